@@ -1,8 +1,10 @@
 package records
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
+	"iter"
 	"slices"
 	"time"
 
@@ -41,23 +43,20 @@ func (s *Store) BeginCreation(c Creation) (id uint64, err error) {
 }
 
 // unknown returns the pairs that have neither record nor mark, readable or not.
-func unknown(tx *bolt.Tx, pairs []Pair) (found []Pair) {
-	recs, marks := tx.Bucket([]byte(bucketRecords)), tx.Bucket([]byte(bucketMarks))
-	for _, p := range pairs {
-		if key := p.key(); recs.Get(key) == nil && marks.Get(key) == nil {
-			found = append(found, p)
-		}
-	}
-	return found
+func unknown(tx *bolt.Tx, pairs []Pair) []Pair {
+	return slices.DeleteFunc(slices.Clone(pairs), func(p Pair) bool { return known(tx, p) })
 }
 
 // EndCreation notes that the answer of the runtime was lost. The creation stays until it is settled. It replaces earlier ones of
 // the same image, so that there are not more creations than images.
 func (s *Store) EndCreation(id uint64, at time.Time) error {
 	return s.update("end creation of a container", "", "", func(tx *bolt.Tx) error {
+		if tx.Bucket([]byte(bucketCreations)) == nil {
+			return nil
+		}
 		key := creationKey(id)
 		var c Creation
-		ok, err := getCreation(tx, key, &c)
+		ok, err := get(tx, bucketCreations, key, &c)
 		if !ok {
 			return nil
 		}
@@ -66,16 +65,13 @@ func (s *Store) EndCreation(id uint64, at time.Time) error {
 		}
 		c.Ended = at
 		var earlier [][]byte
-		err = eachCreation(tx, func(k []byte, e Creation) {
+		for k, e := range eachCreation(tx) {
 			if e.ID != id && e.Image != "" && e.Image == c.Image && !e.Ended.IsZero() {
-				earlier = append(earlier, k)
+				earlier = append(earlier, bytes.Clone(k))
 				c.Listed = slices.DeleteFunc(c.Listed, func(p Pair) bool { return !slices.Contains(e.Listed, p) })
 			}
-		})
-		if err != nil {
-			return err
 		}
-		return errors.Join(deleteCreations(tx, earlier), put(tx, bucketCreations, key, c))
+		return errors.Join(deleteKeys(tx, bucketCreations, earlier), put(tx, bucketCreations, key, c))
 	})
 }
 
@@ -84,15 +80,12 @@ func (s *Store) EndCreation(id uint64, at time.Time) error {
 func (s *Store) DropCreation(id uint64, image string) error {
 	return s.update("drop creation of a container", "", "", func(tx *bolt.Tx) error {
 		var drop [][]byte
-		err := eachCreation(tx, func(key []byte, c Creation) {
+		for key, c := range eachCreation(tx) {
 			if c.ID == id || image != "" && c.Image == image && !c.Ended.IsZero() {
-				drop = append(drop, key)
+				drop = append(drop, bytes.Clone(key))
 			}
-		})
-		if err != nil {
-			return err
 		}
-		return deleteCreations(tx, drop)
+		return deleteKeys(tx, bucketCreations, drop)
 	})
 }
 
@@ -103,13 +96,10 @@ func (s *Store) SettleCreations(ids []uint64, present []Pair, now time.Time) ([]
 	return write(s, "settle creations of containers", "", "", func(tx *bolt.Tx) (closed []Pair, err error) {
 		var settled []Creation
 		var keys [][]byte
-		err = eachCreation(tx, func(key []byte, c Creation) {
+		for key, c := range eachCreation(tx) {
 			if slices.Contains(ids, c.ID) {
-				settled, keys = append(settled, c), append(keys, key)
+				settled, keys = append(settled, c), append(keys, bytes.Clone(key))
 			}
-		})
-		if err != nil {
-			return nil, err
 		}
 		for _, p := range unknown(tx, present) {
 			if len(settled) > 0 && listedByAll(settled, p) {
@@ -120,18 +110,20 @@ func (s *Store) SettleCreations(ids []uint64, present []Pair, now time.Time) ([]
 			}
 			closed = append(closed, p)
 		}
-		return closed, deleteCreations(tx, keys)
+		return closed, deleteKeys(tx, bucketCreations, keys)
 	})
 }
 
 // Creations returns every creation. For one that cannot be read it returns only the ID.
 func (s *Store) Creations() ([]Creation, error) {
-	return read(s, "read creations of containers", creations)
+	return read(s, "read creations of containers", func(tx *bolt.Tx) ([]Creation, error) { return creations(tx), nil })
 }
 
-func creations(tx *bolt.Tx) (all []Creation, err error) {
-	err = eachCreation(tx, func(_ []byte, c Creation) { all = append(all, c) })
-	return all, err
+func creations(tx *bolt.Tx) (all []Creation) {
+	for _, c := range eachCreation(tx) {
+		all = append(all, c)
+	}
+	return all
 }
 
 // listedByAll reports whether a pair was present before each of the creations.
@@ -139,35 +131,9 @@ func listedByAll(all []Creation, p Pair) bool {
 	return !slices.ContainsFunc(all, func(c Creation) bool { return !slices.Contains(c.Listed, p) })
 }
 
-func eachCreation(tx *bolt.Tx, f func(key []byte, c Creation)) error {
-	b := tx.Bucket([]byte(bucketCreations))
-	if b == nil {
-		return nil
-	}
-	return b.ForEach(func(k, v []byte) error {
-		var c Creation
-		if decode(bucketCreations, k, v, &c) != nil {
-			c = Creation{ID: creationID(k)} // Listed is empty, so that no pair is marked
-		}
-		f(slices.Clone(k), c)
-		return nil
-	})
-}
-
-func getCreation(tx *bolt.Tx, key []byte, c *Creation) (bool, error) {
-	if tx.Bucket([]byte(bucketCreations)) == nil {
-		return false, nil
-	}
-	return get(tx, bucketCreations, key, c)
-}
-
-func deleteCreations(tx *bolt.Tx, keys [][]byte) error {
-	for _, k := range keys {
-		if err := tx.Bucket([]byte(bucketCreations)).Delete(k); err != nil {
-			return err
-		}
-	}
-	return nil
+func eachCreation(tx *bolt.Tx) iter.Seq2[[]byte, Creation] {
+	// Listed is empty in one that cannot be read, so that no pair is marked.
+	return eachOr(tx, bucketCreations, nil, func(k []byte) Creation { return Creation{ID: creationID(k)} })
 }
 
 func creationKey(id uint64) []byte { return binary.BigEndian.AppendUint64(nil, id) }

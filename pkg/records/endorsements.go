@@ -96,12 +96,12 @@ func (s *Store) endorsementsOf(p Pair) endorsements {
 	var all endorsements
 	err := s.file.View(func(tx *bolt.Tx) error {
 		all = nil
-		eachEndorsement(tx, p.prefix(), func(k, v []byte) {
+		for k, v := range each(tx, bucketEndorsements, p.prefix()) {
 			var e Endorsement
 			if decode(bucketEndorsements, k, v, &e) == nil {
 				all = append(all, e)
 			}
-		})
+		}
 		return nil
 	})
 	if err != nil {
@@ -111,18 +111,6 @@ func (s *Store) endorsementsOf(p Pair) endorsements {
 		s.endorsed.put(p, state, all)
 	}
 	return all
-}
-
-// eachEndorsement calls f with every endorsement whose key begins with prefix. f must not write.
-func eachEndorsement(tx *bolt.Tx, prefix []byte, f func(k, v []byte)) {
-	b := tx.Bucket([]byte(bucketEndorsements))
-	if b == nil {
-		return
-	}
-	c := b.Cursor()
-	for k, v := c.Seek(prefix); k != nil && bytes.HasPrefix(k, prefix); k, v = c.Next() {
-		f(k, v)
-	}
 }
 
 // Endorse writes endorsements, in one transaction. An endorsement replaces the earlier one of the same pair and requirement. The
@@ -183,26 +171,19 @@ func bounded(signers []string) []string {
 
 // boundEndorsements deletes endorsements of a pair beyond MaxEndorsements: first those that cannot be read, then the oldest ones.
 func boundEndorsements(tx *bolt.Tx, p Pair, keep map[string]bool) error {
-	type entry struct {
-		key []byte
-		at  time.Time
-	}
-	var others []entry
+	var others []Endorsement
 	n := 0
-	eachEndorsement(tx, p.prefix(), func(k, v []byte) {
-		if n++; keep[string(k)] {
-			return
+	for k, e := range eachOr(tx, bucketEndorsements, p.prefix(), endorsementOf) { // without a time if it cannot be read
+		if n++; !keep[string(k)] {
+			others = append(others, e)
 		}
-		var e Endorsement
-		_ = decode(bucketEndorsements, k, v, &e) // its time stays zero if it cannot be read
-		others = append(others, entry{bytes.Clone(k), e.At})
-	})
+	}
 	if n <= MaxEndorsements {
 		return nil
 	}
-	slices.SortFunc(others, func(a, b entry) int { return a.at.Compare(b.at) })
+	slices.SortFunc(others, func(a, b Endorsement) int { return a.At.Compare(b.At) })
 	for _, e := range others[:min(n-MaxEndorsements, len(others))] {
-		if err := tx.Bucket([]byte(bucketEndorsements)).Delete(e.key); err != nil {
+		if err := tx.Bucket([]byte(bucketEndorsements)).Delete(e.key()); err != nil {
 			return err
 		}
 	}
@@ -224,10 +205,8 @@ func deleteEndorsements(tx *bolt.Tx, keys [][]byte) error {
 	if b == nil {
 		return nil
 	}
-	for _, k := range keys {
-		if err := b.Delete(k); err != nil {
-			return err
-		}
+	if err := deleteKeys(tx, bucketEndorsements, keys); err != nil {
+		return err
 	}
 	if k, _ := b.Cursor().First(); k != nil {
 		return nil
@@ -290,14 +269,10 @@ func (s *Store) RevocableEndorsements(of EndorsementSelection) ([]Endorsement, e
 }
 
 func selectedEndorsements(tx *bolt.Tx, of EndorsementSelection) (found []Endorsement, keys [][]byte) {
-	eachEndorsement(tx, of.prefix(), func(k, v []byte) {
-		var e Endorsement
-		if decode(bucketEndorsements, k, v, &e) != nil {
-			e = endorsementOf(k)
-		}
+	for k, e := range eachOr(tx, bucketEndorsements, of.prefix(), endorsementOf) {
 		if of.Selects(e) {
 			found, keys = append(found, e), append(keys, bytes.Clone(k))
 		}
-	})
+	}
 	return found, keys
 }

@@ -12,16 +12,15 @@ import (
 func (s *Store) Intents() (all []Intent, err error) {
 	err = s.file.View(func(tx *bolt.Tx) error {
 		var unreadable error
-		err := tx.Bucket([]byte(bucketIntents)).ForEach(func(k, v []byte) error {
+		for k, v := range each(tx, bucketIntents, nil) {
 			var in Intent
 			if err := decode(bucketIntents, k, v, &in); err != nil {
 				unreadable = errors.Join(unreadable, err)
 				in = intentOf(k)
 			}
 			all = append(all, in)
-			return nil
-		})
-		return errors.Join(err, unreadable)
+		}
+		return unreadable
 	})
 	return all, err
 }

@@ -2,7 +2,6 @@ package records
 
 import (
 	"encoding/json"
-	"errors"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -37,13 +36,13 @@ func (s *Store) MarkPreloaded(sc Scan) ([]Pair, error) {
 		if distrusted(tx) || !sc.Unchanged() {
 			return nil, nil
 		}
-		pairs, err := due(tx, sc.Pairs, sc.Brought)
-		if err == nil && sc.Agree != nil {
-			err = sc.Agree(pairs)
+		pairs := due(tx, sc.Pairs, sc.Brought)
+		if sc.Agree != nil {
+			if err := sc.Agree(pairs); err != nil {
+				return nil, err
+			}
 		}
-		if err == nil {
-			err = s.mark(tx, pairs, sc.Origin, sc.Now)
-		}
+		err := s.mark(tx, pairs, sc.Origin, sc.Now)
 		if err == nil && sc.First {
 			err = put(tx, bucketMeta, []byte(metaScanned), sc.Now)
 		}
@@ -53,42 +52,32 @@ func (s *Store) MarkPreloaded(sc Scan) ([]Pair, error) {
 
 // Due returns the pairs that MarkPreloaded would mark, with Scan.Brought, if the store is trusted and the list is current.
 func (s *Store) Due(pairs []Pair, brought func(Intent, Pair) bool) ([]Pair, error) {
-	return read(s, "look for what is preloaded", func(tx *bolt.Tx) ([]Pair, error) { return due(tx, pairs, brought) })
+	return read(s, "look for what is preloaded", func(tx *bolt.Tx) ([]Pair, error) { return due(tx, pairs, brought), nil })
 }
 
 func distrusted(tx *bolt.Tx) bool {
 	return tx.Bucket([]byte(bucketMeta)).Get([]byte(metaDistrust)) != nil
 }
 
-func due(tx *bolt.Tx, pairs []Pair, brought func(Intent, Pair) bool) (found []Pair, err error) {
+func due(tx *bolt.Tx, pairs []Pair, brought func(Intent, Pair) bool) (found []Pair) {
 	listed := map[string]bool{}
 	for _, p := range pairs {
 		listed[p.ImageID] = true
 	}
-	images, repositories, err := strayed(tx, listed)
-	if err != nil {
-		return nil, err
-	}
+	images, repositories := strayed(tx, listed)
 	// A pull may have brought the image, under whatever other names it has now.
 	for _, p := range pairs {
 		if repositories[p.Repository] {
 			images[p.ImageID] = true
 			continue
 		}
-		err := intentsOf(tx, p.Repository, func(_ []byte, in Intent) error {
+		for _, in := range intentsOf(tx, p.Repository) {
 			if brought == nil || brought(in, p) {
 				images[p.ImageID] = true
 			}
-			return nil
-		})
-		if err != nil {
-			return nil, err
 		}
 	}
-	creating, err := creations(tx)
-	if err != nil {
-		return nil, err
-	}
+	creating := creations(tx)
 	for _, p := range pairs {
 		// Almost every pair is known; its values, readable or not, need not be read.
 		if images[p.ImageID] || known(tx, p) || !listedByAll(creating, p) {
@@ -100,7 +89,7 @@ func due(tx *bolt.Tx, pairs []Pair, brought func(Intent, Pair) bool) (found []Pa
 			found = append(found, p)
 		}
 	}
-	return found, nil
+	return found
 }
 
 func (s *Store) mark(tx *bolt.Tx, pairs []Pair, origin string, now time.Time) error {
@@ -117,10 +106,10 @@ func (s *Store) mark(tx *bolt.Tx, pairs []Pair, origin string, now time.Time) er
 // indexMarks fills Store.marked.
 func (s *Store) indexMarks() error {
 	return s.file.View(func(tx *bolt.Tx) error {
-		return tx.Bucket([]byte(bucketMarks)).ForEach(func(k, _ []byte) error {
+		for k := range each(tx, bucketMarks, nil) {
 			s.index(pairOf(k))
-			return nil
-		})
+		}
+		return nil
 	})
 }
 
@@ -213,9 +202,9 @@ type Forgotten struct {
 // repository, ForgetMarks removes only the mark of that pair.
 func (s *Store) ForgetMarks(of Selection, now time.Time) (Forgotten, error) {
 	return write(s, "forget preloaded marks", crashpoint.ForgetBefore, crashpoint.ForgetAfter, func(tx *bolt.Tx) (Forgotten, error) {
-		gone, err := forgettable(tx, of)
-		if err != nil || len(gone.Marks) == 0 {
-			return gone, err
+		gone := forgettable(tx, of)
+		if len(gone.Marks) == 0 {
+			return gone, nil
 		}
 		for _, m := range gone.Marks {
 			k := m.Pair.key()
@@ -237,30 +226,25 @@ func (s *Store) ForgetMarks(of Selection, now time.Time) (Forgotten, error) {
 
 // Forgettable returns what ForgetMarks would remove.
 func (s *Store) Forgettable(of Selection) (Forgotten, error) {
-	return read(s, "look for preloaded marks", func(tx *bolt.Tx) (Forgotten, error) { return forgettable(tx, of) })
+	return read(s, "look for preloaded marks", func(tx *bolt.Tx) (Forgotten, error) { return forgettable(tx, of), nil })
 }
 
-func forgettable(tx *bolt.Tx, of Selection) (found Forgotten, err error) {
-	if found.Marks, err = selectedMarks(tx, of.Covers); err != nil {
-		return Forgotten{}, err
-	}
+func forgettable(tx *bolt.Tx, of Selection) (found Forgotten) {
+	found.Marks = selectedMarks(tx, of.Covers)
 	images := map[string]bool{}
 	for _, m := range found.Marks {
 		images[m.Pair.ImageID] = true
 	}
 	if of.ImageID == "" {
-		if found.Marks, err = selectedMarks(tx, func(p Pair) bool { return images[p.ImageID] }); err != nil {
-			return Forgotten{}, err
-		}
+		found.Marks = selectedMarks(tx, func(p Pair) bool { return images[p.ImageID] })
 	}
-	err = tx.Bucket([]byte(bucketRecords)).ForEach(func(k, v []byte) error {
+	for k, v := range each(tx, bucketRecords, nil) {
 		var r Record
 		if images[pairOf(k).ImageID] && decode(bucketRecords, k, v, &r) == nil && r.Open {
 			found.Open = append(found.Open, pairOf(k))
 		}
-		return nil
-	})
-	return found, err
+	}
+	return found
 }
 
 // A Selection selects pairs. All fields that are set have to match; the zero value selects nothing.
@@ -280,29 +264,26 @@ func (s Selection) Covers(p Pair) bool {
 }
 
 // selectedMarks returns the marks of the selected pairs. For a mark that cannot be read it returns only the pair.
-func selectedMarks(tx *bolt.Tx, selected func(Pair) bool) (found []Mark, err error) {
-	err = tx.Bucket([]byte(bucketMarks)).ForEach(func(k, v []byte) error {
-		if !selected(pairOf(k)) {
-			return nil
+func selectedMarks(tx *bolt.Tx, selected func(Pair) bool) (found []Mark) {
+	for k, v := range each(tx, bucketMarks, nil) {
+		if selected(pairOf(k)) {
+			found = append(found, decodeOr(bucketMarks, k, v, markOf))
 		}
-		var m Mark
-		if decode(bucketMarks, k, v, &m) != nil {
-			m = Mark{Pair: pairOf(k)}
-		}
-		found = append(found, m)
-		return nil
-	})
-	return found, err
+	}
+	return found
 }
+
+// markOf returns the fields that the key of a mark contains.
+func markOf(key []byte) Mark { return Mark{Pair: pairOf(key)} }
 
 // strayed returns the images and repositories that need proof although none of their own records, marks or intents shows it.
 // These are the images and repositories named in unreadable records and intents, because a flipped bit in a key separates the
 // value from its pair; and the repositories of records whose image no list has contained, including this one, because the image
 // of such a pull may be listed under another ID.
-func strayed(tx *bolt.Tx, listed map[string]bool) (images, repositories map[string]bool, err error) {
+func strayed(tx *bolt.Tx, listed map[string]bool) (images, repositories map[string]bool) {
 	images, repositories = map[string]bool{}, map[string]bool{}
 	for _, bucket := range []string{bucketRecords, bucketIntents} {
-		err = errors.Join(err, tx.Bucket([]byte(bucket)).ForEach(func(k, v []byte) error {
+		for k, v := range each(tx, bucket, nil) {
 			var named struct {
 				Pair       Pair   `json:"pair"`
 				Repository string `json:"repository"`
@@ -310,10 +291,10 @@ func strayed(tx *bolt.Tx, listed map[string]bool) (images, repositories map[stri
 			}
 			readable := sound(bucket, k, v)
 			if len(v) < sumSize || readable && (bucket == bucketIntents || !saysAtEnd(v, fieldUnlisted)) {
-				return nil
+				continue
 			}
 			if json.Unmarshal(v[sumSize:], &named) != nil {
-				return nil //nolint:nilerr // it says nothing
+				continue // it says nothing
 			}
 			if named.Unlisted && !listed[named.Pair.ImageID] {
 				repositories[named.Pair.Repository] = true
@@ -324,10 +305,9 @@ func strayed(tx *bolt.Tx, listed map[string]bool) (images, repositories map[stri
 			if !readable && bucket == bucketIntents {
 				repositories[named.Repository] = true
 			}
-			return nil
-		}))
+		}
 	}
-	return images, repositories, err
+	return images, repositories
 }
 
 func scannedOnce(tx *bolt.Tx) bool {

@@ -3,6 +3,7 @@ package records
 import (
 	"bytes"
 	"errors"
+	"iter"
 	"slices"
 	"time"
 
@@ -261,20 +262,9 @@ func (s *Store) End(in Intent, at time.Time) error { return s.EndAll([]Intent{in
 
 // EndAll does the same for several intents, in transactions of a bounded size. After an error, some of them may have been ended.
 func (s *Store) EndAll(intents []Intent, at time.Time) error {
-	for batch := range slices.Chunk(intents, maxBatch) {
-		err := s.update("end pull intents", crashpoint.EndBefore, crashpoint.EndAfter, func(tx *bolt.Tx) error {
-			for _, in := range batch {
-				if err := end(tx, in, at); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return s.inBatches(intents, "end pull intents", crashpoint.EndBefore, crashpoint.EndAfter, func(tx *bolt.Tx, in Intent) error {
+		return end(tx, in, at)
+	})
 }
 
 func end(tx *bolt.Tx, in Intent, at time.Time) error {
@@ -293,47 +283,35 @@ func end(tx *bolt.Tx, in Intent, at time.Time) error {
 // replaces.
 func unresolved(tx *bolt.Tx, in Intent) error {
 	var all, same [][]byte // keys of the other ended intents; those with the same name
-	err := intentsOf(tx, in.Repository, func(k []byte, other Intent) error {
+	for k, other := range intentsOf(tx, in.Repository) {
 		if other.ID == in.ID || other.Ended.IsZero() {
-			return nil
+			continue
 		}
 		k = bytes.Clone(k) // bbolt's own slice becomes invalid after a write
 		all = append(all, k)
 		if other.Name == in.Name {
 			same = append(same, k)
 		}
-		return nil
-	})
-	if err != nil {
-		return err
 	}
 	if len(all)-len(same) >= MaxUnresolved {
 		in.Name, same = "", all
 	}
-	for _, k := range same {
-		if err := tx.Bucket([]byte(bucketIntents)).Delete(k); err != nil {
-			return err
-		}
+	if err := deleteKeys(tx, bucketIntents, same); err != nil {
+		return err
 	}
 	return put(tx, bucketIntents, in.key(), in)
 }
 
-// intentsOf calls f with the key of every intent of a repository. For an intent that cannot be read, f gets the fields that the
-// key contains.
-func intentsOf(tx *bolt.Tx, repository string, f func(k []byte, in Intent) error) error {
+// intentsOf yields the intents of a repository with their keys. For one that cannot be read it yields the fields that the key
+// contains.
+func intentsOf(tx *bolt.Tx, repository string) iter.Seq2[[]byte, Intent] {
 	prefix, length := ofRepository(repository)
-	c := tx.Bucket([]byte(bucketIntents)).Cursor()
-	for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, v = c.Next() {
-		if len(k) != length {
-			continue // this name is only a prefix of the intent's repository
-		}
-		var in Intent
-		if decode(bucketIntents, k, v, &in) != nil {
-			in = intentOf(k)
-		}
-		if err := f(k, in); err != nil {
-			return err
+	return func(yield func(key []byte, in Intent) bool) {
+		for k, in := range eachOr(tx, bucketIntents, prefix, intentOf) {
+			// Of another length, the prefix is only a prefix of the intent's repository.
+			if len(k) == length && !yield(k, in) {
+				return
+			}
 		}
 	}
-	return nil
 }

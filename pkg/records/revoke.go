@@ -80,10 +80,7 @@ type Revoked struct {
 // transaction, with what is revoked, and must not call the store; nil means that there are no such pairs.
 func (s *Store) Revoke(r Revocation, at time.Time, used func(Revoked) []Pair) (Revoked, error) {
 	return write(s, "revoke", crashpoint.RevokeBefore, crashpoint.RevokeAfter, func(tx *bolt.Tx) (Revoked, error) {
-		gone, changed, err := revocable(tx, r)
-		if err != nil {
-			return gone, err
-		}
+		gone, changed := revocable(tx, r)
 		if used != nil {
 			changed = withUsed(tx, changed, used(gone), at)
 		}
@@ -137,17 +134,17 @@ func withUsed(tx *bolt.Tx, recs []Record, used []Pair, at time.Time) []Record {
 // Revocable returns what Revoke would revoke, and changes nothing.
 func (s *Store) Revocable(r Revocation) (Revoked, error) {
 	return read(s, "look for what to revoke", func(tx *bolt.Tx) (Revoked, error) {
-		found, _, err := revocable(tx, r)
-		return found, err
+		found, _ := revocable(tx, r)
+		return found, nil
 	})
 }
 
-func revocable(tx *bolt.Tx, r Revocation) (found Revoked, changed []Record, err error) {
-	err = tx.Bucket([]byte(bucketRecords)).ForEach(func(k, v []byte) error {
+func revocable(tx *bolt.Tx, r Revocation) (found Revoked, changed []Record) {
+	for k, v := range each(tx, bucketRecords, nil) {
 		var rec Record
 		p := pairOf(k)
 		if !r.Covers(p) || decode(bucketRecords, k, v, &rec) != nil {
-			return nil //nolint:nilerr // what cannot be read proves nothing
+			continue // what cannot be read proves nothing
 		}
 		var gone []RevokedProof
 		rec.Proofs = slices.DeleteFunc(rec.Proofs, func(proof Proof) bool {
@@ -165,15 +162,14 @@ func revocable(tx *bolt.Tx, r Revocation) (found Revoked, changed []Record, err 
 		if r.Whole() || len(gone) > 0 {
 			changed = append(changed, rec)
 		}
-		return nil
-	})
-	if err != nil || !r.Whole() {
-		return found, changed, err
+	}
+	if !r.Whole() {
+		return found, changed
 	}
 	images := map[string]bool{}
 	for _, rec := range changed {
 		images[rec.Pair.ImageID] = r.ImageID == "" || r.Repository == "" // with both, only one pair is meant
 	}
-	found.Marked, err = selectedMarks(tx, func(p Pair) bool { return images[p.ImageID] || r.Covers(p) })
-	return found, changed, err
+	found.Marked = selectedMarks(tx, func(p Pair) bool { return images[p.ImageID] || r.Covers(p) })
+	return found, changed
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -127,6 +128,54 @@ func getFrom(b *bolt.Bucket, name string, key []byte, into any) (bool, error) {
 	return true, decode(name, key, stored, into)
 }
 
+// each yields the values of a bucket whose keys begin with prefix, in the order of the keys. The loop must not write to the bucket.
+func each(tx *bolt.Tx, bucket string, prefix []byte) iter.Seq2[[]byte, []byte] {
+	b := tx.Bucket([]byte(bucket))
+	if b == nil && !slices.Contains(buckets(), bucket) {
+		return func(func(key, value []byte) bool) {} // it is created by the first write to it
+	}
+	return eachIn(b, prefix)
+}
+
+// eachIn is each for an open bucket.
+func eachIn(b *bolt.Bucket, prefix []byte) iter.Seq2[[]byte, []byte] {
+	return func(yield func(key, value []byte) bool) {
+		c := b.Cursor()
+		for k, v := c.Seek(prefix); k != nil && bytes.HasPrefix(k, prefix) && yield(k, v); {
+			k, v = c.Next()
+		}
+	}
+}
+
+// eachOr is each with decoded values. For a value that cannot be read it yields what byKey returns.
+func eachOr[T any](tx *bolt.Tx, bucket string, prefix []byte, byKey func(key []byte) T) iter.Seq2[[]byte, T] {
+	return func(yield func(key []byte, value T) bool) {
+		for k, v := range each(tx, bucket, prefix) {
+			if !yield(k, decodeOr(bucket, k, v, byKey)) {
+				return
+			}
+		}
+	}
+}
+
+// decodeOr returns the decoded value, or what byKey returns if it cannot be read.
+func decodeOr[T any](bucket string, key, stored []byte, byKey func(key []byte) T) T {
+	var value T
+	if decode(bucket, key, stored, &value) != nil {
+		return byKey(key)
+	}
+	return value
+}
+
+func deleteKeys(tx *bolt.Tx, bucket string, keys [][]byte) error {
+	for _, k := range keys {
+		if err := tx.Bucket([]byte(bucket)).Delete(k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Lookup returns the facts about a pair. An error means that a part of them cannot be read; the pair then needs proof whatever
 // the policy. Several callers may get the same Record: they must not change it.
 //
@@ -176,8 +225,7 @@ func lookup(tx *bolt.Tx, p Pair) (Facts, error) {
 
 func countIntents(tx *bolt.Tx, repository string) (n int) {
 	prefix, length := ofRepository(repository)
-	c := tx.Bucket([]byte(bucketIntents)).Cursor()
-	for k, _ := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, _ = c.Next() {
+	for k := range each(tx, bucketIntents, prefix) {
 		if len(k) == length {
 			n++
 		}
@@ -217,9 +265,7 @@ func rivalMarks(marks *bolt.Bucket, own []byte) iter.Seq[[]byte] {
 // otherRepositories yields the values in a bucket for the other repositories of the image. own is the key of the pair.
 func otherRepositories(b *bolt.Bucket, own []byte) iter.Seq2[[]byte, []byte] {
 	return func(yield func(key, value []byte) bool) {
-		prefix := own[:bytes.IndexByte(own, 0)+1]
-		c := b.Cursor()
-		for k, v := c.Seek(prefix); bytes.HasPrefix(k, prefix); k, v = c.Next() {
+		for k, v := range eachIn(b, own[:bytes.IndexByte(own, 0)+1]) {
 			if !bytes.Equal(k, own) && !yield(k, v) {
 				return
 			}

@@ -105,19 +105,18 @@ func (s *Store) Clamp(now time.Time) (int, error) {
 
 // endorsedAhead returns the readable endorsements with a time of verification in the future.
 func endorsedAhead(tx *bolt.Tx, now time.Time) (found []Endorsement) {
-	eachEndorsement(tx, nil, func(k, v []byte) {
+	for k, v := range each(tx, bucketEndorsements, nil) {
 		var e Endorsement
 		if mayBeAhead(v, fieldAt, now) && decode(bucketEndorsements, k, v, &e) == nil && e.At.After(now) {
 			found = append(found, e)
 		}
-	})
+	}
 	return found
 }
 
 // ahead returns the readable records that have a proof with a time in the future.
 func ahead(tx *bolt.Tx, now time.Time) (found []Record) {
-	c := tx.Bucket([]byte(bucketRecords)).Cursor()
-	for k, v := c.First(); k != nil; k, v = c.Next() {
+	for k, v := range each(tx, bucketRecords, nil) {
 		var r Record
 		if mayBeAhead(v, fieldLastProved, now) && decode(bucketRecords, k, v, &r) == nil && slices.ContainsFunc(r.Proofs, func(p Proof) bool { return p.LastProved.After(now) }) {
 			found = append(found, r)
@@ -173,15 +172,12 @@ func (s *Store) Prune(of Pruning) (Pruned, error) {
 	if len(of.Images) == 0 {
 		return Pruned{}, ErrNoImages
 	}
-	changes, err := read(s, "prune", func(tx *bolt.Tx) (pruneChanges, error) { return s.toPrune(tx, of) })
+	changes, err := read(s, "prune", func(tx *bolt.Tx) (pruneChanges, error) { return s.toPrune(tx, of), nil })
 	if err != nil || changes.empty() {
 		return Pruned{}, err // no changes, the usual case
 	}
 	changes, err = write(s, "prune", crashpoint.PruneBefore, crashpoint.PruneAfter, func(tx *bolt.Tx) (pruneChanges, error) {
-		changes, err := s.toPrune(tx, of)
-		if err != nil {
-			return changes, err
-		}
+		changes := s.toPrune(tx, of)
 		return changes, s.prune(tx, changes, of)
 	})
 	if err != nil {
@@ -237,15 +233,14 @@ func (s *Store) prune(tx *bolt.Tx, c pruneChanges, of Pruning) error {
 // boundGone deletes the records of gone images beyond MaxGone.
 func boundGone(tx *bolt.Tx) error {
 	var gone []Record
-	err := tx.Bucket([]byte(bucketRecords)).ForEach(func(k, v []byte) error {
+	for k, v := range each(tx, bucketRecords, nil) {
 		var r Record
 		if saysAtEnd(v, fieldGone) && decode(bucketRecords, k, v, &r) == nil && !r.Gone.IsZero() {
 			gone = append(gone, r)
 		}
+	}
+	if len(gone) <= MaxGone {
 		return nil
-	})
-	if err != nil || len(gone) <= MaxGone {
-		return err
 	}
 	slices.SortFunc(gone, func(a, b Record) int { return a.Gone.Compare(b.Gone) })
 	for _, r := range gone[:len(gone)-MaxGone] {
@@ -256,12 +251,12 @@ func boundGone(tx *bolt.Tx) error {
 	return nil
 }
 
-func (s *Store) toPrune(tx *bolt.Tx, of Pruning) (c pruneChanges, err error) {
-	err = tx.Bucket([]byte(bucketRecords)).ForEach(func(k, v []byte) error {
+func (s *Store) toPrune(tx *bolt.Tx, of Pruning) (c pruneChanges) {
+	for k, v := range each(tx, bucketRecords, nil) {
 		p := pairOf(k)
 		_, present := of.Images[p.ImageID]
 		if present && !saysAtEnd(v, fieldUnlisted) && !saysAtEnd(v, fieldGone) {
-			return nil // the usual case
+			continue // the usual case
 		}
 		var r Record
 		unreadable := decode(bucketRecords, k, v, &r) != nil
@@ -279,27 +274,23 @@ func (s *Store) toPrune(tx *bolt.Tx, of Pruning) (c pruneChanges, err error) {
 				c.Unlisted = append(c.Unlisted, p)
 			}
 		}
-		return nil
-	})
-	if err != nil {
-		return c, err
 	}
-	eachEndorsement(tx, nil, func(k, _ []byte) {
+	for k := range each(tx, bucketEndorsements, nil) {
 		p := endorsementOf(k).Pair
 		if !s.absent(p, of) {
-			return
+			continue
 		}
 		c.endorsed = append(c.endorsed, bytes.Clone(k))
 		if n := len(c.Endorsements); n == 0 || c.Endorsements[n-1] != p {
 			c.Endorsements = append(c.Endorsements, p)
 		}
-	})
-	return c, tx.Bucket([]byte(bucketMarks)).ForEach(func(k, _ []byte) error {
+	}
+	for k := range each(tx, bucketMarks, nil) {
 		if p := pairOf(k); s.absent(p, of) {
 			c.Marks = append(c.Marks, p)
 		}
-		return nil
-	})
+	}
+	return c
 }
 
 // absent reports whether the runtime has neither the pair, nor might it have got the pair since it was asked.
@@ -339,10 +330,17 @@ func (s *Store) Settle(of Settlement) error {
 	for _, p := range of.Present {
 		present[p.Repository] = append(present[p.Repository], p)
 	}
-	for batch := range slices.Chunk(of.Intents, maxBatch) {
-		err := s.update("settle pull intents", crashpoint.SettleBefore, crashpoint.SettleAfter, func(tx *bolt.Tx) error {
+	return s.inBatches(of.Intents, "settle pull intents", crashpoint.SettleBefore, crashpoint.SettleAfter, func(tx *bolt.Tx, in Intent) error {
+		return s.settle(tx, in, present[in.Repository], of)
+	})
+}
+
+// inBatches runs f for each of the intents, in transactions of a bounded size.
+func (s *Store) inBatches(intents []Intent, what, before, after string, f func(*bolt.Tx, Intent) error) error {
+	for batch := range slices.Chunk(intents, maxBatch) {
+		err := s.update(what, before, after, func(tx *bolt.Tx) error {
 			for _, in := range batch {
-				if err := s.settle(tx, in, present[in.Repository], of); err != nil {
+				if err := f(tx, in); err != nil {
 					return err
 				}
 			}

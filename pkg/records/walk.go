@@ -66,7 +66,7 @@ type Keyed[T any] struct {
 // MarksAfter returns the marks after a key, ordered by image ID and repository: at most limit of them. "" is before all keys. For
 // a mark that cannot be read it returns only the pair.
 func (s *Store) MarksAfter(key string, limit int) ([]Keyed[Mark], error) {
-	return page(s, bucketMarks, key, limit, func(k []byte) Mark { return Mark{Pair: pairOf(k)} })
+	return page(s, bucketMarks, key, limit, markOf)
 }
 
 // IntentsAfter returns the intents after a key, ordered by repository and ID: at most limit of them. The key of a repository is
@@ -93,11 +93,7 @@ func page[T any](s *Store, bucket, after string, limit int, byKey func(k []byte)
 			k, v = c.Next()
 		}
 		for ; k != nil && len(all) < limit; k, v = c.Next() {
-			at := Keyed[T]{Key: string(k)}
-			if decode(bucket, k, v, &at.Value) != nil {
-				at.Value = byKey(k)
-			}
-			all = append(all, at)
+			all = append(all, Keyed[T]{Key: string(k), Value: decodeOr(bucket, k, v, byKey)})
 		}
 		return all, nil
 	})
@@ -122,12 +118,8 @@ func (s *Store) Describe(p Pair) (d Details, err error) {
 		if ok, err := get(tx, bucketMarks, p.key(), &m); ok && err == nil {
 			d.Mark = &m
 		}
-		err := intentsOf(tx, p.Repository, func(_ []byte, in Intent) error {
+		for _, in := range intentsOf(tx, p.Repository) {
 			d.OfIntents = append(d.OfIntents, in)
-			return nil
-		})
-		if err != nil {
-			return err
 		}
 		d.RivalNames = repositoriesOf(rivalRecords(tx.Bucket([]byte(bucketRecords)), p.key()))
 		d.MarkedAs = repositoriesOf(rivalMarks(tx.Bucket([]byte(bucketMarks)), p.key()))
