@@ -338,9 +338,7 @@ func (t *Tracker) Exempt(p Pod) bool { return t.rules.Load().exemption(p) != pol
 // settleCreations records the pairs that creations brought, and removes the creations.
 func (t *Tracker) settleCreations(ids []uint64, present []records.Pair) error {
 	closed, err := t.store.SettleCreations(ids, present, t.noteTime(time.Now()))
-	for _, p := range closed {
-		t.log.Info("Image came while a container was created that failed or was restored, it needs proof", "imageID", p.ImageID, "repository", p.Repository)
-	}
+	t.logPairs("Image came while a container was created that failed or was restored, it needs proof", closed)
 	return err
 }
 

@@ -202,9 +202,7 @@ func (t *Tracker) accepted(a Acceptance, marked records.Acceptable, err error) (
 	case err != nil:
 		return Accepted{}, unwritten(err)
 	case !a.DryRun:
-		for _, p := range marked.Pairs {
-			t.log.Info("Marked preloaded", "imageID", p.ImageID, "repository", p.Repository, "origin", byOperator)
-		}
+		t.logPairs("Marked preloaded", marked.Pairs, "origin", byOperator)
 	}
 	return Accepted{Acceptable: marked, Confirmation: confirmation(marked)}, nil
 }

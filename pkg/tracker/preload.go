@@ -42,9 +42,7 @@ func (t *Tracker) scan(ctx context.Context) (marked bool) {
 		t.log.Error(err, "Preloaded marks not written, the images need proof")
 		return false
 	}
-	for _, p := range got {
-		t.log.Info("Marked preloaded", "imageID", p.ImageID, "repository", p.Repository, "origin", sc.Origin)
-	}
+	t.logPairs("Marked preloaded", got, "origin", sc.Origin)
 	return len(got) > 0
 }
 

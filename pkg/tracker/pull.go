@@ -72,9 +72,7 @@ func (t *Tracker) writeIntent(ctx context.Context, name, repository string) (rec
 			return in, fmt.Errorf("%w: %w", ErrRuntime, listErr)
 		}
 		in, marked, err = t.store.BeginListed(name, repository, time.Now(), idsUnder(repository, images))
-		for _, p := range marked {
-			t.log.Info("Preloaded mark removed, the image is not present any more", "imageID", p.ImageID, "repository", p.Repository)
-		}
+		t.logPairs("Preloaded mark removed, the image is not present any more", marked)
 	}
 	if err != nil {
 		return in, fmt.Errorf("%w: %w", ErrNoIntent, err)
@@ -167,31 +165,27 @@ func (p *Pull) revokedSinceStart(pair records.Pair, g grant) bool {
 // as long as it is valid, but has no grace, because grace is for a registry that cannot be asked. present is the image that had the name, and pod
 // is the pod of the pull.
 func (p *Pull) Denied(present Image, by credential.Credential, pod Pod) error {
-	var err error
-	p.once.Do(func() {
+	return p.end(func() error {
 		pair := records.Pair{ImageID: present.ID, Repository: p.repository}
 		id, _ := p.t.sent(by, pod)
-		err = p.t.store.Deny(p.intent, records.Denial{Pair: pair, Credential: id, At: time.Now()})
-		p.finish()
+		return p.t.store.Deny(p.intent, records.Denial{Pair: pair, Credential: id, At: time.Now()})
 	})
-	return err
 }
 
 // Refused ends the pull: it certainly pulled nothing, for any other reason, such as an unreachable registry. The intent is deleted.
 func (p *Pull) Refused() error {
-	var err error
-	p.once.Do(func() {
-		err = p.t.store.Drop(p.intent)
-		p.finish()
-	})
-	return err
+	return p.end(func() error { return p.t.store.Drop(p.intent) })
 }
 
 // Lost ends the pull with an unknown result: the runtime may have completed it, or may do so later. The intent stays until Settle deletes it.
 func (p *Pull) Lost() error {
-	var err error
+	return p.end(func() error { return p.t.store.End(p.intent, time.Now()) })
+}
+
+// end ends the pull, unless it has ended before: write writes the end to disk.
+func (p *Pull) end(write func() error) (err error) {
 	p.once.Do(func() {
-		err = p.t.store.End(p.intent, time.Now())
+		err = write()
 		p.finish()
 	})
 	return err

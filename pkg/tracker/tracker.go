@@ -201,3 +201,10 @@ func pairsOf(images []Image) []records.Pair {
 	}
 	return pairs
 }
+
+// logPairs logs one line for each pair.
+func (t *Tracker) logPairs(message string, pairs []records.Pair, more ...any) {
+	for _, p := range pairs {
+		t.log.WithCallDepth(1).Info(message, append([]any{"imageID", p.ImageID, "repository", p.Repository}, more...)...)
+	}
+}

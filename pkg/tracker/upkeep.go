@@ -60,19 +60,13 @@ func (t *Tracker) prune(ctx context.Context, removed string) error {
 	if err != nil {
 		return fmt.Errorf("prune pull records: %w", err)
 	}
-	for _, p := range done.Records {
-		t.log.Info("Pull record pruned", "imageID", p.ImageID, "repository", p.Repository)
-	}
+	t.logPairs("Pull record pruned", done.Records)
 	for _, p := range done.Closed {
 		t.log.Info("Image is not present any more, although it was not removed through pullgate; its proofs are removed",
 			"imageID", p.ImageID, "repository", p.Repository, "unlisted", slices.Contains(done.Unlisted, p))
 	}
-	for _, p := range done.Marks {
-		t.log.Info("Preloaded mark pruned", "imageID", p.ImageID, "repository", p.Repository)
-	}
-	for _, p := range done.Endorsements {
-		t.log.Info("Endorsements pruned", "imageID", p.ImageID, "repository", p.Repository)
-	}
+	t.logPairs("Preloaded mark pruned", done.Marks)
+	t.logPairs("Endorsements pruned", done.Endorsements)
 	return nil
 }
 
