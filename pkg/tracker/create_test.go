@@ -12,7 +12,6 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -121,8 +120,7 @@ func TestWhenAnImageIsOrdinary(t *testing.T) {
 	const d1, d2 = "@sha256:38a8906435c4dd5f4258899d46621bfd8eea3ad6ff494ee3c2f17ef0321625bd", "@sha256:48a8906435c4dd5f4258899d46621bfd8eea3ad6ff494ee3c2f17ef0321625bd"
 	img := image(id1, app+":1", app+d1)
 	pulling := func(w *world, name string) *tracker.Pull {
-		p, err := w.BeginPull(w.t.Context(), imageref.New(name), tracker.Image{})
-		must(w.t, err)
+		p := w.begin(name)
 		return p
 	}
 	for name, tc := range map[string]struct {

@@ -105,9 +105,7 @@ func (w *world) prepare(table conformance.Decisions, c conformance.Case) {
 		w.t.Fatal(err)
 	}
 	if c.Intent != "" {
-		if _, err := w.BeginPull(w.t.Context(), imageref.New(table.Intents[c.Intent].Name), tracker.Image{}); err != nil {
-			w.t.Fatal(err)
-		}
+		w.begin(table.Intents[c.Intent].Name)
 	}
 	if c.Record == "" {
 		return

@@ -232,8 +232,7 @@ func TestAcceptAllTakesOnlyWhatNothingIsKnownOf(t *testing.T) {
 	w.runtime.set(image(id3, "repo.test/pre:1"))
 	w.sync()
 	w.pulled(pod("alice"), app+":1", id1, "alice")
-	lost, err := w.BeginPull(t.Context(), imageref.New("repo.test/lost:1"), tracker.Image{})
-	must(t, err)
+	lost := w.begin("repo.test/lost:1")
 	w.runtime.set(image(id1, app+":1", "repo.test/evil:1"), image(id2, "repo.test/new:1"), image(id3, "repo.test/pre:1", "repo.test/lost:1"))
 	all := records.Selection{All: true}
 	want := []records.Pair{pairOf(id2, "repo.test/new")}

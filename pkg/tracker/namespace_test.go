@@ -61,8 +61,7 @@ func TestProofOfANamespaceAnswersForNoCredential(t *testing.T) {
 func TestCredentialWithoutUserNameProvesForItsNamespace(t *testing.T) {
 	w, img := namespaceWorld(t)
 	token := credential.New("", "", "", "", "token", "")
-	pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
-	must(t, err)
+	pull := w.begin(app + ":1")
 	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: token, Pod: inNamespace("a1", "team-a")}); err != nil {
 		t.Fatal(err)
 	}

@@ -103,8 +103,7 @@ func TestGrantDoesNotOutliveARevocationThatRacesWithIt(t *testing.T) {
 // The same, at the worst moment: the record of the pull is on disk, and is revoked before the pod has its grant.
 func TestPullThatIsRevokedBeforeItsGrantLeavesNone(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
-	pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
-	must(t, err)
+	pull := w.begin(app + ":1")
 	w.synced = func() {
 		w.synced = nil
 		w.revokes(records.Revocation{Repository: app})

@@ -33,15 +33,13 @@ func TestPullDuringWhichItsProofIsRevokedProvesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, tracker.Options{VerifyUntracked: true})
 			if name == "a twin's Secret" { // it holds the same credential, and is noted with it
-				pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
-				must(t, err)
+				pull := w.begin(app + ":1")
 				held := []tracker.Secret{{Credential: key(w, "alice"), Ref: ref("u2")}}
 				if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("alice"), Secrets: held}); err != nil {
 					t.Fatal(err)
 				}
 			}
-			pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
-			must(t, err)
+			pull := w.begin(app + ":1")
 			w.revokes(tc.revoke(w))
 			v, err := pull.Proved(tracker.Proof{
 				ImageID: id1, Credential: secret(tc.password), Pod: pod("a"),
@@ -67,8 +65,7 @@ func TestPullDuringWhichItsProofIsRevokedProvesNothing(t *testing.T) {
 // The same if its record cannot be written: then a grant would be the only result of the pull.
 func TestRevokedPullWithoutARecordLeavesNoGrant(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
-	pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
-	must(t, err)
+	pull := w.begin(app + ":1")
 	w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))})
 	w.close()
 	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("alice"), Pod: pod("a")}); err == nil || w.Grants() > 0 {

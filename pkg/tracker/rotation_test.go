@@ -25,8 +25,7 @@ func (w *world) holding(uid string, ref records.SecretRef, password string) trac
 // pulledWith makes a successful pull with the content of a pull secret.
 func (w *world) pulledWith(uid string, ref records.SecretRef, password string) {
 	w.t.Helper()
-	pull, err := w.BeginPull(w.t.Context(), imageref.New(app+":1"), tracker.Image{})
-	must(w.t, err)
+	pull := w.begin(app + ":1")
 	from := []tracker.Secret{{Credential: w.key.ID(secret(password)), Ref: ref}}
 	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret(password), Secrets: from, Pod: pod(uid)}); err != nil {
 		w.t.Fatal(err)

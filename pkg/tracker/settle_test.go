@@ -13,10 +13,7 @@ import (
 // lost makes a pull that ends without a known result.
 func (w *world) lost(name string) {
 	w.t.Helper()
-	pull, err := w.BeginPull(w.t.Context(), imageref.New(name), tracker.Image{})
-	if err != nil {
-		w.t.Fatalf("BeginPull(%s) = %v; want nil", name, err)
-	}
+	pull := w.begin(name)
 	if err := pull.Lost(); err != nil {
 		w.t.Fatalf("Lost = %v; want nil", err)
 	}

@@ -45,8 +45,7 @@ func TestNameFromACheckpointDoesNotExemptAProvedImage(t *testing.T) {
 
 func TestNameThatALostPullDidNotAskForIsNotPreloaded(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
-	pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
-	must(t, err)
+	pull := w.begin(app + ":1")
 	must(t, pull.Lost())
 	img := image(id1, app+":1", "repo.test/mallory/x:1")
 	w.runtime.set(img, image(id2, "repo.test/any:1"))
@@ -68,8 +67,7 @@ func TestNameThatALostPullDidNotAskForIsNotPreloaded(t *testing.T) {
 
 func TestGrantedPodsHasAPodThatEndedDuringItsPull(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
-	pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), tracker.Image{})
-	must(t, err)
+	pull := w.begin(app + ":1")
 	w.EndPod("alice")
 	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("a"), Pod: pod("alice")}); err != nil {
 		t.Fatal(err)
@@ -87,8 +85,7 @@ func TestRecordWithNothingProvedDoesNotExemptANameFromACheckpoint(t *testing.T) 
 		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}})
 		w.pulled(pod("alice"), app+":1", id1, "alice")
 		const added = "docker.io/library/added:1"
-		pull, err := w.BeginPull(t.Context(), imageref.New(added), tracker.Image{})
-		must(t, err)
+		pull := w.begin(added)
 		must(t, pull.Lost())
 		img := image(id1, app+":1", added)
 		w.runtime.set(img)

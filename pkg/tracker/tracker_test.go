@@ -58,8 +58,7 @@ func TestConcurrentPullsAreJudgedEachByItself(t *testing.T) {
 // Events between the list of images and the marks of a scan decide whether the list can be used.
 func TestScanMarksOnlyWhatNoOperationCanHaveBrought(t *testing.T) {
 	begin := func(w *world, name string) *tracker.Pull {
-		pull, err := w.BeginPull(t.Context(), imageref.New(name), tracker.Image{})
-		must(t, err)
+		pull := w.begin(name)
 		return pull
 	}
 	for _, tc := range []struct {
@@ -100,9 +99,7 @@ func TestPullInProgressDoesNotStopMarksOfOtherRepositories(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	w.runtime.set(image(id3, "repo.test/any:1"))
 	w.sync()
-	if _, err := w.BeginPull(t.Context(), imageref.New("tenant.test/endless:1"), tracker.Image{}); err != nil {
-		t.Fatal(err)
-	}
+	w.begin("tenant.test/endless:1")
 	const system = "docker.io/rancher/coredns"
 	w.runtime.set(image(id3, "repo.test/any:1"), image(id2, system+":new"), image(id1, app+":1"))
 	w.want(w.check(pod("system"), system+":new", image(id2, system+":new")), policy.Allow, policy.Preloaded)
@@ -158,8 +155,7 @@ func TestStoreThatFailsOpensNothing(t *testing.T) {
 	img := image(id1, app+":1")
 	w.pulled(pod("alice"), app+":1", id1, "alice")
 	w.want(w.check(pod("alice"), app+":1", img, "alice"), policy.Allow, policy.Granted)
-	pull, err := w.BeginPull(t.Context(), imageref.New(app+":2"), tracker.Image{})
-	must(t, err)
+	pull := w.begin(app + ":2")
 	w.close()
 
 	w.want(w.check(pod("bob"), app+":1", img, "alice"), policy.Reverify, policy.RecordUnreadable)

@@ -208,8 +208,7 @@ func TestSecretThatStillHoldsTheCredentialIsNotRotated(t *testing.T) {
 // pulledBy makes a successful pull with the content of a Secret.
 func (w *world) pulledBy(p tracker.Pod, password, uid string) {
 	w.t.Helper()
-	pull, err := w.BeginPull(w.t.Context(), imageref.New(app+":1"), tracker.Image{})
-	must(w.t, err)
+	pull := w.begin(app + ":1")
 	held := []tracker.Secret{{Credential: w.key.ID(secret(password)), Ref: ref(uid)}}
 	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret(password), Secrets: held, Pod: p}); err != nil {
 		w.t.Fatal(err)

@@ -174,13 +174,20 @@ func secret(password string) credential.Credential {
 	return credential.New("tenant", password, "", "", "", "")
 }
 
-// pulled makes a complete successful pull.
-func (w *world) pulled(p tracker.Pod, name, id, password string) tracker.Verdict {
+// begin begins a pull of a name that no image has.
+func (w *world) begin(name string) *tracker.Pull {
 	w.t.Helper()
 	pull, err := w.BeginPull(w.t.Context(), imageref.New(name), tracker.Image{})
 	if err != nil {
 		w.t.Fatalf("BeginPull(%s) = %v; want nil", name, err)
 	}
+	return pull
+}
+
+// pulled makes a complete successful pull.
+func (w *world) pulled(p tracker.Pod, name, id, password string) tracker.Verdict {
+	w.t.Helper()
+	pull := w.begin(name)
 	v, err := pull.Proved(tracker.Proof{ImageID: id, Credential: secret(password), Pod: p})
 	if err != nil {
 		w.t.Fatalf("Proved(%s) = %v; want nil", id, err)
