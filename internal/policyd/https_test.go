@@ -22,18 +22,14 @@ import (
 func newAuthority(t *testing.T) *certtest.Authority {
 	t.Helper()
 	ca, err := certtest.New("CA")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return ca
 }
 
 func issue(t *testing.T, ca *certtest.Authority) certtest.Pair {
 	t.Helper()
 	pair, err := ca.Issue(pkix.Name{CommonName: "localhost"}, time.Time{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return pair
 }
 
@@ -51,9 +47,7 @@ func (p *process) post(c *tls.Config, path string, body io.Reader) (int, string,
 	tr := &http.Transport{TLSClientConfig: c, ForceAttemptHTTP2: true}
 	defer tr.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(p.Context(), http.MethodPost, "https://"+p.at.HTTPS.String()+path, body)
-	if err != nil {
-		p.Fatal(err)
-	}
+	must(p, err)
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := tr.RoundTrip(req)
 	if err != nil {
@@ -238,9 +232,7 @@ func TestHTTPSClientCertificates(t *testing.T) {
 	p.start()
 	with := func(c certtest.Pair) *tls.Config {
 		cert, err := c.TLS()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return &tls.Config{RootCAs: ca.Pool(), Certificates: []tls.Certificate{cert}}
 	}
 	if code, _, err := p.post(with(issue(t, clients)), "/x", nil); err != nil || code != http.StatusNotFound {
@@ -265,9 +257,7 @@ func TestHTTPSSurvivesHostileClients(t *testing.T) {
 	p.start()
 	dial := func() net.Conn {
 		c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", p.at.HTTPS.String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { _ = c.Close() })
 		return c
 	}

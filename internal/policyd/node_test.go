@@ -47,9 +47,7 @@ func TestReviewPassesRequestAndResults(t *testing.T) {
 	request.Images, request.VolumeImages = []string{"app:1", "app:1"}, []string{"vol:1", "app:1"}
 	request.Annotations = map[string]string{"x.image-policy.k8s.io/a": "1", "image-policy.k8s.io/b": "2", "other": "secret"}
 	results, err := p.client().Review(t.Context(), request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var got []string
 	for _, r := range results {
 		got = append(got, fmt.Sprintf("%s %s allowed=%v cached=%v failed=%v open=%v %v", r.Backend, r.Image, r.Allowed, r.Cached, r.Failed, r.Allowed && r.Failed, r.AuditAnnotations))
@@ -120,9 +118,7 @@ func TestReviewRefusesRequests(t *testing.T) {
 	p := prepare(t)
 	p.start()
 	conn, err := grpc.NewClient(p.config.Node.Listen, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = conn.Close() }()
 	hash := p.hash()
 	for name, tc := range map[string]struct {
@@ -177,9 +173,7 @@ func TestNodeServerSurvivesHostileClients(t *testing.T) {
 	path := strings.TrimPrefix(p.config.Node.Listen, "unix://")
 	dial := func() net.Conn {
 		c, err := (&net.Dialer{}).DialContext(t.Context(), "unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { _ = c.Close() })
 		return c
 	}

@@ -47,9 +47,7 @@ func serveBackend(t *testing.T, answer func(path string, review imagepolicyv1alp
 	ca := newAuthority(t)
 	cert := issue(t, ca)
 	pair, err := cert.TLS()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var review imagepolicyv1alpha1.ImageReview
 		if err := json.NewDecoder(r.Body).Decode(&review); err != nil {
@@ -144,9 +142,7 @@ func prepareWith(t *testing.T, b *backend) *process {
 	p.config.Policies = p.path("policies")
 	p.config.Node.Listen = "unix://" + p.path("policy.sock")
 	p.config.Metrics.Listen = "127.0.0.1:0"
-	if err := os.Mkdir(p.config.Policies, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(p.config.Policies, 0o755))
 	p.write("first.kubeconfig", b.kubeconfig("/first"))
 	p.write("policies/scan.yaml", policy(p.path("first.kubeconfig")))
 	p.options = policyd.Options{Reload: p.reload, Version: "v1", GoVersion: "go"}
@@ -157,9 +153,7 @@ func (p *process) path(name string) string { return filepath.Join(p.dir, name) }
 
 func (p *process) write(name, content string) {
 	p.Helper()
-	if err := os.WriteFile(p.path(name), []byte(content), 0o644); err != nil {
-		p.Fatal(err)
-	}
+	must(p, os.WriteFile(p.path(name), []byte(content), 0o644))
 }
 
 // run runs the process; ready is closed when it serves, and done has its result.
@@ -204,9 +198,7 @@ func (p *process) stop() error {
 func (p *process) client() *policyclient.Client {
 	p.Helper()
 	c, err := policyclient.New(p.config.Node.Listen, policyclient.Options{})
-	if err != nil {
-		p.Fatal(err)
-	}
+	must(p, err)
 	p.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -215,9 +207,7 @@ func (p *process) client() *policyclient.Client {
 func (p *process) hash() string {
 	p.Helper()
 	set, err := files.Read(files.Paths{Folder: p.config.Policies}, policyfiles.Kinds())
-	if err != nil {
-		p.Fatal(err)
-	}
+	must(p, err)
 	return set.Hash
 }
 
@@ -229,9 +219,7 @@ func (p *process) request() policyclient.Request {
 func (p *process) get(path string) (int, string) {
 	p.Helper()
 	req, err := http.NewRequestWithContext(p.Context(), http.MethodGet, "http://"+p.at.Metrics.String()+path, nil)
-	if err != nil {
-		p.Fatal(err)
-	}
+	must(p, err)
 	req.Close = true
 	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
 	if err != nil {
@@ -239,9 +227,7 @@ func (p *process) get(path string) (int, string) {
 	}
 	defer func() { _ = resp.Body.Close() }()
 	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		p.Fatal(err)
-	}
+	must(p, err)
 	return resp.StatusCode, string(text)
 }
 

@@ -95,9 +95,7 @@ func prepareSigned(t *testing.T, v *verifier) *process {
 func (p *process) set() *files.Set {
 	p.Helper()
 	set, err := files.Read(files.Paths{Folder: p.config.Policies, TrustedRoot: p.config.TrustedRoot}, policyfiles.Kinds())
-	if err != nil {
-		p.Fatal(err)
-	}
+	must(p, err)
 	return set
 }
 
@@ -154,9 +152,7 @@ func TestVerifyRefusesRequests(t *testing.T) {
 	p := prepareSigned(t, v)
 	p.start()
 	conn, err := grpc.NewClient(p.config.Node.Listen, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = conn.Close() }()
 	hash := p.verifyRequest().Requirements[0]
 	for name, tc := range map[string]struct {
@@ -251,9 +247,7 @@ func TestInvalidTrustedRootIsNotUsed(t *testing.T) {
 	if _, err := policyd.Examine(p.config); err == nil || strings.Count(err.Error(), p.config.TrustedRoot) != 1 {
 		t.Errorf("Examine = %v; want one error about the trusted root", err)
 	}
-	if err := os.Remove(p.config.TrustedRoot); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(p.config.TrustedRoot))
 	if _, err := policyd.Examine(p.config); err == nil || strings.Count(err.Error(), p.config.TrustedRoot) != 1 {
 		t.Errorf("Examine = %v; want one error about the trusted root", err)
 	}

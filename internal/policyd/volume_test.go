@@ -26,9 +26,7 @@ func (p *process) volume(name, version string, contents map[string]string) {
 		}
 	}
 	errs = append(errs, os.Symlink(data, dir+"/..data_tmp"), os.Rename(dir+"/..data_tmp", dir+"/..data"))
-	if err := errors.Join(errs...); err != nil {
-		p.Fatal(err)
-	}
+	must(p, errors.Join(errs...))
 }
 
 // In a pod, the configuration, the policies and the certificate are volumes. They are read again when the kubelet replaces them.
@@ -51,9 +49,7 @@ https: {listen: "127.0.0.1:0", certFile: ` + p.path("pod-tls/tls.crt") + `, keyF
 metrics: {listen: "localhost:0"}
 `})
 	c, err := config.LoadPolicyd(p.path("pod-config/policyd.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := policyd.Examine(c); err != nil {
 		t.Errorf("Examine = %v; want nil", err)
 	}
@@ -76,9 +72,7 @@ metrics: {listen: "localhost:0"}
 	p.has("pullgate_policyd_policies_last_reload_success 1")
 
 	// A folder that is not a volume is not accepted with such a mode.
-	if err := os.Chmod(p.path("policies"), 0o777); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(p.path("policies"), 0o777))
 	c.Policies = p.path("policies")
 	if _, err := policyd.Examine(c); err == nil {
 		t.Error("Examine = nil for a folder that everyone can write to; want an error")

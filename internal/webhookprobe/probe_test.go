@@ -37,9 +37,7 @@ type cluster struct {
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	authority, err := certtest.New("authority of the webhook")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c := &cluster{T: t, answers: map[string]string{}, authority: authority, hosts: map[string]string{}, kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		answer, ok := c.answers[r.URL.Path]
@@ -60,9 +58,7 @@ func newCluster(t *testing.T) *cluster {
 	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters: [{name: c, cluster: {server: %q, certificate-authority-data: %s}}]\n"+
 		"users: [{name: u, user: {token: t}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n",
 		server.URL, base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})))
-	if err := os.WriteFile(c.kubeconfig, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(c.kubeconfig, []byte(text), 0o600))
 	return c
 }
 
@@ -86,13 +82,9 @@ func refuser(w http.ResponseWriter, _ *http.Request) {
 func (c *cluster) serve(address string, by *certtest.Authority, until time.Time, change func(*httptest.Server)) {
 	c.Helper()
 	pair, err := by.Issue(pkix.Name{CommonName: "webhook"}, until, "pullgate-policyd.pullgate-system.svc")
-	if err != nil {
-		c.Fatal(err)
-	}
+	must(c, err)
 	certificate, err := pair.TLS()
-	if err != nil {
-		c.Fatal(err)
-	}
+	must(c, err)
 	s := httptest.NewUnstartedServer(http.HandlerFunc(refuser))
 	s.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo) // failed handshakes are wanted
 	s.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12}
@@ -119,9 +111,7 @@ func unchanged(*httptest.Server) {}
 
 func TestWebhookByURL(t *testing.T) {
 	other, err := certtest.New("another authority")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, tc := range map[string]struct {
 		serve func(c *cluster)
 		want  string // a part of the error, "" for none

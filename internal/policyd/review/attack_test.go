@@ -125,9 +125,7 @@ func TestAnswersOfAnotherBackendAreNotKept(t *testing.T) {
 	b.Kubeconfig = kubeconfig(t, a, first, "token: one")
 	var s review.Set
 	defer s.Close()
-	if err := s.Replace([]imagepolicy.Backend{b}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Replace([]imagepolicy.Backend{b}))
 	is := func(when string, allowed, cached bool) {
 		t.Helper()
 		if r := s.Clients().Review(t.Context(), image("a")); len(r) != 1 || r[0].Allowed != allowed || r[0].Cached != cached || r[0].Err != nil {
@@ -136,18 +134,14 @@ func TestAnswersOfAnotherBackendAreNotKept(t *testing.T) {
 	}
 	is("first", true, false)
 	text, err := os.ReadFile(b.Kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, change := range []struct {
 		when, from, to  string
 		allowed, cached bool
 	}{{"another token", "one", "two", true, true}, {"another server", first, second, false, false}} {
 		text = []byte(strings.Replace(string(text), change.from, change.to, 1))
 		put(t, b.Kubeconfig, text)
-		if err := s.Reload(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Reload())
 		is(change.when, change.allowed, change.cached)
 	}
 }

@@ -152,9 +152,7 @@ func TestWhatIsReviewed(t *testing.T) {
 		var all []string
 		for _, body := range f.bodies {
 			var r v1alpha1.ImageReview
-			if err := json.Unmarshal([]byte(body), &r); err != nil {
-				t.Fatal(err)
-			}
+			must(t, json.Unmarshal([]byte(body), &r))
 			for _, c := range r.Spec.Containers {
 				all = append(all, c.Image)
 			}

@@ -21,13 +21,9 @@ const exampleBackend = "../../../docs/examples/review-backend"
 // docs/image-reviews.md names the program, and its length.
 func TestExampleBackendIsDocumented(t *testing.T) {
 	program, err := os.ReadFile(exampleBackend + "/main.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	page, err := os.ReadFile("../../../docs/image-reviews.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if !bytes.Contains(page, []byte("(examples/review-backend/main.go) is complete, in 60 lines")) {
 		t.Errorf("docs/image-reviews.md does not name %s/main.go", exampleBackend)
 	}
@@ -52,19 +48,13 @@ func TestExampleBackend(t *testing.T) {
 	put(t, filepath.Join(dir, "tls.key"), key)
 	put(t, filepath.Join(dir, "approved.txt"), []byte("registry.example/\nbusybox:1.36\n"))
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	address := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Close())
 	var log bytes.Buffer
 	cmd := exec.Command(program)
 	cmd.Dir, cmd.Env, cmd.Stderr = dir, []string{"LISTEN=" + address, "TOKEN=secret"}, &log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Start())
 	t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
 	root := base64.StdEncoding.EncodeToString(ca.PEM())
 	client := func(token string) *review.Client {
@@ -75,9 +65,7 @@ func TestExampleBackend(t *testing.T) {
 			"clusters: [{name: c, cluster: {server: 'https://%s', certificate-authority-data: %s}}], users: [{name: u, user: {token: %s}}]}",
 			address, root, token))
 		c, err := review.NewClient(b)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(c.Close)
 		return c
 	}

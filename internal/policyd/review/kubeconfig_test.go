@@ -23,9 +23,7 @@ func TestKubeconfigErrors(t *testing.T) {
 	} {
 		put(t, filepath.Join(dir, name), []byte(content))
 	}
-	if err := syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
 	config := func(cluster, user string) string {
 		return fmt.Sprintf("clusters: [{name: c, cluster: {%s}}]\nusers: [{name: u, user: {%s}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\ncurrent-context: x\n", cluster, user)
 	}
@@ -104,9 +102,7 @@ func TestKubeconfigErrors(t *testing.T) {
 
 func TestKubeconfigFile(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, "folder"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Mkdir(filepath.Join(dir, "folder"), 0o700))
 	put(t, filepath.Join(dir, "large"), []byte(strings.Repeat("#", 1<<20+1)))
 	for name, want := range map[string]string{"absent": "no such file or directory", "folder": "not a regular file", "large": "too large: more than 1048576 bytes"} {
 		b := backend()

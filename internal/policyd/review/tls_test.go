@@ -33,9 +33,7 @@ type authority struct{ *certtest.Authority }
 func newAuthority(t *testing.T) *authority {
 	t.Helper()
 	a, err := certtest.New("ca")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return &authority{a}
 }
 
@@ -43,9 +41,7 @@ func newAuthority(t *testing.T) *authority {
 func (a *authority) pair(t *testing.T, name string, until time.Time) (certificate, key []byte) {
 	t.Helper()
 	pair, err := a.Issue(pkix.Name{CommonName: name}, until)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return pair.Certificate, pair.Key
 }
 
@@ -67,9 +63,7 @@ func (a *authority) serve(t *testing.T, handler http.Handler, change ...func(*tl
 func (a *authority) keyPair(t *testing.T, until time.Time) tls.Certificate {
 	t.Helper()
 	pair, err := tls.X509KeyPair(a.pair(t, "backend", until))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return pair
 }
 
@@ -87,9 +81,7 @@ func kubeconfig(t *testing.T, a *authority, cluster, user string) string {
 
 func put(t *testing.T, path string, data []byte) {
 	t.Helper()
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(path, data, 0o600))
 }
 
 // over returns a client by a kubeconfig.
@@ -101,9 +93,7 @@ func over(t *testing.T, kubeconfig string, change ...func(*imagepolicy.Backend))
 		f(&b)
 	}
 	c, err := review.NewClient(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(c.Close)
 	return c
 }
@@ -296,9 +286,7 @@ func allocated() uint64 {
 func TestBackendWithoutAListener(t *testing.T) {
 	a := newAuthority(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	silent := "https://" + l.Addr().String() // accepts and says nothing
 	c := over(t, kubeconfig(t, a, "server: "+silent, ""))
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
@@ -306,9 +294,7 @@ func TestBackendWithoutAListener(t *testing.T) {
 	if r := ask(t, c, ctx, image("a")); !r.FailedOpen || !strings.HasPrefix(r.Err.Error(), "no answer within ") {
 		t.Errorf("silent: %v", r)
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, l.Close())
 	if r := ask(t, c, t.Context(), image("a")); !r.FailedOpen || !strings.HasPrefix(r.Err.Error(), "attempt 5: dial tcp 127.0.0.1:") {
 		t.Errorf("stopped: %v", r)
 	}
@@ -359,9 +345,7 @@ func TestConnectionsAreClosed(t *testing.T) {
 	} {
 		put(t, token, []byte("one"))
 		var s review.Set
-		if err := s.Replace([]imagepolicy.Backend{b}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Replace([]imagepolicy.Backend{b}))
 		if r := s.Clients().Review(t.Context(), image("a")); r[0].Err != nil {
 			t.Error(r[0])
 		}
@@ -421,9 +405,7 @@ func TestSet(t *testing.T) {
 	}
 	replace := func(backends ...imagepolicy.Backend) {
 		t.Helper()
-		if err := s.Replace(backends); err != nil {
-			t.Fatal(err)
-		}
+		must(t, s.Replace(backends))
 	}
 	reviewed("default", true)
 	replace(open, denies, allows, closed)
@@ -457,9 +439,7 @@ func TestRemovedBackendAnswersReviewsInProgress(t *testing.T) {
 	})), "")
 	var s review.Set
 	defer s.Close()
-	if err := s.Replace([]imagepolicy.Backend{b}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Replace([]imagepolicy.Backend{b}))
 	results := make(chan []review.Result)
 	go func() { results <- s.Clients().Review(t.Context(), image("a")) }()
 	<-asked
@@ -486,9 +466,7 @@ func TestReload(t *testing.T) {
 	put(t, file, []byte("one"))
 	var s review.Set
 	defer s.Close()
-	if err := s.Replace([]imagepolicy.Backend{b}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Replace([]imagepolicy.Backend{b}))
 	sends := func(want string) {
 		t.Helper()
 		if r := s.Clients().Review(t.Context(), image("a")); !r[0].Allowed || r[0].Err != nil || token.Load() != "Bearer "+want {

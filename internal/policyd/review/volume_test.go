@@ -23,9 +23,7 @@ func TestKubeconfigInAVolume(t *testing.T) {
 			}
 		}
 		errs = append(errs, os.Symlink(name, dir+"/..data_tmp"), os.Rename(dir+"/..data_tmp", dir+"/..data"))
-		if err := errors.Join(errs...); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(errs...))
 	}
 	kubeconfig := `{apiVersion: v1, kind: Config, current-context: c, clusters: [{name: c, cluster: {server: "https://b.test"}}],
 		contexts: [{name: c, context: {cluster: c, user: u}}], users: [{name: u, user: {tokenFile: token}}]}`
@@ -34,9 +32,7 @@ func TestKubeconfigInAVolume(t *testing.T) {
 	b.Kubeconfig = filepath.Join(dir, "scanner.kubeconfig")
 	var set review.Set
 	defer set.Close()
-	if err := set.Replace([]imagepolicy.Backend{b}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, set.Replace([]imagepolicy.Backend{b}))
 	version("..2", map[string]string{"scanner.kubeconfig": kubeconfig, "token": "two"})
 	if err := set.Reload(); err != nil {
 		t.Errorf("Reload = %v; want nil", err)

@@ -111,22 +111,16 @@ func newWorld(t *testing.T, policies ...string) *world {
 	w.resolve = func(string, string) (string, error) { return someDigest, nil }
 	dir := t.TempDir()
 	for i, text := range policies {
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(i, ".yaml")), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i, ".yaml")), []byte(text), 0o600))
 	}
 	set, err := files.Read(files.Paths{Folder: dir}, policyfiles.Kinds())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	log := klog.NewKlogr()
 	w.Service, err = signature.New(signature.Options{
 		Config: config.DefaultPolicyd(), Log: log, Verifier: w, Resolve: func(name string) signature.Resolver { return repository{w, name} },
 		Verified: func(outcome string) { w.mu.Lock(); defer w.mu.Unlock(); w.outcomes[outcome]++ },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(w.Close)
 	if w.rules, err = w.Compile(set); err != nil {
 		t.Fatal(err)

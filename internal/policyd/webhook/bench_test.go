@@ -14,27 +14,19 @@ import (
 // BenchmarkAdmissionReview judges by 100 restrictions. The budget on 2 cores is 1,000 reviews per second, with a p99 of 10 ms.
 func BenchmarkAdmissionReview(b *testing.B) {
 	data, err := restriction.Preset("restricted")
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	var files []restriction.File
 	for i := range 100 {
 		p, err := restriction.Parse(data)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must(b, err)
 		p.Metadata.Name = fmt.Sprintf("policy-%d", i)
 		p.Spec.Spec.Containers[0].Image = []restriction.ImageRestriction{{Registry: &restriction.StringRestriction{Whitelist: []string{fmt.Sprintf("r%d.test", i), "good.test"}}}}
 		text, err := p.YAML()
-		if err != nil {
-			b.Fatal(err)
-		}
+		must(b, err)
 		files = append(files, restriction.File{Name: p.Metadata.Name, Data: text})
 	}
 	h, err := webhook.New(webhook.Options{Chain: chainOf(b, files)})
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	w := &world{Handler: h}
 	container := func(name string) string {
 		return "{name: " + name + ", image: good.test/a, resources: {limits: {cpu: 1, memory: 1Gi}}, env: [{name: A, value: b}, {name: C, valueFrom: {fieldRef: {fieldPath: metadata.name}}}], " +

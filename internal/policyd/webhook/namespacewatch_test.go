@@ -106,9 +106,7 @@ func TestNamespaceWatch(t *testing.T) {
 	server := httptest.NewServer(a)
 	defer server.Close()
 	w, err := webhook.NewNamespaceWatch(&rest.Config{Host: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, ok := w.Labels(t.Context(), "dev"); ok || w.Synced() || a.count("get") > 0 {
 		t.Error("labels are known, or were requested, before the watch runs")
 	}
@@ -130,9 +128,7 @@ func TestNamespaceWatch(t *testing.T) {
 	check("", nil, 0)
 
 	event, err := json.Marshal(map[string]any{"type": "MODIFIED", "object": namespace("dev", map[string]string{"tier": "prod"})})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	a.events <- string(event)
 	eventually(t, "the change", func() bool {
 		labels, _ := w.Labels(t.Context(), "dev")
@@ -158,9 +154,7 @@ func TestNeedsNamespaces(t *testing.T) {
 		"{mode: Drop}": false, "{namespaces: [a]}": false, "{namespaceSelector: {}}": false, "{namespaceSelector: {matchLabels: {a: b}}}": true,
 	} {
 		set, err := restriction.Load([]restriction.File{{Name: "a", Data: []byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: a}\nbinding: " + binding + "\nspec: {}\n")}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if got := webhook.NeedsNamespaces(set); got != want {
 			t.Errorf("%s: %v; want %v", binding, got, want)
 		}

@@ -36,25 +36,17 @@ func TestTheNodeAdmitsWhatTheWebhookAdmits(t *testing.T) {
 			name := string(rune('a' + i))
 			data := samples.Policy(r, name, "team")
 			files = append(files, restriction.File{Name: name, Data: data})
-			if err := os.WriteFile(filepath.Join(dir, name+".yaml"), data, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(filepath.Join(dir, name+".yaml"), data, 0o600))
 		}
 		namespaces := filepath.Join(t.TempDir(), "labels")
-		if err := os.WriteFile(namespaces, []byte("team: {team: team}\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(namespaces, []byte("team: {team: team}\n"), 0o600))
 		node, err := policytest.Read(policytest.Settings{Folder: dir, NamespaceLabels: namespaces})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		w := newWorld(t, webhook.Options{Chain: chainOf(t, files), Namespaces: labels{"team": {"team": "team"}}})
 		for range 10 {
 			p := samples.Pod(r, "team")
 			text, err := json.Marshal(p)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			here := w.ask(t, request{resource: "pods", kind: "Pod", object: string(text)})
 			checkOthers(t, w, p, here.Allowed)
 			if !here.Allowed {
@@ -63,9 +55,7 @@ func TestTheNodeAdmitsWhatTheWebhookAdmits(t *testing.T) {
 			}
 			admitted++
 			pods, err := podfile.Read(text)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			accepted := acceptedBy(w.last())
 			for _, v := range node.Test([]policytest.Pod{{Pod: pods[0]}}).Pods[0].Violations {
 				reason := samples.NodeReason(v, accepted)
@@ -102,9 +92,7 @@ func checkOthers(t *testing.T, w *world, p *corev1.Pod, allowed bool) {
 	template, err := json.Marshal(map[string]any{"metadata": map[string]any{"name": "app"}, "spec": map[string]any{"template": map[string]any{
 		"metadata": map[string]any{"labels": p.Labels}, "spec": p.Spec,
 	}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if r := w.ask(t, request{group: "apps", resource: "deployments", object: string(template)}); !r.Allowed {
 		t.Errorf("a template is denied, %q, and its pod is not: %s", message(r), template)
 	}

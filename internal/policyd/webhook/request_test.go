@@ -41,9 +41,7 @@ func chain(tb testing.TB, policies ...string) *admission.Chain {
 func chainOf(tb testing.TB, list []restriction.File) *admission.Chain {
 	tb.Helper()
 	set, err := restriction.Load(list)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return admission.New(admission.Rules{Validators: []admission.Named{{Name: restrict.Name, Validator: restrict.New(set, restriction.Options{From: restriction.Node})}}}, admission.Options{})
 }
 
@@ -72,9 +70,7 @@ func newWorld(tb testing.TB, o webhook.Options) *world {
 	}
 	o.OnPanic = func(value any, _ []byte) { w.panics = append(w.panics, value) }
 	h, err := webhook.New(o)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	w.Handler = h
 	return w
 }
@@ -137,9 +133,7 @@ func (q request) body(tb testing.TB) []byte {
 		},
 	}
 	data, err := json.Marshal(review)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return data
 }
 

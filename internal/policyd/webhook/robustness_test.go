@@ -215,17 +215,13 @@ func TestSlowClients(t *testing.T) {
 	server := httptest.NewServer(w)
 	defer server.Close()
 	conn, err := net.Dial("tcp", server.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = conn.Close() }()
 	began := time.Now()
 	if _, err := fmt.Fprintf(conn, "POST %s?timeout=300ms HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{", webhook.ValidatePath); err != nil {
 		t.Fatal(err)
 	}
-	if err := conn.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, conn.SetReadDeadline(time.Now().Add(20 * time.Second)))
 	answer, _ := io.ReadAll(conn)
 	if took := time.Since(began); took > 10*time.Second || !bytes.HasPrefix(answer, []byte("HTTP/1.1 400 ")) {
 		t.Errorf("after %v: %s; want an answer with the status 400", took, answer)
@@ -245,14 +241,10 @@ func TestRequestLastsAfterTheBody(t *testing.T) {
 	defer server.Close()
 	body := pod("{containers: [{name: c, image: a}]}").body(t)
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+webhook.ValidatePath+"?timeout=300ms", bytes.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	request.Header.Set("Content-Type", "application/json")
 	answer, err := server.Client().Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = answer.Body.Close() }()
 	if text, _ := io.ReadAll(answer.Body); !bytes.Contains(text, []byte("team/app: no")) {
 		t.Errorf("answer %s; want that of the review at its deadline", text)

@@ -185,13 +185,9 @@ func TestNoHTTPWithoutConfiguration(t *testing.T) {
 
 func TestTLSOfHosts(t *testing.T) {
 	a, err := authority()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	pair, err := a.Issue(pkix.Name{CommonName: "node"}, time.Time{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	files := map[string]string{
 		"registry.test/ca.pem":     string(a.PEM()),
 		"registry.test/node.crt.":  string(pair.Certificate),
