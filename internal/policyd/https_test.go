@@ -3,7 +3,6 @@ package policyd_test
 import (
 	"crypto/tls"
 	"crypto/x509/pkix"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -255,26 +254,14 @@ func TestHTTPSSurvivesHostileClients(t *testing.T) {
 	p := prepare(t)
 	p.https(issue(t, ca))
 	p.start()
-	dial := func() net.Conn {
-		c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", p.at.HTTPS.String())
-		must(t, err)
-		t.Cleanup(func() { _ = c.Close() })
-		return c
-	}
+	dial := func() net.Conn { return p.dial("tcp", p.at.HTTPS.String()) }
 	silent, garbage, body := dial(), dial(), tls.Client(dial(), &tls.Config{RootCAs: ca.Pool(), ServerName: "localhost"})
 	_, _ = io.WriteString(garbage, strings.Repeat("\x16\x03\x01", 1000))
 	_, _ = io.WriteString(body, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")
 	if code, _, err := p.post(&tls.Config{RootCAs: ca.Pool()}, "/x", nil); err != nil || code != http.StatusNotFound {
 		t.Errorf("a request beside hostile clients: %d, %v; want 404", code, err)
 	}
-	for name, c := range map[string]net.Conn{"silent": silent, "garbage": garbage, "half a body": body} {
-		_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
-		_, err := io.Copy(io.Discard, c)
-		var timeout net.Error
-		if errors.As(err, &timeout) && timeout.Timeout() {
-			t.Errorf("%s: still connected", name)
-		}
-	}
+	p.closes(map[string]net.Conn{"silent": silent, "garbage": garbage, "half a body": body})
 	// A body over HTTP/2 that does not end.
 	never, hold := io.Pipe()
 	defer func() { _ = hold.Close() }()

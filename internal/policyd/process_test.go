@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -27,8 +28,6 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policyclient"
 	"github.com/pullgate/pullgate/internal/policyd"
-	"github.com/pullgate/pullgate/internal/policyfiles"
-	"github.com/pullgate/pullgate/pkg/admission/files"
 )
 
 // A verdict of a backend about an image; nil means that it hangs up.
@@ -206,9 +205,7 @@ func (p *process) client() *policyclient.Client {
 // hash returns the hash of the folder as it is.
 func (p *process) hash() string {
 	p.Helper()
-	set, err := files.Read(files.Paths{Folder: p.config.Policies}, policyfiles.Kinds())
-	must(p, err)
-	return set.Hash
+	return p.set().Hash
 }
 
 func (p *process) request() policyclient.Request {
@@ -229,6 +226,27 @@ func (p *process) get(path string) (int, string) {
 	text, err := io.ReadAll(resp.Body)
 	must(p, err)
 	return resp.StatusCode, string(text)
+}
+
+// dial opens a connection that sends nothing by itself.
+func (p *process) dial(network, address string) net.Conn {
+	p.Helper()
+	c, err := (&net.Dialer{}).DialContext(p.Context(), network, address)
+	must(p, err)
+	p.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// closes checks that the process closes connections.
+func (p *process) closes(all map[string]net.Conn) {
+	p.Helper()
+	for name, c := range all {
+		_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
+		_, err := io.Copy(io.Discard, c)
+		if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
+			p.Errorf("%s: still connected", name)
+		}
+	}
 }
 
 // until waits for a condition.

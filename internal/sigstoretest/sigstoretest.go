@@ -43,26 +43,27 @@ const (
 	GitHubWorkflow = "1.3.6.1.4.1.57264.1."
 )
 
-func must[T any](tb testing.TB, v T, err error) T {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
+// must returns the result of a call, must(call)(t), whose error ends the test.
+func must[T any](v T, err error) func(tb testing.TB) T {
+	return func(tb testing.TB) T {
+		tb.Helper()
+		if err != nil {
+			tb.Fatal(err)
+		}
+		return v
 	}
-	return v
 }
 
 // NewKey returns a new key.
 func NewKey(tb testing.TB) *ecdsa.PrivateKey {
 	tb.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	return must(tb, key, err)
+	return must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(tb)
 }
 
 // PublicDER returns a public key as PKIX.
 func PublicDER(tb testing.TB, key crypto.PublicKey) []byte {
 	tb.Helper()
-	der, err := x509.MarshalPKIXPublicKey(key)
-	return must(tb, der, err)
+	return must(x509.MarshalPKIXPublicKey(key))(tb)
 }
 
 // A Statement is what an image is signed with. The zero value of each field is the right one.
@@ -84,16 +85,13 @@ func (s Statement) JSON(tb testing.TB) []byte {
 	for _, d := range s.Digests {
 		subjects = append(subjects, map[string]any{"digest": map[string]string{"sha256": d[len("sha256:"):]}})
 	}
-	data, err := json.Marshal(map[string]any{"_type": s.Kind, "subject": subjects, "predicateType": s.Predicate, "predicate": map[string]any{}})
-	return must(tb, data, err)
+	return must(json.Marshal(map[string]any{"_type": s.Kind, "subject": subjects, "predicateType": s.Predicate, "predicate": map[string]any{}}))(tb)
 }
 
 // Sign returns the signature of data.
 func Sign(tb testing.TB, key *ecdsa.PrivateKey, data []byte) []byte {
 	tb.Helper()
-	sum := sha256.Sum256(data)
-	sig, err := ecdsa.SignASN1(rand.Reader, key, sum[:])
-	return must(tb, sig, err)
+	return must(ecdsa.SignASN1(rand.Reader, key, SumOf(data)))(tb)
 }
 
 // Envelope returns a bundle without the key, and its signature.
@@ -113,8 +111,7 @@ func Envelope(tb testing.TB, key *ecdsa.PrivateKey, payload []byte) *protobundle
 // BundleJSON returns a bundle as it is stored.
 func BundleJSON(tb testing.TB, b *protobundle.Bundle) []byte {
 	tb.Helper()
-	data, err := protojson.Marshal(b)
-	return must(tb, data, err)
+	return must(protojson.Marshal(b))(tb)
 }
 
 // KeyBundle returns a bundle that is signed with a key.
@@ -142,12 +139,11 @@ type Authority struct {
 // NewAuthority returns a new authority.
 func NewAuthority(tb testing.TB) *Authority {
 	tb.Helper()
-	virtual, err := ca.NewVirtualSigstore()
-	must(tb, virtual, err)
+	virtual := must(ca.NewVirtualSigstore())(tb)
 	rootCert, rootKey, err := ca.GenerateRootCa()
-	must(tb, rootCert, err)
+	must(rootCert, err)(tb)
 	issuer, key, err := ca.GenerateFulcioIntermediate(rootCert, rootKey)
-	must(tb, issuer, err)
+	must(issuer, err)(tb)
 	return &Authority{VirtualSigstore: virtual, Root: rootCert, RootKey: rootKey, Issuer: issuer, Key: key, CTFE: NewKey(tb)}
 }
 
@@ -166,18 +162,15 @@ func (a *Authority) TrustedRoot(tb testing.TB, change func(*root.FulcioCertifica
 		BaseURL: "https://ctfe.test", ID: logID(tb, a.CTFE), ValidityPeriodStart: time.Now().Add(-time.Hour),
 		HashFunc: crypto.SHA256, SignatureHashFunc: crypto.SHA256, PublicKey: a.CTFE.Public(),
 	}
-	trusted, err := root.NewTrustedRoot(root.TrustedRootMediaType01, []root.CertificateAuthority{authority},
+	trusted := must(root.NewTrustedRoot(root.TrustedRootMediaType01, []root.CertificateAuthority{authority},
 		map[string]*root.TransparencyLog{hex.EncodeToString(certLog.ID): certLog}, a.TimestampingAuthorities(),
-		map[string]*root.TransparencyLog{hex.EncodeToString(log.ID): log})
-	must(tb, trusted, err)
-	data, err := trusted.MarshalJSON()
-	return must(tb, data, err)
+		map[string]*root.TransparencyLog{hex.EncodeToString(log.ID): log}))(tb)
+	return must(trusted.MarshalJSON())(tb)
 }
 
 func logID(tb testing.TB, key *ecdsa.PrivateKey) []byte {
 	tb.Helper()
-	sum := sha256.Sum256(PublicDER(tb, key.Public()))
-	return sum[:]
+	return SumOf(PublicDER(tb, key.Public()))
 }
 
 // Log returns the transparency log, with the ID that a trusted root needs.
@@ -185,7 +178,7 @@ func (a *Authority) Log(tb testing.TB) *root.TransparencyLog {
 	tb.Helper()
 	for id, log := range a.RekorLogs() {
 		raw, err := hex.DecodeString(id)
-		log.ID = must(tb, raw, err)
+		log.ID = must(raw, err)(tb)
 		return log
 	}
 	tb.Fatal("no log")
@@ -212,14 +205,12 @@ func (a *Authority) Certificate(tb testing.TB, change func(*LeafOptions)) (*x509
 		change(&o)
 	}
 	key := NewKey(tb)
-	subject, err := url.Parse(o.Subject)
-	must(tb, subject, err)
+	subject := must(url.Parse(o.Subject))(tb)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now().Add(o.From), NotAfter: time.Now().Add(o.Until),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning}, URIs: []*url.URL{subject},
 	}
-	encoded, err := asn1.MarshalWithParams(o.Issuer, "utf8")
-	must(tb, encoded, err)
+	encoded := must(asn1.MarshalWithParams(o.Issuer, "utf8"))(tb)
 	add := func(last int, value []byte) {
 		template.ExtraExtensions = append(template.ExtraExtensions, pkix.Extension{
 			Id: asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57264, 1, last}, Value: value,
@@ -230,40 +221,34 @@ func (a *Authority) Certificate(tb testing.TB, change func(*LeafOptions)) (*x509
 	for last, id := range map[int]string{2: "2", 3: "3", 5: "5", 6: "6"} {
 		add(last, []byte(o.Extensions[id]))
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.Issuer, key.Public(), a.Key)
-	must(tb, der, err)
-	cert, err := x509.ParseCertificate(der)
-	must(tb, cert, err)
+	issue := func() *x509.Certificate {
+		der := must(x509.CreateCertificate(rand.Reader, template, a.Issuer, key.Public(), a.Key))(tb)
+		return must(x509.ParseCertificate(der))(tb)
+	}
+	cert := issue()
 	if o.NoSCT {
 		return cert, key
 	}
 	template.ExtraExtensions = append(template.ExtraExtensions, pkix.Extension{
 		Id: asn1.ObjectIdentifier(ctx509.OIDExtensionCTSCT), Value: a.timestampOf(tb, o.CTFE, cert),
 	})
-	der, err = x509.CreateCertificate(rand.Reader, template, a.Issuer, key.Public(), a.Key)
-	must(tb, der, err)
-	cert, err = x509.ParseCertificate(der)
-	return must(tb, cert, err), key
+	return issue(), key
 }
 
 // timestampOf returns the extension by which a certificate log proves a certificate.
 func (a *Authority) timestampOf(tb testing.TB, key *ecdsa.PrivateKey, cert *x509.Certificate) []byte {
 	tb.Helper()
 	sct := ct.SignedCertificateTimestamp{SCTVersion: ct.V1, LogID: ct.LogID{KeyID: [32]byte(logID(tb, key))}, Timestamp: uint64(time.Now().UnixMilli())}
-	input, err := ct.SerializeSCTSignatureInput(sct, ct.LogEntry{Leaf: ct.MerkleTreeLeaf{
+	input := must(ct.SerializeSCTSignatureInput(sct, ct.LogEntry{Leaf: ct.MerkleTreeLeaf{
 		Version: ct.V1, LeafType: ct.TimestampedEntryLeafType, TimestampedEntry: &ct.TimestampedEntry{
 			Timestamp: sct.Timestamp, EntryType: ct.PrecertLogEntryType,
 			PrecertEntry: &ct.PreCert{IssuerKeyHash: sha256.Sum256(a.Issuer.RawSubjectPublicKeyInfo), TBSCertificate: cert.RawTBSCertificate},
 		},
-	}})
-	must(tb, input, err)
+	}}))(tb)
 	sct.Signature = ct.DigitallySigned{Algorithm: tls.SignatureAndHashAlgorithm{Hash: tls.SHA256, Signature: tls.ECDSA}, Signature: Sign(tb, key, input)}
-	list, err := x509util.MarshalSCTsIntoSCTList([]*ct.SignedCertificateTimestamp{&sct})
-	must(tb, list, err)
-	bytes, err := tls.Marshal(*list)
-	must(tb, bytes, err)
-	extension, err := asn1.Marshal(bytes)
-	return must(tb, extension, err)
+	list := must(x509util.MarshalSCTsIntoSCTList([]*ct.SignedCertificateTimestamp{&sct}))(tb)
+	bytes := must(tls.Marshal(*list))(tb)
+	return must(asn1.Marshal(bytes))(tb)
 }
 
 // CertificatePEM returns a certificate as PEM.
@@ -274,17 +259,13 @@ func CertificatePEM(cert *x509.Certificate) []byte {
 // Entry returns the log entry of a body, with inclusion proof and promise.
 func (a *Authority) Entry(tb testing.TB, kind string, body any, at time.Time) *protorekor.TransparencyLogEntry {
 	tb.Helper()
-	data, err := json.Marshal(map[string]any{"apiVersion": "0.0.1", "kind": kind, "spec": body})
-	must(tb, data, err)
+	data := must(json.Marshal(map[string]any{"apiVersion": "0.0.1", "kind": kind, "spec": body}))(tb)
 	id := a.Log(tb).ID
-	set, err := a.RekorSignPayload(tlog.RekorPayload{
+	set := must(a.RekorSignPayload(tlog.RekorPayload{
 		Body: base64.StdEncoding.EncodeToString(data), IntegratedTime: at.Unix(), LogIndex: 0, LogID: hex.EncodeToString(id),
-	})
-	must(tb, set, err)
-	proof, err := a.GetInclusionProof(data)
-	must(tb, proof, err)
-	rootHash, err := hex.DecodeString(*proof.RootHash)
-	must(tb, rootHash, err)
+	}))(tb)
+	proof := must(a.GetInclusionProof(data))(tb)
+	rootHash := must(hex.DecodeString(*proof.RootHash))(tb)
 	return &protorekor.TransparencyLogEntry{
 		LogId: &protocommon.LogId{KeyId: id}, KindVersion: &protorekor.KindVersion{Kind: kind, Version: "0.0.1"}, IntegratedTime: at.Unix(),
 		InclusionPromise: &protorekor.InclusionPromise{SignedEntryTimestamp: set},
@@ -297,16 +278,14 @@ func (a *Authority) Entry(tb testing.TB, kind string, body any, at time.Time) *p
 
 // SHA256Of returns the hash of data as log entries have it.
 func SHA256Of(data []byte) map[string]string {
-	sum := sha256.Sum256(data)
-	return map[string]string{"algorithm": "sha256", "value": hex.EncodeToString(sum[:])}
+	return map[string]string{"algorithm": "sha256", "value": hex.EncodeToString(SumOf(data))}
 }
 
 // EnvelopeEntry returns the log entry of a bundle whose key or certificate is verifier, in PEM form.
 func (a *Authority) EnvelopeEntry(tb testing.TB, b *protobundle.Bundle, verifier []byte, at time.Time) *protorekor.TransparencyLogEntry {
 	tb.Helper()
 	e := b.GetDsseEnvelope()
-	whole, err := json.Marshal(map[string]any{"payload": e.Payload, "payloadType": e.PayloadType, "signatures": []any{map[string]any{"sig": e.Signatures[0].Sig}}})
-	must(tb, whole, err)
+	whole := must(json.Marshal(map[string]any{"payload": e.Payload, "payloadType": e.PayloadType, "signatures": []any{map[string]any{"sig": e.Signatures[0].Sig}}}))(tb)
 	return a.Entry(tb, "dsse", map[string]any{
 		"envelopeHash": SHA256Of(whole), "payloadHash": SHA256Of(e.Payload),
 		"signatures": []any{map[string]any{"signature": e.Signatures[0].Sig, "verifier": verifier}},
@@ -317,8 +296,7 @@ func (a *Authority) EnvelopeEntry(tb testing.TB, b *protobundle.Bundle, verifier
 func (a *Authority) KeylessBundle(tb testing.TB, cert *x509.Certificate, key *ecdsa.PrivateKey, payload []byte, at time.Time) *protobundle.Bundle {
 	tb.Helper()
 	b := Envelope(tb, key, payload)
-	stamp, err := a.TimestampResponse(b.GetDsseEnvelope().Signatures[0].Sig)
-	must(tb, stamp, err)
+	stamp := must(a.TimestampResponse(b.GetDsseEnvelope().Signatures[0].Sig))(tb)
 	b.VerificationMaterial = &protobundle.VerificationMaterial{
 		Content:                   &protobundle.VerificationMaterial_Certificate{Certificate: &protocommon.X509Certificate{RawBytes: cert.Raw}},
 		TlogEntries:               []*protorekor.TransparencyLogEntry{a.EnvelopeEntry(tb, b, CertificatePEM(cert), at)},
@@ -339,13 +317,12 @@ func (a *Authority) SimpleAnnotations(tb testing.TB, cert *x509.Certificate, key
 		"data":      map[string]any{"hash": SHA256Of(payload)},
 		"signature": map[string]any{"content": sig, "publicKey": map[string]any{"content": CertificatePEM(cert)}},
 	}, at)
-	log, err := json.Marshal(map[string]any{
+	log := must(json.Marshal(map[string]any{
 		"SignedEntryTimestamp": entry.InclusionPromise.SignedEntryTimestamp,
 		"Payload": map[string]any{
 			"body": entry.CanonicalizedBody, "integratedTime": entry.IntegratedTime, "logIndex": 0, "logID": hex.EncodeToString(entry.LogId.KeyId),
 		},
-	})
-	must(tb, log, err)
+	}))(tb)
 	annotations["dev.sigstore.cosign/certificate"] = string(CertificatePEM(cert))
 	annotations["dev.sigstore.cosign/chain"] = string(bytes.Join([][]byte{CertificatePEM(a.Issuer), CertificatePEM(a.Root)}, nil))
 	annotations["dev.sigstore.cosign/bundle"] = string(log)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"strings"
@@ -14,7 +13,6 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/pullgate/pullgate/internal/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policyd/review"
 )
 
@@ -117,15 +115,10 @@ func TestErrorsAreOnePrintableLine(t *testing.T) {
 // Answers count as long as the backend is the same one, whatever the credentials of the client are.
 func TestAnswersOfAnotherBackendAreNotKept(t *testing.T) {
 	a := newAuthority(t)
-	answering := func(body string) string {
-		return "server: " + a.serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body) }))
-	}
-	first, second := answering(allow), answering(deny)
+	first, second := "server: "+a.serve(t, says(allow)), "server: "+a.serve(t, says(deny))
 	b := backend()
 	b.Kubeconfig = kubeconfig(t, a, first, "token: one")
-	var s review.Set
-	defer s.Close()
-	must(t, s.Replace([]imagepolicy.Backend{b}))
+	s := newSet(t, b)
 	is := func(when string, allowed, cached bool) {
 		t.Helper()
 		if r := s.Clients().Review(t.Context(), image("a")); len(r) != 1 || r[0].Allowed != allowed || r[0].Cached != cached || r[0].Err != nil {

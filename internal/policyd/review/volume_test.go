@@ -5,9 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-
-	"github.com/pullgate/pullgate/internal/imagepolicy"
-	"github.com/pullgate/pullgate/internal/policyd/review"
 )
 
 // In a pod, the kubeconfig and its token are files of a Secret: links to links.
@@ -30,9 +27,7 @@ func TestKubeconfigInAVolume(t *testing.T) {
 	version("..1", map[string]string{"scanner.kubeconfig": kubeconfig, "token": "one"})
 	b := backend()
 	b.Kubeconfig = filepath.Join(dir, "scanner.kubeconfig")
-	var set review.Set
-	defer set.Close()
-	must(t, set.Replace([]imagepolicy.Backend{b}))
+	set := newSet(t, b)
 	version("..2", map[string]string{"scanner.kubeconfig": kubeconfig, "token": "two"})
 	if err := set.Reload(); err != nil {
 		t.Errorf("Reload = %v; want nil", err)

@@ -25,12 +25,10 @@ func BenchmarkVerify(b *testing.B) {
 			m.attach(b, i.index, sigstoretest.BundleJSON(b, bundle), nil)
 		}},
 	} {
-		m := newMemory()
-		i := m.putImage(b, "app", "1")
+		m, i := withImage(b)
 		tc.sign(m, i)
 		c := newCheck(m, i, tc.want)
-		v, err := verify.New(verify.Options{Open: c.repositories.open, Platform: "linux/amd64", TrustedRoot: a.TrustedRoot(b, nil)})
-		must(b, v, err)
+		v := must(verify.New(verify.Options{Open: c.repositories.open, Platform: "linux/amd64", TrustedRoot: a.TrustedRoot(b, nil)}))(b)
 		want := []verify.Wanted{{Hash: tc.want.Hash(""), Requirement: tc.want}}
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {

@@ -110,8 +110,7 @@ func TestChain(t *testing.T) {
 		}, "SIGNATURE_INVALID; neither a manifest nor an index of a supported type"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := newMemory()
-			i := m.putImage(t, "app", "1")
+			m, i := withImage(t)
 			attachKey(t, m, i.index, key)
 			c := newCheck(m, i, keyLeaf(t, key))
 			tc.change(m, i, &c)
@@ -126,23 +125,18 @@ func TestChain(t *testing.T) {
 // One signature of a multi-architecture image, with and without the API for referrers.
 func TestRequests(t *testing.T) {
 	key := sigstoretest.NewKey(t)
-	simple := func(t *testing.T, m *memory, digest string) {
-		t.Helper()
-		m.attachSimple(t, digest, sigstoretest.SimplePayload(digest), (*sigstoretest.Authority)(nil).SimpleAnnotations(t, nil, key, sigstoretest.SimplePayload(digest), time.Now()))
-	}
 	for name, tc := range map[string]struct {
 		sign       func(m *memory, i image)
 		api, noAPI int32
 	}{
 		"index":                               {func(m *memory, i image) { attachKey(t, m, i.index, key) }, 5, 6},
 		"platform manifest":                   {func(m *memory, i image) { attachKey(t, m, i.manifest, key) }, 6, 7},
-		"older form":                          {func(m *memory, i image) { simple(t, m, i.index) }, 6, 7},
-		"older form of the platform manifest": {func(m *memory, i image) { simple(t, m, i.manifest) }, 7, 8},
+		"older form":                          {func(m *memory, i image) { attachSimpleKey(t, m, i.index, key) }, 6, 7},
+		"older form of the platform manifest": {func(m *memory, i image) { attachSimpleKey(t, m, i.manifest, key) }, 7, 8},
 	} {
 		for _, noAPI := range []bool{false, true} {
-			m := newMemory()
+			m, i := withImage(t)
 			m.noAPI = noAPI
-			i := m.putImage(t, "app", "1")
 			tc.sign(m, i)
 			expect(t, newCheck(m, i, keyLeaf(t, key)).result(t), "met")
 			want := tc.api
@@ -181,8 +175,7 @@ func TestRegistryErrors(t *testing.T) {
 		"the tag is not there, but a hint": {tag, registry.ErrNotFound, "met"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := newMemory()
-			i := m.putImage(t, "app", "1")
+			m, i := withImage(t)
 			attachKey(t, m, i.index, key)
 			m.failures[tc.at] = fmt.Errorf("test: %w", tc.err)
 			expect(t, newCheck(m, i, keyLeaf(t, key)).result(t), tc.expect)
@@ -193,8 +186,7 @@ func TestRegistryErrors(t *testing.T) {
 // A registry that fails cannot hide that it has denied or misbehaved.
 func TestDenialsAreAboveFailures(t *testing.T) {
 	key := sigstoretest.NewKey(t)
-	m := newMemory()
-	i := m.putImage(t, "app", "1")
+	m, i := withImage(t)
 	attachKey(t, m, i.index, sigstoretest.NewKey(t))
 	m.failures["blob"] = registry.ErrTooLarge
 	m.failures["manifest sha256-"] = registry.ErrUnavailable
@@ -242,16 +234,13 @@ func TestOtherRepositories(t *testing.T) {
 				}
 				return all.open(name, cred)
 			}
-			v, err := verify.New(verify.Options{Open: c.options.Open, Platform: "linux/amd64"})
-			must(t, v, err)
-			report, err := v.Verify(t.Context(), c.image, []verify.Wanted{{Hash: "h", Requirement: c.want[0]}}, credential, false)
-			must(t, report, err)
+			v := must(verify.New(verify.Options{Open: c.options.Open, Platform: "linux/amd64"}))(t)
+			report := must(v.Verify(t.Context(), c.image, []verify.Wanted{{Hash: "h", Requirement: c.want[0]}}, credential, false))(t)
 			expect(t, report.Results[0], tc.expect)
 		})
 	}
 	t.Run("not reachable", func(t *testing.T) {
-		m := newMemory()
-		i := m.putImage(t, "app", "1")
+		m, i := withImage(t)
 		c := newCheck(m, i, named(), keyLeaf(t, sigstoretest.NewKey(t)))
 		results := c.report(t).Results
 		expect(t, results[0], "REGISTRY_UNAVAILABLE; "+signatures)
@@ -278,18 +267,15 @@ func TestManySignatures(t *testing.T) {
 		sign   func(m *memory, i image)
 		expect string
 	}{
-		"none is good":   {func(*memory, image) {}, "LIMIT_EXCEEDED; 50 signatures were read, and 950 more"},
-		"the newest":     {func(m *memory, i image) { attachGood(t, m, i, key, with("2100-01-01T00:00:00Z")) }, "met"},
-		"the oldest":     {func(m *memory, i image) { attachGood(t, m, i, key, with("2000-01-01T00:00:00Z")) }, "met"},
-		"without a time": {func(m *memory, i image) { attachGood(t, m, i, key, signType) }, "met"},
-		"in the older form": {func(m *memory, i image) {
-			m.attachSimple(t, i.index, sigstoretest.SimplePayload(i.index), (*sigstoretest.Authority)(nil).SimpleAnnotations(t, nil, key, sigstoretest.SimplePayload(i.index), time.Now()))
-		}, "met"},
-		"of the manifest": {func(m *memory, i image) { attachKey(t, m, i.manifest, key) }, "met"},
+		"none is good":      {func(*memory, image) {}, "LIMIT_EXCEEDED; 50 signatures were read, and 950 more"},
+		"the newest":        {func(m *memory, i image) { attachGood(t, m, i, key, with("2100-01-01T00:00:00Z")) }, "met"},
+		"the oldest":        {func(m *memory, i image) { attachGood(t, m, i, key, with("2000-01-01T00:00:00Z")) }, "met"},
+		"without a time":    {func(m *memory, i image) { attachGood(t, m, i, key, signType) }, "met"},
+		"in the older form": {func(m *memory, i image) { attachSimpleKey(t, m, i.index, key) }, "met"},
+		"of the manifest":   {func(m *memory, i image) { attachKey(t, m, i.manifest, key) }, "met"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := newMemory()
-			i := m.putImage(t, "app", "1")
+			m, i := withImage(t)
 			junk(t, m, i.index, 1000)
 			tc.sign(m, i)
 			expect(t, newCheck(m, i, keyLeaf(t, key)).result(t), tc.expect)
@@ -299,8 +285,7 @@ func TestManySignatures(t *testing.T) {
 		})
 	}
 	t.Run("attestations do not displace signatures", func(t *testing.T) {
-		m := newMemory()
-		i := m.putImage(t, "app", "1")
+		m, i := withImage(t)
 		for j := range 100 {
 			m.attach(t, i.index, fmt.Appendf(nil, "{%d", j), map[string]string{"dev.sigstore.bundle.predicateType": attestType})
 			m.attach(t, i.index, fmt.Appendf(nil, "[%d", j), map[string]string{"dev.sigstore.bundle.predicateType": attestType})
@@ -309,8 +294,7 @@ func TestManySignatures(t *testing.T) {
 		expect(t, newCheck(m, i, keyLeaf(t, key)).result(t), "met")
 	})
 	t.Run("in one image of the older form", func(t *testing.T) {
-		m := newMemory()
-		i := m.putImage(t, "app", "1")
+		m, i := withImage(t)
 		var layers []object
 		for j := range 1000 {
 			layers = append(layers, object{
@@ -323,8 +307,7 @@ func TestManySignatures(t *testing.T) {
 		expect(t, newCheck(m, i, keyLeaf(t, key)).result(t), "met")
 	})
 	t.Run("one that is too large", func(t *testing.T) {
-		m := newMemory()
-		i := m.putImage(t, "app", "1")
+		m, i := withImage(t)
 		m.put(t, object{"config": object{}, "layers": []object{{
 			"digest": m.putBlob([]byte("x")), "size": 8<<20 + 1, "annotations": object{"dev.cosignproject.cosign/signature": "eA=="},
 		}}}, strings.Replace(i.index, ":", "-", 1)+".sig")
@@ -340,8 +323,7 @@ func attachGood(t *testing.T, m *memory, i image, key *ecdsa.PrivateKey, annotat
 // A registry that answers, and then never does.
 func TestTimeLimit(t *testing.T) {
 	for _, answers := range []bool{true, false} {
-		m := newMemory()
-		i := m.putImage(t, "app", "1")
+		m, i := withImage(t)
 		c := newCheck(m, i, keyLeaf(t, sigstoretest.NewKey(t)))
 		c.options.Limits.Time = 20 * time.Millisecond
 		c.options.Open = func(string, verification.Credential) verify.Repository { return &silent{memory: m, answers: answers} }
@@ -374,10 +356,8 @@ func (s *silent) Referrers(ctx context.Context, _ string) ([]registry.Descriptor
 }
 
 func TestErrorsOfTheCall(t *testing.T) {
-	m := newMemory()
-	i := m.putImage(t, "app", "1")
-	v, err := verify.New(verify.Options{Open: repositories{repository: m}.open})
-	must(t, v, err)
+	m, i := withImage(t)
+	v := must(verify.New(verify.Options{Open: repositories{repository: m}.open}))(t)
 	want := []verify.Wanted{{Hash: "h", Requirement: keyLeaf(t, sigstoretest.NewKey(t))}}
 	for _, name := range []string{"", "A B", "sha256:" + strings.Repeat("0", 64)} {
 		if _, err := v.Verify(t.Context(), verify.Image{Name: imageref.New(name), ID: i.id}, want, verification.Credential{}, false); !errors.Is(err, verify.ErrName) {
@@ -392,8 +372,7 @@ func TestErrorsOfTheCall(t *testing.T) {
 }
 
 func TestNoRequestWhereNoSignatureDecides(t *testing.T) {
-	m := newMemory()
-	i := m.putImage(t, "app", "1")
+	m, i := withImage(t)
 	results := newCheck(m, i,
 		&requirement.Requirement{Static: &requirement.Static{Pass: true}},
 		&requirement.Requirement{Static: &requirement.Static{Message: "not this\nimage"}},
@@ -410,8 +389,7 @@ func TestNoRequestWhereNoSignatureDecides(t *testing.T) {
 func TestListSignatures(t *testing.T) {
 	a, key := sigstoretest.NewAuthority(t), sigstoretest.NewKey(t)
 	cert, leafKey := a.Certificate(t, nil)
-	m := newMemory()
-	i := m.putImage(t, "app", "1")
+	m, i := withImage(t)
 	attachKey(t, m, i.index, key)
 	attachKey(t, m, i.manifest, sigstoretest.NewKey(t))
 	m.attach(t, i.index, sigstoretest.BundleJSON(t, a.KeylessBundle(t, cert, leafKey, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t), time.Now())), nil)

@@ -27,8 +27,7 @@ import (
 
 func recorded(t *testing.T, name string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata", "cosign", name))
-	return must(t, data, err)
+	return must(os.ReadFile(filepath.Join("testdata", "cosign", name)))(t)
 }
 
 // recordedKey requires a signature with the key of the recorded ones.
@@ -98,8 +97,7 @@ func TestRecordedSignatures(t *testing.T) {
 			}
 			requests.Store(0)
 
-			client, err := registry.New(registry.Options{})
-			must(t, client, err)
+			client := must(registry.New(registry.Options{}))(t)
 			defer client.Close()
 			c := check{
 				image: verify.Image{Name: imageref.New(strings.TrimPrefix(server.URL, "http://") + "/team/app:1"), ID: recordedID, Digests: []string{index}},
@@ -126,8 +124,7 @@ func TestRecordedSignatures(t *testing.T) {
 
 func send(t *testing.T, method, url, kind string, data []byte) {
 	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(string(data)))
-	must(t, request, err)
+	request := must(http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(string(data))))(t)
 	request.Header.Set("Content-Type", kind)
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {

@@ -156,8 +156,7 @@ func TestKeyless(t *testing.T) {
 			}
 			judge := func(expected string, attach func(*memory, image)) {
 				t.Helper()
-				m := newMemory()
-				i := m.putImage(t, "app", "1")
+				m, i := withImage(t)
 				attach(m, i)
 				c := newCheck(m, i, keyless(tc.want))
 				c.options.TrustedRoot = trusted
@@ -195,17 +194,14 @@ func reissued(t *testing.T, a *sigstoretest.Authority) *x509.Certificate {
 	t.Helper()
 	template := *a.Issuer
 	template.NotBefore = time.Now().Add(-time.Hour)
-	der, err := x509.CreateCertificate(rand.Reader, &template, a.Root, a.Issuer.PublicKey, a.RootKey)
-	must(t, der, err)
-	cert, err := x509.ParseCertificate(der)
-	return must(t, cert, err)
+	der := must(x509.CreateCertificate(rand.Reader, &template, a.Root, a.Issuer.PublicKey, a.RootKey))(t)
+	return must(x509.ParseCertificate(der))(t)
 }
 
 func TestKeyAndCertificateDoNotReplaceEachOther(t *testing.T) {
 	a := sigstoretest.NewAuthority(t)
 	cert, key := a.Certificate(t, nil)
-	m := newMemory()
-	i := m.putImage(t, "app", "1")
+	m, i := withImage(t)
 	m.attach(t, i.index, sigstoretest.BundleJSON(t, a.KeylessBundle(t, cert, key, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t), time.Now())), nil)
 	expect(t, newCheck(m, i, keyLeaf(t, sigstoretest.NewKey(t))).result(t), "SIGNATURE_MISSING; signed by identity https://github.com/team/app/")
 
@@ -226,8 +222,7 @@ func TestKeyWithLog(t *testing.T) {
 		expect string
 	}{"with an entry": {true, "met"}, "without": {false, "SIGNATURE_INVALID; transparency log"}} {
 		t.Run(name, func(t *testing.T) {
-			m := newMemory()
-			i := m.putImage(t, "app", "1")
+			m, i := withImage(t)
 			b := sigstoretest.KeyBundle(t, key, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t))
 			if tc.logged {
 				b.VerificationMaterial.TlogEntries = append(b.VerificationMaterial.TlogEntries, a.EnvelopeEntry(t, b, sigstoretest.PublicPEM(t, key), time.Now()))
@@ -242,8 +237,7 @@ func TestOlderBundles(t *testing.T) {
 	a := sigstoretest.NewAuthority(t)
 	cert, key := a.Certificate(t, nil)
 	for _, version := range []string{"+json;version=0.1", "+json;version=0.2", "+json;version=0.3", ".v0.3+json"} {
-		m := newMemory()
-		i := m.putImage(t, "app", "1")
+		m, i := withImage(t)
 		b := a.KeylessBundle(t, cert, key, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t), time.Now())
 		b.MediaType = "application/vnd.dev.sigstore.bundle" + version
 		if version < "+json;version=0.3" {
@@ -286,21 +280,14 @@ func TestSecondVersionOfTheLog(t *testing.T) {
 		"no timestamp": {func(*requirement.Signer) {}, false, "SIGNATURE_INVALID; no valid timestamp or log entry"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := newMemory()
-			i := m.putImage(t, "app", "1")
-			entity, err := a.AttestHashedRekordV2(email, oidc, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t))
-			must(t, entity, err)
-			content, err := entity.SignatureContent()
-			must(t, content, err)
-			material, err := entity.VerificationContent()
-			must(t, material, err)
-			entries, err := entity.TlogEntries()
-			must(t, entries, err)
-			stamps, err := entity.Timestamps()
-			must(t, stamps, err)
+			m, i := withImage(t)
+			entity := must(a.AttestHashedRekordV2(email, oidc, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t)))(t)
+			content := must(entity.SignatureContent())(t)
+			material := must(entity.VerificationContent())(t)
+			entries := must(entity.TlogEntries())(t)
+			stamps := must(entity.Timestamps())(t)
 			raw := content.EnvelopeContent().RawEnvelope()
-			payload, err := raw.DecodeB64Payload()
-			must(t, payload, err)
+			payload := must(raw.DecodeB64Payload())(t)
 			b := &protobundle.Bundle{
 				MediaType: "application/vnd.dev.sigstore.bundle.v0.3+json",
 				Content: &protobundle.Bundle_DsseEnvelope{DsseEnvelope: &protodsse.Envelope{

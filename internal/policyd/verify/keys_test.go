@@ -7,7 +7,6 @@ import (
 	"crypto/x509"
 	"encoding/asn1"
 	"encoding/base64"
-	"encoding/json"
 	"encoding/pem"
 	"math/big"
 	"slices"
@@ -28,23 +27,23 @@ func hugeKey() *rsa.PublicKey {
 	return &rsa.PublicKey{N: n.Add(n, big.NewInt(1)), E: 1<<31 - 1}
 }
 
+// timestampOf returns the answer of a timestamp authority with a token.
+func timestampOf(t *testing.T, signed *pkcs7.SignedData) []byte {
+	t.Helper()
+	return must(asn1.Marshal(struct {
+		Status struct{ Status int }
+		Token  asn1.RawValue
+	}{Token: asn1.RawValue{FullBytes: must(signed.Finish())(t)}}))(t)
+}
+
 func TestHugeKeysAreNotUsed(t *testing.T) {
 	a, key := sigstoretest.NewAuthority(t), sigstoretest.NewKey(t)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, hugeKey(), key)
-	must(t, der, err)
-	huge, err := x509.ParseCertificate(der)
-	must(t, huge, err)
-	signed, err := pkcs7.NewSignedData([]byte("token"))
-	must(t, signed, err)
+	der := must(x509.CreateCertificate(rand.Reader, template, template, hugeKey(), key))(t)
+	huge := must(x509.ParseCertificate(der))(t)
+	signed := must(pkcs7.NewSignedData([]byte("token")))(t)
 	signed.AddCertificate(huge)
-	token, err := signed.Finish()
-	must(t, token, err)
-	stamp, err := asn1.Marshal(struct {
-		Status struct{ Status int }
-		Token  asn1.RawValue
-	}{Token: asn1.RawValue{FullBytes: token}})
-	must(t, stamp, err)
+	stamp := timestampOf(t, signed)
 	public := pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: sigstoretest.PublicDER(t, hugeKey())})
 	logOf := func(signature any) map[string]any {
 		return map[string]any{"data": map[string]any{"hash": sigstoretest.SHA256Of(sigstoretest.SimplePayload("x"))}, "signature": signature}
@@ -83,15 +82,13 @@ func TestHugeKeysAreNotUsed(t *testing.T) {
 			m.attachSimple(t, i.index, sigstoretest.SimplePayload(i.index), annotations)
 		},
 		"timestamp of the older form": func(m *memory, i image) {
-			text, err := json.Marshal(map[string]any{"SignedRFC3161Timestamp": stamp})
 			m.attachSimple(t, i.index, sigstoretest.SimplePayload(i.index), map[string]string{
-				"dev.cosignproject.cosign/signature": "eA==", "dev.sigstore.cosign/rfc3161timestamp": string(must(t, text, err)),
+				"dev.cosignproject.cosign/signature": "eA==", "dev.sigstore.cosign/rfc3161timestamp": string(encode(t, object{"SignedRFC3161Timestamp": stamp})),
 			})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := newMemory()
-			i := m.putImage(t, "app", "1")
+			m, i := withImage(t)
 			attach(m, i)
 			c := newCheck(m, i, keyless(nil))
 			c.options.TrustedRoot = a.TrustedRoot(t, nil)
@@ -120,14 +117,12 @@ func TestOverlappingTimestampsAreNotRead(t *testing.T) {
 			m.attach(t, i.index, sigstoretest.BundleJSON(t, b), nil)
 		},
 		"SIGNATURE_INVALID": func(m *memory, i image) {
-			text, err := json.Marshal(map[string]any{"SignedRFC3161Timestamp": stamp})
 			m.attachSimple(t, i.index, sigstoretest.SimplePayload(i.index), map[string]string{
-				"dev.cosignproject.cosign/signature": "eA==", "dev.sigstore.cosign/rfc3161timestamp": string(must(t, text, err)),
+				"dev.cosignproject.cosign/signature": "eA==", "dev.sigstore.cosign/rfc3161timestamp": string(encode(t, object{"SignedRFC3161Timestamp": stamp})),
 			})
 		},
 	} {
-		m := newMemory()
-		i := m.putImage(t, "app", "1")
+		m, i := withImage(t)
 		attach(m, i)
 		expect(t, newCheck(m, i, keyLeaf(t, key)).result(t), want)
 	}
@@ -135,8 +130,7 @@ func TestOverlappingTimestampsAreNotRead(t *testing.T) {
 
 func TestManyTimestampsAreNotRead(t *testing.T) {
 	key := sigstoretest.NewKey(t)
-	m := newMemory()
-	i := m.putImage(t, "app", "1")
+	m, i := withImage(t)
 	b := sigstoretest.KeyBundle(t, key, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t))
 	b.VerificationMaterial.TimestampVerificationData = &protobundle.TimestampVerificationData{
 		Rfc3161Timestamps: slices.Repeat([]*protocommon.RFC3161SignedTimestamp{{SignedTimestamp: []byte{5, 0}}}, 5),
@@ -149,26 +143,16 @@ func TestManyTimestampsAreNotRead(t *testing.T) {
 func TestTimestampsHaveOneSigner(t *testing.T) {
 	key := sigstoretest.NewKey(t)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	must(t, der, err)
-	cert, err := x509.ParseCertificate(der)
-	must(t, cert, err)
+	der := must(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
+	cert := must(x509.ParseCertificate(der))(t)
 	for signers, want := range []bool{false, true, false} {
-		signed, err := pkcs7.NewSignedData([]byte("token"))
-		must(t, signed, err)
+		signed := must(pkcs7.NewSignedData([]byte("token")))(t)
 		for range signers {
 			if err := signed.SignWithoutAttr(cert, key, pkcs7.SignerInfoConfig{}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		token, err := signed.Finish()
-		must(t, token, err)
-		stamp, err := asn1.Marshal(struct {
-			Status struct{ Status int }
-			Token  asn1.RawValue
-		}{Token: asn1.RawValue{FullBytes: token}})
-		must(t, stamp, err)
-		if got, err := verify.IsTimestamp(stamp); got != want || err != nil {
+		if got, err := verify.IsTimestamp(timestampOf(t, signed)); got != want || err != nil {
 			t.Errorf("isTimestamp of one with %d signers = %v, %v; want %v", signers, got, err, want)
 		}
 	}

@@ -39,6 +39,13 @@ func newMemory() *memory {
 	}
 }
 
+// withImage returns a repository with an image under the tag 1.
+func withImage(tb testing.TB) (*memory, image) {
+	tb.Helper()
+	m := newMemory()
+	return m, m.putImage(tb, "app", "1")
+}
+
 func (m *memory) request(ctx context.Context, what, of string) error {
 	m.requests.Add(1)
 	m.log = append(m.log, what+" "+of)
@@ -97,8 +104,7 @@ type object = map[string]any
 
 func encode(tb testing.TB, v any) []byte {
 	tb.Helper()
-	data, err := json.Marshal(v)
-	return must(tb, data, err)
+	return must(json.Marshal(v))(tb)
 }
 
 // put stores a manifest, also under tags.

@@ -16,12 +16,15 @@ const (
 	githubWorkflow = sigstoretest.GitHubWorkflow
 )
 
-func must[T any](tb testing.TB, v T, err error) T {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
+// must returns the result of a call, must(call)(t), whose error ends the test.
+func must[T any](v T, err error) func(tb testing.TB) T {
+	return func(tb testing.TB) T {
+		tb.Helper()
+		if err != nil {
+			tb.Fatal(err)
+		}
+		return v
 	}
-	return v
 }
 
 // keyLeaf requires a signature with a key.

@@ -33,8 +33,7 @@ func TestTamperedBundles(t *testing.T) {
 	otherCert, _ := a.Certificate(t, nil)
 	foreignCert, _ := other.Certificate(t, nil)
 	trusted := a.TrustedRoot(t, nil)
-	m := newMemory()
-	i := m.putImage(t, "app", "1")
+	m, i := withImage(t)
 	evil := m.putImage(t, "evil", "2")
 	payload := sigstoretest.Statement{Digests: []string{i.index}}.JSON(t)
 	type parts = *protobundle.Bundle
@@ -109,8 +108,7 @@ func TestTamperedBundles(t *testing.T) {
 		"timestamp":                  {func(b parts) { stamps(b)[0].SignedTimestamp = flip(stamps(b)[0].SignedTimestamp) }, false},
 		"timestamp of another image": {func(b parts) { stamps(b)[0] = stamps(another(b))[0] }, false},
 		"timestamp by another authority": {func(b parts) {
-			s, err := other.TimestampResponse(signature(b).Sig)
-			stamps(b)[0].SignedTimestamp = must(t, s, err)
+			stamps(b)[0].SignedTimestamp = must(other.TimestampResponse(signature(b).Sig))(t)
 		}, false},
 		"no timestamp":                       {func(b parts) { b.VerificationMaterial.TimestampVerificationData = nil }, false},
 		"version of the bundle":              {func(b parts) { b.MediaType = "application/vnd.dev.sigstore.bundle.v0.4+json" }, false},
@@ -118,8 +116,7 @@ func TestTamperedBundles(t *testing.T) {
 		"a signature of the manifest's text": {func(b parts) { b.Content = messageOf(t, key, m.manifests[i.index]) }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := newMemory()
-			i := m.putImage(t, "app", "1")
+			m, i := withImage(t)
 			b := a.KeylessBundle(t, cert, key, payload, time.Now())
 			tc.change(b)
 			m.attach(t, i.index, sigstoretest.BundleJSON(t, b), nil)
@@ -140,7 +137,7 @@ func stamps(b *protobundle.Bundle) []*protocommon.RFC3161SignedTimestamp {
 func messageOf(t *testing.T, key *ecdsa.PrivateKey, data []byte) *protobundle.Bundle_MessageSignature {
 	t.Helper()
 	return &protobundle.Bundle_MessageSignature{MessageSignature: &protocommon.MessageSignature{
-		MessageDigest: &protocommon.HashOutput{Algorithm: protocommon.HashAlgorithm_SHA2_256, Digest: must(t, sigstoretest.SumOf(data), nil)},
+		MessageDigest: &protocommon.HashOutput{Algorithm: protocommon.HashAlgorithm_SHA2_256, Digest: sigstoretest.SumOf(data)},
 		Signature:     sigstoretest.Sign(t, key, data),
 	}}
 }
@@ -220,8 +217,7 @@ func TestTamperedSimpleSignatures(t *testing.T) {
 // No input panics, and none that is not signed meets a requirement.
 func FuzzSignatures(f *testing.F) {
 	a, key := sigstoretest.NewAuthority(f), sigstoretest.NewKey(f)
-	m := newMemory()
-	i := m.putImage(f, "app", "1")
+	_, i := withImage(f)
 	cert, leafKey := a.Certificate(f, nil)
 	payload := sigstoretest.Statement{Digests: []string{i.index}}.JSON(f)
 	f.Add(sigstoretest.BundleJSON(f, a.KeylessBundle(f, cert, leafKey, payload, time.Now())), "", "")
@@ -231,8 +227,7 @@ func FuzzSignatures(f *testing.F) {
 	want := requirement.AtLeast(1, *keyLeaf(f, key), *keyless(func(s *requirement.Signer) { s.Keyless.Subject = requirement.Exactly("https://other.test") }))
 	trusted := a.TrustedRoot(f, nil)
 	f.Fuzz(func(t *testing.T, data []byte, log, certificate string) {
-		m := newMemory()
-		i := m.putImage(t, "app", "1")
+		m, i := withImage(t)
 		m.attach(t, i.index, data, nil)
 		m.attachSimple(t, i.index, data, map[string]string{
 			"dev.cosignproject.cosign/signature": "eA==", "dev.sigstore.cosign/bundle": log, "dev.sigstore.cosign/certificate": certificate,
@@ -265,8 +260,7 @@ func TestHostileDocuments(t *testing.T) {
 			strings.Repeat(`,{}`, depth)),
 		"many layers": fmt.Appendf(nil, `{"config":{},"layers":[{}%s]}`, strings.Repeat(`,{}`, depth)),
 	} {
-		m := newMemory()
-		i := m.putImage(t, "app", "1")
+		m, i := withImage(t)
 		m.attach(t, i.index, data, nil)
 		m.attachSimple(t, i.index, data, nil)
 		m.manifests["1"] = data

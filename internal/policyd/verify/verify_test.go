@@ -38,14 +38,12 @@ func (c check) report(tb testing.TB) verification.Report {
 		c.options.Open = c.repositories.open
 	}
 	c.options.Platform = "linux/amd64"
-	v, err := verify.New(c.options)
-	must(tb, v, err)
+	v := must(verify.New(c.options))(tb)
 	var want []verify.Wanted
 	for _, r := range c.want {
 		want = append(want, verify.Wanted{Hash: r.Hash(""), Requirement: r})
 	}
-	report, err := v.Verify(tb.Context(), c.image, want, verification.Credential{}, c.list)
-	must(tb, report, err)
+	report := must(v.Verify(tb.Context(), c.image, want, verification.Credential{}, c.list))(tb)
 	for i, r := range report.Results {
 		if r.Requirement != want[i].Hash || r.Met != (r.Reason == "") || r.Met != (r.Message == "") {
 			tb.Errorf("inconsistent result: %+v", r)
@@ -89,16 +87,12 @@ func TestKeys(t *testing.T) {
 		want   func() *requirement.Requirement
 		expect string
 	}{
-		"index signed":             {func(m *memory, i image) { attachKey(t, m, i.index, a) }, nil, "met"},
-		"platform manifest signed": {func(m *memory, i image) { attachKey(t, m, i.manifest, a) }, nil, "met"},
-		"older form": {func(m *memory, i image) {
-			m.attachSimple(t, i.index, sigstoretest.SimplePayload(i.index), (*sigstoretest.Authority)(nil).SimpleAnnotations(t, nil, a, sigstoretest.SimplePayload(i.index), time.Now()))
-		}, nil, "met"},
-		"older form of the platform manifest": {func(m *memory, i image) {
-			m.attachSimple(t, i.manifest, sigstoretest.SimplePayload(i.manifest), (*sigstoretest.Authority)(nil).SimpleAnnotations(t, nil, a, sigstoretest.SimplePayload(i.manifest), time.Now()))
-		}, nil, "met"},
-		"no signature": {func(*memory, image) {}, nil, "SIGNATURE_MISSING; repo.test/team/app:1 is not signed with key sha256:; no signature was found"},
-		"wrong key":    {func(m *memory, i image) { attachKey(t, m, i.index, b) }, nil, "SIGNATURE_INVALID; the signature is not by this signer"},
+		"index signed":                        {func(m *memory, i image) { attachKey(t, m, i.index, a) }, nil, "met"},
+		"platform manifest signed":            {func(m *memory, i image) { attachKey(t, m, i.manifest, a) }, nil, "met"},
+		"older form":                          {func(m *memory, i image) { attachSimpleKey(t, m, i.index, a) }, nil, "met"},
+		"older form of the platform manifest": {func(m *memory, i image) { attachSimpleKey(t, m, i.manifest, a) }, nil, "met"},
+		"no signature":                        {func(*memory, image) {}, nil, "SIGNATURE_MISSING; repo.test/team/app:1 is not signed with key sha256:; no signature was found"},
+		"wrong key":                           {func(m *memory, i image) { attachKey(t, m, i.index, b) }, nil, "SIGNATURE_INVALID; the signature is not by this signer"},
 		"wrong key, and the right one": {func(m *memory, i image) {
 			attachKey(t, m, i.index, b)
 			attachKey(t, m, i.index, a)
@@ -124,9 +118,8 @@ func TestKeys(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, noAPI := range []bool{false, true} {
-				m := newMemory()
+				m, i := withImage(t)
 				m.noAPI = noAPI
-				i := m.putImage(t, "app", "1")
 				tc.sign(m, i)
 				want := keyLeaf(t, a)
 				if tc.want != nil {
@@ -146,6 +139,13 @@ func TestKeys(t *testing.T) {
 func attachKey(tb testing.TB, m *memory, digest string, key *ecdsa.PrivateKey) {
 	tb.Helper()
 	m.attach(tb, digest, sigstoretest.BundleJSON(tb, sigstoretest.KeyBundle(tb, key, sigstoretest.Statement{Digests: []string{digest}}.JSON(tb))), nil)
+}
+
+// attachSimpleKey signs a digest with a key in the older form.
+func attachSimpleKey(tb testing.TB, m *memory, digest string, key *ecdsa.PrivateKey) {
+	tb.Helper()
+	payload := sigstoretest.SimplePayload(digest)
+	m.attachSimple(tb, digest, payload, (*sigstoretest.Authority)(nil).SimpleAnnotations(tb, nil, key, payload, time.Now()))
 }
 
 func text(err error) string {

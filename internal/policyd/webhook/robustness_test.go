@@ -90,13 +90,8 @@ func TestTooLargeObjectsAreDenied(t *testing.T) {
 	if body = with(5 << 20); !decode(t, w.post(t.Context(), webhook.ValidatePath, body)).Allowed {
 		t.Error("an object and the one before it, 5 MiB, are not judged")
 	}
-}
-
-// So is an image review.
-func TestTooLargeImageReviewsAreDenied(t *testing.T) {
-	w := newWorld(t, webhook.Options{})
 	if got := w.reviewImages(t, "team", "a:"+strings.Repeat("x", 4<<20)); got.Allowed || w.last().Outcome != webhook.Invalid {
-		t.Errorf("%+v; want a denial", got)
+		t.Errorf("an image review: %+v; want a denial", got)
 	}
 }
 
@@ -221,7 +216,7 @@ func TestSlowClients(t *testing.T) {
 	if _, err := fmt.Fprintf(conn, "POST %s?timeout=300ms HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{", webhook.ValidatePath); err != nil {
 		t.Fatal(err)
 	}
-	must(t, conn.SetReadDeadline(time.Now().Add(20 * time.Second)))
+	must(t, conn.SetReadDeadline(time.Now().Add(20*time.Second)))
 	answer, _ := io.ReadAll(conn)
 	if took := time.Since(began); took > 10*time.Second || !bytes.HasPrefix(answer, []byte("HTTP/1.1 400 ")) {
 		t.Errorf("after %v: %s; want an answer with the status 400", took, answer)

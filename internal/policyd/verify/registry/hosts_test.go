@@ -6,6 +6,7 @@ import (
 	"crypto/x509/pkix"
 	"errors"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -146,25 +147,16 @@ func TestDockerHub(t *testing.T) {
 
 // A registry on this machine is asked over https, without verification, and over http if it does not speak https.
 func TestLocalhost(t *testing.T) {
-	for _, tc := range []struct {
-		name  string
-		serve func(n *network) string
-		want  error
-	}{
-		{"http", func(n *network) string { return n.http("localhost:5000", basic(serving("x"))).Listener.Addr().String() }, nil},
-		{"https", func(n *network) string {
-			return n.https("localhost:5000", basic(serving("x"))).Listener.Addr().String()
-		}, nil},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
+	for name, serve := range map[string]func(*network, string, http.Handler) *httptest.Server{"http": (*network).http, "https": (*network).https} {
+		t.Run(name, func(t *testing.T) {
 			n := newNetwork(t)
-			address := tc.serve(n)
+			address := serve(n, "localhost:5000", basic(serving("x"))).Listener.Addr().String()
 			n.servers[address] = address
 			for _, registryName := range []string{address, strings.Replace(address, "127.0.0.1", "localhost", 1)} {
 				n.servers[registryName] = address
 				c := n.client(registry.Options{RootCAs: x509.NewCertPool()})
-				if _, err := c.Repository(registryName+"/app", verification.Credential{Username: "alice", Password: canary}).Manifest(t.Context(), "1"); !errors.Is(err, tc.want) {
-					t.Errorf("%s: %v; want %v", registryName, err, tc.want)
+				if _, err := c.Repository(registryName+"/app", verification.Credential{Username: "alice", Password: canary}).Manifest(t.Context(), "1"); err != nil {
+					t.Errorf("%s: %v; want nil", registryName, err)
 				}
 			}
 		})
