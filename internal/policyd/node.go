@@ -139,7 +139,7 @@ func (s *nodeServer) Review(ctx context.Context, r *policyv1.ReviewRequest) (*po
 func (s *nodeServer) ask(ctx context.Context, clients review.Clients, r *policyv1.ReviewRequest) []*policyv1.ReviewResult {
 	var subjects []review.Subject
 	for i, images := range [][]string{r.GetImages(), r.GetVolumeImages()} {
-		for _, image := range distinct(images) {
+		for _, image := range slices.Compact(slices.Sorted(slices.Values(images))) {
 			about := review.Subject{Namespace: r.GetNamespace(), Annotations: r.GetAnnotations(), Images: []string{image}}
 			if i > 0 {
 				if slices.Contains(r.GetImages(), image) {
@@ -166,12 +166,6 @@ func (s *nodeServer) ask(ctx context.Context, clients review.Clients, r *policyv
 		}
 	}
 	return all
-}
-
-func distinct(list []string) []string {
-	sorted := slices.Clone(list)
-	slices.Sort(sorted)
-	return slices.Compact(sorted)
 }
 
 func resultOf(image string, r review.Result) *policyv1.ReviewResult {

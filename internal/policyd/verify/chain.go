@@ -2,14 +2,14 @@ package verify
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
+	"sort"
 	"strings"
 
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/pullgate/pullgate/internal/policyd/verify/registry"
@@ -65,17 +65,13 @@ const (
 )
 
 // digestOf returns the SHA-256 digest of data.
-func digestOf(data []byte) string {
-	sum := sha256.Sum256(data)
-	return digestPrefix + hex.EncodeToString(sum[:])
-}
+func digestOf(data []byte) string { return digest.FromBytes(data).String() }
 
 const digestPrefix = "sha256:"
 
 // isDigest reports whether s is a SHA-256 digest in the only form that it has. Other algorithms are not supported.
 func isDigest(s string) bool {
-	digits, ok := strings.CutPrefix(s, digestPrefix)
-	return ok && len(digits) == hex.EncodedLen(sha256.Size) && strings.Trim(digits, "0123456789abcdef") == ""
+	return strings.HasPrefix(s, digestPrefix) && digest.Digest(s).Validate() == nil
 }
 
 // references returns what can lead to the image, the likeliest first: digests, then the tag.
@@ -189,15 +185,7 @@ func (r *run) entries(all []ocispec.Descriptor) []ocispec.Descriptor {
 			fit = append(fit, e)
 		}
 	}
-	slices.SortStableFunc(fit, func(a, b ocispec.Descriptor) int {
-		switch {
-		case r.v.platform.Less(*a.Platform, *b.Platform):
-			return -1
-		case r.v.platform.Less(*b.Platform, *a.Platform):
-			return 1
-		}
-		return 0
-	})
+	sort.SliceStable(fit, func(i, j int) bool { return r.v.platform.Less(*fit[i].Platform, *fit[j].Platform) })
 	fit = append(fit, unknown...)
 	return fit[:min(len(fit), maxEntries)]
 }

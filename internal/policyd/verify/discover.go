@@ -116,10 +116,7 @@ func (r *run) referrers(ctx context.Context, repository, digest string) ([]candi
 
 // created returns when a manifest was made, as it says; the zero time if it does not.
 func created(d registry.Descriptor) time.Time {
-	t, err := time.Parse(time.RFC3339, d.Annotations[ocispec.AnnotationCreated])
-	if err != nil {
-		return time.Time{}
-	}
+	t, _ := time.Parse(time.RFC3339, d.Annotations[ocispec.AnnotationCreated])
 	return t
 }
 

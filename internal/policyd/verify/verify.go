@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,16 +59,11 @@ type Verifier struct {
 
 // New returns a Verifier. It is an error if the trusted root is not valid or has expired.
 func New(o Options) (*Verifier, error) {
-	v := &Verifier{open: o.Open, limits: o.Limits}
-	if v.limits.Signatures <= 0 {
-		v.limits.Signatures = 50
-	}
-	if v.limits.Bytes <= 0 {
-		v.limits.Bytes = 8 << 20
-	}
-	if v.limits.Time <= 0 {
-		v.limits.Time = time.Minute
-	}
+	v := &Verifier{open: o.Open, limits: Limits{
+		Signatures: cmp.Or(max(o.Limits.Signatures, 0), 50),
+		Bytes:      cmp.Or(max(o.Limits.Bytes, 0), 8<<20),
+		Time:       cmp.Or(max(o.Limits.Time, 0), time.Minute),
+	}}
 	platform := platforms.DefaultSpec()
 	if o.Platform != "" {
 		var err error

@@ -13,6 +13,8 @@ import (
 	"sync"
 
 	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/pullgate/pullgate/internal/regularfile"
 )
@@ -112,13 +114,6 @@ func (b *bundles) manifest(d digest.Digest) (Manifest, bool, error) {
 	return Manifest{MediaType: file.MediaType, Digest: d.String(), Data: data}, true, nil
 }
 
-// descriptor is one in a manifest that is made here.
-type descriptor struct {
-	MediaType string `json:"mediaType"`
-	Digest    string `json:"digest"`
-	Size      int    `json:"size"`
-}
-
 // referrers returns the bundles of a digest.
 func (b *bundles) referrers(d digest.Digest) ([]Descriptor, error) {
 	dir := b.signaturesPath(d)
@@ -171,19 +166,12 @@ func readBundles(path string) ([]json.RawMessage, error) {
 
 // referrer makes the manifest of a bundle.
 func (b *bundles) referrer(of digest.Digest, bundle []byte) Descriptor {
-	empty := descriptor{"application/vnd.oci.empty.v1+json", digest.FromString("{}").String(), 2}
 	layer := digest.FromBytes(bundle)
-	manifest, err := json.Marshal(struct {
-		SchemaVersion int          `json:"schemaVersion"`
-		MediaType     string       `json:"mediaType"`
-		ArtifactType  string       `json:"artifactType"`
-		Config        descriptor   `json:"config"`
-		Layers        []descriptor `json:"layers"`
-		Subject       descriptor   `json:"subject"`
-	}{
-		2, ociManifest, bundleType, empty,
-		[]descriptor{{bundleType, layer.String(), len(bundle)}},
-		descriptor{ociManifest, of.String(), 0},
+	manifest, err := json.Marshal(ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ociManifest, ArtifactType: bundleType,
+		Config:  ocispec.Descriptor{MediaType: ocispec.MediaTypeEmptyJSON, Digest: digest.FromString("{}"), Size: 2},
+		Layers:  []ocispec.Descriptor{{MediaType: bundleType, Digest: layer, Size: int64(len(bundle))}},
+		Subject: &ocispec.Descriptor{MediaType: ociManifest, Digest: of},
 	})
 	if err != nil {
 		panic(err) // texts and numbers

@@ -100,7 +100,7 @@ func (c *Client) transport(h hostConfig, config *tls.Config) *http.Transport {
 		Proxy: http.ProxyFromEnvironment,
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			d := &net.Dialer{Timeout: h.dialTimeout}
-			if isForeign(ctx) && !local {
+			if ctx.Value(foreignKey{}) != nil && !local {
 				d.ControlContext = refuseLocal
 			}
 			return c.dial(ctx, d, network, address)
@@ -118,8 +118,6 @@ func (c *Client) transport(h hostConfig, config *tls.Config) *http.Transport {
 
 // foreignKey marks the context of a request to a server that no configuration names: a redirect or a token server.
 type foreignKey struct{}
-
-func isForeign(ctx context.Context) bool { return ctx.Value(foreignKey{}) != nil }
 
 var errLocalAddress = errors.New("registry: redirect or token server on a loopback or link-local address")
 

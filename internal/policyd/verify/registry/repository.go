@@ -13,6 +13,7 @@ import (
 
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/pullgate/pullgate/internal/verification"
 )
@@ -26,8 +27,8 @@ const (
 )
 
 const (
-	ociIndex    = "application/vnd.oci.image.index.v1+json"
-	ociManifest = "application/vnd.oci.image.manifest.v1+json"
+	ociIndex    = ocispec.MediaTypeImageIndex
+	ociManifest = ocispec.MediaTypeImageManifest
 	accepted    = ociIndex + ", " + ociManifest +
 		", application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json"
 )
