@@ -1,6 +1,7 @@
 package webhookprobe
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -163,11 +164,7 @@ func endpointOf(address string) (endpoint, error) {
 	if err != nil || u.Scheme != "https" || u.Hostname() == "" {
 		return endpoint{}, errors.New("the URL is not that of an https server")
 	}
-	port := u.Port()
-	if port == "" {
-		port = "443"
-	}
-	return endpoint{addresses: []string{net.JoinHostPort(u.Hostname(), port)}, serverName: u.Hostname()}, nil
+	return endpoint{addresses: []string{net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443"))}, serverName: u.Hostname()}, nil
 }
 
 // greet checks the certificate of a connection, and makes a request that pullgate refuses, because it is not a POST. It closes the connection.

@@ -161,28 +161,24 @@ func (r *reader) cluster(t *target, path string, c *clientcmdapi.Cluster) {
 // server returns the URL of reviews: that of the server, as the plugin completes it.
 func (r *reader) server(path, server string) string {
 	const want = "must be an https URL, as in https://images.example.com/review"
-	if server == "" {
-		r.errorf("%s: Required value: %s", path, want)
-		return ""
-	}
 	u, err := url.Parse(server)
 	switch {
+	case server == "":
+		r.errorf("%s: Required value: %s", path, want)
 	case err != nil:
 		r.errorf("%s: %s", path, want) // the error has the value
-		return ""
 	case u.User != nil:
 		r.errorf("%s: must have no user and no password; set token in the user of the kubeconfig", path)
-		return ""
 	case u.RawQuery != "" || u.Fragment != "":
 		r.errorf("%s: %s, without query and fragment", path, want) // they can have a token
-		return ""
 	case u.Scheme != "https" || u.Host == "":
 		r.errorf("%s: Invalid value: %q: %s", path, server, want)
-		return ""
+	default:
+		u.Path = "/" + strings.Trim(u.Path, "/")
+		u.RawQuery = "timeout=" + attemptTimeout.String()
+		return u.String()
 	}
-	u.Path = "/" + strings.Trim(u.Path, "/")
-	u.RawQuery = "timeout=" + attemptTimeout.String()
-	return u.String()
+	return ""
 }
 
 // user reads how the client is authenticated.
@@ -220,18 +216,15 @@ func (r *reader) certificate(t *target, path string, u *clientcmdapi.AuthInfo) {
 	key := r.dataOf(path+".client-key", u.ClientKey, u.ClientKeyData)
 	switch {
 	case len(r.errs) > before, len(certificate) == 0 && len(key) == 0:
-		return
 	case len(key) == 0:
 		r.errorf("%s.client-key: Required value: the key of client-certificate", path)
-		return
 	case len(certificate) == 0:
 		r.errorf("%s.client-certificate: Required value: the certificate of client-key", path)
-		return
+	default:
+		if pair, err := tls.X509KeyPair(certificate, key); err != nil {
+			r.errorf("%s.client-certificate: %w", path, err)
+		} else {
+			t.tls.Certificates = []tls.Certificate{pair}
+		}
 	}
-	pair, err := tls.X509KeyPair(certificate, key)
-	if err != nil {
-		r.errorf("%s.client-certificate: %w", path, err)
-		return
-	}
-	t.tls.Certificates = []tls.Certificate{pair}
 }

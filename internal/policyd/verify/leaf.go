@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"strings"
 	"time"
@@ -233,15 +234,10 @@ func timestampAuthority(chain [][]byte) ([]root.TimestampingAuthority, error) {
 
 // selectLogs returns the logs with a URL, all of them if it is "".
 func selectLogs(all map[string]*root.TransparencyLog, address string) map[string]*root.TransparencyLog {
-	if address == "" {
-		return all
-	}
-	selected := map[string]*root.TransparencyLog{}
-	for id, l := range all {
-		if strings.EqualFold(strings.TrimRight(l.BaseURL, "/"), strings.TrimRight(address, "/")) {
-			selected[id] = l
-		}
-	}
+	selected := maps.Clone(all)
+	maps.DeleteFunc(selected, func(_ string, l *root.TransparencyLog) bool {
+		return address != "" && !strings.EqualFold(strings.TrimRight(l.BaseURL, "/"), strings.TrimRight(address, "/"))
+	})
 	return selected
 }
 

@@ -68,13 +68,7 @@ func denial(status int32, sentence string) *admissionv1.AdmissionResponse {
 // uidOf returns the UID of the request in the beginning of an AdmissionReview, as the API server writes it; "" if it is not there.
 func uidOf(body []byte) types.UID {
 	d := json.NewDecoder(bytes.NewReader(body))
-	next := func() json.Token {
-		token, err := d.Token()
-		if err != nil {
-			return nil
-		}
-		return token
-	}
+	next := func() json.Token { token, _ := d.Token(); return token } // nil after an error
 	if next() != json.Delim('{') {
 		return ""
 	}
@@ -215,9 +209,7 @@ func (h *Handler) judgePod(ctx context.Context, q *question) answer {
 	}
 	var old *corev1.Pod
 	if q.update {
-		if before, err := decodePod(q.OldObject.Raw); err == nil { // otherwise everything counts as changed
-			old = before
-		}
+		old, _ = decodePod(q.OldObject.Raw) // without it everything counts as changed
 	}
 	ephemeral := q.SubResource != ""
 	var n size
@@ -333,10 +325,7 @@ func (p templatePath) before(all []rawTemplate, t rawTemplate) *corev1.Pod {
 	if i < 0 {
 		return nil
 	}
-	pod, err := all[i].decode(p.custom)
-	if err != nil {
-		return nil
-	}
+	pod, _ := all[i].decode(p.custom)
 	return pod
 }
 

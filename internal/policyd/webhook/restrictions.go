@@ -56,14 +56,12 @@ func (h *Handler) onlyMetadata(before, s admission.Subject) bool {
 
 // labels returns the labels of a namespace as a view has them.
 func (h *Handler) labels(ctx context.Context, namespace string) podview.Value[map[string]string] {
-	if h.options.Namespaces == nil || namespace == "" {
-		return podview.Value[map[string]string]{}
+	if h.options.Namespaces != nil && namespace != "" {
+		if labels, ok := h.options.Namespaces.Labels(ctx, namespace); ok {
+			return podview.Set(labels)
+		}
 	}
-	labels, ok := h.options.Namespaces.Labels(ctx, namespace)
-	if !ok {
-		return podview.Value[map[string]string]{}
-	}
-	return podview.Set(labels)
+	return podview.Value[map[string]string]{}
 }
 
 // subject returns what the chain judges about a pod. The object does not decide where the pod is and where it comes from: the namespace is that of
