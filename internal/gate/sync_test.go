@@ -50,7 +50,7 @@ func TestImageListThatIsTooLargeDeniesNoPod(t *testing.T) {
 	proved := func() (image1, image2 int) {
 		n := map[string]int{}
 		for id, repository := range map[string]string{id1: "repo.test/team/app", id2: "repo.test/team/old"} {
-			f, err := p.store.Lookup(records.Pair{ImageID: id, Repository: repository})
+			f, err := p.store.Describe(records.Pair{ImageID: id, Repository: repository})
 			p.must(err)
 			if f.Record != nil {
 				n[id] = len(f.Record.Proofs)

@@ -2,8 +2,11 @@ package records
 
 import (
 	"hash/maphash"
+	"slices"
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/pullgate/pullgate/pkg/credential"
 )
 
 // A cache is a table of sets: a pair can be in each of the ways of one set. maxCached bounds the memory of the values in it, in
@@ -76,8 +79,8 @@ func (c *pairCache[V]) get(p Pair) (v V, ok bool) {
 	return v, false
 }
 
-// put notes a value that was read after now returned the state. It replaces one that is not valid any more, or any other. If
-// the memory is used up, the cache is cleared.
+// put notes a value that was read after now returned the state. It replaces the one of the pair, one that is not valid any more, or any
+// other. If the memory is used up, the cache is cleared.
 func (c *pairCache[V]) put(p Pair, state uint64, v V) {
 	made := &cached[V]{pair: p, state: state, value: v, bytes: v.bytes()}
 	if made.bytes > maxCached {
@@ -86,8 +89,12 @@ func (c *pairCache[V]) put(p Pair, state uint64, v V) {
 	set := c.set(p)
 	way := int(c.turn.Add(1) % cacheWays)
 	for i := range set {
-		if old := set[i].Load(); old == nil || old.state != state {
+		old := set[i].Load()
+		if old == nil || old.state != state {
 			way = i
+		} else if old.pair == p {
+			way = i
+			break
 		}
 	}
 	if c.replace(&set[way], made) > maxCached {
@@ -112,10 +119,39 @@ func (v *cached[V]) size() int64 {
 	return v.bytes
 }
 
+// factsFor are the facts with the proofs of all credentials in of.
+type factsFor struct {
+	Facts
+	of []credential.ID // nil for the zero value only
+}
+
+// answer reports whether the facts answer a question about these credentials.
+func (f *factsFor) answer(of []credential.ID) bool {
+	for _, id := range of {
+		if !slices.Contains(f.of, id) {
+			return false
+		}
+	}
+	return f.of != nil
+}
+
+// with returns the credentials that the next look-up reads: those of the present request, and of earlier ones, because several tenants may use
+// the image in turns.
+func (f *factsFor) with(of []credential.ID) []credential.ID {
+	all := make([]credential.ID, 0, len(f.of)+len(of))
+	if all = append(all, of...); len(f.of) < MaxProofs {
+		all = append(all, f.of...)
+	}
+	return all
+}
+
 // bytes returns about how much memory the facts take.
-func (f Facts) bytes() int64 {
-	const fixed, timeText = 512, 40
+func (f factsFor) bytes() int64 {
+	const fixed, timeText = 1024, 40
 	n := fixed
+	for _, id := range f.of {
+		n += int(unsafe.Sizeof(id)) + len(id)
+	}
 	if f.Record == nil {
 		return int64(n)
 	}

@@ -12,6 +12,7 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
+	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/records"
 )
 
@@ -50,7 +51,7 @@ func TestLookupSeesEveryWriteThatHasReturned(t *testing.T) {
 				last := int64(0)
 				for !ended.Load() {
 					returned := done[i].Load()
-					f, err := s.Lookup(p)
+					f, err := s.Lookup(p, alice)
 					if err != nil {
 						t.Error(err)
 						return
@@ -162,7 +163,7 @@ func TestUnreadableFactsAreNotKeptInMemory(t *testing.T) {
 	inFile(t, path, func(tx *bolt.Tx) error { return tx.Bucket([]byte("records")).Put(key(p), []byte("damaged")) })
 	s, _ = open(t, path, records.Options{})
 	for range 2 {
-		if f, err := s.Lookup(p); !errors.Is(err, records.ErrUnreadable) || f.Record != nil || s.Cached(p) {
+		if f, err := s.Lookup(p, alice); !errors.Is(err, records.ErrUnreadable) || f.Record != nil || s.Cached(p) {
 			t.Errorf("Lookup = %v, %v, in memory %v; want ErrUnreadable", f, err, s.Cached(p))
 		}
 	}
@@ -171,6 +172,32 @@ func TestUnreadableFactsAreNotKeptInMemory(t *testing.T) {
 		t.Errorf("Lookup = %v after the record was replaced", f.Record)
 	}
 }
+
+// TestFactsForOneCredentialAreNotTheAnswerForAnother lets tenants that use one image ask in turns.
+func TestFactsForOneCredentialAreNotTheAnswerForAnother(t *testing.T) {
+	p := pair(id1, app)
+	s := newStore(t)
+	for i := range records.MaxProofs {
+		prove(t, s, records.Result{Pair: p, Credential: numbered(i), At: at(i)})
+	}
+	for i := range 2 * records.MaxProofs { // the second half proved nothing
+		if s.Cached(p, numbered(i)) {
+			t.Errorf("credential %d: in memory before it was looked up", i)
+		}
+		f, err := s.Lookup(p, numbered(i))
+		if err != nil || !f.Proved || (len(only(f.Record, []credential.ID{numbered(i)}).Proofs) == 1) != (i < records.MaxProofs) {
+			t.Errorf("Lookup for credential %d = %+v, %v", i, f.Record, err)
+		}
+		if i > 0 && i < records.MaxProofs && !s.Cached(p, numbered(i), numbered(i-1)) {
+			t.Errorf("credentials %d and %d: not in memory", i-1, i)
+		}
+		if _, bytes, _ := s.CachedFacts(); bytes > 200<<10 {
+			t.Fatalf("%d bytes for one pair", bytes)
+		}
+	}
+}
+
+func numbered(i int) credential.ID { return credential.ID(fmt.Sprintf("credential %d", i)) }
 
 func TestClosedStoreHasNoFactsInMemory(t *testing.T) {
 	p := pair(id1, app)
@@ -228,10 +255,16 @@ func TestMemoryOfFactsIsBounded(t *testing.T) {
 		return nil
 	})
 	s, _ = open(t, path, records.Options{})
+	var every []credential.ID
+	for _, proof := range manyProofs(records.Pair{}).Proofs {
+		every = append(every, proof.Credential)
+	}
 	for range 4 {
 		readers.Go(func() {
 			for i := range large {
-				lookup(t, s, pair(fmt.Sprintf("sha256:%d", i), app))
+				if f, err := s.Lookup(pair(fmt.Sprintf("sha256:%d", i), app), every...); err != nil || len(f.Record.Proofs) != len(every) {
+					t.Errorf("Lookup = %+v, %v", f, err)
+				}
 			}
 		})
 	}
@@ -246,7 +279,13 @@ func TestLookupFromMemoryAllocatesNothing(t *testing.T) {
 	p := pair(id1, app)
 	s := newStore(t)
 	prove(t, s, records.Result{Pair: p, Credential: alice, At: noon()})
-	if n := testing.AllocsPerRun(100, func() { lookup(t, s, p) }); n > 0 {
+	lookup(t, s, p)
+	n := testing.AllocsPerRun(100, func() {
+		if f, err := s.Lookup(p, alice); err != nil || len(f.Record.Proofs) != 1 {
+			t.Errorf("Lookup = %+v, %v", f, err)
+		}
+	})
+	if n > 0 {
 		t.Errorf("%v allocations", n)
 	}
 }

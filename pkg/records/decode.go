@@ -3,6 +3,7 @@ package records
 import (
 	"bytes"
 	"encoding/binary"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,8 +18,21 @@ import (
 // recordOf returns the record that encoding/json would decode from a payload; ok is false if the payload does not have the form
 // in which encode writes ordinary records. The record shares no memory with the payload.
 func recordOf(payload []byte) (r Record, ok bool) {
+	return recordWith(payload, (*scanner).proofs)
+}
+
+// recordFor is recordOf with only the proofs of some credentials: no other is decoded. proved says whether the record has any.
+func recordFor(payload []byte, of []credential.ID) (r Record, proved, ok bool) {
+	r, ok = recordWith(payload, func(s *scanner) []Proof {
+		proved = true
+		return s.proofsOf(of)
+	})
+	return r, proved, ok
+}
+
+func recordWith(payload []byte, proofs func(*scanner) []Proof) (r Record, ok bool) {
 	s := scanner{rest: payload}
-	s.texts.Grow(len(payload) / 2) // times and names of fields are the other half
+	s.texts.Grow(512) // for the pair, and one or two proofs
 	s.expect(`{"pair":{"imageID":"`)
 	r.Pair.ImageID = s.text()
 	s.expect(`,"repository":"`)
@@ -30,7 +44,7 @@ func recordOf(payload []byte) (r Record, ok bool) {
 	r.Created = s.time()
 	r.LastUsed = s.timeIf(`,"lastUsed":"`)
 	if s.skip(`,"proofs":[`) {
-		r.Proofs = s.proofs()
+		r.Proofs = proofs(&s)
 	}
 	r.Revoked = s.timeIf(`,"revoked":"`)
 	r.Unlisted = s.skip(`,"unlisted":true`)
@@ -76,7 +90,7 @@ type scanner struct {
 	rest   []byte
 	failed bool
 
-	texts    strings.Builder // all texts, in one piece of memory
+	texts    strings.Builder // all texts, in one or two pieces of memory
 	refs     []SecretRef     // those of all proofs, likewise
 	date     [len(time.DateOnly)]byte
 	midnight time.Time // at the beginning of date in UTC
@@ -134,6 +148,7 @@ func plain(text []byte) bool {
 
 // proofs reads the elements of a list and its end.
 func (s *scanner) proofs() (all []Proof) {
+	s.texts.Grow(len(s.rest) / 2) // times and names of fields are the other half
 	for {
 		before := len(s.rest)
 		if all = append(all, Proof{}); !s.proof(&all[len(all)-1]) {
@@ -150,8 +165,36 @@ func (s *scanner) proofs() (all []Proof) {
 	}
 }
 
+// proofsOf is proofs for those of some credentials. It searches for the beginning of each proof, which no text in a proof contains, as JSON
+// escapes quotes.
+func (s *scanner) proofsOf(of []credential.ID) (some []Proof) {
+	end := bytes.LastIndexByte(s.rest, ']') // no list follows in a record
+	if end < 0 || !bytes.HasPrefix(s.rest, []byte(beginOfProof)) {
+		s.fail()
+		return nil
+	}
+	list, after := s.rest[:end], s.rest[end+1:]
+	for at := 0; at >= 0; at = bytes.Index(list, []byte(beginOfProof)) {
+		list = list[at:]
+		id, _, _ := bytes.Cut(list[len(beginOfProof):], []byte{'"'})
+		if !slices.ContainsFunc(of, func(one credential.ID) bool { return string(one) == string(id) }) {
+			list = list[len(beginOfProof):]
+			continue
+		}
+		var p Proof
+		if s.rest = list; !s.proof(&p) {
+			return nil
+		}
+		some, list = append(some, p), s.rest
+	}
+	s.rest = after
+	return some
+}
+
+const beginOfProof = `{"credential":"`
+
 func (s *scanner) proof(p *Proof) (ok bool) {
-	s.expect(`{"credential":"`)
+	s.expect(beginOfProof)
 	p.Credential = credential.ID(s.text())
 	if s.skip(`,"secrets":[`) {
 		p.Secrets = s.secrets()

@@ -117,7 +117,7 @@ func TestWhatEncodeDoesNotWriteIsLeftToJSON(t *testing.T) {
 	}
 }
 
-// FuzzRecordOf compares recordOf with encoding/json.
+// FuzzRecordOf compares recordOf with encoding/json, and recordFor with recordOf.
 func FuzzRecordOf(f *testing.F) {
 	r := manyProofs(pair(id1, app))
 	r.Proofs = r.Proofs[:3]
@@ -130,9 +130,21 @@ func FuzzRecordOf(f *testing.F) {
 		f.Add(bytes.ReplaceAll(payload, []byte("Z\""), []byte(".5Z\"")))
 	}
 	f.Fuzz(func(t *testing.T, payload []byte) {
+		records.RecordFor(string(payload), alice) // does not panic
 		got, ok := records.RecordOf(string(payload))
 		if !ok {
 			return
+		}
+		of := []credential.ID{alice}
+		for i := range got.Proofs {
+			of[0] = got.Proofs[i].Credential
+			some, proved, ok := records.RecordFor(string(payload), of...)
+			if diff := cmp.Diff(only(&got, of), &some); !ok || !proved || diff != "" {
+				t.Errorf("recordFor(%q, %v), proved %v, %v (-recordOf +recordFor):\n%s", payload, of, proved, ok, diff)
+			}
+		}
+		if some, proved, ok := records.RecordFor(string(payload)); !ok || proved != (len(got.Proofs) > 0) || some.Proofs != nil {
+			t.Errorf("recordFor(%q) = %v, proved %v, %v; want no proofs", payload, some, proved, ok)
 		}
 		want, err := decoded[records.Record](string(payload))
 		if diff := cmp.Diff(want, got); err != nil || diff != "" {

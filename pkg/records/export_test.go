@@ -4,6 +4,8 @@ import (
 	"reflect"
 	"time"
 	"unsafe"
+
+	"github.com/pullgate/pullgate/pkg/credential"
 )
 
 // Hooks for the tests in records_test.
@@ -35,6 +37,10 @@ func (s *Store) OnWrite(f func(write WriteAt, b []byte, at int64) (int, error)) 
 
 func RecordOf(payload string) (Record, bool) { return recordOf([]byte(payload)) }
 
+func RecordFor(payload string, of ...credential.ID) (r Record, proved, ok bool) {
+	return recordFor([]byte(payload), of)
+}
+
 func ReadEndorsement(payload string) (Endorsement, bool) { return readEndorsement([]byte(payload)) }
 
 // Bounds of the facts in memory.
@@ -44,9 +50,9 @@ const (
 )
 
 // Cached reports whether Lookup would answer from memory.
-func (s *Store) Cached(p Pair) bool {
-	_, ok := s.facts.get(p)
-	return ok
+func (s *Store) Cached(p Pair, of ...credential.ID) bool {
+	known, _ := s.facts.get(p)
+	return known.answer(of)
 }
 
 // CachedFacts returns the number of pairs with facts in memory, valid or not, their size, and the size that the cache has noted.

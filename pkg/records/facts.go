@@ -121,10 +121,12 @@ type Distrust struct {
 	Copy bool `json:"copy,omitempty"`
 }
 
-// Facts contains everything that the store has about one pair, read in one snapshot. The zero value describes an untracked pair.
+// Facts contains what the store has about one pair, read in one snapshot. The zero value describes an untracked pair.
 type Facts struct {
-	Record  *Record // nil if there is none
-	Intents int     // of the pair's repository
+	Record *Record // nil if there is none
+	// Proved means that the record has proofs. Those that [Store.Lookup] was not asked for may be missing in Record.
+	Proved  bool
+	Intents int // of the pair's repository
 	Marked  bool
 	// Rivals means that another repository has a record for the image ID that is not open to every pod.
 	Rivals bool
@@ -134,6 +136,10 @@ type Facts struct {
 
 // Untracked reports whether the store has no record, intent or mark for the pair.
 func (f Facts) Untracked() bool { return f.Record == nil && !f.Marked && f.Intents == 0 }
+
+// ProveAccess reports whether the record holds any proof of access. A lost pull or a revocation leaves a record without proofs, which
+// shows nothing about the name.
+func (f Facts) ProveAccess() bool { return f.Proved || f.Record != nil && f.Record.Open }
 
 // MayBeMarked reports whether a scan may mark the pair: it is untracked, and the store has no other repository of the image.
 func (f Facts) MayBeMarked() bool { return f.Untracked() && !f.Rivals && !f.MarkedElsewhere }

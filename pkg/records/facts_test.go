@@ -76,7 +76,7 @@ func TestProveWritesWhatThePullProved(t *testing.T) {
 				prove(t, s, r)
 			}
 			tc.want.Unlisted = true
-			if diff := cmp.Diff(records.Facts{Record: &tc.want}, lookup(t, s, p)); diff != "" {
+			if diff := cmp.Diff(records.Facts{Record: &tc.want, Proved: len(tc.want.Proofs) > 0}, lookup(t, s, p)); diff != "" {
 				t.Errorf("facts (-want +got):\n%s", diff)
 			}
 		})
@@ -122,7 +122,7 @@ func TestProveReplacesADamagedRecord(t *testing.T) {
 	inFile(t, path, func(tx *bolt.Tx) error { return tx.Bucket([]byte("records")).Put(key(p), []byte("damaged")) })
 	s, _ = open(t, path, records.Options{})
 	prove(t, s, records.Result{Pair: p, Credential: alice, At: at(9)})
-	want := records.Facts{Record: &records.Record{Pair: p, Created: at(9), LastUsed: at(9), Revoked: at(9), Unlisted: true, Proofs: []records.Proof{
+	want := records.Facts{Proved: true, Record: &records.Record{Pair: p, Created: at(9), LastUsed: at(9), Revoked: at(9), Unlisted: true, Proofs: []records.Proof{
 		{Credential: alice, FirstProved: at(9), LastProved: at(9), LastUsed: at(9)},
 	}}}
 	if diff := cmp.Diff(want, lookup(t, s, p)); diff != "" {
@@ -314,7 +314,7 @@ func TestPruneBesideWritersKeepsWhatWasWrittenSince(t *testing.T) {
 			if _, err := s.Prune(pruning(elsewhere, before)); err != nil {
 				t.Errorf("Prune = %v", err)
 			}
-			if f, err := s.Lookup(kept); err != nil || f.Record == nil {
+			if f, err := s.Lookup(kept, alice, bob); err != nil || f.Record == nil {
 				t.Errorf("Lookup(%v) = %+v, %v; want the record", kept, f, err)
 				return
 			}
@@ -334,7 +334,7 @@ func TestClosedStoreFailsEveryCall(t *testing.T) {
 	s := newStore(t)
 	closeStore(t, s)
 	_, begun := s.Begin("", app, noon())
-	_, looked := s.Lookup(pair(id1, app))
+	_, looked := s.Lookup(pair(id1, app), alice, bob)
 	_, pruned := s.Prune(pruning(map[string]struct{}{"x": {}}, 0))
 	_, marked := s.MarkPreloaded(records.Scan{Unchanged: func() bool { return true }})
 	_, counted := s.Stats()

@@ -168,7 +168,7 @@ func TestSettleRecordsPresentImagesWithoutProof(t *testing.T) {
 	of.Present = []records.Pair{known, marked, unheard, elsewhere}
 	must(t, s.Settle(of))
 	for p, want := range map[records.Pair]records.Facts{
-		known:     {Record: want, Rivals: false},
+		known:     {Record: want, Proved: true},
 		marked:    {Marked: true},
 		unheard:   {Record: &records.Record{Pair: unheard, Created: at(5)}},
 		elsewhere: {Intents: 1, Rivals: true},

@@ -32,7 +32,7 @@ func (m *model) wrote(p records.Pair) {
 func (m *model) facts(p records.Pair) (f records.Facts) {
 	if r, ok := m.records[p]; ok {
 		r.Proofs = slices.Clone(r.Proofs)
-		f.Record = &r
+		f.Record, f.Proved = &r, len(r.Proofs) > 0
 	}
 	f.Marked = m.marks[p]
 	for _, in := range m.intents {

@@ -180,7 +180,7 @@ func openDamaged(t *testing.T, path string, damaged []byte, all filled, what str
 				t.Errorf("%s: endorsed: %+v; want what was written or nothing", what, e)
 			}
 		}
-		f, err := s.Lookup(p)
+		f, err := s.Lookup(p, alice, bob)
 		switch got := said(f); {
 		case report.SetAside != "" && (got != "" || err != nil):
 			t.Errorf("%s: Lookup(%v) in a new store = %q, %v; want nothing", what, p, got, err)
@@ -380,7 +380,7 @@ func TestFlippedBitOfAValueMakesOnlyItsPairUnreadable(t *testing.T) {
 			if err != nil || report.SetAside != "" {
 				t.Fatalf("bit %d of %s: Open = %+v, %v; want the same store", bit, bucket, report, err)
 			}
-			if f, err := s.Lookup(victim); !errors.Is(err, records.ErrUnreadable) || said(f) != "" {
+			if f, err := s.Lookup(victim, alice, bob); !errors.Is(err, records.ErrUnreadable) || said(f) != "" {
 				t.Errorf("bit %d of %s: Lookup = %q, %v; want nothing, ErrUnreadable", bit, bucket, said(f), err)
 			}
 			if got := said(lookup(t, s, peer)); got != want {
@@ -411,7 +411,7 @@ func TestValueUnderAnotherKeyIsUnreadable(t *testing.T) {
 	})
 	s, _ = open(t, path, records.Options{})
 	for _, p := range append(thief, pair(id2, other)) {
-		if f, err := s.Lookup(p); !errors.Is(err, records.ErrUnreadable) {
+		if f, err := s.Lookup(p, alice, bob); !errors.Is(err, records.ErrUnreadable) {
 			t.Errorf("Lookup(%v) = %q, %v; want ErrUnreadable", p, said(f), err)
 		}
 	}

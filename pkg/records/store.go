@@ -14,6 +14,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/internal/crashpoint"
+	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
 )
 
@@ -23,7 +24,7 @@ type Store struct {
 	onSync   func(time.Duration)
 	distrust atomic.Pointer[Distrust]
 
-	facts    pairCache[Facts]
+	facts    pairCache[factsFor]
 	endorsed pairCache[endorsements]
 
 	// mu guards the fields below. It is never held during a call to bbolt.
@@ -176,40 +177,51 @@ func deleteKeys(tx *bolt.Tx, bucket string, keys [][]byte) error {
 	return nil
 }
 
-// Lookup returns the facts about a pair. An error means that a part of them cannot be read; the pair then needs proof whatever
-// the policy. Several callers may get the same Record: they must not change it.
+// Lookup returns the facts about a pair. The Record has at least the proofs by these credentials, and not every other one: see
+// Facts.Proved, and [Store.Describe] for all. An error means that a part of the facts cannot be read; the pair then needs proof whatever the
+// policy. Several callers may get the same Record: they must not change it.
 //
 // Lookup sees every change whose call has returned. It may return facts that an earlier call read from the file, if nothing was
 // written since.
-func (s *Store) Lookup(p Pair) (Facts, error) {
-	if f, ok := s.facts.get(p); ok {
-		return f, nil
+func (s *Store) Lookup(p Pair, of ...credential.ID) (Facts, error) {
+	known, _ := s.facts.get(p)
+	if known.answer(of) {
+		return known.Facts, nil
 	}
 	state, idle := s.facts.now()
-	var f Facts
+	found := factsFor{of: known.with(of)}
 	err := s.file.View(func(tx *bolt.Tx) (err error) {
-		f, err = lookup(tx, p)
+		found.Facts, err = lookupWith(tx, p, func(key, stored []byte) (Record, bool, error) { return decodeFor(key, stored, found.of) })
 		return err
 	})
 	if err != nil {
 		return Facts{}, fmt.Errorf("look up %s of %s: %w", p.ImageID, p.Repository, err)
 	}
 	if idle {
-		s.facts.put(p, state, f)
+		s.facts.put(p, state, found)
 	}
-	return f, nil
+	return found.Facts, nil
 }
 
+// lookup returns the facts with all proofs.
 func lookup(tx *bolt.Tx, p Pair) (Facts, error) {
+	return lookupWith(tx, p, func(key, stored []byte) (r Record, proved bool, err error) {
+		err = decode(bucketRecords, key, stored, &r)
+		return r, len(r.Proofs) > 0, err
+	})
+}
+
+func lookupWith(tx *bolt.Tx, p Pair, record func(key, stored []byte) (r Record, proved bool, err error)) (Facts, error) {
 	var f Facts
-	var r Record
 	own := p.key()
 	// Opened once each, because every pre-check waits for this.
 	all, marks := tx.Bucket([]byte(bucketRecords)), tx.Bucket([]byte(bucketMarks))
-	if ok, err := getFrom(all, bucketRecords, own, &r); err != nil {
-		return f, err
-	} else if ok {
-		f.Record = &r
+	if stored := all.Get(own); stored != nil {
+		r, proved, err := record(own, stored)
+		if err != nil {
+			return f, err
+		}
+		f.Record, f.Proved = &r, proved
 	}
 	var m Mark
 	ok, err := getFrom(marks, bucketMarks, own, &m)

@@ -7,10 +7,12 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/pkg/credential"
@@ -155,13 +157,48 @@ func mark(tb testing.TB, s *records.Store, pairs ...records.Pair) []records.Pair
 	return marked
 }
 
+// lookup returns the facts about a pair with all proofs. It compares them with the answers of Lookup: without a credential, for each one of
+// the proofs, and for all of them at once.
 func lookup(tb testing.TB, s *records.Store, p records.Pair) records.Facts {
 	tb.Helper()
-	f, err := s.Lookup(p)
+	d, err := s.Describe(p)
 	if err != nil {
-		tb.Fatalf("Lookup(%v) = %v; want nil", p, err)
+		tb.Fatalf("Describe(%v) = %v; want nil", p, err)
 	}
-	return f
+	asked := [][]credential.ID{nil, {"unknown"}}
+	var all []credential.ID
+	if d.Record != nil {
+		for _, proof := range d.Record.Proofs {
+			asked, all = append(asked, []credential.ID{proof.Credential}), append(all, proof.Credential)
+		}
+	}
+	for _, of := range append(asked, all) {
+		got, err := s.Lookup(p, of...)
+		if err != nil {
+			tb.Fatalf("Lookup(%v, %v) = %v; want nil", p, of, err)
+		}
+		want := d.Facts
+		got.Record, want.Record = only(got.Record, of), only(want.Record, of)
+		if diff := cmp.Diff(want, got); diff != "" {
+			tb.Errorf("Lookup(%v, %v) (-Describe +Lookup):\n%s", p, of, diff)
+		}
+	}
+	return d.Facts
+}
+
+// only returns a record without the proofs by other credentials.
+func only(r *records.Record, of []credential.ID) *records.Record {
+	if r == nil {
+		return nil
+	}
+	some := *r
+	some.Proofs = nil
+	for _, p := range r.Proofs {
+		if slices.Contains(of, p.Credential) {
+			some.Proofs = append(some.Proofs, p)
+		}
+	}
+	return &some
 }
 
 // said returns what a lookup finds in favour of a pair, as text; "" for an unknown pair.

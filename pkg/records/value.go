@@ -8,6 +8,8 @@ import (
 	"hash/crc32"
 	"strings"
 	"time"
+
+	"github.com/pullgate/pullgate/pkg/credential"
 )
 
 // The buckets.
@@ -75,6 +77,17 @@ func decode(bucket string, key, stored []byte, into any) error {
 		return fmt.Errorf("%w: bucket %s: %v", ErrUnreadable, bucket, err)
 	}
 	return nil
+}
+
+// decodeFor reads a record with at least the proofs of some credentials, and reports whether it has any.
+func decodeFor(key, stored []byte, of []credential.ID) (r Record, proved bool, err error) {
+	if sound(bucketRecords, key, stored) {
+		if r, proved, ok := recordFor(stored[sumSize:], of); ok {
+			return r, proved, nil
+		}
+	}
+	err = decode(bucketRecords, key, stored, &r)
+	return r, len(r.Proofs) > 0, err
 }
 
 // The fields of a record that says searches for. JSON escapes quotes in a text, so that no text contains one of these fields.

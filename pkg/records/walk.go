@@ -99,7 +99,7 @@ func page[T any](s *Store, bucket, after string, limit int, byKey func(k []byte)
 	})
 }
 
-// Details is Facts with the values that are counted there, read in one snapshot.
+// Details is Facts with all proofs and with the values that are counted there, read in one snapshot.
 type Details struct {
 	Facts
 	Mark       *Mark    // nil if there is none

@@ -195,19 +195,36 @@ func (e *allowEffects) granted() grant {
 	return g
 }
 
+// presented appends the IDs of the credentials by which proof searches.
+func (t *Tracker) presented(to []credential.ID, r Request) []credential.ID {
+	for _, c := range r.Credentials {
+		id, _ := t.sent(c, r.Pod)
+		to = append(to, id)
+	}
+	for i := range r.Secrets {
+		to = append(to, r.Secrets[i].Credential)
+	}
+	if r.Credentials == nil && t.perNamespace {
+		to = append(to, t.ofNamespace(r.Pod))
+	}
+	return to
+}
+
 // judgePair returns a verdict, and the effects of the verdict if it is Allow.
 func (t *Tracker) judgePair(ctx context.Context, rules *Rules, r Request, p records.Pair) (Verdict, allowEffects) {
-	facts, err := t.store.Lookup(p)
+	var few [credential.MaxOffers + 1]credential.ID // not on the heap, because every judgement waits for this
+	of := t.presented(few[:0], r)
+	facts, err := t.store.Lookup(p, of...)
 	if err == nil && t.mayBePreloaded(facts, r, p) && t.scan(ctx) {
-		facts, err = t.store.Lookup(p)
+		facts, err = t.store.Lookup(p, of...)
 	}
 	if rules.ahead(facts.Record) && t.clamp() {
-		facts, err = t.store.Lookup(p)
+		facts, err = t.store.Lookup(p, of...)
 	}
 	f := t.find(rules, r, p, facts, err)
 	// Last, because it writes to disk.
-	if f.needsRotation() && t.rotated(p, facts.Record, r.Secrets) {
-		facts, err = t.store.Lookup(p)
+	if f.needsRotation() && t.rotated(rules, p, r.Secrets) {
+		facts, err = t.store.Lookup(p, of...)
 		f = t.find(rules, r, p, facts, err)
 	}
 	return f.Verdict, f.effects()
@@ -282,7 +299,7 @@ func (r *Rules) allowlists(f records.Facts, p records.Pair, img Image) bool {
 	if !r.Policy.Allowlisted(p.Repository) {
 		return false
 	}
-	if f.Marked || proves(f.Record) {
+	if f.Marked || f.ProveAccess() {
 		return true
 	}
 	if f.Rivals || f.MarkedElsewhere { // by a name that the image may have lost since
@@ -290,10 +307,6 @@ func (r *Rules) allowlists(f records.Facts, p records.Pair, img Image) bool {
 	}
 	return !slices.ContainsFunc(img.Names, func(n imageref.Ref) bool { return n.Parsed() && !r.Policy.Allowlisted(n.Repository()) })
 }
-
-// proves reports whether a record holds any proof of access. A lost pull or a revocation leaves a record without proofs, which
-// shows nothing about the name.
-func proves(r *records.Record) bool { return r != nil && (r.Open || len(r.Proofs) > 0) }
 
 // proofOf returns the proof by a credential that counts for a credential from this Secret, nil if there is none.
 func proofOf(r *records.Record, id credential.ID, from records.SecretRef) *records.Proof {
@@ -312,9 +325,19 @@ func proofOf(r *records.Record, id credential.ID, from records.SecretRef) *recor
 // rotated looks for a Secret that proved access with a credential that it no longer holds, and replaces this credential on disk by
 // the present one. It reports whether there was one. The new proof is as old as the one that it replaces. A Secret with a new UID is another
 // Secret, whatever its name.
-func (t *Tracker) rotated(p records.Pair, r *records.Record, secrets []Secret) bool {
+func (t *Tracker) rotated(rules *Rules, p records.Pair, secrets []Secret) bool {
+	if len(secrets) == 0 {
+		return false
+	}
+	known, err := t.store.Describe(p) // with the proofs by the credentials that the Secrets no longer hold
+	if err != nil || known.Record == nil {
+		return false // it needs proof
+	}
+	if rules.ahead(known.Record) {
+		t.clamp() // the new proof will be as old
+	}
 	for _, s := range secrets {
-		if !rotates(r, s, secrets) {
+		if !rotates(known.Record, s, secrets) {
 			continue
 		}
 		ok, err := t.store.Rotate(rotation(p, s))

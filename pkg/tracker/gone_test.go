@@ -162,7 +162,7 @@ func TestRunMarksWhatIsDueEachMinute(t *testing.T) {
 		w.runtime.set(image(id3, "repo.test/any:1"), image(id1, app+":1", appD))
 		time.Sleep(61 * time.Second)
 		synctest.Wait()
-		f, err := w.store.Lookup(records.Pair{ImageID: id1, Repository: app})
+		f, err := w.store.Describe(records.Pair{ImageID: id1, Repository: app})
 		if err != nil || !f.Marked {
 			t.Errorf("Lookup = %+v, %v; want a mark", f, err)
 		}

@@ -167,7 +167,7 @@ func (t *Tracker) withoutRivals(selected, present []records.Pair) error {
 			return unwritten(err)
 		}
 		rivals := err == nil && f.Rivals || distrusted && slices.ContainsFunc(present, func(q records.Pair) bool { return q.ImageID == p.ImageID && q != p })
-		if rivals && !f.Marked && !proves(f.Record) {
+		if rivals && !f.Marked && !f.ProveAccess() {
 			return fmt.Errorf("%w: %s under %s", ErrRivals, p.ImageID, p.Repository)
 		}
 	}

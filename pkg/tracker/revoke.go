@@ -102,7 +102,7 @@ func (t *Tracker) unrecorded(r records.Revocation) (map[records.Pair]bool, error
 		if err != nil && !errors.Is(err, records.ErrUnreadable) {
 			return nil, unwritten(err)
 		}
-		none[p] = err != nil || !proves(f.Record) || f.Record.Created.After(oldest)
+		none[p] = err != nil || !f.ProveAccess() || f.Record.Created.After(oldest)
 	}
 	return none, nil
 }

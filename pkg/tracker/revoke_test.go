@@ -89,7 +89,7 @@ func TestGrantDoesNotOutliveARevocationThatRacesWithIt(t *testing.T) {
 		}
 		close(start)
 		wg.Wait()
-		f, err := w.store.Lookup(records.Pair{ImageID: id1, Repository: app})
+		f, err := w.store.Describe(records.Pair{ImageID: id1, Repository: app})
 		must(t, err)
 		if len(f.Record.Proofs) == 0 && w.Grants() > 0 {
 			t.Fatalf("round %d: %d grants, and nothing is proved", round, w.Grants())

@@ -119,7 +119,7 @@ func TestRevocationLeavesMarkedPairsWithoutARecord(t *testing.T) {
 	must(t, w.Sync(t.Context()))
 	w.want(w.check(pod("a"), app+":1", image(id1, app+":1")), policy.Allow, policy.Preloaded)
 	w.revokes(records.Revocation{Repository: app})
-	f, err := w.store.Lookup(records.Pair{ImageID: id1, Repository: app})
+	f, err := w.store.Describe(records.Pair{ImageID: id1, Repository: app})
 	if err != nil || f.Record != nil || !f.Marked {
 		t.Errorf("Lookup = %+v, %v; want the mark alone", f, err)
 	}

@@ -79,7 +79,7 @@ func TestFailedFlushKeepsEarlierAndLaterNotes(t *testing.T) {
 		t.Errorf("noted Secrets = %v; want %v and %v", got, first, second)
 	}
 	must(t, w.Flush())
-	f, err := w.store.Lookup(pair)
+	f, err := w.store.Describe(pair)
 	if err != nil || len(f.Record.Proofs[0].Secrets) != 2 {
 		t.Errorf("Secrets on disk = %+v, %v; want both", f.Record, err)
 	}

@@ -109,7 +109,7 @@ func overTime(t *testing.T, random *rand.Rand) {
 						want = policy.ProofExpired
 					}
 				}
-				if f, err := w.store.Lookup(records.Pair{ImageID: id1, Repository: app}); err == nil && want == policy.Untracked && f.Record != nil {
+				if f, err := w.store.Describe(records.Pair{ImageID: id1, Repository: app}); err == nil && want == policy.Untracked && f.Record != nil {
 					want = policy.NotProved
 				}
 				v := w.Check(t.Context(), tracker.Request{
@@ -197,7 +197,7 @@ func TestSecretThatStillHoldsTheCredentialIsNotRotated(t *testing.T) {
 				{Credential: w.key.ID(secret("alice")), Ref: ref("u1")}, {Credential: w.key.ID(secret("bob")), Ref: ref("u1")},
 			}})
 			w.want(v, policy.Reverify, policy.ProofExpired)
-			f, err := w.store.Lookup(records.Pair{ImageID: id1, Repository: app})
+			f, err := w.store.Describe(records.Pair{ImageID: id1, Repository: app})
 			if err != nil || len(f.Record.Proofs) != 1 || f.Record.Proofs[0].Credential != w.key.ID(secret("alice")) {
 				t.Fatalf("after %d judgements Lookup = %+v, %v; want alice's proof", i+1, f.Record, err)
 			}
