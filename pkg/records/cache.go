@@ -126,7 +126,7 @@ type factsFor struct {
 }
 
 // answer reports whether the facts answer a question about these credentials.
-func (f *factsFor) answer(of []credential.ID) bool {
+func (f factsFor) answer(of []credential.ID) bool {
 	for _, id := range of {
 		if !slices.Contains(f.of, id) {
 			return false
@@ -137,7 +137,7 @@ func (f *factsFor) answer(of []credential.ID) bool {
 
 // with returns the credentials that the next look-up reads: those of the present request, and of earlier ones, because several tenants may use
 // the image in turns.
-func (f *factsFor) with(of []credential.ID) []credential.ID {
+func (f factsFor) with(of []credential.ID) []credential.ID {
 	all := make([]credential.ID, 0, len(f.of)+len(of))
 	if all = append(all, of...); len(f.of) < MaxProofs {
 		all = append(all, f.of...)
