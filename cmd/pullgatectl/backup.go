@@ -76,8 +76,6 @@ func backUp(ctx context.Context, api adminv1.PullRecordsClient, file string, rep
 // backupFailure adds a hint to an error of a backup or of its file.
 func backupFailure(err error) error {
 	switch {
-	case errors.Is(err, cli.ErrNotWhole):
-		return hint.Wrap(err, "the backup is incomplete; try again")
 	case errors.Is(err, atomicfile.ErrExists):
 		return hint.Wrap(err, "give another name, or use --force to replace it")
 	case errors.Is(err, atomicfile.ErrNoFile):

@@ -39,13 +39,10 @@ again if the policy comes back. Endorsements are removed with their image.`,
 	flags.StringVar(&request.ImageId, "image-id", "", "only those of the image with this `ID`, or with this ID prefix")
 	flags.StringVar(&request.Requirement, "requirement", "", "only those for the requirement with this `hash`, or with this prefix of a hash")
 	flags.StringVar(&request.Signer, "signer", "", "only those with this `signer`, written as in the list")
-	return listing[*adminv1.ListEndorsementsResponse, *adminv1.Endorsement]{
-		ask: func(ctx context.Context, api adminv1.PullRecordsClient, limit int) (*adminv1.ListEndorsementsResponse, error) {
-			return cli.Endorsements(ctx, api, limit, &request)
-		},
-		entries: (*adminv1.ListEndorsementsResponse).GetEndorsements,
-		print:   output.View.Endorsements,
-	}.command(c, cmd)
+	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListEndorsements,
+		func(v output.View, p *output.Page, r *adminv1.ListEndorsementsResponse) {
+			v.Endorsements(p, r.GetEndorsements())
+		})
 }
 
 func endorsementRevokeCommand(c *cli.Console) *cobra.Command {
@@ -87,12 +84,11 @@ endorsements, which earlier versions of pullgated can open.` + cli.Changing,
 			Question: "Revoke these endorsements?",
 			Nothing:  "Nothing to revoke: no endorsement matches.",
 			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.RevokeEndorsementsResponse, error) {
-				var err error
-				if request.ImageId, err = imageID(ctx, api, request.GetImageId()); err != nil {
+				if err := cli.ExpandImageID(ctx, api, &request.ImageId); err != nil {
 					return nil, err
 				}
-				if request.Requirement, err = cli.Requirement(ctx, api, request.GetRequirement()); err != nil {
-					return nil, unfit("requirement", err)
+				if err := cli.ExpandRequirement(ctx, api, &request.Requirement); err != nil {
+					return nil, err
 				}
 				request.DryRun = dryRun
 				return api.RevokeEndorsements(ctx, &request)

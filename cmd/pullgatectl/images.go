@@ -23,7 +23,7 @@ type imageFilter struct {
 
 func imagesListCommand(c *cli.Console) *cobra.Command {
 	var f imageFilter
-	var filter *adminv1.ImageFilter
+	var request adminv1.ListImagesRequest
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List images, by repository, with who may use them",
@@ -45,7 +45,7 @@ ACCESS shows which pods may use it:
   pullgatectl images list -o json | jq -r '.images[].records[].pair.repository' | sort -u`,
 		Args: cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) (err error) {
-			filter, err = f.message(c)
+			request.Filter, err = f.message(c)
 			return err
 		},
 	}
@@ -57,13 +57,8 @@ ACCESS shows which pods may use it:
 	flags.StringVar(&f.namespace, "namespace", "", "only what a Secret of this `namespace` proved access to")
 	flags.StringVar(&f.olderThan, "older-than", "", "only images with a record older than this `age`, as in 30d")
 	flags.StringVar(&f.unusedFor, "unused-for", "", "only what has not been used for this `age`, as in 12h")
-	return listing[*adminv1.ListImagesResponse, *adminv1.Image]{
-		ask: func(ctx context.Context, api adminv1.PullRecordsClient, limit int) (*adminv1.ListImagesResponse, error) {
-			return cli.Images(ctx, api, limit, filter)
-		},
-		entries: (*adminv1.ListImagesResponse).GetImages,
-		print:   output.View.Images,
-	}.command(c, cmd)
+	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListImages,
+		func(v output.View, p *output.Page, r *adminv1.ListImagesResponse) { v.Images(p, r.GetImages()) })
 }
 
 func (f *imageFilter) message(c *cli.Console) (*adminv1.ImageFilter, error) {

@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/pullgate/pullgate/internal/cli"
@@ -11,32 +13,25 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// A listing is the request of a command that lists entries E, and how the command prints the answer L.
-type listing[L interface {
-	proto.Message
-	GetNextPageToken() string
-}, E any] struct {
-	ask     func(ctx context.Context, api adminv1.PullRecordsClient, limit int) (L, error)
-	entries func(L) []E
-	print   func(output.View, *output.Page, []E)
-}
-
-// command adds the flags of a list to cmd, and makes it run the listing.
-func (l listing[L, E]) command(c *cli.Console, cmd *cobra.Command) *cobra.Command {
-	limit := cli.LimitFlag(cmd)
-	o := cli.OutputFlags(cmd)
+// listing makes cmd request a list by ask, a method of the API, and print the answer with draw. It adds the flag --limit.
+func listing[Q proto.Message, A cli.ListPage](c *cli.Console, cmd *cobra.Command, o *cli.Output, request Q,
+	ask func(adminv1.PullRecordsClient, context.Context, Q, ...grpc.CallOption) (A, error), draw func(output.View, *output.Page, A),
+) *cobra.Command {
+	var limit int
+	cmd.Flags().IntVar(&limit, "limit", 0, "list `N` entries at most; 0 is all")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := limit.Check(); err != nil {
-			return err
+		if limit < 0 {
+			return cli.Misused("0 is all", "--limit %d: it is 0 or more", limit)
 		}
 		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			answer, err := l.ask(ctx, api, limit.N)
+			answer, count, err := cli.List(ctx, api, limit, request, ask)
 			if err != nil {
 				return err
 			}
-			entries := l.entries(answer)
-			c.Cut(answer.GetNextPageToken(), len(entries))
-			return c.Print(o, answer, func(v output.View, p *output.Page) { l.print(v, p, entries) })
+			if answer.GetNextPageToken() != "" {
+				_, _ = fmt.Fprintf(c.Err, "pullgatectl: there are more than these %d, --limit 0 lists all\n", count)
+			}
+			return c.Print(o, answer, func(v output.View, p *output.Page) { draw(v, p, answer) })
 		})
 	}
 	c.CompleteFlags(cmd)
@@ -48,7 +43,7 @@ func intentsCommand(c *cli.Console) *cobra.Command {
 }
 
 func intentsListCommand(c *cli.Console) *cobra.Command {
-	var repository string
+	var request adminv1.ListIntentsRequest
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List pull intents, by repository",
@@ -57,14 +52,9 @@ long as a repository has an intent, no image of it is marked preloaded. An inten
 unknown outcome is resolved by a list of images at least an hour later.`,
 		Args: cobra.NoArgs,
 	}
-	cmd.Flags().StringVar(&repository, "repository", "", "only those of this `repository`")
-	return listing[*adminv1.ListIntentsResponse, *adminv1.Intent]{
-		ask: func(ctx context.Context, api adminv1.PullRecordsClient, limit int) (*adminv1.ListIntentsResponse, error) {
-			return cli.Intents(ctx, api, limit, repository)
-		},
-		entries: (*adminv1.ListIntentsResponse).GetIntents,
-		print:   output.View.Intents,
-	}.command(c, cmd)
+	cmd.Flags().StringVar(&request.Repository, "repository", "", "only those of this `repository`")
+	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListIntents,
+		func(v output.View, p *output.Page, r *adminv1.ListIntentsResponse) { v.Intents(p, r.GetIntents()) })
 }
 
 func grantsCommand(c *cli.Console) *cobra.Command {
@@ -73,8 +63,7 @@ func grantsCommand(c *cli.Console) *cobra.Command {
 
 func grantsListCommand(c *cli.Console) *cobra.Command {
 	var pod string
-	var ref adminv1.PodRef
-	var repository string
+	request := adminv1.ListGrantsRequest{Pod: &adminv1.PodRef{}}
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List grants, by pod UID",
@@ -83,21 +72,16 @@ or "granted" for a grant that was restored from a running container.`,
 		Args: cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) (err error) {
 			if pod != "" {
-				ref.Namespace, ref.Name, err = coordinates("pod", pod)
+				request.Pod.Namespace, request.Pod.Name, err = coordinates("pod", pod)
 			}
 			return err
 		},
 	}
 	cmd.Flags().StringVar(&pod, "pod", "", "only those of this pod, `namespace/name`")
-	cmd.Flags().StringVar(&ref.Uid, "pod-uid", "", "only those of the pod with this `UID`")
-	cmd.Flags().StringVar(&ref.Namespace, "namespace", "", "only those of pods of this `namespace`")
-	cmd.Flags().StringVar(&repository, "repository", "", "only those of this `repository`")
+	cmd.Flags().StringVar(&request.Pod.Uid, "pod-uid", "", "only those of the pod with this `UID`")
+	cmd.Flags().StringVar(&request.Pod.Namespace, "namespace", "", "only those of pods of this `namespace`")
+	cmd.Flags().StringVar(&request.Repository, "repository", "", "only those of this `repository`")
 	cmd.MarkFlagsMutuallyExclusive("pod", "namespace")
-	return listing[*adminv1.ListGrantsResponse, *adminv1.Grant]{
-		ask: func(ctx context.Context, api adminv1.PullRecordsClient, limit int) (*adminv1.ListGrantsResponse, error) {
-			return cli.Grants(ctx, api, limit, &ref, repository)
-		},
-		entries: (*adminv1.ListGrantsResponse).GetGrants,
-		print:   output.View.Grants,
-	}.command(c, cmd)
+	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListGrants,
+		func(v output.View, p *output.Page, r *adminv1.ListGrantsResponse) { v.Grants(p, r.GetGrants()) })
 }

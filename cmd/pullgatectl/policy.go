@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -47,22 +46,7 @@ and namespaces that it is for, and who must have signed. All rules that match an
 be met.`,
 		Args: cobra.NoArgs,
 	}
-	limit := cli.LimitFlag(cmd)
-	o := cli.FormatFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := limit.Check(); err != nil {
-			return err
-		}
-		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			answer, err := cli.Policies(ctx, api, limit.N)
-			if err != nil {
-				return err
-			}
-			c.Cut(answer.GetNextPageToken(), len(answer.GetPolicies()))
-			return c.Print(o, answer, func(v output.View, p *output.Page) { v.Policies(p, answer) })
-		})
-	}
-	return cmd
+	return listing(c, cmd, cli.FormatFlag(cmd), &adminv1.ListPoliciesRequest{}, adminv1.PullRecordsClient.ListPolicies, output.View.Policies)
 }
 
 func policyPresetCommand(c *cli.Console) *cobra.Command {

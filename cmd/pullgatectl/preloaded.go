@@ -20,21 +20,16 @@ well: preloaded list shows them, and preloaded forget removes their marks.`,
 }
 
 func preloadedListCommand(c *cli.Console) *cobra.Command {
-	var repository, image string
+	var request adminv1.ListPreloadedRequest
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the marks of preloaded images",
 		Args:  cobra.NoArgs,
 	}
-	cmd.Flags().StringVar(&repository, "repository", "", "only those of this `repository`")
-	cmd.Flags().StringVar(&image, "image-id", "", "only those of the image with this `ID`, or with this ID prefix")
-	return listing[*adminv1.ListPreloadedResponse, *adminv1.Mark]{
-		ask: func(ctx context.Context, api adminv1.PullRecordsClient, limit int) (*adminv1.ListPreloadedResponse, error) {
-			return cli.Preloaded(ctx, api, limit, repository, image)
-		},
-		entries: (*adminv1.ListPreloadedResponse).GetMarks,
-		print:   output.View.Marks,
-	}.command(c, cmd)
+	cmd.Flags().StringVar(&request.Repository, "repository", "", "only those of this `repository`")
+	cmd.Flags().StringVar(&request.ImageId, "image-id", "", "only those of the image with this `ID`, or with this ID prefix")
+	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListPreloaded,
+		func(v output.View, p *output.Page, r *adminv1.ListPreloadedResponse) { v.Marks(p, r.GetMarks()) })
 }
 
 // pairSelection contains the flags of accept and forget that select pairs.
@@ -102,8 +97,8 @@ marked; if they change meanwhile, none is. In a distrusted store --all-untracked
 		return cli.CarryOut(cmd.Context(), c, o, how, cli.Change[*adminv1.AcceptPreloadedResponse]{
 			Question: "Let every pod use these?",
 			Nothing:  "Nothing to accept: the selected images are marked already, or no image is untracked.",
-			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (_ *adminv1.AcceptPreloadedResponse, err error) {
-				if s.imageID, err = imageID(ctx, api, s.imageID); err != nil {
+			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.AcceptPreloadedResponse, error) {
+				if err := cli.ExpandImageID(ctx, api, &s.imageID); err != nil {
 					return nil, err
 				}
 				r, err := api.AcceptPreloaded(ctx, &adminv1.AcceptPreloadedRequest{
@@ -151,8 +146,8 @@ grants that depend on the marks end at once.` + cli.Changing,
 		return cli.CarryOut(cmd.Context(), c, o, how, cli.Change[*adminv1.ForgetPreloadedResponse]{
 			Question: "Require proof for these images?",
 			Nothing:  "Nothing to forget: no mark matches.",
-			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (_ *adminv1.ForgetPreloadedResponse, err error) {
-				if s.imageID, err = imageID(ctx, api, s.imageID); err != nil {
+			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.ForgetPreloadedResponse, error) {
+				if err := cli.ExpandImageID(ctx, api, &s.imageID); err != nil {
 					return nil, err
 				}
 				return api.ForgetPreloaded(ctx, &adminv1.ForgetPreloadedRequest{Repository: s.repository, ImageId: s.imageID, All: s.all, DryRun: dryRun})

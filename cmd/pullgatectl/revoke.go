@@ -48,11 +48,10 @@ again. Grants that depend on them end at once; running containers continue. With
 			Question: "Revoke this?",
 			Nothing:  "Nothing to revoke: no proof matches.",
 			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.RevokeResponse, error) {
-				var err error
-				if request.ImageId, err = imageID(ctx, api, request.GetImageId()); err != nil {
+				if err := cli.ExpandImageID(ctx, api, &request.ImageId); err != nil {
 					return nil, err
 				}
-				if request.CredentialId, err = credentialID(ctx, api, request.GetCredentialId()); err != nil {
+				if err := cli.ExpandCredentialID(ctx, api, &request.CredentialId); err != nil {
 					return nil, err
 				}
 				request.DryRun = dryRun

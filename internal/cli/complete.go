@@ -14,11 +14,7 @@ import (
 
 // CompleteFlags makes the shell complete the values of a command's flags with data from the daemon.
 func (c *Console) CompleteFlags(cmd *cobra.Command) {
-	for flag, from := range map[string]Source{
-		"repository": Repositories, "image-id": ImageIDs, "credential": Credentials,
-		"requirement": Requirements, "signer": Signers,
-		"secret": Secrets, "pod": Pods, "pod-uid": PodUIDs, "namespace": Namespaces,
-	} {
+	for flag, from := range ofFlags() {
 		if cmd.Flags().Lookup(flag) != nil {
 			_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
 				return c.complete(cmd, begun, from), cobra.ShellCompDirectiveNoFileComp
@@ -32,7 +28,7 @@ func (c *Console) CompleteImages(cmd *cobra.Command, args []string, begun string
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return c.complete(cmd, begun, Names), cobra.ShellCompDirectiveNoFileComp
+	return c.complete(cmd, begun, ofImages((*adminv1.Image).GetNames)), cobra.ShellCompDirectiveNoFileComp
 }
 
 // patience is how long a completion waits for the daemon.
@@ -43,7 +39,7 @@ var harmless = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$`)
 
 // complete returns the daemon's values with the prefix begun. Errors are not printed, so that they do not disturb the command
 // line.
-func (c *Console) complete(cmd *cobra.Command, begun string, from Source) []string {
+func (c *Console) complete(cmd *cobra.Command, begun string, from source) []string {
 	quick := *c
 	quick.timeout = patience
 	ctx, cancel := context.WithTimeout(cmd.Context(), patience)

@@ -7,131 +7,96 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// A Source returns one kind of the daemon's data, such as [Names]. It returns all of it, possibly with repetitions.
-type Source func(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error)
+// A source returns one kind of the daemon's data. It returns all of it, possibly with repetitions and empty strings.
+type source func(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error)
 
-// ofImages collects from every image.
-func ofImages(ctx context.Context, api adminv1.PullRecordsClient, collect func(*adminv1.Image) []string) ([]string, error) {
-	images, err := Images(ctx, api, 0, nil)
-	var all []string
-	for _, i := range images.GetImages() {
-		all = append(all, collect(i)...)
+// ofFlags returns the source of the values of each flag.
+func ofFlags() map[string]source {
+	return map[string]source{
+		"repository":  ofImages(repositories),
+		"image-id":    ofImages(func(i *adminv1.Image) []string { return []string{i.GetImageId()} }),
+		"credential":  ofProofs(func(p *adminv1.Proof) []string { return []string{p.GetCredentialId()} }),
+		"requirement": ofEndorsements(func(e *adminv1.Endorsement) []string { return []string{e.GetRequirement()} }),
+		"signer":      ofEndorsements((*adminv1.Endorsement).GetSigners),
+		"secret":      ofSecrets(func(s *adminv1.SecretRef) string { return coordinates(s.GetNamespace(), s.GetName()) }),
+		"pod":         ofPods(func(p *adminv1.PodRef) string { return coordinates(p.GetNamespace(), p.GetName()) }),
+		"pod-uid":     ofPods((*adminv1.PodRef).GetUid),
+		"namespace":   namespaces,
 	}
-	return all, err
 }
 
-// Names returns the names of images.
-func Names(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
-	return ofImages(ctx, api, (*adminv1.Image).GetNames)
-}
-
-// ImageIDs returns the IDs of images.
-func ImageIDs(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
-	return ofImages(ctx, api, func(i *adminv1.Image) []string { return []string{i.GetImageId()} })
-}
-
-// Repositories returns the repositories with records, marks or intents, and those without.
-func Repositories(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
-	return ofImages(ctx, api, func(i *adminv1.Image) []string {
-		all := slices.Clone(i.GetUntracked())
-		for _, r := range i.GetRecords() {
-			all = append(all, r.GetPair().GetRepository())
-		}
-		for _, m := range i.GetMarks() {
-			all = append(all, m.GetPair().GetRepository())
-		}
-		return all
-	})
-}
-
-// Requirements returns the requirements that images were endorsed for.
-func Requirements(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
-	return ofEndorsements(ctx, api, func(e *adminv1.Endorsement) []string { return []string{e.GetRequirement()} })
-}
-
-// Signers returns the signers of endorsements.
-func Signers(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
-	return ofEndorsements(ctx, api, (*adminv1.Endorsement).GetSigners)
-}
-
-// ofEndorsements collects from every endorsement.
-func ofEndorsements(ctx context.Context, api adminv1.PullRecordsClient, collect func(*adminv1.Endorsement) []string) ([]string, error) {
-	found, err := Endorsements(ctx, api, 0, &adminv1.ListEndorsementsRequest{})
-	var all []string
-	for _, e := range found.GetEndorsements() {
-		all = append(all, collect(e)...)
+// coordinates returns namespace/name; "" without a name.
+func coordinates(namespace, name string) string {
+	if name == "" {
+		return ""
 	}
-	return all, err
+	return namespace + "/" + name
 }
 
-// Credentials returns the IDs of the credentials that have proved access.
-func Credentials(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
-	return ofProofs(ctx, api, func(p *adminv1.Proof) []string { return []string{p.GetCredentialId()} })
+// repositories returns the repositories with records or marks, and those without.
+func repositories(i *adminv1.Image) []string {
+	all := slices.Clone(i.GetUntracked())
+	for _, r := range i.GetRecords() {
+		all = append(all, r.GetPair().GetRepository())
+	}
+	for _, m := range i.GetMarks() {
+		all = append(all, m.GetPair().GetRepository())
+	}
+	return all
 }
 
-// Secrets returns the Secrets that have proved access, as namespace/name.
-func Secrets(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
-	return ofProofs(ctx, api, func(p *adminv1.Proof) []string {
-		var all []string
-		for _, s := range p.GetSecrets() {
-			if s.GetName() != "" { // otherwise it means a namespace
-				all = append(all, s.GetNamespace()+"/"+s.GetName())
-			}
-		}
-		return all
-	})
-}
-
-// ofProofs collects from every proof.
-func ofProofs(ctx context.Context, api adminv1.PullRecordsClient, collect func(*adminv1.Proof) []string) ([]string, error) {
-	return ofImages(ctx, api, func(i *adminv1.Image) []string {
-		var all []string
-		for _, r := range i.GetRecords() {
-			for _, p := range r.GetProofs() {
-				all = append(all, collect(p)...)
-			}
-		}
-		return all
-	})
-}
-
-// Pods returns the pods that have a grant, as namespace/name.
-func Pods(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
-	return ofGrants(ctx, api, func(p *adminv1.PodRef) string {
-		if p.GetName() == "" {
-			return ""
-		}
-		return p.GetNamespace() + "/" + p.GetName()
-	})
-}
-
-// PodUIDs returns the UIDs of the pods that have a grant.
-func PodUIDs(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
-	return ofGrants(ctx, api, (*adminv1.PodRef).GetUid)
-}
-
-// Namespaces returns the namespaces of pods that have a grant, and of Secrets that proved access.
-func Namespaces(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
-	pods, err := ofGrants(ctx, api, (*adminv1.PodRef).GetNamespace)
+// namespaces returns the namespaces of pods that have a grant, and of Secrets that proved access.
+func namespaces(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
+	pods, err := ofPods((*adminv1.PodRef).GetNamespace)(ctx, api)
 	if err != nil {
 		return nil, err
 	}
-	secrets, err := ofProofs(ctx, api, func(p *adminv1.Proof) []string {
-		var all []string
-		for _, s := range p.GetSecrets() {
-			all = append(all, s.GetNamespace())
-		}
-		return all
-	})
+	secrets, err := ofSecrets((*adminv1.SecretRef).GetNamespace)(ctx, api)
 	return append(pods, secrets...), err
 }
 
-// ofGrants collects from the pod of every grant.
-func ofGrants(ctx context.Context, api adminv1.PullRecordsClient, collect func(*adminv1.PodRef) string) ([]string, error) {
-	grants, err := Grants(ctx, api, 0, nil, "")
-	var all []string
-	for _, g := range grants.GetGrants() {
-		all = append(all, collect(g.GetPod()))
+// ofImages returns the source that collects from every image.
+func ofImages(collect func(*adminv1.Image) []string) source {
+	return func(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
+		found, _, err := List(ctx, api, 0, &adminv1.ListImagesRequest{}, adminv1.PullRecordsClient.ListImages)
+		return collected(found.GetImages(), collect), err
 	}
-	return all, err
+}
+
+// ofEndorsements returns the source that collects from every endorsement.
+func ofEndorsements(collect func(*adminv1.Endorsement) []string) source {
+	return func(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
+		found, _, err := List(ctx, api, 0, &adminv1.ListEndorsementsRequest{}, adminv1.PullRecordsClient.ListEndorsements)
+		return collected(found.GetEndorsements(), collect), err
+	}
+}
+
+// ofPods returns the source that collects from every pod that has a grant.
+func ofPods(collect func(*adminv1.PodRef) string) source {
+	return func(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
+		found, _, err := List(ctx, api, 0, &adminv1.ListGrantsRequest{}, adminv1.PullRecordsClient.ListGrants)
+		return collected(found.GetGrants(), func(g *adminv1.Grant) []string { return []string{collect(g.GetPod())} }), err
+	}
+}
+
+// ofProofs returns the source that collects from every proof.
+func ofProofs(collect func(*adminv1.Proof) []string) source {
+	return ofImages(func(i *adminv1.Image) []string {
+		return collected(i.GetRecords(), func(r *adminv1.Record) []string { return collected(r.GetProofs(), collect) })
+	})
+}
+
+// ofSecrets returns the source that collects from every Secret that proved access.
+func ofSecrets(collect func(*adminv1.SecretRef) string) source {
+	return ofProofs(func(p *adminv1.Proof) []string {
+		return collected(p.GetSecrets(), func(s *adminv1.SecretRef) []string { return []string{collect(s)} })
+	})
+}
+
+func collected[E any](entries []E, collect func(E) []string) []string {
+	var all []string
+	for _, e := range entries {
+		all = append(all, collect(e)...)
+	}
+	return all
 }
