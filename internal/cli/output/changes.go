@@ -8,15 +8,15 @@ import (
 
 // Revocation prints what a revocation revokes, or would revoke.
 func (v View) Revocation(p *Page, r *adminv1.RevokeResponse) {
-	var rows []Row
+	var rows [][]string
 	for _, proof := range r.GetProofs() {
-		rows = append(rows, Row{Cells: []string{
+		rows = append(rows, []string{
 			proof.GetPair().GetRepository(), v.ID(proof.GetPair().GetImageId()), v.ID(proof.GetProof().GetCredentialId()),
 			secretNames(proof.GetProof().GetSecrets()), v.age(proof.GetProof().GetLastProved()), v.age(proof.GetProof().GetLastUsed()),
-		}})
+		})
 	}
 	for _, pair := range r.GetClosed() {
-		rows = append(rows, Row{Cells: []string{pair.GetRepository(), v.ID(pair.GetImageId()), "every pod", "", "", ""}})
+		rows = append(rows, []string{pair.GetRepository(), v.ID(pair.GetImageId()), "every pod", "", "", ""})
 	}
 	if len(rows) > 0 {
 		p.Table([]string{"REPOSITORY", "IMAGE ID", "CREDENTIAL", "SECRETS", "LAST PROVED", "LAST USED"}, rows)

@@ -21,7 +21,7 @@ func (v View) decisionWidths() []int {
 
 // DecisionHead prints the head of the table of decisions.
 func (v View) DecisionHead(p *Page) {
-	p.Row(Row{Colour: Bold, Cells: []string{"TIME", "CALL", "VERDICT", "REASON", "POD", "CREDENTIAL", "IMAGE"}}, v.decisionWidths())
+	p.Row(Bold, []string{"TIME", "CALL", "VERDICT", "REASON", "POD", "CREDENTIAL", "IMAGE"}, v.decisionWidths())
 }
 
 // Decision prints a decision in one line.
@@ -42,9 +42,9 @@ func (v View) Decision(p *Page, d *adminv1.WatchDecisionsResponse) {
 	if d.GetVerdict() == adminv1.Verdict_VERDICT_REVERIFY && !d.GetShadow() {
 		colour = Heed
 	}
-	p.Row(Row{Colour: colour, Cells: []string{
+	p.Row(colour, []string{
 		when, d.GetCall(), verdict(d.GetVerdict()), why, podName(d.GetPod()), v.ID(d.GetCredentialId()), d.GetImage(),
-	}}, v.decisionWidths())
+	}, v.decisionWidths())
 }
 
 // verdict returns the word for a verdict in the log and in the decision log.

@@ -89,17 +89,14 @@ func notAsked(f *adminv1.Finding) bool { return f.GetReason() == "NOT_ASKED" && 
 
 func printFinding(p *Page, f *adminv1.Finding) {
 	switch {
-	case f.GetReason() == "" && f.GetMessage() != "":
-		p.Prose("    - ", "%s", f.GetMessage())
-	case f.GetReason() == "" && len(f.GetSigners()) > 0:
-		p.Prose("    - ", "signed as policy %s requires by %s, digest %s", f.GetPolicy(), strings.Join(f.GetSigners(), "; "), f.GetDigest())
-	case f.GetReason() == "" && f.GetPolicy() != "":
-		p.Prose("    - ", "accepted by policy %s", f.GetPolicy())
-	case f.GetReason() == "":
-	case f.GetAudit():
+	case f.GetReason() != "" && f.GetAudit():
 		p.Prose("    - ", "audit: %s", f.GetMessage())
-	default:
+	case f.GetReason() != "" || f.GetMessage() != "":
 		p.Prose("    - ", "%s", f.GetMessage())
+	case len(f.GetSigners()) > 0:
+		p.Prose("    - ", "signed as policy %s requires by %s, digest %s", f.GetPolicy(), strings.Join(f.GetSigners(), "; "), f.GetDigest())
+	case f.GetPolicy() != "":
+		p.Prose("    - ", "accepted by policy %s", f.GetPolicy())
 	}
 }
 

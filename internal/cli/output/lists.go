@@ -13,7 +13,7 @@ import (
 
 // Images prints which pods may use which image, a line for each repository of an image.
 func (v View) Images(p *Page, images []*adminv1.Image) {
-	var rows []Row
+	var rows [][]string
 	for _, i := range images {
 		known := repositories(i)
 		for _, k := range known {
@@ -21,12 +21,12 @@ func (v View) Images(p *Page, images []*adminv1.Image) {
 			if since == nil {
 				since = k.mark.GetSet()
 			}
-			rows = append(rows, Row{Cells: []string{
+			rows = append(rows, []string{
 				v.ID(i.GetImageId()), presence(i.GetPresence()), k.repository, tags(i, k.repository), k.access(), v.age(since), v.age(k.record.GetLastUsed()),
-			}})
+			})
 		}
 		if len(known) == 0 {
-			rows = append(rows, Row{Cells: []string{v.ID(i.GetImageId()), presence(i.GetPresence()), "", "", "", "", ""}})
+			rows = append(rows, []string{v.ID(i.GetImageId()), presence(i.GetPresence()), "", "", "", "", ""})
 		}
 	}
 	p.Table([]string{"IMAGE ID", "PRESENT", "REPOSITORY", "TAG", "ACCESS", "SINCE", "LAST USED"}, rows)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
-	"unicode"
 	"unicode/utf16"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -35,7 +34,7 @@ func JSONLine(m any) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return append(escape(raw, pair), '\n'), nil
+	return []byte(escape(string(raw), "", pair) + "\n"), nil
 }
 
 // durationForm matches the field of a duration, which protojson writes as a string: "took":"0.028s". A quote within a string is
@@ -73,38 +72,16 @@ func YAML(m any) ([]byte, error) {
 		return nil, err
 	}
 	if !printable(string(raw)) {
-		return append(escape(raw, whole), '\n'), nil // JSON with the escapes of YAML
+		return []byte(Safe(string(raw)) + "\n"), nil // JSON with the escapes of YAML
 	}
 	b, err := yaml.JSONToYAML(raw)
 	if err != nil {
 		return nil, fmt.Errorf("write %s as YAML: %w", name(m), err)
 	}
-	return escape(b, whole), nil
-}
-
-// escape replaces characters that are not printable by escapes of JSON and YAML; long returns the escape of a character beyond
-// U+FFFF. It keeps line feeds, which are outside of strings.
-func escape(document []byte, long func(rune) string) []byte {
-	if printable(strings.ReplaceAll(string(document), "\n", "")) {
-		return document
-	}
-	var b bytes.Buffer
-	for _, r := range string(document) {
-		switch {
-		case r == '\n', unicode.IsPrint(r):
-			b.WriteRune(r)
-		case r > 0xffff:
-			b.WriteString(long(r))
-		default:
-			_, _ = fmt.Fprintf(&b, `\u%04x`, r)
-		}
-	}
-	return b.Bytes()
+	return []byte(escape(string(b), "\n", whole)), nil
 }
 
 func pair(r rune) string {
 	high, low := utf16.EncodeRune(r)
 	return fmt.Sprintf(`\u%04x\u%04x`, high, low)
 }
-
-func whole(r rune) string { return fmt.Sprintf(`\U%08x`, r) }

@@ -89,51 +89,40 @@ func (p *Page) PaintProse(c Colour, first, format string, args ...any) {
 	p.Paint(c, "%s", line)
 }
 
-// A Row is a line of a table.
-type Row struct {
-	Colour Colour
-	Cells  []string
-}
-
 // Table adds a table; each column is as wide as its widest cell. An empty cell is printed as a dash.
-func (p *Page) Table(head []string, rows []Row) {
+func (p *Page) Table(head []string, rows [][]string) {
 	if len(rows) == 0 {
 		p.Line("No entries.")
 		return
 	}
-	all := append([]Row{{Colour: Bold, Cells: head}}, rows...)
 	widths := make([]int, len(head))
-	for _, r := range all {
-		for i, cell := range r.Cells {
+	for _, cells := range append([][]string{head}, rows...) {
+		for i, cell := range cells {
 			widths[i] = max(widths[i], utf8.RuneCountInString(shown(cell)))
 		}
 	}
-	for _, r := range all {
-		p.Row(r, widths)
+	p.Row(Bold, head, widths)
+	for _, cells := range rows {
+		p.Row(Plain, cells, widths)
 	}
 }
 
 // tableOf adds a table with a row for each entry.
 func tableOf[E any](p *Page, head []string, entries []E, cells func(E) []string) {
-	rows := make([]Row, 0, len(entries))
+	rows := make([][]string, 0, len(entries))
 	for _, e := range entries {
-		rows = append(rows, Row{Cells: cells(e)})
+		rows = append(rows, cells(e))
 	}
 	p.Table(head, rows)
 }
 
 // Row adds a line of a table with these column widths, for tables without a known end.
-func (p *Page) Row(r Row, widths []int) {
+func (p *Page) Row(c Colour, cells []string, widths []int) {
 	var line strings.Builder
-	for i, cell := range r.Cells {
-		if i > 0 {
-			line.WriteString("  ")
-		}
-		cell = shown(cell)
-		line.WriteString(cell)
-		line.WriteString(strings.Repeat(" ", max(0, widths[i]-utf8.RuneCountInString(cell))))
+	for i, cell := range cells {
+		_, _ = fmt.Fprintf(&line, "%-*s  ", widths[i], shown(cell))
 	}
-	p.Paint(r.Colour, "%s", line.String())
+	p.Paint(c, "%s", line.String())
 }
 
 // Take returns the content of the page, and empties it.

@@ -24,8 +24,7 @@ func (View) Policies(p *Page, r *adminv1.ListPoliciesResponse) {
 	if r.GetReloadError() != "" {
 		p.PaintProse(Heed, "Error      ", "the folder is invalid, the last valid policies stay in use: %s", r.GetReloadError())
 	}
-	p.Gap()
-	rows := make([]Row, 0, len(r.GetPolicies()))
+	var rows [][]string
 	unjudged := 0
 	var backends, signatures []*adminv1.Policy
 	for _, policy := range r.GetPolicies() {
@@ -42,13 +41,14 @@ func (View) Policies(p *Page, r *adminv1.ListPoliciesResponse) {
 			mode += ", audit"
 		}
 		unjudged += len(policy.GetUnjudged())
-		rows = append(rows, Row{Cells: []string{policy.GetKind(), policy.GetName(), mode, boundTo(policy)}})
+		rows = append(rows, []string{policy.GetKind(), policy.GetName(), mode, boundTo(policy)})
 	}
 	if len(rows) > 0 || len(backends) == 0 && len(signatures) == 0 {
+		p.Gap()
 		p.Table([]string{"KIND", "NAME", "MODE", "NAMESPACES"}, rows)
 	}
-	reviewBackends(p, backends, len(rows) > 0)
-	signatureRules(p, signatures, len(rows) > 0 || len(backends) > 0)
+	reviewBackends(p, backends)
+	signatureRules(p, signatures)
 	for _, w := range r.GetWarnings() {
 		p.Gap()
 		p.PaintProse(Heed, "Warning    ", "%s", w)
@@ -65,14 +65,12 @@ func (View) Policies(p *Page, r *adminv1.ListPoliciesResponse) {
 	}
 }
 
-// reviewBackends prints image review backends, below other policies if there are some.
-func reviewBackends(p *Page, backends []*adminv1.Policy, below bool) {
+// reviewBackends prints image review backends, if there are some.
+func reviewBackends(p *Page, backends []*adminv1.Policy) {
 	if len(backends) == 0 {
 		return
 	}
-	if below {
-		p.Gap()
-	}
+	p.Gap()
 	head := []string{"KIND", "NAME", "DEFAULTALLOW", "ALLOWTTL", "DENYTTL", "IMAGE VOLUMES", "NAMESPACES"}
 	tableOf(p, head, backends, func(policy *adminv1.Policy) []string {
 		b := policy.GetReviewBackend()
@@ -88,15 +86,13 @@ func reviewBackends(p *Page, backends []*adminv1.Policy, below bool) {
 	})
 }
 
-// signatureRules prints rules about signatures, below other policies if there are some.
-func signatureRules(p *Page, policies []*adminv1.Policy, below bool) {
+// signatureRules prints rules about signatures, if there are some.
+func signatureRules(p *Page, policies []*adminv1.Policy) {
 	if len(policies) == 0 {
 		return
 	}
-	if below {
-		p.Gap()
-	}
-	var rows []Row
+	p.Gap()
+	var rows [][]string
 	for _, policy := range policies {
 		for _, r := range policy.GetSignatureRules() {
 			requires := []string{}
@@ -113,9 +109,9 @@ func signatureRules(p *Page, policies []*adminv1.Policy, below bool) {
 			if r.GetAudit() {
 				mode = "audit"
 			}
-			rows = append(rows, Row{Cells: []string{
+			rows = append(rows, []string{
 				policy.GetKind(), policy.GetName(), r.GetName(), mode, r.GetNamespaces(), strings.Join(r.GetImages(), ", "), strings.Join(requires, "; "),
-			}})
+			})
 		}
 	}
 	p.Table([]string{"KIND", "NAME", "RULE", "MODE", "NAMESPACES", "IMAGES", "REQUIRES"}, rows)

@@ -127,7 +127,8 @@ func TestPageMakesEverythingSafe(t *testing.T) {
 		p.Text(hostile, "c\n"+hostile)
 		p.Prose("- ", "d %s", hostile)
 		p.PaintProse(output.Good, hostile, "e")
-		p.Table([]string{"F" + hostile, "G"}, []output.Row{{Colour: output.Heed, Cells: []string{hostile, ""}}})
+		p.Table([]string{"F" + hostile, "G"}, [][]string{{hostile, ""}})
+		p.Row(output.Heed, []string{hostile, ""}, []int{8, 1})
 		out := string(p.Take())
 		for _, own := range []output.Colour{output.Bad, output.Good, output.Heed, output.Bold, "\x1b[0m"} {
 			if strings.Contains(out, string(own)) != colours {
@@ -143,7 +144,7 @@ func TestPageMakesEverythingSafe(t *testing.T) {
 
 func TestTableIsAsWideAsItsCells(t *testing.T) {
 	p := &output.Page{}
-	p.Table([]string{"NAME", "N"}, []output.Row{{Cells: []string{"приложение", "1"}}, {Cells: []string{"", "22"}}, {Cells: []string{"x", ""}}})
+	p.Table([]string{"NAME", "N"}, [][]string{{"приложение", "1"}, {"", "22"}, {"x", ""}})
 	const want = "NAME        N\nприложение  1\n-           22\nx           -\n"
 	if got := string(p.Take()); got != want {
 		t.Errorf("the table is\n%s; want\n%s", got, want)
