@@ -8,7 +8,6 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pullgate/pullgate/internal/atomicfile"
 	"github.com/pullgate/pullgate/internal/cli"
@@ -55,10 +54,7 @@ used only on this node, with the node.key of the same time: keep that beside it.
 		if err != nil {
 			return err
 		}
-		answer, err := structpb.NewStruct(map[string]any{"file": file, "bytes": size})
-		if err != nil {
-			return err
-		}
+		answer := map[string]any{"file": file, "bytes": size}
 		return c.Print(o, answer, func(_ output.View, p *output.Page) { p.Line("%s written to %s", output.Size(size), file) })
 	}
 	return cmd

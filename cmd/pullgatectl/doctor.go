@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pullgate/pullgate/internal/cli"
 	"github.com/pullgate/pullgate/internal/cli/output"
@@ -78,10 +77,7 @@ runtime is asked once, without credentials, and each webhook, unless --no-networ
 		if err := cmd.Context().Err(); err != nil {
 			return err
 		}
-		answer, err := structpb.NewStruct(map[string]any{"findings": asValues(found)})
-		if err != nil {
-			return err
-		}
+		answer := map[string]any{"findings": asValues(found)}
 		if err := c.Print(o, answer, func(_ output.View, p *output.Page) { showFindings(p, found) }); err != nil {
 			return err
 		}

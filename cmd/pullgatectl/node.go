@@ -16,7 +16,6 @@ import (
 	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/nodeenable"
 	"github.com/pullgate/pullgate/internal/nodeenable/configured"
-	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
 const nodeLong = `Configure the kubelet of this node to use pullgated, revert that, and show what it dials.
@@ -167,18 +166,12 @@ func (s *nodeSwitch) running(ctx context.Context) (nodeenable.Daemon, error) {
 	if file.Admin.Listen == "" {
 		return configured.File(file), nil
 	}
-	var d nodeenable.Daemon
-	err = s.c.At(file.Admin.Listen).Ask(ctx, func(ctx context.Context, api adminv1.PullRecordsClient) error {
-		status, err := api.GetStatus(ctx, &adminv1.GetStatusRequest{})
-		if err != nil {
-			return err
-		}
-		if d, err = configured.Running(file, s.config, status); err != nil {
-			return nodeFailure(err)
-		}
-		return nil
-	})
-	return d, err
+	status, err := statusFor(ctx, s.c, file.Admin.Listen)
+	if err != nil {
+		return nodeenable.Daemon{}, err
+	}
+	d, err := configured.Running(file, s.config, status)
+	return d, nodeFailure(err)
 }
 
 // carryOut shows a plan, and applies it after consent.

@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/durationpb"
-	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pullgate/pullgate/internal/cli"
 	"github.com/pullgate/pullgate/internal/cli/output"
@@ -100,10 +99,7 @@ first.`,
 		if err != nil {
 			return err
 		}
-		answer, err := structpb.NewStruct(map[string]any{"file": file, "bytesBefore": done.Before, "bytes": done.After})
-		if err != nil {
-			return err
-		}
+		answer := map[string]any{"file": file, "bytesBefore": done.Before, "bytes": done.After}
 		return c.Print(o, answer, func(_ output.View, p *output.Page) {
 			p.Line("%s: %s, before %s", file, output.Size(done.After), output.Size(done.Before))
 		})

@@ -4,7 +4,6 @@ import (
 	"runtime"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/pullgate/pullgate/internal/cli"
 	"github.com/pullgate/pullgate/internal/cli/output"
@@ -19,11 +18,8 @@ func versionCommand(c *cli.Console) *cobra.Command {
 	}
 	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
-		answer, err := structpb.NewStruct(map[string]any{
+		answer := map[string]any{
 			"version": program.Version, "commit": program.Commit, "date": program.Date, "goVersion": runtime.Version(),
-		})
-		if err != nil {
-			return err
 		}
 		return c.Print(o, answer, func(_ output.View, p *output.Page) {
 			p.Line("%s", program.VersionLine("pullgatectl"))

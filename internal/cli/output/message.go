@@ -10,12 +10,13 @@ import (
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
 	"sigs.k8s.io/yaml"
 )
 
 // JSON returns a message as JSON, over several lines, with field names in lowerCamelCase. The same message gives the same bytes.
 // Empty lists, strings and numbers are written; absent messages and times are not. Values that are not protobuf messages are
-// written as by encoding/json. Durations are numbers of seconds.
+// written as by encoding/json, but a map of fields is a message. Durations are numbers of seconds.
 func JSON(m any) ([]byte, error) {
 	line, err := JSONLine(m)
 	if err != nil {
@@ -44,6 +45,11 @@ var durationForm = regexp.MustCompile(`"took":\s*"([0-9.]+)s"`)
 func compact(m any) ([]byte, error) {
 	var raw []byte
 	var err error
+	if fields, ok := m.(map[string]any); ok {
+		if m, err = structpb.NewStruct(fields); err != nil {
+			return nil, err
+		}
+	}
 	if message, ok := m.(proto.Message); ok {
 		raw, err = protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(message)
 		raw = durationForm.ReplaceAll(raw, []byte(`"took":$1`))
