@@ -275,8 +275,8 @@ func TestExplainPolicies(t *testing.T) {
 	}}
 	w := aNode(t, func(c *adminapi.Config) {
 		c.Gate = gate
-		c.Policies = func() adminapi.Policies {
-			return adminapi.Policies{List: []adminapi.Policy{{Unjudged: []string{"a", "b"}}, {}, {Unjudged: []string{"c"}}}}
+		c.Policies = func() *adminv1.ListPoliciesResponse {
+			return &adminv1.ListPoliciesResponse{Policies: []*adminv1.Policy{{Unjudged: []string{"a", "b"}}, {}, {Unjudged: []string{"c"}}}}
 		}
 	})
 	w.node.do(func(n *node) { n.using = map[string][]string{"uid-bob": {"a", "b"}} })

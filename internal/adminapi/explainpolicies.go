@@ -38,8 +38,8 @@ func (s *Server) unjudged() (n int32) {
 	if s.c.Policies == nil {
 		return 0
 	}
-	for _, p := range s.c.Policies().List {
-		n += int32(len(p.Unjudged)) //nolint:gosec // bounded by the size of the policy files
+	for _, p := range s.c.Policies().GetPolicies() {
+		n += int32(len(p.GetUnjudged())) //nolint:gosec // bounded by the size of the policy files
 	}
 	return n
 }

@@ -15,15 +15,15 @@ import (
 )
 
 func TestListPolicies(t *testing.T) {
-	in := adminapi.Policies{Folder: "/p", Hash: "h", ReloadError: "e", Enforcing: true, RefuseUnjudged: true}
+	in := &adminv1.ListPoliciesResponse{Folder: "/p", Hash: "h", ReloadError: "e", Enforcing: true, RefuseUnjudged: true}
 	var want []string
 	for i := range 5 {
 		want = append(want, fmt.Sprint("policy-", i))
-		in.List = append(in.List, adminapi.Policy{
+		in.Policies = append(in.Policies, &adminv1.Policy{
 			Kind: "PodRestriction", Name: want[i], Mode: "Drop", Audit: true, Namespaces: []string{"a"}, NamespaceSelector: "b=c", Unjudged: []string{"d"},
 		})
 	}
-	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) { c.Policies = func() adminapi.Policies { return in } })
+	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) { c.Policies = func() *adminv1.ListPoliciesResponse { return in } })
 	var got []string
 	for token := ""; ; {
 		r, err := w.ListPolicies(t.Context(), &adminv1.ListPoliciesRequest{PageSize: 2, PageToken: token})

@@ -101,8 +101,8 @@ type Config struct {
 	StorePath string
 	// Status returns a new answer of GetStatus, without what is from the tracker and the store.
 	Status func(ctx context.Context) *adminv1.GetStatusResponse
-	// Policies returns the policies in use; nil if there are none.
-	Policies func() Policies
+	// Policies returns all policies in use, by kind and name, and how they are used. It is nil, or returns nil, if there are none.
+	Policies func() *adminv1.ListPoliciesResponse
 	// Signatures asks about signatures of images; nil if no policy can require them.
 	Signatures Signatures
 	// EndorsementValidity returns how long an endorsement counts after its verification, 0 for without limit; nil means without limit.

@@ -9,22 +9,22 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
-	"github.com/pullgate/pullgate/internal/adminapi"
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/metrics"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/podview"
 	"github.com/pullgate/pullgate/pkg/restriction"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
 const (
@@ -333,28 +333,28 @@ func TestPoliciesAreListed(t *testing.T) {
 	p := newPolicyTest(t, noHostNetwork, neverSeen, devOnly)
 	p.open()
 	l := p.list()
-	if l.Folder != p.dir || l.Hash == "" || l.ReloadError != "" || !l.Enforcing || l.RefuseUnjudged {
+	if l.GetFolder() != p.dir || l.GetHash() == "" || l.GetReloadError() != "" || !l.GetEnforcing() || l.GetRefuseUnjudged() {
 		t.Errorf("list = %+v", l)
 	}
-	want := []adminapi.Policy{
+	want := &adminv1.ListPoliciesResponse{Policies: []*adminv1.Policy{
 		{Kind: "PodRestriction", Name: "p0", Mode: "Drop", AllNamespaces: true},
 		{Kind: "PodRestriction", Name: "p1", Mode: "Drop", AllNamespaces: true, Unjudged: []string{"spec.spec.dnsPolicy"}},
 		{Kind: "PodRestriction", Name: "p2", Mode: "Accept", NamespaceSelector: "tier=dev", Unjudged: []string{"binding.namespaceSelector"}},
-	}
-	if !reflect.DeepEqual(l.List, want) {
-		t.Errorf("list has %+v; want %+v", l.List, want)
+	}}
+	if !proto.Equal(&adminv1.ListPoliciesResponse{Policies: l.GetPolicies()}, want) {
+		t.Errorf("list has %v; want %v", l.GetPolicies(), want)
 	}
 	p.put("p1", "spek: {}\n")
 	p.change(func(c *config.Admission) { c.Enforce, c.Unjudged = false, config.UnjudgedRefuse })
-	if l := p.list(); !strings.Contains(l.ReloadError, "p1.yaml: spek: unknown field") || l.Enforcing || !l.RefuseUnjudged || len(l.List) != 3 {
+	if l := p.list(); !strings.Contains(l.GetReloadError(), "p1.yaml: spek: unknown field") || l.GetEnforcing() || !l.GetRefuseUnjudged() || len(l.GetPolicies()) != 3 {
 		t.Errorf("after an invalid change: %+v", l)
 	}
 	p.change(func(c *config.Admission) { c.Policies = "" })
-	if l := p.list(); l.Folder != "" || len(l.List) != 0 {
+	if l := p.list(); l.GetFolder() != "" || len(l.GetPolicies()) != 0 {
 		t.Errorf("without policies: %+v", l)
 	}
 	p.change(func(c *config.Admission) { c.Policies = p.dir })
-	if l := p.list(); l.Folder != p.dir || l.ReloadError == "" || len(l.List) != 0 {
+	if l := p.list(); l.GetFolder() != p.dir || l.GetReloadError() == "" || len(l.GetPolicies()) != 0 {
 		t.Errorf("switched on with an invalid file: %+v", l)
 	}
 }

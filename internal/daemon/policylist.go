@@ -5,7 +5,8 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"github.com/pullgate/pullgate/internal/adminapi"
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/imagepolicy"
@@ -13,20 +14,16 @@ import (
 	"github.com/pullgate/pullgate/pkg/admission/restrict"
 	"github.com/pullgate/pullgate/pkg/requirement"
 	"github.com/pullgate/pullgate/pkg/restriction"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
 // A policyList is the policies in use, for goroutines that do not own policies.
 type policyList struct {
-	atomic.Pointer[adminapi.Policies]
+	atomic.Pointer[adminv1.ListPoliciesResponse]
 }
 
-// list returns the policies in use for the admin API. It may be called concurrently with the other methods.
-func (p *policies) list() adminapi.Policies {
-	if l := p.listed.Load(); l != nil {
-		return *l
-	}
-	return adminapi.Policies{}
-}
+// list returns the policies in use for the admin API, nil if there are none. It may be called concurrently with the other methods.
+func (p *policies) list() *adminv1.ListPoliciesResponse { return p.listed.Load() }
 
 // keepList makes list return what is in use now. err is why that is not the present content of the folder.
 func (p *policies) keepList(err error) {
@@ -34,7 +31,7 @@ func (p *policies) keepList(err error) {
 		p.listed.Store(nil)
 		return
 	}
-	l := &adminapi.Policies{Folder: p.config.Policies, Enforcing: p.config.Enforce, RefuseUnjudged: p.config.Unjudged == config.UnjudgedRefuse}
+	l := &adminv1.ListPoliciesResponse{Folder: p.config.Policies, Enforcing: p.config.Enforce, RefuseUnjudged: p.config.Unjudged == config.UnjudgedRefuse}
 	if p.set != nil {
 		l.Hash = p.set.Hash
 	}
@@ -47,8 +44,12 @@ func (p *policies) keepList(err error) {
 	}
 	backends := imagepolicy.Of(p.set)
 	for _, b := range backends.Backends() {
-		l.List = append(l.List, adminapi.Policy{
-			Kind: imagepolicy.Kind, Name: b.Name, AllNamespaces: b.Namespaces == nil, Namespaces: b.Namespaces, Backend: &b,
+		l.Policies = append(l.Policies, &adminv1.Policy{
+			Kind: imagepolicy.Kind, Name: b.Name, AllNamespaces: b.Namespaces == nil, Namespaces: b.Namespaces,
+			ReviewBackend: &adminv1.ReviewBackend{
+				DefaultAllow: b.DefaultAllow, DefaultAllowAbsent: b.DefaultAllowAbsent, AllowTtl: durationpb.New(b.AllowTTL), DenyTtl: durationpb.New(b.DenyTTL),
+				IncludeImageVolumes: b.IncludeImageVolumes,
+			},
 		})
 	}
 	l.Warnings = backends.Warnings()
@@ -56,21 +57,34 @@ func (p *policies) keepList(err error) {
 	rules := p.Rules().Rules()
 	for i := range rules {
 		r := &rules[i]
-		if last := len(l.List) - 1; i > 0 && rules[i-1].Kind == r.Kind && rules[i-1].Policy == r.Policy {
-			l.List[last].Signatures = append(l.List[last].Signatures, r)
-			continue
+		if i == 0 || rules[i-1].Kind != r.Kind || rules[i-1].Policy != r.Policy {
+			l.Policies = append(l.Policies, &adminv1.Policy{Kind: r.Kind, Name: r.Policy})
 		}
-		l.List = append(l.List, adminapi.Policy{Kind: r.Kind, Name: r.Policy, Signatures: []*requirement.Rule{r}})
+		last := l.Policies[len(l.Policies)-1]
+		last.SignatureRules = append(last.SignatureRules, signatureRule(r))
 	}
 	for _, s := range restrict.Of(p.set).Policies() {
-		l.List = append(l.List, adminapi.Policy{
+		l.Policies = append(l.Policies, &adminv1.Policy{
 			Kind: restriction.Kind, Name: s.Name, Mode: string(s.Binding.Mode), Audit: s.Audit,
 			AllNamespaces: s.Binding.Everywhere(), Namespaces: s.Binding.Namespaces, NamespaceSelector: s.Binding.NamespaceSelector.String(),
 			Unjudged: unjudged[s.Name],
 		})
 	}
-	slices.SortStableFunc(l.List, func(a, b adminapi.Policy) int {
-		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name))
+	slices.SortStableFunc(l.Policies, func(a, b *adminv1.Policy) int {
+		return cmp.Or(cmp.Compare(a.GetKind(), b.GetKind()), cmp.Compare(a.GetName(), b.GetName()))
 	})
 	p.listed.Store(l)
+}
+
+func signatureRule(r *requirement.Rule) *adminv1.SignatureRule {
+	to := &adminv1.SignatureRule{
+		Name: r.Name, Namespaces: r.Scope.String(), Requirement: r.Hash, DigestRequired: r.RequireDigest, Default: r.Default.String(), Audit: r.Mode == requirement.Audit,
+	}
+	for _, image := range r.Images {
+		to.Images = append(to.Images, image.String())
+	}
+	if r.Requirement != nil {
+		to.Requires = r.Requirement.String()
+	}
+	return to
 }

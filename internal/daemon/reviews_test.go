@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -17,8 +16,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/pullgate/pullgate/internal/adminapi"
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/imagepolicy"
 	"github.com/pullgate/pullgate/internal/imagereview"
@@ -27,6 +27,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/admission/files"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"github.com/pullgate/pullgate/pkg/podview"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
 
@@ -263,13 +264,11 @@ func TestBackendsAreListed(t *testing.T) {
 	putBackend(t, p.dir, "scanner", ", denyTTL: -1}\nincludeImageVolumes: false\nmatch: {namespaces: [team]}")
 	p.open()
 	l := p.list()
-	want := adminapi.Policy{Kind: "ImagePolicy", Name: "scanner", Namespaces: []string{"team"}, Backend: &imagepolicy.Backend{
-		Name: "scanner", File: p.dir + "/scanner.yaml", Kubeconfig: "/etc/scanner.kubeconfig", AllowTTL: time.Hour, RetryBackoff: 500 * time.Millisecond,
-		DefaultAllow: true, DefaultAllowAbsent: true, Namespaces: []string{"team"},
+	want := &adminv1.Policy{Kind: "ImagePolicy", Name: "scanner", Namespaces: []string{"team"}, ReviewBackend: &adminv1.ReviewBackend{
+		AllowTtl: durationpb.New(time.Hour), DenyTtl: durationpb.New(0), DefaultAllow: true, DefaultAllowAbsent: true,
 	}}
-	if len(l.List) != 2 || fmt.Sprintf("%+v", *l.List[0].Backend) != fmt.Sprintf("%+v", *want.Backend) || l.List[0].Kind != want.Kind || l.List[0].Name != want.Name ||
-		!slices.Equal(l.List[0].Namespaces, want.Namespaces) || l.List[0].AllNamespaces || l.List[1].Backend != nil || len(l.Warnings) != 1 {
-		t.Errorf("list %+v; want %+v and a warning", l, want)
+	if got := l.GetPolicies(); len(got) != 2 || !proto.Equal(got[0], want) || got[1].GetReviewBackend() != nil || len(l.GetWarnings()) != 1 {
+		t.Errorf("list %v; want %v and a warning", l, want)
 	}
 }
 
