@@ -38,8 +38,6 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 	s.learn(ctx, &c, name)
 	r.Secrets, r.Unasked = c.Secrets, c.PullPolicy == tracker.PullNever
 	c.Explanation = s.c.Tracker.Explain(ctx, r)
-	c.Known.RivalNames = all(c.Known.RivalNames, text)
-	c.Known.MarkedAs = all(c.Known.MarkedAs, text)
 	if refused != nil {
 		c.Decision, c.Evidence.ByID = *refused, true
 	}

@@ -1,10 +1,11 @@
 package adminapi
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"strings"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -16,14 +17,7 @@ const separator = "\x00"
 
 // ListIntents lists pull intents.
 func (s *Server) ListIntents(ctx context.Context, req *adminv1.ListIntentsRequest) (*adminv1.ListIntentsResponse, error) {
-	at, of, err := pageOf(req)
-	if err != nil {
-		return nil, err
-	}
-	p := page[*adminv1.Intent]{pager: at}
-	err = eachAfter(ctx, s.c.Store.IntentsAfter, cmp.Or(at.after, of), func(key string, in records.Intent) (more bool) {
-		return (of == "" || in.Repository == of) && !p.add(key, intentTo(in))
-	})
+	p, err := list(ctx, req, s.c.Store.IntentsAfter, intentTo, func(of string, in records.Intent) bool { return fits(of, in.Repository) })
 	if err != nil {
 		return nil, err
 	}
@@ -32,16 +26,8 @@ func (s *Server) ListIntents(ctx context.Context, req *adminv1.ListIntentsReques
 
 // ListPreloaded lists preloaded marks.
 func (s *Server) ListPreloaded(ctx context.Context, req *adminv1.ListPreloadedRequest) (*adminv1.ListPreloadedResponse, error) {
-	at, of, err := pageOf(req)
-	if err != nil {
-		return nil, err
-	}
-	p := page[*adminv1.Mark]{pager: at}
-	err = eachAfter(ctx, s.c.Store.MarksAfter, at.after, func(key string, m records.Mark) (more bool) {
-		if of != "" && m.Pair.Repository != of || !begins(m.Pair.ImageID, req.GetImageId()) {
-			return true
-		}
-		return !p.add(key, markTo(m))
+	p, err := list(ctx, req, s.c.Store.MarksAfter, markTo, func(of string, m records.Mark) bool {
+		return fits(of, m.Pair.Repository) && begins(m.Pair.ImageID, req.GetImageId())
 	})
 	if err != nil {
 		return nil, err
@@ -51,18 +37,9 @@ func (s *Server) ListPreloaded(ctx context.Context, req *adminv1.ListPreloadedRe
 
 // ListEndorsements lists endorsements.
 func (s *Server) ListEndorsements(ctx context.Context, req *adminv1.ListEndorsementsRequest) (*adminv1.ListEndorsementsResponse, error) {
-	at, of, err := pageOf(req)
-	if err != nil {
-		return nil, err
-	}
-	p := page[*adminv1.Endorsement]{pager: at}
-	to := s.endorsements()
-	err = eachAfter(ctx, s.c.Store.EndorsementsAfter, at.after, func(key string, e records.Endorsement) (more bool) {
-		if of != "" && e.Pair.Repository != of || !begins(e.Pair.ImageID, req.GetImageId()) || !strings.HasPrefix(e.Requirement, req.GetRequirement()) ||
-			req.GetSigner() != "" && !slices.Contains(e.Signers, req.GetSigner()) {
-			return true
-		}
-		return !p.add(key, to(e))
+	p, err := list(ctx, req, s.c.Store.EndorsementsAfter, s.endorsements(), func(of string, e records.Endorsement) bool {
+		return fits(of, e.Pair.Repository) && begins(e.Pair.ImageID, req.GetImageId()) && strings.HasPrefix(e.Requirement, req.GetRequirement()) &&
+			(req.GetSigner() == "" || slices.Contains(e.Signers, req.GetSigner()))
 	})
 	if err != nil {
 		return nil, err
@@ -70,26 +47,34 @@ func (s *Server) ListEndorsements(ctx context.Context, req *adminv1.ListEndorsem
 	return &adminv1.ListEndorsementsResponse{Endorsements: p.entries, NextPageToken: p.next}, nil
 }
 
-// eachAfter calls f for each entry of the store after a key, in key order, until f returns false.
-func eachAfter[T any](
-	ctx context.Context, read func(key string, limit int) ([]records.Keyed[T], error), key string, f func(key string, entry T) (more bool),
-) error {
-	for {
+// list returns the requested page of the selected entries of the store, in the order of their keys. selects gets the requested
+// repository, "" for all.
+func list[T any, M proto.Message](ctx context.Context, req repositoryRequest, read func(key string, limit int) ([]records.Keyed[T], error),
+	to func(T) M, selects func(repository string, entry T) bool,
+) (p page[M], err error) {
+	at, repository, err := pageOf(req)
+	if err != nil {
+		return p, err
+	}
+	p.pager = at
+	for key := at.after; ; {
 		found, err := read(key, batch)
 		if err != nil {
-			return err
+			return p, err
 		}
 		for _, e := range found {
-			if !f(e.Key, e.Value) {
-				return nil
+			if selects(repository, e.Value) && p.add(e.Key, to(e.Value)) {
+				return p, nil
 			}
 			key = e.Key
 		}
 		if err := ctx.Err(); len(found) < batch || err != nil {
-			return err
+			return p, err
 		}
 	}
 }
+
+func fits(wanted, got string) bool { return wanted == "" || wanted == got }
 
 // ListGrants lists grants.
 func (s *Server) ListGrants(_ context.Context, req *adminv1.ListGrantsRequest) (*adminv1.ListGrantsResponse, error) {
@@ -106,7 +91,6 @@ func (s *Server) ListGrants(_ context.Context, req *adminv1.ListGrantsRequest) (
 		after = tracker.Grant{Pod: parts[0], Pair: records.Pair{ImageID: parts[1], Repository: parts[2]}}
 	}
 	known := s.names()
-	fits := func(wanted, got string) bool { return wanted == "" || wanted == got }
 	found := s.c.Tracker.GrantsAfter(after, at.size+1, func(g tracker.Grant) bool {
 		p := known[g.Pod]
 		return fits(of, g.Pair.Repository) && fits(req.GetPod().GetUid(), g.Pod) &&
