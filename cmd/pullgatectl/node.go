@@ -52,17 +52,7 @@ killed, run it again, or pullgatectl node disable: each leaves a consistent stat
   pullgatectl node enable --yes`,
 		Args: cobra.NoArgs,
 	}
-	s := nodeFlags(c, enabler, cmd)
-	how := cli.ConsentFlags(cmd)
-	o := cli.FormatFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		d, err := s.running(cmd.Context())
-		if err != nil {
-			return err
-		}
-		return s.carryOut(cmd.Context(), o, how, d, "Make the kubelet use pullgated?", nodeenable.Enabler.Enable)
-	}
-	return cmd
+	return nodeChange(c, enabler, cmd, (*nodeSwitch).running, "Make the kubelet use pullgated?", nodeenable.Enabler.Enable)
 }
 
 func nodeDisableCommand(c *cli.Console, enabler nodeenable.Enabler) *cobra.Command {
@@ -82,14 +72,11 @@ changes stay reverted.`,
   pullgatectl node disable --yes`,
 		Args: cobra.NoArgs,
 	}
-	s := nodeFlags(c, enabler, cmd)
-	how := cli.ConsentFlags(cmd)
-	o := cli.FormatFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+	daemon := func(s *nodeSwitch, _ context.Context) (nodeenable.Daemon, error) {
 		d, _ := s.configured() // the defaults suffice if it cannot be read
-		return s.carryOut(cmd.Context(), o, how, d, "Revert this?", nodeenable.Enabler.Disable)
+		return d, nil
 	}
-	return cmd
+	return nodeChange(c, enabler, cmd, daemon, "Revert this?", nodeenable.Enabler.Disable)
 }
 
 func nodeStatusCommand(c *cli.Console, enabler nodeenable.Enabler) *cobra.Command {
@@ -130,9 +117,6 @@ func nodeFlags(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command) *
 	s := &nodeSwitch{c: c, cmd: cmd, enabler: enabler}
 	cmd.Flags().StringVar(&s.config, "config", defaultConfig, configUsage)
 	cmd.Flags().StringVar(&s.unit, "unit", "", "the systemd `unit` that runs the kubelet; found automatically if not given")
-	if cmd.Name() != "status" {
-		cmd.Flags().DurationVar(&s.wait, "wait", 2*time.Minute, "how long the kubelet may take to become healthy after its restart")
-	}
 	_ = cmd.RegisterFlagCompletionFunc("unit", cobra.FixedCompletions([]string{"kubelet.service", "k3s.service", "k3s-agent.service", "rke2-server.service", "rke2-agent.service"}, cobra.ShellCompDirectiveNoFileComp))
 	return s
 }
@@ -174,35 +158,47 @@ func (s *nodeSwitch) running(ctx context.Context) (nodeenable.Daemon, error) {
 	return d, nodeFailure(err)
 }
 
-// carryOut shows a plan, and applies it after consent.
-func (s *nodeSwitch) carryOut(ctx context.Context, o *cli.Output, how *cli.Consent, d nodeenable.Daemon, question string,
-	plan func(nodeenable.Enabler, context.Context) (nodeenable.Plan, error),
-) error {
-	if s.wait <= 0 {
-		return cli.Misused("give it a minute or two", "--wait %s: it is more than 0", s.wait)
+// nodeChange makes cmd show a plan, and apply it after consent.
+func nodeChange(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command, daemon func(*nodeSwitch, context.Context) (nodeenable.Daemon, error),
+	question string, plan func(nodeenable.Enabler, context.Context) (nodeenable.Plan, error),
+) *cobra.Command {
+	s := nodeFlags(c, enabler, cmd)
+	cmd.Flags().DurationVar(&s.wait, "wait", 2*time.Minute, "how long the kubelet may take to become healthy after its restart")
+	how := cli.ConsentFlags(cmd)
+	o := cli.FormatFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		ctx := cmd.Context()
+		d, err := daemon(s, ctx)
+		if err != nil {
+			return err
+		}
+		if s.wait <= 0 {
+			return cli.Misused("give it a minute or two", "--wait %s: it is more than 0", s.wait)
+		}
+		if err := c.Answerable(how); err != nil {
+			return err
+		}
+		to := s.on(d)
+		p, err := plan(to, ctx)
+		if err != nil {
+			return nodeFailure(err)
+		}
+		if how.DryRun || len(p.Steps) == 0 {
+			return c.Print(o, p, func(_ output.View, page *output.Page) { draw(page, p.Lines()) })
+		}
+		if err := c.Agree(ctx, how, question, func(page *output.Page) { draw(page, p.Lines()) }); err != nil {
+			return err
+		}
+		if err := to.Apply(ctx, p); err != nil {
+			return nodeFailure(err)
+		}
+		st, err := to.Status(ctx)
+		if err != nil {
+			return nodeFailure(err)
+		}
+		return c.Print(o, st, func(_ output.View, p *output.Page) { draw(p, st.Lines()) })
 	}
-	if err := s.c.Answerable(how); err != nil {
-		return err
-	}
-	to := s.on(d)
-	p, err := plan(to, ctx)
-	if err != nil {
-		return nodeFailure(err)
-	}
-	if how.DryRun || len(p.Steps) == 0 {
-		return s.c.Print(o, p, func(_ output.View, page *output.Page) { draw(page, p.Lines()) })
-	}
-	if err := s.c.Agree(ctx, how, question, func(page *output.Page) { draw(page, p.Lines()) }); err != nil {
-		return err
-	}
-	if err := to.Apply(ctx, p); err != nil {
-		return nodeFailure(err)
-	}
-	st, err := to.Status(ctx)
-	if err != nil {
-		return nodeFailure(err)
-	}
-	return s.c.Print(o, st, func(_ output.View, p *output.Page) { draw(p, st.Lines()) })
+	return cmd
 }
 
 // nodeFailure adds the exit code, or a missing hint, to an error of nodeenable.
