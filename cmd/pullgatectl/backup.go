@@ -47,9 +47,11 @@ used only on this node, with the node.key of the same time: keep that beside it.
 			return backupFailure(err) // before the daemon begins to send
 		}
 		var size int64
-		err := c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) (err error) {
-			size, err = backUp(ctx, api, file, force)
-			return err
+		err := c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
+			return backupFailure(atomicfile.Write(file, atomicfile.Options{Replace: force}, func(w io.Writer) (err error) {
+				size, err = cli.Backup(ctx, api, w)
+				return err
+			}))
 		})
 		if err != nil {
 			return err
@@ -58,15 +60,6 @@ used only on this node, with the node.key of the same time: keep that beside it.
 		return c.Print(o, answer, func(_ output.View, p *output.Page) { p.Line("%s written to %s", output.Size(size), file) })
 	}
 	return cmd
-}
-
-// backUp writes a backup to a file, completely or not at all.
-func backUp(ctx context.Context, api adminv1.PullRecordsClient, file string, replace bool) (size int64, err error) {
-	err = atomicfile.Write(file, atomicfile.Options{Replace: replace}, func(w io.Writer) (err error) {
-		size, err = cli.Backup(ctx, api, w)
-		return err
-	})
-	return size, backupFailure(err)
 }
 
 // backupFailure adds a hint to an error of a backup or of its file.

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -46,12 +47,8 @@ func (c *Console) At(endpoint string) *Console {
 
 // socket returns the path of the daemon's socket.
 func (c *Console) socket() (string, error) {
-	endpoint, from := c.endpoint, "--endpoint"
-	if endpoint == "" {
-		endpoint, from = c.getenv(EndpointVariable), EndpointVariable
+	if c.endpoint != "" {
+		return Path("--endpoint", c.endpoint)
 	}
-	if endpoint == "" {
-		endpoint, from = Default, "--endpoint"
-	}
-	return Path(from, endpoint)
+	return Path(EndpointVariable, cmp.Or(c.getenv(EndpointVariable), Default))
 }

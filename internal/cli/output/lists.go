@@ -94,14 +94,7 @@ func (v View) record(p *Page, r *adminv1.Record) {
 
 // expiry returns when a proof or an endorsement has to be renewed.
 func (v View) expiry(expires *timestamppb.Timestamp) string {
-	switch {
-	case expires == nil:
-		return "never"
-	case v.AbsoluteTimes:
-		return v.date(expires)
-	default:
-		return v.ago(expires)
-	}
+	return strings.TrimPrefix(v.ago(expires), "at ")
 }
 
 // Intents prints the pulls without a known result.
