@@ -23,18 +23,13 @@ now and have no record are marked preloaded, for every pod. First check the list
 --dry-run, and remove images from the node that not every pod may use.` + cli.Changing,
 		Args: cobra.NoArgs,
 	}
-	how := cli.ConsentFlags(cmd)
-	o := cli.OutputFlags(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return cli.CarryOut(cmd.Context(), c, o, how, cli.Change[*adminv1.EndDistrustResponse]{
-			Question: "End distrust?",
-			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.EndDistrustResponse, error) {
-				return api.EndDistrust(ctx, &adminv1.EndDistrustRequest{DryRun: dryRun})
-			},
-			Empty: func(*adminv1.EndDistrustResponse) bool { return false }, // the end of distrust is always a change
-			Plan:  output.View.Trusting,
-			Done:  output.View.Trusted,
-		})
-	}
-	return cmd
+	return cli.ChangeCommand(c, cmd, cli.Change[*adminv1.EndDistrustResponse]{
+		Question: "End distrust?",
+		Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.EndDistrustResponse, error) {
+			return api.EndDistrust(ctx, &adminv1.EndDistrustRequest{DryRun: dryRun})
+		},
+		Empty: func(*adminv1.EndDistrustResponse) bool { return false }, // the end of distrust is always a change
+		Plan:  output.View.Trusting,
+		Done:  output.View.Trusted,
+	})
 }

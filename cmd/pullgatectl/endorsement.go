@@ -74,30 +74,24 @@ endorsements, which earlier versions of pullgated can open.` + cli.Changing,
 	for _, other := range []string{"repository", "image-id", "requirement", "signer", "digest"} {
 		cmd.MarkFlagsMutuallyExclusive("all", other)
 	}
-	how := cli.ConsentFlags(cmd)
-	o := cli.OutputFlags(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if proto.Equal(&request, &adminv1.RevokeEndorsementsRequest{}) {
-			return cli.Misused("give --repository, --image-id, --requirement, --signer, --digest or --all", "nothing is selected")
-		}
-		return cli.CarryOut(cmd.Context(), c, o, how, cli.Change[*adminv1.RevokeEndorsementsResponse]{
-			Question: "Revoke these endorsements?",
-			Nothing:  "Nothing to revoke: no endorsement matches.",
-			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.RevokeEndorsementsResponse, error) {
-				if err := cli.ExpandImageID(ctx, api, &request.ImageId); err != nil {
-					return nil, err
-				}
-				if err := cli.ExpandRequirement(ctx, api, &request.Requirement); err != nil {
-					return nil, err
-				}
-				request.DryRun = dryRun
-				return api.RevokeEndorsements(ctx, &request)
-			},
-			Empty: func(r *adminv1.RevokeEndorsementsResponse) bool { return len(r.GetEndorsements()) == 0 },
-			Plan:  output.View.EndorsementRevocation,
-			Done:  output.View.EndorsementsRevoked,
-		})
-	}
-	c.CompleteFlags(cmd)
-	return cmd
+	return cli.ChangeCommand(c, cmd, cli.Change[*adminv1.RevokeEndorsementsResponse]{
+		Check: func([]string) error {
+			return selected(!proto.Equal(&request, &adminv1.RevokeEndorsementsRequest{}), "give --repository, --image-id, --requirement, --signer, --digest or --all")
+		},
+		Question: "Revoke these endorsements?",
+		Nothing:  "Nothing to revoke: no endorsement matches.",
+		Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.RevokeEndorsementsResponse, error) {
+			if err := cli.ExpandImageID(ctx, api, &request.ImageId); err != nil {
+				return nil, err
+			}
+			if err := cli.ExpandRequirement(ctx, api, &request.Requirement); err != nil {
+				return nil, err
+			}
+			request.DryRun = dryRun
+			return api.RevokeEndorsements(ctx, &request)
+		},
+		Empty: func(r *adminv1.RevokeEndorsementsResponse) bool { return len(r.GetEndorsements()) == 0 },
+		Plan:  output.View.EndorsementRevocation,
+		Done:  output.View.EndorsementsRevoked,
+	})
 }

@@ -15,15 +15,9 @@ func imagesCommand(c *cli.Console) *cobra.Command {
 	return cli.Group("images", "Show images and who proved access to them", "", imagesListCommand(c), imagesGetCommand(c))
 }
 
-// imageFilter contains the flags of `images list` that select images.
-type imageFilter struct {
-	repository, imageID, secret, secretUID, namespace string
-	olderThan, unusedFor                              string
-}
-
 func imagesListCommand(c *cli.Console) *cobra.Command {
-	var f imageFilter
-	var request adminv1.ListImagesRequest
+	var secretName, secretUID, olderThan, unusedFor string
+	f := &adminv1.ImageFilter{}
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List images, by repository, with who may use them",
@@ -45,35 +39,26 @@ ACCESS shows which pods may use it:
   pullgatectl images list -o json | jq -r '.images[].records[].pair.repository' | sort -u`,
 		Args: cobra.NoArgs,
 		PreRunE: func(*cobra.Command, []string) (err error) {
-			request.Filter, err = f.message(c)
+			if f.Secret, err = secret(secretName, secretUID); err != nil {
+				return err
+			}
+			if f.CreatedBefore, err = before(c, "older-than", olderThan); err != nil {
+				return err
+			}
+			f.UnusedSince, err = before(c, "unused-for", unusedFor)
 			return err
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&f.repository, "repository", "", "only records of this `repository`")
-	flags.StringVar(&f.imageID, "image-id", "", "only the image with this `ID`, or with this ID prefix")
-	flags.StringVar(&f.secret, "secret", "", "only what this Secret, `namespace/name`, proved access to")
-	flags.StringVar(&f.secretUID, "secret-uid", "", "only what the Secret of this `UID` proved access to")
-	flags.StringVar(&f.namespace, "namespace", "", "only what a Secret of this `namespace` proved access to")
-	flags.StringVar(&f.olderThan, "older-than", "", "only images with a record older than this `age`, as in 30d")
-	flags.StringVar(&f.unusedFor, "unused-for", "", "only what has not been used for this `age`, as in 12h")
-	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListImages,
+	flags.StringVar(&f.Repository, "repository", "", "only records of this `repository`")
+	flags.StringVar(&f.ImageId, "image-id", "", "only the image with this `ID`, or with this ID prefix")
+	flags.StringVar(&secretName, "secret", "", "only what this Secret, `namespace/name`, proved access to")
+	flags.StringVar(&secretUID, "secret-uid", "", "only what the Secret of this `UID` proved access to")
+	flags.StringVar(&f.Namespace, "namespace", "", "only what a Secret of this `namespace` proved access to")
+	flags.StringVar(&olderThan, "older-than", "", "only images with a record older than this `age`, as in 30d")
+	flags.StringVar(&unusedFor, "unused-for", "", "only what has not been used for this `age`, as in 12h")
+	return listing(c, cmd, cli.OutputFlags(cmd), &adminv1.ListImagesRequest{Filter: f}, adminv1.PullRecordsClient.ListImages,
 		func(v output.View, p *output.Page, r *adminv1.ListImagesResponse) { v.Images(p, r.GetImages()) })
-}
-
-func (f *imageFilter) message(c *cli.Console) (*adminv1.ImageFilter, error) {
-	var err error
-	m := &adminv1.ImageFilter{Repository: f.repository, ImageId: f.imageID, Namespace: f.namespace}
-	if m.Secret, err = secret(f.secret, f.secretUID); err != nil {
-		return nil, err
-	}
-	if m.CreatedBefore, err = before(c, "older-than", f.olderThan); err != nil {
-		return nil, err
-	}
-	if m.UnusedSince, err = before(c, "unused-for", f.unusedFor); err != nil {
-		return nil, err
-	}
-	return m, nil
 }
 
 // before returns the time that is as long ago as the value of a flag; nil if the flag is not set.

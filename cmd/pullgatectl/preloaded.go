@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/pullgate/pullgate/internal/cli"
 	"github.com/pullgate/pullgate/internal/cli/output"
@@ -32,45 +33,17 @@ func preloadedListCommand(c *cli.Console) *cobra.Command {
 		func(v output.View, p *output.Page, r *adminv1.ListPreloadedResponse) { v.Marks(p, r.GetMarks()) })
 }
 
-// pairSelection contains the flags of accept and forget that select pairs.
-type pairSelection struct {
-	repository, imageID string
-	all                 bool
-}
-
-func (s *pairSelection) flags(cmd *cobra.Command, all, meaning string) {
-	cmd.Flags().StringVar(&s.repository, "repository", "", "those of this `repository`")
-	cmd.Flags().StringVar(&s.imageID, "image-id", "", "those of the image with this `ID`, or with this ID prefix")
-	cmd.Flags().BoolVar(&s.all, all, false, meaning)
+// pairFlags adds the flags of accept and forget that select pairs; all is the name of the flag of whole.
+func pairFlags(cmd *cobra.Command, repository, imageID *string, whole *bool, all, meaning string) {
+	cmd.Flags().StringVar(repository, "repository", "", "those of this `repository`")
+	cmd.Flags().StringVar(imageID, "image-id", "", "those of the image with this `ID`, or with this ID prefix")
+	cmd.Flags().BoolVar(whole, all, false, meaning)
 	cmd.MarkFlagsMutuallyExclusive(all, "repository")
 	cmd.MarkFlagsMutuallyExclusive(all, "image-id")
 }
 
-// image sets the selection from the argument IMAGE.
-func (s *pairSelection) image(args []string) error {
-	switch {
-	case len(args) == 0:
-		return nil
-	case s.repository != "" || s.imageID != "" || s.all:
-		return cli.Misused("give either IMAGE or flags", "IMAGE and flags cannot be combined")
-	case cli.IsID(args[0]):
-		s.imageID = args[0]
-	default:
-		s.repository = args[0]
-	}
-	return nil
-}
-
-func (s *pairSelection) check(all string) error {
-	if s.repository == "" && s.imageID == "" && !s.all {
-		return cli.Misused("give --repository, --image-id, or --"+all, "nothing is selected")
-	}
-	return nil
-}
-
 func preloadedAcceptCommand(c *cli.Console) *cobra.Command {
-	var s pairSelection
-	var includingProved bool
+	var request adminv1.AcceptPreloadedRequest
 	cmd := &cobra.Command{
 		Use:   "accept [IMAGE]",
 		Short: "Mark images that are on the node as preloaded, for every pod",
@@ -82,50 +55,50 @@ marked; if they change meanwhile, none is. In a distrusted store --all-untracked
   pullgatectl preloaded accept registry.example/tools/agent:1`,
 		Args: cobra.MaximumNArgs(1),
 	}
-	cmd.Flags().BoolVar(&includingProved, "including-proved", false, "also images to which credentials proved access")
-	s.flags(cmd, "all-untracked", "every image on the node that has no record")
-	how := cli.ConsentFlags(cmd)
-	o := cli.OutputFlags(cmd)
-	var confirmation string
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := s.image(args); err != nil {
-			return err
-		}
-		if err := s.check("all-untracked"); err != nil {
-			return err
-		}
-		return cli.CarryOut(cmd.Context(), c, o, how, cli.Change[*adminv1.AcceptPreloadedResponse]{
-			Question: "Let every pod use these?",
-			Nothing:  "Nothing to accept: the selected images are marked already, or no image is untracked.",
-			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.AcceptPreloadedResponse, error) {
-				if err := cli.ExpandImageID(ctx, api, &s.imageID); err != nil {
-					return nil, err
-				}
-				r, err := api.AcceptPreloaded(ctx, &adminv1.AcceptPreloadedRequest{
-					Repository: s.repository, ImageId: s.imageID, AllUntracked: s.all, DryRun: dryRun,
-					IncludingProved: includingProved, Confirmation: confirmation,
-				})
-				confirmation = r.GetConfirmation()
-				return r, err
-			},
-			Refuse: func(r *adminv1.AcceptPreloadedResponse) error {
-				if len(r.GetProved()) == 0 || includingProved {
-					return nil
-				}
-				return hint.Errorf("select the others by name or --image-id, or add --including-proved",
-					"credentials proved access to some of these images, and accepting opens them to pods that did not")
-			},
-			Empty: func(r *adminv1.AcceptPreloadedResponse) bool { return len(r.GetAccepted()) == 0 },
-			Plan:  output.View.Acceptance,
-			Done:  output.View.Accepted,
-		})
-	}
-	c.CompleteFlags(cmd)
-	return cmd
+	cmd.Flags().BoolVar(&request.IncludingProved, "including-proved", false, "also images to which credentials proved access")
+	pairFlags(cmd, &request.Repository, &request.ImageId, &request.AllUntracked, "all-untracked", "every image on the node that has no record")
+	return cli.ChangeCommand(c, cmd, cli.Change[*adminv1.AcceptPreloadedResponse]{
+		Check: func(args []string) error {
+			anything := func() bool {
+				return request.GetRepository() != "" || request.GetImageId() != "" || request.GetAllUntracked()
+			}
+			switch {
+			case len(args) == 0:
+			case anything():
+				return cli.Misused("give either IMAGE or flags", "IMAGE and flags cannot be combined")
+			case cli.IsID(args[0]):
+				request.ImageId = args[0]
+			default:
+				request.Repository = args[0]
+			}
+			return selected(anything(), "give --repository, --image-id, or --all-untracked")
+		},
+		Question: "Let every pod use these?",
+		Nothing:  "Nothing to accept: the selected images are marked already, or no image is untracked.",
+		Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.AcceptPreloadedResponse, error) {
+			if err := cli.ExpandImageID(ctx, api, &request.ImageId); err != nil {
+				return nil, err
+			}
+			request.DryRun = dryRun
+			r, err := api.AcceptPreloaded(ctx, &request)
+			request.Confirmation = r.GetConfirmation()
+			return r, err
+		},
+		Refuse: func(r *adminv1.AcceptPreloadedResponse) error {
+			if len(r.GetProved()) == 0 || request.GetIncludingProved() {
+				return nil
+			}
+			return hint.Errorf("select the others by name or --image-id, or add --including-proved",
+				"credentials proved access to some of these images, and accepting opens them to pods that did not")
+		},
+		Empty: func(r *adminv1.AcceptPreloadedResponse) bool { return len(r.GetAccepted()) == 0 },
+		Plan:  output.View.Acceptance,
+		Done:  output.View.Accepted,
+	})
 }
 
 func preloadedForgetCommand(c *cli.Console) *cobra.Command {
-	var s pairSelection
+	var request adminv1.ForgetPreloadedRequest
 	cmd := &cobra.Command{
 		Use:   "forget",
 		Short: "Remove preloaded marks, so that the images need proof from now on",
@@ -136,29 +109,24 @@ grants that depend on the marks end at once.` + cli.Changing,
   pullgatectl preloaded forget --repository registry.example/team-a/app`,
 		Args: cobra.NoArgs,
 	}
-	s.flags(cmd, "all", "every mark")
-	how := cli.ConsentFlags(cmd)
-	o := cli.OutputFlags(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := s.check("all"); err != nil {
-			return err
-		}
-		return cli.CarryOut(cmd.Context(), c, o, how, cli.Change[*adminv1.ForgetPreloadedResponse]{
-			Question: "Require proof for these images?",
-			Nothing:  "Nothing to forget: no mark matches.",
-			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.ForgetPreloadedResponse, error) {
-				if err := cli.ExpandImageID(ctx, api, &s.imageID); err != nil {
-					return nil, err
-				}
-				return api.ForgetPreloaded(ctx, &adminv1.ForgetPreloadedRequest{Repository: s.repository, ImageId: s.imageID, All: s.all, DryRun: dryRun})
-			},
-			Empty: func(r *adminv1.ForgetPreloadedResponse) bool {
-				return len(r.GetForgotten())+len(r.GetGrants()) == 0
-			},
-			Plan: output.View.Forgetting,
-			Done: output.View.Forgotten,
-		})
-	}
-	c.CompleteFlags(cmd)
-	return cmd
+	pairFlags(cmd, &request.Repository, &request.ImageId, &request.All, "all", "every mark")
+	return cli.ChangeCommand(c, cmd, cli.Change[*adminv1.ForgetPreloadedResponse]{
+		Check: func([]string) error {
+			return selected(!proto.Equal(&request, &adminv1.ForgetPreloadedRequest{}), "give --repository, --image-id, or --all")
+		},
+		Question: "Require proof for these images?",
+		Nothing:  "Nothing to forget: no mark matches.",
+		Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.ForgetPreloadedResponse, error) {
+			if err := cli.ExpandImageID(ctx, api, &request.ImageId); err != nil {
+				return nil, err
+			}
+			request.DryRun = dryRun
+			return api.ForgetPreloaded(ctx, &request)
+		},
+		Empty: func(r *adminv1.ForgetPreloadedResponse) bool {
+			return len(r.GetForgotten())+len(r.GetGrants()) == 0
+		},
+		Plan: output.View.Forgetting,
+		Done: output.View.Forgotten,
+	})
 }

@@ -34,36 +34,29 @@ again. Grants that depend on them end at once; running containers continue. With
 	flags.StringVar(&secretName, "secret", "", "what this Secret, `namespace/name`, proved")
 	flags.StringVar(&secretUID, "secret-uid", "", "what the Secret with this `UID` proved")
 	flags.StringVar(&request.Namespace, "namespace", "", "what the Secrets of this `namespace` proved")
-	how := cli.ConsentFlags(cmd)
-	o := cli.OutputFlags(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		var err error
-		if request.Secret, err = secret(secretName, secretUID); err != nil {
-			return err
-		}
-		if proto.Equal(&request, &adminv1.RevokeRequest{}) {
-			return cli.Misused("give --credential, --repository, --image-id, --secret, --secret-uid or --namespace", "nothing is selected")
-		}
-		return cli.CarryOut(cmd.Context(), c, o, how, cli.Change[*adminv1.RevokeResponse]{
-			Question: "Revoke this?",
-			Nothing:  "Nothing to revoke: no proof matches.",
-			Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.RevokeResponse, error) {
-				if err := cli.ExpandImageID(ctx, api, &request.ImageId); err != nil {
-					return nil, err
-				}
-				if err := cli.ExpandCredentialID(ctx, api, &request.CredentialId); err != nil {
-					return nil, err
-				}
-				request.DryRun = dryRun
-				return api.Revoke(ctx, &request)
-			},
-			Empty: func(r *adminv1.RevokeResponse) bool {
-				return len(r.GetProofs())+len(r.GetClosed())+len(r.GetGrants()) == 0
-			},
-			Plan: output.View.Revocation,
-			Done: output.View.Revoked,
-		})
-	}
-	c.CompleteFlags(cmd)
-	return cmd
+	return cli.ChangeCommand(c, cmd, cli.Change[*adminv1.RevokeResponse]{
+		Check: func([]string) (err error) {
+			if request.Secret, err = secret(secretName, secretUID); err != nil {
+				return err
+			}
+			return selected(!proto.Equal(&request, &adminv1.RevokeRequest{}), "give --credential, --repository, --image-id, --secret, --secret-uid or --namespace")
+		},
+		Question: "Revoke this?",
+		Nothing:  "Nothing to revoke: no proof matches.",
+		Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.RevokeResponse, error) {
+			if err := cli.ExpandImageID(ctx, api, &request.ImageId); err != nil {
+				return nil, err
+			}
+			if err := cli.ExpandCredentialID(ctx, api, &request.CredentialId); err != nil {
+				return nil, err
+			}
+			request.DryRun = dryRun
+			return api.Revoke(ctx, &request)
+		},
+		Empty: func(r *adminv1.RevokeResponse) bool {
+			return len(r.GetProofs())+len(r.GetClosed())+len(r.GetGrants()) == 0
+		},
+		Plan: output.View.Revocation,
+		Done: output.View.Revoked,
+	})
 }

@@ -29,3 +29,11 @@ func secret(name, uid string) (*adminv1.SecretRef, error) {
 	}
 	return s, nil
 }
+
+// selected refuses a request that selects nothing.
+func selected(anything bool, advice string) error {
+	if anything {
+		return nil
+	}
+	return cli.Misused(advice, "nothing is selected")
+}

@@ -67,6 +67,8 @@ func (c *Console) show(plan func(*output.Page)) error {
 
 // A Change is a change that a command makes to the daemon's state.
 type Change[R proto.Message] struct {
+	// Check refuses arguments and flags before the daemon is asked; nil refuses none.
+	Check func(args []string) error
 	// Question is asked after the plan is shown.
 	Question string
 	// Nothing is printed if the plan is empty.
@@ -81,38 +83,54 @@ type Change[R proto.Message] struct {
 	Plan, Done func(output.View, *output.Page, R)
 }
 
-// CarryOut shows what a change would do, and does it if the user agrees.
-func CarryOut[R proto.Message](ctx context.Context, c *Console, o *Output, how *Consent, what Change[R]) error {
-	return c.Ask(ctx, func(ctx context.Context, api adminv1.PullRecordsClient) error {
-		planned, err := what.Do(ctx, api, true)
-		if err != nil {
-			return err
-		}
-		if how.DryRun || what.Empty(planned) {
-			return c.Print(o, planned, func(v output.View, p *output.Page) {
-				what.Plan(v, p, planned)
-				if what.Empty(planned) {
-					p.Prose("", "%s", what.Nothing)
-				}
-			})
-		}
-		if what.Refuse != nil {
-			if err := what.Refuse(planned); err != nil {
-				return errors.Join(c.show(func(p *output.Page) { what.Plan(o.View(c), p, planned) }), err)
+// ChangeCommand makes cmd show what a change would do, and do it if the user agrees. It adds the flags of consent and output.
+func ChangeCommand[R proto.Message](c *Console, cmd *cobra.Command, what Change[R]) *cobra.Command {
+	how := ConsentFlags(cmd)
+	o := OutputFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if what.Check != nil {
+			if err := what.Check(args); err != nil {
+				return err
 			}
 		}
-		if err := c.Answerable(how); err != nil { // after the plan has checked the input
-			return err
+		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
+			return carryOut(ctx, c, api, o, how, what)
+		})
+	}
+	c.CompleteFlags(cmd)
+	return cmd
+}
+
+func carryOut[R proto.Message](ctx context.Context, c *Console, api adminv1.PullRecordsClient, o *Output, how *Consent, what Change[R]) error {
+	planned, err := what.Do(ctx, api, true)
+	if err != nil {
+		return err
+	}
+	plan := func(p *output.Page) { what.Plan(o.View(c), p, planned) }
+	if how.DryRun || what.Empty(planned) {
+		return c.Print(o, planned, func(_ output.View, p *output.Page) {
+			plan(p)
+			if what.Empty(planned) {
+				p.Prose("", "%s", what.Nothing)
+			}
+		})
+	}
+	if what.Refuse != nil {
+		if err := what.Refuse(planned); err != nil {
+			return errors.Join(c.show(plan), err)
 		}
-		if err := c.Agree(ctx, how, what.Question, func(p *output.Page) { what.Plan(o.View(c), p, planned) }); err != nil {
-			return err
-		}
-		did, err := what.Do(ctx, api, false)
-		if err != nil {
-			return err
-		}
-		return c.Print(o, did, func(v output.View, p *output.Page) { what.Done(v, p, did) })
-	})
+	}
+	if err := c.Answerable(how); err != nil { // after the plan has checked the input
+		return err
+	}
+	if err := c.Agree(ctx, how, what.Question, plan); err != nil {
+		return err
+	}
+	did, err := what.Do(ctx, api, false)
+	if err != nil {
+		return err
+	}
+	return c.Print(o, did, func(v output.View, p *output.Page) { what.Done(v, p, did) })
 }
 
 // confirm asks a question on stderr and returns nil if the answer is yes.
