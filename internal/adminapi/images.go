@@ -125,7 +125,7 @@ func (f filter) aged(facts records.ImageFacts) bool {
 
 // ListImages lists images, ordered by ID.
 func (s *Server) ListImages(ctx context.Context, req *adminv1.ListImagesRequest) (*adminv1.ListImagesResponse, error) {
-	at, err := pagerOf(req)
+	p, err := pageOf[*adminv1.Image](req)
 	if err != nil {
 		return nil, err
 	}
@@ -133,10 +133,9 @@ func (s *Server) ListImages(ctx context.Context, req *adminv1.ListImagesRequest)
 	if err != nil {
 		return nil, err
 	}
-	p := page[*adminv1.Image]{pager: at}
 	from := ""
-	if at.after != "" {
-		from = records.After(at.after)
+	if p.after != "" {
+		from = records.After(p.after)
 	}
 	_, err = s.walk(ctx, from, func(i image, asked bool) (more bool) {
 		return !f.narrow(&i) || !p.add(i.ID, s.imageTo(i, asked))

@@ -47,17 +47,25 @@ func (s *Server) ListEndorsements(ctx context.Context, req *adminv1.ListEndorsem
 	return &adminv1.ListEndorsementsResponse{Endorsements: p.entries, NextPageToken: p.next}, nil
 }
 
+// A repositoryRequest can be for the entries of one repository.
+type repositoryRequest interface {
+	listRequest
+	GetRepository() string
+}
+
 // list returns the requested page of the selected entries of the store, in the order of their keys. selects gets the requested
 // repository, "" for all.
 func list[T any, M proto.Message](ctx context.Context, req repositoryRequest, read func(key string, limit int) ([]records.Keyed[T], error),
 	to func(T) M, selects func(repository string, entry T) bool,
 ) (p page[M], err error) {
-	at, repository, err := pageOf(req)
+	if p, err = pageOf[M](req); err != nil {
+		return p, err
+	}
+	repository, err := repositoryOf("repository", req.GetRepository())
 	if err != nil {
 		return p, err
 	}
-	p.pager = at
-	for key := at.after; ; {
+	for key := p.after; ; {
 		found, err := read(key, batch)
 		if err != nil {
 			return p, err
@@ -78,25 +86,28 @@ func fits(wanted, got string) bool { return wanted == "" || wanted == got }
 
 // ListGrants lists grants.
 func (s *Server) ListGrants(_ context.Context, req *adminv1.ListGrantsRequest) (*adminv1.ListGrantsResponse, error) {
-	at, of, err := pageOf(req)
+	p, err := pageOf[*adminv1.Grant](req)
+	if err != nil {
+		return nil, err
+	}
+	of, err := repositoryOf("repository", req.GetRepository())
 	if err != nil {
 		return nil, err
 	}
 	var after tracker.Grant
-	if at.after != "" {
-		parts := strings.SplitN(at.after, separator, 3)
+	if p.after != "" {
+		parts := strings.SplitN(p.after, separator, 3)
 		if len(parts) < 3 {
 			return nil, invalid("page_token: not one of this list")
 		}
 		after = tracker.Grant{Pod: parts[0], Pair: records.Pair{ImageID: parts[1], Repository: parts[2]}}
 	}
 	known := s.names()
-	found := s.c.Tracker.GrantsAfter(after, at.size+1, func(g tracker.Grant) bool {
-		p := known[g.Pod]
+	found := s.c.Tracker.GrantsAfter(after, p.size+1, func(g tracker.Grant) bool {
+		pod := known[g.Pod]
 		return fits(of, g.Pair.Repository) && fits(req.GetPod().GetUid(), g.Pod) &&
-			fits(req.GetPod().GetNamespace(), p.Namespace) && fits(req.GetPod().GetName(), p.Name)
+			fits(req.GetPod().GetNamespace(), pod.Namespace) && fits(req.GetPod().GetName(), pod.Name)
 	})
-	p := page[*adminv1.Grant]{pager: at}
 	for _, g := range found {
 		if p.add(strings.Join([]string{g.Pod, g.Pair.ImageID, g.Pair.Repository}, separator), known.grant(g)) {
 			break

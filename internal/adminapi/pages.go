@@ -22,21 +22,20 @@ type listRequest interface {
 	GetPageToken() string
 }
 
-// A repositoryRequest can be for the entries of one repository.
-type repositoryRequest interface {
-	listRequest
-	GetRepository() string
-}
-
-// A pager describes the requested page.
-type pager struct {
+// A page is the requested page of a list, and collects its entries.
+type page[T proto.Message] struct {
 	size  int
 	after string // the key of the last entry of the previous page; "" for none
 	scope uint64 // of the list and its filter, so that a token is valid for no other list
+
+	entries []T
+	bytes   int
+	last    string
+	next    string // the token of the next page; "" as long as this may be the last one
 }
 
-func pagerOf(req listRequest) (pager, error) {
-	p := pager{size: min(int(req.GetPageSize()), maxPage)}
+func pageOf[T proto.Message](req listRequest) (p page[T], err error) {
+	p.size = min(int(req.GetPageSize()), maxPage)
 	if p.size < 0 {
 		return p, invalid("page_size: %d is not allowed; allowed is 0, which means %d, up to %d", p.size, defaultPage, maxPage)
 	}
@@ -66,33 +65,11 @@ func pagerOf(req listRequest) (pager, error) {
 	return p, nil
 }
 
-// pageOf returns the page and the repository that are requested.
-func pageOf(req repositoryRequest) (p pager, repository string, err error) {
-	if p, err = pagerOf(req); err == nil {
-		repository, err = repositoryOf("repository", req.GetRepository())
-	}
-	return p, repository, err
-}
-
-// token returns the token of the page after the one that ends with the key last.
-func (p pager) token(last string) string {
-	return base64.RawURLEncoding.EncodeToString(append(binary.BigEndian.AppendUint64(nil, p.scope), last...))
-}
-
-// A page collects entries.
-type page[T proto.Message] struct {
-	pager
-	entries []T
-	bytes   int
-	last    string
-	next    string // the token of the next page; "" as long as this may be the last one
-}
-
 // add adds an entry. If the page has no room for it, the page is full and the entry is not added.
 func (p *page[T]) add(key string, entry T) (full bool) {
 	size := proto.Size(entry)
 	if len(p.entries) > 0 && (len(p.entries) >= p.size || p.bytes+size > maxPageBytes) {
-		p.next = p.token(p.last)
+		p.next = base64.RawURLEncoding.EncodeToString(append(binary.BigEndian.AppendUint64(nil, p.scope), p.last...))
 		return true
 	}
 	p.entries, p.bytes, p.last = append(p.entries, entry), p.bytes+size, key

@@ -8,7 +8,7 @@ import (
 
 // ListPolicies lists the policies in use.
 func (s *Server) ListPolicies(_ context.Context, req *adminv1.ListPoliciesRequest) (*adminv1.ListPoliciesResponse, error) {
-	at, err := pagerOf(req)
+	p, err := pageOf[*adminv1.Policy](req)
 	if err != nil {
 		return nil, err
 	}
@@ -16,10 +16,9 @@ func (s *Server) ListPolicies(_ context.Context, req *adminv1.ListPoliciesReques
 	if s.c.Policies != nil {
 		in = s.c.Policies()
 	}
-	p := page[*adminv1.Policy]{pager: at}
 	for _, policy := range in.GetPolicies() {
 		key := policy.GetKind() + separator + policy.GetName()
-		if key > at.after && p.add(key, policy) {
+		if key > p.after && p.add(key, policy) {
 			break
 		}
 	}
