@@ -21,12 +21,11 @@ type Feed struct {
 	watchers map[*watcher]struct{}
 }
 
-// A watcher is one client that watches. The feed's mu guards its fields, except wake.
+// A watcher is one client that watches. The feed's mu guards dropped.
 type watcher struct {
 	keep    func(decisionlog.Decision) bool
-	queue   []watched
-	dropped uint64        // since the last entry of the queue
-	wake    chan struct{} // has a token if the queue may contain decisions
+	queue   chan *watched
+	dropped uint64 // since the last entry of the queue
 }
 
 // A watched is a decision in a queue.
@@ -45,15 +44,11 @@ func (f *Feed) Record(d decisionlog.Decision) {
 		if !w.keep(d) {
 			continue
 		}
-		if len(w.queue) >= backlog {
-			w.dropped++
-			continue
-		}
-		w.queue = append(w.queue, watched{Decision: d, at: time.Now(), dropped: w.dropped})
-		w.dropped = 0
 		select {
-		case w.wake <- struct{}{}:
-		default: // it has a signal already
+		case w.queue <- &watched{Decision: d, at: time.Now(), dropped: w.dropped}:
+			w.dropped = 0
+		default: // it is full
+			w.dropped++
 		}
 	}
 }
@@ -69,7 +64,7 @@ func (f *Feed) watch(keep func(decisionlog.Decision) bool) (w *watcher, ok bool)
 	if f.watchers == nil {
 		f.watchers = map[*watcher]struct{}{}
 	}
-	w = &watcher{keep: keep, wake: make(chan struct{}, 1)}
+	w = &watcher{keep: keep, queue: make(chan *watched, backlog)}
 	f.watchers[w] = struct{}{}
 	return w, true
 }
@@ -78,13 +73,4 @@ func (f *Feed) forget(w *watcher) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.watchers, w)
-}
-
-// take returns the queued decisions of a watcher.
-func (f *Feed) take(w *watcher) []watched {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	queued := w.queue
-	w.queue = nil
-	return queued
 }

@@ -30,9 +30,7 @@ func (s *Server) WatchDecisions(req *adminv1.WatchDecisionsRequest, stream admin
 		select {
 		case <-stream.Context().Done():
 			return stream.Context().Err()
-		case <-w.wake:
-		}
-		for _, d := range s.c.Decisions.take(w) {
+		case d := <-w.queue:
 			if err := stream.Send(decisionTo(d)); err != nil {
 				return err
 			}
@@ -40,7 +38,7 @@ func (s *Server) WatchDecisions(req *adminv1.WatchDecisionsRequest, stream admin
 	}
 }
 
-func decisionTo(d watched) *adminv1.WatchDecisionsResponse {
+func decisionTo(d *watched) *adminv1.WatchDecisionsResponse {
 	to := &adminv1.WatchDecisionsResponse{
 		Time: timestamppb.New(d.at), Call: d.Call, Pod: podTo(d.Pod), Image: d.Image,
 		Verdict: verdictTo(d.Verdict.Decision), Reason: string(d.Verdict.Reason), CredentialId: string(d.Verdict.Credential),

@@ -150,7 +150,7 @@ type entry struct {
 }
 
 // line returns the written form of the entry; dropped is the number of missing decisions before it.
-func (e entry) line(dropped uint64) ([]byte, error) {
+func (e *entry) line(dropped uint64) ([]byte, error) {
 	var b bytes.Buffer
 	to := json.NewEncoder(&b)
 	to.SetEscapeHTML(false)

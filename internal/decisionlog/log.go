@@ -32,7 +32,7 @@ type Log struct {
 	open func(path string) (sink, error)
 
 	reopen chan chan error
-	queued chan struct{} // has a token if the queue may contain decisions
+	queue  chan *entry
 	ended  chan struct{} // closed when Run has ended
 
 	// Only Run uses the fields below.
@@ -40,11 +40,10 @@ type Log struct {
 	missing uint64 // decisions dropped since the last line
 	failing bool   // the last line could not be written
 
-	// mu guards the fields below. No function is called under it.
+	// mu guards the fields below, and sending to the queue. No function is called under it.
 	mu      sync.Mutex
-	queue   []entry
 	dropped uint64 // since the last entry of the queue
-	closed  bool   // no further decisions are accepted
+	closed  bool   // the queue is closed, no further decisions are accepted
 }
 
 // Open opens a log, and creates its file if it does not exist. Decisions that are recorded from now on are written when Run runs.
@@ -60,7 +59,7 @@ func openWith(o Options, open func(path string) (sink, error)) (*Log, error) {
 	}
 	return &Log{
 		o: o, open: open, to: to,
-		reopen: make(chan chan error), queued: make(chan struct{}, 1), ended: make(chan struct{}),
+		reopen: make(chan chan error), queue: make(chan *entry, queueLimit), ended: make(chan struct{}),
 	}, nil
 }
 
@@ -70,28 +69,22 @@ func (l *Log) Record(d Decision) {
 	d.Image = Bounded(d.Image)
 	if !l.put(d) {
 		l.drop(1)
-		return
-	}
-	l.wake()
-}
-
-func (l *Log) wake() {
-	select {
-	case l.queued <- struct{}{}:
-	default: // Run has a signal already
 	}
 }
 
 func (l *Log) put(d Decision) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed || len(l.queue) >= queueLimit {
-		l.dropped++
-		return false
+	if !l.closed {
+		select {
+		case l.queue <- &entry{at: time.Now(), before: l.dropped, decided: d}:
+			l.dropped = 0
+			return true
+		default: // it is full
+		}
 	}
-	l.queue = append(l.queue, entry{at: time.Now(), before: l.dropped, decided: d})
-	l.dropped = 0
-	return true
+	l.dropped++
+	return false
 }
 
 func (l *Log) drop(n uint64) {
@@ -128,12 +121,8 @@ func (l *Log) Run(ctx context.Context) {
 		case <-ctx.Done():
 		case done := <-l.reopen:
 			done <- l.swap()
-		case <-l.queued:
-			// One at a time, so that other events are handled in between.
-			if e, ok := l.take(); ok {
-				l.write(e)
-				l.wake()
-			}
+		case e := <-l.queue:
+			l.write(e)
 		}
 	}
 	l.flush()
@@ -146,10 +135,11 @@ func (l *Log) Close() error { return l.to.Close() }
 func (l *Log) flush() {
 	l.mu.Lock()
 	l.closed = true
+	close(l.queue)
 	l.mu.Unlock()
 	end := time.Now().Add(flushLimit)
 	late := uint64(0)
-	for e, ok := l.take(); ok; e, ok = l.take() {
+	for e := range l.queue {
 		if time.Now().Before(end) {
 			l.write(e)
 		} else {
@@ -159,21 +149,8 @@ func (l *Log) flush() {
 	l.drop(late)
 }
 
-// take returns the first entry of the queue; ok is false if there is none.
-func (l *Log) take() (e entry, ok bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.queue) == 0 {
-		return e, false
-	}
-	e = l.queue[0]
-	l.queue[0] = entry{} // so that the array does not keep it in memory
-	l.queue = l.queue[1:]
-	return e, true
-}
-
 // write writes one line, or counts the decision as dropped.
-func (l *Log) write(e entry) {
+func (l *Log) write(e *entry) {
 	l.missing += e.before
 	line, err := e.line(l.missing)
 	if err == nil {
