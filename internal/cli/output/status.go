@@ -97,8 +97,5 @@ func also(name, version string) string {
 	if name == "" {
 		return ""
 	}
-	if version == "" {
-		return ", " + name
-	}
-	return ", " + name + " " + version
+	return ", " + strings.TrimSpace(name+" "+version)
 }
