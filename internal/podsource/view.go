@@ -3,12 +3,12 @@ package podsource
 import (
 	"context"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/pullgate/pullgate/pkg/podview"
 	"github.com/pullgate/pullgate/pkg/podview/apiview"
+	"github.com/pullgate/pullgate/pkg/restriction"
 )
 
 // A view is the part of a pod that policies use. It does not change.
@@ -79,74 +79,14 @@ func viewOf(p *corev1.Pod, fields []string) *view {
 		return nil
 	}
 	pod, containers := apiview.Pod(p)
-	v := &view{
-		pod:        podview.Pod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Static: pod.Static},
-		containers: make([]podview.Container, len(containers)),
+	v := &view{}
+	v.pod, v.containers = restriction.Keep(&pod, containers, fields)
+	v.pod.UID, v.pod.Namespace, v.pod.Name, v.pod.Static = pod.UID, pod.Namespace, pod.Name, pod.Static
+	for i, c := range containers {
+		v.containers[i].Name, v.containers[i].Kind = c.Name, c.Kind
 	}
-	for i := range containers {
-		v.containers[i] = podview.Container{Name: containers[i].Name, Kind: containers[i].Kind}
-	}
-	for _, path := range fields {
-		if keep := podFields[path]; keep != nil {
-			keep(&v.pod, &pod)
-			continue
-		}
-		keep := containerFields[path]
-		if strings.HasPrefix(path, "spec.spec.volumes[]") {
-			v.pod.Volumes = pod.Volumes
-			keep = keepMounts
-		}
-		for i := range containers {
-			if keep != nil {
-				keep(&v.containers[i], &containers[i])
-			}
-		}
+	if slices.Contains(fields, ReviewAnnotations) {
+		v.pod.ReviewAnnotations = pod.ReviewAnnotations
 	}
 	return v
 }
-
-// podFields copy the fields of a pod, by their paths.
-var podFields = map[string]func(to, from *podview.Pod){ //nolint:gochecknoglobals // a constant table
-	"spec.metadata.labels":                            func(to, from *podview.Pod) { to.Labels = from.Labels },
-	"spec.metadata.annotations":                       func(to, from *podview.Pod) { to.Annotations = from.Annotations },
-	ReviewAnnotations:                                 func(to, from *podview.Pod) { to.ReviewAnnotations = from.ReviewAnnotations },
-	"spec.spec.restartPolicy":                         func(to, from *podview.Pod) { to.RestartPolicy = from.RestartPolicy },
-	"spec.spec.activeDeadlineSeconds":                 func(to, from *podview.Pod) { to.ActiveDeadlineSeconds = from.ActiveDeadlineSeconds },
-	"spec.spec.dnsPolicy":                             func(to, from *podview.Pod) { to.DNSPolicy = from.DNSPolicy },
-	"spec.spec.nodeSelector":                          func(to, from *podview.Pod) { to.NodeSelector = from.NodeSelector },
-	"spec.spec.terminationGracePeriodSeconds":         func(to, from *podview.Pod) { to.TerminationGracePeriodSeconds = from.TerminationGracePeriodSeconds },
-	"spec.spec.automountServiceAccountToken":          func(to, from *podview.Pod) { to.AutomountServiceAccountToken = from.AutomountServiceAccountToken },
-	"spec.spec.securityContext.hostNetwork":           func(to, from *podview.Pod) { to.HostNetwork = from.HostNetwork },
-	"spec.spec.securityContext.hostPID":               func(to, from *podview.Pod) { to.HostPID = from.HostPID },
-	"spec.spec.securityContext.hostIPC":               func(to, from *podview.Pod) { to.HostIPC = from.HostIPC },
-	"spec.spec.securityContext.shareProcessNamespace": func(to, from *podview.Pod) { to.ShareProcessNamespace = from.ShareProcessNamespace },
-	// The CRI has one list of both, which only both together separate.
-	"spec.spec.securityContext.supplementalGroups": keepGroups,
-	"spec.spec.securityContext.fsGroup":            keepGroups,
-}
-
-func keepGroups(to, from *podview.Pod) {
-	to.SupplementalGroups, to.FSGroup = from.SupplementalGroups, from.FSGroup
-}
-
-// containerFields copy the fields of a container, by their paths; those of volumes are copied by keepMounts.
-var containerFields = map[string]func(to, from *podview.Container){ //nolint:gochecknoglobals // a constant table
-	"spec.spec.containers[].image[]":                                  func(to, from *podview.Container) { to.Image = from.Image },
-	"spec.spec.containers[].imagePullPolicy":                          func(to, from *podview.Container) { to.ImagePullPolicy = from.ImagePullPolicy },
-	"spec.spec.containers[].securityContext.privileged":               func(to, from *podview.Container) { to.Privileged = from.Privileged },
-	"spec.spec.containers[].securityContext.readOnlyRootFilesystem":   func(to, from *podview.Container) { to.ReadOnlyRootFilesystem = from.ReadOnlyRootFilesystem },
-	"spec.spec.containers[].securityContext.allowPrivilegeEscalation": func(to, from *podview.Container) { to.AllowPrivilegeEscalation = from.AllowPrivilegeEscalation },
-	"spec.spec.containers[].securityContext.runAsUser":                func(to, from *podview.Container) { to.RunAsUser = from.RunAsUser },
-	"spec.spec.containers[].securityContext.runAsGroup":               func(to, from *podview.Container) { to.RunAsGroup = from.RunAsGroup },
-	"spec.spec.containers[].securityContext.runAsNonRoot":             func(to, from *podview.Container) { to.RunAsNonRoot = from.RunAsNonRoot },
-	"spec.spec.containers[].securityContext.capabilities":             keepCapabilities,
-	"spec.spec.containers[].securityContext.capabilities.add":         keepCapabilities,
-	"spec.spec.containers[].securityContext.capabilities.drop":        keepCapabilities,
-	"spec.spec.containers[].securityContext.seLinuxOptions":           func(to, from *podview.Container) { to.SELinux = from.SELinux },
-}
-
-func keepCapabilities(to, from *podview.Container) {
-	to.CapabilitiesAdd, to.CapabilitiesDrop = from.CapabilitiesAdd, from.CapabilitiesDrop
-}
-
-func keepMounts(to, from *podview.Container) { to.Mounts = from.Mounts }

@@ -58,6 +58,9 @@ func (p place) index(i int) place {
 	return place{p.path + "[" + strconv.Itoa(i) + "]", p.field + "[]"}
 }
 
+// part returns the place of a part of a field that is known as one.
+func (p place) part(name string) place { return p.child(name).as(p.field) }
+
 // as returns the same place, about the field of another one.
 func (p place) as(field string) place { return place{p.path, field} }
 
@@ -183,14 +186,14 @@ func (c *compiler) label(p *field.Path, key string, values ...string) {
 }
 
 func (c *compiler) metadata(at place, m *ObjectMetaRestriction, out *podRule) {
-	out.name = c.str(at, "name", m.Name)
+	out.name = c.str(at.child("name"), m.Name)
 	out.labels = c.stringMap(at, "labels", m.Labels)
 	out.annotations = c.stringMap(at, "annotations", m.Annotations)
 }
 
 func (c *compiler) podSpec(at place, s *PodSpecRestriction, out *podRule) {
-	out.restartPolicy = c.str(at, "restartPolicy", s.RestartPolicy)
-	out.dnsPolicy = c.str(at, "dnsPolicy", s.DNSPolicy)
+	out.restartPolicy = c.str(at.child("restartPolicy"), s.RestartPolicy)
+	out.dnsPolicy = c.str(at.child("dnsPolicy"), s.DNSPolicy)
 	out.nodeSelector = c.stringMap(at, "nodeSelector", s.NodeSelector)
 	out.activeDeadline = c.number(at, "activeDeadlineSeconds", s.ActiveDeadlineSeconds)
 	out.terminationGrace = c.number(at, "terminationGracePeriodSeconds", s.TerminationGracePeriodSeconds)
@@ -237,7 +240,7 @@ func (c *compiler) container(at place, r *ContainerRestriction) containerRule {
 	at = at.as(pathContainers)
 	c.keep(&leaf{path: at.path, field: c.table.byPath[pathContainers]})
 	c.restricts[pathContainers] = true
-	out := containerRule{imagePullPolicy: c.str(at, "imagePullPolicy", r.ImagePullPolicy)}
+	out := containerRule{imagePullPolicy: c.str(at.child("imagePullPolicy"), r.ImagePullPolicy)}
 	out.image = list(c, at, "image", r.Image, c.image)
 	if len(r.Image) > 0 {
 		images := at.child("image")
@@ -272,10 +275,10 @@ func (c *compiler) security(at place, sc *SecurityContextRestriction, out *conta
 		l := c.leaf(at, se.PointerRestriction, "SELinux options")
 		out.seLinux = &l
 		c.keep(&l)
-		out.seLinuxUser = c.strAs(at, "user", se.User)
-		out.seLinuxRole = c.strAs(at, "role", se.Role)
-		out.seLinuxType = c.strAs(at, "type", se.Type)
-		out.seLinuxLevel = c.strAs(at, "level", se.Level)
+		out.seLinuxUser = c.str(at.part("user"), se.User)
+		out.seLinuxRole = c.str(at.part("role"), se.Role)
+		out.seLinuxType = c.str(at.part("type"), se.Type)
+		out.seLinuxLevel = c.str(at.part("level"), se.Level)
 	}
 }
 
@@ -289,34 +292,34 @@ func addedCapability(name string) string {
 }
 
 func (c *compiler) image(at place, r *ImageRestriction) imageRule {
-	registry := c.strAs(at, "registry", r.Registry)
+	registry := c.str(at.part("registry"), r.Registry)
 	if registry != nil {
 		registry.whitelist = mapped(registry.whitelist, registryOf)
 		registry.blacklist = mapped(registry.blacklist, registryOf)
 	}
 	return imageRule{
 		registry: registry,
-		image:    c.strAs(at, "image", r.Image),
-		tag:      c.strAs(at, "tag", r.Tag),
+		image:    c.str(at.part("image"), r.Image),
+		tag:      c.str(at.part("tag"), r.Tag),
 	}
 }
 
 func (c *compiler) volume(at place, r *VolumeRestriction) volumeRule {
-	out := volumeRule{leaf: c.leaf(at, PointerRestriction{}, ""), collection: c.collection(at, r.CollectionRestriction)}
+	out := volumeRule{leaf: c.leaf(at, PointerRestriction{}, ""), CollectionRestriction: c.collection(at, r.CollectionRestriction)}
 	out.allowed = cmp.Or(out.describe(), "volumes that match the list")
 	if r.ForbidEmpty {
 		c.keep(&leaf{path: at.path, field: out.field, needsState: true})
 	}
-	out.volumeType = c.str(at, "volumeType", r.VolumeType)
+	out.volumeType = c.str(at.child("volumeType"), r.VolumeType)
 	if m := r.Mount; m != nil {
 		at := at.child("mount")
 		out.readOnly = c.boolean(at, "readOnly", m.ReadOnly)
-		out.propagation = c.str(at, "mountPropagation", m.MountPropagation)
+		out.propagation = c.str(at.child("mountPropagation"), m.MountPropagation)
 	}
 	if h := r.HostPath; h != nil {
 		at := at.child("hostPath")
 		out.hostPath = c.paths(at, "path", h.Path)
-		out.hostPathType = c.str(at, "type", h.Type)
+		out.hostPathType = c.str(at.child("type"), h.Type)
 	}
 	return out
 }

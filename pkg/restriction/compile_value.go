@@ -11,21 +11,11 @@ import (
 	"strings"
 )
 
-func (c *compiler) str(at place, name string, r *StringRestriction) *stringRule {
+func (c *compiler) str(at place, r *StringRestriction) *stringRule {
 	if r == nil {
 		return nil
 	}
-	rule := c.stringRule(at.child(name), r)
-	c.keep(&rule.leaf)
-	return rule
-}
-
-// strAs is str for a part of a field that is known as one.
-func (c *compiler) strAs(at place, name string, r *StringRestriction) *stringRule {
-	if r == nil {
-		return nil
-	}
-	rule := c.stringRule(at.child(name).as(at.field), r)
+	rule := c.stringRule(at, r)
 	c.keep(&rule.leaf)
 	return rule
 }
@@ -105,11 +95,12 @@ func (c *compiler) number(at place, name string, r *NumericRestriction) *numberR
 	return rule
 }
 
-func (c *compiler) collection(at place, r CollectionRestriction) collection {
+// collection checks a restriction and returns it.
+func (c *compiler) collection(at place, r CollectionRestriction) CollectionRestriction {
 	if r.ForbidEmpty && r.RequireEmpty {
 		c.invalid(at.of(), "forbidEmpty, requireEmpty", "both are true, so no pod matches; set at most one")
 	}
-	return collection{forbidEmpty: r.ForbidEmpty, requireEmpty: r.RequireEmpty}
+	return r
 }
 
 func (c *compiler) stringList(at place, name string, r *StringListRestriction, canonical func(string) string) *listRule {
@@ -118,14 +109,14 @@ func (c *compiler) stringList(at place, name string, r *StringListRestriction, c
 	}
 	at = at.child(name)
 	c.required(at, "requiredValues", r.RequiredValues, r.CollectionRestriction)
-	rule := &listRule{leaf: c.leaf(at, PointerRestriction{}, ""), collection: c.collection(at, r.CollectionRestriction), canonical: canonical}
+	rule := &listRule{leaf: c.leaf(at, PointerRestriction{}, ""), CollectionRestriction: c.collection(at, r.CollectionRestriction), canonical: canonical}
 	rule.allowed = rule.describe()
 	for _, s := range r.RequiredValues {
 		rule.required = append(rule.required, canonical(s))
 		rule.allowed = strings.TrimPrefix(rule.allowed+", with "+s, ", ")
 	}
 	if r.Values != nil {
-		rule.values = c.stringRule(at.child("values").as(at.field), r.Values)
+		rule.values = c.stringRule(at.part("values"), r.Values)
 		rule.values.whitelist = mapped(r.Values.Whitelist, canonical)
 		rule.values.blacklist = mapped(r.Values.Blacklist, canonical)
 	}
@@ -158,8 +149,8 @@ func (c *compiler) stringMap(at place, name string, r *StringMapRestriction) *ma
 	notEmpty(c, at, "keyWhitelist", r.KeyWhitelist)
 	notEmpty(c, at, "keyBlacklist", r.KeyBlacklist)
 	rule := &mapRule{
-		leaf:       c.leaf(at, PointerRestriction{}, describeKeys(r)),
-		collection: c.collection(at, r.CollectionRestriction), required: r.RequiredKeys, keyBlacklist: r.KeyBlacklist,
+		leaf:                  c.leaf(at, PointerRestriction{}, describeKeys(r)),
+		CollectionRestriction: c.collection(at, r.CollectionRestriction), required: r.RequiredKeys, keyBlacklist: r.KeyBlacklist,
 	}
 	if r.KeyWhitelist != nil {
 		rule.keyWhitelist = map[string]bool{}

@@ -49,7 +49,7 @@ func describeRanges(ranges []NumericRange) string {
 
 func describeKeys(r *StringMapRestriction) string {
 	var parts []string
-	if s := (collection{r.ForbidEmpty, r.RequireEmpty}).describe(); s != "" {
+	if s := r.describe(); s != "" {
 		parts = append(parts, s)
 	}
 	for _, list := range []struct {
@@ -63,11 +63,11 @@ func describeKeys(r *StringMapRestriction) string {
 	return cmp.Or(strings.Join(parts, "; "), "any keys")
 }
 
-func (c collection) describe() string {
+func (c CollectionRestriction) describe() string {
 	switch {
-	case c.forbidEmpty:
+	case c.ForbidEmpty:
 		return "not empty"
-	case c.requireEmpty:
+	case c.RequireEmpty:
 		return "empty"
 	default:
 		return ""

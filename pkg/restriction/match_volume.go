@@ -9,7 +9,7 @@ import (
 // A volumeRule is a compiled VolumeRestriction.
 type volumeRule struct {
 	leaf
-	collection
+	CollectionRestriction
 
 	volumeType, hostPathType *stringRule
 	types                    typeBits // that volumeType allows; see typeNumbers
@@ -51,7 +51,7 @@ func (n typeNumbers) bit(name string) typeBits {
 
 // check compares a volume, and one mount of it unless mount is nil. bit is that of its type.
 func (r *volumeRule) check(j *judgement, v *podview.Volume, bit typeBits, mount *podview.Mount) bool {
-	ok := !r.requireEmpty || j.violated(&r.leaf, "not empty")
+	ok := !r.RequireEmpty || j.violated(&r.leaf, "not empty")
 	ok = (r.types&bit != 0 || r.volumeType.check(j, v.Type)) && ok
 	ok = r.hostPath.check(j, v.HostPath) && ok
 	ok = r.hostPathType.check(j, v.HostPathType) && ok
@@ -75,9 +75,9 @@ func (r *podRule) checkVolumes(j *judgement, v podview.Value[[]podview.Volume]) 
 	ok := true
 	for i := range r.volumes {
 		switch rule := &r.volumes[i]; {
-		case !rule.forbidEmpty:
+		case !rule.ForbidEmpty:
 		case known:
-			ok = rule.collection.check(j, &rule.leaf, len(volumes)) && ok
+			ok = rule.CollectionRestriction.check(j, &rule.leaf, len(volumes)) && ok
 		case rule.field.at(j.From) != Exact:
 			ok = j.unjudged(&rule.leaf) && ok
 		default:

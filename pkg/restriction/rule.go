@@ -193,14 +193,11 @@ func (r *numberRule) allows(n int64) bool {
 	})
 }
 
-// A collection is a compiled CollectionRestriction.
-type collection struct{ forbidEmpty, requireEmpty bool }
-
-func (c collection) check(j *judgement, l *leaf, n int) bool {
+func (c CollectionRestriction) check(j *judgement, l *leaf, n int) bool {
 	switch {
-	case c.forbidEmpty && n == 0:
+	case c.ForbidEmpty && n == 0:
 		return j.violated(l, "empty")
-	case c.requireEmpty && n > 0:
+	case c.RequireEmpty && n > 0:
 		return j.violated(l, "not empty")
 	default:
 		return true
@@ -210,7 +207,7 @@ func (c collection) check(j *judgement, l *leaf, n int) bool {
 // A listRule is a compiled StringListRestriction.
 type listRule struct {
 	leaf
-	collection
+	CollectionRestriction
 
 	values   *stringRule
 	required []string
@@ -227,7 +224,7 @@ func (r *listRule) compare(j *judgement, v podview.Value[[]string]) bool {
 	if !ok && v.State() != podview.StateAbsent {
 		return j.unknown(&r.leaf)
 	}
-	if !r.collection.check(j, &r.leaf, len(list)) {
+	if !r.CollectionRestriction.check(j, &r.leaf, len(list)) {
 		return false
 	}
 	for _, s := range r.required {
@@ -256,7 +253,7 @@ func (r *listRule) of(s string) string {
 // A mapRule is a compiled StringMapRestriction.
 type mapRule struct {
 	leaf
-	collection
+	CollectionRestriction
 
 	keyBlacklist, required []string
 	keyWhitelist           map[string]bool // nil: every key
@@ -278,7 +275,7 @@ func (r *mapRule) compare(j *judgement, v podview.Value[map[string]string]) bool
 	if !ok && v.State() != podview.StateAbsent {
 		return j.unknown(&r.leaf)
 	}
-	return r.collection.check(j, &r.leaf, len(m)) && r.checkKeys(j, m) && r.checkValues(j, m)
+	return r.CollectionRestriction.check(j, &r.leaf, len(m)) && r.checkKeys(j, m) && r.checkValues(j, m)
 }
 
 func (r *mapRule) checkKeys(j *judgement, m map[string]string) bool {
