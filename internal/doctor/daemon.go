@@ -3,7 +3,6 @@ package doctor
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -20,11 +19,8 @@ import (
 
 // configuration checks the file that the daemon reads.
 func (n Node) configuration(context.Context) []Finding {
-	if errors.Is(n.ConfigErr, fs.ErrPermission) {
-		return []Finding{unknown("run it as root", "%s could not be loaded; the following checks use the defaults: %v", n.ConfigPath, n.ConfigErr)}
-	}
 	if n.ConfigErr != nil {
-		return []Finding{fail("correct what it names, then run pullgated --check-config",
+		return []Finding{failed(n.ConfigErr, "correct what it names, then run pullgated --check-config",
 			"%s could not be loaded; the following checks use the defaults: %v", n.ConfigPath, n.ConfigErr)}
 	}
 	info, err := os.Stat(n.path(n.ConfigPath))
@@ -34,29 +30,17 @@ func (n Node) configuration(context.Context) []Finding {
 	case err != nil:
 		return []Finding{unknown("run it as root", "%s: %v", n.ConfigPath, err)}
 	}
-	if w := writable(info, n.ConfigPath); w != nil {
-		return []Finding{*w}
+	if found := writable(info, n.ConfigPath); found != nil {
+		return found
 	}
 	return []Finding{ok("%s is valid, and only root can write it", n.ConfigPath)}
-}
-
-// writable returns a finding if users other than root can write the file at a path.
-func writable(info fs.FileInfo, path string) *Finding {
-	uid, gid := owner(info)
-	mode := info.Mode().Perm()
-	if uid == 0 && mode&0o002 == 0 && (mode&0o020 == 0 || gid == 0) {
-		return nil
-	}
-	f := fail(fmt.Sprintf("chown root:root %s && chmod go-w %s", path, path),
-		"%s has mode %04o and belongs to %s: users other than root decide which pod may use which image", path, mode, who(uid, gid))
-	return &f
 }
 
 // daemon returns the findings from the status of the daemon.
 func (n Node) daemon(context.Context) []Finding {
 	s := n.Status
 	if found := n.otherConfiguration(); found != nil {
-		return []Finding{*found}
+		return found
 	}
 	if s == nil && errors.Is(n.StatusErr, fs.ErrPermission) {
 		return []Finding{unknown("run it as root", "cannot connect to pullgated: permission denied: %v", n.StatusErr)}
@@ -98,13 +82,12 @@ func (n Node) daemon(context.Context) []Finding {
 
 // otherConfiguration returns a finding if pullgated runs with another configuration file than the checked one: then the findings
 // about its sockets do not apply to it. If the daemon does not respond, its command line shows the file.
-func (n Node) otherConfiguration() *Finding {
+func (n Node) otherConfiguration() []Finding {
 	if file := n.Status.GetConfigurationPath(); file != "" {
 		if file == filepath.Clean(n.ConfigPath) {
 			return nil
 		}
-		f := fail("pullgatectl doctor --config "+file, "pullgated runs with the configuration %s, and doctor checked %s", file, n.ConfigPath)
-		return &f
+		return []Finding{fail("pullgatectl doctor --config "+file, "pullgated runs with the configuration %s, and doctor checked %s", file, n.ConfigPath)}
 	}
 	if n.Status != nil {
 		return nil // the status has no path
@@ -122,8 +105,7 @@ func (n Node) otherConfiguration() *Finding {
 			file = filepath.Join(cwd, file)
 		}
 		if filepath.Clean(file) != filepath.Clean(n.ConfigPath) {
-			f := fail("pullgatectl doctor --config "+file, "%s runs with the configuration %s, and doctor checked %s", p, file, n.ConfigPath)
-			return &f
+			return []Finding{fail("pullgatectl doctor --config "+file, "%s runs with the configuration %s, and doctor checked %s", p, file, n.ConfigPath)}
 		}
 	}
 	return nil
@@ -192,7 +174,7 @@ func (n Node) state(context.Context) []Finding {
 	case !info.IsDir():
 		return []Finding{fail("set stateDir to a directory", "%s is not a directory", dir)}
 	}
-	all := private(nil, info, dir, 0o700)
+	all := private(info, dir, 0o700)
 	present := map[string]bool{}
 	for _, name := range []string{"records.db", "node.key"} {
 		file := filepath.Join(dir, name)
@@ -205,7 +187,7 @@ func (n Node) state(context.Context) []Finding {
 			all = append(all, fail("move it away", "%s is not a regular file", file))
 		default:
 			present[name] = true
-			all = private(all, info, file, 0o600)
+			all = append(all, private(info, file, 0o600)...)
 		}
 	}
 	if present["records.db"] != present["node.key"] {
@@ -218,16 +200,6 @@ func (n Node) state(context.Context) []Finding {
 	}
 	if len(all) == 0 {
 		all = append(all, ok("%s and its files are accessible to root only", dir))
-	}
-	return all
-}
-
-// private adds a finding if users other than root have access to the file at a path.
-func private(all []Finding, info fs.FileInfo, path string, want fs.FileMode) []Finding {
-	uid, gid := owner(info)
-	if mode := info.Mode().Perm(); mode&^want != 0 || uid != 0 {
-		return append(all, fail(fmt.Sprintf("chown root:root %s && chmod %04o %s", path, want, path),
-			"%s has mode %04o and belongs to %s; it must have mode %04o and belong to root", path, mode, who(uid, gid), want))
 	}
 	return all
 }

@@ -2,7 +2,9 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -179,6 +181,14 @@ func warn(remediation, format string, args ...any) Finding {
 
 func fail(remediation, format string, args ...any) Finding {
 	return Finding{Level: Fail, Found: fmt.Sprintf(format, args...), Remediation: remediation}
+}
+
+// failed is fail with an error, or unknown if the error says that a permission is missing.
+func failed(err error, remediation, format string, args ...any) Finding {
+	if errors.Is(err, fs.ErrPermission) {
+		return unknown("run it as root", format, args...)
+	}
+	return fail(remediation, format, args...)
 }
 
 func unknown(remediation, format string, args ...any) Finding {

@@ -3,11 +3,9 @@ package doctor
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
 	"time"
 )
 
@@ -83,14 +81,3 @@ func (n Node) clock(context.Context) []Finding {
 	}
 	return all
 }
-
-// owner returns the owner of a file.
-func owner(info fs.FileInfo) (uid, gid int) {
-	s, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return -1, -1
-	}
-	return int(s.Uid), int(s.Gid)
-}
-
-func who(uid, gid int) string { return fmt.Sprintf("user %d, group %d", uid, gid) }

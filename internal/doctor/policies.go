@@ -82,11 +82,11 @@ func (n Node) policyd(ctx context.Context, path, hash, without string) []Finding
 		return []Finding{fail("systemctl enable --now "+policydSocket+"; compare admission.policydSocket with where it listens",
 			"admission.policydSocket: %v, and a policy file needs it: %s", err, without)}
 	}
-	if uid, gid := owner(info); uid != 0 {
+	if a := accessOf(info); a.uid != 0 {
 		return []Finding{fail("remove it, then systemctl restart "+policydSocket,
-			"admission.policydSocket: %s belongs to %s: pullgated does not use it, %s", path, who(uid, gid), without)}
+			"admission.policydSocket: %s belongs to %s: pullgated does not use it, %s", path, a.owner(), without)}
 	}
-	all := private(nil, info, path, 0o600)
+	all := private(info, path, 0o600)
 	peer, err := n.peer(ctx, path)
 	switch {
 	case errors.Is(err, fs.ErrPermission):
@@ -121,34 +121,27 @@ func (n Node) askPolicyd(ctx context.Context, path, hash, without string) Findin
 
 // policydUnits checks that the socket is there after the next boot, if systemd has it.
 func (n Node) policydUnits(ctx context.Context, without string) []Finding {
-	units, err := n.units(ctx, "LoadState,UnitFileState", policydSocket)
-	if err != nil || units[policydSocket]["LoadState"] != "loaded" {
-		return nil // another program starts pullgate-policyd
-	}
-	if state := units[policydSocket]["UnitFileState"]; state != "enabled" {
+	unit, loaded := n.unit(ctx, policydSocket, "UnitFileState")
+	if state := unit["UnitFileState"]; loaded && state != "enabled" { // without the unit, another program starts pullgate-policyd
 		return []Finding{warn("systemctl enable "+policydSocket, "%s is %s: after the next boot %s", policydSocket, state, without)}
 	}
 	return nil
 }
 
-// units returns properties of units by their names.
-func (n Node) units(ctx context.Context, properties string, names ...string) (map[string]map[string]string, error) {
+// unit returns properties of a unit. loaded is false if systemd does not have it.
+func (n Node) unit(ctx context.Context, name, properties string) (values map[string]string, loaded bool) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	out, err := n.Run(ctx, "systemctl", append([]string{"show", "--property=Id," + properties, "--"}, names...)...)
+	out, err := n.Run(ctx, "systemctl", "show", "--property=LoadState,"+properties, "--", name)
 	if err != nil {
-		return nil, err
+		return nil, false
 	}
-	all := map[string]map[string]string{}
-	for block := range strings.SplitSeq(strings.TrimSpace(string(out)), "\n\n") {
-		unit := map[string]string{}
-		for line := range strings.Lines(block) {
-			k, v, _ := strings.Cut(strings.TrimSpace(line), "=")
-			unit[k] = v
-		}
-		all[unit["Id"]] = unit
+	values = map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		k, v, _ := strings.Cut(strings.TrimSpace(line), "=")
+		values[k] = v
 	}
-	return all, nil
+	return values, values["LoadState"] == "loaded"
 }
 
 // policydFolder compares the configuration of pullgate-policyd with that of pullgated. A process that was started with another file is not found.
@@ -157,10 +150,8 @@ func (n Node) policydFolder() []Finding {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return []Finding{warn("write it, see https://github.com/pullgate/pullgate/blob/main/docs/pullgate-policyd.md#configuration", "%s not found", policydConfig)}
-	case errors.Is(err, fs.ErrPermission):
-		return []Finding{unknown("run it as root", "%s: %v", policydConfig, err)}
 	case err != nil:
-		return []Finding{fail("correct what it names, then run "+policydProgram+" --check-config", "%s: %v", policydConfig, err)}
+		return []Finding{failed(err, "correct what it names, then run "+policydProgram+" --check-config", "%s: %v", policydConfig, err)}
 	case filepath.Clean(c.Policies) != filepath.Clean(n.Config.Admission.Policies):
 		return []Finding{fail("set policies in "+policydConfig+" to "+n.Config.Admission.Policies+", then systemctl restart "+policydService,
 			"%s has the policy folder %q, and pullgated %q", policydConfig, c.Policies, n.Config.Admission.Policies)}
@@ -182,10 +173,10 @@ func (n Node) policydFiles(ctx context.Context, backends []imagepolicy.Backend) 
 	var closed []string // folders that are reported already
 	visible := n.visible(ctx)
 	needs := func(path string, secret bool) {
-		if dir := n.closedAbove(path, uid, gid); dir != "" {
+		if dir, mode := n.closedAbove(path, uid, gid); dir != "" {
 			if !slices.Contains(closed, dir) {
 				closed = append(closed, dir)
-				all = append(all, fail(fmt.Sprintf("chgrp %s %s && chmod g+x %s", policydProgram, dir, dir), "%s is not accessible to the user %s: %s has mode %04o", path, policydProgram, dir, n.mode(dir)))
+				all = append(all, fail(fmt.Sprintf("chgrp %s %s && chmod g+x %s", policydProgram, dir, dir), "%s is not accessible to the user %s: %s has mode %04o", path, policydProgram, dir, mode))
 			}
 			return
 		}
@@ -229,8 +220,7 @@ func (n Node) readable(path string, uid, gid int, secret bool) []Finding {
 	case err != nil:
 		return []Finding{unknown("run it as root", "%s: %v", path, err)}
 	}
-	mode := info.Mode().Perm()
-	own, group := owner(info)
+	a := accessOf(info)
 	remediation := fmt.Sprintf("chown root:%s %s && chmod 0640 %s", policydProgram, path, path)
 	want := fs.FileMode(0o4)
 	if info.IsDir() {
@@ -239,49 +229,26 @@ func (n Node) readable(path string, uid, gid int, secret bool) []Finding {
 		remediation = fmt.Sprintf("chown root:root %s && chmod 0644 %s", path, path)
 	}
 	switch {
-	case !may(info, uid, gid, want):
-		return []Finding{fail(remediation, "%s has mode %04o and belongs to %s: the user %s cannot read it", path, mode, who(own, group), policydProgram)}
-	case secret && (mode&0o007 != 0 || mode&0o070 != 0 && group != 0 && group != gid || own != 0 && own != uid):
-		return []Finding{warn(remediation, "%s has mode %04o and belongs to %s: other users can read the credentials for a backend", path, mode, who(own, group))}
-	case mode&0o002 != 0 || mode&0o020 != 0 && group != 0 || own != 0:
-		return []Finding{fail(remediation, "%s has mode %04o and belongs to %s: users other than root decide which images are reviewed", path, mode, who(own, group))}
+	case !a.may(uid, gid, want):
+		return []Finding{fail(remediation, "%s has %s: the user %s cannot read it", path, a, policydProgram)}
+	case secret && (a.mode&0o007 != 0 || a.mode&0o070 != 0 && a.gid != 0 && a.gid != gid || a.uid != 0 && a.uid != uid):
+		return []Finding{warn(remediation, "%s has %s: other users can read the credentials for a backend", path, a)}
+	case a.othersWrite():
+		return []Finding{fail(remediation, "%s has %s: users other than root decide which images are reviewed", path, a)}
 	}
 	return nil
 }
 
-// may reports whether a user has permissions, which are those of a class: 4 read, 1 search.
-func may(info fs.FileInfo, uid, gid int, want fs.FileMode) bool {
-	own, group := owner(info)
-	mode := info.Mode().Perm()
-	switch {
-	case own == uid:
-		mode >>= 6
-	case group == gid:
-		mode >>= 3
-	}
-	return mode&want == want
-}
-
-// closedAbove returns the first folder that leads to a path and that a user cannot enter; "" if there is none.
-func (n Node) closedAbove(path string, uid, gid int) string {
-	var closed string
+// closedAbove returns the first folder that leads to a path and that a user cannot enter, with its permissions; "" if there is none.
+func (n Node) closedAbove(path string, uid, gid int) (closed string, mode fs.FileMode) {
 	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
-		if info, err := os.Stat(n.path(dir)); err == nil && !may(info, uid, gid, 0o1) {
-			closed = dir
+		if info, err := os.Stat(n.path(dir)); err == nil && !accessOf(info).may(uid, gid, 0o1) {
+			closed, mode = dir, info.Mode().Perm()
 		}
 		if dir == "/" || dir == "." {
-			return closed
+			return closed, mode
 		}
 	}
-}
-
-// mode returns the permissions of a file; 0 if it does not exist.
-func (n Node) mode(path string) fs.FileMode {
-	info, err := os.Stat(n.path(path))
-	if err != nil {
-		return 0
-	}
-	return info.Mode().Perm()
 }
 
 func within(path, dir string) bool {
@@ -290,13 +257,13 @@ func within(path, dir string) bool {
 
 // visible returns the files and folders of the node that the unit of pullgate-policyd sees; nil if systemd does not have it.
 func (n Node) visible(ctx context.Context) (paths []string) {
-	units, err := n.units(ctx, "LoadState,BindReadOnlyPaths,BindPaths", policydService)
-	if err != nil || units[policydService]["LoadState"] != "loaded" {
+	unit, loaded := n.unit(ctx, policydService, "BindReadOnlyPaths,BindPaths")
+	if !loaded {
 		return nil
 	}
 	paths = []string{} // from here on it is known
 	for _, property := range []string{"BindReadOnlyPaths", "BindPaths"} {
-		for bind := range strings.FieldsSeq(units[policydService][property]) {
+		for bind := range strings.FieldsSeq(unit[property]) {
 			source, rest, _ := strings.Cut(strings.TrimPrefix(bind, "-"), ":")
 			if target, _, _ := strings.Cut(rest, ":"); target == "" || target == source {
 				paths = append(paths, source)

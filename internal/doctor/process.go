@@ -45,7 +45,7 @@ func (n Node) ownProcess(pid int) bool {
 	if err != nil {
 		return false
 	}
-	if uid, _ := owner(info); uid != 0 && uid != os.Geteuid() {
+	if a := accessOf(info); a.uid != 0 && a.uid != os.Geteuid() {
 		return false
 	}
 	for _, namespace := range []string{"ns/mnt", "ns/user"} {

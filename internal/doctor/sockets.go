@@ -27,7 +27,7 @@ func (n Node) sockets(ctx context.Context) []Finding {
 	var all []Finding
 	folders := []string{}
 	if found := n.otherConfiguration(); found != nil {
-		return append(all, unknown(found.Remediation, "the sockets of pullgated: %s", found.Found), n.runtimeSocket(ctx, socketPath(n.Config.RuntimeEndpoint)))
+		return append(all, unknown(found[0].Remediation, "the sockets of pullgated: %s", found[0].Found), n.runtimeSocket(ctx, socketPath(n.Config.RuntimeEndpoint)))
 	}
 	for _, s := range []struct{ field, endpoint string }{
 		{"listen", n.Config.Listen},
@@ -42,9 +42,7 @@ func (n Node) sockets(ctx context.Context) []Finding {
 	for _, dir := range slices.Compact(folders) {
 		// A user with write access to the directory may replace a socket.
 		if info, err := os.Stat(n.path(dir)); err == nil {
-			if w := writable(info, dir); w != nil {
-				all = append(all, *w)
-			}
+			all = append(all, writable(info, dir)...)
 		}
 	}
 	return append(all, n.runtimeSocket(ctx, socketPath(n.Config.RuntimeEndpoint)))
@@ -53,13 +51,10 @@ func (n Node) sockets(ctx context.Context) []Finding {
 // own checks a socket of pullgated.
 func (n Node) own(ctx context.Context, field, path string) (all []Finding) {
 	info, err := n.socket(path)
-	if errors.Is(err, fs.ErrPermission) {
-		return []Finding{unknown("run it as root", "%s: %v", field, err)}
-	}
 	if err != nil {
-		return []Finding{fail("systemctl status pullgated; then compare "+field+" with where it listens", "%s: %v", field, err)}
+		return []Finding{failed(err, "systemctl status pullgated; then compare "+field+" with where it listens", "%s: %v", field, err)}
 	}
-	all = private(nil, info, path, 0o600)
+	all = private(info, path, 0o600)
 	peer, err := n.peer(ctx, path)
 	switch {
 	case errors.Is(err, fs.ErrPermission):
@@ -77,17 +72,12 @@ func (n Node) own(ctx context.Context, field, path string) (all []Finding) {
 
 func (n Node) runtimeSocket(ctx context.Context, path string) Finding {
 	info, err := n.socket(path)
-	if errors.Is(err, fs.ErrPermission) {
-		return unknown("run it as root", "runtimeEndpoint: %v", err)
-	}
 	if err != nil {
-		return fail("systemctl status containerd; compare runtimeEndpoint with where the runtime listens", "runtimeEndpoint: %v", err)
+		return failed(err, "systemctl status containerd; compare runtimeEndpoint with where the runtime listens", "runtimeEndpoint: %v", err)
 	}
-	uid, gid := owner(info)
-	mode := info.Mode().Perm()
-	if uid != 0 || mode&0o002 != 0 || mode&0o020 != 0 && gid != 0 {
+	if a := accessOf(info); a.othersWrite() {
 		return fail("allow only root to use it, in the runtime's configuration (grpc.uid, grpc.gid)",
-			"the runtime's socket %s has mode %04o and belongs to %s: users who can connect to it bypass pullgate", path, mode, who(uid, gid))
+			"the runtime's socket %s has %s: users who can connect to it bypass pullgate", path, a)
 	}
 	peer, err := n.peer(ctx, path)
 	if errors.Is(err, fs.ErrPermission) {
