@@ -76,28 +76,46 @@ func (h Host) Discover(ctx context.Context, unit string) (Node, error) {
 	if err != nil {
 		return Node{}, err
 	}
-	n := Node{Unit: u, ExecStart: s.execStart, ExecStartFrom: s.execStartFrom, Program: s.program()}
+	n := Node{Kind: Kubelet, Unit: u, ExecStart: s.execStart, ExecStartFrom: s.execStartFrom, Program: s.program()}
 	n.Process = h.kubelet(u.MainPID)
-	if k := Kind(n.Program); k.Rancher() {
-		return h.discoverRancher(n, s)
+	running := n.Process.words()
+	args, before, config, err := h.arguments(s)
+	if err != nil {
+		return Node{}, err
 	}
-	n.Kind = Kubelet
-	if slices.ContainsFunc(u.Files, func(f string) bool { return path.Base(f) == "10-kubeadm.conf" }) {
+	n.RancherConfig = config
+	switch {
+	case config != "":
+		n.Kind = Kind(n.Program)
+	case slices.ContainsFunc(u.Files, func(f string) bool { return path.Base(f) == "10-kubeadm.conf" }):
 		n.Kind = Kubeadm
 	}
-	running := n.Process.words()
-	args := s.words[1:]
-	if n.Program != "kubelet" {
+	if config == "" && n.Program != "kubelet" {
 		// A script: the flags that it gives the kubelet are known only while the kubelet runs.
 		if n.Process.PID == 0 {
 			return Node{}, fmt.Errorf("%s runs %s, but no kubelet was found among its processes", u.Name, s.words[0].text)
 		}
 		args = running
 	}
-	if n.Configured, err = h.settings(args, layers{}); err != nil {
-		return Node{}, err
+	if n.Configured, err = h.settings(args, before); err != nil || n.Process.PID == 0 {
+		return n, err
 	}
-	return n, h.running(&n, running, layers{})
+	now, err := h.settings(running, before)
+	n.Running = &now
+	return n, err
+}
+
+// arguments returns the flags that the command line of a service gives the kubelet, and for k3s and RKE2 what they set themselves and the path of
+// their configuration.
+func (h Host) arguments(s service) (args []word, before layers, config string, err error) {
+	if !Kind(s.program()).Rancher() {
+		return s.words[1:], layers{}, "", nil
+	}
+	r, err := h.rancher(s)
+	if err != nil {
+		return nil, layers{}, "", err
+	}
+	return r.kubeletArgs(h), r.before(), r.file, nil
 }
 
 // ProcessSettings returns the settings of the kubelet that a process runs: by the flags of the process and by files as they are now,
@@ -118,41 +136,11 @@ func (h Host) ProcessSettings(pid int) (Settings, error) {
 		args = append(args, strings.Split(rest, "\x00")...)
 	}
 	words := append([]word{{text: args[0]}}, Process{pid, args}.words()...)
-	s := service{words: words, environment: map[string]word{}}
-	if !Kind(s.program()).Rancher() {
-		return h.settings(words[1:], layers{})
-	}
-	r, err := h.rancher(s)
+	configured, before, _, err := h.arguments(service{words: words, environment: map[string]word{}})
 	if err != nil {
 		return Settings{}, err
 	}
-	return h.settings(r.kubeletArgs(h), r.before())
-}
-
-func (h Host) discoverRancher(n Node, s service) (Node, error) {
-	n.Kind = Kind(n.Program)
-	r, err := h.rancher(s)
-	if err != nil {
-		return Node{}, err
-	}
-	n.RancherConfig = r.file
-	if n.Configured, err = h.settings(r.kubeletArgs(h), r.before()); err != nil {
-		return Node{}, err
-	}
-	return n, h.running(&n, n.Process.words(), r.before())
-}
-
-// running sets n.Running.
-func (h Host) running(n *Node, args []word, before layers) error {
-	if n.Process.PID == 0 {
-		return nil
-	}
-	s, err := h.settings(args, before)
-	if err != nil {
-		return err
-	}
-	n.Running = &s
-	return nil
+	return h.settings(configured, before)
 }
 
 // words are the arguments of a process, without the program.
