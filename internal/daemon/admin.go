@@ -68,7 +68,7 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 		Store:           store,
 		Runtime:         runtime,
 		Pods:            index,
-		PodSource:       p.source.forAdmin(),
+		PodSource:       unlessNil[adminapi.PodSource](p.source, adminSource{p.source}),
 		Gate:            p.gate,
 		NodeCredentials: p.node,
 		KeyFingerprint:  p.key.Fingerprint(),

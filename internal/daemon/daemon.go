@@ -117,7 +117,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		Tracker:        trk,
 		Pods:           index,
 		Runtime:        runtime,
-		PodSource:      source.forGate(),
+		PodSource:      unlessNil[gate.PodSource](source, source),
 		Metrics:        m,
 		Log:            o.Log.WithName("gate"),
 		Decisions:      decided{log: log, feed: feed},
@@ -125,11 +125,11 @@ func Run(ctx context.Context, o Options) (err error) {
 		OutageFallback: o.Config.RegistryOutageFallback,
 		AlwaysPrecheck: alwaysPrecheck(o.Config),
 		AllowRestores:  o.Config.AllowRestores,
-		Admission:      admitting.forGate(source.forPolicies()),
+		Admission:      admitting.forGate(unlessNil[gate.ViewSource](source, source)),
 	})
 	admitting.published = func() {
 		source.keep(admitting.fields()) // first, so that the pod source has what the new policies use
-		judge.SetAdmission(admitting.forGate(source.forPolicies()))
+		judge.SetAdmission(admitting.forGate(unlessNil[gate.ViewSource](source, source)))
 	}
 	server := criproxy.New(criproxy.Config{
 		Runtime:  conns.runtime,
@@ -166,13 +166,13 @@ func Run(ctx context.Context, o Options) (err error) {
 }
 
 // storeSize returns what the metrics say of the store.
-func storeSize(store *records.Store, log klog.Logger) func() metrics.StoreCounts {
-	return func() metrics.StoreCounts {
+func storeSize(store *records.Store, log klog.Logger) func() records.Stats {
+	return func() records.Stats {
 		s, err := store.Stats()
 		if err != nil {
 			log.Error(err, "Store of pull records not counted")
 		}
-		return metrics.StoreCounts{Records: s.Records, Intents: s.Intents, Marks: s.Marks, Endorsements: s.Endorsements, Bytes: s.Bytes}
+		return s
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/admission/files"
 	"github.com/pullgate/pullgate/pkg/admission/restrict"
 	"github.com/pullgate/pullgate/pkg/restriction"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
 const (
@@ -49,7 +50,7 @@ type policies struct {
 	log     klog.Logger
 	metrics *metrics.Metrics
 	from    restriction.Source
-	listed  *policyList // for the admin API
+	listed  atomic.Pointer[adminv1.ListPoliciesResponse] // for the admin API; nil while there are no policies
 	policyd *policydClient
 
 	store      endorse.Store
@@ -99,7 +100,7 @@ func (p *policies) fields() []string {
 func openPolicies(o Options, m *metrics.Metrics, store endorse.Store) (*policies, error) {
 	p := &policies{
 		log: o.Log.WithName("policies"), metrics: m, watcher: files.NewWatcher(policyfiles.Kinds()), from: viewSource(o.Config), config: o.Config.Admission,
-		grace: o.Config.RegistryUnavailableGrace.Value(), store: store, endorsing: endorse.NewState(), listed: &policyList{},
+		grace: o.Config.RegistryUnavailableGrace.Value(), store: store, endorsing: endorse.NewState(),
 	}
 	set, err := p.watcher.Load(policyPaths(p.config))
 	if err != nil {

@@ -3,7 +3,6 @@ package daemon
 import (
 	"cmp"
 	"slices"
-	"sync/atomic"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -16,11 +15,6 @@ import (
 	"github.com/pullgate/pullgate/pkg/restriction"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
-
-// A policyList is the policies in use, for goroutines that do not own policies.
-type policyList struct {
-	atomic.Pointer[adminv1.ListPoliciesResponse]
-}
 
 // list returns the policies in use for the admin API, nil if there are none. It may be called concurrently with the other methods.
 func (p *policies) list() *adminv1.ListPoliciesResponse { return p.listed.Load() }

@@ -7,7 +7,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/adminapi"
-	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/metrics"
 	"github.com/pullgate/pullgate/internal/podsource"
@@ -52,20 +51,12 @@ func (s *podSource) run(ctx context.Context, log klog.Logger) {
 	}
 }
 
-// forGate returns the source as an interface, nil if there is none.
-func (s *podSource) forGate() gate.PodSource { //nolint:ireturn // see above
-	if s == nil {
-		return nil
+// unlessNil returns an adapter of a source as an interface, nil if there is no source.
+func unlessNil[I any](s *podSource, adapter I) (source I) {
+	if s != nil {
+		source = adapter
 	}
-	return s
-}
-
-// forPolicies returns the source as an interface, nil if there is none.
-func (s *podSource) forPolicies() gate.ViewSource { //nolint:ireturn // see above
-	if s == nil {
-		return nil
-	}
-	return s
+	return source
 }
 
 // keep makes the source keep the fields that policies restrict.
@@ -123,14 +114,6 @@ func (s *podSource) credentials(ctx context.Context, uid string, image imageref.
 
 // adminSource adapts the pod source to adminapi.PodSource.
 type adminSource struct{ *podSource }
-
-// forAdmin returns the source as an interface, nil if there is none.
-func (s *podSource) forAdmin() adminapi.PodSource { //nolint:ireturn // see above
-	if s == nil {
-		return nil
-	}
-	return adminSource{s}
-}
 
 // status returns the state of the source for the admin API, nil if there is none.
 func (s *podSource) status() *adminv1.PodSourceStatus {

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
 )
 
 // other replaces every label value that is not of its fixed set.
@@ -330,44 +331,23 @@ func (m *Metrics) SetGrants(grants func() int) {
 	m.gaugeFunc("pullgate_grants", "Pods and images for which access is granted in memory.", func() float64 { return float64(grants()) })
 }
 
-// StoreCounts are how much the store holds.
-type StoreCounts struct {
-	Records, Intents, Marks, Endorsements int
-	Bytes                                 int64 // the size of the file
-}
-
 // SetStore gives the function that counts what the store holds at each scrape.
-func (m *Metrics) SetStore(counts func() StoreCounts) {
-	m.registry.MustRegister(&storeCollector{counts: counts})
-}
-
-// storeCollector reads the gauges of the store in one go.
-type storeCollector struct {
-	counts func() StoreCounts
-}
-
-func storeDescs() []*prometheus.Desc {
-	return []*prometheus.Desc{
-		prometheus.NewDesc("pullgate_pull_records", "Pull records on disk: pairs of an image and a repository to which a credential proved access.", nil, nil),
-		prometheus.NewDesc("pullgate_pull_intents", "Pulls that are under way, or whose answer was lost less than about an hour ago.", nil, nil),
-		prometheus.NewDesc("pullgate_preloaded_marks", "Images under one of their repositories that are marked preloaded.", nil, nil),
-		prometheus.NewDesc("pullgate_endorsements", "Images under one of their repositories whose signatures were verified, once for each requirement that they met.", nil, nil),
-		prometheus.NewDesc("pullgate_store_bytes", "Size of the file of the store of pull records.", nil, nil),
-		prometheus.NewDesc("kubelet_imagemanager_ondisk_pulledrecords", "As pullgate_pull_records, under the name of the kubelet's own verification.", nil, nil),
-		prometheus.NewDesc("kubelet_imagemanager_ondisk_pullintents", "As pullgate_pull_intents, under the name of the kubelet's own verification.", nil, nil),
-	}
-}
-
-func (*storeCollector) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range storeDescs() {
-		to <- d
-	}
-}
-
-func (c *storeCollector) Collect(to chan<- prometheus.Metric) {
-	n := c.counts()
-	records, intents := float64(n.Records), float64(n.Intents)
-	for i, v := range []float64{records, intents, float64(n.Marks), float64(n.Endorsements), float64(n.Bytes), records, intents} {
-		to <- prometheus.MustNewConstMetric(storeDescs()[i], prometheus.GaugeValue, v)
-	}
+func (m *Metrics) SetStore(counts func() records.Stats) {
+	m.registry.MustRegister(prometheus.CollectorFunc(func(to chan<- prometheus.Metric) {
+		n := counts() // in one go
+		for _, g := range []struct {
+			name, help string
+			value      float64
+		}{
+			{"pullgate_pull_records", "Pull records on disk: pairs of an image and a repository to which a credential proved access.", float64(n.Records)},
+			{"pullgate_pull_intents", "Pulls that are under way, or whose answer was lost less than about an hour ago.", float64(n.Intents)},
+			{"pullgate_preloaded_marks", "Images under one of their repositories that are marked preloaded.", float64(n.Marks)},
+			{"pullgate_endorsements", "Images under one of their repositories whose signatures were verified, once for each requirement that they met.", float64(n.Endorsements)},
+			{"pullgate_store_bytes", "Size of the file of the store of pull records.", float64(n.Bytes)},
+			{"kubelet_imagemanager_ondisk_pulledrecords", "As pullgate_pull_records, under the name of the kubelet's own verification.", float64(n.Records)},
+			{"kubelet_imagemanager_ondisk_pullintents", "As pullgate_pull_intents, under the name of the kubelet's own verification.", float64(n.Intents)},
+		} {
+			to <- prometheus.MustNewConstMetric(prometheus.NewDesc(g.name, g.help, nil, nil), prometheus.GaugeValue, g.value)
+		}
+	}))
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/metrics"
 	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/records"
 )
 
 const pull = "/runtime.v1.ImageService/PullImage"
@@ -26,8 +27,8 @@ const pull = "/runtime.v1.ImageService/PullImage"
 func newMetrics() *metrics.Metrics {
 	m := metrics.New("v1.2.3", "go1.26", []string{pull})
 	m.SetGrants(func() int { return 4 })
-	m.SetStore(func() metrics.StoreCounts {
-		return metrics.StoreCounts{Records: 5, Intents: 6, Marks: 7, Endorsements: 8, Bytes: 8192}
+	m.SetStore(func() records.Stats {
+		return records.Stats{Records: 5, Intents: 6, Marks: 7, Endorsements: 8, Bytes: 8192}
 	})
 	m.Recheck("Always", "hit", time.Millisecond)
 	m.Recheck("Always", "verified", time.Second)

@@ -44,11 +44,13 @@ func Reasons() []Reason {
 	return []Reason{Kubeconfig, Unreachable, Timeout, Unauthorized, Forbidden, Missing, Malformed, Excessive, Expired, Throttled, Server, Other}
 }
 
-// reasonOf returns the reason for an error of a request.
+// reasonOf returns the reason for an error of a request, or of what it needs.
 func reasonOf(err error) Reason {
 	var network net.Error
 	var status apierrors.APIStatus
 	switch {
+	case errors.Is(err, ErrKubeconfig):
+		return Kubeconfig
 	case apierrors.IsUnauthorized(err):
 		return Unauthorized
 	case apierrors.IsForbidden(err):

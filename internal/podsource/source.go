@@ -135,11 +135,7 @@ func (s *Source) connect(ctx context.Context) (*client, error) {
 		if c, err = s.open(ctx); err == nil || errors.Is(err, ErrNodeName) {
 			return true, err
 		}
-		if errors.Is(err, ErrKubeconfig) {
-			s.state.noteFailure(ctx, log, Kubeconfig, err)
-		} else {
-			s.state.noteError(ctx, log, err)
-		}
+		s.state.noteError(ctx, log, err)
 		return false, nil
 	})
 	return c, err

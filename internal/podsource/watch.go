@@ -77,13 +77,8 @@ func (s *state) ended(watch int) {
 	}
 }
 
-// noteError notes that a request failed.
+// noteError notes that a request failed, or could not be made.
 func (s *state) noteError(ctx context.Context, log klog.Logger, err error) {
-	s.noteFailure(ctx, log, reasonOf(err), err)
-}
-
-// noteFailure notes a failure.
-func (s *state) noteFailure(ctx context.Context, log klog.Logger, reason Reason, err error) {
 	if ctx.Err() != nil {
 		return // Run is ending
 	}
@@ -91,9 +86,9 @@ func (s *state) noteFailure(ctx context.Context, log klog.Logger, reason Reason,
 	first := !s.logged
 	s.up, s.logged = false, true
 	s.mu.Unlock()
-	s.count(reason)
+	s.count(reasonOf(err))
 	if first {
-		log.Info("Pod source not synced, what is known stays known", "reason", reason, "err", err)
+		log.Info("Pod source not synced, what is known stays known", "reason", reasonOf(err), "err", err)
 	}
 }
 
