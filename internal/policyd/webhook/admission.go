@@ -183,6 +183,16 @@ type answer struct {
 	warnings []string
 }
 
+// with returns an answer that admits, with more findings.
+func (a answer) with(findings []admission.Finding) answer {
+	d := admission.DecisionOf(findings)
+	a.outcome, a.decision.Answer, a.decision.Findings = Allowed, d.Answer, append(a.decision.Findings, d.Findings...)
+	if !d.Admitted() {
+		a.outcome = Denied
+	}
+	return a
+}
+
 func (h *Handler) judge(ctx context.Context, q *question) answer {
 	switch {
 	case q.Operation != admissionv1.Create && !q.update:
@@ -269,13 +279,8 @@ func (h *Handler) review(ctx context.Context, q *question, a answer, ephemeral b
 	q.Object.Raw, q.OldObject.Raw = nil, nil // a review can take long, and they are large
 	q.done()
 	findings := h.options.Reviewer.Review(ctx, about)
-	d := admission.DecisionOf(findings)
-	a.outcome, a.audit = Allowed, auditAnnotations(findings)
-	a.decision.Answer, a.decision.Findings = d.Answer, append(a.decision.Findings, d.Findings...)
-	if !d.Admitted() {
-		a.outcome = Denied
-	}
-	return a
+	a.audit = auditAnnotations(findings)
+	return a.with(findings)
 }
 
 func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {

@@ -89,18 +89,19 @@ func New(o Options) (*Handler, error) {
 // ServeHTTP answers a request. The status of an answer other than a review says what is wrong with the request.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	began := time.Now()
-	e := &endpoint{handler: h}
+	var limit int64
+	var answer answerFunc
 	switch r.URL.Path {
 	case ValidatePath:
-		e.limit, e.answer = maxAdmissionReview, h.validate
+		limit, answer = maxAdmissionReview, h.validate
 	case ImageReviewPath:
-		e.limit, e.answer = maxObject, h.imageReview
+		limit, answer = maxObject, h.imageReview
 	default:
 		http.NotFound(w, r)
 		return
 	}
 	event := Event{Path: r.URL.Path}
-	response, refused := e.serve(w, r, &event)
+	response, refused := h.serve(w, r, limit, answer, &event)
 	event.Took = time.Since(began)
 	if refused != nil {
 		event.Outcome = Refused
@@ -124,19 +125,14 @@ type refusal struct {
 
 func refuse(status int, text string) *refusal { return &refusal{status, "pullgate: " + text} }
 
-// An endpoint is a path of the handler.
-type endpoint struct {
-	handler *Handler
-	limit   int64
-	// answer returns the answer to a body.
-	answer func(ctx context.Context, b received, event *Event) (any, *refusal)
-}
+// An answerFunc returns the answer to a body.
+type answerFunc func(ctx context.Context, b received, event *Event) (any, *refusal)
 
 // serve returns the body of an answer.
-func (e *endpoint) serve(w http.ResponseWriter, r *http.Request, event *Event) (response []byte, refused *refusal) {
+func (h *Handler) serve(w http.ResponseWriter, r *http.Request, limit int64, answer answerFunc, event *Event) (response []byte, refused *refusal) {
 	defer func() {
 		if value := recover(); value != nil {
-			e.handler.panicked(value)
+			h.panicked(value)
 			response, refused = nil, refuse(http.StatusInternalServerError, "internal error, which is a defect of pullgate; see the log of pullgate-policyd")
 		}
 	}()
@@ -149,16 +145,16 @@ func (e *endpoint) serve(w http.ResponseWriter, r *http.Request, event *Event) (
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), timeout(r))
 	defer cancel()
-	b, refused := e.receive(ctx, w, r)
+	b, refused := h.receive(ctx, w, r, limit)
 	if refused != nil {
 		return nil, refused
 	}
 	defer b.done()
-	answer, refused := e.answer(ctx, b, event)
+	review, refused := answer(ctx, b, event)
 	if refused != nil {
 		return nil, refused
 	}
-	response, err := json.Marshal(answer)
+	response, err := json.Marshal(review)
 	if err != nil {
 		return nil, refuse(http.StatusInternalServerError, "the answer cannot be encoded")
 	}
@@ -175,16 +171,16 @@ type received struct {
 }
 
 // receive reads a body, and waits until it may be decoded.
-func (e *endpoint) receive(ctx context.Context, w http.ResponseWriter, r *http.Request) (b received, refused *refusal) {
+func (h *Handler) receive(ctx context.Context, w http.ResponseWriter, r *http.Request, limit int64) (b received, refused *refusal) {
 	leaveReading, leaveDecoding := func() {}, func() {}
 	if r.ContentLength < 0 || r.ContentLength > largeBody {
-		leave, ok := enter(ctx, e.handler.reading)
+		leave, ok := enter(ctx, h.reading)
 		if !ok {
 			return b, refuse(http.StatusServiceUnavailable, "too many large requests at the same time")
 		}
 		leaveReading = leave
 	}
-	body, cut, refused := read(ctx, w, r, e.limit)
+	body, cut, refused := read(ctx, w, r, limit)
 	if refused != nil {
 		leaveReading()
 		return b, refused
@@ -193,7 +189,7 @@ func (e *endpoint) receive(ctx context.Context, w http.ResponseWriter, r *http.R
 	if n := values(body); cut || n > maxValues {
 		b.denied = tooLarge
 	} else if len(body) > largeBody || n > largeValues {
-		leave, ok := enter(ctx, e.handler.decoding)
+		leave, ok := enter(ctx, h.decoding)
 		if !ok {
 			b.denied = tooLate
 		}

@@ -33,14 +33,10 @@ func NeedsNamespaces(s *restriction.Set) bool {
 // A NamespaceWatch knows the labels of all namespaces of a cluster while it runs. It needs the permission to get, list and watch namespaces. Its
 // methods may be called concurrently.
 type NamespaceWatch struct {
-	client  rest.Interface
-	running atomic.Pointer[namespaces]
-}
-
-// namespaces are what one Run watches.
-type namespaces struct {
-	store  cache.Store
-	synced func() bool
+	client     rest.Interface
+	store      cache.Store
+	controller cache.Controller
+	running    atomic.Bool
 }
 
 // NewNamespaceWatch returns a watch of the namespaces of an API server. It makes no request.
@@ -58,37 +54,32 @@ func NewNamespaceWatch(config *rest.Config) (*NamespaceWatch, error) {
 	if err != nil {
 		return nil, fmt.Errorf("client of the API server: %w", err)
 	}
-	return &NamespaceWatch{client: client}, nil
-}
-
-// Run watches until ctx ends. It tries again after each failure; what is known stays known meanwhile. It must not be called again before it
-// has returned.
-func (w *NamespaceWatch) Run(ctx context.Context) {
 	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: &namespaceList{cache.NewListWatchFromClient(w.client, "namespaces", metav1.NamespaceAll, fields.Everything())},
+		ListerWatcher: &namespaceList{cache.NewListWatchFromClient(client, "namespaces", metav1.NamespaceAll, fields.Everything())},
 		ObjectType:    &corev1.Namespace{},
 		Handler:       cache.ResourceEventHandlerFuncs{},
 		Transform:     labelsOnly,
 	})
-	w.running.Store(&namespaces{store, controller.HasSynced})
-	defer w.running.Store(nil)
-	controller.RunWithContext(ctx)
+	return &NamespaceWatch{client: client, store: store, controller: controller}, nil
 }
 
-// Synced reports whether Run has listed the namespaces.
-func (w *NamespaceWatch) Synced() bool {
-	r := w.running.Load()
-	return r != nil && r.synced()
+// Run watches until ctx ends. It tries again after each failure; what is known stays known meanwhile. It may be called once.
+func (w *NamespaceWatch) Run(ctx context.Context) {
+	w.running.Store(true)
+	defer w.running.Store(false)
+	w.controller.RunWithContext(ctx)
 }
+
+// Synced reports whether Run has listed the namespaces, and runs.
+func (w *NamespaceWatch) Synced() bool { return w.running.Load() && w.controller.HasSynced() }
 
 // Labels returns the labels of a namespace. One that the watch does not have is requested: it can be new. Labels that have changed are known
 // as soon as the API server sends them. While Run does not run, no labels are known.
 func (w *NamespaceWatch) Labels(ctx context.Context, namespace string) (labels map[string]string, ok bool) {
-	r := w.running.Load()
-	if r == nil || namespace == "" {
+	if !w.running.Load() || namespace == "" {
 		return nil, false
 	}
-	if found, exists, err := r.store.GetByKey(namespace); err == nil && exists {
+	if found, exists, err := w.store.GetByKey(namespace); err == nil && exists {
 		if n, ok := found.(*corev1.Namespace); ok {
 			return n.Labels, true
 		}

@@ -46,12 +46,7 @@ func (h *Handler) signatures(ctx context.Context, q *question, a answer, s Signe
 	if len(findings) == 0 {
 		return a
 	}
-	d := admission.DecisionOf(findings)
-	a.outcome, a.decision.Answer, a.decision.Findings = Allowed, d.Answer, append(a.decision.Findings, d.Findings...)
-	if !d.Admitted() {
-		a.outcome = Denied
-	}
-	return a
+	return a.with(findings)
 }
 
 // newImages returns the images of a pod or of a pod template, or of ephemeral containers, without those that it had before an update; none if
