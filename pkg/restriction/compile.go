@@ -15,9 +15,8 @@ import (
 
 // compile checks a policy and compiles its rules. The rules are for use only if there is no error.
 func compile(t *table, p *PodRestriction) (*policy, field.ErrorList) {
-	c := &compiler{table: t}
-	c.restricts = map[string]bool{}
-	out := &policy{name: p.Metadata.Name, source: Binding{Mode: BindingModeDrop}, restricts: c.restricts}
+	out := &policy{name: p.Metadata.Name, source: Binding{Mode: BindingModeDrop}, restricts: map[string]bool{}}
+	c := &compiler{table: t, out: out}
 	c.header(p)
 	out.audit = c.mode(p.Metadata.Annotations)
 	if b := p.Binding; b != nil {
@@ -30,16 +29,14 @@ func compile(t *table, p *PodRestriction) (*policy, field.ErrorList) {
 	if s := p.Spec.Spec; s != nil {
 		c.podSpec(at.child("spec"), s, &out.rule)
 	}
-	out.leaves = c.leaves
 	return out, c.errs
 }
 
-// A compiler collects the errors and the leaves of one policy.
+// A compiler compiles one policy, and collects its errors.
 type compiler struct {
-	table     *table
-	errs      field.ErrorList
-	leaves    []*leaf
-	restricts map[string]bool
+	table *table
+	errs  field.ErrorList
+	out   *policy
 }
 
 // A place is a position in a policy: its path, and the path of its Field, which has no indices.
@@ -77,7 +74,7 @@ func (c *compiler) leaf(at place, r PointerRestriction, allowed string) leaf {
 	if f == nil {
 		panic("restriction: no entry in the table of fields for " + at.field)
 	}
-	c.restricts[at.field] = true
+	c.out.restricts[at.field] = true
 	if r.ForbidNil && r.RequireNil {
 		c.invalid(at.of(), "forbidNil, requireNil", "both are true, so no pod matches; set at most one")
 	}
@@ -91,7 +88,7 @@ func (c *compiler) leaf(at place, r PointerRestriction, allowed string) leaf {
 }
 
 // keep adds a leaf to those of the policy.
-func (c *compiler) keep(l *leaf) { c.leaves = append(c.leaves, l) }
+func (c *compiler) keep(l *leaf) { c.out.leaves = append(c.out.leaves, l) }
 
 func (c *compiler) header(p *PodRestriction) {
 	if p.APIVersion != APIVersion {
@@ -239,7 +236,7 @@ func notEmpty[T any](c *compiler, at place, name string, list []T) {
 func (c *compiler) container(at place, r *ContainerRestriction) containerRule {
 	at = at.as(pathContainers)
 	c.keep(&leaf{path: at.path, field: c.table.byPath[pathContainers]})
-	c.restricts[pathContainers] = true
+	c.out.restricts[pathContainers] = true
 	out := containerRule{imagePullPolicy: c.str(at.child("imagePullPolicy"), r.ImagePullPolicy)}
 	out.image = list(c, at, "image", r.Image, c.image)
 	if len(r.Image) > 0 {
