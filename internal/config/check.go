@@ -47,9 +47,7 @@ func checkEndpoints(c *Config) (errs field.ErrorList) {
 		if f.value == "" && f.optional {
 			continue
 		}
-		if err := checkEndpoint(f.path, f.value); err != nil {
-			errs = append(errs, err)
-		}
+		errs = append(errs, checkEndpoint(f.path, f.value)...)
 	}
 	runtimes := []string{c.RuntimeEndpoint, c.ImageEndpoint}
 	if c.Listen != "" && slices.Contains(runtimes, c.Listen) {
@@ -64,13 +62,13 @@ func checkEndpoints(c *Config) (errs field.ErrorList) {
 	return errs
 }
 
-func checkEndpoint(path, value string) *field.Error {
+func checkEndpoint(path, value string) field.ErrorList {
 	socket, ok := strings.CutPrefix(value, "unix://")
 	switch {
 	case !ok || !isPath(socket):
-		return invalid(path, value, "must be unix:// and an absolute path, as in unix:///run/containerd/containerd.sock")
+		return field.ErrorList{invalid(path, value, "must be unix:// and an absolute path, as in unix:///run/containerd/containerd.sock")}
 	case len(socket) > 107: // the size of sun_path, without the zero at its end
-		return invalid(path, value, "the path must have at most 107 bytes")
+		return field.ErrorList{invalid(path, value, "the path must have at most 107 bytes")}
 	default:
 		return nil
 	}

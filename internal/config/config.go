@@ -303,12 +303,10 @@ func Parse(data []byte) (Config, error) {
 	if c.NodeCredentials.DockerConfigFiles == nil { // null in the file
 		c.NodeCredentials.DockerConfigFiles = Default().NodeCredentials.DockerConfigFiles
 	}
-	var invalid field.ErrorList
 	for _, check := range []func(*Config) field.ErrorList{checkFileHeader, checkEndpoints, checkValues, checkDurations, checkAdmission} {
-		invalid = append(invalid, check(&c)...)
-	}
-	for _, err := range invalid {
-		errs = append(errs, err)
+		for _, err := range check(&c) {
+			errs = append(errs, err)
+		}
 	}
 	if c.KubeletConfig == "" {
 		errs = strictyaml.WithLines(data, append(errs, checkPolicy(&c)...))

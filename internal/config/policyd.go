@@ -190,9 +190,7 @@ func checkPolicydValues(c *Policyd) field.ErrorList {
 	errs := checkHeader(c.APIVersion, c.Kind, PolicydKind)
 	errs = append(errs, checkPath("policies", c.Policies, "/etc/pullgate/policies", "no policies")...)
 	if l := c.Node.Listen; l != "" {
-		if err := checkEndpoint("node.listen", l); err != nil {
-			errs = append(errs, err)
-		}
+		errs = append(errs, checkEndpoint("node.listen", l)...)
 	}
 	errs = append(errs, checkAddress("metrics.listen", c.Metrics.Listen, "127.0.0.1:9472")...)
 	errs = append(errs, checkPath("kubeconfig", c.Kubeconfig, "/etc/pullgate/policyd.kubeconfig", "the configuration inside a cluster")...)
