@@ -30,17 +30,13 @@ func openSource(o Options, key credential.Key, m *metrics.Metrics) (*podSource, 
 		Kubeconfig: o.Config.PodSource.Kubeconfig,
 		NodeName:   o.Config.PodSource.NodeName,
 		Key:        key,
-		Failed:     func(r podsource.Reason) { m.PodSourceError(string(r)) },
+		Failed:     m.PodSourceError,
 	})
 	if err != nil {
 		return nil, hint.Wrap(fmt.Errorf("open pod source: %w", err),
 			"podSource.kubeconfig is normally the kubelet's own, as in /etc/kubernetes/kubelet.conf; give podSource.nodeName if it is another one")
 	}
-	var reasons []string
-	for _, r := range podsource.Reasons() {
-		reasons = append(reasons, string(r))
-	}
-	m.SetPodSource(reasons, source.Synced)
+	m.SetPodSource(source.Synced)
 	return &podSource{source}, nil
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/pullgate/pullgate/internal/podsource"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 )
@@ -48,7 +49,6 @@ type Metrics struct {
 	reloaded     prometheus.Gauge
 	reloadedAt   prometheus.Gauge
 	sourceErrors *prometheus.CounterVec
-	sourceCauses []string
 	admission    admissionMetrics
 }
 
@@ -312,18 +312,17 @@ func (m *Metrics) gaugeFunc(name, help string, value func() float64) {
 }
 
 // SetPodSource sets the function that reports, at each scrape, whether the pod source is synced with the API
-// server, and the reasons by which its errors are counted.
-func (m *Metrics) SetPodSource(reasons []string, synced func() bool) {
-	m.sourceCauses = reasons
-	for _, r := range reasons {
-		m.sourceErrors.WithLabelValues(r) // 0 is a value too
+// server.
+func (m *Metrics) SetPodSource(synced func() bool) {
+	for _, r := range podsource.Reasons() {
+		m.sourceErrors.WithLabelValues(string(r)) // 0 is a value too
 	}
 	m.gaugeFunc("pullgate_pod_source_synced", "1 while the pods of the node are known and watched at the API server, else 0. Absent without a pod source.", func() float64 { return number(synced()) })
 }
 
 // PodSourceError counts something that the pod source could not learn.
-func (m *Metrics) PodSourceError(reason string) {
-	m.sourceErrors.WithLabelValues(oneOf(m.sourceCauses, reason, other)).Inc()
+func (m *Metrics) PodSourceError(reason podsource.Reason) {
+	m.sourceErrors.WithLabelValues(string(reason)).Inc()
 }
 
 // SetGrants gives the function that counts the grants at each scrape.

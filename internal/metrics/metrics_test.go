@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/pullgate/pullgate/internal/metrics"
+	"github.com/pullgate/pullgate/internal/podsource"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 )
@@ -40,8 +41,8 @@ func newMetrics() *metrics.Metrics {
 	m.StoreSync(time.Millisecond)
 	m.UpstreamUp(true)
 	m.StoreDistrusted(true)
-	m.SetPodSource([]string{"forbidden"}, func() bool { return true })
-	m.PodSourceError("forbidden")
+	m.SetPodSource(func() bool { return true })
+	m.PodSourceError(podsource.Forbidden)
 	m.DecisionsDropped(3)
 	m.ConfigRead(true, time.Unix(1700000000, 5e8))
 	m.PoliciesRead(true)

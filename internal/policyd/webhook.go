@@ -17,15 +17,11 @@ import (
 // newWebhook returns what https.listen serves.
 func newWebhook(o Options, p *policies, m *metrics.Metrics) (*webhook.Handler, error) {
 	log := o.Log.WithName("webhook")
-	var outcomes []string
-	for _, o := range webhook.Outcomes() {
-		outcomes = append(outcomes, string(o))
-	}
-	m.ServesWebhook([]string{webhook.ValidatePath, webhook.ImageReviewPath}, outcomes)
+	m.ServesWebhook()
 	return webhook.New(webhook.Options{
 		Chain: p.chain, Namespaces: p.namespaces, Reviewer: podReviewer{p, m}, Signatures: imageJudge{p}, Templates: o.Config.PodTemplates,
 		Observe: func(e webhook.Event) {
-			m.Webhook(e.Path, string(e.Outcome), e.Took)
+			m.Webhook(e)
 			observe(log, e)
 		},
 		OnPanic: func(value any, stack []byte) {

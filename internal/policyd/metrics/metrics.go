@@ -4,11 +4,12 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/pullgate/pullgate/internal/policyd/webhook"
 )
 
 // An Outcome is what came of asking one backend about one image.
@@ -127,21 +128,21 @@ func (m *Metrics) Panic() { m.panics.Inc() }
 // PoliciesRead says whether the policy files were valid that were read.
 func (m *Metrics) PoliciesRead(valid bool) { m.policiesRead.Set(number(valid)) }
 
-// ServesWebhook adds the metrics of the webhook, which do not exist without it. The outcomes are all values of the label.
-func (m *Metrics) ServesWebhook(paths, outcomes []string) {
+// ServesWebhook adds the metrics of the webhook, which do not exist without it.
+func (m *Metrics) ServesWebhook() {
 	m.registry.MustRegister(m.webhook, m.webhookTook)
-	for _, path := range paths {
+	for _, path := range []string{webhook.ValidatePath, webhook.ImageReviewPath} {
 		m.webhookTook.WithLabelValues(path)
-		for _, o := range outcomes {
-			m.webhook.WithLabelValues(path, o)
+		for _, o := range webhook.Outcomes() {
+			m.webhook.WithLabelValues(path, string(o))
 		}
 	}
 }
 
 // Webhook counts an answer of the webhook.
-func (m *Metrics) Webhook(path, outcome string, took time.Duration) {
-	m.webhook.WithLabelValues(path, outcome).Inc()
-	m.webhookTook.WithLabelValues(path).Observe(took.Seconds())
+func (m *Metrics) Webhook(e webhook.Event) {
+	m.webhook.WithLabelValues(e.Path, string(e.Outcome)).Inc()
+	m.webhookTook.WithLabelValues(e.Path).Observe(e.Took.Seconds())
 }
 
 // ServesHTTPS adds the metrics of the certificate, which do not exist without it.
