@@ -223,27 +223,16 @@ func (h *Handler) judgePod(ctx context.Context, q *question) answer {
 	}
 	ephemeral := q.SubResource != ""
 	var n size
-	decision, same := h.restrictions(ctx, comparison{q, admission.StageAdmission, ephemeral, pod, old}, &n)
-	switch {
-	case n.exceeded():
-		return answer{outcome: Invalid, text: tooManyParts()}
-	case !decision.Admitted():
-		return answer{outcome: Denied, decision: decision}
+	a := h.restrictions(ctx, comparison{q, admission.StageAdmission, ephemeral, pod, old}, &n)
+	if a.outcome == Invalid || a.outcome == Denied {
+		return a
 	}
 	images := h.newImages(q, ephemeral, pod, old)
-	a := h.signatures(ctx, q, answer{outcome: allowedOr(Unchanged, same), decision: decision}, images)
+	a = h.signatures(ctx, q, a, images)
 	if a.outcome == Denied {
 		return a
 	}
 	return h.review(ctx, q, a, ephemeral, pod, old)
-}
-
-// allowedOr returns Allowed, or another outcome if it applies.
-func allowedOr(other Outcome, applies bool) Outcome {
-	if applies {
-		return other
-	}
-	return Allowed
 }
 
 // errNotAPod has no cause, which can contain values.
@@ -296,7 +285,10 @@ func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
 		before, _ = q.template.find(q.OldObject.Raw)
 	}
 	var n size
-	all := answer{outcome: allowedOr(Unchanged, q.update), decision: admission.Decision{Answer: admission.Admit}}
+	all := answer{outcome: Allowed, decision: admission.Decision{Answer: admission.Admit}}
+	if q.update {
+		all.outcome = Unchanged
+	}
 	images := SignedImages{Namespace: q.Namespace, Template: true}
 	for _, t := range templates {
 		if slices.ContainsFunc(before, func(b rawTemplate) bool { return bytes.Equal(b.data, t.data) }) {
@@ -307,18 +299,16 @@ func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
 			return answer{outcome: Invalid, text: text(err)}
 		}
 		old := q.template.before(before, t)
-		decision, same := h.restrictions(ctx, comparison{q, admission.StageTemplate, false, pod, old}, &n)
-		switch {
-		case n.exceeded():
-			return answer{outcome: Invalid, text: tooManyParts()}
-		case !decision.Admitted():
-			return answer{outcome: Denied, decision: decision, at: place(templates, t)}
+		a := h.restrictions(ctx, comparison{q, admission.StageTemplate, false, pod, old}, &n)
+		if a.outcome == Invalid || a.outcome == Denied {
+			a.at = place(templates, t)
+			return a
 		}
-		if !same {
+		if a.outcome == Allowed {
 			all.outcome = Allowed
 		}
-		all.decision.Findings = append(all.decision.Findings, decision.Findings...)
-		all.decision.PolicyHash, all.decision.Exemption = decision.PolicyHash, decision.Exemption
+		all.decision.Findings = append(all.decision.Findings, a.decision.Findings...)
+		all.decision.PolicyHash, all.decision.Exemption = a.decision.PolicyHash, a.decision.Exemption
 		images.Images = append(images.Images, h.newImages(q, false, pod, old).Images...)
 	}
 	return h.signatures(ctx, q, all, images)

@@ -23,9 +23,9 @@ type comparison struct {
 	old       *corev1.Pod // before an update; nil if it is not known
 }
 
-// restrictions asks the chain about a pod. same reports that it did not, because the pod before the update is the same in all that the chain
-// judges. Otherwise the pod is added to the size of the object, and the chain is not asked if that exceeds the limits; the decision denies then.
-func (h *Handler) restrictions(ctx context.Context, c comparison, n *size) (d admission.Decision, same bool) {
+// restrictions asks the chain about a pod. The outcome is Unchanged without asking it if the pod before the update is the same in all that the chain
+// judges. Otherwise the pod is added to the size of the object, and the outcome is Invalid without asking the chain if that exceeds the limits.
+func (h *Handler) restrictions(ctx context.Context, c comparison, n *size) answer {
 	s := c.subject(c.pod)
 	if h.options.Chain.Exempts(s) == "" {
 		s.Pod.NamespaceLabels = h.labels(ctx, c.Namespace)
@@ -35,17 +35,23 @@ func (h *Handler) restrictions(ctx context.Context, c comparison, n *size) (d ad
 		before = c.subject(c.old)
 		before.Pod.NamespaceLabels = s.Pod.NamespaceLabels
 		if h.options.Chain.Same(before, s) {
-			return admission.Decision{Answer: admission.Admit}, true
+			return answer{outcome: Unchanged, decision: admission.Decision{Answer: admission.Admit}}
 		}
 	}
 	if n.add(&c.pod.Spec); n.exceeded() {
-		return admission.Decision{}, false
+		return answer{outcome: Invalid, text: tooManyParts()}
 	}
+	a := answer{outcome: Allowed}
 	if c.old != nil && c.stage == admission.StageAdmission && h.onlyMetadata(before, s) {
 		// A pod that violates a newer policy in another field keeps running, and its labels can be changed.
-		return h.options.Chain.EvaluateEdited(ctx, before, s), false
+		a.decision = h.options.Chain.EvaluateEdited(ctx, before, s)
+	} else {
+		a.decision = h.options.Chain.Evaluate(ctx, s)
 	}
-	return h.options.Chain.Evaluate(ctx, s), false
+	if !a.decision.Admitted() {
+		a.outcome = Denied
+	}
+	return a
 }
 
 // onlyMetadata reports whether two subjects differ in labels and annotations alone.
