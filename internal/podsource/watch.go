@@ -134,44 +134,39 @@ func (p *podsOf) WatchWithContext(ctx context.Context, o metav1.ListOptions) (wa
 		return nil, err
 	}
 	number := p.state.noteSynced(p.log)
-	watched := &observed{in: w, out: make(chan watch.Event), stopped: make(chan struct{})}
+	events := make(chan watch.Event)
+	watched := watch.NewProxyWatcher(events)
 	go func() { // ends with the watch, which the reflector stops
 		defer cancel(nil)
-		defer close(watched.out)
-		watched.pass(func(err error) { p.state.noteError(ctx, p.log, err) })
+		defer close(events)
+		pass(w, events, watched.StopChan(), func(err error) { p.state.noteError(ctx, p.log, err) })
 		p.state.ended(number)
 	}()
 	return watched, nil
 }
 
-// observed is a watch whose errors are reported.
-type observed struct {
-	in      watch.Interface
-	out     chan watch.Event
-	once    sync.Once
-	stopped chan struct{}
-}
-
-// pass forwards the events until there are no more, or Stop is called.
-func (o *observed) pass(failed func(error)) {
-	for event := range o.in.ResultChan() {
-		if event.Type == watch.Error {
-			failed(apierrors.FromObject(event.Object))
-		}
+// pass forwards the events of a watch until there are no more or their reader has stopped, and then stops the watch. It reports the errors among
+// them.
+func pass(in watch.Interface, out chan<- watch.Event, stopped <-chan struct{}, failed func(error)) {
+	defer in.Stop()
+	for {
 		select {
-		case o.out <- event:
-		case <-o.stopped:
+		case <-stopped:
+			return
+		case event, more := <-in.ResultChan():
+			if !more {
+				return
+			}
+			if event.Type == watch.Error {
+				failed(apierrors.FromObject(event.Object))
+			}
+			select {
+			case out <- event:
+			case <-stopped:
+				return
+			}
 		}
 	}
-}
-
-// ResultChan returns the events.
-func (o *observed) ResultChan() <-chan watch.Event { return o.out }
-
-// Stop ends the watch. It may be called more than once.
-func (o *observed) Stop() {
-	o.once.Do(func() { close(o.stopped) })
-	o.in.Stop()
 }
 
 // follow keeps a store equal to the pods of the node until the context ends.
