@@ -85,13 +85,8 @@ func listenAll(ctx context.Context, log klog.Logger, c config.Config, bound func
 		}
 	}()
 	cri := sockets.Socket{Program: program, Field: "listen", Endpoint: c.Listen, Name: criSocket}
-	if on.cri, err = cri.Inherit(); err != nil {
+	if on.cri, err = cri.Listen(ctx); err != nil {
 		return on, err
-	}
-	if on.cri == nil {
-		if on.cri, err = cri.Bind(ctx); err != nil {
-			return on, err
-		}
 	}
 	if c.Admin.Listen != "" {
 		on.admin = &optional{field: "admin.listen", address: c.Admin.Listen, log: log, bound: bound, bind: sockets.Socket{Program: program, Field: "admin.listen", Endpoint: c.Admin.Listen}.Bind}

@@ -201,7 +201,7 @@ func (p *policies) report() {
 	p.log.Info("Policies read", "policies", p.config.Policies, "restrictions", p.set.Len(restriction.Kind), "hash", p.set.Hash, "enforcing", p.config.Enforce,
 		"exemptStaticPods", p.config.Exempt.StaticPods, "exemptNamespaces", p.config.Exempt.Namespaces, "unjudged", p.config.Unjudged,
 		"namespaces", len(p.set.NamespaceLabels), "recheckRestarts", p.config.RecheckRestarts, "ignored", p.set.Ignored,
-		"imageReviewBackends", p.set.Len(imagepolicy.Kind), "signatureRules", len(p.Rules().Rules()), "trustedRoot", p.signatures.Load().content.trustedRoot)
+		"imageReviewBackends", p.set.Len(imagepolicy.Kind), "signatureRules", len(p.Rules().Rules()), "trustedRoot", p.signatures.Load().version.TrustedRoot)
 	imagepolicy.Of(p.set).Log(p.log)
 	for _, f := range fields[:min(len(fields), maxUnjudgedLogged)] {
 		p.log.Info("Policy restricts a field that this node never sees", "policy", f.Policy, "field", f.Path, "unjudged", p.config.Unjudged)

@@ -21,6 +21,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/metrics"
+	"github.com/pullgate/pullgate/internal/policyfiles"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/podview"
 	"github.com/pullgate/pullgate/pkg/restriction"
@@ -272,7 +273,7 @@ func TestNamespaceLabelsAreReadWithThePolicies(t *testing.T) {
 func TestFollowedFilesHaveSettled(t *testing.T) {
 	p := newPolicyTest(t, noHostNetwork)
 	p.open()
-	before := contentOf(p.set)
+	before := policyfiles.VersionOf(p.set)
 	p.put("p1", noHostNetwork)
 	begun := time.Now()
 	var all sync.WaitGroup
@@ -285,12 +286,12 @@ func TestFollowedFilesHaveSettled(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if contentOf(p.set) == before {
+	if policyfiles.VersionOf(p.set) == before {
 		t.Error("the new files are not in use")
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if p.followed(ended, contentOf(p.set)) {
+	if p.followed(ended, policyfiles.VersionOf(p.set)) {
 		t.Error("a call that has ended was answered")
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/pullgate/pullgate/internal/imagepolicy"
 	"github.com/pullgate/pullgate/internal/imagereview"
 	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/internal/policyfiles"
 	"github.com/pullgate/pullgate/pkg/admission/files"
 )
 
@@ -29,7 +30,7 @@ func (p *policies) reviewBy(set *files.Set) *imagereview.Validator {
 	return imagereview.New(backends, imagereview.Options{
 		Client: p.policyd, PolicyHash: hash, Failed: p.policyd.notReviewed,
 		Successor: func(ctx context.Context) *imagereview.Validator {
-			if !p.followed(ctx, contentOf(set)) {
+			if !p.followed(ctx, policyfiles.VersionOf(set)) {
 				return nil
 			}
 			return p.validator()
@@ -37,12 +38,12 @@ func (p *policies) reviewBy(set *files.Set) *imagereview.Validator {
 	})
 }
 
-// followed reads the policy files again if those in use still have a content. It returns when they were read, and false if ctx ended before. All
+// followed reads the policy files again if those in use are still of a version. It returns when they were read, and false if ctx ended before. All
 // calls that wait at the same time are answered by the same readings.
-func (p *policies) followed(ctx context.Context, in content) bool {
+func (p *policies) followed(ctx context.Context, in policyfiles.Version) bool {
 	// A reading that began before this call may have been too early for it, so there is a second one.
 	for last := false; ; last = true {
-		read := p.following.DoChan(in.policyHash+in.trustedRoot, func() (any, error) {
+		read := p.following.DoChan(in.Hash+in.TrustedRoot, func() (any, error) {
 			changed := p.follow(in)
 			if !changed {
 				time.Sleep(settleTime)
@@ -61,14 +62,14 @@ func (p *policies) followed(ctx context.Context, in content) bool {
 	}
 }
 
-// follow reads the policy files again if those in use have a content, and reports whether others are in use then.
-func (p *policies) follow(in content) (changed bool) {
+// follow reads the policy files again if those in use are of a version, and reports whether others are in use then.
+func (p *policies) follow(in policyfiles.Version) (changed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.set != nil && contentOf(p.set) == in {
+	if p.set != nil && policyfiles.VersionOf(p.set) == in {
 		p.pollLocked()
 	}
-	return p.set == nil || contentOf(p.set) != in
+	return p.set == nil || policyfiles.VersionOf(p.set) != in
 }
 
 func (p *policies) validator() *imagereview.Validator {

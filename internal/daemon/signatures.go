@@ -14,35 +14,25 @@ import (
 // A signatureSet is what the policy files in use require of signatures. It is immutable. The zero value requires nothing.
 type signatureSet struct {
 	rules *requirement.Set
-	// content identifies what pullgate-policyd must verify by.
-	content content
+	// version identifies what pullgate-policyd must verify by.
+	version policyfiles.Version
 	// endorser is nil if there are no rules.
 	endorser *endorse.Endorser
 }
 
-// A content identifies the files that are in use: the hash of the policy files, and the trusted root.
-type content struct{ policyHash, trustedRoot string }
-
-func contentOf(set *files.Set) content {
-	if set == nil {
-		return content{}
-	}
-	return content{set.Hash, policyfiles.TrustedRootID(set)}
-}
-
 // useSignatures makes the rules of a set those in use. It is also called when the settings have changed.
 func (p *policies) useSignatures(set *files.Set) {
-	s := signatureSet{content: contentOf(set)}
+	s := signatureSet{version: policyfiles.VersionOf(set)}
 	if set != nil {
 		s.rules = policyfiles.Requirements(set)
 	}
 	if len(s.rules.Rules()) > 0 {
 		s.endorser = endorse.New(s.rules, endorse.Options{
 			Store: p.store, Verifier: p.policyd, State: p.endorsing,
-			PolicyHash: s.content.policyHash, TrustedRoot: s.content.trustedRoot,
+			PolicyHash: s.version.Hash, TrustedRoot: s.version.TrustedRoot,
 			Validity: p.config.EndorsementValidity.Value(), Grace: p.grace,
 			Successor: func(ctx context.Context) *endorse.Endorser {
-				if !p.followed(ctx, s.content) {
+				if !p.followed(ctx, s.version) {
 					return nil
 				}
 				return p.signatures.Load().endorser
@@ -59,6 +49,6 @@ func (p *policies) Rules() *requirement.Set { return p.signatures.Load().rules }
 // Verify has requirements of the rules in use verified. It stores nothing.
 func (p *policies) Verify(ctx context.Context, r policyclient.VerifyRequest) (verification.Report, error) {
 	s := p.signatures.Load()
-	r.PolicyHash, r.TrustedRoot = s.content.policyHash, s.content.trustedRoot
+	r.PolicyHash, r.TrustedRoot = s.version.Hash, s.version.TrustedRoot
 	return p.policyd.Verify(ctx, r)
 }

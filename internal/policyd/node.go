@@ -1,6 +1,7 @@
 package policyd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ import (
 	"github.com/pullgate/pullgate/internal/grpcpeer"
 	"github.com/pullgate/pullgate/internal/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policyd/review"
+	"github.com/pullgate/pullgate/internal/policyfiles"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
 
@@ -119,7 +121,7 @@ func (s *nodeServer) Review(ctx context.Context, r *policyv1.ReviewRequest) (*po
 	case images > maxImages:
 		return nil, status.Errorf(codes.InvalidArgument, "%d images; allowed are %d", images, maxImages)
 	}
-	set := s.policies.with(version{hash: r.GetPolicyHash()}, false)
+	set := s.policies.with(policyfiles.Version{Hash: r.GetPolicyHash()}, false)
 	if set == nil {
 		s.metrics.Mismatch()
 		return nil, status.Errorf(codes.FailedPrecondition, "%s: pullgated has %.12s", s.inUse(), r.GetPolicyHash())
@@ -169,13 +171,10 @@ func (s *nodeServer) ask(ctx context.Context, clients review.Clients, r *policyv
 }
 
 func resultOf(image string, r review.Result) *policyv1.ReviewResult {
-	reason := r.Reason
-	if r.Err != nil {
-		reason = r.Err.Error()
-	}
+	reason := cmp.Or(r.Failure, r.Reason)
 	return &policyv1.ReviewResult{
 		Backend: r.Backend, Image: image, Allowed: r.Allowed, Reason: strings.ToValidUTF8(reason, "\ufffd"), AuditAnnotations: validUTF8(r.AuditAnnotations),
-		Cached: r.Cached, Failed: r.Err != nil, FailedOpen: r.FailedOpen, Duration: durationpb.New(r.Duration),
+		Cached: r.Cached, Failed: r.Err != nil, FailedOpen: r.FailedOpen, Duration: durationpb.New(r.Took),
 	}
 }
 

@@ -44,7 +44,7 @@ type policies struct {
 	// failure is why the folder or a kubeconfig could not be read when it was last read.
 	failure struct{ folder, kubeconfigs error }
 	// sought is the version that with found when it last read the files; the zero value if they could not be read.
-	sought version
+	sought policyfiles.Version
 
 	// readings counts how often with has begun to read the files. It is changed with mu held.
 	readings atomic.Uint64
@@ -59,16 +59,13 @@ type inUse struct {
 }
 
 // version is the version of the set.
-func (u *inUse) version() version { return version{u.Hash, u.rules.TrustedRoot()} }
-
-// A version identifies policy files and a trusted root.
-type version struct{ hash, trustedRoot string }
-
-func versionOf(set *files.Set) version { return version{set.Hash, policyfiles.TrustedRootID(set)} }
+func (u *inUse) version() policyfiles.Version {
+	return policyfiles.Version{Hash: u.Hash, TrustedRoot: u.rules.TrustedRoot()}
+}
 
 // satisfies reports whether a request that was made with another version can be answered. The trusted root counts for signatures alone.
-func (v version) satisfies(want version, signatures bool) bool {
-	return v.hash == want.hash && (!signatures || v.trustedRoot == want.trustedRoot)
+func satisfies(v, want policyfiles.Version, signatures bool) bool {
+	return v.Hash == want.Hash && (!signatures || v.TrustedRoot == want.TrustedRoot)
 }
 
 // openPolicies reads the policy files, and the kubeconfigs that they name.
@@ -125,30 +122,30 @@ func (p *policies) poll() {
 
 // with returns the policy files of a version, for signatures also with its trusted root. It reads the files again if those in use are of another
 // version; nil means that the files are of another one too. A matching version shows that the files are complete, so that nothing is waited for.
-func (p *policies) with(want version, signatures bool) *inUse {
-	if set := p.current.Load(); set == nil || set.version().satisfies(want, signatures) {
+func (p *policies) with(want policyfiles.Version, signatures bool) *inUse {
+	if set := p.current.Load(); set == nil || satisfies(set.version(), want, signatures) {
 		return set
 	}
 	before := p.readings.Load()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if set := p.current.Load(); set.version().satisfies(want, signatures) { // another request has read it
+	if set := p.current.Load(); satisfies(set.version(), want, signatures) { // another request has read it
 		return set
 	}
-	if p.readings.Load() > before && !p.sought.satisfies(want, signatures) { // since this request came, another one has found other files
+	if p.readings.Load() > before && !satisfies(p.sought, want, signatures) { // since this request came, another one has found other files
 		return nil
 	}
 	p.readings.Add(1)
-	p.sought = version{}
+	p.sought = policyfiles.Version{}
 	set, err := files.Read(p.paths, p.kinds)
 	if err != nil {
 		return nil // reload and poll report errors
 	}
-	if p.sought = versionOf(set); !p.sought.satisfies(want, signatures) {
+	if p.sought = policyfiles.VersionOf(set); !satisfies(p.sought, want, signatures) {
 		return nil
 	}
 	p.takeLocked(set, nil)
-	if now := p.current.Load(); now.version().satisfies(want, signatures) {
+	if now := p.current.Load(); satisfies(now.version(), want, signatures) {
 		return now
 	}
 	return nil
@@ -173,7 +170,7 @@ func (p *policies) takeLocked(set *files.Set, err error) {
 // useLocked uses a set, or returns why it cannot be used and changes nothing.
 func (p *policies) useLocked(set *files.Set) error {
 	before := p.current.Load()
-	if set == nil || before != nil && before.version() == versionOf(set) {
+	if set == nil || before != nil && before.version() == policyfiles.VersionOf(set) {
 		return nil
 	}
 	signed, err := p.signatures.Compile(set)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policyd/metrics"
+	"github.com/pullgate/pullgate/internal/policyfiles"
 	"github.com/pullgate/pullgate/pkg/admission/files"
 )
 
@@ -44,7 +45,7 @@ func TestRequestsForOtherFilesShareAReading(t *testing.T) {
 	var all sync.WaitGroup
 	for range 50 {
 		all.Go(func() {
-			if set := p.with(version{hash: "other"}, false); set != nil {
+			if set := p.with(policyfiles.Version{Hash: "other"}, false); set != nil {
 				t.Error("other files; want nil")
 			}
 		})
@@ -63,7 +64,7 @@ func TestRequestsForOtherFilesShareAReading(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
-		if set := p.with(version{hash: wanted.Hash}, false); set != nil {
+		if set := p.with(policyfiles.Version{Hash: wanted.Hash}, false); set != nil {
 			t.Error("a policy without a kubeconfig is in use")
 		}
 	}

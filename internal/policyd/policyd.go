@@ -111,13 +111,8 @@ func listenAll(ctx context.Context, c config.Policyd) (on listeners, err error) 
 		}
 	}()
 	node := sockets.Socket{Program: program, Field: "node.listen", Endpoint: c.Node.Listen, Name: nodeSocket}
-	if on.node, err = node.Inherit(); err != nil {
+	if on.node, err = node.Listen(ctx); err != nil {
 		return on, err
-	}
-	if on.node == nil && c.Node.Listen != "" {
-		if on.node, err = node.Bind(ctx); err != nil {
-			return on, err
-		}
 	}
 	if on.https, err = httpserve.Listen(ctx, "https.listen", c.HTTPS.Listen); err != nil {
 		return on, err

@@ -13,6 +13,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policyd/signature"
 	"github.com/pullgate/pullgate/internal/policyd/verify"
+	"github.com/pullgate/pullgate/internal/policyfiles"
 	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
@@ -47,7 +48,7 @@ func (s *nodeServer) Verify(ctx context.Context, r *policyv1.VerifyRequest) (*po
 	if err := checkVerify(r, name); err != nil {
 		return nil, err
 	}
-	set := s.policies.with(version{r.GetPolicyHash(), r.GetTrustedRoot()}, true)
+	set := s.policies.with(policyfiles.Version{Hash: r.GetPolicyHash(), TrustedRoot: r.GetTrustedRoot()}, true)
 	if set == nil {
 		s.metrics.Mismatch()
 		return nil, status.Errorf(codes.FailedPrecondition, "%s: pullgated has %.12s and the trusted root %.12q", s.inUse(), r.GetPolicyHash(), r.GetTrustedRoot())
@@ -105,8 +106,8 @@ func (s *nodeServer) notVerified(ctx context.Context, name imageref.Ref, err err
 }
 
 // responseOf returns the answer for a report, whose texts can be those of a registry.
-func responseOf(v version, report verification.Report) *policyv1.VerifyResponse {
-	response := &policyv1.VerifyResponse{PolicyHash: v.hash, TrustedRoot: v.trustedRoot}
+func responseOf(v policyfiles.Version, report verification.Report) *policyv1.VerifyResponse {
+	response := &policyv1.VerifyResponse{PolicyHash: v.Hash, TrustedRoot: v.TrustedRoot}
 	left := maxTexts
 	for _, r := range report.Results {
 		result := &policyv1.VerifyResult{Requirement: r.Requirement, Met: r.Met, Digest: r.Digest}

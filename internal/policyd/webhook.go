@@ -89,7 +89,7 @@ func (j imageJudge) Judge(ctx context.Context, s webhook.SignedImages) ([]admiss
 func findingOf(r review.Result) admission.Finding {
 	f := admission.Finding{
 		Validator: "review", Policy: r.Backend, Answer: admission.Deny, Reason: admission.ReviewDenied, Message: r.String(),
-		AuditAnnotations: r.AuditAnnotations, FailedOpen: r.FailedOpen, Duration: r.Duration,
+		AuditAnnotations: r.AuditAnnotations, FailedOpen: r.FailedOpen, Duration: r.Took,
 	}
 	switch {
 	case r.Allowed:

@@ -65,6 +65,17 @@ func signaturePolicies(s *files.Set) []*requirement.Policies {
 	return []*requirement.Policies{files.Of[*requirement.Policies](s, kyverno.Kind), files.Of[*requirement.Policies](s, cip.Kind)}
 }
 
+// A Version identifies policy files and a trusted root: the hash of the set, and TrustedRootID.
+type Version struct{ Hash, TrustedRoot string }
+
+// VersionOf returns the version of a set, the zero value for nil.
+func VersionOf(s *files.Set) Version {
+	if s == nil {
+		return Version{}
+	}
+	return Version{s.Hash, TrustedRootID(s)}
+}
+
 // TrustedRootID identifies the trusted root of a set: the SHA-256 of the file in hexadecimal digits, "" if there is none.
 func TrustedRootID(s *files.Set) string {
 	if s == nil || s.TrustedRoot == nil {

@@ -1,6 +1,7 @@
 package sockets
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -12,6 +13,15 @@ import (
 
 	"github.com/pullgate/pullgate/internal/hint"
 )
+
+// Listen returns the listener that systemd passes on, otherwise a new one; nil if there is no endpoint either.
+func (s Socket) Listen(ctx context.Context) (net.Listener, error) {
+	l, err := s.Inherit()
+	if err != nil || l != nil || s.Endpoint == "" {
+		return l, err
+	}
+	return s.Bind(ctx)
+}
 
 // Inherit returns the listener of a socket that systemd has bound and keeps over restarts, nil if systemd has passed none. It must
 // be the socket of the endpoint; any path is accepted if the endpoint is "". Closing the listener does not remove the socket, because

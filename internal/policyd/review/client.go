@@ -171,11 +171,16 @@ func (c *Client) Review(ctx context.Context, s Subject) (r Result, ok bool) {
 	}
 	start := time.Now()
 	status, cached, err := c.ask(ctx, spec)
-	r = Result{Backend: c.backend.Name, Allowed: status.Allowed, Reason: status.Reason, AuditAnnotations: status.AuditAnnotations, Cached: cached, Err: causeOf(err)}
+	r.Answer = imagepolicy.Answer{Backend: c.backend.Name, Allowed: status.Allowed, Reason: status.Reason, Cached: cached}
+	r.AuditAnnotations = status.AuditAnnotations
+	if err != nil {
+		r.Err = causeOf(err)
+		r.Failure = r.Err.Error()
+	}
 	if err != nil && !denies(err) {
 		r.Allowed, r.FailedOpen = c.backend.DefaultAllow, c.backend.DefaultAllow
 	}
-	r.Duration = time.Since(start)
+	r.Took = time.Since(start)
 	return r, true
 }
 

@@ -243,8 +243,8 @@ func TestFailures(t *testing.T) {
 					if got := c.fake.requests(); got != n*c.attempts {
 						t.Errorf("%s: %d attempts after review %d; want %d each", name, got, n, c.attempts)
 					}
-					if r.Duration != time.Since(start) || r.Duration > review.AttemptTimeout {
-						t.Errorf("%s: took %v of %v", name, r.Duration, time.Since(start))
+					if r.Took != time.Since(start) || r.Took > review.AttemptTimeout {
+						t.Errorf("%s: took %v of %v", name, r.Took, time.Since(start))
 					}
 				}
 			}
@@ -257,19 +257,19 @@ func TestAnswers(t *testing.T) {
 		body string
 		want review.Result
 	}{
-		"allow":             {allow, review.Result{Allowed: true, AuditAnnotations: map[string]string{"by": "test"}}},
-		"deny":              {deny, review.Result{Reason: "not scanned"}},
-		"no kind":           {`{"status":{"allowed":true}}`, review.Result{Allowed: true}},
+		"allow":             {allow, review.Result{Answer: imagepolicy.Answer{Allowed: true}, AuditAnnotations: map[string]string{"by": "test"}}},
+		"deny":              {deny, review.Result{Answer: imagepolicy.Answer{Reason: "not scanned"}}},
+		"no kind":           {`{"status":{"allowed":true}}`, review.Result{Answer: imagepolicy.Answer{Allowed: true}}},
 		"no status":         {`{"kind":"ImageReview"}`, review.Result{}},
 		"null":              {`{"status":null}`, review.Result{}},
-		"no answer":         {`{"status":{"reason":"x"}}`, review.Result{Reason: "x"}},
+		"no answer":         {`{"status":{"reason":"x"}}`, review.Result{Answer: imagepolicy.Answer{Reason: "x"}}},
 		"another spelling":  {`{"status":{"allowed":false,"Allowed":true}}`, review.Result{}},
-		"a reason to allow": {`{"status":{"allowed":true,"reason":"x"}}`, review.Result{Allowed: true}},
-		"a long reason":     {`{"status":{"reason":"` + strings.Repeat("ä", 3000) + `"}}`, review.Result{Reason: strings.Repeat("ä", 512)}},
-		"several lines":     {`{"status":{"reason":"\na\r\nb\u0000\u001b\u202ec\n"}}`, review.Result{Reason: "a  b   c"}},
+		"a reason to allow": {`{"status":{"allowed":true,"reason":"x"}}`, review.Result{Answer: imagepolicy.Answer{Allowed: true}}},
+		"a long reason":     {`{"status":{"reason":"` + strings.Repeat("ä", 3000) + `"}}`, review.Result{Answer: imagepolicy.Answer{Reason: strings.Repeat("ä", 512)}}},
+		"several lines":     {`{"status":{"reason":"\na\r\nb\u0000\u001b\u202ec\n"}}`, review.Result{Answer: imagepolicy.Answer{Reason: "a  b   c"}}},
 		"many annotations":  {`{"status":{"auditAnnotations":{"b":"` + strings.Repeat("x", 9000) + `","a":"1"}}}`, review.Result{AuditAnnotations: map[string]string{"a": "1"}}},
-		"exactly 256 KiB":   {allow + strings.Repeat(" ", 256<<10-len(allow)), review.Result{Allowed: true, AuditAnnotations: map[string]string{"by": "test"}}},
-		"fields of the API": {`{"metadata":{"creationTimestamp":null,"x":1},"spec":7,"status":{"allowed":true},"new":{}}`, review.Result{Allowed: true}},
+		"exactly 256 KiB":   {allow + strings.Repeat(" ", 256<<10-len(allow)), review.Result{Answer: imagepolicy.Answer{Allowed: true}, AuditAnnotations: map[string]string{"by": "test"}}},
+		"fields of the API": {`{"metadata":{"creationTimestamp":null,"x":1},"spec":7,"status":{"allowed":true},"new":{}}`, review.Result{Answer: imagepolicy.Answer{Allowed: true}}},
 	} {
 		r := ask(t, client(t, backend(), always(201, c.body)), t.Context(), image("a"))
 		if r.Allowed != c.want.Allowed || r.Reason != c.want.Reason || !maps.Equal(r.AuditAnnotations, c.want.AuditAnnotations) || r.FailedOpen || r.Err != nil || r.Backend != "test" {
@@ -335,14 +335,14 @@ func TestDeadline(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
 			r := ask(t, c, ctx, image("a"))
-			if !r.FailedOpen || ctx.Err() != nil || r.Duration != 9*time.Second || !strings.HasPrefix(r.Err.Error(), "no answer within 9s") {
+			if !r.FailedOpen || ctx.Err() != nil || r.Took != 9*time.Second || !strings.HasPrefix(r.Err.Error(), "no answer within 9s") {
 				t.Errorf("%s: %+v, context: %v; want a failure a second before the deadline", name, r, ctx.Err())
 			}
 		})
 	}
 	synctest.Test(t, func(t *testing.T) { // without a deadline a review ends too
 		r := ask(t, client(t, backend(), slow(25*time.Second, 500, "")), t.Context(), image("a"))
-		if r.Duration != review.MaxReview || !r.FailedOpen {
+		if r.Took != review.MaxReview || !r.FailedOpen {
 			t.Errorf("%+v; want a failure after %v", r, review.MaxReview)
 		}
 	})
@@ -390,14 +390,14 @@ func TestSubjectThatCannotBeSentIsDenied(t *testing.T) {
 }
 
 func TestString(t *testing.T) {
-	for want, r := range map[string]review.Result{
-		"denied by the image review backend a after 12ms: not scanned":                                                        {Backend: "a", Reason: "not scanned", Duration: 12 * time.Millisecond},
+	for want, r := range map[string]imagepolicy.Answer{
+		"denied by the image review backend a after 12ms: not scanned":                                                        {Backend: "a", Reason: "not scanned", Took: 12 * time.Millisecond},
 		"denied by the image review backend a (cached)":                                                                       {Backend: "a", Cached: true},
 		"allowed by the image review backend a after 0s":                                                                      {Backend: "a", Allowed: true},
-		"no valid answer from the image review backend a after 1.5s: status 500; denied":                                      {Backend: "a", Err: errors.New("status 500"), Duration: 1500 * time.Millisecond},
-		"no valid answer from the image review backend a after 2s: timed out; allowed, because its defaultAllow is not false": {Backend: "a", Err: errors.New("timed out"), Allowed: true, FailedOpen: true, Duration: 2 * time.Second},
+		"no valid answer from the image review backend a after 1.5s: status 500; denied":                                      {Backend: "a", Failure: "status 500", Took: 1500 * time.Millisecond},
+		"no valid answer from the image review backend a after 2s: timed out; allowed, because its defaultAllow is not false": {Backend: "a", Failure: "timed out", Allowed: true, Took: 2 * time.Second},
 	} {
-		if r.String() != want {
+		if r := (review.Result{Answer: r}); r.String() != want {
 			t.Errorf("%q; want %q", r, want)
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"k8s.io/api/imagepolicy/v1alpha1"
 
@@ -16,32 +15,15 @@ const maxAnnotations = 8192
 
 // A Result is what one backend says. The zero value denies.
 type Result struct {
-	// Backend is the name of the backend.
-	Backend string
-	// Allowed reports whether all images are allowed: by the backend, or if it did not answer, by its default.
-	Allowed bool
-	// Reason is that of a backend that denied: one line of at most 1,024 bytes. It can be "".
-	Reason string
+	// Answer is about all images. Its Reason and its Failure are one line of at most 1,024 bytes. It has a Reason only if the backend denied.
+	imagepolicy.Answer
 	// AuditAnnotations are what the backend wants to have in audit logs, at most 8 KiB. The keys have no prefix. The caller must not
 	// modify the map.
 	AuditAnnotations map[string]string
-	// Cached reports whether this is an earlier answer.
-	Cached bool
 	// FailedOpen reports that the images are allowed because the backend did not answer.
 	FailedOpen bool
-	// Err says in one line of at most 1,024 bytes why the backend did not answer; nil if it did.
+	// Err is the error of Failure; nil if the backend did answer.
 	Err error
-	// Duration is the time that the caller waited.
-	Duration time.Duration
-}
-
-// String returns a sentence for users: which backend was asked, how long it took, and what follows.
-func (r Result) String() string {
-	a := imagepolicy.Answer{Backend: r.Backend, Allowed: r.Allowed, Reason: r.Reason, Cached: r.Cached, Took: r.Duration}
-	if r.Err != nil {
-		a.Failure = r.Err.Error()
-	}
-	return a.String()
 }
 
 // bounded returns what is kept of a status.
@@ -70,11 +52,8 @@ type cause struct {
 	text string
 }
 
-// causeOf returns an error with such a text; nil for nil.
+// causeOf returns an error with such a text.
 func causeOf(err error) error {
-	if err == nil {
-		return nil
-	}
 	return &cause{err, imagepolicy.OneLine(strings.TrimPrefix(err.Error(), "review: "))}
 }
 
