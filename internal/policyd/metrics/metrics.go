@@ -46,24 +46,17 @@ type Metrics struct {
 func New(version, goVersion string) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
-		reviews: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "pullgate_policyd_reviews_total", Help: "Answers of backends to image reviews, also those of the cache and of failure policies, by outcome.",
-		}, []string{"outcome", "cached"}),
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "pullgate_policyd_registry_requests_total", Help: "Requests to registries for signatures, by outcome. Those for tokens are not counted.",
-		}, []string{"outcome"}),
-		verified: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "pullgate_policyd_verifications_total", Help: "Requirements of images that were verified, by outcome. Those that fail have no result.",
-		}, []string{"outcome"}),
+		reviews: counterVec("pullgate_policyd_reviews_total",
+			"Answers of backends to image reviews, also those of the cache and of failure policies, by outcome.", "outcome", "cached"),
+		requests:   counterVec("pullgate_policyd_registry_requests_total", "Requests to registries for signatures, by outcome. Those for tokens are not counted.", "outcome"),
+		verified:   counterVec("pullgate_policyd_verifications_total", "Requirements of images that were verified, by outcome. Those that fail have no result.", "outcome"),
 		mismatches: counter("pullgate_policyd_policy_mismatches_total", "Requests of pullgated that were not answered, because it uses other policy files or another trusted root."),
 		panics:     counter("pullgate_policyd_panics_total", "Requests that panicked and were answered with an error. Anything but 0 is a bug."),
 		policiesRead: gauge("pullgate_policyd_policies_last_reload_success",
 			"1 if the policy files were valid when they were last read, else 0: the last valid ones are in use."),
 		certRead: gauge("pullgate_policyd_certificate_last_reload_success",
 			"1 if the files of https were valid when they were last read, else 0: the last valid ones are in use."),
-		webhook: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "pullgate_policyd_webhook_requests_total", Help: "Requests to the HTTPS server, by path and by how they were answered.",
-		}, []string{"path", "outcome"}),
+		webhook: counterVec("pullgate_policyd_webhook_requests_total", "Requests to the HTTPS server, by path and by how they were answered.", "path", "outcome"),
 		webhookTook: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "pullgate_policyd_webhook_seconds", Help: "How long answers of the HTTPS server took, with the backends of image reviews.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
@@ -79,6 +72,10 @@ func New(version, goVersion string) *Metrics {
 		m.reviews.WithLabelValues(string(o), strconv.FormatBool(false))
 	}
 	return m
+}
+
+func counterVec(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 }
 
 func counter(name, help string) prometheus.Counter {

@@ -148,16 +148,11 @@ func (c *Client) Close() {
 	c.closeIdle()
 }
 
-func (c *Client) closeIdle() {
+// closeIdle closes the connections that are not in use, and reports whether no request is in progress.
+func (c *Client) closeIdle() (idle bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.connection.closeIdle()
-}
-
-// idle reports whether no request is in progress.
-func (c *Client) idle() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	return len(c.flights) == 0
 }
 
@@ -235,7 +230,8 @@ func (c *Client) ask(ctx context.Context, spec v1alpha1.ImageReviewSpec) (status
 	start := time.Now()
 	c.mu.Lock()
 	// A flight adds its answer to the cache and ends under the same lock, so that each answer is found here or there.
-	if known, ok := c.known(key); ok {
+	answer, _ := c.cache.Get(key)
+	if known, ok := answer.(v1alpha1.ImageReviewStatus); ok {
 		c.mu.Unlock()
 		return known, true, nil
 	}
@@ -365,13 +361,6 @@ func (c *Client) startLocked(ctx context.Context, key specKey, namespace string,
 		close(f.done)
 	})
 	return f
-}
-
-// known returns an answer of the cache.
-func (c *Client) known(key specKey) (status v1alpha1.ImageReviewStatus, ok bool) {
-	v, _ := c.cache.Get(key)
-	status, ok = v.(v1alpha1.ImageReviewStatus)
-	return status, ok
 }
 
 // keep adds an answer to the cache.

@@ -56,10 +56,7 @@ func (s *Set) Replace(backends []imagepolicy.Backend) error {
 
 // dropIdleLocked forgets removed clients that are no longer asked.
 func (s *Set) dropIdleLocked() {
-	s.removed = slices.DeleteFunc(s.removed, func(c *Client) bool {
-		c.closeIdle()
-		return c.idle()
-	})
+	s.removed = slices.DeleteFunc(s.removed, (*Client).closeIdle)
 }
 
 // Reload reads all kubeconfigs again, with the certificates, keys and tokens that they name. Those that have changed are used from now on.
