@@ -195,6 +195,9 @@ func TestFactsForOneCredentialAreNotTheAnswerForAnother(t *testing.T) {
 			t.Fatalf("%d bytes for one pair", bytes)
 		}
 	}
+	if s.Cached(p, numbered(0)) {
+		t.Errorf("the first of %d credentials is in memory; want at most the last %d", 2*records.MaxProofs, records.MaxProofs+1)
+	}
 }
 
 func numbered(i int) credential.ID { return credential.ID(fmt.Sprintf("credential %d", i)) }

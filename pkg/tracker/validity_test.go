@@ -186,6 +186,20 @@ func TestDenialBeforeAProofFromTheFutureEndsItsGrace(t *testing.T) {
 	})
 }
 
+// The clock was set back after a Secret proved access, and then its content changed: the proof counts from now.
+func TestProofFromTheFutureIsSetBackBeforeItIsRotated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: time.Hour}, VerifyUntracked: true})
+		must(t, w.store.Prove(records.Intent{}, records.Result{
+			Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.ID(secret("old")), Secrets: []records.SecretRef{ref("u1")}, At: time.Now().Add(24 * time.Hour),
+		}))
+		holding := func(uid string) tracker.Request { return w.holding(uid, ref("u1"), "new") }
+		w.want(w.Check(t.Context(), holding("a")), policy.Allow, policy.Proved)
+		time.Sleep(time.Hour)
+		w.want(w.Check(t.Context(), holding("b")), policy.Reverify, policy.ProofExpired)
+	})
+}
+
 // A Secret may hold several credentials for one image. A proof by one of them does not make the others new.
 func TestSecretThatStillHoldsTheCredentialIsNotRotated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
