@@ -58,7 +58,7 @@ func (g *Gate) chain() *admission.Chain {
 // markStarted notes in the chain that a container was started. Its restart is admitted then, whatever the policies say by that time.
 func (g *Gate) markStarted(c clearedContainer) {
 	if chain := g.chain(); chain != nil {
-		if who, ok := g.pods.BySandbox(c.sandbox); ok {
+		if who, ok := g.c.Pods.BySandbox(c.sandbox); ok {
 			g.mark(chain, who.UID, c.name, c.imageID, c.mounted)
 		}
 	}
@@ -70,7 +70,7 @@ func (g *Gate) mark(chain *admission.Chain, uid, name, imageID string, mounted [
 	for _, id := range mounted {
 		chain.MarkMounted(uid, id)
 	}
-	if !g.pods.Has(uid) { // it ended meanwhile
+	if !g.c.Pods.Has(uid) { // it ended meanwhile
 		chain.ForgetPod(uid)
 	}
 }
@@ -180,7 +180,7 @@ func (g *Gate) admit(ctx context.Context, c *candidate) error {
 		before.Pod.Labels, before.Pod.Annotations = started.Labels, started.Annotations
 		d = c.Chain.EvaluateEdited(ctx, before, s)
 	}
-	g.metrics.Admission(c.call, d)
+	g.c.Metrics.Admission(c.call, d)
 	g.noteAdmission(c, d)
 	if d.Admitted() {
 		return nil
@@ -200,7 +200,7 @@ func refusal(who tracker.Pod, d admission.Decision) error {
 // editedSince returns the view of the latest sandbox of a pod if a new one has other labels or annotations; nil if they are the same. Almost nothing
 // else of a pod can be edited, and a tenant can end a sandbox.
 func (g *Gate) editedSince(ctx context.Context, c *candidate) (*podview.Pod, error) {
-	latest, err := g.runtime.latestSandbox(ctx, c.who.UID)
+	latest, err := g.c.Runtime.latestSandbox(ctx, c.who.UID)
 	if err != nil {
 		return nil, err
 	}
@@ -304,9 +304,9 @@ func (g *Gate) merge(ctx context.Context, c *candidate, pod podview.Pod, contain
 	}
 	pod, container, conflicts := podview.Merge(pod, api, container, same)
 	for _, field := range conflicts {
-		g.metrics.ViewConflict(field)
+		g.c.Metrics.ViewConflict(field)
 		if g.conflicts.Add(c.who.UID, field) {
-			g.log.Info("The kubelet and the API server differ about a pod, policies are compared with what the kubelet sent",
+			g.c.Log.Info("The kubelet and the API server differ about a pod, policies are compared with what the kubelet sent",
 				"field", field, "pod", klog.KRef(c.who.Namespace, c.who.Name))
 		}
 	}

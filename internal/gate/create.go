@@ -30,9 +30,9 @@ func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call) ([]byte, e
 	g.ready(ctx)
 	who := g.podOf(req.GetPodSandboxId(), req.GetSandboxConfig())
 	g.learnSender(&req, who)
-	create := g.tracker.BeginCreate(g.mayRestore(ctx))
+	create := g.c.Tracker.BeginCreate(g.mayRestore(ctx))
 	defer create.Lost() // for every return, or panic, that reports no other end
-	since := g.tracker.Revocations()
+	since := g.c.Tracker.Revocations()
 	asking := g.candidate(name, who, req.GetSandboxConfig(), req.GetConfig())
 	judged, err := g.judgeConfig(ctx, name, who, req.GetConfig(), asking)
 	if err == nil {
@@ -54,7 +54,7 @@ func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call) ([]byte, e
 	}
 	crashpoint.Hit(crashpoint.Created)
 	asked, err := g.readBack(ctx, name, who, resp.GetContainerId(), judged)
-	if err == nil && g.tracker.Revocations() != since {
+	if err == nil && g.c.Tracker.Revocations() != since {
 		// The proof may have been revoked before the runtime created the container, which a restart could not detect.
 		_, err = g.judgeConfig(ctx, name, who, req.GetConfig(), nil)
 	}
@@ -91,16 +91,16 @@ func (g *Gate) createFailed(ctx context.Context, callName string, who tracker.Po
 	if !withheld {
 		return err
 	}
-	g.log.Error(err, "Runtime failed to create a container; its error is not in the answer, because the image may be a checkpoint",
+	g.c.Log.Error(err, "Runtime failed to create a container; its error is not in the answer, because the image may be a checkpoint",
 		"call", callName, "image", j.name.String(), "pod", klog.KRef(who.Namespace, who.Name))
-	g.metrics.CreationRefused(CreationFailed)
+	g.c.Metrics.CreationRefused(CreationFailed)
 	g.note(j.name, decisionlog.Decision{Call: callName, Pod: who, Verdict: overruled(tracker.Verdict{}, CreateFailed), PullPolicy: tracker.PullUnknown})
 	return g.notCreated(who, j)
 }
 
 // withholds reports whether the gate must not show the runtime's result of a create to the pod.
 func (g *Gate) withholds(who tracker.Pod, create *tracker.Create) bool {
-	return !g.shadow && !create.Ordinary() && !g.tracker.Exempt(who)
+	return !g.c.Shadow && !create.Ordinary() && !g.c.Tracker.Exempt(who)
 }
 
 // notCreated is the answer to a create from an image that may be a checkpoint. It is the same if the runtime failed, as it does if the image that
@@ -145,7 +145,7 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call) ([]byte, error)
 		}
 		judged[config.GetMetadata().GetName()] = j
 	}
-	create := g.tracker.BeginCreate(true)
+	create := g.c.Tracker.BeginCreate(true)
 	defer create.Lost() // for every return that reports no other end
 	create.From(ctx, tracker.Image{})
 	raw, err := c.Forward(ctx)
@@ -166,9 +166,9 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call) ([]byte, error)
 		}
 		j.restored = true
 		if _, err := g.readBack(ctx, name, who, restored.GetContainerId(), j); err != nil {
-			removed := g.runtime.removeSandbox(ctx, resp.GetPodSandboxId())
+			removed := g.c.Runtime.removeSandbox(ctx, resp.GetPodSandboxId())
 			if removed != nil {
-				g.log.Error(removed, "Restored pod not removed, its containers are denied at StartContainer")
+				g.c.Log.Error(removed, "Restored pod not removed, its containers are denied at StartContainer")
 			}
 			if status.Code(err) == codes.PermissionDenied {
 				err = g.notCreated(who, judgement{})
@@ -189,7 +189,7 @@ func (g *Gate) startContainer(ctx context.Context, c *criproxy.Call) ([]byte, er
 	}
 	g.ready(ctx)
 	id := req.GetContainerId()
-	if !g.shadow && !g.cleared.has(id) {
+	if !g.c.Shadow && !g.cleared.has(id) {
 		if err := g.lateReadBack(ctx, name, id); err != nil {
 			return nil, err
 		}
@@ -219,7 +219,7 @@ type judgement struct {
 // podOf returns the pod of a sandbox: the one in the index, which comes from answers of the runtime; for a sandbox that is not in the index yet,
 // the one that the kubelet sends in the call.
 func (g *Gate) podOf(sandboxID string, config *runtimeapi.PodSandboxConfig) tracker.Pod {
-	if p, ok := g.pods.BySandbox(sandboxID); ok {
+	if p, ok := g.c.Pods.BySandbox(sandboxID); ok {
 		return p
 	}
 	return identify(config)
@@ -259,7 +259,7 @@ func (g *Gate) judgeMounts(ctx context.Context, callName string, who tracker.Pod
 		if err != nil {
 			return nil, err
 		}
-		if img.ID == "" && !g.shadow {
+		if img.ID == "" && !g.c.Shadow {
 			// A mount is not read back, so its image must be present to be judged.
 			return nil, criproxy.Refuse(codes.NotFound, "IMAGE_NOT_FOUND",
 				fmt.Sprintf("pullgate: image %q to be mounted is not on the node", m.GetImage().GetUserSpecifiedImage()))
@@ -273,9 +273,9 @@ func (g *Gate) judgeMounts(ctx context.Context, callName string, who tracker.Pod
 
 // judgeSpec judges one image under the pod's name for it, and returns the image, the zero value if it is absent. A nil held holds no note back.
 func (g *Gate) judgeSpec(ctx context.Context, callName string, who tracker.Pod, spec *runtimeapi.ImageSpec, name imageref.Ref, held *[]heldNote) (tracker.Image, error) {
-	img, err := g.runtime.imageOf(ctx, spec)
+	img, err := g.c.Runtime.imageOf(ctx, spec)
 	if err != nil {
-		if g.shadow || !aborted(err) {
+		if g.c.Shadow || !aborted(err) {
 			// The runtime cannot resolve it and returns an error itself; if it creates a container nevertheless, that is read back.
 			return tracker.Image{}, nil
 		}
@@ -285,7 +285,7 @@ func (g *Gate) judgeSpec(ctx context.Context, callName string, who tracker.Pod, 
 		return tracker.Image{}, nil
 	}
 	v := g.judgeHolding(ctx, callName, who, tracker.Request{Name: name, Image: named(img, name), Using: true}, held)
-	if v.Allowed() || g.shadow {
+	if v.Allowed() || g.c.Shadow {
 		return img, nil
 	}
 	g.hidden.Refuse(who.UID, name, img.ID)
@@ -304,9 +304,9 @@ func named(img tracker.Image, name imageref.Ref) tracker.Image {
 // readBack clears a created container for its start if it is on the judged image, or on another one that the pod may use. It reports whether the
 // container is on the judged image and was not restored.
 func (g *Gate) readBack(ctx context.Context, callName string, who tracker.Pod, id string, j judgement) (asked bool, err error) {
-	c, err := g.runtime.container(ctx, id)
+	c, err := g.c.Runtime.container(ctx, id)
 	switch {
-	case g.shadow && c == nil:
+	case g.c.Shadow && c == nil:
 		// In shadow mode images that came with the container need proof, and a missing proof denies nothing. Policies are enforced: the image is unknown.
 		return false, g.admit(ctx, j.candidate.on(tracker.Image{}, true))
 	case err != nil:
@@ -320,9 +320,9 @@ func (g *Gate) readBack(ctx context.Context, callName string, who tracker.Pod, i
 func (g *Gate) clear(ctx context.Context, callName string, who tracker.Pod, c *runtimeapi.Container, j judgement) (asked bool, err error) {
 	on := tracker.Image{ID: runsOn(c)}
 	if on.ID != j.image.ID || on.ID == "" {
-		img, err := g.runtime.Image(ctx, on.ID)
+		img, err := g.c.Runtime.Image(ctx, on.ID)
 		switch {
-		case err != nil && !g.shadow:
+		case err != nil && !g.c.Shadow:
 			return false, err
 		case img.ID != "":
 			on = img
@@ -337,7 +337,7 @@ func (g *Gate) clear(ctx context.Context, callName string, who tracker.Pod, c *r
 		}
 	}
 	switch {
-	case g.shadow:
+	case g.c.Shadow:
 	case restored && !g.mayUseRestored(who):
 		return false, g.denyRestored(callName, who, c, j.name)
 	case !same:
@@ -386,24 +386,24 @@ func (g *Gate) judgeOther(ctx context.Context, callName string, who tracker.Pod,
 
 // lateReadBack judges a container by the runtime's report about it.
 func (g *Gate) lateReadBack(ctx context.Context, callName, id string) error {
-	c, err := g.runtime.container(ctx, id)
+	c, err := g.c.Runtime.container(ctx, id)
 	if err != nil {
 		return err
 	}
 	if c == nil || c.GetState() != runtimeapi.ContainerState_CONTAINER_CREATED {
 		return nil // it cannot be started; the runtime returns the error
 	}
-	who, ok := g.pods.BySandbox(c.GetPodSandboxId())
+	who, ok := g.c.Pods.BySandbox(c.GetPodSandboxId())
 	if !ok {
 		if err := g.Reconcile(ctx); err != nil {
 			return err
 		}
-		if who, ok = g.pods.BySandbox(c.GetPodSandboxId()); !ok {
+		if who, ok = g.c.Pods.BySandbox(c.GetPodSandboxId()); !ok {
 			return criproxy.Refuse(codes.Unavailable, "SANDBOX_NOT_KNOWN", fmt.Sprintf("pullgate: the sandbox of container %s is not known yet; try again", id))
 		}
 	}
 	spec := c.GetImage()
-	if spec.GetUserSpecifiedImage() == "" && g.source != nil {
+	if spec.GetUserSpecifiedImage() == "" && g.c.PodSource != nil {
 		img := g.imageOrID(ctx, runsOn(c))
 		img.Names = g.usedNames(who, img.Names)
 		if len(img.Repositories()) == 1 {
@@ -415,7 +415,7 @@ func (g *Gate) lateReadBack(ctx context.Context, callName, id string) error {
 		err = g.denyRestored(callName, who, c, j.name)
 	} else if j.image, err = g.judgeSpec(ctx, callName, who, spec, j.name, nil); err == nil {
 		var shown *runtimeapi.ContainerStatus
-		if shown, err = g.runtime.containerStatus(ctx, c); err == nil {
+		if shown, err = g.c.Runtime.containerStatus(ctx, c); err == nil {
 			j.mounted, err = g.judgeMounts(ctx, callName, who, shown.GetMounts(), nil)
 		}
 		if err == nil {
@@ -432,7 +432,7 @@ func (g *Gate) lateReadBack(ctx context.Context, callName, id string) error {
 
 // drop removes a container that must not be started. If that fails, the container stays in state created, and the gate denies its start.
 func (g *Gate) drop(ctx context.Context, id string) {
-	if err := g.runtime.removeContainer(ctx, id); err != nil {
-		g.log.Error(err, "Denied container not removed, its start will be denied")
+	if err := g.c.Runtime.removeContainer(ctx, id); err != nil {
+		g.c.Log.Error(err, "Denied container not removed, its start will be denied")
 	}
 }

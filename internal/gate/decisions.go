@@ -34,14 +34,14 @@ func overruled(v tracker.Verdict, why policy.Reason) tracker.Verdict {
 func (g *Gate) note(name imageref.Ref, d decisionlog.Decision) {
 	d = g.complete(name, d)
 	g.journal(d)
-	if g.decisions != nil {
-		g.decisions.Record(d)
+	if g.c.Decisions != nil {
+		g.c.Decisions.Record(d)
 	}
 }
 
 // noteRepeatedAllow logs at a debug level that a pod was allowed an image again.
 func (g *Gate) noteRepeatedAllow(name imageref.Ref, d decisionlog.Decision) {
-	if log := g.log.V(2); log.Enabled() {
+	if log := g.c.Log.V(2); log.Enabled() {
 		log.Info("Allowed again", facts(g.complete(name, d))...)
 	}
 }
@@ -49,7 +49,7 @@ func (g *Gate) noteRepeatedAllow(name imageref.Ref, d decisionlog.Decision) {
 // complete sets the fields that every decision about an image of this name has.
 func (g *Gate) complete(name imageref.Ref, d decisionlog.Decision) decisionlog.Decision {
 	d.Image = name.String()
-	d.Shadow = g.shadow && d.Verdict.Reason != AdmissionDenied // which shadow mode does not affect
+	d.Shadow = g.c.Shadow && d.Verdict.Reason != AdmissionDenied // which shadow mode does not affect
 	d.Repository = d.Verdict.Pair.Repository
 	if d.Repository == "" {
 		d.Repository = name.Repository() // for example of a pull that did not succeed
@@ -88,11 +88,11 @@ func failedOpen(d admission.Decision) (names []string) {
 func (g *Gate) journal(d decisionlog.Decision) {
 	if d.Call == "PullImage" { // each pull has a line, so that the journal shows every request to a registry
 		if d.Outcome != "" {
-			g.log.Info("Pull", append(facts(d), "outcome", d.Outcome)...)
+			g.c.Log.Info("Pull", append(facts(d), "outcome", d.Outcome)...)
 			return
 		}
 		if !d.Verdict.Allowed() {
-			g.log.Info("Proof needed", facts(d)...) // the pull goes to the registry
+			g.c.Log.Info("Proof needed", facts(d)...) // the pull goes to the registry
 			return
 		}
 	}
@@ -106,11 +106,11 @@ func (g *Gate) journal(d decisionlog.Decision) {
 	}
 	switch {
 	case d.Verdict.Allowed():
-		g.log.Info("Allowed", facts...)
+		g.c.Log.Info("Allowed", facts...)
 	case d.Call == "ImageStatus":
-		g.log.Info("Hidden", facts...) // with shadow=true the image would be hidden
+		g.c.Log.Info("Hidden", facts...) // with shadow=true the image would be hidden
 	default:
-		g.log.Info("Denied", facts...)
+		g.c.Log.Info("Denied", facts...)
 	}
 }
 

@@ -31,7 +31,7 @@ func TestJournalHasTheOutcomeOfACall(t *testing.T) {
 		{decisionlog.Decision{Call: "PullImage", Verdict: allowed, Outcome: "verified"}, `"msg"="Pull"`},
 	} {
 		var lines []string
-		g := &Gate{log: funcr.New(func(_, line string) { lines = append(lines, line) }, funcr.Options{})}
+		g := &Gate{c: Config{Log: funcr.New(func(_, line string) { lines = append(lines, line) }, funcr.Options{})}}
 		g.note(imageref.Ref{}, tc.decided)
 		if len(lines) != 1 || !strings.Contains(lines[0], tc.want) || !strings.Contains(lines[0], string(tc.decided.Verdict.Reason)) {
 			t.Errorf("journal of %s %v = %q; want one line with %s and the reason", tc.decided.Call, tc.decided.Verdict.Verdict, lines, tc.want)
@@ -42,7 +42,7 @@ func TestJournalHasTheOutcomeOfACall(t *testing.T) {
 // The line of a container that a policy denied says which policy.
 func TestJournalNamesThePolicyThatDenied(t *testing.T) {
 	g, lines, _ := journaling(0)
-	g.shadow = true
+	g.c.Shadow = true
 	d := decisionlog.Decision{Call: "CreateContainer", Container: "web", Verdict: overruled(tracker.Verdict{}, AdmissionDenied), Admission: admission.Decision{
 		Answer: admission.Deny, Findings: []admission.Finding{{Policy: "p", Answer: admission.Deny, Message: "policy p: a field"}},
 	}}
@@ -73,7 +73,7 @@ func (noMetrics) Verdict(string, policy.Decision) {}
 func journaling(level int) (g *Gate, lines *[]string, recorded *recorder) {
 	lines, recorded = &[]string{}, &recorder{}
 	log := funcr.New(func(_, line string) { *lines = append(*lines, line) }, funcr.Options{Verbosity: level})
-	return &Gate{log: log, decisions: recorded}, lines, recorded
+	return &Gate{c: Config{Log: log, Decisions: recorded}}, lines, recorded
 }
 
 func TestJournalCountsRepeatedDenials(t *testing.T) {
@@ -160,7 +160,7 @@ func TestRepeatedAllowIsLoggedForDevelopers(t *testing.T) {
 	d := decisionlog.Decision{Call: "ImageStatus", Pod: tracker.Pod{UID: "1"}, Verdict: tracker.Verdict{Decision: policy.Decision{Verdict: policy.Allow}}}
 	for level, want := range []string{"", "", `"msg"="Allowed again"`} {
 		g, lines, recorded := journaling(level)
-		g.metrics = noMetrics{}
+		g.c.Metrics = noMetrics{}
 		g.count(imageref.New("busybox"), d)
 		if got := strings.Join(*lines, "\n"); (got == "") != (want == "") || !strings.Contains(got, want) || len(*recorded) != 0 {
 			t.Errorf("-v %d: journal %q, %d recorded; want %s and none", level, got, len(*recorded), want)

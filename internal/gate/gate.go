@@ -27,16 +27,7 @@ import (
 
 // A Gate acts on the verdicts of the tracker: it hides images, denies calls and answers pulls. handlers.go lists its handlers.
 type Gate struct {
-	tracker   *tracker.Tracker
-	pods      *podindex.Index
-	runtime   *Runtime
-	source    PodSource // nil if there is none
-	metrics   Metrics
-	log       klog.Logger
-	decisions decisionlog.Recorder
-	shadow    bool
-	fallback  bool
-	always    kubelet.AlwaysPrecheck
+	c Config // AllowRestores and Admission in it are only those that New got
 	// skipsAlways is the result of the last pre-check about the kubelet.
 	skipsAlways atomic.Bool
 
@@ -108,18 +99,7 @@ type Config struct {
 
 // New returns a gate. Every field of the configuration except PodSource, Decisions, Admission and the switches must be set.
 func New(c Config) *Gate {
-	g := &Gate{
-		tracker:   c.Tracker,
-		pods:      c.Pods,
-		runtime:   c.Runtime,
-		source:    c.PodSource,
-		metrics:   c.Metrics,
-		log:       c.Log,
-		decisions: c.Decisions,
-		shadow:    c.Shadow,
-		fallback:  c.OutageFallback,
-		always:    c.AlwaysPrecheck,
-	}
+	g := &Gate{c: c}
 	g.skipsAlways.Store(c.AlwaysPrecheck == kubelet.Skipped)
 	g.allowRestores.Store(c.AllowRestores)
 	g.admitting.Store(c.Admission)
@@ -165,11 +145,11 @@ func (g *Gate) judge(ctx context.Context, callName string, p tracker.Pod, r trac
 
 // judgeHolding does what judge does. If held is not nil, a decision with which the call continues is counted, and not noted but added to held.
 func (g *Gate) judgeHolding(ctx context.Context, callName string, p tracker.Pod, r tracker.Request, held *[]heldNote) tracker.Verdict {
-	d := g.decide(ctx, callName, p, r, g.tracker.Check)
+	d := g.decide(ctx, callName, p, r, g.c.Tracker.Check)
 	switch {
 	case d.Verdict.Reason == policy.Absent:
-	case held != nil && (d.Verdict.Allowed() || g.shadow):
-		g.metrics.Verdict(d.Call, d.Verdict.Decision)
+	case held != nil && (d.Verdict.Allowed() || g.c.Shadow):
+		g.c.Metrics.Verdict(d.Call, d.Verdict.Decision)
 		*held = append(*held, heldNote{r.Name, d})
 	default:
 		g.count(r.Name, d)
@@ -198,7 +178,7 @@ func (g *Gate) decide(ctx context.Context, callName string, p tracker.Pod, r tra
 
 // count counts a verdict and notes it, unless it is a repeated Allow.
 func (g *Gate) count(name imageref.Ref, d decisionlog.Decision) {
-	g.metrics.Verdict(d.Call, d.Verdict.Decision)
+	g.c.Metrics.Verdict(d.Call, d.Verdict.Decision)
 	g.noteVerdict(name, d)
 }
 
@@ -214,14 +194,14 @@ func (g *Gate) noteVerdict(name imageref.Ref, d decisionlog.Decision) {
 // hit counts a present image that an earlier proof allowed: once for each pod and pair, when the pod gets its grant.
 func (g *Gate) hit(pullPolicy string, v tracker.Verdict, began time.Time) {
 	if v.First && (v.Reason == policy.Proved || v.Reason == policy.ProvedInGrace || v.Reason == policy.Open) {
-		g.metrics.Recheck(pullPolicy, Hit, time.Since(began))
+		g.c.Metrics.Recheck(pullPolicy, Hit, time.Since(began))
 	}
 }
 
 // deny returns the error for a container that may not be created or started. It says what is missing and what to do, and contains only names from
 // the request.
 func (g *Gate) deny(callName string, p tracker.Pod, name imageref.Ref, v tracker.Verdict) error {
-	g.metrics.Refused(callName)
+	g.c.Metrics.Refused(callName)
 	what := fmt.Sprintf("image %q", name.String())
 	if name.Empty() {
 		what = "its image"

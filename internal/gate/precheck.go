@@ -40,11 +40,11 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call) ([]byte, error
 	if !isPrecheck(&req) {
 		return c.Forward(ctx)
 	}
-	g.skipsAlways.Store(g.always.Skips(ctx))
+	g.skipsAlways.Store(g.c.AlwaysPrecheck.Skips(ctx))
 	g.ready(ctx)
 	began := time.Now()
 	name, seen := imageref.New(req.GetImage().GetImage()), req.GetImage().GetAnnotations()[podindex.SeenAnnotation]
-	who := g.pods.BySeen(seen)
+	who := g.c.Pods.BySeen(seen)
 	known := len(who) == 1 // the pod that sent it is known
 	if len(who) == 0 {
 		who = g.candidates(req.GetImage().GetAnnotations(), name)
@@ -65,7 +65,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call) ([]byte, error
 	}
 	var resp runtimeapi.ImageStatusResponse
 	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
-		g.log.Error(err, "Answer of the runtime cannot be read, the image is hidden", "image", name.String())
+		g.c.Log.Error(err, "Answer of the runtime cannot be read, the image is hidden", "image", name.String())
 		return absent, nil
 	}
 	key := hidden.KeyOf(seen, name)
@@ -92,17 +92,17 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call) ([]byte, error
 		if pullPolicy != tracker.PullAlways { // Always asks the registry in any case
 			g.hit(pullPolicy, v, began)
 		}
-	case g.hidden.Add(key) && g.shadow && pullPolicy != tracker.PullAlways:
-		g.metrics.Recheck(pullPolicy, unverified, time.Since(began))
+	case g.hidden.Add(key) && g.c.Shadow && pullPolicy != tracker.PullAlways:
+		g.c.Metrics.Recheck(pullPolicy, unverified, time.Since(began))
 	}
-	if !v.Allowed() && !g.shadow {
-		g.metrics.Refused("ImageStatus")
+	if !v.Allowed() && !g.c.Shadow {
+		g.c.Metrics.Refused("ImageStatus")
 		return absent, nil
 	}
 	if g.lacksEndorsement(ctx, who, known, r, v, began) {
 		g.hidden.Add(key)
 		g.unendorsed.Add(key)
-		g.metrics.Refused("ImageStatus")
+		g.c.Metrics.Refused("ImageStatus")
 		return absent, nil
 	}
 	if v.Allowed() {
@@ -128,7 +128,9 @@ func (g *Gate) judgeAsking(ctx context.Context, p tracker.Pod, r tracker.Request
 // decision, which names the pod if there is only one.
 func (g *Gate) judgeCandidates(ctx context.Context, who []tracker.Pod, r tracker.Request) tracker.Verdict {
 	began := time.Now()
-	explain := func(ctx context.Context, r tracker.Request) tracker.Verdict { return g.tracker.Explain(ctx, r).Verdict }
+	explain := func(ctx context.Context, r tracker.Request) tracker.Verdict {
+		return g.c.Tracker.Explain(ctx, r).Verdict
+	}
 	var d decisionlog.Decision
 	for i, p := range who {
 		one := g.decide(ctx, "ImageStatus", p, r, explain)
@@ -155,7 +157,7 @@ func (g *Gate) judgeCandidates(ctx context.Context, who []tracker.Pod, r tracker
 // waitAsIfPresent takes as long as the judgement of a present image. Otherwise a tenant that names Secrets that are slow to get could learn from
 // the duration which images are present.
 func (g *Gate) waitAsIfPresent(ctx context.Context, name imageref.Ref, who []tracker.Pod) {
-	if g.shadow {
+	if g.c.Shadow {
 		return
 	}
 	for _, p := range who {
@@ -166,15 +168,15 @@ func (g *Gate) waitAsIfPresent(ctx context.Context, name imageref.Ref, who []tra
 // answerError answers a pre-check for which the runtime returned an error, such as for an ambiguous prefix of an image ID. That error would reveal
 // that such images are present.
 func (g *Gate) answerError(ctx context.Context, name imageref.Ref, who []tracker.Pod, err error) ([]byte, error) {
-	if g.shadow || aborted(err) {
+	if g.c.Shadow || aborted(err) {
 		return nil, err
 	}
 	began := time.Now()
 	for _, p := range who {
-		if d := g.tracker.CheckID(p, name); d.Verdict != policy.Allow {
+		if d := g.c.Tracker.CheckID(p, name); d.Verdict != policy.Allow {
 			g.waitAsIfPresent(ctx, name, who)
-			g.metrics.Verdict("ImageStatus", d)
-			g.metrics.Refused("ImageStatus")
+			g.c.Metrics.Verdict("ImageStatus", d)
+			g.c.Metrics.Refused("ImageStatus")
 			g.note(name, decisionlog.Decision{Call: "ImageStatus", Pod: p, Verdict: tracker.Verdict{Decision: d}, PullPolicy: g.precheckPolicy(ctx, p, name), Took: time.Since(began)})
 			return absent, nil
 		}

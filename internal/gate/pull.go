@@ -55,7 +55,7 @@ func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call) ([]byte, error) 
 	g.ready(ctx)
 	p := g.pullCall(&req)
 	p.policy = g.policyFor(ctx, "PullImage", p.pod, p.name)
-	img, err := g.runtime.imageOf(ctx, p.image)
+	img, err := g.c.Runtime.imageOf(ctx, p.image)
 	if err == nil {
 		p.present = img
 	}
@@ -78,11 +78,11 @@ func (g *Gate) isRevalidation(ctx context.Context, p *pullCall) bool {
 		return false
 	case tracker.PullIfNotPresent:
 		p.exact = true
-		return p.present.ID != "" && (!g.shadow || p.unendorsed)
+		return p.present.ID != "" && (!g.c.Shadow || p.unendorsed)
 	case tracker.PullMixed: // may be for a container with Always
 		return false
 	default:
-		p.exact = g.always.Skips(ctx)
+		p.exact = g.c.AlwaysPrecheck.Skips(ctx)
 		return p.exact && p.hidden && p.present.ID != ""
 	}
 }
@@ -104,10 +104,10 @@ func (g *Gate) pullCall(req *runtimeapi.PullImageRequest) *pullCall {
 	if config := req.GetSandboxConfig(); config != nil {
 		p.pod = identify(config)
 		seen := config.GetAnnotations()[podindex.SeenAnnotation]
-		g.pods.Learn(seen, p.pod)
+		g.c.Pods.Learn(seen, p.pod)
 		p.key = hidden.KeyOf(seen, p.name)
 		p.unendorsed = seen != "" && g.unendorsed.Has(p.key)
-		p.hidden = seen != "" && g.hidden.Has(p.key) && (!g.shadow || p.unendorsed)
+		p.hidden = seen != "" && g.hidden.Has(p.key) && (!g.c.Shadow || p.unendorsed)
 	}
 	return p
 }
@@ -146,17 +146,17 @@ func (g *Gate) answerFromNode(ctx context.Context, p *pullCall) ([]byte, error) 
 
 // realPull forwards a pull: intent on disk, runtime, record on disk, grant, answer.
 func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]byte, error) {
-	proved := g.shadow && p.present.ID != "" && g.judgePull(ctx, p, false).Allowed()
+	proved := g.c.Shadow && p.present.ID != "" && g.judgePull(ctx, p, false).Allowed()
 
 	// Before the intent, because this may take a while, and before the call to the runtime, because the client may disconnect afterwards.
 	var podSecrets []tracker.Secret
 	if !p.cred.Anonymous() {
 		podSecrets = g.secrets(ctx, p.pod, p.name)
 	}
-	pull, err := g.tracker.BeginPull(ctx, p.name, p.present)
+	pull, err := g.c.Tracker.BeginPull(ctx, p.name, p.present)
 	if err != nil {
 		if errors.Is(err, tracker.ErrRuntime) {
-			g.log.Error(err, "Pull refused, the runtime did not list its images", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+			g.c.Log.Error(err, "Pull refused, the runtime did not list its images", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
 			g.pullEnded(p, podSecrets, tracker.Verdict{}, outcome.Error, admission.Decision{})
 			return nil, criproxy.Refuse(codes.Unavailable, "RUNTIME_NOT_LISTING",
 				"pullgate cannot list the images of the container runtime, which it needs before a pull of a repository with preloaded images; see the logs of pullgated and of the runtime")
@@ -164,11 +164,11 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 		if !errors.Is(err, tracker.ErrNoIntent) {
 			return nil, err
 		}
-		if p.present.ID != "" && !g.shadow && p.mayServeWithoutStore(g.judgePull(ctx, p, false)) {
-			g.log.Error(err, "Pull answered with the image on the node, the store of pull records cannot be written", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+		if p.present.ID != "" && !g.c.Shadow && p.mayServeWithoutStore(g.judgePull(ctx, p, false)) {
+			g.c.Log.Error(err, "Pull answered with the image on the node, the store of pull records cannot be written", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
 			return g.answerFromNode(ctx, p)
 		}
-		g.log.Error(err, "Pull refused, the store of pull records cannot be written", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+		g.c.Log.Error(err, "Pull refused, the store of pull records cannot be written", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
 		g.pullEnded(p, podSecrets, tracker.Verdict{}, outcome.Error, admission.Decision{})
 		// The kubelet gives the pod the reason RegistryUnavailable for a text that begins with it; with code Unknown it shows only the text.
 		return nil, criproxy.Refuse(codes.Unknown, "STORE_NOT_WRITABLE",
@@ -210,7 +210,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 		return raw, nil
 	}
 	if v, ok := g.serveLocalImage(ctx, p, out, err); ok {
-		g.log.Info("Pull answered with the image on the node", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name), "outcome", out.Label(), "inGrace", v.InGrace)
+		g.c.Log.Info("Pull answered with the image on the node", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name), "outcome", out.Label(), "inGrace", v.InGrace)
 		return g.answerFromNode(ctx, p)
 	}
 	return nil, err
@@ -235,13 +235,13 @@ func (p *pullCall) mayServeWithoutStore(v tracker.Verdict) bool {
 func (g *Gate) verified(ctx context.Context, pull *tracker.Pull, p *pullCall, podSecrets []tracker.Secret, raw []byte) (v tracker.Verdict, out outcome.Outcome, imageID string) {
 	id, err := g.pulledImage(ctx, p, raw)
 	if err != nil {
-		g.metrics.PullUnresolved()
-		g.log.Error(err, "Pull not recorded, the runtime does not say which image it pulled; the image needs proof", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+		g.c.Metrics.PullUnresolved()
+		g.c.Log.Error(err, "Pull not recorded, the runtime does not say which image it pulled; the image needs proof", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
 		return tracker.Verdict{}, outcome.Error, ""
 	}
 	v, err = pull.Proved(tracker.Proof{ImageID: id, Credential: p.cred, Secrets: podSecrets, Pod: p.pod})
 	if err != nil {
-		g.log.Error(err, "Pull record not written, the image needs proof for every other pod", "image", p.name.String())
+		g.c.Log.Error(err, "Pull record not written, the image needs proof for every other pod", "image", p.name.String())
 	}
 	g.hidden.Clear(p.key)
 	g.unendorsed.Clear(p.key)
@@ -262,7 +262,7 @@ func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (string
 	// The runtime has pulled, so the record is written even if the client has disconnected.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ownCallLimit)
 	defer cancel()
-	requested, err := g.runtime.imageOf(ctx, p.image)
+	requested, err := g.c.Runtime.imageOf(ctx, p.image)
 	if err != nil {
 		return "", err
 	}
@@ -272,7 +272,7 @@ func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (string
 	if requested.ID == ref {
 		return ref, nil
 	}
-	answered, err := g.runtime.imageOf(ctx, &runtimeapi.ImageSpec{
+	answered, err := g.c.Runtime.imageOf(ctx, &runtimeapi.ImageSpec{
 		Image: ref, Annotations: p.image.GetAnnotations(), RuntimeHandler: p.image.GetRuntimeHandler(),
 	})
 	if err != nil {
@@ -298,10 +298,10 @@ func (g *Gate) pullEnded(p *pullCall, podSecrets []tracker.Secret, v tracker.Ver
 func (g *Gate) countPull(p *pullCall, proved bool, out outcome.Outcome) {
 	switch {
 	case p.present.ID == "", p.unendorsed:
-	case g.shadow && proved:
-		g.metrics.Recheck(p.policy, Hit, time.Since(p.began))
+	case g.c.Shadow && proved:
+		g.c.Metrics.Recheck(p.policy, Hit, time.Since(p.began))
 	default:
-		g.metrics.Recheck(p.policy, out.Label(), time.Since(p.began))
+		g.c.Metrics.Recheck(p.policy, out.Label(), time.Since(p.began))
 	}
 }
 
@@ -323,7 +323,7 @@ func (g *Gate) serveLocalImage(ctx context.Context, p *pullCall, out outcome.Out
 	case p.exact || !p.hidden:
 		return v, false
 	}
-	if g.fallback && out.RegistryDown() {
+	if g.c.OutageFallback && out.RegistryDown() {
 		v = g.judgePull(ctx, p, unasked)
 		return v, answers(v)
 	}
@@ -336,6 +336,6 @@ func (g *Gate) serveLocalImage(ctx context.Context, p *pullCall, out outcome.Out
 // ended reports the end of a pull to the tracker; after a failure the intent stays on disk, which is safe.
 func (g *Gate) ended(end func() error) {
 	if err := end(); err != nil {
-		g.log.Error(err, "End of a pull not written, its intent stays")
+		g.c.Log.Error(err, "End of a pull not written, its intent stays")
 	}
 }

@@ -41,7 +41,7 @@ func (g *Gate) SetAllowRestores(allow bool) { g.allowRestores.Store(allow) }
 // mayUseRestored reports whether a pod may have restored containers. The image ID that the runtime reports for such a container can belong to
 // another image than its root file system (docs/design/0022), so it proves nothing.
 func (g *Gate) mayUseRestored(who tracker.Pod) bool {
-	return g.shadow || g.allowRestores.Load() || g.tracker.Exempt(who)
+	return g.c.Shadow || g.allowRestores.Load() || g.c.Tracker.Exempt(who)
 }
 
 // denyRestored returns the error for a restored container that may not be created or started.
@@ -54,8 +54,8 @@ func (g *Gate) denyRestored(callName string, who tracker.Pod, c *runtimeapi.Cont
 
 // refusedRestore counts and notes a container or a pod that is denied because it was, or would be, restored.
 func (g *Gate) refusedRestore(callName string, who tracker.Pod, name imageref.Ref, imageID string) {
-	g.metrics.Refused(callName)
-	g.metrics.CreationRefused(CreationRestored)
+	g.c.Metrics.Refused(callName)
+	g.c.Metrics.CreationRefused(CreationRestored)
 	v := overruled(tracker.Verdict{}, Restored)
 	v.Pair.ImageID = imageID
 	g.note(name, decisionlog.Decision{Call: callName, Pod: who, Verdict: v, PullPolicy: tracker.PullUnknown})
@@ -71,7 +71,7 @@ func (g *Gate) mayRestore(ctx context.Context) bool {
 	if since != nil && since.known {
 		return since.may
 	}
-	name, version, err := g.runtime.Version(ctx)
+	name, version, err := g.c.Runtime.Version(ctx)
 	if err != nil {
 		return true
 	}

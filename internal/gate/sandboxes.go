@@ -45,7 +45,7 @@ func (g *Gate) bypassRunPodSandbox(request []byte) (way criproxy.Way, observe fu
 func (g *Gate) sandboxCreated(config *runtimeapi.PodSandboxConfig, response []byte) {
 	var resp runtimeapi.RunPodSandboxResponse
 	if err := criproxy.DecodeAnswer(response, &resp); err != nil {
-		g.log.Error(err, "Answer of the runtime cannot be read, the pod is not identified until its sandbox is listed")
+		g.c.Log.Error(err, "Answer of the runtime cannot be read, the pod is not identified until its sandbox is listed")
 		return
 	}
 	g.addSandbox(resp.GetPodSandboxId(), config)
@@ -67,7 +67,7 @@ func observed(bypass criproxy.Bypass) criproxy.Handler {
 }
 
 func (g *Gate) addSandbox(id string, config *runtimeapi.PodSandboxConfig) {
-	g.pods.Add(podindex.Sandbox{ID: id, Pod: identify(config), Seen: config.GetAnnotations()[podindex.SeenAnnotation]})
+	g.c.Pods.Add(podindex.Sandbox{ID: id, Pod: identify(config), Seen: config.GetAnnotations()[podindex.SeenAnnotation]})
 }
 
 // observeRemovePodSandbox ends the grants of a pod when its last sandbox is removed.
@@ -77,7 +77,7 @@ func (g *Gate) observeRemovePodSandbox(request []byte) (way criproxy.Way, observ
 		return criproxy.Handled, nil
 	}
 	return criproxy.Forwarded, func([]byte) {
-		g.endPods(g.pods.Remove(req.GetPodSandboxId()))
+		g.endPods(g.c.Pods.Remove(req.GetPodSandboxId()))
 		g.cleared.keep(func(sandbox string) bool { return sandbox != req.GetPodSandboxId() })
 	}
 }
@@ -92,17 +92,17 @@ func (g *Gate) observeListPodSandbox(request []byte) (way criproxy.Way, observe 
 	if proto.Size(req.GetFilter()) > 0 || len(req.ProtoReflect().GetUnknown()) > 0 {
 		return criproxy.Forwarded, nil
 	}
-	since := g.pods.Now()
+	since := g.c.Pods.Now()
 	return criproxy.Forwarded, func(response []byte) {
 		if g.equalsIndex(response) {
 			return // as mostly
 		}
 		var resp runtimeapi.ListPodSandboxResponse
 		if err := criproxy.DecodeAnswer(response, &resp); err != nil {
-			g.log.Error(err, "List of sandboxes cannot be read, the index of pods stays as it is")
+			g.c.Log.Error(err, "List of sandboxes cannot be read, the index of pods stays as it is")
 			return
 		}
-		if ended, ok := g.pods.Reconcile(since, sandboxes(&resp)); ok {
+		if ended, ok := g.c.Pods.Reconcile(since, sandboxes(&resp)); ok {
 			g.endPods(ended)
 		}
 	}
@@ -115,8 +115,8 @@ func (g *Gate) removeImage(ctx context.Context, c *criproxy.Call) ([]byte, error
 		return nil, err
 	}
 	// The call removed an image that is present before it and absent afterwards. Without an answer the records stay, with nothing proved.
-	img, _ := g.runtime.Image(ctx, req.GetImage().GetImage())
-	done := g.tracker.BeginRemoval()
+	img, _ := g.c.Runtime.Image(ctx, req.GetImage().GetImage())
+	done := g.c.Tracker.BeginRemoval()
 	defer done()
 	raw, err := c.Forward(ctx)
 	done()
@@ -124,15 +124,15 @@ func (g *Gate) removeImage(ctx context.Context, c *criproxy.Call) ([]byte, error
 	// records.
 	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), ownCallLimit)
 	defer cancel()
-	if err := g.tracker.Removed(own, img.ID); err != nil {
-		g.log.Info("Records of removed images not pruned, will retry in a minute", "err", err)
+	if err := g.c.Tracker.Removed(own, img.ID); err != nil {
+		g.c.Log.Info("Records of removed images not pruned, will retry in a minute", "err", err)
 	}
 	return raw, err
 }
 
 func (g *Gate) endPods(uids []string) {
 	for _, uid := range uids {
-		g.tracker.EndPod(uid)
+		g.c.Tracker.EndPod(uid)
 		g.hidden.EndPod(uid)
 		g.warned.End(uid)
 		g.noted.End(uid)
@@ -141,7 +141,7 @@ func (g *Gate) endPods(uids []string) {
 		g.chain().ForgetPod(uid)
 	}
 	if len(uids) > 0 {
-		known := func(seen string) bool { return len(g.pods.BySeen(seen)) > 0 }
+		known := func(seen string) bool { return len(g.c.Pods.BySeen(seen)) > 0 }
 		g.hidden.EndUnknown(known)
 		g.unendorsed.EndUnknown(known)
 	}
@@ -149,13 +149,13 @@ func (g *Gate) endPods(uids []string) {
 
 // endGrantsOfEndedPods ends the grants of pods that ended during a pull that succeeded afterwards.
 func (g *Gate) endGrantsOfEndedPods() {
-	for _, uid := range g.tracker.GrantedPods() {
-		if !g.pods.Has(uid) {
+	for _, uid := range g.c.Tracker.GrantedPods() {
+		if !g.c.Pods.Has(uid) {
 			g.endPods([]string{uid})
 		}
 	}
 	g.cleared.keep(func(sandbox string) bool {
-		_, ok := g.pods.BySandbox(sandbox)
+		_, ok := g.c.Pods.BySandbox(sandbox)
 		return ok
 	})
 }

@@ -24,7 +24,7 @@ func (g *Gate) equalsIndex(answer []byte) bool {
 		buf = &[]podindex.View{}
 	}
 	views, ok := viewSandboxes((*buf)[:0], answer)
-	equal := ok && g.pods.Equals(views)
+	equal := ok && g.c.Pods.Equals(views)
 	clear(views)
 	*buf = views
 	g.views.Put(buf)

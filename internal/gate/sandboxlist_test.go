@@ -83,8 +83,8 @@ func BenchmarkListThatIsEqual(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	g := &Gate{pods: podindex.New()}
-	g.pods.Reconcile(g.pods.Now(), sandboxes(&r))
+	g := &Gate{c: Config{Pods: podindex.New()}}
+	g.c.Pods.Reconcile(g.c.Pods.Now(), sandboxes(&r))
 	b.Run("compared", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {

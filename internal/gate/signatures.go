@@ -37,7 +37,7 @@ func (g *Gate) lacksEndorsement(ctx context.Context, who []tracker.Pod, known bo
 	if a == nil {
 		return false
 	}
-	if all := g.pods.All(); len(who) == 1 && who[0].UID == "" && len(all) > 0 {
+	if all := g.c.Pods.All(); len(who) == 1 && who[0].UID == "" && len(all) > 0 {
 		// Each pod with a sandbox may have sent it, and no other pod.
 		static := who[0].Static
 		who = slices.DeleteFunc(slices.Clone(all), func(p tracker.Pod) bool { return p.Static != static })
@@ -60,7 +60,7 @@ func (g *Gate) lacksEndorsement(ctx context.Context, who []tracker.Pod, known bo
 		if len(who) > 1 {
 			p, pullPolicy = tracker.Pod{}, tracker.PullUnknown
 		}
-		g.metrics.Admission("ImageStatus", d)
+		g.c.Metrics.Admission("ImageStatus", d)
 		g.note(r.Name, decisionlog.Decision{
 			Call: "ImageStatus", Pod: p, Verdict: overruled(v, AdmissionDenied), PullPolicy: pullPolicy, Took: time.Since(began), Admission: d,
 		})
@@ -95,7 +95,7 @@ func (g *Gate) verifySignatures(ctx context.Context, p *pullCall, imageID string
 	if d.Exemption != "" {
 		return d, nil
 	}
-	g.metrics.Admission("PullImage", d)
+	g.c.Metrics.Admission("PullImage", d)
 	if d.Admitted() || p.noPod || started {
 		return d, nil
 	}
@@ -111,9 +111,9 @@ func (g *Gate) verifySignatures(ctx context.Context, p *pullCall, imageID string
 
 // digestsOf returns the digests that the runtime has for an image that was pulled: those of the repository of the pull come first.
 func (g *Gate) digestsOf(ctx context.Context, p *pullCall, imageID string) (digests []string) {
-	img, err := g.runtime.Image(ctx, imageID)
+	img, err := g.c.Runtime.Image(ctx, imageID)
 	if err != nil {
-		g.log.Info("Digests of an image not read, its signatures are looked for by its name", "image", p.name.String(), "imageID", imageID, "err", err)
+		g.c.Log.Info("Digests of an image not read, its signatures are looked for by its name", "image", p.name.String(), "imageID", imageID, "err", err)
 	}
 	names := append([]imageref.Ref{p.name}, img.Names...)
 	slices.SortStableFunc(names, func(a, b imageref.Ref) int {
@@ -175,7 +175,7 @@ func (g *Gate) lateEndorsed(ctx context.Context, callName string, who tracker.Po
 	if d.Admitted() {
 		return nil
 	}
-	g.metrics.Admission(callName, d)
+	g.c.Metrics.Admission(callName, d)
 	v := overruled(tracker.Verdict{}, AdmissionDenied)
 	v.Pair.ImageID = on.ID
 	g.note(j.name, decisionlog.Decision{Call: callName, Pod: who, Verdict: v, PullPolicy: tracker.PullUnknown, Container: s.Container.Name, Admission: d})
@@ -195,7 +195,7 @@ func (g *Gate) admissionImage(who tracker.Pod, img tracker.Image, name imageref.
 // which the creation of a container does not have.
 func (g *Gate) learnSender(r *runtimeapi.CreateContainerRequest, who tracker.Pod) {
 	if r.GetConfig().GetImage().GetUserSpecifiedImage() == "" && r.GetSandboxConfig().GetMetadata().GetUid() == who.UID && g.signing() != nil {
-		g.pods.Learn(r.GetSandboxConfig().GetAnnotations()[podindex.SeenAnnotation], who)
+		g.c.Pods.Learn(r.GetSandboxConfig().GetAnnotations()[podindex.SeenAnnotation], who)
 	}
 }
 

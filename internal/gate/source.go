@@ -29,16 +29,16 @@ type PodSource interface {
 
 // uses returns the known imagePullPolicy of each use of an image by a pod.
 func (g *Gate) uses(p tracker.Pod, image imageref.Ref) []string {
-	if g.source == nil || p.UID == "" {
+	if g.c.PodSource == nil || p.UID == "" {
 		return nil
 	}
-	policies, _ := g.source.PullPolicies(p.UID, image)
+	policies, _ := g.c.PodSource.PullPolicies(p.UID, image)
 	return policies
 }
 
 // precheckPolicy returns how a pod that sent a pre-check uses an image.
 func (g *Gate) precheckPolicy(ctx context.Context, p tracker.Pod, image imageref.Ref) string {
-	return tracker.PrecheckPolicy(g.uses(p, image), g.always.Skips(ctx))
+	return tracker.PrecheckPolicy(g.uses(p, image), g.c.AlwaysPrecheck.Skips(ctx))
 }
 
 // SkipsAlways reports whether the kubelet sends no pre-check for containers with imagePullPolicy Always, by the configuration or by the last
@@ -68,16 +68,16 @@ func (g *Gate) policyFor(ctx context.Context, callName string, p tracker.Pod, im
 
 // secrets returns the known credentials of a pod's pull secrets for an image.
 func (g *Gate) secrets(ctx context.Context, p tracker.Pod, image imageref.Ref) []tracker.Secret {
-	if g.source == nil || p.UID == "" || p.Static || image.Empty() {
+	if g.c.PodSource == nil || p.UID == "" || p.Static || image.Empty() {
 		return nil
 	}
-	podSecrets := g.source.Secrets(ctx, p.UID, image)
+	podSecrets := g.c.PodSource.Secrets(ctx, p.UID, image)
 	if len(podSecrets) <= credential.MaxOffers {
 		return podSecrets
 	}
-	g.metrics.CredentialsIgnored()
+	g.c.Metrics.CredentialsIgnored()
 	if g.warned.Add(p.UID, image.String()) {
-		g.log.Info("Pod has too many credentials for an image, the rest is ignored; remove entries for its registry from the pod's pull secrets",
+		g.c.Log.Info("Pod has too many credentials for an image, the rest is ignored; remove entries for its registry from the pod's pull secrets",
 			"image", image.String(), "pod", klog.KRef(p.Namespace, p.Name), "considered", credential.MaxOffers)
 	}
 	return podSecrets[:credential.MaxOffers]
@@ -86,18 +86,18 @@ func (g *Gate) secrets(ctx context.Context, p tracker.Pod, image imageref.Ref) [
 // candidates returns the pods of which one has sent a pre-check with an unknown config.seen, for example after a restart of the kubelet; nil if
 // that is not certain. Only a pod with a sandbox can have sent it. If the source does not have such a pod, that pod may have sent it too.
 func (g *Gate) candidates(annotations map[string]string, image imageref.Ref) (who []tracker.Pod) {
-	if g.source == nil || podindex.StaticSource(annotations[podindex.SourceAnnotation]) {
+	if g.c.PodSource == nil || podindex.StaticSource(annotations[podindex.SourceAnnotation]) {
 		return nil
 	}
-	uids, ok := g.source.Candidates(annotations, image)
+	uids, ok := g.c.PodSource.Candidates(annotations, image)
 	if !ok {
 		return nil
 	}
-	for _, p := range g.pods.All() {
+	for _, p := range g.c.Pods.All() {
 		if p.Static {
 			continue
 		}
-		if _, known := g.source.PullPolicies(p.UID, image); !known {
+		if _, known := g.c.PodSource.PullPolicies(p.UID, image); !known {
 			return nil
 		}
 		if slices.Contains(uids, p.UID) {

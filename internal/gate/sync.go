@@ -114,15 +114,15 @@ func (g *Gate) sync(ctx context.Context) error {
 		g.synced.restored.Store(true)
 		g.synced.marked.Store(chain)
 	}
-	if err := g.tracker.Sync(ctx); err != nil {
+	if err := g.c.Tracker.Sync(ctx); err != nil {
 		if ctx.Err() != nil {
 			return err
 		}
 		// The pods and their grants are known, so calls can be judged. The tracker prunes once a minute.
-		g.log.Info("Records of removed images not pruned, will retry in a minute", "err", err)
+		g.c.Log.Info("Records of removed images not pruned, will retry in a minute", "err", err)
 	}
 	g.synced.done.Store(true)
-	g.log.Info("Synced with the runtime", "grants", g.tracker.Grants())
+	g.c.Log.Info("Synced with the runtime", "grants", g.c.Tracker.Grants())
 	return nil
 }
 
@@ -144,7 +144,7 @@ func (g *Gate) ready(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readyLimit)
 	defer cancel()
 	if err := g.Sync(ctx); err != nil {
-		g.log.Info("Not synced with the runtime, calls are judged by the records only", "err", err)
+		g.c.Log.Info("Not synced with the runtime, calls are judged by the records only", "err", err)
 	}
 }
 
@@ -158,12 +158,12 @@ func (s *synced) pausing() bool {
 // Reconcile makes the index of pods equal to the sandboxes of the runtime, and ends the grants of pods without a sandbox.
 func (g *Gate) Reconcile(ctx context.Context) error {
 	for range reconcileTries {
-		since := g.pods.Now()
-		list, err := g.runtime.sandboxes(ctx)
+		since := g.c.Pods.Now()
+		list, err := g.c.Runtime.sandboxes(ctx)
 		if err != nil {
 			return err
 		}
-		if ended, ok := g.pods.Reconcile(since, list); ok {
+		if ended, ok := g.c.Pods.Reconcile(since, list); ok {
 			g.endPods(ended)
 			g.endGrantsOfEndedPods()
 			return nil
@@ -193,7 +193,7 @@ type use struct {
 // It requests each image from the runtime separately: the list of all images can be too large to send. A tenant can cause that with images that
 // have a long USER.
 func (g *Gate) restoreStarted(ctx context.Context, chain *admission.Chain) error {
-	all, err := g.runtime.containers(ctx, nil)
+	all, err := g.c.Runtime.containers(ctx, nil)
 	if err != nil {
 		return err
 	}
@@ -202,7 +202,7 @@ func (g *Gate) restoreStarted(ctx context.Context, chain *admission.Chain) error
 		var err error
 		if running[i], err = g.startedOf(ctx, all[i]); err != nil {
 			// Most likely it was removed; the other containers keep their grants.
-			g.log.Info("Grant not restored, the pod must prove access again", "container", all[i].GetId(), "err", err)
+			g.c.Log.Info("Grant not restored, the pod must prove access again", "container", all[i].GetId(), "err", err)
 		}
 	})
 	images := map[string]tracker.Image{}
@@ -226,7 +226,7 @@ func (g *Gate) restoreStarted(ctx context.Context, chain *admission.Chain) error
 		}
 		on := images[r.uses[0].image]
 		if !r.restored { // what the runtime reports about the image of a restored container proves nothing
-			g.tracker.NoteOrdinary(on)
+			g.c.Tracker.NoteOrdinary(on)
 			var mounted []string
 			for _, u := range r.uses[1:] {
 				mounted = append(mounted, cmp.Or(images[u.image].ID, u.image))
@@ -238,7 +238,7 @@ func (g *Gate) restoreStarted(ctx context.Context, chain *admission.Chain) error
 			if u.name.Empty() {
 				img.Names = g.usedNames(r.pod, img.Names)
 			}
-			g.tracker.Restore(r.pod, u.name, img, r.create)
+			g.c.Tracker.Restore(r.pod, u.name, img, r.create)
 		}
 	}
 	return nil
@@ -247,11 +247,11 @@ func (g *Gate) restoreStarted(ctx context.Context, chain *admission.Chain) error
 // usedNames returns the names of an image that a pod uses according to the pod source; all names if the source does not have the pod. CRI-O does
 // not report the name with which a container was created (user_specified_image); it chooses the name that it reports.
 func (g *Gate) usedNames(p tracker.Pod, names []imageref.Ref) (used []imageref.Ref) {
-	if g.source == nil {
+	if g.c.PodSource == nil {
 		return names
 	}
 	for _, name := range names {
-		policies, known := g.source.PullPolicies(p.UID, name)
+		policies, known := g.c.PodSource.PullPolicies(p.UID, name)
 		if !known {
 			return names
 		}
@@ -277,11 +277,11 @@ func each(n int, f func(i int)) {
 
 // startedOf returns the evidence of a container; without evidence it has no uses.
 func (g *Gate) startedOf(ctx context.Context, c *runtimeapi.Container) (started, error) {
-	who, ok := g.pods.BySandbox(c.GetPodSandboxId())
+	who, ok := g.c.Pods.BySandbox(c.GetPodSandboxId())
 	if !ok || c.GetState() == runtimeapi.ContainerState_CONTAINER_CREATED {
 		return started{}, nil
 	}
-	status, err := g.runtime.containerStatus(ctx, c)
+	status, err := g.c.Runtime.containerStatus(ctx, c)
 	if err != nil || status.GetStartedAt() == 0 {
 		return started{}, err
 	}
@@ -297,9 +297,9 @@ func (g *Gate) startedOf(ctx context.Context, c *runtimeapi.Container) (started,
 // imageOrID returns an image of the runtime. If the runtime fails, it returns an image with only the ID. If the image is absent, it returns the
 // zero value: the next pod that uses the image has to pull it.
 func (g *Gate) imageOrID(ctx context.Context, name string) tracker.Image {
-	img, err := g.runtime.Image(ctx, name)
+	img, err := g.c.Runtime.Image(ctx, name)
 	if err != nil {
-		g.log.Info("Image of a running container cannot be read, its names are not known", "imageID", name, "err", err)
+		g.c.Log.Info("Image of a running container cannot be read, its names are not known", "imageID", name, "err", err)
 		return tracker.Image{ID: name}
 	}
 	return img
