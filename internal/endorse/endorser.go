@@ -101,35 +101,41 @@ func (e *Endorser) Validate(_ context.Context, s admission.Subject) []admission.
 	if s.Stage != admission.StageContainer || s.Container == nil {
 		return nil
 	}
-	j := judgement{endorser: e, namespace: s.Pod.Namespace, favorable: s.AssumeUnknown, now: time.Now()}
-	for _, name := range ownNames(&s) {
-		j.judge(name, s.Image.ID)
-	}
-	for i := range s.Mounted {
-		for _, name := range mountedNames(&s.Mounted[i]) {
-			j.judge(name, s.Mounted[i].ID)
+	var findings []admission.Finding
+	now := time.Now()
+	judge := func(names []imageref.Ref, id string) { // with AssumeUnknown what is not known counts as what is required
+		for _, name := range names {
+			rules := e.rulesFor(s.Pod.Namespace, name)
+			for i := range rules.Findings {
+				if !s.AssumeUnknown || rules.Findings[i].Reason != admission.FieldUnknown {
+					findings = append(findings, rules.Findings[i])
+				}
+			}
+			for _, r := range rules.Signed {
+				if !s.AssumeUnknown || id != "" {
+					findings = append(findings, e.judge(r, name, id, now))
+				}
+			}
 		}
 	}
-	if len(j.findings) == 0 {
+	own, _ := s.Container.Image.Get()
+	judge(namesOf(&s.Image, imageref.New(own)), s.Image.ID)
+	for i := range s.Mounted {
+		judge(namesOf(&s.Mounted[i], s.Mounted[i].Requested), s.Mounted[i].ID)
+	}
+	if len(findings) == 0 {
 		return admitted
 	}
-	return j.findings
+	return findings
 }
 
-// ownNames returns the names of the image of a container, the zero Ref if it is not known. The rules for all of them must be met.
-func ownNames(s *admission.Subject) []imageref.Ref {
-	if s.Image.Requested.Empty() && len(s.Image.Used) > 0 {
-		return s.Image.Used
-	}
-	name, _ := s.Container.Image.Get()
-	return []imageref.Ref{imageref.New(name)}
-}
-
-func mountedNames(image *admission.Image) []imageref.Ref {
+// namesOf returns the names of an image of a container: those that the pod has asked for if the call names none, else the given one, the zero Ref
+// if it is not known. The rules for all of them must be met.
+func namesOf(image *admission.Image, name imageref.Ref) []imageref.Ref {
 	if image.Requested.Empty() && len(image.Used) > 0 {
 		return image.Used
 	}
-	return []imageref.Ref{image.Requested}
+	return []imageref.Ref{name}
 }
 
 // An endorsementState says whether an endorsement counts.

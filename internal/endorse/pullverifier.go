@@ -200,14 +200,20 @@ func (v *PullVerifier) verify(ctx context.Context, s *admission.Subject, q *pull
 	return got
 }
 
-// noteDenial notes a denial. An expired endorsement ends with it, so that it does not count while the registry cannot be asked later. One that
+// noteDenial notes a denial. With one of the image an expired endorsement ends, so that it does not count while the registry cannot be asked, now or later. One that
 // another pod has got meanwhile stays: a tenant does not decide for another one.
 func (v *PullVerifier) noteDenial(q question, r verification.Result) error {
 	e := v.endorser
 	d := denied{reason: admission.Reason(r.Reason), message: imagerule.Shortened(imagepolicy.OneLine(r.Message)), ofImage: r.Reason != verification.RegistryDenied, at: time.Now()}
-	e.options.State.noteDenial(q, d)
+	memory := e.options.State
+	memory.denials.Add(q.fact, d)
+	memory.answers.Add(q, d)
+	if !d.ofImage {
+		return nil
+	}
+	memory.outages.Remove(q.fact)
 	old, state := e.find(q.pair, q.requirement, d.at)
-	if !d.ofImage || state == missing || state == valid {
+	if state == missing || state == valid {
 		return nil
 	}
 	_, err := e.options.Store.RevokeEndorsements(records.EndorsementSelection{
@@ -235,7 +241,9 @@ func (e *Endorser) store(met []records.Endorsement, revocations uint64) error {
 		return err
 	}
 	for _, m := range met {
-		e.options.State.noteEndorsed(fact{m.Pair, m.Requirement})
+		verified := fact{m.Pair, m.Requirement}
+		e.options.State.denials.Remove(verified)
+		e.options.State.outages.Remove(verified)
 	}
 	return nil
 }

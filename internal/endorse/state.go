@@ -110,21 +110,6 @@ func (s *State) deniedLately(q question, now time.Time) (denied, bool) {
 	return d, ok && now.Sub(d.at) < deniedFor
 }
 
-// noteDenial notes a denial. After one of the image, no endorsement counts because the registry cannot be asked.
-func (s *State) noteDenial(q question, d denied) {
-	s.denials.Add(q.fact, d)
-	s.answers.Add(q, d)
-	if d.ofImage {
-		s.outages.Remove(q.fact)
-	}
-}
-
-// noteEndorsed notes that a fact was verified.
-func (s *State) noteEndorsed(f fact) {
-	s.denials.Remove(f)
-	s.outages.Remove(f)
-}
-
 // noteOutage notes that a registry could not be asked about a fact.
 func (s *State) noteOutage(f fact, at time.Time) {
 	if d, ok := s.denial(f); !ok || !d.ofImage {
