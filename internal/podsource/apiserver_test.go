@@ -72,7 +72,7 @@ func (a *apiserver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.list(w)
 	case len(path) == 6 && path[2] == "namespaces" && path[4] == "secrets":
 		a.secret(w, path[3]+"/"+path[5])
-	case r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/selfsubjectreviews") && a.user != "":
+	case r.Method == http.MethodPost && r.URL.Path == "/apis/authentication.k8s.io/v1/selfsubjectreviews" && a.user != "":
 		answer(w, 201, map[string]any{
 			"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview",
 			"status": map[string]any{"userInfo": map[string]string{"username": a.user}},

@@ -9,7 +9,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -19,7 +18,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
@@ -40,8 +38,8 @@ const (
 // client is a client of the API server. It decodes only the types that it requests, so that the types of the other API groups are
 // not linked in.
 type client struct {
-	core, authentication rest.Interface
-	http                 *http.Client
+	core rest.Interface
+	http *http.Client
 }
 
 // dialFunc makes connections.
@@ -49,28 +47,25 @@ type dialFunc = func(ctx context.Context, network, address string) (net.Conn, er
 
 // load reads a kubeconfig. The error wraps ErrKubeconfig, and fs.ErrNotExist too if the file, or one that
 // its current context names, is absent.
-func load(path string) (*rest.Config, error) {
+func load(path string) (config *rest.Config, err error) {
 	file, err := clientcmd.LoadFromFile(path)
 	if err == nil {
 		err = clientcmd.ResolveLocalPaths(file)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrKubeconfig, path, err)
+	if err == nil {
+		err = filesExist(file)
 	}
-	for _, name := range namedBy(file) {
-		if _, err := os.Stat(name); err != nil {
-			return nil, fmt.Errorf("%w: %s: %w", ErrKubeconfig, path, err)
-		}
+	if err == nil {
+		config, err = clientcmd.NewDefaultClientConfig(*file, &clientcmd.ConfigOverrides{}).ClientConfig()
 	}
-	config, err := clientcmd.NewDefaultClientConfig(*file, &clientcmd.ConfigOverrides{}).ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrKubeconfig, path, err)
 	}
 	return config, nil
 }
 
-// namedBy returns the files that the current context of a kubeconfig needs.
-func namedBy(file *clientcmdapi.Config) []string {
+// filesExist returns an error if one of the files is absent that the current context of a kubeconfig needs.
+func filesExist(file *clientcmdapi.Config) error {
 	var names []string
 	current := file.Contexts[file.CurrentContext]
 	if current == nil {
@@ -82,7 +77,12 @@ func namedBy(file *clientcmdapi.Config) []string {
 	if u := file.AuthInfos[current.AuthInfo]; u != nil {
 		names = append(names, u.ClientCertificate, u.ClientKey, u.TokenFile)
 	}
-	return slices.DeleteFunc(names, func(name string) bool { return name == "" })
+	for _, name := range names {
+		if _, err := os.Stat(name); name != "" && err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // newClient makes a client with its own transport.
@@ -106,20 +106,12 @@ func newClient(config *rest.Config, dial dialFunc) (*client, error) {
 	if err != nil {
 		return nil, err
 	}
-	group := func(gv schema.GroupVersion, path string) (*rest.RESTClient, error) {
-		c := rest.CopyConfig(config)
-		c.GroupVersion, c.APIPath = &gv, path
-		return rest.RESTClientForConfigAndClient(c, transport)
-	}
-	core, err := group(corev1.SchemeGroupVersion, "/api")
+	config.GroupVersion, config.APIPath = &corev1.SchemeGroupVersion, "/api"
+	core, err := rest.RESTClientForConfigAndClient(config, transport)
 	if err != nil {
 		return nil, err
 	}
-	authentication, err := group(authenticationv1.SchemeGroupVersion, "/apis")
-	if err != nil {
-		return nil, err
-	}
-	return &client{core, authentication, transport}, nil
+	return &client{core, transport}, nil
 }
 
 // close closes the connections that are not in use.
@@ -175,7 +167,7 @@ func (c *client) nodeOfReview(ctx context.Context) (string, error) {
 	defer cancel()
 	review := &authenticationv1.SelfSubjectReview{TypeMeta: metav1.TypeMeta{APIVersion: "authentication.k8s.io/v1", Kind: "SelfSubjectReview"}}
 	answer := &authenticationv1.SelfSubjectReview{}
-	err := c.authentication.Post().Resource("selfsubjectreviews").Body(review).Do(ctx).Into(answer)
+	err := c.core.Post().AbsPath("/apis/authentication.k8s.io/v1/selfsubjectreviews").Body(review).Do(ctx).Into(answer)
 	if apierrors.IsNotFound(err) {
 		return "", fmt.Errorf("%w: the kubeconfig has no client certificate, and the API server, before 1.28, does not report the user of a client; set the node's name", ErrNodeName)
 	}

@@ -54,26 +54,23 @@ func New(o Options) (*Source, error) {
 	if o.NodeName != "" {
 		s.node.Store(&o.NodeName)
 	}
-	config, err := load(o.Kubeconfig)
-	if err == nil {
-		err = s.nameFrom(config)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if _, err := s.load(); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	return s, nil
 }
 
-// nameFrom sets the node's name from the client certificate if it is not known.
-func (s *Source) nameFrom(config *rest.Config) error {
-	if s.NodeName() != "" {
-		return nil
+// load reads the kubeconfig, and sets the node's name from the client certificate if it is not known.
+func (s *Source) load() (*rest.Config, error) {
+	config, err := load(s.options.Kubeconfig)
+	if err != nil || s.NodeName() != "" {
+		return config, err
 	}
 	node, ok, err := nodeOfCertificate(config)
 	if err == nil && ok {
 		s.node.Store(&node)
 	}
-	return err
+	return config, err
 }
 
 // maxAwait bounds the wait for a pod that the watch has not reported yet.
@@ -143,10 +140,7 @@ func (s *Source) connect(ctx context.Context) (*client, error) {
 
 // open makes one attempt to connect. The client must be closed even if there is an error.
 func (s *Source) open(ctx context.Context) (*client, error) {
-	config, err := load(s.options.Kubeconfig)
-	if err == nil {
-		err = s.nameFrom(config)
-	}
+	config, err := s.load()
 	if err != nil {
 		return nil, err
 	}

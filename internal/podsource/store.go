@@ -23,13 +23,14 @@ var errNoPod = errors.New("podsource: an object of the watch is not a pod")
 type store struct {
 	secrets *secrets
 	fields  atomic.Pointer[[]string] // of views, sorted; see KeepFields
-	relist  chan struct{}            // has an element if the pods have to be listed again
 
 	// mu guards the fields below. It is never held during a call to secrets.
 	mu    sync.RWMutex
 	byKey map[key]*known // by namespace and name
 	byUID map[string]*known
 	named map[key]int // how many pods name a Secret
+	// relist has the pods listed again; nil before the first list.
+	relist context.CancelFunc
 	// arrived is closed and replaced when a pod is added or changed.
 	arrived chan struct{}
 }
@@ -38,8 +39,7 @@ var _ cache.ReflectorStore = (*store)(nil)
 
 func newStore(s *secrets) *store {
 	return &store{
-		secrets: s, relist: make(chan struct{}, 1),
-		byKey: map[key]*known{}, byUID: map[string]*known{}, named: map[key]int{},
+		secrets: s, byKey: map[key]*known{}, byUID: map[string]*known{}, named: map[key]int{},
 		arrived: make(chan struct{}),
 	}
 }

@@ -42,9 +42,10 @@ func (s *store) keepFields(paths []string) {
 	if before := s.fields.Swap(&paths); before == nil && len(paths) == 0 || before != nil && slices.Equal(*before, paths) {
 		return
 	}
-	select {
-	case s.relist <- struct{}{}:
-	default: // it has not begun yet
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.relist != nil { // else the first list has them
+		s.relist()
 	}
 }
 
@@ -58,18 +59,10 @@ func (s *store) kept() []string {
 
 // untilRelist returns a context that ends when the pods have to be listed again.
 func (s *store) untilRelist(ctx context.Context) (context.Context, context.CancelFunc) {
-	select {
-	case <-s.relist: // the list that follows has the fields
-	default:
-	}
 	ctx, cancel := context.WithCancel(ctx)
-	go func() {
-		select {
-		case <-s.relist:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.relist = cancel
 	return ctx, cancel
 }
 

@@ -68,17 +68,12 @@ func TestStoreKeepsViewsOnlyWithPolicies(t *testing.T) {
 		{[]string{"spec.spec.dnsPolicy"}, true, true},
 		{nil, true, false},
 	} {
+		attempt, cancel := s.untilRelist(t.Context())
 		s.keepFields(step.fields)
-		select {
-		case <-s.relist:
-			if !step.relist {
-				t.Errorf("%v: the pods are listed again", step.fields)
-			}
-		default:
-			if step.relist {
-				t.Errorf("%v: the pods are not listed again", step.fields)
-			}
+		if relist := attempt.Err() != nil; relist != step.relist {
+			t.Errorf("%v: the pods are listed again %t; want %t", step.fields, relist, step.relist)
 		}
+		cancel()
 		if err := s.Add(somePod()); err != nil {
 			t.Fatal(err)
 		}
