@@ -32,18 +32,30 @@ const kubeletLag = time.Minute
 // mirrorAnnotation is on the API server's copies of static pods, which a kubelet does not run.
 const mirrorAnnotation = corev1.MirrorPodAnnotationKey
 
-// A Pod is a pod of this node as the API server had it at one moment. It does not change. The zero
-// value uses no image, and its credentials are not known.
+// A Pod is a pod of this node as the API server had it at one moment. It does not change. nil, of which all methods may be called, uses no
+// image, and its credentials are not known.
 type Pod struct {
 	tracker.Pod
 
-	known   *known
-	secrets *secrets
+	annotations [sha256.Size]byte
+	changed     time.Time // when a change of annotations or uses was seen; zero if never
+	uses        []use
+	secrets     []key       // those that the pod names, in the pod's order
+	cut         bool        // the pod names more
+	from        *secrets    // their contents
+	view        *view       // nil if no policy uses a field
+	logged      atomic.Bool // it was logged that its Secrets have too many wildcards
+}
+
+type use struct {
+	container string // its name; "" if a volume uses the image
+	image     imageref.Name
+	policy    string // as the API server has it
 }
 
 // PullPolicies returns the imagePullPolicy of each use of an image by the pod, in the order of its spec; nothing if it does not
 // use it. The name may be the one in the spec or the one that the kubelet sends.
-func (p Pod) PullPolicies(image imageref.Ref) (policies []string) {
+func (p *Pod) PullPolicies(image imageref.Ref) (policies []string) {
 	for _, u := range p.Uses(image) {
 		policies = append(policies, u.PullPolicy)
 	}
@@ -54,11 +66,11 @@ func (p Pod) PullPolicies(image imageref.Ref) (policies []string) {
 type Use struct{ Container, PullPolicy string }
 
 // Uses returns each use of an image by the pod, as PullPolicies does.
-func (p Pod) Uses(image imageref.Ref) (uses []Use) {
-	if !image.Parsed() || p.known == nil {
+func (p *Pod) Uses(image imageref.Ref) (uses []Use) {
+	if p == nil || !image.Parsed() {
 		return nil
 	}
-	for _, u := range p.known.uses {
+	for _, u := range p.uses {
 		if u.image == image.Name() {
 			uses = append(uses, Use{u.container, u.policy})
 		}
@@ -75,14 +87,14 @@ func (p Pod) Uses(image imageref.Ref) (uses []Use) {
 // ErrNotKnown means that the list is incomplete: a Secret is missing, malformed, could not be read or has too many wildcards. The
 // credentials in the list are still the pod's. An empty list without an error means that the pod's Secrets have no credential for
 // the image; the pull need not be anonymous, because the node may have its own credentials.
-func (p Pod) Credentials(ctx context.Context, image imageref.Ref) ([]tracker.Secret, error) {
-	if p.known == nil || !image.Parsed() {
+func (p *Pod) Credentials(ctx context.Context, image imageref.Ref) ([]tracker.Secret, error) {
+	if p == nil || !image.Parsed() {
 		return nil, ErrNotKnown
 	}
-	whole := !p.known.cut
-	ring := make(credential.SealedKeyring, 0, len(p.known.secrets))
-	from := make([]records.SecretRef, 0, len(p.known.secrets))
-	for _, s := range p.secrets.get(ctx, p.known.secrets) {
+	whole := !p.cut
+	ring := make(credential.SealedKeyring, 0, len(p.secrets))
+	from := make([]records.SecretRef, 0, len(p.secrets))
+	for _, s := range p.from.get(ctx, p.secrets) {
 		whole = whole && s.whole
 		ring = append(ring, s.sealed)
 		from = append(from, s.ref)
@@ -90,9 +102,9 @@ func (p Pod) Credentials(ctx context.Context, image imageref.Ref) ([]tracker.Sec
 	var found []tracker.Secret
 	offers, all := ring.First(image.Repository(), credential.MaxOffers+1)
 	if !all {
-		p.secrets.count(Excessive)
+		p.from.count(Excessive)
 		whole = false
-		if !p.known.logged.Swap(true) {
+		if !p.logged.Swap(true) {
 			klog.FromContext(ctx).Info("Pull secrets of a pod have too many wildcards, some entries are ignored; remove entries from them",
 				"pod", klog.KRef(p.Namespace, p.Name), "image", image.String())
 		}
@@ -106,65 +118,47 @@ func (p Pod) Credentials(ctx context.Context, image imageref.Ref) ([]tracker.Sec
 	return found, nil
 }
 
-// known is the stored part of a pod.
-type known struct {
-	pod         tracker.Pod
-	annotations [sha256.Size]byte
-	changed     time.Time // when a change of annotations or uses was seen; zero if never
-	uses        []use
-	secrets     []key       // those that the pod names, in the pod's order
-	cut         bool        // the pod names more
-	view        *view       // nil if no policy uses a field
-	logged      atomic.Bool // it was logged that its Secrets have too many wildcards
-}
-
-type use struct {
-	container string // its name; "" if a volume uses the image
-	image     imageref.Name
-	policy    string // as the API server has it
-}
-
-// knownOf returns the part of a pod that is stored. It omits an image whose name no kubelet would accept.
-func knownOf(p *corev1.Pod) *known {
-	k := &known{
-		pod:         tracker.Pod{UID: string(p.UID), Namespace: p.Namespace, Name: p.Name},
-		annotations: hash(p.Annotations),
+// podOf returns the part of a pod that is stored. It omits an image whose name no kubelet would accept.
+func podOf(api *corev1.Pod) *Pod {
+	p := &Pod{
+		Pod:         tracker.Pod{UID: string(api.UID), Namespace: api.Namespace, Name: api.Name},
+		annotations: hash(api.Annotations),
 	}
-	for _, list := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {
+	for _, list := range [][]corev1.Container{api.Spec.InitContainers, api.Spec.Containers} {
 		for i := range list {
-			k.use(list[i].Name, list[i].Image, list[i].ImagePullPolicy)
+			p.use(list[i].Name, list[i].Image, list[i].ImagePullPolicy)
 		}
 	}
-	for i := range p.Spec.EphemeralContainers {
-		c := &p.Spec.EphemeralContainers[i]
-		k.use(c.Name, c.Image, c.ImagePullPolicy)
+	for i := range api.Spec.EphemeralContainers {
+		c := &api.Spec.EphemeralContainers[i]
+		p.use(c.Name, c.Image, c.ImagePullPolicy)
 	}
-	for i := range p.Spec.Volumes {
-		if v := &p.Spec.Volumes[i]; v.Image != nil {
-			k.use("", v.Image.Reference, v.Image.PullPolicy)
+	for i := range api.Spec.Volumes {
+		if v := &api.Spec.Volumes[i]; v.Image != nil {
+			p.use("", v.Image.Reference, v.Image.PullPolicy)
 		}
 	}
-	for _, s := range p.Spec.ImagePullSecrets {
+	for _, s := range api.Spec.ImagePullSecrets {
 		switch {
 		case s.Name == "": // kubelets ignore it too
-		case len(k.secrets) == maxSecrets:
-			k.cut = true
+		case len(p.secrets) == maxSecrets:
+			p.cut = true
 		default:
-			k.secrets = append(k.secrets, key{p.Namespace, s.Name})
+			p.secrets = append(p.secrets, key{api.Namespace, s.Name})
 		}
 	}
-	return k
+	return p
 }
 
-func (k *known) use(container, image string, policy corev1.PullPolicy) {
-	if ref := imageref.New(image); ref.Parsed() && len(k.uses) < maxUses {
-		k.uses = append(k.uses, use{container, ref.Name(), string(policy)})
+func (p *Pod) use(container, image string, policy corev1.PullPolicy) {
+	if ref := imageref.New(image); ref.Parsed() && len(p.uses) < maxUses {
+		p.uses = append(p.uses, use{container, ref.Name(), string(policy)})
 	}
 }
 
 // has reports whether the pod uses an image.
-func (k *known) has(image imageref.Name) bool {
-	return slices.ContainsFunc(k.uses, func(u use) bool { return u.image == image })
+func (p *Pod) has(image imageref.Name) bool {
+	return slices.ContainsFunc(p.uses, func(u use) bool { return u.image == image })
 }
 
 // hash returns one value for all annotations except those that a kubelet overwrites, so that large annotations are not kept.

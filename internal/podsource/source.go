@@ -163,13 +163,15 @@ func (s *Source) open(ctx context.Context) (*client, error) {
 func (s *Source) Synced() bool { return s.state.synced() }
 
 // ByUID returns the pod with a UID. It does not find a pod that the watch has not reported yet.
-func (s *Source) ByUID(uid string) (Pod, bool) {
-	return s.pod(s.store.uid(uid))
+func (s *Source) ByUID(uid string) (*Pod, bool) {
+	p := s.store.uid(uid)
+	return p, p != nil
 }
 
 // ByName returns the pod with a namespace and name.
-func (s *Source) ByName(namespace, name string) (Pod, bool) {
-	return s.pod(s.store.at(key{namespace, name}))
+func (s *Source) ByName(namespace, name string) (*Pod, bool) {
+	p := s.store.at(key{namespace, name})
+	return p, p != nil
 }
 
 // Len returns how many pods are known.
@@ -177,13 +179,14 @@ func (s *Source) Len() int { return s.store.len() }
 
 // Await returns the pod with a UID. If the pod is not known yet, Await waits for it at most a second: a kubelet may receive a pod
 // earlier.
-func (s *Source) Await(ctx context.Context, uid string) (Pod, bool) {
+func (s *Source) Await(ctx context.Context, uid string) (*Pod, bool) {
 	if s.ended.Load() {
 		return s.ByUID(uid)
 	}
 	ctx, cancel := context.WithTimeout(ctx, maxAwait)
 	defer cancel()
-	return s.pod(s.store.await(ctx, uid))
+	p := s.store.await(ctx, uid)
+	return p, p != nil
 }
 
 // Pods returns all pods of the node, sorted by UID, that use an image and whose annotations equal the given ones, except those
@@ -199,21 +202,9 @@ func (s *Source) Await(ctx context.Context, uid string) (Pod, bool) {
 //
 // ok is false while the source is not synced: there may be pods that are not known. If ok is true and there are no pods, the
 // watch has not reported the pod yet.
-func (s *Source) Pods(annotations map[string]string, image imageref.Ref) (found []Pod, ok bool) {
+func (s *Source) Pods(annotations map[string]string, image imageref.Ref) (found []*Pod, ok bool) {
 	if !image.Parsed() || !s.Synced() {
 		return nil, false
 	}
-	for _, k := range s.store.match(annotations, image.Name()) {
-		p, _ := s.pod(k)
-		found = append(found, p)
-	}
-	return found, true
-}
-
-// pod returns a pod of the store; ok is false for nil.
-func (s *Source) pod(k *known) (p Pod, ok bool) {
-	if k == nil {
-		return Pod{}, false
-	}
-	return Pod{Pod: k.pod, known: k, secrets: s.secrets}, true
+	return s.store.match(annotations, image.Name()), true
 }

@@ -19,7 +19,7 @@ import (
 
 const app = "repo.test/team/app:v1"
 
-func names(of []podsource.Pod) []string {
+func names(of []*podsource.Pod) []string {
 	got := []string{}
 	for _, p := range of {
 		got = append(got, p.UID)
@@ -27,7 +27,7 @@ func names(of []podsource.Pod) []string {
 	return got
 }
 
-func (w *world) byUID(uid string) podsource.Pod {
+func (w *world) byUID(uid string) *podsource.Pod {
 	w.Helper()
 	p, ok := w.source.ByUID(uid)
 	if !ok {
@@ -101,7 +101,7 @@ func TestNothingIsKnownBeforeTheFirstList(t *testing.T) {
 			}
 			w.start()
 		}
-		if _, err := (podsource.Pod{}).Credentials(w.Context(), imageref.New(app)); !errors.Is(err, podsource.ErrNotKnown) {
+		if _, err := (*podsource.Pod)(nil).Credentials(w.Context(), imageref.New(app)); !errors.Is(err, podsource.ErrNotKnown) {
 			t.Errorf("Credentials of no pod = %v; want ErrNotKnown", err)
 		}
 		w.api.refusing(func(*http.Request) int { return 0 })

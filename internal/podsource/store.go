@@ -26,8 +26,8 @@ type store struct {
 
 	// mu guards the fields below. It is never held during a call to secrets.
 	mu    sync.RWMutex
-	byKey map[key]*known // by namespace and name
-	byUID map[string]*known
+	byKey map[key]*Pod // by namespace and name
+	byUID map[string]*Pod
 	named map[key]int // how many pods name a Secret
 	// relist has the pods listed again; nil before the first list.
 	relist context.CancelFunc
@@ -39,7 +39,7 @@ var _ cache.ReflectorStore = (*store)(nil)
 
 func newStore(s *secrets) *store {
 	return &store{
-		secrets: s, byKey: map[key]*known{}, byUID: map[string]*known{}, named: map[key]int{},
+		secrets: s, byKey: map[key]*Pod{}, byUID: map[string]*Pod{}, named: map[key]int{},
 		arrived: make(chan struct{}),
 	}
 }
@@ -55,31 +55,32 @@ func (s *store) Add(obj any) error {
 }
 
 // put implements Add. If a listed pod is new, its state before the list is unknown.
-func (s *store) put(p *corev1.Pod, listed bool) {
-	at := key{p.Namespace, p.Name}
-	var k *known
-	if _, mirror := p.Annotations[mirrorAnnotation]; !mirror {
-		k = knownOf(p)
-		k.view = viewOf(p, s.kept())
+func (s *store) put(api *corev1.Pod, listed bool) {
+	at := key{api.Namespace, api.Name}
+	var p *Pod
+	if _, mirror := api.Annotations[mirrorAnnotation]; !mirror {
+		p = podOf(api)
+		p.from = s.secrets
+		p.view = viewOf(api, s.kept())
 		old := s.at(at)
 		// Before the pod can be found, and not for a change of its status: most changes are of the status.
-		if old == nil || old.pod != k.pod || !slices.Equal(old.secrets, k.secrets) {
-			s.secrets.need(k.secrets)
+		if old == nil || old.Pod != p.Pod || !slices.Equal(old.secrets, p.secrets) {
+			s.secrets.need(p.secrets)
 		}
-		switch known := old != nil && old.pod == k.pod; {
-		case known && old.annotations == k.annotations && slices.Equal(old.uses, k.uses):
-			k.changed = old.changed
+		switch known := old != nil && old.Pod == p.Pod; {
+		case known && old.annotations == p.annotations && slices.Equal(old.uses, p.uses):
+			p.changed = old.changed
 		case known || listed:
-			k.changed = time.Now()
+			p.changed = time.Now()
 		}
 	}
-	s.set(at, k)
+	s.set(at, p)
 }
 
 // set replaces the pod with a name; with nil it only removes it.
-func (s *store) set(at key, k *known) {
+func (s *store) set(at key, p *Pod) {
 	s.mu.Lock()
-	unnamed := s.setLocked(at, k)
+	unnamed := s.setLocked(at, p)
 	s.mu.Unlock()
 	s.secrets.forget(unnamed)
 }
@@ -124,14 +125,14 @@ func (s *store) Replace(list []any, _ string) error {
 func (s *store) Resync() error { return nil }
 
 // setLocked replaces the pod with a name; with nil it only removes it. It returns the Secrets that no pod names any more.
-func (s *store) setLocked(at key, k *known) (unnamed []key) {
-	if k != nil {
-		for _, name := range k.secrets {
+func (s *store) setLocked(at key, p *Pod) (unnamed []key) {
+	if p != nil {
+		for _, name := range p.secrets {
 			s.named[name]++
 		}
 	}
 	if old := s.byKey[at]; old != nil {
-		delete(s.byUID, old.pod.UID)
+		delete(s.byUID, old.UID)
 		delete(s.byKey, at)
 		for _, name := range old.secrets {
 			if s.named[name]--; s.named[name] == 0 {
@@ -140,8 +141,8 @@ func (s *store) setLocked(at key, k *known) (unnamed []key) {
 			}
 		}
 	}
-	if k != nil {
-		s.byKey[at], s.byUID[k.pod.UID] = k, k
+	if p != nil {
+		s.byKey[at], s.byUID[p.UID] = p, p
 		close(s.arrived)
 		s.arrived = make(chan struct{})
 	}
@@ -149,7 +150,7 @@ func (s *store) setLocked(at key, k *known) (unnamed []key) {
 }
 
 // at returns the pod of a namespace and name, nil if it is not known.
-func (s *store) at(at key) *known {
+func (s *store) at(at key) *Pod {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.byKey[at]
@@ -163,20 +164,20 @@ func (s *store) len() int {
 }
 
 // uid returns the pod with the UID, nil if it is not known.
-func (s *store) uid(uid string) *known {
+func (s *store) uid(uid string) *Pod {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.byUID[uid]
 }
 
 // await returns the pod with the UID if it is added before the context ends; otherwise nil.
-func (s *store) await(ctx context.Context, uid string) *known {
+func (s *store) await(ctx context.Context, uid string) *Pod {
 	for {
 		s.mu.RLock()
-		k, arrived := s.byUID[uid], s.arrived
+		p, arrived := s.byUID[uid], s.arrived
 		s.mu.RUnlock()
-		if k != nil {
-			return k
+		if p != nil {
+			return p
 		}
 		select {
 		case <-arrived:
@@ -188,16 +189,16 @@ func (s *store) await(ctx context.Context, uid string) *known {
 
 // match returns the pods that use an image and have these annotations, including those that changed within kubeletLag, sorted by
 // UID.
-func (s *store) match(annotations map[string]string, image imageref.Name) []*known {
+func (s *store) match(annotations map[string]string, image imageref.Name) []*Pod {
 	want, now := hash(annotations), time.Now()
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	var found []*known
-	for _, k := range s.byUID {
-		if now.Sub(k.changed) < kubeletLag || k.annotations == want && k.has(image) {
-			found = append(found, k)
+	var found []*Pod
+	for _, p := range s.byUID {
+		if now.Sub(p.changed) < kubeletLag || p.annotations == want && p.has(image) {
+			found = append(found, p)
 		}
 	}
-	slices.SortFunc(found, func(a, b *known) int { return strings.Compare(a.pod.UID, b.pod.UID) })
+	slices.SortFunc(found, func(a, b *Pod) int { return strings.Compare(a.UID, b.UID) })
 	return found
 }

@@ -29,11 +29,11 @@ func (s *Source) KeepsFields() bool { return len(s.store.kept()) > 0 }
 
 // View returns the view of the pod and of all its containers, with the fields of KeepFields; ok is false if there are no views. The caller
 // must not modify it.
-func (p Pod) View() (pod podview.Pod, containers []podview.Container, ok bool) {
-	if p.known == nil || p.known.view == nil {
+func (p *Pod) View() (pod podview.Pod, containers []podview.Container, ok bool) {
+	if p == nil || p.view == nil {
 		return pod, nil, false
 	}
-	return p.known.view.pod, p.known.view.containers, true
+	return p.view.pod, p.view.containers, true
 }
 
 // keepFields replaces the fields of the views of pods that are added from now on, and has all pods listed again.

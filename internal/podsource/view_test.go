@@ -54,7 +54,7 @@ func TestViewHasTheFieldsThatPoliciesUse(t *testing.T) {
 func TestStoreKeepsViewsOnlyWithPolicies(t *testing.T) {
 	s := newStore(newSecrets(credential.NewKey(), func(Reason) {}))
 	at := func() (podview.Pod, bool) {
-		p, _, ok := Pod{known: s.uid("1")}.View()
+		p, _, ok := s.uid("1").View()
 		return p, ok
 	}
 	for _, step := range []struct {
