@@ -21,15 +21,11 @@ import (
 
 // createContainer judges again, for the exact pod. Before the runtime creates the container, it judges the image and every image that the
 // container mounts. Afterwards it judges the image that the container really has.
-func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call) ([]byte, error) {
+func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call, req *runtimeapi.CreateContainerRequest) ([]byte, error) {
 	const name = "CreateContainer"
-	var req runtimeapi.CreateContainerRequest
-	if err := decode(c, &req); err != nil {
-		return nil, err
-	}
 	g.ready(ctx)
 	who := g.podOf(req.GetPodSandboxId(), req.GetSandboxConfig())
-	g.learnSender(&req, who)
+	g.learnSender(req, who)
 	create := g.c.Tracker.BeginCreate(g.mayRestore(ctx))
 	defer create.Lost() // for every return, or panic, that reports no other end
 	since := g.c.Tracker.Revocations()
@@ -116,12 +112,8 @@ func (g *Gate) notCreated(who tracker.Pod, j judgement) error {
 
 // restorePod judges each container configuration as createContainer does. Restored containers are in state created; if one of them is denied, the
 // gate removes the whole sandbox.
-func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call) ([]byte, error) {
+func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call, req *runtimeapi.RestorePodRequest) ([]byte, error) {
 	const name = "RestorePod"
-	var req runtimeapi.RestorePodRequest
-	if err := decode(c, &req); err != nil {
-		return nil, err
-	}
 	g.ready(ctx)
 	who := identify(req.GetConfig())
 	if !g.mayUseRestored(who) {
@@ -181,12 +173,8 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call) ([]byte, error)
 
 // startContainer forwards the start of a container with an image that has been read back. If it has not been read back, because the answer to the
 // creation was lost or pullgated restarted, startContainer reads it back now.
-func (g *Gate) startContainer(ctx context.Context, c *criproxy.Call) ([]byte, error) {
+func (g *Gate) startContainer(ctx context.Context, c *criproxy.Call, req *runtimeapi.StartContainerRequest) ([]byte, error) {
 	const name = "StartContainer"
-	var req runtimeapi.StartContainerRequest
-	if err := decode(c, &req); err != nil {
-		return nil, err
-	}
 	g.ready(ctx)
 	id := req.GetContainerId()
 	if !g.c.Shadow && !g.cleared.has(id) {

@@ -10,7 +10,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
@@ -121,14 +120,6 @@ func identify(c *runtimeapi.PodSandboxConfig) tracker.Pod {
 		Name:      m.GetName(),
 		Static:    podindex.StaticSource(c.GetAnnotations()[podindex.SourceAnnotation]),
 	}
-}
-
-// decode reads a request. A call that cannot be read cannot be judged, so the gate refuses it.
-func decode(c *criproxy.Call, into proto.Message) error {
-	if err := proto.Unmarshal(c.Request, into); err != nil {
-		return errUndecodable()
-	}
-	return nil
 }
 
 func errUndecodable() error {

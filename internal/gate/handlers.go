@@ -2,6 +2,7 @@ package gate
 
 import (
 	"bytes"
+	"context"
 
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -15,19 +16,33 @@ import (
 func (g *Gate) Handlers() map[string]criproxy.Handler {
 	return map[string]criproxy.Handler{
 		// Access to images.
-		runtimeapi.ImageService_ImageStatus_FullMethodName:       g.imageStatus,
-		runtimeapi.ImageService_PullImage_FullMethodName:         g.pullImage,
-		runtimeapi.RuntimeService_CreateContainer_FullMethodName: g.createContainer,
-		runtimeapi.RuntimeService_StartContainer_FullMethodName:  g.startContainer,
-		runtimeapi.RuntimeService_RestorePod_FullMethodName:      g.restorePod,
+		runtimeapi.ImageService_ImageStatus_FullMethodName:       decoded(g.imageStatus),
+		runtimeapi.ImageService_PullImage_FullMethodName:         decoded(g.pullImage),
+		runtimeapi.RuntimeService_CreateContainer_FullMethodName: decoded(g.createContainer),
+		runtimeapi.RuntimeService_StartContainer_FullMethodName:  decoded(g.startContainer),
+		runtimeapi.RuntimeService_RestorePod_FullMethodName:      decoded(g.restorePod),
 
 		// Images on the node.
-		runtimeapi.ImageService_RemoveImage_FullMethodName: g.removeImage,
+		runtimeapi.ImageService_RemoveImage_FullMethodName: decoded(g.removeImage),
 
 		// Pods on the node.
-		runtimeapi.RuntimeService_RunPodSandbox_FullMethodName:    g.runPodSandbox,
+		runtimeapi.RuntimeService_RunPodSandbox_FullMethodName:    decoded(g.runPodSandbox),
 		runtimeapi.RuntimeService_RemovePodSandbox_FullMethodName: observed(g.observeRemovePodSandbox),
 		runtimeapi.RuntimeService_ListPodSandbox_FullMethodName:   observed(g.observeListPodSandbox),
+	}
+}
+
+// decoded returns a handler that reads the request for f. A call that cannot be read cannot be judged, so it is refused.
+func decoded[M any, P interface {
+	*M
+	proto.Message
+}](f func(ctx context.Context, c *criproxy.Call, request P) ([]byte, error)) criproxy.Handler {
+	return func(ctx context.Context, c *criproxy.Call) ([]byte, error) {
+		request := P(new(M))
+		if proto.Unmarshal(c.Request, request) != nil {
+			return nil, errUndecodable()
+		}
+		return f(ctx, c, request)
 	}
 }
 

@@ -32,12 +32,8 @@ func isPrecheck(r *runtimeapi.ImageStatusRequest) bool {
 }
 
 // imageStatus hides an image if the pod has to prove access to it.
-func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call) ([]byte, error) {
-	var req runtimeapi.ImageStatusRequest
-	if err := decode(c, &req); err != nil {
-		return nil, err
-	}
-	if !isPrecheck(&req) {
+func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call, req *runtimeapi.ImageStatusRequest) ([]byte, error) {
+	if !isPrecheck(req) {
 		return c.Forward(ctx)
 	}
 	g.skipsAlways.Store(g.c.AlwaysPrecheck.Skips(ctx))

@@ -47,13 +47,9 @@ type pullCall struct {
 
 // pullImage answers a request to prove access if the pod's credential has a proof, and forwards every other pull between its intent and its
 // record (docs/architecture.md).
-func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call) ([]byte, error) {
-	var req runtimeapi.PullImageRequest
-	if err := decode(c, &req); err != nil {
-		return nil, err
-	}
+func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call, req *runtimeapi.PullImageRequest) ([]byte, error) {
 	g.ready(ctx)
-	p := g.pullCall(&req)
+	p := g.pullCall(req)
 	p.policy = g.policyFor(ctx, "PullImage", p.pod, p.name)
 	img, err := g.c.Runtime.imageOf(ctx, p.image)
 	if err == nil {

@@ -11,11 +11,7 @@ import (
 )
 
 // runPodSandbox asks the admission chain about the pod, and adds the created sandbox and its pod to the index.
-func (g *Gate) runPodSandbox(ctx context.Context, c *criproxy.Call) ([]byte, error) {
-	var req runtimeapi.RunPodSandboxRequest
-	if err := decode(c, &req); err != nil {
-		return nil, err
-	}
+func (g *Gate) runPodSandbox(ctx context.Context, c *criproxy.Call, req *runtimeapi.RunPodSandboxRequest) ([]byte, error) {
 	if asking := g.candidate("RunPodSandbox", identify(req.GetConfig()), req.GetConfig(), nil); asking != nil {
 		g.ready(ctx) // the chain admits a pod that ran before the node restarted
 		if err := g.admit(ctx, asking); err != nil {
@@ -109,11 +105,7 @@ func (g *Gate) observeListPodSandbox(request []byte) (way criproxy.Way, observe 
 }
 
 // removeImage removes the records of an image together with the image.
-func (g *Gate) removeImage(ctx context.Context, c *criproxy.Call) ([]byte, error) {
-	var req runtimeapi.RemoveImageRequest
-	if err := decode(c, &req); err != nil {
-		return nil, err
-	}
+func (g *Gate) removeImage(ctx context.Context, c *criproxy.Call, req *runtimeapi.RemoveImageRequest) ([]byte, error) {
 	// The call removed an image that is present before it and absent afterwards. Without an answer the records stay, with nothing proved.
 	img, _ := g.c.Runtime.Image(ctx, req.GetImage().GetImage())
 	done := g.c.Tracker.BeginRemoval()

@@ -116,22 +116,15 @@ func (g *Gate) digestsOf(ctx context.Context, p *pullCall, imageID string) (dige
 		g.c.Log.Info("Digests of an image not read, its signatures are looked for by its name", "image", p.name.String(), "imageID", imageID, "err", err)
 	}
 	names := append([]imageref.Ref{p.name}, img.Names...)
-	slices.SortStableFunc(names, func(a, b imageref.Ref) int {
-		return boolean(a.Repository() != p.name.Repository()) - boolean(b.Repository() != p.name.Repository())
-	})
-	for _, n := range names {
-		if digest := n.Name().Digest(); digest != "" && !slices.Contains(digests, digest) {
-			digests = append(digests, digest)
+	for _, own := range []bool{true, false} {
+		for _, n := range names {
+			digest := n.Name().Digest()
+			if digest != "" && own == (n.Repository() == p.name.Repository()) && !slices.Contains(digests, digest) {
+				digests = append(digests, digest)
+			}
 		}
 	}
 	return digests
-}
-
-func boolean(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
 
 // noteUnverified notes a pull that was not answered with the image on the node, because the image lacks an endorsement.
