@@ -29,11 +29,7 @@ func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call, req *runti
 	create := g.c.Tracker.BeginCreate(g.mayRestore(ctx))
 	defer create.Lost() // for every return, or panic, that reports no other end
 	since := g.c.Tracker.Revocations()
-	asking := g.candidate(name, who, req.GetSandboxConfig(), req.GetConfig())
-	judged, err := g.judgeConfig(ctx, name, who, req.GetConfig(), asking)
-	if err == nil {
-		err = g.admit(ctx, asking)
-	}
+	judged, err := g.judgeConfig(ctx, name, who, req.GetConfig(), g.candidate(name, who, req.GetSandboxConfig(), req.GetConfig()))
 	if err != nil {
 		return nil, err
 	}
@@ -127,11 +123,7 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call, req *runtimeapi
 	}
 	judged := map[string]judgement{}
 	for _, config := range req.GetContainerConfigs() {
-		asking := g.candidate(name, who, req.GetConfig(), config)
-		j, err := g.judgeConfig(ctx, name, who, config, asking)
-		if err == nil {
-			err = g.admit(ctx, asking)
-		}
+		j, err := g.judgeConfig(ctx, name, who, config, g.candidate(name, who, req.GetConfig(), config))
 		if err != nil {
 			return nil, err
 		}
@@ -213,7 +205,7 @@ func (g *Gate) podOf(sandboxID string, config *runtimeapi.PodSandboxConfig) trac
 	return identify(config)
 }
 
-// judgeConfig judges the image of a container and every image that it mounts. The candidate, which may be nil, gets the image.
+// judgeConfig judges the image of a container and every image that it mounts, and then asks the chain about the candidate, nil if it is not asked.
 func (g *Gate) judgeConfig(ctx context.Context, callName string, who tracker.Pod, config *runtimeapi.ContainerConfig, asking *candidate) (judgement, error) {
 	spec := config.GetImage()
 	j := judgement{name: imageref.New(spec.GetUserSpecifiedImage()), candidate: asking}
@@ -223,17 +215,15 @@ func (g *Gate) judgeConfig(ctx context.Context, callName string, who tracker.Pod
 	}
 	// The runtime refuses an absent image. If the image arrives before the call, it is judged when it is read back.
 	j.image = img
-	if asking != nil {
-		asking.image = g.admissionImage(who, img, j.name)
-	}
 	j.mounted, err = g.judgeMounts(ctx, callName, who, config.GetMounts(), asking.holdMounted())
+	if asking != nil {
+		asking.image, asking.mounts = g.admissionImage(who, img, j.name), j.mounted
+	}
 	if err != nil {
 		g.release(asking) // the chain will not be asked
+		return j, err
 	}
-	if asking != nil {
-		asking.mounts = j.mounted
-	}
-	return j, err
+	return j, g.admit(ctx, asking)
 }
 
 // judgeMounts judges every image that a container mounts, and returns them if there are policies.

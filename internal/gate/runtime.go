@@ -8,7 +8,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -69,15 +68,6 @@ func (r *Runtime) Version(ctx context.Context) (name, version string, err error)
 	return resp.GetRuntimeName(), resp.GetRuntimeVersion(), err
 }
 
-// sandboxes returns every sandbox of the runtime.
-func (r *Runtime) sandboxes(ctx context.Context) ([]podindex.Sandbox, error) {
-	resp, err := r.listSandboxes(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return sandboxes(resp), nil
-}
-
 // latestSandbox returns the sandbox of a pod that was created last, nil if there is none.
 func (r *Runtime) latestSandbox(ctx context.Context, uid string) (latest *runtimeapi.PodSandbox, err error) {
 	resp, err := r.listSandboxes(ctx)
@@ -89,6 +79,7 @@ func (r *Runtime) latestSandbox(ctx context.Context, uid string) (latest *runtim
 	return latest, err
 }
 
+// listSandboxes lists every sandbox of the runtime.
 func (r *Runtime) listSandboxes(ctx context.Context) (*runtimeapi.ListPodSandboxResponse, error) {
 	return own(ctx, r.runtime, runtimeapi.RuntimeService_ListPodSandbox_FullMethodName,
 		&runtimeapi.ListPodSandboxRequest{}, &runtimeapi.ListPodSandboxResponse{}, "list sandboxes of the runtime")

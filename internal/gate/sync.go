@@ -159,11 +159,11 @@ func (s *synced) pausing() bool {
 func (g *Gate) Reconcile(ctx context.Context) error {
 	for range reconcileTries {
 		since := g.c.Pods.Now()
-		list, err := g.c.Runtime.sandboxes(ctx)
+		list, err := g.c.Runtime.listSandboxes(ctx)
 		if err != nil {
 			return err
 		}
-		if ended, ok := g.c.Pods.Reconcile(since, list); ok {
+		if ended, ok := g.c.Pods.Reconcile(since, sandboxes(list)); ok {
 			g.endPods(ended)
 			g.endGrantsOfEndedPods()
 			return nil

@@ -22,17 +22,7 @@ const (
 
 // Label is the value of the outcome label of image_pull_secret_recheck_miss.
 func (o Outcome) Label() string {
-	switch o {
-	case Verified:
-		return "verified"
-	case Denied:
-		return "denied"
-	case Unreached, Unavailable:
-		return "unavailable"
-	case Error:
-		return "error"
-	}
-	return "error"
+	return [...]string{Error: "error", Verified: "verified", Denied: "denied", Unreached: "unavailable", Unavailable: "unavailable"}[o]
 }
 
 // resolving is the beginning of every containerd error for a pull that ended before anything was fetched. A pull that fails later may have stored
