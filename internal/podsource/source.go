@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -37,9 +40,19 @@ type Source struct {
 	options Options
 	node    atomic.Pointer[string]
 	state   *state
-	store   *store
 	secrets *secrets
-	ended   atomic.Bool // Run has returned: there are no more changes
+	fields  atomic.Pointer[[]string] // of views, sorted; see KeepFields
+	ended   atomic.Bool              // Run has returned: there are no more changes
+
+	// mu guards the fields below. It is never held during a call to secrets.
+	mu    sync.RWMutex
+	byKey map[key]*Pod // by namespace and name
+	byUID map[string]*Pod
+	named map[key]int // how many pods name a Secret
+	// relist has the pods listed again; nil before the first list.
+	relist context.CancelFunc
+	// arrived is closed and replaced when a pod is added or changed.
+	arrived chan struct{}
 }
 
 // New returns a source without pods; Run fills it. The error wraps ErrKubeconfig if the kubeconfig is malformed, and ErrNodeName
@@ -49,8 +62,10 @@ func New(o Options) (*Source, error) {
 	if o.Failed == nil {
 		o.Failed = func(Reason) {}
 	}
-	s := &Source{options: o, state: &state{count: o.Failed}, secrets: newSecrets(o.Key, o.Failed)}
-	s.store = newStore(s.secrets)
+	s := &Source{
+		options: o, state: &state{count: o.Failed}, secrets: newSecrets(o.Key, o.Failed),
+		byKey: map[key]*Pod{}, byUID: map[string]*Pod{}, named: map[key]int{}, arrived: make(chan struct{}),
+	}
 	if o.NodeName != "" {
 		s.node.Store(&o.NodeName)
 	}
@@ -112,7 +127,7 @@ func (s *Source) Run(ctx context.Context) error {
 		})
 	}
 	g.Go(func() error {
-		follow(ctx, newPodsOf(c.core, s.NodeName(), s.state, log), s.store)
+		follow(ctx, newPodsOf(c.core, s.NodeName(), s.state, log), store{s})
 		return nil
 	})
 	return g.Wait()
@@ -164,18 +179,26 @@ func (s *Source) Synced() bool { return s.state.synced() }
 
 // ByUID returns the pod with a UID. It does not find a pod that the watch has not reported yet.
 func (s *Source) ByUID(uid string) (*Pod, bool) {
-	p := s.store.uid(uid)
-	return p, p != nil
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	p, ok := s.byUID[uid]
+	return p, ok
 }
 
 // ByName returns the pod with a namespace and name.
 func (s *Source) ByName(namespace, name string) (*Pod, bool) {
-	p := s.store.at(key{namespace, name})
-	return p, p != nil
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	p, ok := s.byKey[key{namespace, name}]
+	return p, ok
 }
 
 // Len returns how many pods are known.
-func (s *Source) Len() int { return s.store.len() }
+func (s *Source) Len() int {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return len(s.byKey)
+}
 
 // Await returns the pod with a UID. If the pod is not known yet, Await waits for it at most a second: a kubelet may receive a pod
 // earlier.
@@ -185,8 +208,19 @@ func (s *Source) Await(ctx context.Context, uid string) (*Pod, bool) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, maxAwait)
 	defer cancel()
-	p := s.store.await(ctx, uid)
-	return p, p != nil
+	for {
+		s.mu.RLock()
+		p, arrived := s.byUID[uid], s.arrived
+		s.mu.RUnlock()
+		if p != nil {
+			return p, true
+		}
+		select {
+		case <-arrived:
+		case <-ctx.Done():
+			return nil, false
+		}
+	}
 }
 
 // Pods returns all pods of the node, sorted by UID, that use an image and whose annotations equal the given ones, except those
@@ -206,5 +240,14 @@ func (s *Source) Pods(annotations map[string]string, image imageref.Ref) (found 
 	if !image.Parsed() || !s.Synced() {
 		return nil, false
 	}
-	return s.store.match(annotations, image.Name()), true
+	name, want, now := image.Name(), hash(annotations), time.Now()
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for _, p := range s.byUID {
+		if now.Sub(p.changed) < kubeletLag || p.annotations == want && p.has(name) {
+			found = append(found, p)
+		}
+	}
+	slices.SortFunc(found, func(a, b *Pod) int { return strings.Compare(a.UID, b.UID) })
+	return found, true
 }

@@ -22,22 +22,7 @@ const ReviewAnnotations = "reviewAnnotations"
 
 // KeepFields sets the fields that the views of pods have, by the paths that restriction.Field has; without fields there are no views. If the
 // fields change while the source runs, it lists the pods again; until then, new fields are unknown.
-func (s *Source) KeepFields(paths []string) { s.store.keepFields(paths) }
-
-// KeepsFields reports whether there are views.
-func (s *Source) KeepsFields() bool { return len(s.store.kept()) > 0 }
-
-// View returns the view of the pod and of all its containers, with the fields of KeepFields; ok is false if there are no views. The caller
-// must not modify it.
-func (p *Pod) View() (pod podview.Pod, containers []podview.Container, ok bool) {
-	if p == nil || p.view == nil {
-		return pod, nil, false
-	}
-	return p.view.pod, p.view.containers, true
-}
-
-// keepFields replaces the fields of the views of pods that are added from now on, and has all pods listed again.
-func (s *store) keepFields(paths []string) {
+func (s *Source) KeepFields(paths []string) {
 	paths = slices.Compact(slices.Sorted(slices.Values(paths)))
 	if before := s.fields.Swap(&paths); before == nil && len(paths) == 0 || before != nil && slices.Equal(*before, paths) {
 		return
@@ -49,8 +34,20 @@ func (s *store) keepFields(paths []string) {
 	}
 }
 
+// KeepsFields reports whether there are views.
+func (s *Source) KeepsFields() bool { return len(s.kept()) > 0 }
+
+// View returns the view of the pod and of all its containers, with the fields of KeepFields; ok is false if there are no views. The caller
+// must not modify it.
+func (p *Pod) View() (pod podview.Pod, containers []podview.Container, ok bool) {
+	if p == nil || p.view == nil {
+		return pod, nil, false
+	}
+	return p.view.pod, p.view.containers, true
+}
+
 // kept returns the fields of views.
-func (s *store) kept() []string {
+func (s *Source) kept() []string {
 	if fields := s.fields.Load(); fields != nil {
 		return *fields
 	}
@@ -58,7 +55,7 @@ func (s *store) kept() []string {
 }
 
 // untilRelist returns a context that ends when the pods have to be listed again.
-func (s *store) untilRelist(ctx context.Context) (context.Context, context.CancelFunc) {
+func (s *Source) untilRelist(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -2,6 +2,7 @@ package podsource
 
 import (
 	"fmt"
+	"path/filepath"
 	"reflect"
 	"runtime"
 	"strings"
@@ -52,10 +53,9 @@ func TestViewHasTheFieldsThatPoliciesUse(t *testing.T) {
 }
 
 func TestStoreKeepsViewsOnlyWithPolicies(t *testing.T) {
-	s := newStore(newSecrets(credential.NewKey(), func(Reason) {}))
-	at := func() (podview.Pod, bool) {
-		p, _, ok := s.uid("1").View()
-		return p, ok
+	s, err := New(Options{Kubeconfig: filepath.Join(t.TempDir(), "absent"), Key: credential.NewKey()})
+	if err != nil {
+		t.Fatal(err)
 	}
 	for _, step := range []struct {
 		fields []string
@@ -69,15 +69,16 @@ func TestStoreKeepsViewsOnlyWithPolicies(t *testing.T) {
 		{nil, true, false},
 	} {
 		attempt, cancel := s.untilRelist(t.Context())
-		s.keepFields(step.fields)
+		s.KeepFields(step.fields)
 		if relist := attempt.Err() != nil; relist != step.relist {
 			t.Errorf("%v: the pods are listed again %t; want %t", step.fields, relist, step.relist)
 		}
 		cancel()
-		if err := s.Add(somePod()); err != nil {
+		if err := (store{s}).Add(somePod()); err != nil {
 			t.Fatal(err)
 		}
-		if _, ok := at(); ok != step.view {
+		p, _ := s.ByUID("1")
+		if _, _, ok := p.View(); ok != step.view {
 			t.Errorf("%v: view %t; want %t", step.fields, ok, step.view)
 		}
 	}

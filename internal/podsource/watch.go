@@ -170,7 +170,7 @@ func pass(in watch.Interface, out chan<- watch.Event, stopped <-chan struct{}, f
 }
 
 // follow keeps a store equal to the pods of the node until the context ends.
-func follow(ctx context.Context, p *podsOf, s *store) {
+func follow(ctx context.Context, p *podsOf, s store) {
 	backoff := pause()
 	r := cache.NewReflectorWithOptions(p, &corev1.Pod{}, s, cache.ReflectorOptions{
 		Logger: &p.log, Name: "podSource", TypeDescription: "pods", Backoff: &backoff,
