@@ -53,8 +53,28 @@ func (s store) put(api *corev1.Pod, listed bool) {
 
 // set replaces the pod with a name; with nil it only removes it.
 func (s store) set(at key, p *Pod) {
+	var unnamed []key // the Secrets that no pod names any more
 	s.mu.Lock()
-	unnamed := s.setLocked(at, p)
+	if p != nil {
+		for _, name := range p.secrets {
+			s.named[name]++
+		}
+	}
+	if old := s.byKey[at]; old != nil {
+		delete(s.byUID, old.UID)
+		delete(s.byKey, at)
+		for _, name := range old.secrets {
+			if s.named[name]--; s.named[name] == 0 {
+				delete(s.named, name)
+				unnamed = append(unnamed, name)
+			}
+		}
+	}
+	if p != nil {
+		s.byKey[at], s.byUID[p.UID] = p, p
+		close(s.arrived)
+		s.arrived = make(chan struct{})
+	}
 	s.mu.Unlock()
 	s.secrets.forget(unnamed)
 }
@@ -83,42 +103,13 @@ func (s store) Replace(list []any, _ string) error {
 		listed[key{p.Namespace, p.Name}] = struct{}{}
 		s.put(p, true)
 	}
-	s.mu.Lock()
-	var unnamed []key
-	for at := range maps.Clone(s.byKey) {
+	for at := range maps.Clone(s.byKey) { // without the lock: only the reflector changes it
 		if _, ok := listed[at]; !ok {
-			unnamed = append(unnamed, s.setLocked(at, nil)...)
+			s.set(at, nil)
 		}
 	}
-	s.mu.Unlock()
-	s.secrets.forget(unnamed)
 	return nil
 }
 
 // Resync does nothing.
 func (s store) Resync() error { return nil }
-
-// setLocked replaces the pod with a name; with nil it only removes it. It returns the Secrets that no pod names any more.
-func (s store) setLocked(at key, p *Pod) (unnamed []key) {
-	if p != nil {
-		for _, name := range p.secrets {
-			s.named[name]++
-		}
-	}
-	if old := s.byKey[at]; old != nil {
-		delete(s.byUID, old.UID)
-		delete(s.byKey, at)
-		for _, name := range old.secrets {
-			if s.named[name]--; s.named[name] == 0 {
-				delete(s.named, name)
-				unnamed = append(unnamed, name)
-			}
-		}
-	}
-	if p != nil {
-		s.byKey[at], s.byUID[p.UID] = p, p
-		close(s.arrived)
-		s.arrived = make(chan struct{})
-	}
-	return unnamed
-}
