@@ -123,7 +123,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		Decisions:      decided{log: log, feed: feed},
 		Shadow:         o.Config.NoPullImageSecretRecheck,
 		OutageFallback: o.Config.RegistryOutageFallback,
-		AlwaysPrecheck: alwaysPrecheck(o.Config),
+		AlwaysPrecheck: kubelet.AlwaysPrecheck(o.Config.KubeletSkipsAlwaysPrecheck),
 		AllowRestores:  o.Config.AllowRestores,
 		Admission:      admitting.forGate(unlessNil[gate.ViewSource](source, source)),
 	})
@@ -345,17 +345,6 @@ func rules(c config.Config) tracker.Rules {
 		Validity:         c.CredentialValidity.Value(),
 		Grace:            c.RegistryUnavailableGrace.Value(),
 	}
-}
-
-func alwaysPrecheck(c config.Config) kubelet.AlwaysPrecheck {
-	switch c.KubeletSkipsAlwaysPrecheck {
-	case config.True:
-		return kubelet.Skipped
-	case config.False:
-		return kubelet.Sent
-	case config.Auto:
-	}
-	return kubelet.Auto
 }
 
 // connections are the connections to the runtime; both are the same if one endpoint serves both services.

@@ -10,16 +10,16 @@ import (
 
 // AlwaysPrecheck says whether the kubelet sends a pre-check for containers with imagePullPolicy Always (kubelets up to 1.31 do). If so, a
 // PullImage after a hidden pre-check may be one that must reach the registry.
-type AlwaysPrecheck uint8
+type AlwaysPrecheck string
 
-// The values of kubeletSkipsAlwaysPrecheck. The zero value is the default.
+// The values of kubeletSkipsAlwaysPrecheck. The zero value is Auto, too.
 const (
 	// Auto judges each call by its user agent.
-	Auto AlwaysPrecheck = iota
+	Auto AlwaysPrecheck = "auto"
 	// Skipped is set for a kubelet from 1.32 on.
-	Skipped
+	Skipped AlwaysPrecheck = "true"
 	// Sent is set for a kubelet up to 1.31.
-	Sent
+	Sent AlwaysPrecheck = "false"
 )
 
 // firstSkipping is the minor version of grpc-go in kubelet 1.33. Kubelets 1.26 to 1.32 have up to 1.65. Kubelet 1.32 skips the pre-check too, but
@@ -34,7 +34,7 @@ func (a AlwaysPrecheck) Skips(ctx context.Context) bool {
 		return true
 	case Sent:
 		return false
-	case Auto:
+	default:
 	}
 	for _, agent := range metadata.ValueFromIncomingContext(ctx, "user-agent") {
 		for field := range strings.FieldsSeq(agent) {
