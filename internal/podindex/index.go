@@ -54,24 +54,27 @@ type Index struct {
 	sandboxes map[string]*listed
 	// comparison is the number of calls of Equals.
 	comparison uint64
-	// learned holds, by UID, the values from PullImage that no sandbox has.
-	learned map[string]learned
-	// seen holds the pods of each value, by UID; almost always one pod.
-	seen map[string]map[string]tracker.Pod
+	// learned holds the values from PullImage that no sandbox has, and seen holds those of all pods.
+	learned, seen values
 }
 
-type learned struct {
-	pod    tracker.Pod
-	values map[string]struct{}
+// values are the pods of each value of SeenAnnotation, by UID; almost always one pod.
+type values map[string]map[string]tracker.Pod
+
+// add adds a value, unless it or the UID is "".
+func (v values) add(seen string, p tracker.Pod) {
+	if seen == "" || p.UID == "" {
+		return
+	}
+	if v[seen] == nil {
+		v[seen] = map[string]tracker.Pod{}
+	}
+	v[seen][p.UID] = p
 }
 
 // New returns an empty index.
 func New() *Index {
-	return &Index{
-		sandboxes: map[string]*listed{},
-		learned:   map[string]learned{},
-		seen:      map[string]map[string]tracker.Pod{},
-	}
+	return &Index{sandboxes: map[string]*listed{}, learned: values{}, seen: values{}}
 }
 
 // Add adds a sandbox, after RunPodSandbox.
@@ -81,28 +84,20 @@ func (x *Index) Add(s Sandbox) {
 	x.epoch++
 	x.changed = true
 	x.sandboxes[s.ID] = &listed{Sandbox: s}
-	x.knowLocked(s.Seen, s.Pod)
+	x.seen.add(s.Seen, s.Pod)
 }
 
 // Learn adds a value that the kubelet itself sent for a pod, such as in PullImage.sandbox_config. The next [Index.Reconcile] at which the pod has
 // no sandbox removes it.
 func (x *Index) Learn(seen string, p tracker.Pod) {
-	if seen == "" || p.UID == "" {
-		return
-	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if _, ok := x.seen[seen][p.UID]; ok {
+	if _, ok := x.seen[seen][p.UID]; ok || seen == "" || p.UID == "" {
 		return
 	}
-	l, ok := x.learned[p.UID]
-	if !ok {
-		l = learned{pod: p, values: map[string]struct{}{}}
-		x.learned[p.UID] = l
-	}
-	l.values[seen] = struct{}{}
 	x.changed = true
-	x.knowLocked(seen, p)
+	x.learned.add(seen, p)
+	x.seen.add(seen, p)
 }
 
 // BySeen returns the pods with the value, sorted by UID: none if the value is unknown, several if it is ambiguous.
@@ -221,23 +216,15 @@ func (v *View) of(s *Sandbox) bool {
 	return s.Pod.UID == string(v.UID) && s.Pod.Namespace == string(v.Namespace) && s.Pod.Name == string(v.Name) && s.Seen == string(v.Seen) && s.Pod.Static == v.Static
 }
 
-func (x *Index) knowLocked(seen string, p tracker.Pod) {
-	if seen == "" || p.UID == "" {
-		return
-	}
-	if x.seen[seen] == nil {
-		x.seen[seen] = map[string]tracker.Pod{}
-	}
-	x.seen[seen][p.UID] = p
-}
-
 func (x *Index) uidsLocked() map[string]struct{} {
 	uids := make(map[string]struct{}, len(x.sandboxes))
 	for _, s := range x.sandboxes {
 		uids[s.Pod.UID] = struct{}{}
 	}
-	for uid := range x.learned {
-		uids[uid] = struct{}{}
+	for _, pods := range x.learned {
+		for uid := range pods {
+			uids[uid] = struct{}{}
+		}
 	}
 	return uids
 }
@@ -249,15 +236,18 @@ func (x *Index) settleLocked(before map[string]struct{}) (ended []string) {
 	clear(x.seen)
 	for _, s := range x.sandboxes {
 		alive[s.Pod.UID] = struct{}{}
-		x.knowLocked(s.Seen, s.Pod)
+		x.seen.add(s.Seen, s.Pod)
 	}
-	for uid, l := range x.learned {
-		if _, ok := alive[uid]; !ok {
-			delete(x.learned, uid)
-			continue
+	for seen, pods := range x.learned {
+		for uid, p := range pods {
+			if _, ok := alive[uid]; ok {
+				x.seen.add(seen, p)
+			} else {
+				delete(pods, uid)
+			}
 		}
-		for seen := range l.values {
-			x.knowLocked(seen, l.pod)
+		if len(pods) == 0 {
+			delete(x.learned, seen)
 		}
 	}
 	for uid := range before {
