@@ -14,6 +14,7 @@ import (
 	"github.com/pullgate/pullgate/internal/decisionlog"
 	"github.com/pullgate/pullgate/internal/endorse"
 	"github.com/pullgate/pullgate/internal/gate/criview"
+	"github.com/pullgate/pullgate/internal/gate/hidden"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -305,7 +306,7 @@ func (g *Gate) merge(ctx context.Context, c *candidate, pod podview.Pod, contain
 	pod, container, conflicts := podview.Merge(pod, api, container, same)
 	for _, field := range conflicts {
 		g.c.Metrics.ViewConflict(field)
-		if g.conflicts.Add(c.who.UID, field) {
+		if g.conflicts.Add(hidden.Key{Pod: c.who.UID, Name: field}) {
 			g.c.Log.Info("The kubelet and the API server differ about a pod, policies are compared with what the kubelet sent",
 				"field", field, "pod", klog.KRef(c.who.Namespace, c.who.Name))
 		}
@@ -339,7 +340,7 @@ func (g *Gate) noteAdmission(c *candidate, d admission.Decision) {
 			g.note(note.name, note.decision)
 		}
 	case !judged: // the image is absent, and the runtime will say so
-	case g.noted.Add(c.who.UID, strings.Join([]string{note.decision.Container, c.image.ID, d.PolicyHash}, "\x00")), len(failedOpen(d)) > 0:
+	case g.noted.Add(hidden.Key{Pod: c.who.UID, Name: strings.Join([]string{note.decision.Container, c.image.ID, d.PolicyHash}, "\x00")}), len(failedOpen(d)) > 0:
 		g.note(note.name, note.decision)
 	default:
 		g.noteRepeatedAllow(note.name, note.decision)

@@ -99,7 +99,7 @@ func (g *Gate) withholds(who tracker.Pod, create *tracker.Create) bool {
 // the checkpoint names is absent, and if it created a container that was denied.
 func (g *Gate) notCreated(who tracker.Pod, j judgement) error {
 	if g.allowRestores.Load() {
-		g.hidden.Refuse(who.UID, j.name, j.image.ID)
+		g.refusals.Refuse(who.UID, j.name, j.image.ID)
 	}
 	return criproxy.Refuse(codes.PermissionDenied, "CONTAINER_NOT_CREATED", fmt.Sprintf(
 		"pullgate: no container of pod %s/%s was created from image %q: the runtime failed to create it, or restored it from a checkpoint, "+
@@ -266,7 +266,7 @@ func (g *Gate) judgeSpec(ctx context.Context, callName string, who tracker.Pod, 
 	if v.Allowed() || g.c.Shadow {
 		return img, nil
 	}
-	g.hidden.Refuse(who.UID, name, img.ID)
+	g.refusals.Refuse(who.UID, name, img.ID)
 	return tracker.Image{}, g.deny(callName, who, name, v)
 }
 
@@ -355,7 +355,7 @@ func (g *Gate) judgeOther(ctx context.Context, callName string, who tracker.Pod,
 	if v.Allowed() {
 		return nil
 	}
-	g.hidden.Refuse(who.UID, j.name, j.image.ID)
+	g.refusals.Refuse(who.UID, j.name, j.image.ID)
 	if r.Substituted {
 		v.Reason = policy.NotProved // otherwise the reason could reveal names of the other image
 	}

@@ -30,8 +30,11 @@ type Gate struct {
 	// skipsAlways is the result of the last pre-check about the kubelet.
 	skipsAlways atomic.Bool
 
-	views         sync.Pool // *[]podindex.View
-	hidden        hidden.Set
+	views sync.Pool // *[]podindex.View
+	// hidden holds the hidden pre-checks, by config.seen and name: a PullImage of the same pod for the same name may be a request to prove access to
+	// the image on the node. A pre-check stays until the pod gets a grant for the name or a later pre-check is allowed.
+	hidden        hidden.PerPod
+	refusals      hidden.Refusals
 	warned        hidden.PerPod // images for which it was logged that the pod has too many credentials
 	repeats       repeats
 	cleared       cleared
@@ -42,7 +45,7 @@ type Gate struct {
 	admitting atomic.Pointer[Admission] // nil if there are no policies
 	noted     hidden.PerPod             // admitted containers whose decision was noted
 	// unendorsed are those of hidden whose image lacked an endorsement.
-	unendorsed hidden.Set
+	unendorsed hidden.PerPod
 	asked      askedNames
 	conflicts  hidden.PerPod // fields for which it was logged that the views of the pod differ
 }

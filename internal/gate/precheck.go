@@ -66,8 +66,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call, req *runtimeap
 	}
 	key := hidden.KeyOf(seen, name)
 	if resp.GetImage().GetId() == "" {
-		g.hidden.Clear(key)
-		g.unendorsed.Clear(key)
+		g.shown(key)
 		g.waitAsIfPresent(ctx, name, who)
 		return raw, nil
 	}
@@ -102,16 +101,22 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call, req *runtimeap
 		return absent, nil
 	}
 	if v.Allowed() {
-		g.hidden.Clear(key)
+		g.hidden.Remove(key)
 	}
-	g.unendorsed.Clear(key)
+	g.unendorsed.Remove(key)
 	return raw, nil
+}
+
+// shown notes that the pre-check with a key is not hidden any more.
+func (g *Gate) shown(k hidden.Key) {
+	g.hidden.Remove(k)
+	g.unendorsed.Remove(k)
 }
 
 // judgeAsking judges the pre-check of a pod.
 func (g *Gate) judgeAsking(ctx context.Context, p tracker.Pod, r tracker.Request, pullPolicy string, began time.Time) tracker.Verdict {
 	v := g.judge(ctx, "ImageStatus", p, r)
-	if !g.hidden.Refused(p.UID, r.Name, v.Pair.ImageID) || !v.Allowed() {
+	if !g.refusals.Refused(p.UID, r.Name, v.Pair.ImageID) || !v.Allowed() {
 		return v
 	}
 	v = overruled(v, ContainerRefused)
@@ -130,7 +135,7 @@ func (g *Gate) judgeCandidates(ctx context.Context, who []tracker.Pod, r tracker
 	var d decisionlog.Decision
 	for i, p := range who {
 		one := g.decide(ctx, "ImageStatus", p, r, explain)
-		if one.Verdict.Allowed() && g.hidden.WillRefuse(p.UID, r.Name, one.Verdict.Pair.ImageID) {
+		if one.Verdict.Allowed() && g.refusals.WillRefuse(p.UID, r.Name, one.Verdict.Pair.ImageID) {
 			one.Verdict = overruled(one.Verdict, ContainerRefused)
 		}
 		first := d.Verdict.First || one.Verdict.First

@@ -131,8 +131,7 @@ func (g *Gate) answerFromNode(ctx context.Context, p *pullCall) ([]byte, error) 
 		g.noteUnverified(p, d)
 		return nil, err
 	}
-	g.hidden.Clear(p.key)
-	g.unendorsed.Clear(p.key)
+	g.shown(p.key)
 	raw, err := proto.Marshal(&runtimeapi.PullImageResponse{ImageRef: p.present.ID})
 	if err != nil {
 		return nil, fmt.Errorf("answer a pull with the image on the node: %w", err)
@@ -239,8 +238,7 @@ func (g *Gate) verified(ctx context.Context, pull *tracker.Pull, p *pullCall, po
 	if err != nil {
 		g.c.Log.Error(err, "Pull record not written, the image needs proof for every other pod", "image", p.name.String())
 	}
-	g.hidden.Clear(p.key)
-	g.unendorsed.Clear(p.key)
+	g.shown(p.key)
 	return v, outcome.Verified, id
 }
 

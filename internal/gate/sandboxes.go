@@ -125,7 +125,7 @@ func (g *Gate) removeImage(ctx context.Context, c *criproxy.Call, req *runtimeap
 func (g *Gate) endPods(uids []string) {
 	for _, uid := range uids {
 		g.c.Tracker.EndPod(uid)
-		g.hidden.EndPod(uid)
+		g.refusals.End(uid)
 		g.warned.End(uid)
 		g.noted.End(uid)
 		g.conflicts.End(uid)

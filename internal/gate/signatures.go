@@ -45,7 +45,7 @@ func (g *Gate) lacksEndorsement(ctx context.Context, who []tracker.Pod, known bo
 	for _, p := range who {
 		pullPolicy := g.precheckPolicy(ctx, p, r.Name)
 		// A container that the pod has started may be restarted, unless the pod was denied another one on the image.
-		denied := v.Reason == ContainerRefused || g.hidden.WillRefuse(p.UID, r.Name, r.Image.ID)
+		denied := v.Reason == ContainerRefused || g.refusals.WillRefuse(p.UID, r.Name, r.Image.ID)
 		if pullPolicy == tracker.PullNever || !denied && a.Chain.HasStarted(p.UID, r.Image.ID) {
 			continue
 		}
@@ -82,7 +82,7 @@ func (g *Gate) verifySignatures(ctx context.Context, p *pullCall, imageID string
 	}
 	g.asked.add(p.pod.UID, imageID, p.name)
 	started := a.Chain.HasStarted(p.pod.UID, imageID)
-	if started && !p.hidden && !g.hidden.WillRefuse(p.pod.UID, p.name, imageID) {
+	if started && !p.hidden && !g.refusals.WillRefuse(p.pod.UID, p.name, imageID) {
 		return admission.Decision{}, nil // a restart
 	}
 	verifier := a.Endorser.PullVerifier(endorse.Pull{
@@ -143,7 +143,7 @@ func (g *Gate) noteUnverified(p *pullCall, d admission.Decision) {
 func (g *Gate) leadToPull(ctx context.Context, c *candidate) {
 	for _, image := range append([]admission.Image{c.image}, c.mounts...) {
 		if g.policyFor(ctx, c.call, c.who, image.Requested) != tracker.PullNever {
-			g.hidden.Refuse(c.who.UID, image.Requested, image.ID)
+			g.refusals.Refuse(c.who.UID, image.Requested, image.ID)
 		}
 	}
 }

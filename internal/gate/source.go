@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/internal/gate/hidden"
 	"github.com/pullgate/pullgate/internal/podindex"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -48,7 +49,7 @@ func (g *Gate) SkipsAlways() bool { return g.skipsAlways.Load() }
 // Refusal returns the decision of the gate on the next pre-check of a pod for an image if it overrules the tracker; ok is false otherwise. It has
 // no effect.
 func (g *Gate) Refusal(uid string, image imageref.Ref, imageID string) (d policy.Decision, ok bool) {
-	if !g.hidden.WillRefuse(uid, image, imageID) {
+	if !g.refusals.WillRefuse(uid, image, imageID) {
 		return d, false
 	}
 	return overruled(tracker.Verdict{}, ContainerRefused).Decision, true
@@ -76,7 +77,7 @@ func (g *Gate) secrets(ctx context.Context, p tracker.Pod, image imageref.Ref) [
 		return podSecrets
 	}
 	g.c.Metrics.CredentialsIgnored()
-	if g.warned.Add(p.UID, image.String()) {
+	if g.warned.Add(hidden.Key{Pod: p.UID, Name: image.String()}) {
 		g.c.Log.Info("Pod has too many credentials for an image, the rest is ignored; remove entries for its registry from the pod's pull secrets",
 			"image", image.String(), "pod", klog.KRef(p.Namespace, p.Name), "considered", credential.MaxOffers)
 	}

@@ -28,22 +28,22 @@ type names struct {
 }
 
 // Add adds a name and reports whether it is new. Above the limit it removes the oldest name of the pod.
-func (s *PerPod) Add(pod, name string) (added bool) {
+func (s *PerPod) Add(k Key) (added bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.next++
 	if s.pods == nil {
 		s.pods = map[string]*names{}
 	}
-	of := s.pods[pod]
+	of := s.pods[k.Pod]
 	if of == nil {
 		if len(s.pods) >= maxPods {
 			delete(s.pods, oldest(s.pods, func(n *names) uint64 { return n.added }))
 		}
 		of = &names{added: s.next, order: map[[sha256.Size]byte]uint64{}}
-		s.pods[pod] = of
+		s.pods[k.Pod] = of
 	}
-	key := sha256.Sum256([]byte(name))
+	key := sha256.Sum256([]byte(k.Name))
 	if _, ok := of.order[key]; ok {
 		return false
 	}
@@ -66,30 +66,30 @@ func oldest[K comparable, V any](of map[K]V, added func(V) uint64) (first K) {
 }
 
 // Has reports whether a pod has a name.
-func (s *PerPod) Has(pod, name string) bool {
+func (s *PerPod) Has(k Key) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	of := s.pods[pod]
+	of := s.pods[k.Pod]
 	if of == nil {
 		return false
 	}
-	_, ok := of.order[sha256.Sum256([]byte(name))]
+	_, ok := of.order[sha256.Sum256([]byte(k.Name))]
 	return ok
 }
 
 // Remove removes a name of a pod and reports whether the pod had it.
-func (s *PerPod) Remove(pod, name string) (had bool) {
+func (s *PerPod) Remove(k Key) (had bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	of := s.pods[pod]
+	of := s.pods[k.Pod]
 	if of == nil {
 		return false
 	}
-	key := sha256.Sum256([]byte(name))
+	key := sha256.Sum256([]byte(k.Name))
 	if _, had = of.order[key]; had {
 		delete(of.order, key)
 		if len(of.order) == 0 {
-			delete(s.pods, pod)
+			delete(s.pods, k.Pod)
 		}
 	}
 	return had
