@@ -1,6 +1,9 @@
 package gate
 
-import "sync"
+import (
+	"maps"
+	"sync"
+)
 
 // cleared holds the containers that may be started, because their image has been read back after their creation. The zero value is empty and
 // ready to use; it may be used concurrently.
@@ -48,9 +51,5 @@ func (c *cleared) forget(id string) { _, _ = c.take(id) }
 func (c *cleared) keep(alive func(sandbox string) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for id, container := range c.of {
-		if !alive(container.sandbox) {
-			delete(c.of, id)
-		}
-	}
+	maps.DeleteFunc(c.of, func(_ string, container clearedContainer) bool { return !alive(container.sandbox) })
 }

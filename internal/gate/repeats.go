@@ -43,12 +43,9 @@ func (r *repeats) next(d decisionlog.Decision) (skipped int, line bool) {
 	if r.last == nil {
 		r.last = lru.New(maxRepeats)
 	}
-	var last *denial
-	if v, ok := r.last.Get(key); ok {
-		last, _ = v.(*denial)
-	}
 	now := time.Now()
-	if last != nil {
+	got, _ := r.last.Get(key)
+	if last, known := got.(*denial); known {
 		skipped = last.skipped
 		if !d.Verdict.Allowed() && last.why == why && now.Sub(last.logged) < repeatInterval {
 			last.skipped++

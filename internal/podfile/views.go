@@ -42,11 +42,10 @@ func (p Pod) AtNode(n Node) []Start {
 }
 
 func (n Node) start(pod, api podview.Pod, c, apiContainer *podview.Container) Start {
-	if !n.PodSource {
-		return Start{pod, c}
+	if n.PodSource {
+		pod, c, _ = podview.Merge(pod, api, c, apiContainer)
 	}
-	merged, container, _ := podview.Merge(pod, api, c, apiContainer)
-	return Start{merged, container}
+	return Start{pod, c}
 }
 
 // complete changes the view of a container to that of CRI messages. subPath reports which of its mounts have a subPath.
