@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -216,31 +218,29 @@ func (v *View) of(s *Sandbox) bool {
 	return s.Pod.UID == string(v.UID) && s.Pod.Namespace == string(v.Namespace) && s.Pod.Name == string(v.Name) && s.Seen == string(v.Seen) && s.Pod.Static == v.Static
 }
 
-func (x *Index) uidsLocked() map[string]struct{} {
-	uids := make(map[string]struct{}, len(x.sandboxes))
+func (x *Index) uidsLocked() sets.Set[string] {
+	uids := sets.New[string]()
 	for _, s := range x.sandboxes {
-		uids[s.Pod.UID] = struct{}{}
+		uids.Insert(s.Pod.UID)
 	}
 	for _, pods := range x.learned {
-		for uid := range pods {
-			uids[uid] = struct{}{}
-		}
+		uids.Insert(slices.Collect(maps.Keys(pods))...)
 	}
 	return uids
 }
 
 // settleLocked derives the other fields from the sandboxes and returns the pods of before that have no sandbox now.
-func (x *Index) settleLocked(before map[string]struct{}) (ended []string) {
+func (x *Index) settleLocked(before sets.Set[string]) (ended []string) {
 	x.changed = false
-	alive := make(map[string]struct{}, len(x.sandboxes))
+	alive := sets.New("") // no UID is no pod
 	clear(x.seen)
 	for _, s := range x.sandboxes {
-		alive[s.Pod.UID] = struct{}{}
+		alive.Insert(s.Pod.UID)
 		x.seen.add(s.Seen, s.Pod)
 	}
 	for seen, pods := range x.learned {
 		for uid, p := range pods {
-			if _, ok := alive[uid]; ok {
+			if alive.Has(uid) {
 				x.seen.add(seen, p)
 			} else {
 				delete(pods, uid)
@@ -250,11 +250,5 @@ func (x *Index) settleLocked(before map[string]struct{}) (ended []string) {
 			delete(x.learned, seen)
 		}
 	}
-	for uid := range before {
-		if _, ok := alive[uid]; !ok && uid != "" {
-			ended = append(ended, uid)
-		}
-	}
-	slices.Sort(ended)
-	return ended
+	return sets.List(before.Difference(alive))
 }
