@@ -39,7 +39,6 @@ type Options struct {
 type Source struct {
 	options Options
 	node    atomic.Pointer[string]
-	state   *state
 	secrets *secrets
 	fields  atomic.Pointer[[]string] // of views, sorted; see KeepFields
 	ended   atomic.Bool              // Run has returned: there are no more changes
@@ -53,6 +52,9 @@ type Source struct {
 	relist context.CancelFunc
 	// arrived is closed and replaced when a pod is added or changed.
 	arrived chan struct{}
+	up      bool // the pods have been listed and are being watched
+	logged  bool // it was logged that they are not
+	watch   int  // the number of the latest watch
 }
 
 // New returns a source without pods; Run fills it. The error wraps ErrKubeconfig if the kubeconfig is malformed, and ErrNodeName
@@ -63,7 +65,7 @@ func New(o Options) (*Source, error) {
 		o.Failed = func(Reason) {}
 	}
 	s := &Source{
-		options: o, state: &state{count: o.Failed}, secrets: newSecrets(o.Key, o.Failed),
+		options: o, secrets: newSecrets(o.Key, o.Failed),
 		byKey: map[key]*Pod{}, byUID: map[string]*Pod{}, named: map[key]int{}, arrived: make(chan struct{}),
 	}
 	if o.NodeName != "" {
@@ -127,7 +129,7 @@ func (s *Source) Run(ctx context.Context) error {
 		})
 	}
 	g.Go(func() error {
-		follow(ctx, newPodsOf(c.core, s.NodeName(), s.state, log), store{s})
+		s.follow(ctx, c.core, log)
 		return nil
 	})
 	return g.Wait()
@@ -147,7 +149,7 @@ func (s *Source) connect(ctx context.Context) (*client, error) {
 		if c, err = s.open(ctx); err == nil || errors.Is(err, ErrNodeName) {
 			return true, err
 		}
-		s.state.noteError(ctx, log, err)
+		s.noteError(ctx, log, err)
 		return false, nil
 	})
 	return c, err
@@ -175,7 +177,11 @@ func (s *Source) open(ctx context.Context) (*client, error) {
 
 // Synced reports whether the pods of the node have been listed and are being watched. It is false while the API server is
 // unreachable; the source then keeps its pods and Secrets.
-func (s *Source) Synced() bool { return s.state.synced() }
+func (s *Source) Synced() bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.up
+}
 
 // ByUID returns the pod with a UID. It does not find a pod that the watch has not reported yet.
 func (s *Source) ByUID(uid string) (*Pod, bool) {

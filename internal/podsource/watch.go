@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -38,24 +37,8 @@ func pause() wait.Backoff {
 	return wait.Backoff{Duration: 500 * time.Millisecond, Cap: 15 * time.Second, Steps: 20, Factor: 2, Jitter: 1}
 }
 
-// state stores whether the watch is up. Its methods may be called concurrently.
-type state struct {
-	count func(Reason)
-
-	mu     sync.Mutex // guards the fields below
-	up     bool
-	logged bool // it was logged that the watch is not up
-	watch  int  // the number of the latest watch
-}
-
-func (s *state) synced() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.up
-}
-
 // noteSynced notes that the pods have been listed and are watched, and returns the number of the watch.
-func (s *state) noteSynced(log klog.Logger) (watch int) {
+func (s *Source) noteSynced(log klog.Logger) (watch int) {
 	s.mu.Lock()
 	first := s.watch == 0 || s.logged
 	s.up, s.logged = true, false
@@ -68,8 +51,8 @@ func (s *state) noteSynced(log klog.Logger) (watch int) {
 	return watch
 }
 
-// ended notes that a watch has ended, which is not an error; often the next one has already begun.
-func (s *state) ended(watch int) {
+// noteWatchEnded notes that a watch has ended, which is not an error; often the next one has already begun.
+func (s *Source) noteWatchEnded(watch int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.watch == watch {
@@ -78,7 +61,7 @@ func (s *state) ended(watch int) {
 }
 
 // noteError notes that a request failed, or could not be made.
-func (s *state) noteError(ctx context.Context, log klog.Logger, err error) {
+func (s *Source) noteError(ctx context.Context, log klog.Logger, err error) {
 	if ctx.Err() != nil {
 		return // Run is ending
 	}
@@ -86,22 +69,17 @@ func (s *state) noteError(ctx context.Context, log klog.Logger, err error) {
 	first := !s.logged
 	s.up, s.logged = false, true
 	s.mu.Unlock()
-	s.count(reasonOf(err))
+	s.options.Failed(reasonOf(err))
 	if first {
 		log.Info("Pod source not synced, what is known stays known", "reason", reasonOf(err), "err", err)
 	}
 }
 
-// podsOf lists and watches the pods of a node, and notes success and failure in state.
+// podsOf lists and watches the pods of a node, and notes success and failure in source.
 type podsOf struct {
 	*cache.ListWatch
-	state *state
-	log   klog.Logger
-}
-
-func newPodsOf(c cache.Getter, node string, s *state, log klog.Logger) *podsOf {
-	only := fields.OneTermEqualSelector("spec.nodeName", node)
-	return &podsOf{cache.NewListWatchFromClient(c, "pods", metav1.NamespaceAll, only), s, log}
+	source *Source
+	log    klog.Logger
 }
 
 // IsWatchListSemanticsUnSupported prevents the reflector from streaming the first list. API servers before 1.27 ignore that
@@ -114,7 +92,7 @@ func (p *podsOf) ListWithContext(ctx context.Context, o metav1.ListOptions) (run
 	defer cancel()
 	list, err := p.ListWatch.ListWithContext(bounded, o)
 	if err != nil {
-		p.state.noteError(ctx, p.log, err)
+		p.source.noteError(ctx, p.log, err)
 	}
 	return list, err
 }
@@ -130,17 +108,17 @@ func (p *podsOf) WatchWithContext(ctx context.Context, o metav1.ListOptions) (wa
 			err = fmt.Errorf("%w: %w", errSlow, err)
 		}
 		cancel(nil)
-		p.state.noteError(ctx, p.log, err)
+		p.source.noteError(ctx, p.log, err)
 		return nil, err
 	}
-	number := p.state.noteSynced(p.log)
+	number := p.source.noteSynced(p.log)
 	events := make(chan watch.Event)
 	watched := watch.NewProxyWatcher(events)
 	go func() { // ends with the watch, which the reflector stops
 		defer cancel(nil)
 		defer close(events)
-		pass(w, events, watched.StopChan(), func(err error) { p.state.noteError(ctx, p.log, err) })
-		p.state.ended(number)
+		pass(w, events, watched.StopChan(), func(err error) { p.source.noteError(ctx, p.log, err) })
+		p.source.noteWatchEnded(number)
 	}()
 	return watched, nil
 }
@@ -169,19 +147,21 @@ func pass(in watch.Interface, out chan<- watch.Event, stopped <-chan struct{}, f
 	}
 }
 
-// follow keeps a store equal to the pods of the node until the context ends.
-func follow(ctx context.Context, p *podsOf, s store) {
+// follow keeps the source equal to the pods of the node until the context ends.
+func (s *Source) follow(ctx context.Context, c cache.Getter, log klog.Logger) {
+	only := fields.OneTermEqualSelector("spec.nodeName", s.NodeName())
+	p := &podsOf{cache.NewListWatchFromClient(c, "pods", metav1.NamespaceAll, only), s, log}
 	backoff := pause()
-	r := cache.NewReflectorWithOptions(p, &corev1.Pod{}, s, cache.ReflectorOptions{
-		Logger: &p.log, Name: "podSource", TypeDescription: "pods", Backoff: &backoff,
+	r := cache.NewReflectorWithOptions(p, &corev1.Pod{}, store{s}, cache.ReflectorOptions{
+		Logger: &log, Name: "podSource", TypeDescription: "pods", Backoff: &backoff,
 	})
-	// Like the reflector's own loop, but that would log every failure; p logs only the first one.
+	// Like the reflector's own loop, but that would log every failure; noteError logs only the first one.
 	again := pause().DelayWithReset(clock.RealClock{}, healthy)
 	_ = again.Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		for relist := true; relist; {
 			attempt, cancel := s.untilRelist(ctx)
 			if err := r.ListAndWatchWithContext(attempt); err != nil {
-				p.log.V(2).Info("Pods not listed", "err", err)
+				log.V(2).Info("Pods not listed", "err", err)
 			}
 			relist = attempt.Err() != nil && ctx.Err() == nil // at once, it is not a failure
 			cancel()
