@@ -34,7 +34,7 @@ func (a AlwaysPrecheck) Skips(ctx context.Context) bool {
 		return true
 	case Sent:
 		return false
-	default:
+	case Auto:
 	}
 	for _, agent := range metadata.ValueFromIncomingContext(ctx, "user-agent") {
 		for field := range strings.FieldsSeq(agent) {
