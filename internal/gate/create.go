@@ -141,7 +141,7 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call, req *runtimeapi
 	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
 		return nil, criproxy.Refuse(codes.Internal, "UNDECODABLE_ANSWER", "pullgate cannot read the runtime's answer to RestorePod")
 	}
-	g.addSandbox(resp.GetPodSandboxId(), req.GetConfig())
+	g.c.Pods.Add(sandbox(resp.GetPodSandboxId(), req.GetConfig()))
 	create.Restored(ctx)
 	for _, restored := range resp.GetRestoredContainers() {
 		j, described := judged[restored.GetName()]

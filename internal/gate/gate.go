@@ -114,8 +114,14 @@ const Hit = "hit"
 // unverified is the outcome of a recheck that shadow mode allowed.
 const unverified = "unverified"
 
-// identify returns the pod of a sandbox configuration. The kubelet writes the configuration and its annotations, so they are trustworthy.
-func identify(c *runtimeapi.PodSandboxConfig) tracker.Pod {
+// A described is a sandbox, or the configuration of one.
+type described interface {
+	GetMetadata() *runtimeapi.PodSandboxMetadata
+	GetAnnotations() map[string]string
+}
+
+// identify returns the pod of a sandbox. The kubelet writes the configuration and its annotations, so they are trustworthy.
+func identify(c described) tracker.Pod {
 	m := c.GetMetadata()
 	return tracker.Pod{
 		UID:       m.GetUid(),

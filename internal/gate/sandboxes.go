@@ -2,6 +2,7 @@ package gate
 
 import (
 	"context"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -44,7 +45,7 @@ func (g *Gate) sandboxCreated(config *runtimeapi.PodSandboxConfig, response []by
 		g.c.Log.Error(err, "Answer of the runtime cannot be read, the pod is not identified until its sandbox is listed")
 		return
 	}
-	g.addSandbox(resp.GetPodSandboxId(), config)
+	g.c.Pods.Add(sandbox(resp.GetPodSandboxId(), config))
 }
 
 // observed returns a handler that forwards a call and lets it be observed. It serves the calls that cannot bypass their handler.
@@ -60,10 +61,6 @@ func observed(bypass criproxy.Bypass) criproxy.Handler {
 		}
 		return raw, err
 	}
-}
-
-func (g *Gate) addSandbox(id string, config *runtimeapi.PodSandboxConfig) {
-	g.c.Pods.Add(podindex.Sandbox{ID: id, Pod: identify(config), Seen: config.GetAnnotations()[podindex.SeenAnnotation]})
 }
 
 // observeRemovePodSandbox ends the grants of a pod when its last sandbox is removed.
@@ -141,11 +138,7 @@ func (g *Gate) endPods(uids []string) {
 
 // endGrantsOfEndedPods ends the grants of pods that ended during a pull that succeeded afterwards.
 func (g *Gate) endGrantsOfEndedPods() {
-	for _, uid := range g.c.Tracker.GrantedPods() {
-		if !g.c.Pods.Has(uid) {
-			g.endPods([]string{uid})
-		}
-	}
+	g.endPods(slices.DeleteFunc(g.c.Tracker.GrantedPods(), g.c.Pods.Has))
 	g.cleared.keep(func(sandbox string) bool {
 		_, ok := g.c.Pods.BySandbox(sandbox)
 		return ok
@@ -155,14 +148,12 @@ func (g *Gate) endGrantsOfEndedPods() {
 func sandboxes(r *runtimeapi.ListPodSandboxResponse) []podindex.Sandbox {
 	list := make([]podindex.Sandbox, 0, len(r.GetItems()))
 	for _, s := range r.GetItems() {
-		list = append(list, podindex.Sandbox{
-			ID:   s.GetId(),
-			Seen: s.GetAnnotations()[podindex.SeenAnnotation],
-			Pod: identify(&runtimeapi.PodSandboxConfig{
-				Metadata:    s.GetMetadata(),
-				Annotations: s.GetAnnotations(),
-			}),
-		})
+		list = append(list, sandbox(s.GetId(), s))
 	}
 	return list
+}
+
+// sandbox returns what the index of pods has to know of a sandbox.
+func sandbox(id string, c described) podindex.Sandbox {
+	return podindex.Sandbox{ID: id, Pod: identify(c), Seen: c.GetAnnotations()[podindex.SeenAnnotation]}
 }
