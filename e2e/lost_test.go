@@ -149,7 +149,7 @@ func killedInTheMiddleOfAPull(t runtimeTest) {
 			release := s.killedPull(owner, s.gate.Kill)
 			if when == "before" {
 				release()
-				time.Sleep(100 * time.Millisecond)
+				s.node.Private.Mark() // the registry has answered
 			}
 			s.must(s.gate.Start(t.Context()))
 			release()

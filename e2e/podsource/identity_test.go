@@ -1,11 +1,14 @@
 package podsource_test
 
 import (
-	"crypto/x509"
-	"encoding/pem"
-	"os"
+	"path/filepath"
 	"testing"
 	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/pullgate/pullgate/internal/podsource"
 )
@@ -60,11 +63,12 @@ func TestARotatedCertificateTakesOverBeforeTheFirstExpires(t *testing.T) {
 	old := w.secret("old", "old")
 	uid := w.pod("web", "old")
 	w.certify(5*time.Second, nodes)
-	expires := w.expiry()
+	first, err := filepath.EvalSymlinks(w.certificateFile())
+	w.must(err)
 	w.start()
 	w.learns(uid, old)
 	w.certify(day, nodes)
-	time.Sleep(time.Until(expires.Add(time.Second)))
+	w.expires(first)
 
 	fresh := w.secret("new", "new")
 	w.learns(w.pod("new", "new"), fresh)
@@ -82,24 +86,23 @@ func TestKnownPodsAreKeptWithAnExpiredCertificate(t *testing.T) {
 	w.learns(uid, own)
 	asked := time.Now()
 	second := w.secret("second", "second")
-	time.Sleep(time.Until(w.expiry().Add(time.Second)))
+	w.expires(w.certificateFile())
 	late := w.pod("late", "second")
 	w.until("unauthorized", func() bool { return w.failed(podsource.Unauthorized) > 0 })
-	time.Sleep(time.Until(asked.Add(fresh))) // what is known is old now
-	if !w.has(uid, own) {
-		t.Error("what was known is not known any more")
-	}
+	w.keeps(asked.Add(fresh), func() bool { return w.has(uid, own) })
 	w.certify(day, nodes)
 	w.learns(late, second)
 }
 
-// expiry is when the node's certificate expires.
-func (w *world) expiry() time.Time {
+// expires waits until the API server refuses a certificate.
+func (w *world) expires(file string) {
 	w.Helper()
-	content, err := os.ReadFile(w.certificateFile())
+	config, err := clientcmd.RESTConfigFromKubeConfig(w.cluster.Kubeconfig("client-certificate: " + file + ", client-key: " + file))
 	w.must(err)
-	block, _ := pem.Decode(content)
-	c, err := x509.ParseCertificate(block.Bytes)
+	client, err := kubernetes.NewForConfig(config)
 	w.must(err)
-	return c.NotAfter
+	w.until("the certificate is refused", func() bool {
+		_, err := client.CoreV1().Nodes().Get(w.Context(), w.name, metav1.GetOptions{})
+		return apierrors.IsUnauthorized(err)
+	})
 }

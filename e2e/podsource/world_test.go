@@ -182,6 +182,17 @@ func (w *world) until(what string, is func() bool) {
 	}
 }
 
+// keeps checks until a time, and after it, that what was known is still known.
+func (w *world) keeps(end time.Time, known func() bool) {
+	w.Helper()
+	for last := false; !last; time.Sleep(100 * time.Millisecond) {
+		last = time.Now().After(end)
+		if !known() {
+			w.Fatalf("what was known is not known any more, %v before its end", time.Until(end))
+		}
+	}
+}
+
 // pod creates a pod of the node and returns its UID.
 func (w *world) pod(name string, secrets ...string) string {
 	w.Helper()

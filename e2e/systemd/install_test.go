@@ -208,7 +208,10 @@ func hung(s *site) {
 	s.write("/run/systemd/system/pullgated.service.d/impatient.conf", "[Service]\nWatchdogSec=2\n")
 	s.do("systemctl", "daemon-reload")
 	s.do("systemctl", "restart", unit)
-	time.Sleep(4 * time.Second) // one that gets keep-alives continues
+	for range 4 { // one a second; without them it is killed after two
+		last := s.shows(unit, "WatchdogTimestampMonotonic")
+		s.until("a keep-alive", func() bool { return s.shows(unit, "WatchdogTimestampMonotonic") != last })
+	}
 	before, restarts := s.pid(), s.shows(unit, "NRestarts")
 	if restarts != "0" {
 		s.Errorf("restarted %s times although it answers", restarts)

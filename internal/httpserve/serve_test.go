@@ -190,11 +190,12 @@ func TestConnectionsAndRequestsAreBounded(t *testing.T) {
 
 // Requests that only wait do not keep others from being handled, until too many wait.
 func TestWaitingRequestsDoNotCount(t *testing.T) {
-	release := make(chan struct{})
+	waits, release := make(chan struct{}, 3), make(chan struct{})
 	o := limits(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/wait" {
 			httpserve.Wait(r.Context())
 			httpserve.Wait(r.Context())
+			waits <- struct{}{}
 			<-release
 		}
 		httpserve.Answer(w, http.StatusOK, "ok")
@@ -208,13 +209,13 @@ func TestWaitingRequestsDoNotCount(t *testing.T) {
 	}
 	for range o.Waiting {
 		go wait()
+		<-waits
 	}
-	time.Sleep(100 * time.Millisecond)
 	if code, _ := s.ask("/", ""); code != http.StatusOK {
 		t.Errorf("beside %d that wait: %d; want 200", o.Waiting, code)
 	}
 	go wait() // keeps its turn
-	time.Sleep(100 * time.Millisecond)
+	<-waits
 	if code, _ := s.ask("/", ""); code != http.StatusServiceUnavailable {
 		t.Errorf("beside one more: %d; want 503", code)
 	}

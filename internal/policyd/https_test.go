@@ -126,9 +126,11 @@ func TestHTTPSServesTheWebhook(t *testing.T) {
 func TestWebhookAnswersBesideSlowReviews(t *testing.T) {
 	t.Parallel()
 	ca := newAuthority(t)
-	release := make(chan struct{})
+	const reviews = 100
+	sent, asked, release := make(chan struct{}, reviews), make(chan struct{}, reviews), make(chan struct{})
 	p := prepareWith(t, serveBackend(t, func(_ string, s imagepolicyv1alpha1.ImageReviewSpec) verdict {
 		if s.Namespace == "team" {
+			asked <- struct{}{}
 			<-release
 		}
 		return &imagepolicyv1alpha1.ImageReviewStatus{Allowed: true}
@@ -136,19 +138,28 @@ func TestWebhookAnswersBesideSlowReviews(t *testing.T) {
 	p.https(issue(t, ca))
 	p.start()
 	ask := func(body string) error {
-		code, text, err := p.post(&tls.Config{RootCAs: ca.Pool()}, webhook.ValidatePath+"?timeout=30s", strings.NewReader(body))
+		read := io.MultiReader(strings.NewReader(body), readerFunc(func([]byte) (int, error) {
+			sent <- struct{}{}
+			return 0, io.EOF
+		}))
+		code, text, err := p.post(&tls.Config{RootCAs: ca.Pool()}, webhook.ValidatePath+"?timeout=30s", read)
 		if err == nil && (code != http.StatusOK || !strings.Contains(text, `"allowed":true`)) {
 			err = fmt.Errorf("%d %s", code, text)
 		}
 		return err
 	}
-	slow := make(chan error, 100)
+	slow := make(chan error, reviews)
 	for i := range cap(slow) {
 		go func() {
 			slow <- ask(admissionReview(false, fmt.Sprintf(`{"containers":[{"name":"c","image":"app:%d"}]}`, i)))
 		}()
 	}
-	time.Sleep(500 * time.Millisecond)
+	for range reviews {
+		<-sent
+	}
+	for range 8 { // as many as are asked for one namespace at the same time
+		<-asked
+	}
 	begin := time.Now()
 	other := strings.Replace(admissionReview(false, `{"containers":[{"name":"c","image":"app:1"}]}`), `"operation":"CREATE","namespace":"team"`, `"operation":"CREATE","namespace":"other"`, 1)
 	if err := ask(other); err != nil || time.Since(begin) > 4*time.Second {
@@ -172,6 +183,11 @@ spec: {spec: {securityContext: {hostNetwork: {require: false}}}}
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// A readerFunc is a function as a reader.
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 func TestHTTPSWithoutNode(t *testing.T) {
 	ca := newAuthority(t)

@@ -4,10 +4,10 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"k8s.io/klog/v2/textlogger"
 
@@ -50,7 +50,10 @@ func TestRequestsForOtherFilesShareAReading(t *testing.T) {
 			}
 		})
 	}
-	time.Sleep(200 * time.Millisecond) // so that all wait
+	for waiting := 0; waiting < 50; { // until all wait for the lock
+		stacks := make([]byte, 1<<20)
+		waiting = strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "policyd.(*policies).with(")
+	}
 	p.mu.Unlock()
 	all.Wait()
 	if n := p.readings.Load(); n < 1 || n > 10 {

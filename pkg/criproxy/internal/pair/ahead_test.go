@@ -382,7 +382,8 @@ func TestAheadWithoutWindow(t *testing.T) {
 	s.header(id)
 	s.data(id, framed([]byte("planted")))
 	s.trailer(id, "0")
-	time.Sleep(50 * time.Millisecond)
+	for end := time.Now().Add(10 * time.Second); r.server.Waits() == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+	}
 	_ = s.fr.WritePing(false, [8]byte{1}) // passes beside the answer that waits
 	for got := 0; ; {
 		f := c.mustRead()

@@ -278,6 +278,17 @@ func (r *rig) opens(want int) {
 	r.t.Errorf("fewer than %d calls are open", want)
 }
 
+// steady waits until the same calls are open twice in a row.
+func (r *rig) steady() {
+	for last := -1; ; time.Sleep(5 * time.Millisecond) {
+		_, calls, _ := r.server.Load()
+		if calls == last {
+			return
+		}
+		last = calls
+	}
+}
+
 // settled waits until no call is open and nothing is kept.
 func (r *rig) settled() {
 	r.t.Helper()

@@ -48,7 +48,9 @@ func TestGracefulRestartsOfTheRuntimeFailNoCall(t *testing.T) {
 		})
 	}
 	for range restarts {
-		time.Sleep(50 * time.Millisecond)
+		for before := all.Load(); all.Load() < before+2*64; {
+			time.Sleep(time.Millisecond)
+		}
 		old := r.backend.server
 		r.backend.start(t)
 		old.GracefulStop()
@@ -113,10 +115,10 @@ func TestLostRuntimeGivesItsWindowBack(t *testing.T) {
 	id := c.open(forwarded)
 	_ = c.fr.WriteData(id, false, make([]byte, 16384))
 	_ = c.fr.WriteData(id, false, make([]byte, 16384))
-	go func() {
-		time.Sleep(50 * time.Millisecond)
-		_ = runtime.conn.Close()
-	}()
+	for range 2 {
+		runtime.until(id, http2.FrameData)
+	}
+	_ = runtime.conn.Close()
 	given, acks := uint32(0), 0
 	for ended := false; !ended; {
 		switch f := c.mustRead().(type) {

@@ -124,7 +124,7 @@ func TestUnreadAnswersOfAnAbsentRuntimeAreLimited(t *testing.T) {
 			c.head(c.next, endStream, request(forwarded)...)
 			c.next += 2
 		}
-		time.Sleep(50 * time.Millisecond) // for their answers to wait
+		r.steady() // their answers wait
 		for id := first; id < c.next; id += 2 {
 			_ = c.fr.WriteRSTStream(id, http2.ErrCodeCancel)
 		}
@@ -275,12 +275,17 @@ func TestIdleClientsDoNotDelayTheReturnOfTheRuntime(t *testing.T) {
 		c.mustRead() // it is paired
 	}
 	r.backend.server.Stop()
-	time.Sleep(1500 * time.Millisecond) // each pair has tried
-	dialled.Store(0)
-	time.Sleep(2 * time.Second)
-	if n := dialled.Load(); n < 10 {
-		t.Errorf("%d attempts in 2 s; want about 20", n)
+	attempts := func(limit time.Duration, want int64) {
+		t.Helper()
+		for end := time.Now().Add(limit); dialled.Load() < want; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%d attempts in %v; want %d", dialled.Load(), limit, want)
+			}
+		}
 	}
+	attempts(10*time.Second, 2*clients+1) // each pair has tried
+	dialled.Store(0)
+	attempts(2*time.Second, 10) // about 20 are made
 }
 
 // A client may give no window before all of it is used. An answer that was kept from it must not take a part that it never uses.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -210,8 +211,8 @@ func TestSlowClient(t *testing.T) {
 		for range 64 {
 			c.call(method, []byte("q"), "do-size", fmt.Sprint(1<<20)) // 64 MiB that are not read
 		}
-		time.Sleep(100 * time.Millisecond)
-		for _, m := range []string{forwarded, local} {
+		r.opens(64)
+		for _, m := range slices.Repeat([]string{forwarded, local}, 50) {
 			if _, err := call(t.Context(), good, m, []byte("x")); err != nil {
 				t.Errorf("%s of a client beside a slow one = %v", m, err)
 			}
