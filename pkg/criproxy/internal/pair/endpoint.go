@@ -122,9 +122,6 @@ func (e *endpoint) absentLocked(err error) {
 
 // run connects while the runtime is absent, until ctx ends.
 func (e *endpoint) run(ctx context.Context) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	<-timer.C
 	for {
 		select {
 		case <-e.wanted:
@@ -132,10 +129,7 @@ func (e *endpoint) run(ctx context.Context) {
 			return
 		}
 		for e.absence() != nil {
-			timer.Reset(firstRetry)
-			select {
-			case <-timer.C:
-			case <-ctx.Done():
+			if pause(ctx, firstRetry) != nil {
 				return
 			}
 			conn, _, err := e.try(ctx)

@@ -112,9 +112,6 @@ func (r *responses) pass(ctx context.Context) error {
 func (r *responses) send(to int) error {
 	b := r.in.buf[r.sent:to]
 	r.sent = to
-	if len(b) == 0 {
-		return nil
-	}
 	return r.writer.send(b)
 }
 
@@ -124,9 +121,6 @@ func (r *responses) replace(f *frame, b []byte) error {
 		return err
 	}
 	r.sent = r.in.pos
-	if len(b) == 0 {
-		return nil
-	}
 	return r.writer.send(b)
 }
 

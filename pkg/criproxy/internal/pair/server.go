@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -111,7 +113,7 @@ func (s *Server) Serve(l net.Listener) error {
 			return nil
 		case isTemporary(err):
 			s.config.Log.Error(err, "Accept failed, trying again")
-			pause(ctx, acceptRetry)
+			_ = pause(ctx, acceptRetry) // Accept fails if the server stops
 		default:
 			return errors.Join(err, l.Close())
 		}
@@ -122,20 +124,19 @@ func (s *Server) Serve(l net.Listener) error {
 const acceptRetry = 50 * time.Millisecond
 
 func isTemporary(err error) bool {
-	for _, errno := range []syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED} {
-		if errors.Is(err, errno) {
-			return true
-		}
-	}
-	return false
+	errno, _ := errors.AsType[syscall.Errno](err)
+	return slices.Contains([]syscall.Errno{syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.ECONNABORTED}, errno)
 }
 
-func pause(ctx context.Context, d time.Duration) {
+// pause returns after d, or with an error if ctx ends before.
+func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
+		return nil
 	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 
@@ -168,10 +169,7 @@ func (s *Server) Shutdown(ctx context.Context) {
 	s.mu.Lock()
 	s.stopping = true
 	l, cancel := s.listener, s.cancel
-	pairs := make([]*pair, 0, len(s.pairs))
-	for p := range s.pairs {
-		pairs = append(pairs, p)
-	}
+	pairs := slices.Collect(maps.Keys(s.pairs))
 	s.mu.Unlock()
 	if l == nil {
 		return
@@ -216,5 +214,7 @@ func writerTo(conn net.Conn) (*writer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newWriter(conn, raw), nil
+	w := &writer{conn: conn, raw: raw}
+	w.free.L = &w.mu
+	return w, nil
 }

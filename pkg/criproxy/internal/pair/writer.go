@@ -23,7 +23,7 @@ var errUnread = errors.New("client does not read the answers to its control fram
 // A writer lets several goroutines write to one connection.
 type writer struct {
 	conn net.Conn
-	raw  syscall.RawConn
+	raw  syscall.RawConn // the same connection below all wrappers
 
 	mu    sync.Mutex
 	free  sync.Cond // broadcast on an error, signalled when busy becomes false
@@ -32,13 +32,6 @@ type writer struct {
 	err   error
 
 	emptying sync.WaitGroup // goroutines that write the queue
-}
-
-// newWriter returns a writer to conn. raw is the same connection below all wrappers.
-func newWriter(conn net.Conn, raw syscall.RawConn) *writer {
-	w := &writer{conn: conn, raw: raw}
-	w.free.L = &w.mu
-	return w
 }
 
 // acquire waits until the caller is the only one that writes. If it returns nil, release must follow.
@@ -82,8 +75,11 @@ func (w *writer) failLocked(err error) {
 	}
 }
 
-// send writes b, and waits for the client to take it.
+// send writes b, if it is not empty, and waits for the client to take it.
 func (w *writer) send(b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
 	if err := w.acquire(); err != nil {
 		return err
 	}
