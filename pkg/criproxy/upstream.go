@@ -75,34 +75,18 @@ func (u *Upstream) Up() bool { return u.conn.GetState() == connectivity.Ready }
 
 // Watch keeps connecting, and calls f with whether the connection is up: at once, and then at every change, until ctx ends. If the
 // connection is lost and back before Watch sees it, f is called with false and then with true.
-func (u *Upstream) Watch(ctx context.Context, f func(up bool)) { watch(ctx, u.conn, f) }
-
-// A connection is a [grpc.ClientConn], or a substitute for one.
-type connection interface {
-	grpc.ClientConnInterface
-	stateful
-	Close() error
-}
-
-// stateful is what watch needs of a connection.
-type stateful interface {
-	GetState() connectivity.State
-	WaitForStateChange(ctx context.Context, source connectivity.State) bool
-	Connect()
-}
-
-func watch(ctx context.Context, conn stateful, f func(up bool)) {
-	state := conn.GetState()
+func (u *Upstream) Watch(ctx context.Context, f func(up bool)) {
+	state := u.conn.GetState()
 	up := state == connectivity.Ready
 	f(up)
 	for {
 		if state == connectivity.Idle {
-			conn.Connect()
+			u.conn.Connect()
 		}
-		if !conn.WaitForStateChange(ctx, state) {
+		if !u.conn.WaitForStateChange(ctx, state) {
 			return
 		}
-		state = conn.GetState()
+		state = u.conn.GetState()
 		now := state == connectivity.Ready
 		if up && now {
 			f(false)
@@ -112,6 +96,15 @@ func watch(ctx context.Context, conn stateful, f func(up bool)) {
 		}
 		up = now
 	}
+}
+
+// A connection is a [grpc.ClientConn], or a substitute for one.
+type connection interface { //nolint:interfacebloat // what is used of a grpc.ClientConn
+	grpc.ClientConnInterface
+	GetState() connectivity.State
+	WaitForStateChange(ctx context.Context, source connectivity.State) bool
+	Connect()
+	Close() error
 }
 
 // Close ends the connection and every call on it.
