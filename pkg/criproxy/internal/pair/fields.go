@@ -1,6 +1,7 @@
 package pair
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -42,7 +43,9 @@ type requestHead struct {
 func checkRequest(fields []hpack.HeaderField) (head requestHead, err error) {
 	malformed := streamError{codeProtocol}
 	head.length = noLength
-	var verb, scheme, authority, path, regular bool
+	pseudo := [...]string{":method", ":scheme", ":path", ":authority"} // the last one need not be there
+	var seen [len(pseudo)]bool
+	regular := false
 	for i := range fields {
 		f := &fields[i]
 		if !validValue(f.Value) {
@@ -55,26 +58,16 @@ func checkRequest(fields []hpack.HeaderField) (head requestHead, err error) {
 			}
 			continue
 		}
-		var seen *bool
-		switch f.Name {
-		case ":method":
-			seen = &verb
-			if f.Value != "POST" {
-				return head, malformed
-			}
-		case ":scheme":
-			seen = &scheme
-		case ":authority":
-			seen = &authority
-		case ":path":
-			seen, head.path = &path, f.Value
-		}
-		if seen == nil || *seen || regular {
+		at := slices.Index(pseudo[:], f.Name)
+		if at < 0 || seen[at] || regular || f.Name == ":method" && f.Value != "POST" {
 			return head, malformed
 		}
-		*seen = true
+		seen[at] = true
+		if f.Name == ":path" {
+			head.path = f.Value
+		}
 	}
-	if !verb || !scheme || head.path == "" {
+	if slices.Contains(seen[:3], false) || head.path == "" {
 		return head, malformed
 	}
 	return head, nil

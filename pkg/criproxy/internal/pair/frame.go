@@ -95,6 +95,24 @@ type frame struct {
 
 func (f *frame) has(flag byte) bool { return f.flags&flag != 0 }
 
+// checkSize checks the length of a frame whose type prescribes one (RFC 9113 6).
+func (f *frame) checkSize() error {
+	n := len(f.payload)
+	switch {
+	case f.typ == typeReset && n != 4:
+		return connError{codeFrameSize, "RST_STREAM"}
+	case f.typ == typeSettings && (n%settingSize != 0 || f.has(flagAck) && n > 0):
+		return connError{codeFrameSize, "SETTINGS"}
+	case f.typ == typePing && n != 8:
+		return connError{codeFrameSize, "PING"}
+	case f.typ == typeGoAway && n < 8:
+		return connError{codeFrameSize, "GOAWAY"}
+	case f.typ == typeWindowUpdate && n != 4:
+		return connError{codeFrameSize, "WINDOW_UPDATE"}
+	}
+	return nil
+}
+
 // content returns the payload of DATA or HEADERS without padding and priority.
 func (f *frame) content() ([]byte, error) {
 	b, pad := f.payload, 0

@@ -191,6 +191,18 @@ func (r *requests) frame(ctx context.Context, f *frame) error {
 }
 
 func (r *requests) handle(ctx context.Context, f *frame) error {
+	switch {
+	case f.stream == 0:
+	case f.typ == typeSettings:
+		return connError{codeProtocol, "SETTINGS on a stream"}
+	case f.typ == typePing:
+		return connError{codeProtocol, "PING on a stream"}
+	case f.typ == typeGoAway:
+		return connError{codeProtocol, "GOAWAY on a stream"}
+	}
+	if err := f.checkSize(); err != nil {
+		return err
+	}
 	switch f.typ {
 	case typeData:
 		return r.data(ctx, f)
@@ -207,12 +219,6 @@ func (r *requests) handle(ctx context.Context, f *frame) error {
 	case typePing:
 		return r.pinged(f)
 	case typeGoAway:
-		if f.stream != 0 {
-			return connError{codeProtocol, "GOAWAY on a stream"}
-		}
-		if len(f.payload) < 8 {
-			return connError{codeFrameSize, "GOAWAY"}
-		}
 		err := r.releaseHeld(ctx, len(r.held))
 		r.out = append(r.out, f.raw...)
 		return err
@@ -279,9 +285,6 @@ func (r *requests) endStream(id uint32, code errorCode, counted codes.Code) {
 }
 
 func (r *requests) reset(f *frame) error {
-	if len(f.payload) != 4 {
-		return connError{codeFrameSize, "RST_STREAM"}
-	}
 	if r.idle(f.stream) {
 		return connError{codeProtocol, "RST_STREAM of an idle stream"}
 	}
@@ -297,12 +300,6 @@ func (r *requests) idle(id uint32) bool {
 }
 
 func (r *requests) pinged(f *frame) error {
-	if f.stream != 0 {
-		return connError{codeProtocol, "PING on a stream"}
-	}
-	if len(f.payload) != 8 {
-		return connError{codeFrameSize, "PING"}
-	}
 	switch {
 	case f.has(flagAck) && string(f.payload) == leavePing:
 		r.back = r.hasLeft(r.back)
@@ -324,12 +321,7 @@ func (r *requests) isLost() bool {
 }
 
 func (r *requests) settings(f *frame) error {
-	switch {
-	case f.stream != 0:
-		return connError{codeProtocol, "SETTINGS on a stream"}
-	case len(f.payload)%settingSize != 0, f.has(flagAck) && len(f.payload) > 0:
-		return connError{codeFrameSize, "SETTINGS"}
-	case f.has(flagAck):
+	if f.has(flagAck) {
 		r.out = append(r.out, f.raw...) // one for one with those of the runtime
 		return nil
 	}
@@ -396,9 +388,6 @@ func (r *requests) passSettings(passed []byte) error {
 }
 
 func (r *requests) windowUpdate(f *frame) error {
-	if len(f.payload) != 4 {
-		return connError{codeFrameSize, "WINDOW_UPDATE"}
-	}
 	increment := int64(binary.BigEndian.Uint32(f.payload) & maxWindow)
 	if f.stream != 0 && r.idle(f.stream) {
 		return connError{codeProtocol, "WINDOW_UPDATE of an idle stream"}

@@ -131,52 +131,37 @@ func (r *responses) frame(ctx context.Context, f *frame) error {
 	if !r.settingsPassed && f.typ != typeSettings {
 		return connError{codeProtocol, "the runtime's first frame is not SETTINGS"}
 	}
+	if err := f.checkSize(); err != nil {
+		return err
+	}
+	withheld := false
+	var err error
 	switch f.typ {
 	case typeData:
 		return r.data(f)
 	case typeHeaders, typeContinuation:
 		return r.headers(f)
 	case typeReset:
-		if len(f.payload) != 4 {
-			return connError{codeFrameSize, "RST_STREAM"}
-		}
-		if r.isUnopened(f.stream) {
-			return errUnopened
-		}
-		if r.reset(f.stream, errorCode(binary.BigEndian.Uint32(f.payload))) {
-			return r.replace(f, nil)
-		}
+		withheld, err = r.reset(f.stream, errorCode(binary.BigEndian.Uint32(f.payload)))
 	case typeSettings:
 		return r.settings(f)
 	case typePing:
-		if len(f.payload) != 8 {
-			return connError{codeFrameSize, "PING"}
-		}
 		if f.has(flagAck) {
 			r.ping.CompareAndSwap(pingSent, pingAnswered)
 		}
 	case typeGoAway:
-		if len(f.payload) < 8 {
-			return connError{codeFrameSize, "GOAWAY"}
-		}
 		return r.replace(f, r.runtimeLeaves(ctx, f.payload, &r.done))
 	case typeWindowUpdate:
-		if len(f.payload) != 4 {
-			return connError{codeFrameSize, "WINDOW_UPDATE"}
-		}
-		if f.stream == 0 {
-			return r.windowUpdate(f)
-		}
-		if r.isUnopened(f.stream) {
-			return errUnopened
-		}
-		return r.streamWindow(f)
+		withheld, err = r.windowUpdate(f.stream, int64(binary.BigEndian.Uint32(f.payload)&maxWindow))
 	case typePushPromise:
 		return connError{codeProtocol, "PUSH_PROMISE"}
 	default: // PRIORITY and extensions are not forwarded
+		withheld = true
+	}
+	if err == nil && withheld {
 		return r.replace(f, nil)
 	}
-	return nil
+	return err
 }
 
 // routeLocked returns the call to which a frame of the runtime belongs, nil if it has ended, and whether the frame is kept from the client.
@@ -195,12 +180,6 @@ func (r *responses) routeLocked(id uint32) (st *stream, withheld bool, err error
 var errUnopened = connError{codeProtocol, "frame of the runtime on a stream that the client has not opened"}
 
 func (p *pair) unopenedLocked(id uint32) bool { return id == 0 || id&1 == 0 || id > p.last }
-
-func (p *pair) isUnopened(id uint32) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.unopenedLocked(id)
-}
 
 // withheldLocked reports whether frames of the runtime are kept from the client, of a call or, if st is nil, of one that has ended.
 func (p *pair) withheldLocked(st *stream) bool {
@@ -374,8 +353,12 @@ func (r *responses) ended(id uint32, code string) {
 
 // reset notes that the runtime has reset a call. Without an error, that is the end of a call whose request is not complete. It reports
 // whether the client does not get to know.
-func (r *responses) reset(id uint32, code errorCode) (withheld bool) {
+func (r *responses) reset(id uint32, code errorCode) (withheld bool, err error) {
 	r.mu.Lock()
+	if r.unopenedLocked(id) {
+		r.mu.Unlock()
+		return false, errUnopened
+	}
 	st := r.streams[id]
 	withheld = r.withheldLocked(st)
 	switch {
@@ -396,14 +379,11 @@ func (r *responses) reset(id uint32, code errorCode) (withheld bool) {
 	default:
 		r.count(st, codes.Internal)
 	}
-	return withheld
+	return withheld, nil
 }
 
 // settings passes SETTINGS, without the settings that hold for one connection.
 func (r *responses) settings(f *frame) error {
-	if len(f.payload)%settingSize != 0 || f.has(flagAck) && len(f.payload) > 0 {
-		return connError{codeFrameSize, "SETTINGS"}
-	}
 	if f.has(flagAck) {
 		return r.settingsAck(f)
 	}
@@ -450,26 +430,21 @@ func (r *responses) settingsAck(f *frame) error {
 	return nil
 }
 
-// windowUpdate counts what the runtime takes.
-func (r *responses) windowUpdate(f *frame) error {
-	increment := int64(binary.BigEndian.Uint32(f.payload) & maxWindow)
+// windowUpdate counts what the runtime takes on the connection. It reports whether the client does not get the frame, which is one of a
+// stream then.
+func (r *responses) windowUpdate(id uint32, increment int64) (withheld bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.window.runtime += increment; r.window.runtime > maxWindow {
-		return connError{codeFlowControl, "window of the runtime too large"}
+	switch {
+	case id == 0:
+		if r.window.runtime += increment; r.window.runtime > maxWindow {
+			return false, connError{codeFlowControl, "window of the runtime too large"}
+		}
+		return false, nil
+	case r.unopenedLocked(id):
+		return false, errUnopened
 	}
-	return nil
-}
-
-// streamWindow passes WINDOW_UPDATE of a stream.
-func (r *responses) streamWindow(f *frame) error {
-	r.mu.Lock()
-	withheld := r.withheldLocked(r.streams[f.stream])
-	r.mu.Unlock()
-	if withheld {
-		return r.replace(f, nil)
-	}
-	return nil
+	return r.withheldLocked(r.streams[id]), nil
 }
 
 // codeOf reads a grpc-status as it is on the wire.
