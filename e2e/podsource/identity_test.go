@@ -5,12 +5,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/podsource"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
-
-	"github.com/pullgate/pullgate/internal/podsource"
 )
 
 func TestNodeNameFollowsFromTheCertificate(t *testing.T) {
