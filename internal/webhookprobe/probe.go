@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -19,7 +20,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/ptr"
@@ -28,6 +29,8 @@ import (
 const (
 	// patience is how long one request may take.
 	patience = 3 * time.Second
+	// maxAnswer bounds an answer of the API server.
+	maxAnswer = 16 << 20
 	// maxEndpoints is how many endpoints of a service are tried.
 	maxEndpoints = 3
 	// path is the path of the webhook of pullgate-policyd.
@@ -67,17 +70,12 @@ func (p Prober) Probe(ctx context.Context) ([]Webhook, error) {
 		return nil, err
 	}
 	config.Timeout = patience
-	config.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", p.Kubeconfig, err)
 	}
 	defer client.CloseIdleConnections()
-	requests, err := rest.UnversionedRESTClientForConfigAndClient(config, client)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", p.Kubeconfig, err)
-	}
-	api := apiServer{requests}
+	api := apiServer{client: client, base: strings.TrimSuffix(config.Host, "/")}
 	var list admissionregistrationv1.ValidatingWebhookConfigurationList
 	if err := api.get(ctx, "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", &list); err != nil {
 		return nil, fmt.Errorf("list ValidatingWebhookConfigurations: %w", err)
@@ -216,19 +214,33 @@ func request(ctx context.Context, conn *tls.Conn, host string) (status int, allo
 }
 
 // An apiServer answers requests as JSON.
-type apiServer struct{ rest.Interface }
+type apiServer struct {
+	client *http.Client
+	base   string
+}
 
 // get reads an object. The error is an apierrors.StatusError if the answer is not 200.
-func (a apiServer) get(ctx context.Context, uri string, into any) error {
-	result := a.Get().RequestURI(uri).SetHeader("Accept", "application/json").Do(ctx)
-	if err := result.Error(); err != nil {
-		return err
-	}
-	body, err := result.Raw()
+func (a apiServer) get(ctx context.Context, path string, into any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.base+path, nil)
 	if err != nil {
 		return err
 	}
-	return json.Unmarshal(body, into)
+	req.Header.Set("Accept", "application/json")
+	resp, err := a.client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }() // it was read as far as it is used
+	body := io.LimitReader(resp.Body, maxAnswer)
+	if resp.StatusCode != http.StatusOK {
+		var s metav1.Status
+		if err := json.NewDecoder(body).Decode(&s); err != nil || s.Message == "" {
+			s.Message = resp.Status
+		}
+		s.Code = int32(resp.StatusCode) //nolint:gosec // it has three digits
+		return &apierrors.StatusError{ErrStatus: s}
+	}
+	return json.NewDecoder(body).Decode(into)
 }
 
 // resolve returns the addresses of a service: those of its endpoints, and the cluster IP, which an API server uses unless it has aggregator

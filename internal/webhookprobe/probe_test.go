@@ -34,13 +34,6 @@ type cluster struct {
 	hosts map[string]string
 }
 
-// refuse answers as an API server does.
-func refuse(w http.ResponseWriter, code int, message string) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(code)
-	_, _ = fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","code":%d,"message":%q}`, code, message)
-}
-
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	authority, err := certtest.New("authority of the webhook")
@@ -52,9 +45,11 @@ func newCluster(t *testing.T) *cluster {
 		case r.Header.Get("Authorization") != "Bearer t":
 			w.WriteHeader(http.StatusUnauthorized)
 		case !ok:
-			refuse(w, http.StatusNotFound, "not found")
+			w.WriteHeader(http.StatusNotFound)
+			_, _ = io.WriteString(w, `{"kind":"Status","message":"not found"}`)
 		case answer == "":
-			refuse(w, http.StatusForbidden, "forbidden: "+r.URL.Path)
+			w.WriteHeader(http.StatusForbidden)
+			_, _ = fmt.Fprintf(w, `{"kind":"Status","message":"forbidden: %s"}`, r.URL.Path)
 		default:
 			_, _ = io.WriteString(w, answer)
 		}
