@@ -93,3 +93,16 @@ func literal(e ast.Expr) (string, bool) {
 	text, err := strconv.Unquote(l.Value)
 	return text, err == nil
 }
+
+// A drop-in of a unit adds flags without a copy of ExecStart=, by a variable that the page of the program names.
+func TestUnitsTakeFlagsFromAVariable(t *testing.T) {
+	for program, variable := range map[string]string{"pullgated": "PULLGATED_FLAGS", "pullgate-policyd": "POLICYD_FLAGS"} {
+		unit, page := read(t, filepath.Join(root, "systemd", program+".service")), read(t, filepath.Join(root, "docs", program+".md"))
+		if !strings.Contains(unit, "/"+program+" $"+variable+"\n") {
+			t.Errorf("systemd/%s.service: ExecStart= does not have $%s", program, variable)
+		}
+		if !strings.Contains(page, "Environment="+variable+"=--logging-format=json") {
+			t.Errorf("docs/%s.md does not have %s", program, variable)
+		}
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/policyd"
 	"github.com/pullgate/pullgate/internal/program"
 )
@@ -71,15 +72,15 @@ func command() *cobra.Command {
 }
 
 func start(cmd *cobra.Command, f flags, log klog.Logger, reload <-chan os.Signal) error {
-	c, err := config.LoadPolicyd(f.config)
-	if errors.Is(err, fs.ErrNotExist) {
-		return program.Usagef("configuration %s: %w; give --config the path of a file that exists", f.config, err)
-	}
-	if err != nil {
-		return program.Usagef("configuration %s:\n%w", f.config, err)
-	}
 	if f.check {
-		return check(cmd, f.config, c)
+		return program.AsUnit(cmd.Context(), nil, name+".service", func() error { return check(cmd, f.config) })
+	}
+	c, err := read(f.config)
+	if err != nil {
+		return err
+	}
+	if err := program.CheckConfigAccess(f.config); err != nil {
+		log.Error(err, "Other users can write the configuration", "hint", hint.Of(err))
 	}
 	program.BoundMemory()
 	return policyd.Run(klog.NewContext(cmd.Context(), log), policyd.Options{
@@ -87,15 +88,34 @@ func start(cmd *cobra.Command, f flags, log klog.Logger, reload <-chan os.Signal
 	})
 }
 
+// read reads the configuration. Its errors are those of the command line.
+func read(path string) (config.Policyd, error) {
+	c, err := config.LoadPolicyd(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return c, program.Usagef("configuration %s: %w; give --config the path of a file that exists", path, err)
+	}
+	if err != nil {
+		return c, program.Usagef("configuration %s:\n%w", path, err)
+	}
+	return c, nil
+}
+
 // check prints the effect of a configuration, and what a start with it would refuse.
-func check(cmd *cobra.Command, path string, c config.Policyd) error {
-	warnings, err := policyd.Examine(c)
+func check(cmd *cobra.Command, path string) error {
+	c, err := read(path)
+	if err != nil {
+		return err
+	}
+	warnings, err := policyd.Examine(cmd.Context(), c)
 	if err != nil {
 		return program.Usagef("configuration %s: %s would not start:\n%w", path, name, err)
 	}
 	node := c.Node.Listen
 	if node == "" {
 		node = "the socket of " + name + ".socket"
+	}
+	if err := program.CheckConfigAccess(path); err != nil {
+		warnings = append(warnings, err.Error()+"; "+hint.Of(err))
 	}
 	for _, w := range warnings {
 		cmd.PrintErrln("Warning: " + w)

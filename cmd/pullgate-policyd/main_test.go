@@ -33,6 +33,7 @@ func TestScripts(t *testing.T) {
 		Deadline:            time.Now().Add(time.Minute), // a process that starts by mistake does not end
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
+		Condition:           func(name string) (bool, error) { return name == "root" && os.Geteuid() == 0, nil },
 		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"status": scripttest.Status, "expand": scripttest.Expand},
 	})
 }

@@ -39,6 +39,10 @@ With --url, only the ValidatingWebhookConfiguration is printed, for a
 pullgate-policyd outside of the cluster. It has the form that kube-apiserver 1.36
 reads from its own disk: its name ends with .static.k8s.io, and it has a URL.
 
+Policies of --policies can have a failurePolicy and webhookTimeoutSeconds. All of
+them share one webhook: without --failure-policy it has Fail if one of them has it,
+and without --timeout the longest timeout.
+
 The failure policy Ignore is recommended: the nodes enforce the same policies, and
 the webhook only reports earlier. With Fail, no pod is created while no
 pullgate-policyd answers.`
@@ -68,27 +72,36 @@ func manifestsCommand() *cobra.Command {
 	flags := cmd.Flags()
 	flags.StringVar(&f.Namespace, "namespace", "pullgate", "`namespace` of the objects")
 	flags.StringVar(&f.Image, "image", "", "`image` whose entry point is pullgate-policyd (required without --url)")
-	flags.StringVar(&f.policies, "policies", "", "`folder` of policy files for the ConfigMap pullgate-policies: that of the nodes")
+	flags.StringVar(&f.policies, "policies", "", "`folder` of policy files: that of the nodes")
 	flags.StringVar(&f.trustedRoot, "trusted-root", "", "`file` for the ConfigMap pullgate-trusted-root: the trusted_root.json of the nodes")
 	flags.StringVar(&f.caFile, "ca-file", "", "`file` with the PEM certificates of the authority that signs the certificate of pullgate-policyd (required without --url)")
 	flags.StringVar(&f.URL, "url", "", "https `URL` of a pullgate-policyd outside of the cluster")
 	flags.StringVar(&f.config, "config", "", "`file` with a PolicydConfiguration, of which podTemplates are used")
-	flags.StringVar(&f.FailurePolicy, "failure-policy", "Ignore", "`policy` of kube-apiserver if the webhook does not answer: Ignore or Fail")
+	flags.StringVar(&f.FailurePolicy, "failure-policy", "Ignore", "`policy` of kube-apiserver if the webhook does not answer: Ignore or Fail; without the flag, that of the policies")
 	flags.StringSliceVar(&f.Exclude, "exclude-namespaces", []string{"kube-system"}, "`namespaces` that the webhook does not judge, besides that of --namespace; the nodes judge them")
-	flags.DurationVar(&f.Timeout, "timeout", 10*time.Second, "`time` that kube-apiserver waits for an answer, 1s to 30s")
+	flags.DurationVar(&f.Timeout, "timeout", 10*time.Second, "`time` that kube-apiserver waits for an answer, 1s to 30s; without the flag, that of the policies")
 	return cmd
 }
 
 func (f *manifestsFlags) print(cmd *cobra.Command) error {
 	var errs []error
 	if f.URL != "" {
-		for _, flag := range []string{"namespace", "image", "policies", "trusted-root"} {
+		for _, flag := range []string{"namespace", "image", "trusted-root"} {
 			if cmd.Flags().Changed(flag) {
 				errs = append(errs, fmt.Errorf("--%s: has no effect with --url, which prints no object of the cluster", flag))
 			}
 		}
 	}
 	errs = append(errs, f.read()...)
+	if f.Policies != nil {
+		w := f.Policies.Webhook
+		if w.FailurePolicy != "" && !cmd.Flags().Changed("failure-policy") {
+			f.FailurePolicy = w.FailurePolicy
+		}
+		if w.TimeoutSeconds != 0 && !cmd.Flags().Changed("timeout") {
+			f.Timeout = time.Duration(w.TimeoutSeconds) * time.Second
+		}
+	}
 	if len(errs) > 0 {
 		return program.Usagef("invalid flags:\n%w", errors.Join(errs...))
 	}

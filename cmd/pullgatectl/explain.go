@@ -31,9 +31,9 @@ that only a call of the kubelet has, such as the user of an image, are shown as 
 without a pod source these are almost all. See also pullgatectl policy test. Image review
 backends are asked only with --ask, over the network.
 
-Exit codes: 0 the pod may use it, and policies do not deny it, as far as is known; 4 it
-needs proof; 10 policies deny it; 1 the image is not on this node, or another failure; 2
-and 3 as for every command.`,
+Exit codes, the first that applies: 10 policies deny it, also if it needs proof; 4 it needs
+proof; 1 the image is not on this node, or another failure; 0 the pod may use it, and
+policies do not deny it, as far as is known; 2 and 3 as for every command.`,
 		Example: `  pullgatectl explain registry.example/team-a/app:1.4 --pod team-a/web-0
 
   # In a script: may every pod of team-b use it?
@@ -78,7 +78,7 @@ and 3 as for every command.`,
 			if err != nil {
 				return err
 			}
-			if err := c.Print(o, answer, func(v output.View, p *output.Page) { v.Explanation(p, args[0], answer) }); err != nil {
+			if err := c.Print(o, answer, func(v output.View, p *output.Page) { v.Explanation(p, answer) }); err != nil {
 				return err
 			}
 			return exitOf(answer, args[0])
@@ -88,17 +88,16 @@ and 3 as for every command.`,
 	return cmd
 }
 
-// exitOf returns the error that ends the program with the exit code of an explanation.
+// exitOf returns the error that ends the program with the exit code of an explanation. A denial of policies comes before a missing
+// proof, which would not help, and both before an absent image.
 func exitOf(e *adminv1.ExplainResponse, image string) error {
-	switch e.GetVerdict() {
-	case adminv1.Verdict_VERDICT_ALLOW:
-		if output.PoliciesDeny(e) {
-			return &cli.ExitError{Code: cli.ExitDenied}
-		}
+	switch {
+	case output.PoliciesDeny(e):
+		return &cli.ExitError{Code: cli.ExitDenied}
+	case e.GetVerdict() == adminv1.Verdict_VERDICT_ALLOW:
 		return nil
-	case adminv1.Verdict_VERDICT_REVERIFY:
+	case e.GetVerdict() == adminv1.Verdict_VERDICT_REVERIFY:
 		return &cli.ExitError{Code: cli.ExitNeedsProof}
-	case adminv1.Verdict_VERDICT_UNSPECIFIED:
 	}
 	return fmt.Errorf("explain %s: the image is not on this node", image)
 }

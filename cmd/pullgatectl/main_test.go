@@ -16,6 +16,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/cli"
 	"github.com/pullgate/pullgate/internal/doctor"
+	"github.com/pullgate/pullgate/internal/filesystem"
 	"github.com/pullgate/pullgate/internal/kubeletconf"
 	"github.com/pullgate/pullgate/internal/nodeenable"
 	"github.com/pullgate/pullgate/internal/scripttest"
@@ -60,7 +61,7 @@ func machineOfTest() machine {
 	return machine{
 		node: doctor.Node{
 			Root: os.Getenv("NODE"), Now: consoleAtNow().Now,
-			Disk:        func(string) (doctor.Disk, error) { return doctor.Disk{Bytes: 2 << 30, Free: 1 << 30}, nil },
+			Disk:        func(string) (filesystem.Stats, error) { return filesystem.Stats{Bytes: 2 << 30, Free: 1 << 30}, nil },
 			ClockInStep: func() (bool, error) { return true, nil },
 			Run:         systemctl,
 		},

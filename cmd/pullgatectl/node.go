@@ -83,7 +83,9 @@ func nodeStatusCommand(c *cli.Console, enabler nodeenable.Enabler) *cobra.Comman
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show what the kubelet dials, and which file sets it",
-		Args:  cobra.NoArgs,
+		Long: `Show what the kubelet dials, and which file sets it. A line that begins with ! describes a
+problem; the exit code is 1 then.`,
+		Args: cobra.NoArgs,
 	}
 	s := nodeFlags(c, enabler, cmd)
 	o := cli.FormatFlag(cmd)
@@ -97,9 +99,15 @@ func nodeStatusCommand(c *cli.Console, enabler nodeenable.Enabler) *cobra.Comman
 			return nodeFailure(err)
 		}
 		if wrong != nil {
-			st.Wrong = append(st.Wrong, fmt.Sprintf("cannot read pullgated's configuration, using the defaults: %v", wrong))
+			st.Wrong = append(st.Wrong, fmt.Sprintf("cannot read pullgated's configuration, using the defaults: %v", hint.OneLine(wrong)))
 		}
-		return c.Print(o, st, func(_ output.View, p *output.Page) { draw(p, st.Lines()) })
+		if err := c.Print(o, st, func(_ output.View, p *output.Page) { draw(p, st.Lines()) }); err != nil {
+			return err
+		}
+		if len(st.Wrong) > 0 {
+			return hint.Errorf("see the lines that begin with !", "the kubelet's settings have problems")
+		}
+		return nil
 	}
 	return cmd
 }

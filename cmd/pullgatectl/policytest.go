@@ -21,9 +21,10 @@ import (
 const policyTestLong = `Compare pods in files with policies, and print which pods the policies admit. The command
 needs no pullgated and no cluster, so it can run where policies and manifests are reviewed.
 
-Each file has Pods, as YAML or JSON documents or in a List; "-" is stdin. For a Deployment
-or another object with a pod template, make a Pod of the template. Defaults of the API
-server are added, and the volume with the token of the service account.
+Each file has Pods, Deployments, StatefulSets, DaemonSets, ReplicaSets, Jobs, CronJobs,
+ReplicationControllers or PodTemplates, as YAML or JSON documents or in a List; "-" is
+stdin. Of a workload, the pod template is judged. Defaults of the API server are added, and
+the volume with the token of the service account.
 
 --at says who judges:
 
@@ -38,13 +39,15 @@ A field that is restricted and not known denies. Policies that only report (audi
 nothing, but what they report is printed. Exemptions and admission.enforce have no effect
 here, and the owner and mode of the policy files are not checked.
 
-Image review backends (ImagePolicy) are not asked, so they can deny what is admitted here.
+What needs a registry or a hook is listed as not judged: rules that signatures decide, and
+image review backends (ImagePolicy). They can deny what is admitted here. Rules about images
+that need no signature, such as a required digest or default: deny, are judged.
 
 Policies, unjudged, namespaceLabels and the pod source come from --config; --policies and
 --namespace-labels take precedence.
 
-The exit code is 0 if every pod is admitted, 10 if at least one is denied, and 2 if a file
-is invalid; then no pod is tested.`
+The exit code is 0 if every pod is admitted, also if something is not judged, 10 if at least
+one pod is denied, and 2 if a file is invalid; then no pod is tested.`
 
 // Values of --at.
 const (
@@ -73,13 +76,13 @@ func policyTestCommand(c *cli.Console) *cobra.Command {
   pullgatectl policy test -f pod.yaml
 
   # In CI: policies and manifests of a repository
-  pullgatectl policy test --policies policies/ -f web.yaml -f job.yaml --image-user 1000
+  pullgatectl policy test --policies policies/ -f deployment.yaml -f cronjob.yaml --image-user 1000
 
   # What would a new policy deny of what runs?
   kubectl get pods -A -o yaml | pullgatectl policy test --policies policies/ -f -`,
 		Args: cobra.NoArgs,
 	}
-	cmd.Flags().StringArrayVarP(&t.pods, "filename", "f", nil, "`file` with Pods, or - for stdin; may be given several times")
+	cmd.Flags().StringArrayVarP(&t.pods, "filename", "f", nil, "`file` with Pods or workloads, or - for stdin; may be given several times")
 	cmd.Flags().StringVar(&t.policies, "policies", "", "`folder` of policy files; default: admission.policies of --config")
 	cmd.Flags().StringVar(&t.labels, "namespace-labels", "", "YAML `file` with labels by namespace; default: admission.namespaceLabels of --config")
 	cmd.Flags().StringVar(&t.at, "at", atNode, "who judges: node or admission")
@@ -158,6 +161,10 @@ func (t *policyTest) invalid(err error) error {
 
 // read returns the pods of all files. The error joins those of all files.
 func (t *policyTest) read(stdin io.Reader) ([]policytest.Pod, error) {
+	var workloads []podfile.Workload // that the webhook judges too
+	for _, w := range config.BuiltInPodTemplates() {
+		workloads = append(workloads, podfile.Workload(w))
+	}
 	var pods []policytest.Pod
 	var errs []error
 	for _, name := range t.pods {
@@ -172,7 +179,7 @@ func (t *policyTest) read(stdin io.Reader) ([]policytest.Pod, error) {
 			errs = append(errs, err)
 			continue
 		}
-		found, err := podfile.Read(data)
+		found, err := podfile.Read(data, workloads...)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", name, err))
 			continue
@@ -187,10 +194,14 @@ func (t *policyTest) read(stdin io.Reader) ([]policytest.Pod, error) {
 // printTest prints a result. refuse is whether a restriction that the node cannot judge denies.
 func printTest(p *output.Page, r *policytest.Result, refuse bool) {
 	for _, pod := range r.Pods {
+		name := pod.Namespace + "/" + pod.Name
+		if pod.Kind != "Pod" {
+			name = pod.Kind + " " + name
+		}
 		if pod.Admitted {
-			p.Paint(output.Good, "%s/%s: admitted", pod.Namespace, pod.Name)
+			p.Paint(output.Good, "%s: admitted", name)
 		} else {
-			p.Paint(output.Heed, "%s/%s: denied", pod.Namespace, pod.Name)
+			p.Paint(output.Heed, "%s: denied", name)
 		}
 		for _, name := range pod.AcceptedBy {
 			p.Line("  accepted by policy %s", name)
@@ -202,10 +213,13 @@ func printTest(p *output.Page, r *policytest.Result, refuse bool) {
 				p.Line("  %s", v.Message)
 			}
 		}
+		for _, rule := range pod.NotJudged {
+			p.Line("  not judged: %s", rule)
+		}
 	}
 	if len(r.NotAsked) > 0 {
 		p.Gap()
-		p.Prose("", "Image review backends are not asked, and no signature is verified: %s.", strings.Join(r.NotAsked, ", "))
+		p.Prose("", "Not judged, image review backends: %s.", strings.Join(r.NotAsked, ", "))
 	}
 	if len(r.Unjudged) == 0 {
 		return

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/cli"
 	"github.com/pullgate/pullgate/internal/cli/output"
+	"github.com/pullgate/pullgate/internal/hint"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -19,7 +20,9 @@ func revokeCommand(c *cli.Console) *cobra.Command {
 		Short: "Revoke proofs, and end the grants that depend on them",
 		Long: `Revoke the proofs that match all selectors: pods have to prove access at the registry
 again. Grants that depend on them end at once; running containers continue. With
---repository and --image-id alone, images that were open to every pod are closed as well.` + cli.Changing,
+--repository and --image-id alone, images that were open to every pod are closed as well.
+
+If nothing matches, nothing is changed and the exit code is 5, also with --dry-run.` + cli.Changing,
 		Example: `  # A credential has leaked
   pullgatectl revoke --secret team-a/regcred
 
@@ -42,7 +45,8 @@ again. Grants that depend on them end at once; running containers continue. With
 			return selected(!proto.Equal(&request, &adminv1.RevokeRequest{}), "give --credential, --repository, --image-id, --secret, --secret-uid or --namespace")
 		},
 		Question: "Revoke this?",
-		Nothing:  "Nothing to revoke: no proof matches.",
+		NoMatch: &cli.ExitError{Code: cli.ExitNoMatch, Err: hint.Errorf("check the spelling; pullgatectl images list and grants list show what is known",
+			"nothing was revoked: no proof, open image or grant matches")},
 		Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.RevokeResponse, error) {
 			if err := cli.ExpandImageID(ctx, api, &request.ImageId); err != nil {
 				return nil, err

@@ -15,14 +15,19 @@ Answers go to stdout, everything else to stderr.
 Exit codes:
 
     0  done
-    1  failed: the reason stands on stderr in a line, and mostly a hint in another
+    1  failed: stderr has the reason on one line, and mostly a hint on another
     2  wrong usage
     3  pullgated is not reached
-    4  explain: the pod needs proof
-   10  policy test: a pod is denied`
+    4  explain: the pod needs proof; pods --denied: a pod needs proof or is denied
+    5  revoke: nothing matches, and nothing was changed
+   10  explain: policies deny the pod, also if it needs proof; policy test: a pod is
+       denied; policy verify: an enforced rule is not met`
 
 const examples = `  # How are daemon, store and runtime?
   pullgatectl status
+
+  # Which pods would be denied if this node enforced?
+  pullgatectl pods --denied
 
   # Why does this pod not get its image, and what would change that?
   pullgatectl explain registry.example/team-a/app:1.4 --pod team-a/web-0
@@ -39,6 +44,7 @@ func rootCommand(c *cli.Console, on machine) *cobra.Command {
 		imagesCommand(c),
 		intentsCommand(c),
 		grantsCommand(c),
+		podsCommand(c),
 		explainCommand(c),
 		revokeCommand(c),
 		preloadedCommand(c),

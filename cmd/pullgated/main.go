@@ -15,6 +15,8 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/daemon"
+	"github.com/pullgate/pullgate/internal/hint"
+	"github.com/pullgate/pullgate/internal/kubeletconf"
 	"github.com/pullgate/pullgate/internal/program"
 )
 
@@ -73,19 +75,19 @@ func command() *cobra.Command {
 
 func start(cmd *cobra.Command, f flags, log klog.Logger, reload <-chan os.Signal) error {
 	load := loader(f.config, f.configGiven)
-	c, found, err := load()
-	if errors.Is(err, fs.ErrNotExist) && !errors.Is(err, config.ErrInvalid) {
-		return program.Usagef("configuration %s: %w; give --config the path of a file that exists, or no --config for the defaults", f.config, err)
+	if f.check {
+		return program.AsUnit(cmd.Context(), nil, "pullgated.service", func() error { return check(cmd, f.config, load) })
 	}
+	c, found, err := read(f.config, load)
 	if err != nil {
-		return program.Usagef("configuration %s:\n%w", f.config, err)
+		return err
 	}
 	path, err := filepath.Abs(f.config)
 	if err != nil {
 		return fmt.Errorf("configuration %s: %w", f.config, err)
 	}
-	if f.check {
-		return check(cmd, f.config, c, found)
+	if err := program.CheckConfigAccess(path); err != nil {
+		log.Error(err, "Other users can write the configuration", "hint", hint.Of(err))
 	}
 	if !found {
 		log.Info("Configuration file not found: using defaults", "path", path, "enforcement", c.Enforcement())
@@ -105,13 +107,32 @@ func start(cmd *cobra.Command, f flags, log klog.Logger, reload <-chan os.Signal
 	})
 }
 
+// read reads the configuration. Its errors are those of the command line.
+func read(path string, load func() (config.Config, bool, error)) (config.Config, bool, error) {
+	c, found, err := load()
+	if errors.Is(err, fs.ErrNotExist) && !errors.Is(err, config.ErrInvalid) {
+		return c, found, program.Usagef("configuration %s: %w; give --config the path of a file that exists, or no --config for the defaults", path, err)
+	}
+	if err != nil {
+		return c, found, program.Usagef("configuration %s:\n%w", path, err)
+	}
+	return c, found, nil
+}
+
 // check prints the effect of a configuration, and what a start with it would refuse or do without.
-func check(cmd *cobra.Command, path string, c config.Config, found bool) error {
+func check(cmd *cobra.Command, path string, load func() (config.Config, bool, error)) error {
+	c, found, err := read(path, load)
+	if err != nil {
+		return err
+	}
 	state := "configuration is valid"
 	if !found {
 		state = "not found: using defaults"
 	}
-	p := daemon.Examine(cmd.Context(), c)
+	p := daemon.Examine(cmd.Context(), kubeletconf.Host{}, c)
+	if err := program.CheckConfigAccess(path); err != nil {
+		p.Warnings = append(p.Warnings, fmt.Errorf("%w; %s", err, hint.Of(err)))
+	}
 	for _, w := range p.Warnings {
 		if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "pullgated: warning: %v\n", w); err != nil {
 			return err
@@ -124,7 +145,7 @@ func check(cmd *cobra.Command, path string, c config.Config, found bool) error {
 	if source == "" {
 		source = "none"
 	}
-	_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: %s; %s\n  kubelet -> %s -> %s\n  state %s, metrics %q, pod source %s, decision log %q\n",
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %s; %s\n  kubelet -> %s -> %s\n  state %s, metrics %q, pod source %s, decision log %q\n",
 		path, state, c.Enforcement(), c.Listen, c.RuntimeEndpoint, c.StateDir, c.Metrics.Listen, source, c.DecisionLog.Path)
 	return err
 }

@@ -1,7 +1,7 @@
 // Command bench measures what pullgated costs, in parts that are sections of docs/performance/performance.md.
 //
-// The calls: what a proxy in the way of CRI calls costs; pullgated, beside a direct connection, a program that copies bytes, HAProxy,
-// nginx and two libraries for gRPC proxies.
+// The calls: what a proxy in the way of CRI calls costs; pullgated, beside a direct connection, a program that copies bytes
+// and two libraries for gRPC proxies.
 //
 //	bench ──▶ target ──▶ fake runtime
 //

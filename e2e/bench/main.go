@@ -32,7 +32,6 @@ type options struct {
 	duration  time.Duration
 	pullgated string
 	out       string
-	require   bool
 	calls     string
 	through   string
 	parts     string
@@ -60,7 +59,6 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	flags.DurationVar(&o.duration, "duration", 700*time.Millisecond, "time for one target in one cell")
 	flags.StringVar(&o.pullgated, "pullgated", "", "program of pullgated; none is not measured")
 	flags.StringVar(&o.out, "out", "", "folder for performance.md, performance.csv and images/performance.svg; none prints the table")
-	flags.BoolVar(&o.require, "require", false, "fail if HAProxy or nginx is missing")
 	flags.StringVar(&o.calls, "calls", "", "measure only calls whose names contain it")
 	flags.StringVar(&o.through, "through", "", "measure only these targets, separated by commas, and the direct connection")
 	flags.StringVar(&o.parts, "parts", strings.Join([]string{partCalls, partStart, partContainers}, ","), "what to measure, separated by commas; the other sections of performance.md stay")

@@ -106,7 +106,7 @@ func calls(ctx context.Context, results []result, o options, targets []*target) 
 	b.WriteString("![p50 by the direct connection](images/performance.svg)\n\n")
 	fmt.Fprintf(&b, "%d rounds of %v for each target and call, interleaved; client, target and a fake runtime share the machine. The table has the median p50 of the direct connection, and "+
 		"for the others the median ratio to it in the same round, for pullgated with the lowest and the highest. [performance.csv](performance.csv) has p99, calls a second, CPU and memory too.\n\n", o.rounds, o.duration)
-	b.WriteString("`splice` copies bytes between two sockets without reading gRPC: no proxy that reads calls can be faster. HAProxy has two threads, nginx one process. " +
+	b.WriteString("`splice` copies bytes between two sockets without reading gRPC: no proxy that reads calls can be faster. " +
 		"`mwitkow` and `siderolabs` are the two grpc-proxy libraries. Only pullgated judges the pre-checks.\n\n")
 	b.WriteString(table(results))
 	fmt.Fprintf(&b, "\nMachine: %s. Versions: ", machine(ctx))
@@ -144,7 +144,7 @@ func machine(ctx context.Context) string {
 // chart returns the p50 of all targets as SVG: a group of bars for each cell.
 func chart(results []result) string {
 	const left, width, bar, gap, most = 300, 520, 11, 14, 5.0
-	colours := map[string]string{"splice": "#9aa0a6", "haproxy": "#5b8def", "nginx": "#3aa76d", "mwitkow": "#c58af9", "siderolabs": "#e8a33d", "pullgated": "#d93025"}
+	colours := map[string]string{"splice": "#9aa0a6", "mwitkow": "#c58af9", "siderolabs": "#e8a33d", "pullgated": "#d93025"}
 	var b strings.Builder
 	y, last := 40, ""
 	for i := range results {

@@ -76,24 +76,16 @@ func start(ctx context.Context, dir string, o options) (targets []*target, close
 		if o.through != "" && !slices.Contains(strings.Split(o.through, ","), t.name) {
 			continue
 		}
-		program, err := exec.LookPath(t.program)
-		if err != nil && !o.require {
-			fmt.Fprintf(os.Stderr, "bench: %s is not measured: %v\n", t.name, err)
-			continue
-		}
-		if err != nil {
-			return targets, closeAll, err
-		}
 		if t.config != "" {
 			if err := os.WriteFile(filepath.Join(dir, t.name+".conf"), []byte(t.config), 0o600); err != nil {
 				return targets, closeAll, err
 			}
 		}
-		p, err := launch(t.name, program, t.args...)
+		p, err := launch(t.name, t.program, t.args...)
 		if err != nil {
 			return targets, closeAll, err
 		}
-		if err := add(t.name, versionOf(ctx, program, t.version), socket(t.name), p); err != nil {
+		if err := add(t.name, versionOf(ctx, t.program, t.version), socket(t.name), p); err != nil {
 			return targets, closeAll, err
 		}
 	}
@@ -118,21 +110,6 @@ func others(dir, self string, socket func(string) string, o options) []recipe {
 	conf := func(name string) string { return filepath.Join(dir, name+".conf") }
 	all := []recipe{
 		{"splice", self, []string{"serve", "splice", socket("splice"), socket("runtime")}, "", nil},
-		{
-			"haproxy", "haproxy",
-			[]string{"-q", "-db", "-f", conf("haproxy")},
-			"global\n  nbthread 2\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\n" +
-				"frontend f\n  bind unix@" + socket("haproxy") + " proto h2\n  default_backend b\nbackend b\n  server s unix@" + socket("runtime") + " proto h2\n",
-			[]string{"-v"},
-		},
-		{
-			"nginx", "nginx",
-			[]string{"-p", dir, "-e", "stderr", "-c", conf("nginx")},
-			"daemon off;\nmaster_process off;\npid " + dir + "/nginx.pid;\nerror_log stderr crit;\nevents {}\nhttp {\n  access_log off;\n  client_body_temp_path " + dir + "/t1;\n  proxy_temp_path " + dir + "/t2;\n" +
-				"  fastcgi_temp_path " + dir + "/t3;\n  uwsgi_temp_path " + dir + "/t4;\n  scgi_temp_path " + dir + "/t5;\n  keepalive_requests 1000000000;\n  upstream u { server unix:" + socket("runtime") + "; keepalive 64; keepalive_requests 1000000000; }\n" +
-				"  server { listen unix:" + socket("nginx") + " http2; location / { grpc_pass grpc://u; } }\n}\n",
-			[]string{"-v"},
-		},
 		{"mwitkow", self, []string{"serve", "mwitkow", socket("mwitkow"), socket("runtime")}, "", nil},
 		{"siderolabs", self, []string{"serve", "siderolabs", socket("siderolabs"), socket("runtime")}, "", nil},
 	}
@@ -154,7 +131,7 @@ func versionOf(ctx context.Context, program string, args []string) string {
 	}
 	out, _ := exec.CommandContext(ctx, program, args...).CombinedOutput()
 	first, _, _ := strings.Cut(string(out), "\n")
-	return strings.TrimPrefix(strings.TrimSpace(first), "nginx version: ")
+	return strings.TrimSpace(first)
 }
 
 // await waits until a socket accepts connections.

@@ -87,6 +87,7 @@ func TestDashboardAndRulesHoldOnARealScrape(t *testing.T) {
 // A workload is a daemon before a fake runtime and a fake API server, with a pullgate-policyd.
 type workload struct {
 	metrics string
+	scrape  func() (string, error)
 	kubelet *criproxytest.Kubelet
 	policyd *node.Webhook
 }
@@ -111,7 +112,7 @@ func busyDaemon(ctx context.Context, t *testing.T) workload {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = d.Stop() })
-	w.metrics, w.kubelet = d.MetricsAddress(), criproxytest.NewKubelet(t, d.Endpoint())
+	w.metrics, w.scrape, w.kubelet = d.MetricsAddress(), d.Scrape, criproxytest.NewKubelet(t, d.Endpoint())
 	return w
 }
 
@@ -120,6 +121,13 @@ const signed = `apiVersion: policy.sigstore.dev/v1beta1
 kind: ClusterImagePolicy
 metadata: {name: signed}
 spec: {images: [{glob: repo.test/signed}], authorities: [{keyless: {identities: [{issuer: i, subject: s}]}}]}
+`
+
+// audited is a restriction that the sandboxes of the workload violate.
+const audited = `apiVersion: policy.pullgate.dev/v1alpha1
+kind: PodRestriction
+metadata: {name: audited, annotations: {policy.pullgate.dev/mode: Audit}}
+spec: {spec: {securityContext: {hostNetwork: {require: true}}}}
 `
 
 // policies returns a folder with restrictions, image reviews and a rule about signatures.
@@ -132,6 +140,7 @@ func policies(t *testing.T) string {
 		os.Mkdir(dir, 0o755),
 		backend.Kubeconfig(kubeconfig, "node"),
 		os.WriteFile(filepath.Join(dir, "all.yaml"), []byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: all}\nspec: {}\n"), 0o644),
+		os.WriteFile(filepath.Join(dir, "audited.yaml"), []byte(audited), 0o644),
 		os.WriteFile(filepath.Join(dir, "signed.yaml"), []byte(signed), 0o644),
 		os.WriteFile(filepath.Join(dir, "backend.yaml"), fmt.Appendf(nil, "imagePolicy: {kubeConfigFile: %q, defaultAllow: false}\n", kubeconfig), 0o644),
 	} {

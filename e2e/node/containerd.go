@@ -36,6 +36,8 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
   restrict_oom_score_adj = true
   netns_mounts_under_state_dir = true
   sandbox_image = %[5]q
+  [plugins."io.containerd.grpc.v1.cri".registry]
+    config_path = %[9]q
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
@@ -54,8 +56,9 @@ const cniPlugin = `#!/bin/sh
 END
 `
 
-// StartContainerd starts a containerd below dir. program is "" for the machine's own.
-func StartContainerd(ctx context.Context, dir, program, sandboxImage string) (*Containerd, error) {
+// StartContainerd starts a containerd below dir. program is "" for the machine's own, and so is hosts, the folder of its hosts.toml files,
+// if it has none.
+func StartContainerd(ctx context.Context, dir, program, sandboxImage, hosts string) (*Containerd, error) {
 	if program == "" {
 		program = "containerd"
 	}
@@ -65,7 +68,7 @@ func StartContainerd(ctx context.Context, dir, program, sandboxImage string) (*C
 			return nil, err
 		}
 	}
-	text := fmt.Sprintf(containerdConfig, c.path("root"), c.path("state"), c.path("containerd.sock"), c.path("opt"), sandboxImage, c.path("cni"), c.path("runc"), c.path("cni-plugins"))
+	text := fmt.Sprintf(containerdConfig, c.path("root"), c.path("state"), c.path("containerd.sock"), c.path("opt"), sandboxImage, c.path("cni"), c.path("runc"), c.path("cni-plugins"), hosts)
 	if err := os.WriteFile(c.path("config.toml"), []byte(text), 0o600); err != nil {
 		return nil, err
 	}

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/pullgate/pullgate/e2e/host"
@@ -32,6 +33,8 @@ type Image struct {
 	Annotations map[string]string
 	// Files are more files of the root directory.
 	Files map[string]string
+	// AllApplets makes every program of busybox available below /bin, and not only those that the other tests need.
+	AllApplets bool
 }
 
 // A Built image is an OCI layout on disk.
@@ -122,6 +125,17 @@ func (i Image) layer() ([]byte, error) {
 		{name: "bin/sleep", link: "bin/busybox", mode: 0o755},
 		{name: "etc/passwd", data: []byte("root:x:0:0:root:/:/bin/sh\napp:x:4711:4711:app:/:/bin/sh\n"), mode: 0o644},
 		{name: "content", data: []byte(i.Content + "\n"), mode: 0o644},
+	}
+	if i.AllApplets {
+		list, err := host.Run(context.Background(), path, "--list")
+		if err != nil {
+			return nil, err
+		}
+		for applet := range strings.FieldsSeq(list) {
+			if link := "bin/" + applet; !slices.ContainsFunc(files, func(f file) bool { return f.name == link }) {
+				files = append(files, file{name: link, link: "bin/busybox", mode: 0o755})
+			}
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(i.Files)) {
 		files = append(files, file{name: name, data: []byte(i.Files[name]), mode: 0o644})

@@ -57,6 +57,8 @@ type Options struct {
 	// ImageSpace is the size of a file system of its own for what containerd keeps, such as "1G".
 	// "" keeps it on the disk of the node's directory.
 	ImageSpace string
+	// Mirrored are registries, such as "registry.k8s.io", whose images containerd pulls from the registry that needs no credential.
+	Mirrored []string
 }
 
 // New starts a node below a directory of its own. Close ends and removes all of it.
@@ -94,11 +96,32 @@ func New(ctx context.Context, options Options) (n *Node, err error) {
 			return n, err
 		}
 	}
-	if n.Containerd, err = StartContainerd(ctx, n.path("containerd"), options.Containerd, pause.Name); err != nil {
+	hosts, err := n.mirror(options.Mirrored)
+	if err != nil {
+		return n, err
+	}
+	if n.Containerd, err = StartContainerd(ctx, n.path("containerd"), options.Containerd, pause.Name, hosts); err != nil {
 		return n, err
 	}
 	n.closers = append(n.closers, n.Containerd.Close)
 	return n, nil
+}
+
+// mirror writes a hosts.toml for each of some registries, and returns the folder of the files; "" without any.
+func (n *Node) mirror(registries []string) (string, error) {
+	if len(registries) == 0 {
+		return "", nil
+	}
+	text := fmt.Sprintf("[host.%q]\n  capabilities = [\"pull\", \"resolve\"]\n", "http://"+n.Public.Host())
+	for _, r := range registries {
+		if err := os.MkdirAll(n.path("hosts/"+r), 0o755); err != nil {
+			return "", err
+		}
+		if err := os.WriteFile(n.path("hosts/"+r+"/hosts.toml"), []byte(text), 0o644); err != nil {
+			return "", err
+		}
+	}
+	return n.path("hosts"), nil
 }
 
 func (n *Node) path(name string) string { return filepath.Join(n.Dir, name) }

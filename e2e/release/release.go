@@ -1,4 +1,4 @@
-// Package release builds releases of containerd, of Kubernetes and of cosign from source. What was built stays in
+// Package release builds releases of containerd, of Kubernetes, of cosign and of critest from source. What was built stays in
 // the cache folder of the user; tools pins the versions, a folder for each.
 package release
 
@@ -32,8 +32,11 @@ const (
 	Containerd24 = "containerd-2.4"
 )
 
-// cosign31 is the release of cosign, by the folder below tools that pins it.
-const cosign31 = "cosign-3.1"
+// The releases of cosign and of critest, by the folders below tools that pin them.
+const (
+	cosign31    = "cosign-3.1"
+	criTools134 = "cri-tools-1.34"
+)
 
 // progressEvery is how often a build reports its progress.
 const progressEvery = 20 * time.Second
@@ -45,6 +48,7 @@ type recipe struct {
 	programs []string
 	tags     string
 	stamp    func(version string) []string // what the linker writes into them
+	test     bool                          // the programs are tests of packages
 }
 
 // Containerd builds a containerd and its shim, once for each release, and returns the path of
@@ -83,6 +87,17 @@ func Cosign(ctx context.Context) (string, error) {
 		},
 	}.build(ctx, cosign31)
 	return filepath.Join(dir, "cosign"), err
+}
+
+// Critest builds critest, the conformance tests of the CRI, as Containerd does, and returns its path.
+func Critest(ctx context.Context) (string, error) {
+	dir, err := recipe{
+		what: "critest", module: "sigs.k8s.io/cri-tools", programs: []string{"critest"}, test: true,
+		stamp: func(version string) []string {
+			return []string{"sigs.k8s.io/cri-tools/pkg/version.Version=" + version}
+		},
+	}.build(ctx, criTools134)
+	return filepath.Join(dir, "critest.test"), err // as the go command calls it
 }
 
 // build returns the folder with the programs that a folder below tools pins, built if they are not.
@@ -127,10 +142,14 @@ func (r recipe) compile(ctx context.Context, sources, version, out string) error
 	for _, s := range r.stamp(version) {
 		flags = append(flags, "-X", s)
 	}
-	args := []string{
-		"build", "-v", "-trimpath", "-buildvcs=false", "-mod=readonly", "-tags", r.tags,
-		"-ldflags", strings.Join(flags, " "), "-o", out + "/",
+	command := []string{"build"}
+	if r.test {
+		command = []string{"test", "-c", "-vet=off"}
 	}
+	args := append(command,
+		"-v", "-trimpath", "-buildvcs=false", "-mod=readonly", "-tags", r.tags,
+		"-ldflags", strings.Join(flags, " "), "-o", out+"/",
+	)
 	for _, p := range r.programs {
 		args = append(args, r.module+"/cmd/"+p)
 	}

@@ -55,7 +55,8 @@ func linted(s *site) {
 
 func installed(s *site) {
 	s.write("/var/lib/kubelet/config.yaml", "kind: KubeletConfiguration\n")
-	before := s.do("find", "/var/lib/kubelet", "/etc/systemd", "-newermt", "1 minute ago")
+	since := time.Now().Add(-time.Minute).UTC().Format("2006-01-02 15:04:05 UTC")
+	before := s.do("find", "/var/lib/kubelet", "/etc/systemd", "-newermt", since)
 	if output := s.do("dpkg", "--install", packed+"/"+older+".deb"); !strings.Contains(output, "Nothing is started") {
 		s.Errorf("dpkg prints %q; want the next steps", output)
 	}
@@ -71,7 +72,7 @@ func installed(s *site) {
 	if s.exists("/run/pullgate") || s.exists("/var/lib/pullgate") {
 		s.Error("something was started")
 	}
-	if after := s.do("find", "/var/lib/kubelet", "/etc/systemd", "-newermt", "1 minute ago"); after != before {
+	if after := s.do("find", "/var/lib/kubelet", "/etc/systemd", "-newermt", since); after != before {
 		s.Errorf("changed are %s; want nothing more than\n%s", after, before)
 	}
 	if out := s.do("pullgated", "--version"); !strings.Contains(out, "pullgated v"+older+" (commit ") {
@@ -80,6 +81,14 @@ func installed(s *site) {
 }
 
 func enabled(s *site) {
+	s.write(conf, configuration+"listen: unix:///run/pullgate/other.sock\n")
+	s.refused("systemd passes on /run/pullgate/cri.sock", "pullgated", "--check-config")
+	s.write(conf, configuration+"decisionLog: {path: /var/log/pullgate/decisions.log}\n") // the unit makes the folder
+	s.do("pullgated", "--check-config")
+	s.write("/etc/pullgate/of-a-user.yaml", configuration)
+	s.do("chown", "daemon:", "/etc/pullgate/of-a-user.yaml")
+	s.do("chmod", "0600", "/etc/pullgate/of-a-user.yaml")
+	s.refused("permission denied", "pullgated", "--config", "/etc/pullgate/of-a-user.yaml", "--check-config")
 	s.write(conf, configuration)
 	s.do("pullgated", "--check-config")
 	s.do("systemctl", "enable", "--now", unit)

@@ -104,6 +104,8 @@ func policydActivated(s *site) {
 	s.wantDoctor("warn", "policies", "/etc/pullgate/policyd.yaml not found")
 
 	s.write(policydConf, policydConfiguration)
+	s.do("chmod", "0600", "/etc/pullgate/scanner.kubeconfig")
+	s.refused("permission denied", "pullgate-policyd", "--check-config") // as the user of the unit
 	s.do("chown", "root:pullgate-policyd", "/etc/pullgate/scanner.kubeconfig")
 	s.do("chmod", "0640", "/etc/pullgate/scanner.kubeconfig")
 	s.do("pullgate-policyd", "--check-config")
@@ -117,7 +119,7 @@ func policydActivated(s *site) {
 	s.wantState(policydUnit, "active")
 	s.do("/bin/bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/9472; printf 'GET /readyz HTTP/1.0\\r\\n\\r\\n' >&3; grep -q '200 OK' <&3")
 	s.wantDoctor("ok", "policies", "pullgate-policyd answers at /run/pullgate/policy.sock, with the policy files of /etc/pullgate/policies")
-	s.wantDoctor("ok", "policies", "can read its policies and 1 backends, and no other user can read their credentials")
+	s.wantDoctor("ok", "policies", "can read every file that the policies need")
 }
 
 // wantDoctor wants a finding of a check at a level that has all of these words.

@@ -4,11 +4,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -43,6 +45,18 @@ func TestRevokeEndsWhatItsDryRunListed(t *testing.T) {
 	}
 	if v := w.try(aPod("alice"), app+":1"); v.Reason != policy.Granted {
 		t.Fatalf("alice after dry runs = %+v; want her grant still there", v)
+	}
+	w.tracker.Restore(tracker.Pod{UID: "uid-restored", Namespace: "team"}, imageref.New(""), tracker.NewImage(id1, app+":1"), time.Now())
+	for name, req := range map[string]*adminv1.RevokeRequest{
+		"Secret":     {Secret: &adminv1.SecretRef{Namespace: "team-x", Name: "typo"}},
+		"credential": {CredentialId: strings.Repeat("0", 64)},
+		"repository": {Repository: "repo.test/typo"},
+		"image ID":   {ImageId: "sha256:" + strings.Repeat("0", 64)},
+	} {
+		before := w.tracker.Grants()
+		if r, err := w.Revoke(t.Context(), req); err != nil || !proto.Equal(r, &adminv1.RevokeResponse{}) || w.tracker.Grants() != before {
+			t.Errorf("Revoke of a %s that matches nothing = %v, %v with %d grants; want nothing, and %d", name, r, err, w.tracker.Grants(), before)
+		}
 	}
 	would, err := w.Revoke(t.Context(), &adminv1.RevokeRequest{Repository: app, DryRun: true})
 	must(t, err)

@@ -28,16 +28,33 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 	if sent, err := imageref.KubeletName(req.GetImage()); err == nil {
 		name = imageref.New(sent) // what a kubelet would send
 	}
-	c := prose.Case{Image: name, Pod: who, PodSource: s.c.PodSource != nil, PullPolicy: tracker.PullUnknown, Settings: s.c.Settings}
-	present, refused, err := s.resolve(ctx, tracker.Pod{UID: who.UID, Namespace: who.Namespace, Static: who.Static}, name)
+	present, refused, err := s.resolve(ctx, who, name)
 	if err != nil {
 		return nil, err
 	}
-	c.Names = present.Names
-	r := tracker.Request{Pod: tracker.Pod{UID: who.UID, Namespace: who.Namespace, Static: who.Static}, Name: name, Image: present}
+	c := s.judge(ctx, who, name, present, refused)
+	c.Policies = s.askPolicies(ctx, req, who, name, present)
+	explained := s.explained(c, present)
+	explained.Summary = text(c.Summary(req.GetImage()))
+	if explained.PolicyAnswers = all(c.Policies, policyAnswerTo); c.Policies != nil {
+		explained.UnjudgedRestrictions = s.unjudged()
+	}
+	if refused != nil {
+		explained.Evidence.Presence = adminv1.Presence_PRESENCE_UNSPECIFIED // several images may match
+	}
+	return explained, nil
+}
+
+// judge returns the judgement on a pod and an image, without that of policies. The runtime has resolved the name to present, or has answered with an
+// error for which refused denies.
+func (s *Server) judge(ctx context.Context, who tracker.Pod, name imageref.Ref, present tracker.Image, refused *policy.Decision) prose.Case {
+	c := prose.Case{
+		Image: name, Names: present.Names, Pod: who, PodSource: s.c.PodSource != nil, PullPolicy: tracker.PullUnknown, Settings: s.c.Settings,
+	}
 	s.learn(ctx, &c, name)
-	r.Secrets, r.Unasked = c.Secrets, c.PullPolicy == tracker.PullNever
-	c.Explanation = s.c.Tracker.Explain(ctx, r)
+	c.Explanation = s.c.Tracker.Explain(ctx, tracker.Request{
+		Pod: identity(who), Name: name, Image: present, Secrets: c.Secrets, Unasked: c.PullPolicy == tracker.PullNever,
+	})
 	if refused != nil {
 		c.Decision, c.Evidence.ByID = *refused, true
 	}
@@ -49,14 +66,12 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 	if c.Pair.Repository == "" {
 		c.Pair.Repository = name.Repository() // of an absent image
 	}
-	explained := s.explained(c, present)
-	if explained.PolicyAnswers = s.policyAnswers(ctx, req, who, name, present); explained.PolicyAnswers != nil {
-		explained.UnjudgedRestrictions = s.unjudged()
-	}
-	if refused != nil {
-		explained.Evidence.Presence = adminv1.Presence_PRESENCE_UNSPECIFIED // several images may match
-	}
-	return explained, nil
+	return c
+}
+
+// identity returns the fields of a pod that a verdict depends on.
+func identity(p tracker.Pod) tracker.Pod {
+	return tracker.Pod{UID: p.UID, Namespace: p.Namespace, Static: p.Static}
 }
 
 // resolve asks the runtime which image a name refers to. refused is set if the runtime answers with an error that is hidden from
@@ -72,9 +87,10 @@ func (s *Server) resolve(ctx context.Context, p tracker.Pod, name imageref.Ref) 
 			return i, nil, ctx.Err()
 		}
 	default:
-		if d := s.c.Tracker.CheckID(p, name); d.Verdict != policy.Allow {
+		if d := s.c.Tracker.CheckID(identity(p), name); d.Verdict != policy.Allow {
 			return i, &d, nil
 		}
+		return i, nil, refuse(tracker.ErrRuntime, "the runtime cannot say what %q stands for: %s", name.String(), status.Convert(err).Message())
 	}
 	return i, nil, refuse(errUnasked, "the runtime cannot be asked what %q stands for: %s", name.String(), status.Convert(err).Message())
 }

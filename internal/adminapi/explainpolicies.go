@@ -9,8 +9,8 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// policyAnswers returns what policies answer about a pod and its containers that use an image.
-func (s *Server) policyAnswers(ctx context.Context, req *adminv1.ExplainRequest, who tracker.Pod, name imageref.Ref, present tracker.Image) []*adminv1.PolicyAnswer {
+// askPolicies returns what policies answer about a pod and its containers that use an image.
+func (s *Server) askPolicies(ctx context.Context, req *adminv1.ExplainRequest, who tracker.Pod, name imageref.Ref, present tracker.Image) []admission.Explanation {
 	if s.c.Gate == nil {
 		return nil
 	}
@@ -30,7 +30,7 @@ func (s *Server) policyAnswers(ctx context.Context, req *adminv1.ExplainRequest,
 		containers = []string{""}
 	}
 	image := admission.Image{ID: present.ID, Names: present.Names, Requested: name}
-	return all(s.c.Gate.ExplainPolicies(ctx, who, containers, image, req.GetImage(), req.GetAsk()), policyAnswerTo)
+	return s.c.Gate.ExplainPolicies(ctx, who, containers, image, req.GetImage(), req.GetAsk())
 }
 
 // unjudged returns how many restrictions of policies this node cannot judge.

@@ -36,6 +36,8 @@ type node struct {
 	err      error // of the runtime
 	pods     []tracker.Pod
 	sourced  []tracker.Pod
+	listed   []adminapi.SourcedPod
+	asked    int                         // about an image
 	policies map[string][]string         // by UID
 	using    map[string][]string         // containers, by UID
 	secrets  map[string][]tracker.Secret // by UID
@@ -56,6 +58,7 @@ func (n *node) Images(context.Context) ([]tracker.Image, error) {
 func (n *node) Image(_ context.Context, name string) (tracker.Image, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.asked++
 	for _, i := range n.images {
 		if i.ID == name || i.Carries(imageref.New(name).Name()) {
 			return i, n.err
@@ -79,6 +82,12 @@ func (n *node) Find(uid, namespace, name string) (found []tracker.Pod) {
 		}
 	}
 	return found
+}
+
+func (n *node) Pods() []adminapi.SourcedPod {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.listed)
 }
 
 func (n *node) Uses(uid string, _ imageref.Ref) (uses []adminapi.ImageUse, known bool) {

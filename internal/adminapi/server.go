@@ -54,9 +54,11 @@ type Pods interface {
 }
 
 // A PodSource has facts about a pod that the CRI does not provide, and reports which facts it does not have.
-type PodSource interface {
+type PodSource interface { //nolint:interfacebloat // one source has four kinds of facts
 	// Find returns the pods with the UID or, if it is "", with the namespace and name.
 	Find(uid, namespace, name string) []tracker.Pod
+	// Pods returns all pods, with the images that they use.
+	Pods() []SourcedPod
 	// Uses returns each use of an image by the pod; known is false for a pod that the source does not have.
 	Uses(uid string, image imageref.Ref) (uses []ImageUse, known bool)
 	// Secrets returns the credentials of the pod's pull secrets for an image, and whether the list is complete. It may wait a few

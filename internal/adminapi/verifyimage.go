@@ -46,7 +46,10 @@ func (s *Server) VerifyImage(ctx context.Context, req *adminv1.VerifyImageReques
 		answer.DefaultRule.Met = applied.Default == requirement.AllowUnmatched
 		answer.DefaultRule.Requires = applied.Default.String()
 	}
-	ask := policyclient.VerifyRequest{Name: req.GetImage(), ImageID: present.ID, ListSignatures: true}
+	ask := policyclient.VerifyRequest{
+		Name: req.GetImage(), ImageID: present.ID, ListSignatures: true,
+		Credential: verification.Credential{Username: req.GetCredential().GetUsername(), Password: req.GetCredential().GetPassword()},
+	}
 	for _, n := range present.Names {
 		if d := n.Name().Digest(); d != "" && n.Repository() == name.Repository() {
 			ask.Digests = append(ask.Digests, d)

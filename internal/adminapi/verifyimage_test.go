@@ -68,9 +68,11 @@ func TestVerifyImage(t *testing.T) {
 		result: verification.Result{Reason: verification.IdentityMismatch, Message: "signed by someone else", Digest: "sha256:2"},
 	}
 	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) { c.Signatures = v })
-	r, err := w.VerifyImage(t.Context(), &adminv1.VerifyImageRequest{Image: "repo.test/team/app:1", Namespace: "team"})
+	r, err := w.VerifyImage(t.Context(), &adminv1.VerifyImageRequest{
+		Image: "repo.test/team/app:1", Namespace: "team", Credential: &adminv1.RegistryLogin{Username: "u", Password: "p"},
+	})
 	must(t, err)
-	if len(v.asked) != 1 || len(v.asked[0].Requirements) != 1 || !v.asked[0].ListSignatures || v.asked[0].Name != "repo.test/team/app:1" {
+	if len(v.asked) != 1 || v.asked[0].Credential != (verification.Credential{Username: "u", Password: "p"}) || len(v.asked[0].Requirements) != 1 || !v.asked[0].ListSignatures || v.asked[0].Name != "repo.test/team/app:1" {
 		t.Fatalf("pullgate-policyd was asked %v; want one question about one requirement", v.asked)
 	}
 	if len(r.GetRules()) != 2 || r.GetDefaultRule() != nil || len(r.GetSignatures()) != 1 || r.GetImage().GetRepository() != "repo.test/team/app" {

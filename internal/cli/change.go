@@ -5,9 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/pullgate/pullgate/internal/cli/output"
@@ -71,8 +74,9 @@ type Change[R proto.Message] struct {
 	Check func(args []string) error
 	// Question is asked after the plan is shown.
 	Question string
-	// Nothing is printed if the plan is empty.
+	// Nothing is printed if the plan is empty. NoMatch is then the error of the command; nil means that it succeeds.
 	Nothing string
+	NoMatch error
 	// Refuse returns why a plan is not carried out; the plan is still shown. nil refuses no plan.
 	Refuse func(R) error
 	// Do calls the daemon to make the change, or to return what it would do.
@@ -108,12 +112,16 @@ func carryOut[R proto.Message](ctx context.Context, c *Console, api adminv1.Pull
 	}
 	plan := func(p *output.Page) { what.Plan(o.View(c), p, planned) }
 	if how.DryRun || what.Empty(planned) {
-		return c.Print(o, planned, func(_ output.View, p *output.Page) {
+		err := c.Print(o, planned, func(_ output.View, p *output.Page) {
 			plan(p)
-			if what.Empty(planned) {
+			if what.Empty(planned) && what.Nothing != "" {
 				p.Prose("", "%s", what.Nothing)
 			}
 		})
+		if err == nil && what.Empty(planned) {
+			err = what.NoMatch
+		}
+		return err
 	}
 	if what.Refuse != nil {
 		if err := what.Refuse(planned); err != nil {
@@ -131,6 +139,21 @@ func carryOut[R proto.Message](ctx context.Context, c *Console, api adminv1.Pull
 		return err
 	}
 	return c.Print(o, did, func(v output.View, p *output.Page) { what.Done(v, p, did) })
+}
+
+// Password returns a line of stdin. On a terminal it asks for it, without echo.
+func (c *Console) Password(prompt string) (string, error) {
+	if f, ok := c.in.(*os.File); ok && c.inTerminal {
+		_, _ = fmt.Fprintf(c.Err, "%s: ", output.Safe(prompt))
+		line, err := term.ReadPassword(int(f.Fd()))
+		_, _ = fmt.Fprintln(c.Err)
+		return string(line), err
+	}
+	line, err := bufio.NewReader(c.in).ReadString('\n')
+	if errors.Is(err, io.EOF) && line != "" {
+		err = nil
+	}
+	return strings.TrimRight(line, "\r\n"), err
 }
 
 // confirm asks a question on stderr and returns nil if the answer is yes.

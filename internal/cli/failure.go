@@ -19,6 +19,7 @@ const (
 	ExitUsage      = 2
 	ExitNotReached = 3
 	ExitNeedsProof = 4
+	ExitNoMatch    = 5
 	ExitDenied     = 10
 )
 

@@ -45,7 +45,7 @@ const maxSize = 1 << 20
 // ErrInvalid is returned for an invalid configuration; the text has every reason, one on each line.
 var ErrInvalid = errors.New("config: invalid")
 
-// A Config is a whole configuration. Default returns the configuration of an empty file; the zero value is not valid.
+// A Config is a whole configuration. Default returns the defaults; the zero value is not valid.
 // docs/configuration.md explains each field. A field with the tag reload:"yes" can change while the daemon runs.
 type Config struct {
 	APIVersion string `json:"apiVersion"`
@@ -204,7 +204,7 @@ func (d Duration) valid() bool {
 	return err == nil && v == d.Value()
 }
 
-// Default returns the configuration of an absent or empty file.
+// Default returns the configuration of an absent file.
 func Default() Config {
 	return Config{
 		APIVersion:                             APIVersion,
@@ -256,7 +256,7 @@ func (c Config) Enforcement() string {
 // is absent is an error. An error wraps ErrInvalid if the content is invalid.
 func Load(path string) (c Config, found bool, err error) {
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
-		c, err := Parse(nil)
+		c, err := Parse([]byte("apiVersion: " + APIVersion + "\nkind: " + Kind))
 		return c, false, err
 	}
 	c, err = LoadPresent(path)
@@ -288,7 +288,7 @@ func readFile(path string) ([]byte, error) {
 // unset is the value of an endpoint that the file does not set. Its default depends on another field.
 const unset = "\x00"
 
-// Parse reads a configuration from its YAML, and the file that kubeletConfig names. For empty data it returns the defaults.
+// Parse reads a configuration from its YAML, and the file that kubeletConfig names.
 func Parse(data []byte) (Config, error) {
 	c := Default()
 	c.ImageEndpoint, c.Admin.Listen = "", unset

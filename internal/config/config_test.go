@@ -55,24 +55,35 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-func TestLoadWithoutFieldsReturnsTheDefaults(t *testing.T) {
+func TestLoadReturnsTheDefaults(t *testing.T) {
 	c, found, err := config.Load(filepath.Join(t.TempDir(), "absent.yaml"))
 	mustBe(t, "absent file", c, err, config.Default())
 	if found {
 		t.Error("an absent file was found")
 	}
-	for name, content := range map[string]string{
-		"empty": "", "newline": "\n", "comments": "# pullgate\n# listen: x\n", "marker": "---\n", "comment and marker": "# x\n---\n# y\n",
-		"null": "null\n", "braces": "{}\n", "header only": header,
-	} {
-		c, found, err := config.Load(write(t, content))
-		mustBe(t, name, c, err, config.Default())
-		if !found {
-			t.Errorf("%s: the file was not found", name)
-		}
+	c, found, err = config.Load(write(t, header))
+	mustBe(t, "header only", c, err, config.Default())
+	if !found {
+		t.Error("header only: the file was not found")
 	}
 	c, _, err = config.Load(write(t, header+"exempt:\nlisten:\nkubeletSkipsAlwaysPrecheck:\nregistryOutageFallback: null\nmetrics: {listen: null}\n"))
 	mustBe(t, "null values", c, err, config.Default())
+}
+
+// An incomplete write must not end shadow mode.
+func TestAFileWithoutFieldsIsInvalid(t *testing.T) {
+	for name, content := range map[string]string{
+		"empty": "", "newline": "\n", "comments": "# pullgate\n# listen: x\n", "marker": "---\n", "comment and marker": "# x\n---\n# y\n",
+		"null": "null\n", "braces": "{}\n",
+	} {
+		_, _, err := config.Load(write(t, content))
+		_, policydErr := config.ParsePolicyd([]byte(content))
+		for _, err := range []error{err, policydErr} {
+			if !errors.Is(err, config.ErrInvalid) || !strings.HasSuffix(err.Error(), "apiVersion: Required value: the file has no field") {
+				t.Errorf("%s: %v; want that apiVersion is required", name, err)
+			}
+		}
+	}
 }
 
 func TestLoadReportsUnreadableFiles(t *testing.T) {

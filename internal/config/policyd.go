@@ -18,7 +18,7 @@ import (
 // PolicydKind is the required kind of a configuration of pullgate-policyd. Its apiVersion is APIVersion.
 const PolicydKind = "PolicydConfiguration"
 
-// A Policyd is a whole configuration of pullgate-policyd. DefaultPolicyd returns the configuration of an empty file; the zero value is
+// A Policyd is a whole configuration of pullgate-policyd. DefaultPolicyd returns the defaults; the zero value is
 // not valid. All fields need a restart.
 type Policyd struct {
 	APIVersion string `json:"apiVersion"`
@@ -150,7 +150,7 @@ func BuiltInPodTemplates() []PodTemplate {
 	}
 }
 
-// DefaultPolicyd returns the configuration of an empty file.
+// DefaultPolicyd returns the configuration of a file that has only apiVersion and kind.
 func DefaultPolicyd() Policyd {
 	return Policyd{
 		APIVersion: APIVersion, Kind: PolicydKind, Metrics: Metrics{Listen: "127.0.0.1:9472"},
@@ -168,7 +168,7 @@ func LoadPolicyd(path string) (Policyd, error) {
 	return ParsePolicyd(data)
 }
 
-// ParsePolicyd reads a configuration of pullgate-policyd from its YAML. For empty data it returns the defaults.
+// ParsePolicyd reads a configuration of pullgate-policyd from its YAML.
 func ParsePolicyd(data []byte) (Policyd, error) {
 	c := DefaultPolicyd()
 	errs, err := decode(data, &c, &c.APIVersion, &c.Kind)

@@ -38,7 +38,6 @@ func TestParsePolicyd(t *testing.T) {
 		text string
 		want config.Policyd
 	}{
-		"empty":       {"", config.DefaultPolicyd()},
 		"header only": {policydHeader, config.DefaultPolicyd()},
 		"every field": {policydHeader + `
 policies: /etc/pullgate/policies

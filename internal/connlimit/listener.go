@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-
-	"github.com/pullgate/pullgate/internal/peercred"
 )
 
 // logEvery is how often closed connections are logged at most: a client that connects in a loop must not fill the log.
@@ -21,8 +19,6 @@ type Limits struct {
 	// Replace closes the oldest connection instead of a new one where Total are open. It is for servers whose clients need a connection for
 	// a moment: a client that holds connections cannot keep them out then.
 	Replace bool
-	// PerProcess bounds the connections of one client process, as the kernel names it. It has no effect on TCP.
-	PerProcess int
 }
 
 // A Listener accepts connections, and closes those beyond its limits. A connection counts until it is closed.
@@ -33,15 +29,14 @@ type Listener struct {
 
 	// mu guards the fields that follow. Nothing is called under it.
 	mu     sync.Mutex
-	open   []*conn // the oldest first
-	byPID  map[int32]int
+	open   []*conn   // the oldest first
 	closed int       // since the last log line
 	logged time.Time // the last log line
 }
 
 // New returns a listener that accepts what l accepts, within limits. Connections that it closes are logged.
 func New(l net.Listener, limits Limits, log klog.Logger) *Listener {
-	return &Listener{Listener: l, limits: limits, log: log, byPID: map[int32]int{}}
+	return &Listener{Listener: l, limits: limits, log: log}
 }
 
 // Accept returns the next connection that is within the limits.
@@ -52,12 +47,6 @@ func (l *Listener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		accepted := &conn{Conn: c, of: l}
-		if l.limits.PerProcess > 0 {
-			// The process of a TCP connection is not known, and all such clients count as process 0.
-			if who, err := peercred.Of(c); err == nil {
-				accepted.pid = who.Pid
-			}
-		}
 		surplus, err := l.add(accepted)
 		if err != nil {
 			_ = surplus.Close()
@@ -82,9 +71,6 @@ func (l *Listener) SetDeadline(t time.Time) error {
 func (l *Listener) add(c *conn) (surplus *conn, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if limit := l.limits.PerProcess; limit > 0 && c.pid != 0 && l.byPID[c.pid] >= limit {
-		return c, fmt.Errorf("process %d has %d connections open, the limit of one process is %d", c.pid, l.byPID[c.pid], limit)
-	}
 	if limit := l.limits.Total; limit > 0 && len(l.open) >= limit {
 		surplus, err = c, fmt.Errorf("%d connections are open, the limit is %d", len(l.open), limit)
 		if !l.limits.Replace {
@@ -94,7 +80,6 @@ func (l *Listener) add(c *conn) (surplus *conn, err error) {
 		l.removeLocked(surplus)
 	}
 	l.open = append(l.open, c)
-	l.byPID[c.pid]++
 	return surplus, err
 }
 
@@ -105,9 +90,6 @@ func (l *Listener) removeLocked(c *conn) {
 		return
 	}
 	l.open = slices.Delete(l.open, i, i+1)
-	if l.byPID[c.pid]--; l.byPID[c.pid] == 0 {
-		delete(l.byPID, c.pid)
-	}
 }
 
 // note logs that a connection was closed, unless that was logged a moment ago.
@@ -129,8 +111,7 @@ func (l *Listener) note(why error) {
 // A conn counts until it is closed.
 type conn struct {
 	net.Conn
-	of  *Listener
-	pid int32 // 0 if it is not known
+	of *Listener
 }
 
 // Close closes the connection.

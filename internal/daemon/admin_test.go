@@ -170,6 +170,10 @@ func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
 		t.Errorf("ListPolicies = %v; want the policy a", l)
 	}
 
+	if l := ask(o, o.ListPods, &adminv1.ListPodsRequest{}); len(l.GetImages()) == 0 || l.GetImages()[0].GetState() != "unknown" || !l.GetEnforcing() || !l.GetPoliciesEnforcing() {
+		t.Errorf("ListPods = %v; want that nothing is known without a pod source", l)
+	}
+
 	bob := k.Pod("bob")
 	prechecked(t, k, "bob's pre-check", bob, app, "")
 	d, err := decisions.Recv()

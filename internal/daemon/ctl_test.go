@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/conformance"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 )
 
@@ -95,6 +96,8 @@ func TestPullgatectlShowsAndCorrects(t *testing.T) {
 	c.prints(0, `"intents": []`, "intents", "list", "-o", "json")
 	c.prints(0, "may use "+app, "explain", app, "--pod", "alice/"+alice.UID)
 	c.prints(4, "needs proof to use "+app, "explain", app, "--namespace", "bob")
+	c.prints(0, "unknown", "pods") // without a pod source
+	c.prints(0, "No entries.", "pods", "--denied")
 	c.prints(1, "is not on this node", "explain", "repo.test/gone:1", "--namespace", "bob")
 	c.run(1, "explain", app, "--pod", "bob/absent")
 	c.prints(0, "valid", "store", "verify")
@@ -110,7 +113,9 @@ func TestPullgatectlShowsAndCorrects(t *testing.T) {
 	c.prints(0, "Revoked 1 proof", "revoke", "--repository", repositoryOf(app), "--yes")
 	c.prints(4, "needs proof", "explain", app, "--pod-uid", alice.UID)
 	prechecked(t, k, "after the revocation the pre-check", alice, app, "")
-	c.prints(0, "Nothing to revoke", "revoke", "--repository", repositoryOf(app), "--yes")
+	if _, errs := c.run(5, "revoke", "--repository", repositoryOf(app), "--yes"); !strings.Contains(errs, "no proof, open image or grant matches") {
+		t.Errorf("a second revocation prints %q", errs)
+	}
 
 	// Marks: removed, and set again.
 	c.prints(0, "repo.test/any/pre", "preloaded", "list")
@@ -145,6 +150,38 @@ func TestPullgatectlShowsAndCorrects(t *testing.T) {
 			t.Errorf("pullgatectl has printed a credential as %s", form)
 		}
 	}
+}
+
+// With a pod source pullgatectl lists who would be denied, in shadow mode and by a policy that only reports. Nothing changes by the question.
+func TestPullgatectlListsPodsThatWouldBeDenied(t *testing.T) {
+	r := criproxytest.NewRuntime(t)
+	r.SetImages(criproxytest.Image{ID: id2, Names: []string{pre}})
+	serves(r, app, canary, id1)
+	policies := t.TempDir()
+	file := filepath.Join(policies, "dns.yaml")
+	policy := "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: dns}\nbinding: {namespaces: [source]}\n" +
+		"spec: {spec: {dnsPolicy: {whitelist: [Default]}}}\n"
+	must(t, os.WriteFile(file, []byte(policy), 0o600))
+	x := (&criproxytest.Kubelet{}).PodFrom("source", "api")
+	api := newAPIServer(t, x, conformance.Case{Image: app})
+	spec, ok := api.pod["spec"].(map[string]any)
+	if !ok {
+		t.Fatalf("the pod of the API server has no spec: %v", api.pod)
+	}
+	spec["dnsPolicy"] = "ClusterFirst"
+	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", api.settings(), "noPullImageSecretRecheck: true", "admission: {enforce: false, policies: "+policies+"}")
+	p.start()
+	p.until("pullgate_pod_source_synced", 1)
+	c, k := newCtl(t, p), p.kubelet()
+	k.MustPull(k.Pod("alice"), app, canary)
+	c.prints(4, "source/"+x.UID+"  main       "+app+"  denied by dns", "pods", "--denied")
+	c.prints(4, "Policies are not enforced", "pods", "--denied")
+	must(t, os.Remove(file))
+	p.hup(reloaded)
+	c.prints(4, "source/"+x.UID+"  main       "+app+"  needs proof", "pods", "--denied")
+	c.prints(4, "needs proof to use "+app, "explain", app, "--pod-uid", x.UID)
+	c.prints(4, `"state": "needs proof"`, "pods", "--denied", "-o", "json")
+	c.prints(4, "This node does not enforce", "pods", "--denied")
 }
 
 func TestPullgatectlEndsDistrust(t *testing.T) {

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
+	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -13,7 +16,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/adminapi"
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/connlimit"
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/gate/kubelet"
 	"github.com/pullgate/pullgate/internal/metrics"
@@ -27,10 +29,6 @@ import (
 
 // drainLimit is how long unary calls in progress may take when the daemon stops (docs/design/0016).
 const drainLimit = 10 * time.Second
-
-// criConnections is how many connections one process may have to the CRI at the same time. A kubelet has a few. The limit is per
-// process, so that a client that never closes its connections does not exclude the kubelet.
-const criConnections = 128
 
 // reconcileEvery is how often pullgated itself reads the list of sandboxes, because a kubelet may read it in a way that pullgated
 // does not see.
@@ -67,10 +65,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	m.ConfigRead(true, time.Now())
 
 	// The lock on the store keeps a second daemon from using this node's state, so the store is opened before the socket.
-	onPanic := func(value any, stack []byte) {
-		m.Panic()
-		o.Log.Error(fmt.Errorf("panic: %v", value), "A transaction of the store of pull records panicked; it has failed. Report it with the stack, unless pullgatectl store verify finds damage", "stack", string(stack))
-	}
+	onPanic := panicked(o.Log, filepath.Join(o.Config.StateDir, storeFile))
 	st, err := openState(o.Config.StateDir, records.Options{Now: time.Now(), OnSync: m.StoreSync, OnPanic: onPanic}, o.Log.WithName("records"))
 	if err != nil {
 		return err
@@ -135,7 +130,6 @@ func Run(ctx context.Context, o Options) (err error) {
 		Runtime:  conns.runtime,
 		Image:    conns.image,
 		Handlers: judge.Handlers(),
-		Bypasses: judge.Bypasses(),
 		Metrics:  m,
 		Log:      o.Log.WithName("proxy"),
 	})
@@ -161,6 +155,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		conns: conns, key: st.key, store: st.store, tracker: trk, node: node, source: source, decisions: log, gate: judge,
 		server: server, metrics: m, on: on, inForce: newInForce(o.Config, o.ConfigFound), service: svc, policies: admitting, stopping: &atomic.Bool{},
 	}
+	m.SetInForce(p.inMetrics)
 	p.admin = adminOf(o, p, st.store, index, runtime, feed)
 	return serve(ctx, o, p)
 }
@@ -173,6 +168,16 @@ func storeSize(store *records.Store, log klog.Logger) func() records.Stats {
 			log.Error(err, "Store of pull records not counted")
 		}
 		return s
+	}
+}
+
+// inMetrics returns what the metrics say of the configuration and the policies in use.
+func (p parts) inMetrics() metrics.InForce {
+	c, _, _ := p.inForce.get()
+	used := p.policies.list()
+	return metrics.InForce{
+		Shadow: c.NoPullImageSecretRecheck, Policy: c.ImagePullCredentialsVerificationPolicy,
+		HasPolicies: used != nil, PoliciesEnforced: used.GetEnforcing(), PoliciesHash: used.GetHash(),
 	}
 }
 
@@ -222,8 +227,7 @@ func serve(ctx context.Context, o Options, p parts) error {
 	}
 
 	front, ctx := errgroup.WithContext(ctx)
-	cri := connlimit.New(p.on.cri, connlimit.Limits{PerProcess: criConnections}, o.Log.WithName("proxy"))
-	front.Go(func() error { return p.server.Serve(cri) }) //nolint:contextcheck // it ends by Shutdown
+	front.Go(func() error { return p.server.Serve(p.on.cri) })
 	front.Go(func() error { return runWatchdog(ctx, o, p) })
 	p.admin.Serving(true)
 	front.Go(func() error {
@@ -249,11 +253,11 @@ func serve(ctx context.Context, o Options, p parts) error {
 func watch(ctx context.Context, log klog.Logger, p parts) {
 	var g errgroup.Group
 	up := make(chan struct{}, 1)
-	for _, u := range p.conns.each() {
+	for i, u := range p.conns.each() {
 		changes := make(chan bool)
 		g.Go(func() error {
 			logStates(ctx, changes, func(isUp bool, unlogged int) {
-				logUpstream(log, isUp, unlogged)
+				logUpstream(ctx, log, p.conns.endpoints[i], isUp, unlogged)
 			})
 			return nil
 		})
@@ -313,7 +317,8 @@ func watch(ctx context.Context, log klog.Logger, p parts) {
 
 // logUpstream logs the state of the connection to the runtime. Many unlogged changes mean that the runtime closes the connections
 // that it accepts.
-func logUpstream(log klog.Logger, isUp bool, unlogged int) {
+func logUpstream(ctx context.Context, log klog.Logger, endpoint string, isUp bool, unlogged int) {
+	log = log.WithValues("endpoint", endpoint)
 	if unlogged > 0 {
 		log = log.WithValues("changesNotLogged", unlogged)
 	}
@@ -321,7 +326,20 @@ func logUpstream(log klog.Logger, isUp bool, unlogged int) {
 		log.Info("Runtime reached")
 		return
 	}
-	log.Info("Runtime not reached, calls fail until it is back")
+	log.Error(whyNotReached(ctx, endpoint), "Runtime not reached, calls fail until it is back")
+}
+
+// whyNotReached returns the error of another connection to the socket of the runtime, for example that there is no such
+// file.
+func whyNotReached(ctx context.Context, endpoint string) error {
+	ctx, cancel := context.WithTimeout(ctx, stateLogInterval)
+	defer cancel()
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", strings.TrimPrefix(endpoint, "unix://"))
+	if err != nil {
+		return err
+	}
+	_ = conn.Close()
+	return errors.New("the socket accepts connections, and the runtime closed the last one or does not answer")
 }
 
 // accept ends distrust if the operator requests it.
@@ -348,7 +366,10 @@ func rules(c config.Config) tracker.Rules {
 }
 
 // connections are the connections to the runtime; both are the same if one endpoint serves both services.
-type connections struct{ runtime, image *criproxy.Upstream }
+type connections struct {
+	runtime, image *criproxy.Upstream
+	endpoints      []string // of each
+}
 
 func dial(c config.Config) (connections, error) {
 	runtime, err := criproxy.Dial(c.RuntimeEndpoint)
@@ -356,13 +377,13 @@ func dial(c config.Config) (connections, error) {
 		return connections{}, fmt.Errorf("dial runtimeEndpoint %s: %w", c.RuntimeEndpoint, err)
 	}
 	if c.ImageEndpoint == c.RuntimeEndpoint {
-		return connections{runtime: runtime, image: runtime}, nil
+		return connections{runtime, runtime, []string{c.RuntimeEndpoint}}, nil
 	}
 	image, err := criproxy.Dial(c.ImageEndpoint)
 	if err != nil {
 		return connections{}, errors.Join(fmt.Errorf("dial imageEndpoint %s: %w", c.ImageEndpoint, err), runtime.Close())
 	}
-	return connections{runtime: runtime, image: image}, nil
+	return connections{runtime, image, []string{c.RuntimeEndpoint, c.ImageEndpoint}}, nil
 }
 
 func (c connections) each() []*criproxy.Upstream {

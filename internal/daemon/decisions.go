@@ -18,6 +18,8 @@ type decisionLog struct {
 	dropped atomic.Uint64
 }
 
+const decisionLogHint = `set decisionLog.path to a file of its own in a directory that exists and that pullgated may write, or to "" for none`
+
 // openDecisions opens the configured log of decisions, nil if there is none.
 func openDecisions(o Options, m *metrics.Metrics) (*decisionLog, error) {
 	l := &decisionLog{path: o.Config.DecisionLog.Path}
@@ -31,7 +33,7 @@ func openDecisions(o Options, m *metrics.Metrics) (*decisionLog, error) {
 	log, err := decisionlog.Open(decisionlog.Options{Path: l.path, Dropped: dropped, Journal: o.Log.WithName("decisionLog")})
 	if err != nil {
 		return nil, hint.Wrap(fmt.Errorf("open decisionLog.path: %w", err),
-			"set decisionLog.path to a file of its own in a directory that exists and that pullgated may write, or to \"\" for none")
+			decisionLogHint)
 	}
 	l.Log = log
 	return l, nil

@@ -1,14 +1,11 @@
 package daemon_test
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 	"time"
 
-	bolt "go.etcd.io/bbolt"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/conformance"
@@ -98,6 +95,9 @@ func decide(t *testing.T, table conformance.Decisions, c conformance.Case, profi
 		holdGrant(t, r, x, id, c.Image)
 	}
 	p.start()
+	if rec := table.Records[c.Record]; rec.Unreadable {
+		must(t, conformance.Damage(p.path("state/records.db"), profile.ID(conformance.ImageID(rec.ID))+"\x00"+rec.Repository))
+	}
 	if sourced {
 		p.until("pullgate_pod_source_synced", 1)
 	}
@@ -175,7 +175,6 @@ func (p *process) store(table conformance.Decisions, c conformance.Case, profile
 			t.Fatal(err)
 		}
 	}
-	var damaged *records.Pair
 	if c.Record != "" {
 		rec := table.Records[c.Record]
 		pair := records.Pair{ImageID: profile.ID(conformance.ImageID(rec.ID)), Repository: rec.Repository}
@@ -192,27 +191,6 @@ func (p *process) store(table conformance.Decisions, c conformance.Case, profile
 			err = s.Settle(records.Settlement{Intents: []records.Intent{intent}, Present: []records.Pair{pair}, Now: time.Now()})
 		}
 		must(t, err)
-		if rec.Unreadable {
-			damaged = &pair
-		}
 	}
 	must(t, s.Close())
-	if damaged != nil {
-		damage(t, path, *damaged)
-	}
-}
-
-// damage makes a stored record unreadable.
-func damage(t *testing.T, path string, p records.Pair) {
-	t.Helper()
-	db, err := bolt.Open(path, 0o600, nil)
-	must(t, err)
-	err = db.Update(func(tx *bolt.Tx) error {
-		b := tx.Bucket([]byte("records"))
-		key := []byte(p.ImageID + "\x00" + p.Repository)
-		value := slices.Clone(b.Get(key))
-		value[len(value)/2] ^= 0xff
-		return b.Put(key, value)
-	})
-	must(t, errors.Join(err, db.Close()))
 }

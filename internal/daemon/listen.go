@@ -77,6 +77,11 @@ func (l *optional) wait(ctx context.Context) net.Listener {
 	}
 }
 
+// criSocketOf returns the socket that the kubelet dials.
+func criSocketOf(c config.Config) sockets.Socket {
+	return sockets.Socket{Program: program, Field: "listen", Endpoint: c.Listen, Name: criSocket}
+}
+
 // listenAll listens on the CRI's socket, or on none, and on those of the other listeners that can be bound.
 func listenAll(ctx context.Context, log klog.Logger, c config.Config, bound func(field string, err error)) (on listeners, err error) {
 	defer func() {
@@ -84,8 +89,7 @@ func listenAll(ctx context.Context, log klog.Logger, c config.Config, bound func
 			err = errors.Join(err, on.close())
 		}
 	}()
-	cri := sockets.Socket{Program: program, Field: "listen", Endpoint: c.Listen, Name: criSocket}
-	if on.cri, err = cri.Listen(ctx); err != nil {
+	if on.cri, err = criSocketOf(c).Listen(ctx); err != nil {
 		return on, err
 	}
 	if c.Admin.Listen != "" {

@@ -100,7 +100,14 @@ func TestMetricsPageHasEveryValueOfALabel(t *testing.T) {
 	for _, r := range podsource.Reasons() {
 		source = append(source, string(r))
 	}
+	var modes []string
+	for _, m := range policy.Modes() {
+		modes = append(modes, string(m))
+	}
 	want := map[string][]string{
+		"mode":                                  metrics.Modes(),
+		"policy":                                modes,
+		"policies_hash":                         nil,
 		"pull_policy":                           metrics.PullPolicies(),
 		"outcome":                               metrics.Outcomes(),
 		"outcome of pullgate_collections_total": append(endorse.Outcomes(), "other"),

@@ -203,6 +203,9 @@ func (p *policies) report() {
 		"namespaces", len(p.set.NamespaceLabels), "recheckRestarts", p.config.RecheckRestarts, "ignored", p.set.Ignored,
 		"imageReviewBackends", p.set.Len(imagepolicy.Kind), "signatureRules", len(p.Rules().Rules()), "trustedRoot", p.signatures.Load().version.TrustedRoot)
 	imagepolicy.Of(p.set).Log(p.log)
+	if err := examineKubeletRoot(p.config.KubeletRoot); err != nil {
+		p.log.Info("Kubelet directory not found, volumes of pods may count as hostPath", "err", err, "hint", "set admission.kubeletRoot to the kubelet's --root-dir")
+	}
 	for _, f := range fields[:min(len(fields), maxUnjudgedLogged)] {
 		p.log.Info("Policy restricts a field that this node never sees", "policy", f.Policy, "field", f.Path, "unjudged", p.config.Unjudged)
 	}

@@ -143,6 +143,19 @@ func (p *policyTest) says(when string, times int, text string) {
 	}
 }
 
+func TestPoliciesWithoutTheDirectoryOfTheKubelet(t *testing.T) {
+	p := newPolicyTest(t, noHostNetwork)
+	root := t.TempDir()
+	p.options.Config.Admission.KubeletRoot = root
+	p.open()
+	const text = "Kubelet directory not found"
+	p.says("no pods below it", 1, text)
+	p.says("no pods below it", 1, "admission.kubeletRoot: "+root+"/pods not found")
+	must(t, os.Mkdir(root+"/pods", 0o700))
+	p.change(func(*config.Admission) {})
+	p.says("a kubelet's directory", 1, text)
+}
+
 func TestNoPoliciesLeaveNoTrace(t *testing.T) {
 	p := newPolicyTest(t)
 	p.options.Config.Admission.Policies = ""

@@ -18,8 +18,10 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/decisionlog"
+	"github.com/pullgate/pullgate/internal/filesystem"
 	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/imagepolicy"
+	"github.com/pullgate/pullgate/internal/kubeletconf"
 	"github.com/pullgate/pullgate/internal/podsource"
 	"github.com/pullgate/pullgate/internal/policyclient"
 	"github.com/pullgate/pullgate/internal/policyfiles"
@@ -41,16 +43,25 @@ type Preflight struct {
 	Warnings []error
 }
 
-// Examine checks the files, folders and addresses that a configuration names. It creates and changes nothing, takes no lock, and
-// does not connect to a socket of pullgated, so that it can run beside a running daemon. The config package must have validated
-// the configuration. A finding with "permission denied" is a warning unless the process is root: pullgated runs as another
-// user.
-func Examine(ctx context.Context, c config.Config) Preflight {
+// logsDirectory is LogsDirectory= of pullgated.service, which systemd makes before a start.
+const logsDirectory = "/var/log/pullgate"
+
+// Examine checks the files, folders and addresses that a configuration names, and whether it fits the units and the
+// kubelet of the host. It creates and changes nothing, takes no lock, and does not connect to a socket of pullgated, so
+// that it can run beside a running daemon. The config package must have validated the configuration. A finding with
+// "permission denied" is a warning unless the process is root: pullgated runs as another user.
+func Examine(ctx context.Context, host kubeletconf.Host, c config.Config) Preflight {
 	var p Preflight
 	p.add("stateDir", examineStateDir(c.StateDir))
+	p.warn("stateDir", examineVolatile(c.StateDir))
 	p.add("listen", examineSocket(c.Listen))
-	if path := c.DecisionLog.Path; path != "" {
-		p.add("decisionLog.path", decisionlog.CheckPath(path))
+	if err := criSocketOf(c).CheckUnit(ctx, host.Run); err != nil {
+		p.Errors = append(p.Errors, withHint(err))
+	}
+	p.add("decisionLog.path", examineDecisionLog(c.DecisionLog.Path))
+	p.examineRuntime(c)
+	if c.Admission.Policies != "" {
+		p.warn("admission.policies", examineKubelet(ctx, host, c.Admission.KubeletRoot))
 	}
 	if c.PodSource.Kubeconfig != "" {
 		_, err := podsource.New(podsource.Options{Kubeconfig: c.PodSource.Kubeconfig, NodeName: c.PodSource.NodeName})
@@ -75,7 +86,17 @@ func (p *Preflight) examinePolicies(c config.Config) {
 	set, err := files.Read(policyPaths(c.Admission), policyfiles.Kinds())
 	if err != nil {
 		for _, e := range hint.Split(err) {
-			p.add("admission", e)
+			field, none := "admission.policies", `or set "" for no policies`
+			switch path := c.Admission; {
+			case path.NamespaceLabels != "" && strings.Contains(e.Error(), path.NamespaceLabels):
+				field, none = "admission.namespaceLabels", `or set ""`
+			case path.TrustedRoot != "" && strings.Contains(e.Error(), path.TrustedRoot):
+				field, none = "admission.trustedRoot", `or set ""`
+			}
+			if errors.Is(e, fs.ErrNotExist) {
+				e = fmt.Errorf("%w; create it, %s", e, none)
+			}
+			p.add(field, e)
 		}
 		return
 	}
@@ -123,6 +144,62 @@ func (p *Preflight) examineSignatures(a config.Admission, set *files.Set) {
 	}
 }
 
+// examineRuntime checks the sockets of the runtime.
+func (p *Preflight) examineRuntime(c config.Config) {
+	for _, e := range []struct{ field, endpoint string }{{"runtimeEndpoint", c.RuntimeEndpoint}, {"imageEndpoint", c.ImageEndpoint}} {
+		path := strings.TrimPrefix(e.endpoint, "unix://")
+		_, err := os.Stat(path)
+		if errors.Is(err, fs.ErrNotExist) && (e.field == "runtimeEndpoint" || c.ImageEndpoint != c.RuntimeEndpoint) {
+			p.warn(e.field, fmt.Errorf("%s: not found; pullgated starts, and every call fails until the runtime listens there", path))
+		}
+	}
+}
+
+// examineKubelet returns why policies would take the volumes of pods for hostPath volumes. The kubelet of the host
+// shows it; without one, the directory does.
+func examineKubelet(ctx context.Context, host kubeletconf.Host, root string) error {
+	node, err := host.Discover(ctx, "")
+	if err != nil {
+		return examineKubeletRoot(root)
+	}
+	settings := node.Configured
+	if node.Running != nil {
+		settings = *node.Running
+	}
+	return withHint(settings.CheckRoot(root))
+}
+
+// examineKubeletRoot returns an error if no kubelet has kept pods below a directory.
+func examineKubeletRoot(root string) error {
+	if _, err := os.Stat(filepath.Join(root, "pods")); !errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return fmt.Errorf("admission.kubeletRoot: %s/pods not found; if a kubelet has run on this node, set admission.kubeletRoot to its --root-dir", root)
+}
+
+// examineDecisionLog reports why the decision log could not be opened.
+func examineDecisionLog(path string) error {
+	if path == "" {
+		return nil
+	}
+	err := decisionlog.CheckPath(path)
+	if dir := filepath.Dir(path); dir == logsDirectory && errors.Is(err, fs.ErrNotExist) {
+		return usableFolder(dir)
+	}
+	if err != nil {
+		err = fmt.Errorf("%w; %s", err, decisionLogHint)
+	}
+	return err
+}
+
+// withHint returns an error with its hint in its text.
+func withHint(err error) error {
+	if advice := hint.Of(err); advice != "" {
+		return fmt.Errorf("%w; %s", err, advice)
+	}
+	return err
+}
+
 func (p *Preflight) add(field string, err error) {
 	switch {
 	case err == nil:
@@ -156,6 +233,18 @@ func examineStateDir(dir string) error {
 	return nil
 }
 
+// examineVolatile reports that a folder does not survive a reboot.
+func examineVolatile(dir string) error {
+	found, err := filesystem.Of(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && dir != "/":
+		return examineVolatile(filepath.Dir(dir))
+	case err != nil || !found.Volatile: // examineStateDir reports an error
+		return nil //nolint:nilerr // see above
+	}
+	return fmt.Errorf("%s is in memory (tmpfs): a reboot loses all proofs, and marks the images of the node preloaded", dir)
+}
+
 // usableFolder reports why a folder could not be used or made.
 func usableFolder(dir string) error {
 	info, err := os.Stat(dir)
@@ -172,15 +261,11 @@ func usableFolder(dir string) error {
 		return &fs.PathError{Op: "write to", Path: dir, Err: err}
 	}
 	// Root may write everywhere, but on these file systems files cannot be created.
-	var s unix.Statfs_t
-	if err := unix.Statfs(dir, &s); err != nil {
-		return &fs.PathError{Op: "statfs", Path: dir, Err: err}
+	found, err := filesystem.Of(dir)
+	if err == nil && found.Kernel {
+		err = fmt.Errorf("%s is on a file system of the kernel, which cannot store files", dir)
 	}
-	switch s.Type {
-	case unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC:
-		return fmt.Errorf("%s is on a file system of the kernel, which cannot store files", dir)
-	}
-	return nil
+	return err
 }
 
 // examineSocket reports why a socket could not be made at an endpoint. An existing socket may be in use by the running daemon, or

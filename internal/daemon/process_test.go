@@ -19,6 +19,9 @@ import (
 	"testing"
 	"time"
 
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/internal/conformance"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 )
 
@@ -227,4 +230,39 @@ func prechecked(t *testing.T, k *criproxytest.Kubelet, what string, pod *criprox
 	if got := k.Precheck(pod, image); got != want {
 		t.Errorf("%s = %q; want %q", what, got, want)
 	}
+}
+
+// bbolt keeps its locks after a fault, so that no pull could begin any more. The process ends, and systemd starts it again.
+func TestProcessEndsWhenItCannotReadItsStore(t *testing.T) {
+	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
+	p.start()
+	k := p.kubelet()
+	pod := k.Pod("team")
+	must(t, os.Truncate(p.path("state/records.db"), 0)) // reads of the memory map fail, as on a disk that fails
+	_, _ = k.Pull(t.Context(), pod, "repo.test/app:1", "alice")
+	if code, out := p.wait(), p.out.String(); code != 1 || !strings.Contains(out, "Failed to read the store of pull records, pullgated ends") ||
+		!strings.Contains(out, "dmesg") || strings.Contains(out, "goroutine") {
+		t.Errorf("exit code %d; want 1, a sentence and no stack", code)
+	}
+}
+
+func TestStartWithAnUnreadableValueSaysSo(t *testing.T) {
+	r := criproxytest.NewRuntime(t)
+	r.Do(func(r *criproxytest.Runtime) {
+		r.Registry = func(name string, _ *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+			return criproxytest.Image{ID: conformance.ImageID("ID1"), Names: []string{name}}, nil
+		}
+	})
+	p := prepare(t, r.Endpoint())
+	p.start()
+	k := p.kubelet()
+	id := k.MustPull(k.Pod("team"), "repo.test/app:1", "alice")
+	p.stop()
+	must(t, conformance.Damage(p.path("state/records.db"), id+"\x00repo.test/app"))
+	p.start()
+	const said = "Removed values that cannot be read from the store of pull records"
+	if out := p.out.String(); !strings.Contains(out, said) || !strings.Contains(out, id+" repo.test/app") || p.metric("pullgate_store_distrusted") != 1 {
+		t.Errorf("pullgate_store_distrusted %v; want 1, and in the log: %s", p.metric("pullgate_store_distrusted"), said)
+	}
+	prechecked(t, p.kubelet(), "pre-check of another pod", p.kubelet().Pod("other"), "repo.test/app:1", "")
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -101,6 +102,10 @@ func TestSIGHUPChangesVerdictsAndABadFileDoesNot(t *testing.T) {
 	if p.metric("pullgate_config_last_reload_success") != 0 || p.metric("pullgate_config_last_reload_success_timestamp_seconds") != read {
 		t.Error("the metrics do not show that the last reading failed, and that the previous configuration is in use")
 	}
+
+	must(t, os.WriteFile(p.path("config.yaml"), []byte("# an incomplete write\n"), 0o600))
+	p.hup(notReloaded)
+	sees("a file without fields", "alice", "")
 
 	must(t, os.Remove(p.path("config.yaml")))
 	p.hup(notReloaded)
@@ -293,6 +298,15 @@ func TestPoliciesAreReadOnSIGHUPAndWhenTheyChange(t *testing.T) {
 	p.configure("admission: {policies: " + dir + "}")
 	p.hup("Policies read")
 	p.until(`pullgate_admission_policies{kind="PodRestriction"}`, 1)
+	hash := regexp.MustCompile(`"Policies read".* hash="(\w+)"`).FindStringSubmatch(p.out.String())
+	if hash == nil {
+		t.Fatalf("no hash of the policies in\n%s", p.out)
+	}
+	info := func(hash, policy string) string {
+		return fmt.Sprintf(`pullgate_config_info{mode="enforce",policies_hash=%q,policy=%q}`, hash, policy)
+	}
+	p.until(info(hash[1], "NeverVerifyPreloadedImages"), 1)
+	p.until("pullgate_admission_enforcing", 1)
 	k := p.kubelet()
 	pod := k.PodFrom("team", "api")
 	pod.Config.Linux = &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
@@ -308,8 +322,13 @@ func TestPoliciesAreReadOnSIGHUPAndWhenTheyChange(t *testing.T) {
 	must(t, os.Remove(wrong))
 	p.hup("Policies read")
 	p.until("pullgate_admission_last_reload_success", 1)
+	p.configure("imagePullCredentialsVerificationPolicy: AlwaysVerify", "admission: {enforce: false, policies: "+dir+"}")
+	p.hup("Policies read")
+	p.until(info(hash[1], "AlwaysVerify"), 1)
+	p.until("pullgate_admission_enforcing", 0)
 	p.configure()
 	p.hup("Policies are no longer in use")
+	p.until(info("", "NeverVerifyPreloadedImages"), 1)
 	if err := k.Sandbox(t.Context(), pod); err != nil {
 		t.Errorf("sandbox with the host network without policies = %v; want it", err)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/imagepolicy"
 	"github.com/pullgate/pullgate/internal/imagereview"
+	"github.com/pullgate/pullgate/internal/kubeletconf"
 	"github.com/pullgate/pullgate/internal/policyfiles"
 	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/admission/files"
@@ -278,7 +279,7 @@ func TestExamineOfBackends(t *testing.T) {
 	c := p.options.Config
 	c.StateDir, c.Listen, c.Metrics.Listen, c.Admin.Listen = t.TempDir(), "unix://"+filepath.Join(t.TempDir(), "l"), "", ""
 	warnings := func() string {
-		got := Examine(t.Context(), c)
+		got := Examine(t.Context(), kubeletconf.Host{}, c)
 		if len(got.Errors) > 0 {
 			t.Errorf("errors %v; want warnings only", got.Errors)
 		}

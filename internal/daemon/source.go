@@ -131,6 +131,18 @@ func (s adminSource) Find(uid, namespace, name string) []tracker.Pod {
 	return []tracker.Pod{p.Pod}
 }
 
+// Pods returns all pods, with the images that they use.
+func (s adminSource) Pods() (pods []adminapi.SourcedPod) {
+	for _, p := range s.source.All() {
+		sourced := adminapi.SourcedPod{Pod: p.Pod, Ended: p.Ended()}
+		for _, i := range p.Images() {
+			sourced.Images = append(sourced.Images, adminapi.ContainerImage(i))
+		}
+		pods = append(pods, sourced)
+	}
+	return pods
+}
+
 // Uses returns how a pod uses an image.
 func (s adminSource) Uses(uid string, image imageref.Ref) (uses []adminapi.ImageUse, known bool) {
 	p, known := s.source.ByUID(uid)

@@ -82,16 +82,34 @@ func storeHint(err error) error {
 	case errors.Is(err, records.ErrInUse):
 		return hint.Wrap(err, "another pullgated has it open; see systemctl status pullgated")
 	default:
-		return hint.Wrap(err, "check that stateDir is a directory on a local disk that pullgated may write and that is not full")
+		return hint.Wrap(err, "the store was left as it was; look for errors of the disk in the kernel log (dmesg), and check that stateDir is a directory on a local disk that pullgated may write and that is not full")
+	}
+}
+
+// panicked ends the process after a panic in a transaction of the store: bbolt may hold its locks for ever. systemd starts pullgated
+// again.
+func panicked(log klog.Logger, path string) func(value any, stack []byte) {
+	return func(value any, stack []byte) {
+		err := fmt.Errorf("panic: %v", value)
+		if records.FailedRead(value) {
+			log.Error(err, "Failed to read the store of pull records, pullgated ends", "path", path, "hint", "look for errors of the disk in the kernel log (dmesg)")
+		} else {
+			log.Error(err, "A transaction of the store of pull records panicked, pullgated ends. Report it with the stack, unless pullgatectl store check finds damage",
+				"path", path, "stack", string(stack))
+		}
+		klog.FlushAndExit(klog.ExitFlushTimeout, 1)
 	}
 }
 
 func logReport(log klog.Logger, path string, r records.Report) {
-	if r.SetAside != "" {
+	switch {
+	case r.SetAside != "" && !r.Created:
+		log.Error(errors.New(r.Damage), "Removed values that cannot be read from the store of pull records, which is now distrusted: images on the node are not marked preloaded",
+			"path", path, "copy", r.SetAside, "hint", distrustHint)
+	case r.SetAside != "":
 		log.Error(errors.New(r.Damage), "Store of pull records damaged and moved aside, the new one is distrusted: images on the node need proof",
 			"path", path, "setAside", r.SetAside, "hint", distrustHint)
-	}
-	if r.Distrust != nil && r.SetAside == "" {
+	case r.Distrust != nil:
 		log.Error(errors.New(r.Distrust.Reason), "Store of pull records is distrusted: images on the node are not marked preloaded",
 			"path", path, "since", r.Distrust.Since, "hint", distrustHint)
 	}

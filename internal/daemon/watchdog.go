@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -58,9 +59,9 @@ func runWatchdog(ctx context.Context, o Options, p parts) error {
 	return nil
 }
 
-// storePart checks the store with a read. A write may take as long as the disk does, and a restart does not repair a disk.
+// storePart checks the store with a read, and with a write transaction that writes nothing: no pull can begin without one.
 func storePart(s *records.Store) part {
-	return part{"store", func(context.Context) error { _, err := s.KeyFingerprint(); return err }}
+	return part{"store", func(context.Context) error { _, err := s.KeyFingerprint(); return errors.Join(err, s.Ping()) }}
 }
 
 func newWatchdog(log klog.Logger, patience time.Duration, feed func(), parts ...part) *watchdog {

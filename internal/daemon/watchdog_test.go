@@ -141,6 +141,51 @@ func TestWatchdogIsNotNotifiedWhileTheStoreHangs(t *testing.T) {
 	<-done
 }
 
+// A write that does not end keeps every pull from beginning, although reads still work.
+func TestWatchdogIsNotNotifiedWhileAWriteHangs(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	store, _, err := records.Open(filepath.Join(t.TempDir(), "records.db"), records.Options{Now: time.Now()})
+	must(t, err)
+	writing, release, written := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() {
+		_, err := store.AcceptMarks([]records.Pair{{ImageID: "sha256:1", Repository: "repo.test/app"}}, "operator", time.Now(), func(records.Acceptable) error {
+			close(writing)
+			<-release
+			return nil
+		})
+		written <- err
+	}()
+	<-writing
+	notified := make(chan struct{}, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	log, logged := recorder(t)
+	go func() {
+		defer close(done)
+		newWatchdog(log, 300*time.Millisecond, func() {
+			select {
+			case notified <- struct{}{}:
+			default:
+			}
+		}, storePart(store)).run(ctx)
+	}()
+	for end := time.Now().Add(20 * time.Second); !strings.Contains(logged(), "does not answer"); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("logged %q; want that the store does not answer", logged())
+		}
+	}
+	if len(notified) > 0 {
+		t.Error("the watchdog is notified although a write hangs")
+	}
+	close(release)
+	<-notified
+	cancel()
+	<-done
+	must(t, errors.Join(<-written, store.Close()))
+}
+
 // recorder returns a logger, and a function that returns its lines.
 func recorder(t *testing.T) (log klog.Logger, logged func() string) {
 	t.Helper()

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io/fs"
 	"syscall"
+
+	"github.com/pullgate/pullgate/internal/regularfile"
 )
 
 // An access is the owner and the permissions of a file.
@@ -24,11 +26,6 @@ func (a access) owner() string { return fmt.Sprintf("user %d, group %d", a.uid, 
 
 func (a access) String() string { return fmt.Sprintf("mode %04o and belongs to %s", a.mode, a.owner()) }
 
-// othersWrite reports whether users other than root can write to the file.
-func (a access) othersWrite() bool {
-	return a.uid != 0 || a.mode&0o002 != 0 || a.mode&0o020 != 0 && a.gid != 0
-}
-
 // may reports whether a user has permissions, which are those of a class: 4 read, 1 search.
 func (a access) may(uid, gid int, want fs.FileMode) bool {
 	mode := a.mode
@@ -43,12 +40,11 @@ func (a access) may(uid, gid int, want fs.FileMode) bool {
 
 // writable returns a finding if users other than root can write the file at a path.
 func writable(info fs.FileInfo, path string) []Finding {
-	a := accessOf(info)
-	if !a.othersWrite() {
+	if !regularfile.OthersWrite(info, 0) {
 		return nil
 	}
 	return []Finding{fail(fmt.Sprintf("chown root:root %s && chmod go-w %s", path, path),
-		"%s has %s: users other than root decide which pod may use which image", path, a)}
+		"%s has %s: users other than root decide which pod may use which image", path, accessOf(info))}
 }
 
 // private returns a finding if users other than root have access to the file at a path.

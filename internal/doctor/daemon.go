@@ -56,7 +56,7 @@ func (n Node) daemon(context.Context) []Finding {
 			add(warn("set imagePullCredentialsVerificationPolicy to another one", "the policy is NeverVerify: every pod may use every image"))
 		} else {
 			add(warn("remove noPullImageSecretRecheck and restart pullgated, once image_pull_secret_recheck_miss shows what that costs",
-				"shadow mode: pullgated records everything and denies nothing"))
+				"shadow mode: a missing proof is recorded and counted, and denies nothing"))
 		}
 	}
 	for _, l := range s.GetNotListening() {
@@ -75,7 +75,7 @@ func (n Node) daemon(context.Context) []Finding {
 			"the pod source is not synced with the API server: new pods are judged by CRI data only"))
 	}
 	if d := s.GetDecisionLog().GetDropped(); d > 0 {
-		add(warn("check free space and permissions at "+s.GetDecisionLog().GetPath(), "%d decisions are missing in the decision log", d))
+		add(warn("check free space and permissions at "+s.GetDecisionLog().GetPath(), "%s missing in the decision log", counted(d, "decision")))
 	}
 	return all
 }
@@ -132,14 +132,14 @@ func (n Node) recorded(ctx context.Context) []Finding {
 	if s := n.Status.GetStore(); s != nil {
 		if d := s.GetDistrust(); d != nil {
 			all = append(all, warn("list the images with pullgatectl distrust end --dry-run, then end distrust, or let pods prove access again",
-				"the store is distrusted since %s, no image is marked preloaded: %s", d.GetSince().AsTime().Format(time.RFC3339), d.GetReason()))
+				"the store is distrusted since %s, no further image is marked preloaded: %s", d.GetSince().AsTime().Format(time.RFC3339), d.GetReason()))
 		}
 		if m := s.GetMarks(); m > 0 && policyOf(n.Status.GetConfiguration()) == string(policy.ModeNeverVerifyPreloadedImages) {
 			all = append(all, warn("list them with pullgatectl preloaded list; close those that not every pod may use with pullgatectl preloaded forget",
-				"%d preloaded marks: every pod may use these images, which are from before pullgate", m))
+				"%s: every pod may use an image that is marked", counted(m, "preloaded mark")))
 		}
 		if len(all) == 0 {
-			all = append(all, ok("%d records, %d intents, no preloaded mark that counts, not distrusted", s.GetRecords(), s.GetIntents()))
+			all = append(all, ok("%s, %s, no preloaded mark that counts, not distrusted", counted(s.GetRecords(), "record"), counted(s.GetIntents(), "intent")))
 		}
 		return all
 	}
@@ -157,7 +157,7 @@ func (n Node) recorded(ctx context.Context) []Finding {
 		return []Finding{unknown("run it as root", "%s: %v", path, err)}
 	case len(v.Problems) > 0:
 		return []Finding{fail("check the disk; for a damaged store see https://github.com/pullgate/pullgate/blob/main/docs/store.md#a-lost-or-damaged-store",
-			"%s cannot be read in %d places, the first: %s: %s", path, len(v.Problems)+v.Omitted, v.Problems[0].Where, v.Problems[0].What)}
+			"%s cannot be read in %s, the first: %s: %s", path, counted(len(v.Problems)+v.Omitted, "place"), v.Problems[0].Where, v.Problems[0].What)}
 	}
 	return []Finding{ok("%s is valid, with %d values", path, v.Values)}
 }

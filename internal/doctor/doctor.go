@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -16,6 +15,8 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/criofiles"
+	"github.com/pullgate/pullgate/internal/filesystem"
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/regularfile"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -67,15 +68,8 @@ type Node struct {
 	Run func(ctx context.Context, name string, args ...string) ([]byte, error)
 	// ClockInStep reports whether the clock is synchronized.
 	ClockInStep func() (bool, error)
-	Disk        func(path string) (Disk, error)
+	Disk        func(path string) (filesystem.Stats, error)
 	Now         func() time.Time
-}
-
-// A Disk is the file system of a path.
-type Disk struct {
-	Bytes, Free       uint64
-	Inodes, FreeNodes uint64 // 0 Inodes if the file system has no limit
-	Remote            bool   // the file system is on another machine
 }
 
 // A check checks one object.
@@ -108,7 +102,7 @@ func (n Node) Examine(ctx context.Context) []Finding {
 	var all []Finding
 	for _, c := range checks() {
 		for _, f := range n.examine(ctx, c) {
-			f.Check = c.name
+			f.Check, f.Found = c.name, hint.OneLine(errors.New(f.Found)).Error()
 			all = append(all, f)
 		}
 	}
@@ -146,7 +140,7 @@ func (n Node) filled() Node {
 		n.ClockInStep = clockInStep
 	}
 	if n.Disk == nil {
-		n.Disk = diskOf
+		n.Disk = filesystem.Of
 	}
 	if n.Now == nil {
 		n.Now = time.Now
@@ -170,6 +164,14 @@ func (n Node) read(path string) string {
 
 // glob returns the paths of the node that match a pattern, in order.
 func (n Node) glob(pattern string) []string { return criofiles.Node(n.Root).Glob(pattern) }
+
+// counted returns a number of things: "1 record", "2 records".
+func counted[N ~int | ~uint64 | ~int64](n N, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
+}
 
 func ok(format string, args ...any) Finding {
 	return Finding{Level: OK, Found: fmt.Sprintf(format, args...)}
@@ -198,17 +200,4 @@ func unknown(remediation, format string, args ...any) Finding {
 func clockInStep() (bool, error) {
 	state, err := unix.Adjtimex(&unix.Timex{})
 	return state != unix.TIME_ERROR, err
-}
-
-func diskOf(path string) (Disk, error) {
-	var s unix.Statfs_t
-	if err := unix.Statfs(path, &s); err != nil {
-		return Disk{}, &os.PathError{Op: "statfs", Path: path, Err: err}
-	}
-	block := uint64(s.Bsize) //nolint:gosec // the size of a block
-	remote := []int64{unix.NFS_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC, unix.SMB_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC, unix.CEPH_SUPER_MAGIC, unix.AFS_SUPER_MAGIC, unix.V9FS_MAGIC}
-	return Disk{
-		Bytes: s.Blocks * block, Free: s.Bavail * block, Inodes: s.Files, FreeNodes: s.Ffree,
-		Remote: slices.Contains(remote, int64(s.Type)), //nolint:unconvert // its size differs between machines
-	}, nil
 }

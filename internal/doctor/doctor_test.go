@@ -18,6 +18,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/doctor"
+	"github.com/pullgate/pullgate/internal/filesystem"
 	"github.com/pullgate/pullgate/pkg/records"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -79,6 +80,7 @@ func play(t *testing.T, rows []row) {
 func TestConfiguration(t *testing.T) {
 	play(t, []row{
 		{"absent", func(n *testNode) { n.must(os.Remove(n.path(n.ConfigPath))) }, "configuration", doctor.OK, "every field has its default", ""},
+		{"invalid in several fields", func(n *testNode) { n.ConfigErr = errors.New("config: invalid:\nlisten: no\nx: y") }, "configuration", doctor.Fail, "config: invalid: listen: no; x: y", "--check-config"},
 		{"invalid", func(n *testNode) { n.ConfigErr = errors.New("listen: no") }, "configuration", doctor.Fail, "could not be loaded", "pullgated --check-config"},
 		{"accessible to all users", func(n *testNode) { n.must(os.Chmod(n.path(n.ConfigPath), 0o646)) }, "configuration", doctor.Fail, "mode 0646", "chmod go-w /etc/pullgate/config.yaml"},
 		{"a group's", func(n *testNode) {
@@ -104,8 +106,9 @@ func TestDaemon(t *testing.T) {
 		{"decisions dropped", func(n *testNode) { n.Status.DecisionLog = &adminv1.DecisionLogStatus{Path: "/d", Dropped: 12} }, "daemon", doctor.Warn, "12 decisions", "/d"},
 		{"distrust", func(n *testNode) {
 			n.Status.Store.Distrust = &adminv1.Distrust{Since: timestamppb.New(now()), Reason: "lost"}
-		}, "records", doctor.Warn, "distrusted since 2026-05-04T12:00:00Z, no image is marked preloaded: lost", "distrust end"},
-		{"marks", func(n *testNode) { n.Status.Store.Marks = 41 }, "records", doctor.Warn, "41 preloaded marks: every pod may use these images", "preloaded forget"},
+		}, "records", doctor.Warn, "distrusted since 2026-05-04T12:00:00Z, no further image is marked preloaded: lost", "distrust end"},
+		{"marks", func(n *testNode) { n.Status.Store.Marks = 41 }, "records", doctor.Warn, "41 preloaded marks: every pod may use an image that is marked", "preloaded forget"},
+		{"one mark", func(n *testNode) { n.Status.Store.Marks = 1 }, "records", doctor.Warn, "1 preloaded mark: every pod", "preloaded forget"},
 		{"marks that do not count", func(n *testNode) {
 			n.Status.Store.Marks = 41
 			n.Status.Configuration = "imagePullCredentialsVerificationPolicy: AlwaysVerify\n"
@@ -323,6 +326,7 @@ func TestState(t *testing.T) {
 		}, "state", doctor.Fail, "is not a directory", "stateDir"},
 		{"absent", func(n *testNode) { n.must(os.RemoveAll(n.path(dir))) }, "state", doctor.Unknown, dir + " not found", "start pullgated"},
 		{"remote", func(n *testNode) { n.disk.Remote = true }, "disk", doctor.Fail, "network file system", "local disk"},
+		{"in memory", func(n *testNode) { n.disk.Volatile = true }, "disk", doctor.Warn, "is in memory (tmpfs)", "on a disk"},
 		{"full", func(n *testNode) { n.disk.Free = 1 << 20 }, "disk", doctor.Fail, "1 MiB free", "free space"},
 		{"nearly full", func(n *testNode) { n.disk.Free = 63 << 20 }, "disk", doctor.Warn, "63 MiB free", "free space"},
 		{"no inodes", func(n *testNode) { n.disk.FreeNodes = 3 }, "disk", doctor.Warn, "3 inodes free", "inode"},
@@ -354,7 +358,7 @@ func TestExamineOfTheMachineItselfEnds(t *testing.T) {
 
 func TestPanicOfACheckIsAFinding(t *testing.T) {
 	n := newNode(t)
-	n.Disk = func(string) (doctor.Disk, error) { panic("broken") }
+	n.Disk = func(string) (filesystem.Stats, error) { panic("broken") }
 	all := n.Examine(t.Context())
 	wantFinding(t, all, "disk", doctor.Unknown, "the check panicked: broken")
 	wantFinding(t, all, "clock", doctor.OK, "")

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"io/fs"
 
+	"github.com/pullgate/pullgate/internal/hint"
 	"github.com/pullgate/pullgate/internal/kubeletconf"
+	"github.com/pullgate/pullgate/internal/nodeenable"
 )
 
 // host is the node in the form for kubeletconf.
@@ -21,18 +23,37 @@ func (n Node) kubelet(ctx context.Context) []Finding {
 	}
 	next := n.judge("the kubelet of "+found.Unit.Name, found.Configured)
 	if found.Running == nil {
-		return []Finding{next}
+		return append([]Finding{next}, n.kubeletFiles(ctx, found.Configured)...)
 	}
+	others := n.kubeletFiles(ctx, *found.Running)
 	now := n.judge(process{found.Process.PID, "kubelet"}.String(), *found.Running)
 	switch {
 	case now.Level == OK && next.Level == Fail:
 		next.Level = Warn
 		next.Found += ", once it is restarted"
-		return []Finding{now, next}
+		return append([]Finding{now, next}, others...)
 	case now.Level == Fail && next.Level == OK:
-		return []Finding{now, warn("restart the kubelet; running pods continue", "%s, once it is restarted", next.Found)}
+		return append([]Finding{now, warn("restart the kubelet; running pods continue", "%s, once it is restarted", next.Found)}, others...)
 	}
-	return []Finding{now}
+	return append([]Finding{now}, others...)
+}
+
+// kubeletFiles checks the root directory of a kubelet, and the file that pullgatectl node enable wrote for it.
+func (n Node) kubeletFiles(ctx context.Context, s kubeletconf.Settings) []Finding {
+	all := n.kubeletRoot(s)
+	enabler := nodeenable.Enabler{Host: n.host(), Daemon: nodeenable.Daemon{Listen: n.Config.Listen}}
+	if stale, err := enabler.Stale(ctx); err == nil && stale != "" {
+		all = append(all, warn("pullgatectl node enable", "%s", stale))
+	}
+	return all
+}
+
+// kubeletRoot compares the root directory of a kubelet with admission.kubeletRoot, if there are policies.
+func (n Node) kubeletRoot(s kubeletconf.Settings) []Finding {
+	if err := s.CheckRoot(n.Config.Admission.KubeletRoot); err != nil && n.Config.Admission.Policies != "" {
+		return []Finding{fail(hint.Of(err), "%v", err)}
+	}
+	return nil
 }
 
 // kubeletProcesses checks the running kubelets, if no unit shows what a kubelet dials.
@@ -46,7 +67,7 @@ func (n Node) kubeletProcesses(why error) (all []Finding) {
 			all = append(all, unknown("check as root that the file exists and can be read", "what %s dials: %v", p, err))
 			continue
 		}
-		all = append(all, n.judge(p.String(), s))
+		all = append(append(all, n.judge(p.String(), s)), n.kubeletRoot(s)...)
 	}
 	if len(all) == 0 {
 		all = append(all, unknown("run it on the node, as root, with the kubelet running", "what the kubelet dials: no kubelet process found: %v", why))

@@ -1,6 +1,8 @@
 package doctor_test
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"os"
 	"slices"
@@ -72,6 +74,40 @@ func TestWhatTheKubeletDials(t *testing.T) {
 			n.file(dropIn, 0o644, "[Service]\nEnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env\nExecStart=\nExecStart=/usr/bin/kubelet $KUBELET_KUBEADM_ARGS --container-runtime-endpoint="+ours+"\n")
 		}, "kubelet", doctor.OK, "dials", ""},
 	})
+}
+
+func TestRootDirectoryOfTheKubelet(t *testing.T) {
+	const found = "admission.kubeletRoot is /var/lib/kubelet, and the kubelet's --root-dir is /data/kubelet (the command line of process 812)"
+	for _, policies := range []string{"", "/etc/pullgate/policies"} {
+		for _, unit := range []bool{false, true} {
+			n := newNode(t)
+			n.Config.Admission.Policies = policies
+			n.kubeletArgs("--container-runtime-endpoint="+ours, "--root-dir=/data/kubelet")
+			if unit {
+				n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet --container-runtime-endpoint="+ours)
+			}
+			all := n.Examine(t.Context())
+			if policies != "" {
+				wantFinding(t, all, "kubelet", doctor.Fail, found)
+			} else if slices.ContainsFunc(all, func(f doctor.Finding) bool { return strings.Contains(f.Found, "kubeletRoot") }) {
+				t.Errorf("findings = %+v; want none about kubeletRoot without policies", all)
+			}
+		}
+	}
+}
+
+// The drop-in of node enable repeats the command line of the unit as it was.
+func TestDropInWithAnEarlierCommandLine(t *testing.T) {
+	const dropIn = "/etc/systemd/system/kubelet.service.d/90-pullgate.conf"
+	n := newNode(t)
+	n.kubeletArgs("--container-runtime-endpoint=" + ours)
+	n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet --new", dropIn)
+	body := "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --container-runtime-endpoint=" + ours + " --image-service-endpoint=" + ours + "\n"
+	sum := sha256.Sum256([]byte(body))
+	n.file(dropIn, 0o644, "# Written by pullgatectl node enable, removed by pullgatectl node disable; checksum of the rest: "+hex.EncodeToString(sum[:8])+"\n"+body)
+	all := n.Examine(t.Context())
+	wantFinding(t, all, "kubelet", doctor.OK, "dials /run/pullgate/cri.sock")
+	wantFinding(t, all, "kubelet", doctor.Warn, "changed since pullgatectl node enable wrote "+dropIn)
 }
 
 func TestKubeletThatHasToBeRestarted(t *testing.T) {

@@ -30,6 +30,9 @@ func (n Node) disk(context.Context) []Finding {
 	if d.Remote {
 		all = append(all, fail("set stateDir to a directory on a local disk", "%s is on a network file system, and the store locks and maps its file", dir))
 	}
+	if d.Volatile {
+		all = append(all, warn("set stateDir to a directory on a disk", "%s is in memory (tmpfs): a reboot loses all proofs, and marks the images of the node preloaded", dir))
+	}
 	const remediation = "free space there: when it is full, every pull that needs proof is refused"
 	switch {
 	case d.Free < noBytes:

@@ -17,6 +17,8 @@ import (
 	"github.com/pullgate/pullgate/internal/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policyclient"
 	"github.com/pullgate/pullgate/internal/policyfiles"
+	"github.com/pullgate/pullgate/internal/regularfile"
+	"github.com/pullgate/pullgate/internal/systemctl"
 	"github.com/pullgate/pullgate/pkg/admission/files"
 )
 
@@ -112,7 +114,8 @@ func (n Node) askPolicyd(ctx context.Context, path, hash, without string) Findin
 	switch {
 	case errors.Is(err, policyclient.ErrOtherPolicies):
 		return fail("set policies in "+policydConfig+" to "+n.Config.Admission.Policies+"; "+policydProgram+" --check-config lists invalid files",
-			"%s has other policy files than %s: %s", policydProgram, n.Config.Admission.Policies, without)
+			"%s has other policy files than %s: containers that need a review, and images that were not verified before, wait",
+			policydProgram, n.Config.Admission.Policies)
 	case err != nil:
 		return fail(journal, "%s does not answer at %s: %v: %s", policydProgram, path, err, without)
 	}
@@ -121,27 +124,11 @@ func (n Node) askPolicyd(ctx context.Context, path, hash, without string) Findin
 
 // policydUnits checks that the socket is there after the next boot, if systemd has it.
 func (n Node) policydUnits(ctx context.Context, without string) []Finding {
-	unit, loaded := n.unit(ctx, policydSocket, "UnitFileState")
+	unit, loaded := systemctl.Show(ctx, n.Run, policydSocket, "UnitFileState")
 	if state := unit["UnitFileState"]; loaded && state != "enabled" { // without the unit, another program starts pullgate-policyd
 		return []Finding{warn("systemctl enable "+policydSocket, "%s is %s: after the next boot %s", policydSocket, state, without)}
 	}
 	return nil
-}
-
-// unit returns properties of a unit. loaded is false if systemd does not have it.
-func (n Node) unit(ctx context.Context, name, properties string) (values map[string]string, loaded bool) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	out, err := n.Run(ctx, "systemctl", "show", "--property=LoadState,"+properties, "--", name)
-	if err != nil {
-		return nil, false
-	}
-	values = map[string]string{}
-	for line := range strings.Lines(string(out)) {
-		k, v, _ := strings.Cut(strings.TrimSpace(line), "=")
-		values[k] = v
-	}
-	return values, values["LoadState"] == "loaded"
 }
 
 // policydFolder compares the configuration of pullgate-policyd with that of pullgated. A process that was started with another file is not found.
@@ -206,7 +193,7 @@ func (n Node) policydFiles(ctx context.Context, backends []imagepolicy.Backend) 
 		}
 	}
 	if len(all) == 0 {
-		all = append(all, ok("%s can read its policies and %d backends, and no other user can read their credentials", policydProgram, len(backends)))
+		all = append(all, ok("%s can read every file that the policies need, and no other user can read the credentials for backends", policydProgram))
 	}
 	return all
 }
@@ -233,7 +220,7 @@ func (n Node) readable(path string, uid, gid int, secret bool) []Finding {
 		return []Finding{fail(remediation, "%s has %s: the user %s cannot read it", path, a, policydProgram)}
 	case secret && (a.mode&0o007 != 0 || a.mode&0o070 != 0 && a.gid != 0 && a.gid != gid || a.uid != 0 && a.uid != uid):
 		return []Finding{warn(remediation, "%s has %s: other users can read the credentials for a backend", path, a)}
-	case a.othersWrite():
+	case regularfile.OthersWrite(info, 0):
 		return []Finding{fail(remediation, "%s has %s: users other than root decide which images are reviewed", path, a)}
 	}
 	return nil
@@ -257,7 +244,7 @@ func within(path, dir string) bool {
 
 // visible returns the files and folders of the node that the unit of pullgate-policyd sees; nil if systemd does not have it.
 func (n Node) visible(ctx context.Context) (paths []string) {
-	unit, loaded := n.unit(ctx, policydService, "BindReadOnlyPaths,BindPaths")
+	unit, loaded := systemctl.Show(ctx, n.Run, policydService, "BindReadOnlyPaths", "BindPaths")
 	if !loaded {
 		return nil
 	}

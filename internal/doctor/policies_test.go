@@ -109,7 +109,7 @@ func TestPoliciesWithoutBackends(t *testing.T) {
 func TestReviews(t *testing.T) {
 	rows := []row{
 		{"healthy", func(*testNode) {}, "policies", doctor.OK, "answers at " + policySocket + ", with the policy files of /etc/pullgate/policies", ""},
-		{"readable", func(*testNode) {}, "policies", doctor.OK, "can read its policies and 1 backends", ""},
+		{"readable", func(*testNode) {}, "policies", doctor.OK, "can read every file that the policies need", ""},
 		{"no socket", func(n *testNode) { n.must(os.Remove(n.path(policySocket))) }, "policies", doctor.Fail, policySocket + " not found, and a policy file needs it", "systemctl enable --now pullgate-policyd.socket"},
 		{"a file", func(n *testNode) {
 			n.must(os.Remove(n.path(policySocket)))

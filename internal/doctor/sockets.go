@@ -12,6 +12,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/kubeletconf"
 	"github.com/pullgate/pullgate/internal/peercred"
+	"github.com/pullgate/pullgate/internal/regularfile"
 )
 
 // socketPath returns the path of an endpoint's socket, the endpoint itself if it is not a Unix socket.
@@ -75,9 +76,9 @@ func (n Node) runtimeSocket(ctx context.Context, path string) Finding {
 	if err != nil {
 		return failed(err, "systemctl status containerd; compare runtimeEndpoint with where the runtime listens", "runtimeEndpoint: %v", err)
 	}
-	if a := accessOf(info); a.othersWrite() {
+	if regularfile.OthersWrite(info, 0) {
 		return fail("allow only root to use it, in the runtime's configuration (grpc.uid, grpc.gid)",
-			"the runtime's socket %s has %s: users who can connect to it bypass pullgate", path, a)
+			"the runtime's socket %s has %s: users who can connect to it bypass pullgate", path, accessOf(info))
 	}
 	peer, err := n.peer(ctx, path)
 	if errors.Is(err, fs.ErrPermission) {

@@ -147,6 +147,7 @@ func TestEveryResult(t *testing.T) {
 		"not reached":  {met, policyclient.ErrNotReached, admission.Unverified, admission.EndorsementMissing, endorse.Unavailable, 1},
 		"timed out":    {met, policyclient.ErrTimedOut, admission.Unverified, admission.EndorsementMissing, endorse.Unavailable, 1},
 		"other folder": {met, policyclient.ErrOtherPolicies, admission.Unverified, admission.EndorsementMissing, endorse.Unavailable, 1},
+		"lost":         {met, policyclient.ErrLost, admission.Unverified, admission.EndorsementMissing, endorse.Unavailable, 1},
 		"failed":       {met, policyclient.ErrFailed, admission.Unverified, admission.EndorsementMissing, endorse.Unavailable, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -349,7 +350,7 @@ func (f *faulty) RevokeEndorsements(of records.EndorsementSelection) ([]records.
 
 // Only what is not reached forgives an expired endorsement: a tenant can choose an image whose verification takes long.
 func TestATimeoutExtendsNoEndorsement(t *testing.T) {
-	for err, want := range map[error]bool{policyclient.ErrTimedOut: false, policyclient.ErrFailed: false, policyclient.ErrNotReached: true} {
+	for err, want := range map[error]bool{policyclient.ErrTimedOut: false, policyclient.ErrLost: false, policyclient.ErrFailed: false, policyclient.ErrNotReached: true} {
 		store := open(t)
 		e := fixture(t, &verifier{err: err}, func(o *endorse.Options) { o.Store, o.Validity, o.Grace = store, time.Hour, 24*time.Hour })
 		hash := requirement.NewSet("", &requirement.Policies{Rules: []requirement.Rule{rule(t, "a", "repo.test/*")}}).Rules()[0].Hash

@@ -172,7 +172,7 @@ func (g *Gate) admit(ctx context.Context, c *candidate) error {
 			return nil
 		}
 	}
-	s.Pod, s.Container = g.view(ctx, c)
+	s.Pod, s.Container, s.Containers = g.view(ctx, c)
 	var d admission.Decision
 	if started == nil {
 		d = c.Chain.Evaluate(ctx, s)
@@ -189,13 +189,23 @@ func (g *Gate) admit(ctx context.Context, c *candidate) error {
 	if d.Answer == admission.Unverified {
 		g.leadToPull(ctx, c)
 	}
-	return refusal(c.who, d)
+	return refusal(c.who, d, c.otherRoot())
 }
 
-// refusal returns the error for a call that the chain denies.
-func refusal(who tracker.Pod, d admission.Decision) error {
+// otherRoot returns the start of an error text if a mount shows that the kubelet keeps its files elsewhere than in
+// KubeletRoot; "" otherwise.
+func (c *candidate) otherRoot() string {
+	root := criview.OtherRoot(c.container, c.who.UID, c.KubeletRoot)
+	if root == "" {
+		return ""
+	}
+	return fmt.Sprintf("%s looks like the root directory of the kubelet, and admission.kubeletRoot is %s; ", root, c.KubeletRoot)
+}
+
+// refusal returns the error for a call that the chain denies. remark is put before the reasons of the chain.
+func refusal(who tracker.Pod, d admission.Decision, remark string) error {
 	reason, text := d.Refusal()
-	return criproxy.Refuse(codes.PermissionDenied, string(reason), fmt.Sprintf("pullgate: pod %s/%s: %s", who.Namespace, who.Name, text))
+	return criproxy.Refuse(codes.PermissionDenied, string(reason), fmt.Sprintf("pullgate: pod %s/%s: %s%s", who.Namespace, who.Name, remark, text))
 }
 
 // editedSince returns the view of the latest sandbox of a pod if a new one has other labels or annotations; nil if they are the same. Almost nothing
@@ -248,18 +258,18 @@ func (a *Admission) identified(view podview.Pod, who tracker.Pod) podview.Pod {
 	return view
 }
 
-// view returns what the CRI and the pod source say about a candidate.
-func (g *Gate) view(ctx context.Context, c *candidate) (podview.Pod, *podview.Container) {
-	pod, container := c.criView()
+// view returns what the CRI and the pod source say about a candidate, and what the pod source says about the pod's other containers.
+func (g *Gate) view(ctx context.Context, c *candidate) (pod podview.Pod, container *podview.Container, others []podview.Container) {
+	pod, container = c.criView()
 	pod = c.identified(pod, c.who)
 	// The API server has only copies of static pods, and does not describe what a checkpoint has.
 	if c.Views != nil && !c.who.Static && !c.undescribed {
-		pod, container = g.merge(ctx, c, pod, container)
+		pod, container, others = g.merge(ctx, c, pod, container)
 	}
 	if container != nil && (c.substituted || !c.namedInCall() && !c.hasRepositoryOf(container.Image)) {
 		container.Image = podview.Value[string]{}
 	}
-	return pod, container
+	return pod, container, others
 }
 
 // namedInCall reports whether the call has the pod's name for the image. It has none from kubelets before 1.28.
@@ -291,18 +301,14 @@ func (c *candidate) criView() (podview.Pod, *podview.Container) {
 	return podview.Pod{}, &container
 }
 
-// merge adds the view of the pod source. Each field in which the two differ is counted, and logged once for each pod.
-func (g *Gate) merge(ctx context.Context, c *candidate, pod podview.Pod, container *podview.Container) (podview.Pod, *podview.Container) {
+// merge adds the view of the pod source, and returns the pod's other containers. Each field in which the two differ is counted, and logged once for
+// each pod.
+func (g *Gate) merge(ctx context.Context, c *candidate, pod podview.Pod, container *podview.Container) (podview.Pod, *podview.Container, []podview.Container) {
 	api, containers, ok := c.Views.View(ctx, c.who.UID)
 	if !ok {
-		return pod, container
+		return pod, container, nil
 	}
-	var same *podview.Container
-	if container != nil {
-		if i := slices.IndexFunc(containers, func(a podview.Container) bool { return a.Name == container.Name }); i >= 0 {
-			same = &containers[i]
-		}
-	}
+	same, others := split(containers, container)
 	pod, container, conflicts := podview.Merge(pod, api, container, same)
 	for _, field := range conflicts {
 		g.c.Metrics.ViewConflict(field)
@@ -311,7 +317,22 @@ func (g *Gate) merge(ctx context.Context, c *candidate, pod podview.Pod, contain
 				"field", field, "pod", klog.KRef(c.who.Namespace, c.who.Name))
 		}
 	}
-	return pod, container
+	return pod, container, others
+}
+
+// split returns the container with the name of a container, and the others; nothing for nil.
+func split(containers []podview.Container, container *podview.Container) (same *podview.Container, others []podview.Container) {
+	if container == nil {
+		return nil, nil
+	}
+	for i := range containers {
+		if containers[i].Name == container.Name {
+			same = &containers[i]
+		} else {
+			others = append(others, containers[i])
+		}
+	}
+	return same, others
 }
 
 // AdmissionDenied denies a call because of a policy: the credentials allow it, or there is nothing that needs one.

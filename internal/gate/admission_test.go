@@ -201,7 +201,24 @@ func TestCredentialVerdictComesFirst(t *testing.T) {
 	}
 }
 
-// The attacks of a tenant that need no kubelet.
+// The attacks of a tenant that need no kubelet. Under another root directory than the configured one, the kubelet's own
+// mounts are hostPath volumes, and every container is denied.
+func TestADenialNamesTheRootDirectoryOfTheKubelet(t *testing.T) {
+	p := newProxyWithPolicies(t, exact(), policies(t, "{spec: {volumes: [{hostPath: {path: {whitelist: [/data]}}}]}}"))
+	x := p.Pod("team")
+	hosts := func(root string) *runtimeapi.Mount {
+		return &runtimeapi.Mount{ContainerPath: "/etc/hosts", HostPath: root + "/pods/" + x.UID + "/etc-hosts"}
+	}
+	_, err := p.create(x, ordinary(hosts("/srv/kubelet")))
+	wantDenied(t, "another root directory", err, admission.RestrictionViolated,
+		"/srv/kubelet looks like the root directory of the kubelet, and admission.kubeletRoot is /var/lib/kubelet; policy")
+	_, err = p.create(x, ordinary(hosts("/var/lib/kubelet"), &runtimeapi.Mount{ContainerPath: "/x", HostPath: "/etc"}))
+	wantDenied(t, "a hostPath", err, admission.RestrictionViolated, "/etc")
+	if strings.Contains(err.Error(), "kubeletRoot") {
+		t.Errorf("a hostPath: %v; want no word about the root directory", err)
+	}
+}
+
 func TestAttacksOnPolicies(t *testing.T) {
 	p := newProxyWithPolicies(t, exact(), policies(t, noHostNetwork, notPrivileged, noHostPath, noEtc, withLabel))
 	volumes := func(uid string) string {
@@ -413,13 +430,25 @@ func TestAuditDeniesNothing(t *testing.T) {
 		"enforce: false":         chainOf(auditOnly),
 	} {
 		k, c := kept(exact())
+		var journal []string
+		c.Log = funcr.New(func(_, line string) {
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			journal = append(journal, line)
+		}, funcr.Options{})
 		p := newProxyWithPolicies(t, c, a)
 		x := hostNetwork(p.PodFrom("team", "api"))
 		p.must(p.Sandbox(t.Context(), x))
 		p.run(x, privileged())
+		p.run(x, privileged()) // a restart
 		k.mu.Lock()
-		got := slices.Clone(k.all)
+		got, lines := slices.Clone(k.all), strings.Join(journal, "\n")
 		k.mu.Unlock()
+		for _, call := range []string{"RunPodSandbox", "CreateContainer"} {
+			if n := strings.Count(lines, `"msg"="Would deny" "call"="`+call); n != 1 {
+				t.Errorf("%s: the journal has %d lines about %s; want one:\n%s", name, n, call, lines)
+			}
+		}
 		if len(got) != 2 || got[0].Call != "RunPodSandbox" || got[1].Call != "CreateContainer" {
 			t.Errorf("%s: decisions %+v; want one of each call", name, got)
 			continue
@@ -495,6 +524,16 @@ func TestPodSourceAddsToTheView(t *testing.T) {
 		t.Fatal("the spy admits")
 	}
 	got, none := s.asked[0], s.asked[2]
+	if len(got.Containers)+len(none.Containers) > 0 {
+		t.Errorf("other containers %v and %v; want none", got.Containers, none.Containers)
+	}
+	config.Metadata.Name = "main"
+	if _, err := p.create(x, config); err == nil {
+		t.Fatal("the spy admits")
+	}
+	if others := s.asked[3].Containers; len(others) != 1 || others[0].Name != "init" {
+		t.Errorf("other containers %v; want init, for Accept policies", others)
+	}
 	if got.Pod.RestartPolicy != podview.Set("Always") || got.Container.Kind != podview.Set(podview.KindInit) {
 		t.Errorf("view %+v, %+v; want what the CRI does not carry from the API server", got.Pod, got.Container)
 	}

@@ -164,12 +164,12 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call, req *runtimeapi
 }
 
 // startContainer forwards the start of a container with an image that has been read back. If it has not been read back, because the answer to the
-// creation was lost or pullgated restarted, startContainer reads it back now.
+// creation was lost or pullgated restarted, startContainer reads it back now. In shadow mode it does so for policies about signatures alone.
 func (g *Gate) startContainer(ctx context.Context, c *criproxy.Call, req *runtimeapi.StartContainerRequest) ([]byte, error) {
 	const name = "StartContainer"
 	g.ready(ctx)
 	id := req.GetContainerId()
-	if !g.c.Shadow && !g.cleared.has(id) {
+	if (!g.c.Shadow || g.signing() != nil) && !g.cleared.has(id) {
 		if err := g.lateReadBack(ctx, name, id); err != nil {
 			return nil, err
 		}
@@ -252,15 +252,11 @@ func (g *Gate) judgeMounts(ctx context.Context, callName string, who tracker.Pod
 // judgeSpec judges one image under the pod's name for it, and returns the image, the zero value if it is absent. A nil held holds no note back.
 func (g *Gate) judgeSpec(ctx context.Context, callName string, who tracker.Pod, spec *runtimeapi.ImageSpec, name imageref.Ref, held *[]heldNote) (tracker.Image, error) {
 	img, err := g.c.Runtime.imageOf(ctx, spec)
-	if err != nil {
-		if g.c.Shadow || !aborted(err) {
-			// The runtime cannot resolve it and returns an error itself; if it creates a container nevertheless, that is read back.
-			return tracker.Image{}, nil
-		}
+	if err != nil && !g.c.Shadow && aborted(err) {
 		return tracker.Image{}, err
 	}
-	if img.ID == "" {
-		return tracker.Image{}, nil
+	if err != nil || img.ID == "" {
+		return tracker.Image{}, g.judgeAbsent(ctx, callName, who, spec, name)
 	}
 	v := g.judgeHolding(ctx, callName, who, tracker.Request{Name: name, Image: named(img, name), Using: true}, held)
 	if v.Allowed() || g.c.Shadow {
@@ -268,6 +264,29 @@ func (g *Gate) judgeSpec(ctx context.Context, callName string, who tracker.Pod, 
 	}
 	g.refusals.Refuse(who.UID, name, img.ID)
 	return tracker.Image{}, g.deny(callName, who, name, v)
+}
+
+// judgeAbsent judges an image that the runtime does not have, or cannot resolve. A pod that could not use the image gets the same answer as for a
+// present one. Otherwise the runtime returns an error itself; if it creates a container nevertheless, for example from the file of a checkpoint,
+// that is read back.
+func (g *Gate) judgeAbsent(ctx context.Context, callName string, who tracker.Pod, spec *runtimeapi.ImageSpec, name imageref.Ref) error {
+	if g.c.Shadow || g.allowRestores.Load() && g.mayRestore(ctx) {
+		return nil
+	}
+	img := tracker.Image{ID: spec.GetImage()}
+	if !name.MayBeImageID() { // an image that is found by its ID does not have that name
+		img = tracker.NewImage(img.ID, name.String())
+	}
+	d := g.decide(ctx, callName, who, tracker.Request{Name: name, Image: img}, func(ctx context.Context, r tracker.Request) tracker.Verdict {
+		return g.c.Tracker.Explain(ctx, r).Verdict // without an effect
+	})
+	if d.Verdict.Allowed() {
+		return nil
+	}
+	denied := g.deny(callName, who, name, d.Verdict)
+	d.Verdict.Reason = policy.Absent
+	g.note(name, d)
+	return denied
 }
 
 // named adds a name to an image that has another tag or digest of the name's repository. The kubelet resolved the name at the pre-check, and the
@@ -389,7 +408,7 @@ func (g *Gate) lateReadBack(ctx context.Context, callName, id string) error {
 		}
 	}
 	j := judgement{name: imageref.New(spec.GetUserSpecifiedImage())}
-	if wasRestored(c) && !g.mayUseRestored(who) { // the checkpoint determines its reported image
+	if !g.c.Shadow && wasRestored(c) && !g.mayUseRestored(who) { // the checkpoint determines its reported image
 		err = g.denyRestored(callName, who, c, j.name)
 	} else if j.image, err = g.judgeSpec(ctx, callName, who, spec, j.name, nil); err == nil {
 		var shown *runtimeapi.ContainerStatus

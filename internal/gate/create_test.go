@@ -3,6 +3,7 @@ package gate_test
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -44,7 +45,7 @@ func TestCreateContainerIsTheSecondGate(t *testing.T) {
 		{"alice's image for bob under a name that is open", bob, id1, "repo.test/any:2", nil, codes.PermissionDenied},
 		{"alice's image mounted by bob", bob, id2, "repo.test/any:2", []*runtimeapi.Mount{mount}, codes.PermissionDenied},
 		{"alice's image mounted by alice", alice, id2, "repo.test/any:2", []*runtimeapi.Mount{mount}, codes.OK},
-		{"a mount that is not there", alice, id2, "repo.test/any:2", []*runtimeapi.Mount{gone}, codes.NotFound},
+		{"a mount that is not there", alice, id2, "repo.test/any:2", []*runtimeapi.Mount{gone}, codes.PermissionDenied},
 	} {
 		before := p.runtime.Calls("CreateContainer")
 		id, err := p.Create(t.Context(), tc.x, tc.id, tc.name, tc.mounts...)
@@ -58,16 +59,50 @@ func TestCreateContainerIsTheSecondGate(t *testing.T) {
 			}
 		}
 	}
-	// The runtime's error is withheld, as for every image that may be a checkpoint.
-	if _, err := p.Create(t.Context(), bob, id3, "repo.test/gone:1"); status.Code(err) != codes.PermissionDenied || p.runtime.Calls("CreateContainer") == 0 {
-		t.Errorf("an image that is not there: %v; want PermissionDenied", err)
-	}
 	_, err := p.Create(t.Context(), bob, id1, app)
 	wantDenied(t, "alice's image for bob", err, "ACCESS_NOT_PROVED", "bob/"+bob.UID, app, "imagePullSecrets")
 	for _, d := range status.Convert(err).Details() {
 		if info, ok := d.(*errdetails.ErrorInfo); !ok || info.GetDomain() != "pullgate.dev" {
 			t.Errorf("details = %v; want ErrorInfo of pullgate.dev", d)
 		}
+	}
+}
+
+// A pod without a right gets one answer, whether the image is present, absent or an ambiguous prefix of an ID, as the image of a container or of a
+// mount. A pod that may use the image learns that it is absent.
+func TestCreateDoesNotRevealWhichImagesArePresent(t *testing.T) {
+	for _, release := range [][2]string{{"containerd", "1.6.20"}, {"containerd", "2.4.2"}} {
+		t.Run(release[1], func(t *testing.T) {
+			p, alice := newProxyOfAlice(t, tracker.Options{}, exact())
+			hex := strings.TrimPrefix(id1, "sha256:")
+			p.runtime.Do(func(r *criproxytest.Runtime) { r.Release = release })
+			p.runtime.SetImages(
+				criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{"repo.test/any:2"}},
+				criproxytest.Image{ID: id3, Names: []string{"repo.test/any:3"}},
+			)
+			bob := p.Pod("bob")
+			answers := map[string][]string{}
+			for what, image := range map[string][2]string{
+				"present": {id1, app}, "absent": {strings.Replace(id1, hex[:8], "99999999", 1), app},
+				"present, by a prefix": {hex[:12], hex[:12]}, "absent, by a prefix": {"999999999999", "999999999999"}, "ambiguous": {"2", "2"},
+			} {
+				_, err := p.Create(t.Context(), bob, image[0], image[1])
+				_, mounted := p.Create(t.Context(), bob, id2, "repo.test/any:2", &runtimeapi.Mount{Image: &runtimeapi.ImageSpec{Image: image[0], UserSpecifiedImage: image[1]}})
+				for kind, err := range map[string]error{"image ": err, "mount ": mounted} {
+					kind += map[bool]string{true: "by a name", false: "by an ID"}[image[1] == app]
+					answer := status.Code(err).String() + strings.ReplaceAll(status.Convert(err).Message(), strconv.Quote(image[1]), "IMAGE")
+					if answers[kind] = append(answers[kind], answer); answer != answers[kind][0] || status.Code(err) != codes.PermissionDenied {
+						t.Errorf("%s, %s: %v; want PermissionDenied, as %s", kind, what, err, answers[kind][0])
+					}
+				}
+			}
+			p.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{"repo.test/any:2"}})
+			want := codes.NotFound
+			if release[1] == "2.4.2" { // every image may be a checkpoint, whose base may be absent
+				want = codes.PermissionDenied
+			}
+			p.wantCreate(alice, id1, app, want, "alice's absent image")
+		})
 	}
 }
 
@@ -265,4 +300,22 @@ func TestMountsAreJudgedAtALateStart(t *testing.T) {
 	p.must(os.Remove(filepath.Join(p.dir, "records.db")))
 	p.start()
 	p.wantCode(p.Start(t.Context(), id), codes.PermissionDenied, "late start of a container that mounts an unproved image")
+}
+
+// The runtime does not report the name with which a container was created. Its start while nothing is verified gives the pod no grant for
+// another repository of the image.
+func TestLateStartWithoutANameLeavesNoGrantByPolicy(t *testing.T) {
+	p, _ := newProxyOfAlice(t, tracker.Options{}, exact())
+	never, err := policy.New(string(policy.ModeNeverVerify), nil)
+	p.must(err)
+	p.tracker.SetRules(tracker.Rules{Policy: never})
+	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app, "repo.test/zoe/app:1"}})
+	bob := p.Pod("bob")
+	made, err := p.runtime.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
+		PodSandboxId: bob.Sandbox, Config: &runtimeapi.ContainerConfig{Image: &runtimeapi.ImageSpec{Image: id1}},
+	})
+	p.must(err)
+	p.must(p.Start(t.Context(), made.GetContainerId()))
+	p.tracker.SetRules(tracker.Rules{})
+	p.wantPrecheck(bob, app, "", "bob's pre-check of alice's repository")
 }

@@ -71,6 +71,8 @@ func facts(d decisionlog.Decision) []any {
 	}
 	if _, text := d.Admission.Refusal(); text != "" {
 		all = append(all, "policies", text)
+	} else if text := d.Admission.Reported(); text != "" {
+		all = append(all, "policies", text)
 	}
 	return all
 }
@@ -105,13 +107,24 @@ func (g *Gate) journal(d decisionlog.Decision) {
 		facts = append(facts, "repeated", skipped)
 	}
 	switch {
-	case d.Verdict.Allowed():
+	case d.Verdict.Allowed() && !wouldDeny(d):
 		g.c.Log.Info("Allowed", facts...)
+	case d.Shadow && d.Call == "ImageStatus":
+		g.c.Log.Info("Would hide", facts...)
+	case d.Shadow || d.Verdict.Allowed():
+		g.c.Log.Info("Would deny", facts...)
 	case d.Call == "ImageStatus":
-		g.c.Log.Info("Hidden", facts...) // with shadow=true the image would be hidden
+		g.c.Log.Info("Hidden", facts...)
 	default:
 		g.c.Log.Info("Denied", facts...)
 	}
+}
+
+// wouldDeny reports whether a policy that only reports does not admit.
+func wouldDeny(d decisionlog.Decision) bool {
+	return slices.ContainsFunc(d.Admission.Findings, func(f admission.Finding) bool {
+		return f.Audit && f.Answer != admission.Admit
+	})
 }
 
 // holder returns a Secret that is known to hold the credential of a verdict, the zero value if there is none.

@@ -20,6 +20,12 @@ import (
 func TestJournalHasTheOutcomeOfACall(t *testing.T) {
 	allowed := tracker.Verdict{Decision: policy.Decision{Verdict: policy.Allow, Reason: policy.Proved}}
 	denied := tracker.Verdict{Decision: policy.Decision{Reason: policy.NotProved}}
+	unmatched := admission.Decision{Answer: admission.Admit, Findings: []admission.Finding{
+		{Answer: admission.Admit}, {Answer: admission.Admit, Reason: admission.SignatureMissing, Message: "image: no rule"},
+	}}
+	audited := unmatched
+	missing := admission.Finding{Audit: true, Reason: admission.EndorsementMissing, Message: "image: not signed"}
+	audited.Findings = append([]admission.Finding{missing}, unmatched.Findings...)
 	for _, tc := range []struct {
 		decided decisionlog.Decision
 		want    string
@@ -27,11 +33,19 @@ func TestJournalHasTheOutcomeOfACall(t *testing.T) {
 		{decisionlog.Decision{Call: "ImageStatus", Verdict: allowed}, `"msg"="Allowed"`},
 		{decisionlog.Decision{Call: "ImageStatus", Verdict: denied}, `"msg"="Hidden"`},
 		{decisionlog.Decision{Call: "CreateContainer", Verdict: denied}, `"msg"="Denied"`},
+		{decisionlog.Decision{Call: "ImageStatus", Verdict: denied, Shadow: true}, `"msg"="Would hide"`},
+		{decisionlog.Decision{Call: "CreateContainer", Verdict: denied, Shadow: true}, `"msg"="Would deny"`},
+		{decisionlog.Decision{Call: "CreateContainer", Verdict: allowed, Shadow: true}, `"msg"="Allowed"`},
+		{decisionlog.Decision{Call: "RestorePod", Verdict: allowed, Admission: audited}, `"msg"="Would deny"`},
+		{decisionlog.Decision{Call: "RestorePod", Verdict: allowed, Admission: audited}, `"policies"="image: not signed; image: no rule"`},
+		{decisionlog.Decision{Call: "RestorePod", Verdict: allowed, Admission: unmatched}, `"msg"="Allowed"`},
+		{decisionlog.Decision{Call: "RestorePod", Verdict: allowed, Admission: unmatched}, `"policies"="image: no rule"`},
 		{decisionlog.Decision{Call: "PullImage", Verdict: denied}, `"msg"="Proof needed"`},
 		{decisionlog.Decision{Call: "PullImage", Verdict: allowed, Outcome: "verified"}, `"msg"="Pull"`},
 	} {
 		var lines []string
-		g := &Gate{c: Config{Log: funcr.New(func(_, line string) { lines = append(lines, line) }, funcr.Options{})}}
+		log := funcr.New(func(_, line string) { lines = append(lines, line) }, funcr.Options{})
+		g := &Gate{c: Config{Shadow: tc.decided.Shadow, Log: log}}
 		g.note(imageref.Ref{}, tc.decided)
 		if len(lines) != 1 || !strings.Contains(lines[0], tc.want) || !strings.Contains(lines[0], string(tc.decided.Verdict.Reason)) {
 			t.Errorf("journal of %s %v = %q; want one line with %s and the reason", tc.decided.Call, tc.decided.Verdict.Verdict, lines, tc.want)
@@ -122,6 +136,20 @@ func TestJournalCountsRepeatedDenials(t *testing.T) {
 				t.Errorf("%s: journal %q; want no number of repeats", tc.name, got)
 			}
 		})
+	}
+}
+
+// A kubelet creates the sandbox of a pod again and again, and a policy in audit mode has one line about it.
+func TestJournalHasAnAuditFindingOnce(t *testing.T) {
+	g, lines, recorded := journaling(0)
+	audited := admission.Finding{Policy: "p", Answer: admission.Deny, Audit: true, Message: "policy p: a field"}
+	d := decisionlog.Decision{Call: "RunPodSandbox", Admission: admission.Decision{Answer: admission.Admit, Findings: []admission.Finding{audited}}}
+	d.Verdict.Verdict = policy.Allow
+	for range 3 {
+		g.note(imageref.Ref{}, d)
+	}
+	if len(*lines) != 1 || !strings.Contains((*lines)[0], `"policies"="policy p: a field"`) || len(*recorded) != 3 {
+		t.Errorf("journal %q, %d recorded; want one line, and 3", *lines, len(*recorded))
 	}
 }
 

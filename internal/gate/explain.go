@@ -28,6 +28,7 @@ func (g *Gate) ExplainPolicies(ctx context.Context, who tracker.Pod, containers 
 	}
 	explain := func(container *podview.Container) admission.Explanation {
 		s := admission.Subject{Stage: admission.StageSandbox, Offline: !ask}
+		_, s.Containers = split(known, container)
 		if container != nil {
 			s.Stage, s.Image = admission.StageContainer, image
 		}

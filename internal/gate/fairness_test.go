@@ -190,3 +190,49 @@ func TestCandidatesAreJudgedWithoutEffect(t *testing.T) {
 	p.wantCreate(first, id1, app, codes.OK, "container")
 	k.wants(t, "the first real use", "CreateContainer first: Allow proved Never by pull")
 }
+
+// Pulls that wait at a registry keep their requests. Those of one pod, however many, make no call of another pod fail.
+func TestWaitingPullsOfAPodRefuseOnlyItsOwn(t *testing.T) {
+	p := newProxy(t, tracker.Options{}, exact())
+	goOn := make(chan struct{})
+	p.runtime.Do(func(r *criproxytest.Runtime) {
+		r.Registry = func(name string, _ *runtimeapi.AuthConfig) (criproxytest.Image, error) {
+			return criproxytest.Image{ID: id1, Names: []string{name}}, nil
+		}
+		r.BeforeAnswer = func(method string) {
+			if method == "PullImage" {
+				<-goOn
+			}
+		}
+	})
+	large := func(namespace string) *criproxytest.Pod {
+		x := p.Pod(namespace)
+		x.Config.Labels = map[string]string{"a": strings.Repeat("x", 1_700_000)}
+		return x
+	}
+	mallory := large("mallory")
+	ended := make(chan error)
+	pull := func(x *criproxytest.Pod) {
+		_, err := p.Pull(t.Context(), x, app, "good")
+		ended <- err
+	}
+	const pulls = 30
+	for range pulls {
+		go pull(mallory)
+	}
+	for range pulls - 9 { // 9 of them take 16 MiB
+		if err := <-ended; status.Code(err) != codes.ResourceExhausted {
+			t.Errorf("a pull too many = %v; want ResourceExhausted", err)
+		}
+	}
+	go pull(large("alice"))
+	if got := p.Precheck(large("bob"), "repo.test/absent:1"); got != "" {
+		t.Errorf("pre-check of another pod = %q; want it answered", got)
+	}
+	close(goOn)
+	for range 9 + 1 {
+		if err := <-ended; err != nil {
+			t.Errorf("a pull that waited = %v; want its answer", err)
+		}
+	}
+}

@@ -41,7 +41,7 @@ func TestForwardingThroughTheGateIsTransparent(t *testing.T) {
 			trk := tracker.New(store, credential.NewKey(), rt, tracker.Options{})
 			judge := gate.New(gate.Config{Tracker: trk, Pods: podindex.New(), Runtime: rt, Metrics: &counts{}, Log: klog.Logger{}})
 			server := criproxy.New(criproxy.Config{
-				Runtime: up, Image: up, Handlers: judge.Handlers(), Bypasses: judge.Bypasses(), Metrics: &counts{}, Log: klog.Logger{},
+				Runtime: up, Image: up, Handlers: judge.Handlers(), Metrics: &counts{}, Log: klog.Logger{},
 			})
 			l := criproxytest.Listen(t, strings.TrimPrefix(echo.Endpoint(), "unix://")+".proxy")
 			done := make(chan error, 1)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -30,7 +29,6 @@ type Gate struct {
 	// skipsAlways is the result of the last pre-check about the kubelet.
 	skipsAlways atomic.Bool
 
-	views sync.Pool // *[]podindex.View
 	// hidden holds the hidden pre-checks, by config.seen and name: a PullImage of the same pod for the same name may be a request to prove access to
 	// the image on the node. A pre-check stays until the pod gets a grant for the name or a later pre-check is allowed.
 	hidden        hidden.PerPod
@@ -47,6 +45,7 @@ type Gate struct {
 	// unendorsed are those of hidden whose image lacked an endorsement.
 	unendorsed hidden.PerPod
 	asked      askedNames
+	held       heldRequests
 	conflicts  hidden.PerPod // fields for which it was logged that the views of the pod differ
 }
 

@@ -247,6 +247,7 @@ func (w *modelWorld) restorePod(o op, name string) {
 	}
 	w.endPod(o.pod)
 	p := w.newPod(o.pod)
+	p.names[name] = true
 	w.uses(p, c, name)
 	x := &interruption{may: w.mayStart(p, []string{name}), key: w.notary.key}
 	var resp runtimeapi.RestorePodResponse
@@ -281,7 +282,7 @@ func (w *modelWorld) rotate(o op) {
 	s := w.secrets[ns][o.pod/2%2]
 	if o.kind == opRecreate {
 		w.uids++
-		s.uid = fmt.Sprintf("u%d-%s", w.uids, ns)
+		s.uid = fmt.Sprintf("recreated-%d-%s", w.uids, ns)
 		return
 	}
 	w.unlive(func(_ pair, password string) bool { return password == s.password })
@@ -328,6 +329,12 @@ func (w *modelWorld) restart(kind opKind, syncs bool) {
 		w.must(os.Remove(w.path))
 		w.truth.lost()
 		w.direct(func() {
+			// Without the store, no record says which names of an image came with a checkpoint (docs/design/0022).
+			for c, names := range w.runtime.images {
+				for name := range names {
+					w.truth.named[pair{c, repositoryOf(name)}] = true
+				}
+			}
 			for _, l := range w.runtime.late {
 				if l.by != nil && l.by.pull != nil {
 					l.by.pull.lost = true

@@ -79,6 +79,7 @@ func (w *modelWorld) precheck(ctx context.Context, p *modelPod, name string) (id
 
 // doPrecheck sends a pre-check for an image and compares the answer with the truth.
 func (w *modelWorld) doPrecheck(p *modelPod, name string, x *interruption) (id string) {
+	p.names[name] = true
 	may := w.judged(p, name, "")
 	var shown string // of the call, which may end after this function returns
 	var err error
@@ -134,6 +135,7 @@ func (w *modelWorld) doPull(p *modelPod, name, password string, x *interruption)
 		}
 	}
 	x.pull = by
+	p.names[name] = true
 	may := w.judged(p, name, password)
 	req := &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: name, Annotations: p.annotations()}, SandboxConfig: p.config()}
 	if password != "" {
@@ -184,11 +186,19 @@ func (w *modelWorld) doCreate(p *modelPod, name, image string, mounts []string, 
 		c, _ := w.on(m)
 		req.Config.Mounts = append(req.Config.Mounts, &runtimeapi.Mount{ContainerPath: "/m", Image: &runtimeapi.ImageSpec{Image: c.id(), UserSpecifiedImage: w.userImage(m)}})
 	}
-	w.uses(p, contentOf(image), name)
-	for _, m := range mounts {
-		c, _ := w.on(m)
-		w.uses(p, c, m)
+	p.names[name] = true
+	mounted := make([]content, len(mounts))
+	for i, m := range mounts {
+		p.names[m] = true
+		mounted[i], _ = w.on(m)
 	}
+	use := func() {
+		w.uses(p, contentOf(image), name)
+		for i, m := range mounts {
+			w.uses(p, mounted[i], m)
+		}
+	}
+	use()
 	x.may, x.key = w.mayStart(p, append(mounts, name)), w.notary.key
 	var resp runtimeapi.CreateContainerResponse
 	var failed error // of the call, which may end after this function returns
@@ -199,6 +209,7 @@ func (w *modelWorld) doCreate(p *modelPod, name, image string, mounts []string, 
 		id, err = resp.GetContainerId(), failed
 		if err == nil {
 			w.counts["container created"]++
+			use() // a create is judged again after a revocation
 		} else {
 			w.counts["container not created"]++
 		}
@@ -247,6 +258,12 @@ func (w *modelWorld) doStart(p *modelPod, id string) error {
 	err := w.call(context.Background(), runtimeapi.RuntimeService_StartContainer_FullMethodName, &runtimeapi.StartContainerRequest{ContainerId: id}, &runtimeapi.StartContainerResponse{})
 	if err != nil {
 		w.counts["container not started"]++
+		// As with a create, the pod uses the image even if another policy then denies the container.
+		if c != nil {
+			for i, on := range c.real {
+				w.uses(p, on, c.asked[i])
+			}
+		}
 		return err
 	}
 	w.counts["container started"]++
@@ -255,6 +272,13 @@ func (w *modelWorld) doStart(p *modelPod, id string) error {
 	}
 	for i, on := range c.real {
 		w.uses(p, on, c.asked[i])
+		if i == 0 && w.kind.noEcho && w.podSource {
+			// At a start after a restart, the gate has only the names in the pod's spec. The image may have the name of another container there; the
+			// pod uses the same content.
+			for name := range p.names {
+				w.uses(p, on, name)
+			}
+		}
 		// A container that was restored on an image that the pod may use under another name is evidence for its own name.
 		w.truth.restored(p.uid, on, []string{repositoryOf(c.asked[i])})
 		if !c.may[on] && !w.mayUseOne(p, on, "") {

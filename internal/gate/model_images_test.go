@@ -64,6 +64,12 @@ func (r *modelRuntime) name(c content, name string) {
 	}
 }
 
+// pulled gives an image the name of its pull, and its digest in that repository.
+func (r *modelRuntime) pulled(c content, name string) {
+	r.name(c, name)
+	r.images[c][c.manifest(repositoryOf(name))] = true
+}
+
 // unname removes a name; the image is removed with its last name.
 func (r *modelRuntime) unname(name string) {
 	for c, names := range r.images {
@@ -125,7 +131,7 @@ func (r *modelRuntime) pullImage(q *runtimeapi.PullImageRequest, x *interruption
 	if err != nil {
 		return nil, err
 	}
-	r.name(c, name)
+	r.pulled(c, name)
 	if x != nil && x.pull != nil {
 		x.pull.served = true
 		r.truth.proved(pair{c, repositoryOf(name)}, x.pull)

@@ -129,9 +129,9 @@ func (w *modelWorld) revoke(o op, repository string) {
 		by.Credential = id(r.password)
 	}
 	by.Secret = r.secret
-	_, err := w.tracker.Revoke(context.Background(), tracker.Revocation{Revocation: by})
+	gone, err := w.tracker.Revoke(context.Background(), tracker.Revocation{Revocation: by})
 	w.must(err)
 	w.counts["revoked"]++
-	w.truth.revoked(r)
+	w.truth.revoked(r, len(gone.Proofs)+len(gone.Closed)+len(gone.Grants) > 0)
 	w.unlive(func(p pair, password string) bool { return r.covers(p) })
 }

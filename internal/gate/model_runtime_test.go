@@ -77,7 +77,7 @@ type checkpoint struct {
 type runtimeKind struct {
 	pullsBase   bool // the runtime pulls a checkpoint's base image even if it is on the node (containerd 2.1.0 to 2.1.8)
 	givesNames  bool // the runtime gives a checkpoint's base image a name (containerd 2.1.0 to 2.2.4, 2.3.0 and 2.3.1)
-	digests     bool // the answer to a pull is a digest, and images have digests among their names
+	digests     bool // the answer to a pull is a digest, and imported images have digests among their names too
 	noEcho      bool // the runtime does not report user_specified_image of containers
 	noImageID   bool // the runtime does not report image_id of containers (before CRI 0.29)
 	noUserImage bool // the kubelet does not send user_specified_image (before 1.28)
@@ -91,6 +91,7 @@ type registryPull struct {
 	begun      int         // number of revocations at the start
 	departures int         // number of images that had left the node
 	served     bool        // the registry returned the image
+	proof      *modelProof // what that proved, if it did
 	lost       bool        // the store that contained the pull was lost
 }
 
@@ -187,6 +188,14 @@ type modelConn struct {
 var errBroken = status.Error(codes.Unavailable, "error reading from server: EOF")
 
 func (c *modelConn) call(ctx context.Context, method string, request []byte) ([]byte, error) {
+	response, err := c.carry(ctx, method, request)
+	if x, _ := ctx.Value(interruptionKey{}).(*interruption); err == nil && x != nil && x.pull != nil && strings.HasSuffix(method, "/PullImage") {
+		x.pull.answered()
+	}
+	return response, err
+}
+
+func (c *modelConn) carry(ctx context.Context, method string, request []byte) ([]byte, error) {
 	select {
 	case <-c.broken:
 		return nil, errBroken
@@ -363,11 +372,12 @@ func (r *modelRuntime) create(sandbox string, config *runtimeapi.ContainerConfig
 			if on, err = r.fetch(ck.base, ""); err != nil {
 				return "", status.Errorf(codes.Unknown, "failed to pull checkpoint base image %s: %v", ck.base, err)
 			}
-			r.name(on, ck.base)
-			r.truth.named[pair{on, repositoryOf(ck.base)}] = true
+			r.pulled(on, ck.base)
+			r.truth.brought(pair{on, repositoryOf(ck.base)}, false)
 		}
 		if r.kind.givesNames && ck.given != "" {
 			r.name(on, ck.given)
+			r.truth.returned(pair{on, repositoryOf(ck.given)})
 		}
 		if reported, ok = r.resolve(ck.reportedAs); !ok || ck.reportedAs == "" {
 			reported = on

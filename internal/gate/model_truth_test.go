@@ -75,7 +75,7 @@ type truth struct {
 	present     map[pair]bool // pulled since the image came to the node
 	imported    map[pair]bool // brought or accepted by an operator, while the image stays
 	departures  int           // number of images that left the node
-	again       map[pair]int  // by number of the departure: imported until then and not pulled since; imported again if an operator brings the image
+	again       map[pair]int  // by number of the departure: imported until then and not pulled since; imported again if the image returns without a pull of a pod
 	named       map[pair]bool // names from a pull or an operator
 	open        map[pair]bool
 	proofs      map[pair][]*modelProof
@@ -224,16 +224,37 @@ func (t *truth) proved(p pair, by *registryPull) {
 		proof = &modelProof{password: by.password, secrets: map[secretRef]bool{}, noted: map[secretRef]bool{}}
 		t.proofs[p] = append(t.proofs[p], proof)
 	}
-	proof.at = time.Now()
+	proof.at, by.proof = time.Now(), proof
 	for _, ref := range by.secrets {
-		proof.secrets[ref], proof.noted[ref] = true, true
+		proof.secrets[ref] = true
 	}
+}
+
+// answered notes that the gate has the answer to a pull. The age of the proof counts from it.
+func (by *registryPull) answered() {
+	if by.proof == nil {
+		return
+	}
+	by.proof.at = time.Now()
+	for _, ref := range by.secrets {
+		by.proof.noted[ref] = true
+	}
+	by.proof = nil // once
 }
 
 // brought notes that an operator imported an image, named one, or accepted it.
 func (t *truth) brought(p pair, marks bool) {
 	t.named[p] = true
-	if (marks || t.again[p] > 0) && !t.present[p] {
+	if marks && !t.present[p] {
+		t.imported[p] = true
+	}
+	t.returned(p)
+}
+
+// returned notes that an image has a name again, which the gate may have marked before the image left: it cannot detect that the image left and
+// came back between two scans.
+func (t *truth) returned(p pair) {
+	if t.again[p] > 0 && !t.present[p] {
 		t.imported[p] = true
 	}
 }
@@ -250,6 +271,13 @@ func (t *truth) departed(c content) {
 		maps.DeleteFunc(of, func(p pair, _ bool) bool { return p.content == c })
 	}
 	maps.DeleteFunc(t.live, func(p pair, _ map[string]bool) bool { return p.content == c })
+	for p, proofs := range t.proofs {
+		for _, proof := range proofs {
+			if p.content == c {
+				clear(proof.noted) // the gate may have removed the proof
+			}
+		}
+	}
 }
 
 // forgotten notes that an operator removed marks.
@@ -269,8 +297,12 @@ func (t *truth) endGrants(which func(pair) bool, by func(reason) bool) {
 	}
 }
 
-func (t *truth) revoked(r revocation) {
+// revoked notes a revocation. One that matches nothing ends nothing, but pulls in progress do not prove what it selects.
+func (t *truth) revoked(r revocation, matches bool) {
 	t.revocations = append(t.revocations, r)
+	if !matches {
+		return
+	}
 	gone := map[*modelProof]bool{}
 	for p, proofs := range t.proofs {
 		if !r.covers(p) {

@@ -43,6 +43,7 @@ type modelPod struct {
 	uid     string
 	seen    string
 	sandbox string
+	names   map[string]bool // that it has asked for; its spec has them
 }
 
 // A process is one run of pullgated.
@@ -281,7 +282,7 @@ func (w *modelWorld) pod(at uint8) *modelPod {
 func (w *modelWorld) newPod(at uint8) *modelPod {
 	w.uids++
 	uid := fmt.Sprintf("%s-%d", slots[at].who, w.uids)
-	p := &modelPod{slot: slots[at], at: int(at), uid: uid, seen: "2026-11-21T05:00:00." + uid}
+	p := &modelPod{slot: slots[at], at: int(at), uid: uid, seen: "2026-11-21T05:00:00." + uid, names: map[string]bool{}}
 	w.pods[at] = p
 	return p
 }
@@ -342,9 +343,9 @@ func (s modelSource) byUID(uid string) *modelPod {
 	return nil
 }
 
-func (s modelSource) PullPolicies(uid string, _ imageref.Ref) ([]string, bool) {
+func (s modelSource) PullPolicies(uid string, name imageref.Ref) ([]string, bool) {
 	p := s.byUID(uid)
-	if p == nil || p.at >= len(s.w.pullPolicy) {
+	if p == nil || p.at >= len(s.w.pullPolicy) || !p.names[name.String()] {
 		return nil, p != nil
 	}
 	return []string{s.w.pullPolicy[p.at]}, true

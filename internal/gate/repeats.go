@@ -36,8 +36,9 @@ type denial struct {
 // next reports whether a decision gets a line, and how many decisions about the same call, pod, image and container got none since the last line. A denial
 // gets a line if it differs from the last denial, or if that one is a minute old; every other decision gets a line.
 func (r *repeats) next(d decisionlog.Decision) (skipped int, line bool) {
+	denies := !d.Verdict.Allowed() || wouldDeny(d)
 	key := digest(d.Call, d.Pod.UID, d.Pod.Namespace, d.Pod.Name, d.Image, d.Container)
-	why := digest(string(d.Verdict.Reason), d.Verdict.Pair.ImageID, string(d.Verdict.Credential), d.Admission.PolicyHash)
+	why := digest(d.Verdict.Verdict.String(), string(d.Verdict.Reason), d.Verdict.Pair.ImageID, string(d.Verdict.Credential), d.Admission.PolicyHash)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.last == nil {
@@ -47,13 +48,13 @@ func (r *repeats) next(d decisionlog.Decision) (skipped int, line bool) {
 	got, _ := r.last.Get(key)
 	if last, known := got.(*denial); known {
 		skipped = last.skipped
-		if !d.Verdict.Allowed() && last.why == why && now.Sub(last.logged) < repeatInterval {
+		if denies && last.why == why && now.Sub(last.logged) < repeatInterval {
 			last.skipped++
 			return skipped, false
 		}
 		r.last.Remove(key)
 	}
-	if !d.Verdict.Allowed() {
+	if denies {
 		r.last.Add(key, &denial{why: why, logged: now})
 	}
 	return skipped, true

@@ -19,6 +19,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/admission/files"
 	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"github.com/pullgate/pullgate/pkg/podview"
+	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -206,6 +207,36 @@ func TestDecisionsOfReviewsHaveAuditAnnotations(t *testing.T) {
 	_, _ = p.create(x, onOther("second"))
 	if len(k.all) != 2 || k.all[0].Admission.Findings[0].AuditAnnotations["scan"] != anyImage || k.all[1].Admission.Findings[0].AuditAnnotations["scan"] != otherImage {
 		t.Errorf("decisions %+v; want two with the audit annotations", k.all)
+	}
+}
+
+// A review is about a name. The image that started under it is in the decision log, and another one is reviewed again.
+func TestDecisionsOfReviewsHaveTheImageThatStarted(t *testing.T) {
+	never, err := policy.New(string(policy.ModeNeverVerify), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, c := kept(exact())
+	d := &policyd{}
+	c.Admission = chainOf(reviewed(t, d, failClosed))
+	p := newProxy(t, tracker.Options{Rules: tracker.Rules{Policy: never}}, c)
+	x := p.Pod("team")
+	for _, id := range []string{id2, id3} { // the tag moves
+		p.runtime.SetImages(criproxytest.Image{ID: id, Names: []string{anyImage}})
+		config := ordinary()
+		config.Image.Image = id
+		p.run(x, config)
+		p.run(x, config)
+	}
+	if n := d.requests(); n != 2 || len(k.all) != 2 {
+		t.Fatalf("%d reviews, decisions %+v; want one of each for both images", n, k.all)
+	}
+	for i, id := range []string{id2, id3} {
+		got := k.all[i]
+		f := got.Admission.Findings
+		if got.Image != anyImage || got.Verdict.Pair.ImageID != id || len(f) != 1 || f[0].Policy != "scanner" || f[0].Answer != admission.Admit {
+			t.Errorf("decision %+v; want %s, its image %s and the answer of the backend", got, anyImage, id)
+		}
 	}
 }
 

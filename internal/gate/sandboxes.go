@@ -26,18 +26,6 @@ func (g *Gate) runPodSandbox(ctx context.Context, c *criproxy.Call, req *runtime
 	return raw, err
 }
 
-// bypassRunPodSandbox forwards the call and observes its answer, unless there are policies.
-func (g *Gate) bypassRunPodSandbox(request []byte) (way criproxy.Way, observe func(response []byte)) {
-	if g.admitting.Load() != nil {
-		return criproxy.Handled, nil
-	}
-	var req runtimeapi.RunPodSandboxRequest
-	if proto.Unmarshal(request, &req) != nil {
-		return criproxy.Handled, nil
-	}
-	return criproxy.Forwarded, func(response []byte) { g.sandboxCreated(req.GetConfig(), response) }
-}
-
 // sandboxCreated adds the sandbox of an answer to RunPodSandbox to the index.
 func (g *Gate) sandboxCreated(config *runtimeapi.PodSandboxConfig, response []byte) {
 	var resp runtimeapi.RunPodSandboxResponse
@@ -48,57 +36,33 @@ func (g *Gate) sandboxCreated(config *runtimeapi.PodSandboxConfig, response []by
 	g.c.Pods.Add(sandbox(resp.GetPodSandboxId(), config))
 }
 
-// observed returns a handler that forwards a call and lets it be observed. It serves the calls that cannot bypass their handler.
-func observed(bypass criproxy.Bypass) criproxy.Handler {
-	return func(ctx context.Context, c *criproxy.Call) ([]byte, error) {
-		way, observe := bypass(c.Request)
-		if way == criproxy.Handled {
-			return nil, errUndecodable()
-		}
-		raw, err := c.Forward(ctx)
-		if err == nil && observe != nil {
-			observe(raw)
-		}
-		return raw, err
-	}
-}
-
-// observeRemovePodSandbox ends the grants of a pod when its last sandbox is removed.
-func (g *Gate) observeRemovePodSandbox(request []byte) (way criproxy.Way, observe func(response []byte)) {
-	var req runtimeapi.RemovePodSandboxRequest
-	if proto.Unmarshal(request, &req) != nil {
-		return criproxy.Handled, nil
-	}
-	return criproxy.Forwarded, func([]byte) {
+// removePodSandbox ends the grants of a pod when its last sandbox is removed.
+func (g *Gate) removePodSandbox(ctx context.Context, c *criproxy.Call, req *runtimeapi.RemovePodSandboxRequest) ([]byte, error) {
+	raw, err := c.Forward(ctx)
+	if err == nil {
 		g.endPods(g.c.Pods.Remove(req.GetPodSandboxId()))
 		g.cleared.keep(func(sandbox string) bool { return sandbox != req.GetPodSandboxId() })
 	}
+	return raw, err
 }
 
-// observeListPodSandbox reads a complete list, which a kubelet requests about once a second.
-func (g *Gate) observeListPodSandbox(request []byte) (way criproxy.Way, observe func(response []byte)) {
-	var req runtimeapi.ListPodSandboxRequest
-	if proto.Unmarshal(request, &req) != nil {
-		return criproxy.Handled, nil
-	}
-	// A newer CRI may add a field to the request that makes the list partial.
-	if proto.Size(req.GetFilter()) > 0 || len(req.ProtoReflect().GetUnknown()) > 0 {
-		return criproxy.Forwarded, nil
-	}
+// listPodSandbox reads a complete list, which a kubelet requests about once a second.
+func (g *Gate) listPodSandbox(ctx context.Context, c *criproxy.Call, req *runtimeapi.ListPodSandboxRequest) ([]byte, error) {
 	since := g.c.Pods.Now()
-	return criproxy.Forwarded, func(response []byte) {
-		if g.equalsIndex(response) {
-			return // as mostly
-		}
-		var resp runtimeapi.ListPodSandboxResponse
-		if err := criproxy.DecodeAnswer(response, &resp); err != nil {
-			g.c.Log.Error(err, "List of sandboxes cannot be read, the index of pods stays as it is")
-			return
-		}
-		if ended, ok := g.c.Pods.Reconcile(since, sandboxes(&resp)); ok {
-			g.endPods(ended)
-		}
+	raw, err := c.Forward(ctx)
+	// A newer CRI may add a field to the request that makes the list partial.
+	if err != nil || proto.Size(req.GetFilter()) > 0 || len(req.ProtoReflect().GetUnknown()) > 0 {
+		return raw, err
 	}
+	var resp runtimeapi.ListPodSandboxResponse
+	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
+		g.c.Log.Error(err, "List of sandboxes cannot be read, the index of pods stays as it is")
+		return raw, nil
+	}
+	if ended, ok := g.c.Pods.Reconcile(since, sandboxes(&resp)); ok {
+		g.endPods(ended)
+	}
+	return raw, nil
 }
 
 // removeImage removes the records of an image together with the image.

@@ -172,7 +172,7 @@ func (g *Gate) lateEndorsed(ctx context.Context, callName string, who tracker.Po
 	v := overruled(tracker.Verdict{}, AdmissionDenied)
 	v.Pair.ImageID = on.ID
 	g.note(j.name, decisionlog.Decision{Call: callName, Pod: who, Verdict: v, PullPolicy: tracker.PullUnknown, Container: s.Container.Name, Admission: d})
-	return refusal(who, d)
+	return refusal(who, d, "")
 }
 
 // admissionImage returns an image that a pod uses under a name, which is empty if the call does not have it.

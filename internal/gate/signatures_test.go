@@ -3,6 +3,7 @@ package gate_test
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -241,6 +242,21 @@ func TestASignedImageRuns(t *testing.T) {
 	if _, err := s.runs(s.Pod("team"), "main", app, "good"); err != nil || len(s.requests()) != 0 {
 		t.Errorf("after a restart without registry and pullgate-policyd: %v; want the container", err)
 	}
+}
+
+// An annotation with which another tool notes that images were verified proves nothing: a tenant can write it.
+func TestAnnotationsOfVerificationsProveNothing(t *testing.T) {
+	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))
+	x := s.Pod("team")
+	maps.Copy(x.Config.Annotations, map[string]string{
+		"kyverno.io/verify-images": `{"` + app + `":"pass","` + id1 + `":"pass"}`, "policy.pullgate.dev/signed": "true", "dev.cosignproject.cosign/signature": "abc",
+	})
+	_, err := s.runs(x, "main", app, "good")
+	wantPullError(t, "unsigned, with annotations", err, "SignatureValidationFailed", "no signature was found")
+	config := ordinary()
+	config.Image, config.Annotations = &runtimeapi.ImageSpec{Image: id1, UserSpecifiedImage: app}, x.Config.Annotations
+	_, err = s.create(x, config)
+	s.wantCode(err, codes.PermissionDenied, "a container of the unsigned image, with annotations")
 }
 
 func TestAnUnsignedImageWaitsUntilItIsSigned(t *testing.T) {
@@ -762,6 +778,15 @@ func TestSignaturesInShadowMode(t *testing.T) {
 	s.forgetDenials()
 	s.wantRun(x, "main", app, "good", "signed")
 	s.wantPrecheck(s.Pod("other"), app, id1, "the pre-check of a pod without a credential")
+	// A container that this process has not read back, as after a lost answer.
+	s.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{anyImage}})
+	s.sign(id2, "*")
+	s.wantRun(x, "second", anyImage, "", "container")
+	left, err := s.create(s.Pod("other"), ordinary())
+	s.must(err)
+	s.use(signedBy(t, "b", "repo.test/*"))
+	s.restart()
+	s.wantCode(s.Start(t.Context(), left), codes.PermissionDenied, "a start without an endorsement")
 }
 
 // The pods of a rollout cause one verification, whatever becomes of it.

@@ -74,14 +74,16 @@ func (a *answers) finding(b *imagepolicy.Backend, image, cause string) admission
 	if i := slices.IndexFunc(own, func(r policyclient.Result) bool { return !r.Allowed && !r.Failed }); i >= 0 {
 		return a.answered(own[i])
 	}
-	open := b.DefaultAllow && !errors.Is(a.err, context.Canceled)
+	// A tenant's image can end or delay pullgate-policyd, so that only one that cannot be asked fails open.
+	open := b.DefaultAllow && errors.Is(a.err, policyclient.ErrNotReached)
 	took := a.took
 	switch {
 	case cause != "":
 	case len(own) != 1:
 		cause = "pullgate-policyd gave no answer of it, or several"
 	case own[0].Failed:
-		cause, took, open = cmp.Or(imagepolicy.OneLine(own[0].Reason), "pullgate-policyd gave no reason"), own[0].Duration, open && own[0].Allowed
+		cause, took = cmp.Or(imagepolicy.OneLine(own[0].Reason), "pullgate-policyd gave no reason"), own[0].Duration
+		open = b.DefaultAllow && own[0].Allowed
 	default:
 		return a.answered(own[0])
 	}

@@ -6,8 +6,10 @@
 //
 // # Failures
 //
-// The validator expects exactly one answer of each backend about each image. A backend that does not give it, and every backend if
-// pullgate-policyd does not answer, has failed: the image is then admitted or denied as defaultAllow in the policy file says that pullgated has
-// read, whatever pullgate-policyd says of it. A denial of a backend always denies. So does an image, an annotation or a namespace that is not
-// known, and a caller that ends the call.
+// The validator expects exactly one answer of each backend about each image. A backend that did not answer pullgate-policyd,
+// and every backend if no connection to pullgate-policyd can be made, has failed: the image is then admitted or denied as
+// defaultAllow in the policy file says that pullgated has read, whatever pullgate-policyd says of it. Every other failure
+// denies, because an image can cause it: a connection that is lost after the question was sent, a time-out of
+// pullgate-policyd, an invalid answer, other policy files. So does a denial of a backend, an image, an annotation or a
+// namespace that is not known, and a caller that ends the call.
 package imagereview

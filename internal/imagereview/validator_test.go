@@ -143,23 +143,26 @@ func TestAnswers(t *testing.T) {
 		"none answers, closed":         {closed, closed, fails(notReached), admission.ReviewUnavailable, nil, []string{"no valid answer from the image review backend a after 0s: pullgate-policyd not reached: no such file; denied"}},
 		"none answers, open":           {open, absent, fails(notReached), "", []string{"a", "b"}, nil},
 		"none answers, one is open":    {closed, absent, fails(notReached), admission.ReviewUnavailable, []string{"b"}, nil},
-		"untrusted":                    {absent, closed, fails(policyclient.ErrUntrusted), admission.ReviewUnavailable, []string{"a"}, nil},
-		"timed out":                    {absent, absent, fails(policyclient.ErrTimedOut), "", []string{"a", "b"}, nil},
+		"untrusted":                    {absent, open, fails(policyclient.ErrUntrusted), admission.ReviewUnavailable, nil, nil},
+		"timed out":                    {absent, open, fails(policyclient.ErrTimedOut), admission.ReviewUnavailable, nil, nil},
+		"lost":                         {absent, open, fails(policyclient.ErrLost), admission.ReviewUnavailable, nil, []string{"connection to pullgate-policyd lost; denied"}},
+		"failed":                       {absent, open, fails(policyclient.ErrFailed), admission.ReviewUnavailable, nil, nil},
+		"other policies":               {absent, open, fails(policyclient.ErrOtherPolicies), admission.ReviewUnavailable, nil, nil},
 		"canceled":                     {open, absent, fails(context.Canceled), admission.ReviewUnavailable, nil, nil},
 		"a backend failed":             {open, closed, by(failed("a", true), allows("b")), "", []string{"a"}, nil},
 		"a backend failed, closed":     {closed, closed, by(failed("a", false), allows("b")), admission.ReviewUnavailable, nil, []string{"backend a after 3s: timed out; denied"}},
 		"policyd alone is open":        {closed, closed, by(failed("a", true), allows("b")), admission.ReviewUnavailable, nil, nil},
 		"policyd alone is closed":      {open, closed, by(failed("a", false), allows("b")), admission.ReviewUnavailable, nil, nil},
 		"missing":                      {closed, closed, by(allows("a")), admission.ReviewUnavailable, nil, []string{"backend b"}},
-		"missing, open":                {closed, open, by(allows("a")), "", []string{"b"}, nil},
+		"missing, open":                {closed, open, by(allows("a")), admission.ReviewUnavailable, nil, nil},
 		"none":                         {closed, closed, list(), admission.ReviewUnavailable, nil, nil},
 		"twice":                        {closed, closed, by(allows("a"), allows("a"), allows("b")), admission.ReviewUnavailable, nil, []string{"backend a"}},
 		"twice, one denies":            {open, open, by(allows("a"), denies("a"), allows("b")), admission.ReviewDenied, nil, nil},
-		"twice, open":                  {open, closed, by(allows("a"), allows("a"), allows("b")), "", []string{"a"}, nil},
-		"another backend":              {closed, open, by(allows("a"), allows("b"), allows("c")), admission.ReviewUnavailable, []string{"b"}, nil},
-		"another backend, a denial":    {open, open, by(denies("a"), allows("b"), allows("c")), admission.ReviewDenied, []string{"b"}, nil},
+		"twice, open":                  {open, closed, by(allows("a"), allows("a"), allows("b")), admission.ReviewUnavailable, nil, nil},
+		"another backend":              {closed, open, by(allows("a"), allows("b"), allows("c")), admission.ReviewUnavailable, nil, nil},
+		"another backend, a denial":    {open, open, by(denies("a"), allows("b"), allows("c")), admission.ReviewDenied, nil, nil},
 		"another image":                {closed, closed, list(about(allows("a")), other, about(allows("b"))), admission.ReviewUnavailable, nil, []string{"backend a"}},
-		"another image of an open one": {open, closed, list(about(allows("a")), other, about(allows("b"))), "", []string{"a"}, nil},
+		"another image of an open one": {open, closed, list(about(allows("a")), other, about(allows("b"))), admission.ReviewUnavailable, nil, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var failures []string
@@ -318,7 +321,8 @@ func TestTextsAreOnePrintableLine(t *testing.T) {
 		if strings.ContainsFunc(f.Message, func(r rune) bool { return !unicode.IsPrint(r) }) || len(f.Message) > 1400 {
 			t.Errorf("%s: message %.200q of %d bytes", name, f.Message, len(f.Message))
 		}
-		if f.FailedOpen != strings.Contains(f.Message, "no valid answer") {
+		// A failure of pullgate-policyd itself never fails open.
+		if f.FailedOpen != (strings.Contains(f.Message, "no valid answer") && name != "an error") {
 			t.Errorf("%s: failed open: %v, %.200q", name, f.FailedOpen, f.Message)
 		}
 	}

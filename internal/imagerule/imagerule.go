@@ -38,7 +38,7 @@ func Judge(a requirement.ImageRules, name imageref.Ref) (j Judgement) {
 		j.Findings = append(j.Findings, Finding(a.DefaultRule, admission.Deny, admission.SignatureMissing, fmt.Sprintf(
 			"image %q: no policy about signatures has a rule for it, and %s denies such images; use an image that a policy has a rule for", name, NameOf(a.DefaultRule))))
 	case requirement.AllowUnmatched:
-		j.Findings = append(j.Findings, Finding(a.DefaultRule, admission.Admit, "", fmt.Sprintf(
+		j.Findings = append(j.Findings, Finding(a.DefaultRule, admission.Admit, admission.SignatureMissing, fmt.Sprintf(
 			"image %q: no policy about signatures has a rule for it, and %s allows such images", name, NameOf(a.DefaultRule))))
 	case requirement.NoDefault:
 	}

@@ -35,7 +35,7 @@ func TestJudge(t *testing.T) {
 	}{
 		{"no rule", requirement.ImageRules{}, "app:1", nil, 0},
 		{"allowed by default", requirement.ImageRules{Default: requirement.AllowUnmatched, DefaultRule: byDefault}, "app:1", []string{
-			`Admit image "app:1": no policy about signatures has a rule for it, and rule all of policy d allows such images`,
+			`Admit SIGNATURE_MISSING image "app:1": no policy about signatures has a rule for it, and rule all of policy d allows such images`,
 		}, 0},
 		{"denied by default", requirement.ImageRules{Default: requirement.DenyUnmatched, DefaultRule: byDefault}, "app:1", []string{
 			`Deny SIGNATURE_MISSING image "app:1": no policy about signatures has a rule for it, and rule all of policy d denies such images; use an image that a policy has a rule for`,

@@ -10,11 +10,14 @@ import (
 	"strings"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/pullgate/pullgate/internal/hint"
 )
 
 // Defaults of every kubelet that is supported.
 const (
 	defaultEndpoint    = "unix:///run/containerd/containerd.sock"
+	defaultRoot        = "/var/lib/kubelet"
 	defaultHealthzIP   = "127.0.0.1"
 	defaultHealthzPort = 10248
 
@@ -34,6 +37,8 @@ type Settings struct {
 	Runtime, Image Setting
 	// ConfigFile and ConfigDir are the values of --config and --config-dir; "" if it has none.
 	ConfigFile, ConfigDir string
+	// Root is the value of --root-dir, below which it keeps the volumes of pods.
+	Root Setting
 	// FlagsSetEndpoint reports whether an endpoint is among its flags, which take precedence over files.
 	FlagsSetEndpoint bool
 	// Healthz is the URL that answers 200 if the kubelet is healthy; "" if it is disabled.
@@ -61,7 +66,10 @@ type layers struct {
 func (h Host) settings(args []word, before layers) (Settings, error) {
 	t := layers{runtime: Setting{defaultEndpoint, byDefault}, healthzIP: defaultHealthzIP, healthzPort: defaultHealthzPort}
 	t.take(before.runtime, before.image)
-	var s Settings
+	s := Settings{Root: Setting{defaultRoot, byDefault}}
+	if root := last(args, "root-dir"); root.text != "" {
+		s.Root = Setting{root.text, root.from}
+	}
 	s.ConfigFile, s.ConfigDir = last(args, "config").text, last(args, "config-dir").text
 	if s.ConfigFile != "" {
 		if err := h.readKubelet(s.ConfigFile, &t); err != nil {
@@ -100,6 +108,16 @@ func (h Host) settings(args []word, before layers) (Settings, error) {
 		s.Image = s.Runtime
 	}
 	return s, nil
+}
+
+// CheckRoot returns an error with a hint if the kubelet keeps the volumes of pods elsewhere than in the
+// admission.kubeletRoot of pullgated.
+func (s Settings) CheckRoot(configured string) error {
+	if path.Clean(s.Root.Value) == path.Clean(configured) {
+		return nil
+	}
+	return hint.Errorf("set admission.kubeletRoot: "+s.Root.Value+" in pullgated's configuration, then systemctl reload pullgated",
+		"admission.kubeletRoot is %s, and the kubelet's --root-dir is %s (%s): every volume of a pod counts as a hostPath", configured, s.Root.Value, s.Root.From)
 }
 
 // take sets the endpoints that are not empty.

@@ -58,7 +58,7 @@ func PolicyKinds() []string {
 	return append([]string{restriction.Kind, imagepolicy.Kind}, policyfiles.SignatureKinds()...)
 }
 
-// AdmissionCalls returns the values of the label call of pullgate_admission_answers_total.
+// AdmissionCalls returns the values of the label call of pullgate_admission_answers_total. Only signatures are judged at the last two.
 func AdmissionCalls() []string {
 	return []string{"RunPodSandbox", "CreateContainer", "RestorePod", "StartContainer", "ImageStatus", "PullImage"}
 }
@@ -122,25 +122,17 @@ func (m *Metrics) Policies(number func(kind string) int, unjudged int) {
 		m.admission.policies.WithLabelValues(kind).Set(float64(number(kind)))
 	}
 	m.admission.unjudged.WithLabelValues().Set(float64(unjudged))
-	// Alerts need the series from the start, see begin.
-	for _, c := range []string{"RunPodSandbox", "CreateContainer", "RestorePod"} {
-		m.admission.answers.WithLabelValues(c, restrict.Name, admission.Deny.String(), string(admission.RestrictionViolated), strconv.FormatBool(false))
-	}
-	m.admission.seconds.WithLabelValues(restrict.Name)
+	// Queries need the series from the start, see begin.
+	m.findings(restrict.Name, AdmissionCalls()[:4], admission.RestrictionViolated, admission.FieldUnknown)
 	if number(imagepolicy.Kind) > 0 {
-		m.admission.seconds.WithLabelValues(imagereview.Name)
+		m.findings(imagereview.Name, AdmissionCalls()[:4], admission.ReviewDenied, admission.ReviewUnavailable)
 		m.admission.open.WithLabelValues(imagereview.Name)
-		for _, c := range []string{"CreateContainer", "RestorePod"} {
-			for _, reason := range []admission.Reason{admission.ReviewDenied, admission.ReviewUnavailable} {
-				m.admission.answers.WithLabelValues(c, imagereview.Name, admission.Deny.String(), string(reason), strconv.FormatBool(false))
-			}
-		}
 	}
 	if slices.ContainsFunc(policyfiles.SignatureKinds(), func(kind string) bool { return number(kind) > 0 }) {
-		m.admission.seconds.WithLabelValues(endorse.Name)
-		m.admission.answers.WithLabelValues("CreateContainer", endorse.Name, admission.Unverified.String(), string(admission.EndorsementMissing), strconv.FormatBool(false))
-		for _, reason := range []admission.Reason{admission.SignatureMissing, admission.SignatureInvalid, admission.IdentityMismatch, admission.ContentMismatch} {
-			m.admission.answers.WithLabelValues("PullImage", endorse.Name, admission.Deny.String(), string(reason), strconv.FormatBool(false))
+		m.findings(endorse.Name, AdmissionCalls(), admission.EndorsementMissing, admission.SignatureMissing, admission.SignatureInvalid,
+			admission.IdentityMismatch, admission.DigestRequired, admission.ContentMismatch, admission.FieldUnknown)
+		for _, call := range AdmissionCalls() { // an image that a default admits
+			m.admission.answers.WithLabelValues(call, endorse.Name, admission.Admit.String(), string(admission.SignatureMissing), "false")
 		}
 		for _, outcome := range endorse.Outcomes() {
 			m.admission.verifications.WithLabelValues(outcome)
@@ -148,6 +140,23 @@ func (m *Metrics) Policies(number func(kind string) int, unjudged int) {
 	}
 	for _, f := range ConflictFields() {
 		m.admission.conflicts.WithLabelValues(f)
+	}
+}
+
+// findings makes the series of a validator at 0.
+func (m *Metrics) findings(validator string, calls []string, reasons ...admission.Reason) {
+	m.admission.seconds.WithLabelValues(validator)
+	for _, call := range calls {
+		for _, audit := range []string{"true", "false"} {
+			m.admission.answers.WithLabelValues(call, validator, admission.Admit.String(), none, audit)
+			for _, r := range append(reasons, admission.ValidatorFailed) {
+				answer := admission.Deny
+				if r == admission.EndorsementMissing {
+					answer = admission.Unverified
+				}
+				m.admission.answers.WithLabelValues(call, validator, answer.String(), string(r), audit)
+			}
+		}
 	}
 }
 

@@ -89,7 +89,7 @@ func New(version, goVersion string, methods []string) *Metrics {
 		Help: "Seconds that a write to the store of pull records took until it was on disk.", Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5},
 	})
 	m.upstreamUp = gauge("pullgate_upstream_up", "1 while the runtime is connected, else 0.")
-	m.distrusted = gauge("pullgate_store_distrusted", "1 while the store is distrusted because an earlier one was lost: images on the node are then not marked preloaded.")
+	m.distrusted = gauge("pullgate_store_distrusted", "1 while the store is distrusted because it, or a part of it, was lost: images on the node are then not marked preloaded.")
 	m.panics = counter("pullgate_panics_total", "Calls that panicked and were answered with Internal. Anything but 0 is a bug.")
 	m.unresolved = counter("pullgate_pulls_unresolved_total", "Successful pulls that were not recorded, because the runtime does not report which image it pulled. Their images need proof.")
 	m.ignored = counter("pullgate_credentials_ignored_total", "Look-ups of a pod's credentials for an image that found more than 16. Only the first 16, in the order in which a kubelet tries them, are considered.")
@@ -110,12 +110,15 @@ func New(version, goVersion string, methods []string) *Metrics {
 	return m
 }
 
-// begin makes the series that alerts count at 0. One that appears with its first event has risen by
-// nothing for Prometheus, and the first denial is the one to know of.
+// begin makes the series that queries count at 0. For Prometheus a series that appears with its first event has not
+// increased, and the first event is the one to know of. The series of forwarded calls appear with the first call of a
+// method.
 func (m *Metrics) begin() {
-	m.hit.WithLabelValues(unknown)
-	for _, o := range Outcomes() {
-		m.miss.WithLabelValues(unknown, o)
+	for _, p := range PullPolicies() {
+		m.hit.WithLabelValues(p)
+		for _, o := range Outcomes() {
+			m.miss.WithLabelValues(p, o)
+		}
 	}
 	for _, r := range Results() {
 		m.checks.WithLabelValues(r)
@@ -124,10 +127,23 @@ func (m *Metrics) begin() {
 		m.notCreated.WithLabelValues(r)
 	}
 	for _, c := range Calls() {
-		m.verdicts.WithLabelValues(c, policy.Reverify.String(), string(policy.RecordUnreadable))
+		for _, r := range policy.Reasons() {
+			m.verdicts.WithLabelValues(c, verdictOf(r).String(), string(r))
+		}
 		if c != "ImageStatus" { // that one is hidden, not denied
 			m.denials.WithLabelValues(c)
 		}
+	}
+}
+
+// verdictOf returns the verdict for a reason.
+func verdictOf(r policy.Reason) policy.Verdict {
+	switch r {
+	case policy.Absent, policy.RecordUnreadable, policy.ImageIDName, policy.ProofExpired, policy.NotProved, policy.Pulling,
+		policy.Untracked:
+		return policy.Reverify
+	default:
+		return policy.Allow
 	}
 }
 
@@ -154,6 +170,9 @@ func (m *Metrics) Handler() http.Handler {
 
 // Registry returns the registry, to gather from.
 func (m *Metrics) Registry() *prometheus.Registry { return m.registry }
+
+// Modes returns the values of the label mode: enforcing, and shadow mode.
+func Modes() []string { return []string{"enforce", "shadow"} }
 
 // PullPolicies returns the values of the label pull_policy.
 func PullPolicies() []string { return []string{"Always", "IfNotPresent", "Never", unknown} }
@@ -328,6 +347,34 @@ func (m *Metrics) PodSourceError(reason podsource.Reason) {
 // SetGrants gives the function that counts the grants at each scrape.
 func (m *Metrics) SetGrants(grants func() int) {
 	m.gaugeFunc("pullgate_grants", "Pods and images for which access is granted in memory.", func() float64 { return float64(grants()) })
+}
+
+// An InForce is what a node enforces.
+type InForce struct {
+	// Shadow means shadow mode, and Policy is the verification policy.
+	Shadow bool
+	Policy string
+	// HasPolicies means that there are policy files, PoliciesHash is their hash, and PoliciesEnforced means that their
+	// denials are enforced.
+	HasPolicies, PoliciesEnforced bool
+	PoliciesHash                  string
+}
+
+// SetInForce gives the function that returns at each scrape what the node enforces.
+func (m *Metrics) SetInForce(get func() InForce) {
+	config := prometheus.NewDesc("pullgate_config_info",
+		"1, with what the node enforces as labels: in mode shadow a missing proof denies nothing.",
+		[]string{"mode", "policy", "policies_hash"}, nil)
+	policies := prometheus.NewDesc("pullgate_admission_enforcing",
+		"1 if denials of policies are enforced, 0 if they are only reported.", nil, nil)
+	m.registry.MustRegister(prometheus.CollectorFunc(func(to chan<- prometheus.Metric) {
+		now := get()
+		mode := Modes()[int(number(now.Shadow))]
+		to <- prometheus.MustNewConstMetric(config, prometheus.GaugeValue, 1, mode, now.Policy, now.PoliciesHash)
+		if now.HasPolicies {
+			to <- prometheus.MustNewConstMetric(policies, prometheus.GaugeValue, number(now.PoliciesEnforced))
+		}
+	}))
 }
 
 // SetStore gives the function that counts what the store holds at each scrape.

@@ -16,8 +16,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/pullgate/pullgate/internal/endorse"
 	"github.com/pullgate/pullgate/internal/metrics"
 	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/records"
 )
@@ -30,6 +32,9 @@ func newMetrics() *metrics.Metrics {
 	m.SetGrants(func() int { return 4 })
 	m.SetStore(func() records.Stats {
 		return records.Stats{Records: 5, Intents: 6, Marks: 7, Endorsements: 8, Bytes: 8192}
+	})
+	m.SetInForce(func() metrics.InForce {
+		return metrics.InForce{Shadow: true, Policy: "AlwaysVerify", HasPolicies: true, PoliciesHash: "abc"}
 	})
 	m.Recheck("Always", "hit", time.Millisecond)
 	m.Recheck("Always", "verified", time.Second)
@@ -84,6 +89,7 @@ func contract() map[string]string {
 		"kubelet_imagemanager_ondisk_pulledrecords":        "GAUGE ",
 		"kubelet_imagemanager_ondisk_pullintents":          "GAUGE ",
 
+		"pullgate_config_info":                                  "GAUGE mode,policies_hash,policy",
 		"pullgate_config_last_reload_success":                   "GAUGE ",
 		"pullgate_config_last_reload_success_timestamp_seconds": "GAUGE ",
 
@@ -93,6 +99,7 @@ func contract() map[string]string {
 		"pullgate_admission_policies":             "GAUGE kind",
 		"pullgate_admission_unjudged_fields":      "GAUGE ",
 		"pullgate_admission_last_reload_success":  "GAUGE ",
+		"pullgate_admission_enforcing":            "GAUGE ",
 		"pullgate_admission_failed_open_total":    "COUNTER validator",
 
 		"pullgate_build_info":        "GAUGE goversion,version",
@@ -171,22 +178,75 @@ func series(t *testing.T, m *metrics.Metrics) []string {
 	return all
 }
 
-// An alert on a rise sees the first denial, and the first record that cannot be read, only if their
-// series were there before.
-func TestWhatAlertsCountBeginsAtZero(t *testing.T) {
+// A query for an increase sees the first event only if its series was there before.
+func TestWhatQueriesCountBeginsAtZero(t *testing.T) {
 	m := metrics.New("v", "go", nil)
-	for name, want := range map[string]int{
-		"image_pull_secret_recheck_hit":  1,
-		"image_pull_secret_recheck_miss": len(metrics.Outcomes()),
-		"pullgate_denials_total":         len(metrics.Calls()) - 1, // a pre-check is never denied
-		"pullgate_verdicts_total":        len(metrics.Calls()),
-		"pullgate_panics_total":          1,
+	m.PoliciesRead(true)
+	m.Policies(func(string) int { return 1 }, 0)
+	m.SetPodSource(func() bool { return true })
+	before := series(t, m)
 
-		"pullgate_pulls_unresolved_total": 1,
-	} {
-		if got, err := testutil.GatherAndCount(m.Registry(), name); err != nil || got != want {
-			t.Errorf("%s has %d series at the start, %v; want %d", name, got, err, want)
+	for _, p := range metrics.PullPolicies() {
+		for _, o := range append(metrics.Outcomes(), "hit") {
+			m.Recheck(p, o, time.Second)
 		}
+	}
+	for _, c := range metrics.Calls() {
+		m.Refused(c)
+		for _, r := range policy.Reasons() {
+			d := policy.Decision{Reason: r}
+			if slices.Contains(strings.Fields("exempt_static_pod exempt_namespace never_verify allowlisted preloaded open granted "+
+				"proved proved_in_grace"), string(r)) {
+				d.Verdict = policy.Allow
+			}
+			m.Verdict(c, d)
+		}
+	}
+	for _, reason := range metrics.CreationRefusals() {
+		m.CreationRefused(reason)
+	}
+	creating := []string{"RunPodSandbox", "CreateContainer", "RestorePod", "StartContainer"}
+	for _, v := range []struct {
+		name   string
+		calls  []string
+		denies []admission.Reason
+	}{
+		{"restriction", creating, []admission.Reason{"RESTRICTION_VIOLATED", "FIELD_UNKNOWN", "VALIDATOR_FAILED"}},
+		{"review", creating, []admission.Reason{"REVIEW_DENIED", "REVIEW_UNAVAILABLE", "VALIDATOR_FAILED"}},
+		{"endorsement", metrics.AdmissionCalls(), []admission.Reason{
+			"SIGNATURE_MISSING", "SIGNATURE_INVALID", "IDENTITY_MISMATCH", "DIGEST_REQUIRED", "CONTENT_MISMATCH", "FIELD_UNKNOWN",
+			"VALIDATOR_FAILED",
+		}},
+	} {
+		all := []admission.Finding{{Answer: admission.Admit}}
+		for _, r := range v.denies {
+			all = append(all, admission.Finding{Answer: admission.Deny, Reason: r})
+		}
+		if v.name == "endorsement" {
+			all = append(all, admission.Finding{Answer: admission.Unverified, Reason: admission.EndorsementMissing})
+			byDefault := admission.Finding{Validator: v.name, Answer: admission.Admit, Reason: admission.SignatureMissing}
+			for _, call := range v.calls {
+				m.Admission(call, admission.Decision{Findings: []admission.Finding{byDefault}})
+			}
+		}
+		for _, call := range v.calls {
+			for _, audit := range []bool{false, true} {
+				for i := range all {
+					all[i].Validator, all[i].Audit = v.name, audit
+				}
+				m.Admission(call, admission.Decision{Findings: all})
+			}
+		}
+	}
+	m.Admission("CreateContainer", admission.Decision{Findings: []admission.Finding{{Validator: "review", Answer: admission.Admit, FailedOpen: true}}})
+	for _, o := range endorse.Outcomes() {
+		m.Verification(o)
+	}
+	for _, r := range podsource.Reasons() {
+		m.PodSourceError(r)
+	}
+	if diff := cmp.Diff(before, series(t, m)); diff != "" {
+		t.Errorf("series that appear with their first event (-at the start +after events):\n%s", diff)
 	}
 }
 
@@ -285,6 +345,7 @@ func TestScrape(t *testing.T) {
 		`pullgate_pull_records 5`, `pullgate_pull_intents 6`, `pullgate_preloaded_marks 7`, `pullgate_endorsements 8`, `pullgate_store_bytes 8192`, `pullgate_grants 4`,
 		`pullgate_store_sync_seconds_count 1`, `pullgate_store_distrusted 1`, `pullgate_upstream_up 1`, `pullgate_panics_total 1`,
 		`pullgate_build_info{goversion="go1.26",version="v1.2.3"} 1`,
+		`pullgate_config_info{mode="shadow",policies_hash="abc",policy="AlwaysVerify"} 1`, `pullgate_admission_enforcing 0`,
 		`# TYPE pullgate_verdicts_total counter`,
 	} {
 		if !strings.Contains("\n"+string(body), "\n"+want+"\n") {

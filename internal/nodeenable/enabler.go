@@ -5,13 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/filesystem"
 	"github.com/pullgate/pullgate/internal/kubeletconf"
 )
 
@@ -23,6 +24,8 @@ type Daemon struct {
 	Metrics string
 	// StateDir is the directory that it writes to.
 	StateDir string
+	// KubeletRoot is the directory in which it expects the volumes of pods; "" if it has no policies, which need it.
+	KubeletRoot string
 	// Enforces describes in a few words whether it enforces verdicts.
 	Enforces string
 }
@@ -96,14 +99,13 @@ func (s Enabler) free(dir string) (uint64, error) {
 	if s.Free != nil {
 		return s.Free(dir)
 	}
-	var fs syscall.Statfs_t
 	for {
-		err := syscall.Statfs(s.Host.Path(dir), &fs)
-		if errors.Is(err, syscall.ENOENT) && dir != "/" {
+		found, err := filesystem.Of(s.Host.Path(dir))
+		if errors.Is(err, fs.ErrNotExist) && dir != "/" {
 			dir = filepath.Dir(dir)
 			continue
 		}
-		return fs.Bavail * uint64(fs.Bsize), err //nolint:gosec // a block has a size of more than 0
+		return found.Free, err
 	}
 }
 

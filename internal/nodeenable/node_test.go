@@ -50,6 +50,7 @@ type node struct {
 	beforeGet      func() // nil is allowed
 	sayHook        func(line string)
 	metrics        string
+	kubeletRoot    string
 }
 
 // load makes a node of an archive of kubeletconf.
@@ -105,7 +106,7 @@ func (n *node) host() kubeletconf.Host { return kubeletconf.Host{Root: n.root, C
 func (n *node) sw() nodeenable.Enabler {
 	return nodeenable.Enabler{
 		Host: n.host(), Unit: n.name, Wait: time.Minute,
-		Daemon: nodeenable.Daemon{Listen: listen, Runtime: n.runtime, Image: n.image, Metrics: n.metrics, StateDir: "/var/lib/pullgate", Enforces: "enforces"},
+		Daemon: nodeenable.Daemon{Listen: listen, Runtime: n.runtime, Image: n.image, Metrics: n.metrics, StateDir: "/var/lib/pullgate", KubeletRoot: n.kubeletRoot, Enforces: "enforces"},
 		Progress: func(line string) {
 			n.progress = append(n.progress, line)
 			if n.sayHook != nil {

@@ -18,7 +18,7 @@ const roomNeeded = 64 << 20
 
 // ready refuses a node that would not be healthy behind pullgated.
 func (s Enabler) ready(ctx context.Context, l inspection) error {
-	for _, check := range []func(context.Context, inspection) error{s.runs, s.forwards, s.answers, s.startsAtBoot, s.hasRoom} {
+	for _, check := range []func(context.Context, inspection) error{s.runs, s.forwards, s.sameRoot, s.answers, s.startsAtBoot, s.hasRoom} {
 		if err := check(ctx, l); err != nil {
 			return err
 		}
@@ -83,6 +83,14 @@ func (s Enabler) forwards(_ context.Context, l inspection) error {
 		}
 	}
 	return nil
+}
+
+// sameRoot refuses a pullgated whose policies would deny every volume.
+func (s Enabler) sameRoot(_ context.Context, l inspection) error {
+	if s.Daemon.KubeletRoot == "" {
+		return nil
+	}
+	return l.base.Configured.CheckRoot(s.Daemon.KubeletRoot)
 }
 
 // sameSocket reports whether two endpoints are one socket, by their names or by a link.

@@ -42,6 +42,10 @@ func TestEnableRefuses(t *testing.T) {
 			"images elsewhere", "kubeadm-config", func(n *node) { n.image = n.runtime },
 			"the kubelet dials unix:///run/other.sock, set by /var/lib/kubelet/config.yaml, and pullgated's imageEndpoint is", "set imageEndpoint: unix:///run/other.sock", nil,
 		},
+		{
+			"another root directory", "kubeadm-flags", func(n *node) { n.kubeletRoot = "/data/kubelet" },
+			"admission.kubeletRoot is /data/kubelet, and the kubelet's --root-dir is /var/lib/kubelet", "set admission.kubeletRoot: /var/lib/kubelet", nil,
+		},
 		{"the kubelet does not run", "kubeadm-flags", func(n *node) { n.active, n.sub = "activating", "auto-restart" }, "activating (auto-restart), not active", "systemctl status", nil},
 		{"the kubelet is not healthy", "kubeadm-flags", func(n *node) { n.healthy = http.StatusInternalServerError }, "answers 500: syncloop failed", "journalctl -u kubelet.service", nil},
 		{

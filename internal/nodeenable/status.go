@@ -69,12 +69,8 @@ func (s Enabler) wrong(ctx context.Context, l inspection) []string {
 	if l.journal != nil && l.journal.Phase == Applying {
 		add("pullgatectl node enable was interrupted; run it again, or pullgatectl node disable.")
 	}
-	if len(l.files) > 0 && len(l.modifiedByOthers) == 0 {
-		if c, err := planChange(l.host, l.base, s.listen(l)); err == nil {
-			if now, err := readIfThere(s.Host, c.path); err == nil && string(now) != string(c.content) {
-				add("The kubelet's settings have changed since %s was written; run pullgatectl node enable to write it again.", c.path)
-			}
-		}
+	if stale := s.stale(l); stale != "" {
+		add("%s; run pullgatectl node enable to write it again.", stale)
 	}
 	if s.enabled(l) {
 		if err := s.answers(ctx, l); err != nil {
@@ -82,6 +78,33 @@ func (s Enabler) wrong(ctx context.Context, l inspection) []string {
 		}
 	}
 	return all
+}
+
+// Stale returns a sentence if the file that Enable wrote has settings of the kubelet that have changed since, such as
+// the command line of its unit; "" otherwise.
+func (s Enabler) Stale(ctx context.Context) (string, error) {
+	l, err := s.inspect(ctx)
+	if err == nil {
+		err = l.unknownReason
+	}
+	if err != nil {
+		return "", err
+	}
+	return s.stale(l), nil
+}
+
+func (s Enabler) stale(l inspection) string {
+	if len(l.files) == 0 || len(l.modifiedByOthers) > 0 {
+		return ""
+	}
+	c, err := planChange(l.host, l.base, s.listen(l))
+	if err != nil {
+		return ""
+	}
+	if now, err := readIfThere(s.Host, c.path); err != nil || string(now) == string(c.content) {
+		return ""
+	}
+	return fmt.Sprintf("The kubelet's settings have changed since pullgatectl node enable wrote %s, which keeps the old ones in use", c.path)
 }
 
 // Lines returns the status as text; problems are after "!".

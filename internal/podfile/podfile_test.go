@@ -1,6 +1,7 @@
 package podfile_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,6 +18,34 @@ func read(t *testing.T, text string) podfile.Pod {
 	return pods[0]
 }
 
+// builtIn are workloads of Kubernetes.
+var builtIn = []podfile.Workload{
+	{"", "podtemplates", "template"},
+	{"", "replicationcontrollers", "spec.template"},
+	{"apps", "deployments", "spec.template"},
+	{"apps", "statefulsets", "spec.template"},
+	{"apps", "daemonsets", "spec.template"},
+	{"apps", "replicasets", "spec.template"},
+	{"batch", "jobs", "spec.template"},
+	{"batch", "cronjobs", "spec.jobTemplate.spec.template"},
+}
+
+// workloads returns documents, each of a version, a kind and the path of its pod template. The name is that of the kind.
+func workloads(of ...string) string {
+	var all strings.Builder
+	for _, w := range of {
+		f := strings.Fields(w)
+		template := "{metadata: {labels: {a: b}}, spec: {containers: [{name: web, image: busybox}]}}"
+		fields := strings.Split(f[2], ".")
+		slices.Reverse(fields)
+		for _, field := range fields {
+			template = "{" + field + ": " + template + "}"
+		}
+		all.WriteString("---\n{apiVersion: " + f[0] + ", kind: " + f[1] + ", metadata: {name: " + f[1] + ", namespace: team}, " + template[1:] + "\n")
+	}
+	return all.String()
+}
+
 func TestRead(t *testing.T) {
 	const pod = "{apiVersion: v1, kind: Pod, metadata: {name: NAME}, spec: {containers: [{name: web, image: busybox}]}}\n"
 	a, b := strings.Replace(pod, "NAME", "a", 1), strings.Replace(pod, "NAME", "b, namespace: team", 1)
@@ -26,7 +55,12 @@ func TestRead(t *testing.T) {
 		"a list":           {text: "apiVersion: v1\nkind: List\nitems:\n- " + a + "- " + b, want: "default/a team/b"},
 		"JSON":             {text: `{"apiVersion":"v1","kind":"Pod","metadata":{"generateName":"a-"},"spec":{"containers":[{"name":"web"}]}}`, want: "default/a-"},
 		"nothing":          {text: "# empty\n", err: "no Pod"},
-		"another kind":     {text: "{apiVersion: apps/v1, kind: Deployment}", err: `kind "Deployment": only Pods`},
+		"another kind":     {text: "{apiVersion: v1, kind: Service}", err: `kind "Service": only Pods`},
+		"another group":    {text: "{apiVersion: example.com/v1, kind: Deployment}", err: `kind "Deployment": only Pods`},
+		"workloads":        {text: workloads("v1 PodTemplate template", "apps/v1 Deployment spec.template", "apps/v1 StatefulSet spec.template", "apps/v1 DaemonSet spec.template", "apps/v1 ReplicaSet spec.template", "batch/v1 Job spec.template", "batch/v1 CronJob spec.jobTemplate.spec.template", "v1 ReplicationController spec.template"), want: "team/PodTemplate team/Deployment team/StatefulSet team/DaemonSet team/ReplicaSet team/Job team/CronJob team/ReplicationController"},
+		"no template":      {text: "{apiVersion: apps/v1, kind: Deployment, metadata: {name: a}}", err: "spec.template: Required"},
+		"not a template":   {text: "{apiVersion: apps/v1, kind: Deployment, metadata: {name: a}, spec: {template: x}}", err: "spec.template is not an object"},
+		"unknown in it":    {text: "{apiVersion: apps/v1, kind: Deployment, metadata: {name: a}, spec: {template: {spec: {hostPIDs: true}}}}", err: `spec.template: unknown field "spec.hostPIDs"`},
 		"in a list":        {text: "{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: Secret}]}", err: "items[0]: "},
 		"a list in a list": {text: "{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: List, items: []}]}", err: `items[0]: apiVersion "v1", kind "List": only Pods`},
 		"an unknown key":   {text: strings.Replace(a, "image:", "privilged: true, image:", 1), err: `unknown field "spec.containers[0].privilged"`},
@@ -36,7 +70,7 @@ func TestRead(t *testing.T) {
 		"no YAML":          {text: "{", err: "yaml"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pods, err := podfile.Read([]byte(tc.text))
+			pods, err := podfile.Read([]byte(tc.text), builtIn...)
 			if tc.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tc.err) {
 					t.Fatalf("Read = %v; want an error with %q", err, tc.err)

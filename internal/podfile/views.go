@@ -16,6 +16,8 @@ func (p Pod) AtAdmission() (podview.Pod, []podview.Container) { return apiview.P
 type Start struct {
 	Pod       podview.Pod
 	Container *podview.Container
+	// Others are the pod's other containers, if the node has the Pods of the API server.
+	Others []podview.Container
 }
 
 // Node says how a node sees pods.
@@ -36,7 +38,11 @@ func (p Pod) AtNode(n Node) []Start {
 	for i := range containers {
 		pod, c := podview.Expected(api, &containers[i])
 		n.complete(c, subPaths(&p.api.Spec, i))
-		starts = append(starts, n.start(pod, api, c, &containers[i]))
+		start := n.start(pod, api, c, &containers[i])
+		if n.PodSource {
+			start.Others = slices.Delete(slices.Clone(containers), i, i+1)
+		}
+		starts = append(starts, start)
 	}
 	return starts
 }
@@ -45,7 +51,7 @@ func (n Node) start(pod, api podview.Pod, c, apiContainer *podview.Container) St
 	if n.PodSource {
 		pod, c, _ = podview.Merge(pod, api, c, apiContainer)
 	}
-	return Start{pod, c}
+	return Start{Pod: pod, Container: c}
 }
 
 // complete changes the view of a container to that of CRI messages. subPath reports which of its mounts have a subPath.

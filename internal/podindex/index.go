@@ -31,19 +31,6 @@ type Sandbox struct {
 	Seen string
 }
 
-// A View is a [Sandbox] whose texts are part of an encoded list.
-type View struct {
-	ID, UID, Namespace, Name, Seen []byte
-	Static                         bool
-}
-
-// listed is a sandbox of an index, with the last comparison in which it was listed.
-type listed struct {
-	Sandbox
-
-	comparison uint64
-}
-
 // An Epoch identifies one state of an [Index].
 type Epoch uint64
 
@@ -52,10 +39,7 @@ type Index struct {
 	// mu guards the following fields. It is never held across a call to another package.
 	mu        sync.Mutex
 	epoch     Epoch
-	changed   bool // since settleLocked
-	sandboxes map[string]*listed
-	// comparison is the number of calls of Equals.
-	comparison uint64
+	sandboxes map[string]Sandbox
 	// learned holds the values from PullImage that no sandbox has, and seen holds those of all pods.
 	learned, seen values
 }
@@ -76,7 +60,7 @@ func (v values) add(seen string, p tracker.Pod) {
 
 // New returns an empty index.
 func New() *Index {
-	return &Index{sandboxes: map[string]*listed{}, learned: values{}, seen: values{}}
+	return &Index{sandboxes: map[string]Sandbox{}, learned: values{}, seen: values{}}
 }
 
 // Add adds a sandbox, after RunPodSandbox.
@@ -84,8 +68,7 @@ func (x *Index) Add(s Sandbox) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.epoch++
-	x.changed = true
-	x.sandboxes[s.ID] = &listed{Sandbox: s}
+	x.sandboxes[s.ID] = s
 	x.seen.add(s.Seen, s.Pod)
 }
 
@@ -97,7 +80,6 @@ func (x *Index) Learn(seen string, p tracker.Pod) {
 	if _, ok := x.seen[seen][p.UID]; ok || seen == "" || p.UID == "" {
 		return
 	}
-	x.changed = true
 	x.learned.add(seen, p)
 	x.seen.add(seen, p)
 }
@@ -182,40 +164,16 @@ func (x *Index) Reconcile(since Epoch, list []Sandbox) (ended []string, ok bool)
 	if x.epoch != since {
 		return nil, false
 	}
-	now := make(map[string]*listed, len(list))
+	now := make(map[string]Sandbox, len(list))
 	for _, s := range list {
-		now[s.ID] = &listed{Sandbox: s}
+		now[s.ID] = s
 	}
-	if !maps.EqualFunc(x.sandboxes, now, func(a, b *listed) bool { return a.Sandbox == b.Sandbox }) {
+	if !maps.Equal(x.sandboxes, now) {
 		x.epoch++ // lists that were requested before are stale
 	}
 	before := x.uidsLocked()
 	x.sandboxes = now
 	return x.settleLocked(before), true
-}
-
-// Equals reports whether Reconcile with a list would change nothing. It needs no memory, and no more time than to compare.
-func (x *Index) Equals(list []View) bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.changed || len(list) != len(x.sandboxes) {
-		return false
-	}
-	x.comparison++
-	for i := range list {
-		v := &list[i]
-		s := x.sandboxes[string(v.ID)]
-		if s == nil || s.comparison == x.comparison || !v.of(&s.Sandbox) { // a sandbox that is listed twice stands for another one
-			return false
-		}
-		s.comparison = x.comparison
-	}
-	return true
-}
-
-// of reports whether the view is that of a sandbox with its ID.
-func (v *View) of(s *Sandbox) bool {
-	return s.Pod.UID == string(v.UID) && s.Pod.Namespace == string(v.Namespace) && s.Pod.Name == string(v.Name) && s.Seen == string(v.Seen) && s.Pod.Static == v.Static
 }
 
 func (x *Index) uidsLocked() sets.Set[string] {
@@ -231,7 +189,6 @@ func (x *Index) uidsLocked() sets.Set[string] {
 
 // settleLocked derives the other fields from the sandboxes and returns the pods of before that have no sandbox now.
 func (x *Index) settleLocked(before sets.Set[string]) (ended []string) {
-	x.changed = false
 	alive := sets.New("") // no UID is no pod
 	clear(x.seen)
 	for _, s := range x.sandboxes {

@@ -42,6 +42,7 @@ type Pod struct {
 	uses        []use
 	secrets     []key       // those that the pod names, in the pod's order
 	cut         bool        // the pod names more
+	ended       bool        // its containers have ended, and no container will be started
 	from        *secrets    // their contents
 	view        *view       // nil if no policy uses a field
 	logged      atomic.Bool // it was logged that its Secrets have too many wildcards
@@ -77,6 +78,23 @@ func (p *Pod) Uses(image imageref.Ref) (uses []Use) {
 	}
 	return uses
 }
+
+// Images returns the images that the pod uses, with the names of their containers.
+func (p *Pod) Images() (images []ContainerImage) {
+	for _, u := range p.uses {
+		images = append(images, ContainerImage{u.container, imageref.New(u.image.String())})
+	}
+	return images
+}
+
+// A ContainerImage is the image of a container, or of a volume, which has no name here.
+type ContainerImage struct {
+	Container string
+	Image     imageref.Ref
+}
+
+// Ended reports whether all containers of the pod have ended and will not be restarted.
+func (p *Pod) Ended() bool { return p.ended }
 
 // Credentials returns the credentials of the pod's pull secrets for an image, in the order in which a kubelet would send them. It
 // waits at most two seconds for a Secret that has to be read. It does not wait for a Secret that was read before and cannot be
@@ -123,6 +141,7 @@ func podOf(api *corev1.Pod) *Pod {
 	p := &Pod{
 		Pod:         tracker.Pod{UID: string(api.UID), Namespace: api.Namespace, Name: api.Name},
 		annotations: hash(api.Annotations),
+		ended:       api.Status.Phase == corev1.PodSucceeded || api.Status.Phase == corev1.PodFailed,
 	}
 	for _, list := range [][]corev1.Container{api.Spec.InitContainers, api.Spec.Containers} {
 		for i := range list {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -197,6 +198,13 @@ func (s *Source) ByName(namespace, name string) (*Pod, bool) {
 	defer s.mu.RUnlock()
 	p, ok := s.byKey[key{namespace, name}]
 	return p, ok
+}
+
+// All returns all known pods, in no order.
+func (s *Source) All() []*Pod {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return slices.Collect(maps.Values(s.byUID))
 }
 
 // Len returns how many pods are known.

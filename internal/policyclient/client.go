@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/pullgate/pullgate/internal/grpcpeer"
@@ -29,8 +30,8 @@ const (
 	reviewLimit = 100 * time.Second
 	// verifyLimit bounds a verification. It is longer than pullgate-policyd takes (limits.time), so that its answer arrives.
 	verifyLimit = 75 * time.Second
-	// reconnectLimit is how long a call whose connection cannot be made, or is lost, tries again: a pullgate-policyd that restarts
-	// answers late.
+	// reconnectLimit is how long a call whose connection cannot be made, or is lost, tries again: a pullgate-policyd that
+	// restarts answers late.
 	reconnectLimit = 3 * time.Second
 	reconnectEvery = 100 * time.Millisecond
 	// connectLimit bounds one attempt to connect. A process that accepts and sends nothing counts as not reached.
@@ -168,8 +169,8 @@ func (c *Client) Review(ctx context.Context, r Request) ([]Result, error) {
 	message := &policyv1.ReviewRequest{
 		PolicyHash: r.PolicyHash, Namespace: r.Namespace, Images: r.Images, VolumeImages: r.VolumeImages, Annotations: r.Annotations,
 	}
-	response, err := ask(ctx, c, c.options.Review, func(ctx context.Context) (*policyv1.ReviewResponse, error) {
-		return c.policy.Review(ctx, message, r.limits()...)
+	response, err := ask(ctx, c, c.options.Review, func(ctx context.Context, o grpc.CallOption) (*policyv1.ReviewResponse, error) {
+		return c.policy.Review(ctx, message, append(r.limits(), o)...)
 	})
 	if err != nil {
 		return nil, err
@@ -179,20 +180,21 @@ func (c *Client) Review(ctx context.Context, r Request) ([]Result, error) {
 
 // ask makes a call within a limit, and repeats it for a while if there is no connection. An error wraps one of the causes of this package,
 // or is that of ctx if the caller canceled it.
-func ask[R any](ctx context.Context, c *Client, limit time.Duration, call func(context.Context) (R, error)) (R, error) {
+func ask[R any](ctx context.Context, c *Client, limit time.Duration, call func(context.Context, grpc.CallOption) (R, error)) (R, error) {
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	begin := time.Now()
+	var server peer.Peer // set by the first call that a connection took
 	for {
-		response, err := call(limited)
+		response, err := call(limited, grpc.Peer(&server))
 		if err == nil {
 			return response, nil
 		}
 		if errors.Is(ctx.Err(), context.Canceled) {
 			return response, ctx.Err()
 		}
-		cause := c.causeOf(err)
-		if !errors.Is(cause, ErrNotReached) || time.Since(begin) >= c.options.Reconnect {
+		cause := c.causeOf(err, server.Addr != nil)
+		if !errors.Is(cause, ErrNotReached) && !errors.Is(cause, ErrLost) || time.Since(begin) >= c.options.Reconnect {
 			return response, cause
 		}
 		again := time.NewTimer(reconnectEvery)
@@ -209,18 +211,22 @@ func ask[R any](ctx context.Context, c *Client, limit time.Duration, call func(c
 	}
 }
 
-// causeOf returns the cause of a status.
-func (c *Client) causeOf(err error) error {
+// causeOf returns the cause of a status. sent says that this call, or an earlier one with the same question, had a connection.
+func (c *Client) causeOf(err error, sent bool) error {
 	s := status.Convert(err)
 	switch s.Code() {
 	case codes.Unavailable:
+		cause := ErrNotReached
+		if sent {
+			cause = ErrLost
+		}
 		if why := c.failure.Load(); why != nil && *why != nil {
 			if errors.Is(*why, ErrUntrusted) {
 				return *why
 			}
-			return fmt.Errorf("%w: %w", ErrNotReached, *why)
+			return fmt.Errorf("%w: %w", cause, *why)
 		}
-		return fmt.Errorf("%w at %s: %s", ErrNotReached, c.path, s.Message())
+		return fmt.Errorf("%w at %s: %s", cause, c.path, s.Message())
 	case codes.DeadlineExceeded:
 		return ErrTimedOut
 	case codes.FailedPrecondition:

@@ -115,7 +115,7 @@ func TestReviewChecksAnswers(t *testing.T) {
 		"permission denied": {nil, status.Error(codes.PermissionDenied, "x"), policyclient.ErrFailed},
 		"canceled":          {nil, status.Error(codes.Canceled, "x"), policyclient.ErrFailed},
 		"timed out":         {nil, status.Error(codes.DeadlineExceeded, "x"), policyclient.ErrTimedOut},
-		"unavailable":       {nil, status.Error(codes.Unavailable, "x"), policyclient.ErrNotReached},
+		"unavailable":       {nil, status.Error(codes.Unavailable, "x"), policyclient.ErrLost},
 	} {
 		response, answer = tc.response, tc.err
 		if got, err := c.Review(t.Context(), request()); got != nil || !errors.Is(err, tc.want) {
@@ -208,6 +208,28 @@ func TestReviewReconnects(t *testing.T) {
 	serve(t, path, echo)
 	if err := <-done; err != nil {
 		t.Errorf("a server that restarts during the review: %v; want nil", err)
+	}
+}
+
+// A question that ends pullgate-policyd must not be taken for one that was not sent.
+func TestReviewEndsTheServer(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "s")
+	entered := make(chan struct{})
+	stop := serve(t, path, func(ctx context.Context, _ *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
+		close(entered)
+		<-ctx.Done()
+		return nil, ctx.Err()
+	})
+	c := dial(t, path, policyclient.Options{Reconnect: 500 * time.Millisecond}) // several attempts
+	done := make(chan error, 1)
+	go func() { _, err := c.Review(t.Context(), request()); done <- err }()
+	<-entered
+	stop()
+	if err := <-done; !errors.Is(err, policyclient.ErrLost) || errors.Is(err, policyclient.ErrNotReached) {
+		t.Errorf("a server that ends during the review: %v; want ErrLost", err)
+	}
+	if _, err := c.Review(t.Context(), request()); !errors.Is(err, policyclient.ErrNotReached) {
+		t.Errorf("the next review: %v; want ErrNotReached", err)
 	}
 }
 

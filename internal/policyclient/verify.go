@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 
+	"google.golang.org/grpc"
+
 	"github.com/pullgate/pullgate/internal/verification"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
@@ -40,8 +42,8 @@ func (c *Client) Verify(ctx context.Context, r VerifyRequest) (verification.Repo
 			IdentityToken: r.Credential.IdentityToken, RegistryToken: r.Credential.RegistryToken,
 		}
 	}
-	response, err := ask(ctx, c, c.options.Verify, func(ctx context.Context) (*policyv1.VerifyResponse, error) {
-		return c.policy.Verify(ctx, message, r.limits()...)
+	response, err := ask(ctx, c, c.options.Verify, func(ctx context.Context, o grpc.CallOption) (*policyv1.VerifyResponse, error) {
+		return c.policy.Verify(ctx, message, append(r.limits(), o)...)
 	})
 	if err != nil {
 		return verification.Report{}, err

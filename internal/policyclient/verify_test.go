@@ -130,7 +130,7 @@ func TestVerifyChecksAnswers(t *testing.T) {
 	}
 	for code, want := range map[codes.Code]error{
 		codes.FailedPrecondition: policyclient.ErrOtherPolicies, codes.ResourceExhausted: policyclient.ErrFailed, codes.Unimplemented: policyclient.ErrFailed,
-		codes.InvalidArgument: policyclient.ErrFailed, codes.DeadlineExceeded: policyclient.ErrTimedOut, codes.Unavailable: policyclient.ErrNotReached,
+		codes.InvalidArgument: policyclient.ErrFailed, codes.DeadlineExceeded: policyclient.ErrTimedOut, codes.Unavailable: policyclient.ErrLost,
 	} {
 		answer = status.Error(code, "x")
 		if got, err := c.Verify(t.Context(), verifyRequest()); got.Results != nil || !errors.Is(err, want) {

@@ -1,6 +1,7 @@
 package policyd
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -16,10 +17,14 @@ import (
 	"github.com/pullgate/pullgate/pkg/admission/restrict"
 )
 
-// Examine returns why the files that a configuration names cannot be used, all errors at once; nil if they can. Each warning is a sentence
-// about a file that can be used and probably does not say what its author means. It binds no address and asks no server.
-func Examine(c config.Policyd) (warnings []string, err error) {
+// Examine returns why the files that a configuration names cannot be used, all errors at once; nil if they can. Each
+// warning is a sentence about a file that can be used and probably does not say what its author means. It binds no
+// address and asks no server but systemd.
+func Examine(ctx context.Context, c config.Policyd) (warnings []string, err error) {
 	var errs []error
+	if err := nodeSocketOf(c).CheckUnit(ctx, nil); err != nil {
+		errs = append(errs, err)
+	}
 	set, err := files.Read(paths(c), policyfiles.Kinds())
 	if err != nil {
 		errs = append(errs, fmt.Errorf("policies:\n%w", err))

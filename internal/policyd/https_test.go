@@ -238,6 +238,32 @@ func TestHTTPSReadsCertificatesAgain(t *testing.T) {
 	}
 }
 
+// One process serves the API servers of two clusters, each with a CA of its own. Pods of the same UID, namespace and name are judged apart.
+func TestOneWebhookForTwoClusters(t *testing.T) {
+	ca, one, two := newAuthority(t), newAuthority(t), newAuthority(t)
+	p := prepareWith(t, serveBackend(t, func(_ string, s imagepolicyv1alpha1.ImageReviewSpec) verdict {
+		return &imagepolicyv1alpha1.ImageReviewStatus{Allowed: s.Containers[0].Image == "scanned:1", Reason: "not scanned"}
+	}))
+	p.https(issue(t, ca))
+	p.write("ca.crt", string(one.PEM())+string(two.PEM()))
+	p.config.HTTPS.ClientCAFile = p.path("ca.crt")
+	p.write("policies/no-host-network.yaml", noHostNetwork)
+	p.start()
+	for cluster, tc := range map[*certtest.Authority][]struct{ spec, want string }{
+		one: {{`{"containers":[{"name":"c","image":"scanned:1"}]}`, `"allowed":true`}, {`{"containers":[{"name":"c","image":"scanned:1"}],"hostNetwork":true}`, "no-host-network"}},
+		two: {{`{"containers":[{"name":"c","image":"other:1"}]}`, "not scanned"}, {`{"containers":[{"name":"c","image":"scanned:1"}]}`, `"allowed":true`}},
+	} {
+		cert, err := issue(t, cluster).TLS()
+		must(t, err)
+		for _, pod := range tc {
+			code, text, err := p.post(&tls.Config{RootCAs: ca.Pool(), Certificates: []tls.Certificate{cert}}, webhook.ValidatePath, strings.NewReader(admissionReview(false, pod.spec)))
+			if err != nil || code != http.StatusOK || !strings.Contains(text, pod.want) {
+				t.Errorf("%s: %d %s, %v; want %s", pod.spec, code, text, err, pod.want)
+			}
+		}
+	}
+}
+
 func TestHTTPSClientCertificates(t *testing.T) {
 	ca, clients := newAuthority(t), newAuthority(t)
 	p := prepare(t)

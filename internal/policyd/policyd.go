@@ -103,6 +103,11 @@ func Run(ctx context.Context, o Options) error {
 // listeners are the listeners of the process; nil where it does not listen.
 type listeners struct{ node, https, metrics net.Listener }
 
+// nodeSocketOf returns the socket that pullgated dials.
+func nodeSocketOf(c config.Policyd) sockets.Socket {
+	return sockets.Socket{Program: program, Field: "node.listen", Endpoint: c.Node.Listen, Name: nodeSocket}
+}
+
 // listenAll binds all addresses of the configuration, or none.
 func listenAll(ctx context.Context, c config.Policyd) (on listeners, err error) {
 	defer func() {
@@ -110,8 +115,7 @@ func listenAll(ctx context.Context, c config.Policyd) (on listeners, err error) 
 			err = errors.Join(err, on.close())
 		}
 	}()
-	node := sockets.Socket{Program: program, Field: "node.listen", Endpoint: c.Node.Listen, Name: nodeSocket}
-	if on.node, err = node.Listen(ctx); err != nil {
+	if on.node, err = nodeSocketOf(c).Listen(ctx); err != nil {
 		return on, err
 	}
 	if on.https, err = httpserve.Listen(ctx, "https.listen", c.HTTPS.Listen); err != nil {

@@ -244,11 +244,11 @@ func TestInvalidTrustedRootIsNotUsed(t *testing.T) {
 	if err := <-p.done; err == nil || !strings.Contains(err.Error(), "trustedRoot "+p.config.TrustedRoot) {
 		t.Errorf("Run = %v; want an error about the trusted root", err)
 	}
-	if _, err := policyd.Examine(p.config); err == nil || strings.Count(err.Error(), p.config.TrustedRoot) != 1 {
+	if _, err := policyd.Examine(t.Context(), p.config); err == nil || strings.Count(err.Error(), p.config.TrustedRoot) != 1 {
 		t.Errorf("Examine = %v; want one error about the trusted root", err)
 	}
 	must(t, os.Remove(p.config.TrustedRoot))
-	if _, err := policyd.Examine(p.config); err == nil || strings.Count(err.Error(), p.config.TrustedRoot) != 1 {
+	if _, err := policyd.Examine(t.Context(), p.config); err == nil || strings.Count(err.Error(), p.config.TrustedRoot) != 1 {
 		t.Errorf("Examine = %v; want one error about the trusted root", err)
 	}
 }
@@ -258,7 +258,7 @@ func TestExamineReportsAllFiles(t *testing.T) {
 	p.config.Registries.HostsDir, p.config.Bundles, p.config.Credentials = p.path("certs.d"), p.path("bundles"), config.CredentialsNode
 	p.config.NodeCredentials.DockerConfigFiles = []string{p.path("config.json")}
 	p.write("config.json", "[]")
-	_, err := policyd.Examine(p.config)
+	_, err := policyd.Examine(t.Context(), p.config)
 	for _, want := range []string{"registries.hostsDir:", "bundles: stat " + p.config.Bundles, "nodeCredentials.dockerConfigFiles: " + p.path("config.json") + ": not a docker configuration"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("Examine = %v; want %s", err, want)
@@ -266,7 +266,7 @@ func TestExamineReportsAllFiles(t *testing.T) {
 	}
 	p.config.Registries.HostsDir, p.config.Bundles = p.dir, p.dir
 	p.config.NodeCredentials.DockerConfigFiles = []string{p.path("absent.json")}
-	warnings, err := policyd.Examine(p.config)
+	warnings, err := policyd.Examine(t.Context(), p.config)
 	if err != nil || len(warnings) != 1 || !strings.HasPrefix(warnings[0], "credentials: Node: none of nodeCredentials.dockerConfigFiles exists") {
 		t.Errorf("Examine = %q, %v; want a warning about credentials", warnings, err)
 	}

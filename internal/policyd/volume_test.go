@@ -50,7 +50,7 @@ metrics: {listen: "localhost:0"}
 `})
 	c, err := config.LoadPolicyd(p.path("pod-config/policyd.yaml"))
 	must(t, err)
-	if _, err := policyd.Examine(c); err != nil {
+	if _, err := policyd.Examine(t.Context(), c); err != nil {
 		t.Errorf("Examine = %v; want nil", err)
 	}
 	p.config = c
@@ -74,7 +74,7 @@ metrics: {listen: "localhost:0"}
 	// A folder that is not a volume is not accepted with such a mode.
 	must(t, os.Chmod(p.path("policies"), 0o777))
 	c.Policies = p.path("policies")
-	if _, err := policyd.Examine(c); err == nil {
+	if _, err := policyd.Examine(t.Context(), c); err == nil {
 		t.Error("Examine = nil for a folder that everyone can write to; want an error")
 	}
 }

@@ -47,6 +47,14 @@ func SignatureNotes(s *files.Set) (notes []string) {
 	return notes
 }
 
+// Webhook returns what the policies of a folder require of the webhook.
+func Webhook(s *files.Set) requirement.Webhook {
+	if p := files.Of[*requirement.Policies](s, kyverno.Kind); p != nil { // the other dialect does not have the fields
+		return p.Webhook
+	}
+	return requirement.Webhook{}
+}
+
 // SignatureKinds returns the kinds of policies about signatures.
 func SignatureKinds() []string { return []string{kyverno.Kind, cip.Kind} }
 

@@ -5,11 +5,15 @@ import (
 	"slices"
 
 	"github.com/pullgate/pullgate/internal/imagepolicy"
+	"github.com/pullgate/pullgate/internal/imagerule"
 	"github.com/pullgate/pullgate/internal/podfile"
 	"github.com/pullgate/pullgate/internal/policyfiles"
+	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/admission/files"
 	"github.com/pullgate/pullgate/pkg/admission/restrict"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/podview"
+	"github.com/pullgate/pullgate/pkg/requirement"
 	"github.com/pullgate/pullgate/pkg/restriction"
 )
 
@@ -67,14 +71,14 @@ type Result struct {
 	Pods []TestedPod `json:"pods"`
 	// Unjudged are the restrictions that the node cannot judge.
 	Unjudged []Unjudged `json:"unjudged"`
-	// NotAsked are the image review backends, and the policies about signatures of images. Both need the network, so that they can deny a pod that
-	// is admitted here.
+	// NotAsked are the image review backends. They can deny a pod that is admitted here.
 	NotAsked []string `json:"notAsked"`
 }
 
 // A TestedPod is the result for one pod.
 type TestedPod struct {
 	File      string `json:"file"`
+	Kind      string `json:"kind"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 	Admitted  bool   `json:"admitted"`
@@ -82,6 +86,8 @@ type TestedPod struct {
 	AcceptedBy []string `json:"acceptedBy"`
 	// Violations of an admitted pod are of policies that only report.
 	Violations []Violation `json:"violations"`
+	// NotJudged are the rules that the signatures of an image decide, a sentence each. They can deny a pod that is admitted here.
+	NotJudged []string `json:"notJudged"`
 }
 
 // A Violation is one field that does not match a policy; see restriction.Violation.
@@ -115,22 +121,21 @@ func (p *Policies) Test(pods []Pod) *Result {
 	for _, b := range imagepolicy.Of(p.set).Backends() {
 		r.NotAsked = append(r.NotAsked, b.Name)
 	}
-	for _, rule := range policyfiles.Requirements(p.set).Rules() {
-		if !slices.Contains(r.NotAsked, rule.Policy) {
-			r.NotAsked = append(r.NotAsked, rule.Policy)
-		}
-	}
 	return r
 }
 
 // test judges a pod as a whole at admission, and at a node once for its sandbox and once for each container.
 func (p *Policies) test(pod Pod) TestedPod {
 	t := TestedPod{
-		File: pod.File, Namespace: pod.Namespace, Name: pod.Name, Admitted: true, AcceptedBy: []string{}, Violations: []Violation{},
+		File: pod.File, Kind: pod.Kind, Namespace: pod.Namespace, Name: pod.Name, Admitted: true,
+		AcceptedBy: []string{}, Violations: []Violation{}, NotJudged: []string{},
+	}
+	for _, i := range pod.Images() {
+		t.addImage(i, policyfiles.Requirements(p.set).For(pod.Namespace, imageref.New(i.Name)))
 	}
 	if p.options.From == restriction.Admission {
 		view, containers := pod.AtAdmission()
-		t.add(p.judge(view, containers))
+		t.add(p.judge(view, containers, nil))
 		return t
 	}
 	for _, s := range pod.AtNode(p.node) {
@@ -138,16 +143,38 @@ func (p *Policies) test(pod Pod) TestedPod {
 		if s.Container != nil {
 			containers = append(containers, *s.Container)
 		}
-		t.add(p.judge(s.Pod, containers))
+		t.add(p.judge(s.Pod, containers, s.Others))
 	}
 	return t
 }
 
-func (p *Policies) judge(pod podview.Pod, containers []podview.Container) restriction.Decision {
+func (p *Policies) judge(pod podview.Pod, containers, others []podview.Container) restriction.Decision {
 	if labels, ok := p.set.NamespaceLabels[pod.Namespace]; ok {
 		pod.NamespaceLabels = podview.Set(labels)
 	}
-	return restrict.Of(p.set).Judge(&pod, containers, p.options)
+	options := p.options
+	options.Others = others
+	return restrict.Of(p.set).Judge(&pod, containers, options)
+}
+
+// addImage adds what rules about signatures say about an image without its signatures.
+func (t *TestedPod) addImage(i podfile.Image, rules requirement.ImageRules) {
+	judged := imagerule.Judge(rules, imageref.New(i.Name))
+	for _, f := range judged.Findings {
+		if f.Answer == admission.Admit {
+			continue
+		}
+		t.Admitted = t.Admitted && f.Audit
+		t.Violations = append(t.Violations, Violation{
+			Policy: f.Policy, Audit: f.Audit, Path: f.Rule, Container: i.Container, Unknown: f.Reason == admission.FieldUnknown, Value: i.Name, Message: f.Message,
+		})
+	}
+	for _, r := range judged.Signed {
+		text := fmt.Sprintf("%s needs the signatures of image %q", imagerule.NameOf(r), i.Name)
+		if !slices.Contains(t.NotJudged, text) {
+			t.NotJudged = append(t.NotJudged, text)
+		}
+	}
 }
 
 // add adds a decision about the pod or about a part of it. A violation by the pod is in the decision about each of its containers.

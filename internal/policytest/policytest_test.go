@@ -25,7 +25,7 @@ func folder(t *testing.T, policies ...string) string {
 
 func pods(t *testing.T, text string) (all []policytest.Pod) {
 	t.Helper()
-	found, err := podfile.Read([]byte(text))
+	found, err := podfile.Read([]byte(text), podfile.Workload{Group: "apps", Resource: "deployments", Path: "spec.template"})
 	must(t, err)
 	for _, p := range found {
 		all = append(all, policytest.Pod{Pod: p, File: "pods.yaml"})
@@ -48,10 +48,11 @@ func TestWhoJudges(t *testing.T) {
 		violations int
 		unjudged   int
 	}{
-		// The sandbox has no image, so policies for images match it; each container has an Accept policy of its own.
+		// The sandbox has no image, so policies for images match it; each container has an Accept policy of its own. With the pod source it must match
+		// the other container too.
 		"node":             {policytest.Settings{}, true, "a b", 0, 1},
 		"node, refuse":     {policytest.Settings{RefuseUnjudged: true}, true, "a b", 0, 1},
-		"with pod source":  {policytest.Settings{Node: podfile.Node{PodSource: true}}, true, "a b", 0, 0},
+		"with pod source":  {policytest.Settings{Node: podfile.Node{PodSource: true}}, false, "a", 1, 0},
 		"admission, whole": {policytest.Settings{AtAdmission: true}, false, "", 1, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -92,6 +93,36 @@ func TestNamespaceLabels(t *testing.T) {
 		r := p.Test(pods(t, twoContainers))
 		if unjudged := len(r.Unjudged) == 1; r.Denied() != denied || unjudged != (labels == "") {
 			t.Errorf("labels %q: %+v; want %d denied", labels, r, denied)
+		}
+	}
+}
+
+// Rules about images that need no signature are judged; those that signatures decide are listed.
+func TestRulesAboutSignatures(t *testing.T) {
+	dir := t.TempDir()
+	for name, spec := range map[string]string{
+		"signed":    `{images: [{glob: "signed.test/**"}], authorities: [{keyless: {identities: [{issuer: i, subject: s}]}}]}`,
+		"forbidden": `{images: [{glob: "forbidden.test/**"}], authorities: [{static: {action: fail}}]}`,
+		"reported":  `{mode: warn, images: [{glob: "reported.test/**"}], authorities: [{static: {action: fail}}]}`,
+	} {
+		text := "apiVersion: policy.sigstore.dev/v1beta1\nkind: ClusterImagePolicy\nmetadata: {name: " + name + "}\nspec: " + spec + "\n"
+		must(t, os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600))
+	}
+	for image, want := range map[string]struct {
+		denied, violations, notJudged int
+	}{
+		"signed.test/x:1":    {0, 0, 1},
+		"forbidden.test/x:1": {1, 1, 0},
+		"reported.test/x:1":  {0, 1, 0},
+		"other.test/x:1":     {0, 0, 0},
+	} {
+		for _, atAdmission := range []bool{true, false} {
+			p, err := policytest.Read(policytest.Settings{Folder: dir, AtAdmission: atAdmission})
+			must(t, err)
+			r := p.Test(pods(t, `{apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: team}, spec: {template: {spec: {containers: [{name: one, image: "`+image+`"}]}}}}`))
+			if got := r.Pods[0]; r.Denied() != want.denied || len(got.Violations) != want.violations || len(got.NotJudged) != want.notJudged || got.Kind != "Deployment" {
+				t.Errorf("%s, at admission %v: %+v; want %+v", image, atAdmission, got, want)
+			}
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/coreos/go-systemd/v22/activation"
 
 	"github.com/pullgate/pullgate/internal/hint"
+	"github.com/pullgate/pullgate/internal/systemctl"
 )
 
 // Listen returns the listener that systemd passes on, otherwise a new one; nil if there is no endpoint either.
@@ -47,14 +48,30 @@ func (s Socket) Inherit() (_ net.Listener, err error) {
 	}
 	path := l.Addr().String()
 	if l.Addr().Network() != "unix" || s.Endpoint != "" && !leadsTo(s.Endpoint, path) {
-		configured := s.Endpoint
-		if configured == "" {
-			configured = "a Unix socket"
-		}
-		return nil, errors.Join(hint.Wrap(fmt.Errorf("%s: %s is configured, and systemd passes on %s", s.Field, configured, path),
-			"give the same path in the configuration and in ListenStream= of "+unit+" (systemctl edit "+unit+")"), l.Close())
+		return nil, errors.Join(s.otherThan(path), l.Close())
 	}
 	return l, nil
+}
+
+// otherThan returns the error for a socket of systemd that is not the configured one.
+func (s Socket) otherThan(path string) error {
+	configured, unit := s.Endpoint, s.Program+".socket"
+	if configured == "" {
+		configured = "a Unix socket"
+	}
+	return hint.Wrap(fmt.Errorf("%s: %s is configured, and systemd passes on %s", s.Field, configured, path),
+		"give the same path in the configuration and in ListenStream= of "+unit+" (systemctl edit "+unit+")")
+}
+
+// CheckUnit returns the error of a start by systemd if Program.socket is another socket than the configured one. A nil
+// Runner is one for this machine.
+func (s Socket) CheckUnit(ctx context.Context, run systemctl.Runner) error {
+	values, loaded := systemctl.Show(ctx, run, s.Program+".socket", "Listen")
+	path, isStream := strings.CutSuffix(values["Listen"], " (Stream)")
+	if !loaded || s.Endpoint == "" || isStream && leadsTo(s.Endpoint, path) {
+		return nil
+	}
+	return s.otherThan(path)
 }
 
 func names(files []*os.File) string {

@@ -107,6 +107,8 @@ func (r *run) value(path string, in any, out reflect.Value) {
 		r.list(path, in, out)
 	case reflect.Map:
 		r.keyed(path, in, out)
+	case reflect.Interface: // a value of any type
+		out.Set(reflect.ValueOf(in))
 	default:
 		if !scalar(in, out) {
 			r.wrongType(path, in, out.Type())

@@ -134,7 +134,8 @@ type Explanation struct {
 }
 
 // Explain evaluates a subject that the caller knows in part. Like Evaluate, it has no effect on later decisions. If the subject is Offline, what
-// validators would ask for counts as unknown.
+// validators would ask for counts as unknown. If the container was started before, the Explanation admits, and Findings
+// are those that would deny or report another one, whatever the unknown fields are.
 func (c *Chain) Explain(ctx context.Context, s Subject) Explanation {
 	e := Explanation{Stage: s.Stage, Certain: true}
 	if s.Container != nil {
@@ -142,7 +143,13 @@ func (c *Chain) Explain(ctx context.Context, s Subject) Explanation {
 	}
 	r := c.current()
 	e.Decision = c.evaluate(ctx, r, s)
-	if !e.Admitted() {
+	switch {
+	case e.Exemption == StartedBefore:
+		s.AssumeUnknown = true
+		e.Findings = slices.DeleteFunc(c.askAll(ctx, r, s), func(f Finding) bool {
+			return f.Answer == Admit && !f.Reported()
+		})
+	case !e.Admitted():
 		s.AssumeUnknown = true
 		e.Certain = !c.evaluate(ctx, r, s).Admitted()
 	}

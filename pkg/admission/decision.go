@@ -52,14 +52,24 @@ func (d Decision) Refusal() (Reason, string) {
 	if d.Admitted() {
 		return "", ""
 	}
+	return d.sentences(func(f *Finding) bool { return !f.Audit && f.Answer == d.Answer })
+}
+
+// Reported returns the text of the findings that are reported and deny nothing; "" if there are none.
+func (d Decision) Reported() string {
+	_, text := d.sentences((*Finding).Reported)
+	return text
+}
+
+// sentences returns the messages of some findings as one text, and the reason of the first of them.
+func (d Decision) sentences(of func(*Finding) bool) (reason Reason, text string) {
 	var (
-		reason   Reason
 		messages []string
 		more     int
 	)
-	for _, f := range d.Findings {
-		switch {
-		case f.Audit || f.Answer != d.Answer:
+	for i := range d.Findings {
+		switch f := &d.Findings[i]; {
+		case !of(f):
 		case len(messages) == maxMessages:
 			more++
 		default:
@@ -69,7 +79,7 @@ func (d Decision) Refusal() (Reason, string) {
 			messages = append(messages, f.Message)
 		}
 	}
-	text := strings.Join(messages, "; ")
+	text = strings.Join(messages, "; ")
 	if more > 0 {
 		text += fmt.Sprintf("; and %d more", more)
 	}

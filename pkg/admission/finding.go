@@ -58,7 +58,8 @@ type Subject struct {
 	Pod   podview.Pod
 	// Container is the container that is created at StageContainer, and nil at the other stages.
 	Container *podview.Container
-	// Containers are all containers of the pod that are reviewed, at the stages that are reviews.
+	// Containers are all containers of the pod that are reviewed, at the stages that are reviews. At StageContainer they are the other containers of
+	// the pod, none if they are not known.
 	Containers []podview.Container
 	// Image is the image of Container.
 	Image Image
@@ -85,7 +86,7 @@ type Image struct {
 // A Reason names the case of a finding. It is the reason of the ErrorInfo in the answer to a denied call.
 type Reason string
 
-// The reasons. A finding that admits has none.
+// The reasons. A finding that admits has none, except one that is reported; see Finding.Reported.
 const (
 	// RestrictionViolated is for a field with a value that a restriction does not allow.
 	RestrictionViolated Reason = "RESTRICTION_VIOLATED"
@@ -143,6 +144,15 @@ type Finding struct {
 	AuditAnnotations map[string]string
 	// Duration is how long the validator took, for all of its findings together. The chain sets it.
 	Duration time.Duration
+}
+
+// Reported reports whether the finding denies nothing and has to be reported: one in audit mode that does not admit, or
+// one that admits and has a reason, such as an image that a policy admits because no policy has a rule for it.
+func (f *Finding) Reported() bool {
+	if f.Answer == Admit {
+		return f.Reason != ""
+	}
+	return f.Audit
 }
 
 // A Comparer is a Validator that can tell which fields of a subject it judges. Other validators count as judging all of them.

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"strings"
 	"syscall"
@@ -40,11 +41,15 @@ func NewKey() Key {
 	return Key{reveal: func() []byte { return key }}
 }
 
-// LoadKey reads the key that CreateKey wrote. The error is fs.ErrNotExist if there is no file, ErrDamagedKey if the file contains
+// LoadKey reads the key that CreateKey wrote. The error is fs.ErrNotExist if there is no file: call CreateKey once, and LoadKey
+// from then on. It is ErrDamagedKey if the file contains
 // something else, and ErrExposedKey if users other than its owner have access to it.
 func LoadKey(path string) (Key, error) {
 	// Without O_NONBLOCK, opening a named pipe would wait for a writer without a limit.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Key{}, fmt.Errorf("load the node's key, which CreateKey makes: %w", err)
+	}
 	if err != nil {
 		return Key{}, fmt.Errorf("load the node's key: %w", err)
 	}

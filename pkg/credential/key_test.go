@@ -87,6 +87,12 @@ func TestCreateKeyOfManyOneWins(t *testing.T) {
 	mustBeAlone(t, path)
 }
 
+func TestLoadKeyWithoutAFileNamesCreateKey(t *testing.T) {
+	if _, err := credential.LoadKey(filepath.Join(t.TempDir(), "node.key")); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "CreateKey") {
+		t.Errorf("LoadKey = %v; want fs.ErrNotExist, and CreateKey named", err)
+	}
+}
+
 func TestCreateKeyWithoutADirectory(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "absent", "node.key")
 	if _, err := credential.CreateKey(path); !errors.Is(err, fs.ErrNotExist) {

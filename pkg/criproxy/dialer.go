@@ -90,16 +90,3 @@ func dialSocket(ctx context.Context, address string) (net.Conn, error) {
 	}
 	return socket.DialContext(ctx, "tcp", address)
 }
-
-// address returns the address of an endpoint as gRPC gives it to a dialer.
-func address(endpoint string) string {
-	if name, ok := strings.CutPrefix(endpoint, "unix-abstract:"); ok {
-		return "\x00" + name
-	}
-	for _, scheme := range []string{"dns:", "passthrough:"} {
-		if rest, ok := strings.CutPrefix(endpoint, scheme); ok {
-			return strings.TrimPrefix(rest, "///")
-		}
-	}
-	return endpoint
-}

@@ -10,10 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -145,39 +142,6 @@ func TestRuntimeThatClosesEveryConnectionIsNotDialledInALoop(t *testing.T) {
 			t.Errorf("connected %v after a restart of a runtime that answers; want about 0.2 s at most", took)
 		} else {
 			t.Logf("connected %v after a restart", took)
-		}
-	}
-}
-
-// Judged calls are served as soon as the others: a connection beside theirs ends the wait before the next attempt.
-func TestConnectionBesideEndsTheWait(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "runtime.sock")
-	u, err := dialWith("unix://"+socket, backoff.Config{BaseDelay: time.Hour, MaxDelay: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = u.Close() })
-	for s := u.conn.GetState(); s != connectivity.TransientFailure; s = u.conn.GetState() {
-		u.conn.WaitForStateChange(t.Context(), s)
-	}
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	var serving sync.WaitGroup
-	serving.Go(func() { _ = server.Serve(l) })
-	t.Cleanup(func() { server.Stop(); serving.Wait() })
-	beside, err := u.dial(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = beside.Close() })
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	for s := u.conn.GetState(); s != connectivity.Ready; s = u.conn.GetState() {
-		if !u.conn.WaitForStateChange(ctx, s) {
-			t.Fatalf("the state is %v a minute after the runtime is back; want ready at once", s)
 		}
 	}
 }

@@ -7,11 +7,15 @@ import (
 	"strings"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
-
-	"github.com/pullgate/pullgate/pkg/criproxy/internal/pair"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 )
+
+// detailsKey is the key of the trailer that holds the details of a status.
+const detailsKey = "grpc-status-details-bin"
 
 // A Handler answers a unary call in the place of the runtime, or forwards it. The response is sent to the client as it is. An error
 // should be a status. Handlers are called concurrently; ctx ends with the client's call.
@@ -20,85 +24,216 @@ type Handler func(ctx context.Context, c *Call) (response []byte, err error)
 // A Call is one unary call, for its [Handler]. It is used by one goroutine.
 type Call struct {
 	Method   string // full, like /runtime.v1.ImageService/PullImage
-	Request  []byte // as it came; not to be changed
+	Request  []byte // as it came, until Forward; not to be changed
 	Upstream *Upstream
 
-	header, trailer metadata.MD  // of the runtime's answer; they go with ours
-	ahead           *pair.Answer // for the first Forward; nil if there is none
+	// Of the runtime's answer; they go with ours.
+	header, trailer metadata.MD
+	err             error
+	forwarded       bool
 }
 
 // Forward sends the call to the runtime as it came, with its metadata, and returns the runtime's
-// answer as it came. The header and the trailer of the last answer go with the response to the client.
+// answer as it came. The header and the trailer of the answer go with the response to the client. It is called once: the request is not
+// kept while the runtime works on it, which may take long.
 func (c *Call) Forward(ctx context.Context) ([]byte, error) {
-	if a := c.ahead; a != nil {
-		c.ahead, c.header, c.trailer = nil, a.Header, a.Trailer
-		return a.Message, nil
+	if c.forwarded {
+		return nil, status.Error(codes.Internal, "criproxy: the call was forwarded before")
 	}
-	req := frame{data: mem.BufferSlice{mem.SliceBuffer(c.Request)}}
-	var resp frame
-	defer resp.free() // a call may fail although its message has come
-	err := c.Upstream.unary(outgoing(ctx), c.Method, &req, &resp, contentSubtype(ctx), grpc.Header(&c.header), grpc.Trailer(&c.trailer))
+	request := frame{data: mem.BufferSlice{mem.SliceBuffer(c.Request)}}
+	c.forwarded, c.Request = true, nil
+	var response frame
+	defer response.free() // a call may fail although its message has come
+	c.header, c.trailer, c.err = c.Upstream.forward(ctx, c.Method, &request, &response)
+	if c.err != nil {
+		return nil, c.err
+	}
+	return response.data.Materialize(), nil
+}
+
+// handled hands a unary call to its handler.
+func handled(stream grpc.ServerStream, method string, u *Upstream, h Handler) error {
+	var request frame
+	if err := receive(stream, &request); err != nil {
+		return err
+	}
+	if n := request.data.Len(); n > maxHandled {
+		request.free()
+		return status.Errorf(codes.ResourceExhausted, "grpc: received message larger than max (%d vs. %d)", n, maxHandled)
+	}
+	c := &Call{Method: method, Request: request.data.Materialize(), Upstream: u}
+	request.free()
+	response, err := h(stream.Context(), c)
+	if err != c.err { //nolint:errorlint // the very error of the runtime keeps its details; to any other one they do not belong
+		c.trailer.Delete(detailsKey)
+	}
+	return answer(stream, c.header, c.trailer, &frame{data: mem.BufferSlice{mem.SliceBuffer(response)}}, err)
+}
+
+// unary forwards a call that has one request and one answer.
+func unary(stream grpc.ServerStream, method string, u *Upstream) error {
+	var request, response frame
+	if err := receive(stream, &request); err != nil {
+		return err
+	}
+	header, trailer, err := u.forward(stream.Context(), method, &request, &response)
+	request.free()
+	defer response.free() // a call may fail although its message has come
+	return answer(stream, header, trailer, &response, err)
+}
+
+// receive reads the one message of a unary call, and the end of the client's direction, as a server of grpc-go does.
+func receive(stream grpc.ServerStream, f *frame) error {
+	err := stream.RecvMsg(f)
+	if errors.Is(err, io.EOF) {
+		return status.Error(codes.Internal, "cardinality violation: received no request message from non-client-streaming RPC")
+	}
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return resp.data.Materialize(), nil
-}
-
-// handled returns the route's end of a handler.
-func handled(u *Upstream, h Handler) func(context.Context, *pair.Call) error {
-	return func(ctx context.Context, p *pair.Call) error {
-		c := &Call{Method: p.Method, Request: p.Request, Upstream: u, ahead: p.Ahead}
-		response, err := h(ctx, c)
-		p.Header, p.Trailer = c.header, c.trailer
-		if err != nil {
-			return err
-		}
-		return p.Send(response)
-	}
-}
-
-// stream returns a function that makes calls of any kind on an upstream. A request is one message; the answer has any number of them.
-func (s *Server) stream(u *Upstream) func(context.Context, *pair.Call) error {
-	return func(ctx context.Context, p *pair.Call) error {
-		if s.known[p.Method] != nil && s.known[p.Method].Unary {
-			return handled(u, func(ctx context.Context, c *Call) ([]byte, error) { return c.Forward(ctx) })(ctx, p)
-		}
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		runtime, err := u.conn.NewStream(outgoing(ctx), &grpc.StreamDesc{ServerStreams: true}, p.Method, contentSubtype(ctx))
-		if err != nil {
-			return err
-		}
-		err = errors.Join(runtime.SendMsg(&frame{data: mem.BufferSlice{mem.SliceBuffer(p.Request)}}), runtime.CloseSend())
-		if err == nil || errors.Is(err, io.EOF) { // RecvMsg returns the status after EOF
-			err = answers(runtime, p)
-		}
-		u.dialer.answer(err)
-		p.Trailer = runtime.Trailer()
+	var more frame
+	switch err := stream.RecvMsg(&more); {
+	case errors.Is(err, io.EOF):
+		return nil
+	case err == nil:
+		more.free()
+		err = status.Error(codes.Internal, "cardinality violation: received multiple request messages for non-client-streaming RPC")
+		fallthrough
+	default:
+		f.free()
 		return err
 	}
 }
 
-// answers forwards the header and the messages of a stream, and returns its status.
-func answers(runtime grpc.ClientStream, p *pair.Call) error {
-	header, err := runtime.Header()
-	if err != nil {
+// answer answers a unary call: with the header and the trailer of the runtime, and with a message or an error.
+func answer(stream grpc.ServerStream, header, trailer metadata.MD, message *frame, err error) error {
+	stream.SetTrailer(trailer)
+	if err := stream.SetHeader(header); err != nil {
 		return err
 	}
-	for p.Header = header; ; {
+	if err != nil {
+		return asSent(err, trailer)
+	}
+	return stream.SendMsg(message)
+}
+
+// asSent returns the status of a runtime without its details if a trailer has them: they pass as the bytes that came.
+func asSent(err error, trailer metadata.MD) error {
+	if len(trailer[detailsKey]) == 0 {
+		return err
+	}
+	s := status.Convert(err)
+	return status.Error(s.Code(), s.Message())
+}
+
+// forward makes a client's call at the runtime. It has one request and one answer.
+func (u *Upstream) forward(ctx context.Context, method string, request, response *frame) (header, trailer metadata.MD, err error) {
+	var at peer.Peer
+	err = u.conn.Invoke(outgoing(ctx), method, request, response, contentSubtype(ctx), grpc.Header(&header), grpc.Trailer(&trailer), grpc.Peer(&at))
+	u.dialer.answer(err)
+	return header, trailer, explained(err, at, header, trailer)
+}
+
+// stream forwards a call without knowing whether either side streams: messages in both directions until the runtime ends
+// the call.
+func (s *Server) stream(client grpc.ServerStream, method string, u *Upstream) error {
+	ctx, cancel := context.WithCancelCause(client.Context())
+	defer cancel(nil)
+	defer context.AfterFunc(s.stopping, func() { cancel(errStopping()) })()
+
+	runtime, err := u.conn.NewStream(outgoing(ctx), &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method, contentSubtype(ctx))
+	if err != nil {
+		return streamEnd(ctx, explained(err, peer.Peer{}, nil, nil))
+	}
+	// This direction may block in a read from the client until the call has been answered, so Shutdown waits for it, and the
+	// call does not.
+	s.requests.Go(func() {
+		if err := s.guard(method, func() error { return requests(client, runtime) }); err != nil {
+			cancel(err)
+		}
+	})
+	header, err := answers(runtime, client)
+	u.dialer.answer(err)
+	trailer := runtime.Trailer()
+	client.SetTrailer(trailer)
+	var at peer.Peer
+	if p, ok := peer.FromContext(runtime.Context()); ok { // not by grpc.Peer, which writes when the call ends, maybe after this
+		at = *p
+	}
+	return streamEnd(ctx, asSent(explained(err, at, header, trailer), trailer))
+}
+
+// streamEnd returns the status of a stream that ended with err: that of the runtime, unless pullgated stops, or unless the
+// requests failed, of which the runtime sees only that the call was cancelled.
+func streamEnd(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		if _, ours := status.FromError(cause); ours {
+			return cause
+		}
+	}
+	return err
+}
+
+// requests forwards the client's messages and its half-close.
+func requests(client grpc.ServerStream, runtime grpc.ClientStream) error {
+	for {
 		var f frame
-		if err := runtime.RecvMsg(&f); err != nil {
+		if err := client.RecvMsg(&f); err != nil {
 			if errors.Is(err, io.EOF) {
-				return nil
+				return runtime.CloseSend()
 			}
 			return err
 		}
-		err := p.Send(f.data.Materialize())
+		err := runtime.SendMsg(&f)
 		f.free()
-		if err := errors.Join(err, p.Flush()); err != nil {
+		if errors.Is(err, io.EOF) {
+			return nil // the runtime has ended the call; answers returns its status
+		}
+		if err != nil {
 			return err
 		}
 	}
+}
+
+// answers forwards the runtime's header as soon as it has come, then its messages, and returns the status of the call.
+func answers(runtime grpc.ClientStream, client grpc.ServerStream) (header metadata.MD, err error) {
+	if header, err = runtime.Header(); err != nil {
+		return nil, err
+	}
+	if header != nil {
+		if err := client.SendHeader(header); err != nil {
+			return header, err
+		}
+	}
+	for {
+		var f frame
+		if err := runtime.RecvMsg(&f); err != nil {
+			if errors.Is(err, io.EOF) {
+				return header, nil
+			}
+			return header, err
+		}
+		err := client.SendMsg(&f)
+		f.free()
+		if err != nil {
+			return header, err
+		}
+	}
+}
+
+// explained returns a status of our own for a call that ended because there is no runtime. The runtime's answers, also
+// Unavailable, have a header or a trailer.
+func explained(err error, at peer.Peer, header, trailer metadata.MD) error {
+	if status.Code(err) != codes.Unavailable || len(header)+len(trailer) > 0 {
+		return err
+	}
+	if at.Addr == nil {
+		return Refuse(codes.Unavailable, "RUNTIME_UNAVAILABLE", "no connection to the container runtime: "+status.Convert(err).Message())
+	}
+	return Refuse(codes.Unavailable, "RUNTIME_CONNECTION_LOST", "the connection to the container runtime was lost: "+status.Convert(err).Message())
 }
 
 // outgoing adds the metadata of the client's call to ours. grpc ignores the keys in it that it sets itself; compression is negotiated

@@ -10,7 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -66,6 +68,59 @@ func TestRuntimeThatSendsNothingCountsAsAbsent(t *testing.T) {
 	for back := time.Now(); version(t.Context()) != nil; time.Sleep(10 * time.Millisecond) {
 		if time.Since(back) > 2*time.Second {
 			t.Fatal("no call gets through 2 s after a runtime has replaced the one that sends nothing")
+		}
+	}
+}
+
+// A call that fails without an answer of the runtime says why; Unavailable of the runtime itself passes.
+func TestReasonsOfCallsWithoutAnAnswer(t *testing.T) {
+	reason := func(err error) string {
+		for _, d := range status.Convert(err).Details() {
+			if i, ok := d.(*errdetails.ErrorInfo); ok {
+				return i.GetReason()
+			}
+		}
+		return ""
+	}
+	r := newWaitingRuntime(t)
+	proxied, _ := serveBefore(t, "unix://"+r.socket)
+	cc := client(t, proxied)
+	for _, method := range []string{
+		runtimeapi.RuntimeService_Version_FullMethodName, runtimeapi.ImageService_ImageStatus_FullMethodName, "/runtime.v1.RuntimeService/NotYetInvented",
+	} {
+		_, err := criproxytest.CallRaw(metadata.NewOutgoingContext(t.Context(), metadata.Pairs("unavailable", "1")), cc, method, nil)
+		if status.Code(err) != codes.Unavailable || reason(err) != "" || status.Convert(err).Message() != "busy" {
+			t.Errorf("%s: Unavailable of the runtime became %v with reason %q", method, err, reason(err))
+		}
+		before := r.waits.Load()
+		lost := make(chan error, 1)
+		go func() {
+			_, err := criproxytest.CallRaw(metadata.NewOutgoingContext(t.Context(), metadata.Pairs("wait", "1")), cc, method, nil)
+			lost <- err
+		}()
+		for r.waits.Load() == before {
+			time.Sleep(time.Millisecond)
+		}
+		r.server.Stop()
+		if err := <-lost; status.Code(err) != codes.Unavailable || reason(err) != "RUNTIME_CONNECTION_LOST" {
+			t.Errorf("%s: a call whose runtime stops = %v with reason %q", method, err, reason(err))
+		}
+		for began := time.Now(); ; time.Sleep(time.Millisecond) { // the state follows
+			_, err := criproxytest.CallRaw(t.Context(), cc, method, nil)
+			if status.Code(err) == codes.Unavailable && reason(err) == "RUNTIME_UNAVAILABLE" {
+				break
+			}
+			if time.Since(began) > 10*time.Second {
+				t.Fatalf("%s: a call without a runtime = %v with reason %q", method, err, reason(err))
+			}
+		}
+		r.start(t)
+		for began := time.Now(); ; time.Sleep(time.Millisecond) {
+			if _, err := criproxytest.CallRaw(t.Context(), cc, method, nil); err == nil {
+				break
+			} else if time.Since(began) > 10*time.Second {
+				t.Fatalf("%s: a call after the runtime is back = %v", method, err)
+			}
 		}
 	}
 }

@@ -6,17 +6,22 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"runtime/debug"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	_ "google.golang.org/grpc/encoding/gzip" // as runtimes have it: a call that is compressed has an answer
+	"google.golang.org/grpc/experimental"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/pkg/criproxy/drain"
-	"github.com/pullgate/pullgate/pkg/criproxy/internal/pair"
 	"github.com/pullgate/pullgate/pkg/criproxy/ping"
 )
 
@@ -29,49 +34,43 @@ type Metrics interface {
 	Panic()
 }
 
+// Limits of messages. containerd's own, like that of kubelets, is 16 MiB, that of CRI-O 80 MiB: a runtime with a smaller one than the
+// proxy refuses a request by itself.
+const (
+	maxRequest = 80 << 20
+	maxHandled = 16 << 20
+)
+
+// handshakeLimit bounds how long a connection may take for its handshake. A stop waits for it; kubelets give up on a server
+// that sends nothing after the same time.
+const handshakeLimit = 5 * time.Second
+
+// readBuffer is less than the default of grpc, 32 KiB, which would be most of the memory of an idle connection. Almost every request of a
+// kubelet fits.
+const readBuffer = 4 << 10
+
 // Config are the parts of a [Server]. Runtime, Image, Metrics and Log must be set.
 type Config struct {
-	// Runtime serves the RuntimeService, Image the ImageService; they may be the same. If they are not, calls of the
-	// ImageService are made on Image, and a request of them is one message.
+	// Runtime serves the RuntimeService, Image the ImageService; they may be the same.
 	Runtime, Image *Upstream
 	// Handlers answer calls by their full method. Every other call is forwarded unchanged.
 	Handlers map[string]Handler
-	// Bypasses forward calls of methods with a handler without it.
-	Bypasses map[string]Bypass
 	Metrics  Metrics
 	Log      klog.Logger
 }
 
-// A Bypass decides by the request how a call is answered. It must not block. If observe is not nil, it is called with the message of a
-// successful answer of a call that is [Forwarded], before the client gets the status; it must not block either, and must not keep the
-// message. A call is [Handled] without calling the Bypass if its request comes in several pieces, or if its service has an endpoint of
-// its own.
-type Bypass func(request []byte) (way Way, observe func(response []byte))
-
-// A Way is how a call is answered whose method has a handler.
-type Way int
-
-// The ways of a call.
-const (
-	// Handled is by the handler.
-	Handled = Way(pair.Handled)
-	// Forwarded is by the runtime, without the handler.
-	Forwarded = Way(pair.Forwarded)
-	// HandledAhead is by the handler, and saves time: the call is forwarded before the handler runs, and the first [Call.Forward]
-	// of the handler returns the answer. It is meant for calls that change nothing at the runtime: the call
-	// is forwarded even if the handler does not forward it, and once more if the answer is not successful.
-	HandledAhead = Way(pair.HandledAhead)
-)
-
 // A Server is the CRI as the kubelet sees it.
 type Server struct {
-	pairs    *pair.Server
-	known    map[string]*pair.Route // by full method
-	other    map[string]*pair.Route // of unknown methods, by the prefix of their service
+	grpc     *grpc.Server
+	services map[string]*Upstream // by the prefix of the full method
+	unary    map[string]bool      // the known unary methods
 	handlers map[string]Handler
 	metrics  Metrics
 	log      klog.Logger
 
+	stopping context.Context //nolint:containedctx // ends when Shutdown ends the open streams
+	stop     context.CancelFunc
+	requests sync.WaitGroup                 // the directions from clients to the runtime of streams
 	underWay drain.Calls                    // unary ones
 	listener atomic.Pointer[drain.Listener] // nil until Serve, and from Shutdown on
 }
@@ -89,89 +88,88 @@ func Methods() (all []string) {
 	return all
 }
 
-// New returns a server that does not serve yet. It panics if there is a handler for a method that is not a unary method of the CRI, or
-// a bypass without a handler: it would never be called.
+// New returns a server that does not serve yet. It panics if there is a handler for a method that is not a unary method of the CRI: it
+// would never be called.
 func New(c Config) *Server {
 	s := &Server{
-		known:    map[string]*pair.Route{ping.Method: {Refuse: Refuse(codes.Unimplemented, ping.Reason, "pullgated serves the CRI of this node and no other service")}},
-		other:    map[string]*pair.Route{},
+		services: map[string]*Upstream{},
+		unary:    map[string]bool{},
 		handlers: maps.Clone(c.Handlers),
 		metrics:  c.Metrics,
 		log:      c.Log,
 	}
-	s.addService(&runtimeapi.RuntimeService_ServiceDesc, c, c.Runtime)
-	s.addService(&runtimeapi.ImageService_ServiceDesc, c, c.Image)
+	s.stopping, s.stop = context.WithCancel(context.Background())
+	s.addService(&runtimeapi.RuntimeService_ServiceDesc, c.Runtime)
+	s.addService(&runtimeapi.ImageService_ServiceDesc, c.Image)
 	for method := range s.handlers {
-		if route := s.known[method]; route == nil || !route.Unary {
+		if !s.unary[method] {
 			panic(fmt.Sprintf("criproxy: a handler for %q, which is not a unary method of the CRI", method))
 		}
 	}
-	for method := range c.Bypasses {
-		if s.handlers[method] == nil {
-			panic(fmt.Sprintf("criproxy: a bypass for %q, which has no handler", method))
-		}
-	}
-	dial := func(context.Context) (net.Conn, error) { return nil, errors.New("criproxy: no runtime") }
-	if c.Runtime != nil && c.Runtime.dial != nil {
-		dial = c.Runtime.dial
-	}
-	s.pairs = pair.NewServer(pair.Config{
-		Dial:     dial,
-		Route:    s.route,
-		Ended:    s.ended,
-		Panicked: s.panicked,
-		Away:     away,
-		Lost:     Refuse(codes.Unavailable, "RUNTIME_CONNECTION_LOST", "the connection to the container runtime was lost"),
-		Stopping: Refuse(codes.Unavailable, "STOPPING", "pullgated is stopping"),
-		Calls:    &s.underWay,
-		Log:      c.Log,
-	})
+	s.grpc = grpc.NewServer(
+		grpc.ForceServerCodecV2(newCodec()),
+		grpc.UnknownServiceHandler(s.serve),
+		grpc.MaxRecvMsgSize(maxRequest),
+		grpc.ReadBufferSize(readBuffer),
+		grpc.ConnectionTimeout(handshakeLimit),
+		grpc.WaitForHandlers(true),
+		experimental.BufferPool(mem.DefaultBufferPool()), // the one that tests may have exchanged
+	)
 	return s
 }
 
-// addService adds the routes of a service. Calls are made on u if they cannot be forwarded on the connection that is paired with the
-// client's.
-func (s *Server) addService(d *grpc.ServiceDesc, c Config, u *Upstream) {
-	paired := u == c.Runtime && u != nil && u.dial != nil
+func (s *Server) addService(d *grpc.ServiceDesc, u *Upstream) {
 	prefix := "/" + d.ServiceName + "/"
-	s.other[prefix] = &pair.Route{}
-	if !paired {
-		s.other[prefix].Handle = s.stream(u)
-	}
-	for i := range d.Streams {
-		s.known[prefix+d.Streams[i].StreamName] = s.other[prefix]
-	}
-	for i := range d.Methods {
-		method := prefix + d.Methods[i].MethodName
-		route := &pair.Route{Unary: true}
-		switch h := s.handlers[method]; {
-		case h != nil:
-			route.Handle = handled(u, h)
-			if bypass := c.Bypasses[method]; paired && bypass != nil {
-				route.Bypass = func(request []byte) (pair.Way, func([]byte)) {
-					way, observe := bypass(request)
-					return pair.Way(way), observe
-				}
-			}
-		case !paired:
-			route.Handle = s.stream(u)
-		}
-		s.known[method] = route
+	s.services[prefix] = u
+	for _, m := range d.Methods {
+		s.unary[prefix+m.MethodName] = true
 	}
 }
 
-// route returns the route of a method. Of the two services every method is forwarded whose name is an identifier: a runtime that
+// Serve answers calls until Shutdown, and returns nil then. It closes the listener. It is called once.
+func (s *Server) Serve(l net.Listener) error {
+	drained := drain.NewListener(l)
+	s.listener.Store(drained)
+	if err := s.grpc.Serve(drained); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return fmt.Errorf("serve the CRI: %w", err)
+	}
+	return nil
+}
+
+// serve answers a call. It gets every call, because no service is registered.
+func (s *Server) serve(_ any, stream grpc.ServerStream) error {
+	began := time.Now()
+	method, _ := grpc.MethodFromServerStream(stream)
+	if method == ping.Method {
+		return Refuse(codes.Unimplemented, ping.Reason, "pullgated serves the CRI of this node and no other service")
+	}
+	err := s.guard(method, func() error { return s.dispatch(stream, method) })
+	_, judged := s.handlers[method]
+	code, took := status.Code(err).String(), time.Since(began)
+	s.metrics.ForwardedCall(method, code, judged, took)
+	if log := s.log.V(4); log.Enabled() {
+		log.Info("Call ended", "method", method, "code", code, "judged", judged, "took", took)
+	}
+	return err
+}
+
+// dispatch answers a call by its method. Of the two services every method is forwarded whose name is an identifier: a runtime that
 // decodes names before it looks them up must not find a method with a handler under another spelling.
-func (s *Server) route(method string) *pair.Route {
-	if route := s.known[method]; route != nil {
-		return route
-	}
+func (s *Server) dispatch(stream grpc.ServerStream, method string) error {
 	at := strings.LastIndexByte(method, '/') + 1
-	if route := s.other[method[:at]]; route != nil && isIdentifier(method[at:]) {
-		return route
+	u, ok := s.services[method[:at]]
+	if !ok || !isIdentifier(method[at:]) {
+		service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
+		return Refuse(codes.Unimplemented, "SERVICE_NOT_PASSED_ON", "unknown service "+service)
 	}
-	service, _, _ := strings.Cut(strings.TrimPrefix(method, "/"), "/")
-	return &pair.Route{Refuse: Refuse(codes.Unimplemented, "SERVICE_NOT_PASSED_ON", "unknown service "+service)}
+	if !s.unary[method] {
+		return s.stream(stream, method, u)
+	}
+	defer s.underWay.Begin()()
+	if h := s.handlers[method]; h != nil {
+		return handled(stream, method, u, h)
+	}
+	return unary(stream, method, u)
 }
 
 func isIdentifier(name string) bool {
@@ -184,40 +182,14 @@ func isIdentifier(name string) bool {
 	return name != ""
 }
 
-// away returns the status of forwarded calls while the runtime is absent.
-func away(err error) error {
-	text := "the container runtime does not serve"
-	if err != nil {
-		text = fmt.Sprintf("no connection to the container runtime: %v", err)
-	}
-	return Refuse(codes.Unavailable, "RUNTIME_UNAVAILABLE", text)
-}
-
-// Serve answers calls until Shutdown, and returns nil then. It closes the listener. It is called once.
-func (s *Server) Serve(l net.Listener) error {
-	drained := drain.NewListener(l)
-	s.listener.Store(drained)
-	if err := s.pairs.Serve(drained); err != nil {
-		return fmt.Errorf("serve the CRI: %w", err)
-	}
-	return nil
-}
-
-// ended counts a call.
-func (s *Server) ended(method string, code codes.Code, took time.Duration) {
-	if method == ping.Method {
-		return
-	}
-	_, judged := s.handlers[method]
-	s.metrics.ForwardedCall(method, code.String(), judged, took)
-	if log := s.log.V(4); log.Enabled() {
-		log.Info("Call ended", "method", method, "code", code.String(), "judged", judged, "took", took)
-	}
-}
-
-// panicked counts and logs a panic in a call.
-func (s *Server) panicked(method string, value any, stack []byte) error {
-	s.metrics.Panic()
-	s.log.Error(fmt.Errorf("panic: %v", value), "A call panicked, it is answered with Internal", "method", method, "stack", string(stack))
-	return Refuse(codes.Internal, "PANIC", "pullgate failed in this call; see the log of pullgated on this node")
+// guard limits a panic to its call: it is counted and logged, and the call is answered with Internal.
+func (s *Server) guard(method string, f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.metrics.Panic()
+			s.log.Error(fmt.Errorf("panic: %v", p), "A call panicked, it is answered with Internal", "method", method, "stack", string(debug.Stack()))
+			err = Refuse(codes.Internal, "PANIC", "pullgate failed in this call; see the log of pullgated on this node")
+		}
+	}()
+	return f()
 }

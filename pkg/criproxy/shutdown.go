@@ -3,10 +3,17 @@ package criproxy
 import (
 	"context"
 	"time"
+
+	"google.golang.org/grpc/codes"
 )
 
 // lastCalls is the part of Shutdown's time that is reserved for the calls that began after Shutdown did.
 const lastCalls = time.Second
+
+// errStopping is the status of streams that Shutdown ends.
+func errStopping() error {
+	return Refuse(codes.Unavailable, "STOPPING", "pullgated is stopping")
+}
 
 // Shutdown ends the server before ctx does. It serves on until the unary calls have ended that were under way when
 // it was called, so that a long one does not delay other clients. Then it accepts no more connections: clients that connect wait in the
@@ -18,5 +25,17 @@ func (s *Server) Shutdown(ctx context.Context) {
 	if err := s.listener.Swap(nil).Pause(ctx); err != nil {
 		s.log.Info("Closing connections before the HTTP/2 handshake; clients will reconnect", "err", err)
 	}
-	s.pairs.Shutdown(ctx)
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		s.grpc.GracefulStop()
+	}()
+	s.stop()
+	select {
+	case <-drained:
+	case <-ctx.Done():
+		s.grpc.Stop()
+		<-drained
+	}
+	s.requests.Wait()
 }

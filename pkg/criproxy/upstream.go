@@ -3,7 +3,7 @@ package criproxy
 import (
 	"context"
 	"fmt"
-	"net"
+	"math"
 	"time"
 
 	"google.golang.org/grpc"
@@ -12,10 +12,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 )
-
-// maxMessage is the limit that kubelets and containerd set on both sides, 16 MiB; grpc's own of
-// 4 MiB cuts the lists of a big node.
-const maxMessage = 16 << 20
 
 // Delays between attempts to connect. A runtime that is back is found within the longest of them.
 const (
@@ -31,17 +27,11 @@ const (
 type Upstream struct {
 	conn   connection
 	dialer *dialer
-	// dial makes a connection beside it; nil if the runtime is in this process.
-	dial func(ctx context.Context) (net.Conn, error)
 }
 
 // Dial returns an Upstream for an endpoint like unix:///run/containerd/containerd.sock. It does not
 // wait for the runtime; an error says that the endpoint is not well formed.
 func Dial(endpoint string) (*Upstream, error) {
-	return dialWith(endpoint, backoff.Config{BaseDelay: firstRetry, Multiplier: retryGrowth, Jitter: 0.2, MaxDelay: longestRetry})
-}
-
-func dialWith(endpoint string, retries backoff.Config) (*Upstream, error) {
 	dialer := newDialer()
 	conn, err := grpc.NewClient(endpoint,
 		grpc.WithContextDialer(dialer.connect),
@@ -51,23 +41,17 @@ func dialWith(endpoint string, retries backoff.Config) (*Upstream, error) {
 		grpc.WithDisableRetry(),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(0),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retries, MinConnectTimeout: handshake}),
-		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(newCodec()), grpc.MaxCallRecvMsgSize(maxMessage)),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: firstRetry, Multiplier: retryGrowth, Jitter: 0.2, MaxDelay: longestRetry},
+			MinConnectTimeout: handshake,
+		}),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(newCodec()), grpc.MaxCallRecvMsgSize(math.MaxInt32)),
 	)
 	if err != nil {
 		return nil, fmt.Errorf("endpoint %s: %w", endpoint, err)
 	}
 	conn.Connect()
-	return &Upstream{
-		conn: conn, dialer: dialer,
-		dial: func(ctx context.Context) (net.Conn, error) {
-			c, err := dialSocket(ctx, address(endpoint))
-			if err == nil {
-				conn.ResetConnectBackoff() // else judged calls would fail up to longestRetry longer than the others
-			}
-			return c, err
-		},
-	}, nil
+	return &Upstream{conn: conn, dialer: dialer}, nil
 }
 
 // Up reports whether the connection is up.
@@ -118,12 +102,7 @@ func (u *Upstream) Close() error {
 // Invoke makes a unary call of our own, without the metadata of a client's call. Text in the answer that is not UTF-8 is
 // read as [DecodeAnswer] does.
 func (u *Upstream) Invoke(ctx context.Context, method string, req, resp proto.Message) error {
-	return u.unary(ctx, method, req, resp)
-}
-
-// unary makes a call that has one request and one answer.
-func (u *Upstream) unary(ctx context.Context, method string, req, resp any, opts ...grpc.CallOption) error {
-	err := u.conn.Invoke(ctx, method, req, resp, opts...)
+	err := u.conn.Invoke(ctx, method, req, resp)
 	u.dialer.answer(err)
 	return err
 }

@@ -2,6 +2,7 @@ package podview
 
 import (
 	"maps"
+	"path"
 	"slices"
 )
 
@@ -109,17 +110,28 @@ func (m *merger) container(cri, api Container) Container {
 }
 
 // mounts completes the mounts of the CRI by the volumes of the API. It keeps a mount that only the CRI has, such as one of a device
-// plugin.
+// plugin. A pod can have several mounts at one path, which the API server compares as text and a runtime mounts one above the other. It is
+// unknown which is which, so they stay as the CRI has them.
 func (m *merger) mounts(cri, api Value[[]Mount]) Value[[]Mount] {
 	running, ok := cri.Effective()
 	if !ok {
 		return api
 	}
-	declared, _ := api.Effective()
+	list, _ := api.Effective()
+	declared, at := map[string][]Mount{}, map[string]int{}
+	for i := range list {
+		declared[path.Clean(list[i].Path)] = append(declared[path.Clean(list[i].Path)], list[i])
+	}
+	for i := range running {
+		at[path.Clean(running[i].Path)]++
+	}
 	all := slices.Clone(running)
-	for i, c := range all {
-		if j := slices.IndexFunc(declared, func(d Mount) bool { return d.Path == c.Path }); j >= 0 {
-			all[i] = m.mount(c, declared[j])
+	for i := range all {
+		switch d := declared[path.Clean(all[i].Path)]; {
+		case len(d) == 1 && at[path.Clean(all[i].Path)] == 1:
+			all[i] = m.mount(all[i], d[0])
+		case len(d) > 0:
+			m.conflict("volumeType")
 		}
 	}
 	return Set(all)
@@ -131,7 +143,10 @@ func (m *merger) mount(cri, api Mount) Mount {
 	merged.Propagation = merge(m, "mount.mountPropagation", cri.Propagation, api.Propagation, equal)
 	merged.Image = merge(m, "mount.image", cri.Image, api.Image, equal)
 	if claimed, _ := api.Type.Get(); claimed == TypePersistentVolumeClaim || claimed == TypeEphemeral {
-		merged.Type = api.Type // the CRI shows the volume behind the claim
+		// The CRI shows the volume behind the claim. Nothing overrides a hostPath, which a persistent volume can be too.
+		if runs, _ := cri.Type.Effective(); runs != TypeHostPath {
+			merged.Type = api.Type
+		}
 		return merged
 	}
 	merged.Type = merge(m, "volumeType", cri.Type, api.Type, equal)

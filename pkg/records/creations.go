@@ -27,15 +27,21 @@ type Creation struct {
 }
 
 // BeginCreation writes a creation and returns its ID. The runtime may be asked when BeginCreation returns nil. From Listed it
-// keeps the pairs without record and mark. It ignores c.ID.
-func (s *Store) BeginCreation(c Creation) (id uint64, err error) {
+// keeps the pairs without record and mark, and none unless unchanged reports that no image was removed since they were listed: the
+// record of a removed image is deleted. unchanged is called inside the transaction and must not call the store. It ignores c.ID.
+func (s *Store) BeginCreation(c Creation, unchanged func() bool) (id uint64, err error) {
 	return write(s, "write creation of a container", "", "", func(tx *bolt.Tx) (uint64, error) {
 		b, err := tx.CreateBucketIfNotExists([]byte(bucketCreations))
 		if err != nil {
 			return 0, err
 		}
-		if c.ID, err = b.NextSequence(); err != nil {
-			return 0, err
+		for c.ID = 0; c.ID == 0 || b.Get(creationKey(c.ID)) != nil; { // no checksum covers the sequence
+			if c.ID, err = b.NextSequence(); err != nil {
+				return 0, err
+			}
+		}
+		if unchanged == nil || !unchanged() {
+			c.Listed = nil
 		}
 		c.Listed = unknown(tx, c.Listed)
 		return c.ID, put(tx, bucketCreations, creationKey(c.ID), c)
@@ -129,6 +135,11 @@ func creations(tx *bolt.Tx) (all []Creation) {
 // listedByAll reports whether a pair was present before each of the creations.
 func listedByAll(all []Creation, p Pair) bool {
 	return !slices.ContainsFunc(all, func(c Creation) bool { return !slices.Contains(c.Listed, p) })
+}
+
+// arriving returns [Facts.Arriving].
+func arriving(tx *bolt.Tx, p Pair, f Facts) bool {
+	return f.Record == nil && !f.Marked && !listedByAll(creations(tx), p)
 }
 
 func eachCreation(tx *bolt.Tx) iter.Seq2[[]byte, Creation] {

@@ -17,7 +17,7 @@ func scan(t *testing.T, s *records.Store, pairs ...records.Pair) []records.Pair 
 
 func beginCreation(t *testing.T, s *records.Store, image string, listed ...records.Pair) uint64 {
 	t.Helper()
-	id, err := s.BeginCreation(records.Creation{Image: image, Listed: listed, Begun: noon()})
+	id, err := s.BeginCreation(records.Creation{Image: image, Listed: listed, Begun: noon()}, func() bool { return true })
 	must(t, err)
 	return id
 }

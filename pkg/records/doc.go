@@ -28,13 +28,17 @@
 // endorsements were revoked, can go back to such a version.
 //
 // Every value is a CRC-32C of its bucket, its key and its payload (4 bytes, big endian), then the payload as JSON. A value with a
-// wrong checksum counts as unreadable, and a pair with an unreadable value needs proof: a flipped bit, or a value under another
-// key, never opens an image. An endorsement that is unreadable does not count, and its image is verified again.
+// wrong checksum is unreadable: a flipped bit, or a value under another key.
 //
 // # Damage
 //
 // Open checks the whole file. If the tree is damaged, Open sets the file aside and creates a new store in distrust. The first
-// transaction writes the distrust, so that a crash cannot lose it. An unreadable value does not affect the others.
+// transaction writes the distrust, so that a crash cannot lose it. If only values are unreadable, Open keeps the others: it copies
+// the file aside, then removes the unreadable values and distrusts the store in one transaction. Without distrust, an image whose
+// record has a damaged key would look untracked, and a scan would mark it.
+//
+// A value that becomes unreadable in an open store makes its pair need proof, and nothing is marked any more. An unreadable
+// endorsement does not count. A read that fails is not damage: Open returns an error, and leaves the file.
 //
 // # Memory
 //

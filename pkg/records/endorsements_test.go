@@ -162,11 +162,9 @@ func TestUnreadableEndorsementDoesNotCount(t *testing.T) {
 	s, _ := open(t, path, records.Options{})
 	damaged, sound := endorsement(pair(id1, app), signedByTeam), endorsement(pair(id1, app), signedByBoth)
 	endorse(t, s, damaged, sound)
-	closeStore(t, s)
-	inFile(t, path, flip("endorsements", []byte(id1+"\x00"+app+"\x00"+signedByTeam)))
-	s, report := open(t, path, records.Options{KeyExists: true})
-	if _, ok := s.Endorsed(damaged.Pair, signedByTeam); ok || report.SetAside != "" {
-		t.Errorf("Endorsed = %v, Report = %+v; want that it does not count, in the same store", ok, report)
+	damageInPlace(t, path, []byte(id1+"\x00"+app+"\x00"+signedByTeam))
+	if _, ok := s.Endorsed(damaged.Pair, signedByTeam); ok {
+		t.Error("an endorsement that cannot be read counts")
 	}
 	if diff := cmp.Diff([]records.Endorsement{sound}, s.Endorsements(damaged.Pair)); diff != "" {
 		t.Errorf("Endorsements (-want +got):\n%s", diff)

@@ -132,6 +132,8 @@ type Facts struct {
 	Rivals bool
 	// MarkedElsewhere means that another repository has a mark for the image ID, and that the store has been scanned.
 	MarkedElsewhere bool
+	// Arriving means that the pair has neither record nor mark, and may have come with a [Creation] that is in the store.
+	Arriving bool
 }
 
 // Untracked reports whether the store has no record, intent or mark for the pair.

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/records"
@@ -118,9 +117,7 @@ func TestProveReplacesADamagedRecord(t *testing.T) {
 	path, p := newPath(t), pair(id1, app)
 	s, _ := open(t, path, records.Options{})
 	prove(t, s, records.Result{Pair: p, Open: true})
-	closeStore(t, s)
-	inFile(t, path, func(tx *bolt.Tx) error { return tx.Bucket([]byte("records")).Put(key(p), []byte("damaged")) })
-	s, _ = open(t, path, records.Options{})
+	damageInPlace(t, path, key(p))
 	prove(t, s, records.Result{Pair: p, Credential: alice, At: at(9)})
 	want := records.Facts{Proved: true, Record: &records.Record{Pair: p, Created: at(9), LastUsed: at(9), Revoked: at(9), Unlisted: true, Proofs: []records.Proof{
 		{Credential: alice, FirstProved: at(9), LastProved: at(9), LastUsed: at(9)},

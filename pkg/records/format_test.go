@@ -59,7 +59,7 @@ func writeFormat(t *testing.T, path string, format int) {
 		func(id uint64) error { _, err := s.SettleCreations([]uint64{id}, nil, at(7)); return err },
 		func(id uint64) error { return s.EndCreation(id, at(7)) },
 	} {
-		id, err := s.BeginCreation(records.Creation{Image: "lost", Listed: []records.Pair{pair("sha256:4", app)}, Begun: at(6)})
+		id, err := s.BeginCreation(records.Creation{Image: "lost", Listed: []records.Pair{pair("sha256:4", app)}, Begun: at(6)}, func() bool { return true })
 		must(t, errors.Join(err, end(id)))
 	}
 	if format >= 2 {

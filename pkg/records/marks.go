@@ -1,7 +1,7 @@
 package records
 
 import (
-	"encoding/json"
+	"fmt"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -30,19 +30,23 @@ type Scan struct {
 // MarkPreloaded marks every pair of the scan that is due, and returns these pairs. A pair is due if all of this is true: the
 // store is trusted; the pair has neither record nor mark; no pull with an intent may have brought the image under any of its
 // names; the store has no other repository of the image ([Facts.MayBeMarked]); the list of every [Creation] has the pair. Pairs
-// contains every pair of an image, or none. A value that cannot be read counts by its key and by its content.
+// contains every pair of an image, or none. If a value of the store cannot be read, MarkPreloaded writes nothing and returns
+// ErrUnreadable: the value may be the record of an image that looks untracked.
 func (s *Store) MarkPreloaded(sc Scan) ([]Pair, error) {
 	return write(s, "write preloaded marks", crashpoint.MarkBefore, crashpoint.MarkAfter, func(tx *bolt.Tx) ([]Pair, error) {
 		if distrusted(tx) || !sc.Unchanged() {
 			return nil, nil
 		}
-		pairs := due(tx, sc.Pairs, sc.Brought)
+		pairs, err := due(tx, sc.Pairs, sc.Brought)
+		if err != nil {
+			return nil, err
+		}
 		if sc.Agree != nil {
 			if err := sc.Agree(pairs); err != nil {
 				return nil, err
 			}
 		}
-		err := s.mark(tx, pairs, sc.Origin, sc.Now)
+		err = s.mark(tx, pairs, sc.Origin, sc.Now)
 		if err == nil && sc.First {
 			err = put(tx, bucketMeta, []byte(metaScanned), sc.Now)
 		}
@@ -52,19 +56,22 @@ func (s *Store) MarkPreloaded(sc Scan) ([]Pair, error) {
 
 // Due returns the pairs that MarkPreloaded would mark, with Scan.Brought, if the store is trusted and the list is current.
 func (s *Store) Due(pairs []Pair, brought func(Intent, Pair) bool) ([]Pair, error) {
-	return read(s, "look for what is preloaded", func(tx *bolt.Tx) ([]Pair, error) { return due(tx, pairs, brought), nil })
+	return read(s, "look for what is preloaded", func(tx *bolt.Tx) ([]Pair, error) { return due(tx, pairs, brought) })
 }
 
 func distrusted(tx *bolt.Tx) bool {
 	return tx.Bucket([]byte(bucketMeta)).Get([]byte(metaDistrust)) != nil
 }
 
-func due(tx *bolt.Tx, pairs []Pair, brought func(Intent, Pair) bool) (found []Pair) {
+func due(tx *bolt.Tx, pairs []Pair, brought func(Intent, Pair) bool) (found []Pair, err error) {
+	if lost := unreadable(tx); len(lost) > 0 {
+		return nil, fmt.Errorf("%w: %s: restart pullgated, which removes it and distrusts the store", ErrUnreadable, lost[0])
+	}
 	listed := map[string]bool{}
 	for _, p := range pairs {
 		listed[p.ImageID] = true
 	}
-	images, repositories := strayed(tx, listed)
+	images, repositories := map[string]bool{}, strayed(tx, listed)
 	// A pull may have brought the image, under whatever other names it has now.
 	for _, p := range pairs {
 		if repositories[p.Repository] {
@@ -89,7 +96,7 @@ func due(tx *bolt.Tx, pairs []Pair, brought func(Intent, Pair) bool) (found []Pa
 			found = append(found, p)
 		}
 	}
-	return found
+	return found, nil
 }
 
 func (s *Store) mark(tx *bolt.Tx, pairs []Pair, origin string, now time.Time) error {
@@ -276,38 +283,16 @@ func selectedMarks(tx *bolt.Tx, selected func(Pair) bool) (found []Mark) {
 // markOf returns the fields that the key of a mark contains.
 func markOf(key []byte) Mark { return Mark{Pair: pairOf(key)} }
 
-// strayed returns the images and repositories that need proof although none of their own records, marks or intents shows it.
-// These are the images and repositories named in unreadable records and intents, because a flipped bit in a key separates the
-// value from its pair; and the repositories of records whose image no list has contained, including this one, because the image
-// of such a pull may be listed under another ID.
-func strayed(tx *bolt.Tx, listed map[string]bool) (images, repositories map[string]bool) {
-	images, repositories = map[string]bool{}, map[string]bool{}
-	for _, bucket := range []string{bucketRecords, bucketIntents} {
-		for k, v := range each(tx, bucket, nil) {
-			var named struct {
-				Pair       Pair   `json:"pair"`
-				Repository string `json:"repository"`
-				Unlisted   bool   `json:"unlisted"`
-			}
-			readable := sound(bucket, k, v)
-			if len(v) < sumSize || readable && (bucket == bucketIntents || !saysAtEnd(v, fieldUnlisted)) {
-				continue
-			}
-			if json.Unmarshal(v[sumSize:], &named) != nil {
-				continue // it says nothing
-			}
-			if named.Unlisted && !listed[named.Pair.ImageID] {
-				repositories[named.Pair.Repository] = true
-			}
-			if !readable && bucket == bucketRecords {
-				images[named.Pair.ImageID] = true
-			}
-			if !readable && bucket == bucketIntents {
-				repositories[named.Repository] = true
-			}
+// strayed returns the repositories that need proof because they have a record whose image no list has contained, including this
+// one: the image of such a pull may be listed under another ID.
+func strayed(tx *bolt.Tx, listed map[string]bool) map[string]bool {
+	repositories := map[string]bool{}
+	for k, v := range each(tx, bucketRecords, nil) {
+		if p := pairOf(k); saysAtEnd(v, fieldUnlisted) && !listed[p.ImageID] {
+			repositories[p.Repository] = true
 		}
 	}
-	return images, repositories
+	return repositories
 }
 
 func scannedOnce(tx *bolt.Tx) bool {

@@ -1,6 +1,7 @@
 package records
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"hash/maphash"
@@ -53,8 +54,9 @@ type Options struct {
 	Now time.Time
 	// LockWait bounds the wait for the file lock; the zero value is 2 s.
 	LockWait time.Duration
-	// OnPanic is called for each panic in a transaction, with its value and the stack; nil is allowed. The call that made
-	// the transaction returns ErrUnreadable.
+	// OnPanic is called for a panic in a transaction, with its value and the stack; nil is allowed. The call that made the
+	// transaction returns ErrUnreadable. bbolt may hold its locks for ever after a panic: calls in progress may not return, and
+	// every later call fails. So the program should end.
 	OnPanic func(value any, stack []byte)
 	// OnSync is called with the duration of each write transaction; nil is allowed.
 	OnSync func(time.Duration)
@@ -64,7 +66,8 @@ type Options struct {
 type Report struct {
 	// Created means that Open created a new store.
 	Created bool
-	// SetAside is where a damaged file was moved to; "" if there was none.
+	// SetAside is where a damaged file was moved to; "" if there was none. If Created is false, it is a copy of the file from which
+	// Open has removed the values that could not be read.
 	SetAside string
 	// Damage describes the damage of that file.
 	Damage string
@@ -82,7 +85,8 @@ func (e newerFormatError) Error() string {
 func (e newerFormatError) Is(target error) bool { return target == ErrNewerFormat }
 
 // Open opens the store at path, or creates a new one. It returns ErrNewerFormat or ErrInUse, or an opaque error if the file
-// cannot be opened. Open sets a damaged file aside and returns no error for it; see [Report].
+// cannot be opened or read. Open sets a file with a damaged tree aside and returns no error for it; nor does it for values that cannot
+// be read, which it removes: see [Report].
 func Open(path string, o Options) (*Store, Report, error) {
 	if o.Now.IsZero() {
 		o.Now = time.Now()
@@ -116,8 +120,11 @@ func Open(path string, o Options) (*Store, Report, error) {
 	}
 	s := &Store{file: f, onSync: o.OnSync, written: map[Pair]uint64{}, marked: map[string]map[string]struct{}{}}
 	s.facts.seed, s.endorsed.seed = maphash.MakeSeed(), maphash.MakeSeed()
-	if err := errors.Join(s.readDistrust(), s.indexMarks()); err != nil {
-		return nil, report, errors.Join(fmt.Errorf("open records %s: %w", path, err), f.DB.Close())
+	if err = s.removeUnreadable(path, o.Now, &report); err == nil {
+		err = errors.Join(s.readDistrust(), s.indexMarks())
+	}
+	if err != nil {
+		return nil, report, errors.Join(fmt.Errorf("open records %s: %w", path, err), f.Close())
 	}
 	report.Distrust = s.Distrusted()
 	return s, report, nil
@@ -180,6 +187,16 @@ func check(tx *bolt.Tx) error {
 			return fmt.Errorf("bucket %s is missing", name)
 		}
 	}
+	// It may be a bucket whose name is damaged.
+	unknown := tx.ForEach(func(name []byte, b *bolt.Bucket) error {
+		if b == nil || !slices.Contains(append(buckets(), bucketCreations, bucketEndorsements), string(name)) {
+			return fmt.Errorf("bucket %q is unknown", name)
+		}
+		return nil
+	})
+	if unknown != nil {
+		return unknown
+	}
 	// The key of distrust is enough, so distrust must not get lost if the key is damaged.
 	return tx.Bucket([]byte(bucketMeta)).ForEach(func(k, _ []byte) error {
 		if !slices.Contains([]string{metaFormat, metaDistrust, metaScanned, metaKey, metaRevoked}, string(k)) {
@@ -225,7 +242,7 @@ func create(path string, o Options, distrust *Distrust) (*boltfile.File, error) 
 		}
 		return tx.Bucket([]byte(bucketMeta)).Put([]byte(metaFormat), []byte(strconv.Itoa(formatPlain)))
 	})
-	if err := errors.Join(err, f.DB.Close()); err != nil {
+	if err := errors.Join(err, f.Close()); err != nil {
 		return nil, errors.Join(err, os.Remove(temporary))
 	}
 	crashpoint.Hit(crashpoint.StoreTemporary)
@@ -240,19 +257,91 @@ func create(path string, o Options, distrust *Distrust) (*boltfile.File, error) 
 	return f, errors.Join(damage, err)
 }
 
-// setAside renames a damaged file to an unused name.
-func setAside(path string, now time.Time) (string, error) {
+// asideOf returns an unused name beside a damaged file.
+func asideOf(path string, now time.Time) string {
 	base := path + asideInfix + now.UTC().Format("20060102T150405Z")
 	to := base
 	for n := 1; ; n++ {
 		if _, err := os.Lstat(to); errors.Is(err, fs.ErrNotExist) {
-			break
+			return to
 		}
 		to = fmt.Sprintf("%s-%d", base, n)
 	}
+}
+
+// setAside renames a damaged file to an unused name.
+func setAside(path string, now time.Time) (string, error) {
+	to := asideOf(path, now)
 	if err := os.Rename(path, to); err != nil {
 		return "", err
 	}
 	crashpoint.Hit(crashpoint.SetAside)
 	return to, atomicfile.SyncFolder(filepath.Dir(path))
+}
+
+// removeUnreadable removes the values that cannot be read under their key, and distrusts the store, in one transaction. Such a value may
+// be the record of an image whose key is damaged: without it, that image looks untracked, and the next scan would mark it. A copy
+// of the file stays beside it.
+func (s *Store) removeUnreadable(path string, now time.Time, report *Report) error {
+	aside, copied := asideOf(path, now), path+".copy" // one name, so that starts that fail leave at most one copy
+	lost, err := read(s, "copy the store", func(tx *bolt.Tx) ([]place, error) {
+		lost := unreadable(tx)
+		if len(lost) == 0 {
+			return nil, nil
+		}
+		to, err := os.OpenFile(copied, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		_, err = tx.WriteTo(to)
+		if err = errors.Join(err, to.Sync(), to.Close()); err != nil {
+			return nil, errors.Join(err, os.Remove(copied))
+		}
+		return lost, nil
+	})
+	if err != nil || len(lost) == 0 {
+		return err
+	}
+	report.SetAside, report.Damage = aside, fmt.Sprintf("values that could not be read: %d, the first: %s", len(lost), lost[0])
+	err = s.update("remove what cannot be read", "", "", func(tx *bolt.Tx) error {
+		d := Distrust{Since: now}
+		if _, err := get(tx, bucketMeta, []byte(metaDistrust), &d); err == nil && d.Reason != "" {
+			d.Reason += "; "
+		}
+		d.Reason += report.Damage + "; a start removed them, " + filepath.Base(aside) + " is a copy of the store before that"
+		var endorsed [][]byte
+		for _, p := range lost {
+			if p.bucket == bucketEndorsements {
+				endorsed = append(endorsed, p.key)
+			} else if err := tx.Bucket([]byte(p.bucket)).Delete(p.key); err != nil {
+				return err
+			}
+		}
+		// What was removed may have contained a revocation.
+		return errors.Join(deleteEndorsements(tx, endorsed), noteRevoked(tx, now), put(tx, bucketMeta, []byte(metaDistrust), d))
+	})
+	if err != nil {
+		return err
+	}
+	return os.Rename(copied, aside)
+}
+
+// A place is a key in a bucket.
+type place struct {
+	bucket string
+	key    []byte
+}
+
+func (p place) String() string { return p.bucket + " " + KeyText(p.bucket, p.key) }
+
+// unreadable returns the places of the values that do not belong to their keys.
+func unreadable(tx *bolt.Tx) (found []place) {
+	for _, bucket := range append(buckets(), bucketCreations, bucketEndorsements) {
+		for k, v := range each(tx, bucket, nil) {
+			if !sound(bucket, k, v) && (bucket != bucketMeta || string(k) != metaFormat) {
+				found = append(found, place{bucket: bucket, key: bytes.Clone(k)})
+			}
+		}
+	}
+	return found
 }

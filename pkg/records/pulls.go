@@ -53,11 +53,13 @@ func (s *Store) BeginListed(name, repository string, now time.Time, present map[
 }
 
 func begin(tx *bolt.Tx, name, repository string, now time.Time) (Intent, error) {
-	id, err := tx.Bucket([]byte(bucketIntents)).NextSequence()
-	if err != nil {
-		return Intent{}, err
+	b, in := tx.Bucket([]byte(bucketIntents)), Intent{Name: name, Repository: repository, Begun: now}
+	for in.ID == 0 || b.Get(in.key()) != nil { // no checksum covers the sequence
+		var err error
+		if in.ID, err = b.NextSequence(); err != nil {
+			return Intent{}, err
+		}
 	}
-	in := Intent{ID: id, Name: name, Repository: repository, Begun: now}
 	return in, put(tx, bucketIntents, in.key(), in)
 }
 

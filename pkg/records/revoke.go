@@ -19,7 +19,8 @@ type Revocation struct {
 	// no registry has confirmed the Secret's content since.
 	Credential credential.ID
 	// Secret selects the proofs that a Secret is noted with, by each of its fields that is set: the UID, namespace and name, or
-	// only the namespace.
+	// only the namespace. It also selects the proofs of another Secret that held a selected credential before, if no registry has
+	// confirmed that Secret's content since.
 	Secret SecretRef
 }
 
@@ -77,12 +78,17 @@ type Revoked struct {
 //
 // The records of the pairs that used returns get that time too: grants for these pairs depend on what is revoked, although no
 // proof shows it any more. If such a pair has neither record nor mark, it gets a record without proofs. used is called inside the
-// transaction, with what is revoked, and must not call the store; nil means that there are no such pairs.
-func (s *Store) Revoke(r Revocation, at time.Time, used func(Revoked) []Pair) (Revoked, error) {
+// transaction, with what is revoked, and must not call the store; nil means that there are no such pairs. If it reports that the
+// revocation matches nothing, Revoke writes nothing.
+func (s *Store) Revoke(r Revocation, at time.Time, used func(Revoked) (pairs []Pair, matches bool)) (Revoked, error) {
 	return write(s, "revoke", crashpoint.RevokeBefore, crashpoint.RevokeAfter, func(tx *bolt.Tx) (Revoked, error) {
 		gone, changed := revocable(tx, r)
 		if used != nil {
-			changed = withUsed(tx, changed, used(gone), at)
+			pairs, matches := used(gone)
+			if !matches {
+				return gone, nil
+			}
+			changed = withUsed(tx, changed, pairs, at)
 		}
 		for _, rec := range changed {
 			rec.Revoked = later(rec.Revoked, at)
@@ -94,8 +100,8 @@ func (s *Store) Revoke(r Revocation, at time.Time, used func(Revoked) []Pair) (R
 	})
 }
 
-// LastRevoked returns when Revoke was last called, whatever it selected, or marks were last forgotten. It is the zero time if
-// this never happened.
+// LastRevoked returns when Revoke last wrote something, whatever it selected, or marks were last forgotten. It is the zero time
+// if this never happened.
 func (s *Store) LastRevoked() (time.Time, error) {
 	return read(s, "read the time of the last revocation", lastRevoked)
 }
@@ -147,8 +153,12 @@ func revocable(tx *bolt.Tx, r Revocation) (found Revoked, changed []Record) {
 			continue // what cannot be read proves nothing
 		}
 		var gone []RevokedProof
+		taken := map[credential.ID]bool{}
+		for i := range rec.Proofs {
+			taken[rec.Proofs[i].Credential] = r.SelectsProof(rec.Proofs[i])
+		}
 		rec.Proofs = slices.DeleteFunc(rec.Proofs, func(proof Proof) bool {
-			selected := r.SelectsProof(proof)
+			selected := taken[proof.Credential] || slices.ContainsFunc(proof.RotatedFrom, func(id credential.ID) bool { return taken[id] })
 			if selected {
 				gone = append(gone, RevokedProof{Pair: p, Proof: proof})
 			}

@@ -111,9 +111,9 @@ func TestRevokeNotesWhenAlsoWhatRestsOnNoProof(t *testing.T) {
 	prove(t, s, records.Result{Pair: proved, Credential: alice, At: at(1)})
 	prove(t, s, records.Result{Pair: rotated, Credential: bob, At: at(1)})
 	var reported records.Revoked
-	got, err := s.Revoke(records.Revocation{Credential: alice}, at(50), func(gone records.Revoked) []records.Pair {
+	got, err := s.Revoke(records.Revocation{Credential: alice}, at(50), func(gone records.Revoked) ([]records.Pair, bool) {
 		reported = gone
-		return []records.Pair{proved, rotated, none, marked}
+		return []records.Pair{proved, rotated, none, marked}, true
 	})
 	if err != nil || !cmp.Equal(reported, got) || len(got.Proofs) != 1 {
 		t.Errorf("Revoke = %+v, %v, and reports %+v; want alice's proof, and the same", got, err, reported)

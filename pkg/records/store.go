@@ -41,7 +41,7 @@ type Store struct {
 // Close closes the file. Every later call fails.
 func (s *Store) Close() error {
 	s.commit() // it does not finish, so that nothing comes from memory any more
-	if err := s.file.DB.Close(); err != nil {
+	if err := s.file.Close(); err != nil {
 		return fmt.Errorf("close records: %w", err)
 	}
 	return nil
@@ -105,6 +105,18 @@ func (s *Store) commit() {
 	s.facts.commit()
 	s.endorsed.commit()
 }
+
+// Ping waits until the store can begin a write transaction, and writes nothing.
+func (s *Store) Ping() error {
+	err := s.file.Update(func(*bolt.Tx) error { return errPing })
+	if errors.Is(err, errPing) {
+		return nil
+	}
+	return fmt.Errorf("begin a write: %w", err)
+}
+
+// errPing ends the transaction of Ping without a write.
+var errPing = errors.New("nothing to write")
 
 // put writes a value with its checksum.
 func put(tx *bolt.Tx, bucket string, key []byte, v any) error {
@@ -192,6 +204,7 @@ func (s *Store) Lookup(p Pair, of ...credential.ID) (Facts, error) {
 	found := factsFor{of: known.with(of)}
 	err := s.file.View(func(tx *bolt.Tx) (err error) {
 		found.Facts, err = lookupWith(tx, p, func(key, stored []byte) (Record, bool, error) { return decodeFor(key, stored, found.of) })
+		found.Arriving = arriving(tx, p, found.Facts)
 		return err
 	})
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	bolt "go.etcd.io/bbolt"
 
+	"github.com/pullgate/pullgate/internal/conformance"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/records/internal/boltfile"
@@ -101,6 +102,14 @@ func inFile(tb testing.TB, path string, f func(*bolt.Tx) error) {
 	}
 	if err := errors.Join(db.Update(f), db.Close()); err != nil {
 		tb.Errorf("transaction in %s: %v; want nil", path, err)
+	}
+}
+
+// damageInPlace makes the values of keys unreadable in the file of an open store, and readable again.
+func damageInPlace(tb testing.TB, path string, keys ...[]byte) {
+	tb.Helper()
+	for _, k := range keys {
+		must(tb, conformance.Damage(path, string(k)))
 	}
 }
 
@@ -312,22 +321,27 @@ func listed(tb testing.TB, s *records.Store) {
 	must(tb, err)
 }
 
-// A panic in a transaction fails the call, and is reported with its stack.
+// A panic in a transaction fails its call and every later one, and is reported with its stack.
 func TestPanicInATransactionIsReported(t *testing.T) {
 	var values []any
 	var stack string
-	s, _ := open(t, newPath(t), records.Options{OnPanic: func(value any, at []byte) {
+	s, _, err := records.Open(newPath(t), records.Options{OnPanic: func(value any, at []byte) {
 		values, stack = append(values, value), string(at)
 	}})
+	must(t, err)
 	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})
+	must(t, s.Ping())
 	if len(values) > 0 {
 		t.Fatalf("panics %v; want none", values)
 	}
-	_, err := s.AcceptMarks(nil, "test", noon(), func(records.Acceptable) error { panic("a bug") })
+	_, err = s.AcceptMarks(nil, "test", noon(), func(records.Acceptable) error { panic("a bug") })
 	if !errors.Is(err, records.ErrUnreadable) || len(values) != 1 || values[0] != "a bug" || !strings.Contains(stack, "TestPanicInATransactionIsReported") {
 		t.Errorf("AcceptMarks = %v, panics %v with the stack %q; want ErrUnreadable and the panic with its stack", err, values, stack)
 	}
-	if f := lookup(t, s, pair(id1, app)); f.Record == nil {
-		t.Error("the store cannot be used after the panic")
+	_, looked := s.Lookup(pair(id2, app))
+	for what, err := range map[string]error{"Lookup": looked, "Ping": s.Ping(), "Close": s.Close()} {
+		if !errors.Is(err, records.ErrUnreadable) {
+			t.Errorf("%s after the panic = %v; want ErrUnreadable", what, err)
+		}
 	}
 }

@@ -259,12 +259,14 @@ func (s *Store) toPrune(tx *bolt.Tx, of Pruning) (c pruneChanges) {
 			continue // the usual case
 		}
 		var r Record
-		unreadable := decode(bucketRecords, k, v, &r) != nil
+		if decode(bucketRecords, k, v, &r) != nil {
+			continue // it may be the record of another image
+		}
 		switch {
-		case present && !unreadable:
+		case present:
 			r.Unlisted, r.Gone = false, time.Time{}
 			c.write = append(c.write, r)
-		case present || s.writtenSince(p, of.Before) || !r.Gone.IsZero():
+		case s.writtenSince(p, of.Before) || !r.Gone.IsZero():
 		case r.Open || p.ImageID == of.Removed:
 			c.Records = append(c.Records, p)
 		default:

@@ -59,8 +59,18 @@ func (s *Store) Verify(ctx context.Context) (Verification, error) {
 func VerifyFile(ctx context.Context, file io.ReaderAt) (Verification, error) {
 	v, err := verify(ctx, func(to boltfile.Visitor) error {
 		m, err := boltfile.Newest(file)
+		if boltfile.IsSystem(err) {
+			return err
+		}
 		if err != nil {
 			return to.Damage(err)
+		}
+		if err := boltfile.CheckMetas(file, m); boltfile.IsSystem(err) {
+			return err
+		} else if err != nil {
+			if err := to.Damage(err); err != nil {
+				return err
+			}
 		}
 		return boltfile.Walk(file, m, to)
 	})
@@ -200,7 +210,7 @@ func KeyText(bucket string, key []byte) string {
 func Examine(path string) (damage, err error) {
 	f, damage, err := openFile(path, Options{}, true)
 	if f != nil {
-		err = f.DB.Close()
+		err = f.Close()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("examine records %s: %w", path, err)

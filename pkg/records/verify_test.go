@@ -1,6 +1,7 @@
 package records_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -93,8 +94,8 @@ func TestVerifyReportsEachUnreadableValue(t *testing.T) {
 			begin(t, s, app)
 			closeStore(t, s)
 			inFile(t, path, tc.damage)
-			s, _ = open(t, path, records.Options{})
-			v := verify(t, s)
+			v, err := records.VerifyFile(t.Context(), bytes.NewReader(readFile(t, path)))
+			must(t, err)
 			if name == "other bucket" {
 				want := records.Problem{Where: records.WhereTree, What: `bucket "secrets" is unknown`}
 				if len(v.Problems) != 2 || v.Problems[0] != want {
@@ -192,8 +193,9 @@ func TestVerifyReportsABoundedNumberOfProblems(t *testing.T) {
 		}
 		return err
 	})
-	s, _ = open(t, path, records.Options{})
-	if v := verify(t, s); len(v.Problems) != records.MaxProblems || v.Omitted != 7 || v.Values != records.MaxProblems+8 {
+	v, err := records.VerifyFile(t.Context(), bytes.NewReader(readFile(t, path)))
+	must(t, err)
+	if len(v.Problems) != records.MaxProblems || v.Omitted != 7 || v.Values != records.MaxProblems+8 {
 		t.Errorf("Verification of %d values with %d problems, %d omitted; want %d, %d, 7",
 			v.Values, len(v.Problems), v.Omitted, records.MaxProblems+8, records.MaxProblems)
 	}

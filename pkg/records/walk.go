@@ -114,6 +114,7 @@ func (s *Store) Describe(p Pair) (d Details, err error) {
 	var unreadable error
 	err = s.file.View(func(tx *bolt.Tx) error {
 		d.Facts, unreadable = lookup(tx, p)
+		d.Arriving = arriving(tx, p, d.Facts)
 		var m Mark
 		if ok, err := get(tx, bucketMarks, p.key(), &m); ok && err == nil {
 			d.Mark = &m

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/pkg/records"
 )
@@ -97,20 +96,7 @@ func TestPagesTellWhatCannotBeRead(t *testing.T) {
 	if _, err := s.Begin("name", app, noon()); err != nil {
 		t.Fatal(err)
 	}
-	closeStore(t, s)
-	db, err := bolt.Open(path, 0o600, nil)
-	must(t, err)
-	err = db.Update(func(tx *bolt.Tx) (err error) {
-		for _, bucket := range []string{"records", "marks", "intents"} {
-			k, v := tx.Bucket([]byte(bucket)).Cursor().First()
-			v = slices.Clone(v)
-			v[len(v)-1] ^= 1
-			err = errors.Join(err, tx.Bucket([]byte(bucket)).Put(slices.Clone(k), v))
-		}
-		return err
-	})
-	must(t, errors.Join(err, db.Close()))
-	s, _ = open(t, path, records.Options{KeyExists: true})
+	damageInPlace(t, path, key(marked), key(recorded), []byte(app+"\x00\x00\x00\x00\x00\x00\x00\x00\x02"))
 	images, err := s.Images("", 10)
 	if err != nil || len(images) != 2 || !slices.Equal(images[0].Unreadable, []string{app}) || !slices.Equal(images[1].Unreadable, []string{app}) {
 		t.Errorf("Images = %+v, %v; want both repositories unreadable", images, err)

@@ -1,6 +1,7 @@
 package requirement
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -145,6 +146,25 @@ func (r *Requirement) String() string {
 		of[i] = r.Of[i].String()
 	}
 	return fmt.Sprintf("at least %d of (%s)", r.AtLeast, strings.Join(of, "; "))
+}
+
+// Overlaps reports whether one signer can be both: the same key, or identities that one certificate is known to have.
+// What else a signature needs, such as a log entry, makes no difference. Of two regular expressions it is known only if
+// they are equal.
+func (s *Signer) Overlaps(o *Signer) bool {
+	if s.Key != nil && o.Key != nil {
+		return bytes.Equal(s.Key.Public, o.Key.Public)
+	}
+	a, b := s.Keyless, o.Keyless
+	if a == nil || b == nil || blobs(a.Roots) != blobs(b.Roots) {
+		return false
+	}
+	for id, value := range a.Extensions {
+		if other, ok := b.Extensions[id]; ok && other != value {
+			return false
+		}
+	}
+	return a.Issuer.overlaps(b.Issuer) && a.Subject.overlaps(b.Subject)
 }
 
 // String names the signer: the SHA-256 of a key, or issuer and subject.

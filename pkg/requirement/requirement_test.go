@@ -313,3 +313,71 @@ func TestExtensions(t *testing.T) {
 		t.Errorf("%d extensions; want 5 and no others", len(names))
 	}
 }
+
+func TestSignersOverlap(t *testing.T) {
+	text := func(s string) requirement.Text {
+		if s, ok := strings.CutPrefix(s, "matching "); ok {
+			x, err := requirement.Regexp(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return x
+		}
+		return requirement.Glob(s)
+	}
+	for _, tc := range []struct {
+		a, b string
+		want bool
+	}{
+		{"a", "a", true},
+		{"a", "b", false},
+		{"a*", "ab", true},
+		{"a*", "ba", false},
+		{"a*", "*b", true},
+		{"a*b", "ac*d", false},
+		{"*", "", true},
+		{"?", "", false},
+		{"a?c*", "*bc", true},
+		{"?", "é", true},
+		{"?*", "?", true},
+		{"a*b*c", "a*c*c", true},
+		{"https://github.com/o/*", "https://github.com/*", true},
+		{"https://github.com/o/*", "https://github.com/p/*", false},
+		{"matching a+", "aa", true},
+		{"matching a+", "b", false},
+		{"matching a+", "matching a+", true},
+		{"matching a+", "matching a*", false}, // not known
+		{"matching a+", "a*", false},
+	} {
+		signer := func(subject string) *requirement.Signer {
+			return &requirement.Signer{Keyless: &requirement.Keyless{Issuer: requirement.Exactly("i"), Subject: text(subject)}}
+		}
+		a, b := signer(tc.a), signer(tc.b)
+		if got := a.Overlaps(b); got != tc.want || b.Overlaps(a) != got {
+			t.Errorf("%s overlaps %s: %v, %v; want %v", tc.a, tc.b, got, b.Overlaps(a), tc.want)
+		}
+	}
+	signer := func(change func(*requirement.Signer)) *requirement.Signer {
+		s := &requirement.Signer{Keyless: &requirement.Keyless{
+			Issuer: requirement.Exactly("i"), Subject: requirement.Glob("*"), Extensions: map[string]string{"1": "x"},
+		}}
+		change(s)
+		return s
+	}
+	for name, tc := range map[string]struct {
+		change func(*requirement.Signer)
+		want   bool
+	}{
+		"equal":               {func(*requirement.Signer) {}, true},
+		"other settings":      {func(s *requirement.Signer) { s.Repository, s.Log = "r", &requirement.Log{} }, true},
+		"a further extension": {func(s *requirement.Signer) { s.Keyless.Extensions["2"] = "y" }, true},
+		"another value":       {func(s *requirement.Signer) { s.Keyless.Extensions["1"] = "y" }, false},
+		"another issuer":      {func(s *requirement.Signer) { s.Keyless.Issuer = requirement.Exactly("j") }, false},
+		"other roots":         {func(s *requirement.Signer) { s.Keyless.Roots = [][]byte{{1}} }, false},
+		"a key":               {func(s *requirement.Signer) { s.Keyless, s.Key = nil, &requirement.Key{} }, false},
+	} {
+		if got := signer(func(*requirement.Signer) {}).Overlaps(signer(tc.change)); got != tc.want {
+			t.Errorf("%s: %v; want %v", name, got, tc.want)
+		}
+	}
+}

@@ -22,6 +22,16 @@ type Policies struct {
 	Notes []string
 	// Count is the number of policies.
 	Count int
+	// Webhook is what the policies with rules require of a webhook that judges them.
+	Webhook Webhook
+}
+
+// A Webhook has fields of a webhook configuration. They are zero if no policy has them.
+type Webhook struct {
+	// FailurePolicy is Fail if a policy says so, and otherwise Ignore.
+	FailurePolicy string
+	// TimeoutSeconds is the longest of all policies, from 1 to 30.
+	TimeoutSeconds int64
 }
 
 // Len returns the number of policies. Nil Policies have none.

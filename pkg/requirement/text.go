@@ -77,6 +77,42 @@ func (t Text) Matches(s string) bool {
 	return false
 }
 
+// overlaps reports whether a text is known to match both. Of two regular expressions, or one and a glob, this is known
+// only if they are equal.
+func (t Text) overlaps(o Text) bool {
+	switch {
+	case t.form == exactText:
+		return o.Matches(t.pattern)
+	case o.form == exactText:
+		return t.Matches(o.pattern)
+	case t.form == globText && o.form == globText:
+		return globsOverlap([]rune(t.pattern), []rune(o.pattern))
+	}
+	return t.form != noText && t.form == o.form && t.pattern == o.pattern
+}
+
+func globsOverlap(a, b []rune) bool {
+	var below []bool // for a[i+1:], whether it overlaps with each end of b
+	for i := len(a); i >= 0; i-- {
+		row := make([]bool, len(b)+1)
+		for j := len(b); j >= 0; j-- {
+			inA, inB := i < len(a), j < len(b)
+			switch {
+			case inA && a[i] == '*':
+				row[j] = below[j] || inB && row[j+1]
+			case inB && b[j] == '*':
+				row[j] = row[j+1] || inA && below[j]
+			case inA && inB:
+				row[j] = (a[i] == b[j] || a[i] == '?' || b[j] == '?') && below[j+1]
+			default:
+				row[j] = inA == inB
+			}
+		}
+		below = row
+	}
+	return below[0]
+}
+
 // String returns the pattern, with its form if it is a regular expression.
 func (t Text) String() string {
 	if t.form == regexpText {

@@ -3,6 +3,7 @@ package restriction_test
 import (
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -43,6 +44,28 @@ func TestDocumentedPresets(t *testing.T) {
 	for _, name := range restriction.Presets() {
 		if !strings.Contains(text, "`"+name+"`") {
 			t.Errorf("docs/restrictions.md does not name the preset %s", name)
+		}
+	}
+}
+
+// The page says of each admission plugin of the proposal that judges pods what replaces it, and its restrictions are valid.
+func TestDocumentedPlugins(t *testing.T) {
+	_, section, _ := strings.Cut(string(read(t, "../../docs/restrictions.md")), "## What replaces admission plugins\n")
+	for _, plugin := range []string{
+		"AlwaysPullImages", "ImagePolicyWebhook", "ImagePolicy", "PodSecurityPolicy", "SecurityContextConstraint", "SecurityContextDeny", "DenyEscalatingExec",
+		"DenyExecOnPrivileged", "SCCExecRestrictions", "RunOnceDuration", "LimitRanger", "PodNodeSelector", "PodTolerationRestriction",
+	} {
+		if !regexp.MustCompile(`(?m)^- ([A-Za-z]+, )*` + plugin + `[,:]`).MatchString(section) {
+			t.Errorf("docs/restrictions.md does not say what replaces %s", plugin)
+		}
+	}
+	snippets := regexp.MustCompile("`([a-zA-Z]+: [{\\[][^`]*)`").FindAllStringSubmatch(section, -1)
+	if len(snippets) == 0 {
+		t.Error("no restriction replaces a plugin")
+	}
+	for _, s := range snippets {
+		if _, err := restriction.Parse([]byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: a}\nspec: {spec: {" + s[1] + "}}\n")); err != nil {
+			t.Errorf("%s: %v", s[1], err)
 		}
 	}
 }

@@ -38,6 +38,8 @@ type Options struct {
 	// AssumeUnknown makes a field match that the source carries and whose value is unknown. A pod that is denied even so is denied whatever
 	// the values are. It is for explanations only.
 	AssumeUnknown bool
+	// Others are the other containers of the pod, if the source knows them. An Accept policy must match them too.
+	Others []podview.Container
 }
 
 // A Scope says which restrictions a judgement compares. A field outside of the scope matches every policy if its value is not known.
@@ -112,16 +114,20 @@ func (v Violation) String() string {
 // Judge compares a pod with the policies that are bound to its namespace.
 //
 // At admission, containers are all containers of the pod. At the node they are the one that is about to be created; none means that only
-// the sandbox is, and fields that the CRI carries with containers are left to later judgements. A container is judged for itself there, so
-// two containers of a pod can be accepted by different Accept policies.
+// the sandbox is, and fields that the CRI carries with containers are left to later judgements. Without Options.Others a container is judged for
+// itself there, so two containers of a pod can be accepted by different Accept policies.
 func (s *Set) Judge(p *podview.Pod, containers []podview.Container, o Options) Decision {
 	if s.Len() == 0 {
 		return Decision{Admitted: true}
 	}
-	answers := make([]answer, s.parts*(1+len(containers)))
+	whole := containers
+	if len(o.Others) > 0 {
+		whole = slices.Concat(containers, o.Others)
+	}
+	answers := make([]answer, s.parts*(1+len(whole)))
 	j := judgement{
 		Options: o, sandbox: o.From != Admission && len(containers) == 0, pod: p, answers: answers[:s.parts],
-		subjects: s.subjects(containers, answers[s.parts:]),
+		subjects: s.subjects(whole, answers[s.parts:]),
 	}
 	acceptedInAudit := false
 	for _, policy := range s.policies {
@@ -133,6 +139,7 @@ func (s *Set) Judge(p *podview.Pod, containers []podview.Container, o Options) D
 		}
 		acceptedInAudit = true
 	}
+	j.subjects = j.subjects[:len(containers)]
 	d := Decision{Admitted: true}
 	for _, policy := range s.policies {
 		if policy.accept || policy.audit && acceptedInAudit || j.matches(policy, true) {

@@ -65,6 +65,38 @@ func TestUnknownNamespace(t *testing.T) {
 	}
 }
 
+// An Accept policy matches the whole pod where the other containers are known. At a node that does not know them, two containers can be accepted
+// by two policies of which neither matches the pod. Drop policies are compared with the container that is created.
+func TestAcceptIsForTheWholePod(t *testing.T) {
+	of := func(path string) string {
+		return "{spec: {containers: [{image: [{image: {whitelist: [" + path + "]}}]}]}}"
+	}
+	set := load(t, file("a", "{mode: Accept}", of("team/a")), file("b", "{mode: Accept}", of("team/b")), file("drop", "", "{metadata: {name: {blacklist: [web]}}}"))
+	pod, a, b := allowed(), container("a"), container("b")
+	a.Image, b.Image = podview.Set("repo.test/team/a:1"), podview.Set("repo.test/team/b:1")
+	for name, tc := range map[string]struct {
+		containers []podview.Container
+		o          restriction.Options
+		accepted   string
+	}{
+		"the webhook":                      {[]podview.Container{a, b}, restriction.Options{From: restriction.Admission}, ""},
+		"the webhook, one container":       {[]podview.Container{a}, restriction.Options{From: restriction.Admission}, "a"},
+		"the pod source, a":                {[]podview.Container{a}, restriction.Options{From: restriction.NodeWithPodSource, Others: []podview.Container{b}}, ""},
+		"the pod source, b":                {[]podview.Container{b}, restriction.Options{From: restriction.NodeWithPodSource, Others: []podview.Container{a}}, ""},
+		"the pod source, equal containers": {[]podview.Container{b}, restriction.Options{From: restriction.NodeWithPodSource, Others: []podview.Container{b}}, "b"},
+		"without the pod source, a":        {[]podview.Container{a}, restriction.Options{From: restriction.Node}, "a"},
+		"without the pod source, b":        {[]podview.Container{b}, restriction.Options{From: restriction.Node}, "b"},
+	} {
+		if d := set.Judge(&pod, tc.containers, tc.o); d.AcceptedBy != tc.accepted || d.Admitted != (tc.accepted != "") {
+			t.Errorf("%s: admitted %v by %q; want by %q", name, d.Admitted, d.AcceptedBy, tc.accepted)
+		}
+	}
+	drop := load(t, file("drop", "", of("team/a")))
+	if d := drop.Judge(&pod, []podview.Container{a}, restriction.Options{From: restriction.NodeWithPodSource, Others: []podview.Container{b}}); !d.Admitted {
+		t.Errorf("violations %v of another container", d.Violations)
+	}
+}
+
 func TestCombination(t *testing.T) {
 	const no, yes = "{metadata: {name: {blacklist: [web]}}}", "{metadata: {name: {whitelist: [web]}}}"
 	audit := func(f restriction.File) restriction.File {
@@ -180,11 +212,15 @@ func TestPresetsJudge(t *testing.T) {
 	}
 	socket := container("web")
 	socket.Mounts = set([]podview.Mount{hostPath("/var/run/containerd/containerd.sock")})
+	k0s, microk8s := container("web"), container("web")
+	k0s.Mounts = set([]podview.Mount{hostPath("/run/k0s/containerd.sock")})
+	microk8s.Mounts = set([]podview.Mount{hostPath("/var/snap/microk8s/common/run/containerd.sock")})
 	logs := container("web")
 	logs.Mounts = set([]podview.Mount{hostPath("/var/log/pods")})
 	pod := allowed()
-	for name, admit := range map[string][3]bool{ // a container without volumes, with a socket, with logs
-		"baseline": {true, false, false}, "restricted": {true, false, false}, "runtime-sockets": {true, false, true},
+	for name, admit := range map[string][5]bool{ // a container without volumes, with sockets, with logs
+		"baseline": {true, false, false, false, false}, "restricted": {true, false, false, false, false},
+		"runtime-sockets": {true, false, false, false, true},
 	} {
 		data, err := restriction.Preset(name)
 		must(t, err)
@@ -193,7 +229,7 @@ func TestPresetsJudge(t *testing.T) {
 		if want := map[string]int{"restricted": 1}[name]; len(unjudged) != want { // whether runAsNonRoot is set
 			t.Errorf("%s: the node does not judge %v; want %d fields", name, unjudged, want)
 		}
-		for i, c := range []podview.Container{container("web"), socket, logs} {
+		for i, c := range []podview.Container{container("web"), socket, k0s, microk8s, logs} {
 			if d := s.Judge(&pod, []podview.Container{c}, restriction.Options{}); d.Admitted != admit[i] {
 				t.Errorf("%s: container %d is admitted: %v, %v; want %v", name, i, d.Admitted, d.Violations, admit[i])
 			}

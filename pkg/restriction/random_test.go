@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"math/rand/v2"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -91,6 +92,16 @@ func (r random) pod() (podview.Pod, []podview.Container) {
 		FSGroup: value[int64](r, 0, 5), SupplementalGroups: value(r, []int64{0}, []int64{5, 2000}), Groups: value(r, []int64{0}, []int64{5}, nil),
 		RestartPolicy: value(r, "Always", "Never"), TerminationGracePeriodSeconds: value[int64](r, 0, 30),
 		NodeSelector: value(r, map[string]string{"disk": "ssd"}, nil), Volumes: value(r, []podview.Volume{mount("", "secret").Volume}, nil),
+	}
+	// A source that knows which groups are which does not contradict itself.
+	if fs, supplemental := p.FSGroup.State(), p.SupplementalGroups.State(); fs != podview.StateUnknown && supplemental != podview.StateUnknown {
+		groups, _ := p.SupplementalGroups.Effective()
+		if g, set := p.FSGroup.Effective(); set {
+			groups = append(slices.Clip(groups), g)
+		}
+		p.Groups = podview.Set(groups)
+	} else if fs != supplemental {
+		p.Groups = podview.Value[[]int64]{}
 	}
 	var containers []podview.Container
 	for range r.IntN(3) {

@@ -36,8 +36,9 @@ type Request struct {
 	// Substituted says that the image is used in place of another one, for example when a checkpoint is restored. The tenant that made the
 	// checkpoint may have chosen its names, so no name exempts the image from proof or causes a preloaded mark.
 	Substituted bool
-	// Using says that the pod uses the image now: a container is being created from it. Only then an Allow that depends only on
-	// the policy (NeverVerify, the allowlist, an exemption) leaves a grant. After a change of the rules a pod therefore keeps only what it has used.
+	// Using says that the pod uses the image now: a container is being created from it. Only then, and only with a Name, an Allow that depends only
+	// on the policy (NeverVerify, the allowlist, an exemption) leaves a grant. After a change of the rules a pod therefore keeps only what it has
+	// used. Without a Name it is unknown which repository of the image the pod has used.
 	Using bool
 	// Unasked says that the registry cannot be reached, or will not be asked: an expired proof counts during the grace.
 	Unasked bool
@@ -165,7 +166,7 @@ func (t *Tracker) checkPair(ctx context.Context, rules *Rules, r Request, p reco
 			return v
 		}
 		var ok bool
-		if byPolicy(v.Reason) && !r.Using {
+		if !r.leavesGrant(v.Reason) {
 			v.First, ok = t.note(r.Pod.UID, v.Pair), true
 		} else {
 			v.First, ok = t.grant(r.Pod.UID, v.Pair, effects.granted(), since)
@@ -177,6 +178,15 @@ func (t *Tracker) checkPair(ctx context.Context, rules *Rules, r Request, p reco
 			return v
 		}
 	}
+}
+
+// leavesGrant reports whether an Allow for this reason creates a grant. Without a name, a mark leaves none either: a change of the policy could make
+// it not count.
+func (r *Request) leavesGrant(reason policy.Reason) bool {
+	if r.Name.Empty() {
+		return !byPolicy(reason) && reason != policy.Preloaded
+	}
+	return !byPolicy(reason) || r.Using
 }
 
 // allowEffects are the effects of an Allow.
@@ -294,7 +304,7 @@ func (t *Tracker) mayBePreloaded(f records.Facts, r Request, p records.Pair) boo
 
 // allowlists reports whether the allowlist exempts the pair from proof. A tenant can give any image of the node a further
 // name (docs/design/0022). If nothing is proved or marked for the pair itself, its name may be such a name, and the image is
-// exempt only if every repository on it is on the allowlist.
+// exempt only if the pair has no record, did not come with a create, and every repository on the image is on the allowlist.
 func (r *Rules) allowlists(f records.Facts, p records.Pair, img Image) bool {
 	if !r.Policy.Allowlisted(p.Repository) {
 		return false
@@ -302,7 +312,8 @@ func (r *Rules) allowlists(f records.Facts, p records.Pair, img Image) bool {
 	if f.Marked || f.ProveAccess() {
 		return true
 	}
-	if f.Rivals || f.MarkedElsewhere { // by a name that the image may have lost since
+	// A name that came with a create is arriving, and then has a record. Rivals may be of a name that the image has lost since.
+	if f.Arriving || f.Record != nil || f.Rivals || f.MarkedElsewhere {
 		return false
 	}
 	return !slices.ContainsFunc(img.Names, func(n imageref.Ref) bool { return n.Parsed() && !r.Policy.Allowlisted(n.Repository()) })

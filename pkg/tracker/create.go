@@ -29,10 +29,9 @@ type Create struct {
 	t        *Tracker
 	restores bool
 	once     sync.Once
-	key      string         // of the image; "" if the image cannot be known to be ordinary
-	note     uint64         // ID of the creation in the store; 0 is none
-	listed   []records.Pair // pairs that were on the node before, if the creation could not be written
-	release  func()         // ends the hold on scans of a create that has no creation in the store; guarded by Tracker.mu
+	key      string // of the image; "" if the image cannot be known to be ordinary
+	note     uint64 // ID of the creation in the store; 0 is none
+	release  func() // ends the hold on scans of a create that has no creation in the store; guarded by Tracker.mu
 
 	// Tracker.mu guards the following fields.
 	asked        bool     // From has returned: the runtime may have been called
@@ -77,12 +76,11 @@ func (c *Create) From(ctx context.Context, img Image) {
 		return
 	}
 	// A list may be up to a second old: images that arrived since then need proof if the create fails.
-	images, err := t.lists.since(ctx, time.Now().Add(-listEvery))
+	images, unchanged, err := t.lists.since(ctx, time.Now().Add(-listEvery), t.idle)
 	if err != nil {
 		t.log.Info("Images not listed before a container is created; if the creation fails, all images without record and mark need proof", "err", err)
 	}
-	c.listed = pairsOf(images)
-	note, err := t.store.BeginCreation(records.Creation{Image: key, Listed: c.listed, Begun: time.Now()})
+	note, err := t.store.BeginCreation(records.Creation{Image: key, Listed: pairsOf(images), Begun: time.Now()}, unchanged)
 	if err != nil {
 		t.log.Error(err, "Creation of a container not written, no image is marked preloaded until it has ended")
 		t.mu.Lock()
@@ -90,7 +88,7 @@ func (c *Create) From(ctx context.Context, img Image) {
 		t.mu.Unlock()
 		return
 	}
-	c.note, c.listed = note, nil
+	c.note = note
 }
 
 // holdLocked prevents scans from marking anything until the create has ended.
@@ -156,8 +154,8 @@ func (c *Create) Failed(ctx context.Context) {
 }
 
 // Restored ends a create that was restored, or that has a container on another image than the requested one. When it returns, each pair that the
-// runtime lists now, that has neither record nor mark and that was not listed before has a record with nothing proved. If these pairs cannot be
-// listed or written, the create counts as Lost. ctx should outlast the call of the client.
+// runtime lists now, that has neither record nor mark and that was not listed before has a record with nothing proved. (If the creation could not
+// be written, it is not known what was listed before.) If these pairs cannot be listed or written, the create counts as Lost. ctx should outlast the call of the client.
 func (c *Create) Restored(ctx context.Context) {
 	c.once.Do(func() {
 		t := c.t
@@ -166,9 +164,9 @@ func (c *Create) Restored(ctx context.Context) {
 			return
 		}
 		t.forgetOrdinary()
-		images, err := t.lists.since(ctx, time.Now())
+		images, _, err := t.lists.since(ctx, time.Now(), t.idle)
 		if err == nil {
-			err = t.settleCreations(c.notes(), c.without(pairsOf(images)))
+			err = t.settleCreations(c.notes(), pairsOf(images))
 		}
 		if err != nil {
 			t.log.Info("Images that came with a container not recorded; will retry in an hour, until then no new image is marked preloaded", "err", err)
@@ -211,14 +209,9 @@ func (c *Create) notes() []uint64 {
 	return []uint64{c.note}
 }
 
-// without returns the pairs that were not listed before. If the store has a creation with the list, the store removes the listed pairs.
-func (c *Create) without(pairs []records.Pair) []records.Pair {
-	return slices.DeleteFunc(pairs, func(p records.Pair) bool { return slices.Contains(c.listed, p) })
-}
-
 // end notes that the create has ended and its images were not recorded. If that cannot be written, scans mark nothing until it is written.
 func (c *Create) end() {
-	ended := records.Creation{ID: c.note, Image: c.key, Listed: c.listed, Begun: time.Now(), Ended: time.Now()}
+	ended := records.Creation{ID: c.note, Image: c.key, Begun: time.Now(), Ended: time.Now()}
 	if err := c.t.writeEnd(ended); err != nil {
 		c.t.log.Error(err, "End of a creation not written, no image is marked preloaded until it is")
 		c.t.mu.Lock()
@@ -239,7 +232,7 @@ func (t *Tracker) writeEnd(c records.Creation) error {
 	if c.ID != 0 {
 		return t.store.EndCreation(c.ID, c.Ended)
 	}
-	_, err := t.store.BeginCreation(c)
+	_, err := t.store.BeginCreation(c, nil)
 	return err
 }
 

@@ -78,6 +78,27 @@ func TestConcurrentCreatesDoNotHideWhatTheOtherBrought(t *testing.T) {
 	}
 }
 
+// A create shares the list of an earlier one. An image that is removed in between, and that the create brings again, needs proof.
+func TestCreateBringsAnImageThatWasRemovedSinceTheList(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, tracker.Options{})
+		private, checkpoint := image(id1, app+":1"), image(id2, "repo.test/checkpoint:1")
+		w.runtime.set(private, checkpoint)
+		w.pulled(pod("alice"), app+":1", id1, "alice")
+		w.begun(checkpoint).Dropped()
+		removed := w.BeginRemoval()
+		w.runtime.set(checkpoint)
+		removed()
+		must(t, w.Removed(t.Context(), id1))
+		c := w.begun(checkpoint)
+		w.runtime.set(private, checkpoint)
+		time.Sleep(time.Millisecond)
+		c.Failed(t.Context())
+		w.scanned()
+		w.want(w.check(pod("bob"), app+":1", private), policy.Reverify, policy.NotProved)
+	})
+}
+
 // The runtime may complete a create with a lost answer.
 func TestLostCreateIsSettledAfterAnHour(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

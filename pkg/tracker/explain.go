@@ -70,7 +70,7 @@ func (t *Tracker) explainPair(ctx context.Context, rules *Rules, r Request, p re
 		e.Grant = &granted
 	}
 	if r.Pod.UID != "" && f.Allowed() && e.Grant == nil {
-		e.First = !byPolicy(f.Reason) || !t.wasNoted(r.Pod.UID, p)
+		e.First = r.leavesGrant(f.Reason) && !byPolicy(f.Reason) || !t.wasNoted(r.Pod.UID, p)
 	}
 	return e
 }

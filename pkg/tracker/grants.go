@@ -251,7 +251,7 @@ func (t *Tracker) repeated(r *Request, v *Verdict, e *allowEffects, since uint64
 	}
 	if uid := r.Pod.UID; uid != "" {
 		_, granted := t.grants[uid][v.Pair]
-		if !granted && (r.Using || !byPolicy(v.Reason) || !t.noted[uid][v.Pair]) {
+		if !granted && (r.leavesGrant(v.Reason) || !t.noted[uid][v.Pair]) {
 			return false
 		}
 	}

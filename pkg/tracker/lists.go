@@ -19,21 +19,25 @@ type lists struct {
 	due    time.Time // when the next request is due at one request every listEvery
 	asked  time.Time // when the list was requested
 	images []Image
-	ok     bool
+	// unchanged reports whether no removal has begun since the list was requested; nil if there is no list.
+	unchanged func() bool
 }
 
 func newLists(rt Runtime) *lists { return &lists{runtime: rt, turn: make(chan struct{}, 1)} }
 
-// since returns a list that was requested at the time or later. It waits if there were too many requests.
-func (l *lists) since(ctx context.Context, t time.Time) ([]Image, error) {
+// since returns a list that was requested at the time or later, and a function that reports whether no removal has begun since the request.
+// It waits if there were too many requests. idle is [Tracker.idle].
+func (l *lists) since(ctx context.Context, t time.Time, idle func() (func() bool, bool)) ([]Image, func() bool, error) {
 	select {
 	case l.turn <- struct{}{}:
 		defer func() { <-l.turn }()
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return nil, nil, ctx.Err()
 	}
-	if l.ok && !l.asked.Before(t) {
-		return l.images, nil
+	unchanged, quiet := idle()
+	// While an image is being removed, no list says what stays, and a new one is no better.
+	if l.unchanged != nil && !l.asked.Before(t) && (l.unchanged() || !quiet) {
+		return l.images, l.unchanged, nil
 	}
 	now := time.Now()
 	if l.due.Before(now) {
@@ -45,12 +49,16 @@ func (l *lists) since(ctx context.Context, t time.Time) ([]Image, error) {
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return nil, nil, ctx.Err()
 		}
 	}
 	l.due = l.due.Add(listEvery)
 	asked := time.Now()
+	unchanged, quiet = idle()
 	images, err := l.runtime.Images(ctx)
-	l.asked, l.images, l.ok = asked, images, err == nil
-	return images, err
+	l.asked, l.images, l.unchanged = asked, images, func() bool { return quiet && unchanged() }
+	if err != nil {
+		l.unchanged = nil
+	}
+	return images, l.unchanged, err
 }

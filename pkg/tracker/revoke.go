@@ -28,6 +28,9 @@ type Revoked struct {
 // Revoke revokes proofs and ends the grants that depend on them: on disk, then in memory, then it returns. A revoked credential may prove access
 // again at the registry. A selection by repository or image ID closes open records as well; marks stay, and Revoked lists them.
 //
+// A revocation that matches no proof, no open record and no grant changes nothing, and its result has neither proofs nor grants: its selection may
+// be a mistake. A restored grant whose proof is unknown matches only a selection by its repository or image ID.
+//
 // A selection by repository or image ID only ends all grants of the selected pairs. Any other selection ends the grants that depend on a selected
 // credential, or on a credential of a selected Secret. The proof on which a restored grant depends is unknown. Such a grant ends with any revoked
 // proof of its pair, and also if no record shows which credential had proved access to its pair when its container was created. If the container
@@ -45,13 +48,16 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 	}
 	// The store selects proofs by the Secrets that are noted with them.
 	if err := t.Flush(); err != nil {
-		return Revoked{}, fmt.Errorf("revoke: %w", err)
+		return Revoked{}, unwritten(err)
 	}
 	unknown, err := t.unrecorded(r.Revocation)
 	if err != nil {
 		return Revoked{}, err
 	}
-	var gone records.Revoked
+	var (
+		gone    records.Revoked
+		matches bool
+	)
 	at := t.noteTime(time.Now())
 	if ahead := time.Until(at); ahead > time.Minute {
 		t.log.Info("Revocation has a time in the future, because the clock was set back; containers that are created until then prove access again after a restart",
@@ -59,13 +65,18 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 	}
 	if r.DryRun {
 		gone, err = t.store.Revocable(r.Revocation)
+		matches = t.matches(scopeOf(r, gone, unknown))
 	} else {
-		gone, err = t.store.Revoke(r.Revocation, at, func(gone records.Revoked) []records.Pair {
-			return t.noteRevocation(scopeOf(r, gone, unknown))
+		gone, err = t.store.Revoke(r.Revocation, at, func(gone records.Revoked) (pairs []records.Pair, _ bool) {
+			pairs, matches = t.noteRevocation(scopeOf(r, gone, unknown))
+			return pairs, matches
 		})
 	}
 	if err != nil {
 		return Revoked{}, unwritten(err)
+	}
+	if !matches {
+		return Revoked{Revoked: gone}, nil
 	}
 	s := scopeOf(r, gone, unknown)
 	all := Revoked{Revoked: gone, Grants: t.endGrants(r.DryRun, s.touched, s.includes)}
@@ -110,13 +121,14 @@ func (t *Tracker) unrecorded(r records.Revocation) (map[records.Pair]bool, error
 // A scope is what a revocation selects.
 type scope struct {
 	by      Revocation
+	closes  bool
 	gone    []records.RevokedProof
 	touched map[records.Pair]bool // pairs of gone
 	unknown map[records.Pair]bool // see unrecorded
 }
 
 func scopeOf(by Revocation, gone records.Revoked, unknown map[records.Pair]bool) scope {
-	s := scope{by: by, gone: gone.Proofs, touched: map[records.Pair]bool{}, unknown: unknown}
+	s := scope{by: by, closes: len(gone.Closed) > 0, gone: gone.Proofs, touched: map[records.Pair]bool{}, unknown: unknown}
 	for _, p := range gone.Proofs {
 		s.touched[p.Pair] = true
 	}
@@ -139,18 +151,47 @@ func (r scope) includes(p records.Pair, g grant) bool {
 		return false
 	}
 	return r.by.SelectsAny(g.credential, g.before, g.secrets) || slices.ContainsFunc(r.gone, func(x records.RevokedProof) bool {
-		return x.Pair == p && x.Proof.Credential == g.credential
+		return x.Pair == p && (x.Proof.Credential == g.credential || slices.Contains(g.before, x.Proof.Credential))
 	})
 }
 
+// names reports whether the revocation selects a grant by its known facts, and not because its proof is unknown.
+func (r scope) names(p records.Pair, g grant) bool {
+	return r.by.Covers(p) && (r.by.Whole() || g.credential != "" && r.by.SelectsAny(g.credential, g.before, g.secrets))
+}
+
+// matches reports whether a revocation revokes a proof, closes a record, or selects a grant by its known facts.
+func (t *Tracker) matches(r scope) bool {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	return t.matchesLocked(r)
+}
+
+func (t *Tracker) matchesLocked(r scope) bool {
+	if len(r.gone) > 0 || r.closes {
+		return true
+	}
+	for _, of := range t.grants {
+		for p, g := range of {
+			if r.names(p, g) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // noteRevocation is called inside the transaction of a revocation. It adds the scope to the running pulls, so that a pull that writes its record
-// later does not prove again what is revoked. It returns the pairs of the grants that will end.
-func (t *Tracker) noteRevocation(r scope) (pairs []records.Pair) {
+// later does not prove again what is revoked. It returns the pairs of the grants that will end, and whether the revocation matches anything.
+func (t *Tracker) noteRevocation(r scope) (pairs []records.Pair, matches bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.revocations.Add(1) // else a judgement in progress could create a grant that is not in the result
 	for _, p := range t.running {
 		p.revoked = append(p.revoked, r)
+	}
+	if !t.matchesLocked(r) {
+		return nil, false
 	}
 	for _, of := range t.grants {
 		for p, g := range of {
@@ -160,7 +201,7 @@ func (t *Tracker) noteRevocation(r scope) (pairs []records.Pair) {
 			}
 		}
 	}
-	return pairs
+	return pairs, true
 }
 
 // endGrants ends the grants that depends selects, after the facts on which they depend are deleted from disk, and discards the unwritten uses of

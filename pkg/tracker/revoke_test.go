@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -175,4 +176,20 @@ func TestRevocationEndsOnlyGrantsThatDependOnIt(t *testing.T) {
 	}
 	w.want(w.check(pod("exempt"), app+":1", image(id1, app+":1")), policy.Allow, policy.ExemptNamespace)
 	w.want(w.check(pod("open"), "repo.test/pub:1", image(id2, "repo.test/pub:1")), policy.Allow, policy.Open)
+}
+
+// A revocation first writes the last-used times. A full disk refuses both, and the answer must say so.
+func TestRevocationThatCannotBeWrittenSaysSo(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	w.pulled(pod("alice"), app+":1", id1, "alice")
+	w.want(w.check(pod("carol"), app+":1", image(id1, app+":1"), "alice"), policy.Allow, policy.Proved)
+	if len(w.Uses()) == 0 {
+		t.Fatal("no last-used time is in memory")
+	}
+	w.close()
+	_, err := w.Revoke(t.Context(), tracker.Revocation{Revocation: records.Revocation{Repository: app}})
+	if !errors.Is(err, tracker.ErrStore) || !strings.Contains(err.Error(), "database not open") {
+		t.Errorf("Revoke = %v; want ErrStore, and the cause", err)
+	}
+	w.open()
 }

@@ -178,6 +178,7 @@ func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testin
 	if _, err := w.handOver(func(*records.Store) {}, func(s string) string { return s }); err != nil {
 		t.Fatal(err)
 	}
+	w.pulled(pod("bob"), "repo.test/other:1", id3, "bob") // else the revocation matches nothing
 	w.want(w.check(pod("bob"), app+":1", img), policy.Allow, policy.Granted)
 	w.revokes(bob)
 	w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.NotProved)
@@ -250,6 +251,7 @@ func TestGrantWithoutANameEndsWithARevocationForARepositoryThatIsGone(t *testing
 	for _, late := range []bool{false, true} {
 		w := newWorld(t, tracker.Options{})
 		w.pulled(pod("bob"), "repo.test/shared:1", id1, "bob")
+		w.pulled(tracker.Pod{}, "repo.test/other:1", id3, "alice") // else the revocation matches nothing
 		img := image(id1, "repo.test/shared:1")
 		created := time.Now()
 		w.restart()
@@ -272,6 +274,48 @@ func TestGrantWithoutANameEndsWithARevocationForARepositoryThatIsGone(t *testing
 		w.want(w.check(pod("carol"), "repo.test/shared:1", img), policy.Allow, policy.Granted)
 		w.revokes(records.Revocation{ImageID: id2})
 		w.want(w.check(pod("carol"), "repo.test/shared:1", img), policy.Allow, policy.Granted)
+	}
+}
+
+// A selection that matches no proof may be a mistake. It ends no restored grant whose proof is unknown, and prevents no later restoration.
+func TestRevocationThatMatchesNothingChangesNothing(t *testing.T) {
+	for name, tc := range map[string]struct {
+		name string // by which the container's image is known
+		by   records.Revocation
+	}{
+		"Secret":                         {app + ":1", records.Revocation{Secret: records.SecretRef{Namespace: "team-x", Name: "typo"}}},
+		"Secret, grant without a name":   {"", records.Revocation{Secret: records.SecretRef{Namespace: "team-x", Name: "typo"}}},
+		"credential":                     {app + ":1", records.Revocation{Credential: "typo"}},
+		"credential, without a name":     {"", records.Revocation{Credential: "typo"}},
+		"repository":                     {app + ":1", records.Revocation{Repository: "repo.test/typo"}},
+		"repository, without a name":     {"", records.Revocation{Repository: "repo.test/typo"}},
+		"image ID":                       {app + ":1", records.Revocation{ImageID: id3}},
+		"image ID, without a name":       {"", records.Revocation{ImageID: id3}},
+		"Secret and the right image":     {"", records.Revocation{ImageID: id1, Secret: records.SecretRef{UID: "typo"}}},
+		"repository and the wrong image": {"", records.Revocation{ImageID: id3, Repository: app}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, tracker.Options{VerifyUntracked: true})
+			img := image(id1, app+":1")
+			w.pulled(pod("a"), app+":1", id1, "alice")
+			w.runtime.set(image(id2, "repo.test/any:1"))
+			must(t, w.Prune(t.Context()))
+			created := time.Now()
+			for range 2 {
+				w.restart()
+				w.Restore(pod("a"), imageref.New(tc.name), img, created)
+				for _, dryRun := range []bool{true, false} {
+					got, err := w.Revoke(t.Context(), tracker.Revocation{Revocation: tc.by, DryRun: dryRun})
+					if err != nil || len(got.Proofs)+len(got.Closed)+len(got.Grants) > 0 {
+						t.Errorf("Revoke (dry run %v) = %+v, %v; want nothing", dryRun, got, err)
+					}
+				}
+				w.want(w.check(pod("a"), app+":1", img), policy.Allow, policy.Granted)
+			}
+			if got := w.revokes(records.Revocation{ImageID: id1}); len(got.Grants) != 1 {
+				t.Errorf("Revoke of the image = %+v; want its grant ended", got)
+			}
+		})
 	}
 }
 

@@ -55,6 +55,23 @@ func TestRevocationFindsWhatARotationHides(t *testing.T) {
 	}
 }
 
+// Two Secrets hold a credential, and one of them is overwritten. A revocation of the other one selects the credential as a whole.
+func TestRevocationOfASecretFindsWhatAnotherOneRotatedFrom(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	w.runtime.set(image(id1, app+":1"))
+	other := records.SecretRef{UID: "u2", Namespace: "team-m", Name: "other"}
+	w.pulledWith("m1", ownSecret, "leaked")
+	w.want(w.Check(t.Context(), w.holding("m2", other, "leaked")), policy.Allow, policy.Proved)
+	must(t, w.Flush()) // the use, with its Secret
+	w.want(w.Check(t.Context(), w.holding("m3", other, "next")), policy.Allow, policy.Proved)
+	w.want(w.Check(t.Context(), w.holding("m4", other, "last")), policy.Allow, policy.Proved)
+	got, err := w.Revoke(t.Context(), tracker.Revocation{Revocation: records.Revocation{Secret: ownSecret}})
+	if err != nil || len(got.Proofs) != 2 || len(got.Grants) != 4 {
+		t.Errorf("Revoke = %+v, %v; want both proofs and the grants of all four pods", got, err)
+	}
+	w.want(w.Check(t.Context(), w.holding("m3", other, "last")), policy.Reverify, policy.NotProved)
+}
+
 // A credential that no registry has confirmed proves nothing for other holders.
 func TestUnconfirmedCredentialCountsForItsOwnSecretOnly(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
@@ -133,6 +150,10 @@ func TestVerdictByPolicyLeavesNoGrantUntilTheImageIsUsed(t *testing.T) {
 			if !v.Allowed() || v.First {
 				t.Errorf("use = %v by %s, first %v; want Allow, and the pre-check as the first", v.Verdict, v.Reason, v.First)
 			}
+			// Without a name it is unknown which repository the pod uses.
+			if v := w.Check(t.Context(), tracker.Request{Pod: pod("mallory"), Image: img, Using: true}); !v.Allowed() {
+				t.Errorf("use without a name = %v by %s; want Allow", v.Verdict, v.Reason)
+			}
 			w.SetRules(rules("AlwaysVerify"))
 			w.want(w.check(pod("mallory"), app+":1", img), policy.Reverify, policy.NotProved)
 			w.want(w.check(pod("user"), app+":1", img), policy.Allow, policy.Granted)
@@ -142,6 +163,23 @@ func TestVerdictByPolicyLeavesNoGrantUntilTheImageIsUsed(t *testing.T) {
 			}
 		})
 	}
+}
+
+// It is unknown whether the pod uses the repository with the mark.
+func TestUseWithoutANameLeavesNoGrantByAMark(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	img := image(id1, app+":1")
+	w.runtime.set(img)
+	must(t, w.Sync(t.Context()))
+	if v := w.Check(t.Context(), tracker.Request{Pod: pod("mallory"), Image: img, Using: true}); v.Reason != policy.Preloaded {
+		t.Errorf("use without a name = %v by %s; want Allow by preloaded", v.Verdict, v.Reason)
+	}
+	w.want(w.check(pod("user"), app+":1", img), policy.Allow, policy.Preloaded)
+	always, err := policy.New("AlwaysVerify", nil)
+	must(t, err)
+	w.SetRules(tracker.Rules{Policy: always})
+	w.want(w.check(pod("mallory"), app+":1", img), policy.Reverify, policy.NotProved)
+	w.want(w.check(pod("user"), app+":1", img), policy.Allow, policy.Granted)
 }
 
 // The clock was two hours ahead when the container was created, was corrected, and then the image was revoked.

@@ -141,3 +141,48 @@ func TestAllowlistedNameDoesNotExemptAnImageWithANameThatIsNotListed(t *testing.
 	w.runtime.set(both)
 	w.want(w.check(pod("bob"), given, both), policy.Allow, policy.Allowlisted)
 }
+
+// The name that a checkpoint gave to an imported image does not exempt the image after its own name has moved to another image.
+func TestNameFromACheckpointDoesNotExemptAnImageWithoutAnotherName(t *testing.T) {
+	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"})
+	must(t, err)
+	const given, before = "docker.io/library/given:1", "docker.io/library/before:1"
+	w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}, VerifyUntracked: true})
+	must(t, w.Sync(t.Context()))
+	checkpoint, listed := image(id2, "repo.test/checkpoint:1"), image(id3, before)
+	w.runtime.set(image(id1, app+":1"), checkpoint, listed)
+	c := w.begun(checkpoint)
+	w.runtime.set(image(id1, app+":1", given), checkpoint, listed)
+	c.Restored(t.Context())
+	img := image(id1, given)
+	w.runtime.set(img, checkpoint, listed)
+	w.want(w.check(pod("mallory"), given, img), policy.Reverify, policy.NotProved)
+	w.want(w.check(pod("mallory"), before, listed), policy.Allow, policy.Allowlisted)
+	w.pulled(pod("bob"), given, id1, "bob")
+	w.want(w.check(pod("carol"), given, img), policy.Allow, policy.Allowlisted)
+}
+
+// The runtime may have given an image the name in a create whose end the store does not have yet.
+func TestNameFromACheckpointDoesNotExemptBeforeTheCreateIsSettled(t *testing.T) {
+	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"})
+	must(t, err)
+	const given, before = "docker.io/library/given:1", "docker.io/library/before:1"
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}, VerifyUntracked: true})
+		must(t, w.Sync(t.Context()))
+		checkpoint, listed, img := image(id2, "repo.test/checkpoint:1"), image(id3, before), image(id1, given)
+		w.runtime.set(image(id1, app+":1"), checkpoint, listed)
+		c := w.begun(checkpoint)
+		w.runtime.set(img, checkpoint, listed)
+		w.want(w.check(pod("mallory"), given, img), policy.Reverify, policy.Untracked)
+		c.Lost()
+		w.want(w.check(pod("mallory"), given, img), policy.Reverify, policy.Untracked)
+		w.want(w.check(pod("mallory"), before, listed), policy.Allow, policy.Allowlisted)
+		time.Sleep(time.Hour)
+		must(t, w.SettleCreates(t.Context()))
+		time.Sleep(time.Hour)
+		must(t, w.SettleCreates(t.Context()))
+		w.want(w.check(pod("mallory"), given, img), policy.Reverify, policy.NotProved)
+		w.want(w.check(pod("mallory"), before, listed), policy.Allow, policy.Allowlisted)
+	})
+}

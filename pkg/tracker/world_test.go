@@ -2,8 +2,6 @@ package tracker_test
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"math"
 	"path/filepath"
 	"slices"
@@ -12,9 +10,9 @@ import (
 	"testing"
 	"time"
 
-	bolt "go.etcd.io/bbolt"
 	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/internal/conformance"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -139,27 +137,10 @@ func (w *world) restart() {
 	w.open()
 }
 
-// damage makes the stored record of a pair unreadable, while the store is closed.
+// damage makes the stored record of a pair unreadable, while the store is open.
 func (w *world) damage(p records.Pair) {
 	w.t.Helper()
-	w.close()
-	db, err := bolt.Open(w.path, 0o600, nil)
-	must(w.t, err)
-	err = db.Update(func(tx *bolt.Tx) error {
-		b := tx.Bucket([]byte("records"))
-		if b == nil {
-			return errors.New("no bucket of records")
-		}
-		key := []byte(p.ImageID + "\x00" + p.Repository)
-		value := slices.Clone(b.Get(key))
-		if len(value) == 0 {
-			return fmt.Errorf("no record of %v", p)
-		}
-		value[len(value)/2] ^= 0xff
-		return b.Put(key, value)
-	})
-	must(w.t, errors.Join(err, db.Close()))
-	w.open()
+	must(w.t, conformance.Damage(w.path, p.ImageID+"\x00"+p.Repository))
 }
 
 func image(id string, names ...string) tracker.Image { return tracker.NewImage(id, names...) }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -28,6 +29,8 @@ type Case struct {
 	PodSource, PodKnown bool
 	// PullPolicy is how the pod pulls the image: Always, IfNotPresent, Never, mixed or unknown.
 	PullPolicy string
+	// Policies are the answers of policies at the calls that create the sandbox and the containers; empty if there are none.
+	Policies []admission.Explanation
 	Settings
 }
 
@@ -128,6 +131,12 @@ func (c Case) proof() (p records.Proof, rotated bool) {
 func (c Case) graceful() (until time.Time, lasts bool) {
 	p, _ := c.proof()
 	return c.Rules.Expires(p).Add(c.Rules.Grace), c.Evidence.InGrace || slices.Contains(c.Standings, tracker.InGrace)
+}
+
+// valid reports whether a proof has not expired.
+func (c Case) valid(p records.Proof) bool {
+	expires := c.Rules.Expires(p)
+	return expires.IsZero() || time.Now().Before(expires)
 }
 
 func (c Case) mode() policy.Mode { return c.Rules.Policy.Mode() }

@@ -8,14 +8,18 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// Consequences returns what will happen with each imagePullPolicy. The pod's own policy is first, if it is known.
+// Consequences returns what will happen at the kubelet's calls: what policies deny, and what follows with each imagePullPolicy. The
+// pod's own policy is first, if it is known.
 func (c Case) Consequences() []string {
+	all := c.policyConsequences()
+	if c.sandboxDenied() || c.Allowed() && len(c.denied()) > 0 {
+		return all // whatever the imagePullPolicy
+	}
 	outcome := map[string]string{tracker.PullIfNotPresent: c.withIfNotPresent(), tracker.PullNever: c.withNever(), tracker.PullAlways: c.withAlways()}
 	order := []string{tracker.PullIfNotPresent, tracker.PullNever, tracker.PullAlways}
 	if i := slices.Index(order, c.PullPolicy); i > 0 {
 		order = append([]string{c.PullPolicy}, slices.Delete(order, i, i+1)...)
 	}
-	var all []string
 	prefix := "With"
 	if c.Shadow && !c.Allowed() && c.Reason != policy.Absent {
 		all = append(all, "Shadow mode (noPullImageSecretRecheck is true): the pod gets the image as it would without pullgate, and is counted as unverified.")
@@ -32,7 +36,7 @@ func (c Case) Consequences() []string {
 }
 
 func (c Case) withIfNotPresent() string {
-	const outcome = "with the pod's credentials. If the registry accepts them, the pod starts and its access is recorded; else it stays in ErrImagePull and ImagePullBackOff"
+	outcome := "with the pod's credentials. If the registry accepts them, " + c.starts() + "; else it stays in ErrImagePull and ImagePullBackOff"
 	switch c.Reason {
 	case policy.Absent:
 		return "the kubelet pulls the image " + outcome
@@ -50,7 +54,7 @@ func (c Case) withIfNotPresent() string {
 		return "the kubelet sees the image and starts the pod without a pull"
 	}
 	text := "the image is hidden: the kubelet gets the answer that it is absent, and pulls it " + outcome
-	if c.Reason == policy.NotProved && !c.CredentialsKnown && c.Known.Record != nil && len(c.Known.Record.Proofs) > 0 {
+	if c.Reason == policy.NotProved && !c.CredentialsKnown && c.Known.Record != nil && slices.ContainsFunc(c.Known.Record.Proofs, c.valid) {
 		text += ". A pull with a credential that proved access before is answered without the registry, except, without a pod source, for kubelets that count as older than 1.33"
 	}
 	return text
@@ -60,7 +64,7 @@ func (c Case) withNever() string {
 	switch {
 	case c.Reason == policy.ProofExpired:
 		if until, lasts := c.graceful(); lasts {
-			return "no registry is asked, so the proof is valid until " + at(until) + ", and the pod starts"
+			return "no registry is asked, so the proof is valid until " + at(until)
 		}
 		return "the pod stays in ErrImageNeverPull until a pull of another pod renews the proof"
 	case c.Allowed():

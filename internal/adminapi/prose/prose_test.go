@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/adminapi/prose"
+	"github.com/pullgate/pullgate/pkg/admission"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -172,6 +174,8 @@ func cases() []struct {
 		one("settled", web, judged(policy.NotProved, false, record(records.Record{}))),
 		one("marked, but AlwaysVerify", web, judged(policy.NotProved, false, marked("first start"), ruled(with(policy.ModeAlwaysVerify, 0, 0)))),
 		one("not on the allowlist", web, judged(policy.NotProved, false, provedBy(alice), ruled(with(policy.ModeNeverVerifyAllowlistedImages, 0, 0)))),
+		one("on the allowlist, settled", web, judged(policy.NotProved, false, record(records.Record{}), ruled(with(policy.ModeNeverVerifyAllowlistedImages, 0, 0)),
+			func(e *tracker.Explanation) { e.Pair.Repository = "registry.example/platform/app" })),
 		one("being pulled", web, judged(policy.Pulling, false, func(e *tracker.Explanation) {
 			e.Known.OfIntents = []records.Intent{{ID: 1, Name: name, Repository: repo, Begun: at(1)}}
 		})),
@@ -185,14 +189,86 @@ func cases() []struct {
 		one("untracked beside a rival", web, judged(policy.Untracked, false, func(e *tracker.Explanation) { e.Known.RivalNames = []string{"registry.example/team-c/app"} })),
 		one("untracked, untrackedImages is Verify", web, judged(policy.Untracked, false), func(c *prose.Case) { c.VerifyUntracked = true }),
 		one("untracked, removal in progress", web, judged(policy.Untracked, false)),
+		one("not proved, by an expired proof of another pod", web, judged(policy.NotProved, false, record(records.Record{Proofs: []records.Proof{{Credential: alice, LastProved: time.Unix(0, 0)}}}), ruled(with("", 24, 0)))),
+		one("proved by a carried-over credential", web, judged(policy.Proved, true, record(records.Record{Proofs: []records.Proof{
+			{Credential: bob, RotatedFrom: []credential.ID{alice}, LastProved: at(1), Secrets: []records.SecretRef{pull}},
+		}}), by(bob, tracker.Valid)), source("IfNotPresent", true, holds...)),
+	}
+}
+
+// policyCases returns explanations with the answers of policies.
+func policyCases() []struct {
+	title string
+	prose.Case
+} {
+	answer := func(stage admission.Stage, certain bool, f ...admission.Finding) admission.Explanation {
+		e := admission.Explanation{Stage: stage, Certain: certain, Decision: admission.DecisionOf(f)}
+		if stage == admission.StageContainer {
+			e.Container = "main"
+		}
+		return e
+	}
+	admitted := answer(admission.StageSandbox, true, admission.Finding{Answer: admission.Admit})
+	denies := admission.Finding{Validator: "restriction", Policy: "baseline", Answer: admission.Deny, Reason: admission.RestrictionViolated}
+	audit := admission.Finding{Validator: "restriction", Policy: "reported", Answer: admission.Deny, Reason: admission.RestrictionViolated, Audit: true}
+	review := admission.Finding{Validator: "review", Policy: "scanner", Answer: admission.Deny, Reason: admission.ReviewDenied}
+	notAsked := admission.Finding{Validator: "review", Policy: "scanner", Answer: admission.Deny, Reason: admission.NotAsked}
+	unsigned := admission.Finding{Validator: "endorsement", Policy: "signed", Answer: admission.Deny, Reason: admission.SignatureMissing}
+	unverified := admission.Finding{Validator: "endorsement", Policy: "signed", Reason: admission.EndorsementMissing}
+	var made []struct {
+		title string
+		prose.Case
+	}
+	for _, with := range []struct {
+		title   string
+		answers []admission.Explanation
+	}{
+		{"proved, old kubelets", []admission.Explanation{admitted, answer(admission.StageContainer, true, denies, audit)}},
+		{"open", []admission.Explanation{admitted, answer(admission.StageContainer, true, review, denies)}},
+		{"absent", []admission.Explanation{answer(admission.StageSandbox, true, denies), answer(admission.StageContainer, true, denies)}},
+		{"granted by a proof", []admission.Explanation{admitted, answer(admission.StageContainer, false, notAsked)}},
+		{"not proved, no Secrets", []admission.Explanation{admitted, answer(admission.StageContainer, true, denies)}},
+		{"expired", []admission.Explanation{admitted, answer(admission.StageContainer, true, unsigned)}},
+		{"preloaded by an operator", []admission.Explanation{admitted, answer(admission.StageContainer, true, unverified)}},
+		{"exempt namespace", []admission.Explanation{admitted, answer(admission.StageContainer, true, audit)}},
+	} {
+		for _, of := range cases() {
+			if of.title == with.title {
+				of.title, of.Policies = "policies, "+of.title, with.answers
+				made = append(made, of)
+			}
+		}
+	}
+	return made
+}
+
+// An explanation does not say that a pod starts, nor how to take its image away, if policies deny it.
+func TestExplanationOfADeniedPodDoesNotSayThatItStarts(t *testing.T) {
+	for _, c := range policyCases() {
+		certain := false
+		for _, e := range c.Policies {
+			certain = certain || e.Certain && !e.Admitted() && e.Answer == admission.Deny
+		}
+		if !certain {
+			continue
+		}
+		text := strings.Join(append(c.Consequences(), c.Remedies()...), "\n")
+		for _, wrong := range []string{"starts the pod", "the pod starts", "pullgatectl revoke", "reported"} {
+			if strings.Contains(text, wrong) {
+				t.Errorf("%s: %q in\n%s", c.title, wrong, text)
+			}
+		}
+		if !strings.Contains(text, "is denied by ") || len(c.Remedies()) == 0 {
+			t.Errorf("%s: want what is denied, and what would change it:\n%s", c.title, text)
+		}
 	}
 }
 
 // The text of every reason, as an operator reads it.
 func TestCasesHaveTheExpectedText(t *testing.T) {
 	var b strings.Builder
-	for _, c := range cases() {
-		fmt.Fprintf(&b, "## %s\n\n%s\n", c.title, c.Rule())
+	for _, c := range append(cases(), policyCases()...) {
+		fmt.Fprintf(&b, "## %s\n\n%s\n%s\n", c.title, c.Summary(name), c.Rule())
 		for _, s := range c.Consequences() {
 			fmt.Fprintf(&b, "  - %s\n", s)
 		}
@@ -227,7 +303,7 @@ func TestEveryReasonHasWholeSentences(t *testing.T) {
 				for _, shadow := range []bool{true, false} {
 					v := c.Case
 					v.PodSource, v.PodKnown, v.PullPolicy, v.Shadow = source, source && v.PodKnown, pullPolicy, shadow
-					sentences := append(append([]string{v.Rule()}, v.Consequences()...), v.Remedies()...)
+					sentences := slices.Concat([]string{v.Summary(name), v.Rule()}, v.Consequences(), v.Remedies())
 					seen := map[string]bool{}
 					for _, s := range sentences {
 						if s == "" || !strings.HasSuffix(s, ".") || strings.Contains(s, "  ") || strings.Contains(s, "%!") || strings.Contains(s, "0001-01-01") || seen[s] {
@@ -249,5 +325,17 @@ func TestEveryReasonHasWholeSentences(t *testing.T) {
 		if !covered[r] {
 			t.Errorf("no case of %s", r)
 		}
+	}
+}
+
+// What policies say of a container that was started before stops no restart.
+func TestStateOfAContainerThatWasStarted(t *testing.T) {
+	violated := admission.Finding{Policy: "p", Answer: admission.Deny, Reason: admission.RestrictionViolated}
+	c := prose.Case{Policies: []admission.Explanation{{Certain: true, Decision: admission.Decision{
+		Answer: admission.Admit, Exemption: admission.StartedBefore, Findings: []admission.Finding{violated},
+	}}}}
+	c.Decision = policy.Decision{Verdict: policy.Allow, Reason: policy.Proved}
+	if got := c.State(func(admission.Finding) bool { return true }); got != "runs" {
+		t.Errorf("State = %q; want runs", got)
 	}
 }

@@ -10,8 +10,17 @@ import (
 
 const reload = ", then `systemctl reload pullgated`"
 
-// Remedies returns what would change the verdict, the most direct one first.
+// Remedies returns what would change the outcome, the most direct one first.
 func (c Case) Remedies() []string {
+	all := c.policyRemedies()
+	if (c.Allowed() || c.Reason == policy.Absent) && len(c.denied()) > 0 {
+		return all
+	}
+	return append(all, c.remedies()...)
+}
+
+// remedies returns what would change the verdict.
+func (c Case) remedies() []string {
 	switch {
 	case c.Reason == policy.Absent:
 		return []string{"A pull brings the image, and proves access for the pods that have its credential."}
@@ -77,7 +86,7 @@ func (c Case) permissions() []string {
 	if c.Pod.Namespace != "" && c.Reason != policy.RecordUnreadable {
 		add("Add %s to exempt.namespaces%s: its pods may then use every image of the node.", c.Pod.Namespace, reload)
 	}
-	if c.mode() == policy.ModeNeverVerifyAllowlistedImages && !c.Evidence.ByID && c.Evidence.Repository == "" {
+	if c.mode() == policy.ModeNeverVerifyAllowlistedImages && !c.Evidence.ByID && !c.Rules.Policy.Allowlisted(c.Pair.Repository) {
 		add("Add %s to preloadedImagesVerificationAllowlist%s: every pod may then use it.", c.Pair.Repository, reload)
 	}
 	return all

@@ -111,6 +111,10 @@ func (c Case) proved() string {
 		return fmt.Sprintf("%s proved access to %s with its earlier content (%s). Its present content, credential %s, replaces that without a request to the registry.", upper(c.secretOf(c.Credential)), c.Pair.Repository, confirmed, short(string(c.Credential)))
 	}
 	text := fmt.Sprintf("%s proved access to %s; %s", upper(c.credential()), c.Pair.Repository, confirmed)
+	if len(p.RotatedFrom) > 0 {
+		text = fmt.Sprintf("%s is carried over and not yet confirmed by the registry: the Secret proved access to %s with an earlier content; %s",
+			upper(c.credential()), c.Pair.Repository, confirmed)
+	}
 	expires := c.Rules.Expires(p)
 	switch until, _ := c.graceful(); {
 	case c.InGrace:

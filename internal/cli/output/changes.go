@@ -124,7 +124,7 @@ func (View) Verification(p *Page, r *adminv1.VerifyStoreResponse) {
 		p.Paint(Good, "%s read in %s: the store is valid.", Count(r.GetValues(), "value", "values"), took)
 		return
 	}
-	p.Paint(Bad, "%s read in %s, %s unreadable. Unreadable values need proof.", Count(r.GetValues(), "value", "values"), took, Count(len(r.GetProblems()), "place", "places"))
+	p.Paint(Bad, "%s read in %s, %s unreadable. A start removes unreadable values and distrusts the store.", Count(r.GetValues(), "value", "values"), took, Count(len(r.GetProblems()), "place", "places"))
 	tableOf(p, []string{"WHERE", "WHAT"}, r.GetProblems(), func(problem *adminv1.StoreProblem) []string {
 		return []string{problem.GetWhere(), problem.GetWhat()}
 	})

@@ -11,27 +11,16 @@ import (
 // mostProofs is how many proofs an explanation lists. A record has up to 100.
 const mostProofs = 10
 
-// Explanation prints whether the pod may use the image, why, the evidence, what will happen, and what would change the verdict.
+// Explanation prints whether the pod may use the image and can start with it, why, the evidence, what will happen, and what would change that.
 // The sentences are from the daemon.
-func (v View) Explanation(p *Page, image string, e *adminv1.ExplainResponse) {
-	who := "Pod " + podName(e.GetPod())
-	if !onePod(e) {
-		who = "A new pod of namespace " + e.GetPod().GetNamespace()
+func (v View) Explanation(p *Page, e *adminv1.ExplainResponse) {
+	colour := Heed
+	if e.GetVerdict() == adminv1.Verdict_VERDICT_ALLOW && !slices.ContainsFunc(e.GetPolicyAnswers(), func(a *adminv1.PolicyAnswer) bool {
+		return a.GetAdmission() != adminv1.Admission_ADMISSION_ADMIT
+	}) {
+		colour = Good
 	}
-	switch e.GetVerdict() {
-	case adminv1.Verdict_VERDICT_ALLOW:
-		p.PaintProse(Good, "", "%s may use %s.", who, image)
-	case adminv1.Verdict_VERDICT_REVERIFY:
-		p.PaintProse(Heed, "", "%s needs proof to use %s.", who, image)
-	case adminv1.Verdict_VERDICT_UNSPECIFIED:
-		p.PaintProse(Heed, "", "%s is not on this node, so there is no verdict.", image)
-	}
-	if e.GetVerdict() == adminv1.Verdict_VERDICT_REVERIFY && !e.GetEvidence().GetEnforcing() {
-		p.PaintProse(Heed, "", "Shadow mode: the verdict is not enforced, and the pod gets the image.")
-	}
-	if PoliciesDeny(e) {
-		p.PaintProse(Heed, "", "Policies deny it.")
-	}
+	p.PaintProse(colour, "", "%s", e.GetSummary())
 	p.Gap()
 	p.Prose("", "Why (%s): %s", e.GetReason(), e.GetRule())
 	p.Gap()
@@ -64,6 +53,8 @@ func policyAnswers(p *Page, e *adminv1.ExplainResponse) {
 			what = "container " + a.GetContainer()
 		}
 		switch {
+		case a.GetExemption() != "" && len(a.GetFindings()) > 0:
+			p.Prose("  ", "%s: admitted (%s); the policies would deny or report a new one:", what, a.GetExemption())
 		case a.GetExemption() != "":
 			p.Prose("  ", "%s: admitted, policies are not compared (%s)", what, a.GetExemption())
 		case a.GetAdmission() == adminv1.Admission_ADMISSION_ADMIT:
@@ -205,13 +196,24 @@ func (v View) recordRows(row func(name, format string, args ...any), facts *admi
 		if proof.GetDenied() != nil {
 			more += ", denied by the registry " + v.ago(proof.GetDenied())
 		}
-		row("proof", "credential %s%s: proved %s, last proved %s, last used %s%s", v.ID(proof.GetCredentialId()), ofSecrets(proof.GetSecrets()...),
-			v.ago(proof.GetFirstProved()), v.ago(proof.GetLastProved()), v.ago(proof.GetLastUsed()), more)
+		proved := "proved"
+		if carriedOver(proof) {
+			proved = "carried over, not yet confirmed by the registry; the Secret's earlier content proved"
+		}
+		row("proof", "credential %s%s: %s %s, last proved %s, last used %s%s", v.ID(proof.GetCredentialId()), ofSecrets(proof.GetSecrets()...),
+			proved, v.ago(proof.GetFirstProved()), v.ago(proof.GetLastProved()), v.ago(proof.GetLastUsed()), more)
 	}
 	if r.GetRevoked() != nil {
-		row("revoked", "%s", v.ago(r.GetRevoked()))
+		other := ""
+		if r.GetOpen() || len(r.GetProofs()) > 0 {
+			other = "other "
+		}
+		row("revoked", "%sproofs, or a preloaded mark, %s", other, v.ago(r.GetRevoked()))
 	}
 }
+
+// carriedOver reports whether a proof was carried over from an earlier content of its Secret, and no registry has confirmed it.
+func carriedOver(p *adminv1.Proof) bool { return len(p.GetRotatedFrom()) > 0 }
 
 func ofSecrets(secrets ...*adminv1.SecretRef) string {
 	if names := secretNames(secrets); strings.Trim(names, ", ") != "" {
@@ -229,7 +231,7 @@ func standing(s adminv1.CredentialStanding) string {
 	case adminv1.CredentialStanding_CREDENTIAL_STANDING_EXPIRED:
 		return "proof expired"
 	case adminv1.CredentialStanding_CREDENTIAL_STANDING_ROTATED:
-		return "the Secret proved access with its earlier content"
+		return "will be carried over: the Secret proved access with its earlier content"
 	case adminv1.CredentialStanding_CREDENTIAL_STANDING_UNSPECIFIED:
 	}
 	return "not proved"

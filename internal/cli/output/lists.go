@@ -77,7 +77,7 @@ func (v View) record(p *Page, r *adminv1.Record) {
 	}
 	line := "  Recorded " + v.ago(r.GetCreated()) + ", last used " + v.ago(r.GetLastUsed())
 	if r.GetRevoked() != nil {
-		line += ", something of it revoked " + v.ago(r.GetRevoked())
+		line += ", proofs or a preloaded mark revoked " + v.ago(r.GetRevoked())
 	}
 	p.Line("%s.", line)
 	if len(r.GetProofs()) == 0 {
@@ -90,6 +90,11 @@ func (v View) record(p *Page, r *adminv1.Record) {
 			v.age(proof.GetLastUsed()), v.expiry(proof.GetExpires()), v.age(proof.GetDenied()),
 		}
 	})
+	for _, proof := range r.GetProofs() {
+		if carriedOver(proof) {
+			p.Prose("  ", "%s is carried over from an earlier content of its Secret, not yet confirmed by the registry.", v.ID(proof.GetCredentialId()))
+		}
+	}
 }
 
 // expiry returns when a proof or an endorsement has to be renewed.
@@ -117,6 +122,19 @@ func (v View) Grants(p *Page, grants []*adminv1.Grant) {
 		}
 		return []string{name, g.GetPod().GetUid(), g.GetPair().GetRepository(), v.ID(g.GetPair().GetImageId()), g.GetReason(), v.ID(g.GetCredentialId())}
 	})
+}
+
+// Pods prints the images of pods, and what would happen to them.
+func (View) Pods(p *Page, r *adminv1.ListPodsResponse) {
+	tableOf(p, []string{"POD", "CONTAINER", "IMAGE", "STATE"}, r.GetImages(), func(i *adminv1.PodImage) []string {
+		return []string{i.GetNamespace() + "/" + i.GetPod(), i.GetContainer(), i.GetImage(), i.GetState()}
+	})
+	if !r.GetEnforcing() {
+		p.Prose("", "This node does not enforce: a missing proof denies nothing.")
+	}
+	if !r.GetPoliciesEnforcing() && slices.ContainsFunc(r.GetImages(), func(i *adminv1.PodImage) bool { return strings.HasPrefix(i.GetState(), "denied by ") }) {
+		p.Prose("", "Policies are not enforced (admission.enforce is false): they deny nothing.")
+	}
 }
 
 // Marks prints the preloaded images.

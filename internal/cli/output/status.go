@@ -17,11 +17,11 @@ func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	case s.GetEnforcing():
 		line(Good, "Enforcing", "yes")
 	case s.GetPolicy() == "NeverVerify":
-		line(Heed, "Enforcing", "no, because of the policy: everything is recorded and counted, nothing is denied")
+		line(Heed, "Enforcing", "no, because of the policy: a missing proof is recorded and counted, and denies nothing")
 	case s.GetPolicy() == "": // from an older pullgated
-		line(Heed, "Enforcing", "no: everything is recorded and counted, nothing is denied")
+		line(Heed, "Enforcing", "no: a missing proof is recorded and counted, and denies nothing")
 	default:
-		line(Heed, "Enforcing", "no, shadow mode: everything is recorded and counted, nothing is denied")
+		line(Heed, "Enforcing", "no, shadow mode: a missing proof is recorded and counted, and denies nothing")
 	}
 	if s.GetPolicy() != "" {
 		line(Plain, "Policy", "%s", s.GetPolicy())

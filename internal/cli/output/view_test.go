@@ -37,7 +37,7 @@ func TestEmptyAnswersHaveAMessage(t *testing.T) {
 		"Intents":      func(p *output.Page) { v.Intents(p, []*adminv1.Intent{nil}) },
 		"Grants":       func(p *output.Page) { v.Grants(p, []*adminv1.Grant{nil}) },
 		"Marks":        func(p *output.Page) { v.Marks(p, []*adminv1.Mark{nil}) },
-		"Explanation":  func(p *output.Page) { v.Explanation(p, "", nil) },
+		"Explanation":  func(p *output.Page) { v.Explanation(p, nil) },
 		"Decision":     func(p *output.Page) { v.Decision(p, nil) },
 		"Trusting":     func(p *output.Page) { v.Trusting(p, nil) },
 		"Verification": func(p *output.Page) { v.Verification(p, nil) },

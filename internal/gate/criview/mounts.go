@@ -40,6 +40,18 @@ func (d podDir) inside(p string) (rest string, ok bool) {
 	return rest, ok && d.prefix != "" && fs.ValidPath(rest) && rest != "."
 }
 
+// OtherRoot returns the folder that looks like the root directory of the kubelet by the mounts of a pod's container, if
+// that is not kubeletRoot; "" otherwise. It is for messages alone.
+func OtherRoot(config *runtimeapi.ContainerConfig, uid, kubeletRoot string) string {
+	for _, m := range config.GetMounts() {
+		root, _, ok := strings.Cut(m.GetHostPath(), "/pods/"+uid+"/")
+		if uid != "" && ok && path.Clean(root) != path.Clean(kubeletRoot) {
+			return root
+		}
+	}
+	return ""
+}
+
 // mounts returns the mounts of a container and its block devices of volumes, without the files of the kubelet.
 func mounts(config *runtimeapi.ContainerConfig, dir podDir) []podview.Mount {
 	all := make([]podview.Mount, 0, len(config.GetMounts()))

@@ -14,8 +14,12 @@ import (
 
 // File returns the daemon as described by a configuration.
 func File(c config.Config) nodeenable.Daemon {
+	root := c.Admission.KubeletRoot
+	if c.Admission.Policies == "" {
+		root = ""
+	}
 	return nodeenable.Daemon{
-		Listen: c.Listen, Runtime: c.RuntimeEndpoint, Image: c.ImageEndpoint,
+		Listen: c.Listen, KubeletRoot: root, Runtime: c.RuntimeEndpoint, Image: c.ImageEndpoint,
 		Metrics: c.Metrics.Listen, StateDir: c.StateDir, Enforces: "applies its configuration file",
 	}
 }

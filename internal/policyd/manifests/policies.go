@@ -7,8 +7,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/pullgate/pullgate/internal/policyd/webhook"
+	"github.com/pullgate/pullgate/internal/policyfiles"
 	"github.com/pullgate/pullgate/pkg/admission/files"
 	"github.com/pullgate/pullgate/pkg/admission/restrict"
+	"github.com/pullgate/pullgate/pkg/requirement"
 )
 
 // maxConfigMap is the limit of Kubernetes for the content of a ConfigMap.
@@ -18,6 +20,9 @@ const maxConfigMap = 1 << 20
 type Policies struct {
 	contents   map[string]string // by the name of the file
 	namespaces bool              // whether one of them selects namespaces by labels
+
+	// Webhook is what they require of the webhook configuration.
+	Webhook requirement.Webhook
 }
 
 // ReadPolicies reads a folder of policy files, regardless of who can write to it. The error joins all errors of all files.
@@ -42,7 +47,7 @@ func ReadPolicies(folder string, kinds []files.Kind) (*Policies, error) {
 			return nil, fmt.Errorf("%s: not a key of a ConfigMap: %s; rename the file", filepath.Join(folder, name), detail)
 		}
 	}
-	p.namespaces = webhook.NeedsNamespaces(restrict.Of(set))
+	p.namespaces, p.Webhook = webhook.NeedsNamespaces(restrict.Of(set)), policyfiles.Webhook(set)
 	return p, nil
 }
 

@@ -68,8 +68,9 @@ func New(version, goVersion string) *Metrics {
 		prometheus.WrapCollectorWith(prometheus.Labels{"version": version, "goversion": goVersion}, info),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	info.Set(1)
-	for _, o := range Outcomes() { // alerts need the series from the start
-		m.reviews.WithLabelValues(string(o), strconv.FormatBool(false))
+	for _, o := range Outcomes() { // queries need the series from the start
+		m.reviews.WithLabelValues(string(o), "false")
+		m.reviews.WithLabelValues(string(o), "true")
 	}
 	return m
 }

@@ -7,14 +7,20 @@ import (
 	"runtime/debug"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
+	"github.com/pullgate/pullgate/internal/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/verification"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
 const (
-	// maxVerifications is how many verifications are done at the same time, which bounds the memory for what registries send; maxPerRegistry
-	// is how many of them are of one registry.
+	// maxVerifications is how many verifications are done at the same time; maxPerRegistry is how many of them are of one
+	// registry.
 	maxVerifications, maxPerRegistry = 24, 8
+	// maxMemory bounds the memory for large documents of registries together, and memoryPerRegistry that for those of one
+	// registry. Small documents need none of it.
+	maxMemory, memoryPerRegistry = 96 << 20, 48 << 20
 	// maxFlights bounds those that wait for a turn too.
 	maxFlights = 1024
 	// waitLimit bounds the wait for a turn. With the longest verification it is shorter than pullgated waits.
@@ -42,8 +48,9 @@ type flight struct {
 
 // A queue is for the verifications of one registry. Service.mu guards users.
 type queue struct {
-	turns chan struct{}
-	users int
+	turns  chan struct{}
+	memory *semaphore.Weighted
+	users  int
 }
 
 // share returns the result of a verification, which callers with the same key share. If all of them leave, it is canceled; one of the webhook
@@ -112,22 +119,28 @@ func (s *Service) fly(ctx context.Context, k key, work func(context.Context) (ve
 			}
 		}
 	}()
-	end, err := s.turn(ctx, registryOf(k.name))
+	memory, end, err := s.turn(ctx, registryOf(k.name))
 	if err != nil {
 		return verification.Report{}, err
 	}
 	defer end()
-	return work(ctx)
+	// Without its memory a verification says nothing about the image: it must not end like one that a registry delays.
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	reservation := registry.NewReservation(memoryPerRegistry, memory, s.memory)
+	reservation.Busy = func() { giveUp(fmt.Errorf("%w: their large documents take all memory for them", ErrBusy)) }
+	defer reservation.Release()
+	return work(registry.WithReservation(ctx, reservation))
 }
 
-// turn waits until a verification of a registry may begin; end says that it has ended.
-func (s *Service) turn(ctx context.Context, registry string) (end func(), err error) {
+// turn waits until a verification of a registry may begin; end says that it has ended. memory is for those of the registry.
+func (s *Service) turn(ctx context.Context, registry string) (memory *semaphore.Weighted, end func(), err error) {
 	waiting, cancel := context.WithTimeout(ctx, waitLimit)
 	defer cancel()
 	s.mu.Lock()
 	q := s.queues[registry]
 	if q == nil {
-		q = &queue{turns: make(chan struct{}, maxPerRegistry)}
+		q = &queue{turns: make(chan struct{}, maxPerRegistry), memory: semaphore.NewWeighted(memoryPerRegistry)}
 		s.queues[registry] = q
 	}
 	q.users++
@@ -149,10 +162,10 @@ func (s *Service) turn(ctx context.Context, registry string) (end func(), err er
 			}
 			leave()
 			if errors.Is(ctx.Err(), context.Canceled) {
-				return nil, ctx.Err()
+				return nil, nil, ctx.Err()
 			}
-			return nil, fmt.Errorf("%w: waited %v for those of %s and of other registries", ErrBusy, waitLimit, registry)
+			return nil, nil, fmt.Errorf("%w: waited %v for those of %s and of other registries", ErrBusy, waitLimit, registry)
 		}
 	}
-	return func() { <-s.turns; <-q.turns; leave() }, nil
+	return q.memory, func() { <-s.turns; <-q.turns; leave() }, nil
 }

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 
+	"k8s.io/klog/v2"
+
 	"github.com/pullgate/pullgate/internal/imagerule"
 	"github.com/pullgate/pullgate/internal/policyd/verify"
 	"github.com/pullgate/pullgate/internal/verification"
@@ -19,6 +21,9 @@ import (
 
 // maxAtOnce is how many images are verified at the same time.
 const maxAtOnce = 8
+
+// maxLogged bounds the log lines of a request, because a tenant chooses the number of images.
+const maxLogged = 10
 
 // Judge returns what the rules say about images: a finding for each image and rule that applies, and a sentence for each image that cannot be
 // judged here, because its registry does not answer to this process, or not in time. Such an image is not denied. Registries are not asked if a
@@ -52,8 +57,12 @@ func (s *Service) Judge(ctx context.Context, rules *Rules, namespace string, ima
 		})
 	}
 	asked.Wait()
+	log := s.options.Log.WithValues("namespace", namespace)
 	for i, q := range open {
-		got, unknown := answers[i].judge(q.name, q.rules, rules.trustedRoot != "")
+		if i == maxLogged {
+			log = klog.Logger{} // it discards
+		}
+		got, unknown := answers[i].judge(log, q.name, q.rules, rules.trustedRoot != "")
 		findings, undetermined = append(findings, got...), append(undetermined, unknown...)
 	}
 	return findings, undetermined
@@ -77,19 +86,22 @@ type answer struct {
 	err     error
 }
 
-// judge returns the findings of rules, and a sentence for each that cannot be judged. trusted says that this process has a trusted root; the
-// nodes can have one also if it has none.
-func (a answer) judge(name imageref.Ref, rules []*requirement.Rule, trusted bool) (findings []admission.Finding, undetermined []string) {
+// judge returns the findings of rules, and a sentence for each that cannot be judged. trusted says that this process has a
+// trusted root; the nodes can have one also if it has none. What the registry did is in the log alone: the tenant who named
+// it could tell by that what is at an address.
+func (a answer) judge(log klog.Logger, name imageref.Ref, rules []*requirement.Rule, trusted bool) (findings []admission.Finding, undetermined []string) {
 	for _, r := range rules {
 		result, ok := a.results[r.Hash]
-		why := a.unknown(result, ok, name, r.Requirement)
+		unknown, why := a.unknown(result, ok, name, r.Requirement), "it could not read them from the registry"
 		if !trusted && !result.Met && r.Requirement.UsesTrustedRoot() {
-			why = "it has no trusted root; set trustedRoot to that of the nodes"
+			unknown, why = "no trusted root", "it has no trusted root; set trustedRoot to that of the nodes"
 		}
 		switch {
-		case why != "":
+		case unknown != "":
+			log.Info("Skipping signatures that could not be verified, the node verifies them",
+				"image", name.String(), "rule", imagerule.NameOf(r), "reason", imagerule.Shortened(unknown))
 			undetermined = append(undetermined, fmt.Sprintf("image %q: %s requires signatures, and pullgate-policyd cannot verify them: %s; the node verifies them",
-				name, imagerule.NameOf(r), imagerule.Shortened(why)))
+				name, imagerule.NameOf(r), why))
 		case result.Met:
 			f := imagerule.Finding(r, admission.Admit, "", fmt.Sprintf("image %q: it has the signatures that %s requires", name, imagerule.NameOf(r)))
 			f.Signers, f.Digest = result.Signers, result.Digest
@@ -155,7 +167,7 @@ func (s *Service) ask(ctx context.Context, rules *Rules, name imageref.Ref, appl
 		results, missing := known(digest)
 		if len(missing) > 0 {
 			image := verify.Image{Name: imageref.New(name.Repository() + "@" + digest)}
-			got, err := rules.verifier.Verify(ctx, image, missing, verification.Credential{}, false)
+			got, err := rules.webhook.Verify(ctx, image, missing, verification.Credential{}, false)
 			if got, err = s.checked(got, err, missing); err != nil {
 				return verification.Report{}, err
 			}
@@ -190,7 +202,7 @@ func (s *Service) resolve(ctx context.Context, name imageref.Ref) (string, error
 		return digest, nil
 	}
 	tagOrDigest := name.Name().String()[len(name.Repository())+1:]
-	var from Resolver = s.registry.Repository(name.Repository(), s.credential(name.Repository(), verification.Credential{}))
+	var from Resolver = s.webhook.Repository(name.Repository(), s.credential(name.Repository(), verification.Credential{}))
 	if s.options.Resolve != nil {
 		from = s.options.Resolve(name.Repository())
 	}

@@ -58,7 +58,8 @@ func (n *node) RevokeEndorsements(records.EndorsementSelection) ([]records.Endor
 func TestTheNodeAnswersAsTheWebhook(t *testing.T) {
 	admitted, denied, open := 0, 0, 0
 	hosts := []string{"a.test", "b.test", "digest.test"}
-	for seed := range uint64(200) {
+	for range 200 {
+		seed := rand.Uint64()
 		r := rand.New(rand.NewPCG(seed, 1))
 		var policies []string
 		for i := range 1 + r.IntN(3) {

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/config"
@@ -67,11 +68,12 @@ type Options struct {
 
 // A Service has signatures verified. Its methods may be called concurrently.
 type Service struct {
-	options  Options
-	registry *registry.Client
-	node     *registry.NodeCredentials
-	known    *cache
-	limit    time.Duration // of one verification
+	options Options
+	// registry is for images that the node has pulled, and webhook for images of pods that may never run.
+	registry, webhook *registry.Client
+	node              *registry.NodeCredentials
+	known             *cache
+	limit             time.Duration // of one verification
 
 	base context.Context //nolint:containedctx // the parent of verifications, which outlive a caller
 	stop context.CancelFunc
@@ -82,20 +84,25 @@ type Service struct {
 	queues  map[string]*queue
 	running sync.WaitGroup
 
-	turns chan struct{}
+	turns  chan struct{}
+	memory *semaphore.Weighted
 }
 
 // New returns a service. It asks no registry. The caller must close it.
 func New(o Options) (*Service, error) {
 	s := &Service{
 		options: o, known: newCache(), limit: o.Config.Limits.Time.Value(), flights: map[key]*flight{}, queues: map[string]*queue{},
-		turns: make(chan struct{}, maxVerifications), node: registry.NewNodeCredentials(o.Config.NodeCredentials.DockerConfigFiles),
+		turns: make(chan struct{}, maxVerifications), memory: semaphore.NewWeighted(maxMemory), node: registry.NewNodeCredentials(o.Config.NodeCredentials.DockerConfigFiles),
 	}
-	client, err := registry.New(registry.Options{HostsDir: o.Config.Registries.HostsDir, Bundles: o.Config.Bundles, Count: o.Requested})
-	if err != nil {
+	options := registry.Options{HostsDir: o.Config.Registries.HostsDir, Bundles: o.Config.Bundles, Count: o.Requested}
+	var err error
+	if s.registry, err = registry.New(options); err != nil {
 		return nil, err
 	}
-	s.registry = client
+	options.Untrusted = true
+	if s.webhook, err = registry.New(options); err != nil {
+		return nil, err
+	}
 	s.base, s.stop = context.WithCancel(context.Background())
 	return s, nil
 }
@@ -108,6 +115,7 @@ func (s *Service) Close() {
 	s.stop()
 	s.running.Wait()
 	s.registry.Close()
+	s.webhook.Close()
 }
 
 // Rules are the rules about signatures of a set of policy files. They are immutable.
@@ -116,6 +124,7 @@ type Rules struct {
 	trustedRoot string
 	byHash      map[string]*requirement.Requirement
 	verifier    Verifier
+	webhook     Verifier
 }
 
 // Compile returns the rules of policy files. The error says why the trusted root cannot be used.
@@ -126,26 +135,33 @@ func (s *Service) Compile(set *files.Set) (*Rules, error) {
 			r.byHash[rule.Hash] = rule.Requirement
 		}
 	}
-	if r.verifier = s.options.Verifier; r.verifier != nil {
+	if v := s.options.Verifier; v != nil {
+		r.verifier, r.webhook = v, v
 		return r, nil
 	}
 	var root []byte
 	if set != nil {
 		root = set.TrustedRoot
 	}
+	var err error
+	if r.verifier, err = s.newVerifier(s.registry, root); err == nil {
+		r.webhook, err = s.newVerifier(s.webhook, root)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("trustedRoot %s: %w", s.options.Config.TrustedRoot, err)
+	}
+	return r, nil
+}
+
+func (s *Service) newVerifier(client *registry.Client, root []byte) (*verify.Verifier, error) {
 	limits := s.options.Config.Limits
-	v, err := verify.New(verify.Options{
+	return verify.New(verify.Options{
 		Open: func(repository string, passed verification.Credential) verify.Repository {
-			return s.registry.Repository(repository, s.credential(repository, passed))
+			return client.Repository(repository, s.credential(repository, passed))
 		},
 		TrustedRoot: root,
 		Limits:      verify.Limits{Signatures: int(limits.Signatures), Bytes: limits.Bytes.Value(), Time: limits.Time.Value()},
 	})
-	if err != nil {
-		return nil, fmt.Errorf("trustedRoot %s: %w", s.options.Config.TrustedRoot, err)
-	}
-	r.verifier = v
-	return r, nil
 }
 
 // TrustedRoot identifies the trusted root of the rules; "" if there is none.

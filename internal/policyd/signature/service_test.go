@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +17,7 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policyd/signature"
@@ -61,6 +64,7 @@ spec:
 type world struct {
 	*signature.Service
 
+	log          klog.Logger
 	rules        *signature.Rules
 	requirements *requirement.Set
 	hashes       []string
@@ -115,9 +119,9 @@ func newWorld(t *testing.T, policies ...string) *world {
 	}
 	set, err := files.Read(files.Paths{Folder: dir}, policyfiles.Kinds())
 	must(t, err)
-	log := klog.NewKlogr()
+	w.log = ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	w.Service, err = signature.New(signature.Options{
-		Config: config.DefaultPolicyd(), Log: log, Verifier: w, Resolve: func(name string) signature.Resolver { return repository{w, name} },
+		Config: config.DefaultPolicyd(), Log: w.log, Verifier: w, Resolve: func(name string) signature.Resolver { return repository{w, name} },
 		Verified: func(outcome string) { w.mu.Lock(); defer w.mu.Unlock(); w.outcomes[outcome]++ },
 	})
 	must(t, err)
@@ -141,6 +145,20 @@ func (w *world) request(name string) signature.Request {
 func (w *world) judge(t *testing.T, images ...string) (findings []admission.Finding, undetermined []string) {
 	t.Helper()
 	return w.Judge(t.Context(), w.rules, "team", images, false)
+}
+
+// logged returns the last line of the log.
+func (w *world) logged(t *testing.T) string {
+	t.Helper()
+	sink, ok := w.log.GetSink().(ktesting.Underlier)
+	if !ok {
+		t.Fatal("the log is not that of the test")
+	}
+	log := sink.GetBuffer().Data()
+	if len(log) == 0 {
+		return ""
+	}
+	return fmt.Sprint(log[len(log)-1])
 }
 
 // describe returns findings in short: answer, reason and policy.
@@ -321,16 +339,41 @@ func TestUndetermined(t *testing.T) {
 		"signatures not available": {"r.test/app:1", "down", nil, verification.Result{Reason: verification.RegistryUnavailable, Message: "down"}, nil},
 		"another platform":         {"r.test/app:1", "no manifest", nil, verification.Result{Reason: verification.ContentMismatch, Message: "no manifest"}, nil},
 		"in another repository":    {"else.test/app:1", "none there", nil, verification.Result{Reason: verification.SignatureMissing, Message: "none there"}, nil},
-		"without a trusted root":   {"keyless.test/app:1", "set trustedRoot", nil, verification.Result{Reason: verification.SignatureInvalid, Message: "no root"}, nil},
+		"without a trusted root":   {"keyless.test/app:1", "no trusted root", nil, verification.Result{Reason: verification.SignatureInvalid, Message: "no root"}, nil},
 		"a failure":                {"r.test/app:1", "defect", nil, verification.Result{}, errors.New("defect")},
 	} {
 		w.resolve = func(string, string) (string, error) { return "sha256:" + fmt.Sprintf("%064x", len(name)), tc.resolve }
 		w.verify = func(context.Context, verify.Image) (verification.Result, error) { return tc.result, tc.err }
 		image := tc.image + strings.ReplaceAll(name, " ", "-")
 		got, undetermined := w.judge(t, image)
-		if len(got) > 0 || len(undetermined) != 1 || !strings.Contains(undetermined[0], tc.want) || !strings.HasPrefix(undetermined[0], `image "`+image+`": policy `) {
-			t.Errorf("%s: %s, %q; want a sentence with %q", name, describe(got), undetermined, tc.want)
+		said := "it could not read them from the registry"
+		if tc.want == "no trusted root" {
+			said = "set trustedRoot"
 		}
+		if len(got) > 0 || len(undetermined) != 1 || !strings.HasPrefix(undetermined[0], `image "`+image+`": policy `) || !strings.Contains(undetermined[0], said) {
+			t.Errorf("%s: %s, %q; want a sentence with %q", name, describe(got), undetermined, said)
+		}
+		if !strings.Contains(w.logged(t), tc.want) {
+			t.Errorf("%s: the log has no %q", name, tc.want)
+		}
+	}
+}
+
+// A pod can have thousands of containers, and a tenant can send it again and again with --dry-run=server.
+func TestLogOfManyImagesIsBounded(t *testing.T) {
+	w := newWorld(t, signed("a", "**", ""))
+	w.resolve = func(string, string) (string, error) { return "", errors.New("down") }
+	var images []string
+	for n := range 100 {
+		images = append(images, fmt.Sprintf("r.test/app:%d", n))
+	}
+	_, undetermined := w.judge(t, images...)
+	sink, ok := w.log.GetSink().(ktesting.Underlier)
+	if !ok {
+		t.Fatal("the log is not that of the test")
+	}
+	if lines := len(sink.GetBuffer().Data()); len(undetermined) != len(images) || lines != 10 {
+		t.Errorf("%d sentences, %d lines in the log; want %d and 10", len(undetermined), lines, len(images))
 	}
 }
 
@@ -365,6 +408,51 @@ func TestResultsAreCached(t *testing.T) {
 	})
 }
 
+// The webhook judges images of a pod that nothing has pulled, also with --dry-run=server. A tenant neither makes it connect to
+// a local address nor learns what is there.
+func TestWebhookConnectsToNoLocalAddress(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(signed("signed", "**", "")), 0o600))
+	set, err := files.Read(files.Paths{Folder: dir}, policyfiles.Kinds())
+	must(t, err)
+	s, err := signature.New(signature.Options{Config: config.DefaultPolicyd(), Log: ktesting.NewLogger(t, ktesting.NewConfig())})
+	must(t, err)
+	defer s.Close()
+	rules, err := s.Compile(set)
+	must(t, err)
+	var connected atomic.Int64
+	listen := func() net.Listener {
+		l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+		must(t, err)
+		return l
+	}
+	closed, open := listen(), listen()
+	must(t, closed.Close())
+	defer func() { _ = open.Close() }()
+	go func() {
+		for {
+			c, err := open.Accept()
+			if err != nil {
+				return
+			}
+			connected.Add(1)
+			_, _ = c.Write([]byte("SSH-2.0-OpenSSH_9.2\r\n"))
+			_ = c.Close()
+		}
+	}()
+	said := map[string]bool{}
+	for _, address := range []string{closed.Addr().String(), open.Addr().String(), "169.254.169.254:80"} {
+		_, undetermined := s.Judge(t.Context(), rules, "mallory", []string{address + "/latest/meta-data:1"}, false)
+		said[strings.ReplaceAll(strings.Join(undetermined, "; "), address, "ADDR")] = true
+	}
+	if connected.Load() > 0 {
+		t.Error("a service on the loopback interface got a connection")
+	}
+	if len(said) != 1 {
+		t.Errorf("%q; want one text", slices.Collect(maps.Keys(said)))
+	}
+}
+
 // A registry that answers after the deadline of a request is known when the request is repeated.
 func TestSlowVerificationIsKnownLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -376,7 +464,7 @@ func TestSlowVerificationIsKnownLater(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
 		defer cancel()
 		got, undetermined := w.Judge(ctx, w.rules, "", []string{"r.test/app:1"}, false)
-		if len(got) > 0 || len(undetermined) != 1 || !strings.Contains(undetermined[0], "not finished in time") {
+		if len(got) > 0 || len(undetermined) != 1 || !strings.Contains(w.logged(t), "not finished in time") {
 			t.Errorf("%s, %q; want a sentence", describe(got), undetermined)
 		}
 		time.Sleep(6 * time.Second)

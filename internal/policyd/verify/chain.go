@@ -54,10 +54,10 @@ func parseDocument(data []byte) (d document, err error) {
 	return d, nil
 }
 
-// maxField bounds the size of certificates, signatures and timestamps, because checking them takes time.
+// maxField bounds the size of certificates, signatures, timestamps and log entries, because checking them takes time.
 const maxField = 64 << 10
 
-// maxParts bounds how many certificates, signatures and timestamps a bundle has together, and maxTimestamps the timestamps alone: each is tried with
+// maxParts bounds how many certificates, signatures, timestamps and log entries a bundle has together, and maxTimestamps the timestamps alone: each is tried with
 // every timestamp authority, which the limit of time does not interrupt.
 const (
 	maxParts      = 50
@@ -140,6 +140,7 @@ func (r *run) follow(ctx context.Context, m registry.Manifest, c *chain) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", m.Digest, err)
 	}
+	m.Data = nil // it can be large
 	if d.Config != nil {
 		if r.image.ID != "" && d.Config.Digest.String() != r.image.ID {
 			return fmt.Errorf("%s %w, %s", m.Digest, errOtherImage, clean(d.Config.Digest.String()))

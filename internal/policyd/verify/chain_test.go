@@ -150,6 +150,30 @@ func TestRequests(t *testing.T) {
 	}
 }
 
+// Requirements of several rules share the requests for one image, and a signature that is listed twice is requested once.
+func TestRequestsOfSeveralRequirements(t *testing.T) {
+	a, b := sigstoretest.NewKey(t), sigstoretest.NewKey(t)
+	both := requirement.AtLeast(2, *keyLeaf(t, a), *keyLeaf(t, b))
+	requests := func(want ...*requirement.Requirement) int32 {
+		t.Helper()
+		m, i := withImage(t)
+		attachKey(t, m, i.index, a)
+		attachKey(t, m, i.index, b)
+		m.referrers[i.index] = append(m.referrers[i.index], m.referrers[i.index][0]) // read second, as the newest
+		for _, r := range newCheck(m, i, want...).report(t).Results {
+			expect(t, r, "met")
+		}
+		if twice := slices.Sorted(slices.Values(m.log)); len(slices.Compact(slices.Clone(twice))) != len(twice) {
+			t.Errorf("%d requirements: requests %q; want each once", len(want), m.log)
+		}
+		return m.requests.Load()
+	}
+	one := requests(&both)
+	if several := requests(keyLeaf(t, a), keyLeaf(t, b), &both, keyLeaf(t, a)); several != one {
+		t.Errorf("%d requests for several requirements; want the %d for one that needs the same signatures", several, one)
+	}
+}
+
 // Failures and denials of a registry, for an image that is signed.
 func TestRegistryErrors(t *testing.T) {
 	key := sigstoretest.NewKey(t)

@@ -36,6 +36,10 @@ type signature struct {
 // errNotSignature is returned for a document that is not a signature of an image.
 var errNotSignature = errors.New("not a signature of an image")
 
+// maxStatement is the size of the largest statement that is decoded. One that signs an image names it in some hundred bytes;
+// this is enough for 1,000 subjects. Decoded, a statement takes many times its size.
+const maxStatement = 256 << 10
+
 // A statement is the part of an in-toto statement that decides.
 type statement struct {
 	Type          string `json:"_type"`
@@ -70,6 +74,9 @@ func parseBundle(data []byte) (*signature, error) {
 		return nil, fmt.Errorf("%w: a bundle of a file", errNotSignature)
 	}
 	var said statement
+	if size := len(envelope.GetPayload()); size > maxStatement {
+		return nil, fmt.Errorf("%w: a statement of %d bytes, such as an attestation; one that signs an image has at most %d", errNotSignature, size, maxStatement)
+	}
 	if err := registry.Bounded(envelope.GetPayload()); err != nil {
 		return nil, fmt.Errorf("%w: %w", errNotSignature, err) // a large attestation
 	}
@@ -109,8 +116,11 @@ func bound(b *protobundle.Bundle) error {
 	for _, s := range b.GetDsseEnvelope().GetSignatures() {
 		sizes = append(sizes, len(s.GetSig()))
 	}
+	for _, e := range m.GetTlogEntries() {
+		sizes = append(sizes, len(e.GetCanonicalizedBody()))
+	}
 	if slices.Max(sizes) > maxField || len(m.GetX509CertificateChain().GetCertificates()) > maxChain || len(timestamps) > maxTimestamps || len(sizes) > maxParts {
-		return fmt.Errorf("%w: a certificate, signature or timestamp has more than %d bytes, a chain more than %d certificates, or there are more than %d timestamps or %d parts",
+		return fmt.Errorf("%w: a certificate, signature, timestamp or log entry has more than %d bytes, a chain more than %d certificates, or there are more than %d timestamps or %d parts",
 			registry.ErrTooLarge, maxField, maxChain, maxTimestamps, maxParts)
 	}
 	for _, c := range certificates {

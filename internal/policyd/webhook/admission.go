@@ -291,7 +291,7 @@ func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
 	}
 	images := SignedImages{Namespace: q.Namespace, Template: true}
 	for _, t := range templates {
-		if slices.ContainsFunc(before, func(b rawTemplate) bool { return bytes.Equal(b.data, t.data) }) {
+		if slices.ContainsFunc(before, func(b rawTemplate) bool { return bytes.Equal(b.Data, t.Data) }) {
 			continue
 		}
 		pod, err := t.decode(q.template.custom)
@@ -316,7 +316,7 @@ func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
 
 // before returns the template that was in the same place before an update; nil if there was none, or if it cannot be decoded.
 func (p templatePath) before(all []rawTemplate, t rawTemplate) *corev1.Pod {
-	i := slices.IndexFunc(all, func(b rawTemplate) bool { return b.at == t.at })
+	i := slices.IndexFunc(all, func(b rawTemplate) bool { return b.At == t.At })
 	if i < 0 {
 		return nil
 	}
@@ -324,13 +324,13 @@ func (p templatePath) before(all []rawTemplate, t rawTemplate) *corev1.Pod {
 	return pod
 }
 
-// text returns an error without the name of this package.
-func text(err error) string { return strings.TrimPrefix(err.Error(), "webhook: ") }
+// text returns an error without the name of the package.
+func text(err error) string { return strings.TrimPrefix(err.Error(), "podfile: ") }
 
 // place returns a prefix that says which one of several templates a message is about.
 func place(all []rawTemplate, t rawTemplate) string {
 	if len(all) == 1 {
 		return ""
 	}
-	return t.at + ": "
+	return t.At + ": "
 }

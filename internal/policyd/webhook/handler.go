@@ -100,6 +100,12 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
+	if r.Method != http.MethodPost { // not from an API server, so it is not counted; pullgatectl doctor sends GET
+		w.Header().Set("Allow", http.MethodPost)
+		r := refuse(http.StatusMethodNotAllowed, "the method must be POST")
+		http.Error(w, r.text, r.status)
+		return
+	}
 	event := Event{Path: r.URL.Path}
 	response, refused := h.serve(w, r, limit, answer, &event)
 	event.Took = time.Since(began)
@@ -136,10 +142,6 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, limit int64, ans
 			response, refused = nil, refuse(http.StatusInternalServerError, "internal error, which is a defect of pullgate; see the log of pullgate-policyd")
 		}
 	}()
-	if r.Method != http.MethodPost {
-		w.Header().Set("Allow", http.MethodPost)
-		return nil, refuse(http.StatusMethodNotAllowed, "the method must be POST")
-	}
 	if mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || mediaType != "application/json" {
 		return nil, refuse(http.StatusUnsupportedMediaType, "the content type must be application/json")
 	}

@@ -91,8 +91,12 @@ const maxWarnings = 10
 func warnings(d admission.Decision, undetermined []string) []string {
 	var texts []string
 	for _, f := range d.Findings {
-		if f.Audit && f.Answer != admission.Admit {
+		switch {
+		case !f.Reported():
+		case f.Audit:
 			texts = append(texts, "audit: "+f.Message)
+		default:
+			texts = append(texts, f.Message)
 		}
 	}
 	texts = append(texts, undetermined...)

@@ -17,7 +17,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/admission"
 )
 
-// A judge records what it is asked. It denies images whose name begins with bad, reports those with audit, and cannot judge those with far.
+// A judge records what it is asked. It denies images whose name begins with bad, reports those with audit, cannot judge
+// those with far, and has no rule for those with unmatched.
 type judge struct{ asked []webhook.SignedImages }
 
 func (j *judge) Judge(_ context.Context, s webhook.SignedImages) (findings []admission.Finding, undetermined []string) {
@@ -30,6 +31,8 @@ func (j *judge) Judge(_ context.Context, s webhook.SignedImages) (findings []adm
 			continue
 		case strings.HasPrefix(image, "audit"):
 			f.Audit = true
+		case strings.HasPrefix(image, "unmatched"):
+			f.Answer, f.Message = admission.Admit, image+" has no rule"
 		case !strings.HasPrefix(image, "bad"):
 			f = admission.Finding{Validator: "endorsement", Policy: "p", Answer: admission.Admit}
 		}
@@ -68,6 +71,24 @@ func TestSignaturesOfEveryImageOfEveryResource(t *testing.T) {
 	}
 }
 
+// An annotation with which another tool notes that images were verified proves nothing: a tenant can write it.
+func TestAnnotationsOfVerificationsProveNothing(t *testing.T) {
+	const spec = `{containers: [{name: c, image: "bad:1"}]}`
+	for _, annotation := range []string{
+		`kyverno.io/verify-images: '{"bad:1":"pass"}'`, `policy.pullgate.dev/signed: "true"`, `policy.sigstore.dev/verified: "true"`, `dev.cosignproject.cosign/signature: abc`,
+	} {
+		for resource, q := range map[string]request{
+			"pods":             pod(spec, annotation),
+			"deployments.apps": {group: "apps", resource: "deployments", kind: "Deployment", object: "{metadata: {name: app, annotations: {" + annotation + "}}, spec: {template: {metadata: {annotations: {" + annotation + "}}, spec: " + spec + "}}}"},
+		} {
+			w := newWorld(t, webhook.Options{Signatures: &judge{}, Templates: templates()})
+			if r := w.ask(t, q); r.Allowed {
+				t.Errorf("%s with %s is admitted", resource, annotation)
+			}
+		}
+	}
+}
+
 func TestSignaturesAfterRestrictionsAndBeforeReviews(t *testing.T) {
 	j, reviews := &judge{}, 0
 	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Signatures: j, Reviewer: &recorder{answer: func(context.Context, review.Subject) []admission.Finding {
@@ -91,8 +112,9 @@ func TestSignaturesAfterRestrictionsAndBeforeReviews(t *testing.T) {
 
 func TestSignaturesThatAreNotJudged(t *testing.T) {
 	w := newWorld(t, webhook.Options{Signatures: &judge{}})
-	r := w.ask(t, pod(`{containers: [{name: a, image: "audit:1"}, {name: f, image: "far:1"}, {name: c, image: "good:1"}]}`))
-	want := []string{"pullgate: audit: audit:1 is not signed", "pullgate: far:1 is not judged here"}
+	r := w.ask(t, pod(`{containers: [{name: a, image: "audit:1"}, {name: f, image: "far:1"}, {name: u, image: "unmatched:1"},
+		{name: c, image: "good:1"}]}`))
+	want := []string{"pullgate: audit: audit:1 is not signed", "pullgate: unmatched:1 has no rule", "pullgate: far:1 is not judged here"}
 	if !r.Allowed || !slices.Equal(r.Warnings, want) {
 		t.Errorf("%q with the warnings %q; want an admission with %q", message(r), r.Warnings, want)
 	}

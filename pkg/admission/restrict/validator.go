@@ -41,7 +41,7 @@ func (v *Validator) Validate(_ context.Context, s admission.Subject) []admission
 		if s.Container == nil {
 			return nil
 		}
-		containers = []podview.Container{*s.Container}
+		containers, options.Others = []podview.Container{*s.Container}, s.Containers
 	case admission.StageSandbox:
 	default:
 		return nil

@@ -86,7 +86,7 @@ func write(ctx context.Context, from *os.File, path string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, to.DB.Close()) }()
+	defer func() { err = errors.Join(err, to.Close()) }()
 	to.DB.NoSync = true // until all is written
 	to.DB.AllocSize = to.DB.Info().PageSize
 	m, err := boltfile.Newest(from)

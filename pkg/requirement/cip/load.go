@@ -3,6 +3,7 @@ package cip
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -86,8 +87,10 @@ func (c *compiler) matchesPods(at *field.Path, list []match) bool {
 	forPods := len(list) == 0
 	for i, m := range list {
 		switch {
+		case m.Resource != "" && m.Resource != "pods" && strings.Contains(m.Group, "."):
+			c.Note(at.Index(i), "not enforced: pullgate verifies only the images of pods")
 		case m.Resource != "" && !slices.Contains(resources, m.Resource):
-			c.Invalid(at.Index(i).Child("resource"), m.Resource, "custom resources are not supported yet; must be pods")
+			c.Invalid(at.Index(i).Child("resource"), m.Resource, "must be pods, or a custom resource with its group, as in tekton.dev")
 		case m.Resource == "pods" && m.Group != "":
 			c.Invalid(at.Index(i).Child("group"), m.Group, `must be "", the group of pods`)
 		case (m.Resource == "" || m.Resource == "pods") && m.Group == "" && (m.Version == "" || m.Version == "v1" || m.Version == "*"):
@@ -97,7 +100,7 @@ func (c *compiler) matchesPods(at *field.Path, list []match) bool {
 		}
 	}
 	if !forPods {
-		c.Note(at, "not enforced: the policy is for no pod; add {version: v1, resource: pods}")
+		c.Note(at, "not enforced: the policy is not for pods; add {version: v1, resource: pods} if it should be")
 	}
 	return forPods
 }

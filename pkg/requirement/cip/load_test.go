@@ -53,7 +53,7 @@ func TestErrors(t *testing.T) {
 		"CUE":             {policy("policy: {type: cue, data: x}, images: [{glob: '**'}], authorities: [" + key + "]"), []string{"spec.policy: not supported: CUE; write who must sign in authorities, or in a ClusterPolicy of kyverno.io/v1 with count"}},
 		"Rego":            {policy("policy: {type: rego}, images: [{glob: '**'}], authorities: [" + key + "]"), []string{"spec.policy: not supported: Rego; write who must sign"}},
 		"another policy":  {policy("policy: {}, images: [{glob: '**'}], authorities: [" + key + "]"), []string{"spec.policy: not supported: policies in a language"}},
-		"custom resource": {policy("match: [{resource: tasks}, {resource: pods, group: apps}], images: [{glob: '**'}], authorities: [" + key + "]"), []string{`spec.match[0].resource: Invalid value: "tasks": custom resources are not supported yet; must be pods`, `spec.match[1].group: Invalid value: "apps": must be "", the group of pods`}},
+		"custom resource": {policy("match: [{resource: tasks}, {resource: pods, group: apps}], images: [{glob: '**'}], authorities: [" + key + "]"), []string{`spec.match[0].resource: Invalid value: "tasks": must be pods, or a custom resource with its group, as in tekton.dev`, `spec.match[1].group: Invalid value: "apps": must be "", the group of pods`}},
 		"selector":        {policy("match: [{resource: pods, selector: {matchLabels: {a: b}}}], images: [{glob: '**'}], authorities: [" + key + "]"), []string{"spec.match[0].selector: selectors of labels are not supported"}},
 
 		"none":                {authorities("{name: a}"), []string{first + ": Required value: must have one of key, keyless and static"}},
@@ -101,15 +101,19 @@ func TestMatch(t *testing.T) {
 		"match: [{resource: pods}], ": true,
 		"match: [{group: apps, version: v1, resource: deployments}, {version: v1, resource: pods}], ": true,
 		"match: [{group: apps, version: v1, resource: deployments}], ":                                false,
-		"match: [{group: apps}], ":                 false,
-		"match: [{version: v2, resource: pods}], ": false,
+		"match: [{group: apps}], ":                                     false,
+		"match: [{version: v2, resource: pods}], ":                     false,
+		"match: [{group: tekton.dev, version: v1, resource: tasks}], ": false,
+		"match: [{group: tekton.dev, resource: tasks}, {}], ":          true,
 	} {
 		p, err := load(policy(match + "images: [{glob: '**'}], authorities: [{static: {action: fail}}]"))
 		if err != nil || (len(p.Rules) == 1) != want || p.Len() != 1 {
 			t.Errorf("%s: %+v, %v; want a rule: %v", match, p, err, want)
 			continue
 		}
-		noted := slices.ContainsFunc(p.Notes, func(n string) bool { return strings.Contains(n, "spec.match: not enforced: the policy is for no pod") })
+		noted := slices.ContainsFunc(p.Notes, func(n string) bool {
+			return strings.Contains(n, "spec.match: not enforced: the policy is not for pods")
+		})
 		if noted == want {
 			t.Errorf("%s: notes %q", match, p.Notes)
 		}

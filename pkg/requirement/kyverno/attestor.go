@@ -48,7 +48,26 @@ func (c *compiler) set(at *field.Path, s *attestorSet, repository string, depth 
 		}
 		count = int(min(*s.Count, int64(count)))
 	}
+	if count > 1 && len(c.Errs) == before {
+		c.countedTwice(nodes, count)
+	}
 	return requirement.AtLeast(count, of...)
+}
+
+// countedTwice reports an entry of a set for which a signer can count who counts for an earlier entry too. Then fewer
+// signers than count says could meet the set.
+func (c *compiler) countedTwice(nodes []policyfile.Node, count int) {
+	for i := range nodes {
+		for j := range i {
+			for _, s := range nodes[i].Signers() {
+				if slices.ContainsFunc(nodes[j].Signers(), s.Overlaps) {
+					c.Errs = append(c.Errs, fmt.Errorf("%s: Duplicate value: %s can count here and for %s, and %d entries must "+
+						"count; name other signers", nodes[i].At, s, nodes[j].At, count))
+					return
+				}
+			}
+		}
+	}
 }
 
 // entry returns the requirements of an entry: one for each key, which count as entries of their own.

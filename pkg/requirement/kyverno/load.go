@@ -47,6 +47,8 @@ type compiler struct {
 	now      time.Time
 	mode     requirement.Mode
 	podsOnly bool
+	// extractors are those of the current rule.
+	extractors map[string]any
 }
 
 func parse(data []byte, now time.Time) policyfile.Policy {
@@ -83,27 +85,37 @@ func (c *compiler) spec(at *field.Path, s *spec) {
 	}
 }
 
-// spare checks the fields of a spec that have no effect.
+// spare checks the fields of a spec that have no effect at nodes. webhookConfiguration has newer names of two of them, which come first.
 func (c *compiler) spare(at *field.Path, s *spec) {
-	const webhook = "no effect; the webhook configuration of pullgate-policyd says it"
+	c.webhook(at.Child("failurePolicy"), s.FailurePolicy, at.Child("webhookTimeoutSeconds"), s.WebhookTimeoutSeconds)
+	if w := s.WebhookConfiguration; w != nil {
+		at := at.Child("webhookConfiguration")
+		c.webhook(at.Child("failurePolicy"), w.FailurePolicy, at.Child("timeoutSeconds"), w.TimeoutSeconds)
+	}
 	if s.Background != nil {
 		c.Note(at.Child("background"), "no effect; an image is verified when it is pulled")
-	}
-	if w := s.WebhookConfiguration; w != nil {
-		c.OneOf(at.Child("webhookConfiguration", "failurePolicy"), w.FailurePolicy, "Fail", "Ignore")
-		c.Note(at.Child("webhookConfiguration"), webhook)
-	}
-	if s.WebhookTimeoutSeconds != nil {
-		c.Note(at.Child("webhookTimeoutSeconds"), webhook)
-	}
-	if s.FailurePolicy != nil {
-		c.OneOf(at.Child("failurePolicy"), s.FailurePolicy, "Fail", "Ignore")
-		c.Note(at.Child("failurePolicy"), webhook)
 	}
 	if s.Admission != nil && !*s.Admission {
 		c.Invalid(at.Child("admission"), false, "must be true or absent; a policy that is not for admission has no effect")
 	}
 	c.OneOf(at.Child("applyRules"), s.ApplyRules, "All")
+}
+
+// webhook sets the fields of the webhook configuration that are given.
+func (c *compiler) webhook(policyAt *field.Path, policy *string, timeoutAt *field.Path, seconds *int64) {
+	const elsewhere = "no effect at nodes; pullgate-policyd manifests --policies sets it in the webhook configuration"
+	if policy != nil {
+		c.Webhook.FailurePolicy = c.OneOf(policyAt, policy, "Fail", "Ignore")
+		c.Note(policyAt, elsewhere)
+	}
+	if seconds == nil {
+		return
+	}
+	if !c.Incomplete && (*seconds < 1 || *seconds > 30) {
+		c.Invalid(timeoutAt, *seconds, "must be from 1 to 30")
+	}
+	c.Webhook.TimeoutSeconds = *seconds
+	c.Note(timeoutAt, elsewhere)
 }
 
 func lacksAction(r rule) bool {
@@ -128,7 +140,11 @@ func (c *compiler) rule(at *field.Path, r *rule) {
 	if r.Name == "" {
 		c.Required(at.Child("name"), "must be the name of the rule")
 	}
+	c.extractors = r.ImageExtractors
 	scope, forPods := c.scope(at, r)
+	if _, ok := r.ImageExtractors["Pod"]; ok {
+		c.Invalid(at.Child("imageExtractors").Key("Pod"), "Pod", "must be absent; all images of a pod are verified")
+	}
 	list := at.Child(r.Written.Name("verifyImages"))
 	switch {
 	case r.ImageVerify != nil:
@@ -163,6 +179,9 @@ func (c *compiler) verification(at *field.Path, v *verification, out requirement
 	out.RequireDigest = isTrue(v.VerifyDigest)
 	if isTrue(v.MutateDigest) {
 		c.Note(at.Child(v.Written.Name("mutateDigest")), "no effect until there is a mutating webhook; images keep their tags")
+	}
+	if v.ImagePaths != nil && forPods {
+		c.Invalid(at.Child("imagePaths"), "imagePaths", "must be absent from a rule for Pod; write another rule for the custom resource")
 	}
 	c.kindOfSignatures(at, v)
 	if v.Required != nil && !*v.Required {

@@ -22,7 +22,7 @@ func valid(t *testing.T, texts ...string) *requirement.Policies {
 }
 
 func TestExamplesOfTheProposal(t *testing.T) {
-	for _, name := range []string{"digest-corrected", "key-corrected", "keyless", "one-of-three-corrected", "tekton-for-pods"} {
+	for _, name := range []string{"digest-corrected", "key-corrected", "keyless", "one-of-three-corrected", "tekton-corrected", "tekton-for-pods"} {
 		p, err := load(requirementtest.Read(t, "testdata/proposal-"+name+".yaml"))
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -35,7 +35,7 @@ func TestExamplesOfTheProposal(t *testing.T) {
 // The other examples of the proposal use what is not supported yet, or are malformed.
 func TestMalformedExamplesOfTheProposal(t *testing.T) {
 	var text strings.Builder
-	for _, name := range []string{"structure", "digest", "key", "one-of-three", "tekton", "tekton-corrected", "trivy", "trivy-corrected"} {
+	for _, name := range []string{"structure", "digest", "key", "one-of-three", "tekton", "trivy", "trivy-corrected"} {
 		p, err := load(requirementtest.Read(t, "testdata/proposal-"+name+".yaml"))
 		if err == nil {
 			t.Errorf("%s is valid: %v", name, p)
@@ -91,16 +91,16 @@ func TestErrors(t *testing.T) {
 		"action of a rule":      {verification("verifyDigest: true, failureAction: deny"), []string{path + `.failureAction: Unsupported value: "deny"`}},
 		"overrides":             {policy("validationFailureActionOverrides: [{action: audit}], ", "match: {resources: {kinds: [Pod]}}, verifyImages: [{images: ['*'], verifyDigest: true}]"), []string{"spec.validationFailureActionOverrides: not supported; write one policy for each action"}},
 		"failure policy":        {strings.Replace(entries(key), "rules", "failurePolicy: No, rules", 1), []string{"spec.failurePolicy: Invalid type: bool"}},
-		"failure policies":      {strings.Replace(entries(key), "rules", "failurePolicy: one, webhookConfiguration: {failurePolicy: two}, rules", 1), []string{`spec.webhookConfiguration.failurePolicy: Unsupported value: "two"`, `spec.failurePolicy: Unsupported value: "one"`}},
+		"failure policies":      {strings.Replace(entries(key), "rules", "failurePolicy: one, webhookConfiguration: {failurePolicy: two}, rules", 1), []string{`spec.failurePolicy: Unsupported value: "one"`, `spec.webhookConfiguration.failurePolicy: Unsupported value: "two"`}},
 		"not for admission":     {strings.Replace(entries(key), "rules", "admission: false, applyRules: One, rules", 1), []string{"spec.admission: Invalid value: false: must be true or absent", `spec.applyRules: Unsupported value: "One": supported values: "All"`}},
 		"no name":               {strings.Replace(entries(key), "name: r", "name: ''", 1), []string{"spec.rules[0].name: Required value"}},
-		"mutate":                {policy("", "match: {resources: {kinds: [Pod]}}, mutate: {}, validate: {}, context: [], preconditions: {}, imageExtractors: {}"), []string{"spec.rules[0].context: not supported yet", "spec.rules[0].imageExtractors: custom resources are not supported yet", "spec.rules[0].mutate: not supported yet", "spec.rules[0].preconditions: not supported yet", "spec.rules[0].validate: not supported yet"}},
+		"mutate":                {policy("", "match: {resources: {kinds: [Pod]}}, mutate: {}, validate: {}, context: [], preconditions: {}, imagePaths: []"), []string{"spec.rules[0].context: not supported yet", "spec.rules[0].imagePaths: belongs to verifyImages", "spec.rules[0].mutate: not supported yet", "spec.rules[0].preconditions: not supported yet", "spec.rules[0].validate: not supported yet"}},
 		"a name twice":          {strings.Replace(policy("", "match: {resources: {kinds: [Pod]}}, imageVerify: {images: [a], verifyDigest: true}"), "}]}\n", "}, {name: r, match: {resources: {kinds: [Pod]}}, imageVerify: {images: [a], verifyDigest: true}}]}\n", 1), []string{`spec.rules[1].name: Duplicate value: "r": also the name of rules[0]; each rule needs its own name`}},
 		"no verifyImages":       {policy("", "match: {resources: {kinds: [Pod]}}"), []string{"spec.rules[0].verifyImages: Required value: must have at least one entry"}},
 		"both names":            {policy("", "match: {resources: {kinds: [Pod]}}, verifyImages: [{images: ['*'], verifyDigest: true}], imageVerify: {images: ['*']}"), []string{"spec.rules[0].imageVerify: another name of verifyImages; give one of them"}},
 		"both names of a field": {verification("images: ['*'], digestVerify: true, verifyDigest: true"), []string{path + ".digestVerify: another name of verifyDigest; give one of them", path + ".images: another name of imageReferences"}},
-		"not supported": {verification("attestations: [], mutate: {}, validate: {}, imagePaths: [], skipImageReferences: [], imageRegistryCredentials: {}, annotations: {}, key: a"), []string{
-			path + ".annotations: annotations of signatures are not supported", path + ".attestations: not supported yet", path + ".imagePaths: custom resources are not supported yet",
+		"not supported": {verification("attestations: [], mutate: {}, validate: {}, skipImageReferences: [], imageRegistryCredentials: {}, annotations: {}, key: a"), []string{
+			path + ".annotations: annotations of signatures are not supported", path + ".attestations: not supported yet",
 			path + ".imageRegistryCredentials: not supported; pullgate-policyd uses", path + ".key: not supported; write an entry of attestors", path + ".mutate: not supported yet",
 			path + ".skipImageReferences: not supported; write imageReferences", path + ".validate: not supported yet",
 		}},
@@ -126,6 +126,9 @@ func TestErrors(t *testing.T) {
 		"an entry of two":        {entries("{staticKey: {key: " + a + "}, keyless: {" + id + "}}"), []string{first + `: Invalid value: "staticKey, keyless": must have one of keys`}},
 		"two names":              {entries("{staticKey: {key: " + a + "}, keys: {key: " + a + "}}"), []string{first + ".staticKey: another name of keys; give one of them"}},
 		"a key twice":            {entries(key + ", {keys: {publicKeys: " + b + "}}, {staticKey: {key: " + a + "}}"), []string{path + `.attestors[0].entries[2].staticKey.key: Duplicate value: the same as ` + first + `.keys.publicKeys; one signature would count twice`}},
+		"a key, nested":          {attestors("{count: 2, entries: [" + key + ", {attestor: {count: 1, entries: [" + key + ", {keys: {publicKeys: " + b + "}}]}}]}"), []string{path + ".attestors[0].entries[1].attestor: Duplicate value: key sha256:"}},
+		"with and without a log": {entries(key + ", {keys: {publicKeys: " + a + ", rekor: {}}}"), []string{path + ".attestors[0].entries[1].keys.publicKeys: Duplicate value: key sha256:"}},
+		"overlapping identities": {attestors("{count: 2, entries: [{keyless: {issuer: i, subject: 'https://github.com/o/*'}}, " + key + ", {keyless: {issuer: i, subject: 'https://github.com/*'}}]}"), []string{path + ".attestors[0].entries[2].keyless: Duplicate value: identity https://github.com/* of issuer i can count here and for " + first + ".keyless"}},
 		"a key twice in a field": {keys("publicKeys: " + requirementtest.PEM(t, "a.pub", "a.pub")), []string{first + ".keys.publicKeys: Duplicate value"}},
 		"a set twice":            {attestors("{entries: [" + key + "]}, {count: 1, entries: [" + key + "]}"), []string{path + ".attestors[1]: Duplicate value"}},
 		"keyless misplaced":      {entries("{keyless: null, subject: s, issuer: i}"), []string{first + ".issuer: belongs below keyless; indent it", first + ".subject: belongs below keyless; indent it"}},
@@ -165,14 +168,23 @@ func TestErrors(t *testing.T) {
 		"no roots":       {keyless(id + ", roots: ''"), []string{first + ".keyless.roots: Required value"}},
 		"TSA and log":    {keyless(id + ", ctlog: {pubkey: x, tsaCertChain: x}"), []string{first + ".keyless.ctlog.tsaCertChain: Invalid value", first + ".keyless.ctlog.pubkey: Invalid value"}},
 
-		"no match":                {matching("skipBackgroundRequests: true"), []string{"spec.rules[0].match: Required value: must select the kind Pod"}},
-		"an empty match":          {matching("match: {}"), []string{"spec.rules[0].match: Required value: must have any, all or resources"}},
-		"any and all":             {matching("match: {any: [{resources: {kinds: [Pod]}}], all: [{resources: {kinds: [Pod]}}]}"), []string{`spec.rules[0].match: Invalid value: "any, all, resources": must have one of them`}},
-		"no filters":              {matching("match: {any: []}"), []string{"spec.rules[0].match.any: Required value"}},
-		"an empty filter":         {matching("match: {any: [{}]}"), []string{"spec.rules[0].match.any[0].resources: Required value"}},
-		"no kinds":                {matching("match: {all: [{resources: {namespaces: [a]}}]}"), []string{"spec.rules[0].match.all[0].resources.kinds: Required value"}},
-		"empty lists":             {matching("match: {resources: {kinds: [], namespaces: []}}"), []string{`spec.rules[0].match.resources.kinds: Invalid value: "[]"`, `spec.rules[0].match.resources.namespaces: Invalid value: "[]"`}},
-		"a custom resource":       {matching("match: {resources: {kinds: [Pod, tekton.io/v1/Task, x/v1/Pod]}}"), []string{`spec.rules[0].match.resources.kinds[1]: Invalid value: "tekton.io/v1/Task": custom resources are not supported yet; must be Pod`, `spec.rules[0].match.resources.kinds[2]: Invalid value: "x/v1/Pod"`}},
+		"no match":        {matching("skipBackgroundRequests: true"), []string{"spec.rules[0].match: Required value: must select the kind Pod"}},
+		"an empty match":  {matching("match: {}"), []string{"spec.rules[0].match: Required value: must have any, all or resources"}},
+		"any and all":     {matching("match: {any: [{resources: {kinds: [Pod]}}], all: [{resources: {kinds: [Pod]}}]}"), []string{`spec.rules[0].match: Invalid value: "any, all, resources": must have one of them`}},
+		"no filters":      {matching("match: {any: []}"), []string{"spec.rules[0].match.any: Required value"}},
+		"an empty filter": {matching("match: {any: [{}]}"), []string{"spec.rules[0].match.any[0].resources: Required value"}},
+		"no kinds":        {matching("match: {all: [{resources: {namespaces: [a]}}]}"), []string{"spec.rules[0].match.all[0].resources.kinds: Required value"}},
+		"empty lists":     {matching("match: {resources: {kinds: [], namespaces: []}}"), []string{`spec.rules[0].match.resources.kinds: Invalid value: "[]"`, `spec.rules[0].match.resources.namespaces: Invalid value: "[]"`}},
+		"unknown kinds": {matching("match: {resources: {kinds: [Pdo, Pods, v1/pod, x.test/v1/Pod, '*/Task', apps/v1/Pod, x.test/v1/task]}}, imageExtractors: {Task: []}"), []string{
+			`spec.rules[0].match.resources.kinds[0]: Invalid value: "Pdo": must be Pod, or a custom resource with its group, as in tekton.dev/v1/Task`,
+			`kinds[1]: Invalid value: "Pods"`, `kinds[2]: Invalid value: "v1/pod"`, `kinds[3]: Invalid value: "x.test/v1/Pod"`, `kinds[4]: Invalid value: "*/Task"`,
+			`kinds[5]: Invalid value: "apps/v1/Pod"`, `kinds[6]: Invalid value: "x.test/v1/task"`,
+		}},
+		"other images of a pod": {policy("", "match: {resources: {kinds: [Pod, x.test/v1/Task]}}, imageExtractors: {Pod: [{path: /a}]}, "+
+			"imageVerify: {images: ['*'], verifyDigest: true, imagePaths: [{path: a}]}"), []string{
+			`spec.rules[0].imageExtractors[Pod]: Invalid value: "Pod": must be absent; all images of a pod are verified`,
+			`spec.rules[0].imageVerify.imagePaths: Invalid value: "imagePaths": must be absent from a rule for Pod; write another rule for the custom resource`,
+		}},
 		"a namespace":             {matching("match: {resources: {kinds: [Pod], namespaces: [Team, a_b, '']}}"), []string{`spec.rules[0].match.resources.namespaces[0]: Invalid value: "Team": must be the name of a namespace, in which * and ? are wildcards`, `namespaces[1]: Invalid value: "a_b"`, `namespaces[2]: Invalid value: ""`}},
 		"users":                   {matching("match: {any: [{resources: {kinds: [Pod]}, subjects: [], roles: [], clusterRoles: []}]}"), []string{"spec.rules[0].match.any[0].clusterRoles: rules about users", "spec.rules[0].match.any[0].roles: rules about users", "spec.rules[0].match.any[0].subjects: rules about users and API requests are not supported"}},
 		"selectors":               {matching("match: {resources: {kinds: [Pod], selector: {}, namespaceSelector: {}, names: [a], operations: [CREATE]}}"), []string{"resources.names: not supported; use kinds and namespaces", "resources.namespaceSelector: not supported; write the names in namespaces", "resources.operations: rules about users and API requests", "resources.selector: not supported; use kinds"}},
@@ -340,7 +352,7 @@ func TestNotes(t *testing.T) {
 	want := []string{
 		"a.yaml: spec.validationFailureAction: absent: the policy is enforced here and audited by Kyverno; set it to Enforce or Audit (line 4)",
 		"a.yaml: spec.rules[0].match.any[0].resources.kinds[0]: no effect; a rule for Pod is for the pods of all workloads (line 4)",
-		"a.yaml: spec.rules[0].match: not enforced: the rule is for no pod; add Pod to kinds (line 4)",
+		"a.yaml: spec.rules[0].match: not enforced: the rule is not for pods; add Pod to kinds if it should be (line 4)",
 	}
 	if err != nil || len(p.Rules) != 0 || p.Len() != 1 || !slices.Equal(p.Notes, want) {
 		t.Errorf("Load = %+v, %v; want no rule and the notes\n%s", p, err, strings.Join(want, "\n"))
@@ -348,6 +360,24 @@ func TestNotes(t *testing.T) {
 	p, err = load(verification("mutateDigest: true"))
 	if err != nil || len(p.Rules) != 0 || len(p.Notes) != 1 || !strings.Contains(p.Notes[0], ".mutateDigest: no effect until there is a mutating webhook") {
 		t.Errorf("Load = %+v, %v; want no rule and a note", p, err)
+	}
+}
+
+// A rule about custom resources is not an error, so that the other policies of the folder are enforced.
+func TestCustomResources(t *testing.T) {
+	custom := policy("", "match: {any: [{resources: {kinds: [tekton.dev/v1beta1/TaskRun.status, PipelineRun]}}]}, "+
+		"imageExtractors: {PipelineRun: [{path: /spec/pipelineRef, value: bundle}]}, verifyImages: [{imageReferences: ['*'], verifyDigest: true, default: allow}]")
+	both := policy("", "match: {any: [{resources: {kinds: [Pod, argoproj.io/v1alpha1/Workflow]}}]}, verifyImages: [{imageReferences: ['*'], verifyDigest: true, default: deny}]")
+	p, err := load(custom, strings.Replace(both, "name: p", "name: q", 1))
+	const note = "not enforced: pullgate verifies only the images of pods (line 4)"
+	want := []string{
+		"a.yaml: spec.rules[0].match.any[0].resources.kinds[0]: " + note,
+		"a.yaml: spec.rules[0].match.any[0].resources.kinds[1]: " + note,
+		"a.yaml: spec.rules[0].match: not enforced: the rule is not for pods; add Pod to kinds if it should be (line 4)",
+		"b.yaml: spec.rules[0].match.any[0].resources.kinds[1]: " + note,
+	}
+	if err != nil || len(p.Rules) != 1 || p.Rules[0].Policy != "q" || p.Len() != 2 || !slices.Equal(p.Notes, want) {
+		t.Errorf("Load = %+v, %v; want the rule of q and the notes\n%s", p, err, strings.Join(want, "\n"))
 	}
 }
 

@@ -13,6 +13,9 @@ import (
 // validNamespace is the form of namespace names with wildcards.
 var validNamespace = regexp.MustCompile(`^[a-z0-9*?]([a-z0-9*?-]{0,61}[a-z0-9*?])?$`)
 
+// customResource is the form of custom resources: group, version, kind and perhaps a subresource.
+var customResource = regexp.MustCompile(`^[a-z0-9-]+(\.[a-z0-9-]+)+/[a-z0-9*]+/[A-Z][A-Za-z0-9]*(\.[a-z]+)?$`)
+
 // workloads are the kinds whose pods a rule for Pod covers. A rule for them alone is for no pod.
 func workloads() []string {
 	return []string{"Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job", "CronJob", "ReplicationController"}
@@ -31,7 +34,7 @@ func (c *compiler) scope(at *field.Path, r *rule) (s requirement.Scope, forPods 
 	}
 	switch {
 	case len(s.Include) == 0:
-		c.Note(match, "not enforced: the rule is for no pod; add Pod to kinds")
+		c.Note(match, "not enforced: the rule is not for pods; add Pod to kinds if it should be")
 		return s, false
 	case !s.Includes(""):
 		c.Invalid(at.Child("exclude"), "all pods", "excludes every pod, so the rule is for none; exclude namespaces, or remove the rule")
@@ -124,9 +127,11 @@ func (c *compiler) resources(at *field.Path, r *resources, needsKinds bool) (ns 
 	return ns, ok
 }
 
-// kinds reports whether Pod is among the kinds.
+// kinds reports whether Pod is among the kinds. A custom resource has its group, or an extractor of its images; a mistyped
+// Pod is an error.
 func (c *compiler) kinds(at *field.Path, kinds []string) (pods bool) {
 	for i, name := range kinds {
+		_, extracted := c.extractors[name]
 		kind := name[strings.LastIndex(name, "/")+1:]
 		group := strings.TrimSuffix(strings.TrimSuffix(name, kind), "/")
 		switch {
@@ -134,8 +139,10 @@ func (c *compiler) kinds(at *field.Path, kinds []string) (pods bool) {
 			pods = true
 		case slices.Contains(workloads(), kind):
 			c.Note(at.Index(i), "no effect; a rule for Pod is for the pods of all workloads")
+		case kind != "Pod" && (extracted || customResource.MatchString(name)):
+			c.Note(at.Index(i), "not enforced: pullgate verifies only the images of pods")
 		default:
-			c.Invalid(at.Index(i), name, "custom resources are not supported yet; must be Pod")
+			c.Invalid(at.Index(i), name, "must be Pod, or a custom resource with its group, as in tekton.dev/v1/Task")
 		}
 	}
 	return pods

@@ -36,6 +36,8 @@ type rule struct {
 	VerifyImages           []verification `json:"verifyImages"`
 	// ImageVerify is verifyImages as a mapping.
 	ImageVerify *verification `json:"imageVerify"`
+	// ImageExtractors say where the images of custom resources are, by kind.
+	ImageExtractors map[string]any `json:"imageExtractors"`
 }
 
 type match struct {
@@ -66,6 +68,8 @@ type verification struct {
 	CosignOCI11     *bool         `json:"cosignOCI11"`
 	Repository      *string       `json:"repository"`
 	Attestors       []attestorSet `json:"attestors"`
+	// ImagePaths say where the images of a custom resource are.
+	ImagePaths any `json:"imagePaths"`
 }
 
 type attestorSet struct {
@@ -140,7 +144,7 @@ func newDecoder() *strictyaml.Decoder {
 func rewriteRule(m *strictyaml.Mapping) {
 	policyfile.Refuse(map[string]string{
 		"mutate": notYet, "validate": notYet, "generate": notYet, "preconditions": notYet, "celPreconditions": notYet, "context": notYet,
-		"imageExtractors": "custom resources are not supported yet; remove it", "imagePaths": "custom resources are not supported yet; remove it",
+		"imagePaths": "belongs to verifyImages; move it there",
 	})(m)
 	_, isList := m.Fields["imageVerify"].([]any)
 	_, isMapping := m.Fields["verifyImages"].(map[any]any)
@@ -172,7 +176,6 @@ func rewriteVerification(m *strictyaml.Mapping) {
 	m.Rename("digestMutate", "mutateDigest")
 	policyfile.Refuse(map[string]string{
 		"mutate": notYet, "validate": notYet, "attestations": notYet, "attestions": notYet,
-		"imagePaths":               "custom resources are not supported yet; remove it",
 		"skipImageReferences":      "not supported; write imageReferences that do not match these images",
 		"imageRegistryCredentials": "not supported; pullgate-policyd uses the credentials that the field credentials of its configuration selects",
 		"annotations":              "annotations of signatures are not supported; remove it",

@@ -3,7 +3,7 @@ package registry
 import "fmt"
 
 // maxParts bounds how many objects and elements a document has, because each takes far more memory than its text.
-const maxParts = 100_000
+const maxParts = 20_000
 
 // Bounded returns ErrTooLarge for a JSON document with very many parts. It must be called before a document of a registry is decoded.
 func Bounded(data []byte) error {

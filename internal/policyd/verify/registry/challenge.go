@@ -69,9 +69,6 @@ func (s *session) token(ctx context.Context, registry name.Registry, credential 
 		scope = "repository:" + s.repository.path + ":pull"
 	}
 	token, err := transport.Exchange(ctx, registry, authenticator(credential), roundTripper(func(req *http.Request) (*http.Response, error) {
-		if !s.own(req.URL) {
-			req = req.WithContext(foreign(req.Context(), req))
-		}
 		resp, err := s.exchange(req)
 		if err != nil {
 			return nil, err

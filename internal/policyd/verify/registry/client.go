@@ -24,6 +24,10 @@ type Options struct {
 	HostsDir string
 	// Bundles is the folder of signature bundles of a node without a registry. See [Repository].
 	Bundles string
+	// Untrusted means that tenants choose the registries: no runtime has pulled the images yet. A host that HostsDir does not
+	// name is then treated like a redirect, so that no connection to a local address is made, and every error but
+	// ErrNotFound of a manifest or list is ErrUnavailable, so that callers do not tell what is at an address.
+	Untrusted bool
 	// RootCAs are the authorities of registries; nil are those of the system.
 	RootCAs *x509.CertPool
 	// Count is called with the [Outcome] of each request to a host, if it is set. It may be called concurrently. Requests to

@@ -20,7 +20,8 @@
 //   - The values of "header" are sent to the host alone, not to its token server.
 //   - A token server is asked over https, unless its registry is asked over http, and no redirect of it is followed. It may be
 //     another host. If it is an IP address that is private, its address and port must be those of the registry.
-//   - Redirects and token servers never lead to loopback or link-local addresses, unless the registry itself is on loopback.
+//   - Redirects and token servers never lead to loopback, link-local and metadata addresses, unless the registry itself is on
+//     loopback. With Options.Untrusted, neither does the registry of an image, unless the folder names it.
 //
 // Proxies are those of the environment (HTTPS_PROXY, NO_PROXY), as for containerd.
 package registry

@@ -3,9 +3,16 @@ package registry
 import (
 	"context"
 	"net"
+	"net/netip"
 )
+
+// IsLocal is isLocal.
+func IsLocal(ip netip.Addr) bool { return isLocal(ip) }
 
 // SetDial replaces how a client connects.
 func SetDial(c *Client, dial func(ctx context.Context, d *net.Dialer, network, address string) (net.Conn, error)) {
 	c.dial = dial
 }
+
+// Grow is grow.
+func (r *Reservation) Grow(ctx context.Context, size int64) error { return r.grow(ctx, size) }

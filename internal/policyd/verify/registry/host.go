@@ -95,7 +95,7 @@ func (h *hostConfig) tls(roots *x509.CertPool) (*tls.Config, error) {
 // transport returns the transport of a host. Answers are not decompressed: a small one could become endless, and digests are
 // those of the bytes as they are sent.
 func (c *Client) transport(h hostConfig, config *tls.Config) *http.Transport {
-	local := isLoopback(h.address)
+	local := isLoopback(h.address) && (h.named || !c.options.Untrusted)
 	return &http.Transport{
 		Proxy: http.ProxyFromEnvironment,
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -116,20 +116,38 @@ func (c *Client) transport(h hostConfig, config *tls.Config) *http.Transport {
 	}
 }
 
-// foreignKey marks the context of a request to a server that no configuration names: a redirect or a token server.
+// foreignKey marks the context of a request to a server that no configuration names: a redirect, a token server, or the
+// registry of an image that nothing has pulled.
 type foreignKey struct{}
 
-var errLocalAddress = errors.New("registry: redirect or token server on a loopback or link-local address")
+var errLocalAddress = errors.New("registry: a loopback, link-local or metadata address")
 
-// refuseLocal refuses connections to addresses where the node and its cloud have services that are not meant for registries.
+// refuseLocal refuses connections to local addresses. It sees the address after names were resolved.
 func refuseLocal(_ context.Context, _, address string, _ syscall.RawConn) error {
 	a, err := netip.ParseAddrPort(address)
 	if err != nil {
 		return err
 	}
-	ip := a.Addr().Unmap()
-	if ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsMulticast() || ip.IsUnspecified() {
+	if isLocal(a.Addr()) {
 		return errLocalAddress
 	}
 	return nil
+}
+
+// isLocal reports whether the node and its cloud have services at an address that are not meant for registries.
+func isLocal(ip netip.Addr) bool {
+	ip = ip.Unmap().WithZone("")
+	if nat64 := netip.MustParsePrefix("64:ff9b::/96"); nat64.Contains(ip) { // the addresses of IPv4 behind a gateway
+		bytes := ip.As16()
+		ip = netip.AddrFrom4([4]byte(bytes[12:]))
+	}
+	if ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsMulticast() || ip.IsUnspecified() {
+		return true
+	}
+	switch ip.String() {
+	// Metadata services that are not link-local: of AWS, Google and Oracle, Alibaba, Azure.
+	case "fd00:ec2::254", "fd20:ce::254", "192.0.0.192", "100.100.100.200", "168.63.129.16":
+		return true
+	}
+	return false
 }

@@ -47,6 +47,7 @@ type hostConfig struct {
 	header          http.Header
 	dialTimeout     time.Duration
 	skipVerify      bool
+	named           bool // by the operator, and not by an image alone
 	explicitTLS     bool // has a setting for TLS, so that "http" means: https if the host speaks it
 	authorities     [][]byte
 	certificates    [][2][]byte // certificate and key in PEM
@@ -92,7 +93,11 @@ func loadHosts(folder, registry string) (hostsConfig, error) {
 			dir := filepath.Join(folder, name)
 			switch _, err := os.Stat(dir); {
 			case err == nil:
-				return readHosts(dir, registry)
+				config, err := readHosts(dir, registry)
+				for i := range config.hosts {
+					config.hosts[i].named = config.hosts[i].named || name != "_default"
+				}
+				return config, err
 			case !errors.Is(err, fs.ErrNotExist):
 				return hostsConfig{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
 			}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -384,5 +385,80 @@ func TestAbsentFolderOfHosts(t *testing.T) {
 	c := n.client(registry.Options{HostsDir: filepath.Join(t.TempDir(), "absent")})
 	if _, err := c.Repository(repository, verification.Credential{}).Manifest(t.Context(), "1"); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestLocalAddresses(t *testing.T) {
+	for address, want := range map[string]bool{
+		"127.0.0.1": true, "127.8.8.8": true, "::1": true, "::ffff:127.0.0.1": true, "64:ff9b::7f00:1": true,
+		"169.254.169.254": true, "::ffff:169.254.169.254": true, "64:ff9b::a9fe:a9fe": true, "fe80::1%eth0": true,
+		"fd00:ec2::254": true, "fd20:ce::254": true, "192.0.0.192": true, "100.100.100.200": true, "168.63.129.16": true,
+		"0.0.0.0": true, "::": true, "224.0.0.1": true, "ff02::1": true,
+		"10.0.0.1": false, "192.168.0.1": false, "93.184.216.34": false, "2001:db8::1": false, "64:ff9b::a00:1": false,
+	} {
+		if got := registry.IsLocal(netip.MustParseAddr(address)); got != want {
+			t.Errorf("%s: %v; want %v", address, got, want)
+		}
+	}
+}
+
+// Registries that tenants choose are not asked at a local address, whatever name leads there, unless the operator has named the host.
+func TestUntrustedHosts(t *testing.T) {
+	for name, tc := range map[string]struct {
+		repository, hosts string // name and content of hosts.toml
+		asked             bool
+	}{
+		"a name":                    {"registry.test/app", "", false},
+		"an address":                {"127.0.0.1:PORT/app", "", false},
+		"localhost":                 {"localhost:PORT/app", "", false},
+		"another registry is named": {"registry.test/app", "other.test/hosts.toml=", false},
+		"settings for all":          {"registry.test/app", "_default/hosts.toml=skip_verify = true", false},
+		"the registry is named":     {"registry.test/app", "registry.test/hosts.toml=skip_verify = true", true},
+		"an empty folder":           {"registry.test/app", "registry.test/none=", true},
+		"a mirror for all":          {"other.test/app", "_default/hosts.toml=server = 'https://registry.test'", true},
+		"a named address":           {"127.0.0.1:PORT/app", "127.0.0.1_PORT_/none=", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNetwork(t)
+			h := images(true)
+			put(t, h, "app", "1", ociManifest, []byte("{}"))
+			address := n.https("registry.test", h).Listener.Addr().String()
+			n.resolved["registry.test:443"] = address
+			for _, host := range []string{"127.0.0.1", "localhost"} {
+				n.resolved[host+address[strings.LastIndexByte(address, ':'):]] = address
+			}
+			port := func(s string) string {
+				return strings.ReplaceAll(s, "PORT", address[strings.LastIndexByte(address, ':')+1:])
+			}
+			o := registry.Options{Untrusted: true}
+			if tc.hosts != "" {
+				file, content, _ := strings.Cut(port(tc.hosts), "=")
+				o.HostsDir = write(t, t.TempDir(), map[string]string{file: content})
+			}
+			_, err := n.client(o).Repository(port(tc.repository), verification.Credential{}).Manifest(t.Context(), "1")
+			if asked := len(n.seen()) > 0; asked != tc.asked || (err == nil) != tc.asked {
+				t.Errorf("asked: %v, %v; want %v", asked, err, tc.asked)
+			}
+			if err != nil && (!errors.Is(err, registry.ErrUnavailable) || !strings.Contains(err.Error(), "loopback")) {
+				t.Errorf("Manifest = %v; want ErrUnavailable", err)
+			}
+		})
+	}
+}
+
+// A redirect of a registry that a tenant chooses does not tell what is at an address.
+func TestUntrustedHostsTellErrorsNotApart(t *testing.T) {
+	for target, h := range map[string]http.Handler{"down.test": nil, "absent.test": http.NotFoundHandler(), "teapot.test": answerWith(418, ""), "other.test": answerWith(200, "x")} {
+		n := newNetwork(t)
+		n.https("registry.test", answerWith(307, "", "Location", "https://"+target+"/x"))
+		if h != nil {
+			n.https(target, h)
+		}
+		_, err := n.client(registry.Options{Untrusted: true}).Repository(repository, verification.Credential{}).Blob(t.Context(), digest.FromString("content").String(), 100)
+		for _, other := range []error{registry.ErrNotFound, registry.ErrDenied, registry.ErrMismatch, registry.ErrTooLarge, registry.ErrMalformed} {
+			if errors.Is(err, other) || !errors.Is(err, registry.ErrUnavailable) {
+				t.Errorf("%s: %v; want ErrUnavailable alone", target, err)
+			}
+		}
 	}
 }

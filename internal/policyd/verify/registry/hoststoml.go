@@ -148,7 +148,7 @@ func (h *hostConfig) setAddress(address string, overridePath bool) error {
 	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
 		return fmt.Errorf("server or host %q: must be an http or https URL without user, query and fragment", withoutUser(address))
 	}
-	h.scheme, h.address, h.path = u.Scheme, u.Host, u.Path
+	h.scheme, h.address, h.path, h.named = u.Scheme, u.Host, u.Path, true
 	if h.path != "" {
 		h.path = path.Clean(h.path)
 	}

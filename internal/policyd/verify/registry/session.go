@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"strings"
 	"sync"
@@ -69,8 +70,13 @@ type answer struct {
 // get sends a request and reads the answer. Its errors are those of the package.
 func (s *session) get(ctx context.Context, r request) (answer, error) {
 	a, err := s.fetch(ctx, r)
-	s.repository.client.options.Count(Outcome(err))
+	options := s.repository.client.options
+	options.Count(Outcome(err))
 	if err != nil {
+		_, status := errors.AsType[*statusError](err)
+		if absent := !r.follow && (status || errors.Is(err, ErrNotFound)); options.Untrusted && !absent {
+			err = fmt.Errorf("%w: %v", ErrUnavailable, err) // %v: callers must not tell errors apart
+		}
 		object := r.path[strings.LastIndexByte(r.path, '/')+1:]
 		return answer{}, fmt.Errorf("%w (%s %s of %s at %s)", err, r.what, object, s.repository.name, s.host.address)
 	}
@@ -93,7 +99,7 @@ func (s *session) fetch(ctx context.Context, r request) (answer, error) {
 	if resp.ContentLength > r.limit {
 		return answer{}, fmt.Errorf("%w: %d bytes, at most %d are read", ErrTooLarge, resp.ContentLength, r.limit)
 	}
-	data, err := io.ReadAll(io.LimitReader(resp.Body, r.limit+1))
+	data, err := readDocument(ctx, resp.Body, resp.ContentLength, r.limit)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return answer{}, s.ended(ctx)
@@ -202,11 +208,10 @@ func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { ret
 // roundTrip sends a request of the registry's API, and the redirects that follow. The header of hosts.toml and the credential are
 // added here, so that they are sent to the host itself alone.
 func (s *session) roundTrip(req *http.Request) (*http.Response, error) {
-	ctx := req.Context()
 	if !s.own(req.URL) {
-		return s.exchange(req.WithContext(foreign(ctx, req)))
+		return s.exchange(req)
 	}
-	req = req.Clone(ctx)
+	req = req.Clone(req.Context())
 	for key, values := range s.host.header {
 		req.Header[key] = append(req.Header[key], values...)
 	}
@@ -216,20 +221,29 @@ func (s *session) roundTrip(req *http.Request) (*http.Response, error) {
 	return s.exchange(req)
 }
 
-// foreign marks a request to a server that no configuration names. A request through a proxy is not marked, because the address
-// that it connects to is the proxy's.
-func foreign(ctx context.Context, req *http.Request) context.Context {
+// foreign marks a request to a server that no configuration names. A request through a proxy is not marked, because the
+// address that it connects to is the proxy's; it is an error if the URL has a local address.
+func foreign(req *http.Request) (*http.Request, error) {
 	if proxy, err := http.ProxyFromEnvironment(req); err == nil && proxy != nil {
-		return ctx
+		if ip, err := netip.ParseAddr(req.URL.Hostname()); err == nil && isLocal(ip) {
+			return nil, errLocalAddress
+		}
+		return req, nil
 	}
-	return context.WithValue(ctx, foreignKey{}, true)
+	return req.WithContext(context.WithValue(req.Context(), foreignKey{}, true)), nil
 }
 
 // exchange sends a request and classifies the error.
-func (s *session) exchange(req *http.Request) (*http.Response, error) {
-	resp, err := s.host.transport.RoundTrip(req)
+func (s *session) exchange(req *http.Request) (resp *http.Response, err error) {
+	ctx := req.Context()
+	if !s.own(req.URL) || s.repository.client.options.Untrusted && !s.host.named {
+		if req, err = foreign(req); err != nil {
+			return nil, s.classify(ctx, err)
+		}
+	}
+	resp, err = s.host.transport.RoundTrip(req)
 	if err != nil {
-		return nil, s.classify(req.Context(), err)
+		return nil, s.classify(ctx, err)
 	}
 	s.repository.answered.Store(true)
 	return resp, nil
@@ -244,7 +258,7 @@ func (s *session) classify(ctx context.Context, err error) error {
 	var network net.Error
 	switch {
 	case errors.Is(err, errLocalAddress):
-		return malformed("a redirect or a token server on a loopback or link-local address")
+		return malformed("a redirect, a token server or an image of a pod leads to a loopback, link-local or metadata address")
 	case ctx.Err() != nil:
 		return s.ended(ctx)
 	case errors.As(err, &header) && string(header.RecordHeader[:]) == "HTTP/":

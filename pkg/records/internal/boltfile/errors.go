@@ -1,6 +1,9 @@
 package boltfile
 
-import "errors"
+import (
+	"errors"
+	"fmt"
+)
 
 var (
 	// ErrInUse is the error of Open if another process holds the file's lock.
@@ -12,3 +15,10 @@ var (
 	// ErrUnreadable means that bbolt panicked because of the content of a file.
 	ErrUnreadable = errors.New("records: stored value unreadable")
 )
+
+// A failedReadError is a fault in the file's memory map.
+type failedReadError struct{ fault any }
+
+func (e failedReadError) Error() string { return fmt.Sprintf("a read of the file failed: %v", e.fault) }
+
+func (failedReadError) Is(target error) bool { return target == ErrUnreadable }

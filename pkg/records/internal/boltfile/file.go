@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"runtime/debug"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -24,8 +25,9 @@ type Options struct {
 	LockWait time.Duration
 	// ReadOnly opens a file for reading, together with other readers.
 	ReadOnly bool
-	// OnPanic is called for each panic in a transaction, with its value and the stack, before the transaction returns
-	// ErrUnreadable; nil is allowed. The cause is a damaged page, or an error in the program.
+	// OnPanic is called for a panic in a transaction, with its value and the stack, before the transaction returns
+	// ErrUnreadable; nil is allowed. The cause is a failed read ([FailedRead]), a damaged page, or an error in the program.
+	// bbolt may hold its locks for ever after a panic, so every later transaction fails and the file cannot be closed.
 	OnPanic func(value any, stack []byte)
 	// Check checks the content of the file after its structure was checked; an error means that the file is damaged.
 	Check func(*bolt.Tx) error
@@ -37,8 +39,9 @@ type File struct {
 	DB   *bolt.DB
 	file *os.File // of DB, closed with it
 	// onPanic is Options.OnPanic.
-	onPanic func(value any, stack []byte)
-	info    fs.FileInfo // of file, when it was opened
+	onPanic  func(value any, stack []byte)
+	panicked atomic.Bool // in a transaction
+	info     fs.FileInfo // of file, when it was opened
 }
 
 // Open opens the file at path, which must be a regular file, and reads all of it. For a damaged file it returns the damage
@@ -68,8 +71,14 @@ func Open(path string, o Options) (f *File, damage, err error) {
 		return f, nil, nil
 	case errors.Is(damage, bolterrors.ErrTimeout):
 		return nil, nil, ErrInUse
-	case errors.Is(damage, fs.ErrPermission), isSystem(damage):
+	case errors.Is(damage, fs.ErrPermission), IsSystem(damage):
 		return nil, nil, errors.Join(damage, f.closeDamaged())
+	}
+	if _, failed := errors.AsType[failedReadError](damage); failed || f.DB == nil {
+		// To bbolt, a failed read is a fault in its memory map or an invalid file.
+		if found := walkFile(path); found == nil || IsSystem(found) {
+			return nil, nil, errors.Join(damage, found, f.closeDamaged())
+		}
 	}
 	return nil, damage, f.closeDamaged()
 }
@@ -77,8 +86,8 @@ func Open(path string, o Options) (f *File, damage, err error) {
 // Create creates a database in a new file.
 func Create(path string) (*File, error) {
 	var f File
-	if err := f.open(path, Options{}, os.O_CREATE|os.O_EXCL); err != nil {
-		return nil, err
+	if err := guard(nil, func() error { return f.open(path, Options{}, os.O_CREATE|os.O_EXCL) }); err != nil {
+		return nil, errors.Join(err, f.closeDamaged())
 	}
 	return &f, nil
 }
@@ -122,8 +131,8 @@ func InPlace(path string, before fs.FileInfo) error {
 	return err
 }
 
-// isSystem reports whether an error is from the file system and says nothing about the file's content.
-func isSystem(err error) bool {
+// IsSystem reports whether an error is from the file system and says nothing about the file's content.
+func IsSystem(err error) bool {
 	var path *fs.PathError
 	var call *os.SyscallError
 	var number syscall.Errno // bbolt does not wrap errors of flock, mmap and fdatasync
@@ -132,39 +141,71 @@ func isSystem(err error) bool {
 
 // closeDamaged closes a file that may be too damaged for a normal close; it does not write pages.
 func (f *File) closeDamaged() error {
-	if f.DB == nil {
-		return nil
+	if f.DB != nil {
+		return guard(nil, f.DB.Close)
 	}
-	return guard(nil, f.DB.Close)
+	if f.file != nil { // bbolt closes it after an error, but not after a panic
+		if err := f.file.Close(); !errors.Is(err, os.ErrClosed) {
+			return err
+		}
+	}
+	return nil
 }
 
 // check walks the whole tree, and then checks the content.
 func (f *File) check(content func(*bolt.Tx) error) error {
-	info, err := f.file.Stat() // after the lock: no other process writes
+	// Before bbolt reads the tree, because bbolt does not validate it. The walk finds all damage that bbolt's own check finds, which
+	// would read the file again, and keep it in memory. The file is locked: no other process writes.
+	if err := walkAll(f.file); err != nil || content == nil {
+		return err
+	}
+	return f.DB.View(content)
+}
+
+// walkFile returns the first damage of the tree of a file, or the error of the file system that keeps the file from being read.
+func walkFile(path string) error {
+	file, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	return f.DB.View(func(tx *bolt.Tx) error {
-		if tx.Size() > info.Size() {
-			return fmt.Errorf("the file has %d bytes, its tree %d", info.Size(), tx.Size())
-		}
-		// Before bbolt reads the tree, because bbolt does not validate it. The walk finds all damage that bbolt's own check finds,
-		// which would read the file again, and keep it in memory.
-		if err := f.Walk(tx, Visitor{}); err != nil || content == nil {
-			return err
-		}
-		return content(tx)
-	})
+	defer func() { _ = file.Close() }() // it was only read
+	return walkAll(file)
 }
 
-// View runs a read transaction and returns a panic in it as an error.
+func walkAll(file io.ReaderAt) error {
+	m, err := Newest(file)
+	if err != nil {
+		return err
+	}
+	if err := CheckMetas(file, m); err != nil {
+		return err
+	}
+	return Walk(file, m, Visitor{})
+}
+
+// View runs a read transaction and returns a panic in it as an error; see Options.OnPanic.
 func (f *File) View(do func(*bolt.Tx) error) error {
-	return guard(f.onPanic, func() error { return f.DB.View(do) })
+	return f.guarded(func() error { return f.DB.View(do) })
 }
 
-// Update runs a write transaction and returns a panic in it as an error. After nil the change is on disk.
+// Update runs a write transaction and returns a panic in it as an error; see Options.OnPanic. After nil the change is on disk.
 func (f *File) Update(do func(*bolt.Tx) error) error {
-	return guard(f.onPanic, func() error { return f.DB.Update(do) })
+	return f.guarded(func() error { return f.DB.Update(do) })
+}
+
+// Close closes the file after its transactions have ended.
+func (f *File) Close() error { return f.guarded(f.DB.Close) }
+
+func (f *File) guarded(do func() error) error {
+	if f.panicked.Load() {
+		return fmt.Errorf("%w: an earlier transaction panicked", ErrUnreadable)
+	}
+	return guard(func(value any, stack []byte) {
+		f.panicked.Store(true)
+		if f.onPanic != nil {
+			f.onPanic(value, stack)
+		}
+	}, do)
 }
 
 // Walk walks the pages of a transaction of the file, also during writes.
@@ -202,8 +243,16 @@ func guard(onPanic func(value any, stack []byte), f func() error) (err error) {
 			if onPanic != nil {
 				onPanic(p, debug.Stack())
 			}
-			err = fmt.Errorf("%w: panic: %v", ErrUnreadable, p)
+			if err = fmt.Errorf("%w: panic: %v", ErrUnreadable, p); FailedRead(p) {
+				err = failedReadError{p}
+			}
 		}
 	}()
 	return f()
+}
+
+// FailedRead reports whether the value of a panic is a fault in a memory map: the disk failed, or the file became shorter.
+func FailedRead(panicked any) bool {
+	_, fault := panicked.(interface{ Addr() uintptr })
+	return fault
 }

@@ -70,6 +70,9 @@ func Newest(file io.ReaderAt) (Meta, error) {
 		}
 		return m, nil
 	}
+	if IsSystem(err) {
+		return Meta{}, err
+	}
 	// The first page does not contain the position of the second one.
 	for size := int64(minPageSize); size <= maxPageSize; size *= 2 {
 		if second, err := metaAt(file, size); err == nil && int64(second.PageSize) == size {
@@ -77,6 +80,17 @@ func Newest(file io.ReaderAt) (Meta, error) {
 		}
 	}
 	return Meta{}, err
+}
+
+// CheckMetas returns the damage of the meta pages of a file to which no process writes. bbolt ignores a damaged one. That may be the
+// newer one: then the last transaction, perhaps a revocation, would be lost.
+func CheckMetas(file io.ReaderAt, m Meta) error {
+	for id := range 2 {
+		if _, err := metaAt(file, int64(id*m.PageSize)); err != nil {
+			return fmt.Errorf("meta page %d: %w", id, err)
+		}
+	}
+	return nil
 }
 
 func metaAt(file io.ReaderAt, at int64) (Meta, error) {
@@ -88,8 +102,10 @@ func metaAt(file io.ReaderAt, at int64) (Meta, error) {
 	return ParseMeta(page[:n])
 }
 
-// unread returns a read error of the disk as damage of the file. It does not wrap the error of the file system.
-func unread(err error, n int, at int64) error { return fmt.Errorf("%d bytes at %d: %v", n, at, err) }
+// unread describes a failed read. The end of the file is damage, and an error of the file system is not.
+func unread(err error, n int, at int64) error {
+	return fmt.Errorf("read %d bytes at %d: %w", n, at, err)
+}
 
 func u32(b []byte) uint64 { return uint64(binary.NativeEndian.Uint32(b)) }
 func u64(b []byte) uint64 { return binary.NativeEndian.Uint64(b) }

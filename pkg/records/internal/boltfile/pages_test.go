@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -242,7 +243,12 @@ func TestDamageThatBoltWouldFollow(t *testing.T) {
 		"a key below those before it": {func(b []byte) { key(b, 2)[0] = 'a' }, "key 2 is out of order"},
 		"a key twice":                 {func(b []byte) { copy(key(b, 2), key(b, 1)) }, "key 2 is out of order"},
 		"a key below its page":        {func(b []byte) { key(b, 0)[0] = 'a' }, "key 0 is out of order"},
-		"a key above its page":        {func(b []byte) { key(b, last)[0] = 'z' }, fmt.Sprintf("key %d is out of order", last)},
+		"a first key not that of the branch page": {func(b []byte) {
+			at := branch*size + 2*16 // its second element
+			at += int(binary.NativeEndian.Uint32(b[at:]))
+			b[at+len("key 000")]-- // still above the keys of the first child
+		}, "key 0 is out of order"},
+		"a key above its page": {func(b []byte) { key(b, last)[0] = 'z' }, fmt.Sprintf("key %d is out of order", last)},
 		"a page freed twice": {func(b []byte) {
 			copy(b[list*size+16:list*size+24], b[list*size+24:list*size+32])
 		}, "referenced twice"},
@@ -432,10 +438,40 @@ func (badDisk) ReadAt([]byte, int64) (int, error) {
 	return 0, &os.PathError{Op: "read", Err: syscall.EIO}
 }
 
-func TestUnreadableDiskIsDamage(t *testing.T) {
-	if _, err := boltfile.Newest(badDisk{}); err == nil || errors.Is(err, syscall.EIO) {
-		t.Errorf("Newest of a disk that cannot be read = %v; want damage", err)
+// An error of the disk is not damage: a healthy store must not be set aside for it.
+func TestFailedReadIsNotDamage(t *testing.T) {
+	if _, err := boltfile.Newest(badDisk{}); !errors.Is(err, syscall.EIO) {
+		t.Errorf("Newest of a disk that cannot be read = %v; want EIO", err)
 	}
+	content := write(t, fill("many", 200, "value"))
+	m, err := boltfile.Newest(bytes.NewReader(content))
+	must(t, err)
+	if err := boltfile.CheckMetas(badDisk{}, m); !errors.Is(err, syscall.EIO) {
+		t.Errorf("CheckMetas = %v; want EIO", err)
+	}
+	for at := range int64(len(content)) {
+		if at%512 != 0 {
+			continue
+		}
+		damage := 0
+		err := boltfile.Walk(badSector{bytes.NewReader(content), at}, m, boltfile.Visitor{Damage: func(error) error { damage++; return nil }})
+		if damage > 0 || err != nil && !errors.Is(err, syscall.EIO) || err == nil && at < int64(2*m.PageSize) && at%int64(m.PageSize) == 0 {
+			t.Errorf("Walk with a bad sector at %d = %v, %d damages; want EIO alone", at, err, damage)
+		}
+	}
+}
+
+// A badSector fails the reads of one byte.
+type badSector struct {
+	io.ReaderAt
+	at int64
+}
+
+func (b badSector) ReadAt(p []byte, at int64) (int, error) {
+	if at <= b.at && b.at < at+int64(len(p)) {
+		return badDisk{}.ReadAt(p, at)
+	}
+	return b.ReaderAt.ReadAt(p, at)
 }
 
 func FuzzWalkEnds(f *testing.F) {

@@ -30,7 +30,7 @@ type Visitor struct {
 	// it returns.
 	Value func(bucket string, key, value []byte) error
 	// Damage is called for each part that cannot be walked; the walk continues with the other parts. If it is nil, the first
-	// damage ends the walk, which returns it.
+	// damage ends the walk, which returns it. An error of the file system is not damage: it ends the walk.
 	Damage func(error) error
 }
 
@@ -48,7 +48,7 @@ type walker struct {
 func Walk(file io.ReaderAt, m Meta, v Visitor) error {
 	w := &walker{file: file, size: uint64(m.PageSize), visitor: v} //nolint:gosec // ParseMeta has checked it
 	if _, err := file.ReadAt(make([]byte, 1), int64(m.Pages)*int64(m.PageSize)-1); err != nil {
-		return w.damage(fmt.Errorf("the file is shorter than its %d pages: %v", m.Pages, err))
+		return w.damage(fmt.Errorf("the file is shorter than its %d pages: %w", m.Pages, err))
 	}
 	w.seen = make([]bool, m.Pages)
 	if err := w.metas(); err != nil {
@@ -78,7 +78,7 @@ func Walk(file io.ReaderAt, m Meta, v Visitor) error {
 
 func (w *walker) damage(err error) error {
 	w.damages++
-	if w.visitor.Damage == nil {
+	if w.visitor.Damage == nil || IsSystem(err) {
 		return err
 	}
 	return w.visitor.Damage(err)
@@ -175,7 +175,8 @@ func (w *walker) memory() []byte {
 
 func (w *walker) release(page []byte) { w.unused = append(w.unused, page) }
 
-// walk walks a page whose keys must not be below low, and must be below high unless high is nil.
+// walk walks a page whose first key must be low unless low is nil, and whose keys must be below high unless high is nil. bbolt
+// would also read a page whose first key is above low, but its next write there would damage the tree further.
 func (w *walker) walk(id uint64, bucket string, low, high []byte) error {
 	page, err := w.page(id)
 	if err != nil {
@@ -253,7 +254,8 @@ func parse(page, low, high []byte) (entries []entry, branch bool, err error) {
 		e.key, e.value = page[end:end+keySize:end+keySize], page[end+keySize:end+keySize+valueSize:end+keySize+valueSize]
 		end += keySize + valueSize
 		order := bytes.Compare(last, e.key)
-		if len(e.key) == 0 || order > 0 || order == 0 && !first || high != nil && bytes.Compare(e.key, high) >= 0 {
+		if len(e.key) == 0 || order > 0 || first && low != nil && order != 0 || order == 0 && !first ||
+			high != nil && bytes.Compare(e.key, high) >= 0 {
 			return entries, branch, fmt.Errorf("key %d is out of order", i)
 		}
 		last, first = e.key, false

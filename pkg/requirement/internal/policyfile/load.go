@@ -17,8 +17,9 @@ import (
 // A Policy is what one file gave.
 type Policy struct {
 	Checker
-	Name  string
-	Rules []requirement.Rule
+	Name    string
+	Rules   []requirement.Rule
+	Webhook requirement.Webhook
 }
 
 // Load reads files with parse: all of them or none. The error joins all errors of all files; each begins with the name of the file.
@@ -53,6 +54,12 @@ func Load(files []requirement.File, parse func(data []byte) Policy) (*requiremen
 	loaded := &requirement.Policies{Notes: notes, Count: len(all)}
 	for _, p := range all {
 		loaded.Rules = append(loaded.Rules, p.Rules...)
+		if w := &loaded.Webhook; len(p.Rules) > 0 {
+			if w.FailurePolicy != "Fail" && p.Webhook.FailurePolicy != "" {
+				w.FailurePolicy = p.Webhook.FailurePolicy
+			}
+			w.TimeoutSeconds = max(w.TimeoutSeconds, p.Webhook.TimeoutSeconds)
+		}
 	}
 	return loaded, nil
 }

@@ -7,7 +7,7 @@
 // The admin API of pullgated: what an operator of a node sees of pull records, and what can be corrected.
 //
 // It is served on a Unix socket of its own (admin.listen), to root and to the user that pullgated runs as;
-// every other caller gets PERMISSION_DENIED from every call. Credentials never appear, only their IDs, which are
+// every other caller gets PERMISSION_DENIED from every call. Credentials never appear in answers, only their IDs, which are
 // keyed hashes that no other node shares. Beside the codes that each call names, every call may return
 // CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE while pullgated stops, and INTERNAL, with the reason in
 // pullgated's own log.
@@ -2425,9 +2425,10 @@ type ExplainResponse struct {
 	Pod *PodRef `protobuf:"bytes,5,opt,name=pod,proto3" json:"pod,omitempty"`
 	// What the judgement rests on.
 	Evidence *Evidence `protobuf:"bytes,6,opt,name=evidence,proto3" json:"evidence,omitempty"`
-	// What pullgated makes of it at the kubelet's calls, a sentence each: the outcome with Always, IfNotPresent and Never.
+	// What pullgated makes of it at the kubelet's calls, a sentence each: what policies deny, and the outcome with Always, IfNotPresent
+	// and Never where it depends on these.
 	Consequences []string `protobuf:"bytes,7,rep,name=consequences,proto3" json:"consequences,omitempty"`
-	// What would change the verdict, a sentence each, the nearest first.
+	// What would change the verdict or the answer of policies, a sentence each, the nearest first.
 	Remedies []string `protobuf:"bytes,8,rep,name=remedies,proto3" json:"remedies,omitempty"`
 	// What policies (admission.policies) answer at the calls that create the sandbox and the containers; empty if there are none.
 	// They are asked only about images that the pod may use.
@@ -2435,8 +2436,11 @@ type ExplainResponse struct {
 	// How many restrictions of all policies this node cannot judge; ListPolicies has them. What they answer is not in policy_answers,
 	// unless admission.unjudged is Refuse.
 	UnjudgedRestrictions int32 `protobuf:"varint,10,opt,name=unjudged_restrictions,json=unjudgedRestrictions,proto3" json:"unjudged_restrictions,omitempty"`
-	unknownFields        protoimpl.UnknownFields
-	sizeCache            protoimpl.SizeCache
+	// Whether the pod may use the image and can start with it, in a sentence, with the policies that deny it or whose answer is not known,
+	// and shadow mode. A denial of policies comes before a missing proof.
+	Summary       string `protobuf:"bytes,11,opt,name=summary,proto3" json:"summary,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExplainResponse) Reset() {
@@ -2537,6 +2541,13 @@ func (x *ExplainResponse) GetUnjudgedRestrictions() int32 {
 		return x.UnjudgedRestrictions
 	}
 	return 0
+}
+
+func (x *ExplainResponse) GetSummary() string {
+	if x != nil {
+		return x.Summary
+	}
+	return ""
 }
 
 // PolicyAnswer is what policies answer at one call, as far as it can be known before the kubelet makes the call: the pod source
@@ -2760,6 +2771,235 @@ func (x *Finding) GetDigest() string {
 	return ""
 }
 
+// ListPodsRequest asks for a page of the images of pods.
+type ListPodsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only rows whose state is "needs proof" or "denied by …".
+	Denied bool `protobuf:"varint,1,opt,name=denied,proto3" json:"denied,omitempty"`
+	// How many at most.
+	PageSize int32 `protobuf:"varint,2,opt,name=page_size,json=pageSize,proto3" json:"page_size,omitempty"`
+	// The page; "": the first.
+	PageToken     string `protobuf:"bytes,3,opt,name=page_token,json=pageToken,proto3" json:"page_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPodsRequest) Reset() {
+	*x = ListPodsRequest{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPodsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPodsRequest) ProtoMessage() {}
+
+func (x *ListPodsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPodsRequest.ProtoReflect.Descriptor instead.
+func (*ListPodsRequest) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *ListPodsRequest) GetDenied() bool {
+	if x != nil {
+		return x.Denied
+	}
+	return false
+}
+
+func (x *ListPodsRequest) GetPageSize() int32 {
+	if x != nil {
+		return x.PageSize
+	}
+	return 0
+}
+
+func (x *ListPodsRequest) GetPageToken() string {
+	if x != nil {
+		return x.PageToken
+	}
+	return ""
+}
+
+// ListPodsResponse is a page of the images of pods.
+type ListPodsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The images, by namespace, pod, container and name.
+	Images []*PodImage `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"`
+	// The next page; "" if this is the last.
+	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
+	// Whether a missing proof denies; false in shadow mode and under the policy NeverVerify.
+	Enforcing bool `protobuf:"varint,3,opt,name=enforcing,proto3" json:"enforcing,omitempty"`
+	// Whether policies deny (admission.enforce); false also if there are none.
+	PoliciesEnforcing bool `protobuf:"varint,4,opt,name=policies_enforcing,json=policiesEnforcing,proto3" json:"policies_enforcing,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *ListPodsResponse) Reset() {
+	*x = ListPodsResponse{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPodsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPodsResponse) ProtoMessage() {}
+
+func (x *ListPodsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPodsResponse.ProtoReflect.Descriptor instead.
+func (*ListPodsResponse) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ListPodsResponse) GetImages() []*PodImage {
+	if x != nil {
+		return x.Images
+	}
+	return nil
+}
+
+func (x *ListPodsResponse) GetNextPageToken() string {
+	if x != nil {
+		return x.NextPageToken
+	}
+	return ""
+}
+
+func (x *ListPodsResponse) GetEnforcing() bool {
+	if x != nil {
+		return x.Enforcing
+	}
+	return false
+}
+
+func (x *ListPodsResponse) GetPoliciesEnforcing() bool {
+	if x != nil {
+		return x.PoliciesEnforcing
+	}
+	return false
+}
+
+// PodImage is an image that a container or a volume of a pod uses.
+type PodImage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The namespace of the pod.
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The name of the pod.
+	Pod string `protobuf:"bytes,2,opt,name=pod,proto3" json:"pod,omitempty"`
+	// The UID of the pod.
+	Uid string `protobuf:"bytes,3,opt,name=uid,proto3" json:"uid,omitempty"`
+	// The container; "" for the image of a volume, and if the images of the pod are not known.
+	Container string `protobuf:"bytes,4,opt,name=container,proto3" json:"container,omitempty"`
+	// The name of the image in the pod's spec; "" if the images of the pod are not known.
+	Image string `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
+	// "runs", "needs proof", "denied by NAME" with the name of a policy, or "unknown": the image is not on the node, its name is not known,
+	// or policies depend on what only the kubelet's call or an image review backend has.
+	State         string `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PodImage) Reset() {
+	*x = PodImage{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PodImage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PodImage) ProtoMessage() {}
+
+func (x *PodImage) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PodImage.ProtoReflect.Descriptor instead.
+func (*PodImage) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *PodImage) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *PodImage) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+func (x *PodImage) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *PodImage) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
+func (x *PodImage) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *PodImage) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
 // Evidence is what a judgement rests on.
 type Evidence struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2802,7 +3042,7 @@ type Evidence struct {
 
 func (x *Evidence) Reset() {
 	*x = Evidence{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2814,7 +3054,7 @@ func (x *Evidence) String() string {
 func (*Evidence) ProtoMessage() {}
 
 func (x *Evidence) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2827,7 +3067,7 @@ func (x *Evidence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evidence.ProtoReflect.Descriptor instead.
 func (*Evidence) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{32}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Evidence) GetPresence() Presence {
@@ -2957,7 +3197,7 @@ type PodCredential struct {
 
 func (x *PodCredential) Reset() {
 	*x = PodCredential{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2969,7 +3209,7 @@ func (x *PodCredential) String() string {
 func (*PodCredential) ProtoMessage() {}
 
 func (x *PodCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2982,7 +3222,7 @@ func (x *PodCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodCredential.ProtoReflect.Descriptor instead.
 func (*PodCredential) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{33}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PodCredential) GetCredentialId() string {
@@ -3027,7 +3267,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3039,7 +3279,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3052,7 +3292,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{34}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RevokeRequest) GetCredentialId() string {
@@ -3115,7 +3355,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3127,7 +3367,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3140,7 +3380,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{35}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RevokeResponse) GetProofs() []*RevokedProof {
@@ -3184,7 +3424,7 @@ type RevokedProof struct {
 
 func (x *RevokedProof) Reset() {
 	*x = RevokedProof{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3196,7 +3436,7 @@ func (x *RevokedProof) String() string {
 func (*RevokedProof) ProtoMessage() {}
 
 func (x *RevokedProof) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3209,7 +3449,7 @@ func (x *RevokedProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedProof.ProtoReflect.Descriptor instead.
 func (*RevokedProof) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{36}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RevokedProof) GetPair() *Pair {
@@ -3243,7 +3483,7 @@ type ListPreloadedRequest struct {
 
 func (x *ListPreloadedRequest) Reset() {
 	*x = ListPreloadedRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3255,7 +3495,7 @@ func (x *ListPreloadedRequest) String() string {
 func (*ListPreloadedRequest) ProtoMessage() {}
 
 func (x *ListPreloadedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3268,7 +3508,7 @@ func (x *ListPreloadedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPreloadedRequest.ProtoReflect.Descriptor instead.
 func (*ListPreloadedRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{37}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListPreloadedRequest) GetRepository() string {
@@ -3312,7 +3552,7 @@ type ListPreloadedResponse struct {
 
 func (x *ListPreloadedResponse) Reset() {
 	*x = ListPreloadedResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3324,7 +3564,7 @@ func (x *ListPreloadedResponse) String() string {
 func (*ListPreloadedResponse) ProtoMessage() {}
 
 func (x *ListPreloadedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3337,7 +3577,7 @@ func (x *ListPreloadedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPreloadedResponse.ProtoReflect.Descriptor instead.
 func (*ListPreloadedResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{38}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListPreloadedResponse) GetMarks() []*Mark {
@@ -3375,7 +3615,7 @@ type AcceptPreloadedRequest struct {
 
 func (x *AcceptPreloadedRequest) Reset() {
 	*x = AcceptPreloadedRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3387,7 +3627,7 @@ func (x *AcceptPreloadedRequest) String() string {
 func (*AcceptPreloadedRequest) ProtoMessage() {}
 
 func (x *AcceptPreloadedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3400,7 +3640,7 @@ func (x *AcceptPreloadedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptPreloadedRequest.ProtoReflect.Descriptor instead.
 func (*AcceptPreloadedRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{39}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *AcceptPreloadedRequest) GetRepository() string {
@@ -3461,7 +3701,7 @@ type AcceptPreloadedResponse struct {
 
 func (x *AcceptPreloadedResponse) Reset() {
 	*x = AcceptPreloadedResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3473,7 +3713,7 @@ func (x *AcceptPreloadedResponse) String() string {
 func (*AcceptPreloadedResponse) ProtoMessage() {}
 
 func (x *AcceptPreloadedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3486,7 +3726,7 @@ func (x *AcceptPreloadedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptPreloadedResponse.ProtoReflect.Descriptor instead.
 func (*AcceptPreloadedResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{40}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *AcceptPreloadedResponse) GetAccepted() []*Pair {
@@ -3528,7 +3768,7 @@ type ForgetPreloadedRequest struct {
 
 func (x *ForgetPreloadedRequest) Reset() {
 	*x = ForgetPreloadedRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3540,7 +3780,7 @@ func (x *ForgetPreloadedRequest) String() string {
 func (*ForgetPreloadedRequest) ProtoMessage() {}
 
 func (x *ForgetPreloadedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3553,7 +3793,7 @@ func (x *ForgetPreloadedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetPreloadedRequest.ProtoReflect.Descriptor instead.
 func (*ForgetPreloadedRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{41}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ForgetPreloadedRequest) GetRepository() string {
@@ -3599,7 +3839,7 @@ type ForgetPreloadedResponse struct {
 
 func (x *ForgetPreloadedResponse) Reset() {
 	*x = ForgetPreloadedResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3611,7 +3851,7 @@ func (x *ForgetPreloadedResponse) String() string {
 func (*ForgetPreloadedResponse) ProtoMessage() {}
 
 func (x *ForgetPreloadedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3624,7 +3864,7 @@ func (x *ForgetPreloadedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetPreloadedResponse.ProtoReflect.Descriptor instead.
 func (*ForgetPreloadedResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{42}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ForgetPreloadedResponse) GetForgotten() []*Mark {
@@ -3669,7 +3909,7 @@ type ListEndorsementsRequest struct {
 
 func (x *ListEndorsementsRequest) Reset() {
 	*x = ListEndorsementsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3681,7 +3921,7 @@ func (x *ListEndorsementsRequest) String() string {
 func (*ListEndorsementsRequest) ProtoMessage() {}
 
 func (x *ListEndorsementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3694,7 +3934,7 @@ func (x *ListEndorsementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndorsementsRequest.ProtoReflect.Descriptor instead.
 func (*ListEndorsementsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{43}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListEndorsementsRequest) GetRepository() string {
@@ -3752,7 +3992,7 @@ type ListEndorsementsResponse struct {
 
 func (x *ListEndorsementsResponse) Reset() {
 	*x = ListEndorsementsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3764,7 +4004,7 @@ func (x *ListEndorsementsResponse) String() string {
 func (*ListEndorsementsResponse) ProtoMessage() {}
 
 func (x *ListEndorsementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3777,7 +4017,7 @@ func (x *ListEndorsementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndorsementsResponse.ProtoReflect.Descriptor instead.
 func (*ListEndorsementsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{44}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListEndorsementsResponse) GetEndorsements() []*Endorsement {
@@ -3817,7 +4057,7 @@ type RevokeEndorsementsRequest struct {
 
 func (x *RevokeEndorsementsRequest) Reset() {
 	*x = RevokeEndorsementsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3829,7 +4069,7 @@ func (x *RevokeEndorsementsRequest) String() string {
 func (*RevokeEndorsementsRequest) ProtoMessage() {}
 
 func (x *RevokeEndorsementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3842,7 +4082,7 @@ func (x *RevokeEndorsementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeEndorsementsRequest.ProtoReflect.Descriptor instead.
 func (*RevokeEndorsementsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{45}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RevokeEndorsementsRequest) GetRepository() string {
@@ -3905,7 +4145,7 @@ type RevokeEndorsementsResponse struct {
 
 func (x *RevokeEndorsementsResponse) Reset() {
 	*x = RevokeEndorsementsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3917,7 +4157,7 @@ func (x *RevokeEndorsementsResponse) String() string {
 func (*RevokeEndorsementsResponse) ProtoMessage() {}
 
 func (x *RevokeEndorsementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3930,7 +4170,7 @@ func (x *RevokeEndorsementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeEndorsementsResponse.ProtoReflect.Descriptor instead.
 func (*RevokeEndorsementsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{46}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RevokeEndorsementsResponse) GetEndorsements() []*Endorsement {
@@ -3951,7 +4191,7 @@ type EndDistrustRequest struct {
 
 func (x *EndDistrustRequest) Reset() {
 	*x = EndDistrustRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3963,7 +4203,7 @@ func (x *EndDistrustRequest) String() string {
 func (*EndDistrustRequest) ProtoMessage() {}
 
 func (x *EndDistrustRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3976,7 +4216,7 @@ func (x *EndDistrustRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDistrustRequest.ProtoReflect.Descriptor instead.
 func (*EndDistrustRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{47}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *EndDistrustRequest) GetDryRun() bool {
@@ -3999,7 +4239,7 @@ type EndDistrustResponse struct {
 
 func (x *EndDistrustResponse) Reset() {
 	*x = EndDistrustResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4011,7 +4251,7 @@ func (x *EndDistrustResponse) String() string {
 func (*EndDistrustResponse) ProtoMessage() {}
 
 func (x *EndDistrustResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4024,7 +4264,7 @@ func (x *EndDistrustResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDistrustResponse.ProtoReflect.Descriptor instead.
 func (*EndDistrustResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{48}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *EndDistrustResponse) GetEnded() *Distrust {
@@ -4050,7 +4290,7 @@ type VerifyStoreRequest struct {
 
 func (x *VerifyStoreRequest) Reset() {
 	*x = VerifyStoreRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4062,7 +4302,7 @@ func (x *VerifyStoreRequest) String() string {
 func (*VerifyStoreRequest) ProtoMessage() {}
 
 func (x *VerifyStoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4075,7 +4315,7 @@ func (x *VerifyStoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyStoreRequest.ProtoReflect.Descriptor instead.
 func (*VerifyStoreRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{49}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{52}
 }
 
 // VerifyStoreResponse is what was read.
@@ -4095,7 +4335,7 @@ type VerifyStoreResponse struct {
 
 func (x *VerifyStoreResponse) Reset() {
 	*x = VerifyStoreResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4107,7 +4347,7 @@ func (x *VerifyStoreResponse) String() string {
 func (*VerifyStoreResponse) ProtoMessage() {}
 
 func (x *VerifyStoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4120,7 +4360,7 @@ func (x *VerifyStoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyStoreResponse.ProtoReflect.Descriptor instead.
 func (*VerifyStoreResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{50}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *VerifyStoreResponse) GetValues() int64 {
@@ -4164,7 +4404,7 @@ type StoreProblem struct {
 
 func (x *StoreProblem) Reset() {
 	*x = StoreProblem{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4176,7 +4416,7 @@ func (x *StoreProblem) String() string {
 func (*StoreProblem) ProtoMessage() {}
 
 func (x *StoreProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4189,7 +4429,7 @@ func (x *StoreProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreProblem.ProtoReflect.Descriptor instead.
 func (*StoreProblem) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{51}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *StoreProblem) GetWhere() string {
@@ -4215,7 +4455,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4227,7 +4467,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4240,7 +4480,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{52}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{55}
 }
 
 // BackupResponse is a piece of the backup.
@@ -4256,7 +4496,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4268,7 +4508,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4281,7 +4521,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{53}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *BackupResponse) GetChunk() []byte {
@@ -4313,7 +4553,7 @@ type ReportNodeCredentialsRequest struct {
 
 func (x *ReportNodeCredentialsRequest) Reset() {
 	*x = ReportNodeCredentialsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4325,7 +4565,7 @@ func (x *ReportNodeCredentialsRequest) String() string {
 func (*ReportNodeCredentialsRequest) ProtoMessage() {}
 
 func (x *ReportNodeCredentialsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4338,7 +4578,7 @@ func (x *ReportNodeCredentialsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNodeCredentialsRequest.ProtoReflect.Descriptor instead.
 func (*ReportNodeCredentialsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{54}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ReportNodeCredentialsRequest) GetKeyFingerprint() string {
@@ -4375,7 +4615,7 @@ type NodeCredential struct {
 
 func (x *NodeCredential) Reset() {
 	*x = NodeCredential{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[55]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4387,7 +4627,7 @@ func (x *NodeCredential) String() string {
 func (*NodeCredential) ProtoMessage() {}
 
 func (x *NodeCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[55]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4400,7 +4640,7 @@ func (x *NodeCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeCredential.ProtoReflect.Descriptor instead.
 func (*NodeCredential) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{55}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *NodeCredential) GetCredentialId() string {
@@ -4426,7 +4666,7 @@ type ReportNodeCredentialsResponse struct {
 
 func (x *ReportNodeCredentialsResponse) Reset() {
 	*x = ReportNodeCredentialsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[56]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4438,7 +4678,7 @@ func (x *ReportNodeCredentialsResponse) String() string {
 func (*ReportNodeCredentialsResponse) ProtoMessage() {}
 
 func (x *ReportNodeCredentialsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[56]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4451,7 +4691,7 @@ func (x *ReportNodeCredentialsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNodeCredentialsResponse.ProtoReflect.Descriptor instead.
 func (*ReportNodeCredentialsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{56}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{59}
 }
 
 // WatchDecisionsRequest asks for decisions.
@@ -4467,7 +4707,7 @@ type WatchDecisionsRequest struct {
 
 func (x *WatchDecisionsRequest) Reset() {
 	*x = WatchDecisionsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[57]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4479,7 +4719,7 @@ func (x *WatchDecisionsRequest) String() string {
 func (*WatchDecisionsRequest) ProtoMessage() {}
 
 func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[57]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4492,7 +4732,7 @@ func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsRequest.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{57}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *WatchDecisionsRequest) GetNamespace() string {
@@ -4546,7 +4786,7 @@ type WatchDecisionsResponse struct {
 
 func (x *WatchDecisionsResponse) Reset() {
 	*x = WatchDecisionsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[58]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4558,7 +4798,7 @@ func (x *WatchDecisionsResponse) String() string {
 func (*WatchDecisionsResponse) ProtoMessage() {}
 
 func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[58]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4571,7 +4811,7 @@ func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsResponse.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{58}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *WatchDecisionsResponse) GetTime() *timestamppb.Timestamp {
@@ -4685,7 +4925,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[59]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4697,7 +4937,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[59]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4710,7 +4950,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{59}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ListPoliciesRequest) GetPageSize() int32 {
@@ -4752,7 +4992,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[60]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4764,7 +5004,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[60]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4777,7 +5017,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{60}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -4865,7 +5105,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[61]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4877,7 +5117,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[61]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4890,7 +5130,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{61}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *Policy) GetKind() string {
@@ -4988,7 +5228,7 @@ type SignatureRule struct {
 
 func (x *SignatureRule) Reset() {
 	*x = SignatureRule{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[62]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5000,7 +5240,7 @@ func (x *SignatureRule) String() string {
 func (*SignatureRule) ProtoMessage() {}
 
 func (x *SignatureRule) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[62]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5013,7 +5253,7 @@ func (x *SignatureRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignatureRule.ProtoReflect.Descriptor instead.
 func (*SignatureRule) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{62}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *SignatureRule) GetName() string {
@@ -5091,7 +5331,7 @@ type ReviewBackend struct {
 
 func (x *ReviewBackend) Reset() {
 	*x = ReviewBackend{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[63]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5103,7 +5343,7 @@ func (x *ReviewBackend) String() string {
 func (*ReviewBackend) ProtoMessage() {}
 
 func (x *ReviewBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[63]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5116,7 +5356,7 @@ func (x *ReviewBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReviewBackend.ProtoReflect.Descriptor instead.
 func (*ReviewBackend) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{63}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ReviewBackend) GetDefaultAllow() bool {
@@ -5160,14 +5400,17 @@ type VerifyImageRequest struct {
 	// The image as a pod would have it.
 	Image string `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
 	// The namespace of the pod; "": the rules of all namespaces.
-	Namespace     string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Namespace string `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// The credential that the registry is asked with, if pullgate-policyd is configured to use that of a pull (credentials: Pull). It is in
+	// memory for the duration of the call, and in no answer and no log. Absent for none.
+	Credential    *RegistryLogin `protobuf:"bytes,3,opt,name=credential,proto3" json:"credential,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *VerifyImageRequest) Reset() {
 	*x = VerifyImageRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[64]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5179,7 +5422,7 @@ func (x *VerifyImageRequest) String() string {
 func (*VerifyImageRequest) ProtoMessage() {}
 
 func (x *VerifyImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[64]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5192,7 +5435,7 @@ func (x *VerifyImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyImageRequest.ProtoReflect.Descriptor instead.
 func (*VerifyImageRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{64}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *VerifyImageRequest) GetImage() string {
@@ -5205,6 +5448,68 @@ func (x *VerifyImageRequest) GetImage() string {
 func (x *VerifyImageRequest) GetNamespace() string {
 	if x != nil {
 		return x.Namespace
+	}
+	return ""
+}
+
+func (x *VerifyImageRequest) GetCredential() *RegistryLogin {
+	if x != nil {
+		return x.Credential
+	}
+	return nil
+}
+
+// RegistryLogin is a user of a registry and its password.
+type RegistryLogin struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The user.
+	Username string `protobuf:"bytes,1,opt,name=username,proto3" json:"username,omitempty"`
+	// The password.
+	Password      string `protobuf:"bytes,2,opt,name=password,proto3" json:"password,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RegistryLogin) Reset() {
+	*x = RegistryLogin{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RegistryLogin) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RegistryLogin) ProtoMessage() {}
+
+func (x *RegistryLogin) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RegistryLogin.ProtoReflect.Descriptor instead.
+func (*RegistryLogin) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *RegistryLogin) GetUsername() string {
+	if x != nil {
+		return x.Username
+	}
+	return ""
+}
+
+func (x *RegistryLogin) GetPassword() string {
+	if x != nil {
+		return x.Password
 	}
 	return ""
 }
@@ -5226,7 +5531,7 @@ type VerifyImageResponse struct {
 
 func (x *VerifyImageResponse) Reset() {
 	*x = VerifyImageResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[65]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5238,7 +5543,7 @@ func (x *VerifyImageResponse) String() string {
 func (*VerifyImageResponse) ProtoMessage() {}
 
 func (x *VerifyImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[65]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5251,7 +5556,7 @@ func (x *VerifyImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyImageResponse.ProtoReflect.Descriptor instead.
 func (*VerifyImageResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{65}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *VerifyImageResponse) GetImage() *Pair {
@@ -5311,7 +5616,7 @@ type VerifiedRule struct {
 
 func (x *VerifiedRule) Reset() {
 	*x = VerifiedRule{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[66]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5323,7 +5628,7 @@ func (x *VerifiedRule) String() string {
 func (*VerifiedRule) ProtoMessage() {}
 
 func (x *VerifiedRule) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[66]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5336,7 +5641,7 @@ func (x *VerifiedRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifiedRule.ProtoReflect.Descriptor instead.
 func (*VerifiedRule) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{66}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *VerifiedRule) GetKind() string {
@@ -5432,7 +5737,7 @@ type ImageSignature struct {
 
 func (x *ImageSignature) Reset() {
 	*x = ImageSignature{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5444,7 +5749,7 @@ func (x *ImageSignature) String() string {
 func (*ImageSignature) ProtoMessage() {}
 
 func (x *ImageSignature) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5457,7 +5762,7 @@ func (x *ImageSignature) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageSignature.ProtoReflect.Descriptor instead.
 func (*ImageSignature) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{67}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ImageSignature) GetRepository() string {
@@ -5677,7 +5982,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\tnamespace\x18\x03 \x01(\tH\x00R\tnamespace\x12\x1c\n" +
 	"\tcontainer\x18\x04 \x01(\tR\tcontainer\x12\x10\n" +
 	"\x03ask\x18\x05 \x01(\bR\x03askB\x05\n" +
-	"\x03who\"\xc3\x03\n" +
+	"\x03who\"\xdd\x03\n" +
 	"\x0fExplainResponse\x124\n" +
 	"\averdict\x18\x01 \x01(\x0e2\x1a.pullgate.admin.v1.VerdictR\averdict\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x12\n" +
@@ -5689,7 +5994,8 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\bremedies\x18\b \x03(\tR\bremedies\x12F\n" +
 	"\x0epolicy_answers\x18\t \x03(\v2\x1f.pullgate.admin.v1.PolicyAnswerR\rpolicyAnswers\x123\n" +
 	"\x15unjudged_restrictions\x18\n" +
-	" \x01(\x05R\x14unjudgedRestrictions\"\xd2\x01\n" +
+	" \x01(\x05R\x14unjudgedRestrictions\x12\x18\n" +
+	"\asummary\x18\v \x01(\tR\asummary\"\xd2\x01\n" +
 	"\fPolicyAnswer\x12\x12\n" +
 	"\x04call\x18\x01 \x01(\tR\x04call\x12\x1c\n" +
 	"\tcontainer\x18\x02 \x01(\tR\tcontainer\x12:\n" +
@@ -5712,7 +6018,24 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x06digest\x18\v \x01(\tR\x06digest\x1aC\n" +
 	"\x15AuditAnnotationsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfa\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"e\n" +
+	"\x0fListPodsRequest\x12\x16\n" +
+	"\x06denied\x18\x01 \x01(\bR\x06denied\x12\x1b\n" +
+	"\tpage_size\x18\x02 \x01(\x05R\bpageSize\x12\x1d\n" +
+	"\n" +
+	"page_token\x18\x03 \x01(\tR\tpageToken\"\xbc\x01\n" +
+	"\x10ListPodsResponse\x123\n" +
+	"\x06images\x18\x01 \x03(\v2\x1b.pullgate.admin.v1.PodImageR\x06images\x12&\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1c\n" +
+	"\tenforcing\x18\x03 \x01(\bR\tenforcing\x12-\n" +
+	"\x12policies_enforcing\x18\x04 \x01(\bR\x11policiesEnforcing\"\x96\x01\n" +
+	"\bPodImage\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x10\n" +
+	"\x03pod\x18\x02 \x01(\tR\x03pod\x12\x10\n" +
+	"\x03uid\x18\x03 \x01(\tR\x03uid\x12\x1c\n" +
+	"\tcontainer\x18\x04 \x01(\tR\tcontainer\x12\x14\n" +
+	"\x05image\x18\x05 \x01(\tR\x05image\x12\x14\n" +
+	"\x05state\x18\x06 \x01(\tR\x05state\"\xfa\x04\n" +
 	"\bEvidence\x127\n" +
 	"\bpresence\x18\x01 \x01(\x0e2\x1b.pullgate.admin.v1.PresenceR\bpresence\x12\x13\n" +
 	"\x05by_id\x18\x02 \x01(\bR\x04byId\x12\x1c\n" +
@@ -5907,10 +6230,16 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x14default_allow_absent\x18\x02 \x01(\bR\x12defaultAllowAbsent\x126\n" +
 	"\tallow_ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\ballowTtl\x124\n" +
 	"\bdeny_ttl\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\adenyTtl\x122\n" +
-	"\x15include_image_volumes\x18\x05 \x01(\bR\x13includeImageVolumes\"H\n" +
+	"\x15include_image_volumes\x18\x05 \x01(\bR\x13includeImageVolumes\"\x8a\x01\n" +
 	"\x12VerifyImageRequest\x12\x14\n" +
 	"\x05image\x18\x01 \x01(\tR\x05image\x12\x1c\n" +
-	"\tnamespace\x18\x02 \x01(\tR\tnamespace\"\x82\x02\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12@\n" +
+	"\n" +
+	"credential\x18\x03 \x01(\v2 .pullgate.admin.v1.RegistryLoginR\n" +
+	"credential\"G\n" +
+	"\rRegistryLogin\x12\x1a\n" +
+	"\busername\x18\x01 \x01(\tR\busername\x12\x1a\n" +
+	"\bpassword\x18\x02 \x01(\tR\bpassword\"\x82\x02\n" +
 	"\x13VerifyImageResponse\x12-\n" +
 	"\x05image\x18\x01 \x01(\v2\x17.pullgate.admin.v1.PairR\x05image\x125\n" +
 	"\x05rules\x18\x02 \x03(\v2\x1f.pullgate.admin.v1.VerifiedRuleR\x05rules\x12B\n" +
@@ -5957,7 +6286,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x1aCREDENTIAL_STANDING_PROVED\x10\x01\x12 \n" +
 	"\x1cCREDENTIAL_STANDING_IN_GRACE\x10\x02\x12\x1f\n" +
 	"\x1bCREDENTIAL_STANDING_EXPIRED\x10\x03\x12\x1f\n" +
-	"\x1bCREDENTIAL_STANDING_ROTATED\x10\x042\xb8\x0e\n" +
+	"\x1bCREDENTIAL_STANDING_ROTATED\x10\x042\x8d\x0f\n" +
 	"\vPullRecords\x12V\n" +
 	"\tGetStatus\x12#.pullgate.admin.v1.GetStatusRequest\x1a$.pullgate.admin.v1.GetStatusResponse\x12Y\n" +
 	"\n" +
@@ -5966,7 +6295,8 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\vListIntents\x12%.pullgate.admin.v1.ListIntentsRequest\x1a&.pullgate.admin.v1.ListIntentsResponse\x12Y\n" +
 	"\n" +
 	"ListGrants\x12$.pullgate.admin.v1.ListGrantsRequest\x1a%.pullgate.admin.v1.ListGrantsResponse\x12P\n" +
-	"\aExplain\x12!.pullgate.admin.v1.ExplainRequest\x1a\".pullgate.admin.v1.ExplainResponse\x12M\n" +
+	"\aExplain\x12!.pullgate.admin.v1.ExplainRequest\x1a\".pullgate.admin.v1.ExplainResponse\x12S\n" +
+	"\bListPods\x12\".pullgate.admin.v1.ListPodsRequest\x1a#.pullgate.admin.v1.ListPodsResponse\x12M\n" +
 	"\x06Revoke\x12 .pullgate.admin.v1.RevokeRequest\x1a!.pullgate.admin.v1.RevokeResponse\x12b\n" +
 	"\rListPreloaded\x12'.pullgate.admin.v1.ListPreloadedRequest\x1a(.pullgate.admin.v1.ListPreloadedResponse\x12h\n" +
 	"\x0fAcceptPreloaded\x12).pullgate.admin.v1.AcceptPreloadedRequest\x1a*.pullgate.admin.v1.AcceptPreloadedResponse\x12h\n" +
@@ -5994,7 +6324,7 @@ func file_pullgate_admin_v1_pull_records_proto_rawDescGZIP() []byte {
 }
 
 var file_pullgate_admin_v1_pull_records_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
+var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
 var file_pullgate_admin_v1_pull_records_proto_goTypes = []any{
 	(Presence)(0),                         // 0: pullgate.admin.v1.Presence
 	(Verdict)(0),                          // 1: pullgate.admin.v1.Verdict
@@ -6032,84 +6362,88 @@ var file_pullgate_admin_v1_pull_records_proto_goTypes = []any{
 	(*ExplainResponse)(nil),               // 33: pullgate.admin.v1.ExplainResponse
 	(*PolicyAnswer)(nil),                  // 34: pullgate.admin.v1.PolicyAnswer
 	(*Finding)(nil),                       // 35: pullgate.admin.v1.Finding
-	(*Evidence)(nil),                      // 36: pullgate.admin.v1.Evidence
-	(*PodCredential)(nil),                 // 37: pullgate.admin.v1.PodCredential
-	(*RevokeRequest)(nil),                 // 38: pullgate.admin.v1.RevokeRequest
-	(*RevokeResponse)(nil),                // 39: pullgate.admin.v1.RevokeResponse
-	(*RevokedProof)(nil),                  // 40: pullgate.admin.v1.RevokedProof
-	(*ListPreloadedRequest)(nil),          // 41: pullgate.admin.v1.ListPreloadedRequest
-	(*ListPreloadedResponse)(nil),         // 42: pullgate.admin.v1.ListPreloadedResponse
-	(*AcceptPreloadedRequest)(nil),        // 43: pullgate.admin.v1.AcceptPreloadedRequest
-	(*AcceptPreloadedResponse)(nil),       // 44: pullgate.admin.v1.AcceptPreloadedResponse
-	(*ForgetPreloadedRequest)(nil),        // 45: pullgate.admin.v1.ForgetPreloadedRequest
-	(*ForgetPreloadedResponse)(nil),       // 46: pullgate.admin.v1.ForgetPreloadedResponse
-	(*ListEndorsementsRequest)(nil),       // 47: pullgate.admin.v1.ListEndorsementsRequest
-	(*ListEndorsementsResponse)(nil),      // 48: pullgate.admin.v1.ListEndorsementsResponse
-	(*RevokeEndorsementsRequest)(nil),     // 49: pullgate.admin.v1.RevokeEndorsementsRequest
-	(*RevokeEndorsementsResponse)(nil),    // 50: pullgate.admin.v1.RevokeEndorsementsResponse
-	(*EndDistrustRequest)(nil),            // 51: pullgate.admin.v1.EndDistrustRequest
-	(*EndDistrustResponse)(nil),           // 52: pullgate.admin.v1.EndDistrustResponse
-	(*VerifyStoreRequest)(nil),            // 53: pullgate.admin.v1.VerifyStoreRequest
-	(*VerifyStoreResponse)(nil),           // 54: pullgate.admin.v1.VerifyStoreResponse
-	(*StoreProblem)(nil),                  // 55: pullgate.admin.v1.StoreProblem
-	(*BackupRequest)(nil),                 // 56: pullgate.admin.v1.BackupRequest
-	(*BackupResponse)(nil),                // 57: pullgate.admin.v1.BackupResponse
-	(*ReportNodeCredentialsRequest)(nil),  // 58: pullgate.admin.v1.ReportNodeCredentialsRequest
-	(*NodeCredential)(nil),                // 59: pullgate.admin.v1.NodeCredential
-	(*ReportNodeCredentialsResponse)(nil), // 60: pullgate.admin.v1.ReportNodeCredentialsResponse
-	(*WatchDecisionsRequest)(nil),         // 61: pullgate.admin.v1.WatchDecisionsRequest
-	(*WatchDecisionsResponse)(nil),        // 62: pullgate.admin.v1.WatchDecisionsResponse
-	(*ListPoliciesRequest)(nil),           // 63: pullgate.admin.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),          // 64: pullgate.admin.v1.ListPoliciesResponse
-	(*Policy)(nil),                        // 65: pullgate.admin.v1.Policy
-	(*SignatureRule)(nil),                 // 66: pullgate.admin.v1.SignatureRule
-	(*ReviewBackend)(nil),                 // 67: pullgate.admin.v1.ReviewBackend
-	(*VerifyImageRequest)(nil),            // 68: pullgate.admin.v1.VerifyImageRequest
-	(*VerifyImageResponse)(nil),           // 69: pullgate.admin.v1.VerifyImageResponse
-	(*VerifiedRule)(nil),                  // 70: pullgate.admin.v1.VerifiedRule
-	(*ImageSignature)(nil),                // 71: pullgate.admin.v1.ImageSignature
-	nil,                                   // 72: pullgate.admin.v1.Finding.AuditAnnotationsEntry
-	(*timestamppb.Timestamp)(nil),         // 73: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),           // 74: google.protobuf.Duration
+	(*ListPodsRequest)(nil),               // 36: pullgate.admin.v1.ListPodsRequest
+	(*ListPodsResponse)(nil),              // 37: pullgate.admin.v1.ListPodsResponse
+	(*PodImage)(nil),                      // 38: pullgate.admin.v1.PodImage
+	(*Evidence)(nil),                      // 39: pullgate.admin.v1.Evidence
+	(*PodCredential)(nil),                 // 40: pullgate.admin.v1.PodCredential
+	(*RevokeRequest)(nil),                 // 41: pullgate.admin.v1.RevokeRequest
+	(*RevokeResponse)(nil),                // 42: pullgate.admin.v1.RevokeResponse
+	(*RevokedProof)(nil),                  // 43: pullgate.admin.v1.RevokedProof
+	(*ListPreloadedRequest)(nil),          // 44: pullgate.admin.v1.ListPreloadedRequest
+	(*ListPreloadedResponse)(nil),         // 45: pullgate.admin.v1.ListPreloadedResponse
+	(*AcceptPreloadedRequest)(nil),        // 46: pullgate.admin.v1.AcceptPreloadedRequest
+	(*AcceptPreloadedResponse)(nil),       // 47: pullgate.admin.v1.AcceptPreloadedResponse
+	(*ForgetPreloadedRequest)(nil),        // 48: pullgate.admin.v1.ForgetPreloadedRequest
+	(*ForgetPreloadedResponse)(nil),       // 49: pullgate.admin.v1.ForgetPreloadedResponse
+	(*ListEndorsementsRequest)(nil),       // 50: pullgate.admin.v1.ListEndorsementsRequest
+	(*ListEndorsementsResponse)(nil),      // 51: pullgate.admin.v1.ListEndorsementsResponse
+	(*RevokeEndorsementsRequest)(nil),     // 52: pullgate.admin.v1.RevokeEndorsementsRequest
+	(*RevokeEndorsementsResponse)(nil),    // 53: pullgate.admin.v1.RevokeEndorsementsResponse
+	(*EndDistrustRequest)(nil),            // 54: pullgate.admin.v1.EndDistrustRequest
+	(*EndDistrustResponse)(nil),           // 55: pullgate.admin.v1.EndDistrustResponse
+	(*VerifyStoreRequest)(nil),            // 56: pullgate.admin.v1.VerifyStoreRequest
+	(*VerifyStoreResponse)(nil),           // 57: pullgate.admin.v1.VerifyStoreResponse
+	(*StoreProblem)(nil),                  // 58: pullgate.admin.v1.StoreProblem
+	(*BackupRequest)(nil),                 // 59: pullgate.admin.v1.BackupRequest
+	(*BackupResponse)(nil),                // 60: pullgate.admin.v1.BackupResponse
+	(*ReportNodeCredentialsRequest)(nil),  // 61: pullgate.admin.v1.ReportNodeCredentialsRequest
+	(*NodeCredential)(nil),                // 62: pullgate.admin.v1.NodeCredential
+	(*ReportNodeCredentialsResponse)(nil), // 63: pullgate.admin.v1.ReportNodeCredentialsResponse
+	(*WatchDecisionsRequest)(nil),         // 64: pullgate.admin.v1.WatchDecisionsRequest
+	(*WatchDecisionsResponse)(nil),        // 65: pullgate.admin.v1.WatchDecisionsResponse
+	(*ListPoliciesRequest)(nil),           // 66: pullgate.admin.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),          // 67: pullgate.admin.v1.ListPoliciesResponse
+	(*Policy)(nil),                        // 68: pullgate.admin.v1.Policy
+	(*SignatureRule)(nil),                 // 69: pullgate.admin.v1.SignatureRule
+	(*ReviewBackend)(nil),                 // 70: pullgate.admin.v1.ReviewBackend
+	(*VerifyImageRequest)(nil),            // 71: pullgate.admin.v1.VerifyImageRequest
+	(*RegistryLogin)(nil),                 // 72: pullgate.admin.v1.RegistryLogin
+	(*VerifyImageResponse)(nil),           // 73: pullgate.admin.v1.VerifyImageResponse
+	(*VerifiedRule)(nil),                  // 74: pullgate.admin.v1.VerifiedRule
+	(*ImageSignature)(nil),                // 75: pullgate.admin.v1.ImageSignature
+	nil,                                   // 76: pullgate.admin.v1.Finding.AuditAnnotationsEntry
+	(*timestamppb.Timestamp)(nil),         // 77: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),           // 78: google.protobuf.Duration
 }
 var file_pullgate_admin_v1_pull_records_proto_depIdxs = []int32{
 	5,   // 0: pullgate.admin.v1.Proof.secrets:type_name -> pullgate.admin.v1.SecretRef
-	73,  // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
-	73,  // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
-	73,  // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
-	73,  // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
-	73,  // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
+	77,  // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
+	77,  // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
+	77,  // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
+	77,  // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
+	77,  // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
 	4,   // 6: pullgate.admin.v1.Record.pair:type_name -> pullgate.admin.v1.Pair
-	73,  // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
-	73,  // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
-	73,  // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
+	77,  // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
+	77,  // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
+	77,  // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
 	7,   // 10: pullgate.admin.v1.Record.proofs:type_name -> pullgate.admin.v1.Proof
-	73,  // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
+	77,  // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
 	4,   // 12: pullgate.admin.v1.Mark.pair:type_name -> pullgate.admin.v1.Pair
-	73,  // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
-	73,  // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
-	73,  // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
+	77,  // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
+	77,  // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
+	77,  // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
 	6,   // 16: pullgate.admin.v1.Grant.pod:type_name -> pullgate.admin.v1.PodRef
 	4,   // 17: pullgate.admin.v1.Grant.pair:type_name -> pullgate.admin.v1.Pair
 	4,   // 18: pullgate.admin.v1.Endorsement.pair:type_name -> pullgate.admin.v1.Pair
-	73,  // 19: pullgate.admin.v1.Endorsement.verified:type_name -> google.protobuf.Timestamp
-	73,  // 20: pullgate.admin.v1.Endorsement.expires:type_name -> google.protobuf.Timestamp
+	77,  // 19: pullgate.admin.v1.Endorsement.verified:type_name -> google.protobuf.Timestamp
+	77,  // 20: pullgate.admin.v1.Endorsement.expires:type_name -> google.protobuf.Timestamp
 	0,   // 21: pullgate.admin.v1.Image.presence:type_name -> pullgate.admin.v1.Presence
 	8,   // 22: pullgate.admin.v1.Image.records:type_name -> pullgate.admin.v1.Record
 	9,   // 23: pullgate.admin.v1.Image.marks:type_name -> pullgate.admin.v1.Mark
-	73,  // 24: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	77,  // 24: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
 	17,  // 25: pullgate.admin.v1.GetStatusResponse.reload:type_name -> pullgate.admin.v1.Reload
 	18,  // 26: pullgate.admin.v1.GetStatusResponse.store:type_name -> pullgate.admin.v1.StoreStatus
 	20,  // 27: pullgate.admin.v1.GetStatusResponse.runtime:type_name -> pullgate.admin.v1.RuntimeStatus
 	21,  // 28: pullgate.admin.v1.GetStatusResponse.pod_source:type_name -> pullgate.admin.v1.PodSourceStatus
 	22,  // 29: pullgate.admin.v1.GetStatusResponse.decision_log:type_name -> pullgate.admin.v1.DecisionLogStatus
 	16,  // 30: pullgate.admin.v1.GetStatusResponse.not_listening:type_name -> pullgate.admin.v1.NotListening
-	73,  // 31: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
+	77,  // 31: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
 	19,  // 32: pullgate.admin.v1.StoreStatus.distrust:type_name -> pullgate.admin.v1.Distrust
-	73,  // 33: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
+	77,  // 33: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
 	5,   // 34: pullgate.admin.v1.ImageFilter.secret:type_name -> pullgate.admin.v1.SecretRef
-	73,  // 35: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
-	73,  // 36: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
+	77,  // 35: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
+	77,  // 36: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
 	23,  // 37: pullgate.admin.v1.ListImagesRequest.filter:type_name -> pullgate.admin.v1.ImageFilter
 	13,  // 38: pullgate.admin.v1.ListImagesResponse.images:type_name -> pullgate.admin.v1.Image
 	13,  // 39: pullgate.admin.v1.GetImageResponse.image:type_name -> pullgate.admin.v1.Image
@@ -6120,98 +6454,102 @@ var file_pullgate_admin_v1_pull_records_proto_depIdxs = []int32{
 	1,   // 44: pullgate.admin.v1.ExplainResponse.verdict:type_name -> pullgate.admin.v1.Verdict
 	4,   // 45: pullgate.admin.v1.ExplainResponse.pair:type_name -> pullgate.admin.v1.Pair
 	6,   // 46: pullgate.admin.v1.ExplainResponse.pod:type_name -> pullgate.admin.v1.PodRef
-	36,  // 47: pullgate.admin.v1.ExplainResponse.evidence:type_name -> pullgate.admin.v1.Evidence
+	39,  // 47: pullgate.admin.v1.ExplainResponse.evidence:type_name -> pullgate.admin.v1.Evidence
 	34,  // 48: pullgate.admin.v1.ExplainResponse.policy_answers:type_name -> pullgate.admin.v1.PolicyAnswer
 	2,   // 49: pullgate.admin.v1.PolicyAnswer.admission:type_name -> pullgate.admin.v1.Admission
 	35,  // 50: pullgate.admin.v1.PolicyAnswer.findings:type_name -> pullgate.admin.v1.Finding
-	72,  // 51: pullgate.admin.v1.Finding.audit_annotations:type_name -> pullgate.admin.v1.Finding.AuditAnnotationsEntry
-	0,   // 52: pullgate.admin.v1.Evidence.presence:type_name -> pullgate.admin.v1.Presence
-	8,   // 53: pullgate.admin.v1.Evidence.record:type_name -> pullgate.admin.v1.Record
-	9,   // 54: pullgate.admin.v1.Evidence.mark:type_name -> pullgate.admin.v1.Mark
-	10,  // 55: pullgate.admin.v1.Evidence.intents:type_name -> pullgate.admin.v1.Intent
-	11,  // 56: pullgate.admin.v1.Evidence.grant:type_name -> pullgate.admin.v1.Grant
-	37,  // 57: pullgate.admin.v1.Evidence.credentials:type_name -> pullgate.admin.v1.PodCredential
-	5,   // 58: pullgate.admin.v1.PodCredential.secret:type_name -> pullgate.admin.v1.SecretRef
-	3,   // 59: pullgate.admin.v1.PodCredential.standing:type_name -> pullgate.admin.v1.CredentialStanding
-	5,   // 60: pullgate.admin.v1.RevokeRequest.secret:type_name -> pullgate.admin.v1.SecretRef
-	40,  // 61: pullgate.admin.v1.RevokeResponse.proofs:type_name -> pullgate.admin.v1.RevokedProof
-	4,   // 62: pullgate.admin.v1.RevokeResponse.closed:type_name -> pullgate.admin.v1.Pair
-	11,  // 63: pullgate.admin.v1.RevokeResponse.grants:type_name -> pullgate.admin.v1.Grant
-	9,   // 64: pullgate.admin.v1.RevokeResponse.marked:type_name -> pullgate.admin.v1.Mark
-	4,   // 65: pullgate.admin.v1.RevokedProof.pair:type_name -> pullgate.admin.v1.Pair
-	7,   // 66: pullgate.admin.v1.RevokedProof.proof:type_name -> pullgate.admin.v1.Proof
-	9,   // 67: pullgate.admin.v1.ListPreloadedResponse.marks:type_name -> pullgate.admin.v1.Mark
-	4,   // 68: pullgate.admin.v1.AcceptPreloadedResponse.accepted:type_name -> pullgate.admin.v1.Pair
-	8,   // 69: pullgate.admin.v1.AcceptPreloadedResponse.proved:type_name -> pullgate.admin.v1.Record
-	9,   // 70: pullgate.admin.v1.ForgetPreloadedResponse.forgotten:type_name -> pullgate.admin.v1.Mark
-	11,  // 71: pullgate.admin.v1.ForgetPreloadedResponse.grants:type_name -> pullgate.admin.v1.Grant
-	4,   // 72: pullgate.admin.v1.ForgetPreloadedResponse.still_open:type_name -> pullgate.admin.v1.Pair
-	12,  // 73: pullgate.admin.v1.ListEndorsementsResponse.endorsements:type_name -> pullgate.admin.v1.Endorsement
-	12,  // 74: pullgate.admin.v1.RevokeEndorsementsResponse.endorsements:type_name -> pullgate.admin.v1.Endorsement
-	19,  // 75: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
-	4,   // 76: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
-	55,  // 77: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
-	74,  // 78: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
-	73,  // 79: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
-	59,  // 80: pullgate.admin.v1.ReportNodeCredentialsRequest.credentials:type_name -> pullgate.admin.v1.NodeCredential
-	73,  // 81: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
-	6,   // 82: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
-	4,   // 83: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
-	1,   // 84: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
-	5,   // 85: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
-	74,  // 86: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
-	65,  // 87: pullgate.admin.v1.ListPoliciesResponse.policies:type_name -> pullgate.admin.v1.Policy
-	67,  // 88: pullgate.admin.v1.Policy.review_backend:type_name -> pullgate.admin.v1.ReviewBackend
-	66,  // 89: pullgate.admin.v1.Policy.signature_rules:type_name -> pullgate.admin.v1.SignatureRule
-	74,  // 90: pullgate.admin.v1.ReviewBackend.allow_ttl:type_name -> google.protobuf.Duration
-	74,  // 91: pullgate.admin.v1.ReviewBackend.deny_ttl:type_name -> google.protobuf.Duration
-	4,   // 92: pullgate.admin.v1.VerifyImageResponse.image:type_name -> pullgate.admin.v1.Pair
-	70,  // 93: pullgate.admin.v1.VerifyImageResponse.rules:type_name -> pullgate.admin.v1.VerifiedRule
-	70,  // 94: pullgate.admin.v1.VerifyImageResponse.default_rule:type_name -> pullgate.admin.v1.VerifiedRule
-	71,  // 95: pullgate.admin.v1.VerifyImageResponse.signatures:type_name -> pullgate.admin.v1.ImageSignature
-	14,  // 96: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
-	24,  // 97: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
-	26,  // 98: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
-	28,  // 99: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
-	30,  // 100: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
-	32,  // 101: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
-	38,  // 102: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
-	41,  // 103: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
-	43,  // 104: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
-	45,  // 105: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
-	51,  // 106: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
-	53,  // 107: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
-	56,  // 108: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
-	58,  // 109: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
-	61,  // 110: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
-	63,  // 111: pullgate.admin.v1.PullRecords.ListPolicies:input_type -> pullgate.admin.v1.ListPoliciesRequest
-	68,  // 112: pullgate.admin.v1.PullRecords.VerifyImage:input_type -> pullgate.admin.v1.VerifyImageRequest
-	47,  // 113: pullgate.admin.v1.PullRecords.ListEndorsements:input_type -> pullgate.admin.v1.ListEndorsementsRequest
-	49,  // 114: pullgate.admin.v1.PullRecords.RevokeEndorsements:input_type -> pullgate.admin.v1.RevokeEndorsementsRequest
-	15,  // 115: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
-	25,  // 116: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
-	27,  // 117: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
-	29,  // 118: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
-	31,  // 119: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
-	33,  // 120: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
-	39,  // 121: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
-	42,  // 122: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
-	44,  // 123: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
-	46,  // 124: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
-	52,  // 125: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
-	54,  // 126: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
-	57,  // 127: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
-	60,  // 128: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
-	62,  // 129: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
-	64,  // 130: pullgate.admin.v1.PullRecords.ListPolicies:output_type -> pullgate.admin.v1.ListPoliciesResponse
-	69,  // 131: pullgate.admin.v1.PullRecords.VerifyImage:output_type -> pullgate.admin.v1.VerifyImageResponse
-	48,  // 132: pullgate.admin.v1.PullRecords.ListEndorsements:output_type -> pullgate.admin.v1.ListEndorsementsResponse
-	50,  // 133: pullgate.admin.v1.PullRecords.RevokeEndorsements:output_type -> pullgate.admin.v1.RevokeEndorsementsResponse
-	115, // [115:134] is the sub-list for method output_type
-	96,  // [96:115] is the sub-list for method input_type
-	96,  // [96:96] is the sub-list for extension type_name
-	96,  // [96:96] is the sub-list for extension extendee
-	0,   // [0:96] is the sub-list for field type_name
+	76,  // 51: pullgate.admin.v1.Finding.audit_annotations:type_name -> pullgate.admin.v1.Finding.AuditAnnotationsEntry
+	38,  // 52: pullgate.admin.v1.ListPodsResponse.images:type_name -> pullgate.admin.v1.PodImage
+	0,   // 53: pullgate.admin.v1.Evidence.presence:type_name -> pullgate.admin.v1.Presence
+	8,   // 54: pullgate.admin.v1.Evidence.record:type_name -> pullgate.admin.v1.Record
+	9,   // 55: pullgate.admin.v1.Evidence.mark:type_name -> pullgate.admin.v1.Mark
+	10,  // 56: pullgate.admin.v1.Evidence.intents:type_name -> pullgate.admin.v1.Intent
+	11,  // 57: pullgate.admin.v1.Evidence.grant:type_name -> pullgate.admin.v1.Grant
+	40,  // 58: pullgate.admin.v1.Evidence.credentials:type_name -> pullgate.admin.v1.PodCredential
+	5,   // 59: pullgate.admin.v1.PodCredential.secret:type_name -> pullgate.admin.v1.SecretRef
+	3,   // 60: pullgate.admin.v1.PodCredential.standing:type_name -> pullgate.admin.v1.CredentialStanding
+	5,   // 61: pullgate.admin.v1.RevokeRequest.secret:type_name -> pullgate.admin.v1.SecretRef
+	43,  // 62: pullgate.admin.v1.RevokeResponse.proofs:type_name -> pullgate.admin.v1.RevokedProof
+	4,   // 63: pullgate.admin.v1.RevokeResponse.closed:type_name -> pullgate.admin.v1.Pair
+	11,  // 64: pullgate.admin.v1.RevokeResponse.grants:type_name -> pullgate.admin.v1.Grant
+	9,   // 65: pullgate.admin.v1.RevokeResponse.marked:type_name -> pullgate.admin.v1.Mark
+	4,   // 66: pullgate.admin.v1.RevokedProof.pair:type_name -> pullgate.admin.v1.Pair
+	7,   // 67: pullgate.admin.v1.RevokedProof.proof:type_name -> pullgate.admin.v1.Proof
+	9,   // 68: pullgate.admin.v1.ListPreloadedResponse.marks:type_name -> pullgate.admin.v1.Mark
+	4,   // 69: pullgate.admin.v1.AcceptPreloadedResponse.accepted:type_name -> pullgate.admin.v1.Pair
+	8,   // 70: pullgate.admin.v1.AcceptPreloadedResponse.proved:type_name -> pullgate.admin.v1.Record
+	9,   // 71: pullgate.admin.v1.ForgetPreloadedResponse.forgotten:type_name -> pullgate.admin.v1.Mark
+	11,  // 72: pullgate.admin.v1.ForgetPreloadedResponse.grants:type_name -> pullgate.admin.v1.Grant
+	4,   // 73: pullgate.admin.v1.ForgetPreloadedResponse.still_open:type_name -> pullgate.admin.v1.Pair
+	12,  // 74: pullgate.admin.v1.ListEndorsementsResponse.endorsements:type_name -> pullgate.admin.v1.Endorsement
+	12,  // 75: pullgate.admin.v1.RevokeEndorsementsResponse.endorsements:type_name -> pullgate.admin.v1.Endorsement
+	19,  // 76: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
+	4,   // 77: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
+	58,  // 78: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
+	78,  // 79: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
+	77,  // 80: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
+	62,  // 81: pullgate.admin.v1.ReportNodeCredentialsRequest.credentials:type_name -> pullgate.admin.v1.NodeCredential
+	77,  // 82: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
+	6,   // 83: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
+	4,   // 84: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
+	1,   // 85: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
+	5,   // 86: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
+	78,  // 87: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
+	68,  // 88: pullgate.admin.v1.ListPoliciesResponse.policies:type_name -> pullgate.admin.v1.Policy
+	70,  // 89: pullgate.admin.v1.Policy.review_backend:type_name -> pullgate.admin.v1.ReviewBackend
+	69,  // 90: pullgate.admin.v1.Policy.signature_rules:type_name -> pullgate.admin.v1.SignatureRule
+	78,  // 91: pullgate.admin.v1.ReviewBackend.allow_ttl:type_name -> google.protobuf.Duration
+	78,  // 92: pullgate.admin.v1.ReviewBackend.deny_ttl:type_name -> google.protobuf.Duration
+	72,  // 93: pullgate.admin.v1.VerifyImageRequest.credential:type_name -> pullgate.admin.v1.RegistryLogin
+	4,   // 94: pullgate.admin.v1.VerifyImageResponse.image:type_name -> pullgate.admin.v1.Pair
+	74,  // 95: pullgate.admin.v1.VerifyImageResponse.rules:type_name -> pullgate.admin.v1.VerifiedRule
+	74,  // 96: pullgate.admin.v1.VerifyImageResponse.default_rule:type_name -> pullgate.admin.v1.VerifiedRule
+	75,  // 97: pullgate.admin.v1.VerifyImageResponse.signatures:type_name -> pullgate.admin.v1.ImageSignature
+	14,  // 98: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
+	24,  // 99: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
+	26,  // 100: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
+	28,  // 101: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
+	30,  // 102: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
+	32,  // 103: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
+	36,  // 104: pullgate.admin.v1.PullRecords.ListPods:input_type -> pullgate.admin.v1.ListPodsRequest
+	41,  // 105: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
+	44,  // 106: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
+	46,  // 107: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
+	48,  // 108: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
+	54,  // 109: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
+	56,  // 110: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
+	59,  // 111: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
+	61,  // 112: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
+	64,  // 113: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
+	66,  // 114: pullgate.admin.v1.PullRecords.ListPolicies:input_type -> pullgate.admin.v1.ListPoliciesRequest
+	71,  // 115: pullgate.admin.v1.PullRecords.VerifyImage:input_type -> pullgate.admin.v1.VerifyImageRequest
+	50,  // 116: pullgate.admin.v1.PullRecords.ListEndorsements:input_type -> pullgate.admin.v1.ListEndorsementsRequest
+	52,  // 117: pullgate.admin.v1.PullRecords.RevokeEndorsements:input_type -> pullgate.admin.v1.RevokeEndorsementsRequest
+	15,  // 118: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
+	25,  // 119: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
+	27,  // 120: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
+	29,  // 121: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
+	31,  // 122: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
+	33,  // 123: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
+	37,  // 124: pullgate.admin.v1.PullRecords.ListPods:output_type -> pullgate.admin.v1.ListPodsResponse
+	42,  // 125: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
+	45,  // 126: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
+	47,  // 127: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
+	49,  // 128: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
+	55,  // 129: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
+	57,  // 130: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
+	60,  // 131: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
+	63,  // 132: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
+	65,  // 133: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
+	67,  // 134: pullgate.admin.v1.PullRecords.ListPolicies:output_type -> pullgate.admin.v1.ListPoliciesResponse
+	73,  // 135: pullgate.admin.v1.PullRecords.VerifyImage:output_type -> pullgate.admin.v1.VerifyImageResponse
+	51,  // 136: pullgate.admin.v1.PullRecords.ListEndorsements:output_type -> pullgate.admin.v1.ListEndorsementsResponse
+	53,  // 137: pullgate.admin.v1.PullRecords.RevokeEndorsements:output_type -> pullgate.admin.v1.RevokeEndorsementsResponse
+	118, // [118:138] is the sub-list for method output_type
+	98,  // [98:118] is the sub-list for method input_type
+	98,  // [98:98] is the sub-list for extension type_name
+	98,  // [98:98] is the sub-list for extension extendee
+	0,   // [0:98] is the sub-list for field type_name
 }
 
 func init() { file_pullgate_admin_v1_pull_records_proto_init() }
@@ -6229,7 +6567,7 @@ func file_pullgate_admin_v1_pull_records_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pullgate_admin_v1_pull_records_proto_rawDesc), len(file_pullgate_admin_v1_pull_records_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   69,
+			NumMessages:   73,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

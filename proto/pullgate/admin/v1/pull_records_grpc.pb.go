@@ -7,7 +7,7 @@
 // The admin API of pullgated: what an operator of a node sees of pull records, and what can be corrected.
 //
 // It is served on a Unix socket of its own (admin.listen), to root and to the user that pullgated runs as;
-// every other caller gets PERMISSION_DENIED from every call. Credentials never appear, only their IDs, which are
+// every other caller gets PERMISSION_DENIED from every call. Credentials never appear in answers, only their IDs, which are
 // keyed hashes that no other node shares. Beside the codes that each call names, every call may return
 // CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE while pullgated stops, and INTERNAL, with the reason in
 // pullgated's own log.
@@ -33,6 +33,7 @@ const (
 	PullRecords_ListIntents_FullMethodName           = "/pullgate.admin.v1.PullRecords/ListIntents"
 	PullRecords_ListGrants_FullMethodName            = "/pullgate.admin.v1.PullRecords/ListGrants"
 	PullRecords_Explain_FullMethodName               = "/pullgate.admin.v1.PullRecords/Explain"
+	PullRecords_ListPods_FullMethodName              = "/pullgate.admin.v1.PullRecords/ListPods"
 	PullRecords_Revoke_FullMethodName                = "/pullgate.admin.v1.PullRecords/Revoke"
 	PullRecords_ListPreloaded_FullMethodName         = "/pullgate.admin.v1.PullRecords/ListPreloaded"
 	PullRecords_AcceptPreloaded_FullMethodName       = "/pullgate.admin.v1.PullRecords/AcceptPreloaded"
@@ -93,8 +94,16 @@ type PullRecordsClient interface {
 	// INVALID_ARGUMENT: no image, or neither pod nor namespace. NOT_FOUND: no such pod on this node.
 	// FAILED_PRECONDITION: several pods fit; the message lists their UIDs. UNAVAILABLE: the runtime cannot be asked.
 	Explain(ctx context.Context, in *ExplainRequest, opts ...grpc.CallOption) (*ExplainResponse, error)
+	// ListPods lists the images of the pods that are pending or running, by namespace, pod and container, each with what would happen if
+	// its container were created now: the judgement of Explain, as it would be enforced outside of shadow mode. It asks the runtime what
+	// the names stand for, no image review backend, and changes nothing. Without a pod source, and for static pods, the images of pods
+	// are not known.
+	//
+	// INVALID_ARGUMENT: the page token is not one. An unavailable runtime is not an error: states are then unknown.
+	ListPods(ctx context.Context, in *ListPodsRequest, opts ...grpc.CallOption) (*ListPodsResponse, error)
 	// Revoke takes proofs back, on disk, and ends at once the grants that rest on them. What is revoked may be
-	// proved again at the registry. Marks stay, and are returned: ForgetPreloaded removes them.
+	// proved again at the registry. Marks stay, and are returned: ForgetPreloaded removes them. If no proof, open pair or grant matches,
+	// nothing changes, and the answer has no proofs, no closed pairs and no grants.
 	//
 	// INVALID_ARGUMENT: nothing is selected, or a value is malformed. UNAVAILABLE: the store cannot be written;
 	// nothing was revoked, or it was and grants have not ended; revoke again.
@@ -232,6 +241,16 @@ func (c *pullRecordsClient) Explain(ctx context.Context, in *ExplainRequest, opt
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ExplainResponse)
 	err := c.cc.Invoke(ctx, PullRecords_Explain_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *pullRecordsClient) ListPods(ctx context.Context, in *ListPodsRequest, opts ...grpc.CallOption) (*ListPodsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListPodsResponse)
+	err := c.cc.Invoke(ctx, PullRecords_ListPods_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -431,8 +450,16 @@ type PullRecordsServer interface {
 	// INVALID_ARGUMENT: no image, or neither pod nor namespace. NOT_FOUND: no such pod on this node.
 	// FAILED_PRECONDITION: several pods fit; the message lists their UIDs. UNAVAILABLE: the runtime cannot be asked.
 	Explain(context.Context, *ExplainRequest) (*ExplainResponse, error)
+	// ListPods lists the images of the pods that are pending or running, by namespace, pod and container, each with what would happen if
+	// its container were created now: the judgement of Explain, as it would be enforced outside of shadow mode. It asks the runtime what
+	// the names stand for, no image review backend, and changes nothing. Without a pod source, and for static pods, the images of pods
+	// are not known.
+	//
+	// INVALID_ARGUMENT: the page token is not one. An unavailable runtime is not an error: states are then unknown.
+	ListPods(context.Context, *ListPodsRequest) (*ListPodsResponse, error)
 	// Revoke takes proofs back, on disk, and ends at once the grants that rest on them. What is revoked may be
-	// proved again at the registry. Marks stay, and are returned: ForgetPreloaded removes them.
+	// proved again at the registry. Marks stay, and are returned: ForgetPreloaded removes them. If no proof, open pair or grant matches,
+	// nothing changes, and the answer has no proofs, no closed pairs and no grants.
 	//
 	// INVALID_ARGUMENT: nothing is selected, or a value is malformed. UNAVAILABLE: the store cannot be written;
 	// nothing was revoked, or it was and grants have not ended; revoke again.
@@ -533,6 +560,9 @@ func (UnimplementedPullRecordsServer) ListGrants(context.Context, *ListGrantsReq
 }
 func (UnimplementedPullRecordsServer) Explain(context.Context, *ExplainRequest) (*ExplainResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Explain not implemented")
+}
+func (UnimplementedPullRecordsServer) ListPods(context.Context, *ListPodsRequest) (*ListPodsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListPods not implemented")
 }
 func (UnimplementedPullRecordsServer) Revoke(context.Context, *RevokeRequest) (*RevokeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Revoke not implemented")
@@ -698,6 +728,24 @@ func _PullRecords_Explain_Handler(srv interface{}, ctx context.Context, dec func
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(PullRecordsServer).Explain(ctx, req.(*ExplainRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _PullRecords_ListPods_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListPodsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PullRecordsServer).ListPods(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PullRecords_ListPods_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PullRecordsServer).ListPods(ctx, req.(*ListPodsRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -952,6 +1000,10 @@ var PullRecords_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Explain",
 			Handler:    _PullRecords_Explain_Handler,
+		},
+		{
+			MethodName: "ListPods",
+			Handler:    _PullRecords_ListPods_Handler,
 		},
 		{
 			MethodName: "Revoke",

@@ -1,0 +1,62 @@
+// Package wire_test holds the gRPC and the HTTP/2 of the built pullgated to suites of other projects: h2spec, and the interoperability tests of
+// gRPC. Each test runs against a server of grpc-go, which is the runtime, and through pullgated before it.
+package wire_test
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/interop"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/orca"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/e2e/host"
+	"github.com/pullgate/pullgate/e2e/node"
+)
+
+// endpoints starts a runtime and a pullgated before it, and returns where they listen.
+func endpoints(t *testing.T) map[string]string {
+	t.Helper()
+	dir := criproxytest.SocketDir(t)
+	direct := "unix://" + filepath.Join(dir, "runtime.sock")
+	server := grpc.NewServer(orca.CallMetricsServerOption(nil))
+	fake := criproxytest.NewRuntime(t)
+	server.RegisterService(withInterop(fake), nil)
+	runtimeapi.RegisterImageServiceServer(server, fake)
+	l := criproxytest.Listen(t, strings.TrimPrefix(direct, "unix://"))
+	go func() { _ = server.Serve(l) }() // ends with Stop
+	t.Cleanup(server.Stop)
+	gate, err := node.StartPullgated(t.Context(), filepath.Join(dir, "pullgated"), direct)
+	if err != nil {
+		t.Fatal(err)
+	}
+	host.AtEnd(t, gate.Stop)
+	return map[string]string{"direct": direct, "proxied": gate.Endpoint()}
+}
+
+// withInterop returns the RuntimeService with the methods of gRPC's TestService beside its own: pullgated forwards the CRI alone.
+func withInterop(runtime runtimeapi.RuntimeServiceServer) *grpc.ServiceDesc {
+	d := grpc.ServiceDesc{ServiceName: runtimeapi.RuntimeService_ServiceDesc.ServiceName}
+	add := func(from grpc.ServiceDesc, server any) {
+		for _, m := range from.Methods {
+			handle := m.Handler
+			m.Handler = func(_ any, ctx context.Context, decode func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
+				return handle(server, ctx, decode, i)
+			}
+			d.Methods = append(d.Methods, m)
+		}
+		for _, s := range from.Streams {
+			handle := s.Handler
+			s.Handler = func(_ any, stream grpc.ServerStream) error { return handle(server, stream) }
+			d.Streams = append(d.Streams, s)
+		}
+	}
+	add(runtimeapi.RuntimeService_ServiceDesc, runtime)
+	add(testpb.TestService_ServiceDesc, interop.NewTestServer())
+	return &d
+}

@@ -1,0 +1,79 @@
+package gate
+
+import (
+	"sync"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/pkg/criproxy"
+)
+
+// Bytes of requests whose handlers have not answered. A pod always has room for ownShare, which is more than the requests of ordinary pods
+// take. Beyond it, a pod may hold podLimit, the largest message, and all pods together sharedLimit. So neither a pod with any number of
+// calls nor any number of pods makes an ordinary call of another pod fail.
+const (
+	ownShare    = 512 << 10
+	podLimit    = 16 << 20
+	sharedLimit = 64 << 20
+)
+
+// heldRequests bounds the memory of requests while their handlers wait, for a registry, an image review or the runtime. The zero value
+// holds none. It may be used concurrently.
+type heldRequests struct {
+	mu    sync.Mutex
+	total int
+	byPod map[string]int
+}
+
+// hold counts a request of a pod until release is called; ok is false if there is no room for it.
+func (h *heldRequests) hold(pod string, bytes int) (release func(), ok bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	held := h.byPod[pod] + bytes
+	if held > ownShare && (held > podLimit || h.total+bytes > sharedLimit) {
+		return nil, false
+	}
+	h.addLocked(pod, bytes)
+	return func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.addLocked(pod, -bytes)
+	}, true
+}
+
+func (h *heldRequests) addLocked(pod string, bytes int) {
+	if h.byPod == nil {
+		h.byPod = map[string]int{}
+	}
+	h.total += bytes
+	if h.byPod[pod] += bytes; h.byPod[pod] == 0 {
+		delete(h.byPod, pod)
+	}
+}
+
+// holderOf returns what identifies the pod of a request among those that are held: its UID, or for a pre-check, which has none, the
+// annotation by which it is found. Requests without a pod share one.
+func holderOf(request proto.Message) string {
+	switch r := request.(type) {
+	case interface {
+		GetSandboxConfig() *runtimeapi.PodSandboxConfig
+	}:
+		return r.GetSandboxConfig().GetMetadata().GetUid()
+	case interface {
+		GetConfig() *runtimeapi.PodSandboxConfig
+	}:
+		return r.GetConfig().GetMetadata().GetUid()
+	case *runtimeapi.ImageStatusRequest:
+		return r.GetImage().GetAnnotations()[podindex.SeenAnnotation]
+	default:
+		return ""
+	}
+}
+
+func errTooManyBytes() error {
+	return criproxy.Refuse(codes.ResourceExhausted, "TOO_MANY_BYTES_OF_REQUESTS",
+		"pullgate: the requests of this pod that have no answer yet take too much memory; the kubelet tries again")
+}

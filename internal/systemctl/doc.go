@@ -1,0 +1,2 @@
+// Package systemctl implements reading the properties of units from systemd.
+package systemctl
