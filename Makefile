@@ -9,7 +9,7 @@ MAKEFLAGS += --no-print-directory --no-builtin-rules
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 DATE ?= $(shell git log -1 --format=%cI 2>/dev/null || echo unknown)
-LDFLAGS := -s -w $(addprefix -X github.com/pullgate/pullgate/internal/program.,Version=$(VERSION) Commit=$(COMMIT) Date=$(DATE))
+LDFLAGS := -s -w $(addprefix -X github.com/pullgate/pullgate/internal/mechanics/program.,Version=$(VERSION) Commit=$(COMMIT) Date=$(DATE))
 
 # For which machines programs and packages are built, and where to.
 ARCH ?= $(shell go env GOARCH)
@@ -40,7 +40,7 @@ SERVICES := $(notdir $(wildcard systemd/*.service))
 PROGRAMS := $(notdir $(patsubst %/,%,$(wildcard cmd/*/)))
 
 # Packages whose sweeps and random tests run in part under the race detector; make race runs them whole without it.
-SAMPLED := ./pkg/records ./pkg/records/internal/boltfile ./pkg/restriction ./pkg/tracker ./internal/nodeenable ./internal/podsource ./internal/policyd/webhook
+SAMPLED := ./internal/records ./internal/records/internal/boltfile ./internal/policies/restriction ./pkg/tracker ./internal/operator/nodeenable ./internal/gate/podsource ./internal/policies/policyd/webhook
 # The same for single tests of other packages, and tests that do not run under the race detector.
 SAMPLED_TESTS := TestGateBeforeCRIO|TestDecisionsOverTheSocket|TestForwarding.*IsTransparent|TestConcurrentPullsNeverShareAResult
 SAMPLED_TESTS := $(SAMPLED_TESTS)|TestAPodCannotGuessPasswordsByThousands|TestSchedules
@@ -99,7 +99,7 @@ nightly: ## run a hundred million operations of the model, the long tests of the
 
 .PHONY: crash
 crash: ## kill the daemon at every crash point and check that nothing unproved is allowed
-	go test -tags crashpoint -count=1 -timeout 15m -exec '$(CURDIR)/.ci/in-memory' -run 'Crash|Kill' ./pkg/records/... ./internal/daemon ./internal/crashpoint
+	go test -tags crashpoint -count=1 -timeout 15m -exec '$(CURDIR)/.ci/in-memory' -run 'Crash|Kill' ./internal/records/... ./internal/daemon ./internal/mechanics/crashpoint
 
 .PHONY: e2e
 e2e: build ## run built binaries against a real containerd, registry, kube-apiserver and kubelet, as root

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/sigstoretest"
+	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/e2e/host"

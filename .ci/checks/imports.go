@@ -13,14 +13,14 @@ import (
 
 const module = "github.com/pullgate/pullgate/"
 
-// table has the layers and the walls, each in two lines, the second of which is the reason:
+// table has the layers and the walls, a line each:
 //
-//	layer FOLDERS: PACKAGES; tests PACKAGES   what files in the folders import beside their own folder, and what their tests import too
-//	wall PACKAGES: FOLDERS; tests             where the packages may be imported, and whether tests may import them everywhere
+//	layer FOLDERS: PACKAGES; tests PACKAGES # REASON  what files in the folders import beside their own folder, and tests too
+//	wall PACKAGES: FOLDERS; tests # REASON            where packages may be imported, and whether tests may everywhere
 //
-// A list names folders of this module and packages of others, each with all that lies below it; a "$" at the end excludes what lies
-// below, a "!" in front forbids. The longest entry that fits decides, and of several layers the one with the longest entry for a folder.
-// Packages of other modules are allowed in a layer unless forbidden. NAME = LIST gives a list a name.
+// A list names folders of this module and packages of others, each with all that lies below it; a "$" at the end
+// excludes what lies below, a "!" in front forbids. The longest entry that fits decides, and of several layers the one
+// with the longest entry for a folder. Packages of other modules are allowed in a layer unless forbidden.
 //
 //go:embed imports.txt
 var table string
@@ -35,30 +35,16 @@ type rule struct {
 
 // rules reads the table.
 func rules() (all []rule, err error) {
-	named := map[string]string{}
-	expand := func(list string) string {
-		words := strings.Fields(list)
-		for i, w := range words {
-			if l, ok := named[w]; ok {
-				words[i] = l
-			}
-		}
-		return strings.Join(words, " ")
-	}
 	for line := range strings.Lines(table) {
 		line = strings.TrimSuffix(line, "\n")
-		name, list, isName := strings.Cut(line, " = ")
-		head, to, isRule := strings.Cut(line, ": ")
+		text, reason, _ := strings.Cut(line, " # ")
+		head, to, isRule := strings.Cut(text, ": ")
 		kind, of, _ := strings.Cut(head, " ")
 		switch {
 		case line == "" || line[0] == '#':
-		case line[0] == ' ' && len(all) > 0:
-			all[len(all)-1].reason = strings.TrimSpace(line)
-		case isName:
-			named[name] = list
 		case isRule && (kind == "layer" || kind == "wall"):
 			to, tests, inTests := strings.Cut(to, "; tests")
-			all = append(all, rule{wall: kind == "wall", of: expand(of), to: expand(to), tests: expand(tests), inTests: inTests})
+			all = append(all, rule{wall: kind == "wall", of: of, to: to, tests: tests, inTests: inTests, reason: reason})
 		default:
 			return nil, fmt.Errorf("imports.txt: not a rule: %s", line)
 		}

@@ -12,9 +12,9 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/hint"
-	"github.com/pullgate/pullgate/internal/policyd"
-	"github.com/pullgate/pullgate/internal/program"
+	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/policies/policyd"
 )
 
 const name = "pullgate-policyd"

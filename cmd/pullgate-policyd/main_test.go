@@ -16,8 +16,8 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"github.com/pullgate/pullgate/internal/policyclient"
-	"github.com/pullgate/pullgate/internal/scripttest"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
+	"github.com/pullgate/pullgate/internal/testkit/scripttest"
 )
 
 func TestMain(m *testing.M) {

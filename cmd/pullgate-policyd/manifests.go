@@ -9,10 +9,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/policyd/manifests"
-	"github.com/pullgate/pullgate/internal/policyfiles"
-	"github.com/pullgate/pullgate/internal/program"
-	"github.com/pullgate/pullgate/internal/regularfile"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
+	"github.com/pullgate/pullgate/internal/policies/policyd/manifests"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
 const manifestsLong = `Print the Kubernetes objects with which a cluster uses pullgate-policyd as its

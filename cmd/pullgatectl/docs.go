@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 
-	"github.com/pullgate/pullgate/internal/cli"
+	"github.com/pullgate/pullgate/internal/operator/cli"
 )
 
 // docsCommand writes the text of --help in other formats, for builders and packagers of pullgatectl.

@@ -8,8 +8,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/pullgate/pullgate/internal/cli"
-	"github.com/pullgate/pullgate/internal/cli/output"
+	"github.com/pullgate/pullgate/internal/operator/cli"
+	"github.com/pullgate/pullgate/internal/operator/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 

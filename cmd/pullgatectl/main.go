@@ -4,9 +4,9 @@ package main
 import (
 	"os"
 
-	"github.com/pullgate/pullgate/internal/cli"
-	"github.com/pullgate/pullgate/internal/doctor"
-	"github.com/pullgate/pullgate/internal/nodeenable"
+	"github.com/pullgate/pullgate/internal/operator/cli"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
+	"github.com/pullgate/pullgate/internal/operator/nodeenable"
 )
 
 func main() { os.Exit(run(os.Args[1:], cli.System(), machine{})) }

@@ -14,12 +14,12 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"go.uber.org/goleak"
 
-	"github.com/pullgate/pullgate/internal/cli"
-	"github.com/pullgate/pullgate/internal/doctor"
-	"github.com/pullgate/pullgate/internal/filesystem"
-	"github.com/pullgate/pullgate/internal/kubeletconf"
-	"github.com/pullgate/pullgate/internal/nodeenable"
-	"github.com/pullgate/pullgate/internal/scripttest"
+	"github.com/pullgate/pullgate/internal/mechanics/filesystem"
+	"github.com/pullgate/pullgate/internal/operator/cli"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
+	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+	"github.com/pullgate/pullgate/internal/operator/nodeenable"
+	"github.com/pullgate/pullgate/internal/testkit/scripttest"
 )
 
 // now is the time of the program under test; the answers have times in the days before it.
@@ -90,7 +90,7 @@ func TestScripts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs the program as a process")
 	}
-	store, err := filepath.Abs("../../pkg/records/testdata/format-1.db")
+	store, err := filepath.Abs("../../internal/records/testdata/format-1.db")
 	if err != nil {
 		t.Fatal(err)
 	}

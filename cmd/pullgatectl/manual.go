@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
 
-	"github.com/pullgate/pullgate/internal/program"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
 
 // A page is a document of docs/ that is also a manual page.

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/cli"
+	"github.com/pullgate/pullgate/internal/operator/cli"
 )
 
 const manual = "../../docs/pullgatectl.md"

@@ -10,12 +10,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pullgate/pullgate/internal/cli"
-	"github.com/pullgate/pullgate/internal/cli/output"
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/hint"
-	"github.com/pullgate/pullgate/internal/nodeenable"
-	"github.com/pullgate/pullgate/internal/nodeenable/configured"
+	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/operator/cli"
+	"github.com/pullgate/pullgate/internal/operator/cli/output"
+	"github.com/pullgate/pullgate/internal/operator/nodeenable"
+	"github.com/pullgate/pullgate/internal/operator/nodeenable/configured"
 )
 
 const nodeLong = `Configure the kubelet of this node to use pullgated, revert that, and show what it dials.

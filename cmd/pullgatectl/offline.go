@@ -10,10 +10,10 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/pullgate/pullgate/internal/cli"
-	"github.com/pullgate/pullgate/internal/cli/output"
-	"github.com/pullgate/pullgate/internal/hint"
-	"github.com/pullgate/pullgate/pkg/records/offline"
+	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/operator/cli"
+	"github.com/pullgate/pullgate/internal/operator/cli/output"
+	"github.com/pullgate/pullgate/internal/records/offline"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 

@@ -10,12 +10,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pullgate/pullgate/internal/cli"
-	"github.com/pullgate/pullgate/internal/cli/output"
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/hint"
-	"github.com/pullgate/pullgate/internal/podfile"
-	"github.com/pullgate/pullgate/internal/policytest"
+	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/operator/cli"
+	"github.com/pullgate/pullgate/internal/operator/cli/output"
+	"github.com/pullgate/pullgate/internal/policies/podfile"
+	"github.com/pullgate/pullgate/internal/policies/policytest"
 )
 
 const policyTestLong = `Compare pods in files with policies, and print which pods the policies admit. The command

@@ -3,7 +3,7 @@ package main
 import (
 	"strings"
 
-	"github.com/pullgate/pullgate/internal/cli"
+	"github.com/pullgate/pullgate/internal/operator/cli"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 

@@ -5,9 +5,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pullgate/pullgate/internal/cli"
-	"github.com/pullgate/pullgate/internal/cli/output"
-	"github.com/pullgate/pullgate/internal/program"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/operator/cli"
+	"github.com/pullgate/pullgate/internal/operator/cli/output"
 )
 
 func versionCommand(c *cli.Console) *cobra.Command {

@@ -15,9 +15,9 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/daemon"
-	"github.com/pullgate/pullgate/internal/hint"
-	"github.com/pullgate/pullgate/internal/kubeletconf"
-	"github.com/pullgate/pullgate/internal/program"
+	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
 )
 
 const defaultConfig = "/etc/pullgate/config.yaml"

@@ -15,7 +15,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/scripttest"
+	"github.com/pullgate/pullgate/internal/testkit/scripttest"
 )
 
 func TestMain(m *testing.M) {

@@ -16,11 +16,11 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/pullgate/pullgate/internal/cli"
 	"github.com/pullgate/pullgate/internal/daemon"
-	"github.com/pullgate/pullgate/internal/hint"
-	"github.com/pullgate/pullgate/internal/nodecreds/report"
-	"github.com/pullgate/pullgate/internal/program"
+	"github.com/pullgate/pullgate/internal/gate/nodecreds/report"
+	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/operator/cli"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 

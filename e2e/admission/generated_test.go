@@ -11,9 +11,9 @@ import (
 	"strconv"
 	"sync"
 
-	"github.com/pullgate/pullgate/internal/policyclient"
-	"github.com/pullgate/pullgate/internal/policytest"
-	"github.com/pullgate/pullgate/internal/policytest/samples"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
+	"github.com/pullgate/pullgate/internal/policies/policytest"
+	"github.com/pullgate/pullgate/internal/policies/policytest/samples"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/certtest"
+	"github.com/pullgate/pullgate/internal/testkit/certtest"
 )
 
 // maxMemory is what hostile clients can make a pullgate-policyd use. It is the limit in the manifests.

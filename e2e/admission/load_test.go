@@ -73,7 +73,7 @@ func startLoaded(t *testing.T) (p *node.Policyd, post func(ctx context.Context, 
 // loadPolicies returns restrictions, each the preset restricted with a registry of its own.
 func loadPolicies(t *testing.T) (all []string) {
 	t.Helper()
-	path, err := host.Upward("pkg/restriction/presets/restricted.yaml")
+	path, err := host.Upward("internal/policies/restriction/presets/restricted.yaml")
 	must(t, err)
 	preset, err := os.ReadFile(path)
 	must(t, err)

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/policyclient"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/certtest"
+	"github.com/pullgate/pullgate/internal/testkit/certtest"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"

@@ -11,7 +11,7 @@ import (
 	"sync"
 
 	mwitkow "github.com/mwitkow/grpc-proxy/proxy"
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	siderolabs "github.com/siderolabs/grpc-proxy/proxy"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"

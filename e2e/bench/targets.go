@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/e2e/host"
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 )

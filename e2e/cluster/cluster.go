@@ -16,7 +16,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/certtest"
+	"github.com/pullgate/pullgate/internal/testkit/certtest"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"

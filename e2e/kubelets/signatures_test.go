@@ -3,7 +3,7 @@ package kubelets_test
 import (
 	"time"
 
-	"github.com/pullgate/pullgate/internal/sigstoretest"
+	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 
 	"github.com/pullgate/pullgate/e2e/node"
 )

@@ -8,7 +8,7 @@ import (
 	"runtime"
 	"strings"
 
-	"github.com/pullgate/pullgate/internal/sigstoretest"
+	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/pullgate/pullgate/e2e/host"

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 
 	"github.com/pullgate/pullgate/e2e/node"
 )

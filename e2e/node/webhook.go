@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/certtest"
+	"github.com/pullgate/pullgate/internal/testkit/certtest"
 
 	"github.com/pullgate/pullgate/e2e/host"
 )

@@ -1,4 +1,4 @@
-// Package podsecurity_test compares the presets of pkg/restriction with the implementation of the Pod Security Standards in Kubernetes.
+// Package podsecurity_test compares the presets of internal/policies/restriction with the implementation of the Pod Security Standards in Kubernetes.
 package podsecurity_test
 
 import (
@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pullgate/pullgate/pkg/podview/apiview"
-	"github.com/pullgate/pullgate/pkg/restriction"
+	"github.com/pullgate/pullgate/internal/policies/podview/apiview"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/pod-security-admission/api"
 	"k8s.io/pod-security-admission/policy"

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/internal/gate/podsource"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/internal/gate/podsource"
 
 	"github.com/pullgate/pullgate/e2e/cluster"
 	"github.com/pullgate/pullgate/e2e/host"

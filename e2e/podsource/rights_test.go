@@ -3,7 +3,7 @@ package podsource_test
 import (
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"

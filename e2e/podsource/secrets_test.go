@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/tracker"

@@ -8,9 +8,9 @@ import (
 	"strings"
 
 	"github.com/pullgate/pullgate/internal/gate/criview"
-	"github.com/pullgate/pullgate/pkg/podview"
-	"github.com/pullgate/pullgate/pkg/podview/apiview"
-	"github.com/pullgate/pullgate/pkg/restriction"
+	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/podview/apiview"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
 	corev1 "k8s.io/api/core/v1"
 )
 

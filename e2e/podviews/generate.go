@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 
-	"github.com/pullgate/pullgate/pkg/podview"
+	"github.com/pullgate/pullgate/internal/policies/podview"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )

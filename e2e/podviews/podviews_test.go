@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pullgate/pullgate/pkg/restriction"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"

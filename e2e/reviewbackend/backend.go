@@ -22,7 +22,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/certtest"
+	"github.com/pullgate/pullgate/internal/testkit/certtest"
 	"k8s.io/api/imagepolicy/v1alpha1"
 
 	"github.com/pullgate/pullgate/e2e/host"

@@ -3,7 +3,7 @@ package reviews_test
 import (
 	"testing"
 
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )

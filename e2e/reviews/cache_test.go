@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/sigstoretest"
+	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"

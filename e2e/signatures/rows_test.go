@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pullgate/pullgate/internal/sigstoretest"
+	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 	protobundle "github.com/sigstore/protobuf-specs/gen/pb-go/bundle/v1"
 
 	"github.com/pullgate/pullgate/e2e/signing"

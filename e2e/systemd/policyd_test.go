@@ -12,7 +12,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/pullgate/pullgate/internal/policyclient"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
 
 	"github.com/pullgate/pullgate/e2e/node"
 	"github.com/pullgate/pullgate/e2e/reviewbackend"

@@ -11,7 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/pullgate/pullgate/internal/strictyaml"
+	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 

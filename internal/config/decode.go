@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"reflect"
 
-	"github.com/pullgate/pullgate/internal/strictyaml"
+	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
 )
 
 // decode reads one YAML document into a configuration. Fields that are absent or null keep their values; those of the

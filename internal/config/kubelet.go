@@ -3,8 +3,8 @@ package config
 import (
 	"fmt"
 
-	"github.com/pullgate/pullgate/internal/regularfile"
-	"github.com/pullgate/pullgate/internal/strictyaml"
+	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
+	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"github.com/pullgate/pullgate/internal/strictyaml"
+	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
 )
 
 // PolicydKind is the required kind of a configuration of pullgate-policyd. Its apiVersion is APIVersion.

@@ -10,13 +10,13 @@ import (
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/yaml"
 
-	"github.com/pullgate/pullgate/internal/adminapi"
-	"github.com/pullgate/pullgate/internal/adminapi/prose"
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/gate"
-	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/internal/gate/podindex"
+	"github.com/pullgate/pullgate/internal/operator/adminapi"
+	"github.com/pullgate/pullgate/internal/operator/adminapi/prose"
+	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/policy"
-	"github.com/pullgate/pullgate/pkg/records"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 

@@ -12,8 +12,8 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/pullgate/pullgate/internal/crashpoint"
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
 

@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/conformance"
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/testkit/conformance"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
 // A ctl is the built pullgatectl, with one daemon.

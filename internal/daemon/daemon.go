@@ -14,16 +14,16 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/adminapi"
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/gate/kubelet"
-	"github.com/pullgate/pullgate/internal/metrics"
-	"github.com/pullgate/pullgate/internal/nodecreds"
-	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/internal/gate/nodecreds"
+	"github.com/pullgate/pullgate/internal/gate/podindex"
+	"github.com/pullgate/pullgate/internal/operator/adminapi"
+	"github.com/pullgate/pullgate/internal/operator/metrics"
+	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
-	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 

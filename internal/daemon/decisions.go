@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/pullgate/pullgate/internal/adminapi"
-	"github.com/pullgate/pullgate/internal/decisionlog"
-	"github.com/pullgate/pullgate/internal/hint"
-	"github.com/pullgate/pullgate/internal/metrics"
+	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/operator/adminapi"
+	"github.com/pullgate/pullgate/internal/operator/decisionlog"
+	"github.com/pullgate/pullgate/internal/operator/metrics"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 

@@ -7,8 +7,8 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/pullgate/pullgate/internal/atomicfile"
-	"github.com/pullgate/pullgate/internal/regularfile"
+	"github.com/pullgate/pullgate/internal/mechanics/atomicfile"
+	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 

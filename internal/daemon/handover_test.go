@@ -8,8 +8,8 @@ import (
 	"regexp"
 	"testing"
 
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
-	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
 // verifying are the settings of these tests.

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
 // holdConnections opens connections and keeps them open until the test ends.

@@ -10,9 +10,9 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/hint"
-	"github.com/pullgate/pullgate/internal/httpserve"
-	"github.com/pullgate/pullgate/internal/sockets"
+	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/httpserve"
+	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 )
 
 // program is the name of the program and of its units.

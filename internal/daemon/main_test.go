@@ -9,7 +9,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/crashpoint"
+	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
 )
 
 // built is the folder of the programs; the first test that needs one makes it.

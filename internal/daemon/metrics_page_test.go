@@ -13,14 +13,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
-	"github.com/pullgate/pullgate/internal/conformance"
-	"github.com/pullgate/pullgate/internal/endorse"
-	"github.com/pullgate/pullgate/internal/metrics"
-	"github.com/pullgate/pullgate/internal/podsource"
-	"github.com/pullgate/pullgate/pkg/admission"
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/gate/podsource"
+	"github.com/pullgate/pullgate/internal/operator/metrics"
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/endorse"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
+	"github.com/pullgate/pullgate/internal/testkit/conformance"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/policy"
-	"github.com/pullgate/pullgate/pkg/restriction"
 )
 
 // busyScrape returns the metrics page of the built daemon, with every optional part, after a hit, a miss and a hidden pre-check.

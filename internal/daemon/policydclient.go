@@ -7,10 +7,10 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/endorse"
-	"github.com/pullgate/pullgate/internal/imagepolicy"
-	"github.com/pullgate/pullgate/internal/imagereview"
-	"github.com/pullgate/pullgate/internal/policyclient"
+	"github.com/pullgate/pullgate/internal/policies/endorse"
+	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
+	"github.com/pullgate/pullgate/internal/policies/imagereview"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
 )
 
 // failureInterval is the interval of log lines about one image review backend that fails, and about signatures that are not verified.

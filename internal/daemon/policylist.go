@@ -7,12 +7,12 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/hint"
-	"github.com/pullgate/pullgate/internal/imagepolicy"
-	"github.com/pullgate/pullgate/internal/policyfiles"
-	"github.com/pullgate/pullgate/pkg/admission/restrict"
-	"github.com/pullgate/pullgate/pkg/requirement"
-	"github.com/pullgate/pullgate/pkg/restriction"
+	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/policies/restrict"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 

@@ -17,16 +17,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/decisionlog"
-	"github.com/pullgate/pullgate/internal/filesystem"
-	"github.com/pullgate/pullgate/internal/hint"
-	"github.com/pullgate/pullgate/internal/imagepolicy"
-	"github.com/pullgate/pullgate/internal/kubeletconf"
-	"github.com/pullgate/pullgate/internal/podsource"
-	"github.com/pullgate/pullgate/internal/policyclient"
-	"github.com/pullgate/pullgate/internal/policyfiles"
-	"github.com/pullgate/pullgate/pkg/admission/files"
-	"github.com/pullgate/pullgate/pkg/admission/restrict"
+	"github.com/pullgate/pullgate/internal/gate/podsource"
+	"github.com/pullgate/pullgate/internal/mechanics/filesystem"
+	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/operator/decisionlog"
+	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+	"github.com/pullgate/pullgate/internal/policies/files"
+	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/policies/restrict"
 )
 
 // Bounds of the check whether a pullgated answers at metrics.listen.

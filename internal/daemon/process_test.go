@@ -21,8 +21,8 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/internal/conformance"
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/testkit/conformance"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
 // A process is the built pullgated.

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/hint"
 )
 
 // reopenLimit bounds the wait for a disk that does not answer: the new policy must apply all the same.

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
 func (p *process) decisionLog() string { return "decisionLog: {path: " + p.path("decisions.log") + "}" }

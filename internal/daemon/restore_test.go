@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
-	"github.com/pullgate/pullgate/pkg/records/offline"
+	"github.com/pullgate/pullgate/internal/records/offline"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
 const (

@@ -4,11 +4,11 @@ import (
 	"context"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/imagepolicy"
-	"github.com/pullgate/pullgate/internal/imagereview"
-	"github.com/pullgate/pullgate/internal/podsource"
-	"github.com/pullgate/pullgate/internal/policyfiles"
-	"github.com/pullgate/pullgate/pkg/admission/files"
+	"github.com/pullgate/pullgate/internal/gate/podsource"
+	"github.com/pullgate/pullgate/internal/policies/files"
+	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
+	"github.com/pullgate/pullgate/internal/policies/imagereview"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
 // settleTime is the time between two readings of the policy files when pullgate-policyd has other ones. They are used if both are the same,

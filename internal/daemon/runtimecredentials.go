@@ -4,7 +4,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/criofiles"
+	"github.com/pullgate/pullgate/internal/gate/criofiles"
 )
 
 // warnOfRuntimeCredentials logs a warning if CRI-O has credentials for namespaces on this node, and the configuration states that

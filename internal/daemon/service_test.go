@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
 // A manager receives the messages to systemd.

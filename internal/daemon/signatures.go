@@ -3,12 +3,12 @@ package daemon
 import (
 	"context"
 
-	"github.com/pullgate/pullgate/internal/endorse"
-	"github.com/pullgate/pullgate/internal/policyclient"
-	"github.com/pullgate/pullgate/internal/policyfiles"
-	"github.com/pullgate/pullgate/internal/verification"
-	"github.com/pullgate/pullgate/pkg/admission/files"
-	"github.com/pullgate/pullgate/pkg/requirement"
+	"github.com/pullgate/pullgate/internal/policies/endorse"
+	"github.com/pullgate/pullgate/internal/policies/files"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/policies/verification"
 )
 
 // A signatureSet is what the policy files in use require of signatures. It is immutable. The zero value requires nothing.

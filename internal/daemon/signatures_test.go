@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/policyfiles"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 

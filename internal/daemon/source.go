@@ -6,13 +6,13 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/adminapi"
-	"github.com/pullgate/pullgate/internal/hint"
-	"github.com/pullgate/pullgate/internal/metrics"
-	"github.com/pullgate/pullgate/internal/podsource"
+	"github.com/pullgate/pullgate/internal/gate/podsource"
+	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/operator/adminapi"
+	"github.com/pullgate/pullgate/internal/operator/metrics"
+	"github.com/pullgate/pullgate/internal/policies/podview"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
-	"github.com/pullgate/pullgate/pkg/podview"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )

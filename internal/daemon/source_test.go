@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/conformance"
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/testkit/conformance"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
 // An apiServer has one pod and its Secrets, which never change. The tests in e2e use a real API server.

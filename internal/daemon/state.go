@@ -10,10 +10,10 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/crashpoint"
-	"github.com/pullgate/pullgate/internal/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
+	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
-	"github.com/pullgate/pullgate/pkg/records"
 )
 
 // The files of the state directory. The key is made after the store: a key without a store means that the store was lost.

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
 // The line about a runtime that is not reached says why, and at which socket.

@@ -10,9 +10,9 @@ import (
 	sd "github.com/coreos/go-systemd/v22/daemon"
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/hint"
-	"github.com/pullgate/pullgate/pkg/criproxy/ping"
-	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/pkg/criproxy"
 )
 
 // A part of the daemon is checked for an answer. An error is an answer: the watchdog logs it and notifies systemd, because a
@@ -52,7 +52,7 @@ func runWatchdog(ctx context.Context, o Options, p parts) error {
 		return nil
 	}
 	newWatchdog(o.Log, patience, p.service.alive,
-		part{"socket", func(ctx context.Context) error { return ping.Send(ctx, o.Config.Listen) }},
+		part{"socket", func(ctx context.Context) error { return criproxy.Ping(ctx, o.Config.Listen) }},
 		storePart(p.store),
 		part{"tracker", func(context.Context) error { p.tracker.Grants(); return nil }},
 	).run(ctx)

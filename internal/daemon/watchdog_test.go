@@ -13,7 +13,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
-	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/internal/records"
 )
 
 // testWatchdog runs a watchdog of 30 s, and returns the number of its notifications.

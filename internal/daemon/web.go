@@ -5,7 +5,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/httpserve"
+	"github.com/pullgate/pullgate/internal/mechanics/httpserve"
 )
 
 // serveWeb serves /metrics, /healthz and /readyz until ctx ends. It starts when its address can be bound.

@@ -6,8 +6,8 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/internal/podindex"
-	"github.com/pullgate/pullgate/pkg/admission"
+	"github.com/pullgate/pullgate/internal/gate/podindex"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 

@@ -17,11 +17,11 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/gate"
-	"github.com/pullgate/pullgate/pkg/admission"
-	"github.com/pullgate/pullgate/pkg/admission/restrict"
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
-	"github.com/pullgate/pullgate/pkg/podview"
-	"github.com/pullgate/pullgate/pkg/restriction"
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/restrict"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 

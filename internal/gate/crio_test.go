@@ -5,7 +5,7 @@ import (
 	"os/exec"
 	"testing"
 
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
 // All tests of the gate also pass with a runtime that answers like CRI-O, with both forms of image_ref. The tests run in separate processes, in

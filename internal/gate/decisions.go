@@ -5,11 +5,11 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/decisionlog"
-	"github.com/pullgate/pullgate/pkg/admission"
+	"github.com/pullgate/pullgate/internal/operator/decisionlog"
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
-	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 

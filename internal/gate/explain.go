@@ -4,8 +4,8 @@ import (
 	"context"
 	"slices"
 
-	"github.com/pullgate/pullgate/pkg/admission"
-	"github.com/pullgate/pullgate/pkg/podview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/podview"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 

@@ -11,10 +11,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/pkg/admission"
-	"github.com/pullgate/pullgate/pkg/admission/restrict"
-	"github.com/pullgate/pullgate/pkg/podview"
-	"github.com/pullgate/pullgate/pkg/restriction"
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/restrict"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 

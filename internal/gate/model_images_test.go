@@ -7,7 +7,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
 // resolve finds an image as containerd does: by its whole ID, its name, or a prefix of its ID.

@@ -7,13 +7,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/endorse"
 	"github.com/pullgate/pullgate/internal/gate"
-	"github.com/pullgate/pullgate/internal/policyclient"
-	"github.com/pullgate/pullgate/internal/verification"
-	"github.com/pullgate/pullgate/pkg/admission"
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/endorse"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/pkg/imageref"
-	"github.com/pullgate/pullgate/pkg/requirement"
 )
 
 // signedRegistry is the beginning of the names that the policy about signatures of a world is for.

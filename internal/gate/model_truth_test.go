@@ -6,8 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/policy"
-	"github.com/pullgate/pullgate/pkg/records"
 )
 
 type secretRef = records.SecretRef

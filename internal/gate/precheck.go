@@ -7,13 +7,13 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/internal/decisionlog"
 	"github.com/pullgate/pullgate/internal/gate/hidden"
-	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/internal/gate/podindex"
+	"github.com/pullgate/pullgate/internal/operator/decisionlog"
+	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
-	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 

@@ -8,7 +8,7 @@ import (
 
 	"k8s.io/utils/lru"
 
-	"github.com/pullgate/pullgate/internal/decisionlog"
+	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 )
 
 const (

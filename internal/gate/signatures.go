@@ -9,16 +9,16 @@ import (
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/internal/decisionlog"
-	"github.com/pullgate/pullgate/internal/endorse"
 	"github.com/pullgate/pullgate/internal/gate/outcome"
-	"github.com/pullgate/pullgate/internal/podindex"
-	"github.com/pullgate/pullgate/internal/verification"
-	"github.com/pullgate/pullgate/pkg/admission"
+	"github.com/pullgate/pullgate/internal/gate/podindex"
+	"github.com/pullgate/pullgate/internal/operator/decisionlog"
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/endorse"
+	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/imageref"
-	"github.com/pullgate/pullgate/pkg/podview"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 

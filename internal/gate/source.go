@@ -7,7 +7,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/gate/hidden"
-	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"

@@ -11,15 +11,15 @@ import (
 
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/gate/kubelet"
-	"github.com/pullgate/pullgate/internal/podindex"
+	"github.com/pullgate/pullgate/internal/gate/podindex"
+	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/credential"
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 	"github.com/pullgate/pullgate/pkg/imageref"
-	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A fakeSource is a pod source with the facts of the test. The real source is in internal/podsource; e2e tests it with a real API server.
+// A fakeSource is a pod source with the facts of the test. The real source is in internal/gate/podsource; e2e tests it with a real API server.
 type fakeSource struct {
 	key   credential.Key
 	pods  map[string]sourcePod // by UID

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/pullgate/pullgate/internal/atomicfile"
+	"github.com/pullgate/pullgate/internal/mechanics/atomicfile"
 )
 
 // ErrDamagedKey is the error of LoadKey for a file that does not contain a key.

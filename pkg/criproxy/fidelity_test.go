@@ -18,8 +18,8 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/criproxy"
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 )
 
 // counts is the metrics of a server under test.

@@ -29,7 +29,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
 // TestSchedules runs random schedules of calls twice at the same time, directly and through a proxy, and compares what the client and the

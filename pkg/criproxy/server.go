@@ -21,8 +21,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/pkg/criproxy/drain"
-	"github.com/pullgate/pullgate/pkg/criproxy/ping"
+	"github.com/pullgate/pullgate/internal/mechanics/drain"
 )
 
 // Metrics counts what goes through a [Server]. Its methods may be called concurrently.
@@ -140,8 +139,8 @@ func (s *Server) Serve(l net.Listener) error {
 func (s *Server) serve(_ any, stream grpc.ServerStream) error {
 	began := time.Now()
 	method, _ := grpc.MethodFromServerStream(stream)
-	if method == ping.Method {
-		return Refuse(codes.Unimplemented, ping.Reason, "pullgated serves the CRI of this node and no other service")
+	if method == pingMethod {
+		return Refuse(codes.Unimplemented, pingReason, "pullgated serves the CRI of this node and no other service")
 	}
 	err := s.guard(method, func() error { return s.dispatch(stream, method) })
 	_, judged := s.handlers[method]

@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
-	"github.com/pullgate/pullgate/pkg/criproxy/ping"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
+	"github.com/pullgate/pullgate/pkg/criproxy"
 )
 
 // While a call takes long the proxy serves on, old connections and new ones.
@@ -89,13 +89,13 @@ func TestPingReportsWhetherAServerAnswers(t *testing.T) {
 	runtime := criproxytest.NewRuntime(t)
 	proxied, _ := serveBefore(t, runtime.Endpoint())
 	runtime.Stop()
-	if err := ping.Send(t.Context(), proxied); err != nil {
+	if err := criproxy.Ping(t.Context(), proxied); err != nil {
 		t.Errorf("Ping without a runtime = %v; want nil", err)
 	}
-	if err := ping.Send(t.Context(), criproxytest.NewRuntime(t).Endpoint()); err == nil {
+	if err := criproxy.Ping(t.Context(), criproxytest.NewRuntime(t).Endpoint()); err == nil {
 		t.Error("Ping of a runtime = nil; want an error, it is not pullgated")
 	}
-	if err := ping.Send(t.Context(), "unix:///nonexistent/cri.sock"); err == nil {
+	if err := criproxy.Ping(t.Context(), "unix:///nonexistent/cri.sock"); err == nil {
 		t.Error("Ping of a socket without a server = nil; want an error")
 	}
 }

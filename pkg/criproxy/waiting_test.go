@@ -19,8 +19,8 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/criproxy"
-	"github.com/pullgate/pullgate/pkg/criproxy/criproxytest"
 )
 
 // A waitingRuntime answers each call with its message, unless its metadata say that it waits for the end of the call, or that it fails

@@ -12,8 +12,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/policy"
-	"github.com/pullgate/pullgate/pkg/records"
 )
 
 // maxOrdinary limits the number of images known not to be checkpoints. Above the limit the tracker clears the set and learns them again.

@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/policy"
-	"github.com/pullgate/pullgate/pkg/records"
 )
 
 // An Explanation is the verdict that [Tracker.Check] would return, with all facts on which it depends.

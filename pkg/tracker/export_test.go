@@ -1,6 +1,6 @@
 package tracker
 
-import "github.com/pullgate/pullgate/pkg/records"
+import "github.com/pullgate/pullgate/internal/records"
 
 // Uses returns the times of use in memory.
 func (t *Tracker) Uses() map[records.Pair]records.Use {

@@ -7,10 +7,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
-	"github.com/pullgate/pullgate/pkg/records"
 )
 
 // A grant lets one pod use one (image ID, repository) until the pod ends. It holds the facts on which it depends, so that it ends when they are

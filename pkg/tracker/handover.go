@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/policy"
-	"github.com/pullgate/pullgate/pkg/records"
 )
 
 // handoverVersion is the format version of handed-over grants. Another version is refused.

@@ -10,9 +10,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
-	"github.com/pullgate/pullgate/pkg/records"
 )
 
 // byOperator is the origin of marks that an operator sets.

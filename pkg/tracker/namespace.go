@@ -1,8 +1,8 @@
 package tracker
 
 import (
+	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
-	"github.com/pullgate/pullgate/pkg/records"
 )
 
 // sent returns the ID of the credential that the runtime sends to the registry in a pull for a pod. Without a user name it sends the one that it

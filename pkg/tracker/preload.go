@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/imageref"
-	"github.com/pullgate/pullgate/pkg/records"
 )
 
 // scan marks the pairs that are due as preloaded and reports whether it marked any.

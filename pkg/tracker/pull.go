@@ -8,10 +8,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
-	"github.com/pullgate/pullgate/pkg/records"
 )
 
 // A Pull is one pull with one credential. It begins before the runtime is called, and ends when exactly one of Proved, Denied, Refused and Lost

@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/policy"
-	"github.com/pullgate/pullgate/pkg/records"
 )
 
 // A Revocation selects proofs to revoke.

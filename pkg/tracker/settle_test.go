@@ -5,8 +5,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/imageref"
-	"github.com/pullgate/pullgate/pkg/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 

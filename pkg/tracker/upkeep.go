@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pullgate/pullgate/pkg/records"
+	"github.com/pullgate/pullgate/internal/records"
 )
 
 const (

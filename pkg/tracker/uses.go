@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
-	"github.com/pullgate/pullgate/pkg/records"
 )
 
 // A use is a records.Use that is not yet flushed. Tracker.mu guards it: under a read lock only the times may change.

@@ -4,8 +4,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
-	"github.com/pullgate/pullgate/pkg/records"
 )
 
 // A Standing is the state of a credential for a pair at one moment. Of the values up to Valid a greater one is better.

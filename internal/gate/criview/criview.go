@@ -7,8 +7,8 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/internal/podindex"
-	"github.com/pullgate/pullgate/pkg/podview"
+	"github.com/pullgate/pullgate/internal/gate/podindex"
+	"github.com/pullgate/pullgate/internal/policies/podview"
 )
 
 // terminationGraceAnnotation is an annotation of a container.

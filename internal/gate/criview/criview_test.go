@@ -11,8 +11,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/gate/criview"
-	"github.com/pullgate/pullgate/pkg/podview"
-	"github.com/pullgate/pullgate/pkg/restriction"
+	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
 const (

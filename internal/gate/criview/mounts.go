@@ -7,8 +7,8 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/policies/podview"
 	"github.com/pullgate/pullgate/pkg/imageref"
-	"github.com/pullgate/pullgate/pkg/podview"
 )
 
 // A podDir is the folder in which a kubelet keeps the volumes and files of one pod:

@@ -1,0 +1,201 @@
+package nodecreds
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
+	"github.com/pullgate/pullgate/pkg/credential"
+)
+
+const (
+	// interval is how often the files are read.
+	interval = 3 * time.Second
+	// maxPatterns is how many patterns of one report are kept.
+	maxPatterns = 256
+	// maxReports is how many reports are kept. Above it, the one that expires first is removed.
+	maxReports = 1000
+)
+
+// Credentials are the credentials that the node offers. Its methods may be called concurrently.
+type Credentials struct {
+	key credential.Key
+
+	// reading is locked by the goroutine that reads the files, and guards files.
+	reading sync.Mutex
+	files   []file
+
+	// mu guards the fields below. Lock order: reading, then mu.
+	mu      sync.RWMutex
+	ring    credential.SealedKeyring // of all files, in their order
+	reports map[string]report
+}
+
+// file is a docker configuration file, with the state from its last reading.
+type file struct {
+	path   string
+	sealed credential.Sealed
+	sum    [sha256.Size]byte // of the parsed content; zero if none was parsed
+	err    error             // of parsing it
+	logged string            // describes the latest message about it
+}
+
+// report is an answer of a credential provider.
+type report struct {
+	id     credential.ID
+	ring   credential.SealedKeyring
+	expiry time.Time
+}
+
+// New returns the credentials that these files offer now; Run keeps them up to date. A file that is absent offers nothing.
+// Neither does a file that cannot be read or is malformed, which is logged. Files are in the format of docker's config.json, or
+// of .dockercfg if that is their name.
+func New(ctx context.Context, files []string, key credential.Key) *Credentials {
+	c := &Credentials{key: key, reports: map[string]report{}}
+	for _, path := range files {
+		c.files = append(c.files, file{path: path})
+	}
+	c.read(ctx)
+	return c
+}
+
+// Run reads the files every three seconds until the context ends, then returns nil.
+func (c *Credentials) Run(ctx context.Context) error {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			c.read(ctx)
+		}
+	}
+}
+
+// Offers reports whether the node offers a credential for a repository (docker.io/library/busybox): the kubelet would send it for
+// an image of the repository, whichever pod asks. An anonymous credential is not offered.
+func (c *Credentials) Offers(repository string, id credential.ID) bool {
+	if id == "" {
+		return false
+	}
+	holds := func(ring credential.SealedKeyring) bool {
+		return slices.ContainsFunc(ring.Lookup(repository), func(o credential.SealedOffer) bool { return o.ID == id })
+	}
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	if holds(c.ring) {
+		return true
+	}
+	now := time.Now()
+	for _, r := range c.reports {
+		if r.id == id && now.Before(r.expiry) && holds(r.ring) {
+			return true
+		}
+	}
+	return false
+}
+
+// Add notes that a credential provider returned a credential for images that match the patterns, until expiry. An answer that is
+// bound to one service account is not the node's and must not be added. If the same report comes again, Add only changes its
+// expiry. Add reports whether the report is new: the same credential was not offered at this moment.
+func (c *Credentials) Add(patterns []string, id credential.ID, expiry time.Time) (news bool) {
+	now := time.Now()
+	if id == "" || !now.Before(expiry) {
+		return false
+	}
+	patterns = slices.Sorted(slices.Values(patterns))
+	patterns = slices.Compact(patterns)
+	patterns = patterns[:min(len(patterns), maxPatterns)]
+	sealed := credential.NewSealed(patterns, id)
+	if sealed.Len() == 0 {
+		return false
+	}
+	sum := sha256.Sum256([]byte(string(id) + "\x00" + strings.Join(patterns, "\x00")))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := string(sum[:])
+	old, ok := c.reports[at]
+	if ok && old.expiry.After(expiry) {
+		expiry = old.expiry
+	}
+	c.reports[at] = report{id, credential.SealedKeyring{sealed}, expiry}
+	if len(c.reports) > maxReports {
+		c.makeRoomLocked(now)
+	}
+	return !ok || !now.Before(old.expiry)
+}
+
+// makeRoomLocked removes the expired reports or, if there are none, the one that expires first.
+func (c *Credentials) makeRoomLocked(now time.Time) {
+	var first string
+	for at, r := range c.reports {
+		if !now.Before(r.expiry) {
+			delete(c.reports, at)
+		} else if first == "" || r.expiry.Before(c.reports[first].expiry) {
+			first = at
+		}
+	}
+	if len(c.reports) > maxReports {
+		delete(c.reports, first)
+	}
+}
+
+// read updates the offered credentials from the files.
+func (c *Credentials) read(ctx context.Context) {
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	log := klog.FromContext(ctx)
+	ring := make(credential.SealedKeyring, len(c.files))
+	for i := range c.files {
+		f := &c.files[i]
+		err := f.read(c.key)
+		ring[i] = f.sealed
+		state := fmt.Sprintf("%x %v", f.sum, err)
+		if state == f.logged {
+			continue
+		}
+		f.logged = state
+		switch {
+		case err == nil:
+			log.Info("Node credentials read", "file", f.path, "entries", f.sealed.Len())
+		case errors.Is(err, fs.ErrNotExist):
+			log.Info("Node credentials absent", "file", f.path)
+		default:
+			log.Error(err, "Node credentials not read, those from the file are no longer used", "file", f.path)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ring = ring
+}
+
+// read reads the file and parses it if its content has changed. After an error no content is kept.
+func (f *file) read(key credential.Key) error {
+	content, err := regularfile.Read(f.path, credential.MaxPayload)
+	if err != nil {
+		f.sealed, f.sum = credential.Sealed{}, [sha256.Size]byte{}
+		return err
+	}
+	sum := sha256.Sum256(content)
+	if sum == f.sum {
+		return f.err
+	}
+	parse := credential.ParseDockerConfigJSON
+	if filepath.Base(f.path) == ".dockercfg" {
+		parse = credential.ParseDockercfg
+	}
+	config, err := parse(content) // it is empty after an error
+	f.sealed, f.sum, f.err = config.Seal(key), sum, err
+	return err
+}

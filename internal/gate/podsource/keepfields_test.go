@@ -1,0 +1,45 @@
+package podsource_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/policies/podview"
+)
+
+// Policies can use other fields while the source runs. It lists the pods again, and knows them all the time.
+func TestFieldsThatChangeAreReadAgain(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p := pod("web", "u1", app)
+		p.Spec.RestartPolicy, p.Spec.DNSPolicy = "Always", "Default"
+		w.api.change("ADDED", p)
+		w.source.KeepFields([]string{"spec.spec.restartPolicy"})
+		w.start()
+		view := func() podview.Pod {
+			view, _, ok := w.byUID("u1").View()
+			if !ok {
+				w.Fatal("the pod has no view")
+			}
+			return view
+		}
+		if v := view(); v.RestartPolicy != podview.Set("Always") || v.DNSPolicy.State() != podview.StateUnknown {
+			w.Errorf("view %+v; want the restart policy alone", v)
+		}
+		w.source.KeepFields([]string{"spec.spec.dnsPolicy"})
+		if v := view(); v.DNSPolicy.State() != podview.StateUnknown {
+			w.Errorf("view %+v before the pods are listed again; want no DNS policy", v)
+		}
+		w.pass(100 * time.Millisecond)
+		if v := view(); v.DNSPolicy != podview.Set("Default") || v.RestartPolicy.State() != podview.StateUnknown {
+			w.Errorf("view %+v; want the DNS policy alone", v)
+		}
+		if !w.source.Synced() {
+			w.Error("the source is not synced")
+		}
+		w.source.KeepFields(nil)
+		w.pass(100 * time.Millisecond)
+		if _, _, ok := w.byUID("u1").View(); ok || w.source.KeepsFields() {
+			w.Error("the view is kept without policies")
+		}
+	})
+}

@@ -1,0 +1,199 @@
+package podsource
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"maps"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/gate/podindex"
+	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+const (
+	// maxUses is how many uses of images by one pod are kept. The source does not know the others.
+	maxUses = 1000
+	// maxSecrets is how many pull secrets of one pod are read.
+	maxSecrets = 100
+)
+
+// kubeletLag is how long after a change a kubelet may still have the previous state of a pod.
+const kubeletLag = time.Minute
+
+// mirrorAnnotation is on the API server's copies of static pods, which a kubelet does not run.
+const mirrorAnnotation = corev1.MirrorPodAnnotationKey
+
+// A Pod is a pod of this node as the API server had it at one moment. It does not change. nil, of which all methods may be called, uses no
+// image, and its credentials are not known.
+type Pod struct {
+	tracker.Pod
+
+	annotations [sha256.Size]byte
+	changed     time.Time // when a change of annotations or uses was seen; zero if never
+	uses        []use
+	secrets     []key       // those that the pod names, in the pod's order
+	cut         bool        // the pod names more
+	ended       bool        // its containers have ended, and no container will be started
+	from        *secrets    // their contents
+	view        *view       // nil if no policy uses a field
+	logged      atomic.Bool // it was logged that its Secrets have too many wildcards
+}
+
+type use struct {
+	container string // its name; "" if a volume uses the image
+	image     imageref.Name
+	policy    string // as the API server has it
+}
+
+// PullPolicies returns the imagePullPolicy of each use of an image by the pod, in the order of its spec; nothing if it does not
+// use it. The name may be the one in the spec or the one that the kubelet sends.
+func (p *Pod) PullPolicies(image imageref.Ref) (policies []string) {
+	for _, u := range p.Uses(image) {
+		policies = append(policies, u.PullPolicy)
+	}
+	return policies
+}
+
+// A Use is one use of an image by a pod: by a container, or by a volume, which has no name here.
+type Use struct{ Container, PullPolicy string }
+
+// Uses returns each use of an image by the pod, as PullPolicies does.
+func (p *Pod) Uses(image imageref.Ref) (uses []Use) {
+	if p == nil || !image.Parsed() {
+		return nil
+	}
+	for _, u := range p.uses {
+		if u.image == image.Name() {
+			uses = append(uses, Use{u.container, u.policy})
+		}
+	}
+	return uses
+}
+
+// Images returns the images that the pod uses, with the names of their containers.
+func (p *Pod) Images() (images []ContainerImage) {
+	for _, u := range p.uses {
+		images = append(images, ContainerImage{u.container, imageref.New(u.image.String())})
+	}
+	return images
+}
+
+// A ContainerImage is the image of a container, or of a volume, which has no name here.
+type ContainerImage struct {
+	Container string
+	Image     imageref.Ref
+}
+
+// Ended reports whether all containers of the pod have ended and will not be restarted.
+func (p *Pod) Ended() bool { return p.ended }
+
+// Credentials returns the credentials of the pod's pull secrets for an image, in the order in which a kubelet would send them. It
+// waits at most two seconds for a Secret that has to be read. It does not wait for a Secret that was read before and cannot be
+// read again at present.
+//
+// It returns each credential of a Secret once, and at most one more than the credential.MaxOffers that are considered.
+//
+// ErrNotKnown means that the list is incomplete: a Secret is missing, malformed, could not be read or has too many wildcards. The
+// credentials in the list are still the pod's. An empty list without an error means that the pod's Secrets have no credential for
+// the image; the pull need not be anonymous, because the node may have its own credentials.
+func (p *Pod) Credentials(ctx context.Context, image imageref.Ref) ([]tracker.Secret, error) {
+	if p == nil || !image.Parsed() {
+		return nil, ErrNotKnown
+	}
+	whole := !p.cut
+	ring := make(credential.SealedKeyring, 0, len(p.secrets))
+	from := make([]records.SecretRef, 0, len(p.secrets))
+	for _, s := range p.from.get(ctx, p.secrets) {
+		whole = whole && s.whole
+		ring = append(ring, s.sealed)
+		from = append(from, s.ref)
+	}
+	var found []tracker.Secret
+	offers, all := ring.First(image.Repository(), credential.MaxOffers+1)
+	if !all {
+		p.from.count(Excessive)
+		whole = false
+		if !p.logged.Swap(true) {
+			klog.FromContext(ctx).Info("Pull secrets of a pod have too many wildcards, some entries are ignored; remove entries from them",
+				"pod", klog.KRef(p.Namespace, p.Name), "image", image.String())
+		}
+	}
+	for _, o := range offers {
+		found = append(found, tracker.Secret{Credential: o.ID, Ref: from[o.From]})
+	}
+	if !whole {
+		return found, ErrNotKnown
+	}
+	return found, nil
+}
+
+// podOf returns the part of a pod that is stored. It omits an image whose name no kubelet would accept.
+func podOf(api *corev1.Pod) *Pod {
+	p := &Pod{
+		Pod:         tracker.Pod{UID: string(api.UID), Namespace: api.Namespace, Name: api.Name},
+		annotations: hash(api.Annotations),
+		ended:       api.Status.Phase == corev1.PodSucceeded || api.Status.Phase == corev1.PodFailed,
+	}
+	for _, list := range [][]corev1.Container{api.Spec.InitContainers, api.Spec.Containers} {
+		for i := range list {
+			p.use(list[i].Name, list[i].Image, list[i].ImagePullPolicy)
+		}
+	}
+	for i := range api.Spec.EphemeralContainers {
+		c := &api.Spec.EphemeralContainers[i]
+		p.use(c.Name, c.Image, c.ImagePullPolicy)
+	}
+	for i := range api.Spec.Volumes {
+		if v := &api.Spec.Volumes[i]; v.Image != nil {
+			p.use("", v.Image.Reference, v.Image.PullPolicy)
+		}
+	}
+	for _, s := range api.Spec.ImagePullSecrets {
+		switch {
+		case s.Name == "": // kubelets ignore it too
+		case len(p.secrets) == maxSecrets:
+			p.cut = true
+		default:
+			p.secrets = append(p.secrets, key{api.Namespace, s.Name})
+		}
+	}
+	return p
+}
+
+func (p *Pod) use(container, image string, policy corev1.PullPolicy) {
+	if ref := imageref.New(image); ref.Parsed() && len(p.uses) < maxUses {
+		p.uses = append(p.uses, use{container, ref.Name(), string(policy)})
+	}
+}
+
+// has reports whether the pod uses an image.
+func (p *Pod) has(image imageref.Name) bool {
+	return slices.ContainsFunc(p.uses, func(u use) bool { return u.image == image })
+}
+
+// hash returns one value for all annotations except those that a kubelet overwrites, so that large annotations are not kept.
+func hash(annotations map[string]string) [sha256.Size]byte {
+	h := sha256.New()
+	put := func(s string) {
+		_, _ = h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(s)))) // a hash never fails
+		_, _ = h.Write([]byte(s))
+	}
+	for _, name := range slices.Sorted(maps.Keys(annotations)) {
+		switch name {
+		case podindex.SeenAnnotation, podindex.SourceAnnotation, mirrorAnnotation:
+		default:
+			put(name)
+			put(annotations[name])
+		}
+	}
+	return [sha256.Size]byte(h.Sum(nil))
+}

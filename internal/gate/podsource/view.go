@@ -1,0 +1,82 @@
+package podsource
+
+import (
+	"context"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/podview/apiview"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
+)
+
+// A view is the part of a pod that policies use. It does not change.
+type view struct {
+	pod        podview.Pod
+	containers []podview.Container
+}
+
+// ReviewAnnotations is the field podview.Pod.ReviewAnnotations for KeepFields.
+const ReviewAnnotations = "reviewAnnotations"
+
+// KeepFields sets the fields that the views of pods have, by the paths that restriction.Field has; without fields there are no views. If the
+// fields change while the source runs, it lists the pods again; until then, new fields are unknown.
+func (s *Source) KeepFields(paths []string) {
+	paths = slices.Compact(slices.Sorted(slices.Values(paths)))
+	if before := s.fields.Swap(&paths); before == nil && len(paths) == 0 || before != nil && slices.Equal(*before, paths) {
+		return
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.relist != nil { // else the first list has them
+		s.relist()
+	}
+}
+
+// KeepsFields reports whether there are views.
+func (s *Source) KeepsFields() bool { return len(s.kept()) > 0 }
+
+// View returns the view of the pod and of all its containers, with the fields of KeepFields; ok is false if there are no views. The caller
+// must not modify it.
+func (p *Pod) View() (pod podview.Pod, containers []podview.Container, ok bool) {
+	if p == nil || p.view == nil {
+		return pod, nil, false
+	}
+	return p.view.pod, p.view.containers, true
+}
+
+// kept returns the fields of views.
+func (s *Source) kept() []string {
+	if fields := s.fields.Load(); fields != nil {
+		return *fields
+	}
+	return nil
+}
+
+// untilRelist returns a context that ends when the pods have to be listed again.
+func (s *Source) untilRelist(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.relist = cancel
+	return ctx, cancel
+}
+
+// viewOf returns the view of a pod with some fields; nil without fields.
+func viewOf(p *corev1.Pod, fields []string) *view {
+	if len(fields) == 0 {
+		return nil
+	}
+	pod, containers := apiview.Pod(p)
+	v := &view{}
+	v.pod, v.containers = restriction.Keep(&pod, containers, fields)
+	v.pod.UID, v.pod.Namespace, v.pod.Name, v.pod.Static = pod.UID, pod.Namespace, pod.Name, pod.Static
+	for i, c := range containers {
+		v.containers[i].Name, v.containers[i].Kind = c.Name, c.Kind
+	}
+	if slices.Contains(fields, ReviewAnnotations) {
+		v.pod.ReviewAnnotations = pod.ReviewAnnotations
+	}
+	return v
+}

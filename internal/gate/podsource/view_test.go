@@ -1,0 +1,125 @@
+package podsource
+
+import (
+	"fmt"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
+	"github.com/pullgate/pullgate/pkg/credential"
+)
+
+func somePod() *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{UID: "1", Namespace: "team-a", Name: "web", Labels: map[string]string{"app": "web"}, Annotations: map[string]string{"large": "x"}},
+		Spec: corev1.PodSpec{
+			InitContainers: []corev1.Container{{Name: "init", Image: "repo.test/init"}},
+			Containers:     []corev1.Container{{Name: "web", Image: "repo.test/web"}},
+			RestartPolicy:  corev1.RestartPolicyAlways,
+		},
+	}
+}
+
+// Each field that the pod source can have is in the view if a policy uses it, and no other one is.
+func TestViewHasTheFieldsThatPoliciesUse(t *testing.T) {
+	least := viewOf(somePod(), []string{"spec.metadata.name"})
+	want := &view{
+		pod:        podview.Pod{UID: "1", Namespace: "team-a", Name: "web"},
+		containers: []podview.Container{{Name: "init", Kind: podview.Set(podview.KindInit)}, {Name: "web", Kind: podview.Set(podview.KindContainer)}},
+	}
+	if !reflect.DeepEqual(least, want) {
+		t.Errorf("view %+v; want names and kinds alone, %+v", least, want)
+	}
+	always := map[string]bool{"spec.metadata.name": true, "spec.spec.containers[]": true}
+	for _, f := range restriction.Fields() {
+		if f.PodSource == restriction.Never || always[f.Path] {
+			continue
+		}
+		if got := viewOf(somePod(), []string{f.Path}); reflect.DeepEqual(got, least) {
+			t.Errorf("%s is not in the view of a pod for a policy that restricts it", f.Path)
+		}
+	}
+	if viewOf(somePod(), nil) != nil {
+		t.Error("there is a view although no policy uses a field")
+	}
+}
+
+func TestStoreKeepsViewsOnlyWithPolicies(t *testing.T) {
+	s, err := New(Options{Kubeconfig: filepath.Join(t.TempDir(), "absent"), Key: credential.NewKey()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		fields []string
+		relist bool
+		view   bool
+	}{
+		{nil, false, false},
+		{[]string{"spec.spec.restartPolicy"}, true, true},
+		{[]string{"spec.spec.restartPolicy", "spec.spec.restartPolicy"}, false, true},
+		{[]string{"spec.spec.dnsPolicy"}, true, true},
+		{nil, true, false},
+	} {
+		attempt, cancel := s.untilRelist(t.Context())
+		s.KeepFields(step.fields)
+		if relist := attempt.Err() != nil; relist != step.relist {
+			t.Errorf("%v: the pods are listed again %t; want %t", step.fields, relist, step.relist)
+		}
+		cancel()
+		if err := (store{s}).Add(somePod()); err != nil {
+			t.Fatal(err)
+		}
+		p, _ := s.ByUID("1")
+		if _, _, ok := p.View(); ok != step.view {
+			t.Errorf("%v: view %t; want %t", step.fields, ok, step.view)
+		}
+	}
+}
+
+// 500 pods of usual size take at most 5 MB more with the policies of a preset.
+func TestViewsAreSmall(t *testing.T) {
+	text, err := restriction.Preset("restricted")
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := restriction.Load([]restriction.File{{Name: "restricted.yaml", Data: text}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const pods = 500
+	views := make([]*view, pods)
+	fill := func(fields []string) uint64 {
+		for i := range views {
+			p := somePod()
+			p.UID = types.UID(fmt.Sprint(i))
+			p.Annotations["large"] = strings.Repeat("x", 4096)
+			for v := range 4 {
+				name := fmt.Sprintf("volume-%d-%d", i, v)
+				p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/data/" + name}}})
+				p.Spec.Containers[0].VolumeMounts = append(p.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: name, MountPath: "/mnt/" + name})
+				p.Spec.InitContainers[0].VolumeMounts = p.Spec.Containers[0].VolumeMounts
+			}
+			views[i] = viewOf(p, fields)
+		}
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	without := fill(nil)
+	with := fill(set.Restricted())
+	runtime.KeepAlive(views)
+	if with > without+5e6 {
+		t.Errorf("%d views take %d bytes; want at most 5 MB", pods, with-without)
+	}
+	t.Logf("%d views take %d bytes", pods, int64(with)-int64(without))
+}

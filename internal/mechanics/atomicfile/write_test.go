@@ -1,0 +1,148 @@
+package atomicfile_test
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/mechanics/atomicfile"
+)
+
+var errFill = errors.New("no more")
+
+func text(s string, err error) func(io.Writer) error {
+	return func(w io.Writer) error {
+		_, writeErr := io.WriteString(w, s)
+		return errors.Join(writeErr, err)
+	}
+}
+
+func TestWriteIsAllOrNothing(t *testing.T) {
+	for name, tc := range map[string]struct {
+		before  string // "" is no file
+		replace bool
+		fill    func(path string) func(io.Writer) error
+		wantErr error
+		want    string
+	}{
+		"a new file":                   {"", false, with("new", nil), nil, "new"},
+		"a new file that may replace":  {"", true, with("new", nil), nil, "new"},
+		"an empty one":                 {"", false, with("", nil), nil, ""},
+		"one that is there":            {"old", false, with("new", nil), atomicfile.ErrExists, "old"},
+		"one that is to be replaced":   {"old", true, with("new", nil), nil, "new"},
+		"a failure":                    {"", false, with("half", errFill), errFill, ""},
+		"a failure where one is there": {"old", true, with("half", errFill), errFill, "old"},
+		"one that another process makes meanwhile": {"", false, func(path string) func(io.Writer) error {
+			return func(io.Writer) error { return os.WriteFile(path, []byte("theirs"), 0o600) }
+		}, atomicfile.ErrExists, "theirs"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, "file")
+			if tc.before != "" {
+				must(t, os.WriteFile(path, []byte(tc.before), 0o600))
+			}
+			if err := atomicfile.Write(path, atomicfile.Options{Replace: tc.replace}, tc.fill(path)); !errors.Is(err, tc.wantErr) {
+				t.Errorf("Write = %v; want %v", err, tc.wantErr)
+			}
+			got, err := os.ReadFile(path)
+			if string(got) != tc.want || err != nil && tc.want != "" {
+				t.Errorf("the file holds %q, %v; want %q", got, err, tc.want)
+			}
+			entries, err := os.ReadDir(dir)
+			if err != nil || len(entries) > 1 || len(entries) == 1 && entries[0].Name() != "file" {
+				t.Errorf("the folder holds %v, %v; want the file alone", entries, err)
+			}
+			if info, err := os.Stat(path); err == nil && info.Mode() != 0o600 {
+				t.Errorf("the file has mode %v; want 0600", info.Mode())
+			}
+		})
+	}
+}
+
+func with(s string, err error) func(string) func(io.Writer) error {
+	return func(string) func(io.Writer) error { return text(s, err) }
+}
+
+func TestWriteReplacesOnlyRegularFiles(t *testing.T) {
+	dir := t.TempDir()
+	link := filepath.Join(dir, "link")
+	must(t, os.Symlink(filepath.Join(dir, "target"), link))
+	// It represents any device: a test that goes wrong must not replace one of the system.
+	pipe := filepath.Join(dir, "pipe")
+	must(t, syscall.Mkfifo(pipe, 0o600))
+	for _, path := range []string{link, dir, pipe} {
+		if err := atomicfile.Write(path, atomicfile.Options{Replace: true}, text("x", nil)); !errors.Is(err, atomicfile.ErrNoFile) {
+			t.Errorf("Write(%s) = %v; want %v", path, err, atomicfile.ErrNoFile)
+		}
+	}
+	if err := atomicfile.Write(filepath.Join(dir, "gone", "file"), atomicfile.Options{}, text("x", nil)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("Write into a folder that is not there = %v; want %v", err, os.ErrNotExist)
+	}
+}
+
+func TestWriteAttributes(t *testing.T) {
+	keep := atomicfile.Options{Replace: true, Mode: 0o640, KeepAttributes: true}
+	for name, tc := range map[string]struct {
+		before fs.FileMode // 0 is no file
+		o      atomicfile.Options
+		want   fs.FileMode
+	}{
+		"a new file":             {0, keep, 0o640},
+		"more than the umask":    {0, atomicfile.Options{Mode: 0o666}, 0o666},
+		"kept":                   {0o604, keep, 0o604},
+		"replaced":               {0o604, atomicfile.Options{Replace: true, Mode: 0o640}, 0o640},
+		"replaced, without mode": {0o604, atomicfile.Options{Replace: true}, 0o600},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "file")
+			if tc.before != 0 {
+				must(t, errors.Join(os.WriteFile(path, nil, 0o600), os.Chmod(path, tc.before)))
+			}
+			must(t, atomicfile.Write(path, tc.o, text("x", nil)))
+			if info, err := os.Stat(path); err != nil || info.Mode() != tc.want {
+				t.Errorf("mode %v, %v; want %v", info.Mode(), err, tc.want)
+			}
+		})
+	}
+}
+
+func TestWriteFollowsLinks(t *testing.T) {
+	dir := t.TempDir()
+	link, target := filepath.Join(dir, "link"), filepath.Join(dir, "target")
+	must(t, os.Symlink("target", link))
+	o := atomicfile.Options{Replace: true, FollowLinks: true}
+	if err := atomicfile.Write(link, o, text("x", nil)); !errors.Is(err, atomicfile.ErrNoFile) {
+		t.Errorf("Write through a dangling link = %v; want %v", err, atomicfile.ErrNoFile)
+	}
+	must(t, os.WriteFile(target, []byte("old"), 0o600))
+	must(t, atomicfile.Write(link, o, text("new", nil)))
+	to, err := os.Readlink(link)
+	if content, readErr := os.ReadFile(target); err != nil || readErr != nil || to != "target" || string(content) != "new" {
+		t.Errorf("link to %q, content %q, %v, %v; want target, new", to, content, err, readErr)
+	}
+}
+
+func TestWriteReplacesATemporaryFileThatACrashLeft(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, ".new"), []byte("half of a longer file"), 0o644))
+	path := filepath.Join(dir, "file")
+	must(t, atomicfile.Write(path, atomicfile.Options{Temporary: ".new"}, text("new", nil)))
+	entries, err := os.ReadDir(dir)
+	content, readErr := os.ReadFile(path)
+	if err != nil || readErr != nil || len(entries) != 1 || string(content) != "new" {
+		t.Errorf("folder %v, content %q, %v, %v; want the new file alone", entries, content, err, readErr)
+	}
+}
+
+// must ends a test that cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}

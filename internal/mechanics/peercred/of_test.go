@@ -1,0 +1,47 @@
+package peercred_test
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/mechanics/peercred"
+)
+
+func TestOf(t *testing.T) {
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	dialled, err := (&net.Dialer{}).DialContext(t.Context(), "unix", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = taken.Close() }()
+	for name, c := range map[string]net.Conn{"who dialled": taken, "who listens": dialled} {
+		got, err := peercred.Of(c)
+		if err != nil || int(got.Uid) != os.Geteuid() || int(got.Pid) != os.Getpid() {
+			t.Errorf("%s = %+v, %v; want this process", name, got, err)
+		}
+	}
+	if err := dialled.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := peercred.Of(dialled); err == nil {
+		t.Errorf("of a closed connection = %+v; want an error", got)
+	}
+}
+
+func TestOfAnotherKindOfConnection(t *testing.T) {
+	a, b := net.Pipe()
+	defer func() { _, _ = a.Close(), b.Close() }()
+	if got, err := peercred.Of(a); err == nil {
+		t.Errorf("Of = %+v; want an error", got)
+	}
+}

@@ -1,0 +1,62 @@
+package regularfile_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
+)
+
+func TestRead(t *testing.T) {
+	dir := t.TempDir()
+	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
+	if err := os.WriteFile(file, []byte("12345"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(file, link); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name, path string
+		limit      int64
+		want       string
+	}{
+		{"whole", file, 5, "12345"},
+		{"through a link", link, 100, "12345"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := regularfile.Read(tc.path, tc.limit)
+			if err != nil || string(got) != tc.want {
+				t.Errorf("Read = %q, %v; want %q", got, err, tc.want)
+			}
+		})
+	}
+}
+
+func TestReadOfLargeFiles(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, []byte("123"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := regularfile.Read(file, 2); got != nil || !errors.Is(err, regularfile.ErrTooLarge) || err.Error() != file+": too large: more than 2 bytes" {
+		t.Errorf("Read = %q, %v; want ErrTooLarge", got, err)
+	}
+}
+
+func TestReadOfOtherKindsOfFiles(t *testing.T) {
+	dir := t.TempDir()
+	pipe := filepath.Join(dir, "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{pipe, dir, filepath.Join(dir, "absent"), "/dev/zero"} {
+		t.Run(filepath.Base(path), func(t *testing.T) {
+			if got, err := regularfile.Read(path, 10); err == nil {
+				t.Errorf("Read = %q; want an error", got)
+			}
+		})
+	}
+}

@@ -1,0 +1,71 @@
+package sockets_test
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/sockets"
+)
+
+func socket(path string) sockets.Socket {
+	return sockets.Socket{Program: "prog", Field: "a.listen", Endpoint: "unix://" + path, Name: "name"}
+}
+
+func TestBind(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "new", "s")
+	l, err := socket(path).Bind(t.Context())
+	must(t, err)
+	for name, want := range map[string]os.FileMode{path: 0o600, filepath.Dir(path): 0o700} {
+		if info, err := os.Stat(name); err != nil || info.Mode().Perm() != want {
+			t.Errorf("mode of %s = %v, %v; want %v", name, info.Mode(), err, want)
+		}
+	}
+	if _, err := socket(path).Bind(t.Context()); !errors.Is(err, sockets.ErrInUse) || !strings.Contains(hint.Of(err), "systemctl status prog") {
+		t.Errorf("a socket that is served: %v; want ErrInUse with a hint", err)
+	}
+	must(t, l.Close())
+	// One that a crash has left.
+	stale, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
+	must(t, err)
+	stale.SetUnlinkOnClose(false)
+	must(t, stale.Close())
+	l, err = socket(path).Bind(t.Context())
+	if err != nil {
+		t.Fatalf("a stale socket: %v; want it replaced", err)
+	}
+	must(t, l.Close())
+}
+
+func TestBindRefuses(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	must(t, os.WriteFile(file, nil, 0o600))
+	if _, err := socket(file).Bind(t.Context()); err == nil || hint.Of(err) != "remove it, or set a.listen to another path" {
+		t.Errorf("a file: %v; want an error with a hint", err)
+	}
+	if _, err := socket(file + "/s").Bind(t.Context()); err == nil {
+		t.Error("a folder that is a file: nil; want an error")
+	}
+	if _, err := (sockets.Socket{Endpoint: "127.0.0.1:1"}).Bind(t.Context()); err == nil {
+		t.Error("an address: nil; want an error")
+	}
+}
+
+// The program that systemd starts is in cmd/pullgate-policyd and internal/daemon, whose tests pass sockets on.
+func TestInheritWithoutSystemd(t *testing.T) {
+	if l, err := socket("/s").Inherit(); l != nil || err != nil {
+		t.Errorf("Inherit = %v, %v; want nil, nil", l, err)
+	}
+}
+
+// must ends a test that cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}

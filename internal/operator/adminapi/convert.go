@@ -1,0 +1,152 @@
+package adminapi
+
+import (
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/tracker"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// timestamp returns nil for the zero time.
+func timestamp(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}
+
+// text returns a string that is valid in protobuf: the key of a damaged value may contain any bytes.
+func text(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+
+func pairTo(p records.Pair) *adminv1.Pair {
+	if p == (records.Pair{}) {
+		return nil
+	}
+	return &adminv1.Pair{ImageId: text(p.ImageID), Repository: text(p.Repository)}
+}
+
+func pairsTo(pairs []records.Pair) []*adminv1.Pair { return all(pairs, pairTo) }
+
+func all[A, B any](list []A, to func(A) B) []B {
+	made := make([]B, 0, len(list))
+	for _, one := range list {
+		made = append(made, to(one))
+	}
+	return made
+}
+
+func secretTo(s records.SecretRef) *adminv1.SecretRef {
+	if s == (records.SecretRef{}) {
+		return nil
+	}
+	return &adminv1.SecretRef{Uid: s.UID, Namespace: s.Namespace, Name: s.Name}
+}
+
+func podTo(p tracker.Pod) *adminv1.PodRef {
+	if p.UID == "" && p.Namespace == "" && p.Name == "" {
+		return nil
+	}
+	return &adminv1.PodRef{Uid: p.UID, Namespace: p.Namespace, Name: p.Name}
+}
+
+func markTo(m records.Mark) *adminv1.Mark {
+	return &adminv1.Mark{Pair: pairTo(m.Pair), Set: timestamp(m.Set), Origin: m.Origin}
+}
+
+func intentTo(in records.Intent) *adminv1.Intent {
+	return &adminv1.Intent{Id: in.ID, Name: in.Name, Repository: text(in.Repository), Begun: timestamp(in.Begun), Ended: timestamp(in.Ended)}
+}
+
+// endorsements returns a function that converts endorsements, with their expiry and the rules in use.
+func (s *Server) endorsements() func(records.Endorsement) *adminv1.Endorsement {
+	rules, validity := map[string][]string{}, time.Duration(0)
+	if s.c.Signatures != nil {
+		for _, r := range s.c.Signatures.Rules().Rules() {
+			name := r.Policy
+			if r.Name != "" {
+				name += ", rule " + r.Name
+			}
+			rules[r.Hash] = append(rules[r.Hash], name)
+		}
+	}
+	if s.c.EndorsementValidity != nil {
+		validity = s.c.EndorsementValidity()
+	}
+	return func(e records.Endorsement) *adminv1.Endorsement {
+		expires := e.Until
+		if validity > 0 && !e.At.IsZero() && (expires.IsZero() || e.At.Add(validity).Before(expires)) {
+			expires = e.At.Add(validity)
+		}
+		return &adminv1.Endorsement{
+			Pair: pairTo(e.Pair), Requirement: text(e.Requirement), Digest: text(e.Digest), Signers: all(e.Signers, text),
+			Verified: timestamp(e.At), Expires: timestamp(expires), Rules: rules[e.Requirement],
+		}
+	}
+}
+
+// proofTo converts a proof, with its expiry by the rules in force.
+func proofTo(rules tracker.Rules, p records.Proof) *adminv1.Proof {
+	return &adminv1.Proof{
+		CredentialId: string(p.Credential), Secrets: all(p.Secrets, secretTo),
+		FirstProved: timestamp(p.FirstProved), LastProved: timestamp(p.LastProved), LastUsed: timestamp(p.LastUsed),
+		Denied: timestamp(p.Denied), Expires: timestamp(rules.Expires(p)),
+		RotatedFrom: all(p.RotatedFrom, func(id credential.ID) string { return string(id) }),
+	}
+}
+
+func recordTo(rules tracker.Rules, r records.Record) *adminv1.Record {
+	return &adminv1.Record{
+		Pair: pairTo(r.Pair), Open: r.Open, Opened: timestamp(r.Opened), Created: timestamp(r.Created), LastUsed: timestamp(r.LastUsed),
+		Proofs:  all(r.Proofs, func(p records.Proof) *adminv1.Proof { return proofTo(rules, p) }),
+		Revoked: timestamp(r.Revoked),
+	}
+}
+
+func verdictTo(d policy.Decision) adminv1.Verdict {
+	switch {
+	case d.Reason == policy.Absent:
+		return adminv1.Verdict_VERDICT_UNSPECIFIED
+	case d.Verdict == policy.Allow:
+		return adminv1.Verdict_VERDICT_ALLOW
+	default:
+		return adminv1.Verdict_VERDICT_REVERIFY
+	}
+}
+
+func standingTo(s tracker.Standing) adminv1.CredentialStanding {
+	switch s {
+	case tracker.Valid:
+		return adminv1.CredentialStanding_CREDENTIAL_STANDING_PROVED
+	case tracker.InGrace:
+		return adminv1.CredentialStanding_CREDENTIAL_STANDING_IN_GRACE
+	case tracker.Expired:
+		return adminv1.CredentialStanding_CREDENTIAL_STANDING_EXPIRED
+	case tracker.Rotated:
+		return adminv1.CredentialStanding_CREDENTIAL_STANDING_ROTATED
+	case tracker.ProvedNothing:
+	}
+	return adminv1.CredentialStanding_CREDENTIAL_STANDING_UNSPECIFIED
+}
+
+// names finds the pod of a UID among the pods that have a sandbox.
+type names map[string]tracker.Pod
+
+func (s *Server) names() names {
+	known := names{}
+	for _, p := range s.c.Pods.All() {
+		known[p.UID] = p
+	}
+	return known
+}
+
+func (n names) grant(g tracker.Grant) *adminv1.Grant {
+	p := n[g.Pod]
+	p.UID = g.Pod
+	return &adminv1.Grant{Pod: podTo(p), Pair: pairTo(g.Pair), Reason: string(g.Reason), CredentialId: string(g.Credential)}
+}

@@ -1,0 +1,188 @@
+package adminapi
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/pullgate/pullgate/internal/operator/adminapi/prose"
+	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/tracker"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// Explain returns a decision and the evidence for it.
+func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adminv1.ExplainResponse, error) {
+	if req.GetImage() == "" {
+		return nil, invalid("image: give the name as the pod's spec has it")
+	}
+	who, err := s.podOf(req)
+	if err != nil {
+		return nil, err
+	}
+	name := imageref.New(req.GetImage())
+	if sent, err := imageref.KubeletName(req.GetImage()); err == nil {
+		name = imageref.New(sent) // what a kubelet would send
+	}
+	present, refused, err := s.resolve(ctx, who, name)
+	if err != nil {
+		return nil, err
+	}
+	c := s.judge(ctx, who, name, present, refused)
+	c.Policies = s.askPolicies(ctx, req, who, name, present)
+	explained := s.explained(c, present)
+	explained.Summary = text(c.Summary(req.GetImage()))
+	if explained.PolicyAnswers = all(c.Policies, policyAnswerTo); c.Policies != nil {
+		explained.UnjudgedRestrictions = s.unjudged()
+	}
+	if refused != nil {
+		explained.Evidence.Presence = adminv1.Presence_PRESENCE_UNSPECIFIED // several images may match
+	}
+	return explained, nil
+}
+
+// judge returns the judgement on a pod and an image, without that of policies. The runtime has resolved the name to present, or has answered with an
+// error for which refused denies.
+func (s *Server) judge(ctx context.Context, who tracker.Pod, name imageref.Ref, present tracker.Image, refused *policy.Decision) prose.Case {
+	c := prose.Case{
+		Image: name, Names: present.Names, Pod: who, PodSource: s.c.PodSource != nil, PullPolicy: tracker.PullUnknown, Settings: s.c.Settings,
+	}
+	s.learn(ctx, &c, name)
+	c.Explanation = s.c.Tracker.Explain(ctx, tracker.Request{
+		Pod: identity(who), Name: name, Image: present, Secrets: c.Secrets, Unasked: c.PullPolicy == tracker.PullNever,
+	})
+	if refused != nil {
+		c.Decision, c.Evidence.ByID = *refused, true
+	}
+	if s.c.Gate != nil && c.Allowed() {
+		if d, ok := s.c.Gate.Refusal(who.UID, name, c.Pair.ImageID); ok {
+			c.Decision = d
+		}
+	}
+	if c.Pair.Repository == "" {
+		c.Pair.Repository = name.Repository() // of an absent image
+	}
+	return c
+}
+
+// identity returns the fields of a pod that a verdict depends on.
+func identity(p tracker.Pod) tracker.Pod {
+	return tracker.Pod{UID: p.UID, Namespace: p.Namespace, Static: p.Static}
+}
+
+// resolve asks the runtime which image a name refers to. refused is set if the runtime answers with an error that is hidden from
+// the pod: that of an image ID that matches no image or several.
+func (s *Server) resolve(ctx context.Context, p tracker.Pod, name imageref.Ref) (i tracker.Image, refused *policy.Decision, err error) {
+	i, err = s.c.Runtime.Image(ctx, name.String())
+	if err == nil {
+		return i, nil, nil
+	}
+	switch status.Code(err) {
+	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable:
+		if ctx.Err() != nil {
+			return i, nil, ctx.Err()
+		}
+	default:
+		if d := s.c.Tracker.CheckID(identity(p), name); d.Verdict != policy.Allow {
+			return i, &d, nil
+		}
+		return i, nil, refuse(tracker.ErrRuntime, "the runtime cannot say what %q stands for: %s", name.String(), status.Convert(err).Message())
+	}
+	return i, nil, refuse(errUnasked, "the runtime cannot be asked what %q stands for: %s", name.String(), status.Convert(err).Message())
+}
+
+// podOf returns the pod of a request. If the request has only a namespace, so has the pod.
+func (s *Server) podOf(req *adminv1.ExplainRequest) (tracker.Pod, error) {
+	ref := req.GetPod()
+	switch {
+	case req.GetNamespace() != "":
+		return tracker.Pod{Namespace: req.GetNamespace()}, nil
+	case ref == nil, ref.GetUid() == "" && (ref.GetNamespace() == "" || ref.GetName() == ""):
+		return tracker.Pod{}, invalid("give pod, by its UID or by namespace and name, or namespace")
+	}
+	var found []tracker.Pod
+	for _, p := range s.c.Pods.All() {
+		if ref.GetUid() != "" && p.UID == ref.GetUid() || ref.GetUid() == "" && p.Namespace == ref.GetNamespace() && p.Name == ref.GetName() {
+			found = append(found, p)
+		}
+	}
+	if s.c.PodSource != nil {
+		for _, p := range s.c.PodSource.Find(ref.GetUid(), ref.GetNamespace(), ref.GetName()) {
+			if !slices.ContainsFunc(found, func(other tracker.Pod) bool { return other.UID == p.UID }) {
+				found = append(found, p)
+			}
+		}
+	}
+	what := ref.GetNamespace() + "/" + ref.GetName()
+	if ref.GetUid() != "" {
+		what = ref.GetUid()
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return tracker.Pod{}, refuse(errNotFound, "pod %s has no sandbox on this node; a pod of its namespace that is new can be asked about by namespace", what)
+	default:
+		uids := all(found, func(p tracker.Pod) string { return p.UID })
+		return tracker.Pod{}, refuse(errSeveral, "pods of several UIDs are or were %s; give one of them: %s", what, strings.Join(uids, ", "))
+	}
+}
+
+// learn adds to the case what the pod source has about the pod.
+func (s *Server) learn(ctx context.Context, c *prose.Case, name imageref.Ref) {
+	if s.c.PodSource == nil || c.Pod.UID == "" {
+		return
+	}
+	uses, known := s.c.PodSource.Uses(c.Pod.UID, name)
+	policies := all(uses, func(u ImageUse) string { return u.PullPolicy })
+	c.PullPolicy = tracker.PrecheckPolicy(policies, s.c.Gate != nil && s.c.Gate.SkipsAlways())
+	if c.PodKnown = known; known && !c.Pod.Static {
+		c.Secrets, c.CredentialsKnown = s.c.PodSource.Secrets(ctx, c.Pod.UID, name)
+	}
+}
+
+func (s *Server) explained(c prose.Case, present tracker.Image) *adminv1.ExplainResponse {
+	e := &adminv1.Evidence{
+		Presence: adminv1.Presence_PRESENCE_PRESENT, ById: c.Evidence.ByID, Policy: string(c.Rules.Policy.Mode()),
+		Allowlisted: c.Rules.Policy.Mode() == policy.ModeNeverVerifyAllowlistedImages && c.Evidence.Repository != "",
+		Intents:     all(c.Known.OfIntents, intentTo), Rivals: all(c.Known.RivalNames, text), MarkedAs: all(c.Known.MarkedAs, text),
+		CredentialsKnown: c.CredentialsKnown, PullPolicy: c.PullPolicy, Enforcing: !c.Shadow,
+	}
+	if present.ID == "" {
+		e.Presence = adminv1.Presence_PRESENCE_ABSENT
+	}
+	switch c.Evidence.Exempt {
+	case policy.StaticPod:
+		e.Exemption = string(policy.ExemptStaticPod)
+	case policy.ExemptedNamespace:
+		e.Exemption = string(policy.ExemptNamespace)
+	case policy.NotExempt:
+	}
+	if c.Unreadable != nil {
+		e.Unreadable = text(c.Unreadable.Error())
+	}
+	if c.Known.Record != nil {
+		e.Record = recordTo(c.Rules, *c.Known.Record)
+	}
+	if c.Known.Mark != nil {
+		e.Mark = markTo(*c.Known.Mark)
+	}
+	if c.Grant != nil {
+		e.Grant = names{c.Pod.UID: c.Pod}.grant(*c.Grant)
+	}
+	for i, secret := range c.Secrets {
+		to := &adminv1.PodCredential{CredentialId: string(secret.Credential), Secret: secretTo(secret.Ref)}
+		if i < len(c.Standings) {
+			to.Standing = standingTo(c.Standings[i])
+		}
+		e.Credentials = append(e.Credentials, to)
+	}
+	return &adminv1.ExplainResponse{
+		Verdict: verdictTo(c.Decision), Reason: string(c.Reason), Rule: text(c.Rule()), Pair: pairTo(c.Pair), Pod: podTo(c.Pod),
+		Evidence: e, Consequences: c.Consequences(), Remedies: all(c.Remedies(), text),
+	}
+}

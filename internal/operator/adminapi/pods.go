@@ -1,0 +1,169 @@
+package adminapi
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/operator/adminapi/prose"
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/tracker"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// secretsLimit bounds how long one page of ListPods waits for Secrets that were never read.
+const secretsLimit = 5 * time.Second
+
+// A SourcedPod is a pod of the pod source.
+type SourcedPod struct {
+	tracker.Pod
+	// Ended reports whether all its containers have ended and will not be restarted.
+	Ended bool
+	// Images are the images of its containers and volumes.
+	Images []ContainerImage
+}
+
+// A ContainerImage is an image that a pod uses.
+type ContainerImage struct {
+	// Container is the name of the container; "" if a volume uses the image.
+	Container string
+	Image     imageref.Ref
+}
+
+// A podImage is a row of ListPods. An empty image means that the images of the pod are not known.
+type podImage struct {
+	tracker.Pod
+	ContainerImage
+}
+
+func (p podImage) key() string {
+	return strings.Join([]string{p.Namespace, p.Name, p.UID, p.Container, p.Image.String()}, separator)
+}
+
+// ListPods lists the images of pods that have not ended.
+func (s *Server) ListPods(ctx context.Context, req *adminv1.ListPodsRequest) (*adminv1.ListPodsResponse, error) {
+	p, err := pageOf[*adminv1.PodImage](req)
+	if err != nil {
+		return nil, err
+	}
+	var policies *adminv1.ListPoliciesResponse
+	if s.c.Policies != nil {
+		policies = s.c.Policies()
+	}
+	reported := map[string]bool{} // policies that would only report
+	for _, policy := range policies.GetPolicies() {
+		reported[policy.GetName()] = policy.GetAudit()
+	}
+	waiting, cancel := context.WithTimeout(ctx, secretsLimit)
+	defer cancel()
+	runtime := resolver{Server: s, known: map[string]resolved{}}
+	for _, row := range s.podImages() {
+		if row.key() <= p.after {
+			continue
+		}
+		state := s.stateOf(ctx, waiting, &runtime, row, func(f admission.Finding) bool { return !policies.GetEnforcing() && !reported[f.Policy] })
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if req.GetDenied() && state != "needs proof" && !strings.HasPrefix(state, "denied by ") {
+			continue
+		}
+		if p.add(row.key(), &adminv1.PodImage{
+			Namespace: row.Namespace, Pod: row.Name, Uid: row.UID, Container: row.Container, Image: text(row.Image.String()), State: text(state),
+		}) {
+			break
+		}
+	}
+	rules := s.c.Tracker.Rules()
+	return &adminv1.ListPodsResponse{
+		Images: p.entries, NextPageToken: p.next, PoliciesEnforcing: policies.GetEnforcing(),
+		Enforcing: !s.c.Settings.Shadow && rules.Policy.Mode() != policy.ModeNeverVerify,
+	}, nil
+}
+
+// podImages returns the rows of all pods that have not ended, by key.
+func (s *Server) podImages() (rows []podImage) {
+	sourced := map[string]bool{}
+	if s.c.PodSource != nil {
+		for _, p := range s.c.PodSource.Pods() {
+			sourced[p.UID] = true
+			for _, i := range p.Images {
+				if !p.Ended {
+					rows = append(rows, podImage{p.Pod, i})
+				}
+			}
+		}
+	}
+	for _, p := range s.c.Pods.All() {
+		if !sourced[p.UID] {
+			rows = append(rows, podImage{Pod: p})
+		}
+	}
+	slices.SortFunc(rows, func(a, b podImage) int { return cmp.Compare(a.key(), b.key()) })
+	return rows
+}
+
+// stateOf judges a row as Explain does. It waits for Secrets only as long as waiting lasts.
+func (s *Server) stateOf(ctx, waiting context.Context, runtime *resolver, row podImage, reported func(admission.Finding) bool) string {
+	if row.Image.Empty() { // only a pod that may use every image has a state without one
+		c := prose.Case{Explanation: tracker.Explanation{Verdict: tracker.Verdict{Decision: s.c.Tracker.CheckID(identity(row.Pod), imageref.New(anyID))}}}
+		c.Policies = s.explainPolicies(ctx, row, tracker.Image{})
+		if state := c.State(reported); state != "needs proof" {
+			return state
+		}
+		return "unknown"
+	}
+	image := runtime.image(ctx, row.Pod, row.Image)
+	if image.err != nil {
+		return "unknown"
+	}
+	c := s.judge(waiting, row.Pod, row.Image, image.present, image.refused)
+	c.Policies = s.explainPolicies(ctx, row, image.present)
+	return c.State(reported)
+}
+
+// anyID is an image ID that no image has.
+const anyID = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+
+func (s *Server) explainPolicies(ctx context.Context, row podImage, present tracker.Image) []admission.Explanation {
+	if s.c.Gate == nil {
+		return nil
+	}
+	image := admission.Image{ID: present.ID, Names: present.Names, Requested: row.Image}
+	return s.c.Gate.ExplainPolicies(ctx, row.Pod, []string{row.Container}, image, row.Image.String(), false)
+}
+
+// A resolver asks the runtime once for each name, and no more after the runtime could not be reached.
+type resolver struct {
+	*Server
+	known map[string]resolved
+	down  error
+}
+
+type resolved struct {
+	present tracker.Image
+	refused *policy.Decision
+	err     error
+}
+
+// image returns what the runtime has under a name. Which error of the runtime is hidden from a pod depends on the pod, so a name with an error is asked
+// for again.
+func (r *resolver) image(ctx context.Context, who tracker.Pod, name imageref.Ref) (i resolved) {
+	i, ok := r.known[name.String()]
+	if ok || r.down != nil {
+		return resolved{i.present, nil, r.down}
+	}
+	i.present, i.refused, i.err = r.resolve(ctx, who, name)
+	switch {
+	case i.err == nil && i.refused == nil:
+		r.known[name.String()] = i
+	case errors.Is(i.err, errUnasked):
+		r.down = i.err
+	}
+	return i
+}

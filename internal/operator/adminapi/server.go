@@ -1,0 +1,242 @@
+package adminapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"runtime/debug"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/mechanics/connlimit"
+	"github.com/pullgate/pullgate/internal/mechanics/grpcpeer"
+	"github.com/pullgate/pullgate/internal/operator/adminapi/prose"
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/tracker"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// Limits of the server. It has few callers, which belong to root and run on this machine; the limits bound what they leave open
+// by mistake.
+const (
+	maxRequest     = 1 << 20 // 256 credentials of a provider's report, each with patterns
+	maxConnections = 64
+	maxStreams     = 64 // of one connection
+	// callLimit bounds a unary call, whatever deadline the caller gave it.
+	callLimit = time.Minute
+	// verifyLimit is the limit for VerifyStore, which reads the whole file.
+	verifyLimit = 10 * time.Minute
+	// signaturesLimit is the limit for VerifyImage, which waits for registries.
+	signaturesLimit = 90 * time.Second
+)
+
+// A Runtime lists the images on the node.
+type Runtime interface {
+	// Images returns all images, or an error; never an incomplete list.
+	Images(ctx context.Context) ([]tracker.Image, error)
+	// Image returns the image that a name refers to, the zero value for none.
+	Image(ctx context.Context, name string) (tracker.Image, error)
+}
+
+// Pods returns which pods have a sandbox.
+type Pods interface {
+	All() []tracker.Pod
+}
+
+// A PodSource has facts about a pod that the CRI does not provide, and reports which facts it does not have.
+type PodSource interface { //nolint:interfacebloat // one source has four kinds of facts
+	// Find returns the pods with the UID or, if it is "", with the namespace and name.
+	Find(uid, namespace, name string) []tracker.Pod
+	// Pods returns all pods, with the images that they use.
+	Pods() []SourcedPod
+	// Uses returns each use of an image by the pod; known is false for a pod that the source does not have.
+	Uses(uid string, image imageref.Ref) (uses []ImageUse, known bool)
+	// Secrets returns the credentials of the pod's pull secrets for an image, and whether the list is complete. It may wait a few
+	// seconds for them.
+	Secrets(ctx context.Context, uid string, image imageref.Ref) (secrets []tracker.Secret, complete bool)
+}
+
+// An ImageUse is one use of an image by a pod.
+type ImageUse struct {
+	// Container is the name of the container; "" if a volume uses the image.
+	Container string
+	// PullPolicy is the imagePullPolicy.
+	PullPolicy string
+}
+
+// A Gate reports how calls are judged.
+type Gate interface {
+	// SkipsAlways reports whether the kubelet sends no pre-check for containers with imagePullPolicy Always.
+	SkipsAlways() bool
+	// Refusal returns the gate's decision on the next pre-check of a pod for an image, if that does not depend on what the
+	// tracker allows; ok is false if the gate follows the tracker.
+	Refusal(uid string, image imageref.Ref, imageID string) (d policy.Decision, ok bool)
+	// ExplainPolicies returns what the policies say about the sandbox of a pod, and about containers with an image that its spec
+	// names so; nothing if there are no policies. A container with the name "" is one that is not known. It has no effect.
+	ExplainPolicies(ctx context.Context, who tracker.Pod, containers []string, image admission.Image, name string, ask bool) []admission.Explanation
+}
+
+// Config contains the parts of a [Server]. Every field except PodSource and Gate must be set.
+type Config struct {
+	Tracker   *tracker.Tracker
+	Store     *records.Store
+	Runtime   Runtime
+	Pods      Pods
+	PodSource PodSource // nil if there is none
+	Gate      Gate      // nil if no gate enforces verdicts
+	// NodeCredentials accepts reports. Their IDs must be made with the key of KeyFingerprint.
+	NodeCredentials NodeCredentials
+	KeyFingerprint  string
+	// Decisions is the feed of WatchDecisions.
+	Decisions *Feed
+	// StorePath is the path of the file of the store.
+	StorePath string
+	// Status returns a new answer of GetStatus, without what is from the tracker and the store.
+	Status func(ctx context.Context) *adminv1.GetStatusResponse
+	// Policies returns all policies in use, by kind and name, and how they are used. It is nil, or returns nil, if there are none.
+	Policies func() *adminv1.ListPoliciesResponse
+	// Signatures asks about signatures of images; nil if no policy can require them.
+	Signatures Signatures
+	// EndorsementValidity returns how long an endorsement counts after its verification, 0 for without limit; nil means without limit.
+	EndorsementValidity func() time.Duration
+	// RevokingEndorsements is called before endorsements are revoked; nil is allowed.
+	RevokingEndorsements func()
+	// Trusted is called when an operator has ended the distrust of the store.
+	Trusted func()
+	// Panic is called for every call that panicked.
+	Panic    func()
+	Settings prose.Settings
+	Log      klog.Logger
+}
+
+// A Server serves the admin API, gRPC's health service and reflection.
+type Server struct {
+	adminv1.UnimplementedPullRecordsServer
+
+	c      Config
+	grpc   *grpc.Server
+	health *health.Server
+
+	stopping context.Context //nolint:containedctx // ends when Shutdown begins; every open stream hangs on it
+	stop     context.CancelFunc
+}
+
+// New returns a server that does not serve yet, and whose health is NOT_SERVING.
+func New(c Config) *Server {
+	s := &Server{c: c, health: health.NewServer()}
+	s.stopping, s.stop = context.WithCancel(context.Background())
+	s.grpc = grpc.NewServer(
+		grpc.Creds(grpcpeer.Credentials{}),
+		grpc.InTapHandle(grpcpeer.RootOrSelf("pullgated", "admin API")),
+		grpc.MaxRecvMsgSize(maxRequest),
+		grpc.MaxConcurrentStreams(maxStreams),
+		grpc.WaitForHandlers(true),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+		grpc.UnaryInterceptor(s.unary),
+		grpc.StreamInterceptor(s.stream),
+	)
+	adminv1.RegisterPullRecordsServer(s.grpc, s)
+	healthv1.RegisterHealthServer(s.grpc, s.health)
+	reflection.Register(s.grpc)
+	s.Serving(false)
+	return s
+}
+
+// Serving sets whether the CRI is served, which is the health of the daemon.
+func (s *Server) Serving(yes bool) {
+	state := healthv1.HealthCheckResponse_NOT_SERVING
+	if yes {
+		state = healthv1.HealthCheckResponse_SERVING
+	}
+	for _, service := range []string{"", adminv1.PullRecords_ServiceDesc.ServiceName} {
+		s.health.SetServingStatus(service, state)
+	}
+}
+
+// Serve answers calls on a Unix socket until Shutdown, and then returns nil. It closes the listener.
+func (s *Server) Serve(l net.Listener) error {
+	if err := s.grpc.Serve(connlimit.New(l, connlimit.Limits{Total: maxConnections}, s.c.Log)); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return fmt.Errorf("serve the admin API: %w", err)
+	}
+	return nil
+}
+
+// Shutdown ends open streams with Unavailable and accepts no new calls. Unary calls in progress, and streams that wait for their
+// client, may continue until ctx ends; then Shutdown cancels them. It returns when all calls have ended.
+func (s *Server) Shutdown(ctx context.Context) {
+	s.health.Shutdown()
+	s.stop()
+	grpcpeer.Drain(ctx, s.grpc)
+}
+
+func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+	limit := callLimit
+	switch info.FullMethod {
+	case adminv1.PullRecords_VerifyStore_FullMethodName:
+		limit = verifyLimit
+	case adminv1.PullRecords_VerifyImage_FullMethodName:
+		limit = signaturesLimit
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	err = s.guard(info.FullMethod, func() error {
+		resp, err = handler(ctx, req)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return resp, nil
+}
+
+// stream ends a stream when the server stops, through the context of the stream: the handler itself returns, so that no code uses
+// the stream afterwards. A stream that waits for its client, to read or to write, ends when Shutdown closes the connection.
+func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	ctx, cancel := context.WithCancelCause(stream.Context())
+	defer cancel(nil)
+	defer context.AfterFunc(s.stopping, func() { cancel(errStopping) })()
+	return s.guard(info.FullMethod, func() error {
+		err := handler(srv, stoppable{stream, ctx})
+		if err != nil && errors.Is(context.Cause(ctx), errStopping) {
+			return errStopping
+		}
+		return err
+	})
+}
+
+// A stoppable is a stream whose context ends when the server stops.
+type stoppable struct {
+	grpc.ServerStream
+	ctx context.Context //nolint:containedctx // it is that of the stream
+}
+
+// Context returns the context of the stream.
+func (s stoppable) Context() context.Context { return s.ctx }
+
+// guard converts an error to the status for the caller, and recovers a panic of a call.
+func (s *Server) guard(method string, f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			s.c.Panic()
+			s.c.Log.Error(fmt.Errorf("panic: %v", p), "A call panicked, it is answered with Internal", "method", method, "stack", string(debug.Stack()))
+			_, err = answer(errPanicking)
+		}
+	}()
+	cause := f()
+	explain, err := answer(cause)
+	if explain {
+		s.c.Log.Error(cause, "Call of the admin API failed", "method", method)
+	}
+	return err
+}

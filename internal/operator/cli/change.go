@@ -1,0 +1,182 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/pullgate/pullgate/internal/operator/cli/output"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// Changing is part of the help of every command that makes a change.
+const Changing = `
+
+The changes are shown on stderr first, with a question whether to make them. Without a
+terminal, --yes is needed. --dry-run shows them on stdout and makes none.`
+
+// A Consent contains the flags about confirmation of a change.
+type Consent struct {
+	// DryRun only shows what would be done.
+	DryRun bool
+	yes    bool
+}
+
+// ConsentFlags adds the flags of a consent to a command.
+func ConsentFlags(cmd *cobra.Command) *Consent {
+	var how Consent
+	cmd.Flags().BoolVar(&how.DryRun, "dry-run", false, "show what would be done, and do nothing")
+	cmd.Flags().BoolVarP(&how.yes, "yes", "y", false, "do not ask for confirmation")
+	cmd.MarkFlagsMutuallyExclusive("dry-run", "yes")
+	return &how
+}
+
+// Answerable refuses a change that needs confirmation if there is no terminal for the question.
+func (c *Console) Answerable(how *Consent) error {
+	if !how.DryRun && !how.yes && !c.inTerminal {
+		return Misused("add --yes to do it, or --dry-run to see what it would do", "confirmation needed, and stdin is not a terminal")
+	}
+	return nil
+}
+
+// Agree shows a plan on stderr, and returns nil if the user agrees.
+func (c *Console) Agree(ctx context.Context, how *Consent, question string, plan func(*output.Page)) error {
+	if err := c.show(plan); err != nil {
+		return err
+	}
+	if how.yes {
+		return nil
+	}
+	return c.confirm(ctx, question)
+}
+
+// show writes a plan to stderr.
+func (c *Console) show(plan func(*output.Page)) error {
+	p := c.page(c.errTerminal)
+	plan(p)
+	if _, err := c.Err.Write(p.Take()); err != nil {
+		return fmt.Errorf("show what would be done: %w", err)
+	}
+	return nil
+}
+
+// A Change is a change that a command makes to the daemon's state.
+type Change[R proto.Message] struct {
+	// Check refuses arguments and flags before the daemon is asked; nil refuses none.
+	Check func(args []string) error
+	// Question is asked after the plan is shown.
+	Question string
+	// Nothing is printed if the plan is empty. NoMatch is then the error of the command; nil means that it succeeds.
+	Nothing string
+	NoMatch error
+	// Refuse returns why a plan is not carried out; the plan is still shown. nil refuses no plan.
+	Refuse func(R) error
+	// Do calls the daemon to make the change, or to return what it would do.
+	Do func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (R, error)
+	// Empty reports whether a plan contains no change.
+	Empty func(R) bool
+	// Plan shows what would be done, and Done what was done.
+	Plan, Done func(output.View, *output.Page, R)
+}
+
+// ChangeCommand makes cmd show what a change would do, and do it if the user agrees. It adds the flags of consent and output.
+func ChangeCommand[R proto.Message](c *Console, cmd *cobra.Command, what Change[R]) *cobra.Command {
+	how := ConsentFlags(cmd)
+	o := OutputFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if what.Check != nil {
+			if err := what.Check(args); err != nil {
+				return err
+			}
+		}
+		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
+			return carryOut(ctx, c, api, o, how, what)
+		})
+	}
+	c.CompleteFlags(cmd)
+	return cmd
+}
+
+func carryOut[R proto.Message](ctx context.Context, c *Console, api adminv1.PullRecordsClient, o *Output, how *Consent, what Change[R]) error {
+	planned, err := what.Do(ctx, api, true)
+	if err != nil {
+		return err
+	}
+	plan := func(p *output.Page) { what.Plan(o.View(c), p, planned) }
+	if how.DryRun || what.Empty(planned) {
+		err := c.Print(o, planned, func(_ output.View, p *output.Page) {
+			plan(p)
+			if what.Empty(planned) && what.Nothing != "" {
+				p.Prose("", "%s", what.Nothing)
+			}
+		})
+		if err == nil && what.Empty(planned) {
+			err = what.NoMatch
+		}
+		return err
+	}
+	if what.Refuse != nil {
+		if err := what.Refuse(planned); err != nil {
+			return errors.Join(c.show(plan), err)
+		}
+	}
+	if err := c.Answerable(how); err != nil { // after the plan has checked the input
+		return err
+	}
+	if err := c.Agree(ctx, how, what.Question, plan); err != nil {
+		return err
+	}
+	did, err := what.Do(ctx, api, false)
+	if err != nil {
+		return err
+	}
+	return c.Print(o, did, func(v output.View, p *output.Page) { what.Done(v, p, did) })
+}
+
+// Password returns a line of stdin. On a terminal it asks for it, without echo.
+func (c *Console) Password(prompt string) (string, error) {
+	if f, ok := c.in.(*os.File); ok && c.inTerminal {
+		_, _ = fmt.Fprintf(c.Err, "%s: ", output.Safe(prompt))
+		line, err := term.ReadPassword(int(f.Fd()))
+		_, _ = fmt.Fprintln(c.Err)
+		return string(line), err
+	}
+	line, err := bufio.NewReader(c.in).ReadString('\n')
+	if errors.Is(err, io.EOF) && line != "" {
+		err = nil
+	}
+	return strings.TrimRight(line, "\r\n"), err
+}
+
+// confirm asks a question on stderr and returns nil if the answer is yes.
+func (c *Console) confirm(ctx context.Context, question string) error {
+	_, _ = fmt.Fprintf(c.Err, "\n%s [y/N] ", output.Safe(question))
+	answers := make(chan string, 1)
+	// A read from a terminal cannot be interrupted, so this one runs until the process ends.
+	go func() {
+		line, _ := bufio.NewReader(c.in).ReadString('\n')
+		answers <- line
+	}()
+	select {
+	case <-ctx.Done():
+		return errors.New("interrupted, nothing was changed")
+	case answer := <-answers:
+		if !strings.HasSuffix(answer, "\n") { // Ctrl-D does not move the cursor
+			_, _ = fmt.Fprintln(c.Err)
+		}
+		switch strings.ToLower(strings.TrimSpace(answer)) {
+		case "y", "yes":
+			return nil
+		default:
+			return errors.New("not confirmed, nothing was changed")
+		}
+	}
+}

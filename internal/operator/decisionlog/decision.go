@@ -1,0 +1,178 @@
+package decisionlog
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// Version is the version of the lines.
+const Version = 1
+
+// maxImage bounds the name of an image in a line, in bytes. A tenant chooses the name; the name of an image that can be pulled is
+// shorter.
+const maxImage = 1024
+
+// timeFormat has a fixed width, so that sorting lines as text sorts them by time.
+const timeFormat = "2006-01-02T15:04:05.000000000Z"
+
+// A Decision is a decision that an operator would want to read later: a verdict other than a repeated Allow, the end of a pull,
+// or a refusal by the gate itself. It contains no credential, only IDs. The package comment has its format.
+type Decision struct {
+	// Call is the method that was judged, for example ImageStatus.
+	Call string
+	// Pod is the pod that asked; the zero value is an unknown pod, or none.
+	Pod tracker.Pod
+	// Image is the requested name.
+	Image string
+	// Repository is the repository of Verdict, or of Image if there was no verdict; "" if neither has one.
+	Repository string
+	// Verdict is the verdict and its basis. A pull that did not succeed has the zero value.
+	Verdict tracker.Verdict
+	// Secret is the Secret that contains the credential of the verdict; the zero value if no such Secret is known.
+	Secret records.SecretRef
+	// PullPolicy is how the pod uses the image: Always, IfNotPresent, Never, mixed or unknown.
+	PullPolicy string
+	// Outcome is the outcome of a pull; "" for every other decision.
+	Outcome string
+	// Took is how long the decision or the pull took.
+	Took time.Duration
+	// Shadow means that the verdict was not enforced.
+	Shadow bool
+	// Container is the name of the container in the pod; "" if the call has none, or if there are no policies.
+	Container string
+	// Admission is the decision of the admission chain; the zero value if it asked no validator.
+	Admission admission.Decision
+}
+
+// A Recorder stores decisions, or passes them on.
+type Recorder interface {
+	// Record is called concurrently, before the call is answered, and must not block.
+	Record(d Decision)
+}
+
+// written is a decision in the form of a line.
+type written struct {
+	V            int     `json:"v"`
+	Time         string  `json:"time"`
+	Call         string  `json:"call"`
+	Pod          pod     `json:"pod,omitzero"`
+	Image        string  `json:"image"`
+	ImageID      string  `json:"imageID,omitempty"`
+	Repository   string  `json:"repository,omitempty"`
+	Verdict      string  `json:"verdict"`
+	Reason       string  `json:"reason,omitempty"`
+	CredentialID string  `json:"credentialID,omitempty"`
+	Secret       secret  `json:"secret,omitzero"`
+	PullPolicy   string  `json:"pullPolicy"`
+	Outcome      string  `json:"outcome,omitempty"`
+	Shadow       bool    `json:"shadow"`
+	Took         float64 `json:"took"` // in seconds
+	Dropped      uint64  `json:"dropped,omitempty"`
+	Container    string  `json:"container,omitempty"`
+	Digest       string  `json:"digest,omitempty"`
+	PolicyHash   string  `json:"policyHash,omitempty"`
+
+	Policies []finding `json:"policies,omitempty"`
+}
+
+// A finding is what one validator said, by one policy and rule.
+type finding struct {
+	Validator  string `json:"validator"`
+	Policy     string `json:"policy,omitempty"`
+	Rule       string `json:"rule,omitempty"`
+	Answer     string `json:"answer"`
+	Reason     string `json:"reason,omitempty"`
+	Audit      bool   `json:"audit"`
+	FailedOpen bool   `json:"failedOpen"`
+
+	Signers          []string          `json:"signers,omitempty"`
+	AuditAnnotations map[string]string `json:"auditAnnotations,omitempty"`
+}
+
+// maxFindings bounds the findings in a line. There can be some for each of 1,000 policies.
+const maxFindings = 100
+
+// findingsOf returns the findings of a line. Those that decided come first, and of those that admit the ones that do because of a failure.
+func findingsOf(d admission.Decision) []finding {
+	var decided, open, admitting, others []finding
+	for _, f := range d.Findings {
+		w := finding{f.Validator, f.Policy, f.Rule, f.Answer.String(), string(f.Reason), f.Audit, f.FailedOpen, f.Signers, f.AuditAnnotations}
+		switch {
+		case f.FailedOpen:
+			open = append(open, w)
+		case f.Answer != d.Answer || f.Audit:
+			others = append(others, w)
+		case f.Answer == admission.Admit:
+			admitting = append(admitting, w)
+		default:
+			decided = append(decided, w)
+		}
+	}
+	all := slices.Concat(decided, open, admitting, others)
+	return all[:min(len(all), maxFindings)]
+}
+
+// digestOf returns the digest that links signatures to the image, "" if no policy requires signatures or there is none.
+func digestOf(d admission.Decision) string {
+	for _, f := range d.Findings {
+		if f.Digest != "" {
+			return f.Digest
+		}
+	}
+	return ""
+}
+
+type pod struct {
+	UID       string `json:"uid,omitempty"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name,omitempty"`
+	Static    bool   `json:"static,omitempty"`
+}
+
+type secret struct {
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name,omitempty"`
+}
+
+// An entry is a decision in the queue.
+type entry struct {
+	at      time.Time
+	before  uint64 // decisions that were dropped between the previous entry and this one
+	decided Decision
+}
+
+// line returns the written form of the entry; dropped is the number of missing decisions before it.
+func (e *entry) line(dropped uint64) ([]byte, error) {
+	var b bytes.Buffer
+	to := json.NewEncoder(&b)
+	to.SetEscapeHTML(false)
+	d, v := e.decided, e.decided.Verdict
+	err := to.Encode(written{
+		V: Version, Time: e.at.UTC().Format(timeFormat), Call: d.Call, Pod: pod{UID: d.Pod.UID, Namespace: d.Pod.Namespace, Name: d.Pod.Name, Static: d.Pod.Static},
+		Image: d.Image, ImageID: v.Pair.ImageID, Repository: d.Repository, Verdict: v.Verdict.String(), Reason: string(v.Reason),
+		CredentialID: string(v.Credential), Secret: secret{Namespace: d.Secret.Namespace, Name: d.Secret.Name}, PullPolicy: d.PullPolicy,
+		Outcome: d.Outcome, Shadow: d.Shadow, Took: d.Took.Seconds(), Dropped: dropped,
+		Container: d.Container, Digest: digestOf(d.Admission), PolicyHash: d.Admission.PolicyHash, Policies: findingsOf(d.Admission),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("write a decision as JSON: %w", err)
+	}
+	return b.Bytes(), nil
+}
+
+// Bounded returns the name of an image, cut to 1024 bytes of UTF-8, and does not keep a longer name in memory. A caller that
+// queues decisions uses it to bound their names.
+func Bounded(name string) string {
+	if len(name) <= maxImage {
+		return name
+	}
+	return strings.ToValidUTF8(strings.Clone(name[:maxImage]), "")
+}

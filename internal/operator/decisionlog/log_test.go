@@ -1,0 +1,307 @@
+package decisionlog_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/pullgate/pullgate/internal/operator/decisionlog"
+)
+
+// A log is a log under test.
+type log struct {
+	*decisionlog.Log
+	t       *testing.T
+	path    string
+	dropped atomic.Uint64
+	journal *bytes.Buffer // read after stop
+	cancel  context.CancelFunc
+	ended   chan struct{}
+}
+
+func (l *log) options() decisionlog.Options {
+	l.journal = &bytes.Buffer{}
+	to := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(l.journal)))
+	return decisionlog.Options{Path: l.path, Journal: to, Dropped: func(n uint64) { l.dropped.Add(n) }}
+}
+
+func newLog(t *testing.T, path string) *log {
+	t.Helper()
+	l := &log{t: t, path: path}
+	var err error
+	if l.Log, err = decisionlog.Open(l.options()); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func (l *log) run() {
+	ctx, cancel := context.WithCancel(l.t.Context())
+	l.cancel, l.ended = cancel, make(chan struct{})
+	go func() { defer close(l.ended); l.Run(ctx) }()
+}
+
+func (l *log) stop() {
+	l.t.Helper()
+	l.cancel()
+	<-l.ended
+	if err := l.Close(); err != nil {
+		l.t.Errorf("Close = %v; want nil", err)
+	}
+}
+
+// settled returns when all queued decisions have been written.
+func (l *log) settled() {
+	l.t.Helper()
+	for want := -1; ; {
+		must(l.t, l.Reopen(l.t.Context()))
+		// The last line may be incomplete at this moment.
+		text, err := os.ReadFile(l.path)
+		must(l.t, err)
+		n := len(text)
+		if n == want {
+			return
+		}
+		want = n
+	}
+}
+
+// lines reads the file and its rotated files.
+func (l *log) lines() []map[string]any {
+	l.t.Helper()
+	var all []map[string]any
+	rotated, err := filepath.Glob(l.path + ".*")
+	must(l.t, err)
+	for _, path := range append(rotated, l.path) {
+		text, err := os.ReadFile(path)
+		must(l.t, err)
+		for line := range strings.Lines(string(text)) {
+			var object map[string]any
+			if err := json.Unmarshal([]byte(line), &object); err != nil || !strings.HasSuffix(line, "\n") {
+				l.t.Fatalf("%s: line %q: %v; want an object and its end", path, line, err)
+			}
+			all = append(all, object)
+		}
+	}
+	return all
+}
+
+func named(i int) decisionlog.Decision { return decisionlog.Decision{Image: fmt.Sprint("image-", i)} }
+
+// tokens is a sink that accepts a line for each token, or fails with the error in the token.
+type tokens struct {
+	mu    sync.Mutex
+	lines []string
+	next  chan error
+	gone  bool
+}
+
+func (s *tokens) Write(p []byte) (int, error) {
+	if err := <-s.next; err != nil {
+		return 0, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lines = append(s.lines, string(p))
+	return len(p), nil
+}
+func (s *tokens) Close() error { return nil }
+func (s *tokens) Gone() bool   { return s.gone }
+
+func onTokens(t *testing.T, s *tokens) *log {
+	t.Helper()
+	l := &log{t: t}
+	var err error
+	l.Log, err = decisionlog.OpenWith(l.options(), func(string) (decisionlog.Sink, error) { return s, nil })
+	must(t, err)
+	return l
+}
+
+func TestAFullQueueDropsAndTheNextLineHasTheNumber(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &tokens{next: make(chan error)}
+		l := onTokens(t, s)
+		l.run()
+		l.Record(named(0))
+		synctest.Wait() // Run waits for the disk with it
+		for i := range decisionlog.QueueLimit {
+			l.Record(named(i))
+		}
+		if n := l.dropped.Load(); n != 0 {
+			t.Errorf("%d dropped; want none, the queue holds them", n)
+		}
+		for range 3 {
+			l.Record(named(-1))
+		}
+		if n := l.dropped.Load(); n != 3 {
+			t.Errorf("%d dropped; want 3", n)
+		}
+		for range decisionlog.QueueLimit + 1 {
+			s.next <- nil
+		}
+		l.Record(named(4000))
+		l.Record(named(4001))
+		s.next <- nil
+		s.next <- nil
+		l.stop()
+		if len(s.lines) != decisionlog.QueueLimit+3 {
+			t.Errorf("%d lines; want %d", len(s.lines), decisionlog.QueueLimit+3)
+		}
+		for i, line := range s.lines {
+			if counts := strings.Contains(line, `"dropped":3`); counts != strings.Contains(line, "image-4000") || strings.Contains(line, `"dropped"`) != counts {
+				t.Errorf("line %d: %s; want the 3 in the first line that was recorded after them", i, line)
+			}
+		}
+	})
+}
+
+func TestAFailingWriteIsCountedAndLoggedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &tokens{next: make(chan error, 9)}
+		l := onTokens(t, s)
+		l.run()
+		full := errors.New("no space left on device")
+		for _, err := range []error{nil, full, full, full, nil, nil, full, nil} {
+			s.next <- err
+			l.Record(named(0))
+			synctest.Wait()
+		}
+		l.stop()
+		var ends []string
+		for _, line := range s.lines {
+			_, rest, _ := strings.Cut(line, `"took":0`)
+			ends = append(ends, strings.TrimSpace(rest))
+		}
+		if got, want := strings.Join(ends, " "), `} ,"dropped":3} } ,"dropped":1}`; got != want {
+			t.Errorf("lines end with %s; want %s", got, want)
+		}
+		if n := l.dropped.Load(); n != 4 {
+			t.Errorf("%d dropped; want 4", n)
+		}
+		journal := l.journal.String()
+		if strings.Count(journal, "Decision log not written") != 2 || strings.Count(journal, "Decision log written again") != 2 || strings.Count(journal, full.Error()) != 2 {
+			t.Errorf("journal:\n%s\nwant each of the two failures once, and its end", journal)
+		}
+	})
+}
+
+func TestStopWritesWhatIsQueuedAndNoLongerThanItsLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &tokens{next: make(chan error, 2000)}
+		l := onTokens(t, s)
+		for i := range 100 {
+			l.Record(named(i)) // before Run, as at the start of the daemon
+			s.next <- nil
+		}
+		l.run()
+		l.stop()
+		if len(s.lines) != 100 || l.dropped.Load() != 0 {
+			t.Errorf("%d lines, %d dropped; want all 100 written", len(s.lines), l.dropped.Load())
+		}
+		l.Record(named(100))
+		if n := l.dropped.Load(); n != 1 {
+			t.Errorf("%d dropped after the end; want 1", n)
+		}
+		if err := l.Reopen(t.Context()); err == nil {
+			t.Error("Reopen after the end = nil; want an error")
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		s := &tokens{next: make(chan error)}
+		l := onTokens(t, s)
+		l.run()
+		for i := range 100 {
+			l.Record(named(i))
+		}
+		synctest.Wait()
+		l.cancel()
+		began := time.Now()
+		var disk sync.WaitGroup
+		disk.Go(func() { // a slow one
+			for {
+				time.Sleep(600 * time.Millisecond)
+				select {
+				case s.next <- nil:
+				case <-l.ended:
+					return
+				}
+			}
+		})
+		l.stop()
+		// The write in progress, and those that began in the two seconds after it.
+		if took := time.Since(began); len(s.lines) != 5 || l.dropped.Load() != 95 || took != 3*time.Second {
+			t.Errorf("%d lines and %d dropped after %s; want 5, 95 and 3s", len(s.lines), l.dropped.Load(), took)
+		}
+		disk.Wait()
+	})
+}
+
+func TestRotationLosesNoLine(t *testing.T) {
+	l := newLog(t, filepath.Join(t.TempDir(), "decisions.log"))
+	l.run()
+	const each, turns = 50, 20
+	var recording sync.WaitGroup
+	for turn := range turns {
+		recording.Go(func() {
+			for i := range each {
+				l.Record(named(i))
+			}
+		})
+		must(t, os.Rename(l.path, fmt.Sprintf("%s.%02d", l.path, turn)))
+		must(t, l.Reopen(t.Context()))
+		must(t, os.Chmod(fmt.Sprintf("%s.%02d", l.path, turn), 0o400))
+		recording.Wait()
+	}
+	l.stop()
+	if n := len(l.lines()); n != each*turns || l.dropped.Load() != 0 {
+		t.Errorf("%d lines, %d dropped; want all of %d", n, l.dropped.Load(), each*turns)
+	}
+}
+
+// To be run under the race detector.
+func TestRecordReopenAndRunAtOnce(t *testing.T) {
+	l := newLog(t, filepath.Join(t.TempDir(), "decisions.log"))
+	l.run()
+	var all sync.WaitGroup
+	const writers, each = 8, 300
+	for range writers {
+		all.Go(func() {
+			for i := range each {
+				l.Record(named(i))
+			}
+		})
+	}
+	for range 2 {
+		all.Go(func() {
+			for range 20 {
+				if err := l.Reopen(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	l.stop()
+	counted := uint64(0)
+	lines := l.lines()
+	for _, line := range lines {
+		n, _ := line["dropped"].(float64)
+		counted += uint64(n)
+	}
+	// No line follows drops after the last line, so they are in no line.
+	if n := uint64(len(lines)) + l.dropped.Load(); n != writers*each || counted > l.dropped.Load() {
+		t.Errorf("%d lines and %d dropped, of which lines count %d; want %d in all", len(lines), l.dropped.Load(), counted, writers*each)
+	}
+}

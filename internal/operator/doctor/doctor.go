@@ -1,0 +1,203 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/gate/criofiles"
+	"github.com/pullgate/pullgate/internal/mechanics/filesystem"
+	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// patience is how long a check waits for one process, socket or host.
+const patience = 2 * time.Second
+
+// maxFile bounds how much of a file is read; a longer file is not one of the expected files.
+const maxFile = 1 << 20
+
+// A Level is the severity of a finding.
+type Level string
+
+// The levels. The zero value is not a level.
+const (
+	OK      Level = "ok"
+	Warn    Level = "warn"    // works, but the operator should know
+	Fail    Level = "fail"    // does not work, or allows what it should deny
+	Unknown Level = "unknown" // could not be determined
+)
+
+// A Finding is the result of one check for one object.
+type Finding struct {
+	Check string
+	Level Level
+	Found string
+	// Remediation describes what to do, in one sentence; "" if no action is needed.
+	Remediation string
+}
+
+// A Node is the node to check. The zero value of a field, except those about the daemon, means the machine itself.
+type Node struct {
+	// Root is put before every path, including those of sockets.
+	Root string
+	// Config is the daemon's configuration, and ConfigErr is why it could not be read; then Config has the defaults.
+	Config     config.Config
+	ConfigPath string
+	ConfigErr  error
+	// Status is the status of the daemon, and StatusErr is why there is none.
+	Status    *adminv1.GetStatusResponse
+	StatusErr error
+	// NoNetwork disables requests to other hosts.
+	NoNetwork bool
+	// Kubeconfig is the path of a kubeconfig for the check of webhooks; without it there is no such check. It is not below Root.
+	Kubeconfig string
+
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Run runs a program and returns its stdout.
+	Run func(ctx context.Context, name string, args ...string) ([]byte, error)
+	// ClockInStep reports whether the clock is synchronized.
+	ClockInStep func() (bool, error)
+	Disk        func(path string) (filesystem.Stats, error)
+	Now         func() time.Time
+}
+
+// A check checks one object.
+type check struct {
+	name string
+	look func(Node, context.Context) []Finding
+}
+
+func checks() []check {
+	return []check{
+		{"configuration", Node.configuration},
+		{"daemon", Node.daemon},
+		{"records", Node.recorded},
+		{"sockets", Node.sockets},
+		{"policies", Node.policies},
+		{"webhook", Node.webhook},
+		{"kubelet", Node.kubelet},
+		{"versions", Node.versions},
+		{"cri-o", Node.crioFiles},
+		{"mirrors", Node.mirrors},
+		{"state", Node.state},
+		{"disk", Node.disk},
+		{"clock", Node.clock},
+	}
+}
+
+// Examine runs every check and returns their findings, in the order of the checks.
+func (n Node) Examine(ctx context.Context) []Finding {
+	n = n.filled()
+	var all []Finding
+	for _, c := range checks() {
+		for _, f := range n.examine(ctx, c) {
+			f.Check, f.Found = c.name, hint.OneLine(errors.New(f.Found)).Error()
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+func (n Node) examine(ctx context.Context, c check) (found []Finding) {
+	defer func() {
+		if p := recover(); p != nil {
+			found = append(found, Finding{Level: Unknown, Found: fmt.Sprintf("the check panicked: %v", p), Remediation: "report this as a bug of pullgatectl"})
+		}
+	}()
+	return c.look(n, ctx)
+}
+
+// Failed reports whether one of the findings is a failure.
+func Failed(all []Finding) bool {
+	return slices.ContainsFunc(all, func(f Finding) bool { return f.Level == Fail })
+}
+
+// filled returns the node with the machine's own values for the fields that are not set.
+func (n Node) filled() Node {
+	if n.Root == "" {
+		n.Root = "/"
+	}
+	if n.Dial == nil {
+		n.Dial = (&net.Dialer{}).DialContext
+	}
+	if n.Run == nil {
+		n.Run = func(ctx context.Context, name string, args ...string) ([]byte, error) {
+			return exec.CommandContext(ctx, name, args...).Output() //nolint:gosec // the programs that run on the node
+		}
+	}
+	if n.ClockInStep == nil {
+		n.ClockInStep = clockInStep
+	}
+	if n.Disk == nil {
+		n.Disk = filesystem.Of
+	}
+	if n.Now == nil {
+		n.Now = time.Now
+	}
+	return n
+}
+
+// path returns the real path of a path of the node.
+func (n Node) path(elements ...string) string {
+	return filepath.Join(append([]string{n.Root}, elements...)...)
+}
+
+// read returns the content of a file; "" if it does not exist or is not a file.
+func (n Node) read(path string) string {
+	b, err := regularfile.Read(n.path(path), maxFile)
+	if err != nil {
+		return ""
+	}
+	return string(b)
+}
+
+// glob returns the paths of the node that match a pattern, in order.
+func (n Node) glob(pattern string) []string { return criofiles.Node(n.Root).Glob(pattern) }
+
+// counted returns a number of things: "1 record", "2 records".
+func counted[N ~int | ~uint64 | ~int64](n N, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
+}
+
+func ok(format string, args ...any) Finding {
+	return Finding{Level: OK, Found: fmt.Sprintf(format, args...)}
+}
+
+func warn(remediation, format string, args ...any) Finding {
+	return Finding{Level: Warn, Found: fmt.Sprintf(format, args...), Remediation: remediation}
+}
+
+func fail(remediation, format string, args ...any) Finding {
+	return Finding{Level: Fail, Found: fmt.Sprintf(format, args...), Remediation: remediation}
+}
+
+// failed is fail with an error, or unknown if the error says that a permission is missing.
+func failed(err error, remediation, format string, args ...any) Finding {
+	if errors.Is(err, fs.ErrPermission) {
+		return unknown("run it as root", format, args...)
+	}
+	return fail(remediation, format, args...)
+}
+
+func unknown(remediation, format string, args ...any) Finding {
+	return Finding{Level: Unknown, Found: fmt.Sprintf(format, args...), Remediation: remediation}
+}
+
+func clockInStep() (bool, error) {
+	state, err := unix.Adjtimex(&unix.Timex{})
+	return state != unix.TIME_ERROR, err
+}

@@ -1,0 +1,90 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+
+	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+	"github.com/pullgate/pullgate/internal/operator/nodeenable"
+)
+
+// host is the node in the form for kubeletconf.
+func (n Node) host() kubeletconf.Host { return kubeletconf.Host{Root: n.Root, Command: n.Run} }
+
+// kubelet checks which endpoints the kubelet dials, now and after its next start.
+func (n Node) kubelet(ctx context.Context) []Finding {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	found, err := n.host().Discover(ctx, "")
+	if err != nil {
+		return n.kubeletProcesses(err)
+	}
+	next := n.judge("the kubelet of "+found.Unit.Name, found.Configured)
+	if found.Running == nil {
+		return append([]Finding{next}, n.kubeletFiles(ctx, found.Configured)...)
+	}
+	others := n.kubeletFiles(ctx, *found.Running)
+	now := n.judge(process{found.Process.PID, "kubelet"}.String(), *found.Running)
+	switch {
+	case now.Level == OK && next.Level == Fail:
+		next.Level = Warn
+		next.Found += ", once it is restarted"
+		return append([]Finding{now, next}, others...)
+	case now.Level == Fail && next.Level == OK:
+		return append([]Finding{now, warn("restart the kubelet; running pods continue", "%s, once it is restarted", next.Found)}, others...)
+	}
+	return append([]Finding{now}, others...)
+}
+
+// kubeletFiles checks the root directory of a kubelet, and the file that pullgatectl node enable wrote for it.
+func (n Node) kubeletFiles(ctx context.Context, s kubeletconf.Settings) []Finding {
+	all := n.kubeletRoot(s)
+	enabler := nodeenable.Enabler{Host: n.host(), Daemon: nodeenable.Daemon{Listen: n.Config.Listen}}
+	if stale, err := enabler.Stale(ctx); err == nil && stale != "" {
+		all = append(all, warn("pullgatectl node enable", "%s", stale))
+	}
+	return all
+}
+
+// kubeletRoot compares the root directory of a kubelet with admission.kubeletRoot, if there are policies.
+func (n Node) kubeletRoot(s kubeletconf.Settings) []Finding {
+	if err := s.CheckRoot(n.Config.Admission.KubeletRoot); err != nil && n.Config.Admission.Policies != "" {
+		return []Finding{fail(hint.Of(err), "%v", err)}
+	}
+	return nil
+}
+
+// kubeletProcesses checks the running kubelets, if no unit shows what a kubelet dials.
+func (n Node) kubeletProcesses(why error) (all []Finding) {
+	if errors.Is(why, kubeletconf.ErrSeveralKubelets) || errors.Is(why, fs.ErrPermission) {
+		return []Finding{unknown("run it as root; pullgatectl node status --unit UNIT shows it for one unit", "what the kubelet dials: %v", why)}
+	}
+	for _, p := range n.running("kubelet", "k3s", "k3s-server", "k3s-agent", "rke2") {
+		s, err := n.host().ProcessSettings(p.pid)
+		if err != nil {
+			all = append(all, unknown("check as root that the file exists and can be read", "what %s dials: %v", p, err))
+			continue
+		}
+		all = append(append(all, n.judge(p.String(), s)), n.kubeletRoot(s)...)
+	}
+	if len(all) == 0 {
+		all = append(all, unknown("run it on the node, as root, with the kubelet running", "what the kubelet dials: no kubelet process found: %v", why))
+	}
+	return all
+}
+
+// judge reports whether the socket that a kubelet dials is pullgated.
+func (n Node) judge(kubelet string, s kubeletconf.Settings) Finding {
+	ours := socketPath(n.Config.Listen)
+	switch {
+	case !kubeletconf.Same(s.Runtime.Value, ours):
+		return fail("pullgatectl node enable sends it through "+ours,
+			"%s dials %s (%s), which bypasses pullgate", kubelet, socketPath(s.Runtime.Value), s.Runtime.From)
+	case !kubeletconf.Same(s.Image.Value, ours):
+		return fail("leave the image service endpoint empty or set it to unix://"+ours+", then restart the kubelet",
+			"%s pulls through %s (%s): pullgate sees no pull", kubelet, socketPath(s.Image.Value), s.Image.From)
+	}
+	return ok("%s dials %s (%s)", kubelet, ours, s.Runtime.From)
+}

@@ -1,0 +1,241 @@
+package doctor_test
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/operator/doctor"
+)
+
+const (
+	ours   = "unix:///run/pullgate/cri.sock"
+	theirs = "unix:///run/containerd/containerd.sock"
+)
+
+func TestWhatTheKubeletDials(t *testing.T) {
+	kubeletConfig := func(runtime, images string) string {
+		return fmt.Sprintf("kind: KubeletConfiguration\ncontainerRuntimeEndpoint: %q\nimageServiceEndpoint: %q\n", runtime, images)
+	}
+	const file = "/var/lib/kubelet/config.yaml"
+	const dropIn = "/etc/systemd/system/kubelet.service.d/20-pullgate.conf"
+	play(t, []row{
+		{"the runtime", func(n *testNode) { n.kubeletArgs("--container-runtime-endpoint=" + theirs) }, "kubelet", doctor.Fail, "kubelet (process 812) dials /run/containerd/containerd.sock (the command line of process 812), which bypasses pullgate", "pullgatectl node enable"},
+		{"its default", func(n *testNode) { n.kubeletArgs() }, "kubelet", doctor.Fail, "(the kubelet's default)", "pullgatectl node enable"},
+		{"two words", func(n *testNode) { n.kubeletArgs("--container-runtime-endpoint", ours) }, "kubelet", doctor.OK, "dials /run/pullgate/cri.sock", ""},
+		{"one hyphen, no scheme, /var/run", func(n *testNode) { n.kubeletArgs("-container-runtime-endpoint=/var/run/pullgate//cri.sock") }, "kubelet", doctor.OK, "dials", ""},
+		{"its file", func(n *testNode) {
+			n.file(file, 0o600, kubeletConfig(ours, ""))
+			n.kubeletArgs("--config", file)
+		}, "kubelet", doctor.OK, "(" + file + ")", ""},
+		{"its file, and a flag over it", func(n *testNode) {
+			n.file(file, 0o600, kubeletConfig(ours, ""))
+			n.kubeletArgs("--config="+file, "--container-runtime-endpoint="+theirs)
+		}, "kubelet", doctor.Fail, "(the command line of process 812)", ""},
+		{"a file over its file", func(n *testNode) {
+			n.file(file, 0o600, kubeletConfig(theirs, ""))
+			n.file("/etc/kubelet.d/10-a.conf", 0o600, kubeletConfig(theirs, ""))
+			n.file("/etc/kubelet.d/20-b.conf", 0o600, kubeletConfig(ours, ""))
+			n.kubeletArgs("--config="+file, "--config-dir=/etc/kubelet.d")
+		}, "kubelet", doctor.OK, "(/etc/kubelet.d/20-b.conf)", ""},
+		{"images elsewhere", func(n *testNode) {
+			n.kubeletArgs("--container-runtime-endpoint="+ours, "--image-service-endpoint="+theirs)
+		}, "kubelet", doctor.Fail, "pulls through /run/containerd/containerd.sock", "image service endpoint"},
+		{"images elsewhere, by its file", func(n *testNode) {
+			n.file(file, 0o600, kubeletConfig("", theirs))
+			n.kubeletArgs("--container-runtime-endpoint="+ours, "--config="+file)
+		}, "kubelet", doctor.Fail, "pullgate sees no pull", ""},
+		{"images here", func(n *testNode) {
+			n.kubeletArgs("--container-runtime-endpoint="+ours, "--image-service-endpoint="+ours)
+		}, "kubelet", doctor.OK, "dials", ""},
+		{"underscores", func(n *testNode) { n.kubeletArgs("--container_runtime_endpoint=" + ours) }, "kubelet", doctor.OK, "dials /run/pullgate/cri.sock (the command line of process 812)", ""},
+		{"a file that cannot be read", func(n *testNode) {
+			n.file(file, 0o600, "\t{")
+			n.kubeletArgs("--container-runtime-endpoint="+ours, "--config="+file)
+		}, "kubelet", doctor.Unknown, "what kubelet (process 812) dials: read the kubelet's configuration " + file, "root"},
+		{"two units that run one", func(n *testNode) {
+			n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet")
+			n.unit("k3s.service", 900, "/usr/local/bin/k3s server")
+		}, "kubelet", doctor.Unknown, "kubelet.service and k3s.service", "--unit"},
+		{"a drop-in that it was not started with", func(n *testNode) {
+			n.kubeletArgs("--container-runtime-endpoint=" + ours)
+			n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet --container-runtime-endpoint="+ours, dropIn)
+			n.file(dropIn, 0o644, "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet \\\n  --container-runtime-endpoint="+theirs+"\n# --container-runtime-endpoint="+ours+"\n")
+		}, "kubelet", doctor.Warn, "the kubelet of kubelet.service dials /run/containerd/containerd.sock (" + dropIn + "), which bypasses pullgate, once it is restarted", "pullgatectl node enable"},
+		{"kubeadm's flags, and the drop-in over them", func(n *testNode) {
+			n.kubeletArgs("--container-runtime-endpoint="+theirs, "--container-runtime-endpoint="+ours)
+			n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet", dropIn)
+			n.file("/var/lib/kubelet/kubeadm-flags.env", 0o644, `KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=`+theirs+` --pod-infra-container-image=x"`)
+			n.file(dropIn, 0o644, "[Service]\nEnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env\nExecStart=\nExecStart=/usr/bin/kubelet $KUBELET_KUBEADM_ARGS --container-runtime-endpoint="+ours+"\n")
+		}, "kubelet", doctor.OK, "dials", ""},
+	})
+}
+
+func TestRootDirectoryOfTheKubelet(t *testing.T) {
+	const found = "admission.kubeletRoot is /var/lib/kubelet, and the kubelet's --root-dir is /data/kubelet (the command line of process 812)"
+	for _, policies := range []string{"", "/etc/pullgate/policies"} {
+		for _, unit := range []bool{false, true} {
+			n := newNode(t)
+			n.Config.Admission.Policies = policies
+			n.kubeletArgs("--container-runtime-endpoint="+ours, "--root-dir=/data/kubelet")
+			if unit {
+				n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet --container-runtime-endpoint="+ours)
+			}
+			all := n.Examine(t.Context())
+			if policies != "" {
+				wantFinding(t, all, "kubelet", doctor.Fail, found)
+			} else if slices.ContainsFunc(all, func(f doctor.Finding) bool { return strings.Contains(f.Found, "kubeletRoot") }) {
+				t.Errorf("findings = %+v; want none about kubeletRoot without policies", all)
+			}
+		}
+	}
+}
+
+// The drop-in of node enable repeats the command line of the unit as it was.
+func TestDropInWithAnEarlierCommandLine(t *testing.T) {
+	const dropIn = "/etc/systemd/system/kubelet.service.d/90-pullgate.conf"
+	n := newNode(t)
+	n.kubeletArgs("--container-runtime-endpoint=" + ours)
+	n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet --new", dropIn)
+	body := "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --container-runtime-endpoint=" + ours + " --image-service-endpoint=" + ours + "\n"
+	sum := sha256.Sum256([]byte(body))
+	n.file(dropIn, 0o644, "# Written by pullgatectl node enable, removed by pullgatectl node disable; checksum of the rest: "+hex.EncodeToString(sum[:8])+"\n"+body)
+	all := n.Examine(t.Context())
+	wantFinding(t, all, "kubelet", doctor.OK, "dials /run/pullgate/cri.sock")
+	wantFinding(t, all, "kubelet", doctor.Warn, "changed since pullgatectl node enable wrote "+dropIn)
+}
+
+func TestKubeletThatHasToBeRestarted(t *testing.T) {
+	n := newNode(t)
+	n.kubeletArgs()
+	n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet --container-runtime-endpoint="+ours)
+	all := n.Examine(t.Context())
+	wantFinding(t, all, "kubelet", doctor.Fail, "kubelet (process 812) dials /run/containerd/containerd.sock (the kubelet's default)")
+	wantFinding(t, all, "kubelet", doctor.Warn, "the kubelet of kubelet.service dials /run/pullgate/cri.sock (/etc/systemd/system/kubelet.service), once it is restarted")
+}
+
+// If kubeletconf reads the settings correctly, they are correct here: the flags and the configuration of k3s and RKE2, and a
+// kubelet that does not run.
+func TestKubeletByItsUnit(t *testing.T) {
+	for _, tc := range []struct {
+		name, unit, execStart string
+		files                 map[string]string
+		level                 doctor.Level
+		found                 string
+	}{
+		{"no unit", "", "", nil, doctor.Unknown, "no kubelet process found"},
+		{"its file", "kubelet.service", "/usr/bin/kubelet --config=/etc/kubelet.yaml", map[string]string{
+			"/etc/kubelet.yaml": "containerRuntimeEndpoint: " + ours,
+		}, doctor.OK, "(/etc/kubelet.yaml)"},
+		{"its default", "kubelet.service", "/usr/bin/kubelet", nil, doctor.Fail, "(the kubelet's default), which bypasses pullgate"},
+		{
+			"k3s, --kubelet-arg=", "k3s.service", "/usr/local/bin/k3s server --kubelet-arg=container-runtime-endpoint=" + ours, nil,
+			doctor.OK, "the kubelet of k3s.service dials /run/pullgate/cri.sock (/etc/systemd/system/k3s.service)",
+		},
+		{"k3s, as pullgatectl node enable points it", "k3s.service", "/usr/local/bin/k3s server", map[string]string{
+			"/etc/rancher/k3s/config.yaml":                    "kubelet-arg: [v=2]",
+			"/etc/rancher/k3s/config.yaml.d/90-pullgate.yaml": "kubelet-arg+:\n- container-runtime-endpoint=" + ours + "\n- image-service-endpoint=" + ours,
+		}, doctor.OK, "(/etc/rancher/k3s/config.yaml.d/90-pullgate.yaml)"},
+		{"k3s, its own containerd", "k3s.service", "/usr/local/bin/k3s server", nil, doctor.Fail, "dials /run/k3s/containerd/containerd.sock (k3s itself)"},
+		{"k3s that sends images elsewhere", "k3s.service", "/usr/local/bin/k3s server", map[string]string{
+			"/etc/rancher/k3s/config.yaml": "container-runtime-endpoint: " + ours + "\nkubelet-arg: [v=2, image-service-endpoint=" + theirs + "]",
+		}, doctor.Fail, "pulls through"},
+		{"RKE2, a drop-in", "rke2-agent.service", "/usr/local/bin/rke2 agent", map[string]string{
+			"/etc/rancher/rke2/config.yaml":          "container-runtime-endpoint: " + ours,
+			"/etc/rancher/rke2/config.yaml.d/a.yaml": "container-runtime-endpoint: " + theirs,
+		}, doctor.Fail, "(/etc/rancher/rke2/config.yaml.d/a.yaml)"},
+		{"RKE2", "rke2-server.service", "/usr/local/bin/rke2 server", map[string]string{
+			"/etc/rancher/rke2/config.yaml": "kubelet-arg: container_runtime_endpoint=" + ours,
+		}, doctor.OK, "(/etc/rancher/rke2/config.yaml)"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			n := newNode(t)
+			n.gone(kubeletPID)
+			if tc.unit != "" {
+				n.unit(tc.unit, 0, tc.execStart)
+			}
+			for path, content := range tc.files {
+				n.file(path, 0o644, content)
+			}
+			all := n.Examine(t.Context())
+			wantFinding(t, all, "kubelet", tc.level, tc.found)
+			wantFinding(t, all, "versions", doctor.Unknown, "no kubelet process found")
+		})
+	}
+}
+
+func TestK3sWithoutAUnit(t *testing.T) {
+	n := newNode(t)
+	n.gone(kubeletPID)
+	n.process("900", "k3s-server", "/usr/local/bin/k3s server")
+	n.versions[900] = "k3s version v1.33.5+k3s1 (abc)\ngo version go1.24.6\n"
+	all := n.Examine(t.Context())
+	wantFinding(t, all, "kubelet", doctor.Fail, "k3s-server (process 900) dials /run/k3s/containerd/containerd.sock (k3s itself)")
+	wantFinding(t, all, "versions", doctor.OK, "k3s-server (process 900) is version 1.33.5")
+	n.file("/etc/rancher/k3s/config.yaml", 0o600, "container-runtime-endpoint: "+ours)
+	wantFinding(t, n.Examine(t.Context()), "kubelet", doctor.OK, "(/etc/rancher/k3s/config.yaml)")
+	n.must(os.Remove(n.path("/etc/rancher/k3s/config.yaml")))
+	n.process("900", "k3s-server", "/usr/local/bin/k3s", "server", "--kubelet-arg=container-runtime-endpoint="+ours)
+	wantFinding(t, n.Examine(t.Context()), "kubelet", doctor.OK, "(the command line of process 900)")
+}
+
+func TestVersions(t *testing.T) {
+	play(t, []row{
+		{"old kubelet", func(n *testNode) { n.versions[kubeletPID] = "Kubernetes v1.25.16" }, "versions", doctor.Fail, "1.25.16, older than 1.26", "upgrade the kubelet"},
+		{"kubelet that does not print it", func(n *testNode) { n.versions[kubeletPID] = "?" }, "versions", doctor.Unknown, "--version does not print a version", "root"},
+		{"kubelet that fails", func(n *testNode) { n.versions[kubeletPID] = "" }, "versions", doctor.Unknown, "exit status 1", "root"},
+		{"oldest", func(n *testNode) {
+			n.versions[kubeletPID] = "Kubernetes v1.26.0"
+			n.Status.Runtime.Version = "1.6.0"
+		}, "versions", doctor.OK, "containerd is version 1.6.0", ""},
+		{"containerd that restores under any name", func(n *testNode) { n.Status.Runtime.Version = "v2.2.4" }, "versions", doctor.Warn, "containerd 2.2.4 restores containers from checkpoint images", "upgrade containerd"},
+		{"its first release that does not", func(n *testNode) { n.Status.Runtime.Version = "v2.2.5" }, "versions", doctor.OK, "containerd is version 2.2.5", ""},
+		{"old containerd", func(n *testNode) { n.Status.Runtime.Version = "v1.5.18" }, "versions", doctor.Fail, "1.5.18, older than 1.6", "upgrade containerd"},
+		{"containerd of no version", func(n *testNode) { n.Status.Runtime.Version = "main" }, "versions", doctor.Unknown, "containerd main", "crictl version"},
+	})
+	n := newNode(t)
+	n.Status.Runtime.Name, n.Status.Runtime.Version = "", ""
+	n.process(strconv.Itoa(os.Getpid()), "containerd")
+	n.versions[os.Getpid()] = n.versions[containerdPID]
+	wantFinding(t, n.Examine(t.Context()), "versions", doctor.OK, "containerd is version 2.1.9")
+	n.Status.Runtime.Name, n.Status.Runtime.Version = "cri-o", "1.33.1"
+	all := n.Examine(t.Context())
+	wantFinding(t, all, "versions", doctor.Warn, "CRI-O is version 1.33.1")
+	wantFinding(t, all, "mirrors", doctor.Unknown, "which mirrors cri-o has")
+}
+
+// A tenant may give its process any name. The check neither trusts nor runs it.
+func TestProcessOfAContainerIsNotAKubelet(t *testing.T) {
+	for name, disguise := range map[string]func(n *testNode){
+		"other mounts": func(n *testNode) {
+			n.must(os.Remove(n.path("/proc/666/ns/mnt")))
+			n.must(os.Symlink("mnt:[2]", n.path("/proc/666/ns/mnt")))
+		},
+		"other users": func(n *testNode) {
+			n.must(os.Remove(n.path("/proc/666/ns/user")))
+			n.must(os.Symlink("user:[2]", n.path("/proc/666/ns/user")))
+		},
+		"namespace that cannot be seen": func(n *testNode) { n.must(os.Remove(n.path("/proc/666/ns/user"))) },
+		"a user of the node":            func(n *testNode) { n.must(os.Chown(n.path("/proc/666"), 1000, 1000)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.process("666", "kubelet", "/evil", "--container-runtime-endpoint="+theirs)
+			n.versions[666] = "Kubernetes v1.1.1"
+			disguise(n)
+			for _, f := range n.Examine(t.Context()) {
+				if f.Level != doctor.OK || strings.Contains(f.Found, "process 666") {
+					t.Errorf("%+v; want nothing about it", f)
+				}
+			}
+			if slices.ContainsFunc(n.asked, func(program string) bool { return strings.Contains(program, "/proc/666/") }) {
+				t.Errorf("programs %q were run", n.asked)
+			}
+		})
+	}
+}

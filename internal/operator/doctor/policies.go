@@ -1,0 +1,320 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
+	"github.com/pullgate/pullgate/internal/mechanics/systemctl"
+	"github.com/pullgate/pullgate/internal/policies/files"
+	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+)
+
+const (
+	policydProgram = "pullgate-policyd"
+	policydConfig  = "/etc/pullgate/policyd.yaml"
+	policydSocket  = "pullgate-policyd.socket"
+	policydService = "pullgate-policyd.service"
+)
+
+// without is what a node does that needs pullgate-policyd and does not reach it.
+func without(reviews, signatures bool) string {
+	var effects []string
+	if reviews {
+		effects = append(effects, "no image is reviewed, and containers start or not by defaultAllow")
+	}
+	if signatures {
+		effects = append(effects, "no signature is verified, and images that were not verified before wait")
+	}
+	return strings.Join(effects, "; ")
+}
+
+// policies checks the policy files and, if one of them names a review backend, that pullgated can ask pullgate-policyd.
+func (n Node) policies(ctx context.Context) []Finding {
+	a := n.Config.Admission
+	if a.Policies == "" {
+		return nil
+	}
+	set, err := files.Read(files.Paths{Folder: n.path(a.Policies), TrustedRoot: n.trustedRoot()}, policyfiles.Kinds())
+	if errors.Is(err, fs.ErrPermission) {
+		return []Finding{unknown("run it as root", "the policy files cannot be read: %v", err)}
+	}
+	if err != nil {
+		return []Finding{fail("correct what it names, then run pullgated --check-config", "the policy files in %s are invalid: %v", a.Policies, err)}
+	}
+	backends := imagepolicy.Of(set).Backends()
+	signatures, _ := policyfiles.NeedSignatures(policyfiles.Requirements(set))
+	without := without(len(backends) > 0, signatures)
+	if without == "" {
+		return []Finding{ok("the policy files in %s are valid, and none of them needs %s", a.Policies, policydProgram)}
+	}
+	all := n.policyd(ctx, socketPath(a.PolicydSocket), set.Hash, without)
+	all = append(all, n.policydUnits(ctx, without)...)
+	all = append(all, n.policydFolder()...)
+	return append(all, n.policydFiles(ctx, backends)...)
+}
+
+// trustedRoot returns the path of the trusted root, "" if there is none.
+func (n Node) trustedRoot() string {
+	if r := n.Config.Admission.TrustedRoot; r != "" {
+		return n.path(r)
+	}
+	return ""
+}
+
+// policyd checks the socket of pullgate-policyd, and asks the process that answers there for its policy files.
+func (n Node) policyd(ctx context.Context, path, hash, without string) []Finding {
+	info, err := n.socket(path)
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return []Finding{unknown("run it as root", "admission.policydSocket: %v", err)}
+	case err != nil:
+		return []Finding{fail("systemctl enable --now "+policydSocket+"; compare admission.policydSocket with where it listens",
+			"admission.policydSocket: %v, and a policy file needs it: %s", err, without)}
+	}
+	if a := accessOf(info); a.uid != 0 {
+		return []Finding{fail("remove it, then systemctl restart "+policydSocket,
+			"admission.policydSocket: %s belongs to %s: pullgated does not use it, %s", path, a.owner(), without)}
+	}
+	all := private(info, path, 0o600)
+	peer, err := n.peer(ctx, path)
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return append(all, unknown("run it as root", "admission.policydSocket: who listens at %s: %v", path, err))
+	case err != nil:
+		return append(all, fail("systemctl restart "+policydSocket, "admission.policydSocket: %s: %v: %s", path, err, without))
+	case peer.name != "" && peer.name != "systemd" && !strings.HasPrefix(policydProgram, peer.name): // the kernel keeps 15 letters
+		return append(all, fail(fmt.Sprintf("stop process %d, then systemctl restart %s", peer.pid, policydSocket),
+			"admission.policydSocket: %s is served by %s", path, peer))
+	}
+	return append(all, n.askPolicyd(ctx, path, hash, without))
+}
+
+// askPolicyd compares the policy files of the folder with those of pullgate-policyd. No backend is asked.
+func (n Node) askPolicyd(ctx context.Context, path, hash, without string) Finding {
+	client, err := policyclient.New("unix://"+n.path(path), policyclient.Options{Review: 3 * patience, Reconnect: patience})
+	if err != nil {
+		return unknown("report this as a bug of pullgatectl", "%s: %v", path, err)
+	}
+	defer func() { _ = client.Close() }() // nothing is in progress
+	_, err = client.Review(ctx, policyclient.Request{PolicyHash: hash, Namespace: "default"})
+	journal := "systemctl status " + policydService + "; journalctl -u " + policydProgram + " -n 50"
+	switch {
+	case errors.Is(err, policyclient.ErrOtherPolicies):
+		return fail("set policies in "+policydConfig+" to "+n.Config.Admission.Policies+"; "+policydProgram+" --check-config lists invalid files",
+			"%s has other policy files than %s: containers that need a review, and images that were not verified before, wait",
+			policydProgram, n.Config.Admission.Policies)
+	case err != nil:
+		return fail(journal, "%s does not answer at %s: %v: %s", policydProgram, path, err, without)
+	}
+	return ok("%s answers at %s, with the policy files of %s", policydProgram, path, n.Config.Admission.Policies)
+}
+
+// policydUnits checks that the socket is there after the next boot, if systemd has it.
+func (n Node) policydUnits(ctx context.Context, without string) []Finding {
+	unit, loaded := systemctl.Show(ctx, n.Run, policydSocket, "UnitFileState")
+	if state := unit["UnitFileState"]; loaded && state != "enabled" { // without the unit, another program starts pullgate-policyd
+		return []Finding{warn("systemctl enable "+policydSocket, "%s is %s: after the next boot %s", policydSocket, state, without)}
+	}
+	return nil
+}
+
+// policydFolder compares the configuration of pullgate-policyd with that of pullgated. A process that was started with another file is not found.
+func (n Node) policydFolder() []Finding {
+	c, err := config.LoadPolicyd(n.path(policydConfig))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return []Finding{warn("write it, see https://github.com/pullgate/pullgate/blob/main/docs/pullgate-policyd.md#configuration", "%s not found", policydConfig)}
+	case err != nil:
+		return []Finding{failed(err, "correct what it names, then run "+policydProgram+" --check-config", "%s: %v", policydConfig, err)}
+	case filepath.Clean(c.Policies) != filepath.Clean(n.Config.Admission.Policies):
+		return []Finding{fail("set policies in "+policydConfig+" to "+n.Config.Admission.Policies+", then systemctl restart "+policydService,
+			"%s has the policy folder %q, and pullgated %q", policydConfig, c.Policies, n.Config.Admission.Policies)}
+	case c.TrustedRoot != n.Config.Admission.TrustedRoot:
+		return []Finding{fail("set both to the same file, then systemctl restart "+policydService,
+			"%s has the trustedRoot %q, and pullgated the admission.trustedRoot %q: signatures are not verified", policydConfig, c.TrustedRoot, n.Config.Admission.TrustedRoot)}
+	}
+	return nil
+}
+
+// policydFiles checks that pullgate-policyd, as its user and in the file system of its unit, can read what it needs, and that no other user can
+// read the credentials for backends.
+func (n Node) policydFiles(ctx context.Context, backends []imagepolicy.Backend) []Finding {
+	uid, gid, known := n.account(policydProgram)
+	if !known {
+		return []Finding{warn("systemd-sysusers", "the user %s does not exist, as which %s runs", policydProgram, policydService)}
+	}
+	var all []Finding
+	var closed []string // folders that are reported already
+	visible := n.visible(ctx)
+	needs := func(path string, secret bool) {
+		if dir, mode := n.closedAbove(path, uid, gid); dir != "" {
+			if !slices.Contains(closed, dir) {
+				closed = append(closed, dir)
+				all = append(all, fail(fmt.Sprintf("chgrp %s %s && chmod g+x %s", policydProgram, dir, dir), "%s is not accessible to the user %s: %s has mode %04o", path, policydProgram, dir, mode))
+			}
+			return
+		}
+		if visible != nil && !slices.ContainsFunc(visible, func(dir string) bool { return within(path, dir) }) {
+			all = append(all, fail(fmt.Sprintf("move it below /etc/pullgate, or add BindReadOnlyPaths=%s under [Service] with systemctl edit %s", filepath.Dir(path), policydService),
+				"%s is not visible to %s", path, policydService))
+		}
+		all = append(all, n.readable(path, uid, gid, secret)...)
+	}
+	if _, err := os.Stat(n.path(policydConfig)); err == nil {
+		needs(policydConfig, false)
+	}
+	needs(n.Config.Admission.Policies, false)
+	closed = append(closed, n.Config.Admission.Policies)     // the folder has its finding, and its files get none for the same reason
+	for _, suffix := range []string{"yaml", "yml", "json"} { // it needs all policies, or it has other ones than pullgated
+		for _, path := range n.glob(filepath.Join(n.Config.Admission.Policies, "*."+suffix)) {
+			needs(path, false)
+		}
+	}
+	if r := n.Config.Admission.TrustedRoot; r != "" {
+		needs(r, false)
+	}
+	for _, b := range backends {
+		needs(b.Kubeconfig, true)
+		for _, f := range n.filesOf(b.Kubeconfig) {
+			needs(f.path, f.secret)
+		}
+	}
+	if len(all) == 0 {
+		all = append(all, ok("%s can read every file that the policies need, and no other user can read the credentials for backends", policydProgram))
+	}
+	return all
+}
+
+// readable checks that a user can read a file or a folder, and if it is a secret that others cannot.
+func (n Node) readable(path string, uid, gid int, secret bool) []Finding {
+	info, err := os.Stat(n.path(path))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return []Finding{fail("create it, or correct the file that names it", "%s not found, and %s needs it", path, policydProgram)}
+	case err != nil:
+		return []Finding{unknown("run it as root", "%s: %v", path, err)}
+	}
+	a := accessOf(info)
+	remediation := fmt.Sprintf("chown root:%s %s && chmod 0640 %s", policydProgram, path, path)
+	want := fs.FileMode(0o4)
+	if info.IsDir() {
+		want, remediation = 0o5, fmt.Sprintf("chown root:root %s && chmod 0755 %s", path, path)
+	} else if !secret {
+		remediation = fmt.Sprintf("chown root:root %s && chmod 0644 %s", path, path)
+	}
+	switch {
+	case !a.may(uid, gid, want):
+		return []Finding{fail(remediation, "%s has %s: the user %s cannot read it", path, a, policydProgram)}
+	case secret && (a.mode&0o007 != 0 || a.mode&0o070 != 0 && a.gid != 0 && a.gid != gid || a.uid != 0 && a.uid != uid):
+		return []Finding{warn(remediation, "%s has %s: other users can read the credentials for a backend", path, a)}
+	case regularfile.OthersWrite(info, 0):
+		return []Finding{fail(remediation, "%s has %s: users other than root decide which images are reviewed", path, a)}
+	}
+	return nil
+}
+
+// closedAbove returns the first folder that leads to a path and that a user cannot enter, with its permissions; "" if there is none.
+func (n Node) closedAbove(path string, uid, gid int) (closed string, mode fs.FileMode) {
+	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
+		if info, err := os.Stat(n.path(dir)); err == nil && !accessOf(info).may(uid, gid, 0o1) {
+			closed, mode = dir, info.Mode().Perm()
+		}
+		if dir == "/" || dir == "." {
+			return closed, mode
+		}
+	}
+}
+
+func within(path, dir string) bool {
+	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
+}
+
+// visible returns the files and folders of the node that the unit of pullgate-policyd sees; nil if systemd does not have it.
+func (n Node) visible(ctx context.Context) (paths []string) {
+	unit, loaded := systemctl.Show(ctx, n.Run, policydService, "BindReadOnlyPaths", "BindPaths")
+	if !loaded {
+		return nil
+	}
+	paths = []string{} // from here on it is known
+	for _, property := range []string{"BindReadOnlyPaths", "BindPaths"} {
+		for bind := range strings.FieldsSeq(unit[property]) {
+			source, rest, _ := strings.Cut(strings.TrimPrefix(bind, "-"), ":")
+			if target, _, _ := strings.Cut(rest, ":"); target == "" || target == source {
+				paths = append(paths, source)
+			}
+		}
+	}
+	return paths
+}
+
+// account returns the IDs of a user of the node and of the user's group.
+func (n Node) account(name string) (uid, gid int, known bool) {
+	for line := range strings.Lines(n.read("/etc/passwd")) {
+		fields := strings.Split(line, ":")
+		if len(fields) < 4 || fields[0] != name {
+			continue
+		}
+		uid, err := strconv.Atoi(fields[2])
+		gid, groupErr := strconv.Atoi(fields[3])
+		return uid, gid, errors.Join(err, groupErr) == nil
+	}
+	return 0, 0, false
+}
+
+// A namedFile is a file that a kubeconfig names.
+type namedFile struct {
+	path   string
+	secret bool
+}
+
+// filesOf returns the files that a kubeconfig names. Its values are not kept: they can be secrets.
+func (n Node) filesOf(kubeconfig string) (all []namedFile) {
+	var c struct {
+		Clusters []struct {
+			Cluster struct {
+				CA string `json:"certificate-authority"`
+			} `json:"cluster"`
+		} `json:"clusters"`
+		Users []struct {
+			User struct {
+				Certificate string `json:"client-certificate"`
+				Key         string `json:"client-key"`
+				Token       string `json:"tokenFile"`
+			} `json:"user"`
+		} `json:"users"`
+	}
+	if err := yaml.Unmarshal([]byte(n.read(kubeconfig)), &c); err != nil {
+		return nil // pullgate-policyd --check-config says why
+	}
+	add := func(path string, secret bool) {
+		if path == "" {
+			return
+		}
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(filepath.Dir(kubeconfig), path)
+		}
+		all = append(all, namedFile{path, secret})
+	}
+	for _, cluster := range c.Clusters {
+		add(cluster.Cluster.CA, false)
+	}
+	for _, user := range c.Users {
+		add(user.User.Certificate, false)
+		add(user.User.Key, true)
+		add(user.User.Token, true)
+	}
+	return all
+}

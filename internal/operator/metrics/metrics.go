@@ -1,0 +1,399 @@
+package metrics
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/pullgate/pullgate/internal/gate/podsource"
+	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/pkg/policy"
+)
+
+// other replaces every label value that is not of its fixed set.
+const other = "other"
+
+// unknown is the pull policy if no pod source knows it.
+const unknown = "unknown"
+
+// Metrics are the metrics of one daemon. Its methods may be called concurrently; the Set methods are
+// called once each, before the first scrape.
+type Metrics struct {
+	registry *prometheus.Registry
+	methods  map[string]method // every full method that is counted by name
+
+	// The series of callDuration. They are looked up once, because every call of the node is counted.
+	judgedCalls, otherCalls func() prometheus.Observer
+
+	hit, miss    *prometheus.HistogramVec
+	verdicts     *prometheus.CounterVec
+	checks       *prometheus.CounterVec
+	hidden       prometheus.Counter
+	denials      *prometheus.CounterVec
+	notCreated   *prometheus.CounterVec
+	forwarded    *prometheus.CounterVec
+	callDuration *prometheus.HistogramVec
+	storeSync    prometheus.Histogram
+	upstreamUp   prometheus.Gauge
+	distrusted   prometheus.Gauge
+	panics       prometheus.Counter
+	unresolved   prometheus.Counter
+	ignored      prometheus.Counter
+	dropped      prometheus.Counter
+	reloaded     prometheus.Gauge
+	reloadedAt   prometheus.Gauge
+	sourceErrors *prometheus.CounterVec
+	admission    admissionMetrics
+}
+
+// A method is counted by its name.
+type method struct {
+	label    string
+	answered func() prometheus.Counter // with OK; looked up once, because every call of the node is counted
+}
+
+// New returns metrics on a registry of their own. methods lists the full methods that are counted by
+// name, "/runtime.v1.ImageService/PullImage".
+func New(version, goVersion string, methods []string) *Metrics {
+	m := &Metrics{registry: prometheus.NewRegistry(), methods: map[string]method{}}
+	for _, full := range methods {
+		label := full[strings.LastIndex(full, "/")+1:]
+		m.methods[full] = method{label, sync.OnceValue(func() prometheus.Counter { return m.forwarded.WithLabelValues(label, ok) })}
+	}
+	// From a verdict in memory to a pull of gigabytes.
+	recheck := []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
+	calls := []float64{.0002, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
+	m.hit = histogramVec("image_pull_secret_recheck_hit",
+		"Seconds spent on letting a pod use an image on the node by proof that was already recorded, without asking the registry.",
+		recheck, "pull_policy")
+	m.miss = histogramVec("image_pull_secret_recheck_miss",
+		"Seconds spent on a pull by which a pod had to prove access to an image on the node, by what came of it; outcome unverified counts in shadow mode only.",
+		recheck, "pull_policy", "outcome")
+	m.verdicts = counterVec("pullgate_verdicts_total", "Judgements by the CRI call that asked, the verdict and the rule it rests on.", "call", "verdict", "reason")
+	m.checks = counterVec("kubelet_imagemanager_image_mustpull_checks_total",
+		"Pre-checks of the kubelet for an image on the node, counted under the name and with the results of the kubelet's own verification.", "result")
+	m.hidden = counter("pullgate_prechecks_hidden_total", "Pre-checks of the kubelet that were answered as if the image were not on the node.")
+	m.denials = counterVec("pullgate_denials_total", "Calls that were answered with PermissionDenied because the pod had not proved access to the image.", "call")
+	m.forwarded = counterVec("pullgate_forwarded_calls_total", "Calls through the CRI socket by method and status code.", "method", "code")
+	m.callDuration = histogramVec("pullgate_call_duration_seconds", "Seconds that a call took from its arrival to its answer, the runtime's part included.", calls, "judged")
+	m.judgedCalls = sync.OnceValue(func() prometheus.Observer { return m.callDuration.WithLabelValues("true") })
+	m.otherCalls = sync.OnceValue(func() prometheus.Observer { return m.callDuration.WithLabelValues("false") })
+	m.storeSync = prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "pullgate_store_sync_seconds",
+		Help: "Seconds that a write to the store of pull records took until it was on disk.", Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5},
+	})
+	m.upstreamUp = gauge("pullgate_upstream_up", "1 while the runtime is connected, else 0.")
+	m.distrusted = gauge("pullgate_store_distrusted", "1 while the store is distrusted because it, or a part of it, was lost: images on the node are then not marked preloaded.")
+	m.panics = counter("pullgate_panics_total", "Calls that panicked and were answered with Internal. Anything but 0 is a bug.")
+	m.unresolved = counter("pullgate_pulls_unresolved_total", "Successful pulls that were not recorded, because the runtime does not report which image it pulled. Their images need proof.")
+	m.ignored = counter("pullgate_credentials_ignored_total", "Look-ups of a pod's credentials for an image that found more than 16. Only the first 16, in the order in which a kubelet tries them, are considered.")
+	m.dropped = counter("pullgate_decisions_dropped_total", "Decisions that are missing in the decision log, because its file could not be written, or not fast enough.")
+	m.reloaded = gauge("pullgate_config_last_reload_success", "1 if the configuration was right when it was last read, else 0: the last good one is in use.")
+	m.reloadedAt = gauge("pullgate_config_last_reload_success_timestamp_seconds", "When the configuration in use was read, in seconds since 1970.")
+	m.sourceErrors = counterVec("pullgate_pod_source_errors_total", "Things that the pod source could not learn from the API server, by reason.", "reason")
+	info := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "pullgate_build_info", Help: "1, with the version of pullgate and of Go as labels.",
+		ConstLabels: prometheus.Labels{"version": version, "goversion": goVersion},
+	})
+	info.Set(1)
+	m.notCreated = counterVec("pullgate_container_creations_refused_total", "Calls that create or start containers and were answered with PermissionDenied for another reason than the judgement of an image.", "reason")
+	m.registry.MustRegister(m.hit, m.miss, m.verdicts, m.checks, m.hidden, m.denials, m.notCreated, m.forwarded, m.callDuration, m.storeSync, m.upstreamUp,
+		m.distrusted, m.panics, m.unresolved, m.ignored, m.dropped, m.reloaded, m.reloadedAt, m.sourceErrors, info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.admission = newAdmissionMetrics(m.registry)
+	m.begin()
+	return m
+}
+
+// begin makes the series that queries count at 0. For Prometheus a series that appears with its first event has not
+// increased, and the first event is the one to know of. The series of forwarded calls appear with the first call of a
+// method.
+func (m *Metrics) begin() {
+	for _, p := range PullPolicies() {
+		m.hit.WithLabelValues(p)
+		for _, o := range Outcomes() {
+			m.miss.WithLabelValues(p, o)
+		}
+	}
+	for _, r := range Results() {
+		m.checks.WithLabelValues(r)
+	}
+	for _, r := range CreationRefusals() {
+		m.notCreated.WithLabelValues(r)
+	}
+	for _, c := range Calls() {
+		for _, r := range policy.Reasons() {
+			m.verdicts.WithLabelValues(c, verdictOf(r).String(), string(r))
+		}
+		if c != "ImageStatus" { // that one is hidden, not denied
+			m.denials.WithLabelValues(c)
+		}
+	}
+}
+
+// verdictOf returns the verdict for a reason.
+func verdictOf(r policy.Reason) policy.Verdict {
+	switch r {
+	case policy.Absent, policy.RecordUnreadable, policy.ImageIDName, policy.ProofExpired, policy.NotProved, policy.Pulling,
+		policy.Untracked:
+		return policy.Reverify
+	default:
+		return policy.Allow
+	}
+}
+
+func histogramVec(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, labels)
+}
+
+func counterVec(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+}
+
+func counter(name, help string) prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+}
+
+func gauge(name, help string) prometheus.Gauge {
+	return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+}
+
+// Handler serves the metrics in the format that the scraper asks for.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+}
+
+// Registry returns the registry, to gather from.
+func (m *Metrics) Registry() *prometheus.Registry { return m.registry }
+
+// Modes returns the values of the label mode: enforcing, and shadow mode.
+func Modes() []string { return []string{"enforce", "shadow"} }
+
+// PullPolicies returns the values of the label pull_policy.
+func PullPolicies() []string { return []string{"Always", "IfNotPresent", "Never", unknown} }
+
+// Outcomes returns the values of the label outcome.
+func Outcomes() []string { return []string{"verified", "denied", "unavailable", "error", "unverified"} }
+
+// Calls returns the values of the label call.
+func Calls() []string {
+	return []string{"ImageStatus", "PullImage", "CreateContainer", "StartContainer", "RestorePod"}
+}
+
+// The values of the label result, as in pkg/kubelet/images/pullmanager of Kubernetes 1.34.
+const (
+	policyAllowed    = "credentialPolicyAllowed"
+	recordFound      = "credentialRecordFound"
+	mustAuthenticate = "mustAuthenticate"
+	checkFailed      = "error"
+)
+
+// Results returns the values of the label result.
+func Results() []string { return []string{policyAllowed, recordFound, mustAuthenticate, checkFailed} }
+
+// resultOf returns what the kubelet's own verification would call a verdict.
+func resultOf(d policy.Decision) string {
+	switch {
+	case d.Reason == policy.RecordUnreadable:
+		return checkFailed
+	case d.Verdict != policy.Allow:
+		return mustAuthenticate
+	}
+	switch d.Reason {
+	case policy.Open, policy.Granted, policy.Proved, policy.ProvedInGrace:
+		return recordFound
+	default:
+		return policyAllowed
+	}
+}
+
+// CreationRefusals returns the values of the label reason of pullgate_container_creations_refused_total.
+func CreationRefusals() []string { return []string{"restored", "runtime_error"} }
+
+func oneOf(set []string, value, otherwise string) string {
+	if slices.Contains(set, value) {
+		return value
+	}
+	return otherwise
+}
+
+// Recheck counts a present image that was allowed by proof that was already there, outcome "hit", or
+// one that had to be proved, by what came of it.
+func (m *Metrics) Recheck(pullPolicy, outcome string, took time.Duration) {
+	pullPolicy = oneOf(PullPolicies(), pullPolicy, unknown)
+	if outcome == "hit" {
+		m.hit.WithLabelValues(pullPolicy).Observe(took.Seconds())
+		return
+	}
+	m.miss.WithLabelValues(pullPolicy, oneOf(Outcomes(), outcome, "error")).Observe(took.Seconds())
+}
+
+// Verdict counts a judgement.
+func (m *Metrics) Verdict(call string, d policy.Decision) {
+	reason := other
+	if slices.Contains(policy.Reasons(), d.Reason) {
+		reason = string(d.Reason)
+	}
+	m.verdicts.WithLabelValues(oneOf(Calls(), call, other), d.Verdict.String(), reason).Inc()
+	if call == "ImageStatus" {
+		m.checks.WithLabelValues(resultOf(d)).Inc()
+	}
+}
+
+// Refused counts a pre-check, call "ImageStatus", that was answered as if the image were absent, or
+// any other call that was answered with PermissionDenied.
+func (m *Metrics) Refused(call string) {
+	if call == "ImageStatus" {
+		m.hidden.Inc()
+		return
+	}
+	m.denials.WithLabelValues(oneOf(Calls(), call, other)).Inc()
+}
+
+// CreationRefused counts a call that creates or starts containers and was refused although its images were allowed.
+func (m *Metrics) CreationRefused(reason string) {
+	m.notCreated.WithLabelValues(oneOf(CreationRefusals(), reason, other)).Inc()
+}
+
+// ForwardedCall counts a call at its end. code is the name of a status code; a method that is not one
+// of those that New was given is counted as "other".
+func (m *Metrics) ForwardedCall(method, code string, judged bool, took time.Duration) {
+	switch known, named := m.methods[method]; {
+	case named && code == ok:
+		known.answered().Inc()
+	case named:
+		m.forwarded.WithLabelValues(known.label, oneOf(codeNames(), code, other)).Inc()
+	default:
+		m.forwarded.WithLabelValues(other, oneOf(codeNames(), code, other)).Inc()
+	}
+	calls := m.otherCalls
+	if judged {
+		calls = m.judgedCalls
+	}
+	calls().Observe(took.Seconds())
+}
+
+// ok is the status code of calls that have succeeded.
+const ok = "OK"
+
+func codeNames() []string {
+	return []string{
+		ok, "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound", "AlreadyExists",
+		"PermissionDenied", "ResourceExhausted", "FailedPrecondition", "Aborted", "OutOfRange", "Unimplemented",
+		"Internal", "Unavailable", "DataLoss", "Unauthenticated",
+	}
+}
+
+// Panic counts a call that panicked.
+func (m *Metrics) Panic() { m.panics.Inc() }
+
+// PullUnresolved counts a successful pull that was not recorded, because the runtime does not report which image it pulled.
+func (m *Metrics) PullUnresolved() { m.unresolved.Inc() }
+
+// CredentialsIgnored counts a look-up of a pod's credentials for an image that found more than are considered.
+func (m *Metrics) CredentialsIgnored() { m.ignored.Inc() }
+
+// DecisionsDropped counts decisions that are missing in the decision log.
+func (m *Metrics) DecisionsDropped(n uint64) { m.dropped.Add(float64(n)) }
+
+// ConfigRead records whether the configuration that was read at a time is valid; only a valid one is in use.
+func (m *Metrics) ConfigRead(right bool, at time.Time) {
+	m.reloaded.Set(number(right))
+	if right {
+		m.reloadedAt.Set(float64(at.UnixMilli()) / 1000)
+	}
+}
+
+// StoreSync counts a write to the store.
+func (m *Metrics) StoreSync(took time.Duration) { m.storeSync.Observe(took.Seconds()) }
+
+// UpstreamUp records whether the runtime is connected.
+func (m *Metrics) UpstreamUp(up bool) { m.upstreamUp.Set(number(up)) }
+
+// StoreDistrusted records whether the store is distrusted.
+func (m *Metrics) StoreDistrusted(yes bool) { m.distrusted.Set(number(yes)) }
+
+func number(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// gaugeFunc registers a gauge that is asked for at each scrape.
+func (m *Metrics) gaugeFunc(name, help string, value func() float64) {
+	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))
+}
+
+// SetPodSource sets the function that reports, at each scrape, whether the pod source is synced with the API
+// server.
+func (m *Metrics) SetPodSource(synced func() bool) {
+	for _, r := range podsource.Reasons() {
+		m.sourceErrors.WithLabelValues(string(r)) // 0 is a value too
+	}
+	m.gaugeFunc("pullgate_pod_source_synced", "1 while the pods of the node are known and watched at the API server, else 0. Absent without a pod source.", func() float64 { return number(synced()) })
+}
+
+// PodSourceError counts something that the pod source could not learn.
+func (m *Metrics) PodSourceError(reason podsource.Reason) {
+	m.sourceErrors.WithLabelValues(string(reason)).Inc()
+}
+
+// SetGrants gives the function that counts the grants at each scrape.
+func (m *Metrics) SetGrants(grants func() int) {
+	m.gaugeFunc("pullgate_grants", "Pods and images for which access is granted in memory.", func() float64 { return float64(grants()) })
+}
+
+// An InForce is what a node enforces.
+type InForce struct {
+	// Shadow means shadow mode, and Policy is the verification policy.
+	Shadow bool
+	Policy string
+	// HasPolicies means that there are policy files, PoliciesHash is their hash, and PoliciesEnforced means that their
+	// denials are enforced.
+	HasPolicies, PoliciesEnforced bool
+	PoliciesHash                  string
+}
+
+// SetInForce gives the function that returns at each scrape what the node enforces.
+func (m *Metrics) SetInForce(get func() InForce) {
+	config := prometheus.NewDesc("pullgate_config_info",
+		"1, with what the node enforces as labels: in mode shadow a missing proof denies nothing.",
+		[]string{"mode", "policy", "policies_hash"}, nil)
+	policies := prometheus.NewDesc("pullgate_admission_enforcing",
+		"1 if denials of policies are enforced, 0 if they are only reported.", nil, nil)
+	m.registry.MustRegister(prometheus.CollectorFunc(func(to chan<- prometheus.Metric) {
+		now := get()
+		mode := Modes()[int(number(now.Shadow))]
+		to <- prometheus.MustNewConstMetric(config, prometheus.GaugeValue, 1, mode, now.Policy, now.PoliciesHash)
+		if now.HasPolicies {
+			to <- prometheus.MustNewConstMetric(policies, prometheus.GaugeValue, number(now.PoliciesEnforced))
+		}
+	}))
+}
+
+// SetStore gives the function that counts what the store holds at each scrape.
+func (m *Metrics) SetStore(counts func() records.Stats) {
+	m.registry.MustRegister(prometheus.CollectorFunc(func(to chan<- prometheus.Metric) {
+		n := counts() // in one go
+		for _, g := range []struct {
+			name, help string
+			value      float64
+		}{
+			{"pullgate_pull_records", "Pull records on disk: pairs of an image and a repository to which a credential proved access.", float64(n.Records)},
+			{"pullgate_pull_intents", "Pulls that are under way, or whose answer was lost less than about an hour ago.", float64(n.Intents)},
+			{"pullgate_preloaded_marks", "Images under one of their repositories that are marked preloaded.", float64(n.Marks)},
+			{"pullgate_endorsements", "Images under one of their repositories whose signatures were verified, once for each requirement that they met.", float64(n.Endorsements)},
+			{"pullgate_store_bytes", "Size of the file of the store of pull records.", float64(n.Bytes)},
+			{"kubelet_imagemanager_ondisk_pulledrecords", "As pullgate_pull_records, under the name of the kubelet's own verification.", float64(n.Records)},
+			{"kubelet_imagemanager_ondisk_pullintents", "As pullgate_pull_intents, under the name of the kubelet's own verification.", float64(n.Intents)},
+		} {
+			to <- prometheus.MustNewConstMetric(prometheus.NewDesc(g.name, g.help, nil, nil), prometheus.GaugeValue, g.value)
+		}
+	}))
+}

@@ -1,0 +1,156 @@
+package nodeenable
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/pullgate/pullgate/internal/mechanics/hint"
+)
+
+// tail is how many lines of the unit's log are shown if its kubelet does not become healthy.
+const tail = 15
+
+// Apply executes a plan. If a step of an Enable fails, or ctx ends, Apply reverts everything before it returns. An error says
+// what was observed, and in what state the node is.
+func (s Enabler) Apply(ctx context.Context, p Plan) (err error) {
+	if len(p.Steps) == 0 {
+		return nil
+	}
+	locked, err := lock(s.Host)
+	if err != nil {
+		return fmt.Errorf("lock the folder of %s: %w", Journal, err)
+	}
+	defer func() { err = errors.Join(err, locked.Close()) }()
+	if err := s.same(ctx, p); err != nil {
+		return err
+	}
+	did, err := s.do(ctx, p)
+	if err == nil {
+		return nil
+	}
+	s.showLog(ctx, p.inspection.node.Unit.Name)
+	if !p.Enable {
+		return &hint.Error{
+			Err:  fmt.Errorf("not disabled: %w", err),
+			Hint: "reverted changes stay reverted; correct the error above and run pullgatectl node disable again. The kubelet does not need pullgated any more once " + p.inspection.node.Unit.Name + " was restarted",
+		}
+	}
+	return s.rollBack(ctx, p, did, err)
+}
+
+// same makes the plan again under the lock, and compares it.
+func (s Enabler) same(ctx context.Context, p Plan) error {
+	plan := s.Disable
+	if p.Enable {
+		plan = s.Enable
+	}
+	now, err := plan(ctx)
+	if err != nil {
+		return err
+	}
+	if !reflect.DeepEqual(now.Steps, p.Steps) {
+		return hint.Errorf("run it again", "%w", ErrChanged)
+	}
+	return nil
+}
+
+// do executes the steps of a plan, and returns how many it began.
+func (s Enabler) do(ctx context.Context, p Plan) (began int, err error) {
+	w := &watcher{s: s, unit: p.inspection.node.Unit.Name}
+	if p.Enable {
+		w.endpoint = s.Daemon.Listen
+	}
+	if j := p.inspection.journal; j != nil {
+		if err := removeTemporary(s.Host, j.File.Path); err != nil {
+			return 0, err
+		}
+	}
+	for i, step := range p.Steps {
+		if err := ctx.Err(); err != nil {
+			return i, err
+		}
+		s.progress("%s", step.Text)
+		if err := s.step(ctx, step, w); err != nil {
+			if step.Action != Watch { // Watch itself reports what it observed
+				err = fmt.Errorf("%s: %w", step.Text, err)
+			}
+			return i + 1, err
+		}
+		if step.Action == Remove && p.inspection.journal != nil {
+			for _, dir := range slices.Backward(p.inspection.journal.File.Folders) {
+				_ = os.Remove(s.Host.Path(dir)) // fails if the directory is not empty
+			}
+		}
+	}
+	return len(p.Steps), nil
+}
+
+func (s Enabler) step(ctx context.Context, step Step, w *watcher) error {
+	switch step.Action {
+	case Note, Write:
+		return write(s.Host, step.Path, step.content, step.mode)
+	case Remove:
+		return remove(s.Host, step.Path)
+	case Run:
+		if step.isRestart() {
+			units, err := s.Host.Units(ctx, w.unit)
+			if err != nil {
+				return err
+			}
+			w.before, w.restarts = units[0].Invocation, units[0].Restarts
+		}
+		_, err := s.command(ctx, step.Command...)
+		return err
+	case Watch:
+		return w.watch(ctx)
+	default:
+		return fmt.Errorf("unknown step %q", step.Action)
+	}
+}
+
+func (s Step) isRestart() bool { return len(s.Command) > 1 && s.Command[1] == "restart" }
+
+// rollBack reverts the steps that an Enable has begun, and returns why, with the result of the revert.
+func (s Enabler) rollBack(ctx context.Context, p Plan, began int, why error) error {
+	// After an interrupt the operator wants the previous state of the node, not an intermediate one.
+	ctx = context.WithoutCancel(ctx)
+	s.progress("revert all changes: %s", oneLine(why))
+	unit := p.inspection.node.Unit.Name
+	back, err := s.Disable(ctx)
+	if err == nil {
+		if !slices.ContainsFunc(p.Steps[:began], Step.isRestart) { // nor is a restart needed to go back
+			back.Steps = slices.DeleteFunc(back.Steps, func(s Step) bool { return s.isRestart() || s.Action == Watch })
+		}
+		_, err = s.do(ctx, back)
+	}
+	if err != nil {
+		s.showLog(ctx, unit)
+		return &hint.Error{
+			Err:  fmt.Errorf("not enabled: %w; and not all changes were reverted: %w", why, err),
+			Hint: "correct the error above, then run pullgatectl node disable",
+		}
+	}
+	return &hint.Error{
+		Err:  fmt.Errorf("not enabled, all changes were reverted: %w", why),
+		Hint: "journalctl -u " + unit + " and journalctl -u pullgated have details",
+	}
+}
+
+func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
+
+// showLog reports the last lines of a unit's log, which show more than checks from outside.
+func (s Enabler) showLog(ctx context.Context, unit string) {
+	out, err := s.command(context.WithoutCancel(ctx), "journalctl", "--unit="+unit, fmt.Sprintf("--lines=%d", tail), "--no-pager", "--output=cat")
+	if err != nil || out == "" {
+		return
+	}
+	s.progress("the last lines of %s:", unit)
+	for line := range strings.SplitSeq(out, "\n") {
+		s.progress("  %s", line)
+	}
+}

@@ -1,0 +1,310 @@
+package nodeenable
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+)
+
+// A Plan is an ordered list of steps. Without steps, no action is needed.
+type Plan struct {
+	// Enable reports whether the plan enables or disables.
+	Enable bool `json:"enable"`
+	// Found are the facts that the plan depends on, a sentence each.
+	Found []string `json:"found"`
+	Steps []Step   `json:"steps"`
+
+	inspection inspection
+}
+
+// Action is the action of a step.
+type Action string
+
+// The actions of steps.
+const (
+	Note   Action = "note"   // write the journal
+	Write  Action = "write"  // write a file
+	Remove Action = "remove" // remove a file
+	Run    Action = "run"    // run a command
+	Watch  Action = "watch"  // wait until the kubelet is healthy
+)
+
+// A Step is one action of a plan.
+type Step struct {
+	Action Action `json:"action"`
+	// Text describes the step, in one line.
+	Text string `json:"text"`
+	// Path is the file that is written or removed.
+	Path string `json:"path,omitempty"`
+	// Diff contains the changed lines, each after "+ " or "- ".
+	Diff []string `json:"diff,omitempty"`
+	// Command is the command to run.
+	Command []string `json:"command,omitempty"`
+
+	content []byte
+	mode    fs.FileMode
+}
+
+// kubeletWait is the default of Enabler.Wait.
+const kubeletWait = 2 * time.Minute
+
+// Enable plans to point the kubelet at pullgated. It refuses a node that would not be healthy afterwards, or whose kubelet could
+// still bypass pullgated; the error then is a [hint.Error].
+func (s Enabler) Enable(ctx context.Context) (Plan, error) {
+	l, err := s.inspect(ctx)
+	if err == nil {
+		err = l.unknownReason
+	}
+	if err == nil && len(l.modifiedByOthers) > 0 {
+		err = hint.Errorf(byHand(l), "%s was written by pullgatectl node enable and changed since; it is left as it is", l.modifiedByOthers[0])
+	}
+	if err != nil {
+		return Plan{}, err
+	}
+	p := Plan{Enable: true, Steps: []Step{}, inspection: l}
+	if s.enabled(l) && l.journal == nil && len(l.files) == 0 {
+		p.Found = []string{found(l.node), "Already enabled, nothing to do. pullgatectl did not configure it."}
+		return p, nil
+	}
+	c, err := s.target(ctx, l)
+	if err != nil {
+		return Plan{}, err
+	}
+	before, err := readIfThere(s.Host, c.path)
+	if err != nil {
+		return Plan{}, err
+	}
+	if bytes.Equal(before, c.content) && s.enabled(l) && (l.journal == nil || l.journal.Phase == Enabled) {
+		p.Found = []string{found(l.node), fmt.Sprintf("Already enabled by %s, nothing to do.", c.path)}
+		return p, nil
+	}
+	if err := s.ready(ctx, l); err != nil {
+		return Plan{}, err
+	}
+	p.Found = []string{
+		found(l.base),
+		fmt.Sprintf("pullgated answers on %s, forwards to %s, and %s.", s.Daemon.Listen, s.Daemon.Runtime, s.Daemon.Enforces),
+	}
+	p.Steps = s.enableSteps(l, c, before)
+	return p, nil
+}
+
+// enabled reports whether the kubelet dials pullgated, now and after its next start.
+func (s Enabler) enabled(l inspection) bool {
+	e := s.Daemon.Listen
+	return l.node.Configured.Through(e) && l.node.Dials().Through(e)
+}
+
+// target returns the change that enables, after a check that it does.
+func (s Enabler) target(ctx context.Context, l inspection) (change, error) {
+	endpoint := s.Daemon.Listen
+	c, err := planChange(l.host, l.base, endpoint)
+	if err != nil {
+		return change{}, err
+	}
+	if c.lines == nil {
+		owner, err := ownerOf(l.host, c.path)
+		if err != nil {
+			return change{}, fmt.Errorf("find the owner of %s: %w", c.path, err)
+		}
+		if owner == ofOthers {
+			return change{}, hint.Errorf("move it away if it is not needed", "%s already exists, and pullgatectl did not write it", c.path)
+		}
+	}
+	n, err := l.host.With(map[string][]byte{c.path: c.content}).Discover(ctx, l.base.Unit.Name)
+	if err != nil {
+		return change{}, fmt.Errorf("check the planned configuration: %w", err)
+	}
+	for _, v := range []struct {
+		name string
+		kubeletconf.Setting
+	}{{"container runtime endpoint", n.Configured.Runtime}, {"image service endpoint", n.Configured.Image}} {
+		if !kubeletconf.Same(v.Value, endpoint) {
+			advice := fmt.Sprintf("remove the %s from %s, which has precedence over %s, then try again", v.name, v.From, c.path)
+			if !path.IsAbs(v.From) {
+				advice = fmt.Sprintf(`a file that is read after %s overrides it; look for one with ExecStart=, or with kubelet-arg and no "+"`, c.path)
+			}
+			return change{}, hint.Errorf(advice, "the kubelet would still dial %s for its %s, set by %s", v.Value, v.name, v.From)
+		}
+	}
+	return c, nil
+}
+
+func (s Enabler) enableSteps(l inspection, c change, before []byte) []Step {
+	j := journal{
+		Version: journalVersion, Phase: Applying, Unit: l.base.Unit.Name, Endpoint: s.Daemon.Listen,
+		Runtime: l.base.Configured.Runtime.Value, Image: l.base.Configured.Image.Value,
+		File: noted{Path: c.path, Lines: c.lines},
+	}
+	if l.journal != nil && l.journal.File.Path == c.path {
+		j.File.Folders = l.journal.File.Folders
+	}
+	for dir := path.Dir(c.path); !exists(s.Host, dir); dir = path.Dir(dir) {
+		if !slices.Contains(j.File.Folders, dir) {
+			j.File.Folders = append([]string{dir}, j.File.Folders...)
+		}
+	}
+	var steps []Step
+	reload := isUnitFile(c.path)
+	for _, f := range l.files { // from an earlier method, as long as the journal has it
+		if f.path != c.path {
+			steps = append(steps, s.back(f))
+			reload = reload || isUnitFile(f.path)
+		}
+	}
+	steps = append(steps, noteStep("note in "+Journal+" what changes, so that it can be reverted", j))
+	if !bytes.Equal(before, c.content) {
+		steps = append(steps, Step{Action: Write, Text: "write " + c.path, Path: c.path, Diff: diff(before, c.content), content: c.content, mode: 0o644})
+	}
+	steps = append(steps, restartSteps(l.base.Unit.Name, reload)...)
+	steps = append(steps, Step{Action: Watch, Text: fmt.Sprintf("watch it for up to %s: the unit stays up, the kubelet is healthy, its calls arrive at pullgated; else revert all changes", s.wait())})
+	j.Phase = Enabled
+	return append(steps, noteStep("note in "+Journal+" that it is done", j))
+}
+
+func (s Enabler) wait() time.Duration {
+	if s.Wait <= 0 {
+		return kubeletWait
+	}
+	return s.Wait
+}
+
+// Disable plans to revert what Enable did. It needs neither pullgated nor its configuration.
+func (s Enabler) Disable(ctx context.Context) (Plan, error) {
+	l, err := s.inspect(ctx)
+	if err != nil {
+		return Plan{}, err
+	}
+	if len(l.modifiedByOthers) > 0 {
+		return Plan{}, hint.Errorf(byHand(l), "%s was written by pullgatectl node enable and changed since; it is left as it is", l.modifiedByOthers[0])
+	}
+	p := Plan{Steps: []Step{}, inspection: l}
+	listen := s.listen(l)
+	if l.unknownReason != nil {
+		p.Found = []string{fmt.Sprintf("The kubelet's settings are unknown (%v); the changes in the journal are reverted.", l.unknownReason)}
+	} else {
+		p.Found = []string{found(l.node)}
+		if base := l.base.Configured; kubeletconf.Same(base.Runtime.Value, listen) || kubeletconf.Same(base.Image.Value, listen) {
+			return Plan{}, hint.Errorf(byHand(inspection{node: kubeletconf.Node{Unit: l.base.Unit, Configured: base}}),
+				"the kubelet is pointed at pullgated by %s, which pullgatectl did not write", base.Runtime.From)
+		}
+	}
+	runs := l.node.Running != nil && l.node.Running.Through(listen)
+	if l.journal == nil && len(l.files) == 0 && !runs {
+		p.Found = append(p.Found, "Already disabled, nothing to do.")
+		return p, nil
+	}
+	p.Steps = s.disableSteps(l)
+	return p, nil
+}
+
+func (s Enabler) disableSteps(l inspection) []Step {
+	var steps []Step
+	for _, f := range l.files {
+		steps = append(steps, s.back(f))
+	}
+	reload := slices.ContainsFunc(l.files, func(f kept) bool { return isUnitFile(f.path) })
+	reload = reload || l.journal != nil && isUnitFile(l.journal.File.Path)
+	steps = append(steps, restartSteps(l.node.Unit.Name, reload)...)
+	steps = append(steps, Step{Action: Watch, Text: fmt.Sprintf("watch it for up to %s: the unit stays up and the kubelet is healthy", s.wait())})
+	if l.journal != nil {
+		steps = append(steps, Step{Action: Remove, Text: "remove " + Journal, Path: Journal})
+	}
+	return steps
+}
+
+// back is the step that reverts a file.
+func (s Enabler) back(f kept) Step {
+	now, _ := s.Host.ReadFile(f.path) // it was read a moment ago, and the diff is only shown
+	if f.before == nil {
+		return Step{Action: Remove, Text: "remove " + f.path, Path: f.path, Diff: diff(now, nil)}
+	}
+	return Step{Action: Write, Text: "write " + f.path + " as it was", Path: f.path, Diff: diff(now, f.before), content: f.before}
+}
+
+func restartSteps(unit string, reload bool) []Step {
+	commands := [][]string{{"systemctl", "restart", "--no-block", unit}}
+	if reload {
+		commands = append([][]string{{"systemctl", "daemon-reload"}}, commands...)
+	}
+	var steps []Step
+	for _, c := range commands {
+		steps = append(steps, Step{Action: Run, Text: "run " + strings.Join(c, " "), Command: c})
+	}
+	return steps
+}
+
+// isUnitFile reports whether systemd reads a file.
+func isUnitFile(file string) bool { return strings.HasSuffix(path.Dir(file), ".service.d") }
+
+func noteStep(text string, j journal) Step {
+	return Step{Action: Note, Text: text, Path: Journal, content: j.marshal(), mode: 0o600}
+}
+
+// found describes how the kubelet of a node is run and what it dials.
+func found(n kubeletconf.Node) string {
+	d := n.Dials()
+	text := fmt.Sprintf("%s (%s) is %s. The kubelet dials %s, set by %s", n.Unit.Name, n.Kind, n.Unit.Active, d.Runtime.Value, d.Runtime.From)
+	if d.Image.Value != d.Runtime.Value {
+		text += fmt.Sprintf(", and for images %s, set by %s", d.Image.Value, d.Image.From)
+	}
+	return text + "."
+}
+
+// diff returns the lines in which two contents differ, without their common beginning and end.
+func diff(before, after []byte) []string {
+	was, now := lines(before), lines(after)
+	for len(was) > 0 && len(now) > 0 && was[0] == now[0] {
+		was, now = was[1:], now[1:]
+	}
+	for len(was) > 0 && len(now) > 0 && was[len(was)-1] == now[len(now)-1] {
+		was, now = was[:len(was)-1], now[:len(now)-1]
+	}
+	var all []string
+	for _, l := range was {
+		all = append(all, strings.TrimRight("- "+l, " "))
+	}
+	for _, l := range now {
+		all = append(all, strings.TrimRight("+ "+l, " "))
+	}
+	return all
+}
+
+func lines(content []byte) []string {
+	if len(content) == 0 {
+		return nil
+	}
+	return strings.Split(strings.TrimSuffix(string(content), "\n"), "\n")
+}
+
+func readIfThere(h kubeletconf.Host, file string) ([]byte, error) {
+	content, err := h.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return content, err
+}
+
+// Lines returns the plan as text.
+func (p Plan) Lines() []string {
+	all := slices.Clone(p.Found)
+	for i, s := range p.Steps {
+		if i == 0 {
+			all = append(all, "")
+		}
+		all = append(all, fmt.Sprintf("%d. %s", i+1, s.Text))
+		for _, l := range s.Diff {
+			all = append(all, "     "+l)
+		}
+	}
+	return all
+}

@@ -1,0 +1,255 @@
+package policyclient
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+
+	"github.com/pullgate/pullgate/internal/mechanics/grpcpeer"
+	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
+)
+
+const (
+	// reviewLimit bounds a review. It is below the 2 minutes of a kubelet.
+	reviewLimit = 100 * time.Second
+	// verifyLimit bounds a verification. It is longer than pullgate-policyd takes (limits.time), so that its answer arrives.
+	verifyLimit = 75 * time.Second
+	// reconnectLimit is how long a call whose connection cannot be made, or is lost, tries again: a pullgate-policyd that
+	// restarts answers late.
+	reconnectLimit = 3 * time.Second
+	reconnectEvery = 100 * time.Millisecond
+	// connectLimit bounds one attempt to connect. A process that accepts and sends nothing counts as not reached.
+	connectLimit = 3 * time.Second
+	// A connection without an answer is closed after both together: a stopped process does not close it.
+	pingAfter, pingLimit = 10 * time.Second, 5 * time.Second
+
+	// maxHeader bounds the header of an answer, in which the text of an error is too.
+	maxHeader = 16 << 10
+)
+
+const scheme = "unix://"
+
+// Options are limits that differ in tests. A value that is 0 means the default.
+type Options struct {
+	// Review bounds a review, Verify a verification, and Reconnect the time in which a call tries to connect.
+	Review, Verify, Reconnect time.Duration
+}
+
+// A Client is a connection to pullgate-policyd. It connects when it is needed, and again after the connection is lost. Its methods may be
+// called concurrently.
+type Client struct {
+	path    string
+	options Options
+	conn    *grpc.ClientConn
+	policy  policyv1.PolicyClient
+	failure atomic.Pointer[error] // why the last attempt to connect failed; nil after a success
+}
+
+// New returns a client for an endpoint, unix:// and an absolute path. It does not connect.
+func New(endpoint string, o Options) (*Client, error) {
+	path, ok := strings.CutPrefix(endpoint, scheme)
+	if !ok {
+		return nil, fmt.Errorf("endpoint %s: must be unix:// and an absolute path", endpoint)
+	}
+	o.Review = cmp.Or(o.Review, reviewLimit)
+	o.Verify = cmp.Or(o.Verify, verifyLimit)
+	o.Reconnect = cmp.Or(o.Reconnect, reconnectLimit)
+	c := &Client{path: path, options: o}
+	conn, err := grpc.NewClient("passthrough:///pullgate-policyd",
+		grpc.WithContextDialer(c.dial),
+		grpc.WithTransportCredentials(grpcpeer.Credentials{Server: c.checkServer}),
+		grpc.WithNoProxy(),
+		grpc.WithDisableRetry(),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: reconnectEvery, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
+			MinConnectTimeout: connectLimit,
+		}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingAfter, Timeout: pingLimit}),
+		grpc.WithMaxHeaderListSize(maxHeader),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("endpoint %s: %w", endpoint, err)
+	}
+	c.conn, c.policy = conn, policyv1.NewPolicyClient(conn)
+	return c, nil
+}
+
+// Close ends the connection, and every call that is in progress.
+func (c *Client) Close() error { return c.conn.Close() }
+
+// dial connects to the socket if root owns it.
+func (c *Client) dial(ctx context.Context, _ string) (_ net.Conn, err error) {
+	defer func() { c.failure.Store(&err) }()
+	if err := checkSocket(c.path); err != nil {
+		return nil, err
+	}
+	return (&net.Dialer{}).DialContext(ctx, "unix", c.path)
+}
+
+// CheckSocket returns why a client would not connect to an endpoint; nil if it would. It does not connect.
+func CheckSocket(endpoint string) error { return checkSocket(strings.TrimPrefix(endpoint, scheme)) }
+
+func checkSocket(path string) error {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return err
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	switch {
+	case info.Mode().Type() != fs.ModeSocket:
+		return fmt.Errorf("%w: %s is not a socket", ErrUntrusted, path)
+	case !ok || !trusted(int(stat.Uid)):
+		return fmt.Errorf("%w: %s is owned by user %d", ErrUntrusted, path, stat.Uid)
+	}
+	return nil
+}
+
+// checkServer returns an error if the process that listens is not trusted.
+func (c *Client) checkServer(uid int) error {
+	if trusted(uid) {
+		return nil
+	}
+	err := fmt.Errorf("%w: a process of user %d listens on %s", ErrUntrusted, uid, c.path)
+	c.failure.Store(&err)
+	return err
+}
+
+func trusted(uid int) bool { return uid == 0 || uid == os.Geteuid() }
+
+// A Request asks about the images of a container.
+type Request struct {
+	// PolicyHash is the hash of the caller's policy files.
+	PolicyHash string
+	Namespace  string
+	// Images are the images of containers, VolumeImages those of image volumes, both as the pod has them.
+	Images, VolumeImages []string
+	// Annotations are the annotations of the pod for backends.
+	Annotations map[string]string
+	// Backends is how many backends can answer about each image. A larger answer is an error.
+	Backends int
+}
+
+// A Result is the answer of one backend about one image.
+type Result struct {
+	Backend, Image string
+	// Allowed reports whether the image is approved; if Failed is true, by the failure policy of the backend.
+	Allowed bool
+	// Reason is that of the backend; if Failed is true, what failed.
+	Reason           string
+	AuditAnnotations map[string]string
+	// Cached reports whether the answer is from the cache of pullgate-policyd.
+	Cached bool
+	// Failed reports whether the backend gave no valid answer.
+	Failed bool
+	// Duration is how long the backend took.
+	Duration time.Duration
+}
+
+// Review returns one result for each backend that applies to the namespace and each image that it is asked about. The caller must check
+// that all backends that it expects are among them. An error wraps one of the causes of this package, or is that of ctx if the caller
+// canceled it. No text in it is from a backend.
+func (c *Client) Review(ctx context.Context, r Request) ([]Result, error) {
+	message := &policyv1.ReviewRequest{
+		PolicyHash: r.PolicyHash, Namespace: r.Namespace, Images: r.Images, VolumeImages: r.VolumeImages, Annotations: r.Annotations,
+	}
+	response, err := ask(ctx, c, c.options.Review, func(ctx context.Context, o grpc.CallOption) (*policyv1.ReviewResponse, error) {
+		return c.policy.Review(ctx, message, append(r.limits(), o)...)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return resultsOf(r, response)
+}
+
+// ask makes a call within a limit, and repeats it for a while if there is no connection. An error wraps one of the causes of this package,
+// or is that of ctx if the caller canceled it.
+func ask[R any](ctx context.Context, c *Client, limit time.Duration, call func(context.Context, grpc.CallOption) (R, error)) (R, error) {
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	begin := time.Now()
+	var server peer.Peer // set by the first call that a connection took
+	for {
+		response, err := call(limited, grpc.Peer(&server))
+		if err == nil {
+			return response, nil
+		}
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return response, ctx.Err()
+		}
+		cause := c.causeOf(err, server.Addr != nil)
+		if !errors.Is(cause, ErrNotReached) && !errors.Is(cause, ErrLost) || time.Since(begin) >= c.options.Reconnect {
+			return response, cause
+		}
+		again := time.NewTimer(reconnectEvery)
+		select {
+		case <-limited.Done():
+			again.Stop()
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return response, ctx.Err()
+			}
+			return response, cause
+		case <-again.C:
+		}
+		c.conn.ResetConnectBackoff()
+	}
+}
+
+// causeOf returns the cause of a status. sent says that this call, or an earlier one with the same question, had a connection.
+func (c *Client) causeOf(err error, sent bool) error {
+	s := status.Convert(err)
+	switch s.Code() {
+	case codes.Unavailable:
+		cause := ErrNotReached
+		if sent {
+			cause = ErrLost
+		}
+		if why := c.failure.Load(); why != nil && *why != nil {
+			if errors.Is(*why, ErrUntrusted) {
+				return *why
+			}
+			return fmt.Errorf("%w: %w", cause, *why)
+		}
+		return fmt.Errorf("%w at %s: %s", cause, c.path, s.Message())
+	case codes.DeadlineExceeded:
+		return ErrTimedOut
+	case codes.FailedPrecondition:
+		return fmt.Errorf("%w: %s", ErrOtherPolicies, s.Message())
+	default:
+		return fmt.Errorf("%w: %v: %s", ErrFailed, s.Code(), s.Message())
+	}
+}
+
+// resultsOf returns the results of an answer, an error unless it is one for the request.
+func resultsOf(r Request, response *policyv1.ReviewResponse) ([]Result, error) {
+	if response.GetPolicyHash() != r.PolicyHash {
+		return nil, fmt.Errorf("%w: the answer is by %.12s, the request by %.12s", ErrOtherPolicies, response.GetPolicyHash(), r.PolicyHash)
+	}
+	results := make([]Result, 0, len(response.GetResults()))
+	for _, got := range response.GetResults() {
+		if got.GetBackend() == "" || !slices.Contains(r.Images, got.GetImage()) && !slices.Contains(r.VolumeImages, got.GetImage()) {
+			return nil, fmt.Errorf("%w: a result of backend %q is about image %q, which was not asked about", ErrFailed, got.GetBackend(), got.GetImage())
+		}
+		results = append(results, Result{
+			Backend: got.GetBackend(), Image: got.GetImage(), Allowed: got.GetAllowed(), Reason: got.GetReason(), AuditAnnotations: got.GetAuditAnnotations(),
+			Cached: got.GetCached(), Failed: got.GetFailed() || got.GetFailedOpen(), Duration: got.GetDuration().AsDuration(),
+		})
+	}
+	return results, nil
+}

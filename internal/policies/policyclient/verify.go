@@ -1,0 +1,100 @@
+package policyclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"google.golang.org/grpc"
+
+	"github.com/pullgate/pullgate/internal/policies/verification"
+	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
+)
+
+// A VerifyRequest asks which requirements an image meets.
+type VerifyRequest struct {
+	// PolicyHash is the hash of the caller's policy files, and TrustedRoot identifies its trusted root; "" if it has none.
+	PolicyHash, TrustedRoot string
+	// Name is the image as the pod has it, and ImageID the ID that the image has on the node. "" means the image that the registry has under the
+	// name; nothing may be stored by such an answer.
+	Name, ImageID string
+	// Digests are digests of manifests or indexes that can lead to the image. They are hints: the first 64 are used.
+	Digests []string
+	// Requirements are the hashes of the requirements. None may be there twice.
+	Requirements []string
+	// Credential is that of the pull.
+	Credential verification.Credential
+	// ListSignatures asks for the signatures that are found.
+	ListSignatures bool
+}
+
+// Verify asks which requirements an image meets. The registry that the name says is asked, and it can take more than a minute. An error wraps
+// one of the causes of this package, or is that of ctx if the caller canceled it; nothing is then known about the image.
+func (c *Client) Verify(ctx context.Context, r VerifyRequest) (verification.Report, error) {
+	message := &policyv1.VerifyRequest{
+		PolicyHash: r.PolicyHash, TrustedRoot: r.TrustedRoot, Name: r.Name, ImageId: r.ImageID, Digests: r.Digests[:min(len(r.Digests), maxDigests)],
+		Requirements: r.Requirements, ListSignatures: r.ListSignatures,
+	}
+	if !r.Credential.Anonymous() {
+		message.Credential = &policyv1.RegistryCredential{
+			Username: r.Credential.Username, Password: r.Credential.Password,
+			IdentityToken: r.Credential.IdentityToken, RegistryToken: r.Credential.RegistryToken,
+		}
+	}
+	response, err := ask(ctx, c, c.options.Verify, func(ctx context.Context, o grpc.CallOption) (*policyv1.VerifyResponse, error) {
+		return c.policy.Verify(ctx, message, append(r.limits(), o)...)
+	})
+	if err != nil {
+		return verification.Report{}, err
+	}
+	return verificationOf(r, response)
+}
+
+// verificationOf returns what an answer says, an error unless it is one for the request.
+func verificationOf(r VerifyRequest, response *policyv1.VerifyResponse) (verification.Report, error) {
+	switch {
+	case response.GetPolicyHash() != r.PolicyHash:
+		return verification.Report{}, fmt.Errorf("%w: the answer is by %.12s, the request by %.12s", ErrOtherPolicies, response.GetPolicyHash(), r.PolicyHash)
+	case response.GetTrustedRoot() != r.TrustedRoot:
+		return verification.Report{}, fmt.Errorf("%w: the answer is by the trusted root %.12q, the request by %.12q", ErrOtherPolicies, response.GetTrustedRoot(), r.TrustedRoot)
+	case len(response.GetResults()) != len(r.Requirements):
+		return verification.Report{}, fmt.Errorf("%w: %d results for %d requirements", ErrFailed, len(response.GetResults()), len(r.Requirements))
+	case len(response.GetSignatures()) > r.maxSignatures():
+		return verification.Report{}, fmt.Errorf("%w: %d signatures; allowed are %d", ErrFailed, len(response.GetSignatures()), r.maxSignatures())
+	}
+	var v verification.Report
+	for i, got := range response.GetResults() {
+		result := verification.Result{
+			Requirement: got.GetRequirement(), Met: got.GetMet(), Reason: got.GetReason(), Message: got.GetMessage(),
+			Signers: got.GetSigners(), Digest: got.GetDigest(),
+		}
+		if err := check(result, r.Requirements[i]); err != nil {
+			return verification.Report{}, fmt.Errorf("%w: result %d: %w", ErrFailed, i, err)
+		}
+		v.Results = append(v.Results, result)
+	}
+	for _, got := range response.GetSignatures() {
+		v.Signatures = append(v.Signatures, verification.Signature{
+			Repository: got.GetRepository(), FoundBy: got.GetFoundBy(), Digest: got.GetDigest(), Subject: got.GetSubject(), Signer: got.GetSigner(),
+			Counts: got.GetCounts(), Reason: got.GetReason(),
+		})
+	}
+	return v, nil
+}
+
+// check returns why a result is not one about a requirement. A reason that is not known is not a denial, because a later version may mean a failure.
+func check(r verification.Result, requirement string) error {
+	switch {
+	case r.Requirement != requirement:
+		return fmt.Errorf("is about requirement %.64q, not %q", r.Requirement, requirement)
+	case r.Met && (r.Reason != "" || r.Message != ""):
+		return fmt.Errorf("is met, and has the reason %.64q", r.Reason)
+	case !r.Met && !slices.Contains(verification.Reasons(), r.Reason):
+		return fmt.Errorf("has the reason %.64q, which is not known", r.Reason)
+	case len(r.Digest) > maxDigest, len(r.Message) > maxText, len(r.Signers) > maxSigners,
+		slices.ContainsFunc(r.Signers, func(s string) bool { return len(s) > maxText }):
+		return errors.New("is larger than allowed")
+	}
+	return nil
+}

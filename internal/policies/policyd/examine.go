@@ -1,0 +1,46 @@
+package policyd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/policies/files"
+	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
+	"github.com/pullgate/pullgate/internal/policies/policyd/review"
+	"github.com/pullgate/pullgate/internal/policies/policyd/signature"
+	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/policies/restrict"
+)
+
+// Examine returns why the files that a configuration names cannot be used, all errors at once; nil if they can. Each
+// warning is a sentence about a file that can be used and probably does not say what its author means. It binds no
+// address and asks no server but systemd.
+func Examine(ctx context.Context, c config.Policyd) (warnings []string, err error) {
+	var errs []error
+	if err := nodeSocketOf(c).CheckUnit(ctx, nil); err != nil {
+		errs = append(errs, err)
+	}
+	set, err := files.Read(paths(c), policyfiles.Kinds())
+	if err != nil {
+		errs = append(errs, fmt.Errorf("policies:\n%w", err))
+	}
+	backends := imagepolicy.Of(set)
+	var clients review.Set
+	defer clients.Close()
+	if err := clients.Replace(backends.Backends()); err != nil {
+		errs = append(errs, fmt.Errorf("policies:\n%w", err))
+	}
+	if c.HTTPS.Listen != "" && webhook.NeedsNamespaces(restrict.Of(set)) {
+		if _, err := apiServer(c.Kubeconfig); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	notes, err := signature.Examine(c, set, time.Now())
+	warnings = slices.Concat(backends.Warnings(), policyfiles.SignatureNotes(set), notes)
+	return warnings, errors.Join(append(errs, err, examineHTTPS(c.HTTPS))...)
+}

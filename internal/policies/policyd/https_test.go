@@ -1,0 +1,317 @@
+package policyd_test
+
+import (
+	"crypto/tls"
+	"crypto/x509/pkix"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	imagepolicyv1alpha1 "k8s.io/api/imagepolicy/v1alpha1"
+
+	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
+	"github.com/pullgate/pullgate/internal/testkit/certtest"
+)
+
+func newAuthority(t *testing.T) *certtest.Authority {
+	t.Helper()
+	ca, err := certtest.New("CA")
+	must(t, err)
+	return ca
+}
+
+func issue(t *testing.T, ca *certtest.Authority) certtest.Pair {
+	t.Helper()
+	pair, err := ca.Issue(pkix.Name{CommonName: "localhost"}, time.Time{})
+	must(t, err)
+	return pair
+}
+
+// https has the process serve HTTPS.
+func (p *process) https(cert certtest.Pair) {
+	p.write("tls.crt", string(cert.Certificate))
+	p.write("tls.key", string(cert.Key))
+	p.config.HTTPS.Listen, p.config.HTTPS.CertFile, p.config.HTTPS.KeyFile = "127.0.0.1:0", p.path("tls.crt"), p.path("tls.key")
+}
+
+// post sends a body over a connection of its own, and returns status and answer.
+func (p *process) post(c *tls.Config, path string, body io.Reader) (int, string, error) {
+	p.Helper()
+	c.ServerName = "localhost"
+	tr := &http.Transport{TLSClientConfig: c, ForceAttemptHTTP2: true}
+	defer tr.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(p.Context(), http.MethodPost, "https://"+p.at.HTTPS.String()+path, body)
+	must(p, err)
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := tr.RoundTrip(req)
+	if err != nil {
+		return 0, "", err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	text, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, string(text), err
+}
+
+// admissionReview returns the review of a pod.
+func admissionReview(dryRun bool, spec string) string {
+	return fmt.Sprintf(`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u-1","kind":{"version":"v1","kind":"Pod"},"resource":{"version":"v1","resource":"pods"},
+		"operation":"CREATE","namespace":"team","name":"app","dryRun":%v,"object":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"app","namespace":"team"},"spec":%s}}}`, dryRun, spec)
+}
+
+func TestHTTPSServesTheWebhook(t *testing.T) {
+	ca := newAuthority(t)
+	b := serveBackend(t, func(_ string, s imagepolicyv1alpha1.ImageReviewSpec) verdict {
+		v := &imagepolicyv1alpha1.ImageReviewStatus{Allowed: true, AuditAnnotations: map[string]string{"ticket": "T-7"}}
+		switch s.Containers[0].Image {
+		case "denied:1":
+			v.Allowed, v.Reason = false, "not scanned"
+		case "fails:1":
+			return nil
+		}
+		return v
+	})
+	p := prepareWith(t, b)
+	p.https(issue(t, ca))
+	p.write("policies/no-host-network.yaml", noHostNetwork)
+	p.start()
+	ask := func(path, body string) string {
+		t.Helper()
+		code, text, err := p.post(&tls.Config{RootCAs: ca.Pool()}, path, strings.NewReader(body))
+		if err != nil || code != http.StatusOK {
+			t.Errorf("%s: answer %d %q, %v", path, code, text, err)
+		}
+		return text
+	}
+	for spec, want := range map[string]string{
+		`{"containers":[{"name":"c","image":"app:1"}]}`:                        `"allowed":true,"auditAnnotations":{"ticket":"T-7"}`,
+		`{"containers":[{"name":"c","image":"app:1"}],"hostNetwork":true}`:     `no-host-network`,
+		`{"containers":[{"name":"c","image":"denied:1"}]}`:                     `not scanned`,
+		`{"containers":[{"name":"c","image":"fails:1"}]}`:                      `no valid answer from the image review backend scan`,
+		`{"containers":[{"name":"c","image":"app:1"},{"name":"d","image":7}]}`: `cannot be decoded`,
+	} {
+		for _, dryRun := range []bool{false, true} {
+			if text := ask(webhook.ValidatePath+"?timeout=10s", admissionReview(dryRun, spec)); !strings.Contains(text, want) || !strings.Contains(text, `"uid":"u-1"`) {
+				t.Errorf("%s: %s; want %s", spec, text, want)
+			}
+		}
+	}
+	review := `{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","metadata":{},"spec":{"containers":[{"image":"app:1"}],"namespace":"team"},"status":{"allowed":false}}`
+	if text := ask(webhook.ImageReviewPath+"?timeout=30s", review); !strings.Contains(text, `"allowed":true`) {
+		t.Errorf("an image review: %s; want an approval", text)
+	}
+	for _, line := range []string{
+		`pullgate_policyd_webhook_requests_total{outcome="allowed",path="/admission/validate"} 2`, `pullgate_policyd_webhook_requests_total{outcome="denied",path="/admission/validate"} 6`,
+		`pullgate_policyd_webhook_requests_total{outcome="allowed",path="/imagereview"} 1`, `pullgate_policyd_webhook_seconds_count{path="/admission/validate"} 10`,
+		"pullgate_policyd_certificate_last_reload_success 1",
+	} {
+		p.has(line)
+	}
+	if log := p.log.String(); strings.Count(log, "\"Denied\"") != 8 || !strings.Contains(log, "dryRun=true") {
+		t.Errorf("log:\n%s", log)
+	}
+	if code, _, err := p.post(&tls.Config{RootCAs: ca.Pool()}, webhook.ValidatePath, io.LimitReader(zeros{}, 8<<20)); err == nil && code != http.StatusRequestEntityTooLarge {
+		t.Errorf("a body of 8 MiB: %d; want 413", code)
+	}
+	if _, _, err := p.post(&tls.Config{RootCAs: ca.Pool(), MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10}, "/", nil); err == nil {
+		t.Error("TLS 1.1 is accepted")
+	}
+}
+
+// A pod whose review takes long does not keep other requests from being answered.
+func TestWebhookAnswersBesideSlowReviews(t *testing.T) {
+	t.Parallel()
+	ca := newAuthority(t)
+	const reviews = 100
+	sent, asked, release := make(chan struct{}, reviews), make(chan struct{}, reviews), make(chan struct{})
+	p := prepareWith(t, serveBackend(t, func(_ string, s imagepolicyv1alpha1.ImageReviewSpec) verdict {
+		if s.Namespace == "team" {
+			asked <- struct{}{}
+			<-release
+		}
+		return &imagepolicyv1alpha1.ImageReviewStatus{Allowed: true}
+	}))
+	p.https(issue(t, ca))
+	p.start()
+	ask := func(body string) error {
+		read := io.MultiReader(strings.NewReader(body), readerFunc(func([]byte) (int, error) {
+			sent <- struct{}{}
+			return 0, io.EOF
+		}))
+		code, text, err := p.post(&tls.Config{RootCAs: ca.Pool()}, webhook.ValidatePath+"?timeout=30s", read)
+		if err == nil && (code != http.StatusOK || !strings.Contains(text, `"allowed":true`)) {
+			err = fmt.Errorf("%d %s", code, text)
+		}
+		return err
+	}
+	slow := make(chan error, reviews)
+	for i := range cap(slow) {
+		go func() {
+			slow <- ask(admissionReview(false, fmt.Sprintf(`{"containers":[{"name":"c","image":"app:%d"}]}`, i)))
+		}()
+	}
+	for range reviews {
+		<-sent
+	}
+	for range 8 { // as many as are asked for one namespace at the same time
+		<-asked
+	}
+	begin := time.Now()
+	other := strings.Replace(admissionReview(false, `{"containers":[{"name":"c","image":"app:1"}]}`), `"operation":"CREATE","namespace":"team"`, `"operation":"CREATE","namespace":"other"`, 1)
+	if err := ask(other); err != nil || time.Since(begin) > 4*time.Second {
+		t.Errorf("a pod of another namespace: %v after %v", err, time.Since(begin))
+	}
+	close(release)
+	for range cap(slow) {
+		if err := <-slow; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// noHostNetwork is a policy that denies hostNetwork.
+const noHostNetwork = `apiVersion: policy.pullgate.dev/v1alpha1
+kind: PodRestriction
+metadata: {name: no-host-network}
+spec: {spec: {securityContext: {hostNetwork: {require: false}}}}
+`
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
+
+// A readerFunc is a function as a reader.
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+func TestHTTPSWithoutNode(t *testing.T) {
+	ca := newAuthority(t)
+	p := prepare(t)
+	p.https(issue(t, ca))
+	p.config.Node.Listen, p.config.Policies = "", ""
+	p.start()
+	if code, _, err := p.post(&tls.Config{RootCAs: ca.Pool()}, "/x", nil); err != nil || code != http.StatusNotFound || p.at.Node != nil {
+		t.Errorf("answer %d, %v; want 404, and no node server", code, err)
+	}
+	code, text, err := p.post(&tls.Config{RootCAs: ca.Pool()}, webhook.ValidatePath, strings.NewReader(admissionReview(false, `{"containers":[{"name":"c","image":"app:1"}]}`)))
+	if err != nil || code != http.StatusOK || !strings.Contains(text, `"allowed":true`) {
+		t.Errorf("without policies: %d %s, %v; want an admission", code, text, err)
+	}
+}
+
+func TestHTTPSReadsCertificatesAgain(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for limits and intervals")
+	}
+	t.Parallel()
+	first, second := newAuthority(t), newAuthority(t)
+	p := prepare(t)
+	p.https(issue(t, first))
+	p.start()
+	trusts := func(a *certtest.Authority) bool {
+		_, _, err := p.post(&tls.Config{RootCAs: a.Pool()}, "/x", nil)
+		return err == nil
+	}
+	if !trusts(first) || trusts(second) {
+		t.Fatal("the certificate at the start is not the first")
+	}
+	// A certificate without its key is not used.
+	next := issue(t, second)
+	p.write("tls.crt", string(next.Certificate))
+	p.reload <- syscall.SIGHUP
+	p.has("pullgate_policyd_certificate_last_reload_success 0")
+	if !trusts(first) {
+		t.Error("the last valid certificate is not in use")
+	}
+	// With its key it is, without a signal.
+	p.write("tls.key", string(next.Key))
+	p.until("the second certificate", func() bool { return trusts(second) })
+	p.has("pullgate_policyd_certificate_last_reload_success 1")
+	// Nothing of a key is in the log.
+	if log := p.log.String(); strings.Contains(log, "PRIVATE") || !strings.Contains(log, "private key does not match public key") {
+		t.Errorf("log:\n%s", log)
+	}
+}
+
+// One process serves the API servers of two clusters, each with a CA of its own. Pods of the same UID, namespace and name are judged apart.
+func TestOneWebhookForTwoClusters(t *testing.T) {
+	ca, one, two := newAuthority(t), newAuthority(t), newAuthority(t)
+	p := prepareWith(t, serveBackend(t, func(_ string, s imagepolicyv1alpha1.ImageReviewSpec) verdict {
+		return &imagepolicyv1alpha1.ImageReviewStatus{Allowed: s.Containers[0].Image == "scanned:1", Reason: "not scanned"}
+	}))
+	p.https(issue(t, ca))
+	p.write("ca.crt", string(one.PEM())+string(two.PEM()))
+	p.config.HTTPS.ClientCAFile = p.path("ca.crt")
+	p.write("policies/no-host-network.yaml", noHostNetwork)
+	p.start()
+	for cluster, tc := range map[*certtest.Authority][]struct{ spec, want string }{
+		one: {{`{"containers":[{"name":"c","image":"scanned:1"}]}`, `"allowed":true`}, {`{"containers":[{"name":"c","image":"scanned:1"}],"hostNetwork":true}`, "no-host-network"}},
+		two: {{`{"containers":[{"name":"c","image":"other:1"}]}`, "not scanned"}, {`{"containers":[{"name":"c","image":"scanned:1"}]}`, `"allowed":true`}},
+	} {
+		cert, err := issue(t, cluster).TLS()
+		must(t, err)
+		for _, pod := range tc {
+			code, text, err := p.post(&tls.Config{RootCAs: ca.Pool(), Certificates: []tls.Certificate{cert}}, webhook.ValidatePath, strings.NewReader(admissionReview(false, pod.spec)))
+			if err != nil || code != http.StatusOK || !strings.Contains(text, pod.want) {
+				t.Errorf("%s: %d %s, %v; want %s", pod.spec, code, text, err, pod.want)
+			}
+		}
+	}
+}
+
+func TestHTTPSClientCertificates(t *testing.T) {
+	ca, clients := newAuthority(t), newAuthority(t)
+	p := prepare(t)
+	p.https(issue(t, ca))
+	p.write("ca.crt", string(clients.PEM()))
+	p.config.HTTPS.ClientCAFile = p.path("ca.crt")
+	p.start()
+	with := func(c certtest.Pair) *tls.Config {
+		cert, err := c.TLS()
+		must(t, err)
+		return &tls.Config{RootCAs: ca.Pool(), Certificates: []tls.Certificate{cert}}
+	}
+	if code, _, err := p.post(with(issue(t, clients)), "/x", nil); err != nil || code != http.StatusNotFound {
+		t.Errorf("a client with a certificate: %d, %v; want 404", code, err)
+	}
+	if _, _, err := p.post(with(issue(t, ca)), "/x", nil); err == nil {
+		t.Error("a certificate of another CA is accepted")
+	}
+	if _, _, err := p.post(&tls.Config{RootCAs: ca.Pool()}, "/x", nil); err == nil {
+		t.Error("a client without a certificate is accepted")
+	}
+}
+
+func TestHTTPSSurvivesHostileClients(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for limits and intervals")
+	}
+	t.Parallel()
+	ca := newAuthority(t)
+	p := prepare(t)
+	p.https(issue(t, ca))
+	p.start()
+	dial := func() net.Conn { return p.dial("tcp", p.at.HTTPS.String()) }
+	silent, garbage, body := dial(), dial(), tls.Client(dial(), &tls.Config{RootCAs: ca.Pool(), ServerName: "localhost"})
+	_, _ = io.WriteString(garbage, strings.Repeat("\x16\x03\x01", 1000))
+	_, _ = io.WriteString(body, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")
+	if code, _, err := p.post(&tls.Config{RootCAs: ca.Pool()}, "/x", nil); err != nil || code != http.StatusNotFound {
+		t.Errorf("a request beside hostile clients: %d, %v; want 404", code, err)
+	}
+	p.closes(map[string]net.Conn{"silent": silent, "garbage": garbage, "half a body": body})
+	// A body over HTTP/2 that does not end.
+	never, hold := io.Pipe()
+	defer func() { _ = hold.Close() }()
+	begin := time.Now()
+	if code, _, err := p.post(&tls.Config{RootCAs: ca.Pool()}, webhook.ValidatePath, never); err == nil && code == http.StatusOK || time.Since(begin) > 20*time.Second {
+		t.Errorf("a body that does not end: %d, %v after %v; want an error in a few seconds", code, err, time.Since(begin))
+	}
+	if log := p.log.String(); strings.Contains(log, "handshake") {
+		t.Errorf("failed handshakes are logged:\n%s", log)
+	}
+}

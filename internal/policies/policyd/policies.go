@@ -1,0 +1,224 @@
+package policyd
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/files"
+	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
+	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
+	"github.com/pullgate/pullgate/internal/policies/policyd/review"
+	"github.com/pullgate/pullgate/internal/policies/policyd/signature"
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/policies/restrict"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
+)
+
+// policies are the policy files in use. Its methods may be called concurrently.
+type policies struct {
+	log     klog.Logger
+	metrics *metrics.Metrics
+	paths   files.Paths
+	kinds   []files.Kind
+	// namespaces has the labels for restrictions; nil if there is no webhook.
+	namespaces *namespaces
+	// signatures has images verified.
+	signatures *signature.Service
+	// chain judges restrictions for the webhook.
+	chain *admission.Chain
+	// current is the last valid set; nil without a folder.
+	current atomic.Pointer[inUse]
+
+	// mu guards the fields that follow. It is held while files are read.
+	mu       sync.Mutex
+	watcher  *files.Watcher
+	backends review.Set
+	// failure is why the folder or a kubeconfig could not be read when it was last read.
+	failure struct{ folder, kubeconfigs error }
+	// sought is the version that with found when it last read the files; the zero value if they could not be read.
+	sought policyfiles.Version
+
+	// readings counts how often with has begun to read the files. It is changed with mu held.
+	readings atomic.Uint64
+}
+
+// inUse is a set of policy files with the clients of its backends and its rules about signatures. It is immutable.
+type inUse struct {
+	*files.Set
+
+	clients review.Clients
+	rules   *signature.Rules
+}
+
+// version is the version of the set.
+func (u *inUse) version() policyfiles.Version {
+	return policyfiles.Version{Hash: u.Hash, TrustedRoot: u.rules.TrustedRoot()}
+}
+
+// satisfies reports whether a request that was made with another version can be answered. The trusted root counts for signatures alone.
+func satisfies(v, want policyfiles.Version, signatures bool) bool {
+	return v.Hash == want.Hash && (!signatures || v.TrustedRoot == want.TrustedRoot)
+}
+
+// openPolicies reads the policy files, and the kubeconfigs that they name.
+func openPolicies(c config.Policyd, n *namespaces, s *signature.Service, m *metrics.Metrics, log klog.Logger) (*policies, error) {
+	p := &policies{log: log, metrics: m, paths: paths(c), kinds: policyfiles.Kinds(), namespaces: n, signatures: s}
+	p.watcher = files.NewWatcher(p.kinds)
+	p.chain = admission.New(admission.Rules{}, admission.Options{OnPanic: p.panicked})
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	set, err := p.watcher.Load(p.paths)
+	if err == nil {
+		err = p.useLocked(set)
+	}
+	if err != nil {
+		return nil, hint.Wrap(fmt.Errorf("read policies:\n%w", err),
+			"correct the files, pullgate-policyd --check-config lists all errors; or set policies to \"\" for none")
+	}
+	p.reportLocked()
+	return p, nil
+}
+
+// paths returns how files are read. In a cluster the folder is a volume of a ConfigMap. On a node, pullgated does not use such a folder, and no
+// other files than those of pullgated are used for it.
+func paths(c config.Policyd) files.Paths {
+	return files.Paths{Folder: c.Policies, TrustedRoot: c.TrustedRoot, Volume: true}
+}
+
+// close ends what the policies have started.
+func (p *policies) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.backends.Close()
+}
+
+// reload reads the folder and the kubeconfigs now.
+func (p *policies) reload() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.failure.folder, p.failure.kubeconfigs = nil, nil // logged again
+	set, err := p.watcher.Load(p.paths)
+	p.takeLocked(set, err)
+	p.readKubeconfigsLocked()
+}
+
+// poll reads the folder, and uses its content if it has changed and is complete. It also reads the kubeconfigs.
+func (p *policies) poll() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if set, changed, err := p.watcher.Poll(); changed {
+		p.takeLocked(set, err)
+	}
+	p.readKubeconfigsLocked()
+}
+
+// with returns the policy files of a version, for signatures also with its trusted root. It reads the files again if those in use are of another
+// version; nil means that the files are of another one too. A matching version shows that the files are complete, so that nothing is waited for.
+func (p *policies) with(want policyfiles.Version, signatures bool) *inUse {
+	if set := p.current.Load(); set == nil || satisfies(set.version(), want, signatures) {
+		return set
+	}
+	before := p.readings.Load()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if set := p.current.Load(); satisfies(set.version(), want, signatures) { // another request has read it
+		return set
+	}
+	if p.readings.Load() > before && !satisfies(p.sought, want, signatures) { // since this request came, another one has found other files
+		return nil
+	}
+	p.readings.Add(1)
+	p.sought = policyfiles.Version{}
+	set, err := files.Read(p.paths, p.kinds)
+	if err != nil {
+		return nil // reload and poll report errors
+	}
+	if p.sought = policyfiles.VersionOf(set); !satisfies(p.sought, want, signatures) {
+		return nil
+	}
+	p.takeLocked(set, nil)
+	if now := p.current.Load(); satisfies(now.version(), want, signatures) {
+		return now
+	}
+	return nil
+}
+
+// takeLocked uses a set that was read, or after an error the last valid one. An error is logged when it is new.
+func (p *policies) takeLocked(set *files.Set, err error) {
+	if p.paths.Folder == "" {
+		return
+	}
+	if err == nil {
+		err = p.useLocked(set)
+	}
+	before := p.failure.folder
+	p.failure.folder = err
+	if err != nil && (before == nil || before.Error() != err.Error()) {
+		p.log.Error(hint.OneLine(err), "Policies not read, the previous ones stay in use", "policies", p.paths.Folder)
+	}
+	p.reportLocked()
+}
+
+// useLocked uses a set, or returns why it cannot be used and changes nothing.
+func (p *policies) useLocked(set *files.Set) error {
+	before := p.current.Load()
+	if set == nil || before != nil && before.version() == policyfiles.VersionOf(set) {
+		return nil
+	}
+	signed, err := p.signatures.Compile(set)
+	if err != nil {
+		return err
+	}
+	restrictions, backends := restrict.Of(set), imagepolicy.Of(set)
+	if err := p.namespaces.watch(webhook.NeedsNamespaces(restrictions)); err != nil {
+		return err
+	}
+	if err := p.backends.Replace(backends.Backends()); err != nil {
+		return err
+	}
+	rules := admission.Rules{PolicyHash: set.Hash}
+	if restrictions.Len() > 0 {
+		rules.Validators = []admission.Named{{Name: restrict.Name, Validator: restrict.New(restrictions, restriction.Options{From: restriction.Admission})}}
+	}
+	p.chain.Set(rules)
+	p.current.Store(&inUse{set, p.backends.Clients(), signed})
+	if signed.Verifies() {
+		p.metrics.VerifiesSignatures(registry.Outcomes(), signature.Outcomes())
+	}
+	counts := make([]any, 0, 2*len(p.kinds))
+	for _, k := range p.kinds {
+		counts = append(counts, k.Name, set.Len(k.Name))
+	}
+	p.log.Info("Policies read", "policies", p.paths.Folder, "hash", set.Hash, "trustedRoot", signed.TrustedRoot(), "ignored", set.Ignored, "kinds", counts)
+	backends.Log(p.log)
+	return nil
+}
+
+// readKubeconfigsLocked reads the kubeconfigs of the backends, and the files that they name. An error is logged when it is new.
+func (p *policies) readKubeconfigsLocked() {
+	err := p.backends.Reload()
+	if before := p.failure.kubeconfigs; err != nil && (before == nil || before.Error() != err.Error()) {
+		p.log.Error(hint.OneLine(err), "Kubeconfig of a backend not read, the previous one stays in use")
+	}
+	p.failure.kubeconfigs = err
+	p.reportLocked()
+}
+
+func (p *policies) reportLocked() {
+	if p.paths.Folder != "" {
+		p.metrics.PoliciesRead(p.failure.folder == nil && p.failure.kubeconfigs == nil)
+	}
+}
+
+func (p *policies) panicked(validator string, value any, stack []byte) {
+	p.metrics.Panic()
+	p.log.Error(fmt.Errorf("panic: %v", value), "A validator of policies panicked, the request is denied", "validator", validator, "stack", string(stack))
+}

@@ -1,0 +1,81 @@
+package policyd
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"k8s.io/klog/v2/textlogger"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/policies/files"
+	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+)
+
+// While the files of pullgated differ, each of its calls has the folder read again. A tenant decides how many there are.
+func TestRequestsForOtherFilesShareAReading(t *testing.T) {
+	var log bytes.Buffer
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := config.DefaultPolicyd()
+	c.Policies = dir
+	o := Options{Config: c, Log: textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))}
+	m := metrics.New("v", "go")
+	signatures, err := newSignatures(o, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer signatures.Close()
+	p, err := openPolicies(c, nil, signatures, m, o.Log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	p.mu.Lock()
+	var all sync.WaitGroup
+	for range 50 {
+		all.Go(func() {
+			if set := p.with(policyfiles.Version{Hash: "other"}, false); set != nil {
+				t.Error("other files; want nil")
+			}
+		})
+	}
+	for waiting := 0; waiting < 50; { // until all wait for the lock
+		stacks := make([]byte, 1<<20)
+		waiting = strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "policyd.(*policies).with(")
+	}
+	p.mu.Unlock()
+	all.Wait()
+	if n := p.readings.Load(); n < 1 || n > 10 {
+		t.Errorf("%d readings for 50 requests at the same time; want one", n)
+	}
+
+	// Files whose kubeconfig cannot be read are not used, and are in the log once.
+	write("scan.yaml", "imagePolicy: {kubeConfigFile: /absent}\n")
+	wanted, err := files.Read(p.paths, p.kinds)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if set := p.with(policyfiles.Version{Hash: wanted.Hash}, false); set != nil {
+			t.Error("a policy without a kubeconfig is in use")
+		}
+	}
+	if n := strings.Count(log.String(), "Policies not read"); n != 1 {
+		t.Errorf("%d errors in the log; want one:\n%s", n, &log)
+	}
+	p.reload()
+	if n := strings.Count(log.String(), "Policies not read"); n != 2 {
+		t.Errorf("after a reload %d errors in the log; want two:\n%s", n, &log)
+	}
+}

@@ -1,0 +1,265 @@
+package policyd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync/atomic"
+	"time"
+
+	sd "github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/httpserve"
+	"github.com/pullgate/pullgate/internal/mechanics/sockets"
+	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
+	"github.com/pullgate/pullgate/internal/policies/policyd/signature"
+)
+
+// program is the name of the program and of its units.
+const program = "pullgate-policyd"
+
+// nodeSocket is the name of the node's socket in pullgate-policyd.socket (FileDescriptorName=).
+const nodeSocket = "policy"
+
+const (
+	// pollInterval is how often the policy folder and the certificates are read.
+	pollInterval = 3 * time.Second
+	// stopLimit is how long requests in progress may take when the process stops.
+	stopLimit = 10 * time.Second
+)
+
+// Limits of the HTTPS server, whose clients may be anyone who reaches the address.
+const (
+	httpsReadLimit   = 5 * time.Second
+	httpsWriteLimit  = 35 * time.Second // a webhook may be given 30 s
+	httpsIdleLimit   = 2 * time.Minute  // an API server keeps its connections
+	httpsConnections = 512
+	httpsRequests    = 32
+	httpsWaiting     = 1024
+	// httpsMaxBody fits an AdmissionReview with two objects of 3 MiB, the most that an API server accepts.
+	httpsMaxBody = 7 << 20
+)
+
+// Options are the configuration of the process and its parts.
+type Options struct {
+	// Config must have been validated by the package config.
+	Config config.Policyd
+	Log    klog.Logger
+	// Each value of Reload reads the policy folder and the certificates again; nil: never.
+	Reload <-chan os.Signal
+	// Version and GoVersion are in pullgate_policyd_build_info.
+	Version, GoVersion string
+	// Verifier replaces the one that asks registries, for tests; nil means this one.
+	Verifier signature.Verifier
+	// Ready is called once when clients can connect; nil is allowed.
+	Ready func(Addresses)
+}
+
+// Addresses are where a process listens; nil where it does not.
+type Addresses struct{ Node, HTTPS, Metrics net.Addr }
+
+// Run runs the process until ctx ends, and returns when everything that it started has ended: nil after an orderly stop, an error if it
+// could not start or continue (a hint.Error if an operator can act on it).
+func Run(ctx context.Context, o Options) error {
+	m := metrics.New(o.Version, o.GoVersion)
+	var labels *namespaces
+	if o.Config.HTTPS.Listen != "" {
+		labels = newNamespaces(context.WithoutCancel(ctx), o.Config.Kubeconfig)
+		defer labels.close()
+	}
+	signatures, err := newSignatures(o, m)
+	if err != nil {
+		return err
+	}
+	defer signatures.Close()
+	policies, err := openPolicies(o.Config, labels, signatures, m, o.Log.WithName("policies"))
+	if err != nil {
+		return err
+	}
+	defer policies.close()
+	var certs *certificates
+	if o.Config.HTTPS.Listen != "" {
+		if certs, err = openCertificates(o.Config.HTTPS, m, o.Log.WithName("https")); err != nil {
+			return hint.Wrap(err, "correct the files, or set https.listen to \"\" for no server")
+		}
+	}
+	on, err := listenAll(ctx, o.Config)
+	if err != nil {
+		return err
+	}
+	o.Log.Info("Serving", "node", text(on.node), "https", text(on.https), "metrics", text(on.metrics), "policies", o.Config.Policies, "version", o.Version)
+	if o.Ready != nil {
+		o.Ready(Addresses{Node: address(on.node), HTTPS: address(on.https), Metrics: address(on.metrics)})
+	}
+	return serve(ctx, o, on, policies, certs, m)
+}
+
+// listeners are the listeners of the process; nil where it does not listen.
+type listeners struct{ node, https, metrics net.Listener }
+
+// nodeSocketOf returns the socket that pullgated dials.
+func nodeSocketOf(c config.Policyd) sockets.Socket {
+	return sockets.Socket{Program: program, Field: "node.listen", Endpoint: c.Node.Listen, Name: nodeSocket}
+}
+
+// listenAll binds all addresses of the configuration, or none.
+func listenAll(ctx context.Context, c config.Policyd) (on listeners, err error) {
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, on.close())
+		}
+	}()
+	if on.node, err = nodeSocketOf(c).Listen(ctx); err != nil {
+		return on, err
+	}
+	if on.https, err = httpserve.Listen(ctx, "https.listen", c.HTTPS.Listen); err != nil {
+		return on, err
+	}
+	if on.node == nil && on.https == nil {
+		return on, hint.Errorf("start pullgate-policyd.socket for pullgated, or set node.listen or https.listen",
+			"nothing to serve: systemd passes on no socket, and neither node.listen nor https.listen is set")
+	}
+	on.metrics, err = httpserve.Listen(ctx, "metrics.listen", c.Metrics.Listen)
+	return on, err
+}
+
+func (on listeners) close() error {
+	var err error
+	for _, l := range []net.Listener{on.node, on.https, on.metrics} {
+		if l != nil {
+			err = errors.Join(err, l.Close())
+		}
+	}
+	return err
+}
+
+func address(l net.Listener) net.Addr {
+	if l == nil {
+		return nil
+	}
+	return l.Addr()
+}
+
+func text(l net.Listener) string {
+	if l == nil {
+		return ""
+	}
+	return l.Addr().String()
+}
+
+// serve runs the servers. When ctx ends or one of them fails, it drains those with clients that wait for an answer, and then ends the
+// others.
+func serve(ctx context.Context, o Options, on listeners, policies *policies, certs *certificates, m *metrics.Metrics) error {
+	var stopping atomic.Bool
+	behind, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	var back errgroup.Group
+	back.Go(func() error { reload(behind, o, policies, certs); return nil })
+
+	front, ctx := errgroup.WithContext(ctx)
+	if on.metrics != nil {
+		// It belongs to the front, because the process ends if it fails, and is stopped after the front.
+		failed := make(chan error, 1)
+		back.Go(func() error {
+			err := httpserve.ServeStatus(behind, on.metrics, httpserve.Status{
+				Metrics: m.Handler(), Ready: func() (string, bool) { return ready(&stopping, policies) }, Panicked: m.Panic, Log: o.Log.WithName("metrics"),
+			})
+			failed <- err
+			return err
+		})
+		front.Go(func() error {
+			select {
+			case err := <-failed:
+				return err
+			case <-ctx.Done():
+				return nil
+			}
+		})
+	}
+	if on.node != nil {
+		server := newNodeServer(policies, m, o.Log.WithName("node"))
+		front.Go(func() error { return server.serve(ctx, on.node) })
+	}
+	if on.https != nil {
+		front.Go(func() error { return serveHTTPS(ctx, o, on.https, policies, certs, m) })
+	}
+	front.Go(func() error {
+		<-ctx.Done()
+		stopping.Store(true)
+		notify(o.Log, sd.SdNotifyStopping)
+		o.Log.Info("Stopping, requests in progress are drained", "limit", stopLimit)
+		return nil
+	})
+	notify(o.Log, sd.SdNotifyReady)
+	err := front.Wait()
+	stop()
+	if backErr := back.Wait(); !errors.Is(err, backErr) {
+		err = errors.Join(err, backErr)
+	}
+	o.Log.Info("Stopped")
+	return err
+}
+
+// reload reads the policy folder and the certificates when they change, and for each value of Options.Reload.
+func reload(ctx context.Context, o Options, policies *policies, certs *certificates) {
+	tick := time.NewTicker(pollInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			policies.poll()
+			if certs != nil {
+				certs.poll()
+			}
+		case <-o.Reload:
+			policies.reload()
+			if certs != nil {
+				certs.reload()
+			}
+			o.Log.Info("Read again: policies and certificates; other settings need a restart")
+		}
+	}
+}
+
+func serveHTTPS(ctx context.Context, o Options, l net.Listener, policies *policies, certs *certificates, m *metrics.Metrics) error {
+	handler, err := newWebhook(o, policies, m)
+	if err != nil {
+		return err
+	}
+	err = httpserve.Serve(ctx, l, httpserve.Options{
+		Handler: handler, TLS: certs.tlsConfig(), Connections: httpsConnections, Requests: httpsRequests, Waiting: httpsWaiting, MaxBody: httpsMaxBody,
+		ReadLimit: httpsReadLimit, WriteLimit: httpsWriteLimit, IdleLimit: httpsIdleLimit, StopLimit: stopLimit,
+		Panicked: m.Panic, Log: o.Log.WithName("https"),
+	})
+	if err != nil {
+		return fmt.Errorf("serve https: %w", err)
+	}
+	return nil
+}
+
+// ready returns the answer to a readiness probe.
+func ready(stopping *atomic.Bool, p *policies) (text string, ready bool) {
+	switch {
+	case stopping.Load():
+		return "stopping", false
+	case p.namespaces != nil && !p.namespaces.ready():
+		return "the namespaces are not listed yet", false
+	default:
+		return "ok", true
+	}
+}
+
+// notify reports a state to systemd, if systemd requests it (Type=notify).
+func notify(log klog.Logger, state string) {
+	if _, err := sd.SdNotify(false, state); err != nil {
+		log.Info("systemd not notified of the status", "status", state, "err", err)
+	}
+}

@@ -1,0 +1,434 @@
+package review
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"k8s.io/api/imagepolicy/v1alpha1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/cache"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
+)
+
+const (
+	// maxAttempts is how often a backend is asked in one review.
+	maxAttempts = 5
+	// maxReview bounds a review whose callers have no deadline, or a later one. A kubelet waits 2 minutes for the creation of a container.
+	maxReview = 110 * time.Second
+	// maxPerNamespace is how many requests are sent for one namespace at the same time. Tenants choose images, and there may be some about
+	// which a backend takes long: they do not delay the reviews of other namespaces.
+	maxPerNamespace = 8
+	// maxRequests is how many requests are sent at the same time.
+	maxRequests = maxConnections
+	// maxBody bounds the body of a request, in bytes. It is below what servers accept by default: a tenant chooses the size, and a backend that
+	// does not accept the body has failed.
+	maxBody = 64 << 10
+	// maxWaiting and maxWaitingPerNamespace bound the memory for requests that are sent or wait for their turn, in bytes. perRequest is what one
+	// takes beside its body.
+	maxWaiting, maxWaitingPerNamespace = 64 << 20, 8 << 20
+	perRequest                         = 16 << 10
+	// cacheSize is how many answers are cached.
+	cacheSize = 1024
+	// marker is in the keys of the annotations that are sent.
+	marker = ".image-policy.k8s.io/"
+)
+
+// Errors of results that deny, whatever the default of the backend is: otherwise a tenant could cause a failure that admits.
+var (
+	// ErrBusy is for a subject about which the backend was not asked, because too many reviews are in progress.
+	ErrBusy = errors.New("review: too many other reviews are in progress, try again")
+	// ErrTooLarge is for a subject that is too large to be sent.
+	ErrTooLarge = fmt.Errorf("review: the images and the annotations for backends have more than %d KiB as JSON", maxBody>>10)
+	// ErrClosed is why there is no answer after Close.
+	ErrClosed = errors.New("review: client closed")
+	// ErrNotUTF8 is for a subject that cannot be sent unchanged.
+	ErrNotUTF8 = errors.New("review: an image, an annotation or the namespace is not valid UTF-8")
+)
+
+// A Subject is what is reviewed: images of one pod.
+type Subject struct {
+	Namespace string
+	// Annotations are all of the pod. Only some are sent.
+	Annotations map[string]string
+	// Images are those of containers, as the pod has them, in the order in which they are sent.
+	Images []string
+	// Volumes are those of image volumes. They are sent after Images, to the backends that review them.
+	Volumes []string
+}
+
+// A Client asks one backend. It may be used concurrently.
+type Client struct {
+	backend imagepolicy.Backend
+
+	// mu guards the fields that follow. It is not held while the backend is asked.
+	mu         sync.Mutex
+	cache      *cache.LRUExpireCache // from specKey to v1alpha1.ImageReviewStatus
+	connection *connection
+	flights    map[specKey]*flight // requests in progress that callers wait for
+	queues     map[string]*queue   // by namespace, while it has a flight
+	waiting    int                 // the memory for flights
+	closed     bool
+
+	turns   chan struct{}  // has an element for each request that is being sent
+	running sync.WaitGroup // the goroutines of all flights
+}
+
+// A specKey identifies a spec: the hash of the body of its request.
+type specKey [sha256.Size]byte
+
+// A flight is a request in progress, with its attempts. Client.mu guards waiters, queued, sent and last.
+type flight struct {
+	cancel  context.CancelCauseFunc
+	waiters int
+	queued  bool      // it did not begin at once
+	sent    time.Time // when the first attempt began; zero before
+	last    error     // of the last attempt
+	// done is closed when status and err are set.
+	done   chan struct{}
+	status v1alpha1.ImageReviewStatus
+	err    error
+}
+
+// A queue is for the flights of one namespace. Client.mu guards waiting.
+type queue struct {
+	turns   chan struct{}
+	waiting int // the memory for its flights
+}
+
+func newClient(b imagepolicy.Backend, c *connection) *Client {
+	return &Client{
+		backend: b, cache: cache.NewLRUExpireCache(cacheSize), connection: c, flights: map[specKey]*flight{}, queues: map[string]*queue{},
+		turns: make(chan struct{}, maxRequests),
+	}
+}
+
+// targetOf returns where a backend is.
+func targetOf(b imagepolicy.Backend) (*target, error) {
+	t, errs := readTarget(b.Kubeconfig)
+	for i, err := range errs {
+		errs[i] = fmt.Errorf("%s: imagePolicy.kubeConfigFile: %w", b.File, err)
+	}
+	return t, errors.Join(errs...)
+}
+
+// use makes reviews use a target, if it is another one. Answers of another backend are not used any more; those of one whose credentials were
+// rotated are.
+func (c *Client) use(t *target) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.connection.sum == t.sum {
+		return
+	}
+	if !c.connection.sameBackend(t) {
+		c.cache = cache.NewLRUExpireCache(cacheSize)
+	}
+	c.connection.closeIdle()
+	c.connection = connect(t)
+}
+
+// Close ends all reviews, which deny, and the connections. It returns when all goroutines of the client have ended.
+func (c *Client) Close() {
+	c.mu.Lock()
+	c.closed = true
+	for _, f := range c.flights {
+		f.cancel(ErrClosed)
+	}
+	c.mu.Unlock()
+	c.running.Wait()
+	c.closeIdle()
+}
+
+// closeIdle closes the connections that are not in use, and reports whether no request is in progress.
+func (c *Client) closeIdle() (idle bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.connection.closeIdle()
+	return len(c.flights) == 0
+}
+
+// Review asks the backend, or the cache. ok is false if the backend does not review the subject: it is for other namespaces, or the subject
+// has no image that it reviews. Review returns before the deadline of ctx. If ctx is canceled,
+// the result denies; see also the errors of this package.
+func (c *Client) Review(ctx context.Context, s Subject) (r Result, ok bool) {
+	spec, ok := c.spec(s)
+	if !ok {
+		return Result{}, false
+	}
+	start := time.Now()
+	status, cached, err := c.ask(ctx, spec)
+	r.Answer = imagepolicy.Answer{Backend: c.backend.Name, Allowed: status.Allowed, Reason: status.Reason, Cached: cached}
+	r.AuditAnnotations = status.AuditAnnotations
+	if err != nil {
+		r.Err = causeOf(err)
+		r.Failure = r.Err.Error()
+	}
+	if err != nil && !denies(err) {
+		r.Allowed, r.FailedOpen = c.backend.DefaultAllow, c.backend.DefaultAllow
+	}
+	r.Took = time.Since(start)
+	return r, true
+}
+
+// denies reports whether a review without an answer denies, whatever the default of the backend is.
+func denies(err error) bool {
+	return slices.ContainsFunc([]error{ErrBusy, ErrTooLarge, ErrClosed, ErrNotUTF8, context.Canceled}, func(e error) bool { return errors.Is(err, e) })
+}
+
+// spec returns what is sent about a subject.
+func (c *Client) spec(s Subject) (spec v1alpha1.ImageReviewSpec, ok bool) {
+	if c.backend.Namespaces != nil && !slices.Contains(c.backend.Namespaces, s.Namespace) {
+		return spec, false
+	}
+	images := s.Images
+	if c.backend.IncludeImageVolumes {
+		images = slices.Concat(s.Images, s.Volumes)
+	}
+	for _, image := range images {
+		spec.Containers = append(spec.Containers, v1alpha1.ImageReviewContainerSpec{Image: image})
+	}
+	for key, value := range s.Annotations {
+		if strings.Contains(key, marker) {
+			if spec.Annotations == nil {
+				spec.Annotations = map[string]string{}
+			}
+			spec.Annotations[key] = value
+		}
+	}
+	spec.Namespace = s.Namespace
+	return spec, len(spec.Containers) > 0
+}
+
+// ask returns the answer of the cache or of the backend. The error is one that denies, or why there is no answer.
+func (c *Client) ask(ctx context.Context, spec v1alpha1.ImageReviewSpec) (status v1alpha1.ImageReviewStatus, cached bool, err error) {
+	if !isUTF8(spec) { // JSON would have the same text for different names
+		return status, false, ErrNotUTF8
+	}
+	if sizeOf(spec) > maxBody { // its JSON can be six times as large
+		return status, false, ErrTooLarge
+	}
+	// Keys of maps are sorted, so that a spec has one body.
+	body, err := json.Marshal(v1alpha1.ImageReview{TypeMeta: metav1.TypeMeta{APIVersion: apiVersion, Kind: kind}, Spec: spec})
+	if err != nil {
+		return status, false, err
+	}
+	if len(body) > maxBody {
+		return status, false, ErrTooLarge
+	}
+	key := specKey(sha256.Sum256(body))
+	ctx, cancel := answerBefore(ctx)
+	defer cancel()
+	start := time.Now()
+	c.mu.Lock()
+	// A flight adds its answer to the cache and ends under the same lock, so that each answer is found here or there.
+	answer, _ := c.cache.Get(key)
+	if known, ok := answer.(v1alpha1.ImageReviewStatus); ok {
+		c.mu.Unlock()
+		return known, true, nil
+	}
+	if c.closed {
+		c.mu.Unlock()
+		return status, false, ErrClosed
+	}
+	f := c.flights[key]
+	if f == nil && c.fullLocked(spec.Namespace, body) {
+		c.mu.Unlock()
+		return status, false, ErrBusy
+	}
+	if f == nil {
+		f = c.startLocked(ctx, key, spec.Namespace, body)
+	}
+	f.waiters++
+	c.mu.Unlock()
+	select {
+	case <-f.done:
+		return f.status, false, f.err
+	case <-ctx.Done():
+		return status, false, c.leave(ctx, key, f, start)
+	}
+}
+
+func isUTF8(spec v1alpha1.ImageReviewSpec) bool {
+	for key, value := range spec.Annotations {
+		if !utf8.ValidString(key) || !utf8.ValidString(value) {
+			return false
+		}
+	}
+	invalid := func(c v1alpha1.ImageReviewContainerSpec) bool { return !utf8.ValidString(c.Image) }
+	return utf8.ValidString(spec.Namespace) && !slices.ContainsFunc(spec.Containers, invalid)
+}
+
+// sizeOf returns how many bytes the texts of a spec have.
+func sizeOf(spec v1alpha1.ImageReviewSpec) int {
+	n := len(spec.Namespace)
+	for _, c := range spec.Containers {
+		n += len(c.Image)
+	}
+	for key, value := range spec.Annotations {
+		n += len(key) + len(value)
+	}
+	return n
+}
+
+// fullLocked reports whether there is no room for another flight.
+func (c *Client) fullLocked(namespace string, body []byte) bool {
+	size := len(body) + perRequest
+	q := c.queues[namespace]
+	return c.waiting+size > maxWaiting || q != nil && q.waiting+size > maxWaitingPerNamespace
+}
+
+// answerBefore returns a context that ends before the deadline of ctx, so that its owner gets an answer.
+func answerBefore(ctx context.Context) (context.Context, context.CancelFunc) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, deadline.Add(-min(time.Until(deadline)/10, time.Second)))
+}
+
+// leave ends the wait of a caller whose context has ended, and the flight if it was the last one.
+func (c *Client) leave(ctx context.Context, key specKey, f *flight, start time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if f.waiters--; f.waiters == 0 && c.flights[key] == f {
+		f.cancel(context.Canceled)
+		delete(c.flights, key) // no other caller may join it
+	}
+	switch {
+	case errors.Is(ctx.Err(), context.Canceled):
+		return context.Canceled
+	case f.heldUpLocked():
+		return ErrBusy
+	case f.last != nil:
+		return fmt.Errorf("no answer within %v; the last attempt: %w", time.Since(start).Round(time.Millisecond), f.last)
+	default:
+		return fmt.Errorf("no answer within %v", time.Since(start).Round(time.Millisecond))
+	}
+}
+
+// heldUpLocked reports whether a flight without an answer has none because it waited for its turn: the backend had no time to answer.
+func (f *flight) heldUpLocked() bool {
+	return f.sent.IsZero() || f.queued && time.Since(f.sent) < attemptTimeout
+}
+
+// startLocked starts a flight. It continues when the caller that started it leaves.
+func (c *Client) startLocked(ctx context.Context, key specKey, namespace string, body []byte) *flight {
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	f := &flight{cancel: cancel, done: make(chan struct{})}
+	c.flights[key] = f
+	connection := c.connection
+	q := c.queues[namespace]
+	if q == nil {
+		q = &queue{turns: make(chan struct{}, maxPerNamespace)}
+		c.queues[namespace] = q
+	}
+	size := len(body) + perRequest
+	q.waiting += size
+	c.waiting += size
+	c.running.Go(func() {
+		defer cancel(nil)
+		ctx, stop := context.WithTimeout(ctx, maxReview)
+		defer stop()
+		status, err := c.requestInTurn(ctx, q, connection, f, body)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		switch {
+		case errors.Is(context.Cause(ctx), ErrClosed):
+			err = ErrClosed
+		case err != nil && ctx.Err() != nil && f.heldUpLocked():
+			err = ErrBusy
+		}
+		c.waiting -= size
+		if q.waiting -= size; q.waiting == 0 {
+			delete(c.queues, namespace)
+		}
+		f.status, f.err = bounded(status), err
+		if err == nil && c.connection.sameBackend(connection.target) {
+			c.keep(key, f.status)
+		}
+		if c.flights[key] == f {
+			delete(c.flights, key)
+		}
+		close(f.done)
+	})
+	return f
+}
+
+// keep adds an answer to the cache.
+func (c *Client) keep(key specKey, status v1alpha1.ImageReviewStatus) {
+	ttl := c.backend.DenyTTL
+	if status.Allowed {
+		ttl = c.backend.AllowTTL
+	}
+	if ttl > 0 {
+		c.cache.Add(key, status, ttl)
+	}
+}
+
+// requestInTurn asks the backend when fewer than maxPerNamespace others do for the namespace, and fewer than maxRequests in all.
+func (c *Client) requestInTurn(ctx context.Context, q *queue, to *connection, f *flight, body []byte) (v1alpha1.ImageReviewStatus, error) {
+	queued := false
+	for _, turns := range []chan struct{}{q.turns, c.turns} {
+		select {
+		case turns <- struct{}{}:
+		default:
+			queued = true
+			select {
+			case turns <- struct{}{}:
+			case <-ctx.Done():
+				return v1alpha1.ImageReviewStatus{}, ErrBusy
+			}
+		}
+		defer func() { <-turns }()
+	}
+	c.mu.Lock()
+	f.queued, f.sent = queued, time.Now()
+	c.mu.Unlock()
+	return c.request(ctx, to, f, body)
+}
+
+// request asks the backend until there is an answer, or another attempt is of no use.
+func (c *Client) request(ctx context.Context, to *connection, f *flight, body []byte) (v1alpha1.ImageReviewStatus, error) {
+	var none v1alpha1.ImageReviewStatus
+	backoff := wait.Backoff{Duration: c.backend.RetryBackoff, Factor: 1.5, Jitter: 0.2, Steps: maxAttempts}
+	for n := 1; ; n++ {
+		status, err := to.send(ctx, body)
+		if err == nil {
+			return status, nil
+		}
+		if n > 1 {
+			err = fmt.Errorf("attempt %d: %w", n, err)
+		}
+		why, ok := errors.AsType[*failure](err)
+		if !ok || !why.again || n == maxAttempts || !c.pause(ctx, f, err, max(backoff.Step(), why.after)) {
+			return none, err
+		}
+	}
+}
+
+// pause waits before the next attempt. It returns false if the flight ends before.
+func (c *Client) pause(ctx context.Context, f *flight, last error, d time.Duration) bool {
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= d {
+		return false
+	}
+	c.mu.Lock()
+	f.last = last
+	c.mu.Unlock()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,94 @@
+package review_test
+
+import (
+	"bytes"
+	"encoding/base64"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/policies/policyd/review"
+)
+
+// exampleBackend is the program in the documentation.
+const exampleBackend = "../../../../docs/examples/review-backend"
+
+// docs/image-reviews.md names the program, and its length.
+func TestExampleBackendIsDocumented(t *testing.T) {
+	program, err := os.ReadFile(exampleBackend + "/main.go")
+	must(t, err)
+	page, err := os.ReadFile("../../../../docs/image-reviews.md")
+	must(t, err)
+	if !bytes.Contains(page, []byte("(examples/review-backend/main.go) is complete, in 60 lines")) {
+		t.Errorf("docs/image-reviews.md does not name %s/main.go", exampleBackend)
+	}
+	if n := bytes.Count(program, []byte("\n")); n > 60 {
+		t.Errorf("%d lines; want at most 60", n)
+	}
+}
+
+// The protocol is enough to write a backend: this one imports nothing of this module or of Kubernetes.
+func TestExampleBackend(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds a program")
+	}
+	dir := t.TempDir()
+	program := filepath.Join(dir, "review-backend")
+	if out, err := exec.Command("go", "build", "-o", program, exampleBackend).CombinedOutput(); err != nil {
+		t.Fatalf("build: %v\n%s", err, out)
+	}
+	ca := newAuthority(t)
+	certificate, key := ca.pair(t, "backend", time.Now().Add(time.Hour))
+	put(t, filepath.Join(dir, "tls.crt"), certificate)
+	put(t, filepath.Join(dir, "tls.key"), key)
+	put(t, filepath.Join(dir, "approved.txt"), []byte("registry.example/\nbusybox:1.36\n"))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	address := l.Addr().String()
+	must(t, l.Close())
+	var log bytes.Buffer
+	cmd := exec.Command(program)
+	cmd.Dir, cmd.Env, cmd.Stderr = dir, []string{"LISTEN=" + address, "TOKEN=secret"}, &log
+	must(t, cmd.Start())
+	t.Cleanup(func() { _, _ = cmd.Process.Kill(), cmd.Wait() })
+	root := base64.StdEncoding.EncodeToString(ca.PEM())
+	client := func(token string) *review.Client {
+		t.Helper()
+		b := backend()
+		b.Kubeconfig, b.RetryBackoff = filepath.Join(dir, "kubeconfig."+token), 200*time.Millisecond // the first attempts wait for the start
+		put(t, b.Kubeconfig, fmt.Appendf(nil, "{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}],\n"+
+			"clusters: [{name: c, cluster: {server: 'https://%s', certificate-authority-data: %s}}], users: [{name: u, user: {token: %s}}]}",
+			address, root, token))
+		c, err := review.NewClient(b)
+		must(t, err)
+		t.Cleanup(c.Close)
+		return c
+	}
+	c := client("secret")
+	ticket := map[string]string{"example.image-policy.k8s.io/break-glass": "T-7", "other": "x"}
+	for _, tc := range []struct {
+		images      []string
+		annotations map[string]string
+		allowed     bool
+		reason      string
+		audit       string
+	}{
+		{[]string{"registry.example/app:1", "busybox:1.36"}, nil, true, "", ""},
+		{[]string{"registry.example/app:1", "nginx"}, nil, false, "nginx is not approved", ""},
+		{[]string{"nginx"}, ticket, true, "", "T-7"},
+		{[]string{"busybox:1.36"}, ticket, true, "", ""},
+	} {
+		r, ok := c.Review(t.Context(), review.Subject{Namespace: "team", Images: tc.images, Annotations: tc.annotations})
+		if !ok || r.Err != nil || r.Allowed != tc.allowed || r.Reason != tc.reason || r.AuditAnnotations["break-glass"] != tc.audit {
+			t.Errorf("%q, %v: %s, %v; want allowed %t, %q, %q\n%s", tc.images, tc.annotations, r, r.AuditAnnotations, tc.allowed, tc.reason, tc.audit, &log)
+		}
+	}
+	if r, _ := client("other").Review(t.Context(), image("busybox:1.36")); r.Err == nil || !strings.Contains(r.Err.Error(), "status 403") {
+		t.Errorf("another token: %s; want a failure", r)
+	}
+}

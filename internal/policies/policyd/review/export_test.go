@@ -1,0 +1,30 @@
+package review
+
+import (
+	"crypto/tls"
+	"net/http"
+
+	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
+)
+
+// Limits for tests.
+const (
+	AttemptTimeout = attemptTimeout
+	MaxReview      = maxReview
+	CacheSize      = cacheSize
+	MaxBody        = maxBody
+)
+
+// NewClient returns a client by the kubeconfig of a backend.
+func NewClient(b imagepolicy.Backend) (*Client, error) {
+	t, err := targetOf(b)
+	if err != nil {
+		return nil, err
+	}
+	return newClient(b, connect(t)), nil
+}
+
+// NewClientWith returns a client that sends its reviews with a transport.
+func NewClientWith(b imagepolicy.Backend, transport http.RoundTripper) *Client {
+	return newClient(b, &connection{&target{url: "https://backend.test/", tls: &tls.Config{}, authorize: func(*http.Request) {}}, transport})
+}

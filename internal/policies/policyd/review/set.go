@@ -1,0 +1,123 @@
+package review
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"reflect"
+	"slices"
+	"sync"
+
+	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
+)
+
+// A Set asks several backends, all of which must allow. It may be used concurrently. The zero value has no backend.
+type Set struct {
+	mu      sync.Mutex
+	clients Clients   // by name; the slice is replaced, not modified
+	removed []*Client // that are still asked
+}
+
+// Replace makes a set ask these backends, or returns the errors of all kubeconfigs and changes nothing. A backend that the set has already
+// keeps its cache. Reviews in progress end as they would have without the change.
+func (s *Set) Replace(backends []imagepolicy.Backend) error {
+	targets := make([]*target, len(backends))
+	var errs []error
+	for i, b := range backends {
+		t, err := targetOf(b)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		targets[i] = t
+	}
+	if len(errs) > 0 {
+		return errors.Join(errs...)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old := slices.Clone(s.clients)
+	clients := make(Clients, len(backends))
+	for i, b := range backends {
+		known := slices.IndexFunc(old, func(c *Client) bool { return reflect.DeepEqual(c.backend, b) })
+		if known < 0 {
+			clients[i] = newClient(b, connect(targets[i]))
+			continue
+		}
+		clients[i] = old[known]
+		clients[i].use(targets[i])
+		old = slices.Delete(old, known, known+1)
+	}
+	slices.SortFunc(clients, func(a, b *Client) int { return cmp.Compare(a.backend.Name, b.backend.Name) })
+	s.clients = clients
+	s.removed = append(s.removed, old...)
+	s.dropIdleLocked()
+	return nil
+}
+
+// dropIdleLocked forgets removed clients that are no longer asked.
+func (s *Set) dropIdleLocked() {
+	s.removed = slices.DeleteFunc(s.removed, (*Client).closeIdle)
+}
+
+// Reload reads all kubeconfigs again, with the certificates, keys and tokens that they name. Those that have changed are used from now on.
+// It returns the errors of all that cannot be read; their last valid content stays in use.
+func (s *Set) Reload() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dropIdleLocked()
+	var errs []error
+	for _, c := range s.clients {
+		t, err := targetOf(c.backend)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		c.use(t)
+	}
+	return errors.Join(errs...)
+}
+
+// Clients returns the clients of the backends, by name. They can be asked until Close, also after Replace.
+func (s *Set) Clients() Clients {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.clients
+}
+
+// Clients are clients of several backends, all of which must allow.
+type Clients []*Client
+
+// Review asks all backends that review the subject, at the same time, and returns their results by the name of the backend. See
+// Client.Review.
+func (all Clients) Review(ctx context.Context, subject Subject) []Result {
+	results := make([]*Result, len(all))
+	var asked sync.WaitGroup
+	ask := func(i int) {
+		if r, ok := all[i].Review(ctx, subject); ok {
+			results[i] = &r
+		}
+	}
+	for i := 1; i < len(all); i++ {
+		asked.Go(func() { ask(i) })
+	}
+	if len(all) > 0 {
+		ask(0) // with one backend, thousands of reviews that wait need no further goroutines
+	}
+	asked.Wait()
+	var given []Result
+	for _, r := range results {
+		if r != nil {
+			given = append(given, *r)
+		}
+	}
+	return given
+}
+
+// Close closes all clients; see Client.Close. The set must not be used afterwards.
+func (s *Set) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range slices.Concat(s.clients, s.removed) {
+		c.Close()
+	}
+}

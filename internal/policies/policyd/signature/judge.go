@@ -1,0 +1,221 @@
+package signature
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/imagerule"
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/policies/verification"
+	"github.com/pullgate/pullgate/pkg/imageref"
+)
+
+// maxAtOnce is how many images are verified at the same time.
+const maxAtOnce = 8
+
+// maxLogged bounds the log lines of a request, because a tenant chooses the number of images.
+const maxLogged = 10
+
+// Judge returns what the rules say about images: a finding for each image and rule that applies, and a sentence for each image that cannot be
+// judged here, because its registry does not answer to this process, or not in time. Such an image is not denied. Registries are not asked if a
+// rule denies without that. template says that the images, which are as written, are those of a pod template: some rules are for pods only.
+// Judge returns when ctx ends.
+func (s *Service) Judge(ctx context.Context, rules *Rules, namespace string, images []string, template bool) (findings []admission.Finding, undetermined []string) {
+	type question struct {
+		name  imageref.Ref
+		rules []*requirement.Rule
+	}
+	var open []question
+	for _, image := range slices.Compact(slices.Sorted(slices.Values(images))) {
+		name := imageref.New(image)
+		j := imagerule.Judge(applied(rules.set.For(namespace, name), template), name)
+		findings = append(findings, j.Findings...)
+		if len(j.Signed) > 0 {
+			open = append(open, question{name, j.Signed})
+		}
+	}
+	if !admission.DecisionOf(findings).Admitted() && len(findings) > 0 {
+		return findings, nil
+	}
+	answers := make([]answer, len(open))
+	atOnce := make(chan struct{}, maxAtOnce)
+	var asked sync.WaitGroup
+	for i, q := range open {
+		atOnce <- struct{}{}
+		asked.Go(func() {
+			defer func() { <-atOnce }()
+			answers[i] = s.ask(ctx, rules, q.name, q.rules)
+		})
+	}
+	asked.Wait()
+	log := s.options.Log.WithValues("namespace", namespace)
+	for i, q := range open {
+		if i == maxLogged {
+			log = klog.Logger{} // it discards
+		}
+		got, unknown := answers[i].judge(log, q.name, q.rules, rules.trustedRoot != "")
+		findings, undetermined = append(findings, got...), append(undetermined, unknown...)
+	}
+	return findings, undetermined
+}
+
+// applied returns the rules that are for the images of pods or of pod templates.
+func applied(a requirement.ImageRules, template bool) requirement.ImageRules {
+	if !template {
+		return a
+	}
+	a.Rules = slices.DeleteFunc(slices.Clone(a.Rules), func(r *requirement.Rule) bool { return r.PodsOnly })
+	if a.DefaultRule != nil && a.DefaultRule.PodsOnly {
+		a.Default, a.DefaultRule = requirement.NoDefault, nil
+	}
+	return a
+}
+
+// An answer is what registries say about an image: results by requirement, or why there are none.
+type answer struct {
+	results map[string]verification.Result
+	err     error
+}
+
+// judge returns the findings of rules, and a sentence for each that cannot be judged. trusted says that this process has a
+// trusted root; the nodes can have one also if it has none. What the registry did is in the log alone: the tenant who named
+// it could tell by that what is at an address.
+func (a answer) judge(log klog.Logger, name imageref.Ref, rules []*requirement.Rule, trusted bool) (findings []admission.Finding, undetermined []string) {
+	for _, r := range rules {
+		result, ok := a.results[r.Hash]
+		unknown, why := a.unknown(result, ok, name, r.Requirement), "it could not read them from the registry"
+		if !trusted && !result.Met && r.Requirement.UsesTrustedRoot() {
+			unknown, why = "no trusted root", "it has no trusted root; set trustedRoot to that of the nodes"
+		}
+		switch {
+		case unknown != "":
+			log.Info("Skipping signatures that could not be verified, the node verifies them",
+				"image", name.String(), "rule", imagerule.NameOf(r), "reason", imagerule.Shortened(unknown))
+			undetermined = append(undetermined, fmt.Sprintf("image %q: %s requires signatures, and pullgate-policyd cannot verify them: %s; the node verifies them",
+				name, imagerule.NameOf(r), why))
+		case result.Met:
+			f := imagerule.Finding(r, admission.Admit, "", fmt.Sprintf("image %q: it has the signatures that %s requires", name, imagerule.NameOf(r)))
+			f.Signers, f.Digest = result.Signers, result.Digest
+			findings = append(findings, f)
+		default:
+			findings = append(findings, imagerule.NotMet(r, name, result.Reason, result.Message))
+		}
+	}
+	return findings, undetermined
+}
+
+// unknown returns why the answer for a requirement is neither an approval nor a denial here; "" if it is one. This process has another
+// credential than the pull, and can have another platform than the node.
+func (a answer) unknown(r verification.Result, ok bool, name imageref.Ref, required *requirement.Requirement) string {
+	switch {
+	case a.err != nil:
+		return a.err.Error()
+	case !ok:
+		return "there is no result"
+	case r.Met:
+		return ""
+	}
+	switch r.Reason {
+	case verification.RegistryUnavailable, verification.RegistryDenied, verification.ContentMismatch:
+		return cmp.Or(r.Message, r.Reason)
+	case verification.SignatureMissing:
+		// A registry can answer 404 for a repository that the credential does not allow. The repository of the image was read.
+		elsewhere := func(s *requirement.Signer) bool { return s.Repository != "" && s.Repository != name.Repository() }
+		if slices.ContainsFunc(required.Signers(), elsewhere) {
+			return cmp.Or(r.Message, r.Reason)
+		}
+	}
+	return ""
+}
+
+// ask returns the results for the image that the registry has under a name.
+func (s *Service) ask(ctx context.Context, rules *Rules, name imageref.Ref, applied []*requirement.Rule) answer {
+	hashes := make([]string, len(applied))
+	for i, r := range applied {
+		hashes[i] = r.Hash
+	}
+	slices.Sort(hashes)
+	hashes = slices.Compact(hashes)
+	want, err := rules.wanted(hashes)
+	if err != nil {
+		return answer{err: err}
+	}
+	known := func(digest string) (map[string]verification.Result, []verify.Wanted) {
+		return s.known.lookUp(name.Repository(), digest, want)
+	}
+	if digest, ok := s.known.digest(name.Name()); ok {
+		if results, missing := known(digest); len(missing) == 0 {
+			return answer{results: results}
+		}
+	}
+	report, err := s.share(ctx, key{rules: rules, name: name, requirements: strings.Join(hashes, "\n"), webhook: true}, func(ctx context.Context) (verification.Report, error) {
+		ctx, cancel := context.WithTimeout(ctx, s.limit)
+		defer cancel()
+		digest, err := s.resolve(ctx, name)
+		if err != nil {
+			return verification.Report{}, err
+		}
+		results, missing := known(digest)
+		if len(missing) > 0 {
+			image := verify.Image{Name: imageref.New(name.Repository() + "@" + digest)}
+			got, err := rules.webhook.Verify(ctx, image, missing, verification.Credential{}, false)
+			if got, err = s.checked(got, err, missing); err != nil {
+				return verification.Report{}, err
+			}
+			for _, r := range got.Results {
+				s.known.add(name.Repository(), digest, r)
+				results[r.Requirement] = r
+			}
+		}
+		var report verification.Report
+		for _, w := range want {
+			report.Results = append(report.Results, results[w.Hash])
+		}
+		return report, nil
+	})
+	switch {
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return answer{err: errors.New("the verification is not finished in time")}
+	case err != nil:
+		return answer{err: err}
+	}
+	a := answer{results: map[string]verification.Result{}}
+	for _, r := range report.Results {
+		a.results[r.Requirement] = r
+	}
+	return a
+}
+
+// resolve returns the digest of the manifest or index with a name. One that is named by its digest is read too: what the registry does not give
+// to this process has no result.
+func (s *Service) resolve(ctx context.Context, name imageref.Ref) (string, error) {
+	if digest, ok := s.known.digest(name.Name()); ok {
+		return digest, nil
+	}
+	tagOrDigest := name.Name().String()[len(name.Repository())+1:]
+	var from Resolver = s.webhook.Repository(name.Repository(), s.credential(name.Repository(), verification.Credential{}))
+	if s.options.Resolve != nil {
+		from = s.options.Resolve(name.Repository())
+	}
+	m, err := from.Manifest(ctx, tagOrDigest)
+	if err != nil {
+		return "", err
+	}
+	s.known.addDigest(name.Name(), m.Digest)
+	return m.Digest, nil
+}
+
+// registryOf returns the registry of an image.
+func registryOf(name imageref.Ref) string {
+	host, _, _ := strings.Cut(name.Repository(), "/")
+	return imageref.CanonicalRegistry(host)
+}

@@ -1,0 +1,303 @@
+package signature
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/policies/files"
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/policies/verification"
+	"github.com/pullgate/pullgate/pkg/imageref"
+)
+
+// Outcomes of the verification of one requirement that are not reasons of verify.
+const (
+	// Met means that the image meets the requirement.
+	Met = "met"
+	// Failed means that there is no result.
+	Failed = "failed"
+)
+
+// Outcomes returns all outcomes of the verification of one requirement: Met, Failed, and the reasons of verify in lower case.
+func Outcomes() []string {
+	all := []string{Met, Failed}
+	for _, reason := range verification.Reasons() {
+		all = append(all, strings.ToLower(reason))
+	}
+	return all
+}
+
+// A Verifier verifies signatures; see [verify.Verifier].
+type Verifier interface {
+	Verify(ctx context.Context, image verify.Image, want []verify.Wanted, cred verification.Credential, list bool) (verification.Report, error)
+}
+
+// A Resolver reads manifests; see [registry.Repository].
+type Resolver interface {
+	Manifest(ctx context.Context, tagOrDigest string) (registry.Manifest, error)
+}
+
+// Options are the settings of a Service.
+type Options struct {
+	// Config must have been validated by the package config.
+	Config config.Policyd
+	Log    klog.Logger
+	// Requested is called with the outcome of each request to a registry, and Verified with that of each requirement. They may be called
+	// concurrently; nil is allowed.
+	Requested, Verified func(outcome string)
+	// OnPanic is called when a verification panics; nil is allowed.
+	OnPanic func(value any, stack []byte)
+
+	// Verifier and Resolve replace those that use registries, for tests; nil means these.
+	Verifier Verifier
+	Resolve  func(repository string) Resolver
+}
+
+// A Service has signatures verified. Its methods may be called concurrently.
+type Service struct {
+	options Options
+	// registry is for images that the node has pulled, and webhook for images of pods that may never run.
+	registry, webhook *registry.Client
+	node              *registry.NodeCredentials
+	known             *cache
+	limit             time.Duration // of one verification
+
+	base context.Context //nolint:containedctx // the parent of verifications, which outlive a caller
+	stop context.CancelFunc
+
+	mu      sync.Mutex
+	closed  bool
+	flights map[key]*flight
+	queues  map[string]*queue
+	running sync.WaitGroup
+
+	turns  chan struct{}
+	memory *semaphore.Weighted
+}
+
+// New returns a service. It asks no registry. The caller must close it.
+func New(o Options) (*Service, error) {
+	s := &Service{
+		options: o, known: newCache(), limit: o.Config.Limits.Time.Value(), flights: map[key]*flight{}, queues: map[string]*queue{},
+		turns: make(chan struct{}, maxVerifications), memory: semaphore.NewWeighted(maxMemory), node: registry.NewNodeCredentials(o.Config.NodeCredentials.DockerConfigFiles),
+	}
+	options := registry.Options{HostsDir: o.Config.Registries.HostsDir, Bundles: o.Config.Bundles, Count: o.Requested}
+	var err error
+	if s.registry, err = registry.New(options); err != nil {
+		return nil, err
+	}
+	options.Untrusted = true
+	if s.webhook, err = registry.New(options); err != nil {
+		return nil, err
+	}
+	s.base, s.stop = context.WithCancel(context.Background())
+	return s, nil
+}
+
+// Close ends the verifications in progress, and waits for them.
+func (s *Service) Close() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.stop()
+	s.running.Wait()
+	s.registry.Close()
+	s.webhook.Close()
+}
+
+// Rules are the rules about signatures of a set of policy files. They are immutable.
+type Rules struct {
+	set         *requirement.Set
+	trustedRoot string
+	byHash      map[string]*requirement.Requirement
+	verifier    Verifier
+	webhook     Verifier
+}
+
+// Compile returns the rules of policy files. The error says why the trusted root cannot be used.
+func (s *Service) Compile(set *files.Set) (*Rules, error) {
+	r := &Rules{set: policyfiles.Requirements(set), trustedRoot: policyfiles.TrustedRootID(set), byHash: map[string]*requirement.Requirement{}}
+	for i := range r.set.Rules() {
+		if rule := &r.set.Rules()[i]; rule.Requirement != nil {
+			r.byHash[rule.Hash] = rule.Requirement
+		}
+	}
+	if v := s.options.Verifier; v != nil {
+		r.verifier, r.webhook = v, v
+		return r, nil
+	}
+	var root []byte
+	if set != nil {
+		root = set.TrustedRoot
+	}
+	var err error
+	if r.verifier, err = s.newVerifier(s.registry, root); err == nil {
+		r.webhook, err = s.newVerifier(s.webhook, root)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("trustedRoot %s: %w", s.options.Config.TrustedRoot, err)
+	}
+	return r, nil
+}
+
+func (s *Service) newVerifier(client *registry.Client, root []byte) (*verify.Verifier, error) {
+	limits := s.options.Config.Limits
+	return verify.New(verify.Options{
+		Open: func(repository string, passed verification.Credential) verify.Repository {
+			return client.Repository(repository, s.credential(repository, passed))
+		},
+		TrustedRoot: root,
+		Limits:      verify.Limits{Signatures: int(limits.Signatures), Bytes: limits.Bytes.Value(), Time: limits.Time.Value()},
+	})
+}
+
+// TrustedRoot identifies the trusted root of the rules; "" if there is none.
+func (r *Rules) TrustedRoot() string { return r.trustedRoot }
+
+// Verifies reports whether signatures decide about images.
+func (r *Rules) Verifies() bool {
+	needed, _ := policyfiles.NeedSignatures(r.set)
+	return needed
+}
+
+// wanted returns the requirements with these hashes.
+func (r *Rules) wanted(hashes []string) ([]verify.Wanted, error) {
+	want := make([]verify.Wanted, len(hashes))
+	for i, hash := range hashes {
+		found, ok := r.byHash[hash]
+		if !ok {
+			return nil, fmt.Errorf("%w %.80q", ErrUnknownRequirement, hash)
+		}
+		want[i] = verify.Wanted{Hash: hash, Requirement: found}
+	}
+	return want, nil
+}
+
+// credential returns the one for a repository. passed is that of the pull, which is for the registry of the image.
+func (s *Service) credential(repository string, passed verification.Credential) verification.Credential {
+	switch s.options.Config.Credentials {
+	case config.CredentialsPull:
+		return passed
+	case config.CredentialsNode:
+		c, err := s.node.For(repository)
+		if err != nil { // the registry is asked without a credential, and denies
+			s.options.Log.Error(err, "Credentials of the node not read")
+		}
+		return c
+	default:
+		return verification.Credential{}
+	}
+}
+
+// A Request asks which requirements an image meets.
+type Request struct {
+	// Name is the name in the pod. ImageID is the ID on the node, and Digests are hints; see [verify.Image].
+	Name    imageref.Ref
+	ImageID string
+	Digests []string
+	// Requirements are hashes.
+	Requirements []string
+	// Credential is that of the pull. It is used only if the configuration says so.
+	Credential verification.Credential
+	// List asks for the signatures that are found.
+	List bool
+}
+
+// Verify has the signatures of an image verified. A report has one result for each requirement. An error says nothing about the image; it can be
+// one of this package, or that of ctx. The verification ends when all callers that wait for it have left.
+func (s *Service) Verify(ctx context.Context, rules *Rules, r Request) (verification.Report, error) {
+	want, err := rules.wanted(r.Requirements)
+	if err != nil {
+		return verification.Report{}, err
+	}
+	k := key{
+		rules: rules, name: r.Name, imageID: r.ImageID, digests: strings.Join(r.Digests, "\n"), requirements: strings.Join(r.Requirements, "\n"), list: r.List,
+	}
+	if s.options.Config.Credentials == config.CredentialsPull {
+		k.credential = r.Credential
+	}
+	return s.share(ctx, k, func(ctx context.Context) (verification.Report, error) {
+		report, err := rules.verifier.Verify(ctx, verify.Image{Name: r.Name, ID: r.ImageID, Digests: r.Digests}, want, k.credential, r.List)
+		return s.checked(report, err, want)
+	})
+}
+
+// checked counts results, and returns an error unless there is one for each requirement.
+func (s *Service) checked(report verification.Report, err error, want []verify.Wanted) (verification.Report, error) {
+	if err == nil && !slices.EqualFunc(report.Results, want, func(r verification.Result, w verify.Wanted) bool { return r.Requirement == w.Hash }) {
+		err = errors.New("signature: the verifier did not return one result for each requirement")
+	}
+	if err != nil {
+		return verification.Report{}, err
+	}
+	for _, r := range report.Results {
+		if r.Met {
+			s.count(Met)
+		} else {
+			s.count(strings.ToLower(r.Reason))
+		}
+	}
+	return report, nil
+}
+
+func (s *Service) count(outcome string) {
+	if s.options.Verified != nil {
+		s.options.Verified(outcome)
+	}
+}
+
+// Examine returns why the files that a configuration names for the verification of signatures cannot be used, all errors at once; nil if they can.
+// set are the policy files with the trusted root; nil if they cannot be read. Each warning is a sentence about a file that can be used and
+// probably is not what its author means.
+func Examine(c config.Policyd, set *files.Set, now time.Time) (warnings []string, err error) {
+	var errs []error
+	if set != nil && set.TrustedRoot != nil {
+		expired, err := verify.ExpiredParts(set.TrustedRoot, now)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("trustedRoot %s: %w", c.TrustedRoot, err))
+		}
+		for _, part := range expired {
+			warnings = append(warnings, fmt.Sprintf("trustedRoot %s: %s", c.TrustedRoot, part))
+		}
+	}
+	if dir := c.Registries.HostsDir; dir != "" {
+		if err := registry.CheckHosts(dir); err != nil {
+			errs = append(errs, fmt.Errorf("registries.hostsDir:\n%w", err))
+		}
+	}
+	if c.Bundles != "" {
+		if info, err := os.Stat(c.Bundles); err != nil {
+			errs = append(errs, fmt.Errorf("bundles: %w", err))
+		} else if !info.IsDir() {
+			errs = append(errs, fmt.Errorf("bundles %s: not a folder", c.Bundles))
+		}
+	}
+	if c.Credentials == config.CredentialsNode {
+		if _, err := registry.NewNodeCredentials(c.NodeCredentials.DockerConfigFiles).For("registry.invalid/image"); err != nil {
+			errs = append(errs, fmt.Errorf("nodeCredentials.dockerConfigFiles: %w", err))
+		}
+		if !slices.ContainsFunc(c.NodeCredentials.DockerConfigFiles, exists) {
+			warnings = append(warnings, fmt.Sprintf("credentials: Node: none of nodeCredentials.dockerConfigFiles exists (%s), so registries are asked without a credential",
+				strings.Join(c.NodeCredentials.DockerConfigFiles, ", ")))
+		}
+	}
+	return warnings, errors.Join(errs...)
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}

@@ -1,0 +1,482 @@
+package signature_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/files"
+	"github.com/pullgate/pullgate/internal/policies/policyd/signature"
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/policies/verification"
+	"github.com/pullgate/pullgate/pkg/imageref"
+)
+
+const publicKey = `-----BEGIN PUBLIC KEY-----
+        MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEQgtkRjcOzE5vGLt6QQho8mRnrXK4
+        b1dbi5v0NMQBDdgn3MT5h4oKOiw4KsVoGmxBiPq81/ooVIH+EARKSmRJ/g==
+        -----END PUBLIC KEY-----
+`
+
+// signed returns a policy that requires a signature by a key for images.
+func signed(name, glob, more string) string {
+	return "apiVersion: policy.sigstore.dev/v1beta1\nkind: ClusterImagePolicy\nmetadata: {name: " + name + "}\nspec:\n  images: [{glob: '" + glob + "'}]\n" + more +
+		"  authorities:\n  - name: key\n    key:\n      data: |\n        " + publicKey
+}
+
+func static(name, glob, action string) string {
+	return "apiVersion: policy.sigstore.dev/v1beta1\nkind: ClusterImagePolicy\nmetadata: {name: " + name + "}\nspec:\n  images: [{glob: '" + glob + "'}]\n" +
+		"  authorities:\n  - static: {action: " + action + "}\n"
+}
+
+// digest is a kyverno policy that requires digests.
+const digest = `apiVersion: kyverno.io/v1
+kind: ClusterPolicy
+metadata: {name: digest%s}
+spec:
+  validationFailureAction: Enforce
+  rules:
+  - name: all
+    match: {any: [{resources: {kinds: [Pod]}}]}
+    verifyImages: [{imageReferences: ['digest.test/*'], digestVerify: true}]
+`
+
+// A world is a service with rules, and a verifier and registries that this test decides about.
+type world struct {
+	*signature.Service
+
+	log          klog.Logger
+	rules        *signature.Rules
+	requirements *requirement.Set
+	hashes       []string
+
+	verified, resolved atomic.Int64
+	verify             func(ctx context.Context, image verify.Image) (verification.Result, error)
+	resolve            func(repository, tag string) (string, error)
+
+	mu       sync.Mutex
+	outcomes map[string]int
+	creds    []verification.Credential
+}
+
+func (w *world) Verify(ctx context.Context, image verify.Image, want []verify.Wanted, cred verification.Credential, _ bool) (verification.Report, error) {
+	w.verified.Add(1)
+	w.mu.Lock()
+	w.creds = append(w.creds, cred)
+	w.mu.Unlock()
+	r, err := w.verify(ctx, image)
+	var report verification.Report
+	for _, wanted := range want {
+		r.Requirement = wanted.Hash
+		report.Results = append(report.Results, r)
+	}
+	return report, err
+}
+
+type repository struct {
+	*world
+
+	name string
+}
+
+func (r repository) Manifest(_ context.Context, tag string) (registry.Manifest, error) {
+	r.resolved.Add(1)
+	d, err := r.resolve(r.name, tag)
+	return registry.Manifest{Digest: d}, err
+}
+
+const someDigest = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
+
+func newWorld(t *testing.T, policies ...string) *world {
+	t.Helper()
+	w := &world{outcomes: map[string]int{}}
+	w.verify = func(context.Context, verify.Image) (verification.Result, error) {
+		return verification.Result{Met: true, Signers: []string{"k"}, Digest: someDigest}, nil
+	}
+	w.resolve = func(string, string) (string, error) { return someDigest, nil }
+	dir := t.TempDir()
+	for i, text := range policies {
+		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i, ".yaml")), []byte(text), 0o600))
+	}
+	set, err := files.Read(files.Paths{Folder: dir}, policyfiles.Kinds())
+	must(t, err)
+	w.log = ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	w.Service, err = signature.New(signature.Options{
+		Config: config.DefaultPolicyd(), Log: w.log, Verifier: w, Resolve: func(name string) signature.Resolver { return repository{w, name} },
+		Verified: func(outcome string) { w.mu.Lock(); defer w.mu.Unlock(); w.outcomes[outcome]++ },
+	})
+	must(t, err)
+	t.Cleanup(w.Close)
+	if w.rules, err = w.Compile(set); err != nil {
+		t.Fatal(err)
+	}
+	w.requirements = policyfiles.Requirements(set)
+	for _, r := range w.requirements.Rules() {
+		if r.Hash != "" {
+			w.hashes = append(w.hashes, r.Hash)
+		}
+	}
+	return w
+}
+
+func (w *world) request(name string) signature.Request {
+	return signature.Request{Name: imageref.New(name), ImageID: "sha256:1", Requirements: w.hashes[:1]}
+}
+
+func (w *world) judge(t *testing.T, images ...string) (findings []admission.Finding, undetermined []string) {
+	t.Helper()
+	return w.Judge(t.Context(), w.rules, "team", images, false)
+}
+
+// logged returns the last line of the log.
+func (w *world) logged(t *testing.T) string {
+	t.Helper()
+	sink, ok := w.log.GetSink().(ktesting.Underlier)
+	if !ok {
+		t.Fatal("the log is not that of the test")
+	}
+	log := sink.GetBuffer().Data()
+	if len(log) == 0 {
+		return ""
+	}
+	return fmt.Sprint(log[len(log)-1])
+}
+
+// describe returns findings in short: answer, reason and policy.
+func describe(findings []admission.Finding) string {
+	var all []string
+	for _, f := range findings {
+		text := f.Answer.String() + " " + f.Policy
+		if f.Reason != "" {
+			text = f.Answer.String() + " " + string(f.Reason) + " " + f.Policy
+		}
+		if f.Audit {
+			text += " audit"
+		}
+		all = append(all, text)
+	}
+	return strings.Join(all, ", ")
+}
+
+func TestVerificationsAreShared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, signed("a", "r.test/**", ""))
+		w.verify = func(context.Context, verify.Image) (verification.Result, error) {
+			time.Sleep(time.Second)
+			return verification.Result{Met: true}, nil
+		}
+		other := w.request("r.test/app:1")
+		other.Credential.Password = "other"
+		requests := []signature.Request{other, w.request("r.test/app:2")}
+		for range 50 {
+			requests = append(requests, w.request("r.test/app:1"))
+		}
+		var all sync.WaitGroup
+		for _, r := range requests {
+			all.Go(func() {
+				if report, err := w.Service.Verify(t.Context(), w.rules, r); err != nil || len(report.Results) != 1 || !report.Results[0].Met {
+					t.Errorf("Verify = %+v, %v; want met", report, err)
+				}
+			})
+		}
+		all.Wait()
+		if n := w.verified.Load(); n != 3 {
+			t.Errorf("%d verifications; want one for each credential and image: 3", n)
+		}
+		if w.outcomes[signature.Met] != 3 {
+			t.Errorf("outcomes %v; want 3 met", w.outcomes)
+		}
+		// Nothing is kept.
+		if _, err := w.Service.Verify(t.Context(), w.rules, w.request("r.test/app:1")); err != nil || w.verified.Load() != 4 {
+			t.Errorf("again: %v, %d verifications; want another one", err, w.verified.Load())
+		}
+	})
+}
+
+// A registry that never answers delays no image of another one, and what waits for it too long fails.
+func TestSlowRegistryDelaysItselfAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, signed("a", "**", ""))
+		var busy, most atomic.Int64
+		w.verify = func(ctx context.Context, image verify.Image) (verification.Result, error) {
+			if !strings.HasPrefix(image.Name.String(), "slow.test/") {
+				return verification.Result{Met: true}, nil
+			}
+			most.Store(max(most.Load(), busy.Add(1)))
+			defer busy.Add(-1)
+			<-ctx.Done()
+			return verification.Result{}, ctx.Err()
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var slow sync.WaitGroup
+		var errBusy atomic.Int64
+		for i := range 100 {
+			slow.Go(func() {
+				if _, err := w.Service.Verify(ctx, w.rules, w.request(fmt.Sprint("slow.test/app:", i))); errors.Is(err, signature.ErrBusy) {
+					errBusy.Add(1)
+				}
+			})
+		}
+		synctest.Wait()
+		start := time.Now()
+		if _, err := w.Service.Verify(t.Context(), w.rules, w.request("r.test/app:1")); err != nil || time.Since(start) > 0 {
+			t.Errorf("another registry: %v after %v; want an answer at once", err, time.Since(start))
+		}
+		time.Sleep(11 * time.Second)
+		if most.Load() != 8 || errBusy.Load() != 92 {
+			t.Errorf("%d at the same time, %d failed; want 8 and 92", most.Load(), errBusy.Load())
+		}
+		cancel()
+		slow.Wait()
+		synctest.Wait()
+		if busy.Load() != 0 {
+			t.Errorf("%d verifications whose callers left are in progress", busy.Load())
+		}
+	})
+}
+
+func TestCloseEndsVerifications(t *testing.T) {
+	w := newWorld(t, signed("a", "**", ""))
+	begun := make(chan struct{})
+	w.verify = func(ctx context.Context, _ verify.Image) (verification.Result, error) {
+		close(begun)
+		<-ctx.Done()
+		return verification.Result{}, ctx.Err()
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := w.Service.Verify(t.Context(), w.rules, w.request("r.test/app:1"))
+		done <- err
+	}()
+	<-begun
+	w.Close()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("Verify = %v; want context.Canceled", err)
+	}
+	if _, err := w.Service.Verify(t.Context(), w.rules, w.request("r.test/app:1")); !errors.Is(err, signature.ErrBusy) {
+		t.Errorf("after Close: %v; want ErrBusy", err)
+	}
+}
+
+func TestJudge(t *testing.T) {
+	w := newWorld(t, signed("key", "r.test/**", ""), signed("tried", "audit.test/**", "  mode: warn\n"), static("never", "never.test/**", "fail"), static("any", "any.test/**", "pass"),
+		fmt.Sprintf(digest, ""))
+	w.verify = func(_ context.Context, image verify.Image) (verification.Result, error) {
+		if image.Name.Name().IsDigest() && image.ID == "" && strings.Contains(image.Name.Repository(), "signed") {
+			return verification.Result{Met: true, Signers: []string{"k"}, Digest: someDigest}, nil
+		}
+		return verification.Result{Reason: verification.IdentityMismatch, Message: "signed by x"}, nil
+	}
+	for images, want := range map[string]string{
+		"other.test/app:1": "", "r.test/signed:1": "Admit key", "r.test/app:1": "Deny IDENTITY_MISMATCH key", "audit.test/app:1": "Deny IDENTITY_MISMATCH tried audit",
+		"never.test/app:1": "Deny SIGNATURE_MISSING never", "any.test/app:1": "Admit any", "digest.test/app:1": "Deny DIGEST_REQUIRED digest",
+		"digest.test/app@" + someDigest:  "Admit digest",
+		"r.test/signed@" + someDigest:    "Admit key",
+		"r.test/signed:1 r.test/app:1":   "Deny IDENTITY_MISMATCH key, Admit key",
+		"r.test/signed:1 never.test/a:1": "Deny SIGNATURE_MISSING never", // no registry is asked
+	} {
+		got, undetermined := w.judge(t, strings.Fields(images)...)
+		if text := describe(got); text != want || len(undetermined) > 0 {
+			t.Errorf("%s: %s, undetermined %q; want %s", images, text, undetermined, want)
+		}
+	}
+	got, _ := w.judge(t, "r.test/app:1")
+	if want := `image "r.test/app:1": policy key is not met: signed by x; required: key sha256:`; !strings.HasPrefix(got[0].Message, want) {
+		t.Errorf("message %q; want %s", got[0].Message, want)
+	}
+	got, _ = w.judge(t, "r.test/signed:1")
+	if !slices.Equal(got[0].Signers, []string{"k"}) || got[0].Digest != someDigest {
+		t.Errorf("finding %+v; want signer and digest", got[0])
+	}
+}
+
+func TestRulesForPodsAreNotForTemplates(t *testing.T) {
+	const pods = `metadata: {name: digest, annotations: {pod-policies.kyverno.io/autogen-controllers: none}}`
+	w := newWorld(t, strings.Replace(fmt.Sprintf(digest, ""), "metadata: {name: digest}", pods, 1))
+	for template, want := range map[bool]string{false: "Deny DIGEST_REQUIRED digest", true: ""} {
+		got, _ := w.Judge(t.Context(), w.rules, "team", []string{"digest.test/app:1"}, template)
+		if describe(got) != want {
+			t.Errorf("template %v: %s; want %q", template, describe(got), want)
+		}
+	}
+}
+
+// What only the node can know is not denied here.
+func TestUndetermined(t *testing.T) {
+	elsewhere := strings.Replace(signed("elsewhere", "else.test/**", ""), "  - name: key\n", "  - name: key\n    source: [{oci: other.test/signatures}]\n", 1)
+	keyless := strings.Replace(static("keyless", "keyless.test/**", "fail"), "static: {action: fail}",
+		"keyless: {url: 'https://fulcio.test', identities: [{issuer: 'https://issuer.test', subject: me}]}", 1)
+	w := newWorld(t, signed("key", "r.test/**", ""), elsewhere, keyless)
+	for name, tc := range map[string]struct {
+		image, want string
+		resolve     error
+		result      verification.Result
+		err         error
+	}{
+		"no such image":            {"r.test/app:1", "not found", registry.ErrNotFound, verification.Result{}, nil},
+		"denied by the registry":   {"r.test/app:1", "denied", registry.ErrDenied, verification.Result{}, nil},
+		"not available":            {"r.test/app:1", "unavailable", registry.ErrUnavailable, verification.Result{}, nil},
+		"signatures denied":        {"r.test/app:1", "no access", nil, verification.Result{Reason: verification.RegistryDenied, Message: "no access"}, nil},
+		"signatures not available": {"r.test/app:1", "down", nil, verification.Result{Reason: verification.RegistryUnavailable, Message: "down"}, nil},
+		"another platform":         {"r.test/app:1", "no manifest", nil, verification.Result{Reason: verification.ContentMismatch, Message: "no manifest"}, nil},
+		"in another repository":    {"else.test/app:1", "none there", nil, verification.Result{Reason: verification.SignatureMissing, Message: "none there"}, nil},
+		"without a trusted root":   {"keyless.test/app:1", "no trusted root", nil, verification.Result{Reason: verification.SignatureInvalid, Message: "no root"}, nil},
+		"a failure":                {"r.test/app:1", "defect", nil, verification.Result{}, errors.New("defect")},
+	} {
+		w.resolve = func(string, string) (string, error) { return "sha256:" + fmt.Sprintf("%064x", len(name)), tc.resolve }
+		w.verify = func(context.Context, verify.Image) (verification.Result, error) { return tc.result, tc.err }
+		image := tc.image + strings.ReplaceAll(name, " ", "-")
+		got, undetermined := w.judge(t, image)
+		said := "it could not read them from the registry"
+		if tc.want == "no trusted root" {
+			said = "set trustedRoot"
+		}
+		if len(got) > 0 || len(undetermined) != 1 || !strings.HasPrefix(undetermined[0], `image "`+image+`": policy `) || !strings.Contains(undetermined[0], said) {
+			t.Errorf("%s: %s, %q; want a sentence with %q", name, describe(got), undetermined, said)
+		}
+		if !strings.Contains(w.logged(t), tc.want) {
+			t.Errorf("%s: the log has no %q", name, tc.want)
+		}
+	}
+}
+
+// A pod can have thousands of containers, and a tenant can send it again and again with --dry-run=server.
+func TestLogOfManyImagesIsBounded(t *testing.T) {
+	w := newWorld(t, signed("a", "**", ""))
+	w.resolve = func(string, string) (string, error) { return "", errors.New("down") }
+	var images []string
+	for n := range 100 {
+		images = append(images, fmt.Sprintf("r.test/app:%d", n))
+	}
+	_, undetermined := w.judge(t, images...)
+	sink, ok := w.log.GetSink().(ktesting.Underlier)
+	if !ok {
+		t.Fatal("the log is not that of the test")
+	}
+	if lines := len(sink.GetBuffer().Data()); len(undetermined) != len(images) || lines != 10 {
+		t.Errorf("%d sentences, %d lines in the log; want %d and 10", len(undetermined), lines, len(images))
+	}
+}
+
+func TestResultsAreCached(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, signed("key", "r.test/**", ""))
+		result := verification.Result{Met: true}
+		w.verify = func(context.Context, verify.Image) (verification.Result, error) { return result, nil }
+		check := func(when string, want string, verified, resolved int64) {
+			t.Helper()
+			if got, undetermined := w.judge(t, "r.test/app:1"); describe(got) != want || w.verified.Load() != verified || w.resolved.Load() != resolved {
+				t.Errorf("%s: %s %q, %d verifications, %d resolved; want %s, %d, %d", when, describe(got), undetermined, w.verified.Load(), w.resolved.Load(), want, verified, resolved)
+			}
+		}
+		check("first", "Admit key", 1, 1)
+		check("again", "Admit key", 1, 1)
+		time.Sleep(11 * time.Second)
+		check("later", "Admit key", 1, 2)
+		w.resolve = func(string, string) (string, error) { return "sha256:" + strings.Repeat("1", 64), nil }
+		result = verification.Result{Reason: verification.SignatureMissing}
+		time.Sleep(11 * time.Second)
+		check("another digest", "Deny SIGNATURE_MISSING key", 2, 3)
+		check("a denial", "Deny SIGNATURE_MISSING key", 2, 3)
+		result = verification.Result{Reason: verification.RegistryUnavailable}
+		time.Sleep(11 * time.Second)
+		check("a failure", "", 3, 4)
+		check("a failure again", "", 4, 4)
+		result = verification.Result{Met: true}
+		check("signed now", "Admit key", 5, 4)
+		time.Sleep(2 * time.Hour)
+		check("after two hours", "Admit key", 6, 5)
+	})
+}
+
+// The webhook judges images of a pod that nothing has pulled, also with --dry-run=server. A tenant neither makes it connect to
+// a local address nor learns what is there.
+func TestWebhookConnectsToNoLocalAddress(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(signed("signed", "**", "")), 0o600))
+	set, err := files.Read(files.Paths{Folder: dir}, policyfiles.Kinds())
+	must(t, err)
+	s, err := signature.New(signature.Options{Config: config.DefaultPolicyd(), Log: ktesting.NewLogger(t, ktesting.NewConfig())})
+	must(t, err)
+	defer s.Close()
+	rules, err := s.Compile(set)
+	must(t, err)
+	var connected atomic.Int64
+	listen := func() net.Listener {
+		l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+		must(t, err)
+		return l
+	}
+	closed, open := listen(), listen()
+	must(t, closed.Close())
+	defer func() { _ = open.Close() }()
+	go func() {
+		for {
+			c, err := open.Accept()
+			if err != nil {
+				return
+			}
+			connected.Add(1)
+			_, _ = c.Write([]byte("SSH-2.0-OpenSSH_9.2\r\n"))
+			_ = c.Close()
+		}
+	}()
+	said := map[string]bool{}
+	for _, address := range []string{closed.Addr().String(), open.Addr().String(), "169.254.169.254:80"} {
+		_, undetermined := s.Judge(t.Context(), rules, "mallory", []string{address + "/latest/meta-data:1"}, false)
+		said[strings.ReplaceAll(strings.Join(undetermined, "; "), address, "ADDR")] = true
+	}
+	if connected.Load() > 0 {
+		t.Error("a service on the loopback interface got a connection")
+	}
+	if len(said) != 1 {
+		t.Errorf("%q; want one text", slices.Collect(maps.Keys(said)))
+	}
+}
+
+// A registry that answers after the deadline of a request is known when the request is repeated.
+func TestSlowVerificationIsKnownLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, signed("key", "r.test/**", ""))
+		w.verify = func(context.Context, verify.Image) (verification.Result, error) {
+			time.Sleep(9 * time.Second)
+			return verification.Result{Reason: verification.SignatureMissing}, nil
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
+		defer cancel()
+		got, undetermined := w.Judge(ctx, w.rules, "", []string{"r.test/app:1"}, false)
+		if len(got) > 0 || len(undetermined) != 1 || !strings.Contains(w.logged(t), "not finished in time") {
+			t.Errorf("%s, %q; want a sentence", describe(got), undetermined)
+		}
+		time.Sleep(6 * time.Second)
+		if got, _ := w.judge(t, "r.test/app:1"); describe(got) != "Deny SIGNATURE_MISSING key" || w.verified.Load() != 1 {
+			t.Errorf("later: %s, %d verifications; want a denial of the first one", describe(got), w.verified.Load())
+		}
+	})
+}
+
+func TestOutcomes(t *testing.T) {
+	want := []string{"met", "failed", "signature_missing", "signature_invalid", "identity_mismatch", "content_mismatch", "registry_denied", "registry_unavailable", "limit_exceeded"}
+	if got := signature.Outcomes(); !slices.Equal(got, want) {
+		t.Errorf("Outcomes = %q; want %q", got, want)
+	}
+}

@@ -1,0 +1,237 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/policies/verification"
+)
+
+// bySigTag is how signatures of the older form are found.
+const bySigTag = "sig-tag"
+
+// Annotations of the manifests that hold bundles, as cosign writes them.
+const (
+	predicateAnnotation = "dev.sigstore.bundle.predicateType"
+	bundleMediaType     = "application/vnd.dev.sigstore.bundle"
+)
+
+// A place is where a signature was found.
+type place struct {
+	repository, by  string
+	digest, subject string // of the document that holds it, and of what it is attached to
+	layer           int
+}
+
+// A candidate can be a signature.
+type candidate struct {
+	place
+	// holds is a layer of the manifest; nil if the manifest was not read yet.
+	holds *ocispec.Descriptor
+}
+
+// search reads the signatures of what leads to the image. The referrers come first, because cosign stores signatures in this way today.
+func (r *run) search(ctx context.Context, c chain) {
+	for _, repository := range r.repositories() {
+		for _, find := range []func(context.Context, string, string) ([]candidate, error){r.referrers, r.sigTag} {
+			for _, digest := range c.digests {
+				if r.done() || ctx.Err() != nil {
+					return
+				}
+				list, err := find(ctx, repository, digest)
+				if err != nil && !errors.Is(err, registry.ErrNotFound) {
+					r.failed(ctx, repository, err)
+				}
+				r.readSource(ctx, list)
+			}
+		}
+	}
+	for len(r.rest) > 0 && r.read < r.v.limits.Signatures && !r.done() && ctx.Err() == nil {
+		next := r.rest[0]
+		r.rest = r.rest[1:]
+		r.readCandidate(ctx, next)
+	}
+	if len(r.rest) > 0 && !r.done() {
+		r.problems = append(r.problems, problem{
+			repository: r.rest[0].repository, reason: verification.LimitExceeded,
+			text: fmt.Sprintf("%s: %d signatures were read, and %d more are attached to the image", r.rest[0].repository, r.read, len(r.rest)+r.dropped),
+		})
+	}
+	r.rest = nil
+}
+
+// repositories returns where signatures count: the repository of the image, then those that requirements name.
+func (r *run) repositories() []string {
+	all := []string{r.repository}
+	for _, l := range r.order {
+		if l.signed.Repository != "" {
+			all = append(all, l.signed.Repository)
+		}
+	}
+	return unique(all)
+}
+
+// referrers returns the manifests that refer to a digest, whatever their type is: registries and clients report wrong types.
+func (r *run) referrers(ctx context.Context, repository, digest string) ([]candidate, error) {
+	list, by, err := r.at(repository).Referrers(ctx, digest)
+	_ = r.answer(err)
+	// Signatures of the present form first, then whatever does not say what it is, then attestations.
+	rank := func(d registry.Descriptor) int {
+		switch predicate := d.Annotations[predicateAnnotation]; {
+		case predicate == predicateType:
+			return 0
+		case predicate != "":
+			return 2
+		}
+		return 1
+	}
+	slices.SortStableFunc(list, func(a, b registry.Descriptor) int {
+		if c := rank(a) - rank(b); c != 0 {
+			return c
+		}
+		return created(b).Compare(created(a))
+	})
+	var all []candidate
+	for len(list) > 0 {
+		same := 1
+		for same < len(list) && rank(list[same]) == rank(list[0]) {
+			same++
+		}
+		for _, d := range fromBothEnds(list[:same]) {
+			if isDigest(d.Digest) {
+				all = append(all, candidate{place: place{repository: repository, by: by, digest: d.Digest, subject: digest}})
+			}
+		}
+		list = list[same:]
+	}
+	return all, err
+}
+
+// created returns when a manifest was made, as it says; the zero time if it does not.
+func created(d registry.Descriptor) time.Time {
+	t, _ := time.Parse(time.RFC3339, d.Annotations[ocispec.AnnotationCreated])
+	return t
+}
+
+// fromBothEnds returns the first element of a list, the last, the second, and so on. Of more signatures than are read, the newest and the
+// oldest are read in this way, and adding new ones does not displace all that were there before.
+func fromBothEnds[T any](list []T) []T {
+	all := make([]T, 0, len(list))
+	for i, j := 0, len(list)-1; i <= j; i, j = i+1, j-1 {
+		if all = append(all, list[i]); i != j {
+			all = append(all, list[j])
+		}
+	}
+	return all
+}
+
+// sigTag returns the signatures of the older form, which are layers of an image with a tag that is made of the digest.
+func (r *run) sigTag(ctx context.Context, repository, digest string) ([]candidate, error) {
+	m, err := r.manifest(ctx, repository, strings.Replace(digest, ":", "-", 1)+".sig")
+	if err != nil {
+		return nil, err
+	}
+	return layers(place{repository: repository, by: bySigTag, digest: m.Digest, subject: digest}, m.Data)
+}
+
+// layers returns the signatures that a manifest holds.
+func layers(at place, data []byte) ([]candidate, error) {
+	d, err := parseDocument(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", at.digest, err)
+	}
+	var all []candidate
+	for i, layer := range d.Layers {
+		_, simple := layer.Annotations[signatureAnnotation]
+		if (simple || strings.HasPrefix(layer.MediaType, bundleMediaType)) && isDigest(layer.Digest.String()) {
+			at.layer = i
+			all = append(all, candidate{place: at, holds: &layer})
+		}
+	}
+	return fromBothEnds(all), nil
+}
+
+// readSource reads what one source has. One with many gets at most half of what is read before the others had their turn.
+func (r *run) readSource(ctx context.Context, list []candidate) {
+	share := max(1, r.v.limits.Signatures/2)
+	for i, c := range list {
+		if r.done() || ctx.Err() != nil {
+			return
+		}
+		if i >= share || r.read >= r.v.limits.Signatures {
+			// More than this will not be read, and each takes memory.
+			waiting := list[i:min(len(list), i+max(0, r.v.limits.Signatures-len(r.rest)))]
+			r.rest = append(r.rest, waiting...)
+			r.dropped += len(list) - i - len(waiting)
+			return
+		}
+		r.readCandidate(ctx, c)
+	}
+}
+
+func (r *run) readCandidate(ctx context.Context, c candidate) {
+	if r.seen[c.place] {
+		return
+	}
+	r.seen[c.place] = true
+	switch {
+	case c.holds != nil:
+		r.read++
+		r.readLayer(ctx, c)
+	default:
+		m, err := r.manifest(ctx, c.repository, c.digest)
+		if err != nil {
+			r.read++
+			r.unreadable(ctx, c.place, err)
+			return
+		}
+		list, err := layers(c.place, m.Data)
+		if err != nil || len(list) == 0 { // something else is attached, such as an index or a file
+			r.read++
+			return
+		}
+		for i := range list {
+			list[i].layer++ // 0 is the manifest
+		}
+		r.readSource(ctx, list)
+	}
+}
+
+func (r *run) readLayer(ctx context.Context, c candidate) {
+	if c.holds.Size > r.v.limits.Bytes {
+		r.unreadable(ctx, c.place, fmt.Errorf("%w: a signature has %d bytes, and at most %d are read", registry.ErrTooLarge, c.holds.Size, r.v.limits.Bytes))
+		return
+	}
+	data, err := r.blob(ctx, c.repository, c.holds.Digest.String())
+	if err != nil {
+		r.unreadable(ctx, c.place, err)
+		return
+	}
+	r.judgeSignature(ctx, c.place, func() (*signature, error) {
+		if _, simple := c.holds.Annotations[signatureAnnotation]; simple {
+			return parseSimple(data, c.holds.Annotations)
+		}
+		return parseBundle(data)
+	})
+}
+
+// unreadable notes a signature that the registry does not serve as it should.
+func (r *run) unreadable(ctx context.Context, at place, err error) {
+	r.failed(ctx, at.repository, err)
+	r.note(at, "", false, clean(plain(err.Error())))
+}
+
+func (r *run) note(at place, signer string, counts bool, reason string) {
+	if r.list {
+		r.found = append(r.found, verification.Signature{
+			Repository: at.repository, FoundBy: at.by, Digest: at.digest, Subject: at.subject, Signer: signer, Counts: counts, Reason: reason,
+		})
+	}
+}

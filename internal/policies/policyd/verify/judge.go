@@ -1,0 +1,166 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/policies/verification"
+)
+
+// errUnreadable is returned for input that no part of this package could read.
+var errUnreadable = errors.New("the signature could not be read")
+
+// guarded calls f. A panic is an error: the libraries that read signatures are large, and the process must survive what a tenant pushes.
+func guarded[T any](f func() (T, error)) (t T, err error) {
+	defer func() {
+		if recover() != nil {
+			err = errUnreadable
+		}
+	}()
+	return f()
+}
+
+// judgeSignature verifies one signature for every leaf. That it does not count for a leaf is noted only if it counts for none.
+func (r *run) judgeSignature(ctx context.Context, at place, parse func() (*signature, error)) {
+	s, err := guarded(parse)
+	if err != nil {
+		r.missed(at, nil, func(*leaf) error { return err })
+		return
+	}
+	i := slices.IndexFunc(s.digests, func(d string) bool { return slices.Contains(r.links, d) })
+	if i < 0 {
+		err := fmt.Errorf("the signature is for %s, and not for this image", clean(strings.Join(s.digests, ", ")))
+		r.missed(at, s, func(*leaf) error { return err })
+		return
+	}
+	digest := s.digests[i]
+	var signers []string
+	misses := map[*leaf]error{}
+	for _, l := range r.order {
+		if ctx.Err() != nil {
+			return
+		}
+		if !r.accepts(l, at) {
+			misses[l] = fmt.Errorf("the policy does not accept signatures at %s for this signer", at.repository)
+			continue
+		}
+		signer, err := guarded(func() (string, error) { return l.verify(s, digest) })
+		if err != nil {
+			misses[l] = err
+			continue
+		}
+		signers = append(signers, signer)
+		if l.signer == "" {
+			l.signer, l.digest = signer, digest
+		}
+	}
+	if signers == nil {
+		r.missed(at, s, func(l *leaf) error { return misses[l] })
+		return
+	}
+	r.note(at, strings.Join(unique(signers), ", "), true, "valid for "+digest)
+}
+
+// accepts reports whether signatures count for a leaf where one was found.
+func (r *run) accepts(l *leaf, at place) bool {
+	return at.repository == r.repository || at.repository == l.signed.Repository
+}
+
+// missed notes a signature that counts for no leaf. why is called for each.
+func (r *run) missed(at place, s *signature, why func(*leaf) error) {
+	var closest miss
+	for _, l := range r.order {
+		m := missOf(why(l))
+		if r.accepts(l, at) && rank(m.reason) > rank(l.miss.reason) {
+			l.miss = m
+		}
+		if rank(m.reason) > rank(closest.reason) {
+			closest = m
+		}
+	}
+	if len(r.order) == 0 {
+		closest.text = "no policy asks for signatures of this image"
+	}
+	r.note(at, signerOf(s), false, closest.text)
+}
+
+func signerOf(s *signature) string {
+	if s == nil || s.certificate == nil {
+		return ""
+	}
+	return identity(s.certificate)
+}
+
+// missOf says why a signature does not count.
+func missOf(err error) miss {
+	m := miss{reason: verification.SignatureInvalid, text: cleanTo(maxMiss, plain(explain(err)))}
+	switch {
+	case errors.Is(err, errIdentity):
+		m.reason = verification.IdentityMismatch
+	case errors.Is(err, errNotSignature), errors.Is(err, errKind):
+		m.reason = verification.SignatureMissing
+	case errors.Is(err, registry.ErrTooLarge):
+		m.reason = verification.LimitExceeded
+	}
+	return m
+}
+
+// explain says in plain words what sigstore-go found.
+func explain(err error) string {
+	text := err.Error()
+	for _, e := range []struct {
+		prefix, says string
+		detail       bool
+	}{
+		{"failed to verify log inclusion", "the transparency log does not prove the signature", true},
+		{"failed to verify timestamps", "no valid timestamp or log entry says when it was signed", true},
+		{"failed to verify leaf certificate", "the certificate is not of a trusted authority, or was not valid when the image was signed", false},
+		{"failed to verify signed certificate timestamp", "no certificate log proves the certificate", true},
+		{"failed to verify signature", "the signature is not by this signer, or was changed", false},
+	} {
+		if detail, ok := strings.CutPrefix(text, e.prefix); ok {
+			if !e.detail {
+				return e.says
+			}
+			return e.says + detail
+		}
+	}
+	return text
+}
+
+// plain returns the text of an error without the package that the errors of a registry begin with.
+func plain(text string) string { return strings.ReplaceAll(text, "registry: ", "") }
+
+// maxText bounds texts of registries and signatures in messages, and maxMiss texts that are made of several, in characters.
+const maxText, maxMiss = 200, 600
+
+// clean returns a text of printable ASCII characters, without those that look like others, and with a bounded length.
+func clean(s string) string { return cleanTo(maxText, s) }
+
+func cleanTo(limit int, s string) string {
+	if len(s) > 4*limit { // do not go through megabytes
+		s = s[:4*limit]
+	}
+	return shorten(limit, strings.Map(func(c rune) rune {
+		switch {
+		case unicode.IsSpace(c):
+			return ' '
+		case !unicode.IsPrint(c), c > unicode.MaxASCII:
+			return '?'
+		}
+		return c
+	}, s))
+}
+
+// shorten returns at most limit characters of a text.
+func shorten(limit int, s string) string {
+	if runes := []rune(s); len(runes) > limit {
+		return string(runes[:limit-1]) + "…"
+	}
+	return s
+}

@@ -1,0 +1,343 @@
+package verify
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/asn1"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/sigstore/rekor-tiles/v2/pkg/note"
+	"github.com/sigstore/sigstore-go/pkg/fulcio/certificate"
+	"github.com/sigstore/sigstore-go/pkg/root"
+	sigverify "github.com/sigstore/sigstore-go/pkg/verify"
+	sigstore "github.com/sigstore/sigstore/pkg/signature"
+
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+)
+
+// A leaf verifies signatures for one leaf of a requirement.
+type leaf struct {
+	signed   *requirement.Signer
+	verifier *sigverify.Verifier
+	// err is why no signature can be verified; nil if it can be.
+	err error
+
+	// signer is who has signed, "" as long as no signature counts, and digest what.
+	signer, digest string
+	// miss is the signature that comes closest to one that counts.
+	miss miss
+}
+
+// A miss is why a signature does not count.
+type miss struct{ reason, text string }
+
+// newLeaf returns the leaf with the keys and certificates of the requirement, and with those of the trusted root where it has none.
+func newLeaf(s *requirement.Signer, trusted *root.TrustedRoot) *leaf {
+	l := &leaf{signed: s}
+	m, err := newMaterial(s, trusted)
+	if err != nil {
+		l.err = err
+		return l
+	}
+	var options []sigverify.VerifierOption
+	if s.Log != nil {
+		options = append(options, sigverify.WithTransparencyLog(1))
+	}
+	switch {
+	case s.Timestamp != nil:
+		options = append(options, sigverify.WithSignedTimestamps(1))
+	case s.Key != nil:
+		options = append(options, sigverify.WithNoObserverTimestamps())
+	case s.Log != nil:
+		options = append(options, sigverify.WithObserverTimestamps(1))
+	default:
+		l.err = errors.New("nothing proves when the certificate was used")
+		return l
+	}
+	if s.Keyless != nil && !s.Keyless.IgnoreSCT {
+		options = append(options, sigverify.WithSignedCertificateTimestamps(1))
+	}
+	l.verifier, l.err = sigverify.NewVerifier(m, options...)
+	return l
+}
+
+// A material is what a leaf trusts.
+type material struct {
+	root.BaseTrustedMaterial
+
+	authorities []root.CertificateAuthority
+	logs        map[string]*root.TransparencyLog
+	certLogs    map[string]*root.TransparencyLog
+	timestamps  []root.TimestampingAuthority
+	key         root.TimeConstrainedVerifier
+}
+
+// FulcioCertificateAuthorities returns the authorities of certificates.
+func (m *material) FulcioCertificateAuthorities() []root.CertificateAuthority { return m.authorities }
+
+// RekorLogs returns the transparency logs by ID.
+func (m *material) RekorLogs() map[string]*root.TransparencyLog { return m.logs }
+
+// CTLogs returns the certificate logs by ID.
+func (m *material) CTLogs() map[string]*root.TransparencyLog { return m.certLogs }
+
+// TimestampingAuthorities returns the authorities of timestamps.
+func (m *material) TimestampingAuthorities() []root.TimestampingAuthority { return m.timestamps }
+
+// PublicKeyVerifier returns the key. The hint of a signature is not read, because it is not signed.
+//
+//nolint:ireturn // the interface of sigstore-go
+func (m *material) PublicKeyVerifier(string) (root.TimeConstrainedVerifier, error) {
+	if m.key == nil {
+		return nil, errors.New("the signature is made with a key")
+	}
+	return m.key, nil
+}
+
+// errNoTrustedRoot is returned for a leaf that needs a trusted root.
+var errNoTrustedRoot = errors.New("the policy relies on a trusted root, and none is configured")
+
+func newMaterial(s *requirement.Signer, trusted *root.TrustedRoot) (*material, error) {
+	of := requirement.Requirement{SignedBy: s}
+	if trusted == nil {
+		if of.UsesTrustedRoot() {
+			return nil, errNoTrustedRoot
+		}
+		trusted = &root.TrustedRoot{}
+	}
+	m := &material{}
+	var err error
+	if k := s.Key; k != nil {
+		key, err := keyVerifier(k)
+		if err != nil {
+			return nil, err
+		}
+		m.key = key
+	}
+	if k := s.Keyless; k != nil {
+		m.authorities, m.certLogs = trusted.FulcioCertificateAuthorities(), trusted.CTLogs()
+		if k.Roots != nil {
+			if m.authorities, err = authorities(k.Roots); err != nil {
+				return nil, err
+			}
+		}
+		if k.CTLogKeys != nil {
+			if m.certLogs, err = logs(k.CTLogKeys, ""); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if l := s.Log; l != nil {
+		if m.logs = selectLogs(trusted.RekorLogs(), l.URL); l.Keys != nil {
+			if m.logs, err = logs(l.Keys, l.URL); err != nil {
+				return nil, err
+			}
+		}
+		if len(m.logs) == 0 {
+			return nil, fmt.Errorf("the trusted root has no transparency log with the URL of the policy, %s", l.URL)
+		}
+	}
+	switch t := s.Timestamp; {
+	case t != nil && t.Chain != nil:
+		if m.timestamps, err = timestampAuthority(t.Chain); err != nil {
+			return nil, err
+		}
+	// An entry of a log of version 2 has no time, and a timestamp says it instead. The trusted root decides about it only where it decides
+	// about the log, because the hash of the requirement must cover it.
+	case t != nil, s.Log != nil && s.Log.Keys == nil:
+		m.timestamps = trusted.TimestampingAuthorities()
+	}
+	return m, nil
+}
+
+func keyVerifier(k *requirement.Key) (*root.ExpiringKey, error) {
+	public, err := x509.ParsePKIXPublicKey(k.Public)
+	if err != nil {
+		return nil, fmt.Errorf("invalid key: %w", err)
+	}
+	hashes := map[string]crypto.Hash{"sha256": crypto.SHA256, "sha384": crypto.SHA384, "sha512": crypto.SHA512}
+	hash, ok := hashes[k.Hash]
+	if !ok {
+		return nil, fmt.Errorf("hash algorithm %q is not supported", k.Hash)
+	}
+	v, err := sigstore.LoadVerifier(public, hash)
+	if err != nil {
+		return nil, fmt.Errorf("invalid key: %w", err)
+	}
+	return root.NewExpiringKey(v, time.Time{}, time.Time{}), nil
+}
+
+// authorities returns one authority for each root certificate of a list. The others lead to the roots.
+func authorities(list [][]byte) ([]root.CertificateAuthority, error) {
+	roots, between, err := sortCertificates(list)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]root.CertificateAuthority, len(roots))
+	for i, r := range roots {
+		all[i] = &root.FulcioCertificateAuthority{Root: r, Intermediates: between}
+	}
+	return all, nil
+}
+
+// sortCertificates separates root certificates from others. If none is signed by itself, all are roots: the policy trusts what it names.
+func sortCertificates(list [][]byte) (roots, others []*x509.Certificate, err error) {
+	for _, der := range list {
+		cert, err := x509.ParseCertificate(der)
+		if err != nil {
+			return nil, nil, fmt.Errorf("invalid certificate: %w", err)
+		}
+		if bytes.Equal(cert.RawIssuer, cert.RawSubject) {
+			roots = append(roots, cert)
+		} else {
+			others = append(others, cert)
+		}
+	}
+	if roots == nil {
+		for _, cert := range others {
+			if cert.IsCA {
+				roots = append(roots, cert)
+			}
+		}
+	}
+	return roots, others, nil
+}
+
+func timestampAuthority(chain [][]byte) ([]root.TimestampingAuthority, error) {
+	roots, others, err := sortCertificates(chain)
+	if err != nil {
+		return nil, err
+	}
+	var service *x509.Certificate
+	var between []*x509.Certificate
+	for _, cert := range others {
+		if cert.IsCA {
+			between = append(between, cert)
+		} else {
+			service = cert
+		}
+	}
+	all := make([]root.TimestampingAuthority, len(roots))
+	for i, r := range roots {
+		all[i] = &root.SigstoreTimestampingAuthority{Root: r, Intermediates: between, Leaf: service}
+	}
+	return all, nil
+}
+
+// selectLogs returns the logs with a URL, all of them if it is "".
+func selectLogs(all map[string]*root.TransparencyLog, address string) map[string]*root.TransparencyLog {
+	selected := maps.Clone(all)
+	maps.DeleteFunc(selected, func(_ string, l *root.TransparencyLog) bool {
+		return address != "" && !strings.EqualFold(strings.TrimRight(l.BaseURL, "/"), strings.TrimRight(address, "/"))
+	})
+	return selected
+}
+
+// logs returns the logs of a list of keys. address is that of the log, "" if it is not known; entries of version 2 are verified only with it.
+func logs(keys [][]byte, address string) (map[string]*root.TransparencyLog, error) {
+	all := map[string]*root.TransparencyLog{}
+	for _, der := range keys {
+		public, err := x509.ParsePKIXPublicKey(der)
+		if err != nil {
+			return nil, fmt.Errorf("invalid key of a log: %w", err)
+		}
+		id := sha256.Sum256(der)
+		l := &root.TransparencyLog{
+			BaseURL: address, ID: id[:], HashFunc: crypto.SHA256, SignatureHashFunc: crypto.SHA256, PublicKey: public,
+			ValidityPeriodStart: time.Unix(0, 0), // sigstore-go requires one
+		}
+		all[hex.EncodeToString(id[:])] = l
+		if u, err := url.Parse(address); err == nil && u.Hostname() != "" {
+			if _, id, err := note.KeyHash(u.Hostname(), public); err == nil { // how logs of version 2 are identified
+				all[hex.EncodeToString(id)] = l
+			}
+		}
+	}
+	return all, nil
+}
+
+// errIdentity is returned for a valid signature by another identity.
+var errIdentity = errors.New("signed by")
+
+// errKind is returned for a signature with a certificate where a key is required, and the other way round.
+var errKind = errors.New("signed")
+
+// verify returns who has made a signature of a digest, if it meets the leaf.
+func (l *leaf) verify(s *signature, digest string) (signer string, err error) {
+	if l.err != nil {
+		return "", l.err
+	}
+	switch {
+	case l.signed.Keyless != nil && s.certificate == nil:
+		return "", fmt.Errorf("%w with a key, and not by the identity of a certificate", errKind)
+	case l.signed.Keyless == nil && s.certificate != nil && s.payload == nil:
+		return "", fmt.Errorf("%w by %s, and not with a key", errKind, identity(s.certificate))
+	}
+	raw, err := hex.DecodeString(strings.TrimPrefix(digest, digestPrefix))
+	if err != nil {
+		return "", err
+	}
+	option := sigverify.WithKey()
+	if l.signed.Keyless != nil {
+		option = sigverify.WithoutIdentitiesUnsafe() // hasIdentity follows
+	}
+	if _, err := l.verifier.Verify(s.entity(l.signed.Keyless == nil), sigverify.NewPolicy(s.artifact(raw), option)); err != nil {
+		return "", err
+	}
+	if l.signed.Keyless == nil {
+		return l.signed.String(), nil
+	}
+	return hasIdentity(l.signed.Keyless, s.certificate)
+}
+
+// hasIdentity returns the identity of a verified certificate, if it is the one that is required.
+func hasIdentity(want *requirement.Keyless, cert *x509.Certificate) (string, error) {
+	got, err := certificate.SummarizeCertificate(cert)
+	if err != nil {
+		return "", err
+	}
+	if !want.Issuer.Matches(got.Issuer) || !want.Subject.Matches(got.SubjectAlternativeName) {
+		return "", fmt.Errorf("%w %s", errIdentity, identity(cert))
+	}
+	for id, value := range want.Extensions {
+		if has, ok := extension(cert, id); !ok || has != value {
+			return "", fmt.Errorf("%w %s, whose certificate has %s %q", errIdentity, identity(cert), requirement.ExtensionName(id), clean(has))
+		}
+	}
+	return identity(cert), nil
+}
+
+// extension returns the text of an extension of a certificate. The first ones of the authority are plain texts; the others are encoded.
+func extension(cert *x509.Certificate, id string) (string, bool) {
+	const lastPlain = 6
+	for _, e := range cert.Extensions {
+		if e.Id.String() != id {
+			continue
+		}
+		plain := asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57264, 1}
+		if n := len(plain); len(e.Id) == n+1 && e.Id[:n].Equal(plain) && e.Id[n] <= lastPlain {
+			return string(e.Value), true
+		}
+		var text string
+		err := certificate.ParseDERString(e.Value, &text)
+		return text, err == nil
+	}
+	return "", false
+}
+
+// identity names subject and issuer of a certificate, for messages. They are not verified by this.
+func identity(cert *x509.Certificate) string {
+	got, err := certificate.SummarizeCertificate(cert)
+	if err != nil {
+		return "a certificate without an identity"
+	}
+	return fmt.Sprintf("identity %s of issuer %s", clean(got.SubjectAlternativeName), clean(got.Issuer))
+}

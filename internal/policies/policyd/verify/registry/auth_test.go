@@ -1,0 +1,234 @@
+package registry_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/policies/verification"
+)
+
+// bearer asks for a token of a realm.
+func bearer(realm string, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer good" {
+			w.Header().Set("Www-Authenticate", fmt.Sprintf(`Bearer realm=%q,service="registry",scope="repository:team/app:pull"`, realm))
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// tokens is a token server that knows alice, and an identity token, which both are the canary.
+func tokens(w http.ResponseWriter, r *http.Request) {
+	user, password, _ := r.BasicAuth()
+	switch {
+	case r.Method == http.MethodPost && r.FormValue("refresh_token") == canary && r.FormValue("grant_type") == "refresh_token":
+		_, _ = w.Write([]byte(`{"access_token":"good"}`))
+	case r.Method == http.MethodGet && user == "alice" && password == canary && r.FormValue("scope") == "repository:team/app:pull":
+		_, _ = w.Write([]byte(`{"token":"good"}`))
+	default:
+		w.WriteHeader(http.StatusUnauthorized)
+	}
+}
+
+func TestAuthentication(t *testing.T) {
+	password := verification.Credential{Username: "alice", Password: canary}
+	identity, token := verification.Credential{IdentityToken: canary}, verification.Credential{RegistryToken: "good"}
+	viaToken := func(next http.Handler) http.Handler { return bearer("https://token.test/token", next) }
+	for _, tc := range []struct {
+		name       string
+		ask        func(http.Handler) http.Handler
+		credential verification.Credential
+		want       error
+	}{
+		{"Basic", basic, password, nil},
+		{"Basic without credential", basic, verification.Credential{}, registry.ErrDenied},
+		{"Basic with another password", basic, verification.Credential{Username: "alice", Password: "other"}, registry.ErrDenied},
+		{"Basic with an identity token", basic, identity, registry.ErrDenied},
+		{"Bearer with a password", viaToken, password, nil},
+		{"Bearer with an identity token", viaToken, identity, nil},
+		{"Bearer with a registry token", viaToken, token, nil},
+		{"Bearer with another registry token", viaToken, verification.Credential{RegistryToken: "bad"}, registry.ErrDenied},
+		{"Bearer with another password", viaToken, verification.Credential{Username: "alice", Password: "other"}, registry.ErrDenied},
+		{"Bearer without credential", viaToken, verification.Credential{}, registry.ErrDenied},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			n, h := newNetwork(t), images(true)
+			put(t, h, "team/app", "1", ociManifest, manifest("image", "", ""))
+			n.https("registry.test", tc.ask(h))
+			n.https("token.test", http.HandlerFunc(tokens))
+			r := n.client(registry.Options{}).Repository(repository, tc.credential)
+			for range 2 {
+				if _, err := r.Manifest(t.Context(), "1"); !errors.Is(err, tc.want) {
+					t.Errorf("Manifest = %v; want %v", err, tc.want)
+				}
+			}
+			if got := n.seen(); tc.want == nil && len(got) > 4 {
+				t.Errorf("requests %v; want that a second one needs no challenge", got)
+			}
+		})
+	}
+}
+
+// A registry without users gives tokens to everybody.
+func TestAnonymousToken(t *testing.T) {
+	n, h := newNetwork(t), images(true)
+	put(t, h, "team/app", "1", ociManifest, manifest("image", "", ""))
+	n.https("registry.test", bearer("https://token.test/", h))
+	n.https("token.test", answerWith(200, `{"token":"good"}`))
+	if _, err := n.client(registry.Options{}).Repository(repository, verification.Credential{}).Manifest(t.Context(), "1"); err != nil {
+		t.Errorf("Manifest = %v", err)
+	}
+}
+
+func TestA401AfterA200(t *testing.T) {
+	for _, tc := range []struct {
+		name      string
+		refreshed bool // a new token is accepted
+		want      error
+	}{
+		{"the token has expired", true, nil},
+		{"access is withdrawn", false, registry.ErrDenied},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			n, h := newNetwork(t), images(true)
+			put(t, h, "team/app", "1", ociManifest, manifest("image", "", ""))
+			var issued, valid atomic.Int64
+			n.https("token.test", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				_ = json.NewEncoder(w).Encode(map[string]string{"token": fmt.Sprint(issued.Add(1))})
+			}))
+			n.https("registry.test", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Authorization") != fmt.Sprintf("Bearer %d", valid.Load()) {
+					w.Header().Set("Www-Authenticate", `Bearer realm="https://token.test/"`)
+					w.WriteHeader(http.StatusUnauthorized)
+					return
+				}
+				h.ServeHTTP(w, r)
+			}))
+			r := n.repository()
+			valid.Store(1)
+			if _, err := r.Manifest(t.Context(), "1"); err != nil {
+				t.Fatal(err)
+			}
+			valid.Store(-1)
+			if tc.refreshed {
+				valid.Store(2)
+			}
+			if _, err := r.Manifest(t.Context(), "1"); !errors.Is(err, tc.want) {
+				t.Errorf("Manifest = %v; want %v", err, tc.want)
+			}
+			if got := n.seen(); len(got) != 6 {
+				t.Errorf("%d requests, want 6: %v", len(got), got)
+			}
+		})
+	}
+}
+
+func TestTokenServers(t *testing.T) {
+	for _, tc := range []struct {
+		name, realm string
+		want        error
+		leaked      []string
+	}{
+		{"http for a registry with https", "http://plain.test/", registry.ErrMalformed, nil},
+		{"no realm", "", registry.ErrMalformed, nil},
+		{"another scheme", "file:///etc/passwd", registry.ErrMalformed, nil},
+		{"a private address", "https://10.0.0.1/", registry.ErrMalformed, nil},
+		{"a loopback address", "https://127.0.0.1/", registry.ErrMalformed, nil},
+		{"a name of a link-local address", "https://metadata.test/", registry.ErrMalformed, nil},
+		{"down", "https://down.test/", registry.ErrUnavailable, nil},
+		{"503", "https://busy.test/", registry.ErrUnavailable, []string{"busy.test"}},
+		{"403", "https://denies.test/", registry.ErrDenied, []string{"denies.test"}},
+		{"no token", "https://empty.test/", registry.ErrMalformed, []string{"empty.test"}},
+		{"an endless token", "https://endless.test/", registry.ErrMalformed, []string{"endless.test"}},
+		{"a redirect", "https://redirects.test/", registry.ErrMalformed, []string{"redirects.test"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			n := newNetwork(t)
+			n.https("registry.test", bearer(tc.realm, images(true)))
+			n.http("plain.test", http.HandlerFunc(tokens))
+			n.https("busy.test", status(503))
+			n.https("denies.test", answerWith(403, canary))
+			n.https("empty.test", answerWith(200, `{"refresh_token":"`+canary+`"}`))
+			n.https("endless.test", answerWith(200, strings.Repeat(" ", 1<<20)))
+			n.https("redirects.test", answerWith(307, "", "Location", "https://other.test/"))
+			n.https("other.test", http.HandlerFunc(tokens))
+			n.resolved["metadata.test:443"], n.resolved["127.0.0.1:443"] = "169.254.169.254:443", "127.0.0.1:443"
+			for _, c := range []verification.Credential{{Username: "alice", Password: canary}, {IdentityToken: canary}} {
+				_, err := n.client(registry.Options{}).Repository(repository, c).Manifest(t.Context(), "1")
+				if !errors.Is(err, tc.want) || strings.Contains(fmt.Sprintf("%v %+v %#v", err, err, err), canary) {
+					t.Errorf("Manifest = %v; want %v", err, tc.want)
+				}
+			}
+			if got := n.leaked(); !cmp.Equal(got, tc.leaked) {
+				t.Errorf("%v received the credential; want %v", got, tc.leaked)
+			}
+		})
+	}
+}
+
+// A registry over http may have its token server there as well.
+func TestTokenOverHTTPForARegistryOverHTTP(t *testing.T) {
+	n, h := newNetwork(t), images(true)
+	put(t, h, "team/app", "1", ociManifest, manifest("image", "", ""))
+	n.http("registry.test", bearer("http://token.test/", h))
+	n.http("token.test", http.HandlerFunc(tokens))
+	hosts := write(t, t.TempDir(), map[string]string{"registry.test/hosts.toml": `server = "http://registry.test"`})
+	r := n.client(registry.Options{HostsDir: hosts}).Repository(repository, verification.Credential{Username: "alice", Password: canary})
+	if _, err := r.Manifest(t.Context(), "1"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNodeCredentials(t *testing.T) {
+	dir := write(t, t.TempDir(), map[string]string{
+		"config.json": `{"credsStore":"none","auths":{
+			"https://index.docker.io/v1/":{"auth":"aHViOnB3"},
+			"registry.test":{"username":"all","password":"pw"},
+			"registry.test/team":{"auth":"dGVhbTpwdzpjb2xvbg==","email":"x"},
+			"*.wild.test":{"identitytoken":"id"},
+			"empty.test":{}}}`,
+		".dockercfg":  `{"registry.test":{"username":"second","password":"pw"},"only.test":{"registrytoken":"rt"}}`,
+		"broken.json": `{"auths":{"registry.test":{"auth":"` + canary + `"}}}`,
+		"text.json":   canary,
+	})
+	file := func(names ...string) *registry.NodeCredentials {
+		var paths []string
+		for _, name := range names {
+			paths = append(paths, dir+"/"+name)
+		}
+		return registry.NewNodeCredentials(paths)
+	}
+	both := file("absent.json", "config.json", ".dockercfg")
+	for name, want := range map[string]verification.Credential{
+		"docker.io/library/busybox": {Username: "hub", Password: "pw"},
+		"registry.test/other/app":   {Username: "all", Password: "pw"},
+		"registry.test/team/app":    {Username: "team", Password: "pw:colon"},
+		"a.wild.test/app":           {IdentityToken: "id"},
+		"wild.test/app":             {},
+		"empty.test/app":            {},
+		"only.test/app":             {RegistryToken: "rt"},
+		"registry.test:5000/app":    {},
+	} {
+		if got, err := both.For(name); err != nil || got != want {
+			t.Errorf("For(%s) is not the wanted credential, or %v", name, err)
+		}
+	}
+	for _, name := range []string{"broken.json", "text.json", "."} {
+		if got, err := file(name).For(repository); err == nil || !got.Anonymous() || strings.Contains(err.Error(), canary) {
+			t.Errorf("For of %s: error %v; want one without content", name, err)
+		}
+	}
+	if got, err := registry.NewNodeCredentials(nil).For(repository); err != nil || !got.Anonymous() {
+		t.Errorf("For without files: %v", err)
+	}
+}

@@ -1,0 +1,187 @@
+package registry
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
+)
+
+const (
+	// bundleType is the media type of a signature bundle.
+	bundleType = "application/vnd.dev.sigstore.bundle.v0.3+json"
+	// maxBundle is the size of the largest file of bundles.
+	maxBundle = 8 << 20
+	// maxBundles is how many bundles of one digest are read.
+	maxBundles = 100
+)
+
+// bundles read a folder of signature bundles for a node without a registry:
+//
+//	FOLDER/blobs/sha256/HEX              manifests and indexes, as in an OCI image layout
+//	FOLDER/signatures/sha256-HEX/*.json  bundles of the manifest or index with this digest, one or more in a file
+//
+// Each bundle appears as a referrer, whose manifest is made here. Owner and mode of the files do not matter, because nothing in
+// them is trusted: content is checked against digests, and bundles are signed. A nil *bundles has nothing.
+type bundles struct {
+	folder string
+
+	mu   sync.Mutex
+	made map[digest.Digest][]byte // manifests and bundles of lists that were returned
+}
+
+func (b *bundles) blobPath(d digest.Digest) string {
+	return filepath.Join(b.folder, "blobs", d.Algorithm().String(), d.Encoded())
+}
+
+func (b *bundles) signaturesPath(d digest.Digest) string {
+	return filepath.Join(b.folder, "signatures", d.Algorithm().String()+"-"+d.Encoded())
+}
+
+// knows reports whether the folder has the content or signatures of a digest.
+func (b *bundles) knows(d digest.Digest) bool {
+	if b == nil {
+		return false
+	}
+	for _, path := range []string{b.signaturesPath(d), b.blobPath(d)} {
+		if _, err := os.Stat(path); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// blob returns the content with a digest, and false if the folder does not have it.
+func (b *bundles) blob(d digest.Digest, limit int64) ([]byte, bool, error) {
+	if b == nil {
+		return nil, false, nil
+	}
+	b.mu.Lock()
+	data, ok := b.made[d]
+	b.mu.Unlock()
+	if !ok {
+		var err error
+		data, err = readFile(b.blobPath(d), limit)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, false, nil
+		}
+		if err != nil {
+			return nil, true, err
+		}
+	}
+	switch {
+	case int64(len(data)) > limit:
+		return nil, true, fmt.Errorf("%w: %s: more than %d bytes", ErrTooLarge, b.blobPath(d), limit)
+	case d.Algorithm().FromBytes(data) != d:
+		return nil, true, fmt.Errorf("%w: %s", ErrMismatch, b.blobPath(d))
+	}
+	return data, true, nil
+}
+
+func readFile(path string, limit int64) ([]byte, error) {
+	data, err := regularfile.Read(path, limit)
+	switch {
+	case errors.Is(err, regularfile.ErrTooLarge):
+		err = fmt.Errorf("%w: %w", ErrTooLarge, err)
+	case err != nil:
+		err = fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	return data, err
+}
+
+// manifest returns the manifest with a digest, and false if the folder does not have it.
+func (b *bundles) manifest(d digest.Digest) (Manifest, bool, error) {
+	data, ok, err := b.blob(d, maxManifest)
+	if !ok || err != nil {
+		return Manifest{}, ok, err
+	}
+	var file struct {
+		MediaType string `json:"mediaType"`
+	}
+	_ = json.Unmarshal(data, &file) // the type is a hint
+	return Manifest{MediaType: file.MediaType, Digest: d.String(), Data: data}, true, nil
+}
+
+// referrers returns the bundles of a digest.
+func (b *bundles) referrers(d digest.Digest) ([]Descriptor, error) {
+	dir := b.signaturesPath(d)
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	if len(entries) > maxBundles {
+		return nil, fmt.Errorf("%w: %s: more than %d files", ErrTooLarge, dir, maxBundles)
+	}
+	var list []Descriptor
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".") || filepath.Ext(e.Name()) != ".json" {
+			continue
+		}
+		found, err := readBundles(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return nil, err
+		}
+		for _, bundle := range found {
+			list = append(list, b.referrer(d, bundle))
+		}
+	}
+	if len(list) > maxBundles {
+		return nil, fmt.Errorf("%w: %s: more than %d bundles", ErrTooLarge, dir, maxBundles)
+	}
+	return list, nil
+}
+
+// readBundles returns the bundles of a file: JSON objects, one after the other as "cosign download signature" prints them.
+func readBundles(path string) ([]json.RawMessage, error) {
+	data, err := readFile(path, maxBundle)
+	if err != nil {
+		return nil, err
+	}
+	var found []json.RawMessage
+	for d := json.NewDecoder(bytes.NewReader(data)); ; {
+		var bundle json.RawMessage
+		switch err := d.Decode(&bundle); {
+		case errors.Is(err, io.EOF):
+			return found, nil
+		case err != nil:
+			return nil, malformed("%s: not JSON", path)
+		case len(found) == maxBundles:
+			return nil, fmt.Errorf("%w: %s: more than %d bundles", ErrTooLarge, path, maxBundles)
+		}
+		found = append(found, bundle)
+	}
+}
+
+// referrer makes the manifest of a bundle.
+func (b *bundles) referrer(of digest.Digest, bundle []byte) Descriptor {
+	layer := digest.FromBytes(bundle)
+	manifest, err := json.Marshal(ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ociManifest, ArtifactType: bundleType,
+		Config:  ocispec.Descriptor{MediaType: ocispec.MediaTypeEmptyJSON, Digest: digest.FromString("{}"), Size: 2},
+		Layers:  []ocispec.Descriptor{{MediaType: bundleType, Digest: layer, Size: int64(len(bundle))}},
+		Subject: &ocispec.Descriptor{MediaType: ociManifest, Digest: of},
+	})
+	if err != nil {
+		panic(err) // texts and numbers
+	}
+	d := digest.FromBytes(manifest)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.made == nil {
+		b.made = map[digest.Digest][]byte{}
+	}
+	b.made[d], b.made[layer] = manifest, bundle
+	return Descriptor{MediaType: ociManifest, ArtifactType: bundleType, Digest: d.String(), Size: int64(len(manifest))}
+}

@@ -1,0 +1,87 @@
+package registry_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sync/semaphore"
+
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
+)
+
+// Whatever ends a wait, nothing of the budgets is lost, and one registry does not hold what others need.
+func TestReservationsGiveEverythingBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const total, share = 100, 50
+		all, own, others := semaphore.NewWeighted(total), semaphore.NewWeighted(share), semaphore.NewWeighted(share)
+		first := registry.NewReservation(share, own, all)
+		must(t, first.Grow(t.Context(), 4)) // 20
+		must(t, first.Grow(t.Context(), 1)) // held already
+		must(t, first.Grow(t.Context(), 1<<40))
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		second := registry.NewReservation(share, own, all)
+		go func() { done <- second.Grow(ctx, 4) }()
+		synctest.Wait()
+		other := registry.NewReservation(share, others, all)
+		must(t, other.Grow(t.Context(), 1<<40))
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Errorf("a second document of the registry: %v; want it to wait until it is canceled", err)
+		}
+		second.Release()
+		first.Release()
+		first.Release()
+		other.Release()
+		if !all.TryAcquire(total) || !own.TryAcquire(share) || !others.TryAcquire(share) {
+			t.Error("a budget has lost something")
+		}
+	})
+}
+
+// Small documents need no memory of the budget; large ones wait for it, whatever their length is said to be.
+func TestLargeDocumentsWait(t *testing.T) {
+	small, large := strings.Repeat("x", 64<<10), strings.Repeat("x", 64<<10+1)
+	for _, known := range []bool{true, false} {
+		n := newNetwork(t)
+		n.https("registry.test", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if !known {
+				must(t, http.NewResponseController(w).Flush())
+			}
+			content := small
+			if strings.HasSuffix(r.URL.Path, digest.FromString(large).String()) {
+				content = large
+			}
+			_, _ = w.Write([]byte(content))
+		}))
+		budget := semaphore.NewWeighted(1 << 20)
+		must(t, budget.Acquire(t.Context(), 1<<20))
+		r := registry.NewReservation(1<<20, budget)
+		ctx := registry.WithReservation(t.Context(), r)
+		repository := n.repository()
+		if got, err := repository.Blob(ctx, digest.FromString(small).String(), 1<<20); err != nil || string(got) != small {
+			t.Errorf("a small one: %d bytes, %v", len(got), err)
+		}
+		limited, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+		if _, err := repository.Blob(limited, digest.FromString(large).String(), 1<<20); !errors.Is(err, registry.ErrTooLarge) {
+			t.Errorf("a large one: %v; want it to wait until the time is over", err)
+		}
+		cancel()
+		budget.Release(1 << 20)
+		if got, err := repository.Blob(ctx, digest.FromString(large).String(), 1<<20); err != nil || string(got) != large {
+			t.Errorf("a large one: %d bytes, %v", len(got), err)
+		}
+		if _, err := repository.Blob(ctx, digest.FromString(large).String(), 64<<10); !errors.Is(err, registry.ErrTooLarge) {
+			t.Errorf("one above the limit: %v; want ErrTooLarge", err)
+		}
+		if r.Release(); !budget.TryAcquire(1 << 20) {
+			t.Error("the budget has lost something")
+		}
+	}
+}

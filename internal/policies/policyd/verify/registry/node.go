@@ -1,0 +1,95 @@
+package registry
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
+	"github.com/pullgate/pullgate/internal/policies/verification"
+	"github.com/pullgate/pullgate/pkg/credential"
+)
+
+// NodeCredentials are the credentials of docker configuration files. It may be used concurrently.
+type NodeCredentials struct{ files []string }
+
+// NewNodeCredentials returns the credentials of files in the format of docker's config.json, or of .dockercfg if that is their
+// name. They are read when a credential is needed.
+func NewNodeCredentials(files []string) *NodeCredentials {
+	return &NodeCredentials{files: slices.Clone(files)}
+}
+
+// For returns the credential for a repository, docker.io/library/busybox; the zero value if there is none. Entries match as for
+// kubelets, with wildcards and paths. Of several the most specific one is used, and of the same ones that of the first file. An
+// absent file has no entries; any other one that cannot be read is an error, which does not quote it.
+//
+// Of an entry auth, or username and password, and identitytoken and registrytoken are read. Credential helpers are not run.
+func (n *NodeCredentials) For(repository string) (verification.Credential, error) {
+	var ring credential.SealedKeyring
+	var entries []account
+	for _, path := range n.files {
+		found, err := readAccounts(path)
+		if err != nil {
+			return verification.Credential{}, err
+		}
+		for _, key := range slices.Sorted(maps.Keys(found)) {
+			// The look-up compares patterns; which credential an entry has is known by its index.
+			ring = append(ring, credential.NewSealed([]string{key}, "entry"))
+			entries = append(entries, found[key])
+		}
+	}
+	for _, offer := range ring.Lookup(repository) {
+		c, err := entries[offer.From].credential()
+		if err != nil {
+			return verification.Credential{}, fmt.Errorf("%s: an entry for %s: %w", strings.Join(n.files, ", "), repository, err)
+		}
+		if !c.Anonymous() {
+			return c, nil
+		}
+	}
+	return verification.Credential{}, nil
+}
+
+// An account is an entry of a docker configuration.
+type account struct {
+	Username, Password, Auth, IdentityToken, RegistryToken string
+}
+
+// readAccounts returns the entries of a file by their keys.
+func readAccounts(path string) (map[string]account, error) {
+	data, err := regularfile.Read(path, credential.MaxPayload)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var file struct{ Auths map[string]account }
+	if filepath.Base(path) == ".dockercfg" {
+		err = json.Unmarshal(data, &file.Auths)
+	} else {
+		err = json.Unmarshal(data, &file)
+	}
+	if err != nil || len(file.Auths) > credential.MaxEntries {
+		return nil, fmt.Errorf("%s: not a docker configuration, or too large", path)
+	}
+	return file.Auths, nil
+}
+
+func (a account) credential() (verification.Credential, error) {
+	if a.Auth != "" {
+		decoded, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(strings.TrimSpace(a.Auth), "="))
+		user, password, ok := strings.Cut(string(decoded), ":")
+		if err != nil || !ok {
+			return verification.Credential{}, errors.New("auth is not base64 of user:password")
+		}
+		a.Username, a.Password = user, strings.TrimRight(password, "\x00")
+	}
+	return verification.Credential{Username: a.Username, Password: a.Password, IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken}, nil
+}

@@ -1,0 +1,336 @@
+package registry
+
+import (
+	"context"
+	_ "crypto/sha512" // digests of this kind
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"regexp"
+	"strings"
+	"sync/atomic"
+
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"github.com/pullgate/pullgate/internal/policies/verification"
+)
+
+const (
+	// maxManifest is the size of the largest manifest or list, as registries have it too.
+	maxManifest = 4 << 20
+	// maxReferrers is how many entries a list of referrers may have, and maxPages how many answers it may take.
+	maxReferrers = 1000
+	maxPages     = 20
+)
+
+const (
+	ociIndex    = ocispec.MediaTypeImageIndex
+	ociManifest = ocispec.MediaTypeImageManifest
+	accepted    = ociIndex + ", " + ociManifest +
+		", application/vnd.docker.distribution.manifest.list.v2+json, application/vnd.docker.distribution.manifest.v2+json"
+)
+
+// What a list of referrers was found by, in the words of the field found_by of the policy API.
+const (
+	ByAPI    = "referrers"
+	ByTag    = "fallback-tag"
+	ByFolder = "bundles"
+)
+
+// A Manifest is a manifest or an index. Digest is that of Data, in the algorithm that was asked for. MediaType is what the
+// registry says.
+type Manifest struct {
+	MediaType, Digest string
+	Data              []byte
+}
+
+// A Descriptor is an entry of a list of referrers, as the registry says. Its digest is valid.
+type Descriptor struct {
+	MediaType    string            `json:"mediaType"`
+	ArtifactType string            `json:"artifactType"`
+	Digest       string            `json:"digest"`
+	Size         int64             `json:"size"`
+	Annotations  map[string]string `json:"annotations"`
+}
+
+// A Repository reads one repository with one credential. Its methods may be called concurrently.
+//
+// The hosts of the registry are asked in their order, until one has the object. If none has it, the error is that of the last one,
+// the registry itself; content that is invalid is reported in any case.
+//
+// With a folder of bundles, an object that the folder has is taken from there, and for a digest that it knows no registry is asked
+// for referrers or signature tags. See docs/registries.md for its layout.
+type Repository struct {
+	client             *Client
+	name, domain, path string
+	credential         verification.Credential
+	invalid            error
+	bundles            *bundles
+
+	sessions func() ([]*session, error) // with the hosts of the registry
+
+	answered atomic.Bool // a server has answered
+}
+
+// open opens the sessions.
+func (r *Repository) open() ([]*session, error) {
+	hosts, err := r.client.hosts(r.domain)
+	sessions := make([]*session, 0, len(hosts))
+	for _, h := range hosts {
+		sessions = append(sessions, newSession(h, r))
+	}
+	return sessions, err
+}
+
+// each calls ask with the hosts that can what is needed, until it returns nil.
+func (r *Repository) each(ctx context.Context, need capabilities, ask func(*session) error) error {
+	if r.invalid != nil {
+		return r.invalid
+	}
+	sessions, err := r.sessions()
+	if err != nil {
+		r.client.options.Count(Outcome(err))
+		return err
+	}
+	err = fmt.Errorf("%w: no host of %s in %s has the capability", ErrUnavailable, r.domain, hostsFile)
+	var invalid error
+	for _, s := range sessions {
+		if s.host.can&need == 0 {
+			continue
+		}
+		if err = ask(s); err == nil {
+			return nil
+		}
+		if invalid == nil && (errors.Is(err, ErrMismatch) || errors.Is(err, ErrMalformed) || errors.Is(err, ErrTooLarge)) {
+			invalid = err
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	if invalid != nil {
+		return invalid
+	}
+	return err
+}
+
+// signatureTag matches the tags that are made of a digest: of lists of referrers, and of signatures and attestations. Like a
+// digest, and unlike other tags, they may be read from any host: what they lead to is judged by its signature.
+var signatureTag = regexp.MustCompile(`^sha256-([0-9a-f]{64})(\.[a-z]+)?$`)
+
+// Manifest returns the manifest or index with a tag or digest. Content of another digest than the one asked for is ErrMismatch.
+func (r *Repository) Manifest(ctx context.Context, tagOrDigest string) (Manifest, error) {
+	q := request{what: "manifest", path: "/manifests/" + tagOrDigest, accept: accepted, limit: maxManifest}
+	need := pull
+	if strings.Contains(tagOrDigest, ":") {
+		d, err := parseDigest(tagOrDigest)
+		if err != nil {
+			return Manifest{}, err
+		}
+		if m, ok, err := r.bundles.manifest(d); ok || err != nil {
+			return m, err
+		}
+		q.digest = d
+	} else {
+		if err := r.checkTag(tagOrDigest); err != nil {
+			return Manifest{}, err
+		}
+		if of := signatureTag.FindStringSubmatch(tagOrDigest); of == nil {
+			need = resolve
+		} else if r.bundles.knows(digest.NewDigestFromEncoded(digest.SHA256, of[1])) {
+			return Manifest{}, ErrNotFound
+		}
+	}
+	var m Manifest
+	err := r.each(ctx, need, func(s *session) error {
+		a, err := s.get(ctx, q)
+		if err != nil {
+			return err
+		}
+		m = Manifest{MediaType: a.mediaType, Digest: q.digest.String(), Data: a.data}
+		if m.Digest == "" {
+			m.Digest = digest.FromBytes(a.data).String()
+		}
+		return nil
+	})
+	return m, err
+}
+
+func (r *Repository) checkTag(tag string) error {
+	if r.invalid != nil {
+		return r.invalid
+	}
+	named, err := reference.WithName(r.name)
+	if err == nil {
+		_, err = reference.WithTag(named, tag)
+	}
+	if err != nil {
+		return malformed("%q is not a tag", printable(tag))
+	}
+	return nil
+}
+
+func parseDigest(s string) (digest.Digest, error) {
+	d, err := digest.Parse(s)
+	if err != nil {
+		return "", malformed("%q is not a digest", printable(s))
+	}
+	return d, nil
+}
+
+// Blob returns the content with a digest. Content of more than limit bytes is ErrTooLarge, content of another digest ErrMismatch.
+func (r *Repository) Blob(ctx context.Context, content string, limit int64) ([]byte, error) {
+	d, err := parseDigest(content)
+	if err != nil {
+		return nil, err
+	}
+	if data, ok, err := r.bundles.blob(d, limit); ok || err != nil {
+		return data, err
+	}
+	var data []byte
+	err = r.each(ctx, pull, func(s *session) error {
+		a, err := s.get(ctx, request{what: "blob", path: "/blobs/" + content, limit: limit, digest: d, follow: true})
+		data = a.data
+		return err
+	})
+	return data, err
+}
+
+// Referrers returns what refers to a digest: the list of the referrers API, or of the fallback tag where the registry does not
+// have the API. It is not filtered. foundBy is [ByAPI], [ByTag] or [ByFolder]. The first host with a list that is not empty is used.
+// No referrers are an empty list and no error; a list of more than 1000 entries is ErrTooLarge.
+func (r *Repository) Referrers(ctx context.Context, of string) (list []Descriptor, foundBy string, err error) {
+	d, err := parseDigest(of)
+	if err != nil {
+		return nil, "", err
+	}
+	if r.bundles.knows(d) {
+		list, err := r.bundles.referrers(d)
+		return list, ByFolder, err
+	}
+	empty := ""
+	err = r.each(ctx, pull|referrers, func(s *session) error {
+		var err error
+		if list, foundBy, err = s.referrers(ctx, d); err == nil && len(list) == 0 {
+			empty = foundBy
+			return ErrNotFound // as long as there are other hosts
+		}
+		if err != nil {
+			empty = ""
+		}
+		return err
+	})
+	if errors.Is(err, ErrNotFound) && empty != "" {
+		return nil, empty, nil
+	}
+	return list, foundBy, err
+}
+
+// referrers returns the list of one host.
+func (s *session) referrers(ctx context.Context, d digest.Digest) ([]Descriptor, string, error) {
+	s.mu.Lock()
+	tagOnly := s.noReferrers
+	s.mu.Unlock()
+	if !tagOnly {
+		list, err := s.referrersByAPI(ctx, d)
+		if !errors.Is(err, errNoAPI) {
+			return list, ByAPI, err
+		}
+		if errors.Is(err, errNoRoute) {
+			s.mu.Lock()
+			s.noReferrers = true
+			s.mu.Unlock()
+		}
+	}
+	tag := d.Algorithm().String() + "-" + d.Encoded()
+	a, err := s.get(ctx, request{what: "referrers", path: "/manifests/" + tag, accept: ociIndex, limit: maxManifest})
+	if errors.Is(err, ErrNotFound) {
+		return nil, ByTag, nil
+	}
+	if err != nil {
+		return nil, ByTag, err
+	}
+	list, err := parseReferrers(a.data)
+	return list, ByTag, err
+}
+
+// errNoAPI means that a host does not have the API for referrers, or not for this repository. With the API, the answer for an
+// unknown digest is an empty list.
+var errNoAPI = errors.New("registry: no referrers API")
+
+func (s *session) referrersByAPI(ctx context.Context, d digest.Digest) ([]Descriptor, error) {
+	var list []Descriptor
+	left := int64(maxManifest)
+	q := request{what: "referrers", path: "/referrers/" + d.String(), accept: ociIndex}
+	for page := 0; ; page++ {
+		q.limit = left
+		a, err := s.get(ctx, q)
+		status, other := errors.AsType[*statusError](err)
+		switch {
+		case page == 0 && (errors.Is(err, ErrNotFound) || other && status.status >= 400):
+			return nil, errors.Join(errNoAPI, err)
+		case err != nil:
+			return nil, err
+		case page == 0 && !strings.HasSuffix(a.mediaType, "json"):
+			return nil, errNoAPI // a page for browsers
+		}
+		entries, err := parseReferrers(a.data)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, entries...)
+		left -= int64(len(a.data))
+		next, err := nextPage(a)
+		switch {
+		case err != nil:
+			return nil, err
+		case len(list) > maxReferrers || next != nil && (page+1 == maxPages || left <= 0):
+			return nil, fmt.Errorf("%w: more than %d referrers", ErrTooLarge, maxReferrers)
+		case next == nil:
+			return list, nil
+		case !s.own(next):
+			return nil, malformed("the next page of referrers is at another host")
+		}
+		q.url = next
+	}
+}
+
+// nextPage returns where a list goes on, nil at its end.
+func nextPage(a answer) (*url.URL, error) {
+	for _, link := range a.header.Values("Link") {
+		target, parameters, ok := strings.Cut(link, ">")
+		if !ok || !strings.Contains(strings.ReplaceAll(strings.ToLower(parameters), `"`, ""), "rel=next") {
+			continue
+		}
+		next, err := a.url.Parse(strings.TrimPrefix(strings.TrimSpace(target), "<"))
+		if err != nil {
+			return nil, malformed("the address of the next page of referrers")
+		}
+		return next, nil
+	}
+	return nil, nil
+}
+
+func parseReferrers(data []byte) ([]Descriptor, error) {
+	if err := Bounded(data); err != nil {
+		return nil, err
+	}
+	var index struct {
+		Manifests []Descriptor `json:"manifests"`
+	}
+	if err := json.Unmarshal(data, &index); err != nil {
+		return nil, malformed("a list of referrers that is not an index")
+	}
+	if len(index.Manifests) > maxReferrers {
+		return nil, fmt.Errorf("%w: more than %d referrers", ErrTooLarge, maxReferrers)
+	}
+	for _, m := range index.Manifests {
+		if _, err := parseDigest(m.Digest); err != nil {
+			return nil, err
+		}
+	}
+	return index.Manifests, nil
+}

@@ -1,0 +1,143 @@
+package verify
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/policies/verification"
+)
+
+// rank orders reasons. Of several the highest one is reported. What can be brought about by pushing to the repository, or by a registry that
+// does not serve what it should, is above a registry that does not answer: a failure may be forgiven for a while, and a denial is not.
+func rank(reason string) int {
+	return slices.Index([]string{
+		"", verification.SignatureMissing, verification.SignatureInvalid, verification.IdentityMismatch, verification.RegistryDenied,
+		verification.RegistryUnavailable, verification.ContentMismatch, verification.LimitExceeded,
+	}, reason)
+}
+
+// result returns what was found for one requirement.
+func (r *run) result(w Wanted) verification.Result {
+	out := verification.Result{Requirement: w.Hash, Met: r.met(w)}
+	var missing []*leaf
+	for _, s := range w.Requirement.Signers() {
+		l := r.leaves[s]
+		if l.signer == "" {
+			missing = append(missing, l)
+			continue
+		}
+		out.Signers = append(out.Signers, l.signer)
+		if out.Digest == "" {
+			out.Digest = l.digest
+		}
+	}
+	out.Signers = unique(out.Signers)
+	if out.Met {
+		return out
+	}
+	name := clean(r.image.Name.String())
+	if !w.Requirement.NeedsSignature() {
+		out.Reason, out.Message = verification.SignatureMissing, fmt.Sprintf("the policy does not allow %s%s", name, static(w.Requirement))
+		return out
+	}
+	out.Reason = verification.SignatureMissing
+	for _, l := range missing {
+		if rank(l.miss.reason) > rank(out.Reason) {
+			out.Reason = l.miss.reason
+		}
+	}
+	p := r.problem(missing)
+	if len(r.links) == 0 || rank(p.reason) > rank(out.Reason) {
+		out.Reason, out.Message = p.reason, shorten(maxMessage, fmt.Sprintf("signatures of %s could not be verified: %s", name, p.text))
+		return out
+	}
+	out.Message = shorten(maxMessage, r.sentence(name, w.Requirement, out.Signers, missing, p.text))
+	return out
+}
+
+// problem returns the problem that concerns leaves most; the zero problem if there is none and the image was found.
+func (r *run) problem(missing []*leaf) (worst problem) {
+	for _, p := range r.problems {
+		concerns := p.repository == r.repository || slices.ContainsFunc(missing, func(l *leaf) bool { return l.signed.Repository == p.repository })
+		if concerns && !(p.resolving && len(r.links) > 0) && rank(p.reason) > rank(worst.reason) {
+			worst = p
+		}
+	}
+	if worst.reason == "" && len(r.links) == 0 { // registries answer so to a credential that may not see it, too
+		return problem{reason: verification.RegistryDenied, text: "the registry does not have the image, or does not show it to this credential"}
+	}
+	return worst
+}
+
+// sentence says what is required, who has signed, and why other signatures do not count.
+func (r *run) sentence(name string, want *requirement.Requirement, signers []string, missing []*leaf, problem string) string {
+	var b strings.Builder
+	if total := len(want.Signers()); total == 1 {
+		fmt.Fprintf(&b, "%s is not signed with %s", name, short(want))
+	} else {
+		fmt.Fprintf(&b, "%s needs signatures of %s; %d found", name, short(want), len(signers))
+		if len(signers) > 0 {
+			fmt.Fprintf(&b, " (%s)", shortDigests(strings.Join(signers, ", ")))
+		}
+		var names []string
+		for _, l := range missing {
+			names = append(names, shortDigests(l.signed.String()))
+		}
+		fmt.Fprintf(&b, ", %d missing (%s)", len(missing), strings.Join(names, ", "))
+	}
+	var texts []string
+	for _, l := range missing {
+		if l.miss.text != "" {
+			texts = append(texts, l.miss.text)
+		}
+	}
+	switch texts = unique(texts); {
+	case texts != nil:
+		fmt.Fprintf(&b, "; a signature that was found does not count: %s", strings.Join(texts, "; "))
+	case problem != "":
+		fmt.Fprintf(&b, "; %s", problem)
+	case len(signers) > 0:
+		b.WriteString("; no other signature was found")
+	default:
+		b.WriteString("; no signature was found")
+	}
+	return b.String()
+}
+
+// short describes a requirement with shortened fingerprints. The full ones are in the policy.
+func short(r *requirement.Requirement) string { return shortDigests(r.String()) }
+
+// shortDigests keeps the first digits of the digests in a text.
+func shortDigests(s string) string {
+	const keep = 12
+	var b strings.Builder
+	for {
+		before, after, ok := strings.Cut(s, digestPrefix)
+		b.WriteString(before)
+		if !ok {
+			return b.String()
+		}
+		b.WriteString(digestPrefix)
+		digits := len(after) - len(strings.TrimLeft(after, "0123456789abcdef"))
+		b.WriteString(after[:min(digits, keep)])
+		s = after[digits:]
+	}
+}
+
+// static returns the message of what denies in a requirement that no signature decides.
+func static(r *requirement.Requirement) string {
+	if r.Static != nil && r.Static.Message != "" {
+		return ": " + clean(r.Static.Message)
+	}
+	for i := range r.Of {
+		if text := static(&r.Of[i]); text != "" {
+			return text
+		}
+	}
+	return ""
+}
+
+// maxMessage bounds messages in characters, so that a kubelet does not cut them in its events.
+const maxMessage = 900

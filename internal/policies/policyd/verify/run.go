@@ -1,0 +1,158 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/policies/verification"
+	"github.com/pullgate/pullgate/pkg/imageref"
+)
+
+// A run is the verification of one image. It is used by one goroutine.
+type run struct {
+	v          *Verifier
+	image      Image
+	repository string // of the image
+	credential verification.Credential
+	list       bool
+	want       []Wanted
+	leaves     map[*requirement.Signer]*leaf
+	order      []*leaf // of leaves
+
+	opened    map[string]Repository
+	resolved  map[string]bool // digests of documents that were resolved
+	documents int             // how many entries of indexes were read
+	links     []string        // digests that lead to the image
+	seen      map[place]bool
+	read      int         // how many signatures were read
+	rest      []candidate // signatures that wait, because their source has many
+	dropped   int         // how many more wait, of which none would be read
+	answered  bool        // whether a registry has answered
+	problems  []problem
+	found     []verification.Signature
+}
+
+// A problem is why something could not be read. repository is where; those of the image concern every requirement.
+type problem struct {
+	repository, reason, text string
+	// resolving says that it is about a document which can lead to the image. It does not matter if another one does.
+	resolving bool
+}
+
+// judge looks for the image and for its signatures until the requirements are met.
+func (r *run) judge(ctx context.Context) {
+	for _, reference := range r.references() {
+		c, err := r.resolve(ctx, reference)
+		switch {
+		case errors.Is(err, errSeen), errors.Is(err, registry.ErrNotFound): // see run.problem
+			continue
+		case err != nil:
+			r.failed(ctx, r.repository, err)
+			r.problems[len(r.problems)-1].resolving = !errors.Is(err, registry.ErrMismatch)
+			if unreachable(ctx, err) {
+				return
+			}
+			continue
+		}
+		r.links = append(r.links, c.digests...)
+		if r.image.ID == "" {
+			r.image.ID = c.image
+		}
+		if r.search(ctx, c); r.done() || ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+// unreachable reports whether no further request can succeed.
+func unreachable(ctx context.Context, err error) bool {
+	return ctx.Err() != nil || errors.Is(err, registry.ErrUnavailable) || errors.Is(err, registry.ErrDenied)
+}
+
+// done reports whether no further signature can change the result.
+func (r *run) done() bool {
+	return !r.list && !slices.ContainsFunc(r.want, func(w Wanted) bool { return w.Requirement.NeedsSignature() && !r.met(w) })
+}
+
+func (r *run) met(w Wanted) bool {
+	return w.Requirement.Met(func(s *requirement.Signer) bool { l := r.leaves[s]; return l != nil && l.signer != "" })
+}
+
+// manifest returns a document whose digest is that of its content.
+func (r *run) manifest(ctx context.Context, repository, reference string) (registry.Manifest, error) {
+	m, err := r.at(repository).Manifest(ctx, reference)
+	if err = r.answer(err); err != nil {
+		return registry.Manifest{}, err
+	}
+	digest := digestOf(m.Data)
+	if strings.Contains(reference, ":") && digest != reference {
+		return registry.Manifest{}, fmt.Errorf("%w: %s has digest %s", registry.ErrMismatch, reference, digest)
+	}
+	m.Digest = digest
+	return m, nil
+}
+
+func (r *run) blob(ctx context.Context, repository, digest string) ([]byte, error) {
+	data, err := r.at(repository).Blob(ctx, digest, r.v.limits.Bytes)
+	if err = r.answer(err); err != nil {
+		return nil, err
+	}
+	if got := digestOf(data); got != digest {
+		return nil, fmt.Errorf("%w: %s has digest %s", registry.ErrMismatch, digest, got)
+	}
+	return data, nil
+}
+
+// answer notes whether an error is the answer of a registry, and returns it.
+func (r *run) answer(err error) error {
+	for _, of := range []error{registry.ErrNotFound, registry.ErrDenied, registry.ErrMismatch, registry.ErrTooLarge, registry.ErrMalformed} {
+		r.answered = r.answered || err == nil || errors.Is(err, of)
+	}
+	return err
+}
+
+// at returns a repository. The credential is for the registry of the image, and another registry must not see it.
+//
+//nolint:ireturn // the interface of this package, as Options.Open returns it
+func (r *run) at(repository string) Repository {
+	if open, ok := r.opened[repository]; ok {
+		return open
+	}
+	credential := r.credential
+	if registryOf(repository) != registryOf(r.repository) {
+		credential = verification.Credential{}
+	}
+	open := r.v.open(repository, credential)
+	r.opened[repository] = open
+	return open
+}
+
+func registryOf(repository string) string {
+	host, _, _ := strings.Cut(repository, "/")
+	return imageref.CanonicalRegistry(host)
+}
+
+// failed notes why something could not be read.
+func (r *run) failed(ctx context.Context, repository string, err error) {
+	p := problem{repository: repository, reason: verification.SignatureInvalid, text: fmt.Sprintf("%s: %s", repository, cleanTo(maxMiss, plain(err.Error())))}
+	switch {
+	case ctx.Err() != nil && r.answered:
+		p.reason, p.text = verification.LimitExceeded, fmt.Sprintf("%s: the verification took more than %s", repository, r.v.limits.Time)
+	case ctx.Err() != nil, errors.Is(err, registry.ErrUnavailable):
+		p.reason = verification.RegistryUnavailable
+	case errors.Is(err, registry.ErrDenied):
+		p.reason = verification.RegistryDenied
+	case errors.Is(err, registry.ErrTooLarge):
+		p.reason = verification.LimitExceeded
+	case errors.Is(err, registry.ErrMismatch), errors.Is(err, errOtherImage):
+		p.reason = verification.ContentMismatch
+	case errors.Is(err, registry.ErrNotFound):
+		p.reason = verification.SignatureMissing
+	}
+	r.problems = append(r.problems, p)
+}

@@ -1,0 +1,147 @@
+package verify
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/containerd/platforms"
+	"github.com/sigstore/sigstore-go/pkg/root"
+
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/policies/verification"
+	"github.com/pullgate/pullgate/pkg/imageref"
+)
+
+// A Repository is a repository of a registry. Its documents are untrusted, but those that are asked for by digest have that digest.
+type Repository interface {
+	// Manifest returns a manifest or an index by tag or digest.
+	Manifest(ctx context.Context, reference string) (registry.Manifest, error)
+	// Blob returns a blob of at most limit bytes.
+	Blob(ctx context.Context, digest string, limit int64) ([]byte, error)
+	// Referrers returns the manifests that refer to a digest, and how they were found.
+	Referrers(ctx context.Context, digest string) ([]registry.Descriptor, string, error)
+}
+
+// Limits bound what the verification of one image costs.
+type Limits struct {
+	// Signatures is how many signatures are read; 0 means 50.
+	Signatures int
+	// Bytes is the size of the largest signature; 0 means 8 MiB.
+	Bytes int64
+	// Time is how long it takes; 0 means 60 s.
+	Time time.Duration
+}
+
+// Options configure a Verifier.
+type Options struct {
+	// Open returns a repository by its normalised name, such as registry.example/team/app.
+	Open func(repository string, cred verification.Credential) Repository
+	// TrustedRoot is the content of a trusted_root.json; nil if there is none.
+	TrustedRoot []byte
+	Limits      Limits
+	// Platform is the platform of the images, such as linux/arm64/v8; "" means that of this machine.
+	Platform string
+	// Now is time.Now if it is nil. It decides about the trusted root when it is loaded, and about no signature.
+	Now func() time.Time
+}
+
+// A Verifier verifies signatures of images. It is safe for concurrent use and keeps nothing between calls.
+type Verifier struct {
+	open     func(repository string, cred verification.Credential) Repository
+	trusted  *root.TrustedRoot // nil if there is none
+	limits   Limits
+	platform platforms.MatchComparer
+}
+
+// New returns a Verifier. It is an error if the trusted root is not valid or has expired.
+func New(o Options) (*Verifier, error) {
+	v := &Verifier{open: o.Open, limits: Limits{
+		Signatures: cmp.Or(max(o.Limits.Signatures, 0), 50),
+		Bytes:      cmp.Or(max(o.Limits.Bytes, 0), 8<<20),
+		Time:       cmp.Or(max(o.Limits.Time, 0), time.Minute),
+	}}
+	platform := platforms.DefaultSpec()
+	if o.Platform != "" {
+		var err error
+		if platform, err = platforms.Parse(o.Platform); err != nil {
+			return nil, fmt.Errorf("platform %q: %w", o.Platform, err)
+		}
+	}
+	v.platform = platforms.Only(platform)
+	if o.TrustedRoot != nil {
+		now := time.Now
+		if o.Now != nil {
+			now = o.Now
+		}
+		var err error
+		if v.trusted, err = parseTrustedRoot(o.TrustedRoot, now()); err != nil {
+			return nil, fmt.Errorf("trusted root: %w", err)
+		}
+	}
+	return v, nil
+}
+
+// An Image is what is verified.
+type Image struct {
+	// Name is the name in the pod. Its repository is where signatures count.
+	Name imageref.Ref
+	// ID is the digest of the configuration of the image on the node. "" means the image that the registry has under the name for the
+	// platform of the Verifier.
+	ID string
+	// Digests are digests of manifests and indexes that can lead to the image, also with a repository before an @. They are hints.
+	Digests []string
+}
+
+// A Wanted is a requirement that is verified, and its hash.
+type Wanted struct {
+	Hash        string
+	Requirement *requirement.Requirement
+}
+
+// ErrName is returned by Verify for an image without a valid name.
+var ErrName = errors.New("verify: invalid image name")
+
+// Verify reports which requirements the image meets. cred is for the registry of the image and is sent to no other. With list, signatures are
+// read also after all requirements are met. An error is about the call, not about the image: the context has ended, or the name is not valid.
+func (v *Verifier) Verify(ctx context.Context, image Image, want []Wanted, cred verification.Credential, list bool) (verification.Report, error) {
+	if !image.Name.Parsed() || image.Name.MayBeImageID() {
+		return verification.Report{}, ErrName
+	}
+	if id := digestPrefix + image.ID; isDigest(id) { // some runtimes leave out the algorithm
+		image.ID = id
+	}
+	r := &run{
+		v: v, image: image, repository: image.Name.Repository(), credential: cred, list: list, want: want,
+		leaves: map[*requirement.Signer]*leaf{}, opened: map[string]Repository{}, resolved: map[string]bool{}, seen: map[place]bool{},
+	}
+	for _, w := range want {
+		for _, s := range w.Requirement.Signers() {
+			l := newLeaf(s, v.trusted)
+			if l.err != nil {
+				l.miss = missOf(l.err)
+			}
+			r.leaves[s] = l
+			r.order = append(r.order, l)
+		}
+	}
+	if !r.done() {
+		limited, cancel := context.WithTimeout(ctx, v.limits.Time)
+		defer cancel()
+		r.judge(limited)
+		if err := context.Cause(ctx); err != nil {
+			return verification.Report{}, err
+		}
+		if limited.Err() != nil && !r.done() {
+			r.failed(limited, r.repository, limited.Err())
+		}
+	}
+	report := verification.Report{Signatures: r.found}
+	for _, w := range want {
+		report.Results = append(report.Results, r.result(w))
+	}
+	return report, nil
+}

@@ -1,0 +1,156 @@
+package verify_test
+
+import (
+	"crypto/ecdsa"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/policies/verification"
+	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
+	"github.com/pullgate/pullgate/pkg/imageref"
+)
+
+const repository = "repo.test/team/app"
+
+// A check is the verification of one image.
+type check struct {
+	repositories repositories
+	options      verify.Options
+	image        verify.Image
+	want         []*requirement.Requirement
+	list         bool
+}
+
+// newCheck returns the check of an image whose index is the hint.
+func newCheck(m *memory, i image, want ...*requirement.Requirement) check {
+	return check{
+		repositories: repositories{repository: m}, want: want,
+		image: verify.Image{Name: imageref.New(repository + ":1"), ID: i.id, Digests: []string{repository + "@" + i.index}},
+	}
+}
+
+func (c check) report(tb testing.TB) verification.Report {
+	tb.Helper()
+	if c.options.Open == nil {
+		c.options.Open = c.repositories.open
+	}
+	c.options.Platform = "linux/amd64"
+	v := must(verify.New(c.options))(tb)
+	var want []verify.Wanted
+	for _, r := range c.want {
+		want = append(want, verify.Wanted{Hash: r.Hash(""), Requirement: r})
+	}
+	report := must(v.Verify(tb.Context(), c.image, want, verification.Credential{}, c.list))(tb)
+	for i, r := range report.Results {
+		if r.Requirement != want[i].Hash || r.Met != (r.Reason == "") || r.Met != (r.Message == "") {
+			tb.Errorf("inconsistent result: %+v", r)
+		}
+	}
+	return report
+}
+
+func (c check) result(tb testing.TB) verification.Result {
+	tb.Helper()
+	return c.report(tb).Results[0]
+}
+
+// expect checks a result. want is "met", or the reason and parts of the message, separated by semicolons.
+func expect(tb testing.TB, got verification.Result, want string) {
+	tb.Helper()
+	parts := strings.Split(want, "; ")
+	reason := got.Reason
+	if got.Met {
+		reason = "met"
+	}
+	if reason != parts[0] {
+		tb.Errorf("got %s %q; want %s", reason, got.Message, want)
+		return
+	}
+	for _, part := range parts[1:] {
+		if !strings.Contains(got.Message, part) {
+			tb.Errorf("got message %q; want %q in it", got.Message, part)
+		}
+	}
+}
+
+func TestKeys(t *testing.T) {
+	a, b, c := sigstoretest.NewKey(t), sigstoretest.NewKey(t), sigstoretest.NewKey(t)
+	twoOf := func() *requirement.Requirement {
+		r := requirement.AtLeast(2, *keyLeaf(t, a), *keyLeaf(t, b), *keyLeaf(t, c))
+		return &r
+	}
+	for name, tc := range map[string]struct {
+		sign   func(m *memory, i image)
+		want   func() *requirement.Requirement
+		expect string
+	}{
+		"index signed":                        {func(m *memory, i image) { attachKey(t, m, i.index, a) }, nil, "met"},
+		"platform manifest signed":            {func(m *memory, i image) { attachKey(t, m, i.manifest, a) }, nil, "met"},
+		"older form":                          {func(m *memory, i image) { attachSimpleKey(t, m, i.index, a) }, nil, "met"},
+		"older form of the platform manifest": {func(m *memory, i image) { attachSimpleKey(t, m, i.manifest, a) }, nil, "met"},
+		"no signature":                        {func(*memory, image) {}, nil, "SIGNATURE_MISSING; repo.test/team/app:1 is not signed with key sha256:; no signature was found"},
+		"wrong key":                           {func(m *memory, i image) { attachKey(t, m, i.index, b) }, nil, "SIGNATURE_INVALID; the signature is not by this signer"},
+		"wrong key, and the right one": {func(m *memory, i image) {
+			attachKey(t, m, i.index, b)
+			attachKey(t, m, i.index, a)
+		}, nil, "met"},
+		"attestation only": {func(m *memory, i image) {
+			m.attach(t, i.index, sigstoretest.BundleJSON(t, sigstoretest.KeyBundle(t, a, sigstoretest.Statement{Predicate: attestType, Digests: []string{i.index}}.JSON(t))), nil)
+		}, nil, "SIGNATURE_MISSING; not a signature of an image: an attestation of type https://cyclonedx.org/bom"},
+		"a signature of another image": {func(m *memory, i image) {
+			m.attach(t, i.index, sigstoretest.BundleJSON(t, sigstoretest.KeyBundle(t, a, sigstoretest.Statement{Digests: []string{digestOf(nil)}}.JSON(t))), nil)
+		}, nil, "SIGNATURE_INVALID; is for " + digestOf(nil) + ", and not for this image"},
+		"signature of two images": {func(m *memory, i image) {
+			m.attach(t, i.index, sigstoretest.BundleJSON(t, sigstoretest.KeyBundle(t, a, sigstoretest.Statement{Digests: []string{digestOf(nil), i.manifest}}.JSON(t))), nil)
+		}, nil, "met"},
+		"two of three": {func(m *memory, i image) {
+			attachKey(t, m, i.index, a)
+			attachKey(t, m, i.manifest, c)
+		}, twoOf, "met"},
+		"one of three, twice": {func(m *memory, i image) {
+			attachKey(t, m, i.index, a)
+			attachKey(t, m, i.index, a)
+			attachKey(t, m, i.manifest, a)
+		}, twoOf, "SIGNATURE_MISSING; needs signatures of at least 2 of (key sha256:; 1 found (key sha256:; 2 missing (key sha256:; no other signature was found"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, noAPI := range []bool{false, true} {
+				m, i := withImage(t)
+				m.noAPI = noAPI
+				tc.sign(m, i)
+				want := keyLeaf(t, a)
+				if tc.want != nil {
+					want = tc.want()
+				}
+				result := newCheck(m, i, want).result(t)
+				expect(t, result, tc.expect)
+				if result.Met && (len(result.Signers) == 0 || result.Digest != i.index && result.Digest != i.manifest) {
+					t.Errorf("signers %v, digest %s; want those of the signature", result.Signers, result.Digest)
+				}
+			}
+		})
+	}
+}
+
+// attachKey signs a digest with a key.
+func attachKey(tb testing.TB, m *memory, digest string, key *ecdsa.PrivateKey) {
+	tb.Helper()
+	m.attach(tb, digest, sigstoretest.BundleJSON(tb, sigstoretest.KeyBundle(tb, key, sigstoretest.Statement{Digests: []string{digest}}.JSON(tb))), nil)
+}
+
+// attachSimpleKey signs a digest with a key in the older form.
+func attachSimpleKey(tb testing.TB, m *memory, digest string, key *ecdsa.PrivateKey) {
+	tb.Helper()
+	payload := sigstoretest.SimplePayload(digest)
+	m.attachSimple(tb, digest, payload, (*sigstoretest.Authority)(nil).SimpleAnnotations(tb, nil, key, payload, time.Now()))
+}
+
+func text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

@@ -1,0 +1,160 @@
+package webhook
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+
+	imagepolicyv1alpha1 "k8s.io/api/imagepolicy/v1alpha1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kjson "sigs.k8s.io/json"
+
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/podview"
+)
+
+const (
+	imageReviewKind = "ImageReview"
+	// maxImages bounds the different images of a review. A pod has some dozens.
+	maxImages = 1000
+	// maxFindings is how many findings of an event are enough.
+	maxFindings = 100
+	// maxReasons bounds the images that a reason is about.
+	maxReasons = 3
+)
+
+// imageReview answers an ImageReview: an image is allowed if restrictions and rules about signatures allow a pod of the namespace to have it.
+func (h *Handler) imageReview(ctx context.Context, b received, event *Event) (response any, refused *refusal) {
+	version := imagepolicyv1alpha1.SchemeGroupVersion.String()
+	answer := &imagepolicyv1alpha1.ImageReview{TypeMeta: metav1.TypeMeta{APIVersion: version, Kind: imageReviewKind}}
+	deny := func(o Outcome, text string) {
+		answer.Status.Allowed, answer.Status.Reason = false, "pullgate: "+text
+		event.Outcome, event.Message = o, answer.Status.Reason
+	}
+	// An error would leave the answer to the caller's policy for failures.
+	defer func() {
+		if value := recover(); value != nil {
+			h.panicked(value)
+			deny(Failed, "the judgement failed, which is a defect of pullgate; see the log of pullgate-policyd")
+			response, refused = answer, nil
+		}
+	}()
+	if b.denied != "" {
+		deny(Invalid, "the review "+b.denied)
+		return answer, nil
+	}
+	var review imagepolicyv1alpha1.ImageReview
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(b.text, &review); err != nil {
+		return nil, refuse(http.StatusBadRequest, "the body is not an ImageReview")
+	}
+	if review.Kind != imageReviewKind || review.APIVersion != version {
+		return nil, refuse(http.StatusBadRequest, "apiVersion and kind must be "+version+" and "+imageReviewKind)
+	}
+	event.Namespace = review.Spec.Namespace
+	images := distinct(review.Spec.Containers)
+	switch {
+	case len(images) == 0:
+		deny(Invalid, "the review has no image")
+		return answer, nil
+	case len(images) > maxImages:
+		deny(Invalid, fmt.Sprintf("the review has more than %d images", maxImages))
+		return answer, nil
+	}
+	denied, refused := h.deniedImages(ctx, review.Spec.Namespace, images, event)
+	if refused != nil {
+		return nil, refused
+	}
+	if len(denied) == 0 {
+		b.done()
+		denied = h.unsignedImages(ctx, review.Spec.Namespace, images, event)
+	}
+	event.Outcome, answer.Status.Allowed = Allowed, true
+	if len(denied) > 0 {
+		deny(Denied, reason(denied))
+	}
+	return answer, nil
+}
+
+// deniedImages returns a text for each image that is denied, and adds the findings to the event.
+func (h *Handler) deniedImages(ctx context.Context, namespace string, images []string, event *Event) (denied []string, refused *refusal) {
+	s := admission.Subject{Stage: admission.StageImageReview, Pod: podview.Pod{Namespace: namespace}}
+	if h.options.Chain.Exempts(s) == "" {
+		s.Pod.NamespaceLabels = h.labels(ctx, namespace)
+	}
+	event.Decision.Answer = admission.Admit
+	for _, image := range images {
+		if ctx.Err() != nil {
+			return nil, refuse(http.StatusServiceUnavailable, "the review was not finished in time")
+		}
+		c := podview.Container{Image: podview.Absent[string]()}
+		if image != "" {
+			c.Image = podview.Set(image)
+		}
+		s.Containers = []podview.Container{c}
+		d := h.options.Chain.Evaluate(ctx, s)
+		event.Decision.PolicyHash, event.Decision.Exemption = d.PolicyHash, d.Exemption
+		if len(event.Decision.Findings) < maxFindings {
+			event.Decision.Findings = append(event.Decision.Findings, d.Findings...)
+		}
+		if !d.Admitted() {
+			event.Decision.Answer = d.Answer
+			_, text := d.Refusal()
+			denied = append(denied, "image "+shown(image)+": "+text)
+		}
+	}
+	return denied, nil
+}
+
+// unsignedImages returns a text for each image that is denied by rules about signatures, and adds the findings to the event.
+func (h *Handler) unsignedImages(ctx context.Context, namespace string, images []string, event *Event) (denied []string) {
+	if h.options.Signatures == nil {
+		return nil
+	}
+	findings, _ := h.options.Signatures.Judge(ctx, SignedImages{Namespace: namespace, Images: images})
+	if len(findings) == 0 {
+		return nil
+	}
+	d := admission.DecisionOf(findings)
+	event.Decision.Answer = d.Answer
+	event.Decision.Findings = append(event.Decision.Findings, findings[:min(len(findings), maxFindings)]...)
+	for _, f := range findings {
+		if f.Answer != admission.Admit && !f.Audit {
+			denied = append(denied, f.Message)
+		}
+	}
+	return denied
+}
+
+// distinct returns the different images of a review, in their order.
+func distinct(containers []imagepolicyv1alpha1.ImageReviewContainerSpec) []string {
+	seen := map[string]bool{}
+	var images []string
+	for _, c := range containers {
+		if !seen[c.Image] {
+			seen[c.Image] = true
+			images = append(images, c.Image)
+		}
+	}
+	return images
+}
+
+// maxShown bounds what a reason shows of the name of an image.
+const maxShown = 256
+
+func shown(image string) string {
+	if len(image) > maxShown {
+		return strconv.Quote(image[:maxShown]) + "…"
+	}
+	return strconv.Quote(image)
+}
+
+// reason joins texts for the user.
+func reason(denied []string) string {
+	more := ""
+	if n := len(denied) - maxReasons; n > 0 {
+		denied, more = denied[:maxReasons], fmt.Sprintf("; and %d more images", n)
+	}
+	return strings.ToValidUTF8(strings.Join(denied, "; "), "?") + more
+}

@@ -1,0 +1,98 @@
+package webhook_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	imagepolicyv1alpha1 "k8s.io/api/imagepolicy/v1alpha1"
+
+	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
+)
+
+// reviewImages sends a review as the plugin of kube-apiserver sends it.
+func (w *world) reviewImages(t *testing.T, namespace string, images ...string) imagepolicyv1alpha1.ImageReviewStatus {
+	t.Helper()
+	var containers []string
+	for _, image := range images {
+		containers = append(containers, fmt.Sprintf(`{"image":%q}`, image))
+	}
+	body := `{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","metadata":{},"spec":{"containers":[` + strings.Join(containers, ",") +
+		`],"annotations":{"x.image-policy.k8s.io/break-glass":"T-7"},"namespace":"` + namespace + `"},"status":{"allowed":false}}`
+	answer := w.post(t.Context(), webhook.ImageReviewPath+"?timeout=30s", []byte(body))
+	var review imagepolicyv1alpha1.ImageReview
+	if err := json.Unmarshal(answer.Body.Bytes(), &review); err != nil || answer.Code != http.StatusOK || review.Kind != "ImageReview" || review.APIVersion != "imagepolicy.k8s.io/v1alpha1" {
+		t.Fatalf("answer %d, %s; want a review", answer.Code, answer.Body)
+	}
+	if review.Status.Allowed == (review.Status.Reason != "") {
+		t.Errorf("status %+v; want a reason for a denial only", review.Status)
+	}
+	return review.Status
+}
+
+func TestImageReview(t *testing.T) {
+	const id = "sha256:0123456789012345678901234567890123456789012345678901234567890123"
+	elsewhere := "}\nbinding: {namespaces: [other]}\nspec: {spec: {containers: [{image: [{registry: {whitelist: [other.test]}}]}]}}"
+	accept := "}\nbinding: {mode: Accept, namespaces: [free]}\nspec: {spec: {containers: [{image: [{registry: {whitelist: [free.test]}}]}]}}"
+	selected := "}\nbinding: {namespaceSelector: {matchLabels: {tier: dev}}}\nspec: {spec: {containers: [{image: [{tag: {blacklist: [latest]}}]}]}}"
+	everythingElse := "}\nspec: {metadata: {name: {whitelist: [x]}}, spec: {securityContext: {hostNetwork: {require: false}}, volumes: [{volumeType: {whitelist: [secret]}}], containers: [{securityContext: {privileged: {forbidNil: true}}}]}}"
+	w := newWorld(t, webhook.Options{Chain: chain(t, onlyGood, elsewhere, accept, selected, everythingElse), Namespaces: labels{"team": {}, "dev": {"tier": "dev"}, "other": {}, "free": {}}})
+	for name, tc := range map[string]struct {
+		namespace string
+		images    []string
+		want      string
+	}{
+		"allowed":             {"team", []string{"good.test/a:1", "good.test/b:2"}, ""},
+		"denied":              {"team", []string{"good.test/a:1", "bad.test/b:2"}, `pullgate: image "bad.test/b:2": policy a: spec.spec.containers[0].image[0].registry: "bad.test" is not allowed`},
+		"docker.io":           {"team", []string{"busybox"}, `"docker.io" is not allowed`},
+		"digest":              {"team", []string{"good.test/a@" + id}, ""},
+		"image ID":            {"team", []string{id}, "the value is not known"},
+		"invalid name":        {"team", []string{"good.test/A B"}, "the value is not known"},
+		"empty name":          {"team", []string{""}, "the value is not known"},
+		"namespace, two":      {"other", []string{"good.test/a"}, `policy b`},
+		"accepted":            {"free", []string{"free.test/a"}, ""},
+		"accepted or allowed": {"free", []string{"free.test/a", "good.test/a"}, ""},
+		"labels":              {"dev", []string{"good.test/a"}, `"latest" is not allowed`},
+		"labels, other tag":   {"dev", []string{"good.test/a:1"}, ""},
+		"unknown labels":      {"new", []string{"good.test/a"}, `"latest" is not allowed`},
+		"no namespace":        {"", []string{"good.test/a:1"}, "policy b"},
+		"no image":            {"team", nil, "no image"},
+		"four denied":         {"team", []string{"a.test/1", "a.test/2", "a.test/3", "a.test/4", "a.test/4"}, "; and 1 more images"},
+		"long name":           {"team", []string{"a.test/" + strings.Repeat("x", 9000)}, "…: policy a"},
+	} {
+		got := w.reviewImages(t, tc.namespace, tc.images...)
+		if got.Allowed != (tc.want == "") || !strings.Contains(got.Reason, tc.want) || len(got.Reason) > 3000 || strings.Contains(got.Reason, "T-7") {
+			t.Errorf("%s: %+v; want %q", name, got, tc.want)
+		}
+		outcome := map[bool]webhook.Outcome{true: webhook.Allowed, false: webhook.Denied}[got.Allowed]
+		if tc.images == nil {
+			outcome = webhook.Invalid
+		}
+		if e := w.last(); e.Outcome != outcome || e.Namespace != tc.namespace || e.Path != webhook.ImageReviewPath {
+			t.Errorf("%s: event %+v; want %s", name, e, outcome)
+		}
+	}
+	many := make([]string, 1001)
+	for i := range many {
+		many[i] = fmt.Sprintf("good.test/a:%d", i)
+	}
+	if got := w.reviewImages(t, "team", many...); got.Allowed || !strings.Contains(got.Reason, "1000") {
+		t.Errorf("1001 images: %+v; want a denial", got)
+	}
+	if got := w.reviewImages(t, "team", many[1:]...); !got.Allowed || len(w.last().Decision.Findings) > 200 {
+		t.Errorf("1000 images: %+v with %d findings", got, len(w.last().Decision.Findings))
+	}
+}
+
+// The answer has nothing that the backend's caller has sent, except the names of denied images.
+func TestImageReviewAnswer(t *testing.T) {
+	w := newWorld(t, webhook.Options{})
+	answer := w.post(t.Context(), webhook.ImageReviewPath, []byte(`{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","spec":{"containers":[{"image":"a"}]},"status":{"allowed":false}}`))
+	want := `{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","metadata":{},"spec":{},"status":{"allowed":true}}`
+	if d := cmp.Diff(want, answer.Body.String()); d != "" || answer.Header().Get("Content-Type") != "application/json" {
+		t.Errorf("answer (-want +got):\n%s", d)
+	}
+}

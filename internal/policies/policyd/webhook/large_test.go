@@ -1,0 +1,104 @@
+package webhook_test
+
+import (
+	"context"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/policyd/review"
+	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
+)
+
+// A list with many small elements takes a hundred times its size once it is decoded.
+func TestManyValuesAreDenied(t *testing.T) {
+	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Templates: templates()})
+	for _, element := range []string{"{}", "null", `{"name":"a"}`} {
+		many := "[" + strings.Repeat(element+",", 200_000) + element + "]"
+		for _, field := range []string{"containers", "volumes", "initContainers", "ephemeralContainers", "tolerations"} {
+			spec := `{"` + field + `":` + many + `}`
+			for name, body := range map[string]string{
+				"pod":             `"resource":{"resource":"pods","version":"v1"},"kind":{"version":"v1","kind":"Pod"},"object":{"spec":` + spec + `}`,
+				"custom resource": `"resource":{"group":"example.com","resource":"workers"},"object":{"spec":{"worker":{"template":{"spec":` + spec + `}}}}`,
+			} {
+				text := `{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{"uid":"u","operation":"CREATE","namespace":"team",` + body + `}}`
+				before := allocated()
+				answer := send(t, w, webhook.ValidatePath, text)
+				if used := allocated() - before; used > 32<<20 {
+					t.Errorf("%s, %s of %s: %d MiB allocated", name, field, element, used>>20)
+				}
+				if !strings.Contains(answer, `"uid":"u","allowed":false`) || !strings.Contains(answer, "pullgate: the object is too large to be judged") {
+					t.Errorf("%s, %s of %s: %s; want a denial", name, field, element, answer)
+				}
+			}
+		}
+		text := `{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","spec":{"namespace":"team","containers":` + many + `}}`
+		if answer := send(t, w, webhook.ImageReviewPath, text); !strings.Contains(answer, `"allowed":false,"reason":"pullgate: the review is too large to be judged"`) {
+			t.Errorf("image review with %s: %s; want a denial", element, answer)
+		}
+	}
+}
+
+// allocated returns how many bytes have been allocated so far.
+func allocated() uint64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.TotalAlloc
+}
+
+func send(t *testing.T, w *world, path, body string) string {
+	t.Helper()
+	return w.post(t.Context(), path+"?timeout=1s", []byte(body)).Body.String()
+}
+
+// A waiting is a reviewer, and has the labels of namespaces; both wait.
+type waiting struct{ entered, release chan struct{} }
+
+func (w waiting) wait() {
+	w.entered <- struct{}{}
+	<-w.release
+}
+
+func (w waiting) Review(context.Context, review.Subject) []admission.Finding {
+	w.wait()
+	return []admission.Finding{{Answer: admission.Admit}}
+}
+
+func (w waiting) Labels(context.Context, string) (map[string]string, bool) {
+	w.wait()
+	return nil, false
+}
+
+// Large objects are judged one at a time. A review that takes long does not make others wait.
+func TestLargeObjectsWaitForEachOther(t *testing.T) {
+	large := strings.Replace(string(pod("{containers: [{name: c, image: a}]}").body(t)), `"object":{`, `"object":{"x":"`+strings.Repeat("x", 300<<10)+`",`, 1)
+	const allowed = `"allowed":true`
+	sendAll := func(w *world, n int, want string) *sync.WaitGroup {
+		var all sync.WaitGroup
+		for range n {
+			all.Go(func() {
+				if answer := send(t, w, webhook.ValidatePath, large); !strings.Contains(answer, want) {
+					t.Errorf("%s; want %s", answer, want)
+				}
+			})
+		}
+		return &all
+	}
+	review := waiting{make(chan struct{}), make(chan struct{})}
+	all := sendAll(newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Reviewer: review}), 3, allowed)
+	for range 3 {
+		<-review.entered
+	}
+	close(review.release)
+	all.Wait()
+
+	labels := waiting{make(chan struct{}), make(chan struct{})}
+	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Namespaces: labels})
+	first := sendAll(w, 1, allowed)
+	<-labels.entered
+	sendAll(w, 2, "the object is large, and was not judged in time").Wait()
+	close(labels.release)
+	first.Wait()
+}

@@ -1,0 +1,165 @@
+package webhook_test
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
+)
+
+// apiserver answers requests for namespaces as a kube-apiserver does, in JSON.
+type apiserver struct {
+	mu       sync.Mutex
+	all      map[string]map[string]string // the labels
+	hidden   map[string]bool              // not in lists yet
+	broken   bool
+	requests map[string]int
+	events   chan string // events that a watch sends
+}
+
+func (a *apiserver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	const path = "/api/v1/namespaces"
+	a.mu.Lock()
+	name, one := strings.CutPrefix(r.URL.Path, path+"/")
+	watch := r.URL.Query().Get("watch") != ""
+	kind := "list"
+	switch {
+	case one:
+		kind = "get"
+	case watch:
+		kind = "watch"
+	}
+	a.requests[kind]++
+	labels, exists := a.all[name]
+	broken := a.broken
+	list := corev1.NamespaceList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NamespaceList"}, ListMeta: metav1.ListMeta{ResourceVersion: "1"}}
+	for name, labels := range a.all {
+		if !a.hidden[name] {
+			list.Items = append(list.Items, namespace(name, labels))
+		}
+	}
+	a.mu.Unlock()
+	w.Header().Set("Content-Type", "application/json")
+	switch {
+	case broken:
+		http.Error(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","code":503}`, http.StatusServiceUnavailable)
+	case kind == "watch":
+		w.WriteHeader(http.StatusOK)
+		_ = http.NewResponseController(w).Flush()
+		for {
+			select {
+			case <-r.Context().Done():
+				return
+			case event := <-a.events:
+				_, _ = w.Write([]byte(event + "\n"))
+				_ = http.NewResponseController(w).Flush()
+			}
+		}
+	case kind == "list":
+		_ = json.NewEncoder(w).Encode(list)
+	case !exists:
+		http.Error(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}`, http.StatusNotFound)
+	default:
+		_ = json.NewEncoder(w).Encode(namespace(name, labels))
+	}
+}
+
+func namespace(name string, labels map[string]string) corev1.Namespace {
+	return corev1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}, ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels, ResourceVersion: "2"}}
+}
+
+func (a *apiserver) count(kind string) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.requests[kind]
+}
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not in time: %s", what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestNamespaceWatch(t *testing.T) {
+	a := &apiserver{
+		all: map[string]map[string]string{"dev": {"tier": "dev"}, "new": {"tier": "new"}}, hidden: map[string]bool{"new": true},
+		requests: map[string]int{}, events: make(chan string),
+	}
+	server := httptest.NewServer(a)
+	defer server.Close()
+	w, err := webhook.NewNamespaceWatch(&rest.Config{Host: server.URL})
+	must(t, err)
+	if _, ok := w.Labels(t.Context(), "dev"); ok || w.Synced() || a.count("get") > 0 {
+		t.Error("labels are known, or were requested, before the watch runs")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { w.Run(ctx) })
+	eventually(t, "synced", w.Synced)
+	check := func(namespace string, want map[string]string, requests int) {
+		t.Helper()
+		before := a.count("get")
+		labels, ok := w.Labels(t.Context(), namespace)
+		if ok != (want != nil) || !maps.Equal(labels, want) || a.count("get")-before != requests {
+			t.Errorf("Labels(%s) = %v, %v with %d requests; want %v with %d", namespace, labels, ok, a.count("get")-before, want, requests)
+		}
+	}
+	check("dev", map[string]string{"tier": "dev"}, 0)
+	check("new", map[string]string{"tier": "new"}, 1)
+	check("absent", nil, 1)
+	check("", nil, 0)
+
+	event, err := json.Marshal(map[string]any{"type": "MODIFIED", "object": namespace("dev", map[string]string{"tier": "prod"})})
+	must(t, err)
+	a.events <- string(event)
+	eventually(t, "the change", func() bool {
+		labels, _ := w.Labels(t.Context(), "dev")
+		return labels["tier"] == "prod"
+	})
+	a.mu.Lock()
+	a.broken = true
+	a.mu.Unlock()
+	check("dev", map[string]string{"tier": "prod"}, 0)
+	if _, ok := w.Labels(t.Context(), "new"); ok {
+		t.Error("labels are known without an answer")
+	}
+	cancel()
+	running.Wait()
+	if _, ok := w.Labels(t.Context(), "dev"); ok || w.Synced() {
+		t.Error("labels are known after the watch has ended")
+	}
+	server.CloseClientConnections()
+}
+
+func TestNeedsNamespaces(t *testing.T) {
+	for binding, want := range map[string]bool{
+		"{mode: Drop}": false, "{namespaces: [a]}": false, "{namespaceSelector: {}}": false, "{namespaceSelector: {matchLabels: {a: b}}}": true,
+	} {
+		set, err := restriction.Load([]restriction.File{{Name: "a", Data: []byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: a}\nbinding: " + binding + "\nspec: {}\n")}})
+		must(t, err)
+		if got := webhook.NeedsNamespaces(set); got != want {
+			t.Errorf("%s: %v; want %v", binding, got, want)
+		}
+	}
+	if webhook.NeedsNamespaces(nil) {
+		t.Error("no policy needs namespaces")
+	}
+}

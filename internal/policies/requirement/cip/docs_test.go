@@ -1,0 +1,16 @@
+package cip
+
+import (
+	"reflect"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/policies/requirement/internal/requirementtest"
+)
+
+func TestDocumentedFields(t *testing.T) {
+	requirementtest.CheckFields(t, "Sigstore", reflect.TypeFor[document]())
+}
+
+func TestDocumentedExample(t *testing.T) {
+	requirementtest.Reader(Load).Example(t, APIVersions()[0])
+}

@@ -1,0 +1,80 @@
+package restriction_test
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/policies/restriction"
+)
+
+// The table in docs/restrictions.md is that of Fields. UPDATE=1 rewrites it.
+func TestDocumentedFields(t *testing.T) {
+	const page = "../../../docs/restrictions.md"
+	var table strings.Builder
+	table.WriteString("| field | node | notes |\n| --- | --- | --- |\n")
+	for _, f := range restriction.Fields() {
+		fmt.Fprintf(&table, "| `%s` | %v | %s |\n", f.Path, f.Node, f.Note)
+		// The page says this of all fields in one sentence.
+		if f.Admission != restriction.Exact || (f.PodSource == restriction.Exact) != (f.Path != "binding.namespaceSelector") {
+			t.Errorf("%s: %v with the pod source, %v at admission", f.Path, f.PodSource, f.Admission)
+		}
+	}
+	text := string(read(t, page))
+	before, after, ok := strings.Cut(text, "| field |")
+	if !ok {
+		t.Fatalf("%s has no table of fields", page)
+	}
+	_, after, _ = strings.Cut(after, "\n\n")
+	want := before + table.String() + "\n" + after
+	if os.Getenv("UPDATE") != "" {
+		must(t, os.WriteFile(page, []byte(want), 0o600))
+		return
+	}
+	if text != want {
+		t.Errorf("the table of fields in %s differs from Fields; want\n%s", page, table.String())
+	}
+}
+
+// Each preset is named where presets are documented.
+func TestDocumentedPresets(t *testing.T) {
+	text := string(read(t, "../../../docs/restrictions.md"))
+	for _, name := range restriction.Presets() {
+		if !strings.Contains(text, "`"+name+"`") {
+			t.Errorf("docs/restrictions.md does not name the preset %s", name)
+		}
+	}
+}
+
+// The page says of each admission plugin of the proposal that judges pods what replaces it, and its restrictions are valid.
+func TestDocumentedPlugins(t *testing.T) {
+	_, section, _ := strings.Cut(string(read(t, "../../../docs/restrictions.md")), "## What replaces admission plugins\n")
+	for _, plugin := range []string{
+		"AlwaysPullImages", "ImagePolicyWebhook", "ImagePolicy", "PodSecurityPolicy", "SecurityContextConstraint", "SecurityContextDeny", "DenyEscalatingExec",
+		"DenyExecOnPrivileged", "SCCExecRestrictions", "RunOnceDuration", "LimitRanger", "PodNodeSelector", "PodTolerationRestriction",
+	} {
+		if !regexp.MustCompile(`(?m)^- ([A-Za-z]+, )*` + plugin + `[,:]`).MatchString(section) {
+			t.Errorf("docs/restrictions.md does not say what replaces %s", plugin)
+		}
+	}
+	snippets := regexp.MustCompile("`([a-zA-Z]+: [{\\[][^`]*)`").FindAllStringSubmatch(section, -1)
+	if len(snippets) == 0 {
+		t.Error("no restriction replaces a plugin")
+	}
+	for _, s := range snippets {
+		if _, err := restriction.Parse([]byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: a}\nspec: {spec: {" + s[1] + "}}\n")); err != nil {
+			t.Errorf("%s: %v", s[1], err)
+		}
+	}
+}
+
+func TestDocumentedExample(t *testing.T) {
+	_, example, _ := strings.Cut(string(read(t, "../../../docs/restrictions.md")), "```yaml\n")
+	example, _, ok := strings.Cut(example, "```")
+	p, err := restriction.Parse([]byte(example))
+	if !ok || err != nil || p.Metadata.Name != "web" {
+		t.Errorf("Parse = %v, %v; want the policy of the page", p, err)
+	}
+}

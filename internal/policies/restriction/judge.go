@@ -1,0 +1,345 @@
+package restriction
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/pullgate/pullgate/internal/policies/podview"
+)
+
+// A Set is an immutable set of policies. It may be used by several goroutines. A nil Set and an empty one admit every pod.
+type Set struct {
+	policies []*policy // ordered by name, which are different
+	images   bool      // a policy restricts image names
+	types    typeNumbers
+	parts    int // how many different parts the policies have
+}
+
+// A policy is a compiled PodRestriction.
+type policy struct {
+	name          string
+	accept, audit bool
+	binding       binding
+	source        Binding // what binding was compiled from
+	rule          podRule
+	leaves        []*leaf         // all of them, for Unjudged
+	restricts     map[string]bool // the paths of the fields that it restricts
+}
+
+// Options say where the view of a judgement comes from, and what is compared.
+type Options struct {
+	From Source
+	// Refuse makes a field that the source never carries violate a Drop policy. By default it is ignored.
+	Refuse bool
+	// Scope says which restrictions are compared.
+	Scope Scope
+	// AssumeUnknown makes a field match that the source carries and whose value is unknown. A pod that is denied even so is denied whatever
+	// the values are. It is for explanations only.
+	AssumeUnknown bool
+	// Others are the other containers of the pod, if the source knows them. An Accept policy must match them too.
+	Others []podview.Container
+}
+
+// A Scope says which restrictions a judgement compares. A field outside of the scope matches every policy if its value is not known.
+type Scope uint8
+
+const (
+	// WholePod compares every field.
+	WholePod Scope = iota
+	// Template is for pod templates: it leaves the name to the pods, which have generated ones.
+	Template
+	// ImagesOnly leaves everything but the names of images to other judgements. An Accept policy matches if it accepts the image in some pod.
+	ImagesOnly
+)
+
+// has reports whether a field is in the scope.
+func (s Scope) has(f *Field) bool {
+	switch s {
+	case Template:
+		return f.Path != pathName
+	case ImagesOnly:
+		return f.Path == pathImages
+	case WholePod:
+	}
+	return true
+}
+
+// A Decision is the answer for a pod. The zero Decision denies.
+type Decision struct {
+	Admitted bool
+	// AcceptedBy is the name of the first Accept policy that the pod matches; "" if there is none.
+	AcceptedBy string
+	// Violations are those of the Drop policies, ordered by policy, at most 100 of each. In an admitted pod each is of a policy that only
+	// reports.
+	Violations []Violation
+}
+
+// A Violation is one field of a pod that does not match a policy.
+type Violation struct {
+	Policy string
+	// Audit reports whether the policy only reports.
+	Audit bool
+	// Path is the path of the restriction in the policy.
+	Path string
+	// Container and Mount are the name of the container and the path of its mount that the violation is about; "" if it is not about
+	// one.
+	Container, Mount string
+	// Unknown reports whether the field is not known. Value is "" then.
+	Unknown bool
+	// Value is the value of the pod, shortened; Allowed describes the values that match.
+	Value, Allowed string
+}
+
+// String returns the violation as a sentence for the user of the pod.
+func (v Violation) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "policy %s: ", v.Policy)
+	if v.Container != "" {
+		fmt.Fprintf(&b, "container %s: ", shown(v.Container))
+	}
+	if v.Mount != "" {
+		fmt.Fprintf(&b, "mount %s: ", shown(v.Mount))
+	}
+	if v.Unknown {
+		fmt.Fprintf(&b, "%s: the value is not known", v.Path)
+	} else {
+		fmt.Fprintf(&b, "%s: %s is not allowed", v.Path, v.Value)
+	}
+	fmt.Fprintf(&b, "; allowed: %s", v.Allowed)
+	return b.String()
+}
+
+// Judge compares a pod with the policies that are bound to its namespace.
+//
+// At admission, containers are all containers of the pod. At the node they are the one that is about to be created; none means that only
+// the sandbox is, and fields that the CRI carries with containers are left to later judgements. Without Options.Others a container is judged for
+// itself there, so two containers of a pod can be accepted by different Accept policies.
+func (s *Set) Judge(p *podview.Pod, containers []podview.Container, o Options) Decision {
+	if s.Len() == 0 {
+		return Decision{Admitted: true}
+	}
+	whole := containers
+	if len(o.Others) > 0 {
+		whole = slices.Concat(containers, o.Others)
+	}
+	answers := make([]answer, s.parts*(1+len(whole)))
+	j := judgement{
+		Options: o, sandbox: o.From != Admission && len(containers) == 0, pod: p, answers: answers[:s.parts],
+		subjects: s.subjects(whole, answers[s.parts:]),
+	}
+	acceptedInAudit := false
+	for _, policy := range s.policies {
+		if !policy.accept || policy.audit && acceptedInAudit || !j.matches(policy, false) {
+			continue
+		}
+		if !policy.audit {
+			return Decision{Admitted: true, AcceptedBy: policy.name}
+		}
+		acceptedInAudit = true
+	}
+	j.subjects = j.subjects[:len(containers)]
+	d := Decision{Admitted: true}
+	for _, policy := range s.policies {
+		if policy.accept || policy.audit && acceptedInAudit || j.matches(policy, true) {
+			continue
+		}
+		d.Admitted = d.Admitted && policy.audit
+		d.Violations = append(d.Violations, j.explain(policy)...)
+	}
+	return d
+}
+
+// A judgement is one call of Judge.
+type judgement struct {
+	Options
+	sandbox  bool
+	pod      *podview.Pod
+	answers  []answer // of the pod
+	subjects []subject
+
+	accept  bool         // the policy is an Accept policy
+	report  *[]Violation // where violations are added; nil if only the answer matters
+	subject *subject     // the container that is compared; nil outside of containers
+	mount   string       // the path of the mount that is compared
+}
+
+// matches reports whether a pod matches a policy. unbound is the answer if the policy is not bound to the pod's namespace.
+func (j *judgement) matches(p *policy, unbound bool) bool {
+	j.accept = p.accept
+	switch p.binding.includes(j.pod) {
+	case no:
+		return unbound
+	case unknown:
+		if p.accept {
+			return unbound
+		}
+	case yes:
+	}
+	ok := j.once(p.rule.podPart, func() bool { return p.rule.checkPod(j, j.pod) })
+	if j.report == nil && !ok {
+		return false
+	}
+	ok = p.rule.checkVolumes(j, j.pod.Volumes) && ok
+	for i := range j.subjects {
+		ok = p.rule.checkContainer(j, &j.subjects[i]) && ok
+		if !ok && j.decided() {
+			break
+		}
+	}
+	return ok
+}
+
+// maxViolations bounds what is reported of one policy, because a tenant chooses the numbers of containers and of mounts.
+const maxViolations = 100
+
+// decided reports whether a further comparison of a pod that does not match so far changes nothing.
+func (j *judgement) decided() bool { return j.report == nil || len(*j.report) >= maxViolations }
+
+// explain returns the violations of a policy that the pod does not match.
+func (j *judgement) explain(p *policy) []Violation {
+	var found []Violation
+	j.report = &found
+	j.matches(p, true)
+	j.report = nil
+	found = found[:min(len(found), maxViolations)]
+	for i := range found {
+		found[i].Policy, found[i].Audit = p.name, p.audit
+	}
+	return found
+}
+
+// violated reports a value that does not match, and returns false.
+func (j *judgement) violated(l *leaf, value string) bool {
+	if j.report != nil {
+		j.add(Violation{Path: l.path, Value: value, Allowed: l.allowed})
+	}
+	return false
+}
+
+func (j *judgement) violatedNumber(l *leaf, n int64) bool {
+	if j.report != nil {
+		j.add(Violation{Path: l.path, Value: strconv.FormatInt(n, 10), Allowed: l.allowed})
+	}
+	return false
+}
+
+// unknown is the answer for a field that the view does not have.
+func (j *judgement) unknown(l *leaf) bool {
+	if l.field.at(j.From) == Never {
+		return j.unjudged(l)
+	}
+	return j.leftOut(l) || j.AssumeUnknown || j.violatedByUnknown(l)
+}
+
+// unjudged is the answer for what the source never carries.
+func (j *judgement) unjudged(l *leaf) bool {
+	return j.leftOut(l) || !j.accept && (!j.Refuse || j.violatedByUnknown(l))
+}
+
+// leftOut reports whether a field is left to another judgement: to that of each container, or by the scope.
+func (j *judgement) leftOut(l *leaf) bool {
+	return j.sandbox && l.field.ByContainer || !j.Scope.has(l.field)
+}
+
+func (j *judgement) violatedByUnknown(l *leaf) bool {
+	if j.report != nil {
+		j.add(Violation{Path: l.path, Unknown: true, Allowed: l.allowed})
+	}
+	return false
+}
+
+func (j *judgement) add(v Violation) {
+	if j.subject != nil {
+		v.Container, v.Mount = j.subject.container.Name, j.mount
+	}
+	*j.report = append(*j.report, v)
+}
+
+// A subject is one container, prepared for all policies.
+type subject struct {
+	container *podview.Container
+	image     imageName
+	mounts    []mount // without repetitions
+	answers   []answer
+}
+
+// A mount is one of a container, with the set that has the type of its volume.
+type mount struct {
+	*podview.Mount
+	bit typeBits
+}
+
+// An answer is whether a pod or a container matches a part of policies, whose number is its index. Many policies have equal parts, and each is
+// compared once.
+type answer uint8
+
+const (
+	notCompared answer = iota
+	matched
+	different
+)
+
+func (s *Set) subjects(containers []podview.Container, answers []answer) []subject {
+	all := make([]subject, len(containers))
+	for i := range containers {
+		c := &containers[i]
+		all[i] = subject{container: c, mounts: s.distinct(c.Mounts), answers: answers[i*s.parts : (i+1)*s.parts]}
+		if s.images {
+			all[i].image = imageOf(c.Image)
+		}
+	}
+	return all
+}
+
+// once returns whether the container that is compared, or the pod, matches a part. It calls check for the first policy that has the part. A
+// report is made for itself: with AssumeUnknown it has violations of a part that matches.
+func (j *judgement) once(part int, check func() bool) bool {
+	if j.report != nil {
+		return check()
+	}
+	answers := j.answers
+	if j.subject != nil {
+		answers = j.subject.answers
+	}
+	a := &answers[part]
+	if *a == notCompared {
+		*a = different
+		if check() {
+			*a = matched
+		}
+	}
+	return *a == matched
+}
+
+// maxCompared bounds the comparisons for one mount, because a tenant chooses the number of mounts.
+const maxCompared = 32
+
+// distinct returns the mounts that differ in more than their paths in the container; no policy restricts that path. Containers have many
+// similar mounts, and each is compared with each policy.
+func (s *Set) distinct(v podview.Value[[]podview.Mount]) []mount {
+	mounts, _ := v.Effective()
+	if len(mounts) == 0 {
+		return nil
+	}
+	kept := make([]mount, 0, min(len(mounts), maxCompared))
+	for i := range mounts {
+		m := &mounts[i]
+		if !slices.ContainsFunc(kept[:min(len(kept), maxCompared)], func(d mount) bool {
+			return d.Volume == m.Volume && d.ReadOnly == m.ReadOnly && d.Propagation == m.Propagation
+		}) {
+			kept = append(kept, mount{m, s.bitOf(m.Volume.Type)})
+		}
+	}
+	return kept
+}
+
+// bitOf returns the set with the type of a volume; the empty set if it is not known or has no number.
+func (s *Set) bitOf(v podview.Value[string]) typeBits {
+	name, known := v.Effective()
+	if !known {
+		return 0
+	}
+	return s.types.bit(name)
+}

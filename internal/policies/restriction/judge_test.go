@@ -1,0 +1,336 @@
+package restriction_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
+)
+
+func TestBinding(t *testing.T) {
+	known := podview.Set(map[string]string{"team": "a"})
+	var unknown podview.Value[map[string]string]
+	for name, tc := range map[string]struct {
+		binding      string
+		labels       podview.Value[map[string]string]
+		drop, accept bool // whether a policy of the mode is bound
+	}{
+		"absent":                     {"{mode: MODE}", known, true, true},
+		"the namespace":              {"{mode: MODE, namespaces: [team-b, team-a]}", unknown, true, true},
+		"another namespace":          {"{mode: MODE, namespaces: [team-b]}", known, false, false},
+		"labels":                     {"{mode: MODE, namespaceSelector: {matchLabels: {team: a}}}", known, true, true},
+		"other labels":               {"{mode: MODE, namespaceSelector: {matchLabels: {team: b}}}", known, false, false},
+		"absent labels":              {"{mode: MODE, namespaceSelector: {matchLabels: {team: a}}}", podview.Absent[map[string]string](), false, false},
+		"unknown labels":             {"{mode: MODE, namespaceSelector: {matchLabels: {team: b}}}", unknown, true, false},
+		"an empty selector":          {"{mode: MODE, namespaceSelector: {}}", unknown, true, true},
+		"name or labels":             {"{mode: MODE, namespaces: [team-b], namespaceSelector: {matchLabels: {team: a}}}", known, true, true},
+		"labels or name":             {"{mode: MODE, namespaces: [team-a], namespaceSelector: {matchLabels: {team: b}}}", known, true, true},
+		"neither name nor labels":    {"{mode: MODE, namespaces: [team-b], namespaceSelector: {matchLabels: {team: b}}}", known, false, false},
+		"In":                         {"{mode: MODE, namespaceSelector: {matchExpressions: [{key: team, operator: In, values: [b, a]}]}}", known, true, true},
+		"NotIn":                      {"{mode: MODE, namespaceSelector: {matchExpressions: [{key: team, operator: NotIn, values: [a]}]}}", known, false, false},
+		"NotIn without the label":    {"{mode: MODE, namespaceSelector: {matchExpressions: [{key: tier, operator: NotIn, values: [a]}]}}", known, true, true},
+		"Exists":                     {"{mode: MODE, namespaceSelector: {matchExpressions: [{key: tier, operator: Exists}]}}", known, false, false},
+		"DoesNotExist":               {"{mode: MODE, namespaceSelector: {matchExpressions: [{key: tier, operator: DoesNotExist}]}}", known, true, true},
+		"all conditions must be met": {"{mode: MODE, namespaceSelector: {matchLabels: {team: a}, matchExpressions: [{key: tier, operator: Exists}]}}", known, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := allowed()
+			pod.NamespaceLabels = tc.labels
+			drop := load(t, file("drop", strings.Replace(tc.binding, "MODE", "Drop", 1), "{metadata: {name: {blacklist: [web]}}}"))
+			if d := drop.Judge(&pod, nil, restriction.Options{}); d.Admitted == tc.drop {
+				t.Errorf("bound as Drop: %v; want %v", !d.Admitted, tc.drop)
+			}
+			accept := load(t, file("accept", strings.Replace(tc.binding, "MODE", "Accept", 1), "{}"), file("deny", "", "{metadata: {name: {blacklist: [web]}}}"))
+			if d := accept.Judge(&pod, nil, restriction.Options{}); d.Admitted != tc.accept || (d.AcceptedBy == "accept") != tc.accept {
+				t.Errorf("bound as Accept: %v by %q; want %v", d.Admitted, d.AcceptedBy, tc.accept)
+			}
+		})
+	}
+}
+
+// A message without a namespace is bound by every Drop policy and by no Accept policy that names namespaces.
+func TestUnknownNamespace(t *testing.T) {
+	pod := allowed()
+	pod.Namespace = ""
+	const no = "{metadata: {name: {blacklist: [web]}}}"
+	if d := load(t, file("drop", "{namespaces: [team-b]}", no)).Judge(&pod, nil, restriction.Options{From: restriction.Node}); d.Admitted {
+		t.Error("a Drop policy is not bound to an unknown namespace")
+	}
+	if d := load(t, file("accept", "{mode: Accept, namespaces: [team-b]}", "{}"), file("drop", "", no)).Judge(&pod, nil, restriction.Options{}); d.Admitted {
+		t.Error("an Accept policy is bound to an unknown namespace")
+	}
+}
+
+// An Accept policy matches the whole pod where the other containers are known. At a node that does not know them, two containers can be accepted
+// by two policies of which neither matches the pod. Drop policies are compared with the container that is created.
+func TestAcceptIsForTheWholePod(t *testing.T) {
+	of := func(path string) string {
+		return "{spec: {containers: [{image: [{image: {whitelist: [" + path + "]}}]}]}}"
+	}
+	set := load(t, file("a", "{mode: Accept}", of("team/a")), file("b", "{mode: Accept}", of("team/b")), file("drop", "", "{metadata: {name: {blacklist: [web]}}}"))
+	pod, a, b := allowed(), container("a"), container("b")
+	a.Image, b.Image = podview.Set("repo.test/team/a:1"), podview.Set("repo.test/team/b:1")
+	for name, tc := range map[string]struct {
+		containers []podview.Container
+		o          restriction.Options
+		accepted   string
+	}{
+		"the webhook":                      {[]podview.Container{a, b}, restriction.Options{From: restriction.Admission}, ""},
+		"the webhook, one container":       {[]podview.Container{a}, restriction.Options{From: restriction.Admission}, "a"},
+		"the pod source, a":                {[]podview.Container{a}, restriction.Options{From: restriction.NodeWithPodSource, Others: []podview.Container{b}}, ""},
+		"the pod source, b":                {[]podview.Container{b}, restriction.Options{From: restriction.NodeWithPodSource, Others: []podview.Container{a}}, ""},
+		"the pod source, equal containers": {[]podview.Container{b}, restriction.Options{From: restriction.NodeWithPodSource, Others: []podview.Container{b}}, "b"},
+		"without the pod source, a":        {[]podview.Container{a}, restriction.Options{From: restriction.Node}, "a"},
+		"without the pod source, b":        {[]podview.Container{b}, restriction.Options{From: restriction.Node}, "b"},
+	} {
+		if d := set.Judge(&pod, tc.containers, tc.o); d.AcceptedBy != tc.accepted || d.Admitted != (tc.accepted != "") {
+			t.Errorf("%s: admitted %v by %q; want by %q", name, d.Admitted, d.AcceptedBy, tc.accepted)
+		}
+	}
+	drop := load(t, file("drop", "", of("team/a")))
+	if d := drop.Judge(&pod, []podview.Container{a}, restriction.Options{From: restriction.NodeWithPodSource, Others: []podview.Container{b}}); !d.Admitted {
+		t.Errorf("violations %v of another container", d.Violations)
+	}
+}
+
+func TestCombination(t *testing.T) {
+	const no, yes = "{metadata: {name: {blacklist: [web]}}}", "{metadata: {name: {whitelist: [web]}}}"
+	audit := func(f restriction.File) restriction.File {
+		f.Data = []byte(strings.Replace(string(f.Data), "{name: "+f.Name[:len(f.Name)-5]+"}", "{name: "+f.Name[:len(f.Name)-5]+", annotations: {policy.pullgate.dev/mode: Audit}}", 1))
+		return f
+	}
+	accept := func(name, spec string) restriction.File { return file(name, "{mode: Accept}", spec) }
+	drop := func(name, spec string) restriction.File { return file(name, "", spec) }
+	for name, tc := range map[string]struct {
+		files   []restriction.File
+		admit   bool
+		reports []string // policies with violations
+	}{
+		"no policy":                            {nil, true, nil},
+		"all Drop policies match":              {[]restriction.File{drop("a", yes), drop("b", yes)}, true, nil},
+		"one Drop policy does not":             {[]restriction.File{drop("a", yes), drop("b", no)}, false, []string{"b"}},
+		"every violated policy is named":       {[]restriction.File{drop("c", no), drop("a", no), drop("b", yes)}, false, []string{"a", "c"}},
+		"any Accept policy is enough":          {[]restriction.File{drop("a", no), accept("b", no), accept("c", yes)}, true, nil},
+		"no Accept policy matches":             {[]restriction.File{drop("a", no), accept("b", no)}, false, []string{"a"}},
+		"an Accept policy alone denies no pod": {[]restriction.File{accept("b", no)}, true, nil},
+		"audit reports":                        {[]restriction.File{audit(drop("a", no))}, true, []string{"a"}},
+		"audit beside enforcement":             {[]restriction.File{audit(drop("a", no)), drop("b", no)}, false, []string{"a", "b"}},
+		"an audited Accept does not admit":     {[]restriction.File{audit(accept("a", yes)), drop("b", no)}, false, []string{"b"}},
+		"an audited Accept meets audit":        {[]restriction.File{audit(accept("a", yes)), audit(drop("b", no))}, true, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := allowed()
+			d := load(t, tc.files...).Judge(&pod, []podview.Container{container("web")}, restriction.Options{})
+			var reports []string
+			for _, v := range d.Violations {
+				reports = append(reports, v.Policy)
+			}
+			if d.Admitted != tc.admit || !slices.Equal(reports, tc.reports) {
+				t.Errorf("Judge = %v with violations of %q; want %v, %q", d.Admitted, reports, tc.admit, tc.reports)
+			}
+		})
+	}
+	var none *restriction.Set
+	pod := allowed()
+	if d := none.Judge(&pod, nil, restriction.Options{}); !d.Admitted || none.Len() != 0 || none.Unjudged(restriction.Node) != nil || none.Restricted() != nil {
+		t.Errorf("a nil Set judges %+v; want the pod admitted and nothing else", d)
+	}
+	if (restriction.Decision{}).Admitted {
+		t.Error("the zero Decision admits")
+	}
+}
+
+func TestUnjudgedNamesPolicyAndPath(t *testing.T) {
+	s := load(t, file("b", "{namespaceSelector: {matchLabels: {a: b}}}", "{spec: {restartPolicy: {whitelist: [Always]}, volumes: {forbidEmpty: true, hostPath: {type: {requireNil: true}}}}}"),
+		file("a", "{namespaceSelector: {}}", "{spec: {initContainers: [{imagePullPolicy: {whitelist: [Always]}, securityContext: {privileged: {allowNil: false, require: false}, runAsUser: {allowNil: false}}}]}}"))
+	for from, want := range map[restriction.Source][]restriction.PolicyField{
+		restriction.Node: {
+			{Policy: "a", Path: "spec.spec.initContainers[0].imagePullPolicy"},
+			{Policy: "a", Path: "spec.spec.initContainers[0].securityContext.privileged (whether it is set)"},
+			{Policy: "b", Path: "binding.namespaceSelector"},
+			{Policy: "b", Path: "spec.spec.restartPolicy"},
+			{Policy: "b", Path: "spec.spec.volumes[0] (whether it is set)"},
+			{Policy: "b", Path: "spec.spec.volumes[0].hostPath.type"},
+		},
+		restriction.NodeWithPodSource: {{Policy: "b", Path: "binding.namespaceSelector"}},
+		restriction.Admission:         nil,
+	} {
+		if got := s.Unjudged(from); !slices.Equal(got, want) {
+			t.Errorf("Unjudged(%d) = %v; want %v", from, got, want)
+		}
+	}
+	if got := s.Restricted(); !slices.Contains(got, "spec.spec.containers[].securityContext.runAsUser") || slices.Contains(got, "spec.spec.dnsPolicy") {
+		t.Errorf("Restricted = %q; want the fields of the policies and no others", got)
+	}
+}
+
+// The node never knows these fields without the pod source; the documentation promises the list.
+func TestFieldsThatTheNodeNeverKnows(t *testing.T) {
+	var never []string
+	for _, f := range restriction.Fields() {
+		if f.Node > f.PodSource {
+			t.Errorf("%s is %s with the pod source and %s without", f.Path, f.PodSource, f.Node)
+		}
+		if f.Node == restriction.Never {
+			never = append(never, f.Path[strings.LastIndex(f.Path, ".")+1:])
+		}
+	}
+	if want := []string{"namespaceSelector", "restartPolicy", "activeDeadlineSeconds", "dnsPolicy", "nodeSelector", "type", "imagePullPolicy"}; !slices.Equal(never, want) {
+		t.Errorf("the node never knows %q; want %q", never, want)
+	}
+}
+
+// The table has the fields that policies can restrict, and no others.
+func TestTableOfFieldsIsComplete(t *testing.T) {
+	security := "{privileged: {}, runAsUser: {}, runAsGroup: {}, runAsNonRoot: {}, readOnlyRootFilesystem: {}, allowPrivilegeEscalation: {}, " +
+		"capabilities: {add: {}, drop: {}}, seLinuxOptions: {user: {}, role: {}, type: {}, level: {}}}"
+	volume := "{forbidEmpty: true, volumeType: {}, hostPath: {path: {}, type: {}}, mount: {readOnly: {}, mountPropagation: {}}}"
+	s := load(t, file("all", "{namespaceSelector: {matchLabels: {a: b}}}", "{metadata: {name: {}, labels: {}, annotations: {}}, spec: {"+
+		"restartPolicy: {}, terminationGracePeriodSeconds: {}, activeDeadlineSeconds: {}, dnsPolicy: {}, nodeSelector: {}, automountServiceAccountToken: {}, "+
+		"securityContext: {hostNetwork: {}, hostPID: {}, hostIPC: {}, shareProcessNamespace: {}, supplementalGroups: {}, fsGroup: {}}, "+
+		"volumes: "+volume+", containers: [{image: [{registry: {}, image: {}, tag: {}}], imagePullPolicy: {}, securityContext: "+security+"}]}}"))
+	var all []string
+	for _, f := range restriction.Fields() {
+		all = append(all, f.Path)
+	}
+	slices.Sort(all)
+	if diff := cmp.Diff(all, s.Restricted()); diff != "" {
+		t.Errorf("a policy with every field does not restrict what Fields lists (-Fields +policy):\n%s", diff)
+	}
+}
+
+func TestPresetsJudge(t *testing.T) {
+	if got, want := restriction.Presets(), []string{"baseline", "restricted", "runtime-sockets"}; !slices.Equal(got, want) {
+		t.Fatalf("Presets = %q; want %q", got, want)
+	}
+	if _, err := restriction.Preset("root"); err == nil || !strings.Contains(err.Error(), "there are baseline, restricted, runtime-sockets") {
+		t.Errorf("Preset(root) = %v; want the names that there are", err)
+	}
+	socket := container("web")
+	socket.Mounts = set([]podview.Mount{hostPath("/var/run/containerd/containerd.sock")})
+	k0s, microk8s := container("web"), container("web")
+	k0s.Mounts = set([]podview.Mount{hostPath("/run/k0s/containerd.sock")})
+	microk8s.Mounts = set([]podview.Mount{hostPath("/var/snap/microk8s/common/run/containerd.sock")})
+	logs := container("web")
+	logs.Mounts = set([]podview.Mount{hostPath("/var/log/pods")})
+	pod := allowed()
+	for name, admit := range map[string][5]bool{ // a container without volumes, with sockets, with logs
+		"baseline": {true, false, false, false, false}, "restricted": {true, false, false, false, false},
+		"runtime-sockets": {true, false, false, false, true},
+	} {
+		data, err := restriction.Preset(name)
+		must(t, err)
+		s := load(t, restriction.File{Name: name, Data: data})
+		unjudged := s.Unjudged(restriction.Node)
+		if want := map[string]int{"restricted": 1}[name]; len(unjudged) != want { // whether runAsNonRoot is set
+			t.Errorf("%s: the node does not judge %v; want %d fields", name, unjudged, want)
+		}
+		for i, c := range []podview.Container{container("web"), socket, k0s, microk8s, logs} {
+			if d := s.Judge(&pod, []podview.Container{c}, restriction.Options{}); d.Admitted != admit[i] {
+				t.Errorf("%s: container %d is admitted: %v, %v; want %v", name, i, d.Admitted, d.Violations, admit[i])
+			}
+		}
+	}
+}
+
+// A tenant chooses the number and the size of annotations and mounts; the cost stays small and the report short.
+func TestLargePods(t *testing.T) {
+	s := policy(t, "{metadata: {annotations: {keyWhitelist: [a, b], values: {a: {whitelist: [x]}}}}, spec: {volumes: [{hostPath: {path: {whitelist: [/a]}}}]}}")
+	pod, c := allowed(), container("web")
+	many := map[string]string{}
+	for i := range 10_000 {
+		many[strings.Repeat("k", 20)+string(rune('a'+i%26))+strings.Repeat("i", i%50)+string(rune(i+256))] = "v"
+	}
+	pod.Annotations = set(many)
+	if d := s.Judge(&pod, []podview.Container{c}, restriction.Options{}); d.Admitted || len(d.Violations[0].String()) > 500 {
+		t.Errorf("Judge of 10,000 annotations = %+v; want a short violation", d)
+	}
+	pod.Annotations = set(map[string]string{"a": strings.Repeat("v", 256<<10)})
+	if d := s.Judge(&pod, []podview.Container{c}, restriction.Options{}); d.Admitted || len(d.Violations[0].String()) > 500 {
+		t.Errorf("Judge of 256 KiB of annotations = %d violations; want a short one", len(d.Violations))
+	}
+	pod.Annotations = set(map[string]string{})
+	var mounts []podview.Mount
+	for i := range 20_000 {
+		m := hostPath("/a/" + strings.Repeat("x", i%300) + string(rune(i+256)))
+		mounts = append(mounts, m)
+	}
+	c.Mounts = set(append(mounts, hostPath("/b")))
+	if d := s.Judge(&pod, []podview.Container{c}, restriction.Options{}); d.Admitted || len(d.Violations) != 1 {
+		t.Errorf("Judge of 20,000 mounts = %d violations; want the one that is below no allowed folder", len(d.Violations))
+	}
+}
+
+func TestPolicies(t *testing.T) {
+	audit := file("audit", "{mode: Accept, namespaces: [a, b]}", "{}")
+	audit.Data = []byte(strings.Replace(string(audit.Data), "{name: audit}", "{name: audit, annotations: {policy.pullgate.dev/mode: Audit}}", 1))
+	set := load(t, file("selected", "{namespaceSelector: {matchLabels: {z: '1', a: '2'}, matchExpressions: [{key: b, operator: In, values: [v, w]}, "+
+		"{key: c, operator: NotIn, values: [x]}, {key: d, operator: Exists}, {key: e, operator: DoesNotExist}]}}", "{}"),
+		audit, file("everywhere", "", "{}"), file("empty", "{namespaces: [a], namespaceSelector: {}}", "{}"))
+	type summary struct {
+		Name       string
+		Mode       restriction.BindingMode
+		Audit      bool
+		Everywhere bool
+		Namespaces string
+		Selector   string
+	}
+	var got []summary
+	for _, p := range set.Policies() {
+		got = append(got, summary{
+			p.Name, p.Binding.Mode, p.Audit, p.Binding.Everywhere(), strings.Join(p.Binding.Namespaces, " "), p.Binding.NamespaceSelector.String(),
+		})
+	}
+	want := []summary{
+		{"audit", restriction.BindingModeAccept, true, false, "a b", ""},
+		{"empty", restriction.BindingModeDrop, false, true, "a", ""},
+		{"everywhere", restriction.BindingModeDrop, false, true, "", ""},
+		{"selected", restriction.BindingModeDrop, false, false, "", "a=2,z=1,b in (v,w),c notin (x),d,!e"},
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Errorf("Policies (-want +got):\n%s", d)
+	}
+	if all := (*restriction.Set)(nil).Policies(); all != nil {
+		t.Errorf("a nil Set has %v", all)
+	}
+}
+
+// The types of volumes are compared as sets. A type that is not known is in no set, whatever the list has.
+func TestUnknownTypeOfVolume(t *testing.T) {
+	set := policy(t, `{spec: {volumes: [{volumeType: {whitelist: ["", secret]}}]}}`)
+	pod, c := allowed(), container("web")
+	unknown := mount("/mnt", "secret")
+	unknown.Volume = podview.Volume{}
+	for name, test := range map[string]struct {
+		mount podview.Mount
+		want  bool
+	}{"secret": {mount("/mnt", "secret"), true}, "configMap": {mount("/mnt", "configMap"), false}, "unknown": {unknown, false}} {
+		c.Mounts = podview.Set([]podview.Mount{test.mount})
+		if d := set.Judge(&pod, []podview.Container{c}, restriction.Options{From: restriction.Node}); d.Admitted != test.want {
+			t.Errorf("%s: admitted = %v; want %v: %v", name, d.Admitted, test.want, d.Violations)
+		}
+	}
+}
+
+// The report of one policy does not change what another one with an equal part answers.
+func TestReportsAreIndependent(t *testing.T) {
+	const lists = "containers: [{securityContext: {privileged: {require: false}}}], initContainers: [{securityContext: {privileged: {require: true}}}]"
+	set := load(t,
+		file("a", "", "{spec: {securityContext: {hostNetwork: {require: true}}, "+lists+"}}"),
+		file("b", "", "{spec: {"+lists+"}}"))
+	pod, c := allowed(), container("web")
+	c.Kind, c.Privileged = podview.Value[podview.Kind]{}, podview.Set(false) // matches one list only
+	d := set.Judge(&pod, []podview.Container{c}, restriction.Options{From: restriction.NodeWithPodSource, AssumeUnknown: true})
+	for _, v := range d.Violations {
+		if v.Policy == "b" {
+			t.Errorf("%v; want no violation of b", v)
+		}
+	}
+	if d.Admitted {
+		t.Error("admitted; want a to deny")
+	}
+}

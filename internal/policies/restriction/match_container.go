@@ -1,0 +1,183 @@
+package restriction
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/pkg/imageref"
+)
+
+// checkContainer compares one container and its mounts.
+func (r *podRule) checkContainer(j *judgement, s *subject) bool {
+	j.subject = s
+	ok := j.once(r.containersPart, func() bool { return r.checkLists(j, s.container) })
+	ok = j.once(r.volumesPart, func() bool { return r.checkMounts(j, s.container, s.mounts) }) && ok
+	j.subject = nil
+	return ok
+}
+
+// checkLists compares a container with the list of its kind, or with both if the kind is not known.
+func (r *podRule) checkLists(j *judgement, c *podview.Container) bool {
+	kind, known := c.Kind.Effective()
+	if !known && (j.AssumeUnknown || j.Scope == ImagesOnly) && j.From != Node && j.report == nil { // to match one list can be enough
+		return anyContainer(j, r.containers, c) || anyContainer(j, r.initContainers, c)
+	}
+	ok := true
+	if !known || kind != podview.KindInit {
+		ok = anyContainer(j, r.containers, c)
+	}
+	if known && kind == podview.KindInit || !known && !r.sameLists() { // once is enough for an unknown kind
+		ok = anyContainer(j, r.initContainers, c) && ok
+	}
+	return ok
+}
+
+// sameLists reports whether initContainers default to containers.
+func (r *podRule) sameLists() bool {
+	return len(r.initContainers) > 0 && len(r.containers) > 0 && &r.initContainers[0] == &r.containers[0]
+}
+
+func anyContainer(j *judgement, rules []containerRule, c *podview.Container) bool {
+	return len(rules) == 0 || anyOf(j, len(rules), func(i int) bool { return rules[i].check(j, c) })
+}
+
+// A containerRule is a compiled ContainerRestriction.
+type containerRule struct {
+	image           []imageRule
+	imageUnknown    leaf
+	imagePullPolicy *stringRule
+
+	securityPart int // the number of all that follows, as podRule.podPart
+
+	privileged, runAsNonRoot, readOnlyRoot, allowEscalation *boolRule
+	runAsUser, runAsGroup                                   *numberRule
+
+	capabilities *leaf
+	add, drop    *listRule
+
+	seLinux                                             *leaf
+	seLinuxUser, seLinuxRole, seLinuxType, seLinuxLevel *stringRule
+}
+
+func (r *containerRule) check(j *judgement, c *podview.Container) bool {
+	ok := r.checkImage(j)
+	ok = r.imagePullPolicy.check(j, c.ImagePullPolicy) && ok
+	return j.once(r.securityPart, func() bool { return r.checkSecurity(j, c) }) && ok
+}
+
+func (r *containerRule) checkSecurity(j *judgement, c *podview.Container) bool {
+	ok := r.privileged.check(j, c.Privileged)
+	ok = r.allowEscalation.check(j, c.AllowPrivilegeEscalation) && ok
+	ok = r.runAsNonRoot.check(j, c.RunAsNonRoot) && ok
+	ok = r.runAsUser.check(j, c.RunAsUser) && ok
+	ok = r.runAsGroup.check(j, c.RunAsGroup) && ok
+	ok = r.readOnlyRoot.check(j, c.ReadOnlyRootFilesystem) && ok
+	ok = r.checkCapabilities(j, c) && ok
+	return r.checkSELinux(j, c.SELinux) && ok
+}
+
+func (r *containerRule) checkCapabilities(j *judgement, c *podview.Container) bool {
+	ok := true
+	if r.capabilities != nil {
+		add, drop := stateOf(c.CapabilitiesAdd), stateOf(c.CapabilitiesDrop)
+		state := podview.StateAbsent
+		switch {
+		case add == podview.StateSet || drop == podview.StateSet:
+			state = podview.StateSet
+		case add == podview.StateUnknown || drop == podview.StateUnknown:
+			state = podview.StateUnknown
+		}
+		ok = r.capabilities.checkNil(j, state)
+	}
+	ok = r.add.check(j, c.CapabilitiesAdd) && ok
+	return r.drop.check(j, c.CapabilitiesDrop) && ok
+}
+
+// stateOf returns the state of a list, in which empty and nil are equal.
+func stateOf(v podview.Value[[]string]) podview.State {
+	list, ok := v.Effective()
+	switch {
+	case ok && len(list) > 0:
+		return podview.StateSet
+	case ok:
+		return podview.StateAbsent
+	default:
+		return v.State()
+	}
+}
+
+func (r *containerRule) checkSELinux(j *judgement, v podview.Value[podview.SELinux]) bool {
+	if r.seLinux == nil {
+		return true
+	}
+	options, known := v.Effective()
+	known = known || v.State() == podview.StateAbsent
+	ok := r.seLinux.checkNil(j, v.State())
+	ok = r.seLinuxUser.check(j, option(options.User, known)) && ok
+	ok = r.seLinuxRole.check(j, option(options.Role, known)) && ok
+	ok = r.seLinuxType.check(j, option(options.Type, known)) && ok
+	return r.seLinuxLevel.check(j, option(options.Level, known)) && ok
+}
+
+// option returns the value of an SELinux option, where "" is nil.
+func option(s string, known bool) podview.Value[string] {
+	switch {
+	case !known:
+		return podview.Value[string]{}
+	case s == "":
+		return podview.Absent[string]()
+	default:
+		return podview.Set(s)
+	}
+}
+
+// An imageRule is a compiled ImageRestriction.
+type imageRule struct{ registry, image, tag *stringRule }
+
+func (r *containerRule) checkImage(j *judgement) bool {
+	if len(r.image) == 0 {
+		return true
+	}
+	name := j.subject.image
+	if !name.known {
+		return j.unknown(&r.imageUnknown)
+	}
+	return anyOf(j, len(r.image), func(i int) bool {
+		rule := &r.image[i]
+		ok := rule.registry.check(j, name.registry)
+		ok = rule.image.check(j, name.name) && ok
+		return rule.tag.check(j, name.tag) && ok
+	})
+}
+
+// An imageName is the name of a container's image in parts.
+type imageName struct {
+	registry, name, tag podview.Value[string]
+	known               bool
+}
+
+// imageOf parses an image name. A name that a runtime may take for an image ID names no repository, so it is unknown.
+func imageOf(v podview.Value[string]) imageName {
+	s, ok := v.Effective()
+	if !ok {
+		return imageName{}
+	}
+	name, err := imageref.Parse(s)
+	if err != nil || name.IsImageID() {
+		return imageName{}
+	}
+	repository := name.Repository()
+	suffix := name.String()[len(repository)+1:] // without the colon or the @
+	registry, path, _ := strings.Cut(repository, "/")
+	return imageName{registry: podview.Set(registryOf(registry)), name: podview.Set(path), tag: podview.Set(suffix), known: true}
+}
+
+// registryOf returns one form of the names of a registry, docker.io for Docker Hub.
+func registryOf(host string) string {
+	host = imageref.CanonicalRegistry(host)
+	if hub := imageref.DockerHub(); slices.Contains(hub, host) {
+		return hub[0]
+	}
+	return host
+}

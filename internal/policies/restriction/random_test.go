@@ -1,0 +1,285 @@
+package restriction_test
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
+)
+
+// A random generates policies and pods that are valid, small, and similar enough to match each other sometimes.
+type random struct{ *rand.Rand }
+
+func newRandom(seed uint64) random { return random{rand.New(rand.NewPCG(seed, 7))} }
+
+func pick[T any](r random, from ...T) T { return from[r.IntN(len(from))] }
+
+// some returns v as a field that is often absent.
+func some(r random, field, v string) string {
+	if r.IntN(3) > 0 {
+		return ""
+	}
+	return field + ": " + v + ", "
+}
+
+func (r random) str(values ...string) string {
+	return "{" + some(r, "whitelist", "["+pick(r, values...)+", "+pick(r, values...)+"]") + some(r, "blacklist", "["+pick(r, values...)+"]") +
+		some(r, "regex", "'"+pick(r, values...)+".*'") + pick(r, "", "", "allowNil: false", "requireNil: true") + "}"
+}
+
+func (r random) number() string {
+	return "{" + some(r, "ranges", "[{min: "+pick(r, "0", "1", "1000")+"}, {max: 0}]") + pick(r, "", "", "forbidNil: true", "requireNil: true") + "}"
+}
+
+func (r random) boolean() string {
+	return "{" + some(r, "require", pick(r, "true", "false")) + pick(r, "", "", "forbidNil: true", "requireNil: true") + "}"
+}
+
+func (r random) mapping(keys, values []string) string {
+	return "{" + some(r, "requireKeys", "["+pick(r, keys...)+"]") + some(r, "keyWhitelist", "["+strings.Join(keys, ", ")+"]") +
+		some(r, "keyBlacklist", "["+pick(r, keys...)+"]") + some(r, "values", "{"+pick(r, keys...)+": "+r.str(values...)+"}") + "}"
+}
+
+func (r random) container() string {
+	caps := "{" + some(r, "add", "{values: {whitelist: [CHOWN, NET_RAW]}}") + some(r, "drop", "{requiredValues: ["+pick(r, "ALL", "KILL")+"]}") + "}"
+	security := "{" + some(r, "privileged", r.boolean()) + some(r, "runAsUser", r.number()) + some(r, "runAsNonRoot", r.boolean()) +
+		some(r, "readOnlyRootFilesystem", r.boolean()) + some(r, "allowPrivilegeEscalation", r.boolean()) + some(r, "capabilities", caps) +
+		some(r, "seLinuxOptions", "{type: "+r.str("container_t", "spc_t")+"}") + "}"
+	return "{" + some(r, "image", "[{registry: "+r.str("docker.io", "registry.test")+", tag: "+r.str("latest", "v1")+"}]") +
+		some(r, "imagePullPolicy", r.str("Always", "Never")) + some(r, "securityContext", security) + "}"
+}
+
+func (r random) spec() string {
+	security := "{" + some(r, "hostNetwork", r.boolean()) + some(r, "hostPID", r.boolean()) + some(r, "shareProcessNamespace", r.boolean()) +
+		some(r, "supplementalGroups", r.number()) + some(r, "fsGroup", r.number()) + "}"
+	volume := "{" + some(r, "volumeType", r.str("secret", "hostPath", "emptyDir")) + some(r, "hostPath", "{path: {whitelist: ["+pick(r, "/a", "/a/b", "/")+"]}}") +
+		some(r, "mount", "{readOnly: "+r.boolean()+"}") + "}"
+	pod := "{" + some(r, "restartPolicy", r.str("Always", "Never")) + some(r, "terminationGracePeriodSeconds", r.number()) +
+		some(r, "nodeSelector", r.mapping([]string{"disk", "zone"}, []string{"ssd", "b"})) + some(r, "securityContext", security) +
+		some(r, "containers", "["+r.container()+", "+r.container()+"]") + some(r, "initContainers", "["+r.container()+"]") +
+		some(r, "volumes", pick(r, volume, "["+volume+", "+volume+"]")) + "}"
+	meta := "{" + some(r, "name", r.str("web", "db")) + some(r, "labels", r.mapping([]string{"app", "tier"}, []string{"web", "db"})) + "}"
+	return "{" + some(r, "metadata", meta) + "spec: " + pod + "}"
+}
+
+func (r random) file(name, mode string) restriction.File {
+	return file(name, "{mode: "+mode+pick(r, "", ", namespaces: [team-a]", ", namespaceSelector: {matchLabels: {team: a}}", ", namespaces: [team-b]")+"}", r.spec())
+}
+
+func value[T any](r random, from ...T) podview.Value[T] {
+	switch r.IntN(8) {
+	case 0:
+		return podview.Value[T]{}
+	case 1, 2:
+		return podview.Absent[T]()
+	case 3:
+		return podview.Effective(pick(r, from...))
+	default:
+		return podview.Set(pick(r, from...))
+	}
+}
+
+func (r random) pod() (podview.Pod, []podview.Container) {
+	labels := []map[string]string{{}, {"app": "web"}, {"app": "db", "tier": "web"}, {"x": "y"}}
+	p := podview.Pod{
+		Namespace: "team-a", Name: pick(r, "web", "db"), Labels: value(r, labels...), NamespaceLabels: value(r, map[string]string{"team": "a"}, map[string]string{"team": "b"}),
+		HostNetwork: value(r, true, false), HostPID: value(r, true, false), ShareProcessNamespace: value(r, true, false),
+		FSGroup: value[int64](r, 0, 5), SupplementalGroups: value(r, []int64{0}, []int64{5, 2000}), Groups: value(r, []int64{0}, []int64{5}, nil),
+		RestartPolicy: value(r, "Always", "Never"), TerminationGracePeriodSeconds: value[int64](r, 0, 30),
+		NodeSelector: value(r, map[string]string{"disk": "ssd"}, nil), Volumes: value(r, []podview.Volume{mount("", "secret").Volume}, nil),
+	}
+	// A source that knows which groups are which does not contradict itself.
+	if fs, supplemental := p.FSGroup.State(), p.SupplementalGroups.State(); fs != podview.StateUnknown && supplemental != podview.StateUnknown {
+		groups, _ := p.SupplementalGroups.Effective()
+		if g, set := p.FSGroup.Effective(); set {
+			groups = append(slices.Clip(groups), g)
+		}
+		p.Groups = podview.Set(groups)
+	} else if fs != supplemental {
+		p.Groups = podview.Value[[]int64]{}
+	}
+	var containers []podview.Container
+	for range r.IntN(3) {
+		containers = append(containers, podview.Container{
+			Name: "c", Kind: value(r, podview.KindContainer, podview.KindInit, podview.KindEphemeral), Image: value(r, "busybox", "registry.test/a:v1", "sha256:12"),
+			ImagePullPolicy: value(r, "Always", "Never"), Privileged: value(r, true, false), ReadOnlyRootFilesystem: value(r, true, false),
+			AllowPrivilegeEscalation: value(r, true, false), RunAsNonRoot: value(r, true, false), RunAsUser: value[int64](r, 0, 1, 1000),
+			CapabilitiesAdd: value(r, []string{"CHOWN"}, nil), CapabilitiesDrop: value(r, []string{"ALL"}, []string{"KILL"}, nil),
+			SELinux: value(r, podview.SELinux{Type: "spc_t"}, podview.SELinux{}),
+			Mounts:  value(r, []podview.Mount{hostPath("/a"), mount("/b", "secret")}, []podview.Mount{hostPath("/a/b/c"), hostPath("/a/../b"), {}}, nil),
+		})
+	}
+	return p, containers
+}
+
+// rounds returns the seeds of each property, fewer under the race detector: a property has a single goroutine, and `make race` runs
+// all of them without it.
+func rounds(n uint64) uint64 {
+	if raced {
+		return n / 10
+	}
+	return n
+}
+
+func TestPropertiesOfSets(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	for seed := range rounds(600) {
+		r := newRandom(seed)
+		var files []restriction.File
+		for i := range r.IntN(4) {
+			files = append(files, r.file(string(rune('b'+i)), pick(r, "Drop", "Drop", "Accept")))
+		}
+		pod, containers := r.pod()
+		options := restriction.Options{From: pick(r, restriction.Admission, restriction.Node, restriction.NodeWithPodSource), Refuse: r.IntN(2) == 0}
+		judge := func(files []restriction.File) restriction.Decision {
+			return load(t, files...).Judge(&pod, containers, options)
+		}
+		want := judge(files)
+
+		shuffled := append([]restriction.File(nil), files...)
+		r.Shuffle(len(shuffled), func(i, k int) { shuffled[i], shuffled[k] = shuffled[k], shuffled[i] })
+		if got := judge(shuffled); !reflect.DeepEqual(got, want) {
+			t.Fatalf("seed %d: the order of policies changes %+v to %+v", seed, want, got)
+		}
+		if got := judge(append(shuffled, r.file("a", "Drop"))); got.Admitted && !want.Admitted {
+			t.Fatalf("seed %d: one more Drop policy admits a pod that was denied: %+v", seed, want)
+		}
+		if got := judge(append(shuffled, r.file("a", "Accept"))); !got.Admitted && want.Admitted {
+			t.Fatalf("seed %d: one more Accept policy denies a pod that was admitted: %+v", seed, got)
+		}
+		if got := judge(nil); !got.Admitted {
+			t.Fatalf("seed %d: no policy denies", seed)
+		}
+		if !want.Admitted && len(want.Violations) == 0 {
+			t.Fatalf("seed %d: a pod is denied without a reason", seed)
+		}
+		// Less knowledge never helps a pod against Drop policies whose fields the source carries.
+		if options.From == restriction.Admission && !want.Admitted {
+			blind := pod
+			blind.Labels, blind.RestartPolicy, blind.HostNetwork, blind.FSGroup = podview.Value[map[string]string]{}, podview.Value[string]{}, podview.Value[bool]{}, podview.Value[int64]{}
+			blind.SupplementalGroups, blind.Groups = podview.Value[[]int64]{}, podview.Value[[]int64]{}
+			if got := load(t, files...).Judge(&blind, containers, options); got.Admitted {
+				t.Fatalf("seed %d: unknown fields admit a pod that was denied: %+v", seed, want)
+			}
+		}
+	}
+}
+
+// What is admitted with unknown fields is admitted whatever their values are, and so is what is denied although AssumeUnknown is set.
+func TestUnknownFieldsBoundTheAnswer(t *testing.T) {
+	for seed := range rounds(600) {
+		r := newRandom(seed)
+		set := load(t, r.file("a", "Drop"), r.file("b", pick(r, "Drop", "Accept")))
+		pod, containers := r.pod()
+		want := set.Judge(&pod, containers, restriction.Options{}).Admitted
+		blind, blindContainers := pod, append([]podview.Container(nil), containers...)
+		r.forget(reflect.ValueOf(&blind).Elem())
+		blind.NamespaceLabels = pod.NamespaceLabels // decide what is bound
+		for i := range blindContainers {
+			r.forget(reflect.ValueOf(&blindContainers[i]).Elem())
+		}
+		least := set.Judge(&blind, blindContainers, restriction.Options{}).Admitted
+		most := set.Judge(&blind, blindContainers, restriction.Options{AssumeUnknown: true}).Admitted
+		if least && !want || want && !most {
+			t.Fatalf("seed %d: admitted with unknown fields: %v, with all values: %v, under the most favorable values: %v", seed, least, want, most)
+		}
+	}
+}
+
+// forget makes some of the fields of a pod or of a container unknown.
+func (r random) forget(view reflect.Value) {
+	for _, f := range view.Fields() {
+		if f.Kind() == reflect.Struct && r.IntN(3) == 0 {
+			f.SetZero()
+		}
+	}
+}
+
+func TestParsingAndPrintingIsStable(t *testing.T) {
+	for seed := range rounds(200) {
+		roundTrip(t, newRandom(seed).file("a", "Allow").Data)
+	}
+}
+
+// roundTrip prints a policy and parses it again, if it is valid.
+func roundTrip(t *testing.T, data []byte) {
+	t.Helper()
+	p, err := restriction.Parse(data)
+	if err != nil {
+		return
+	}
+	text, err := p.YAML()
+	must(t, err)
+	again, err := restriction.Parse(text)
+	if err != nil {
+		t.Fatalf("%s\nis printed as\n%s\nwhich is invalid: %v", data, text, err)
+	}
+	if second, err := again.YAML(); err != nil || !bytes.Equal(second, text) {
+		t.Fatalf("%s\nis printed as\n%s\nand then, with the error %v, as\n%s", data, text, err, second)
+	}
+}
+
+func FuzzPolicyFile(f *testing.F) {
+	for _, name := range []string{"proposal-restricted", "proposal-kube-system", "proposal-kube-system-malformed"} {
+		f.Add(read(f, "testdata/"+name+".yaml"))
+	}
+	for seed := range uint64(20) {
+		f.Add(newRandom(seed).file("a", "Accept").Data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		roundTrip(t, data)
+		s, err := restriction.Load([]restriction.File{{Name: "f", Data: data}})
+		if err != nil {
+			return
+		}
+		pod, containers := newRandom(1).pod()
+		for _, from := range []restriction.Source{restriction.Admission, restriction.Node, restriction.NodeWithPodSource} {
+			if d := s.Judge(&pod, containers, restriction.Options{From: from}); !d.Admitted && len(d.Violations) == 0 {
+				t.Error("a pod is denied without a reason")
+			}
+		}
+	})
+}
+
+// A path that is allowed is below the folder in every spelling that a kernel resolves to it without symbolic links.
+func FuzzHostPath(f *testing.F) {
+	for _, p := range []string{"/a/b", "/a/../b", "//a", "/a/./b/", "/ab", "a", "", "/a/..", "/a\x00"} {
+		f.Add(p)
+	}
+	allow := policy(f, "{spec: {volumes: [{hostPath: {path: {whitelist: [/a]}}}]}}")
+	deny := policy(f, "{spec: {volumes: [{hostPath: {path: {blacklist: [/a]}}}]}}")
+	pod, c := allowed(), container("web")
+	f.Fuzz(func(t *testing.T, p string) {
+		c := c
+		c.Mounts = podview.Set([]podview.Mount{hostPath(p)})
+		inside := allow.Judge(&pod, []podview.Container{c}, restriction.Options{}).Admitted
+		outside := deny.Judge(&pod, []podview.Container{c}, restriction.Options{}).Admitted
+		segments := strings.FieldsFunc(p, func(r rune) bool { return r == '/' })
+		var clean []string
+		for _, s := range segments {
+			if s == ".." {
+				if inside || outside {
+					t.Errorf("%q has .. in it and is allowed", p)
+				}
+				return
+			}
+			if s != "." {
+				clean = append(clean, s)
+			}
+		}
+		below := strings.HasPrefix(p, "/") && len(clean) > 0 && clean[0] == "a"
+		if inside != below {
+			t.Errorf("%q is below /a: %v; want %v", p, inside, below)
+		}
+		if want := strings.HasPrefix(p, "/") && len(clean) > 0 && !below; outside != want {
+			t.Errorf("%q is neither /a, nor below nor above it: %v; want %v", p, outside, want)
+		}
+	})
+}

@@ -1,0 +1,191 @@
+package restriction_test
+
+import (
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
+)
+
+// Pods that are the same in what policies restrict get the same answer, whatever else is different.
+func TestSamePodsHaveTheSameAnswer(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	same, changed := 0, 0
+	for seed := range rounds(2400) {
+		r := newRandom(seed)
+		var files []restriction.File
+		for i := range 1 + r.IntN(2) {
+			files = append(files, r.file(string(rune('a'+i)), pick(r, "Drop", "Drop", "Accept")))
+		}
+		set := load(t, files...)
+		a, containersOfA := r.pod()
+		b, containersOfB := a, slices.Clone(containersOfA)
+		other, _ := r.pod()
+		r.replace(reflect.ValueOf(&b).Elem(), reflect.ValueOf(other))
+		for i := range containersOfB {
+			if _, others := r.pod(); len(others) > 0 {
+				r.replace(reflect.ValueOf(&containersOfB[i]).Elem(), reflect.ValueOf(others[0]))
+			}
+		}
+		if reflect.DeepEqual(a, b) && reflect.DeepEqual(containersOfA, containersOfB) {
+			if !set.Same(&a, &b, containersOfA, containersOfB) {
+				t.Fatalf("seed %d: equal pods are not the same", seed)
+			}
+			continue
+		}
+		changed++
+		if !set.Same(&a, &b, containersOfA, containersOfB) {
+			continue
+		}
+		same++
+		for _, scope := range []restriction.Scope{restriction.WholePod, restriction.Template, restriction.ImagesOnly} {
+			options := restriction.Options{Scope: scope}
+			if x, y := set.Judge(&a, containersOfA, options), set.Judge(&b, containersOfB, options); x.Admitted != y.Admitted || x.AcceptedBy != y.AcceptedBy || len(x.Violations) != len(y.Violations) {
+				t.Fatalf("seed %d: the same pods get the answers %+v and %+v", seed, x, y)
+			}
+		}
+	}
+	if same < changed/20 || same > changed*19/20 {
+		t.Errorf("%d of %d changed pods are the same; want some and not all", same, changed)
+	}
+}
+
+// replace takes some fields from another pod or container.
+func (r random) replace(to, from reflect.Value) {
+	for i := range to.NumField() {
+		if to.Field(i).Kind() == reflect.Struct && r.IntN(12) == 0 {
+			to.Field(i).Set(from.Field(i))
+		}
+	}
+}
+
+func TestSame(t *testing.T) {
+	set := load(t,
+		file("images", "", "{spec: {containers: [{image: [{registry: {whitelist: [a.test]}}]}]}}"),
+		file("volumes", "", "{spec: {volumes: [{requireEmpty: true}]}}"),
+		file("elsewhere", "{namespaces: [other]}", "{metadata: {labels: {requireKeys: [x]}}}"))
+	base, c := allowed(), container("web")
+	for name, tc := range map[string]struct {
+		change func(p *podview.Pod, c *podview.Container)
+		want   bool
+	}{
+		"nothing":           {func(*podview.Pod, *podview.Container) {}, true},
+		"labels":            {func(p *podview.Pod, _ *podview.Container) { p.Labels = podview.Set(map[string]string{"new": "x"}) }, true},
+		"host network":      {func(p *podview.Pod, _ *podview.Container) { p.HostNetwork = podview.Set(true) }, true},
+		"name of container": {func(_ *podview.Pod, c *podview.Container) { c.Name = "other" }, true},
+		"privileged":        {func(_ *podview.Pod, c *podview.Container) { c.Privileged = podview.Set(true) }, true},
+		"image":             {func(_ *podview.Pod, c *podview.Container) { c.Image = podview.Set("b.test/x:1") }, false},
+		"unknown image":     {func(_ *podview.Pod, c *podview.Container) { c.Image = podview.Value[string]{} }, false},
+		"kind":              {func(_ *podview.Pod, c *podview.Container) { c.Kind = podview.Set(podview.KindInit) }, false},
+		"volumes":           {func(p *podview.Pod, _ *podview.Container) { p.Volumes = podview.Set([]podview.Volume{{}}) }, false},
+		"mounts":            {func(_ *podview.Pod, c *podview.Container) { c.Mounts = podview.Set([]podview.Mount{{Path: "/x"}}) }, false},
+		"namespace":         {func(p *podview.Pod, _ *podview.Container) { p.Namespace = "other" }, false},
+	} {
+		pod, changed := base, c
+		tc.change(&pod, &changed)
+		if got := set.Same(&base, &pod, []podview.Container{c}, []podview.Container{changed}); got != tc.want {
+			t.Errorf("%s: Same = %v; want %v", name, got, tc.want)
+		}
+	}
+	if set.Same(&base, &base, []podview.Container{c}, []podview.Container{c, c}) {
+		t.Error("one more container is the same")
+	}
+	if !(*restriction.Set)(nil).Same(&base, &base, nil, []podview.Container{c}) {
+		t.Error("without policies a pod is not the same")
+	}
+}
+
+// Every field that a policy can restrict makes pods differ that differ in it: a new field that Same forgets fails here.
+func TestSameKnowsEveryField(t *testing.T) {
+	for name, spec := range map[string]string{
+		"name":          "{metadata: {name: {blacklist: [x]}}}",
+		"labels":        "{metadata: {labels: {keyBlacklist: [x]}}}",
+		"annotations":   "{metadata: {annotations: {keyBlacklist: [x]}}}",
+		"restart":       "{spec: {restartPolicy: {blacklist: [x]}}}",
+		"dns":           "{spec: {dnsPolicy: {blacklist: [x]}}}",
+		"deadline":      "{spec: {activeDeadlineSeconds: {requireNil: true}}}",
+		"grace":         "{spec: {terminationGracePeriodSeconds: {requireNil: true}}}",
+		"node selector": "{spec: {nodeSelector: {requireEmpty: true}}}",
+		"token":         "{spec: {automountServiceAccountToken: {requireNil: true}}}",
+		"network":       "{spec: {securityContext: {hostNetwork: {require: false}}}}",
+		"pid":           "{spec: {securityContext: {hostPID: {require: false}}}}",
+		"ipc":           "{spec: {securityContext: {hostIPC: {require: false}}}}",
+		"processes":     "{spec: {securityContext: {shareProcessNamespace: {require: false}}}}",
+		"groups":        "{spec: {securityContext: {supplementalGroups: {requireNil: true}}}}",
+		"fsGroup":       "{spec: {securityContext: {fsGroup: {requireNil: true}}}}",
+		"volumes":       "{spec: {volumes: [{volumeType: {blacklist: [x]}}]}}",
+		"host path":     "{spec: {volumes: [{hostPath: {path: {blacklist: [/x]}}}]}}",
+		"containers":    "{spec: {containers: [{}]}}",
+		"image":         "{spec: {containers: [{image: [{}]}]}}",
+		"pull policy":   "{spec: {containers: [{imagePullPolicy: {blacklist: [x]}}]}}",
+		"capabilities":  "{spec: {containers: [{securityContext: {capabilities: {requireNil: true}}}]}}",
+		"add":           "{spec: {containers: [{securityContext: {capabilities: {add: {requireEmpty: true}}}}]}}",
+		"drop":          "{spec: {containers: [{securityContext: {capabilities: {drop: {requireEmpty: true}}}}]}}",
+		"privileged":    "{spec: {containers: [{securityContext: {privileged: {require: false}}}]}}",
+		"selinux":       "{spec: {containers: [{securityContext: {seLinuxOptions: {requireNil: true}}}]}}",
+		"user":          "{spec: {containers: [{securityContext: {runAsUser: {requireNil: true}}}]}}",
+		"group":         "{spec: {containers: [{securityContext: {runAsGroup: {requireNil: true}}}]}}",
+		"non-root":      "{spec: {containers: [{securityContext: {runAsNonRoot: {require: true}}}]}}",
+		"root file":     "{spec: {containers: [{securityContext: {readOnlyRootFilesystem: {require: true}}}]}}",
+		"escalation":    "{spec: {containers: [{securityContext: {allowPrivilegeEscalation: {require: false}}}]}}",
+	} {
+		set := policy(t, spec)
+		unknown := podview.Pod{Namespace: "team-a"}
+		known, web := allowed(), container("web")
+		known.AutomountServiceAccountToken, known.ActiveDeadlineSeconds = podview.Set(true), podview.Set[int64](1)
+		if set.Same(&unknown, &known, []podview.Container{{}}, []podview.Container{web}) {
+			t.Errorf("%s: a pod with all fields is the same as one without", name)
+		}
+	}
+}
+
+func TestScope(t *testing.T) {
+	named := "{metadata: {name: {whitelist: [web]}}, spec: {containers: [{image: [{registry: {whitelist: [a.test]}}]}]}}"
+	template, web := allowed(), container("web")
+	template.Name = ""
+	for name, tc := range map[string]struct {
+		binding string
+		scope   restriction.Scope
+		image   string
+		want    bool
+	}{
+		"a template has no name":                   {"", restriction.Template, "a.test/x:1", true},
+		"a pod without a name":                     {"", restriction.WholePod, "a.test/x:1", false},
+		"image of a template":                      {"", restriction.Template, "b.test/x:1", false},
+		"accepted template":                        {"{mode: Accept}", restriction.Template, "a.test/x:1", true},
+		"image that is allowed":                    {"", restriction.ImagesOnly, "a.test/x:1", true},
+		"image that is denied":                     {"", restriction.ImagesOnly, "b.test/x:1", false},
+		"an image ID names no registry":            {"", restriction.ImagesOnly, "sha256:0123456789012345678901234567890123456789012345678901234567890123", false},
+		"an invalid image name names no registry":  {"", restriction.ImagesOnly, "a.test/x:1:2", false},
+		"no image name is no allowed image":        {"", restriction.ImagesOnly, "", false},
+		"an image that an Accept policy can match": {"{mode: Accept}", restriction.ImagesOnly, "a.test/x:1", true},
+	} {
+		c := web
+		c.Image = podview.Set(tc.image)
+		if tc.image == "" {
+			c.Image = podview.Absent[string]()
+		}
+		pod, containers := template, []podview.Container{c}
+		if tc.scope == restriction.ImagesOnly {
+			pod, containers = podview.Pod{Namespace: "team-a"}, []podview.Container{{Name: "web", Image: c.Image}}
+		}
+		files := []restriction.File{file("test", tc.binding, named)}
+		if tc.binding != "" {
+			files = append(files, file("none", "", "{metadata: {labels: {requireEmpty: true}}, spec: {containers: [{image: [{registry: {whitelist: [none.test]}}]}]}}"))
+		}
+		if d := load(t, files...).Judge(&pod, containers, restriction.Options{Scope: tc.scope}); d.Admitted != tc.want {
+			t.Errorf("%s: admitted %v, %v; want %v", name, d.Admitted, d.Violations, tc.want)
+		}
+	}
+	either := policy(t, "{spec: {containers: [{image: [{registry: {whitelist: [a.test]}}]}], initContainers: [{image: [{registry: {whitelist: [b.test]}}]}]}}")
+	for image, want := range map[string]bool{"a.test/x": true, "b.test/x": true, "c.test/x": false} {
+		pod := podview.Pod{Namespace: "team-a"}
+		if d := either.Judge(&pod, []podview.Container{{Image: podview.Set(image)}}, restriction.Options{Scope: restriction.ImagesOnly}); d.Admitted != want {
+			t.Errorf("image %s in one of two lists: admitted %v; want %v", image, d.Admitted, want)
+		}
+	}
+}

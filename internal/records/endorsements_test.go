@@ -1,0 +1,623 @@
+package records_test
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/internal/records"
+)
+
+const (
+	signedByTeam = "v1:team"
+	signedByBoth = "v1:both"
+)
+
+func endorsement(p records.Pair, requirement string) records.Endorsement {
+	return records.Endorsement{Pair: p, Requirement: requirement, Digest: "sha256:d1", Signers: []string{"key team.pub"}, At: noon()}
+}
+
+func endorse(tb testing.TB, s *records.Store, all ...records.Endorsement) {
+	tb.Helper()
+	if err := s.Endorse(all); err != nil {
+		tb.Fatalf("Endorse(%v) = %v; want nil", all, err)
+	}
+}
+
+// endorsed returns all endorsements of a store.
+func endorsed(tb testing.TB, s *records.Store) (all []records.Endorsement) {
+	tb.Helper()
+	found, err := s.EndorsementsAfter("", 1<<20)
+	must(tb, err)
+	for _, e := range found {
+		all = append(all, e.Value)
+	}
+	return all
+}
+
+func formatOf(tb testing.TB, s *records.Store) int {
+	tb.Helper()
+	stats, err := s.Stats()
+	must(tb, err)
+	return stats.Format
+}
+
+func TestEndorsementIsForItsPairAndRequirement(t *testing.T) {
+	path := newPath(t)
+	s, _ := open(t, path, records.Options{})
+	team, both := endorsement(pair(id1, app), signedByTeam), endorsement(pair(id1, app), signedByBoth)
+	both.Until, both.Signers = at(60), nil
+	endorse(t, s, team, both)
+	for range 2 {
+		if got, ok := s.Endorsed(team.Pair, signedByTeam); !ok || !cmp.Equal(got, team) {
+			t.Errorf("Endorsed = %+v, %v; want %+v", got, ok, team)
+		}
+		if diff := cmp.Diff([]records.Endorsement{both, team}, s.Endorsements(team.Pair)); diff != "" {
+			t.Errorf("Endorsements (-want +got):\n%s", diff)
+		}
+		for _, other := range []struct {
+			pair        records.Pair
+			requirement string
+		}{
+			{team.Pair, "v1:tea"},
+			{team.Pair, "v1:team2"},
+			{team.Pair, ""},
+			{pair(id1, app+"/sub"), signedByTeam},
+			{pair(id1, strings.TrimSuffix(app, "p")), signedByTeam},
+			{pair(id1, other), signedByTeam},
+			{pair(id2, app), signedByTeam},
+			{records.Pair{}, signedByTeam},
+		} {
+			if got, ok := s.Endorsed(other.pair, other.requirement); ok {
+				t.Errorf("Endorsed(%v, %q) = %+v; want none", other.pair, other.requirement, got)
+			}
+		}
+		closeStore(t, s)
+		s, _ = open(t, path, records.Options{KeyExists: true})
+	}
+	if f := lookup(t, s, team.Pair); !f.Untracked() {
+		t.Errorf("Lookup = %+v; want that an endorsement proves no access", f)
+	}
+
+	again := endorsement(team.Pair, signedByTeam)
+	again.At = at(-5) // the clock was set back
+	endorse(t, s, again)
+	if got, ok := s.Endorsed(team.Pair, signedByTeam); !ok || !cmp.Equal(got, again) {
+		t.Errorf("Endorsed = %+v, %v; want the last one, %+v", got, ok, again)
+	}
+}
+
+func TestEndorseRefusesWhatCannotBeAKey(t *testing.T) {
+	s := newStore(t)
+	for _, bad := range []records.Endorsement{
+		endorsement(pair("", app), signedByTeam), endorsement(pair(id1, ""), signedByTeam), endorsement(pair(id1, app), ""),
+		endorsement(pair(id1+"\x00a", app), signedByTeam), endorsement(pair(id1, app+"\x00"), signedByTeam), endorsement(pair(id1, app), "v1\x00"),
+	} {
+		if err := s.Endorse([]records.Endorsement{endorsement(pair(id1, app), signedByBoth), bad}); err == nil {
+			t.Errorf("Endorse(%+v) = nil; want an error", bad)
+		}
+	}
+	if all := endorsed(t, s); len(all) > 0 || s.Endorse(nil) != nil || formatOf(t, s) != 1 {
+		t.Errorf("%+v are in a store of format %d; want none, 1", all, formatOf(t, s))
+	}
+}
+
+// wantFormatOfContent checks that the store has format 2 if it has endorsements, and only then.
+func wantFormatOfContent(tb testing.TB, s *records.Store, what string) {
+	tb.Helper()
+	want := 1
+	if len(endorsed(tb, s)) > 0 {
+		want = 2
+	}
+	if got := formatOf(tb, s); got != want {
+		tb.Errorf("%s: format %d; want %d", what, got, want)
+	}
+}
+
+// A store that has no endorsements can be opened by a version that knows none.
+func TestFormatIsRaisedWithTheFirstEndorsementAndLoweredWithTheLast(t *testing.T) {
+	s := newStore(t)
+	first, second := endorsement(pair(id1, app), signedByTeam), endorsement(pair(id2, app), signedByTeam)
+	want := func(what string, format int) {
+		t.Helper()
+		if got := formatOf(t, s); got != format {
+			t.Errorf("format after %s = %d; want %d", what, got, format)
+		}
+	}
+	prove(t, s, records.Result{Pair: first.Pair, Credential: alice})
+	_, _ = s.Endorsed(first.Pair, signedByTeam)
+	want("reads", 1)
+	endorse(t, s, first, second)
+	want("Endorse", 2)
+	if _, err := s.RevokeEndorsements(records.EndorsementSelection{ImageID: id1}); err != nil {
+		t.Fatal(err)
+	}
+	want("the revocation of one", 2)
+	if _, err := s.Prune(pruning(map[string]struct{}{id1: {}}, s.Written())); err != nil {
+		t.Fatal(err)
+	}
+	want("Prune of the last", 1)
+	endorse(t, s, first)
+	want("Endorse", 2)
+	if _, err := s.RevokeEndorsements(records.EndorsementSelection{All: true}); err != nil {
+		t.Fatal(err)
+	}
+	want("the revocation of all", 1)
+	if f := lookup(t, s, first.Pair); f.Record == nil {
+		t.Error("the record is gone")
+	}
+}
+
+func TestUnreadableEndorsementDoesNotCount(t *testing.T) {
+	path := newPath(t)
+	s, _ := open(t, path, records.Options{})
+	damaged, sound := endorsement(pair(id1, app), signedByTeam), endorsement(pair(id1, app), signedByBoth)
+	endorse(t, s, damaged, sound)
+	damageInPlace(t, path, []byte(id1+"\x00"+app+"\x00"+signedByTeam))
+	if _, ok := s.Endorsed(damaged.Pair, signedByTeam); ok {
+		t.Error("an endorsement that cannot be read counts")
+	}
+	if diff := cmp.Diff([]records.Endorsement{sound}, s.Endorsements(damaged.Pair)); diff != "" {
+		t.Errorf("Endorsements (-want +got):\n%s", diff)
+	}
+	keyOnly := records.Endorsement{Pair: damaged.Pair, Requirement: signedByTeam}
+	if diff := cmp.Diff([]records.Endorsement{sound, keyOnly}, endorsed(t, s)); diff != "" {
+		t.Errorf("EndorsementsAfter (-want +got):\n%s", diff)
+	}
+	if v := verify(t, s); len(v.Problems) != 1 || v.Problems[0].Where != "endorsements "+id1+" "+app+" "+signedByTeam {
+		t.Errorf("Verification = %+v; want the endorsement", v)
+	}
+	endorse(t, s, damaged) // verified again
+	if got, ok := s.Endorsed(damaged.Pair, signedByTeam); !ok || !cmp.Equal(got, damaged) {
+		t.Errorf("Endorsed = %+v, %v; want %+v", got, ok, damaged)
+	}
+}
+
+// A value under another key, as after a flipped bit, endorses nothing.
+func TestMovedEndorsementDoesNotCount(t *testing.T) {
+	path := newPath(t)
+	s, _ := open(t, path, records.Options{})
+	e := endorsement(pair(id1, app), signedByTeam)
+	endorse(t, s, e)
+	closeStore(t, s)
+	to := pair(id2, app)
+	moveKey(t, path, "endorsements", []byte(id1+"\x00"+app+"\x00"+signedByTeam), []byte(id2+"\x00"+app+"\x00"+signedByTeam))
+	s, _ = open(t, path, records.Options{})
+	for _, p := range []records.Pair{e.Pair, to} {
+		if got, ok := s.Endorsed(p, signedByTeam); ok {
+			t.Errorf("Endorsed(%v) = %+v; want none", p, got)
+		}
+	}
+}
+
+func TestPruneDeletesEndorsementsOfPairsThatLeft(t *testing.T) {
+	kept, renamed, removed := pair(id1, app), pair(id1, other), pair(id2, app)
+	late := pair(id2, other)
+	present := map[string]struct{}{id1: {}}
+	for name, tc := range map[string]struct {
+		pairs map[records.Pair]struct{}
+		want  []records.Pair
+	}{
+		"names are known":   {map[records.Pair]struct{}{kept: {}}, []records.Pair{renamed, removed}},
+		"names are unknown": {nil, []records.Pair{removed}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStore(t)
+			for _, p := range []records.Pair{kept, renamed, removed} {
+				endorse(t, s, endorsement(p, signedByTeam), endorsement(p, signedByBoth))
+			}
+			of := records.Pruning{Images: present, Pairs: tc.pairs, Before: s.Written(), Now: at(1)}
+			endorse(t, s, endorsement(late, signedByTeam)) // by a pull, after the runtime was asked
+			got, err := s.Prune(of)
+			if err != nil || !slices.Equal(got.Endorsements, tc.want) {
+				t.Errorf("Prune = %+v, %v; want the endorsements of %v", got, err, tc.want)
+			}
+			for _, p := range []records.Pair{kept, renamed, removed, late} {
+				for _, requirement := range []string{signedByTeam, signedByBoth} {
+					_, ok := s.Endorsed(p, requirement)
+					if want := !slices.Contains(tc.want, p) && (p != late || requirement == signedByTeam); ok != want {
+						t.Errorf("Endorsed(%v, %s) = %v; want %v", p, requirement, ok, want)
+					}
+				}
+			}
+			if again, err := s.Prune(of); err != nil || len(again.Endorsements) > 0 {
+				t.Errorf("second Prune = %+v, %v; want nothing", again, err)
+			}
+		})
+	}
+}
+
+func TestEndorsementsOfAPairAreBounded(t *testing.T) {
+	s := newStore(t)
+	p, neighbour := pair(id1, app), endorsement(pair(id1, other), signedByTeam)
+	neighbour.At = at(-1000)
+	endorse(t, s, neighbour)
+	var all []records.Endorsement
+	for n := range records.MaxEndorsements {
+		e := endorsement(p, fmt.Sprintf("v1:%04d", n))
+		e.At = at(-n)
+		all = append(all, e)
+	}
+	endorse(t, s, all...)
+	endorse(t, s, all[0]) // replaces
+	if got := s.Endorsements(p); len(got) != records.MaxEndorsements {
+		t.Errorf("%d endorsements; want %d", len(got), records.MaxEndorsements)
+	}
+	added := endorsement(p, "v1:new")
+	added.At = at(-2000) // the clock was set back: it is not deleted although it is the oldest one
+	endorse(t, s, added)
+	if got := s.Endorsements(p); len(got) != records.MaxEndorsements {
+		t.Errorf("%d endorsements; want %d", len(got), records.MaxEndorsements)
+	}
+	for requirement, want := range map[string]bool{"v1:new": true, all[0].Requirement: true, all[len(all)-2].Requirement: true, all[len(all)-1].Requirement: false} {
+		if _, ok := s.Endorsed(p, requirement); ok != want {
+			t.Errorf("Endorsed(%s) = %v; want %v: the oldest one is deleted", requirement, ok, want)
+		}
+	}
+	// An image that so many rules match at once must not need verification forever.
+	var many []records.Endorsement
+	for n := range records.MaxEndorsements + 5 {
+		many = append(many, endorsement(p, fmt.Sprintf("v2:%04d", n)))
+	}
+	endorse(t, s, many...)
+	if diff := cmp.Diff(many, s.Endorsements(p)); diff != "" {
+		t.Errorf("Endorsements (-want +got):\n%s", diff)
+	}
+	if _, ok := s.Endorsed(neighbour.Pair, signedByTeam); !ok {
+		t.Error("the endorsement of another pair is gone")
+	}
+}
+
+func TestSignersOfAnEndorsementAreBounded(t *testing.T) {
+	s := newStore(t)
+	e := endorsement(pair(id1, app), signedByTeam)
+	e.Signers = slices.Repeat([]string{strings.Repeat("é", records.MaxSignerBytes)}, 10*records.MaxSigners)
+	e.Signers[1] = "x" + e.Signers[1] // cut in the middle of a character
+	endorse(t, s, e)
+	got, ok := s.Endorsed(e.Pair, signedByTeam)
+	if !ok || len(got.Signers) != records.MaxSigners || len(got.Signers[0]) != records.MaxSignerBytes || got.Signers[1] != "x"+strings.Repeat("é", records.MaxSignerBytes/2-1) {
+		t.Errorf("Endorsed = %+v, %v; want %d signers of at most %d bytes", got, ok, records.MaxSigners, records.MaxSignerBytes)
+	}
+}
+
+func TestRevokeEndorsementsDeletesWhatIsSelected(t *testing.T) {
+	of := func(p records.Pair, requirement, digest, signer string) records.Endorsement {
+		e := endorsement(p, requirement)
+		e.Digest, e.Signers = digest, []string{"other", signer}
+		return e
+	}
+	all := []records.Endorsement{
+		of(pair(id1, app), signedByBoth, "sha256:d1", "alice"),
+		of(pair(id1, app), signedByTeam, "sha256:d1", "alice"),
+		of(pair(id1, other), signedByTeam, "sha256:d1", "bob"),
+		of(pair(id2, app), signedByTeam, "sha256:d2", "alice"),
+	}
+	for _, tc := range []struct {
+		of   records.EndorsementSelection
+		want []int
+	}{
+		{records.EndorsementSelection{}, nil},
+		{records.EndorsementSelection{All: true}, []int{0, 1, 2, 3}},
+		{records.EndorsementSelection{ImageID: id1}, []int{0, 1, 2}},
+		{records.EndorsementSelection{Repository: app}, []int{0, 1, 3}},
+		{records.EndorsementSelection{ImageID: id1, Repository: app, Requirement: signedByTeam}, []int{1}},
+		{records.EndorsementSelection{Requirement: signedByTeam}, []int{1, 2, 3}},
+		{records.EndorsementSelection{Digest: "sha256:d1", Signer: "alice"}, []int{0, 1}},
+		{records.EndorsementSelection{Signer: "ali"}, nil},
+		{records.EndorsementSelection{Repository: "repo.test/none"}, nil},
+	} {
+		s := newStore(t)
+		endorse(t, s, all...)
+		var want, left []records.Endorsement
+		for i, e := range all {
+			if _, ok := s.Endorsed(e.Pair, e.Requirement); !ok {
+				t.Errorf("Endorsed(%v) = false; want true", e)
+			}
+			if slices.Contains(tc.want, i) {
+				want = append(want, e)
+			} else {
+				left = append(left, e)
+			}
+		}
+		would, err := s.RevocableEndorsements(tc.of)
+		if diff := cmp.Diff(want, would); diff != "" || err != nil {
+			t.Errorf("RevocableEndorsements(%+v) (-want +got), %v:\n%s", tc.of, err, diff)
+		}
+		got, err := s.RevokeEndorsements(tc.of)
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("RevokeEndorsements(%+v) (-want +got), %v:\n%s", tc.of, err, diff)
+		}
+		if diff := cmp.Diff(left, endorsed(t, s)); diff != "" {
+			t.Errorf("endorsements after the revocation of %+v (-want +got):\n%s", tc.of, diff)
+		}
+		for _, e := range want {
+			if _, ok := s.Endorsed(e.Pair, e.Requirement); ok {
+				t.Errorf("Endorsed(%v) after its revocation = true", e)
+			}
+		}
+	}
+}
+
+func TestRevokeOfCredentialsLeavesEndorsements(t *testing.T) {
+	s := newStore(t)
+	e := endorsement(pair(id1, app), signedByTeam)
+	prove(t, s, records.Result{Pair: e.Pair, Credential: alice})
+	endorse(t, s, e)
+	if _, err := s.Revoke(records.Revocation{Repository: app}, noon(), nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := s.Endorsed(e.Pair, signedByTeam); !ok {
+		t.Error("Endorsed = false; want true: it says nothing about credentials")
+	}
+}
+
+func TestClampSetsEndorsementsBack(t *testing.T) {
+	s := newStore(t)
+	ahead, before := endorsement(pair(id1, app), signedByTeam), endorsement(pair(id2, app), signedByTeam)
+	ahead.At, ahead.Signers = at(60), []string{`at":"2020-01-01T00:00:00Z`}
+	endorse(t, s, ahead, before)
+	if n, err := s.Clamp(noon()); n != 1 || err != nil {
+		t.Errorf("Clamp = %d, %v; want 1, nil", n, err)
+	}
+	ahead.At = noon()
+	if diff := cmp.Diff([]records.Endorsement{ahead, before}, endorsed(t, s)); diff != "" {
+		t.Errorf("endorsements (-want +got):\n%s", diff)
+	}
+	if n, err := s.Clamp(noon()); n != 0 || err != nil {
+		t.Errorf("second Clamp = %d, %v; want 0, nil", n, err)
+	}
+}
+
+func TestEndorsedIsOfTheLastWrite(t *testing.T) {
+	e := endorsement(pair(id1, app), signedByTeam)
+	s := newStore(t)
+	if _, ok := s.Endorsed(e.Pair, signedByTeam); ok {
+		t.Error("Endorsed in an empty store = true")
+	}
+	endorse(t, s, e)
+	for range 2 {
+		if _, ok := s.Endorsed(e.Pair, signedByTeam); !ok {
+			t.Error("Endorsed = false; want true")
+		}
+	}
+	disk := errors.New("disk")
+	fails := true
+	s.OnWrite(func(write records.WriteAt, b []byte, at int64) (int, error) {
+		if fails {
+			return 0, disk
+		}
+		return write(b, at)
+	})
+	if _, err := s.RevokeEndorsements(records.EndorsementSelection{All: true}); !errors.Is(err, disk) {
+		t.Errorf("RevokeEndorsements = %v; want the error of the disk", err)
+	}
+	if _, ok := s.Endorsed(e.Pair, signedByTeam); !ok {
+		t.Error("Endorsed after a revocation that failed = false; want what is on disk")
+	}
+	fails = false
+	if _, err := s.RevokeEndorsements(records.EndorsementSelection{All: true}); err != nil {
+		t.Errorf("RevokeEndorsements = %v; want nil", err)
+	}
+	if _, ok := s.Endorsed(e.Pair, signedByTeam); ok {
+		t.Error("Endorsed after its revocation = true")
+	}
+	endorse(t, s, e)
+	_, _ = s.Endorsed(e.Pair, signedByTeam)
+	closeStore(t, s)
+	if _, ok := s.Endorsed(e.Pair, signedByTeam); ok {
+		t.Error("Endorsed in a closed store = true")
+	}
+}
+
+// One writer endorses and revokes, and many readers read. The time of an endorsement is its step.
+func TestEndorsedSeesEveryWriteThatHasReturned(t *testing.T) {
+	steps := 200
+	if raced || testing.Short() {
+		steps = 40
+	}
+	s := newStore(t)
+	unsynced(s)
+	e := endorsement(pair(id1, app), signedByTeam)
+	var begun, done atomic.Int64
+	var ended atomic.Bool
+	var readers sync.WaitGroup
+	for range 16 {
+		readers.Go(func() {
+			last := int64(0)
+			for !ended.Load() {
+				returned := done.Load()
+				got, ok := s.Endorsed(e.Pair, signedByTeam)
+				seen := int64(got.At.Sub(noon()) / time.Minute)
+				if ok && (seen < returned || seen < last) || !ok && returned%2 == 1 && begun.Load() == returned {
+					t.Errorf("Endorsed = %v of step %d; step %d had returned, and step %d was seen before", ok, seen, returned, last)
+					return
+				}
+				if ok {
+					last = seen
+				}
+			}
+		})
+	}
+	for n := 1; n <= steps; n++ {
+		begun.Store(int64(n))
+		if n%2 == 1 {
+			e.At = at(n)
+			endorse(t, s, e)
+		} else if _, err := s.RevokeEndorsements(records.EndorsementSelection{ImageID: id1}); err != nil {
+			t.Error(err)
+		}
+		done.Store(int64(n))
+	}
+	ended.Store(true)
+	readers.Wait()
+}
+
+func TestTenThousandEndorsementsAreSmall(t *testing.T) {
+	path, pairs := endorsedStore(t, benchEndorsements)
+	heap := func() int64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := heap()
+	s, _ := open(t, path, records.Options{KeyExists: true})
+	for _, p := range pairs {
+		if len(s.Endorsements(p)) != 1 {
+			t.Fatalf("Endorsements(%v) = %v; want one", p, s.Endorsements(p))
+		}
+	}
+	grown := heap() - before
+	stats, err := s.Stats()
+	if err != nil || stats.Endorsements != len(pairs) {
+		t.Errorf("Stats = %+v, %v; want %d endorsements", stats, err, len(pairs))
+	}
+	// The file is in the memory of the process too, because it is mapped.
+	if total := grown + stats.Bytes; total > 20<<20 {
+		t.Errorf("%d bytes of the heap and a file of %d; want 20 MiB at most", grown, stats.Bytes)
+	}
+	t.Logf("%d bytes of the heap, a file of %d", grown, stats.Bytes)
+	runtime.KeepAlive(s)
+}
+
+func TestEndorsedFromMemoryAllocatesNothing(t *testing.T) {
+	if raced {
+		t.Skip("the race detector allocates")
+	}
+	s := newStore(t)
+	e := endorsement(pair(id1, app), signedByTeam)
+	check := func(what string) {
+		if n := testing.AllocsPerRun(100, func() { s.Endorsed(e.Pair, signedByTeam) }); n > 0 {
+			t.Errorf("%s: %v allocations", what, n)
+		}
+	}
+	check("without endorsements")
+	endorse(t, s, e, endorsement(e.Pair, signedByBoth))
+	check("with endorsements")
+}
+
+// Endorsements are about content, so that they count in a copy as well.
+func TestEndorsementsAreInABackup(t *testing.T) {
+	s := newStore(t)
+	e := endorsement(pair(id1, app), signedByTeam)
+	endorse(t, s, e)
+	r, report := open(t, backup(t, s), records.Options{KeyExists: true})
+	if got, ok := r.Endorsed(e.Pair, signedByTeam); !ok || !cmp.Equal(got, e) || report.Distrust == nil {
+		t.Errorf("Endorsed = %+v, %v, Report = %+v; want %+v in a distrusted copy", got, ok, report, e)
+	}
+	if formatOf(t, r) != 2 {
+		t.Errorf("format of the copy = %d; want 2", formatOf(t, r))
+	}
+}
+
+func TestEndorsementsArePaged(t *testing.T) {
+	s := newStore(t)
+	var want, got []records.Endorsement
+	for n := range 25 {
+		want = append(want, endorsement(pair(id1, fmt.Sprintf("%s/%02d", app, n)), signedByTeam))
+	}
+	endorse(t, s, want...)
+	for after := ""; ; {
+		page, err := s.EndorsementsAfter(after, 10)
+		if err != nil || len(page) > 10 {
+			t.Fatalf("EndorsementsAfter(%q) = %d, %v; want at most 10", after, len(page), err)
+		}
+		if len(page) == 0 {
+			break
+		}
+		for _, e := range page {
+			got, after = append(got, e.Value), e.Key
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("endorsements (-want +got):\n%s", diff)
+	}
+}
+
+// A store of format 1 that somehow has endorsements gets format 2 with the next one.
+func TestEndorseRepairsTheFormat(t *testing.T) {
+	path := newPath(t)
+	s, _ := open(t, path, records.Options{})
+	endorse(t, s, endorsement(pair(id1, app), signedByTeam))
+	closeStore(t, s)
+	inFile(t, path, func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte("1")) })
+	s, _ = open(t, path, records.Options{})
+	endorse(t, s, endorsement(pair(id1, app), signedByBoth))
+	if formatOf(t, s) != 2 {
+		t.Errorf("format = %d; want 2", formatOf(t, s))
+	}
+}
+
+// benchEndorsements is how many endorsements a large node may have.
+const benchEndorsements = 10_000
+
+func endorsedStore(tb testing.TB, n int) (path string, pairs []records.Pair) {
+	tb.Helper()
+	path = tb.TempDir() + "/records.db"
+	s, _, err := records.Open(path, records.Options{Now: noon()})
+	must(tb, err)
+	var all []records.Endorsement
+	for i := range n {
+		p := pair(fmt.Sprintf("sha256:%064x", i), fmt.Sprintf("repo.test/team-%d/app", i%50))
+		pairs = append(pairs, p)
+		e := endorsement(p, "v1:"+strings.Repeat("0123456789abcdef", 4))
+		e.Digest = "sha256:" + strings.Repeat("fedcba9876543210", 4)
+		e.Signers = []string{"https://github.com/org/repository/.github/workflows/release.yaml@refs/heads/main (https://token.actions.githubusercontent.com)"}
+		all = append(all, e)
+	}
+	for batch := range slices.Chunk(all, 1000) {
+		endorse(tb, s, batch...)
+	}
+	closeStore(tb, s)
+	return path, pairs
+}
+
+func BenchmarkOpenWithEndorsements(b *testing.B) {
+	for _, n := range []int{0, benchEndorsements} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			path, _ := endorsedStore(b, n)
+			b.ReportAllocs()
+			for b.Loop() {
+				s, _, err := records.Open(path, records.Options{KeyExists: true})
+				must(b, err)
+				closeStore(b, s)
+			}
+		})
+	}
+}
+
+func BenchmarkEndorsed(b *testing.B) {
+	path, pairs := endorsedStore(b, benchEndorsements)
+	requirement := "v1:" + strings.Repeat("0123456789abcdef", 4)
+	for name, of := range map[string][]records.Pair{"warm": pairs[:100], "cold": pairs} {
+		b.Run(name, func(b *testing.B) {
+			s, _ := open(b, path, records.Options{KeyExists: true})
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				if _, ok := s.Endorsed(of[i%len(of)], requirement); !ok {
+					b.Fatal("not endorsed")
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkEndorse(b *testing.B) {
+	path, pairs := endorsedStore(b, benchEndorsements)
+	s, _ := open(b, path, records.Options{KeyExists: true})
+	began := time.Now()
+	for i := 0; b.Loop(); i++ {
+		e := endorsement(pairs[i%len(pairs)], signedByTeam)
+		e.At = began
+		endorse(b, s, e)
+	}
+}

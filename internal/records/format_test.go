@@ -1,0 +1,292 @@
+package records_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"flag"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/internal/records"
+)
+
+var update = flag.Bool("update", false, "rewrite testdata/format-2.db; not allowed once format 2 is released")
+
+// formats are the formats of the files in testdata.
+func formats() []int { return []int{1, 2} }
+
+func goldenOf(format int) string {
+	return filepath.Join("testdata", fmt.Sprintf("format-%d.db", format))
+}
+
+// endorsedInFormat2 are the endorsements of the store in testdata.
+func endorsedInFormat2() []records.Endorsement {
+	full := endorsement(pair(id1, app), signedByTeam)
+	full.Until = at(9)
+	return []records.Endorsement{full, {Pair: pair(id2, other), Requirement: signedByTeam, Digest: "sha256:d2", At: at(8)}}
+}
+
+// writeFormat makes the store of a format that is in testdata.
+func writeFormat(t *testing.T, path string, format int) {
+	t.Helper()
+	s, _ := open(t, path, records.Options{})
+	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice, At: at(1), Secrets: []records.SecretRef{
+		{UID: "7b0a7a3c", Namespace: "team", Name: "pull"},
+	}})
+	prove(t, s, records.Result{Pair: pair(id1, other), Open: true, At: at(2)})
+	listed(t, s)
+	lost := begin(t, s, "repo.test/lost")
+	settled := begin(t, s, "repo.test/settled")
+	must(t, s.End(lost, at(3)))
+	must(t, s.Settle(records.Settlement{Intents: []records.Intent{settled}, Present: []records.Pair{pair(id2, "repo.test/settled")}, Now: at(4)}))
+	if _, err := s.MarkPreloaded(records.Scan{
+		Pairs: []records.Pair{pair("sha256:3", app)}, Origin: "start", Now: at(5), First: true,
+		Unchanged: func() bool { return true },
+	}); err != nil {
+		t.Fatal(err)
+	}
+	must(t, s.SetKeyFingerprint("f00d"))
+	for _, end := range []func(id uint64) error{
+		func(id uint64) error { return s.DropCreation(id, "") },
+		func(id uint64) error { _, err := s.SettleCreations([]uint64{id}, nil, at(7)); return err },
+		func(id uint64) error { return s.EndCreation(id, at(7)) },
+	} {
+		id, err := s.BeginCreation(records.Creation{Image: "lost", Listed: []records.Pair{pair("sha256:4", app)}, Begun: at(6)}, func() bool { return true })
+		must(t, errors.Join(err, end(id)))
+	}
+	if format >= 2 {
+		endorse(t, s, endorsedInFormat2()...)
+	}
+	closeStore(t, s)
+}
+
+// wantFormat compares a store with what writeFormat wrote.
+func wantFormat(t *testing.T, s *records.Store, format int) {
+	t.Helper()
+	all, marks := contents(t, s)
+	intents, err := s.Intents()
+	if err != nil {
+		t.Error(err)
+	}
+	proof := records.Proof{
+		Credential: alice, Secrets: []records.SecretRef{{UID: "7b0a7a3c", Namespace: "team", Name: "pull"}},
+		FirstProved: at(1), LastProved: at(1), LastUsed: at(1),
+	}
+	wantRecords := []records.Record{
+		{Pair: pair(id1, app), Created: at(1), LastUsed: at(1), Proofs: []records.Proof{proof}},
+		{Pair: pair(id1, other), Open: true, Opened: at(2), Created: at(2), LastUsed: at(2)},
+		{Pair: pair(id2, "repo.test/settled"), Created: at(4)},
+	}
+	wantIntents := []records.Intent{
+		{ID: 3, Name: "repo.test/lost:v1", Repository: "repo.test/lost", Begun: noon(), Ended: at(3)},
+	}
+	wantMarks := []records.Mark{{Pair: pair("sha256:3", app), Set: at(5), Origin: "start"}}
+	if diff := cmp.Diff(wantRecords, all) + cmp.Diff(wantIntents, intents) + cmp.Diff(wantMarks, marks); diff != "" {
+		t.Errorf("facts (-want +got):\n%s", diff)
+	}
+	if once, err := s.ScannedOnce(); !once || err != nil {
+		t.Errorf("ScannedOnce() = %v, %v; want true, nil", once, err)
+	}
+	created, err := s.Creations()
+	wantCreated := []records.Creation{
+		{ID: 3, Image: "lost", Listed: []records.Pair{pair("sha256:4", app)}, Begun: at(6), Ended: at(7)},
+	}
+	if diff := cmp.Diff(wantCreated, created); diff != "" || err != nil {
+		t.Errorf("Creations (-want +got), %v:\n%s", err, diff)
+	}
+	if got := formatOf(t, s); got != format {
+		t.Errorf("format = %d; want %d", got, format)
+	}
+	var wantEndorsed []records.Endorsement
+	if format >= 2 {
+		wantEndorsed = endorsedInFormat2()
+	}
+	if diff := cmp.Diff(wantEndorsed, endorsed(t, s)); diff != "" {
+		t.Errorf("endorsements (-want +got):\n%s", diff)
+	}
+	if f, err := s.KeyFingerprint(); f != "f00d" || err != nil {
+		t.Errorf("KeyFingerprint() = %q, %v; want f00d, nil", f, err)
+	}
+}
+
+func TestEveryFormatOpens(t *testing.T) {
+	if *update {
+		path := newPath(t)
+		writeFormat(t, path, 2)
+		writeFile(t, goldenOf(2), readFile(t, path))
+	}
+	for _, format := range formats() {
+		path := newPath(t)
+		writeFile(t, path, readFile(t, goldenOf(format)))
+		s, report := open(t, path, records.Options{KeyExists: true})
+		if diff := cmp.Diff(records.Report{}, report); diff != "" {
+			t.Errorf("format %d: Report (-want +got):\n%s", format, diff)
+		}
+		wantFormat(t, s, format)
+		prove(t, s, records.Result{Pair: pair(id1, app), Credential: bob})
+		if got := lookup(t, s, pair(id1, app)); len(got.Record.Proofs) != 2 {
+			t.Errorf("format %d: %d proofs after a pull; want 2", format, len(got.Record.Proofs))
+		}
+		if got := formatOf(t, s); got != format {
+			t.Errorf("format %d after a pull = %d", format, got)
+		}
+	}
+}
+
+func TestEveryFormatIsWhatIsWritten(t *testing.T) {
+	for _, format := range formats() {
+		path, golden := newPath(t), newPath(t)
+		writeFormat(t, path, format)
+		writeFile(t, golden, readFile(t, goldenOf(format)))
+		if diff := cmp.Diff(dump(t, golden), dump(t, path)); diff != "" {
+			t.Errorf("format %d: keys and values differ from testdata, which is a new format (-testdata +written):\n%s", format, diff)
+		}
+	}
+}
+
+// opensAsFormat1 is the rule by which a version that knows only format 1 opens a file.
+func opensAsFormat1(t *testing.T, path string) (ok bool) {
+	t.Helper()
+	all := dump(t, path)
+	format, err := strconv.Atoi(all["meta"]["format"])
+	if err != nil || format < 1 {
+		t.Errorf("format = %q; want a number", all["meta"]["format"])
+	}
+	for bucket := range all {
+		if !slices.Contains([]string{"meta", "intents", "records", "marks", "creations"}, bucket) && format == 1 {
+			t.Errorf("format 1 has bucket %q, which such a version does not know", bucket)
+		}
+	}
+	for key := range all["meta"] {
+		if !slices.Contains([]string{"format", "distrust", "scanned", "key", "revoked"}, key) {
+			t.Errorf("meta has key %q, which such a version takes for damage", key)
+		}
+	}
+	return format == 1
+}
+
+// A node that uses no signatures, or has revoked its endorsements, can go back to the version before them.
+func TestStoreWithoutEndorsementsOpensInTheVersionBeforeThem(t *testing.T) {
+	for name, tc := range map[string]struct {
+		format int
+		change func(s *records.Store)
+		want   bool
+	}{
+		"format 1": {1, func(s *records.Store) {
+			_, _ = s.Endorsed(pair(id1, app), signedByTeam)
+			prove(t, s, records.Result{Pair: pair(id1, app), Credential: bob})
+		}, true},
+		"first endorsement": {1, func(s *records.Store) { endorse(t, s, endorsement(pair(id1, app), signedByTeam)) }, false},
+		"format 2":          {2, func(*records.Store) {}, false},
+		"one of two revoked": {2, func(s *records.Store) {
+			if _, err := s.RevokeEndorsements(records.EndorsementSelection{ImageID: id1}); err != nil {
+				t.Error(err)
+			}
+		}, false},
+		"all revoked": {2, func(s *records.Store) {
+			if _, err := s.RevokeEndorsements(records.EndorsementSelection{All: true}); err != nil {
+				t.Error(err)
+			}
+		}, true},
+	} {
+		path := newPath(t)
+		writeFile(t, path, readFile(t, goldenOf(tc.format)))
+		s, _ := open(t, path, records.Options{KeyExists: true})
+		tc.change(s)
+		closeStore(t, s)
+		if got := opensAsFormat1(t, path); got != tc.want {
+			t.Errorf("%s: opens as format 1: %v; want %v", name, got, tc.want)
+		}
+	}
+}
+
+// dump returns every key and value, by bucket.
+func dump(t *testing.T, path string) map[string]map[string]string {
+	t.Helper()
+	all := map[string]map[string]string{}
+	inFile(t, path, func(tx *bolt.Tx) error {
+		return tx.ForEach(func(name []byte, b *bolt.Bucket) error {
+			in := map[string]string{}
+			all[string(name)] = in
+			return b.ForEach(func(k, v []byte) error { in[string(k)] = string(v); return nil })
+		})
+	})
+	return all
+}
+
+// TestFormatIsAsItsDrawingSays compares a store with the layout in doc.go.
+func TestFormatIsAsItsDrawingSays(t *testing.T) {
+	drawing := map[string][]string{} // the keys of each bucket
+	bucket := ""
+	_, text, _ := strings.Cut(string(readFile(t, "doc.go")), "# Format\n//\n")
+	for line := range strings.Lines(text) {
+		line, found := strings.CutPrefix(line, "//\t")
+		if !found {
+			break
+		}
+		name, _, _ := strings.Cut(strings.TrimSpace(line), "  ")
+		if !strings.HasPrefix(line, " ") {
+			bucket, drawing[name] = name, nil
+			continue
+		}
+		drawing[bucket] = append(drawing[bucket], name)
+	}
+
+	path, distrusted := newPath(t), newPath(t)
+	writeFormat(t, path, 2)
+	s, _ := open(t, distrusted, records.Options{KeyExists: true})
+	if _, err := s.Revoke(records.Revocation{Repository: "repo.test/any"}, time.Now(), nil); err != nil {
+		t.Fatal(err)
+	}
+	closeStore(t, s)
+	file := dump(t, path)
+	for _, key := range []string{"distrust", "revoked"} {
+		file["meta"][key] = dump(t, distrusted)["meta"][key]
+	}
+
+	sequence := binary.BigEndian.AppendUint64(nil, 3)
+	fill := func(key, id, repository string) string {
+		return strings.NewReplacer(" 00 ", "\x00", "<image ID>", id, "<repository>", repository, "<requirement>", signedByTeam,
+			"<sequence, 8 bytes>", string(sequence)).Replace(key)
+	}
+	want := map[string][]string{"meta": drawing["meta"]}
+	for name, of := range map[string][][2]string{
+		"intents": {{"", "repo.test/lost"}},
+		"records": {{id1, app}, {id1, other}, {id2, "repo.test/settled"}},
+		"marks":   {{"sha256:3", app}},
+
+		"creations":    {{"", ""}},
+		"endorsements": {{id1, app}, {id2, other}},
+	} {
+		want[name] = nil
+		for _, key := range drawing[name] {
+			for _, of := range of {
+				want[name] = append(want[name], fill(key, of[0], of[1]))
+			}
+		}
+	}
+	got := map[string][]string{}
+	for name, in := range file {
+		for key := range in {
+			got[name] = append(got[name], key)
+		}
+		slices.Sort(got[name])
+	}
+	for name := range want {
+		slices.Sort(want[name])
+	}
+	if len(drawing) != len(got) {
+		t.Errorf("the drawing has %d buckets, the file %d", len(drawing), len(got))
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("keys (-drawing +file):\n%s", diff)
+	}
+}

@@ -1,0 +1,273 @@
+package records_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/pullgate/pullgate/internal/records"
+)
+
+// unknown returns an intent that is not in the store.
+func unknown(in records.Intent) records.Intent {
+	in.ID += 256
+	return in
+}
+
+func settlement(intents ...records.Intent) records.Settlement {
+	return records.Settlement{Intents: intents, Now: at(5)}
+}
+
+func TestIntentLivesUntilItIsProvedDroppedOrSettled(t *testing.T) {
+	p := pair(id1, app)
+	for name, tc := range map[string]struct {
+		end  func(s *records.Store, in records.Intent) error
+		want int
+	}{
+		"nothing": {func(*records.Store, records.Intent) error { return nil }, 1},
+		"Prove": {func(s *records.Store, in records.Intent) error {
+			return s.Prove(in, records.Result{Pair: p, Open: true, At: noon()})
+		}, 0},
+		"Drop":           {func(s *records.Store, in records.Intent) error { return s.Drop(in) }, 0},
+		"Drop twice":     {func(s *records.Store, in records.Intent) error { return errors.Join(s.Drop(in), s.Drop(in)) }, 0},
+		"Drop of none":   {func(s *records.Store, in records.Intent) error { return s.Drop(unknown(in)) }, 1},
+		"End":            {func(s *records.Store, in records.Intent) error { return s.End(in, at(1)) }, 1},
+		"End of none":    {func(s *records.Store, in records.Intent) error { return s.End(unknown(in), at(1)) }, 1},
+		"End, then Drop": {func(s *records.Store, in records.Intent) error { return errors.Join(s.End(in, at(1)), s.Drop(in)) }, 0},
+		"Settle":         {func(s *records.Store, in records.Intent) error { return s.Settle(settlement(in)) }, 0},
+		"Settle of none": {func(s *records.Store, in records.Intent) error { return s.Settle(settlement(unknown(in))) }, 1},
+	} {
+		s := newStore(t)
+		if err := tc.end(s, begin(t, s, app)); err != nil {
+			t.Errorf("%s = %v; want nil", name, err)
+		}
+		if got := lookup(t, s, p).Intents; got != tc.want {
+			t.Errorf("%s leaves %d intents; want %d", name, got, tc.want)
+		}
+	}
+}
+
+func TestEndNotesWhenThePullWasLost(t *testing.T) {
+	s := newStore(t)
+	in := begin(t, s, app)
+	must(t, s.End(in, at(3)))
+	got, err := s.Intents()
+	want := []records.Intent{{ID: in.ID, Name: app + ":v1", Repository: app, Begun: noon(), Ended: at(3)}}
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("Intents() error %v (-want +got):\n%s", err, diff)
+	}
+}
+
+func TestIntentIDsAreNeverUsedTwice(t *testing.T) {
+	path := newPath(t)
+	seen := map[uint64]bool{}
+	for range 3 {
+		s, _ := open(t, path, records.Options{})
+		for range 3 {
+			in := begin(t, s, app)
+			if seen[in.ID] {
+				t.Errorf("Begin returned %d again", in.ID)
+			}
+			seen[in.ID] = true
+			if err := s.Drop(in); err != nil {
+				t.Error(err)
+			}
+		}
+		closeStore(t, s)
+	}
+}
+
+func TestIntentsOfOneRepositoryAreNotOfAnother(t *testing.T) {
+	repositories := []string{
+		"a", "a/b", "ab", "", "\x00", "a\x00", "a\x00b", "a\x00\x00\x00\x00\x00\x00\x00\x00\x01", "a\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00",
+		strings.Repeat("a", 500),
+	}
+	for _, one := range repositories {
+		s := newStore(t)
+		begin(t, s, one)
+		begin(t, s, one)
+		for _, r := range repositories {
+			want := 0
+			if r == one {
+				want = 2
+			}
+			if got := lookup(t, s, pair(id1, r)).Intents; got != want {
+				t.Errorf("%d intents of %q after two pulls of %q; want %d", got, r, one, want)
+			}
+		}
+	}
+}
+
+func TestDropEndsOnlyItsIntent(t *testing.T) {
+	s := newStore(t)
+	// IDs from 1 to 300, so that the encoding of one ID is a suffix of another.
+	intents := make([]records.Intent, 300)
+	for i := range intents {
+		intents[i] = begin(t, s, fmt.Sprintf("r%d", i%7))
+	}
+	must(t, s.Drop(intents[0]))
+	all, err := s.Intents()
+	if err != nil || len(all) != 299 || slices.ContainsFunc(all, func(in records.Intent) bool { return in.ID == intents[0].ID }) {
+		t.Errorf("%d intents, %v; want all but the first", len(all), err)
+	}
+}
+
+func TestUnreadableIntentStillCounts(t *testing.T) {
+	path := newPath(t)
+	s, _ := open(t, path, records.Options{})
+	damaged, sound := begin(t, s, app), begin(t, s, other)
+	damageInPlace(t, path, []byte(app+"\x00\x00\x00\x00\x00\x00\x00\x00\x01"))
+	if got := lookup(t, s, pair(id1, app)).Intents; got != 1 {
+		t.Errorf("%d intents; want 1", got)
+	}
+	all, err := s.Intents()
+	has := func(want records.Intent) bool {
+		return slices.ContainsFunc(all, func(in records.Intent) bool { return in.ID == want.ID && in.Repository == want.Repository })
+	}
+	if !errors.Is(err, records.ErrUnreadable) || !has(damaged) || !has(sound) {
+		t.Errorf("Intents() = %v, %v; want both and ErrUnreadable", all, err)
+	}
+	// End repairs it.
+	must(t, s.End(damaged, at(2)))
+	if all, _ := s.Intents(); !slices.Contains(all, records.Intent{ID: damaged.ID, Repository: app, Ended: at(2)}) {
+		t.Errorf("Intents() after End = %v; want it ended", all)
+	}
+	if err := s.Drop(damaged); err != nil || lookup(t, s, pair(id1, app)).Intents != 0 {
+		t.Errorf("Drop = %v; want no intent left", err)
+	}
+}
+
+func TestSettleRecordsPresentImagesWithoutProof(t *testing.T) {
+	s := newStore(t)
+	known, marked, unheard, elsewhere := pair(id1, app), pair(id1, app+"/marked"), pair(id2, app), pair(id2, other)
+	prove(t, s, records.Result{Pair: known, Credential: alice})
+	if got := mark(t, s, pair("sha256:5", app+"/marked")); len(got) != 1 {
+		t.Fatal("no mark")
+	}
+	marked.ImageID = "sha256:5"
+	one, two := begin(t, s, app), begin(t, s, app+"/marked")
+	begin(t, s, other)
+	want := lookup(t, s, known).Record
+	of := settlement(one, two, records.Intent{ID: 999, Repository: app})
+	of.Present = []records.Pair{known, marked, unheard, elsewhere}
+	must(t, s.Settle(of))
+	for p, want := range map[records.Pair]records.Facts{
+		known:     {Record: want, Proved: true},
+		marked:    {Marked: true},
+		unheard:   {Record: &records.Record{Pair: unheard, Created: at(5)}},
+		elsewhere: {Intents: 1, Rivals: true},
+	} {
+		if diff := cmp.Diff(want, lookup(t, s, p)); diff != "" {
+			t.Errorf("facts of %v (-want +got):\n%s", p, diff)
+		}
+	}
+}
+
+func namesOf(t *testing.T, s *records.Store) (names []string) {
+	t.Helper()
+	all, err := s.Intents()
+	if err != nil {
+		t.Error(err)
+	}
+	for _, in := range all {
+		names = append(names, in.Name)
+	}
+	return names
+}
+
+// Pulls of one name that end without a known result need one intent, the one of the latest end.
+func TestEndKeepsOneIntentOfEachName(t *testing.T) {
+	s := newStore(t)
+	for n := range 5 {
+		for _, name := range []string{app + ":1", app + ":2"} {
+			in, err := s.Begin(name, app, at(n))
+			if err = errors.Join(err, s.End(in, at(10+n))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	inProgress, elsewhere := begin(t, s, app), begin(t, s, app+"/more")
+	must(t, s.End(elsewhere, at(20)))
+	want := []records.Intent{
+		{ID: 9, Name: app + ":1", Repository: app, Begun: at(4), Ended: at(14)},
+		{ID: 10, Name: app + ":2", Repository: app, Begun: at(4), Ended: at(14)},
+		inProgress,
+		{ID: elsewhere.ID, Name: app + "/more:v1", Repository: app + "/more", Begun: noon(), Ended: at(20)},
+	}
+	got, err := s.Intents()
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("Intents() error %v (-want +got):\n%s", err, diff)
+	}
+}
+
+// A tenant may make up many names; the store still keeps few intents of a repository. If it does not know the names, every image
+// of the repository needs proof.
+func TestEndBoundsTheIntentsOfOneRepository(t *testing.T) {
+	s := newStore(t)
+	most := 0
+	for n := range 4 * records.MaxUnresolved {
+		in, err := s.Begin(fmt.Sprintf("%s:%d", app, n), app, noon())
+		if err = errors.Join(err, s.End(in, at(n))); err != nil {
+			t.Fatal(err)
+		}
+		most = max(most, lookup(t, s, pair(id1, app)).Intents)
+	}
+	if most > records.MaxUnresolved {
+		t.Errorf("%d intents of one repository; want at most %d", most, records.MaxUnresolved)
+	}
+	if names := namesOf(t, s); !slices.Contains(names, "") {
+		t.Errorf("names %q; want one intent without a name", names)
+	}
+}
+
+// lostPulls fills a store with ended intents, each of its own repository.
+func lostPulls(tb testing.TB, s *records.Store, n int) []records.Intent {
+	tb.Helper()
+	for i := range n {
+		repository := fmt.Sprintf("tenant.test/%05d/%0200d", i, i)
+		if _, err := s.Begin(repository+":1", repository, noon()); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	begun, err := s.Intents()
+	if err = errors.Join(err, s.EndAll(begun, at(1))); err != nil {
+		tb.Fatal(err)
+	}
+	ended, err := s.Intents()
+	if err != nil || len(ended) != n {
+		tb.Fatalf("Intents = %d, %v; want %d", len(ended), err, n)
+	}
+	return ended
+}
+
+// The work of a settlement grows linearly with the number of intents, and no transaction is longer than one batch.
+func TestSettleIsLinearAndInBatches(t *testing.T) {
+	for _, n := range []int{1, 1000, 4000} {
+		if n > 1000 && sampling() {
+			continue
+		}
+		transactions := 0
+		s, _ := open(t, newPath(t), records.Options{OnSync: func(time.Duration) { transactions++ }})
+		s.OnWrite(func(write records.WriteAt, b []byte, at int64) (int, error) { return write(b, at) }) // without syncs
+		of := settlement(lostPulls(t, s, n)...)
+		for i := range 100 { // only images of the first repository
+			of.Present = append(of.Present, pair(fmt.Sprintf("sha256:%d", i), of.Intents[0].Repository))
+		}
+		asked := 0
+		of.Brought = func(records.Intent, records.Pair) bool { asked++; return true }
+		transactions = 0
+		must(t, s.Settle(of))
+		if want := (n + records.MaxBatch - 1) / records.MaxBatch; transactions != want || asked != len(of.Present) {
+			t.Errorf("settling %d intents took %d transactions and looked at %d pairs; want %d and %d", n, transactions, asked, want, len(of.Present))
+		}
+		if left := namesOf(t, s); len(left) > 0 {
+			t.Errorf("%d of %d intents left; want none", len(left), n)
+		}
+		closeStore(t, s)
+	}
+}

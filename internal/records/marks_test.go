@@ -1,0 +1,38 @@
+package records_test
+
+import (
+	"testing"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/internal/records"
+)
+
+// A copy of a scanned store is distrusted, and the scan after the end of distrust is a first one. Before the end of distrust, Due
+// returns the pairs that this scan marks.
+func TestDueInDistrustIsWhatTheNextScanMarks(t *testing.T) {
+	path := newPath(t)
+	s, _ := open(t, path, records.Options{})
+	mark(t, s, pair(id1, app))
+	firstScan(t, s)
+	closeStore(t, s)
+	inFile(t, path, func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("distrust"), []byte("x")) })
+	s, _ = open(t, path, records.Options{})
+	both := []records.Pair{pair(id1, app), pair(id1, other)}
+	due, err := s.Due(both, nil)
+	if err != nil || len(due) != 1 || s.Distrusted() == nil {
+		t.Fatalf("Due = %v, %v, distrusted %v; want %s in distrust", due, err, s.Distrusted(), other)
+	}
+	must(t, s.Trust())
+	if got := mark(t, s, both...); len(got) != 1 || got[0] != due[0] {
+		t.Errorf("MarkPreloaded = %v; want %v", got, due)
+	}
+}
+
+// firstScan makes the first scan of a node without images.
+func firstScan(t *testing.T, s *records.Store) {
+	t.Helper()
+	if _, err := s.MarkPreloaded(records.Scan{Now: at(0), First: true, Unchanged: func() bool { return true }}); err != nil {
+		t.Fatal(err)
+	}
+}

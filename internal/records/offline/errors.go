@@ -1,0 +1,20 @@
+package offline
+
+import (
+	"errors"
+
+	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/records/internal/boltfile"
+)
+
+var (
+	// ErrDamaged is the error of Compact for a file with a damaged structure: compaction would lose the parts that cannot be
+	// walked.
+	ErrDamaged = errors.New("records: file damaged")
+	// ErrInUse means that a daemon has the file open.
+	ErrInUse = records.ErrInUse
+	// ErrNewerFormat means that the file has a newer format.
+	ErrNewerFormat = records.ErrNewerFormat
+	// ErrReplaced means that the file was replaced during the wait for its lock.
+	ErrReplaced = boltfile.ErrReplaced
+)

@@ -1,0 +1,418 @@
+package offline_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/records/internal/boltfile"
+	"github.com/pullgate/pullgate/internal/records/offline"
+)
+
+const (
+	app = "repo.test/team/app"
+	id1 = "sha256:1111111111111111111111111111111111111111111111111111111111111111"
+	id2 = "sha256:2222222222222222222222222222222222222222222222222222222222222222"
+)
+
+func noon() time.Time { return time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC) }
+
+// newStore makes a closed store with one value of each kind.
+func newStore(t *testing.T) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "records.db")
+	fill(t, path)
+	return path
+}
+
+func fill(t *testing.T, path string) {
+	t.Helper()
+	s, _, err := records.Open(path, records.Options{Now: noon()})
+	must(t, err)
+	_, err = s.MarkPreloaded(records.Scan{
+		Pairs: []records.Pair{{ImageID: id2, Repository: app}}, Origin: "start", Now: noon(), First: true,
+		Unchanged: func() bool { return true },
+	})
+	intent, beginErr := s.Begin(app+":v1", app, noon())
+	proved := records.Result{
+		Pair: records.Pair{ImageID: id1, Repository: app}, Credential: "a11ce", At: noon(),
+		Secrets: []records.SecretRef{{UID: "7b0a7a3c", Namespace: "team", Name: "pull"}},
+	}
+	endorsed := records.Endorsement{Pair: proved.Pair, Requirement: "v1:team", Digest: "sha256:d1", Signers: []string{"key <team>"}, At: noon()}
+	err = errors.Join(err, beginErr, s.Prove(intent, proved), s.SetKeyFingerprint("f00d"), s.Endorse([]records.Endorsement{endorsed}))
+	_, beginErr = s.Begin("repo.test/lost:\u202ev1\u009b", "repo.test/lost", noon())
+	must(t, errors.Join(err, beginErr, s.Close()))
+}
+
+// must ends a test that cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// change changes the file of a closed store directly.
+func change(t *testing.T, path string, f func(*bolt.Tx) error) {
+	t.Helper()
+	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: 10 * time.Second})
+	must(t, err)
+	must(t, errors.Join(db.Update(f), db.Close()))
+}
+
+func damageValue(tx *bolt.Tx) error {
+	return tx.Bucket([]byte("records")).Put([]byte(id1+"\x00"+app), []byte("damaged"))
+}
+
+func edit(t *testing.T, path string, f func([]byte) []byte) {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	must(t, err)
+	must(t, os.WriteFile(path, f(content), 0o600))
+}
+
+// state returns the visible state of a file and of the files in its directory.
+func state(t *testing.T, path string) string {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Dir(path))
+	must(t, err)
+	var b strings.Builder
+	for _, e := range entries {
+		info, err := e.Info()
+		must(t, err)
+		_, _ = fmt.Fprintln(&b, info.Name(), info.Mode(), info.Size(), info.ModTime())
+		if info.Mode().IsRegular() {
+			content, err := os.ReadFile(filepath.Join(filepath.Dir(path), e.Name()))
+			must(t, err)
+			b.Write(content)
+		}
+	}
+	return b.String()
+}
+
+func TestCheckReportsDamageAndChangesNothing(t *testing.T) {
+	for name, tc := range map[string]struct {
+		damage  func(t *testing.T, path string)
+		where   string // of the first problem, "" for none
+		what    string
+		wantErr error
+		text    string // of the error
+	}{
+		"sound": {damage: func(*testing.T, string) {}},
+		"value": {
+			damage: func(t *testing.T, path string) { t.Helper(); change(t, path, damageValue) },
+			where:  "records " + id1 + " " + app, what: "wrong checksum",
+		},
+		"bucket": {
+			damage: func(t *testing.T, path string) {
+				t.Helper()
+				change(t, path, func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte("marks")) })
+			},
+			where: records.WhereTree, what: "bucket marks is missing",
+		},
+		"unknown key": {
+			damage: func(t *testing.T, path string) {
+				t.Helper()
+				change(t, path, func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("distrusu"), []byte("x")) })
+			},
+			where: "meta distrusu", what: "unknown key",
+		},
+		"pages": {
+			damage: func(t *testing.T, path string) {
+				t.Helper()
+				edit(t, path, func(b []byte) []byte { clear(b[2*4096:]); return b })
+			},
+			where: records.WhereTree, what: "page",
+		},
+		"cut": {
+			damage: func(t *testing.T, path string) {
+				t.Helper()
+				edit(t, path, func(b []byte) []byte { return b[:3*4096] })
+			},
+			where: records.WhereTree, what: "shorter",
+		},
+		"empty": {
+			damage: func(t *testing.T, path string) { t.Helper(); edit(t, path, func([]byte) []byte { return nil }) },
+			where:  records.WhereTree, what: "too short",
+		},
+		"text": {
+			damage: func(t *testing.T, path string) {
+				t.Helper()
+				edit(t, path, func([]byte) []byte { return bytes.Repeat([]byte("no store\n"), 9999) })
+			},
+			where: records.WhereTree, what: "not a bbolt file",
+		},
+		"newer": {
+			damage: func(t *testing.T, path string) {
+				t.Helper()
+				change(t, path, func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte("7")) })
+			},
+			wantErr: records.ErrNewerFormat, text: "format 7, this version reads up to 2",
+		},
+		"absent": {
+			damage: func(t *testing.T, path string) {
+				t.Helper()
+				must(t, os.Remove(path))
+			},
+			wantErr: os.ErrNotExist, text: "no such file",
+		},
+		"link": {
+			damage: func(t *testing.T, path string) {
+				t.Helper()
+				must(t, errors.Join(os.Rename(path, path+".real"), os.Symlink(path+".real", path)))
+			},
+			text: "is a symbolic link",
+		},
+		"directory": {
+			damage: func(t *testing.T, path string) {
+				t.Helper()
+				must(t, errors.Join(os.Remove(path), os.Mkdir(path, 0o700)))
+			},
+			text: "not a regular file",
+		},
+		"pipe": {
+			damage: func(t *testing.T, path string) {
+				t.Helper()
+				must(t, errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)))
+			},
+			text: "not a regular file",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := newStore(t)
+			tc.damage(t, path)
+			before := state(t, path)
+			v, err := offline.Check(t.Context(), path)
+			if tc.text != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.text) || tc.wantErr != nil && !errors.Is(err, tc.wantErr) {
+					t.Errorf("Check = %+v, %v; want … %s …", v, err, tc.text)
+				}
+			} else if err != nil {
+				t.Errorf("Check = %v; want nil", err)
+			}
+			switch {
+			case tc.text == "" && tc.where == "":
+				if diff := cmp.Diff(records.Verification{Values: 7}, v); diff != "" {
+					t.Errorf("Verification (-want +got):\n%s", diff)
+				}
+			case tc.where != "" && (len(v.Problems) == 0 || v.Problems[0].Where != tc.where || !strings.Contains(v.Problems[0].What, tc.what)):
+				t.Errorf("Problems = %q; want %s: … %s …", v.Problems, tc.where, tc.what)
+			}
+			if _, err := offline.Dump(t.Context(), path, io.Discard); (err == nil) != (tc.text == "") {
+				t.Errorf("Dump = %v; want what Check returned", err)
+			}
+			if sound := tc.text == "" && tc.where != records.WhereTree; !sound {
+				_, err := offline.Compact(t.Context(), path)
+				if err == nil || tc.text == "" && !errors.Is(err, offline.ErrDamaged) || tc.wantErr != nil && !errors.Is(err, tc.wantErr) {
+					t.Errorf("Compact = %v; want it refused", err)
+				}
+			}
+			if after := state(t, path); after != before {
+				t.Errorf("the file is %.300s; was %.300s", after, before)
+			}
+		})
+	}
+}
+
+// Check reports what would make a daemon set the file aside.
+func TestCheckFindsWhatOpenFinds(t *testing.T) {
+	original := newStore(t)
+	content, err := os.ReadFile(original)
+	must(t, err)
+	m, err := boltfile.Newest(bytes.NewReader(content))
+	must(t, err)
+	// Damage in unused pages at the end of the file has no effect; two of those pages are enough.
+	content = content[:(m.Pages+2)*m.PageSize]
+	step := 31
+	if testing.Short() {
+		step *= 10
+	}
+	// A sample of the bytes may miss every page in use; then the next sample is taken, until each byte was in one.
+	first, found := rand.IntN(step), 0
+	for n := 0; n < step && found == 0; n++ {
+		found = damageEach(t, content, (first+n)%step, step)
+	}
+	if found == 0 {
+		t.Error("no damage was set aside")
+	}
+}
+
+// damageEach damages one byte of a store at a time, and returns how often Open set the file aside. Check must find a problem each time.
+func damageEach(t *testing.T, content []byte, first, step int) (found int) {
+	t.Helper()
+	t.Logf("damages every %d-th byte from byte %d on", step, first)
+	for at := first; at < len(content); at += step {
+		damaged := bytes.Clone(content)
+		damaged[at] ^= 0x24
+		path := filepath.Join(t.TempDir(), "records.db")
+		must(t, os.WriteFile(path, damaged, 0o600))
+		v, checkErr := offline.Check(t.Context(), path)
+		s, report, err := records.Open(path, records.Options{Now: noon()})
+		if err == nil {
+			err = s.Close()
+		}
+		if err != nil || checkErr != nil {
+			t.Fatalf("byte %d: Check = %v, Open = %v; want nil", at, checkErr, err)
+		}
+		if report.SetAside != "" {
+			if found++; len(v.Problems) == 0 {
+				t.Errorf("byte %d: Check finds nothing; Open: %s", at, report.Damage)
+			}
+		}
+	}
+	return found
+}
+
+const dumped = `{"v":1,"bucket":"endorsements","key":"` + id1 + ` repo.test/team/app v1:team","value":{"pair":{"imageID":"` + id1 + `",` +
+	`"repository":"repo.test/team/app"},"requirement":"v1:team","digest":"sha256:d1","signers":["key \u003cteam\u003e"],"at":"2026-05-04T12:00:00Z"}}
+{"v":1,"bucket":"intents","key":"repo.test/lost 2","value":{"id":2,"name":"repo.test/lost:\u202ev1\u009b","repository":"repo.test/lost","begun":"2026-05-04T12:00:00Z"}}
+{"v":1,"bucket":"marks","key":"` + id2 + ` repo.test/team/app","value":{"pair":{"imageID":"` + id2 + `","repository":"repo.test/team/app"},"set":"2026-05-04T12:00:00Z","origin":"start"}}
+{"v":1,"bucket":"meta","key":"format","value":2}
+{"v":1,"bucket":"meta","key":"key","value":"f00d"}
+{"v":1,"bucket":"meta","key":"scanned","value":"2026-05-04T12:00:00Z"}
+{"v":1,"bucket":"records","key":"` + id1 + ` repo.test/team/app",RECORD}
+`
+
+func TestDumpWritesEveryValueInALine(t *testing.T) {
+	const sound = `"value":{"pair":{"imageID":"` + id1 + `","repository":"repo.test/team/app"},"created":"2026-05-04T12:00:00Z",` +
+		`"lastUsed":"2026-05-04T12:00:00Z","proofs":[{"credential":"a11ce","secrets":[{"uid":"7b0a7a3c","namespace":"team","name":"pull"}],` +
+		`"firstProved":"2026-05-04T12:00:00Z","lastProved":"2026-05-04T12:00:00Z","lastUsed":"2026-05-04T12:00:00Z"}],"unlisted":true}`
+	const unreadable = `"unreadable":"records: stored value unreadable: bucket records: wrong checksum of 7 bytes"`
+	for _, tc := range []struct {
+		name   string
+		damage bool
+		record string
+		want   int
+	}{{"sound", false, sound, 0}, {"unreadable", true, unreadable, 1}} {
+		t.Run(tc.name, func(t *testing.T) {
+			path := newStore(t)
+			if tc.damage {
+				change(t, path, damageValue)
+			}
+			var got bytes.Buffer
+			v, err := offline.Dump(t.Context(), path, &got)
+			if err != nil || v.Values != 7 || len(v.Problems) != tc.want {
+				t.Errorf("Dump = %+v, %v; want 7 values, %d problems", v, err, tc.want)
+			}
+			if diff := cmp.Diff(strings.Replace(dumped, "RECORD", tc.record, 1), got.String()); diff != "" {
+				t.Errorf("lines (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestDumpReportsDamageAndPrintsTheRest(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "records.db")
+	s, _, err := records.Open(path, records.Options{Now: noon()})
+	must(t, err)
+	for n := range 300 {
+		if _, err := s.Begin("n", fmt.Sprintf("repo.test/%03d/%0100d", n, 0), noon()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(t, s.Close())
+	edit(t, path, func(b []byte) []byte { // one page with values in it
+		at := bytes.LastIndex(b, []byte("repo.test/150/")) &^ 4095
+		clear(b[at : at+4096])
+		return b
+	})
+	var got bytes.Buffer
+	v, err := offline.Dump(t.Context(), path, &got)
+	lines := strings.Split(strings.TrimSpace(got.String()), "\n")
+	if err != nil || len(v.Problems) != 1 || v.Values < 100 || v.Values == 301 || len(lines) != v.Values+1 {
+		t.Errorf("Dump = %d values, %q, %v in %d lines; want one problem and a part of 301 values", v.Values, v.Problems, err, len(lines))
+	}
+	if !strings.Contains(got.String(), `{"v":1,"damage":"page `) {
+		t.Errorf("no line reports the damage:\n%.500s", got.String())
+	}
+}
+
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+func TestDumpReportsAWriteError(t *testing.T) {
+	if _, err := offline.Dump(t.Context(), newStore(t), fullDisk{}); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("Dump = %v; want ENOSPC", err)
+	}
+}
+
+func TestEveryCallEndsWithItsContext(t *testing.T) {
+	path := newStore(t)
+	before := state(t, path)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for name, err := range each(ctx, path) {
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%s = %v; want Canceled", name, err)
+		}
+	}
+	if after := state(t, path); after != before {
+		t.Error("something has changed")
+	}
+}
+
+// each calls every function once.
+func each(ctx context.Context, path string) map[string]error {
+	errs := map[string]error{}
+	for name, call := range calls() {
+		errs[name] = call(ctx, path)
+	}
+	return errs
+}
+
+func calls() map[string]func(ctx context.Context, path string) error {
+	return map[string]func(ctx context.Context, path string) error{
+		"Check": func(ctx context.Context, path string) error { _, err := offline.Check(ctx, path); return err },
+		"Dump": func(ctx context.Context, path string) error {
+			_, err := offline.Dump(ctx, path, io.Discard)
+			return err
+		},
+		"Compact": func(ctx context.Context, path string) error { _, err := offline.Compact(ctx, path); return err },
+	}
+}
+
+func TestStoreThatADaemonHasOpenIsInUse(t *testing.T) {
+	path := newStore(t)
+	s, _, err := records.Open(path, records.Options{})
+	must(t, err)
+	before := state(t, path)
+	began := time.Now()
+	var wg sync.WaitGroup // each waits for the lock, as long as the others
+	for name, call := range calls() {
+		wg.Go(func() {
+			if err := call(t.Context(), path); !errors.Is(err, records.ErrInUse) {
+				t.Errorf("%s = %v; want ErrInUse", name, err)
+			}
+		})
+	}
+	wg.Wait()
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("the three calls took %v; want 2 s", took)
+	}
+	if after := state(t, path); after != before {
+		t.Error("something has changed")
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	for name, err := range each(t.Context(), path) {
+		if err != nil {
+			t.Errorf("%s once it is closed = %v; want nil", name, err)
+		}
+	}
+}

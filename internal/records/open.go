@@ -1,0 +1,347 @@
+package records
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/internal/mechanics/atomicfile"
+	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
+	"github.com/pullgate/pullgate/internal/records/internal/boltfile"
+)
+
+// Format is the newest version of the file that this code reads and writes. A store has format 1 as long as it has no endorsement,
+// so that a version that knows no endorsements can open it.
+const Format = 2
+
+// The versions of the file.
+const (
+	formatPlain     = 1
+	formatEndorsing = 2
+)
+
+// replacedTimes bounds how often Open tries again after the file was replaced while Open waited for the lock.
+const replacedTimes = 3
+
+// asideInfix follows a store's path in the name of a damaged file that was set aside.
+const asideInfix = ".damaged-"
+
+// The keys of the meta bucket.
+const (
+	metaFormat   = "format"
+	metaDistrust = "distrust"
+	metaScanned  = "scanned"
+	metaKey      = "key"
+	metaRevoked  = "revoked"
+)
+
+// Options are the settings of [Open]. The zero value is for the first start on a node.
+type Options struct {
+	// KeyExists means that the node has a key, so that there was a store. If the store is missing, it was lost, and the new one
+	// is distrusted.
+	KeyExists bool
+	// Now is the time that Open writes; the zero value is the time of the call.
+	Now time.Time
+	// LockWait bounds the wait for the file lock; the zero value is 2 s.
+	LockWait time.Duration
+	// OnPanic is called for a panic in a transaction, with its value and the stack; nil is allowed. The call that made the
+	// transaction returns ErrUnreadable. bbolt may hold its locks for ever after a panic: calls in progress may not return, and
+	// every later call fails. So the program should end.
+	OnPanic func(value any, stack []byte)
+	// OnSync is called with the duration of each write transaction; nil is allowed.
+	OnSync func(time.Duration)
+}
+
+// A Report is the result of Open.
+type Report struct {
+	// Created means that Open created a new store.
+	Created bool
+	// SetAside is where a damaged file was moved to; "" if there was none. If Created is false, it is a copy of the file from which
+	// Open has removed the values that could not be read.
+	SetAside string
+	// Damage describes the damage of that file.
+	Damage string
+	// Distrust is set while the store is distrusted.
+	Distrust *Distrust
+}
+
+// A newerFormatError is a format that this code does not support.
+type newerFormatError struct{ found int }
+
+func (e newerFormatError) Error() string {
+	return fmt.Sprintf("%v: format %d, this version reads up to %d", ErrNewerFormat, e.found, Format)
+}
+
+func (e newerFormatError) Is(target error) bool { return target == ErrNewerFormat }
+
+// Open opens the store at path, or creates a new one. It returns ErrNewerFormat or ErrInUse, or an opaque error if the file
+// cannot be opened or read. Open sets a file with a damaged tree aside and returns no error for it; nor does it for values that cannot
+// be read, which it removes: see [Report].
+func Open(path string, o Options) (*Store, Report, error) {
+	if o.Now.IsZero() {
+		o.Now = time.Now()
+	}
+	var report Report
+	var f *boltfile.File
+	var distrust *Distrust
+	var damage, err error
+	for range replacedTimes {
+		f, distrust, damage, err = openPresent(path, o)
+		if !errors.Is(err, boltfile.ErrReplaced) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, report, fmt.Errorf("open records %s: %w", path, err)
+	}
+	if damage != nil {
+		report.Damage = damage.Error()
+		report.SetAside, err = setAside(path, o.Now)
+		if err != nil {
+			return nil, report, fmt.Errorf("set damaged records %s aside: %w", path, err)
+		}
+		distrust = &Distrust{Since: o.Now, Reason: "the store was damaged and set aside as " + filepath.Base(report.SetAside)}
+	}
+	if f == nil {
+		report.Created = true
+		if f, err = create(path, o, distrust); err != nil {
+			return nil, report, fmt.Errorf("begin records %s: %w", path, err)
+		}
+	}
+	s := &Store{file: f, onSync: o.OnSync, written: map[Pair]uint64{}, marked: map[string]map[string]struct{}{}}
+	s.facts.seed, s.endorsed.seed = maphash.MakeSeed(), maphash.MakeSeed()
+	if err = s.removeUnreadable(path, o.Now, &report); err == nil {
+		err = errors.Join(s.readDistrust(), s.indexMarks())
+	}
+	if err != nil {
+		return nil, report, errors.Join(fmt.Errorf("open records %s: %w", path, err), f.Close())
+	}
+	report.Distrust = s.Distrusted()
+	return s, report, nil
+}
+
+// openPresent opens the store if it exists. Otherwise it returns the distrust of a new store.
+func openPresent(path string, o Options) (f *boltfile.File, distrust *Distrust, damage, err error) {
+	f, damage, err = openFile(path, o, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		distrust, err = absent(path, o)
+	}
+	return f, distrust, damage, err
+}
+
+// openFile opens an existing file and reads all of it.
+func openFile(path string, o Options, readOnly bool) (f *boltfile.File, damage, err error) {
+	f, damage, err = boltfile.Open(path, boltfile.Options{LockWait: o.LockWait, ReadOnly: readOnly, OnPanic: o.OnPanic, Check: check})
+	if errors.Is(damage, ErrNewerFormat) {
+		return nil, nil, errors.Join(damage, err)
+	}
+	return f, damage, err
+}
+
+// absent returns the distrust of a new store, nil for none.
+func absent(path string, o Options) (*Distrust, error) {
+	aside, err := lastAside(path)
+	switch {
+	case err != nil:
+		return nil, err
+	case aside != "": // a crash after the damaged file was set aside and before the new store was made
+		return &Distrust{Since: o.Now, Reason: "the store was damaged and set aside as " + aside}, nil
+	case o.KeyExists:
+		return &Distrust{Since: o.Now, Reason: "the store is missing although the node's key shows that there was one"}, nil
+	}
+	return nil, nil //nolint:nilnil // trusted
+}
+
+// lastAside returns the name of the store that was set aside last, "" for none.
+func lastAside(path string) (last string, err error) {
+	entries, err := os.ReadDir(filepath.Dir(path))
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), filepath.Base(path)+asideInfix) {
+			last = e.Name()
+		}
+	}
+	return last, err
+}
+
+// check checks the format and the required buckets and keys.
+func check(tx *bolt.Tx) error {
+	found, err := readFormat(tx)
+	if err != nil {
+		return err
+	}
+	if found > Format {
+		return newerFormatError{found: found}
+	}
+	for _, name := range buckets() {
+		if tx.Bucket([]byte(name)) == nil {
+			return fmt.Errorf("bucket %s is missing", name)
+		}
+	}
+	// It may be a bucket whose name is damaged.
+	unknown := tx.ForEach(func(name []byte, b *bolt.Bucket) error {
+		if b == nil || !slices.Contains(append(buckets(), bucketCreations, bucketEndorsements), string(name)) {
+			return fmt.Errorf("bucket %q is unknown", name)
+		}
+		return nil
+	})
+	if unknown != nil {
+		return unknown
+	}
+	// The key of distrust is enough, so distrust must not get lost if the key is damaged.
+	return tx.Bucket([]byte(bucketMeta)).ForEach(func(k, _ []byte) error {
+		if !slices.Contains([]string{metaFormat, metaDistrust, metaScanned, metaKey, metaRevoked}, string(k)) {
+			return fmt.Errorf("bucket meta: unknown key %q", k)
+		}
+		return nil
+	})
+}
+
+func readFormat(tx *bolt.Tx) (int, error) {
+	meta := tx.Bucket([]byte(bucketMeta))
+	if meta == nil {
+		return 0, errors.New("bucket meta is missing")
+	}
+	found, err := strconv.Atoi(string(meta.Get([]byte(metaFormat))))
+	if err != nil || found < 1 {
+		return 0, errors.New("the format is not readable")
+	}
+	return found, nil
+}
+
+// create makes a new store under a temporary name and renames it when it is complete, so that a crash cannot leave an incomplete
+// store.
+func create(path string, o Options, distrust *Distrust) (*boltfile.File, error) {
+	temporary := path + ".new"
+	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	f, err := boltfile.Create(temporary)
+	if err != nil {
+		return nil, err
+	}
+	err = f.Update(func(tx *bolt.Tx) error {
+		for _, name := range buckets() {
+			if _, err := tx.CreateBucketIfNotExists([]byte(name)); err != nil {
+				return err
+			}
+		}
+		if distrust != nil {
+			if err := put(tx, bucketMeta, []byte(metaDistrust), distrust); err != nil {
+				return err
+			}
+		}
+		return tx.Bucket([]byte(bucketMeta)).Put([]byte(metaFormat), []byte(strconv.Itoa(formatPlain)))
+	})
+	if err := errors.Join(err, f.Close()); err != nil {
+		return nil, errors.Join(err, os.Remove(temporary))
+	}
+	crashpoint.Hit(crashpoint.StoreTemporary)
+	if err := os.Rename(temporary, path); err != nil {
+		return nil, err
+	}
+	crashpoint.Hit(crashpoint.StoreRenamed)
+	if err := atomicfile.SyncFolder(filepath.Dir(path)); err != nil {
+		return nil, err
+	}
+	f, damage, err := openFile(path, o, false)
+	return f, errors.Join(damage, err)
+}
+
+// asideOf returns an unused name beside a damaged file.
+func asideOf(path string, now time.Time) string {
+	base := path + asideInfix + now.UTC().Format("20060102T150405Z")
+	to := base
+	for n := 1; ; n++ {
+		if _, err := os.Lstat(to); errors.Is(err, fs.ErrNotExist) {
+			return to
+		}
+		to = fmt.Sprintf("%s-%d", base, n)
+	}
+}
+
+// setAside renames a damaged file to an unused name.
+func setAside(path string, now time.Time) (string, error) {
+	to := asideOf(path, now)
+	if err := os.Rename(path, to); err != nil {
+		return "", err
+	}
+	crashpoint.Hit(crashpoint.SetAside)
+	return to, atomicfile.SyncFolder(filepath.Dir(path))
+}
+
+// removeUnreadable removes the values that cannot be read under their key, and distrusts the store, in one transaction. Such a value may
+// be the record of an image whose key is damaged: without it, that image looks untracked, and the next scan would mark it. A copy
+// of the file stays beside it.
+func (s *Store) removeUnreadable(path string, now time.Time, report *Report) error {
+	aside, copied := asideOf(path, now), path+".copy" // one name, so that starts that fail leave at most one copy
+	lost, err := read(s, "copy the store", func(tx *bolt.Tx) ([]place, error) {
+		lost := unreadable(tx)
+		if len(lost) == 0 {
+			return nil, nil
+		}
+		to, err := os.OpenFile(copied, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		_, err = tx.WriteTo(to)
+		if err = errors.Join(err, to.Sync(), to.Close()); err != nil {
+			return nil, errors.Join(err, os.Remove(copied))
+		}
+		return lost, nil
+	})
+	if err != nil || len(lost) == 0 {
+		return err
+	}
+	report.SetAside, report.Damage = aside, fmt.Sprintf("values that could not be read: %d, the first: %s", len(lost), lost[0])
+	err = s.update("remove what cannot be read", "", "", func(tx *bolt.Tx) error {
+		d := Distrust{Since: now}
+		if _, err := get(tx, bucketMeta, []byte(metaDistrust), &d); err == nil && d.Reason != "" {
+			d.Reason += "; "
+		}
+		d.Reason += report.Damage + "; a start removed them, " + filepath.Base(aside) + " is a copy of the store before that"
+		var endorsed [][]byte
+		for _, p := range lost {
+			if p.bucket == bucketEndorsements {
+				endorsed = append(endorsed, p.key)
+			} else if err := tx.Bucket([]byte(p.bucket)).Delete(p.key); err != nil {
+				return err
+			}
+		}
+		// What was removed may have contained a revocation.
+		return errors.Join(deleteEndorsements(tx, endorsed), noteRevoked(tx, now), put(tx, bucketMeta, []byte(metaDistrust), d))
+	})
+	if err != nil {
+		return err
+	}
+	return os.Rename(copied, aside)
+}
+
+// A place is a key in a bucket.
+type place struct {
+	bucket string
+	key    []byte
+}
+
+func (p place) String() string { return p.bucket + " " + KeyText(p.bucket, p.key) }
+
+// unreadable returns the places of the values that do not belong to their keys.
+func unreadable(tx *bolt.Tx) (found []place) {
+	for _, bucket := range append(buckets(), bucketCreations, bucketEndorsements) {
+		for k, v := range each(tx, bucket, nil) {
+			if !sound(bucket, k, v) && (bucket != bucketMeta || string(k) != metaFormat) {
+				found = append(found, place{bucket: bucket, key: bytes.Clone(k)})
+			}
+		}
+	}
+	return found
+}

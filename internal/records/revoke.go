@@ -1,0 +1,185 @@
+package records
+
+import (
+	"slices"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
+	"github.com/pullgate/pullgate/pkg/credential"
+)
+
+// A Revocation selects proofs to revoke. All fields that are set have to match; the zero value selects nothing.
+type Revocation struct {
+	// ImageID and Repository select records.
+	ImageID    string
+	Repository string
+	// Credential selects the proofs of a credential. It also selects the proofs of a Secret that held the credential before, if
+	// no registry has confirmed the Secret's content since.
+	Credential credential.ID
+	// Secret selects the proofs that a Secret is noted with, by each of its fields that is set: the UID, namespace and name, or
+	// only the namespace. It also selects the proofs of another Secret that held a selected credential before, if no registry has
+	// confirmed that Secret's content since.
+	Secret SecretRef
+}
+
+// Empty reports whether r selects nothing.
+func (r Revocation) Empty() bool { return r == Revocation{} }
+
+// Whole reports whether r selects whole records: then all their proofs are revoked, and an open record is closed. Otherwise r
+// selects single proofs, and an open record stays open.
+func (r Revocation) Whole() bool { return r.Credential == "" && r.Secret == SecretRef{} }
+
+// Covers reports whether r selects a pair.
+func (r Revocation) Covers(p Pair) bool {
+	return !r.Empty() && (r.ImageID == "" || r.ImageID == p.ImageID) && (r.Repository == "" || r.Repository == p.Repository)
+}
+
+// Selects reports whether r selects a credential that is from these Secrets. It does not check the pair.
+func (r Revocation) Selects(id credential.ID, from []SecretRef) bool {
+	if r.Credential != "" && r.Credential != id {
+		return false
+	}
+	return r.Secret == SecretRef{} || slices.ContainsFunc(from, func(s SecretRef) bool {
+		return (r.Secret.UID == "" || r.Secret.UID == s.UID) && (r.Secret.Namespace == "" || r.Secret.Namespace == s.Namespace) &&
+			(r.Secret.Name == "" || r.Secret.Name == s.Name)
+	})
+}
+
+// SelectsProof reports whether r selects a proof: by its credential or, while no registry has confirmed that, by a credential
+// that its Secret held before.
+func (r Revocation) SelectsProof(p Proof) bool {
+	return r.SelectsAny(p.Credential, p.RotatedFrom, p.Secrets)
+}
+
+// SelectsAny reports whether r selects a credential, or one of those that its Secret held before.
+func (r Revocation) SelectsAny(id credential.ID, before []credential.ID, from []SecretRef) bool {
+	return r.Selects(id, from) || slices.ContainsFunc(before, func(b credential.ID) bool { return r.Selects(b, from) })
+}
+
+// A RevokedProof is a proof that was revoked, or would be.
+type RevokedProof struct {
+	Pair  Pair
+	Proof Proof
+}
+
+// Revoked is the result of a revocation, ordered by image ID and repository.
+type Revoked struct {
+	Proofs []RevokedProof
+	Closed []Pair // records that were open
+	// Marked contains the preloaded marks of the images of a whole revocation, under any repository. They stay.
+	Marked []Mark
+}
+
+// Revoke revokes the selected proofs, in one transaction, and returns them. A record stays even without proofs: its image needs
+// proof, and is never marked preloaded. Revoke skips a record that cannot be read, because it proves nothing. Records that are
+// selected as a whole, or that lose a proof, get the time of the revocation.
+//
+// The records of the pairs that used returns get that time too: grants for these pairs depend on what is revoked, although no
+// proof shows it any more. If such a pair has neither record nor mark, it gets a record without proofs. used is called inside the
+// transaction, with what is revoked, and must not call the store; nil means that there are no such pairs. If it reports that the
+// revocation matches nothing, Revoke writes nothing.
+func (s *Store) Revoke(r Revocation, at time.Time, used func(Revoked) (pairs []Pair, matches bool)) (Revoked, error) {
+	return write(s, "revoke", crashpoint.RevokeBefore, crashpoint.RevokeAfter, func(tx *bolt.Tx) (Revoked, error) {
+		gone, changed := revocable(tx, r)
+		if used != nil {
+			pairs, matches := used(gone)
+			if !matches {
+				return gone, nil
+			}
+			changed = withUsed(tx, changed, pairs, at)
+		}
+		for _, rec := range changed {
+			rec.Revoked = later(rec.Revoked, at)
+			if err := s.putRecord(tx, rec); err != nil {
+				return gone, err
+			}
+		}
+		return gone, noteRevoked(tx, at)
+	})
+}
+
+// LastRevoked returns when Revoke last wrote something, whatever it selected, or marks were last forgotten. It is the zero time
+// if this never happened.
+func (s *Store) LastRevoked() (time.Time, error) {
+	return read(s, "read the time of the last revocation", lastRevoked)
+}
+
+func noteRevoked(tx *bolt.Tx, at time.Time) error {
+	last, err := lastRevoked(tx)
+	if err != nil {
+		last = at // it cannot be read, and is overwritten
+	}
+	return put(tx, bucketMeta, []byte(metaRevoked), later(last, at))
+}
+
+func lastRevoked(tx *bolt.Tx) (at time.Time, err error) {
+	_, err = get(tx, bucketMeta, []byte(metaRevoked), &at)
+	return at, err
+}
+
+// withUsed adds the records of further pairs, if they can be read.
+func withUsed(tx *bolt.Tx, recs []Record, used []Pair, at time.Time) []Record {
+	for _, p := range used {
+		if slices.ContainsFunc(recs, func(r Record) bool { return r.Pair == p }) {
+			continue
+		}
+		f, err := lookup(tx, p)
+		switch {
+		case err != nil || f.Record == nil && f.Marked:
+		case f.Record == nil:
+			recs = append(recs, Record{Pair: p, Created: at})
+		default:
+			recs = append(recs, *f.Record)
+		}
+	}
+	return recs
+}
+
+// Revocable returns what Revoke would revoke, and changes nothing.
+func (s *Store) Revocable(r Revocation) (Revoked, error) {
+	return read(s, "look for what to revoke", func(tx *bolt.Tx) (Revoked, error) {
+		found, _ := revocable(tx, r)
+		return found, nil
+	})
+}
+
+func revocable(tx *bolt.Tx, r Revocation) (found Revoked, changed []Record) {
+	for k, v := range each(tx, bucketRecords, nil) {
+		var rec Record
+		p := pairOf(k)
+		if !r.Covers(p) || decode(bucketRecords, k, v, &rec) != nil {
+			continue // what cannot be read proves nothing
+		}
+		var gone []RevokedProof
+		taken := map[credential.ID]bool{}
+		for i := range rec.Proofs {
+			taken[rec.Proofs[i].Credential] = r.SelectsProof(rec.Proofs[i])
+		}
+		rec.Proofs = slices.DeleteFunc(rec.Proofs, func(proof Proof) bool {
+			selected := taken[proof.Credential] || slices.ContainsFunc(proof.RotatedFrom, func(id credential.ID) bool { return taken[id] })
+			if selected {
+				gone = append(gone, RevokedProof{Pair: p, Proof: proof})
+			}
+			return selected
+		})
+		found.Proofs = append(found.Proofs, gone...)
+		if r.Whole() && rec.Open {
+			found.Closed = append(found.Closed, p)
+			rec.Open, rec.Opened = false, time.Time{}
+		}
+		if r.Whole() || len(gone) > 0 {
+			changed = append(changed, rec)
+		}
+	}
+	if !r.Whole() {
+		return found, changed
+	}
+	images := map[string]bool{}
+	for _, rec := range changed {
+		images[rec.Pair.ImageID] = r.ImageID == "" || r.Repository == "" // with both, only one pair is meant
+	}
+	found.Marked = selectedMarks(tx, func(p Pair) bool { return images[p.ImageID] || r.Covers(p) })
+	return found, changed
+}

@@ -1,0 +1,111 @@
+package records
+
+import (
+	"slices"
+	"time"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
+	"github.com/pullgate/pullgate/pkg/credential"
+)
+
+// A Rotation is a Secret that proved access to a pair and contains another credential now.
+type Rotation struct {
+	Pair       Pair
+	Secret     SecretRef
+	Credential credential.ID // the one that it contains now
+	At         time.Time
+}
+
+// Rotate replaces the credential with which a Secret proved access by the one that the Secret contains now, and reports whether
+// it did. It does so only if the pair's record names the Secret, is not full of other proofs, and the Secret has not changed more
+// than MaxRotations times since a registry confirmed it. The new proof keeps the times of the old one, unless a registry has
+// confirmed the new credential. The new proof is not confirmed; see [Proof.RotatedFrom]. If other Secrets contain the old
+// credential as well, it stays with them; otherwise Rotate deletes it.
+func (s *Store) Rotate(r Rotation) (bool, error) {
+	if r.Credential == "" || r.Secret.UID == "" {
+		return false, nil
+	}
+	what := "rotate a credential for " + r.Pair.Repository
+	return write(s, what, crashpoint.RotateBefore, crashpoint.RotateAfter, func(tx *bolt.Tx) (bool, error) {
+		var rec Record
+		if ok, err := get(tx, bucketRecords, r.Pair.key(), &rec); !ok || err != nil {
+			return false, err
+		}
+		if !rec.rotate(r) {
+			return false, nil // rec is a copy, and nothing is written
+		}
+		return true, s.putRecord(tx, rec)
+	})
+}
+
+// Rotated returns the record that Rotate would write, and whether it differs. It is a deep copy.
+func (r *Record) Rotated(to Rotation) (next Record, rotated bool) {
+	next = *r
+	next.Proofs = slices.Clone(r.Proofs)
+	for i := range next.Proofs {
+		next.Proofs[i].Secrets = slices.Clone(next.Proofs[i].Secrets)
+		next.Proofs[i].RotatedFrom = slices.Clone(next.Proofs[i].RotatedFrom)
+	}
+	if to.Credential == "" || to.Secret.UID == "" || !next.rotate(to) {
+		return *r, false
+	}
+	return next, true
+}
+
+func (r *Record) rotate(to Rotation) (rotated bool) {
+	next := Proof{Credential: to.Credential, Namespace: to.Secret.Namespace}
+	var own *Proof
+	for i := range r.Proofs {
+		p := &r.Proofs[i]
+		if p.Credential == to.Credential {
+			own = p
+		} else if slices.Contains(p.Secrets, to.Secret) {
+			next.keep(*p)
+			next.RotatedFrom = union(next.RotatedFrom, append(slices.Clone(p.RotatedFrom), p.Credential))
+			rotated = true
+		}
+	}
+	if !rotated || len(next.RotatedFrom) > MaxRotations {
+		return false
+	}
+	switch {
+	case own == nil:
+	case len(own.RotatedFrom) == 0:
+		next = *own // a registry confirmed it: it keeps its own times and counts from every Secret
+	default:
+		next.keep(*own)
+		next.Secrets, next.LastUsed = own.Secrets, own.LastUsed
+		next.RotatedFrom = union(own.RotatedFrom, next.RotatedFrom)
+	}
+	r.release(to.Secret, to.Credential)
+	r.Proofs = slices.DeleteFunc(r.Proofs, func(p Proof) bool { return p.Credential == to.Credential })
+	// A credential that stays with other Secrets leaves no room. In a full record, Rotate does not evict another proof for one
+	// that no registry has confirmed.
+	if len(r.Proofs) >= MaxProofs {
+		return false
+	}
+	next.note(to.Secret)
+	next.LastUsed = later(next.LastUsed, to.At)
+	r.Proofs = append(r.Proofs, next)
+	r.LastUsed = later(r.LastUsed, to.At)
+	return true
+}
+
+// union returns the credentials of both, each once.
+func union(a, b []credential.ID) []credential.ID {
+	all := slices.Clone(a)
+	for _, id := range b {
+		if !slices.Contains(all, id) {
+			all = append(all, id)
+		}
+	}
+	return all
+}
+
+// keep copies the times of another proof, if they are later.
+func (p *Proof) keep(of Proof) {
+	p.FirstProved, p.LastProved = later(p.FirstProved, of.FirstProved), later(p.LastProved, of.LastProved)
+	p.Denied = later(p.Denied, of.Denied)
+}

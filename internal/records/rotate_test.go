@@ -1,0 +1,152 @@
+package records_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/pkg/credential"
+)
+
+const carol = credential.ID("ca201")
+
+func secret(uid, namespace, name string) records.SecretRef {
+	return records.SecretRef{UID: uid, Namespace: namespace, Name: name}
+}
+
+func TestRotateReplacesWhatTheSecretProved(t *testing.T) {
+	proof := func(id credential.ID, first, last, used int, secrets ...records.SecretRef) records.Proof {
+		return records.Proof{Credential: id, Secrets: secrets, FirstProved: at(first), LastProved: at(last), LastUsed: at(used)}
+	}
+	rotated := func(p records.Proof, from ...credential.ID) records.Proof {
+		p.RotatedFrom, p.Namespace = from, pull.Namespace
+		return p
+	}
+	type pulled struct {
+		by      credential.ID
+		secrets []records.SecretRef
+	}
+	twin := secret("u2", "team-b", "other")
+	for name, tc := range map[string]struct {
+		pulls   []pulled // one after the other, at 0, 1, …
+		secret  records.SecretRef
+		to      credential.ID
+		rotated bool
+		want    []records.Proof
+	}{
+		"its old credential": {
+			[]pulled{{alice, []records.SecretRef{pull}}},
+			pull, bob, true,
+			[]records.Proof{rotated(proof(bob, 0, 0, 9, pull), alice)},
+		},
+		"others stay": {
+			[]pulled{{alice, []records.SecretRef{pull}}, {carol, []records.SecretRef{twin}}, {"none", nil}},
+			pull, bob, true,
+			[]records.Proof{proof(carol, 1, 1, 1, twin), proof("none", 2, 2, 2), rotated(proof(bob, 0, 0, 9, pull), alice)},
+		},
+		"a credential that another Secret holds too": {
+			[]pulled{{alice, []records.SecretRef{pull, twin}}},
+			pull, bob, true,
+			[]records.Proof{proof(alice, 0, 0, 0, twin), rotated(proof(bob, 0, 0, 9, pull), alice)},
+		},
+		"two of its credentials": {
+			[]pulled{{alice, []records.SecretRef{pull}}, {carol, []records.SecretRef{pull}}},
+			pull, bob, true,
+			[]records.Proof{rotated(proof(bob, 1, 1, 9, pull), carol)},
+		},
+		"by one that proved access itself, later": {
+			[]pulled{{alice, []records.SecretRef{pull}}, {bob, nil}},
+			pull, bob, true,
+			[]records.Proof{proof(bob, 1, 1, 9, pull)},
+		},
+		"by one that proved access itself, earlier": {
+			[]pulled{{bob, nil}, {alice, []records.SecretRef{pull}}},
+			pull, bob, true,
+			[]records.Proof{proof(bob, 0, 0, 9, pull)},
+		},
+		"not for another uid": {
+			[]pulled{{alice, []records.SecretRef{pull}}},
+			secret("u9", pull.Namespace, pull.Name), bob, false,
+			[]records.Proof{proof(alice, 0, 0, 0, pull)},
+		},
+		"not for another namespace": {
+			[]pulled{{alice, []records.SecretRef{pull}}},
+			secret(pull.UID, "team-b", pull.Name), bob, false,
+			[]records.Proof{proof(alice, 0, 0, 0, pull)},
+		},
+		"not for another name": {
+			[]pulled{{alice, []records.SecretRef{pull}}},
+			secret(pull.UID, pull.Namespace, "other"), bob, false,
+			[]records.Proof{proof(alice, 0, 0, 0, pull)},
+		},
+		"not for no Secret": {
+			[]pulled{{alice, []records.SecretRef{{}}}},
+			records.SecretRef{},
+			bob, false,
+			[]records.Proof{proof(alice, 0, 0, 0, records.SecretRef{})},
+		},
+		"not by no credential": {
+			[]pulled{{alice, []records.SecretRef{pull}}},
+			pull, "", false,
+			[]records.Proof{proof(alice, 0, 0, 0, pull)},
+		},
+		"not without a change": {
+			[]pulled{{alice, []records.SecretRef{pull}}},
+			pull, alice, false,
+			[]records.Proof{proof(alice, 0, 0, 0, pull)},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, _ := open(t, newPath(t), records.Options{})
+			p := pair(id1, app)
+			for i, by := range tc.pulls {
+				prove(t, s, records.Result{Pair: p, Credential: by.by, Secrets: by.secrets, At: at(i)})
+			}
+			got, err := s.Rotate(records.Rotation{Pair: p, Secret: tc.secret, Credential: tc.to, At: at(9)})
+			if got != tc.rotated || err != nil {
+				t.Errorf("Rotate = %v, %v; want %v, nil", got, err, tc.rotated)
+			}
+			if diff := cmp.Diff(tc.want, lookup(t, s, p).Record.Proofs); diff != "" {
+				t.Errorf("proofs (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestRotateOfAnOpenOrAbsentRecordProvesNothing(t *testing.T) {
+	s, _ := open(t, newPath(t), records.Options{})
+	prove(t, s, records.Result{Pair: pair(id1, app), Open: true, At: at(0)})
+	for _, p := range []records.Pair{pair(id1, app), pair(id2, app)} {
+		if got, err := s.Rotate(records.Rotation{Pair: p, Secret: pull, Credential: bob, At: at(1)}); got || err != nil {
+			t.Errorf("Rotate of %s = %v, %v; want false, nil", p.ImageID, got, err)
+		}
+	}
+	if f := lookup(t, s, pair(id2, app)); f.Record != nil {
+		t.Errorf("there is a record now: %+v", f.Record)
+	}
+}
+
+// The store notes another Secret that contains a proved credential, up to a limit, so that the rotation of that Secret needs no
+// registry either.
+func TestTouchNotesSecrets(t *testing.T) {
+	s, _ := open(t, newPath(t), records.Options{})
+	p := pair(id1, app)
+	prove(t, s, records.Result{Pair: p, Credential: alice, Secrets: []records.SecretRef{pull}, At: at(0)})
+	for i := range records.MaxSecrets {
+		err := s.Touch(map[records.Pair]records.Use{p: {
+			At: at(i), Credentials: map[credential.ID]time.Time{alice: at(i)},
+			Secrets: map[credential.ID][]records.SecretRef{alice: {secret(fmt.Sprint(i), "n", "s"), pull}, bob: {pull}},
+		}})
+		must(t, err)
+	}
+	got := lookup(t, s, p).Record.Proofs
+	if len(got) != 1 || len(got[0].Secrets) != records.MaxSecrets || got[0].LastUsed != at(records.MaxSecrets-1) {
+		t.Fatalf("proofs = %+v; want one with %d Secrets", got, records.MaxSecrets)
+	}
+	if rotated, err := s.Rotate(records.Rotation{Pair: p, Secret: secret("7", "n", "s"), Credential: bob, At: at(1)}); !rotated || err != nil {
+		t.Errorf("Rotate of a Secret that was noted = %v, %v; want true, nil", rotated, err)
+	}
+}

@@ -1,0 +1,347 @@
+package records_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/records/internal/boltfile"
+	"github.com/pullgate/pullgate/internal/testkit/conformance"
+	"github.com/pullgate/pullgate/pkg/credential"
+)
+
+const (
+	app   = "repo.test/team/app"
+	other = "repo.test/team/other"
+	id1   = "sha256:1111111111111111111111111111111111111111111111111111111111111111"
+	id2   = "sha256:2222222222222222222222222222222222222222222222222222222222222222"
+
+	alice = credential.ID("a11ce")
+	bob   = credential.ID("b0b")
+)
+
+func noon() time.Time { return time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC) }
+
+func pair(id, repository string) records.Pair {
+	return records.Pair{ImageID: id, Repository: repository}
+}
+
+func newPath(t *testing.T) string {
+	t.Helper()
+	return filepath.Join(t.TempDir(), "records.db")
+}
+
+// open opens a store. At the end of the test the store is closed, and bbolt must find the file sound.
+func open(tb testing.TB, path string, o records.Options) (*records.Store, records.Report) {
+	tb.Helper()
+	if o.Now.IsZero() {
+		o.Now = noon()
+	}
+	s, report, err := records.Open(path, o)
+	if err != nil {
+		tb.Fatalf("Open(%s) = %v; want nil", path, err)
+	}
+	tb.Cleanup(func() {
+		closeStore(tb, s)
+		checkFile(tb, path)
+	})
+	return s, report
+}
+
+func newStore(tb testing.TB) *records.Store {
+	tb.Helper()
+	s, _ := open(tb, filepath.Join(tb.TempDir(), "records.db"), records.Options{})
+	return s
+}
+
+func closeStore(tb testing.TB, s *records.Store) {
+	tb.Helper()
+	if err := s.Close(); err != nil {
+		tb.Errorf("Close() = %v; want nil", err)
+	}
+}
+
+// checkFile runs bbolt's own check, and the walk, which must agree with it.
+func checkFile(tb testing.TB, path string) {
+	tb.Helper()
+	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: 10 * time.Second})
+	if err != nil {
+		tb.Fatalf("bolt.Open(%s) = %v; want nil", path, err)
+	}
+	err = db.View(func(tx *bolt.Tx) error {
+		content := bytes.NewReader(readFile(tb, path))
+		m, all := boltfile.Newest(content)
+		all = errors.Join(all, boltfile.Walk(content, m, boltfile.Visitor{}))
+		for err := range tx.Check() {
+			all = errors.Join(all, err)
+		}
+		return all
+	})
+	if err := errors.Join(err, db.Close()); err != nil {
+		tb.Errorf("check of %s: %v; want nil", path, err)
+	}
+}
+
+// inFile runs f on the file of a closed store.
+func inFile(tb testing.TB, path string, f func(*bolt.Tx) error) {
+	tb.Helper()
+	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: 10 * time.Second})
+	if err != nil {
+		tb.Fatalf("bolt.Open(%s) = %v; want nil", path, err)
+	}
+	if err := errors.Join(db.Update(f), db.Close()); err != nil {
+		tb.Errorf("transaction in %s: %v; want nil", path, err)
+	}
+}
+
+// damageInPlace makes the values of keys unreadable in the file of an open store, and readable again.
+func damageInPlace(tb testing.TB, path string, keys ...[]byte) {
+	tb.Helper()
+	for _, k := range keys {
+		must(tb, conformance.Damage(path, string(k)))
+	}
+}
+
+// key is the key of a pair in the buckets records and marks.
+func key(p records.Pair) []byte { return []byte(p.ImageID + "\x00" + p.Repository) }
+
+func readFile(tb testing.TB, path string) []byte {
+	tb.Helper()
+	content, err := os.ReadFile(path)
+	must(tb, err)
+	return content
+}
+
+func writeFile(tb testing.TB, path string, content []byte) {
+	tb.Helper()
+	must(tb, os.WriteFile(path, content, 0o600))
+}
+
+// must ends a test that cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func begin(tb testing.TB, s *records.Store, repository string) records.Intent {
+	tb.Helper()
+	in, err := s.Begin(repository+":v1", repository, noon())
+	if err != nil {
+		tb.Fatalf("Begin(%q) = %v; want nil", repository, err)
+	}
+	return in
+}
+
+func prove(tb testing.TB, s *records.Store, r records.Result) {
+	tb.Helper()
+	if r.At.IsZero() {
+		r.At = noon()
+	}
+	if err := s.Prove(begin(tb, s, r.Pair.Repository), r); err != nil {
+		tb.Fatalf("Prove(%v) = %v; want nil", r.Pair, err)
+	}
+}
+
+func mark(tb testing.TB, s *records.Store, pairs ...records.Pair) []records.Pair {
+	tb.Helper()
+	marked, err := s.MarkPreloaded(records.Scan{
+		Pairs: pairs, Origin: "start", Now: noon(), Unchanged: func() bool { return true },
+	})
+	if err != nil {
+		tb.Fatalf("MarkPreloaded(%v) = %v; want nil", pairs, err)
+	}
+	return marked
+}
+
+// lookup returns the facts about a pair with all proofs. It compares them with the answers of Lookup: without a credential, for each one of
+// the proofs, and for all of them at once.
+func lookup(tb testing.TB, s *records.Store, p records.Pair) records.Facts {
+	tb.Helper()
+	d, err := s.Describe(p)
+	if err != nil {
+		tb.Fatalf("Describe(%v) = %v; want nil", p, err)
+	}
+	asked := [][]credential.ID{nil, {"unknown"}}
+	var all []credential.ID
+	if d.Record != nil {
+		for _, proof := range d.Record.Proofs {
+			asked, all = append(asked, []credential.ID{proof.Credential}), append(all, proof.Credential)
+		}
+	}
+	for _, of := range append(asked, all) {
+		got, err := s.Lookup(p, of...)
+		if err != nil {
+			tb.Fatalf("Lookup(%v, %v) = %v; want nil", p, of, err)
+		}
+		want := d.Facts
+		got.Record, want.Record = only(got.Record, of), only(want.Record, of)
+		if diff := cmp.Diff(want, got); diff != "" {
+			tb.Errorf("Lookup(%v, %v) (-Describe +Lookup):\n%s", p, of, diff)
+		}
+	}
+	return d.Facts
+}
+
+// only returns a record without the proofs by other credentials.
+func only(r *records.Record, of []credential.ID) *records.Record {
+	if r == nil {
+		return nil
+	}
+	some := *r
+	some.Proofs = nil
+	for _, p := range r.Proofs {
+		if slices.Contains(of, p.Credential) {
+			some.Proofs = append(some.Proofs, p)
+		}
+	}
+	return &some
+}
+
+// said returns what a lookup finds in favour of a pair, as text; "" for an unknown pair.
+func said(f records.Facts) string {
+	var b bytes.Buffer
+	if f.Record != nil {
+		fmt.Fprintf(&b, "record of %s in %s", f.Record.Pair.ImageID, f.Record.Pair.Repository)
+		if f.Record.Open {
+			b.WriteString(" open")
+		}
+		for _, p := range f.Record.Proofs {
+			fmt.Fprintf(&b, " %s", p.Credential)
+		}
+	}
+	if f.Marked {
+		b.WriteString(" marked")
+	}
+	return b.String()
+}
+
+// A filled store has several levels of pages. Its fields are true of every pair in it.
+type filled struct {
+	content []byte
+	used    int            // bytes of content; the rest has no pages
+	pairs   []records.Pair // the last ones are not in the store
+	want    map[records.Pair]string
+
+	endorsed map[records.Pair]bool
+}
+
+func fill(tb testing.TB) filled {
+	tb.Helper()
+	path := filepath.Join(tb.TempDir(), "records.db")
+	s, _, err := records.Open(path, records.Options{Now: noon()})
+	must(tb, err)
+	var all filled
+	n := func(n int, kind string) records.Pair {
+		p := pair(fmt.Sprintf("sha256:%064x", n), fmt.Sprintf("repo.test/%s/%d", kind, n))
+		all.pairs = append(all.pairs, p)
+		return p
+	}
+	var marks, unproved []records.Pair
+	for i := range 60 {
+		marks = append(marks, n(i, "marked"))
+		unproved = append(unproved, n(i, "unproved"))
+	}
+	mark(tb, s, marks...)
+	var intents []records.Intent
+	for _, p := range unproved {
+		intents = append(intents, begin(tb, s, p.Repository))
+	}
+	must(tb, s.Settle(records.Settlement{Intents: intents, Present: unproved, Now: noon()}))
+	for i := range 20 {
+		prove(tb, s, records.Result{Pair: n(i, "open"), Open: true})
+		prove(tb, s, records.Result{Pair: n(i, "proved"), Credential: alice, Secrets: []records.SecretRef{
+			{UID: "7b0a7a3c", Namespace: "team", Name: "pull"},
+		}})
+		begin(tb, s, fmt.Sprintf("repo.test/intended/%d", i))
+	}
+	all.want, all.endorsed = map[records.Pair]string{}, map[records.Pair]bool{}
+	var endorsements []records.Endorsement
+	for _, p := range all.pairs[len(all.pairs)-20:] {
+		all.endorsed[p] = true
+		endorsements = append(endorsements, endorsement(p, signedByTeam), endorsement(p, signedByBoth))
+	}
+	endorse(tb, s, endorsements...)
+	for i := range 5 {
+		n(i, "unknown")
+	}
+	for _, p := range all.pairs {
+		all.want[p] = said(lookup(tb, s, p))
+	}
+	closeStore(tb, s)
+	content := readFile(tb, path)
+	m, err := boltfile.Newest(bytes.NewReader(content))
+	must(tb, err)
+	// bbolt lets the file grow by 1 MiB at once. Damage after the used pages has no effect, so that two pages of the rest are
+	// enough.
+	all.used = m.Pages * m.PageSize
+	all.content = content[:all.used+2*m.PageSize]
+	return all
+}
+
+// pruning returns a Pruning with the images that are present, under any names.
+func pruning(present map[string]struct{}, before uint64) records.Pruning {
+	return records.Pruning{Images: present, Before: before, Now: at(90)}
+}
+
+// contents returns the records and marks of a store.
+func contents(tb testing.TB, s *records.Store) (all []records.Record, marks []records.Mark) {
+	tb.Helper()
+	images, err := s.Images("", math.MaxInt)
+	must(tb, err)
+	for _, i := range images {
+		all, marks = append(all, i.Records...), append(marks, i.Marks...)
+	}
+	return all, marks
+}
+
+// listed notes that the runtime lists the images of all records and marks.
+func listed(tb testing.TB, s *records.Store) {
+	tb.Helper()
+	present := map[string]struct{}{"sha256:any": {}}
+	known, err := s.Images("", math.MaxInt)
+	for _, i := range known {
+		present[i.ImageID] = struct{}{}
+	}
+	if err == nil {
+		_, err = s.Prune(pruning(present, s.Written()))
+	}
+	must(tb, err)
+}
+
+// A panic in a transaction fails its call and every later one, and is reported with its stack.
+func TestPanicInATransactionIsReported(t *testing.T) {
+	var values []any
+	var stack string
+	s, _, err := records.Open(newPath(t), records.Options{OnPanic: func(value any, at []byte) {
+		values, stack = append(values, value), string(at)
+	}})
+	must(t, err)
+	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})
+	must(t, s.Ping())
+	if len(values) > 0 {
+		t.Fatalf("panics %v; want none", values)
+	}
+	_, err = s.AcceptMarks(nil, "test", noon(), func(records.Acceptable) error { panic("a bug") })
+	if !errors.Is(err, records.ErrUnreadable) || len(values) != 1 || values[0] != "a bug" || !strings.Contains(stack, "TestPanicInATransactionIsReported") {
+		t.Errorf("AcceptMarks = %v, panics %v with the stack %q; want ErrUnreadable and the panic with its stack", err, values, stack)
+	}
+	_, looked := s.Lookup(pair(id2, app))
+	for what, err := range map[string]error{"Lookup": looked, "Ping": s.Ping(), "Close": s.Close()} {
+		if !errors.Is(err, records.ErrUnreadable) {
+			t.Errorf("%s after the panic = %v; want ErrUnreadable", what, err)
+		}
+	}
+}

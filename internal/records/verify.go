@@ -1,0 +1,219 @@
+package records
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/internal/records/internal/boltfile"
+)
+
+// MaxProblems bounds the problems that a Verification lists.
+const MaxProblems = 1000
+
+// WhereTree is the place of a problem in the structure of the file.
+const WhereTree = "tree"
+
+// A Problem is a part of a store that cannot be read.
+type Problem struct {
+	// Where is the bucket and the key as printable text, or WhereTree.
+	Where string
+	What  string
+}
+
+// A Verification is the result of reading a store. The store is sound if there are no problems.
+type Verification struct {
+	Values   int // unreadable ones included
+	Problems []Problem
+	// Omitted is the number of problems beyond MaxProblems.
+	Omitted int
+}
+
+func (v *Verification) add(where string, err error) {
+	if len(v.Problems) == MaxProblems {
+		v.Omitted++
+		return
+	}
+	v.Problems = append(v.Problems, Problem{Where: where, What: err.Error()})
+}
+
+// Verify reads every value in one snapshot and returns the values that cannot be read; it changes nothing. An error means that it
+// was not completed. Verify does not block other calls, unless the file has to be mapped again because it has grown.
+func (s *Store) Verify(ctx context.Context) (Verification, error) {
+	return read(s, "verify records", func(tx *bolt.Tx) (Verification, error) {
+		return verify(ctx, func(to boltfile.Visitor) error { return s.file.Walk(tx, to) })
+	})
+}
+
+// VerifyFile does the same with the file of a store; no process may write to it meanwhile. For a file of a newer format it
+// returns ErrNewerFormat.
+func VerifyFile(ctx context.Context, file io.ReaderAt) (Verification, error) {
+	v, err := verify(ctx, func(to boltfile.Visitor) error {
+		m, err := boltfile.Newest(file)
+		if boltfile.IsSystem(err) {
+			return err
+		}
+		if err != nil {
+			return to.Damage(err)
+		}
+		if err := boltfile.CheckMetas(file, m); boltfile.IsSystem(err) {
+			return err
+		} else if err != nil {
+			if err := to.Damage(err); err != nil {
+				return err
+			}
+		}
+		return boltfile.Walk(file, m, to)
+	})
+	if err != nil {
+		return Verification{}, fmt.Errorf("verify records: %w", err)
+	}
+	return v, nil
+}
+
+func verify(ctx context.Context, walk func(boltfile.Visitor) error) (Verification, error) {
+	var v Verification
+	missing := buckets()
+	err := walk(boltfile.Visitor{
+		Bucket: func(name string, _ uint64) error {
+			if !slices.Contains(missing, name) && name != bucketCreations && name != bucketEndorsements {
+				v.add(WhereTree, fmt.Errorf("bucket %q is unknown", name))
+			}
+			missing = slices.DeleteFunc(missing, func(known string) bool { return known == name })
+			return nil
+		},
+		Value: func(bucket string, key, stored []byte) error {
+			v.Values++
+			if _, err := Payload(bucket, key, stored); errors.Is(err, ErrNewerFormat) {
+				return err
+			} else if err != nil {
+				v.add(bucket+" "+KeyText(bucket, key), err)
+			}
+			return ctx.Err()
+		},
+		Damage: func(err error) error {
+			v.add(WhereTree, err)
+			return ctx.Err()
+		},
+	})
+	for _, name := range missing {
+		v.add(WhereTree, fmt.Errorf("bucket %s is missing", name))
+	}
+	return v, errors.Join(err, ctx.Err())
+}
+
+// Backup writes a consistent copy of the store, which [Open] accepts, while other calls continue. The copy is distrusted: when it
+// is put back, it does not know which images were pulled after it was made, and a scan would mark them as preloaded. Before the
+// first byte, Backup calls size with the number of bytes that follow; nil is allowed. After an error, the written bytes are not a
+// complete copy.
+func (s *Store) Backup(ctx context.Context, w io.Writer, size func(int64)) error {
+	if err := s.file.Copy(ctx, w, size, func(tx *bolt.Tx) error { return distrustCopy(tx, time.Now()) }); err != nil {
+		return fmt.Errorf("back up records: %w", err)
+	}
+	return nil
+}
+
+func distrustCopy(tx *bolt.Tx, now time.Time) error {
+	d := Distrust{
+		Since:  now,
+		Reason: "the store is a copy that was made at " + now.UTC().Format(time.RFC3339) + ", which does not know the images that were pulled later",
+	}
+	if distrusted(tx) {
+		var earlier Distrust
+		if _, err := get(tx, bucketMeta, []byte(metaDistrust), &earlier); err == nil {
+			d = earlier
+		}
+	}
+	d.Copy = true
+	return put(tx, bucketMeta, []byte(metaDistrust), d)
+}
+
+// Payload returns the JSON of a stored value, or why it cannot be read: ErrUnreadable, or ErrNewerFormat for the format of a
+// newer version.
+func Payload(bucket string, key, stored []byte) (json.RawMessage, error) {
+	var into any
+	switch bucket + "/" + string(key) {
+	case bucketMeta + "/" + metaFormat:
+		found, err := strconv.Atoi(string(stored))
+		switch {
+		case err != nil || found < 1:
+			return nil, fmt.Errorf("%w: bucket %s: the format is %q", ErrUnreadable, bucket, stored)
+		case found > Format:
+			return nil, newerFormatError{found: found}
+		}
+		return stored, nil
+	case bucketMeta + "/" + metaDistrust:
+		into = new(Distrust)
+	case bucketMeta + "/" + metaScanned, bucketMeta + "/" + metaRevoked:
+		into = new(time.Time)
+	case bucketMeta + "/" + metaKey:
+		into = new(string)
+	default:
+		switch bucket {
+		case bucketIntents:
+			into = new(Intent)
+		case bucketRecords:
+			into = new(Record)
+		case bucketMarks:
+			into = new(Mark)
+		case bucketCreations:
+			into = new(Creation)
+		case bucketEndorsements:
+			into = new(Endorsement)
+		default:
+			return nil, fmt.Errorf("%w: bucket %s: an unknown key", ErrUnreadable, bucket)
+		}
+	}
+	if err := decode(bucket, key, stored, into); err != nil {
+		return nil, err
+	}
+	return stored[sumSize:], nil
+}
+
+// KeyText returns a key as printable text: an image ID and a repository, for an endorsement followed by the requirement, a repository
+// and the number of an intent, the number of a creation, or a name. It quotes a key that is not printable.
+func KeyText(bucket string, key []byte) string {
+	text := string(key)
+	switch bucket {
+	case bucketIntents:
+		if in := intentOf(key); in.ID != 0 {
+			text = in.Repository + " " + strconv.FormatUint(in.ID, 10)
+		}
+	case bucketCreations:
+		if id := creationID(key); id != 0 {
+			text = strconv.FormatUint(id, 10)
+		}
+	case bucketRecords, bucketMarks:
+		text = strings.Replace(text, "\x00", " ", 1)
+	case bucketEndorsements:
+		text = strings.Replace(text, "\x00", " ", 2)
+	}
+	for _, r := range text {
+		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
+			return strconv.Quote(string(key))
+		}
+	}
+	return text
+}
+
+// Examine returns what [Open] would find at path, and changes nothing: the damage for which Open would set the file aside, or the
+// error that Open would return.
+func Examine(path string) (damage, err error) {
+	f, damage, err := openFile(path, Options{}, true)
+	if f != nil {
+		err = f.Close()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("examine records %s: %w", path, err)
+	}
+	return damage, nil
+}
