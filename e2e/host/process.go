@@ -5,8 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -167,15 +167,17 @@ func Run(ctx context.Context, program string, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// FreePort returns a port of the loopback address that no process listens on at the moment.
-func FreePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
+// FreePort returns a port of the loopback address that no process listens on. It is below those that the kernel gives to
+// connections and to listeners without a port, so that no other test gets it before the caller listens on it.
+func FreePort() (port int, err error) {
+	for range 100 {
+		port = 12_000 + rand.IntN(18_000)
+		var l net.Listener
+		if l, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+			return port, l.Close()
+		}
 	}
-	defer func() { _ = l.Close() }()
-	address, err := netip.ParseAddrPort(l.Addr().String())
-	return int(address.Port()), err
+	return 0, err
 }
 
 // OwnAddress returns an address of this machine that is not loopback, which nodes and the endpoints of services must have.
