@@ -10,10 +10,18 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/cli"
 )
 
-const manual = "../../docs/pullgatectl.md"
+const docs = "../../docs"
 
 // The output in the manual is the real output. `UPDATE=1 go test` writes it again.
 func TestManualShowsWhatIsPrinted(t *testing.T) {
+	for page, commands := range map[string]int{"pullgatectl.md": 6, "restrictions.md": 1} {
+		t.Run(page, func(t *testing.T) { testPage(t, filepath.Join(docs, page), commands) })
+	}
+}
+
+// testPage runs the commands of a page in the folder of the manual, and compares what they print with the page.
+func testPage(t *testing.T, manual string, atLeast int) {
+	t.Helper()
 	if _, err := exec.LookPath("jq"); err != nil {
 		t.Skip("no jq on this machine")
 	}
@@ -45,8 +53,8 @@ func TestManualShowsWhatIsPrinted(t *testing.T) {
 			ran++
 		}
 	}
-	if ran < 6 {
-		t.Errorf("the manual shows %d commands; want more", ran)
+	if ran < atLeast {
+		t.Errorf("%s shows %d commands; want at least %d", manual, ran, atLeast)
 	}
 	if string(raw) == want.String() {
 		return
@@ -63,7 +71,7 @@ func TestManualShowsWhatIsPrinted(t *testing.T) {
 func printed(t *testing.T, d *daemon, command string) string {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", command)
-	cmd.Dir = t.TempDir()
+	cmd.Dir = docs
 	cmd.Env = append(os.Environ(), cli.EndpointVariable+"=unix://"+d.socket)
 	out, err := cmd.CombinedOutput()
 	if err != nil && cmd.ProcessState == nil {
