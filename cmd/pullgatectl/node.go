@@ -15,7 +15,6 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/cli"
 	"github.com/pullgate/pullgate/internal/operator/cli/output"
 	"github.com/pullgate/pullgate/internal/operator/nodeenable"
-	"github.com/pullgate/pullgate/internal/operator/nodeenable/configured"
 )
 
 const nodeLong = `Configure the kubelet of this node to use pullgated, revert that, and show what it dials.
@@ -141,9 +140,9 @@ func (s *nodeSwitch) on(d nodeenable.Daemon) nodeenable.Enabler {
 func (s *nodeSwitch) configured() (nodeenable.Daemon, error) {
 	loaded, err := loadConfig(s.cmd, s.enabler.Host.Path(s.config))
 	if err != nil {
-		return configured.File(config.Default()), err
+		return nodeenable.DaemonOf(config.Default()), err
 	}
-	return configured.File(loaded), nil
+	return nodeenable.DaemonOf(loaded), nil
 }
 
 // running returns the running daemon, if its configuration file has the same settings.
@@ -156,13 +155,13 @@ func (s *nodeSwitch) running(ctx context.Context) (nodeenable.Daemon, error) {
 		return nodeenable.Daemon{}, cli.Misused("correct it, check it with pullgated --check-config, then systemctl restart pullgated", "pullgated's configuration %s: %w", s.config, err)
 	}
 	if file.Admin.Listen == "" {
-		return configured.File(file), nil
+		return nodeenable.DaemonOf(file), nil
 	}
 	status, err := statusFor(ctx, s.c, file.Admin.Listen)
 	if err != nil {
 		return nodeenable.Daemon{}, err
 	}
-	d, err := configured.Running(file, s.config, status)
+	d, err := nodeenable.RunningDaemon(file, s.config, status)
 	return d, nodeFailure(err)
 }
 

@@ -15,7 +15,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/hint"
 	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
-	"github.com/pullgate/pullgate/internal/mechanics/systemctl"
 )
 
 // An account is what a process may access files as, beside its capabilities.
@@ -27,11 +26,11 @@ type account struct {
 // AsUnit calls check as the user of a unit of systemd and without the capabilities that the unit does not have, so that
 // it can open the files that the program can open after a start. It calls check as the process is, unless that is root
 // and systemd has the unit. A nil Runner is one for this machine.
-func AsUnit(ctx context.Context, run systemctl.Runner, unit string, check func() error) error {
+func AsUnit(ctx context.Context, run Runner, unit string, check func() error) error {
 	if os.Geteuid() != 0 {
 		return check()
 	}
-	values, loaded := systemctl.Show(ctx, run, unit, "User", "CapabilityBoundingSet")
+	values, loaded := Show(ctx, run, unit, "User", "CapabilityBoundingSet")
 	name := values["User"]
 	switch {
 	case !loaded || name == "" && values["CapabilityBoundingSet"] != "":

@@ -12,7 +12,7 @@ import (
 	"github.com/coreos/go-systemd/v22/activation"
 
 	"github.com/pullgate/pullgate/internal/mechanics/hint"
-	"github.com/pullgate/pullgate/internal/mechanics/systemctl"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
 
 // Listen returns the listener that systemd passes on, otherwise a new one; nil if there is no endpoint either.
@@ -65,8 +65,8 @@ func (s Socket) otherThan(path string) error {
 
 // CheckUnit returns the error of a start by systemd if Program.socket is another socket than the configured one. A nil
 // Runner is one for this machine.
-func (s Socket) CheckUnit(ctx context.Context, run systemctl.Runner) error {
-	values, loaded := systemctl.Show(ctx, run, s.Program+".socket", "Listen")
+func (s Socket) CheckUnit(ctx context.Context, run program.Runner) error {
+	values, loaded := program.Show(ctx, run, s.Program+".socket", "Listen")
 	path, isStream := strings.CutSuffix(values["Listen"], " (Stream)")
 	if !loaded || s.Endpoint == "" || isStream && leadsTo(s.Endpoint, path) {
 		return nil

@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
-	"github.com/pullgate/pullgate/internal/mechanics/systemctl"
 	"github.com/pullgate/pullgate/internal/policies/files"
 	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
@@ -124,7 +124,7 @@ func (n Node) askPolicyd(ctx context.Context, path, hash, without string) Findin
 
 // policydUnits checks that the socket is there after the next boot, if systemd has it.
 func (n Node) policydUnits(ctx context.Context, without string) []Finding {
-	unit, loaded := systemctl.Show(ctx, n.Run, policydSocket, "UnitFileState")
+	unit, loaded := program.Show(ctx, n.Run, policydSocket, "UnitFileState")
 	if state := unit["UnitFileState"]; loaded && state != "enabled" { // without the unit, another program starts pullgate-policyd
 		return []Finding{warn("systemctl enable "+policydSocket, "%s is %s: after the next boot %s", policydSocket, state, without)}
 	}
@@ -244,7 +244,7 @@ func within(path, dir string) bool {
 
 // visible returns the files and folders of the node that the unit of pullgate-policyd sees; nil if systemd does not have it.
 func (n Node) visible(ctx context.Context) (paths []string) {
-	unit, loaded := systemctl.Show(ctx, n.Run, policydService, "BindReadOnlyPaths", "BindPaths")
+	unit, loaded := program.Show(ctx, n.Run, policydService, "BindReadOnlyPaths", "BindPaths")
 	if !loaded {
 		return nil
 	}

@@ -143,6 +143,7 @@ func TestDiscoverReportsWhatItCannotDetermine(t *testing.T) {
 		},
 		{"no ExecStart", kubeletUnit, "", "kubelet.service has no ExecStart=", nil},
 		{"a unit file that is gone", "-- systemctl --\nId=kubelet.service\nLoadState=loaded\nActiveState=active\nFragmentPath=/gone\n", "", "/gone: no such file", nil},
+		{"a line that is not a setting", kubeletUnit + "nonsense\n", "", "read /etc/systemd/system/kubelet.service: unexpected newline", nil},
 		{"a file of variables that is gone", kubeletUnit + "ExecStart=/usr/bin/kubelet\nEnvironmentFile=/gone.env\n", "", "/gone.env: no such file", nil},
 		{"a configuration that is gone", kubeletUnit + "ExecStart=/usr/bin/kubelet --config=/gone.yaml\n", "", "/gone.yaml: no such file", nil},
 		{"a configuration that is not YAML", kubeletUnit + "ExecStart=/usr/bin/kubelet --config=/etc/k.yaml\n-- etc/k.yaml --\n: {\n", "", "read the kubelet's configuration /etc/k.yaml", nil},
@@ -159,6 +160,17 @@ func TestDiscoverReportsWhatItCannotDetermine(t *testing.T) {
 				t.Errorf("Discover = %+v, %v; want an error with %q", n, err, tc.want)
 			}
 		})
+	}
+}
+
+func TestDiscoverReadsLongLines(t *testing.T) {
+	long := strings.Repeat(" --v=2", 1000)
+	h, _ := unpack(t, txtar.Parse([]byte(kubeletUnit+"ExecStart=/usr/bin/kubelet"+long+" $ARGS\nEnvironmentFile=/etc/a.env\n-- etc/a.env --\nx\n")))
+	if err := os.WriteFile(h.Path("/etc/a.env"), []byte("ARGS="+long+" --container-runtime-endpoint=unix:///run/x.sock\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := h.Discover(t.Context(), ""); err != nil || n.Configured.Runtime.Value != "unix:///run/x.sock" {
+		t.Errorf("Discover = %+v, %v; want unix:///run/x.sock", n.Configured.Runtime, err)
 	}
 }
 

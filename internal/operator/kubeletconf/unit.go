@@ -7,9 +7,13 @@ import (
 	"io/fs"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"testing/iotest"
+
+	"github.com/coreos/go-systemd/v22/unit"
 
 	"github.com/pullgate/pullgate/internal/mechanics/hint"
 )
@@ -124,8 +128,14 @@ func (h Host) service(u Unit) (service, error) {
 		if err != nil {
 			return service{}, fmt.Errorf("read a file of %s: %w", u.Name, err)
 		}
-		for key, value := range serviceSection(string(content)) {
-			switch {
+		// The parser refuses a line of more than 2048 bytes that is in its buffer, which systemd accepts.
+		all, err := unit.DeserializeOptions(iotest.OneByteReader(strings.NewReader(logical(content))))
+		if err != nil {
+			return service{}, fmt.Errorf("read %s: %w", file, err)
+		}
+		for _, o := range all {
+			switch key, value := o.Name, o.Value; {
+			case o.Section != "Service":
 			case key == "ExecStart":
 				s.execStart, s.execStartFrom = value, file
 			case key == "Environment" && value == "":
@@ -172,9 +182,9 @@ func (s service) readEnvironment(h Host, file string) error {
 	if err != nil {
 		return err
 	}
-	for _, line := range logicalLines(string(content)) {
+	for line := range strings.Lines(logical(content)) {
 		if k, v, ok := strings.Cut(line, "="); ok {
-			s.environment[strings.TrimSpace(k)] = word{strings.Join(unquoted(strings.TrimSpace(v)), ""), file}
+			s.environment[strings.TrimSpace(k)] = word{strings.Join(unquotedWords(strings.TrimSpace(v), false), ""), file}
 		}
 	}
 	return nil
@@ -221,51 +231,17 @@ func specifiers(s, unit string) string {
 	return strings.NewReplacer("%%", "%", "%n", unit, "%N", name, "%p", name).Replace(s)
 }
 
-// serviceSection yields the settings of [Service] in their order.
-func serviceSection(content string) func(yield func(key, value string) bool) {
-	return func(yield func(key, value string) bool) {
-		section := ""
-		for _, line := range logicalLines(content) {
-			if strings.HasPrefix(line, "[") {
-				section = line
-				continue
-			}
-			k, v, ok := strings.Cut(line, "=")
-			if ok && section == "[Service]" && !yield(strings.TrimSpace(k), strings.TrimSpace(v)) {
-				return
-			}
-		}
-	}
-}
-
-// logicalLines returns the lines of a file of systemd without comments and blank lines, those that end with a
-// backslash joined with what follows.
-func logicalLines(content string) []string {
-	var all []string
-	joined := ""
-	for line := range strings.Lines(content) {
-		line = strings.TrimSpace(line)
-		if strings.HasPrefix(line, "#") || strings.HasPrefix(line, ";") {
-			continue
-		}
-		if before, ok := strings.CutSuffix(line, `\`); ok {
-			joined += strings.TrimSpace(before) + " "
-			continue
-		}
-		if line = strings.TrimSpace(joined + line); line != "" {
-			all = append(all, line)
-		}
-		joined = ""
-	}
-	return all
+// logical returns the content of a file of systemd without comments, which may stand within a value, and with each
+// value on one line. The parser of units does not do the first.
+func logical(content []byte) string {
+	text := regexp.MustCompile(`(?m)^[ \t]*[#;].*\n?`).ReplaceAllString(string(content), "")
+	return regexp.MustCompile(`[ \t]*\\\n[ \t]*`).ReplaceAllString(text, " ")
 }
 
 // split returns the words of a value as systemd does: between blanks, with quotes taken off.
 func split(s string) []string { return unquotedWords(s, true) }
 
-// unquoted returns a value with its quotes taken off, as one word.
-func unquoted(s string) []string { return unquotedWords(s, false) }
-
+// unquotedWords takes the quotes off a value, and splits it unless it is one word.
 func unquotedWords(s string, atBlanks bool) []string {
 	var all []string
 	var b strings.Builder

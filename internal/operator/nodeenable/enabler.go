@@ -16,20 +16,6 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
 )
 
-// A Daemon is the pullgated of a node, as described by its configuration.
-type Daemon struct {
-	// Listen, Runtime and Image are its endpoints: the one that the kubelet has to dial, and those that pullgated dials.
-	Listen, Runtime, Image string
-	// Metrics is the address of its metrics, host:port; "" if they are off.
-	Metrics string
-	// StateDir is the directory that it writes to.
-	StateDir string
-	// KubeletRoot is the directory in which it expects the volumes of pods; "" if it has no policies, which need it.
-	KubeletRoot string
-	// Enforces describes in a few words whether it enforces verdicts.
-	Enforces string
-}
-
 // An Enabler points the kubelet of a host at a daemon and back.
 type Enabler struct {
 	Host   kubeletconf.Host

@@ -1,4 +1,4 @@
-package configured_test
+package nodeenable_test
 
 import (
 	"strings"
@@ -10,7 +10,6 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/hint"
 	"github.com/pullgate/pullgate/internal/operator/nodeenable"
-	"github.com/pullgate/pullgate/internal/operator/nodeenable/configured"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -24,7 +23,7 @@ func status(t *testing.T, c config.Config) *adminv1.GetStatusResponse {
 	return &adminv1.GetStatusResponse{Configuration: string(text)}
 }
 
-func TestRunning(t *testing.T) {
+func TestRunningDaemon(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		change func(*config.Config)
@@ -42,7 +41,7 @@ func TestRunning(t *testing.T) {
 			tc.change(&c)
 			s := status(t, c)
 			s.Store = tc.store
-			got, err := configured.Running(c, "/etc/c.yaml", s)
+			got, err := nodeenable.RunningDaemon(c, "/etc/c.yaml", s)
 			want := nodeenable.Daemon{
 				Listen: "unix:///run/pullgate/cri.sock", Runtime: "unix:///run/containerd/containerd.sock",
 				Image: "unix:///run/containerd/containerd.sock", Metrics: "127.0.0.1:9471", StateDir: "/var/lib/pullgate", Enforces: tc.want,
@@ -65,14 +64,14 @@ func TestRunningWithAnotherConfiguration(t *testing.T) {
 		t.Run(field, func(t *testing.T) {
 			c := config.Default()
 			change(&c)
-			_, err := configured.Running(c, "/etc/c.yaml", status(t, config.Default()))
+			_, err := nodeenable.RunningDaemon(c, "/etc/c.yaml", status(t, config.Default()))
 			advice := hint.Of(err)
 			if advice == "" || !strings.Contains(err.Error(), "pullgated runs with "+field+` "`) || !strings.Contains(err.Error(), "/etc/c.yaml has") || !strings.Contains(advice, "restart pullgated") {
 				t.Errorf("Running = %v; want an error about %s", err, field)
 			}
 		})
 	}
-	if _, err := configured.Running(config.Default(), "/etc/c.yaml", &adminv1.GetStatusResponse{Configuration: ": {"}); err == nil {
+	if _, err := nodeenable.RunningDaemon(config.Default(), "/etc/c.yaml", &adminv1.GetStatusResponse{Configuration: ": {"}); err == nil {
 		t.Error("Running accepts an invalid configuration")
 	}
 }

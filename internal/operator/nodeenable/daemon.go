@@ -1,4 +1,4 @@
-package configured
+package nodeenable
 
 import (
 	"fmt"
@@ -7,32 +7,45 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/hint"
-	"github.com/pullgate/pullgate/internal/operator/nodeenable"
 	"github.com/pullgate/pullgate/pkg/policy"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// File returns the daemon as described by a configuration.
-func File(c config.Config) nodeenable.Daemon {
+// A Daemon is the pullgated of a node, as described by its configuration.
+type Daemon struct {
+	// Listen, Runtime and Image are its endpoints: the one that the kubelet has to dial, and those that pullgated dials.
+	Listen, Runtime, Image string
+	// Metrics is the address of its metrics, host:port; "" if they are off.
+	Metrics string
+	// StateDir is the directory that it writes to.
+	StateDir string
+	// KubeletRoot is the directory in which it expects the volumes of pods; "" if it has no policies, which need it.
+	KubeletRoot string
+	// Enforces describes in a few words whether it enforces verdicts.
+	Enforces string
+}
+
+// DaemonOf returns the daemon as described by a configuration.
+func DaemonOf(c config.Config) Daemon {
 	root := c.Admission.KubeletRoot
 	if c.Admission.Policies == "" {
 		root = ""
 	}
-	return nodeenable.Daemon{
+	return Daemon{
 		Listen: c.Listen, KubeletRoot: root, Runtime: c.RuntimeEndpoint, Image: c.ImageEndpoint,
 		Metrics: c.Metrics.Listen, StateDir: c.StateDir, Enforces: "applies its configuration file",
 	}
 }
 
-// Running returns the daemon as it describes itself, if the configuration that was read from path describes the same. Otherwise
-// the error is a [hint.Error].
-func Running(file config.Config, path string, status *adminv1.GetStatusResponse) (nodeenable.Daemon, error) {
+// RunningDaemon returns the daemon as it describes itself. If it runs with another configuration than its file, which was
+// read from path, the error is a [hint.Error]: a restart would change where it listens or what it forwards to.
+func RunningDaemon(file config.Config, path string, status *adminv1.GetStatusResponse) (Daemon, error) {
 	// pullgated has validated it, and adds fields that Parse would refuse beside kubeletConfig.
 	var inForce config.Config
 	if err := yaml.Unmarshal([]byte(status.GetConfiguration()), &inForce); err != nil {
-		return nodeenable.Daemon{}, fmt.Errorf("read the configuration that pullgated runs with: %w", err)
+		return Daemon{}, fmt.Errorf("read the configuration that pullgated runs with: %w", err)
 	}
-	running, inFile := File(inForce), File(file)
+	running, inFile := DaemonOf(inForce), DaemonOf(file)
 	for _, v := range []struct{ field, running, inFile string }{
 		{"listen", running.Listen, inFile.Listen},
 		{"runtimeEndpoint", running.Runtime, inFile.Runtime},
@@ -41,7 +54,7 @@ func Running(file config.Config, path string, status *adminv1.GetStatusResponse)
 		{"metrics.listen", running.Metrics, inFile.Metrics},
 	} {
 		if v.running != v.inFile {
-			return nodeenable.Daemon{}, &hint.Error{
+			return Daemon{}, &hint.Error{
 				Err:  fmt.Errorf("pullgated runs with %s %q, but %s has %q", v.field, v.running, path, v.inFile),
 				Hint: "systemctl restart pullgated, then try again; give --config if its configuration is another file",
 			}

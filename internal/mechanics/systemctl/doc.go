@@ -1,2 +1,0 @@
-// Package systemctl implements reading the properties of units from systemd.
-package systemctl
