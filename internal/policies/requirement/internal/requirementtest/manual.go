@@ -12,8 +12,9 @@ import (
 // manual returns the path of the page about policies, from the folder of a reader.
 func manual() string { return filepath.Join("..", "..", "..", "..", "docs", "signatures.md") }
 
-// CheckFields checks that a section of the manual names each field below spec of a policy file, as parent.field, and no other one. document is the
-// type of the file. If types of fields are used in several places, the first one counts.
+// CheckFields checks that the table of a section of the manual names each field below spec of a policy file, as
+// parent.field, and no other one. document is the type of the file. If types of fields are used in several places, the
+// first one counts.
 func CheckFields(t *testing.T, section string, document reflect.Type) {
 	t.Helper()
 	_, text, ok := strings.Cut(Read(t, manual()), "\n## "+section+"\n")
@@ -23,8 +24,9 @@ func CheckFields(t *testing.T, section string, document reflect.Type) {
 	text, _, _ = strings.Cut(text, "\n## ")
 	var documented []string
 	for line := range strings.Lines(text) {
-		if strings.HasPrefix(line, "- ") {
-			for _, m := range regexp.MustCompile("`([A-Za-z0-9-]+\\.[A-Za-z0-9-]+)`").FindAllStringSubmatch(line, -1) {
+		if row, ok := strings.CutPrefix(line, "| "); ok {
+			names, _, _ := strings.Cut(row, " | ")
+			for _, m := range regexp.MustCompile("`([A-Za-z0-9-]+\\.[A-Za-z0-9-]+)`").FindAllStringSubmatch(names, -1) {
 				documented = append(documented, m[1])
 			}
 		}
