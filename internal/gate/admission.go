@@ -120,7 +120,7 @@ func (c *candidate) on(img tracker.Image, restored bool) *candidate {
 	}
 	of := *c
 	of.substituted, of.own, of.mounted = restored || c.image.ID != "", nil, nil
-	of.image.ID, of.image.Names, of.image.Used = img.ID, nil, nil // the runtime may have given it the name of the judged image
+	of.image.ID, of.image.Names = img.ID, nil // the runtime may have given it the name of the judged image
 	if restored {
 		of.image.ID = ""
 	}
@@ -266,22 +266,14 @@ func (g *Gate) view(ctx context.Context, c *candidate) (pod podview.Pod, contain
 	if c.Views != nil && !c.who.Static && !c.undescribed {
 		pod, container, others = g.merge(ctx, c, pod, container)
 	}
-	if container != nil && (c.substituted || !c.namedInCall() && !c.hasRepositoryOf(container.Image)) {
+	if container != nil && (c.substituted || !c.namedInCall()) {
 		container.Image = podview.Value[string]{}
 	}
 	return pod, container, others
 }
 
-// namedInCall reports whether the call has the pod's name for the image. It has none from kubelets before 1.28.
+// namedInCall reports whether the call has the pod's name for the image. A kubelet always sends it.
 func (c *candidate) namedInCall() bool { return c.container.GetImage().GetUserSpecifiedImage() != "" }
-
-// hasRepositoryOf reports whether the image has a name in the repository of the one that the API server has for it. The name in the API server can
-// be edited while the container is created.
-func (c *candidate) hasRepositoryOf(name podview.Value[string]) bool {
-	s, _ := name.Get()
-	repository := imageref.New(s).Repository()
-	return repository != "" && slices.ContainsFunc(c.image.Names, func(n imageref.Ref) bool { return n.Repository() == repository })
-}
 
 // criView returns what the messages of the call say.
 func (c *candidate) criView() (podview.Pod, *podview.Container) {

@@ -39,7 +39,7 @@ func TestOffIsOff(t *testing.T) {
 func withoutSignatures(t *testing.T, g *Gate, create *runtimeapi.CreateContainerRequest, pull *pullCall) {
 	t.Helper()
 	who := tracker.Pod{UID: "1"}
-	if g.lacksEndorsement(t.Context(), nil, true, tracker.Request{}, tracker.Verdict{}, time.Time{}) {
+	if g.lacksEndorsement(t.Context(), nil, tracker.Request{}, tracker.Verdict{}, time.Time{}) {
 		t.Error("a pre-check is hidden without policies about signatures")
 	}
 	if d, err := g.verifySignatures(t.Context(), pull, "sha256:1"); err != nil || d.Findings != nil {
@@ -48,5 +48,4 @@ func withoutSignatures(t *testing.T, g *Gate, create *runtimeapi.CreateContainer
 	if err := g.lateEndorsed(t.Context(), "StartContainer", who, nil, tracker.Image{}, false, judgement{}); err != nil {
 		t.Error("a start is judged without policies about signatures")
 	}
-	g.learnSender(create, who)
 }

@@ -25,7 +25,6 @@ func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call, req *runti
 	const name = "CreateContainer"
 	g.ready(ctx)
 	who := g.podOf(req.GetPodSandboxId(), req.GetSandboxConfig())
-	g.learnSender(req, who)
 	create := g.c.Tracker.BeginCreate(g.mayRestore(ctx))
 	defer create.Lost() // for every return, or panic, that reports no other end
 	since := g.c.Tracker.Revocations()
@@ -185,7 +184,7 @@ func (g *Gate) startContainer(ctx context.Context, c *criproxy.Call, req *runtim
 
 // A judgement holds the image with which a container was allowed to be created.
 type judgement struct {
-	name  imageref.Ref  // the pod's name for the image; empty before CRI 1.28
+	name  imageref.Ref  // the pod's name for the image; empty if the call does not have it
 	image tracker.Image // the zero value if the image was absent when it was judged
 	late  bool          // the container is judged when it starts, and without its configuration
 	// restored means that the runtime was asked to restore the container, whatever it says of it.
@@ -217,7 +216,7 @@ func (g *Gate) judgeConfig(ctx context.Context, callName string, who tracker.Pod
 	j.image = img
 	j.mounted, err = g.judgeMounts(ctx, callName, who, config.GetMounts(), asking.holdMounted())
 	if asking != nil {
-		asking.image, asking.mounts = g.admissionImage(who, img, j.name), j.mounted
+		asking.image, asking.mounts = admissionImage(img, j.name), j.mounted
 	}
 	if err != nil {
 		g.release(asking) // the chain will not be asked
@@ -243,7 +242,7 @@ func (g *Gate) judgeMounts(ctx context.Context, callName string, who tracker.Pod
 				fmt.Sprintf("pullgate: image %q to be mounted is not on the node", m.GetImage().GetUserSpecifiedImage()))
 		}
 		if g.admitting.Load() != nil {
-			all = append(all, g.admissionImage(who, img, name))
+			all = append(all, admissionImage(img, name))
 		}
 	}
 	return all, nil
@@ -329,9 +328,6 @@ func (g *Gate) clear(ctx context.Context, callName string, who tracker.Pod, c *r
 	var asking *candidate // the chain has been asked about the judged image
 	if !same || restored {
 		asking = j.candidate.on(on, restored)
-		if asking != nil && !asking.substituted && j.name.Empty() {
-			asking.image.Used = g.asked.of(who.UID, on.ID)
-		}
 	}
 	switch {
 	case g.c.Shadow:

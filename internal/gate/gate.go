@@ -44,7 +44,6 @@ type Gate struct {
 	noted     hidden.PerPod             // admitted containers whose decision was noted
 	// unendorsed are those of hidden whose image lacked an endorsement.
 	unendorsed hidden.PerPod
-	asked      askedNames
 	held       heldRequests
 	conflicts  hidden.PerPod // fields for which it was logged that the views of the pod differ
 }

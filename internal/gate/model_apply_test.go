@@ -175,7 +175,7 @@ func (w *modelWorld) runPod(p *modelPod, name string, cred credentialKind) {
 // pull.
 func (w *modelWorld) honest(at uint8, name string) {
 	if w.signatures && w.kind.noUserImage {
-		w.endPod(at) // a container without a name must meet the policy under each name for which the pod has got the image
+		return // a container without a name meets no policy
 	}
 	p := w.pod(at)
 	if isID(name) || slices.Contains(checkpointNames, name) || w.podSource && w.pullPolicy[at] == "Never" {

@@ -80,7 +80,7 @@ type runtimeKind struct {
 	digests     bool // the answer to a pull is a digest, and imported images have digests among their names too
 	noEcho      bool // the runtime does not report user_specified_image of containers
 	noImageID   bool // the runtime does not report image_id of containers (before CRI 0.29)
-	noUserImage bool // the kubelet does not send user_specified_image (before 1.28)
+	noUserImage bool // the client does not send user_specified_image, as a kubelet does
 }
 
 // A registryPull is one pull that the registry has allowed or may allow.

@@ -94,7 +94,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call, req *runtimeap
 		g.c.Metrics.Refused("ImageStatus")
 		return absent, nil
 	}
-	if g.lacksEndorsement(ctx, who, known, r, v, began) {
+	if g.lacksEndorsement(ctx, who, r, v, began) {
 		g.hidden.Add(key)
 		g.unendorsed.Add(key)
 		g.c.Metrics.Refused("ImageStatus")

@@ -90,7 +90,6 @@ func (g *Gate) endPods(uids []string) {
 		g.warned.End(uid)
 		g.noted.End(uid)
 		g.conflicts.End(uid)
-		g.asked.end(uid)
 		g.chain().ForgetPod(uid)
 	}
 	if len(uids) > 0 {

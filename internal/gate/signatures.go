@@ -10,7 +10,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/gate/outcome"
-	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/endorse"
@@ -32,7 +31,7 @@ func (g *Gate) signing() *Admission {
 
 // lacksEndorsement reports whether an image has to be hidden from a pre-check, because the image needs verification for one of the pods that may
 // have sent it, and a pull can bring that. v is the verdict about the credentials of the pre-check.
-func (g *Gate) lacksEndorsement(ctx context.Context, who []tracker.Pod, known bool, r tracker.Request, v tracker.Verdict, began time.Time) bool {
+func (g *Gate) lacksEndorsement(ctx context.Context, who []tracker.Pod, r tracker.Request, v tracker.Verdict, began time.Time) bool {
 	a := g.signing()
 	if a == nil {
 		return false
@@ -56,7 +55,6 @@ func (g *Gate) lacksEndorsement(ctx context.Context, who []tracker.Pod, known bo
 		if d.Answer != admission.Unverified {
 			continue // what a pull cannot bring is denied when the container is created
 		}
-		g.asked.remove(p.UID, r.Image.ID, r.Name)
 		if len(who) > 1 {
 			p, pullPolicy = tracker.Pod{}, tracker.PullUnknown
 		}
@@ -65,9 +63,6 @@ func (g *Gate) lacksEndorsement(ctx context.Context, who []tracker.Pod, known bo
 			Call: "ImageStatus", Pod: p, Verdict: overruled(v, AdmissionDenied), PullPolicy: pullPolicy, Took: time.Since(began), Admission: d,
 		})
 		return true
-	}
-	if known {
-		g.asked.add(who[0].UID, r.Image.ID, r.Name)
 	}
 	return false
 }
@@ -80,7 +75,6 @@ func (g *Gate) verifySignatures(ctx context.Context, p *pullCall, imageID string
 	if a == nil {
 		return admission.Decision{}, nil
 	}
-	g.asked.add(p.pod.UID, imageID, p.name)
 	started := a.Chain.HasStarted(p.pod.UID, imageID)
 	if started && !p.hidden && !g.refusals.WillRefuse(p.pod.UID, p.name, imageID) {
 		return admission.Decision{}, nil // a restart
@@ -104,7 +98,6 @@ func (g *Gate) verifySignatures(ctx context.Context, p *pullCall, imageID string
 	if d.Answer == admission.Deny {
 		begins = "SignatureValidationFailed: "
 	}
-	g.asked.remove(p.pod.UID, imageID, p.name)
 	reason, text := d.Refusal()
 	return d, criproxy.Refuse(codes.Unknown, string(reason), begins+text)
 }
@@ -159,7 +152,7 @@ func (g *Gate) lateEndorsed(ctx context.Context, callName string, who tracker.Po
 		Pod: identityOf(podview.Pod{}, who), Container: &podview.Container{Name: c.GetMetadata().GetName()}, Mounted: j.mounted,
 	}
 	if !restored && (j.image.ID == "" || j.image.ID == on.ID) {
-		s.Image = g.admissionImage(who, on, j.name)
+		s.Image = admissionImage(on, j.name)
 		if !j.name.Empty() {
 			s.Container.Image = podview.Set(j.name.String())
 		}
@@ -176,20 +169,8 @@ func (g *Gate) lateEndorsed(ctx context.Context, callName string, who tracker.Po
 }
 
 // admissionImage returns an image that a pod uses under a name, which is empty if the call does not have it.
-func (g *Gate) admissionImage(who tracker.Pod, img tracker.Image, name imageref.Ref) admission.Image {
-	of := admission.Image{ID: img.ID, Names: img.Names, Requested: name}
-	if name.Empty() {
-		of.Used = g.asked.of(who.UID, img.ID)
-	}
-	return of
-}
-
-// learnSender notes which pod sends pre-checks, for a kubelet before 1.28 that was restarted: the next pre-check then shows the name of the image,
-// which the creation of a container does not have.
-func (g *Gate) learnSender(r *runtimeapi.CreateContainerRequest, who tracker.Pod) {
-	if r.GetConfig().GetImage().GetUserSpecifiedImage() == "" && r.GetSandboxConfig().GetMetadata().GetUid() == who.UID && g.signing() != nil {
-		g.c.Pods.Learn(r.GetSandboxConfig().GetAnnotations()[podindex.SeenAnnotation], who)
-	}
+func admissionImage(img tracker.Image, name imageref.Ref) admission.Image {
+	return admission.Image{ID: img.ID, Names: img.Names, Requested: name}
 }
 
 // loginOf returns the credential of a pull as the runtime uses it: none if it is for another registry.

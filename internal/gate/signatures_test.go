@@ -659,71 +659,16 @@ func TestTheRealImageNeedsTheEndorsement(t *testing.T) {
 	}
 }
 
-// Kubelets before 1.28 send no name when they create a container.
-func TestNamesOfOldKubelets(t *testing.T) {
+// A kubelet sends the name of the image when it creates a container; another client may not.
+func TestAContainerWithoutANameHasNoEndorsement(t *testing.T) {
 	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/team/*"))
-	unnamed := func(x *criproxytest.Pod, id string) error {
-		config := ordinary()
-		config.Image = &runtimeapi.ImageSpec{Image: id}
-		_, err := s.create(x, config)
-		return err
-	}
 	s.sign(id1, "*")
 	x := s.Pod("team")
 	s.MustPull(x, app, "good")
-	if err := unnamed(x, id1); err != nil {
-		t.Errorf("a pod that has pulled the image: %v; want the container", err)
-	}
-	s.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{"free.test/any:2", "repo.test/team/free:2"}})
-	s.wantPrecheck(x, "free.test/any:2", id2, "pre-check")
-	if err := unnamed(x, id2); err != nil {
-		t.Errorf("a pod that has asked for the image by a name without a rule: %v; want the container", err)
-	}
-	wantDenied(t, "a pod that has not asked for the image", unnamed(s.Pod("team"), id2), admission.FieldUnknown, "a name that is not known")
-	// Two names for the same image: the container may be for either.
-	y := s.Pod("team")
-	s.Precheck(y, "free.test/any:2")
-	_, _ = s.Pull(t.Context(), y, "repo.test/team/free:2", "good") // fails at the registry
-	if err := unnamed(y, id2); err != nil {
-		t.Errorf("a pull that failed counts as a name: %v", err)
-	}
-	s.serves("repo.test/team/free:2", "good", criproxytest.Image{ID: id2})
-	_, err := s.Pull(t.Context(), y, "repo.test/team/free:2", "good")
-	wantPullError(t, "unsigned", err, "SignatureValidationFailed")
-	if err := unnamed(y, id2); err != nil {
-		t.Errorf("a name that was denied counts: %v", err)
-	}
-	s.sign(id2, "*")
-	s.forgetDenials()
-	_, err = s.Pull(t.Context(), y, "repo.test/team/free:2", "good")
-	s.must(err)
-	s.use(signedBy(t, "b", "repo.test/team/*"))
-	wantDenied(t, "a pod with two names for the image, of which one lacks an endorsement", unnamed(y, id2), admission.EndorsementMissing, "repo.test/team/free:2")
-	s.restart()
-	wantDenied(t, "after a restart", unnamed(x, id2), admission.FieldUnknown)
-	s.Precheck(x, "free.test/any:2")
-	if err := unnamed(x, id2); err != nil {
-		t.Errorf("after the next pre-check: %v; want the container", err)
-	}
-}
-
-// After a restart of the kubelet its pre-checks have another config.seen.
-func TestOldKubeletsThatRestart(t *testing.T) {
-	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/team/*"))
-	s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{"free.test/any:2"}})
-	x := s.Pod("team")
-	x.Config.Annotations[podindex.SeenAnnotation] = "2026-11-22T05:00:00.2"
-	unnamed := func() error {
-		s.Precheck(x, "free.test/any:2")
-		config := ordinary()
-		config.Image = &runtimeapi.ImageSpec{Image: id2}
-		_, err := s.create(x, config)
-		return err
-	}
-	wantDenied(t, "the first container", unnamed(), admission.FieldUnknown)
-	if err := unnamed(); err != nil {
-		t.Errorf("the next attempt: %v; want the container", err)
-	}
+	config := ordinary()
+	config.Image = &runtimeapi.ImageSpec{Image: id1}
+	_, err := s.create(x, config)
+	wantDenied(t, "a pod that has pulled the image", err, admission.FieldUnknown, "a name that is not known")
 }
 
 // The key in the policy is exchanged: one verification for all pods, and the old endorsement proves nothing.

@@ -181,7 +181,7 @@ type started struct {
 	restored bool // from a checkpoint
 }
 
-// A use is an image that a container runs on or mounts: the runtime's name for it, and the pod's name for it, which is empty before CRI 1.28.
+// A use is an image that a container runs on or mounts: the runtime's name for it, and the pod's name for it, which is empty if the runtime does not report it.
 type use struct {
 	image string
 	name  imageref.Ref

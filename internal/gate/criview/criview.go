@@ -56,7 +56,7 @@ func Container(sandbox *runtimeapi.PodSandboxConfig, config *runtimeapi.Containe
 		SELinux:                  podview.Absent[podview.SELinux](),
 		Mounts:                   podview.Set(found),
 	}
-	if image := config.GetImage().GetUserSpecifiedImage(); image != "" { // empty from kubelets before 1.28
+	if image := config.GetImage().GetUserSpecifiedImage(); image != "" { // a kubelet always sends it
 		c.Image = podview.Set(image)
 	}
 	if uid, ok := c.RunAsUser.Effective(); ok {

@@ -127,7 +127,7 @@ func TestContainerWithEverything(t *testing.T) {
 
 func TestUnknownForThisPod(t *testing.T) {
 	config := containerWith()
-	config.Image.UserSpecifiedImage = "" // a kubelet before 1.28
+	config.Image.UserSpecifiedImage = "" // a client that is not a kubelet
 	config.Annotations = map[string]string{"io.kubernetes.pod.terminationGracePeriod": "soon"}
 	sc := config.Linux.SecurityContext
 	sc.RunAsUser, sc.RunAsUsername = nil, "web"

@@ -22,7 +22,7 @@ const (
 	Sent AlwaysPrecheck = "false"
 )
 
-// firstSkipping is the minor version of grpc-go in kubelet 1.33. Kubelets 1.26 to 1.32 have up to 1.65. Kubelet 1.32 skips the pre-check too, but
+// firstSkipping is the minor version of grpc-go in kubelet 1.33. Kubelets 1.28 to 1.32 have up to 1.65. Kubelet 1.32 skips the pre-check too, but
 // is treated like an older one, which costs a manifest request and opens nothing.
 const firstSkipping = 68
 

@@ -186,11 +186,11 @@ func TestK3sWithoutAUnit(t *testing.T) {
 
 func TestVersions(t *testing.T) {
 	play(t, []row{
-		{"old kubelet", func(n *testNode) { n.versions[kubeletPID] = "Kubernetes v1.25.16" }, "versions", doctor.Fail, "1.25.16, older than 1.26", "upgrade the kubelet"},
+		{"old kubelet", func(n *testNode) { n.versions[kubeletPID] = "Kubernetes v1.27.16" }, "versions", doctor.Fail, "1.27.16, older than 1.28", "upgrade the kubelet"},
 		{"kubelet that does not print it", func(n *testNode) { n.versions[kubeletPID] = "?" }, "versions", doctor.Unknown, "--version does not print a version", "root"},
 		{"kubelet that fails", func(n *testNode) { n.versions[kubeletPID] = "" }, "versions", doctor.Unknown, "exit status 1", "root"},
 		{"oldest", func(n *testNode) {
-			n.versions[kubeletPID] = "Kubernetes v1.26.0"
+			n.versions[kubeletPID] = "Kubernetes v1.28.0"
 			n.Status.Runtime.Version = "1.6.0"
 		}, "versions", doctor.OK, "containerd is version 1.6.0", ""},
 		{"containerd that restores under any name", func(n *testNode) { n.Status.Runtime.Version = "v2.2.4" }, "versions", doctor.Warn, "containerd 2.2.4 restores containers from checkpoint images", "upgrade containerd"},

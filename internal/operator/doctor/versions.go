@@ -12,7 +12,7 @@ import (
 
 // The oldest supported versions.
 const (
-	oldestKubelet    = 26 // 1.26
+	oldestKubelet    = 28 // 1.28
 	oldestContainerd = 6  // 1.6
 	oldestCRIO       = 34 // 1.34, the oldest tested version
 )

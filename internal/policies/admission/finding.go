@@ -79,8 +79,6 @@ type Image struct {
 	Names []imageref.Ref
 	// Requested is the name that the pod has for the image.
 	Requested imageref.Ref
-	// Used are names under which the pod has asked for the image. They are set if Requested is not known; the pod has one of them for the image.
-	Used []imageref.Ref
 }
 
 // A Reason names the case of a finding. It is the reason of the ErrorInfo in the answer to a denied call.

@@ -103,39 +103,28 @@ func (e *Endorser) Validate(_ context.Context, s admission.Subject) []admission.
 	}
 	var findings []admission.Finding
 	now := time.Now()
-	judge := func(names []imageref.Ref, id string) { // with AssumeUnknown what is not known counts as what is required
-		for _, name := range names {
-			rules := e.rulesFor(s.Pod.Namespace, name)
-			for i := range rules.Findings {
-				if !s.AssumeUnknown || rules.Findings[i].Reason != admission.FieldUnknown {
-					findings = append(findings, rules.Findings[i])
-				}
+	judge := func(name imageref.Ref, id string) { // with AssumeUnknown what is not known counts as what is required
+		rules := e.rulesFor(s.Pod.Namespace, name)
+		for i := range rules.Findings {
+			if !s.AssumeUnknown || rules.Findings[i].Reason != admission.FieldUnknown {
+				findings = append(findings, rules.Findings[i])
 			}
-			for _, r := range rules.Signed {
-				if !s.AssumeUnknown || id != "" {
-					findings = append(findings, e.judge(r, name, id, now))
-				}
+		}
+		for _, r := range rules.Signed {
+			if !s.AssumeUnknown || id != "" {
+				findings = append(findings, e.judge(r, name, id, now))
 			}
 		}
 	}
 	own, _ := s.Container.Image.Get()
-	judge(namesOf(&s.Image, imageref.New(own)), s.Image.ID)
+	judge(imageref.New(own), s.Image.ID)
 	for i := range s.Mounted {
-		judge(namesOf(&s.Mounted[i], s.Mounted[i].Requested), s.Mounted[i].ID)
+		judge(s.Mounted[i].Requested, s.Mounted[i].ID)
 	}
 	if len(findings) == 0 {
 		return admitted
 	}
 	return findings
-}
-
-// namesOf returns the names of an image of a container: those that the pod has asked for if the call names none, else the given one, the zero Ref
-// if it is not known. The rules for all of them must be met.
-func namesOf(image *admission.Image, name imageref.Ref) []imageref.Ref {
-	if image.Requested.Empty() && len(image.Used) > 0 {
-		return image.Used
-	}
-	return []imageref.Ref{name}
 }
 
 // An endorsementState says whether an endorsement counts.

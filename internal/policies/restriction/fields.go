@@ -140,7 +140,7 @@ func containerFields() []Field {
 		{Path: pathVolumes + ".mount.readOnly", Node: Exact, PodSource: Exact, Admission: Exact, Note: "also true for read-only volumes"},
 		{Path: pathVolumes + ".mount.mountPropagation", Node: Effective, PodSource: Exact, Admission: Exact},
 		{Path: pathContainers, Node: Exact, PodSource: Exact, Admission: Exact, Note: "each must match both lists: init containers are not distinguished"},
-		{Path: pathImages, Node: Exact, PodSource: Exact, Admission: Exact, Note: "unknown from kubelets before 1.28, and for image IDs"},
+		{Path: pathImages, Node: Exact, PodSource: Exact, Admission: Exact, Note: "unknown for image IDs"},
 		{Path: pathContainers + ".imagePullPolicy", PodSource: Exact, Admission: Exact},
 		{Path: pathSecurity + ".capabilities", Node: Exact, PodSource: Exact, Admission: Exact},
 		{Path: pathSecurity + ".capabilities.add", Node: Exact, PodSource: Exact, Admission: Exact},
