@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
+	"github.com/pullgate/pullgate/internal/mechanics/inflight"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policies/imagerule"
@@ -36,10 +37,7 @@ const (
 // Outcomes returns all outcomes.
 func Outcomes() []string { return []string{NotStored, Unavailable, Denied, Endorsed} }
 
-var (
-	errInterrupted = errors.New("the verification was interrupted")
-	errRevoked     = errors.New("endorsements were revoked during the verification")
-)
+var errRevoked = errors.New("endorsements were revoked during the verification")
 
 // A Pull is a pull that brings endorsements.
 type Pull struct {
@@ -136,16 +134,21 @@ func (v *PullVerifier) sharedResult(ctx context.Context, s *admission.Subject, q
 		pair: q.pair, name: s.Image.Requested.String(), requirements: strings.Join(hashes, " "),
 		policyHash: e.options.PolicyHash, trustedRoot: e.options.TrustedRoot, by: q.by,
 	}
-	got, err := e.options.State.share(ctx, s.Pod.Namespace, key, func() result {
+	run := func(ctx context.Context, _ inflight.Turn[result]) (result, error) {
 		// The same verification may have ended between the look at the store and now.
 		still := slices.DeleteFunc(slices.Clone(hashes), func(hash string) bool { return !e.needsVerification(q, hash, time.Now()) })
 		if len(still) == 0 {
-			return result{}
+			return result{}, nil
 		}
 		got := v.verify(ctx, s, q, still)
 		e.count(s, q.pair, got)
-		return got
-	})
+		return got, nil
+	}
+	// The runtime has pulled, and other calls can wait for this, so it completes even if the client has disconnected.
+	got, err := e.options.State.inFlight.Do(ctx, key, inflight.Work[result]{Tenant: s.Pod.Namespace, Ending: inflight.Finish, Run: run})
+	if p, ok := errors.AsType[*inflight.PanicError](err); ok {
+		panic(fmt.Sprintf("%v\n%s", p.Value, p.Stack)) // the chain has the failure of this validator logged
+	}
 	if err != nil {
 		return result{err: err}
 	}
@@ -155,8 +158,7 @@ func (v *PullVerifier) sharedResult(ctx context.Context, s *admission.Subject, q
 // verify asks pullgate-policyd, and notes and writes what it answers: disk, memory, answer.
 func (v *PullVerifier) verify(ctx context.Context, s *admission.Subject, q *pullQuestions, hashes []string) result {
 	e := v.endorser
-	// The runtime has pulled, and other calls can wait for this, so it completes even if the client has disconnected.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), verifyLimit)
+	ctx, cancel := context.WithTimeout(ctx, verifyLimit)
 	defer cancel()
 	begun, revocations := time.Now(), e.options.State.revocations.Load()
 	request := policyclient.VerifyRequest{

@@ -1,17 +1,16 @@
 package endorse
 
 import (
-	"context"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"k8s.io/utils/lru"
 
+	"github.com/pullgate/pullgate/internal/mechanics/inflight"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/internal/records"
@@ -65,17 +64,15 @@ type State struct {
 	answers *lru.Cache // question to denied
 	outages *lru.Cache // fact to time.Time
 
-	mu       sync.Mutex
-	flights  map[flightKey]*flight
-	running  map[string]int // by namespace
-	finished chan struct{}  // closed and replaced when a verification ends
+	// inFlight has the namespaces as tenants.
+	inFlight *inflight.Group[flightKey, result]
 }
 
 // NewState returns an empty State.
 func NewState() *State {
 	s := &State{
 		denials: lru.New(maxFacts), answers: lru.New(maxFacts), outages: lru.New(maxFacts),
-		flights: map[flightKey]*flight{}, running: map[string]int{}, finished: make(chan struct{}),
+		inFlight: inflight.New[flightKey, result](inflight.Limits{PerTenant: atOnce}, nil),
 	}
 	_, _ = rand.Read(s.key[:]) // never fails
 	return s
@@ -132,58 +129,4 @@ type flightKey struct {
 	requirements            string // joined
 	policyHash, trustedRoot string
 	by                      credentialID
-}
-
-// A flight is a verification in progress.
-type flight struct {
-	done   chan struct{} // closed when result is set
-	result result
-}
-
-// share returns the result of the verification with a key. If one is in progress, it waits for that. Otherwise it calls verify, after it has
-// waited until the namespace has less than atOnce in progress. A verification that begins completes even if ctx ends. The error is that of ctx.
-func (s *State) share(ctx context.Context, namespace string, key flightKey, verify func() result) (result, error) {
-	for {
-		s.mu.Lock()
-		if f := s.flights[key]; f != nil {
-			s.mu.Unlock()
-			select {
-			case <-f.done:
-				return f.result, nil
-			case <-ctx.Done():
-				return result{}, ctx.Err()
-			}
-		}
-		if s.running[namespace] < atOnce {
-			f := &flight{done: make(chan struct{}), result: result{err: errInterrupted}}
-			s.flights[key] = f
-			s.running[namespace]++
-			s.mu.Unlock()
-			return s.lead(namespace, key, f, verify), nil
-		}
-		finished := s.finished
-		s.mu.Unlock()
-		select {
-		case <-finished:
-		case <-ctx.Done():
-			return result{}, ctx.Err()
-		}
-	}
-}
-
-// lead runs a verification for all that wait for it.
-func (s *State) lead(namespace string, key flightKey, f *flight, verify func() result) result {
-	defer func() { // also if verify panics
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.flights, key)
-		if s.running[namespace]--; s.running[namespace] == 0 {
-			delete(s.running, namespace)
-		}
-		close(f.done)
-		close(s.finished)
-		s.finished = make(chan struct{})
-	}()
-	f.result = verify()
-	return f.result
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/pullgate/pullgate/internal/mechanics/inflight"
 	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 )
 
@@ -74,41 +75,29 @@ type Client struct {
 	mu         sync.Mutex
 	cache      *cache.LRUExpireCache // from specKey to v1alpha1.ImageReviewStatus
 	connection *connection
-	flights    map[specKey]*flight // requests in progress that callers wait for
-	queues     map[string]*queue   // by namespace, while it has a flight
-	waiting    int                 // the memory for flights
-	closed     bool
 
-	turns   chan struct{}  // has an element for each request that is being sent
-	running sync.WaitGroup // the goroutines of all flights
+	inFlight *inflight.Group[specKey, attempts] // with the namespaces as tenants
 }
 
 // A specKey identifies a spec: the hash of the body of its request.
 type specKey [sha256.Size]byte
 
-// A flight is a request in progress, with its attempts. Client.mu guards waiters, queued, sent and last.
-type flight struct {
-	cancel  context.CancelCauseFunc
-	waiters int
-	queued  bool      // it did not begin at once
-	sent    time.Time // when the first attempt began; zero before
-	last    error     // of the last attempt
-	// done is closed when status and err are set.
-	done   chan struct{}
-	status v1alpha1.ImageReviewStatus
-	err    error
-}
+// attempts are the result of a request, and until then what callers that leave have to know.
+type attempts struct {
+	queued bool      // it did not begin at once
+	sent   time.Time // when the first attempt began; zero before
+	last   error     // of the last attempt
 
-// A queue is for the flights of one namespace. Client.mu guards waiting.
-type queue struct {
-	turns   chan struct{}
-	waiting int // the memory for its flights
+	status v1alpha1.ImageReviewStatus
+	cached bool
 }
 
 func newClient(b imagepolicy.Backend, c *connection) *Client {
 	return &Client{
-		backend: b, cache: cache.NewLRUExpireCache(cacheSize), connection: c, flights: map[specKey]*flight{}, queues: map[string]*queue{},
-		turns: make(chan struct{}, maxRequests),
+		backend: b, cache: cache.NewLRUExpireCache(cacheSize), connection: c,
+		inFlight: inflight.New[specKey, attempts](inflight.Limits{
+			PerTenant: maxPerNamespace, Total: maxRequests, TenantSize: maxWaitingPerNamespace, TotalSize: maxWaiting, Wait: maxReview,
+		}, nil),
 	}
 }
 
@@ -138,13 +127,7 @@ func (c *Client) use(t *target) {
 
 // Close ends all reviews, which deny, and the connections. It returns when all goroutines of the client have ended.
 func (c *Client) Close() {
-	c.mu.Lock()
-	c.closed = true
-	for _, f := range c.flights {
-		f.cancel(ErrClosed)
-	}
-	c.mu.Unlock()
-	c.running.Wait()
+	c.inFlight.Close()
 	c.closeIdle()
 }
 
@@ -153,7 +136,7 @@ func (c *Client) closeIdle() (idle bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.connection.closeIdle()
-	return len(c.flights) == 0
+	return c.inFlight.Idle()
 }
 
 // Review asks the backend, or the cache. ok is false if the backend does not review the subject: it is for other namespaces, or the subject
@@ -228,33 +211,36 @@ func (c *Client) ask(ctx context.Context, spec v1alpha1.ImageReviewSpec) (status
 	ctx, cancel := answerBefore(ctx)
 	defer cancel()
 	start := time.Now()
-	c.mu.Lock()
-	// A flight adds its answer to the cache and ends under the same lock, so that each answer is found here or there.
-	answer, _ := c.cache.Get(key)
-	if known, ok := answer.(v1alpha1.ImageReviewStatus); ok {
-		c.mu.Unlock()
+	if known, ok := c.known(key); ok {
 		return known, true, nil
 	}
-	if c.closed {
-		c.mu.Unlock()
-		return status, false, ErrClosed
+	got, err := c.inFlight.Do(ctx, key, inflight.Work[attempts]{
+		Tenant: spec.Namespace, Size: int64(len(body) + perRequest),
+		Run: func(ctx context.Context, turn inflight.Turn[attempts]) (attempts, error) {
+			ctx, cancel := context.WithDeadline(ctx, start.Add(maxReview))
+			defer cancel()
+			return c.request(ctx, turn, key, body)
+		},
+	})
+	if _, ok := errors.AsType[*inflight.LeftError](err); ok {
+		err = got.leftAfter(time.Since(start), err)
 	}
-	f := c.flights[key]
-	if f == nil && c.fullLocked(spec.Namespace, body) {
-		c.mu.Unlock()
-		return status, false, ErrBusy
+	switch {
+	case errors.Is(err, inflight.ErrClosed):
+		err = ErrClosed
+	case errors.Is(err, inflight.ErrFull), errors.Is(err, inflight.ErrNoTurn):
+		err = ErrBusy
 	}
-	if f == nil {
-		f = c.startLocked(ctx, key, spec.Namespace, body)
-	}
-	f.waiters++
-	c.mu.Unlock()
-	select {
-	case <-f.done:
-		return f.status, false, f.err
-	case <-ctx.Done():
-		return status, false, c.leave(ctx, key, f, start)
-	}
+	return got.status, got.cached, err
+}
+
+// known returns the answer of the cache.
+func (c *Client) known(key specKey) (status v1alpha1.ImageReviewStatus, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	answer, _ := c.cache.Get(key)
+	status, ok = answer.(v1alpha1.ImageReviewStatus)
+	return status, ok
 }
 
 func isUTF8(spec v1alpha1.ImageReviewSpec) bool {
@@ -279,13 +265,6 @@ func sizeOf(spec v1alpha1.ImageReviewSpec) int {
 	return n
 }
 
-// fullLocked reports whether there is no room for another flight.
-func (c *Client) fullLocked(namespace string, body []byte) bool {
-	size := len(body) + perRequest
-	q := c.queues[namespace]
-	return c.waiting+size > maxWaiting || q != nil && q.waiting+size > maxWaitingPerNamespace
-}
-
 // answerBefore returns a context that ends before the deadline of ctx, so that its owner gets an answer.
 func answerBefore(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
@@ -295,72 +274,51 @@ func answerBefore(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithDeadline(ctx, deadline.Add(-min(time.Until(deadline)/10, time.Second)))
 }
 
-// leave ends the wait of a caller whose context has ended, and the flight if it was the last one.
-func (c *Client) leave(ctx context.Context, key specKey, f *flight, start time.Time) error {
+// leftAfter returns why a caller whose context has ended has no answer.
+func (a *attempts) leftAfter(d time.Duration, left error) error {
+	switch {
+	case errors.Is(left, context.Canceled):
+		return context.Canceled
+	case a.heldUp():
+		return ErrBusy
+	case a.last != nil:
+		return fmt.Errorf("no answer within %v; the last attempt: %w", d.Round(time.Millisecond), a.last)
+	default:
+		return fmt.Errorf("no answer within %v", d.Round(time.Millisecond))
+	}
+}
+
+// heldUp reports whether a request without an answer has none because it waited for its turn: the backend had no time to answer.
+func (a *attempts) heldUp() bool {
+	return a.sent.IsZero() || a.queued && time.Since(a.sent) < attemptTimeout
+}
+
+// request asks the backend, and adds its answer to the cache.
+func (c *Client) request(ctx context.Context, turn inflight.Turn[attempts], key specKey, body []byte) (a attempts, err error) {
+	if known, ok := c.known(key); ok { // the request before this one ended after the caller had looked
+		return attempts{status: known, cached: true}, nil
+	}
+	c.mu.Lock()
+	connection := c.connection
+	c.mu.Unlock()
+	a.queued, a.sent = turn.Waited, time.Now()
+	turn.Note(a)
+	status, err := c.retry(ctx, connection, body, func(err error) { a.last = err; turn.Note(a) })
+	switch {
+	case errors.Is(context.Cause(ctx), inflight.ErrClosed):
+		return a, ErrClosed
+	case err != nil && ctx.Err() != nil && a.heldUp():
+		return a, ErrBusy
+	case err != nil:
+		return a, err
+	}
+	a.status = bounded(status)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if f.waiters--; f.waiters == 0 && c.flights[key] == f {
-		f.cancel(context.Canceled)
-		delete(c.flights, key) // no other caller may join it
+	if c.connection.sameBackend(connection.target) {
+		c.keep(key, a.status)
 	}
-	switch {
-	case errors.Is(ctx.Err(), context.Canceled):
-		return context.Canceled
-	case f.heldUpLocked():
-		return ErrBusy
-	case f.last != nil:
-		return fmt.Errorf("no answer within %v; the last attempt: %w", time.Since(start).Round(time.Millisecond), f.last)
-	default:
-		return fmt.Errorf("no answer within %v", time.Since(start).Round(time.Millisecond))
-	}
-}
-
-// heldUpLocked reports whether a flight without an answer has none because it waited for its turn: the backend had no time to answer.
-func (f *flight) heldUpLocked() bool {
-	return f.sent.IsZero() || f.queued && time.Since(f.sent) < attemptTimeout
-}
-
-// startLocked starts a flight. It continues when the caller that started it leaves.
-func (c *Client) startLocked(ctx context.Context, key specKey, namespace string, body []byte) *flight {
-	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	f := &flight{cancel: cancel, done: make(chan struct{})}
-	c.flights[key] = f
-	connection := c.connection
-	q := c.queues[namespace]
-	if q == nil {
-		q = &queue{turns: make(chan struct{}, maxPerNamespace)}
-		c.queues[namespace] = q
-	}
-	size := len(body) + perRequest
-	q.waiting += size
-	c.waiting += size
-	c.running.Go(func() {
-		defer cancel(nil)
-		ctx, stop := context.WithTimeout(ctx, maxReview)
-		defer stop()
-		status, err := c.requestInTurn(ctx, q, connection, f, body)
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		switch {
-		case errors.Is(context.Cause(ctx), ErrClosed):
-			err = ErrClosed
-		case err != nil && ctx.Err() != nil && f.heldUpLocked():
-			err = ErrBusy
-		}
-		c.waiting -= size
-		if q.waiting -= size; q.waiting == 0 {
-			delete(c.queues, namespace)
-		}
-		f.status, f.err = bounded(status), err
-		if err == nil && c.connection.sameBackend(connection.target) {
-			c.keep(key, f.status)
-		}
-		if c.flights[key] == f {
-			delete(c.flights, key)
-		}
-		close(f.done)
-	})
-	return f
+	return a, nil
 }
 
 // keep adds an answer to the cache.
@@ -374,30 +332,9 @@ func (c *Client) keep(key specKey, status v1alpha1.ImageReviewStatus) {
 	}
 }
 
-// requestInTurn asks the backend when fewer than maxPerNamespace others do for the namespace, and fewer than maxRequests in all.
-func (c *Client) requestInTurn(ctx context.Context, q *queue, to *connection, f *flight, body []byte) (v1alpha1.ImageReviewStatus, error) {
-	queued := false
-	for _, turns := range []chan struct{}{q.turns, c.turns} {
-		select {
-		case turns <- struct{}{}:
-		default:
-			queued = true
-			select {
-			case turns <- struct{}{}:
-			case <-ctx.Done():
-				return v1alpha1.ImageReviewStatus{}, ErrBusy
-			}
-		}
-		defer func() { <-turns }()
-	}
-	c.mu.Lock()
-	f.queued, f.sent = queued, time.Now()
-	c.mu.Unlock()
-	return c.request(ctx, to, f, body)
-}
-
-// request asks the backend until there is an answer, or another attempt is of no use.
-func (c *Client) request(ctx context.Context, to *connection, f *flight, body []byte) (v1alpha1.ImageReviewStatus, error) {
+// retry asks the backend until there is an answer, or another attempt is of no use. note is called with the error of each
+// attempt after which there is another one.
+func (c *Client) retry(ctx context.Context, to *connection, body []byte, note func(error)) (v1alpha1.ImageReviewStatus, error) {
 	var none v1alpha1.ImageReviewStatus
 	backoff := wait.Backoff{Duration: c.backend.RetryBackoff, Factor: 1.5, Jitter: 0.2, Steps: maxAttempts}
 	for n := 1; ; n++ {
@@ -409,20 +346,18 @@ func (c *Client) request(ctx context.Context, to *connection, f *flight, body []
 			err = fmt.Errorf("attempt %d: %w", n, err)
 		}
 		why, ok := errors.AsType[*failure](err)
-		if !ok || !why.again || n == maxAttempts || !c.pause(ctx, f, err, max(backoff.Step(), why.after)) {
+		if !ok || !why.again || n == maxAttempts || !pause(ctx, max(backoff.Step(), why.after), func() { note(err) }) {
 			return none, err
 		}
 	}
 }
 
-// pause waits before the next attempt. It returns false if the flight ends before.
-func (c *Client) pause(ctx context.Context, f *flight, last error, d time.Duration) bool {
+// pause waits before the next attempt. It returns false if the request ends before.
+func pause(ctx context.Context, d time.Duration, begin func()) bool {
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= d {
 		return false
 	}
-	c.mu.Lock()
-	f.last = last
-	c.mu.Unlock()
+	begin()
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {

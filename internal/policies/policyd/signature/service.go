@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -75,24 +74,15 @@ type Service struct {
 	known             *cache
 	limit             time.Duration // of one verification
 
-	base context.Context //nolint:containedctx // the parent of verifications, which outlive a caller
-	stop context.CancelFunc
-
-	mu      sync.Mutex
-	closed  bool
-	flights map[key]*flight
-	queues  map[string]*queue
-	running sync.WaitGroup
-
-	turns  chan struct{}
-	memory *semaphore.Weighted
+	inFlight *group
+	memory   *semaphore.Weighted
 }
 
 // New returns a service. It asks no registry. The caller must close it.
 func New(o Options) (*Service, error) {
 	s := &Service{
-		options: o, known: newCache(), limit: o.Config.Limits.Time.Value(), flights: map[key]*flight{}, queues: map[string]*queue{},
-		turns: make(chan struct{}, maxVerifications), memory: semaphore.NewWeighted(maxMemory), node: registry.NewNodeCredentials(o.Config.NodeCredentials.DockerConfigFiles),
+		options: o, known: newCache(), limit: o.Config.Limits.Time.Value(),
+		memory: semaphore.NewWeighted(maxMemory), node: registry.NewNodeCredentials(o.Config.NodeCredentials.DockerConfigFiles),
 	}
 	options := registry.Options{HostsDir: o.Config.Registries.HostsDir, Bundles: o.Config.Bundles, Count: o.Requested}
 	var err error
@@ -103,17 +93,13 @@ func New(o Options) (*Service, error) {
 	if s.webhook, err = registry.New(options); err != nil {
 		return nil, err
 	}
-	s.base, s.stop = context.WithCancel(context.Background())
+	s.inFlight = s.newGroup()
 	return s, nil
 }
 
 // Close ends the verifications in progress, and waits for them.
 func (s *Service) Close() {
-	s.mu.Lock()
-	s.closed = true
-	s.mu.Unlock()
-	s.stop()
-	s.running.Wait()
+	s.inFlight.Close()
 	s.registry.Close()
 	s.webhook.Close()
 }
