@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
-	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
 	"github.com/pullgate/pullgate/internal/policies/policyd/manifests"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
@@ -116,7 +116,7 @@ func (f *manifestsFlags) print(cmd *cobra.Command) error {
 // read reads the files that flags name.
 func (f *manifestsFlags) read() (errs []error) {
 	if f.caFile != "" {
-		ca, err := regularfile.Read(f.caFile, manifests.MaxCA)
+		ca, err := disk.Read(f.caFile, manifests.MaxCA)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("--ca-file: %w; give the file with the certificate of the authority that signs the one of pullgate-policyd", err))
 		}
@@ -137,7 +137,7 @@ func (f *manifestsFlags) read() (errs []error) {
 		f.Policies = policies
 	}
 	if f.trustedRoot != "" {
-		root, err := regularfile.Read(f.trustedRoot, manifests.MaxTrustedRoot)
+		root, err := disk.Read(f.trustedRoot, manifests.MaxTrustedRoot)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("--trusted-root: %w", err))
 		}

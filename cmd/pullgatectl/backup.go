@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pullgate/pullgate/internal/mechanics/atomicfile"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/hint"
 	"github.com/pullgate/pullgate/internal/operator/cli"
 	"github.com/pullgate/pullgate/internal/operator/cli/output"
@@ -43,12 +43,12 @@ used only on this node, with the node.key of the same time: keep that beside it.
 				return backupFailure(err)
 			})
 		}
-		if err := atomicfile.Check(file, force); err != nil {
+		if err := disk.Check(file, force); err != nil {
 			return backupFailure(err) // before the daemon begins to send
 		}
 		var size int64
 		err := c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			return backupFailure(atomicfile.Write(file, atomicfile.Options{Replace: force}, func(w io.Writer) (err error) {
+			return backupFailure(disk.Write(file, disk.Options{Replace: force}, func(w io.Writer) (err error) {
 				size, err = cli.Backup(ctx, api, w)
 				return err
 			}))
@@ -65,9 +65,9 @@ used only on this node, with the node.key of the same time: keep that beside it.
 // backupFailure adds a hint to an error of a backup or of its file.
 func backupFailure(err error) error {
 	switch {
-	case errors.Is(err, atomicfile.ErrExists):
+	case errors.Is(err, disk.ErrExists):
 		return hint.Wrap(err, "give another name, or use --force to replace it")
-	case errors.Is(err, atomicfile.ErrNoFile):
+	case errors.Is(err, disk.ErrNoFile):
 		return cli.Misused("give the name of a file, or - and send stdout there", "%w", err)
 	case errors.Is(err, fs.ErrNotExist):
 		return hint.Wrap(err, "create the directory first")

@@ -14,7 +14,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"go.uber.org/goleak"
 
-	"github.com/pullgate/pullgate/internal/mechanics/filesystem"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/operator/cli"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
@@ -61,7 +61,7 @@ func machineOfTest() machine {
 	return machine{
 		node: doctor.Node{
 			Root: os.Getenv("NODE"), Now: consoleAtNow().Now,
-			Disk:        func(string) (filesystem.Stats, error) { return filesystem.Stats{Bytes: 2 << 30, Free: 1 << 30}, nil },
+			Disk:        func(string) (disk.Stats, error) { return disk.Stats{Bytes: 2 << 30, Free: 1 << 30}, nil },
 			ClockInStep: func() (bool, error) { return true, nil },
 			Run:         systemctl,
 		},

@@ -3,7 +3,7 @@ package config
 import (
 	"fmt"
 
-	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
 	"github.com/pullgate/pullgate/pkg/policy"
 )
@@ -32,7 +32,7 @@ func loadKubelet(path string) (k kubelet, errs []error) {
 	if !isPath(path) {
 		return kubelet{}, []error{invalid("kubeletConfig", path, "must be an absolute path, as in /var/lib/kubelet/config.yaml")}
 	}
-	data, err := regularfile.Read(path, maxSize)
+	data, err := disk.Read(path, maxSize)
 	if err != nil {
 		return kubelet{}, []error{fmt.Errorf("kubeletConfig: %w; must be a KubeletConfiguration that pullgated can read", err)}
 	}

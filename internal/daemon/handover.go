@@ -7,8 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/pullgate/pullgate/internal/mechanics/atomicfile"
-	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -20,7 +19,7 @@ const maxGrants = 64 << 20
 func handOver(o Options, t *tracker.Tracker) {
 	data, err := t.HandOver()
 	if err == nil {
-		err = atomicfile.Write(filepath.Join(o.Config.StateDir, grantsFile), atomicfile.Options{Replace: true}, func(w io.Writer) error {
+		err = disk.Write(filepath.Join(o.Config.StateDir, grantsFile), disk.Options{Replace: true}, func(w io.Writer) error {
 			_, err := w.Write(data)
 			return err
 		})
@@ -34,7 +33,7 @@ func handOver(o Options, t *tracker.Tracker) {
 // grant that ended meanwhile must not be restored.
 func takeOver(o Options, st *state, t *tracker.Tracker) {
 	path := filepath.Join(o.Config.StateDir, grantsFile)
-	data, err := regularfile.Read(path, maxGrants)
+	data, err := disk.Read(path, maxGrants)
 	if errors.Is(err, fs.ErrNotExist) {
 		return
 	}
@@ -53,5 +52,5 @@ func removeFile(path string) error {
 	if err := os.Remove(path); err != nil {
 		return err
 	}
-	return atomicfile.SyncFolder(filepath.Dir(path))
+	return disk.SyncFolder(filepath.Dir(path))
 }

@@ -18,7 +18,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/gate/podsource"
-	"github.com/pullgate/pullgate/internal/mechanics/filesystem"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/hint"
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
@@ -235,7 +235,7 @@ func examineStateDir(dir string) error {
 
 // examineVolatile reports that a folder does not survive a reboot.
 func examineVolatile(dir string) error {
-	found, err := filesystem.Of(dir)
+	found, err := disk.StatsOf(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && dir != "/":
 		return examineVolatile(filepath.Dir(dir))
@@ -261,7 +261,7 @@ func usableFolder(dir string) error {
 		return &fs.PathError{Op: "write to", Path: dir, Err: err}
 	}
 	// Root may write everywhere, but on these file systems files cannot be created.
-	found, err := filesystem.Of(dir)
+	found, err := disk.StatsOf(dir)
 	if err == nil && found.Kernel {
 		err = fmt.Errorf("%s is on a file system of the kernel, which cannot store files", dir)
 	}

@@ -15,8 +15,8 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
-	"github.com/pullgate/pullgate/internal/mechanics/atomicfile"
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/records/internal/boltfile"
 )
 
@@ -250,7 +250,7 @@ func create(path string, o Options, distrust *Distrust) (*boltfile.File, error) 
 		return nil, err
 	}
 	crashpoint.Hit(crashpoint.StoreRenamed)
-	if err := atomicfile.SyncFolder(filepath.Dir(path)); err != nil {
+	if err := disk.SyncFolder(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
 	f, damage, err := openFile(path, o, false)
@@ -276,7 +276,7 @@ func setAside(path string, now time.Time) (string, error) {
 		return "", err
 	}
 	crashpoint.Hit(crashpoint.SetAside)
-	return to, atomicfile.SyncFolder(filepath.Dir(path))
+	return to, disk.SyncFolder(filepath.Dir(path))
 }
 
 // removeUnreadable removes the values that cannot be read under their key, and distrusts the store, in one transaction. Such a value may

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/pullgate/pullgate/internal/mechanics/atomicfile"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 )
 
 // ErrDamagedKey is the error of LoadKey for a file that does not contain a key.
@@ -84,7 +84,7 @@ func readKey(f *os.File) ([]byte, error) {
 // exists; of two concurrent calls one succeeds.
 func CreateKey(path string) (Key, error) {
 	key := NewKey()
-	err := atomicfile.Write(path, atomicfile.Options{}, func(w io.Writer) error {
+	err := disk.Write(path, disk.Options{}, func(w io.Writer) error {
 		_, err := io.WriteString(w, hex.EncodeToString(key.reveal())+"\n")
 		return err
 	})

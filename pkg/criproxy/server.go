@@ -20,8 +20,6 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
-
-	"github.com/pullgate/pullgate/internal/mechanics/drain"
 )
 
 // Metrics counts what goes through a [Server]. Its methods may be called concurrently.
@@ -69,9 +67,9 @@ type Server struct {
 
 	stopping context.Context //nolint:containedctx // ends when Shutdown ends the open streams
 	stop     context.CancelFunc
-	requests sync.WaitGroup                 // the directions from clients to the runtime of streams
-	underWay drain.Calls                    // unary ones
-	listener atomic.Pointer[drain.Listener] // nil until Serve, and from Shutdown on
+	requests sync.WaitGroup                // the directions from clients to the runtime of streams
+	underWay callGroup                     // unary ones
+	listener atomic.Pointer[drainListener] // nil until Serve, and from Shutdown on
 }
 
 // Methods returns the full names of the CRI's methods as far as they are known here.
@@ -127,7 +125,7 @@ func (s *Server) addService(d *grpc.ServiceDesc, u *Upstream) {
 
 // Serve answers calls until Shutdown, and returns nil then. It closes the listener. It is called once.
 func (s *Server) Serve(l net.Listener) error {
-	drained := drain.NewListener(l)
+	drained := newDrainListener(l)
 	s.listener.Store(drained)
 	if err := s.grpc.Serve(drained); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("serve the CRI: %w", err)

@@ -10,7 +10,7 @@ import (
 
 	"github.com/pelletier/go-toml/v2"
 
-	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 )
 
 // A Node is a machine whose files are below a directory; "/" is the machine itself.
@@ -136,7 +136,7 @@ func (n Node) values(setting *regexp.Regexp, files []string, byDefault string) [
 
 // read returns the content of a file without its comments. The words of a command line are separated by spaces.
 func (n Node) read(path string) (string, error) {
-	content, err := regularfile.Read(n.path(path), maxFile)
+	content, err := disk.Read(n.path(path), maxFile)
 	if err != nil {
 		return "", err
 	}

@@ -14,7 +14,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
@@ -182,7 +182,7 @@ func (c *Credentials) read(ctx context.Context) {
 
 // read reads the file and parses it if its content has changed. After an error no content is kept.
 func (f *file) read(key credential.Key) error {
-	content, err := regularfile.Read(f.path, credential.MaxPayload)
+	content, err := disk.Read(f.path, credential.MaxPayload)
 	if err != nil {
 		f.sealed, f.sum = credential.Sealed{}, [sha256.Size]byte{}
 		return err

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 
-	"github.com/pullgate/pullgate/internal/mechanics/peercred"
+	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 )
 
 // Credentials identify the other end of each connection before anything is read from it. They encrypt nothing.
@@ -31,7 +31,7 @@ type other struct {
 func (other) AuthType() string { return "SO_PEERCRED" }
 
 func otherOf(c net.Conn) (other, error) {
-	who, err := peercred.Of(c)
+	who, err := sockets.PeerOf(c)
 	return other{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, uid: int(who.Uid)}, err
 }
 

@@ -15,7 +15,7 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/mechanics/connlimit"
+	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 )
 
 // maxHeader bounds the header of a request, in bytes; net/http adds 4 KiB.
@@ -60,7 +60,7 @@ func Serve(ctx context.Context, l net.Listener, o Options) error {
 		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: 64, MaxReceiveBufferPerConnection: 1 << 20, MaxReceiveBufferPerStream: 256 << 10},
 	}
 	done := make(chan error, 1)
-	limited := connlimit.New(l, connlimit.Limits{Total: o.Connections, Replace: o.Replace}, o.Log)
+	limited := sockets.LimitConns(l, sockets.ConnLimits{Total: o.Connections, Replace: o.Replace}, o.Log)
 	go func() {
 		if o.TLS != nil {
 			done <- server.ServeTLS(limited, "", "")

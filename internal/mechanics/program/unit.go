@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/hint"
-	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
 )
 
 // An account is what a process may access files as, beside its capabilities.
@@ -109,7 +109,7 @@ func (a account) become() error {
 // configuration file.
 func CheckConfigAccess(path string) error {
 	info, err := os.Stat(path)
-	if err != nil || !regularfile.OthersWrite(info, os.Geteuid()) {
+	if err != nil || !disk.OthersWrite(info, os.Geteuid()) {
 		return nil //nolint:nilerr // an absent file has no access to check
 	}
 	return hint.Errorf(fmt.Sprintf("chown root:root %s && chmod go-w %s", path, path), "%s: mode %04o: users other than root can write the configuration",

@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc/reflection"
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/mechanics/connlimit"
 	"github.com/pullgate/pullgate/internal/mechanics/grpcpeer"
+	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 	"github.com/pullgate/pullgate/internal/operator/adminapi/prose"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/records"
@@ -166,7 +166,7 @@ func (s *Server) Serving(yes bool) {
 
 // Serve answers calls on a Unix socket until Shutdown, and then returns nil. It closes the listener.
 func (s *Server) Serve(l net.Listener) error {
-	if err := s.grpc.Serve(connlimit.New(l, connlimit.Limits{Total: maxConnections}, s.c.Log)); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+	if err := s.grpc.Serve(sockets.LimitConns(l, sockets.ConnLimits{Total: maxConnections}, s.c.Log)); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("serve the admin API: %w", err)
 	}
 	return nil

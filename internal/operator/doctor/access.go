@@ -5,7 +5,7 @@ import (
 	"io/fs"
 	"syscall"
 
-	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 )
 
 // An access is the owner and the permissions of a file.
@@ -40,7 +40,7 @@ func (a access) may(uid, gid int, want fs.FileMode) bool {
 
 // writable returns a finding if users other than root can write the file at a path.
 func writable(info fs.FileInfo, path string) []Finding {
-	if !regularfile.OthersWrite(info, 0) {
+	if !disk.OthersWrite(info, 0) {
 		return nil
 	}
 	return []Finding{fail(fmt.Sprintf("chown root:root %s && chmod go-w %s", path, path),

@@ -15,9 +15,8 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/gate/criofiles"
-	"github.com/pullgate/pullgate/internal/mechanics/filesystem"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/hint"
-	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -68,7 +67,7 @@ type Node struct {
 	Run func(ctx context.Context, name string, args ...string) ([]byte, error)
 	// ClockInStep reports whether the clock is synchronized.
 	ClockInStep func() (bool, error)
-	Disk        func(path string) (filesystem.Stats, error)
+	Disk        func(path string) (disk.Stats, error)
 	Now         func() time.Time
 }
 
@@ -140,7 +139,7 @@ func (n Node) filled() Node {
 		n.ClockInStep = clockInStep
 	}
 	if n.Disk == nil {
-		n.Disk = filesystem.Of
+		n.Disk = disk.StatsOf
 	}
 	if n.Now == nil {
 		n.Now = time.Now
@@ -155,7 +154,7 @@ func (n Node) path(elements ...string) string {
 
 // read returns the content of a file; "" if it does not exist or is not a file.
 func (n Node) read(path string) string {
-	b, err := regularfile.Read(n.path(path), maxFile)
+	b, err := disk.Read(n.path(path), maxFile)
 	if err != nil {
 		return ""
 	}

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/mechanics/filesystem"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/records"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -358,7 +358,7 @@ func TestExamineOfTheMachineItselfEnds(t *testing.T) {
 
 func TestPanicOfACheckIsAFinding(t *testing.T) {
 	n := newNode(t)
-	n.Disk = func(string) (filesystem.Stats, error) { panic("broken") }
+	n.Disk = func(string) (disk.Stats, error) { panic("broken") }
 	all := n.Examine(t.Context())
 	wantFinding(t, all, "disk", doctor.Unknown, "the check panicked: broken")
 	wantFinding(t, all, "clock", doctor.OK, "")

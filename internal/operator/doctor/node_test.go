@@ -20,7 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/mechanics/filesystem"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -36,7 +36,7 @@ type testNode struct {
 	versions map[int]string    // by process
 	asked    []string          // programs that were run
 	units    map[string]string // by name, the output of systemctl show except the name; initially empty
-	disk     filesystem.Stats
+	disk     disk.Stats
 	inStep   bool
 	clockErr error
 	sockets  map[string]*net.UnixListener
@@ -60,7 +60,7 @@ func newNode(t *testing.T) *testNode {
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	n := &testNode{
 		t: t, versions: map[int]string{kubeletPID: "Kubernetes v1.34.4\n", containerdPID: "containerd github.com/containerd/containerd/v2 v2.1.9 abc\n"},
-		disk: filesystem.Stats{Bytes: 10 << 30, Free: 5 << 30, Inodes: 1 << 20, FreeNodes: 1 << 19}, inStep: true,
+		disk: disk.Stats{Bytes: 10 << 30, Free: 5 << 30, Inodes: 1 << 20, FreeNodes: 1 << 19}, inStep: true,
 		units: map[string]string{}, sockets: map[string]*net.UnixListener{}, hosts: map[string]string{},
 	}
 	n.Node = doctor.Node{
@@ -68,7 +68,7 @@ func newNode(t *testing.T) *testNode {
 		Dial:        n.dial,
 		Run:         n.run,
 		ClockInStep: func() (bool, error) { return n.inStep, n.clockErr },
-		Disk:        func(string) (filesystem.Stats, error) { return n.disk, nil },
+		Disk:        func(string) (disk.Stats, error) { return n.disk, nil },
 		Now:         now,
 	}
 	n.file("/etc/pullgate/config.yaml", 0o644, "apiVersion: x\n")

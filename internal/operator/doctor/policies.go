@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
-	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
 	"github.com/pullgate/pullgate/internal/policies/files"
 	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
@@ -220,7 +220,7 @@ func (n Node) readable(path string, uid, gid int, secret bool) []Finding {
 		return []Finding{fail(remediation, "%s has %s: the user %s cannot read it", path, a, policydProgram)}
 	case secret && (a.mode&0o007 != 0 || a.mode&0o070 != 0 && a.gid != 0 && a.gid != gid || a.uid != 0 && a.uid != uid):
 		return []Finding{warn(remediation, "%s has %s: other users can read the credentials for a backend", path, a)}
-	case regularfile.OthersWrite(info, 0):
+	case disk.OthersWrite(info, 0):
 		return []Finding{fail(remediation, "%s has %s: users other than root decide which images are reviewed", path, a)}
 	}
 	return nil

@@ -10,8 +10,8 @@ import (
 	"slices"
 	"syscall"
 
-	"github.com/pullgate/pullgate/internal/mechanics/peercred"
-	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
+	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
 )
 
@@ -76,7 +76,7 @@ func (n Node) runtimeSocket(ctx context.Context, path string) Finding {
 	if err != nil {
 		return failed(err, "systemctl status containerd; compare runtimeEndpoint with where the runtime listens", "runtimeEndpoint: %v", err)
 	}
-	if regularfile.OthersWrite(info, 0) {
+	if disk.OthersWrite(info, 0) {
 		return fail("allow only root to use it, in the runtime's configuration (grpc.uid, grpc.gid)",
 			"the runtime's socket %s has %s: users who can connect to it bypass pullgate", path, accessOf(info))
 	}
@@ -111,7 +111,7 @@ func (n Node) peer(ctx context.Context, path string) (process, error) {
 		return process{}, dialError(err)
 	}
 	defer func() { _ = c.Close() }() // nothing was written
-	who, err := peercred.Of(c)
+	who, err := sockets.PeerOf(c)
 	if err != nil {
 		return process{}, nil // a process answers, but it cannot be determined which one
 	}

@@ -13,7 +13,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 )
 
 // maxSize bounds what is read of one file; units and configurations have a few lines.
@@ -67,7 +67,7 @@ func (h Host) ReadFile(path string) ([]byte, error) {
 		}
 		return content, nil
 	}
-	return regularfile.Read(h.Path(path), maxSize)
+	return disk.Read(h.Path(path), maxSize)
 }
 
 // files returns the paths of all files below a folder as filepath.WalkDir meets them, which is how a kubelet reads

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/mechanics/filesystem"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
 )
 
@@ -86,7 +86,7 @@ func (s Enabler) free(dir string) (uint64, error) {
 		return s.Free(dir)
 	}
 	for {
-		found, err := filesystem.Of(s.Host.Path(dir))
+		found, err := disk.StatsOf(s.Host.Path(dir))
 		if errors.Is(err, fs.ErrNotExist) && dir != "/" {
 			dir = filepath.Dir(dir)
 			continue

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"syscall"
 
-	"github.com/pullgate/pullgate/internal/mechanics/atomicfile"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
 )
 
@@ -29,8 +29,8 @@ func write(h kubeletconf.Host, file string, content []byte, mode fs.FileMode) er
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // configuration of the node, which others may read
 		return err
 	}
-	o := atomicfile.Options{Replace: true, Mode: mode, KeepAttributes: true, FollowLinks: true, Temporary: temporary}
-	err := atomicfile.Write(file, o, func(w io.Writer) error {
+	o := disk.Options{Replace: true, Mode: mode, KeepAttributes: true, FollowLinks: true, Temporary: temporary}
+	err := disk.Write(file, o, func(w io.Writer) error {
 		_, err := w.Write(content)
 		return err
 	})
@@ -46,7 +46,7 @@ func remove(h kubeletconf.Host, file string) error {
 	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	err := atomicfile.SyncFolder(filepath.Dir(file))
+	err := disk.SyncFolder(filepath.Dir(file))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}

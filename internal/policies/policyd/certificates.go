@@ -12,7 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
 )
 
@@ -120,7 +120,7 @@ func (c *certificates) scan() (f tlsFiles) {
 		if file.path == "" {
 			continue
 		}
-		data, err := regularfile.Read(file.path, maxCertificates)
+		data, err := disk.Read(file.path, maxCertificates)
 		if err != nil {
 			f.err = errors.Join(f.err, fmt.Errorf("%s: %w", file.field, err))
 		}

@@ -21,8 +21,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/mechanics/connlimit"
 	"github.com/pullgate/pullgate/internal/mechanics/grpcpeer"
+	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
@@ -80,7 +80,7 @@ func newNodeServer(p *policies, m *metrics.Metrics, log klog.Logger) *nodeServer
 // others. It closes the listener.
 func (s *nodeServer) serve(ctx context.Context, l net.Listener) error {
 	done := make(chan error, 1)
-	go func() { done <- s.grpc.Serve(connlimit.New(l, connlimit.Limits{Total: nodeConnections}, s.log)) }()
+	go func() { done <- s.grpc.Serve(sockets.LimitConns(l, sockets.ConnLimits{Total: nodeConnections}, s.log)) }()
 	select {
 	case err := <-done:
 		return fmt.Errorf("serve pullgated: %w", err)

@@ -15,8 +15,8 @@ import (
 
 	bolt "go.etcd.io/bbolt"
 
-	"github.com/pullgate/pullgate/internal/mechanics/atomicfile"
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/records/internal/boltfile"
 )
@@ -77,7 +77,7 @@ func compact(ctx context.Context, path string, f *os.File) (c Compaction, err er
 		return c, err
 	}
 	crashpoint.Hit(crashpoint.CompactRenamed)
-	return c, atomicfile.SyncFolder(filepath.Dir(path))
+	return c, disk.SyncFolder(filepath.Dir(path))
 }
 
 // write writes the values of one file to a new file.

@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
-	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 )
 
 // maxConfigFile bounds a kubeconfig and each file that it names.
@@ -68,7 +68,7 @@ func (r *reader) errorf(format string, args ...any) {
 
 // content reads a file for the sum, which is of the lengths too: other files do not have the same.
 func (r *reader) content(path string) ([]byte, error) {
-	data, err := regularfile.Read(path, maxConfigFile)
+	data, err := disk.Read(path, maxConfigFile)
 	if p, ok := errors.AsType[*fs.PathError](err); ok {
 		return nil, fmt.Errorf("%s: %w", path, p.Err)
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
-	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 )
 
 const (
@@ -91,9 +91,9 @@ func (b *bundles) blob(d digest.Digest, limit int64) ([]byte, bool, error) {
 }
 
 func readFile(path string, limit int64) ([]byte, error) {
-	data, err := regularfile.Read(path, limit)
+	data, err := disk.Read(path, limit)
 	switch {
-	case errors.Is(err, regularfile.ErrTooLarge):
+	case errors.Is(err, disk.ErrTooLarge):
 		err = fmt.Errorf("%w: %w", ErrTooLarge, err)
 	case err != nil:
 		err = fmt.Errorf("%w: %w", ErrUnavailable, err)

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 )
 
 const (
@@ -163,7 +163,7 @@ func (r *folderReader) file(name string) ([]byte, error) {
 	if !filepath.IsAbs(name) {
 		name = filepath.Join(r.dir, name)
 	}
-	data, err := regularfile.Read(name, maxHostsFile)
+	data, err := disk.Read(name, maxHostsFile)
 	if err != nil {
 		return nil, err
 	}

@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
@@ -63,7 +63,7 @@ type account struct {
 
 // readAccounts returns the entries of a file by their keys.
 func readAccounts(path string) (map[string]account, error) {
-	data, err := regularfile.Read(path, credential.MaxPayload)
+	data, err := disk.Read(path, credential.MaxPayload)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

@@ -1,4 +1,4 @@
-package regularfile_test
+package disk_test
 
 import (
 	"errors"
@@ -7,7 +7,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/mechanics/regularfile"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 )
 
 func TestRead(t *testing.T) {
@@ -28,7 +28,7 @@ func TestRead(t *testing.T) {
 		{"through a link", link, 100, "12345"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got, err := regularfile.Read(tc.path, tc.limit)
+			got, err := disk.Read(tc.path, tc.limit)
 			if err != nil || string(got) != tc.want {
 				t.Errorf("Read = %q, %v; want %q", got, err, tc.want)
 			}
@@ -41,7 +41,7 @@ func TestReadOfLargeFiles(t *testing.T) {
 	if err := os.WriteFile(file, []byte("123"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := regularfile.Read(file, 2); got != nil || !errors.Is(err, regularfile.ErrTooLarge) || err.Error() != file+": too large: more than 2 bytes" {
+	if got, err := disk.Read(file, 2); got != nil || !errors.Is(err, disk.ErrTooLarge) || err.Error() != file+": too large: more than 2 bytes" {
 		t.Errorf("Read = %q, %v; want ErrTooLarge", got, err)
 	}
 }
@@ -54,7 +54,7 @@ func TestReadOfOtherKindsOfFiles(t *testing.T) {
 	}
 	for _, path := range []string{pipe, dir, filepath.Join(dir, "absent"), "/dev/zero"} {
 		t.Run(filepath.Base(path), func(t *testing.T) {
-			if got, err := regularfile.Read(path, 10); err == nil {
+			if got, err := disk.Read(path, 10); err == nil {
 				t.Errorf("Read = %q; want an error", got)
 			}
 		})

@@ -1,4 +1,4 @@
-package filesystem
+package disk
 
 import (
 	"os"
@@ -16,8 +16,8 @@ type Stats struct {
 	Kernel            bool   // the kernel makes its files; others cannot be stored
 }
 
-// Of returns the statistics of the file system of an existing path.
-func Of(path string) (Stats, error) {
+// StatsOf returns the statistics of the file system of an existing path.
+func StatsOf(path string) (Stats, error) {
 	var s unix.Statfs_t
 	if err := unix.Statfs(path, &s); err != nil {
 		return Stats{}, &os.PathError{Op: "statfs", Path: path, Err: err}

@@ -1,4 +1,4 @@
-package drain
+package criproxy
 
 import (
 	"context"
@@ -8,10 +8,51 @@ import (
 	"time"
 )
 
-// A Listener can stop accepting connections and stay open. A client whose connection is closed before the
+// A callGroup counts the calls in flight. Wait waits for those in flight at one moment. The zero value is ready for use; it may be
+// used concurrently.
+type callGroup struct {
+	mu      sync.Mutex
+	current *sync.WaitGroup
+}
+
+// Begin counts a call until end is called.
+func (c *callGroup) Begin() (end func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.current == nil {
+		c.current = &sync.WaitGroup{}
+	}
+	c.current.Add(1)
+	return c.current.Done
+}
+
+// Wait returns when the calls that were in flight when it was called have ended, or when no more than spare is left of
+// ctx. Calls that begin meanwhile do not prolong it.
+func (c *callGroup) Wait(ctx context.Context, spare time.Duration) {
+	c.mu.Lock()
+	calls := c.current
+	c.current = nil
+	c.mu.Unlock()
+	if calls == nil {
+		return
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, deadline.Add(-spare))
+		defer cancel()
+	}
+	ended := make(chan struct{})
+	go func() { defer close(ended); calls.Wait() }()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+	}
+}
+
+// A drainListener can stop accepting connections and stay open. A client whose connection is closed before the
 // HTTP/2 handshake is done fails its calls. A connection in the accept queue of the socket is not affected: the next server on the same
 // socket accepts it. So before the server stops, nothing more is accepted, and the handshakes of accepted connections are completed.
-type Listener struct {
+type drainListener struct {
 	net.Listener
 	paused chan struct{} // closed by Pause
 	closed chan struct{} // closed by Close
@@ -21,15 +62,15 @@ type Listener struct {
 	pending sync.WaitGroup // accepted connections whose handshake is not done
 }
 
-// NewListener returns a listener that accepts the connections of another one.
-func NewListener(l net.Listener) *Listener {
-	made := &Listener{Listener: l, paused: make(chan struct{}), closed: make(chan struct{})}
+// newDrainListener returns a listener that accepts the connections of another one.
+func newDrainListener(l net.Listener) *drainListener {
+	made := &drainListener{Listener: l, paused: make(chan struct{}), closed: make(chan struct{})}
 	made.close = sync.OnceFunc(func() { close(made.closed) })
 	return made
 }
 
 // Accept accepts the next connection. On a paused listener it waits for Close, and fails then.
-func (l *Listener) Accept() (net.Conn, error) {
+func (l *drainListener) Accept() (net.Conn, error) {
 	conn, err := l.accept()
 	select {
 	case <-l.paused:
@@ -42,7 +83,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 	return conn, err
 }
 
-func (l *Listener) accept() (net.Conn, error) {
+func (l *drainListener) accept() (net.Conn, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	conn, err := l.Listener.Accept()
@@ -55,7 +96,7 @@ func (l *Listener) accept() (net.Conn, error) {
 
 // Pause stops accepting, and waits until the handshakes of accepted connections are done, or ctx ends. It is called once. A nil
 // listener has nothing to wait for.
-func (l *Listener) Pause(ctx context.Context) error {
+func (l *drainListener) Pause(ctx context.Context) error {
 	if l == nil {
 		return nil
 	}
@@ -80,7 +121,7 @@ func (l *Listener) Pause(ctx context.Context) error {
 }
 
 // Close closes the listener.
-func (l *Listener) Close() error {
+func (l *drainListener) Close() error {
 	l.close()
 	return l.Listener.Close()
 }

@@ -1,4 +1,4 @@
-package connlimit_test
+package sockets_test
 
 import (
 	"bytes"
@@ -14,8 +14,7 @@ import (
 
 	"k8s.io/klog/v2/textlogger"
 
-	"github.com/pullgate/pullgate/internal/mechanics/connlimit"
-	"github.com/pullgate/pullgate/internal/mechanics/peercred"
+	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 )
 
 // A server accepts connections and holds them.
@@ -27,14 +26,14 @@ type server struct {
 	close    func()
 }
 
-func serve(t *testing.T, limits connlimit.Limits) *server {
+func serve(t *testing.T, limits sockets.ConnLimits) *server {
 	t.Helper()
 	s := &server{T: t, path: filepath.Join(t.TempDir(), "s"), accepted: make(chan net.Conn, 100), log: &bytes.Buffer{}}
 	inner, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", s.path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := connlimit.New(inner, limits, textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(s.log))))
+	l := sockets.LimitConns(inner, limits, textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(s.log))))
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -73,7 +72,7 @@ func (s *server) dial() bool {
 }
 
 func TestListenerClosesConnectionsBeyondItsLimits(t *testing.T) {
-	s := serve(t, connlimit.Limits{Total: 3})
+	s := serve(t, sockets.ConnLimits{Total: 3})
 	for i := range 6 {
 		if got, want := s.dial(), i < 3; got != want {
 			t.Errorf("connection %d accepted: %v; want %v", i, got, want)
@@ -95,7 +94,7 @@ func TestListenerClosesConnectionsBeyondItsLimits(t *testing.T) {
 }
 
 func TestListenerClosesTheOldestConnection(t *testing.T) {
-	s := serve(t, connlimit.Limits{Total: 3, Replace: true})
+	s := serve(t, sockets.ConnLimits{Total: 3, Replace: true})
 	for i := range 7 {
 		if !s.dial() {
 			t.Fatalf("connection %d was closed; want an older one closed", i)
@@ -124,7 +123,7 @@ func TestListenerClosesTheOldestConnection(t *testing.T) {
 }
 
 func TestListenerWithoutLimitsClosesNothing(t *testing.T) {
-	s := serve(t, connlimit.Limits{})
+	s := serve(t, sockets.ConnLimits{})
 	for range 20 {
 		if !s.dial() {
 			t.Fatal("a connection was closed")
@@ -133,9 +132,9 @@ func TestListenerWithoutLimitsClosesNothing(t *testing.T) {
 }
 
 func TestConnectionHasItsPeer(t *testing.T) {
-	s := serve(t, connlimit.Limits{Total: 1})
+	s := serve(t, sockets.ConnLimits{Total: 1})
 	s.dial()
-	if who, err := peercred.Of(<-s.accepted); err != nil || int(who.Pid) != os.Getpid() {
-		t.Errorf("peercred.Of = %+v, %v; want this process", who, err)
+	if who, err := sockets.PeerOf(<-s.accepted); err != nil || int(who.Pid) != os.Getpid() {
+		t.Errorf("sockets.PeerOf = %+v, %v; want this process", who, err)
 	}
 }

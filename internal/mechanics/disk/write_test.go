@@ -1,4 +1,4 @@
-package atomicfile_test
+package disk_test
 
 import (
 	"errors"
@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/mechanics/atomicfile"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 )
 
 var errFill = errors.New("no more")
@@ -32,13 +32,13 @@ func TestWriteIsAllOrNothing(t *testing.T) {
 		"a new file":                   {"", false, with("new", nil), nil, "new"},
 		"a new file that may replace":  {"", true, with("new", nil), nil, "new"},
 		"an empty one":                 {"", false, with("", nil), nil, ""},
-		"one that is there":            {"old", false, with("new", nil), atomicfile.ErrExists, "old"},
+		"one that is there":            {"old", false, with("new", nil), disk.ErrExists, "old"},
 		"one that is to be replaced":   {"old", true, with("new", nil), nil, "new"},
 		"a failure":                    {"", false, with("half", errFill), errFill, ""},
 		"a failure where one is there": {"old", true, with("half", errFill), errFill, "old"},
 		"one that another process makes meanwhile": {"", false, func(path string) func(io.Writer) error {
 			return func(io.Writer) error { return os.WriteFile(path, []byte("theirs"), 0o600) }
-		}, atomicfile.ErrExists, "theirs"},
+		}, disk.ErrExists, "theirs"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -46,7 +46,7 @@ func TestWriteIsAllOrNothing(t *testing.T) {
 			if tc.before != "" {
 				must(t, os.WriteFile(path, []byte(tc.before), 0o600))
 			}
-			if err := atomicfile.Write(path, atomicfile.Options{Replace: tc.replace}, tc.fill(path)); !errors.Is(err, tc.wantErr) {
+			if err := disk.Write(path, disk.Options{Replace: tc.replace}, tc.fill(path)); !errors.Is(err, tc.wantErr) {
 				t.Errorf("Write = %v; want %v", err, tc.wantErr)
 			}
 			got, err := os.ReadFile(path)
@@ -76,34 +76,34 @@ func TestWriteReplacesOnlyRegularFiles(t *testing.T) {
 	pipe := filepath.Join(dir, "pipe")
 	must(t, syscall.Mkfifo(pipe, 0o600))
 	for _, path := range []string{link, dir, pipe} {
-		if err := atomicfile.Write(path, atomicfile.Options{Replace: true}, text("x", nil)); !errors.Is(err, atomicfile.ErrNoFile) {
-			t.Errorf("Write(%s) = %v; want %v", path, err, atomicfile.ErrNoFile)
+		if err := disk.Write(path, disk.Options{Replace: true}, text("x", nil)); !errors.Is(err, disk.ErrNoFile) {
+			t.Errorf("Write(%s) = %v; want %v", path, err, disk.ErrNoFile)
 		}
 	}
-	if err := atomicfile.Write(filepath.Join(dir, "gone", "file"), atomicfile.Options{}, text("x", nil)); !errors.Is(err, os.ErrNotExist) {
+	if err := disk.Write(filepath.Join(dir, "gone", "file"), disk.Options{}, text("x", nil)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("Write into a folder that is not there = %v; want %v", err, os.ErrNotExist)
 	}
 }
 
 func TestWriteAttributes(t *testing.T) {
-	keep := atomicfile.Options{Replace: true, Mode: 0o640, KeepAttributes: true}
+	keep := disk.Options{Replace: true, Mode: 0o640, KeepAttributes: true}
 	for name, tc := range map[string]struct {
 		before fs.FileMode // 0 is no file
-		o      atomicfile.Options
+		o      disk.Options
 		want   fs.FileMode
 	}{
 		"a new file":             {0, keep, 0o640},
-		"more than the umask":    {0, atomicfile.Options{Mode: 0o666}, 0o666},
+		"more than the umask":    {0, disk.Options{Mode: 0o666}, 0o666},
 		"kept":                   {0o604, keep, 0o604},
-		"replaced":               {0o604, atomicfile.Options{Replace: true, Mode: 0o640}, 0o640},
-		"replaced, without mode": {0o604, atomicfile.Options{Replace: true}, 0o600},
+		"replaced":               {0o604, disk.Options{Replace: true, Mode: 0o640}, 0o640},
+		"replaced, without mode": {0o604, disk.Options{Replace: true}, 0o600},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "file")
 			if tc.before != 0 {
 				must(t, errors.Join(os.WriteFile(path, nil, 0o600), os.Chmod(path, tc.before)))
 			}
-			must(t, atomicfile.Write(path, tc.o, text("x", nil)))
+			must(t, disk.Write(path, tc.o, text("x", nil)))
 			if info, err := os.Stat(path); err != nil || info.Mode() != tc.want {
 				t.Errorf("mode %v, %v; want %v", info.Mode(), err, tc.want)
 			}
@@ -115,12 +115,12 @@ func TestWriteFollowsLinks(t *testing.T) {
 	dir := t.TempDir()
 	link, target := filepath.Join(dir, "link"), filepath.Join(dir, "target")
 	must(t, os.Symlink("target", link))
-	o := atomicfile.Options{Replace: true, FollowLinks: true}
-	if err := atomicfile.Write(link, o, text("x", nil)); !errors.Is(err, atomicfile.ErrNoFile) {
-		t.Errorf("Write through a dangling link = %v; want %v", err, atomicfile.ErrNoFile)
+	o := disk.Options{Replace: true, FollowLinks: true}
+	if err := disk.Write(link, o, text("x", nil)); !errors.Is(err, disk.ErrNoFile) {
+		t.Errorf("Write through a dangling link = %v; want %v", err, disk.ErrNoFile)
 	}
 	must(t, os.WriteFile(target, []byte("old"), 0o600))
-	must(t, atomicfile.Write(link, o, text("new", nil)))
+	must(t, disk.Write(link, o, text("new", nil)))
 	to, err := os.Readlink(link)
 	if content, readErr := os.ReadFile(target); err != nil || readErr != nil || to != "target" || string(content) != "new" {
 		t.Errorf("link to %q, content %q, %v, %v; want target, new", to, content, err, readErr)
@@ -131,7 +131,7 @@ func TestWriteReplacesATemporaryFileThatACrashLeft(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, ".new"), []byte("half of a longer file"), 0o644))
 	path := filepath.Join(dir, "file")
-	must(t, atomicfile.Write(path, atomicfile.Options{Temporary: ".new"}, text("new", nil)))
+	must(t, disk.Write(path, disk.Options{Temporary: ".new"}, text("new", nil)))
 	entries, err := os.ReadDir(dir)
 	content, readErr := os.ReadFile(path)
 	if err != nil || readErr != nil || len(entries) != 1 || string(content) != "new" {
@@ -144,5 +144,15 @@ func must(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {
 		tb.Fatal(err)
+	}
+}
+
+func TestSyncFolder(t *testing.T) {
+	dir := t.TempDir()
+	if err := disk.SyncFolder(dir); err != nil {
+		t.Errorf("SyncFolder = %v; want nil", err)
+	}
+	if err := disk.SyncFolder(filepath.Join(dir, "absent")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("SyncFolder of an absent folder = %v; want ErrNotExist", err)
 	}
 }

@@ -1,4 +1,4 @@
-package peercred
+package sockets
 
 import (
 	"errors"
@@ -7,9 +7,9 @@ import (
 	"syscall"
 )
 
-// Of returns who dialled a connection, or who listens where it was dialled, as the kernel noted it then. A connection
+// PeerOf returns who dialled a connection, or who listens where it was dialled, as the kernel noted it then. A connection
 // that is not a Unix socket is an error. It looks through wrappers that have a method NetConn, as *tls.Conn has.
-func Of(c net.Conn) (syscall.Ucred, error) {
+func PeerOf(c net.Conn) (syscall.Ucred, error) {
 	for {
 		wrapper, ok := c.(interface{ NetConn() net.Conn })
 		if !ok {

@@ -1,4 +1,4 @@
-package peercred_test
+package sockets_test
 
 import (
 	"net"
@@ -6,10 +6,10 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/mechanics/peercred"
+	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 )
 
-func TestOf(t *testing.T) {
+func TestPeerOf(t *testing.T) {
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", filepath.Join(t.TempDir(), "s"))
 	if err != nil {
 		t.Fatal(err)
@@ -25,7 +25,7 @@ func TestOf(t *testing.T) {
 	}
 	defer func() { _ = taken.Close() }()
 	for name, c := range map[string]net.Conn{"who dialled": taken, "who listens": dialled} {
-		got, err := peercred.Of(c)
+		got, err := sockets.PeerOf(c)
 		if err != nil || int(got.Uid) != os.Geteuid() || int(got.Pid) != os.Getpid() {
 			t.Errorf("%s = %+v, %v; want this process", name, got, err)
 		}
@@ -33,15 +33,15 @@ func TestOf(t *testing.T) {
 	if err := dialled.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := peercred.Of(dialled); err == nil {
+	if got, err := sockets.PeerOf(dialled); err == nil {
 		t.Errorf("of a closed connection = %+v; want an error", got)
 	}
 }
 
-func TestOfAnotherKindOfConnection(t *testing.T) {
+func TestPeerOfAnotherKindOfConnection(t *testing.T) {
 	a, b := net.Pipe()
 	defer func() { _, _ = a.Close(), b.Close() }()
-	if got, err := peercred.Of(a); err == nil {
+	if got, err := sockets.PeerOf(a); err == nil {
 		t.Errorf("Of = %+v; want an error", got)
 	}
 }

@@ -1,4 +1,4 @@
-package atomicfile
+package disk
 
 import (
 	"errors"
@@ -151,4 +151,14 @@ func place(from, to string, replace bool) error {
 	default:
 		return os.Remove(from)
 	}
+}
+
+// SyncFolder returns when the names in a folder are on disk: a file that was created, renamed or removed there stays so
+// after a crash.
+func SyncFolder(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }

@@ -1,4 +1,4 @@
-package connlimit
+package sockets
 
 import (
 	"fmt"
@@ -13,18 +13,18 @@ import (
 // logEvery is how often closed connections are logged at most: a client that connects in a loop must not fill the log.
 const logEvery = time.Minute
 
-// Limits are how many connections may be open at the same time. 0 is no limit.
-type Limits struct {
+// ConnLimits are how many connections may be open at the same time. 0 is no limit.
+type ConnLimits struct {
 	Total int
 	// Replace closes the oldest connection instead of a new one where Total are open. It is for servers whose clients need a connection for
 	// a moment: a client that holds connections cannot keep them out then.
 	Replace bool
 }
 
-// A Listener accepts connections, and closes those beyond its limits. A connection counts until it is closed.
-type Listener struct {
+// A limitedListener accepts connections, and closes those beyond its limits. A connection counts until it is closed.
+type limitedListener struct {
 	net.Listener
-	limits Limits
+	limits ConnLimits
 	log    klog.Logger
 
 	// mu guards the fields that follow. Nothing is called under it.
@@ -34,13 +34,13 @@ type Listener struct {
 	logged time.Time // the last log line
 }
 
-// New returns a listener that accepts what l accepts, within limits. Connections that it closes are logged.
-func New(l net.Listener, limits Limits, log klog.Logger) *Listener {
-	return &Listener{Listener: l, limits: limits, log: log}
+// LimitConns returns a listener that accepts what l accepts, within limits. Connections that it closes are logged.
+func LimitConns(l net.Listener, limits ConnLimits, log klog.Logger) net.Listener {
+	return &limitedListener{Listener: l, limits: limits, log: log}
 }
 
 // Accept returns the next connection that is within the limits.
-func (l *Listener) Accept() (net.Conn, error) {
+func (l *limitedListener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
 		if err != nil {
@@ -59,7 +59,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 }
 
 // SetDeadline ends an Accept that waits at a time, as that of *net.TCPListener and *net.UnixListener does.
-func (l *Listener) SetDeadline(t time.Time) error {
+func (l *limitedListener) SetDeadline(t time.Time) error {
 	bounded, ok := l.Listener.(interface{ SetDeadline(t time.Time) error })
 	if !ok {
 		return fmt.Errorf("%T has no deadline", l.Listener)
@@ -68,7 +68,7 @@ func (l *Listener) SetDeadline(t time.Time) error {
 }
 
 // add adds a connection. If it exceeds a limit, the error says which, and surplus is the connection to be closed.
-func (l *Listener) add(c *conn) (surplus *conn, err error) {
+func (l *limitedListener) add(c *conn) (surplus *conn, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if limit := l.limits.Total; limit > 0 && len(l.open) >= limit {
@@ -84,7 +84,7 @@ func (l *Listener) add(c *conn) (surplus *conn, err error) {
 }
 
 // removeLocked has no effect on a connection that was removed before.
-func (l *Listener) removeLocked(c *conn) {
+func (l *limitedListener) removeLocked(c *conn) {
 	i := slices.Index(l.open, c)
 	if i < 0 {
 		return
@@ -93,7 +93,7 @@ func (l *Listener) removeLocked(c *conn) {
 }
 
 // note logs that a connection was closed, unless that was logged a moment ago.
-func (l *Listener) note(why error) {
+func (l *limitedListener) note(why error) {
 	l.mu.Lock()
 	l.closed++
 	closed, now := l.closed, time.Now()
@@ -111,7 +111,7 @@ func (l *Listener) note(why error) {
 // A conn counts until it is closed.
 type conn struct {
 	net.Conn
-	of *Listener
+	of *limitedListener
 }
 
 // Close closes the connection.

@@ -1,4 +1,4 @@
-package drain_test
+package criproxy
 
 import (
 	"context"
@@ -8,19 +8,17 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"github.com/pullgate/pullgate/internal/mechanics/drain"
 )
 
 // queue returns a listener, and what connects to it.
-func queue(t *testing.T) (l *drain.Listener, connect func() net.Conn) {
+func queue(t *testing.T) (l *drainListener, connect func() net.Conn) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
 	inner, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
 	if err != nil {
 		t.Fatal(err)
 	}
-	l = drain.NewListener(inner)
+	l = newDrainListener(inner)
 	t.Cleanup(func() { _ = l.Close() })
 	return l, func() net.Conn {
 		conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", path)
@@ -105,7 +103,7 @@ func TestPauseWaitsForHandshakes(t *testing.T) {
 
 func TestWaitIsForTheCallsOfItsMoment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var calls drain.Calls
+		var calls callGroup
 		calls.Wait(t.Context(), 0) // for none
 		before := calls.Begin()
 		waited := make(chan struct{})

@@ -1,2 +1,0 @@
-// Package peercred asks the kernel who is at the other end of a Unix socket.
-package peercred
