@@ -12,6 +12,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/operator/cli"
 	"github.com/pullgate/pullgate/internal/operator/cli/output"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
@@ -104,13 +105,10 @@ func statusFor(ctx context.Context, c *cli.Console, listen string) (status *admi
 func asValues(found []doctor.Finding) []any {
 	var all []any
 	for _, f := range found {
-		all = append(all, map[string]any{"check": f.Check, "level": string(f.Level), "found": valid(f.Found), "remediation": valid(f.Remediation)})
+		all = append(all, map[string]any{"check": f.Check, "level": string(f.Level), "found": safetext.Valid(f.Found), "remediation": safetext.Valid(f.Remediation)})
 	}
 	return all
 }
-
-// valid returns s as valid UTF-8, which a protocol buffer requires: a file of the node may contain any bytes.
-func valid(s string) string { return strings.ToValidUTF8(s, "\ufffd") }
 
 // showFindings prints each finding with its remediation below it.
 func showFindings(p *output.Page, found []doctor.Finding) {

@@ -1,11 +1,11 @@
 package adminapi
 
 import (
-	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -22,7 +22,7 @@ func timestamp(t time.Time) *timestamppb.Timestamp {
 }
 
 // text returns a string that is valid in protobuf: the key of a damaged value may contain any bytes.
-func text(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+func text(s string) string { return safetext.Valid(s) }
 
 func pairTo(p records.Pair) *adminv1.Pair {
 	if p == (records.Pair{}) {

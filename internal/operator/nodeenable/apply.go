@@ -119,7 +119,7 @@ func (s Step) isRestart() bool { return len(s.Command) > 1 && s.Command[1] == "r
 func (s Enabler) rollBack(ctx context.Context, p Plan, began int, why error) error {
 	// After an interrupt the operator wants the previous state of the node, not an intermediate one.
 	ctx = context.WithoutCancel(ctx)
-	s.progress("revert all changes: %s", oneLine(why))
+	s.progress("revert all changes: %s", hint.OneLine(why))
 	unit := p.inspection.node.Unit.Name
 	back, err := s.Disable(ctx)
 	if err == nil {
@@ -140,8 +140,6 @@ func (s Enabler) rollBack(ctx context.Context, p Plan, began int, why error) err
 		Hint: "journalctl -u " + unit + " and journalctl -u pullgated have details",
 	}
 }
-
-func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
 // showLog reports the last lines of a unit's log, which show more than checks from outside.
 func (s Enabler) showLog(ctx context.Context, unit string) {

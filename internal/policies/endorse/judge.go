@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/imagerule"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
@@ -40,7 +41,7 @@ func (e *Endorser) judge(r *requirement.Rule, name imageref.Ref, id string, now 
 	}
 	return missingFinding(r, fmt.Sprintf(
 		"image %q: %s requires signatures, and pullgate %s%s; a pull verifies them, so sign the image and do not use imagePullPolicy Never; required: %s",
-		name, imagerule.NameOf(r), why, last, imagerule.Shortened(r.Requirement.String())))
+		name, imagerule.NameOf(r), why, last, safetext.Shorten(r.Requirement.String(), imagerule.MaxText)))
 }
 
 func missingFinding(r *requirement.Rule, message string) admission.Finding {

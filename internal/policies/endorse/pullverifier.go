@@ -10,8 +10,8 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
 	"github.com/pullgate/pullgate/internal/mechanics/inflight"
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policies/imagerule"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
@@ -206,7 +206,7 @@ func (v *PullVerifier) verify(ctx context.Context, s *admission.Subject, q *pull
 // another pod has got meanwhile stays: a tenant does not decide for another one.
 func (v *PullVerifier) noteDenial(q question, r verification.Result) error {
 	e := v.endorser
-	d := denied{reason: admission.Reason(r.Reason), message: imagerule.Shortened(imagepolicy.OneLine(r.Message)), ofImage: r.Reason != verification.RegistryDenied, at: time.Now()}
+	d := denied{reason: admission.Reason(r.Reason), message: safetext.Shorten(safetext.Line(r.Message, safetext.Event), imagerule.MaxText), ofImage: r.Reason != verification.RegistryDenied, at: time.Now()}
 	memory := e.options.State
 	memory.denials.Add(q.fact, d)
 	memory.answers.Add(q, d)
@@ -287,7 +287,7 @@ func (e *Endorser) judgeVerified(r *requirement.Rule, s *admission.Subject, q *p
 	case state == valid, state == inGrace:
 		return e.judge(r, name, s.Image.ID, now)
 	case answered && !said.Met && !said.Unavailable():
-		return imagerule.NotMet(r, name, said.Reason, imagepolicy.OneLine(said.Message))
+		return imagerule.NotMet(r, name, said.Reason, safetext.Line(said.Message, safetext.Event))
 	case denied && !answered:
 		return imagerule.NotMet(r, name, string(d.reason), d.message)
 	default:
@@ -302,9 +302,9 @@ func causeOf(said verification.Result, got *result) string {
 	case got.stored != nil:
 		return "the store of pull records on this node cannot be written; see the log of pullgated"
 	case got.err != nil:
-		return imagerule.Shortened(imagepolicy.OneLine(strings.TrimPrefix(got.err.Error(), "policyclient: ")))
+		return safetext.Shorten(safetext.Line(strings.TrimPrefix(got.err.Error(), "policyclient: "), safetext.Event), imagerule.MaxText)
 	case said.Message != "":
-		return imagerule.Shortened(imagepolicy.OneLine(said.Message))
+		return safetext.Shorten(safetext.Line(said.Message, safetext.Event), imagerule.MaxText)
 	default:
 		return "pullgate-policyd gave no answer"
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
@@ -48,7 +49,7 @@ func (a *answers) findings() (all []admission.Finding) {
 // failureOf returns why no answer of a backend counts, "" if they count.
 func (a *answers) failureOf(b *imagepolicy.Backend) string {
 	if a.err != nil {
-		return cmp.Or(imagepolicy.OneLine(strings.TrimPrefix(a.err.Error(), "policyclient: ")), "pullgate-policyd gave no reason")
+		return cmp.Or(safetext.Line(strings.TrimPrefix(a.err.Error(), "policyclient: "), safetext.Event), "pullgate-policyd gave no reason")
 	}
 	for _, r := range a.results {
 		asked := slices.IndexFunc(a.backends, func(b imagepolicy.Backend) bool { return b.Name == r.Backend })
@@ -82,7 +83,7 @@ func (a *answers) finding(b *imagepolicy.Backend, image, cause string) admission
 	case len(own) != 1:
 		cause = "pullgate-policyd gave no answer of it, or several"
 	case own[0].Failed:
-		cause, took = cmp.Or(imagepolicy.OneLine(own[0].Reason), "pullgate-policyd gave no reason"), own[0].Duration
+		cause, took = cmp.Or(safetext.Line(own[0].Reason, safetext.Event), "pullgate-policyd gave no reason"), own[0].Duration
 		open = b.DefaultAllow && own[0].Allowed
 	default:
 		return a.answered(own[0])
@@ -92,7 +93,7 @@ func (a *answers) finding(b *imagepolicy.Backend, image, cause string) admission
 
 // answered returns the finding for an answer of a backend.
 func (a *answers) answered(r policyclient.Result) admission.Finding {
-	said := imagepolicy.Answer{Backend: r.Backend, Image: r.Image, Allowed: r.Allowed, Reason: imagepolicy.OneLine(r.Reason), Cached: r.Cached, Took: r.Duration}
+	said := imagepolicy.Answer{Backend: r.Backend, Image: r.Image, Allowed: r.Allowed, Reason: safetext.Line(r.Reason, safetext.Event), Cached: r.Cached, Took: r.Duration}
 	f := admission.Finding{Answer: admission.Admit, Policy: r.Backend, Message: said.String(), AuditAnnotations: a.annotations(r.AuditAnnotations)}
 	if !r.Allowed {
 		f.Answer, f.Reason = admission.Deny, admission.ReviewDenied

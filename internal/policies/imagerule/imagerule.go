@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -71,7 +72,7 @@ func decidedBy(r *requirement.Rule) (denies, signed bool) {
 func unnamed(r *requirement.Rule, name imageref.Ref) admission.Finding {
 	what := "an image of the container has a name that is not known"
 	if !name.Empty() {
-		what = fmt.Sprintf("image %q is an image ID or not a valid name", Shortened(name.String()))
+		what = fmt.Sprintf("image %q is an image ID or not a valid name", short(name.String()))
 	}
 	return Finding(r, admission.Deny, admission.FieldUnknown,
 		fmt.Sprintf("%s, and %s may be for it; name the image by its repository with a tag or digest", what, NameOf(r)))
@@ -80,7 +81,7 @@ func unnamed(r *requirement.Rule, name imageref.Ref) admission.Finding {
 // denial returns why a rule denies every image.
 func denial(r *requirement.Rule) string {
 	if s := r.Requirement.Static; s != nil && s.Message != "" {
-		return fmt.Sprintf("%s denies it: %s", NameOf(r), Shortened(s.Message))
+		return fmt.Sprintf("%s denies it: %s", NameOf(r), short(s.Message))
 	}
 	return NameOf(r) + " denies it, whatever its signatures are"
 }
@@ -88,7 +89,7 @@ func denial(r *requirement.Rule) string {
 // NotMet returns the finding for an image whose signatures do not meet a rule. reason and text are those of the verification.
 func NotMet(r *requirement.Rule, name imageref.Ref, reason, text string) admission.Finding {
 	return Finding(r, admission.Deny, reasonOf(reason), fmt.Sprintf(
-		"image %q: %s is not met: %s; required: %s", name, NameOf(r), Shortened(text), Shortened(r.Requirement.String())))
+		"image %q: %s is not met: %s; required: %s", name, NameOf(r), short(text), short(r.Requirement.String())))
 }
 
 // reasonOf returns the reason for the answer to a call. A registry that gives no signatures, or too many to read, is the same as none.
@@ -115,14 +116,7 @@ func NameOf(r *requirement.Rule) string {
 	return fmt.Sprintf("rule %s of policy %s", r.Name, r.Policy)
 }
 
-// maxText bounds what a sentence quotes. Kubernetes cuts the message of an event at 1,024 bytes.
-const maxText = 300
+// MaxText bounds what a sentence quotes, in characters.
+const MaxText = 300
 
-// Shortened returns the beginning of a text that a sentence quotes.
-func Shortened(s string) string {
-	runes := []rune(s)
-	if len(runes) <= maxText {
-		return s
-	}
-	return string(runes[:maxText]) + "…"
-}
+func short(s string) string { return safetext.Shorten(s, MaxText) }

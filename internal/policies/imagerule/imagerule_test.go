@@ -89,10 +89,3 @@ func TestNotMet(t *testing.T) {
 		}
 	}
 }
-
-func TestShortened(t *testing.T) {
-	long := strings.Repeat("ä", 400)
-	if got := imagerule.Shortened(long); got != long[:600]+"…" || imagerule.Shortened("a") != "a" {
-		t.Errorf("Shortened = %d bytes; want 300 characters", len(got))
-	}
-}

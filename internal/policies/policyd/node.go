@@ -8,7 +8,6 @@ import (
 	"net"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -22,6 +21,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/mechanics/grpcpeer"
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
@@ -173,7 +173,7 @@ func (s *nodeServer) ask(ctx context.Context, clients review.Clients, r *policyv
 func resultOf(image string, r review.Result) *policyv1.ReviewResult {
 	reason := cmp.Or(r.Failure, r.Reason)
 	return &policyv1.ReviewResult{
-		Backend: r.Backend, Image: image, Allowed: r.Allowed, Reason: strings.ToValidUTF8(reason, "\ufffd"), AuditAnnotations: validUTF8(r.AuditAnnotations),
+		Backend: r.Backend, Image: image, Allowed: r.Allowed, Reason: safetext.Valid(reason), AuditAnnotations: validUTF8(r.AuditAnnotations),
 		Cached: r.Cached, Failed: r.Err != nil, FailedOpen: r.FailedOpen, Duration: durationpb.New(r.Took),
 	}
 }
@@ -229,7 +229,7 @@ func outcomeOf(r review.Result) metrics.Outcome {
 func validUTF8(texts map[string]string) map[string]string {
 	valid := make(map[string]string, len(texts))
 	for k, v := range texts {
-		valid[strings.ToValidUTF8(k, "\ufffd")] = strings.ToValidUTF8(v, "\ufffd")
+		valid[safetext.Valid(k)] = safetext.Valid(v)
 	}
 	return valid
 }

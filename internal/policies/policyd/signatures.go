@@ -4,12 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
-	"unicode"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policies/policyd/signature"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
@@ -132,17 +131,9 @@ func responseOf(v policyfiles.Version, report verification.Report) *policyv1.Ver
 	return response
 }
 
-// clean returns the beginning of a text without characters that do not print, and "" if it does not fit into what is left.
+// clean returns the beginning of a text, and "" if it does not fit into what is left.
 func clean(text string, limit int, left *int) string {
-	text = strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return unicode.ReplacementChar
-		}
-		return r
-	}, text)
-	if len(text) > limit {
-		text = strings.ToValidUTF8(text[:limit-len("…")], "") + "…"
-	}
+	text = safetext.Line(text, limit)
 	if len(text) > *left {
 		return ""
 	}

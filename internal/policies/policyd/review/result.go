@@ -7,6 +7,7 @@ import (
 
 	"k8s.io/api/imagepolicy/v1alpha1"
 
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 )
 
@@ -30,7 +31,7 @@ type Result struct {
 func bounded(s v1alpha1.ImageReviewStatus) v1alpha1.ImageReviewStatus {
 	kept := v1alpha1.ImageReviewStatus{Allowed: s.Allowed}
 	if !s.Allowed {
-		kept.Reason = imagepolicy.OneLine(s.Reason)
+		kept.Reason = safetext.Line(s.Reason, safetext.Event)
 	}
 	size := 0
 	for _, key := range slices.Sorted(maps.Keys(s.AuditAnnotations)) {
@@ -54,7 +55,7 @@ type cause struct {
 
 // causeOf returns an error with such a text.
 func causeOf(err error) error {
-	return &cause{err, imagepolicy.OneLine(strings.TrimPrefix(err.Error(), "review: "))}
+	return &cause{err, safetext.Line(strings.TrimPrefix(err.Error(), "review: "), safetext.Event)}
 }
 
 func (c *cause) Error() string { return c.text }

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/imagerule"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
@@ -99,7 +100,7 @@ func (a answer) judge(log klog.Logger, name imageref.Ref, rules []*requirement.R
 		switch {
 		case unknown != "":
 			log.Info("Skipping signatures that could not be verified, the node verifies them",
-				"image", name.String(), "rule", imagerule.NameOf(r), "reason", imagerule.Shortened(unknown))
+				"image", name.String(), "rule", imagerule.NameOf(r), "reason", safetext.Shorten(unknown, imagerule.MaxText))
 			undetermined = append(undetermined, fmt.Sprintf("image %q: %s requires signatures, and pullgate-policyd cannot verify them: %s; the node verifies them",
 				name, imagerule.NameOf(r), why))
 		case result.Met:

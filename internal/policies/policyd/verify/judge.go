@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"unicode"
 
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/verification"
 )
@@ -98,7 +98,7 @@ func signerOf(s *signature) string {
 
 // missOf says why a signature does not count.
 func missOf(err error) miss {
-	m := miss{reason: verification.SignatureInvalid, text: cleanTo(maxMiss, plain(explain(err)))}
+	m := miss{reason: verification.SignatureInvalid, text: safetext.ASCII(plain(explain(err)), maxMiss)}
 	switch {
 	case errors.Is(err, errIdentity):
 		m.reason = verification.IdentityMismatch
@@ -140,27 +140,4 @@ func plain(text string) string { return strings.ReplaceAll(text, "registry: ", "
 const maxText, maxMiss = 200, 600
 
 // clean returns a text of printable ASCII characters, without those that look like others, and with a bounded length.
-func clean(s string) string { return cleanTo(maxText, s) }
-
-func cleanTo(limit int, s string) string {
-	if len(s) > 4*limit { // do not go through megabytes
-		s = s[:4*limit]
-	}
-	return shorten(limit, strings.Map(func(c rune) rune {
-		switch {
-		case unicode.IsSpace(c):
-			return ' '
-		case !unicode.IsPrint(c), c > unicode.MaxASCII:
-			return '?'
-		}
-		return c
-	}, s))
-}
-
-// shorten returns at most limit characters of a text.
-func shorten(limit int, s string) string {
-	if runes := []rune(s); len(runes) > limit {
-		return string(runes[:limit-1]) + "…"
-	}
-	return s
-}
+func clean(s string) string { return safetext.ASCII(s, maxText) }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/policies/verification"
 )
@@ -50,10 +51,10 @@ func (r *run) result(w Wanted) verification.Result {
 	}
 	p := r.problem(missing)
 	if len(r.links) == 0 || rank(p.reason) > rank(out.Reason) {
-		out.Reason, out.Message = p.reason, shorten(maxMessage, fmt.Sprintf("signatures of %s could not be verified: %s", name, p.text))
+		out.Reason, out.Message = p.reason, safetext.Shorten(fmt.Sprintf("signatures of %s could not be verified: %s", name, p.text), maxMessage)
 		return out
 	}
-	out.Message = shorten(maxMessage, r.sentence(name, w.Requirement, out.Signers, missing, p.text))
+	out.Message = safetext.Shorten(r.sentence(name, w.Requirement, out.Signers, missing, p.text), maxMessage)
 	return out
 }
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/policies/verification"
@@ -139,7 +140,7 @@ func registryOf(repository string) string {
 
 // failed notes why something could not be read.
 func (r *run) failed(ctx context.Context, repository string, err error) {
-	p := problem{repository: repository, reason: verification.SignatureInvalid, text: fmt.Sprintf("%s: %s", repository, cleanTo(maxMiss, plain(err.Error())))}
+	p := problem{repository: repository, reason: verification.SignatureInvalid, text: fmt.Sprintf("%s: %s", repository, safetext.ASCII(plain(err.Error()), maxMiss))}
 	switch {
 	case ctx.Err() != nil && r.answered:
 		p.reason, p.text = verification.LimitExceeded, fmt.Sprintf("%s: the verification took more than %s", repository, r.v.limits.Time)

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	kjson "sigs.k8s.io/json"
 
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
@@ -61,7 +62,7 @@ func denial(status int32, sentence string) *admissionv1.AdmissionResponse {
 		reason = metav1.StatusReasonInvalid
 	}
 	return &admissionv1.AdmissionResponse{Result: &metav1.Status{
-		Status: metav1.StatusFailure, Code: status, Reason: reason, Message: strings.ToValidUTF8(sentence, "?"),
+		Status: metav1.StatusFailure, Code: status, Reason: reason, Message: safetext.Valid(sentence),
 	}}
 }
 

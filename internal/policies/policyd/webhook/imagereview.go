@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kjson "sigs.k8s.io/json"
 
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/podview"
 )
@@ -156,5 +157,5 @@ func reason(denied []string) string {
 	if n := len(denied) - maxReasons; n > 0 {
 		denied, more = denied[:maxReasons], fmt.Sprintf("; and %d more images", n)
 	}
-	return strings.ToValidUTF8(strings.Join(denied, "; "), "?") + more
+	return safetext.Valid(strings.Join(denied, "; ")) + more
 }

@@ -4,10 +4,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/podview"
 	"github.com/pullgate/pullgate/internal/policies/podview/apiview"
@@ -106,7 +106,7 @@ func warnings(d admission.Decision, undetermined []string) []string {
 	}
 	var all []string
 	for _, text := range texts {
-		all = append(all, "pullgate: "+strings.ToValidUTF8(text, "?"))
+		all = append(all, "pullgate: "+safetext.Valid(text))
 	}
 	if more > 0 {
 		all = append(all, fmt.Sprintf("pullgate: and %d more", more))

@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/verification"
 )
 
@@ -168,7 +169,7 @@ func (r *Repository) checkTag(tag string) error {
 		_, err = reference.WithTag(named, tag)
 	}
 	if err != nil {
-		return malformed("%q is not a tag", printable(tag))
+		return malformed("%q is not a tag", safetext.Line(tag, maxText))
 	}
 	return nil
 }
@@ -176,7 +177,7 @@ func (r *Repository) checkTag(tag string) error {
 func parseDigest(s string) (digest.Digest, error) {
 	d, err := digest.Parse(s)
 	if err != nil {
-		return "", malformed("%q is not a digest", printable(s))
+		return "", malformed("%q is not a digest", safetext.Line(s, maxText))
 	}
 	return d, nil
 }

@@ -12,9 +12,10 @@ import (
 	"net/url"
 	"strings"
 	"sync"
-	"unicode"
 
 	"github.com/opencontainers/go-digest"
+
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 )
 
 const (
@@ -265,7 +266,7 @@ func (s *session) classify(ctx context.Context, err error) error {
 		return fmt.Errorf("%w: %w", ErrUnavailable, http.ErrSchemeMismatch)
 	case errors.As(err, &header), errors.As(err, &certificate), errors.As(err, &alert), errors.As(err, &network),
 		errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return fmt.Errorf("%w: %s", ErrUnavailable, printable(err.Error()))
+		return fmt.Errorf("%w: %s", ErrUnavailable, safetext.Line(err.Error(), maxText))
 	}
 	return malformed("it is not HTTP, or its header is too large")
 }
@@ -278,16 +279,8 @@ func (s *session) ended(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", ErrUnavailable, ctx.Err())
 }
 
-// printable returns a text that may contain what a server sent, in one line of bounded length.
-func printable(s string) string {
-	s = strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, s)
-	return strings.ToValidUTF8(s[:min(len(s), 300)], "")
-}
+// maxText bounds what errors quote of a server or a name, in bytes.
+const maxText = 300
 
 // knownError returns the error of the package in an error of net/http, whose text is not used: it contains URLs.
 func knownError(err error) error {
