@@ -78,8 +78,8 @@ func checkpointImageNamesAnotherImage(t runtimeTest) {
 	s.must(s.k.Remove(t.Context(), owner))
 }
 
-// With allowRestores the image that the runtime reports is judged. The container does not start without criu, which is an error of
-// containerd.
+// With allowRestores the image that the runtime reports is judged. The container does not start without criu, which is
+// an error of containerd.
 func TestCheckpointImageWithAllowRestores(t *testing.T) {
 	on(t, checkpointImageWithAllowRestores, containerd21)
 }

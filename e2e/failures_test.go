@@ -72,7 +72,8 @@ func slowRegistryDelaysOnlyWhoHasToProve(t runtimeTest) {
 		return false
 	})
 	defer s.node.Private.Fault(nil)
-	s.run(pod("team-c", app, node.IfNotPresent, node.Alice()), app, node.Running, 0) // although the registry answers nothing
+	// although the registry answers nothing
+	s.run(pod("team-c", app, node.IfNotPresent, node.Alice()), app, node.Running, 0)
 	close(answer)
 	s.run(pod("team-d", app, node.IfNotPresent, node.Dora()), app, node.Running, 2)
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// restores reports whether the containerd restores checkpoint images without an option for it. The others treat one as an
-// ordinary image.
+// restores reports whether the containerd restores checkpoint images without an option for it. The others treat one as
+// an ordinary image.
 func (t runtimeTest) restores() bool {
 	return t.containerd == containerd21 || t.containerd == containerd22
 }
@@ -20,7 +20,8 @@ func (t runtimeTest) restores() bool {
 // forges reports whether a checkpoint can give any image of the node any name. docs/design/0022 has the versions.
 func (t runtimeTest) forges() bool { return t.containerd == containerd22 }
 
-// onEachRestorer runs a test on a containerd of each kind: without checkpoints, with them, with forged names, and with a switch.
+// onEachRestorer runs a test on a containerd of each kind: without checkpoints, with them, with forged names, and with
+// a switch.
 func onEachRestorer(t *testing.T, test func(runtimeTest)) {
 	t.Helper()
 	on(t, test, debian, containerd21, containerd22, containerd24)
@@ -61,8 +62,8 @@ func (s *suite) idUnder(k *node.Kubelet, name string) string {
 	return status.GetImage().GetId()
 }
 
-// A checkpoint can make containerd report an image that the container is not on: the name without its registry and the whole name are
-// two images for the root file system, and one for what is reported.
+// A checkpoint can make containerd report an image that the container is not on: the name without its registry and the
+// whole name are two images for the root file system, and one for what is reported.
 func TestCheckpointForgesTheImageOfItsContainer(t *testing.T) {
 	onEachRestorer(t, checkpointForgesTheImageOfItsContainer)
 }

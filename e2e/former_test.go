@@ -13,8 +13,8 @@ import (
 	"github.com/pullgate/pullgate/e2e/release"
 )
 
-// A node can go back to the version before endorsements, with all its proofs, as long as it has none or once they are revoked. That version does not
-// open a store with endorsements, and does not change it.
+// A node can go back to the version before endorsements, with all its proofs, as long as it has none or once they are
+// revoked. That version does not open a store with endorsements, and does not change it.
 func TestStoreOpensInTheVersionBeforeEndorsements(t *testing.T) {
 	on(t, storeOpensInTheVersionBeforeEndorsements, debian)
 }

@@ -89,8 +89,8 @@ func restartsFailNoCall(t runtimeTest) {
 	s.must(s.k.Remove(t.Context(), owner))
 }
 
-// A restart while a pull takes longer than it is drained: until then every client is served, the pull and the stream end as the CRI
-// specifies, the intent of the pull stays, and the kubelet's next try succeeds.
+// A restart while a pull takes longer than it is drained: until then every client is served, the pull and the stream
+// end as the CRI specifies, the intent of the pull stays, and the kubelet's next try succeeds.
 func TestRestartDuringALongPullAndAStream(t *testing.T) { on(t, restartDuringALongPull, containerd24) }
 
 func restartDuringALongPull(t runtimeTest) {

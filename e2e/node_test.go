@@ -260,7 +260,8 @@ func lostStoreOpensNothing(t runtimeTest) {
 	s.run(pod("team-b", app, node.Never), app, node.NeverPulled, 0)
 }
 
-// In shadow mode a missing proof denies nothing, proofs are recorded, and pods that enforcing would have affected are counted.
+// In shadow mode a missing proof denies nothing, proofs are recorded, and pods that enforcing would have affected are
+// counted.
 func TestShadowMode(t *testing.T) { onEach(t, shadowMode) }
 
 func shadowMode(t runtimeTest) {

@@ -74,8 +74,9 @@ func (r *signer) unsigned(p *node.Pod, image node.Pushed) {
 	}
 }
 
-// A signed image of a registry with authentication runs, an unsigned one does not, whoever has pulled it. What is endorsed starts without
-// registry and pullgate-policyd. A pull without a pod collects as well, and gets the runtime's answer.
+// A signed image of a registry with authentication runs, an unsigned one does not, whoever has pulled it. What is
+// endorsed starts without registry and pullgate-policyd. A pull without a pod collects as well, and gets the runtime's
+// answer.
 func TestSignatures(t *testing.T) { onEach(t, signatures) }
 
 func signatures(t runtimeTest) {
@@ -115,8 +116,8 @@ func signatures(t runtimeTest) {
 	}
 }
 
-// A checkpoint makes some containerds create a container on another image than the one that was asked for. A signature of the checkpoint is none of
-// that image, so that with allowRestores it is denied as well.
+// A checkpoint makes some containerds create a container on another image than the one that was asked for. A signature
+// of the checkpoint is none of that image, so that with allowRestores it is denied as well.
 func TestCheckpointOfUnsignedImage(t *testing.T) {
 	on(t, checkpointOfUnsignedImage, containerd21)
 }

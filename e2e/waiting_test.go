@@ -13,8 +13,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Pods of a tenant have large annotations, and images in a registry that accepts connections and sends nothing. A kubelet that pulls in
-// parallel makes all its calls on one connection, and goes on with all other pods.
+// Pods of a tenant have large annotations, and images in a registry that accepts connections and sends nothing. A
+// kubelet that pulls in parallel makes all its calls on one connection, and goes on with all other pods.
 func TestPullsThatHangStopNoOtherCall(t *testing.T) { on(t, pullsThatHang, debian) }
 
 func pullsThatHang(t runtimeTest) {

@@ -16,8 +16,8 @@ import (
 	"strings"
 )
 
-// API returns what the packages below pkg of the project in dir export, a declaration after the other without comments and
-// bodies: what other programs may rely on.
+// API returns what the packages below pkg of the project in dir export, a declaration after the other without comments
+// and bodies: what other programs may rely on.
 func API(dir string) (string, error) {
 	var out bytes.Buffer
 	err := filepath.WalkDir(filepath.Join(dir, "pkg"), func(name string, d fs.DirEntry, err error) error {

@@ -15,8 +15,8 @@ const module = "github.com/pullgate/pullgate/"
 
 // table has the layers and the walls, a line each:
 //
-//	layer FOLDERS: PACKAGES; tests PACKAGES # REASON  what files in the folders import beside their own folder, and tests too
-//	wall PACKAGES: FOLDERS; tests # REASON            where packages may be imported, and whether tests may everywhere
+//	layer FOLDERS: PACKAGES; tests PACKAGES # REASON  what files in the folders import beside their own, and tests too
+//	wall PACKAGES: FOLDERS; tests # REASON            where packages may be imported, and whether by all tests
 //
 // A list names folders of this module and packages of others, each with all that lies below it; a "$" at the end
 // excludes what lies below, a "!" in front forbids. The longest entry that fits decides, and of several layers the one

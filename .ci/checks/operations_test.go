@@ -14,7 +14,8 @@ import (
 )
 
 // Operators see log messages, flags and metrics before the source, so each of them is documented: log messages in
-// docs/log-messages.md, flags in the page of their program, and metrics in docs/metrics.md, those of pullgate-policyd in its page.
+// docs/log-messages.md, flags in the page of their program, and metrics in docs/metrics.md, those of pullgate-policyd
+// in its page.
 func TestOperatorsDocumentationIsComplete(t *testing.T) {
 	pages := map[string]string{
 		"log message": "log-messages.md", "flag of pullgated": "pullgated.md", "flag of pullgatectl": "pullgatectl.md", "metric": "metrics.md",
@@ -71,7 +72,8 @@ func TestOperatorsDocumentationIsComplete(t *testing.T) {
 	}
 }
 
-// program is the one that has a flag: what makes it is in its folder, or in the package cli that pullgatectl's commands share.
+// program is the one that has a flag: what makes it is in its folder, or in the package cli that pullgatectl's commands
+// share.
 func program(at token.Position) string {
 	if dir := filepath.Base(filepath.Dir(at.Filename)); dir != "cli" {
 		return dir

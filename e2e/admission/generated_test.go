@@ -22,15 +22,16 @@ import (
 )
 
 const (
-	// generatedNamespaces is how many namespaces with policies of their own are generated, and generatedPods how many pods for each.
+	// generatedNamespaces is how many namespaces with policies of their own are generated, and generatedPods how many pods
+	// for each.
 	generatedNamespaces = 50
 	generatedPods       = 10
 	// deniedImage is one of the generated images. The backend denies it in half of the namespaces.
 	deniedImage = "bad.test/b"
 )
 
-// generated creates generated pods under generated policies. What the webhook admits, the node does not deny, except for the reasons of
-// samples.NodeReason. GENERATED_SEED repeats a run.
+// generated creates generated pods under generated policies. What the webhook admits, the node does not deny, except
+// for the reasons of samples.NodeReason. GENERATED_SEED repeats a run.
 func generated(r *row) {
 	seed := rand.Uint64()
 	if text := os.Getenv("GENERATED_SEED"); text != "" {

@@ -24,15 +24,16 @@ const (
 	idleMemory, loadedMemory = 40_000_000, 100_000_000
 )
 
-// A webhook with 100 restrictions is asked 1,000 times in a second over TLS, as an API server does. The memory of the process is limited. Times
-// depend on what else the machine does, so they are printed only.
+// A webhook with 100 restrictions is asked 1,000 times in a second over TLS, as an API server does. The memory of the
+// process is limited. Times depend on what else the machine does, so they are printed only.
 func TestWebhookUnderLoad(t *testing.T) {
 	if os.Getenv("NODES") != "matrix" {
 		t.Skip("a part of make matrix")
 	}
 	p, post := startLoaded(t)
 	idle := 0
-	if !host.Within(10*time.Second, func() bool { idle = resident(t, p); return idle <= idleMemory }) { // what the start has allocated is collected
+	// what the start has allocated is collected
+	if !host.Within(10*time.Second, func() bool { idle = resident(t, p); return idle <= idleMemory }) {
 		t.Errorf("%.1f MB resident when idle; at most 40 MB", float64(idle)/1e6)
 	}
 	t.Logf("%.1f MB resident when idle", float64(idle)/1e6)
@@ -56,7 +57,8 @@ func TestWebhookUnderLoad(t *testing.T) {
 	}
 }
 
-// startLoaded starts a pullgate-policyd with 100 restrictions, and returns what sends a review to its webhook and wants it allowed.
+// startLoaded starts a pullgate-policyd with 100 restrictions, and returns what sends a review to its webhook and wants
+// it allowed.
 func startLoaded(t *testing.T) (p *node.Policyd, post func(ctx context.Context, body []byte) error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -98,8 +100,8 @@ func loadBody() []byte {
 		`"volumes":[{"name":"v","emptyDir":{}}]}}}}`)
 }
 
-// atRate makes calls at a rate, whether earlier ones have been answered or not, and returns how long after its due time each ended, sorted. If the
-// machine is too slow for the rate, calls wait here and not in the process.
+// atRate makes calls at a rate, whether earlier ones have been answered or not, and returns how long after its due time
+// each ended, sorted. If the machine is too slow for the rate, calls wait here and not in the process.
 func atRate(ctx context.Context, call func(ctx context.Context) error) (took []time.Duration, failed []error) {
 	var (
 		mu    sync.Mutex

@@ -1,5 +1,5 @@
-// Package admission_test runs real API servers with pullgate-policyd as their webhook and as the backend of their plugin ImagePolicyWebhook,
-// and compares what that plugin and pullgate-policyd send to an image review backend.
+// Package admission_test runs real API servers with pullgate-policyd as their webhook and as the backend of their
+// plugin ImagePolicyWebhook, and compares what that plugin and pullgate-policyd send to an image review backend.
 package admission_test
 
 import (

@@ -41,7 +41,8 @@ func restriction(name, metadata, binding, field string) string {
 		"spec: {spec: {securityContext: {%s: {require: false}}}}\n", name, metadata, binding, field)
 }
 
-// policies returns the files of the policy folders: of the webhook two all, of the other one those that need no API server.
+// policies returns the files of the policy folders: of the webhook two all, of the other one those that need no API
+// server.
 func policies(name string) map[string]string {
 	all := map[string]string{"labels.yaml": labelsRestricted}
 	if name == clusterTwo {
@@ -116,7 +117,8 @@ func kinds() map[string]kind {
 		in("apps", "daemonsets", "DaemonSet", "spec: {"+selector+", template: %s}", "spec", "template"),
 		in("apps", "statefulsets", "StatefulSet", "spec: {replicas: 0, serviceName: s, "+selector+", template: %s}", "spec", "template"),
 		in("apps", "deployments", "Deployment", "spec: {replicas: 0, "+selector+", template: %s}", "spec", "template"),
-		in("batch", "jobs", "Job", "spec: {suspend: true, template: %s}", "spec", "template"), // suspended, so that its template can be changed
+		// suspended, so that its template can be changed
+		in("batch", "jobs", "Job", "spec: {suspend: true, template: %s}", "spec", "template"),
 		in("batch", "cronjobs", "CronJob", "spec: {schedule: '0 0 * * *', jobTemplate: {spec: {template: %s}}}", "spec", "jobTemplate", "spec", "template"),
 	} {
 		all[k.resource.Resource] = k

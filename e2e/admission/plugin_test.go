@@ -55,8 +55,8 @@ func (r *row) addEphemeral(pod, image string, privileged bool) error {
 	return err
 }
 
-// pluginAsksPolicyd has the plugin of the API server ask the endpoint /imagereview of a pullgate-policyd, which allows the images that
-// restrictions allow for the namespace.
+// pluginAsksPolicyd has the plugin of the API server ask the endpoint /imagereview of a pullgate-policyd, which allows
+// the images that restrictions allow for the namespace.
 func pluginAsksPolicyd(r *row) {
 	folder := r.path("images")
 	must(r.T, os.MkdirAll(folder, 0o700))
@@ -104,8 +104,8 @@ func plugin(r *row) {
 	}
 }
 
-// bodies compares what the plugin sends about pods with what pullgate-policyd sends about them as a webhook, and for a node about the same
-// images. All of them read one file, byte for byte.
+// bodies compares what the plugin sends about pods with what pullgate-policyd sends about them as a webhook, and for a
+// node about the same images. All of them read one file, byte for byte.
 func bodies(r *row) {
 	file, err := os.ReadFile(r.path(clusterOne, "scanner.yaml"))
 	must(r.T, err)
@@ -210,7 +210,8 @@ func (r *row) client(p *webhook) (client *policyclient.Client, hash string) {
 	return client, found[1]
 }
 
-// twoClusters use one backend with two tokens: the API server and the pullgate-policyd of another cluster. The backend knows which is which.
+// twoClusters use one backend with two tokens: the API server and the pullgate-policyd of another cluster. The backend
+// knows which is which.
 func twoClusters(r *row) {
 	const deniedToOne, deniedToTwo = "clusters.test/one:1", "clusters.test/two:1"
 	r.backend.Set(deniedToOne, reviewbackend.Answer{Deny: true, Reason: "not in cluster one", Client: clusterOne})

@@ -95,7 +95,8 @@ func ephemeral(r *row) {
 	}
 	must(r.T, r.addEphemeral("app", "ephemeral.test/good:1", false))
 	for _, image := range []string{bad, "ephemeral.test/good:1"} {
-		if got := r.backend.Requests(image); len(got) != 2 || !slices.Equal(got[1].Images(), []string{image}) { // of the plugin, and ours
+		// of the plugin, and ours
+		if got := r.backend.Requests(image); len(got) != 2 || !slices.Equal(got[1].Images(), []string{image}) {
 			r.Errorf("%s: requests %+v; want one of each, with this image alone", image, got)
 		}
 	}

@@ -34,8 +34,8 @@ import (
 )
 
 const (
-	// clusterOne and clusterTwo are the clients of the backend. The API server's plugin and the pullgate-policyd one are of clusterOne, the
-	// pullgate-policyd two is of clusterTwo.
+	// clusterOne and clusterTwo are the clients of the backend. The API server's plugin and the pullgate-policyd one are
+	// of clusterOne, the pullgate-policyd two is of clusterTwo.
 	clusterOne = "one"
 	clusterTwo = "two"
 	// worker is a node.
@@ -118,7 +118,8 @@ func (w *world) path(parts ...string) string {
 	return filepath.Join(append([]string{w.dir}, parts...)...)
 }
 
-// imagePolicy is the file of a backend, without a cache. That of clusterOne is read by the API server and by the pullgate-policyd one.
+// imagePolicy is the file of a backend, without a cache. That of clusterOne is read by the API server and by the
+// pullgate-policyd one.
 func (w *world) imagePolicy(client string) []byte {
 	return fmt.Appendf(nil, "imagePolicy:\n  kubeConfigFile: %s\n  allowTTL: -1\n  denyTTL: -1\n  retryBackoff: 100\n  defaultAllow: false\n", w.path(client+".kubeconfig"))
 }
@@ -137,8 +138,8 @@ func (w *world) admissionConfiguration(release string) []byte {
 	return []byte(strings.Join(lines, "\n") + "\n")
 }
 
-// install creates what pullgate-policyd manifests prints for a cluster with the policies of two, but the webhook, which would judge all
-// namespaces. It returns the webhook.
+// install creates what pullgate-policyd manifests prints for a cluster with the policies of two, but the webhook, which
+// would judge all namespaces. It returns the webhook.
 func (w *world) install(t *testing.T) *unstructured.Unstructured {
 	t.Helper()
 	must(t, os.WriteFile(w.path("templates.yaml"), []byte("apiVersion: config.pullgate.dev/v1alpha1\nkind: PolicydConfiguration\n"+podTemplates+"\n"), 0o600))
@@ -167,7 +168,8 @@ func (w *world) manifests(t *testing.T, args ...string) (all []*unstructured.Uns
 	return all
 }
 
-// namespaceReader returns a kubeconfig with the service account of the manifests, which may read namespaces and nothing else.
+// namespaceReader returns a kubeconfig with the service account of the manifests, which may read namespaces and nothing
+// else.
 func (w *world) namespaceReader(t *testing.T) string {
 	t.Helper()
 	token, err := w.cluster.Client.CoreV1().ServiceAccounts(installed).CreateToken(t.Context(), "pullgate-policyd", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
@@ -224,8 +226,8 @@ func (w *world) startPolicyd(t *testing.T, name, policies, address string, pair 
 	return &webhook{p, w, name, address}
 }
 
-// printed returns the webhook that pullgate-policyd manifests prints for the URL of a pullgate-policyd, only for the namespaces with its name as
-// the label.
+// printed returns the webhook that pullgate-policyd manifests prints for the URL of a pullgate-policyd, only for the
+// namespaces with its name as the label.
 func (h *webhook) printed(t *testing.T) *admissionregistrationv1.ValidatingWebhookConfiguration {
 	t.Helper()
 	objects := h.world.manifests(t, "--url", "https://"+h.address, "--config", filepath.Join(h.Dir(), "policyd.yaml"))
@@ -241,7 +243,8 @@ func only(t *testing.T, object *unstructured.Unstructured, label string) *admiss
 	return c
 }
 
-// configuration returns the webhook as an object that one of the API can be. What fails is denied, or it would look admitted.
+// configuration returns the webhook as an object that one of the API can be. What fails is denied, or it would look
+// admitted.
 func (h *webhook) configuration(t *testing.T) *admissionregistrationv1.ValidatingWebhookConfiguration {
 	t.Helper()
 	c := h.printed(t)
@@ -302,7 +305,8 @@ func (r *row) label(key, value string) {
 	must(r.T, err)
 }
 
-// judgedBy has a webhook judge the namespace, and waits until it does. A policy of the webhook must deny the probe there.
+// judgedBy has a webhook judge the namespace, and waits until it does. A policy of the webhook must deny the probe
+// there.
 func (r *row) judgedBy(h *webhook) {
 	r.Helper()
 	r.register(h.configuration(r.T))

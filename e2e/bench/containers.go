@@ -65,9 +65,9 @@ type containerNode struct {
 	ways    []*way
 }
 
-// measureContainers starts pods on a real containerd: directly, through pullgated, and through pullgated with the pod source. Each
-// pod is started in all ways, one after the other in a random order, and removed at once. Between two pods the image, which is
-// present, is pulled directly.
+// measureContainers starts pods on a real containerd: directly, through pullgated, and through pullgated with the pod
+// source. Each pod is started in all ways, one after the other in a random order, and removed at once. Between two pods
+// the image, which is present, is pulled directly.
 func measureContainers(ctx context.Context, o options) (n *containerNode, err error) {
 	n, err = newContainerNode(ctx, o.pods)
 	if n != nil {
@@ -131,7 +131,8 @@ func newContainerNode(ctx context.Context, pods int) (*containerNode, error) {
 	return n, nil
 }
 
-// startCluster starts an API server with the pods of the node, and one more. It returns their UIDs and the node's kubeconfig.
+// startCluster starts an API server with the pods of the node, and one more. It returns their UIDs and the node's
+// kubeconfig.
 func (n *containerNode) startCluster(ctx context.Context, pods int) (uids []string, kubeconfig string, err error) {
 	if n.cluster, err = cluster.Start(ctx, filepath.Join(n.Dir, "cluster"), kubernetes, benchNode); err != nil {
 		return nil, "", err
@@ -165,7 +166,8 @@ func (n *containerNode) startCluster(ctx context.Context, pods int) (uids []stri
 	return uids, kubeconfig, os.WriteFile(kubeconfig, n.cluster.Kubeconfig("token: "+benchNode), 0o600)
 }
 
-// imageOf returns the name of the image of a way. Each has its own: to a pullgated, an image that came without it is preloaded.
+// imageOf returns the name of the image of a way. Each has its own: to a pullgated, an image that came without it is
+// preloaded.
 func (n *containerNode) imageOf(i int) string {
 	return fmt.Sprintf("%s/team-a/app-%d:1", n.Private.Host(), i)
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -67,5 +68,16 @@ func TestSectionsThatWereNotMeasuredStay(t *testing.T) {
 	want := head + "\n## Calls\n\n1\n\n## Start\n\n3\n\n## Containers\n\n4\n"
 	if got, err := os.ReadFile(path); err != nil || string(got) != want {
 		t.Errorf("sections = %q, %v; want %q", got, err, want)
+	}
+}
+
+func TestLongLinesOfProseAreWrapped(t *testing.T) {
+	long, row := strings.Repeat("word ", 50), "| "+strings.Repeat("cell ", 50)+"|"
+	var s sections
+	s.add("Start", long+"\n\n"+row)
+	line := strings.TrimSpace(strings.Repeat("word ", 24))
+	want := line + "\n" + line + "\nword word\n\n" + row
+	if got := s.text["Start"]; strings.ReplaceAll(got, " \n", "\n") != want {
+		t.Errorf("text = %q; want %q", got, want)
 	}
 }

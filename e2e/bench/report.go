@@ -81,8 +81,8 @@ func table(results []result) string {
 	return head.String() + "\n" + rule.String() + "\n" + rows.String() + "\n"
 }
 
-// full returns all figures of the results as CSV: times in milliseconds, ratios to the direct connection, processor time in
-// microseconds for each call, memory in MB. The direct connection has no processor time and no memory.
+// full returns all figures of the results as CSV: times in milliseconds, ratios to the direct connection, processor
+// time in microseconds for each call, memory in MB. The direct connection has no processor time and no memory.
 func full(results []result) string {
 	var b strings.Builder
 	b.WriteString("calls,callers,through,p50_ms,p50_ratio,p50_ratio_low,p50_ratio_high,p99_ratio,calls_per_second,cpu_us,peak_rss_mb,failed_calls\n")

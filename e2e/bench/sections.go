@@ -21,7 +21,24 @@ func (s *sections) add(title, text string) {
 	if s.text == nil {
 		s.text = map[string]string{}
 	}
-	s.text[title] = strings.TrimSpace(text)
+	s.text[title] = wrap(strings.TrimSpace(text))
+}
+
+// wrap breaks lines of prose before column 120.
+func wrap(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		for len(line) > 121 && !strings.HasPrefix(line, "|") {
+			space := strings.LastIndexByte(line[:121], ' ')
+			if space < 0 {
+				break
+			}
+			b.WriteString(line[:space] + "\n")
+			line = line[space+1:]
+		}
+		b.WriteString(line)
+	}
+	return b.String()
 }
 
 func (s *sections) String() string {

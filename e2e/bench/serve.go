@@ -117,8 +117,8 @@ func splice(ctx context.Context, l net.Listener, to string) error {
 // events is the number of messages of the stream.
 const events = 2000
 
-// runtime returns the fake runtime: it answers each method with the same bytes. more is the number of images that it lists besides
-// image.
+// runtime returns the fake runtime: it answers each method with the same bytes. more is the number of images that it
+// lists besides image.
 func runtime(more int) (*grpc.Server, error) {
 	i := &runtimeapi.Image{Id: imageID(0), RepoTags: []string{image}, Size: 1 << 20}
 	images := &runtimeapi.ListImagesResponse{Images: []*runtimeapi.Image{i}}

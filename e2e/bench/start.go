@@ -57,8 +57,8 @@ func measureStarts(ctx context.Context, dir string, o options) (results []startR
 		if err != nil {
 			return nil, err
 		}
-		// One store after the other, because large ones together would not stay in the page cache of a small machine. The first start
-		// writes to the store; it is not counted.
+		// One store after the other, because large ones together would not stay in the page cache of a small machine. The
+		// first start writes to the store; it is not counted.
 		for round := range o.rounds + 1 {
 			s, err := n.start(ctx, o.pullgated)
 			if err != nil {

@@ -41,8 +41,8 @@ func repository(n int) string {
 // storeBatch is the number of records in one transaction.
 const storeBatch = 200
 
-// writeStore writes a store in format 1: a record that is open to every pod for image 0, and one with credentials for each of the
-// others. Through pullgated every credential would take two synced transactions.
+// writeStore writes a store in format 1: a record that is open to every pod for image 0, and one with credentials for
+// each of the others. Through pullgated every credential would take two synced transactions.
 func writeStore(path string, size storeSize) (err error) {
 	db, err := bolt.Open(path, 0o600, &bolt.Options{NoSync: true, NoGrowSync: true})
 	if err != nil {

@@ -80,8 +80,9 @@ func StartWith(ctx context.Context, dir, version string, o Options) (c *Cluster,
 	return c, c.StartAPI(ctx)
 }
 
-// LetNodesReadSecrets allows nodes to read all Secrets. The Node authorizer allows it for the Secrets of a pod, but some time after the
-// kubelet has the pod, so that a kubelet that is faster pulls without the Secrets. Test cases would be random with that.
+// LetNodesReadSecrets allows nodes to read all Secrets. The Node authorizer allows it for the Secrets of a pod, but
+// some time after the kubelet has the pod, so that a kubelet that is faster pulls without the Secrets. Test cases would
+// be random with that.
 func (c *Cluster) LetNodesReadSecrets(ctx context.Context) error {
 	rbac := c.Client.RbacV1()
 	name := metav1.ObjectMeta{Name: "nodes-read-secrets"}

@@ -64,8 +64,9 @@ func (k *Kubelet) Root() string { return k.path("root") }
 // Name is the name of the kubelet's node.
 func (k *Kubelet) Name() string { return k.name }
 
-// privateView is a script that starts the kubelet in a mount namespace of its own. There it has folders of its own where its paths
-// are fixed, and finds the kernel settings that it would write: the machine is not changed, and two kubelets can run side by side.
+// privateView is a script that starts the kubelet in a mount namespace of its own. There it has folders of its own
+// where its paths are fixed, and finds the kernel settings that it would write: the machine is not changed, and two
+// kubelets can run side by side.
 func (k *Kubelet) privateView() string {
 	lines := []string{"#!/bin/sh", "set -eu"}
 	bind := func(from, to string) {

@@ -1,5 +1,5 @@
-// Package critest_test runs critest, the conformance tests that the Kubernetes project has for runtimes, directly on a containerd and
-// through pullgated, and compares the results.
+// Package critest_test runs critest, the conformance tests that the Kubernetes project has for runtimes, directly on a
+// containerd and through pullgated, and compares the results.
 package critest_test
 
 import (
@@ -20,12 +20,12 @@ import (
 	"github.com/pullgate/pullgate/e2e/release"
 )
 
-// skipped are the specs that need a pod network or the nginx of the image, neither of which the tests have. Each of them waits for
-// a minute.
+// skipped are the specs that need a pod network or the nginx of the image, neither of which the tests have. Each of
+// them waits for a minute.
 const skipped = `port mapping|should support network|support portforward \[|support HostPID`
 
-// leastPassed is how many of the others pass at least without pullgated. Those that fail there need what the tests do not have, such as an
-// image of the Internet with a fixed digest.
+// leastPassed is how many of the others pass at least without pullgated. Those that fail there need what the tests do
+// not have, such as an image of the Internet with a fixed digest.
 const leastPassed = 60
 
 // Each spec has the same result directly and through pullgated.

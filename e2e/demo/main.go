@@ -168,8 +168,8 @@ func (s *demo) crash(ctx context.Context) (err error) {
 	return s.kubelet.Remove(ctx, owner)
 }
 
-// complete makes containerd complete the pull whose end pullgated cannot see because it was killed. Whether containerd completes it
-// by itself is a matter of milliseconds.
+// complete makes containerd complete the pull whose end pullgated cannot see because it was killed. Whether containerd
+// completes it by itself is a matter of milliseconds.
 func (s *demo) complete(ctx context.Context, owner *node.Pod) error {
 	direct, err := node.NewKubelet(ctx, s.node.Containerd.Endpoint())
 	if err != nil {

@@ -28,8 +28,8 @@ func Lock(path string) (unlock func(), err error) {
 // cacheLimit is how long it may take on a slow machine to fill a folder of the cache, downloads included.
 const cacheLimit = 30 * time.Minute
 
-// Cached returns the folder with this name in the cache folder of the user, with what fill has written there. It is there whole or not at
-// all. Two at a time wait for each other.
+// Cached returns the folder with this name in the cache folder of the user, with what fill has written there. It is
+// there whole or not at all. Two at a time wait for each other.
 func Cached(ctx context.Context, what, name string, fill func(ctx context.Context, dir string) error) (dir string, err error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {

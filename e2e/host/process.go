@@ -167,8 +167,8 @@ func Run(ctx context.Context, program string, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// FreePort returns a port of the loopback address that no process listens on. It is below those that the kernel gives to
-// connections and to listeners without a port, so that no other test gets it before the caller listens on it.
+// FreePort returns a port of the loopback address that no process listens on. It is below those that the kernel gives
+// to connections and to listeners without a port, so that no other test gets it before the caller listens on it.
 func FreePort() (port int, err error) {
 	for range 100 {
 		port = 12_000 + rand.IntN(18_000)
@@ -180,7 +180,8 @@ func FreePort() (port int, err error) {
 	return 0, err
 }
 
-// OwnAddress returns an address of this machine that is not loopback, which nodes and the endpoints of services must have.
+// OwnAddress returns an address of this machine that is not loopback, which nodes and the endpoints of services must
+// have.
 func OwnAddress() (string, error) {
 	all, err := net.InterfaceAddrs()
 	if err != nil {

@@ -1,5 +1,6 @@
-// Package kubelets_test runs scenarios of tenants on nodes with real kubelets, in front of pullgated and a real containerd. Pods come through a real API server; the results are read from
-// their status and events, from containerd and from the registry's access log.
+// Package kubelets_test runs scenarios of tenants on nodes with real kubelets, in front of pullgated and a real
+// containerd. Pods come through a real API server; the results are read from their status and events, from containerd
+// and from the registry's access log.
 package kubelets_test
 
 import (
@@ -25,12 +26,13 @@ func nodes() []kind {
 	}
 }
 
-// atOnce is how many nodes run at once: more of them have too little of two cores to be as quick as the scenarios expect.
+// atOnce is how many nodes run at once: more of them have too little of two cores to be as quick as the scenarios
+// expect.
 const atOnce = 3
 
-// TestNode runs the scenarios on nodes side by side. Environment variables select: KUBELET and RUNTIME the nodes by a pattern, SCENARIO
-// the scenarios by a pattern of their names ("control" always runs). With neither of the first two, NODES=matrix selects all nodes but
-// mainNode, and nothing selects mainNode.
+// TestNode runs the scenarios on nodes side by side. Environment variables select: KUBELET and RUNTIME the nodes by a
+// pattern, SCENARIO the scenarios by a pattern of their names ("control" always runs). With neither of the first two,
+// NODES=matrix selects all nodes but mainNode, and nothing selects mainNode.
 func TestNode(t *testing.T) {
 	kubelet, runtime, matrix := os.Getenv("KUBELET"), os.Getenv("RUNTIME"), os.Getenv("NODES") == "matrix"
 	// A node starts when one before it in the order of nodes has ended.
@@ -139,7 +141,8 @@ func testNode(t *testing.T, m *machine) {
 	must(t, node.Leaks(m.gate.Dir(), m.page()))
 }
 
-// protectInUse runs the scenarios without pullgate, installs it on the node, and runs those that do not disturb each other.
+// protectInUse runs the scenarios without pullgate, installs it on the node, and runs those that do not disturb each
+// other.
 func (m *machine) protectInUse(t *testing.T) {
 	t.Helper()
 	// At first nothing protects it.
@@ -164,8 +167,8 @@ func (m *machine) needs(t *testing.T, one testCase, why string) {
 	}
 }
 
-// firstOfKubelet reports whether the node is the one of its kubelet version that also runs what depends on the kubelet alone: many pods
-// at once, and the pod source, which judges before any runtime is asked.
+// firstOfKubelet reports whether the node is the one of its kubelet version that also runs what depends on the kubelet
+// alone: many pods at once, and the pod source, which judges before any runtime is asked.
 func (m *machine) firstOfKubelet() bool {
 	if m.cluster.Release() == kubelet134 {
 		return m.runtime == containerd16
@@ -173,8 +176,8 @@ func (m *machine) firstOfKubelet() bool {
 	return m.runtime == containerd24
 }
 
-// testNodeAsCRIO runs the scenarios of the node whose runtime answers as CRI-O does: first with a repo digest to each pull, then, with the
-// pod source, with an image ID.
+// testNodeAsCRIO runs the scenarios of the node whose runtime answers as CRI-O does: first with a repo digest to each
+// pull, then, with the pod source, with an image ID.
 func testNodeAsCRIO(t *testing.T, m *machine) {
 	t.Helper()
 	m.protectInUse(t)
@@ -183,8 +186,8 @@ func testNodeAsCRIO(t *testing.T, m *machine) {
 	m.run(t, testCase{"tenants-source", tenants})
 }
 
-// everyPair reports whether every pair of kubelet and containerd runs all of its tests. Otherwise restarts, kills, static pods
-// and node credentials run on the first node of each kubelet; these nodes have both containerds among them.
+// everyPair reports whether every pair of kubelet and containerd runs all of its tests. Otherwise restarts, kills,
+// static pods and node credentials run on the first node of each kubelet; these nodes have both containerds among them.
 func everyPair() bool { return os.Getenv("EVERY_PAIR") != "" }
 
 // expires reports whether the scenario of proofs that expire runs on the node: it waits long, so it runs on one.
@@ -266,7 +269,8 @@ func (m *machine) together() []testCase {
 	return all
 }
 
-// mountsImages reports whether the node has image volumes: no kubelet before 1.35 mounts images by default, and no containerd before 2.1 does.
+// mountsImages reports whether the node has image volumes: no kubelet before 1.35 mounts images by default, and no
+// containerd before 2.1 does.
 func (m *machine) mountsImages() bool {
 	return m.cluster.Release() == kubelet136 && m.runtime == containerd24
 }

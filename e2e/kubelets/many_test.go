@@ -116,8 +116,8 @@ func (c crowd) String() string {
 		c.how, len(c.starts), round(c.started), round(c.quantile(50)), round(c.quantile(99)), c.delayed, c.pulls, c.calls)
 }
 
-// large is how long the pull takes that is in progress when the crowd starts. Some runtimes give up on a registry that sends nothing for half
-// a minute.
+// large is how long the pull takes that is in progress when the crowd starts. Some runtimes give up on a registry that
+// sends nothing for half a minute.
 const large = 20 * time.Second
 
 // intents is how many pull intents there are.

@@ -8,8 +8,8 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// While the registry is down, slow, or answers with an error, pods whose credential is proved start.
-// Others wait; their events show whether the registry denied them or could not be reached. No pod without a proof starts.
+// While the registry is down, slow, or answers with an error, pods whose credential is proved start. Others wait; their
+// events show whether the registry denied them or could not be reached. No pod without a proof starts.
 func outage(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{})

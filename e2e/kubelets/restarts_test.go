@@ -72,7 +72,8 @@ func restarts(s *scenario) {
 	check("a reboot")
 }
 
-// powerCycle kills the kubelet, pullgated and containerd with all containers, and starts them again. Other programs are started before pullgated.
+// powerCycle kills the kubelet, pullgated and containerd with all containers, and starts them again. Other programs are
+// started before pullgated.
 func (s *scenario) powerCycle(others ...func(context.Context) error) {
 	s.Helper()
 	s.must(s.kubelet.Kill())

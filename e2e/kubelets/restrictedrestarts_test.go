@@ -21,8 +21,9 @@ const createFailed = "CreateContainerError"
 // exempt is the team whose namespace is exempt from policies.
 const exempt = "exempt"
 
-// restrictedRestarts shows that stricter policies stop no running workload: pods that started before keep their containers, and restart one that
-// ends, after each way in which pullgated receives policies or loses what it knows about started containers. A new pod is denied each time.
+// restrictedRestarts shows that stricter policies stop no running workload: pods that started before keep their
+// containers, and restart one that ends, after each way in which pullgated receives policies or loses what it knows
+// about started containers. A new pod is denied each time.
 //
 // Each case has a pod whose container ends, because a kubelet waits before it restarts a container for the second time.
 func restrictedRestarts(s *scenario) {
@@ -103,8 +104,8 @@ func restrictedRestarts(s *scenario) {
 	folder.reload(true)
 	s.killIn(stay, recheck, func(o *outcome) { s.waitForEvent(o.pod, `Failed: .*read-only-root.*readOnlyRootFilesystem`) })
 
-	// After a reboot all pods get new sandboxes, which a policy would deny by now. That comes last, because a kubelet waits before it restarts a
-	// container that a reboot has ended.
+	// After a reboot all pods get new sandboxes, which a policy would deny by now. That comes last, because a kubelet
+	// waits before it restarts a container that a reboot has ended.
 	folder.write("no-host-network", noHostNetwork)
 	folder.reload(false)
 	s.powerCycle()
@@ -135,7 +136,8 @@ func (s *scenario) replaced(o *outcome, after string) {
 	}
 }
 
-// stay starts a pod for each case side by side, and leaves them on the node. requests are those that each of them may cause.
+// stay starts a pod for each case side by side, and leaves them on the node. requests are those that each of them may
+// cause.
 func (s *scenario) stay(p pod, requests string, cases ...string) map[string]*outcome {
 	s.Helper()
 	since := s.registryOf(p.image).Mark()
@@ -156,8 +158,8 @@ func (s *scenario) restartsIn(stay map[string]*outcome, one string) {
 	s.killIn(stay, one, func(o *outcome) { s.replaced(o, one) })
 }
 
-// killIn kills the container of one case, and calls wait. It requires that the pods of all other cases keep their containers, also in whatever has
-// happened to the node before.
+// killIn kills the container of one case, and calls wait. It requires that the pods of all other cases keep their
+// containers, also in whatever has happened to the node before.
 func (s *scenario) killIn(stay map[string]*outcome, one string, wait func(*outcome)) {
 	s.Helper()
 	o := stay[one]
@@ -185,7 +187,8 @@ type policyFolder struct {
 	dir string
 }
 
-// newPolicyFolder makes a folder of policies, which pullgated does not know before reload. At the end of the scenario there are no policies.
+// newPolicyFolder makes a folder of policies, which pullgated does not know before reload. At the end of the scenario
+// there are no policies.
 func (s *scenario) newPolicyFolder() policyFolder {
 	s.Helper()
 	p := policyFolder{s, filepath.Join(s.Dir, "policies-of-"+s.name)}

@@ -11,8 +11,8 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// A restrictionRow is a restriction of one field, in a namespace of its own: a pod that violates it is denied, and a pod that satisfies it
-// runs.
+// A restrictionRow is a restriction of one field, in a namespace of its own: a pod that violates it is denied, and a
+// pod that satisfies it runs.
 type restrictionRow struct {
 	name string // of the policy, and of its namespace
 	// field is the path in docs/restrictions.md, and leaf the rest of the path that a denial names, such as .type.
@@ -150,7 +150,8 @@ func changes(all ...func(*corev1.Pod)) func(*corev1.Pod) {
 	}
 }
 
-// restrictionRows are the rows of all fields that the CRI carries. Hosts are those of the registries, folder one of the node.
+// restrictionRows are the rows of all fields that the CRI carries. Hosts are those of the registries, folder one of the
+// node.
 func restrictionRows(i restrictionImages, publicHost, privateHost, folder string) []restrictionRow {
 	const (
 		security    = "spec.spec.containers[].securityContext"

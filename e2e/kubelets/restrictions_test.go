@@ -25,8 +25,8 @@ const (
 	refused    = "refused"                // either
 )
 
-// A pod that violates a restriction does not start, and its status or an event names policy and field. A pod that satisfies it runs. The same
-// holds for init, ephemeral and static pods. A container that ends is started again.
+// A pod that violates a restriction does not start, and its status or an event names policy and field. A pod that
+// satisfies it runs. The same holds for init, ephemeral and static pods. A container that ends is started again.
 func restrictions(s *scenario) {
 	images := s.restrictionImages()
 	rows := restrictionRows(images, s.Public.Host(), s.Private.Host(), s.hostFolder())
@@ -49,7 +49,8 @@ func restrictions(s *scenario) {
 	s.dropAll()
 }
 
-// With the pod source, fields are restricted that no CRI message carries. By default policies do not apply to static pods.
+// With the pod source, fields are restricted that no CRI message carries. By default policies do not apply to static
+// pods.
 func restrictionsOfSource(s *scenario) {
 	images := s.restrictionImages()
 	rows := sourceRows(images, s.hostFolder())
@@ -80,7 +81,8 @@ func (s *scenario) restrictionImages() restrictionImages {
 	return i
 }
 
-// pull brings images on the node, so that no pod of a row waits for a pull. secrets are for the registry of the first one.
+// pull brings images on the node, so that no pod of a row waits for a pull. secrets are for the registry of the first
+// one.
 func (s *scenario) pull(secrets []secret, images ...node.Pushed) {
 	s.Helper()
 	s.runSteps(step{name: "a pod of all images", want: running, requests: downloads, pod: pod{team: "pull", image: images[0], secrets: secrets, change: func(p *corev1.Pod) {
@@ -98,8 +100,8 @@ func (s *scenario) hostFolder() string {
 	return folder
 }
 
-// enforce restarts pullgated with the policies of rows, and with more settings of its section admission. The policies are in use until the end
-// of the scenario.
+// enforce restarts pullgated with the policies of rows, and with more settings of its section admission. The policies
+// are in use until the end of the scenario.
 func (s *scenario) enforce(rows []restrictionRow, settings ...string) {
 	s.Helper()
 	folder := filepath.Join(s.Dir, "policies-of-"+s.name)
@@ -193,7 +195,8 @@ func (s *scenario) isDenied(name string, o *outcome, pattern string) {
 	isUp := func() bool { return o.state == running || o.state == succeeded }
 	decided := func() bool {
 		s.look(o)
-		o.text += s.events(o.pod) // sooner than the status of a pod with init containers, which a kubelet reports with its next sync
+		// sooner than the status of a pod with init containers, which a kubelet reports with its next sync
+		o.text += s.events(o.pod)
 		return isUp() || want.MatchString(o.text)
 	}
 	if !host.Within(patience, decided) || isUp() {
@@ -222,8 +225,8 @@ func rowNamed(rows []restrictionRow, name string) restrictionRow {
 	return rows[slices.IndexFunc(rows, func(r restrictionRow) bool { return r.name == name })]
 }
 
-// addEphemeral adds two ephemeral containers to a pod that runs, and waits until "allowed" runs and "denied", which has the capabilities, is denied
-// with a reason that matches a pattern. The pod continues.
+// addEphemeral adds two ephemeral containers to a pod that runs, and waits until "allowed" runs and "denied", which has
+// the capabilities, is denied with a reason that matches a pattern. The pod continues.
 func (s *scenario) addEphemeral(o *outcome, allowed, denied node.Pushed, pattern string, capabilities ...corev1.Capability) {
 	s.Helper()
 	p := o.pod.DeepCopy()

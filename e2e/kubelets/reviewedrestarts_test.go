@@ -11,8 +11,9 @@ import (
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )
 
-// A backend that denies what it has allowed stops no running workload: pods that started before keep their containers, and restart one that ends,
-// whatever is restarted; a new pod is denied each time. After a restart of the node running pods come back, with recheckRestarts they are reviewed again.
+// A backend that denies what it has allowed stops no running workload: pods that started before keep their containers,
+// and restart one that ends, whatever is restarted; a new pod is denied each time. After a restart of the node running
+// pods come back, with recheckRestarts they are reviewed again.
 //
 // Each case has a pod whose container ends, because a kubelet waits before it restarts a container for the second time.
 func reviewedRestarts(s *scenario) {
@@ -81,8 +82,9 @@ func reviewedRestarts(s *scenario) {
 	}
 }
 
-// pullgate-policyd is killed at random times while 20 pods start. With defaultAllow: false no container starts that the backend denies; otherwise each
-// of them is marked failedOpen. What the backend allows starts at most late. Calls without a review are not affected.
+// pullgate-policyd is killed at random times while 20 pods start. With defaultAllow: false no container starts that the
+// backend denies; otherwise each of them is marked failedOpen. What the backend allows starts at most late. Calls
+// without a review are not affected.
 func reviewedKills(s *scenario) {
 	app, bad := s.public("app:1"), s.public("bad:1")
 	r := s.newReviewing()

@@ -39,15 +39,15 @@ const validatePath = "/admission/validate"
 
 func hookTeams() []string { return []string{hookOn, hookDeleted, hookDown, hookExcluded, hookMutated} }
 
-// hooks are webhooks of the node's API server: that of a second pullgate-policyd with the same policy files, as a cluster has it, and one that
-// changes images.
+// hooks are webhooks of the node's API server: that of a second pullgate-policyd with the same policy files, as a
+// cluster has it, and one that changes images.
 type hooks struct {
 	*reviewing
 	policyd *node.Webhook
 }
 
-// comeBehindWebhooks creates pods with a denied image that pass the webhook of pullgate-policyd: while it is deleted, is down, or excludes their
-// namespace, and behind another webhook. It returns them by what has become of the webhook.
+// comeBehindWebhooks creates pods with a denied image that pass the webhook of pullgate-policyd: while it is deleted,
+// is down, or excludes their namespace, and behind another webhook. It returns them by what has become of the webhook.
 func (r *reviewing) comeBehindWebhooks(app, bad node.Pushed) map[string]*outcome {
 	r.Helper()
 	h := &hooks{r, node.StartWebhook(r, filepath.Join(r.Dir, "webhook-of-"+r.name), r.policies)}
@@ -65,14 +65,15 @@ func (r *reviewing) comeBehindWebhooks(app, bad node.Pushed) map[string]*outcome
 	behind["webhook deleted"] = h.admits(hookDeleted, bad)
 	behind["webhook that excludes the namespace"] = h.admits(hookExcluded, bad)
 
-	// A validating webhook sees what the mutating ones have left. pullgate's can be registered as a mutating one, which changes nothing; those are
-	// called once each, in the order of their names.
+	// A validating webhook sees what the mutating ones have left. pullgate's can be registered as a mutating one, which
+	// changes nothing; those are called once each, in the order of their names.
 	h.mutate("a-pullgate", h.policyd.URL+validatePath, h.policyd.Authority)
 	h.denies(hookMutated, bad)
 	mirror, authority := r.mutatingWebhook(app.Name, bad.Name)
 	h.mutate("b-mirror", mirror, authority)
 	changed := h.admits(hookMutated, app)
-	for end := time.Now().Add(patience); changed.pod.Spec.Containers[0].Image != bad.Name; changed = h.admits(hookMutated, app) { // it is registered by now
+	// it is registered by now
+	for end := time.Now().Add(patience); changed.pod.Spec.Containers[0].Image != bad.Name; changed = h.admits(hookMutated, app) {
 		r.drop(changed)
 		if time.Now().After(end) {
 			r.Fatalf("the mutating webhook has left the image %s", changed.pod.Spec.Containers[0].Image)
@@ -143,8 +144,8 @@ func (h *hooks) mutate(name, url string, authority *certtest.Authority) {
 	})
 }
 
-// denies waits until the API server denies a pod with an image, because of the webhook. An API server uses a configuration some time after it has
-// it.
+// denies waits until the API server denies a pod with an image, because of the webhook. An API server uses a
+// configuration some time after it has it.
 func (h *hooks) denies(team string, image node.Pushed) {
 	h.Helper()
 	want := regexp.MustCompile(`denied the request: .*denied by the image review backend main .*: not scanned`)

@@ -28,16 +28,16 @@ const reviewCanary = "canary-c41e-of-a-pod"
 // override is the annotation that allows an image which a backend denies otherwise.
 const override = "x.image-policy.k8s.io/break-glass"
 
-// A reviewing is a scenario with image review backends: policy files for them, and a pullgate-policyd that asks them. Its pods have a canary
-// everywhere.
+// A reviewing is a scenario with image review backends: policy files for them, and a pullgate-policyd that asks them.
+// Its pods have a canary everywhere.
 type reviewing struct {
 	*scenario
 	policies string // the folder
 	backends []*reviewbackend.Backend
 }
 
-// newReviewing starts a pullgate-policyd with an empty policy folder, which pullgated does not know before enforce. At the end, pullgated has
-// no policies, and no backend has seen a canary.
+// newReviewing starts a pullgate-policyd with an empty policy folder, which pullgated does not know before enforce. At
+// the end, pullgated has no policies, and no backend has seen a canary.
 func (s *scenario) newReviewing() *reviewing {
 	s.Helper()
 	r := &reviewing{scenario: s, policies: filepath.Join(s.Dir, "policies-of-"+s.name)}
@@ -67,8 +67,8 @@ func (r *reviewing) backend() *reviewbackend.Backend {
 	return b
 }
 
-// file writes the policy file of a backend. fields are those of imagePolicy beside kubeConfigFile; teams are those whose pods are reviewed,
-// all if there is none.
+// file writes the policy file of a backend. fields are those of imagePolicy beside kubeConfigFile; teams are those
+// whose pods are reviewed, all if there is none.
 func (r *reviewing) file(name string, b *reviewbackend.Backend, fields string, teams ...string) {
 	r.Helper()
 	var namespaces []string
@@ -209,8 +209,8 @@ func (r *reviewing) logs(name string, o *outcome, want string, is func(decision)
 	}
 }
 
-// markedFailedOpen waits until the decision log has a container of a pod that was admitted because a backend did not answer, or one that was
-// not.
+// markedFailedOpen waits until the decision log has a container of a pod that was admitted because a backend did not
+// answer, or one that was not.
 func (r *reviewing) markedFailedOpen(name string, o *outcome, want bool) {
 	r.Helper()
 	r.logs(name, o, fmt.Sprintf("an admitted container with failedOpen %v", want), func(d decision) bool { return d.Verdict == "Allow" && d.failedOpen() == want })

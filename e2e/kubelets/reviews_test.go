@@ -11,8 +11,8 @@ import (
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )
 
-// deniedBy is the pattern of what a kubelet reports of a container whose image a backend denies: which backend was asked, how long it took, and
-// what follows.
+// deniedBy is the pattern of what a kubelet reports of a container whose image a backend denies: which backend was
+// asked, how long it took, and what follows.
 func deniedBy(backend string) string {
 	return `pullgate: pod \S+: .*denied by the image review backend ` + backend + ` (after \S+|\(cached\)): not scanned`
 }
@@ -22,9 +22,10 @@ func failedClosed(backend string) string {
 	return `pullgate: pod \S+: .*no valid answer from the image review backend ` + backend + ` after \S+: .*; denied`
 }
 
-// A pod whose images the backends allow runs. One whose image a backend denies does not start, and its status or an event names the backend.
-// That also holds for init, ephemeral and static pods and for image volumes, and whatever becomes of a webhook of the API server. A backend that
-// is stopped admits what it has allowed before, and everything else as its defaultAllow says.
+// A pod whose images the backends allow runs. One whose image a backend denies does not start, and its status or an
+// event names the backend. That also holds for init, ephemeral and static pods and for image volumes, and whatever
+// becomes of a webhook of the API server. A backend that is stopped admits what it has allowed before, and everything
+// else as its defaultAllow says.
 func reviews(s *scenario) {
 	app, bad, fresh := s.public("app:1"), s.public("bad:1"), s.public("fresh:1")
 	r := s.newReviewing()
@@ -130,7 +131,8 @@ func initContainerOf(image node.Pushed) func(*corev1.Pod) {
 	return initContainer(func(c *corev1.Container) { c.Image = image.Name })
 }
 
-// comeWithVolumes creates two pods like p that mount images: its own, and one that is denied. On a node without image volumes there are none.
+// comeWithVolumes creates two pods like p that mount images: its own, and one that is denied. On a node without image
+// volumes there are none.
 func (r *reviewing) comeWithVolumes(p pod, bad node.Pushed) (allowed, denied *outcome) {
 	r.Helper()
 	if !r.mountsImages() {

@@ -8,9 +8,9 @@ import (
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
-// A pod whose image is signed as the policy requires runs. One with an unsigned image waits with a reason that says so, and runs without further
-// action once the image is signed. An unsigned image that a pod without the policy has pulled does not run either, nor do pods with the policy
-// Never, static pods, ephemeral containers and image volumes with it.
+// A pod whose image is signed as the policy requires runs. One with an unsigned image waits with a reason that says so,
+// and runs without further action once the image is signed. An unsigned image that a pod without the policy has pulled
+// does not run either, nor do pods with the policy Never, static pods, ephemeral containers and image volumes with it.
 func signatures(s *scenario) {
 	r := s.newSigner()
 	good, bad, late, cached := s.private("good:1"), s.private("bad:1"), s.private("late:1"), s.private("cached:1")
@@ -58,9 +58,9 @@ func signatures(s *scenario) {
 	s.dropAll()
 }
 
-// Running pods and their restarts are not affected when the key in the policy is exchanged; new pods need a signature with the new one, which is
-// verified once. With recheckRestarts restarts need it too. After a reboot, while registry, network and pullgate-policyd are down, everything that
-// has an endorsement starts, and nothing else does.
+// Running pods and their restarts are not affected when the key in the policy is exchanged; new pods need a signature
+// with the new one, which is verified once. With recheckRestarts restarts need it too. After a reboot, while registry,
+// network and pullgate-policyd are down, everything that has an endorsement starts, and nothing else does.
 func signedRestarts(s *scenario) {
 	const (
 		exchange = "an exchange of the key"

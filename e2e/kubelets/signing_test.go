@@ -16,8 +16,8 @@ import (
 	"github.com/pullgate/pullgate/e2e/signing"
 )
 
-// unsigned is the pattern of what a kubelet reports of a container whose image has not the signatures that a policy requires: the message of the
-// container that waits, or the reason, of which there is an event.
+// unsigned is the pattern of what a kubelet reports of a container whose image has not the signatures that a policy
+// requires: the message of the container that waits, or the reason, of which there is an event.
 const unsigned = `because the signature validation failed: image .* rule by-the-team of policy signed is not met: |Failed: Error: SignatureValidationFailed`
 
 // A signer is a scenario with policies about signatures, and a pullgate-policyd that verifies them.
@@ -105,7 +105,8 @@ func byPolicy(team string, image node.Pushed, policy corev1.PullPolicy) pod {
 func (r *signer) isUnsigned(name string, o *outcome) {
 	r.Helper()
 	r.isDenied(name, o, unsigned)
-	if !host.Within(patience, func() bool { return r.look(o).state == unverified || o.state == pullFailed }) { // between two attempts, it shows another
+	// between two attempts, it shows another
+	if !host.Within(patience, func() bool { return r.look(o).state == unverified || o.state == pullFailed }) {
 		r.Errorf("%s: %s; want the reason %s", name, o, unverified)
 	}
 }
@@ -113,8 +114,8 @@ func (r *signer) isUnsigned(name string, o *outcome) {
 // unverified is the reason that a container waits for while its image has not the signatures that a policy requires.
 const unverified = "SignatureValidationFailed"
 
-// isNeverUnsigned waits until a pod with the pull policy Never is denied. With the pod source the kubelet is shown the image, so that the
-// creation of the container can say why.
+// isNeverUnsigned waits until a pod with the pull policy Never is denied. With the pod source the kubelet is shown the
+// image, so that the creation of the container can say why.
 func (r *signer) isNeverUnsigned(name string, o *outcome) {
 	r.Helper()
 	pattern := "ErrImageNeverPull"

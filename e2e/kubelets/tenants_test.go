@@ -9,8 +9,8 @@ import (
 // denied are the words of a registry that refuses, as containerd passes them on.
 const denied = `401 Unauthorized|authorization failed|pull access denied`
 
-// The control: without pullgate any tenant runs an image that was pulled with the secret of another one. If it fails, the other
-// test cases show nothing.
+// The control: without pullgate any tenant runs an image that was pulled with the secret of another one. If it fails,
+// the other test cases show nothing.
 func controlWithoutPullgate(s *scenario) {
 	app := s.private("app:1")
 	s.runSteps(

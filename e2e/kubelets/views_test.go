@@ -19,7 +19,8 @@ import (
 // volumeGroup is the group of the volume behind a claim.
 const volumeGroup = 5001
 
-// views compares what a kubelet sends about 100 generated pods with what the API server has about them. VIEWS_SEED repeats the pods of a run.
+// views compares what a kubelet sends about 100 generated pods with what the API server has about them. VIEWS_SEED
+// repeats the pods of a run.
 func views(s *scenario) {
 	seed := rand.Uint64()
 	if text := os.Getenv("VIEWS_SEED"); text != "" {

@@ -55,8 +55,8 @@ func Start(ctx context.Context, o Options) (*Machine, error) {
 	exec "$@"`
 	args := []string{
 		"-c", enter, o.Cgroup,
-		// The processes of a machine survive their nspawn. So it runs in a PID namespace, which ends with its first process; that ends
-		// with unshare, and unshare with this process. The mount namespace ends with it.
+		// The processes of a machine survive their nspawn. So it runs in a PID namespace, which ends with its first process;
+		// that ends with unshare, and unshare with this process. The mount namespace ends with it.
 		"unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc",
 		"systemd-nspawn", "--quiet", "--settings=no", "--register=no", "--keep-unit", "--boot", "--machine=pullgate",
 		"--directory=" + base, "--volatile=overlay", "--private-network", "--link-journal=no", "--resolv-conf=off", "--timezone=off", "--console=pipe",

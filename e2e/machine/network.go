@@ -23,7 +23,8 @@ func (m *Machine) Listen(ctx context.Context, address string) (net.Listener, err
 		return nil, err
 	}
 	defer func() { _ = ours.Close() }()
-	// The network is that of a thread. The thread ends with the goroutine unless it is unlocked, so none is left in the machine.
+	// The network is that of a thread. The thread ends with the goroutine unless it is unlocked, so none is left in the
+	// machine.
 	runtime.LockOSThread()
 	if err := unix.Setns(int(theirs.Fd()), unix.CLONE_NEWNET); err != nil {
 		runtime.UnlockOSThread()

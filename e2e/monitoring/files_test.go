@@ -1,5 +1,5 @@
-// Package monitoring_test checks that the dashboard and the alert rules of docs/monitoring are consistent with each other, with the
-// runbooks, and with the metrics that a real Prometheus scrapes from the built programs.
+// Package monitoring_test checks that the dashboard and the alert rules of docs/monitoring are consistent with each
+// other, with the runbooks, and with the metrics that a real Prometheus scrapes from the built programs.
 package monitoring_test
 
 import (
@@ -176,7 +176,8 @@ func TestEveryThresholdIsExplained(t *testing.T) {
 	}
 }
 
-// The dashboard can be imported into any Grafana: its data source is a variable, panels do not overlap, and each describes what it shows.
+// The dashboard can be imported into any Grafana: its data source is a variable, panels do not overlap, and each
+// describes what it shows.
 func TestDashboardCanBeImported(t *testing.T) {
 	d := board(t)
 	if d.UID == "" || d.Title == "" {
@@ -255,7 +256,8 @@ var (
 	queryLike = regexp.MustCompile(`^[a-z_0-9., ()]*(image_pull_secret|pullgate|kubelet_imagemanager)_[a-z_]+ *(\{.*|\[.*\)|.*\))$`)
 )
 
-// queriesOfDocs returns the queries of README.md and of every page of docs: what is written as code, and selects from a metric.
+// queriesOfDocs returns the queries of README.md and of every page of docs: what is written as code, and selects from a
+// metric.
 func queriesOfDocs(t *testing.T) (all []written) {
 	t.Helper()
 	root := filepath.Dir(filepath.Dir(docs(t, "metrics.md")))

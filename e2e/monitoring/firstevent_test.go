@@ -26,9 +26,9 @@ var never = []string{
 }
 
 // Every series that a query of a page, an alert rule or the dashboard counts exists before its first event, so that the
-// query sees that event: each documented value of each label has a series, events make no other series, and promtool has
-// an increase for each. Calls are left out: the first of them come with the kubelet, and most pairs of method and code
-// never occur.
+// query sees that event: each documented value of each label has a series, events make no other series, and promtool
+// has an increase for each. Calls are left out: the first of them come with the kubelet, and most pairs of method and
+// code never occur.
 func TestQueriesCountTheFirstEvent(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -113,7 +113,8 @@ func (w workload) series(t *testing.T) map[string]float64 {
 	return all
 }
 
-// labelValues returns the values of the labels of each metric in docs/metrics.md, as a selector has them, without "other".
+// labelValues returns the values of the labels of each metric in docs/metrics.md, as a selector has them, without
+// "other".
 func labelValues(t *testing.T) map[string][]string {
 	t.Helper()
 	metrics, labels, _ := strings.Cut(read(t, "metrics.md"), "\n## Labels\n")

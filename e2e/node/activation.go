@@ -8,7 +8,8 @@ import (
 	"os/exec"
 )
 
-// bindSocket binds a socket as systemd does, before the program starts. It stays open over every stop and start of the program, until release.
+// bindSocket binds a socket as systemd does, before the program starts. It stays open over every stop and start of the
+// program, until release.
 func bindSocket(path string) (socket *os.File, release func() error, err error) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
 	if err != nil {

@@ -56,8 +56,8 @@ const cniPlugin = `#!/bin/sh
 END
 `
 
-// StartContainerd starts a containerd below dir. program is "" for the machine's own, and so is hosts, the folder of its hosts.toml files,
-// if it has none.
+// StartContainerd starts a containerd below dir. program is "" for the machine's own, and so is hosts, the folder of
+// its hosts.toml files, if it has none.
 func StartContainerd(ctx context.Context, dir, program, sandboxImage, hosts string) (*Containerd, error) {
 	if program == "" {
 		program = "containerd"
@@ -121,8 +121,8 @@ func (c *Containerd) Tag(ctx context.Context, from, to string) error {
 	return err
 }
 
-// Reboot has the effect of a reboot of the machine: containerd and all containers are killed, the state below /run is removed, and
-// containerd starts again with the content of its disk.
+// Reboot has the effect of a reboot of the machine: containerd and all containers are killed, the state below /run is
+// removed, and containerd starts again with the content of its disk.
 func (c *Containerd) Reboot(ctx context.Context) error {
 	if err := errors.Join(c.Kill(), endContainers(ctx, c.dir), unmountBelow(c.dir)); err != nil {
 		return err

@@ -14,11 +14,12 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// CRIO makes containerd answer on the wire as CRI-O does: image IDs are 64 hexadecimal digits without "sha256:", and a prefix
-// of three finds an image; a list of containers names the image by a repo digest and does not repeat the name of the pod; a call with
-// another content type than application/grpc is refused. Texts of errors stay those of containerd.
+// CRIO makes containerd answer on the wire as CRI-O does: image IDs are 64 hexadecimal digits without "sha256:", and a
+// prefix of three finds an image; a list of containers names the image by a repo digest and does not repeat the name of
+// the pod; a call with another content type than application/grpc is refused. Texts of errors stay those of containerd.
 type CRIO struct {
-	// PullAnswersID makes a pull answer with the image ID, as CRI-O does from 1.35.2 and 1.36.0 on; before, it is a repo digest.
+	// PullAnswersID makes a pull answer with the image ID, as CRI-O does from 1.35.2 and 1.36.0 on; before, it is a repo
+	// digest.
 	PullAnswersID atomic.Bool
 }
 

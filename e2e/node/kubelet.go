@@ -411,8 +411,8 @@ func (k *Kubelet) ReadySandboxes(ctx context.Context, namespace string) ([]strin
 	return ids, err
 }
 
-// RemoveStopped removes every stopped sandbox, as a kubelet's garbage collection does once a minute. Like that one it tries again: containerd
-// refuses the removal of a container whose end it has not noticed yet.
+// RemoveStopped removes every stopped sandbox, as a kubelet's garbage collection does once a minute. Like that one it
+// tries again: containerd refuses the removal of a container whose end it has not noticed yet.
 func (k *Kubelet) RemoveStopped(ctx context.Context) error {
 	var err error
 	host.Within(10*time.Second, func() bool {

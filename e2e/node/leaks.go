@@ -36,8 +36,8 @@ func Leaks(dir, text string) error {
 	return err
 }
 
-// forms are the encodings in which a secret may be written by accident. Its base64 depends on the number of bytes before it, modulo
-// three; characters that depend on other bytes are cut.
+// forms are the encodings in which a secret may be written by accident. Its base64 depends on the number of bytes
+// before it, modulo three; characters that depend on other bytes are cut.
 func forms(secret string) map[string]string {
 	all := map[string]string{
 		"raw":              secret,

@@ -57,7 +57,8 @@ type Options struct {
 	// ImageSpace is the size of a file system of its own for what containerd keeps, such as "1G".
 	// "" keeps it on the disk of the node's directory.
 	ImageSpace string
-	// Mirrored are registries, such as "registry.k8s.io", whose images containerd pulls from the registry that needs no credential.
+	// Mirrored are registries, such as "registry.k8s.io", whose images containerd pulls from the registry that needs no
+	// credential.
 	Mirrored []string
 }
 

@@ -20,8 +20,8 @@ type Policyd struct {
 	release func() error
 }
 
-// StartPolicyd binds the socket for pullgated below dir, and starts pullgate-policyd on it with a policy folder. settings are lines of YAML that
-// are added to its configuration.
+// StartPolicyd binds the socket for pullgated below dir, and starts pullgate-policyd on it with a policy folder.
+// settings are lines of YAML that are added to its configuration.
 func StartPolicyd(ctx context.Context, dir, policies string, settings ...string) (p *Policyd, err error) {
 	program, err := Program("pullgate-policyd")
 	if err != nil {

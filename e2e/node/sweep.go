@@ -59,8 +59,8 @@ func sweep(ctx context.Context) error {
 	return err
 }
 
-// endContainers ends the processes of a containerd that has ended: its shims, found by the socket that they were given, and its
-// containers, found by the state files of runc.
+// endContainers ends the processes of a containerd that has ended: its shims, found by the socket that they were given,
+// and its containers, found by the state files of runc.
 func endContainers(ctx context.Context, dir string) error {
 	var pids []int
 	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")

@@ -54,7 +54,8 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// HTTPS writes a certificate with its key into dir, and returns the setting by which a pullgate-policyd serves with it on an address.
+// HTTPS writes a certificate with its key into dir, and returns the setting by which a pullgate-policyd serves with it
+// on an address.
 func HTTPS(dir, address string, pair certtest.Pair) (setting string, err error) {
 	certificate, key := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
 	return fmt.Sprintf("https: {listen: %q, certFile: %s, keyFile: %s}", address, certificate, key),

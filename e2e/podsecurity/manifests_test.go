@@ -12,7 +12,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// The Deployment of pullgate-policyd manifests meets the standard that its Namespace enforces, in each version of the standard.
+// The Deployment of pullgate-policyd manifests meets the standard that its Namespace enforces, in each version of the
+// standard.
 func TestManifestsMeetTheStandard(t *testing.T) {
 	data, err := os.ReadFile("../../internal/policies/policyd/manifests/testdata/cluster.golden.yaml")
 	if err != nil {

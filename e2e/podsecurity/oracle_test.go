@@ -1,4 +1,5 @@
-// Package podsecurity_test compares the presets of internal/policies/restriction with the implementation of the Pod Security Standards in Kubernetes.
+// Package podsecurity_test compares the presets of internal/policies/restriction with the implementation of the Pod
+// Security Standards in Kubernetes.
 package podsecurity_test
 
 import (

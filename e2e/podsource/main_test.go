@@ -1,5 +1,5 @@
-// Package podsource_test tests the pod source with real API servers and only the permissions of a kubelet: the Node authorizer, RBAC and
-// NodeRestriction are configured as in a cluster.
+// Package podsource_test tests the pod source with real API servers and only the permissions of a kubelet: the Node
+// authorizer, RBAC and NodeRestriction are configured as in a cluster.
 package podsource_test
 
 import (

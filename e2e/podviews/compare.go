@@ -54,8 +54,8 @@ type Comparison struct {
 	differences []string
 }
 
-// Pod compares the views of one pod and of all its containers. The pod is as the API server has it, with what a kubelet sent
-// to the runtime about it.
+// Pod compares the views of one pod and of all its containers. The pod is as the API server has it, with what a kubelet
+// sent to the runtime about it.
 func (c *Comparison) Pod(p *corev1.Pod, r *Runtime) {
 	who := p.Namespace + "/" + p.Name
 	got := r.of(string(p.UID))
@@ -89,7 +89,8 @@ func (c *Comparison) Pod(p *corev1.Pod, r *Runtime) {
 	}
 }
 
-// sharedClaims returns, by container, the paths of mounts of claims that two volumes of the pod name, one of them read-only and the other one not.
+// sharedClaims returns, by container, the paths of mounts of claims that two volumes of the pod name, one of them
+// read-only and the other one not.
 func sharedClaims(p *corev1.Pod) map[string][]string {
 	writable := map[string][]bool{} // by claim
 	claims := map[string]string{}   // by volume
@@ -116,8 +117,8 @@ func sharedClaims(p *corev1.Pod) map[string][]string {
 	return paths
 }
 
-// Failures returns every difference that is not an exception, every field of the CRI that was never compared or never set, and every exception
-// that never applied.
+// Failures returns every difference that is not an exception, every field of the CRI that was never compared or never
+// set, and every exception that never applied.
 func (c *Comparison) Failures() []string {
 	all := slices.Clone(c.differences)
 	for _, f := range restriction.Fields() {
@@ -218,7 +219,8 @@ func (c *Comparison) groups(who string, cri, api podview.Pod) {
 	}
 }
 
-// automount compares whether a container gets a token of the service account, which is so unless the pod says otherwise.
+// automount compares whether a container gets a token of the service account, which is so unless the pod says
+// otherwise.
 func (c *Comparison) automount(who string, cri, api podview.Pod, container podview.Container) {
 	const field = podSpec + "automountServiceAccountToken"
 	mounted, _ := cri.AutomountServiceAccountToken.Effective()

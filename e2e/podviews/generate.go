@@ -35,7 +35,8 @@ func (g *Generated) Containers() int {
 	return len(g.Pod.Spec.InitContainers) + len(g.Pod.Spec.Containers) + len(g.Ephemeral)
 }
 
-// Generate returns pods that an API server admits, and whose containers a kubelet tries to create. The same seed gives the same pods.
+// Generate returns pods that an API server admits, and whose containers a kubelet tries to create. The same seed gives
+// the same pods.
 func Generate(seed uint64, n int, w World) []*Generated {
 	all := make([]*Generated, n)
 	for i := range all {
@@ -183,7 +184,8 @@ func (g *generator) security() *corev1.SecurityContext {
 	return s
 }
 
-// letRun changes a container that the kubelet would not try to create, because it must not run as root and would, or might.
+// letRun changes a container that the kubelet would not try to create, because it must not run as root and would, or
+// might.
 func (g *generator) letRun(c *corev1.Container, pod *corev1.PodSecurityContext) {
 	own := c.SecurityContext
 	if own == nil {

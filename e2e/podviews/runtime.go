@@ -24,8 +24,8 @@ const (
 	namedImage    = "registry.example/named"
 )
 
-// A Runtime is the fake runtime of the CRI's client that keeps what a kubelet sends. It has the images of all generated pods. Init containers end at
-// once with success; others run until they are stopped.
+// A Runtime is the fake runtime of the CRI's client that keeps what a kubelet sends. It has the images of all generated
+// pods. Init containers end at once with success; others run until they are stopped.
 type Runtime struct {
 	*fake.RemoteRuntime
 	endpoint string

@@ -15,11 +15,12 @@ import (
 // former is the last commit of pullgate before endorsements: it knows only format 1 of records.db.
 const former = "013e53efd2f84373d1bdafd921ef13c3ccfc36b5"
 
-// ErrNoHistory is the error of Former in a copy of the sources without the history of the repository, such as an unpacked release.
+// ErrNoHistory is the error of Former in a copy of the sources without the history of the repository, such as an
+// unpacked release.
 var ErrNoHistory = errors.New("the history of the repository is not there")
 
-// Former builds the last version of pullgate that knows only format 1 of records.db, from the history of the repository, as Containerd does. It
-// returns the folder with pullgated.
+// Former builds the last version of pullgate that knows only format 1 of records.db, from the history of the
+// repository, as Containerd does. It returns the folder with pullgated.
 func Former(ctx context.Context) (dir string, err error) {
 	mod, err := host.Upward(filepath.Join("cmd", "pullgated"))
 	if err != nil {

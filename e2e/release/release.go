@@ -1,5 +1,5 @@
-// Package release builds releases of containerd, of Kubernetes, of cosign and of critest from source. What was built stays in
-// the cache folder of the user; tools pins the versions, a folder for each.
+// Package release builds releases of containerd, of Kubernetes, of cosign and of critest from source. What was built
+// stays in the cache folder of the user; tools pins the versions, a folder for each.
 package release
 
 import (

@@ -78,7 +78,8 @@ func (r *Request) Images() []string {
 	return all
 }
 
-// New starts a backend on a free port of the loopback address, which ends with the test. It allows all images until Set is called.
+// New starts a backend on a free port of the loopback address, which ends with the test. It allows all images until Set
+// is called.
 func New(tb testing.TB) *Backend {
 	tb.Helper()
 	must := func(err error) {
@@ -114,8 +115,8 @@ func New(tb testing.TB) *Backend {
 // Address is the host and port of the backend, the same after each Restart.
 func (b *Backend) Address() string { return b.address }
 
-// Pair returns its valid certificate and key, with which a pullgate-policyd can take its place while it is stopped. The path that kubeconfigs
-// have is that of pullgate-policyd.
+// Pair returns its valid certificate and key, with which a pullgate-policyd can take its place while it is stopped. The
+// path that kubeconfigs have is that of pullgate-policyd.
 func (b *Backend) Pair() certtest.Pair { return b.pair }
 
 // Kubeconfig writes a kubeconfig by which a client, such as a cluster, uses the backend with a token of its own.
@@ -149,8 +150,8 @@ current-context: context
 `, "https://"+b.address+"/imagereview", base64.StdEncoding.EncodeToString(b.authority.PEM()), user), 0o600)
 }
 
-// PolicyFile writes a policy file that has a client ask the backend, by a kubeconfig that it writes as well. fields are those of imagePolicy beside
-// kubeConfigFile; with namespaces only their pods are reviewed.
+// PolicyFile writes a policy file that has a client ask the backend, by a kubeconfig that it writes as well. fields are
+// those of imagePolicy beside kubeConfigFile; with namespaces only their pods are reviewed.
 func (b *Backend) PolicyFile(path, kubeconfig, client, fields string, namespaces ...string) error {
 	text := fmt.Sprintf("imagePolicy: {kubeConfigFile: %s, retryBackoff: 1, %s}\n", kubeconfig, fields)
 	if len(namespaces) > 0 {

@@ -8,7 +8,8 @@ import (
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )
 
-// BenchmarkCreateContainer measures what a cached review adds to CreateContainer, the socket of pullgate-policyd included.
+// BenchmarkCreateContainer measures what a cached review adds to CreateContainer, the socket of pullgate-policyd
+// included.
 //
 //	go test -run '^$' -bench CreateContainer -benchtime 5000x ./reviews
 func BenchmarkCreateContainer(b *testing.B) {

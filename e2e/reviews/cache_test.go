@@ -17,7 +17,8 @@ import (
 
 const app = "repo.test/app:1"
 
-// 50 pods with one image cost one request, also at the same time. What a pod has beside its image and its annotations for backends makes no difference.
+// 50 pods with one image cost one request, also at the same time. What a pod has beside its image and its annotations
+// for backends makes no difference.
 func TestFiftyPods(t *testing.T) {
 	t.Parallel()
 	b := reviewbackend.New(t)
@@ -70,8 +71,8 @@ func TestCorrectedDenial(t *testing.T) {
 	}
 }
 
-// While pullgate-policyd has other policy files than pullgated, containers are denied, whatever the files of the backends say: it has answered,
-// so that nothing fails open. When they are the same again, it recovers.
+// While pullgate-policyd has other policy files than pullgated, containers are denied, whatever the files of the
+// backends say: it has answered, so that nothing fails open. When they are the same again, it recovers.
 func TestOtherPolicies(t *testing.T) {
 	t.Parallel()
 	b := reviewbackend.New(t)

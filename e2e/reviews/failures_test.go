@@ -20,8 +20,8 @@ const (
 	maxBusy = 100 << 20
 )
 
-// Whatever a backend does instead of answering, the pod is admitted as defaultAllow says, and in time for a kubelet. Afterwards pullgate-policyd has
-// the goroutines of before, and its memory stays bounded all the time.
+// Whatever a backend does instead of answering, the pod is admitted as defaultAllow says, and in time for a kubelet.
+// Afterwards pullgate-policyd has the goroutines of before, and its memory stays bounded all the time.
 func TestBackendFailures(t *testing.T) {
 	t.Parallel()
 	main, stopped, expired, unknown := reviewbackend.New(t), reviewbackend.New(t), reviewbackend.New(t), reviewbackend.New(t)

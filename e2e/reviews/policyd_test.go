@@ -10,8 +10,8 @@ import (
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )
 
-// While pullgate-policyd cannot be connected to, each backend fails as its file says. If it was asked and does not answer, containers are
-// denied. When it is back, it is asked again.
+// While pullgate-policyd cannot be connected to, each backend fails as its file says. If it was asked and does not
+// answer, containers are denied. When it is back, it is asked again.
 func TestWithoutPolicyd(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -14,8 +14,8 @@ import (
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )
 
-// Containers of a tenant wait for a backend that does not answer about their image. The kubelet makes the calls for all pods on the same
-// connection, and goes on with all other pods.
+// Containers of a tenant wait for a backend that does not answer about their image. The kubelet makes the calls for all
+// pods on the same connection, and goes on with all other pods.
 func TestContainersThatWaitForAReviewStopNoOtherCall(t *testing.T) {
 	backend := reviewbackend.New(t)
 	w := start(t, func(w *world) {
@@ -24,7 +24,8 @@ func TestContainersThatWaitForAReviewStopNoOtherCall(t *testing.T) {
 	backend.Set("slow.test/app:1", reviewbackend.Answer{Failure: reviewbackend.Hang})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	// Five messages of 13,107 bytes, with the prefix of gRPC, are exactly the window of 65,535 bytes with which a connection of HTTP/2 begins.
+	// Five messages of 13,107 bytes, with the prefix of gRPC, are exactly the window of 65,535 bytes with which a
+	// connection of HTTP/2 begins.
 	const containers, size = 5, 13107 - 5
 	for range containers {
 		p := w.kubelet.Pod("mallory")

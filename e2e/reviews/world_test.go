@@ -1,5 +1,5 @@
-// Package reviews_test runs image reviews with the built pullgated and pullgate-policyd, before a runtime and with backends that are fakes: what
-// backends do wrong, what is cached, and how long a review takes.
+// Package reviews_test runs image reviews with the built pullgated and pullgate-policyd, before a runtime and with
+// backends that are fakes: what backends do wrong, what is cached, and how long a review takes.
 package reviews_test
 
 import (
@@ -29,8 +29,8 @@ type world struct {
 	policies string // the folder of pullgated
 }
 
-// start starts a world whose runtime has images of these names. prepare writes its policy files. policydPolicies is the folder of
-// pullgate-policyd, "" for that of pullgated.
+// start starts a world whose runtime has images of these names. prepare writes its policy files. policydPolicies is the
+// folder of pullgate-policyd, "" for that of pullgated.
 func start(tb testing.TB, prepare func(*world), policydPolicies string, images ...string) *world {
 	tb.Helper()
 	dir := criproxytest.SocketDir(tb)
@@ -61,7 +61,8 @@ func start(tb testing.TB, prepare func(*world), policydPolicies string, images .
 	return w
 }
 
-// file writes a policy file for a backend. fields are those of imagePolicy beside kubeConfigFile; with namespaces only their pods are reviewed.
+// file writes a policy file for a backend. fields are those of imagePolicy beside kubeConfigFile; with namespaces only
+// their pods are reviewed.
 func (w *world) file(folder, name string, b *reviewbackend.Backend, fields string, namespaces ...string) {
 	w.Helper()
 	w.must(b.PolicyFile(filepath.Join(folder, name+".yaml"), filepath.Join(w.dir, name+".kubeconfig"), "node", fields, namespaces...))

@@ -114,7 +114,8 @@ func (c *trial) multi() {
 	c.repository.Sign(c, c.key, c.image.Digest)
 }
 
-// What a dishonest registry serves never makes an image count as signed, and a denial never becomes a failure, which a grace period would forgive.
+// What a dishonest registry serves never makes an image count as signed, and a denial never becomes a failure, which a
+// grace period would forgive.
 func TestDishonestRegistry(t *testing.T) {
 	t.Parallel()
 	key, other := sigstoretest.NewKey(t), sigstoretest.NewKey(t)

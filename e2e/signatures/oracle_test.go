@@ -19,7 +19,8 @@ import (
 // A row is one case of the table.
 type row struct {
 	name string
-	// attestors of the policy in Kyverno's dialect, and authorities of the one in sigstore's; "" if the dialect cannot say it.
+	// attestors of the policy in Kyverno's dialect, and authorities of the one in sigstore's; "" if the dialect cannot say
+	// it.
 	attestors, authorities string
 	// sign makes the image of the row, an index if it returns one, and its signatures.
 	sign func(*attempt)

@@ -17,13 +17,13 @@ import (
 // pods is how many pods are started in each way.
 const pods = 100
 
-// maxMore is how much longer the start of a pod may take with a policy about signatures, on a machine that does other things too. The aim is
-// 1.03 on a machine that does not.
+// maxMore is how much longer the start of a pod may take with a policy about signatures, on a machine that does other
+// things too. The aim is 1.03 on a machine that does not.
 const maxMore = 1.15
 
-// 100 pods start on a real containerd through a pullgated with a policy about signatures, which their image meets, and through one without policies,
-// one after the other in a random order. No start asks pullgate-policyd or the registry. The second pullgated without policies says how much the ratio
-// of medians is worth.
+// 100 pods start on a real containerd through a pullgated with a policy about signatures, which their image meets, and
+// through one without policies, one after the other in a random order. No start asks pullgate-policyd or the registry.
+// The second pullgated without policies says how much the ratio of medians is worth.
 func TestHundredPods(t *testing.T) {
 	if os.Getenv("NODES") != "matrix" {
 		t.Skip("a part of make matrix")
@@ -62,7 +62,8 @@ func TestHundredPods(t *testing.T) {
 		return took, o.Pulls
 	}
 	for way := range kubelets {
-		run(way, -1, node.Always) // each knows then that the image needs no credential, and the second one has its endorsement
+		// each knows then that the image needs no credential, and the second one has its endorsement
+		run(way, -1, node.Always)
 	}
 	asked, err := w.policyd.Metric("pullgate_policyd_verifications_total")
 	must(t, err)

@@ -1,5 +1,5 @@
-// Package signatures_test compares what pullgate-policyd says about the signatures of images with what cosign says, and has it ask registries
-// that are not honest.
+// Package signatures_test compares what pullgate-policyd says about the signatures of images with what cosign says, and
+// has it ask registries that are not honest.
 package signatures_test
 
 import (
@@ -78,7 +78,8 @@ func start(tb testing.TB, policies map[string]string, trustedRoot []byte, settin
 	return w
 }
 
-// verify asks whether an image meets the rules for it. Without list it is what pullgated asks after a pull, which ends with enough signatures.
+// verify asks whether an image meets the rules for it. Without list it is what pullgated asks after a pull, which ends
+// with enough signatures.
 func (w *world) verify(ctx context.Context, image node.Pushed, login *node.Login, list bool) (verification.Report, error) {
 	applied := w.rules.For(namespace, imageref.New(image.Name))
 	repository := image.Name[:strings.LastIndex(image.Name, ":")]

@@ -82,7 +82,8 @@ func (r *Repository) PutBlob(ctx context.Context, mediaType string, data []byte)
 // BundleMediaType is that of bundles, and the artifact type of the manifests that hold them.
 const BundleMediaType = "application/vnd.dev.sigstore.bundle.v0.3+json"
 
-// Attach stores a bundle as a referrer of the manifest or index with a digest, under the fallback tag if the registry has no referrers API.
+// Attach stores a bundle as a referrer of the manifest or index with a digest, under the fallback tag if the registry
+// has no referrers API.
 func (r *Repository) Attach(ctx context.Context, digest string, bundle []byte, artifactType string) error {
 	config, err := r.PutBlob(ctx, "application/vnd.oci.empty.v1+json", []byte("{}"))
 	if err != nil {
@@ -190,8 +191,8 @@ func (r *Repository) pushed(tag string, top interface{ Digest() (v1.Hash, error)
 	}, nil
 }
 
-// Index pushes an index under a tag: the image that the repository has under a digest, for the architecture, and the same for another
-// architecture. It returns the index, with the ID of that image.
+// Index pushes an index under a tag: the image that the repository has under a digest, for the architecture, and the
+// same for another architecture. It returns the index, with the ID of that image.
 func (r *Repository) Index(ctx context.Context, tag, digest, architecture, other string) (node.Pushed, error) {
 	image, err := remote.Image(r.name.Digest(digest), r.options(ctx)...)
 	if err != nil {

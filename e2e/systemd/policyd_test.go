@@ -27,7 +27,8 @@ const (
 
 const policydConfiguration = "apiVersion: config.pullgate.dev/v1alpha1\nkind: PolicydConfiguration\npolicies: /etc/pullgate/policies\n"
 
-// reviews asks about an image on a connection of its own, with the client of pullgated, and wants it allowed by the backend.
+// reviews asks about an image on a connection of its own, with the client of pullgated, and wants it allowed by the
+// backend.
 func (s *site) reviews(ctx context.Context, image string) error {
 	s.Helper()
 	c, err := policyclient.New("unix://"+s.machine.Path(policySock), policyclient.Options{})
@@ -199,7 +200,8 @@ func policydSandboxed(s *site) {
 	s.do("systemd-analyze", "security", "--no-pager", "--threshold=14", policydUnit)
 }
 
-// The socket stays, so a request waits while the process is restarted, or after it was killed. One that is in progress is answered.
+// The socket stays, so a request waits while the process is restarted, or after it was killed. One that is in progress
+// is answered.
 func policydRestarted(s *site) {
 	before := s.socketID()
 	s.backend.Set("busy:1", reviewbackend.Answer{Failure: reviewbackend.TooManyRequests})

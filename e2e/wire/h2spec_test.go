@@ -22,7 +22,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// expectedFailures are the tests of h2spec that a server of grpc-go fails, with the reason. pullgated fails the same ones and no other.
+// expectedFailures are the tests of h2spec that a server of grpc-go fails, with the reason. pullgated fails the same
+// ones and no other.
 var expectedFailures = map[string]string{
 	"generic/2/2":     "the answer is a status without a message, so it has no DATA",
 	"generic/2/3":     "the answer is a status without a message, so it has no DATA",
@@ -96,8 +97,8 @@ func h2spec(t *testing.T, c *config.Config, all *errgroup.Group, group *spec.Tes
 	}
 }
 
-// bridge listens on a TCP port, copies between its connections and those to a socket, and returns the port. What h2spec requests becomes a
-// call of gRPC, see asGRPC.
+// bridge listens on a TCP port, copies between its connections and those to a socket, and returns the port. What h2spec
+// requests becomes a call of gRPC, see asGRPC.
 func bridge(t *testing.T, socket string) (port int) {
 	t.Helper()
 	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -143,8 +144,9 @@ func splice(client *net.TCPConn, socket string) {
 	both.Wait()
 }
 
-// asGRPC copies the frames of a client, and makes its requests calls of gRPC: a server of gRPC resets the streams of others. GET becomes POST,
-// and each block of header fields gets the content type at its end, which leaves the dynamic table as it is.
+// asGRPC copies the frames of a client, and makes its requests calls of gRPC: a server of gRPC resets the streams of
+// others. GET becomes POST, and each block of header fields gets the content type at its end, which leaves the dynamic
+// table as it is.
 func asGRPC(server io.Writer, client io.Reader) error {
 	const get, post = 0x82, 0x83 // in the static table
 	const contentType = "\x0f\x10\x10application/grpc"

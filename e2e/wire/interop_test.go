@@ -17,8 +17,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// The cases of the client of grpc-go, without those that need TLS, credentials, a server with a name (pick_first_unary) or a
-// service that is not the CRI (orca_oob).
+// The cases of the client of grpc-go, without those that need TLS, credentials, a server with a name (pick_first_unary)
+// or a service that is not the CRI (orca_oob).
 var cases = map[string]func(ctx context.Context, cc *grpc.ClientConn, opts ...grpc.CallOption){
 	"empty_unary":                 on(interop.DoEmptyUnaryCall),
 	"large_unary":                 on(interop.DoLargeUnaryCall),
@@ -86,7 +86,8 @@ func interopClient(t *testing.T, endpoint string) *grpc.ClientConn {
 		return method
 	}
 	cc, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultServiceConfig(`{"loadBalancingConfig": [{"test_backend_metrics_load_balancer": {}}]}`), // of orca_per_rpc
+		// of orca_per_rpc
+		grpc.WithDefaultServiceConfig(`{"loadBalancingConfig": [{"test_backend_metrics_load_balancer": {}}]}`),
 		grpc.WithUnaryInterceptor(func(ctx context.Context, m string, req, reply any, cc *grpc.ClientConn, do grpc.UnaryInvoker, o ...grpc.CallOption) error {
 			return do(ctx, as(m), req, reply, cc, o...)
 		}),

@@ -1,5 +1,6 @@
-// Package wire_test holds the gRPC and the HTTP/2 of the built pullgated to suites of other projects: h2spec, and the interoperability tests of
-// gRPC. Each test runs against a server of grpc-go, which is the runtime, and through pullgated before it.
+// Package wire_test holds the gRPC and the HTTP/2 of the built pullgated to suites of other projects: h2spec, and the
+// interoperability tests of gRPC. Each test runs against a server of grpc-go, which is the runtime, and through
+// pullgated before it.
 package wire_test
 
 import (
@@ -39,7 +40,8 @@ func endpoints(t *testing.T) map[string]string {
 	return map[string]string{"direct": direct, "proxied": gate.Endpoint()}
 }
 
-// withInterop returns the RuntimeService with the methods of gRPC's TestService beside its own: pullgated forwards the CRI alone.
+// withInterop returns the RuntimeService with the methods of gRPC's TestService beside its own: pullgated forwards the
+// CRI alone.
 func withInterop(runtime runtimeapi.RuntimeServiceServer) *grpc.ServiceDesc {
 	d := grpc.ServiceDesc{ServiceName: runtimeapi.RuntimeService_ServiceDesc.ServiceName}
 	add := func(from grpc.ServiceDesc, server any) {

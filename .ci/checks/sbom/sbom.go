@@ -44,8 +44,8 @@ type Property struct {
 	Value string `json:"value"`
 }
 
-// Of returns the bill of some programs that one module was built to, as of a time. The same programs have the same bill,
-// whatever the order that they are given in.
+// Of returns the bill of some programs that one module was built to, as of a time. The same programs have the same
+// bill, whatever the order that they are given in.
 func Of(programs []string, at time.Time) (Bill, error) {
 	b := Bill{Format: "CycloneDX", SpecVersion: "1.6", Version: 1}
 	found := map[string]Component{}

@@ -1,4 +1,5 @@
-// Package tools pins critest, which is a test of a package without other files, so that the tool directive cannot name it.
+// Package tools pins critest, which is a test of a package without other files, so that the tool directive cannot name
+// it.
 package tools
 
 import (
