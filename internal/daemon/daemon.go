@@ -20,6 +20,7 @@ import (
 	"github.com/pullgate/pullgate/internal/gate/nodecreds"
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/operator/adminapi"
+	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
 	"github.com/pullgate/pullgate/internal/operator/metrics"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
@@ -211,6 +212,7 @@ func serve(ctx context.Context, o Options, p parts) error {
 	back.Go(func() error { p.tracker.Run(behind); return nil })
 	back.Go(func() error { watch(behind, o.Log, p); return nil })
 	back.Go(func() error { reload(behind, o, p); return nil })
+	back.Go(func() error { p.policies.compareKubelet(behind, kubeletconf.Host{}); return nil })
 	if p.decisions != nil {
 		back.Go(func() error { p.decisions.Run(behind); return nil })
 	}

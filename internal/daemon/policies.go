@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
 	"github.com/pullgate/pullgate/internal/operator/metrics"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/endorse"
@@ -28,6 +30,8 @@ import (
 const (
 	// policyInterval is how often the policy files are read.
 	policyInterval = 3 * time.Second
+	// kubeletLimit is how long systemd may take to show the unit of the kubelet.
+	kubeletLimit = 10 * time.Second
 	// maxUnjudgedLogged is how many fields are logged that this node never sees. The metric counts all of them.
 	maxUnjudgedLogged = 20
 )
@@ -52,6 +56,8 @@ type policies struct {
 	from    restriction.Source
 	listed  atomic.Pointer[adminv1.ListPoliciesResponse] // for the admin API; nil while there are no policies
 	policyd *policydClient
+	// kubelet receives admission.kubeletRoot when policies come into use. Only the newest value waits.
+	kubelet chan string
 
 	store      endorse.Store
 	endorsing  *endorse.State
@@ -100,7 +106,7 @@ func (p *policies) fields() []string {
 func openPolicies(o Options, m *metrics.Metrics, store endorse.Store) (*policies, error) {
 	p := &policies{
 		log: o.Log.WithName("policies"), metrics: m, watcher: files.NewWatcher(policyfiles.Kinds()), from: viewSource(o.Config), config: o.Config.Admission,
-		grace: o.Config.RegistryUnavailableGrace.Value(), store: store, endorsing: endorse.NewState(),
+		grace: o.Config.RegistryUnavailableGrace.Value(), store: store, endorsing: endorse.NewState(), kubelet: make(chan string, 1),
 	}
 	set, err := p.watcher.Load(policyPaths(p.config))
 	if err != nil {
@@ -203,14 +209,33 @@ func (p *policies) report() {
 		"namespaces", len(p.set.NamespaceLabels), "recheckRestarts", p.config.RecheckRestarts, "ignored", p.set.Ignored,
 		"imageReviewBackends", p.set.Len(imagepolicy.Kind), "signatureRules", len(p.Rules().Rules()), "trustedRoot", p.signatures.Load().version.TrustedRoot)
 	imagepolicy.Of(p.set).Log(p.log)
-	if err := examineKubeletRoot(p.config.KubeletRoot); err != nil {
-		p.log.Info("Kubelet directory not found, volumes of pods may count as hostPath", "err", err, "hint", "set admission.kubeletRoot to the kubelet's --root-dir")
+	select {
+	case <-p.kubelet: // an older value
+	default:
 	}
+	p.kubelet <- p.config.KubeletRoot // report is called with mu held, so there is room
 	for _, f := range fields[:min(len(fields), maxUnjudgedLogged)] {
 		p.log.Info("Policy restricts a field that this node never sees", "policy", f.Policy, "field", f.Path, "unjudged", p.config.Unjudged)
 	}
 	if more := len(fields) - maxUnjudgedLogged; more > 0 {
 		p.log.Info("Policies restrict more fields that this node never sees", "fields", more, "hint", "pullgatectl policy list")
+	}
+}
+
+// compareKubelet compares admission.kubeletRoot with the kubelet of the host whenever policies come into use, until ctx
+// ends. It runs beside the calls of the CRI, because it asks systemd.
+func (p *policies) compareKubelet(ctx context.Context, host kubeletconf.Host) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case root := <-p.kubelet:
+			limited, cancel := context.WithTimeout(ctx, kubeletLimit)
+			if err := examineKubelet(limited, host, root); err != nil && ctx.Err() == nil {
+				p.log.Error(err, "Volumes of pods may count as hostPath, compare admission.kubeletRoot with the kubelet")
+			}
+			cancel()
+		}
 	}
 }
 

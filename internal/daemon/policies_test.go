@@ -20,6 +20,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
 	"github.com/pullgate/pullgate/internal/operator/metrics"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/podview"
@@ -143,17 +144,63 @@ func (p *policyTest) says(when string, times int, text string) {
 	}
 }
 
-func TestPoliciesWithoutTheDirectoryOfTheKubelet(t *testing.T) {
-	p := newPolicyTest(t, noHostNetwork)
+// A start and a reload compare admission.kubeletRoot with the kubelet of the node, or with the directory if there is none.
+func TestPoliciesCompareTheDirectoryOfTheKubelet(t *testing.T) {
 	root := t.TempDir()
-	p.options.Config.Admission.KubeletRoot = root
-	p.open()
-	const text = "Kubelet directory not found"
-	p.says("no pods below it", 1, text)
-	p.says("no pods below it", 1, "admission.kubeletRoot: "+root+"/pods not found")
-	must(t, os.Mkdir(root+"/pods", 0o700))
-	p.change(func(*config.Admission) {})
-	p.says("a kubelet's directory", 1, text)
+	must(t, os.Mkdir(root+"/pods", 0o700), os.WriteFile(filepath.Join(root, "kubelet.service"), []byte("[Service]\nExecStart=/usr/bin/kubelet --root-dir=/data/kubelet\n"), 0o600))
+	unit := "Id=kubelet.service\nLoadState=loaded\nActiveState=active\nFragmentPath=/kubelet.service\n"
+	const other = "admission.kubeletRoot is /var/lib/kubelet, and the kubelet's --root-dir is /data/kubelet"
+	for name, tc := range map[string]struct {
+		host kubeletconf.Host
+		root string
+		want string
+	}{
+		"another root directory": {kubeletconf.Host{Root: root, Command: systemctl(unit)}, "/var/lib/kubelet", other},
+		"its root directory":     {kubeletconf.Host{Root: root, Command: systemctl(unit)}, "/data/kubelet", ""},
+		"no kubelet":             {kubeletconf.Host{Root: root, Command: systemctl("")}, root + "/absent", "admission.kubeletRoot: " + root + "/absent/pods not found"},
+		"no kubelet, its pods":   {kubeletconf.Host{Root: root, Command: systemctl("")}, root, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPolicyTest(t, noHostNetwork)
+			p.open()
+			p.change(func(c *config.Admission) { c.KubeletRoot = tc.root })
+			ctx, stop := context.WithCancel(t.Context())
+			done := make(chan struct{})
+			go func() { defer close(done); p.compareKubelet(ctx, tc.host) }()
+			for range 2 { // the second value is received when the first one has been compared
+				for end := time.Now().Add(20 * time.Second); len(p.kubelet) > 0; time.Sleep(time.Millisecond) {
+					if time.Now().After(end) {
+						t.Fatal("admission.kubeletRoot is not compared")
+					}
+				}
+				p.change(func(*config.Admission) {})
+			}
+			logged := strings.Count(p.log.String(), "Volumes of pods may count as hostPath")
+			if (logged > 0) != (tc.want != "") || !strings.Contains(p.log.String(), tc.want) {
+				t.Errorf("the log is %s; want %q", &p.log, tc.want)
+			}
+			stop()
+			<-done
+		})
+	}
+}
+
+// systemctl returns a systemctl that shows one unit, and fails if there is none.
+func systemctl(unit string) func(context.Context, string, ...string) ([]byte, error) {
+	return func(_ context.Context, _ string, args ...string) ([]byte, error) {
+		var blocks []string
+		for _, name := range args {
+			switch {
+			case unit == "":
+				return nil, errors.New("no systemd")
+			case name == "kubelet.service":
+				blocks = append(blocks, unit)
+			case strings.HasSuffix(name, ".service"):
+				blocks = append(blocks, "Id="+name+"\nLoadState=not-found\n")
+			}
+		}
+		return []byte(strings.Join(blocks, "\n")), nil
+	}
 }
 
 func TestNoPoliciesLeaveNoTrace(t *testing.T) {
