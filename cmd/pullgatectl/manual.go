@@ -100,7 +100,7 @@ func source() string {
 var (
 	titleLine = regexp.MustCompile(`\A# .*\n\n`)
 	firstCode = regexp.MustCompile(`\A(    .*\n)+`)
-	linkText  = regexp.MustCompile(`\[([^\]\n]+)\]\([^)\n]+\)`)
+	linkText  = regexp.MustCompile(`\[([^\]]+)\]\([^)\n]+\)`)
 	tableRule = regexp.MustCompile(`^\|[-| ]+\|$`)
 )
 

@@ -14,7 +14,8 @@ const docs = "../../docs"
 
 // The output in the manual is the real output. `UPDATE=1 go test` writes it again.
 func TestManualShowsWhatIsPrinted(t *testing.T) {
-	for page, commands := range map[string]int{"pullgatectl.md": 6, "restrictions.md": 1} {
+	pages := map[string]int{"pullgatectl.md": 6, "restrictions.md": 1, "leaked-credential.md": 2, "troubleshooting.md": 1}
+	for page, commands := range pages {
 		t.Run(page, func(t *testing.T) { testPage(t, filepath.Join(docs, page), commands) })
 	}
 }
@@ -72,10 +73,25 @@ func printed(t *testing.T, d *daemon, command string) string {
 	t.Helper()
 	cmd := exec.Command("sh", "-c", command)
 	cmd.Dir = docs
-	cmd.Env = append(os.Environ(), cli.EndpointVariable+"=unix://"+d.socket)
+	cmd.Env = append(os.Environ(), cli.EndpointVariable+"=unix://"+d.socket, "PATH="+cluster(t)+":"+os.Getenv("PATH"))
 	out, err := cmd.CombinedOutput()
 	if err != nil && cmd.ProcessState == nil {
 		t.Fatal(err)
 	}
 	return string(out)
+}
+
+// cluster returns a folder with a kubectl for a cluster of two nodes, and an ssh for which each of them is this machine.
+func cluster(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, script := range map[string]string{
+		"kubectl": "#!/bin/sh\necho node/node-1\necho node/node-2\n",
+		"ssh":     "#!/bin/sh\nshift\nexec sh -c \"$*\"\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(script), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
 }
