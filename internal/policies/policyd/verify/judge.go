@@ -98,7 +98,7 @@ func signerOf(s *signature) string {
 
 // missOf says why a signature does not count.
 func missOf(err error) miss {
-	m := miss{reason: verification.SignatureInvalid, text: safetext.ASCII(plain(explain(err)), maxMiss)}
+	m := miss{reason: verification.SignatureInvalid, text: safetext.ASCII(plain(err.Error()), maxMiss)}
 	switch {
 	case errors.Is(err, errIdentity):
 		m.reason = verification.IdentityMismatch
@@ -108,29 +108,6 @@ func missOf(err error) miss {
 		m.reason = verification.LimitExceeded
 	}
 	return m
-}
-
-// explain says in plain words what sigstore-go found.
-func explain(err error) string {
-	text := err.Error()
-	for _, e := range []struct {
-		prefix, says string
-		detail       bool
-	}{
-		{"failed to verify log inclusion", "the transparency log does not prove the signature", true},
-		{"failed to verify timestamps", "no valid timestamp or log entry says when it was signed", true},
-		{"failed to verify leaf certificate", "the certificate is not of a trusted authority, or was not valid when the image was signed", false},
-		{"failed to verify signed certificate timestamp", "no certificate log proves the certificate", true},
-		{"failed to verify signature", "the signature is not by this signer, or was changed", false},
-	} {
-		if detail, ok := strings.CutPrefix(text, e.prefix); ok {
-			if !e.detail {
-				return e.says
-			}
-			return e.says + detail
-		}
-	}
-	return text
 }
 
 // plain returns the text of an error without the package that the errors of a registry begin with.

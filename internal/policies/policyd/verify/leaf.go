@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"maps"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,6 +27,7 @@ import (
 // A leaf verifies signatures for one leaf of a requirement.
 type leaf struct {
 	signed   *requirement.Signer
+	material *material
 	verifier *sigverify.Verifier
 	// err is why no signature can be verified; nil if it can be.
 	err error
@@ -42,9 +44,7 @@ type miss struct{ reason, text string }
 // newLeaf returns the leaf with the keys and certificates of the requirement, and with those of the trusted root where it has none.
 func newLeaf(s *requirement.Signer, trusted *root.TrustedRoot) *leaf {
 	l := &leaf{signed: s}
-	m, err := newMaterial(s, trusted)
-	if err != nil {
-		l.err = err
+	if l.material, l.err = newMaterial(s, trusted); l.err != nil {
 		return l
 	}
 	var options []sigverify.VerifierOption
@@ -62,10 +62,10 @@ func newLeaf(s *requirement.Signer, trusted *root.TrustedRoot) *leaf {
 		l.err = errors.New("nothing proves when the certificate was used")
 		return l
 	}
-	if s.Keyless != nil && !s.Keyless.IgnoreSCT {
+	if l.needsSCT() {
 		options = append(options, sigverify.WithSignedCertificateTimestamps(1))
 	}
-	l.verifier, l.err = sigverify.NewVerifier(m, options...)
+	l.verifier, l.err = sigverify.NewVerifier(l.material, options...)
 	return l
 }
 
@@ -289,14 +289,68 @@ func (l *leaf) verify(s *signature, digest string) (signer string, err error) {
 	if l.signed.Keyless != nil {
 		option = sigverify.WithoutIdentitiesUnsafe() // hasIdentity follows
 	}
-	if _, err := l.verifier.Verify(s.entity(l.signed.Keyless == nil), sigverify.NewPolicy(s.artifact(raw), option)); err != nil {
-		return "", err
+	entity := s.entity(l.signed.Keyless == nil)
+	if _, err := l.verifier.Verify(entity, sigverify.NewPolicy(s.artifact(raw), option)); err != nil {
+		return "", l.explain(entity)
 	}
 	if l.signed.Keyless == nil {
 		return l.signed.String(), nil
 	}
 	return hasIdentity(l.signed.Keyless, s.certificate)
 }
+
+// explain returns why sigstore-go does not accept a signature. sigstore-go has no types for its errors, so this repeats its
+// steps in their order until one fails. It decides nothing: the signature is rejected already.
+func (l *leaf) explain(entity sigverify.SignedEntity) error {
+	logged, err := l.verifier.VerifyTransparencyLogInclusion(entity)
+	if err != nil {
+		return fmt.Errorf("the transparency log does not prove the signature: %w", err)
+	}
+	signed, err := l.verifier.VerifyObserverTimestamps(entity, logged)
+	if err != nil {
+		return fmt.Errorf("no valid timestamp or log entry says when it was signed: %w", err)
+	}
+	content, err := entity.VerificationContent()
+	if err != nil {
+		return err
+	}
+	if cert := content.Certificate(); cert != nil {
+		if _, err := certificate.SummarizeCertificate(cert); err != nil {
+			return fmt.Errorf("the certificate has no identity: %w", err)
+		}
+		var chains [][]*x509.Certificate
+		for _, s := range signed {
+			if chains = l.material.chains(cert, content.Intermediates(), s.Timestamp); chains == nil {
+				return errors.New("the certificate is not of a trusted authority, or was not valid when the image was signed")
+			}
+		}
+		if l.needsSCT() {
+			if err := sigverify.VerifySignedCertificateTimestamp(chains, 1, l.material); err != nil {
+				return fmt.Errorf("no certificate log proves the certificate: %w", err)
+			}
+		}
+	}
+	return errors.New("the signature is not by this signer, or was changed")
+}
+
+// chains returns the chains from a certificate to a trusted authority at a time; nil if there is none. The certificates in
+// between are those that the signature brings.
+func (m *material) chains(cert *x509.Certificate, between []*x509.Certificate, at time.Time) [][]*x509.Certificate {
+	for _, authority := range m.authorities {
+		if ca, ok := authority.(*root.FulcioCertificateAuthority); ok {
+			extended := *ca
+			extended.Intermediates = slices.Concat(ca.Intermediates, between)
+			authority = &extended
+		}
+		if chains, err := authority.Verify(cert, at); err == nil {
+			return chains
+		}
+	}
+	return nil
+}
+
+// needsSCT reports whether a log of certificates must prove the certificate.
+func (l *leaf) needsSCT() bool { return l.signed.Keyless != nil && !l.signed.Keyless.IgnoreSCT }
 
 // hasIdentity returns the identity of a verified certificate, if it is the one that is required.
 func hasIdentity(want *requirement.Keyless, cert *x509.Certificate) (string, error) {
