@@ -2,6 +2,7 @@ package decisionlog_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"maps"
 	"os"
 	"os/exec"
@@ -26,8 +27,9 @@ func manual(t *testing.T) string {
 
 func TestManualHasEveryField(t *testing.T) {
 	var got []string
-	for line := range strings.Lines(manual(t)) {
-		if names, _, ok := strings.Cut(line, ": "); ok && strings.HasPrefix(names, "- `") {
+	_, table, _ := strings.Cut(manual(t), "\n## Fields\n")
+	for line := range strings.Lines(table) {
+		if names, _, ok := strings.Cut(line[min(1, len(line)):], "|"); ok && strings.HasPrefix(line, "| `") {
 			for _, m := range regexp.MustCompile("`([^`]*)`").FindAllStringSubmatch(names, -1) {
 				got = append(got, m[1])
 			}
@@ -43,6 +45,27 @@ func TestManualHasEveryField(t *testing.T) {
 	slices.Sort(want)
 	if !slices.Equal(got, want) {
 		t.Errorf("docs/decision-log.md has the fields\n%v\nwant those of the drawing in doc.go\n%v", got, want)
+	}
+}
+
+// The line that the manual shows has only fields that exist, of their kind, and all that are always there.
+func TestManualsLineIsOne(t *testing.T) {
+	m := regexp.MustCompile("(?s)```json\n(.*?)```").FindStringSubmatch(manual(t))
+	if m == nil {
+		t.Fatal("docs/decision-log.md shows no line")
+	}
+	var line map[string]any
+	must(t, json.Unmarshal([]byte(m[1]), &line))
+	shown := kinds("", line)
+	for name, d := range drawing(t) {
+		kind, ok := shown[name]
+		if ok && kind != d.Kind || !ok && d.Presence == "always" && !strings.Contains(name, ".") {
+			t.Errorf("%s is %q in the line; want %s, %s", name, kind, d.Kind, d.Presence)
+		}
+		delete(shown, name)
+	}
+	for name := range shown {
+		t.Errorf("the line has %s, which is no field", name)
 	}
 }
 
