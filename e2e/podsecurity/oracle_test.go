@@ -8,12 +8,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/policies/podview/apiview"
-	"github.com/pullgate/pullgate/internal/policies/restriction"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/pod-security-admission/api"
 	"k8s.io/pod-security-admission/policy"
 	"sigs.k8s.io/yaml"
+
+	"github.com/pullgate/pullgate/internal/policies/podfile"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
 // pods is how many pods are compared for each level.
@@ -163,7 +164,7 @@ func note(seen map[string]int, level string, pod *corev1.Pod) {
 }
 
 func admits(set *restriction.Set, pod *corev1.Pod) bool {
-	view, all := apiview.Pod(pod)
+	view, all := podfile.ViewOf(pod)
 	return set.Judge(&view, all, restriction.Options{From: restriction.Admission}).Admitted
 }
 

@@ -7,11 +7,12 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pullgate/pullgate/internal/gate/criview"
-	"github.com/pullgate/pullgate/internal/policies/podview"
-	"github.com/pullgate/pullgate/internal/policies/podview/apiview"
-	"github.com/pullgate/pullgate/internal/policies/restriction"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/pullgate/pullgate/internal/gate/criview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/podfile"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
 // An exception is a reason why the two views of a field differ.
@@ -63,7 +64,7 @@ func (c *Comparison) Pod(p *corev1.Pod, r *Runtime) {
 		c.differ(who, "the kubelet sent nothing about the pod")
 		return
 	}
-	api, all := apiview.Pod(p)
+	api, all := podfile.ViewOf(p)
 	shared := sharedClaims(p)
 	c.pod(who+" sandbox", criview.Sandbox(got.sandbox), api)
 	if len(got.containers) != len(all) {
@@ -80,7 +81,7 @@ func (c *Comparison) Pod(p *corev1.Pod, r *Runtime) {
 		c.pod(name, pod, api)
 		c.automount(name, pod, api, all[i])
 		c.container(name, container, all[i], shared[all[i].Name])
-		_, _, conflicts := podview.Merge(pod, api, &container, &all[i])
+		_, _, conflicts := admission.Merge(pod, api, &container, &all[i])
 		for _, field := range conflicts {
 			if field != "mount.readOnly" || len(shared[all[i].Name]) == 0 {
 				c.differ(name, "Merge reports a conflict in %s", field)
@@ -174,11 +175,11 @@ func (c *Comparison) count(field string, set bool) {
 	}
 }
 
-func (c *Comparison) pod(who string, cri, api podview.Pod) {
+func (c *Comparison) pod(who string, cri, api admission.Pod) {
 	if cri.UID != api.UID || cri.Namespace != api.Namespace || cri.Static != api.Static {
 		c.differ(who, "the CRI has pod %s in %s, static %v; the API has %s in %s, static %v", cri.UID, cri.Namespace, cri.Static, api.UID, api.Namespace, api.Static)
 	}
-	compare(c, who, "spec.metadata.name", podview.Set(cri.Name), podview.Set(api.Name), "", equal)
+	compare(c, who, "spec.metadata.name", admission.Set(cri.Name), admission.Set(api.Name), "", equal)
 	compare(c, who, "spec.metadata.labels", cri.Labels, api.Labels, nil, maps.Equal)
 	compare(c, who, "spec.metadata.annotations", cri.Annotations, api.Annotations, nil, maps.Equal)
 	compare(c, who, podSecurity+"hostNetwork", cri.HostNetwork, api.HostNetwork, false, equal)
@@ -190,17 +191,17 @@ func (c *Comparison) pod(who string, cri, api podview.Pod) {
 }
 
 // groups compares the groups of the pod, which the CRI has in one list.
-func (c *Comparison) groups(who string, cri, api podview.Pod) {
+func (c *Comparison) groups(who string, cri, api admission.Pod) {
 	running, known := cri.Groups.Effective()
 	if !known {
 		return
 	}
 	supplemental, state := api.SupplementalGroups.Get()
-	c.count(podSecurity+"supplementalGroups", state == podview.StateSet)
+	c.count(podSecurity+"supplementalGroups", state == admission.StateSet)
 	declared := slices.Clone(supplemental)
 	fsGroup, state := api.FSGroup.Get()
-	c.count(podSecurity+"fsGroup", state == podview.StateSet)
-	if state == podview.StateSet {
+	c.count(podSecurity+"fsGroup", state == admission.StateSet)
+	if state == admission.StateSet {
 		declared = append(declared, fsGroup)
 	}
 	for _, g := range running {
@@ -221,16 +222,16 @@ func (c *Comparison) groups(who string, cri, api podview.Pod) {
 
 // automount compares whether a container gets a token of the service account, which is so unless the pod says
 // otherwise.
-func (c *Comparison) automount(who string, cri, api podview.Pod, container podview.Container) {
+func (c *Comparison) automount(who string, cri, api admission.Pod, container admission.Container) {
 	const field = podSpec + "automountServiceAccountToken"
 	mounted, _ := cri.AutomountServiceAccountToken.Effective()
 	says, state := api.AutomountServiceAccountToken.Get()
-	wanted := says || state == podview.StateAbsent
+	wanted := says || state == admission.StateAbsent
 	kind, _ := container.Kind.Get()
 	switch {
 	case mounted && !wanted:
 		c.excuse(ownToken)
-	case !mounted && wanted && kind == podview.KindEphemeral:
+	case !mounted && wanted && kind == admission.KindEphemeral:
 		c.excuse(noToken)
 	default:
 		compare(c, who, field, cri.AutomountServiceAccountToken, api.AutomountServiceAccountToken, true, equal)
@@ -238,7 +239,7 @@ func (c *Comparison) automount(who string, cri, api podview.Pod, container podvi
 }
 
 // container compares the views of a container. shared are the paths that sharedClaims returns for it.
-func (c *Comparison) container(who string, cri, api podview.Container, shared []string) {
+func (c *Comparison) container(who string, cri, api admission.Container, shared []string) {
 	c.count(containers, true)
 	compare(c, who, containers+".image[]", cri.Image, api.Image, "", equal)
 	compare(c, who, security+"privileged", cri.Privileged, api.Privileged, false, equal)
@@ -247,14 +248,14 @@ func (c *Comparison) container(who string, cri, api podview.Container, shared []
 	compare(c, who, security+"runAsGroup", cri.RunAsGroup, api.RunAsGroup, 0, equal)
 	compare(c, who, security+"capabilities.add", cri.CapabilitiesAdd, api.CapabilitiesAdd, nil, slices.Equal)
 	compare(c, who, security+"capabilities.drop", cri.CapabilitiesDrop, api.CapabilitiesDrop, nil, slices.Equal)
-	c.count(security+"capabilities", cri.CapabilitiesAdd.State() == podview.StateSet || cri.CapabilitiesDrop.State() == podview.StateSet)
-	compare(c, who, security+"seLinuxOptions", cri.SELinux, api.SELinux, podview.SELinux{}, equal)
+	c.count(security+"capabilities", cri.CapabilitiesAdd.State() == admission.StateSet || cri.CapabilitiesDrop.State() == admission.StateSet)
+	compare(c, who, security+"seLinuxOptions", cri.SELinux, api.SELinux, admission.SELinux{}, equal)
 	c.user(who, cri, api)
 	c.mounts(who, cri, api, shared)
 }
 
-func (c *Comparison) user(who string, cri, api podview.Container) {
-	if cri.RunAsUser.State() == podview.StateSet && api.RunAsUser.State() == podview.StateAbsent {
+func (c *Comparison) user(who string, cri, api admission.Container) {
+	if cri.RunAsUser.State() == admission.StateSet && api.RunAsUser.State() == admission.StateAbsent {
 		c.excuse(imageUser)
 	} else {
 		compare(c, who, security+"runAsUser", cri.RunAsUser, api.RunAsUser, 0, equal)
@@ -268,14 +269,14 @@ func (c *Comparison) user(who string, cri, api podview.Container) {
 }
 
 // mounts compares the volumes that a container uses.
-func (c *Comparison) mounts(who string, cri, api podview.Container, shared []string) {
+func (c *Comparison) mounts(who string, cri, api admission.Container, shared []string) {
 	running, known := cri.Mounts.Effective()
 	if !known {
 		return
 	}
 	declared, _ := api.Mounts.Effective()
 	c.count(volumes, len(declared) > 0)
-	byPath := map[string]podview.Mount{}
+	byPath := map[string]admission.Mount{}
 	for _, m := range declared {
 		byPath[path.Clean(m.Path)] = m
 	}
@@ -293,14 +294,14 @@ func (c *Comparison) mounts(who string, cri, api podview.Container, shared []str
 	}
 }
 
-func (c *Comparison) mount(who string, cri, api podview.Mount, shared bool) {
+func (c *Comparison) mount(who string, cri, api admission.Mount, shared bool) {
 	if shared && cri.ReadOnly != api.ReadOnly {
 		c.excuse(claimedTwice)
 	} else {
 		compare(c, who, volumes+".mount.readOnly", cri.ReadOnly, api.ReadOnly, false, equal)
 	}
-	compare(c, who, volumes+".mount.mountPropagation", cri.Propagation, api.Propagation, podview.PropagationNone, equal)
-	if name, _ := api.Type.Get(); name == podview.TypePersistentVolumeClaim && cri.Type.State() == podview.StateSet {
+	compare(c, who, volumes+".mount.mountPropagation", cri.Propagation, api.Propagation, admission.PropagationNone, equal)
+	if name, _ := api.Type.Get(); name == admission.TypePersistentVolumeClaim && cri.Type.State() == admission.StateSet {
 		c.excuse(claim)
 		return
 	}
@@ -309,17 +310,17 @@ func (c *Comparison) mount(who string, cri, api podview.Mount, shared bool) {
 }
 
 // compare compares one field, if the CRI view knows it. byDefault is the value that runs if the pod sets none.
-func compare[T any](c *Comparison, who, field string, cri, api podview.Value[T], byDefault T, same func(a, b T) bool) {
+func compare[T any](c *Comparison, who, field string, cri, api admission.Value[T], byDefault T, same func(a, b T) bool) {
 	got, known := cri.Effective()
-	if !known && cri.State() == podview.StateUnknown {
+	if !known && cri.State() == admission.StateUnknown {
 		return
 	}
-	c.count(field, api.State() == podview.StateSet)
+	c.count(field, api.State() == admission.StateSet)
 	want, ok := api.Effective()
 	if !ok {
 		want = byDefault
 	}
-	if cri.State() != podview.StateUnknown && cri.State() != api.State() || known && !same(got, want) {
+	if cri.State() != admission.StateUnknown && cri.State() != api.State() || known && !same(got, want) {
 		c.differ(who, "%s: the CRI has %+v, the API has %+v", field, cri, api)
 	}
 }

@@ -5,9 +5,10 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 
-	"github.com/pullgate/pullgate/internal/policies/podview"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
 // initPrefix begins the names of init containers.
@@ -162,7 +163,7 @@ func (g *generator) container(name string, pod *corev1.PodSecurityContext, subPa
 		}
 	}
 	if g.token {
-		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "token", ReadOnly: true, MountPath: podview.ServiceAccountPath})
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "token", ReadOnly: true, MountPath: admission.ServiceAccountPath})
 	}
 	return c
 }

@@ -19,11 +19,11 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/registry"
-	"github.com/pullgate/pullgate/internal/policies/files"
+
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/pkg/imageref"
 
 	"github.com/pullgate/pullgate/e2e/host"
@@ -40,7 +40,7 @@ type world struct {
 	dir     string
 	policyd *node.Policyd
 	client  *policyclient.Client
-	set     *files.Set
+	set     *policyfiles.Set
 	rules   *requirement.Set
 }
 
@@ -48,7 +48,7 @@ type world struct {
 func start(tb testing.TB, policies map[string]string, trustedRoot []byte, settings ...string) *world {
 	tb.Helper()
 	w := &world{TB: tb, dir: shortDir(tb)}
-	paths := files.Paths{Folder: filepath.Join(w.dir, "policies")}
+	paths := policyfiles.Paths{Folder: filepath.Join(w.dir, "policies")}
 	w.must(os.Mkdir(paths.Folder, 0o755))
 	for name, text := range policies {
 		w.must(os.WriteFile(filepath.Join(paths.Folder, name+".yaml"), []byte(text), 0o644))
@@ -59,7 +59,7 @@ func start(tb testing.TB, policies map[string]string, trustedRoot []byte, settin
 		settings = append(settings, "trustedRoot: "+paths.TrustedRoot)
 	}
 	var err error
-	w.set, err = files.Read(paths, policyfiles.Kinds())
+	w.set, err = policyfiles.Read(paths, policyfiles.Kinds())
 	w.must(err)
 	w.rules = policyfiles.Requirements(w.set)
 	w.policyd, err = node.StartPolicyd(tb.Context(), filepath.Join(w.dir, "policyd"), paths.Folder, settings...)
@@ -80,7 +80,7 @@ func start(tb testing.TB, policies map[string]string, trustedRoot []byte, settin
 
 // verify asks whether an image meets the rules for it. Without list it is what pullgated asks after a pull, which ends
 // with enough signatures.
-func (w *world) verify(ctx context.Context, image node.Pushed, login *node.Login, list bool) (verification.Report, error) {
+func (w *world) verify(ctx context.Context, image node.Pushed, login *node.Login, list bool) (requirement.Report, error) {
 	applied := w.rules.For(namespace, imageref.New(image.Name))
 	repository := image.Name[:strings.LastIndex(image.Name, ":")]
 	request := policyclient.VerifyRequest{
@@ -88,7 +88,7 @@ func (w *world) verify(ctx context.Context, image node.Pushed, login *node.Login
 		Digests: []string{repository + "@" + image.Digest}, ListSignatures: list,
 	}
 	if login != nil {
-		request.Credential = verification.Credential{Username: login.Username, Password: login.Password}
+		request.Credential = admission.Login{Username: login.Username, Password: login.Password}
 	}
 	for _, r := range applied.Rules {
 		request.Requirements = append(request.Requirements, r.Hash)
@@ -96,7 +96,7 @@ func (w *world) verify(ctx context.Context, image node.Pushed, login *node.Login
 	slices.Sort(request.Requirements) // both dialects can say the same
 	request.Requirements = slices.Compact(request.Requirements)
 	if len(request.Requirements) == 0 {
-		return verification.Report{}, errors.New("no rule for " + image.Name)
+		return requirement.Report{}, errors.New("no rule for " + image.Name)
 	}
 	return w.client.Verify(ctx, request)
 }

@@ -18,11 +18,8 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/metrics"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/endorse"
-	"github.com/pullgate/pullgate/internal/policies/files"
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policies/imagereview"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
-	"github.com/pullgate/pullgate/internal/policies/restrict"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -36,8 +33,8 @@ const (
 	maxUnjudgedLogged = 20
 )
 
-func policyPaths(c config.Admission) files.Paths {
-	return files.Paths{Folder: c.Policies, NamespaceLabels: c.NamespaceLabels, TrustedRoot: c.TrustedRoot}
+func policyPaths(c config.Admission) policyfiles.Paths {
+	return policyfiles.Paths{Folder: c.Policies, NamespaceLabels: c.NamespaceLabels, TrustedRoot: c.TrustedRoot}
 }
 
 // viewSource returns where the views of pods come from.
@@ -67,10 +64,10 @@ type policies struct {
 	// mu guards the fields that follow. It is held while the files are read, so no call waits for it, except those that pullgate-policyd could not
 	// answer because it has other files.
 	mu      sync.Mutex
-	watcher *files.Watcher
+	watcher *policyfiles.Watcher
 	config  config.Admission
 	grace   time.Duration    // registryUnavailableGrace
-	set     *files.Set       // the last valid one; nil while there are no policies
+	set     *policyfiles.Set // the last valid one; nil while there are no policies
 	chain   *admission.Chain // nil while there are no policies
 	review  *imagereview.Validator
 	// published is called after each change, with mu held; nil until the gate exists.
@@ -85,9 +82,11 @@ func (p *policies) forGate(views gate.ViewSource) *gate.Admission {
 	if p.chain == nil {
 		return nil
 	}
-	return &gate.Admission{
-		Chain: p.chain, NamespaceLabels: p.set.NamespaceLabels, KubeletRoot: p.config.KubeletRoot, Views: views, Endorser: p.signatures.Load().endorser,
+	a := &gate.Admission{Chain: p.chain, NamespaceLabels: p.set.NamespaceLabels, KubeletRoot: p.config.KubeletRoot, Views: views}
+	if e := p.signatures.Load().endorser; e != nil {
+		a.Endorser = e
 	}
+	return a
 }
 
 // fields returns the fields that the policies use.
@@ -95,8 +94,8 @@ func (p *policies) fields() []string {
 	if p.set == nil {
 		return nil
 	}
-	used := restrict.Of(p.set).Restricted()
-	if imagepolicy.Of(p.set).Len() > 0 {
+	used := policyfiles.Restrictions(p.set).Restricted()
+	if policyfiles.BackendsOf(p.set).Len() > 0 {
 		used = append(used, reviewedFields()...)
 	}
 	return used
@@ -105,7 +104,7 @@ func (p *policies) fields() []string {
 // openPolicies reads the policy files.
 func openPolicies(o Options, m *metrics.Metrics, store endorse.Store) (*policies, error) {
 	p := &policies{
-		log: o.Log.WithName("policies"), metrics: m, watcher: files.NewWatcher(policyfiles.Kinds()), from: viewSource(o.Config), config: o.Config.Admission,
+		log: o.Log.WithName("policies"), metrics: m, watcher: policyfiles.NewWatcher(policyfiles.Kinds()), from: viewSource(o.Config), config: o.Config.Admission,
 		grace: o.Config.RegistryUnavailableGrace.Value(), store: store, endorsing: endorse.NewState(), kubelet: make(chan string, 1),
 	}
 	set, err := p.watcher.Load(policyPaths(p.config))
@@ -143,7 +142,7 @@ func (p *policies) pollLocked() {
 }
 
 // apply uses a set that was read, or after an error the last valid one.
-func (p *policies) apply(set *files.Set, err error) {
+func (p *policies) apply(set *policyfiles.Set, err error) {
 	p.use(set, err)
 	if p.published != nil {
 		p.published()
@@ -151,7 +150,7 @@ func (p *policies) apply(set *files.Set, err error) {
 	p.keepList(err)
 }
 
-func (p *policies) use(set *files.Set, err error) {
+func (p *policies) use(set *policyfiles.Set, err error) {
 	if err != nil {
 		p.metrics.PoliciesRead(false)
 		p.log.Error(hint.OneLine(err), "Policies not read, the previous ones stay in use", "policies", p.config.Policies)
@@ -188,27 +187,27 @@ func (p *policies) rules() admission.Rules {
 	}
 	if p.set.Len(restriction.Kind) > 0 {
 		options := restriction.Options{From: p.from, Refuse: p.config.Unjudged == config.UnjudgedRefuse}
-		r.Validators = append(r.Validators, admission.Named{Name: restrict.Name, Validator: restrict.New(restrict.Of(p.set), options)})
+		r.Validators = append(r.Validators, admission.Named{Name: admission.RestrictionValidator, Validator: restriction.NewValidator(policyfiles.Restrictions(p.set), options)})
 	}
-	if imagepolicy.Of(p.set).Len() > 0 {
-		r.Validators = append(r.Validators, admission.Named{Name: imagereview.Name, Validator: p.review})
+	if policyfiles.BackendsOf(p.set).Len() > 0 {
+		r.Validators = append(r.Validators, admission.Named{Name: admission.ReviewValidator, Validator: p.review})
 	}
 	if e := p.signatures.Load().endorser; e != nil {
-		r.Validators = append(r.Validators, admission.Named{Name: endorse.Name, Validator: e})
+		r.Validators = append(r.Validators, admission.Named{Name: admission.SignatureValidator, Validator: e})
 	}
 	return r
 }
 
 // report counts and logs the policies that are in use from now on.
 func (p *policies) report() {
-	fields := restrict.Unjudged(p.set, p.from)
+	fields := policyfiles.Unjudged(p.set, p.from)
 	p.metrics.PoliciesRead(true)
 	p.metrics.Policies(p.set.Len, len(fields))
 	p.log.Info("Policies read", "policies", p.config.Policies, "restrictions", p.set.Len(restriction.Kind), "hash", p.set.Hash, "enforcing", p.config.Enforce,
 		"exemptStaticPods", p.config.Exempt.StaticPods, "exemptNamespaces", p.config.Exempt.Namespaces, "unjudged", p.config.Unjudged,
 		"namespaces", len(p.set.NamespaceLabels), "recheckRestarts", p.config.RecheckRestarts, "ignored", p.set.Ignored,
-		"imageReviewBackends", p.set.Len(imagepolicy.Kind), "signatureRules", len(p.Rules().Rules()), "trustedRoot", p.signatures.Load().version.TrustedRoot)
-	imagepolicy.Of(p.set).Log(p.log)
+		"imageReviewBackends", p.set.Len(policyfiles.BackendKind), "signatureRules", len(p.Rules().Rules()), "trustedRoot", p.signatures.Load().version.TrustedRoot)
+	policyfiles.BackendsOf(p.set).Log(p.log)
 	select {
 	case <-p.kubelet: // an older value
 	default:

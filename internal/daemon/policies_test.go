@@ -23,7 +23,6 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
 	"github.com/pullgate/pullgate/internal/operator/metrics"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/podview"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -108,17 +107,17 @@ func (p *policyTest) change(f func(c *config.Admission)) {
 // denies asks the chain about a pod on the network of the node.
 func (p *policyTest) denies(when string, want bool) {
 	p.Helper()
-	pod := podview.Pod{UID: "uid", Namespace: "team", Name: "app", HostNetwork: podview.Set(true), NamespaceLabels: p.labels("team")}
+	pod := admission.Pod{UID: "uid", Namespace: "team", Name: "app", HostNetwork: admission.Set(true), NamespaceLabels: p.labels("team")}
 	if d := p.chain.Evaluate(p.Context(), admission.Subject{Stage: admission.StageSandbox, Pod: pod}); d.Admitted() == want {
 		p.Errorf("%s: %+v; want a denial: %v", when, d, want)
 	}
 }
 
-func (p *policyTest) labels(namespace string) podview.Value[map[string]string] {
+func (p *policyTest) labels(namespace string) admission.Value[map[string]string] {
 	if p.set != nil && p.set.NamespaceLabels[namespace] != nil {
-		return podview.Set(p.set.NamespaceLabels[namespace])
+		return admission.Set(p.set.NamespaceLabels[namespace])
 	}
-	return podview.Value[map[string]string]{}
+	return admission.Value[map[string]string]{}
 }
 
 // page has the metrics of policies.

@@ -8,9 +8,9 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/policies/endorse"
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policies/imagereview"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
 // failureInterval is the interval of log lines about one image review backend that fails, and about signatures that are not verified.
@@ -80,7 +80,7 @@ func (d *policydClient) due(backend string) (skipped int, due bool) {
 }
 
 // keep forgets the failures of all backends but these.
-func (d *policydClient) keep(backends []imagepolicy.Backend) {
+func (d *policydClient) keep(backends []policyfiles.Backend) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	kept := map[string]*failing{}

@@ -8,10 +8,8 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/hint"
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/restrict"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -33,13 +31,13 @@ func (p *policies) keepList(err error) {
 		l.ReloadError = hint.OneLine(err).Error()
 	}
 	unjudged := map[string][]string{}
-	for _, f := range restrict.Unjudged(p.set, p.from) {
+	for _, f := range policyfiles.Unjudged(p.set, p.from) {
 		unjudged[f.Policy] = append(unjudged[f.Policy], f.Path)
 	}
-	backends := imagepolicy.Of(p.set)
-	for _, b := range backends.Backends() {
+	backends := policyfiles.BackendsOf(p.set)
+	for _, b := range backends.All() {
 		l.Policies = append(l.Policies, &adminv1.Policy{
-			Kind: imagepolicy.Kind, Name: b.Name, AllNamespaces: b.Namespaces == nil, Namespaces: b.Namespaces,
+			Kind: policyfiles.BackendKind, Name: b.Name, AllNamespaces: b.Namespaces == nil, Namespaces: b.Namespaces,
 			ReviewBackend: &adminv1.ReviewBackend{
 				DefaultAllow: b.DefaultAllow, DefaultAllowAbsent: b.DefaultAllowAbsent, AllowTtl: durationpb.New(b.AllowTTL), DenyTtl: durationpb.New(b.DenyTTL),
 				IncludeImageVolumes: b.IncludeImageVolumes,
@@ -57,7 +55,7 @@ func (p *policies) keepList(err error) {
 		last := l.Policies[len(l.Policies)-1]
 		last.SignatureRules = append(last.SignatureRules, signatureRule(r))
 	}
-	for _, s := range restrict.Of(p.set).Policies() {
+	for _, s := range policyfiles.Restrictions(p.set).Policies() {
 		l.Policies = append(l.Policies, &adminv1.Policy{
 			Kind: restriction.Kind, Name: s.Name, Mode: string(s.Binding.Mode), Audit: s.Audit,
 			AllNamespaces: s.Binding.Everywhere(), Namespaces: s.Binding.Namespaces, NamespaceSelector: s.Binding.NamespaceSelector.String(),

@@ -22,11 +22,8 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/hint"
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
-	"github.com/pullgate/pullgate/internal/policies/files"
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
-	"github.com/pullgate/pullgate/internal/policies/restrict"
 )
 
 // Bounds of the check whether a pullgated answers at metrics.listen.
@@ -83,7 +80,7 @@ func Examine(ctx context.Context, host kubeletconf.Host, c config.Config) Prefli
 
 // examinePolicies reads the policy files as the daemon does.
 func (p *Preflight) examinePolicies(c config.Config) {
-	set, err := files.Read(policyPaths(c.Admission), policyfiles.Kinds())
+	set, err := policyfiles.Read(policyPaths(c.Admission), policyfiles.Kinds())
 	if err != nil {
 		for _, e := range hint.Split(err) {
 			field, none := "admission.policies", `or set "" for no policies`
@@ -109,16 +106,16 @@ func (p *Preflight) examinePolicies(c config.Config) {
 	if set.Empty() {
 		p.warn("admission.policies", fmt.Errorf("%s: no policy file", c.Admission.Policies))
 	}
-	for _, w := range imagepolicy.Of(set).Warnings() {
+	for _, w := range policyfiles.BackendsOf(set).Warnings() {
 		p.warn("admission.policies", errors.New(w))
 	}
-	if imagepolicy.Of(set).Len() > 0 {
+	if policyfiles.BackendsOf(set).Len() > 0 {
 		if err := policyclient.CheckSocket(c.Admission.PolicydSocket); err != nil {
 			p.warn("admission.policydSocket", fmt.Errorf("%w; image reviews need pullgate-policyd: until it listens there, images are admitted or denied by defaultAllow", err))
 		}
 	}
 	p.examineSignatures(c.Admission, set)
-	for _, f := range restrict.Unjudged(set, viewSource(c)) {
+	for _, f := range policyfiles.Unjudged(set, viewSource(c)) {
 		effect := "it counts as allowed"
 		if c.Admission.Unjudged == config.UnjudgedRefuse {
 			effect = "it counts as denied"
@@ -128,7 +125,7 @@ func (p *Preflight) examinePolicies(c config.Config) {
 }
 
 // examineSignatures checks what the rules about signatures need.
-func (p *Preflight) examineSignatures(a config.Admission, set *files.Set) {
+func (p *Preflight) examineSignatures(a config.Admission, set *policyfiles.Set) {
 	for _, n := range policyfiles.SignatureNotes(set) {
 		p.warn("admission.policies", errors.New(n))
 	}

@@ -5,8 +5,6 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/gate/podsource"
-	"github.com/pullgate/pullgate/internal/policies/files"
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policies/imagereview"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
@@ -21,12 +19,12 @@ func reviewedFields() []string {
 }
 
 // reviewBy returns the validator that asks the backends of a set, which can be nil.
-func (p *policies) reviewBy(set *files.Set) *imagereview.Validator {
-	backends, hash := imagepolicy.Of(set), ""
+func (p *policies) reviewBy(set *policyfiles.Set) *imagereview.Validator {
+	backends, hash := policyfiles.BackendsOf(set), ""
 	if set != nil {
 		hash = set.Hash
 	}
-	p.policyd.keep(backends.Backends())
+	p.policyd.keep(backends.All())
 	return imagereview.New(backends, imagereview.Options{
 		Client: p.policyd, PolicyHash: hash, Failed: p.policyd.notReviewed,
 		Successor: func(ctx context.Context) *imagereview.Validator {

@@ -22,10 +22,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/files"
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policies/imagereview"
-	"github.com/pullgate/pullgate/internal/policies/podview"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -46,12 +43,12 @@ func (p *policyd) Review(_ context.Context, r *policyv1.ReviewRequest) (*policyv
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.asked++
-	set, err := files.Read(files.Paths{Folder: p.folder}, policyfiles.Kinds())
+	set, err := policyfiles.Read(policyfiles.Paths{Folder: p.folder}, policyfiles.Kinds())
 	if err != nil || set.Hash != r.GetPolicyHash() {
 		return nil, status.Error(codes.FailedPrecondition, "other policy files")
 	}
 	response := &policyv1.ReviewResponse{PolicyHash: set.Hash}
-	for _, b := range imagepolicy.Of(set).Backends() {
+	for _, b := range policyfiles.BackendsOf(set).All() {
 		if b.Namespaces != nil && !slices.Contains(b.Namespaces, r.GetNamespace()) {
 			continue
 		}
@@ -107,8 +104,8 @@ func (p *policyTest) socket() string {
 // review asks the chain about a container in a namespace.
 func (p *policyTest) review(namespace string) admission.Decision {
 	return p.chain.Evaluate(p.Context(), admission.Subject{
-		Pod:       podview.Pod{UID: "uid", Namespace: namespace, Name: "app", HostNetwork: podview.Set(false), ReviewAnnotations: podview.Set(map[string]string(nil))},
-		Container: &podview.Container{Name: "main", Image: podview.Set("app:1"), Mounts: podview.Set([]podview.Mount{})},
+		Pod:       admission.Pod{UID: "uid", Namespace: namespace, Name: "app", HostNetwork: admission.Set(false), ReviewAnnotations: admission.Set(map[string]string(nil))},
+		Container: &admission.Container{Name: "main", Image: admission.Set("app:1"), Mounts: admission.Set([]admission.Mount{})},
 	})
 }
 
@@ -221,7 +218,7 @@ func TestFailuresOfReviewsAreLoggedOnceAMinute(t *testing.T) {
 		p := newPolicyTest(t)
 		d := &policydClient{log: p.options.Log, failed: map[string]*failing{}}
 		report := func(backend string) {
-			d.notReviewed(imagereview.Failure{Answer: imagepolicy.Answer{Backend: backend, Failure: "cause of " + backend}})
+			d.notReviewed(imagereview.Failure{Answer: policyfiles.Answer{Backend: backend, Failure: "cause of " + backend}})
 		}
 		for range 5 {
 			report("a")

@@ -4,11 +4,9 @@ import (
 	"context"
 
 	"github.com/pullgate/pullgate/internal/policies/endorse"
-	"github.com/pullgate/pullgate/internal/policies/files"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 )
 
 // A signatureSet is what the policy files in use require of signatures. It is immutable. The zero value requires nothing.
@@ -21,7 +19,7 @@ type signatureSet struct {
 }
 
 // useSignatures makes the rules of a set those in use. It is also called when the settings have changed.
-func (p *policies) useSignatures(set *files.Set) {
+func (p *policies) useSignatures(set *policyfiles.Set) {
 	s := signatureSet{version: policyfiles.VersionOf(set)}
 	if set != nil {
 		s.rules = policyfiles.Requirements(set)
@@ -47,7 +45,7 @@ func (p *policies) useSignatures(set *files.Set) {
 func (p *policies) Rules() *requirement.Set { return p.signatures.Load().rules }
 
 // Verify has requirements of the rules in use verified. It stores nothing.
-func (p *policies) Verify(ctx context.Context, r policyclient.VerifyRequest) (verification.Report, error) {
+func (p *policies) Verify(ctx context.Context, r policyclient.VerifyRequest) (requirement.Report, error) {
 	s := p.signatures.Load()
 	r.PolicyHash, r.TrustedRoot = s.version.Hash, s.version.TrustedRoot
 	return p.policyd.Verify(ctx, r)

@@ -10,7 +10,7 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/hint"
 	"github.com/pullgate/pullgate/internal/operator/adminapi"
 	"github.com/pullgate/pullgate/internal/operator/metrics"
-	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -63,7 +63,7 @@ func (s *podSource) keep(fields []string) {
 }
 
 // View returns what the API server has about a pod and its containers, if policies use any of it.
-func (s *podSource) View(ctx context.Context, uid string) (pod podview.Pod, containers []podview.Container, ok bool) {
+func (s *podSource) View(ctx context.Context, uid string) (pod admission.Pod, containers []admission.Container, ok bool) {
 	if !s.source.KeepsFields() {
 		return pod, nil, false
 	}

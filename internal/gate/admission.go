@@ -15,8 +15,6 @@ import (
 	"github.com/pullgate/pullgate/internal/gate/hidden"
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/endorse"
-	"github.com/pullgate/pullgate/internal/policies/podview"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -34,14 +32,14 @@ type Admission struct {
 	// Views adds what the CRI does not carry; nil if there is no pod source.
 	Views ViewSource
 	// Endorser judges and verifies signatures; nil if no policy is about them. It is one of the validators of Chain too.
-	Endorser *endorse.Endorser
+	Endorser admission.Puller
 }
 
 // A ViewSource has views of pods as the API server has them. Its methods may be called concurrently.
 type ViewSource interface {
 	// View returns the view of a pod and of all its containers; ok is false for a pod that the source does not have. It may have only the
 	// fields that policies use, and may wait a second for a pod that a kubelet received earlier. The caller does not modify the result.
-	View(ctx context.Context, uid string) (pod podview.Pod, containers []podview.Container, ok bool)
+	View(ctx context.Context, uid string) (pod admission.Pod, containers []admission.Container, ok bool)
 }
 
 // SetAdmission replaces Config.Admission for every call that begins after it returns; nil means that there are no policies. With another
@@ -159,7 +157,7 @@ func (g *Gate) admit(ctx context.Context, c *candidate) error {
 		return nil
 	}
 	s := c.subject()
-	var started *podview.Pod
+	var started *admission.Pod
 	if e := c.Chain.Exempts(s); e != "" {
 		if e == admission.StartedBefore && c.container == nil {
 			var err error
@@ -210,7 +208,7 @@ func refusal(who tracker.Pod, d admission.Decision, remark string) error {
 
 // editedSince returns the view of the latest sandbox of a pod if a new one has other labels or annotations; nil if they are the same. Almost nothing
 // else of a pod can be edited, and a tenant can end a sandbox.
-func (g *Gate) editedSince(ctx context.Context, c *candidate) (*podview.Pod, error) {
+func (g *Gate) editedSince(ctx context.Context, c *candidate) (*admission.Pod, error) {
 	latest, err := g.c.Runtime.latestSandbox(ctx, c.who.UID)
 	if err != nil {
 		return nil, err
@@ -227,7 +225,7 @@ func (g *Gate) editedSince(ctx context.Context, c *candidate) (*podview.Pod, err
 	return &before, nil
 }
 
-func sameMap(a, b podview.Value[map[string]string]) bool {
+func sameMap(a, b admission.Value[map[string]string]) bool {
 	before, _ := a.Get()
 	now, _ := b.Get()
 	return maps.Equal(before, now)
@@ -235,31 +233,31 @@ func sameMap(a, b podview.Value[map[string]string]) bool {
 
 // subject returns the candidate without the view, which is enough to find out whether it is exempt.
 func (c *candidate) subject() admission.Subject {
-	s := admission.Subject{Stage: admission.StageSandbox, Pod: identityOf(podview.Pod{}, c.who), Image: c.image, Mounted: c.mounts}
+	s := admission.Subject{Stage: admission.StageSandbox, Pod: identityOf(admission.Pod{}, c.who), Image: c.image, Mounted: c.mounts}
 	if c.container != nil {
 		s.Stage = admission.StageContainer
-		s.Container = &podview.Container{Name: c.container.GetMetadata().GetName()}
+		s.Container = &admission.Container{Name: c.container.GetMetadata().GetName()}
 	}
 	return s
 }
 
 // identityOf returns a view with the identity that the gate has for the pod, which comes from answers of the runtime.
-func identityOf(view podview.Pod, who tracker.Pod) podview.Pod {
+func identityOf(view admission.Pod, who tracker.Pod) admission.Pod {
 	view.UID, view.Namespace, view.Name, view.Static = who.UID, who.Namespace, who.Name, who.Static
 	return view
 }
 
 // identified returns a view with the identity of the pod and with the labels of its namespace, if they are known.
-func (a *Admission) identified(view podview.Pod, who tracker.Pod) podview.Pod {
+func (a *Admission) identified(view admission.Pod, who tracker.Pod) admission.Pod {
 	view = identityOf(view, who)
 	if labels, known := a.NamespaceLabels[who.Namespace]; known {
-		view.NamespaceLabels = podview.Set(labels)
+		view.NamespaceLabels = admission.Set(labels)
 	}
 	return view
 }
 
 // view returns what the CRI and the pod source say about a candidate, and what the pod source says about the pod's other containers.
-func (g *Gate) view(ctx context.Context, c *candidate) (pod podview.Pod, container *podview.Container, others []podview.Container) {
+func (g *Gate) view(ctx context.Context, c *candidate) (pod admission.Pod, container *admission.Container, others []admission.Container) {
 	pod, container = c.criView()
 	pod = c.identified(pod, c.who)
 	// The API server has only copies of static pods, and does not describe what a checkpoint has.
@@ -267,7 +265,7 @@ func (g *Gate) view(ctx context.Context, c *candidate) (pod podview.Pod, contain
 		pod, container, others = g.merge(ctx, c, pod, container)
 	}
 	if container != nil && (c.substituted || !c.namedInCall()) {
-		container.Image = podview.Value[string]{}
+		container.Image = admission.Value[string]{}
 	}
 	return pod, container, others
 }
@@ -276,12 +274,12 @@ func (g *Gate) view(ctx context.Context, c *candidate) (pod podview.Pod, contain
 func (c *candidate) namedInCall() bool { return c.container.GetImage().GetUserSpecifiedImage() != "" }
 
 // criView returns what the messages of the call say.
-func (c *candidate) criView() (podview.Pod, *podview.Container) {
+func (c *candidate) criView() (admission.Pod, *admission.Container) {
 	if c.container == nil {
 		return criview.Sandbox(c.sandbox), nil
 	}
 	if c.undescribed {
-		return podview.Pod{}, &podview.Container{Name: c.container.GetMetadata().GetName()}
+		return admission.Pod{}, &admission.Container{Name: c.container.GetMetadata().GetName()}
 	}
 	if uid := c.sandbox.GetMetadata().GetUid(); uid != "" && uid == c.who.UID {
 		pod, container := criview.Container(c.sandbox, c.container, c.KubeletRoot)
@@ -290,18 +288,18 @@ func (c *candidate) criView() (podview.Pod, *podview.Container) {
 	// The configuration of the sandbox is missing, or is that of another pod: all about the pod is unknown, except its own volumes.
 	own := &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Uid: c.who.UID}}
 	_, container := criview.Container(own, c.container, c.KubeletRoot)
-	return podview.Pod{}, &container
+	return admission.Pod{}, &container
 }
 
 // merge adds the view of the pod source, and returns the pod's other containers. Each field in which the two differ is counted, and logged once for
 // each pod.
-func (g *Gate) merge(ctx context.Context, c *candidate, pod podview.Pod, container *podview.Container) (podview.Pod, *podview.Container, []podview.Container) {
+func (g *Gate) merge(ctx context.Context, c *candidate, pod admission.Pod, container *admission.Container) (admission.Pod, *admission.Container, []admission.Container) {
 	api, containers, ok := c.Views.View(ctx, c.who.UID)
 	if !ok {
 		return pod, container, nil
 	}
 	same, others := split(containers, container)
-	pod, container, conflicts := podview.Merge(pod, api, container, same)
+	pod, container, conflicts := admission.Merge(pod, api, container, same)
 	for _, field := range conflicts {
 		g.c.Metrics.ViewConflict(field)
 		if g.conflicts.Add(hidden.Key{Pod: c.who.UID, Name: field}) {
@@ -313,7 +311,7 @@ func (g *Gate) merge(ctx context.Context, c *candidate, pod podview.Pod, contain
 }
 
 // split returns the container with the name of a container, and the others; nothing for nil.
-func split(containers []podview.Container, container *podview.Container) (same *podview.Container, others []podview.Container) {
+func split(containers []admission.Container, container *admission.Container) (same *admission.Container, others []admission.Container) {
 	if container == nil {
 		return nil, nil
 	}

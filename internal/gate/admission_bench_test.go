@@ -11,7 +11,6 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/endorse"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/restrict"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -35,7 +34,7 @@ func hundredPolicies(b *testing.B) *Admission {
 	if err != nil {
 		b.Fatal(err)
 	}
-	rules := admission.Rules{Validators: []admission.Named{{Name: restrict.Name, Validator: restrict.New(set, restriction.Options{From: restriction.Node})}}}
+	rules := admission.Rules{Validators: []admission.Named{{Name: admission.RestrictionValidator, Validator: restriction.NewValidator(set, restriction.Options{From: restriction.Node})}}}
 	return &Admission{Chain: admission.New(rules, admission.Options{}), KubeletRoot: "/var/lib/kubelet"}
 }
 
@@ -98,7 +97,7 @@ func BenchmarkAdmissionEndorsed(b *testing.B) {
 	config := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: "main"}, Image: &runtimeapi.ImageSpec{Image: "sha256:1", UserSpecifiedImage: "registry.test/app:1"},
 	}
-	for name, validators := range map[string][]admission.Named{"none": nil, "signed": {{Name: endorse.Name, Validator: e}}} {
+	for name, validators := range map[string][]admission.Named{"none": nil, "signed": {{Name: admission.SignatureValidator, Validator: e}}} {
 		b.Run(name, func(b *testing.B) {
 			chain := admission.New(admission.Rules{Validators: validators}, admission.Options{})
 			g := New(Config{Pods: podindex.New(), Metrics: nothing{}, Admission: &Admission{Chain: chain, Endorser: e}})

@@ -18,8 +18,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/podview"
-	"github.com/pullgate/pullgate/internal/policies/restrict"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -61,7 +59,7 @@ func rulesOf(tb testing.TB, specs ...string) admission.Rules {
 	}
 	return admission.Rules{
 		PolicyHash: "hash of " + strings.Join(specs, ""), ExemptStaticPods: true,
-		Validators: []admission.Named{{Name: restrict.Name, Validator: restrict.New(set, restriction.Options{From: restriction.Node})}},
+		Validators: []admission.Named{{Name: admission.RestrictionValidator, Validator: restriction.NewValidator(set, restriction.Options{From: restriction.Node})}},
 	}
 }
 
@@ -494,11 +492,11 @@ func TestDecisionsOfPolicies(t *testing.T) {
 }
 
 // apiViews is a pod source with the views of the test.
-type apiViews map[string]podview.Pod
+type apiViews map[string]admission.Pod
 
-func (v apiViews) View(_ context.Context, uid string) (podview.Pod, []podview.Container, bool) {
+func (v apiViews) View(_ context.Context, uid string) (admission.Pod, []admission.Container, bool) {
 	p, ok := v[uid]
-	return p, []podview.Container{{Name: "init", Kind: podview.Set(podview.KindInit), Privileged: podview.Set(false)}}, ok
+	return p, []admission.Container{{Name: "init", Kind: admission.Set(admission.KindInit), Privileged: admission.Set(false)}}, ok
 }
 
 func TestPodSourceAddsToTheView(t *testing.T) {
@@ -511,7 +509,7 @@ func TestPodSourceAddsToTheView(t *testing.T) {
 	a.Views, a.NamespaceLabels = views, map[string]map[string]string{"team": {"tier": "low"}}
 	p := newProxyWithPolicies(t, exact(), nil)
 	x, unknown := p.Pod("team"), p.Pod("else")
-	views[x.UID] = podview.Pod{RestartPolicy: podview.Set("Always"), HostNetwork: podview.Set(true), Labels: podview.Set(map[string]string{"a": "b"})}
+	views[x.UID] = admission.Pod{RestartPolicy: admission.Set("Always"), HostNetwork: admission.Set(true), Labels: admission.Set(map[string]string{"a": "b"})}
 	p.gate.SetAdmission(a)
 	config := privileged()
 	config.Metadata.Name = "init"
@@ -534,16 +532,16 @@ func TestPodSourceAddsToTheView(t *testing.T) {
 	if others := s.asked[3].Containers; len(others) != 1 || others[0].Name != "init" {
 		t.Errorf("other containers %v; want init, for Accept policies", others)
 	}
-	if got.Pod.RestartPolicy != podview.Set("Always") || got.Container.Kind != podview.Set(podview.KindInit) {
+	if got.Pod.RestartPolicy != admission.Set("Always") || got.Container.Kind != admission.Set(admission.KindInit) {
 		t.Errorf("view %+v, %+v; want what the CRI does not carry from the API server", got.Pod, got.Container)
 	}
-	if got.Pod.HostNetwork != podview.Set(false) || got.Container.Privileged != podview.Set(true) {
+	if got.Pod.HostNetwork != admission.Set(false) || got.Container.Privileged != admission.Set(true) {
 		t.Errorf("view %+v, %+v; want what the CRI says", got.Pod, got.Container)
 	}
-	if labels, _ := got.Pod.NamespaceLabels.Get(); labels["tier"] != "low" || none.Pod.NamespaceLabels.State() != podview.StateUnknown {
+	if labels, _ := got.Pod.NamespaceLabels.Get(); labels["tier"] != "low" || none.Pod.NamespaceLabels.State() != admission.StateUnknown {
 		t.Errorf("labels of the namespaces %v and %v; want those of the file, and unknown ones", got.Pod.NamespaceLabels, none.Pod.NamespaceLabels)
 	}
-	if none.Pod.RestartPolicy.State() != podview.StateUnknown {
+	if none.Pod.RestartPolicy.State() != admission.StateUnknown {
 		t.Errorf("view %+v of a pod that the source does not have; want an unknown restart policy", none.Pod)
 	}
 }
@@ -567,8 +565,8 @@ func TestDifferencesOfViews(t *testing.T) {
 	a.Views = views
 	p := newProxyWithPolicies(t, c, a)
 	x, other := p.PodFrom("team", "api"), p.PodFrom("team", "api")
-	views[x.UID] = podview.Pod{HostNetwork: podview.Set(true), Labels: podview.Set(map[string]string{"a": "b"})}
-	views[other.UID] = podview.Pod{HostNetwork: podview.Set(true)}
+	views[x.UID] = admission.Pod{HostNetwork: admission.Set(true), Labels: admission.Set(map[string]string{"a": "b"})}
+	views[other.UID] = admission.Pod{HostNetwork: admission.Set(true)}
 	config := privileged()
 	config.Metadata.Name = "init" // privileged is false in the API
 	for _, x := range []*criproxytest.Pod{x, other} {

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/podview"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -20,20 +19,20 @@ func (g *Gate) ExplainPolicies(ctx context.Context, who tracker.Pod, containers 
 	}
 	complete := who.UID == "" || g.rebuilt()
 	var (
-		api   podview.Pod
-		known []podview.Container
+		api   admission.Pod
+		known []admission.Container
 	)
 	if a.Views != nil && who.UID != "" && !who.Static { // as in view
 		api, known, _ = a.Views.View(ctx, who.UID)
 	}
-	explain := func(container *podview.Container) admission.Explanation {
+	explain := func(container *admission.Container) admission.Explanation {
 		s := admission.Subject{Stage: admission.StageSandbox, Offline: !ask}
 		_, s.Containers = split(known, container)
 		if container != nil {
 			s.Stage, s.Image = admission.StageContainer, image
 		}
-		s.Pod, s.Container = podview.Expected(api, container)
-		s.Pod, s.Container, _ = podview.Merge(s.Pod, api, s.Container, container)
+		s.Pod, s.Container = admission.Expected(api, container)
+		s.Pod, s.Container, _ = admission.Merge(s.Pod, api, s.Container, container)
 		s.Pod = a.identified(s.Pod, who)
 		e := a.Chain.Explain(ctx, s)
 		e.Certain = e.Certain && (complete || e.Admitted())
@@ -41,11 +40,11 @@ func (g *Gate) ExplainPolicies(ctx context.Context, who tracker.Pod, containers 
 	}
 	all := []admission.Explanation{explain(nil)}
 	for _, c := range containers {
-		view := podview.Container{Name: c}
-		if i := slices.IndexFunc(known, func(k podview.Container) bool { return k.Name == c }); i >= 0 {
+		view := admission.Container{Name: c}
+		if i := slices.IndexFunc(known, func(k admission.Container) bool { return k.Name == c }); i >= 0 {
 			view = known[i]
 		}
-		view.Image = podview.Set(name)
+		view.Image = admission.Set(name)
 		all = append(all, explain(&view))
 	}
 	return all

@@ -12,8 +12,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/podview"
-	"github.com/pullgate/pullgate/internal/policies/restrict"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -21,15 +19,15 @@ import (
 // oneContainer is a pod source with one pod.
 type oneContainer struct {
 	uid       string
-	pod       podview.Pod
-	container podview.Container
+	pod       admission.Pod
+	container admission.Container
 }
 
-func (o oneContainer) View(_ context.Context, uid string) (podview.Pod, []podview.Container, bool) {
+func (o oneContainer) View(_ context.Context, uid string) (admission.Pod, []admission.Container, bool) {
 	if uid != o.uid {
-		return podview.Pod{}, nil, false
+		return admission.Pod{}, nil, false
 	}
-	return o.pod, []podview.Container{o.container}, true
+	return o.pod, []admission.Container{o.container}, true
 }
 
 // answer describes an explanation by its answer and by the reasons of its findings.
@@ -56,49 +54,49 @@ func answer(e admission.Explanation) string {
 func TestExplainPolicies(t *testing.T) {
 	const violated, unknown = " RESTRICTION_VIOLATED", " FIELD_UNKNOWN"
 	const privilegedAccepted = "accept {spec: {containers: [{securityContext: {privileged: {require: true}, runAsUser: {ranges: [{min: 1}]}}}]}}"
-	main := podview.Container{
-		Name: "main", Kind: podview.Set(podview.KindContainer), Image: podview.Set(anyImage), Privileged: podview.Absent[bool](), ReadOnlyRootFilesystem: podview.Absent[bool](),
-		RunAsUser: podview.Absent[int64](), RunAsNonRoot: podview.Absent[bool](), Mounts: podview.Set([]podview.Mount{}),
+	main := admission.Container{
+		Name: "main", Kind: admission.Set(admission.KindContainer), Image: admission.Set(anyImage), Privileged: admission.Absent[bool](), ReadOnlyRootFilesystem: admission.Absent[bool](),
+		RunAsUser: admission.Absent[int64](), RunAsNonRoot: admission.Absent[bool](), Mounts: admission.Set([]admission.Mount{}),
 	}
-	pod := podview.Pod{HostNetwork: podview.Set(false), ShareProcessNamespace: podview.Absent[bool](), AutomountServiceAccountToken: podview.Absent[bool]()}
-	with := func(change func(c *podview.Container)) podview.Container {
+	pod := admission.Pod{HostNetwork: admission.Set(false), ShareProcessNamespace: admission.Absent[bool](), AutomountServiceAccountToken: admission.Absent[bool]()}
+	with := func(change func(c *admission.Container)) admission.Container {
 		c := main
 		change(&c)
 		return c
 	}
-	isPrivileged := with(func(c *podview.Container) { c.Privileged = podview.Set(true) })
+	isPrivileged := with(func(c *admission.Container) { c.Privileged = admission.Set(true) })
 	for name, tc := range map[string]struct {
 		policies  string // one in a line
-		pod       podview.Pod
-		container podview.Container
+		pod       admission.Pod
+		container admission.Container
 		sandbox   string
 		want      string
 	}{
 		"no restriction of the pod": {notPrivileged, pod, main, "admit", "admit"},
 		"a value that is denied":    {notPrivileged, pod, isPrivileged, "admit", "deny" + violated},
-		"of the sandbox":            {noHostNetwork, podview.Pod{HostNetwork: podview.Set(true)}, main, "deny" + violated, "deny" + violated},
+		"of the sandbox":            {noHostNetwork, admission.Pod{HostNetwork: admission.Set(true)}, main, "deny" + violated, "deny" + violated},
 		"the default is denied":     {"{spec: {containers: [{securityContext: {readOnlyRootFilesystem: {require: true}}}]}}", pod, main, "admit", "deny" + violated},
 		"the token is not mounted":  {"{spec: {automountServiceAccountToken: {require: true}}}", pod, main, "admit", "deny" + violated},
 		"the user of the image":     {notRoot, pod, main, "admit", "unknown" + unknown},
 		"not root by the image":     {"{spec: {containers: [{securityContext: {runAsNonRoot: {require: true}}}]}}", pod, main, "admit", "unknown" + unknown},
-		"a user of the pod":         {notRoot, pod, with(func(c *podview.Container) { c.RunAsUser = podview.Set[int64](0) }), "admit", "deny" + violated},
+		"a user of the pod":         {notRoot, pod, with(func(c *admission.Container) { c.RunAsUser = admission.Set[int64](0) }), "admit", "deny" + violated},
 		"denied and unknown":        {notRoot + "\n" + notPrivileged, pod, isPrivileged, "admit", "deny" + unknown + violated},
 		"can be accepted":           {privilegedAccepted + "\n" + notPrivileged, pod, isPrivileged, "admit", "unknown" + violated},
-		"cannot be accepted": {privilegedAccepted + "\n" + notPrivileged, pod, with(func(c *podview.Container) {
-			c.Privileged, c.RunAsUser = podview.Set(true), podview.Set[int64](0)
+		"cannot be accepted": {privilegedAccepted + "\n" + notPrivileged, pod, with(func(c *admission.Container) {
+			c.Privileged, c.RunAsUser = admission.Set(true), admission.Set[int64](0)
 		}), "admit", "deny" + violated},
 		"an image":  {ownRegistry, pod, main, "admit", "admit"},
 		"audited":   {audited + notPrivileged, pod, isPrivileged, "admit", "admit" + violated},
-		"mounts":    {noHostPath, pod, with(func(c *podview.Container) { c.Mounts = podview.Value[[]podview.Mount]{} }), "admit", "unknown" + unknown},
+		"mounts":    {noHostPath, pod, with(func(c *admission.Container) { c.Mounts = admission.Value[[]admission.Mount]{} }), "admit", "unknown" + unknown},
 		"not bound": {"elsewhere " + notPrivileged, pod, isPrivileged, "admit", "admit"},
-		"propagation": {"{spec: {volumes: [{mount: {mountPropagation: {whitelist: [HostToContainer]}}}]}}", pod, with(func(c *podview.Container) {
-			c.Mounts = podview.Set([]podview.Mount{{Path: "/a", Propagation: podview.Absent[string]()}})
+		"propagation": {"{spec: {volumes: [{mount: {mountPropagation: {whitelist: [HostToContainer]}}}]}}", pod, with(func(c *admission.Container) {
+			c.Mounts = admission.Set([]admission.Mount{{Path: "/a", Propagation: admission.Absent[string]()}})
 		}), "admit", "deny" + violated},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := policies(t)
 			a.Chain.Set(admission.Rules{Validators: []admission.Named{{
-				Name: restrict.Name, Validator: restrict.New(setOf(t, strings.Split(tc.policies, "\n")...), restriction.Options{From: restriction.NodeWithPodSource}),
+				Name: admission.RestrictionValidator, Validator: restriction.NewValidator(setOf(t, strings.Split(tc.policies, "\n")...), restriction.Options{From: restriction.NodeWithPodSource}),
 			}}})
 			a.Views = oneContainer{"uid", tc.pod, tc.container}
 			p := newProxyWithPolicies(t, exact(), a)
@@ -172,7 +170,7 @@ func TestExplainPoliciesHasNoEffect(t *testing.T) {
 	x := p.Pod("team")
 	p.run(x, privileged())
 	a.Chain.Set(rulesOf(t, noHostNetwork, notPrivileged))
-	a.Views = apiViews{x.UID: {HostNetwork: podview.Set(true)}}
+	a.Views = apiViews{x.UID: {HostNetwork: admission.Set(true)}}
 	running, fresh := tracker.Pod{UID: x.UID, Namespace: "team", Name: x.UID}, tracker.Pod{UID: "fresh", Namespace: "team", Name: "fresh"}
 	ask := func(who tracker.Pod, container string) (all []string) {
 		for _, e := range p.gate.ExplainPolicies(t.Context(), who, []string{container}, admission.Image{ID: id2}, anyImage, false) {

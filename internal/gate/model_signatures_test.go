@@ -12,7 +12,6 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/endorse"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -45,13 +44,13 @@ func newModelNotary(w *modelWorld) *modelNotary {
 	return &modelNotary{w: w, key: 1, signed: map[content]int{}, met: map[fact]bool{}, started: map[string][]content{}}
 }
 
-func (n *modelNotary) Verify(_ context.Context, r policyclient.VerifyRequest) (v verification.Report, err error) {
+func (n *modelNotary) Verify(_ context.Context, r policyclient.VerifyRequest) (v requirement.Report, err error) {
 	if n.down {
 		return v, policyclient.ErrNotReached
 	}
 	c, repository := contentOf(r.ImageID), imageref.New(r.Name).Repository()
 	for _, hash := range r.Requirements {
-		result := verification.Result{Requirement: hash, Met: hash == n.hashOf(n.signed[c])}
+		result := requirement.Result{Requirement: hash, Met: hash == n.hashOf(n.signed[c])}
 		if result.Met {
 			n.met[fact{pair{c, repository}, n.signed[c]}] = true
 		} else {
@@ -88,7 +87,7 @@ func (n *modelNotary) apply() {
 	e := endorse.New(n.set(), endorse.Options{Store: n.w.store, Verifier: n, State: n.state, PolicyHash: fmt.Sprint(n.key)})
 	rules := admission.Rules{
 		PolicyHash: fmt.Sprint(n.key), ExemptStaticPods: true, ExemptNamespaces: []string{systemNamespace},
-		Validators: []admission.Named{{Name: endorse.Name, Validator: e}},
+		Validators: []admission.Named{{Name: admission.SignatureValidator, Validator: e}},
 	}
 	if n.chain == nil {
 		n.chain = admission.New(rules, admission.Options{})

@@ -17,7 +17,6 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -37,9 +36,9 @@ type pullCall struct {
 	hidden  bool          // a pre-check of this pod for this name is hidden
 	// unendorsed means that it is hidden because the image lacked an endorsement.
 	unendorsed bool
-	noPod      bool                    // crictl, kubeadm
-	login      verification.Credential // what the runtime uses of it; only if there are policies about signatures
-	policy     string                  // of the container, if it is known
+	noPod      bool            // crictl, kubeadm
+	login      admission.Login // what the runtime uses of it; only if there are policies about signatures
+	policy     string          // of the container, if it is known
 
 	exact        bool // it is known whether the registry must be asked
 	revalidation bool // the registry need not be asked if the credential is proved

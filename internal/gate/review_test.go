@@ -13,11 +13,9 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/files"
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policies/imagereview"
-	"github.com/pullgate/pullgate/internal/policies/podview"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -67,13 +65,13 @@ func (p *policyd) requests() int {
 // reviewed returns rules by which a backend reviews the images of pods; beside says what stands in its file.
 func reviewed(tb testing.TB, p *policyd, beside string) admission.Rules {
 	tb.Helper()
-	set, err := imagepolicy.Load([]files.File{{Name: "scanner.yaml", Data: []byte("imagePolicy: {kubeConfigFile: /k, defaultAllow: " + beside)}})
+	set, err := policyfiles.LoadBackends([]policyfiles.File{{Name: "scanner.yaml", Data: []byte("imagePolicy: {kubeConfigFile: /k, defaultAllow: " + beside)}})
 	if err != nil {
 		tb.Fatal(err)
 	}
 	return admission.Rules{
 		PolicyHash: beside, ExemptStaticPods: true, ExemptNamespaces: []string{"kube-system"},
-		Validators: []admission.Named{{Name: imagereview.Name, Validator: imagereview.New(set, imagereview.Options{Client: p, PolicyHash: "h"})}},
+		Validators: []admission.Named{{Name: admission.ReviewValidator, Validator: imagereview.New(set, imagereview.Options{Client: p, PolicyHash: "h"})}},
 	}
 }
 
@@ -161,8 +159,8 @@ func TestReviewsWithoutANameOfTheImage(t *testing.T) {
 // mainOf is a pod source in which the container main of every pod has an image.
 type mainOf struct{ image string }
 
-func (m mainOf) View(context.Context, string) (podview.Pod, []podview.Container, bool) {
-	return podview.Pod{}, []podview.Container{{Name: "main", Image: podview.Set(m.image)}}, true
+func (m mainOf) View(context.Context, string) (admission.Pod, []admission.Container, bool) {
+	return admission.Pod{}, []admission.Container{{Name: "main", Image: admission.Set(m.image)}}, true
 }
 
 // Each start without an answer is marked, also a repeated one.
@@ -375,7 +373,7 @@ func TestExplainAsksOnlyIfItMay(t *testing.T) {
 // source is a pod source that has everything that a review needs.
 type source struct{}
 
-func (source) View(context.Context, string) (podview.Pod, []podview.Container, bool) {
-	return podview.Pod{ReviewAnnotations: podview.Set(map[string]string(nil))},
-		[]podview.Container{{Name: "main", Image: podview.Set(anyImage), Mounts: podview.Set([]podview.Mount{})}}, true
+func (source) View(context.Context, string) (admission.Pod, []admission.Container, bool) {
+	return admission.Pod{ReviewAnnotations: admission.Set(map[string]string(nil))},
+		[]admission.Container{{Name: "main", Image: admission.Set(anyImage), Mounts: admission.Set([]admission.Mount{})}}, true
 }

@@ -12,9 +12,6 @@ import (
 	"github.com/pullgate/pullgate/internal/gate/outcome"
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/endorse"
-	"github.com/pullgate/pullgate/internal/policies/podview"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -48,8 +45,8 @@ func (g *Gate) lacksEndorsement(ctx context.Context, who []tracker.Pod, r tracke
 		if pullPolicy == tracker.PullNever || !denied && a.Chain.HasStarted(p.UID, r.Image.ID) {
 			continue
 		}
-		d := a.Chain.Ask(ctx, admission.Named{Name: endorse.Name, Validator: a.Endorser}, admission.Subject{
-			Pod: identityOf(podview.Pod{}, p), Container: &podview.Container{Image: podview.Set(r.Name.String())},
+		d := a.Chain.Ask(ctx, admission.Named{Name: admission.SignatureValidator, Validator: a.Endorser}, admission.Subject{
+			Pod: identityOf(admission.Pod{}, p), Container: &admission.Container{Image: admission.Set(r.Name.String())},
 			Image: admission.Image{ID: r.Image.ID, Names: r.Image.Names, Requested: r.Name},
 		})
 		if d.Answer != admission.Unverified {
@@ -79,12 +76,12 @@ func (g *Gate) verifySignatures(ctx context.Context, p *pullCall, imageID string
 	if started && !p.hidden && !g.refusals.WillRefuse(p.pod.UID, p.name, imageID) {
 		return admission.Decision{}, nil // a restart
 	}
-	verifier := a.Endorser.PullVerifier(endorse.Pull{
-		Credential: p.login,
-		Digests:    func(ctx context.Context) []string { return g.digestsOf(ctx, p, imageID) },
+	verifier := a.Endorser.PullVerifier(admission.Pull{
+		Login:   p.login,
+		Digests: func(ctx context.Context) []string { return g.digestsOf(ctx, p, imageID) },
 	})
-	d := a.Chain.Ask(ctx, admission.Named{Name: endorse.Name, Validator: verifier}, admission.Subject{
-		Pod: identityOf(podview.Pod{}, p.pod), Image: admission.Image{ID: imageID, Requested: p.name},
+	d := a.Chain.Ask(ctx, admission.Named{Name: admission.SignatureValidator, Validator: verifier}, admission.Subject{
+		Pod: identityOf(admission.Pod{}, p.pod), Image: admission.Image{ID: imageID, Requested: p.name},
 	})
 	if d.Exemption != "" {
 		return d, nil
@@ -149,15 +146,15 @@ func (g *Gate) lateEndorsed(ctx context.Context, callName string, who tracker.Po
 		return nil
 	}
 	s := admission.Subject{
-		Pod: identityOf(podview.Pod{}, who), Container: &podview.Container{Name: c.GetMetadata().GetName()}, Mounted: j.mounted,
+		Pod: identityOf(admission.Pod{}, who), Container: &admission.Container{Name: c.GetMetadata().GetName()}, Mounted: j.mounted,
 	}
 	if !restored && (j.image.ID == "" || j.image.ID == on.ID) {
 		s.Image = admissionImage(on, j.name)
 		if !j.name.Empty() {
-			s.Container.Image = podview.Set(j.name.String())
+			s.Container.Image = admission.Set(j.name.String())
 		}
 	}
-	d := a.Chain.Ask(ctx, admission.Named{Name: endorse.Name, Validator: a.Endorser}, s)
+	d := a.Chain.Ask(ctx, admission.Named{Name: admission.SignatureValidator, Validator: a.Endorser}, s)
 	if d.Admitted() {
 		return nil
 	}
@@ -174,7 +171,7 @@ func admissionImage(img tracker.Image, name imageref.Ref) admission.Image {
 }
 
 // loginOf returns the credential of a pull as the runtime uses it: none if it is for another registry.
-func loginOf(a *runtimeapi.AuthConfig, name imageref.Ref) verification.Credential {
+func loginOf(a *runtimeapi.AuthConfig, name imageref.Ref) admission.Login {
 	if server := a.GetServerAddress(); server != "" {
 		if _, rest, ok := strings.Cut(server, "://"); ok {
 			server = rest
@@ -182,10 +179,10 @@ func loginOf(a *runtimeapi.AuthConfig, name imageref.Ref) verification.Credentia
 		host, _, _ := strings.Cut(server, "/")
 		registry, _, _ := strings.Cut(name.Repository(), "/")
 		if imageref.CanonicalRegistry(host) != imageref.CanonicalRegistry(registry) {
-			return verification.Credential{}
+			return admission.Login{}
 		}
 	}
-	c := verification.Credential{Username: a.GetUsername(), Password: a.GetPassword(), IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken()}
+	c := admission.Login{Username: a.GetUsername(), Password: a.GetPassword(), IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken()}
 	if user, password, ok := credential.DecodeAuth(a.GetAuth()); ok && c.Username == "" && c.Password == "" {
 		c.Username, c.Password = user, password
 	}

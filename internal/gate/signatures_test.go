@@ -22,7 +22,6 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/endorse"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -39,7 +38,7 @@ type notary struct {
 	asked  []policyclient.VerifyRequest
 }
 
-func (n *notary) Verify(ctx context.Context, r policyclient.VerifyRequest) (v verification.Report, err error) {
+func (n *notary) Verify(ctx context.Context, r policyclient.VerifyRequest) (v requirement.Report, err error) {
 	n.mu.Lock()
 	n.asked = append(n.asked, r)
 	wait, during := n.wait, n.during
@@ -57,7 +56,7 @@ func (n *notary) Verify(ctx context.Context, r policyclient.VerifyRequest) (v ve
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, hash := range r.Requirements {
-		result := verification.Result{Requirement: hash}
+		result := requirement.Result{Requirement: hash}
 		switch hashes := n.signed[r.ImageID]; {
 		case slices.Contains(hashes, hash), slices.Contains(hashes, "*"):
 			result.Met, result.Signers, result.Digest = true, []string{"key a"}, "sha256:signed"
@@ -164,7 +163,7 @@ func (s *signing) use(rules ...requirement.Rule) {
 		hash += r.Hash
 	}
 	e := endorse.New(set, endorse.Options{Store: current{s}, Verifier: s.notary, State: s.state, PolicyHash: hash, Validity: s.validity, Grace: s.grace})
-	s.rules.PolicyHash, s.rules.Validators = hash, []admission.Named{{Name: endorse.Name, Validator: e}}
+	s.rules.PolicyHash, s.rules.Validators = hash, []admission.Named{{Name: admission.SignatureValidator, Validator: e}}
 	chain := admission.New(s.rules, admission.Options{})
 	if s.config.Admission != nil {
 		chain = s.config.Admission.Chain

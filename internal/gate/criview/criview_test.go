@@ -11,7 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/gate/criview"
-	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
@@ -53,12 +53,12 @@ func diff(want, got any) string {
 }
 
 func TestSandbox(t *testing.T) {
-	want := podview.Pod{
+	want := admission.Pod{
 		UID: uid, Namespace: "team-a", Name: "web",
-		Labels: podview.Set(map[string]string{"app": "web"}), Annotations: podview.Set(map[string]string{"note": "x", "a.image-policy.k8s.io/b": "c"}),
-		ReviewAnnotations: podview.Set(map[string]string{"a.image-policy.k8s.io/b": "c"}),
-		HostNetwork:       podview.Set(true), HostPID: podview.Set(false), HostIPC: podview.Set(false),
-		ShareProcessNamespace: podview.Effective(false), Groups: podview.Set([]int64{2000, 5}),
+		Labels: admission.Set(map[string]string{"app": "web"}), Annotations: admission.Set(map[string]string{"note": "x", "a.image-policy.k8s.io/b": "c"}),
+		ReviewAnnotations: admission.Set(map[string]string{"a.image-policy.k8s.io/b": "c"}),
+		HostNetwork:       admission.Set(true), HostPID: admission.Set(false), HostIPC: admission.Set(false),
+		ShareProcessNamespace: admission.Effective(false), Groups: admission.Set([]int64{2000, 5}),
 	}
 	if d := diff(want, criview.Sandbox(sandbox())); d != "" {
 		t.Errorf("Sandbox (-want +got):\n%s", d)
@@ -72,20 +72,20 @@ func TestSandbox(t *testing.T) {
 
 func TestContainerWithDefaults(t *testing.T) {
 	p, c := criview.Container(sandbox(), containerWith(), root)
-	want := podview.Container{
-		Name: "web", Image: podview.Set("registry.test/web:1"),
-		Privileged: podview.Effective(false), ReadOnlyRootFilesystem: podview.Effective(false), AllowPrivilegeEscalation: podview.Effective(true),
-		RunAsUser: podview.Set[int64](0), RunAsNonRoot: podview.Effective(false), RunAsGroup: podview.Absent[int64](),
-		CapabilitiesAdd: podview.Absent[[]string](), CapabilitiesDrop: podview.Absent[[]string](),
-		SELinux: podview.Absent[podview.SELinux](), Mounts: podview.Set([]podview.Mount{}),
+	want := admission.Container{
+		Name: "web", Image: admission.Set("registry.test/web:1"),
+		Privileged: admission.Effective(false), ReadOnlyRootFilesystem: admission.Effective(false), AllowPrivilegeEscalation: admission.Effective(true),
+		RunAsUser: admission.Set[int64](0), RunAsNonRoot: admission.Effective(false), RunAsGroup: admission.Absent[int64](),
+		CapabilitiesAdd: admission.Absent[[]string](), CapabilitiesDrop: admission.Absent[[]string](),
+		SELinux: admission.Absent[admission.SELinux](), Mounts: admission.Set([]admission.Mount{}),
 	}
 	if d := diff(want, c); d != "" {
 		t.Errorf("Container (-want +got):\n%s", d)
 	}
-	if got := p.TerminationGracePeriodSeconds; got != podview.Absent[int64]() {
+	if got := p.TerminationGracePeriodSeconds; got != admission.Absent[int64]() {
 		t.Errorf("termination grace %+v without the annotation; want it absent", got)
 	}
-	if got := p.AutomountServiceAccountToken; got != podview.Effective(false) {
+	if got := p.AutomountServiceAccountToken; got != admission.Effective(false) {
 		t.Errorf("a token %+v without a mount; want false", got)
 	}
 }
@@ -101,23 +101,23 @@ func TestContainerWithEverything(t *testing.T) {
 	sc.SupplementalGroups = []int64{9}
 	sc.NamespaceOptions = &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_POD, Ipc: runtimeapi.NamespaceMode_NODE}
 	p, c := criview.Container(sandbox(), config, root)
-	want := podview.Container{
-		Name: "web", Image: podview.Set("registry.test/web:1"),
-		Privileged: podview.Set(true), ReadOnlyRootFilesystem: podview.Set(true), AllowPrivilegeEscalation: podview.Set(false),
-		RunAsUser: podview.Set[int64](1000), RunAsNonRoot: podview.Effective(true), RunAsGroup: podview.Set[int64](7),
-		CapabilitiesAdd: podview.Set([]string{"CHOWN", "KILL"}), CapabilitiesDrop: podview.Set([]string{"ALL"}), SELinux: podview.Set(podview.SELinux{Type: "spc_t"}),
-		Mounts: podview.Set([]podview.Mount{{
-			Volume: podview.Volume{Type: podview.Set("projected"), HostPath: podview.Absent[string](), HostPathType: podview.Absent[string]()},
-			Path:   "/var/run/secrets/kubernetes.io/serviceaccount/", ReadOnly: podview.Set(true), Propagation: podview.Effective("None"), Image: podview.Absent[string](),
+	want := admission.Container{
+		Name: "web", Image: admission.Set("registry.test/web:1"),
+		Privileged: admission.Set(true), ReadOnlyRootFilesystem: admission.Set(true), AllowPrivilegeEscalation: admission.Set(false),
+		RunAsUser: admission.Set[int64](1000), RunAsNonRoot: admission.Effective(true), RunAsGroup: admission.Set[int64](7),
+		CapabilitiesAdd: admission.Set([]string{"CHOWN", "KILL"}), CapabilitiesDrop: admission.Set([]string{"ALL"}), SELinux: admission.Set(admission.SELinux{Type: "spc_t"}),
+		Mounts: admission.Set([]admission.Mount{{
+			Volume: admission.Volume{Type: admission.Set("projected"), HostPath: admission.Absent[string](), HostPathType: admission.Absent[string]()},
+			Path:   "/var/run/secrets/kubernetes.io/serviceaccount/", ReadOnly: admission.Set(true), Propagation: admission.Effective("None"), Image: admission.Absent[string](),
 		}}),
 	}
 	if d := diff(want, c); d != "" {
 		t.Errorf("Container (-want +got):\n%s", d)
 	}
-	if p.HostNetwork != podview.Set(true) || p.HostIPC != podview.Set(true) || p.ShareProcessNamespace != podview.Set(true) {
+	if p.HostNetwork != admission.Set(true) || p.HostIPC != admission.Set(true) || p.ShareProcessNamespace != admission.Set(true) {
 		t.Errorf("namespaces %+v, %+v, %+v; want those of the sandbox and of the container", p.HostNetwork, p.HostIPC, p.ShareProcessNamespace)
 	}
-	if p.TerminationGracePeriodSeconds != podview.Set[int64](30) || p.AutomountServiceAccountToken != podview.Effective(true) {
+	if p.TerminationGracePeriodSeconds != admission.Set[int64](30) || p.AutomountServiceAccountToken != admission.Effective(true) {
 		t.Errorf("termination grace %+v, token %+v; want 30 and true", p.TerminationGracePeriodSeconds, p.AutomountServiceAccountToken)
 	}
 	if g, _ := p.Groups.Effective(); len(g) != 1 || g[0] != 9 {
@@ -135,10 +135,10 @@ func TestUnknownForThisPod(t *testing.T) {
 	box := sandbox()
 	box.Linux = nil
 	p, c := criview.Container(box, config, root)
-	if c.Image != (podview.Value[string]{}) || c.RunAsUser != (podview.Value[int64]{}) || c.RunAsNonRoot != (podview.Value[bool]{}) || c.Kind != (podview.Value[podview.Kind]{}) {
+	if c.Image != (admission.Value[string]{}) || c.RunAsUser != (admission.Value[int64]{}) || c.RunAsNonRoot != (admission.Value[bool]{}) || c.Kind != (admission.Value[admission.Kind]{}) {
 		t.Errorf("image %+v, user %+v, non-root %+v, kind %+v; want all unknown", c.Image, c.RunAsUser, c.RunAsNonRoot, c.Kind)
 	}
-	if p.TerminationGracePeriodSeconds != (podview.Value[int64]{}) || p.ShareProcessNamespace != (podview.Value[bool]{}) {
+	if p.TerminationGracePeriodSeconds != (admission.Value[int64]{}) || p.ShareProcessNamespace != (admission.Value[bool]{}) {
 		t.Errorf("termination grace %+v, shared processes %+v; want both unknown", p.TerminationGracePeriodSeconds, p.ShareProcessNamespace)
 	}
 }
@@ -146,13 +146,13 @@ func TestUnknownForThisPod(t *testing.T) {
 // Volume types come from the folder of this pod and from no path that only looks like it.
 func TestVolumes(t *testing.T) {
 	const own = root + "/pods/" + uid
-	host := func(p string) podview.Volume {
-		return podview.Volume{Type: podview.Set("hostPath"), HostPath: podview.Set(p)}
+	host := func(p string) admission.Volume {
+		return admission.Volume{Type: admission.Set("hostPath"), HostPath: admission.Set(p)}
 	}
-	volume := func(name string) podview.Volume {
-		return podview.Volume{Type: podview.Set(name), HostPath: podview.Absent[string](), HostPathType: podview.Absent[string]()}
+	volume := func(name string) admission.Volume {
+		return admission.Volume{Type: admission.Set(name), HostPath: admission.Absent[string](), HostPathType: admission.Absent[string]()}
 	}
-	for path, want := range map[string]podview.Volume{
+	for path, want := range map[string]admission.Volume{
 		own + "/volumes/kubernetes.io~secret/s":                             volume("secret"),
 		own + "/volumes/kubernetes.io~empty-dir/e":                          volume("emptyDir"),
 		own + "/volumes/kubernetes.io~configmap/c":                          volume("configMap"),
@@ -187,7 +187,7 @@ func TestVolumes(t *testing.T) {
 	_, c := criview.Container(sandbox(), containerWith(&runtimeapi.Mount{HostPath: own + "/volumes/plugin/v"}, &runtimeapi.Mount{HostPath: own + "/volumes/kubernetes.io~new/v"}), root)
 	mounts, _ := c.Mounts.Effective()
 	for _, m := range mounts {
-		if m.Type != (podview.Value[string]{}) {
+		if m.Type != (admission.Value[string]{}) {
 			t.Errorf("a plugin that is not known has the type %+v; want it unknown", m.Type)
 		}
 	}
@@ -202,7 +202,7 @@ func TestUIDThatIsAPath(t *testing.T) {
 		_, c := criview.Container(box, containerWith(&runtimeapi.Mount{HostPath: path}, &runtimeapi.Mount{HostPath: root + "/pods/volumes/kubernetes.io~secret/s"}), root)
 		mounts, _ := c.Mounts.Effective()
 		for _, m := range mounts {
-			if m.Type != podview.Set("hostPath") {
+			if m.Type != admission.Set("hostPath") {
 				t.Errorf("UID %q: %+v; want a hostPath", uid, m)
 			}
 		}
@@ -241,7 +241,7 @@ func TestImageVolumesAndBlockDevices(t *testing.T) {
 	_, c := criview.Container(sandbox(), config, root)
 	mounts, _ := c.Mounts.Effective()
 	var types []string
-	var images []podview.Value[string]
+	var images []admission.Value[string]
 	for _, m := range mounts {
 		name, _ := m.Type.Get()
 		types, images = append(types, name), append(images, m.Image)
@@ -250,8 +250,8 @@ func TestImageVolumesAndBlockDevices(t *testing.T) {
 		t.Errorf("types (-want +got):\n%s", d)
 	}
 	// An image ID does not count as the name in the pod.
-	unknown := podview.Value[string]{}
-	if d := diff([]podview.Value[string]{unknown, unknown, podview.Set("data:1"), podview.Set("data:2"), unknown, podview.Absent[string]()}, images); d != "" {
+	unknown := admission.Value[string]{}
+	if d := diff([]admission.Value[string]{unknown, unknown, admission.Set("data:1"), admission.Set("data:2"), unknown, admission.Absent[string]()}, images); d != "" {
 		t.Errorf("names of images (-want +got):\n%s", d)
 	}
 }
@@ -301,7 +301,7 @@ func TestPresetRestrictedAtTheNode(t *testing.T) {
 			sc.RunAsUser.Value, sc.NoNewPrivs, sc.Capabilities = 1000, true, &runtimeapi.Capability{DropCapabilities: []string{"ALL"}}
 			tc.change(box, config, sc)
 			p, c := criview.Container(box, config, root)
-			d := set.Judge(&p, []podview.Container{c}, restriction.Options{From: restriction.Node})
+			d := set.Judge(&p, []admission.Container{c}, restriction.Options{From: restriction.Node})
 			if tc.want == "" && !d.Admitted || tc.want != "" && (d.Admitted || !strings.Contains(d.Violations[0].String(), tc.want)) {
 				t.Errorf("Judge = %v, %v; want a violation with %q", d.Admitted, d.Violations, tc.want)
 			}
@@ -332,7 +332,7 @@ func FuzzCRIMessages(f *testing.F) {
 			return
 		}
 		p, c := criview.Container(req.GetSandboxConfig(), req.GetConfig(), root)
-		d := set.Judge(&p, []podview.Container{c}, restriction.Options{From: restriction.Node})
+		d := set.Judge(&p, []admission.Container{c}, restriction.Options{From: restriction.Node})
 		if d.Admitted && (req.GetConfig().GetLinux().GetSecurityContext().GetPrivileged() || !req.GetConfig().GetLinux().GetSecurityContext().GetNoNewPrivs()) {
 			t.Errorf("a container that can gain privileges is admitted: %v", &req)
 		}

@@ -7,7 +7,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -53,24 +53,24 @@ func OtherRoot(config *runtimeapi.ContainerConfig, uid, kubeletRoot string) stri
 }
 
 // mounts returns the mounts of a container and its block devices of volumes, without the files of the kubelet.
-func mounts(config *runtimeapi.ContainerConfig, dir podDir) []podview.Mount {
-	all := make([]podview.Mount, 0, len(config.GetMounts()))
+func mounts(config *runtimeapi.ContainerConfig, dir podDir) []admission.Mount {
+	all := make([]admission.Mount, 0, len(config.GetMounts()))
 	for _, m := range config.GetMounts() {
 		rest, own := dir.inside(m.GetHostPath())
 		if own && m.GetImage() == nil && dir.kubeletFile(rest, m.GetContainerPath()) {
 			continue
 		}
-		var v podview.Volume
+		var v admission.Volume
 		switch {
 		case own:
 			v = volumeInside(rest, m.GetHostPath())
 		case m.GetImage() != nil && m.GetHostPath() == "":
-			v = volumeOf(podview.Set(podview.TypeImage))
+			v = volumeOf(admission.Set(admission.TypeImage))
 		default:
 			v = hostPath(m.GetHostPath())
 		}
-		all = append(all, podview.Mount{
-			Volume: v, Path: m.GetContainerPath(), ReadOnly: podview.Set(m.GetReadonly()), Propagation: propagation(m.GetPropagation()),
+		all = append(all, admission.Mount{
+			Volume: v, Path: m.GetContainerPath(), ReadOnly: admission.Set(m.GetReadonly()), Propagation: propagation(m.GetPropagation()),
 			Image: mounted(m.GetImage()),
 		})
 	}
@@ -81,9 +81,9 @@ func mounts(config *runtimeapi.ContainerConfig, dir podDir) []podview.Mount {
 			continue
 		}
 		plugin, _, _ = strings.Cut(plugin, "/")
-		all = append(all, podview.Mount{
+		all = append(all, admission.Mount{
 			Volume: volumeOf(volumeType(plugin)), Path: d.GetContainerPath(),
-			ReadOnly: podview.Set(!strings.Contains(d.GetPermissions(), "w")), Propagation: podview.AbsentAs(podview.PropagationNone), Image: podview.Absent[string](),
+			ReadOnly: admission.Set(!strings.Contains(d.GetPermissions(), "w")), Propagation: admission.AbsentAs(admission.PropagationNone), Image: admission.Absent[string](),
 		})
 	}
 	return all
@@ -91,17 +91,17 @@ func mounts(config *runtimeapi.ContainerConfig, dir podDir) []podview.Mount {
 
 // mounted returns the pod's name for an image that is mounted. Without it, what the runtime finds the image by counts as the name, unless it may be
 // an image ID.
-func mounted(image *runtimeapi.ImageSpec) podview.Value[string] {
+func mounted(image *runtimeapi.ImageSpec) admission.Value[string] {
 	if image == nil {
-		return podview.Absent[string]()
+		return admission.Absent[string]()
 	}
 	if name := image.GetUserSpecifiedImage(); name != "" {
-		return podview.Set(name)
+		return admission.Set(name)
 	}
 	if found := imageref.New(image.GetImage()); found.Parsed() && !found.MayBeImageID() {
-		return podview.Set(found.String())
+		return admission.Set(found.String())
 	}
-	return podview.Value[string]{}
+	return admission.Value[string]{}
 }
 
 // kubeletFile reports whether a mount is of a file that the kubelet itself adds to containers.
@@ -114,13 +114,13 @@ func (d podDir) kubeletFile(rest, containerPath string) bool {
 }
 
 // volumeInside returns the volume that a path in the folder of the pod belongs to. A subPath can be of any volume.
-func volumeInside(rest, whole string) podview.Volume {
+func volumeInside(rest, whole string) admission.Volume {
 	folder, rest, _ := strings.Cut(rest, "/")
 	plugin, name, _ := strings.Cut(rest, "/")
 	name, sub, deeper := strings.Cut(name, "/")
 	switch {
 	case folder == "volume-subpaths" && rest != "":
-		return podview.Volume{}
+		return admission.Volume{}
 	case folder == "volumes" && name != "" && (!deeper || plugin == "kubernetes.io~csi" && sub == "mount"):
 		return volumeOf(volumeType(plugin))
 	default:
@@ -129,31 +129,31 @@ func volumeInside(rest, whole string) podview.Volume {
 }
 
 // volumeOf returns a volume that is not a hostPath.
-func volumeOf(name podview.Value[string]) podview.Volume {
-	return podview.Volume{Type: name, HostPath: podview.Absent[string](), HostPathType: podview.Absent[string]()}
+func volumeOf(name admission.Value[string]) admission.Volume {
+	return admission.Volume{Type: name, HostPath: admission.Absent[string](), HostPathType: admission.Absent[string]()}
 }
 
-func hostPath(p string) podview.Volume {
-	return podview.Volume{Type: podview.Set(podview.TypeHostPath), HostPath: podview.Set(p)}
+func hostPath(p string) admission.Volume {
+	return admission.Volume{Type: admission.Set(admission.TypeHostPath), HostPath: admission.Set(p)}
 }
 
 // volumeType returns the type of the volumes of a plugin's folder. A plugin that is not listed here is unknown.
-func volumeType(folder string) podview.Value[string] {
+func volumeType(folder string) admission.Value[string] {
 	plugin, ok := strings.CutPrefix(folder, "kubernetes.io~")
 	if !ok {
 		if strings.Contains(folder, "~") {
-			return podview.Set("flexVolume")
+			return admission.Set("flexVolume")
 		}
-		return podview.Value[string]{}
+		return admission.Value[string]{}
 	}
 	switch plugin {
 	case "csi", "fc", "iscsi", "nfs", "projected", "rbd", "cephfs", "glusterfs", "secret", "cinder", "flocker", "quobyte", "storageos":
-		return podview.Set(plugin)
+		return admission.Set(plugin)
 	}
 	if name, ok := pluginTypes[plugin]; ok {
-		return podview.Set(name)
+		return admission.Set(name)
 	}
-	return podview.Value[string]{}
+	return admission.Value[string]{}
 }
 
 // pluginTypes are the types of the volumes of plugins with another name.
@@ -166,20 +166,20 @@ var pluginTypes = map[string]string{ //nolint:gochecknoglobals // a constant tab
 	"empty-dir":       "emptyDir",
 	"gce-pd":          "gcePersistentDisk",
 	"git-repo":        "gitRepo",
-	"local-volume":    podview.TypePersistentVolumeClaim, // only claims can be of this type
+	"local-volume":    admission.TypePersistentVolumeClaim, // only claims can be of this type
 	"portworx-volume": "portworxVolume",
 	"scaleio":         "scaleIO",
 	"vsphere-volume":  "vsphereVolume",
 }
 
-func propagation(p runtimeapi.MountPropagation) podview.Value[string] {
+func propagation(p runtimeapi.MountPropagation) admission.Value[string] {
 	switch p {
 	case runtimeapi.MountPropagation_PROPAGATION_PRIVATE:
-		return podview.Effective(podview.PropagationNone)
+		return admission.Effective(admission.PropagationNone)
 	case runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER:
-		return podview.Set(podview.PropagationHostToContainer)
+		return admission.Set(admission.PropagationHostToContainer)
 	case runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL:
-		return podview.Set(podview.PropagationBidirectional)
+		return admission.Set(admission.PropagationBidirectional)
 	}
-	return podview.Value[string]{} // a mode of a newer CRI
+	return admission.Value[string]{} // a mode of a newer CRI
 }

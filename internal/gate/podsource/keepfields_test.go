@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
 // Policies can use other fields while the source runs. It lists the pods again, and knows them all the time.
@@ -15,22 +15,22 @@ func TestFieldsThatChangeAreReadAgain(t *testing.T) {
 		w.api.change("ADDED", p)
 		w.source.KeepFields([]string{"spec.spec.restartPolicy"})
 		w.start()
-		view := func() podview.Pod {
+		view := func() admission.Pod {
 			view, _, ok := w.byUID("u1").View()
 			if !ok {
 				w.Fatal("the pod has no view")
 			}
 			return view
 		}
-		if v := view(); v.RestartPolicy != podview.Set("Always") || v.DNSPolicy.State() != podview.StateUnknown {
+		if v := view(); v.RestartPolicy != admission.Set("Always") || v.DNSPolicy.State() != admission.StateUnknown {
 			w.Errorf("view %+v; want the restart policy alone", v)
 		}
 		w.source.KeepFields([]string{"spec.spec.dnsPolicy"})
-		if v := view(); v.DNSPolicy.State() != podview.StateUnknown {
+		if v := view(); v.DNSPolicy.State() != admission.StateUnknown {
 			w.Errorf("view %+v before the pods are listed again; want no DNS policy", v)
 		}
 		w.pass(100 * time.Millisecond)
-		if v := view(); v.DNSPolicy != podview.Set("Default") || v.RestartPolicy.State() != podview.StateUnknown {
+		if v := view(); v.DNSPolicy != admission.Set("Default") || v.RestartPolicy.State() != admission.StateUnknown {
 			w.Errorf("view %+v; want the DNS policy alone", v)
 		}
 		if !w.source.Synced() {

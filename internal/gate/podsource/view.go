@@ -6,18 +6,18 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/pullgate/pullgate/internal/policies/podview"
-	"github.com/pullgate/pullgate/internal/policies/podview/apiview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/podfile"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
 // A view is the part of a pod that policies use. It does not change.
 type view struct {
-	pod        podview.Pod
-	containers []podview.Container
+	pod        admission.Pod
+	containers []admission.Container
 }
 
-// ReviewAnnotations is the field podview.Pod.ReviewAnnotations for KeepFields.
+// ReviewAnnotations is the field admission.Pod.ReviewAnnotations for KeepFields.
 const ReviewAnnotations = "reviewAnnotations"
 
 // KeepFields sets the fields that the views of pods have, by the paths that restriction.Field has; without fields there are no views. If the
@@ -39,7 +39,7 @@ func (s *Source) KeepsFields() bool { return len(s.kept()) > 0 }
 
 // View returns the view of the pod and of all its containers, with the fields of KeepFields; ok is false if there are no views. The caller
 // must not modify it.
-func (p *Pod) View() (pod podview.Pod, containers []podview.Container, ok bool) {
+func (p *Pod) View() (pod admission.Pod, containers []admission.Container, ok bool) {
 	if p == nil || p.view == nil {
 		return pod, nil, false
 	}
@@ -68,7 +68,7 @@ func viewOf(p *corev1.Pod, fields []string) *view {
 	if len(fields) == 0 {
 		return nil
 	}
-	pod, containers := apiview.Pod(p)
+	pod, containers := podfile.ViewOf(p)
 	v := &view{}
 	v.pod, v.containers = restriction.Keep(&pod, containers, fields)
 	v.pod.UID, v.pod.Namespace, v.pod.Name, v.pod.Static = pod.UID, pod.Namespace, pod.Name, pod.Static

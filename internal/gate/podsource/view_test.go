@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
@@ -32,8 +32,8 @@ func somePod() *corev1.Pod {
 func TestViewHasTheFieldsThatPoliciesUse(t *testing.T) {
 	least := viewOf(somePod(), []string{"spec.metadata.name"})
 	want := &view{
-		pod:        podview.Pod{UID: "1", Namespace: "team-a", Name: "web"},
-		containers: []podview.Container{{Name: "init", Kind: podview.Set(podview.KindInit)}, {Name: "web", Kind: podview.Set(podview.KindContainer)}},
+		pod:        admission.Pod{UID: "1", Namespace: "team-a", Name: "web"},
+		containers: []admission.Container{{Name: "init", Kind: admission.Set(admission.KindInit)}, {Name: "web", Kind: admission.Set(admission.KindContainer)}},
 	}
 	if !reflect.DeepEqual(least, want) {
 		t.Errorf("view %+v; want names and kinds alone, %+v", least, want)

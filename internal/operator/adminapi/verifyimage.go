@@ -9,10 +9,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/imagerule"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -23,7 +21,7 @@ type Signatures interface {
 	// Rules returns the rules in use; a set without rules if no policy requires signatures.
 	Rules() *requirement.Set
 	// Verify has requirements of the rules verified, and stores nothing. The hashes of policies and trusted root in the request are set by it.
-	Verify(ctx context.Context, r policyclient.VerifyRequest) (verification.Report, error)
+	Verify(ctx context.Context, r policyclient.VerifyRequest) (requirement.Report, error)
 }
 
 // VerifyImage has the signatures of an image verified now.
@@ -48,7 +46,7 @@ func (s *Server) VerifyImage(ctx context.Context, req *adminv1.VerifyImageReques
 	}
 	ask := policyclient.VerifyRequest{
 		Name: req.GetImage(), ImageID: present.ID, ListSignatures: true,
-		Credential: verification.Credential{Username: req.GetCredential().GetUsername(), Password: req.GetCredential().GetPassword()},
+		Credential: admission.Login{Username: req.GetCredential().GetUsername(), Password: req.GetCredential().GetPassword()},
 	}
 	for _, n := range present.Names {
 		if d := n.Name().Digest(); d != "" && n.Repository() == name.Repository() {
@@ -60,7 +58,7 @@ func (s *Server) VerifyImage(ctx context.Context, req *adminv1.VerifyImageReques
 			ask.Requirements = append(ask.Requirements, r.Hash)
 		}
 	}
-	var v verification.Report
+	var v requirement.Report
 	if len(ask.Requirements) > 0 {
 		if v, err = s.c.Signatures.Verify(ctx, ask); err != nil {
 			if errors.Is(err, context.Canceled) {
@@ -82,9 +80,9 @@ func (s *Server) VerifyImage(ctx context.Context, req *adminv1.VerifyImageReques
 }
 
 // resultOf returns whether an image meets a rule.
-func resultOf(r *requirement.Rule, name imageref.Ref, v verification.Report) *adminv1.VerifiedRule {
+func resultOf(r *requirement.Rule, name imageref.Ref, v requirement.Report) *adminv1.VerifiedRule {
 	result := verifiedRule(r)
-	judged := imagerule.Judge(requirement.ImageRules{Rules: []*requirement.Rule{r}}, name)
+	judged := requirement.ImageRules{Rules: []*requirement.Rule{r}}.Judge(name)
 	for _, f := range judged.Findings {
 		if f.Answer == admission.Deny {
 			result.Reason, result.Message = string(f.Reason), text(f.Message)

@@ -10,9 +10,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pullgate/pullgate/internal/operator/adminapi"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -20,7 +20,7 @@ import (
 // verifier is pullgate-policyd: every requirement has the same result.
 type verifier struct {
 	rules  []requirement.Rule
-	result verification.Result
+	result requirement.Result
 	err    error
 	asked  []policyclient.VerifyRequest
 }
@@ -29,15 +29,15 @@ func (v *verifier) Rules() *requirement.Set {
 	return requirement.NewSet("root", &requirement.Policies{Rules: slices.Clone(v.rules), Count: 1})
 }
 
-func (v *verifier) Verify(_ context.Context, r policyclient.VerifyRequest) (verification.Report, error) {
+func (v *verifier) Verify(_ context.Context, r policyclient.VerifyRequest) (requirement.Report, error) {
 	v.asked = append(v.asked, r)
-	var answer verification.Report
+	var answer requirement.Report
 	for _, hash := range r.Requirements {
 		result := v.result
 		result.Requirement = hash
 		answer.Results = append(answer.Results, result)
 	}
-	answer.Signatures = []verification.Signature{{Repository: "repo.test/team/app", FoundBy: "referrers", Digest: "sha256:1", Subject: "sha256:2", Signer: "key", Counts: true, Reason: "valid"}}
+	answer.Signatures = []requirement.Signature{{Repository: "repo.test/team/app", FoundBy: "referrers", Digest: "sha256:1", Subject: "sha256:2", Signer: "key", Counts: true, Reason: "valid"}}
 	return answer, v.err
 }
 
@@ -65,21 +65,21 @@ func TestVerifyImage(t *testing.T) {
 			}},
 			{Kind: "ClusterPolicy", Policy: "zone", Name: "others", Images: patterns(t, "repo.test/none/*"), Requirement: signedBy("b"), Default: requirement.DenyUnmatched},
 		},
-		result: verification.Result{Reason: verification.IdentityMismatch, Message: "signed by someone else", Digest: "sha256:2"},
+		result: requirement.Result{Reason: requirement.IdentityMismatch, Message: "signed by someone else", Digest: "sha256:2"},
 	}
 	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) { c.Signatures = v })
 	r, err := w.VerifyImage(t.Context(), &adminv1.VerifyImageRequest{
 		Image: "repo.test/team/app:1", Namespace: "team", Credential: &adminv1.RegistryLogin{Username: "u", Password: "p"},
 	})
 	must(t, err)
-	if len(v.asked) != 1 || v.asked[0].Credential != (verification.Credential{Username: "u", Password: "p"}) || len(v.asked[0].Requirements) != 1 || !v.asked[0].ListSignatures || v.asked[0].Name != "repo.test/team/app:1" {
+	if len(v.asked) != 1 || v.asked[0].Credential != (admission.Login{Username: "u", Password: "p"}) || len(v.asked[0].Requirements) != 1 || !v.asked[0].ListSignatures || v.asked[0].Name != "repo.test/team/app:1" {
 		t.Fatalf("pullgate-policyd was asked %v; want one question about one requirement", v.asked)
 	}
 	if len(r.GetRules()) != 2 || r.GetDefaultRule() != nil || len(r.GetSignatures()) != 1 || r.GetImage().GetRepository() != "repo.test/team/app" {
 		t.Fatalf("VerifyImage = %v; want two rules and a signature", r)
 	}
 	signed, pinned := r.GetRules()[0], r.GetRules()[1]
-	if signed.GetMet() || signed.GetReason() != verification.IdentityMismatch || signed.GetMessage() != "signed by someone else" || signed.GetRequires() == "" {
+	if signed.GetMet() || signed.GetReason() != requirement.IdentityMismatch || signed.GetMessage() != "signed by someone else" || signed.GetRequires() == "" {
 		t.Errorf("rule about signatures: %v; want what pullgate-policyd said", signed)
 	}
 	if pinned.GetMet() || pinned.GetReason() != "DIGEST_REQUIRED" || !pinned.GetAudit() {

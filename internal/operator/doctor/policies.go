@@ -16,8 +16,6 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
-	"github.com/pullgate/pullgate/internal/policies/files"
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
@@ -47,14 +45,14 @@ func (n Node) policies(ctx context.Context) []Finding {
 	if a.Policies == "" {
 		return nil
 	}
-	set, err := files.Read(files.Paths{Folder: n.path(a.Policies), TrustedRoot: n.trustedRoot()}, policyfiles.Kinds())
+	set, err := policyfiles.Read(policyfiles.Paths{Folder: n.path(a.Policies), TrustedRoot: n.trustedRoot()}, policyfiles.Kinds())
 	if errors.Is(err, fs.ErrPermission) {
 		return []Finding{unknown("run it as root", "the policy files cannot be read: %v", err)}
 	}
 	if err != nil {
 		return []Finding{fail("correct what it names, then run pullgated --check-config", "the policy files in %s are invalid: %v", a.Policies, err)}
 	}
-	backends := imagepolicy.Of(set).Backends()
+	backends := policyfiles.BackendsOf(set).All()
 	signatures, _ := policyfiles.NeedSignatures(policyfiles.Requirements(set))
 	without := without(len(backends) > 0, signatures)
 	if without == "" {
@@ -151,7 +149,7 @@ func (n Node) policydFolder() []Finding {
 
 // policydFiles checks that pullgate-policyd, as its user and in the file system of its unit, can read what it needs, and that no other user can
 // read the credentials for backends.
-func (n Node) policydFiles(ctx context.Context, backends []imagepolicy.Backend) []Finding {
+func (n Node) policydFiles(ctx context.Context, backends []policyfiles.Backend) []Finding {
 	uid, gid, known := n.account(policydProgram)
 	if !known {
 		return []Finding{warn("systemd-sysusers", "the user %s does not exist, as which %s runs", policydProgram, policydService)}

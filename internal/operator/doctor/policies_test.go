@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pullgate/pullgate/internal/operator/doctor"
-	"github.com/pullgate/pullgate/internal/policies/files"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
@@ -63,7 +62,7 @@ func (n *testNode) reviews() *policyServer {
 	n.units["pullgate-policyd.socket"] = "LoadState=loaded\nUnitFileState=enabled"
 	n.units["pullgate-policyd.service"] = "LoadState=loaded\nBindPaths=\nBindReadOnlyPaths=/etc/pullgate:/etc/pullgate:rbind -/etc/ssl:/etc/ssl:rbind"
 	n.process(strconv.Itoa(os.Getpid()), "systemd", "/sbin/init") // it keeps all sockets
-	set, err := files.Read(files.Paths{Folder: n.path("/etc/pullgate/policies")}, policyfiles.Kinds())
+	set, err := policyfiles.Read(policyfiles.Paths{Folder: n.path("/etc/pullgate/policies")}, policyfiles.Kinds())
 	n.must(err)
 	s := &policyServer{hash: set.Hash}
 	n.servePolicies(s)

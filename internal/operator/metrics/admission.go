@@ -8,10 +8,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/endorse"
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
-	"github.com/pullgate/pullgate/internal/policies/imagereview"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
-	"github.com/pullgate/pullgate/internal/policies/restrict"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
@@ -51,11 +48,13 @@ func gaugeVec(name, help string, labels ...string) *prometheus.GaugeVec {
 }
 
 // Validators returns the values of the label validator.
-func Validators() []string { return []string{restrict.Name, imagereview.Name, endorse.Name} }
+func Validators() []string {
+	return []string{admission.RestrictionValidator, admission.ReviewValidator, admission.SignatureValidator}
+}
 
 // PolicyKinds returns the values of the label kind.
 func PolicyKinds() []string {
-	return append([]string{restriction.Kind, imagepolicy.Kind}, policyfiles.SignatureKinds()...)
+	return append([]string{restriction.Kind, policyfiles.BackendKind}, policyfiles.SignatureKinds()...)
 }
 
 // AdmissionCalls returns the values of the label call of pullgate_admission_answers_total. Only signatures are judged at the last two.
@@ -72,7 +71,7 @@ func AdmissionReasons() []string {
 	return reasons
 }
 
-// ConflictFields returns the values of the label field: those that podview.Merge returns.
+// ConflictFields returns the values of the label field: those that admission.Merge returns.
 func ConflictFields() []string {
 	return []string{
 		"labels", "annotations", "hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace", "terminationGracePeriodSeconds", "supplementalGroups",
@@ -123,16 +122,16 @@ func (m *Metrics) Policies(number func(kind string) int, unjudged int) {
 	}
 	m.admission.unjudged.WithLabelValues().Set(float64(unjudged))
 	// Queries need the series from the start, see begin.
-	m.findings(restrict.Name, AdmissionCalls()[:4], admission.RestrictionViolated, admission.FieldUnknown)
-	if number(imagepolicy.Kind) > 0 {
-		m.findings(imagereview.Name, AdmissionCalls()[:4], admission.ReviewDenied, admission.ReviewUnavailable)
-		m.admission.open.WithLabelValues(imagereview.Name)
+	m.findings(admission.RestrictionValidator, AdmissionCalls()[:4], admission.RestrictionViolated, admission.FieldUnknown)
+	if number(policyfiles.BackendKind) > 0 {
+		m.findings(admission.ReviewValidator, AdmissionCalls()[:4], admission.ReviewDenied, admission.ReviewUnavailable)
+		m.admission.open.WithLabelValues(admission.ReviewValidator)
 	}
 	if slices.ContainsFunc(policyfiles.SignatureKinds(), func(kind string) bool { return number(kind) > 0 }) {
-		m.findings(endorse.Name, AdmissionCalls(), admission.EndorsementMissing, admission.SignatureMissing, admission.SignatureInvalid,
+		m.findings(admission.SignatureValidator, AdmissionCalls(), admission.EndorsementMissing, admission.SignatureMissing, admission.SignatureInvalid,
 			admission.IdentityMismatch, admission.DigestRequired, admission.ContentMismatch, admission.FieldUnknown)
 		for _, call := range AdmissionCalls() { // an image that a default admits
-			m.admission.answers.WithLabelValues(call, endorse.Name, admission.Admit.String(), string(admission.SignatureMissing), "false")
+			m.admission.answers.WithLabelValues(call, admission.SignatureValidator, admission.Admit.String(), string(admission.SignatureMissing), "false")
 		}
 		for _, outcome := range endorse.Outcomes() {
 			m.admission.verifications.WithLabelValues(outcome)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/operator/metrics"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/podview"
 )
 
 // page returns the metrics as they are scraped.
@@ -86,30 +85,30 @@ func TestAdmissionCountsFindings(t *testing.T) {
 	}
 }
 
-// podview.Merge returns no other names of fields.
+// admission.Merge returns no other names of fields.
 func TestConflictFieldsAreThoseOfAView(t *testing.T) {
-	view := func(n int64, s string, b bool) (podview.Pod, *podview.Container) {
-		flag, number, text := podview.Set(b), podview.Set(n), podview.Set(s)
-		mapping := podview.Set(map[string]string{"a": s})
-		pod := podview.Pod{
+	view := func(n int64, s string, b bool) (admission.Pod, *admission.Container) {
+		flag, number, text := admission.Set(b), admission.Set(n), admission.Set(s)
+		mapping := admission.Set(map[string]string{"a": s})
+		pod := admission.Pod{
 			Labels: mapping, Annotations: mapping, ReviewAnnotations: mapping, HostNetwork: flag, HostPID: flag, HostIPC: flag, ShareProcessNamespace: flag,
-			FSGroup: number, SupplementalGroups: podview.Set([]int64{n}), Groups: podview.Set([]int64{n}), TerminationGracePeriodSeconds: number,
+			FSGroup: number, SupplementalGroups: admission.Set([]int64{n}), Groups: admission.Set([]int64{n}), TerminationGracePeriodSeconds: number,
 			ActiveDeadlineSeconds: number, RestartPolicy: text, DNSPolicy: text, NodeSelector: mapping, AutomountServiceAccountToken: flag,
 		}
-		volume := podview.Volume{Type: text, HostPath: text, HostPathType: text}
-		return pod, &podview.Container{
+		volume := admission.Volume{Type: text, HostPath: text, HostPathType: text}
+		return pod, &admission.Container{
 			Name: "main", Image: text, ImagePullPolicy: text, Privileged: flag, ReadOnlyRootFilesystem: flag, AllowPrivilegeEscalation: flag,
-			RunAsNonRoot: flag, RunAsUser: number, RunAsGroup: number, CapabilitiesAdd: podview.Set([]string{s}), CapabilitiesDrop: podview.Set([]string{s}),
-			SELinux: podview.Set(podview.SELinux{Type: s}), Mounts: podview.Set([]podview.Mount{{Volume: volume, Path: "/m", ReadOnly: flag, Propagation: text, Image: text}}),
+			RunAsNonRoot: flag, RunAsUser: number, RunAsGroup: number, CapabilitiesAdd: admission.Set([]string{s}), CapabilitiesDrop: admission.Set([]string{s}),
+			SELinux: admission.Set(admission.SELinux{Type: s}), Mounts: admission.Set([]admission.Mount{{Volume: volume, Path: "/m", ReadOnly: flag, Propagation: text, Image: text}}),
 		}
 	}
 	cri, running := view(1, "a", true)
 	api, declared := view(2, "b", false)
-	cri.FSGroup, cri.SupplementalGroups = podview.Value[int64]{}, podview.Value[[]int64]{} // as the CRI has them
-	_, _, got := podview.Merge(cri, api, running, declared)
+	cri.FSGroup, cri.SupplementalGroups = admission.Value[int64]{}, admission.Value[[]int64]{} // as the CRI has them
+	_, _, got := admission.Merge(cri, api, running, declared)
 	mounts, _ := declared.Mounts.Get()
-	mounts[0].Type = podview.Set("a") // the path is compared if the type is the same
-	_, _, more := podview.Merge(cri, api, running, declared)
+	mounts[0].Type = admission.Set("a") // the path is compared if the type is the same
+	_, _, more := admission.Merge(cri, api, running, declared)
 	got = slices.Compact(slices.Sorted(slices.Values(append(got, more...))))
 	want := metrics.ConflictFields()
 	slices.Sort(want)

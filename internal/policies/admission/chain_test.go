@@ -15,7 +15,6 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/podview"
 )
 
 // A validator is a function that validates.
@@ -48,8 +47,8 @@ var (
 
 func subject() admission.Subject {
 	return admission.Subject{
-		Pod:       podview.Pod{UID: "uid-1", Namespace: "team", Name: "app"},
-		Container: &podview.Container{Name: "main"},
+		Pod:       admission.Pod{UID: "uid-1", Namespace: "team", Name: "app"},
+		Container: &admission.Container{Name: "main"},
 		Image:     admission.Image{ID: "sha256:1"},
 	}
 }
@@ -458,7 +457,7 @@ func TestEvaluateEdited(t *testing.T) {
 		for _, r := range rules {
 			annotations[r] = "x"
 		}
-		s.Pod.Annotations = podview.Set(annotations)
+		s.Pod.Annotations = admission.Set(annotations)
 		return s
 	}
 	for name, tc := range map[string]struct {
@@ -499,7 +498,7 @@ func (comparer) Same(a, b admission.Subject) bool { return a.Pod.Name == b.Pod.N
 
 func TestSame(t *testing.T) {
 	a, labelled, renamed := subject(), subject(), subject()
-	labelled.Pod.Labels = podview.Set(map[string]string{"a": "b"})
+	labelled.Pod.Labels = admission.Set(map[string]string{"a": "b"})
 	renamed.Pod.Name = "other"
 	names := comparer{always(admit)}
 	for name, c := range map[string]struct {

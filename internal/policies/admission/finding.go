@@ -4,8 +4,14 @@ import (
 	"context"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/policies/podview"
 	"github.com/pullgate/pullgate/pkg/imageref"
+)
+
+// The names of the validators in findings and metrics.
+const (
+	RestrictionValidator = "restriction"
+	ReviewValidator      = "review"
+	SignatureValidator   = "endorsement"
 )
 
 // An Answer is what a validator, or the chain, says about a subject.
@@ -55,12 +61,12 @@ const (
 // A Subject is what the chain judges. Validators must not modify what it refers to.
 type Subject struct {
 	Stage Stage
-	Pod   podview.Pod
+	Pod   Pod
 	// Container is the container that is created at StageContainer, and nil at the other stages.
-	Container *podview.Container
+	Container *Container
 	// Containers are all containers of the pod that are reviewed, at the stages that are reviews. At StageContainer they are the other containers of
 	// the pod, none if they are not known.
-	Containers []podview.Container
+	Containers []Container
 	// Image is the image of Container.
 	Image Image
 	// Mounted are the images that Container mounts.

@@ -7,16 +7,12 @@ import (
 	"k8s.io/utils/lru"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/imagerule"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-// Name is the name of the validator in findings and metrics.
-const Name = "endorsement"
 
 // A Store holds endorsements; see [records.Store].
 type Store interface {
@@ -27,7 +23,7 @@ type Store interface {
 
 // A Verifier asks pullgate-policyd; see [policyclient.Client].
 type Verifier interface {
-	Verify(ctx context.Context, r policyclient.VerifyRequest) (verification.Report, error)
+	Verify(ctx context.Context, r policyclient.VerifyRequest) (requirement.Report, error)
 }
 
 // Options are what an Endorser needs beside the rules. Store, Verifier and State must be set.
@@ -60,7 +56,7 @@ type Failure struct {
 type Endorser struct {
 	rules   *requirement.Set
 	options Options
-	cache   *lru.Cache // use to *imagerule.Judgement
+	cache   *lru.Cache // use to *requirement.Judgement
 }
 
 // New returns an Endorser. A set without rules admits everything.
@@ -78,13 +74,13 @@ type use struct {
 const maxUses = 4096
 
 // rulesFor returns what the rules say about an image with a name. The caller must not modify it.
-func (e *Endorser) rulesFor(namespace string, name imageref.Ref) *imagerule.Judgement {
+func (e *Endorser) rulesFor(namespace string, name imageref.Ref) *requirement.Judgement {
 	key := use{namespace, name}
 	got, _ := e.cache.Get(key)
-	if known, ok := got.(*imagerule.Judgement); ok {
+	if known, ok := got.(*requirement.Judgement); ok {
 		return known
 	}
-	j := imagerule.Judge(e.rules.For(namespace, name), name)
+	j := e.rules.For(namespace, name).Judge(name)
 	e.cache.Add(key, &j)
 	return &j
 }

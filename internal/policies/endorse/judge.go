@@ -6,7 +6,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/imagerule"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -15,18 +14,18 @@ import (
 // judge judges an image by its endorsement.
 func (e *Endorser) judge(r *requirement.Rule, name imageref.Ref, id string, now time.Time) admission.Finding {
 	if id == "" {
-		return missingFinding(r, fmt.Sprintf("image %q: it is not known which image this is on the node, and %s requires signatures; pull the image", name, imagerule.NameOf(r)))
+		return missingFinding(r, fmt.Sprintf("image %q: it is not known which image this is on the node, and %s requires signatures; pull the image", name, r))
 	}
 	p := records.Pair{ImageID: id, Repository: name.Repository()}
 	got, state := e.find(p, r.Hash, now)
 	switch state {
 	case valid, inGrace:
-		text := fmt.Sprintf("image %q: it has the signatures that %s requires", name, imagerule.NameOf(r))
+		text := fmt.Sprintf("image %q: it has the signatures that %s requires", name, r)
 		if state == inGrace {
 			text = fmt.Sprintf(
-				"image %q: its signatures met %s at %s, and its registry cannot be asked again", name, imagerule.NameOf(r), got.At.UTC().Format(time.RFC3339))
+				"image %q: its signatures met %s at %s, and its registry cannot be asked again", name, r, got.At.UTC().Format(time.RFC3339))
 		}
-		f := imagerule.Finding(r, admission.Admit, "", text)
+		f := r.Finding(admission.Admit, "", text)
 		f.Signers, f.Digest = got.Signers, got.Digest
 		return f
 	case missing, expired:
@@ -41,9 +40,9 @@ func (e *Endorser) judge(r *requirement.Rule, name imageref.Ref, id string, now 
 	}
 	return missingFinding(r, fmt.Sprintf(
 		"image %q: %s requires signatures, and pullgate %s%s; a pull verifies them, so sign the image and do not use imagePullPolicy Never; required: %s",
-		name, imagerule.NameOf(r), why, last, safetext.Shorten(r.Requirement.String(), imagerule.MaxText)))
+		name, r, why, last, safetext.Shorten(r.Requirement.String(), requirement.MaxText)))
 }
 
 func missingFinding(r *requirement.Rule, message string) admission.Finding {
-	return imagerule.Finding(r, admission.Unverified, admission.EndorsementMissing, message)
+	return r.Finding(admission.Unverified, admission.EndorsementMissing, message)
 }

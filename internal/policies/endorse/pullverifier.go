@@ -12,10 +12,8 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/inflight"
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/imagerule"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/internal/records"
 )
 
@@ -39,18 +37,10 @@ func Outcomes() []string { return []string{NotStored, Unavailable, Denied, Endor
 
 var errRevoked = errors.New("endorsements were revoked during the verification")
 
-// A Pull is a pull that brings endorsements.
-type Pull struct {
-	// Credential is the one with which the image was pulled. Signatures are looked for with it.
-	Credential verification.Credential
-	// Digests returns the digests that the runtime has for the image. They are hints. It is called only if the image has to be verified.
-	Digests func(ctx context.Context) []string
-}
-
-// A PullVerifier is a validator that verifies the signatures of the image of one pull.
-type PullVerifier struct {
+// A pullVerifier is a validator that verifies the signatures of the image of one pull.
+type pullVerifier struct {
 	endorser *Endorser
-	pull     Pull
+	pull     admission.Pull
 }
 
 // PullVerifier returns the validator for a pull. It judges the image by ID and by Requested, and mounted images not at all.
@@ -59,28 +49,28 @@ type PullVerifier struct {
 // about signatures. Deny means that a requirement is not met, Unverified that this is not known, because pullgate-policyd or the registry cannot be
 // asked, or because the result cannot be written. If ctx ends, a verification that has begun completes, so that the next pull finds its result.
 // What only the creation of a container can judge is left to Validate.
-func (e *Endorser) PullVerifier(p Pull) *PullVerifier { return &PullVerifier{e, p} }
+func (e *Endorser) PullVerifier(p admission.Pull) admission.Validator { return &pullVerifier{e, p} }
 
 // Validate implements admission.Validator.
-func (v *PullVerifier) Validate(ctx context.Context, s admission.Subject) []admission.Finding {
+func (v *pullVerifier) Validate(ctx context.Context, s admission.Subject) []admission.Finding {
 	return v.validate(ctx, &s, v.endorser.options.Successor)
 }
 
 // validate answers about a pull. successor can be nil.
-func (v *PullVerifier) validate(ctx context.Context, s *admission.Subject, successor func(context.Context) *Endorser) []admission.Finding {
+func (v *pullVerifier) validate(ctx context.Context, s *admission.Subject, successor func(context.Context) *Endorser) []admission.Finding {
 	e, now := v.endorser, time.Now()
 	rules := e.rulesFor(s.Pod.Namespace, s.Image.Requested).Signed
 	p := records.Pair{ImageID: s.Image.ID, Repository: s.Image.Requested.Repository()}
 	if len(rules) == 0 || p.ImageID == "" {
 		return admitted // a name that is not known is denied when a container is created
 	}
-	q := pullQuestions{pair: p, by: e.options.State.idOf(v.pull.Credential)}
+	q := pullQuestions{pair: p, by: e.options.State.idOf(v.pull.Login)}
 	var got result
 	if hashes := q.unverified(e, rules, now); len(hashes) > 0 {
 		got = v.sharedResult(ctx, s, &q, hashes)
 		if errors.Is(got.err, policyclient.ErrOtherPolicies) && successor != nil {
 			if next := successor(ctx); next != nil && next.options.PolicyHash+next.options.TrustedRoot != e.options.PolicyHash+e.options.TrustedRoot {
-				return (&PullVerifier{next, v.pull}).validate(ctx, s, nil)
+				return (&pullVerifier{next, v.pull}).validate(ctx, s, nil)
 			}
 		}
 	}
@@ -122,13 +112,13 @@ type result struct {
 	// err is why there is none: the registry was not asked, or its answer is not used.
 	err error
 	// of are the results by requirement.
-	of map[string]verification.Result
+	of map[string]requirement.Result
 	// stored is why endorsements could not be written.
 	stored error
 }
 
 // sharedResult returns the result of a verification, which other pulls can share.
-func (v *PullVerifier) sharedResult(ctx context.Context, s *admission.Subject, q *pullQuestions, hashes []string) result {
+func (v *pullVerifier) sharedResult(ctx context.Context, s *admission.Subject, q *pullQuestions, hashes []string) result {
 	e := v.endorser
 	key := flightKey{
 		pair: q.pair, name: s.Image.Requested.String(), requirements: strings.Join(hashes, " "),
@@ -156,14 +146,14 @@ func (v *PullVerifier) sharedResult(ctx context.Context, s *admission.Subject, q
 }
 
 // verify asks pullgate-policyd, and notes and writes what it answers: disk, memory, answer.
-func (v *PullVerifier) verify(ctx context.Context, s *admission.Subject, q *pullQuestions, hashes []string) result {
+func (v *pullVerifier) verify(ctx context.Context, s *admission.Subject, q *pullQuestions, hashes []string) result {
 	e := v.endorser
 	ctx, cancel := context.WithTimeout(ctx, verifyLimit)
 	defer cancel()
 	begun, revocations := time.Now(), e.options.State.revocations.Load()
 	request := policyclient.VerifyRequest{
 		PolicyHash: e.options.PolicyHash, TrustedRoot: e.options.TrustedRoot, Name: s.Image.Requested.String(), ImageID: q.pair.ImageID,
-		Requirements: hashes, Credential: v.pull.Credential,
+		Requirements: hashes, Credential: v.pull.Login,
 	}
 	if v.pull.Digests != nil {
 		request.Digests = v.pull.Digests(ctx)
@@ -182,7 +172,7 @@ func (v *PullVerifier) verify(ctx context.Context, s *admission.Subject, q *pull
 	if e.options.State.revocations.Load() != revocations {
 		return result{err: errRevoked}
 	}
-	got := result{of: map[string]verification.Result{}}
+	got := result{of: map[string]requirement.Result{}}
 	var met []records.Endorsement
 	for _, r := range answer.Results {
 		if !slices.Contains(hashes, r.Requirement) {
@@ -204,9 +194,9 @@ func (v *PullVerifier) verify(ctx context.Context, s *admission.Subject, q *pull
 
 // noteDenial notes a denial. With one of the image an expired endorsement ends, so that it does not count while the registry cannot be asked, now or later. One that
 // another pod has got meanwhile stays: a tenant does not decide for another one.
-func (v *PullVerifier) noteDenial(q question, r verification.Result) error {
+func (v *pullVerifier) noteDenial(q question, r requirement.Result) error {
 	e := v.endorser
-	d := denied{reason: admission.Reason(r.Reason), message: safetext.Shorten(safetext.Line(r.Message, safetext.Event), imagerule.MaxText), ofImage: r.Reason != verification.RegistryDenied, at: time.Now()}
+	d := denied{reason: admission.Reason(r.Reason), message: safetext.Shorten(safetext.Line(r.Message, safetext.Event), requirement.MaxText), ofImage: r.Reason != requirement.RegistryDenied, at: time.Now()}
 	memory := e.options.State
 	memory.denials.Add(q.fact, d)
 	memory.answers.Add(q, d)
@@ -287,24 +277,24 @@ func (e *Endorser) judgeVerified(r *requirement.Rule, s *admission.Subject, q *p
 	case state == valid, state == inGrace:
 		return e.judge(r, name, s.Image.ID, now)
 	case answered && !said.Met && !said.Unavailable():
-		return imagerule.NotMet(r, name, said.Reason, safetext.Line(said.Message, safetext.Event))
+		return r.NotMet(name, said.Reason, safetext.Line(said.Message, safetext.Event))
 	case denied && !answered:
-		return imagerule.NotMet(r, name, string(d.reason), d.message)
+		return r.NotMet(name, string(d.reason), d.message)
 	default:
 		return missingFinding(r, fmt.Sprintf(
-			"image %q: its signatures, which %s requires, could not be verified: %s; the next pull tries again", name, imagerule.NameOf(r), causeOf(said, got)))
+			"image %q: its signatures, which %s requires, could not be verified: %s; the next pull tries again", name, r, causeOf(said, got)))
 	}
 }
 
 // causeOf returns why a requirement has no answer.
-func causeOf(said verification.Result, got *result) string {
+func causeOf(said requirement.Result, got *result) string {
 	switch {
 	case got.stored != nil:
 		return "the store of pull records on this node cannot be written; see the log of pullgated"
 	case got.err != nil:
-		return safetext.Shorten(safetext.Line(strings.TrimPrefix(got.err.Error(), "policyclient: "), safetext.Event), imagerule.MaxText)
+		return safetext.Shorten(safetext.Line(strings.TrimPrefix(got.err.Error(), "policyclient: "), safetext.Event), requirement.MaxText)
 	case said.Message != "":
-		return safetext.Shorten(safetext.Line(said.Message, safetext.Event), imagerule.MaxText)
+		return safetext.Shorten(safetext.Line(said.Message, safetext.Event), requirement.MaxText)
 	default:
 		return "pullgate-policyd gave no answer"
 	}

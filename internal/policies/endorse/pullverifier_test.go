@@ -14,10 +14,8 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/endorse"
-	"github.com/pullgate/pullgate/internal/policies/podview"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
@@ -29,8 +27,8 @@ const (
 
 // A verifier answers every request with the same result, once release allows it.
 type verifier struct {
-	result  verification.Result
-	byUser  map[string]verification.Result // other results, by password
+	result  requirement.Result
+	byUser  map[string]requirement.Result // other results, by password
 	err     error
 	release func(r policyclient.VerifyRequest)
 
@@ -38,7 +36,7 @@ type verifier struct {
 	asked []policyclient.VerifyRequest
 }
 
-func (v *verifier) Verify(ctx context.Context, r policyclient.VerifyRequest) (answer verification.Report, err error) {
+func (v *verifier) Verify(ctx context.Context, r policyclient.VerifyRequest) (answer requirement.Report, err error) {
 	v.mu.Lock()
 	v.asked = append(v.asked, r)
 	v.mu.Unlock()
@@ -107,13 +105,13 @@ func fixture(tb testing.TB, v *verifier, change func(*endorse.Options)) *endorse
 func container(namespace, image string) admission.Subject {
 	ref := imageref.New(image)
 	return admission.Subject{
-		Pod: podview.Pod{Namespace: namespace}, Container: &podview.Container{Name: "main", Image: podview.Set(image)},
+		Pod: admission.Pod{Namespace: namespace}, Container: &admission.Container{Name: "main", Image: admission.Set(image)},
 		Image: admission.Image{ID: id, Requested: ref},
 	}
 }
 
-func pulled(password string) endorse.Pull {
-	return endorse.Pull{Credential: verification.Credential{Username: "tenant", Password: password}}
+func pulled(password string) admission.Pull {
+	return admission.Pull{Login: admission.Login{Username: "tenant", Password: password}}
 }
 
 // verifyPull returns the answer to a pull.
@@ -121,15 +119,15 @@ func verifyPull(e *endorse.Endorser, s admission.Subject, password string) admis
 	return admission.DecisionOf(e.PullVerifier(pulled(password)).Validate(context.Background(), s))
 }
 
-var met = verification.Result{Met: true, Signers: []string{"key a"}, Digest: "sha256:signed"}
+var met = requirement.Result{Met: true, Signers: []string{"key a"}, Digest: "sha256:signed"}
 
-func unmet(reason string) verification.Result {
-	return verification.Result{Reason: reason, Message: "the sentence of pullgate-policyd"}
+func unmet(reason string) requirement.Result {
+	return requirement.Result{Reason: reason, Message: "the sentence of pullgate-policyd"}
 }
 
 func TestEveryResult(t *testing.T) {
 	for name, tc := range map[string]struct {
-		result  verification.Result
+		result  requirement.Result
 		err     error
 		answer  admission.Answer
 		reason  admission.Reason
@@ -211,7 +209,7 @@ func TestDenialsAreOfOneCredential(t *testing.T) {
 func TestADenialLeavesANewerEndorsement(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		denied := make(chan struct{})
-		v := &verifier{result: met, byUser: map[string]verification.Result{"bob": unmet("SIGNATURE_MISSING")}, release: func(r policyclient.VerifyRequest) {
+		v := &verifier{result: met, byUser: map[string]requirement.Result{"bob": unmet("SIGNATURE_MISSING")}, release: func(r policyclient.VerifyRequest) {
 			if r.Credential.Password == "bob" {
 				<-denied
 			}
@@ -305,8 +303,8 @@ func TestAVerificationCompletesWithoutItsCaller(t *testing.T) {
 func TestAPanicEndsTheVerification(t *testing.T) {
 	v := &verifier{result: met, release: func(policyclient.VerifyRequest) { panic("defect") }}
 	e := fixture(t, v, nil)
-	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: endorse.Name, Validator: e}}}, admission.Options{})
-	d := chain.Ask(t.Context(), admission.Named{Name: endorse.Name, Validator: e.PullVerifier(pulled("good"))}, container("team", name))
+	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.SignatureValidator, Validator: e}}}, admission.Options{})
+	d := chain.Ask(t.Context(), admission.Named{Name: admission.SignatureValidator, Validator: e.PullVerifier(pulled("good"))}, container("team", name))
 	if d.Admitted() || d.Findings[0].Reason != admission.ValidatorFailed {
 		t.Errorf("%+v; want VALIDATOR_FAILED", d)
 	}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/inflight"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/internal/records"
 )
 
@@ -83,7 +82,7 @@ func NewState() *State {
 func (s *State) NoteRevocation() { s.revocations.Add(1) }
 
 // idOf returns the ID of a credential.
-func (s *State) idOf(c verification.Credential) (id credentialID) {
+func (s *State) idOf(c admission.Login) (id credentialID) {
 	h := hmac.New(sha256.New, s.key[:])
 	for _, field := range []string{c.Username, c.Password, c.IdentityToken, c.RegistryToken} {
 		_, _ = h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(field))))

@@ -11,8 +11,8 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
 // maxAnnotations bounds what is kept of all audit annotations about a container, in bytes. pullgate-policyd has limits too; it is not trusted to
@@ -47,12 +47,12 @@ func (a *answers) findings() (all []admission.Finding) {
 }
 
 // failureOf returns why no answer of a backend counts, "" if they count.
-func (a *answers) failureOf(b *imagepolicy.Backend) string {
+func (a *answers) failureOf(b *policyfiles.Backend) string {
 	if a.err != nil {
 		return cmp.Or(safetext.Line(strings.TrimPrefix(a.err.Error(), "policyclient: "), safetext.Event), "pullgate-policyd gave no reason")
 	}
 	for _, r := range a.results {
-		asked := slices.IndexFunc(a.backends, func(b imagepolicy.Backend) bool { return b.Name == r.Backend })
+		asked := slices.IndexFunc(a.backends, func(b policyfiles.Backend) bool { return b.Name == r.Backend })
 		switch {
 		case asked < 0:
 			return "pullgate-policyd answered for a backend that was not to be asked"
@@ -64,7 +64,7 @@ func (a *answers) failureOf(b *imagepolicy.Backend) string {
 }
 
 // finding returns what a backend, or its failure policy, says about an image.
-func (a *answers) finding(b *imagepolicy.Backend, image, cause string) admission.Finding {
+func (a *answers) finding(b *policyfiles.Backend, image, cause string) admission.Finding {
 	var own []policyclient.Result
 	for _, r := range a.results {
 		if a.err == nil && r.Backend == b.Name && r.Image == image {
@@ -88,12 +88,12 @@ func (a *answers) finding(b *imagepolicy.Backend, image, cause string) admission
 	default:
 		return a.answered(own[0])
 	}
-	return a.failure(imagepolicy.Answer{Backend: b.Name, Image: image, Allowed: open, Failure: cause, Took: took})
+	return a.failure(policyfiles.Answer{Backend: b.Name, Image: image, Allowed: open, Failure: cause, Took: took})
 }
 
 // answered returns the finding for an answer of a backend.
 func (a *answers) answered(r policyclient.Result) admission.Finding {
-	said := imagepolicy.Answer{Backend: r.Backend, Image: r.Image, Allowed: r.Allowed, Reason: safetext.Line(r.Reason, safetext.Event), Cached: r.Cached, Took: r.Duration}
+	said := policyfiles.Answer{Backend: r.Backend, Image: r.Image, Allowed: r.Allowed, Reason: safetext.Line(r.Reason, safetext.Event), Cached: r.Cached, Took: r.Duration}
 	f := admission.Finding{Answer: admission.Admit, Policy: r.Backend, Message: said.String(), AuditAnnotations: a.annotations(r.AuditAnnotations)}
 	if !r.Allowed {
 		f.Answer, f.Reason = admission.Deny, admission.ReviewDenied
@@ -102,7 +102,7 @@ func (a *answers) answered(r policyclient.Result) admission.Finding {
 }
 
 // failure returns the finding by the failure policy of a backend.
-func (a *answers) failure(said imagepolicy.Answer) admission.Finding {
+func (a *answers) failure(said policyfiles.Answer) admission.Finding {
 	if a.failed != nil && !errors.Is(a.err, context.Canceled) {
 		a.failed(Failure{Answer: said, Namespace: a.namespace, Pod: a.pod})
 	}

@@ -7,9 +7,8 @@ import (
 	"strings"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
-	"github.com/pullgate/pullgate/internal/policies/podview"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
 // Limits of a request. They are below those of pullgate-policyd, because a tenant must not be able to cause a failure that admits.
@@ -21,7 +20,7 @@ const (
 // A question is what backends are asked about a container. What is not known is "" or missing.
 type question struct {
 	namespace, pod string
-	backends       []imagepolicy.Backend // that review the namespace
+	backends       []policyfiles.Backend // that review the namespace
 	image          string
 	mounted        []string // without image and duplicates; none if no backend reviews them
 	annotations    map[string]string
@@ -42,9 +41,9 @@ func (v *Validator) question(s *admission.Subject) *question {
 	if len(q.backends) == 0 {
 		return q
 	}
-	var state podview.State
+	var state admission.State
 	q.annotations, state = s.Pod.ReviewAnnotations.Get()
-	q.annotationsKnown = state != podview.StateUnknown
+	q.annotationsKnown = state != admission.StateUnknown
 	q.image, _ = s.Container.Image.Get()
 	if volumes {
 		q.addMounts(s.Container.Mounts)
@@ -52,13 +51,13 @@ func (v *Validator) question(s *admission.Subject) *question {
 	return q
 }
 
-func (q *question) addMounts(mounts podview.Value[[]podview.Mount]) {
-	var list []podview.Mount
+func (q *question) addMounts(mounts admission.Value[[]admission.Mount]) {
+	var list []admission.Mount
 	list, q.mountsKnown = mounts.Effective()
 	for _, m := range list {
 		name, state := m.Image.Get()
 		switch {
-		case state == podview.StateAbsent:
+		case state == admission.StateAbsent:
 		case name == "":
 			q.mountsKnown = false
 		case name != q.image && !slices.Contains(q.mounted, name):
@@ -69,11 +68,11 @@ func (q *question) addMounts(mounts podview.Value[[]podview.Mount]) {
 
 // incomplete reports whether something is not known that a backend would see.
 func (q *question) incomplete() bool {
-	return slices.ContainsFunc(q.backends, func(b imagepolicy.Backend) bool { return len(q.unknown(&b)) > 0 })
+	return slices.ContainsFunc(q.backends, func(b policyfiles.Backend) bool { return len(q.unknown(&b)) > 0 })
 }
 
 // unknown returns what is not known and a backend would see.
-func (q *question) unknown(b *imagepolicy.Backend) (names []string) {
+func (q *question) unknown(b *policyfiles.Backend) (names []string) {
 	for _, f := range []struct {
 		name  string
 		known bool
@@ -108,7 +107,7 @@ func (q *question) request(hash string) policyclient.Request {
 }
 
 // images returns the images that a backend reviews. The first one is that of the container, if it is known.
-func (q *question) images(b *imagepolicy.Backend) (names []string) {
+func (q *question) images(b *policyfiles.Backend) (names []string) {
 	if q.image != "" {
 		names = append(names, q.image)
 	}
@@ -131,7 +130,7 @@ func (q *question) tooLarge() bool {
 
 // refused denies a container about which pullgate-policyd cannot be asked.
 func (q *question) refused() []admission.Finding {
-	return q.each(func(b *imagepolicy.Backend) admission.Finding {
+	return q.each(func(b *policyfiles.Backend) admission.Finding {
 		return admission.Finding{Answer: admission.Deny, Reason: admission.ReviewUnavailable, Message: fmt.Sprintf(
 			"the image review backend %s was not asked: the container has more than %d images, or their names and the annotations for backends have more than %d KiB; denied",
 			b.Name, maxImages, maxRequest>>10)}
@@ -152,13 +151,13 @@ func (q *question) notKnown() (all []admission.Finding) {
 }
 
 func (q *question) notAsked() []admission.Finding {
-	return q.each(func(b *imagepolicy.Backend) admission.Finding {
+	return q.each(func(b *policyfiles.Backend) admission.Finding {
 		return admission.Finding{Answer: admission.Deny, Reason: admission.NotAsked, Message: fmt.Sprintf("the image review backend %s was not asked", b.Name)}
 	})
 }
 
 // each returns a finding for each backend.
-func (q *question) each(about func(*imagepolicy.Backend) admission.Finding) []admission.Finding {
+func (q *question) each(about func(*policyfiles.Backend) admission.Finding) []admission.Finding {
 	all := make([]admission.Finding, 0, len(q.backends))
 	for _, b := range q.backends {
 		f := about(&b)

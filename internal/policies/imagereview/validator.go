@@ -6,12 +6,9 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
-
-// Name is the name of the validator in findings and metrics.
-const Name = "review"
 
 // A Client asks pullgate-policyd; see [policyclient.Client].
 type Client interface {
@@ -34,19 +31,19 @@ type Options struct {
 
 // A Failure is an image that a backend did not review.
 type Failure struct {
-	Answer         imagepolicy.Answer
+	Answer         policyfiles.Answer
 	Namespace, Pod string
 }
 
 // A Validator has images reviewed. It is immutable. The zero value has no backend.
 type Validator struct {
-	backends []imagepolicy.Backend
+	backends []policyfiles.Backend
 	options  Options
 }
 
 // New returns a validator. Without a backend it admits everything.
-func New(set *imagepolicy.Set, o Options) *Validator {
-	return &Validator{backends: set.Backends(), options: o}
+func New(set *policyfiles.Backends, o Options) *Validator {
+	return &Validator{backends: set.All(), options: o}
 }
 
 // admitted is the answer if no backend has to be asked.

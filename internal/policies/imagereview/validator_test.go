@@ -15,11 +15,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/files"
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policies/imagereview"
-	"github.com/pullgate/pullgate/internal/policies/podview"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
 // A policyd answers like pullgate-policyd.
@@ -55,13 +53,13 @@ func fails(err error) func(policyclient.Request) ([]policyclient.Result, error) 
 }
 
 // setOf returns the backends of files with these names; the content is that of the key imagePolicy, and what may stand beside it.
-func setOf(tb testing.TB, contents map[string]string) *imagepolicy.Set {
+func setOf(tb testing.TB, contents map[string]string) *policyfiles.Backends {
 	tb.Helper()
-	var list []files.File
+	var list []policyfiles.File
 	for _, name := range slices.Sorted(maps.Keys(contents)) {
-		list = append(list, files.File{Name: name + ".yaml", Data: []byte("imagePolicy: {kubeConfigFile: /k" + contents[name])})
+		list = append(list, policyfiles.File{Name: name + ".yaml", Data: []byte("imagePolicy: {kubeConfigFile: /k" + contents[name])})
 	}
-	set, err := imagepolicy.Load(list)
+	set, err := policyfiles.LoadBackends(list)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -75,23 +73,23 @@ const (
 )
 
 // mount is a mount of an image; of "" it is one that is no image.
-func mount(image string) podview.Mount {
-	m := podview.Mount{Path: "/" + image, Image: podview.Absent[string]()}
+func mount(image string) admission.Mount {
+	m := admission.Mount{Path: "/" + image, Image: admission.Absent[string]()}
 	if image != "" {
-		m.Image = podview.Set(image)
+		m.Image = admission.Set(image)
 	}
 	return m
 }
 
 // subject is the creation of a container in the namespace team.
-func subject(mounts ...podview.Mount) admission.Subject {
+func subject(mounts ...admission.Mount) admission.Subject {
 	return admission.Subject{
-		Pod: podview.Pod{
-			UID: "u", Namespace: "team", Name: "web", Labels: podview.Set(map[string]string{"canary": "label"}),
-			Annotations:       podview.Set(map[string]string{"canary": "annotation"}),
-			ReviewAnnotations: podview.Set(map[string]string{"x.image-policy.k8s.io/ticket": "T-7"}),
+		Pod: admission.Pod{
+			UID: "u", Namespace: "team", Name: "web", Labels: admission.Set(map[string]string{"canary": "label"}),
+			Annotations:       admission.Set(map[string]string{"canary": "annotation"}),
+			ReviewAnnotations: admission.Set(map[string]string{"x.image-policy.k8s.io/ticket": "T-7"}),
 		},
-		Container: &podview.Container{Name: "main", Image: podview.Set("app:1"), Mounts: podview.Set(mounts)},
+		Container: &admission.Container{Name: "main", Image: admission.Set("app:1"), Mounts: admission.Set(mounts)},
 	}
 }
 
@@ -209,14 +207,14 @@ func TestWhatIsNotKnownIsDenied(t *testing.T) {
 		denied bool
 		of     string
 	}{
-		"image":                   {func(s *admission.Subject) { s.Container.Image = podview.Value[string]{} }, true, "the name of its image"},
-		"empty image":             {func(s *admission.Subject) { s.Container.Image = podview.Set("") }, true, "the name of its image"},
-		"mounts":                  {func(s *admission.Subject) { s.Container.Mounts = podview.Value[[]podview.Mount]{} }, true, "the images that it mounts"},
-		"an image that it mounts": {func(s *admission.Subject) { s.Container.Mounts = podview.Set([]podview.Mount{{Path: "/x"}}) }, true, "the images that it mounts"},
-		"annotations":             {func(s *admission.Subject) { s.Pod.ReviewAnnotations = podview.Value[map[string]string]{} }, true, "the annotations of its pod"},
+		"image":                   {func(s *admission.Subject) { s.Container.Image = admission.Value[string]{} }, true, "the name of its image"},
+		"empty image":             {func(s *admission.Subject) { s.Container.Image = admission.Set("") }, true, "the name of its image"},
+		"mounts":                  {func(s *admission.Subject) { s.Container.Mounts = admission.Value[[]admission.Mount]{} }, true, "the images that it mounts"},
+		"an image that it mounts": {func(s *admission.Subject) { s.Container.Mounts = admission.Set([]admission.Mount{{Path: "/x"}}) }, true, "the images that it mounts"},
+		"annotations":             {func(s *admission.Subject) { s.Pod.ReviewAnnotations = admission.Value[map[string]string]{} }, true, "the annotations of its pod"},
 		"namespace":               {func(s *admission.Subject) { s.Pod.Namespace = "" }, true, "its namespace"},
-		"of another namespace":    {func(s *admission.Subject) { s.Pod.Namespace, s.Container.Image = "other", podview.Value[string]{} }, false, ""},
-		"labels":                  {func(s *admission.Subject) { s.Pod.Labels = podview.Value[map[string]string]{} }, false, ""},
+		"of another namespace":    {func(s *admission.Subject) { s.Pod.Namespace, s.Container.Image = "other", admission.Value[string]{} }, false, ""},
+		"labels":                  {func(s *admission.Subject) { s.Pod.Labels = admission.Value[map[string]string]{} }, false, ""},
 	} {
 		p := &policyd{answer: by(allows("a"))}
 		v := imagereview.New(setOf(t, map[string]string{"a": open + "\nmatch: {namespaces: [team]}"}), imagereview.Options{Client: p, PolicyHash: "h"})
@@ -243,7 +241,7 @@ func TestImageVolumesAreReviewedByBackendsThatIncludeThem(t *testing.T) {
 	v = imagereview.New(setOf(t, map[string]string{"own": closed + "\nincludeImageVolumes: false"}), imagereview.Options{Client: p})
 	p.answer, p.asked = by(allows("own")), nil
 	s := subject()
-	s.Container.Mounts = podview.Value[[]podview.Mount]{}
+	s.Container.Mounts = admission.Value[[]admission.Mount]{}
 	if d := admission.DecisionOf(v.Validate(t.Context(), s)); !d.Admitted() || p.asked[0].VolumeImages != nil {
 		t.Errorf("%+v, asked %+v; want no question about mounts", d, p.asked)
 	}
@@ -274,12 +272,12 @@ func TestPolicydIsAskedOnlyIfABackendApplies(t *testing.T) {
 func TestARequestThatIsTooLargeIsDenied(t *testing.T) {
 	p := &policyd{answer: by(allows("a"))}
 	v := imagereview.New(setOf(t, map[string]string{"a": open}), imagereview.Options{Client: p})
-	var many []podview.Mount
+	var many []admission.Mount
 	for i := range 64 {
 		many = append(many, mount(fmt.Sprint("data:", i)))
 	}
 	large := subject()
-	large.Pod.ReviewAnnotations = podview.Set(map[string]string{"a.image-policy.k8s.io/b": strings.Repeat("x", 513<<10)})
+	large.Pod.ReviewAnnotations = admission.Set(map[string]string{"a.image-policy.k8s.io/b": strings.Repeat("x", 513<<10)})
 	for name, s := range map[string]admission.Subject{"images": subject(many...), "annotations": large, "a name": subject(mount(strings.Repeat("x", 513<<10)))} {
 		if reason, text := admission.DecisionOf(v.Validate(t.Context(), s)).Refusal(); reason != admission.ReviewUnavailable || p.asked != nil {
 			t.Errorf("%s: %s, %.80q; want a denial without a request", name, reason, text)
@@ -331,7 +329,7 @@ func TestTextsAreOnePrintableLine(t *testing.T) {
 func TestOtherPolicies(t *testing.T) {
 	set := setOf(t, map[string]string{"a": closed})
 	for name, tc := range map[string]struct {
-		next    *imagepolicy.Set
+		next    *policyfiles.Backends
 		hash    string
 		answer  func(policyclient.Request) ([]policyclient.Result, error)
 		admits  bool
@@ -364,7 +362,7 @@ func TestOtherPolicies(t *testing.T) {
 
 func TestExplain(t *testing.T) {
 	p := &policyd{answer: by(denies("a"))}
-	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: imagereview.Name, Validator: imagereview.New(
+	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.ReviewValidator, Validator: imagereview.New(
 		setOf(t, map[string]string{"a": closed}), imagereview.Options{Client: p})}}}, admission.Options{})
 	s := subject()
 	s.Offline = true
@@ -383,9 +381,9 @@ func TestExplain(t *testing.T) {
 		c := *s.Container
 		unknown.Container = &c
 		if name == "mounts" {
-			c.Mounts = podview.Value[[]podview.Mount]{}
+			c.Mounts = admission.Value[[]admission.Mount]{}
 		} else {
-			unknown.Pod.ReviewAnnotations = podview.Value[map[string]string]{}
+			unknown.Pod.ReviewAnnotations = admission.Value[map[string]string]{}
 		}
 		if e := chain.Explain(t.Context(), unknown); e.Admitted() || e.Certain != certain {
 			t.Errorf("without %s: %+v; want a denial, certain: %v", name, e, certain)
@@ -400,17 +398,17 @@ func TestExplain(t *testing.T) {
 func TestSame(t *testing.T) {
 	v := imagereview.New(setOf(t, map[string]string{"a": closed}), imagereview.Options{})
 	s := subject(mount("data:1"))
-	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: imagereview.Name, Validator: v}}}, admission.Options{})
+	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.ReviewValidator, Validator: v}}}, admission.Options{})
 	for name, tc := range map[string]struct {
 		change func(*admission.Subject)
 		want   bool
 	}{
 		"nothing":     {func(*admission.Subject) {}, true},
-		"labels":      {func(s *admission.Subject) { s.Pod.Labels = podview.Set(map[string]string{}) }, true},
-		"image":       {func(s *admission.Subject) { s.Container.Image = podview.Set("app:2") }, false},
-		"unknown":     {func(s *admission.Subject) { s.Container.Image = podview.Value[string]{} }, false},
-		"mounts":      {func(s *admission.Subject) { s.Container.Mounts = podview.Set[[]podview.Mount](nil) }, false},
-		"annotations": {func(s *admission.Subject) { s.Pod.ReviewAnnotations = podview.Set(map[string]string{}) }, false},
+		"labels":      {func(s *admission.Subject) { s.Pod.Labels = admission.Set(map[string]string{}) }, true},
+		"image":       {func(s *admission.Subject) { s.Container.Image = admission.Set("app:2") }, false},
+		"unknown":     {func(s *admission.Subject) { s.Container.Image = admission.Value[string]{} }, false},
+		"mounts":      {func(s *admission.Subject) { s.Container.Mounts = admission.Set[[]admission.Mount](nil) }, false},
+		"annotations": {func(s *admission.Subject) { s.Pod.ReviewAnnotations = admission.Set(map[string]string{}) }, false},
 		"stage":       {func(s *admission.Subject) { s.Stage = admission.StageAdmission }, false},
 		"container":   {func(s *admission.Subject) { s.Container = nil }, false},
 	} {

@@ -8,8 +8,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/gate/criview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/podfile"
-	"github.com/pullgate/pullgate/internal/policies/podview"
 )
 
 // The views of a file are those of the messages that a kubelet sends for it.
@@ -68,7 +68,7 @@ spec:
 			{HostPath: volumes + "kubernetes.io~empty-dir/scratch", ContainerPath: "/scratch", Readonly: true},
 			{HostPath: root + "/pods/" + uid + "/volume-subpaths/scratch/web/2", ContainerPath: "/part"},
 			{HostPath: volumes + "kubernetes.io~csi/pvc-1/mount", ContainerPath: "/claim"},
-			{HostPath: volumes + "kubernetes.io~projected/kube-api-access-x", ContainerPath: podview.ServiceAccountPath, Readonly: true},
+			{HostPath: volumes + "kubernetes.io~projected/kube-api-access-x", ContainerPath: admission.ServiceAccountPath, Readonly: true},
 			{HostPath: root + "/pods/" + uid + "/etc-hosts", ContainerPath: "/etc/hosts"},
 		},
 	}

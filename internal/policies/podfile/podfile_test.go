@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/podfile"
-	"github.com/pullgate/pullgate/internal/policies/podview"
 )
 
 func read(t *testing.T, text string) podfile.Pod {
@@ -91,14 +91,14 @@ func TestRead(t *testing.T) {
 func TestDefaults(t *testing.T) {
 	pod, containers := read(t, `{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {initContainers: [{name: init, image: "busybox:1"}],
 		containers: [{name: web, image: busybox}, {name: both, image: "busybox:latest@sha256:05b3abf2579a5eb66403cd78be557fd860633a1fe2103c7642030defe32c657f"}]}}`).AtAdmission()
-	if pod.RestartPolicy != podview.Set("Always") || pod.DNSPolicy != podview.Set("ClusterFirst") || pod.TerminationGracePeriodSeconds != podview.Set[int64](30) {
+	if pod.RestartPolicy != admission.Set("Always") || pod.DNSPolicy != admission.Set("ClusterFirst") || pod.TerminationGracePeriodSeconds != admission.Set[int64](30) {
 		t.Errorf("defaults of the pod: %v", pod)
 	}
 	for i, want := range []string{"IfNotPresent", "Always", "Always"} {
-		if containers[i].ImagePullPolicy != podview.Set(want) {
+		if containers[i].ImagePullPolicy != admission.Set(want) {
 			t.Errorf("container %s: %v; want %s", containers[i].Name, containers[i].ImagePullPolicy, want)
 		}
-		if m, _ := containers[i].Mounts.Get(); len(m) != 1 || m[0].Type != podview.Set("projected") {
+		if m, _ := containers[i].Mounts.Get(); len(m) != 1 || m[0].Type != admission.Set("projected") {
 			t.Errorf("container %s: mounts %v; want the token", containers[i].Name, m)
 		}
 	}
@@ -135,40 +135,40 @@ func TestViewsOfANode(t *testing.T) {
 		t.Fatalf("%d starts; want that of the sandbox, of init and of web", len(starts))
 	}
 	pod, init, web := starts[2].Pod, starts[1].Container, starts[2].Container
-	if pod.RestartPolicy.State() != podview.StateUnknown || pod.Volumes.State() != podview.StateUnknown || pod.FSGroup.State() != podview.StateUnknown {
+	if pod.RestartPolicy.State() != admission.StateUnknown || pod.Volumes.State() != admission.StateUnknown || pod.FSGroup.State() != admission.StateUnknown {
 		t.Error("the pod has fields that no CRI message carries")
 	}
-	if groups, _ := pod.Groups.Get(); len(groups) != 2 || groups[0] != 5 || pod.ShareProcessNamespace != podview.Set(true) {
+	if groups, _ := pod.Groups.Get(); len(groups) != 2 || groups[0] != 5 || pod.ShareProcessNamespace != admission.Set(true) {
 		t.Errorf("groups %v, shared processes %v", groups, pod.ShareProcessNamespace)
 	}
 	if token, ok := pod.AutomountServiceAccountToken.Effective(); token || !ok {
 		t.Error("the token is not known to be absent")
 	}
-	if web.Kind.State() != podview.StateUnknown || web.ImagePullPolicy.State() != podview.StateUnknown {
+	if web.Kind.State() != admission.StateUnknown || web.ImagePullPolicy.State() != admission.StateUnknown {
 		t.Error("the container has fields that no CRI message carries")
 	}
-	if init.RunAsUser != podview.Set[int64](7) || web.RunAsUser != (podview.Value[int64]{}) || web.RunAsNonRoot != podview.Effective(true) {
+	if init.RunAsUser != admission.Set[int64](7) || web.RunAsUser != (admission.Value[int64]{}) || web.RunAsNonRoot != admission.Effective(true) {
 		t.Errorf("users %v, %v, not 0: %v", init.RunAsUser, web.RunAsUser, web.RunAsNonRoot)
 	}
-	if init.Privileged != podview.Set(true) || web.Privileged != podview.Effective(false) || web.AllowPrivilegeEscalation != podview.Effective(true) {
+	if init.Privileged != admission.Set(true) || web.Privileged != admission.Effective(false) || web.AllowPrivilegeEscalation != admission.Effective(true) {
 		t.Errorf("privileges %v, %v, %v", init.Privileged, web.Privileged, web.AllowPrivilegeEscalation)
 	}
 	mounts, _ := web.Mounts.Get()
-	if len(mounts) != 3 || mounts[0].HostPath != podview.Set("/var/log") || mounts[0].HostPathType != (podview.Value[string]{}) ||
-		mounts[1].Volume != (podview.Volume{}) || mounts[2].Type != podview.Set("csi") {
+	if len(mounts) != 3 || mounts[0].HostPath != admission.Set("/var/log") || mounts[0].HostPathType != (admission.Value[string]{}) ||
+		mounts[1].Volume != (admission.Volume{}) || mounts[2].Type != admission.Set("csi") {
 		t.Errorf("mounts %v", mounts)
 	}
-	if mounts[0].Propagation != podview.Effective("None") || mounts[1].Propagation != podview.Set("Bidirectional") {
+	if mounts[0].Propagation != admission.Effective("None") || mounts[1].Propagation != admission.Set("Bidirectional") {
 		t.Errorf("propagation %v, %v", mounts[0].Propagation, mounts[1].Propagation)
 	}
 }
 
 func TestImageUser(t *testing.T) {
 	p := read(t, `{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{name: web}]}}`)
-	if c := p.AtNode(podfile.Node{})[1].Container; c.RunAsUser != (podview.Value[int64]{}) || c.RunAsNonRoot != (podview.Value[bool]{}) {
+	if c := p.AtNode(podfile.Node{})[1].Container; c.RunAsUser != (admission.Value[int64]{}) || c.RunAsNonRoot != (admission.Value[bool]{}) {
 		t.Errorf("user %v, not 0: %v; want unknown", c.RunAsUser, c.RunAsNonRoot)
 	}
-	if c := p.AtNode(podfile.Node{ImageUser: new(int64(0))})[1].Container; c.RunAsUser != podview.Set[int64](0) || c.RunAsNonRoot != podview.Effective(false) {
+	if c := p.AtNode(podfile.Node{ImageUser: new(int64(0))})[1].Container; c.RunAsUser != admission.Set[int64](0) || c.RunAsNonRoot != admission.Effective(false) {
 		t.Errorf("user %v, not 0: %v; want 0 and false", c.RunAsUser, c.RunAsNonRoot)
 	}
 }
@@ -176,10 +176,10 @@ func TestImageUser(t *testing.T) {
 // With the pod source, nothing that the file has is unknown.
 func TestNodeWithPodSource(t *testing.T) {
 	web := read(t, full).AtNode(podfile.Node{PodSource: true})[2]
-	if web.Pod.RestartPolicy != podview.Set("Always") || web.Pod.FSGroup != podview.Set[int64](5) || web.Container.Kind != podview.Set(podview.KindContainer) {
+	if web.Pod.RestartPolicy != admission.Set("Always") || web.Pod.FSGroup != admission.Set[int64](5) || web.Container.Kind != admission.Set(admission.KindContainer) {
 		t.Errorf("view %v, %v", web.Pod, web.Container)
 	}
-	if mounts, _ := web.Container.Mounts.Get(); mounts[0].HostPathType != podview.Set("Directory") || mounts[1].Type != podview.Set(podview.TypeHostPath) {
+	if mounts, _ := web.Container.Mounts.Get(); mounts[0].HostPathType != admission.Set("Directory") || mounts[1].Type != admission.Set(admission.TypeHostPath) {
 		t.Errorf("mounts %v", mounts)
 	}
 }

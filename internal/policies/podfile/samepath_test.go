@@ -10,8 +10,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/gate/criview"
-	"github.com/pullgate/pullgate/internal/policies/podview"
-	"github.com/pullgate/pullgate/internal/policies/podview/apiview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/podfile"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
@@ -91,13 +91,13 @@ func TestMountsAtOnePathAreNotMistakenForEachOther(t *testing.T) {
 					{Name: "host", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/log"}}}, {Name: "other", VolumeSource: tc.other},
 				}}}
 				add(&pod.Spec, corev1.Container{Name: "c", Image: "busybox", VolumeMounts: tc.mounts, VolumeDevices: tc.devices})
-				api, containers := apiview.Pod(pod)
+				api, containers := podfile.ViewOf(pod)
 				cri, c := criview.Container(&runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Uid: uid, Namespace: "team", Name: "p"}}, &runtimeapi.ContainerConfig{
 					Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Mounts: tc.cri, Devices: tc.block, Linux: &runtimeapi.LinuxContainerConfig{},
 				}, root)
-				merged, container, conflicts := podview.Merge(cri, api, &c, &containers[0])
-				node := set.Judge(&merged, []podview.Container{*container}, restriction.Options{From: restriction.NodeWithPodSource})
-				alone := set.Judge(&cri, []podview.Container{c}, restriction.Options{From: restriction.Node})
+				merged, container, conflicts := admission.Merge(cri, api, &c, &containers[0])
+				node := set.Judge(&merged, []admission.Container{*container}, restriction.Options{From: restriction.NodeWithPodSource})
+				alone := set.Judge(&cri, []admission.Container{c}, restriction.Options{From: restriction.Node})
 				webhook := set.Judge(&api, containers, restriction.Options{From: restriction.Admission})
 				hidden := strings.Contains(name, "does not show")
 				if node.Admitted || alone.Admitted || webhook.Admitted != hidden {

@@ -5,19 +5,18 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/pullgate/pullgate/internal/policies/podview"
-	"github.com/pullgate/pullgate/internal/policies/podview/apiview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
 // AtAdmission returns the view of an admission review: the pod and all of its containers.
-func (p Pod) AtAdmission() (podview.Pod, []podview.Container) { return apiview.Pod(p.api) }
+func (p Pod) AtAdmission() (admission.Pod, []admission.Container) { return ViewOf(p.api) }
 
 // A Start is one creation that a node judges: of the sandbox of a pod if Container is nil, otherwise of a container.
 type Start struct {
-	Pod       podview.Pod
-	Container *podview.Container
+	Pod       admission.Pod
+	Container *admission.Container
 	// Others are the pod's other containers, if the node has the Pods of the API server.
-	Others []podview.Container
+	Others []admission.Container
 }
 
 // Node says how a node sees pods.
@@ -32,11 +31,11 @@ type Node struct {
 //
 // A claim counts as a volume of type csi, because the driver behind it is not in the file.
 func (p Pod) AtNode(n Node) []Start {
-	api, containers := apiview.Pod(p.api)
-	sandbox, _ := podview.Expected(api, nil)
+	api, containers := ViewOf(p.api)
+	sandbox, _ := admission.Expected(api, nil)
 	starts := []Start{n.start(sandbox, api, nil, nil)}
 	for i := range containers {
-		pod, c := podview.Expected(api, &containers[i])
+		pod, c := admission.Expected(api, &containers[i])
 		n.complete(c, subPaths(&p.api.Spec, i))
 		start := n.start(pod, api, c, &containers[i])
 		if n.PodSource {
@@ -47,28 +46,28 @@ func (p Pod) AtNode(n Node) []Start {
 	return starts
 }
 
-func (n Node) start(pod, api podview.Pod, c, apiContainer *podview.Container) Start {
+func (n Node) start(pod, api admission.Pod, c, apiContainer *admission.Container) Start {
 	if n.PodSource {
-		pod, c, _ = podview.Merge(pod, api, c, apiContainer)
+		pod, c, _ = admission.Merge(pod, api, c, apiContainer)
 	}
 	return Start{Pod: pod, Container: c}
 }
 
 // complete changes the view of a container to that of CRI messages. subPath reports which of its mounts have a subPath.
-func (n Node) complete(c *podview.Container, subPath []bool) {
-	if n.ImageUser != nil && c.RunAsUser.State() != podview.StateSet {
-		c.RunAsUser = podview.Set(*n.ImageUser)
+func (n Node) complete(c *admission.Container, subPath []bool) {
+	if n.ImageUser != nil && c.RunAsUser.State() != admission.StateSet {
+		c.RunAsUser = admission.Set(*n.ImageUser)
 		if _, known := c.RunAsNonRoot.Effective(); !known {
-			c.RunAsNonRoot = podview.Effective(*n.ImageUser != 0)
+			c.RunAsNonRoot = admission.Effective(*n.ImageUser != 0)
 		}
 	}
 	mounts, _ := c.Mounts.Effective() // a copy
 	for i := range mounts {
 		switch kind, _ := mounts[i].Type.Get(); {
 		case subPath[i]:
-			mounts[i].Volume = podview.Volume{}
-		case kind == podview.TypePersistentVolumeClaim, kind == podview.TypeEphemeral:
-			mounts[i].Type = podview.Set("csi")
+			mounts[i].Volume = admission.Volume{}
+		case kind == admission.TypePersistentVolumeClaim, kind == admission.TypeEphemeral:
+			mounts[i].Type = admission.Set("csi")
 		}
 	}
 }

@@ -8,7 +8,8 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/pullgate/pullgate/internal/policies/verification"
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
 
@@ -24,14 +25,14 @@ type VerifyRequest struct {
 	// Requirements are the hashes of the requirements. None may be there twice.
 	Requirements []string
 	// Credential is that of the pull.
-	Credential verification.Credential
+	Credential admission.Login
 	// ListSignatures asks for the signatures that are found.
 	ListSignatures bool
 }
 
 // Verify asks which requirements an image meets. The registry that the name says is asked, and it can take more than a minute. An error wraps
 // one of the causes of this package, or is that of ctx if the caller canceled it; nothing is then known about the image.
-func (c *Client) Verify(ctx context.Context, r VerifyRequest) (verification.Report, error) {
+func (c *Client) Verify(ctx context.Context, r VerifyRequest) (requirement.Report, error) {
 	message := &policyv1.VerifyRequest{
 		PolicyHash: r.PolicyHash, TrustedRoot: r.TrustedRoot, Name: r.Name, ImageId: r.ImageID, Digests: r.Digests[:min(len(r.Digests), maxDigests)],
 		Requirements: r.Requirements, ListSignatures: r.ListSignatures,
@@ -46,36 +47,36 @@ func (c *Client) Verify(ctx context.Context, r VerifyRequest) (verification.Repo
 		return c.policy.Verify(ctx, message, append(r.limits(), o)...)
 	})
 	if err != nil {
-		return verification.Report{}, err
+		return requirement.Report{}, err
 	}
 	return verificationOf(r, response)
 }
 
 // verificationOf returns what an answer says, an error unless it is one for the request.
-func verificationOf(r VerifyRequest, response *policyv1.VerifyResponse) (verification.Report, error) {
+func verificationOf(r VerifyRequest, response *policyv1.VerifyResponse) (requirement.Report, error) {
 	switch {
 	case response.GetPolicyHash() != r.PolicyHash:
-		return verification.Report{}, fmt.Errorf("%w: the answer is by %.12s, the request by %.12s", ErrOtherPolicies, response.GetPolicyHash(), r.PolicyHash)
+		return requirement.Report{}, fmt.Errorf("%w: the answer is by %.12s, the request by %.12s", ErrOtherPolicies, response.GetPolicyHash(), r.PolicyHash)
 	case response.GetTrustedRoot() != r.TrustedRoot:
-		return verification.Report{}, fmt.Errorf("%w: the answer is by the trusted root %.12q, the request by %.12q", ErrOtherPolicies, response.GetTrustedRoot(), r.TrustedRoot)
+		return requirement.Report{}, fmt.Errorf("%w: the answer is by the trusted root %.12q, the request by %.12q", ErrOtherPolicies, response.GetTrustedRoot(), r.TrustedRoot)
 	case len(response.GetResults()) != len(r.Requirements):
-		return verification.Report{}, fmt.Errorf("%w: %d results for %d requirements", ErrFailed, len(response.GetResults()), len(r.Requirements))
+		return requirement.Report{}, fmt.Errorf("%w: %d results for %d requirements", ErrFailed, len(response.GetResults()), len(r.Requirements))
 	case len(response.GetSignatures()) > r.maxSignatures():
-		return verification.Report{}, fmt.Errorf("%w: %d signatures; allowed are %d", ErrFailed, len(response.GetSignatures()), r.maxSignatures())
+		return requirement.Report{}, fmt.Errorf("%w: %d signatures; allowed are %d", ErrFailed, len(response.GetSignatures()), r.maxSignatures())
 	}
-	var v verification.Report
+	var v requirement.Report
 	for i, got := range response.GetResults() {
-		result := verification.Result{
+		result := requirement.Result{
 			Requirement: got.GetRequirement(), Met: got.GetMet(), Reason: got.GetReason(), Message: got.GetMessage(),
 			Signers: got.GetSigners(), Digest: got.GetDigest(),
 		}
 		if err := check(result, r.Requirements[i]); err != nil {
-			return verification.Report{}, fmt.Errorf("%w: result %d: %w", ErrFailed, i, err)
+			return requirement.Report{}, fmt.Errorf("%w: result %d: %w", ErrFailed, i, err)
 		}
 		v.Results = append(v.Results, result)
 	}
 	for _, got := range response.GetSignatures() {
-		v.Signatures = append(v.Signatures, verification.Signature{
+		v.Signatures = append(v.Signatures, requirement.Signature{
 			Repository: got.GetRepository(), FoundBy: got.GetFoundBy(), Digest: got.GetDigest(), Subject: got.GetSubject(), Signer: got.GetSigner(),
 			Counts: got.GetCounts(), Reason: got.GetReason(),
 		})
@@ -84,13 +85,13 @@ func verificationOf(r VerifyRequest, response *policyv1.VerifyResponse) (verific
 }
 
 // check returns why a result is not one about a requirement. A reason that is not known is not a denial, because a later version may mean a failure.
-func check(r verification.Result, requirement string) error {
+func check(r requirement.Result, hash string) error {
 	switch {
-	case r.Requirement != requirement:
-		return fmt.Errorf("is about requirement %.64q, not %q", r.Requirement, requirement)
+	case r.Requirement != hash:
+		return fmt.Errorf("is about requirement %.64q, not %q", r.Requirement, hash)
 	case r.Met && (r.Reason != "" || r.Message != ""):
 		return fmt.Errorf("is met, and has the reason %.64q", r.Reason)
-	case !r.Met && !slices.Contains(verification.Reasons(), r.Reason):
+	case !r.Met && !slices.Contains(requirement.Reasons(), r.Reason):
 		return fmt.Errorf("has the reason %.64q, which is not known", r.Reason)
 	case len(r.Digest) > maxDigest, len(r.Message) > maxText, len(r.Signers) > maxSigners,
 		slices.ContainsFunc(r.Signers, func(s string) bool { return len(s) > maxText }):

@@ -14,8 +14,9 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
-	"github.com/pullgate/pullgate/internal/policies/verification"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
 
@@ -55,15 +56,15 @@ func TestVerify(t *testing.T) {
 		return response, nil
 	}})
 	r := verifyRequest()
-	r.Credential = verification.Credential{Username: "u", Password: "p", IdentityToken: "i", RegistryToken: "r"}
+	r.Credential = admission.Login{Username: "u", Password: "p", IdentityToken: "i", RegistryToken: "r"}
 	r.ListSignatures = true
 	got, err := dial(t, path, policyclient.Options{}).Verify(t.Context(), r)
-	want := verification.Report{
-		Results: []verification.Result{
+	want := requirement.Report{
+		Results: []requirement.Result{
 			{Requirement: "v1:a", Met: true, Signers: []string{"key sha256:3"}, Digest: "sha256:2"},
-			{Requirement: "v1:b", Reason: verification.SignatureMissing, Message: "no signature"},
+			{Requirement: "v1:b", Reason: requirement.SignatureMissing, Message: "no signature"},
 		},
-		Signatures: []verification.Signature{
+		Signatures: []requirement.Signature{
 			{Repository: "registry.test/app", FoundBy: "referrers", Digest: "sha256:4", Subject: "sha256:2", Signer: "s", Counts: true, Reason: "r"},
 		},
 	}

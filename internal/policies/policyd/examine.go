@@ -8,13 +8,10 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/policies/files"
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyd/signature"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
-	"github.com/pullgate/pullgate/internal/policies/restrict"
 )
 
 // Examine returns why the files that a configuration names cannot be used, all errors at once; nil if they can. Each
@@ -25,17 +22,17 @@ func Examine(ctx context.Context, c config.Policyd) (warnings []string, err erro
 	if err := nodeSocketOf(c).CheckUnit(ctx, nil); err != nil {
 		errs = append(errs, err)
 	}
-	set, err := files.Read(paths(c), policyfiles.Kinds())
+	set, err := policyfiles.Read(paths(c), policyfiles.Kinds())
 	if err != nil {
 		errs = append(errs, fmt.Errorf("policies:\n%w", err))
 	}
-	backends := imagepolicy.Of(set)
+	backends := policyfiles.BackendsOf(set)
 	var clients review.Set
 	defer clients.Close()
-	if err := clients.Replace(backends.Backends()); err != nil {
+	if err := clients.Replace(backends.All()); err != nil {
 		errs = append(errs, fmt.Errorf("policies:\n%w", err))
 	}
-	if c.HTTPS.Listen != "" && webhook.NeedsNamespaces(restrict.Of(set)) {
+	if c.HTTPS.Listen != "" && webhook.NeedsNamespaces(policyfiles.Restrictions(set)) {
 		if _, err := apiServer(c.Kubeconfig); err != nil {
 			errs = append(errs, err)
 		}

@@ -10,15 +10,12 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/hint"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/files"
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyd/signature"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
-	"github.com/pullgate/pullgate/internal/policies/restrict"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
@@ -26,8 +23,8 @@ import (
 type policies struct {
 	log     klog.Logger
 	metrics *metrics.Metrics
-	paths   files.Paths
-	kinds   []files.Kind
+	paths   policyfiles.Paths
+	kinds   []policyfiles.Kind
 	// namespaces has the labels for restrictions; nil if there is no webhook.
 	namespaces *namespaces
 	// signatures has images verified.
@@ -39,7 +36,7 @@ type policies struct {
 
 	// mu guards the fields that follow. It is held while files are read.
 	mu       sync.Mutex
-	watcher  *files.Watcher
+	watcher  *policyfiles.Watcher
 	backends review.Set
 	// failure is why the folder or a kubeconfig could not be read when it was last read.
 	failure struct{ folder, kubeconfigs error }
@@ -52,7 +49,7 @@ type policies struct {
 
 // inUse is a set of policy files with the clients of its backends and its rules about signatures. It is immutable.
 type inUse struct {
-	*files.Set
+	*policyfiles.Set
 
 	clients review.Clients
 	rules   *signature.Rules
@@ -71,7 +68,7 @@ func satisfies(v, want policyfiles.Version, signatures bool) bool {
 // openPolicies reads the policy files, and the kubeconfigs that they name.
 func openPolicies(c config.Policyd, n *namespaces, s *signature.Service, m *metrics.Metrics, log klog.Logger) (*policies, error) {
 	p := &policies{log: log, metrics: m, paths: paths(c), kinds: policyfiles.Kinds(), namespaces: n, signatures: s}
-	p.watcher = files.NewWatcher(p.kinds)
+	p.watcher = policyfiles.NewWatcher(p.kinds)
 	p.chain = admission.New(admission.Rules{}, admission.Options{OnPanic: p.panicked})
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -89,8 +86,8 @@ func openPolicies(c config.Policyd, n *namespaces, s *signature.Service, m *metr
 
 // paths returns how files are read. In a cluster the folder is a volume of a ConfigMap. On a node, pullgated does not use such a folder, and no
 // other files than those of pullgated are used for it.
-func paths(c config.Policyd) files.Paths {
-	return files.Paths{Folder: c.Policies, TrustedRoot: c.TrustedRoot, Volume: true}
+func paths(c config.Policyd) policyfiles.Paths {
+	return policyfiles.Paths{Folder: c.Policies, TrustedRoot: c.TrustedRoot, Volume: true}
 }
 
 // close ends what the policies have started.
@@ -137,7 +134,7 @@ func (p *policies) with(want policyfiles.Version, signatures bool) *inUse {
 	}
 	p.readings.Add(1)
 	p.sought = policyfiles.Version{}
-	set, err := files.Read(p.paths, p.kinds)
+	set, err := policyfiles.Read(p.paths, p.kinds)
 	if err != nil {
 		return nil // reload and poll report errors
 	}
@@ -152,7 +149,7 @@ func (p *policies) with(want policyfiles.Version, signatures bool) *inUse {
 }
 
 // takeLocked uses a set that was read, or after an error the last valid one. An error is logged when it is new.
-func (p *policies) takeLocked(set *files.Set, err error) {
+func (p *policies) takeLocked(set *policyfiles.Set, err error) {
 	if p.paths.Folder == "" {
 		return
 	}
@@ -168,7 +165,7 @@ func (p *policies) takeLocked(set *files.Set, err error) {
 }
 
 // useLocked uses a set, or returns why it cannot be used and changes nothing.
-func (p *policies) useLocked(set *files.Set) error {
+func (p *policies) useLocked(set *policyfiles.Set) error {
 	before := p.current.Load()
 	if set == nil || before != nil && before.version() == policyfiles.VersionOf(set) {
 		return nil
@@ -177,16 +174,16 @@ func (p *policies) useLocked(set *files.Set) error {
 	if err != nil {
 		return err
 	}
-	restrictions, backends := restrict.Of(set), imagepolicy.Of(set)
+	restrictions, backends := policyfiles.Restrictions(set), policyfiles.BackendsOf(set)
 	if err := p.namespaces.watch(webhook.NeedsNamespaces(restrictions)); err != nil {
 		return err
 	}
-	if err := p.backends.Replace(backends.Backends()); err != nil {
+	if err := p.backends.Replace(backends.All()); err != nil {
 		return err
 	}
 	rules := admission.Rules{PolicyHash: set.Hash}
 	if restrictions.Len() > 0 {
-		rules.Validators = []admission.Named{{Name: restrict.Name, Validator: restrict.New(restrictions, restriction.Options{From: restriction.Admission})}}
+		rules.Validators = []admission.Named{{Name: admission.RestrictionValidator, Validator: restriction.NewValidator(restrictions, restriction.Options{From: restriction.Admission})}}
 	}
 	p.chain.Set(rules)
 	p.current.Store(&inUse{set, p.backends.Clients(), signed})

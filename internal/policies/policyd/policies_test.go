@@ -12,7 +12,6 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/policies/files"
 	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
@@ -62,7 +61,7 @@ func TestRequestsForOtherFilesShareAReading(t *testing.T) {
 
 	// Files whose kubeconfig cannot be read are not used, and are in the log once.
 	write("scan.yaml", "imagePolicy: {kubeConfigFile: /absent}\n")
-	wanted, err := files.Read(p.paths, p.kinds)
+	wanted, err := policyfiles.Read(p.paths, p.kinds)
 	if err != nil {
 		t.Fatal(err)
 	}

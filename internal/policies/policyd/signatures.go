@@ -9,11 +9,12 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policies/policyd/signature"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
-	"github.com/pullgate/pullgate/internal/policies/verification"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
@@ -55,7 +56,7 @@ func (s *nodeServer) Verify(ctx context.Context, r *policyv1.VerifyRequest) (*po
 	c := r.GetCredential()
 	report, err := s.policies.signatures.Verify(ctx, set.rules, signature.Request{
 		Name: name, ImageID: r.GetImageId(), Digests: r.GetDigests(), Requirements: r.GetRequirements(), List: r.GetListSignatures(),
-		Credential: verification.Credential{
+		Credential: admission.Login{
 			Username: c.GetUsername(), Password: c.GetPassword(), IdentityToken: c.GetIdentityToken(), RegistryToken: c.GetRegistryToken(),
 		},
 	})
@@ -105,7 +106,7 @@ func (s *nodeServer) notVerified(ctx context.Context, name imageref.Ref, err err
 }
 
 // responseOf returns the answer for a report, whose texts can be those of a registry.
-func responseOf(v policyfiles.Version, report verification.Report) *policyv1.VerifyResponse {
+func responseOf(v policyfiles.Version, report requirement.Report) *policyv1.VerifyResponse {
 	response := &policyv1.VerifyResponse{PolicyHash: v.Hash, TrustedRoot: v.TrustedRoot}
 	left := maxTexts
 	for _, r := range report.Results {

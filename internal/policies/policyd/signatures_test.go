@@ -23,12 +23,12 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/policies/files"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyd"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
-	"github.com/pullgate/pullgate/internal/policies/verification"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
 
@@ -52,17 +52,17 @@ spec:
 type verifier struct {
 	mu    sync.Mutex
 	asked []verify.Image
-	creds []verification.Credential
+	creds []admission.Login
 
-	answer func(ctx context.Context, image verify.Image) (verification.Result, error)
+	answer func(ctx context.Context, image verify.Image) (requirement.Result, error)
 }
 
-func (v *verifier) Verify(ctx context.Context, image verify.Image, want []verify.Wanted, cred verification.Credential, _ bool) (verification.Report, error) {
+func (v *verifier) Verify(ctx context.Context, image verify.Image, want []verify.Wanted, cred admission.Login, _ bool) (requirement.Report, error) {
 	v.mu.Lock()
 	v.asked, v.creds = append(v.asked, image), append(v.creds, cred)
 	v.mu.Unlock()
 	r, err := v.answer(ctx, image)
-	var report verification.Report
+	var report requirement.Report
 	for _, w := range want {
 		r.Requirement = w.Hash
 		report.Results = append(report.Results, r)
@@ -76,8 +76,8 @@ func (v *verifier) calls() int {
 	return len(v.asked)
 }
 
-func met(context.Context, verify.Image) (verification.Result, error) {
-	return verification.Result{Met: true, Signers: []string{"key sha256:1"}, Digest: "sha256:2"}, nil
+func met(context.Context, verify.Image) (requirement.Result, error) {
+	return requirement.Result{Met: true, Signers: []string{"key sha256:1"}, Digest: "sha256:2"}, nil
 }
 
 // prepareSigned returns a process that does not run yet, with a policy about signatures and a verifier.
@@ -92,9 +92,9 @@ func prepareSigned(t *testing.T, v *verifier) *process {
 }
 
 // set returns the policy files and the trusted root as they are.
-func (p *process) set() *files.Set {
+func (p *process) set() *policyfiles.Set {
 	p.Helper()
-	set, err := files.Read(files.Paths{Folder: p.config.Policies, TrustedRoot: p.config.TrustedRoot}, policyfiles.Kinds())
+	set, err := policyfiles.Read(policyfiles.Paths{Folder: p.config.Policies, TrustedRoot: p.config.TrustedRoot}, policyfiles.Kinds())
 	must(p, err)
 	return set
 }
@@ -103,7 +103,7 @@ func (p *process) verifyRequest() policyclient.VerifyRequest {
 	set := p.set()
 	r := policyclient.VerifyRequest{
 		PolicyHash: set.Hash, TrustedRoot: policyfiles.TrustedRootID(set), Name: "registry.test/app:1", ImageID: "sha256:1", Digests: []string{"sha256:2"},
-		Credential: verification.Credential{Username: "u", Password: "p", IdentityToken: "i", RegistryToken: "r"},
+		Credential: admission.Login{Username: "u", Password: "p", IdentityToken: "i", RegistryToken: "r"},
 	}
 	for _, rule := range policyfiles.Requirements(set).Rules() {
 		r.Requirements = append(r.Requirements, rule.Hash)
@@ -112,7 +112,7 @@ func (p *process) verifyRequest() policyclient.VerifyRequest {
 }
 
 func TestVerifyPassesRequestAndResults(t *testing.T) {
-	for mode, want := range map[string]verification.Credential{
+	for mode, want := range map[string]admission.Login{
 		config.CredentialsPull: {Username: "u", Password: "p", IdentityToken: "i", RegistryToken: "r"}, config.CredentialsNode: {}, config.CredentialsNone: {},
 	} {
 		v := &verifier{answer: met}
@@ -124,7 +124,7 @@ func TestVerifyPassesRequestAndResults(t *testing.T) {
 			t.Errorf("%s: %+v, %v; want met", mode, got, err)
 		}
 		if len(v.asked) != 1 || v.creds[0] != want || v.asked[0].Name.String() != "registry.test/app:1" || v.asked[0].ID != "sha256:1" || v.asked[0].Digests[0] != "sha256:2" {
-			t.Errorf("%s: asked about %+v with the credential of the pull: %v", mode, v.asked, v.creds[0] != verification.Credential{})
+			t.Errorf("%s: asked about %+v with the credential of the pull: %v", mode, v.asked, v.creds[0] != admission.Login{})
 		}
 		p.has(`pullgate_policyd_verifications_total{outcome="met"} 1`)
 	}
@@ -132,8 +132,8 @@ func TestVerifyPassesRequestAndResults(t *testing.T) {
 
 func TestVerifyReportsDenials(t *testing.T) {
 	text := "no signature \x1b[31m by \xff" + strings.Repeat("ä", 1000)
-	v := &verifier{answer: func(context.Context, verify.Image) (verification.Result, error) {
-		return verification.Result{Reason: verification.IdentityMismatch, Message: text, Signers: slices.Repeat([]string{strings.Repeat("s", 3000)}, 40)}, nil
+	v := &verifier{answer: func(context.Context, verify.Image) (requirement.Result, error) {
+		return requirement.Result{Reason: requirement.IdentityMismatch, Message: text, Signers: slices.Repeat([]string{strings.Repeat("s", 3000)}, 40)}, nil
 	}}
 	p := prepareSigned(t, v)
 	p.start()
@@ -189,11 +189,11 @@ func TestVerifyWithoutResult(t *testing.T) {
 	v := &verifier{}
 	p := prepareSigned(t, v)
 	p.start()
-	for name, answer := range map[string]func(context.Context, verify.Image) (verification.Result, error){
-		"an error": func(context.Context, verify.Image) (verification.Result, error) {
-			return verification.Result{}, errors.New("disk on fire")
+	for name, answer := range map[string]func(context.Context, verify.Image) (requirement.Result, error){
+		"an error": func(context.Context, verify.Image) (requirement.Result, error) {
+			return requirement.Result{}, errors.New("disk on fire")
 		},
-		"a panic": func(context.Context, verify.Image) (verification.Result, error) { panic("broken") },
+		"a panic": func(context.Context, verify.Image) (requirement.Result, error) { panic("broken") },
 	} {
 		v.answer = answer
 		if got, err := p.client().Verify(t.Context(), p.verifyRequest()); got.Results != nil || !errors.Is(err, policyclient.ErrFailed) {
@@ -274,10 +274,10 @@ func TestExamineReportsAllFiles(t *testing.T) {
 
 func TestVerifyEndsWithItsCallers(t *testing.T) {
 	ended := make(chan struct{})
-	v := &verifier{answer: func(ctx context.Context, _ verify.Image) (verification.Result, error) {
+	v := &verifier{answer: func(ctx context.Context, _ verify.Image) (requirement.Result, error) {
 		defer close(ended)
 		<-ctx.Done()
-		return verification.Result{}, ctx.Err()
+		return requirement.Result{}, ctx.Err()
 	}}
 	p := prepareSigned(t, v)
 	p.start()
@@ -322,7 +322,7 @@ func TestCredentialsArePassedToTheRegistryAlone(t *testing.T) {
 		r.Name = host + "/app:1"
 		r.Digests = []string{"sha256:" + strings.Repeat("1", 64)}
 		r.ImageID, r.ListSignatures = r.Digests[0], true
-		r.Credential = verification.Credential{Username: user, Password: password}
+		r.Credential = admission.Login{Username: user, Password: password}
 		v, err := p.client().Verify(t.Context(), r)
 		texts = append(texts, fmt.Sprintf("%+v %v", v, err))
 		if err != nil || v.Results[0].Met {

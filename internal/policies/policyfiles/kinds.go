@@ -5,25 +5,22 @@ import (
 	"encoding/hex"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/policies/files"
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/policies/requirement/cip"
 	"github.com/pullgate/pullgate/internal/policies/requirement/kyverno"
-	"github.com/pullgate/pullgate/internal/policies/restrict"
 )
 
 // Kinds returns the kinds of policy files.
-func Kinds() []files.Kind {
-	return []files.Kind{
-		restrict.Files(), imagepolicy.Files(),
+func Kinds() []Kind {
+	return []Kind{
+		restrictionKind(), backendFileKind(),
 		{Name: kyverno.Kind, APIVersions: []string{kyverno.APIVersion}, Read: readBy(kyverno.Load)},
 		{Name: cip.Kind, APIVersions: cip.APIVersions(), Read: readBy(cip.Load)},
 	}
 }
 
-func readBy(load func([]requirement.File, time.Time) (*requirement.Policies, error)) func([]files.File) (files.Policies, error) {
-	return func(list []files.File) (files.Policies, error) {
+func readBy(load func([]requirement.File, time.Time) (*requirement.Policies, error)) func([]File) (Policies, error) {
+	return func(list []File) (Policies, error) {
 		texts := make([]requirement.File, len(list))
 		for i, f := range list {
 			texts[i] = requirement.File(f)
@@ -33,12 +30,12 @@ func readBy(load func([]requirement.File, time.Time) (*requirement.Policies, err
 }
 
 // Requirements returns the rules of a folder about signatures; a set without rules if it has none.
-func Requirements(s *files.Set) *requirement.Set {
+func Requirements(s *Set) *requirement.Set {
 	return requirement.NewSet(TrustedRootID(s), signaturePolicies(s)...)
 }
 
 // SignatureNotes returns the notes about the policy files of Requirements.
-func SignatureNotes(s *files.Set) (notes []string) {
+func SignatureNotes(s *Set) (notes []string) {
 	for _, p := range signaturePolicies(s) {
 		if p != nil {
 			notes = append(notes, p.Notes...)
@@ -48,8 +45,8 @@ func SignatureNotes(s *files.Set) (notes []string) {
 }
 
 // Webhook returns what the policies of a folder require of the webhook.
-func Webhook(s *files.Set) requirement.Webhook {
-	if p := files.Of[*requirement.Policies](s, kyverno.Kind); p != nil { // the other dialect does not have the fields
+func Webhook(s *Set) requirement.Webhook {
+	if p := Of[*requirement.Policies](s, kyverno.Kind); p != nil { // the other dialect does not have the fields
 		return p.Webhook
 	}
 	return requirement.Webhook{}
@@ -69,15 +66,15 @@ func NeedSignatures(s *requirement.Set) (needed, byTrustedRoot bool) {
 	return needed, byTrustedRoot
 }
 
-func signaturePolicies(s *files.Set) []*requirement.Policies {
-	return []*requirement.Policies{files.Of[*requirement.Policies](s, kyverno.Kind), files.Of[*requirement.Policies](s, cip.Kind)}
+func signaturePolicies(s *Set) []*requirement.Policies {
+	return []*requirement.Policies{Of[*requirement.Policies](s, kyverno.Kind), Of[*requirement.Policies](s, cip.Kind)}
 }
 
 // A Version identifies policy files and a trusted root: the hash of the set, and TrustedRootID.
 type Version struct{ Hash, TrustedRoot string }
 
 // VersionOf returns the version of a set, the zero value for nil.
-func VersionOf(s *files.Set) Version {
+func VersionOf(s *Set) Version {
 	if s == nil {
 		return Version{}
 	}
@@ -85,7 +82,7 @@ func VersionOf(s *files.Set) Version {
 }
 
 // TrustedRootID identifies the trusted root of a set: the SHA-256 of the file in hexadecimal digits, "" if there is none.
-func TrustedRootID(s *files.Set) string {
+func TrustedRootID(s *Set) string {
 	if s == nil || s.TrustedRoot == nil {
 		return ""
 	}

@@ -5,14 +5,9 @@ import (
 	"slices"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/files"
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
-	"github.com/pullgate/pullgate/internal/policies/imagerule"
 	"github.com/pullgate/pullgate/internal/policies/podfile"
-	"github.com/pullgate/pullgate/internal/policies/podview"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/restrict"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
@@ -36,14 +31,14 @@ type Policies struct {
 	// Ignored are the names of entries of the folder that are not policy files.
 	Ignored []string
 
-	set     *files.Set
+	set     *policyfiles.Set
 	options restriction.Options
 	node    podfile.Node
 }
 
 // Read reads policies. The error joins all errors of all files; a folder without a policy is one.
 func Read(s Settings) (*Policies, error) {
-	set, err := files.Read(files.Paths{Folder: s.Folder, NamespaceLabels: s.NamespaceLabels, AnyOwner: true}, policyfiles.Kinds())
+	set, err := policyfiles.Read(policyfiles.Paths{Folder: s.Folder, NamespaceLabels: s.NamespaceLabels, AnyOwner: true}, policyfiles.Kinds())
 	if err != nil {
 		return nil, err
 	}
@@ -115,10 +110,10 @@ func (p *Policies) Test(pods []Pod) *Result {
 	for _, pod := range pods {
 		r.Pods = append(r.Pods, p.test(pod))
 	}
-	for _, f := range restrict.Unjudged(p.set, p.options.From) {
+	for _, f := range policyfiles.Unjudged(p.set, p.options.From) {
 		r.Unjudged = append(r.Unjudged, Unjudged(f))
 	}
-	for _, b := range imagepolicy.Of(p.set).Backends() {
+	for _, b := range policyfiles.BackendsOf(p.set).All() {
 		r.NotAsked = append(r.NotAsked, b.Name)
 	}
 	return r
@@ -139,7 +134,7 @@ func (p *Policies) test(pod Pod) TestedPod {
 		return t
 	}
 	for _, s := range pod.AtNode(p.node) {
-		var containers []podview.Container
+		var containers []admission.Container
 		if s.Container != nil {
 			containers = append(containers, *s.Container)
 		}
@@ -148,18 +143,18 @@ func (p *Policies) test(pod Pod) TestedPod {
 	return t
 }
 
-func (p *Policies) judge(pod podview.Pod, containers, others []podview.Container) restriction.Decision {
+func (p *Policies) judge(pod admission.Pod, containers, others []admission.Container) restriction.Decision {
 	if labels, ok := p.set.NamespaceLabels[pod.Namespace]; ok {
-		pod.NamespaceLabels = podview.Set(labels)
+		pod.NamespaceLabels = admission.Set(labels)
 	}
 	options := p.options
 	options.Others = others
-	return restrict.Of(p.set).Judge(&pod, containers, options)
+	return policyfiles.Restrictions(p.set).Judge(&pod, containers, options)
 }
 
 // addImage adds what rules about signatures say about an image without its signatures.
 func (t *TestedPod) addImage(i podfile.Image, rules requirement.ImageRules) {
-	judged := imagerule.Judge(rules, imageref.New(i.Name))
+	judged := rules.Judge(imageref.New(i.Name))
 	for _, f := range judged.Findings {
 		if f.Answer == admission.Admit {
 			continue
@@ -170,7 +165,7 @@ func (t *TestedPod) addImage(i podfile.Image, rules requirement.ImageRules) {
 		})
 	}
 	for _, r := range judged.Signed {
-		text := fmt.Sprintf("%s needs the signatures of image %q", imagerule.NameOf(r), i.Name)
+		text := fmt.Sprintf("%s needs the signatures of image %q", r, i.Name)
 		if !slices.Contains(t.NotJudged, text) {
 			t.NotJudged = append(t.NotJudged, text)
 		}

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
@@ -37,17 +37,17 @@ func many(tb testing.TB, n int, distinct bool) []restriction.File {
 }
 
 // large returns a pod, and n containers of it with m mounts each, that the policies of many admit.
-func large(n, m int) (podview.Pod, []podview.Container) {
+func large(n, m int) (admission.Pod, []admission.Container) {
 	pod := allowed()
-	var containers []podview.Container
+	var containers []admission.Container
 	for i := range n {
 		c := container(fmt.Sprintf("c%d", i))
-		var mounts []podview.Mount
+		var mounts []admission.Mount
 		for k := range m {
 			volume := []string{"configMap", "secret", "emptyDir", "projected", "persistentVolumeClaim"}[k%5]
 			mounts = append(mounts, mount(fmt.Sprintf("/mnt/%d", k), volume))
 		}
-		c.Mounts = podview.Set(mounts)
+		c.Mounts = admission.Set(mounts)
 		containers = append(containers, c)
 	}
 	return pod, containers

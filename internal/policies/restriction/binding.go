@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
 // A binding is a compiled Binding. The zero binding includes every namespace.
@@ -24,7 +24,7 @@ const (
 	yes
 )
 
-func (b *binding) includes(p *podview.Pod) inclusion {
+func (b *binding) includes(p *admission.Pod) inclusion {
 	switch {
 	case b.namespaces == nil && b.selector == nil, slices.Contains(b.namespaces, p.Namespace):
 		return yes
@@ -37,7 +37,7 @@ func (b *binding) includes(p *podview.Pod) inclusion {
 	}
 	labels, ok := p.NamespaceLabels.Effective()
 	switch {
-	case !ok && p.NamespaceLabels.State() == podview.StateUnknown:
+	case !ok && p.NamespaceLabels.State() == admission.StateUnknown:
 		return unknown
 	case b.selector.matches(labels):
 		return yes

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
@@ -17,7 +17,7 @@ func TestViolationsAreBounded(t *testing.T) {
 		files = append(files, file(fmt.Sprintf("p%d", i), "", fmt.Sprintf("{spec: {volumes: [{hostPath: {path: {blacklist: [/a, /p%d]}}}, {volumeType: {whitelist: [secret]}}]}}", i)))
 	}
 	c := container("web")
-	var mounts []podview.Mount
+	var mounts []admission.Mount
 	for i := range 10_000 {
 		m := hostPath(fmt.Sprintf("/a/%d", i))
 		m.Path = fmt.Sprintf("/%d/%s\n", i, strings.Repeat("x", 1<<10))
@@ -26,7 +26,7 @@ func TestViolationsAreBounded(t *testing.T) {
 	c.Mounts = set(mounts)
 	c.Name = strings.Repeat("c", 1<<10)
 	pod := allowed()
-	d := load(t, files...).Judge(&pod, []podview.Container{c}, restriction.Options{From: restriction.Node})
+	d := load(t, files...).Judge(&pod, []admission.Container{c}, restriction.Options{From: restriction.Node})
 	if d.Admitted || len(d.Violations) != policies*most {
 		t.Fatalf("Judge = %v with %d violations; want a denial with %d for each of %d policies", d.Admitted, len(d.Violations), most, policies)
 	}

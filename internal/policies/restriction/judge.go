@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
 // A Set is an immutable set of policies. It may be used by several goroutines. A nil Set and an empty one admit every pod.
@@ -39,7 +39,7 @@ type Options struct {
 	// the values are. It is for explanations only.
 	AssumeUnknown bool
 	// Others are the other containers of the pod, if the source knows them. An Accept policy must match them too.
-	Others []podview.Container
+	Others []admission.Container
 }
 
 // A Scope says which restrictions a judgement compares. A field outside of the scope matches every policy if its value is not known.
@@ -116,7 +116,7 @@ func (v Violation) String() string {
 // At admission, containers are all containers of the pod. At the node they are the one that is about to be created; none means that only
 // the sandbox is, and fields that the CRI carries with containers are left to later judgements. Without Options.Others a container is judged for
 // itself there, so two containers of a pod can be accepted by different Accept policies.
-func (s *Set) Judge(p *podview.Pod, containers []podview.Container, o Options) Decision {
+func (s *Set) Judge(p *admission.Pod, containers []admission.Container, o Options) Decision {
 	if s.Len() == 0 {
 		return Decision{Admitted: true}
 	}
@@ -155,7 +155,7 @@ func (s *Set) Judge(p *podview.Pod, containers []podview.Container, o Options) D
 type judgement struct {
 	Options
 	sandbox  bool
-	pod      *podview.Pod
+	pod      *admission.Pod
 	answers  []answer // of the pod
 	subjects []subject
 
@@ -259,7 +259,7 @@ func (j *judgement) add(v Violation) {
 
 // A subject is one container, prepared for all policies.
 type subject struct {
-	container *podview.Container
+	container *admission.Container
 	image     imageName
 	mounts    []mount // without repetitions
 	answers   []answer
@@ -267,7 +267,7 @@ type subject struct {
 
 // A mount is one of a container, with the set that has the type of its volume.
 type mount struct {
-	*podview.Mount
+	*admission.Mount
 	bit typeBits
 }
 
@@ -281,7 +281,7 @@ const (
 	different
 )
 
-func (s *Set) subjects(containers []podview.Container, answers []answer) []subject {
+func (s *Set) subjects(containers []admission.Container, answers []answer) []subject {
 	all := make([]subject, len(containers))
 	for i := range containers {
 		c := &containers[i]
@@ -318,7 +318,7 @@ const maxCompared = 32
 
 // distinct returns the mounts that differ in more than their paths in the container; no policy restricts that path. Containers have many
 // similar mounts, and each is compared with each policy.
-func (s *Set) distinct(v podview.Value[[]podview.Mount]) []mount {
+func (s *Set) distinct(v admission.Value[[]admission.Mount]) []mount {
 	mounts, _ := v.Effective()
 	if len(mounts) == 0 {
 		return nil
@@ -336,7 +336,7 @@ func (s *Set) distinct(v podview.Value[[]podview.Mount]) []mount {
 }
 
 // bitOf returns the set with the type of a volume; the empty set if it is not known or has no number.
-func (s *Set) bitOf(v podview.Value[string]) typeBits {
+func (s *Set) bitOf(v admission.Value[string]) typeBits {
 	name, known := v.Effective()
 	if !known {
 		return 0

@@ -7,16 +7,16 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
 func TestBinding(t *testing.T) {
-	known := podview.Set(map[string]string{"team": "a"})
-	var unknown podview.Value[map[string]string]
+	known := admission.Set(map[string]string{"team": "a"})
+	var unknown admission.Value[map[string]string]
 	for name, tc := range map[string]struct {
 		binding      string
-		labels       podview.Value[map[string]string]
+		labels       admission.Value[map[string]string]
 		drop, accept bool // whether a policy of the mode is bound
 	}{
 		"absent":                     {"{mode: MODE}", known, true, true},
@@ -24,7 +24,7 @@ func TestBinding(t *testing.T) {
 		"another namespace":          {"{mode: MODE, namespaces: [team-b]}", known, false, false},
 		"labels":                     {"{mode: MODE, namespaceSelector: {matchLabels: {team: a}}}", known, true, true},
 		"other labels":               {"{mode: MODE, namespaceSelector: {matchLabels: {team: b}}}", known, false, false},
-		"absent labels":              {"{mode: MODE, namespaceSelector: {matchLabels: {team: a}}}", podview.Absent[map[string]string](), false, false},
+		"absent labels":              {"{mode: MODE, namespaceSelector: {matchLabels: {team: a}}}", admission.Absent[map[string]string](), false, false},
 		"unknown labels":             {"{mode: MODE, namespaceSelector: {matchLabels: {team: b}}}", unknown, true, false},
 		"an empty selector":          {"{mode: MODE, namespaceSelector: {}}", unknown, true, true},
 		"name or labels":             {"{mode: MODE, namespaces: [team-b], namespaceSelector: {matchLabels: {team: a}}}", known, true, true},
@@ -73,26 +73,26 @@ func TestAcceptIsForTheWholePod(t *testing.T) {
 	}
 	set := load(t, file("a", "{mode: Accept}", of("team/a")), file("b", "{mode: Accept}", of("team/b")), file("drop", "", "{metadata: {name: {blacklist: [web]}}}"))
 	pod, a, b := allowed(), container("a"), container("b")
-	a.Image, b.Image = podview.Set("repo.test/team/a:1"), podview.Set("repo.test/team/b:1")
+	a.Image, b.Image = admission.Set("repo.test/team/a:1"), admission.Set("repo.test/team/b:1")
 	for name, tc := range map[string]struct {
-		containers []podview.Container
+		containers []admission.Container
 		o          restriction.Options
 		accepted   string
 	}{
-		"the webhook":                      {[]podview.Container{a, b}, restriction.Options{From: restriction.Admission}, ""},
-		"the webhook, one container":       {[]podview.Container{a}, restriction.Options{From: restriction.Admission}, "a"},
-		"the pod source, a":                {[]podview.Container{a}, restriction.Options{From: restriction.NodeWithPodSource, Others: []podview.Container{b}}, ""},
-		"the pod source, b":                {[]podview.Container{b}, restriction.Options{From: restriction.NodeWithPodSource, Others: []podview.Container{a}}, ""},
-		"the pod source, equal containers": {[]podview.Container{b}, restriction.Options{From: restriction.NodeWithPodSource, Others: []podview.Container{b}}, "b"},
-		"without the pod source, a":        {[]podview.Container{a}, restriction.Options{From: restriction.Node}, "a"},
-		"without the pod source, b":        {[]podview.Container{b}, restriction.Options{From: restriction.Node}, "b"},
+		"the webhook":                      {[]admission.Container{a, b}, restriction.Options{From: restriction.Admission}, ""},
+		"the webhook, one container":       {[]admission.Container{a}, restriction.Options{From: restriction.Admission}, "a"},
+		"the pod source, a":                {[]admission.Container{a}, restriction.Options{From: restriction.NodeWithPodSource, Others: []admission.Container{b}}, ""},
+		"the pod source, b":                {[]admission.Container{b}, restriction.Options{From: restriction.NodeWithPodSource, Others: []admission.Container{a}}, ""},
+		"the pod source, equal containers": {[]admission.Container{b}, restriction.Options{From: restriction.NodeWithPodSource, Others: []admission.Container{b}}, "b"},
+		"without the pod source, a":        {[]admission.Container{a}, restriction.Options{From: restriction.Node}, "a"},
+		"without the pod source, b":        {[]admission.Container{b}, restriction.Options{From: restriction.Node}, "b"},
 	} {
 		if d := set.Judge(&pod, tc.containers, tc.o); d.AcceptedBy != tc.accepted || d.Admitted != (tc.accepted != "") {
 			t.Errorf("%s: admitted %v by %q; want by %q", name, d.Admitted, d.AcceptedBy, tc.accepted)
 		}
 	}
 	drop := load(t, file("drop", "", of("team/a")))
-	if d := drop.Judge(&pod, []podview.Container{a}, restriction.Options{From: restriction.NodeWithPodSource, Others: []podview.Container{b}}); !d.Admitted {
+	if d := drop.Judge(&pod, []admission.Container{a}, restriction.Options{From: restriction.NodeWithPodSource, Others: []admission.Container{b}}); !d.Admitted {
 		t.Errorf("violations %v of another container", d.Violations)
 	}
 }
@@ -124,7 +124,7 @@ func TestCombination(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := allowed()
-			d := load(t, tc.files...).Judge(&pod, []podview.Container{container("web")}, restriction.Options{})
+			d := load(t, tc.files...).Judge(&pod, []admission.Container{container("web")}, restriction.Options{})
 			var reports []string
 			for _, v := range d.Violations {
 				reports = append(reports, v.Policy)
@@ -211,12 +211,12 @@ func TestPresetsJudge(t *testing.T) {
 		t.Errorf("Preset(root) = %v; want the names that there are", err)
 	}
 	socket := container("web")
-	socket.Mounts = set([]podview.Mount{hostPath("/var/run/containerd/containerd.sock")})
+	socket.Mounts = set([]admission.Mount{hostPath("/var/run/containerd/containerd.sock")})
 	k0s, microk8s := container("web"), container("web")
-	k0s.Mounts = set([]podview.Mount{hostPath("/run/k0s/containerd.sock")})
-	microk8s.Mounts = set([]podview.Mount{hostPath("/var/snap/microk8s/common/run/containerd.sock")})
+	k0s.Mounts = set([]admission.Mount{hostPath("/run/k0s/containerd.sock")})
+	microk8s.Mounts = set([]admission.Mount{hostPath("/var/snap/microk8s/common/run/containerd.sock")})
 	logs := container("web")
-	logs.Mounts = set([]podview.Mount{hostPath("/var/log/pods")})
+	logs.Mounts = set([]admission.Mount{hostPath("/var/log/pods")})
 	pod := allowed()
 	for name, admit := range map[string][5]bool{ // a container without volumes, with sockets, with logs
 		"baseline": {true, false, false, false, false}, "restricted": {true, false, false, false, false},
@@ -229,8 +229,8 @@ func TestPresetsJudge(t *testing.T) {
 		if want := map[string]int{"restricted": 1}[name]; len(unjudged) != want { // whether runAsNonRoot is set
 			t.Errorf("%s: the node does not judge %v; want %d fields", name, unjudged, want)
 		}
-		for i, c := range []podview.Container{container("web"), socket, k0s, microk8s, logs} {
-			if d := s.Judge(&pod, []podview.Container{c}, restriction.Options{}); d.Admitted != admit[i] {
+		for i, c := range []admission.Container{container("web"), socket, k0s, microk8s, logs} {
+			if d := s.Judge(&pod, []admission.Container{c}, restriction.Options{}); d.Admitted != admit[i] {
 				t.Errorf("%s: container %d is admitted: %v, %v; want %v", name, i, d.Admitted, d.Violations, admit[i])
 			}
 		}
@@ -246,21 +246,21 @@ func TestLargePods(t *testing.T) {
 		many[strings.Repeat("k", 20)+string(rune('a'+i%26))+strings.Repeat("i", i%50)+string(rune(i+256))] = "v"
 	}
 	pod.Annotations = set(many)
-	if d := s.Judge(&pod, []podview.Container{c}, restriction.Options{}); d.Admitted || len(d.Violations[0].String()) > 500 {
+	if d := s.Judge(&pod, []admission.Container{c}, restriction.Options{}); d.Admitted || len(d.Violations[0].String()) > 500 {
 		t.Errorf("Judge of 10,000 annotations = %+v; want a short violation", d)
 	}
 	pod.Annotations = set(map[string]string{"a": strings.Repeat("v", 256<<10)})
-	if d := s.Judge(&pod, []podview.Container{c}, restriction.Options{}); d.Admitted || len(d.Violations[0].String()) > 500 {
+	if d := s.Judge(&pod, []admission.Container{c}, restriction.Options{}); d.Admitted || len(d.Violations[0].String()) > 500 {
 		t.Errorf("Judge of 256 KiB of annotations = %d violations; want a short one", len(d.Violations))
 	}
 	pod.Annotations = set(map[string]string{})
-	var mounts []podview.Mount
+	var mounts []admission.Mount
 	for i := range 20_000 {
 		m := hostPath("/a/" + strings.Repeat("x", i%300) + string(rune(i+256)))
 		mounts = append(mounts, m)
 	}
 	c.Mounts = set(append(mounts, hostPath("/b")))
-	if d := s.Judge(&pod, []podview.Container{c}, restriction.Options{}); d.Admitted || len(d.Violations) != 1 {
+	if d := s.Judge(&pod, []admission.Container{c}, restriction.Options{}); d.Admitted || len(d.Violations) != 1 {
 		t.Errorf("Judge of 20,000 mounts = %d violations; want the one that is below no allowed folder", len(d.Violations))
 	}
 }
@@ -304,13 +304,13 @@ func TestUnknownTypeOfVolume(t *testing.T) {
 	set := policy(t, `{spec: {volumes: [{volumeType: {whitelist: ["", secret]}}]}}`)
 	pod, c := allowed(), container("web")
 	unknown := mount("/mnt", "secret")
-	unknown.Volume = podview.Volume{}
+	unknown.Volume = admission.Volume{}
 	for name, test := range map[string]struct {
-		mount podview.Mount
+		mount admission.Mount
 		want  bool
 	}{"secret": {mount("/mnt", "secret"), true}, "configMap": {mount("/mnt", "configMap"), false}, "unknown": {unknown, false}} {
-		c.Mounts = podview.Set([]podview.Mount{test.mount})
-		if d := set.Judge(&pod, []podview.Container{c}, restriction.Options{From: restriction.Node}); d.Admitted != test.want {
+		c.Mounts = admission.Set([]admission.Mount{test.mount})
+		if d := set.Judge(&pod, []admission.Container{c}, restriction.Options{From: restriction.Node}); d.Admitted != test.want {
 			t.Errorf("%s: admitted = %v; want %v: %v", name, d.Admitted, test.want, d.Violations)
 		}
 	}
@@ -323,8 +323,8 @@ func TestReportsAreIndependent(t *testing.T) {
 		file("a", "", "{spec: {securityContext: {hostNetwork: {require: true}}, "+lists+"}}"),
 		file("b", "", "{spec: {"+lists+"}}"))
 	pod, c := allowed(), container("web")
-	c.Kind, c.Privileged = podview.Value[podview.Kind]{}, podview.Set(false) // matches one list only
-	d := set.Judge(&pod, []podview.Container{c}, restriction.Options{From: restriction.NodeWithPodSource, AssumeUnknown: true})
+	c.Kind, c.Privileged = admission.Value[admission.Kind]{}, admission.Set(false) // matches one list only
+	d := set.Judge(&pod, []admission.Container{c}, restriction.Options{From: restriction.NodeWithPodSource, AssumeUnknown: true})
 	for _, v := range d.Violations {
 		if v.Policy == "b" {
 			t.Errorf("%v; want no violation of b", v)

@@ -3,7 +3,7 @@ package restriction
 import (
 	"slices"
 
-	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
 // A podRule is a compiled Spec.
@@ -23,7 +23,7 @@ type podRule struct {
 }
 
 // checkPod compares everything but the containers and their mounts.
-func (r *podRule) checkPod(j *judgement, p *podview.Pod) bool {
+func (r *podRule) checkPod(j *judgement, p *admission.Pod) bool {
 	ok := r.name.check(j, nameOf(p))
 	ok = r.labels.check(j, p.Labels) && ok
 	ok = r.annotations.check(j, p.Annotations) && ok
@@ -40,19 +40,19 @@ func (r *podRule) checkPod(j *judgement, p *podview.Pod) bool {
 	return r.checkGroups(j, p) && ok
 }
 
-func nameOf(p *podview.Pod) podview.Value[string] {
+func nameOf(p *admission.Pod) admission.Value[string] {
 	if p.Name == "" { // a template, whose pods get generated names
-		return podview.Value[string]{}
+		return admission.Value[string]{}
 	}
-	return podview.Set(p.Name)
+	return admission.Set(p.Name)
 }
 
 // checkGroups compares supplementalGroups and fsGroup. A source that has them in one list does not say which group is which, so each must
 // fit one of the ranges that the policy has.
-func (r *podRule) checkGroups(j *judgement, p *podview.Pod) bool {
+func (r *podRule) checkGroups(j *judgement, p *admission.Pod) bool {
 	supplemental, fs := r.supplementalGroups, r.fsGroup
 	groups, together := p.Groups.Effective()
-	separate := p.SupplementalGroups.State() != podview.StateUnknown || p.FSGroup.State() != podview.StateUnknown
+	separate := p.SupplementalGroups.State() != admission.StateUnknown || p.FSGroup.State() != admission.StateUnknown
 	switch {
 	case supplemental == nil && fs == nil:
 		return true
@@ -60,8 +60,8 @@ func (r *podRule) checkGroups(j *judgement, p *podview.Pod) bool {
 		ok := supplemental.checkEach(j, p.SupplementalGroups)
 		return fs.check(j, p.FSGroup) && ok
 	case len(groups) == 0:
-		ok := supplemental.checkEach(j, podview.Absent[[]int64]())
-		return fs.check(j, podview.Absent[int64]()) && ok
+		ok := supplemental.checkEach(j, admission.Absent[[]int64]())
+		return fs.check(j, admission.Absent[int64]()) && ok
 	case supplemental != nil && supplemental.requireNil && fs != nil && fs.requireNil:
 		return j.violatedNumber(&supplemental.leaf, groups[0])
 	}
@@ -71,7 +71,7 @@ func (r *podRule) checkGroups(j *judgement, p *podview.Pod) bool {
 		if rule == nil {
 			continue
 		}
-		ok = rule.checkNil(j, podview.StateUnknown) && ok
+		ok = rule.checkNil(j, admission.StateUnknown) && ok
 		if rule.ranges != nil {
 			restricting = append(restricting, rule)
 		}

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -18,16 +18,16 @@ func (r *podRule) checkContainer(j *judgement, s *subject) bool {
 }
 
 // checkLists compares a container with the list of its kind, or with both if the kind is not known.
-func (r *podRule) checkLists(j *judgement, c *podview.Container) bool {
+func (r *podRule) checkLists(j *judgement, c *admission.Container) bool {
 	kind, known := c.Kind.Effective()
 	if !known && (j.AssumeUnknown || j.Scope == ImagesOnly) && j.From != Node && j.report == nil { // to match one list can be enough
 		return anyContainer(j, r.containers, c) || anyContainer(j, r.initContainers, c)
 	}
 	ok := true
-	if !known || kind != podview.KindInit {
+	if !known || kind != admission.KindInit {
 		ok = anyContainer(j, r.containers, c)
 	}
-	if known && kind == podview.KindInit || !known && !r.sameLists() { // once is enough for an unknown kind
+	if known && kind == admission.KindInit || !known && !r.sameLists() { // once is enough for an unknown kind
 		ok = anyContainer(j, r.initContainers, c) && ok
 	}
 	return ok
@@ -38,7 +38,7 @@ func (r *podRule) sameLists() bool {
 	return len(r.initContainers) > 0 && len(r.containers) > 0 && &r.initContainers[0] == &r.containers[0]
 }
 
-func anyContainer(j *judgement, rules []containerRule, c *podview.Container) bool {
+func anyContainer(j *judgement, rules []containerRule, c *admission.Container) bool {
 	return len(rules) == 0 || anyOf(j, len(rules), func(i int) bool { return rules[i].check(j, c) })
 }
 
@@ -60,13 +60,13 @@ type containerRule struct {
 	seLinuxUser, seLinuxRole, seLinuxType, seLinuxLevel *stringRule
 }
 
-func (r *containerRule) check(j *judgement, c *podview.Container) bool {
+func (r *containerRule) check(j *judgement, c *admission.Container) bool {
 	ok := r.checkImage(j)
 	ok = r.imagePullPolicy.check(j, c.ImagePullPolicy) && ok
 	return j.once(r.securityPart, func() bool { return r.checkSecurity(j, c) }) && ok
 }
 
-func (r *containerRule) checkSecurity(j *judgement, c *podview.Container) bool {
+func (r *containerRule) checkSecurity(j *judgement, c *admission.Container) bool {
 	ok := r.privileged.check(j, c.Privileged)
 	ok = r.allowEscalation.check(j, c.AllowPrivilegeEscalation) && ok
 	ok = r.runAsNonRoot.check(j, c.RunAsNonRoot) && ok
@@ -77,16 +77,16 @@ func (r *containerRule) checkSecurity(j *judgement, c *podview.Container) bool {
 	return r.checkSELinux(j, c.SELinux) && ok
 }
 
-func (r *containerRule) checkCapabilities(j *judgement, c *podview.Container) bool {
+func (r *containerRule) checkCapabilities(j *judgement, c *admission.Container) bool {
 	ok := true
 	if r.capabilities != nil {
 		add, drop := stateOf(c.CapabilitiesAdd), stateOf(c.CapabilitiesDrop)
-		state := podview.StateAbsent
+		state := admission.StateAbsent
 		switch {
-		case add == podview.StateSet || drop == podview.StateSet:
-			state = podview.StateSet
-		case add == podview.StateUnknown || drop == podview.StateUnknown:
-			state = podview.StateUnknown
+		case add == admission.StateSet || drop == admission.StateSet:
+			state = admission.StateSet
+		case add == admission.StateUnknown || drop == admission.StateUnknown:
+			state = admission.StateUnknown
 		}
 		ok = r.capabilities.checkNil(j, state)
 	}
@@ -95,24 +95,24 @@ func (r *containerRule) checkCapabilities(j *judgement, c *podview.Container) bo
 }
 
 // stateOf returns the state of a list, in which empty and nil are equal.
-func stateOf(v podview.Value[[]string]) podview.State {
+func stateOf(v admission.Value[[]string]) admission.State {
 	list, ok := v.Effective()
 	switch {
 	case ok && len(list) > 0:
-		return podview.StateSet
+		return admission.StateSet
 	case ok:
-		return podview.StateAbsent
+		return admission.StateAbsent
 	default:
 		return v.State()
 	}
 }
 
-func (r *containerRule) checkSELinux(j *judgement, v podview.Value[podview.SELinux]) bool {
+func (r *containerRule) checkSELinux(j *judgement, v admission.Value[admission.SELinux]) bool {
 	if r.seLinux == nil {
 		return true
 	}
 	options, known := v.Effective()
-	known = known || v.State() == podview.StateAbsent
+	known = known || v.State() == admission.StateAbsent
 	ok := r.seLinux.checkNil(j, v.State())
 	ok = r.seLinuxUser.check(j, option(options.User, known)) && ok
 	ok = r.seLinuxRole.check(j, option(options.Role, known)) && ok
@@ -121,14 +121,14 @@ func (r *containerRule) checkSELinux(j *judgement, v podview.Value[podview.SELin
 }
 
 // option returns the value of an SELinux option, where "" is nil.
-func option(s string, known bool) podview.Value[string] {
+func option(s string, known bool) admission.Value[string] {
 	switch {
 	case !known:
-		return podview.Value[string]{}
+		return admission.Value[string]{}
 	case s == "":
-		return podview.Absent[string]()
+		return admission.Absent[string]()
 	default:
-		return podview.Set(s)
+		return admission.Set(s)
 	}
 }
 
@@ -153,12 +153,12 @@ func (r *containerRule) checkImage(j *judgement) bool {
 
 // An imageName is the name of a container's image in parts.
 type imageName struct {
-	registry, name, tag podview.Value[string]
+	registry, name, tag admission.Value[string]
 	known               bool
 }
 
 // imageOf parses an image name. A name that a runtime may take for an image ID names no repository, so it is unknown.
-func imageOf(v podview.Value[string]) imageName {
+func imageOf(v admission.Value[string]) imageName {
 	s, ok := v.Effective()
 	if !ok {
 		return imageName{}
@@ -170,7 +170,7 @@ func imageOf(v podview.Value[string]) imageName {
 	repository := name.Repository()
 	suffix := name.String()[len(repository)+1:] // without the colon or the @
 	registry, path, _ := strings.Cut(repository, "/")
-	return imageName{registry: podview.Set(registryOf(registry)), name: podview.Set(path), tag: podview.Set(suffix), known: true}
+	return imageName{registry: admission.Set(registryOf(registry)), name: admission.Set(path), tag: admission.Set(suffix), known: true}
 }
 
 // registryOf returns one form of the names of a registry, docker.io for Docker Hub.

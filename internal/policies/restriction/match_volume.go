@@ -3,7 +3,7 @@ package restriction
 import (
 	"slices"
 
-	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
 // A volumeRule is a compiled VolumeRestriction.
@@ -50,7 +50,7 @@ func (n typeNumbers) bit(name string) typeBits {
 }
 
 // check compares a volume, and one mount of it unless mount is nil. bit is that of its type.
-func (r *volumeRule) check(j *judgement, v *podview.Volume, bit typeBits, mount *podview.Mount) bool {
+func (r *volumeRule) check(j *judgement, v *admission.Volume, bit typeBits, mount *admission.Mount) bool {
 	ok := !r.RequireEmpty || j.violated(&r.leaf, "not empty")
 	ok = (r.types&bit != 0 || r.volumeType.check(j, v.Type)) && ok
 	ok = r.hostPath.check(j, v.HostPath) && ok
@@ -63,12 +63,12 @@ func (r *volumeRule) check(j *judgement, v *podview.Volume, bit typeBits, mount 
 }
 
 // checkVolumes compares the volumes of a pod, mounted or not, and their number.
-func (r *podRule) checkVolumes(j *judgement, v podview.Value[[]podview.Volume]) bool {
+func (r *podRule) checkVolumes(j *judgement, v admission.Value[[]admission.Volume]) bool {
 	if len(r.volumes) == 0 {
 		return true
 	}
 	volumes, known := v.Effective()
-	known = known || v.State() == podview.StateAbsent
+	known = known || v.State() == admission.StateAbsent
 	if !known && j.From == Admission { // at the node, a volume that no container mounts does no harm
 		return j.unknown(&r.volumes[0].leaf)
 	}
@@ -94,7 +94,7 @@ func (r *podRule) checkVolumes(j *judgement, v podview.Value[[]podview.Volume]) 
 }
 
 // checkVolume compares a volume, and one mount of it unless mount is nil, with the entries of the policy.
-func (r *podRule) checkVolume(j *judgement, v *podview.Volume, bit typeBits, mount *podview.Mount) bool {
+func (r *podRule) checkVolume(j *judgement, v *admission.Volume, bit typeBits, mount *admission.Mount) bool {
 	if j.report == nil && len(r.volumes) == 1 { // by far the most frequent case
 		return r.volumes[0].check(j, v, bit, mount)
 	}
@@ -102,11 +102,11 @@ func (r *podRule) checkVolume(j *judgement, v *podview.Volume, bit typeBits, mou
 }
 
 // checkMounts compares the mounts of a container.
-func (r *podRule) checkMounts(j *judgement, c *podview.Container, mounts []mount) bool {
+func (r *podRule) checkMounts(j *judgement, c *admission.Container, mounts []mount) bool {
 	if len(r.volumes) == 0 {
 		return true
 	}
-	if _, known := c.Mounts.Effective(); !known && c.Mounts.State() != podview.StateAbsent {
+	if _, known := c.Mounts.Effective(); !known && c.Mounts.State() != admission.StateAbsent {
 		return j.unknown(&r.volumes[0].leaf)
 	}
 	ok := true

@@ -3,7 +3,7 @@ package restriction_test
 import (
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
@@ -38,61 +38,61 @@ func file(name, binding, spec string) restriction.File {
 }
 
 // allowed returns a complete pod, as an admission review knows it, that the preset restricted admits with containers of container.
-func allowed() podview.Pod {
-	return podview.Pod{
+func allowed() admission.Pod {
+	return admission.Pod{
 		UID: "8f6e0a6e-0000-4000-8000-000000000001", Namespace: "team-a", Name: "web",
-		NamespaceLabels:               podview.Set(map[string]string{"team": "a"}),
-		Labels:                        podview.Set(map[string]string{"app": "web", "team": "team-a"}),
-		Annotations:                   podview.Set(map[string]string{}),
-		HostNetwork:                   podview.Set(false),
-		HostPID:                       podview.Set(false),
-		HostIPC:                       podview.Set(false),
-		ShareProcessNamespace:         podview.Absent[bool](),
-		FSGroup:                       podview.Absent[int64](),
-		SupplementalGroups:            podview.Absent[[]int64](),
-		RestartPolicy:                 podview.Set("Always"),
-		DNSPolicy:                     podview.Set("ClusterFirst"),
-		TerminationGracePeriodSeconds: podview.Set[int64](30),
-		ActiveDeadlineSeconds:         podview.Absent[int64](),
-		NodeSelector:                  podview.Set(map[string]string{}),
-		AutomountServiceAccountToken:  podview.Absent[bool](),
-		Volumes:                       podview.Set([]podview.Volume{}),
+		NamespaceLabels:               admission.Set(map[string]string{"team": "a"}),
+		Labels:                        admission.Set(map[string]string{"app": "web", "team": "team-a"}),
+		Annotations:                   admission.Set(map[string]string{}),
+		HostNetwork:                   admission.Set(false),
+		HostPID:                       admission.Set(false),
+		HostIPC:                       admission.Set(false),
+		ShareProcessNamespace:         admission.Absent[bool](),
+		FSGroup:                       admission.Absent[int64](),
+		SupplementalGroups:            admission.Absent[[]int64](),
+		RestartPolicy:                 admission.Set("Always"),
+		DNSPolicy:                     admission.Set("ClusterFirst"),
+		TerminationGracePeriodSeconds: admission.Set[int64](30),
+		ActiveDeadlineSeconds:         admission.Absent[int64](),
+		NodeSelector:                  admission.Set(map[string]string{}),
+		AutomountServiceAccountToken:  admission.Absent[bool](),
+		Volumes:                       admission.Set([]admission.Volume{}),
 	}
 }
 
 // container returns a complete container for allowed.
-func container(name string) podview.Container {
-	return podview.Container{
+func container(name string) admission.Container {
+	return admission.Container{
 		Name:                     name,
-		Kind:                     podview.Set(podview.KindContainer),
-		Image:                    podview.Set("registry.test/team-a/web:1"),
-		ImagePullPolicy:          podview.Set("IfNotPresent"),
-		Privileged:               podview.Absent[bool](),
-		ReadOnlyRootFilesystem:   podview.Absent[bool](),
-		AllowPrivilegeEscalation: podview.Set(false),
-		RunAsNonRoot:             podview.Set(true),
-		RunAsUser:                podview.Set[int64](1000),
-		RunAsGroup:               podview.Absent[int64](),
-		CapabilitiesAdd:          podview.Absent[[]string](),
-		CapabilitiesDrop:         podview.Set([]string{"ALL"}),
-		SELinux:                  podview.Absent[podview.SELinux](),
-		Mounts:                   podview.Set([]podview.Mount{}),
+		Kind:                     admission.Set(admission.KindContainer),
+		Image:                    admission.Set("registry.test/team-a/web:1"),
+		ImagePullPolicy:          admission.Set("IfNotPresent"),
+		Privileged:               admission.Absent[bool](),
+		ReadOnlyRootFilesystem:   admission.Absent[bool](),
+		AllowPrivilegeEscalation: admission.Set(false),
+		RunAsNonRoot:             admission.Set(true),
+		RunAsUser:                admission.Set[int64](1000),
+		RunAsGroup:               admission.Absent[int64](),
+		CapabilitiesAdd:          admission.Absent[[]string](),
+		CapabilitiesDrop:         admission.Set([]string{"ALL"}),
+		SELinux:                  admission.Absent[admission.SELinux](),
+		Mounts:                   admission.Set([]admission.Mount{}),
 	}
 }
 
 // mount returns a mount of a volume that is not a hostPath.
-func mount(path, volumeType string) podview.Mount {
-	return podview.Mount{
-		Volume:      podview.Volume{Type: podview.Set(volumeType), HostPath: podview.Absent[string](), HostPathType: podview.Absent[string]()},
+func mount(path, volumeType string) admission.Mount {
+	return admission.Mount{
+		Volume:      admission.Volume{Type: admission.Set(volumeType), HostPath: admission.Absent[string](), HostPathType: admission.Absent[string]()},
 		Path:        path,
-		ReadOnly:    podview.Set(false),
-		Propagation: podview.Absent[string](),
+		ReadOnly:    admission.Set(false),
+		Propagation: admission.Absent[string](),
 	}
 }
 
 // hostPath returns a mount of a folder of the node.
-func hostPath(folder string) podview.Mount {
-	m := mount("/host", podview.TypeHostPath)
-	m.HostPath = podview.Set(folder)
+func hostPath(folder string) admission.Mount {
+	m := mount("/host", admission.TypeHostPath)
+	m.HostPath = admission.Set(folder)
 	return m
 }

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
@@ -71,47 +71,47 @@ func (r random) file(name, mode string) restriction.File {
 	return file(name, "{mode: "+mode+pick(r, "", ", namespaces: [team-a]", ", namespaceSelector: {matchLabels: {team: a}}", ", namespaces: [team-b]")+"}", r.spec())
 }
 
-func value[T any](r random, from ...T) podview.Value[T] {
+func value[T any](r random, from ...T) admission.Value[T] {
 	switch r.IntN(8) {
 	case 0:
-		return podview.Value[T]{}
+		return admission.Value[T]{}
 	case 1, 2:
-		return podview.Absent[T]()
+		return admission.Absent[T]()
 	case 3:
-		return podview.Effective(pick(r, from...))
+		return admission.Effective(pick(r, from...))
 	default:
-		return podview.Set(pick(r, from...))
+		return admission.Set(pick(r, from...))
 	}
 }
 
-func (r random) pod() (podview.Pod, []podview.Container) {
+func (r random) pod() (admission.Pod, []admission.Container) {
 	labels := []map[string]string{{}, {"app": "web"}, {"app": "db", "tier": "web"}, {"x": "y"}}
-	p := podview.Pod{
+	p := admission.Pod{
 		Namespace: "team-a", Name: pick(r, "web", "db"), Labels: value(r, labels...), NamespaceLabels: value(r, map[string]string{"team": "a"}, map[string]string{"team": "b"}),
 		HostNetwork: value(r, true, false), HostPID: value(r, true, false), ShareProcessNamespace: value(r, true, false),
 		FSGroup: value[int64](r, 0, 5), SupplementalGroups: value(r, []int64{0}, []int64{5, 2000}), Groups: value(r, []int64{0}, []int64{5}, nil),
 		RestartPolicy: value(r, "Always", "Never"), TerminationGracePeriodSeconds: value[int64](r, 0, 30),
-		NodeSelector: value(r, map[string]string{"disk": "ssd"}, nil), Volumes: value(r, []podview.Volume{mount("", "secret").Volume}, nil),
+		NodeSelector: value(r, map[string]string{"disk": "ssd"}, nil), Volumes: value(r, []admission.Volume{mount("", "secret").Volume}, nil),
 	}
 	// A source that knows which groups are which does not contradict itself.
-	if fs, supplemental := p.FSGroup.State(), p.SupplementalGroups.State(); fs != podview.StateUnknown && supplemental != podview.StateUnknown {
+	if fs, supplemental := p.FSGroup.State(), p.SupplementalGroups.State(); fs != admission.StateUnknown && supplemental != admission.StateUnknown {
 		groups, _ := p.SupplementalGroups.Effective()
 		if g, set := p.FSGroup.Effective(); set {
 			groups = append(slices.Clip(groups), g)
 		}
-		p.Groups = podview.Set(groups)
+		p.Groups = admission.Set(groups)
 	} else if fs != supplemental {
-		p.Groups = podview.Value[[]int64]{}
+		p.Groups = admission.Value[[]int64]{}
 	}
-	var containers []podview.Container
+	var containers []admission.Container
 	for range r.IntN(3) {
-		containers = append(containers, podview.Container{
-			Name: "c", Kind: value(r, podview.KindContainer, podview.KindInit, podview.KindEphemeral), Image: value(r, "busybox", "registry.test/a:v1", "sha256:12"),
+		containers = append(containers, admission.Container{
+			Name: "c", Kind: value(r, admission.KindContainer, admission.KindInit, admission.KindEphemeral), Image: value(r, "busybox", "registry.test/a:v1", "sha256:12"),
 			ImagePullPolicy: value(r, "Always", "Never"), Privileged: value(r, true, false), ReadOnlyRootFilesystem: value(r, true, false),
 			AllowPrivilegeEscalation: value(r, true, false), RunAsNonRoot: value(r, true, false), RunAsUser: value[int64](r, 0, 1, 1000),
 			CapabilitiesAdd: value(r, []string{"CHOWN"}, nil), CapabilitiesDrop: value(r, []string{"ALL"}, []string{"KILL"}, nil),
-			SELinux: value(r, podview.SELinux{Type: "spc_t"}, podview.SELinux{}),
-			Mounts:  value(r, []podview.Mount{hostPath("/a"), mount("/b", "secret")}, []podview.Mount{hostPath("/a/b/c"), hostPath("/a/../b"), {}}, nil),
+			SELinux: value(r, admission.SELinux{Type: "spc_t"}, admission.SELinux{}),
+			Mounts:  value(r, []admission.Mount{hostPath("/a"), mount("/b", "secret")}, []admission.Mount{hostPath("/a/b/c"), hostPath("/a/../b"), {}}, nil),
 		})
 	}
 	return p, containers
@@ -163,8 +163,8 @@ func TestPropertiesOfSets(t *testing.T) {
 		// Less knowledge never helps a pod against Drop policies whose fields the source carries.
 		if options.From == restriction.Admission && !want.Admitted {
 			blind := pod
-			blind.Labels, blind.RestartPolicy, blind.HostNetwork, blind.FSGroup = podview.Value[map[string]string]{}, podview.Value[string]{}, podview.Value[bool]{}, podview.Value[int64]{}
-			blind.SupplementalGroups, blind.Groups = podview.Value[[]int64]{}, podview.Value[[]int64]{}
+			blind.Labels, blind.RestartPolicy, blind.HostNetwork, blind.FSGroup = admission.Value[map[string]string]{}, admission.Value[string]{}, admission.Value[bool]{}, admission.Value[int64]{}
+			blind.SupplementalGroups, blind.Groups = admission.Value[[]int64]{}, admission.Value[[]int64]{}
 			if got := load(t, files...).Judge(&blind, containers, options); got.Admitted {
 				t.Fatalf("seed %d: unknown fields admit a pod that was denied: %+v", seed, want)
 			}
@@ -179,7 +179,7 @@ func TestUnknownFieldsBoundTheAnswer(t *testing.T) {
 		set := load(t, r.file("a", "Drop"), r.file("b", pick(r, "Drop", "Accept")))
 		pod, containers := r.pod()
 		want := set.Judge(&pod, containers, restriction.Options{}).Admitted
-		blind, blindContainers := pod, append([]podview.Container(nil), containers...)
+		blind, blindContainers := pod, append([]admission.Container(nil), containers...)
 		r.forget(reflect.ValueOf(&blind).Elem())
 		blind.NamespaceLabels = pod.NamespaceLabels // decide what is bound
 		for i := range blindContainers {
@@ -258,9 +258,9 @@ func FuzzHostPath(f *testing.F) {
 	pod, c := allowed(), container("web")
 	f.Fuzz(func(t *testing.T, p string) {
 		c := c
-		c.Mounts = podview.Set([]podview.Mount{hostPath(p)})
-		inside := allow.Judge(&pod, []podview.Container{c}, restriction.Options{}).Admitted
-		outside := deny.Judge(&pod, []podview.Container{c}, restriction.Options{}).Admitted
+		c.Mounts = admission.Set([]admission.Mount{hostPath(p)})
+		inside := allow.Judge(&pod, []admission.Container{c}, restriction.Options{}).Admitted
+		outside := deny.Judge(&pod, []admission.Container{c}, restriction.Options{}).Admitted
 		segments := strings.FieldsFunc(p, func(r rune) bool { return r == '/' })
 		var clean []string
 		for _, s := range segments {

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
 // A leaf is what all rules about one field have in common. The method check of a rule reports whether a value matches; a nil rule
@@ -23,16 +23,16 @@ type leaf struct {
 }
 
 // checkNil compares whether the pod sets the field with what the rule wants.
-func (l *leaf) checkNil(j *judgement, s podview.State) bool {
+func (l *leaf) checkNil(j *judgement, s admission.State) bool {
 	if !l.forbidNil && !l.requireNil {
 		return true
 	}
 	switch s {
-	case podview.StateSet:
+	case admission.StateSet:
 		return !l.requireNil || j.violated(l, "set")
-	case podview.StateAbsent:
+	case admission.StateAbsent:
 		return !l.forbidNil || j.violated(l, "nil")
-	case podview.StateUnknown:
+	case admission.StateUnknown:
 	}
 	if l.field.at(j.From) != Exact {
 		return j.unjudged(l)
@@ -41,13 +41,13 @@ func (l *leaf) checkNil(j *judgement, s podview.State) bool {
 }
 
 // decide returns whether a field matches, if that does not depend on its value. known reports whether there is a value.
-func (l *leaf) decide(j *judgement, s podview.State, known bool) (matches, decided bool) {
+func (l *leaf) decide(j *judgement, s admission.State, known bool) (matches, decided bool) {
 	switch {
 	case !l.checkNil(j, s):
 		return false, true
 	case known:
 		return false, false
-	case s == podview.StateAbsent: // nil
+	case s == admission.StateAbsent: // nil
 		return true, true
 	default:
 		return j.unknown(l), true
@@ -63,11 +63,11 @@ type stringRule struct {
 	isPath bool
 }
 
-func (r *stringRule) check(j *judgement, v podview.Value[string]) bool {
+func (r *stringRule) check(j *judgement, v admission.Value[string]) bool {
 	return r == nil || r.compare(j, v)
 }
 
-func (r *stringRule) compare(j *judgement, v podview.Value[string]) bool {
+func (r *stringRule) compare(j *judgement, v admission.Value[string]) bool {
 	s, known := v.Effective()
 	if !known || r.needsState {
 		if matches, decided := r.decide(j, v.State(), known); decided {
@@ -131,11 +131,11 @@ type boolRule struct {
 	require *bool
 }
 
-func (r *boolRule) check(j *judgement, v podview.Value[bool]) bool {
+func (r *boolRule) check(j *judgement, v admission.Value[bool]) bool {
 	return r == nil || r.compare(j, v)
 }
 
-func (r *boolRule) compare(j *judgement, v podview.Value[bool]) bool {
+func (r *boolRule) compare(j *judgement, v admission.Value[bool]) bool {
 	b, known := v.Effective()
 	if !known || r.needsState {
 		if matches, decided := r.decide(j, v.State(), known); decided {
@@ -151,11 +151,11 @@ type numberRule struct {
 	ranges []NumericRange
 }
 
-func (r *numberRule) check(j *judgement, v podview.Value[int64]) bool {
+func (r *numberRule) check(j *judgement, v admission.Value[int64]) bool {
 	return r == nil || r.compare(j, v)
 }
 
-func (r *numberRule) compare(j *judgement, v podview.Value[int64]) bool {
+func (r *numberRule) compare(j *judgement, v admission.Value[int64]) bool {
 	n, known := v.Effective()
 	if !known || r.needsState {
 		if matches, decided := r.decide(j, v.State(), known); decided {
@@ -166,12 +166,12 @@ func (r *numberRule) compare(j *judgement, v podview.Value[int64]) bool {
 }
 
 // checkEach compares each number of a list. An empty list is nil.
-func (r *numberRule) checkEach(j *judgement, v podview.Value[[]int64]) bool {
+func (r *numberRule) checkEach(j *judgement, v admission.Value[[]int64]) bool {
 	if r == nil {
 		return true
 	}
 	if list, ok := v.Effective(); ok && len(list) == 0 {
-		v = podview.Absent[[]int64]()
+		v = admission.Absent[[]int64]()
 	}
 	list, known := v.Effective()
 	if !known || r.needsState {
@@ -215,13 +215,13 @@ type listRule struct {
 	canonical func(string) string
 }
 
-func (r *listRule) check(j *judgement, v podview.Value[[]string]) bool {
+func (r *listRule) check(j *judgement, v admission.Value[[]string]) bool {
 	return r == nil || r.compare(j, v)
 }
 
-func (r *listRule) compare(j *judgement, v podview.Value[[]string]) bool {
+func (r *listRule) compare(j *judgement, v admission.Value[[]string]) bool {
 	list, ok := v.Effective()
-	if !ok && v.State() != podview.StateAbsent {
+	if !ok && v.State() != admission.StateAbsent {
 		return j.unknown(&r.leaf)
 	}
 	if !r.CollectionRestriction.check(j, &r.leaf, len(list)) {
@@ -266,13 +266,13 @@ type mapValueRule struct {
 	stringRule
 }
 
-func (r *mapRule) check(j *judgement, v podview.Value[map[string]string]) bool {
+func (r *mapRule) check(j *judgement, v admission.Value[map[string]string]) bool {
 	return r == nil || r.compare(j, v)
 }
 
-func (r *mapRule) compare(j *judgement, v podview.Value[map[string]string]) bool {
+func (r *mapRule) compare(j *judgement, v admission.Value[map[string]string]) bool {
 	m, ok := v.Effective()
-	if !ok && v.State() != podview.StateAbsent {
+	if !ok && v.State() != admission.StateAbsent {
 		return j.unknown(&r.leaf)
 	}
 	return r.CollectionRestriction.check(j, &r.leaf, len(m)) && r.checkKeys(j, m) && r.checkValues(j, m)
@@ -303,9 +303,9 @@ func (r *mapRule) checkKeys(j *judgement, m map[string]string) bool {
 func (r *mapRule) checkValues(j *judgement, m map[string]string) bool {
 	for i := range r.values {
 		value := &r.values[i]
-		v := podview.Absent[string]()
+		v := admission.Absent[string]()
 		if s, ok := m[value.key]; ok {
-			v = podview.Set(s)
+			v = admission.Set(s)
 		}
 		if !value.check(j, v) {
 			return false

@@ -5,12 +5,12 @@ import (
 	"reflect"
 	"slices"
 
-	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
 // Same reports whether two pods, which are in the same namespace, have the same values in all fields that policies of the namespace restrict. Judge then
 // gives the same answer for both. It returns false if it is in doubt.
-func (s *Set) Same(a, b *podview.Pod, containersOfA, containersOfB []podview.Container) bool {
+func (s *Set) Same(a, b *admission.Pod, containersOfA, containersOfB []admission.Container) bool {
 	restricted := map[string]bool{}
 	for _, p := range s.all() {
 		included := p.binding.includes(a)

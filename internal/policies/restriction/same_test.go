@@ -5,7 +5,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/policies/podview"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
@@ -70,31 +70,35 @@ func TestSame(t *testing.T) {
 		file("elsewhere", "{namespaces: [other]}", "{metadata: {labels: {requireKeys: [x]}}}"))
 	base, c := allowed(), container("web")
 	for name, tc := range map[string]struct {
-		change func(p *podview.Pod, c *podview.Container)
+		change func(p *admission.Pod, c *admission.Container)
 		want   bool
 	}{
-		"nothing":           {func(*podview.Pod, *podview.Container) {}, true},
-		"labels":            {func(p *podview.Pod, _ *podview.Container) { p.Labels = podview.Set(map[string]string{"new": "x"}) }, true},
-		"host network":      {func(p *podview.Pod, _ *podview.Container) { p.HostNetwork = podview.Set(true) }, true},
-		"name of container": {func(_ *podview.Pod, c *podview.Container) { c.Name = "other" }, true},
-		"privileged":        {func(_ *podview.Pod, c *podview.Container) { c.Privileged = podview.Set(true) }, true},
-		"image":             {func(_ *podview.Pod, c *podview.Container) { c.Image = podview.Set("b.test/x:1") }, false},
-		"unknown image":     {func(_ *podview.Pod, c *podview.Container) { c.Image = podview.Value[string]{} }, false},
-		"kind":              {func(_ *podview.Pod, c *podview.Container) { c.Kind = podview.Set(podview.KindInit) }, false},
-		"volumes":           {func(p *podview.Pod, _ *podview.Container) { p.Volumes = podview.Set([]podview.Volume{{}}) }, false},
-		"mounts":            {func(_ *podview.Pod, c *podview.Container) { c.Mounts = podview.Set([]podview.Mount{{Path: "/x"}}) }, false},
-		"namespace":         {func(p *podview.Pod, _ *podview.Container) { p.Namespace = "other" }, false},
+		"nothing": {func(*admission.Pod, *admission.Container) {}, true},
+		"labels": {func(p *admission.Pod, _ *admission.Container) {
+			p.Labels = admission.Set(map[string]string{"new": "x"})
+		}, true},
+		"host network":      {func(p *admission.Pod, _ *admission.Container) { p.HostNetwork = admission.Set(true) }, true},
+		"name of container": {func(_ *admission.Pod, c *admission.Container) { c.Name = "other" }, true},
+		"privileged":        {func(_ *admission.Pod, c *admission.Container) { c.Privileged = admission.Set(true) }, true},
+		"image":             {func(_ *admission.Pod, c *admission.Container) { c.Image = admission.Set("b.test/x:1") }, false},
+		"unknown image":     {func(_ *admission.Pod, c *admission.Container) { c.Image = admission.Value[string]{} }, false},
+		"kind":              {func(_ *admission.Pod, c *admission.Container) { c.Kind = admission.Set(admission.KindInit) }, false},
+		"volumes":           {func(p *admission.Pod, _ *admission.Container) { p.Volumes = admission.Set([]admission.Volume{{}}) }, false},
+		"mounts": {func(_ *admission.Pod, c *admission.Container) {
+			c.Mounts = admission.Set([]admission.Mount{{Path: "/x"}})
+		}, false},
+		"namespace": {func(p *admission.Pod, _ *admission.Container) { p.Namespace = "other" }, false},
 	} {
 		pod, changed := base, c
 		tc.change(&pod, &changed)
-		if got := set.Same(&base, &pod, []podview.Container{c}, []podview.Container{changed}); got != tc.want {
+		if got := set.Same(&base, &pod, []admission.Container{c}, []admission.Container{changed}); got != tc.want {
 			t.Errorf("%s: Same = %v; want %v", name, got, tc.want)
 		}
 	}
-	if set.Same(&base, &base, []podview.Container{c}, []podview.Container{c, c}) {
+	if set.Same(&base, &base, []admission.Container{c}, []admission.Container{c, c}) {
 		t.Error("one more container is the same")
 	}
-	if !(*restriction.Set)(nil).Same(&base, &base, nil, []podview.Container{c}) {
+	if !(*restriction.Set)(nil).Same(&base, &base, nil, []admission.Container{c}) {
 		t.Error("without policies a pod is not the same")
 	}
 }
@@ -134,10 +138,10 @@ func TestSameKnowsEveryField(t *testing.T) {
 		"escalation":    "{spec: {containers: [{securityContext: {allowPrivilegeEscalation: {require: false}}}]}}",
 	} {
 		set := policy(t, spec)
-		unknown := podview.Pod{Namespace: "team-a"}
+		unknown := admission.Pod{Namespace: "team-a"}
 		known, web := allowed(), container("web")
-		known.AutomountServiceAccountToken, known.ActiveDeadlineSeconds = podview.Set(true), podview.Set[int64](1)
-		if set.Same(&unknown, &known, []podview.Container{{}}, []podview.Container{web}) {
+		known.AutomountServiceAccountToken, known.ActiveDeadlineSeconds = admission.Set(true), admission.Set[int64](1)
+		if set.Same(&unknown, &known, []admission.Container{{}}, []admission.Container{web}) {
 			t.Errorf("%s: a pod with all fields is the same as one without", name)
 		}
 	}
@@ -165,13 +169,13 @@ func TestScope(t *testing.T) {
 		"an image that an Accept policy can match": {"{mode: Accept}", restriction.ImagesOnly, "a.test/x:1", true},
 	} {
 		c := web
-		c.Image = podview.Set(tc.image)
+		c.Image = admission.Set(tc.image)
 		if tc.image == "" {
-			c.Image = podview.Absent[string]()
+			c.Image = admission.Absent[string]()
 		}
-		pod, containers := template, []podview.Container{c}
+		pod, containers := template, []admission.Container{c}
 		if tc.scope == restriction.ImagesOnly {
-			pod, containers = podview.Pod{Namespace: "team-a"}, []podview.Container{{Name: "web", Image: c.Image}}
+			pod, containers = admission.Pod{Namespace: "team-a"}, []admission.Container{{Name: "web", Image: c.Image}}
 		}
 		files := []restriction.File{file("test", tc.binding, named)}
 		if tc.binding != "" {
@@ -183,8 +187,8 @@ func TestScope(t *testing.T) {
 	}
 	either := policy(t, "{spec: {containers: [{image: [{registry: {whitelist: [a.test]}}]}], initContainers: [{image: [{registry: {whitelist: [b.test]}}]}]}}")
 	for image, want := range map[string]bool{"a.test/x": true, "b.test/x": true, "c.test/x": false} {
-		pod := podview.Pod{Namespace: "team-a"}
-		if d := either.Judge(&pod, []podview.Container{{Image: podview.Set(image)}}, restriction.Options{Scope: restriction.ImagesOnly}); d.Admitted != want {
+		pod := admission.Pod{Namespace: "team-a"}
+		if d := either.Judge(&pod, []admission.Container{{Image: admission.Set(image)}}, restriction.Options{Scope: restriction.ImagesOnly}); d.Admitted != want {
 			t.Errorf("image %s in one of two lists: admitted %v; want %v", image, d.Admitted, want)
 		}
 	}

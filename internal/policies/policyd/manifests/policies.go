@@ -6,11 +6,9 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/pullgate/pullgate/internal/policies/files"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/restrict"
 )
 
 // maxConfigMap is the limit of Kubernetes for the content of a ConfigMap.
@@ -26,19 +24,19 @@ type Policies struct {
 }
 
 // ReadPolicies reads a folder of policy files, regardless of who can write to it. The error joins all errors of all files.
-func ReadPolicies(folder string, kinds []files.Kind) (*Policies, error) {
+func ReadPolicies(folder string, kinds []policyfiles.Kind) (*Policies, error) {
 	p := &Policies{contents: map[string]string{}}
-	recorded := make([]files.Kind, len(kinds))
+	recorded := make([]policyfiles.Kind, len(kinds))
 	for i, k := range kinds {
 		recorded[i] = k
-		recorded[i].Read = func(list []files.File) (files.Policies, error) {
+		recorded[i].Read = func(list []policyfiles.File) (policyfiles.Policies, error) {
 			for _, f := range list {
 				p.contents[filepath.Base(f.Name)] = string(f.Data)
 			}
 			return k.Read(list)
 		}
 	}
-	set, err := files.Read(files.Paths{Folder: folder, AnyOwner: true}, recorded)
+	set, err := policyfiles.Read(policyfiles.Paths{Folder: folder, AnyOwner: true}, recorded)
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +45,7 @@ func ReadPolicies(folder string, kinds []files.Kind) (*Policies, error) {
 			return nil, fmt.Errorf("%s: not a key of a ConfigMap: %s; rename the file", filepath.Join(folder, name), detail)
 		}
 	}
-	p.namespaces, p.Webhook = webhook.NeedsNamespaces(restrict.Of(set)), policyfiles.Webhook(set)
+	p.namespaces, p.Webhook = webhook.NeedsNamespaces(policyfiles.Restrictions(set)), policyfiles.Webhook(set)
 	return p, nil
 }
 

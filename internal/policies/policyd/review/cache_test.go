@@ -9,13 +9,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
 func TestCacheLifetime(t *testing.T) {
 	for name, c := range map[string]struct {
-		change func(*imagepolicy.Backend)
+		change func(*policyfiles.Backend)
 		body   string
 		after  time.Duration
 		cached bool
@@ -24,11 +24,11 @@ func TestCacheLifetime(t *testing.T) {
 		"allow, expired":           {nil, allow, time.Hour + 1, false},
 		"deny":                     {nil, deny, 30 * time.Second, true},
 		"deny, expired":            {nil, deny, 30*time.Second + 1, false},
-		"allow, other TTL":         {func(b *imagepolicy.Backend) { b.AllowTTL = time.Minute }, allow, time.Minute + 1, false},
-		"deny, other TTL":          {func(b *imagepolicy.Backend) { b.DenyTTL = time.Minute }, deny, time.Minute, true},
-		"allow, no cache":          {func(b *imagepolicy.Backend) { b.AllowTTL = 0 }, allow, 0, false},
-		"deny, no cache for allow": {func(b *imagepolicy.Backend) { b.AllowTTL = 0 }, deny, 0, true},
-		"deny, no cache":           {func(b *imagepolicy.Backend) { b.DenyTTL = 0 }, deny, 0, false},
+		"allow, other TTL":         {func(b *policyfiles.Backend) { b.AllowTTL = time.Minute }, allow, time.Minute + 1, false},
+		"deny, other TTL":          {func(b *policyfiles.Backend) { b.DenyTTL = time.Minute }, deny, time.Minute, true},
+		"allow, no cache":          {func(b *policyfiles.Backend) { b.AllowTTL = 0 }, allow, 0, false},
+		"deny, no cache for allow": {func(b *policyfiles.Backend) { b.AllowTTL = 0 }, deny, 0, true},
+		"deny, no cache":           {func(b *policyfiles.Backend) { b.DenyTTL = 0 }, deny, 0, false},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			b := backend()

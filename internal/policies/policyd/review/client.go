@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/pullgate/pullgate/internal/mechanics/inflight"
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
 const (
@@ -69,7 +69,7 @@ type Subject struct {
 
 // A Client asks one backend. It may be used concurrently.
 type Client struct {
-	backend imagepolicy.Backend
+	backend policyfiles.Backend
 
 	// mu guards the fields that follow. It is not held while the backend is asked.
 	mu         sync.Mutex
@@ -92,7 +92,7 @@ type attempts struct {
 	cached bool
 }
 
-func newClient(b imagepolicy.Backend, c *connection) *Client {
+func newClient(b policyfiles.Backend, c *connection) *Client {
 	return &Client{
 		backend: b, cache: cache.NewLRUExpireCache(cacheSize), connection: c,
 		inFlight: inflight.New[specKey, attempts](inflight.Limits{
@@ -102,7 +102,7 @@ func newClient(b imagepolicy.Backend, c *connection) *Client {
 }
 
 // targetOf returns where a backend is.
-func targetOf(b imagepolicy.Backend) (*target, error) {
+func targetOf(b policyfiles.Backend) (*target, error) {
 	t, errs := readTarget(b.Kubeconfig)
 	for i, err := range errs {
 		errs[i] = fmt.Errorf("%s: imagePolicy.kubeConfigFile: %w", b.File, err)
@@ -149,7 +149,7 @@ func (c *Client) Review(ctx context.Context, s Subject) (r Result, ok bool) {
 	}
 	start := time.Now()
 	status, cached, err := c.ask(ctx, spec)
-	r.Answer = imagepolicy.Answer{Backend: c.backend.Name, Allowed: status.Allowed, Reason: status.Reason, Cached: cached}
+	r.Answer = policyfiles.Answer{Backend: c.backend.Name, Allowed: status.Allowed, Reason: status.Reason, Cached: cached}
 	r.AuditAnnotations = status.AuditAnnotations
 	if err != nil {
 		r.Err = causeOf(err)

@@ -18,8 +18,8 @@ import (
 
 	"k8s.io/api/imagepolicy/v1alpha1"
 
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
 // A fake is a backend without a network. answer is called for each attempt with its number, from 1.
@@ -87,13 +87,13 @@ func slow(d time.Duration, status int, body string) *fake {
 }
 
 // backend returns the configuration of a backend that admits on failure.
-func backend() imagepolicy.Backend {
-	return imagepolicy.Backend{
+func backend() policyfiles.Backend {
+	return policyfiles.Backend{
 		Name: "test", AllowTTL: time.Hour, DenyTTL: 30 * time.Second, RetryBackoff: 500 * time.Millisecond, DefaultAllow: true, IncludeImageVolumes: true,
 	}
 }
 
-func client(t *testing.T, b imagepolicy.Backend, f *fake) *review.Client {
+func client(t *testing.T, b policyfiles.Backend, f *fake) *review.Client {
 	t.Helper()
 	c := review.NewClientWith(b, f)
 	t.Cleanup(c.Close)
@@ -257,19 +257,19 @@ func TestAnswers(t *testing.T) {
 		body string
 		want review.Result
 	}{
-		"allow":             {allow, review.Result{Answer: imagepolicy.Answer{Allowed: true}, AuditAnnotations: map[string]string{"by": "test"}}},
-		"deny":              {deny, review.Result{Answer: imagepolicy.Answer{Reason: "not scanned"}}},
-		"no kind":           {`{"status":{"allowed":true}}`, review.Result{Answer: imagepolicy.Answer{Allowed: true}}},
+		"allow":             {allow, review.Result{Answer: policyfiles.Answer{Allowed: true}, AuditAnnotations: map[string]string{"by": "test"}}},
+		"deny":              {deny, review.Result{Answer: policyfiles.Answer{Reason: "not scanned"}}},
+		"no kind":           {`{"status":{"allowed":true}}`, review.Result{Answer: policyfiles.Answer{Allowed: true}}},
 		"no status":         {`{"kind":"ImageReview"}`, review.Result{}},
 		"null":              {`{"status":null}`, review.Result{}},
-		"no answer":         {`{"status":{"reason":"x"}}`, review.Result{Answer: imagepolicy.Answer{Reason: "x"}}},
+		"no answer":         {`{"status":{"reason":"x"}}`, review.Result{Answer: policyfiles.Answer{Reason: "x"}}},
 		"another spelling":  {`{"status":{"allowed":false,"Allowed":true}}`, review.Result{}},
-		"a reason to allow": {`{"status":{"allowed":true,"reason":"x"}}`, review.Result{Answer: imagepolicy.Answer{Allowed: true}}},
-		"a long reason":     {`{"status":{"reason":"` + strings.Repeat("ä", 3000) + `"}}`, review.Result{Answer: imagepolicy.Answer{Reason: strings.Repeat("ä", 512)}}},
-		"several lines":     {`{"status":{"reason":"\na\r\nb\u0000\u001b\u202ec\n"}}`, review.Result{Answer: imagepolicy.Answer{Reason: "a  b   c"}}},
+		"a reason to allow": {`{"status":{"allowed":true,"reason":"x"}}`, review.Result{Answer: policyfiles.Answer{Allowed: true}}},
+		"a long reason":     {`{"status":{"reason":"` + strings.Repeat("ä", 3000) + `"}}`, review.Result{Answer: policyfiles.Answer{Reason: strings.Repeat("ä", 512)}}},
+		"several lines":     {`{"status":{"reason":"\na\r\nb\u0000\u001b\u202ec\n"}}`, review.Result{Answer: policyfiles.Answer{Reason: "a  b   c"}}},
 		"many annotations":  {`{"status":{"auditAnnotations":{"b":"` + strings.Repeat("x", 9000) + `","a":"1"}}}`, review.Result{AuditAnnotations: map[string]string{"a": "1"}}},
-		"exactly 256 KiB":   {allow + strings.Repeat(" ", 256<<10-len(allow)), review.Result{Answer: imagepolicy.Answer{Allowed: true}, AuditAnnotations: map[string]string{"by": "test"}}},
-		"fields of the API": {`{"metadata":{"creationTimestamp":null,"x":1},"spec":7,"status":{"allowed":true},"new":{}}`, review.Result{Answer: imagepolicy.Answer{Allowed: true}}},
+		"exactly 256 KiB":   {allow + strings.Repeat(" ", 256<<10-len(allow)), review.Result{Answer: policyfiles.Answer{Allowed: true}, AuditAnnotations: map[string]string{"by": "test"}}},
+		"fields of the API": {`{"metadata":{"creationTimestamp":null,"x":1},"spec":7,"status":{"allowed":true},"new":{}}`, review.Result{Answer: policyfiles.Answer{Allowed: true}}},
 	} {
 		r := ask(t, client(t, backend(), always(201, c.body)), t.Context(), image("a"))
 		if r.Allowed != c.want.Allowed || r.Reason != c.want.Reason || !maps.Equal(r.AuditAnnotations, c.want.AuditAnnotations) || r.FailedOpen || r.Err != nil || r.Backend != "test" {
@@ -390,7 +390,7 @@ func TestSubjectThatCannotBeSentIsDenied(t *testing.T) {
 }
 
 func TestString(t *testing.T) {
-	for want, r := range map[string]imagepolicy.Answer{
+	for want, r := range map[string]policyfiles.Answer{
 		"denied by the image review backend a after 12ms: not scanned":                                                        {Backend: "a", Reason: "not scanned", Took: 12 * time.Millisecond},
 		"denied by the image review backend a (cached)":                                                                       {Backend: "a", Cached: true},
 		"allowed by the image review backend a after 0s":                                                                      {Backend: "a", Allowed: true},

@@ -4,7 +4,7 @@ import (
 	"crypto/tls"
 	"net/http"
 
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
 // Limits for tests.
@@ -16,7 +16,7 @@ const (
 )
 
 // NewClient returns a client by the kubeconfig of a backend.
-func NewClient(b imagepolicy.Backend) (*Client, error) {
+func NewClient(b policyfiles.Backend) (*Client, error) {
 	t, err := targetOf(b)
 	if err != nil {
 		return nil, err
@@ -25,6 +25,6 @@ func NewClient(b imagepolicy.Backend) (*Client, error) {
 }
 
 // NewClientWith returns a client that sends its reviews with a transport.
-func NewClientWith(b imagepolicy.Backend, transport http.RoundTripper) *Client {
+func NewClientWith(b policyfiles.Backend, transport http.RoundTripper) *Client {
 	return newClient(b, &connection{&target{url: "https://backend.test/", tls: &tls.Config{}, authorize: func(*http.Request) {}}, transport})
 }

@@ -8,7 +8,7 @@ import (
 	"k8s.io/api/imagepolicy/v1alpha1"
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
 // maxAnnotations bounds the audit annotations that are kept of an answer: bytes of all keys and values. The cache keeps 1,024 answers.
@@ -17,7 +17,7 @@ const maxAnnotations = 8192
 // A Result is what one backend says. The zero value denies.
 type Result struct {
 	// Answer is about all images. Its Reason and its Failure are one line of at most 1,024 bytes. It has a Reason only if the backend denied.
-	imagepolicy.Answer
+	policyfiles.Answer
 	// AuditAnnotations are what the backend wants to have in audit logs, at most 8 KiB. The keys have no prefix. The caller must not
 	// modify the map.
 	AuditAnnotations map[string]string

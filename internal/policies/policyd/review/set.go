@@ -8,7 +8,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
 // A Set asks several backends, all of which must allow. It may be used concurrently. The zero value has no backend.
@@ -20,7 +20,7 @@ type Set struct {
 
 // Replace makes a set ask these backends, or returns the errors of all kubeconfigs and changes nothing. A backend that the set has already
 // keeps its cache. Reviews in progress end as they would have without the change.
-func (s *Set) Replace(backends []imagepolicy.Backend) error {
+func (s *Set) Replace(backends []policyfiles.Backend) error {
 	targets := make([]*target, len(backends))
 	var errs []error
 	for i, b := range backends {

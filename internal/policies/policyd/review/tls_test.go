@@ -22,8 +22,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/policies/imagepolicy"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/testkit/certtest"
 )
 
@@ -43,7 +43,7 @@ func says(body string) http.HandlerFunc {
 }
 
 // newSet returns a set that asks backends.
-func newSet(t *testing.T, backends ...imagepolicy.Backend) *review.Set {
+func newSet(t *testing.T, backends ...policyfiles.Backend) *review.Set {
 	t.Helper()
 	var s review.Set
 	t.Cleanup(s.Close)
@@ -99,7 +99,7 @@ func put(t *testing.T, path string, data []byte) {
 }
 
 // over returns a client by a kubeconfig.
-func over(t *testing.T, kubeconfig string, change ...func(*imagepolicy.Backend)) *review.Client {
+func over(t *testing.T, kubeconfig string, change ...func(*policyfiles.Backend)) *review.Client {
 	t.Helper()
 	b := backend()
 	b.Kubeconfig, b.RetryBackoff = kubeconfig, 10*time.Millisecond
@@ -255,7 +255,7 @@ func TestHostileBackends(t *testing.T) {
 			}
 			path := kubeconfig(t, a, "server: "+a.serve(t, c.handler, change...), "token: secret")
 			for _, defaultAllow := range []bool{true, false} {
-				cl := over(t, path, func(b *imagepolicy.Backend) { b.DefaultAllow = defaultAllow })
+				cl := over(t, path, func(b *policyfiles.Backend) { b.DefaultAllow = defaultAllow })
 				limit := 20 * time.Second
 				if strings.HasPrefix(c.want, "no answer") {
 					limit = 300 * time.Millisecond
@@ -343,7 +343,7 @@ func TestConnectionsAreClosed(t *testing.T) {
 func TestSet(t *testing.T) {
 	a := newAuthority(t)
 	down := a.serve(t, http.NotFoundHandler())
-	configured := func(name, url string, change ...func(*imagepolicy.Backend)) imagepolicy.Backend {
+	configured := func(name, url string, change ...func(*policyfiles.Backend)) policyfiles.Backend {
 		b := backend()
 		b.Name, b.File, b.Kubeconfig = name, "/p/"+name+".yaml", kubeconfig(t, a, "server: "+url, "")
 		for _, f := range change {
@@ -352,9 +352,9 @@ func TestSet(t *testing.T) {
 		return b
 	}
 	allows := configured("allows", a.serve(t, says(allow)))
-	denies := configured("denies", a.serve(t, says(deny)), func(b *imagepolicy.Backend) { b.Namespaces = []string{"strict"} })
+	denies := configured("denies", a.serve(t, says(deny)), func(b *policyfiles.Backend) { b.Namespaces = []string{"strict"} })
 	open := configured("open", down)
-	closed := configured("closed", down, func(b *imagepolicy.Backend) { b.DefaultAllow, b.Namespaces = false, []string{"closed"} })
+	closed := configured("closed", down, func(b *policyfiles.Backend) { b.DefaultAllow, b.Namespaces = false, []string{"closed"} })
 	var s review.Set
 	defer s.Close()
 	reviewed := func(namespace string, allowed bool, want ...string) {
@@ -379,7 +379,7 @@ func TestSet(t *testing.T) {
 			t.Errorf("%s: %v, %q; want %v, %q", namespace, !allowed, got, allowed, want)
 		}
 	}
-	replace := func(backends ...imagepolicy.Backend) {
+	replace := func(backends ...policyfiles.Backend) {
 		t.Helper()
 		must(t, s.Replace(backends))
 	}
@@ -392,7 +392,7 @@ func TestSet(t *testing.T) {
 	reviewed("strict", false, "allows allowed cached", "denies cached")
 	broken := allows
 	broken.Name, broken.Kubeconfig = "broken", "/absent"
-	if err := s.Replace([]imagepolicy.Backend{open, broken, {File: "/p/x", Kubeconfig: "/gone"}}); err == nil || err.Error() !=
+	if err := s.Replace([]policyfiles.Backend{open, broken, {File: "/p/x", Kubeconfig: "/gone"}}); err == nil || err.Error() !=
 		"/p/allows.yaml: imagePolicy.kubeConfigFile: /absent: no such file or directory\n/p/x: imagePolicy.kubeConfigFile: /gone: no such file or directory" {
 		t.Errorf("Replace = %v", err)
 	}

@@ -6,7 +6,7 @@ import (
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
 
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
-	"github.com/pullgate/pullgate/internal/policies/verification"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -32,11 +32,11 @@ func newCache() *cache {
 type fact struct{ repository, digest, requirement string }
 
 // lookUp returns the results that are known, and the requirements without one.
-func (c *cache) lookUp(repository, digest string, want []verify.Wanted) (results map[string]verification.Result, missing []verify.Wanted) {
-	results = map[string]verification.Result{}
+func (c *cache) lookUp(repository, digest string, want []verify.Wanted) (results map[string]requirement.Result, missing []verify.Wanted) {
+	results = map[string]requirement.Result{}
 	for _, w := range want {
 		value, _ := c.results.Get(fact{repository, digest, w.Hash})
-		if r, ok := value.(verification.Result); ok {
+		if r, ok := value.(requirement.Result); ok {
 			results[w.Hash] = r
 		} else {
 			missing = append(missing, w)
@@ -46,11 +46,11 @@ func (c *cache) lookUp(repository, digest string, want []verify.Wanted) (results
 }
 
 // add keeps a result, unless it says nothing about the image.
-func (c *cache) add(repository, digest string, r verification.Result) {
+func (c *cache) add(repository, digest string, r requirement.Result) {
 	switch {
 	case r.Met:
 		c.results.Add(fact{repository, digest, r.Requirement}, r, metFor)
-	case r.Reason != verification.RegistryUnavailable:
+	case r.Reason != requirement.RegistryUnavailable:
 		c.results.Add(fact{repository, digest, r.Requirement}, r, deniedFor)
 	}
 }

@@ -7,8 +7,9 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/mechanics/inflight"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
-	"github.com/pullgate/pullgate/internal/policies/verification"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -30,16 +31,16 @@ type key struct {
 	rules                          *Rules
 	name                           imageref.Ref
 	imageID, digests, requirements string
-	credential                     verification.Credential
+	credential                     admission.Login
 	list                           bool
 	webhook                        bool // the image is resolved, and results are cached
 }
 
 // A group is the verifications in flight, with the registries as tenants.
-type group = inflight.Group[key, verification.Report]
+type group = inflight.Group[key, requirement.Report]
 
 func (s *Service) newGroup() *group {
-	return inflight.New[key, verification.Report](inflight.Limits{
+	return inflight.New[key, requirement.Report](inflight.Limits{
 		PerTenant: maxPerRegistry, Total: maxVerifications, TotalSize: maxFlights, TenantMemory: memoryPerRegistry, Wait: waitLimit,
 	}, func(err error) {
 		s.count(Failed)
@@ -51,15 +52,15 @@ func (s *Service) newGroup() *group {
 
 // share returns the result of a verification, which callers with the same key share. If all of them leave, it is canceled;
 // one of the webhook goes on, so that its result is known when the request is repeated.
-func (s *Service) share(ctx context.Context, k key, work func(context.Context) (verification.Report, error)) (verification.Report, error) {
+func (s *Service) share(ctx context.Context, k key, work func(context.Context) (requirement.Report, error)) (requirement.Report, error) {
 	if err := ctx.Err(); err != nil {
-		return verification.Report{}, err
+		return requirement.Report{}, err
 	}
-	w := inflight.Work[verification.Report]{Tenant: registryOf(k.name), Size: 1}
+	w := inflight.Work[requirement.Report]{Tenant: registryOf(k.name), Size: 1}
 	if k.webhook {
 		w.Ending = inflight.Continue
 	}
-	w.Run = func(ctx context.Context, turn inflight.Turn[verification.Report]) (verification.Report, error) {
+	w.Run = func(ctx context.Context, turn inflight.Turn[requirement.Report]) (requirement.Report, error) {
 		// Without its memory a verification says nothing about the image: it must not end like one that a registry delays.
 		ctx, giveUp := context.WithCancelCause(ctx)
 		defer giveUp(nil)

@@ -13,10 +13,8 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/imagerule"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -38,7 +36,7 @@ func (s *Service) Judge(ctx context.Context, rules *Rules, namespace string, ima
 	var open []question
 	for _, image := range slices.Compact(slices.Sorted(slices.Values(images))) {
 		name := imageref.New(image)
-		j := imagerule.Judge(applied(rules.set.For(namespace, name), template), name)
+		j := applied(rules.set.For(namespace, name), template).Judge(name)
 		findings = append(findings, j.Findings...)
 		if len(j.Signed) > 0 {
 			open = append(open, question{name, j.Signed})
@@ -83,7 +81,7 @@ func applied(a requirement.ImageRules, template bool) requirement.ImageRules {
 
 // An answer is what registries say about an image: results by requirement, or why there are none.
 type answer struct {
-	results map[string]verification.Result
+	results map[string]requirement.Result
 	err     error
 }
 
@@ -100,15 +98,15 @@ func (a answer) judge(log klog.Logger, name imageref.Ref, rules []*requirement.R
 		switch {
 		case unknown != "":
 			log.Info("Skipping signatures that could not be verified, the node verifies them",
-				"image", name.String(), "rule", imagerule.NameOf(r), "reason", safetext.Shorten(unknown, imagerule.MaxText))
+				"image", name.String(), "rule", r, "reason", safetext.Shorten(unknown, requirement.MaxText))
 			undetermined = append(undetermined, fmt.Sprintf("image %q: %s requires signatures, and pullgate-policyd cannot verify them: %s; the node verifies them",
-				name, imagerule.NameOf(r), why))
+				name, r, why))
 		case result.Met:
-			f := imagerule.Finding(r, admission.Admit, "", fmt.Sprintf("image %q: it has the signatures that %s requires", name, imagerule.NameOf(r)))
+			f := r.Finding(admission.Admit, "", fmt.Sprintf("image %q: it has the signatures that %s requires", name, r))
 			f.Signers, f.Digest = result.Signers, result.Digest
 			findings = append(findings, f)
 		default:
-			findings = append(findings, imagerule.NotMet(r, name, result.Reason, result.Message))
+			findings = append(findings, r.NotMet(name, result.Reason, result.Message))
 		}
 	}
 	return findings, undetermined
@@ -116,7 +114,7 @@ func (a answer) judge(log klog.Logger, name imageref.Ref, rules []*requirement.R
 
 // unknown returns why the answer for a requirement is neither an approval nor a denial here; "" if it is one. This process has another
 // credential than the pull, and can have another platform than the node.
-func (a answer) unknown(r verification.Result, ok bool, name imageref.Ref, required *requirement.Requirement) string {
+func (a answer) unknown(r requirement.Result, ok bool, name imageref.Ref, required *requirement.Requirement) string {
 	switch {
 	case a.err != nil:
 		return a.err.Error()
@@ -126,9 +124,9 @@ func (a answer) unknown(r verification.Result, ok bool, name imageref.Ref, requi
 		return ""
 	}
 	switch r.Reason {
-	case verification.RegistryUnavailable, verification.RegistryDenied, verification.ContentMismatch:
+	case requirement.RegistryUnavailable, requirement.RegistryDenied, requirement.ContentMismatch:
 		return cmp.Or(r.Message, r.Reason)
-	case verification.SignatureMissing:
+	case requirement.SignatureMissing:
 		// A registry can answer 404 for a repository that the credential does not allow. The repository of the image was read.
 		elsewhere := func(s *requirement.Signer) bool { return s.Repository != "" && s.Repository != name.Repository() }
 		if slices.ContainsFunc(required.Signers(), elsewhere) {
@@ -150,7 +148,7 @@ func (s *Service) ask(ctx context.Context, rules *Rules, name imageref.Ref, appl
 	if err != nil {
 		return answer{err: err}
 	}
-	known := func(digest string) (map[string]verification.Result, []verify.Wanted) {
+	known := func(digest string) (map[string]requirement.Result, []verify.Wanted) {
 		return s.known.lookUp(name.Repository(), digest, want)
 	}
 	if digest, ok := s.known.digest(name.Name()); ok {
@@ -158,26 +156,26 @@ func (s *Service) ask(ctx context.Context, rules *Rules, name imageref.Ref, appl
 			return answer{results: results}
 		}
 	}
-	report, err := s.share(ctx, key{rules: rules, name: name, requirements: strings.Join(hashes, "\n"), webhook: true}, func(ctx context.Context) (verification.Report, error) {
+	report, err := s.share(ctx, key{rules: rules, name: name, requirements: strings.Join(hashes, "\n"), webhook: true}, func(ctx context.Context) (requirement.Report, error) {
 		ctx, cancel := context.WithTimeout(ctx, s.limit)
 		defer cancel()
 		digest, err := s.resolve(ctx, name)
 		if err != nil {
-			return verification.Report{}, err
+			return requirement.Report{}, err
 		}
 		results, missing := known(digest)
 		if len(missing) > 0 {
 			image := verify.Image{Name: imageref.New(name.Repository() + "@" + digest)}
-			got, err := rules.webhook.Verify(ctx, image, missing, verification.Credential{}, false)
+			got, err := rules.webhook.Verify(ctx, image, missing, admission.Login{}, false)
 			if got, err = s.checked(got, err, missing); err != nil {
-				return verification.Report{}, err
+				return requirement.Report{}, err
 			}
 			for _, r := range got.Results {
 				s.known.add(name.Repository(), digest, r)
 				results[r.Requirement] = r
 			}
 		}
-		var report verification.Report
+		var report requirement.Report
 		for _, w := range want {
 			report.Results = append(report.Results, results[w.Hash])
 		}
@@ -189,7 +187,7 @@ func (s *Service) ask(ctx context.Context, rules *Rules, name imageref.Ref, appl
 	case err != nil:
 		return answer{err: err}
 	}
-	a := answer{results: map[string]verification.Result{}}
+	a := answer{results: map[string]requirement.Result{}}
 	for _, r := range report.Results {
 		a.results[r.Requirement] = r
 	}
@@ -203,7 +201,7 @@ func (s *Service) resolve(ctx context.Context, name imageref.Ref) (string, error
 		return digest, nil
 	}
 	tagOrDigest := name.Name().String()[len(name.Repository())+1:]
-	var from Resolver = s.webhook.Repository(name.Repository(), s.credential(name.Repository(), verification.Credential{}))
+	var from Resolver = s.webhook.Repository(name.Repository(), s.credential(name.Repository(), admission.Login{}))
 	if s.options.Resolve != nil {
 		from = s.options.Resolve(name.Repository())
 	}

@@ -20,7 +20,6 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/policies/files"
 	"github.com/pullgate/pullgate/internal/policies/policyd/signature"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -86,7 +85,7 @@ func TestMemoryOfHostileSignatures(t *testing.T) {
 	defer func() { debug.SetGCPercent(percent); debug.SetMemoryLimit(limit) }()
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(signed("signed", "**", "")), 0o600))
-	set, err := files.Read(files.Paths{Folder: dir}, policyfiles.Kinds())
+	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir}, policyfiles.Kinds())
 	must(t, err)
 	s, err := signature.New(signature.Options{Config: config.DefaultPolicyd(), Log: ktesting.NewLogger(t, ktesting.NewConfig())})
 	must(t, err)
@@ -141,7 +140,7 @@ func TestMemoryOfHostileSignatures(t *testing.T) {
 func TestWaitForMemoryIsNoAnswer(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(signed("signed", "**", "")), 0o600))
-	set, err := files.Read(files.Paths{Folder: dir}, policyfiles.Kinds())
+	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir}, policyfiles.Kinds())
 	must(t, err)
 	c := config.DefaultPolicyd()
 	c.Limits.Time = "1s"

@@ -9,10 +9,9 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/endorse"
-	"github.com/pullgate/pullgate/internal/policies/podview"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
-	"github.com/pullgate/pullgate/internal/policies/verification"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
@@ -30,7 +29,7 @@ type endorsed struct {
 	requirement string
 }
 
-func (n *node) Verify(_ context.Context, r policyclient.VerifyRequest) (v verification.Report, _ error) {
+func (n *node) Verify(_ context.Context, r policyclient.VerifyRequest) (v requirement.Report, _ error) {
 	for _, hash := range r.Requirements {
 		got, _ := n.verify(context.Background(), verify.Image{Name: imageref.New(r.Name), ID: r.ImageID})
 		got.Requirement = hash
@@ -77,14 +76,14 @@ func TestTheNodeAnswersAsTheWebhook(t *testing.T) {
 			policies = append(policies, fmt.Sprintf(digest, ""))
 		}
 		w := newWorld(t, policies...)
-		w.verify = func(_ context.Context, image verify.Image) (verification.Result, error) {
+		w.verify = func(_ context.Context, image verify.Image) (requirement.Result, error) {
 			switch repository := image.Name.Repository(); {
 			case strings.HasSuffix(repository, "app"):
-				return verification.Result{Met: true}, nil
+				return requirement.Result{Met: true}, nil
 			case strings.HasSuffix(repository, "down"):
-				return verification.Result{Reason: verification.RegistryUnavailable, Message: "down"}, nil
+				return requirement.Result{Reason: requirement.RegistryUnavailable, Message: "down"}, nil
 			default:
-				return verification.Result{Reason: verification.SignatureMissing, Message: "none"}, nil
+				return requirement.Result{Reason: requirement.SignatureMissing, Message: "none"}, nil
 			}
 		}
 		n := &node{w, map[endorsed]bool{}}
@@ -97,10 +96,10 @@ func TestTheNodeAnswersAsTheWebhook(t *testing.T) {
 			findings, undetermined := w.Judge(t.Context(), w.rules, "team", []string{image}, false)
 			webhook := len(findings) == 0 || admission.DecisionOf(findings).Admitted()
 			s := admission.Subject{
-				Pod: podview.Pod{Namespace: "team"}, Container: &podview.Container{Name: "c", Image: podview.Set(image)},
+				Pod: admission.Pod{Namespace: "team"}, Container: &admission.Container{Name: "c", Image: admission.Set(image)},
 				Image: admission.Image{ID: "sha256:1", Requested: imageref.New(image)},
 			}
-			e.PullVerifier(endorse.Pull{}).Validate(t.Context(), s)
+			e.PullVerifier(admission.Pull{}).Validate(t.Context(), s)
 			here := admission.DecisionOf(e.Validate(t.Context(), s))
 			switch {
 			case len(undetermined) > 0:

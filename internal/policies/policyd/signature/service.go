@@ -13,12 +13,11 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/policies/files"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -33,7 +32,7 @@ const (
 // Outcomes returns all outcomes of the verification of one requirement: Met, Failed, and the reasons of verify in lower case.
 func Outcomes() []string {
 	all := []string{Met, Failed}
-	for _, reason := range verification.Reasons() {
+	for _, reason := range requirement.Reasons() {
 		all = append(all, strings.ToLower(reason))
 	}
 	return all
@@ -41,7 +40,7 @@ func Outcomes() []string {
 
 // A Verifier verifies signatures; see [verify.Verifier].
 type Verifier interface {
-	Verify(ctx context.Context, image verify.Image, want []verify.Wanted, cred verification.Credential, list bool) (verification.Report, error)
+	Verify(ctx context.Context, image verify.Image, want []verify.Wanted, cred admission.Login, list bool) (requirement.Report, error)
 }
 
 // A Resolver reads manifests; see [registry.Repository].
@@ -114,7 +113,7 @@ type Rules struct {
 }
 
 // Compile returns the rules of policy files. The error says why the trusted root cannot be used.
-func (s *Service) Compile(set *files.Set) (*Rules, error) {
+func (s *Service) Compile(set *policyfiles.Set) (*Rules, error) {
 	r := &Rules{set: policyfiles.Requirements(set), trustedRoot: policyfiles.TrustedRootID(set), byHash: map[string]*requirement.Requirement{}}
 	for i := range r.set.Rules() {
 		if rule := &r.set.Rules()[i]; rule.Requirement != nil {
@@ -142,7 +141,7 @@ func (s *Service) Compile(set *files.Set) (*Rules, error) {
 func (s *Service) newVerifier(client *registry.Client, root []byte) (*verify.Verifier, error) {
 	limits := s.options.Config.Limits
 	return verify.New(verify.Options{
-		Open: func(repository string, passed verification.Credential) verify.Repository {
+		Open: func(repository string, passed admission.Login) verify.Repository {
 			return client.Repository(repository, s.credential(repository, passed))
 		},
 		TrustedRoot: root,
@@ -173,7 +172,7 @@ func (r *Rules) wanted(hashes []string) ([]verify.Wanted, error) {
 }
 
 // credential returns the one for a repository. passed is that of the pull, which is for the registry of the image.
-func (s *Service) credential(repository string, passed verification.Credential) verification.Credential {
+func (s *Service) credential(repository string, passed admission.Login) admission.Login {
 	switch s.options.Config.Credentials {
 	case config.CredentialsPull:
 		return passed
@@ -184,7 +183,7 @@ func (s *Service) credential(repository string, passed verification.Credential) 
 		}
 		return c
 	default:
-		return verification.Credential{}
+		return admission.Login{}
 	}
 }
 
@@ -197,17 +196,17 @@ type Request struct {
 	// Requirements are hashes.
 	Requirements []string
 	// Credential is that of the pull. It is used only if the configuration says so.
-	Credential verification.Credential
+	Credential admission.Login
 	// List asks for the signatures that are found.
 	List bool
 }
 
 // Verify has the signatures of an image verified. A report has one result for each requirement. An error says nothing about the image; it can be
 // one of this package, or that of ctx. The verification ends when all callers that wait for it have left.
-func (s *Service) Verify(ctx context.Context, rules *Rules, r Request) (verification.Report, error) {
+func (s *Service) Verify(ctx context.Context, rules *Rules, r Request) (requirement.Report, error) {
 	want, err := rules.wanted(r.Requirements)
 	if err != nil {
-		return verification.Report{}, err
+		return requirement.Report{}, err
 	}
 	k := key{
 		rules: rules, name: r.Name, imageID: r.ImageID, digests: strings.Join(r.Digests, "\n"), requirements: strings.Join(r.Requirements, "\n"), list: r.List,
@@ -215,19 +214,19 @@ func (s *Service) Verify(ctx context.Context, rules *Rules, r Request) (verifica
 	if s.options.Config.Credentials == config.CredentialsPull {
 		k.credential = r.Credential
 	}
-	return s.share(ctx, k, func(ctx context.Context) (verification.Report, error) {
+	return s.share(ctx, k, func(ctx context.Context) (requirement.Report, error) {
 		report, err := rules.verifier.Verify(ctx, verify.Image{Name: r.Name, ID: r.ImageID, Digests: r.Digests}, want, k.credential, r.List)
 		return s.checked(report, err, want)
 	})
 }
 
 // checked counts results, and returns an error unless there is one for each requirement.
-func (s *Service) checked(report verification.Report, err error, want []verify.Wanted) (verification.Report, error) {
-	if err == nil && !slices.EqualFunc(report.Results, want, func(r verification.Result, w verify.Wanted) bool { return r.Requirement == w.Hash }) {
+func (s *Service) checked(report requirement.Report, err error, want []verify.Wanted) (requirement.Report, error) {
+	if err == nil && !slices.EqualFunc(report.Results, want, func(r requirement.Result, w verify.Wanted) bool { return r.Requirement == w.Hash }) {
 		err = errors.New("signature: the verifier did not return one result for each requirement")
 	}
 	if err != nil {
-		return verification.Report{}, err
+		return requirement.Report{}, err
 	}
 	for _, r := range report.Results {
 		if r.Met {
@@ -248,7 +247,7 @@ func (s *Service) count(outcome string) {
 // Examine returns why the files that a configuration names for the verification of signatures cannot be used, all errors at once; nil if they can.
 // set are the policy files with the trusted root; nil if they cannot be read. Each warning is a sentence about a file that can be used and
 // probably is not what its author means.
-func Examine(c config.Policyd, set *files.Set, now time.Time) (warnings []string, err error) {
+func Examine(c config.Policyd, set *policyfiles.Set, now time.Time) (warnings []string, err error) {
 	var errs []error
 	if set != nil && set.TrustedRoot != nil {
 		expired, err := verify.ExpiredParts(set.TrustedRoot, now)

@@ -21,13 +21,11 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/files"
 	"github.com/pullgate/pullgate/internal/policies/policyd/signature"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -70,21 +68,21 @@ type world struct {
 	hashes       []string
 
 	verified, resolved atomic.Int64
-	verify             func(ctx context.Context, image verify.Image) (verification.Result, error)
+	verify             func(ctx context.Context, image verify.Image) (requirement.Result, error)
 	resolve            func(repository, tag string) (string, error)
 
 	mu       sync.Mutex
 	outcomes map[string]int
-	creds    []verification.Credential
+	creds    []admission.Login
 }
 
-func (w *world) Verify(ctx context.Context, image verify.Image, want []verify.Wanted, cred verification.Credential, _ bool) (verification.Report, error) {
+func (w *world) Verify(ctx context.Context, image verify.Image, want []verify.Wanted, cred admission.Login, _ bool) (requirement.Report, error) {
 	w.verified.Add(1)
 	w.mu.Lock()
 	w.creds = append(w.creds, cred)
 	w.mu.Unlock()
 	r, err := w.verify(ctx, image)
-	var report verification.Report
+	var report requirement.Report
 	for _, wanted := range want {
 		r.Requirement = wanted.Hash
 		report.Results = append(report.Results, r)
@@ -109,15 +107,15 @@ const someDigest = "sha256:00000000000000000000000000000000000000000000000000000
 func newWorld(t *testing.T, policies ...string) *world {
 	t.Helper()
 	w := &world{outcomes: map[string]int{}}
-	w.verify = func(context.Context, verify.Image) (verification.Result, error) {
-		return verification.Result{Met: true, Signers: []string{"k"}, Digest: someDigest}, nil
+	w.verify = func(context.Context, verify.Image) (requirement.Result, error) {
+		return requirement.Result{Met: true, Signers: []string{"k"}, Digest: someDigest}, nil
 	}
 	w.resolve = func(string, string) (string, error) { return someDigest, nil }
 	dir := t.TempDir()
 	for i, text := range policies {
 		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i, ".yaml")), []byte(text), 0o600))
 	}
-	set, err := files.Read(files.Paths{Folder: dir}, policyfiles.Kinds())
+	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir}, policyfiles.Kinds())
 	must(t, err)
 	w.log = ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	w.Service, err = signature.New(signature.Options{
@@ -180,9 +178,9 @@ func describe(findings []admission.Finding) string {
 func TestVerificationsAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, signed("a", "r.test/**", ""))
-		w.verify = func(context.Context, verify.Image) (verification.Result, error) {
+		w.verify = func(context.Context, verify.Image) (requirement.Result, error) {
 			time.Sleep(time.Second)
-			return verification.Result{Met: true}, nil
+			return requirement.Result{Met: true}, nil
 		}
 		other := w.request("r.test/app:1")
 		other.Credential.Password = "other"
@@ -217,14 +215,14 @@ func TestSlowRegistryDelaysItselfAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, signed("a", "**", ""))
 		var busy, most atomic.Int64
-		w.verify = func(ctx context.Context, image verify.Image) (verification.Result, error) {
+		w.verify = func(ctx context.Context, image verify.Image) (requirement.Result, error) {
 			if !strings.HasPrefix(image.Name.String(), "slow.test/") {
-				return verification.Result{Met: true}, nil
+				return requirement.Result{Met: true}, nil
 			}
 			most.Store(max(most.Load(), busy.Add(1)))
 			defer busy.Add(-1)
 			<-ctx.Done()
-			return verification.Result{}, ctx.Err()
+			return requirement.Result{}, ctx.Err()
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		var slow sync.WaitGroup
@@ -257,10 +255,10 @@ func TestSlowRegistryDelaysItselfAlone(t *testing.T) {
 func TestCloseEndsVerifications(t *testing.T) {
 	w := newWorld(t, signed("a", "**", ""))
 	begun := make(chan struct{})
-	w.verify = func(ctx context.Context, _ verify.Image) (verification.Result, error) {
+	w.verify = func(ctx context.Context, _ verify.Image) (requirement.Result, error) {
 		close(begun)
 		<-ctx.Done()
-		return verification.Result{}, ctx.Err()
+		return requirement.Result{}, ctx.Err()
 	}
 	done := make(chan error, 1)
 	go func() {
@@ -280,11 +278,11 @@ func TestCloseEndsVerifications(t *testing.T) {
 func TestJudge(t *testing.T) {
 	w := newWorld(t, signed("key", "r.test/**", ""), signed("tried", "audit.test/**", "  mode: warn\n"), static("never", "never.test/**", "fail"), static("any", "any.test/**", "pass"),
 		fmt.Sprintf(digest, ""))
-	w.verify = func(_ context.Context, image verify.Image) (verification.Result, error) {
+	w.verify = func(_ context.Context, image verify.Image) (requirement.Result, error) {
 		if image.Name.Name().IsDigest() && image.ID == "" && strings.Contains(image.Name.Repository(), "signed") {
-			return verification.Result{Met: true, Signers: []string{"k"}, Digest: someDigest}, nil
+			return requirement.Result{Met: true, Signers: []string{"k"}, Digest: someDigest}, nil
 		}
-		return verification.Result{Reason: verification.IdentityMismatch, Message: "signed by x"}, nil
+		return requirement.Result{Reason: requirement.IdentityMismatch, Message: "signed by x"}, nil
 	}
 	for images, want := range map[string]string{
 		"other.test/app:1": "", "r.test/signed:1": "Admit key", "r.test/app:1": "Deny IDENTITY_MISMATCH key", "audit.test/app:1": "Deny IDENTITY_MISMATCH tried audit",
@@ -329,21 +327,21 @@ func TestUndetermined(t *testing.T) {
 	for name, tc := range map[string]struct {
 		image, want string
 		resolve     error
-		result      verification.Result
+		result      requirement.Result
 		err         error
 	}{
-		"no such image":            {"r.test/app:1", "not found", registry.ErrNotFound, verification.Result{}, nil},
-		"denied by the registry":   {"r.test/app:1", "denied", registry.ErrDenied, verification.Result{}, nil},
-		"not available":            {"r.test/app:1", "unavailable", registry.ErrUnavailable, verification.Result{}, nil},
-		"signatures denied":        {"r.test/app:1", "no access", nil, verification.Result{Reason: verification.RegistryDenied, Message: "no access"}, nil},
-		"signatures not available": {"r.test/app:1", "down", nil, verification.Result{Reason: verification.RegistryUnavailable, Message: "down"}, nil},
-		"another platform":         {"r.test/app:1", "no manifest", nil, verification.Result{Reason: verification.ContentMismatch, Message: "no manifest"}, nil},
-		"in another repository":    {"else.test/app:1", "none there", nil, verification.Result{Reason: verification.SignatureMissing, Message: "none there"}, nil},
-		"without a trusted root":   {"keyless.test/app:1", "no trusted root", nil, verification.Result{Reason: verification.SignatureInvalid, Message: "no root"}, nil},
-		"a failure":                {"r.test/app:1", "defect", nil, verification.Result{}, errors.New("defect")},
+		"no such image":            {"r.test/app:1", "not found", registry.ErrNotFound, requirement.Result{}, nil},
+		"denied by the registry":   {"r.test/app:1", "denied", registry.ErrDenied, requirement.Result{}, nil},
+		"not available":            {"r.test/app:1", "unavailable", registry.ErrUnavailable, requirement.Result{}, nil},
+		"signatures denied":        {"r.test/app:1", "no access", nil, requirement.Result{Reason: requirement.RegistryDenied, Message: "no access"}, nil},
+		"signatures not available": {"r.test/app:1", "down", nil, requirement.Result{Reason: requirement.RegistryUnavailable, Message: "down"}, nil},
+		"another platform":         {"r.test/app:1", "no manifest", nil, requirement.Result{Reason: requirement.ContentMismatch, Message: "no manifest"}, nil},
+		"in another repository":    {"else.test/app:1", "none there", nil, requirement.Result{Reason: requirement.SignatureMissing, Message: "none there"}, nil},
+		"without a trusted root":   {"keyless.test/app:1", "no trusted root", nil, requirement.Result{Reason: requirement.SignatureInvalid, Message: "no root"}, nil},
+		"a failure":                {"r.test/app:1", "defect", nil, requirement.Result{}, errors.New("defect")},
 	} {
 		w.resolve = func(string, string) (string, error) { return "sha256:" + fmt.Sprintf("%064x", len(name)), tc.resolve }
-		w.verify = func(context.Context, verify.Image) (verification.Result, error) { return tc.result, tc.err }
+		w.verify = func(context.Context, verify.Image) (requirement.Result, error) { return tc.result, tc.err }
 		image := tc.image + strings.ReplaceAll(name, " ", "-")
 		got, undetermined := w.judge(t, image)
 		said := "it could not read them from the registry"
@@ -380,8 +378,8 @@ func TestLogOfManyImagesIsBounded(t *testing.T) {
 func TestResultsAreCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, signed("key", "r.test/**", ""))
-		result := verification.Result{Met: true}
-		w.verify = func(context.Context, verify.Image) (verification.Result, error) { return result, nil }
+		result := requirement.Result{Met: true}
+		w.verify = func(context.Context, verify.Image) (requirement.Result, error) { return result, nil }
 		check := func(when string, want string, verified, resolved int64) {
 			t.Helper()
 			if got, undetermined := w.judge(t, "r.test/app:1"); describe(got) != want || w.verified.Load() != verified || w.resolved.Load() != resolved {
@@ -393,15 +391,15 @@ func TestResultsAreCached(t *testing.T) {
 		time.Sleep(11 * time.Second)
 		check("later", "Admit key", 1, 2)
 		w.resolve = func(string, string) (string, error) { return "sha256:" + strings.Repeat("1", 64), nil }
-		result = verification.Result{Reason: verification.SignatureMissing}
+		result = requirement.Result{Reason: requirement.SignatureMissing}
 		time.Sleep(11 * time.Second)
 		check("another digest", "Deny SIGNATURE_MISSING key", 2, 3)
 		check("a denial", "Deny SIGNATURE_MISSING key", 2, 3)
-		result = verification.Result{Reason: verification.RegistryUnavailable}
+		result = requirement.Result{Reason: requirement.RegistryUnavailable}
 		time.Sleep(11 * time.Second)
 		check("a failure", "", 3, 4)
 		check("a failure again", "", 4, 4)
-		result = verification.Result{Met: true}
+		result = requirement.Result{Met: true}
 		check("signed now", "Admit key", 5, 4)
 		time.Sleep(2 * time.Hour)
 		check("after two hours", "Admit key", 6, 5)
@@ -413,7 +411,7 @@ func TestResultsAreCached(t *testing.T) {
 func TestWebhookConnectsToNoLocalAddress(t *testing.T) {
 	dir := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(signed("signed", "**", "")), 0o600))
-	set, err := files.Read(files.Paths{Folder: dir}, policyfiles.Kinds())
+	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir}, policyfiles.Kinds())
 	must(t, err)
 	s, err := signature.New(signature.Options{Config: config.DefaultPolicyd(), Log: ktesting.NewLogger(t, ktesting.NewConfig())})
 	must(t, err)
@@ -457,9 +455,9 @@ func TestWebhookConnectsToNoLocalAddress(t *testing.T) {
 func TestSlowVerificationIsKnownLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, signed("key", "r.test/**", ""))
-		w.verify = func(context.Context, verify.Image) (verification.Result, error) {
+		w.verify = func(context.Context, verify.Image) (requirement.Result, error) {
 			time.Sleep(9 * time.Second)
-			return verification.Result{Reason: verification.SignatureMissing}, nil
+			return requirement.Result{Reason: requirement.SignatureMissing}, nil
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
 		defer cancel()

@@ -4,9 +4,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 )
 
@@ -32,7 +32,7 @@ func BenchmarkVerify(b *testing.B) {
 		want := []verify.Wanted{{Hash: tc.want.Hash(""), Requirement: tc.want}}
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
-				report, err := v.Verify(b.Context(), c.image, want, verification.Credential{}, false)
+				report, err := v.Verify(b.Context(), c.image, want, admission.Login{}, false)
 				if err != nil || !report.Results[0].Met {
 					b.Fatal(report, err)
 				}

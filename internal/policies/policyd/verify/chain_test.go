@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
@@ -251,8 +251,8 @@ func TestOtherRepositories(t *testing.T) {
 			all[elsewhere].putImage(t, "app", "1")
 			attachKey(t, all[tc.at], i.index, key)
 			c := newCheck(all[repository], i, tc.want())
-			credential := verification.Credential{Username: "u", Password: "canary"}
-			c.options.Open = func(name string, cred verification.Credential) verify.Repository {
+			credential := admission.Login{Username: "u", Password: "canary"}
+			c.options.Open = func(name string, cred admission.Login) verify.Repository {
 				if want := strings.HasPrefix(name, "repo.test/"); (cred == credential) != want {
 					t.Errorf("credential for %s: %v; want %v", name, cred == credential, want)
 				}
@@ -350,7 +350,7 @@ func TestTimeLimit(t *testing.T) {
 		m, i := withImage(t)
 		c := newCheck(m, i, keyLeaf(t, sigstoretest.NewKey(t)))
 		c.options.Limits.Time = 20 * time.Millisecond
-		c.options.Open = func(string, verification.Credential) verify.Repository { return &silent{memory: m, answers: answers} }
+		c.options.Open = func(string, admission.Login) verify.Repository { return &silent{memory: m, answers: answers} }
 		want := "REGISTRY_UNAVAILABLE"
 		if answers {
 			want = "LIMIT_EXCEEDED; took more than 20ms"
@@ -384,13 +384,13 @@ func TestErrorsOfTheCall(t *testing.T) {
 	v := must(verify.New(verify.Options{Open: repositories{repository: m}.open}))(t)
 	want := []verify.Wanted{{Hash: "h", Requirement: keyLeaf(t, sigstoretest.NewKey(t))}}
 	for _, name := range []string{"", "A B", "sha256:" + strings.Repeat("0", 64)} {
-		if _, err := v.Verify(t.Context(), verify.Image{Name: imageref.New(name), ID: i.id}, want, verification.Credential{}, false); !errors.Is(err, verify.ErrName) {
+		if _, err := v.Verify(t.Context(), verify.Image{Name: imageref.New(name), ID: i.id}, want, admission.Login{}, false); !errors.Is(err, verify.ErrName) {
 			t.Errorf("name %q: %v; want ErrName", name, err)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := v.Verify(ctx, newCheck(m, i).image, want, verification.Credential{}, false); !errors.Is(err, context.Canceled) {
+	if _, err := v.Verify(ctx, newCheck(m, i).image, want, admission.Login{}, false); !errors.Is(err, context.Canceled) {
 		t.Errorf("a context that has ended: %v", err)
 	}
 }

@@ -17,10 +17,10 @@ import (
 
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
 
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
@@ -103,7 +103,7 @@ func TestRecordedSignatures(t *testing.T) {
 				image: verify.Image{Name: imageref.New(strings.TrimPrefix(server.URL, "http://") + "/team/app:1"), ID: recordedID, Digests: []string{index}},
 				want:  []*requirement.Requirement{recordedKey(t)},
 			}
-			c.options.Open = func(name string, cred verification.Credential) verify.Repository {
+			c.options.Open = func(name string, cred admission.Login) verify.Repository {
 				return client.Repository(name, cred)
 			}
 			expect(t, c.result(t), tc.want)

@@ -11,7 +11,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
-	"github.com/pullgate/pullgate/internal/policies/verification"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
 )
 
 // bySigTag is how signatures of the older form are found.
@@ -60,7 +60,7 @@ func (r *run) search(ctx context.Context, c chain) {
 	}
 	if len(r.rest) > 0 && !r.done() {
 		r.problems = append(r.problems, problem{
-			repository: r.rest[0].repository, reason: verification.LimitExceeded,
+			repository: r.rest[0].repository, reason: requirement.LimitExceeded,
 			text: fmt.Sprintf("%s: %d signatures were read, and %d more are attached to the image", r.rest[0].repository, r.read, len(r.rest)+r.dropped),
 		})
 	}
@@ -230,7 +230,7 @@ func (r *run) unreadable(ctx context.Context, at place, err error) {
 
 func (r *run) note(at place, signer string, counts bool, reason string) {
 	if r.list {
-		r.found = append(r.found, verification.Signature{
+		r.found = append(r.found, requirement.Signature{
 			Repository: at.repository, FoundBy: at.by, Digest: at.digest, Subject: at.subject, Signer: signer, Counts: counts, Reason: reason,
 		})
 	}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
-	"github.com/pullgate/pullgate/internal/policies/verification"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
 )
 
 // errUnreadable is returned for input that no part of this package could read.
@@ -98,14 +98,14 @@ func signerOf(s *signature) string {
 
 // missOf says why a signature does not count.
 func missOf(err error) miss {
-	m := miss{reason: verification.SignatureInvalid, text: safetext.ASCII(plain(err.Error()), maxMiss)}
+	m := miss{reason: requirement.SignatureInvalid, text: safetext.ASCII(plain(err.Error()), maxMiss)}
 	switch {
 	case errors.Is(err, errIdentity):
-		m.reason = verification.IdentityMismatch
+		m.reason = requirement.IdentityMismatch
 	case errors.Is(err, errNotSignature), errors.Is(err, errKind):
-		m.reason = verification.SignatureMissing
+		m.reason = requirement.SignatureMissing
 	case errors.Is(err, registry.ErrTooLarge):
-		m.reason = verification.LimitExceeded
+		m.reason = requirement.LimitExceeded
 	}
 	return m
 }

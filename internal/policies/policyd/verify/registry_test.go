@@ -10,9 +10,9 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 )
 
 func digestOf(data []byte) string {
@@ -183,7 +183,7 @@ func entry(digest, architecture string) object {
 type repositories map[string]*memory
 
 //nolint:ireturn // as verify.Options.Open returns it
-func (r repositories) open(repository string, _ verification.Credential) verify.Repository {
+func (r repositories) open(repository string, _ admission.Login) verify.Repository {
 	if m, ok := r[repository]; ok {
 		return m
 	}

@@ -7,21 +7,20 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 )
 
 // rank orders reasons. Of several the highest one is reported. What can be brought about by pushing to the repository, or by a registry that
 // does not serve what it should, is above a registry that does not answer: a failure may be forgiven for a while, and a denial is not.
 func rank(reason string) int {
 	return slices.Index([]string{
-		"", verification.SignatureMissing, verification.SignatureInvalid, verification.IdentityMismatch, verification.RegistryDenied,
-		verification.RegistryUnavailable, verification.ContentMismatch, verification.LimitExceeded,
+		"", requirement.SignatureMissing, requirement.SignatureInvalid, requirement.IdentityMismatch, requirement.RegistryDenied,
+		requirement.RegistryUnavailable, requirement.ContentMismatch, requirement.LimitExceeded,
 	}, reason)
 }
 
 // result returns what was found for one requirement.
-func (r *run) result(w Wanted) verification.Result {
-	out := verification.Result{Requirement: w.Hash, Met: r.met(w)}
+func (r *run) result(w Wanted) requirement.Result {
+	out := requirement.Result{Requirement: w.Hash, Met: r.met(w)}
 	var missing []*leaf
 	for _, s := range w.Requirement.Signers() {
 		l := r.leaves[s]
@@ -40,10 +39,10 @@ func (r *run) result(w Wanted) verification.Result {
 	}
 	name := clean(r.image.Name.String())
 	if !w.Requirement.NeedsSignature() {
-		out.Reason, out.Message = verification.SignatureMissing, fmt.Sprintf("the policy does not allow %s%s", name, static(w.Requirement))
+		out.Reason, out.Message = requirement.SignatureMissing, fmt.Sprintf("the policy does not allow %s%s", name, static(w.Requirement))
 		return out
 	}
-	out.Reason = verification.SignatureMissing
+	out.Reason = requirement.SignatureMissing
 	for _, l := range missing {
 		if rank(l.miss.reason) > rank(out.Reason) {
 			out.Reason = l.miss.reason
@@ -67,7 +66,7 @@ func (r *run) problem(missing []*leaf) (worst problem) {
 		}
 	}
 	if worst.reason == "" && len(r.links) == 0 { // registries answer so to a credential that may not see it, too
-		return problem{reason: verification.RegistryDenied, text: "the registry does not have the image, or does not show it to this credential"}
+		return problem{reason: requirement.RegistryDenied, text: "the registry does not have the image, or does not show it to this credential"}
 	}
 	return worst
 }

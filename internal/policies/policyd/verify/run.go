@@ -8,9 +8,9 @@ import (
 	"strings"
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -19,7 +19,7 @@ type run struct {
 	v          *Verifier
 	image      Image
 	repository string // of the image
-	credential verification.Credential
+	credential admission.Login
 	list       bool
 	want       []Wanted
 	leaves     map[*requirement.Signer]*leaf
@@ -35,7 +35,7 @@ type run struct {
 	dropped   int         // how many more wait, of which none would be read
 	answered  bool        // whether a registry has answered
 	problems  []problem
-	found     []verification.Signature
+	found     []requirement.Signature
 }
 
 // A problem is why something could not be read. repository is where; those of the image concern every requirement.
@@ -126,7 +126,7 @@ func (r *run) at(repository string) Repository {
 	}
 	credential := r.credential
 	if registryOf(repository) != registryOf(r.repository) {
-		credential = verification.Credential{}
+		credential = admission.Login{}
 	}
 	open := r.v.open(repository, credential)
 	r.opened[repository] = open
@@ -140,20 +140,20 @@ func registryOf(repository string) string {
 
 // failed notes why something could not be read.
 func (r *run) failed(ctx context.Context, repository string, err error) {
-	p := problem{repository: repository, reason: verification.SignatureInvalid, text: fmt.Sprintf("%s: %s", repository, safetext.ASCII(plain(err.Error()), maxMiss))}
+	p := problem{repository: repository, reason: requirement.SignatureInvalid, text: fmt.Sprintf("%s: %s", repository, safetext.ASCII(plain(err.Error()), maxMiss))}
 	switch {
 	case ctx.Err() != nil && r.answered:
-		p.reason, p.text = verification.LimitExceeded, fmt.Sprintf("%s: the verification took more than %s", repository, r.v.limits.Time)
+		p.reason, p.text = requirement.LimitExceeded, fmt.Sprintf("%s: the verification took more than %s", repository, r.v.limits.Time)
 	case ctx.Err() != nil, errors.Is(err, registry.ErrUnavailable):
-		p.reason = verification.RegistryUnavailable
+		p.reason = requirement.RegistryUnavailable
 	case errors.Is(err, registry.ErrDenied):
-		p.reason = verification.RegistryDenied
+		p.reason = requirement.RegistryDenied
 	case errors.Is(err, registry.ErrTooLarge):
-		p.reason = verification.LimitExceeded
+		p.reason = requirement.LimitExceeded
 	case errors.Is(err, registry.ErrMismatch), errors.Is(err, errOtherImage):
-		p.reason = verification.ContentMismatch
+		p.reason = requirement.ContentMismatch
 	case errors.Is(err, registry.ErrNotFound):
-		p.reason = verification.SignatureMissing
+		p.reason = requirement.SignatureMissing
 	}
 	r.problems = append(r.problems, p)
 }

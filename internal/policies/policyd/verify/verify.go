@@ -10,9 +10,9 @@ import (
 	"github.com/containerd/platforms"
 	"github.com/sigstore/sigstore-go/pkg/root"
 
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -39,7 +39,7 @@ type Limits struct {
 // Options configure a Verifier.
 type Options struct {
 	// Open returns a repository by its normalised name, such as registry.example/team/app.
-	Open func(repository string, cred verification.Credential) Repository
+	Open func(repository string, cred admission.Login) Repository
 	// TrustedRoot is the content of a trusted_root.json; nil if there is none.
 	TrustedRoot []byte
 	Limits      Limits
@@ -51,7 +51,7 @@ type Options struct {
 
 // A Verifier verifies signatures of images. It is safe for concurrent use and keeps nothing between calls.
 type Verifier struct {
-	open     func(repository string, cred verification.Credential) Repository
+	open     func(repository string, cred admission.Login) Repository
 	trusted  *root.TrustedRoot // nil if there is none
 	limits   Limits
 	platform platforms.MatchComparer
@@ -107,9 +107,9 @@ var ErrName = errors.New("verify: invalid image name")
 
 // Verify reports which requirements the image meets. cred is for the registry of the image and is sent to no other. With list, signatures are
 // read also after all requirements are met. An error is about the call, not about the image: the context has ended, or the name is not valid.
-func (v *Verifier) Verify(ctx context.Context, image Image, want []Wanted, cred verification.Credential, list bool) (verification.Report, error) {
+func (v *Verifier) Verify(ctx context.Context, image Image, want []Wanted, cred admission.Login, list bool) (requirement.Report, error) {
 	if !image.Name.Parsed() || image.Name.MayBeImageID() {
-		return verification.Report{}, ErrName
+		return requirement.Report{}, ErrName
 	}
 	if id := digestPrefix + image.ID; isDigest(id) { // some runtimes leave out the algorithm
 		image.ID = id
@@ -133,13 +133,13 @@ func (v *Verifier) Verify(ctx context.Context, image Image, want []Wanted, cred 
 		defer cancel()
 		r.judge(limited)
 		if err := context.Cause(ctx); err != nil {
-			return verification.Report{}, err
+			return requirement.Report{}, err
 		}
 		if limited.Err() != nil && !r.done() {
 			r.failed(limited, r.repository, limited.Err())
 		}
 	}
-	report := verification.Report{Signatures: r.found}
+	report := requirement.Report{Signatures: r.found}
 	for _, w := range want {
 		report.Results = append(report.Results, r.result(w))
 	}

@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
@@ -32,7 +32,7 @@ func newCheck(m *memory, i image, want ...*requirement.Requirement) check {
 	}
 }
 
-func (c check) report(tb testing.TB) verification.Report {
+func (c check) report(tb testing.TB) requirement.Report {
 	tb.Helper()
 	if c.options.Open == nil {
 		c.options.Open = c.repositories.open
@@ -43,7 +43,7 @@ func (c check) report(tb testing.TB) verification.Report {
 	for _, r := range c.want {
 		want = append(want, verify.Wanted{Hash: r.Hash(""), Requirement: r})
 	}
-	report := must(v.Verify(tb.Context(), c.image, want, verification.Credential{}, c.list))(tb)
+	report := must(v.Verify(tb.Context(), c.image, want, admission.Login{}, c.list))(tb)
 	for i, r := range report.Results {
 		if r.Requirement != want[i].Hash || r.Met != (r.Reason == "") || r.Met != (r.Message == "") {
 			tb.Errorf("inconsistent result: %+v", r)
@@ -52,13 +52,13 @@ func (c check) report(tb testing.TB) verification.Report {
 	return report
 }
 
-func (c check) result(tb testing.TB) verification.Result {
+func (c check) result(tb testing.TB) requirement.Result {
 	tb.Helper()
 	return c.report(tb).Results[0]
 }
 
 // expect checks a result. want is "met", or the reason and parts of the message, separated by semicolons.
-func expect(tb testing.TB, got verification.Result, want string) {
+func expect(tb testing.TB, got requirement.Result, want string) {
 	tb.Helper()
 	parts := strings.Split(want, "; ")
 	reason := got.Reason

@@ -13,7 +13,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/podview"
 )
 
 const (
@@ -80,7 +79,7 @@ func (h *Handler) imageReview(ctx context.Context, b received, event *Event) (re
 
 // deniedImages returns a text for each image that is denied, and adds the findings to the event.
 func (h *Handler) deniedImages(ctx context.Context, namespace string, images []string, event *Event) (denied []string, refused *refusal) {
-	s := admission.Subject{Stage: admission.StageImageReview, Pod: podview.Pod{Namespace: namespace}}
+	s := admission.Subject{Stage: admission.StageImageReview, Pod: admission.Pod{Namespace: namespace}}
 	if h.options.Chain.Exempts(s) == "" {
 		s.Pod.NamespaceLabels = h.labels(ctx, namespace)
 	}
@@ -89,11 +88,11 @@ func (h *Handler) deniedImages(ctx context.Context, namespace string, images []s
 		if ctx.Err() != nil {
 			return nil, refuse(http.StatusServiceUnavailable, "the review was not finished in time")
 		}
-		c := podview.Container{Image: podview.Absent[string]()}
+		c := admission.Container{Image: admission.Absent[string]()}
 		if image != "" {
-			c.Image = podview.Set(image)
+			c.Image = admission.Set(image)
 		}
-		s.Containers = []podview.Container{c}
+		s.Containers = []admission.Container{c}
 		d := h.options.Chain.Evaluate(ctx, s)
 		event.Decision.PolicyHash, event.Decision.Exemption = d.PolicyHash, d.Exemption
 		if len(event.Decision.Findings) < maxFindings {

@@ -19,7 +19,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
-	"github.com/pullgate/pullgate/internal/policies/restrict"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
@@ -42,7 +41,7 @@ func chainOf(tb testing.TB, list []restriction.File) *admission.Chain {
 	tb.Helper()
 	set, err := restriction.Load(list)
 	must(tb, err)
-	return admission.New(admission.Rules{Validators: []admission.Named{{Name: restrict.Name, Validator: restrict.New(set, restriction.Options{From: restriction.Node})}}}, admission.Options{})
+	return admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.RestrictionValidator, Validator: restriction.NewValidator(set, restriction.Options{From: restriction.Node})}}}, admission.Options{})
 }
 
 const (

@@ -9,8 +9,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/podview"
-	"github.com/pullgate/pullgate/internal/policies/podview/apiview"
+	"github.com/pullgate/pullgate/internal/policies/podfile"
 )
 
 // A comparison is a pod or pod template of a request, which restrictions are about.
@@ -61,24 +60,24 @@ func (h *Handler) onlyMetadata(before, s admission.Subject) bool {
 }
 
 // labels returns the labels of a namespace as a view has them.
-func (h *Handler) labels(ctx context.Context, namespace string) podview.Value[map[string]string] {
+func (h *Handler) labels(ctx context.Context, namespace string) admission.Value[map[string]string] {
 	if h.options.Namespaces != nil && namespace != "" {
 		if labels, ok := h.options.Namespaces.Labels(ctx, namespace); ok {
-			return podview.Set(labels)
+			return admission.Set(labels)
 		}
 	}
-	return podview.Value[map[string]string]{}
+	return admission.Value[map[string]string]{}
 }
 
 // subject returns what the chain judges about a pod. The object does not decide where the pod is and where it comes from: the namespace is that of
 // the request, and annotations that make a pod static for a kubelet can be set by every user here.
 func (c *comparison) subject(pod *corev1.Pod) admission.Subject {
-	view, containers := apiview.Pod(pod)
+	view, containers := podfile.ViewOf(pod)
 	view.Namespace, view.Static = c.Namespace, false
 	if c.ephemeral {
-		containers = slices.DeleteFunc(containers, func(c podview.Container) bool {
+		containers = slices.DeleteFunc(containers, func(c admission.Container) bool {
 			kind, _ := c.Kind.Get()
-			return kind != podview.KindEphemeral
+			return kind != admission.KindEphemeral
 		})
 	}
 	return admission.Subject{Stage: c.stage, Pod: view, Containers: containers}

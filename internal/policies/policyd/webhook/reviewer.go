@@ -9,7 +9,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/podview"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 )
 
@@ -23,7 +22,7 @@ type Reviewer interface {
 
 // reviewedPod returns what backends may know about a pod or, with ephemeral, about its ephemeral containers.
 func reviewedPod(namespace string, p *corev1.Pod, ephemeral bool) review.Subject {
-	out := review.Subject{Namespace: namespace, Annotations: podview.ForReview(p.Annotations)}
+	out := review.Subject{Namespace: namespace, Annotations: admission.ForReview(p.Annotations)}
 	if ephemeral {
 		for i := range p.Spec.EphemeralContainers {
 			out.Images = append(out.Images, p.Spec.EphemeralContainers[i].Image)

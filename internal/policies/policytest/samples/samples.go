@@ -8,8 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/podfile"
-	"github.com/pullgate/pullgate/internal/policies/podview"
 	"github.com/pullgate/pullgate/internal/policies/policytest"
 )
 
@@ -49,7 +49,7 @@ func Pod(r *rand.Rand, namespace string) *corev1.Pod {
 			s.AllowPrivilegeEscalation = nil
 		}
 		if s.AutomountServiceAccountToken == nil || *s.AutomountServiceAccountToken {
-			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "token", ReadOnly: true, MountPath: podview.ServiceAccountPath})
+			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "token", ReadOnly: true, MountPath: admission.ServiceAccountPath})
 		}
 		if r.IntN(2) == 0 {
 			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "v", MountPath: "/v", ReadOnly: r.IntN(2) == 0, SubPath: pick(r, "", "", "", "x")})

@@ -11,8 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 )
 
 // bearer asks for a token of a realm.
@@ -41,25 +41,25 @@ func tokens(w http.ResponseWriter, r *http.Request) {
 }
 
 func TestAuthentication(t *testing.T) {
-	password := verification.Credential{Username: "alice", Password: canary}
-	identity, token := verification.Credential{IdentityToken: canary}, verification.Credential{RegistryToken: "good"}
+	password := admission.Login{Username: "alice", Password: canary}
+	identity, token := admission.Login{IdentityToken: canary}, admission.Login{RegistryToken: "good"}
 	viaToken := func(next http.Handler) http.Handler { return bearer("https://token.test/token", next) }
 	for _, tc := range []struct {
 		name       string
 		ask        func(http.Handler) http.Handler
-		credential verification.Credential
+		credential admission.Login
 		want       error
 	}{
 		{"Basic", basic, password, nil},
-		{"Basic without credential", basic, verification.Credential{}, registry.ErrDenied},
-		{"Basic with another password", basic, verification.Credential{Username: "alice", Password: "other"}, registry.ErrDenied},
+		{"Basic without credential", basic, admission.Login{}, registry.ErrDenied},
+		{"Basic with another password", basic, admission.Login{Username: "alice", Password: "other"}, registry.ErrDenied},
 		{"Basic with an identity token", basic, identity, registry.ErrDenied},
 		{"Bearer with a password", viaToken, password, nil},
 		{"Bearer with an identity token", viaToken, identity, nil},
 		{"Bearer with a registry token", viaToken, token, nil},
-		{"Bearer with another registry token", viaToken, verification.Credential{RegistryToken: "bad"}, registry.ErrDenied},
-		{"Bearer with another password", viaToken, verification.Credential{Username: "alice", Password: "other"}, registry.ErrDenied},
-		{"Bearer without credential", viaToken, verification.Credential{}, registry.ErrDenied},
+		{"Bearer with another registry token", viaToken, admission.Login{RegistryToken: "bad"}, registry.ErrDenied},
+		{"Bearer with another password", viaToken, admission.Login{Username: "alice", Password: "other"}, registry.ErrDenied},
+		{"Bearer without credential", viaToken, admission.Login{}, registry.ErrDenied},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			n, h := newNetwork(t), images(true)
@@ -85,7 +85,7 @@ func TestAnonymousToken(t *testing.T) {
 	put(t, h, "team/app", "1", ociManifest, manifest("image", "", ""))
 	n.https("registry.test", bearer("https://token.test/", h))
 	n.https("token.test", answerWith(200, `{"token":"good"}`))
-	if _, err := n.client(registry.Options{}).Repository(repository, verification.Credential{}).Manifest(t.Context(), "1"); err != nil {
+	if _, err := n.client(registry.Options{}).Repository(repository, admission.Login{}).Manifest(t.Context(), "1"); err != nil {
 		t.Errorf("Manifest = %v", err)
 	}
 }
@@ -163,7 +163,7 @@ func TestTokenServers(t *testing.T) {
 			n.https("redirects.test", answerWith(307, "", "Location", "https://other.test/"))
 			n.https("other.test", http.HandlerFunc(tokens))
 			n.resolved["metadata.test:443"], n.resolved["127.0.0.1:443"] = "169.254.169.254:443", "127.0.0.1:443"
-			for _, c := range []verification.Credential{{Username: "alice", Password: canary}, {IdentityToken: canary}} {
+			for _, c := range []admission.Login{{Username: "alice", Password: canary}, {IdentityToken: canary}} {
 				_, err := n.client(registry.Options{}).Repository(repository, c).Manifest(t.Context(), "1")
 				if !errors.Is(err, tc.want) || strings.Contains(fmt.Sprintf("%v %+v %#v", err, err, err), canary) {
 					t.Errorf("Manifest = %v; want %v", err, tc.want)
@@ -183,7 +183,7 @@ func TestTokenOverHTTPForARegistryOverHTTP(t *testing.T) {
 	n.http("registry.test", bearer("http://token.test/", h))
 	n.http("token.test", http.HandlerFunc(tokens))
 	hosts := write(t, t.TempDir(), map[string]string{"registry.test/hosts.toml": `server = "http://registry.test"`})
-	r := n.client(registry.Options{HostsDir: hosts}).Repository(repository, verification.Credential{Username: "alice", Password: canary})
+	r := n.client(registry.Options{HostsDir: hosts}).Repository(repository, admission.Login{Username: "alice", Password: canary})
 	if _, err := r.Manifest(t.Context(), "1"); err != nil {
 		t.Error(err)
 	}
@@ -209,7 +209,7 @@ func TestNodeCredentials(t *testing.T) {
 		return registry.NewNodeCredentials(paths)
 	}
 	both := file("absent.json", "config.json", ".dockercfg")
-	for name, want := range map[string]verification.Credential{
+	for name, want := range map[string]admission.Login{
 		"docker.io/library/busybox": {Username: "hub", Password: "pw"},
 		"registry.test/other/app":   {Username: "all", Password: "pw"},
 		"registry.test/team/app":    {Username: "team", Password: "pw:colon"},

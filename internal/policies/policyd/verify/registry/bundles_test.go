@@ -9,8 +9,8 @@ import (
 
 	"github.com/opencontainers/go-digest"
 
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 )
 
 func TestBundlesNeedNoRegistry(t *testing.T) {
@@ -26,7 +26,7 @@ func TestBundlesNeedNoRegistry(t *testing.T) {
 		"signatures/sha256-" + d.Encoded() + "/README.md": `text`,
 	})
 	n := newNetwork(t)
-	r := n.client(registry.Options{Bundles: folder}).Repository(repository, verification.Credential{})
+	r := n.client(registry.Options{Bundles: folder}).Repository(repository, admission.Login{})
 	ctx := t.Context()
 	if m, err := r.Manifest(ctx, d.String()); err != nil || string(m.Data) != image || m.MediaType != ociManifest || m.Digest != d.String() {
 		t.Errorf("Manifest = %v, %v", m, err)
@@ -91,12 +91,12 @@ func TestBundlesAreBounded(t *testing.T) {
 		"in one file": {dir + "/a.json": strings.Repeat("{}", 101)},
 		"in two":      {dir + "/a.json": strings.Repeat("{}", 60), dir + "/b.json": strings.Repeat("{}", 60)},
 	} {
-		r := newNetwork(t).client(registry.Options{Bundles: write(t, t.TempDir(), files)}).Repository(repository, verification.Credential{})
+		r := newNetwork(t).client(registry.Options{Bundles: write(t, t.TempDir(), files)}).Repository(repository, admission.Login{})
 		if list, _, err := r.Referrers(t.Context(), d.String()); !errors.Is(err, registry.ErrTooLarge) {
 			t.Errorf("%s: Referrers = %d, %v; want ErrTooLarge", name, len(list), err)
 		}
 	}
-	r := newNetwork(t).client(registry.Options{Bundles: write(t, t.TempDir(), map[string]string{dir + "/a.json": "{} text"})}).Repository(repository, verification.Credential{})
+	r := newNetwork(t).client(registry.Options{Bundles: write(t, t.TempDir(), map[string]string{dir + "/a.json": "{} text"})}).Repository(repository, admission.Login{})
 	if list, _, err := r.Referrers(t.Context(), d.String()); !errors.Is(err, registry.ErrMalformed) || !strings.Contains(err.Error(), "a.json") {
 		t.Errorf("Referrers = %d, %v; want ErrMalformed with the file", len(list), err)
 	}

@@ -12,12 +12,12 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
-	"github.com/pullgate/pullgate/internal/policies/verification"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
 // authorize returns the header that a challenge asks for.
 func (s *session) authorize(ctx context.Context, challenged *http.Response) (string, error) {
-	var credential verification.Credential
+	var credential admission.Login
 	if s.host.trusted {
 		credential = s.repository.credential
 	}
@@ -55,7 +55,7 @@ func parseChallenge(ctx context.Context, registry name.Registry, resp *http.Resp
 // authenticator returns a credential for requests of tokens.
 //
 //nolint:ireturn // the interface of go-containerregistry
-func authenticator(c verification.Credential) authn.Authenticator {
+func authenticator(c admission.Login) authn.Authenticator {
 	if c.Anonymous() {
 		return authn.Anonymous
 	}
@@ -63,7 +63,7 @@ func authenticator(c verification.Credential) authn.Authenticator {
 }
 
 // token requests a token. The token server is the one that the challenge names.
-func (s *session) token(ctx context.Context, registry name.Registry, credential verification.Credential, challenge *transport.Challenge) (string, error) {
+func (s *session) token(ctx context.Context, registry name.Registry, credential admission.Login, challenge *transport.Challenge) (string, error) {
 	scope := challenge.Parameters["scope"]
 	if scope == "" {
 		scope = "repository:" + s.repository.path + ":pull"

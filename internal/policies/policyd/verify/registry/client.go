@@ -11,7 +11,7 @@ import (
 
 	"github.com/distribution/reference"
 
-	"github.com/pullgate/pullgate/internal/policies/verification"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
 // maxRegistries is how many registries keep their connections.
@@ -74,7 +74,7 @@ func (c *Client) Close() {
 // Repository returns the access to a normalised repository, docker.io/library/busybox, with a credential. It asks no registry; a
 // repository that is not normalised is an error of each of its methods. It is meant for one verification: challenges and tokens are
 // kept in it.
-func (c *Client) Repository(repository string, credential verification.Credential) *Repository {
+func (c *Client) Repository(repository string, credential admission.Login) *Repository {
 	r := &Repository{client: c, name: repository, credential: credential}
 	r.sessions = sync.OnceValues(r.open)
 	named, err := reference.ParseNamed(repository)

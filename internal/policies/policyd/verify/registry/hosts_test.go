@@ -17,8 +17,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 )
 
 // serving answers each request with the content of a digest, by its name.
@@ -84,7 +84,7 @@ func TestHostsAreAskedInOrder(t *testing.T) {
 			if tc.tag {
 				ref = "1"
 			}
-			_, err := n.client(registry.Options{HostsDir: hosts}).Repository(repository, verification.Credential{}).Manifest(t.Context(), ref)
+			_, err := n.client(registry.Options{HostsDir: hosts}).Repository(repository, admission.Login{}).Manifest(t.Context(), ref)
 			if got := hostsOf(n.seen()); !cmp.Equal(got, tc.want) || !errors.Is(err, tc.err) {
 				t.Errorf("asked %v, %v; want %v, %v", got, err, tc.want, tc.err)
 			}
@@ -102,7 +102,7 @@ func TestFolderOfARegistryWithAPort(t *testing.T) {
 			"_default/hosts.toml":         `server = "https://wrong.test"`,
 			"registry.test_443_/wrong.md": ``,
 		})
-		r := n.client(registry.Options{HostsDir: hosts}).Repository("registry.test:5000/app", verification.Credential{})
+		r := n.client(registry.Options{HostsDir: hosts}).Repository("registry.test:5000/app", admission.Login{})
 		if _, err := r.Manifest(t.Context(), "1"); err != nil {
 			t.Errorf("%s: %v", folder, err)
 		}
@@ -127,7 +127,7 @@ func TestPathsOfHosts(t *testing.T) {
 		n.https("z.test", serving("x"))
 		n.https("registry.test", serving("x"))
 		hosts := write(t, t.TempDir(), map[string]string{"registry.test/hosts.toml": toml})
-		_, err := n.client(registry.Options{HostsDir: hosts}).Repository(repository, verification.Credential{}).Manifest(t.Context(), "1")
+		_, err := n.client(registry.Options{HostsDir: hosts}).Repository(repository, admission.Login{}).Manifest(t.Context(), "1")
 		if got := n.seen(); err != nil || !cmp.Equal(got, []string{want}) {
 			t.Errorf("%s: requests %v, %v; want %s", toml, got, err, want)
 		}
@@ -138,7 +138,7 @@ func TestDockerHub(t *testing.T) {
 	n := newNetwork(t)
 	n.https("registry-1.docker.io", serving("x"))
 	c := n.client(registry.Options{})
-	if _, err := c.Repository("docker.io/library/busybox", verification.Credential{}).Manifest(t.Context(), "1"); err != nil {
+	if _, err := c.Repository("docker.io/library/busybox", admission.Login{}).Manifest(t.Context(), "1"); err != nil {
 		t.Error(err)
 	}
 	if got, want := n.seen(), []string{"registry-1.docker.io/v2/library/busybox/manifests/1"}; !cmp.Equal(got, want) {
@@ -156,7 +156,7 @@ func TestLocalhost(t *testing.T) {
 			for _, registryName := range []string{address, strings.Replace(address, "127.0.0.1", "localhost", 1)} {
 				n.servers[registryName] = address
 				c := n.client(registry.Options{RootCAs: x509.NewCertPool()})
-				if _, err := c.Repository(registryName+"/app", verification.Credential{Username: "alice", Password: canary}).Manifest(t.Context(), "1"); err != nil {
+				if _, err := c.Repository(registryName+"/app", admission.Login{Username: "alice", Password: canary}).Manifest(t.Context(), "1"); err != nil {
 					t.Errorf("%s: %v; want nil", registryName, err)
 				}
 			}
@@ -169,7 +169,7 @@ func TestNoHTTPWithoutConfiguration(t *testing.T) {
 	for _, name := range []string{"10.0.0.1:5000", "192.168.1.1:80", "registry.local:5000", "registry.test:80"} {
 		n := newNetwork(t)
 		n.http(name, basic(serving("x")))
-		_, err := n.client(registry.Options{}).Repository(name+"/app", verification.Credential{Username: "alice", Password: canary}).Manifest(t.Context(), "1")
+		_, err := n.client(registry.Options{}).Repository(name+"/app", admission.Login{Username: "alice", Password: canary}).Manifest(t.Context(), "1")
 		if got := n.seen(); !errors.Is(err, registry.ErrUnavailable) || got != nil {
 			t.Errorf("%s: %v, requests %v; want ErrUnavailable and none", name, err, got)
 		}
@@ -221,7 +221,7 @@ func TestTLSOfHosts(t *testing.T) {
 			if err := registry.CheckHosts(hosts); err != nil {
 				t.Errorf("CheckHosts = %v", err)
 			}
-			r := n.client(registry.Options{HostsDir: hosts, RootCAs: x509.NewCertPool()}).Repository(repository, verification.Credential{})
+			r := n.client(registry.Options{HostsDir: hosts, RootCAs: x509.NewCertPool()}).Repository(repository, admission.Login{})
 			if _, err := r.Manifest(t.Context(), "1"); !errors.Is(err, tc.want) {
 				t.Errorf("Manifest = %v; want %v", err, tc.want)
 			}
@@ -242,7 +242,7 @@ func TestHeadersAreSentToTheirHostAlone(t *testing.T) {
   Authorization = "Basic ` + canary + `"
   x-list = ["a", "b"]
 `})
-	if _, err := n.client(registry.Options{HostsDir: hosts}).Repository(repository, verification.Credential{}).Manifest(t.Context(), "1"); err != nil {
+	if _, err := n.client(registry.Options{HostsDir: hosts}).Repository(repository, admission.Login{}).Manifest(t.Context(), "1"); err != nil {
 		t.Error(err)
 	}
 	if got.Get("Authorization") != "Basic "+canary || !cmp.Equal(got.Values("X-List"), []string{"a", "b"}) {
@@ -268,7 +268,7 @@ func TestWhichHostsReceiveTheCredential(t *testing.T) {
 			n.https("z.test", basic(serving("x")))
 			n.https("registry.test", basic(serving("x")))
 			hosts := write(t, t.TempDir(), map[string]string{"registry.test/hosts.toml": tc.toml})
-			r := n.client(registry.Options{HostsDir: hosts}).Repository(repository, verification.Credential{Username: "alice", Password: canary})
+			r := n.client(registry.Options{HostsDir: hosts}).Repository(repository, admission.Login{Username: "alice", Password: canary})
 			if _, err := r.Blob(t.Context(), digest.FromString("x").String(), 10); err != nil {
 				t.Error(err)
 			}
@@ -289,7 +289,7 @@ func TestSignaturesAreReadFromHostsThatMayPull(t *testing.T) {
 	n.https("z.test", h)
 	put(t, h, "team/app", tag+".sig", ociManifest, manifest("old signature", "", ""))
 	put(t, h, "team/app", "", ociManifest, manifest("signature", "", subject))
-	r := n.client(registry.Options{HostsDir: hosts}).Repository(repository, verification.Credential{})
+	r := n.client(registry.Options{HostsDir: hosts}).Repository(repository, admission.Login{})
 	if list, _, err := r.Referrers(t.Context(), subject); err != nil || len(list) != 1 {
 		t.Errorf("Referrers = %v, %v; want one", list, err)
 	}
@@ -319,7 +319,7 @@ func TestHostsAreReadWhenTheyChange(t *testing.T) {
 		{`server = "https://a.test"`, "a.test"},
 	} {
 		write(t, hosts, map[string]string{"registry.test/hosts.toml": step.toml})
-		_, err := c.Repository(repository, verification.Credential{}).Manifest(t.Context(), "1")
+		_, err := c.Repository(repository, admission.Login{}).Manifest(t.Context(), "1")
 		if got := strings.Join(hostsOf(n.seen()), " "); got != step.want || (err == nil) != (got != "") {
 			t.Errorf("%s: asked %s, %v; want %s", step.toml, got, err, step.want)
 		}
@@ -359,7 +359,7 @@ func TestInvalidHosts(t *testing.T) {
 		hosts := write(t, t.TempDir(), map[string]string{"registry.test/hosts.toml": toml})
 		n := newNetwork(t)
 		n.https("registry.test", serving("x"))
-		_, err := n.client(registry.Options{HostsDir: hosts}).Repository(repository, verification.Credential{}).Manifest(t.Context(), "1")
+		_, err := n.client(registry.Options{HostsDir: hosts}).Repository(repository, admission.Login{}).Manifest(t.Context(), "1")
 		if !errors.Is(err, registry.ErrUnavailable) || n.seen() != nil {
 			t.Errorf("%.60s: Manifest = %v; want ErrUnavailable", toml, err)
 		}
@@ -383,7 +383,7 @@ func TestAbsentFolderOfHosts(t *testing.T) {
 	n := newNetwork(t)
 	n.https("registry.test", serving("x"))
 	c := n.client(registry.Options{HostsDir: filepath.Join(t.TempDir(), "absent")})
-	if _, err := c.Repository(repository, verification.Credential{}).Manifest(t.Context(), "1"); err != nil {
+	if _, err := c.Repository(repository, admission.Login{}).Manifest(t.Context(), "1"); err != nil {
 		t.Error(err)
 	}
 }
@@ -435,7 +435,7 @@ func TestUntrustedHosts(t *testing.T) {
 				file, content, _ := strings.Cut(port(tc.hosts), "=")
 				o.HostsDir = write(t, t.TempDir(), map[string]string{file: content})
 			}
-			_, err := n.client(o).Repository(port(tc.repository), verification.Credential{}).Manifest(t.Context(), "1")
+			_, err := n.client(o).Repository(port(tc.repository), admission.Login{}).Manifest(t.Context(), "1")
 			if asked := len(n.seen()) > 0; asked != tc.asked || (err == nil) != tc.asked {
 				t.Errorf("asked: %v, %v; want %v", asked, err, tc.asked)
 			}
@@ -454,7 +454,7 @@ func TestUntrustedHostsTellErrorsNotApart(t *testing.T) {
 		if h != nil {
 			n.https(target, h)
 		}
-		_, err := n.client(registry.Options{Untrusted: true}).Repository(repository, verification.Credential{}).Blob(t.Context(), digest.FromString("content").String(), 100)
+		_, err := n.client(registry.Options{Untrusted: true}).Repository(repository, admission.Login{}).Blob(t.Context(), digest.FromString("content").String(), 100)
 		for _, other := range []error{registry.ErrNotFound, registry.ErrDenied, registry.ErrMismatch, registry.ErrTooLarge, registry.ErrMalformed} {
 			if errors.Is(err, other) || !errors.Is(err, registry.ErrUnavailable) {
 				t.Errorf("%s: %v; want ErrUnavailable alone", target, err)

@@ -24,8 +24,8 @@ import (
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 	"github.com/pullgate/pullgate/internal/testkit/certtest"
 )
 
@@ -172,7 +172,7 @@ func (n *network) client(o registry.Options) *registry.Client {
 // repository returns the repository of a client without hosts.toml, with the canary as password.
 func (n *network) repository() *registry.Repository {
 	n.t.Helper()
-	return n.client(registry.Options{}).Repository(repository, verification.Credential{Username: "alice", Password: canary})
+	return n.client(registry.Options{}).Repository(repository, admission.Login{Username: "alice", Password: canary})
 }
 
 // images is go-containerregistry's registry.

@@ -12,7 +12,7 @@ import (
 	"strings"
 
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
-	"github.com/pullgate/pullgate/internal/policies/verification"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
@@ -30,13 +30,13 @@ func NewNodeCredentials(files []string) *NodeCredentials {
 // absent file has no entries; any other one that cannot be read is an error, which does not quote it.
 //
 // Of an entry auth, or username and password, and identitytoken and registrytoken are read. Credential helpers are not run.
-func (n *NodeCredentials) For(repository string) (verification.Credential, error) {
+func (n *NodeCredentials) For(repository string) (admission.Login, error) {
 	var ring credential.SealedKeyring
 	var entries []account
 	for _, path := range n.files {
 		found, err := readAccounts(path)
 		if err != nil {
-			return verification.Credential{}, err
+			return admission.Login{}, err
 		}
 		for _, key := range slices.Sorted(maps.Keys(found)) {
 			// The look-up compares patterns; which credential an entry has is known by its index.
@@ -47,13 +47,13 @@ func (n *NodeCredentials) For(repository string) (verification.Credential, error
 	for _, offer := range ring.Lookup(repository) {
 		c, err := entries[offer.From].credential()
 		if err != nil {
-			return verification.Credential{}, fmt.Errorf("%s: an entry for %s: %w", strings.Join(n.files, ", "), repository, err)
+			return admission.Login{}, fmt.Errorf("%s: an entry for %s: %w", strings.Join(n.files, ", "), repository, err)
 		}
 		if !c.Anonymous() {
 			return c, nil
 		}
 	}
-	return verification.Credential{}, nil
+	return admission.Login{}, nil
 }
 
 // An account is an entry of a docker configuration.
@@ -82,14 +82,14 @@ func readAccounts(path string) (map[string]account, error) {
 	return file.Auths, nil
 }
 
-func (a account) credential() (verification.Credential, error) {
+func (a account) credential() (admission.Login, error) {
 	if a.Auth != "" {
 		decoded, err := base64.RawStdEncoding.DecodeString(strings.TrimRight(strings.TrimSpace(a.Auth), "="))
 		user, password, ok := strings.Cut(string(decoded), ":")
 		if err != nil || !ok {
-			return verification.Credential{}, errors.New("auth is not base64 of user:password")
+			return admission.Login{}, errors.New("auth is not base64 of user:password")
 		}
 		a.Username, a.Password = user, strings.TrimRight(password, "\x00")
 	}
-	return verification.Credential{Username: a.Username, Password: a.Password, IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken}, nil
+	return admission.Login{Username: a.Username, Password: a.Password, IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken}, nil
 }

@@ -16,7 +16,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
-	"github.com/pullgate/pullgate/internal/policies/verification"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
 const (
@@ -67,7 +67,7 @@ type Descriptor struct {
 type Repository struct {
 	client             *Client
 	name, domain, path string
-	credential         verification.Credential
+	credential         admission.Login
 	invalid            error
 	bundles            *bundles
 

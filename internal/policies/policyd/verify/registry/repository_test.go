@@ -13,8 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/go-digest"
 
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
-	"github.com/pullgate/pullgate/internal/policies/verification"
 )
 
 func TestContentIsReadByTagAndDigest(t *testing.T) {
@@ -54,11 +54,11 @@ func TestNamesAreChecked(t *testing.T) {
 	n := newNetwork(t)
 	c := n.client(registry.Options{})
 	for _, name := range []string{"", "busybox", "library/busybox", "registry.test", "registry.test/a:1", "registry.test/../a", "registry.test/A", "u:p@registry.test/a", "registry.test/a?b"} {
-		if _, err := c.Repository(name, verification.Credential{}).Manifest(t.Context(), "latest"); !errors.Is(err, registry.ErrMalformed) {
+		if _, err := c.Repository(name, admission.Login{}).Manifest(t.Context(), "latest"); !errors.Is(err, registry.ErrMalformed) {
 			t.Errorf("Manifest of %q = %v; want ErrMalformed", name, err)
 		}
 	}
-	r := c.Repository(repository, verification.Credential{})
+	r := c.Repository(repository, admission.Login{})
 	for _, ref := range []string{"", "a/b", "../b", "a?b", "sha256:1234", "sha256:" + strings.Repeat("A", 64), "md5:d41d8cd98f00b204e9800998ecf8427e", "sha256:../../x"} {
 		if _, err := r.Manifest(t.Context(), ref); !errors.Is(err, registry.ErrMalformed) {
 			t.Errorf("Manifest(%q) = %v; want ErrMalformed", ref, err)
@@ -352,7 +352,7 @@ func TestBlobsAreRedirectedWithoutSecrets(t *testing.T) {
 			n.https("other.test", answerWith(200, "other"))
 			n.resolved["127.0.0.1:443"], n.resolved["metadata.test:443"] = "127.0.0.1:443", "169.254.169.254:443"
 			hosts := write(t, t.TempDir(), map[string]string{"registry.test/hosts.toml": "[header]\nX-Secret = \"" + canary + "\"\n"})
-			r := n.client(registry.Options{HostsDir: hosts}).Repository(repository, verification.Credential{Username: "alice", Password: canary})
+			r := n.client(registry.Options{HostsDir: hosts}).Repository(repository, admission.Login{Username: "alice", Password: canary})
 			got, err := r.Blob(t.Context(), d, 100)
 			if !errors.Is(err, tc.want) || err == nil && string(got) != "content" {
 				t.Errorf("Blob = %q, %v; want %v", got, err, tc.want)

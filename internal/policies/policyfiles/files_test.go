@@ -1,0 +1,382 @@
+package policyfiles_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+)
+
+// notes are policies for tests: the texts of the files.
+type notes []string
+
+func (n notes) Len() int { return len(n) }
+
+// kinds are Note and Rule. A file that contains the word "wrong" has two errors.
+func kinds() []policyfiles.Kind {
+	read := func(list []policyfiles.File) (policyfiles.Policies, error) {
+		var all notes
+		var errs []error
+		for _, f := range list {
+			if strings.Contains(string(f.Data), "wrong") {
+				errs = append(errs, fmt.Errorf("%s: spec.a: wrong", f.Name), fmt.Errorf("%s: spec.b: wrong", f.Name))
+			}
+			_, text, _ := strings.Cut(string(f.Data), "text: ")
+			all = append(all, strings.TrimSpace(text))
+		}
+		return all, errors.Join(errs...)
+	}
+	return []policyfiles.Kind{
+		{Name: "Note", APIVersions: []string{"test/v1", "test/v1beta1"}, Read: read},
+		{Name: "Rule", APIVersions: []string{"test/v1"}, Read: read},
+		{Name: "Setting", Key: "settings", Read: read},
+	}
+}
+
+const header = "apiVersion: test/v1\nkind: Note\n"
+
+func note(text string) string { return header + "text: " + text + "\n" }
+
+func must(tb testing.TB, errs ...error) {
+	tb.Helper()
+	if err := errors.Join(errs...); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// folder returns a policy folder with files, given by name and content.
+func folder(tb testing.TB, pairs ...string) string {
+	tb.Helper()
+	dir := filepath.Join(tb.TempDir(), "policies")
+	must(tb, os.Mkdir(dir, 0o755))
+	for i := 0; i < len(pairs); i += 2 {
+		put(tb, filepath.Join(dir, pairs[i]), pairs[i+1])
+	}
+	return dir
+}
+
+func put(tb testing.TB, path, content string) {
+	tb.Helper()
+	must(tb, os.WriteFile(path, []byte(content), 0o644))
+}
+
+func read(dir string) (*policyfiles.Set, error) {
+	return policyfiles.Read(policyfiles.Paths{Folder: dir}, kinds())
+}
+
+func TestReadReadsAllKinds(t *testing.T) {
+	dir := folder(
+		t, "b.yaml", note("b"), "a.yml", "# a comment\n---\n"+note("a"), "beta.yaml", strings.Replace(note("beta"), "v1", "v1beta1", 1),
+		"c.json", `{"kind": "Rule", "apiVersion": "test/v1", "text": "text: c"}`, "flow.yaml", "{apiVersion: test/v1, kind: Note, x: 'text: flow'}",
+		"late.yaml", "text: late\nkind:   'Note' # quoted\r\napiVersion: \"test/v1\"\r\n",
+		"keyed.yaml", "other: 1\nsettings:\n  kind: Note\n", "keyed.json", `{"settings": {}}`, ".hidden.yaml", "not a policy",
+		"README.md", "", "a.yaml~", "", "a.yaml.bak", "", "noext", "")
+	must(t, os.Mkdir(filepath.Join(dir, "folder.yaml"), 0o755), os.Mkdir(filepath.Join(dir, ".git"), 0o755))
+	s, err := read(dir)
+	must(t, err)
+	got := policyfiles.Of[notes](s, "Note")
+	if len(got) != 5 || got[0] != "a" || got[1] != "b" || s.Len("Note") != 5 || s.Len("Rule") != 1 || s.Len("Setting") != 2 || s.Len("Other") != 0 {
+		t.Errorf("notes %q, %d rules, %d settings; want five of all spellings in the order of the files, one and two", got, s.Len("Rule"), s.Len("Setting"))
+	}
+	if want := []string{"README.md", "a.yaml.bak", "a.yaml~", "folder.yaml", "noext"}; !slices.Equal(s.Ignored, want) {
+		t.Errorf("ignored %q; want %q", s.Ignored, want)
+	}
+}
+
+func TestReadOfNoFolderAndOfAnEmptyOne(t *testing.T) {
+	s, err := policyfiles.Read(policyfiles.Paths{NamespaceLabels: "/absent"}, kinds())
+	if s != nil || err != nil || s.Len("Note") != 0 || policyfiles.Of[notes](s, "Note") != nil {
+		t.Errorf("no folder: %v, %v; want nil, nil", s, err)
+	}
+	s, err = read(folder(t))
+	if err != nil || s.Hash == "" || s.Len("Note") != 0 || policyfiles.Of[notes](s, "Note") != nil {
+		t.Errorf("empty folder: %+v, %v; want no policy and no error", s, err)
+	}
+}
+
+func TestReadReportsAllErrors(t *testing.T) {
+	dir := folder(
+		t, "a.yaml", header+"wrong\n", "b.yaml", note("valid"), "c.yaml", "", "d.yaml", "apiVersion: test/v1\nkind: Nota\n", "e.yaml", "kind: Zebra\n",
+		"i.yaml", "setings: {}\n", "j.yaml", "kind: Setting\nsettings: {}\n",
+		"f.yaml", "apiVersion: test/v2\nkind: Note\n", "g.yaml", "kind: [\n", "h.yaml", "kind: Rule\napiVersion: test/v1\nwrong", "big.yaml", header+strings.Repeat("#", 1<<20))
+	must(t, syscall.Mkfifo(filepath.Join(dir, "pipe.yaml"), 0o644), os.Symlink("absent.yaml", filepath.Join(dir, "link.yaml")), os.Symlink("/etc/hostname", filepath.Join(dir, "out.yaml")))
+	s, err := read(dir)
+	if s != nil || err == nil {
+		t.Fatalf("Read = %v, %v; want an error and nothing else", s, err)
+	}
+	wants := []string{
+		"big.yaml: more than 1 MiB", "link.yaml: symbolic link to absent.yaml: no such file or directory; it must lead to a file inside the folder",
+		"out.yaml: symbolic link to /etc/hostname: path escapes from parent; it must lead to a file inside the folder", "pipe.yaml: not a regular file",
+		`c.yaml: kind: Unsupported value: "": supported values: "Note", "Rule", or the field settings instead of kind`, `d.yaml: kind: Unsupported value: "Nota": did you mean Note? (line 2)`,
+		`e.yaml: kind: Unsupported value: "Zebra": supported values: "Note", "Rule", or the field settings instead of kind (line 1)`,
+		`f.yaml: apiVersion: Unsupported value: "test/v2": supported values: "test/v1", "test/v1beta1" (line 1)`, "g.yaml: error converting YAML to JSON: yaml: line 1: did not find expected node content",
+		"i.yaml: setings: unknown field; did you mean settings? (line 1)", `j.yaml: kind: Unsupported value: "Setting": supported values: "Note", "Rule", or the field settings instead of kind (line 1)`,
+		"a.yaml: spec.a: wrong", "a.yaml: spec.b: wrong", "h.yaml: spec.a: wrong", "h.yaml: spec.b: wrong",
+	}
+	for i, want := range wants {
+		wants[i] = filepath.Join(dir, "") + "/" + want
+	}
+	if diff := cmp.Diff(wants, strings.Split(err.Error(), "\n")); diff != "" {
+		t.Errorf("errors (-want +got):\n%s", diff)
+	}
+}
+
+func TestReadRefusesFolders(t *testing.T) {
+	dir := folder(t, "a.yaml", note("a"))
+	refused := func(name, path, want string) {
+		t.Helper()
+		if s, err := read(path); s != nil || err == nil || err.Error() != path+": "+want && err.Error() != want {
+			t.Errorf("%s: %v, %v; want %s", name, s, err, want)
+		}
+	}
+	refused("absent", dir+"/none", "open "+dir+"/none: no such file or directory")
+	refused("a file", dir+"/a.yaml", "open "+dir+"/a.yaml: not a directory")
+	must(t, os.Chmod(dir, 0o775))
+	refused("writable by its group", dir, "mode 0775: writable by others than the owner; run chmod go-w")
+	must(t, os.Chmod(dir, 0o757))
+	refused("writable by all", dir, "mode 0757: writable by others than the owner; run chmod go-w")
+	must(t, os.Chmod(dir, 0o755), os.Chmod(dir+"/a.yaml", 0o646))
+	refused("a file is writable by all", dir, dir+"/a.yaml: mode 0646: writable by others than the owner; run chmod go-w")
+	must(t, os.Chmod(dir+"/a.yaml", 0o644))
+	if os.Geteuid() != 0 {
+		t.Skip("another owner needs root")
+	}
+	must(t, os.Chown(dir+"/a.yaml", 1000, 0))
+	refused("a file of another user", dir, dir+"/a.yaml: owned by user 1000; must be owned by root")
+	must(t, os.Chown(dir, 1000, 0))
+	refused("of another user", dir, "owned by user 1000; must be owned by root")
+}
+
+func TestReadBoundsFilesAndBytes(t *testing.T) {
+	dir := folder(t)
+	for i := range 1000 {
+		put(t, fmt.Sprintf("%s/%04d.yaml", dir, i), note("x"))
+	}
+	put(t, dir+"/README", "not counted")
+	if s, err := read(dir); err != nil || s.Len("Note") != 1000 {
+		t.Errorf("1,000 files: %v; want all of them", err)
+	}
+	put(t, dir+"/one.yaml", note("x"))
+	if s, err := read(dir); s != nil || err == nil || err.Error() != dir+": 1001 policy files; at most 1000 are read" {
+		t.Errorf("1,001 files: %v, %v", s, err)
+	}
+	dir = folder(t)
+	full := note(strings.Repeat("x", 1<<20-len(note(""))))
+	for i := range 16 {
+		put(t, fmt.Sprintf("%s/%d.yaml", dir, i), full)
+	}
+	if s, err := read(dir); err != nil || s.Len("Note") != 16 {
+		t.Errorf("16 files of 1 MiB: %v; want all of them", err)
+	}
+	put(t, dir+"/one.yaml", note("x"))
+	if s, err := read(dir); s != nil || err == nil || err.Error() != dir+": policy files have more than 16 MiB together" {
+		t.Errorf("more than 16 MiB: %v, %v", s, err)
+	}
+}
+
+// configMap writes a version of a folder as a kubelet writes a ConfigMap volume, and switches to it.
+func configMap(t *testing.T, dir, version string, pairs ...string) {
+	t.Helper()
+	data := filepath.Join(dir, "..version-"+version)
+	must(t, os.Mkdir(data, 0o755))
+	for i := 0; i < len(pairs); i += 2 {
+		put(t, filepath.Join(data, pairs[i]), pairs[i+1])
+		if err := os.Symlink("..data/"+pairs[i], filepath.Join(dir, pairs[i])); err != nil && !errors.Is(err, os.ErrExist) {
+			t.Fatal(err)
+		}
+	}
+	must(t, os.Symlink(filepath.Base(data), dir+"/..data_tmp"), os.Rename(dir+"/..data_tmp", dir+"/..data"))
+}
+
+func TestReadFollowsLinksInsideTheFolder(t *testing.T) {
+	dir := folder(t)
+	configMap(t, dir, "1", "a.yaml", note("a1"), "b.yaml", note("b1"))
+	first, err := read(dir)
+	if got := policyfiles.Of[notes](first, "Note"); err != nil || !slices.Equal(got, notes{"a1", "b1"}) || len(first.Ignored) > 0 {
+		t.Fatalf("notes %q, ignored %q, %v; want those of the version", got, first.Ignored, err)
+	}
+	configMap(t, dir, "2", "a.yaml", note("a2"), "b.yaml", note("b1"))
+	second, err := read(dir)
+	if got := policyfiles.Of[notes](second, "Note"); err != nil || !slices.Equal(got, notes{"a2", "b1"}) || second.Hash == first.Hash {
+		t.Errorf("notes %q, %v; want those of the next version, with another hash", got, err)
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	must(t, os.Symlink(dir, link))
+	if s, err := read(link); err != nil || s.Hash != second.Hash {
+		t.Errorf("through a link to the folder: %v; want the same", err)
+	}
+}
+
+// A version is read as a whole, also while versions are replaced.
+func TestReadNeverMixesVersions(t *testing.T) {
+	dir := folder(t)
+	configMap(t, dir, "0", "a.yaml", note("0"), "b.yaml", note("0"))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 300 {
+			v := fmt.Sprint(i + 1)
+			configMap(t, dir, v, "a.yaml", note(v), "b.yaml", note(v))
+		}
+	}()
+	for running := true; running; {
+		select {
+		case <-done:
+			running = false
+		default:
+		}
+		s, err := read(dir)
+		if got := policyfiles.Of[notes](s, "Note"); err == nil && got[0] != got[1] {
+			t.Fatalf("notes %q; want one version", got)
+		} else if err != nil && !strings.Contains(err.Error(), "..data was replaced") {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestHashIdentifiesNamesAndContents(t *testing.T) {
+	hash := func(pairs ...string) string {
+		s, err := read(folder(t, pairs...))
+		must(t, err)
+		return s.Hash
+	}
+	same := hash("a.yaml", note("a"), "b.yaml", note("b"))
+	if again := hash("b.yaml", note("b"), "a.yaml", note("a"), "README", "ignored"); again != same || len(same) != 64 {
+		t.Errorf("hash %s of the same files in another folder; want %s", again, same)
+	}
+	for name, other := range map[string]string{
+		"content": hash("a.yaml", note("a"), "b.yaml", note("c")), "name": hash("a.yaml", note("a"), "c.yaml", note("b")),
+		"one less": hash("a.yaml", note("a")), "none": hash(),
+	} {
+		if other == same {
+			t.Errorf("another %s has the same hash", name)
+		}
+	}
+}
+
+func TestReadNamespaceLabels(t *testing.T) {
+	dir := folder(t, "a.yaml", note("a"))
+	path := filepath.Join(t.TempDir(), "namespaces.yaml")
+	load := func(text string) (*policyfiles.Set, error) {
+		put(t, path, text)
+		return policyfiles.Read(policyfiles.Paths{Folder: dir, NamespaceLabels: path}, kinds())
+	}
+	s, err := load("team-a: {tier: dev, kubernetes.io/metadata.name: team-a}\nteam-b:\nteam-c: {'n': '1'}\n")
+	want := map[string]map[string]string{
+		"team-a": {"tier": "dev", "kubernetes.io/metadata.name": "team-a"},
+		"team-b": {"kubernetes.io/metadata.name": "team-b"}, "team-c": {"n": "1", "kubernetes.io/metadata.name": "team-c"},
+	}
+	if err != nil || !cmp.Equal(s.NamespaceLabels, want) {
+		t.Errorf("labels %v, %v; want %v", s, err, want)
+	}
+	if s, err := load(""); err != nil || len(s.NamespaceLabels) != 0 {
+		t.Errorf("an empty file: %v, %v; want no labels", s, err)
+	}
+	put(t, dir+"/wrong.yaml", header+"wrong")
+	_, err = load("Team: {tier: dev}\nb: {'a b': 'c d', num: 1, kubernetes.io/metadata.name: c}\n")
+	for _, want := range []string{
+		dir + "/wrong.yaml: spec.a: wrong", path + `: [b][num]: Invalid type: number`, path + `: [Team]: Invalid value: "Team"`, path + `: [b][a b]: Invalid value: "a b"`,
+		path + `: [b][a b]: Invalid value: "c d"`, path + `: [b][kubernetes.io/metadata.name]: Invalid value: "c": must be the name of the namespace`,
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v\nwant it to have %s", err, want)
+		}
+	}
+	must(t, os.Remove(dir+"/wrong.yaml"))
+	for _, text := range []string{"- a", "a: {b: c}\na: {}", "a: [b]", "a: b"} {
+		if _, err := load(text); err == nil || !strings.HasPrefix(err.Error(), path+": ") {
+			t.Errorf("%s: %v; want an error with the path", text, err)
+		}
+	}
+	must(t, os.Chmod(path, 0o666))
+	if _, err := load("a: {}"); err == nil || !strings.Contains(err.Error(), path+": mode 0666: writable by others") {
+		t.Errorf("writable by all: %v", err)
+	}
+	must(t, os.Remove(path))
+	if _, err := policyfiles.Read(policyfiles.Paths{Folder: dir, NamespaceLabels: path}, kinds()); err == nil || strings.Count(err.Error(), path) != 1 {
+		t.Errorf("absent: %v; want an error with the path once", err)
+	}
+	must(t, syscall.Mkfifo(path, 0o644))
+	if _, err := policyfiles.Read(policyfiles.Paths{Folder: dir, NamespaceLabels: path}, kinds()); err == nil || err.Error() != path+": not a regular file" {
+		t.Errorf("a pipe: %v", err)
+	}
+}
+
+// A checkout of policies can belong to any user, and be writable by its group.
+func TestAnyOwner(t *testing.T) {
+	dir := t.TempDir()
+	path, labels := filepath.Join(dir, "a.yaml"), filepath.Join(dir, "labels")
+	must(t, os.WriteFile(path, []byte(note("a")), 0o600), os.WriteFile(labels, []byte("team: {a: b}"), 0o600))
+	for _, p := range []string{dir, path, labels} {
+		must(t, os.Chmod(p, 0o777))
+	}
+	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir, NamespaceLabels: labels, AnyOwner: true}, kinds())
+	if err != nil || set.Len("Note") != 1 || set.NamespaceLabels["team"]["a"] != "b" {
+		t.Errorf("Read = %v, %v; want a policy and labels", set, err)
+	}
+	if _, err := policyfiles.Read(policyfiles.Paths{Folder: dir, NamespaceLabels: labels}, kinds()); err == nil {
+		t.Error("Read without AnyOwner = nil; want errors")
+	}
+}
+
+// volume makes a folder as a kubelet makes a volume of a ConfigMap: only the folder itself is writable for all.
+func volume(t *testing.T, mode os.FileMode, pairs ...string) (dir, data string) {
+	t.Helper()
+	dir = filepath.Join(t.TempDir(), "policies")
+	data = filepath.Join(dir, "..2026_11_22_19_00_00.1234567890")
+	must(t, os.Mkdir(dir, 0o777), os.Mkdir(data, 0o755), os.Symlink(filepath.Base(data), filepath.Join(dir, "..data")))
+	for i := 0; i < len(pairs); i += 2 {
+		put(t, filepath.Join(data, pairs[i]), pairs[i+1])
+		must(t, os.Symlink("..data/"+pairs[i], filepath.Join(dir, pairs[i])))
+	}
+	must(t, os.Chmod(dir, mode))
+	return dir, data
+}
+
+func TestVolume(t *testing.T) {
+	for name, tc := range map[string]struct {
+		mode   os.FileMode
+		change func(dir, data string) error
+		want   string // of the error with Paths.Volume
+	}{
+		"a ConfigMap":       {0o777, func(string, string) error { return nil }, ""},
+		"with a sticky bit": {0o777 | os.ModeSticky, func(string, string) error { return nil }, ""},
+		"with fsGroup": {0o777 | os.ModeSetgid, func(dir, data string) error {
+			return errors.Join(os.Chmod(data, 0o755|os.ModeSetgid), os.Chmod(data+"/a.yaml", 0o644))
+		}, ""},
+		"its data is writable for others": {0o777, func(_, data string) error { return os.Chmod(data, 0o775) }, "mode 0775: writable by others than the owner; run chmod go-w"},
+		"a file is writable for others":   {0o777, func(_, data string) error { return os.Chmod(data+"/a.yaml", 0o666) }, "/a.yaml: mode 0666: writable by others than the owner; run chmod go-w"},
+		"not a volume": {0o777, func(dir, _ string) error {
+			return errors.Join(os.Remove(dir+"/..data"), os.Remove(dir+"/a.yaml"), os.WriteFile(dir+"/a.yaml", []byte(note("a")), 0o644))
+		}, "mode 0777: writable by others than the owner; run chmod go-w"},
+	} {
+		dir, data := volume(t, tc.mode, "a.yaml", note("a"))
+		must(t, tc.change(dir, data))
+		set, err := policyfiles.Read(policyfiles.Paths{Folder: dir, Volume: true}, kinds())
+		if tc.want == "" && (err != nil || !slices.Equal(policyfiles.Of[notes](set, "Note"), notes{"a"}) || len(set.Ignored) > 0) || tc.want != "" && (err == nil || !strings.HasSuffix(err.Error(), tc.want)) {
+			t.Errorf("%s: %v; want %q", name, err, tc.want)
+		}
+		if _, err := read(dir); err == nil || !strings.Contains(err.Error(), "mode 0777: writable by others") {
+			t.Errorf("%s, without Volume: %v; want an error", name, err)
+		}
+	}
+	dir, data := volume(t, 0o777, "a.yaml", note("a"))
+	if os.Geteuid() != 0 {
+		t.Skip("another owner needs root")
+	}
+	for _, path := range []string{dir, data, data + "/a.yaml"} {
+		must(t, os.Chown(path, 1000, 0))
+		if _, err := policyfiles.Read(policyfiles.Paths{Folder: dir, Volume: true}, kinds()); err == nil || !strings.Contains(err.Error(), "owned by user 1000") {
+			t.Errorf("%s of another user: %v; want an error", path, err)
+		}
+		must(t, os.Chown(path, 0, 0))
+	}
+}

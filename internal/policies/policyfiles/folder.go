@@ -1,0 +1,252 @@
+package policyfiles
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// Limits of a folder.
+const (
+	maxFiles = 1000
+	maxFile  = 1 << 20
+	maxTotal = 16 << 20 // bounds the memory, and the work of each Poll
+)
+
+// scanTries is how often a folder is read again whose ..data is replaced in the meantime.
+const scanTries = 3
+
+// A File is a policy file.
+type File struct {
+	// Name is the path of the file, for errors.
+	Name string
+	Data []byte
+}
+
+// contents are what the paths hold at one moment. Errors are a part of them.
+type contents struct {
+	files   []File
+	ignored []string
+	labels  []byte
+	// trustedRoot is the content of the file of that name.
+	trustedRoot []byte
+	errs        []error
+	hash        string // of the files; names are without the folder
+}
+
+// scan reads paths. The result is never nil.
+func scan(p Paths) *contents {
+	c := &contents{}
+	for range scanTries {
+		var stable bool
+		if c, stable = scanFolder(p); stable {
+			break
+		}
+	}
+	for _, f := range []struct {
+		path string
+		data *[]byte
+	}{{p.NamespaceLabels, &c.labels}, {p.TrustedRoot, &c.trustedRoot}} {
+		if f.path == "" {
+			continue
+		}
+		var err error
+		if *f.data, err = readOther(f.path, p.AnyOwner); err != nil {
+			c.errs = append(c.errs, err)
+		}
+	}
+	return c
+}
+
+// sum identifies contents, also those that cannot be used.
+func (c *contents) sum() (sum [sha256.Size]byte) {
+	h := sha256.New()
+	add(h, []byte(c.hash))
+	add(h, c.labels)
+	add(h, c.trustedRoot)
+	for _, name := range c.ignored {
+		add(h, []byte(name))
+	}
+	for _, err := range c.errs {
+		add(h, []byte(err.Error()))
+	}
+	h.Sum(sum[:0])
+	return sum
+}
+
+// add hashes a field with its length, so that no other fields have the same hash.
+func add(h hash.Hash, field []byte) {
+	_, _ = fmt.Fprintf(h, "%d:", len(field)) // a hash returns no error
+	_, _ = h.Write(field)
+}
+
+// scanFolder reads a folder. stable is false if ..data was replaced in the meantime: the files may be of two versions.
+func scanFolder(p Paths) (c *contents, stable bool) {
+	c = &contents{}
+	path := p.Folder
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		c.errs = append(c.errs, folderError(path, err))
+		return c, true
+	}
+	defer func() { _ = root.Close() }() // nothing was written to it
+	before, _ := root.Readlink("..data")
+	if err := c.readFolder(root, p); err != nil {
+		c.errs = append(c.errs, folderError(path, err))
+	}
+	if after, _ := root.Readlink("..data"); after != before {
+		c.errs = append(c.errs, fmt.Errorf("%s: ..data was replaced while the folder was read", path))
+		return c, false
+	}
+	return c, true
+}
+
+// folderError returns an error with the path of the folder once.
+func folderError(path string, err error) error {
+	if p, ok := errors.AsType[*fs.PathError](err); ok {
+		return &fs.PathError{Op: p.Op, Path: path, Err: p.Err}
+	}
+	return fmt.Errorf("%s: %w", path, err)
+}
+
+func (c *contents) readFolder(root *os.Root, p Paths) error {
+	dir, err := root.Open(".")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }() // it was only read
+	info, err := dir.Stat()
+	if err == nil && !p.AnyOwner {
+		err = checkFolder(root, info, p.Volume)
+	}
+	if err != nil {
+		return err
+	}
+	entries, err := dir.ReadDir(-1)
+	if err != nil {
+		return err
+	}
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return cmp.Compare(a.Name(), b.Name()) })
+	var names []string
+	for _, e := range entries {
+		switch {
+		case strings.HasPrefix(e.Name(), "."):
+		case e.IsDir() || !isPolicy(e.Name()):
+			c.ignored = append(c.ignored, e.Name())
+		default:
+			names = append(names, e.Name())
+		}
+	}
+	if len(names) > maxFiles {
+		return fmt.Errorf("%d policy files; at most %d are read", len(names), maxFiles)
+	}
+	return c.readFiles(root, p, names)
+}
+
+func isPolicy(name string) bool {
+	return slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
+}
+
+func (c *contents) readFiles(root *os.Root, p Paths, names []string) error {
+	h, total := sha256.New(), 0
+	for _, name := range names {
+		data, err := readIn(root, name, p.AnyOwner)
+		if err != nil {
+			c.errs = append(c.errs, fmt.Errorf("%s: %w", filepath.Join(p.Folder, name), err))
+			continue
+		}
+		if total += len(data); total > maxTotal {
+			return fmt.Errorf("policy files have more than %d MiB together", maxTotal>>20)
+		}
+		add(h, []byte(name))
+		add(h, data)
+		c.files = append(c.files, File{filepath.Join(p.Folder, name), data})
+	}
+	c.hash = fmt.Sprintf("%x", h.Sum(nil))
+	return nil
+}
+
+// readIn reads one policy file. Its errors are without the path.
+func readIn(root *os.Root, name string, anyOwner bool) ([]byte, error) {
+	// Without O_NONBLOCK the opening of a named pipe waits for a writer, for ever.
+	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		if p, ok := errors.AsType[*fs.PathError](err); ok {
+			err = p.Err
+		}
+		if target, linkErr := root.Readlink(name); linkErr == nil {
+			return nil, fmt.Errorf("symbolic link to %s: %w; it must lead to a file inside the folder", target, err)
+		}
+		return nil, err
+	}
+	data, err := read(f, maxFile, anyOwner)
+	return data, errors.Join(err, f.Close())
+}
+
+// read returns the content of a regular file that only its owner can write; see Paths.AnyOwner.
+func read(f *os.File, limit int, anyOwner bool) ([]byte, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, errors.New("not a regular file")
+	}
+	if !anyOwner {
+		if err := checkOwner(info); err != nil {
+			return nil, err
+		}
+	}
+	content := bytes.NewBuffer(make([]byte, 0, min(int(info.Size()), limit)+bytes.MinRead))
+	if _, err := content.ReadFrom(io.LimitReader(f, int64(limit)+1)); err != nil {
+		return nil, err
+	}
+	if content.Len() > limit {
+		return nil, fmt.Errorf("more than %d MiB", limit>>20)
+	}
+	return content.Bytes(), nil
+}
+
+// checkFolder returns an error if another user than root, and than that of the process, can change the files of a folder; see Paths.Volume.
+func checkFolder(root *os.Root, folder fs.FileInfo, volume bool) error {
+	if volume {
+		if data, err := root.Stat("..data"); err == nil {
+			return errors.Join(checkUser(folder), checkOwner(data))
+		}
+	}
+	return checkOwner(folder)
+}
+
+// checkOwner returns an error if another user than root, and than that of the process, can change a file or a folder.
+func checkOwner(info fs.FileInfo) error {
+	if err := checkUser(info); err != nil {
+		return err
+	}
+	if info.Mode().Perm()&0o022 != 0 {
+		return fmt.Errorf("mode %#o: writable by others than the owner; run chmod go-w", info.Mode().Perm())
+	}
+	return nil
+}
+
+// checkUser returns an error if another user owns a file or a folder.
+func checkUser(info fs.FileInfo) error {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	switch {
+	case !ok:
+		return errors.New("the owner is not known")
+	case stat.Uid != 0 && int(stat.Uid) != os.Geteuid():
+		return fmt.Errorf("owned by user %d; must be owned by root", stat.Uid)
+	default:
+		return nil
+	}
+}

@@ -1,0 +1,102 @@
+package policyfiles
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
+)
+
+// Paths are what a Set is read from.
+type Paths struct {
+	// Folder is the folder of policy files; "" means that there are no policies, and nothing is read.
+	Folder string
+	// NamespaceLabels is a YAML file with the labels of namespaces; "" means that they are not known.
+	NamespaceLabels string
+	// TrustedRoot is a file with certificates and keys that signatures are verified by; "" means that there is none.
+	TrustedRoot string
+	// AnyOwner reads files regardless of who owns them and who can write to them. It is for a check of policies that is not enforced,
+	// for example in a checkout of their sources.
+	AnyOwner bool
+	// Volume accepts a folder that everyone can write to if it is a volume of a ConfigMap: a kubelet makes such a folder with mode 0777, and
+	// mounts it read-only into the container. Instead of the folder, the one that its link ..data leads to must not be writable by others.
+	Volume bool
+}
+
+// A Set has the policies of all files of a folder. It is immutable.
+type Set struct {
+	// Hash identifies the names and contents of the policy files.
+	Hash string
+	// Ignored are the names of entries of the folder that are not policy files. Hidden ones are not among them.
+	Ignored []string
+	// NamespaceLabels are the labels by namespace. Those of a namespace that is not a key are not known.
+	NamespaceLabels map[string]map[string]string
+	// TrustedRoot is the content of the file, which is not decoded here; nil if there is none.
+	TrustedRoot []byte
+
+	byKind map[string]Policies
+}
+
+// Len returns the number of policies of a kind. A nil Set has none.
+func (s *Set) Len(kind string) int {
+	if s == nil || s.byKind[kind] == nil {
+		return 0
+	}
+	return s.byKind[kind].Len()
+}
+
+// Empty reports whether a set has no policies. A nil Set has none.
+func (s *Set) Empty() bool { return s == nil || len(s.byKind) == 0 }
+
+// Of returns the policies of a kind as the type that Kind.Read of the kind returns; the zero value if the folder has none.
+func Of[P Policies](s *Set, kind string) P {
+	var none P
+	if s == nil {
+		return none
+	}
+	if p, ok := s.byKind[kind].(P); ok {
+		return p
+	}
+	return none
+}
+
+// Read reads paths. It returns a complete set, or an error that joins all errors of all files, each with the path of the file. The set is
+// nil if Paths.Folder is "".
+func Read(p Paths, kinds []Kind) (*Set, error) {
+	return NewWatcher(kinds).Load(p)
+}
+
+// decode returns the set of contents.
+func (c *contents) decode(p Paths, kinds []Kind) (*Set, error) {
+	s := &Set{Hash: c.hash, Ignored: c.ignored, TrustedRoot: c.trustedRoot, byKind: map[string]Policies{}}
+	errs := c.errs
+	byKind := map[string][]File{}
+	for _, f := range c.files {
+		k, err := kindOf(f.Data, kinds)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", f.Name, strictyaml.WithLines(f.Data, []error{err})[0]))
+			continue
+		}
+		byKind[k.Name] = append(byKind[k.Name], f)
+	}
+	for _, k := range kinds {
+		if len(byKind[k.Name]) == 0 {
+			continue
+		}
+		policies, err := k.Read(byKind[k.Name])
+		if err != nil {
+			errs = append(errs, hint.Split(err)...)
+		}
+		s.byKind[k.Name] = policies
+	}
+	if p.NamespaceLabels != "" && c.labels != nil { // nil after an error
+		labels, invalid := parseLabels(p.NamespaceLabels, c.labels)
+		s.NamespaceLabels = labels
+		errs = append(errs, invalid...)
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return s, nil
+}

@@ -1,2 +1,0 @@
-// Package restrict implements the validator of the admission chain that compares pods with PodRestrictions.
-package restrict

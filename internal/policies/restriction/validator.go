@@ -1,0 +1,98 @@
+package restriction
+
+import (
+	"context"
+
+	"github.com/pullgate/pullgate/internal/policies/admission"
+)
+
+// maxPerPolicy is how many violations of one policy are reported. A tenant chooses the number of mounts, and each can violate each policy.
+const maxPerPolicy = 10
+
+// A Validator compares subjects with a set of restrictions. It cannot fail.
+type Validator struct {
+	set   *Set
+	node  Options // at the node
+	admit []admission.Finding
+}
+
+// NewValidator returns a validator. node says how views of StageSandbox and StageContainer are made; those of reviews are complete pods of the API
+// server.
+func NewValidator(set *Set, node Options) *Validator {
+	return &Validator{set: set, node: node, admit: []admission.Finding{{Answer: admission.Admit}}}
+}
+
+// Validate returns a finding for each violation, or one that admits. It returns none, which denies, at StageContainer without a container:
+// restrictions of containers would not be compared.
+func (v *Validator) Validate(_ context.Context, s admission.Subject) []admission.Finding {
+	options := v.node
+	options.AssumeUnknown = s.AssumeUnknown
+	var containers []admission.Container
+	switch s.Stage {
+	case admission.StageAdmission, admission.StageTemplate, admission.StageImageReview:
+		options.From, options.Scope = Admission, scopeOf(s.Stage)
+		containers = s.Containers
+	case admission.StageContainer:
+		if s.Container == nil {
+			return nil
+		}
+		containers, options.Others = []admission.Container{*s.Container}, s.Containers
+	case admission.StageSandbox:
+	default:
+		return nil
+	}
+	if s.Pod.Static && options.From == NodeWithPodSource {
+		options.From = Node // the API server has only a copy of the pod
+	}
+	d := v.set.Judge(&s.Pod, containers, options)
+	if d.Admitted && d.AcceptedBy == "" && len(d.Violations) == 0 {
+		return v.admit
+	}
+	return findings(d)
+}
+
+// Same reports whether two subjects are the same in all fields that the policies of their namespace restrict.
+func (v *Validator) Same(a, b admission.Subject) bool {
+	return a.Stage == b.Stage && v.set.Same(&a.Pod, &b.Pod, a.Containers, b.Containers)
+}
+
+// scopeOf returns the restrictions that a review compares.
+func scopeOf(s admission.Stage) Scope {
+	switch s {
+	case admission.StageTemplate:
+		return Template
+	case admission.StageImageReview:
+		return ImagesOnly
+	case admission.StageAdmission, admission.StageContainer, admission.StageSandbox:
+	}
+	return WholePod
+}
+
+// findings returns those of a decision; none, which denies, if it denies without an enforced violation.
+func findings(d Decision) []admission.Finding {
+	var all []admission.Finding
+	if d.Admitted {
+		all = append(all, admission.Finding{Answer: admission.Admit, Policy: d.AcceptedBy})
+	}
+	enforced, policy, count := false, "", 0
+	for _, found := range d.Violations {
+		if found.Policy != policy {
+			policy, count = found.Policy, 0
+		}
+		if count++; count > maxPerPolicy {
+			continue
+		}
+		reason := admission.RestrictionViolated
+		if found.Unknown {
+			reason = admission.FieldUnknown
+		}
+		enforced = enforced || !found.Audit
+		all = append(all, admission.Finding{
+			Answer: admission.Deny, Policy: found.Policy, Rule: found.Path, Reason: reason, Message: found.String(), Audit: found.Audit,
+		})
+	}
+	if !d.Admitted && !enforced {
+		return nil
+	}
+	return all
+}
