@@ -146,3 +146,32 @@ func read(t *testing.T, name string) string {
 	}
 	return string(content)
 }
+
+// What pages for contributors name as code is there: folders of the tree, and tests.
+func TestNamedFoldersAndTestsExist(t *testing.T) {
+	span := regexp.MustCompile("`([^`\n]+)`")
+	folder := regexp.MustCompile(`^(cmd|e2e|internal|pkg|proto|systemd|\.ci)(/[\w./-]+)?$`)
+	test := regexp.MustCompile(`^Test[A-Z]\w+$`)
+	var tests strings.Builder
+	for _, pattern := range []string{"cmd", "e2e", "internal", "pkg"} {
+		out, err := exec.CommandContext(t.Context(), "grep", "-rhoE", "--include=*_test.go", `^func Test\w+\(`,
+			filepath.Join(root, pattern)).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		tests.Write(out)
+	}
+	for _, page := range []string{"CONTRIBUTING.md", "docs/architecture.md"} {
+		for _, m := range span.FindAllStringSubmatch(read(t, filepath.Join(root, page)), -1) {
+			if test.MatchString(m[1]) && !strings.Contains(tests.String(), "func "+m[1]+"(") {
+				t.Errorf("%s: no test is named %s", page, m[1])
+			}
+			if !folder.MatchString(m[1]) {
+				continue
+			}
+			if _, err := os.Stat(filepath.Join(root, m[1])); err != nil {
+				t.Errorf("%s: %v", page, err)
+			}
+		}
+	}
+}
