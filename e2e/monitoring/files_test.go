@@ -251,9 +251,11 @@ func TestDashboardShows(t *testing.T) {
 type written struct{ page, expr string }
 
 var (
-	codeSpan  = regexp.MustCompile("`([^`\n]+)`")
+	codeSpan  = regexp.MustCompile("`([^`]+)`") // a line may end in it
+	codeBlock = regexp.MustCompile("(?s)```[a-z]*\n(.*?)```")
 	codeLine  = regexp.MustCompile(`(?m)^ {4,}(.+)$`)
-	queryLike = regexp.MustCompile(`^[a-z_0-9., ()]*(image_pull_secret|pullgate|kubelet_imagemanager)_[a-z_]+ *(\{.*|\[.*\)|.*\))$`)
+	// A query selects from a metric, has it as an argument, or compares it. Other code has only its name.
+	queryLike = regexp.MustCompile(`^[a-z_0-9., ()]*(image_pull_secret|pullgate|kubelet_imagemanager)_[a-z_]+ *[{[)<>=!].*$`)
 )
 
 // queriesOfDocs returns the queries of README.md and of every page of docs: what is written as code, and selects from a
@@ -274,13 +276,36 @@ func queriesOfDocs(t *testing.T) (all []written) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, code := range []*regexp.Regexp{codeSpan, codeLine} {
-			for _, m := range code.FindAllStringSubmatch(string(text), -1) {
-				if queryLike.MatchString(m[1]) {
-					all = append(all, written{filepath.Base(page), m[1]})
-				}
-			}
+		all = append(all, queriesOf(filepath.Base(page), string(text))...)
+	}
+	return all
+}
+
+// queriesOf returns the queries of a page.
+func queriesOf(page, text string) (all []written) {
+	code := codeLine.FindAllStringSubmatch(text, -1)
+	for _, block := range codeBlock.FindAllStringSubmatch(text, -1) {
+		for line := range strings.Lines(block[1]) {
+			code = append(code, []string{"", line})
+		}
+	}
+	code = append(code, codeSpan.FindAllStringSubmatch(codeBlock.ReplaceAllString(text, ""), -1)...)
+	for _, m := range code {
+		if expr := strings.Join(strings.Fields(m[1]), " "); queryLike.MatchString(expr) {
+			all = append(all, written{page, expr})
 		}
 	}
 	return all
+}
+
+func TestQueriesOf(t *testing.T) {
+	const page = "# `pullgate_a`\n\nLook at `rate(pullgate_a[1h])\n> 0`, not at `metric pullgate_b | grep x`, [a](m.md#pullgate_c), `pullgate_d`, `pullgate_…_e`.\n\n" +
+		"    sum by (x) (increase(image_pull_secret_f{y=\"z\"}[1d]))\n\n```\npullgate_g == 1\nmetric pullgate_h 9472\n```\n\nAnd `pullgate_i{j!=\"k\"}`.\n"
+	var got []string
+	for _, q := range queriesOf("p", page) {
+		got = append(got, q.expr)
+	}
+	if want := []string{`sum by (x) (increase(image_pull_secret_f{y="z"}[1d]))`, "pullgate_g == 1", "rate(pullgate_a[1h]) > 0", `pullgate_i{j!="k"}`}; !slices.Equal(got, want) {
+		t.Errorf("queries %q; want %q", got, want)
+	}
 }
