@@ -15,8 +15,8 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 )
 
-// program is the name of the program and of its units.
-const program = "pullgated"
+// programName is the name of the program and of its units.
+const programName = "pullgated"
 
 // criSocket is the name of the kubelet's socket in pullgated.socket (FileDescriptorName=).
 const criSocket = "cri"
@@ -79,7 +79,7 @@ func (l *optional) wait(ctx context.Context) net.Listener {
 
 // criSocketOf returns the socket that the kubelet dials.
 func criSocketOf(c config.Config) sockets.Socket {
-	return sockets.Socket{Program: program, Field: "listen", Endpoint: c.Listen, Name: criSocket}
+	return sockets.Socket{Program: programName, Field: "listen", Endpoint: c.Listen, Name: criSocket}
 }
 
 // listenAll listens on the CRI's socket, or on none, and on those of the other listeners that can be bound.
@@ -93,7 +93,7 @@ func listenAll(ctx context.Context, log klog.Logger, c config.Config, bound func
 		return on, err
 	}
 	if c.Admin.Listen != "" {
-		on.admin = &optional{field: "admin.listen", address: c.Admin.Listen, log: log, bound: bound, bind: sockets.Socket{Program: program, Field: "admin.listen", Endpoint: c.Admin.Listen}.Bind}
+		on.admin = &optional{field: "admin.listen", address: c.Admin.Listen, log: log, bound: bound, bind: sockets.Socket{Program: programName, Field: "admin.listen", Endpoint: c.Admin.Listen}.Bind}
 		if err := on.admin.start(ctx); err != nil {
 			return on, err
 		}

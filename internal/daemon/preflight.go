@@ -56,6 +56,7 @@ func Examine(ctx context.Context, host kubeletconf.Host, c config.Config) Prefli
 		p.Errors = append(p.Errors, withHint(err))
 	}
 	p.add("decisionLog.path", examineDecisionLog(c.DecisionLog.Path))
+	p.examineSandbox(ctx, host, c)
 	p.examineRuntime(c)
 	if c.Admission.Policies != "" {
 		p.warn("admission.policies", examineKubelet(ctx, host, c.Admission.KubeletRoot))
@@ -150,6 +151,27 @@ func (p *Preflight) examineRuntime(c config.Config) {
 			p.warn(e.field, fmt.Errorf("%s: not found; pullgated starts, and every call fails until the runtime listens there", path))
 		}
 	}
+}
+
+// examineSandbox checks whether the unit of pullgated lets it write and see what the configuration names.
+func (p *Preflight) examineSandbox(ctx context.Context, host kubeletconf.Host, c config.Config) {
+	unit := sandboxOf(ctx, host.Run)
+	p.add("stateDir", unit.writes(c.StateDir))
+	if c.DecisionLog.Path != "" {
+		p.add("decisionLog.path", unit.writes(filepath.Dir(c.DecisionLog.Path)))
+	}
+	if c.Admin.Listen != "" {
+		p.warn("admin.listen", unit.writes(filepath.Dir(strings.TrimPrefix(c.Admin.Listen, "unix://"))))
+	}
+	p.warn("runtimeEndpoint", unit.sees(strings.TrimPrefix(c.RuntimeEndpoint, "unix://")))
+	if c.ImageEndpoint != c.RuntimeEndpoint {
+		p.warn("imageEndpoint", unit.sees(strings.TrimPrefix(c.ImageEndpoint, "unix://")))
+	}
+	p.warn("podSource.kubeconfig", unit.sees(c.PodSource.Kubeconfig))
+	p.add("kubeletConfig", unit.sees(c.KubeletConfig))
+	p.add("admission.policies", unit.sees(c.Admission.Policies))
+	p.add("admission.namespaceLabels", unit.sees(c.Admission.NamespaceLabels))
+	p.add("admission.trustedRoot", unit.sees(c.Admission.TrustedRoot))
 }
 
 // examineKubelet returns why policies would take the volumes of pods for hostPath volumes. The kubelet of the host

@@ -1,6 +1,7 @@
 package output
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -51,7 +52,7 @@ func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	case source.GetSynced():
 		line(Good, "Pod source", "node %s, synced, %s", source.GetNode(), Count(source.GetPods(), "pod", "pods"))
 	default:
-		line(Heed, "Pod source", "node %s, NOT synced with the API server, %s known", source.GetNode(), Count(source.GetPods(), "pod", "pods"))
+		line(Heed, "Pod source", "node %s, NOT synced with the API server, %s known", cmp.Or(source.GetNode(), "unknown"), Count(source.GetPods(), "pod", "pods"))
 	}
 	line(Plain, "Grants", "%d", s.GetGrants())
 	switch log := s.GetDecisionLog(); {

@@ -1,0 +1,77 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+)
+
+// ownUnit is what systemd shows of pullgated.service.
+const ownUnit = "LoadState=loaded\nProtectSystem=strict\nProtectHome=yes\nPrivateTmp=yes\nReadWritePaths=\nBindPaths=\nBindReadOnlyPaths=\n" +
+	"StateDirectory=pullgate\nRuntimeDirectory=pullgate\nLogsDirectory=pullgate\n"
+
+// A configuration with which the unit does not start is an error before the start.
+func TestExamineComparesTheSandboxOfTheUnit(t *testing.T) {
+	const cannotWrite = "pullgated.service does not let pullgated write /srv/pullgate"
+	for name, tc := range map[string]struct {
+		unit     string
+		change   func(c *config.Config)
+		errors   []string
+		warnings []string
+	}{
+		"the defaults":                    {ownUnit, func(*config.Config) {}, nil, nil},
+		"the directory of logs":           {ownUnit, func(c *config.Config) { c.DecisionLog.Path = "/var/log/pullgate/d.log" }, nil, nil},
+		"another stateDir":                {ownUnit, func(c *config.Config) { c.StateDir = "/srv/pullgate" }, []string{"stateDir: " + cannotWrite}, nil},
+		"another directory of logs":       {ownUnit, func(c *config.Config) { c.DecisionLog.Path = "/srv/pullgate/d.log" }, []string{"decisionLog.path: " + cannotWrite}, nil},
+		"another socket":                  {ownUnit, func(c *config.Config) { c.Admin.Listen = "unix:///srv/pullgate/a.sock" }, nil, []string{"admin.listen: " + cannotWrite}},
+		"a drop-in for it":                {ownUnit + "ReadWritePaths=-/srv /other\n", func(c *config.Config) { c.StateDir = "/srv/pullgate" }, nil, nil},
+		"a mount for it":                  {ownUnit + "BindPaths=/data:/srv/pullgate:rbind\n", func(c *config.Config) { c.StateDir = "/srv/pullgate" }, nil, nil},
+		"a folder with a similar name":    {ownUnit, func(c *config.Config) { c.StateDir = "/var/lib/pullgate-2" }, []string{"does not let pullgated write /var/lib/pullgate-2"}, nil},
+		"another unit":                    {strings.Replace(ownUnit, "strict", "yes", 1), func(c *config.Config) { c.StateDir = "/srv/pullgate" }, nil, nil},
+		"no unit":                         {"LoadState=not-found\n", func(c *config.Config) { c.StateDir = "/srv/pullgate" }, nil, nil},
+		"no systemd":                      {"", func(c *config.Config) { c.StateDir = "/srv/pullgate" }, nil, nil},
+		"a runtime below /tmp":            {ownUnit, func(c *config.Config) { c.RuntimeEndpoint = "unix:///tmp/c.sock" }, nil, []string{"runtimeEndpoint: pullgated.service hides /tmp/c.sock from pullgated; move it, or add PrivateTmp=no"}},
+		"a kubeconfig below /root":        {ownUnit, func(c *config.Config) { c.PodSource.Kubeconfig = "/root/k.conf" }, nil, []string{"podSource.kubeconfig: pullgated.service hides /root/k.conf from pullgated; move it, or add ProtectHome=read-only"}},
+		"policies below /home":            {ownUnit, func(c *config.Config) { c.Admission.Policies = "/home/p" }, []string{"admission.policies: pullgated.service hides /home/p"}, nil},
+		"policies below /home, mounted":   {ownUnit + "BindReadOnlyPaths=/home/p\n", func(c *config.Config) { c.Admission.Policies = "/home/p" }, nil, nil},
+		"state below /tmp, which is lost": {ownUnit, func(c *config.Config) { c.StateDir = "/tmp/pullgate" }, []string{"stateDir: pullgated.service hides /tmp/pullgate"}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := config.Default()
+			tc.change(&c)
+			got := Preflight{}
+			got.examineSandbox(t.Context(), kubeletconf.Host{Command: func(context.Context, string, ...string) ([]byte, error) {
+				if tc.unit == "" {
+					return nil, errors.New("no systemd")
+				}
+				return []byte(tc.unit), nil
+			}}, c)
+			for kind, list := range map[string]struct {
+				got  []error
+				want []string
+			}{"errors": {got.Errors, tc.errors}, "warnings": {got.Warnings, tc.warnings}} {
+				if !slices.EqualFunc(list.got, list.want, func(e error, part string) bool { return strings.Contains(e.Error(), part) }) {
+					t.Errorf("%s %v; want %q", kind, list.got, list.want)
+				}
+			}
+		})
+	}
+}
+
+// A folder is also writable by its other names.
+func TestWritableFoldersByLinks(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(dir, "real"), 0o700), os.Symlink("real", filepath.Join(dir, "link")))
+	for path, want := range map[string]bool{"link": true, "link/absent/more": true, "real": true, "other": false} {
+		if got := below(filepath.Join(dir, path), []string{filepath.Join(dir, "real")}); got != want {
+			t.Errorf("%s: %v; want %v", path, got, want)
+		}
+	}
+}
