@@ -134,6 +134,7 @@ func (w *modelWorld) run(ops []op) string {
 	}
 	failure := w.failure
 	w.kill()
+	time.Sleep(time.Minute) // calls of the killed process may wait for their turn to list images
 	rest()
 	return failure
 }
