@@ -15,7 +15,7 @@ import (
 // pod that satisfies it runs.
 type restrictionRow struct {
 	name string // of the policy, and of its namespace
-	// field is the path in docs/restrictions.md, and leaf the rest of the path that a denial names, such as .type.
+	// field is the path in docs/restriction-fields.md, and leaf the rest of the path that a denial names, such as .type.
 	field, leaf string
 	// spec is that of the policy.
 	spec string
@@ -412,7 +412,7 @@ func sourceRows(i restrictionImages, folder string) []restrictionRow {
 
 // Each field of the documentation has a row: with the pod source if the CRI never carries it.
 func TestEveryFieldHasARow(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "restrictions.md"))
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "restriction-fields.md"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -128,7 +128,7 @@ spec:
     - {name: host, mountPath: /b, subPath: x, mountPropagation: Bidirectional}
 `
 
-// Without the pod source, the views have what the table of docs/restrictions.md says.
+// Without the pod source, the views have what the table of docs/restriction-fields.md says.
 func TestViewsOfANode(t *testing.T) {
 	starts := read(t, full).AtNode(podfile.Node{})
 	if len(starts) != 3 || starts[0].Container != nil || starts[2].Container.Name != "web" {

@@ -10,9 +10,9 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
-// The table in docs/restrictions.md is that of Fields. UPDATE=1 rewrites it.
+// The table in docs/restriction-fields.md is that of Fields. UPDATE=1 rewrites it.
 func TestDocumentedFields(t *testing.T) {
-	const page = "../../../docs/restrictions.md"
+	const page = "../../../docs/restriction-fields.md"
 	var table strings.Builder
 	table.WriteString("| field | node | notes |\n| --- | --- | --- |\n")
 	for _, f := range restriction.Fields() {
@@ -50,13 +50,13 @@ func TestDocumentedPresets(t *testing.T) {
 
 // The page says of each admission plugin of the proposal that judges pods what replaces it, and its restrictions are valid.
 func TestDocumentedPlugins(t *testing.T) {
-	_, section, _ := strings.Cut(string(read(t, "../../../docs/restrictions.md")), "## What replaces admission plugins\n")
+	_, section, _ := strings.Cut(string(read(t, "../../../docs/restriction-fields.md")), "## What replaces admission plugins\n")
 	for _, plugin := range []string{
 		"AlwaysPullImages", "ImagePolicyWebhook", "ImagePolicy", "PodSecurityPolicy", "SecurityContextConstraint", "SecurityContextDeny", "DenyEscalatingExec",
 		"DenyExecOnPrivileged", "SCCExecRestrictions", "RunOnceDuration", "LimitRanger", "PodNodeSelector", "PodTolerationRestriction",
 	} {
-		if !regexp.MustCompile(`(?m)^- ([A-Za-z]+, )*` + plugin + `[,:]`).MatchString(section) {
-			t.Errorf("docs/restrictions.md does not say what replaces %s", plugin)
+		if !regexp.MustCompile(`(?m)^\| ([A-Za-z]+, )*` + plugin + `[, ]`).MatchString(section) {
+			t.Errorf("docs/restriction-fields.md does not say what replaces %s", plugin)
 		}
 	}
 	snippets := regexp.MustCompile("`([a-zA-Z]+: [{\\[][^`]*)`").FindAllStringSubmatch(section, -1)
