@@ -70,6 +70,19 @@ func namesThatAreImageIDs(t runtimeTest) {
 			s.must(s.k.Remove(t.Context(), p))
 		}
 	}
+	// An image in the call itself. containerd 1.6 has another answer for each of them.
+	app := s.private("id/app:1", node.Image{})
+	s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
+	stranger := pod("team-b", app, node.Never)
+	s.must(s.k.Sandbox(t.Context(), stranger))
+	present := s.k.Create(t.Context(), stranger, node.Outcome{ImageID: app.ID}).Text
+	for _, id := range []string{"sha256:" + strings.Repeat("0", 64), ambiguous, nothing, app.ID[:20]} {
+		o := s.k.Create(t.Context(), stranger, node.Outcome{ImageID: id})
+		if o.State != node.CreateFailed || !strings.Contains(o.Text, "PermissionDenied") || o.Text != present {
+			t.Errorf("container on the image %s = %v; want PermissionDenied, as for the image that is present: %s", id, o, present)
+		}
+	}
+	s.must(s.k.Remove(t.Context(), stranger))
 	// A call that is not a pre-check is never altered.
 	for _, name := range []string{unique, nothing, full} {
 		want, _ := direct.Images.ImageStatus(t.Context(), &runtimeapi.ImageSpec{Image: name}, false)

@@ -10,7 +10,12 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/e2e/node"
 )
 
 // Pods of a tenant have large annotations, and images in a registry that accepts connections and sends nothing. A
@@ -60,6 +65,56 @@ func pullsThatHang(t runtimeTest) {
 		stop()
 		if err != nil {
 			t.Fatalf("ImageStatus of another pod, while pulls hang: %v", err)
+		}
+	}
+}
+
+// A runtime's errors contain what a tenant has chosen, such as a command or the name of a profile, and can be long. They end one call, and
+// arrive as the runtime sends them.
+func TestLongErrorsEndNoOtherCall(t *testing.T) { onEach(t, longErrors) }
+
+func longErrors(t runtimeTest) {
+	s := begin(t)
+	app := s.public("long/app:1", node.Image{})
+	p := pod("mallory", app, node.IfNotPresent)
+	container := s.keep(p, app, node.Running, -1).Container
+	defer func() { s.must(s.k.Remove(t.Context(), p)) }()
+	exec := func(command string) func(*node.Kubelet) error {
+		return func(k *node.Kubelet) error {
+			_, _, err := k.Runtime.ExecSync(t.Context(), container, []string{command}, 10*time.Second)
+			return err
+		}
+	}
+	direct := s.dial(s.node.Containerd.Endpoint())
+	for name, call := range map[string]func(*node.Kubelet) error{
+		"a command of 1 kB":        exec(strings.Repeat("A", 1000)),
+		"a path of 28 kB":          exec("/" + strings.Repeat("é", 14000)),
+		"20 kB that are not ASCII": exec(strings.Repeat("é", 10000)),
+		"56 kB that are not ASCII": exec(strings.Repeat("é", 28000)),
+		"a seccomp profile of 150 kB": func(k *node.Kubelet) error {
+			config := proto.CloneOf(p.SandboxConfig())
+			config.Metadata.Name, config.Metadata.Uid = "long", "long-"+t.containerd
+			config.Linux.SecurityContext.Seccomp = &runtimeapi.SecurityProfile{
+				ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: "/var/lib/kubelet/seccomp/" + strings.Repeat("A", 150<<10),
+			}
+			_, err := k.Runtime.RunPodSandbox(t.Context(), config, "")
+			return err
+		},
+	} {
+		other := make(chan error, 1)
+		go func() {
+			_, _, err := s.k.Runtime.ExecSync(t.Context(), container, []string{"/bin/sleep", "1"}, time.Minute)
+			other <- err
+		}()
+		time.Sleep(300 * time.Millisecond) // the other call has begun
+		want, got := status.Convert(call(direct)), status.Convert(call(s.k))
+		// The texts have IDs of equal length.
+		if want.Code() == codes.OK || got.Code() != want.Code() || len(got.Message()) != len(want.Message()) {
+			t.Errorf("%s: %v with %d bytes; want %v with %d, as directly", name, got.Code(), len(got.Message()), want.Code(), len(want.Message()))
+		}
+		t.Logf("%s: %v with %d bytes", name, got.Code(), len(got.Message()))
+		if err := <-other; err != nil {
+			t.Errorf("%s ends another call: %v", name, err)
 		}
 	}
 }

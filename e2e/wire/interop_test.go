@@ -19,7 +19,9 @@ import (
 
 // The cases of the client of grpc-go, without those that need TLS, credentials, a server with a name (pick_first_unary)
 // or a service that is not the CRI (orca_oob).
-var cases = map[string]func(ctx context.Context, cc *grpc.ClientConn, opts ...grpc.CallOption){
+var cases = map[string]func(
+	ctx context.Context, connect func() *grpc.ClientConn, opts ...grpc.CallOption,
+){
 	"empty_unary":                 on(interop.DoEmptyUnaryCall),
 	"large_unary":                 on(interop.DoLargeUnaryCall),
 	"client_streaming":            on(interop.DoClientStreaming),
@@ -32,26 +34,37 @@ var cases = map[string]func(ctx context.Context, cc *grpc.ClientConn, opts ...gr
 	"status_code_and_message":     on(interop.DoStatusCodeAndMessage),
 	"special_status_message":      on(interop.DoSpecialStatusMessage),
 	"custom_metadata":             on(interop.DoCustomMetadata),
-	"unimplemented_method": func(ctx context.Context, cc *grpc.ClientConn, _ ...grpc.CallOption) {
-		interop.DoUnimplementedMethod(ctx, cc)
+	"unimplemented_method": func(ctx context.Context, connect func() *grpc.ClientConn, _ ...grpc.CallOption) {
+		interop.DoUnimplementedMethod(ctx, connect())
 	},
-	"unimplemented_service": func(ctx context.Context, cc *grpc.ClientConn, _ ...grpc.CallOption) {
-		interop.DoUnimplementedService(ctx, testpb.NewUnimplementedServiceClient(cc))
+	"unimplemented_service": func(ctx context.Context, connect func() *grpc.ClientConn, _ ...grpc.CallOption) {
+		interop.DoUnimplementedService(ctx, testpb.NewUnimplementedServiceClient(connect()))
 	},
-	"orca_per_rpc": func(ctx context.Context, cc *grpc.ClientConn, _ ...grpc.CallOption) {
-		interop.DoORCAPerRPCTest(ctx, testpb.NewTestServiceClient(cc))
+	"orca_per_rpc": func(ctx context.Context, connect func() *grpc.ClientConn, _ ...grpc.CallOption) {
+		interop.DoORCAPerRPCTest(ctx, testpb.NewTestServiceClient(connect()))
 	},
-	"rpc_soak": func(ctx context.Context, cc *grpc.ClientConn, _ ...grpc.CallOption) {
-		interop.DoSoakTest(ctx, interop.SoakTestConfig{
-			RequestSize: 271828, ResponseSize: 314159, PerIterationMaxAcceptableLatency: 10 * time.Second, OverallTimeout: time.Minute,
-			NumWorkers: 8, Iterations: 32, ChannelForTest: func() (*grpc.ClientConn, func()) { return cc, func() {} },
+	"rpc_soak": func(ctx context.Context, connect func() *grpc.ClientConn, _ ...grpc.CallOption) {
+		cc := connect()
+		soak(ctx, func() (*grpc.ClientConn, func()) { return cc, func() {} })
+	},
+	"channel_soak": func(ctx context.Context, connect func() *grpc.ClientConn, _ ...grpc.CallOption) {
+		soak(ctx, func() (*grpc.ClientConn, func()) {
+			cc := connect()
+			return cc, func() { _ = cc.Close() }
 		})
 	},
 }
 
-func on(do func(context.Context, testpb.TestServiceClient, ...grpc.CallOption)) func(context.Context, *grpc.ClientConn, ...grpc.CallOption) {
-	return func(ctx context.Context, cc *grpc.ClientConn, opts ...grpc.CallOption) {
-		do(ctx, testpb.NewTestServiceClient(cc), opts...)
+func soak(ctx context.Context, channel func() (*grpc.ClientConn, func())) {
+	interop.DoSoakTest(ctx, interop.SoakTestConfig{
+		RequestSize: 271828, ResponseSize: 314159, PerIterationMaxAcceptableLatency: 10 * time.Second, OverallTimeout: time.Minute,
+		NumWorkers: 8, Iterations: 32, ChannelForTest: channel,
+	})
+}
+
+func on(do func(context.Context, testpb.TestServiceClient, ...grpc.CallOption)) func(context.Context, func() *grpc.ClientConn, ...grpc.CallOption) {
+	return func(ctx context.Context, connect func() *grpc.ClientConn, opts ...grpc.CallOption) {
+		do(ctx, testpb.NewTestServiceClient(connect()), opts...)
 	}
 }
 
@@ -68,7 +81,7 @@ func TestInterop(t *testing.T) {
 							t.Error(failure)
 						}
 					}()
-					do(ctx, interopClient(t, endpoint), opts...)
+					do(ctx, func() *grpc.ClientConn { return interopClient(t, endpoint) }, opts...)
 				})
 			}
 		}

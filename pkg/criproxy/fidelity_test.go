@@ -101,9 +101,9 @@ func TestForwardingIsTransparent(t *testing.T) {
 	}
 }
 
-func client(tb testing.TB, endpoint string) *grpc.ClientConn {
+func client(tb testing.TB, endpoint string, options ...grpc.DialOption) *grpc.ClientConn {
 	tb.Helper()
-	cc, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	cc, err := grpc.NewClient(endpoint, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -46,6 +46,14 @@ const handshakeLimit = 5 * time.Second
 // kubelet fits.
 const readBuffer = 4 << 10
 
+// Windows of a call and of a connection, in both directions. grpc enlarges its own to as much as a connection carries, up to 16 MiB for each
+// call: a client that does not read what it has asked for, or a runtime that does not, would take that much memory with each call. A message
+// that is larger than the window still comes without a pause, because grpc enlarges the window of its call while it is read.
+const (
+	callWindow       = 64 << 10
+	connectionWindow = 1 << 20
+)
+
 // Config are the parts of a [Server]. Runtime, Image, Metrics and Log must be set.
 type Config struct {
 	// Runtime serves the RuntimeService, Image the ImageService; they may be the same.
@@ -108,6 +116,8 @@ func New(c Config) *Server {
 		grpc.UnknownServiceHandler(s.serve),
 		grpc.MaxRecvMsgSize(maxRequest),
 		grpc.ReadBufferSize(readBuffer),
+		grpc.StaticStreamWindowSize(callWindow),
+		grpc.StaticConnWindowSize(connectionWindow),
 		grpc.ConnectionTimeout(handshakeLimit),
 		grpc.WaitForHandlers(true),
 		experimental.BufferPool(mem.DefaultBufferPool()), // the one that tests may have exchanged

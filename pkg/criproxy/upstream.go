@@ -41,6 +41,8 @@ func Dial(endpoint string) (*Upstream, error) {
 		grpc.WithDisableRetry(),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(0),
+		grpc.WithStaticStreamWindowSize(callWindow),
+		grpc.WithStaticConnWindowSize(connectionWindow),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: firstRetry, Multiplier: retryGrowth, Jitter: 0.2, MaxDelay: longestRetry},
 			MinConnectTimeout: handshake,

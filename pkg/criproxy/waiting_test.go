@@ -29,6 +29,7 @@ type waitingRuntime struct {
 	socket string
 	server *grpc.Server
 	waits  atomic.Int64 // calls that wait, or have waited
+	sent   atomic.Int64 // messages to clients that do not read
 }
 
 func newWaitingRuntime(t *testing.T) *waitingRuntime {
@@ -61,6 +62,7 @@ func (r *waitingRuntime) handle(_ any, s grpc.ServerStream) error {
 		r.waits.Add(1)
 		if len(md.Get("flood")) > 0 { // as much as the client takes
 			for m = make([]byte, 64<<10); s.SendMsg(&m) == nil; {
+				r.sent.Add(1)
 			}
 		}
 		<-s.Context().Done()
