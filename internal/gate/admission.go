@@ -1,18 +1,17 @@
 package gate
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/gate/criview"
-	"github.com/pullgate/pullgate/internal/gate/hidden"
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/pkg/criproxy"
@@ -55,11 +54,9 @@ func (g *Gate) chain() *admission.Chain {
 }
 
 // markStarted notes in the chain that a container was started. Its restart is admitted then, whatever the policies say by that time.
-func (g *Gate) markStarted(c clearedContainer) {
+func (g *Gate) markStarted(c createdContainer) {
 	if chain := g.chain(); chain != nil {
-		if who, ok := g.c.Pods.BySandbox(c.sandbox); ok {
-			g.mark(chain, who.UID, c.name, c.imageID, c.mounted)
-		}
+		g.mark(chain, c.uid, c.name, c.imageID, c.mounted)
 	}
 }
 
@@ -74,91 +71,108 @@ func (g *Gate) mark(chain *admission.Chain, uid, name, imageID string, mounted [
 	}
 }
 
-// A candidate is a sandbox or a container that a call would create, and about which the chain is asked.
+// A candidate is a sandbox or a container that a call would create or start, with all that is judged about it.
 type candidate struct {
-	*Admission
+	*use // of the image of the container; the name is empty for a sandbox
 
-	call      string
-	who       tracker.Pod
 	sandbox   *runtimeapi.PodSandboxConfig
 	container *runtimeapi.ContainerConfig // nil for a sandbox
-	image     admission.Image             // of the container
+	image     tracker.Image               // of the container; the zero value if it was absent when it was judged
 	mounts    []admission.Image           // that the container mounts
-	// substituted means that the container has another image than the one that its configuration names.
-	substituted bool
+
+	// reported is what the runtime says of the created container; nil before it was created.
+	reported *runtimeapi.Container
+	// restored means that the runtime has restored the container from a checkpoint, or was asked to, whatever it says of it.
+	restored bool
+	// late means that the container is judged when it starts, and without its configuration.
+	late bool
+	// instead is the image with which the candidate was judged, if the container has another one. That one is image.
+	instead *tracker.Image
 	// undescribed means that the call has no configuration of the container, so nothing is known about it except its name.
 	undescribed bool
 
-	// own and mounted are the decisions by which the pod may use the image of the container, and those that it mounts. They are noted when
-	// the chain has admitted the container: the log must not say of a denied container that it was allowed.
-	own, mounted []heldNote
+	// The decisions about the candidate, see conclude.
+	own      *decisionlog.Decision // about its image; nil if it was not judged
+	mounted  []decisionlog.Decision
+	asked    bool // the chain was asked
+	admitted admission.Decision
 }
 
-// A heldNote is a decision that has not been noted yet.
-type heldNote struct {
-	name     imageref.Ref
-	decision decisionlog.Decision
-}
-
-// candidate returns the candidate for a sandbox or a container that a call would create, nil if there are no policies. The configurations
-// must be those that are forwarded; container is nil for a sandbox.
-func (g *Gate) candidate(callName string, who tracker.Pod, sandbox *runtimeapi.PodSandboxConfig, container *runtimeapi.ContainerConfig) *candidate {
-	a := g.admitting.Load()
-	if a == nil {
-		return nil
+// candidate returns the candidate for a sandbox or a container that a call would create. The configurations must be those that are forwarded;
+// container is nil for a sandbox.
+func (g *Gate) candidate(c *call, who tracker.Pod, sandbox *runtimeapi.PodSandboxConfig, container *runtimeapi.ContainerConfig) *candidate {
+	return &candidate{
+		use: g.use(c, who, imageref.New(container.GetImage().GetUserSpecifiedImage())), sandbox: sandbox, container: container,
 	}
-	return &candidate{Admission: a, call: callName, who: who, sandbox: sandbox, container: container}
 }
 
-// on returns the candidate for the same container on an image that it has instead of the judged one. A restored container can be on any image,
-// whatever the runtime reports, so its image is unknown, and no earlier start of the container counts. A nil candidate stays nil.
-func (c *candidate) on(img tracker.Image, restored bool) *candidate {
-	if c == nil {
-		return nil
+// A check returns the error for the client if a candidate may not be created or started. It adds its decision to the candidate.
+type check func(context.Context, *candidate) error
+
+// run runs checks in order until one fails, and then notes what they have decided.
+func (g *Gate) run(ctx context.Context, c *candidate, checks ...check) (err error) {
+	for _, check := range checks {
+		if err = check(ctx, c); err != nil {
+			break
+		}
 	}
-	of := *c
-	of.substituted, of.own, of.mounted = restored || c.image.ID != "", nil, nil
-	of.image.ID, of.image.Names = img.ID, nil // the runtime may have given it the name of the judged image
-	if restored {
-		of.image.ID = ""
-	}
-	return &of
+	g.conclude(c)
+	return err
 }
 
-// ofRestored returns the candidate for a container that the runtime has restored although the call has no configuration for it; nil if there are
-// no policies.
-func (g *Gate) ofRestored(callName string, who tracker.Pod, sandbox *runtimeapi.PodSandboxConfig, name string) *candidate {
-	c := g.candidate(callName, who, sandbox, &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: name}})
-	if c != nil {
-		c.undescribed = true
+// conclude notes the decision about a candidate, and those about the images that it mounts. A container that a policy denies has one decision: the
+// log must not say of it that its images were allowed. A container that policies admit is noted once for each pod, container, image ID and
+// content of the policies, and each time that a validator admits it without an answer; a sandbox only if a policy would deny it.
+func (g *Gate) conclude(c *candidate) {
+	switch {
+	case c.asked:
+		if !g.noteAdmission(c) {
+			return
+		}
+	case c.own != nil:
+		g.noteVerdict(*c.own)
 	}
-	return c
+	for _, d := range c.mounted {
+		g.noteVerdict(d)
+	}
 }
 
-// holdOwn and holdMounted return where decisions about images are held back; nil, which means nowhere, for a nil candidate.
-func (c *candidate) holdOwn() *[]heldNote {
-	if c == nil {
-		return nil
+// noteAdmission notes the decision about a candidate for which the chain was asked, and reports whether the chain admits it.
+func (g *Gate) noteAdmission(c *candidate) bool {
+	d := c.decision(tracker.Verdict{})
+	if c.own != nil {
+		d = *c.own
 	}
-	return &c.own
+	d.Container, d.Admission = c.container.GetMetadata().GetName(), c.admitted
+	switch {
+	case !c.admitted.Admitted():
+		d.Verdict = overruled(d.Verdict, AdmissionDenied)
+		d.Verdict.Pair.ImageID = cmp.Or(d.Verdict.Pair.ImageID, c.subjectImage().ID)
+		g.note(d)
+		return false
+	case c.container == nil:
+		if slices.ContainsFunc(c.admitted.Findings, func(f admission.Finding) bool { return f.Answer != admission.Admit }) {
+			d.Verdict.Verdict = policy.Allow
+			g.note(d)
+		}
+	case c.own == nil: // the image is absent, and the runtime will say so
+	case g.pods.once(c.pod.UID, "admitted", joined(d.Container, c.image.ID, c.admitted.PolicyHash)), len(failedOpen(c.admitted)) > 0:
+		g.note(d)
+	default:
+		g.noteRepeatedAllow(d)
+	}
+	return true
 }
 
-func (c *candidate) holdMounted() *[]heldNote {
-	if c == nil {
-		return nil
-	}
-	return &c.mounted
-}
-
-// admit asks the chain about a candidate, and notes the decision and those that were held back. A denial is the error for the client, with
-// the code PermissionDenied. A nil candidate is admitted. A new sandbox of a pod that has run is exempt only as far as the pod was not edited.
+// admit asks the chain about a candidate. A denial is the error for the client, with the code PermissionDenied. A new sandbox of a pod that has run
+// is exempt only as far as the pod was not edited.
 func (g *Gate) admit(ctx context.Context, c *candidate) error {
-	if c == nil {
+	if c.policies == nil || c.late {
 		return nil
 	}
 	s := c.subject()
 	var started *admission.Pod
-	if e := c.Chain.Exempts(s); e != "" {
+	if e := c.policies.Chain.Exempts(s); e != "" {
 		if e == admission.StartedBefore && c.container == nil {
 			var err error
 			if started, err = g.editedSince(ctx, c); err != nil {
@@ -166,38 +180,36 @@ func (g *Gate) admit(ctx context.Context, c *candidate) error {
 			}
 		}
 		if started == nil {
-			g.release(c)
 			return nil
 		}
 	}
 	s.Pod, s.Container, s.Containers = g.view(ctx, c)
-	var d admission.Decision
+	c.asked = true
 	if started == nil {
-		d = c.Chain.Evaluate(ctx, s)
+		c.admitted = c.policies.Chain.Evaluate(ctx, s)
 	} else {
 		before := s
 		before.Pod.Labels, before.Pod.Annotations = started.Labels, started.Annotations
-		d = c.Chain.EvaluateEdited(ctx, before, s)
+		c.admitted = c.policies.Chain.EvaluateEdited(ctx, before, s)
 	}
-	g.c.Metrics.Admission(c.call, d)
-	g.noteAdmission(c, d)
-	if d.Admitted() {
+	g.c.Metrics.Admission(c.method, c.admitted)
+	if c.admitted.Admitted() {
 		return nil
 	}
-	if d.Answer == admission.Unverified {
-		g.leadToPull(ctx, c)
+	if c.admitted.Answer == admission.Unverified {
+		g.leadToPull(c)
 	}
-	return refusal(c.who, d, c.otherRoot())
+	return refusal(c.pod, c.admitted, c.otherRoot())
 }
 
 // otherRoot returns the start of an error text if a mount shows that the kubelet keeps its files elsewhere than in
 // KubeletRoot; "" otherwise.
 func (c *candidate) otherRoot() string {
-	root := criview.OtherRoot(c.container, c.who.UID, c.KubeletRoot)
+	root := criview.OtherRoot(c.container, c.pod.UID, c.policies.KubeletRoot)
 	if root == "" {
 		return ""
 	}
-	return fmt.Sprintf("%s looks like the root directory of the kubelet, and admission.kubeletRoot is %s; ", root, c.KubeletRoot)
+	return fmt.Sprintf("%s looks like the root directory of the kubelet, and admission.kubeletRoot is %s; ", root, c.policies.KubeletRoot)
 }
 
 // refusal returns the error for a call that the chain denies. remark is put before the reasons of the chain.
@@ -209,13 +221,13 @@ func refusal(who tracker.Pod, d admission.Decision, remark string) error {
 // editedSince returns the view of the latest sandbox of a pod if a new one has other labels or annotations; nil if they are the same. Almost nothing
 // else of a pod can be edited, and a tenant can end a sandbox.
 func (g *Gate) editedSince(ctx context.Context, c *candidate) (*admission.Pod, error) {
-	latest, err := g.c.Runtime.latestSandbox(ctx, c.who.UID)
+	latest, err := g.c.Runtime.latestSandbox(ctx, c.pod.UID)
 	if err != nil {
 		return nil, err
 	}
 	if latest == nil {
 		return nil, criproxy.Refuse(codes.Unavailable, "SANDBOX_NOT_KNOWN", fmt.Sprintf(
-			"pullgate: pod %s/%s has run, and the runtime has no sandbox of it any more; try again", c.who.Namespace, c.who.Name))
+			"pullgate: pod %s/%s has run, and the runtime has no sandbox of it any more; try again", c.pod.Namespace, c.pod.Name))
 	}
 	before := criview.Sandbox(&runtimeapi.PodSandboxConfig{Labels: latest.GetLabels(), Annotations: latest.GetAnnotations()})
 	now := criview.Sandbox(c.sandbox)
@@ -233,13 +245,29 @@ func sameMap(a, b admission.Value[map[string]string]) bool {
 
 // subject returns the candidate without the view, which is enough to find out whether it is exempt.
 func (c *candidate) subject() admission.Subject {
-	s := admission.Subject{Stage: admission.StageSandbox, Pod: identityOf(admission.Pod{}, c.who), Image: c.image, Mounted: c.mounts}
+	s := admission.Subject{Stage: admission.StageSandbox, Pod: identityOf(admission.Pod{}, c.pod), Image: c.subjectImage(), Mounted: c.mounts}
 	if c.container != nil {
 		s.Stage = admission.StageContainer
 		s.Container = &admission.Container{Name: c.container.GetMetadata().GetName()}
 	}
 	return s
 }
+
+// subjectImage returns the image of the container for the chain. A restored container can be on any image, whatever the runtime reports, so its
+// image is unknown, and no earlier start of the container counts. The runtime may have given another image the name of the judged one.
+func (c *candidate) subjectImage() admission.Image {
+	img := admissionImage(c.image, c.name)
+	if c.instead != nil {
+		img.Names = nil
+		if c.restored {
+			img.ID = ""
+		}
+	}
+	return img
+}
+
+// substituted reports whether the container has another image than the one that its configuration names.
+func (c *candidate) substituted() bool { return c.instead != nil && (c.restored || c.instead.ID != "") }
 
 // identityOf returns a view with the identity that the gate has for the pod, which comes from answers of the runtime.
 func identityOf(view admission.Pod, who tracker.Pod) admission.Pod {
@@ -259,12 +287,12 @@ func (a *Admission) identified(view admission.Pod, who tracker.Pod) admission.Po
 // view returns what the CRI and the pod source say about a candidate, and what the pod source says about the pod's other containers.
 func (g *Gate) view(ctx context.Context, c *candidate) (pod admission.Pod, container *admission.Container, others []admission.Container) {
 	pod, container = c.criView()
-	pod = c.identified(pod, c.who)
+	pod = c.policies.identified(pod, c.pod)
 	// The API server has only copies of static pods, and does not describe what a checkpoint has.
-	if c.Views != nil && !c.who.Static && !c.undescribed {
+	if c.policies.Views != nil && !c.pod.Static && !c.undescribed {
 		pod, container, others = g.merge(ctx, c, pod, container)
 	}
-	if container != nil && (c.substituted || !c.namedInCall()) {
+	if container != nil && (c.substituted() || !c.namedInCall()) {
 		container.Image = admission.Value[string]{}
 	}
 	return pod, container, others
@@ -281,20 +309,20 @@ func (c *candidate) criView() (admission.Pod, *admission.Container) {
 	if c.undescribed {
 		return admission.Pod{}, &admission.Container{Name: c.container.GetMetadata().GetName()}
 	}
-	if uid := c.sandbox.GetMetadata().GetUid(); uid != "" && uid == c.who.UID {
-		pod, container := criview.Container(c.sandbox, c.container, c.KubeletRoot)
+	if uid := c.sandbox.GetMetadata().GetUid(); uid != "" && uid == c.pod.UID {
+		pod, container := criview.Container(c.sandbox, c.container, c.policies.KubeletRoot)
 		return pod, &container
 	}
 	// The configuration of the sandbox is missing, or is that of another pod: all about the pod is unknown, except its own volumes.
-	own := &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Uid: c.who.UID}}
-	_, container := criview.Container(own, c.container, c.KubeletRoot)
+	own := &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Uid: c.pod.UID}}
+	_, container := criview.Container(own, c.container, c.policies.KubeletRoot)
 	return admission.Pod{}, &container
 }
 
 // merge adds the view of the pod source, and returns the pod's other containers. Each field in which the two differ is counted, and logged once for
 // each pod.
 func (g *Gate) merge(ctx context.Context, c *candidate, pod admission.Pod, container *admission.Container) (admission.Pod, *admission.Container, []admission.Container) {
-	api, containers, ok := c.Views.View(ctx, c.who.UID)
+	api, containers, ok := c.policies.Views.View(ctx, c.pod.UID)
 	if !ok {
 		return pod, container, nil
 	}
@@ -302,9 +330,9 @@ func (g *Gate) merge(ctx context.Context, c *candidate, pod admission.Pod, conta
 	pod, container, conflicts := admission.Merge(pod, api, container, same)
 	for _, field := range conflicts {
 		g.c.Metrics.ViewConflict(field)
-		if g.conflicts.Add(hidden.Key{Pod: c.who.UID, Name: field}) {
+		if g.pods.once(c.pod.UID, "conflict", field) {
 			g.c.Log.Info("The kubelet and the API server differ about a pod, policies are compared with what the kubelet sent",
-				"field", field, "pod", klog.KRef(c.who.Namespace, c.who.Name))
+				"field", field, "pod", klog.KRef(c.pod.Namespace, c.pod.Name))
 		}
 	}
 	return pod, container, others
@@ -327,46 +355,3 @@ func split(containers []admission.Container, container *admission.Container) (sa
 
 // AdmissionDenied denies a call because of a policy: the credentials allow it, or there is nothing that needs one.
 const AdmissionDenied policy.Reason = "admission_denied"
-
-// noteAdmission notes a decision of the chain. A container that is admitted is noted once for each pod, container, image ID and content of the
-// policies, and each time that a validator admits it without an answer; a sandbox only if a policy would deny it.
-func (g *Gate) noteAdmission(c *candidate, d admission.Decision) {
-	note := heldNote{name: c.image.Requested, decision: decisionlog.Decision{Call: c.call, Pod: c.who, PullPolicy: tracker.PullUnknown}}
-	judged := len(c.own) > 0
-	if judged {
-		note = c.own[0]
-	}
-	note.decision.Container, note.decision.Admission = c.container.GetMetadata().GetName(), d
-	switch {
-	case !d.Admitted():
-		note.decision.Verdict = overruled(note.decision.Verdict, AdmissionDenied)
-		if note.decision.Verdict.Pair.ImageID == "" {
-			note.decision.Verdict.Pair.ImageID = c.image.ID
-		}
-		g.note(note.name, note.decision)
-		return
-	case c.container == nil:
-		if slices.ContainsFunc(d.Findings, func(f admission.Finding) bool { return f.Answer != admission.Admit }) {
-			note.decision.Verdict.Verdict = policy.Allow
-			g.note(note.name, note.decision)
-		}
-	case !judged: // the image is absent, and the runtime will say so
-	case g.noted.Add(hidden.Key{Pod: c.who.UID, Name: strings.Join([]string{note.decision.Container, c.image.ID, d.PolicyHash}, "\x00")}), len(failedOpen(d)) > 0:
-		g.note(note.name, note.decision)
-	default:
-		g.noteRepeatedAllow(note.name, note.decision)
-	}
-	c.own = nil
-	g.release(c)
-}
-
-// release notes what was held back. A nil candidate has nothing.
-func (g *Gate) release(c *candidate) {
-	if c == nil {
-		return
-	}
-	for _, n := range slices.Concat(c.own, c.mounted) {
-		g.noteVerdict(n.name, n.decision)
-	}
-	c.own, c.mounted = nil, nil
-}

@@ -13,7 +13,6 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 	"github.com/pullgate/pullgate/internal/records"
-	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -67,7 +66,7 @@ func BenchmarkAdmission(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := g.admit(b.Context(), g.candidate(name, who, sandbox, container)); err != nil {
+				if err := g.admit(b.Context(), g.candidate(g.newCall(b.Context(), name), who, sandbox, container)); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -103,8 +102,8 @@ func BenchmarkAdmissionEndorsed(b *testing.B) {
 			g := New(Config{Pods: podindex.New(), Metrics: nothing{}, Admission: &Admission{Chain: chain, Endorser: e}})
 			b.ReportAllocs()
 			for b.Loop() {
-				c := g.candidate("CreateContainer", who, sandbox, config)
-				c.image = admission.Image{ID: "sha256:1", Requested: imageref.New("registry.test/app:1")}
+				c := g.candidate(g.newCall(b.Context(), "CreateContainer"), who, sandbox, config)
+				c.image = tracker.Image{ID: "sha256:1"}
 				if err := g.admit(b.Context(), c); err != nil {
 					b.Fatal(err)
 				}

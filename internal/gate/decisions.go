@@ -1,14 +1,13 @@
 package gate
 
 import (
+	"cmp"
 	"slices"
 
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/records"
-	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -29,10 +28,10 @@ func overruled(v tracker.Verdict, why policy.Reason) tracker.Verdict {
 	return v
 }
 
-// note records a decision about an image of this name in Config.Decisions, and in the journal unless it repeats a denial. For repeated denials
-// the journal has one line a minute, with their number.
-func (g *Gate) note(name imageref.Ref, d decisionlog.Decision) {
-	d = g.complete(name, d)
+// note records a decision in Config.Decisions, and in the journal unless it repeats a denial. For repeated denials the journal has one line a
+// minute, with their number.
+func (g *Gate) note(d decisionlog.Decision) {
+	d = g.complete(d)
 	g.journal(d)
 	if g.c.Decisions != nil {
 		g.c.Decisions.Record(d)
@@ -40,20 +39,16 @@ func (g *Gate) note(name imageref.Ref, d decisionlog.Decision) {
 }
 
 // noteRepeatedAllow logs at a debug level that a pod was allowed an image again.
-func (g *Gate) noteRepeatedAllow(name imageref.Ref, d decisionlog.Decision) {
+func (g *Gate) noteRepeatedAllow(d decisionlog.Decision) {
 	if log := g.c.Log.V(2); log.Enabled() {
-		log.Info("Allowed again", facts(g.complete(name, d))...)
+		log.Info("Allowed again", facts(g.complete(d))...)
 	}
 }
 
-// complete sets the fields that every decision about an image of this name has.
-func (g *Gate) complete(name imageref.Ref, d decisionlog.Decision) decisionlog.Decision {
-	d.Image = name.String()
-	d.Shadow = g.c.Shadow && d.Verdict.Reason != AdmissionDenied // which shadow mode does not affect
-	d.Repository = d.Verdict.Pair.Repository
-	if d.Repository == "" {
-		d.Repository = name.Repository() // for example of a pull that did not succeed
-	}
+// complete sets what depends on the verdict.
+func (g *Gate) complete(d decisionlog.Decision) decisionlog.Decision {
+	d.Shadow = g.c.Shadow && d.Verdict.Reason != AdmissionDenied   // which shadow mode does not affect
+	d.Repository = cmp.Or(d.Verdict.Pair.Repository, d.Repository) // a pull that did not succeed has no pair
 	return d
 }
 
@@ -98,8 +93,8 @@ func (g *Gate) journal(d decisionlog.Decision) {
 			return
 		}
 	}
-	skipped, line := g.repeats.next(d)
-	if !line {
+	skipped, repeated := g.pods.repeats(d)
+	if repeated {
 		return
 	}
 	facts := facts(d)
@@ -125,14 +120,4 @@ func wouldDeny(d decisionlog.Decision) bool {
 	return slices.ContainsFunc(d.Admission.Findings, func(f admission.Finding) bool {
 		return f.Audit && f.Answer != admission.Admit
 	})
-}
-
-// holder returns a Secret that is known to hold the credential of a verdict, the zero value if there is none.
-func holder(v tracker.Verdict, secrets []tracker.Secret) (from records.SecretRef) {
-	for _, s := range secrets {
-		if v.Credential != "" && s.Credential == v.Credential {
-			return s.Ref
-		}
-	}
-	return from
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/records"
-	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -46,7 +45,7 @@ func TestJournalHasTheOutcomeOfACall(t *testing.T) {
 		var lines []string
 		log := funcr.New(func(_, line string) { lines = append(lines, line) }, funcr.Options{})
 		g := &Gate{c: Config{Shadow: tc.decided.Shadow, Log: log}}
-		g.note(imageref.Ref{}, tc.decided)
+		g.note(tc.decided)
 		if len(lines) != 1 || !strings.Contains(lines[0], tc.want) || !strings.Contains(lines[0], string(tc.decided.Verdict.Reason)) {
 			t.Errorf("journal of %s %v = %q; want one line with %s and the reason", tc.decided.Call, tc.decided.Verdict.Verdict, lines, tc.want)
 		}
@@ -60,9 +59,9 @@ func TestJournalNamesThePolicyThatDenied(t *testing.T) {
 	d := decisionlog.Decision{Call: "CreateContainer", Container: "web", Verdict: overruled(tracker.Verdict{}, AdmissionDenied), Admission: admission.Decision{
 		Answer: admission.Deny, Findings: []admission.Finding{{Policy: "p", Answer: admission.Deny, Message: "policy p: a field"}},
 	}}
-	g.note(imageref.Ref{}, d)
+	g.note(d)
 	d.Container = "other"
-	g.note(imageref.Ref{}, d)
+	g.note(d)
 	if len(*lines) != 2 {
 		t.Fatalf("journal %q; want a line for each container", *lines)
 	}
@@ -97,7 +96,7 @@ func TestJournalCountsRepeatedDenials(t *testing.T) {
 	allowed := tracker.Verdict{Decision: policy.Decision{Verdict: policy.Allow, Reason: policy.Proved}}
 	otherImage := denied(policy.NotProved)
 	otherImage.Pair.ImageID = "other"
-	create := decisionlog.Decision{Call: "CreateContainer", Pod: tracker.Pod{UID: "1"}, Verdict: denied(policy.NotProved)}
+	create := decisionlog.Decision{Call: "CreateContainer", Pod: tracker.Pod{UID: "1"}, Image: "busybox", Verdict: denied(policy.NotProved)}
 	with := func(change func(*decisionlog.Decision)) decisionlog.Decision {
 		d := create
 		change(&d)
@@ -121,13 +120,13 @@ func TestJournalCountsRepeatedDenials(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			g, lines, recorded := journaling(0)
 			for range 51 {
-				g.note(imageref.New("busybox"), create)
+				g.note(create)
 			}
 			if len(*lines) != 1 || strings.Contains((*lines)[0], "repeated") || len(*recorded) != 51 {
 				t.Fatalf("51 denials: journal %q, %d recorded; want one line without a number, and 51", *lines, len(*recorded))
 			}
 			time.Sleep(tc.after)
-			g.note(imageref.New("busybox"), tc.then)
+			g.note(tc.then)
 			got := strings.Join((*lines)[1:], "\n")
 			if (got == "") != (tc.want == "") || !strings.Contains(got, tc.want) || len(*recorded) != 52 {
 				t.Errorf("%s: journal %q, %d recorded; want %s, 52", tc.name, got, len(*recorded), tc.want)
@@ -146,7 +145,7 @@ func TestJournalHasAnAuditFindingOnce(t *testing.T) {
 	d := decisionlog.Decision{Call: "RunPodSandbox", Admission: admission.Decision{Answer: admission.Admit, Findings: []admission.Finding{audited}}}
 	d.Verdict.Verdict = policy.Allow
 	for range 3 {
-		g.note(imageref.Ref{}, d)
+		g.note(d)
 	}
 	if len(*lines) != 1 || !strings.Contains((*lines)[0], `"policies"="policy p: a field"`) || len(*recorded) != 3 {
 		t.Errorf("journal %q, %d recorded; want one line, and 3", *lines, len(*recorded))
@@ -155,31 +154,34 @@ func TestJournalHasAnAuditFindingOnce(t *testing.T) {
 
 func TestJournalHasADenialThatFollowsAnAllow(t *testing.T) {
 	g, lines, _ := journaling(0)
-	d := decisionlog.Decision{Call: "CreateContainer"}
+	d := decisionlog.Decision{Call: "CreateContainer", Image: "busybox"}
 	for _, v := range []policy.Verdict{policy.Reverify, policy.Allow, policy.Reverify} {
 		d.Verdict.Verdict = v
-		g.note(imageref.New("busybox"), d)
+		g.note(d)
 	}
 	if len(*lines) != 3 || strings.Contains(strings.Join(*lines, ""), "repeated") {
 		t.Errorf("journal %q; want three lines without a number", *lines)
 	}
 }
 
+// A pod with denials of many images does not displace those of another pod.
 func TestRepeatedDenialsAreBounded(t *testing.T) {
-	var r repeats
-	denied := func(image int) decisionlog.Decision {
-		return decisionlog.Decision{Call: "CreateContainer", Image: fmt.Sprint("busybox:", image)}
+	var s podStates
+	denied := func(uid string, image int) (repeated bool) {
+		_, repeated = s.repeats(decisionlog.Decision{Call: "CreateContainer", Pod: tracker.Pod{UID: uid}, Image: fmt.Sprint("busybox:", image)})
+		return repeated
 	}
-	for i := range maxRepeats + 1 {
-		r.next(denied(i))
+	denied("victim", 0)
+	for i := range maxEntries + 1 {
+		denied("pod", i)
 	}
-	if n := r.last.Len(); n != maxRepeats {
-		t.Errorf("%d denials are remembered; want %d", n, maxRepeats)
+	if n := len(s.pods[podKey{uid: "pod"}].denials.of); n != maxEntries {
+		t.Errorf("%d denials are remembered; want %d", n, maxEntries)
 	}
-	if _, line := r.next(denied(maxRepeats)); line {
+	if !denied("pod", maxEntries) || !denied("victim", 0) {
 		t.Error("the last denial is forgotten")
 	}
-	if _, line := r.next(denied(0)); !line {
+	if denied("pod", 0) {
 		t.Error("a forgotten denial gets no line")
 	}
 }
@@ -189,7 +191,7 @@ func TestRepeatedAllowIsLoggedForDevelopers(t *testing.T) {
 	for level, want := range []string{"", "", `"msg"="Allowed again"`} {
 		g, lines, recorded := journaling(level)
 		g.c.Metrics = noMetrics{}
-		g.count(imageref.New("busybox"), d)
+		g.count(d)
 		if got := strings.Join(*lines, "\n"); (got == "") != (want == "") || !strings.Contains(got, want) || len(*recorded) != 0 {
 			t.Errorf("-v %d: journal %q, %d recorded; want %s and none", level, got, len(*recorded), want)
 		}

@@ -1,7 +1,6 @@
 package gate
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -12,7 +11,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/gate/hidden"
 	"github.com/pullgate/pullgate/internal/gate/kubelet"
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
@@ -29,23 +27,13 @@ type Gate struct {
 	// skipsAlways is the result of the last pre-check about the kubelet.
 	skipsAlways atomic.Bool
 
-	// hidden holds the hidden pre-checks, by config.seen and name: a PullImage of the same pod for the same name may be a request to prove access to
-	// the image on the node. A pre-check stays until the pod gets a grant for the name or a later pre-check is allowed.
-	hidden        hidden.PerPod
-	refusals      hidden.Refusals
-	warned        hidden.PerPod // images for which it was logged that the pod has too many credentials
-	repeats       repeats
-	cleared       cleared
+	pods          podStates
 	synced        synced
 	restoring     atomic.Pointer[restoring] // nil is unknown
 	allowRestores atomic.Bool
 
 	admitting atomic.Pointer[Admission] // nil if there are no policies
-	noted     hidden.PerPod             // admitted containers whose decision was noted
-	// unendorsed are those of hidden whose image lacked an endorsement.
-	unendorsed hidden.PerPod
-	held       heldRequests
-	conflicts  hidden.PerPod // fields for which it was logged that the views of the pod differ
+	held      heldRequests
 }
 
 // Metrics counts the decisions of a [Gate]. Its methods may be called concurrently.
@@ -103,6 +91,12 @@ func New(c Config) *Gate {
 	g.skipsAlways.Store(c.AlwaysPrecheck == kubelet.Skipped)
 	g.allowRestores.Store(c.AllowRestores)
 	g.admitting.Store(c.Admission)
+	g.pods.has = func(k podKey) bool {
+		if k.uid != "" {
+			return c.Pods.Has(k.uid)
+		}
+		return len(c.Pods.BySeen(k.seen)) > 0
+	}
 	return g
 }
 
@@ -134,58 +128,18 @@ func errUndecodable() error {
 		"pullgate cannot read this request, which it has to judge; kubelet and pullgate may differ in their CRI version")
 }
 
-// judge gets a verdict from the tracker, counts it and notes it, unless it is a repeated Allow. If nothing else allows a request without
-// credentials, judge uses those of the pod's Secrets, which may take a while to get. It requests them before every refusal, so that the duration
-// of a refusal does not reveal the reason.
-func (g *Gate) judge(ctx context.Context, callName string, p tracker.Pod, r tracker.Request) tracker.Verdict {
-	return g.judgeHolding(ctx, callName, p, r, nil)
-}
-
-// judgeHolding does what judge does. If held is not nil, a decision with which the call continues is counted, and not noted but added to held.
-func (g *Gate) judgeHolding(ctx context.Context, callName string, p tracker.Pod, r tracker.Request, held *[]heldNote) tracker.Verdict {
-	d := g.decide(ctx, callName, p, r, g.c.Tracker.Check)
-	switch {
-	case d.Verdict.Reason == policy.Absent:
-	case held != nil && (d.Verdict.Allowed() || g.c.Shadow):
-		g.c.Metrics.Verdict(d.Call, d.Verdict.Decision)
-		*held = append(*held, heldNote{r.Name, d})
-	default:
-		g.count(r.Name, d)
-	}
-	return d.Verdict
-}
-
-// decide judges by a check of the tracker. It neither counts nor logs its decision.
-func (g *Gate) decide(ctx context.Context, callName string, p tracker.Pod, r tracker.Request, check func(context.Context, tracker.Request) tracker.Verdict) decisionlog.Decision {
-	began := time.Now()
-	r.Pod = p
-	pullPolicy := g.policyFor(ctx, callName, p, r.Name)
-	r.Unasked = r.Unasked || pullPolicy == tracker.PullNever // the registry will not be asked
-	v := check(ctx, r)
-	if !v.Allowed() && v.Reason != policy.Absent && r.Credentials == nil {
-		r.Secrets = g.secrets(ctx, p, r.Name)
-		if v.Reason == policy.NotProved && len(r.Secrets) > 0 {
-			v = check(ctx, r)
-		}
-	}
-	return decisionlog.Decision{
-		Call: callName, Pod: p, Verdict: v, Secret: holder(v, r.Secrets),
-		PullPolicy: pullPolicy, Took: time.Since(began),
-	}
-}
-
 // count counts a verdict and notes it, unless it is a repeated Allow.
-func (g *Gate) count(name imageref.Ref, d decisionlog.Decision) {
+func (g *Gate) count(d decisionlog.Decision) {
 	g.c.Metrics.Verdict(d.Call, d.Verdict.Decision)
-	g.noteVerdict(name, d)
+	g.noteVerdict(d)
 }
 
 // noteVerdict notes a verdict, unless it is a repeated Allow.
-func (g *Gate) noteVerdict(name imageref.Ref, d decisionlog.Decision) {
+func (g *Gate) noteVerdict(d decisionlog.Decision) {
 	if !d.Verdict.Allowed() || d.Verdict.First || d.Pod.UID == "" { // it is unknown whether an unknown pod was allowed before
-		g.note(name, d)
+		g.note(d)
 	} else {
-		g.noteRepeatedAllow(name, d)
+		g.noteRepeatedAllow(d)
 	}
 }
 
@@ -198,17 +152,17 @@ func (g *Gate) hit(pullPolicy string, v tracker.Verdict, began time.Time) {
 
 // deny returns the error for a container that may not be created or started. It says what is missing and what to do, and contains only names from
 // the request.
-func (g *Gate) deny(callName string, p tracker.Pod, name imageref.Ref, v tracker.Verdict) error {
-	g.c.Metrics.Refused(callName)
-	what := fmt.Sprintf("image %q", name.String())
-	if name.Empty() {
+func (g *Gate) deny(u *use, v tracker.Verdict) error {
+	g.c.Metrics.Refused(u.method)
+	what := fmt.Sprintf("image %q", u.name.String())
+	if u.name.Empty() {
 		what = "its image"
 	}
 	missing := "no credential of this pod has proved access to it"
 	todo := "set imagePullSecrets that can pull it; with imagePullPolicy Never an image must have been proved before"
 	switch v.Reason {
 	case policy.ImageIDName:
-		missing, todo = unnamed(name)
+		missing, todo = unnamed(u.name)
 	case policy.RecordUnreadable:
 		missing, todo = "the record of who proved access cannot be read", "see the log of pullgated on this node"
 	case policy.ProofExpired:
@@ -216,7 +170,7 @@ func (g *Gate) deny(callName string, p tracker.Pod, name imageref.Ref, v tracker
 	default:
 	}
 	return criproxy.Refuse(codes.PermissionDenied, "ACCESS_NOT_PROVED",
-		fmt.Sprintf("pullgate: pod %s/%s may not use %s: %s; %s", p.Namespace, p.Name, what, missing, todo))
+		fmt.Sprintf("pullgate: pod %s/%s may not use %s: %s; %s", u.pod.Namespace, u.pod.Name, what, missing, todo))
 }
 
 // unnamed says why access cannot be proved for a name that the runtime resolves to an image without that name. It depends only on the name, so

@@ -7,7 +7,6 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/internal/gate/hidden"
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/internal/records"
@@ -31,111 +30,125 @@ func isPrecheck(r *runtimeapi.ImageStatusRequest) bool {
 	return !r.GetVerbose() && a[podindex.SeenAnnotation] != "" && a[podindex.SourceAnnotation] != ""
 }
 
+// A precheck is an ImageStatus that is judged.
+type precheck struct {
+	*call
+
+	name imageref.Ref
+	seen string // the value of SeenAnnotation
+	// uses are those of the pods of which one has sent it. If no pod is known, it is the use of an unknown one: it may use what every pod may
+	// use, and the source annotation shows whether it is static.
+	uses []*use
+	// identified means that the pod that sent it is known, or that no pod is.
+	identified bool
+}
+
+// precheck decodes a pre-check.
+func (g *Gate) precheck(c *call, image *runtimeapi.ImageSpec) *precheck {
+	annotations := image.GetAnnotations()
+	p := &precheck{call: c, name: imageref.New(image.GetImage()), seen: annotations[podindex.SeenAnnotation]}
+	who := g.c.Pods.BySeen(p.seen)
+	p.identified = len(who) == 1
+	if len(who) == 0 {
+		who = g.candidates(annotations, p.name)
+	}
+	if len(who) == 0 {
+		p.identified = true
+		who = []tracker.Pod{{Static: podindex.StaticSource(annotations[podindex.SourceAnnotation])}}
+	}
+	for _, pod := range who {
+		p.uses = append(p.uses, g.use(c, pod, p.name))
+	}
+	return p
+}
+
+// pullPolicy returns how the pod uses the image, PullUnknown if several pods may have sent the pre-check.
+func (p *precheck) pullPolicy() string {
+	if len(p.uses) > 1 {
+		return tracker.PullUnknown
+	}
+	return p.uses[0].pullPolicy
+}
+
 // imageStatus hides an image if the pod has to prove access to it.
 func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call, req *runtimeapi.ImageStatusRequest) ([]byte, error) {
 	if !isPrecheck(req) {
 		return c.Forward(ctx)
 	}
-	g.skipsAlways.Store(g.c.AlwaysPrecheck.Skips(ctx))
 	g.ready(ctx)
-	began := time.Now()
-	name, seen := imageref.New(req.GetImage().GetImage()), req.GetImage().GetAnnotations()[podindex.SeenAnnotation]
-	who := g.c.Pods.BySeen(seen)
-	known := len(who) == 1 // the pod that sent it is known
-	if len(who) == 0 {
-		who = g.candidates(req.GetImage().GetAnnotations(), name)
-	}
-	if len(who) == 0 {
-		// The pod is unknown: it may use what every pod may use, and the source annotation shows whether it is static.
-		who = []tracker.Pod{{Static: podindex.StaticSource(req.GetImage().GetAnnotations()[podindex.SourceAnnotation])}}
-	}
-
+	p := g.precheck(g.newCall(ctx, "ImageStatus"), req.GetImage())
+	g.skipsAlways.Store(p.skipsAlways)
 	raw, err := c.Forward(ctx)
-	if len(who) > 1 {
+	if len(p.uses) > 1 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, manyLimit)
 		defer cancel()
 	}
 	if err != nil {
-		return g.answerError(ctx, name, who, err)
+		return g.answerError(ctx, p, err)
 	}
 	var resp runtimeapi.ImageStatusResponse
 	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
-		g.c.Log.Error(err, "Answer of the runtime cannot be read, the image is hidden", "image", name.String())
+		g.c.Log.Error(err, "Answer of the runtime cannot be read, the image is hidden", "image", p.name.String())
 		return absent, nil
 	}
-	key := hidden.KeyOf(seen, name)
-	if resp.GetImage().GetId() == "" {
-		g.shown(key)
-		g.waitAsIfPresent(ctx, name, who)
+	img := image(resp.GetImage())
+	if img.ID == "" {
+		g.pods.show(p.seen, p.name)
+		g.waitAsIfPresent(ctx, p)
 		return raw, nil
 	}
-
-	pullPolicy := tracker.PullUnknown
-	if len(who) == 1 {
-		pullPolicy = g.precheckPolicy(ctx, who[0], name)
-	}
-	r := tracker.Request{Name: name, Image: image(resp.GetImage())}
-	var v tracker.Verdict
-	if known || who[0].UID == "" {
-		v = g.judgeAsking(ctx, who[0], r, pullPolicy, began)
-	} else {
-		v = g.judgeCandidates(ctx, who, r)
-	}
-	switch {
-	case v.Allowed():
-		if pullPolicy != tracker.PullAlways { // Always asks the registry in any case
-			g.hit(pullPolicy, v, began)
-		}
-	case g.hidden.Add(key) && g.c.Shadow && pullPolicy != tracker.PullAlways:
-		g.c.Metrics.Recheck(pullPolicy, unverified, time.Since(began))
-	}
-	if !v.Allowed() && !g.c.Shadow {
+	if g.hides(ctx, p, img) {
 		g.c.Metrics.Refused("ImageStatus")
 		return absent, nil
 	}
-	if g.lacksEndorsement(ctx, who, r, v, began) {
-		g.hidden.Add(key)
-		g.unendorsed.Add(key)
-		g.c.Metrics.Refused("ImageStatus")
-		return absent, nil
-	}
-	if v.Allowed() {
-		g.hidden.Remove(key)
-	}
-	g.unendorsed.Remove(key)
 	return raw, nil
 }
 
-// shown notes that the pre-check with a key is not hidden any more.
-func (g *Gate) shown(k hidden.Key) {
-	g.hidden.Remove(k)
-	g.unendorsed.Remove(k)
+// hides judges the pre-check for a present image, and reports whether the image must be hidden.
+func (g *Gate) hides(ctx context.Context, p *precheck, img tracker.Image) bool {
+	v := g.judgePrecheck(ctx, p, img)
+	if v.Allowed() {
+		if p.pullPolicy() != tracker.PullAlways { // Always asks the registry in any case
+			g.hit(p.pullPolicy(), v, p.began)
+		}
+	} else {
+		added := g.pods.hide(p.seen, p.name, false)
+		if !g.c.Shadow {
+			return true
+		}
+		if added && p.pullPolicy() != tracker.PullAlways {
+			g.c.Metrics.Recheck(p.pullPolicy(), unverified, time.Since(p.began))
+		}
+	}
+	if g.lacksEndorsement(ctx, p, img, v) {
+		g.pods.hide(p.seen, p.name, true)
+		return true
+	}
+	if v.Allowed() {
+		g.pods.show(p.seen, p.name)
+	}
+	return false
 }
 
-// judgeAsking judges the pre-check of a pod.
-func (g *Gate) judgeAsking(ctx context.Context, p tracker.Pod, r tracker.Request, pullPolicy string, began time.Time) tracker.Verdict {
-	v := g.judge(ctx, "ImageStatus", p, r)
-	if !g.refusals.Refused(p.UID, r.Name, v.Pair.ImageID) || !v.Allowed() {
+// judgePrecheck judges a pre-check; it allows the pre-check if it allows each pod that may have sent it. It has no effect on several pods: at the
+// creation of a container it is known which pod uses the image, and the gate makes the grant and its decision then. It logs one decision, which
+// names the pod if there is only one.
+func (g *Gate) judgePrecheck(ctx context.Context, p *precheck, img tracker.Image) tracker.Verdict {
+	if p.identified {
+		u := p.uses[0]
+		v := g.judge(ctx, u, tracker.Request{Image: img})
+		if g.pods.refused(u.pod.UID, u.name, v.Pair.ImageID) && v.Allowed() {
+			v = overruled(v, ContainerRefused)
+			g.note(u.decision(v))
+		}
 		return v
 	}
-	v = overruled(v, ContainerRefused)
-	g.note(r.Name, decisionlog.Decision{Call: "ImageStatus", Pod: p, Verdict: v, PullPolicy: pullPolicy, Took: time.Since(began)})
-	return v
-}
-
-// judgeCandidates judges a pre-check that one of several pods has sent; it allows the pre-check if it allows each of them. It has no effect on
-// them: at the creation of a container it is known which pod uses the image, and the gate makes the grant and its decision then. It logs one
-// decision, which names the pod if there is only one.
-func (g *Gate) judgeCandidates(ctx context.Context, who []tracker.Pod, r tracker.Request) tracker.Verdict {
 	began := time.Now()
-	explain := func(ctx context.Context, r tracker.Request) tracker.Verdict {
-		return g.c.Tracker.Explain(ctx, r).Verdict
-	}
 	var d decisionlog.Decision
-	for i, p := range who {
-		one := g.decide(ctx, "ImageStatus", p, r, explain)
-		if one.Verdict.Allowed() && g.refusals.WillRefuse(p.UID, r.Name, one.Verdict.Pair.ImageID) {
+	for i, u := range p.uses {
+		one := g.decide(ctx, u, tracker.Request{Image: img}, g.explain)
+		if one.Verdict.Allowed() && g.pods.willRefuse(u.pod.UID, u.name, one.Verdict.Pair.ImageID) {
 			one.Verdict = overruled(one.Verdict, ContainerRefused)
 		}
 		first := d.Verdict.First || one.Verdict.First
@@ -147,38 +160,37 @@ func (g *Gate) judgeCandidates(ctx context.Context, who []tracker.Pod, r tracker
 		}
 		d.Verdict.First = first
 	}
-	if len(who) > 1 {
+	if len(p.uses) > 1 {
 		d.Pod, d.PullPolicy, d.Secret, d.Verdict.Credential = tracker.Pod{}, tracker.PullUnknown, records.SecretRef{}, ""
 	}
 	d.Took = time.Since(began)
-	g.count(r.Name, d)
+	g.count(d)
 	return d.Verdict
 }
 
 // waitAsIfPresent takes as long as the judgement of a present image. Otherwise a tenant that names Secrets that are slow to get could learn from
 // the duration which images are present.
-func (g *Gate) waitAsIfPresent(ctx context.Context, name imageref.Ref, who []tracker.Pod) {
+func (g *Gate) waitAsIfPresent(ctx context.Context, p *precheck) {
 	if g.c.Shadow {
 		return
 	}
-	for _, p := range who {
-		g.secrets(ctx, p, name)
+	for _, u := range p.uses {
+		g.secrets(ctx, u)
 	}
 }
 
 // answerError answers a pre-check for which the runtime returned an error, such as for an ambiguous prefix of an image ID. That error would reveal
 // that such images are present.
-func (g *Gate) answerError(ctx context.Context, name imageref.Ref, who []tracker.Pod, err error) ([]byte, error) {
+func (g *Gate) answerError(ctx context.Context, p *precheck, err error) ([]byte, error) {
 	if g.c.Shadow || aborted(err) {
 		return nil, err
 	}
-	began := time.Now()
-	for _, p := range who {
-		if d := g.c.Tracker.CheckID(p, name); d.Verdict != policy.Allow {
-			g.waitAsIfPresent(ctx, name, who)
+	for _, u := range p.uses {
+		if d := g.c.Tracker.CheckID(u.pod, u.name); d.Verdict != policy.Allow {
+			g.waitAsIfPresent(ctx, p)
 			g.c.Metrics.Verdict("ImageStatus", d)
 			g.c.Metrics.Refused("ImageStatus")
-			g.note(name, decisionlog.Decision{Call: "ImageStatus", Pod: p, Verdict: tracker.Verdict{Decision: d}, PullPolicy: g.precheckPolicy(ctx, p, name), Took: time.Since(began)})
+			g.note(u.decision(tracker.Verdict{Decision: d}))
 			return absent, nil
 		}
 	}

@@ -11,11 +11,9 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/gate/hidden"
 	"github.com/pullgate/pullgate/internal/gate/outcome"
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
-	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
@@ -24,94 +22,86 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A pullCall is the state of one PullImage in the gate.
+// A pullCall is one PullImage.
 type pullCall struct {
-	began   time.Time
-	name    imageref.Ref
+	*use
+
 	image   *runtimeapi.ImageSpec // as the client sent it
 	cred    credential.Credential
-	pod     tracker.Pod
-	key     hidden.Key
-	present tracker.Image // the image that has the name on the node before the pull
-	hidden  bool          // a pre-check of this pod for this name is hidden
+	login   admission.Login // what the runtime uses of it; only if there are policies about signatures
+	seen    string          // the value of SeenAnnotation
+	present tracker.Image   // the image that has the name on the node before the pull
+	hidden  bool            // a pre-check of this pod for this name is hidden
 	// unendorsed means that it is hidden because the image lacked an endorsement.
 	unendorsed bool
-	noPod      bool            // crictl, kubeadm
-	login      admission.Login // what the runtime uses of it; only if there are policies about signatures
-	policy     string          // of the container, if it is known
+	noPod      bool // crictl, kubeadm
 
 	exact        bool // it is known whether the registry must be asked
 	revalidation bool // the registry need not be asked if the credential is proved
+}
+
+// pullCall decodes a PullImage. Without a sandbox configuration it is not for a pod.
+func (g *Gate) pullCall(c *call, req *runtimeapi.PullImageRequest) *pullCall {
+	a, config := req.GetAuth(), req.GetSandboxConfig()
+	var pod tracker.Pod
+	if config != nil {
+		pod = identify(config)
+	}
+	p := &pullCall{
+		use:   g.use(c, pod, imageref.New(req.GetImage().GetImage())),
+		image: req.GetImage(),
+		cred: credential.New(a.GetUsername(), a.GetPassword(), a.GetAuth(), a.GetServerAddress(),
+			a.GetIdentityToken(), a.GetRegistryToken()),
+		seen:  config.GetAnnotations()[podindex.SeenAnnotation],
+		noPod: config == nil,
+	}
+	if c.signing() != nil {
+		p.login = loginOf(a, p.name)
+	}
+	if config != nil {
+		g.c.Pods.Learn(p.seen, pod)
+	}
+	if p.seen != "" {
+		p.hidden, p.unendorsed = g.pods.isHidden(p.seen, p.name)
+		p.hidden = p.hidden && (!g.c.Shadow || p.unendorsed)
+	}
+	p.exact, p.revalidation = g.isRevalidation(p)
+	return p
+}
+
+// isRevalidation reports whether a pull is a request to prove access to an image on the node, if there is one, and not one that must reach the
+// registry, and whether that is known.
+func (g *Gate) isRevalidation(p *pullCall) (exact, revalidation bool) {
+	switch p.pullPolicy {
+	case tracker.PullAlways:
+		return true, false
+	case tracker.PullIfNotPresent:
+		return true, !g.c.Shadow || p.unendorsed
+	case tracker.PullMixed: // may be for a container with Always
+		return false, false
+	default:
+		return p.skipsAlways, p.skipsAlways && p.hidden
+	}
 }
 
 // pullImage answers a request to prove access if the pod's credential has a proof, and forwards every other pull between its intent and its
 // record (docs/architecture.md).
 func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call, req *runtimeapi.PullImageRequest) ([]byte, error) {
 	g.ready(ctx)
-	p := g.pullCall(req)
-	p.policy = g.policyFor(ctx, "PullImage", p.pod, p.name)
-	img, err := g.c.Runtime.imageOf(ctx, p.image)
-	if err == nil {
-		p.present = img
-	}
-
-	if p.revalidation = g.isRevalidation(ctx, p); p.revalidation {
+	p := g.pullCall(g.newCall(ctx, "PullImage"), req)
+	p.present, _ = g.c.Runtime.imageOf(ctx, p.image) // after an error the pull must reach the registry
+	if p.revalidation = p.revalidation && p.present.ID != ""; p.revalidation {
 		if v := g.judgePull(ctx, p, false); p.answered(v) {
-			g.hit(p.policy, v, p.began)
+			g.hit(p.pullPolicy, v, p.began)
 			return g.answerFromNode(ctx, p)
 		}
 	}
 	return g.realPull(ctx, c, p)
 }
 
-// isRevalidation reports whether a pull is a request to prove access to an image on the node, and not one that must reach the registry. It sets
-// p.exact to whether that is known.
-func (g *Gate) isRevalidation(ctx context.Context, p *pullCall) bool {
-	switch p.policy {
-	case tracker.PullAlways:
-		p.exact = true
-		return false
-	case tracker.PullIfNotPresent:
-		p.exact = true
-		return p.present.ID != "" && (!g.c.Shadow || p.unendorsed)
-	case tracker.PullMixed: // may be for a container with Always
-		return false
-	default:
-		p.exact = g.c.AlwaysPrecheck.Skips(ctx)
-		return p.exact && p.hidden && p.present.ID != ""
-	}
-}
-
-func (g *Gate) pullCall(req *runtimeapi.PullImageRequest) *pullCall {
-	a := req.GetAuth()
-	p := &pullCall{
-		began: time.Now(),
-		name:  imageref.New(req.GetImage().GetImage()),
-		image: req.GetImage(),
-		cred: credential.New(a.GetUsername(), a.GetPassword(), a.GetAuth(), a.GetServerAddress(),
-			a.GetIdentityToken(), a.GetRegistryToken()),
-		noPod: req.GetSandboxConfig() == nil,
-	}
-	if g.signing() != nil {
-		p.login = loginOf(a, p.name)
-	}
-	// Without a sandbox configuration the pull is not for a pod: crictl, kubeadm.
-	if config := req.GetSandboxConfig(); config != nil {
-		p.pod = identify(config)
-		seen := config.GetAnnotations()[podindex.SeenAnnotation]
-		g.c.Pods.Learn(seen, p.pod)
-		p.key = hidden.KeyOf(seen, p.name)
-		p.unendorsed = seen != "" && g.unendorsed.Has(p.key)
-		p.hidden = seen != "" && g.hidden.Has(p.key) && (!g.c.Shadow || p.unendorsed)
-	}
-	return p
-}
-
 // judgePull judges by the credential of the pull; unasked says that the registry was not reached.
 func (g *Gate) judgePull(ctx context.Context, p *pullCall, unasked bool) tracker.Verdict {
-	return g.judge(ctx, "PullImage", p.pod, tracker.Request{
-		Name: p.name, Image: p.present, Credentials: []credential.Credential{p.cred}, Unasked: unasked,
-	})
+	return g.judge(ctx, p.use, tracker.Request{Image: p.present, Credentials: []credential.Credential{p.cred}, Unasked: unasked})
 }
 
 // answered reports whether a verdict answers a request to prove access. If no pre-check was hidden, the kubelet pulls for another reason, such as
@@ -126,11 +116,11 @@ func answers(v tracker.Verdict) bool {
 
 // answerFromNode answers a pull with the image on the node, once it has the endorsements that it needs.
 func (g *Gate) answerFromNode(ctx context.Context, p *pullCall) ([]byte, error) {
-	if d, err := g.verifySignatures(ctx, p, p.present.ID); err != nil {
+	if d, err := g.verifySignatures(ctx, p, p.present); err != nil {
 		g.noteUnverified(p, d)
 		return nil, err
 	}
-	g.shown(p.key)
+	g.pods.show(p.seen, p.name)
 	raw, err := proto.Marshal(&runtimeapi.PullImageResponse{ImageRef: p.present.ID})
 	if err != nil {
 		return nil, fmt.Errorf("answer a pull with the image on the node: %w", err)
@@ -145,7 +135,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	// Before the intent, because this may take a while, and before the call to the runtime, because the client may disconnect afterwards.
 	var podSecrets []tracker.Secret
 	if !p.cred.Anonymous() {
-		podSecrets = g.secrets(ctx, p.pod, p.name)
+		podSecrets = g.secrets(ctx, p.use)
 	}
 	pull, err := g.c.Tracker.BeginPull(ctx, p.name, p.present)
 	if err != nil {
@@ -173,13 +163,13 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	raw, err := c.Forward(ctx)
 	out, v := outcome.Of(err), tracker.Verdict{}
 	var (
-		id       string
+		pulled   tracker.Image
 		decision admission.Decision
 		unsigned error // the pull succeeded, and its image lacks an endorsement
 	)
 	if out == outcome.Verified {
 		crashpoint.Hit(crashpoint.Pulled)
-		v, out, id = g.verified(ctx, pull, p, podSecrets, raw)
+		v, out, pulled = g.verified(ctx, pull, p, podSecrets, raw)
 		crashpoint.Hit(crashpoint.Recorded)
 	} else if out.Definite(err) {
 		end := pull.Refused
@@ -189,8 +179,8 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 		g.ended(end)
 	}
 	g.countPull(p, proved, out)
-	if err == nil && id != "" {
-		decision, unsigned = g.verifySignatures(ctx, p, id)
+	if err == nil && pulled.ID != "" {
+		decision, unsigned = g.verifySignatures(ctx, p, pulled)
 		crashpoint.Hit(crashpoint.Endorsed)
 	}
 	if unsigned != nil {
@@ -213,7 +203,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 // mayServeWithoutStore reports whether the image on the node may answer a pull without a writable intent. If the pull must reach the registry,
 // that is allowed only for a pod that is exempt or has a grant.
 func (p *pullCall) mayServeWithoutStore(v tracker.Verdict) bool {
-	if p.policy != tracker.PullAlways {
+	if p.pullPolicy != tracker.PullAlways {
 		return v.Allowed()
 	}
 	switch v.Reason {
@@ -226,64 +216,63 @@ func (p *pullCall) mayServeWithoutStore(v tracker.Verdict) bool {
 
 // verified writes the record of a successful pull, for the image ID that ImageStatus reports. If the runtime does not report one, there is no
 // record and no grant: the intent stays on disk, so that the image needs proof.
-func (g *Gate) verified(ctx context.Context, pull *tracker.Pull, p *pullCall, podSecrets []tracker.Secret, raw []byte) (v tracker.Verdict, out outcome.Outcome, imageID string) {
-	id, err := g.pulledImage(ctx, p, raw)
+func (g *Gate) verified(ctx context.Context, pull *tracker.Pull, p *pullCall, podSecrets []tracker.Secret, raw []byte) (v tracker.Verdict, out outcome.Outcome, pulled tracker.Image) {
+	pulled, err := g.pulledImage(ctx, p, raw)
 	if err != nil {
 		g.c.Metrics.PullUnresolved()
 		g.c.Log.Error(err, "Pull not recorded, the runtime does not say which image it pulled; the image needs proof", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
-		return tracker.Verdict{}, outcome.Error, ""
+		return tracker.Verdict{}, outcome.Error, tracker.Image{}
 	}
-	v, err = pull.Proved(tracker.Proof{ImageID: id, Credential: p.cred, Secrets: podSecrets, Pod: p.pod})
+	v, err = pull.Proved(tracker.Proof{ImageID: pulled.ID, Credential: p.cred, Secrets: podSecrets, Pod: p.pod})
 	if err != nil {
 		g.c.Log.Error(err, "Pull record not written, the image needs proof for every other pod", "image", p.name.String())
 	}
-	g.shown(p.key)
-	return v, outcome.Verified, id
+	g.pods.show(p.seen, p.name)
+	return v, outcome.Verified, pulled
 }
 
-// pulledImage returns the ID of the image that a pull brought. The image_ref of the answer may differ from that ID: before CRI 0.36 it may be a
+// pulledImage returns the image that a pull brought. The image_ref of the answer may differ from its ID: before CRI 0.36 it may be a
 // digest. Therefore the requested name and image_ref must both be on the node, as one image.
-func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (string, error) {
+func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (tracker.Image, error) {
 	var resp runtimeapi.PullImageResponse
 	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
-		return "", fmt.Errorf("decode the answer to PullImage: %w", err)
+		return tracker.Image{}, fmt.Errorf("decode the answer to PullImage: %w", err)
 	}
 	ref := resp.GetImageRef()
 	if ref == "" {
-		return "", errors.New("the answer to PullImage has no image_ref")
+		return tracker.Image{}, errors.New("the answer to PullImage has no image_ref")
 	}
 	// The runtime has pulled, so the record is written even if the client has disconnected.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ownCallLimit)
 	defer cancel()
 	requested, err := g.c.Runtime.imageOf(ctx, p.image)
 	if err != nil {
-		return "", err
+		return tracker.Image{}, err
 	}
 	if requested.ID == "" {
-		return "", fmt.Errorf("image %q is not on the node after its pull (image_ref %q)", p.name.String(), ref)
+		return tracker.Image{}, fmt.Errorf("image %q is not on the node after its pull (image_ref %q)", p.name.String(), ref)
 	}
 	if requested.ID == ref {
-		return ref, nil
+		return requested, nil
 	}
 	answered, err := g.c.Runtime.imageOf(ctx, &runtimeapi.ImageSpec{
 		Image: ref, Annotations: p.image.GetAnnotations(), RuntimeHandler: p.image.GetRuntimeHandler(),
 	})
 	if err != nil {
-		return "", err
+		return tracker.Image{}, err
 	}
 	if answered.ID != requested.ID {
-		return "", fmt.Errorf("image %q is %s on the node, image_ref %q of its pull is %q", p.name.String(), requested.ID, ref, answered.ID)
+		return tracker.Image{}, fmt.Errorf("image %q is %s on the node, image_ref %q of its pull is %q", p.name.String(), requested.ID, ref, answered.ID)
 	}
-	return requested.ID, nil
+	return requested, nil
 }
 
 // pullEnded notes the outcome of a pull; after a failure only the name of the image is known. signed is what the policies about signatures say
 // about its image.
 func (g *Gate) pullEnded(p *pullCall, podSecrets []tracker.Secret, v tracker.Verdict, out outcome.Outcome, signed admission.Decision) {
-	g.note(p.name, decisionlog.Decision{
-		Call: "PullImage", Pod: p.pod, Verdict: v, Secret: holder(v, podSecrets),
-		PullPolicy: p.policy, Outcome: out.Label(), Took: time.Since(p.began), Admission: signed,
-	})
+	d := p.decision(v)
+	d.Secret, d.Outcome, d.Admission = holder(v, podSecrets), out.Label(), signed
+	g.note(d)
 }
 
 // countPull counts a pull of a present image, unless only an endorsement is missing. In shadow mode a pull with an earlier proof is a hit, because an enforcing gate would not have
@@ -292,9 +281,9 @@ func (g *Gate) countPull(p *pullCall, proved bool, out outcome.Outcome) {
 	switch {
 	case p.present.ID == "", p.unendorsed:
 	case g.c.Shadow && proved:
-		g.c.Metrics.Recheck(p.policy, Hit, time.Since(p.began))
+		g.c.Metrics.Recheck(p.pullPolicy, Hit, time.Since(p.began))
 	default:
-		g.c.Metrics.Recheck(p.policy, out.Label(), time.Since(p.began))
+		g.c.Metrics.Recheck(p.pullPolicy, out.Label(), time.Since(p.began))
 	}
 }
 
@@ -321,8 +310,8 @@ func (g *Gate) serveLocalImage(ctx context.Context, p *pullCall, out outcome.Out
 		return v, answers(v)
 	}
 	// Only an exempt pod. Without its UID, so that a pull that the registry has just refused leaves no grant, which would allow the next pre-check.
-	anonymous := tracker.Pod{Namespace: p.pod.Namespace, Name: p.pod.Name, Static: p.pod.Static}
-	v = g.judge(ctx, "PullImage", anonymous, tracker.Request{Name: p.name, Image: p.present, Credentials: []credential.Credential{}})
+	anonymous := g.use(p.call, tracker.Pod{Namespace: p.pod.Namespace, Name: p.pod.Name, Static: p.pod.Static}, p.name)
+	v = g.judge(ctx, anonymous, tracker.Request{Image: p.present, Credentials: []credential.Credential{}})
 	return v, v.Reason == policy.ExemptStaticPod || v.Reason == policy.ExemptNamespace
 }
 

@@ -7,11 +7,11 @@ import (
 	"strings"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/pkg/criproxy"
-	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -44,21 +44,72 @@ func (g *Gate) mayUseRestored(who tracker.Pod) bool {
 	return g.c.Shadow || g.allowRestores.Load() || g.c.Tracker.Exempt(who)
 }
 
-// denyRestored returns the error for a restored container that may not be created or started.
-func (g *Gate) denyRestored(callName string, who tracker.Pod, c *runtimeapi.Container, name imageref.Ref) error {
-	g.refusedRestore(callName, who, name, runsOn(c))
-	return criproxy.Refuse(codes.PermissionDenied, "RESTORE_NOT_ALLOWED", fmt.Sprintf(
-		"pullgate: container %s of pod %s/%s was restored from a checkpoint and may not start: which image it uses cannot be verified; "+
-			"use an image that is not a checkpoint, or set allowRestores: true in the configuration of pullgated", c.GetId(), who.Namespace, who.Name))
-}
-
-// refusedRestore counts and notes a container or a pod that is denied because it was, or would be, restored.
-func (g *Gate) refusedRestore(callName string, who tracker.Pod, name imageref.Ref, imageID string) {
-	g.c.Metrics.Refused(callName)
+// refusedRestore counts a container or a pod that is denied because it was, or would be, restored, and returns the decision.
+func (g *Gate) refusedRestore(u *use, imageID string) *decisionlog.Decision {
+	g.c.Metrics.Refused(u.method)
 	g.c.Metrics.CreationRefused(CreationRestored)
 	v := overruled(tracker.Verdict{}, Restored)
 	v.Pair.ImageID = imageID
-	g.note(name, decisionlog.Decision{Call: callName, Pod: who, Verdict: v, PullPolicy: tracker.PullUnknown})
+	d := u.decision(v)
+	return &d
+}
+
+// restorePod judges each container configuration as createContainer does. Restored containers are in state created; if one of them is denied, the
+// gate removes the whole sandbox.
+func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call, req *runtimeapi.RestorePodRequest) ([]byte, error) {
+	g.ready(ctx)
+	own, who := g.newCall(ctx, "RestorePod"), identify(req.GetConfig())
+	pod := g.candidate(own, who, req.GetConfig(), nil)
+	if !g.mayUseRestored(who) {
+		g.note(*g.refusedRestore(pod.use, ""))
+		return nil, criproxy.Refuse(codes.PermissionDenied, "RESTORE_NOT_ALLOWED", fmt.Sprintf(
+			"pullgate: pod %s/%s may not be restored from a checkpoint: which images a checkpoint uses cannot be verified; "+
+				"set allowRestores: true in the configuration of pullgated to allow it, or exempt the pod", who.Namespace, who.Name))
+	}
+	if err := g.run(ctx, pod, g.admit); err != nil {
+		return nil, err
+	}
+	judged := map[string]*candidate{}
+	for _, config := range req.GetContainerConfigs() {
+		n := g.candidate(own, who, req.GetConfig(), config)
+		if err := g.run(ctx, n, g.mayUseImage, g.mayMountImages, g.admit); err != nil {
+			return nil, err
+		}
+		judged[config.GetMetadata().GetName()] = n
+	}
+	create := g.c.Tracker.BeginCreate(true)
+	defer create.Lost() // for every return that reports no other end
+	create.From(ctx, tracker.Image{})
+	raw, err := c.Forward(ctx)
+	if err != nil {
+		return nil, g.createFailed(ctx, pod, create, err)
+	}
+	ctx = context.WithoutCancel(ctx)
+	var resp runtimeapi.RestorePodResponse
+	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
+		return nil, criproxy.Refuse(codes.Internal, "UNDECODABLE_ANSWER", "pullgate cannot read the runtime's answer to RestorePod")
+	}
+	g.c.Pods.Add(sandbox(resp.GetPodSandboxId(), req.GetConfig()))
+	create.Restored(ctx)
+	for _, restored := range resp.GetRestoredContainers() {
+		n, described := judged[restored.GetName()]
+		if !described { // the call has no configuration for it
+			n = g.candidate(own, who, req.GetConfig(), &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: restored.GetName()}})
+			n.undescribed = true
+		}
+		n.restored = true
+		if _, err := g.readBack(ctx, n, restored.GetContainerId()); err != nil {
+			removed := g.c.Runtime.removeSandbox(ctx, resp.GetPodSandboxId())
+			if removed != nil {
+				g.c.Log.Error(removed, "Restored pod not removed, its containers are denied at StartContainer")
+			}
+			if status.Code(err) == codes.PermissionDenied {
+				err = g.notCreated(pod)
+			}
+			return nil, err
+		}
+	}
+	return raw, nil
 }
 
 // restoring says whether the runtime may restore checkpoints, as far as it is known since the connection to it was made.

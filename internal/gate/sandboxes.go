@@ -13,9 +13,9 @@ import (
 
 // runPodSandbox asks the admission chain about the pod, and adds the created sandbox and its pod to the index.
 func (g *Gate) runPodSandbox(ctx context.Context, c *criproxy.Call, req *runtimeapi.RunPodSandboxRequest) ([]byte, error) {
-	if asking := g.candidate("RunPodSandbox", identify(req.GetConfig()), req.GetConfig(), nil); asking != nil {
+	if own := g.newCall(ctx, "RunPodSandbox"); own.policies != nil {
 		g.ready(ctx) // the chain admits a pod that ran before the node restarted
-		if err := g.admit(ctx, asking); err != nil {
+		if err := g.run(ctx, g.candidate(own, identify(req.GetConfig()), req.GetConfig(), nil), g.admit); err != nil {
 			return nil, err
 		}
 	}
@@ -41,7 +41,6 @@ func (g *Gate) removePodSandbox(ctx context.Context, c *criproxy.Call, req *runt
 	raw, err := c.Forward(ctx)
 	if err == nil {
 		g.endPods(g.c.Pods.Remove(req.GetPodSandboxId()))
-		g.cleared.keep(func(sandbox string) bool { return sandbox != req.GetPodSandboxId() })
 	}
 	return raw, err
 }
@@ -83,29 +82,20 @@ func (g *Gate) removeImage(ctx context.Context, c *criproxy.Call, req *runtimeap
 	return raw, err
 }
 
+// endPods forgets pods that have ended.
 func (g *Gate) endPods(uids []string) {
 	for _, uid := range uids {
 		g.c.Tracker.EndPod(uid)
-		g.refusals.End(uid)
-		g.warned.End(uid)
-		g.noted.End(uid)
-		g.conflicts.End(uid)
 		g.chain().ForgetPod(uid)
 	}
 	if len(uids) > 0 {
-		known := func(seen string) bool { return len(g.c.Pods.BySeen(seen)) > 0 }
-		g.hidden.EndUnknown(known)
-		g.unendorsed.EndUnknown(known)
+		g.pods.end(uids)
 	}
 }
 
 // endGrantsOfEndedPods ends the grants of pods that ended during a pull that succeeded afterwards.
 func (g *Gate) endGrantsOfEndedPods() {
 	g.endPods(slices.DeleteFunc(g.c.Tracker.GrantedPods(), g.c.Pods.Has))
-	g.cleared.keep(func(sandbox string) bool {
-		_, ok := g.c.Pods.BySandbox(sandbox)
-		return ok
-	})
 }
 
 func sandboxes(r *runtimeapi.ListPodSandboxResponse) []podindex.Sandbox {

@@ -4,61 +4,57 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/gate/outcome"
-	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// signing returns the admission if there are policies about signatures, else nil.
-func (g *Gate) signing() *Admission {
-	if a := g.admitting.Load(); a != nil && a.Endorser != nil {
-		return a
-	}
-	return nil
-}
-
 // lacksEndorsement reports whether an image has to be hidden from a pre-check, because the image needs verification for one of the pods that may
 // have sent it, and a pull can bring that. v is the verdict about the credentials of the pre-check.
-func (g *Gate) lacksEndorsement(ctx context.Context, who []tracker.Pod, r tracker.Request, v tracker.Verdict, began time.Time) bool {
-	a := g.signing()
+func (g *Gate) lacksEndorsement(ctx context.Context, p *precheck, img tracker.Image, v tracker.Verdict) bool {
+	a := p.signing()
 	if a == nil {
 		return false
 	}
-	if all := g.c.Pods.All(); len(who) == 1 && who[0].UID == "" && len(all) > 0 {
+	uses := p.uses
+	if all := g.c.Pods.All(); len(uses) == 1 && uses[0].pod.UID == "" && len(all) > 0 {
 		// Each pod with a sandbox may have sent it, and no other pod.
-		static := who[0].Static
-		who = slices.DeleteFunc(slices.Clone(all), func(p tracker.Pod) bool { return p.Static != static })
+		static := uses[0].pod.Static
+		uses = nil
+		for _, pod := range all {
+			if pod.Static == static {
+				uses = append(uses, g.use(p.call, pod, p.name))
+			}
+		}
 	}
-	for _, p := range who {
-		pullPolicy := g.precheckPolicy(ctx, p, r.Name)
+	for _, u := range uses {
 		// A container that the pod has started may be restarted, unless the pod was denied another one on the image.
-		denied := v.Reason == ContainerRefused || g.refusals.WillRefuse(p.UID, r.Name, r.Image.ID)
-		if pullPolicy == tracker.PullNever || !denied && a.Chain.HasStarted(p.UID, r.Image.ID) {
+		denied := v.Reason == ContainerRefused || g.pods.willRefuse(u.pod.UID, u.name, img.ID)
+		if u.pullPolicy == tracker.PullNever || !denied && a.Chain.HasStarted(u.pod.UID, img.ID) {
 			continue
 		}
 		d := a.Chain.Ask(ctx, admission.Named{Name: admission.SignatureValidator, Validator: a.Endorser}, admission.Subject{
-			Pod: identityOf(admission.Pod{}, p), Container: &admission.Container{Image: admission.Set(r.Name.String())},
-			Image: admission.Image{ID: r.Image.ID, Names: r.Image.Names, Requested: r.Name},
+			Pod: identityOf(admission.Pod{}, u.pod), Container: &admission.Container{Image: admission.Set(u.name.String())},
+			Image: admissionImage(img, u.name),
 		})
 		if d.Answer != admission.Unverified {
 			continue // what a pull cannot bring is denied when the container is created
 		}
-		if len(who) > 1 {
-			p, pullPolicy = tracker.Pod{}, tracker.PullUnknown
+		decided := u.decision(overruled(v, AdmissionDenied))
+		if len(uses) > 1 {
+			decided.Pod, decided.PullPolicy, decided.Secret = tracker.Pod{}, tracker.PullUnknown, records.SecretRef{}
 		}
+		decided.Admission = d
 		g.c.Metrics.Admission("ImageStatus", d)
-		g.note(r.Name, decisionlog.Decision{
-			Call: "ImageStatus", Pod: p, Verdict: overruled(v, AdmissionDenied), PullPolicy: pullPolicy, Took: time.Since(began), Admission: d,
-		})
+		g.note(decided)
 		return true
 	}
 	return false
@@ -67,21 +63,21 @@ func (g *Gate) lacksEndorsement(ctx context.Context, who []tracker.Pod, r tracke
 // verifySignatures asks pullgate-policyd to verify the signatures of the image of a pull that have no endorsement, with the credential of the pull.
 // The error is the answer to the pull if the pod may not use the image without them. A pull for no pod has none. Nor has that of a pod that has
 // started a container from the image: its restarts are not judged, and another container is denied when it is created.
-func (g *Gate) verifySignatures(ctx context.Context, p *pullCall, imageID string) (admission.Decision, error) {
-	a := g.signing()
+func (g *Gate) verifySignatures(ctx context.Context, p *pullCall, img tracker.Image) (admission.Decision, error) {
+	a := p.signing()
 	if a == nil {
 		return admission.Decision{}, nil
 	}
-	started := a.Chain.HasStarted(p.pod.UID, imageID)
-	if started && !p.hidden && !g.refusals.WillRefuse(p.pod.UID, p.name, imageID) {
+	started := a.Chain.HasStarted(p.pod.UID, img.ID)
+	if started && !p.hidden && !g.pods.willRefuse(p.pod.UID, p.name, img.ID) {
 		return admission.Decision{}, nil // a restart
 	}
 	verifier := a.Endorser.PullVerifier(admission.Pull{
 		Login:   p.login,
-		Digests: func(ctx context.Context) []string { return g.digestsOf(ctx, p, imageID) },
+		Digests: func(context.Context) []string { return digestsOf(p.name, img) },
 	})
 	d := a.Chain.Ask(ctx, admission.Named{Name: admission.SignatureValidator, Validator: verifier}, admission.Subject{
-		Pod: identityOf(admission.Pod{}, p.pod), Image: admission.Image{ID: imageID, Requested: p.name},
+		Pod: identityOf(admission.Pod{}, p.pod), Image: admission.Image{ID: img.ID, Requested: p.name},
 	})
 	if d.Exemption != "" {
 		return d, nil
@@ -99,17 +95,13 @@ func (g *Gate) verifySignatures(ctx context.Context, p *pullCall, imageID string
 	return d, criproxy.Refuse(codes.Unknown, string(reason), begins+text)
 }
 
-// digestsOf returns the digests that the runtime has for an image that was pulled: those of the repository of the pull come first.
-func (g *Gate) digestsOf(ctx context.Context, p *pullCall, imageID string) (digests []string) {
-	img, err := g.c.Runtime.Image(ctx, imageID)
-	if err != nil {
-		g.c.Log.Info("Digests of an image not read, its signatures are looked for by its name", "image", p.name.String(), "imageID", imageID, "err", err)
-	}
-	names := append([]imageref.Ref{p.name}, img.Names...)
+// digestsOf returns the digests that the runtime has for an image that was pulled by a name: those of the repository of the name come first.
+func digestsOf(name imageref.Ref, img tracker.Image) (digests []string) {
+	names := append([]imageref.Ref{name}, img.Names...)
 	for _, own := range []bool{true, false} {
 		for _, n := range names {
 			digest := n.Name().Digest()
-			if digest != "" && own == (n.Repository() == p.name.Repository()) && !slices.Contains(digests, digest) {
+			if digest != "" && own == (n.Repository() == name.Repository()) && !slices.Contains(digests, digest) {
 				digests = append(digests, digest)
 			}
 		}
@@ -130,39 +122,37 @@ func (g *Gate) noteUnverified(p *pullCall, d admission.Decision) {
 
 // leadToPull hides the image of a denied container from the next pre-check, so that a pull brings the endorsement. With imagePullPolicy Never
 // there is none.
-func (g *Gate) leadToPull(ctx context.Context, c *candidate) {
-	for _, image := range append([]admission.Image{c.image}, c.mounts...) {
-		if g.policyFor(ctx, c.call, c.who, image.Requested) != tracker.PullNever {
-			g.refusals.Refuse(c.who.UID, image.Requested, image.ID)
+func (g *Gate) leadToPull(c *candidate) {
+	for _, image := range append([]admission.Image{c.subjectImage()}, c.mounts...) {
+		if g.use(c.call, c.pod, image.Requested).pullPolicy != tracker.PullNever {
+			g.pods.refuse(c.pod.UID, image.Requested, image.ID)
 		}
 	}
 }
 
-// lateEndorsed returns the denial of a container without the endorsement of the image that it has. Other policies judged the container when it
-// was created; this image may have been read back only now.
-func (g *Gate) lateEndorsed(ctx context.Context, callName string, who tracker.Pod, c *runtimeapi.Container, on tracker.Image, restored bool, j judgement) error {
-	a := g.signing()
-	if a == nil {
+// endorsedLate denies a container that is judged when it starts, if the image that it has lacks an endorsement. Other policies judged the
+// container when it was created.
+func (g *Gate) endorsedLate(ctx context.Context, c *candidate) error {
+	a := c.signing()
+	if a == nil || !c.late {
 		return nil
 	}
 	s := admission.Subject{
-		Pod: identityOf(admission.Pod{}, who), Container: &admission.Container{Name: c.GetMetadata().GetName()}, Mounted: j.mounted,
+		Pod: identityOf(admission.Pod{}, c.pod), Container: &admission.Container{Name: c.reported.GetMetadata().GetName()}, Mounted: c.mounts,
 	}
-	if !restored && (j.image.ID == "" || j.image.ID == on.ID) {
-		s.Image = admissionImage(on, j.name)
-		if !j.name.Empty() {
-			s.Container.Image = admission.Set(j.name.String())
+	if !c.substituted() {
+		s.Image = admissionImage(c.image, c.name)
+		if !c.name.Empty() {
+			s.Container.Image = admission.Set(c.name.String())
 		}
 	}
 	d := a.Chain.Ask(ctx, admission.Named{Name: admission.SignatureValidator, Validator: a.Endorser}, s)
 	if d.Admitted() {
 		return nil
 	}
-	g.c.Metrics.Admission(callName, d)
-	v := overruled(tracker.Verdict{}, AdmissionDenied)
-	v.Pair.ImageID = on.ID
-	g.note(j.name, decisionlog.Decision{Call: callName, Pod: who, Verdict: v, PullPolicy: tracker.PullUnknown, Container: s.Container.Name, Admission: d})
-	return refusal(who, d, "")
+	g.c.Metrics.Admission(c.method, d)
+	c.asked, c.admitted = true, d
+	return refusal(c.pod, d, "")
 }
 
 // admissionImage returns an image that a pod uses under a name, which is empty if the call does not have it.

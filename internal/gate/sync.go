@@ -175,14 +175,14 @@ func (g *Gate) Reconcile(ctx context.Context) error {
 // A started is a container that has been started, with its pod.
 type started struct {
 	pod      tracker.Pod
-	name     string // in the pod
-	uses     []use  // the image that it runs on comes first
+	name     string     // in the pod
+	uses     []evidence // the image that it runs on comes first
 	create   time.Time
 	restored bool // from a checkpoint
 }
 
-// A use is an image that a container runs on or mounts: the runtime's name for it, and the pod's name for it, which is empty if the runtime does not report it.
-type use struct {
+// Evidence is an image that a container runs on or mounts: the runtime's name for it, and the pod's name for it, which is empty if the runtime does not report it.
+type evidence struct {
 	image string
 	name  imageref.Ref
 }
@@ -285,10 +285,10 @@ func (g *Gate) startedOf(ctx context.Context, c *runtimeapi.Container) (started,
 	if err != nil || status.GetStartedAt() == 0 {
 		return started{}, err
 	}
-	s := started{pod: who, name: c.GetMetadata().GetName(), restored: wasRestored(c), create: time.Unix(0, status.GetCreatedAt()), uses: []use{{runsOn(c), imageref.New(c.GetImage().GetUserSpecifiedImage())}}}
+	s := started{pod: who, name: c.GetMetadata().GetName(), restored: wasRestored(c), create: time.Unix(0, status.GetCreatedAt()), uses: []evidence{{runsOn(c), imageref.New(c.GetImage().GetUserSpecifiedImage())}}}
 	for _, m := range status.GetMounts() {
 		if i := m.GetImage(); i != nil {
-			s.uses = append(s.uses, use{i.GetImage(), imageref.New(i.GetUserSpecifiedImage())})
+			s.uses = append(s.uses, evidence{i.GetImage(), imageref.New(i.GetUserSpecifiedImage())})
 		}
 	}
 	return s, nil

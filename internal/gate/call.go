@@ -1,0 +1,140 @@
+package gate
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/operator/decisionlog"
+	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// A call is one judged call. It holds what is the same for everything that is judged in it.
+type call struct {
+	method      string // of the CRI, without its service
+	began       time.Time
+	skipsAlways bool       // the kubelet sends no pre-check for imagePullPolicy Always
+	policies    *Admission // nil if there are none
+}
+
+// newCall decodes what the metadata of a call says.
+func (g *Gate) newCall(ctx context.Context, method string) *call {
+	return &call{method: method, began: time.Now(), skipsAlways: g.c.AlwaysPrecheck.Skips(ctx), policies: g.admitting.Load()}
+}
+
+// signing returns the policies if some are about signatures, else nil.
+func (c *call) signing() *Admission {
+	if c.policies != nil && c.policies.Endorser != nil {
+		return c.policies
+	}
+	return nil
+}
+
+// A use is the use of an image by a pod in a call. Each fact about it is looked up once.
+type use struct {
+	*call
+
+	pod        tracker.Pod
+	name       imageref.Ref // the pod's name for the image; empty if the call does not have it
+	pullPolicy string       // of the uses for which the kubelet sends the call
+
+	fetched bool
+	known   []tracker.Secret // set if fetched
+}
+
+func (g *Gate) use(c *call, p tracker.Pod, name imageref.Ref) *use {
+	u := &use{call: c, pod: p, name: name, pullPolicy: tracker.PullUnknown}
+	if g.c.PodSource == nil || p.UID == "" {
+		return u
+	}
+	policies, _ := g.c.PodSource.PullPolicies(p.UID, name)
+	switch c.method {
+	case "ImageStatus":
+		u.pullPolicy = tracker.PrecheckPolicy(policies, c.skipsAlways)
+	case "PullImage":
+		u.pullPolicy = tracker.PullPolicyOf(policies, tracker.PullAlways, tracker.PullIfNotPresent)
+	default:
+		u.pullPolicy = tracker.PullPolicyOf(policies, tracker.PullAlways, tracker.PullIfNotPresent, tracker.PullNever)
+	}
+	return u
+}
+
+// secrets returns the known credentials of the pod's pull secrets for the image. The first time it may wait for the API server.
+func (g *Gate) secrets(ctx context.Context, u *use) []tracker.Secret {
+	if u.fetched {
+		return u.known
+	}
+	u.fetched = true
+	if g.c.PodSource == nil || u.pod.UID == "" || u.pod.Static || u.name.Empty() {
+		return nil
+	}
+	u.known = g.c.PodSource.Secrets(ctx, u.pod.UID, u.name)
+	if len(u.known) <= credential.MaxOffers {
+		return u.known
+	}
+	u.known = u.known[:credential.MaxOffers]
+	g.c.Metrics.CredentialsIgnored()
+	if g.pods.once(u.pod.UID, "credentials", u.name.String()) {
+		g.c.Log.Info("Pod has too many credentials for an image, the rest is ignored; remove entries for its registry from the pod's pull secrets",
+			"image", u.name.String(), "pod", klog.KRef(u.pod.Namespace, u.pod.Name), "considered", credential.MaxOffers)
+	}
+	return u.known
+}
+
+// decide judges a use by a check of the tracker. It neither counts nor notes its decision. If nothing else allows a request without
+// credentials, it uses those of the pod's Secrets. It fetches them before every refusal, so that the duration of a refusal does not reveal
+// the reason.
+func (g *Gate) decide(
+	ctx context.Context, u *use, r tracker.Request, check func(context.Context, tracker.Request) tracker.Verdict,
+) decisionlog.Decision {
+	began := time.Now()
+	r.Pod, r.Name = u.pod, u.name
+	r.Unasked = r.Unasked || u.pullPolicy == tracker.PullNever // the registry will not be asked
+	v := check(ctx, r)
+	if !v.Allowed() && v.Reason != policy.Absent && r.Credentials == nil {
+		r.Secrets = g.secrets(ctx, u)
+		if v.Reason == policy.NotProved && len(r.Secrets) > 0 {
+			v = check(ctx, r)
+		}
+	}
+	d := u.decision(v)
+	d.Took = time.Since(began)
+	return d
+}
+
+// judge decides about a use by Tracker.Check, and counts and notes the decision.
+func (g *Gate) judge(ctx context.Context, u *use, r tracker.Request) tracker.Verdict {
+	d := g.decide(ctx, u, r, g.c.Tracker.Check)
+	if d.Verdict.Reason != policy.Absent {
+		g.count(d)
+	}
+	return d.Verdict
+}
+
+// explain is Tracker.Check without effects.
+func (g *Gate) explain(ctx context.Context, r tracker.Request) tracker.Verdict {
+	return g.c.Tracker.Explain(ctx, r).Verdict
+}
+
+// decision returns a decision about the use that was taken now.
+func (u *use) decision(v tracker.Verdict) decisionlog.Decision {
+	return decisionlog.Decision{
+		Call: u.method, Pod: u.pod, Image: u.name.String(), Repository: u.name.Repository(), Verdict: v, Secret: holder(v, u.known),
+		PullPolicy: u.pullPolicy, Took: time.Since(u.began),
+	}
+}
+
+// holder returns a Secret that is known to hold the credential of a verdict, the zero value if there is none.
+func holder(v tracker.Verdict, secrets []tracker.Secret) (from records.SecretRef) {
+	for _, s := range secrets {
+		if v.Credential != "" && s.Credential == v.Credential {
+			return s.Ref
+		}
+	}
+	return from
+}

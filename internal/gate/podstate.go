@@ -1,0 +1,298 @@
+package gate
+
+import (
+	"crypto/sha256"
+	"encoding/json"
+	"sync"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/operator/decisionlog"
+	"github.com/pullgate/pullgate/pkg/imageref"
+)
+
+const (
+	// maxPods limits the number of pods with a state. It is far more than a node runs; the state of an ended pod is removed earlier.
+	maxPods = 4096
+	// maxEntries limits each set of a state. Few pods use as many images or containers.
+	maxEntries = 64
+	// repeatInterval is the interval of journal lines for a repeated denial. A kubelet may try to create a container several times a second, and
+	// each line has some 400 bytes.
+	repeatInterval = time.Minute
+)
+
+// A podKey identifies a pod by its UID, or by the config.seen of its pre-checks, which have no UID. Only one of them is set.
+type podKey struct{ uid, seen string }
+
+// podStates is what the gate remembers about pods. A pod's own entries displace only entries of the same pod, and the state of a pod that has a
+// sandbox is displaced only if all have one. To lose a state is safe: a pull without a hidden pre-check goes to the registry, and a container
+// that is not cleared is read back when it starts. The zero value is empty and ready to use; it may be used concurrently.
+type podStates struct {
+	// has reports whether a pod has a sandbox; nil is never. It must not call back.
+	has func(podKey) bool
+
+	mu   sync.Mutex // guards the following fields
+	next uint64     // the age of the next state or entry
+	pods map[podKey]*podState
+}
+
+// A podState is what the gate remembers about one pod, until the pod ends.
+type podState struct {
+	age  uint64
+	seen bool // the pod has had a sandbox
+
+	// hidden are the names of hidden pre-checks: a PullImage of the same pod for the same name may be a request to prove access to the image on
+	// the node. A name stays until the pod gets a grant for it or a later pre-check is allowed. The value says that the image lacked an
+	// endorsement.
+	hidden entries[bool]
+	// refused are the images of denied containers, by the name, or the ID if there is no name. The next pre-check is hidden and leads to a pull.
+	refused entries[struct{}]
+	// logged are facts that were logged or noted once.
+	logged entries[struct{}]
+	// denials are the last denials that got a line in the journal.
+	denials entries[*denial]
+	// created are the containers whose image has been read back after their creation, by ID. They may be started.
+	created entries[createdContainer]
+}
+
+// A createdContainer is what the gate has to know about a container when it starts.
+type createdContainer struct {
+	uid     string   // of the pod
+	name    string   // in the pod
+	imageID string   // "" if the container was restored, because what the runtime reports then proves nothing
+	mounted []string // the IDs of the images that it mounts
+}
+
+// A denial is the last denial of a call, image and container that got a line.
+type denial struct {
+	why     [sha256.Size]byte // digest of the parts that may change: reason, image ID and credential
+	logged  time.Time
+	skipped int
+}
+
+// entries is a bounded map. A key of any length takes the same memory.
+type entries[V any] struct {
+	of map[[sha256.Size]byte]entry[V]
+}
+
+type entry[V any] struct {
+	age   uint64
+	value V
+}
+
+// set sets a value and reports whether the key is new. Above the limit it removes the oldest entry.
+func (e *entries[V]) set(key string, age uint64, value V) (added bool) {
+	if e.of == nil {
+		e.of = map[[sha256.Size]byte]entry[V]{}
+	}
+	k := sha256.Sum256([]byte(key))
+	if old, ok := e.of[k]; ok {
+		e.of[k] = entry[V]{old.age, value}
+		return false
+	}
+	if len(e.of) >= maxEntries {
+		var oldest [sha256.Size]byte
+		least := ^uint64(0)
+		for k, v := range e.of {
+			if v.age < least {
+				oldest, least = k, v.age
+			}
+		}
+		delete(e.of, oldest)
+	}
+	e.of[k] = entry[V]{age, value}
+	return true
+}
+
+func (e *entries[V]) get(key string) (value V, ok bool) {
+	got, ok := e.of[sha256.Sum256([]byte(key))]
+	return got.value, ok
+}
+
+func (e *entries[V]) take(key string) (value V, ok bool) {
+	value, ok = e.get(key)
+	if ok {
+		delete(e.of, sha256.Sum256([]byte(key)))
+	}
+	return value, ok
+}
+
+// with calls f with the state of a pod and the age of a new entry. Without the state it makes one if it may, else it does not call f.
+func (s *podStates) with(k podKey, mayAdd bool, f func(p *podState, age uint64)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.pods[k]
+	if p == nil {
+		if !mayAdd {
+			return
+		}
+		p = s.addLocked(k)
+	}
+	s.next++
+	f(p, s.next)
+}
+
+func (s *podStates) addLocked(k podKey) *podState {
+	if s.pods == nil {
+		s.pods = map[podKey]*podState{}
+	}
+	if len(s.pods) >= maxPods {
+		delete(s.pods, s.oldestLocked())
+	}
+	s.next++
+	p := &podState{age: s.next, seen: s.aliveLocked(k)}
+	s.pods[k] = p
+	return p
+}
+
+func (s *podStates) aliveLocked(k podKey) bool { return s.has != nil && s.has(k) }
+
+// oldestLocked returns the pod with the oldest state of those without a sandbox; of all if each has one.
+func (s *podStates) oldestLocked() (oldest podKey) {
+	least, leastAlive := ^uint64(0), true
+	for k, p := range s.pods {
+		if !leastAlive && p.age > least {
+			continue // without asking the index
+		}
+		alive := s.aliveLocked(k)
+		if leastAlive && !alive || leastAlive == alive && p.age < least {
+			oldest, least, leastAlive = k, p.age, alive
+		}
+	}
+	return oldest
+}
+
+// end removes the states of ended pods. Of a pre-check's pod only the index knows that it has ended: its state is removed if it has had a
+// sandbox and has none now.
+func (s *podStates) end(uids []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, uid := range uids {
+		delete(s.pods, podKey{uid: uid})
+	}
+	for k, p := range s.pods {
+		if k.seen == "" {
+			continue
+		}
+		alive := s.aliveLocked(k)
+		if p.seen && !alive {
+			delete(s.pods, k)
+		}
+		p.seen = p.seen || alive
+	}
+}
+
+// nameKey returns a name in its normal form; a name that does not parse as it is written.
+func nameKey(name imageref.Ref) string {
+	if name.Parsed() {
+		return name.Name().String()
+	}
+	return name.String()
+}
+
+// hide notes that a pre-check is hidden, and reports whether it was not before.
+func (s *podStates) hide(seen string, name imageref.Ref, unendorsed bool) (added bool) {
+	s.with(podKey{seen: seen}, true, func(p *podState, age uint64) { added = p.hidden.set(nameKey(name), age, unendorsed) })
+	return added
+}
+
+// show notes that a pre-check is not hidden any more.
+func (s *podStates) show(seen string, name imageref.Ref) {
+	s.with(podKey{seen: seen}, false, func(p *podState, _ uint64) { _, _ = p.hidden.take(nameKey(name)) })
+}
+
+// isHidden reports whether a pre-check is hidden, and whether that is because the image lacked an endorsement.
+func (s *podStates) isHidden(seen string, name imageref.Ref) (hidden, unendorsed bool) {
+	s.with(podKey{seen: seen}, false, func(p *podState, _ uint64) { unendorsed, hidden = p.hidden.get(nameKey(name)) })
+	return hidden, unendorsed
+}
+
+// refusalKey returns the key of an image of a denied container.
+func refusalKey(name imageref.Ref, imageID string) string {
+	if name.Empty() {
+		return imageID
+	}
+	return nameKey(name)
+}
+
+// refuse notes that a pod was denied a container on an image; name may be empty.
+func (s *podStates) refuse(uid string, name imageref.Ref, imageID string) {
+	if uid != "" {
+		s.with(podKey{uid: uid}, true, func(p *podState, age uint64) { p.refused.set(refusalKey(name, imageID), age, struct{}{}) })
+	}
+}
+
+// refused reports, once, whether a pod was denied a container on the image since the last report.
+func (s *podStates) refused(uid string, name imageref.Ref, imageID string) (yes bool) {
+	s.with(podKey{uid: uid}, false, func(p *podState, _ uint64) {
+		_, named := p.refused.take(refusalKey(name, imageID))
+		_, byID := p.refused.take(imageID)
+		yes = named || byID
+	})
+	return yes
+}
+
+// willRefuse reports what refused would report, and has no effect.
+func (s *podStates) willRefuse(uid string, name imageref.Ref, imageID string) (yes bool) {
+	s.with(podKey{uid: uid}, false, func(p *podState, _ uint64) {
+		_, named := p.refused.get(refusalKey(name, imageID))
+		_, byID := p.refused.get(imageID)
+		yes = named || byID
+	})
+	return yes
+}
+
+// once reports whether a fact about a pod has not been reported before.
+func (s *podStates) once(uid, kind, fact string) (first bool) {
+	s.with(podKey{uid: uid}, true, func(p *podState, age uint64) { first = p.logged.set(kind+"\x00"+fact, age, struct{}{}) })
+	return first
+}
+
+// repeats reports whether a decision gets no line in the journal, and how many about the same call, pod, image and container got none since the
+// last line. A denial gets a line if it differs from the last denial, or if that one is a minute old; every other decision gets a line.
+func (s *podStates) repeats(d decisionlog.Decision) (skipped int, repeated bool) {
+	denies := !d.Verdict.Allowed() || wouldDeny(d)
+	key := joined(d.Call, d.Pod.Namespace, d.Pod.Name, d.Image, d.Container)
+	why := sha256.Sum256([]byte(joined(d.Verdict.Verdict.String(), string(d.Verdict.Reason), d.Verdict.Pair.ImageID, string(d.Verdict.Credential), d.Admission.PolicyHash)))
+	s.with(podKey{uid: d.Pod.UID}, denies, func(p *podState, age uint64) {
+		now := time.Now()
+		if last, known := p.denials.get(key); known {
+			skipped = last.skipped
+			if denies && last.why == why && now.Sub(last.logged) < repeatInterval {
+				last.skipped++
+				repeated = true
+				return
+			}
+			_, _ = p.denials.take(key)
+		}
+		if denies {
+			p.denials.set(key, age, &denial{why: why, logged: now})
+		}
+	})
+	return skipped, repeated
+}
+
+// joined returns a text with the parts and their boundaries.
+func joined(parts ...string) string {
+	encoded, _ := json.Marshal(parts) // strings can always be encoded
+	return string(encoded)
+}
+
+// clear notes that a container may be started.
+func (s *podStates) clear(id string, c createdContainer) {
+	s.with(podKey{uid: c.uid}, true, func(p *podState, age uint64) { p.created.set(id, age, c) })
+}
+
+// cleared returns a container that may be started; ok is false for every other container. If it takes the container, it may be started once.
+func (s *podStates) cleared(id string, take bool) (c createdContainer, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.pods {
+		if c, ok = p.created.get(id); ok {
+			if take {
+				_, _ = p.created.take(id)
+			}
+			return c, true
+		}
+	}
+	return c, false
+}

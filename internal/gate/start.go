@@ -1,0 +1,194 @@
+package gate
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/pkg/criproxy"
+	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// startContainer forwards the start of a container with an image that has been read back. If it has not been read back, because the answer to the
+// creation was lost or pullgated restarted, startContainer reads it back now. In shadow mode it does so for policies about signatures alone.
+func (g *Gate) startContainer(ctx context.Context, c *criproxy.Call, req *runtimeapi.StartContainerRequest) ([]byte, error) {
+	g.ready(ctx)
+	id, own := req.GetContainerId(), g.newCall(ctx, "StartContainer")
+	if _, cleared := g.pods.cleared(id, false); !cleared && (!g.c.Shadow || own.signing() != nil) {
+		if err := g.lateReadBack(ctx, own, id); err != nil {
+			return nil, err
+		}
+	}
+	raw, err := c.Forward(ctx)
+	if err == nil {
+		if started, ok := g.pods.cleared(id, true); ok {
+			g.markStarted(started)
+		}
+	}
+	return raw, err
+}
+
+// readBack clears a created container for its start if it is on the judged image, or on another one that the pod may use. It reports whether the
+// container is on the judged image and was not restored.
+func (g *Gate) readBack(ctx context.Context, n *candidate, id string) (asked bool, err error) {
+	c, err := g.c.Runtime.container(ctx, id)
+	switch {
+	case g.c.Shadow && c == nil:
+		// In shadow mode images that came with the container need proof, and a missing proof denies nothing. Policies are enforced: the image is unknown.
+		n.restored = true
+		return false, g.run(ctx, n.on(nil, tracker.Image{}), g.admit)
+	case err != nil:
+		return false, err
+	case c == nil:
+		return false, criproxy.Refuse(codes.NotFound, "CONTAINER_NOT_FOUND", fmt.Sprintf("pullgate: container %s is gone before its image could be read back", id))
+	}
+	return g.clear(ctx, n, c)
+}
+
+// clear is readBack for a container as the runtime reports it.
+func (g *Gate) clear(ctx context.Context, n *candidate, c *runtimeapi.Container) (asked bool, err error) {
+	img := tracker.Image{ID: runsOn(c)}
+	if img.ID != n.image.ID || img.ID == "" {
+		found, err := g.c.Runtime.Image(ctx, img.ID)
+		switch {
+		case err != nil && !g.c.Shadow:
+			return false, err
+		case found.ID != "":
+			img = found
+		}
+	}
+	n.restored = n.restored || wasRestored(c)
+	asked = img.ID == n.image.ID && img.ID != "" && !n.restored
+	if asked {
+		err = g.run(ctx, n.on(c, n.image), g.endorsedLate)
+	} else {
+		n = n.on(c, img)
+		err = g.run(ctx, n, g.notRestored, g.mayUseInstead, g.admit, g.endorsedLate)
+	}
+	if err != nil {
+		return false, err
+	}
+	cleared := createdContainer{uid: n.pod.UID, name: c.GetMetadata().GetName(), imageID: img.ID}
+	for i := range n.mounts {
+		cleared.mounted = append(cleared.mounted, n.mounts[i].ID)
+	}
+	if n.restored {
+		cleared.imageID = ""
+	}
+	g.pods.clear(c.GetId(), cleared)
+	return asked, nil
+}
+
+// on returns the candidate for a created container on the image that the runtime reports for it.
+func (c *candidate) on(reported *runtimeapi.Container, img tracker.Image) *candidate {
+	of := c.again()
+	of.reported = reported
+	if img.ID != c.image.ID || img.ID == "" || c.restored {
+		judged := c.image
+		of.image, of.instead = img, &judged
+	}
+	return of
+}
+
+// again returns the candidate without its decisions.
+func (c *candidate) again() *candidate {
+	of := *c
+	of.own, of.mounted, of.asked, of.admitted = nil, nil, false, admission.Decision{}
+	return &of
+}
+
+// notRestored denies a container that the runtime has restored, unless the pod may have such containers.
+func (g *Gate) notRestored(_ context.Context, n *candidate) error {
+	if !n.restored || g.mayUseRestored(n.pod) {
+		return nil
+	}
+	n.own = g.refusedRestore(n.use, runsOn(n.reported))
+	return criproxy.Refuse(codes.PermissionDenied, "RESTORE_NOT_ALLOWED", fmt.Sprintf(
+		"pullgate: container %s of pod %s/%s was restored from a checkpoint and may not start: which image it uses cannot be verified; "+
+			"use an image that is not a checkpoint, or set allowRestores: true in the configuration of pullgated",
+		n.reported.GetId(), n.pod.Namespace, n.pod.Name))
+}
+
+// mayUseInstead judges an image that a container has instead of the judged one. The runtime may have given it the requested name, so that name
+// proves nothing.
+func (g *Gate) mayUseInstead(ctx context.Context, n *candidate) error {
+	if g.c.Shadow || n.image.ID == n.instead.ID && n.image.ID != "" {
+		return nil
+	}
+	u, r := n.use, tracker.Request{Image: named(n.image, n.name), Using: true}
+	if n.instead.ID != "" {
+		u = g.use(n.call, n.pod, imageref.Ref{})
+		r = tracker.Request{Image: n.image, Substituted: true, Using: true, Except: n.name.Repository()}
+	}
+	d := g.decide(ctx, u, r, g.c.Tracker.Check)
+	g.c.Metrics.Verdict(d.Call, d.Verdict.Decision)
+	n.own = &d
+	if d.Verdict.Allowed() {
+		return nil
+	}
+	g.pods.refuse(n.pod.UID, n.name, n.instead.ID)
+	shown := d.Verdict
+	if r.Substituted {
+		shown.Reason = policy.NotProved // otherwise the reason could reveal names of the other image
+	}
+	return g.deny(n.use, shown)
+}
+
+// lateReadBack judges a container by the runtime's report about it.
+func (g *Gate) lateReadBack(ctx context.Context, own *call, id string) error {
+	c, err := g.c.Runtime.container(ctx, id)
+	if err != nil {
+		return err
+	}
+	if c == nil || c.GetState() != runtimeapi.ContainerState_CONTAINER_CREATED {
+		return nil // it cannot be started; the runtime returns the error
+	}
+	who, ok := g.c.Pods.BySandbox(c.GetPodSandboxId())
+	if !ok {
+		if err := g.Reconcile(ctx); err != nil {
+			return err
+		}
+		if who, ok = g.c.Pods.BySandbox(c.GetPodSandboxId()); !ok {
+			return criproxy.Refuse(codes.Unavailable, "SANDBOX_NOT_KNOWN", fmt.Sprintf("pullgate: the sandbox of container %s is not known yet; try again", id))
+		}
+	}
+	reported := &runtimeapi.ContainerConfig{Metadata: c.GetMetadata(), Image: g.usedSpec(ctx, who, c)}
+	n := g.candidate(own, who, nil, reported)
+	n.late, n.reported, n.restored = true, c, wasRestored(c) && !g.c.Shadow
+	if err = g.run(ctx, n, g.notRestored, g.mayUseImage, g.readMounts, g.mayMountImages); err == nil {
+		n.restored = g.allowRestores.Load() // perhaps by a RestorePod whose answer was lost; not every runtime says so
+		_, err = g.clear(ctx, n.again(), c)
+	}
+	if status.Code(err) == codes.PermissionDenied {
+		g.drop(context.WithoutCancel(ctx), id)
+	}
+	return err
+}
+
+// usedSpec returns the image of a container as the runtime reports it. If the runtime does not report the pod's name for it and the pod uses the
+// image in one repository, it has that name.
+func (g *Gate) usedSpec(ctx context.Context, who tracker.Pod, c *runtimeapi.Container) *runtimeapi.ImageSpec {
+	spec := c.GetImage()
+	if spec.GetUserSpecifiedImage() != "" || g.c.PodSource == nil {
+		return spec
+	}
+	img := g.imageOrID(ctx, runsOn(c))
+	img.Names = g.usedNames(who, img.Names)
+	if len(img.Repositories()) != 1 {
+		return spec
+	}
+	return &runtimeapi.ImageSpec{Image: spec.GetImage(), UserSpecifiedImage: img.Names[0].String(), RuntimeHandler: spec.GetRuntimeHandler()}
+}
+
+// readMounts asks the runtime for the mounts of a created container.
+func (g *Gate) readMounts(ctx context.Context, n *candidate) error {
+	shown, err := g.c.Runtime.containerStatus(ctx, n.reported)
+	n.container.Mounts = shown.GetMounts()
+	return err
+}
