@@ -12,7 +12,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/policies/policyd"
 )
@@ -80,7 +79,7 @@ func start(cmd *cobra.Command, f flags, log klog.Logger, reload <-chan os.Signal
 		return err
 	}
 	if err := program.CheckConfigAccess(f.config); err != nil {
-		log.Error(err, "Other users can write the configuration", "hint", hint.Of(err))
+		log.Error(err, "Other users can write the configuration", "hint", program.HintOf(err))
 	}
 	program.BoundMemory()
 	return policyd.Run(klog.NewContext(cmd.Context(), log), policyd.Options{
@@ -115,7 +114,7 @@ func check(cmd *cobra.Command, path string) error {
 		node = "the socket of " + name + ".socket"
 	}
 	if err := program.CheckConfigAccess(path); err != nil {
-		warnings = append(warnings, err.Error()+"; "+hint.Of(err))
+		warnings = append(warnings, err.Error()+"; "+program.HintOf(err))
 	}
 	for _, w := range warnings {
 		cmd.PrintErrln("Warning: " + w)

@@ -17,7 +17,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
-	"github.com/pullgate/pullgate/internal/testkit/scripttest"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 func TestMain(m *testing.M) {
@@ -34,7 +34,7 @@ func TestScripts(t *testing.T) {
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Condition:           func(name string) (bool, error) { return name == "root" && os.Geteuid() == 0, nil },
-		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"status": scripttest.Status, "expand": scripttest.Expand},
+		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"status": testkit.Status, "expand": testkit.Expand},
 	})
 }
 

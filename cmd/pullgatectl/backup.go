@@ -10,9 +10,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/cli"
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -57,7 +56,7 @@ used only on this node, with the node.key of the same time: keep that beside it.
 			return err
 		}
 		answer := map[string]any{"file": file, "bytes": size}
-		return c.Print(o, answer, func(_ output.View, p *output.Page) { p.Line("%s written to %s", output.Size(size), file) })
+		return c.Print(o, answer, func(_ cli.View, p *cli.Page) { p.Line("%s written to %s", cli.Size(size), file) })
 	}
 	return cmd
 }
@@ -66,15 +65,15 @@ used only on this node, with the node.key of the same time: keep that beside it.
 func backupFailure(err error) error {
 	switch {
 	case errors.Is(err, disk.ErrExists):
-		return hint.Wrap(err, "give another name, or use --force to replace it")
+		return program.WithHint(err, "give another name, or use --force to replace it")
 	case errors.Is(err, disk.ErrNoFile):
 		return cli.Misused("give the name of a file, or - and send stdout there", "%w", err)
 	case errors.Is(err, fs.ErrNotExist):
-		return hint.Wrap(err, "create the directory first")
+		return program.WithHint(err, "create the directory first")
 	case errors.Is(err, fs.ErrPermission):
-		return hint.Wrap(err, "choose a directory that you may write to")
+		return program.WithHint(err, "choose a directory that you may write to")
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return hint.Wrap(err, "free space, or choose another disk; no partial file was left")
+		return program.WithHint(err, "free space, or choose another disk; no partial file was left")
 	default:
 		return err
 	}

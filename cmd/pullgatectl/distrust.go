@@ -6,7 +6,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pullgate/pullgate/internal/operator/cli"
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -29,7 +28,7 @@ now and have no record are marked preloaded, for every pod. First check the list
 			return api.EndDistrust(ctx, &adminv1.EndDistrustRequest{DryRun: dryRun})
 		},
 		Empty: func(*adminv1.EndDistrustResponse) bool { return false }, // the end of distrust is always a change
-		Plan:  output.View.Trusting,
-		Done:  output.View.Trusted,
+		Plan:  cli.View.Trusting,
+		Done:  cli.View.Trusted,
 	})
 }

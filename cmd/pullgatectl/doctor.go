@@ -11,10 +11,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/operator/cli"
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -79,11 +78,11 @@ runtime is asked once, without credentials, and each webhook, unless --no-networ
 			return err
 		}
 		answer := map[string]any{"findings": asValues(found)}
-		if err := c.Print(o, answer, func(_ output.View, p *output.Page) { showFindings(p, found) }); err != nil {
+		if err := c.Print(o, answer, func(_ cli.View, p *cli.Page) { showFindings(p, found) }); err != nil {
 			return err
 		}
 		if doctor.Failed(found) {
-			return hint.Errorf("see the remediation of each failed check", "not all checks passed")
+			return program.Hintf("see the remediation of each failed check", "not all checks passed")
 		}
 		return nil
 	}
@@ -111,8 +110,8 @@ func asValues(found []doctor.Finding) []any {
 }
 
 // showFindings prints each finding with its remediation below it.
-func showFindings(p *output.Page, found []doctor.Finding) {
-	colours := map[doctor.Level]output.Colour{doctor.OK: output.Good, doctor.Warn: output.Heed, doctor.Fail: output.Bad, doctor.Unknown: output.Heed}
+func showFindings(p *cli.Page, found []doctor.Finding) {
+	colours := map[doctor.Level]cli.Colour{doctor.OK: cli.Good, doctor.Warn: cli.Heed, doctor.Fail: cli.Bad, doctor.Unknown: cli.Heed}
 	for _, f := range found {
 		first := fmt.Sprintf("%-8s %-14s ", f.Level, f.Check)
 		p.PaintProse(colours[f.Level], first, "%s", f.Found)

@@ -7,7 +7,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/pullgate/pullgate/internal/operator/cli"
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -40,7 +39,7 @@ again if the policy comes back. Endorsements are removed with their image.`,
 	flags.StringVar(&request.Requirement, "requirement", "", "only those for the requirement with this `hash`, or with this prefix of a hash")
 	flags.StringVar(&request.Signer, "signer", "", "only those with this `signer`, written as in the list")
 	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListEndorsements,
-		func(v output.View, p *output.Page, r *adminv1.ListEndorsementsResponse) {
+		func(v cli.View, p *cli.Page, r *adminv1.ListEndorsementsResponse) {
 			v.Endorsements(p, r.GetEndorsements())
 		})
 }
@@ -91,7 +90,7 @@ endorsements, which earlier versions of pullgated can open.` + cli.Changing,
 			return api.RevokeEndorsements(ctx, &request)
 		},
 		Empty: func(r *adminv1.RevokeEndorsementsResponse) bool { return len(r.GetEndorsements()) == 0 },
-		Plan:  output.View.EndorsementRevocation,
-		Done:  output.View.EndorsementsRevoked,
+		Plan:  cli.View.EndorsementRevocation,
+		Done:  cli.View.EndorsementsRevoked,
 	})
 }

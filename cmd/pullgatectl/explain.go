@@ -8,9 +8,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/cli"
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -73,12 +72,12 @@ policies do not deny it, as far as is known; 2 and 3 as for every command.`,
 		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
 			answer, err := api.Explain(ctx, request)
 			if status.Code(err) == codes.NotFound {
-				return hint.Wrap(err, "to ask about a pod that has no sandbox yet, use --namespace")
+				return program.WithHint(err, "to ask about a pod that has no sandbox yet, use --namespace")
 			}
 			if err != nil {
 				return err
 			}
-			if err := c.Print(o, answer, func(v output.View, p *output.Page) { v.Explanation(p, answer) }); err != nil {
+			if err := c.Print(o, answer, func(v cli.View, p *cli.Page) { v.Explanation(p, answer) }); err != nil {
 				return err
 			}
 			return exitOf(answer, args[0])
@@ -92,7 +91,7 @@ policies do not deny it, as far as is known; 2 and 3 as for every command.`,
 // proof, which would not help, and both before an absent image.
 func exitOf(e *adminv1.ExplainResponse, image string) error {
 	switch {
-	case output.PoliciesDeny(e):
+	case cli.PoliciesDeny(e):
 		return &cli.ExitError{Code: cli.ExitDenied}
 	case e.GetVerdict() == adminv1.Verdict_VERDICT_ALLOW:
 		return nil

@@ -7,7 +7,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/pullgate/pullgate/internal/operator/cli"
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -58,7 +57,7 @@ ACCESS shows which pods may use it:
 	flags.StringVar(&olderThan, "older-than", "", "only images with a record older than this `age`, as in 30d")
 	flags.StringVar(&unusedFor, "unused-for", "", "only what has not been used for this `age`, as in 12h")
 	return listing(c, cmd, cli.OutputFlags(cmd), &adminv1.ListImagesRequest{Filter: f}, adminv1.PullRecordsClient.ListImages,
-		func(v output.View, p *output.Page, r *adminv1.ListImagesResponse) { v.Images(p, r.GetImages()) })
+		func(v cli.View, p *cli.Page, r *adminv1.ListImagesResponse) { v.Images(p, r.GetImages()) })
 }
 
 // before returns the time that is as long ago as the value of a flag; nil if the flag is not set.
@@ -66,7 +65,7 @@ func before(c *cli.Console, flag, age string) (*timestamppb.Timestamp, error) {
 	if age == "" {
 		return nil, nil
 	}
-	d, err := output.ParseAge(age)
+	d, err := cli.ParseAge(age)
 	if err != nil {
 		return nil, cli.Misused("", "--%s: %w", flag, err)
 	}
@@ -90,7 +89,7 @@ func imagesGetCommand(c *cli.Console) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.Print(o, answer.GetImage(), func(v output.View, p *output.Page) { v.Image(p, answer.GetImage()) })
+			return c.Print(o, answer.GetImage(), func(v cli.View, p *cli.Page) { v.Image(p, answer.GetImage()) })
 		})
 	}
 	return cmd

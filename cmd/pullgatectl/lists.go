@@ -9,13 +9,12 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/pullgate/pullgate/internal/operator/cli"
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
 // listing makes cmd request a list by ask, a method of the API, and print the answer with draw. It adds the flag --limit.
 func listing[Q proto.Message, A cli.ListPage](c *cli.Console, cmd *cobra.Command, o *cli.Output, request Q,
-	ask func(adminv1.PullRecordsClient, context.Context, Q, ...grpc.CallOption) (A, error), draw func(output.View, *output.Page, A),
+	ask func(adminv1.PullRecordsClient, context.Context, Q, ...grpc.CallOption) (A, error), draw func(cli.View, *cli.Page, A),
 ) *cobra.Command {
 	var limit int
 	cmd.Flags().IntVar(&limit, "limit", 0, "list `N` entries at most; 0 is all")
@@ -31,7 +30,7 @@ func listing[Q proto.Message, A cli.ListPage](c *cli.Console, cmd *cobra.Command
 			if answer.GetNextPageToken() != "" {
 				_, _ = fmt.Fprintf(c.Err, "pullgatectl: there are more than these %d, --limit 0 lists all\n", count)
 			}
-			return c.Print(o, answer, func(v output.View, p *output.Page) { draw(v, p, answer) })
+			return c.Print(o, answer, func(v cli.View, p *cli.Page) { draw(v, p, answer) })
 		})
 	}
 	c.CompleteFlags(cmd)
@@ -54,7 +53,7 @@ unknown outcome is resolved by a list of images at least an hour later.`,
 	}
 	cmd.Flags().StringVar(&request.Repository, "repository", "", "only those of this `repository`")
 	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListIntents,
-		func(v output.View, p *output.Page, r *adminv1.ListIntentsResponse) { v.Intents(p, r.GetIntents()) })
+		func(v cli.View, p *cli.Page, r *adminv1.ListIntentsResponse) { v.Intents(p, r.GetIntents()) })
 }
 
 func grantsCommand(c *cli.Console) *cobra.Command {
@@ -83,5 +82,5 @@ or "granted" for a grant that was restored from a running container.`,
 	cmd.Flags().StringVar(&request.Repository, "repository", "", "only those of this `repository`")
 	cmd.MarkFlagsMutuallyExclusive("pod", "namespace")
 	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListGrants,
-		func(v output.View, p *output.Page, r *adminv1.ListGrantsResponse) { v.Grants(p, r.GetGrants()) })
+		func(v cli.View, p *cli.Page, r *adminv1.ListGrantsResponse) { v.Grants(p, r.GetGrants()) })
 }

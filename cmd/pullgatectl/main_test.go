@@ -17,9 +17,8 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/operator/cli"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
-	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
 	"github.com/pullgate/pullgate/internal/operator/nodeenable"
-	"github.com/pullgate/pullgate/internal/testkit/scripttest"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // now is the time of the program under test; the answers have times in the days before it.
@@ -65,7 +64,7 @@ func machineOfTest() machine {
 			ClockInStep: func() (bool, error) { return true, nil },
 			Run:         systemctl,
 		},
-		enabler: nodeenable.Enabler{Host: kubeletconf.Host{Root: os.Getenv("NODE_ROOT")}, Settle: time.Millisecond},
+		enabler: nodeenable.Enabler{Host: doctor.Host{Root: os.Getenv("NODE_ROOT")}, Settle: time.Millisecond},
 	}
 }
 
@@ -118,7 +117,7 @@ func TestScripts(t *testing.T) {
 		},
 		Condition: func(name string) (bool, error) { return name == "root" && os.Geteuid() == 0, nil },
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"status":   scripttest.Status,
+			"status":   testkit.Status,
 			"answer":   answer,
 			"requests": requests,
 			"hang-up":  hangUp,

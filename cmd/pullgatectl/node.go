@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/operator/cli"
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
 	"github.com/pullgate/pullgate/internal/operator/nodeenable"
 )
 
@@ -98,13 +98,13 @@ problem; the exit code is 1 then.`,
 			return nodeFailure(err)
 		}
 		if wrong != nil {
-			st.Wrong = append(st.Wrong, fmt.Sprintf("cannot read pullgated's configuration, using the defaults: %v", hint.OneLine(wrong)))
+			st.Wrong = append(st.Wrong, fmt.Sprintf("cannot read pullgated's configuration, using the defaults: %v", safetext.OneLine(wrong)))
 		}
-		if err := c.Print(o, st, func(_ output.View, p *output.Page) { draw(p, st.Lines()) }); err != nil {
+		if err := c.Print(o, st, func(_ cli.View, p *cli.Page) { draw(p, st.Lines()) }); err != nil {
 			return err
 		}
 		if len(st.Wrong) > 0 {
-			return hint.Errorf("see the lines that begin with !", "the kubelet's settings have problems")
+			return program.Hintf("see the lines that begin with !", "the kubelet's settings have problems")
 		}
 		return nil
 	}
@@ -132,7 +132,7 @@ func nodeFlags(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command) *
 func (s *nodeSwitch) on(d nodeenable.Daemon) nodeenable.Enabler {
 	to := s.enabler
 	to.Daemon, to.Unit, to.Wait = d, s.unit, s.wait
-	to.Progress = func(line string) { _, _ = fmt.Fprintln(s.c.Err, output.Safe(line)) }
+	to.Progress = func(line string) { _, _ = fmt.Fprintln(s.c.Err, cli.Safe(line)) }
 	return to
 }
 
@@ -191,9 +191,9 @@ func nodeChange(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command, 
 			return nodeFailure(err)
 		}
 		if how.DryRun || len(p.Steps) == 0 {
-			return c.Print(o, p, func(_ output.View, page *output.Page) { draw(page, p.Lines()) })
+			return c.Print(o, p, func(_ cli.View, page *cli.Page) { draw(page, p.Lines()) })
 		}
-		if err := c.Agree(ctx, how, question, func(page *output.Page) { draw(page, p.Lines()) }); err != nil {
+		if err := c.Agree(ctx, how, question, func(page *cli.Page) { draw(page, p.Lines()) }); err != nil {
 			return err
 		}
 		if err := to.Apply(ctx, p); err != nil {
@@ -203,7 +203,7 @@ func nodeChange(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command, 
 		if err != nil {
 			return nodeFailure(err)
 		}
-		return c.Print(o, st, func(_ output.View, p *output.Page) { draw(p, st.Lines()) })
+		return c.Print(o, st, func(_ cli.View, p *cli.Page) { draw(p, st.Lines()) })
 	}
 	return cmd
 }
@@ -214,22 +214,22 @@ func nodeFailure(err error) error {
 	case errors.Is(err, nodeenable.ErrNotReached):
 		return &cli.ExitError{Code: cli.ExitNotReached, Err: err}
 	case errors.Is(err, nodeenable.ErrBusy):
-		return hint.Wrap(err, "wait for it, then see pullgatectl node status")
-	case errors.Is(err, fs.ErrPermission) && hint.Of(err) == "":
-		return hint.Wrap(err, "run it as root")
+		return program.WithHint(err, "wait for it, then see pullgatectl node status")
+	case errors.Is(err, fs.ErrPermission) && program.HintOf(err) == "":
+		return program.WithHint(err, "run it as root")
 	default:
 		return err
 	}
 }
 
-func draw(p *output.Page, lines []string) {
+func draw(p *cli.Page, lines []string) {
 	for i, line := range lines {
-		colour := output.Plain
+		colour := cli.Plain
 		switch {
 		case i == 0 && strings.HasPrefix(line, "enabled"):
-			colour = output.Good
+			colour = cli.Good
 		case strings.HasPrefix(line, "  ! "):
-			colour = output.Heed
+			colour = cli.Heed
 		}
 		p.Paint(colour, "%s", line)
 	}

@@ -10,9 +10,8 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/cli"
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
 	"github.com/pullgate/pullgate/internal/records/offline"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -55,7 +54,7 @@ pullgated runs, store verify does the same.`,
 		for _, p := range v.Problems {
 			answer.Problems = append(answer.Problems, &adminv1.StoreProblem{Where: p.Where, What: p.What})
 		}
-		if err := c.Print(o, answer, func(v output.View, p *output.Page) { v.Verification(p, answer) }); err != nil {
+		if err := c.Print(o, answer, func(v cli.View, p *cli.Page) { v.Verification(p, answer) }); err != nil {
 			return err
 		}
 		return damagedIf(len(v.Problems) + v.Omitted)
@@ -100,8 +99,8 @@ first.`,
 			return err
 		}
 		answer := map[string]any{"file": file, "bytesBefore": done.Before, "bytes": done.After}
-		return c.Print(o, answer, func(_ output.View, p *output.Page) {
-			p.Line("%s: %s, before %s", file, output.Size(done.After), output.Size(done.Before))
+		return c.Print(o, answer, func(_ cli.View, p *cli.Page) {
+			p.Line("%s: %s, before %s", file, cli.Size(done.After), cli.Size(done.Before))
 		})
 	})
 }
@@ -110,26 +109,26 @@ func damagedIf(places int) error {
 	if places == 0 {
 		return nil
 	}
-	return hint.Errorf("check the disk; then see https://github.com/pullgate/pullgate/blob/main/docs/store.md#a-lost-or-damaged-store", "%s of the store cannot be read", output.Count(places, "place", "places"))
+	return program.Hintf("check the disk; then see https://github.com/pullgate/pullgate/blob/main/docs/store.md#a-lost-or-damaged-store", "%s of the store cannot be read", cli.Count(places, "place", "places"))
 }
 
 // offlineFailure adds a hint to an error of the file of a store.
 func offlineFailure(err error) error {
 	switch {
 	case errors.Is(err, offline.ErrInUse):
-		return hint.Wrap(err, "pullgated has it open: pullgatectl store verify and store backup read it meanwhile, or stop it first")
+		return program.WithHint(err, "pullgated has it open: pullgatectl store verify and store backup read it meanwhile, or stop it first")
 	case errors.Is(err, offline.ErrReplaced):
-		return hint.Wrap(err, "another process replaced it; try again")
+		return program.WithHint(err, "another process replaced it; try again")
 	case errors.Is(err, offline.ErrNewerFormat):
-		return hint.Wrap(err, "a newer pullgated wrote this store; use the pullgatectl of that version")
+		return program.WithHint(err, "a newer pullgated wrote this store; use the pullgatectl of that version")
 	case errors.Is(err, offline.ErrDamaged):
-		return hint.Wrap(err, "pullgatectl store dump shows what can be read of it; pullgated renames it at its start and creates a new store")
+		return program.WithHint(err, "pullgatectl store dump shows what can be read of it; pullgated renames it at its start and creates a new store")
 	case errors.Is(err, fs.ErrNotExist):
-		return hint.Wrap(err, "give the file: it is records.db in stateDir, or a backup of that")
+		return program.WithHint(err, "give the file: it is records.db in stateDir, or a backup of that")
 	case errors.Is(err, fs.ErrPermission):
-		return hint.Wrap(err, "only root can read a store: run it as root")
+		return program.WithHint(err, "only root can read a store: run it as root")
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return hint.Wrap(err, "free space; the store is unchanged")
+		return program.WithHint(err, "free space; the store is unchanged")
 	default:
 		return err
 	}

@@ -7,7 +7,6 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/pullgate/pullgate/internal/operator/cli"
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -45,7 +44,7 @@ With --denied, the exit code is 4 if a pod needs proof or is denied, and 0 if no
 		denied += len(r.GetImages())
 		return r, err
 	}
-	listing(c, cmd, cli.FormatFlag(cmd), &request, list, output.View.Pods)
+	listing(c, cmd, cli.FormatFlag(cmd), &request, list, cli.View.Pods)
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		err := run(cmd, args)

@@ -11,9 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/operator/cli"
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
 	"github.com/pullgate/pullgate/internal/policies/podfile"
 	"github.com/pullgate/pullgate/internal/policies/policytest"
 )
@@ -102,14 +101,14 @@ func policyTestCommand(c *cli.Console) *cobra.Command {
 			return t.invalid(err)
 		}
 		if len(policies.Ignored) > 0 {
-			_, _ = fmt.Fprintf(c.Err, "pullgatectl: %s: not policy files: %s\n", output.Safe(settings.Folder), output.Safe(strings.Join(policies.Ignored, ", ")))
+			_, _ = fmt.Fprintf(c.Err, "pullgatectl: %s: not policy files: %s\n", cli.Safe(settings.Folder), cli.Safe(strings.Join(policies.Ignored, ", ")))
 		}
 		pods, err := t.read(cmd.InOrStdin())
 		if err != nil {
 			return t.invalid(err)
 		}
 		result := policies.Test(pods)
-		if err := c.Print(o, result, func(_ output.View, p *output.Page) { printTest(p, result, settings.RefuseUnjudged) }); err != nil {
+		if err := c.Print(o, result, func(_ cli.View, p *cli.Page) { printTest(p, result, settings.RefuseUnjudged) }); err != nil {
 			return err
 		}
 		if result.Denied() > 0 {
@@ -152,11 +151,11 @@ func (t *policyTest) settings(cmd *cobra.Command) (policytest.Settings, error) {
 
 // invalid prints each error of files on a line, and returns the error for the exit code.
 func (t *policyTest) invalid(err error) error {
-	all := hint.Split(err)
+	all := safetext.Split(err)
 	for _, e := range all {
-		_, _ = fmt.Fprintf(t.c.Err, "pullgatectl: %s\n", output.Safe(hint.OneLine(e).Error()))
+		_, _ = fmt.Fprintf(t.c.Err, "pullgatectl: %s\n", cli.Safe(safetext.OneLine(e).Error()))
 	}
-	return cli.Misused("correct the files", "no pod was tested: %s", output.Count(len(all), "error", "errors"))
+	return cli.Misused("correct the files", "no pod was tested: %s", cli.Count(len(all), "error", "errors"))
 }
 
 // read returns the pods of all files. The error joins those of all files.
@@ -192,16 +191,16 @@ func (t *policyTest) read(stdin io.Reader) ([]policytest.Pod, error) {
 }
 
 // printTest prints a result. refuse is whether a restriction that the node cannot judge denies.
-func printTest(p *output.Page, r *policytest.Result, refuse bool) {
+func printTest(p *cli.Page, r *policytest.Result, refuse bool) {
 	for _, pod := range r.Pods {
 		name := pod.Namespace + "/" + pod.Name
 		if pod.Kind != "Pod" {
 			name = pod.Kind + " " + name
 		}
 		if pod.Admitted {
-			p.Paint(output.Good, "%s: admitted", name)
+			p.Paint(cli.Good, "%s: admitted", name)
 		} else {
-			p.Paint(output.Heed, "%s: denied", name)
+			p.Paint(cli.Heed, "%s: denied", name)
 		}
 		for _, name := range pod.AcceptedBy {
 			p.Line("  accepted by policy %s", name)
@@ -225,7 +224,7 @@ func printTest(p *output.Page, r *policytest.Result, refuse bool) {
 		return
 	}
 	p.Gap()
-	p.Prose("", "%s", output.Unjudged("A", refuse))
+	p.Prose("", "%s", cli.Unjudged("A", refuse))
 	for _, f := range r.Unjudged {
 		p.Line("  policy %s: %s", f.Policy, f.Path)
 	}

@@ -8,9 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/cli"
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -57,7 +56,7 @@ and 3 as for every command.`,
 			if err != nil {
 				return err
 			}
-			if err := c.Print(o, answer, func(v output.View, p *output.Page) { v.VerifiedImage(p, args[0], answer) }); err != nil {
+			if err := c.Print(o, answer, func(v cli.View, p *cli.Page) { v.VerifiedImage(p, args[0], answer) }); err != nil {
 				return err
 			}
 			return verifiedExit(answer, args[0])
@@ -95,7 +94,7 @@ func verifiedExit(r *adminv1.VerifyImageResponse, image string) error {
 		case rule.GetReason() == "REGISTRY_UNAVAILABLE":
 			unknown = fmt.Errorf("the signatures of %s could not be verified: the registry did not answer", image)
 		case rule.GetReason() == "REGISTRY_DENIED":
-			unknown = hint.Errorf("give --creds a user that may read the image", "the signatures of %s could not be verified: the registry denied access", image)
+			unknown = program.Hintf("give --creds a user that may read the image", "the signatures of %s could not be verified: the registry denied access", image)
 		default:
 			return &cli.ExitError{Code: cli.ExitDenied}
 		}

@@ -6,9 +6,8 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/cli"
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -30,7 +29,7 @@ func preloadedListCommand(c *cli.Console) *cobra.Command {
 	cmd.Flags().StringVar(&request.Repository, "repository", "", "only those of this `repository`")
 	cmd.Flags().StringVar(&request.ImageId, "image-id", "", "only those of the image with this `ID`, or with this ID prefix")
 	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListPreloaded,
-		func(v output.View, p *output.Page, r *adminv1.ListPreloadedResponse) { v.Marks(p, r.GetMarks()) })
+		func(v cli.View, p *cli.Page, r *adminv1.ListPreloadedResponse) { v.Marks(p, r.GetMarks()) })
 }
 
 // pairFlags adds the flags of accept and forget that select pairs; all is the name of the flag of whole.
@@ -88,12 +87,12 @@ marked; if they change meanwhile, none is. In a distrusted store --all-untracked
 			if len(r.GetProved()) == 0 || request.GetIncludingProved() {
 				return nil
 			}
-			return hint.Errorf("select the others by name or --image-id, or add --including-proved",
+			return program.Hintf("select the others by name or --image-id, or add --including-proved",
 				"credentials proved access to some of these images, and accepting opens them to pods that did not")
 		},
 		Empty: func(r *adminv1.AcceptPreloadedResponse) bool { return len(r.GetAccepted()) == 0 },
-		Plan:  output.View.Acceptance,
-		Done:  output.View.Accepted,
+		Plan:  cli.View.Acceptance,
+		Done:  cli.View.Accepted,
 	})
 }
 
@@ -126,7 +125,7 @@ grants that depend on the marks end at once.` + cli.Changing,
 		Empty: func(r *adminv1.ForgetPreloadedResponse) bool {
 			return len(r.GetForgotten())+len(r.GetGrants()) == 0
 		},
-		Plan: output.View.Forgetting,
-		Done: output.View.Forgotten,
+		Plan: cli.View.Forgetting,
+		Done: cli.View.Forgotten,
 	})
 }

@@ -6,9 +6,8 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/cli"
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -45,7 +44,7 @@ If nothing matches, nothing is changed and the exit code is 5, also with --dry-r
 			return selected(!proto.Equal(&request, &adminv1.RevokeRequest{}), "give --credential, --repository, --image-id, --secret, --secret-uid or --namespace")
 		},
 		Question: "Revoke this?",
-		NoMatch: &cli.ExitError{Code: cli.ExitNoMatch, Err: hint.Errorf("check the spelling; pullgatectl images list and grants list show what is known",
+		NoMatch: &cli.ExitError{Code: cli.ExitNoMatch, Err: program.Hintf("check the spelling; pullgatectl images list and grants list show what is known",
 			"nothing was revoked: no proof, open image or grant matches")},
 		Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.RevokeResponse, error) {
 			if err := cli.ExpandImageID(ctx, api, &request.ImageId); err != nil {
@@ -60,7 +59,7 @@ If nothing matches, nothing is changed and the exit code is 5, also with --dry-r
 		Empty: func(r *adminv1.RevokeResponse) bool {
 			return len(r.GetProofs())+len(r.GetClosed())+len(r.GetGrants()) == 0
 		},
-		Plan: output.View.Revocation,
-		Done: output.View.Revoked,
+		Plan: cli.View.Revocation,
+		Done: cli.View.Revoked,
 	})
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/cli"
+	"github.com/pullgate/pullgate/internal/operator/nodeenable"
 )
 
 const long = `pullgatectl asks the pullgated of this node what it knows, and corrects it: which
@@ -38,6 +39,7 @@ const examples = `  # How are daemon, store and runtime?
 
 // rootCommand makes the tree of commands.
 func rootCommand(c *cli.Console, on machine) *cobra.Command {
+	on.node.Stale = nodeenable.Stale
 	// Each group of commands has its own file, and each command is a constructor that takes the console.
 	root := c.Root("pullgatectl", "Show and correct what the pullgated of this node knows", long,
 		statusCommand(c),

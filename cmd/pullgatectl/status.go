@@ -6,7 +6,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pullgate/pullgate/internal/operator/cli"
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -25,7 +24,7 @@ func statusCommand(c *cli.Console) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return c.Print(o, answer, func(v output.View, p *output.Page) {
+			return c.Print(o, answer, func(v cli.View, p *cli.Page) {
 				v.Status(p, answer)
 				if configuration {
 					v.Configuration(p, answer)

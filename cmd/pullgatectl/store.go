@@ -6,7 +6,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pullgate/pullgate/internal/operator/cli"
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -49,7 +48,7 @@ store, set a longer --timeout.`,
 			if err != nil {
 				return err
 			}
-			if err := c.Print(o, answer, func(v output.View, p *output.Page) { v.Verification(p, answer) }); err != nil {
+			if err := c.Print(o, answer, func(v cli.View, p *cli.Page) { v.Verification(p, answer) }); err != nil {
 				return err
 			}
 			return damagedIf(len(answer.GetProblems()))

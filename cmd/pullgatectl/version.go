@@ -7,7 +7,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/cli"
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
 )
 
 func versionCommand(c *cli.Console) *cobra.Command {
@@ -21,7 +20,7 @@ func versionCommand(c *cli.Console) *cobra.Command {
 		answer := map[string]any{
 			"version": program.Version, "commit": program.Commit, "date": program.Date, "goVersion": runtime.Version(),
 		}
-		return c.Print(o, answer, func(_ output.View, p *output.Page) {
+		return c.Print(o, answer, func(_ cli.View, p *cli.Page) {
 			p.Line("%s", program.VersionLine("pullgatectl"))
 		})
 	}

@@ -8,9 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/cli"
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -68,7 +67,7 @@ func follow(c *cli.Console, o *cli.Output, limit int, next func() (*adminv1.Watc
 	for n := 0; limit == 0 || n < limit; n++ {
 		d, err := next()
 		if errors.Is(err, io.EOF) {
-			return hint.Errorf("pullgated is stopping or restarting; see systemctl status pullgated", "pullgated has ended the watch")
+			return program.Hintf("pullgated is stopping or restarting; see systemctl status pullgated", "pullgated has ended the watch")
 		}
 		if err != nil {
 			return err
@@ -87,12 +86,12 @@ func follow(c *cli.Console, o *cli.Output, limit int, next func() (*adminv1.Watc
 	return nil
 }
 
-func line(c *cli.Console, o *cli.Output, p *output.Page, d *adminv1.WatchDecisionsResponse) ([]byte, error) {
+func line(c *cli.Console, o *cli.Output, p *cli.Page, d *adminv1.WatchDecisionsResponse) ([]byte, error) {
 	switch o.Format {
 	case cli.AsJSON:
-		return output.JSONLine(d)
+		return cli.JSONLine(d)
 	case cli.AsYAML:
-		b, err := output.YAML(d)
+		b, err := cli.YAML(d)
 		return append([]byte("---\n"), b...), err
 	case cli.AsTable:
 	}

@@ -15,9 +15,8 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/daemon"
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
-	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
 const defaultConfig = "/etc/pullgate/config.yaml"
@@ -87,7 +86,7 @@ func start(cmd *cobra.Command, f flags, log klog.Logger, reload <-chan os.Signal
 		return fmt.Errorf("configuration %s: %w", f.config, err)
 	}
 	if err := program.CheckConfigAccess(path); err != nil {
-		log.Error(err, "Other users can write the configuration", "hint", hint.Of(err))
+		log.Error(err, "Other users can write the configuration", "hint", program.HintOf(err))
 	}
 	if !found {
 		log.Info("Configuration file not found: using defaults", "path", path, "enforcement", c.Enforcement())
@@ -129,9 +128,9 @@ func check(cmd *cobra.Command, path string, load func() (config.Config, bool, er
 	if !found {
 		state = "not found: using defaults"
 	}
-	p := daemon.Examine(cmd.Context(), kubeletconf.Host{}, c)
+	p := daemon.Examine(cmd.Context(), doctor.Host{}, c)
 	if err := program.CheckConfigAccess(path); err != nil {
-		p.Warnings = append(p.Warnings, fmt.Errorf("%w; %s", err, hint.Of(err)))
+		p.Warnings = append(p.Warnings, fmt.Errorf("%w; %s", err, program.HintOf(err)))
 	}
 	for _, w := range p.Warnings {
 		if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "pullgated: warning: %v\n", w); err != nil {

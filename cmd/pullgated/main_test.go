@@ -15,7 +15,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/testkit/scripttest"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 func TestMain(m *testing.M) {
@@ -32,8 +32,8 @@ func TestScripts(t *testing.T) {
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"status":      scripttest.Status,
-			"expand":      scripttest.Expand,
+			"status":      testkit.Status,
+			"expand":      testkit.Expand,
 			"newer-store": newerStore,
 			"await":       await,
 		},

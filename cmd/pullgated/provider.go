@@ -18,7 +18,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/daemon"
 	"github.com/pullgate/pullgate/internal/gate/nodecreds/report"
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/cli"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -139,7 +138,7 @@ func runChild(child *exec.Cmd) error {
 	child.WaitDelay = endLimit
 	err := child.Run()
 	if child.ProcessState == nil {
-		return hint.Wrap(fmt.Errorf("run the plugin: %w", err), "give the path of the real plugin after --, as in pullgated credential-provider -- /opt/plugins/provider")
+		return program.WithHint(fmt.Errorf("run the plugin: %w", err), "give the path of the real plugin after --, as in pullgated credential-provider -- /opt/plugins/provider")
 	}
 	if status, ok := child.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
 		return program.ChildError{Code: 128 + int(status.Signal())} // as in shells
@@ -172,7 +171,7 @@ func sendReport(ctx context.Context, f providerFlags, request []byte, answer *bu
 		_, err := api.ReportNodeCredentials(ctx, req)
 		return err
 	})
-	if advice := hint.Of(err); advice != "" {
+	if advice := program.HintOf(err); advice != "" {
 		return fmt.Errorf("%w; %s", err, advice)
 	}
 	return err

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/testkit/certtest"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // maxMemory is what hostile clients can make a pullgate-policyd use. It is the limit in the manifests.
@@ -25,7 +25,7 @@ func TestHostileClients(t *testing.T) {
 	t.Parallel()
 	w := &world{dir: t.TempDir()}
 	var err error
-	w.authority, err = certtest.New("authority of webhooks")
+	w.authority, err = testkit.NewAuthority("authority of webhooks")
 	must(t, err)
 	must(t, os.Mkdir(w.path(clusterOne), 0o700))
 	must(t, os.WriteFile(w.path(clusterOne, "labels.yaml"), []byte(labelsRestricted), 0o600))

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/testkit/certtest"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -31,6 +30,7 @@ import (
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 const (
@@ -55,8 +55,8 @@ type world struct {
 	cluster   *cluster.Cluster
 	dir       string
 	backend   *reviewbackend.Backend
-	authority *certtest.Authority // of the webhooks
-	objects   dynamic.Interface   // a client of the administrator for all kinds
+	authority *testkit.Authority // of the webhooks
+	objects   dynamic.Interface  // a client of the administrator for all kinds
 	one, two  *webhook
 	onDisk    *webhook                   // nil before 1.36
 	byService *unstructured.Unstructured // the webhook that is one for a cluster
@@ -67,7 +67,7 @@ func begin(t *testing.T, release string) *world {
 	t.Helper()
 	w := &world{dir: t.TempDir(), backend: reviewbackend.New(t)}
 	var err error
-	w.authority, err = certtest.New("authority of webhooks")
+	w.authority, err = testkit.NewAuthority("authority of webhooks")
 	must(t, err)
 	for _, name := range []string{clusterOne, clusterTwo} {
 		must(t, os.MkdirAll(w.path(name), 0o700))
@@ -202,14 +202,14 @@ func (*world) free(t *testing.T, ip string) string {
 }
 
 // pair returns a certificate for a webhook, also by the service of the manifests.
-func (w *world) pair(t *testing.T) certtest.Pair {
+func (w *world) pair(t *testing.T) testkit.Pair {
 	t.Helper()
 	pair, err := w.authority.Issue(pkix.Name{CommonName: "webhook"}, time.Time{}, "pullgate-policyd."+installed+".svc")
 	must(t, err)
 	return pair
 }
 
-func (w *world) startPolicyd(t *testing.T, name, policies, address string, pair certtest.Pair, settings ...string) *webhook {
+func (w *world) startPolicyd(t *testing.T, name, policies, address string, pair testkit.Pair, settings ...string) *webhook {
 	t.Helper()
 	dir := w.path("policyd-" + name)
 	must(t, os.MkdirAll(dir, 0o700))

@@ -16,13 +16,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/testkit/certtest"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/release"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // A Cluster is an etcd and an API server that knows an administrator and some nodes by their tokens, and
@@ -37,7 +37,7 @@ type Cluster struct {
 	dir      string
 	url      string
 	port     int
-	ca       *certtest.Authority // of clients
+	ca       *testkit.Authority // of clients
 	etcdURL  string
 	etcd     *host.Process
 	api      *host.Process
@@ -133,7 +133,7 @@ func (c *Cluster) prepareAPI(nodes []string) error {
 	if err := os.WriteFile(c.path("tokens.csv"), []byte(strings.Join(users, "\n")+"\n"), 0o600); err != nil {
 		return err
 	}
-	if c.ca, err = certtest.New("clients"); err != nil {
+	if c.ca, err = testkit.NewAuthority("clients"); err != nil {
 		return err
 	}
 	if err := os.WriteFile(c.path("clients.pem"), c.ca.PEM(), 0o600); err != nil {

@@ -14,7 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/testkit/certtest"
 	admissionv1 "k8s.io/api/admission/v1"
 	registrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -23,6 +22,7 @@ import (
 
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // The teams whose pods pass a webhook of the API server in some way.
@@ -100,7 +100,7 @@ func podRules() []registrationv1.RuleWithOperations {
 }
 
 // client returns how the API server calls a webhook.
-func client(url string, authority *certtest.Authority) registrationv1.WebhookClientConfig {
+func client(url string, authority *testkit.Authority) registrationv1.WebhookClientConfig {
 	return registrationv1.WebhookClientConfig{URL: &url, CABundle: authority.PEM()}
 }
 
@@ -126,7 +126,7 @@ func (h *hooks) validate(name string, namespaces ...metav1.LabelSelectorRequirem
 }
 
 // mutate registers a mutating webhook for the pods of hookMutated.
-func (h *hooks) mutate(name, url string, authority *certtest.Authority) {
+func (h *hooks) mutate(name, url string, authority *testkit.Authority) {
 	h.Helper()
 	name = h.name + "-" + name
 	registered := h.cluster.Client.AdmissionregistrationV1().MutatingWebhookConfigurations()
@@ -179,9 +179,9 @@ func (h *hooks) admits(team string, image node.Pushed) *outcome {
 }
 
 // mutatingWebhook starts a webhook that replaces an image by another one.
-func (s *scenario) mutatingWebhook(from, to string) (url string, authority *certtest.Authority) {
+func (s *scenario) mutatingWebhook(from, to string) (url string, authority *testkit.Authority) {
 	s.Helper()
-	authority, err := certtest.New("authority of another webhook")
+	authority, err := testkit.NewAuthority("authority of another webhook")
 	s.must(err)
 	pair, err := authority.Issue(pkix.Name{CommonName: "webhook"}, time.Time{})
 	s.must(err)

@@ -14,23 +14,22 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/testkit/certtest"
-
 	"github.com/pullgate/pullgate/e2e/host"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // A Webhook is a pullgate-policyd that serves HTTPS on the loopback address.
 type Webhook struct {
 	*Policyd
-	Authority *certtest.Authority // of its certificate
-	URL       string              // without a path
+	Authority *testkit.Authority // of its certificate
+	URL       string             // without a path
 	client    *http.Client
 }
 
 // StartWebhook is StartPolicyd with HTTPS. It ends with the test.
 func StartWebhook(tb testing.TB, dir, policies string) *Webhook {
 	tb.Helper()
-	authority, err := certtest.New("authority of the webhook")
+	authority, err := testkit.NewAuthority("authority of the webhook")
 	must(tb, err)
 	pair, err := authority.Issue(pkix.Name{CommonName: "webhook"}, time.Now().Add(90*24*time.Hour))
 	must(tb, err)
@@ -56,7 +55,7 @@ func must(tb testing.TB, err error) {
 
 // HTTPS writes a certificate with its key into dir, and returns the setting by which a pullgate-policyd serves with it
 // on an address.
-func HTTPS(dir, address string, pair certtest.Pair) (setting string, err error) {
+func HTTPS(dir, address string, pair testkit.Pair) (setting string, err error) {
 	certificate, key := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
 	return fmt.Sprintf("https: {listen: %q, certFile: %s, keyFile: %s}", address, certificate, key),
 		errors.Join(os.WriteFile(certificate, pair.Certificate, 0o600), os.WriteFile(key, pair.Key, 0o600))

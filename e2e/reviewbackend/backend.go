@@ -22,10 +22,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/testkit/certtest"
 	"k8s.io/api/imagepolicy/v1alpha1"
 
 	"github.com/pullgate/pullgate/e2e/host"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // maxBody is what is read of a request.
@@ -45,8 +45,8 @@ const (
 // A Backend is an image review backend. Its methods may be called concurrently.
 type Backend struct {
 	address      string
-	authority    *certtest.Authority
-	pair         certtest.Pair
+	authority    *testkit.Authority
+	pair         testkit.Pair
 	certificates [certificateEnd]tls.Certificate
 
 	mu          sync.Mutex
@@ -90,12 +90,12 @@ func New(tb testing.TB) *Backend {
 	}
 	b := &Backend{answers: map[string]Answer{}}
 	var err error
-	b.authority, err = certtest.New("authority of the backend")
+	b.authority, err = testkit.NewAuthority("authority of the backend")
 	must(err)
-	other, err := certtest.New("another authority")
+	other, err := testkit.NewAuthority("another authority")
 	must(err)
 	for kind, from := range map[Certificate]struct {
-		authority *certtest.Authority
+		authority *testkit.Authority
 		until     time.Time
 	}{Valid: {b.authority, time.Time{}}, OtherAuthority: {other, time.Time{}}, Expired: {b.authority, time.Now().Add(-time.Minute)}} {
 		pair, err := from.authority.Issue(pkix.Name{CommonName: "backend"}, from.until)
@@ -117,7 +117,7 @@ func (b *Backend) Address() string { return b.address }
 
 // Pair returns its valid certificate and key, with which a pullgate-policyd can take its place while it is stopped. The
 // path that kubeconfigs have is that of pullgate-policyd.
-func (b *Backend) Pair() certtest.Pair { return b.pair }
+func (b *Backend) Pair() testkit.Pair { return b.pair }
 
 // Kubeconfig writes a kubeconfig by which a client, such as a cluster, uses the backend with a token of its own.
 func (b *Backend) Kubeconfig(path, client string) error {

@@ -14,7 +14,6 @@ import (
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/operator/adminapi"
-	"github.com/pullgate/pullgate/internal/operator/adminapi/prose"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/policy"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -82,7 +81,7 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 		RevokingEndorsements: p.policies.endorsing.NoteRevocation,
 		Trusted:              func() { p.metrics.StoreDistrusted(store.Distrusted() != nil) },
 		Panic:                p.metrics.Panic,
-		Settings: prose.Settings{
+		Settings: adminapi.Settings{
 			Shadow:          o.Config.NoPullImageSecretRecheck,
 			OutageFallback:  o.Config.RegistryOutageFallback,
 			VerifyUntracked: o.Config.UntrackedImages == config.UntrackedVerify,

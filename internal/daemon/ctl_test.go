@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/testkit/conformance"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
@@ -163,7 +163,7 @@ func TestPullgatectlListsPodsThatWouldBeDenied(t *testing.T) {
 		"spec: {spec: {dnsPolicy: {whitelist: [Default]}}}\n"
 	must(t, os.WriteFile(file, []byte(policy), 0o600))
 	x := (&criproxytest.Kubelet{}).PodFrom("source", "api")
-	api := newAPIServer(t, x, conformance.Case{Image: app})
+	api := newAPIServer(t, x, testkit.Case{Image: app})
 	spec, ok := api.pod["spec"].(map[string]any)
 	if !ok {
 		t.Fatalf("the pod of the API server has no spec: %v", api.pod)

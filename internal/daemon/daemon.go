@@ -20,7 +20,7 @@ import (
 	"github.com/pullgate/pullgate/internal/gate/nodecreds"
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/operator/adminapi"
-	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/operator/metrics"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
@@ -59,7 +59,7 @@ type Options struct {
 }
 
 // Run runs the daemon until ctx ends, and returns when everything that it started has ended. It returns nil after an orderly
-// stop, and an error if it could not start or continue (a hint.Error if an operator can act on it). The config package must have
+// stop, and an error if it could not start or continue (a program.HintError if an operator can act on it). The config package must have
 // validated the configuration.
 func Run(ctx context.Context, o Options) (err error) {
 	m := metrics.New(o.Version, o.GoVersion, criproxy.Methods())
@@ -212,7 +212,7 @@ func serve(ctx context.Context, o Options, p parts) error {
 	back.Go(func() error { p.tracker.Run(behind); return nil })
 	back.Go(func() error { watch(behind, o.Log, p); return nil })
 	back.Go(func() error { reload(behind, o, p); return nil })
-	back.Go(func() error { p.policies.compareKubelet(behind, kubeletconf.Host{}); return nil })
+	back.Go(func() error { p.policies.compareKubelet(behind, doctor.Host{}); return nil })
 	if p.decisions != nil {
 		back.Go(func() error { p.decisions.Run(behind); return nil })
 	}

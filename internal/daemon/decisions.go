@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/adminapi"
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/internal/operator/metrics"
@@ -32,7 +32,7 @@ func openDecisions(o Options, m *metrics.Metrics) (*decisionLog, error) {
 	}
 	log, err := decisionlog.Open(decisionlog.Options{Path: l.path, Dropped: dropped, Journal: o.Log.WithName("decisionLog")})
 	if err != nil {
-		return nil, hint.Wrap(fmt.Errorf("open decisionLog.path: %w", err),
+		return nil, program.WithHint(fmt.Errorf("open decisionLog.path: %w", err),
 			decisionLogHint)
 	}
 	l.Log = log

@@ -9,7 +9,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/records"
-	"github.com/pullgate/pullgate/internal/testkit/conformance"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
@@ -18,7 +18,7 @@ import (
 // only what is recorded allows a pod. Standalone, each PullImage shows one credential, and where Secret coordinates are needed
 // the stricter verdict is correct. With a pod source the first pre-check must have the verdict, and there is no pull.
 func TestDecisionsOverTheSocket(t *testing.T) {
-	table, err := conformance.Read()
+	table, err := testkit.ReadDecisions()
 	must(t, err)
 	profiles := criproxytest.Profiles()
 	if raced {
@@ -30,22 +30,22 @@ func TestDecisionsOverTheSocket(t *testing.T) {
 		for _, profile := range profiles {
 			t.Run(c.Name+"/"+profile.String()+"/with a pod source", func(t *testing.T) { decide(t, table, c, profile, true) })
 		}
-		if c.Needs == conformance.NeedsPods {
-			c.Verdict, c.NewRecord = conformance.Reverify, false
+		if c.Needs == testkit.NeedsPods {
+			c.Verdict, c.NewRecord = testkit.Reverify, false
 		}
 		for _, profile := range profiles {
 			t.Run(c.Name+"/"+profile.String()+"/standalone", func(t *testing.T) { decide(t, table, c, profile, false) })
 		}
 	}
-	if ran[conformance.NeedsCRI] < 30 || ran[conformance.NeedsPods] < 1 || len(ran) != 2 {
+	if ran[testkit.NeedsCRI] < 30 || ran[testkit.NeedsPods] < 1 || len(ran) != 2 {
 		t.Errorf("cases that were run, by what they need: %v; the table has more", ran)
 	}
 }
 
-func decide(t *testing.T, table conformance.Decisions, c conformance.Case, profile criproxytest.Profile, sourced bool) {
+func decide(t *testing.T, table testkit.Decisions, c testkit.Case, profile criproxytest.Profile, sourced bool) {
 	t.Helper()
 	t.Parallel()
-	mode, allowlist, err := conformance.Policy(c.Policy)
+	mode, allowlist, err := testkit.Policy(c.Policy)
 	must(t, err)
 	settings := []string{"imagePullCredentialsVerificationPolicy: " + mode, "untrackedImages: Verify", "kubeletSkipsAlwaysPrecheck: true"}
 	if len(allowlist) > 0 {
@@ -72,14 +72,14 @@ func decide(t *testing.T, table conformance.Decisions, c conformance.Case, profi
 	p := prepare(t, r.Endpoint(), settings...)
 	p.store(table, c, profile)
 
-	id := profile.ID(conformance.ImageID(c.ID))
+	id := profile.ID(testkit.ImageID(c.ID))
 	if c.ResolvedAsID || c.RuntimeError != "" {
 		c.Image = profile.ID(c.Image) // the beginning of an ID, as the runtime resolves it
 	}
 	var images []criproxytest.Image
 	switch {
 	case c.RuntimeError == "ambiguous":
-		images = []criproxytest.Image{{ID: conformance.ImageID("ID2"), Names: []string{"repo.test/a:1"}}, {ID: "sha256:7f" + id1[9:], Names: []string{"repo.test/b:1"}}}
+		images = []criproxytest.Image{{ID: testkit.ImageID("ID2"), Names: []string{"repo.test/a:1"}}, {ID: "sha256:7f" + id1[9:], Names: []string{"repo.test/b:1"}}}
 	case c.ResolvedAsID:
 		images = []criproxytest.Image{{ID: id, Names: []string{app}}}
 	case id != "":
@@ -96,7 +96,7 @@ func decide(t *testing.T, table conformance.Decisions, c conformance.Case, profi
 	}
 	p.start()
 	if rec := table.Records[c.Record]; rec.Unreadable {
-		must(t, conformance.Damage(p.path("state/records.db"), profile.ID(conformance.ImageID(rec.ID))+"\x00"+rec.Repository))
+		must(t, testkit.Damage(p.path("state/records.db"), profile.ID(testkit.ImageID(rec.ID))+"\x00"+rec.Repository))
 	}
 	if sourced {
 		p.until("pullgate_pod_source_synced", 1)
@@ -121,7 +121,7 @@ func decide(t *testing.T, table conformance.Decisions, c conformance.Case, profi
 		}
 		asked = r.Calls("PullImage")
 	}
-	if want := map[bool]string{true: id, false: ""}[c.Verdict == conformance.Allow]; got != want {
+	if want := map[bool]string{true: id, false: ""}[c.Verdict == testkit.Allow]; got != want {
 		t.Errorf("pre-check = %q; want %q: %s", got, want, c.Verdict)
 	}
 	if n := p.metric("pullgate_store_sync_seconds_count") - writes; sourced && (n > 0) != c.NewRecord {
@@ -151,7 +151,7 @@ func holdGrant(t *testing.T, r *criproxytest.Runtime, x *criproxytest.Pod, id, n
 }
 
 // store writes the initial state of a case, with the daemon's own library.
-func (p *process) store(table conformance.Decisions, c conformance.Case, profile criproxytest.Profile) {
+func (p *process) store(table testkit.Decisions, c testkit.Case, profile criproxytest.Profile) {
 	t := p.t
 	t.Helper()
 	must(t, os.MkdirAll(p.path("state"), 0o700))
@@ -162,7 +162,7 @@ func (p *process) store(table conformance.Decisions, c conformance.Case, profile
 	must(t, err)
 	still := func() bool { return true }
 	if c.Mark != "" {
-		pair := records.Pair{ImageID: profile.ID(conformance.ImageID(c.ID)), Repository: "repo.test/any/pre"}
+		pair := records.Pair{ImageID: profile.ID(testkit.ImageID(c.ID)), Repository: "repo.test/any/pre"}
 		if _, err := s.MarkPreloaded(records.Scan{Pairs: []records.Pair{pair}, Unchanged: still}); err != nil {
 			t.Fatal(err)
 		}
@@ -177,7 +177,7 @@ func (p *process) store(table conformance.Decisions, c conformance.Case, profile
 	}
 	if c.Record != "" {
 		rec := table.Records[c.Record]
-		pair := records.Pair{ImageID: profile.ID(conformance.ImageID(rec.ID)), Repository: rec.Repository}
+		pair := records.Pair{ImageID: profile.ID(testkit.ImageID(rec.ID)), Repository: rec.Repository}
 		intent, err := s.Begin(rec.Repository+":1", rec.Repository, time.Now())
 		must(t, err)
 		result := records.Result{Pair: pair, Open: rec.Open, At: time.Now()}

@@ -10,8 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
-	"github.com/pullgate/pullgate/internal/mechanics/httpserve"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 )
 
@@ -48,7 +47,7 @@ func (l *optional) start(ctx context.Context) (err error) {
 		return err
 	}
 	l.bound(l.field, err)
-	advice := cmp.Or(hint.Of(err), "free the address, or set "+l.field+" to another one")
+	advice := cmp.Or(program.HintOf(err), "free the address, or set "+l.field+" to another one")
 	l.log.Error(err, "Not listening, trying again; the CRI is served without it", "field", l.field, "every", bindRetry, "hint", advice)
 	return nil
 }
@@ -100,7 +99,7 @@ func listenAll(ctx context.Context, log klog.Logger, c config.Config, bound func
 	}
 	if c.Metrics.Listen != "" {
 		on.web = &optional{field: "metrics.listen", address: c.Metrics.Listen, log: log, bound: bound, bind: func(ctx context.Context) (net.Listener, error) {
-			return httpserve.Listen(ctx, "metrics.listen", c.Metrics.Listen)
+			return sockets.ListenTCP(ctx, "metrics.listen", c.Metrics.Listen)
 		}}
 		return on, on.web.start(ctx)
 	}

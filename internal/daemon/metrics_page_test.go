@@ -18,7 +18,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/endorse"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
-	"github.com/pullgate/pullgate/internal/testkit/conformance"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/policy"
 )
@@ -27,7 +27,7 @@ import (
 func busyScrape(t *testing.T) string {
 	t.Helper()
 	r := criproxytest.NewRuntime(t)
-	api := newAPIServer(t, (&criproxytest.Kubelet{}).PodFrom("source", "api"), conformance.Case{Image: app})
+	api := newAPIServer(t, (&criproxytest.Kubelet{}).PodFrom("source", "api"), testkit.Case{Image: app})
 	policies := newPolicyFolder(t)
 	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", api.settings(), "admission: {policies: "+policies+"}")
 	serves(r, app, "good", id1)

@@ -13,8 +13,9 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/gate"
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
-	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/operator/metrics"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/endorse"
@@ -109,7 +110,7 @@ func openPolicies(o Options, m *metrics.Metrics, store endorse.Store) (*policies
 	}
 	set, err := p.watcher.Load(policyPaths(p.config))
 	if err != nil {
-		return nil, hint.Wrap(fmt.Errorf("read admission.policies:\n%w", err),
+		return nil, program.WithHint(fmt.Errorf("read admission.policies:\n%w", err),
 			"correct the files, pullgated --check-config lists all errors; or set admission.policies to \"\" for no policies")
 	}
 	if p.policyd, err = newPolicydClient(p.log, p.config.PolicydSocket); err != nil {
@@ -153,7 +154,7 @@ func (p *policies) apply(set *policyfiles.Set, err error) {
 func (p *policies) use(set *policyfiles.Set, err error) {
 	if err != nil {
 		p.metrics.PoliciesRead(false)
-		p.log.Error(hint.OneLine(err), "Policies not read, the previous ones stay in use", "policies", p.config.Policies)
+		p.log.Error(safetext.OneLine(err), "Policies not read, the previous ones stay in use", "policies", p.config.Policies)
 		if p.chain != nil {
 			p.useSignatures(p.set) // under the new settings
 			p.chain.Set(p.rules())
@@ -223,7 +224,7 @@ func (p *policies) report() {
 
 // compareKubelet compares admission.kubeletRoot with the kubelet of the host whenever policies come into use, until ctx
 // ends. It runs beside the calls of the CRI, because it asks systemd.
-func (p *policies) compareKubelet(ctx context.Context, host kubeletconf.Host) {
+func (p *policies) compareKubelet(ctx context.Context, host doctor.Host) {
 	for {
 		select {
 		case <-ctx.Done():

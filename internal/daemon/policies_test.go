@@ -19,8 +19,8 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
-	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/operator/metrics"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
@@ -150,14 +150,14 @@ func TestPoliciesCompareTheDirectoryOfTheKubelet(t *testing.T) {
 	unit := "Id=kubelet.service\nLoadState=loaded\nActiveState=active\nFragmentPath=/kubelet.service\n"
 	const other = "admission.kubeletRoot is /var/lib/kubelet, and the kubelet's --root-dir is /data/kubelet"
 	for name, tc := range map[string]struct {
-		host kubeletconf.Host
+		host doctor.Host
 		root string
 		want string
 	}{
-		"another root directory": {kubeletconf.Host{Root: root, Command: systemctl(unit)}, "/var/lib/kubelet", other},
-		"its root directory":     {kubeletconf.Host{Root: root, Command: systemctl(unit)}, "/data/kubelet", ""},
-		"no kubelet":             {kubeletconf.Host{Root: root, Command: systemctl("")}, root + "/absent", "admission.kubeletRoot: " + root + "/absent/pods not found"},
-		"no kubelet, its pods":   {kubeletconf.Host{Root: root, Command: systemctl("")}, root, ""},
+		"another root directory": {doctor.Host{Root: root, Command: systemctl(unit)}, "/var/lib/kubelet", other},
+		"its root directory":     {doctor.Host{Root: root, Command: systemctl(unit)}, "/data/kubelet", ""},
+		"no kubelet":             {doctor.Host{Root: root, Command: systemctl("")}, root + "/absent", "admission.kubeletRoot: " + root + "/absent/pods not found"},
+		"no kubelet, its pods":   {doctor.Host{Root: root, Command: systemctl("")}, root, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPolicyTest(t, noHostNetwork)
@@ -222,8 +222,8 @@ func TestInvalidPoliciesPreventTheStart(t *testing.T) {
 			t.Errorf("openPolicies = %v; want %s", err, want)
 		}
 	}
-	if !strings.Contains(hint.Of(err), "--check-config") {
-		t.Errorf("hint %q; want --check-config", hint.Of(err))
+	if !strings.Contains(program.HintOf(err), "--check-config") {
+		t.Errorf("hint %q; want --check-config", program.HintOf(err))
 	}
 }
 

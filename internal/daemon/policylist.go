@@ -7,7 +7,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
@@ -28,7 +28,7 @@ func (p *policies) keepList(err error) {
 		l.Hash = p.set.Hash
 	}
 	if err != nil {
-		l.ReloadError = hint.OneLine(err).Error()
+		l.ReloadError = safetext.OneLine(err).Error()
 	}
 	unjudged := map[string][]string{}
 	for _, f := range policyfiles.Unjudged(p.set, p.from) {

@@ -19,9 +19,10 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
-	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
@@ -47,7 +48,7 @@ const logsDirectory = "/var/log/pullgate"
 // kubelet of the host. It creates and changes nothing, takes no lock, and does not connect to a socket of pullgated, so
 // that it can run beside a running daemon. The config package must have validated the configuration. A finding with
 // "permission denied" is a warning unless the process is root: pullgated runs as another user.
-func Examine(ctx context.Context, host kubeletconf.Host, c config.Config) Preflight {
+func Examine(ctx context.Context, host doctor.Host, c config.Config) Preflight {
 	var p Preflight
 	p.add("stateDir", examineStateDir(c.StateDir))
 	p.warn("stateDir", examineVolatile(c.StateDir))
@@ -83,7 +84,7 @@ func Examine(ctx context.Context, host kubeletconf.Host, c config.Config) Prefli
 func (p *Preflight) examinePolicies(c config.Config) {
 	set, err := policyfiles.Read(policyPaths(c.Admission), policyfiles.Kinds())
 	if err != nil {
-		for _, e := range hint.Split(err) {
+		for _, e := range safetext.Split(err) {
 			field, none := "admission.policies", `or set "" for no policies`
 			switch path := c.Admission; {
 			case path.NamespaceLabels != "" && strings.Contains(e.Error(), path.NamespaceLabels):
@@ -154,7 +155,7 @@ func (p *Preflight) examineRuntime(c config.Config) {
 }
 
 // examineSandbox checks whether the unit of pullgated lets it write and see what the configuration names.
-func (p *Preflight) examineSandbox(ctx context.Context, host kubeletconf.Host, c config.Config) {
+func (p *Preflight) examineSandbox(ctx context.Context, host doctor.Host, c config.Config) {
 	unit := sandboxOf(ctx, host.Run)
 	p.add("stateDir", unit.writes(c.StateDir))
 	if c.DecisionLog.Path != "" {
@@ -176,7 +177,7 @@ func (p *Preflight) examineSandbox(ctx context.Context, host kubeletconf.Host, c
 
 // examineKubelet returns why policies would take the volumes of pods for hostPath volumes. The kubelet of the host
 // shows it; without one, the directory does.
-func examineKubelet(ctx context.Context, host kubeletconf.Host, root string) error {
+func examineKubelet(ctx context.Context, host doctor.Host, root string) error {
 	node, err := host.Discover(ctx, "")
 	if err != nil {
 		return examineKubeletRoot(root)
@@ -213,7 +214,7 @@ func examineDecisionLog(path string) error {
 
 // withHint returns an error with its hint in its text.
 func withHint(err error) error {
-	if advice := hint.Of(err); advice != "" {
+	if advice := program.HintOf(err); advice != "" {
 		return fmt.Errorf("%w; %s", err, advice)
 	}
 	return err

@@ -21,7 +21,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/internal/testkit/conformance"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
@@ -250,7 +250,7 @@ func TestStartWithAnUnreadableValueSaysSo(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	r.Do(func(r *criproxytest.Runtime) {
 		r.Registry = func(name string, _ *runtimeapi.AuthConfig) (criproxytest.Image, error) {
-			return criproxytest.Image{ID: conformance.ImageID("ID1"), Names: []string{name}}, nil
+			return criproxytest.Image{ID: testkit.ImageID("ID1"), Names: []string{name}}, nil
 		}
 	})
 	p := prepare(t, r.Endpoint())
@@ -258,7 +258,7 @@ func TestStartWithAnUnreadableValueSaysSo(t *testing.T) {
 	k := p.kubelet()
 	id := k.MustPull(k.Pod("team"), "repo.test/app:1", "alice")
 	p.stop()
-	must(t, conformance.Damage(p.path("state/records.db"), id+"\x00repo.test/app"))
+	must(t, testkit.Damage(p.path("state/records.db"), id+"\x00repo.test/app"))
 	p.start()
 	const said = "Removed values that cannot be read from the store of pull records"
 	if out := p.out.String(); !strings.Contains(out, said) || !strings.Contains(out, id+" repo.test/app") || p.metric("pullgate_store_distrusted") != 1 {

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 )
 
 // reopenLimit bounds the wait for a disk that does not answer: the new policy must apply all the same.
@@ -48,7 +48,7 @@ func reread(o Options, p parts) {
 	c, found, err := o.Load()
 	p.metrics.ConfigRead(err == nil, at)
 	if err != nil {
-		err = hint.OneLine(err) // it has a line for each invalid field
+		err = safetext.OneLine(err) // it has a line for each invalid field
 		p.inForce.refused(at, err)
 		o.Log.Error(err, "Configuration not reloaded, the previous one stays in use")
 		return

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/imagereview"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
@@ -276,7 +276,7 @@ func TestExamineOfBackends(t *testing.T) {
 	c := p.options.Config
 	c.StateDir, c.Listen, c.Metrics.Listen, c.Admin.Listen = t.TempDir(), "unix://"+filepath.Join(t.TempDir(), "l"), "", ""
 	warnings := func() string {
-		got := Examine(t.Context(), kubeletconf.Host{}, c)
+		got := Examine(t.Context(), doctor.Host{}, c)
 		if len(got.Errors) > 0 {
 			t.Errorf("errors %v; want warnings only", got.Errors)
 		}

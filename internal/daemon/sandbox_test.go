@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
 // ownUnit is what systemd shows of pullgated.service.
@@ -47,7 +47,7 @@ func TestExamineComparesTheSandboxOfTheUnit(t *testing.T) {
 			c := config.Default()
 			tc.change(&c)
 			got := Preflight{}
-			got.examineSandbox(t.Context(), kubeletconf.Host{Command: func(context.Context, string, ...string) ([]byte, error) {
+			got.examineSandbox(t.Context(), doctor.Host{Command: func(context.Context, string, ...string) ([]byte, error) {
 				if tc.unit == "" {
 					return nil, errors.New("no systemd")
 				}

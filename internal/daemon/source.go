@@ -7,7 +7,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/gate/podsource"
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/adminapi"
 	"github.com/pullgate/pullgate/internal/operator/metrics"
 	"github.com/pullgate/pullgate/internal/policies/admission"
@@ -33,7 +33,7 @@ func openSource(o Options, key credential.Key, m *metrics.Metrics) (*podSource, 
 		Failed:     m.PodSourceError,
 	})
 	if err != nil {
-		return nil, hint.Wrap(fmt.Errorf("open pod source: %w", err),
+		return nil, program.WithHint(fmt.Errorf("open pod source: %w", err),
 			"podSource.kubeconfig is normally the kubelet's own, as in /etc/kubernetes/kubelet.conf; give podSource.nodeName if it is another one")
 	}
 	m.SetPodSource(source.Synced)

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/testkit/conformance"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
@@ -24,7 +24,7 @@ type apiServer struct {
 }
 
 // newAPIServer has a pod that uses the image of a case, with the case's Secrets.
-func newAPIServer(t *testing.T, x *criproxytest.Pod, c conformance.Case) *apiServer {
+func newAPIServer(t *testing.T, x *criproxytest.Pod, c testkit.Case) *apiServer {
 	t.Helper()
 	a := &apiServer{secrets: map[string]map[string]any{}, kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
 	var named []map[string]string

@@ -11,7 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
@@ -37,7 +37,7 @@ type state struct {
 // proofs do not match any more.
 func openState(dir string, o records.Options, log klog.Logger) (*state, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, hint.Wrap(fmt.Errorf("create state directory: %w", err), "set stateDir to a directory on a local disk that pullgated may write")
+		return nil, program.WithHint(fmt.Errorf("create state directory: %w", err), "set stateDir to a directory on a local disk that pullgated may write")
 	}
 	keyPath, storePath := KeyPath(dir), filepath.Join(dir, storeFile)
 	key, keyErr := credential.LoadKey(keyPath)
@@ -78,11 +78,11 @@ func openState(dir string, o records.Options, log klog.Logger) (*state, error) {
 func storeHint(err error) error {
 	switch {
 	case errors.Is(err, records.ErrNewerFormat):
-		return hint.Wrap(err, "a newer pullgated wrote this store; install that version again, or move the file away: every image then needs proof once")
+		return program.WithHint(err, "a newer pullgated wrote this store; install that version again, or move the file away: every image then needs proof once")
 	case errors.Is(err, records.ErrInUse):
-		return hint.Wrap(err, "another pullgated has it open; see systemctl status pullgated")
+		return program.WithHint(err, "another pullgated has it open; see systemctl status pullgated")
 	default:
-		return hint.Wrap(err, "the store was left as it was; look for errors of the disk in the kernel log (dmesg), and check that stateDir is a directory on a local disk that pullgated may write and that is not full")
+		return program.WithHint(err, "the store was left as it was; look for errors of the disk in the kernel log (dmesg), and check that stateDir is a directory on a local disk that pullgated may write and that is not full")
 	}
 }
 

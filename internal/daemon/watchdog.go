@@ -10,7 +10,7 @@ import (
 	sd "github.com/coreos/go-systemd/v22/daemon"
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 )
@@ -46,7 +46,7 @@ type question struct {
 func runWatchdog(ctx context.Context, o Options, p parts) error {
 	patience, err := sd.SdWatchdogEnabled(true)
 	if err != nil {
-		return hint.Wrap(fmt.Errorf("read the timeout of systemd's watchdog: %w", err), "see WatchdogSec= in: systemctl cat pullgated.service")
+		return program.WithHint(fmt.Errorf("read the timeout of systemd's watchdog: %w", err), "see WatchdogSec= in: systemctl cat pullgated.service")
 	}
 	if patience <= 0 {
 		return nil

@@ -5,7 +5,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/mechanics/httpserve"
+	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 )
 
 // serveWeb serves /metrics, /healthz and /readyz until ctx ends. It starts when its address can be bound.
@@ -14,7 +14,7 @@ func serveWeb(ctx context.Context, log klog.Logger, p parts) error {
 	if listener == nil {
 		return nil
 	}
-	return httpserve.ServeStatus(ctx, listener, httpserve.Status{Metrics: p.metrics.Handler(), Ready: p.ready, Panicked: p.metrics.Panic, Log: log})
+	return sockets.ServeStatus(ctx, listener, sockets.Status{Metrics: p.metrics.Handler(), Ready: p.ready, Panicked: p.metrics.Panic, Log: log})
 }
 
 // ready returns the answer to a readiness probe.

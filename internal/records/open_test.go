@@ -16,7 +16,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/internal/records"
-	"github.com/pullgate/pullgate/internal/testkit/conformance"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 func TestOpenBeginsATrustedStoreOnTheVeryFirstStart(t *testing.T) {
@@ -416,7 +416,7 @@ func TestOpenThatFailsLeavesOneCopy(t *testing.T) {
 	s, _ := open(t, path, records.Options{})
 	prove(t, s, records.Result{Pair: pair(id1, app), Open: true})
 	closeStore(t, s)
-	must(t, conformance.Damage(path, string(key(pair(id1, app)))))
+	must(t, testkit.Damage(path, string(key(pair(id1, app)))))
 
 	unwritable := time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC) // no JSON
 	for n := range 3 {

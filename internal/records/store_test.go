@@ -17,7 +17,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/records/internal/boltfile"
-	"github.com/pullgate/pullgate/internal/testkit/conformance"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
@@ -109,7 +109,7 @@ func inFile(tb testing.TB, path string, f func(*bolt.Tx) error) {
 func damageInPlace(tb testing.TB, path string, keys ...[]byte) {
 	tb.Helper()
 	for _, k := range keys {
-		must(tb, conformance.Damage(path, string(k)))
+		must(tb, testkit.Damage(path, string(k)))
 	}
 }
 

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/records"
-	"github.com/pullgate/pullgate/internal/testkit/conformance"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -15,25 +15,25 @@ import (
 // Every case of the table, against the library: with the credentials that the pod presents, as in a pull, and with the contents of its Secrets
 // from a pod source. Where the coordinates of the Secrets are needed, the stricter verdict is correct without them.
 func TestDecisions(t *testing.T) {
-	table, err := conformance.Read()
+	table, err := testkit.ReadDecisions()
 	must(t, err)
 	ran := map[string]int{}
 	for _, c := range table.Cases {
 		ran[c.Needs]++
 		t.Run(c.Name+"/by its Secrets", func(t *testing.T) { decide(t, table, c, true) })
-		if c.Needs == conformance.NeedsPods {
-			c.Verdict, c.NewRecord = conformance.Reverify, false
+		if c.Needs == testkit.NeedsPods {
+			c.Verdict, c.NewRecord = testkit.Reverify, false
 		}
 		t.Run(c.Name+"/by a pull", func(t *testing.T) { decide(t, table, c, false) })
 	}
-	if ran[conformance.NeedsCRI] < 30 || ran[conformance.NeedsPods] < 1 || len(ran) != 2 {
+	if ran[testkit.NeedsCRI] < 30 || ran[testkit.NeedsPods] < 1 || len(ran) != 2 {
 		t.Errorf("cases that were run, by what they need: %v; the table has more", ran)
 	}
 }
 
-func decide(t *testing.T, table conformance.Decisions, c conformance.Case, bySecrets bool) {
+func decide(t *testing.T, table testkit.Decisions, c testkit.Case, bySecrets bool) {
 	t.Helper()
-	mode, allowlist, err := conformance.Policy(c.Policy)
+	mode, allowlist, err := testkit.Policy(c.Policy)
 	must(t, err)
 	p, err := policy.New(mode, allowlist)
 	must(t, err)
@@ -49,12 +49,12 @@ func decide(t *testing.T, table conformance.Decisions, c conformance.Case, bySec
 	w.prepare(table, c)
 
 	if c.RuntimeError != "" {
-		if d := w.CheckID(asks, imageref.New(c.Image)); (d.Verdict == policy.Reverify) != (c.Verdict == conformance.Hidden) {
+		if d := w.CheckID(asks, imageref.New(c.Image)); (d.Verdict == policy.Reverify) != (c.Verdict == testkit.Hidden) {
 			t.Errorf("CheckID(%s) = %v; want %s", c.Image, d.Verdict, c.Verdict)
 		}
 		return
 	}
-	id := conformance.ImageID(c.ID)
+	id := testkit.ImageID(c.ID)
 	img := image(id, c.Image)
 	if c.ResolvedAsID {
 		img = image(id, app+":1")
@@ -77,7 +77,7 @@ func decide(t *testing.T, table conformance.Decisions, c conformance.Case, bySec
 		}
 	}
 	got := w.Check(t.Context(), r)
-	if got.Allowed() != (c.Verdict == conformance.Allow) || (got.Reason == policy.Absent) != (c.Verdict == conformance.Absent) {
+	if got.Allowed() != (c.Verdict == testkit.Allow) || (got.Reason == policy.Absent) != (c.Verdict == testkit.Absent) {
 		t.Errorf("Check = %v by %s; want %s", got.Verdict, got.Reason, c.Verdict)
 	}
 	if wrote := w.store.Written() != before; wrote != c.NewRecord {
@@ -89,11 +89,11 @@ func decide(t *testing.T, table conformance.Decisions, c conformance.Case, bySec
 }
 
 // prepare writes the initial state of a case to disk.
-func (w *world) prepare(table conformance.Decisions, c conformance.Case) {
+func (w *world) prepare(table testkit.Decisions, c testkit.Case) {
 	w.t.Helper()
 	if c.Mark != "" {
 		got, err := w.store.MarkPreloaded(records.Scan{
-			Pairs: []records.Pair{{ImageID: conformance.ImageID(c.ID), Repository: "repo.test/any/pre"}},
+			Pairs: []records.Pair{{ImageID: testkit.ImageID(c.ID), Repository: "repo.test/any/pre"}},
 			Now:   time.Now(), Unchanged: func() bool { return true },
 		})
 		if err != nil || len(got) != 1 {
@@ -111,7 +111,7 @@ func (w *world) prepare(table conformance.Decisions, c conformance.Case) {
 		return
 	}
 	rec := table.Records[c.Record]
-	pair := records.Pair{ImageID: conformance.ImageID(rec.ID), Repository: rec.Repository}
+	pair := records.Pair{ImageID: testkit.ImageID(rec.ID), Repository: rec.Repository}
 	intent, err := w.store.Begin(rec.Repository+":1", rec.Repository, time.Now())
 	must(w.t, err)
 	result := records.Result{Pair: pair, Open: rec.Open, At: time.Now()}

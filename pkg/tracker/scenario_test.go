@@ -12,7 +12,7 @@ import (
 	"github.com/cockroachdb/datadriven"
 
 	"github.com/pullgate/pullgate/internal/records"
-	"github.com/pullgate/pullgate/internal/testkit/conformance"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -147,7 +147,7 @@ func (w *world) held(t *testing.T, d *datadriven.TestData) (held []tracker.Secre
 			continue
 		}
 		for _, v := range a.Vals {
-			var s conformance.Secret
+			var s testkit.Secret
 			must(t, s.UnmarshalText([]byte(v)))
 			held = append(held, tracker.Secret{
 				Credential: w.key.ID(secret(s.Content)),

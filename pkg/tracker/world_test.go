@@ -13,7 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/records"
-	"github.com/pullgate/pullgate/internal/testkit/conformance"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -140,7 +140,7 @@ func (w *world) restart() {
 // damage makes the stored record of a pair unreadable, while the store is open.
 func (w *world) damage(p records.Pair) {
 	w.t.Helper()
-	must(w.t, conformance.Damage(w.path, p.ImageID+"\x00"+p.Repository))
+	must(w.t, testkit.Damage(w.path, p.ImageID+"\x00"+p.Repository))
 }
 
 func image(id string, names ...string) tracker.Image { return tracker.NewImage(id, names...) }

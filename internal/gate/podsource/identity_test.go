@@ -18,14 +18,14 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/gate/podsource"
-	"github.com/pullgate/pullgate/internal/testkit/certtest"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
 // certificate returns a client certificate and its key. The serial number is that of the subject.
-func certificate(tb testing.TB, user string, serial int) certtest.Pair {
+func certificate(tb testing.TB, user string, serial int) testkit.Pair {
 	tb.Helper()
-	by, err := certtest.New("kubelets")
+	by, err := testkit.NewAuthority("kubelets")
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -10,8 +10,6 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
-
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
 )
 
 // Exit codes, the same for every program of the project.
@@ -56,7 +54,7 @@ func exit(w io.Writer, name string, err error) int {
 		return child.Code
 	}
 	_, _ = fmt.Fprintf(w, "%s: %v\n", name, err)
-	if advice := hint.Of(err); advice != "" {
+	if advice := HintOf(err); advice != "" {
 		_, _ = fmt.Fprintf(w, "%s: hint: %s\n", name, advice)
 	}
 	if _, ok := errors.AsType[UsageError](err); ok {

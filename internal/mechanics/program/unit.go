@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
 )
 
 // An account is what a process may access files as, beside its capabilities.
@@ -40,11 +39,11 @@ func AsUnit(ctx context.Context, run Runner, unit string, check func() error) er
 	}
 	as, err := accountOf(name)
 	if err != nil {
-		return hint.Wrap(fmt.Errorf("%s runs as the user %s: %w", unit, name, err), "systemd-sysusers creates it")
+		return WithHint(fmt.Errorf("%s runs as the user %s: %w", unit, name, err), "systemd-sysusers creates it")
 	}
 	if err := as.call(check); err != nil {
 		if errors.Is(err, fs.ErrPermission) {
-			err = hint.Wrap(err, fmt.Sprintf("make it readable for the user %s, as which %s runs, without capabilities; see ls -l and namei -l", name, unit))
+			err = WithHint(err, fmt.Sprintf("make it readable for the user %s, as which %s runs, without capabilities; see ls -l and namei -l", name, unit))
 		}
 		return err
 	}
@@ -112,6 +111,6 @@ func CheckConfigAccess(path string) error {
 	if err != nil || !disk.OthersWrite(info, os.Geteuid()) {
 		return nil //nolint:nilerr // an absent file has no access to check
 	}
-	return hint.Errorf(fmt.Sprintf("chown root:root %s && chmod go-w %s", path, path), "%s: mode %04o: users other than root can write the configuration",
+	return Hintf(fmt.Sprintf("chown root:root %s && chmod go-w %s", path, path), "%s: mode %04o: users other than root can write the configuration",
 		path, info.Mode().Perm())
 }

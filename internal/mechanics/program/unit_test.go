@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
 
@@ -52,7 +51,7 @@ func TestAsUnit(t *testing.T) {
 			return failed
 		})
 		got := strings.Join(read, ", ")
-		if all := len(read) == 4; got != readable || (err == nil) != all || !all && (!errors.Is(err, fs.ErrPermission) || !strings.Contains(hint.Of(err), "a.service runs")) {
+		if all := len(read) == 4; got != readable || (err == nil) != all || !all && (!errors.Is(err, fs.ErrPermission) || !strings.Contains(program.HintOf(err), "a.service runs")) {
 			t.Errorf("%q reads %s, %v; want %s", unit, got, err, readable)
 		}
 		if _, err := os.ReadFile(path("of nobody")); err != nil {
@@ -62,7 +61,7 @@ func TestAsUnit(t *testing.T) {
 	run := func(context.Context, string, ...string) ([]byte, error) {
 		return []byte("LoadState=loaded\nUser=nosuchuser\n"), nil
 	}
-	if err := program.AsUnit(t.Context(), run, "a.service", func() error { return nil }); err == nil || hint.Of(err) == "" {
+	if err := program.AsUnit(t.Context(), run, "a.service", func() error { return nil }); err == nil || program.HintOf(err) == "" {
 		t.Errorf("a user that does not exist: %v; want an error with a hint", err)
 	}
 }

@@ -1,6 +1,7 @@
 package safetext
 
 import (
+	"errors"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -50,4 +51,17 @@ func cut(s string, limit int) string {
 		s = strings.ToValidUTF8(s[:limit], "")
 	}
 	return strings.Clone(s)
+}
+
+// Split returns the errors that [errors.Join] made err of; err alone if it is not such an error.
+func Split(err error) []error {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		return joined.Unwrap()
+	}
+	return []error{err}
+}
+
+// OneLine returns an error with the lines of its text in one, because the journal has one line for each event. It has no hint.
+func OneLine(err error) error {
+	return errors.New(strings.ReplaceAll(strings.ReplaceAll(err.Error(), ":\n", ": "), "\n", "; "))
 }

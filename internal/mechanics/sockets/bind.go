@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
 
 // dialLimit bounds the check whether a process answers on an existing socket.
@@ -63,12 +63,12 @@ func (s Socket) clearStale(ctx context.Context, path string) error {
 		return err
 	}
 	if info.Mode().Type() != fs.ModeSocket {
-		return hint.Wrap(fmt.Errorf("%s exists and is not a socket", path), "remove it, or set "+s.Field+" to another path")
+		return program.WithHint(fmt.Errorf("%s exists and is not a socket", path), "remove it, or set "+s.Field+" to another path")
 	}
 	dialer := net.Dialer{Timeout: dialLimit}
 	conn, err := dialer.DialContext(ctx, "unix", path)
 	if err == nil {
-		return errors.Join(hint.Wrap(ErrInUse, "another "+s.Program+", or another program, answers on "+path+"; see systemctl status "+s.Program+", or: ss -xlp"), conn.Close())
+		return errors.Join(program.WithHint(ErrInUse, "another "+s.Program+", or another program, answers on "+path+"; see systemctl status "+s.Program+", or: ss -xlp"), conn.Close())
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
 		return err

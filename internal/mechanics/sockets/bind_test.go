@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 )
 
@@ -25,7 +25,7 @@ func TestBind(t *testing.T) {
 			t.Errorf("mode of %s = %v, %v; want %v", name, info.Mode(), err, want)
 		}
 	}
-	if _, err := socket(path).Bind(t.Context()); !errors.Is(err, sockets.ErrInUse) || !strings.Contains(hint.Of(err), "systemctl status prog") {
+	if _, err := socket(path).Bind(t.Context()); !errors.Is(err, sockets.ErrInUse) || !strings.Contains(program.HintOf(err), "systemctl status prog") {
 		t.Errorf("a socket that is served: %v; want ErrInUse with a hint", err)
 	}
 	must(t, l.Close())
@@ -44,7 +44,7 @@ func TestBind(t *testing.T) {
 func TestBindRefuses(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	must(t, os.WriteFile(file, nil, 0o600))
-	if _, err := socket(file).Bind(t.Context()); err == nil || hint.Of(err) != "remove it, or set a.listen to another path" {
+	if _, err := socket(file).Bind(t.Context()); err == nil || program.HintOf(err) != "remove it, or set a.listen to another path" {
 		t.Errorf("a file: %v; want an error with a hint", err)
 	}
 	if _, err := socket(file + "/s").Bind(t.Context()); err == nil {

@@ -11,7 +11,6 @@ import (
 
 	"github.com/coreos/go-systemd/v22/activation"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
 
@@ -39,12 +38,12 @@ func (s Socket) Inherit() (_ net.Listener, err error) {
 	case len(files) == 0:
 		return nil, nil //nolint:nilnil // none was passed on
 	case len(files) > 1 || files[0].Name() != s.Name:
-		return nil, hint.Wrap(fmt.Errorf("%s: systemd passes on sockets named %s, %s accepts one named %q", s.Field, names(files), s.Program, s.Name),
+		return nil, program.WithHint(fmt.Errorf("%s: systemd passes on sockets named %s, %s accepts one named %q", s.Field, names(files), s.Program, s.Name),
 			"see FileDescriptorName= and ListenStream= in: systemctl cat "+unit)
 	}
 	l, err := net.FileListener(files[0])
 	if err != nil {
-		return nil, hint.Wrap(fmt.Errorf("%s: the file that systemd passes on is not a listening socket: %w", s.Field, err), "see ListenStream= and Accept= in: systemctl cat "+unit)
+		return nil, program.WithHint(fmt.Errorf("%s: the file that systemd passes on is not a listening socket: %w", s.Field, err), "see ListenStream= and Accept= in: systemctl cat "+unit)
 	}
 	path := l.Addr().String()
 	if l.Addr().Network() != "unix" || s.Endpoint != "" && !leadsTo(s.Endpoint, path) {
@@ -59,7 +58,7 @@ func (s Socket) otherThan(path string) error {
 	if configured == "" {
 		configured = "a Unix socket"
 	}
-	return hint.Wrap(fmt.Errorf("%s: %s is configured, and systemd passes on %s", s.Field, configured, path),
+	return program.WithHint(fmt.Errorf("%s: %s is configured, and systemd passes on %s", s.Field, configured, path),
 		"give the same path in the configuration and in ListenStream= of "+unit+" (systemctl edit "+unit+")")
 }
 

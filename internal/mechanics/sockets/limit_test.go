@@ -17,8 +17,8 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 )
 
-// A server accepts connections and holds them.
-type server struct {
+// A holder accepts connections and holds them.
+type holder struct {
 	*testing.T
 	path     string
 	accepted chan net.Conn
@@ -26,9 +26,9 @@ type server struct {
 	close    func()
 }
 
-func serve(t *testing.T, limits sockets.ConnLimits) *server {
+func serve(t *testing.T, limits sockets.ConnLimits) *holder {
 	t.Helper()
-	s := &server{T: t, path: filepath.Join(t.TempDir(), "s"), accepted: make(chan net.Conn, 100), log: &bytes.Buffer{}}
+	s := &holder{T: t, path: filepath.Join(t.TempDir(), "s"), accepted: make(chan net.Conn, 100), log: &bytes.Buffer{}}
 	inner, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", s.path)
 	if err != nil {
 		t.Fatal(err)
@@ -57,7 +57,7 @@ func serve(t *testing.T, limits sockets.ConnLimits) *server {
 }
 
 // dial connects and reports whether the server took the connection.
-func (s *server) dial() bool {
+func (s *holder) dial() bool {
 	s.Helper()
 	c, err := (&net.Dialer{}).DialContext(s.Context(), "unix", s.path)
 	if err != nil {

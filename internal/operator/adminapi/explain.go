@@ -8,7 +8,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pullgate/pullgate/internal/operator/adminapi/prose"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -47,8 +46,8 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 
 // judge returns the judgement on a pod and an image, without that of policies. The runtime has resolved the name to present, or has answered with an
 // error for which refused denies.
-func (s *Server) judge(ctx context.Context, who tracker.Pod, name imageref.Ref, present tracker.Image, refused *policy.Decision) prose.Case {
-	c := prose.Case{
+func (s *Server) judge(ctx context.Context, who tracker.Pod, name imageref.Ref, present tracker.Image, refused *policy.Decision) explanation {
+	c := explanation{
 		Image: name, Names: present.Names, Pod: who, PodSource: s.c.PodSource != nil, PullPolicy: tracker.PullUnknown, Settings: s.c.Settings,
 	}
 	s.learn(ctx, &c, name)
@@ -133,7 +132,7 @@ func (s *Server) podOf(req *adminv1.ExplainRequest) (tracker.Pod, error) {
 }
 
 // learn adds to the case what the pod source has about the pod.
-func (s *Server) learn(ctx context.Context, c *prose.Case, name imageref.Ref) {
+func (s *Server) learn(ctx context.Context, c *explanation, name imageref.Ref) {
 	if s.c.PodSource == nil || c.Pod.UID == "" {
 		return
 	}
@@ -145,7 +144,7 @@ func (s *Server) learn(ctx context.Context, c *prose.Case, name imageref.Ref) {
 	}
 }
 
-func (s *Server) explained(c prose.Case, present tracker.Image) *adminv1.ExplainResponse {
+func (s *Server) explained(c explanation, present tracker.Image) *adminv1.ExplainResponse {
 	e := &adminv1.Evidence{
 		Presence: adminv1.Presence_PRESENCE_PRESENT, ById: c.Evidence.ByID, Policy: string(c.Rules.Policy.Mode()),
 		Allowlisted: c.Rules.Policy.Mode() == policy.ModeNeverVerifyAllowlistedImages && c.Evidence.Repository != "",

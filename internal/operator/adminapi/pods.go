@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/operator/adminapi/prose"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -111,7 +110,7 @@ func (s *Server) podImages() (rows []podImage) {
 // stateOf judges a row as Explain does. It waits for Secrets only as long as waiting lasts.
 func (s *Server) stateOf(ctx, waiting context.Context, runtime *resolver, row podImage, reported func(admission.Finding) bool) string {
 	if row.Image.Empty() { // only a pod that may use every image has a state without one
-		c := prose.Case{Explanation: tracker.Explanation{Verdict: tracker.Verdict{Decision: s.c.Tracker.CheckID(identity(row.Pod), imageref.New(anyID))}}}
+		c := explanation{Explanation: tracker.Explanation{Verdict: tracker.Verdict{Decision: s.c.Tracker.CheckID(identity(row.Pod), imageref.New(anyID))}}}
 		c.Policies = s.explainPolicies(ctx, row, tracker.Image{})
 		if state := c.State(reported); state != "needs proof" {
 			return state

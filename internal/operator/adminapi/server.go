@@ -15,9 +15,7 @@ import (
 	"google.golang.org/grpc/reflection"
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/mechanics/grpcpeer"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
-	"github.com/pullgate/pullgate/internal/operator/adminapi/prose"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -115,7 +113,7 @@ type Config struct {
 	Trusted func()
 	// Panic is called for every call that panicked.
 	Panic    func()
-	Settings prose.Settings
+	Settings Settings
 	Log      klog.Logger
 }
 
@@ -136,8 +134,8 @@ func New(c Config) *Server {
 	s := &Server{c: c, health: health.NewServer()}
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	s.grpc = grpc.NewServer(
-		grpc.Creds(grpcpeer.Credentials{}),
-		grpc.InTapHandle(grpcpeer.RootOrSelf("pullgated", "admin API")),
+		grpc.Creds(sockets.PeerCredentials{}),
+		grpc.InTapHandle(sockets.RootOrSelf("pullgated", "admin API")),
 		grpc.MaxRecvMsgSize(maxRequest),
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.WaitForHandlers(true),
@@ -177,7 +175,7 @@ func (s *Server) Serve(l net.Listener) error {
 func (s *Server) Shutdown(ctx context.Context) {
 	s.health.Shutdown()
 	s.stop()
-	grpcpeer.Drain(ctx, s.grpc)
+	sockets.DrainGRPC(ctx, s.grpc)
 }
 
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pullgate/pullgate/internal/records"
-	"github.com/pullgate/pullgate/internal/testkit/conformance"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -125,7 +125,7 @@ func TestBackupEndsWithItsReader(t *testing.T) {
 func TestVerifyStoreReportsUnreadableValues(t *testing.T) {
 	s, path := filled(t)
 	w := newWorldOn(t, s, tracker.Options{})
-	must(t, conformance.Damage(path, numbered(0).ID+"\x00"+app))
+	must(t, testkit.Damage(path, numbered(0).ID+"\x00"+app))
 	v, err := w.VerifyStore(t.Context(), &adminv1.VerifyStoreRequest{})
 	if err != nil || v.GetValues() < 20_000 || len(v.GetProblems()) != 1 || !strings.Contains(fmt.Sprint(v.GetProblems()), "marks") || v.GetOmitted() != 0 || v.GetTook().AsDuration() <= 0 {
 		t.Errorf("VerifyStore = %v, %v; want one problem", v, err)

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -37,7 +37,7 @@ func Backup(ctx context.Context, api adminv1.PullRecordsClient, w io.Writer) (in
 		got += int64(n)
 	}
 	if got != size || size == 0 {
-		return 0, hint.Errorf("the backup is incomplete; try again", "the backup is incomplete: pullgated announced %d bytes and sent %d", size, got)
+		return 0, program.Hintf("the backup is incomplete; try again", "the backup is incomplete: pullgated announced %d bytes and sent %d", size, got)
 	}
 	return size, nil
 }

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/term"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -48,7 +47,7 @@ func (c *Console) Answerable(how *Consent) error {
 }
 
 // Agree shows a plan on stderr, and returns nil if the user agrees.
-func (c *Console) Agree(ctx context.Context, how *Consent, question string, plan func(*output.Page)) error {
+func (c *Console) Agree(ctx context.Context, how *Consent, question string, plan func(*Page)) error {
 	if err := c.show(plan); err != nil {
 		return err
 	}
@@ -59,7 +58,7 @@ func (c *Console) Agree(ctx context.Context, how *Consent, question string, plan
 }
 
 // show writes a plan to stderr.
-func (c *Console) show(plan func(*output.Page)) error {
+func (c *Console) show(plan func(*Page)) error {
 	p := c.page(c.errTerminal)
 	plan(p)
 	if _, err := c.Err.Write(p.Take()); err != nil {
@@ -84,7 +83,7 @@ type Change[R proto.Message] struct {
 	// Empty reports whether a plan contains no change.
 	Empty func(R) bool
 	// Plan shows what would be done, and Done what was done.
-	Plan, Done func(output.View, *output.Page, R)
+	Plan, Done func(View, *Page, R)
 }
 
 // ChangeCommand makes cmd show what a change would do, and do it if the user agrees. It adds the flags of consent and output.
@@ -110,9 +109,9 @@ func carryOut[R proto.Message](ctx context.Context, c *Console, api adminv1.Pull
 	if err != nil {
 		return err
 	}
-	plan := func(p *output.Page) { what.Plan(o.View(c), p, planned) }
+	plan := func(p *Page) { what.Plan(o.View(c), p, planned) }
 	if how.DryRun || what.Empty(planned) {
-		err := c.Print(o, planned, func(_ output.View, p *output.Page) {
+		err := c.Print(o, planned, func(_ View, p *Page) {
 			plan(p)
 			if what.Empty(planned) && what.Nothing != "" {
 				p.Prose("", "%s", what.Nothing)
@@ -138,13 +137,13 @@ func carryOut[R proto.Message](ctx context.Context, c *Console, api adminv1.Pull
 	if err != nil {
 		return err
 	}
-	return c.Print(o, did, func(v output.View, p *output.Page) { what.Done(v, p, did) })
+	return c.Print(o, did, func(v View, p *Page) { what.Done(v, p, did) })
 }
 
 // Password returns a line of stdin. On a terminal it asks for it, without echo.
 func (c *Console) Password(prompt string) (string, error) {
 	if f, ok := c.in.(*os.File); ok && c.inTerminal {
-		_, _ = fmt.Fprintf(c.Err, "%s: ", output.Safe(prompt))
+		_, _ = fmt.Fprintf(c.Err, "%s: ", Safe(prompt))
 		line, err := term.ReadPassword(int(f.Fd()))
 		_, _ = fmt.Fprintln(c.Err)
 		return string(line), err
@@ -158,7 +157,7 @@ func (c *Console) Password(prompt string) (string, error) {
 
 // confirm asks a question on stderr and returns nil if the answer is yes.
 func (c *Console) confirm(ctx context.Context, question string) error {
-	_, _ = fmt.Fprintf(c.Err, "\n%s [y/N] ", output.Safe(question))
+	_, _ = fmt.Fprintf(c.Err, "\n%s [y/N] ", Safe(question))
 	answers := make(chan string, 1)
 	// A read from a terminal cannot be interrupted, so this one runs until the process ends.
 	go func() {

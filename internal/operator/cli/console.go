@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"golang.org/x/term"
-
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
 )
 
 // A Console contains the input, the outputs and the environment of a command, and how it connects to the daemon.
@@ -49,11 +47,11 @@ func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
 
 // Page returns an empty page for Out. It has colours on a terminal that supports them, unless NO_COLOR is set
 // (https://no-color.org).
-func (c *Console) Page() *output.Page { return c.page(c.OutTerminal) }
+func (c *Console) Page() *Page { return c.page(c.OutTerminal) }
 
-func (c *Console) page(terminal bool) *output.Page {
+func (c *Console) page(terminal bool) *Page {
 	if !terminal {
-		return &output.Page{}
+		return &Page{}
 	}
-	return &output.Page{Colours: c.getenv("NO_COLOR") == "" && c.getenv("TERM") != "dumb", Width: c.width}
+	return &Page{Colours: c.getenv("NO_COLOR") == "" && c.getenv("TERM") != "dumb", Width: c.width}
 }

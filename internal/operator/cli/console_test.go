@@ -12,8 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
 
 // The scripts of cmd/pullgatectl test how commands use a console. The tests here cover the cases that scripts cannot reach.
@@ -63,7 +62,7 @@ func TestAgreeShowsBeforeItReturns(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c, out, shown := consoleWith(nil)
 			c.in = strings.NewReader(test.answer)
-			err := c.Agree(t.Context(), &test.how, "Do it?", func(p *output.Page) { p.Line("the plan") })
+			err := c.Agree(t.Context(), &test.how, "Do it?", func(p *Page) { p.Line("the plan") })
 			if (err == nil) != test.agreed {
 				t.Errorf("Agree() = %v; want agreed: %t", err, test.agreed)
 			}
@@ -78,7 +77,7 @@ func TestAgreeShowsBeforeItReturns(t *testing.T) {
 func TestAgreeFailsIfThePlanIsNotShown(t *testing.T) {
 	c, _, _ := consoleWith(nil)
 	c.Err = broken{}
-	if err := c.Agree(t.Context(), &Consent{yes: true}, "Do it?", func(p *output.Page) { p.Line("the plan") }); !errors.Is(err, errBroken) {
+	if err := c.Agree(t.Context(), &Consent{yes: true}, "Do it?", func(p *Page) { p.Line("the plan") }); !errors.Is(err, errBroken) {
 		t.Errorf("Agree() = %v; want %v", err, errBroken)
 	}
 }
@@ -86,7 +85,7 @@ func TestAgreeFailsIfThePlanIsNotShown(t *testing.T) {
 func TestRunPrintsTheErrorOnALineOfStderr(t *testing.T) {
 	c, out, stderr := consoleWith(nil)
 	root := c.Root("pullgatectl", "", "", &cobra.Command{Use: "fail", RunE: func(*cobra.Command, []string) error {
-		return &ExitError{Code: ExitNeedsProof, Err: hint.Errorf("look\x1b[2J", "read a\nb")}
+		return &ExitError{Code: ExitNeedsProof, Err: program.Hintf("look\x1b[2J", "read a\nb")}
 	}})
 	if code := c.Run(root, []string{"fail"}); code != ExitNeedsProof {
 		t.Errorf("Run() = %d; want %d", code, ExitNeedsProof)
@@ -110,7 +109,7 @@ func TestInterruptedCommandKeepsItsHint(t *testing.T) {
 		want string
 	}{
 		"no change": {fmt.Errorf("ask: %w", context.Canceled), "interrupted"},
-		"a hint":    {hint.Errorf("run pullgatectl node disable", "not enabled: %w", context.Canceled), "not enabled: context canceled"},
+		"a hint":    {program.Hintf("run pullgatectl node disable", "not enabled: %w", context.Canceled), "not enabled: context canceled"},
 	} {
 		if got := exitError(tc.err); got.Error() != tc.want || got.Code != ExitFailed {
 			t.Errorf("%s: exitError = %v, code %d; want %q, code %d", name, got, got.Code, tc.want, ExitFailed)
@@ -123,7 +122,7 @@ func TestAnsweredAdvisesByWhatIsExhausted(t *testing.T) {
 		"grpc: received message larger than max (2000000 vs. 1048576)": "a request has at most 1 MiB: send less at once",
 		"too many watchers": "end one of the others, or try again later",
 	} {
-		if got := hint.Of(answered(status.Error(codes.ResourceExhausted, text))); got != want {
+		if got := program.HintOf(answered(status.Error(codes.ResourceExhausted, text))); got != want {
 			t.Errorf("%s: hint %q; want %q", text, got, want)
 		}
 	}

@@ -8,8 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
 
 // Exit codes, which scripts rely on. With every one except ExitDone, ExitNeedsProof and ExitDenied there is a line on stderr.
@@ -45,17 +44,17 @@ func (f *ExitError) Unwrap() error { return f.Err }
 // contain names from a tenant.
 func (c *Console) complain(f *ExitError) int {
 	if f.Err != nil {
-		_, _ = fmt.Fprintf(c.Err, "pullgatectl: %s\n", output.Safe(f.Err.Error()))
+		_, _ = fmt.Fprintf(c.Err, "pullgatectl: %s\n", Safe(f.Err.Error()))
 	}
-	if advice := hint.Of(f.Err); advice != "" {
-		_, _ = fmt.Fprintf(c.Err, "pullgatectl: hint: %s\n", output.Safe(advice))
+	if advice := program.HintOf(f.Err); advice != "" {
+		_, _ = fmt.Fprintf(c.Err, "pullgatectl: hint: %s\n", Safe(advice))
 	}
 	return f.Code
 }
 
 // Misused returns an error about the command line, with a hint.
 func Misused(advice, format string, args ...any) *ExitError {
-	return &ExitError{Code: ExitUsage, Err: hint.Errorf(advice, format, args...)}
+	return &ExitError{Code: ExitUsage, Err: program.Hintf(advice, format, args...)}
 }
 
 // wrongUsage returns an error of cobra about the command line as a usage error.
@@ -70,7 +69,7 @@ func exitError(err error) *ExitError {
 	if f, ok := errors.AsType[*ExitError](err); ok {
 		return f
 	}
-	if errors.Is(err, context.Canceled) && hint.Of(err) == "" { // with a hint it describes the state after the interruption
+	if errors.Is(err, context.Canceled) && program.HintOf(err) == "" { // with a hint it describes the state after the interruption
 		return &ExitError{Code: ExitFailed, Err: errors.New("interrupted")}
 	}
 	return &ExitError{Code: ExitFailed, Err: err}

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -76,11 +76,11 @@ func expand(ctx context.Context, api adminv1.PullRecordsClient, flag string, pre
 	fitting := slices.DeleteFunc(slices.Compact(all), func(whole string) bool { return !strings.HasPrefix(whole, *prefix) })
 	switch len(fitting) {
 	case 0:
-		return hint.Errorf(advice, "--%s %s: %s", flag, *prefix, none)
+		return program.Hintf(advice, "--%s %s: %s", flag, *prefix, none)
 	case 1:
 		*prefix = fitting[0]
 		return nil
 	default:
-		return hint.Errorf("give more digits", "--%s %s: ambiguous ID prefix: %s", flag, *prefix, strings.Join(fitting, ", "))
+		return program.Hintf("give more digits", "--%s %s: ambiguous ID prefix: %s", flag, *prefix, strings.Join(fitting, ", "))
 	}
 }

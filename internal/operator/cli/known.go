@@ -13,12 +13,12 @@ type source func(ctx context.Context, api adminv1.PullRecordsClient) ([]string, 
 // ofFlags returns the source of the values of each flag.
 func ofFlags() map[string]source {
 	return map[string]source{
-		"repository":  ofImages(repositories),
+		"repository":  ofImages(repositoryNames),
 		"image-id":    ofImages(func(i *adminv1.Image) []string { return []string{i.GetImageId()} }),
 		"credential":  ofProofs(func(p *adminv1.Proof) []string { return []string{p.GetCredentialId()} }),
 		"requirement": ofEndorsements(func(e *adminv1.Endorsement) []string { return []string{e.GetRequirement()} }),
 		"signer":      ofEndorsements((*adminv1.Endorsement).GetSigners),
-		"secret":      ofSecrets(func(s *adminv1.SecretRef) string { return coordinates(s.GetNamespace(), s.GetName()) }),
+		"secret":      fromSecrets(func(s *adminv1.SecretRef) string { return coordinates(s.GetNamespace(), s.GetName()) }),
 		"pod":         ofPods(func(p *adminv1.PodRef) string { return coordinates(p.GetNamespace(), p.GetName()) }),
 		"pod-uid":     ofPods((*adminv1.PodRef).GetUid),
 		"namespace":   namespaces,
@@ -33,8 +33,8 @@ func coordinates(namespace, name string) string {
 	return namespace + "/" + name
 }
 
-// repositories returns the repositories with records or marks, and those without.
-func repositories(i *adminv1.Image) []string {
+// repositoryNames returns the repositories with records or marks, and those without.
+func repositoryNames(i *adminv1.Image) []string {
 	all := slices.Clone(i.GetUntracked())
 	for _, r := range i.GetRecords() {
 		all = append(all, r.GetPair().GetRepository())
@@ -51,7 +51,7 @@ func namespaces(ctx context.Context, api adminv1.PullRecordsClient) ([]string, e
 	if err != nil {
 		return nil, err
 	}
-	secrets, err := ofSecrets((*adminv1.SecretRef).GetNamespace)(ctx, api)
+	secrets, err := fromSecrets((*adminv1.SecretRef).GetNamespace)(ctx, api)
 	return append(pods, secrets...), err
 }
 
@@ -87,7 +87,7 @@ func ofProofs(collect func(*adminv1.Proof) []string) source {
 }
 
 // ofSecrets returns the source that collects from every Secret that proved access.
-func ofSecrets(collect func(*adminv1.SecretRef) string) source {
+func fromSecrets(collect func(*adminv1.SecretRef) string) source {
 	return ofProofs(func(p *adminv1.Proof) []string {
 		return collected(p.GetSecrets(), func(s *adminv1.SecretRef) []string { return []string{collect(s)} })
 	})

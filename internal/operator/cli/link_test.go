@@ -13,7 +13,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/cli"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -83,7 +83,7 @@ func TestAskReportsWhyTheDaemonIsNotReached(t *testing.T) {
 				t.Errorf("Ask took %v; want no more than the limit of %v", took, tc.link.Limit)
 			}
 			e, ok := errors.AsType[*cli.ExitError](err)
-			if !ok || e.Code != cli.ExitNotReached || tc.cause != nil && !errors.Is(err, tc.cause) || !strings.Contains(hint.Of(err), tc.hint) || !strings.Contains(err.Error(), tc.link.Path) {
+			if !ok || e.Code != cli.ExitNotReached || tc.cause != nil && !errors.Is(err, tc.cause) || !strings.Contains(program.HintOf(err), tc.hint) || !strings.Contains(err.Error(), tc.link.Path) {
 				t.Errorf("Ask = %v; want that %s is not reached, because of %v, and the hint %q", err, tc.link.Path, tc.cause, tc.hint)
 			}
 		})
@@ -113,7 +113,7 @@ func TestPathAcceptsOnlyUnixSockets(t *testing.T) {
 		"":                                    "",
 	} {
 		got, err := cli.Path("--endpoint", endpoint)
-		if e, wrong := errors.AsType[*cli.ExitError](err); got != want || wrong != (want == "") || wrong && (e.Code != cli.ExitUsage || hint.Of(err) == "" || !strings.HasPrefix(e.Error(), "--endpoint ")) {
+		if e, wrong := errors.AsType[*cli.ExitError](err); got != want || wrong != (want == "") || wrong && (e.Code != cli.ExitUsage || program.HintOf(err) == "" || !strings.HasPrefix(e.Error(), "--endpoint ")) {
 			t.Errorf("Path(%q) = %q, %v; want %q", endpoint, got, err, want)
 		}
 	}

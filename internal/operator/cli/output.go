@@ -5,8 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
-	"github.com/pullgate/pullgate/internal/operator/cli/output"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
 
 // A Format is the format of an answer.
@@ -60,19 +59,19 @@ func FormatFlag(cmd *cobra.Command) *Output {
 }
 
 // View returns how the output shows an answer as text.
-func (o *Output) View(c *Console) output.View {
-	return output.View{Now: c.Now(), WholeIDs: o.wholeIDs, AbsoluteTimes: o.absoluteTimes}
+func (o *Output) View(c *Console) View {
+	return View{Now: c.Now(), WholeIDs: o.wholeIDs, AbsoluteTimes: o.absoluteTimes}
 }
 
 // Print writes an answer to stdout; draw makes the text.
-func (c *Console) Print(o *Output, m any, draw func(output.View, *output.Page)) error {
+func (c *Console) Print(o *Output, m any, draw func(View, *Page)) error {
 	var b []byte
 	var err error
 	switch o.Format {
 	case AsJSON:
-		b, err = output.JSON(m)
+		b, err = JSON(m)
 	case AsYAML:
-		b, err = output.YAML(m)
+		b, err = YAML(m)
 	case AsTable:
 		p := c.Page()
 		draw(o.View(c), p)
@@ -87,7 +86,7 @@ func (c *Console) Print(o *Output, m any, draw func(output.View, *output.Page)) 
 // Emit writes to stdout. If stdout is closed, SIGPIPE has ended the process, as for any Unix program.
 func (c *Console) Emit(b []byte) error {
 	if _, err := c.Out.Write(b); err != nil {
-		return hint.Errorf("the output is incomplete", "write to stdout: %w", err)
+		return program.Hintf("the output is incomplete", "write to stdout: %w", err)
 	}
 	return nil
 }

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
 
 // notReached returns the error for a socket on which pullgated does not answer. The cause is the error of connecting, or nil if
@@ -18,7 +18,7 @@ func notReached(path string, cause error) *ExitError {
 	var advice string
 	switch {
 	case cause == nil:
-		return &ExitError{ExitNotReached, hint.Errorf("give --endpoint the socket of admin.listen, not that of the CRI; ss -xlp lists who listens",
+		return &ExitError{ExitNotReached, program.Hintf("give --endpoint the socket of admin.listen, not that of the CRI; ss -xlp lists who listens",
 			"reach pullgated on %s: the program that listens there does not answer as pullgated does, or not within --timeout", path)}
 	case errors.Is(cause, fs.ErrPermission):
 		advice = "run it as root, or as the user that pullgated runs as"
@@ -30,7 +30,7 @@ func notReached(path string, cause error) *ExitError {
 	if number, ok := errors.AsType[syscall.Errno](cause); ok {
 		cause = number // the errors around it repeat the path
 	}
-	return &ExitError{ExitNotReached, hint.Errorf(advice, "reach pullgated on %s: %w", path, cause)}
+	return &ExitError{ExitNotReached, program.Hintf(advice, "reach pullgated on %s: %w", path, cause)}
 }
 
 // answered returns the error of a call with the daemon's own message and a hint. An error that is not the daemon's answer stays
@@ -45,7 +45,7 @@ func answered(err error) error {
 	}
 	// "rpc error: code = " does not help an operator; the text around it does.
 	text := strings.ReplaceAll(err.Error(), answer.Error(), answer.GRPCStatus().Message())
-	advice := hint.Of(err)
+	advice := program.HintOf(err)
 	switch answer.GRPCStatus().Code() {
 	case codes.DeadlineExceeded:
 		text, advice = "pullgated has not answered in time", "allow more time with --timeout, and see journalctl -u pullgated"
@@ -67,5 +67,5 @@ func answered(err error) error {
 		}
 	default:
 	}
-	return hint.Wrap(errors.New(text), advice)
+	return program.WithHint(errors.New(text), advice)
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/gate/criofiles"
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -69,6 +69,9 @@ type Node struct {
 	ClockInStep func() (bool, error)
 	Disk        func(path string) (disk.Stats, error)
 	Now         func() time.Time
+	// Stale returns a sentence if the file that pullgatectl node enable wrote on the host is outdated, for a pullgated that
+	// listens at an endpoint; nil checks nothing.
+	Stale func(ctx context.Context, host Host, listen string) (string, error)
 }
 
 // A check checks one object.
@@ -101,7 +104,7 @@ func (n Node) Examine(ctx context.Context) []Finding {
 	var all []Finding
 	for _, c := range checks() {
 		for _, f := range n.examine(ctx, c) {
-			f.Check, f.Found = c.name, hint.OneLine(errors.New(f.Found)).Error()
+			f.Check, f.Found = c.name, safetext.OneLine(errors.New(f.Found)).Error()
 			all = append(all, f)
 		}
 	}

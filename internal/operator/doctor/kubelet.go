@@ -5,13 +5,11 @@ import (
 	"errors"
 	"io/fs"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
-	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
-	"github.com/pullgate/pullgate/internal/operator/nodeenable"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
 
-// host is the node in the form for kubeletconf.
-func (n Node) host() kubeletconf.Host { return kubeletconf.Host{Root: n.Root, Command: n.Run} }
+// host is the node in the form for
+func (n Node) host() Host { return Host{Root: n.Root, Command: n.Run} }
 
 // kubelet checks which endpoints the kubelet dials, now and after its next start.
 func (n Node) kubelet(ctx context.Context) []Finding {
@@ -39,26 +37,28 @@ func (n Node) kubelet(ctx context.Context) []Finding {
 }
 
 // kubeletFiles checks the root directory of a kubelet, and the file that pullgatectl node enable wrote for it.
-func (n Node) kubeletFiles(ctx context.Context, s kubeletconf.Settings) []Finding {
+func (n Node) kubeletFiles(ctx context.Context, s Settings) []Finding {
 	all := n.kubeletRoot(s)
-	enabler := nodeenable.Enabler{Host: n.host(), Daemon: nodeenable.Daemon{Listen: n.Config.Listen}}
-	if stale, err := enabler.Stale(ctx); err == nil && stale != "" {
+	if n.Stale == nil {
+		return all
+	}
+	if stale, err := n.Stale(ctx, n.host(), n.Config.Listen); err == nil && stale != "" {
 		all = append(all, warn("pullgatectl node enable", "%s", stale))
 	}
 	return all
 }
 
 // kubeletRoot compares the root directory of a kubelet with admission.kubeletRoot, if there are policies.
-func (n Node) kubeletRoot(s kubeletconf.Settings) []Finding {
+func (n Node) kubeletRoot(s Settings) []Finding {
 	if err := s.CheckRoot(n.Config.Admission.KubeletRoot); err != nil && n.Config.Admission.Policies != "" {
-		return []Finding{fail(hint.Of(err), "%v", err)}
+		return []Finding{fail(program.HintOf(err), "%v", err)}
 	}
 	return nil
 }
 
 // kubeletProcesses checks the running kubelets, if no unit shows what a kubelet dials.
 func (n Node) kubeletProcesses(why error) (all []Finding) {
-	if errors.Is(why, kubeletconf.ErrSeveralKubelets) || errors.Is(why, fs.ErrPermission) {
+	if errors.Is(why, ErrSeveralKubelets) || errors.Is(why, fs.ErrPermission) {
 		return []Finding{unknown("run it as root; pullgatectl node status --unit UNIT shows it for one unit", "what the kubelet dials: %v", why)}
 	}
 	for _, p := range n.running("kubelet", "k3s", "k3s-server", "k3s-agent", "rke2") {
@@ -76,13 +76,13 @@ func (n Node) kubeletProcesses(why error) (all []Finding) {
 }
 
 // judge reports whether the socket that a kubelet dials is pullgated.
-func (n Node) judge(kubelet string, s kubeletconf.Settings) Finding {
+func (n Node) judge(kubelet string, s Settings) Finding {
 	ours := socketPath(n.Config.Listen)
 	switch {
-	case !kubeletconf.Same(s.Runtime.Value, ours):
+	case !Same(s.Runtime.Value, ours):
 		return fail("pullgatectl node enable sends it through "+ours,
 			"%s dials %s (%s), which bypasses pullgate", kubelet, socketPath(s.Runtime.Value), s.Runtime.From)
-	case !kubeletconf.Same(s.Image.Value, ours):
+	case !Same(s.Image.Value, ours):
 		return fail("leave the image service endpoint empty or set it to unix://"+ours+", then restart the kubelet",
 			"%s pulls through %s (%s): pullgate sees no pull", kubelet, socketPath(s.Image.Value), s.Image.From)
 	}

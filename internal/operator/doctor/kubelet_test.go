@@ -119,7 +119,7 @@ func TestKubeletThatHasToBeRestarted(t *testing.T) {
 	wantFinding(t, all, "kubelet", doctor.Warn, "the kubelet of kubelet.service dials /run/pullgate/cri.sock (/etc/systemd/system/kubelet.service), once it is restarted")
 }
 
-// If kubeletconf reads the settings correctly, they are correct here: the flags and the configuration of k3s and RKE2, and a
+// If doctor reads the settings correctly, they are correct here: the flags and the configuration of k3s and RKE2, and a
 // kubelet that does not run.
 func TestKubeletByItsUnit(t *testing.T) {
 	for _, tc := range []struct {

@@ -22,6 +22,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
+	"github.com/pullgate/pullgate/internal/operator/nodeenable"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -70,6 +71,7 @@ func newNode(t *testing.T) *testNode {
 		ClockInStep: func() (bool, error) { return n.inStep, n.clockErr },
 		Disk:        func(string) (disk.Stats, error) { return n.disk, nil },
 		Now:         now,
+		Stale:       nodeenable.Stale,
 	}
 	n.file("/etc/pullgate/config.yaml", 0o644, "apiVersion: x\n")
 	n.file("/var/lib/kubelet/config.yaml", 0o644, "kind: KubeletConfiguration\n")

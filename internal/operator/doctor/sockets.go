@@ -12,12 +12,11 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
-	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
 )
 
 // socketPath returns the path of an endpoint's socket, the endpoint itself if it is not a Unix socket.
 func socketPath(endpoint string) string {
-	if path := kubeletconf.Socket(endpoint); path != "" {
+	if path := Socket(endpoint); path != "" {
 		return path
 	}
 	return endpoint

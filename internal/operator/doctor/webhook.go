@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-
-	"github.com/pullgate/pullgate/internal/operator/webhookprobe"
 )
 
 // webhook checks that the webhooks of pullgate that are registered in the cluster can be reached.
@@ -16,7 +14,7 @@ func (n Node) webhook(ctx context.Context) []Finding {
 	case n.NoNetwork:
 		return []Finding{unknown("run it without --no-network", "registered webhooks are not tested without a network")}
 	}
-	found, err := webhookprobe.Prober{Kubeconfig: n.Kubeconfig, Dial: n.Dial}.Probe(ctx)
+	found, err := Prober{Kubeconfig: n.Kubeconfig, Dial: n.Dial}.Probe(ctx)
 	if err != nil {
 		return []Finding{unknown("check --kubeconfig: its API server must answer, and its identity may list validatingwebhookconfigurations", "registered webhooks are not known: %v", err)}
 	}
@@ -31,7 +29,7 @@ func (n Node) webhook(ctx context.Context) []Finding {
 			all = append(all, ok("%s: reached; %s", name, w.Note))
 		case w.Err == nil:
 			all = append(all, ok("%s: reached", name))
-		case errors.Is(w.Err, webhookprobe.ErrUntested):
+		case errors.Is(w.Err, ErrWebhookUntested):
 			all = append(all, unknown("run it where services are reachable, with an identity that may get services and list endpointslices", "%s: %v", name, w.Err))
 		default:
 			all = append(all, fail("kubectl get pods of the service, and compare caBundle with the certificate; or delete the webhook", "%s: not reachable: %v: %s", name, w.Err, consequence(w.FailurePolicy)))

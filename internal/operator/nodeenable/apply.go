@@ -9,7 +9,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 )
 
 // tail is how many lines of the unit's log are shown if its kubelet does not become healthy.
@@ -35,7 +36,7 @@ func (s Enabler) Apply(ctx context.Context, p Plan) (err error) {
 	}
 	s.showLog(ctx, p.inspection.node.Unit.Name)
 	if !p.Enable {
-		return &hint.Error{
+		return &program.HintError{
 			Err:  fmt.Errorf("not disabled: %w", err),
 			Hint: "reverted changes stay reverted; correct the error above and run pullgatectl node disable again. The kubelet does not need pullgated any more once " + p.inspection.node.Unit.Name + " was restarted",
 		}
@@ -54,7 +55,7 @@ func (s Enabler) same(ctx context.Context, p Plan) error {
 		return err
 	}
 	if !reflect.DeepEqual(now.Steps, p.Steps) {
-		return hint.Errorf("run it again", "%w", ErrChanged)
+		return program.Hintf("run it again", "%w", ErrChanged)
 	}
 	return nil
 }
@@ -119,7 +120,7 @@ func (s Step) isRestart() bool { return len(s.Command) > 1 && s.Command[1] == "r
 func (s Enabler) rollBack(ctx context.Context, p Plan, began int, why error) error {
 	// After an interrupt the operator wants the previous state of the node, not an intermediate one.
 	ctx = context.WithoutCancel(ctx)
-	s.progress("revert all changes: %s", hint.OneLine(why))
+	s.progress("revert all changes: %s", safetext.OneLine(why))
 	unit := p.inspection.node.Unit.Name
 	back, err := s.Disable(ctx)
 	if err == nil {
@@ -130,12 +131,12 @@ func (s Enabler) rollBack(ctx context.Context, p Plan, began int, why error) err
 	}
 	if err != nil {
 		s.showLog(ctx, unit)
-		return &hint.Error{
+		return &program.HintError{
 			Err:  fmt.Errorf("not enabled: %w; and not all changes were reverted: %w", why, err),
 			Hint: "correct the error above, then run pullgatectl node disable",
 		}
 	}
-	return &hint.Error{
+	return &program.HintError{
 		Err:  fmt.Errorf("not enabled, all changes were reverted: %w", why),
 		Hint: "journalctl -u " + unit + " and journalctl -u pullgated have details",
 	}

@@ -16,7 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/nodeenable"
 )
 
@@ -171,7 +171,7 @@ func TestEnableReverts(t *testing.T) {
 					n.onRestart = func() { n.active, n.sub, n.healthy = "active", "running", http.StatusOK }
 				}
 				err := n.enable()
-				advice := hint.Of(err)
+				advice := program.HintOf(err)
 				if advice == "" || !strings.Contains(err.Error(), "not enabled, all changes were reverted: ") || !strings.Contains(err.Error(), tc.want) {
 					t.Errorf("enable: %v; want %q", err, tc.want)
 				}
@@ -226,7 +226,7 @@ func TestEnableReportsWhatItCouldNotRevert(t *testing.T) {
 		before := n.snapshot()
 		n.onRestart = func() { n.healthy = http.StatusInternalServerError }
 		err := n.enable()
-		advice := hint.Of(err)
+		advice := program.HintOf(err)
 		if err == nil || !strings.Contains(err.Error(), "and not all changes were reverted: the kubelet was not healthy") || !strings.Contains(advice, "pullgatectl node disable") {
 			t.Fatalf("enable: %v", err)
 		}
@@ -251,7 +251,7 @@ func TestDisableStaysDisabled(t *testing.T) {
 		must(t, n.enable())
 		n.onRestart = func() { n.healthy = http.StatusInternalServerError }
 		err := n.disable()
-		advice := hint.Of(err)
+		advice := program.HintOf(err)
 		if err == nil || !strings.Contains(err.Error(), "not disabled: the kubelet was not healthy") || !strings.Contains(advice, "stay reverted") {
 			t.Fatalf("disable: %v", err)
 		}

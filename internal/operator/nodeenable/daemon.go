@@ -6,7 +6,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/pkg/policy"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -38,7 +38,7 @@ func DaemonOf(c config.Config) Daemon {
 }
 
 // RunningDaemon returns the daemon as it describes itself. If it runs with another configuration than its file, which was
-// read from path, the error is a [hint.Error]: a restart would change where it listens or what it forwards to.
+// read from path, the error is a [program.HintError]: a restart would change where it listens or what it forwards to.
 func RunningDaemon(file config.Config, path string, status *adminv1.GetStatusResponse) (Daemon, error) {
 	// pullgated has validated it, and adds fields that Parse would refuse beside kubeletConfig.
 	var inForce config.Config
@@ -54,7 +54,7 @@ func RunningDaemon(file config.Config, path string, status *adminv1.GetStatusRes
 		{"metrics.listen", running.Metrics, inFile.Metrics},
 	} {
 		if v.running != v.inFile {
-			return Daemon{}, &hint.Error{
+			return Daemon{}, &program.HintError{
 				Err:  fmt.Errorf("pullgated runs with %s %q, but %s has %q", v.field, v.running, path, v.inFile),
 				Hint: "systemctl restart pullgated, then try again; give --config if its configuration is another file",
 			}

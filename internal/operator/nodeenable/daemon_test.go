@@ -8,7 +8,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/nodeenable"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -65,7 +65,7 @@ func TestRunningWithAnotherConfiguration(t *testing.T) {
 			c := config.Default()
 			change(&c)
 			_, err := nodeenable.RunningDaemon(c, "/etc/c.yaml", status(t, config.Default()))
-			advice := hint.Of(err)
+			advice := program.HintOf(err)
 			if advice == "" || !strings.Contains(err.Error(), "pullgated runs with "+field+` "`) || !strings.Contains(err.Error(), "/etc/c.yaml has") || !strings.Contains(advice, "restart pullgated") {
 				t.Errorf("Running = %v; want an error about %s", err, field)
 			}

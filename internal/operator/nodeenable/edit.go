@@ -9,8 +9,8 @@ import (
 
 	"sigs.k8s.io/yaml"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
-	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
 // line is one place in a file: its old text and its new text. Both end at the end of a line, and "" means that there was no text.
@@ -20,7 +20,7 @@ type line struct {
 }
 
 // edit sets the endpoints in a kubelet's configuration file and does not change anything else.
-func edit(h kubeletconf.Host, file, endpoint string) (change, error) {
+func edit(h doctor.Host, file, endpoint string) (change, error) {
 	content, err := h.ReadFile(file)
 	if err != nil {
 		return change{}, fmt.Errorf("read the kubelet's configuration: %w", err)
@@ -53,7 +53,7 @@ func edit(h kubeletconf.Host, file, endpoint string) (change, error) {
 	// The result shows a file in another form (JSON, several documents, a value over several lines).
 	var got map[string]any
 	if err := yaml.Unmarshal([]byte(text), &got); err != nil || !reflect.DeepEqual(got, want) {
-		return change{}, hint.Errorf(fmt.Sprintf("set containerRuntimeEndpoint: %s there by hand, and imageServiceEndpoint if it is set, then restart the kubelet", endpoint),
+		return change{}, program.Hintf(fmt.Sprintf("set containerRuntimeEndpoint: %s there by hand, and imageServiceEndpoint if it is set, then restart the kubelet", endpoint),
 			"%s is not written in a way in which two lines of it can be replaced", file)
 	}
 	c.content = []byte(text)

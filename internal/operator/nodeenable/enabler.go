@@ -13,12 +13,12 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
-	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
 // An Enabler points the kubelet of a host at a daemon and back.
 type Enabler struct {
-	Host   kubeletconf.Host
+	Host   doctor.Host
 	Daemon Daemon
 	// Unit is the unit that runs the kubelet; with "" the Enabler searches for one.
 	Unit string

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
 const (
@@ -107,7 +107,7 @@ func (w *watcher) check(ctx context.Context) (restarts int, err error) {
 }
 
 // arrives returns why it is not certain that the kubelet's calls arrive.
-func (w *watcher) arrives(ctx context.Context, n kubeletconf.Node) error {
+func (w *watcher) arrives(ctx context.Context, n doctor.Kubelet) error {
 	if n.Running != nil && !n.Running.Through(w.endpoint) {
 		return fmt.Errorf("the kubelet dials %s, set by %s", n.Running.Runtime.Value, n.Running.Runtime.From)
 	}

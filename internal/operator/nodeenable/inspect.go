@@ -5,16 +5,16 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
 // An inspection is the state of a node before planning.
 type inspection struct {
-	node kubeletconf.Node // the current state
+	node doctor.Kubelet // the current state
 	// base is the node as it would be without the files and lines that this package wrote.
-	base    kubeletconf.Node
-	host    kubeletconf.Host // reads base
-	journal *journal         // nil if there is none
+	base    doctor.Kubelet
+	host    doctor.Host // reads base
+	journal *journal    // nil if there is none
 	// files are the unchanged files that this package wrote; modifiedByOthers are the changed ones.
 	files            []kept
 	modifiedByOthers []string
@@ -44,7 +44,7 @@ func (s Enabler) inspect(ctx context.Context) (inspection, error) {
 		if j == nil {
 			return inspection{}, l.unknownReason
 		}
-		l.node = kubeletconf.Node{Unit: kubeletconf.Unit{Name: unit}}
+		l.node = doctor.Kubelet{Unit: doctor.Unit{Name: unit}}
 	}
 	if err := l.own(s.Host); err != nil {
 		return inspection{}, err
@@ -61,7 +61,7 @@ func (s Enabler) inspect(ctx context.Context) (inspection, error) {
 }
 
 // own finds the files that this package wrote, by the journal or, without it, by their names and first lines.
-func (l *inspection) own(h kubeletconf.Host) error {
+func (l *inspection) own(h doctor.Host) error {
 	candidates := ownFiles(l.node)
 	if l.journal != nil && len(l.journal.File.Lines) > 0 {
 		if err := l.ownLines(h, l.journal.File); err != nil {
@@ -87,7 +87,7 @@ func (l *inspection) own(h kubeletconf.Host) error {
 }
 
 // ownLines finds the lines that this package put into a file of another owner.
-func (l *inspection) ownLines(h kubeletconf.Host, f noted) error {
+func (l *inspection) ownLines(h doctor.Host, f noted) error {
 	content, err := h.ReadFile(f.Path)
 	if err != nil {
 		return fmt.Errorf("read the files of the journal: %w", err)

@@ -6,8 +6,8 @@ import (
 	"io/fs"
 	"path"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
-	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
 // Journal is the path of the journal. It does not depend on pullgated's configuration, which may be missing when the journal is
@@ -47,7 +47,7 @@ type noted struct {
 }
 
 // readJournal returns the journal, nil if there is none.
-func readJournal(h kubeletconf.Host) (*journal, error) {
+func readJournal(h doctor.Host) (*journal, error) {
 	content, err := h.ReadFile(Journal)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil //nolint:nilnil // a node without a journal is the usual one
@@ -58,12 +58,12 @@ func readJournal(h kubeletconf.Host) (*journal, error) {
 	}
 	switch {
 	case err != nil:
-		return nil, hint.Errorf("move the file away if pullgatectl never wrote it; otherwise check the disk, and configure the kubelet's endpoint by hand",
+		return nil, program.Hintf("move the file away if pullgatectl never wrote it; otherwise check the disk, and configure the kubelet's endpoint by hand",
 			"read the journal %s: %w", Journal, err)
 	case j.Version != journalVersion:
-		return nil, hint.Errorf("use the pullgatectl that wrote it", "the journal %s has version %d, and this pullgatectl supports %d", Journal, j.Version, journalVersion)
+		return nil, program.Hintf("use the pullgatectl that wrote it", "the journal %s has version %d, and this pullgatectl supports %d", Journal, j.Version, journalVersion)
 	case !path.IsAbs(j.File.Path), j.Unit == "", j.Phase != Applying && j.Phase != Enabled:
-		return nil, hint.Errorf("move it away, and configure the kubelet's endpoint by hand", "invalid journal %s", Journal)
+		return nil, program.Hintf("move it away, and configure the kubelet's endpoint by hand", "invalid journal %s", Journal)
 	}
 	return &j, nil
 }

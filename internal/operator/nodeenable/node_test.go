@@ -15,7 +15,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/txtar"
 
-	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/operator/nodeenable"
 )
 
@@ -53,10 +53,10 @@ type node struct {
 	kubeletRoot    string
 }
 
-// load makes a node of an archive of kubeletconf.
+// load makes a node of an archive of doctor.
 func load(t *testing.T, name string) *node {
 	t.Helper()
-	archive, err := txtar.ParseFile("../kubeletconf/testdata/" + name + ".txtar")
+	archive, err := txtar.ParseFile("../doctor/testdata/" + name + ".txtar")
 	must(t, err)
 	n := &node{
 		t: t, root: t.TempDir(), active: "active", sub: "running", unitFileState: "enabled", forwards: true,
@@ -101,7 +101,7 @@ func load(t *testing.T, name string) *node {
 	return n
 }
 
-func (n *node) host() kubeletconf.Host { return kubeletconf.Host{Root: n.root, Command: n.command} }
+func (n *node) host() doctor.Host { return doctor.Host{Root: n.root, Command: n.command} }
 
 func (n *node) sw() nodeenable.Enabler {
 	return nodeenable.Enabler{

@@ -10,8 +10,8 @@ import (
 	"path"
 	"strings"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
-	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
 // The first line of every file that this package writes ends with a checksum of the following lines.
@@ -41,7 +41,7 @@ func checksum(content []byte) string {
 }
 
 // ownerOf returns the owner of a file.
-func ownerOf(h kubeletconf.Host, file string) (ownership, error) {
+func ownerOf(h doctor.Host, file string) (ownership, error) {
 	content, err := h.ReadFile(file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -62,18 +62,18 @@ func ownerOf(h kubeletconf.Host, file string) (ownership, error) {
 }
 
 // Places of this package's files on a node.
-func unitFile(n kubeletconf.Node) string {
+func unitFile(n doctor.Kubelet) string {
 	return path.Join("/etc/systemd/system", n.Unit.Name+".d", "90-pullgate.conf")
 }
 
-func kubeletFile(n kubeletconf.Node) string {
+func kubeletFile(n doctor.Kubelet) string {
 	return path.Join(n.Configured.ConfigDir, "90-pullgate.conf")
 }
 
-func rancherFile(n kubeletconf.Node) string { return n.RancherConfig + ".d/90-pullgate.yaml" }
+func rancherFile(n doctor.Kubelet) string { return n.RancherConfig + ".d/90-pullgate.yaml" }
 
 // ownFiles returns where files of this package may be on a node.
-func ownFiles(n kubeletconf.Node) []string {
+func ownFiles(n doctor.Kubelet) []string {
 	files := []string{unitFile(n)}
 	if n.RancherConfig != "" {
 		files = append(files, rancherFile(n))
@@ -92,7 +92,7 @@ type change struct {
 }
 
 // planChange returns the change that makes the kubelet of a node dial endpoint, if it does not yet.
-func planChange(h kubeletconf.Host, n kubeletconf.Node, endpoint string) (change, error) {
+func planChange(h doctor.Host, n doctor.Kubelet, endpoint string) (change, error) {
 	c := n.Configured
 	switch {
 	case n.Kind.Rancher():
@@ -102,12 +102,12 @@ func planChange(h kubeletconf.Host, n kubeletconf.Node, endpoint string) (change
 	case n.Program == "kubelet":
 		return change{path: unitFile(n), content: sign(fmt.Sprintf(unitBody, n.ExecStartFrom, n.ExecStart, endpoint))}, nil
 	case c.FlagsSetEndpoint:
-		return change{}, hint.Errorf(fmt.Sprintf("have %s give the kubelet --container-runtime-endpoint=%s and no --image-service-endpoint, then restart %s", n.Program, endpoint, n.Unit.Name),
+		return change{}, program.Hintf(fmt.Sprintf("have %s give the kubelet --container-runtime-endpoint=%s and no --image-service-endpoint, then restart %s", n.Program, endpoint, n.Unit.Name),
 			"%s runs %s, a program of its own that gives the kubelet its endpoint as a flag, against which no file counts", n.Unit.Name, n.Program)
 	case c.ConfigFile != "":
 		return edit(h, c.ConfigFile, endpoint)
 	default:
-		return change{}, hint.Errorf("have it give the kubelet --config, or the flag --container-runtime-endpoint="+endpoint,
+		return change{}, program.Hintf("have it give the kubelet --config, or the flag --container-runtime-endpoint="+endpoint,
 			"%s runs %s, a program of its own, and the kubelet has no configuration file", n.Unit.Name, n.Program)
 	}
 }

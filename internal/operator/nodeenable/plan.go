@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
-	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
 // A Plan is an ordered list of steps. Without steps, no action is needed.
@@ -58,14 +58,14 @@ type Step struct {
 const kubeletWait = 2 * time.Minute
 
 // Enable plans to point the kubelet at pullgated. It refuses a node that would not be healthy afterwards, or whose kubelet could
-// still bypass pullgated; the error then is a [hint.Error].
+// still bypass pullgated; the error then is a [program.HintError].
 func (s Enabler) Enable(ctx context.Context) (Plan, error) {
 	l, err := s.inspect(ctx)
 	if err == nil {
 		err = l.unknownReason
 	}
 	if err == nil && len(l.modifiedByOthers) > 0 {
-		err = hint.Errorf(byHand(l), "%s was written by pullgatectl node enable and changed since; it is left as it is", l.modifiedByOthers[0])
+		err = program.Hintf(byHand(l), "%s was written by pullgatectl node enable and changed since; it is left as it is", l.modifiedByOthers[0])
 	}
 	if err != nil {
 		return Plan{}, err
@@ -117,7 +117,7 @@ func (s Enabler) target(ctx context.Context, l inspection) (change, error) {
 			return change{}, fmt.Errorf("find the owner of %s: %w", c.path, err)
 		}
 		if owner == ofOthers {
-			return change{}, hint.Errorf("move it away if it is not needed", "%s already exists, and pullgatectl did not write it", c.path)
+			return change{}, program.Hintf("move it away if it is not needed", "%s already exists, and pullgatectl did not write it", c.path)
 		}
 	}
 	n, err := l.host.With(map[string][]byte{c.path: c.content}).Discover(ctx, l.base.Unit.Name)
@@ -126,14 +126,14 @@ func (s Enabler) target(ctx context.Context, l inspection) (change, error) {
 	}
 	for _, v := range []struct {
 		name string
-		kubeletconf.Setting
+		doctor.Setting
 	}{{"container runtime endpoint", n.Configured.Runtime}, {"image service endpoint", n.Configured.Image}} {
-		if !kubeletconf.Same(v.Value, endpoint) {
+		if !doctor.Same(v.Value, endpoint) {
 			advice := fmt.Sprintf("remove the %s from %s, which has precedence over %s, then try again", v.name, v.From, c.path)
 			if !path.IsAbs(v.From) {
 				advice = fmt.Sprintf(`a file that is read after %s overrides it; look for one with ExecStart=, or with kubelet-arg and no "+"`, c.path)
 			}
-			return change{}, hint.Errorf(advice, "the kubelet would still dial %s for its %s, set by %s", v.Value, v.name, v.From)
+			return change{}, program.Hintf(advice, "the kubelet would still dial %s for its %s, set by %s", v.Value, v.name, v.From)
 		}
 	}
 	return c, nil
@@ -185,7 +185,7 @@ func (s Enabler) Disable(ctx context.Context) (Plan, error) {
 		return Plan{}, err
 	}
 	if len(l.modifiedByOthers) > 0 {
-		return Plan{}, hint.Errorf(byHand(l), "%s was written by pullgatectl node enable and changed since; it is left as it is", l.modifiedByOthers[0])
+		return Plan{}, program.Hintf(byHand(l), "%s was written by pullgatectl node enable and changed since; it is left as it is", l.modifiedByOthers[0])
 	}
 	p := Plan{Steps: []Step{}, inspection: l}
 	listen := s.listen(l)
@@ -193,8 +193,8 @@ func (s Enabler) Disable(ctx context.Context) (Plan, error) {
 		p.Found = []string{fmt.Sprintf("The kubelet's settings are unknown (%v); the changes in the journal are reverted.", l.unknownReason)}
 	} else {
 		p.Found = []string{found(l.node)}
-		if base := l.base.Configured; kubeletconf.Same(base.Runtime.Value, listen) || kubeletconf.Same(base.Image.Value, listen) {
-			return Plan{}, hint.Errorf(byHand(inspection{node: kubeletconf.Node{Unit: l.base.Unit, Configured: base}}),
+		if base := l.base.Configured; doctor.Same(base.Runtime.Value, listen) || doctor.Same(base.Image.Value, listen) {
+			return Plan{}, program.Hintf(byHand(inspection{node: doctor.Kubelet{Unit: l.base.Unit, Configured: base}}),
 				"the kubelet is pointed at pullgated by %s, which pullgatectl did not write", base.Runtime.From)
 		}
 	}
@@ -251,7 +251,7 @@ func noteStep(text string, j journal) Step {
 }
 
 // found describes how the kubelet of a node is run and what it dials.
-func found(n kubeletconf.Node) string {
+func found(n doctor.Kubelet) string {
 	d := n.Dials()
 	text := fmt.Sprintf("%s (%s) is %s. The kubelet dials %s, set by %s", n.Unit.Name, n.Kind, n.Unit.Active, d.Runtime.Value, d.Runtime.From)
 	if d.Image.Value != d.Runtime.Value {
@@ -286,7 +286,7 @@ func lines(content []byte) []string {
 	return strings.Split(strings.TrimSuffix(string(content), "\n"), "\n")
 }
 
-func readIfThere(h kubeletconf.Host, file string) ([]byte, error) {
+func readIfThere(h doctor.Host, file string) ([]byte, error) {
 	content, err := h.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

@@ -10,14 +10,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
 func kinds(t *testing.T) []string {
 	t.Helper()
-	files, err := filepath.Glob("../kubeletconf/testdata/*.txtar")
+	files, err := filepath.Glob("../doctor/testdata/*.txtar")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no nodes: %v", err)
 	}
@@ -43,7 +43,7 @@ func golden(t *testing.T, name, got string) {
 
 func refusal(err error) string {
 	text := err.Error() + "\n"
-	if advice := hint.Of(err); advice != "" {
+	if advice := program.HintOf(err); advice != "" {
 		text += "hint: " + advice + "\n"
 	}
 	return text

@@ -9,8 +9,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
-	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
 // roomNeeded is how much space must be free where pullgated writes: several times the size of a full node's store.
@@ -34,14 +34,14 @@ func (s Enabler) runs(ctx context.Context, l inspection) error {
 	}
 	n := l.node
 	if n.Unit.Active != "active" {
-		return hint.Errorf("see systemctl status "+n.Unit.Name+"; once it is healthy, try again", "%s is %s (%s), not active", n.Unit.Name, n.Unit.Active, n.Unit.Sub)
+		return program.Hintf("see systemctl status "+n.Unit.Name+"; once it is healthy, try again", "%s is %s (%s), not active", n.Unit.Name, n.Unit.Active, n.Unit.Sub)
 	}
-	if r := n.Running; r != nil && !kubeletconf.Same(r.Runtime.Value, n.Configured.Runtime.Value) {
-		return hint.Errorf("systemctl daemon-reload and restart "+n.Unit.Name+" first, and check that this is what you want",
+	if r := n.Running; r != nil && !doctor.Same(r.Runtime.Value, n.Configured.Runtime.Value) {
+		return program.Hintf("systemctl daemon-reload and restart "+n.Unit.Name+" first, and check that this is what you want",
 			"the running kubelet dials %s, and after a restart it would dial %s, set by %s", r.Runtime.Value, n.Configured.Runtime.Value, n.Configured.Runtime.From)
 	}
 	if why := s.unhealthy(ctx, n.Configured.Healthz); why != "" {
-		return hint.Errorf("see journalctl -u "+n.Unit.Name+"; once it is healthy, try again", "the kubelet is not healthy: %s", why)
+		return program.Hintf("see journalctl -u "+n.Unit.Name+"; once it is healthy, try again", "the kubelet is not healthy: %s", why)
 	}
 	return nil
 }
@@ -72,13 +72,13 @@ func (s Enabler) forwards(_ context.Context, l inspection) error {
 	c := l.base.Configured
 	for _, v := range []struct {
 		field, ours string
-		kubelet     kubeletconf.Setting
+		kubelet     doctor.Setting
 	}{{"runtimeEndpoint", s.Daemon.Runtime, c.Runtime}, {"imageEndpoint", s.Daemon.Image, c.Image}} {
 		switch {
-		case kubeletconf.Same(v.kubelet.Value, s.Daemon.Listen):
-			return hint.Errorf("remove it there, then try again", "only one endpoint of %s is set to pullgated, by %s, which pullgatectl did not write", l.base.Unit.Name, v.kubelet.From)
+		case doctor.Same(v.kubelet.Value, s.Daemon.Listen):
+			return program.Hintf("remove it there, then try again", "only one endpoint of %s is set to pullgated, by %s, which pullgatectl did not write", l.base.Unit.Name, v.kubelet.From)
 		case !s.sameSocket(v.kubelet.Value, v.ours):
-			return hint.Errorf(fmt.Sprintf("set %s: %s in pullgated's configuration, then systemctl restart pullgated", v.field, v.kubelet.Value),
+			return program.Hintf(fmt.Sprintf("set %s: %s in pullgated's configuration, then systemctl restart pullgated", v.field, v.kubelet.Value),
 				"the kubelet dials %s, set by %s, and pullgated's %s is %s", v.kubelet.Value, v.kubelet.From, v.field, v.ours)
 		}
 	}
@@ -95,18 +95,18 @@ func (s Enabler) sameRoot(_ context.Context, l inspection) error {
 
 // sameSocket reports whether two endpoints are one socket, by their names or by a link.
 func (s Enabler) sameSocket(a, b string) bool {
-	if kubeletconf.Same(a, b) {
+	if doctor.Same(a, b) {
 		return true
 	}
-	infoA, errA := os.Stat(s.Host.Path(kubeletconf.Socket(a)))
-	infoB, errB := os.Stat(s.Host.Path(kubeletconf.Socket(b)))
+	infoA, errA := os.Stat(s.Host.Path(doctor.Socket(a)))
+	infoB, errB := os.Stat(s.Host.Path(doctor.Socket(b)))
 	return errA == nil && errB == nil && infoA.Mode().Type() == os.ModeSocket && os.SameFile(infoA, infoB)
 }
 
 // answers refuses a pullgated that does not answer, or does not reach the runtime.
 func (s Enabler) answers(ctx context.Context, _ inspection) error {
-	if err := s.dial(ctx, kubeletconf.Socket(s.Daemon.Listen)); err != nil {
-		return hint.Errorf("systemctl status pullgated has the reason; pullgated must run first", "%w on %s: %v", ErrNotReached, s.Daemon.Listen, err)
+	if err := s.dial(ctx, doctor.Socket(s.Daemon.Listen)); err != nil {
+		return program.Hintf("systemctl status pullgated has the reason; pullgated must run first", "%w on %s: %v", ErrNotReached, s.Daemon.Listen, err)
 	}
 	if s.Daemon.Metrics == "" {
 		return nil
@@ -115,9 +115,9 @@ func (s Enabler) answers(ctx context.Context, _ inspection) error {
 	code, body, err := s.get(ctx, url)
 	switch {
 	case err != nil:
-		return hint.Errorf("check whether pullgated was restarted since its configuration was changed", "%w on %s: %v", ErrNotReached, url, err)
+		return program.Hintf("check whether pullgated was restarted since its configuration was changed", "%w on %s: %v", ErrNotReached, url, err)
 	case code != http.StatusOK:
-		return hint.Errorf("journalctl -u pullgated has details", "pullgated is not ready: %s", firstLine(body))
+		return program.Hintf("journalctl -u pullgated has details", "pullgated is not ready: %s", firstLine(body))
 	default:
 		return nil
 	}
@@ -135,7 +135,7 @@ func (s Enabler) startsAtBoot(ctx context.Context, _ inspection) error {
 			return nil
 		}
 	}
-	return hint.Errorf("systemctl enable pullgated.service", "pullgated is not enabled: after the next boot the kubelet would reach no runtime")
+	return program.Hintf("systemctl enable pullgated.service", "pullgated is not enabled: after the next boot the kubelet would reach no runtime")
 }
 
 func (s Enabler) hasRoom(_ context.Context, _ inspection) error {
@@ -144,7 +144,7 @@ func (s Enabler) hasRoom(_ context.Context, _ inspection) error {
 		return fmt.Errorf("check the free space of %s: %w", s.Daemon.StateDir, err)
 	}
 	if free < roomNeeded {
-		return hint.Errorf("free space there; pullgated refuses a pull that it cannot record", "%s has %d MiB free, and %d are required", s.Daemon.StateDir, free>>20, roomNeeded>>20)
+		return program.Hintf("free space there; pullgated refuses a pull that it cannot record", "%s has %d MiB free, and %d are required", s.Daemon.StateDir, free>>20, roomNeeded>>20)
 	}
 	return nil
 }
@@ -189,7 +189,7 @@ func (s Enabler) connections() (float64, error) {
 	n := 0
 	for line := range strings.Lines(string(table)) {
 		f := strings.Fields(line)
-		if len(f) == 8 && f[5] == connected && f[7] == kubeletconf.Socket(s.Daemon.Listen) {
+		if len(f) == 8 && f[5] == connected && f[7] == doctor.Socket(s.Daemon.Listen) {
 			n++
 		}
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/nodeenable"
 )
 
@@ -96,7 +96,7 @@ func TestEnableRefuses(t *testing.T) {
 			tc.change(n)
 			before := n.snapshot()
 			p, err := n.sw().Enable(t.Context())
-			advice := hint.Of(err)
+			advice := program.HintOf(err)
 			if advice == "" || !strings.Contains(err.Error(), tc.want) || !strings.Contains(advice, tc.hint) || tc.is != nil && !errors.Is(err, tc.is) {
 				t.Errorf("Enable = %v, %v;\nwant %q, %q", p.Lines(), err, tc.want, tc.hint)
 				t.Logf("hint: %s", advice)
@@ -116,7 +116,7 @@ func TestEnableAndDisableKeepSettingsOfOthers(t *testing.T) {
 		t.Errorf("Enable = %v, %v; want nothing to do", p.Lines(), err)
 	}
 	_, err = n.sw().Disable(t.Context())
-	advice := hint.Of(err)
+	advice := program.HintOf(err)
 	if advice == "" || !strings.Contains(err.Error(), "by /var/lib/kubelet/config.yaml, which pullgatectl did not write") || !strings.Contains(advice, "from /var/lib/kubelet/config.yaml by hand") {
 		t.Errorf("Disable = %v; want a hint what to do by hand", err)
 	}
@@ -169,7 +169,7 @@ func TestChangedSince(t *testing.T) {
 					}
 					return
 				}
-				advice := hint.Of(err)
+				advice := program.HintOf(err)
 				if advice == "" || !strings.Contains(err.Error(), tc.want) || !strings.Contains(advice, tc.file) || !strings.Contains(advice, n.runtime) {
 					t.Errorf("disable: %v, want %q and a hint that names the file and %s", err, tc.want, n.runtime)
 				}

@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
 // A Status describes what a kubelet dials and why.
@@ -15,14 +15,14 @@ type Status struct {
 	// Enabled reports whether the kubelet dials pullgated for both services, now and after its next start.
 	Enabled bool `json:"enabled"`
 	// Runtime and Image are what it dials for each service, and where that is configured.
-	Runtime kubeletconf.Setting `json:"runtime"`
-	Image   kubeletconf.Setting `json:"image"`
+	Runtime doctor.Setting `json:"runtime"`
+	Image   doctor.Setting `json:"image"`
 	// Files are the unchanged files that pullgatectl wrote.
 	Files []string `json:"files"`
 	// Journal is the phase of the journal; "" if there is none.
 	Journal string `json:"journal,omitempty"`
 	// Without is what the kubelet would dial without the changes of pullgatectl.
-	Without kubeletconf.Setting `json:"without"`
+	Without doctor.Setting `json:"without"`
 	// Wrong are the problems that need attention, a sentence each.
 	Wrong []string `json:"wrong"`
 }
@@ -57,7 +57,7 @@ func (s Enabler) wrong(ctx context.Context, l inspection) []string {
 	all := []string{}
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
 	d, c, e := l.node.Dials(), l.node.Configured, s.Daemon.Listen
-	if runtime, image := kubeletconf.Same(d.Runtime.Value, e), kubeletconf.Same(d.Image.Value, e); runtime != image {
+	if runtime, image := doctor.Same(d.Runtime.Value, e), doctor.Same(d.Image.Value, e); runtime != image {
 		add("Only one of the two CRI services goes through pullgated: the kubelet dials %s for containers and %s for images (set by %s).", d.Runtime.Value, d.Image.Value, d.Image.From)
 	}
 	if d.Through(e) != c.Through(e) {
@@ -80,9 +80,10 @@ func (s Enabler) wrong(ctx context.Context, l inspection) []string {
 	return all
 }
 
-// Stale returns a sentence if the file that Enable wrote has settings of the kubelet that have changed since, such as
-// the command line of its unit; "" otherwise.
-func (s Enabler) Stale(ctx context.Context) (string, error) {
+// Stale returns a sentence if the file that Enable wrote on a host, for a pullgated that listens at an endpoint, contains
+// settings of the kubelet that have changed since, such as the command line of its unit; "" otherwise.
+func Stale(ctx context.Context, host doctor.Host, listen string) (string, error) {
+	s := Enabler{Host: host, Daemon: Daemon{Listen: listen}}
 	l, err := s.inspect(ctx)
 	if err == nil {
 		err = l.unknownReason

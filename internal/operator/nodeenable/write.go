@@ -10,21 +10,21 @@ import (
 	"syscall"
 
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
-	"github.com/pullgate/pullgate/internal/operator/kubeletconf"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
 // temporary is the suffix of the file that is written before the rename. kubelet, systemd, k3s and RKE2 do not read a file with
 // this name. If a crash left one, it is removed under the lock, before the next change of the node.
 const temporary = ".pullgate-new"
 
-func exists(h kubeletconf.Host, file string) bool {
+func exists(h doctor.Host, file string) bool {
 	_, err := os.Lstat(h.Path(file))
 	return err == nil
 }
 
 // write writes a file in one step: after a crash it is the old file or the new one. An existing file keeps its mode and owner,
 // and a link to a file stays a link.
-func write(h kubeletconf.Host, file string, content []byte, mode fs.FileMode) error {
+func write(h doctor.Host, file string, content []byte, mode fs.FileMode) error {
 	file = h.Path(file)
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // configuration of the node, which others may read
 		return err
@@ -41,7 +41,7 @@ func write(h kubeletconf.Host, file string, content []byte, mode fs.FileMode) er
 }
 
 // remove removes a file if it exists.
-func remove(h kubeletconf.Host, file string) error {
+func remove(h doctor.Host, file string) error {
 	file = h.Path(file)
 	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -54,7 +54,7 @@ func remove(h kubeletconf.Host, file string) error {
 }
 
 // removeTemporary removes the file that an interrupted write has left.
-func removeTemporary(h kubeletconf.Host, file string) error {
+func removeTemporary(h doctor.Host, file string) error {
 	path := h.Path(file)
 	if target, err := filepath.EvalSymlinks(path); err == nil {
 		path = target
@@ -67,7 +67,7 @@ func removeTemporary(h kubeletconf.Host, file string) error {
 }
 
 // lock prevents changes of the same node by other processes until the file is closed.
-func lock(h kubeletconf.Host) (*os.File, error) {
+func lock(h doctor.Host) (*os.File, error) {
 	dir := filepath.Dir(h.Path(Journal))
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err

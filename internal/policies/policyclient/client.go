@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
-	"github.com/pullgate/pullgate/internal/mechanics/grpcpeer"
+	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
 
@@ -73,7 +73,7 @@ func New(endpoint string, o Options) (*Client, error) {
 	c := &Client{path: path, options: o}
 	conn, err := grpc.NewClient("passthrough:///pullgate-policyd",
 		grpc.WithContextDialer(c.dial),
-		grpc.WithTransportCredentials(grpcpeer.Credentials{Server: c.checkServer}),
+		grpc.WithTransportCredentials(sockets.PeerCredentials{Server: c.checkServer}),
 		grpc.WithNoProxy(),
 		grpc.WithDisableRetry(),
 		grpc.WithDisableServiceConfig(),

@@ -15,17 +15,17 @@ import (
 	imagepolicyv1alpha1 "k8s.io/api/imagepolicy/v1alpha1"
 
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
-	"github.com/pullgate/pullgate/internal/testkit/certtest"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
-func newAuthority(t *testing.T) *certtest.Authority {
+func newAuthority(t *testing.T) *testkit.Authority {
 	t.Helper()
-	ca, err := certtest.New("CA")
+	ca, err := testkit.NewAuthority("CA")
 	must(t, err)
 	return ca
 }
 
-func issue(t *testing.T, ca *certtest.Authority) certtest.Pair {
+func issue(t *testing.T, ca *testkit.Authority) testkit.Pair {
 	t.Helper()
 	pair, err := ca.Issue(pkix.Name{CommonName: "localhost"}, time.Time{})
 	must(t, err)
@@ -33,7 +33,7 @@ func issue(t *testing.T, ca *certtest.Authority) certtest.Pair {
 }
 
 // https has the process serve HTTPS.
-func (p *process) https(cert certtest.Pair) {
+func (p *process) https(cert testkit.Pair) {
 	p.write("tls.crt", string(cert.Certificate))
 	p.write("tls.key", string(cert.Key))
 	p.config.HTTPS.Listen, p.config.HTTPS.CertFile, p.config.HTTPS.KeyFile = "127.0.0.1:0", p.path("tls.crt"), p.path("tls.key")
@@ -213,7 +213,7 @@ func TestHTTPSReadsCertificatesAgain(t *testing.T) {
 	p := prepare(t)
 	p.https(issue(t, first))
 	p.start()
-	trusts := func(a *certtest.Authority) bool {
+	trusts := func(a *testkit.Authority) bool {
 		_, _, err := p.post(&tls.Config{RootCAs: a.Pool()}, "/x", nil)
 		return err == nil
 	}
@@ -249,7 +249,7 @@ func TestOneWebhookForTwoClusters(t *testing.T) {
 	p.config.HTTPS.ClientCAFile = p.path("ca.crt")
 	p.write("policies/no-host-network.yaml", noHostNetwork)
 	p.start()
-	for cluster, tc := range map[*certtest.Authority][]struct{ spec, want string }{
+	for cluster, tc := range map[*testkit.Authority][]struct{ spec, want string }{
 		one: {{`{"containers":[{"name":"c","image":"scanned:1"}]}`, `"allowed":true`}, {`{"containers":[{"name":"c","image":"scanned:1"}],"hostNetwork":true}`, "no-host-network"}},
 		two: {{`{"containers":[{"name":"c","image":"other:1"}]}`, "not scanned"}, {`{"containers":[{"name":"c","image":"scanned:1"}]}`, `"allowed":true`}},
 	} {
@@ -271,7 +271,7 @@ func TestHTTPSClientCertificates(t *testing.T) {
 	p.write("ca.crt", string(clients.PEM()))
 	p.config.HTTPS.ClientCAFile = p.path("ca.crt")
 	p.start()
-	with := func(c certtest.Pair) *tls.Config {
+	with := func(c testkit.Pair) *tls.Config {
 		cert, err := c.TLS()
 		must(t, err)
 		return &tls.Config{RootCAs: ca.Pool(), Certificates: []tls.Certificate{cert}}

@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 )
 
@@ -94,7 +94,7 @@ func apiServer(kubeconfig string) (*rest.Config, error) {
 			return config, err
 		}
 		if kubeconfig = os.Getenv(clientcmd.RecommendedConfigPathEnvVar); kubeconfig == "" {
-			return nil, hint.Wrap(err, "set kubeconfig to the path of a file, or remove the policies that select namespaces by labels")
+			return nil, program.WithHint(err, "set kubeconfig to the path of a file, or remove the policies that select namespaces by labels")
 		}
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)

@@ -20,7 +20,6 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/mechanics/grpcpeer"
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
@@ -60,8 +59,8 @@ type nodeServer struct {
 func newNodeServer(p *policies, m *metrics.Metrics, log klog.Logger) *nodeServer {
 	s := &nodeServer{policies: p, metrics: m, log: log, health: health.NewServer()}
 	s.grpc = grpc.NewServer(
-		grpc.Creds(grpcpeer.Credentials{}),
-		grpc.InTapHandle(grpcpeer.RootOrSelf(program, "policy API")),
+		grpc.Creds(sockets.PeerCredentials{}),
+		grpc.InTapHandle(sockets.RootOrSelf(programName, "policy API")),
 		grpc.ConnectionTimeout(nodeHandshakeLimit),
 		grpc.MaxRecvMsgSize(nodeMaxRequest),
 		grpc.MaxHeaderListSize(nodeMaxHeader),
@@ -89,7 +88,7 @@ func (s *nodeServer) serve(ctx context.Context, l net.Listener) error {
 	s.health.Shutdown()
 	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopLimit)
 	defer cancel()
-	grpcpeer.Drain(limited, s.grpc)
+	sockets.DrainGRPC(limited, s.grpc)
 	if err := <-done; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("serve pullgated: %w", err)
 	}
@@ -104,7 +103,7 @@ func (s *nodeServer) guard(ctx context.Context, req any, info *grpc.UnaryServerI
 		if p := recover(); p != nil {
 			s.metrics.Panic()
 			s.log.Error(fmt.Errorf("panic: %v", p), "A call of pullgated panicked, it is answered with Internal", "method", info.FullMethod, "stack", string(debug.Stack()))
-			resp, err = nil, status.Error(codes.Internal, "internal error, see the log of "+program)
+			resp, err = nil, status.Error(codes.Internal, "internal error, see the log of "+programName)
 		}
 	}()
 	return handler(ctx, req)
@@ -207,9 +206,9 @@ func shorten(results []*policyv1.ReviewResult) {
 // inUse describes the policy files in use.
 func (s *nodeServer) inUse() string {
 	if set := s.policies.current.Load(); set != nil {
-		return fmt.Sprintf("%s has the policy files %.12s", program, set.Hash)
+		return fmt.Sprintf("%s has the policy files %.12s", programName, set.Hash)
 	}
-	return program + " has no policy files (policies: \"\")"
+	return programName + " has no policy files (policies: \"\")"
 }
 
 func outcomeOf(r review.Result) metrics.Outcome {

@@ -8,7 +8,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
@@ -77,7 +78,7 @@ func openPolicies(c config.Policyd, n *namespaces, s *signature.Service, m *metr
 		err = p.useLocked(set)
 	}
 	if err != nil {
-		return nil, hint.Wrap(fmt.Errorf("read policies:\n%w", err),
+		return nil, program.WithHint(fmt.Errorf("read policies:\n%w", err),
 			"correct the files, pullgate-policyd --check-config lists all errors; or set policies to \"\" for none")
 	}
 	p.reportLocked()
@@ -159,7 +160,7 @@ func (p *policies) takeLocked(set *policyfiles.Set, err error) {
 	before := p.failure.folder
 	p.failure.folder = err
 	if err != nil && (before == nil || before.Error() != err.Error()) {
-		p.log.Error(hint.OneLine(err), "Policies not read, the previous ones stay in use", "policies", p.paths.Folder)
+		p.log.Error(safetext.OneLine(err), "Policies not read, the previous ones stay in use", "policies", p.paths.Folder)
 	}
 	p.reportLocked()
 }
@@ -203,7 +204,7 @@ func (p *policies) useLocked(set *policyfiles.Set) error {
 func (p *policies) readKubeconfigsLocked() {
 	err := p.backends.Reload()
 	if before := p.failure.kubeconfigs; err != nil && (before == nil || before.Error() != err.Error()) {
-		p.log.Error(hint.OneLine(err), "Kubeconfig of a backend not read, the previous one stays in use")
+		p.log.Error(safetext.OneLine(err), "Kubeconfig of a backend not read, the previous one stays in use")
 	}
 	p.failure.kubeconfigs = err
 	p.reportLocked()

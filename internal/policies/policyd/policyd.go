@@ -14,15 +14,14 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
-	"github.com/pullgate/pullgate/internal/mechanics/httpserve"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policies/policyd/signature"
 )
 
-// program is the name of the program and of its units.
-const program = "pullgate-policyd"
+// programName is the name of the program and of its units.
+const programName = "pullgate-policyd"
 
 // nodeSocket is the name of the node's socket in pullgate-policyd.socket (FileDescriptorName=).
 const nodeSocket = "policy"
@@ -65,7 +64,7 @@ type Options struct {
 type Addresses struct{ Node, HTTPS, Metrics net.Addr }
 
 // Run runs the process until ctx ends, and returns when everything that it started has ended: nil after an orderly stop, an error if it
-// could not start or continue (a hint.Error if an operator can act on it).
+// could not start or continue (a program.HintError if an operator can act on it).
 func Run(ctx context.Context, o Options) error {
 	m := metrics.New(o.Version, o.GoVersion)
 	var labels *namespaces
@@ -86,7 +85,7 @@ func Run(ctx context.Context, o Options) error {
 	var certs *certificates
 	if o.Config.HTTPS.Listen != "" {
 		if certs, err = openCertificates(o.Config.HTTPS, m, o.Log.WithName("https")); err != nil {
-			return hint.Wrap(err, "correct the files, or set https.listen to \"\" for no server")
+			return program.WithHint(err, "correct the files, or set https.listen to \"\" for no server")
 		}
 	}
 	on, err := listenAll(ctx, o.Config)
@@ -105,7 +104,7 @@ type listeners struct{ node, https, metrics net.Listener }
 
 // nodeSocketOf returns the socket that pullgated dials.
 func nodeSocketOf(c config.Policyd) sockets.Socket {
-	return sockets.Socket{Program: program, Field: "node.listen", Endpoint: c.Node.Listen, Name: nodeSocket}
+	return sockets.Socket{Program: programName, Field: "node.listen", Endpoint: c.Node.Listen, Name: nodeSocket}
 }
 
 // listenAll binds all addresses of the configuration, or none.
@@ -118,14 +117,14 @@ func listenAll(ctx context.Context, c config.Policyd) (on listeners, err error) 
 	if on.node, err = nodeSocketOf(c).Listen(ctx); err != nil {
 		return on, err
 	}
-	if on.https, err = httpserve.Listen(ctx, "https.listen", c.HTTPS.Listen); err != nil {
+	if on.https, err = sockets.ListenTCP(ctx, "https.listen", c.HTTPS.Listen); err != nil {
 		return on, err
 	}
 	if on.node == nil && on.https == nil {
-		return on, hint.Errorf("start pullgate-policyd.socket for pullgated, or set node.listen or https.listen",
+		return on, program.Hintf("start pullgate-policyd.socket for pullgated, or set node.listen or https.listen",
 			"nothing to serve: systemd passes on no socket, and neither node.listen nor https.listen is set")
 	}
-	on.metrics, err = httpserve.Listen(ctx, "metrics.listen", c.Metrics.Listen)
+	on.metrics, err = sockets.ListenTCP(ctx, "metrics.listen", c.Metrics.Listen)
 	return on, err
 }
 
@@ -167,7 +166,7 @@ func serve(ctx context.Context, o Options, on listeners, policies *policies, cer
 		// It belongs to the front, because the process ends if it fails, and is stopped after the front.
 		failed := make(chan error, 1)
 		back.Go(func() error {
-			err := httpserve.ServeStatus(behind, on.metrics, httpserve.Status{
+			err := sockets.ServeStatus(behind, on.metrics, sockets.Status{
 				Metrics: m.Handler(), Ready: func() (string, bool) { return ready(&stopping, policies) }, Panicked: m.Panic, Log: o.Log.WithName("metrics"),
 			})
 			failed <- err
@@ -234,7 +233,7 @@ func serveHTTPS(ctx context.Context, o Options, l net.Listener, policies *polici
 	if err != nil {
 		return err
 	}
-	err = httpserve.Serve(ctx, l, httpserve.Options{
+	err = sockets.ServeHTTP(ctx, l, sockets.HTTPOptions{
 		Handler: handler, TLS: certs.tlsConfig(), Connections: httpsConnections, Requests: httpsRequests, Waiting: httpsWaiting, MaxBody: httpsMaxBody,
 		ReadLimit: httpsReadLimit, WriteLimit: httpsWriteLimit, IdleLimit: httpsIdleLimit, StopLimit: stopLimit,
 		Panicked: m.Panic, Log: o.Log.WithName("https"),

@@ -27,7 +27,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyd"
-	"github.com/pullgate/pullgate/internal/testkit/certtest"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // A verdict of a backend about an image; nil means that it hangs up.
@@ -37,7 +37,7 @@ type verdict = *imagepolicyv1alpha1.ImageReviewStatus
 type backend struct {
 	*httptest.Server
 
-	ca *certtest.Authority
+	ca *testkit.Authority
 }
 
 // serveBackend starts a backend, which answers a review of images for a path.

@@ -97,12 +97,12 @@ func (s *nodeServer) notVerified(ctx context.Context, name imageref.Ref, err err
 	case errors.Is(err, signature.ErrBusy):
 		return status.Error(codes.ResourceExhausted, err.Error())
 	case errors.Is(err, context.Canceled): // the process stops
-		return status.Error(codes.Unavailable, program+" stops")
+		return status.Error(codes.Unavailable, programName+" stops")
 	case errors.Is(err, signature.ErrPanic): // it is logged
 	default:
 		s.log.Error(err, "Image not verified, it still needs its signatures", "image", name.String())
 	}
-	return status.Error(codes.Internal, "internal error, see the log of "+program)
+	return status.Error(codes.Internal, "internal error, see the log of "+programName)
 }
 
 // responseOf returns the answer for a report, whose texts can be those of a registry.

@@ -11,7 +11,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/policyd"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
-	"github.com/pullgate/pullgate/internal/testkit/certtest"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // volume writes a version of a folder as a kubelet writes a volume of a ConfigMap or a Secret, and switches to it.
@@ -55,7 +55,7 @@ metrics: {listen: "localhost:0"}
 	}
 	p.config = c
 	p.start()
-	answer := func(a *certtest.Authority) string {
+	answer := func(a *testkit.Authority) string {
 		body := admissionReview(false, `{"containers":[{"name":"c","image":"app:1"}],"hostNetwork":true}`)
 		_, text, err := p.post(&tls.Config{RootCAs: a.Pool()}, webhook.ValidatePath, strings.NewReader(body))
 		if err != nil {

@@ -7,7 +7,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/mechanics/httpserve"
+	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
@@ -59,7 +59,7 @@ func (r podReviewer) Review(ctx context.Context, s review.Subject) []admission.F
 	if set == nil || len(set.clients) == 0 {
 		return []admission.Finding{{Answer: admission.Admit}}
 	}
-	httpserve.Wait(ctx)
+	sockets.Wait(ctx)
 	var all []admission.Finding
 	for _, result := range set.clients.Review(ctx, s) {
 		r.metrics.Review(outcomeOf(result), result.Cached)
@@ -81,7 +81,7 @@ func (j imageJudge) Judge(ctx context.Context, s webhook.SignedImages) ([]admiss
 		return nil, nil
 	}
 	if set.rules.Verifies() {
-		httpserve.Wait(ctx)
+		sockets.Wait(ctx)
 	}
 	return j.policies.signatures.Judge(ctx, set.rules, s.Namespace, s.Images, s.Template)
 }

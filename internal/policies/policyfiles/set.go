@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
 )
 
@@ -86,7 +86,7 @@ func (c *contents) decode(p Paths, kinds []Kind) (*Set, error) {
 		}
 		policies, err := k.Read(byKind[k.Name])
 		if err != nil {
-			errs = append(errs, hint.Split(err)...)
+			errs = append(errs, safetext.Split(err)...)
 		}
 		s.byKind[k.Name] = policies
 	}

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/pullgate/pullgate/internal/mechanics/hint"
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
 )
 
@@ -147,7 +147,7 @@ func (n partNumbers) numberAll(r *podRule, t partTexts) {
 
 // inFile returns the errors that err joins, each with the name of the file.
 func inFile(name string, err error) (all []error) {
-	for _, e := range hint.Split(err) {
+	for _, e := range safetext.Split(err) {
 		all = append(all, fmt.Errorf("%s: %w", name, e))
 	}
 	return all

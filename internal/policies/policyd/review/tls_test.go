@@ -24,15 +24,15 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
-	"github.com/pullgate/pullgate/internal/testkit/certtest"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // An authority issues certificates.
-type authority struct{ *certtest.Authority }
+type authority struct{ *testkit.Authority }
 
 func newAuthority(t *testing.T) *authority {
 	t.Helper()
-	a, err := certtest.New("ca")
+	a, err := testkit.NewAuthority("ca")
 	must(t, err)
 	return &authority{a}
 }

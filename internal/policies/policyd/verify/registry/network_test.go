@@ -26,7 +26,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
-	"github.com/pullgate/pullgate/internal/testkit/certtest"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 const (
@@ -37,7 +37,7 @@ const (
 	canary     = "canary-7f3a"
 )
 
-var authority = sync.OnceValues(func() (*certtest.Authority, error) { return certtest.New("registries") })
+var authority = sync.OnceValues(func() (*testkit.Authority, error) { return testkit.NewAuthority("registries") })
 
 // A network has servers under names. Nothing else can be reached.
 type network struct {

@@ -1,0 +1,101 @@
+package sockets
+
+import (
+	"context"
+	"net"
+	"os"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
+)
+
+// PeerCredentials identify the other end of each connection before anything is read from it. They encrypt nothing.
+type PeerCredentials struct {
+	// Server, for a client, returns an error if a process of a user must not be used as the server; nil accepts every user. The user
+	// is that of the process that made the socket listen: for a socket that systemd passes on it is root.
+	Server func(uid int) error
+}
+
+// An other is the process at the other end of a connection.
+type other struct {
+	credentials.CommonAuthInfo
+	uid int
+}
+
+// AuthType returns how the process was identified.
+func (other) AuthType() string { return "SO_PEERCRED" }
+
+func otherOf(c net.Conn) (other, error) {
+	who, err := PeerOf(c)
+	return other{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, uid: int(who.Uid)}, err
+}
+
+// ServerHandshake identifies the client; [RootOrSelf] judges it.
+func (PeerCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) { //nolint:ireturn // what grpc wants
+	who, err := otherOf(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	return c, who, nil
+}
+
+// ClientHandshake identifies the server, and returns the error of c.Server.
+func (c PeerCredentials) ClientHandshake(_ context.Context, _ string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) { //nolint:ireturn // what grpc wants
+	who, err := otherOf(conn)
+	if err == nil && c.Server != nil {
+		err = c.Server(who.uid)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	return conn, who, nil
+}
+
+// Info describes these credentials.
+func (PeerCredentials) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: other{}.AuthType()}
+}
+
+// Clone returns the same value, because it cannot change.
+func (c PeerCredentials) Clone() credentials.TransportCredentials { //nolint:ireturn // what grpc wants
+	return c
+}
+
+// OverrideServerName does nothing.
+func (PeerCredentials) OverrideServerName(string) error { return nil }
+
+// RootOrSelf returns a tap of a server with PeerCredentials. It admits calls only from root and from the user of this process, before a
+// message of the call is read. program and api are the names in the status that others get.
+func RootOrSelf(program, api string) tap.ServerInHandle {
+	return func(ctx context.Context, _ *tap.Info) (context.Context, error) {
+		p, _ := peer.FromContext(ctx)
+		who, ok := p.AuthInfo.(other)
+		if !ok {
+			return nil, status.Errorf(codes.PermissionDenied, "%s cannot tell who calls; dial its socket directly", program)
+		}
+		if who.uid != 0 && who.uid != os.Geteuid() {
+			return nil, status.Errorf(codes.PermissionDenied, "user %d may not call the %s of %s; root may, and the user that it runs as", who.uid, api, program)
+		}
+		return ctx, nil
+	}
+}
+
+// DrainGRPC stops a server, which must have grpc.WaitForHandlers. New calls are not accepted; those in progress may continue until ctx ends, and
+// are then canceled. It returns when all calls have ended.
+func DrainGRPC(ctx context.Context, s *grpc.Server) {
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		s.GracefulStop()
+	}()
+	select {
+	case <-drained:
+	case <-ctx.Done():
+		s.Stop()
+		<-drained
+	}
+}

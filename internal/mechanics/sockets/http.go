@@ -1,0 +1,175 @@
+package sockets
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/klog/v2"
+)
+
+// maxHeader bounds the header of a request, in bytes; net/http adds 4 KiB.
+const maxHeader = 16 << 10
+
+// HTTPOptions are an HTTP server and its limits. Connections and all durations must be set.
+type HTTPOptions struct {
+	Handler http.Handler
+	// TLS is the configuration for HTTPS; nil serves plain HTTP.
+	TLS *tls.Config
+	// Connections is how many connections may be open at the same time; others are closed at once, or with Replace the oldest.
+	Connections int
+	Replace     bool
+	// Requests is how many requests are handled at the same time, without those that wait (see Wait); 0 is no limit. A request waits at
+	// most ReadLimit for its turn, and gets 503 then.
+	Requests int
+	// Waiting is how many requests may wait at the same time, and how many for their turn. More get 503.
+	Waiting int
+	// MaxBody bounds the body of a request, in bytes; 0 is no limit. A handler gets an [http.MaxBytesError] when it reads more.
+	MaxBody int64
+	// ReadLimit bounds the TLS handshake and the reading of one request, from its first byte.
+	ReadLimit time.Duration
+	// WriteLimit bounds a request from the end of its header to the end of the answer.
+	WriteLimit time.Duration
+	// IdleLimit bounds the time between two requests of a connection.
+	IdleLimit time.Duration
+	// StopLimit is how long requests in progress may take when the server stops.
+	StopLimit time.Duration
+	// Panicked is called for each handler that panicked; nil is allowed.
+	Panicked func()
+	Log      klog.Logger
+}
+
+// ServeHTTP serves HTTP until ctx ends. It then accepts no new requests, waits for those in progress, at most StopLimit, and returns nil. It
+// closes the listener in any case.
+func ServeHTTP(ctx context.Context, l net.Listener, o HTTPOptions) error {
+	server := &http.Server{
+		Handler: o.handler(), TLSConfig: o.TLS, MaxHeaderBytes: maxHeader,
+		ReadHeaderTimeout: o.ReadLimit, ReadTimeout: o.ReadLimit, WriteTimeout: o.WriteLimit, IdleTimeout: o.IdleLimit,
+		// Failed handshakes are caused by clients, as often as they like.
+		ErrorLog: slog.NewLogLogger(logr.ToSlogHandler(o.Log.V(4)), slog.LevelInfo),
+		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: 64, MaxReceiveBufferPerConnection: 1 << 20, MaxReceiveBufferPerStream: 256 << 10},
+	}
+	done := make(chan error, 1)
+	limited := LimitConns(l, ConnLimits{Total: o.Connections, Replace: o.Replace}, o.Log)
+	go func() {
+		if o.TLS != nil {
+			done <- server.ServeTLS(limited, "", "")
+			return
+		}
+		done <- server.Serve(limited)
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), o.StopLimit)
+	defer cancel()
+	var err error
+	if server.Shutdown(stop) != nil {
+		err = server.Close() // a client that hangs is not an error of the server
+	}
+	if serveErr := <-done; !errors.Is(serveErr, http.ErrServerClosed) {
+		err = errors.Join(err, serveErr)
+	}
+	return err
+}
+
+// handler returns the handler with the limits of a request.
+func (o HTTPOptions) handler() http.Handler {
+	turns, waiting := make(chan struct{}, o.Requests), make(chan struct{}, o.Waiting)
+	var next atomic.Int64 // requests that wait for their turn
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer o.recover(w, r)
+		if o.MaxBody > 0 {
+			r.Body = http.MaxBytesReader(w, r.Body, o.MaxBody)
+		}
+		if o.Requests > 0 {
+			if !o.takeTurn(r.Context(), turns, &next) {
+				w.Header().Set("Retry-After", "1")
+				Answer(w, http.StatusServiceUnavailable, "too many requests at the same time")
+				return
+			}
+			t := &turn{held: turns, waiting: waiting}
+			defer t.end()
+			r = r.WithContext(context.WithValue(r.Context(), turnKey{}, t))
+		}
+		o.Handler.ServeHTTP(w, r)
+	})
+}
+
+// takeTurn waits for a place in turns. next counts the requests that do: each has memory, and a connection has many with HTTP/2.
+func (o HTTPOptions) takeTurn(ctx context.Context, turns chan struct{}, next *atomic.Int64) bool {
+	select {
+	case turns <- struct{}{}:
+		return true
+	default:
+	}
+	defer next.Add(-1)
+	if next.Add(1) > int64(o.Waiting) {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.ReadLimit)
+	defer cancel()
+	select {
+	case turns <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// A turn is the place of a request in one of two limits.
+type turn struct{ held, waiting chan struct{} }
+
+type turnKey struct{}
+
+// end gives the place back.
+func (t *turn) end() { <-t.held }
+
+// Wait marks a request as one that waits for another process, and whose body is not needed any more. ctx is the context of its handler. The
+// request no longer counts as one of HTTPOptions.Requests, unless HTTPOptions.Waiting other requests wait already. Only the goroutine of the handler
+// may call Wait. It has no effect with another context, or if it is called again.
+func Wait(ctx context.Context) {
+	t, ok := ctx.Value(turnKey{}).(*turn)
+	if !ok || t.held == t.waiting {
+		return
+	}
+	select {
+	case t.waiting <- struct{}{}:
+		t.end()
+		t.held = t.waiting
+	default:
+	}
+}
+
+// recover answers a request whose handler panicked.
+func (o HTTPOptions) recover(w http.ResponseWriter, r *http.Request) {
+	p := recover()
+	if p == nil {
+		return
+	}
+	if p == http.ErrAbortHandler { //nolint:errorlint // net/http compares it so
+		panic(p)
+	}
+	if o.Panicked != nil {
+		o.Panicked()
+	}
+	o.Log.Error(fmt.Errorf("panic: %v", p), "A request panicked, it is answered with 500", "path", r.URL.Path, "stack", string(debug.Stack()))
+	Answer(w, http.StatusInternalServerError, "internal error, see the log")
+}
+
+// Answer answers a request with a line of text.
+func Answer(w http.ResponseWriter, code int, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(code)
+	_, _ = fmt.Fprintln(w, text) // a client that disconnects is not an error of the server
+}

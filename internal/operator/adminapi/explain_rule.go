@@ -1,0 +1,210 @@
+package adminapi
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/pullgate/pullgate/pkg/policy"
+)
+
+// containerRefused is the gate's own reason: it hides an image from a pod after it denied the pod a container of that image.
+const containerRefused policy.Reason = "container_refused"
+
+// Rule returns the rule that decided, with its evidence.
+func (c explanation) Rule() string {
+	repository := c.Pair.Repository
+	switch c.Reason {
+	case policy.Absent:
+		return fmt.Sprintf("The runtime has no image %q, so there is no verdict yet.", c.Image.String())
+	case policy.ExemptStaticPod:
+		return fmt.Sprintf("%s is a static pod, and exempt.staticPods allows static pods every image.", upper(c.who()))
+	case policy.ExemptNamespace:
+		return fmt.Sprintf("Namespace %s is in exempt.namespaces, so its pods may use every image.", c.Pod.Namespace)
+	case policy.RecordUnreadable:
+		return fmt.Sprintf("The stored record of %s is unreadable (%v). An unreadable record needs proof under every policy.", repository, c.Unreadable)
+	case policy.NeverVerify:
+		return "The policy NeverVerify requires no proof."
+	case policy.ImageIDName:
+		return c.byID()
+	case policy.Allowlisted:
+		return fmt.Sprintf("%s is on preloadedImagesVerificationAllowlist, and the policy %s requires no proof for images on it.", repository, c.mode())
+	case policy.Preloaded:
+		return c.preloaded()
+	case policy.Open:
+		return c.open()
+	case policy.Granted:
+		return fmt.Sprintf("%s was allowed %s before, and its grant lasts until it ends; %s.", upper(c.who()), repository, c.grantedBy())
+	case policy.Proved, policy.ProvedInGrace:
+		return c.proved()
+	case policy.ProofExpired:
+		return c.expired()
+	case policy.NotProved:
+		return c.notProved()
+	case policy.Pulling:
+		return c.pulling()
+	case policy.Untracked:
+		return fmt.Sprintf("No pull of %s went through pullgated, and the image is not preloaded: %s.", repository, c.whyUnmarked())
+	case containerRefused:
+		return fmt.Sprintf("%s was denied a container of the image. Its next pre-check is answered as if the image were absent, so the kubelet pulls, and the pull proves access again.", upper(c.who()))
+	default:
+		return "The rule is " + string(c.Reason) + "."
+	}
+}
+
+func upper(s string) string { return strings.ToUpper(s[:min(1, len(s))]) + s[min(1, len(s)):] }
+
+func (c explanation) byID() string {
+	const proof = "access is proved for a repository"
+	name := c.Image.String()
+	switch {
+	case !c.Image.Parsed() && strings.Trim(strings.TrimPrefix(name, "sha256:"), "0123456789abcdef") != "":
+		return fmt.Sprintf("%q is not a valid image name: %s, and this name has none.", name, proof)
+	case c.Image.Parsed() && !c.Image.Name().IsImageID():
+		return fmt.Sprintf("The runtime finds an image as %q, but that is not one of its names: %s, and a pull cannot prove a name that the image does not have.", name, proof)
+	}
+	return fmt.Sprintf("%q is an image ID and not a name: %s, and an ID has none.", name, proof)
+}
+
+func (c explanation) preloaded() string {
+	m := c.Known.Mark
+	if m == nil {
+		return fmt.Sprintf("The image is on the node, and no pull of %s went through pullgated, so it is marked preloaded when a pod requests it. The policy %s requires no proof for preloaded images.", c.Pair.Repository, c.mode())
+	}
+	by := map[string]string{
+		"operator":    "an operator accepted it",
+		"first start": "it was on the node when pullgated first started",
+		"untracked":   "it was on the node before a pull of it went through pullgated",
+	}[m.Origin]
+	if by == "" {
+		by = "by " + m.Origin
+	}
+	return fmt.Sprintf("%s is marked preloaded since %s (%s), and the policy %s requires no proof for preloaded images.", c.Pair.Repository, at(m.Set), by, c.mode())
+}
+
+func (c explanation) open() string {
+	since := ""
+	if r := c.Known.Record; r != nil && !r.Opened.IsZero() {
+		since = " since " + at(r.Opened)
+	}
+	return fmt.Sprintf("%s is open to every pod of this node%s: it was pulled without a credential, or with a credential of the node.", c.Pair.Repository, since)
+}
+
+// grantedBy returns the basis of the pod's grant.
+func (c explanation) grantedBy() string {
+	if c.Grant == nil {
+		return "what the grant depends on is unknown"
+	}
+	switch c.Grant.Reason {
+	case policy.Granted:
+		return "the grant was restored from a container that ran when pullgated started"
+	case policy.Proved, policy.ProvedInGrace:
+		return "the grant depends on credential " + short(string(c.Grant.Credential)) + ", which proved access"
+	default:
+		return "the reason was " + string(c.Grant.Reason)
+	}
+}
+
+func (c explanation) proved() string {
+	p, rotated := c.proof()
+	confirmed := "a registry last confirmed it at " + at(p.LastProved)
+	if rotated {
+		return fmt.Sprintf("%s proved access to %s with its earlier content (%s). Its present content, credential %s, replaces that without a request to the registry.", upper(c.secretOf(c.Credential)), c.Pair.Repository, confirmed, short(string(c.Credential)))
+	}
+	text := fmt.Sprintf("%s proved access to %s; %s", upper(c.credential()), c.Pair.Repository, confirmed)
+	if len(p.RotatedFrom) > 0 {
+		text = fmt.Sprintf("%s is carried over and not yet confirmed by the registry: the Secret proved access to %s with an earlier content; %s",
+			upper(c.credential()), c.Pair.Repository, confirmed)
+	}
+	expires := c.Rules.Expires(p)
+	switch until, _ := c.graceful(); {
+	case c.InGrace:
+		return fmt.Sprintf("%s. The proof expired at %s, but with imagePullPolicy Never no registry is asked, so it is valid until %s.", text, at(expires), at(until))
+	case expires.IsZero():
+		return text + ", and the proof does not expire."
+	default:
+		return fmt.Sprintf("%s, and the proof is valid until %s.", text, at(expires))
+	}
+}
+
+func (c explanation) expired() string {
+	p, _ := c.proof()
+	text := fmt.Sprintf("%s proved access to %s; a registry last confirmed it at %s, and by credentialValidity the proof expired at %s", upper(c.credential()), c.Pair.Repository, at(p.LastProved), at(c.Rules.Expires(p)))
+	if !p.Denied.IsZero() && p.Denied.After(p.LastProved) {
+		return text + "; a registry denied the credential at " + at(p.Denied) + "."
+	}
+	return text + "."
+}
+
+func (c explanation) notProved() string {
+	r := c.Known.Record
+	repository := c.Pair.Repository
+	switch {
+	case r == nil && c.mode() == policy.ModeNeverVerifyPreloadedImages: // the image was untracked until just now
+		return "Nothing allows the image."
+	case r == nil:
+		return fmt.Sprintf("%s is marked preloaded, but the policy %s requires proof for preloaded images too, and no credential has proved access.", repository, c.mode())
+	case len(r.Proofs) == 0 && !r.Revoked.IsZero():
+		return fmt.Sprintf("Access to %s was revoked, or its preloaded mark was removed, at %s, and no credential has proved access since.", repository, at(r.Revoked))
+	case len(r.Proofs) == 0:
+		return fmt.Sprintf("%s came with a pull whose answer was lost, and no credential has proved access since.", repository)
+	}
+	return fmt.Sprintf("%s proved access to %s on this node, and %s.", upper(count(len(r.Proofs), "credential")), repository, c.ownCredentials())
+}
+
+// ownCredentials returns why the pod's credentials are not among the proved credentials.
+func (c explanation) ownCredentials() string {
+	names := c.secretNames()
+	switch {
+	case c.Pod.UID == "":
+		return "the credentials of " + c.who() + " are unknown"
+	case !c.PodSource:
+		return "the credentials of " + c.who() + " are unknown before it pulls, because no pod source is configured"
+	case !c.PodKnown:
+		return "the pod source does not know " + c.who()
+	case len(names) == 0 && c.CredentialsKnown:
+		return c.who() + " has no imagePullSecrets for it"
+	case len(names) == 0:
+		return "the Secrets of " + c.who() + " could not be read"
+	case len(names) > 1:
+		return "those of " + enumerated(names) + " are not among them"
+	default:
+		return "that of " + names[0] + " is not among them"
+	}
+}
+
+func (c explanation) secretNames() (names []string) {
+	for _, s := range c.Secrets {
+		names = append(names, named(s.Ref))
+	}
+	return names
+}
+
+func (c explanation) pulling() string {
+	const unproved = "no credential has proved access yet"
+	for _, in := range c.Known.OfIntents {
+		if !in.Ended.IsZero() {
+			return fmt.Sprintf("A pull of %s that began at %s ended at %s without an answer, so it is unknown whether it brought this image; %s.", in.Name, at(in.Begun), at(in.Ended), unproved)
+		}
+	}
+	for _, in := range c.Known.OfIntents {
+		return fmt.Sprintf("A pull of %s is in progress since %s; %s.", in.Name, at(in.Begun), unproved)
+	}
+	return fmt.Sprintf("A pull of %s is in progress; %s.", c.Pair.Repository, unproved)
+}
+
+// whyUnmarked returns why a scan does not mark an untracked image preloaded.
+func (c explanation) whyUnmarked() string {
+	const tenant = ", and a tenant may have added this name"
+	switch {
+	case c.Distrust != nil:
+		return fmt.Sprintf("the store is in distrust since %s (%s)", at(c.Distrust.Since), c.Distrust.Reason)
+	case len(c.Known.RivalNames) > 0:
+		return "the same image needs proof as " + enumerated(c.Known.RivalNames) + tenant
+	case len(c.Known.MarkedAs) > 0:
+		return "the same image is preloaded as " + enumerated(c.Known.MarkedAs) + tenant
+	case c.VerifyUntracked:
+		return "untrackedImages is Verify"
+	default:
+		return "an image is being removed, a container is being created, or another name of the image is being pulled; the next request is judged again"
+	}
+}

@@ -1,0 +1,264 @@
+package cli
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+// Images prints which pods may use which image, a line for each repository of an image.
+func (v View) Images(p *Page, images []*adminv1.Image) {
+	var rows [][]string
+	for _, i := range images {
+		known := repositories(i)
+		for _, k := range known {
+			since := k.record.GetCreated()
+			if since == nil {
+				since = k.mark.GetSet()
+			}
+			rows = append(rows, []string{
+				v.ID(i.GetImageId()), presence(i.GetPresence()), k.repository, tags(i, k.repository), k.access(), v.age(since), v.age(k.record.GetLastUsed()),
+			})
+		}
+		if len(known) == 0 {
+			rows = append(rows, []string{v.ID(i.GetImageId()), presence(i.GetPresence()), "", "", "", "", ""})
+		}
+	}
+	p.Table([]string{"IMAGE ID", "PRESENT", "REPOSITORY", "TAG", "ACCESS", "SINCE", "LAST USED"}, rows)
+}
+
+// tags returns the tags that an image has in a repository.
+func tags(i *adminv1.Image, repository string) string {
+	var all []string
+	for _, name := range i.GetNames() {
+		if tag, ok := strings.CutPrefix(name, repository+":"); ok {
+			all = append(all, tag)
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+// Image prints everything about one image.
+func (v View) Image(p *Page, i *adminv1.Image) {
+	p.Line("Image    %s", i.GetImageId())
+	p.Line("Present  %s", presence(i.GetPresence()))
+	for n, name := range i.GetNames() {
+		p.Line("%-8s %s", map[bool]string{true: "Names"}[n == 0], name)
+	}
+	for _, k := range repositories(i) {
+		p.Gap()
+		p.Paint(Bold, "%s", k.repository)
+		if k.mark != nil {
+			p.Line("  Preloaded %s, set by %s.", v.lasting(k.mark.GetSet()), origin(k.mark.GetOrigin()))
+		}
+		switch r := k.record; {
+		case k.unreadable:
+			p.Line("  Its record is unreadable: it needs proof under every policy.")
+		case r == nil && k.mark == nil:
+			p.Line("  Untracked: it needs proof.")
+		case r == nil:
+		default:
+			v.record(p, r)
+		}
+	}
+}
+
+func (v View) record(p *Page, r *adminv1.Record) {
+	switch {
+	case r.GetOpen():
+		p.Line("  Open to every pod %s.", v.lasting(r.GetOpened()))
+	case len(r.GetProofs()) == 0:
+		p.Line("  No credential has proved access: it needs proof.")
+	}
+	line := "  Recorded " + v.ago(r.GetCreated()) + ", last used " + v.ago(r.GetLastUsed())
+	if r.GetRevoked() != nil {
+		line += ", proofs or a preloaded mark revoked " + v.ago(r.GetRevoked())
+	}
+	p.Line("%s.", line)
+	if len(r.GetProofs()) == 0 {
+		return
+	}
+	head := []string{"  CREDENTIAL", "SECRETS", "FIRST PROVED", "LAST PROVED", "LAST USED", "EXPIRES", "REFUSED"}
+	tableOf(p, head, r.GetProofs(), func(proof *adminv1.Proof) []string {
+		return []string{
+			"  " + v.ID(proof.GetCredentialId()), secretNames(proof.GetSecrets()), v.age(proof.GetFirstProved()), v.age(proof.GetLastProved()),
+			v.age(proof.GetLastUsed()), v.expiry(proof.GetExpires()), v.age(proof.GetDenied()),
+		}
+	})
+	for _, proof := range r.GetProofs() {
+		if carriedOver(proof) {
+			p.Prose("  ", "%s is carried over from an earlier content of its Secret, not yet confirmed by the registry.", v.ID(proof.GetCredentialId()))
+		}
+	}
+}
+
+// expiry returns when a proof or an endorsement has to be renewed.
+func (v View) expiry(expires *timestamppb.Timestamp) string {
+	return strings.TrimPrefix(v.ago(expires), "at ")
+}
+
+// Intents prints the pulls without a known result.
+func (v View) Intents(p *Page, intents []*adminv1.Intent) {
+	tableOf(p, []string{"REPOSITORY", "NAME", "STATE", "BEGUN", "ANSWER LOST"}, intents, func(i *adminv1.Intent) []string {
+		state := "in progress"
+		if i.GetEnded() != nil {
+			state = "answer lost"
+		}
+		return []string{i.GetRepository(), i.GetName(), state, v.age(i.GetBegun()), v.age(i.GetEnded())}
+	})
+}
+
+// Grants prints which pods may use which images.
+func (v View) Grants(p *Page, grants []*adminv1.Grant) {
+	tableOf(p, []string{"POD", "UID", "REPOSITORY", "IMAGE ID", "REASON", "CREDENTIAL"}, grants, func(g *adminv1.Grant) []string {
+		name := ""
+		if g.GetPod().GetName() != "" {
+			name = podName(g.GetPod())
+		}
+		return []string{name, g.GetPod().GetUid(), g.GetPair().GetRepository(), v.ID(g.GetPair().GetImageId()), g.GetReason(), v.ID(g.GetCredentialId())}
+	})
+}
+
+// Pods prints the images of pods, and what would happen to them.
+func (View) Pods(p *Page, r *adminv1.ListPodsResponse) {
+	tableOf(p, []string{"POD", "CONTAINER", "IMAGE", "STATE"}, r.GetImages(), func(i *adminv1.PodImage) []string {
+		return []string{i.GetNamespace() + "/" + i.GetPod(), i.GetContainer(), i.GetImage(), i.GetState()}
+	})
+	if !r.GetEnforcing() {
+		p.Prose("", "This node does not enforce: a missing proof denies nothing.")
+	}
+	if !r.GetPoliciesEnforcing() && slices.ContainsFunc(r.GetImages(), func(i *adminv1.PodImage) bool { return strings.HasPrefix(i.GetState(), "denied by ") }) {
+		p.Prose("", "Policies are not enforced (admission.enforce is false): they deny nothing.")
+	}
+}
+
+// Marks prints the preloaded images.
+func (v View) Marks(p *Page, marks []*adminv1.Mark) {
+	tableOf(p, []string{"REPOSITORY", "IMAGE ID", "SINCE", "SET BY"}, marks, func(m *adminv1.Mark) []string {
+		return []string{m.GetPair().GetRepository(), v.ID(m.GetPair().GetImageId()), v.age(m.GetSet()), m.GetOrigin()}
+	})
+}
+
+// Endorsements prints for which images signatures were verified.
+func (v View) Endorsements(p *Page, endorsements []*adminv1.Endorsement) {
+	head := []string{"REPOSITORY", "IMAGE ID", "RULES", "REQUIREMENT", "SIGNERS", "VERIFIED", "EXPIRES"}
+	tableOf(p, head, endorsements, func(e *adminv1.Endorsement) []string {
+		rules, expires := strings.Join(e.GetRules(), "; "), v.expiry(e.GetExpires())
+		switch {
+		case e.GetVerified() == nil:
+			rules, expires = "unreadable, does not count", ""
+		case rules == "":
+			rules = "none in use"
+		}
+		return []string{
+			e.GetPair().GetRepository(), v.ID(e.GetPair().GetImageId()), rules, v.requirement(e.GetRequirement()), strings.Join(e.GetSigners(), "; "),
+			v.age(e.GetVerified()), expires,
+		}
+	})
+}
+
+// requirement returns the hash of a requirement, which begins with the version of the hash.
+func (v View) requirement(hash string) string {
+	version, digits, ok := strings.Cut(hash, ":")
+	if !ok {
+		return v.ID(hash)
+	}
+	return version + ":" + v.ID(digits)
+}
+
+func (v View) pairs(p *Page, pairs []*adminv1.Pair) {
+	tableOf(p, []string{"REPOSITORY", "IMAGE ID"}, pairs, func(pair *adminv1.Pair) []string {
+		return []string{pair.GetRepository(), v.ID(pair.GetImageId())}
+	})
+}
+
+// A repository contains the facts about one repository of an image.
+type repository struct {
+	repository string
+	record     *adminv1.Record
+	mark       *adminv1.Mark
+	unreadable bool
+}
+
+// repositories returns the facts about an image, by repository.
+func repositories(i *adminv1.Image) []*repository {
+	by := map[string]*repository{}
+	of := func(name string) *repository {
+		if by[name] == nil {
+			by[name] = &repository{repository: name}
+		}
+		return by[name]
+	}
+	for _, r := range i.GetRecords() {
+		of(r.GetPair().GetRepository()).record = r
+	}
+	for _, m := range i.GetMarks() {
+		of(m.GetPair().GetRepository()).mark = m
+	}
+	for _, name := range i.GetUntracked() {
+		of(name)
+	}
+	for _, name := range i.GetUnreadable() {
+		of(name).unreadable = true
+	}
+	return slices.SortedFunc(maps.Values(by), func(a, b *repository) int { return cmp.Compare(a.repository, b.repository) })
+}
+
+// access returns in a word or two which pods may use it.
+func (k *repository) access() string {
+	var all []string
+	if k.mark != nil {
+		all = append(all, "preloaded")
+	}
+	switch n := len(k.record.GetProofs()); {
+	case k.unreadable:
+		return "unreadable"
+	case k.record.GetOpen():
+		all = append(all, "open")
+	case n > 0:
+		all = append(all, Count(n, "credential", "credentials"))
+	case k.record != nil && k.mark == nil:
+		all = append(all, "no proofs")
+	case k.mark == nil:
+		all = append(all, "untracked")
+	}
+	return strings.Join(all, ", ")
+}
+
+func presence(p adminv1.Presence) string {
+	switch p {
+	case adminv1.Presence_PRESENCE_PRESENT:
+		return "yes"
+	case adminv1.Presence_PRESENCE_ABSENT:
+		return "no"
+	case adminv1.Presence_PRESENCE_UNSPECIFIED:
+	}
+	return "unknown"
+}
+
+func secretNames(secrets []*adminv1.SecretRef) string {
+	all := make([]string, 0, len(secrets))
+	for _, s := range secrets {
+		all = append(all, secretName(s))
+	}
+	return strings.Join(all, ", ")
+}
+
+// origin returns in a sentence what set a mark.
+func origin(o string) string {
+	switch o {
+	case "first start":
+		return "the very first start"
+	case "untracked":
+		return "a scan, when a pod asked for the image"
+	case "operator":
+		return "an operator"
+	default:
+		return o
+	}
+}

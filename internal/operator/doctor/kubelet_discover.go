@@ -1,0 +1,194 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strings"
+)
+
+// A Kind is how a node's kubelet is run, which decides where it is configured.
+type Kind string
+
+// The kinds of nodes.
+const (
+	// KindKubelet is a systemd unit that runs the kubelet.
+	KindKubelet Kind = "kubelet"
+	// KindKubeadm is the same as kubeadm sets it up.
+	KindKubeadm Kind = "kubeadm"
+	// KindK3s runs the kubelet within itself.
+	KindK3s Kind = "k3s"
+	// KindRKE2 starts the kubelet, and is configured like k3s.
+	KindRKE2 Kind = "rke2"
+)
+
+// Rancher reports whether the kubelet is configured by k3s or RKE2.
+func (k Kind) Rancher() bool { return k == KindK3s || k == KindRKE2 }
+
+// units returns the systemd units that run a kubelet.
+func units() []string {
+	return []string{"kubelet.service", "k3s.service", "k3s-agent.service", "rke2-server.service", "rke2-agent.service"}
+}
+
+// A Kubelet is how a node's kubelet is run and configured.
+type Kubelet struct {
+	Kind Kind
+	Unit Unit
+	// ExecStart is the command line of the unit as in the file ExecStartFrom, on one line.
+	ExecStart, ExecStartFrom string
+	// Program is the name of the program that ExecStart runs, without its folder.
+	Program string
+	// RancherConfig is the configuration file of k3s or RKE2; "" elsewhere.
+	RancherConfig string
+	// Configured are the settings of the kubelet when it starts the next time.
+	Configured Settings
+	// Running are the settings of the running kubelet by its flags, and by the files as they are now. It is nil if
+	// no kubelet process is found, which is always so under k3s.
+	Running *Settings
+	// Process is the running kubelet, if it was found.
+	Process Process
+}
+
+// Dials returns what the kubelet dials, as far as that can be determined. If a restart would not change it, the result names the
+// file that sets it and not only the process.
+func (n Kubelet) Dials() Settings {
+	r, c := n.Running, n.Configured
+	if r != nil && (r.Runtime.Value != c.Runtime.Value || r.Image.Value != c.Image.Value) {
+		return *r
+	}
+	return c
+}
+
+// Through reports whether settings send both services to one endpoint.
+func (s Settings) Through(endpoint string) bool {
+	return Same(s.Runtime.Value, endpoint) && Same(s.Image.Value, endpoint)
+}
+
+// Discover returns how the kubelet of a host is run and configured. unit is the unit that runs it; "" looks for one.
+func (h Host) Discover(ctx context.Context, unit string) (Kubelet, error) {
+	u, err := h.find(ctx, unit)
+	if err != nil {
+		return Kubelet{}, err
+	}
+	s, err := h.service(u)
+	if err != nil {
+		return Kubelet{}, err
+	}
+	n := Kubelet{Kind: KindKubelet, Unit: u, ExecStart: s.execStart, ExecStartFrom: s.execStartFrom, Program: s.program()}
+	n.Process = h.kubelet(u.MainPID)
+	running := n.Process.words()
+	args, before, config, err := h.arguments(s)
+	if err != nil {
+		return Kubelet{}, err
+	}
+	n.RancherConfig = config
+	switch {
+	case config != "":
+		n.Kind = Kind(n.Program)
+	case slices.ContainsFunc(u.Files, func(f string) bool { return path.Base(f) == "10-kubeadm.conf" }):
+		n.Kind = KindKubeadm
+	}
+	if config == "" && n.Program != "kubelet" {
+		// A script: the flags that it gives the kubelet are known only while the kubelet runs.
+		if n.Process.PID == 0 {
+			return Kubelet{}, fmt.Errorf("%s runs %s, but no kubelet was found among its processes", u.Name, s.words[0].text)
+		}
+		args = running
+	}
+	if n.Configured, err = h.settings(args, before); err != nil || n.Process.PID == 0 {
+		return n, err
+	}
+	now, err := h.settings(running, before)
+	n.Running = &now
+	return n, err
+}
+
+// arguments returns the flags that the command line of a service gives the kubelet, and for k3s and RKE2 what they set themselves and the path of
+// their configuration.
+func (h Host) arguments(s service) (args []word, before layers, config string, err error) {
+	if !Kind(s.program()).Rancher() {
+		return s.words[1:], layers{}, "", nil
+	}
+	r, err := h.rancher(s)
+	if err != nil {
+		return nil, layers{}, "", err
+	}
+	return r.kubeletArgs(h), r.before(), r.file, nil
+}
+
+// ProcessSettings returns the settings of the kubelet that a process runs: by the flags of the process and by files as they are now,
+// and where the process is k3s or RKE2 by their configuration. It asks no unit, so that a variable of one that names
+// another configuration of k3s is not seen; Discover sees it.
+func (h Host) ProcessSettings(pid int) (Settings, error) {
+	content, err := os.ReadFile(h.Path(fmt.Sprintf("/proc/%d/cmdline", pid)))
+	if err != nil {
+		return Settings{}, fmt.Errorf("read the command line of process %d: %w", pid, err)
+	}
+	// k3s shows its first words as one.
+	program, rest, _ := strings.Cut(strings.TrimSuffix(string(content), "\x00"), "\x00")
+	args := strings.Fields(program)
+	if len(args) == 0 {
+		return Settings{}, fmt.Errorf("process %d has no command line", pid)
+	}
+	if rest != "" {
+		args = append(args, strings.Split(rest, "\x00")...)
+	}
+	words := append([]word{{text: args[0]}}, Process{pid, args}.words()...)
+	configured, before, _, err := h.arguments(service{words: words, environment: map[string]word{}})
+	if err != nil {
+		return Settings{}, err
+	}
+	return h.settings(configured, before)
+}
+
+// words are the arguments of a process, without the program.
+func (p Process) words() []word {
+	var all []word
+	for i, arg := range p.Args {
+		if i > 0 {
+			all = append(all, word{arg, fmt.Sprintf("the command line of process %d", p.PID)})
+		}
+	}
+	return all
+}
+
+// find returns the unit that runs the kubelet.
+func (h Host) find(ctx context.Context, name string) (Unit, error) {
+	if name != "" {
+		if path.Ext(name) == "" {
+			name += ".service"
+		}
+		found, err := h.Units(ctx, name)
+		if err != nil {
+			return Unit{}, err
+		}
+		if !found[0].Loaded {
+			return Unit{}, fmt.Errorf("%w: systemd has no unit %s", ErrNoKubelet, name)
+		}
+		return found[0], nil
+	}
+	all, err := h.Units(ctx, units()...)
+	if err != nil {
+		return Unit{}, err
+	}
+	loaded := slices.DeleteFunc(all, func(u Unit) bool { return !u.Loaded })
+	if up := slices.DeleteFunc(slices.Clone(loaded), func(u Unit) bool { return !u.Up() }); len(up) > 0 {
+		loaded = up
+	}
+	switch len(loaded) {
+	case 0:
+		return Unit{}, fmt.Errorf("%w: systemd has none of the units %s", ErrNoKubelet, strings.Join(units(), ", "))
+	case 1:
+		return loaded[0], nil
+	}
+	var names []string
+	for _, u := range loaded {
+		names = append(names, u.Name)
+	}
+	return Unit{}, fmt.Errorf("%w: %s", ErrSeveralKubelets, strings.Join(names, " and "))
+}
+
+// Up reports whether a unit runs, or is about to.
+func (u Unit) Up() bool { return u.Active != "inactive" && u.Active != "failed" }

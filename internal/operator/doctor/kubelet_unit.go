@@ -1,0 +1,275 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing/iotest"
+
+	"github.com/coreos/go-systemd/v22/unit"
+
+	"github.com/pullgate/pullgate/internal/mechanics/program"
+)
+
+// A Unit is a service of systemd.
+type Unit struct {
+	// Name ends with .service.
+	Name string
+	// Loaded reports whether the unit exists.
+	Loaded bool
+	// Active and Sub are its state in the words of systemd: active and running.
+	Active, Sub string
+	// MainPID is its process; 0 is none.
+	MainPID int
+	// Restarts is how often systemd has restarted it since an operator started it.
+	Restarts int
+	// Invocation is the invocation ID of systemd, which is new after each start.
+	Invocation string
+	// Files are the unit file and its drop-ins; later ones take precedence.
+	Files []string
+}
+
+// unitProperties are what is asked of systemd.
+const unitProperties = "Id,LoadState,ActiveState,SubState,MainPID,NRestarts,InvocationID,FragmentPath,DropInPaths"
+
+// Units returns the units of these names, one for each, whether there is one or not.
+func (h Host) Units(ctx context.Context, names ...string) ([]Unit, error) {
+	out, err := h.Run(ctx, "systemctl", append([]string{"show", "--property=" + unitProperties, "--"}, names...)...)
+	if err != nil {
+		return nil, program.Hintf("this requires a node on which systemd runs the kubelet; otherwise set the kubelet's endpoint by hand: see https://github.com/pullgate/pullgate/blob/main/docs/install.md",
+			"ask systemd for %s: %w", strings.Join(names, ", "), err)
+	}
+	var units []Unit
+	for block := range strings.SplitSeq(strings.TrimSpace(string(out)), "\n\n") {
+		u, err := h.unit(block)
+		if err != nil {
+			return nil, err
+		}
+		units = append(units, u)
+	}
+	if len(units) != len(names) {
+		return nil, fmt.Errorf("get %s from systemd: the answer has %d units", strings.Join(names, ", "), len(units))
+	}
+	return units, nil
+}
+
+// unit reads one block of what systemctl show prints.
+func (h Host) unit(block string) (Unit, error) {
+	value := map[string]string{}
+	for line := range strings.Lines(block) {
+		k, v, _ := strings.Cut(strings.TrimSpace(line), "=")
+		value[k] = v
+	}
+	u := Unit{
+		Name:       value["Id"],
+		Loaded:     value["LoadState"] == "loaded",
+		Active:     value["ActiveState"],
+		Sub:        value["SubState"],
+		Invocation: value["InvocationID"],
+	}
+	if u.Name == "" {
+		return Unit{}, fmt.Errorf("systemd shows a unit without a name: %q", block)
+	}
+	for name, to := range map[string]*int{"MainPID": &u.MainPID, "NRestarts": &u.Restarts} {
+		n, err := strconv.Atoi(value[name])
+		if err != nil && value[name] != "" {
+			return Unit{}, fmt.Errorf("systemd shows %s: %s=%q is not a number", u.Name, name, value[name])
+		}
+		*to = n
+	}
+	u.Files = h.unitFiles(u.Name, value["FragmentPath"], strings.Fields(value["DropInPaths"]))
+	return u, nil
+}
+
+// unitFiles puts the unit file before its drop-ins, and these in the order of their names, with those that are
+// changed in h.
+func (h Host) unitFiles(name, fragment string, dropIns []string) []string {
+	dropIns = slices.DeleteFunc(dropIns, h.isChanged)
+	for file, content := range h.changed {
+		if content != nil && path.Base(path.Dir(file)) == name+".d" && path.Ext(file) == ".conf" {
+			dropIns = append(dropIns, file)
+		}
+	}
+	slices.SortFunc(dropIns, func(a, b string) int { return strings.Compare(path.Base(a), path.Base(b)) })
+	if fragment == "" {
+		return dropIns
+	}
+	return append([]string{fragment}, dropIns...)
+}
+
+// A word is one argument of a command line, and the file that contains it.
+type word struct{ text, from string }
+
+// A service is the command line of a unit, from its files.
+type service struct {
+	// execStart is the effective ExecStart=, on one line, as in the file execStartFrom.
+	execStart, execStartFrom string
+	// words is the command line with its variables replaced, environment has their values.
+	words       []word
+	environment map[string]word
+}
+
+// service reads the files of a unit.
+func (h Host) service(u Unit) (service, error) {
+	s := service{environment: map[string]word{}}
+	var files []word // EnvironmentFile=, which takes precedence over Environment=
+	for _, file := range u.Files {
+		content, err := h.ReadFile(file)
+		if errors.Is(err, fs.ErrNotExist) && path.Ext(file) == ".conf" {
+			continue // a drop-in that was removed, before a daemon-reload
+		}
+		if err != nil {
+			return service{}, fmt.Errorf("read a file of %s: %w", u.Name, err)
+		}
+		// The parser refuses a line of more than 2048 bytes that is in its buffer, which systemd accepts.
+		all, err := unit.DeserializeOptions(iotest.OneByteReader(strings.NewReader(logical(content))))
+		if err != nil {
+			return service{}, fmt.Errorf("read %s: %w", file, err)
+		}
+		for _, o := range all {
+			switch key, value := o.Name, o.Value; {
+			case o.Section != "Service":
+			case key == "ExecStart":
+				s.execStart, s.execStartFrom = value, file
+			case key == "Environment" && value == "":
+				clear(s.environment)
+			case key == "Environment":
+				for _, w := range split(value) {
+					k, v, _ := strings.Cut(w, "=")
+					s.environment[k] = word{v, file}
+				}
+			case key == "EnvironmentFile" && value == "":
+				files = nil
+			case key == "EnvironmentFile":
+				files = append(files, word{value, file})
+			}
+		}
+	}
+	for _, f := range files {
+		if err := s.readEnvironment(h, specifiers(f.text, u.Name)); err != nil {
+			return service{}, fmt.Errorf("environment file of %s: %w", f.from, err)
+		}
+	}
+	for i, w := range split(s.execStart) {
+		if i == 0 {
+			w = strings.TrimLeft(w, "@-:+!|")
+		}
+		s.words = append(s.words, s.expand(specifiers(w, u.Name))...)
+	}
+	if len(s.words) == 0 {
+		return service{}, fmt.Errorf("%s has no ExecStart=", u.Name)
+	}
+	return s, nil
+}
+
+// program is the last part of the path of the program that is run.
+func (s service) program() string { return path.Base(s.words[0].text) }
+
+// readEnvironment reads the variables of one file; one with a "-" before it may be absent.
+func (s service) readEnvironment(h Host, file string) error {
+	file, optional := strings.CutPrefix(file, "-")
+	content, err := h.ReadFile(file)
+	if optional && errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(logical(content)) {
+		if k, v, ok := strings.Cut(line, "="); ok {
+			s.environment[strings.TrimSpace(k)] = word{strings.Join(unquotedWords(strings.TrimSpace(v), false), ""), file}
+		}
+	}
+	return nil
+}
+
+// expand puts variables into a word: $NAME as a whole word becomes as many words as its value has, ${NAME} is
+// replaced within the word.
+func (s service) expand(w string) []word {
+	if name, ok := strings.CutPrefix(w, "$"); ok && isVariable(name) {
+		var all []word
+		for part := range strings.FieldsSeq(s.environment[name].text) {
+			all = append(all, word{part, s.environment[name].from})
+		}
+		return all
+	}
+	from := s.execStartFrom
+	var b strings.Builder
+	for {
+		before, after, found := strings.Cut(w, "${")
+		b.WriteString(before)
+		if !found {
+			break
+		}
+		name, rest, _ := strings.Cut(after, "}")
+		v, ok := s.environment[name]
+		if ok {
+			from = v.from
+		}
+		b.WriteString(v.text)
+		w = rest
+	}
+	return []word{{strings.ReplaceAll(b.String(), "$$", "$"), from}}
+}
+
+func isVariable(name string) bool {
+	return name != "" && !strings.ContainsFunc(name, func(r rune) bool {
+		return r != '_' && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
+	})
+}
+
+// specifiers replaces the specifiers of systemd for the name of the unit.
+func specifiers(s, unit string) string {
+	name := strings.TrimSuffix(unit, filepath.Ext(unit))
+	return strings.NewReplacer("%%", "%", "%n", unit, "%N", name, "%p", name).Replace(s)
+}
+
+// logical returns the content of a file of systemd without comments, which may stand within a value, and with each
+// value on one line. The parser of units does not do the first.
+func logical(content []byte) string {
+	text := regexp.MustCompile(`(?m)^[ \t]*[#;].*\n?`).ReplaceAllString(string(content), "")
+	return regexp.MustCompile(`[ \t]*\\\n[ \t]*`).ReplaceAllString(text, " ")
+}
+
+// split returns the words of a value as systemd does: between blanks, with quotes taken off.
+func split(s string) []string { return unquotedWords(s, true) }
+
+// unquotedWords takes the quotes off a value, and splits it unless it is one word.
+func unquotedWords(s string, atBlanks bool) []string {
+	var all []string
+	var b strings.Builder
+	quote, in := byte(0), false
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		switch {
+		case c == '\\' && quote != '\'' && i+1 < len(s):
+			i++
+			b.WriteByte(s[i])
+			in = true
+		case quote != 0 && c == quote:
+			quote = 0
+		case quote == 0 && (c == '"' || c == '\''):
+			quote, in = c, true
+		case quote == 0 && atBlanks && (c == ' ' || c == '\t'):
+			if in {
+				all = append(all, b.String())
+				b.Reset()
+				in = false
+			}
+		default:
+			b.WriteByte(c)
+			in = true
+		}
+	}
+	if in {
+		all = append(all, b.String())
+	}
+	return all
+}
