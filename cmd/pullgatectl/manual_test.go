@@ -14,7 +14,7 @@ const docs = "../../docs"
 
 // The output in the manual is the real output. `UPDATE=1 go test` writes it again.
 func TestManualShowsWhatIsPrinted(t *testing.T) {
-	pages := map[string]int{"pullgatectl.md": 6, "restrictions.md": 1, "leaked-credential.md": 2, "troubleshooting.md": 1}
+	pages := map[string]int{"pullgatectl.md": 6, "restrictions.md": 1, "require-signatures.md": 1, "leaked-credential.md": 2, "troubleshooting.md": 1}
 	for page, commands := range pages {
 		t.Run(page, func(t *testing.T) { testPage(t, filepath.Join(docs, page), commands) })
 	}
@@ -65,6 +65,18 @@ func testPage(t *testing.T, manual string, atLeast int) {
 	}
 	if err := os.WriteFile(manual, []byte(want.String()), 0o644); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// The policy in the page about signatures is the one that is tested there.
+func TestSignaturePageShowsItsPolicy(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(docs, "require-signatures.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	policy, err := os.ReadFile(filepath.Join(docs, "examples/signature/policies/team-a.yaml"))
+	if err != nil || !strings.Contains(string(page), "```yaml\n"+string(policy)+"```\n") {
+		t.Errorf("the page does not show %s, %v", policy, err)
 	}
 }
 
