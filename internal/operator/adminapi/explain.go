@@ -110,7 +110,11 @@ func (s *Server) podOf(req *adminv1.ExplainRequest) (tracker.Pod, error) {
 		}
 	}
 	if s.c.PodSource != nil {
-		for _, p := range s.c.PodSource.Find(ref.GetUid(), ref.GetNamespace(), ref.GetName()) {
+		sourced := s.c.PodSource.Find(ref.GetUid(), ref.GetNamespace(), ref.GetName())
+		if ref.GetUid() == "" && len(sourced) == 1 {
+			return sourced[0], nil // others of this name were deleted, and the runtime still has their sandboxes
+		}
+		for _, p := range sourced {
 			if !slices.ContainsFunc(found, func(other tracker.Pod) bool { return other.UID == p.UID }) {
 				found = append(found, p)
 			}

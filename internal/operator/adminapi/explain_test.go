@@ -211,6 +211,11 @@ func TestExplainRefuses(t *testing.T) {
 	if e := w.explain(by(&adminv1.PodRef{Uid: "old"})); e.GetPod().GetName() != "twice" {
 		t.Errorf("by UID = %v; want the pod", e.GetPod())
 	}
+	// The API server has one pod of a name. The runtime can still have the sandbox of one that was deleted.
+	w.node.do(func(n *node) { n.sourced = append(n.sourced, tracker.Pod{UID: "new", Namespace: "team", Name: "twice"}) })
+	if e := w.explain(by(&adminv1.PodRef{Namespace: "team", Name: "twice"})); e.GetPod().GetUid() != "new" {
+		t.Errorf("by name = %v; want the pod of the pod source", e.GetPod())
+	}
 	w.node.do(func(n *node) { n.err = status.Error(codes.Unavailable, "down") })
 	if _, err := w.Explain(t.Context(), of("bob", app+":1")); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "down") {
 		t.Errorf("without a runtime = %v; want Unavailable, and why", err)
