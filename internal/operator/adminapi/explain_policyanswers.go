@@ -43,6 +43,19 @@ func (c explanation) Summary(image string) string {
 // needsProof reports whether the verdict is Reverify.
 func (c explanation) needsProof() bool { return !c.Allowed() && c.Reason != policy.Absent }
 
+// stateNeedsProof is the state of an image that a pull has to bring: a proof, or signatures that are verified.
+const stateNeedsProof = "needs proof"
+
+// pullSecrets returns the pull secrets of the pod for the image.
+func (c explanation) pullSecrets() (names []string) {
+	for _, s := range c.Secrets {
+		if name := s.Ref.Namespace + "/" + s.Ref.Name; !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // State returns the outcome as one of the states of ListPods. reported returns whether the policy of a finding that is only reported would deny if
 // policies were enforced.
 func (c explanation) State(reported func(admission.Finding) bool) string {
@@ -63,7 +76,7 @@ func (c explanation) State(reported func(admission.Finding) bool) string {
 	}
 	switch {
 	case unproved:
-		return "needs proof"
+		return stateNeedsProof
 	case unknown:
 		return "unknown"
 	default:

@@ -65,16 +65,20 @@ func (s *Server) ListPods(ctx context.Context, req *adminv1.ListPodsRequest) (*a
 		if row.key() <= p.after {
 			continue
 		}
-		state := s.stateOf(ctx, waiting, &runtime, row, func(f admission.Finding) bool { return !policies.GetEnforcing() && !reported[f.Policy] })
+		c, state := s.stateOf(ctx, waiting, &runtime, row, func(f admission.Finding) bool { return !policies.GetEnforcing() && !reported[f.Policy] })
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		if req.GetDenied() && state != "needs proof" && !strings.HasPrefix(state, "denied by ") {
+		if req.GetDenied() && state != stateNeedsProof && !strings.HasPrefix(state, "denied by ") {
 			continue
 		}
-		if p.add(row.key(), &adminv1.PodImage{
+		image := &adminv1.PodImage{
 			Namespace: row.Namespace, Pod: row.Name, Uid: row.UID, Container: row.Container, Image: text(row.Image.String()), State: text(state),
-		}) {
+		}
+		if state == stateNeedsProof {
+			image.PullSecrets, image.PullSecretsKnown = c.pullSecrets(), c.CredentialsKnown
+		}
+		if p.add(row.key(), image) {
 			break
 		}
 	}
@@ -108,22 +112,22 @@ func (s *Server) podImages() (rows []podImage) {
 }
 
 // stateOf judges a row as Explain does. It waits for Secrets only as long as waiting lasts.
-func (s *Server) stateOf(ctx, waiting context.Context, runtime *resolver, row podImage, reported func(admission.Finding) bool) string {
+func (s *Server) stateOf(ctx, waiting context.Context, runtime *resolver, row podImage, reported func(admission.Finding) bool) (c explanation, state string) {
 	if row.Image.Empty() { // only a pod that may use every image has a state without one
-		c := explanation{Explanation: tracker.Explanation{Verdict: tracker.Verdict{Decision: s.c.Tracker.CheckID(identity(row.Pod), imageref.New(anyID))}}}
+		c = explanation{Explanation: tracker.Explanation{Verdict: tracker.Verdict{Decision: s.c.Tracker.CheckID(identity(row.Pod), imageref.New(anyID))}}}
 		c.Policies = s.explainPolicies(ctx, row, tracker.Image{})
-		if state := c.State(reported); state != "needs proof" {
-			return state
+		if state = c.State(reported); state == stateNeedsProof {
+			state = "unknown"
 		}
-		return "unknown"
+		return c, state
 	}
 	image := runtime.image(ctx, row.Pod, row.Image)
 	if image.err != nil {
-		return "unknown"
+		return c, "unknown"
 	}
-	c := s.judge(waiting, row.Pod, row.Image, image.present, image.refused)
+	c = s.judge(waiting, row.Pod, row.Image, image.present, image.refused)
 	c.Policies = s.explainPolicies(ctx, row, image.present)
-	return c.State(reported)
+	return c, c.State(reported)
 }
 
 // anyID is an image ID that no image has.

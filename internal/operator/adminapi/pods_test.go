@@ -23,12 +23,23 @@ func (w *world) podRows(denied bool) (rows []string) {
 		r, err := w.ListPods(w.t.Context(), &adminv1.ListPodsRequest{Denied: denied, PageSize: 2, PageToken: token})
 		must(w.t, err)
 		for _, i := range r.GetImages() {
-			rows = append(rows, strings.Join([]string{i.GetNamespace() + "/" + i.GetPod(), i.GetUid(), i.GetContainer(), i.GetImage(), i.GetState()}, " "))
+			rows = append(rows, strings.Join([]string{i.GetNamespace() + "/" + i.GetPod(), i.GetUid(), i.GetContainer(), i.GetImage(), i.GetState()}, " ")+secretsOf(i))
 		}
 		if token = r.GetNextPageToken(); token == "" {
 			return rows
 		}
 	}
+}
+
+// secretsOf returns the pull secrets of a row, and whether they are all known.
+func secretsOf(i *adminv1.PodImage) string {
+	switch names := strings.Join(i.GetPullSecrets(), ","); {
+	case i.GetPullSecretsKnown():
+		return " (known: " + names + ")"
+	case names != "":
+		return " (" + names + ")"
+	}
+	return ""
 }
 
 func sourced(p tracker.Pod, images ...string) adminapi.SourcedPod {
@@ -73,6 +84,10 @@ func TestListPodsHasTheStateOfEachImage(t *testing.T) {
 		ended := sourced(aPod("ended"), pre)
 		ended.Ended = true
 		w.node.do(func(n *node) {
+			for _, uid := range []string{"uid-sig", "uid-twice"} {
+				n.policies[uid], n.secrets[uid] = []string{"IfNotPresent"}, nil
+			}
+			n.secrets["uid-sig"] = []tracker.Secret{w.secretWith("bob"), w.secretWith("bob")}
 			n.pods = []tracker.Pod{aPod("alice"), aPod("bob"), aPod("ended"), {UID: "new", Namespace: "team", Name: "unsourced"}, {UID: "s", Namespace: "exempt", Name: "static"}}
 			n.listed = []adminapi.SourcedPod{
 				ended, sourced(aPod("alice"), app+":1", "repo.test/absent:1"), sourced(aPod("bob"), app+":1"), sourced(aPod("carol"), app+":1", pre),
@@ -88,8 +103,8 @@ func TestListPodsHasTheStateOfEachImage(t *testing.T) {
 			"team/carol uid-carol a repo.test/team/app:1 runs", // by the Secret of alice
 			"team/carol uid-carol b repo.test/pre:1 runs",
 			"team/eve uid-eve a repo.test/pre:1 unknown",
-			"team/sig uid-sig a repo.test/pre:1 needs proof",
-			"team/twice uid-twice a repo.test/team/app:1 needs proof",
+			"team/sig uid-sig a repo.test/pre:1 needs proof (known: team/bob)",
+			"team/twice uid-twice a repo.test/team/app:1 needs proof (known: )", // a pull has no credential
 			"team/unsourced new   unknown",
 		}
 		if d := cmp.Diff(all, w.podRows(false)); d != "" {

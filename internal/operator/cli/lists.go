@@ -126,14 +126,26 @@ func (v View) Grants(p *Page, grants []*adminv1.Grant) {
 
 // Pods prints the images of pods, and what would happen to them.
 func (View) Pods(p *Page, r *adminv1.ListPodsResponse) {
-	tableOf(p, []string{"POD", "CONTAINER", "IMAGE", "STATE"}, r.GetImages(), func(i *adminv1.PodImage) []string {
-		return []string{i.GetNamespace() + "/" + i.GetPod(), i.GetContainer(), i.GetImage(), i.GetState()}
+	tableOf(p, []string{"POD", "CONTAINER", "IMAGE", "STATE", "PULL SECRET"}, r.GetImages(), func(i *adminv1.PodImage) []string {
+		return []string{i.GetNamespace() + "/" + i.GetPod(), i.GetContainer(), i.GetImage(), i.GetState(), pullSecrets(i)}
 	})
 	if !r.GetEnforcing() {
 		p.Prose("", "This node does not enforce: a missing proof denies nothing.")
 	}
 	if !r.GetPoliciesEnforcing() && slices.ContainsFunc(r.GetImages(), func(i *adminv1.PodImage) bool { return strings.HasPrefix(i.GetState(), "denied by ") }) {
 		p.Prose("", "Policies are not enforced (admission.enforce is false): they deny nothing.")
+	}
+}
+
+// pullSecrets returns with which Secrets a pull would prove access.
+func pullSecrets(i *adminv1.PodImage) string {
+	switch names := strings.Join(i.GetPullSecrets(), ", "); {
+	case i.GetState() != "needs proof":
+		return ""
+	case !i.GetPullSecretsKnown():
+		return cmp.Or(names, "unknown")
+	default:
+		return cmp.Or(names, "none")
 	}
 }
 

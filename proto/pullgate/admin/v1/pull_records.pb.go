@@ -2923,9 +2923,13 @@ type PodImage struct {
 	Image string `protobuf:"bytes,5,opt,name=image,proto3" json:"image,omitempty"`
 	// "runs", "needs proof", "denied by NAME" with the name of a policy, or "unknown": the image is not on the node, its name is not known,
 	// or policies depend on what only the kubelet's call or an image review backend has.
-	State         string `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	State string `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`
+	// For a row that needs proof: the pull secrets of the pod for the image, "NAMESPACE/NAME". A pull shows whether the registry accepts one of them.
+	PullSecrets []string `protobuf:"bytes,7,rep,name=pull_secrets,json=pullSecrets,proto3" json:"pull_secrets,omitempty"`
+	// For a row that needs proof: whether pull_secrets has all of them. If it has all and is empty, the pod does not start.
+	PullSecretsKnown bool `protobuf:"varint,8,opt,name=pull_secrets_known,json=pullSecretsKnown,proto3" json:"pull_secrets_known,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *PodImage) Reset() {
@@ -2998,6 +3002,20 @@ func (x *PodImage) GetState() string {
 		return x.State
 	}
 	return ""
+}
+
+func (x *PodImage) GetPullSecrets() []string {
+	if x != nil {
+		return x.PullSecrets
+	}
+	return nil
+}
+
+func (x *PodImage) GetPullSecretsKnown() bool {
+	if x != nil {
+		return x.PullSecretsKnown
+	}
+	return false
 }
 
 // Evidence is what a judgement rests on.
@@ -6028,14 +6046,16 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x06images\x18\x01 \x03(\v2\x1b.pullgate.admin.v1.PodImageR\x06images\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x1c\n" +
 	"\tenforcing\x18\x03 \x01(\bR\tenforcing\x12-\n" +
-	"\x12policies_enforcing\x18\x04 \x01(\bR\x11policiesEnforcing\"\x96\x01\n" +
+	"\x12policies_enforcing\x18\x04 \x01(\bR\x11policiesEnforcing\"\xe7\x01\n" +
 	"\bPodImage\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x10\n" +
 	"\x03pod\x18\x02 \x01(\tR\x03pod\x12\x10\n" +
 	"\x03uid\x18\x03 \x01(\tR\x03uid\x12\x1c\n" +
 	"\tcontainer\x18\x04 \x01(\tR\tcontainer\x12\x14\n" +
 	"\x05image\x18\x05 \x01(\tR\x05image\x12\x14\n" +
-	"\x05state\x18\x06 \x01(\tR\x05state\"\xfa\x04\n" +
+	"\x05state\x18\x06 \x01(\tR\x05state\x12!\n" +
+	"\fpull_secrets\x18\a \x03(\tR\vpullSecrets\x12,\n" +
+	"\x12pull_secrets_known\x18\b \x01(\bR\x10pullSecretsKnown\"\xfa\x04\n" +
 	"\bEvidence\x127\n" +
 	"\bpresence\x18\x01 \x01(\x0e2\x1b.pullgate.admin.v1.PresenceR\bpresence\x12\x13\n" +
 	"\x05by_id\x18\x02 \x01(\bR\x04byId\x12\x1c\n" +
