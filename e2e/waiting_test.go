@@ -69,8 +69,8 @@ func pullsThatHang(t runtimeTest) {
 	}
 }
 
-// A runtime's errors contain what a tenant has chosen, such as a command or the name of a profile, and can be long. They end one call, and
-// arrive as the runtime sends them.
+// A runtime's errors contain what a tenant has chosen, such as a command or the name of a profile, and can be long.
+// They end one call, and arrive as the runtime sends them.
 func TestLongErrorsEndNoOtherCall(t *testing.T) { onEach(t, longErrors) }
 
 func longErrors(t runtimeTest) {
