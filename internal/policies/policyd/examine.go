@@ -9,7 +9,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
-	"github.com/pullgate/pullgate/internal/policies/policyd/signature"
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
@@ -37,7 +37,7 @@ func Examine(ctx context.Context, c config.Policyd) (warnings []string, err erro
 			errs = append(errs, err)
 		}
 	}
-	notes, err := signature.Examine(c, set, time.Now())
+	notes, err := verify.Examine(c, set, time.Now())
 	warnings = slices.Concat(backends.Warnings(), policyfiles.SignatureNotes(set), notes)
 	return warnings, errors.Join(append(errs, err, examineHTTPS(c.HTTPS))...)
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
-	"github.com/pullgate/pullgate/internal/policies/policyd/signature"
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
@@ -29,7 +29,7 @@ type policies struct {
 	// namespaces has the labels for restrictions; nil if there is no webhook.
 	namespaces *namespaces
 	// signatures has images verified.
-	signatures *signature.Service
+	signatures *verify.Service
 	// chain judges restrictions for the webhook.
 	chain *admission.Chain
 	// current is the last valid set; nil without a folder.
@@ -53,7 +53,7 @@ type inUse struct {
 	*policyfiles.Set
 
 	clients review.Clients
-	rules   *signature.Rules
+	rules   *verify.Rules
 }
 
 // version is the version of the set.
@@ -67,7 +67,7 @@ func satisfies(v, want policyfiles.Version, signatures bool) bool {
 }
 
 // openPolicies reads the policy files, and the kubeconfigs that they name.
-func openPolicies(c config.Policyd, n *namespaces, s *signature.Service, m *metrics.Metrics, log klog.Logger) (*policies, error) {
+func openPolicies(c config.Policyd, n *namespaces, s *verify.Service, m *metrics.Metrics, log klog.Logger) (*policies, error) {
 	p := &policies{log: log, metrics: m, paths: paths(c), kinds: policyfiles.Kinds(), namespaces: n, signatures: s}
 	p.watcher = policyfiles.NewWatcher(p.kinds)
 	p.chain = admission.New(admission.Rules{}, admission.Options{OnPanic: p.panicked})
@@ -189,7 +189,7 @@ func (p *policies) useLocked(set *policyfiles.Set) error {
 	p.chain.Set(rules)
 	p.current.Store(&inUse{set, p.backends.Clients(), signed})
 	if signed.Verifies() {
-		p.metrics.VerifiesSignatures(registry.Outcomes(), signature.Outcomes())
+		p.metrics.VerifiesSignatures(registry.Outcomes(), verify.Outcomes())
 	}
 	counts := make([]any, 0, 2*len(p.kinds))
 	for _, k := range p.kinds {

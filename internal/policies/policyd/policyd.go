@@ -17,7 +17,7 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
-	"github.com/pullgate/pullgate/internal/policies/policyd/signature"
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 )
 
 // programName is the name of the program and of its units.
@@ -54,8 +54,8 @@ type Options struct {
 	Reload <-chan os.Signal
 	// Version and GoVersion are in pullgate_policyd_build_info.
 	Version, GoVersion string
-	// Verifier replaces the one that asks registries, for tests; nil means this one.
-	Verifier signature.Verifier
+	// Verify replaces the one that asks registries, for tests; nil means this one.
+	Verify verify.Func
 	// Ready is called once when clients can connect; nil is allowed.
 	Ready func(Addresses)
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
-	"github.com/pullgate/pullgate/internal/policies/policyd/signature"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
@@ -31,10 +30,10 @@ const (
 )
 
 // newSignatures returns the service that has signatures verified.
-func newSignatures(o Options, m *metrics.Metrics) (*signature.Service, error) {
+func newSignatures(o Options, m *metrics.Metrics) (*verify.Service, error) {
 	log := o.Log.WithName("signatures")
-	return signature.New(signature.Options{
-		Config: o.Config, Log: log, Requested: m.RegistryRequest, Verified: m.Verified, Verifier: o.Verifier,
+	return verify.NewService(verify.ServiceOptions{
+		Config: o.Config, Log: log, Requested: m.RegistryRequest, Verified: m.Verified, Verify: o.Verify,
 		OnPanic: func(value any, stack []byte) {
 			m.Panic()
 			log.Error(fmt.Errorf("panic: %v", value), "A verification panicked, the image still needs its signatures", "stack", string(stack))
@@ -54,7 +53,7 @@ func (s *nodeServer) Verify(ctx context.Context, r *policyv1.VerifyRequest) (*po
 		return nil, status.Errorf(codes.FailedPrecondition, "%s: pullgated has %.12s and the trusted root %.12q", s.inUse(), r.GetPolicyHash(), r.GetTrustedRoot())
 	}
 	c := r.GetCredential()
-	report, err := s.policies.signatures.Verify(ctx, set.rules, signature.Request{
+	report, err := s.policies.signatures.Verify(ctx, set.rules, verify.Request{
 		Name: name, ImageID: r.GetImageId(), Digests: r.GetDigests(), Requirements: r.GetRequirements(), List: r.GetListSignatures(),
 		Credential: admission.Login{
 			Username: c.GetUsername(), Password: c.GetPassword(), IdentityToken: c.GetIdentityToken(), RegistryToken: c.GetRegistryToken(),
@@ -92,13 +91,13 @@ func (s *nodeServer) notVerified(ctx context.Context, name imageref.Ref, err err
 	switch {
 	case ctx.Err() != nil:
 		return status.FromContextError(ctx.Err()).Err()
-	case errors.Is(err, signature.ErrUnknownRequirement), errors.Is(err, verify.ErrName):
+	case errors.Is(err, verify.ErrUnknownRequirement), errors.Is(err, verify.ErrName):
 		return status.Error(codes.InvalidArgument, err.Error())
-	case errors.Is(err, signature.ErrBusy):
+	case errors.Is(err, verify.ErrBusy):
 		return status.Error(codes.ResourceExhausted, err.Error())
 	case errors.Is(err, context.Canceled): // the process stops
 		return status.Error(codes.Unavailable, programName+" stops")
-	case errors.Is(err, signature.ErrPanic): // it is logged
+	case errors.Is(err, verify.ErrPanic): // it is logged
 	default:
 		s.log.Error(err, "Image not verified, it still needs its signatures", "image", name.String())
 	}

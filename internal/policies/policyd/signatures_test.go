@@ -86,7 +86,7 @@ func prepareSigned(t *testing.T, v *verifier) *process {
 	p := prepare(t)
 	p.write("policies/signed.yaml", signed)
 	if v != nil {
-		p.options.Verifier = v
+		p.options.Verify = v.Verify
 	}
 	return p
 }

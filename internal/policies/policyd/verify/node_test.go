@@ -1,4 +1,4 @@
-package signature_test
+package verify_test
 
 import (
 	"context"

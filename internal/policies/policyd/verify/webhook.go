@@ -1,4 +1,4 @@
-package signature
+package verify
 
 import (
 	"cmp"
@@ -13,7 +13,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
@@ -148,7 +147,7 @@ func (s *Service) ask(ctx context.Context, rules *Rules, name imageref.Ref, appl
 	if err != nil {
 		return answer{err: err}
 	}
-	known := func(digest string) (map[string]requirement.Result, []verify.Wanted) {
+	known := func(digest string) (map[string]requirement.Result, []Wanted) {
 		return s.known.lookUp(name.Repository(), digest, want)
 	}
 	if digest, ok := s.known.digest(name.Name()); ok {
@@ -165,8 +164,8 @@ func (s *Service) ask(ctx context.Context, rules *Rules, name imageref.Ref, appl
 		}
 		results, missing := known(digest)
 		if len(missing) > 0 {
-			image := verify.Image{Name: imageref.New(name.Repository() + "@" + digest)}
-			got, err := rules.webhook.Verify(ctx, image, missing, admission.Login{}, false)
+			image := Image{Name: imageref.New(name.Repository() + "@" + digest)}
+			got, err := rules.webhook(ctx, image, missing, admission.Login{}, false)
 			if got, err = s.checked(got, err, missing); err != nil {
 				return requirement.Report{}, err
 			}
@@ -201,20 +200,18 @@ func (s *Service) resolve(ctx context.Context, name imageref.Ref) (string, error
 		return digest, nil
 	}
 	tagOrDigest := name.Name().String()[len(name.Repository())+1:]
-	var from Resolver = s.webhook.Repository(name.Repository(), s.credential(name.Repository(), admission.Login{}))
-	if s.options.Resolve != nil {
-		from = s.options.Resolve(name.Repository())
+	read := s.options.Resolve
+	if read == nil {
+		read = func(repository, reference string) (string, error) {
+			from := s.webhook.Repository(repository, s.credential(repository, admission.Login{}))
+			m, err := from.Manifest(ctx, reference)
+			return m.Digest, err
+		}
 	}
-	m, err := from.Manifest(ctx, tagOrDigest)
+	digest, err := read(name.Repository(), tagOrDigest)
 	if err != nil {
 		return "", err
 	}
-	s.known.addDigest(name.Name(), m.Digest)
-	return m.Digest, nil
-}
-
-// registryOf returns the registry of an image.
-func registryOf(name imageref.Ref) string {
-	host, _, _ := strings.Cut(name.Repository(), "/")
-	return imageref.CanonicalRegistry(host)
+	s.known.addDigest(name.Name(), digest)
+	return digest, nil
 }

@@ -1,4 +1,4 @@
-package signature
+package verify
 
 import (
 	"context"
@@ -14,14 +14,13 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-// Outcomes of the verification of one requirement that are not reasons of verify.
+// Outcomes of the verification of one requirement that are not reasons.
 const (
 	// Met means that the image meets the requirement.
 	Met = "met"
@@ -29,7 +28,7 @@ const (
 	Failed = "failed"
 )
 
-// Outcomes returns all outcomes of the verification of one requirement: Met, Failed, and the reasons of verify in lower case.
+// Outcomes returns all outcomes of the verification of one requirement: Met, Failed, and the reasons in lower case.
 func Outcomes() []string {
 	all := []string{Met, Failed}
 	for _, reason := range requirement.Reasons() {
@@ -38,35 +37,38 @@ func Outcomes() []string {
 	return all
 }
 
-// A Verifier verifies signatures; see [verify.Verifier].
-type Verifier interface {
-	Verify(ctx context.Context, image verify.Image, want []verify.Wanted, cred admission.Login, list bool) (requirement.Report, error)
-}
+// Errors of verifications. None of them says anything about an image.
+var (
+	// ErrBusy means that too many other verifications are in progress.
+	ErrBusy = errors.New("verify: too many verifications at the same time")
+	// ErrUnknownRequirement means that the policy files have no requirement with a hash.
+	ErrUnknownRequirement = errors.New("verify: unknown requirement")
+	// ErrPanic means that the verification panicked, which is a defect.
+	ErrPanic = errors.New("verify: the verification panicked")
+)
 
-// A Resolver reads manifests; see [registry.Repository].
-type Resolver interface {
-	Manifest(ctx context.Context, tagOrDigest string) (registry.Manifest, error)
-}
+// A Func verifies the signatures of an image; see [Verifier.Verify].
+type Func func(ctx context.Context, image Image, want []Wanted, cred admission.Login, list bool) (requirement.Report, error)
 
-// Options are the settings of a Service.
-type Options struct {
+// ServiceOptions are the settings of a Service.
+type ServiceOptions struct {
 	// Config must have been validated by the package config.
 	Config config.Policyd
 	Log    klog.Logger
-	// Requested is called with the outcome of each request to a registry, and Verified with that of each requirement. They may be called
-	// concurrently; nil is allowed.
+	// Requested is called with the outcome of each request to a registry, and Verified with that of each requirement.
+	// They may be called concurrently; nil is allowed.
 	Requested, Verified func(outcome string)
 	// OnPanic is called when a verification panics; nil is allowed.
 	OnPanic func(value any, stack []byte)
 
-	// Verifier and Resolve replace those that use registries, for tests; nil means these.
-	Verifier Verifier
-	Resolve  func(repository string) Resolver
+	// Verify and Resolve, which returns the digest of a tag, replace those that use registries, for tests; nil means these.
+	Verify  Func
+	Resolve func(repository, tag string) (string, error)
 }
 
 // A Service has signatures verified. Its methods may be called concurrently.
 type Service struct {
-	options Options
+	options ServiceOptions
 	// registry is for images that the node has pulled, and webhook for images of pods that may never run.
 	registry, webhook *registry.Client
 	node              *registry.NodeCredentials
@@ -77,8 +79,8 @@ type Service struct {
 	memory   *semaphore.Weighted
 }
 
-// New returns a service. It asks no registry. The caller must close it.
-func New(o Options) (*Service, error) {
+// NewService returns a service. It asks no registry. The caller must close it.
+func NewService(o ServiceOptions) (*Service, error) {
 	s := &Service{
 		options: o, known: newCache(), limit: o.Config.Limits.Time.Value(),
 		memory: semaphore.NewWeighted(maxMemory), node: registry.NewNodeCredentials(o.Config.NodeCredentials.DockerConfigFiles),
@@ -108,8 +110,8 @@ type Rules struct {
 	set         *requirement.Set
 	trustedRoot string
 	byHash      map[string]*requirement.Requirement
-	verifier    Verifier
-	webhook     Verifier
+	verify      Func
+	webhook     Func
 }
 
 // Compile returns the rules of policy files. The error says why the trusted root cannot be used.
@@ -120,8 +122,8 @@ func (s *Service) Compile(set *policyfiles.Set) (*Rules, error) {
 			r.byHash[rule.Hash] = rule.Requirement
 		}
 	}
-	if v := s.options.Verifier; v != nil {
-		r.verifier, r.webhook = v, v
+	if v := s.options.Verify; v != nil {
+		r.verify, r.webhook = v, v
 		return r, nil
 	}
 	var root []byte
@@ -129,7 +131,7 @@ func (s *Service) Compile(set *policyfiles.Set) (*Rules, error) {
 		root = set.TrustedRoot
 	}
 	var err error
-	if r.verifier, err = s.newVerifier(s.registry, root); err == nil {
+	if r.verify, err = s.newVerifier(s.registry, root); err == nil {
 		r.webhook, err = s.newVerifier(s.webhook, root)
 	}
 	if err != nil {
@@ -138,15 +140,19 @@ func (s *Service) Compile(set *policyfiles.Set) (*Rules, error) {
 	return r, nil
 }
 
-func (s *Service) newVerifier(client *registry.Client, root []byte) (*verify.Verifier, error) {
+func (s *Service) newVerifier(client *registry.Client, root []byte) (Func, error) {
 	limits := s.options.Config.Limits
-	return verify.New(verify.Options{
-		Open: func(repository string, passed admission.Login) verify.Repository {
+	v, err := New(Options{
+		Open: func(repository string, passed admission.Login) Repository {
 			return client.Repository(repository, s.credential(repository, passed))
 		},
 		TrustedRoot: root,
-		Limits:      verify.Limits{Signatures: int(limits.Signatures), Bytes: limits.Bytes.Value(), Time: limits.Time.Value()},
+		Limits:      Limits{Signatures: int(limits.Signatures), Bytes: limits.Bytes.Value(), Time: limits.Time.Value()},
 	})
+	if err != nil {
+		return nil, err
+	}
+	return v.Verify, nil
 }
 
 // TrustedRoot identifies the trusted root of the rules; "" if there is none.
@@ -159,14 +165,14 @@ func (r *Rules) Verifies() bool {
 }
 
 // wanted returns the requirements with these hashes.
-func (r *Rules) wanted(hashes []string) ([]verify.Wanted, error) {
-	want := make([]verify.Wanted, len(hashes))
+func (r *Rules) wanted(hashes []string) ([]Wanted, error) {
+	want := make([]Wanted, len(hashes))
 	for i, hash := range hashes {
 		found, ok := r.byHash[hash]
 		if !ok {
 			return nil, fmt.Errorf("%w %.80q", ErrUnknownRequirement, hash)
 		}
-		want[i] = verify.Wanted{Hash: hash, Requirement: found}
+		want[i] = Wanted{Hash: hash, Requirement: found}
 	}
 	return want, nil
 }
@@ -189,7 +195,7 @@ func (s *Service) credential(repository string, passed admission.Login) admissio
 
 // A Request asks which requirements an image meets.
 type Request struct {
-	// Name is the name in the pod. ImageID is the ID on the node, and Digests are hints; see [verify.Image].
+	// Name is the name in the pod. ImageID is the ID on the node, and Digests are hints; see [Image].
 	Name    imageref.Ref
 	ImageID string
 	Digests []string
@@ -215,15 +221,15 @@ func (s *Service) Verify(ctx context.Context, rules *Rules, r Request) (requirem
 		k.credential = r.Credential
 	}
 	return s.share(ctx, k, func(ctx context.Context) (requirement.Report, error) {
-		report, err := rules.verifier.Verify(ctx, verify.Image{Name: r.Name, ID: r.ImageID, Digests: r.Digests}, want, k.credential, r.List)
+		report, err := rules.verify(ctx, Image{Name: r.Name, ID: r.ImageID, Digests: r.Digests}, want, k.credential, r.List)
 		return s.checked(report, err, want)
 	})
 }
 
 // checked counts results, and returns an error unless there is one for each requirement.
-func (s *Service) checked(report requirement.Report, err error, want []verify.Wanted) (requirement.Report, error) {
-	if err == nil && !slices.EqualFunc(report.Results, want, func(r requirement.Result, w verify.Wanted) bool { return r.Requirement == w.Hash }) {
-		err = errors.New("signature: the verifier did not return one result for each requirement")
+func (s *Service) checked(report requirement.Report, err error, want []Wanted) (requirement.Report, error) {
+	if err == nil && !slices.EqualFunc(report.Results, want, func(r requirement.Result, w Wanted) bool { return r.Requirement == w.Hash }) {
+		err = errors.New("verify: the verifier did not return one result for each requirement")
 	}
 	if err != nil {
 		return requirement.Report{}, err
@@ -250,7 +256,7 @@ func (s *Service) count(outcome string) {
 func Examine(c config.Policyd, set *policyfiles.Set, now time.Time) (warnings []string, err error) {
 	var errs []error
 	if set != nil && set.TrustedRoot != nil {
-		expired, err := verify.ExpiredParts(set.TrustedRoot, now)
+		expired, err := ExpiredParts(set.TrustedRoot, now)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("trustedRoot %s: %w", c.TrustedRoot, err))
 		}

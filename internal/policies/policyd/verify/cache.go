@@ -1,11 +1,10 @@
-package signature
+package verify
 
 import (
 	"time"
 
 	utilcache "k8s.io/apimachinery/pkg/util/cache"
 
-	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
@@ -32,7 +31,7 @@ func newCache() *cache {
 type fact struct{ repository, digest, requirement string }
 
 // lookUp returns the results that are known, and the requirements without one.
-func (c *cache) lookUp(repository, digest string, want []verify.Wanted) (results map[string]requirement.Result, missing []verify.Wanted) {
+func (c *cache) lookUp(repository, digest string, want []Wanted) (results map[string]requirement.Result, missing []Wanted) {
 	results = map[string]requirement.Result{}
 	for _, w := range want {
 		value, _ := c.results.Get(fact{repository, digest, w.Hash})

@@ -1,4 +1,4 @@
-package signature
+package verify
 
 import (
 	"context"
@@ -56,7 +56,7 @@ func (s *Service) share(ctx context.Context, k key, work func(context.Context) (
 	if err := ctx.Err(); err != nil {
 		return requirement.Report{}, err
 	}
-	w := inflight.Work[requirement.Report]{Tenant: registryOf(k.name), Size: 1}
+	w := inflight.Work[requirement.Report]{Tenant: registryOf(k.name.Repository()), Size: 1}
 	if k.webhook {
 		w.Ending = inflight.Continue
 	}

@@ -1,4 +1,4 @@
-package signature_test
+package verify_test
 
 import (
 	"encoding/base64"
@@ -20,7 +20,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/policies/policyd/signature"
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
@@ -84,14 +84,14 @@ func TestMemoryOfHostileSignatures(t *testing.T) {
 	percent, limit := debug.SetGCPercent(50), debug.SetMemoryLimit(128<<20) // as the program does
 	defer func() { debug.SetGCPercent(percent); debug.SetMemoryLimit(limit) }()
 	dir := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(signed("signed", "**", "")), 0o600))
+	noError(t, os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(signed("signed", "**", "")), 0o600))
 	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir}, policyfiles.Kinds())
-	must(t, err)
-	s, err := signature.New(signature.Options{Config: config.DefaultPolicyd(), Log: ktesting.NewLogger(t, ktesting.NewConfig())})
-	must(t, err)
+	noError(t, err)
+	s, err := verify.NewService(verify.ServiceOptions{Config: config.DefaultPolicyd(), Log: ktesting.NewLogger(t, ktesting.NewConfig())})
+	noError(t, err)
 	defer s.Close()
 	rules, err := s.Compile(set)
-	must(t, err)
+	noError(t, err)
 	h, manifest, image := hostile()
 	var hosts []string
 	for range 3 {
@@ -110,7 +110,7 @@ func TestMemoryOfHostileSignatures(t *testing.T) {
 	var all sync.WaitGroup
 	for n := range 24 {
 		all.Go(func() {
-			report, err := s.Verify(t.Context(), rules, signature.Request{
+			report, err := s.Verify(t.Context(), rules, verify.Request{
 				Name: imageref.New(fmt.Sprintf("%s/app:%d", hosts[n%len(hosts)], n)), ImageID: image, Digests: []string{manifest},
 				Requirements: []string{policyfiles.Requirements(set).Rules()[0].Hash},
 			})
@@ -139,25 +139,25 @@ func TestMemoryOfHostileSignatures(t *testing.T) {
 // What waits for memory that other images take is no answer about its image, so that no tenant has the image of another denied.
 func TestWaitForMemoryIsNoAnswer(t *testing.T) {
 	dir := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(signed("signed", "**", "")), 0o600))
+	noError(t, os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(signed("signed", "**", "")), 0o600))
 	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir}, policyfiles.Kinds())
-	must(t, err)
+	noError(t, err)
 	c := config.DefaultPolicyd()
 	c.Limits.Time = "1s"
-	s, err := signature.New(signature.Options{Config: c, Log: ktesting.NewLogger(t, ktesting.NewConfig())})
-	must(t, err)
+	s, err := verify.NewService(verify.ServiceOptions{Config: c, Log: ktesting.NewLogger(t, ktesting.NewConfig())})
+	noError(t, err)
 	defer s.Close()
 	rules, err := s.Compile(set)
-	must(t, err)
+	noError(t, err)
 	h, manifest, image := hostile()
 	server := httptest.NewServer(h)
 	defer server.Close()
-	r := signature.Request{
+	r := verify.Request{
 		Name: imageref.New(server.Listener.Addr().String() + "/app:1"), ImageID: image, Digests: []string{manifest},
 		Requirements: []string{policyfiles.Requirements(set).Rules()[0].Hash},
 	}
 	defer s.TakeMemory()()
-	if report, err := s.Verify(t.Context(), rules, r); !errors.Is(err, signature.ErrBusy) {
+	if report, err := s.Verify(t.Context(), rules, r); !errors.Is(err, verify.ErrBusy) {
 		t.Errorf("Verify without memory = %+v, %v; want ErrBusy", report.Results, err)
 	}
 }

@@ -1,4 +1,4 @@
-package signature_test
+package verify_test
 
 import (
 	"context"
@@ -21,7 +21,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/policyd/signature"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
@@ -60,10 +59,10 @@ spec:
 
 // A world is a service with rules, and a verifier and registries that this test decides about.
 type world struct {
-	*signature.Service
+	*verify.Service
 
 	log          klog.Logger
-	rules        *signature.Rules
+	rules        *verify.Rules
 	requirements *requirement.Set
 	hashes       []string
 
@@ -76,7 +75,7 @@ type world struct {
 	creds    []admission.Login
 }
 
-func (w *world) Verify(ctx context.Context, image verify.Image, want []verify.Wanted, cred admission.Login, _ bool) (requirement.Report, error) {
+func (w *world) answer(ctx context.Context, image verify.Image, want []verify.Wanted, cred admission.Login, _ bool) (requirement.Report, error) {
 	w.verified.Add(1)
 	w.mu.Lock()
 	w.creds = append(w.creds, cred)
@@ -90,18 +89,6 @@ func (w *world) Verify(ctx context.Context, image verify.Image, want []verify.Wa
 	return report, err
 }
 
-type repository struct {
-	*world
-
-	name string
-}
-
-func (r repository) Manifest(_ context.Context, tag string) (registry.Manifest, error) {
-	r.resolved.Add(1)
-	d, err := r.resolve(r.name, tag)
-	return registry.Manifest{Digest: d}, err
-}
-
 const someDigest = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
 
 func newWorld(t *testing.T, policies ...string) *world {
@@ -113,16 +100,17 @@ func newWorld(t *testing.T, policies ...string) *world {
 	w.resolve = func(string, string) (string, error) { return someDigest, nil }
 	dir := t.TempDir()
 	for i, text := range policies {
-		must(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i, ".yaml")), []byte(text), 0o600))
+		noError(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i, ".yaml")), []byte(text), 0o600))
 	}
 	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir}, policyfiles.Kinds())
-	must(t, err)
+	noError(t, err)
 	w.log = ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
-	w.Service, err = signature.New(signature.Options{
-		Config: config.DefaultPolicyd(), Log: w.log, Verifier: w, Resolve: func(name string) signature.Resolver { return repository{w, name} },
+	w.Service, err = verify.NewService(verify.ServiceOptions{
+		Config: config.DefaultPolicyd(), Log: w.log, Verify: w.answer,
+		Resolve:  func(repository, tag string) (string, error) { w.resolved.Add(1); return w.resolve(repository, tag) },
 		Verified: func(outcome string) { w.mu.Lock(); defer w.mu.Unlock(); w.outcomes[outcome]++ },
 	})
-	must(t, err)
+	noError(t, err)
 	t.Cleanup(w.Close)
 	if w.rules, err = w.Compile(set); err != nil {
 		t.Fatal(err)
@@ -136,8 +124,8 @@ func newWorld(t *testing.T, policies ...string) *world {
 	return w
 }
 
-func (w *world) request(name string) signature.Request {
-	return signature.Request{Name: imageref.New(name), ImageID: "sha256:1", Requirements: w.hashes[:1]}
+func (w *world) request(name string) verify.Request {
+	return verify.Request{Name: imageref.New(name), ImageID: "sha256:1", Requirements: w.hashes[:1]}
 }
 
 func (w *world) judge(t *testing.T, images ...string) (findings []admission.Finding, undetermined []string) {
@@ -184,7 +172,7 @@ func TestVerificationsAreShared(t *testing.T) {
 		}
 		other := w.request("r.test/app:1")
 		other.Credential.Password = "other"
-		requests := []signature.Request{other, w.request("r.test/app:2")}
+		requests := []verify.Request{other, w.request("r.test/app:2")}
 		for range 50 {
 			requests = append(requests, w.request("r.test/app:1"))
 		}
@@ -200,7 +188,7 @@ func TestVerificationsAreShared(t *testing.T) {
 		if n := w.verified.Load(); n != 3 {
 			t.Errorf("%d verifications; want one for each credential and image: 3", n)
 		}
-		if w.outcomes[signature.Met] != 3 {
+		if w.outcomes[verify.Met] != 3 {
 			t.Errorf("outcomes %v; want 3 met", w.outcomes)
 		}
 		// Nothing is kept.
@@ -229,7 +217,7 @@ func TestSlowRegistryDelaysItselfAlone(t *testing.T) {
 		var errBusy atomic.Int64
 		for i := range 100 {
 			slow.Go(func() {
-				if _, err := w.Service.Verify(ctx, w.rules, w.request(fmt.Sprint("slow.test/app:", i))); errors.Is(err, signature.ErrBusy) {
+				if _, err := w.Service.Verify(ctx, w.rules, w.request(fmt.Sprint("slow.test/app:", i))); errors.Is(err, verify.ErrBusy) {
 					errBusy.Add(1)
 				}
 			})
@@ -270,7 +258,7 @@ func TestCloseEndsVerifications(t *testing.T) {
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Errorf("Verify = %v; want context.Canceled", err)
 	}
-	if _, err := w.Service.Verify(t.Context(), w.rules, w.request("r.test/app:1")); !errors.Is(err, signature.ErrBusy) {
+	if _, err := w.Service.Verify(t.Context(), w.rules, w.request("r.test/app:1")); !errors.Is(err, verify.ErrBusy) {
 		t.Errorf("after Close: %v; want ErrBusy", err)
 	}
 }
@@ -410,22 +398,22 @@ func TestResultsAreCached(t *testing.T) {
 // a local address nor learns what is there.
 func TestWebhookConnectsToNoLocalAddress(t *testing.T) {
 	dir := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(signed("signed", "**", "")), 0o600))
+	noError(t, os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(signed("signed", "**", "")), 0o600))
 	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir}, policyfiles.Kinds())
-	must(t, err)
-	s, err := signature.New(signature.Options{Config: config.DefaultPolicyd(), Log: ktesting.NewLogger(t, ktesting.NewConfig())})
-	must(t, err)
+	noError(t, err)
+	s, err := verify.NewService(verify.ServiceOptions{Config: config.DefaultPolicyd(), Log: ktesting.NewLogger(t, ktesting.NewConfig())})
+	noError(t, err)
 	defer s.Close()
 	rules, err := s.Compile(set)
-	must(t, err)
+	noError(t, err)
 	var connected atomic.Int64
 	listen := func() net.Listener {
 		l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-		must(t, err)
+		noError(t, err)
 		return l
 	}
 	closed, open := listen(), listen()
-	must(t, closed.Close())
+	noError(t, closed.Close())
 	defer func() { _ = open.Close() }()
 	go func() {
 		for {
@@ -474,7 +462,7 @@ func TestSlowVerificationIsKnownLater(t *testing.T) {
 
 func TestOutcomes(t *testing.T) {
 	want := []string{"met", "failed", "signature_missing", "signature_invalid", "identity_mismatch", "content_mismatch", "registry_denied", "registry_unavailable", "limit_exceeded"}
-	if got := signature.Outcomes(); !slices.Equal(got, want) {
+	if got := verify.Outcomes(); !slices.Equal(got, want) {
 		t.Errorf("Outcomes = %q; want %q", got, want)
 	}
 }

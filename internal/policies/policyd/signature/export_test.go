@@ -1,9 +1,0 @@
-package signature
-
-// TakeMemory takes the memory for large documents, and returns how to give it back.
-func (s *Service) TakeMemory() (release func()) {
-	if !s.memory.TryAcquire(maxMemory) {
-		panic("the memory is in use")
-	}
-	return func() { s.memory.Release(maxMemory) }
-}
