@@ -94,6 +94,7 @@ model: ## run a million random operations of two tenants and an operator, and ch
 nightly: ## run a hundred million operations of the model, the long tests of the proxy, and 20,000 changed bytes of the store; takes three hours
 	PULLGATE_SCHEDULES=100000 PULLGATE_STARVATION=10m go test -count=1 -timeout 60m -v \
 		-run '^(TestSchedules|TestWaitingCallsStopNoOtherCall|TestConnectionsStopNoOtherCall|TestKubeletBesideATenantThatWaits)$$' ./pkg/criproxy
+	PULLGATE_STARVATION=10m go test -count=1 -timeout 10m -v -run '^TestWaitingPullsDelayNoOtherPod$$' ./internal/gate
 	PULLGATE_FLIPS=20000 go test -count=1 -timeout 30m -v -run '^TestFlippedByteOfTheStoreOpensNoImage$$' ./pkg/tracker
 	@for i in {1..100}; do echo "==> nightly: make model, run $$i of 100"; $(MAKE) model; done
 

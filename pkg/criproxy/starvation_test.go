@@ -168,12 +168,12 @@ func median(all []time.Duration) time.Duration {
 	return all[len(all)/2].Round(time.Microsecond)
 }
 
-// crowdSize is how many calls wait: 1,000, and 10,000 with PULLGATE_STARVATION set.
+// crowdSize is how many calls wait: more than some limit of 1,024, and 10,000 with PULLGATE_STARVATION set.
 func crowdSize() int {
 	if os.Getenv("PULLGATE_STARVATION") != "" {
 		return 10000
 	}
-	return 1000
+	return 1100
 }
 
 // A kubelet makes the calls of all pods on one connection. Calls that wait, in a handler, at the runtime or for a slow reader, stop no other

@@ -35,7 +35,7 @@ func setting(t *testing.T, name string, otherwise uint64) uint64 {
 // A byte of the store is changed, in a key or anywhere, and pullgated starts and scans twice. PULLGATE_FLIPS is how often,
 // PULLGATE_FLIP_SEED repeats a run.
 func TestFlippedByteOfTheStoreOpensNoImage(t *testing.T) {
-	flips, seed := setting(t, "PULLGATE_FLIPS", 300), setting(t, "PULLGATE_FLIP_SEED", rand.Uint64())
+	flips, seed := setting(t, "PULLGATE_FLIPS", 2000), setting(t, "PULLGATE_FLIP_SEED", rand.Uint64())
 	if testing.Short() || raced {
 		flips = min(flips, 30)
 	}
