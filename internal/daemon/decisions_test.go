@@ -69,6 +69,9 @@ func decide(t *testing.T, table testkit.Decisions, c testkit.Case, profile cripr
 		api = newAPIServer(t, x, c)
 		settings = append(settings, api.settings())
 	}
+	if table.Records[c.Record].Unreadable {
+		t.Skip("pullgated has its facts in memory, and a start removes what cannot be read; pkg/tracker has these cases")
+	}
 	p := prepare(t, r.Endpoint(), settings...)
 	p.store(table, c, profile)
 
@@ -95,9 +98,6 @@ func decide(t *testing.T, table testkit.Decisions, c testkit.Case, profile cripr
 		holdGrant(t, r, x, id, c.Image)
 	}
 	p.start()
-	if rec := table.Records[c.Record]; rec.Unreadable {
-		must(t, testkit.Damage(p.path("state/records.db"), profile.ID(testkit.ImageID(rec.ID))+"\x00"+rec.Repository))
-	}
 	if sourced {
 		p.until("pullgate_pod_source_synced", 1)
 	}
@@ -160,14 +160,13 @@ func (p *process) store(table testkit.Decisions, c testkit.Case, profile criprox
 	must(t, err)
 	key, err := credential.CreateKey(filepath.Join(p.path("state"), "node.key"))
 	must(t, err)
-	still := func() bool { return true }
 	if c.Mark != "" {
 		pair := records.Pair{ImageID: profile.ID(testkit.ImageID(c.ID)), Repository: "repo.test/any/pre"}
-		if _, err := s.MarkPreloaded(records.Scan{Pairs: []records.Pair{pair}, Unchanged: still}); err != nil {
+		if _, err := s.MarkPreloaded(records.Scan{Pairs: []records.Pair{pair}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := s.MarkPreloaded(records.Scan{First: true, Unchanged: still}); err != nil {
+	if _, err := s.MarkPreloaded(records.Scan{First: true}); err != nil {
 		t.Fatal(err)
 	}
 	if c.Intent != "" {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -146,15 +147,14 @@ func TestWatchdogIsNotNotifiedWhileAWriteHangs(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
-	store, _, err := records.Open(filepath.Join(t.TempDir(), "records.db"), records.Options{Now: time.Now()})
-	must(t, err)
 	writing, release, written := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	var hangs sync.Once
+	store, _, err := records.Open(filepath.Join(t.TempDir(), "records.db"), records.Options{Now: time.Now(), OnSync: func(time.Duration) {
+		hangs.Do(func() { close(writing); <-release })
+	}})
+	must(t, err)
 	go func() {
-		_, err := store.AcceptMarks([]records.Pair{{ImageID: "sha256:1", Repository: "repo.test/app"}}, "operator", time.Now(), func(records.Acceptable) error {
-			close(writing)
-			<-release
-			return nil
-		})
+		_, err := store.AcceptMarks([]records.Pair{{ImageID: "sha256:1", Repository: "repo.test/app"}}, "operator", time.Now())
 		written <- err
 	}()
 	<-writing

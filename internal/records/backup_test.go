@@ -143,7 +143,7 @@ func TestBackupOfAStoreThatIsWrittenIsOneMoment(t *testing.T) {
 	go func() {
 		var err error
 		for n := 0; n < count && err == nil; n++ {
-			_, err = s.MarkPreloaded(records.Scan{Pairs: []records.Pair{nth(n)}, Now: noon(), Unchanged: func() bool { return true }})
+			_, err = s.MarkPreloaded(records.Scan{Pairs: []records.Pair{nth(n)}, Now: noon()})
 		}
 		ended <- err
 	}()

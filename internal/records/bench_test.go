@@ -16,7 +16,7 @@ func BenchmarkLookup(b *testing.B) {
 	writeFile(b, path, all.content)
 	s, _ := open(b, path, records.Options{})
 	for i := 0; b.Loop(); i++ {
-		if _, err := s.Lookup(all.pairs[i%len(all.pairs)], alice); err != nil {
+		if _, err := s.Lookup(all.pairs[i%len(all.pairs)]); err != nil {
 			b.Fatal(err)
 		}
 	}

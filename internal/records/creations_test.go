@@ -10,14 +10,14 @@ import (
 // scan marks those of the pairs that are due.
 func scan(t *testing.T, s *records.Store, pairs ...records.Pair) []records.Pair {
 	t.Helper()
-	marked, err := s.MarkPreloaded(records.Scan{Pairs: pairs, Now: at(9), Unchanged: func() bool { return true }})
+	marked, err := s.MarkPreloaded(records.Scan{Pairs: pairs, Now: at(9)})
 	must(t, err)
 	return marked
 }
 
 func beginCreation(t *testing.T, s *records.Store, image string, listed ...records.Pair) uint64 {
 	t.Helper()
-	id, err := s.BeginCreation(records.Creation{Image: image, Listed: listed, Begun: noon()}, func() bool { return true })
+	id, err := s.BeginCreation(records.Creation{Image: image, Listed: listed, Begun: noon()})
 	must(t, err)
 	return id
 }

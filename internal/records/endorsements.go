@@ -1,16 +1,10 @@
 package records
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
-	"unsafe"
-
-	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
 )
@@ -41,22 +35,6 @@ type Endorsement struct {
 	Until time.Time `json:"until,omitzero"`
 }
 
-// endorsements are all of one pair that can be read, ordered by requirement.
-type endorsements []Endorsement
-
-func (all endorsements) bytes() int64 {
-	const fixed = 128
-	n := fixed
-	for i := range all {
-		e := &all[i]
-		n += int(unsafe.Sizeof(*e)) + len(e.Pair.ImageID) + len(e.Pair.Repository) + len(e.Requirement) + len(e.Digest)
-		for _, signer := range e.Signers {
-			n += int(unsafe.Sizeof(signer)) + len(signer)
-		}
-	}
-	return int64(n)
-}
-
 func (e *Endorsement) key() []byte { return append(e.Pair.prefix(), e.Requirement...) }
 
 // prefix returns the beginning of the keys of the endorsements of a pair.
@@ -69,11 +47,8 @@ func endorsementOf(key []byte) Endorsement {
 	return Endorsement{Pair: Pair{ImageID: p.ImageID, Repository: repository}, Requirement: requirement}
 }
 
-// Endorsed returns the endorsement of a pair for a requirement, if there is one. One that cannot be read does not count: the image
-// needs verification. Endorsed does not judge its times. Several callers may get the same Signers: they must not change them.
-//
-// Like [Store.Lookup], Endorsed sees every change whose call has returned, and answers from memory if an earlier call has read the
-// endorsements of the pair and nothing was written since. Then it allocates nothing.
+// Endorsed returns the endorsement of a pair for a requirement, if there is one. Endorsed does not judge its times. The caller must not change the
+// Signers.
 func (s *Store) Endorsed(p Pair, requirement string) (Endorsement, bool) {
 	all := s.endorsementsOf(p)
 	for i := range all {
@@ -84,33 +59,16 @@ func (s *Store) Endorsed(p Pair, requirement string) (Endorsement, bool) {
 	return Endorsement{}, false
 }
 
-// Endorsements returns the endorsements of a pair, ordered by requirement, without those that cannot be read. It reads like
-// Endorsed. Callers may change the slice and not the Signers.
+// Endorsements returns the endorsements of a pair, ordered by requirement. The caller may change the slice and not the Signers.
 func (s *Store) Endorsements(p Pair) []Endorsement { return slices.Clone(s.endorsementsOf(p)) }
 
-func (s *Store) endorsementsOf(p Pair) endorsements {
-	if all, ok := s.endorsed.get(p); ok {
-		return all
+func (s *Store) endorsementsOf(p Pair) []Endorsement {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if e := s.facts.images[p.ImageID].entry(p.Repository); e != nil && s.failed == nil {
+		return e.endorsements
 	}
-	state, idle := s.endorsed.now()
-	var all endorsements
-	err := s.file.View(func(tx *bolt.Tx) error {
-		all = nil
-		for k, v := range each(tx, bucketEndorsements, p.prefix()) {
-			var e Endorsement
-			if decode(bucketEndorsements, k, v, &e) == nil {
-				all = append(all, e)
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return nil // what cannot be read proves nothing
-	}
-	if idle {
-		s.endorsed.put(p, state, all)
-	}
-	return all
+	return nil
 }
 
 // Endorse writes endorsements, in one transaction. An endorsement replaces the earlier one of the same pair and requirement. The
@@ -125,27 +83,15 @@ func (s *Store) Endorse(all []Endorsement) error {
 			return err
 		}
 	}
-	return s.update("write endorsements of "+all[0].Pair.Repository, crashpoint.EndorseBefore, crashpoint.EndorseAfter, func(tx *bolt.Tx) error {
-		if _, err := tx.CreateBucketIfNotExists([]byte(bucketEndorsements)); err != nil {
-			return err
-		}
-		if err := setFormat(tx, formatEndorsing); err != nil {
-			return err
-		}
+	return s.update("write endorsements of "+all[0].Pair.Repository, crashpoint.EndorseBefore, crashpoint.EndorseAfter, func(t *tx) error {
 		written, pairs := map[string]bool{}, map[Pair]bool{}
 		for _, e := range all {
 			e.Signers = bounded(e.Signers)
-			key := e.key()
-			written[string(key)], pairs[e.Pair] = true, true
-			s.wrote(e.Pair)
-			if err := put(tx, bucketEndorsements, key, e); err != nil {
-				return err
-			}
+			written[string(e.key())], pairs[e.Pair] = true, true
+			t.putEndorsement(e)
 		}
 		for p := range pairs {
-			if err := boundEndorsements(tx, p, written); err != nil {
-				return err
-			}
+			t.boundEndorsements(p, written)
 		}
 		return nil
 	})
@@ -169,53 +115,21 @@ func bounded(signers []string) []string {
 	return signers
 }
 
-// boundEndorsements deletes endorsements of a pair beyond MaxEndorsements: first those that cannot be read, then the oldest ones.
-func boundEndorsements(tx *bolt.Tx, p Pair, keep map[string]bool) error {
-	var others []Endorsement
-	n := 0
-	for k, e := range eachOr(tx, bucketEndorsements, p.prefix(), endorsementOf) { // without a time if it cannot be read
-		if n++; !keep[string(k)] {
-			others = append(others, e)
-		}
+// boundEndorsements deletes the oldest endorsements of a pair beyond MaxEndorsements.
+func (t *tx) boundEndorsements(p Pair, keep map[string]bool) {
+	all := t.entry(p).endorsements
+	excess := len(all) - MaxEndorsements
+	if excess <= 0 {
+		return
 	}
-	if n <= MaxEndorsements {
-		return nil
+	others := slices.DeleteFunc(slices.Clone(all), func(e Endorsement) bool { return keep[string(e.key())] })
+	slices.SortStableFunc(others, func(a, b Endorsement) int { return a.At.Compare(b.At) })
+	for _, e := range others[:min(excess, len(others))] {
+		t.deleteEndorsement(e)
 	}
-	slices.SortFunc(others, func(a, b Endorsement) int { return a.At.Compare(b.At) })
-	for _, e := range others[:min(n-MaxEndorsements, len(others))] {
-		if err := tx.Bucket([]byte(bucketEndorsements)).Delete(e.key()); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
-// setFormat writes the number of the format if the store has another one.
-func setFormat(tx *bolt.Tx, format int) error {
-	if found, err := readFormat(tx); err != nil || found == format {
-		return err
-	}
-	return tx.Bucket([]byte(bucketMeta)).Put([]byte(metaFormat), []byte(strconv.Itoa(format)))
-}
-
-// deleteEndorsements deletes endorsements by their keys. With the last one it deletes their bucket and lowers the format, so that a
-// version that knows no endorsements can open the store again.
-func deleteEndorsements(tx *bolt.Tx, keys [][]byte) error {
-	b := tx.Bucket([]byte(bucketEndorsements))
-	if b == nil {
-		return nil
-	}
-	if err := deleteKeys(tx, bucketEndorsements, keys); err != nil {
-		return err
-	}
-	if k, _ := b.Cursor().First(); k != nil {
-		return nil
-	}
-	return errors.Join(tx.DeleteBucket([]byte(bucketEndorsements)), setFormat(tx, formatPlain))
-}
-
-// An EndorsementSelection selects endorsements. All fields that are set have to match; the zero value selects nothing. One that
-// cannot be read matches only by what is in its key: image ID, repository and requirement.
+// An EndorsementSelection selects endorsements. All fields that are set have to match; the zero value selects nothing.
 type EndorsementSelection struct {
 	ImageID     string
 	Repository  string
@@ -239,40 +153,33 @@ func (s EndorsementSelection) Selects(e Endorsement) bool {
 		(s.Signer == "" || slices.Contains(e.Signers, s.Signer)) && (s.At.IsZero() || s.At.Equal(e.At))
 }
 
-// prefix returns the beginning of the keys of all endorsements that can be selected.
-func (s EndorsementSelection) prefix() []byte {
-	switch p := (Pair{ImageID: s.ImageID, Repository: s.Repository}); {
-	case s.ImageID == "":
-		return nil
-	case s.Repository == "":
-		return p.key()
-	default:
-		return p.prefix()
-	}
-}
-
 // RevokeEndorsements deletes the selected endorsements, in one transaction, and returns them. Their images need verification again.
 // With the last endorsement of the store its format becomes 1 again.
 func (s *Store) RevokeEndorsements(of EndorsementSelection) ([]Endorsement, error) {
-	return write(s, "revoke endorsements", crashpoint.WithdrawBefore, crashpoint.WithdrawAfter, func(tx *bolt.Tx) ([]Endorsement, error) {
-		found, keys := selectedEndorsements(tx, of)
-		return found, deleteEndorsements(tx, keys)
+	return write(s, "revoke endorsements", crashpoint.WithdrawBefore, crashpoint.WithdrawAfter, func(t *tx) ([]Endorsement, error) {
+		found := t.selectedEndorsements(of)
+		for _, e := range found {
+			t.deleteEndorsement(e)
+		}
+		return found, nil
 	})
 }
 
 // RevocableEndorsements returns what RevokeEndorsements would delete, and changes nothing.
 func (s *Store) RevocableEndorsements(of EndorsementSelection) ([]Endorsement, error) {
-	return read(s, "look for endorsements", func(tx *bolt.Tx) ([]Endorsement, error) {
-		found, _ := selectedEndorsements(tx, of)
-		return found, nil
-	})
+	return read(s, "look for endorsements", func(t *tx) ([]Endorsement, error) { return t.selectedEndorsements(of), nil })
 }
 
-func selectedEndorsements(tx *bolt.Tx, of EndorsementSelection) (found []Endorsement, keys [][]byte) {
-	for k, e := range eachOr(tx, bucketEndorsements, of.prefix(), endorsementOf) {
-		if of.Selects(e) {
-			found, keys = append(found, e), append(keys, bytes.Clone(k))
+func (t *tx) selectedEndorsements(of EndorsementSelection) (found []Endorsement) {
+	if of.Empty() {
+		return nil
+	}
+	for _, e := range t.all() {
+		for _, one := range e.endorsements {
+			if of.Selects(one) {
+				found = append(found, one)
+			}
 		}
 	}
-	return found, keys
+	return found
 }

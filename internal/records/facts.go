@@ -90,6 +90,17 @@ type Record struct {
 	Gone time.Time `json:"gone,omitzero"`
 }
 
+// clone returns a copy that shares nothing that can change.
+func (r *Record) clone() Record {
+	next := *r
+	next.Proofs = slices.Clone(r.Proofs)
+	for i := range next.Proofs {
+		p := &next.Proofs[i]
+		p.Secrets, p.RotatedFrom = slices.Clone(p.Secrets), slices.Clone(p.RotatedFrom)
+	}
+	return next
+}
+
 // MaxGone bounds the records of images that are gone. The store deletes those that have been gone for the longest time.
 const MaxGone = 4096
 
@@ -121,27 +132,28 @@ type Distrust struct {
 	Copy bool `json:"copy,omitempty"`
 }
 
-// Facts contains what the store has about one pair, read in one snapshot. The zero value describes an untracked pair.
+// Facts contains what the store has about one pair, read in one snapshot. The zero value describes an untracked pair. The caller must not change
+// what it refers to.
 type Facts struct {
-	Record *Record // nil if there is none
-	// Proved means that the record has proofs. Those that [Store.Lookup] was not asked for may be missing in Record.
-	Proved  bool
-	Intents int // of the pair's repository
-	Marked  bool
-	// Rivals means that another repository has a record for the image ID that is not open to every pod.
-	Rivals bool
-	// MarkedElsewhere means that another repository has a mark for the image ID, and that the store has been scanned.
-	MarkedElsewhere bool
+	Record  *Record  // nil if there is none
+	Mark    *Mark    // nil if there is none
+	Intents []Intent // of the pair's repository, ordered by ID
+	// OtherRecords means that another repository has a record for the image ID that is not open to every pod.
+	OtherRecords bool
+	// OtherMarks means that another repository has a mark for the image ID, and that the store has been scanned.
+	OtherMarks bool
 	// Arriving means that the pair has neither record nor mark, and may have come with a [Creation] that is in the store.
 	Arriving bool
 }
 
 // Untracked reports whether the store has no record, intent or mark for the pair.
-func (f Facts) Untracked() bool { return f.Record == nil && !f.Marked && f.Intents == 0 }
+func (f *Facts) Untracked() bool { return f.Record == nil && f.Mark == nil && len(f.Intents) == 0 }
 
 // ProveAccess reports whether the record holds any proof of access. A lost pull or a revocation leaves a record without proofs, which
 // shows nothing about the name.
-func (f Facts) ProveAccess() bool { return f.Proved || f.Record != nil && f.Record.Open }
+func (f *Facts) ProveAccess() bool {
+	return f.Record != nil && (f.Record.Open || len(f.Record.Proofs) > 0)
+}
 
 // MayBeMarked reports whether a scan may mark the pair: it is untracked, and the store has no other repository of the image.
-func (f Facts) MayBeMarked() bool { return f.Untracked() && !f.Rivals && !f.MarkedElsewhere }
+func (f *Facts) MayBeMarked() bool { return f.Untracked() && !f.OtherRecords && !f.OtherMarks }

@@ -49,7 +49,6 @@ func writeFormat(t *testing.T, path string, format int) {
 	must(t, s.Settle(records.Settlement{Intents: []records.Intent{settled}, Present: []records.Pair{pair(id2, "repo.test/settled")}, Now: at(4)}))
 	if _, err := s.MarkPreloaded(records.Scan{
 		Pairs: []records.Pair{pair("sha256:3", app)}, Origin: "start", Now: at(5), First: true,
-		Unchanged: func() bool { return true },
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +58,7 @@ func writeFormat(t *testing.T, path string, format int) {
 		func(id uint64) error { _, err := s.SettleCreations([]uint64{id}, nil, at(7)); return err },
 		func(id uint64) error { return s.EndCreation(id, at(7)) },
 	} {
-		id, err := s.BeginCreation(records.Creation{Image: "lost", Listed: []records.Pair{pair("sha256:4", app)}, Begun: at(6)}, func() bool { return true })
+		id, err := s.BeginCreation(records.Creation{Image: "lost", Listed: []records.Pair{pair("sha256:4", app)}, Begun: at(6)})
 		must(t, errors.Join(err, end(id)))
 	}
 	if format >= 2 {

@@ -117,50 +117,25 @@ func TestDropEndsOnlyItsIntent(t *testing.T) {
 	}
 }
 
-func TestUnreadableIntentStillCounts(t *testing.T) {
-	path := newPath(t)
-	s, _ := open(t, path, records.Options{})
-	damaged, sound := begin(t, s, app), begin(t, s, other)
-	damageInPlace(t, path, []byte(app+"\x00\x00\x00\x00\x00\x00\x00\x00\x01"))
-	if got := lookup(t, s, pair(id1, app)).Intents; got != 1 {
-		t.Errorf("%d intents; want 1", got)
-	}
-	all, err := s.Intents()
-	has := func(want records.Intent) bool {
-		return slices.ContainsFunc(all, func(in records.Intent) bool { return in.ID == want.ID && in.Repository == want.Repository })
-	}
-	if !errors.Is(err, records.ErrUnreadable) || !has(damaged) || !has(sound) {
-		t.Errorf("Intents() = %v, %v; want both and ErrUnreadable", all, err)
-	}
-	// End repairs it.
-	must(t, s.End(damaged, at(2)))
-	if all, _ := s.Intents(); !slices.Contains(all, records.Intent{ID: damaged.ID, Repository: app, Ended: at(2)}) {
-		t.Errorf("Intents() after End = %v; want it ended", all)
-	}
-	if err := s.Drop(damaged); err != nil || lookup(t, s, pair(id1, app)).Intents != 0 {
-		t.Errorf("Drop = %v; want no intent left", err)
-	}
-}
-
 func TestSettleRecordsPresentImagesWithoutProof(t *testing.T) {
 	s := newStore(t)
-	known, marked, unheard, elsewhere := pair(id1, app), pair(id1, app+"/marked"), pair(id2, app), pair(id2, other)
-	prove(t, s, records.Result{Pair: known, Credential: alice})
+	recorded, marked, unheard, elsewhere := pair(id1, app), pair(id1, app+"/marked"), pair(id2, app), pair(id2, other)
+	prove(t, s, records.Result{Pair: recorded, Credential: alice})
 	if got := mark(t, s, pair("sha256:5", app+"/marked")); len(got) != 1 {
 		t.Fatal("no mark")
 	}
 	marked.ImageID = "sha256:5"
 	one, two := begin(t, s, app), begin(t, s, app+"/marked")
 	begin(t, s, other)
-	want := lookup(t, s, known).Record
+	want := lookup(t, s, recorded).Record
 	of := settlement(one, two, records.Intent{ID: 999, Repository: app})
-	of.Present = []records.Pair{known, marked, unheard, elsewhere}
+	of.Present = []records.Pair{recorded, marked, unheard, elsewhere}
 	must(t, s.Settle(of))
-	for p, want := range map[records.Pair]records.Facts{
-		known:     {Record: want, Proved: true},
+	for p, want := range map[records.Pair]known{
+		recorded:  {Record: want},
 		marked:    {Marked: true},
 		unheard:   {Record: &records.Record{Pair: unheard, Created: at(5)}},
-		elsewhere: {Intents: 1, Rivals: true},
+		elsewhere: {Intents: 1, OtherRecords: true},
 	} {
 		if diff := cmp.Diff(want, lookup(t, s, p)); diff != "" {
 			t.Errorf("facts of %v (-want +got):\n%s", p, diff)

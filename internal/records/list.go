@@ -1,33 +1,144 @@
 package records
 
 import (
-	"errors"
+	"cmp"
+	"fmt"
 	"slices"
-
-	bolt "go.etcd.io/bbolt"
+	"strings"
 )
 
-// Intents returns every intent, ordered by repository. For an intent that cannot be read it returns the fields that the key
-// contains, and includes its error in err.
-func (s *Store) Intents() (all []Intent, err error) {
-	err = s.file.View(func(tx *bolt.Tx) error {
-		var unreadable error
-		for k, v := range each(tx, bucketIntents, nil) {
-			var in Intent
-			if err := decode(bucketIntents, k, v, &in); err != nil {
-				unreadable = errors.Join(unreadable, err)
-				in = intentOf(k)
+// An ImageFacts contains everything that the store has about one image ID.
+type ImageFacts struct {
+	ImageID string
+	Records []Record // by repository
+	Marks   []Mark   // by repository
+}
+
+// Images returns the facts about the image IDs beginning with from, ordered by image ID: at most limit of them.
+func (s *Store) Images(from string, limit int) ([]ImageFacts, error) {
+	return read(s, "list images of the store", func(t *tx) (all []ImageFacts, err error) {
+		for _, id := range t.ids() {
+			if id < from {
+				continue
 			}
-			all = append(all, in)
+			f := ImageFacts{ImageID: id}
+			for _, e := range t.image(id) {
+				if e.record != nil {
+					f.Records = append(f.Records, *e.record)
+				}
+				if e.mark != nil {
+					f.Marks = append(f.Marks, *e.mark)
+				}
+			}
+			if len(f.Records)+len(f.Marks) == 0 {
+				continue
+			}
+			if len(all) == limit {
+				break
+			}
+			all = append(all, f)
 		}
-		return unreadable
+		return all, nil
 	})
-	return all, err
+}
+
+// A Keyed is a value with its key. A list continues after that key.
+type Keyed[T any] struct {
+	Key   string
+	Value T
+}
+
+// MarksAfter returns the marks after a key, ordered by image ID and repository: at most limit of them. "" is before all keys.
+func (s *Store) MarksAfter(key string, limit int) ([]Keyed[Mark], error) {
+	return page(s, key, limit, func(t *tx, add func(key []byte, m Mark)) {
+		for p, e := range t.all() {
+			if e.mark != nil {
+				add(p.key(), *e.mark)
+			}
+		}
+	})
+}
+
+// IntentsAfter returns the intents after a key, ordered by repository and ID: at most limit of them. The key of a repository is
+// before all its intents.
+func (s *Store) IntentsAfter(key string, limit int) ([]Keyed[Intent], error) {
+	return page(s, key, limit, func(t *tx, add func(key []byte, in Intent)) {
+		for _, all := range t.now.intents {
+			for _, in := range all {
+				add(in.key(), in)
+			}
+		}
+	})
+}
+
+// EndorsementsAfter returns the endorsements after a key, ordered by image ID, repository and requirement: at most limit of them.
+func (s *Store) EndorsementsAfter(key string, limit int) ([]Keyed[Endorsement], error) {
+	return page(s, key, limit, func(t *tx, add func(key []byte, e Endorsement)) {
+		for _, e := range t.all() {
+			for _, one := range e.endorsements {
+				add(one.key(), one)
+			}
+		}
+	})
+}
+
+func page[T any](s *Store, after string, limit int, each func(t *tx, add func(key []byte, v T))) ([]Keyed[T], error) {
+	return read(s, "list the store", func(t *tx) (all []Keyed[T], err error) {
+		each(t, func(key []byte, v T) {
+			if string(key) > after {
+				all = append(all, Keyed[T]{Key: string(key), Value: v})
+			}
+		})
+		slices.SortFunc(all, func(a, b Keyed[T]) int { return strings.Compare(a.Key, b.Key) })
+		return all[:min(limit, len(all))], nil
+	})
+}
+
+// Details is Facts with the repositories that are only counted there, read in one snapshot.
+type Details struct {
+	Facts
+	RecordedAs []string // the repositories behind OtherRecords
+	MarkedAs   []string // the repositories behind OtherMarks
+}
+
+// Describe returns all facts about a pair. The error is that of Lookup.
+func (s *Store) Describe(p Pair) (Details, error) {
+	return read(s, fmt.Sprintf("look up %s of %s", p.ImageID, p.Repository), func(t *tx) (Details, error) {
+		d := Details{Facts: t.lookup(p)}
+		for _, e := range t.image(p.ImageID) {
+			if e.repository == p.Repository {
+				continue
+			}
+			if e.rival() {
+				d.RecordedAs = append(d.RecordedAs, e.repository)
+			}
+			if t.otherMark(&e) {
+				d.MarkedAs = append(d.MarkedAs, e.repository)
+			}
+		}
+		return d, nil
+	})
+}
+
+// After returns the first image ID that can follow imageID, for use with Images.
+func After(imageID string) string { return imageID + "\x01" }
+
+// Intents returns every intent, ordered by repository.
+func (s *Store) Intents() ([]Intent, error) {
+	return read(s, "read pull intents", func(t *tx) (all []Intent, err error) {
+		for _, of := range t.now.intents {
+			all = append(all, of...)
+		}
+		slices.SortFunc(all, func(a, b Intent) int {
+			return cmp.Or(strings.Compare(a.Repository, b.Repository), cmp.Compare(a.ID, b.ID))
+		})
+		return all, nil
+	})
 }
 
 // Pulling reports whether one of the repositories has an intent.
 func (s *Store) Pulling(repositories []string) (bool, error) {
-	return read(s, "look for pull intents", func(tx *bolt.Tx) (bool, error) {
-		return slices.ContainsFunc(repositories, func(r string) bool { return countIntents(tx, r) > 0 }), nil
+	return read(s, "look for pull intents", func(t *tx) (bool, error) {
+		return slices.ContainsFunc(repositories, func(r string) bool { return len(t.intentsOf(r)) > 0 }), nil
 	})
 }

@@ -32,7 +32,7 @@ func TestDueInDistrustIsWhatTheNextScanMarks(t *testing.T) {
 // firstScan makes the first scan of a node without images.
 func firstScan(t *testing.T, s *records.Store) {
 	t.Helper()
-	if _, err := s.MarkPreloaded(records.Scan{Now: at(0), First: true, Unchanged: func() bool { return true }}); err != nil {
+	if _, err := s.MarkPreloaded(records.Scan{Now: at(0), First: true}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -111,16 +111,16 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 			err = s.Settle(records.Settlement{Intents: intents, Present: present, Brought: brought, Now: at(now)})
 			m.settle(intents, present, brought, now)
 		case 8:
-			scan, still, first := some(), random.IntN(4) > 0, random.IntN(4) == 0
-			did = fmt.Sprintf("MarkPreloaded(%v, still %v, first %v)", scan, still, first)
-			_, err = s.MarkPreloaded(records.Scan{Pairs: scan, Now: at(now), Unchanged: func() bool { return still }, First: first})
+			scan, first := some(), random.IntN(4) == 0
+			did = fmt.Sprintf("MarkPreloaded(%v, first %v)", scan, first)
+			_, err = s.MarkPreloaded(records.Scan{Pairs: scan, Now: at(now), First: first})
 			pulling := map[string]bool{}
 			for _, p := range scan {
 				pulling[p.ImageID] = pulling[p.ImageID] || m.facts(p).Intents > 0 || m.unlisted(p.Repository, scan)
 			}
 			var due []records.Pair
 			for _, p := range scan {
-				if f := m.facts(p); still && f.Record == nil && !f.Marked && !pulling[p.ImageID] && !f.Rivals && !f.MarkedElsewhere {
+				if f := m.facts(p); f.Record == nil && !f.Marked && !pulling[p.ImageID] && !f.OtherRecords && !f.OtherMarks {
 					due = append(due, p)
 				}
 			}
@@ -128,7 +128,7 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 				m.marks[p] = true
 				m.wrote(p)
 			}
-			m.scanned = m.scanned || still && first
+			m.scanned = m.scanned || first
 		case 9:
 			of := records.Pruning{Images: map[string]struct{}{"none": {}}, Now: at(now)}
 			m.before = max(m.before, m.writes-random.IntN(3), 0) // the counter does not decrease
@@ -197,7 +197,7 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 			did = fmt.Sprintf("AcceptMarks(%v)", accepted)
 			var would, got records.Acceptable
 			if would, err = s.Acceptable(accepted); err == nil {
-				got, err = s.AcceptMarks(accepted, "operator", at(now), nil)
+				got, err = s.AcceptMarks(accepted, "operator", at(now))
 			}
 			accepted = slices.DeleteFunc(accepted, func(p records.Pair) bool { return m.marks[p] })
 			var proved []records.Pair
@@ -288,7 +288,7 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 				t.Fatalf("facts of %v after %q (-want +got):\n%s", p, done, diff)
 			}
 			d, err := s.Describe(p)
-			if err != nil || !cmp.Equal(d.Facts, m.facts(p)) || (d.Mark != nil) != m.marks[p] || len(d.OfIntents) != d.Intents || (len(d.RivalNames) > 0) != d.Rivals || (len(d.MarkedAs) > 0) != d.MarkedElsewhere {
+			if err != nil || !cmp.Equal(knownOf(d.Facts), m.facts(p)) || (len(d.RecordedAs) > 0) != d.OtherRecords || (len(d.MarkedAs) > 0) != d.OtherMarks {
 				t.Fatalf("Describe(%v) = %+v, %v after %q; want what Lookup says with what is behind it", p, d, err, done)
 			}
 		}

@@ -29,10 +29,10 @@ func (m *model) wrote(p records.Pair) {
 	m.written[p] = m.writes
 }
 
-func (m *model) facts(p records.Pair) (f records.Facts) {
+func (m *model) facts(p records.Pair) (f known) {
 	if r, ok := m.records[p]; ok {
 		r.Proofs = slices.Clone(r.Proofs)
-		f.Record, f.Proved = &r, len(r.Proofs) > 0
+		f.Record = &r
 	}
 	f.Marked = m.marks[p]
 	for _, in := range m.intents {
@@ -41,10 +41,10 @@ func (m *model) facts(p records.Pair) (f records.Facts) {
 		}
 	}
 	for q, r := range m.records {
-		f.Rivals = f.Rivals || q.ImageID == p.ImageID && q != p && !r.Open
+		f.OtherRecords = f.OtherRecords || q.ImageID == p.ImageID && q != p && !r.Open
 	}
 	for q, marked := range m.marks {
-		f.MarkedElsewhere = f.MarkedElsewhere || m.scanned && marked && q.ImageID == p.ImageID && q != p
+		f.OtherMarks = f.OtherMarks || m.scanned && marked && q.ImageID == p.ImageID && q != p
 	}
 	return f
 }

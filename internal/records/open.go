@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -118,10 +117,9 @@ func Open(path string, o Options) (*Store, Report, error) {
 			return nil, report, fmt.Errorf("begin records %s: %w", path, err)
 		}
 	}
-	s := &Store{file: f, onSync: o.OnSync, written: map[Pair]uint64{}, marked: map[string]map[string]struct{}{}}
-	s.facts.seed, s.endorsed.seed = maphash.MakeSeed(), maphash.MakeSeed()
-	if err = s.removeUnreadable(path, o.Now, &report); err == nil {
-		err = errors.Join(s.readDistrust(), s.indexMarks())
+	s := &Store{file: f, onSync: o.OnSync, written: map[Pair]uint64{}}
+	if err = removeUnreadable(f, path, o.Now, &report); err == nil {
+		err = s.reload()
 	}
 	if err != nil {
 		return nil, report, errors.Join(fmt.Errorf("open records %s: %w", path, err), f.Close())
@@ -199,7 +197,7 @@ func check(tx *bolt.Tx) error {
 	}
 	// The key of distrust is enough, so distrust must not get lost if the key is damaged.
 	return tx.Bucket([]byte(bucketMeta)).ForEach(func(k, _ []byte) error {
-		if !slices.Contains([]string{metaFormat, metaDistrust, metaScanned, metaKey, metaRevoked}, string(k)) {
+		if !slices.Contains(metaKeys(), string(k)) {
 			return fmt.Errorf("bucket meta: unknown key %q", k)
 		}
 		return nil
@@ -236,7 +234,11 @@ func create(path string, o Options, distrust *Distrust) (*boltfile.File, error) 
 			}
 		}
 		if distrust != nil {
-			if err := put(tx, bucketMeta, []byte(metaDistrust), distrust); err != nil {
+			stored, err := encode(bucketMeta, []byte(metaDistrust), distrust)
+			if err != nil {
+				return err
+			}
+			if err := tx.Bucket([]byte(bucketMeta)).Put([]byte(metaDistrust), stored); err != nil {
 				return err
 			}
 		}
@@ -282,43 +284,50 @@ func setAside(path string, now time.Time) (string, error) {
 // removeUnreadable removes the values that cannot be read under their key, and distrusts the store, in one transaction. Such a value may
 // be the record of an image whose key is damaged: without it, that image looks untracked, and the next scan would mark it. A copy
 // of the file stays beside it.
-func (s *Store) removeUnreadable(path string, now time.Time, report *Report) error {
+func removeUnreadable(f *boltfile.File, path string, now time.Time, report *Report) error {
 	aside, copied := asideOf(path, now), path+".copy" // one name, so that starts that fail leave at most one copy
-	lost, err := read(s, "copy the store", func(tx *bolt.Tx) ([]place, error) {
-		lost := unreadable(tx)
-		if len(lost) == 0 {
-			return nil, nil
+	var lost []place
+	err := f.View(func(tx *bolt.Tx) error {
+		if lost = unreadable(tx); len(lost) == 0 {
+			return nil
 		}
 		to, err := os.OpenFile(copied, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		_, err = tx.WriteTo(to)
 		if err = errors.Join(err, to.Sync(), to.Close()); err != nil {
-			return nil, errors.Join(err, os.Remove(copied))
+			return errors.Join(err, os.Remove(copied))
 		}
-		return lost, nil
+		return nil
 	})
 	if err != nil || len(lost) == 0 {
 		return err
 	}
 	report.SetAside, report.Damage = aside, fmt.Sprintf("values that could not be read: %d, the first: %s", len(lost), lost[0])
-	err = s.update("remove what cannot be read", "", "", func(tx *bolt.Tx) error {
-		d := Distrust{Since: now}
-		if _, err := get(tx, bucketMeta, []byte(metaDistrust), &d); err == nil && d.Reason != "" {
-			d.Reason += "; "
-		}
-		d.Reason += report.Damage + "; a start removed them, " + filepath.Base(aside) + " is a copy of the store before that"
-		var endorsed [][]byte
+	err = f.Update(func(b *bolt.Tx) error {
 		for _, p := range lost {
-			if p.bucket == bucketEndorsements {
-				endorsed = append(endorsed, p.key)
-			} else if err := tx.Bucket([]byte(p.bucket)).Delete(p.key); err != nil {
+			if err := b.Bucket([]byte(p.bucket)).Delete(p.key); err != nil {
 				return err
 			}
 		}
-		// What was removed may have contained a revocation.
-		return errors.Join(deleteEndorsements(tx, endorsed), noteRevoked(tx, now), put(tx, bucketMeta, []byte(metaDistrust), d))
+		left, err := load(b)
+		if err != nil {
+			return err
+		}
+		t := beginTx(left)
+		d := Distrust{Since: now}
+		if t.meta.distrust != nil {
+			d = *t.meta.distrust
+			d.Reason += "; "
+		}
+		d.Reason += report.Damage + "; a start removed them, " + filepath.Base(aside) + " is a copy of the store before that"
+		t.putMeta(metaDistrust, d)
+		t.noteRevoked(now) // what was removed may have contained a revocation
+		if t.endorsed == 0 {
+			t.setFormat(formatPlain)
+		}
+		return errors.Join(t.err, t.write(b))
 	})
 	if err != nil {
 		return err
@@ -337,11 +346,16 @@ func (p place) String() string { return p.bucket + " " + KeyText(p.bucket, p.key
 // unreadable returns the places of the values that do not belong to their keys.
 func unreadable(tx *bolt.Tx) (found []place) {
 	for _, bucket := range append(buckets(), bucketCreations, bucketEndorsements) {
-		for k, v := range each(tx, bucket, nil) {
-			if !sound(bucket, k, v) && (bucket != bucketMeta || string(k) != metaFormat) {
+		b := tx.Bucket([]byte(bucket))
+		if b == nil {
+			continue
+		}
+		_ = b.ForEach(func(k, v []byte) error { // the function returns no error
+			if _, err := decode(bucket, k, v); err != nil {
 				found = append(found, place{bucket: bucket, key: bytes.Clone(k)})
 			}
-		}
+			return nil
+		})
 	}
 	return found
 }

@@ -46,14 +46,14 @@ func TestReopenedStoreHoldsWhatWasWritten(t *testing.T) {
 	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})
 	mark(t, s, pair(id2, app))
 	must(t, s.SetKeyFingerprint("f1"))
-	want := []records.Facts{lookup(t, s, pair(id1, app)), lookup(t, s, pair(id2, app)), lookup(t, s, pair(id1, other))}
+	want := []known{lookup(t, s, pair(id1, app)), lookup(t, s, pair(id2, app)), lookup(t, s, pair(id1, other))}
 	closeStore(t, s)
 
 	s, report := open(t, path, records.Options{KeyExists: true})
 	if diff := cmp.Diff(records.Report{}, report); diff != "" {
 		t.Errorf("Report (-want +got):\n%s", diff)
 	}
-	got := []records.Facts{lookup(t, s, pair(id1, app)), lookup(t, s, pair(id2, app)), lookup(t, s, pair(id1, other))}
+	got := []known{lookup(t, s, pair(id1, app)), lookup(t, s, pair(id2, app)), lookup(t, s, pair(id1, other))}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("facts (-before +after):\n%s", diff)
 	}
@@ -182,8 +182,8 @@ func openDamaged(t *testing.T, path string, damaged []byte, all filled, what str
 				t.Errorf("%s: endorsed: %+v; want what was written or nothing", what, e)
 			}
 		}
-		f, err := s.Lookup(p, alice, bob)
-		switch got := said(f); {
+		f, err := s.Lookup(p)
+		switch got := said(knownOf(f)); {
 		case report.Created && (got != "" || err != nil):
 			t.Errorf("%s: Lookup(%v) in a new store = %q, %v; want nothing", what, p, got, err)
 		case got != all.want[p] && (report.SetAside == "" || got != ""):
@@ -478,38 +478,12 @@ func TestOpenRemovesAValueUnderAnotherKey(t *testing.T) {
 	}
 }
 
-// A value may become unreadable while the store is open. It may be the record of an image that then looks untracked.
-func TestNothingIsMarkedOrPrunedBesideAnUnreadableValue(t *testing.T) {
-	path, lost, untracked := newPath(t), pair(id1, app), pair(id2, other)
-	s, _ := open(t, path, records.Options{})
-	prove(t, s, records.Result{Pair: lost, Credential: alice})
-	intent := begin(t, s, "repo.test/pulling")
-	for bucket, key := range map[string][]byte{"records": key(lost), "intents": []byte("repo.test/pulling\x00\x00\x00\x00\x00\x00\x00\x00\x02")} {
-		damageInPlace(t, path, key)
-		if _, err := s.Due([]records.Pair{untracked}, nil); !errors.Is(err, records.ErrUnreadable) || !strings.Contains(err.Error(), bucket) {
-			t.Errorf("%s: Due = %v; want ErrUnreadable", bucket, err)
-		}
-		if got, err := s.MarkPreloaded(records.Scan{Pairs: []records.Pair{untracked}, Unchanged: func() bool { return true }}); !errors.Is(err, records.ErrUnreadable) || got != nil {
-			t.Errorf("%s: MarkPreloaded = %v, %v; want ErrUnreadable", bucket, got, err)
-		}
-		pruned, err := s.Prune(pruning(map[string]struct{}{id2: {}}, s.Written()))
-		if err != nil || len(pruned.Records)+len(pruned.Closed) > 0 && bucket == "records" {
-			t.Errorf("%s: Prune = %+v, %v; want the record left", bucket, pruned, err)
-		}
-		damageInPlace(t, path, key) // it is sound again
-	}
-	must(t, s.Drop(intent))
-	if got := mark(t, s, untracked); len(got) != 1 {
-		t.Errorf("MarkPreloaded = %v; want the pair", got)
-	}
-}
-
 // No checksum covers the sequence of a bucket.
 func TestDamagedSequenceOverwritesNothing(t *testing.T) {
 	path := newPath(t)
 	s, _ := open(t, path, records.Options{})
 	first := begin(t, s, app)
-	creation, err := s.BeginCreation(records.Creation{Image: "first", Begun: noon()}, nil)
+	creation, err := s.BeginCreation(records.Creation{Image: "first", Begun: noon()})
 	must(t, err)
 	closeStore(t, s)
 	inFile(t, path, func(tx *bolt.Tx) error {
@@ -519,7 +493,7 @@ func TestDamagedSequenceOverwritesNothing(t *testing.T) {
 	if second := begin(t, s, app); second.ID == first.ID || lookup(t, s, pair(id1, app)).Intents != 2 {
 		t.Errorf("the second intent has ID %d, the first %d; want two intents", second.ID, first.ID)
 	}
-	if second, err := s.BeginCreation(records.Creation{Image: "second", Begun: noon()}, nil); err != nil || second == creation {
+	if second, err := s.BeginCreation(records.Creation{Image: "second", Begun: noon()}); err != nil || second == creation {
 		t.Errorf("BeginCreation = %d, %v; want another ID than %d", second, err, creation)
 	}
 }

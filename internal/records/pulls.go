@@ -1,13 +1,9 @@
 package records
 
 import (
-	"bytes"
 	"errors"
-	"iter"
 	"slices"
 	"time"
-
-	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
 	"github.com/pullgate/pullgate/pkg/credential"
@@ -21,8 +17,8 @@ const MaxUnresolved = 64
 // Begin writes the intent of a pull and returns it; the call that ends the pull takes it. When the error is nil, the caller may
 // call the runtime.
 func (s *Store) Begin(name, repository string, now time.Time) (Intent, error) {
-	return write(s, "write pull intent for "+repository, crashpoint.BeginBefore, crashpoint.BeginAfter, func(tx *bolt.Tx) (Intent, error) {
-		return begin(tx, name, repository, now)
+	return write(s, "write pull intent for "+repository, crashpoint.BeginBefore, crashpoint.BeginAfter, func(t *tx) (Intent, error) {
+		return t.begin(name, repository, now), nil
 	})
 }
 
@@ -31,9 +27,8 @@ func (s *Store) Begin(name, repository string, now time.Time) (Intent, error) {
 // image that was marked and has been removed. BeginListed returns the pairs of the deleted marks. If present is nil, because the
 // runtime was not asked, and the repository has marks, it writes nothing and returns ErrMarked with their pairs.
 func (s *Store) BeginListed(name, repository string, now time.Time, present map[string]struct{}) (in Intent, unmarked []Pair, err error) {
-	in, err = write(s, "write pull intent for "+repository, crashpoint.BeginBefore, crashpoint.BeginAfter, func(tx *bolt.Tx) (Intent, error) {
-		unmarked = nil
-		marked := s.marksOf(tx, repository)
+	in, err = write(s, "write pull intent for "+repository, crashpoint.BeginBefore, crashpoint.BeginAfter, func(t *tx) (Intent, error) {
+		marked := t.marksOf(repository)
 		if len(marked) > 0 && present == nil {
 			unmarked = marked
 			return Intent{}, ErrMarked
@@ -42,25 +37,18 @@ func (s *Store) BeginListed(name, repository string, now time.Time, present map[
 			if _, ok := present[p.ImageID]; ok {
 				continue
 			}
-			if err := tx.Bucket([]byte(bucketMarks)).Delete(p.key()); err != nil {
-				return Intent{}, err
-			}
+			t.deleteMark(p)
 			unmarked = append(unmarked, p)
 		}
-		return begin(tx, name, repository, now)
+		return t.begin(name, repository, now), nil
 	})
 	return in, unmarked, err
 }
 
-func begin(tx *bolt.Tx, name, repository string, now time.Time) (Intent, error) {
-	b, in := tx.Bucket([]byte(bucketIntents)), Intent{Name: name, Repository: repository, Begun: now}
-	for in.ID == 0 || b.Get(in.key()) != nil { // no checksum covers the sequence
-		var err error
-		if in.ID, err = b.NextSequence(); err != nil {
-			return Intent{}, err
-		}
-	}
-	return in, put(tx, bucketIntents, in.key(), in)
+func (t *tx) begin(name, repository string, now time.Time) Intent {
+	in := Intent{ID: t.lastIntent + 1, Name: name, Repository: repository, Begun: now}
+	t.putIntent(in)
+	return in
 }
 
 // A Result is what a successful pull proved.
@@ -74,35 +62,30 @@ type Result struct {
 	At         time.Time
 	// Created is the creation time of a new record. It is not before At; the zero value means At.
 	Created time.Time
-	// Revoked reports, inside the transaction, whether the proof has been revoked since the pull began; then the record does not
-	// get the proof. Revoked must not call the store; nil means that the proof has not been revoked.
-	Revoked func() bool
+	// Revoked means that the proof has been revoked since the pull began: the record does not get it.
+	Revoked bool
 }
 
 // Prove writes a record and deletes the intent, in one transaction. An open record stays open. A Secret is noted with the
-// credential and removed from every other one, as by Rotate. Prove replaces a record that cannot be read: its proofs are lost.
-// That record may have had a time of revocation, so the new record has one too.
+// credential and removed from every other one, as by Rotate.
 func (s *Store) Prove(in Intent, r Result) error {
 	if !r.Open && r.Credential == "" {
 		return errors.New("records: neither open nor a credential, nothing is proved")
 	}
-	return s.update("write pull record for "+r.Pair.Repository, crashpoint.ProveBefore, crashpoint.ProveAfter, func(tx *bolt.Tx) error {
-		rec, created := Record{}, later(r.At, r.Created)
-		if ok, err := get(tx, bucketRecords, r.Pair.key(), &rec); err != nil {
-			rec = Record{Pair: r.Pair, Created: created, Revoked: created, Unlisted: true}
-		} else if !ok {
-			rec = Record{Pair: r.Pair, Created: created, Unlisted: true}
+	return s.update("write pull record for "+r.Pair.Repository, crashpoint.ProveBefore, crashpoint.ProveAfter, func(t *tx) error {
+		rec := Record{Pair: r.Pair, Created: later(r.At, r.Created), Unlisted: true}
+		if known := t.record(r.Pair); known != nil {
+			rec = known.clone()
 		}
 		if !rec.Gone.IsZero() {
 			rec.Gone, rec.Unlisted = time.Time{}, true
 		}
-		if r.Revoked == nil || !r.Revoked() {
+		if !r.Revoked {
 			rec.prove(r)
 		}
-		if err := s.putRecord(tx, rec); err != nil {
-			return err
-		}
-		return deleteIntent(tx, in)
+		t.putRecord(rec)
+		t.deleteIntent(in)
+		return nil
 	})
 }
 
@@ -195,35 +178,19 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// wrote counts a write of a pair. It is called inside the transaction, before the commit, so that a transaction that sees the
-// write also sees it counted.
-func (s *Store) wrote(p Pair) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.writes++
-	s.written[p] = s.writes
-}
-
 // Written returns a counter of the writes of records and marks in this process.
 func (s *Store) Written() uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.counting.Lock()
+	defer s.counting.Unlock()
 	return s.writes
-}
-
-// putRecord writes a record and counts the write.
-func (s *Store) putRecord(tx *bolt.Tx, r Record) error {
-	s.wrote(r.Pair)
-	return put(tx, bucketRecords, r.Pair.key(), r)
-}
-
-func deleteIntent(tx *bolt.Tx, in Intent) error {
-	return tx.Bucket([]byte(bucketIntents)).Delete(in.key())
 }
 
 // Drop deletes the intent of a pull that certainly brought no image. An unknown intent is not an error.
 func (s *Store) Drop(in Intent) error {
-	return s.update("drop pull intent", crashpoint.DropBefore, crashpoint.DropAfter, func(tx *bolt.Tx) error { return deleteIntent(tx, in) })
+	return s.update("drop pull intent", crashpoint.DropBefore, crashpoint.DropAfter, func(t *tx) error {
+		t.deleteIntent(in)
+		return nil
+	})
 }
 
 // A Denial states that a registry refused a credential.
@@ -236,26 +203,26 @@ type Denial struct {
 // Deny deletes the intent of a pull that a registry refused. If the record has a proof of the credential, Deny notes the refusal
 // in it, in the same transaction. The proof stays, with its times.
 func (s *Store) Deny(in Intent, d Denial) error {
-	return s.update("note that "+d.Pair.Repository+" was denied", crashpoint.DropBefore, crashpoint.DropAfter, func(tx *bolt.Tx) error {
-		if err := s.deny(tx, d); err != nil {
-			return err
-		}
-		return deleteIntent(tx, in)
+	return s.update("note that "+d.Pair.Repository+" was denied", crashpoint.DropBefore, crashpoint.DropAfter, func(t *tx) error {
+		t.deny(d)
+		t.deleteIntent(in)
+		return nil
 	})
 }
 
-func (s *Store) deny(tx *bolt.Tx, d Denial) error {
-	var rec Record
-	if ok, err := get(tx, bucketRecords, d.Pair.key(), &rec); !ok || err != nil {
-		return nil //nolint:nilerr // what cannot be read proves nothing that could be denied
+func (t *tx) deny(d Denial) {
+	known := t.record(d.Pair)
+	if known == nil {
+		return
 	}
-	i := slices.IndexFunc(rec.Proofs, func(p Proof) bool { return p.Credential == d.Credential })
+	i := slices.IndexFunc(known.Proofs, func(p Proof) bool { return p.Credential == d.Credential })
 	if i < 0 {
-		return nil
+		return
 	}
+	rec := known.clone()
 	// If the clock was set back, the time of the proof is in the future, although it precedes the denial.
 	rec.Proofs[i].Denied = later(d.At, rec.Proofs[i].LastProved)
-	return s.putRecord(tx, rec)
+	t.putRecord(rec)
 }
 
 // End notes that a pull has ended without a known result. Its intent stays, and replaces earlier ones as described at
@@ -264,56 +231,37 @@ func (s *Store) End(in Intent, at time.Time) error { return s.EndAll([]Intent{in
 
 // EndAll does the same for several intents, in transactions of a bounded size. After an error, some of them may have been ended.
 func (s *Store) EndAll(intents []Intent, at time.Time) error {
-	return s.inBatches(intents, "end pull intents", crashpoint.EndBefore, crashpoint.EndAfter, func(tx *bolt.Tx, in Intent) error {
-		return end(tx, in, at)
-	})
+	return s.inBatches(intents, "end pull intents", crashpoint.EndBefore, crashpoint.EndAfter, func(t *tx, in Intent) { t.end(in, at) })
 }
 
-func end(tx *bolt.Tx, in Intent, at time.Time) error {
-	var stored Intent
-	switch ok, err := get(tx, bucketIntents, in.key(), &stored); {
-	case err != nil:
-		stored = intentOf(in.key()) // the key contains its repository and ID
-	case !ok:
-		return nil
+func (t *tx) end(in Intent, at time.Time) {
+	for _, known := range t.intentsOf(in.Repository) {
+		if known.ID == in.ID {
+			known.Ended = at
+			t.unresolved(known)
+			return
+		}
 	}
-	stored.Ended = at
-	return unresolved(tx, stored)
 }
 
 // unresolved writes the intent of a pull that has ended without a known result, and deletes the intents of the repository that it
 // replaces.
-func unresolved(tx *bolt.Tx, in Intent) error {
-	var all, same [][]byte // keys of the other ended intents; those with the same name
-	for k, other := range intentsOf(tx, in.Repository) {
+func (t *tx) unresolved(in Intent) {
+	var all, same []Intent // the other ended intents; those with the same name
+	for _, other := range t.intentsOf(in.Repository) {
 		if other.ID == in.ID || other.Ended.IsZero() {
 			continue
 		}
-		k = bytes.Clone(k) // bbolt's own slice becomes invalid after a write
-		all = append(all, k)
+		all = append(all, other)
 		if other.Name == in.Name {
-			same = append(same, k)
+			same = append(same, other)
 		}
 	}
 	if len(all)-len(same) >= MaxUnresolved {
 		in.Name, same = "", all
 	}
-	if err := deleteKeys(tx, bucketIntents, same); err != nil {
-		return err
+	for _, replaced := range same {
+		t.deleteIntent(replaced)
 	}
-	return put(tx, bucketIntents, in.key(), in)
-}
-
-// intentsOf yields the intents of a repository with their keys. For one that cannot be read it yields the fields that the key
-// contains.
-func intentsOf(tx *bolt.Tx, repository string) iter.Seq2[[]byte, Intent] {
-	prefix, length := ofRepository(repository)
-	return func(yield func(key []byte, in Intent) bool) {
-		for k, in := range eachOr(tx, bucketIntents, prefix, intentOf) {
-			// Of another length, the prefix is only a prefix of the intent's repository.
-			if len(k) == length && !yield(k, in) {
-				return
-			}
-		}
-	}
+	t.putIntent(in)
 }

@@ -4,8 +4,6 @@ import (
 	"slices"
 	"time"
 
-	bolt "go.etcd.io/bbolt"
-
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
@@ -73,65 +71,42 @@ type Revoked struct {
 }
 
 // Revoke revokes the selected proofs, in one transaction, and returns them. A record stays even without proofs: its image needs
-// proof, and is never marked preloaded. Revoke skips a record that cannot be read, because it proves nothing. Records that are
+// proof, and is never marked preloaded. Records that are
 // selected as a whole, or that lose a proof, get the time of the revocation.
 //
-// The records of the pairs that used returns get that time too: grants for these pairs depend on what is revoked, although no
-// proof shows it any more. If such a pair has neither record nor mark, it gets a record without proofs. used is called inside the
-// transaction, with what is revoked, and must not call the store; nil means that there are no such pairs. If it reports that the
-// revocation matches nothing, Revoke writes nothing.
-func (s *Store) Revoke(r Revocation, at time.Time, used func(Revoked) (pairs []Pair, matches bool)) (Revoked, error) {
-	return write(s, "revoke", crashpoint.RevokeBefore, crashpoint.RevokeAfter, func(tx *bolt.Tx) (Revoked, error) {
-		gone, changed := revocable(tx, r)
-		if used != nil {
-			pairs, matches := used(gone)
-			if !matches {
-				return gone, nil
-			}
-			changed = withUsed(tx, changed, pairs, at)
-		}
-		for _, rec := range changed {
+// The records of the pairs in used get that time too: grants for these pairs depend on what is revoked, although no
+// proof shows it any more. If such a pair has neither record nor mark, it gets a record without proofs.
+func (s *Store) Revoke(r Revocation, at time.Time, used []Pair) (Revoked, error) {
+	return write(s, "revoke", crashpoint.RevokeBefore, crashpoint.RevokeAfter, func(t *tx) (Revoked, error) {
+		gone, changed := t.revocable(r)
+		for _, rec := range t.withUsed(changed, used, at) {
 			rec.Revoked = later(rec.Revoked, at)
-			if err := s.putRecord(tx, rec); err != nil {
-				return gone, err
-			}
+			t.putRecord(rec)
 		}
-		return gone, noteRevoked(tx, at)
+		t.noteRevoked(at)
+		return gone, nil
 	})
 }
 
 // LastRevoked returns when Revoke last wrote something, whatever it selected, or marks were last forgotten. It is the zero time
 // if this never happened.
 func (s *Store) LastRevoked() (time.Time, error) {
-	return read(s, "read the time of the last revocation", lastRevoked)
+	return read(s, "read the time of the last revocation", func(t *tx) (time.Time, error) { return t.meta.revoked, nil })
 }
 
-func noteRevoked(tx *bolt.Tx, at time.Time) error {
-	last, err := lastRevoked(tx)
-	if err != nil {
-		last = at // it cannot be read, and is overwritten
-	}
-	return put(tx, bucketMeta, []byte(metaRevoked), later(last, at))
-}
+func (t *tx) noteRevoked(at time.Time) { t.putMeta(metaRevoked, later(t.meta.revoked, at)) }
 
-func lastRevoked(tx *bolt.Tx) (at time.Time, err error) {
-	_, err = get(tx, bucketMeta, []byte(metaRevoked), &at)
-	return at, err
-}
-
-// withUsed adds the records of further pairs, if they can be read.
-func withUsed(tx *bolt.Tx, recs []Record, used []Pair, at time.Time) []Record {
+// withUsed adds the records of further pairs.
+func (t *tx) withUsed(recs []Record, used []Pair, at time.Time) []Record {
 	for _, p := range used {
 		if slices.ContainsFunc(recs, func(r Record) bool { return r.Pair == p }) {
 			continue
 		}
-		f, err := lookup(tx, p)
-		switch {
-		case err != nil || f.Record == nil && f.Marked:
-		case f.Record == nil:
+		switch e := t.entry(p); {
+		case e != nil && e.record != nil:
+			recs = append(recs, e.record.clone())
+		case e == nil || e.mark == nil:
 			recs = append(recs, Record{Pair: p, Created: at})
-		default:
-			recs = append(recs, *f.Record)
 		}
 	}
 	return recs
@@ -139,19 +114,18 @@ func withUsed(tx *bolt.Tx, recs []Record, used []Pair, at time.Time) []Record {
 
 // Revocable returns what Revoke would revoke, and changes nothing.
 func (s *Store) Revocable(r Revocation) (Revoked, error) {
-	return read(s, "look for what to revoke", func(tx *bolt.Tx) (Revoked, error) {
-		found, _ := revocable(tx, r)
+	return read(s, "look for what to revoke", func(t *tx) (Revoked, error) {
+		found, _ := t.revocable(r)
 		return found, nil
 	})
 }
 
-func revocable(tx *bolt.Tx, r Revocation) (found Revoked, changed []Record) {
-	for k, v := range each(tx, bucketRecords, nil) {
-		var rec Record
-		p := pairOf(k)
-		if !r.Covers(p) || decode(bucketRecords, k, v, &rec) != nil {
-			continue // what cannot be read proves nothing
+func (t *tx) revocable(r Revocation) (found Revoked, changed []Record) {
+	for p, known := range t.records() {
+		if !r.Covers(p) {
+			continue
 		}
+		rec := known.clone()
 		var gone []RevokedProof
 		taken := map[credential.ID]bool{}
 		for i := range rec.Proofs {
@@ -180,6 +154,6 @@ func revocable(tx *bolt.Tx, r Revocation) (found Revoked, changed []Record) {
 	for _, rec := range changed {
 		images[rec.Pair.ImageID] = r.ImageID == "" || r.Repository == "" // with both, only one pair is meant
 	}
-	found.Marked = selectedMarks(tx, func(p Pair) bool { return images[p.ImageID] || r.Covers(p) })
+	found.Marked = t.selectedMarks(func(p Pair) bool { return images[p.ImageID] || r.Covers(p) })
 	return found, changed
 }

@@ -91,7 +91,7 @@ func newOpen(t *testing.T) (*records.Store, records.Report) {
 func TestRevokeReportsMarksAndKeepsThem(t *testing.T) {
 	s := newStore(t)
 	p := pair(id1, app)
-	if _, err := s.MarkPreloaded(records.Scan{Pairs: []records.Pair{p}, Now: noon(), Unchanged: func() bool { return true }}); err != nil {
+	if _, err := s.MarkPreloaded(records.Scan{Pairs: []records.Pair{p}, Now: noon()}); err != nil {
 		t.Fatal(err)
 	}
 	got, err := s.Revoke(records.Revocation{Repository: app}, at(50), nil)
@@ -110,11 +110,9 @@ func TestRevokeNotesWhenAlsoWhatRestsOnNoProof(t *testing.T) {
 	mark(t, s, marked)
 	prove(t, s, records.Result{Pair: proved, Credential: alice, At: at(1)})
 	prove(t, s, records.Result{Pair: rotated, Credential: bob, At: at(1)})
-	var reported records.Revoked
-	got, err := s.Revoke(records.Revocation{Credential: alice}, at(50), func(gone records.Revoked) ([]records.Pair, bool) {
-		reported = gone
-		return []records.Pair{proved, rotated, none, marked}, true
-	})
+	reported, err := s.Revocable(records.Revocation{Credential: alice})
+	must(t, err)
+	got, err := s.Revoke(records.Revocation{Credential: alice}, at(50), []records.Pair{proved, rotated, none, marked})
 	if err != nil || !cmp.Equal(reported, got) || len(got.Proofs) != 1 {
 		t.Errorf("Revoke = %+v, %v, and reports %+v; want alice's proof, and the same", got, err, reported)
 	}
@@ -136,7 +134,7 @@ func TestProveOfWhatIsRevokedProvesNothing(t *testing.T) {
 	s := newStore(t)
 	p := pair(id1, app)
 	for _, r := range []records.Result{{Pair: p, Credential: alice}, {Pair: p, Open: true}} {
-		r.Revoked = func() bool { return true }
+		r.Revoked = true
 		prove(t, s, r)
 		if rec := lookup(t, s, p).Record; rec == nil || rec.Open || len(rec.Proofs) > 0 {
 			t.Errorf("record = %+v; want one with nothing proved", rec)

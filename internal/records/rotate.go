@@ -4,8 +4,6 @@ import (
 	"slices"
 	"time"
 
-	bolt "go.etcd.io/bbolt"
-
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
@@ -28,26 +26,22 @@ func (s *Store) Rotate(r Rotation) (bool, error) {
 		return false, nil
 	}
 	what := "rotate a credential for " + r.Pair.Repository
-	return write(s, what, crashpoint.RotateBefore, crashpoint.RotateAfter, func(tx *bolt.Tx) (bool, error) {
-		var rec Record
-		if ok, err := get(tx, bucketRecords, r.Pair.key(), &rec); !ok || err != nil {
-			return false, err
+	return write(s, what, crashpoint.RotateBefore, crashpoint.RotateAfter, func(t *tx) (bool, error) {
+		known := t.record(r.Pair)
+		if known == nil {
+			return false, nil
 		}
-		if !rec.rotate(r) {
-			return false, nil // rec is a copy, and nothing is written
+		rec, rotated := known.Rotated(r)
+		if rotated {
+			t.putRecord(rec)
 		}
-		return true, s.putRecord(tx, rec)
+		return rotated, nil
 	})
 }
 
 // Rotated returns the record that Rotate would write, and whether it differs. It is a deep copy.
 func (r *Record) Rotated(to Rotation) (next Record, rotated bool) {
-	next = *r
-	next.Proofs = slices.Clone(r.Proofs)
-	for i := range next.Proofs {
-		next.Proofs[i].Secrets = slices.Clone(next.Proofs[i].Secrets)
-		next.Proofs[i].RotatedFrom = slices.Clone(next.Proofs[i].RotatedFrom)
-	}
+	next = r.clone()
 	if to.Credential == "" || to.Secret.UID == "" || !next.rotate(to) {
 		return *r, false
 	}

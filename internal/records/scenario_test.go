@@ -53,11 +53,11 @@ func scenarios() []scenario {
 	drop := func(s *records.Store, _ records.Pair, intent *records.Intent) error { return s.Drop(*intent) }
 	end := func(s *records.Store, _ records.Pair, intent *records.Intent) error { return s.End(*intent, noon()) }
 	mark := func(s *records.Store, p records.Pair, _ *records.Intent) error {
-		_, err := s.MarkPreloaded(records.Scan{Pairs: []records.Pair{p}, Now: noon(), Unchanged: func() bool { return true }})
+		_, err := s.MarkPreloaded(records.Scan{Pairs: []records.Pair{p}, Now: noon()})
 		return err
 	}
 	accept := func(s *records.Store, p records.Pair, _ *records.Intent) error {
-		_, err := s.AcceptMarks([]records.Pair{p}, "operator", noon(), nil)
+		_, err := s.AcceptMarks([]records.Pair{p}, "operator", noon())
 		return err
 	}
 	forget := func(s *records.Store, p records.Pair, _ *records.Intent) error {

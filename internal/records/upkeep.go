@@ -1,13 +1,9 @@
 package records
 
 import (
-	"bytes"
-	"errors"
 	"maps"
 	"slices"
 	"time"
-
-	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
 	"github.com/pullgate/pullgate/pkg/credential"
@@ -49,12 +45,13 @@ func (u Use) Merge(with Use) Use {
 
 // Touch writes last-used times. Pairs and credentials without a record are skipped.
 func (s *Store) Touch(uses map[Pair]Use) error {
-	return s.update("write last-used times", "", "", func(tx *bolt.Tx) error {
+	return s.update("write last-used times", "", "", func(t *tx) error {
 		for p, u := range uses {
-			var r Record
-			if ok, err := get(tx, bucketRecords, p.key(), &r); !ok || err != nil {
-				continue // no record, or one that cannot be read
+			known := t.record(p)
+			if known == nil {
+				continue
 			}
+			r := known.clone()
 			r.LastUsed = later(r.LastUsed, u.At)
 			for i := range r.Proofs {
 				proof := &r.Proofs[i]
@@ -66,9 +63,7 @@ func (s *Store) Touch(uses map[Pair]Use) error {
 					proof.note(ref)
 				}
 			}
-			if err := put(tx, bucketRecords, p.key(), r); err != nil {
-				return err
-			}
+			t.rewriteRecord(r)
 		}
 		return nil
 	})
@@ -77,52 +72,29 @@ func (s *Store) Touch(uses map[Pair]Use) error {
 // Clamp sets the times of every proof and endorsement that are in the future to now, because the clock was set back. It returns the
 // number of records and endorsements with such times, and writes nothing if there are none.
 func (s *Store) Clamp(now time.Time) (int, error) {
-	const what = "set proofs back with the clock"
-	count := func(tx *bolt.Tx) (int, error) { return len(ahead(tx, now)) + len(endorsedAhead(tx, now)), nil }
-	if n, err := read(s, what, count); err != nil || n == 0 {
-		return 0, err
-	}
-	return write(s, what, "", "", func(tx *bolt.Tx) (int, error) {
-		found, endorsed := ahead(tx, now), endorsedAhead(tx, now)
-		for _, e := range endorsed {
-			e.At = now
-			if err := put(tx, bucketEndorsements, e.key(), e); err != nil {
-				return 0, err
-			}
-		}
-		for _, r := range found {
+	return write(s, "set proofs back with the clock", "", "", func(t *tx) (int, error) { return t.clamp(now), nil })
+}
+
+func (t *tx) clamp(now time.Time) (n int) {
+	for _, e := range t.all() {
+		if e.record != nil && slices.ContainsFunc(e.record.Proofs, func(p Proof) bool { return p.LastProved.After(now) }) {
+			r := e.record.clone()
 			for i := range r.Proofs {
 				p := &r.Proofs[i]
 				p.FirstProved, p.LastProved = earlier(p.FirstProved, now), earlier(p.LastProved, now)
 			}
-			if err := put(tx, bucketRecords, r.Pair.key(), r); err != nil {
-				return 0, err
+			t.rewriteRecord(r)
+			n++
+		}
+		for _, one := range e.endorsements {
+			if one.At.After(now) {
+				one.At = now
+				t.rewriteEndorsement(one)
+				n++
 			}
 		}
-		return len(found) + len(endorsed), nil
-	})
-}
-
-// endorsedAhead returns the readable endorsements with a time of verification in the future.
-func endorsedAhead(tx *bolt.Tx, now time.Time) (found []Endorsement) {
-	for k, v := range each(tx, bucketEndorsements, nil) {
-		var e Endorsement
-		if mayBeAhead(v, fieldAt, now) && decode(bucketEndorsements, k, v, &e) == nil && e.At.After(now) {
-			found = append(found, e)
-		}
 	}
-	return found
-}
-
-// ahead returns the readable records that have a proof with a time in the future.
-func ahead(tx *bolt.Tx, now time.Time) (found []Record) {
-	for k, v := range each(tx, bucketRecords, nil) {
-		var r Record
-		if mayBeAhead(v, fieldLastProved, now) && decode(bucketRecords, k, v, &r) == nil && slices.ContainsFunc(r.Proofs, func(p Proof) bool { return p.LastProved.After(now) }) {
-			found = append(found, r)
-		}
-	}
-	return found
+	return n
 }
 
 func earlier(a, b time.Time) time.Time {
@@ -172,127 +144,77 @@ func (s *Store) Prune(of Pruning) (Pruned, error) {
 	if len(of.Images) == 0 {
 		return Pruned{}, ErrNoImages
 	}
-	changes, err := read(s, "prune", func(tx *bolt.Tx) (pruneChanges, error) { return s.toPrune(tx, of), nil })
-	if err != nil || changes.empty() {
-		return Pruned{}, err // no changes, the usual case
-	}
-	changes, err = write(s, "prune", crashpoint.PruneBefore, crashpoint.PruneAfter, func(tx *bolt.Tx) (pruneChanges, error) {
-		changes := s.toPrune(tx, of)
-		return changes, s.prune(tx, changes, of)
-	})
+	pruned, err := write(s, "prune", crashpoint.PruneBefore, crashpoint.PruneAfter, func(t *tx) (Pruned, error) { return s.prune(t, of), nil })
 	if err != nil {
 		return Pruned{}, err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, p := range slices.Concat(changes.Records, changes.Marks, changes.Closed, changes.Endorsements) {
+	s.counting.Lock()
+	defer s.counting.Unlock()
+	for _, p := range slices.Concat(pruned.Records, pruned.Marks, pruned.Closed, pruned.Endorsements) {
 		if s.written[p] <= of.Before {
 			delete(s.written, p)
 		}
 	}
-	return changes.Pruned, nil
+	return pruned, nil
 }
 
-// pruneChanges are the changes of Prune, the records that it writes, and the keys of the endorsements that it deletes.
-type pruneChanges struct {
-	Pruned
-	write    []Record
-	endorsed [][]byte
-}
-
-func (c pruneChanges) empty() bool {
-	return len(c.Records)+len(c.Marks)+len(c.write)+len(c.endorsed) == 0
-}
-
-func (s *Store) prune(tx *bolt.Tx, c pruneChanges, of Pruning) error {
-	for bucket, pairs := range map[string][]Pair{bucketRecords: c.Records, bucketMarks: c.Marks} {
-		for _, p := range pairs {
-			if err := tx.Bucket([]byte(bucket)).Delete(p.key()); err != nil {
-				return err
+func (s *Store) prune(t *tx, of Pruning) (done Pruned) {
+	for p, e := range t.all() {
+		_, present := of.Images[p.ImageID]
+		if r := e.record; r != nil {
+			switch {
+			case present && (r.Unlisted || !r.Gone.IsZero()):
+				next := r.clone()
+				next.Unlisted, next.Gone = false, time.Time{}
+				t.rewriteRecord(next)
+			case present || s.writtenSince(p, of.Before) || !r.Gone.IsZero():
+			case r.Open || p.ImageID == of.Removed:
+				done.Records = append(done.Records, p)
+				t.deleteRecord(p)
+			default:
+				done.Closed = append(done.Closed, p)
+				t.rewriteRecord(Record{Pair: p, Created: of.Now, Revoked: r.Revoked, Gone: of.Now})
+				if r.Unlisted {
+					done.Unlisted = append(done.Unlisted, p)
+					in := t.begin("", p.Repository, of.Now)
+					in.Ended = of.Now
+					t.unresolved(in)
+				}
 			}
 		}
-	}
-	for _, r := range c.write {
-		if err := put(tx, bucketRecords, r.Pair.key(), r); err != nil {
-			return err
+		if !s.absent(p, of) {
+			continue
+		}
+		if e.mark != nil {
+			done.Marks = append(done.Marks, p)
+			t.deleteMark(p)
+		}
+		if len(e.endorsements) > 0 {
+			done.Endorsements = append(done.Endorsements, p)
+		}
+		for _, one := range e.endorsements {
+			t.deleteEndorsement(one)
 		}
 	}
-	for _, p := range c.Unlisted {
-		in, err := begin(tx, "", p.Repository, of.Now)
-		if err != nil {
-			return err
-		}
-		in.Ended = of.Now
-		if err := unresolved(tx, in); err != nil {
-			return err
-		}
-	}
-	return errors.Join(deleteEndorsements(tx, c.endorsed), boundGone(tx))
+	t.boundGone()
+	return done
 }
 
 // boundGone deletes the records of gone images beyond MaxGone.
-func boundGone(tx *bolt.Tx) error {
-	var gone []Record
-	for k, v := range each(tx, bucketRecords, nil) {
-		var r Record
-		if saysAtEnd(v, fieldGone) && decode(bucketRecords, k, v, &r) == nil && !r.Gone.IsZero() {
+func (t *tx) boundGone() {
+	var gone []*Record
+	for _, r := range t.records() {
+		if !r.Gone.IsZero() {
 			gone = append(gone, r)
 		}
 	}
 	if len(gone) <= MaxGone {
-		return nil
+		return
 	}
-	slices.SortFunc(gone, func(a, b Record) int { return a.Gone.Compare(b.Gone) })
+	slices.SortFunc(gone, func(a, b *Record) int { return a.Gone.Compare(b.Gone) })
 	for _, r := range gone[:len(gone)-MaxGone] {
-		if err := tx.Bucket([]byte(bucketRecords)).Delete(r.Pair.key()); err != nil {
-			return err
-		}
+		t.deleteRecord(r.Pair)
 	}
-	return nil
-}
-
-func (s *Store) toPrune(tx *bolt.Tx, of Pruning) (c pruneChanges) {
-	for k, v := range each(tx, bucketRecords, nil) {
-		p := pairOf(k)
-		_, present := of.Images[p.ImageID]
-		if present && !saysAtEnd(v, fieldUnlisted) && !saysAtEnd(v, fieldGone) {
-			continue // the usual case
-		}
-		var r Record
-		if decode(bucketRecords, k, v, &r) != nil {
-			continue // it may be the record of another image
-		}
-		switch {
-		case present:
-			r.Unlisted, r.Gone = false, time.Time{}
-			c.write = append(c.write, r)
-		case s.writtenSince(p, of.Before) || !r.Gone.IsZero():
-		case r.Open || p.ImageID == of.Removed:
-			c.Records = append(c.Records, p)
-		default:
-			c.Closed = append(c.Closed, p)
-			c.write = append(c.write, Record{Pair: p, Created: of.Now, Revoked: r.Revoked, Gone: of.Now})
-			if r.Unlisted {
-				c.Unlisted = append(c.Unlisted, p)
-			}
-		}
-	}
-	for k := range each(tx, bucketEndorsements, nil) {
-		p := endorsementOf(k).Pair
-		if !s.absent(p, of) {
-			continue
-		}
-		c.endorsed = append(c.endorsed, bytes.Clone(k))
-		if n := len(c.Endorsements); n == 0 || c.Endorsements[n-1] != p {
-			c.Endorsements = append(c.Endorsements, p)
-		}
-	}
-	for k := range each(tx, bucketMarks, nil) {
-		if p := pairOf(k); s.absent(p, of) {
-			c.Marks = append(c.Marks, p)
-		}
-	}
-	return c
 }
 
 // absent reports whether the runtime has neither the pair, nor might it have got the pair since it was asked.
@@ -305,8 +227,8 @@ func (s *Store) absent(p Pair, of Pruning) bool {
 }
 
 func (s *Store) writtenSince(p Pair, before uint64) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	s.counting.Lock()
+	defer s.counting.Unlock()
 	return s.written[p] > before
 }
 
@@ -332,19 +254,17 @@ func (s *Store) Settle(of Settlement) error {
 	for _, p := range of.Present {
 		present[p.Repository] = append(present[p.Repository], p)
 	}
-	return s.inBatches(of.Intents, "settle pull intents", crashpoint.SettleBefore, crashpoint.SettleAfter, func(tx *bolt.Tx, in Intent) error {
-		return s.settle(tx, in, present[in.Repository], of)
+	return s.inBatches(of.Intents, "settle pull intents", crashpoint.SettleBefore, crashpoint.SettleAfter, func(t *tx, in Intent) {
+		t.settle(in, present[in.Repository], of)
 	})
 }
 
 // inBatches runs f for each of the intents, in transactions of a bounded size.
-func (s *Store) inBatches(intents []Intent, what, before, after string, f func(*bolt.Tx, Intent) error) error {
+func (s *Store) inBatches(intents []Intent, what, before, after string, f func(*tx, Intent)) error {
 	for batch := range slices.Chunk(intents, maxBatch) {
-		err := s.update(what, before, after, func(tx *bolt.Tx) error {
+		err := s.update(what, before, after, func(t *tx) error {
 			for _, in := range batch {
-				if err := f(tx, in); err != nil {
-					return err
-				}
+				f(t, in)
 			}
 			return nil
 		})
@@ -355,24 +275,14 @@ func (s *Store) inBatches(intents []Intent, what, before, after string, f func(*
 	return nil
 }
 
-func (s *Store) settle(tx *bolt.Tx, in Intent, present []Pair, of Settlement) error {
-	intents := tx.Bucket([]byte(bucketIntents))
-	if intents.Get(in.key()) == nil {
-		return nil
+func (t *tx) settle(in Intent, present []Pair, of Settlement) {
+	if !slices.ContainsFunc(t.intentsOf(in.Repository), func(known Intent) bool { return known.ID == in.ID }) {
+		return
 	}
 	for _, p := range present {
-		if of.Brought != nil && !of.Brought(in, p) || known(tx, p) {
-			continue
-		}
-		if err := s.putRecord(tx, Record{Pair: p, Created: of.Now}); err != nil {
-			return err
+		if (of.Brought == nil || of.Brought(in, p)) && !t.known(p) {
+			t.putRecord(Record{Pair: p, Created: of.Now})
 		}
 	}
-	return intents.Delete(in.key())
-}
-
-// known reports whether a pair has a record or a mark, readable or not.
-func known(tx *bolt.Tx, p Pair) bool {
-	k := p.key()
-	return tx.Bucket([]byte(bucketRecords)).Get(k) != nil || tx.Bucket([]byte(bucketMarks)).Get(k) != nil
+	t.deleteIntent(in)
 }

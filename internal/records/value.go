@@ -6,10 +6,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"hash/crc32"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
-
-	"github.com/pullgate/pullgate/pkg/credential"
 )
 
 // The buckets.
@@ -39,8 +39,11 @@ func sum(bucket string, key, payload []byte) uint32 {
 	return h
 }
 
-// encode returns the stored form of a value.
+// encode returns the stored form of a value. The format has no checksum, so that every version can read it.
 func encode(bucket string, key []byte, v any) ([]byte, error) {
+	if isFormat(bucket, key) {
+		return fmt.Append(nil, v), nil
+	}
 	payload, err := json.Marshal(v)
 	if err != nil {
 		return nil, fmt.Errorf("encode a value of bucket %s: %w", bucket, err)
@@ -49,80 +52,76 @@ func encode(bucket string, key []byte, v any) ([]byte, error) {
 	return append(out, payload...), nil
 }
 
+func isFormat(bucket string, key []byte) bool {
+	return bucket == bucketMeta && string(key) == metaFormat
+}
+
 // sound reports whether the checksum of a value matches its bucket, its key and its content.
 func sound(bucket string, key, stored []byte) bool {
 	return len(stored) >= sumSize && binary.BigEndian.Uint32(stored) == sum(bucket, key, stored[sumSize:])
 }
 
-// decode reads the stored form. It accepts only what encode made for the same place.
-func decode(bucket string, key, stored []byte, into any) error {
-	if !sound(bucket, key, stored) {
-		return fmt.Errorf("%w: bucket %s: wrong checksum of %d bytes", ErrUnreadable, bucket, len(stored))
-	}
-	switch into := into.(type) {
-	case *Record:
-		if read, ok := recordOf(stored[sumSize:]); ok {
-			*into = read
-			return nil
+// decode reads the stored form. It accepts only what encode made for the same place. The result has the type of the place.
+func decode(bucket string, key, stored []byte) (any, error) {
+	switch {
+	case isFormat(bucket, key):
+		found, err := strconv.Atoi(string(stored))
+		switch {
+		case err != nil || found < 1:
+			return nil, fmt.Errorf("%w: bucket %s: the format is %q", ErrUnreadable, bucket, stored)
+		case found > Format:
+			return nil, newerFormatError{found: found}
 		}
-	case *Endorsement:
-		if read, ok := readEndorsement(stored[sumSize:]); ok {
-			*into = read
-			return nil
-		}
+		return found, nil
+	case !isPlace(bucket, key):
+		return nil, fmt.Errorf("%w: bucket %s: an unknown key", ErrUnreadable, bucket)
+	case !sound(bucket, key, stored):
+		return nil, fmt.Errorf("%w: bucket %s: wrong checksum of %d bytes", ErrUnreadable, bucket, len(stored))
 	}
-	d := json.NewDecoder(bytes.NewReader(stored[sumSize:]))
+	payload := stored[sumSize:]
+	switch bucket {
+	case bucketIntents:
+		return decodeAs[Intent](bucket, payload)
+	case bucketRecords:
+		return decodeAs[Record](bucket, payload)
+	case bucketMarks:
+		return decodeAs[Mark](bucket, payload)
+	case bucketCreations:
+		return decodeAs[Creation](bucket, payload)
+	case bucketEndorsements:
+		return decodeAs[Endorsement](bucket, payload)
+	}
+	switch bucket + "/" + string(key) {
+	case bucketMeta + "/" + metaDistrust:
+		return decodeAs[Distrust](bucket, payload)
+	case bucketMeta + "/" + metaScanned, bucketMeta + "/" + metaRevoked:
+		return decodeAs[time.Time](bucket, payload)
+	default:
+		return decodeAs[string](bucket, payload)
+	}
+}
+
+// isPlace reports whether a store has values of a known type at the place.
+func isPlace(bucket string, key []byte) bool {
+	if bucket != bucketMeta {
+		return slices.Contains(append(buckets(), bucketCreations, bucketEndorsements), bucket)
+	}
+	return slices.Contains(metaKeys(), string(key))
+}
+
+// metaKeys returns the keys of the meta bucket.
+func metaKeys() []string {
+	return []string{metaFormat, metaDistrust, metaScanned, metaKey, metaRevoked}
+}
+
+func decodeAs[T any](bucket string, payload []byte) (any, error) {
+	var v T
+	d := json.NewDecoder(bytes.NewReader(payload))
 	d.DisallowUnknownFields()
-	if err := d.Decode(into); err != nil {
-		return fmt.Errorf("%w: bucket %s: %v", ErrUnreadable, bucket, err)
+	if err := d.Decode(&v); err != nil {
+		return nil, fmt.Errorf("%w: bucket %s: %v", ErrUnreadable, bucket, err)
 	}
-	return nil
-}
-
-// decodeFor reads a record with at least the proofs of some credentials, and reports whether it has any.
-func decodeFor(key, stored []byte, of []credential.ID) (r Record, proved bool, err error) {
-	if sound(bucketRecords, key, stored) {
-		if r, proved, ok := recordFor(stored[sumSize:], of); ok {
-			return r, proved, nil
-		}
-	}
-	err = decode(bucketRecords, key, stored, &r)
-	return r, len(r.Proofs) > 0, err
-}
-
-// The fields of a record that says searches for. JSON escapes quotes in a text, so that no text contains one of these fields.
-const (
-	fieldOpen     = `"open":true`
-	fieldUnlisted = `"unlisted":`
-	fieldGone     = `"gone":`
-	// Without its first quote, which begins every other field as well and makes the search slow.
-	fieldLastProved = `lastProved":"`
-	fieldAt         = `at":"` // of an endorsement, which has no other field with this end
-)
-
-// says reports whether a stored record has a field. This is cheaper than decoding the record.
-func says(stored []byte, field string) bool { return bytes.Contains(stored, []byte(field)) }
-
-// saysAtEnd is says for a field that is stored after the proofs, which it does not read.
-func saysAtEnd(stored []byte, field string) bool {
-	return says(stored[bytes.LastIndexByte(stored, ']')+1:], field)
-}
-
-// mayBeAhead reports whether a field of a stored value may have a time after now; if not, it has none. It does not decode the
-// value.
-func mayBeAhead(stored []byte, field string, now time.Time) bool {
-	for {
-		_, rest, found := bytes.Cut(stored, []byte(field))
-		if !found {
-			return false
-		}
-		text, rest, found := bytes.Cut(rest, []byte{'"'})
-		at, err := time.Parse(time.RFC3339, string(text))
-		if !found || err != nil || at.After(now) {
-			return true
-		}
-		stored = rest
-	}
+	return v, nil
 }
 
 func (p Pair) key() []byte { return []byte(p.ImageID + "\x00" + p.Repository) }
@@ -134,11 +133,6 @@ func pairOf(key []byte) Pair {
 
 func (in Intent) key() []byte {
 	return binary.BigEndian.AppendUint64([]byte(in.Repository+"\x00"), in.ID)
-}
-
-// ofRepository returns the prefix and the length of the intent keys of a repository.
-func ofRepository(repository string) (prefix []byte, length int) {
-	return []byte(repository + "\x00"), len(repository) + 1 + 8
 }
 
 // intentOf returns the fields that the key of an intent contains, and the zero value for a key that is too short.

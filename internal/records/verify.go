@@ -49,9 +49,15 @@ func (v *Verification) add(where string, err error) {
 // Verify reads every value in one snapshot and returns the values that cannot be read; it changes nothing. An error means that it
 // was not completed. Verify does not block other calls, unless the file has to be mapped again because it has grown.
 func (s *Store) Verify(ctx context.Context) (Verification, error) {
-	return read(s, "verify records", func(tx *bolt.Tx) (Verification, error) {
-		return verify(ctx, func(to boltfile.Visitor) error { return s.file.Walk(tx, to) })
+	var v Verification
+	err := s.file.View(func(tx *bolt.Tx) (err error) {
+		v, err = verify(ctx, func(to boltfile.Visitor) error { return s.file.Walk(tx, to) })
+		return err
 	})
+	if err != nil {
+		return Verification{}, fmt.Errorf("verify records: %w", err)
+	}
+	return v, nil
 }
 
 // VerifyFile does the same with the file of a store; no process may write to it meanwhile. For a file of a newer format it
@@ -127,54 +133,28 @@ func distrustCopy(tx *bolt.Tx, now time.Time) error {
 		Since:  now,
 		Reason: "the store is a copy that was made at " + now.UTC().Format(time.RFC3339) + ", which does not know the images that were pulled later",
 	}
-	if distrusted(tx) {
-		var earlier Distrust
-		if _, err := get(tx, bucketMeta, []byte(metaDistrust), &earlier); err == nil {
-			d = earlier
+	meta, key := tx.Bucket([]byte(bucketMeta)), []byte(metaDistrust)
+	if stored := meta.Get(key); stored != nil {
+		if earlier, err := decode(bucketMeta, key, stored); err == nil {
+			d, _ = earlier.(Distrust)
 		}
 	}
 	d.Copy = true
-	return put(tx, bucketMeta, []byte(metaDistrust), d)
+	stored, err := encode(bucketMeta, key, d)
+	if err != nil {
+		return err
+	}
+	return meta.Put(key, stored)
 }
 
 // Payload returns the JSON of a stored value, or why it cannot be read: ErrUnreadable, or ErrNewerFormat for the format of a
 // newer version.
 func Payload(bucket string, key, stored []byte) (json.RawMessage, error) {
-	var into any
-	switch bucket + "/" + string(key) {
-	case bucketMeta + "/" + metaFormat:
-		found, err := strconv.Atoi(string(stored))
-		switch {
-		case err != nil || found < 1:
-			return nil, fmt.Errorf("%w: bucket %s: the format is %q", ErrUnreadable, bucket, stored)
-		case found > Format:
-			return nil, newerFormatError{found: found}
-		}
-		return stored, nil
-	case bucketMeta + "/" + metaDistrust:
-		into = new(Distrust)
-	case bucketMeta + "/" + metaScanned, bucketMeta + "/" + metaRevoked:
-		into = new(time.Time)
-	case bucketMeta + "/" + metaKey:
-		into = new(string)
-	default:
-		switch bucket {
-		case bucketIntents:
-			into = new(Intent)
-		case bucketRecords:
-			into = new(Record)
-		case bucketMarks:
-			into = new(Mark)
-		case bucketCreations:
-			into = new(Creation)
-		case bucketEndorsements:
-			into = new(Endorsement)
-		default:
-			return nil, fmt.Errorf("%w: bucket %s: an unknown key", ErrUnreadable, bucket)
-		}
-	}
-	if err := decode(bucket, key, stored, into); err != nil {
+	if _, err := decode(bucket, key, stored); err != nil {
 		return nil, err
+	}
+	if isFormat(bucket, key) {
+		return stored, nil
 	}
 	return stored[sumSize:], nil
 }

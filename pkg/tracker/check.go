@@ -73,9 +73,35 @@ func (v Verdict) Allowed() bool { return v.Verdict == policy.Allow }
 // only if the pod uses the image, see [Request]. Check writes to disk only to mark an untracked image that is due, and to replace the credential
 // of a Secret with changed content. After any failure the verdict is Reverify.
 func (t *Tracker) Check(ctx context.Context, r Request) Verdict {
-	r.Secrets = considered(r.Secrets)
-	rules := t.rules.Load() // once, so that SetRules affects all of a judgement or nothing
-	return r.choose(func(p records.Pair) Verdict { return t.checkPair(ctx, rules, r, p) })
+	q := t.question(r)
+	return q.choose(func(p records.Pair) Verdict { return t.checkPair(ctx, &q, p) })
+}
+
+// A question is a request with what is worked out once for all its pairs. A judgement that changes nothing does not allocate, so that it has no
+// pointer to the stack.
+type question struct {
+	Request
+	rules       *Rules          // SetRules affects all of a judgement or nothing
+	id          credential.ID   // of the first of Request.Credentials
+	ids         []credential.ID // of the others
+	ofNamespace credential.ID   // that the runtime may hold for the pod; "" if that does not count
+}
+
+func (t *Tracker) question(r Request) question {
+	q := question{Request: r, rules: t.rules.Load()}
+	q.Secrets = considered(r.Secrets)
+	for i, c := range r.Credentials {
+		id, _ := t.sent(c, r.Pod)
+		if i == 0 {
+			q.id = id
+		} else {
+			q.ids = append(q.ids, id)
+		}
+	}
+	if r.Credentials == nil { // a request that presents a credential asks whether that credential proves access
+		q.ofNamespace = t.ofNamespace(r.Pod)
+	}
+	return q
 }
 
 // considered returns the Secrets of a request that count.
@@ -154,30 +180,180 @@ func (r *Request) byID(p records.Pair) bool {
 	return !r.Name.Parsed() || r.Name.Name().IsImageID() || !r.Image.Carries(r.Name.Name()) || p.Repository == ""
 }
 
-// checkPair judges one pair, and repeats this if there was a revocation meanwhile.
-func (t *Tracker) checkPair(ctx context.Context, rules *Rules, r Request, p records.Pair) Verdict {
+// checkPair judges one pair, and applies the effects of the verdict: on disk, then in memory.
+func (t *Tracker) checkPair(ctx context.Context, q *question, p records.Pair) Verdict {
+	var done progress
 	for {
-		since := t.revocations.Load()
-		v, effects := t.judgePair(ctx, rules, r, p)
-		if !v.Allowed() {
+		v, e, ok := t.repeated(q, p, done)
+		switch {
+		case ok:
 			return v
-		}
-		if t.repeated(&r, &v, &effects, since) {
-			return v
-		}
-		var ok bool
-		if !r.leavesGrant(v.Reason) {
-			v.First, ok = t.note(r.Pod.UID, v.Pair), true
-		} else {
-			v.First, ok = t.grant(r.Pod.UID, v.Pair, effects.granted(), since)
-		}
-		if ok {
-			if effects.recorded {
-				t.noteUse(v.Pair, v.Credential, effects.newSecretRef)
-			}
-			return v
+		case e.scan:
+			t.scan(ctx)
+			done.scanned = true
+		case e.clamp:
+			t.clamp()
+			done.clamped = true
+		case e.rotate != nil:
+			t.rotate(*e.rotate)
+			done.rotated = true
+		default:
+			return t.grant(q, p, done)
 		}
 	}
+}
+
+// progress is what a judgement has tried already, with or without success.
+type progress struct{ scanned, clamped, rotated bool }
+
+// repeated judges a pair. If the verdict has no effect but a later time of use, because the pod was allowed to use the pair before, it notes that
+// time and reports that this was all. It writes to no map, so that many judgements can do this at the same time.
+func (t *Tracker) repeated(q *question, p records.Pair, done progress) (Verdict, effects, bool) {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	v, e := t.evaluateLocked(q, p, done)
+	if e.scan || e.clamp || e.rotate != nil || e.grant || e.note {
+		return v, e, false
+	}
+	return v, e, !e.use || t.uses[p].again(v.Credential, e.from, time.Now())
+}
+
+// grant judges a pair and applies the effects that are in memory. Facts and grants change together under the lock, so that no grant depends on a
+// fact that was revoked.
+func (t *Tracker) grant(q *question, p records.Pair, done progress) Verdict {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	v, e := t.evaluateLocked(q, p, done)
+	if !v.Allowed() {
+		return v
+	}
+	if e.grant {
+		if e.from != (records.SecretRef{}) {
+			e.dependsOn.secrets = append(slices.Clip(e.dependsOn.secrets), e.from)
+		}
+		t.addGrantLocked(q.Pod.UID, p, e.dependsOn)
+	}
+	if e.note {
+		if t.noted[q.Pod.UID] == nil {
+			t.noted[q.Pod.UID] = map[records.Pair]bool{}
+		}
+		t.noted[q.Pod.UID][p] = true
+	}
+	if e.use {
+		t.noteUseLocked(p, v.Credential, e.from)
+	}
+	return v
+}
+
+// evaluateLocked evaluates the present facts about a pair.
+func (t *Tracker) evaluateLocked(q *question, p records.Pair, done progress) (Verdict, effects) {
+	f := t.factsLocked(q, p)
+	f.progress = done
+	j := evaluate(q, p, &f)
+	return j.Verdict, j.effects
+}
+
+// facts are all facts about a pair of a request.
+type facts struct {
+	records.Facts
+	unreadable error // why Facts is empty
+	grant      grant // held by the pod
+	granted    bool
+	noted      bool // an Allow by policy was noted for the pod
+	progress
+}
+
+func (t *Tracker) factsLocked(q *question, p records.Pair) (f facts) {
+	f.Facts, f.unreadable = t.store.Lookup(p)
+	f.grant, f.granted = t.grants[q.Pod.UID][p]
+	f.noted = t.noted[q.Pod.UID][p]
+	return f
+}
+
+// effects are what a verdict changes.
+type effects struct {
+	// scan: a scan may mark the image. The verdict is that without the mark.
+	scan bool
+	// clamp and rotate are written to disk. The verdict is that after the write.
+	clamp  bool
+	rotate *records.Rotation
+
+	// The rest is for an Allow only.
+	grant     bool // the pod gets a grant, which depends on dependsOn
+	note      bool // the Allow is noted without a grant
+	dependsOn grant
+	use       bool              // the time of use is noted
+	from      records.SecretRef // this Secret is noted with the credential; the zero value is none
+}
+
+// A judgement is what evaluate has found.
+type judgement struct {
+	Verdict
+	effects
+	evidence policy.Evidence
+	record   *records.Record // after clamp, before a rotation
+}
+
+// evaluate judges a request for one pair. It is pure: [Tracker.Check] applies the effects, and [Tracker.Explain] shows them.
+func evaluate(q *question, p records.Pair, f *facts) (j judgement) {
+	now := time.Now()
+	j.Pair = p
+	j.scan = !f.scanned && f.unreadable == nil && !q.Substituted && !q.byID(p) && mayBeMarked(&f.Facts, p, q.Image)
+	j.record = f.Record
+	if !f.clamped && q.rules.ahead(f.Record, now) {
+		j.clamp, j.record = true, clamped(f.Record, now)
+	}
+	by := j.judge(q, f, j.record, now)
+	// Only a Secret with changed content could allow the pod.
+	if !f.rotated && j.record != nil && (j.Reason == policy.NotProved || j.Reason == policy.ProofExpired) {
+		if next, to := rotated(j.record, q.Secrets, p, now); to != nil {
+			j.rotate = to
+			by = j.judge(q, f, next, now)
+		}
+	}
+	if !j.Allowed() {
+		return j
+	}
+	leaves := q.leavesGrant(j.Reason)
+	j.First = q.Pod.UID != "" && !f.granted && (!f.noted || leaves && !byPolicy(j.Reason))
+	j.effects.grant = leaves && q.Pod.UID != "" && !f.granted
+	j.note = !leaves && q.Pod.UID != "" && !f.granted && !f.noted
+	j.use = f.Record != nil
+	j.dependsOn.reason = j.Reason
+	switch j.Reason {
+	case policy.Proved, policy.ProvedInGrace:
+		j.dependsOn = grant{reason: j.Reason, credential: by.credential, secrets: by.secrets, before: by.before}
+		j.from = by.newSecretRef
+	}
+	return j
+}
+
+// judge sets the evidence and the decision by a record, and returns the proof that counts most.
+func (j *judgement) judge(q *question, f *facts, record *records.Record, now time.Time) (by bestProof) {
+	if record != nil {
+		by = q.proof(record, now)
+	}
+	e := policy.Evidence{
+		Granted: f.granted, Unreadable: f.unreadable != nil, ByID: q.byID(j.Pair), Preloaded: f.Mark != nil,
+		Tracked: record != nil, Pulling: len(f.Intents) > 0, Open: record != nil && record.Open,
+		Proved: by.status == Valid, InGrace: by.status == InGrace && q.Unasked, Expired: by.status == InGrace || by.status == Expired,
+	}
+	if !q.Substituted && q.rules.allowlists(&f.Facts, j.Pair, q.Image) {
+		e.Repository = j.Pair.Repository
+	}
+	// A name that does not parse gets no exemption.
+	if q.Name.Empty() || q.Name.Parsed() {
+		e.Exempt = q.rules.exemption(q.Pod)
+	}
+	j.evidence, j.Decision = e, q.rules.Policy.Judge(e)
+	j.Proved, j.InGrace, j.Credential = e.Proved || e.InGrace, e.InGrace && !e.Proved, ""
+	switch j.Reason {
+	case policy.Granted:
+		j.Credential = f.grant.credential
+	case policy.Proved, policy.ProvedInGrace, policy.ProofExpired:
+		j.Credential = by.credential
+	}
+	return by
 }
 
 // leavesGrant reports whether an Allow for this reason creates a grant. Without a name, a mark leaves none either: a change of the policy could make
@@ -189,131 +365,18 @@ func (r *Request) leavesGrant(reason policy.Reason) bool {
 	return !byPolicy(reason) || r.Using
 }
 
-// allowEffects are the effects of an Allow.
-type allowEffects struct {
-	grant
-	recorded     bool              // the use is noted in a record
-	newSecretRef records.SecretRef // this Secret is noted with the credential; the zero value is none
-}
-
-// granted returns the grant with all Secrets that are known to hold its credential.
-func (e *allowEffects) granted() grant {
-	g := e.grant
-	if e.newSecretRef != (records.SecretRef{}) {
-		g.secrets = append(slices.Clip(g.secrets), e.newSecretRef)
-	}
-	return g
-}
-
-// presented appends the IDs of the credentials by which proof searches.
-func (t *Tracker) presented(to []credential.ID, r Request) []credential.ID {
-	for _, c := range r.Credentials {
-		id, _ := t.sent(c, r.Pod)
-		to = append(to, id)
-	}
-	for i := range r.Secrets {
-		to = append(to, r.Secrets[i].Credential)
-	}
-	if r.Credentials == nil && t.perNamespace {
-		to = append(to, t.ofNamespace(r.Pod))
-	}
-	return to
-}
-
-// judgePair returns a verdict, and the effects of the verdict if it is Allow.
-func (t *Tracker) judgePair(ctx context.Context, rules *Rules, r Request, p records.Pair) (Verdict, allowEffects) {
-	var few [credential.MaxOffers + 1]credential.ID // not on the heap, because every judgement waits for this
-	of := t.presented(few[:0], r)
-	facts, err := t.store.Lookup(p, of...)
-	if err == nil && t.mayBePreloaded(facts, r, p) && t.scan(ctx) {
-		facts, err = t.store.Lookup(p, of...)
-	}
-	if rules.ahead(facts.Record) && t.clamp() {
-		facts, err = t.store.Lookup(p, of...)
-	}
-	f := t.find(rules, r, p, facts, err)
-	// Last, because it writes to disk.
-	if f.needsRotation() && t.rotated(rules, p, r.Secrets) {
-		facts, err = t.store.Lookup(p, of...)
-		f = t.find(rules, r, p, facts, err)
-	}
-	return f.Verdict, f.effects()
-}
-
-// A finding holds the known facts about one pair of a request, and the verdict that follows from them.
-type finding struct {
-	Verdict
-	evidence policy.Evidence
-	facts    records.Facts
-	grant    grant // held by the pod
-	by       bestProof
-}
-
-// find judges a request for one pair by the facts of the store, or by the error that the store returned. It changes nothing.
-func (t *Tracker) find(rules *Rules, r Request, p records.Pair, facts records.Facts, err error) finding {
-	f := finding{facts: facts}
-	f.Pair = p
-	f.grant, f.evidence.Granted = t.granted(r.Pod.UID, p)
-	e := &f.evidence
-	e.Unreadable = err != nil
-	e.ByID = r.byID(p)
-	e.Preloaded = facts.Marked
-	e.Tracked = facts.Record != nil
-	e.Pulling = facts.Intents > 0
-	if !r.Substituted && rules.allowlists(facts, p, r.Image) {
-		e.Repository = p.Repository
-	}
-	// A name that does not parse gets no exemption.
-	if r.Name.Empty() || r.Name.Parsed() {
-		e.Exempt = rules.exemption(r.Pod)
-	}
-	if facts.Record != nil {
-		e.Open = facts.Record.Open
-		f.by = t.proof(facts.Record, rules, r)
-	}
-	e.Proved = f.by.standing == Valid
-	e.InGrace = f.by.standing == InGrace && r.Unasked
-	e.Expired = f.by.standing == InGrace || f.by.standing == Expired
-	f.Decision = rules.Policy.Judge(*e)
-	f.Proved, f.InGrace = e.Proved || e.InGrace, e.InGrace && !e.Proved
-	f.Credential = f.effects().credential
-	return f
-}
-
-// needsRotation reports whether only a Secret with changed content could allow the pod.
-func (f *finding) needsRotation() bool {
-	return f.facts.Record != nil && (f.Reason == policy.NotProved || f.Reason == policy.ProofExpired)
-}
-
-// effects returns the effects of the verdict if it is Allow; the grant says what the verdict depends on.
-func (f *finding) effects() allowEffects {
-	l := allowEffects{grant: grant{reason: f.Reason}, recorded: f.facts.Record != nil}
-	switch f.Reason {
-	case policy.Granted:
-		l.grant = f.grant
-	case policy.Proved, policy.ProvedInGrace, policy.ProofExpired:
-		l.credential, l.secrets, l.before, l.newSecretRef = f.by.credential, f.by.secrets, f.by.before, f.by.newSecretRef
-	}
-	return l
-}
-
-// mayBePreloaded reports whether a scan could mark the image so that the request is allowed.
-func (t *Tracker) mayBePreloaded(f records.Facts, r Request, p records.Pair) bool {
-	return !r.Substituted && !r.byID(p) && t.mayBeMarked(f, p, r.Image)
-}
-
 // allowlists reports whether the allowlist exempts the pair from proof. A tenant can give any image of the node a further
 // name (docs/design/0022). If nothing is proved or marked for the pair itself, its name may be such a name, and the image is
 // exempt only if the pair has no record, did not come with a create, and every repository on the image is on the allowlist.
-func (r *Rules) allowlists(f records.Facts, p records.Pair, img Image) bool {
+func (r *Rules) allowlists(f *records.Facts, p records.Pair, img Image) bool {
 	if !r.Policy.Allowlisted(p.Repository) {
 		return false
 	}
-	if f.Marked || f.ProveAccess() {
+	if f.Mark != nil || f.ProveAccess() {
 		return true
 	}
-	// A name that came with a create is arriving, and then has a record. Rivals may be of a name that the image has lost since.
-	if f.Arriving || f.Record != nil || f.Rivals || f.MarkedElsewhere {
+	// A name that came with a create is arriving, and then has a record. Another record or mark may be of a name that the image has lost since.
+	if f.Arriving || f.Record != nil || f.OtherRecords || f.OtherMarks {
 		return false
 	}
 	return !slices.ContainsFunc(img.Names, func(n imageref.Ref) bool { return n.Parsed() && !r.Policy.Allowlisted(n.Repository()) })
@@ -333,36 +396,20 @@ func proofOf(r *records.Record, id credential.ID, from records.SecretRef) *recor
 	return nil
 }
 
-// rotated looks for a Secret that proved access with a credential that it no longer holds, and replaces this credential on disk by
-// the present one. It reports whether there was one. The new proof is as old as the one that it replaces. A Secret with a new UID is another
-// Secret, whatever its name.
-func (t *Tracker) rotated(rules *Rules, p records.Pair, secrets []Secret) bool {
-	if len(secrets) == 0 {
-		return false
-	}
-	known, err := t.store.Describe(p) // with the proofs by the credentials that the Secrets no longer hold
-	if err != nil || known.Record == nil {
-		return false // it needs proof
-	}
-	if rules.ahead(known.Record) {
-		t.clamp() // the new proof will be as old
-	}
+// rotated looks for a Secret that proved access with a credential that it no longer holds. It returns the record in which the present credential
+// replaces that one, and the rotation that writes it; nil if there is none. The new proof is as old as the one that it replaces. A Secret with a
+// new UID is another Secret, whatever its name.
+func rotated(r *records.Record, secrets []Secret, p records.Pair, now time.Time) (*records.Record, *records.Rotation) {
 	for _, s := range secrets {
-		if !rotates(known.Record, s, secrets) {
+		if !rotates(r, s, secrets) {
 			continue
 		}
-		ok, err := t.store.Rotate(rotation(p, s))
-		if err != nil {
-			t.log.Error(err, "Rotated credential not written, the image needs proof", "imageID", p.ImageID, "repository", p.Repository)
-			return false
-		}
-		if ok {
-			t.log.Info("Credential rotated", "imageID", p.ImageID, "repository", p.Repository,
-				"secret", klog.KRef(s.Ref.Namespace, s.Ref.Name), "credentialID", s.Credential)
-			return true
+		to := records.Rotation{Pair: p, Secret: s.Ref, Credential: s.Credential, At: now}
+		if next, ok := r.Rotated(to); ok {
+			return &next, &to
 		}
 	}
-	return false
+	return nil, nil
 }
 
 // rotates reports whether a Secret proved access with other content than its present content.
@@ -372,6 +419,16 @@ func rotates(r *records.Record, s Secret, secrets []Secret) bool {
 	})
 }
 
-func rotation(p records.Pair, s Secret) records.Rotation {
-	return records.Rotation{Pair: p, Secret: s.Ref, Credential: s.Credential, At: time.Now()}
+// rotate writes a rotation. If that fails, the image needs proof.
+func (t *Tracker) rotate(to records.Rotation) {
+	t.turn.Lock()
+	ok, err := t.store.Rotate(to)
+	t.turn.Unlock()
+	switch {
+	case err != nil:
+		t.log.Error(err, "Rotated credential not written, the image needs proof", "imageID", to.Pair.ImageID, "repository", to.Pair.Repository)
+	case ok:
+		t.log.Info("Credential rotated", "imageID", to.Pair.ImageID, "repository", to.Pair.Repository,
+			"secret", klog.KRef(to.Secret.Namespace, to.Secret.Name), "credentialID", to.Credential)
+	}
 }

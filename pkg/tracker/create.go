@@ -80,7 +80,7 @@ func (c *Create) From(ctx context.Context, img Image) {
 	if err != nil {
 		t.log.Info("Images not listed before a container is created; if the creation fails, all images without record and mark need proof", "err", err)
 	}
-	note, err := t.store.BeginCreation(records.Creation{Image: key, Listed: pairsOf(images), Begun: time.Now()}, unchanged)
+	note, err := t.beginCreation(records.Creation{Image: key, Listed: pairsOf(images), Begun: time.Now()}, unchanged)
 	if err != nil {
 		t.log.Error(err, "Creation of a container not written, no image is marked preloaded until it has ended")
 		t.mu.Lock()
@@ -135,7 +135,7 @@ func (c *Create) Created() {
 			if steady {
 				image = c.key
 			}
-			if err := t.store.DropCreation(c.note, image); err != nil {
+			if err := t.dropCreation(c.note, image); err != nil {
 				t.log.Error(err, "Creation of a container not dropped; images without record and mark need proof until it is settled")
 				c.end()
 			}
@@ -194,7 +194,7 @@ func (c *Create) Lost() {
 func (c *Create) Dropped() {
 	c.once.Do(func() {
 		if c.note != 0 {
-			if err := c.t.store.DropCreation(c.note, ""); err != nil {
+			if err := c.t.dropCreation(c.note, ""); err != nil {
 				c.end()
 			}
 		}
@@ -229,11 +229,29 @@ type unwrittenEnd struct {
 }
 
 func (t *Tracker) writeEnd(c records.Creation) error {
-	if c.ID != 0 {
-		return t.store.EndCreation(c.ID, c.Ended)
+	if c.ID == 0 {
+		_, err := t.beginCreation(c, nil)
+		return err
 	}
-	_, err := t.store.BeginCreation(c, nil)
-	return err
+	t.turn.Lock()
+	defer t.turn.Unlock()
+	return t.store.EndCreation(c.ID, c.Ended)
+}
+
+// beginCreation writes a creation, without the list unless no image was removed since it was requested: the record of a removed image is deleted.
+func (t *Tracker) beginCreation(c records.Creation, unchanged func() bool) (id uint64, err error) {
+	t.turn.Lock()
+	defer t.turn.Unlock()
+	if unchanged == nil || !unchanged() {
+		c.Listed = nil
+	}
+	return t.store.BeginCreation(c)
+}
+
+func (t *Tracker) dropCreation(id uint64, image string) error {
+	t.turn.Lock()
+	defer t.turn.Unlock()
+	return t.store.DropCreation(id, image)
 }
 
 func (c *Create) leave() {
@@ -330,6 +348,8 @@ func (t *Tracker) Exempt(p Pod) bool { return t.rules.Load().exemption(p) != pol
 
 // settleCreations records the pairs that creations brought, and removes the creations.
 func (t *Tracker) settleCreations(ids []uint64, present []records.Pair) error {
+	t.turn.Lock()
+	defer t.turn.Unlock()
 	closed, err := t.store.SettleCreations(ids, present, t.noteTime(time.Now()))
 	t.logPairs("Image came while a container was created that failed or was restored, it needs proof", closed)
 	return err

@@ -214,6 +214,7 @@ func TestCreateThatCannotBeWrittenHoldsScans(t *testing.T) {
 		}
 		c := w.begun(image(id1, "repo.test/checkpoint:1"))
 		w.runtime.set(brought)
+		time.Sleep(time.Millisecond) // otherwise the list that From has requested is of this moment
 		c.Restored(t.Context())
 		full = false
 		w.want(w.check(pod("bob"), app+":2", brought), policy.Reverify, policy.Untracked)

@@ -149,8 +149,8 @@ func explainedOverTime(t *testing.T, random *rand.Rand) {
 		if diff := cmp.Diff(v, e.Verdict); diff != "" {
 			t.Fatalf("step %d: Explain(%+v) differs from Check after it (-Check +Explain):\n%s", step, r, diff)
 		}
-		if len(e.Standings) != len(r.Secrets) && e.Reason != policy.Absent {
-			t.Fatalf("step %d: %d standings of %d Secrets", step, len(e.Standings), len(r.Secrets))
+		if len(e.Statuses) != len(r.Secrets) && e.Reason != policy.Absent {
+			t.Fatalf("step %d: %d standings of %d Secrets", step, len(e.Statuses), len(r.Secrets))
 		}
 	}
 }

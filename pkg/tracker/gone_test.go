@@ -163,7 +163,7 @@ func TestRunMarksWhatIsDueEachMinute(t *testing.T) {
 		time.Sleep(61 * time.Second)
 		synctest.Wait()
 		f, err := w.store.Describe(records.Pair{ImageID: id1, Repository: app})
-		if err != nil || !f.Marked {
+		if err != nil || f.Mark == nil {
 			t.Errorf("Lookup = %+v, %v; want a mark", f, err)
 		}
 		stop()

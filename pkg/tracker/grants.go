@@ -27,61 +27,15 @@ type grant struct {
 	unnamed bool
 }
 
-// detached returns a grant that does not keep the memory of a record in use, because a grant may be in memory for long. The texts of a record share
-// one piece of memory.
-func (g grant) detached() grant {
-	g.credential = credential.ID(strings.Clone(string(g.credential)))
-	g.secrets = slices.Clone(g.secrets)
-	for i, s := range g.secrets {
-		g.secrets[i] = records.SecretRef{UID: strings.Clone(s.UID), Namespace: strings.Clone(s.Namespace), Name: strings.Clone(s.Name)}
-	}
-	g.before = slices.Clone(g.before)
-	for i, id := range g.before {
-		g.before[i] = credential.ID(strings.Clone(string(id)))
-	}
-	return g
-}
-
 // byPolicy reports whether a verdict depends only on the rules, which can change, and not on facts about pod and image.
 func byPolicy(r policy.Reason) bool {
 	return r == policy.NeverVerify || r == policy.Allowlisted || r == policy.ExemptStaticPod || r == policy.ExemptNamespace
 }
 
-// note notes an Allow that creates no grant, and reports whether it is the pod's first for the pair.
-func (t *Tracker) note(uid string, p records.Pair) (first bool) {
+// addGrantLocked adds a grant, unless the pod has one for the pair.
+func (t *Tracker) addGrantLocked(uid string, p records.Pair, g grant) {
 	if uid == "" {
-		return false
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	_, granted := t.grants[uid][p]
-	if granted || t.noted[uid][p] {
-		return false
-	}
-	if t.noted[uid] == nil {
-		t.noted[uid] = map[records.Pair]bool{}
-	}
-	t.noted[uid][p] = true
-	return true
-}
-
-// wasNoted reports whether an Allow by policy was noted for the pod and the pair.
-func (t *Tracker) wasNoted(uid string, p records.Pair) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.noted[uid][p]
-}
-
-// grant adds a grant and reports whether it is the pod's first for the pair; a grant by policy that was noted before is not the first. If there
-// was a revocation since then, ok is false and nothing is added: the facts on which the grant depends may be deleted.
-func (t *Tracker) grant(uid string, p records.Pair, g grant, since uint64) (first, ok bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.revocations.Load() != since {
-		return false, false
-	}
-	if uid == "" {
-		return false, true
+		return
 	}
 	of := t.grants[uid]
 	if of == nil {
@@ -89,19 +43,10 @@ func (t *Tracker) grant(uid string, p records.Pair, g grant, since uint64) (firs
 		t.grants[uid] = of
 	}
 	if _, granted := of[p]; granted {
-		return false, true
+		return
 	}
-	of[p] = g.detached()
-	noted := t.noted[uid][p]
+	of[p] = g
 	delete(t.noted[uid], p)
-	return !noted || !byPolicy(g.reason), true
-}
-
-func (t *Tracker) granted(uid string, p records.Pair) (grant, bool) {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	g, ok := t.grants[uid][p]
-	return g, ok
 }
 
 // Restore gives a pod the grants that its container shows: the container was started on the image, so the pod had been allowed to use the image.
@@ -125,18 +70,17 @@ func (t *Tracker) Restore(p Pod, name imageref.Ref, img Image, created time.Time
 		return
 	}
 	g := grant{reason: policy.Granted, created: created, unnamed: name.Empty()}
-	for ok := false; !ok; { // until no revocation occurs between reading the records and adding the grants
-		since := t.revocations.Load()
-		pairs, err := t.restorable(name, img, created)
-		if err != nil {
-			t.log.Info("Grants not restored, the pod must prove access again", "imageID", img.ID, "pod", p.UID, "err", err)
-			return
-		}
-		ok = true
-		for _, pair := range pairs {
-			_, granted := t.grant(p.UID, pair, g, since)
-			ok = ok && granted
-		}
+	t.turn.Lock() // no revocation happens between reading the records and adding the grants
+	defer t.turn.Unlock()
+	pairs, err := t.restorable(name, img, created)
+	if err != nil {
+		t.log.Info("Grants not restored, the pod must prove access again", "imageID", img.ID, "pod", p.UID, "err", err)
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, pair := range pairs {
+		t.addGrantLocked(p.UID, pair, g)
 	}
 }
 
@@ -240,28 +184,8 @@ func (t *Tracker) Grants() int {
 	return n
 }
 
-// repeated notes an Allow that adds nothing but a later time of use, because the pod was allowed to use the pair before. It reports whether it has
-// done so. It writes to no map, so that many judgements can do this at the same time.
-func (t *Tracker) repeated(r *Request, v *Verdict, e *allowEffects, since uint64) bool {
-	now := time.Now()
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	if t.revocations.Load() != since {
-		return false
-	}
-	if uid := r.Pod.UID; uid != "" {
-		_, granted := t.grants[uid][v.Pair]
-		if !granted && (r.leavesGrant(v.Reason) || !t.noted[uid][v.Pair]) {
-			return false
-		}
-	}
-	return !e.recorded || t.uses[v.Pair].again(v.Credential, e.newSecretRef, now)
-}
-
-// noteUse notes that a pair and a credential were used now, and that a Secret holds the credential, unless the Secret is the zero value.
-func (t *Tracker) noteUse(p records.Pair, by credential.ID, from records.SecretRef) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+// noteUseLocked notes that a pair and a credential were used now, and that a Secret holds the credential, unless the Secret is the zero value.
+func (t *Tracker) noteUseLocked(p records.Pair, by credential.ID, from records.SecretRef) {
 	if t.uses[p] == nil {
 		t.uses[p] = newUse(records.Use{})
 	}

@@ -70,12 +70,14 @@ func (t *Tracker) TakeOver(data []byte, lastWrite uint64) (int, error) {
 	case h.Store != lastWrite || lastWrite == 0:
 		return 0, errors.New("take grants over: the store was written since")
 	}
-	since := t.revocations.Load()
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	for _, g := range h.Grants {
-		if g.ImageID == "" || g.Repository == "" {
-			continue
+		if g.ImageID != "" && g.Repository != "" {
+			t.addGrantLocked(g.Pod, records.Pair{ImageID: g.ImageID, Repository: g.Repository}, grant{
+				reason: g.Reason, credential: g.Credential, secrets: g.Secrets, before: g.Before, created: g.Created, unnamed: g.Unnamed,
+			})
 		}
-		t.grant(g.Pod, records.Pair{ImageID: g.ImageID, Repository: g.Repository}, grant{reason: g.Reason, credential: g.Credential, secrets: g.Secrets, before: g.Before, created: g.Created, unnamed: g.Unnamed}, since)
 	}
 	return len(h.Grants), nil
 }

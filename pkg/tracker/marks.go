@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -37,11 +36,10 @@ func (t *Tracker) ForgetMarks(ctx context.Context, of records.Selection, dryRun 
 	if err := ctx.Err(); err != nil {
 		return Forgotten{}, fmt.Errorf("forget marks: %w", err)
 	}
-	var gone records.Forgotten
-	var err error
-	if dryRun {
-		gone, err = t.store.Forgettable(of)
-	} else {
+	t.turn.Lock()
+	defer t.turn.Unlock()
+	gone, err := t.store.Forgettable(of)
+	if err == nil && !dryRun {
 		gone, err = t.store.ForgetMarks(of, t.noteTime(time.Now()))
 	}
 	if err != nil {
@@ -73,8 +71,6 @@ type Acceptance struct {
 	// Confirmation is that of a dry run: AcceptMarks marks exactly the result of the dry run, or nothing: [ErrChanged]. "" marks the present
 	// selection.
 	Confirmation string
-
-	refused error // what agree returned
 }
 
 // Accepted lists what [Tracker.AcceptMarks] marked, or would mark.
@@ -99,16 +95,18 @@ func confirmation(a records.Acceptable) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// agree returns an error, and stores it, if the operator did not select what would be marked.
+// agree returns an error if the operator did not select what would be marked.
 func (a *Acceptance) agree(found records.Acceptable) error {
 	switch {
+	case a.DryRun:
+		return nil
 	case a.Confirmation != "" && a.Confirmation != confirmation(found):
-		a.refused = ErrChanged
+		return ErrChanged
 	case !a.IncludingProved && len(found.Proved) > 0:
 		p := found.Proved[0].Pair
-		a.refused = fmt.Errorf("%w: %s under %s", ErrProved, p.ImageID, p.Repository)
+		return fmt.Errorf("%w: %s under %s", ErrProved, p.ImageID, p.Repository)
 	}
-	return a.refused
+	return nil
 }
 
 // AcceptMarks marks the selected images on the node as preloaded, by order of an operator, and returns the pairs that had no mark. An error means
@@ -132,6 +130,8 @@ func (t *Tracker) AcceptMarks(ctx context.Context, a Acceptance) (Accepted, erro
 	if err != nil {
 		return Accepted{}, err
 	}
+	t.turn.Lock()
+	defer t.turn.Unlock()
 	if a.All {
 		return t.acceptUntracked(a, images, unchanged)
 	}
@@ -148,13 +148,17 @@ func (t *Tracker) AcceptMarks(ctx context.Context, a Acceptance) (Accepted, erro
 			return Accepted{}, err
 		}
 	}
-	var marked records.Acceptable
-	if a.DryRun {
-		marked, err = t.store.Acceptable(selected)
-	} else {
-		marked, err = t.store.AcceptMarks(selected, byOperator, time.Now(), a.agree)
+	found, err := t.store.Acceptable(selected)
+	if err != nil {
+		return Accepted{}, unwritten(err)
 	}
-	return t.accepted(a, marked, err)
+	if err := a.agree(found); err != nil {
+		return Accepted{}, err
+	}
+	if !a.DryRun {
+		found, err = t.store.AcceptMarks(selected, byOperator, time.Now())
+	}
+	return t.accepted(a, found, err)
 }
 
 // withoutRivals returns an error if one of the selected pairs has rivals: an operator who gives only a repository may not know which images it
@@ -163,42 +167,38 @@ func (t *Tracker) withoutRivals(selected, present []records.Pair) error {
 	distrusted := t.store.Distrusted() != nil
 	for _, p := range selected {
 		f, err := t.store.Lookup(p)
-		if err != nil && !errors.Is(err, records.ErrUnreadable) {
+		if err != nil {
 			return unwritten(err)
 		}
-		rivals := err == nil && f.Rivals || distrusted && slices.ContainsFunc(present, func(q records.Pair) bool { return q.ImageID == p.ImageID && q != p })
-		if rivals && !f.Marked && !f.ProveAccess() {
+		rivals := f.OtherRecords || distrusted && slices.ContainsFunc(present, func(q records.Pair) bool { return q.ImageID == p.ImageID && q != p })
+		if rivals && f.Mark == nil && !f.ProveAccess() {
 			return fmt.Errorf("%w: %s under %s", ErrRivals, p.ImageID, p.Repository)
 		}
 	}
 	return nil
 }
 
-// acceptUntracked marks by the rules of a scan: the images must not change before the marks are on disk.
+// acceptUntracked marks by the rules of a scan: the images must not change before its turn.
 func (t *Tracker) acceptUntracked(a Acceptance, images []Image, unchanged func() bool) (Accepted, error) {
-	if a.DryRun {
-		due, err := t.store.Due(pairsOf(images), broughtBy(images))
-		return t.accepted(a, records.Acceptable{Pairs: due}, err)
+	s := records.Scan{Pairs: pairsOf(images), Brought: broughtBy(images), Origin: byOperator, Now: time.Now()}
+	due, err := t.store.Due(s.Pairs, s.Brought)
+	if err != nil {
+		return Accepted{}, unwritten(err)
 	}
-	valid := true
-	marked, err := t.store.MarkPreloaded(records.Scan{
-		Pairs: pairsOf(images), Brought: broughtBy(images), Origin: byOperator, Now: time.Now(),
-		Unchanged: func() bool {
-			valid = unchanged()
-			return valid
-		},
-		Agree: func(due []records.Pair) error { return a.agree(records.Acceptable{Pairs: due}) },
-	})
-	if err == nil && !valid {
-		return Accepted{}, ErrBusy
+	if err := a.agree(records.Acceptable{Pairs: due}); err != nil {
+		return Accepted{}, err
 	}
-	return t.accepted(a, records.Acceptable{Pairs: marked}, err)
+	if !a.DryRun {
+		if !unchanged() {
+			return Accepted{}, ErrBusy
+		}
+		due, err = t.store.MarkPreloaded(s)
+	}
+	return t.accepted(a, records.Acceptable{Pairs: due}, err)
 }
 
 func (t *Tracker) accepted(a Acceptance, marked records.Acceptable, err error) (Accepted, error) {
 	switch {
-	case a.refused != nil:
-		return Accepted{}, a.refused
 	case err != nil:
 		return Accepted{}, unwritten(err)
 	case !a.DryRun:
@@ -234,7 +234,7 @@ func (t *Tracker) EndDistrust(ctx context.Context, dryRun bool) (ended records.D
 	if dryRun {
 		return *why, due, nil
 	}
-	if err := t.store.Trust(); err != nil {
+	if err := t.inTurn(t.store.Trust); err != nil {
 		return ended, nil, unwritten(err)
 	}
 	t.log.Info("Distrust ended by an operator", "since", why.Since, "reason", why.Reason)

@@ -32,8 +32,8 @@ func TestNameThatIsNewOnAPreloadedImageIsNotPreloaded(t *testing.T) {
 	w.sync()
 	w.want(w.check(pod("mallory"), mine+":1", img), policy.Reverify, policy.Untracked)
 	e := w.Explain(t.Context(), tracker.Request{Pod: pod("mallory"), Name: imageref.New(mine + ":1"), Image: img})
-	if !slices.Equal(e.Known.MarkedAs, []string{app}) || len(e.Known.RivalNames) > 0 {
-		t.Errorf("Explain: marked as %v, rivals %v; want %s alone as mark", e.Known.MarkedAs, e.Known.RivalNames, app)
+	if !slices.Equal(e.Known.MarkedAs, []string{app}) || len(e.Known.RecordedAs) > 0 {
+		t.Errorf("Explain: marked as %v, rivals %v; want %s alone as mark", e.Known.MarkedAs, e.Known.RecordedAs, app)
 	}
 	w.forget(records.Selection{Repository: app})
 	w.want(w.check(pod("mallory-2"), mine+":1", img), policy.Reverify, policy.Untracked)
@@ -126,8 +126,8 @@ func TestImportOfBytesThatATenantPulled(t *testing.T) {
 		w, img := start(t, "m")
 		w.want(w.check(pod("dns"), system+":1", img), policy.Reverify, policy.Untracked)
 		e := w.Explain(t.Context(), tracker.Request{Pod: pod("dns"), Name: imageref.New(system + ":1"), Image: img})
-		if !slices.Equal(e.Known.RivalNames, []string{mine}) {
-			t.Errorf("Explain: rivals %v; want %s", e.Known.RivalNames, mine)
+		if !slices.Equal(e.Known.RecordedAs, []string{mine}) {
+			t.Errorf("Explain: rivals %v; want %s", e.Known.RecordedAs, mine)
 		}
 		if _, err := w.accept(records.Selection{Repository: system, ImageID: id2}, false); err != nil {
 			t.Fatalf("AcceptMarks = %v; want nil", err)

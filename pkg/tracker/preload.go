@@ -9,9 +9,9 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-// scan marks the pairs that are due as preloaded and reports whether it marked any.
+// scan marks the pairs that are due as preloaded.
 //
-// A scan requests the images of the runtime, without a lock, and then marks in one write transaction of the store. It must not mark an image that
+// A scan requests the images of the runtime, without a lock, and then marks in its turn. It must not mark an image that
 // a pull brought. For a pull of a repository there are these cases:
 //
 //   - Its intent was written before the marks and is on disk: the pull is in progress, or it ended without a known result. The store then marks
@@ -24,36 +24,48 @@ import (
 //   - Its intent is written after the marks. The runtime receives the pull after the intent is on disk, so the image was not in the list.
 //
 // A pull in progress therefore does not stop a scan of other repositories, independent of its duration. Operations without an intent stop a scan:
-// from before the request of the list until the marks are in the transaction there must be no removal, no operation that creates a container, and
-// no pull of an invalid name. [records.Scan].Unchanged reports this inside the transaction.
-func (t *Tracker) scan(ctx context.Context) (marked bool) {
-	sc, ok := t.plan(ctx)
+// from before the request of the list until the turn of the scan there must be no removal, no operation that creates a container, and
+// no pull of an invalid name.
+func (t *Tracker) scan(ctx context.Context) {
+	s, ok := t.plan(ctx)
 	if !ok {
-		return false
+		return
 	}
-	if !sc.First {
-		// Usually there is nothing to mark; no write transaction is needed then.
-		if due, err := t.store.Due(sc.Pairs, sc.Brought); err == nil && len(due) == 0 {
-			return false
-		}
+	t.turn.Lock()
+	defer t.turn.Unlock()
+	due, err := t.due(s)
+	if err == nil && (len(due) > 0 || s.First && s.unchanged()) {
+		due, err = t.store.MarkPreloaded(s.Scan)
 	}
-	got, err := t.store.MarkPreloaded(sc)
 	if err != nil {
 		t.log.Error(err, "Preloaded marks not written, the images need proof")
-		return false
+		return
 	}
-	t.logPairs("Marked preloaded", got, "origin", sc.Origin)
-	return len(got) > 0
+	t.logPairs("Marked preloaded", due, "origin", s.Origin)
+}
+
+// A plannedScan is a scan with what ends it.
+type plannedScan struct {
+	records.Scan
+	unchanged func() bool // the images are still those of the list
+}
+
+// due returns the pairs that the scan marks now.
+func (t *Tracker) due(s plannedScan) ([]records.Pair, error) {
+	if !s.unchanged() || t.store.Distrusted() != nil {
+		return nil, nil
+	}
+	return t.store.Due(s.Pairs, s.Brought)
 }
 
 // plan returns the scan that may be made now; ok is false if there is none.
-func (t *Tracker) plan(ctx context.Context) (sc records.Scan, ok bool) {
+func (t *Tracker) plan(ctx context.Context) (s plannedScan, ok bool) {
 	if t.store.Distrusted() != nil {
-		return sc, false
+		return s, false
 	}
 	once, err := t.store.ScannedOnce()
 	if err != nil || (once && t.verify) {
-		return sc, false
+		return s, false
 	}
 	origin := "untracked"
 	if !once {
@@ -61,15 +73,16 @@ func (t *Tracker) plan(ctx context.Context) (sc records.Scan, ok bool) {
 	}
 	unchanged, idle := t.idle()
 	if !idle {
-		return sc, false
+		return s, false
 	}
 	images, err := t.runtime.Images(ctx)
 	if err != nil {
 		t.log.Info("Images not listed, no image is marked preloaded", "err", err)
-		return sc, false
+		return s, false
 	}
-	return records.Scan{
-		Pairs: pairsOf(images), Origin: origin, Now: time.Now(), First: !once, Unchanged: unchanged, Brought: broughtBy(images),
+	return plannedScan{
+		Scan:      records.Scan{Pairs: pairsOf(images), Origin: origin, Now: time.Now(), First: !once, Brought: broughtBy(images)},
+		unchanged: unchanged,
 	}, true
 }
 
@@ -99,16 +112,15 @@ func broughtBy(images []Image) func(records.Intent, records.Pair) bool {
 }
 
 // mayBeMarked reports whether a scan could mark the pair of an image.
-func (t *Tracker) mayBeMarked(f records.Facts, p records.Pair, img Image) bool {
-	if f.Intents > 0 {
-		d, err := t.store.Describe(p)
-		brought := broughtBy([]Image{img})
-		if err != nil || slices.ContainsFunc(d.OfIntents, func(in records.Intent) bool { return brought(in, p) }) {
-			return false
-		}
-		f.Intents = 0
+func mayBeMarked(f *records.Facts, p records.Pair, img Image) bool {
+	if f.Record != nil || f.Mark != nil || f.OtherRecords || f.OtherMarks {
+		return false
 	}
-	return f.MayBeMarked()
+	if len(f.Intents) == 0 {
+		return true
+	}
+	brought := broughtBy([]Image{img})
+	return !slices.ContainsFunc(f.Intents, func(in records.Intent) bool { return brought(in, p) })
 }
 
 // idle reports whether no operation holds scans; unchanged reports later whether no hold has begun since.

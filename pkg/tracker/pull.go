@@ -33,7 +33,7 @@ func (t *Tracker) BeginPull(ctx context.Context, name imageref.Ref, present Imag
 	repository := repositoryOf(name)
 	if present.ID != "" && present.Carries(name.Name()) {
 		pair := records.Pair{ImageID: present.ID, Repository: repository}
-		if facts, err := t.store.Lookup(pair); err == nil && t.mayBeMarked(facts, pair, present) {
+		if facts, err := t.store.Lookup(pair); err == nil && mayBeMarked(&facts, pair, present) {
 			t.scan(ctx)
 		}
 	}
@@ -58,7 +58,7 @@ func (t *Tracker) BeginPull(ctx context.Context, name imageref.Ref, present Imag
 // writeIntent writes the intent of a pull. In the same transaction it deletes the marks of the repository for images that the runtime does not
 // list under it any more. It requests the images of the runtime only if the repository has marks.
 func (t *Tracker) writeIntent(ctx context.Context, name, repository string) (records.Intent, error) {
-	in, marked, err := t.store.BeginListed(name, repository, time.Now(), nil)
+	in, marked, err := t.beginListed(name, repository, nil)
 	if errors.Is(err, records.ErrMarked) {
 		images, listErr := t.runtime.Images(ctx)
 		if one, ok := t.runtime.(imageStatus); listErr != nil && ok && ctx.Err() == nil {
@@ -71,13 +71,19 @@ func (t *Tracker) writeIntent(ctx context.Context, name, repository string) (rec
 		if listErr != nil {
 			return in, fmt.Errorf("%w: %w", ErrRuntime, listErr)
 		}
-		in, marked, err = t.store.BeginListed(name, repository, time.Now(), idsUnder(repository, images))
+		in, marked, err = t.beginListed(name, repository, idsUnder(repository, images))
 		t.logPairs("Preloaded mark removed, the image is not present any more", marked)
 	}
 	if err != nil {
 		return in, fmt.Errorf("%w: %w", ErrNoIntent, err)
 	}
 	return in, nil
+}
+
+func (t *Tracker) beginListed(name, repository string, present map[string]struct{}) (records.Intent, []records.Pair, error) {
+	t.turn.Lock()
+	defer t.turn.Unlock()
+	return t.store.BeginListed(name, repository, time.Now(), present)
 }
 
 // idsUnder returns the IDs of the images that have a name of the repository.
@@ -134,21 +140,25 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 		}
 	}
 	g := grant{reason: v.Reason, credential: id, secrets: from}
+	t.turn.Lock() // no revocation happens between the record and the grant
+	defer t.turn.Unlock()
+	revoked := p.revokedSinceStart(v.Pair, g)
 	err := t.store.Prove(p.intent, records.Result{
 		Pair: v.Pair, Open: open, Credential: id, Secrets: from, Namespace: proof.Pod.Namespace, At: time.Now(), Created: t.noteTime(time.Now()),
-		Revoked: func() bool { return p.revokedSinceStart(v.Pair, g) },
+		Revoked: revoked,
 	})
 	if err != nil {
 		err = fmt.Errorf("write pull record: %w", errors.Join(err, t.store.End(p.intent, time.Now())))
 	}
-	for ok := false; !ok; {
-		since := t.revocations.Load()
-		if p.revokedSinceStart(v.Pair, g) {
-			t.log.Info("Pull gives no grant, its proof was revoked while it was in progress", "imageID", v.Pair.ImageID, "repository", v.Pair.Repository)
-			v.Decision, v.Proved = policy.Decision{Reason: policy.NotProved}, false
-			break
-		}
-		v.First, ok = t.grant(proof.Pod.UID, v.Pair, g, since)
+	if revoked {
+		t.log.Info("Pull gives no grant, its proof was revoked while it was in progress", "imageID", v.Pair.ImageID, "repository", v.Pair.Repository)
+		v.Decision, v.Proved = policy.Decision{Reason: policy.NotProved}, false
+	} else {
+		t.mu.Lock()
+		_, granted := t.grants[proof.Pod.UID][v.Pair]
+		v.First = proof.Pod.UID != "" && !granted
+		t.addGrantLocked(proof.Pod.UID, v.Pair, g)
+		t.mu.Unlock()
 	}
 	p.finish()
 	return v, err
@@ -185,6 +195,8 @@ func (p *Pull) Lost() error {
 // end ends the pull, unless it has ended before: write writes the end to disk.
 func (p *Pull) end(write func() error) (err error) {
 	p.once.Do(func() {
+		p.t.turn.Lock()
+		defer p.t.turn.Unlock()
 		err = write()
 		p.finish()
 	})

@@ -2,7 +2,6 @@ package tracker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -46,37 +45,33 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 	if err := ctx.Err(); err != nil {
 		return Revoked{}, fmt.Errorf("revoke: %w", err)
 	}
+	t.turn.Lock()
+	defer t.turn.Unlock()
 	// The store selects proofs by the Secrets that are noted with them.
-	if err := t.Flush(); err != nil {
+	if err := t.flush(); err != nil {
 		return Revoked{}, unwritten(err)
 	}
 	unknown, err := t.unrecorded(r.Revocation)
 	if err != nil {
 		return Revoked{}, err
 	}
-	var (
-		gone    records.Revoked
-		matches bool
-	)
 	at := t.noteTime(time.Now())
 	if ahead := time.Until(at); ahead > time.Minute {
 		t.log.Info("Revocation has a time in the future, because the clock was set back; containers that are created until then prove access again after a restart",
 			"time", at, "ahead", ahead)
 	}
-	if r.DryRun {
-		gone, err = t.store.Revocable(r.Revocation)
-		matches = t.matches(scopeOf(r, gone, unknown))
-	} else {
-		gone, err = t.store.Revoke(r.Revocation, at, func(gone records.Revoked) (pairs []records.Pair, _ bool) {
-			pairs, matches = t.noteRevocation(scopeOf(r, gone, unknown))
-			return pairs, matches
-		})
-	}
+	gone, err := t.store.Revocable(r.Revocation)
 	if err != nil {
 		return Revoked{}, unwritten(err)
 	}
+	pairs, matches := t.noteRevocation(scopeOf(r, gone, unknown))
 	if !matches {
 		return Revoked{Revoked: gone}, nil
+	}
+	if !r.DryRun {
+		if gone, err = t.store.Revoke(r.Revocation, at, pairs); err != nil {
+			return Revoked{}, unwritten(err)
+		}
 	}
 	s := scopeOf(r, gone, unknown)
 	all := Revoked{Revoked: gone, Grants: t.endGrants(r.DryRun, s.touched, s.includes)}
@@ -110,10 +105,10 @@ func (t *Tracker) unrecorded(r records.Revocation) (map[records.Pair]bool, error
 	none := map[records.Pair]bool{}
 	for p, oldest := range created {
 		f, err := t.store.Lookup(p)
-		if err != nil && !errors.Is(err, records.ErrUnreadable) {
+		if err != nil {
 			return nil, unwritten(err)
 		}
-		none[p] = err != nil || !f.ProveAccess() || f.Record.Created.After(oldest)
+		none[p] = !f.ProveAccess() || f.Record.Created.After(oldest)
 	}
 	return none, nil
 }
@@ -160,13 +155,7 @@ func (r scope) names(p records.Pair, g grant) bool {
 	return r.by.Covers(p) && (r.by.Whole() || g.credential != "" && r.by.SelectsAny(g.credential, g.before, g.secrets))
 }
 
-// matches reports whether a revocation revokes a proof, closes a record, or selects a grant by its known facts.
-func (t *Tracker) matches(r scope) bool {
-	t.mu.RLock()
-	defer t.mu.RUnlock()
-	return t.matchesLocked(r)
-}
-
+// matchesLocked reports whether a revocation revokes a proof, closes a record, or selects a grant by its known facts.
 func (t *Tracker) matchesLocked(r scope) bool {
 	if len(r.gone) > 0 || r.closes {
 		return true
@@ -181,14 +170,15 @@ func (t *Tracker) matchesLocked(r scope) bool {
 	return false
 }
 
-// noteRevocation is called inside the transaction of a revocation. It adds the scope to the running pulls, so that a pull that writes its record
-// later does not prove again what is revoked. It returns the pairs of the grants that will end, and whether the revocation matches anything.
+// noteRevocation adds the scope to the running pulls, so that a pull that writes its record later does not prove again what is revoked. It returns
+// the pairs of the grants that will end, and whether the revocation matches anything. In a dry run it adds nothing.
 func (t *Tracker) noteRevocation(r scope) (pairs []records.Pair, matches bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.revocations.Add(1) // else a judgement in progress could create a grant that is not in the result
-	for _, p := range t.running {
-		p.revoked = append(p.revoked, r)
+	if !r.by.DryRun {
+		for _, p := range t.running {
+			p.revoked = append(p.revoked, r)
+		}
 	}
 	if !t.matchesLocked(r) {
 		return nil, false
@@ -205,8 +195,8 @@ func (t *Tracker) noteRevocation(r scope) (pairs []records.Pair, matches bool) {
 }
 
 // endGrants ends the grants that depends selects, after the facts on which they depend are deleted from disk, and discards the unwritten uses of
-// the pairs in unused. In a dry run it only returns the grants. A judgement in progress leaves no grant that depends on facts that it read
-// before.
+// the pairs in unused. In a dry run it only returns the grants. A judgement that
+// adds a grant after that reads the facts again.
 func (t *Tracker) endGrants(dryRun bool, unused map[records.Pair]bool, depends func(p records.Pair, g grant) bool) (ended []Grant) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

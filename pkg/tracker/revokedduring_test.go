@@ -120,7 +120,7 @@ func TestRevocationLeavesMarkedPairsWithoutARecord(t *testing.T) {
 	w.want(w.check(pod("a"), app+":1", image(id1, app+":1")), policy.Allow, policy.Preloaded)
 	w.revokes(records.Revocation{Repository: app})
 	f, err := w.store.Describe(records.Pair{ImageID: id1, Repository: app})
-	if err != nil || f.Record != nil || !f.Marked {
+	if err != nil || f.Record != nil || f.Mark == nil {
 		t.Errorf("Lookup = %+v, %v; want the mark alone", f, err)
 	}
 }

@@ -82,8 +82,8 @@ func TestUnconfirmedCredentialCountsForItsOwnSecretOnly(t *testing.T) {
 	other := records.SecretRef{UID: "u2", Namespace: "team-s", Name: "pull"}
 	w.want(w.check(pod("b1"), app+":1", img, "new"), policy.Reverify, policy.NotProved)
 	w.want(w.Check(t.Context(), w.holding("b1", other, "new")), policy.Reverify, policy.NotProved)
-	if e := w.Explain(t.Context(), w.holding("b1", other, "new")); e.Standings[0] != tracker.ProvedNothing {
-		t.Errorf("Explain: the Secret of another pod is %v; want ProvedNothing", e.Standings[0])
+	if e := w.Explain(t.Context(), w.holding("b1", other, "new")); e.Statuses[0] != tracker.ProvedNothing {
+		t.Errorf("Explain: the Secret of another pod is %v; want ProvedNothing", e.Statuses[0])
 	}
 	w.want(w.Check(t.Context(), w.holding("a3", ownSecret, "new")), policy.Allow, policy.Proved)
 	// A registry confirms it.

@@ -94,10 +94,12 @@ type Tracker struct {
 	perNamespace bool // Options.RuntimeCredentialsPerNamespace
 	log          klog.Logger
 	rules        atomic.Pointer[Rules]
-	// revocations counts revocations. It is incremented under mu; see the package comment.
-	revocations atomic.Uint64
+	revocations  atomic.Uint64 // see Revocations
 
-	// mu guards the following fields; see the package comment for the lock order.
+	// turn is held by an operation that writes to the store, from before it reads what it decides by until its effects are in memory. It
+	// precedes mu.
+	turn sync.Mutex
+	// mu guards the following fields. It is never held during a write to the store or a call to the runtime.
 	mu      sync.RWMutex
 	grants  map[string]map[records.Pair]grant // by UID
 	noted   map[string]map[records.Pair]bool  // by UID: pairs for which only the policy allowed the pod, which leaves no grant

@@ -56,7 +56,9 @@ func (t *Tracker) prune(ctx context.Context, removed string) error {
 		of.Pairs[p] = struct{}{}
 	}
 	of.Now = t.noteTime(time.Now())
+	t.turn.Lock()
 	done, err := t.store.Prune(of)
+	t.turn.Unlock()
 	if err != nil {
 		return fmt.Errorf("prune pull records: %w", err)
 	}
@@ -81,7 +83,7 @@ func (t *Tracker) Settle(ctx context.Context) error {
 	}
 	due, unended := t.settleable(intents)
 	// Their ends could not be written when they ended.
-	if err := t.store.EndAll(unended, time.Now()); err != nil {
+	if err := t.inTurn(func() error { return t.store.EndAll(unended, time.Now()) }); err != nil {
 		return fmt.Errorf("settle pull intents: %w", err)
 	}
 	if len(due) == 0 {
@@ -91,7 +93,8 @@ func (t *Tracker) Settle(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("settle pull intents: %w", err)
 	}
-	if err := t.store.Settle(records.Settlement{Intents: due, Present: pairsOf(images), Brought: broughtBy(images), Now: t.noteTime(time.Now())}); err != nil {
+	of := records.Settlement{Intents: due, Present: pairsOf(images), Brought: broughtBy(images), Now: t.noteTime(time.Now())}
+	if err := t.inTurn(func() error { return t.store.Settle(of) }); err != nil {
 		return fmt.Errorf("settle pull intents: %w", err)
 	}
 	t.log.Info("Pull intents settled", "count", len(due))
@@ -122,8 +125,17 @@ func (t *Tracker) settleable(intents []records.Intent) (due, unended []records.I
 	return due, unended
 }
 
+// inTurn runs a write to the store in its turn.
+func (t *Tracker) inTurn(write func() error) error {
+	t.turn.Lock()
+	defer t.turn.Unlock()
+	return write()
+}
+
 // Flush writes the last-used times in memory to disk. If that fails, Flush keeps them.
-func (t *Tracker) Flush() error {
+func (t *Tracker) Flush() error { return t.inTurn(t.flush) }
+
+func (t *Tracker) flush() error {
 	uses := t.takeUses()
 	if len(uses) == 0 {
 		return nil

@@ -8,21 +8,21 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
-// A Standing is the state of a credential for a pair at one moment. Of the values up to Valid a greater one is better.
-type Standing uint8
+// A CredentialStatus is the status of a credential for a pair at one moment, ordered from worst to best up to Valid.
+type CredentialStatus uint8
 
-// The values of a Standing.
+// The values of a CredentialStatus.
 const (
-	ProvedNothing Standing = iota
-	Expired                // the proof has to be renewed at the registry
-	InGrace                // the proof has expired, and counts only while the registry cannot be asked
+	ProvedNothing CredentialStatus = iota
+	Expired                        // the proof has to be renewed at the registry
+	InGrace                        // the proof has expired, and counts only while the registry cannot be asked
 	Valid
 	Rotated // the Secret proved access with other content; the present credential replaces that when the pod asks
 )
 
-// standing returns the present state of a proof (docs/design/0013). A proof from the future is expired until clamp corrects it. There is no grace
+// status returns the present status of a proof (docs/design/0013). A proof from the future is expired until clamp corrects it. There is no grace
 // if a registry has denied the credential since the proof: the registry can be asked.
-func (r *Rules) standing(p *records.Proof, now time.Time) Standing {
+func (r *Rules) status(p *records.Proof, now time.Time) CredentialStatus {
 	if p == nil {
 		return ProvedNothing
 	}
@@ -42,25 +42,25 @@ func (r *Rules) standing(p *records.Proof, now time.Time) Standing {
 	}
 }
 
-// clamp sets proofs from the future to the present time, on disk, and reports whether there were any: the clock was set back, and they would be
-// valid for too long. If that cannot be written, they stay in the future and prove nothing.
-func (t *Tracker) clamp() bool {
+// clamp sets proofs from the future to the present time, on disk: the clock was set back, and they would be valid for too long. If that cannot be
+// written, they stay in the future and prove nothing.
+func (t *Tracker) clamp() {
+	t.turn.Lock()
 	n, err := t.store.Clamp(time.Now())
+	t.turn.Unlock()
 	if err != nil {
 		t.log.Error(err, "Proofs from the future not set back with the clock, they have to be renewed")
 	}
 	if n > 0 {
 		t.log.Info("Clock was set back, proofs from the future count from now", "records", n)
 	}
-	return n > 0
 }
 
 // ahead reports whether a record has a proof from the future that clamp would change.
-func (r *Rules) ahead(rec *records.Record) bool {
+func (r *Rules) ahead(rec *records.Record, now time.Time) bool {
 	if r.Validity <= 0 || rec == nil {
 		return false
 	}
-	now := time.Now()
 	for i := range rec.Proofs { // without a copy of each, because every judgement waits for this
 		if rec.Proofs[i].LastProved.After(now) {
 			return true
@@ -69,45 +69,52 @@ func (r *Rules) ahead(rec *records.Record) bool {
 	return false
 }
 
+// clamped returns the record that clamp leaves.
+func clamped(r *records.Record, now time.Time) *records.Record {
+	next := *r
+	next.Proofs = slices.Clone(r.Proofs)
+	for i := range next.Proofs {
+		if p := &next.Proofs[i]; p.LastProved.After(now) {
+			p.LastProved = now
+		}
+	}
+	return &next
+}
+
 // A bestProof is the best proof that a request has for a pair.
 type bestProof struct {
-	standing     Standing
+	status       CredentialStatus
 	credential   credential.ID
-	secrets      []records.SecretRef // those in the record that are known to hold the credential
+	secrets      []records.SecretRef // those that are known to hold the credential
 	newSecretRef records.SecretRef   // a Secret that holds it and is not in the record yet; the zero value is none
 	before       []credential.ID     // see records.Proof.RotatedFrom
 }
 
 // proof returns the first of the best proofs in a record by the credentials of a request.
-func (t *Tracker) proof(r *records.Record, rules *Rules, q Request) (best bestProof) {
-	var now time.Time
-	if rules.Validity > 0 { // otherwise it has no effect
-		now = time.Now()
+func (q *question) proof(r *records.Record, now time.Time) (best bestProof) {
+	best.consider(q.rules, r, q.id, records.SecretRef{}, now)
+	for _, id := range q.ids {
+		best.consider(q.rules, r, id, records.SecretRef{}, now)
 	}
-	consider := func(id credential.ID, from records.SecretRef) {
-		if best.standing == Valid {
-			return
-		}
-		p := proofOf(r, id, from)
-		s := rules.standing(p, now)
-		if s <= best.standing {
-			return
-		}
-		best = bestProof{standing: s, credential: id, secrets: p.Secrets, before: p.RotatedFrom}
-		if from.UID != "" && !slices.Contains(p.Secrets, from) {
-			best.newSecretRef = from
-		}
+	for i := range q.Secrets {
+		best.consider(q.rules, r, q.Secrets[i].Credential, q.Secrets[i].Ref, now)
 	}
-	for _, c := range q.Credentials {
-		id, _ := t.sent(c, q.Pod)
-		consider(id, records.SecretRef{})
-	}
-	for _, s := range q.Secrets {
-		consider(s.Credential, s.Ref)
-	}
-	// Skipped for a request that presents a credential: it asks whether that credential proves access.
-	if q.Credentials == nil {
-		consider(t.ofNamespace(q.Pod), records.SecretRef{})
-	}
+	best.consider(q.rules, r, q.ofNamespace, records.SecretRef{}, now)
 	return best
+}
+
+// consider takes the proof of a credential if it is better.
+func (b *bestProof) consider(rules *Rules, r *records.Record, id credential.ID, from records.SecretRef, now time.Time) {
+	if b.status == Valid {
+		return
+	}
+	p := proofOf(r, id, from)
+	s := rules.status(p, now)
+	if s <= b.status {
+		return
+	}
+	*b = bestProof{status: s, credential: id, secrets: p.Secrets, before: p.RotatedFrom}
+	if from.UID != "" && !slices.Contains(p.Secrets, from) {
+		b.newSecretRef = from
+	}
 }

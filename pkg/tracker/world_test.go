@@ -137,9 +137,11 @@ func (w *world) restart() {
 	w.open()
 }
 
-// damage makes the stored record of a pair unreadable, while the store is open.
+// damage makes the stored record of a pair unreadable, and restarts.
 func (w *world) damage(p records.Pair) {
 	w.t.Helper()
+	w.close()
+	defer w.open()
 	must(w.t, testkit.Damage(w.path, p.ImageID+"\x00"+p.Repository))
 }
 

@@ -119,7 +119,7 @@ func verdictTo(d policy.Decision) adminv1.Verdict {
 	}
 }
 
-func standingTo(s tracker.Standing) adminv1.CredentialStanding {
+func standingTo(s tracker.CredentialStatus) adminv1.CredentialStanding {
 	switch s {
 	case tracker.Valid:
 		return adminv1.CredentialStanding_CREDENTIAL_STANDING_PROVED

@@ -152,7 +152,7 @@ func (s *Server) explained(c explanation, present tracker.Image) *adminv1.Explai
 	e := &adminv1.Evidence{
 		Presence: adminv1.Presence_PRESENCE_PRESENT, ById: c.Evidence.ByID, Policy: string(c.Rules.Policy.Mode()),
 		Allowlisted: c.Rules.Policy.Mode() == policy.ModeNeverVerifyAllowlistedImages && c.Evidence.Repository != "",
-		Intents:     all(c.Known.OfIntents, intentTo), Rivals: all(c.Known.RivalNames, text), MarkedAs: all(c.Known.MarkedAs, text),
+		Intents:     all(c.Known.Intents, intentTo), Rivals: all(c.Known.RecordedAs, text), MarkedAs: all(c.Known.MarkedAs, text),
 		CredentialsKnown: c.CredentialsKnown, PullPolicy: c.PullPolicy, Enforcing: !c.Shadow,
 	}
 	if present.ID == "" {
@@ -179,8 +179,8 @@ func (s *Server) explained(c explanation, present tracker.Image) *adminv1.Explai
 	}
 	for i, secret := range c.Secrets {
 		to := &adminv1.PodCredential{CredentialId: string(secret.Credential), Secret: secretTo(secret.Ref)}
-		if i < len(c.Standings) {
-			to.Standing = standingTo(c.Standings[i])
+		if i < len(c.Statuses) {
+			to.Standing = standingTo(c.Statuses[i])
 		}
 		e.Credentials = append(e.Credentials, to)
 	}

@@ -115,7 +115,7 @@ func (c explanation) proof() (p records.Proof, rotated bool) {
 		}
 	}
 	for i, s := range c.Secrets {
-		if s.Credential != c.Credential || i >= len(c.Standings) || c.Standings[i] != tracker.Rotated {
+		if s.Credential != c.Credential || i >= len(c.Statuses) || c.Statuses[i] != tracker.Rotated {
 			continue
 		}
 		for _, p := range c.Known.Record.Proofs {
@@ -130,7 +130,7 @@ func (c explanation) proof() (p records.Proof, rotated bool) {
 // graceful returns the end of the proof's grace, and whether the grace has not ended yet.
 func (c explanation) graceful() (until time.Time, lasts bool) {
 	p, _ := c.proof()
-	return c.Rules.Expires(p).Add(c.Rules.Grace), c.Evidence.InGrace || slices.Contains(c.Standings, tracker.InGrace)
+	return c.Rules.Expires(p).Add(c.Rules.Grace), c.Evidence.InGrace || slices.Contains(c.Statuses, tracker.InGrace)
 }
 
 // valid reports whether a proof has not expired.

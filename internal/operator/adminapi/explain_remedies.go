@@ -132,7 +132,7 @@ func (c explanation) addProofs(add func(string, ...any)) {
 	if c.PerNamespace && c.Pod.Namespace != "" && c.PullPolicy != tracker.PullNever {
 		add("If the runtime holds credentials for namespace %s (runtimeCredentials: perNamespace), a successful pull by one of its pods without imagePullSecrets allows the image to all of its pods.", c.Pod.Namespace)
 	}
-	if slices.Contains(c.Standings, tracker.Rotated) {
+	if slices.Contains(c.Statuses, tracker.Rotated) {
 		add("The record is full (100 credentials), so the rotated Secret needs a pull that succeeds.")
 	}
 }
@@ -146,8 +146,8 @@ func (c explanation) addMark(add func(string, ...any)) {
 	warning := ""
 	switch {
 	case c.Distrust != nil:
-	case len(c.Known.RivalNames) > 0:
-		warning = own + "needs proof as " + enumerated(c.Known.RivalNames)
+	case len(c.Known.RecordedAs) > 0:
+		warning = own + "needs proof as " + enumerated(c.Known.RecordedAs)
 	case len(c.Known.MarkedAs) > 0:
 		warning = own + "is preloaded as " + enumerated(c.Known.MarkedAs)
 	}

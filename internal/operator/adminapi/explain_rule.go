@@ -181,12 +181,12 @@ func (c explanation) secretNames() (names []string) {
 
 func (c explanation) pulling() string {
 	const unproved = "no credential has proved access yet"
-	for _, in := range c.Known.OfIntents {
+	for _, in := range c.Known.Intents {
 		if !in.Ended.IsZero() {
 			return fmt.Sprintf("A pull of %s that began at %s ended at %s without an answer, so it is unknown whether it brought this image; %s.", in.Name, at(in.Begun), at(in.Ended), unproved)
 		}
 	}
-	for _, in := range c.Known.OfIntents {
+	for _, in := range c.Known.Intents {
 		return fmt.Sprintf("A pull of %s is in progress since %s; %s.", in.Name, at(in.Begun), unproved)
 	}
 	return fmt.Sprintf("A pull of %s is in progress; %s.", c.Pair.Repository, unproved)
@@ -198,8 +198,8 @@ func (c explanation) whyUnmarked() string {
 	switch {
 	case c.Distrust != nil:
 		return fmt.Sprintf("the store is in distrust since %s (%s)", at(c.Distrust.Since), c.Distrust.Reason)
-	case len(c.Known.RivalNames) > 0:
-		return "the same image needs proof as " + enumerated(c.Known.RivalNames) + tenant
+	case len(c.Known.RecordedAs) > 0:
+		return "the same image needs proof as " + enumerated(c.Known.RecordedAs) + tenant
 	case len(c.Known.MarkedAs) > 0:
 		return "the same image is preloaded as " + enumerated(c.Known.MarkedAs) + tenant
 	case c.VerifyUntracked:

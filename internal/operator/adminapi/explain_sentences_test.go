@@ -76,8 +76,8 @@ func provedBy(ids ...credential.ID) change {
 	return record(r)
 }
 
-func provedAs(c credential.ID, standing tracker.Standing) change {
-	return func(e *tracker.Explanation) { e.Credential, e.Standings = c, []tracker.Standing{standing} }
+func provedAs(c credential.ID, standing tracker.CredentialStatus) change {
+	return func(e *tracker.Explanation) { e.Credential, e.Statuses = c, []tracker.CredentialStatus{standing} }
 }
 
 func ruled(r tracker.Rules) change { return func(e *tracker.Explanation) { e.Rules = r } }
@@ -122,7 +122,7 @@ func cases() []struct {
 	shadow := func(c *explanation) { c.Shadow = true }
 	perNamespace := func(c *explanation) { c.PerNamespace = true }
 	notProved := func() tracker.Explanation { return judged(policy.NotProved, false, provedBy(alice)) }
-	expires := func(grace int, s tracker.Standing) tracker.Explanation {
+	expires := func(grace int, s tracker.CredentialStatus) tracker.Explanation {
 		return judged(policy.ProofExpired, false, provedBy(bob), provedAs(bob, s), ruled(with("", 24, grace)))
 	}
 	return []c{
@@ -168,16 +168,16 @@ func cases() []struct {
 		one("on the allowlist, settled", web, judged(policy.NotProved, false, record(records.Record{}), ruled(with(policy.ModeNeverVerifyAllowlistedImages, 0, 0)),
 			func(e *tracker.Explanation) { e.Pair.Repository = "registry.example/platform/app" })),
 		one("being pulled", web, judged(policy.Pulling, false, func(e *tracker.Explanation) {
-			e.Known.OfIntents = []records.Intent{{ID: 1, Name: name, Repository: repo, Begun: hour(1)}}
+			e.Known.Intents = []records.Intent{{ID: 1, Name: name, Repository: repo, Begun: hour(1)}}
 		})),
 		one("lost pull", newPod, judged(policy.Pulling, false, func(e *tracker.Explanation) {
-			e.Known.OfIntents = []records.Intent{{ID: 1, Name: name, Repository: repo, Begun: hour(1)}, {ID: 2, Name: repo + ":2", Repository: repo, Begun: hour(1), Ended: hour(2)}}
+			e.Known.Intents = []records.Intent{{ID: 1, Name: name, Repository: repo, Begun: hour(1)}, {ID: 2, Name: repo + ":2", Repository: repo, Begun: hour(1), Ended: hour(2)}}
 		})),
 		one("untracked in distrust", web, judged(policy.Untracked, false, func(e *tracker.Explanation) {
 			e.Distrust = &records.Distrust{Since: hour(0), Reason: "the store was damaged"}
 		})),
 		one("untracked beside a mark", web, judged(policy.Untracked, false, func(e *tracker.Explanation) { e.Known.MarkedAs = []string{"registry.example/team-c/app"} })),
-		one("untracked beside a rival", web, judged(policy.Untracked, false, func(e *tracker.Explanation) { e.Known.RivalNames = []string{"registry.example/team-c/app"} })),
+		one("untracked beside a rival", web, judged(policy.Untracked, false, func(e *tracker.Explanation) { e.Known.RecordedAs = []string{"registry.example/team-c/app"} })),
 		one("untracked, untrackedImages is Verify", web, judged(policy.Untracked, false), func(c *explanation) { c.VerifyUntracked = true }),
 		one("untracked, removal in progress", web, judged(policy.Untracked, false)),
 		one("not proved, by an expired proof of another pod", web, judged(policy.NotProved, false, record(records.Record{Proofs: []records.Proof{{Credential: alice, LastProved: time.Unix(0, 0)}}}), ruled(with("", 24, 0)))),

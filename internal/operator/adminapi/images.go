@@ -90,8 +90,7 @@ func (f filter) narrow(i *image) bool {
 		i.Names = slices.DeleteFunc(slices.Clone(i.Names), func(n imageref.Ref) bool { return other(n.Repository()) })
 		i.facts.Records = slices.DeleteFunc(i.facts.Records, func(r records.Record) bool { return other(r.Pair.Repository) })
 		i.facts.Marks = slices.DeleteFunc(i.facts.Marks, func(m records.Mark) bool { return other(m.Pair.Repository) })
-		i.facts.Unreadable = slices.DeleteFunc(i.facts.Unreadable, other)
-		if len(i.Names)+len(i.facts.Records)+len(i.facts.Marks)+len(i.facts.Unreadable) == 0 {
+		if len(i.Names)+len(i.facts.Records)+len(i.facts.Marks) == 0 {
 			return false
 		}
 	}
@@ -195,7 +194,7 @@ func take(present *[]tracker.Image, known *[]records.ImageFacts) (i image) {
 func (s *Server) imageTo(i image, asked bool) *adminv1.Image {
 	rules := s.c.Tracker.Rules()
 	to := &adminv1.Image{
-		ImageId: text(i.ID), Names: all(i.Names, imageref.Ref.String), Unreadable: all(i.facts.Unreadable, text),
+		ImageId: text(i.ID), Names: all(i.Names, imageref.Ref.String),
 		Records: all(i.facts.Records, func(r records.Record) *adminv1.Record { return recordTo(rules, r) }),
 		Marks:   all(i.facts.Marks, markTo),
 	}
@@ -208,8 +207,7 @@ func (s *Server) imageTo(i image, asked bool) *adminv1.Image {
 	for _, repository := range i.Repositories() {
 		of := func(p records.Pair) bool { return p.Repository == repository }
 		if !slices.ContainsFunc(i.facts.Records, func(r records.Record) bool { return of(r.Pair) }) &&
-			!slices.ContainsFunc(i.facts.Marks, func(m records.Mark) bool { return of(m.Pair) }) &&
-			!slices.Contains(i.facts.Unreadable, repository) {
+			!slices.ContainsFunc(i.facts.Marks, func(m records.Mark) bool { return of(m.Pair) }) {
 			to.Untracked = append(to.Untracked, repository)
 		}
 	}

@@ -160,7 +160,7 @@ func TestListsArePagedInOrder(t *testing.T) {
 		w.pulled(aPod([]string{"one", "two"}[i%2]), "repo.test/pulled:1", img.ID, "x")
 	}
 	must(t, w.store.Drop(records.Intent{}))
-	if _, err := w.store.AcceptMarks(pairsOf(25), "operator", time.Now(), nil); err != nil {
+	if _, err := w.store.AcceptMarks(pairsOf(25), "operator", time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	walk := func(list func(token string) (n int, keys []string, next string)) (all []string, pages int) {

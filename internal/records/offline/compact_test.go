@@ -34,7 +34,7 @@ func loosen(t *testing.T, path string) {
 	for n := range 5000 {
 		pairs = append(pairs, records.Pair{ImageID: fmt.Sprintf("sha256:%064d", n), Repository: app})
 	}
-	_, err = s.MarkPreloaded(records.Scan{Pairs: pairs, Now: noon(), Unchanged: func() bool { return true }})
+	_, err = s.MarkPreloaded(records.Scan{Pairs: pairs, Now: noon()})
 	if err == nil {
 		_, err = s.Prune(records.Pruning{Images: map[string]struct{}{id1: {}, id2: {}}, Before: s.Written()})
 	}

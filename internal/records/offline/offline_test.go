@@ -45,7 +45,6 @@ func fill(t *testing.T, path string) {
 	must(t, err)
 	_, err = s.MarkPreloaded(records.Scan{
 		Pairs: []records.Pair{{ImageID: id2, Repository: app}}, Origin: "start", Now: noon(), First: true,
-		Unchanged: func() bool { return true },
 	})
 	intent, beginErr := s.Begin(app+":v1", app, noon())
 	proved := records.Result{
