@@ -156,23 +156,23 @@ func (p *Preflight) examineRuntime(c config.Config) {
 
 // examineSandbox checks whether the unit of pullgated lets it write and see what the configuration names.
 func (p *Preflight) examineSandbox(ctx context.Context, host doctor.Host, c config.Config) {
-	unit := sandboxOf(ctx, host.Run)
-	p.add("stateDir", unit.writes(c.StateDir))
+	unit := program.SandboxOf(ctx, host.Run, programName+".service")
+	p.add("stateDir", unit.Writes(c.StateDir))
 	if c.DecisionLog.Path != "" {
-		p.add("decisionLog.path", unit.writes(filepath.Dir(c.DecisionLog.Path)))
+		p.add("decisionLog.path", unit.Writes(filepath.Dir(c.DecisionLog.Path)))
 	}
 	if c.Admin.Listen != "" {
-		p.warn("admin.listen", unit.writes(filepath.Dir(strings.TrimPrefix(c.Admin.Listen, "unix://"))))
+		p.warn("admin.listen", unit.Writes(filepath.Dir(strings.TrimPrefix(c.Admin.Listen, "unix://"))))
 	}
-	p.warn("runtimeEndpoint", unit.sees(strings.TrimPrefix(c.RuntimeEndpoint, "unix://")))
+	p.warn("runtimeEndpoint", unit.Sees(strings.TrimPrefix(c.RuntimeEndpoint, "unix://")))
 	if c.ImageEndpoint != c.RuntimeEndpoint {
-		p.warn("imageEndpoint", unit.sees(strings.TrimPrefix(c.ImageEndpoint, "unix://")))
+		p.warn("imageEndpoint", unit.Sees(strings.TrimPrefix(c.ImageEndpoint, "unix://")))
 	}
-	p.warn("podSource.kubeconfig", unit.sees(c.PodSource.Kubeconfig))
-	p.add("kubeletConfig", unit.sees(c.KubeletConfig))
-	p.add("admission.policies", unit.sees(c.Admission.Policies))
-	p.add("admission.namespaceLabels", unit.sees(c.Admission.NamespaceLabels))
-	p.add("admission.trustedRoot", unit.sees(c.Admission.TrustedRoot))
+	p.warn("podSource.kubeconfig", unit.Sees(c.PodSource.Kubeconfig))
+	p.add("kubeletConfig", unit.Sees(c.KubeletConfig))
+	p.add("admission.policies", unit.Sees(c.Admission.Policies))
+	p.add("admission.namespaceLabels", unit.Sees(c.Admission.NamespaceLabels))
+	p.add("admission.trustedRoot", unit.Sees(c.Admission.TrustedRoot))
 }
 
 // examineKubelet returns why policies would take the volumes of pods for hostPath volumes. The kubelet of the host

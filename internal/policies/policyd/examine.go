@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
@@ -31,6 +32,14 @@ func Examine(ctx context.Context, c config.Policyd) (warnings []string, err erro
 	defer clients.Close()
 	if err := clients.Replace(backends.All()); err != nil {
 		errs = append(errs, fmt.Errorf("policies:\n%w", err))
+	}
+	named := []string{c.Policies, c.TrustedRoot, c.Kubeconfig, c.Bundles, c.HTTPS.CertFile, c.HTTPS.KeyFile, c.HTTPS.ClientCAFile}
+	for _, b := range backends.All() {
+		named = append(named, b.Kubeconfig)
+	}
+	unit := program.SandboxOf(ctx, nil, programName+".service")
+	for _, path := range named {
+		errs = append(errs, unit.Sees(path))
 	}
 	if c.HTTPS.Listen != "" && webhook.NeedsNamespaces(policyfiles.Restrictions(set)) {
 		if _, err := apiServer(c.Kubeconfig); err != nil {

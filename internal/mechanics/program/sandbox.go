@@ -1,37 +1,41 @@
-package daemon
+package program
 
 import (
 	"context"
 	"fmt"
 	"path/filepath"
 	"strings"
-
-	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
 
-// A sandbox is what the unit of pullgated lets it write and see. The zero value restricts nothing.
-type sandbox struct {
+// A Sandbox is what a unit of systemd lets its program write and see. The zero value restricts nothing.
+type Sandbox struct {
+	unit     string
 	strict   bool                // only the folders in writable can be written
 	writable []string            // with everything below them
 	hidden   map[string][]string // folders, by the setting that shows them
 	visible  []string            // to which hidden does not apply
 }
 
-const daemonUnit = programName + ".service"
+// bind is the setting that shows one path.
+const bind = "BindReadOnlyPaths="
 
-// sandboxOf returns the sandbox of the unit. Without systemd or the unit it restricts nothing.
-func sandboxOf(ctx context.Context, run program.Runner) (s sandbox) {
+// SandboxOf returns the sandbox of a unit. Without systemd or the unit it restricts nothing. A nil Runner is one for this
+// machine.
+func SandboxOf(ctx context.Context, run Runner, unit string) Sandbox {
 	folders := map[string]string{"StateDirectory": "/var/lib", "RuntimeDirectory": "/run", "LogsDirectory": "/var/log"}
-	values, loaded := program.Show(ctx, run, daemonUnit, "ProtectSystem", "ProtectHome", "PrivateTmp", "ReadWritePaths",
-		"BindPaths", "BindReadOnlyPaths", "StateDirectory", "RuntimeDirectory", "LogsDirectory")
+	values, loaded := Show(ctx, run, unit, "ProtectSystem", "ProtectHome", "PrivateTmp", "TemporaryFileSystem", "ReadWritePaths", "BindPaths",
+		"BindReadOnlyPaths", "StateDirectory", "RuntimeDirectory", "LogsDirectory")
 	if !loaded {
-		return sandbox{}
+		return Sandbox{}
 	}
-	s = sandbox{strict: values["ProtectSystem"] == "strict", hidden: map[string][]string{}}
+	s := Sandbox{unit: unit, strict: values["ProtectSystem"] == "strict", hidden: map[string][]string{}}
 	paths := func(property string) (all []string) {
 		for _, word := range strings.Fields(values[property]) {
 			path := strings.TrimLeft(word, "-+")
-			if parts := strings.Split(path, ":"); strings.HasPrefix(property, "Bind") && len(parts) > 1 {
+			switch parts := strings.Split(path, ":"); {
+			case property == "TemporaryFileSystem":
+				path = parts[0] // PATH:OPTIONS
+			case len(parts) > 1:
 				path = parts[1] // FROM:TO:OPTIONS
 			}
 			all = append(all, path)
@@ -52,26 +56,31 @@ func sandboxOf(ctx context.Context, run program.Runner) (s sandbox) {
 	if v := values["PrivateTmp"]; v == "yes" || v == "disconnected" {
 		s.hidden["PrivateTmp=no"] = []string{"/tmp", "/var/tmp"}
 	}
+	s.hidden[bind] = paths("TemporaryFileSystem")
 	return s
 }
 
-// writes returns why pullgated cannot write a folder.
-func (s sandbox) writes(dir string) error {
-	if err := s.sees(dir); err != nil {
+// Writes returns why the program cannot write a folder, nil if it can.
+func (s Sandbox) Writes(dir string) error {
+	if err := s.Sees(dir); err != nil {
 		return err
 	}
 	if !s.strict || below(dir, s.writable) {
 		return nil
 	}
-	return fmt.Errorf("%s does not let pullgated write %s; add ReadWritePaths=%s with systemctl edit %s, and create the folder", daemonUnit, dir, dir, daemonUnit)
+	return fmt.Errorf("%s does not let its program write %s; add ReadWritePaths=%s with systemctl edit %s, and create the folder", s.unit, dir, dir, s.unit)
 }
 
-// sees returns why pullgated does not see a path.
-func (s sandbox) sees(path string) error {
+// Sees returns why the program does not see a path, nil if it does, or if the path is "".
+func (s Sandbox) Sees(path string) error {
 	for setting, hidden := range s.hidden {
-		if path != "" && below(path, hidden) && !below(path, s.visible) {
-			return fmt.Errorf("%s hides %s from pullgated; move it, or add %s with systemctl edit %s", daemonUnit, path, setting, daemonUnit)
+		if path == "" || !below(path, hidden) || below(path, s.visible) {
+			continue
 		}
+		if setting == bind {
+			setting += path
+		}
+		return fmt.Errorf("%s hides %s from its program; move it, or add %s with systemctl edit %s", s.unit, path, setting, s.unit)
 	}
 	return nil
 }
