@@ -27,7 +27,7 @@ func TestImportsFindsForbiddenImports(t *testing.T) {
 	}{
 		{"internal/mechanics/hint", "github.com/pullgate/pullgate/pkg/credential", "mechanics know nothing"},
 		{"internal/policies/policyd", "github.com/pullgate/pullgate/internal/records", "keeps no records"},
-		{"internal/policies/endorse", "github.com/pullgate/pullgate/internal/records", ""},
+		{"internal/policies/policyclient", "github.com/pullgate/pullgate/internal/records", ""},
 		{"internal/gate", "github.com/pullgate/pullgate/internal/operator/metrics", "declares the interfaces"},
 		{"internal/gate/planted_test.go", "github.com/pullgate/pullgate/internal/operator/metrics", ""},
 		{"internal/daemon", "k8s.io/apimachinery/pkg/types", "stay where it is asked"},

@@ -96,7 +96,7 @@ func TestSocketOfSystemd(t *testing.T) {
 	// A request before the start waits in the socket.
 	asked := make(chan error, 1)
 	review := func() {
-		_, err := client.Review(t.Context(), policyclient.Request{PolicyHash: "x", Namespace: "a", Images: []string{"b"}})
+		_, err := client.Review(t.Context(), policyclient.ReviewRequest{PolicyHash: "x", Namespace: "a", Images: []string{"b"}})
 		asked <- err
 	}
 	go review()

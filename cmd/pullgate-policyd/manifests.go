@@ -11,7 +11,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
-	"github.com/pullgate/pullgate/internal/policies/policyd/manifests"
+	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
@@ -56,7 +56,7 @@ const manifestsExamples = `  # Everything that a cluster needs, with the policy 
     --config /etc/pullgate/policyd.yaml > /etc/kubernetes/admission/webhooks/pullgate.yaml`
 
 type manifestsFlags struct {
-	manifests.Options
+	webhook.ManifestOptions
 	caFile, config, policies, trustedRoot string
 }
 
@@ -106,7 +106,7 @@ func (f *manifestsFlags) print(cmd *cobra.Command) error {
 		return program.Usagef("invalid flags:\n%w", errors.Join(errs...))
 	}
 	var text strings.Builder
-	if err := manifests.Write(&text, f.Options); err != nil {
+	if err := webhook.WriteManifests(&text, f.ManifestOptions); err != nil {
 		return program.Usagef("invalid flags:\n%w", err)
 	}
 	_, err := fmt.Fprint(cmd.OutOrStdout(), text.String())
@@ -116,7 +116,7 @@ func (f *manifestsFlags) print(cmd *cobra.Command) error {
 // read reads the files that flags name.
 func (f *manifestsFlags) read() (errs []error) {
 	if f.caFile != "" {
-		ca, err := disk.Read(f.caFile, manifests.MaxCA)
+		ca, err := disk.Read(f.caFile, webhook.MaxCA)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("--ca-file: %w; give the file with the certificate of the authority that signs the one of pullgate-policyd", err))
 		}
@@ -130,14 +130,14 @@ func (f *manifestsFlags) read() (errs []error) {
 		f.Templates = c.PodTemplates
 	}
 	if f.policies != "" {
-		policies, err := manifests.ReadPolicies(f.policies, policyfiles.Kinds())
+		policies, err := webhook.ReadManifestPolicies(f.policies, policyfiles.Kinds())
 		if err != nil {
 			errs = append(errs, fmt.Errorf("--policies:\n%w", err))
 		}
 		f.Policies = policies
 	}
 	if f.trustedRoot != "" {
-		root, err := disk.Read(f.trustedRoot, manifests.MaxTrustedRoot)
+		root, err := disk.Read(f.trustedRoot, webhook.MaxTrustedRoot)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("--trusted-root: %w", err))
 		}

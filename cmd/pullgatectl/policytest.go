@@ -14,7 +14,7 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/operator/cli"
 	"github.com/pullgate/pullgate/internal/policies/podfile"
-	"github.com/pullgate/pullgate/internal/policies/policytest"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
 const policyTestLong = `Compare pods in files with policies, and print which pods the policies admit. The command
@@ -96,7 +96,7 @@ func policyTestCommand(c *cli.Console) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		policies, err := policytest.Read(settings)
+		policies, err := policyfiles.NewTester(settings)
 		if err != nil {
 			return t.invalid(err)
 		}
@@ -120,8 +120,8 @@ func policyTestCommand(c *cli.Console) *cobra.Command {
 }
 
 // settings returns what is tested, by the flags and the configuration.
-func (t *policyTest) settings(cmd *cobra.Command) (policytest.Settings, error) {
-	var s policytest.Settings
+func (t *policyTest) settings(cmd *cobra.Command) (policyfiles.TestSettings, error) {
+	var s policyfiles.TestSettings
 	if t.at != atNode && t.at != atAdmission {
 		return s, cli.Misused("see pullgatectl policy test --help", "--at %q: allowed are %s and %s", t.at, atNode, atAdmission)
 	}
@@ -135,7 +135,7 @@ func (t *policyTest) settings(cmd *cobra.Command) (policytest.Settings, error) {
 	case err != nil:
 		return s, t.invalid(fmt.Errorf("pullgated's configuration %s: %w", t.config, err))
 	}
-	s = policytest.Settings{
+	s = policyfiles.TestSettings{
 		Folder: cmp.Or(t.policies, c.Admission.Policies), NamespaceLabels: cmp.Or(t.labels, c.Admission.NamespaceLabels),
 		AtAdmission: t.at == atAdmission, RefuseUnjudged: c.Admission.Unjudged == config.UnjudgedRefuse,
 		Node: podfile.Node{PodSource: c.PodSource.Kubeconfig != ""},
@@ -159,12 +159,12 @@ func (t *policyTest) invalid(err error) error {
 }
 
 // read returns the pods of all files. The error joins those of all files.
-func (t *policyTest) read(stdin io.Reader) ([]policytest.Pod, error) {
+func (t *policyTest) read(stdin io.Reader) ([]policyfiles.TestPod, error) {
 	var workloads []podfile.Workload // that the webhook judges too
 	for _, w := range config.BuiltInPodTemplates() {
 		workloads = append(workloads, podfile.Workload(w))
 	}
-	var pods []policytest.Pod
+	var pods []policyfiles.TestPod
 	var errs []error
 	for _, name := range t.pods {
 		var data []byte
@@ -184,14 +184,14 @@ func (t *policyTest) read(stdin io.Reader) ([]policytest.Pod, error) {
 			continue
 		}
 		for _, p := range found {
-			pods = append(pods, policytest.Pod{Pod: p, File: name})
+			pods = append(pods, policyfiles.TestPod{Pod: p, File: name})
 		}
 	}
 	return pods, errors.Join(errs...)
 }
 
 // printTest prints a result. refuse is whether a restriction that the node cannot judge denies.
-func printTest(p *cli.Page, r *policytest.Result, refuse bool) {
+func printTest(p *cli.Page, r *policyfiles.TestResult, refuse bool) {
 	for _, pod := range r.Pods {
 		name := pod.Namespace + "/" + pod.Name
 		if pod.Kind != "Pod" {

@@ -12,8 +12,8 @@ import (
 	"sync"
 
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
-	"github.com/pullgate/pullgate/internal/policies/policytest"
-	"github.com/pullgate/pullgate/internal/policies/policytest/samples"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/testkit/samples"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -138,7 +138,7 @@ func (r *row) createAll(pods []*corev1.Pod) []*corev1.Pod {
 }
 
 // policyTest has pullgatectl judge pods, as a node or at admission.
-func (r *row) policyTest(at string, g generation, pods []*corev1.Pod) []policytest.TestedPod {
+func (r *row) policyTest(at string, g generation, pods []*corev1.Pod) []policyfiles.TestedPod {
 	r.Helper()
 	program, err := node.Program("pullgatectl")
 	must(r.T, err)
@@ -155,7 +155,7 @@ func (r *row) policyTest(at string, g generation, pods []*corev1.Pod) []policyte
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() != 10 {
 		r.Fatalf("policy test: %v: %s", err, exit.Stderr)
 	}
-	var result policytest.Result
+	var result policyfiles.TestResult
 	must(r.T, json.Unmarshal(out, &result))
 	if len(result.Pods) != len(pods) {
 		r.Fatalf("policy test has %d pods; want %d", len(result.Pods), len(pods))
@@ -176,7 +176,7 @@ func (r *row) reviewedByNode(h *webhook, pods []*corev1.Pod) {
 				continue
 			}
 			asked[q] = true
-			results, err := client.Review(r.Context(), policyclient.Request{PolicyHash: hash, Namespace: q.namespace, Images: []string{q.image}, Annotations: p.Annotations})
+			results, err := client.Review(r.Context(), policyclient.ReviewRequest{PolicyHash: hash, Namespace: q.namespace, Images: []string{q.image}, Annotations: p.Annotations})
 			if err != nil {
 				r.Fatal(err)
 			}

@@ -189,10 +189,10 @@ func document(t *testing.T, text []byte) (document any) {
 }
 
 // ask asks a pullgate-policyd about the first image of a pod, as pullgated does.
-func (r *row) ask(p *webhook, about *corev1.Pod) ([]policyclient.Result, error) {
+func (r *row) ask(p *webhook, about *corev1.Pod) ([]policyclient.ReviewResult, error) {
 	r.Helper()
 	client, hash := r.client(p)
-	return client.Review(r.Context(), policyclient.Request{
+	return client.Review(r.Context(), policyclient.ReviewRequest{
 		PolicyHash: hash, Namespace: r.namespace, Images: []string{about.Spec.Containers[0].Image}, Annotations: about.Annotations,
 	})
 }

@@ -15,7 +15,7 @@ import (
 // The Deployment of pullgate-policyd manifests meets the standard that its Namespace enforces, in each version of the
 // standard.
 func TestManifestsMeetTheStandard(t *testing.T) {
-	data, err := os.ReadFile("../../internal/policies/policyd/manifests/testdata/cluster.golden.yaml")
+	data, err := os.ReadFile("../../internal/policies/policyd/webhook/testdata/cluster.golden.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}

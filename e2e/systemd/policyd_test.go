@@ -36,7 +36,7 @@ func (s *site) reviews(ctx context.Context, image string) error {
 		return err
 	}
 	defer func() { _ = c.Close() }() // the review has ended
-	results, err := c.Review(ctx, policyclient.Request{PolicyHash: s.hash, Namespace: "team-a", Images: []string{image}})
+	results, err := c.Review(ctx, policyclient.ReviewRequest{PolicyHash: s.hash, Namespace: "team-a", Images: []string{image}})
 	if err == nil && (len(results) != 1 || !results[0].Allowed || results[0].Failed) {
 		err = fmt.Errorf("results %v; want one by which the backend allows", results)
 	}

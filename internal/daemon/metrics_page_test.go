@@ -16,7 +16,7 @@ import (
 	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/operator/metrics"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/endorse"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
@@ -110,7 +110,7 @@ func TestMetricsPageHasEveryValueOfALabel(t *testing.T) {
 		"policies_hash":                         nil,
 		"pull_policy":                           metrics.PullPolicies(),
 		"outcome":                               metrics.Outcomes(),
-		"outcome of pullgate_collections_total": append(endorse.Outcomes(), "other"),
+		"outcome of pullgate_collections_total": append(policyclient.VerificationOutcomes(), "other"),
 		"result":                                metrics.Results(),
 		"call":                                  append(metrics.Calls(), "other"),
 		"verdict":                               {policy.Allow.String(), policy.Reverify.String()},

@@ -18,8 +18,7 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/operator/metrics"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/endorse"
-	"github.com/pullgate/pullgate/internal/policies/imagereview"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -57,8 +56,8 @@ type policies struct {
 	// kubelet receives admission.kubeletRoot when policies come into use. Only the newest value waits.
 	kubelet chan string
 
-	store      endorse.Store
-	endorsing  *endorse.State
+	store      policyclient.EndorsementStore
+	endorsing  *policyclient.EndorserState
 	signatures atomic.Pointer[signatureSet] // never nil
 	following  singleflight.Group           // of followed, by hash
 
@@ -70,7 +69,7 @@ type policies struct {
 	grace   time.Duration    // registryUnavailableGrace
 	set     *policyfiles.Set // the last valid one; nil while there are no policies
 	chain   *admission.Chain // nil while there are no policies
-	review  *imagereview.Validator
+	review  *policyclient.Reviewer
 	// published is called after each change, with mu held; nil until the gate exists.
 	published func()
 }
@@ -103,10 +102,10 @@ func (p *policies) fields() []string {
 }
 
 // openPolicies reads the policy files.
-func openPolicies(o Options, m *metrics.Metrics, store endorse.Store) (*policies, error) {
+func openPolicies(o Options, m *metrics.Metrics, store policyclient.EndorsementStore) (*policies, error) {
 	p := &policies{
 		log: o.Log.WithName("policies"), metrics: m, watcher: policyfiles.NewWatcher(policyfiles.Kinds()), from: viewSource(o.Config), config: o.Config.Admission,
-		grace: o.Config.RegistryUnavailableGrace.Value(), store: store, endorsing: endorse.NewState(), kubelet: make(chan string, 1),
+		grace: o.Config.RegistryUnavailableGrace.Value(), store: store, endorsing: policyclient.NewEndorserState(), kubelet: make(chan string, 1),
 	}
 	set, err := p.watcher.Load(policyPaths(p.config))
 	if err != nil {

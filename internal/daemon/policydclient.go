@@ -7,8 +7,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/policies/endorse"
-	"github.com/pullgate/pullgate/internal/policies/imagereview"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
@@ -42,7 +40,7 @@ func newPolicydClient(log klog.Logger, endpoint string) (*policydClient, error) 
 }
 
 // notReviewed logs a failed review, for each backend at most once in each failureInterval.
-func (d *policydClient) notReviewed(f imagereview.Failure) {
+func (d *policydClient) notReviewed(f policyclient.ReviewFailure) {
 	skipped, due := d.due(f.Answer.Backend)
 	if !due {
 		return
@@ -52,7 +50,7 @@ func (d *policydClient) notReviewed(f imagereview.Failure) {
 }
 
 // notVerified logs a verification without a result, at most one in each failureInterval.
-func (d *policydClient) notVerified(f endorse.Failure) {
+func (d *policydClient) notVerified(f policyclient.VerificationFailure) {
 	skipped, due := d.due("")
 	if !due {
 		return

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/gate/podsource"
-	"github.com/pullgate/pullgate/internal/policies/imagereview"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
@@ -19,15 +19,15 @@ func reviewedFields() []string {
 }
 
 // reviewBy returns the validator that asks the backends of a set, which can be nil.
-func (p *policies) reviewBy(set *policyfiles.Set) *imagereview.Validator {
+func (p *policies) reviewBy(set *policyfiles.Set) *policyclient.Reviewer {
 	backends, hash := policyfiles.BackendsOf(set), ""
 	if set != nil {
 		hash = set.Hash
 	}
 	p.policyd.keep(backends.All())
-	return imagereview.New(backends, imagereview.Options{
+	return policyclient.NewReviewer(backends, policyclient.ReviewerOptions{
 		Client: p.policyd, PolicyHash: hash, Failed: p.policyd.notReviewed,
-		Successor: func(ctx context.Context) *imagereview.Validator {
+		Successor: func(ctx context.Context) *policyclient.Reviewer {
 			if !p.followed(ctx, policyfiles.VersionOf(set)) {
 				return nil
 			}
@@ -70,7 +70,7 @@ func (p *policies) follow(in policyfiles.Version) (changed bool) {
 	return p.set == nil || policyfiles.VersionOf(p.set) != in
 }
 
-func (p *policies) validator() *imagereview.Validator {
+func (p *policies) validator() *policyclient.Reviewer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.review

@@ -22,14 +22,14 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/imagereview"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
 
-// A policyd is a pullgate-policyd with the policy files of a folder. Its backends deny the images in denied.
+// A fakePolicyd is a pullgate-policyd with the policy files of a folder. Its backends deny the images in denied.
 type policyd struct {
 	policyv1.UnimplementedPolicyServer
 
@@ -218,7 +218,7 @@ func TestFailuresOfReviewsAreLoggedOnceAMinute(t *testing.T) {
 		p := newPolicyTest(t)
 		d := &policydClient{log: p.options.Log, failed: map[string]*failing{}}
 		report := func(backend string) {
-			d.notReviewed(imagereview.Failure{Answer: policyfiles.Answer{Backend: backend, Failure: "cause of " + backend}})
+			d.notReviewed(policyclient.ReviewFailure{Answer: policyfiles.Answer{Backend: backend, Failure: "cause of " + backend}})
 		}
 		for range 5 {
 			report("a")

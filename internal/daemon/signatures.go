@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 
-	"github.com/pullgate/pullgate/internal/policies/endorse"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
@@ -15,7 +14,7 @@ type signatureSet struct {
 	// version identifies what pullgate-policyd must verify by.
 	version policyfiles.Version
 	// endorser is nil if there are no rules.
-	endorser *endorse.Endorser
+	endorser *policyclient.Endorser
 }
 
 // useSignatures makes the rules of a set those in use. It is also called when the settings have changed.
@@ -25,11 +24,11 @@ func (p *policies) useSignatures(set *policyfiles.Set) {
 		s.rules = policyfiles.Requirements(set)
 	}
 	if len(s.rules.Rules()) > 0 {
-		s.endorser = endorse.New(s.rules, endorse.Options{
+		s.endorser = policyclient.NewEndorser(s.rules, policyclient.EndorserOptions{
 			Store: p.store, Verifier: p.policyd, State: p.endorsing,
 			PolicyHash: s.version.Hash, TrustedRoot: s.version.TrustedRoot,
 			Validity: p.config.EndorsementValidity.Value(), Grace: p.grace,
-			Successor: func(ctx context.Context) *endorse.Endorser {
+			Successor: func(ctx context.Context) *policyclient.Endorser {
 				if !p.followed(ctx, s.version) {
 					return nil
 				}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/endorse"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 	"github.com/pullgate/pullgate/internal/records"
@@ -75,7 +75,7 @@ func BenchmarkAdmission(b *testing.B) {
 }
 
 // endorsedImage is a store in which one image has every endorsement.
-type endorsedImage struct{ endorse.Store }
+type endorsedImage struct{ policyclient.EndorsementStore }
 
 func (endorsedImage) Endorsed(p records.Pair, requirement string) (records.Endorsement, bool) {
 	return records.Endorsement{Pair: p, Requirement: requirement, Signers: []string{"key a"}}, true
@@ -87,10 +87,10 @@ func BenchmarkAdmissionEndorsed(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	e := endorse.New(requirement.NewSet("", &requirement.Policies{Rules: []requirement.Rule{{
+	e := policyclient.NewEndorser(requirement.NewSet("", &requirement.Policies{Rules: []requirement.Rule{{
 		Policy: "signed", Images: []requirement.Pattern{pattern},
 		Requirement: &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: []byte("a")}}},
-	}}}), endorse.Options{Store: endorsedImage{}, State: endorse.NewState()})
+	}}}), policyclient.EndorserOptions{Store: endorsedImage{}, State: policyclient.NewEndorserState()})
 	who := tracker.Pod{UID: "7f1d3c52-0000-4000-8000-000000000001", Namespace: "team", Name: "app"}
 	sandbox := &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Name: who.Name, Namespace: who.Namespace, Uid: who.UID}}
 	config := &runtimeapi.ContainerConfig{

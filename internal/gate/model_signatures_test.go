@@ -9,7 +9,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/endorse"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -30,7 +29,7 @@ type modelNotary struct {
 	met     map[fact]bool
 	started map[string][]content
 	chain   *admission.Chain
-	state   *endorse.State
+	state   *policyclient.EndorserState
 }
 
 // A fact says that a content met the policy with a key, at a repository.
@@ -78,13 +77,13 @@ func (n *modelNotary) hashOf(key int) string { return ruleOfKey(key).Rules()[0].
 
 // begin is called when pullgated starts: what it had in memory is lost.
 func (n *modelNotary) begin() {
-	n.chain, n.state = nil, endorse.NewState()
+	n.chain, n.state = nil, policyclient.NewEndorserState()
 	n.apply()
 }
 
 // apply makes the policy that of the running gate.
 func (n *modelNotary) apply() {
-	e := endorse.New(n.set(), endorse.Options{Store: n.w.store, Verifier: n, State: n.state, PolicyHash: fmt.Sprint(n.key)})
+	e := policyclient.NewEndorser(n.set(), policyclient.EndorserOptions{Store: n.w.store, Verifier: n, State: n.state, PolicyHash: fmt.Sprint(n.key)})
 	rules := admission.Rules{
 		PolicyHash: fmt.Sprint(n.key), ExemptStaticPods: true, ExemptNamespaces: []string{systemNamespace},
 		Validators: []admission.Named{{Name: admission.SignatureValidator, Validator: e}},

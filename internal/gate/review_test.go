@@ -13,7 +13,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/imagereview"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
@@ -30,10 +29,10 @@ type policyd struct {
 	wait   chan struct{} // answers wait until it is closed
 
 	mu    sync.Mutex
-	asked []policyclient.Request
+	asked []policyclient.ReviewRequest
 }
 
-func (p *policyd) Review(ctx context.Context, r policyclient.Request) (all []policyclient.Result, err error) {
+func (p *policyd) Review(ctx context.Context, r policyclient.ReviewRequest) (all []policyclient.ReviewResult, err error) {
 	p.mu.Lock()
 	p.asked = append(p.asked, r)
 	p.mu.Unlock()
@@ -45,7 +44,7 @@ func (p *policyd) Review(ctx context.Context, r policyclient.Request) (all []pol
 		}
 	}
 	for _, image := range slices.Concat(r.Images, r.VolumeImages) {
-		all = append(all, policyclient.Result{
+		all = append(all, policyclient.ReviewResult{
 			Backend: "scanner", Image: image, Allowed: !slices.Contains(p.denied, image), Reason: "not scanned",
 			AuditAnnotations: map[string]string{"scan": image},
 		})
@@ -71,7 +70,7 @@ func reviewed(tb testing.TB, p *policyd, beside string) admission.Rules {
 	}
 	return admission.Rules{
 		PolicyHash: beside, ExemptStaticPods: true, ExemptNamespaces: []string{"kube-system"},
-		Validators: []admission.Named{{Name: admission.ReviewValidator, Validator: imagereview.New(set, imagereview.Options{Client: p, PolicyHash: "h"})}},
+		Validators: []admission.Named{{Name: admission.ReviewValidator, Validator: policyclient.NewReviewer(set, policyclient.ReviewerOptions{Client: p, PolicyHash: "h"})}},
 	}
 }
 
@@ -342,7 +341,7 @@ func TestOnlyReviewedCallsWait(t *testing.T) {
 	}
 }
 
-func asked(p *policyd) []policyclient.Request {
+func asked(p *policyd) []policyclient.ReviewRequest {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.asked

@@ -19,7 +19,6 @@ import (
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/endorse"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/records"
@@ -113,7 +112,7 @@ type signing struct {
 	*proxy
 	*notary
 
-	state    *endorse.State
+	state    *policyclient.EndorserState
 	rules    admission.Rules
 	validity time.Duration
 	grace    time.Duration
@@ -147,7 +146,7 @@ func (c current) RevokeEndorsements(of records.EndorsementSelection) ([]records.
 // newSigning returns a proxy with rules about signatures. The registry gives app as id1 for the password good.
 func newSigning(tb testing.TB, c gate.Config, rules ...requirement.Rule) *signing {
 	tb.Helper()
-	s := &signing{notary: &notary{}, state: endorse.NewState(), rules: admission.Rules{ExemptStaticPods: true, ExemptNamespaces: []string{"kube-system"}}}
+	s := &signing{notary: &notary{}, state: policyclient.NewEndorserState(), rules: admission.Rules{ExemptStaticPods: true, ExemptNamespaces: []string{"kube-system"}}}
 	s.proxy = newProxy(tb, tracker.Options{Rules: tracker.Rules{ExemptStaticPods: true}}, c)
 	s.serves(app, "good", criproxytest.Image{ID: id1})
 	s.use(rules...)
@@ -162,7 +161,7 @@ func (s *signing) use(rules ...requirement.Rule) {
 	for _, r := range set.Rules() {
 		hash += r.Hash
 	}
-	e := endorse.New(set, endorse.Options{Store: current{s}, Verifier: s.notary, State: s.state, PolicyHash: hash, Validity: s.validity, Grace: s.grace})
+	e := policyclient.NewEndorser(set, policyclient.EndorserOptions{Store: current{s}, Verifier: s.notary, State: s.state, PolicyHash: hash, Validity: s.validity, Grace: s.grace})
 	s.rules.PolicyHash, s.rules.Validators = hash, []admission.Named{{Name: admission.SignatureValidator, Validator: e}}
 	chain := admission.New(s.rules, admission.Options{})
 	if s.config.Admission != nil {
@@ -289,7 +288,7 @@ func TestAnUnsignedImageWaitsUntilItIsSigned(t *testing.T) {
 
 // forgetDenials does what 10 s do.
 func (s *signing) forgetDenials() {
-	s.state = endorse.NewState()
+	s.state = policyclient.NewEndorserState()
 	s.use(s.last...)
 }
 
@@ -911,7 +910,7 @@ func TestKilledDuringAVerification(t *testing.T) {
 		data, err := os.ReadFile(left)
 		s.must(err)
 		s.must(os.WriteFile(filepath.Join(s.dir, "records.db"), data, 0o600))
-		s.state, s.during, s.writing = endorse.NewState(), nil, nil
+		s.state, s.during, s.writing = policyclient.NewEndorserState(), nil, nil
 		s.use(s.last...)
 		s.start()
 		s.requests()

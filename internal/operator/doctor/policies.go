@@ -107,7 +107,7 @@ func (n Node) askPolicyd(ctx context.Context, path, hash, without string) Findin
 		return unknown("report this as a bug of pullgatectl", "%s: %v", path, err)
 	}
 	defer func() { _ = client.Close() }() // nothing is in progress
-	_, err = client.Review(ctx, policyclient.Request{PolicyHash: hash, Namespace: "default"})
+	_, err = client.Review(ctx, policyclient.ReviewRequest{PolicyHash: hash, Namespace: "default"})
 	journal := "systemctl status " + policydService + "; journalctl -u " + policydProgram + " -n 50"
 	switch {
 	case errors.Is(err, policyclient.ErrOtherPolicies):

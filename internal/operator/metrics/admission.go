@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/endorse"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
@@ -102,9 +102,9 @@ func (m *Metrics) Admission(call string, d admission.Decision) {
 	}
 }
 
-// Verification counts a verification of signatures by its outcome, one of [endorse.Outcomes].
+// Verification counts a verification of signatures by its outcome, one of [policyclient.Outcomes].
 func (m *Metrics) Verification(outcome string) {
-	m.admission.verifications.WithLabelValues(oneOf(endorse.Outcomes(), outcome, other)).Inc()
+	m.admission.verifications.WithLabelValues(oneOf(policyclient.VerificationOutcomes(), outcome, other)).Inc()
 }
 
 // ViewConflict counts a field in which the CRI and the API server differ about a pod.
@@ -133,7 +133,7 @@ func (m *Metrics) Policies(number func(kind string) int, unjudged int) {
 		for _, call := range AdmissionCalls() { // an image that a default admits
 			m.admission.answers.WithLabelValues(call, admission.SignatureValidator, admission.Admit.String(), string(admission.SignatureMissing), "false")
 		}
-		for _, outcome := range endorse.Outcomes() {
+		for _, outcome := range policyclient.VerificationOutcomes() {
 			m.admission.verifications.WithLabelValues(outcome)
 		}
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/operator/metrics"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/endorse"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/policy"
 )
@@ -239,7 +239,7 @@ func TestWhatQueriesCountBeginsAtZero(t *testing.T) {
 		}
 	}
 	m.Admission("CreateContainer", admission.Decision{Findings: []admission.Finding{{Validator: "review", Answer: admission.Admit, FailedOpen: true}}})
-	for _, o := range endorse.Outcomes() {
+	for _, o := range policyclient.VerificationOutcomes() {
 		m.Verification(o)
 	}
 	for _, r := range podsource.Reasons() {

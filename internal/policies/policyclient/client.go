@@ -134,7 +134,7 @@ func (c *Client) checkServer(uid int) error {
 func trusted(uid int) bool { return uid == 0 || uid == os.Geteuid() }
 
 // A Request asks about the images of a container.
-type Request struct {
+type ReviewRequest struct {
 	// PolicyHash is the hash of the caller's policy files.
 	PolicyHash string
 	Namespace  string
@@ -146,8 +146,8 @@ type Request struct {
 	Backends int
 }
 
-// A Result is the answer of one backend about one image.
-type Result struct {
+// A ReviewResult is the answer of one backend about one image.
+type ReviewResult struct {
 	Backend, Image string
 	// Allowed reports whether the image is approved; if Failed is true, by the failure policy of the backend.
 	Allowed bool
@@ -165,7 +165,7 @@ type Result struct {
 // Review returns one result for each backend that applies to the namespace and each image that it is asked about. The caller must check
 // that all backends that it expects are among them. An error wraps one of the causes of this package, or is that of ctx if the caller
 // canceled it. No text in it is from a backend.
-func (c *Client) Review(ctx context.Context, r Request) ([]Result, error) {
+func (c *Client) Review(ctx context.Context, r ReviewRequest) ([]ReviewResult, error) {
 	message := &policyv1.ReviewRequest{
 		PolicyHash: r.PolicyHash, Namespace: r.Namespace, Images: r.Images, VolumeImages: r.VolumeImages, Annotations: r.Annotations,
 	}
@@ -237,16 +237,16 @@ func (c *Client) causeOf(err error, sent bool) error {
 }
 
 // resultsOf returns the results of an answer, an error unless it is one for the request.
-func resultsOf(r Request, response *policyv1.ReviewResponse) ([]Result, error) {
+func resultsOf(r ReviewRequest, response *policyv1.ReviewResponse) ([]ReviewResult, error) {
 	if response.GetPolicyHash() != r.PolicyHash {
 		return nil, fmt.Errorf("%w: the answer is by %.12s, the request by %.12s", ErrOtherPolicies, response.GetPolicyHash(), r.PolicyHash)
 	}
-	results := make([]Result, 0, len(response.GetResults()))
+	results := make([]ReviewResult, 0, len(response.GetResults()))
 	for _, got := range response.GetResults() {
 		if got.GetBackend() == "" || !slices.Contains(r.Images, got.GetImage()) && !slices.Contains(r.VolumeImages, got.GetImage()) {
 			return nil, fmt.Errorf("%w: a result of backend %q is about image %q, which was not asked about", ErrFailed, got.GetBackend(), got.GetImage())
 		}
-		results = append(results, Result{
+		results = append(results, ReviewResult{
 			Backend: got.GetBackend(), Image: got.GetImage(), Allowed: got.GetAllowed(), Reason: got.GetReason(), AuditAnnotations: got.GetAuditAnnotations(),
 			Cached: got.GetCached(), Failed: got.GetFailed() || got.GetFailedOpen(), Duration: got.GetDuration().AsDuration(),
 		})

@@ -26,29 +26,29 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// A fake is a pullgate-policyd.
-type fake struct {
+// A fakeServer is a pullgate-policyd.
+type fakeServer struct {
 	policyv1.UnimplementedPolicyServer
 
 	answer func(ctx context.Context, r *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error)
 	verify func(ctx context.Context, r *policyv1.VerifyRequest) (*policyv1.VerifyResponse, error)
 }
 
-func (f *fake) Review(ctx context.Context, r *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
+func (f *fakeServer) Review(ctx context.Context, r *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
 	return f.answer(ctx, r)
 }
 
-func (f *fake) Verify(ctx context.Context, r *policyv1.VerifyRequest) (*policyv1.VerifyResponse, error) {
+func (f *fakeServer) Verify(ctx context.Context, r *policyv1.VerifyRequest) (*policyv1.VerifyResponse, error) {
 	return f.verify(ctx, r)
 }
 
 // serve serves a fake on a socket until the returned function is called, or the test ends.
 func serve(t *testing.T, path string, answer func(context.Context, *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error)) (stop func()) {
 	t.Helper()
-	return serveFake(t, path, &fake{answer: answer})
+	return serveFake(t, path, &fakeServer{answer: answer})
 }
 
-func serveFake(t *testing.T, path string, f *fake) (stop func()) {
+func serveFake(t *testing.T, path string, f *fakeServer) (stop func()) {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
 	must(t, err)
@@ -69,8 +69,8 @@ func dial(t *testing.T, path string, o policyclient.Options) *policyclient.Clien
 	return c
 }
 
-func request() policyclient.Request {
-	return policyclient.Request{PolicyHash: "hash", Namespace: "team", Images: []string{"app:1"}, VolumeImages: []string{"vol:1"}, Annotations: map[string]string{"k": "v"}, Backends: 1}
+func request() policyclient.ReviewRequest {
+	return policyclient.ReviewRequest{PolicyHash: "hash", Namespace: "team", Images: []string{"app:1"}, VolumeImages: []string{"vol:1"}, Annotations: map[string]string{"k": "v"}, Backends: 1}
 }
 
 // echo returns one result that allows each image.

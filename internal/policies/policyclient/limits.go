@@ -27,7 +27,7 @@ const (
 )
 
 // limits returns the options of a call that bound its answer by what is asked.
-func (r *Request) limits() []grpc.CallOption {
+func (r *ReviewRequest) limits() []grpc.CallOption {
 	results, size := 0, maxTexts
 	for _, list := range [][]string{r.Images, r.VolumeImages} {
 		for _, image := range list {

@@ -38,7 +38,7 @@ func verifyResponse() *policyv1.VerifyResponse {
 func verifier(t *testing.T, response **policyv1.VerifyResponse, err *error) *policyclient.Client {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
-	serveFake(t, path, &fake{verify: func(context.Context, *policyv1.VerifyRequest) (*policyv1.VerifyResponse, error) {
+	serveFake(t, path, &fakeServer{verify: func(context.Context, *policyv1.VerifyRequest) (*policyv1.VerifyResponse, error) {
 		return *response, *err
 	}})
 	return dial(t, path, policyclient.Options{Reconnect: time.Millisecond})
@@ -51,7 +51,7 @@ func TestVerify(t *testing.T) {
 	response.Signatures = []*policyv1.FoundSignature{
 		{Repository: "registry.test/app", FoundBy: "referrers", Digest: "sha256:4", Subject: "sha256:2", Signer: "s", Counts: true, Reason: "r"},
 	}
-	serveFake(t, path, &fake{verify: func(_ context.Context, r *policyv1.VerifyRequest) (*policyv1.VerifyResponse, error) {
+	serveFake(t, path, &fakeServer{verify: func(_ context.Context, r *policyv1.VerifyRequest) (*policyv1.VerifyResponse, error) {
 		asked = r
 		return response, nil
 	}})
@@ -83,7 +83,7 @@ func TestVerify(t *testing.T) {
 func TestVerifyAsAnonymous(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	var asked *policyv1.VerifyRequest
-	serveFake(t, path, &fake{verify: func(_ context.Context, r *policyv1.VerifyRequest) (*policyv1.VerifyResponse, error) {
+	serveFake(t, path, &fakeServer{verify: func(_ context.Context, r *policyv1.VerifyRequest) (*policyv1.VerifyResponse, error) {
 		asked = r
 		return verifyResponse(), nil
 	}})
@@ -142,7 +142,7 @@ func TestVerifyChecksAnswers(t *testing.T) {
 
 func TestVerifyEnds(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	serveFake(t, path, &fake{verify: func(ctx context.Context, _ *policyv1.VerifyRequest) (*policyv1.VerifyResponse, error) {
+	serveFake(t, path, &fakeServer{verify: func(ctx context.Context, _ *policyv1.VerifyRequest) (*policyv1.VerifyResponse, error) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}})

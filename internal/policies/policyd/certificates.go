@@ -13,7 +13,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
-	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
 )
 
 // maxCertificates bounds each file of https, in bytes.
@@ -23,7 +22,7 @@ const maxCertificates = 1 << 20
 type certificates struct {
 	files   config.HTTPS
 	log     klog.Logger
-	metrics *metrics.Metrics
+	metrics *metrics
 
 	current atomic.Pointer[tls.Config]
 	// read are the contents that were decoded last, valid or not. pending are other contents that the last poll saw first: the files are
@@ -32,7 +31,7 @@ type certificates struct {
 }
 
 // openCertificates reads the files of https.
-func openCertificates(c config.HTTPS, m *metrics.Metrics, log klog.Logger) (*certificates, error) {
+func openCertificates(c config.HTTPS, m *metrics, log klog.Logger) (*certificates, error) {
 	certs := &certificates{files: c, log: log, metrics: m}
 	contents := certs.scan()
 	if err := certs.decode(contents); err != nil {

@@ -8,12 +8,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2/ktesting"
-
-	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
 )
 
 func TestPanicOfACallIsAnswered(t *testing.T) {
-	s := newNodeServer(nil, metrics.New("v", "go"), ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true))))
+	s := newNodeServer(nil, newMetrics("v", "go"), ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true))))
 	answer, err := s.guard(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/x"}, func(ctx context.Context, _ any) (any, error) {
 		if _, limited := ctx.Deadline(); !limited {
 			t.Error("a call without a limit")

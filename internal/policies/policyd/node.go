@@ -22,7 +22,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
-	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
@@ -50,13 +49,13 @@ type nodeServer struct {
 	policyv1.UnimplementedPolicyServer
 
 	policies *policies
-	metrics  *metrics.Metrics
+	metrics  *metrics
 	log      klog.Logger
 	grpc     *grpc.Server
 	health   *health.Server
 }
 
-func newNodeServer(p *policies, m *metrics.Metrics, log klog.Logger) *nodeServer {
+func newNodeServer(p *policies, m *metrics, log klog.Logger) *nodeServer {
 	s := &nodeServer{policies: p, metrics: m, log: log, health: health.NewServer()}
 	s.grpc = grpc.NewServer(
 		grpc.Creds(sockets.PeerCredentials{}),
@@ -211,16 +210,16 @@ func (s *nodeServer) inUse() string {
 	return programName + " has no policy files (policies: \"\")"
 }
 
-func outcomeOf(r review.Result) metrics.Outcome {
+func outcomeOf(r review.Result) reviewOutcome {
 	switch {
 	case r.FailedOpen:
-		return metrics.FailedOpen
+		return reviewFailedOpen
 	case r.Err != nil:
-		return metrics.FailedClosed
+		return reviewFailedClosed
 	case r.Allowed:
-		return metrics.Allowed
+		return reviewAllowed
 	default:
-		return metrics.Denied
+		return reviewDenied
 	}
 }
 

@@ -76,7 +76,7 @@ func TestReviewPassesRequestAndResults(t *testing.T) {
 			t.Errorf("request (-want +got):\n%s", diff)
 		}
 	}
-	if again, err := p.client().Review(t.Context(), request); err != nil || !slices.ContainsFunc(again, func(r policyclient.Result) bool { return r.Cached && r.Backend == "scan" && r.Allowed }) {
+	if again, err := p.client().Review(t.Context(), request); err != nil || !slices.ContainsFunc(again, func(r policyclient.ReviewResult) bool { return r.Cached && r.Backend == "scan" && r.Allowed }) {
 		t.Errorf("again: %+v, %v; want an answer of the cache", again, err)
 	}
 	for _, line := range []string{`{cached="true",outcome="allowed"} 1`, `{cached="false",outcome="failed_open"} 4`, `{cached="false",outcome="failed_closed"} 2`, `{cached="false",outcome="denied"} 1`} {
@@ -108,7 +108,7 @@ func TestDenialArrivesBesideLongTexts(t *testing.T) {
 	if err != nil || len(results) != 4*256 {
 		t.Fatalf("%d results, %v; want 1024", len(results), err)
 	}
-	denied := slices.DeleteFunc(results, func(r policyclient.Result) bool { return r.Allowed })
+	denied := slices.DeleteFunc(results, func(r policyclient.ReviewResult) bool { return r.Allowed })
 	if len(denied) != 1 || denied[0].Backend != "scan" || denied[0].Reason != "not signed" {
 		t.Errorf("denied: %+v; want one", denied)
 	}

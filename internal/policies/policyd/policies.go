@@ -11,7 +11,6 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
@@ -23,7 +22,7 @@ import (
 // policies are the policy files in use. Its methods may be called concurrently.
 type policies struct {
 	log     klog.Logger
-	metrics *metrics.Metrics
+	metrics *metrics
 	paths   policyfiles.Paths
 	kinds   []policyfiles.Kind
 	// namespaces has the labels for restrictions; nil if there is no webhook.
@@ -67,7 +66,7 @@ func satisfies(v, want policyfiles.Version, signatures bool) bool {
 }
 
 // openPolicies reads the policy files, and the kubeconfigs that they name.
-func openPolicies(c config.Policyd, n *namespaces, s *verify.Service, m *metrics.Metrics, log klog.Logger) (*policies, error) {
+func openPolicies(c config.Policyd, n *namespaces, s *verify.Service, m *metrics, log klog.Logger) (*policies, error) {
 	p := &policies{log: log, metrics: m, paths: paths(c), kinds: policyfiles.Kinds(), namespaces: n, signatures: s}
 	p.watcher = policyfiles.NewWatcher(p.kinds)
 	p.chain = admission.New(admission.Rules{}, admission.Options{OnPanic: p.panicked})

@@ -12,7 +12,6 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
@@ -29,7 +28,7 @@ func TestRequestsForOtherFilesShareAReading(t *testing.T) {
 	c := config.DefaultPolicyd()
 	c.Policies = dir
 	o := Options{Config: c, Log: textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))}
-	m := metrics.New("v", "go")
+	m := newMetrics("v", "go")
 	signatures, err := newSignatures(o, m)
 	if err != nil {
 		t.Fatal(err)

@@ -16,7 +16,6 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
-	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 )
 
@@ -66,7 +65,7 @@ type Addresses struct{ Node, HTTPS, Metrics net.Addr }
 // Run runs the process until ctx ends, and returns when everything that it started has ended: nil after an orderly stop, an error if it
 // could not start or continue (a program.HintError if an operator can act on it).
 func Run(ctx context.Context, o Options) error {
-	m := metrics.New(o.Version, o.GoVersion)
+	m := newMetrics(o.Version, o.GoVersion)
 	var labels *namespaces
 	if o.Config.HTTPS.Listen != "" {
 		labels = newNamespaces(context.WithoutCancel(ctx), o.Config.Kubeconfig)
@@ -154,7 +153,7 @@ func text(l net.Listener) string {
 
 // serve runs the servers. When ctx ends or one of them fails, it drains those with clients that wait for an answer, and then ends the
 // others.
-func serve(ctx context.Context, o Options, on listeners, policies *policies, certs *certificates, m *metrics.Metrics) error {
+func serve(ctx context.Context, o Options, on listeners, policies *policies, certs *certificates, m *metrics) error {
 	var stopping atomic.Bool
 	behind, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -228,7 +227,7 @@ func reload(ctx context.Context, o Options, policies *policies, certs *certifica
 	}
 }
 
-func serveHTTPS(ctx context.Context, o Options, l net.Listener, policies *policies, certs *certificates, m *metrics.Metrics) error {
+func serveHTTPS(ctx context.Context, o Options, l net.Listener, policies *policies, certs *certificates, m *metrics) error {
 	handler, err := newWebhook(o, policies, m)
 	if err != nil {
 		return err

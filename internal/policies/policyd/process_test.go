@@ -208,8 +208,8 @@ func (p *process) hash() string {
 	return p.set().Hash
 }
 
-func (p *process) request() policyclient.Request {
-	return policyclient.Request{PolicyHash: p.hash(), Namespace: "team", Images: []string{"app:1"}, Backends: 16}
+func (p *process) request() policyclient.ReviewRequest {
+	return policyclient.ReviewRequest{PolicyHash: p.hash(), Namespace: "team", Images: []string{"app:1"}, Backends: 16}
 }
 
 // get returns a page of the metrics server.

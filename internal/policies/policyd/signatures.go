@@ -10,7 +10,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
@@ -30,7 +29,7 @@ const (
 )
 
 // newSignatures returns the service that has signatures verified.
-func newSignatures(o Options, m *metrics.Metrics) (*verify.Service, error) {
+func newSignatures(o Options, m *metrics) (*verify.Service, error) {
 	log := o.Log.WithName("signatures")
 	return verify.NewService(verify.ServiceOptions{
 		Config: o.Config, Log: log, Requested: m.RegistryRequest, Verified: m.Verified, Verify: o.Verify,

@@ -9,13 +9,12 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/policyd/metrics"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 )
 
 // newWebhook returns what https.listen serves.
-func newWebhook(o Options, p *policies, m *metrics.Metrics) (*webhook.Handler, error) {
+func newWebhook(o Options, p *policies, m *metrics) (*webhook.Handler, error) {
 	log := o.Log.WithName("webhook")
 	m.ServesWebhook()
 	return webhook.New(webhook.Options{
@@ -50,7 +49,7 @@ func observe(log klog.Logger, e webhook.Event) {
 // does.
 type podReviewer struct {
 	policies *policies
-	metrics  *metrics.Metrics
+	metrics  *metrics
 }
 
 // Review implements webhook.Reviewer.

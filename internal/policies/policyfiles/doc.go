@@ -34,4 +34,31 @@
 //
 // The defaults are not those of the plugin: it denies if defaultAllow is absent, and caches an allow for 5 minutes at most
 // 30. The kubeconfig itself is not opened here.
+//
+// # Rules about signatures
+//
+// Two dialects are read into a [requirement.Set]: ClusterPolicy of kyverno.io/v1 with verifyImages, and ClusterImagePolicy of
+// policy.sigstore.dev/v1alpha1 and v1beta1. Reading is strict. A field of the dialect that is not supported is an error that
+// says what to write instead. In both, patterns match normalised names, and one without a tag matches all tags; see
+// [requirement.Pattern]. Logs, roots and authorities without a key or certificate are those of the trusted root.
+//
+// The spelling of the proposal of Kyverno's rules is read too: imageVerify, which can be a mapping or a list, for
+// verifyImages; images for imageReferences; digestVerify and digestMutate for verifyDigest and mutateDigest; staticKey.key
+// for keys.publicKeys; attestors for a nested attestor. Differences from Kyverno that do not show as errors are:
+//
+//   - A policy without validationFailureAction enforces.
+//   - verifyDigest is false if it is absent, because a signature is bound to the image that runs.
+//   - keyless needs both an issuer and a subject.
+//   - A static key without rekor needs no log entry.
+//
+// Differences from policy-controller that do not show as errors are:
+//
+//   - Regular expressions match the whole issuer or subject.
+//   - Signatures are found in each form that cosign writes, whatever signatureFormat says.
+//   - URLs are not asked.
+//
+// # Offline tests
+//
+// A [Tester] evaluates Pods in files against policy files, without a daemon and without a cluster. It uses the code by which
+// pullgated judges.
 package policyfiles

@@ -6,16 +6,14 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/requirement/cip"
-	"github.com/pullgate/pullgate/internal/policies/requirement/kyverno"
 )
 
 // Kinds returns the kinds of policy files.
 func Kinds() []Kind {
 	return []Kind{
 		restrictionKind(), backendFileKind(),
-		{Name: kyverno.Kind, APIVersions: []string{kyverno.APIVersion}, Read: readBy(kyverno.Load)},
-		{Name: cip.Kind, APIVersions: cip.APIVersions(), Read: readBy(cip.Load)},
+		{Name: KyvernoKind, APIVersions: []string{KyvernoVersion}, Read: readBy(LoadKyverno)},
+		{Name: CIPKind, APIVersions: cipVersions(), Read: readBy(LoadCIP)},
 	}
 }
 
@@ -46,14 +44,14 @@ func SignatureNotes(s *Set) (notes []string) {
 
 // Webhook returns what the policies of a folder require of the webhook.
 func Webhook(s *Set) requirement.Webhook {
-	if p := Of[*requirement.Policies](s, kyverno.Kind); p != nil { // the other dialect does not have the fields
+	if p := Of[*requirement.Policies](s, KyvernoKind); p != nil { // the other dialect does not have the fields
 		return p.Webhook
 	}
 	return requirement.Webhook{}
 }
 
 // SignatureKinds returns the kinds of policies about signatures.
-func SignatureKinds() []string { return []string{kyverno.Kind, cip.Kind} }
+func SignatureKinds() []string { return []string{KyvernoKind, CIPKind} }
 
 // NeedSignatures reports whether a rule requires signatures, which pullgate-policyd verifies, and whether one relies on the trusted root.
 func NeedSignatures(s *requirement.Set) (needed, byTrustedRoot bool) {
@@ -67,7 +65,7 @@ func NeedSignatures(s *requirement.Set) (needed, byTrustedRoot bool) {
 }
 
 func signaturePolicies(s *Set) []*requirement.Policies {
-	return []*requirement.Policies{Of[*requirement.Policies](s, kyverno.Kind), Of[*requirement.Policies](s, cip.Kind)}
+	return []*requirement.Policies{Of[*requirement.Policies](s, KyvernoKind), Of[*requirement.Policies](s, CIPKind)}
 }
 
 // A Version identifies policy files and a trusted root: the hash of the set, and TrustedRootID.

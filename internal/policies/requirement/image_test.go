@@ -1,13 +1,13 @@
 package requirement_test
 
 import (
+	"os"
 	"strings"
 	"testing"
 
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"github.com/pullgate/pullgate/internal/policies/requirement/internal/requirementtest"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -127,7 +127,11 @@ func TestPatternsOfTheConformanceTables(t *testing.T) {
 		} `json:"matches"`
 	}
 	for file, into := range map[string]any{"../../../pkg/imageref/testdata/names.yaml": &names, "../../../pkg/policy/testdata/policies.yaml": &allowlist} {
-		if err := yaml.Unmarshal([]byte(requirementtest.Read(t, file)), into); err != nil {
+		data, err := os.ReadFile(file)
+		if err == nil {
+			err = yaml.Unmarshal(data, into)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 	}

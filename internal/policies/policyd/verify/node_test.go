@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/endorse"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
@@ -87,7 +86,7 @@ func TestTheNodeAnswersAsTheWebhook(t *testing.T) {
 			}
 		}
 		n := &node{w, map[endorsed]bool{}}
-		e := endorse.New(w.requirements, endorse.Options{Store: n, Verifier: n, State: endorse.NewState()})
+		e := policyclient.NewEndorser(w.requirements, policyclient.EndorserOptions{Store: n, Verifier: n, State: policyclient.NewEndorserState()})
 		for range 10 {
 			image := hosts[r.IntN(len(hosts))] + []string{"/app", "/team/app", "/team/other", "/x/y/app", "/down"}[r.IntN(5)] + []string{"", ":1", "@" + someDigest}[r.IntN(3)]
 			if r.IntN(10) == 0 {

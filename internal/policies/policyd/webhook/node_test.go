@@ -12,9 +12,9 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/podfile"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
-	"github.com/pullgate/pullgate/internal/policies/policytest"
-	"github.com/pullgate/pullgate/internal/policies/policytest/samples"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
+	"github.com/pullgate/pullgate/internal/testkit/samples"
 )
 
 // What the webhook admits, the node does not deny, except for reasons that only the node sees. A template is denied only with its pods, and an image
@@ -43,7 +43,7 @@ func TestTheNodeAdmitsWhatTheWebhookAdmits(t *testing.T) {
 		}
 		namespaces := filepath.Join(t.TempDir(), "labels")
 		must(t, os.WriteFile(namespaces, []byte("team: {team: team}\n"), 0o600))
-		node, err := policytest.Read(policytest.Settings{Folder: dir, NamespaceLabels: namespaces})
+		node, err := policyfiles.NewTester(policyfiles.TestSettings{Folder: dir, NamespaceLabels: namespaces})
 		must(t, err)
 		w := newWorld(t, webhook.Options{Chain: chainOf(t, files), Namespaces: labels{"team": {"team": "team"}}})
 		for range 10 {
@@ -60,7 +60,7 @@ func TestTheNodeAdmitsWhatTheWebhookAdmits(t *testing.T) {
 			pods, err := podfile.Read(text)
 			must(t, err)
 			accepted := acceptedBy(w.last())
-			for _, v := range node.Test([]policytest.Pod{{Pod: pods[0]}}).Pods[0].Violations {
+			for _, v := range node.Test([]policyfiles.TestPod{{Pod: pods[0]}}).Pods[0].Violations {
 				reason := samples.NodeReason(v, accepted)
 				if reason == "" {
 					t.Errorf("seed %d: the node denies %s\nwith the policies %s\nand %s", seed, text, files, v.Message)

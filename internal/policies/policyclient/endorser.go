@@ -1,0 +1,150 @@
+package policyclient
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/utils/lru"
+
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/pkg/imageref"
+)
+
+// A Store holds endorsements; see [records.Store].
+type EndorsementStore interface {
+	Endorsed(p records.Pair, requirement string) (records.Endorsement, bool)
+	Endorse(all []records.Endorsement) error
+	RevokeEndorsements(of records.EndorsementSelection) ([]records.Endorsement, error)
+}
+
+// A Verifier asks pullgate-policyd; see [Client].
+type Verifier interface {
+	Verify(ctx context.Context, r VerifyRequest) (requirement.Report, error)
+}
+
+// EndorserOptions are what an Endorser needs beside the rules. Store, Verifier and State must be set.
+type EndorserOptions struct {
+	Store    EndorsementStore
+	Verifier Verifier
+	// EndorserState is the same for all Endorsers of a process.
+	State *EndorserState
+	// PolicyHash is the hash of the policy files, and TrustedRoot identifies the trusted root; "" if there is none.
+	PolicyHash, TrustedRoot string
+	// Validity is how long an endorsement counts; 0 means without end. Grace is how much longer it counts while its registry cannot be asked.
+	Validity, Grace time.Duration
+	// Successor is called if pullgate-policyd has other policy files. It reads the files again and returns the Endorser that is then in use,
+	// which can be the same one, or nil. It returns when ctx ends, and may be called concurrently. nil means that the files are not read again.
+	Successor func(ctx context.Context) *Endorser
+	// Failed is called for each verification that failed or whose result could not be written. It may be called concurrently; nil is allowed.
+	Failed func(VerificationFailure)
+	// Outcome is called with the outcome of each verification, one of [Outcomes]. It may be called concurrently; nil is allowed.
+	Outcome func(outcome string)
+}
+
+// A VerificationFailure is a verification without a result.
+type VerificationFailure struct {
+	Image, ImageID, Namespace string
+	Err                       error
+}
+
+// An Endorser judges images by the rules of policies about signatures. It is immutable except for a cache, and its methods may be called
+// concurrently.
+type Endorser struct {
+	rules   *requirement.Set
+	options EndorserOptions
+	cache   *lru.Cache // use to *requirement.Judgement
+}
+
+// NewEndorser returns an Endorser. A set without rules admits everything.
+func NewEndorser(rules *requirement.Set, o EndorserOptions) *Endorser {
+	return &Endorser{rules: rules, options: o, cache: lru.New(maxUses)}
+}
+
+// A use is an image in a namespace.
+type use struct {
+	namespace string
+	name      imageref.Ref
+}
+
+// maxUses bounds the cache. Tenants choose names.
+const maxUses = 4096
+
+// rulesFor returns what the rules say about an image with a name. The caller must not modify it.
+func (e *Endorser) rulesFor(namespace string, name imageref.Ref) *requirement.Judgement {
+	key := use{namespace, name}
+	got, _ := e.cache.Get(key)
+	if known, ok := got.(*requirement.Judgement); ok {
+		return known
+	}
+	j := e.rules.For(namespace, name).Judge(name)
+	e.cache.Add(key, &j)
+	return &j
+}
+
+// admitted is the answer if no rule applies. The chain does not modify it.
+var admitted = []admission.Finding{{Answer: admission.Admit}} //nolint:gochecknoglobals // the constant of its type
+
+// Validate returns a finding for each rule that applies to the image of a container or to an image that it mounts, or one that admits if there
+// is none. It judges only at StageContainer, and asks no server. At stages that are not of a node it returns none, which denies.
+func (e *Endorser) Validate(_ context.Context, s admission.Subject) []admission.Finding {
+	if s.Stage == admission.StageSandbox {
+		return admitted
+	}
+	if s.Stage != admission.StageContainer || s.Container == nil {
+		return nil
+	}
+	var findings []admission.Finding
+	now := time.Now()
+	judge := func(name imageref.Ref, id string) { // with AssumeUnknown what is not known counts as what is required
+		rules := e.rulesFor(s.Pod.Namespace, name)
+		for i := range rules.Findings {
+			if !s.AssumeUnknown || rules.Findings[i].Reason != admission.FieldUnknown {
+				findings = append(findings, rules.Findings[i])
+			}
+		}
+		for _, r := range rules.Signed {
+			if !s.AssumeUnknown || id != "" {
+				findings = append(findings, e.judge(r, name, id, now))
+			}
+		}
+	}
+	own, _ := s.Container.Image.Get()
+	judge(imageref.New(own), s.Image.ID)
+	for i := range s.Mounted {
+		judge(s.Mounted[i].Requested, s.Mounted[i].ID)
+	}
+	if len(findings) == 0 {
+		return admitted
+	}
+	return findings
+}
+
+// An endorsementState says whether an endorsement counts.
+type endorsementState uint8
+
+const (
+	missing endorsementState = iota
+	expired
+	inGrace // expired, and it counts because the registry cannot be asked
+	valid
+)
+
+// find returns the endorsement of a pair for a requirement.
+func (e *Endorser) find(p records.Pair, hash string, now time.Time) (records.Endorsement, endorsementState) {
+	got, ok := e.options.Store.Endorsed(p, hash)
+	if !ok || !got.Until.IsZero() && !now.Before(got.Until) {
+		return records.Endorsement{}, missing
+	}
+	// One from the future has expired: the clock was set back, and it would count for too long.
+	age := now.Sub(got.At)
+	switch {
+	case e.options.Validity <= 0, age >= 0 && age < e.options.Validity:
+		return got, valid
+	case age < e.options.Validity+e.options.Grace && e.options.State.unavailable(fact{p, hash}, now):
+		return got, inGrace
+	default:
+		return got, expired
+	}
+}

@@ -1,0 +1,131 @@
+package policyclient
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/utils/lru"
+
+	"github.com/pullgate/pullgate/internal/mechanics/inflight"
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/records"
+)
+
+const (
+	// deniedFor is how long a denial answers the next pull with the same credential.
+	deniedFor = 10 * time.Second
+	// unavailableFor is how long expired endorsements count after a registry could not be asked. It is the time from a pull to the creation of
+	// the container, with other images and init containers in between.
+	unavailableFor = 5 * time.Minute
+	// atOnce is the number of verifications at a time for the pods of one namespace. A tenant chooses registries, and one that is slow must not
+	// delay the images of others. It is a quarter of what pullgate-policyd does for one registry, so that a tenant does not occupy one that others
+	// use too.
+	atOnce = 2
+	// maxFacts bounds each of the memories. It is far more than the images of a node.
+	maxFacts = 4096
+)
+
+// A fact is what an endorsement states: a pair meets a requirement.
+type fact struct {
+	pair        records.Pair
+	requirement string
+}
+
+// A denied is a denial of a fact.
+type denied struct {
+	reason  admission.Reason
+	message string
+	// ofImage means that the image was denied, and not the credential.
+	ofImage bool
+	at      time.Time
+}
+
+// A pullQuestion is about a fact, by a credential.
+type pullQuestion struct {
+	fact
+	by credentialID
+}
+
+// A credentialID identifies a credential in this process.
+type credentialID [sha256.Size]byte
+
+// A EndorserState is what all Endorsers of a process share: verifications that are in progress, and what the last ones brought. It survives changes of
+// the policies. Its methods may be called concurrently.
+type EndorserState struct {
+	key         [32]byte // of the process, so that an ID is of no use elsewhere
+	revocations atomic.Uint64
+
+	denials *lru.Cache // fact to denied: the last one by any credential
+	answers *lru.Cache // question to denied
+	outages *lru.Cache // fact to time.Time
+
+	// inFlight has the namespaces as tenants.
+	inFlight *inflight.Group[flightKey, pullResult]
+}
+
+// NewEndorserState returns an empty State.
+func NewEndorserState() *EndorserState {
+	s := &EndorserState{
+		denials: lru.New(maxFacts), answers: lru.New(maxFacts), outages: lru.New(maxFacts),
+		inFlight: inflight.New[flightKey, pullResult](inflight.Limits{PerTenant: atOnce}, nil),
+	}
+	_, _ = rand.Read(s.key[:]) // never fails
+	return s
+}
+
+// NoteRevocation must be called before endorsements are revoked. The result of a verification that is in progress by then is discarded, because it
+// may be older than what caused the revocation.
+func (s *EndorserState) NoteRevocation() { s.revocations.Add(1) }
+
+// idOf returns the ID of a credential.
+func (s *EndorserState) idOf(c admission.Login) (id credentialID) {
+	h := hmac.New(sha256.New, s.key[:])
+	for _, field := range []string{c.Username, c.Password, c.IdentityToken, c.RegistryToken} {
+		_, _ = h.Write(binary.BigEndian.AppendUint64(nil, uint64(len(field))))
+		_, _ = h.Write([]byte(field))
+	}
+	h.Sum(id[:0])
+	return id
+}
+
+// denial returns the last denial of a fact, by any credential.
+func (s *EndorserState) denial(f fact) (d denied, ok bool) {
+	got, _ := s.denials.Get(f)
+	d, ok = got.(denied)
+	return d, ok
+}
+
+// deniedLately returns the last denial of a fact by a credential, if it is at most deniedFor ago.
+func (s *EndorserState) deniedLately(q pullQuestion, now time.Time) (denied, bool) {
+	got, _ := s.answers.Get(q)
+	d, ok := got.(denied)
+	return d, ok && now.Sub(d.at) < deniedFor
+}
+
+// noteOutage notes that a registry could not be asked about a fact.
+func (s *EndorserState) noteOutage(f fact, at time.Time) {
+	if d, ok := s.denial(f); !ok || !d.ofImage {
+		s.outages.Add(f, at)
+	}
+}
+
+// unavailable reports whether the last attempt to verify a fact failed because its registry could not be asked.
+func (s *EndorserState) unavailable(f fact, now time.Time) bool {
+	got, _ := s.outages.Get(f)
+	at, ok := got.(time.Time)
+	return ok && now.Sub(at) < unavailableFor
+}
+
+// A flightKey identifies a verification. Verifications with another credential are others: what a registry answers can depend on it, and a
+// tenant must not decide for another one.
+type flightKey struct {
+	pair                    records.Pair
+	name                    string
+	requirements            string // joined
+	policyHash, trustedRoot string
+	by                      credentialID
+}

@@ -1,0 +1,300 @@
+package policyclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
+	"github.com/pullgate/pullgate/internal/mechanics/inflight"
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/records"
+)
+
+// pullVerifyLimit bounds a verification. It is longer than that of pullgate-policyd, whose answer says more.
+const pullVerifyLimit = 90 * time.Second
+
+// The outcomes of a verification of all requirements that an image needs. The first one that applies counts.
+const (
+	// NotStored means that an endorsement could not be written.
+	NotStored = "not_stored"
+	// Unavailable means that pullgate-policyd or the registry could not be asked.
+	Unavailable = "unavailable"
+	// Denied means that at least one requirement is not met.
+	Denied = "denied"
+	// Endorsed means that all are met.
+	Endorsed = "endorsed"
+)
+
+// VerificationOutcomes returns all outcomes.
+func VerificationOutcomes() []string { return []string{NotStored, Unavailable, Denied, Endorsed} }
+
+var errRevoked = errors.New("endorsements were revoked during the verification")
+
+// A pullVerifier is a validator that verifies the signatures of the image of one pull.
+type pullVerifier struct {
+	endorser *Endorser
+	pull     admission.Pull
+}
+
+// PullVerifier returns the validator for a pull. It judges the image by ID and by Requested, and mounted images not at all.
+//
+// It first verifies the signatures that enforced and audited rules require and that have no endorsement, and then returns a finding for each rule
+// about signatures. Deny means that a requirement is not met, Unverified that this is not known, because pullgate-policyd or the registry cannot be
+// asked, or because the result cannot be written. If ctx ends, a verification that has begun completes, so that the next pull finds its result.
+// What only the creation of a container can judge is left to Validate.
+func (e *Endorser) PullVerifier(p admission.Pull) admission.Validator { return &pullVerifier{e, p} }
+
+// Validate implements admission.Validator.
+func (v *pullVerifier) Validate(ctx context.Context, s admission.Subject) []admission.Finding {
+	return v.validate(ctx, &s, v.endorser.options.Successor)
+}
+
+// validate answers about a pull. successor can be nil.
+func (v *pullVerifier) validate(ctx context.Context, s *admission.Subject, successor func(context.Context) *Endorser) []admission.Finding {
+	e, now := v.endorser, time.Now()
+	rules := e.rulesFor(s.Pod.Namespace, s.Image.Requested).Signed
+	p := records.Pair{ImageID: s.Image.ID, Repository: s.Image.Requested.Repository()}
+	if len(rules) == 0 || p.ImageID == "" {
+		return admitted // a name that is not known is denied when a container is created
+	}
+	q := pullQuestions{pair: p, by: e.options.State.idOf(v.pull.Login)}
+	var got pullResult
+	if hashes := q.unverified(e, rules, now); len(hashes) > 0 {
+		got = v.sharedResult(ctx, s, &q, hashes)
+		if errors.Is(got.err, ErrOtherPolicies) && successor != nil {
+			if next := successor(ctx); next != nil && next.options.PolicyHash+next.options.TrustedRoot != e.options.PolicyHash+e.options.TrustedRoot {
+				return (&pullVerifier{next, v.pull}).validate(ctx, s, nil)
+			}
+		}
+	}
+	findings := make([]admission.Finding, len(rules))
+	for i, r := range rules {
+		findings[i] = e.judgeVerified(r, s, &q, &got)
+	}
+	return findings
+}
+
+// pullQuestions are the questions about the image of a pull.
+type pullQuestions struct {
+	pair records.Pair
+	by   credentialID
+}
+
+func (q *pullQuestions) of(hash string) pullQuestion { return pullQuestion{fact{q.pair, hash}, q.by} }
+
+// unverified returns the hashes of requirements that have to be verified, in order.
+func (q *pullQuestions) unverified(e *Endorser, rules []*requirement.Rule, now time.Time) (hashes []string) {
+	for _, r := range rules {
+		if e.needsVerification(q, r.Hash, now) {
+			hashes = append(hashes, r.Hash)
+		}
+	}
+	slices.Sort(hashes)
+	return slices.Compact(hashes)
+}
+
+// needsVerification reports whether a requirement has to be verified: it has no endorsement and was not denied lately.
+func (e *Endorser) needsVerification(q *pullQuestions, hash string, now time.Time) bool {
+	_, state := e.find(q.pair, hash, now)
+	_, denied := e.options.State.deniedLately(q.of(hash), now)
+	return state != valid && !denied
+}
+
+// A pullResult is what a verification brought.
+type pullResult struct {
+	// err is why there is none: the registry was not asked, or its answer is not used.
+	err error
+	// of are the results by requirement.
+	of map[string]requirement.Result
+	// stored is why endorsements could not be written.
+	stored error
+}
+
+// sharedResult returns the result of a verification, which other pulls can share.
+func (v *pullVerifier) sharedResult(ctx context.Context, s *admission.Subject, q *pullQuestions, hashes []string) pullResult {
+	e := v.endorser
+	key := flightKey{
+		pair: q.pair, name: s.Image.Requested.String(), requirements: strings.Join(hashes, " "),
+		policyHash: e.options.PolicyHash, trustedRoot: e.options.TrustedRoot, by: q.by,
+	}
+	run := func(ctx context.Context, _ inflight.Turn[pullResult]) (pullResult, error) {
+		// The same verification may have ended between the look at the store and now.
+		still := slices.DeleteFunc(slices.Clone(hashes), func(hash string) bool { return !e.needsVerification(q, hash, time.Now()) })
+		if len(still) == 0 {
+			return pullResult{}, nil
+		}
+		got := v.verify(ctx, s, q, still)
+		e.count(s, q.pair, got)
+		return got, nil
+	}
+	// The runtime has pulled, and other calls can wait for this, so it completes even if the client has disconnected.
+	got, err := e.options.State.inFlight.Do(ctx, key, inflight.Work[pullResult]{Tenant: s.Pod.Namespace, Ending: inflight.Finish, Run: run})
+	if p, ok := errors.AsType[*inflight.PanicError](err); ok {
+		panic(fmt.Sprintf("%v\n%s", p.Value, p.Stack)) // the chain has the failure of this validator logged
+	}
+	if err != nil {
+		return pullResult{err: err}
+	}
+	return got
+}
+
+// verify asks pullgate-policyd, and notes and writes what it answers: disk, memory, answer.
+func (v *pullVerifier) verify(ctx context.Context, s *admission.Subject, q *pullQuestions, hashes []string) pullResult {
+	e := v.endorser
+	ctx, cancel := context.WithTimeout(ctx, pullVerifyLimit)
+	defer cancel()
+	begun, revocations := time.Now(), e.options.State.revocations.Load()
+	request := VerifyRequest{
+		PolicyHash: e.options.PolicyHash, TrustedRoot: e.options.TrustedRoot, Name: s.Image.Requested.String(), ImageID: q.pair.ImageID,
+		Requirements: hashes, Credential: v.pull.Login,
+	}
+	if v.pull.Digests != nil {
+		request.Digests = v.pull.Digests(ctx)
+	}
+	answer, err := e.options.Verifier.Verify(ctx, request)
+	crashpoint.Hit(crashpoint.Verified)
+	if err != nil {
+		// One that does not answer in time is reached, and what takes long can be chosen by a tenant.
+		if errors.Is(err, ErrNotReached) {
+			for _, hash := range hashes {
+				e.options.State.noteOutage(fact{q.pair, hash}, begun)
+			}
+		}
+		return pullResult{err: err}
+	}
+	if e.options.State.revocations.Load() != revocations {
+		return pullResult{err: errRevoked}
+	}
+	got := pullResult{of: map[string]requirement.Result{}}
+	var met []records.Endorsement
+	for _, r := range answer.Results {
+		if !slices.Contains(hashes, r.Requirement) {
+			continue
+		}
+		got.of[r.Requirement] = r
+		switch {
+		case r.Met:
+			met = append(met, records.Endorsement{Pair: q.pair, Requirement: r.Requirement, Digest: r.Digest, Signers: r.Signers, At: begun})
+		case r.Unavailable():
+			e.options.State.noteOutage(fact{q.pair, r.Requirement}, begun)
+		default:
+			got.stored = errors.Join(got.stored, v.noteDenial(q.of(r.Requirement), r))
+		}
+	}
+	got.stored = errors.Join(got.stored, e.store(met, revocations))
+	return got
+}
+
+// noteDenial notes a denial. With one of the image an expired endorsement ends, so that it does not count while the registry cannot be asked, now or later. One that
+// another pod has got meanwhile stays: a tenant does not decide for another one.
+func (v *pullVerifier) noteDenial(q pullQuestion, r requirement.Result) error {
+	e := v.endorser
+	d := denied{reason: admission.Reason(r.Reason), message: safetext.Shorten(safetext.Line(r.Message, safetext.Event), requirement.MaxText), ofImage: r.Reason != requirement.RegistryDenied, at: time.Now()}
+	memory := e.options.State
+	memory.denials.Add(q.fact, d)
+	memory.answers.Add(q, d)
+	if !d.ofImage {
+		return nil
+	}
+	memory.outages.Remove(q.fact)
+	old, state := e.find(q.pair, q.requirement, d.at)
+	if state == missing || state == valid {
+		return nil
+	}
+	_, err := e.options.Store.RevokeEndorsements(records.EndorsementSelection{
+		ImageID: q.pair.ImageID, Repository: q.pair.Repository, Requirement: q.requirement, At: old.At,
+	})
+	return err
+}
+
+// store writes endorsements, unless some were revoked since the verification began.
+func (e *Endorser) store(met []records.Endorsement, revocations uint64) error {
+	if len(met) == 0 {
+		return nil
+	}
+	if err := e.options.Store.Endorse(met); err != nil {
+		return err
+	}
+	if e.options.State.revocations.Load() != revocations {
+		err := errRevoked
+		for _, m := range met {
+			_, gone := e.options.Store.RevokeEndorsements(records.EndorsementSelection{
+				ImageID: m.Pair.ImageID, Repository: m.Pair.Repository, Requirement: m.Requirement,
+			})
+			err = errors.Join(err, gone)
+		}
+		return err
+	}
+	for _, m := range met {
+		verified := fact{m.Pair, m.Requirement}
+		e.options.State.denials.Remove(verified)
+		e.options.State.outages.Remove(verified)
+	}
+	return nil
+}
+
+// count reports the outcome of a verification.
+func (e *Endorser) count(s *admission.Subject, p records.Pair, got pullResult) {
+	outcome := Endorsed
+	for _, r := range got.of {
+		switch {
+		case r.Met:
+		case !r.Unavailable() && outcome == Endorsed:
+			outcome = Denied
+		case r.Unavailable():
+			outcome = Unavailable
+		}
+	}
+	failure := got.err
+	switch {
+	case got.err != nil:
+		outcome = Unavailable
+	case got.stored != nil:
+		outcome, failure = NotStored, got.stored
+	}
+	if e.options.Outcome != nil {
+		e.options.Outcome(outcome)
+	}
+	if failure != nil && e.options.Failed != nil {
+		e.options.Failed(VerificationFailure{Image: s.Image.Requested.String(), ImageID: p.ImageID, Namespace: s.Pod.Namespace, Err: failure})
+	}
+}
+
+// judgeVerified judges an image by a rule after a verification.
+func (e *Endorser) judgeVerified(r *requirement.Rule, s *admission.Subject, q *pullQuestions, got *pullResult) admission.Finding {
+	now, name := time.Now(), s.Image.Requested
+	said, answered := got.of[r.Hash]
+	_, state := e.find(q.pair, r.Hash, now)
+	d, denied := e.options.State.deniedLately(q.of(r.Hash), now)
+	switch {
+	case state == valid, state == inGrace:
+		return e.judge(r, name, s.Image.ID, now)
+	case answered && !said.Met && !said.Unavailable():
+		return r.NotMet(name, said.Reason, safetext.Line(said.Message, safetext.Event))
+	case denied && !answered:
+		return r.NotMet(name, string(d.reason), d.message)
+	default:
+		return missingFinding(r, fmt.Sprintf(
+			"image %q: its signatures, which %s requires, could not be verified: %s; the next pull tries again", name, r, whyUnverified(said, got)))
+	}
+}
+
+// whyUnverified returns why a requirement has no answer.
+func whyUnverified(said requirement.Result, got *pullResult) string {
+	switch {
+	case got.stored != nil:
+		return "the store of pull records on this node cannot be written; see the log of pullgated"
+	case got.err != nil:
+		return safetext.Shorten(safetext.Line(strings.TrimPrefix(got.err.Error(), "policyclient: "), safetext.Event), requirement.MaxText)
+	case said.Message != "":
+		return safetext.Shorten(safetext.Line(said.Message, safetext.Event), requirement.MaxText)
+	default:
+		return "pullgate-policyd gave no answer"
+	}
+}

@@ -1,0 +1,426 @@
+package policyclient_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unicode"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+)
+
+// A policyd answers like pullgate-policyd.
+type fakePolicyd struct {
+	answer func(policyclient.ReviewRequest) ([]policyclient.ReviewResult, error)
+
+	mu    sync.Mutex
+	asked []policyclient.ReviewRequest
+}
+
+func (p *fakePolicyd) Review(_ context.Context, r policyclient.ReviewRequest) ([]policyclient.ReviewResult, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asked = append(p.asked, r)
+	return p.answer(r)
+}
+
+// by returns one result of each backend about each image.
+func by(backends ...policyclient.ReviewResult) func(policyclient.ReviewRequest) ([]policyclient.ReviewResult, error) {
+	return func(r policyclient.ReviewRequest) (all []policyclient.ReviewResult, err error) {
+		for _, b := range backends {
+			for _, image := range slices.Concat(r.Images, r.VolumeImages) {
+				b.Image = image
+				all = append(all, b)
+			}
+		}
+		return all, nil
+	}
+}
+
+func fails(err error) func(policyclient.ReviewRequest) ([]policyclient.ReviewResult, error) {
+	return func(policyclient.ReviewRequest) ([]policyclient.ReviewResult, error) { return nil, err }
+}
+
+// setOf returns the backends of files with these names; the content is that of the key imagePolicy, and what may stand beside it.
+func setOf(tb testing.TB, contents map[string]string) *policyfiles.Backends {
+	tb.Helper()
+	var list []policyfiles.File
+	for _, name := range slices.Sorted(maps.Keys(contents)) {
+		list = append(list, policyfiles.File{Name: name + ".yaml", Data: []byte("imagePolicy: {kubeConfigFile: /k" + contents[name])})
+	}
+	set, err := policyfiles.LoadBackends(list)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return set
+}
+
+const (
+	closed = ", defaultAllow: false}"
+	open   = ", defaultAllow: true}"
+	absent = "}"
+)
+
+// mount is a mount of an image; of "" it is one that is no image.
+func mount(image string) admission.Mount {
+	m := admission.Mount{Path: "/" + image, Image: admission.Absent[string]()}
+	if image != "" {
+		m.Image = admission.Set(image)
+	}
+	return m
+}
+
+// subject is the creation of a container in the namespace team.
+func subject(mounts ...admission.Mount) admission.Subject {
+	return admission.Subject{
+		Pod: admission.Pod{
+			UID: "u", Namespace: "team", Name: "web", Labels: admission.Set(map[string]string{"canary": "label"}),
+			Annotations:       admission.Set(map[string]string{"canary": "annotation"}),
+			ReviewAnnotations: admission.Set(map[string]string{"x.image-policy.k8s.io/ticket": "T-7"}),
+		},
+		Container: &admission.Container{Name: "main", Image: admission.Set("app:1"), Mounts: admission.Set(mounts)},
+	}
+}
+
+func allows(name string) policyclient.ReviewResult {
+	return policyclient.ReviewResult{Backend: name, Allowed: true}
+}
+
+func denies(name string) policyclient.ReviewResult {
+	return policyclient.ReviewResult{Backend: name, Reason: "not signed", Duration: 12 * time.Millisecond}
+}
+
+func TestRequestHasWhatBackendsMaySee(t *testing.T) {
+	p := &fakePolicyd{answer: by(allows("a"))}
+	v := policyclient.NewReviewer(setOf(t, map[string]string{"a": closed}), policyclient.ReviewerOptions{Client: p, PolicyHash: "h"})
+	got := v.Validate(t.Context(), subject(mount("data:1"), mount(""), mount("app:1"), mount("data:2"), mount("data:1")))
+	want := []policyclient.ReviewRequest{{
+		PolicyHash: "h", Namespace: "team", Images: []string{"app:1"}, VolumeImages: []string{"data:1", "data:2"},
+		Annotations: map[string]string{"x.image-policy.k8s.io/ticket": "T-7"}, Backends: 1,
+	}}
+	if d := cmp.Diff(want, p.asked); d != "" {
+		t.Errorf("asked (-want +got):\n%s", d)
+	}
+	if len(got) != 3 || !admission.DecisionOf(got).Admitted() || got[0].Rule != "" || got[1].Rule != "data:1" || got[2].Policy != "a" {
+		t.Errorf("findings %+v; want three that admit", got)
+	}
+}
+
+// A row is what pullgate-policyd answers about app:1 to the backends a and b, and the decision.
+func TestAnswers(t *testing.T) {
+	failed := func(name string, allowed bool) policyclient.ReviewResult {
+		return policyclient.ReviewResult{Backend: name, Failed: true, Allowed: allowed, Reason: "timed out", Duration: 3 * time.Second}
+	}
+	other := allows("a")
+	other.Image = "app:2"
+	about := func(r policyclient.ReviewResult) policyclient.ReviewResult { r.Image = "app:1"; return r }
+	list := func(all ...policyclient.ReviewResult) func(policyclient.ReviewRequest) ([]policyclient.ReviewResult, error) {
+		return func(policyclient.ReviewRequest) ([]policyclient.ReviewResult, error) { return all, nil }
+	}
+	notReached := fmt.Errorf("%w: no such file", policyclient.ErrNotReached)
+	for name, tc := range map[string]struct {
+		a, b   string
+		answer func(policyclient.ReviewRequest) ([]policyclient.ReviewResult, error)
+		reason admission.Reason // "" if it admits
+		open   []string         // backends that admit without an answer
+		texts  []string
+	}{
+		"all allow":                    {closed, closed, by(allows("a"), allows("b")), "", nil, nil},
+		"one denies":                   {open, open, by(allows("a"), denies("b")), admission.ReviewDenied, nil, []string{`image "app:1": denied by the image review backend b after 12ms: not signed`}},
+		"none answers, closed":         {closed, closed, fails(notReached), admission.ReviewUnavailable, nil, []string{"no valid answer from the image review backend a after 0s: pullgate-policyd not reached: no such file; denied"}},
+		"none answers, open":           {open, absent, fails(notReached), "", []string{"a", "b"}, nil},
+		"none answers, one is open":    {closed, absent, fails(notReached), admission.ReviewUnavailable, []string{"b"}, nil},
+		"untrusted":                    {absent, open, fails(policyclient.ErrUntrusted), admission.ReviewUnavailable, nil, nil},
+		"timed out":                    {absent, open, fails(policyclient.ErrTimedOut), admission.ReviewUnavailable, nil, nil},
+		"lost":                         {absent, open, fails(policyclient.ErrLost), admission.ReviewUnavailable, nil, []string{"connection to pullgate-policyd lost; denied"}},
+		"failed":                       {absent, open, fails(policyclient.ErrFailed), admission.ReviewUnavailable, nil, nil},
+		"other policies":               {absent, open, fails(policyclient.ErrOtherPolicies), admission.ReviewUnavailable, nil, nil},
+		"canceled":                     {open, absent, fails(context.Canceled), admission.ReviewUnavailable, nil, nil},
+		"a backend failed":             {open, closed, by(failed("a", true), allows("b")), "", []string{"a"}, nil},
+		"a backend failed, closed":     {closed, closed, by(failed("a", false), allows("b")), admission.ReviewUnavailable, nil, []string{"backend a after 3s: timed out; denied"}},
+		"policyd alone is open":        {closed, closed, by(failed("a", true), allows("b")), admission.ReviewUnavailable, nil, nil},
+		"policyd alone is closed":      {open, closed, by(failed("a", false), allows("b")), admission.ReviewUnavailable, nil, nil},
+		"missing":                      {closed, closed, by(allows("a")), admission.ReviewUnavailable, nil, []string{"backend b"}},
+		"missing, open":                {closed, open, by(allows("a")), admission.ReviewUnavailable, nil, nil},
+		"none":                         {closed, closed, list(), admission.ReviewUnavailable, nil, nil},
+		"twice":                        {closed, closed, by(allows("a"), allows("a"), allows("b")), admission.ReviewUnavailable, nil, []string{"backend a"}},
+		"twice, one denies":            {open, open, by(allows("a"), denies("a"), allows("b")), admission.ReviewDenied, nil, nil},
+		"twice, open":                  {open, closed, by(allows("a"), allows("a"), allows("b")), admission.ReviewUnavailable, nil, nil},
+		"another backend":              {closed, open, by(allows("a"), allows("b"), allows("c")), admission.ReviewUnavailable, nil, nil},
+		"another backend, a denial":    {open, open, by(denies("a"), allows("b"), allows("c")), admission.ReviewDenied, nil, nil},
+		"another image":                {closed, closed, list(about(allows("a")), other, about(allows("b"))), admission.ReviewUnavailable, nil, []string{"backend a"}},
+		"another image of an open one": {open, closed, list(about(allows("a")), other, about(allows("b"))), admission.ReviewUnavailable, nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var failures []string
+			v := policyclient.NewReviewer(setOf(t, map[string]string{"a": tc.a, "b": tc.b}), policyclient.ReviewerOptions{
+				Client: &fakePolicyd{answer: tc.answer}, PolicyHash: "h", Failed: func(f policyclient.ReviewFailure) { failures = append(failures, f.Answer.Backend) },
+			})
+			d := admission.DecisionOf(v.Validate(t.Context(), subject()))
+			reason, text := d.Refusal()
+			if reason != tc.reason || d.Admitted() != (tc.reason == "") {
+				t.Errorf("%s, %q; want %s", reason, text, tc.reason)
+			}
+			var open []string
+			for _, f := range d.Findings {
+				if f.FailedOpen {
+					open = append(open, f.Policy)
+				}
+				if f.FailedOpen != (f.Answer == admission.Admit && strings.Contains(f.Message, "no valid answer")) {
+					t.Errorf("finding %+v", f)
+				}
+			}
+			if !slices.Equal(open, tc.open) {
+				t.Errorf("failed open: %q; want %q", open, tc.open)
+			}
+			for _, o := range tc.open {
+				if !slices.Contains(failures, o) {
+					t.Errorf("failures %q; want %s", failures, o)
+				}
+			}
+			if name == "canceled" && failures != nil {
+				t.Errorf("failures %q of a call that was canceled", failures)
+			}
+			for _, want := range tc.texts {
+				if !strings.Contains(text, want) {
+					t.Errorf("%q; want %s", text, want)
+				}
+			}
+		})
+	}
+}
+
+func TestWhatIsNotKnownIsDenied(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(*admission.Subject)
+		denied bool
+		of     string
+	}{
+		"image":                   {func(s *admission.Subject) { s.Container.Image = admission.Value[string]{} }, true, "the name of its image"},
+		"empty image":             {func(s *admission.Subject) { s.Container.Image = admission.Set("") }, true, "the name of its image"},
+		"mounts":                  {func(s *admission.Subject) { s.Container.Mounts = admission.Value[[]admission.Mount]{} }, true, "the images that it mounts"},
+		"an image that it mounts": {func(s *admission.Subject) { s.Container.Mounts = admission.Set([]admission.Mount{{Path: "/x"}}) }, true, "the images that it mounts"},
+		"annotations":             {func(s *admission.Subject) { s.Pod.ReviewAnnotations = admission.Value[map[string]string]{} }, true, "the annotations of its pod"},
+		"namespace":               {func(s *admission.Subject) { s.Pod.Namespace = "" }, true, "its namespace"},
+		"of another namespace":    {func(s *admission.Subject) { s.Pod.Namespace, s.Container.Image = "other", admission.Value[string]{} }, false, ""},
+		"labels":                  {func(s *admission.Subject) { s.Pod.Labels = admission.Value[map[string]string]{} }, false, ""},
+	} {
+		p := &fakePolicyd{answer: by(allows("a"))}
+		v := policyclient.NewReviewer(setOf(t, map[string]string{"a": open + "\nmatch: {namespaces: [team]}"}), policyclient.ReviewerOptions{Client: p, PolicyHash: "h"})
+		s := subject()
+		tc.change(&s)
+		reason, text := admission.DecisionOf(v.Validate(t.Context(), s)).Refusal()
+		if (reason == admission.FieldUnknown) != tc.denied || !strings.Contains(text, tc.of) || tc.denied && len(p.asked) > 0 {
+			t.Errorf("%s: %s, %q, %d requests; want a denial without a request: %v", name, reason, text, len(p.asked), tc.denied)
+		}
+	}
+}
+
+func TestImageVolumesAreReviewedByBackendsThatIncludeThem(t *testing.T) {
+	p := &fakePolicyd{answer: func(r policyclient.ReviewRequest) ([]policyclient.ReviewResult, error) {
+		return []policyclient.ReviewResult{
+			{Backend: "all", Image: "app:1", Allowed: true}, {Backend: "all", Image: "data:1", Allowed: true}, {Backend: "own", Image: "app:1", Allowed: true},
+		}, nil
+	}}
+	set := setOf(t, map[string]string{"all": closed, "own": closed + "\nincludeImageVolumes: false"})
+	v := policyclient.NewReviewer(set, policyclient.ReviewerOptions{Client: p})
+	if d := admission.DecisionOf(v.Validate(t.Context(), subject(mount("data:1")))); !d.Admitted() || len(d.Findings) != 3 {
+		t.Errorf("%+v; want three findings that admit", d)
+	}
+	v = policyclient.NewReviewer(setOf(t, map[string]string{"own": closed + "\nincludeImageVolumes: false"}), policyclient.ReviewerOptions{Client: p})
+	p.answer, p.asked = by(allows("own")), nil
+	s := subject()
+	s.Container.Mounts = admission.Value[[]admission.Mount]{}
+	if d := admission.DecisionOf(v.Validate(t.Context(), s)); !d.Admitted() || p.asked[0].VolumeImages != nil {
+		t.Errorf("%+v, asked %+v; want no question about mounts", d, p.asked)
+	}
+}
+
+func TestPolicydIsAskedOnlyIfABackendApplies(t *testing.T) {
+	p := &fakePolicyd{answer: fails(errors.New("asked"))}
+	v := policyclient.NewReviewer(setOf(t, map[string]string{"a": closed + "\nmatch: {namespaces: [other]}"}), policyclient.ReviewerOptions{Client: p})
+	sandbox := subject()
+	sandbox.Stage, sandbox.Container = admission.StageSandbox, nil
+	for name, s := range map[string]admission.Subject{"another namespace": subject(), "a sandbox": sandbox} {
+		if d := admission.DecisionOf(v.Validate(t.Context(), s)); !d.Admitted() || p.asked != nil {
+			t.Errorf("%s: %+v after %d requests; want Admit without a request", name, d, len(p.asked))
+		}
+	}
+	v = policyclient.NewReviewer(setOf(t, map[string]string{"a": open}), policyclient.ReviewerOptions{Client: p})
+	without := subject()
+	without.Container = nil
+	at := func(stage admission.Stage) admission.Subject { s := subject(); s.Stage = stage; return s }
+	for _, s := range []admission.Subject{without, at(admission.StageAdmission), at(admission.StageTemplate), at(admission.StageImageReview), at(99)} {
+		if got := v.Validate(t.Context(), s); got != nil || p.asked != nil {
+			t.Errorf("stage %d: %+v; want no finding, which denies", s.Stage, got)
+		}
+	}
+}
+
+// A tenant must not be able to cause a failure that admits.
+func TestARequestThatIsTooLargeIsDenied(t *testing.T) {
+	p := &fakePolicyd{answer: by(allows("a"))}
+	v := policyclient.NewReviewer(setOf(t, map[string]string{"a": open}), policyclient.ReviewerOptions{Client: p})
+	var many []admission.Mount
+	for i := range 64 {
+		many = append(many, mount(fmt.Sprint("data:", i)))
+	}
+	large := subject()
+	large.Pod.ReviewAnnotations = admission.Set(map[string]string{"a.image-policy.k8s.io/b": strings.Repeat("x", 513<<10)})
+	for name, s := range map[string]admission.Subject{"images": subject(many...), "annotations": large, "a name": subject(mount(strings.Repeat("x", 513<<10)))} {
+		if reason, text := admission.DecisionOf(v.Validate(t.Context(), s)).Refusal(); reason != admission.ReviewUnavailable || p.asked != nil {
+			t.Errorf("%s: %s, %.80q; want a denial without a request", name, reason, text)
+		}
+	}
+	if d := admission.DecisionOf(v.Validate(t.Context(), subject(many[:63]...))); !d.Admitted() {
+		t.Errorf("64 images: %v; want Admit", d.Answer)
+	}
+}
+
+func TestWhatIsKeptOfAnswersIsBounded(t *testing.T) {
+	long := denies("a")
+	long.Reason = strings.Repeat("é", 4000)
+	long.AuditAnnotations = map[string]string{"a": "kept", "b": strings.Repeat("x", 17<<10), "c": "after it"}
+	v := policyclient.NewReviewer(setOf(t, map[string]string{"a": open}), policyclient.ReviewerOptions{Client: &fakePolicyd{answer: by(long)}})
+	f := v.Validate(t.Context(), subject())[0]
+	if len(f.Message) > 1200 || !strings.HasSuffix(f.Message, "é") || !maps.Equal(f.AuditAnnotations, map[string]string{"a": "kept"}) {
+		t.Errorf("message of %d bytes, annotations %.80v", len(f.Message), f.AuditAnnotations)
+	}
+}
+
+// Text of backends and of pullgate-policyd gets into logs, events and terminals.
+func TestTextsAreOnePrintableLine(t *testing.T) {
+	const hostile = "line\nW1122 forged\x1b[2J\u202e\x00\xff"
+	failed := policyclient.ReviewResult{Backend: "a", Failed: true, Allowed: true, Reason: hostile + strings.Repeat("x", 1<<20)}
+	silent := policyclient.ReviewResult{Backend: "a", Failed: true, Allowed: true}
+	denial := denies("a")
+	denial.Reason = hostile
+	for name, answer := range map[string]func(policyclient.ReviewRequest) ([]policyclient.ReviewResult, error){
+		"a denial": by(denial), "a failure": by(failed), "a failure without a reason": by(silent),
+		"an error": fails(fmt.Errorf("%w: %s", policyclient.ErrFailed, hostile+strings.Repeat("x", 1<<20))),
+	} {
+		v := policyclient.NewReviewer(setOf(t, map[string]string{"a": absent}), policyclient.ReviewerOptions{Client: &fakePolicyd{answer: answer}, Failed: func(f policyclient.ReviewFailure) {
+			if strings.ContainsFunc(f.Answer.Failure, func(r rune) bool { return !unicode.IsPrint(r) }) || f.Answer.Failure == "" || len(f.Answer.Failure) > 1024 {
+				t.Errorf("%s: logged %.200q", name, f.Answer.Failure)
+			}
+		}})
+		f := v.Validate(t.Context(), subject())[0]
+		if strings.ContainsFunc(f.Message, func(r rune) bool { return !unicode.IsPrint(r) }) || len(f.Message) > 1400 {
+			t.Errorf("%s: message %.200q of %d bytes", name, f.Message, len(f.Message))
+		}
+		// A failure of pullgate-policyd itself never fails open.
+		if f.FailedOpen != (strings.Contains(f.Message, "no valid answer") && name != "an error") {
+			t.Errorf("%s: failed open: %v, %.200q", name, f.FailedOpen, f.Message)
+		}
+	}
+}
+
+func TestReviewerReadsOtherPoliciesAgain(t *testing.T) {
+	set := setOf(t, map[string]string{"a": closed})
+	for name, tc := range map[string]struct {
+		next    *policyfiles.Backends
+		hash    string
+		answer  func(policyclient.ReviewRequest) ([]policyclient.ReviewResult, error)
+		admits  bool
+		asked   int
+		retried bool
+	}{
+		"the same":            {set, "h1", nil, false, 1, false},
+		"new ones":            {setOf(t, map[string]string{"b": closed}), "h2", by(allows("b")), true, 2, true},
+		"new ones deny":       {setOf(t, map[string]string{"b": closed}), "h2", by(denies("b")), false, 2, true},
+		"new ones ask nobody": {nil, "h2", nil, true, 1, false},
+		"other ones again":    {setOf(t, map[string]string{"b": closed}), "h2", fails(policyclient.ErrOtherPolicies), false, 2, true},
+	} {
+		p := &fakePolicyd{}
+		p.answer = func(r policyclient.ReviewRequest) ([]policyclient.ReviewResult, error) {
+			if r.PolicyHash == "h2" {
+				return tc.answer(r)
+			}
+			return nil, fmt.Errorf("%w: h2", policyclient.ErrOtherPolicies)
+		}
+		calls := 0
+		var next *policyclient.Reviewer
+		follow := func(context.Context) *policyclient.Reviewer { calls++; return next }
+		next = policyclient.NewReviewer(tc.next, policyclient.ReviewerOptions{Client: p, PolicyHash: tc.hash, Successor: follow})
+		v := policyclient.NewReviewer(set, policyclient.ReviewerOptions{Client: p, PolicyHash: "h1", Successor: follow})
+		if d := admission.DecisionOf(v.Validate(t.Context(), subject())); d.Admitted() != tc.admits || len(p.asked) != tc.asked || calls != 1 {
+			t.Errorf("%s: %+v after %d requests and %d readings; want %v after %d", name, d, len(p.asked), calls, tc.admits, tc.asked)
+		}
+	}
+}
+
+func TestExplain(t *testing.T) {
+	p := &fakePolicyd{answer: by(denies("a"))}
+	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.ReviewValidator, Validator: policyclient.NewReviewer(
+		setOf(t, map[string]string{"a": closed}), policyclient.ReviewerOptions{Client: p})}}}, admission.Options{})
+	s := subject()
+	s.Offline = true
+	e := chain.Explain(t.Context(), s)
+	if reason, _ := e.Refusal(); reason != admission.NotAsked || e.Certain || p.asked != nil {
+		t.Errorf("offline: %+v after %d requests; want NOT_ASKED, not certain", e, len(p.asked))
+	}
+	s.Offline = false
+	e = chain.Explain(t.Context(), s)
+	if reason, _ := e.Refusal(); reason != admission.ReviewDenied || !e.Certain {
+		t.Errorf("asked: %+v; want a certain denial", e)
+	}
+	// The annotations, which are not known, could make the backend allow it. The images that it mounts could not.
+	for name, certain := range map[string]bool{"annotations": false, "mounts": true} {
+		unknown := s
+		c := *s.Container
+		unknown.Container = &c
+		if name == "mounts" {
+			c.Mounts = admission.Value[[]admission.Mount]{}
+		} else {
+			unknown.Pod.ReviewAnnotations = admission.Value[map[string]string]{}
+		}
+		if e := chain.Explain(t.Context(), unknown); e.Admitted() || e.Certain != certain {
+			t.Errorf("without %s: %+v; want a denial, certain: %v", name, e, certain)
+		}
+	}
+	p.answer = by(allows("a"))
+	if e := chain.Explain(t.Context(), s); !e.Admitted() || !e.Certain {
+		t.Errorf("allowed: %+v; want Admit", e)
+	}
+}
+
+func TestSame(t *testing.T) {
+	v := policyclient.NewReviewer(setOf(t, map[string]string{"a": closed}), policyclient.ReviewerOptions{})
+	s := subject(mount("data:1"))
+	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.ReviewValidator, Validator: v}}}, admission.Options{})
+	for name, tc := range map[string]struct {
+		change func(*admission.Subject)
+		want   bool
+	}{
+		"nothing":     {func(*admission.Subject) {}, true},
+		"labels":      {func(s *admission.Subject) { s.Pod.Labels = admission.Set(map[string]string{}) }, true},
+		"image":       {func(s *admission.Subject) { s.Container.Image = admission.Set("app:2") }, false},
+		"unknown":     {func(s *admission.Subject) { s.Container.Image = admission.Value[string]{} }, false},
+		"mounts":      {func(s *admission.Subject) { s.Container.Mounts = admission.Set[[]admission.Mount](nil) }, false},
+		"annotations": {func(s *admission.Subject) { s.Pod.ReviewAnnotations = admission.Set(map[string]string{}) }, false},
+		"stage":       {func(s *admission.Subject) { s.Stage = admission.StageAdmission }, false},
+		"container":   {func(s *admission.Subject) { s.Container = nil }, false},
+	} {
+		other := s
+		c := *s.Container
+		other.Container = &c
+		tc.change(&other)
+		if got := chain.Same(s, other); got != tc.want {
+			t.Errorf("%s: Same = %v; want %v", name, got, tc.want)
+		}
+	}
+	s.Stage = admission.StageSandbox
+	if other := subject(); !v.Same(s, admission.Subject{Stage: admission.StageSandbox, Pod: other.Pod}) {
+		t.Error("sandboxes differ; want Same, because no image is judged")
+	}
+}

@@ -1,2 +1,0 @@
-// Package metrics implements the metrics of pullgate-policyd.
-package metrics

@@ -1,0 +1,355 @@
+package webhook_test
+
+import (
+	"bytes"
+	"encoding/pem"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+)
+
+var rewrite = flag.Bool("rewrite", false, "write the golden files")
+
+func mustManifest[T any](t *testing.T) func(T, error) T {
+	t.Helper()
+	return func(value T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return value
+	}
+}
+
+func manifestOptions(t *testing.T) webhook.ManifestOptions {
+	t.Helper()
+	return webhook.ManifestOptions{
+		Namespace: "pullgate", Image: "registry.example.com/pullgate-policyd:v1.0.0", CA: mustManifest[[]byte](t)(os.ReadFile("testdata/ca.crt")),
+		Exclude: []string{"kube-system"}, FailurePolicy: "Ignore", Timeout: 10 * time.Second,
+	}
+}
+
+func withManifestPolicies(t *testing.T, folder string) webhook.ManifestOptions {
+	t.Helper()
+	o := manifestOptions(t)
+	o.Policies = mustManifest[*webhook.ManifestPolicies](t)(webhook.ReadManifestPolicies(folder, policyfiles.Kinds()))
+	return o
+}
+
+func manifestText(t *testing.T, o webhook.ManifestOptions) string {
+	t.Helper()
+	var b bytes.Buffer
+	if err := webhook.WriteManifests(&b, o); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// scheme has the type of each kind that is printed.
+func scheme() map[string]func() runtime.Object {
+	return map[string]func() runtime.Object{
+		"v1/Namespace":                                    func() runtime.Object { return &corev1.Namespace{} },
+		"v1/ServiceAccount":                               func() runtime.Object { return &corev1.ServiceAccount{} },
+		"v1/ConfigMap":                                    func() runtime.Object { return &corev1.ConfigMap{} },
+		"v1/Service":                                      func() runtime.Object { return &corev1.Service{} },
+		"apps/v1/Deployment":                              func() runtime.Object { return &appsv1.Deployment{} },
+		"policy/v1/PodDisruptionBudget":                   func() runtime.Object { return &policyv1.PodDisruptionBudget{} },
+		"rbac.authorization.k8s.io/v1/ClusterRole":        func() runtime.Object { return &rbacv1.ClusterRole{} },
+		"rbac.authorization.k8s.io/v1/ClusterRoleBinding": func() runtime.Object { return &rbacv1.ClusterRoleBinding{} },
+		"admissionregistration.k8s.io/v1/ValidatingWebhookConfiguration": func() runtime.Object {
+			return &admissionregistrationv1.ValidatingWebhookConfiguration{}
+		},
+	}
+}
+
+// decodeManifests returns the documents of a text, each strictly decoded into its type.
+func decodeManifests(t *testing.T, text string) (objects []runtime.Object, kinds []string) {
+	t.Helper()
+	types := scheme()
+	for i, document := range strings.Split(text, "---\n") {
+		var header metav1.TypeMeta
+		if err := yaml.Unmarshal([]byte(document), &header); err != nil {
+			t.Fatalf("document %d: %v", i, err)
+		}
+		typeOf := types[header.APIVersion+"/"+header.Kind]
+		if typeOf == nil {
+			t.Fatalf("document %d: %s/%s", i, header.APIVersion, header.Kind)
+		}
+		object := typeOf()
+		if err := yaml.UnmarshalStrict([]byte(document), object); err != nil {
+			t.Fatalf("%s: %v", header.Kind, err)
+		}
+		objects, kinds = append(objects, object), append(kinds, header.Kind)
+	}
+	return objects, kinds
+}
+
+// findObject returns the object of a type that has a name.
+func findObject[T interface{ GetName() string }](t *testing.T, objects []runtime.Object, name string) T {
+	t.Helper()
+	for _, o := range objects {
+		if found, ok := o.(T); ok && found.GetName() == name {
+			return found
+		}
+	}
+	var none T
+	t.Fatalf("no %T %s", none, name)
+	return none
+}
+
+func TestManifestsGolden(t *testing.T) {
+	disk := manifestOptions(t)
+	disk.URL, disk.FailurePolicy, disk.Timeout, disk.Exclude = "https://10.0.0.10:9443", "Fail", 5*time.Second, nil
+	disk.Templates = []config.PodTemplate{
+		{Group: "batch.example.org", Resource: "trainings", Path: "spec.worker.template"},
+		{Group: "batch.example.org", Resource: "trainings", Path: "spec.master.template"},
+	}
+	policies := withManifestPolicies(t, "testdata/policies")
+	policies.Namespace, policies.Exclude, policies.Templates = "security", []string{"kube-system", "security", "monitoring"}, disk.Templates
+	for name, o := range map[string]webhook.ManifestOptions{"cluster": manifestOptions(t), "policies": policies, "disk": disk} {
+		golden, got := filepath.Join("testdata", name+".golden.yaml"), manifestText(t, o)
+		if *rewrite {
+			if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if diff := cmp.Diff(string(mustManifest[[]byte](t)(os.ReadFile(golden))), got); diff != "" {
+			t.Errorf("%s (-want +got), go test -rewrite:\n%s", golden, diff)
+		}
+		decodeManifests(t, got)
+	}
+}
+
+func TestManifestOrder(t *testing.T) {
+	all := []string{
+		"Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "ConfigMap", "Deployment", "PodDisruptionBudget", "Service",
+		"ValidatingWebhookConfiguration",
+	}
+	if _, kinds := decodeManifests(t, manifestText(t, manifestOptions(t))); !slices.Equal(kinds, all) {
+		t.Errorf("without policies: %q; want %q", kinds, all)
+	}
+	all = slices.Insert(slices.Delete(all, 2, 4), 2, "ConfigMap")
+	if _, kinds := decodeManifests(t, manifestText(t, withManifestPolicies(t, "testdata/policies"))); !slices.Equal(kinds, all) {
+		t.Errorf("with policies: %q; want %q", kinds, all)
+	}
+}
+
+// The only permission is to read namespaces, and it exists only if a policy can need it.
+func TestManifestPermissions(t *testing.T) {
+	selects := t.TempDir()
+	for _, name := range []string{"a.yaml", "b.yml"} {
+		policy := "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: " + name[:1] + "}\nbinding: {namespaceSelector: {matchLabels: {tier: dev}}}\nspec: {}\n"
+		if err := os.WriteFile(filepath.Join(selects, name), []byte(policy), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, tc := range map[string]struct {
+		o    webhook.ManifestOptions
+		want bool
+	}{
+		"policies that are not known": {manifestOptions(t), true},
+		"a policy with a selector":    {withManifestPolicies(t, selects), true},
+		"no policy with a selector":   {withManifestPolicies(t, "testdata/policies"), false},
+	} {
+		objects, kinds := decodeManifests(t, manifestText(t, tc.o))
+		pod := findObject[*appsv1.Deployment](t, objects, "pullgate-policyd").Spec.Template.Spec
+		if *pod.AutomountServiceAccountToken != tc.want || slices.Contains(kinds, "ClusterRole") != tc.want || slices.Contains(kinds, "ClusterRoleBinding") != tc.want {
+			t.Errorf("%s: token %t, %q; want a permission: %t", name, *pod.AutomountServiceAccountToken, kinds, tc.want)
+		}
+		if account := findObject[*corev1.ServiceAccount](t, objects, pod.ServiceAccountName); *account.AutomountServiceAccountToken {
+			t.Errorf("%s: every pod of the ServiceAccount gets a token", name)
+		}
+		for _, kind := range kinds {
+			if strings.Contains(kind, "Role") && kind != "ClusterRole" && kind != "ClusterRoleBinding" {
+				t.Errorf("%s: %s", name, kind)
+			}
+		}
+		if !tc.want {
+			continue
+		}
+		want := []rbacv1.PolicyRule{{APIGroups: []string{""}, Resources: []string{"namespaces"}, Verbs: []string{"get", "list", "watch"}}}
+		if diff := cmp.Diff(want, findObject[*rbacv1.ClusterRole](t, objects, "pullgate-policyd").Rules); diff != "" {
+			t.Errorf("%s: rules (-want +got):\n%s", name, diff)
+		}
+		binding := findObject[*rbacv1.ClusterRoleBinding](t, objects, "pullgate-policyd")
+		subjects := []rbacv1.Subject{{Kind: "ServiceAccount", Name: pod.ServiceAccountName, Namespace: "pullgate"}}
+		if diff := cmp.Diff(subjects, binding.Subjects); diff != "" || binding.RoleRef.Name != "pullgate-policyd" || binding.RoleRef.Kind != "ClusterRole" {
+			t.Errorf("%s: %+v (-want +got):\n%s", name, binding.RoleRef, diff)
+		}
+	}
+}
+
+// The configuration is valid, and names only what is mounted.
+func TestManifestConfiguration(t *testing.T) {
+	o := withManifestPolicies(t, "testdata/policies")
+	o.TrustedRoot = mustManifest[[]byte](t)(os.ReadFile("testdata/trusted_root.json"))
+	o.Templates = []config.PodTemplate{{Group: "a.example.org", Resource: "jobs", Path: "spec.template"}}
+	objects, _ := decodeManifests(t, manifestText(t, o))
+	pod := findObject[*appsv1.Deployment](t, objects, "pullgate-policyd").Spec.Template.Spec
+	container := pod.Containers[0]
+	c, err := config.ParsePolicyd([]byte(findObject[*corev1.ConfigMap](t, objects, "pullgate-policyd").Data["policyd.yaml"]))
+	want := config.DefaultPolicyd()
+	want.Policies, want.PodTemplates, want.Metrics.Listen = "/etc/pullgate/policies", o.Templates, ":9472"
+	want.TrustedRoot = "/etc/pullgate/trusted-root/trusted_root.json"
+	want.HTTPS = config.HTTPS{Listen: ":9443", CertFile: "/etc/pullgate/tls/tls.crt", KeyFile: "/etc/pullgate/tls/tls.key"}
+	if diff := cmp.Diff(want, c); err != nil || diff != "" {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+	mounted := map[string]string{}
+	for _, m := range container.VolumeMounts {
+		mounted[m.MountPath] = m.Name
+		if !m.ReadOnly {
+			t.Errorf("%s is writable", m.MountPath)
+		}
+	}
+	if container.Args[0] != "--config=/etc/pullgate/config/policyd.yaml" || mounted["/etc/pullgate/config"] == "" {
+		t.Errorf("arguments %q, mounts %v", container.Args, mounted)
+	}
+	for _, path := range []string{c.Policies, filepath.Dir(c.HTTPS.CertFile), filepath.Dir(c.HTTPS.KeyFile), filepath.Dir(c.TrustedRoot)} {
+		if mounted[path] == "" {
+			t.Errorf("%s is not mounted", path)
+		}
+	}
+	for _, p := range container.Ports {
+		if listen := fmt.Sprintf(":%d", p.ContainerPort); listen != c.HTTPS.Listen && listen != c.Metrics.Listen {
+			t.Errorf("port %s is not in the configuration", p.Name)
+		}
+	}
+	files := findObject[*corev1.ConfigMap](t, objects, "pullgate-policies").Data
+	content := mustManifest[[]byte](t)(os.ReadFile("testdata/policies/no-host-network.yaml"))
+	if len(files) != 1 || files["no-host-network.yaml"] != string(content) {
+		t.Errorf("policy files %q; want that of the folder, byte for byte", files)
+	}
+	if got := findObject[*corev1.ConfigMap](t, objects, "pullgate-trusted-root").Data["trusted_root.json"]; got != string(o.TrustedRoot) {
+		t.Errorf("trusted root %q; want that of the file, byte for byte", got)
+	}
+}
+
+// A change of the configuration, and nothing else, starts new pods.
+func TestConfigurationChangesThePods(t *testing.T) {
+	annotation := func(change func(*webhook.ManifestOptions)) string {
+		o := manifestOptions(t)
+		change(&o)
+		objects, _ := decodeManifests(t, manifestText(t, o))
+		return findObject[*appsv1.Deployment](t, objects, "pullgate-policyd").Spec.Template.Annotations["pullgate.dev/configuration"]
+	}
+	same := annotation(func(*webhook.ManifestOptions) {})
+	if got := annotation(func(o *webhook.ManifestOptions) { o.Timeout = time.Second }); got != same || got == "" {
+		t.Errorf("annotation %q; want %q", got, same)
+	}
+	if got := annotation(func(o *webhook.ManifestOptions) {
+		o.Templates = []config.PodTemplate{{Group: "a.b", Resource: "c", Path: "d"}}
+	}); got == same {
+		t.Error("another configuration has the same annotation")
+	}
+}
+
+// kube-apiserver 1.36 reads only configurations with these properties from its disk.
+func TestManifestsOnDisk(t *testing.T) {
+	for given, want := range map[string]string{
+		"https://policyd.example.com": "https://policyd.example.com/admission/validate", "https://[::1]:9443/": "https://[::1]:9443/admission/validate",
+		"https://a/admission/validate": "https://a/admission/validate",
+	} {
+		o := manifestOptions(t)
+		o.URL, o.CA = given, nil
+		objects, _ := decodeManifests(t, manifestText(t, o))
+		if len(objects) != 1 {
+			t.Fatalf("%d documents; want one", len(objects))
+		}
+		w := findObject[*admissionregistrationv1.ValidatingWebhookConfiguration](t, objects, "pullgate-policyd.static.k8s.io").Webhooks[0]
+		if c := w.ClientConfig; c.Service != nil || c.URL == nil || *c.URL != want || c.CABundle != nil {
+			t.Errorf("client configuration %+v; want the URL %s alone", c, want)
+		}
+		if got := w.NamespaceSelector.MatchExpressions[0].Values; !slices.Equal(got, []string{"kube-system"}) {
+			t.Errorf("excluded %q; want kube-system", got)
+		}
+	}
+}
+
+func TestManifestErrors(t *testing.T) {
+	key := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: []byte("secret")})
+	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("no certificate")})
+	for want, change := range map[string]func(*webhook.ManifestOptions){
+		`--namespace: Invalid value: "A"`:                                                   func(o *webhook.ManifestOptions) { o.Namespace = "A" },
+		`--image: Invalid value: "": must be the name of an image`:                          func(o *webhook.ManifestOptions) { o.Image = "" },
+		`--image: Invalid value: "a b"`:                                                     func(o *webhook.ManifestOptions) { o.Image = "a b" },
+		`--ca-file: Required value: kube-apiserver trusts no certificate of a Service`:      func(o *webhook.ManifestOptions) { o.CA = nil },
+		`--ca-file: Invalid value: "0 bytes": no certificate in PEM`:                        func(o *webhook.ManifestOptions) { o.CA = []byte{} },
+		`--ca-file: Invalid value: "3 bytes": no certificate in PEM; one in DER`:            func(o *webhook.ManifestOptions) { o.CA = []byte("DER") },
+		`--ca-file: Forbidden: a block PRIVATE KEY`:                                         func(o *webhook.ManifestOptions) { o.CA = slices.Concat(o.CA, key) },
+		`--ca-file: Forbidden: certificate 2: x509: malformed certificate`:                  func(o *webhook.ManifestOptions) { o.CA = slices.Concat(o.CA, certificate) },
+		`--ca-file: Invalid value: "more than 1048576 bytes"`:                               func(o *webhook.ManifestOptions) { o.CA = make([]byte, webhook.MaxCA+1) },
+		`--trusted-root: Invalid value: "2 bytes"`:                                          func(o *webhook.ManifestOptions) { o.TrustedRoot = []byte("{}") },
+		`--trusted-root: Invalid value: "1047553 bytes": a ConfigMap`:                       func(o *webhook.ManifestOptions) { o.TrustedRoot = make([]byte, webhook.MaxTrustedRoot+1) },
+		`--exclude-namespaces: Invalid value: "a.b"`:                                        func(o *webhook.ManifestOptions) { o.Exclude = []string{"a.b"} },
+		`--failure-policy: Unsupported value: "ignore": supported values: "Ignore", "Fail"`: func(o *webhook.ManifestOptions) { o.FailurePolicy = "ignore" },
+		`--timeout: Invalid value: "31s": must be whole seconds from 1s to 30s`:             func(o *webhook.ManifestOptions) { o.Timeout = 31 * time.Second },
+		`--timeout: Invalid value: "1.5s"`:                                                  func(o *webhook.ManifestOptions) { o.Timeout = 1500 * time.Millisecond },
+		`--timeout: Invalid value: "0s"`:                                                    func(o *webhook.ManifestOptions) { o.Timeout = 0 },
+		`--url: Invalid value: "http://a": must be an https URL`:                            func(o *webhook.ManifestOptions) { o.URL = "http://a" },
+		`--url: Invalid value: "https://a/b"`:                                               func(o *webhook.ManifestOptions) { o.URL = "https://a/b" },
+		`--url: Invalid value: "https://a?b"`:                                               func(o *webhook.ManifestOptions) { o.URL = "https://a?b" },
+		`--url: Forbidden: must be an https URL`:                                            func(o *webhook.ManifestOptions) { o.URL = "https://a:secret@b" },
+		`podTemplates[0].resource: Invalid value: "jobs": the pod templates of this resource`: func(o *webhook.ManifestOptions) {
+			o.Templates = []config.PodTemplate{{Group: "batch", Resource: "jobs", Path: "spec.template"}}
+		},
+	} {
+		o := manifestOptions(t)
+		change(&o)
+		var b bytes.Buffer
+		err := webhook.WriteManifests(&b, o)
+		if err == nil || !strings.Contains(err.Error(), want) || b.Len() > 0 || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%v, %d bytes; want %s and nothing", err, b.Len(), want)
+		}
+	}
+}
+
+func TestPoliciesMustFitIntoAConfigMap(t *testing.T) {
+	dir := t.TempDir()
+	policy := string(mustManifest[[]byte](t)(os.ReadFile("testdata/policies/no-host-network.yaml")))
+	write := func(name, content string) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("a.yaml", policy+strings.Repeat("#", 600<<10))
+	write("b.yaml", strings.Replace(policy, "no-host", "no-b", 1)+strings.Repeat("#", 600<<10))
+	write("README", "not a policy")
+	var b bytes.Buffer
+	if err := webhook.WriteManifests(&b, withManifestPolicies(t, dir)); err == nil || !strings.Contains(err.Error(), "--policies: Invalid value") || !strings.Contains(err.Error(), "at most 1 MiB") {
+		t.Errorf("1.2 MiB: %v", err)
+	}
+	write("b.yaml", "kind: x")
+	if _, err := webhook.ReadManifestPolicies(dir, policyfiles.Kinds()); err == nil || !strings.Contains(err.Error(), dir+"/b.yaml: kind: Unsupported value") {
+		t.Errorf("an invalid file: %v", err)
+	}
+	write("b.yaml", "# empty")
+	if err := os.Rename(dir+"/a.yaml", dir+"/a b.yaml"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(dir + "/b.yaml"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := webhook.ReadManifestPolicies(dir, policyfiles.Kinds()); err == nil || !strings.Contains(err.Error(), "a b.yaml: not a key of a ConfigMap") {
+		t.Errorf("a file with a space: %v", err)
+	}
+}

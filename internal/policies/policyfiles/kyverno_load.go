@@ -1,0 +1,220 @@
+package policyfiles
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+)
+
+// The header of a policy file.
+const (
+	KyvernoVersion = "kyverno.io/v1"
+	KyvernoKind    = "ClusterPolicy"
+)
+
+// autogenAnnotation with the value none says that the rules of a policy are for pods only, and not for pod templates.
+const autogenAnnotation = "pod-policies.kyverno.io/autogen-controllers"
+
+// LoadKyverno reads policy files: all of them or none. The error joins all errors of all files; each begins with the name of the file, and names the
+// path of the field, its value and what is allowed, and the line. now is for the notes about certificates that have expired.
+func LoadKyverno(files []requirement.File, now time.Time) (*requirement.Policies, error) {
+	defaults := map[requirement.Default]string{} // from the default to the file that has it
+	policies, err := loadDialect(files, func(data []byte) dialectPolicy { return parseKyverno(data, now) })
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range policies.Rules {
+		if _, ok := defaults[r.Default]; !ok {
+			defaults[r.Default] = fmt.Sprintf("%s (rule %s)", r.File, r.Name)
+		}
+	}
+	deny, isDeny := defaults[requirement.DenyUnmatched]
+	allow, isAllow := defaults[requirement.AllowUnmatched]
+	if isDeny && isAllow {
+		return nil, fmt.Errorf("%s: default: Invalid value: \"deny\": is allow in %s; all rules must have the same default", deny, allow)
+	}
+	return policies, nil
+}
+
+// A compiler makes rules of one policy.
+type kyvernoCompiler struct {
+	dialectPolicy
+	now      time.Time
+	mode     requirement.Mode
+	podsOnly bool
+	// extractors are those of the current rule.
+	extractors map[string]any
+}
+
+func parseKyverno(data []byte, now time.Time) dialectPolicy {
+	doc, p := decodeDialect[kyvernoSpec](kyvernoDecoder(), data, []string{KyvernoVersion}, KyvernoKind, "must have rules")
+	c := kyvernoCompiler{dialectPolicy: p, now: now}
+	kinds, given := doc.Metadata.Annotations[autogenAnnotation]
+	c.podsOnly = kinds == "none"
+	if given && !c.podsOnly {
+		c.Note(field.NewPath("metadata", "annotations").Key(autogenAnnotation), "no effect; only none has one, and without it rules are for all pod templates")
+	}
+	if doc.Spec != nil {
+		c.spec(field.NewPath("spec"), doc.Spec)
+	}
+	return c.dialectPolicy
+}
+
+func (c *kyvernoCompiler) spec(at *field.Path, s *kyvernoSpec) {
+	if s.ValidationFailureAction == nil && slices.ContainsFunc(s.Rules, lacksAction) {
+		c.Note(at.Child("validationFailureAction"), "absent: the policy is enforced here and audited by Kyverno; set it to Enforce or Audit")
+	}
+	c.mode = c.action(at.Child("validationFailureAction"), s.ValidationFailureAction, requirement.Enforce)
+	c.spare(at, s)
+	if len(s.Rules) == 0 {
+		c.Required(at.Child("rules"), "must have at least one rule with verifyImages")
+	}
+	names := map[string]int{}
+	for i := range s.Rules {
+		at, r := at.Child("rules").Index(i), &s.Rules[i]
+		if first, taken := names[r.Name]; taken && r.Name != "" {
+			c.Errs = append(c.Errs, fmt.Errorf("%s: Duplicate value: %q: also the name of rules[%d]; each rule needs its own name", at.Child("name"), r.Name, first))
+		}
+		names[r.Name] = i
+		c.rule(at, r)
+	}
+}
+
+// spare checks the fields of a spec that have no effect at nodes. webhookConfiguration has newer names of two of them, which come first.
+func (c *kyvernoCompiler) spare(at *field.Path, s *kyvernoSpec) {
+	c.webhook(at.Child("failurePolicy"), s.FailurePolicy, at.Child("webhookTimeoutSeconds"), s.WebhookTimeoutSeconds)
+	if w := s.WebhookConfiguration; w != nil {
+		at := at.Child("webhookConfiguration")
+		c.webhook(at.Child("failurePolicy"), w.FailurePolicy, at.Child("timeoutSeconds"), w.TimeoutSeconds)
+	}
+	if s.Background != nil {
+		c.Note(at.Child("background"), "no effect; an image is verified when it is pulled")
+	}
+	if s.Admission != nil && !*s.Admission {
+		c.Invalid(at.Child("admission"), false, "must be true or absent; a policy that is not for admission has no effect")
+	}
+	c.OneOf(at.Child("applyRules"), s.ApplyRules, "All")
+}
+
+// webhook sets the fields of the webhook configuration that are given.
+func (c *kyvernoCompiler) webhook(policyAt *field.Path, policy *string, timeoutAt *field.Path, seconds *int64) {
+	const elsewhere = "no effect at nodes; pullgate-policyd manifests --policies sets it in the webhook configuration"
+	if policy != nil {
+		c.Webhook.FailurePolicy = c.OneOf(policyAt, policy, "Fail", "Ignore")
+		c.Note(policyAt, elsewhere)
+	}
+	if seconds == nil {
+		return
+	}
+	if !c.Incomplete && (*seconds < 1 || *seconds > 30) {
+		c.Invalid(timeoutAt, *seconds, "must be from 1 to 30")
+	}
+	c.Webhook.TimeoutSeconds = *seconds
+	c.Note(timeoutAt, elsewhere)
+}
+
+func lacksAction(r kyvernoRule) bool {
+	return r.ImageVerify != nil && r.ImageVerify.FailureAction == nil ||
+		slices.ContainsFunc(r.VerifyImages, func(v kyvernoVerification) bool { return v.FailureAction == nil })
+}
+
+// action returns the mode of a field.
+func (c *kyvernoCompiler) action(at *field.Path, value *string, absent requirement.Mode) requirement.Mode {
+	if value == nil {
+		return absent
+	}
+	switch c.OneOf(at, value, "Enforce", "Audit", "enforce", "audit") {
+	case "Audit", "audit":
+		return requirement.Audit
+	default:
+		return requirement.Enforce
+	}
+}
+
+func (c *kyvernoCompiler) rule(at *field.Path, r *kyvernoRule) {
+	if r.Name == "" {
+		c.Required(at.Child("name"), "must be the name of the rule")
+	}
+	c.extractors = r.ImageExtractors
+	scope, forPods := c.scope(at, r)
+	if _, ok := r.ImageExtractors["Pod"]; ok {
+		c.Invalid(at.Child("imageExtractors").Key("Pod"), "Pod", "must be absent; all images of a pod are verified")
+	}
+	list := at.Child(r.Written.Name("verifyImages"))
+	switch {
+	case r.ImageVerify != nil:
+		c.verification(at.Child(r.Written.Name("imageVerify")), r.ImageVerify, requirement.Rule{Name: r.Name, Scope: scope}, forPods)
+	case len(r.VerifyImages) == 0:
+		c.Required(list, "must have at least one entry; only rules with verifyImages are supported")
+	}
+	for i := range r.VerifyImages {
+		name := r.Name
+		if len(r.VerifyImages) > 1 {
+			name = fmt.Sprintf("%s[%d]", name, i)
+		}
+		c.verification(list.Index(i), &r.VerifyImages[i], requirement.Rule{Name: name, Scope: scope}, forPods)
+	}
+}
+
+// kyvernoVerification adds the rule of an entry of verifyImages.
+func (c *kyvernoCompiler) verification(at *field.Path, v *kyvernoVerification, out requirement.Rule, forPods bool) {
+	out.Kind, out.PodsOnly = KyvernoKind, c.podsOnly
+	out.Mode = c.action(at.Child("failureAction"), v.FailureAction, c.mode)
+	images := at.Child(v.Written.Name("imageReferences"))
+	if len(v.ImageReferences) == 0 {
+		c.Required(images, "must have at least one pattern; an entry of a list is a rule of its own")
+	}
+	out.Images = c.Patterns(images, v.ImageReferences, requirement.KyvernoSyntax)
+	if v.Default != nil {
+		out.Default = requirement.AllowUnmatched
+		if c.OneOf(at.Child("default"), v.Default, "allow", "deny") == "deny" {
+			out.Default = requirement.DenyUnmatched
+		}
+	}
+	out.RequireDigest = isTrue(v.VerifyDigest)
+	if isTrue(v.MutateDigest) {
+		c.Note(at.Child(v.Written.Name("mutateDigest")), "no effect until there is a mutating webhook; images keep their tags")
+	}
+	if v.ImagePaths != nil && forPods {
+		c.Invalid(at.Child("imagePaths"), "imagePaths", "must be absent from a rule for Pod; write another rule for the custom resource")
+	}
+	c.kindOfSignatures(at, v)
+	if v.Required != nil && !*v.Required {
+		c.Invalid(at.Child("required"), false, "must be true or absent; validationFailureAction: Audit reports images without denying them")
+	}
+	var repository string
+	if v.Repository != nil {
+		repository = c.Repository(at.Child("repository"), *v.Repository)
+	}
+	if len(v.Attestors) > 0 {
+		out.Requirement = c.attestors(at.Child("attestors"), v.Attestors, repository)
+	}
+	hasEffect := out.Requirement != nil || out.RequireDigest || out.Default != requirement.NoDefault
+	switch {
+	case hasEffect && forPods:
+		c.Rules = append(c.Rules, out)
+	case !hasEffect && !isTrue(v.MutateDigest):
+		c.Required(at.Child("attestors"), "must have at least one entry; the rule requires neither a signature nor a digest")
+	}
+}
+
+// kindOfSignatures checks the fields about the form of signatures, all of which are read.
+func (c *kyvernoCompiler) kindOfSignatures(at *field.Path, v *kyvernoVerification) {
+	if v.Type != nil && *v.Type == "Notary" {
+		c.Invalid(at.Child("type"), *v.Type, "notation is not supported; sign with cosign, and write Cosign or SigstoreBundle")
+	} else {
+		c.OneOf(at.Child("type"), v.Type, "Cosign", "SigstoreBundle")
+	}
+	if v.CosignOCI11 != nil {
+		c.Note(at.Child("cosignOCI11"), "no effect; signatures are looked up through the referrers API, its fallback tag and the .sig tag")
+	}
+	if v.UseCache != nil {
+		c.Note(at.Child("useCache"), "no effect; a verified image is recorded")
+	}
+}
+
+func isTrue(b *bool) bool { return b != nil && *b }

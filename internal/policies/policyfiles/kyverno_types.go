@@ -1,0 +1,212 @@
+package policyfiles
+
+import (
+	"reflect"
+
+	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
+)
+
+// kyvernoDocument is a policy as it is written.
+type kyvernoDocument = dialectDocument[kyvernoSpec]
+
+type kyvernoSpec struct {
+	ValidationFailureAction *string               `json:"validationFailureAction"`
+	Background              *bool                 `json:"background"`
+	WebhookTimeoutSeconds   *int64                `json:"webhookTimeoutSeconds"`
+	FailurePolicy           *string               `json:"failurePolicy"`
+	WebhookConfiguration    *webhookConfiguration `json:"webhookConfiguration"`
+	Admission               *bool                 `json:"admission"`
+	ApplyRules              *string               `json:"applyRules"`
+	EmitWarning             *bool                 `json:"emitWarning"`
+	Rules                   []kyvernoRule         `json:"rules"`
+}
+
+type webhookConfiguration struct {
+	FailurePolicy  *string `json:"failurePolicy"`
+	TimeoutSeconds *int64  `json:"timeoutSeconds"`
+}
+
+type kyvernoRule struct {
+	strictyaml.Written
+	Name                   string                `json:"name"`
+	Match                  *kyvernoMatch         `json:"match"`
+	Exclude                *kyvernoMatch         `json:"exclude"`
+	SkipBackgroundRequests *bool                 `json:"skipBackgroundRequests"`
+	VerifyImages           []kyvernoVerification `json:"verifyImages"`
+	// ImageVerify is verifyImages as a mapping.
+	ImageVerify *kyvernoVerification `json:"imageVerify"`
+	// ImageExtractors say where the images of custom resources are, by kind.
+	ImageExtractors map[string]any `json:"imageExtractors"`
+}
+
+type kyvernoMatch struct {
+	Resources *kyvernoResources `json:"resources"`
+	Any       *[]kyvernoFilter  `json:"any"`
+	All       *[]kyvernoFilter  `json:"all"`
+}
+
+type kyvernoFilter struct {
+	Resources *kyvernoResources `json:"resources"`
+}
+
+type kyvernoResources struct {
+	Kinds      *[]string `json:"kinds"`
+	Namespaces *[]string `json:"namespaces"`
+}
+
+type kyvernoVerification struct {
+	strictyaml.Written
+	Type            *string            `json:"type"`
+	ImageReferences []string           `json:"imageReferences"`
+	Default         *string            `json:"default"`
+	FailureAction   *string            `json:"failureAction"`
+	VerifyDigest    *bool              `json:"verifyDigest"`
+	MutateDigest    *bool              `json:"mutateDigest"`
+	Required        *bool              `json:"required"`
+	UseCache        *bool              `json:"useCache"`
+	CosignOCI11     *bool              `json:"cosignOCI11"`
+	Repository      *string            `json:"repository"`
+	Attestors       []kyvernoAttestors `json:"attestors"`
+	// ImagePaths say where the images of a custom resource are.
+	ImagePaths any `json:"imagePaths"`
+}
+
+type kyvernoAttestors struct {
+	Count   *int64         `json:"count"`
+	Entries []kyvernoEntry `json:"entries"`
+}
+
+type kyvernoEntry struct {
+	strictyaml.Written
+	Keys       *kyvernoKey       `json:"keys"`
+	Keyless    *kyvernoKeyless   `json:"keyless"`
+	Attestor   *kyvernoAttestors `json:"attestor"`
+	Repository *string           `json:"repository"`
+}
+
+type kyvernoKey struct {
+	strictyaml.Written
+	PublicKeys         *string       `json:"publicKeys"`
+	SignatureAlgorithm *string       `json:"signatureAlgorithm"`
+	Rekor              *kyvernoRekor `json:"rekor"`
+	CTLog              *kyvernoCTLog `json:"ctlog"`
+}
+
+type kyvernoKeyless struct {
+	Issuer               *string           `json:"issuer"`
+	IssuerRegExp         *string           `json:"issuerRegExp"`
+	Subject              *string           `json:"subject"`
+	SubjectRegExp        *string           `json:"subjectRegExp"`
+	Roots                *string           `json:"roots"`
+	AdditionalExtensions map[string]string `json:"additionalExtensions"`
+	Rekor                *kyvernoRekor     `json:"rekor"`
+	CTLog                *kyvernoCTLog     `json:"ctlog"`
+}
+
+type kyvernoRekor struct {
+	URL        *string `json:"url"`
+	PubKey     *string `json:"pubkey"`
+	IgnoreTlog *bool   `json:"ignoreTlog"`
+}
+
+type kyvernoCTLog struct {
+	IgnoreSCT    *bool   `json:"ignoreSCT"`
+	PubKey       *string `json:"pubkey"`
+	TSACertChain *string `json:"tsaCertChain"`
+}
+
+// What to do instead of what is not supported.
+const (
+	notYet      = "not supported yet; remove it"
+	onlyCluster = "rules about users and API requests are not supported, because a node does not see them; use kinds and namespaces"
+)
+
+func kyvernoDecoder() *strictyaml.Decoder {
+	return &strictyaml.Decoder{RefuseNull: true, Rewrites: map[reflect.Type]func(*strictyaml.Mapping){
+		reflect.TypeFor[kyvernoDocument](): ignoreServerFields,
+		reflect.TypeFor[kyvernoSpec](): refuseFields(map[string]string{
+			"validationFailureActionOverrides": "not supported; write one policy for each action, with namespaces in match",
+		}),
+		reflect.TypeFor[kyvernoRule]():         rewriteRule,
+		reflect.TypeFor[kyvernoMatch]():        refuseUsers,
+		reflect.TypeFor[kyvernoFilter]():       refuseUsers,
+		reflect.TypeFor[kyvernoResources]():    refuseSelectors,
+		reflect.TypeFor[kyvernoVerification](): rewriteVerification,
+		reflect.TypeFor[kyvernoAttestors](): refuseFields(map[string]string{
+			"match": "belongs to the rule, beside verifyImages; remove it here",
+		}),
+		reflect.TypeFor[kyvernoEntry](): rewriteEntry,
+		reflect.TypeFor[kyvernoKey]():   rewriteStaticKey,
+	}}
+}
+
+func rewriteRule(m *strictyaml.Mapping) {
+	refuseFields(map[string]string{
+		"mutate": notYet, "validate": notYet, "generate": notYet, "preconditions": notYet, "celPreconditions": notYet, "context": notYet,
+		"imagePaths": "belongs to verifyImages; move it there",
+	})(m)
+	_, isList := m.Fields["imageVerify"].([]any)
+	_, isMapping := m.Fields["verifyImages"].(map[any]any)
+	_, both := m.Fields["imageVerify"]
+	switch {
+	case isList || both && m.Fields["verifyImages"] != nil:
+		m.Rename("imageVerify", "verifyImages")
+	case isMapping:
+		m.Rename("verifyImages", "imageVerify")
+	}
+}
+
+func refuseUsers(m *strictyaml.Mapping) {
+	refuseFields(map[string]string{"subjects": onlyCluster, "roles": onlyCluster, "clusterRoles": onlyCluster})(m)
+}
+
+func refuseSelectors(m *strictyaml.Mapping) {
+	const useNamespaces = "not supported; use kinds and namespaces"
+	refuseFields(map[string]string{
+		"name": useNamespaces, "names": useNamespaces, "annotations": useNamespaces, "selector": useNamespaces,
+		"namespaceSelector": "not supported; write the names in namespaces", "operations": onlyCluster,
+	})(m)
+}
+
+func rewriteVerification(m *strictyaml.Mapping) {
+	const useAttestors = "not supported; write an entry of attestors"
+	m.Rename("images", "imageReferences")
+	m.Rename("digestVerify", "verifyDigest")
+	m.Rename("digestMutate", "mutateDigest")
+	refuseFields(map[string]string{
+		"mutate": notYet, "validate": notYet, "attestations": notYet, "attestions": notYet,
+		"skipImageReferences":      "not supported; write imageReferences that do not match these images",
+		"imageRegistryCredentials": "not supported; pullgate-policyd uses the credentials that the field credentials of its configuration selects",
+		"annotations":              "annotations of signatures are not supported; remove it",
+		"image":                    "not supported; write imageReferences",
+		"key":                      useAttestors, "roots": useAttestors, "subject": useAttestors, "issuer": useAttestors, "additionalExtensions": useAttestors,
+	})(m)
+}
+
+func rewriteEntry(m *strictyaml.Mapping) {
+	m.Rename("staticKey", "keys")
+	m.Rename("attestors", "attestor")
+	refuseFields(map[string]string{
+		"certificates": "certificates are not supported; write the public key of the certificate in keys.publicKeys",
+		"annotations":  "annotations of signatures are not supported; remove it",
+	})(m)
+	inside := map[string]string{}
+	for _, name := range []string{"subject", "subjectRegExp", "issuer", "issuerRegExp", "roots", "additionalExtensions", "rekor", "ctlog"} {
+		inside[name] = "belongs below keyless; indent it"
+	}
+	if v, ok := m.Fields["keyless"]; ok && v == nil {
+		before := len(m.Fields)
+		refuseFields(inside)(m)
+		if len(m.Fields) < before {
+			delete(m.Fields, "keyless") // its error would be that it has no value
+		}
+	}
+}
+
+func rewriteStaticKey(m *strictyaml.Mapping) {
+	m.Rename("key", "publicKeys")
+	refuseFields(map[string]string{
+		"kms":    "KMS is not supported, because only the registry is asked; write the public key in publicKeys, as cosign public-key --key prints it",
+		"secret": "references to Secrets are not supported; write the public key in publicKeys",
+	})(m)
+}

@@ -1,0 +1,196 @@
+package policyfiles
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/podfile"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
+	"github.com/pullgate/pullgate/pkg/imageref"
+)
+
+// Settings say which policies are tested, and who judges.
+type TestSettings struct {
+	// Folder has the policy files. Their owners and modes are not checked.
+	Folder string
+	// NamespaceLabels is a file with the labels of namespaces; "" means that they are not known.
+	NamespaceLabels string
+	// AtAdmission judges as an admission webhook does, by the whole Pod. Otherwise a node judges.
+	AtAdmission bool
+	// Node says how the node sees pods.
+	Node podfile.Node
+	// RefuseUnjudged makes a restriction that the node cannot judge deny.
+	RefuseUnjudged bool
+}
+
+// Tester are policies that pods are compared with.
+type Tester struct {
+	// Ignored are the names of entries of the folder that are not policy files.
+	Ignored []string
+
+	set     *Set
+	options restriction.Options
+	node    podfile.Node
+}
+
+// NewTester reads policies. The error joins all errors of all files; a folder without a policy is one.
+func NewTester(s TestSettings) (*Tester, error) {
+	set, err := Read(Paths{Folder: s.Folder, NamespaceLabels: s.NamespaceLabels, AnyOwner: true}, Kinds())
+	if err != nil {
+		return nil, err
+	}
+	if set.Empty() {
+		return nil, fmt.Errorf("%s: no policy file", s.Folder)
+	}
+	p := &Tester{Ignored: set.Ignored, set: set, options: restriction.Options{From: restriction.Node, Refuse: s.RefuseUnjudged}, node: s.Node}
+	switch {
+	case s.AtAdmission:
+		p.options.From = restriction.Admission
+	case s.Node.PodSource:
+		p.options.From = restriction.NodeWithPodSource
+	}
+	return p, nil
+}
+
+// A TestPod is a pod with the name of its file.
+type TestPod struct {
+	podfile.Pod
+	File string
+}
+
+// A TestResult says which pods are admitted. Its JSON form is for scripts.
+type TestResult struct {
+	Pods []TestedPod `json:"pods"`
+	// UnjudgedField are the restrictions that the node cannot judge.
+	Unjudged []UnjudgedField `json:"unjudged"`
+	// NotAsked are the image review backends. They can deny a pod that is admitted here.
+	NotAsked []string `json:"notAsked"`
+}
+
+// A TestedPod is the result for one pod.
+type TestedPod struct {
+	File      string `json:"file"`
+	Kind      string `json:"kind"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	Admitted  bool   `json:"admitted"`
+	// AcceptedBy are the Accept policies that the pod, or a container of it, matches.
+	AcceptedBy []string `json:"acceptedBy"`
+	// Violations of an admitted pod are of policies that only report.
+	Violations []TestViolation `json:"violations"`
+	// NotJudged are the rules that the signatures of an image decide, a sentence each. They can deny a pod that is admitted here.
+	NotJudged []string `json:"notJudged"`
+}
+
+// A TestViolation is one field that does not match a policy; see restriction.Violation.
+type TestViolation struct {
+	Policy    string `json:"policy"`
+	Audit     bool   `json:"audit"`
+	Path      string `json:"path"`
+	Container string `json:"container"`
+	Mount     string `json:"mount"`
+	Unknown   bool   `json:"unknown"`
+	Value     string `json:"value"`
+	Allowed   string `json:"allowed"`
+	Message   string `json:"message"`
+}
+
+// An UnjudgedField is a restriction that the node cannot judge.
+type UnjudgedField struct {
+	Policy string `json:"policy"`
+	Path   string `json:"path"`
+}
+
+// Test compares pods with the policies. Exemptions of the configuration have no effect.
+func (p *Tester) Test(pods []TestPod) *TestResult {
+	r := &TestResult{Pods: []TestedPod{}, Unjudged: []UnjudgedField{}, NotAsked: []string{}}
+	for _, pod := range pods {
+		r.Pods = append(r.Pods, p.test(pod))
+	}
+	for _, f := range Unjudged(p.set, p.options.From) {
+		r.Unjudged = append(r.Unjudged, UnjudgedField(f))
+	}
+	for _, b := range BackendsOf(p.set).All() {
+		r.NotAsked = append(r.NotAsked, b.Name)
+	}
+	return r
+}
+
+// test judges a pod as a whole at admission, and at a node once for its sandbox and once for each container.
+func (p *Tester) test(pod TestPod) TestedPod {
+	t := TestedPod{
+		File: pod.File, Kind: pod.Kind, Namespace: pod.Namespace, Name: pod.Name, Admitted: true,
+		AcceptedBy: []string{}, Violations: []TestViolation{}, NotJudged: []string{},
+	}
+	for _, i := range pod.Images() {
+		t.addImage(i, Requirements(p.set).For(pod.Namespace, imageref.New(i.Name)))
+	}
+	if p.options.From == restriction.Admission {
+		view, containers := pod.AtAdmission()
+		t.add(p.judge(view, containers, nil))
+		return t
+	}
+	for _, s := range pod.AtNode(p.node) {
+		var containers []admission.Container
+		if s.Container != nil {
+			containers = append(containers, *s.Container)
+		}
+		t.add(p.judge(s.Pod, containers, s.Others))
+	}
+	return t
+}
+
+func (p *Tester) judge(pod admission.Pod, containers, others []admission.Container) restriction.Decision {
+	if labels, ok := p.set.NamespaceLabels[pod.Namespace]; ok {
+		pod.NamespaceLabels = admission.Set(labels)
+	}
+	options := p.options
+	options.Others = others
+	return Restrictions(p.set).Judge(&pod, containers, options)
+}
+
+// addImage adds what rules about signatures say about an image without its signatures.
+func (t *TestedPod) addImage(i podfile.Image, rules requirement.ImageRules) {
+	judged := rules.Judge(imageref.New(i.Name))
+	for _, f := range judged.Findings {
+		if f.Answer == admission.Admit {
+			continue
+		}
+		t.Admitted = t.Admitted && f.Audit
+		t.Violations = append(t.Violations, TestViolation{
+			Policy: f.Policy, Audit: f.Audit, Path: f.Rule, Container: i.Container, Unknown: f.Reason == admission.FieldUnknown, Value: i.Name, Message: f.Message,
+		})
+	}
+	for _, r := range judged.Signed {
+		text := fmt.Sprintf("%s needs the signatures of image %q", r, i.Name)
+		if !slices.Contains(t.NotJudged, text) {
+			t.NotJudged = append(t.NotJudged, text)
+		}
+	}
+}
+
+// add adds a decision about the pod or about a part of it. A violation by the pod is in the decision about each of its containers.
+func (t *TestedPod) add(d restriction.Decision) {
+	t.Admitted = t.Admitted && d.Admitted
+	if d.AcceptedBy != "" && !slices.Contains(t.AcceptedBy, d.AcceptedBy) {
+		t.AcceptedBy = append(t.AcceptedBy, d.AcceptedBy)
+	}
+	for _, f := range d.Violations {
+		v := TestViolation{f.Policy, f.Audit, f.Path, f.Container, f.Mount, f.Unknown, f.Value, f.Allowed, f.String()}
+		if !slices.Contains(t.Violations, v) {
+			t.Violations = append(t.Violations, v)
+		}
+	}
+}
+
+// Denied returns the number of pods that are denied.
+func (r *TestResult) Denied() (n int) {
+	for _, p := range r.Pods {
+		if !p.Admitted {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,135 @@
+package policyfiles_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/pullgate/pullgate/internal/policies/podfile"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
+)
+
+// folder returns a folder of policies with these bindings and specs, and the names a, b and so on.
+func policyFolder(t *testing.T, policies ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for i, p := range policies {
+		name := string(rune('a' + i))
+		text := "apiVersion: " + restriction.APIVersion + "\nkind: " + restriction.Kind + "\nmetadata: {name: " + name + "}\n" + p
+		must(t, os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600))
+	}
+	return dir
+}
+
+func pods(t *testing.T, text string) (all []policyfiles.TestPod) {
+	t.Helper()
+	found, err := podfile.Read([]byte(text), podfile.Workload{Group: "apps", Resource: "deployments", Path: "spec.template"})
+	must(t, err)
+	for _, p := range found {
+		all = append(all, policyfiles.TestPod{Pod: p, File: "pods.yaml"})
+	}
+	return all
+}
+
+const twoContainers = `{apiVersion: v1, kind: Pod, metadata: {name: web, namespace: team}, spec: {hostNetwork: true, dnsPolicy: Default,
+	containers: [{name: one, image: "a.test/x:1"}, {name: two, image: "b.test/x:1"}]}}`
+
+func TestWhoJudges(t *testing.T) {
+	dir := policyFolder(t,
+		"binding: {mode: Accept}\nspec: {spec: {containers: [{image: [{registry: {whitelist: [a.test]}}]}]}}\n",
+		"binding: {mode: Accept}\nspec: {spec: {containers: [{image: [{registry: {whitelist: [b.test]}}]}]}}\n",
+		"spec: {spec: {dnsPolicy: {whitelist: [None]}}}\n")
+	for name, tc := range map[string]struct {
+		settings   policyfiles.TestSettings
+		admitted   bool
+		acceptedBy string
+		violations int
+		unjudged   int
+	}{
+		// The sandbox has no image, so policies for images match it; each container has an Accept policy of its own. With the pod source it must match
+		// the other container too.
+		"node":             {policyfiles.TestSettings{}, true, "a b", 0, 1},
+		"node, refuse":     {policyfiles.TestSettings{RefuseUnjudged: true}, true, "a b", 0, 1},
+		"with pod source":  {policyfiles.TestSettings{Node: podfile.Node{PodSource: true}}, false, "a", 1, 0},
+		"admission, whole": {policyfiles.TestSettings{AtAdmission: true}, false, "", 1, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tc.settings.Folder = dir
+			p, err := policyfiles.NewTester(tc.settings)
+			must(t, err)
+			r := p.Test(pods(t, twoContainers))
+			got := r.Pods[0]
+			if got.Admitted != tc.admitted || strings.Join(got.AcceptedBy, " ") != tc.acceptedBy || len(got.Violations) != tc.violations || len(r.Unjudged) != tc.unjudged {
+				t.Errorf("Test = %+v; want %+v", r, tc)
+			}
+			if denied := r.Denied() == 1; denied == tc.admitted {
+				t.Errorf("%d pods denied", r.Denied())
+			}
+		})
+	}
+}
+
+// What the pod violates is reported once, not for the sandbox and for each container.
+func TestViolationsAreReportedOnce(t *testing.T) {
+	p, err := policyfiles.NewTester(policyfiles.TestSettings{Folder: policyFolder(t, "spec: {spec: {securityContext: {hostNetwork: {require: false}}}}\n")})
+	must(t, err)
+	if r := p.Test(pods(t, twoContainers)); len(r.Pods[0].Violations) != 1 || r.Pods[0].Violations[0].Policy != "a" {
+		t.Errorf("violations %+v; want one", r.Pods[0].Violations)
+	}
+}
+
+func TestNamespaceLabels(t *testing.T) {
+	dir := policyFolder(t, "binding: {namespaceSelector: {matchLabels: {tier: dev}}}\nspec: {spec: {securityContext: {hostNetwork: {require: false}}}}\n")
+	for labels, denied := range map[string]int{"": 1, "team: {tier: dev}": 1, "team: {tier: prod}": 0, "other: {}": 1} {
+		s := policyfiles.TestSettings{Folder: dir}
+		if labels != "" {
+			s.NamespaceLabels = filepath.Join(t.TempDir(), "labels")
+			must(t, os.WriteFile(s.NamespaceLabels, []byte(labels), 0o600))
+		}
+		p, err := policyfiles.NewTester(s)
+		must(t, err)
+		r := p.Test(pods(t, twoContainers))
+		if unjudged := len(r.Unjudged) == 1; r.Denied() != denied || unjudged != (labels == "") {
+			t.Errorf("labels %q: %+v; want %d denied", labels, r, denied)
+		}
+	}
+}
+
+// Rules about images that need no signature are judged; those that signatures decide are listed.
+func TestRulesAboutSignatures(t *testing.T) {
+	dir := t.TempDir()
+	for name, spec := range map[string]string{
+		"signed":    `{images: [{glob: "signed.test/**"}], authorities: [{keyless: {identities: [{issuer: i, subject: s}]}}]}`,
+		"forbidden": `{images: [{glob: "forbidden.test/**"}], authorities: [{static: {action: fail}}]}`,
+		"reported":  `{mode: warn, images: [{glob: "reported.test/**"}], authorities: [{static: {action: fail}}]}`,
+	} {
+		text := "apiVersion: policy.sigstore.dev/v1beta1\nkind: ClusterImagePolicy\nmetadata: {name: " + name + "}\nspec: " + spec + "\n"
+		must(t, os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600))
+	}
+	for image, want := range map[string]struct {
+		denied, violations, notJudged int
+	}{
+		"signed.test/x:1":    {0, 0, 1},
+		"forbidden.test/x:1": {1, 1, 0},
+		"reported.test/x:1":  {0, 1, 0},
+		"other.test/x:1":     {0, 0, 0},
+	} {
+		for _, atAdmission := range []bool{true, false} {
+			p, err := policyfiles.NewTester(policyfiles.TestSettings{Folder: dir, AtAdmission: atAdmission})
+			must(t, err)
+			r := p.Test(pods(t, `{apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: team}, spec: {template: {spec: {containers: [{name: one, image: "`+image+`"}]}}}}`))
+			if got := r.Pods[0]; r.Denied() != want.denied || len(got.Violations) != want.violations || len(got.NotJudged) != want.notJudged || got.Kind != "Deployment" {
+				t.Errorf("%s, at admission %v: %+v; want %+v", image, atAdmission, got, want)
+			}
+		}
+	}
+}
+
+func TestReadRefusesAFolderWithoutPolicies(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := policyfiles.NewTester(policyfiles.TestSettings{Folder: dir}); err == nil || err.Error() != dir+": no policy file" {
+		t.Errorf("Read = %v; want that there is no policy", err)
+	}
+}
