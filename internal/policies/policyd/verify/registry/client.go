@@ -91,29 +91,26 @@ func (c *Client) Repository(repository string, credential admission.Login) *Repo
 
 // hosts returns the hosts of a registry as the files say now.
 func (c *Client) hosts(domain string) ([]*host, error) {
-	config, err := loadHosts(c.options.HostsDir, domain)
+	fresh, err := loadHosts(c.options.HostsDir, domain, c.options.RootCAs)
 	if err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	known := c.registries[domain]
-	if known != nil && known.sum == config.sum {
+	switch {
+	case known != nil && known.sum == fresh.sum:
 		return known.hosts, nil
-	}
-	fresh, err := c.connectable(domain, config)
-	if err != nil {
-		return nil, err
-	}
-	if known != nil {
+	case known != nil:
 		known.close()
-	} else if len(c.registries) >= maxRegistries {
+	case len(c.registries) >= maxRegistries:
 		for name, r := range c.registries { // any one
 			r.close()
 			delete(c.registries, name)
 			break
 		}
 	}
+	c.connect(domain, fresh)
 	c.registries[domain] = fresh
 	return fresh.hosts, nil
 }

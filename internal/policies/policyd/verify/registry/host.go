@@ -2,10 +2,9 @@ package registry
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -22,20 +21,28 @@ const (
 	answerTimeout = 20 * time.Second
 )
 
-// A host is a host that can be asked. It is immutable.
+// A host is a host that can be asked, as hosts.toml describes it. It is immutable once it has a transport.
 type host struct {
-	hostConfig
-	// mirror means that the host is not the one of the registry, so that it is told the name of the registry.
+	scheme, address string // "https", "registry.example:5000"
+	path            string // of the API, "/v2"
+	can             capabilities
+	header          http.Header
+	dialTimeout     time.Duration
+	named           bool        // by the operator, and not by an image alone
+	explicitTLS     bool        // has a setting for TLS, so that "http" means: https if the host speaks it
+	tls             *tls.Config // its authorities are those of hosts.toml in addition to others
+
+	// mirror means that the host is not the one of the registry, so that it needs the name of the registry.
 	mirror bool
 	// trusted means that a credential for the registry is sent to the host when it asks for one.
 	trusted   bool
 	transport *http.Transport
 }
 
-// registryHosts are the hosts of one registry.
+// registryHosts are the hosts of one registry. Sum is the hash of all files that were read.
 type registryHosts struct {
 	hosts []*host
-	sum   string
+	sum   [sha256.Size]byte
 }
 
 func (r *registryHosts) close() {
@@ -44,57 +51,19 @@ func (r *registryHosts) close() {
 	}
 }
 
-// connectable returns hosts with the transports to ask them.
-func (c *Client) connectable(registry string, config hostsConfig) (*registryHosts, error) {
-	result := &registryHosts{sum: config.sum}
-	for i, h := range config.hosts {
-		tlsConfig, err := h.tls(c.options.RootCAs)
-		if err != nil {
-			return nil, fmt.Errorf("%w: host %s of registry %s: %w", ErrUnavailable, h.address, registry, err)
-		}
+// connect makes the hosts of a registry ready to be asked.
+func (c *Client) connect(registry string, r *registryHosts) {
+	for i, h := range r.hosts {
 		own := h.address == registry || registry == "docker.io" && h.address == "registry-1.docker.io"
-		last := i == len(config.hosts)-1
-		result.hosts = append(result.hosts, &host{
-			hostConfig: h,
-			mirror:     !own,
-			trusted:    own || last || h.can&resolve != 0,
-			transport:  c.transport(h, tlsConfig),
-		})
+		h.mirror = !own
+		h.trusted = own || i == len(r.hosts)-1 || h.can&resolve != 0
+		h.transport = c.transport(h)
 	}
-	return result, nil
-}
-
-// tls returns the settings of TLS. The authorities of hosts.toml are used in addition to others.
-func (h *hostConfig) tls(roots *x509.CertPool) (*tls.Config, error) {
-	//nolint:gosec // skip_verify is what the operator has configured for the runtime
-	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, InsecureSkipVerify: h.skipVerify}
-	if len(h.authorities) > 0 {
-		if roots == nil {
-			var err error
-			if roots, err = x509.SystemCertPool(); err != nil {
-				return nil, err
-			}
-		}
-		config.RootCAs = roots.Clone()
-	}
-	for _, pem := range h.authorities {
-		if !config.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, errors.New("ca: a certificate is invalid")
-		}
-	}
-	for _, pair := range h.certificates {
-		certificate, err := tls.X509KeyPair(pair[0], pair[1])
-		if err != nil {
-			return nil, fmt.Errorf("client: %w", err)
-		}
-		config.Certificates = append(config.Certificates, certificate)
-	}
-	return config, nil
 }
 
 // transport returns the transport of a host. Answers are not decompressed: a small one could become endless, and digests are
 // those of the bytes as they are sent.
-func (c *Client) transport(h hostConfig, config *tls.Config) *http.Transport {
+func (c *Client) transport(h *host) *http.Transport {
 	local := isLoopback(h.address) && (h.named || !c.options.Untrusted)
 	return &http.Transport{
 		Proxy: http.ProxyFromEnvironment,
@@ -105,7 +74,7 @@ func (c *Client) transport(h hostConfig, config *tls.Config) *http.Transport {
 			}
 			return c.dial(ctx, d, network, address)
 		},
-		TLSClientConfig:        config,
+		TLSClientConfig:        h.tls,
 		TLSHandshakeTimeout:    min(h.dialTimeout, 10*time.Second),
 		ResponseHeaderTimeout:  answerTimeout,
 		MaxResponseHeaderBytes: maxHeader,

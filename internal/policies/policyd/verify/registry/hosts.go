@@ -2,12 +2,13 @@ package registry
 
 import (
 	"crypto/sha256"
-	"encoding/hex"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"hash"
 	"io/fs"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -39,29 +40,8 @@ const (
 	every = pull | resolve | push | referrers
 )
 
-// A hostConfig is one host as hosts.toml describes it, with the content of the files that it names.
-type hostConfig struct {
-	scheme, address string // "https", "registry.example:5000"
-	path            string // of the API, "/v2"
-	can             capabilities
-	header          http.Header
-	dialTimeout     time.Duration
-	skipVerify      bool
-	named           bool // by the operator, and not by an image alone
-	explicitTLS     bool // has a setting for TLS, so that "http" means: https if the host speaks it
-	authorities     [][]byte
-	certificates    [][2][]byte // certificate and key in PEM
-}
-
-// hostsConfig is the configuration of a registry.
-type hostsConfig struct {
-	hosts []hostConfig
-	// sum is the hash of all files that were read.
-	sum string
-}
-
-// CheckHosts reads the configuration of each registry in a folder, and returns an error for each file that is invalid, with file,
-// key and value.
+// CheckHosts reads the configuration of each registry in a folder, and returns an error for each file that is invalid,
+// with file, key and value.
 func CheckHosts(folder string) error {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
@@ -69,21 +49,18 @@ func CheckHosts(folder string) error {
 	}
 	var errs []error
 	for _, e := range entries {
-		if info, err := os.Stat(filepath.Join(folder, e.Name())); err == nil && info.IsDir() {
-			config, err := readHosts(filepath.Join(folder, e.Name()), "registry.invalid")
+		dir := filepath.Join(folder, e.Name())
+		if info, err := os.Stat(dir); err == nil && info.IsDir() {
+			_, err := readHosts(dir, "registry.invalid", nil)
 			errs = append(errs, err)
-			for _, h := range config.hosts {
-				if _, err := h.tls(nil); err != nil {
-					errs = append(errs, fmt.Errorf("%s: host %s: %w", filepath.Join(folder, e.Name()), h.address, err))
-				}
-			}
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// loadHosts returns the hosts of a registry, in the order in which they are asked.
-func loadHosts(folder, registry string) (hostsConfig, error) {
+// loadHosts returns the hosts of a registry, in the order in which they are asked. roots are the authorities that every
+// host has; nil are those of the system.
+func loadHosts(folder, registry string, roots *x509.CertPool) (*registryHosts, error) {
 	if folder != "" {
 		names := []string{registry, "_default"}
 		if host, port, ok := cutPort(registry); ok {
@@ -93,19 +70,20 @@ func loadHosts(folder, registry string) (hostsConfig, error) {
 			dir := filepath.Join(folder, name)
 			switch _, err := os.Stat(dir); {
 			case err == nil:
-				config, err := readHosts(dir, registry)
-				for i := range config.hosts {
-					config.hosts[i].named = config.hosts[i].named || name != "_default"
+				r, err := readHosts(dir, registry, roots)
+				if err != nil {
+					return nil, err
 				}
-				return config, err
+				for _, h := range r.hosts {
+					h.named = h.named || name != "_default"
+				}
+				return r, nil
 			case !errors.Is(err, fs.ErrNotExist):
-				return hostsConfig{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
+				return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 			}
 		}
 	}
-	host := hostConfig{dialTimeout: defaultDialTimeout}
-	host.setDefault(registry)
-	return hostsConfig{hosts: []hostConfig{host}}, nil
+	return &registryHosts{hosts: []*host{newHost(roots).setDefault(registry)}}, nil
 }
 
 // cutPort splits the port from a registry.
@@ -117,8 +95,12 @@ func cutPort(registry string) (host, port string, ok bool) {
 	return registry[:i], registry[i+1:], true
 }
 
-// setDefault makes the registry itself the host, as containerd does without a server in hosts.toml.
-func (h *hostConfig) setDefault(registry string) {
+func newHost(roots *x509.CertPool) *host {
+	return &host{dialTimeout: defaultDialTimeout, tls: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}}
+}
+
+// setDefault makes the registry itself the host, as containerd does without a server in hosts.toml. Settings for TLS stay.
+func (h *host) setDefault(registry string) *host {
 	h.scheme, h.address, h.path, h.can = "https", registry, "/v2", every
 	switch {
 	case registry == "docker.io":
@@ -128,10 +110,11 @@ func (h *hostConfig) setDefault(registry string) {
 		if port != "" && port != "443" {
 			h.scheme = "http"
 		}
-		if port != "80" {
-			h.explicitTLS, h.skipVerify = true, true
+		if port != "80" && !h.explicitTLS {
+			h.explicitTLS, h.tls.InsecureSkipVerify = true, true
 		}
 	}
+	return h
 }
 
 // isLoopback reports whether an address is on this machine by its name.
@@ -142,20 +125,20 @@ func isLoopback(address string) bool {
 }
 
 // readHosts reads the folder of a registry.
-func readHosts(dir, registry string) (hostsConfig, error) {
-	r := &folderReader{dir: dir}
+func readHosts(dir, registry string, roots *x509.CertPool) (*registryHosts, error) {
+	r := &folderReader{dir: dir, roots: roots, read: sha256.New()}
 	hosts, err := r.hosts(registry)
 	if err != nil {
-		return hostsConfig{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
-	sum := sha256.Sum256(r.read)
-	return hostsConfig{hosts: hosts, sum: hex.EncodeToString(sum[:])}, nil
+	return &registryHosts{hosts: hosts, sum: [sha256.Size]byte(r.read.Sum(nil))}, nil
 }
 
 // A folderReader reads the folder of one registry.
 type folderReader struct {
-	dir  string
-	read []byte // hash and name of each file that was read
+	dir   string
+	roots *x509.CertPool
+	read  hash.Hash // of the names and contents of the files that were read
 }
 
 // file reads a file. A relative path begins in the folder.
@@ -167,14 +150,13 @@ func (r *folderReader) file(name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	sum := sha256.Sum256(data)
-	r.read = append(append(r.read, sum[:]...), name...)
+	_, _ = fmt.Fprintf(r.read, "%q %d %s", name, len(data), data) // a hash does not fail
 	return data, nil
 }
 
-// hosts returns the hosts that hosts.toml names. Without that file, the registry itself is the only one, with the certificates
-// that docker's names of files give it.
-func (r *folderReader) hosts(registry string) ([]hostConfig, error) {
+// hosts returns the hosts that hosts.toml names. Without that file, the registry itself is the only one, with the
+// certificates that docker's names of files give it.
+func (r *folderReader) hosts(registry string) ([]*host, error) {
 	data, err := r.file(hostsFile)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -186,8 +168,7 @@ func (r *folderReader) hosts(registry string) ([]hostConfig, error) {
 		}
 		return hosts, nil
 	}
-	host := hostConfig{dialTimeout: defaultDialTimeout}
-	host.setDefault(registry)
+	h := newHost(r.roots).setDefault(registry)
 	entries, err := os.ReadDir(r.dir)
 	if err != nil {
 		return nil, err
@@ -201,13 +182,13 @@ func (r *folderReader) hosts(registry string) ([]hostConfig, error) {
 			if _, err := os.Stat(filepath.Join(r.dir, key)); errors.Is(err, fs.ErrNotExist) {
 				key = ""
 			}
-			err = r.addCertificate(&host, e.Name(), key)
+			err = r.addCertificate(h, e.Name(), key)
 		case strings.HasSuffix(e.Name(), ".crt"):
-			err = r.addAuthority(&host, e.Name())
+			err = r.addAuthority(h, e.Name())
 		}
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%s: %w", r.dir, err)
 		}
 	}
-	return []hostConfig{host}, nil
+	return []*host{h}, nil
 }

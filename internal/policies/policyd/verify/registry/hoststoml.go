@@ -1,7 +1,8 @@
 package registry
 
 import (
-	"bytes"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
@@ -29,7 +30,7 @@ type hostSettings struct {
 
 // parse reads hosts.toml. Keys that it does not know are ignored, as containerd ignores them: the file is containerd's, whose next
 // version may have more of them.
-func (r *folderReader) parse(data []byte, registry string) ([]hostConfig, error) {
+func (r *folderReader) parse(data []byte, registry string) ([]*host, error) {
 	var file struct {
 		hostSettings
 		Server string                  `toml:"server"`
@@ -45,7 +46,7 @@ func (r *folderReader) parse(data []byte, registry string) ([]hostConfig, error)
 	if len(names) > maxHosts {
 		return nil, fmt.Errorf("host: %d hosts, at most %d are allowed", len(names), maxHosts)
 	}
-	var hosts []hostConfig
+	var hosts []*host
 	for _, name := range names {
 		host, err := r.host(name, file.Host[name])
 		if err == nil && name == "" {
@@ -61,10 +62,7 @@ func (r *folderReader) parse(data []byte, registry string) ([]hostConfig, error)
 		return nil, err
 	}
 	if file.Server == "" {
-		explicit, skip := server.explicitTLS, server.skipVerify
-		if server.setDefault(registry); explicit {
-			server.explicitTLS, server.skipVerify = true, skip
-		}
+		server.setDefault(registry)
 	}
 	return append(hosts, server), nil
 }
@@ -103,10 +101,10 @@ func hostOrder(data []byte) []string {
 }
 
 // host returns a host. An empty address leaves scheme, address and path open.
-func (r *folderReader) host(address string, s hostSettings) (hostConfig, error) {
-	h := hostConfig{dialTimeout: defaultDialTimeout}
+func (r *folderReader) host(address string, s hostSettings) (*host, error) {
+	h := newHost(r.roots)
 	if err := h.setAddress(address, s.OverridePath); err != nil {
-		return h, err
+		return nil, err
 	}
 	if len(s.Capabilities) == 0 {
 		h.can = every
@@ -115,28 +113,28 @@ func (r *folderReader) host(address string, s hostSettings) (hostConfig, error) 
 		known := map[string]capabilities{"pull": pull, "resolve": resolve, "push": push, "referrers": referrers}
 		c, ok := known[strings.ToLower(name)]
 		if !ok {
-			return h, fmt.Errorf("capabilities: %q: must be pull, resolve, push or referrers", name)
+			return nil, fmt.Errorf("capabilities: %q: must be pull, resolve, push or referrers", name)
 		}
 		h.can |= c
 	}
 	if s.SkipVerify != nil {
-		h.explicitTLS, h.skipVerify = true, *s.SkipVerify
+		h.explicitTLS, h.tls.InsecureSkipVerify = true, *s.SkipVerify
 	}
 	if s.DialTimeout != "" {
 		d, err := time.ParseDuration(s.DialTimeout)
 		if err != nil || d <= 0 {
-			return h, fmt.Errorf(`dial_timeout: %q: must be a positive duration such as "10s"`, s.DialTimeout)
+			return nil, fmt.Errorf(`dial_timeout: %q: must be a positive duration such as "10s"`, s.DialTimeout)
 		}
 		h.dialTimeout = min(d, defaultDialTimeout)
 	}
-	if err := r.setHeader(&h, s.Header); err != nil {
-		return h, err
+	if err := h.setHeader(s.Header); err != nil {
+		return nil, err
 	}
-	return h, r.setTLS(&h, s)
+	return h, r.setTLS(h, s)
 }
 
 // setAddress sets what a URL says.
-func (h *hostConfig) setAddress(address string, overridePath bool) error {
+func (h *host) setAddress(address string, overridePath bool) error {
 	if address == "" {
 		return nil
 	}
@@ -175,7 +173,7 @@ func withoutUser(s string) string {
 }
 
 // setHeader sets the additional header. Its values do not appear in errors, because they may be secret.
-func (*folderReader) setHeader(h *hostConfig, fields map[string]any) error {
+func (h *host) setHeader(fields map[string]any) error {
 	for key, value := range fields {
 		values, err := texts(value)
 		if err != nil {
@@ -214,7 +212,7 @@ func texts(value any) ([]string, error) {
 }
 
 // setTLS reads the files of ca and client.
-func (r *folderReader) setTLS(h *hostConfig, s hostSettings) error {
+func (r *folderReader) setTLS(h *host, s hostSettings) error {
 	if s.CA != nil {
 		names, err := texts(s.CA)
 		if err != nil {
@@ -251,21 +249,27 @@ func isText(value any) bool {
 }
 
 // addAuthority reads a file of certificates of authorities.
-func (r *folderReader) addAuthority(h *hostConfig, name string) error {
+func (r *folderReader) addAuthority(h *host, name string) error {
 	data, err := r.file(name)
 	if err != nil {
 		return err
 	}
-	if !bytes.Contains(data, []byte("-----BEGIN CERTIFICATE-----")) {
-		return fmt.Errorf("%s: no certificate in PEM", name)
+	if h.tls.RootCAs == r.roots { // which other hosts have too
+		if r.roots != nil {
+			h.tls.RootCAs = r.roots.Clone()
+		} else if h.tls.RootCAs, err = x509.SystemCertPool(); err != nil {
+			return err
+		}
+	}
+	if !h.tls.RootCAs.AppendCertsFromPEM(data) {
+		return fmt.Errorf("%s: no certificate in PEM, or none that is valid", name)
 	}
 	h.explicitTLS = true
-	h.authorities = append(h.authorities, data)
 	return nil
 }
 
 // addCertificate reads a client certificate. Without a name of the key, the key is in the same file.
-func (r *folderReader) addCertificate(h *hostConfig, name, keyName string) error {
+func (r *folderReader) addCertificate(h *host, name, keyName string) error {
 	certificate, err := r.file(name)
 	if err != nil {
 		return err
@@ -276,7 +280,11 @@ func (r *folderReader) addCertificate(h *hostConfig, name, keyName string) error
 			return err
 		}
 	}
+	pair, err := tls.X509KeyPair(certificate, key)
+	if err != nil {
+		return err
+	}
 	h.explicitTLS = true
-	h.certificates = append(h.certificates, [2][]byte{certificate, key})
+	h.tls.Certificates = append(h.tls.Certificates, pair)
 	return nil
 }
