@@ -30,7 +30,7 @@ func SandboxOf(ctx context.Context, run Runner, unit string) Sandbox {
 	}
 	s := Sandbox{unit: unit, strict: values["ProtectSystem"] == "strict", hidden: map[string][]string{}}
 	paths := func(property string) (all []string) {
-		for _, word := range strings.Fields(values[property]) {
+		for word := range strings.FieldsSeq(values[property]) {
 			path := strings.TrimLeft(word, "-+")
 			switch parts := strings.Split(path, ":"); {
 			case property == "TemporaryFileSystem":
@@ -44,7 +44,7 @@ func SandboxOf(ctx context.Context, run Runner, unit string) Sandbox {
 	}
 	s.writable = append(paths("ReadWritePaths"), paths("BindPaths")...)
 	for property, parent := range folders {
-		for _, name := range strings.Fields(values[property]) {
+		for name := range strings.FieldsSeq(values[property]) {
 			name, _, _ = strings.Cut(name, ":")
 			s.writable = append(s.writable, filepath.Join(parent, name))
 		}

@@ -212,7 +212,9 @@ func TestExplainRefuses(t *testing.T) {
 		t.Errorf("by UID = %v; want the pod", e.GetPod())
 	}
 	// The API server has one pod of a name. The runtime can still have the sandbox of one that was deleted.
-	w.node.do(func(n *node) { n.sourced = append(n.sourced, tracker.Pod{UID: "new", Namespace: "team", Name: "twice"}) })
+	w.node.do(func(n *node) {
+		n.sourced = append(n.sourced, tracker.Pod{UID: "new", Namespace: "team", Name: "twice"})
+	})
 	if e := w.explain(by(&adminv1.PodRef{Namespace: "team", Name: "twice"})); e.GetPod().GetUid() != "new" {
 		t.Errorf("by name = %v; want the pod of the pod source", e.GetPod())
 	}
