@@ -2,7 +2,6 @@ package webhook
 
 import (
 	"crypto/x509"
-	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -15,7 +14,6 @@ import (
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
@@ -60,57 +58,12 @@ func WriteManifests(w io.Writer, o ManifestOptions) error {
 	if err := o.validate(); err != nil {
 		return err
 	}
-	if o.URL != "" {
-		return writeManifests(w, diskHeader, o.webhookConfiguration())
-	}
-	objects, err := o.cluster()
+	text, err := o.render()
 	if err != nil {
 		return err
 	}
-	return writeManifests(w, o.clusterHeader(), objects...)
-}
-
-const diskHeader = `# For a folder of kube-apiserver 1.36 or later, with the feature gate ManifestBasedAdmissionControlConfig.
-# https://github.com/pullgate/pullgate/blob/main/docs/webhook.md has the file of --admission-control-config-file that names the folder.
-`
-
-func (o ManifestOptions) clusterHeader() string {
-	header := fmt.Sprintf("# Needs the Secret %s/%s of type kubernetes.io/tls, for the name %s.%s.svc.\n", o.Namespace, tlsSecret, policyd, o.Namespace)
-	if o.Policies == nil {
-		header += fmt.Sprintf("# Needs the policy files of the nodes: kubectl create configmap -n %s %s --from-file=/etc/pullgate/policies\n", o.Namespace, policiesName)
-	}
-	return header
-}
-
-// write writes objects as YAML documents.
-func writeManifests(w io.Writer, header string, objects ...any) error {
-	for i, object := range objects {
-		document, err := encode(object)
-		if err != nil {
-			return err
-		}
-		if i > 0 {
-			header = "---\n"
-		}
-		if _, err := fmt.Fprintf(w, "%s%s", header, document); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// encode returns the YAML of an object without its status, which the API server sets.
-func encode(object any) ([]byte, error) {
-	data, err := json.Marshal(object)
-	if err != nil {
-		return nil, err
-	}
-	var fields map[string]any
-	if err := json.Unmarshal(data, &fields); err != nil {
-		return nil, err
-	}
-	delete(fields, "status")
-	return yaml.Marshal(fields)
+	_, err = io.WriteString(w, text)
+	return err
 }
 
 func (o ManifestOptions) validate() error {
