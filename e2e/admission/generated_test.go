@@ -1,6 +1,7 @@
 package admission_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,8 +14,8 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
-	"github.com/pullgate/pullgate/internal/testkit/samples"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/api/imagepolicy/v1alpha1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/pullgate/pullgate/e2e/node"
@@ -31,7 +32,7 @@ const (
 )
 
 // generated creates generated pods under generated policies. What the webhook admits, the node does not deny, except
-// for the reasons of samples.NodeReason. GENERATED_SEED repeats a run.
+// for the reasons of nodeReason. GENERATED_SEED repeats a run.
 func generated(r *row) {
 	seed := rand.Uint64()
 	if text := os.Getenv("GENERATED_SEED"); text != "" {
@@ -58,7 +59,7 @@ func generated(r *row) {
 			r.Errorf("%s/%s: the webhook admits the pod, and pullgatectl policy test does not: %+v", result.Namespace, result.Name, admission[i].Violations)
 		}
 		for _, v := range result.Violations {
-			reason := samples.NodeReason(v, len(admission[i].AcceptedBy) > 0)
+			reason := nodeReason(v, len(admission[i].AcceptedBy) > 0)
 			if reason == "" {
 				text, err := json.Marshal(admitted[i])
 				must(r.T, err)
@@ -68,6 +69,7 @@ func generated(r *row) {
 		}
 	}
 	r.reviewedByNode(h, admitted)
+	r.admitsParts(h, admitted)
 	r.Logf("%d admitted, %d denied; by the node for %v", len(admitted), denied, byNode)
 	if len(admitted) == 0 || denied == 0 {
 		r.Errorf("%d admitted, %d denied; want both answers", len(admitted), denied)
@@ -99,10 +101,10 @@ func (r *row) generate(random *rand.Rand) generation {
 		}
 		for j := range 1 + random.IntN(2) {
 			name := fmt.Sprintf("p-%d-%d", i, j)
-			write(name+".yaml", samples.Policy(random, name, namespace))
+			write(name+".yaml", samplePolicy(random, name, namespace))
 		}
 		for range generatedPods {
-			g.pods = append(g.pods, samples.Pod(random, namespace))
+			g.pods = append(g.pods, samplePod(random, namespace))
 		}
 	}
 	write("probe.yaml", []byte(restriction("probe", "", "namespaces: ["+r.namespace+"]", "hostNetwork")))
@@ -185,6 +187,30 @@ func (r *row) reviewedByNode(h *webhook, pods []*corev1.Pod) {
 					r.Errorf("the node denies the image %s in %s, and the webhook admits it: %+v", q.image, q.namespace, result)
 				}
 			}
+		}
+	}
+}
+
+// admitsParts checks that the webhook denies no template and no image of pods that it admits.
+func (r *row) admitsParts(h *webhook, pods []*corev1.Pod) {
+	r.Helper()
+	for i, p := range pods {
+		template := &corev1.PodTemplate{ObjectMeta: metav1.ObjectMeta{Name: "app"}, Template: corev1.PodTemplateSpec{
+			ObjectMeta: metav1.ObjectMeta{Labels: p.Labels}, Spec: p.Spec,
+		}}
+		_, err := r.cluster.Client.CoreV1().PodTemplates(p.Namespace).Create(r.Context(), template, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if err != nil {
+			r.Errorf("pod %d: %v; want a template that is admitted as its pod is", i, err)
+		}
+		review := v1alpha1.ImageReview{Spec: v1alpha1.ImageReviewSpec{Namespace: p.Namespace}}
+		review.APIVersion, review.Kind = "imagepolicy.k8s.io/v1alpha1", "ImageReview"
+		for _, c := range append(p.Spec.Containers, p.Spec.InitContainers...) {
+			review.Spec.Containers = append(review.Spec.Containers, v1alpha1.ImageReviewContainerSpec{Image: c.Image})
+		}
+		_, text, err := r.post(r.T, h, "/imagereview", bytes.NewReader(mustJSON(r.T, review)))
+		must(r.T, err)
+		if must(r.T, json.Unmarshal([]byte(text), &review)); !review.Status.Allowed {
+			r.Errorf("pod %d: images are denied, %q, and the pod is not", i, review.Status.Reason)
 		}
 	}
 }

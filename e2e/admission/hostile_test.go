@@ -32,7 +32,7 @@ func TestHostileClients(t *testing.T) {
 	h := w.startWebhook(t, "hostile", w.path(clusterOne))
 	answers := func(after string) {
 		t.Helper()
-		if status, text, err := w.post(t, h, strings.NewReader(review("{}", 1))); err != nil || status != http.StatusOK || !strings.Contains(text, `"allowed":true`) {
+		if status, text, err := w.post(t, h, "/admission/validate", strings.NewReader(review("{}", 1))); err != nil || status != http.StatusOK || !strings.Contains(text, `"allowed":true`) {
 			t.Errorf("after %s: %d %s, %v; want an admission", after, status, text, err)
 		}
 	}
@@ -53,7 +53,7 @@ func TestHostileClients(t *testing.T) {
 		"an unclosed list":  func() io.Reader { return strings.NewReader(strings.Repeat("[{},", 1<<20)) },
 	} {
 		for range 16 {
-			all.Go(func() { _, _, _ = w.post(t, h, body()) }) // of which some are refused
+			all.Go(func() { _, _, _ = w.post(t, h, "/admission/validate", body()) }) // of which some are refused
 		}
 		all.Wait()
 		answers(name)
@@ -77,10 +77,10 @@ func review(container string, n int) string {
 }
 
 // post sends a body on a connection of its own.
-func (w *world) post(t *testing.T, h *webhook, body io.Reader) (int, string, error) {
+func (w *world) post(t *testing.T, h *webhook, path string, body io.Reader) (int, string, error) {
 	t.Helper()
 	tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: w.authority.Pool()}, DisableKeepAlives: true}
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+h.address+"/admission/validate", body)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+h.address+path, body)
 	must(t, err)
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := tr.RoundTrip(req)

@@ -41,9 +41,10 @@ func TestAPIServer(t *testing.T) {
 		"timeout":          timeout,
 		"service":          service,
 		"doctor":           doctor,
+		"generated":        generated,
 	}
 	if release == kubernetes136 {
-		rows["files"], rows["generated"] = files, generated
+		rows["files"] = files
 	}
 	t.Run("rows", func(t *testing.T) {
 		for name, run := range rows {

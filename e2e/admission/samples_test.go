@@ -1,4 +1,4 @@
-package samples
+package admission_test
 
 import (
 	"fmt"
@@ -24,7 +24,7 @@ func maybe[T any](r *rand.Rand, from ...T) *T {
 }
 
 // TestPod returns a pod that an API server admits, with its defaults.
-func Pod(r *rand.Rand, namespace string) *corev1.Pod {
+func samplePod(r *rand.Rand, namespace string) *corev1.Pod {
 	s := corev1.PodSpec{
 		HostNetwork: r.IntN(6) == 0, HostPID: r.IntN(6) == 0, NodeSelector: pick(r, nil, map[string]string{"disk": "ssd"}),
 		AutomountServiceAccountToken: maybe(r, true, false), ActiveDeadlineSeconds: maybe[int64](r, 60), RestartPolicy: pick(r, corev1.RestartPolicyAlways, corev1.RestartPolicyNever),
@@ -70,9 +70,9 @@ func Pod(r *rand.Rand, namespace string) *corev1.Pod {
 	}
 }
 
-// Policy returns a policy file with a PodRestriction for a namespace, by its name or by the label "team", whose value is the name too. It can also be
-// for another namespace.
-func Policy(r *rand.Rand, name, namespace string) []byte {
+// samplePolicy returns a policy file with a PodRestriction for a namespace, by its name or by the label "team", whose
+// value is the name too. It can also be for another namespace.
+func samplePolicy(r *rand.Rand, name, namespace string) []byte {
 	some := func(field string, values ...string) string {
 		if r.IntN(4) > 0 {
 			return ""
@@ -97,9 +97,9 @@ func Policy(r *rand.Rand, name, namespace string) []byte {
 	return []byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: " + name + "}\nbinding: " + binding + "\nspec: {metadata: " + metadata + ", spec: " + spec + "}\n")
 }
 
-// NodeReason returns why a node denies a pod that admission admits; "" if it must not. accepted says that a policy with the mode Accept decided at
-// admission.
-func NodeReason(v policyfiles.TestViolation, accepted bool) string {
+// nodeReason returns why a node denies a pod that admission admits; "" if it must not. accepted says that a policy with
+// the mode Accept decided at admission.
+func nodeReason(v policyfiles.TestViolation, accepted bool) string {
 	volumes := strings.Contains(v.Path, ".volumes[")
 	switch {
 	case accepted:
