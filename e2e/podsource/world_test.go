@@ -240,7 +240,7 @@ func (w *world) rotate(name, password string) tracker.Secret {
 }
 
 func (w *world) secretWith(s *corev1.Secret, password string) tracker.Secret {
-	c := tracker.Secret{Credential: w.key.ID(credential.New("user", password, "", "", "", ""))}
+	c := tracker.Secret{Credential: w.key.ID(credential.New(credential.Login{Username: "user", Password: password}))}
 	c.Ref.UID, c.Ref.Namespace, c.Ref.Name = string(s.UID), s.Namespace, s.Name
 	return c
 }

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"github.com/pullgate/pullgate/pkg/tracker"
 	"context"
 	"path/filepath"
 	"sync"
@@ -88,7 +89,7 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 			PerNamespace:    o.Config.RuntimeCredentials == config.RuntimeCredentialsPerNamespace,
 		},
 		Log:       log,
-		StorePath: filepath.Join(o.Config.StateDir, storeFile),
+		StorePath: filepath.Join(o.Config.StateDir, tracker.StoreFile),
 		Status: func(ctx context.Context) *adminv1.GetStatusResponse {
 			c, found, reload := p.inForce.get()
 			// An empty list is shown as [], not as null.

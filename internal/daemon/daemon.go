@@ -66,17 +66,34 @@ func Run(ctx context.Context, o Options) (err error) {
 	m.ConfigRead(true, time.Now())
 
 	// The lock on the store keeps a second daemon from using this node's state, so the store is opened before the socket.
-	onPanic := panicked(o.Log, filepath.Join(o.Config.StateDir, storeFile))
-	st, err := openState(o.Config.StateDir, records.Options{Now: time.Now(), OnSync: m.StoreSync, OnPanic: onPanic}, o.Log.WithName("records"))
+	conns, err := dial(o.Config)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, st.store.Close()) }()
-	if err := accept(o, st.store); err != nil {
+	defer func() { err = errors.Join(err, conns.close()) }()
+	runtime := gate.NewRuntime(conns.runtime, conns.image)
+	var node *nodecreds.Credentials
+	trk, report, err := tracker.Open(o.Config.StateDir, runtime, tracker.Options{
+		Rules:                          rules(o.Config),
+		VerifyUntracked:                o.Config.UntrackedImages == config.UntrackedVerify,
+		NodeOffers:                     func(repository string, id credential.ID) bool { return node.Offers(repository, id) },
+		RuntimeCredentialsPerNamespace: o.Config.RuntimeCredentials == config.RuntimeCredentialsPerNamespace,
+		Log:                            o.Log.WithName("tracker"),
+		OnSync:                         m.StoreSync,
+		OnPanic:                        panicked(o.Log, filepath.Join(o.Config.StateDir, tracker.StoreFile)),
+	})
+	if err != nil {
+		return storeHint(err)
+	}
+	defer func() { err = errors.Join(err, trk.Close()) }()
+	logReport(o.Log.WithName("records"), o.Config.StateDir, report)
+	store, key := trk.Store(), trk.Key()
+	node = nodecreds.New(klog.NewContext(ctx, o.Log.WithName("nodeCredentials")), o.Config.NodeCredentials.DockerConfigFiles, key)
+	if err := accept(o, store); err != nil {
 		return err
 	}
 
-	admitting, err := openPolicies(o, m, st.store)
+	admitting, err := openPolicies(o, m, store)
 	if err != nil {
 		return err
 	}
@@ -88,22 +105,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	defer func() { err = errors.Join(err, log.close()) }()
 	feed := &adminapi.Feed{}
 
-	conns, err := dial(o.Config)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, conns.close()) }()
-
-	runtime := gate.NewRuntime(conns.runtime, conns.image)
-	node := nodecreds.New(klog.NewContext(ctx, o.Log.WithName("nodeCredentials")), o.Config.NodeCredentials.DockerConfigFiles, st.key)
-	trk := tracker.New(st.store, st.key, runtime, tracker.Options{
-		Rules:                          rules(o.Config),
-		VerifyUntracked:                o.Config.UntrackedImages == config.UntrackedVerify,
-		NodeOffers:                     node.Offers,
-		RuntimeCredentialsPerNamespace: o.Config.RuntimeCredentials == config.RuntimeCredentialsPerNamespace,
-		Log:                            o.Log.WithName("tracker"),
-	})
-	source, err := openSource(o, st.key, m)
+	source, err := openSource(o, key, m)
 	if err != nil {
 		return err
 	}
@@ -134,9 +136,9 @@ func Run(ctx context.Context, o Options) (err error) {
 		Metrics:  m,
 		Log:      o.Log.WithName("proxy"),
 	})
-	m.SetStore(storeSize(st.store, o.Log))
+	m.SetStore(storeSize(store, o.Log))
 	m.SetGrants(trk.Grants)
-	m.StoreDistrusted(st.store.Distrusted() != nil)
+	m.StoreDistrusted(store.Distrusted() != nil)
 
 	svc := newService(o.Log, o.Config)
 	on, err := listenAll(ctx, o.Log, o.Config, svc.bound)
@@ -145,7 +147,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	warnOfRuntimeCredentials(o.Log, o.Config, "/")
 	// The last step, because no later step can fail: after a failed start the grants remain for the next start.
-	takeOver(o, st, trk)
+	takeOver(o, trk)
 	o.Log.Info("Serving", "listen", o.Config.Listen, "runtimeEndpoint", o.Config.RuntimeEndpoint, "imageEndpoint", o.Config.ImageEndpoint,
 		"policy", o.Config.ImagePullCredentialsVerificationPolicy, "enforcing", !o.Config.NoPullImageSecretRecheck, "version", o.Version)
 	if o.Ready != nil {
@@ -153,11 +155,11 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	svc.ready()
 	p := parts{
-		conns: conns, key: st.key, store: st.store, tracker: trk, node: node, source: source, decisions: log, gate: judge,
+		conns: conns, key: key, store: store, tracker: trk, node: node, source: source, decisions: log, gate: judge,
 		server: server, metrics: m, on: on, inForce: newInForce(o.Config, o.ConfigFound), service: svc, policies: admitting, stopping: &atomic.Bool{},
 	}
 	m.SetInForce(p.inMetrics)
-	p.admin = adminOf(o, p, st.store, index, runtime, feed)
+	p.admin = adminOf(o, p, store, index, runtime, feed)
 	return serve(ctx, o, p)
 }
 

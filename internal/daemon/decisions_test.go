@@ -181,7 +181,7 @@ func (p *process) store(table testkit.Decisions, c testkit.Case, profile criprox
 		must(t, err)
 		result := records.Result{Pair: pair, Open: rec.Open, At: time.Now()}
 		for _, secret := range rec.Secrets {
-			result.Credential = key.ID(credential.New("tenant", secret.Content, "", "", "", ""))
+			result.Credential = key.ID(credential.New(credential.Login{Username: "tenant", Password: secret.Content}))
 			result.Secrets = append(result.Secrets, records.SecretRef{UID: secret.UID, Namespace: secret.Namespace, Name: secret.Name})
 		}
 		if rec.Open || result.Credential != "" {

@@ -31,7 +31,7 @@ func handOver(o Options, t *tracker.Tracker) {
 
 // takeOver restores the grants that the last process has written. It first deletes the file, so that no later start finds them: a
 // grant that ended meanwhile must not be restored.
-func takeOver(o Options, st *state, t *tracker.Tracker) {
+func takeOver(o Options, t *tracker.Tracker) {
 	path := filepath.Join(o.Config.StateDir, grantsFile)
 	data, err := disk.Read(path, maxGrants)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -39,7 +39,7 @@ func takeOver(o Options, st *state, t *tracker.Tracker) {
 	}
 	n := 0
 	if err = errors.Join(err, removeFile(path)); err == nil {
-		n, err = t.TakeOver(data, st.lastWrite)
+		n, err = t.TakeOver(data)
 	}
 	if err != nil {
 		o.Log.Info("Grants of the last run not taken over, pods whose containers are being created prove access again", "err", err)

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"github.com/pullgate/pullgate/pkg/tracker"
 	"bytes"
 	"context"
 	"errors"
@@ -240,7 +241,7 @@ func examineStateDir(dir string) error {
 	if err := usableFolder(dir); err != nil {
 		return fmt.Errorf("%w; set stateDir to a directory on a local disk that pullgated may write", err)
 	}
-	for _, name := range []string{storeFile, keyFile} {
+	for _, name := range []string{tracker.StoreFile, tracker.KeyFile} {
 		path := filepath.Join(dir, name)
 		info, err := os.Lstat(path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -67,7 +67,7 @@ func (p *process) provedBefore(age time.Duration) {
 	must(p.t, err)
 	err = s.Prove(records.Intent{}, records.Result{
 		Pair:       records.Pair{ImageID: id1, Repository: strings.TrimSuffix(app, ":1")},
-		Credential: key.ID(credential.New("tenant", "good", "", "", "", "")), At: time.Now().Add(-age),
+		Credential: key.ID(credential.New(credential.Login{Username: "tenant", Password: "good"})), At: time.Now().Add(-age),
 	})
 	must(p.t, err)
 	must(p.t, s.Close())

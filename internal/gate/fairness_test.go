@@ -84,7 +84,7 @@ func TestAPodCannotGuessPasswordsByThousands(t *testing.T) {
 	for _, o := range offers {
 		first = append(first, secret(o))
 	}
-	right := tracker.Secret{Credential: p.key.ID(credential.New("tenant", "good", "", "", "", "")), Ref: records.SecretRef{UID: "s", Namespace: "mallory", Name: "s"}}
+	right := tracker.Secret{Credential: p.key.ID(credential.New(credential.Login{Username: "tenant", Password: "good"})), Ref: records.SecretRef{UID: "s", Namespace: "mallory", Name: "s"}}
 	wrong := first[:credential.MaxOffers-1]
 	for name, tc := range map[string]struct {
 		guesses []tracker.Secret

@@ -352,7 +352,7 @@ func (w *modelWorld) restart(kind opKind, syncs bool) {
 	}
 	w.start()
 	if handover != nil {
-		if _, err := w.tracker.TakeOver(handover, w.lastWrite); err != nil {
+		if _, err := w.tracker.TakeOver(handover); err != nil {
 			w.counts["handover refused"]++
 		} else {
 			w.counts["handover"]++

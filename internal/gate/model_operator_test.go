@@ -103,7 +103,7 @@ func (w *modelWorld) revoke(o op, repository string) {
 	var r revocation
 	var by records.Revocation
 	id := func(password string) credential.ID {
-		return w.key.ID(credential.New("tenant", password, "", "", "", ""))
+		return w.key.ID(credential.New(credential.Login{Username: "tenant", Password: password}))
 	}
 	secret := w.secrets[ns][0]
 	switch o.n % 7 {

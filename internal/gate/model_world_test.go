@@ -84,7 +84,6 @@ type modelWorld struct {
 	uids      int
 	waiting   []*waitingCall
 	scanned   bool
-	lastWrite uint64
 	failure   string
 }
 
@@ -156,27 +155,21 @@ func (w *modelWorld) rules() tracker.Rules {
 // start starts pullgated, which opens its store in the state after a crash or a stop.
 func (w *modelWorld) start() {
 	first := w.process == nil
-	store, report, openErr := records.Open(w.path, records.Options{KeyExists: !first})
+	store, _, openErr := records.Open(w.path, records.Options{KeyExists: !first})
 	w.must(openErr)
 	if openErr != nil {
 		return
 	}
 	p := &process{store: store, conn: &modelConn{runtime: w.runtime, broken: make(chan struct{})}}
-	var err error
-	w.lastWrite, err = store.LastWrite()
-	if report.Created {
-		w.lastWrite = 0
-	}
 	p.up = criproxy.RuntimeFunc(p.conn.call).Upstream()
 	rt := gate.NewRuntime(p.up, p.up)
-	offered := w.key.ID(credential.New("tenant", operatorPassword, "", "", "", ""))
+	offered := w.key.ID(credential.New(credential.Login{Username: "tenant", Password: operatorPassword}))
 	p.tracker = tracker.New(store, w.key, rt, tracker.Options{
 		Rules: w.rules(), VerifyUntracked: w.verify,
 		NodeOffers: func(repository string, id credential.ID) bool {
 			return repository == repositoryOf(systemImage) && id == offered
 		},
 	})
-	w.must(err)
 	always := kubelet.Sent
 	if w.skips {
 		always = kubelet.Skipped
@@ -354,7 +347,7 @@ func (s modelSource) PullPolicies(uid string, name imageref.Ref) ([]string, bool
 
 func (s modelSource) Secrets(_ context.Context, uid string, _ imageref.Ref) (all []tracker.Secret) {
 	for _, h := range s.w.held(s.byUID(uid)) {
-		all = append(all, tracker.Secret{Ref: h.ref, Credential: s.w.key.ID(credential.New("tenant", h.password, "", "", "", ""))})
+		all = append(all, tracker.Secret{Ref: h.ref, Credential: s.w.key.ID(credential.New(credential.Login{Username: "tenant", Password: h.password}))})
 	}
 	return all
 }

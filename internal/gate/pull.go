@@ -50,8 +50,7 @@ func (g *Gate) pullCall(c *call, req *runtimeapi.PullImageRequest) *pullCall {
 	p := &pullCall{
 		use:   g.use(c, pod, imageref.New(req.GetImage().GetImage())),
 		image: req.GetImage(),
-		cred: credential.New(a.GetUsername(), a.GetPassword(), a.GetAuth(), a.GetServerAddress(),
-			a.GetIdentityToken(), a.GetRegistryToken()),
+		cred:  credential.New(credential.Login{Username: a.GetUsername(), Password: a.GetPassword(), Auth: a.GetAuth(), ServerAddress: a.GetServerAddress(), IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken()}),
 		seen:  config.GetAnnotations()[podindex.SeenAnnotation],
 		noPod: config == nil,
 	}

@@ -270,5 +270,5 @@ func TestRevocationDuringAPull(t *testing.T) {
 
 // tenant is the credential that the tests pull with.
 func tenant(password string) credential.Credential {
-	return credential.New("tenant", password, "", "", "", "")
+	return credential.New(credential.Login{Username: "tenant", Password: password})
 }

@@ -121,10 +121,15 @@ func Open(path string, o Options) (*Store, Report, error) {
 	if err = removeUnreadable(f, path, o.Now, &report); err == nil {
 		err = s.reload()
 	}
+	if err == nil {
+		report.Distrust = s.Distrusted()
+		if !report.Created && (report.Distrust == nil || !report.Distrust.Copy) {
+			s.lastWrite, err = s.LastWrite()
+		}
+	}
 	if err != nil {
 		return nil, report, errors.Join(fmt.Errorf("open records %s: %w", path, err), f.Close())
 	}
-	report.Distrust = s.Distrusted()
 	return s, report, nil
 }
 

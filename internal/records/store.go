@@ -15,8 +15,9 @@ import (
 
 // A Store is one bbolt file with its facts in memory. Its methods may be called concurrently.
 type Store struct {
-	file   *boltfile.File
-	onSync func(time.Duration)
+	file      *boltfile.File
+	onSync    func(time.Duration)
+	lastWrite uint64 // see WrittenBefore
 
 	// writing is held during a write transaction. It precedes mu.
 	writing sync.Mutex
@@ -244,6 +245,10 @@ func (s *Store) LastWrite() (number uint64, err error) {
 	}
 	return number, nil
 }
+
+// WrittenBefore returns what LastWrite was when the store was opened, and 0 if Open has made the store, or the store is a copy: another store, or
+// the original of a copy, has the same numbers.
+func (s *Store) WrittenBefore() uint64 { return s.lastWrite }
 
 // Stats counts the content of the store. Bytes is the size of the file, Format the number of its format.
 type Stats struct {

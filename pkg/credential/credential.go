@@ -20,10 +20,29 @@ type Credential struct {
 	named  bool // see HasUsername
 }
 
-// New returns the credential for the fields of a CRI AuthConfig. If neither username nor password is given, they are taken from
-// auth, base64 of "username:password", as runtimes do. If all values are empty, the credential is anonymous; with any other
-// value, even only a password, it is not, whatever a runtime would make of it.
-func New(username, password, auth, serverAddress, identityToken, registryToken string) Credential {
+// A Login is what a CRI AuthConfig holds.
+type Login struct {
+	Username, Password string
+	// Auth is base64 of "username:password".
+	Auth          string
+	ServerAddress string
+	IdentityToken string
+	RegistryToken string
+}
+
+// Format prints "[redacted]" under every verb.
+func (Login) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, redacted) }
+
+// MarshalLog returns "[redacted]" to loggers.
+func (Login) MarshalLog() any { return redacted }
+
+// MarshalText returns "[redacted]" to encoders.
+func (Login) MarshalText() ([]byte, error) { return []byte(redacted), nil }
+
+// New returns the credential of a login. If neither user name nor password is given, they are taken from Auth, as runtimes do. If all values are
+// empty, the credential is anonymous; with any other value, even only a password, it is not, whatever a runtime would make of it.
+func New(l Login) Credential {
+	username, password, auth := l.Username, l.Password, l.Auth
 	named := username != ""
 	if user, pass, ok := DecodeAuth(auth); ok {
 		named = user != ""
@@ -32,7 +51,7 @@ func New(username, password, auth, serverAddress, identityToken, registryToken s
 			username, password, auth = user, pass, ""
 		}
 	}
-	fields := []string{username, password, identityToken, registryToken, serverAddress, auth}
+	fields := []string{username, password, l.IdentityToken, l.RegistryToken, l.ServerAddress, auth}
 	if strings.Join(fields[:4], "") == "" && auth == "" {
 		return Credential{} // a server address without other values is not a credential
 	}

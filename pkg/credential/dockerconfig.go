@@ -123,7 +123,7 @@ func (a *account) UnmarshalJSON(data []byte) error {
 		}
 	}
 	// As in the kubelet's call to the runtime: only these two fields are set.
-	a.credential = New(fields.Username, fields.Password, "", "", "", "")
+	a.credential = New(Login{Username: fields.Username, Password: fields.Password})
 	return nil
 }
 

@@ -32,7 +32,7 @@ func TestCreateKeyWritesWhatLoadKeyReads(t *testing.T) {
 	}
 	mustBeAlone(t, path)
 	loaded, err := credential.LoadKey(path)
-	c := credential.New("user", "pass", "", "", "", "")
+	c := credential.New(credential.Login{Username: "user", Password: "pass"})
 	if err != nil || loaded.Fingerprint() != created.Fingerprint() || loaded.ID(c) != created.ID(c) {
 		t.Errorf("LoadKey = another key than the one created, %v", err)
 	}
@@ -190,9 +190,9 @@ func TestNamespaceIDIsThatOfNoCredential(t *testing.T) {
 			t.Errorf("the ID of namespace %s is the same under two keys", namespace)
 		}
 		text := "credentials of the runtime for namespace " + namespace
-		see("user name "+text, key.ID(credential.New(text, "", "", "", "", "")))
-		see("token "+text, key.ID(credential.New("", "", "", "", "", text)))
-		see("password "+text, key.ID(credential.New("", text, "", "", "", "")))
-		see("auth "+text, key.ID(credential.New("", "", text, "", "", "")))
+		see("user name "+text, key.ID(credential.New(credential.Login{Username: text})))
+		see("token "+text, key.ID(credential.New(credential.Login{RegistryToken: text})))
+		see("password "+text, key.ID(credential.New(credential.Login{Password: text})))
+		see("auth "+text, key.ID(credential.New(credential.Login{Auth: text})))
 	}
 }

@@ -45,7 +45,7 @@ func must(tb testing.TB, err error) {
 
 // user returns the ID that config makes for a key.
 func user(key credential.Key, name string) credential.ID {
-	return key.ID(credential.New(name, "p", "", "", "", ""))
+	return key.ID(credential.New(credential.Login{Username: name, Password: "p"}))
 }
 
 // offered returns the credentials that pull secrets offer, as "from:user".
@@ -231,7 +231,7 @@ func TestEntriesAreReadAsKubeletsReadThem(t *testing.T) {
 			continue
 		}
 		offers := credential.SealedKeyring{c.Seal(key)}.Lookup("repo.test/app")
-		want := key.ID(credential.New(tc.username, tc.password, "", "", "", ""))
+		want := key.ID(credential.New(credential.Login{Username: tc.username, Password: tc.password}))
 		if len(offers) != 1 || offers[0].ID != want {
 			t.Errorf("%s: %d offers, or another credential; want %q, %q", tc.name, len(offers), tc.username, tc.password)
 		}

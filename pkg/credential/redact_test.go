@@ -148,12 +148,12 @@ func mustNotShow(t *testing.T, what string, secret []byte, shapes map[string]any
 
 func TestNothingShowsACredential(t *testing.T) {
 	for field, c := range map[string]credential.Credential{
-		"username":      credential.New(canary, "p", "", "", "", ""),
-		"password":      credential.New("u", canary, "", "", "", ""),
-		"auth":          credential.New("", "", base64.StdEncoding.EncodeToString([]byte("u:"+canary)), "", "", ""),
-		"raw auth":      credential.New("", "", canary, "", "", ""),
-		"identityToken": credential.New("", "", "", "", canary, ""),
-		"registryToken": credential.New("", "", "", "", "", canary),
+		"username":      credential.New(credential.Login{Username: canary, Password: "p"}),
+		"password":      credential.New(credential.Login{Username: "u", Password: canary}),
+		"auth":          credential.New(credential.Login{Auth: base64.StdEncoding.EncodeToString([]byte("u:" + canary))}),
+		"raw auth":      credential.New(credential.Login{Auth: canary}),
+		"identityToken": credential.New(credential.Login{IdentityToken: canary}),
+		"registryToken": credential.New(credential.Login{RegistryToken: canary}),
 	} {
 		mustNotShow(t, field, []byte(canary), shapesOf(c))
 	}
@@ -216,7 +216,7 @@ func TestNothingShowsAKey(t *testing.T) {
 	must(t, err)
 	mustNotShow(t, "created key", secret, shapesOf(created))
 	mustNotShow(t, "loaded key", secret, shapesOf(loaded))
-	for name, s := range map[string]string{"fingerprint": loaded.Fingerprint(), "ID": string(loaded.ID(credential.New("u", canary, "", "", "", "")))} {
+	for name, s := range map[string]string{"fingerprint": loaded.Fingerprint(), "ID": string(loaded.ID(credential.New(credential.Login{Username: "u", Password: canary})))} {
 		if shown(s, formsOf(secret)) != "" || shown(s, formsOf([]byte(canary))) != "" {
 			t.Errorf("%s %s shows the key or the credential", name, s)
 		}
@@ -225,7 +225,7 @@ func TestNothingShowsAKey(t *testing.T) {
 
 func TestRedactedIsWhatIsShown(t *testing.T) {
 	for name, v := range map[string]any{
-		"credential": credential.New("u", canary, "", "", "", ""), "anonymous": credential.Credential{}, "key": credential.NewKey(), "zero key": credential.Key{},
+		"credential": credential.New(credential.Login{Username: "u", Password: canary}), "anonymous": credential.Credential{}, "key": credential.NewKey(), "zero key": credential.Key{},
 		"zero configuration": credential.Config{}, "zero sealed configuration": credential.Sealed{},
 		"sealed configuration": credential.NewSealed([]string{canary}, "id"),
 	} {

@@ -68,7 +68,7 @@ func decide(t *testing.T, table testkit.Decisions, c testkit.Case, bySecrets boo
 	before := w.store.Written()
 	r := tracker.Request{Pod: asks, Name: imageref.New(c.Image), Image: img}
 	for _, s := range c.Pod {
-		by := credential.New(s.Username(), s.Content, "", "", "", "")
+		by := credential.New(credential.Login{Username: s.Username(), Password: s.Content})
 		if bySecrets {
 			ref := records.SecretRef{UID: s.UID, Namespace: s.Namespace, Name: s.Name}
 			r.Secrets = append(r.Secrets, tracker.Secret{Credential: w.key.ID(by), Ref: ref})
@@ -116,7 +116,7 @@ func (w *world) prepare(table testkit.Decisions, c testkit.Case) {
 	must(w.t, err)
 	result := records.Result{Pair: pair, Open: rec.Open, At: time.Now()}
 	for _, s := range rec.Secrets {
-		result.Credential = w.key.ID(credential.New(s.Username(), s.Content, "", "", "", ""))
+		result.Credential = w.key.ID(credential.New(credential.Login{Username: s.Username(), Password: s.Content}))
 		result.Secrets = []records.SecretRef{{UID: s.UID, Namespace: s.Namespace, Name: s.Name}}
 	}
 	if rec.Open || len(rec.Secrets) > 0 {

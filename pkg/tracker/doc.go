@@ -1,43 +1,70 @@
-// Package tracker implements the record of which credentials proved access to which image, and decides which pods may use an image.
+// Package tracker records which credentials proved access to which image, and decides which pods may use an image.
 //
-// A program that pulls images for several tenants, like a kubelet or a proxy before a container runtime, calls:
+// It is for a program that pulls images for several tenants, like a kubelet or a proxy before a container runtime.
+// docs/examples/library is a complete one. It calls:
 //
-//	Check      may this pod use this image under this name?      evidence → verdict
-//	BeginPull  a pull is about to be sent to the runtime          intent on disk
-//	  Proved   the pull succeeded                                 record on disk, then grant
-//	  Denied   the registry denied the pull, nothing was pulled   intent deleted, no grace
-//	  Refused  the pull failed otherwise, nothing was pulled      intent deleted
-//	  Lost     the answer was lost, the runtime may complete it   intent stays
-//	EndPod     the pod is gone                                    grants end
-//	Revoke     an operator revokes proofs                         record on disk, then grants end
-//	BeginRemoval, Prune  images were removed                      their records are deleted
+//	method                when                                               effect
+//	Open, Close           at the start and at the end                        opens or makes the store and the key
+//	Sync                  the runtime was reached, at the start and after    prunes, and marks preloaded images
+//	                      each of its restarts
+//	Run                   in a goroutine, from start to end                  upkeep once a minute: Flush, Settle,
+//	                                                                         SettleCreates, Prune, marks
+//	Check                 a pod wants to use an image                        evidence → verdict; an Allow adds a grant
+//	CheckID               the runtime has no image of that name              verdict: may the caller see that error?
+//	Explain               an operator asks why                               the verdict of Check, without effect
+//	BeginPull             before the runtime receives a pull                 intent on disk; no pull after an error
+//	Pull.Proved           the pull succeeded                                 record on disk, then grant
+//	Pull.Denied           the registry denied it                             intent deleted, no grace for the credential
+//	Pull.Refused          it failed otherwise and brought nothing            intent deleted
+//	Pull.Lost             its answer was lost                                intent stays; Run settles it after an hour
+//	BeginCreate, Create.* around a call that creates a container, if the     images of a restored checkpoint need proof
+//	                      runtime can restore checkpoints
+//	BeginRemoval, Removed before and after the removal of an image           no marks meanwhile; records deleted
+//	EndPod                the last sandbox of a pod is gone                  its grants end
+//	Restore               at the start, for each container that is running   a grant, unless something was revoked since
+//	HandOver, TakeOver    as the last and the first call, at an orderly      the grants move to the next process
+//	                      restart
+//	Revoke, ForgetMarks,  an operator corrects                               on disk, then grants end
+//	AcceptMarks,
+//	EndDistrust
+//	SetRules              the configuration changed                          for judgements that begin afterwards
 //
-// The verdict is policy.Reverify unless a fact on disk or a grant allows the use: after an error, a crash or a lost answer an image needs proof.
-// KEP-2535 does not define when records are written; this package writes an intent to disk before the caller calls the runtime, and a record
-// before the caller gets the result.
+// A caller without checkpoints, restarts that keep grants, and operators needs Open, Sync, Run, Check, BeginPull with
+// the four ends, EndPod, BeginRemoval, Removed and Close.
+//
+// The tracker fails closed: the verdict is policy.Reverify unless a fact on disk or a grant allows the use. After an
+// error, a crash or a lost answer an image needs proof. KEP-2535 does not define when records are written; this package
+// writes an intent to disk before the caller calls the runtime, and a record before the caller gets the result.
 //
 // # Order of writes
 //
-// Disk, then memory, then the answer. Proved returns after the record is on disk and the grant is in memory; only then may the
-// caller answer its client.
+// Disk, then memory, then the answer. Proved returns after the record is on disk and the grant is in memory; only then
+// may the caller answer its client.
 //
 // # Preloaded images
 //
-// In the KEP an image without a record is preloaded. A missing record is weak evidence, so only a scan sets the durable mark that an image is
-// preloaded. A scan uses a full image list of the runtime that no pull and no removal overlapped (see scan in preload.go), and marks under the
-// conditions that records.Store.MarkPreloaded checks in its transaction.
+// In the KEP an image without a record is preloaded. A missing record is weak evidence, so only a scan sets the durable
+// mark that an image is preloaded. A scan uses a full image list of the runtime that no pull and no removal overlapped
+// (see scan in preload.go).
 //
-// # Revocations
+// # One judgement
 //
-// A judgement or a pull may begin before a revocation and end after it. It must not leave a grant that depends on a revoked proof.
-//
-//  1. A revocation increments Tracker.revocations under mu inside its transaction, and again when the grants end.
-//  2. A judgement reads the counter first and the store after it. If the counter has changed, the grant is refused and the tracker judges again.
-//  3. A pull does not read the store. It receives the scope of each revocation since its start, and proves nothing that is in one of these
-//     scopes.
+// evaluate is a pure function of the facts about a pair and the request. Check applies the effects that it returns, and
+// Explain shows them.
 //
 // # Locks
 //
-// Tracker.mu guards the memory of the tracker. A judgement that repeats an earlier Allow only reads under it. The tracker never holds it across a call to the store or to the runtime. The store may acquire it
-// inside its write transaction, in the functions that Scan, Result and Revoke receive. Lock order: the store's write transaction, then mu.
+// All facts are in memory. The store changes them after a write is on disk.
+//
+// An operation that writes holds Tracker.turn from before it reads the facts that it decides by until its effects are
+// in memory. So a revocation, the end of a pull, a scan and the restoration of a grant never overlap, and nothing has
+// to be decided inside a transaction. A pull that began before a revocation receives its scope, and proves nothing
+// that is in it.
+//
+// Tracker.mu guards grants and uses. A judgement reads facts and grants under it; one that adds a grant evaluates again
+// under the write lock. A revocation removes the proofs first and then ends the grants under the write lock, so that no
+// grant outlives the proof on which it depends. A judgement that repeats an earlier Allow needs only the read lock.
+//
+// Lock order: turn, mu, the lock of the store's facts. Neither mu nor that lock is held during a write to disk or a
+// call to the runtime.
 package tracker

@@ -3,12 +3,18 @@ package tracker
 import (
 	"errors"
 	"fmt"
+
+	"github.com/pullgate/pullgate/internal/records"
 )
 
 var (
 	// ErrNoIntent is returned by [Tracker.BeginPull] when the intent cannot be written. The caller must then not pull: the image could not be
 	// distinguished from a preloaded one.
 	ErrNoIntent = errors.New("tracker: pull intent not written")
+	// ErrInUse is returned by [Open] if another process has the store open.
+	ErrInUse = records.ErrInUse
+	// ErrNewerFormat is returned by [Open] for a store of a newer version. It is not changed.
+	ErrNewerFormat = records.ErrNewerFormat
 	// ErrNothingSelected is returned for a correction that selects nothing. An empty selection never selects everything.
 	ErrNothingSelected = errors.New("tracker: nothing is selected")
 	// ErrNotPresent is returned by [Tracker.AcceptMarks] if none of the selected images is on the node.

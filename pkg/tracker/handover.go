@@ -53,12 +53,12 @@ func (t *Tracker) HandOver() ([]byte, error) {
 	return json.Marshal(h)
 }
 
-// TakeOver gives pods the grants that another process handed over, and returns their number. lastWrite is what [records.Store.LastWrite] returned
-// before this process wrote, 0 for a new store. If it has changed since the handover, or the grants cannot be read, TakeOver creates no grant.
+// TakeOver gives pods the grants that another process handed over, and returns their number. If another program has written to the store
+// since the handover, or the grants cannot be read, TakeOver creates no grant.
 // Grants of pods that have ended meanwhile end with [Tracker.EndPod].
 //
 // The caller ensures that the same grants are not taken over again.
-func (t *Tracker) TakeOver(data []byte, lastWrite uint64) (int, error) {
+func (t *Tracker) TakeOver(data []byte) (int, error) {
 	var h handover
 	if err := json.Unmarshal(data, &h); err != nil {
 		return 0, fmt.Errorf("take grants over: %w", err)
@@ -67,7 +67,7 @@ func (t *Tracker) TakeOver(data []byte, lastWrite uint64) (int, error) {
 	switch {
 	case h.Version != handoverVersion:
 		return 0, fmt.Errorf("take grants over: they are in form %d, this version reads %d", h.Version, handoverVersion)
-	case h.Store != lastWrite || lastWrite == 0:
+	case h.Store != t.store.WrittenBefore() || h.Store == 0:
 		return 0, errors.New("take grants over: the store was written since")
 	}
 	t.mu.Lock()

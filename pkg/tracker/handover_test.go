@@ -21,9 +21,7 @@ func (w *world) handOver(between func(s *records.Store), change func(string) str
 	between(s)
 	must(w.t, s.Close())
 	w.open()
-	last, err := w.store.LastWrite()
-	must(w.t, err)
-	return w.TakeOver([]byte(change(string(data))), last)
+	return w.TakeOver([]byte(change(string(data))))
 }
 
 func TestGrantsAreHandedOverWithTheirDependencies(t *testing.T) {

@@ -60,7 +60,7 @@ func TestProofOfANamespaceAnswersForNoCredential(t *testing.T) {
 // proves.
 func TestCredentialWithoutUserNameProvesForItsNamespace(t *testing.T) {
 	w, img := namespaceWorld(t)
-	token := credential.New("", "", "", "", "token", "")
+	token := credential.New(credential.Login{IdentityToken: "token"})
 	pull := w.begin(app + ":1")
 	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: token, Pod: inNamespace("a1", "team-a")}); err != nil {
 		t.Fatal(err)

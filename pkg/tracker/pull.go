@@ -61,12 +61,12 @@ func (t *Tracker) writeIntent(ctx context.Context, name, repository string) (rec
 	in, marked, err := t.beginListed(name, repository, nil)
 	if errors.Is(err, records.ErrMarked) {
 		images, listErr := t.runtime.Images(ctx)
-		if one, ok := t.runtime.(imageStatus); listErr != nil && ok && ctx.Err() == nil {
+		if listErr != nil && ctx.Err() == nil {
 			ids := make([]string, 0, len(marked))
 			for _, p := range marked {
 				ids = append(ids, p.ImageID)
 			}
-			images, listErr = askForEach(ctx, one, ids)
+			images, listErr = askForEach(ctx, t.runtime, ids)
 		}
 		if listErr != nil {
 			return in, fmt.Errorf("%w: %w", ErrRuntime, listErr)

@@ -16,15 +16,13 @@ import (
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
-// A Runtime is a container runtime. If it also has the method
-//
-//	Image(ctx context.Context, name string) (Image, error)
-//
-// which returns the zero value for an absent image, the tracker requests the images of its records one by one when Images fails: the list may be
-// too large to send.
+// A Runtime is a container runtime.
 type Runtime interface {
 	// Images returns all images of the runtime, or an error. It never returns a part of them.
 	Images(ctx context.Context) ([]Image, error)
+	// Image returns the image with a name or an ID, the zero value for an absent image. The tracker requests the images of its records one by one
+	// when Images fails, because the list may be too large to send.
+	Image(ctx context.Context, name string) (Image, error)
 }
 
 // An Image is one image of the runtime. The zero value is an absent image.
@@ -82,6 +80,11 @@ type Options struct {
 	RuntimeCredentialsPerNamespace bool
 	// Log receives state changes and upkeep failures. The zero value discards them.
 	Log klog.Logger
+	// OnSync is called by [Open]'s tracker with the duration of each write to the store; nil is allowed.
+	OnSync func(time.Duration)
+	// OnPanic is called by [Open]'s tracker for a panic during a write to the store, with its value and the stack: a read of the disk failed, or
+	// there is an error in the program. The store fails every later call, so the program should end. nil is allowed.
+	OnPanic func(value any, stack []byte)
 }
 
 // A Tracker tracks which credentials pulled which image. Its methods may be called concurrently.
@@ -118,9 +121,9 @@ type Tracker struct {
 	endedCreations map[uint64]time.Time // by ID: when this process noted that the creation has ended
 }
 
-// New returns a tracker on an open store. The caller closes the store after [Tracker.Run] has returned. Pulls that an earlier process left in
-// progress are unresolved: the runtime may complete them at any time. New logs intents that it cannot read or write; they are unresolved too, so
-// their images need proof.
+// New returns a tracker on a store that is open already; programs call [Open]. The caller closes the store after [Tracker.Run] has returned. Pulls
+// that an earlier process left in progress are unresolved: the runtime may complete them at any time. New logs intents that it cannot write; they
+// are unresolved too, so their images need proof.
 func New(store *records.Store, key credential.Key, rt Runtime, o Options) *Tracker {
 	t := &Tracker{
 		store:        store,

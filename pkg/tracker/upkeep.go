@@ -238,8 +238,7 @@ func (t *Tracker) presentImages(ctx context.Context) ([]Image, error) {
 	if err == nil {
 		return images, nil
 	}
-	one, ok := t.runtime.(imageStatus)
-	if !ok || errors.Is(err, errNoAgreement) || ctx.Err() != nil {
+	if errors.Is(err, errNoAgreement) || ctx.Err() != nil {
 		return nil, err
 	}
 	known, each := t.store.Images("", math.MaxInt)
@@ -248,7 +247,7 @@ func (t *Tracker) presentImages(ctx context.Context) ([]Image, error) {
 		ids = append(ids, k.ImageID)
 	}
 	if each == nil {
-		images, each = askForEach(ctx, one, ids)
+		images, each = askForEach(ctx, t.runtime, ids)
 	}
 	if each == nil && len(images) == 0 {
 		each = errNoAgreement
@@ -259,14 +258,9 @@ func (t *Tracker) presentImages(ctx context.Context) ([]Image, error) {
 	return images, nil
 }
 
-// An imageStatus is a runtime that can also return one image.
-type imageStatus interface {
-	Image(ctx context.Context, name string) (Image, error)
-}
-
 // askForEach requests each of several images from the runtime and returns the present ones. An image is absent if the runtime returns that twice,
 // as with lists.
-func askForEach(ctx context.Context, runtime imageStatus, ids []string) (present []Image, err error) {
+func askForEach(ctx context.Context, runtime Runtime, ids []string) (present []Image, err error) {
 	for range 2 {
 		ids = slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
 			if err != nil {

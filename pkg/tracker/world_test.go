@@ -2,6 +2,7 @@ package tracker_test
 
 import (
 	"context"
+	"errors"
 	"math"
 	"path/filepath"
 	"slices"
@@ -47,6 +48,16 @@ func (f *fakeRuntime) Images(context.Context) ([]tracker.Image, error) {
 		during()
 	}
 	return images, err
+}
+
+// Image fails like the list, so that the tracker has to do without it.
+func (f *fakeRuntime) Image(context.Context, string) (tracker.Image, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err != nil {
+		return tracker.Image{}, f.err
+	}
+	return tracker.Image{}, errors.New("not supported")
 }
 
 func (f *fakeRuntime) set(images ...tracker.Image) {
@@ -152,9 +163,9 @@ func pod(uid string) tracker.Pod { return tracker.Pod{UID: uid, Namespace: "team
 // secret returns the credential with the password; "" gives an empty one.
 func secret(password string) credential.Credential {
 	if password == "" {
-		return credential.New("", "", "", "", "", "")
+		return credential.New(credential.Login{})
 	}
-	return credential.New("tenant", password, "", "", "", "")
+	return credential.New(credential.Login{Username: "tenant", Password: password})
 }
 
 // begin begins a pull of a name that no image has.

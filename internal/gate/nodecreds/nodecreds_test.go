@@ -85,7 +85,7 @@ func (n *node) want(repository, password string, want bool) {
 }
 
 func (n *node) id(password string) credential.ID {
-	return n.key.ID(credential.New("u", password, "", "", "", ""))
+	return n.key.ID(credential.New(credential.Login{Username: "u", Password: password}))
 }
 
 func (n *node) logged(what string, times int) {

@@ -426,5 +426,5 @@ func secret(name, uid string, keys ...string) *corev1.Secret {
 
 // id is the ID of the credential that secret makes for a registry.
 func (w *world) id(registry, uid string) credential.ID {
-	return w.key.ID(credential.New(registry, uid, "", "", "", ""))
+	return w.key.ID(credential.New(credential.Login{Username: registry, Password: uid}))
 }

@@ -187,7 +187,7 @@ func (w *world) dial() *grpc.ClientConn {
 }
 
 func secret(password string) credential.Credential {
-	return credential.New("tenant", password, "", "", "", "")
+	return credential.New(credential.Login{Username: "tenant", Password: password})
 }
 
 func (w *world) id(password string) credential.ID { return w.key.ID(secret(password)) }

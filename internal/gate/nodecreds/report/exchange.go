@@ -101,7 +101,7 @@ func (a answered) report(key credential.Key) Report {
 	images := map[credential.ID][]string{}
 	for _, pattern := range slices.Sorted(maps.Keys(a.accounts)) {
 		// As in the kubelet's call to the runtime: only these two fields are set.
-		id := key.ID(credential.New(a.accounts[pattern].Username, a.accounts[pattern].Password, "", "", "", ""))
+		id := key.ID(credential.New(credential.Login{Username: a.accounts[pattern].Username, Password: a.accounts[pattern].Password}))
 		if id != "" {
 			images[id] = append(images[id], pattern)
 		}

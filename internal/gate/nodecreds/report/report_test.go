@@ -47,7 +47,7 @@ func (n node) report(request, answer string) (report.Report, error) {
 }
 
 func (n node) id(user, password string) string {
-	return string(n.key.ID(credential.New(user, password, "", "", "", "")))
+	return string(n.key.ID(credential.New(credential.Login{Username: user, Password: password})))
 }
 
 // want compares the images of a report, by credential ID.
