@@ -12,7 +12,6 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
-	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
 const manifestsLong = `Print the Kubernetes objects with which a cluster uses pullgate-policyd as its
@@ -130,7 +129,7 @@ func (f *manifestsFlags) read() (errs []error) {
 		f.Templates = c.PodTemplates
 	}
 	if f.policies != "" {
-		policies, err := webhook.ReadManifestPolicies(f.policies, policyfiles.Kinds())
+		policies, err := webhook.ReadManifestPolicies(f.policies)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("--policies:\n%w", err))
 		}

@@ -59,7 +59,7 @@ func start(tb testing.TB, policies map[string]string, trustedRoot []byte, settin
 		settings = append(settings, "trustedRoot: "+paths.TrustedRoot)
 	}
 	var err error
-	w.set, err = policyfiles.Read(paths, policyfiles.Kinds())
+	w.set, err = policyfiles.Read(paths)
 	w.must(err)
 	w.rules = policyfiles.Requirements(w.set)
 	w.policyd, err = node.StartPolicyd(tb.Context(), filepath.Join(w.dir, "policyd"), paths.Folder, settings...)

@@ -104,7 +104,7 @@ func (p *policies) fields() []string {
 // openPolicies reads the policy files.
 func openPolicies(o Options, m *metrics.Metrics, store policyclient.EndorsementStore) (*policies, error) {
 	p := &policies{
-		log: o.Log.WithName("policies"), metrics: m, watcher: policyfiles.NewWatcher(policyfiles.Kinds()), from: viewSource(o.Config), config: o.Config.Admission,
+		log: o.Log.WithName("policies"), metrics: m, watcher: policyfiles.NewWatcher(), from: viewSource(o.Config), config: o.Config.Admission,
 		grace: o.Config.RegistryUnavailableGrace.Value(), store: store, endorsing: policyclient.NewEndorserState(), kubelet: make(chan string, 1),
 	}
 	set, err := p.watcher.Load(policyPaths(p.config))

@@ -83,7 +83,7 @@ func Examine(ctx context.Context, host doctor.Host, c config.Config) Preflight {
 
 // examinePolicies reads the policy files as the daemon does.
 func (p *Preflight) examinePolicies(c config.Config) {
-	set, err := policyfiles.Read(policyPaths(c.Admission), policyfiles.Kinds())
+	set, err := policyfiles.Read(policyPaths(c.Admission))
 	if err != nil {
 		for _, e := range safetext.Split(err) {
 			field, none := "admission.policies", `or set "" for no policies`

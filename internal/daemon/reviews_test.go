@@ -43,7 +43,7 @@ func (p *policyd) Review(_ context.Context, r *policyv1.ReviewRequest) (*policyv
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.asked++
-	set, err := policyfiles.Read(policyfiles.Paths{Folder: p.folder}, policyfiles.Kinds())
+	set, err := policyfiles.Read(policyfiles.Paths{Folder: p.folder})
 	if err != nil || set.Hash != r.GetPolicyHash() {
 		return nil, status.Error(codes.FailedPrecondition, "other policy files")
 	}

@@ -45,7 +45,7 @@ func (n Node) policies(ctx context.Context) []Finding {
 	if a.Policies == "" {
 		return nil
 	}
-	set, err := policyfiles.Read(policyfiles.Paths{Folder: n.path(a.Policies), TrustedRoot: n.trustedRoot()}, policyfiles.Kinds())
+	set, err := policyfiles.Read(policyfiles.Paths{Folder: n.path(a.Policies), TrustedRoot: n.trustedRoot()})
 	if errors.Is(err, fs.ErrPermission) {
 		return []Finding{unknown("run it as root", "the policy files cannot be read: %v", err)}
 	}

@@ -62,7 +62,7 @@ func (n *testNode) reviews() *policyServer {
 	n.units["pullgate-policyd.socket"] = "LoadState=loaded\nUnitFileState=enabled"
 	n.units["pullgate-policyd.service"] = "LoadState=loaded\nBindPaths=\nBindReadOnlyPaths=/etc/pullgate:/etc/pullgate:rbind -/etc/ssl:/etc/ssl:rbind"
 	n.process(strconv.Itoa(os.Getpid()), "systemd", "/sbin/init") // it keeps all sockets
-	set, err := policyfiles.Read(policyfiles.Paths{Folder: n.path("/etc/pullgate/policies")}, policyfiles.Kinds())
+	set, err := policyfiles.Read(policyfiles.Paths{Folder: n.path("/etc/pullgate/policies")})
 	n.must(err)
 	s := &policyServer{hash: set.Hash}
 	n.servePolicies(s)

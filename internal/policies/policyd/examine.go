@@ -23,7 +23,7 @@ func Examine(ctx context.Context, c config.Policyd) (warnings []string, err erro
 	if err := nodeSocketOf(c).CheckUnit(ctx, nil); err != nil {
 		errs = append(errs, err)
 	}
-	set, err := policyfiles.Read(paths(c), policyfiles.Kinds())
+	set, err := policyfiles.Read(paths(c))
 	if err != nil {
 		errs = append(errs, fmt.Errorf("policies:\n%w", err))
 	}

@@ -24,7 +24,6 @@ type policies struct {
 	log     klog.Logger
 	metrics *metrics
 	paths   policyfiles.Paths
-	kinds   []policyfiles.Kind
 	// namespaces has the labels for restrictions; nil if there is no webhook.
 	namespaces *namespaces
 	// signatures has images verified.
@@ -67,8 +66,8 @@ func satisfies(v, want policyfiles.Version, signatures bool) bool {
 
 // openPolicies reads the policy files, and the kubeconfigs that they name.
 func openPolicies(c config.Policyd, n *namespaces, s *verify.Service, m *metrics, log klog.Logger) (*policies, error) {
-	p := &policies{log: log, metrics: m, paths: paths(c), kinds: policyfiles.Kinds(), namespaces: n, signatures: s}
-	p.watcher = policyfiles.NewWatcher(p.kinds)
+	p := &policies{log: log, metrics: m, paths: paths(c), namespaces: n, signatures: s}
+	p.watcher = policyfiles.NewWatcher()
 	p.chain = admission.New(admission.Rules{}, admission.Options{OnPanic: p.panicked})
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -134,7 +133,7 @@ func (p *policies) with(want policyfiles.Version, signatures bool) *inUse {
 	}
 	p.readings.Add(1)
 	p.sought = policyfiles.Version{}
-	set, err := policyfiles.Read(p.paths, p.kinds)
+	set, err := policyfiles.Read(p.paths)
 	if err != nil {
 		return nil // reload and poll report errors
 	}
@@ -190,8 +189,8 @@ func (p *policies) useLocked(set *policyfiles.Set) error {
 	if signed.Verifies() {
 		p.metrics.VerifiesSignatures(registry.Outcomes(), verify.Outcomes())
 	}
-	counts := make([]any, 0, 2*len(p.kinds))
-	for _, k := range p.kinds {
+	var counts []any
+	for _, k := range policyfiles.Kinds() {
 		counts = append(counts, k.Name, set.Len(k.Name))
 	}
 	p.log.Info("Policies read", "policies", p.paths.Folder, "hash", set.Hash, "trustedRoot", signed.TrustedRoot(), "ignored", set.Ignored, "kinds", counts)

@@ -60,7 +60,7 @@ func TestRequestsForOtherFilesShareAReading(t *testing.T) {
 
 	// Files whose kubeconfig cannot be read are not used, and are in the log once.
 	write("scan.yaml", "imagePolicy: {kubeConfigFile: /absent}\n")
-	wanted, err := policyfiles.Read(p.paths, p.kinds)
+	wanted, err := policyfiles.Read(p.paths)
 	if err != nil {
 		t.Fatal(err)
 	}

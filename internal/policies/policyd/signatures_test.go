@@ -94,7 +94,7 @@ func prepareSigned(t *testing.T, v *verifier) *process {
 // set returns the policy files and the trusted root as they are.
 func (p *process) set() *policyfiles.Set {
 	p.Helper()
-	set, err := policyfiles.Read(policyfiles.Paths{Folder: p.config.Policies, TrustedRoot: p.config.TrustedRoot}, policyfiles.Kinds())
+	set, err := policyfiles.Read(policyfiles.Paths{Folder: p.config.Policies, TrustedRoot: p.config.TrustedRoot})
 	must(p, err)
 	return set
 }

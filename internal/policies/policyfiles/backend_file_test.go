@@ -25,7 +25,7 @@ func readBackends(t *testing.T, pairs ...string) (*policyfiles.Backends, string,
 			t.Fatal(err)
 		}
 	}
-	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir}, policyfiles.Kinds())
+	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir})
 	return policyfiles.BackendsOf(set), dir, err
 }
 

@@ -65,11 +65,6 @@ func (s *Backends) Warnings() []string {
 	return all
 }
 
-// backendFileKind returns the kind of policy files that name backends.
-func backendFileKind() Kind {
-	return Kind{Name: BackendKind, Key: backendKey, Read: func(list []File) (Policies, error) { return LoadBackends(list) }}
-}
-
 // BackendsOf returns the backends of a folder; nil if it has none.
 func BackendsOf(s *Set) *Backends { return Of[*Backends](s, BackendKind) }
 

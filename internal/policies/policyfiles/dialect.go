@@ -23,7 +23,7 @@ type dialectPolicy struct {
 }
 
 // loadDialect reads files with parse: all of them or none. The error joins all errors of all files; each begins with the name of the file.
-func loadDialect(files []requirement.File, parse func(data []byte) dialectPolicy) (*requirement.Policies, error) {
+func loadDialect(files []File, parse func(data []byte) dialectPolicy) (*requirement.Policies, error) {
 	var (
 		all    []dialectPolicy
 		errs   []error

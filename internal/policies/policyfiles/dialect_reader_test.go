@@ -6,20 +6,21 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 )
 
 // A dialect is the function Load of a dialect.
-type dialect func(files []requirement.File, now time.Time) (*requirement.Policies, error)
+type dialect func(files []policyfiles.File, now time.Time) (*requirement.Policies, error)
 
 // now is a time at which the certificates of testdata are valid.
 func now() time.Time { return time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC) }
 
 // loadDialect reads files with the names a.yaml, b.yaml, …
 func (r dialect) Load(texts ...string) (*requirement.Policies, error) {
-	var files []requirement.File
+	var files []policyfiles.File
 	for i, text := range texts {
-		files = append(files, requirement.File{Name: fmt.Sprintf("%c.yaml", 'a'+i), Data: []byte(text)})
+		files = append(files, policyfiles.File{Name: fmt.Sprintf("%c.yaml", 'a'+i), Data: []byte(text)})
 	}
 	return r(files, now())
 }

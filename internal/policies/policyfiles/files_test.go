@@ -69,7 +69,7 @@ func put(tb testing.TB, path, content string) {
 }
 
 func read(dir string) (*policyfiles.Set, error) {
-	return policyfiles.Read(policyfiles.Paths{Folder: dir}, kinds())
+	return policyfiles.ReadKinds(policyfiles.Paths{Folder: dir}, kinds())
 }
 
 func TestReadReadsAllKinds(t *testing.T) {
@@ -92,7 +92,7 @@ func TestReadReadsAllKinds(t *testing.T) {
 }
 
 func TestReadOfNoFolderAndOfAnEmptyOne(t *testing.T) {
-	s, err := policyfiles.Read(policyfiles.Paths{NamespaceLabels: "/absent"}, kinds())
+	s, err := policyfiles.ReadKinds(policyfiles.Paths{NamespaceLabels: "/absent"}, kinds())
 	if s != nil || err != nil || s.Len("Note") != 0 || policyfiles.Of[notes](s, "Note") != nil {
 		t.Errorf("no folder: %v, %v; want nil, nil", s, err)
 	}
@@ -267,7 +267,7 @@ func TestReadNamespaceLabels(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "namespaces.yaml")
 	load := func(text string) (*policyfiles.Set, error) {
 		put(t, path, text)
-		return policyfiles.Read(policyfiles.Paths{Folder: dir, NamespaceLabels: path}, kinds())
+		return policyfiles.ReadKinds(policyfiles.Paths{Folder: dir, NamespaceLabels: path}, kinds())
 	}
 	s, err := load("team-a: {tier: dev, kubernetes.io/metadata.name: team-a}\nteam-b:\nteam-c: {'n': '1'}\n")
 	want := map[string]map[string]string{
@@ -301,11 +301,11 @@ func TestReadNamespaceLabels(t *testing.T) {
 		t.Errorf("writable by all: %v", err)
 	}
 	must(t, os.Remove(path))
-	if _, err := policyfiles.Read(policyfiles.Paths{Folder: dir, NamespaceLabels: path}, kinds()); err == nil || strings.Count(err.Error(), path) != 1 {
+	if _, err := policyfiles.ReadKinds(policyfiles.Paths{Folder: dir, NamespaceLabels: path}, kinds()); err == nil || strings.Count(err.Error(), path) != 1 {
 		t.Errorf("absent: %v; want an error with the path once", err)
 	}
 	must(t, syscall.Mkfifo(path, 0o644))
-	if _, err := policyfiles.Read(policyfiles.Paths{Folder: dir, NamespaceLabels: path}, kinds()); err == nil || err.Error() != path+": not a regular file" {
+	if _, err := policyfiles.ReadKinds(policyfiles.Paths{Folder: dir, NamespaceLabels: path}, kinds()); err == nil || err.Error() != path+": not a regular file" {
 		t.Errorf("a pipe: %v", err)
 	}
 }
@@ -318,11 +318,11 @@ func TestAnyOwner(t *testing.T) {
 	for _, p := range []string{dir, path, labels} {
 		must(t, os.Chmod(p, 0o777))
 	}
-	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir, NamespaceLabels: labels, AnyOwner: true}, kinds())
+	set, err := policyfiles.ReadKinds(policyfiles.Paths{Folder: dir, NamespaceLabels: labels, AnyOwner: true}, kinds())
 	if err != nil || set.Len("Note") != 1 || set.NamespaceLabels["team"]["a"] != "b" {
 		t.Errorf("Read = %v, %v; want a policy and labels", set, err)
 	}
-	if _, err := policyfiles.Read(policyfiles.Paths{Folder: dir, NamespaceLabels: labels}, kinds()); err == nil {
+	if _, err := policyfiles.ReadKinds(policyfiles.Paths{Folder: dir, NamespaceLabels: labels}, kinds()); err == nil {
 		t.Error("Read without AnyOwner = nil; want errors")
 	}
 }
@@ -360,7 +360,7 @@ func TestVolume(t *testing.T) {
 	} {
 		dir, data := volume(t, tc.mode, "a.yaml", note("a"))
 		must(t, tc.change(dir, data))
-		set, err := policyfiles.Read(policyfiles.Paths{Folder: dir, Volume: true}, kinds())
+		set, err := policyfiles.ReadKinds(policyfiles.Paths{Folder: dir, Volume: true}, kinds())
 		if tc.want == "" && (err != nil || !slices.Equal(policyfiles.Of[notes](set, "Note"), notes{"a"}) || len(set.Ignored) > 0) || tc.want != "" && (err == nil || !strings.HasSuffix(err.Error(), tc.want)) {
 			t.Errorf("%s: %v; want %q", name, err, tc.want)
 		}
@@ -374,7 +374,7 @@ func TestVolume(t *testing.T) {
 	}
 	for _, path := range []string{dir, data, data + "/a.yaml"} {
 		must(t, os.Chown(path, 1000, 0))
-		if _, err := policyfiles.Read(policyfiles.Paths{Folder: dir, Volume: true}, kinds()); err == nil || !strings.Contains(err.Error(), "owned by user 1000") {
+		if _, err := policyfiles.ReadKinds(policyfiles.Paths{Folder: dir, Volume: true}, kinds()); err == nil || !strings.Contains(err.Error(), "owned by user 1000") {
 			t.Errorf("%s of another user: %v; want an error", path, err)
 		}
 		must(t, os.Chown(path, 0, 0))

@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
 // Limits of a folder.
@@ -26,12 +28,8 @@ const (
 // scanTries is how often a folder is read again whose ..data is replaced in the meantime.
 const scanTries = 3
 
-// A File is a policy file.
-type File struct {
-	// Name is the path of the file, for errors.
-	Name string
-	Data []byte
-}
+// A File is a policy file that was read.
+type File = restriction.File
 
 // contents are what the paths hold at one moment. Errors are a part of them.
 type contents struct {
@@ -170,7 +168,7 @@ func (c *contents) readFiles(root *os.Root, p Paths, names []string) error {
 		}
 		add(h, []byte(name))
 		add(h, data)
-		c.files = append(c.files, File{filepath.Join(p.Folder, name), data})
+		c.files = append(c.files, File{Name: filepath.Join(p.Folder, name), Data: data})
 	}
 	c.hash = fmt.Sprintf("%x", h.Sum(nil))
 	return nil

@@ -6,24 +6,22 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
 // Kinds returns the kinds of policy files.
 func Kinds() []Kind {
 	return []Kind{
-		restrictionKind(), backendFileKind(),
-		{Name: KyvernoKind, APIVersions: []string{KyvernoVersion}, Read: readBy(LoadKyverno)},
-		{Name: CIPKind, APIVersions: cipVersions(), Read: readBy(LoadCIP)},
-	}
-}
-
-func readBy(load func([]requirement.File, time.Time) (*requirement.Policies, error)) func([]File) (Policies, error) {
-	return func(list []File) (Policies, error) {
-		texts := make([]requirement.File, len(list))
-		for i, f := range list {
-			texts[i] = requirement.File(f)
-		}
-		return load(texts, time.Now())
+		{
+			Name: restriction.Kind, APIVersions: []string{restriction.APIVersion, restriction.ProposedAPIVersion},
+			Read: func(list []File) (Policies, error) { return restriction.Load(list) },
+		},
+		{Name: BackendKind, Key: backendKey, Read: func(list []File) (Policies, error) { return LoadBackends(list) }},
+		{
+			Name: KyvernoKind, APIVersions: []string{KyvernoVersion},
+			Read: func(list []File) (Policies, error) { return LoadKyverno(list, time.Now()) },
+		},
+		{Name: CIPKind, APIVersions: cipVersions(), Read: func(list []File) (Policies, error) { return LoadCIP(list, time.Now()) }},
 	}
 }
 

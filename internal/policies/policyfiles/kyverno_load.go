@@ -21,7 +21,7 @@ const autogenAnnotation = "pod-policies.kyverno.io/autogen-controllers"
 
 // LoadKyverno reads policy files: all of them or none. The error joins all errors of all files; each begins with the name of the file, and names the
 // path of the field, its value and what is allowed, and the line. now is for the notes about certificates that have expired.
-func LoadKyverno(files []requirement.File, now time.Time) (*requirement.Policies, error) {
+func LoadKyverno(files []File, now time.Time) (*requirement.Policies, error) {
 	defaults := map[requirement.Default]string{} // from the default to the file that has it
 	policies, err := loadDialect(files, func(data []byte) dialectPolicy { return parseKyverno(data, now) })
 	if err != nil {

@@ -212,7 +212,7 @@ func TestKyvernoErrorsHaveLines(t *testing.T) {
 func TestExpiredRoot(t *testing.T) {
 	file := kyvernoAttestorsOf("{entries: [{keyless: {issuer: i, subject: s, roots: " + pemText(t, "root.crt") + "}}]}")
 	validKyverno(t, file)
-	p, err := policyfiles.LoadKyverno([]requirement.File{{Name: "a.yaml", Data: []byte(file)}}, now().AddDate(100, 0, 0))
+	p, err := policyfiles.LoadKyverno([]policyfiles.File{{Name: "a.yaml", Data: []byte(file)}}, now().AddDate(100, 0, 0))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -63,8 +63,13 @@ func Of[P Policies](s *Set, kind string) P {
 
 // Read reads paths. It returns a complete set, or an error that joins all errors of all files, each with the path of the file. The set is
 // nil if Paths.Folder is "".
-func Read(p Paths, kinds []Kind) (*Set, error) {
-	return NewWatcher(kinds).Load(p)
+func Read(p Paths) (*Set, error) { return NewWatcher().Load(p) }
+
+// ReadFiles is Read, and also returns the files.
+func ReadFiles(p Paths) (*Set, []File, error) {
+	c := scan(p)
+	set, err := c.decode(p, Kinds())
+	return set, c.files, err
 }
 
 // decode returns the set of contents.

@@ -37,7 +37,7 @@ type Tester struct {
 
 // NewTester reads policies. The error joins all errors of all files; a folder without a policy is one.
 func NewTester(s TestSettings) (*Tester, error) {
-	set, err := Read(Paths{Folder: s.Folder, NamespaceLabels: s.NamespaceLabels, AnyOwner: true}, Kinds())
+	set, err := Read(Paths{Folder: s.Folder, NamespaceLabels: s.NamespaceLabels, AnyOwner: true})
 	if err != nil {
 		return nil, err
 	}

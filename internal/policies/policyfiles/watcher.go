@@ -10,8 +10,8 @@ type Watcher struct {
 	decoded, pending [sha256.Size]byte
 }
 
-// NewWatcher returns a watcher for files of these kinds. It reads nothing before Load.
-func NewWatcher(kinds []Kind) *Watcher { return &Watcher{kinds: kinds} }
+// NewWatcher returns a watcher. It reads nothing before Load.
+func NewWatcher() *Watcher { return &Watcher{kinds: Kinds()} }
 
 // Load reads paths now, as Read does. The following calls of Poll read these paths, also after an error.
 func (w *Watcher) Load(p Paths) (*Set, error) {

@@ -14,7 +14,7 @@ func TestPollReturnsChangesOnceTheyAreComplete(t *testing.T) {
 	dir := folder(t, "a.yaml", note("a"))
 	labels := filepath.Join(t.TempDir(), "namespaces.yaml")
 	put(t, labels, "a: {}")
-	w := policyfiles.NewWatcher(kinds())
+	w := policyfiles.NewWatcherOf(kinds())
 	same := func(when string) {
 		t.Helper()
 		if s, changed, err := w.Poll(); s != nil || changed || err != nil {
@@ -55,7 +55,7 @@ func TestPollReturnsChangesOnceTheyAreComplete(t *testing.T) {
 
 func TestPollReturnsAnErrorOnce(t *testing.T) {
 	dir := folder(t, "a.yaml", note("a"))
-	w := policyfiles.NewWatcher(kinds())
+	w := policyfiles.NewWatcherOf(kinds())
 	_, err := w.Load(policyfiles.Paths{Folder: dir})
 	must(t, err)
 	poll := func(when, want string) {
@@ -83,7 +83,7 @@ func TestPollReturnsAnErrorOnce(t *testing.T) {
 
 func TestLoadOfAnInvalidFolderIsPolled(t *testing.T) {
 	dir := folder(t, "a.yaml", header+"wrong")
-	w := policyfiles.NewWatcher(kinds())
+	w := policyfiles.NewWatcherOf(kinds())
 	if s, err := w.Load(policyfiles.Paths{Folder: dir}); s != nil || err == nil {
 		t.Fatalf("Load = %v, %v; want an error", s, err)
 	}
@@ -111,7 +111,7 @@ func BenchmarkPoll(b *testing.B) {
 	for i := range 1000 {
 		put(b, filepath.Join(dir, "p"+string(rune('a'+i%26))+strings.Repeat("x", i/26)+".yaml"), note(strings.Repeat("x", 1400)))
 	}
-	w := policyfiles.NewWatcher(kinds())
+	w := policyfiles.NewWatcherOf(kinds())
 	b.Run("Load", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {

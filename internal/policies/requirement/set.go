@@ -7,12 +7,6 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-// A File is the content of a policy file. Its name is for errors and notes.
-type File struct {
-	Name string
-	Data []byte
-}
-
 // Policies are what the files of one dialect say. They are immutable.
 type Policies struct {
 	// Rules are in the order of the names of policies, and in a policy in its own order.

@@ -85,7 +85,7 @@ func TestMemoryOfHostileSignatures(t *testing.T) {
 	defer func() { debug.SetGCPercent(percent); debug.SetMemoryLimit(limit) }()
 	dir := t.TempDir()
 	noError(t, os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(signed("signed", "**", "")), 0o600))
-	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir}, policyfiles.Kinds())
+	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir})
 	noError(t, err)
 	s, err := verify.NewService(verify.ServiceOptions{Config: config.DefaultPolicyd(), Log: ktesting.NewLogger(t, ktesting.NewConfig())})
 	noError(t, err)
@@ -140,7 +140,7 @@ func TestMemoryOfHostileSignatures(t *testing.T) {
 func TestWaitForMemoryIsNoAnswer(t *testing.T) {
 	dir := t.TempDir()
 	noError(t, os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(signed("signed", "**", "")), 0o600))
-	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir}, policyfiles.Kinds())
+	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir})
 	noError(t, err)
 	c := config.DefaultPolicyd()
 	c.Limits.Time = "1s"

@@ -102,7 +102,7 @@ func newWorld(t *testing.T, policies ...string) *world {
 	for i, text := range policies {
 		noError(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i, ".yaml")), []byte(text), 0o600))
 	}
-	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir}, policyfiles.Kinds())
+	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir})
 	noError(t, err)
 	w.log = ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	w.Service, err = verify.NewService(verify.ServiceOptions{
@@ -399,7 +399,7 @@ func TestResultsAreCached(t *testing.T) {
 func TestWebhookConnectsToNoLocalAddress(t *testing.T) {
 	dir := t.TempDir()
 	noError(t, os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(signed("signed", "**", "")), 0o600))
-	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir}, policyfiles.Kinds())
+	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir})
 	noError(t, err)
 	s, err := verify.NewService(verify.ServiceOptions{Config: config.DefaultPolicyd(), Log: ktesting.NewLogger(t, ktesting.NewConfig())})
 	noError(t, err)

@@ -4,9 +4,10 @@ import (
 	"fmt"
 	"path/filepath"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
-	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // maxConfigMap is the limit of Kubernetes for the content of a ConfigMap.
@@ -22,21 +23,14 @@ type ManifestPolicies struct {
 }
 
 // ReadManifestPolicies reads a folder of policy files, regardless of who can write to it. The error joins all errors of all files.
-func ReadManifestPolicies(folder string, kinds []policyfiles.Kind) (*ManifestPolicies, error) {
-	p := &ManifestPolicies{contents: map[string]string{}}
-	recorded := make([]policyfiles.Kind, len(kinds))
-	for i, k := range kinds {
-		recorded[i] = k
-		recorded[i].Read = func(list []policyfiles.File) (policyfiles.Policies, error) {
-			for _, f := range list {
-				p.contents[filepath.Base(f.Name)] = string(f.Data)
-			}
-			return k.Read(list)
-		}
-	}
-	set, err := policyfiles.Read(policyfiles.Paths{Folder: folder, AnyOwner: true}, recorded)
+func ReadManifestPolicies(folder string) (*ManifestPolicies, error) {
+	set, files, err := policyfiles.ReadFiles(policyfiles.Paths{Folder: folder, AnyOwner: true})
 	if err != nil {
 		return nil, err
+	}
+	p := &ManifestPolicies{contents: map[string]string{}}
+	for _, f := range files {
+		p.contents[filepath.Base(f.Name)] = string(f.Data)
 	}
 	for name := range p.contents {
 		for _, detail := range validation.IsConfigMapKey(name) {

@@ -24,7 +24,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
-	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write the golden files")
@@ -51,7 +50,7 @@ func manifestOptions(t *testing.T) webhook.ManifestOptions {
 func withManifestPolicies(t *testing.T, folder string) webhook.ManifestOptions {
 	t.Helper()
 	o := manifestOptions(t)
-	o.Policies = mustManifest[*webhook.ManifestPolicies](t)(webhook.ReadManifestPolicies(folder, policyfiles.Kinds()))
+	o.Policies = mustManifest[*webhook.ManifestPolicies](t)(webhook.ReadManifestPolicies(folder))
 	return o
 }
 
@@ -339,7 +338,7 @@ func TestPoliciesMustFitIntoAConfigMap(t *testing.T) {
 		t.Errorf("1.2 MiB: %v", err)
 	}
 	write("b.yaml", "kind: x")
-	if _, err := webhook.ReadManifestPolicies(dir, policyfiles.Kinds()); err == nil || !strings.Contains(err.Error(), dir+"/b.yaml: kind: Unsupported value") {
+	if _, err := webhook.ReadManifestPolicies(dir); err == nil || !strings.Contains(err.Error(), dir+"/b.yaml: kind: Unsupported value") {
 		t.Errorf("an invalid file: %v", err)
 	}
 	write("b.yaml", "# empty")
@@ -349,7 +348,7 @@ func TestPoliciesMustFitIntoAConfigMap(t *testing.T) {
 	if err := os.Remove(dir + "/b.yaml"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := webhook.ReadManifestPolicies(dir, policyfiles.Kinds()); err == nil || !strings.Contains(err.Error(), "a b.yaml: not a key of a ConfigMap") {
+	if _, err := webhook.ReadManifestPolicies(dir); err == nil || !strings.Contains(err.Error(), "a b.yaml: not a key of a ConfigMap") {
 		t.Errorf("a file with a space: %v", err)
 	}
 }
