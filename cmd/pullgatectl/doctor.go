@@ -73,7 +73,7 @@ runtime is asked once, without credentials, and each webhook, unless --no-networ
 			n.Config = config.Default()
 		}
 		n.Status, n.StatusErr = statusFor(cmd.Context(), c, n.Config.Admin.Listen)
-		found := n.Examine(cmd.Context())
+		found := n.Examine(cmd.Context(), doctor.OnRequest)
 		if err := cmd.Context().Err(); err != nil {
 			return err
 		}

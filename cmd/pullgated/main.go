@@ -128,17 +128,25 @@ func check(cmd *cobra.Command, path string, load func() (config.Config, bool, er
 	if !found {
 		state = "not found: using defaults"
 	}
-	p := daemon.Examine(cmd.Context(), doctor.Host{}, c)
-	if err := program.CheckConfigAccess(path); err != nil {
-		p.Warnings = append(p.Warnings, fmt.Errorf("%w; %s", err, program.HintOf(err)))
+	var warnings []string
+	var refused []error
+	for _, f := range (doctor.Node{Config: c, ConfigPath: path}).Examine(cmd.Context(), doctor.BeforeStart) {
+		if f.Level == doctor.Fail {
+			refused = append(refused, errors.New(f.String()))
+		} else {
+			warnings = append(warnings, f.String())
+		}
 	}
-	for _, w := range p.Warnings {
-		if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "pullgated: warning: %v\n", w); err != nil {
+	if err := program.CheckConfigAccess(path); err != nil {
+		warnings = append(warnings, fmt.Sprintf("%v; %s", err, program.HintOf(err)))
+	}
+	for _, w := range warnings {
+		if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "pullgated: warning: %s\n", w); err != nil {
 			return err
 		}
 	}
-	if len(p.Errors) > 0 {
-		return program.Usagef("configuration %s: pullgated would not start:\n%w", path, errors.Join(p.Errors...))
+	if len(refused) > 0 {
+		return program.Usagef("configuration %s: pullgated would not start:\n%w", path, errors.Join(refused...))
 	}
 	source := c.PodSource.Kubeconfig
 	if source == "" {

@@ -18,8 +18,6 @@ type decisionLog struct {
 	dropped atomic.Uint64
 }
 
-const decisionLogHint = `set decisionLog.path to a file of its own in a directory that exists and that pullgated may write, or to "" for none`
-
 // openDecisions opens the configured log of decisions, nil if there is none.
 func openDecisions(o Options, m *metrics.Metrics) (*decisionLog, error) {
 	l := &decisionLog{path: o.Config.DecisionLog.Path}
@@ -33,7 +31,7 @@ func openDecisions(o Options, m *metrics.Metrics) (*decisionLog, error) {
 	log, err := decisionlog.Open(decisionlog.Options{Path: l.path, Dropped: dropped, Journal: o.Log.WithName("decisionLog")})
 	if err != nil {
 		return nil, program.WithHint(fmt.Errorf("open decisionLog.path: %w", err),
-			decisionLogHint)
+			decisionlog.PathHint)
 	}
 	l.Log = log
 	return l, nil

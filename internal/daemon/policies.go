@@ -37,14 +37,6 @@ func policyPaths(c config.Admission) policyfiles.Paths {
 	return policyfiles.Paths{Folder: c.Policies, NamespaceLabels: c.NamespaceLabels, TrustedRoot: c.TrustedRoot}
 }
 
-// viewSource returns where the views of pods come from.
-func viewSource(c config.Config) restriction.Source {
-	if c.PodSource.Kubeconfig == "" {
-		return restriction.Node
-	}
-	return restriction.NodeWithPodSource
-}
-
 // policies keeps a chain up to date with the policy files and the section admission of the configuration. reload, poll, list, followed and the
 // chain may be called concurrently.
 type policies struct {
@@ -104,7 +96,7 @@ func (p *policies) fields() []string {
 // openPolicies reads the policy files.
 func openPolicies(o Options, m *metrics.Metrics, store policyclient.EndorsementStore) (*policies, error) {
 	p := &policies{
-		log: o.Log.WithName("policies"), metrics: m, watcher: policyfiles.NewWatcher(), from: viewSource(o.Config), config: o.Config.Admission,
+		log: o.Log.WithName("policies"), metrics: m, watcher: policyfiles.NewWatcher(), from: restriction.SourceOf(o.Config.PodSource.Kubeconfig != ""), config: o.Config.Admission,
 		grace: o.Config.RegistryUnavailableGrace.Value(), store: store, endorsing: policyclient.NewEndorserState(), kubelet: make(chan string, 1),
 	}
 	set, err := p.watcher.Load(policyPaths(p.config))
@@ -230,7 +222,7 @@ func (p *policies) compareKubelet(ctx context.Context, host doctor.Host) {
 			return
 		case root := <-p.kubelet:
 			limited, cancel := context.WithTimeout(ctx, kubeletLimit)
-			if err := examineKubelet(limited, host, root); err != nil && ctx.Err() == nil {
+			if err := host.CheckRoot(limited, "", root); err != nil && ctx.Err() == nil {
 				p.log.Error(err, "Volumes of pods may count as hostPath, compare admission.kubeletRoot with the kubelet")
 			}
 			cancel()

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -276,11 +275,14 @@ func TestExamineOfBackends(t *testing.T) {
 	c := p.options.Config
 	c.StateDir, c.Listen, c.Metrics.Listen, c.Admin.Listen = t.TempDir(), "unix://"+filepath.Join(t.TempDir(), "l"), "", ""
 	warnings := func() string {
-		got := Examine(t.Context(), doctor.Host{}, c)
-		if len(got.Errors) > 0 {
-			t.Errorf("errors %v; want warnings only", got.Errors)
+		text := ""
+		for _, f := range (doctor.Node{Config: c}).Examine(t.Context(), doctor.BeforeStart) {
+			if f.Level != doctor.Warn {
+				t.Errorf("%v; want warnings only", f)
+			}
+			text += f.String() + "\n"
 		}
-		return errors.Join(got.Warnings...).Error()
+		return text
 	}
 	for _, want := range []string{
 		"admission.policies: " + p.dir + "/scanner.yaml: imagePolicy.defaultAllow: absent: pullgate admits images",

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
@@ -77,7 +78,7 @@ func TestSignaturesFollowPoliciesAndTrustedRoot(t *testing.T) {
 }
 
 // A rule that relies on the trusted root can never be met without one.
-func TestPreflightWantsTheTrustedRoot(t *testing.T) {
+func TestStartWantsTheTrustedRoot(t *testing.T) {
 	p := newPolicyTest(t)
 	must(t, os.WriteFile(filepath.Join(p.dir, "signed.yaml"), []byte(signedImages), 0o600))
 	for _, root := range []string{"", "root.json"} {
@@ -86,11 +87,11 @@ func TestPreflightWantsTheTrustedRoot(t *testing.T) {
 			c.Admission.TrustedRoot = filepath.Join(t.TempDir(), root)
 			must(t, os.WriteFile(c.Admission.TrustedRoot, []byte("{}"), 0o600))
 		}
-		var found Preflight
-		found.examinePolicies(c)
 		text := ""
-		for _, f := range found.Errors {
-			text += f.Error() + "\n"
+		for _, f := range (doctor.Node{Config: c}).Examine(t.Context(), doctor.BeforeStart) {
+			if f.Level == doctor.Fail {
+				text += f.String() + "\n"
+			}
 		}
 		if got := strings.Contains(text, "a policy relies on the trusted root"); got != (root == "") {
 			t.Errorf("trusted root %q: problems %q", root, text)

@@ -31,15 +31,15 @@ func TestVersionsOfCRIO(t *testing.T) {
 	} {
 		n := newCRIO(t)
 		n.Status.Runtime.Name, n.Status.Runtime.Version = tc.name, tc.version
-		wantFinding(t, n.Examine(t.Context()), "versions", tc.level, tc.found)
+		wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "versions", tc.level, tc.found)
 	}
 	// Without the daemon the check runs the CRI-O program.
 	n := newCRIO(t)
 	n.Status.Runtime.Name, n.Status.Runtime.Version = "", ""
 	n.process(strconv.Itoa(os.Getpid()), "crio")
 	n.versions[os.Getpid()] = "crio version 1.36.3\n"
-	wantFinding(t, n.Examine(t.Context()), "versions", doctor.OK, "CRI-O is version 1.36.3")
-	wantFinding(t, n.Examine(t.Context()), "cri-o", doctor.OK, "holds no credentials of namespaces")
+	wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "versions", doctor.OK, "CRI-O is version 1.36.3")
+	wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "cri-o", doctor.OK, "holds no credentials of namespaces")
 }
 
 func TestCredentialsOfNamespacesNeedTheSetting(t *testing.T) {
@@ -55,19 +55,19 @@ func TestCredentialsOfNamespacesNeedTheSetting(t *testing.T) {
 		},
 	} {
 		n := newCRIO(t)
-		wantFinding(t, n.Examine(t.Context()), "cri-o", doctor.OK, "holds no credentials of namespaces")
+		wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "cri-o", doctor.OK, "holds no credentials of namespaces")
 		change(n)
-		all := n.Examine(t.Context())
+		all := n.Examine(t.Context(), doctor.OnRequest)
 		wantFinding(t, all, "cri-o", doctor.Fail, "such a pull opens the image to every pod")
 		if !doctor.Failed(all) {
 			t.Errorf("%s: doctor does not fail", name)
 		}
 		n.Config.RuntimeCredentials = "perNamespace"
-		wantFinding(t, n.Examine(t.Context()), "cri-o", doctor.OK, "runtimeCredentials is perNamespace")
+		wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "cri-o", doctor.OK, "runtimeCredentials is perNamespace")
 		// Another runtime does not read these files.
 		n.Config.RuntimeCredentials = "none"
 		n.Status.Runtime.Name, n.Status.Runtime.Version = "containerd", "2.1.4"
-		if all := n.Examine(t.Context()); doctor.Failed(all) {
+		if all := n.Examine(t.Context(), doctor.OnRequest); doctor.Failed(all) {
 			t.Errorf("%s, with containerd: doctor fails: %+v", name, all)
 		}
 	}
@@ -76,13 +76,13 @@ func TestCredentialsOfNamespacesNeedTheSetting(t *testing.T) {
 func TestSearchRegistriesOfShortNames(t *testing.T) {
 	n := newCRIO(t)
 	n.file("/etc/containers/registries.conf", 0o644, "unqualified-search-registries = [\"docker.io\"]\n")
-	for _, f := range n.Examine(t.Context()) {
+	for _, f := range n.Examine(t.Context(), doctor.OnRequest) {
 		if f.Check == "cri-o" && f.Level != doctor.OK {
 			t.Errorf("with docker.io alone: %+v; want nothing", f)
 		}
 	}
 	n.file("/etc/containers/registries.conf.d/10.conf", 0o644, "unqualified-search-registries = [\"quay.io\", \"docker.io\"]\n")
-	wantFinding(t, n.Examine(t.Context()), "cri-o", doctor.Warn, "10.conf has CRI-O look for short names in quay.io")
+	wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "cri-o", doctor.Warn, "10.conf has CRI-O look for short names in quay.io")
 	n.file("/etc/containers/registries.conf", 0o644, "[[")
-	wantFinding(t, n.Examine(t.Context()), "cri-o", doctor.Unknown, "registries.conf")
+	wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "cri-o", doctor.Unknown, "registries.conf")
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/records/offline"
 	"github.com/pullgate/pullgate/pkg/policy"
+	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
 // configuration checks the file that the daemon reads.
@@ -127,7 +128,7 @@ func policyOf(configuration string) string {
 
 // recorded checks the content of the store, through the daemon or, without it, in the file.
 func (n Node) recorded(ctx context.Context) []Finding {
-	path := filepath.Join(n.Config.StateDir, "records.db")
+	path := filepath.Join(n.Config.StateDir, tracker.StoreFile)
 	var all []Finding
 	if s := n.Status.GetStore(); s != nil {
 		if d := s.GetDistrust(); d != nil {
@@ -176,7 +177,7 @@ func (n Node) state(context.Context) []Finding {
 	}
 	all := private(info, dir, 0o700)
 	present := map[string]bool{}
-	for _, name := range []string{"records.db", "node.key"} {
+	for _, name := range []string{tracker.StoreFile, tracker.KeyFile} {
 		file := filepath.Join(dir, name)
 		info, err := os.Lstat(n.path(file))
 		switch {
@@ -190,7 +191,7 @@ func (n Node) state(context.Context) []Finding {
 			all = append(all, private(info, file, 0o600)...)
 		}
 	}
-	if present["records.db"] != present["node.key"] {
+	if present[tracker.StoreFile] != present[tracker.KeyFile] {
 		all = append(all, warn("restore both from one backup, or let pods prove access again",
 			"records.db or node.key is missing in %s: neither can be used without the other", dir))
 	}

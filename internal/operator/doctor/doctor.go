@@ -57,6 +57,8 @@ type Node struct {
 	// Status is the status of the daemon, and StatusErr is why there is none.
 	Status    *adminv1.GetStatusResponse
 	StatusErr error
+	// Unit is the unit that runs the kubelet; "" searches for one.
+	Unit string
 	// NoNetwork disables requests to other hosts.
 	NoNetwork bool
 	// Kubeconfig is the path of a kubeconfig for the check of webhooks; without it there is no such check. It is not below Root.
@@ -74,41 +76,78 @@ type Node struct {
 	Stale func(ctx context.Context, host Host, listen string) (string, error)
 }
 
+// An Occasion is when checks are run.
+type Occasion uint8
+
+// The occasions.
+const (
+	// OnRequest is pullgatectl doctor.
+	OnRequest Occasion = 1 << iota
+	// BeforeStart is pullgated --check-config: what a start would refuse, or do without. These checks connect to no socket of
+	// pullgated, so that they can run beside a running daemon, and take paths as they are, whatever Root is.
+	BeforeStart
+	// BeforeEnable is pullgatectl node enable: what must be right before the kubelet dials pullgated.
+	BeforeEnable
+)
+
 // A check checks one object.
 type check struct {
 	name string
+	on   Occasion
 	look func(Node, context.Context) []Finding
 }
 
+// checks are all checks of a node, in the order of their findings.
 func checks() []check {
 	return []check{
-		{"configuration", Node.configuration},
-		{"daemon", Node.daemon},
-		{"records", Node.recorded},
-		{"sockets", Node.sockets},
-		{"policies", Node.policies},
-		{"webhook", Node.webhook},
-		{"kubelet", Node.kubelet},
-		{"versions", Node.versions},
-		{"cri-o", Node.crioFiles},
-		{"mirrors", Node.mirrors},
-		{"state", Node.state},
-		{"disk", Node.disk},
-		{"clock", Node.clock},
+		{"configuration", OnRequest, Node.configuration},
+		{"state", BeforeStart, Node.startStateDir},
+		{"listeners", BeforeStart, Node.startListeners},
+		{"decision log", BeforeStart, Node.startDecisionLog},
+		{"sandbox", BeforeStart, Node.startSandbox},
+		{"runtime", BeforeStart, Node.startRuntime},
+		{"kubelet", BeforeStart | BeforeEnable, Node.rootDirectory},
+		{"pod source", BeforeStart, Node.startPodSource},
+		{"policies", BeforeStart, Node.startPolicies},
+		{"daemon", OnRequest, Node.daemon},
+		{"boot", BeforeEnable, Node.boot},
+		{"records", OnRequest, Node.recorded},
+		{"sockets", OnRequest, Node.sockets},
+		{"policies", OnRequest, Node.policies},
+		{"webhook", OnRequest, Node.webhook},
+		{"kubelet", OnRequest, Node.kubelet},
+		{"versions", OnRequest, Node.versions},
+		{"cri-o", OnRequest, Node.crioFiles},
+		{"mirrors", OnRequest, Node.mirrors},
+		{"state", OnRequest, Node.state},
+		{"disk", OnRequest, Node.disk},
+		{"disk", OnRequest | BeforeEnable, Node.space},
+		{"clock", OnRequest, Node.clock},
 	}
 }
 
-// Examine runs every check and returns their findings, in the order of the checks.
-func (n Node) Examine(ctx context.Context) []Finding {
+// Examine runs every check of an occasion and returns their findings, in the order of the checks.
+func (n Node) Examine(ctx context.Context, on Occasion) []Finding {
 	n = n.filled()
 	var all []Finding
 	for _, c := range checks() {
+		if c.on&on == 0 {
+			continue
+		}
 		for _, f := range n.examine(ctx, c) {
 			f.Check, f.Found = c.name, safetext.OneLine(errors.New(f.Found)).Error()
 			all = append(all, f)
 		}
 	}
 	return all
+}
+
+// String returns the finding with its remediation.
+func (f Finding) String() string {
+	if f.Remediation == "" {
+		return f.Found
+	}
+	return f.Found + "; " + f.Remediation
 }
 
 func (n Node) examine(ctx context.Context, c check) (found []Finding) {

@@ -24,7 +24,7 @@ import (
 )
 
 func TestHealthyNodeNeedsNoRemediation(t *testing.T) {
-	all := newNode(t).Examine(t.Context())
+	all := newNode(t).Examine(t.Context(), doctor.OnRequest)
 	seen := map[string]bool{}
 	for _, f := range all {
 		seen[f.Check] = true
@@ -54,7 +54,7 @@ func play(t *testing.T, rows []row) {
 		t.Run(r.name, func(t *testing.T) {
 			n := newNode(t)
 			r.change(n)
-			all := n.Examine(t.Context())
+			all := n.Examine(t.Context(), doctor.OnRequest)
 			fits := 0
 			for _, f := range all {
 				switch {
@@ -122,7 +122,7 @@ func withoutDaemon(t *testing.T, change func(n *testNode)) []doctor.Finding {
 	n := newNode(t)
 	n.Status, n.StatusErr = nil, errors.New("connection refused")
 	change(n)
-	return n.Examine(t.Context())
+	return n.Examine(t.Context(), doctor.OnRequest)
 }
 
 func wantFinding(t *testing.T, all []doctor.Finding, check string, level doctor.Level, found string) {
@@ -206,7 +206,7 @@ func TestSockets(t *testing.T) {
 func TestSocketsNameTheListeningProcess(t *testing.T) {
 	n := newNode(t)
 	n.process(strconv.Itoa(os.Getpid()), "socat")
-	all := n.Examine(t.Context())
+	all := n.Examine(t.Context(), doctor.OnRequest)
 	wantFinding(t, all, "sockets", doctor.Fail, "listen: /run/pullgate/cri.sock is served by socat (process "+strconv.Itoa(os.Getpid())+")")
 }
 
@@ -225,7 +225,7 @@ func TestFailedDialHasItsReason(t *testing.T) {
 		n.Dial = func(context.Context, string, string) (net.Conn, error) {
 			return nil, &net.OpError{Op: "dial", Net: "unix", Err: tc.err}
 		}
-		for _, f := range n.Examine(t.Context()) {
+		for _, f := range n.Examine(t.Context(), doctor.OnRequest) {
 			if strings.HasPrefix(f.Found, "listen: ") && (f.Level != tc.level || !strings.Contains(f.Found, tc.found) || !strings.Contains(f.Remediation, tc.remediation)) {
 				t.Errorf("%v: %+v; want %s: … %s …", tc.err, f, tc.level, tc.found)
 			}
@@ -250,7 +250,7 @@ func TestWithoutRootWhatCannotBeReadIsUnknown(t *testing.T) {
 		}
 	}
 	become(65534)
-	all := n.Examine(t.Context())
+	all := n.Examine(t.Context(), doctor.OnRequest)
 	become(0)
 	for _, f := range all {
 		if f.Level == doctor.Fail || strings.Contains(f.Remediation, "systemctl") {
@@ -283,7 +283,7 @@ func TestDaemonWithAnotherConfigurationIsTheCause(t *testing.T) {
 			n.must(os.RemoveAll(n.path("/run/pullgate")))
 			n.must(os.Remove(n.path("/var/lib/pullgate/records.db"))) // the store is empty, and is read without the daemon
 			fails := 0
-			for _, f := range n.Examine(t.Context()) {
+			for _, f := range n.Examine(t.Context(), doctor.OnRequest) {
 				if f.Level != doctor.Fail {
 					continue
 				}
@@ -299,7 +299,7 @@ func TestDaemonWithAnotherConfigurationIsTheCause(t *testing.T) {
 	n := newNode(t)
 	n.Status.ConfigurationPath, n.Status.ConfigurationFound = "/etc/pullgate/config.yaml", true
 	n.Status.NotListening = []*adminv1.NotListening{{Field: "metrics.listen", Error: "address already in use"}}
-	wantFinding(t, n.Examine(t.Context()), "daemon", doctor.Warn, "metrics.listen is not bound, pullgated tries again: address already in use")
+	wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "daemon", doctor.Warn, "metrics.listen is not bound, pullgated tries again: address already in use")
 }
 
 func TestState(t *testing.T) {
@@ -343,7 +343,7 @@ func TestState(t *testing.T) {
 }
 
 func TestExamineOfTheMachineItselfEnds(t *testing.T) {
-	all := doctor.Node{Config: config.Default(), ConfigPath: filepath.Join(t.TempDir(), "none"), StatusErr: errors.New("none"), NoNetwork: true}.Examine(t.Context())
+	all := doctor.Node{Config: config.Default(), ConfigPath: filepath.Join(t.TempDir(), "none"), StatusErr: errors.New("none"), NoNetwork: true}.Examine(t.Context(), doctor.OnRequest)
 	for _, f := range all {
 		if f.Found == "" || f.Level == "" || f.Level != doctor.OK && f.Remediation == "" {
 			t.Errorf("%+v; want what was found, and what to do", f)
@@ -351,7 +351,7 @@ func TestExamineOfTheMachineItselfEnds(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if got := (doctor.Node{Config: config.Default()}).Examine(ctx); len(got) < 10 {
+	if got := (doctor.Node{Config: config.Default()}).Examine(ctx, doctor.OnRequest); len(got) < 10 {
 		t.Errorf("%d findings once the context has ended; want every check", len(got))
 	}
 }
@@ -359,7 +359,7 @@ func TestExamineOfTheMachineItselfEnds(t *testing.T) {
 func TestPanicOfACheckIsAFinding(t *testing.T) {
 	n := newNode(t)
 	n.Disk = func(string) (disk.Stats, error) { panic("broken") }
-	all := n.Examine(t.Context())
+	all := n.Examine(t.Context(), doctor.OnRequest)
 	wantFinding(t, all, "disk", doctor.Unknown, "the check panicked: broken")
 	wantFinding(t, all, "clock", doctor.OK, "")
 }

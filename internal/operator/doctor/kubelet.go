@@ -3,7 +3,10 @@ package doctor
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
+	"os"
+	"path/filepath"
 
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
@@ -54,6 +57,34 @@ func (n Node) kubeletRoot(s Settings) []Finding {
 		return []Finding{fail(program.HintOf(err), "%v", err)}
 	}
 	return nil
+}
+
+// rootDirectory checks that the volumes of pods are where policies expect them.
+func (n Node) rootDirectory(ctx context.Context) []Finding {
+	if n.Config.Admission.Policies == "" {
+		return nil
+	}
+	err := n.host().CheckRoot(ctx, n.Unit, n.Config.Admission.KubeletRoot)
+	if err == nil {
+		return nil
+	}
+	return []Finding{warn(program.HintOf(err), "%v", err)}
+}
+
+// CheckRoot returns why policies would take the volumes of pods for hostPath volumes. The kubelet of the host shows it;
+// without one, the directory does. unit is the unit that runs the kubelet; "" searches for one.
+func (h Host) CheckRoot(ctx context.Context, unit, root string) error {
+	found, err := h.Discover(ctx, unit)
+	if err != nil {
+		if _, err := os.Stat(filepath.Join(root, "pods")); !errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return fmt.Errorf("admission.kubeletRoot: %s/pods not found; if a kubelet has run on this node, set admission.kubeletRoot to its --root-dir", root)
+	}
+	if found.Running != nil {
+		return found.Running.CheckRoot(root)
+	}
+	return found.Configured.CheckRoot(root)
 }
 
 // kubeletProcesses checks the running kubelets, if no unit shows what a kubelet dials.

@@ -86,7 +86,7 @@ func TestRootDirectoryOfTheKubelet(t *testing.T) {
 			if unit {
 				n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet --container-runtime-endpoint="+ours)
 			}
-			all := n.Examine(t.Context())
+			all := n.Examine(t.Context(), doctor.OnRequest)
 			if policies != "" {
 				wantFinding(t, all, "kubelet", doctor.Fail, found)
 			} else if slices.ContainsFunc(all, func(f doctor.Finding) bool { return strings.Contains(f.Found, "kubeletRoot") }) {
@@ -105,7 +105,7 @@ func TestDropInWithAnEarlierCommandLine(t *testing.T) {
 	body := "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --container-runtime-endpoint=" + ours + " --image-service-endpoint=" + ours + "\n"
 	sum := sha256.Sum256([]byte(body))
 	n.file(dropIn, 0o644, "# Written by pullgatectl node enable, removed by pullgatectl node disable; checksum of the rest: "+hex.EncodeToString(sum[:8])+"\n"+body)
-	all := n.Examine(t.Context())
+	all := n.Examine(t.Context(), doctor.OnRequest)
 	wantFinding(t, all, "kubelet", doctor.OK, "dials /run/pullgate/cri.sock")
 	wantFinding(t, all, "kubelet", doctor.Warn, "changed since pullgatectl node enable wrote "+dropIn)
 }
@@ -114,7 +114,7 @@ func TestKubeletThatHasToBeRestarted(t *testing.T) {
 	n := newNode(t)
 	n.kubeletArgs()
 	n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet --container-runtime-endpoint="+ours)
-	all := n.Examine(t.Context())
+	all := n.Examine(t.Context(), doctor.OnRequest)
 	wantFinding(t, all, "kubelet", doctor.Fail, "kubelet (process 812) dials /run/containerd/containerd.sock (the kubelet's default)")
 	wantFinding(t, all, "kubelet", doctor.Warn, "the kubelet of kubelet.service dials /run/pullgate/cri.sock (/etc/systemd/system/kubelet.service), once it is restarted")
 }
@@ -162,7 +162,7 @@ func TestKubeletByItsUnit(t *testing.T) {
 			for path, content := range tc.files {
 				n.file(path, 0o644, content)
 			}
-			all := n.Examine(t.Context())
+			all := n.Examine(t.Context(), doctor.OnRequest)
 			wantFinding(t, all, "kubelet", tc.level, tc.found)
 			wantFinding(t, all, "versions", doctor.Unknown, "no kubelet process found")
 		})
@@ -174,14 +174,14 @@ func TestK3sWithoutAUnit(t *testing.T) {
 	n.gone(kubeletPID)
 	n.process("900", "k3s-server", "/usr/local/bin/k3s server")
 	n.versions[900] = "k3s version v1.33.5+k3s1 (abc)\ngo version go1.24.6\n"
-	all := n.Examine(t.Context())
+	all := n.Examine(t.Context(), doctor.OnRequest)
 	wantFinding(t, all, "kubelet", doctor.Fail, "k3s-server (process 900) dials /run/k3s/containerd/containerd.sock (k3s itself)")
 	wantFinding(t, all, "versions", doctor.OK, "k3s-server (process 900) is version 1.33.5")
 	n.file("/etc/rancher/k3s/config.yaml", 0o600, "container-runtime-endpoint: "+ours)
-	wantFinding(t, n.Examine(t.Context()), "kubelet", doctor.OK, "(/etc/rancher/k3s/config.yaml)")
+	wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "kubelet", doctor.OK, "(/etc/rancher/k3s/config.yaml)")
 	n.must(os.Remove(n.path("/etc/rancher/k3s/config.yaml")))
 	n.process("900", "k3s-server", "/usr/local/bin/k3s", "server", "--kubelet-arg=container-runtime-endpoint="+ours)
-	wantFinding(t, n.Examine(t.Context()), "kubelet", doctor.OK, "(the command line of process 900)")
+	wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "kubelet", doctor.OK, "(the command line of process 900)")
 }
 
 func TestVersions(t *testing.T) {
@@ -202,9 +202,9 @@ func TestVersions(t *testing.T) {
 	n.Status.Runtime.Name, n.Status.Runtime.Version = "", ""
 	n.process(strconv.Itoa(os.Getpid()), "containerd")
 	n.versions[os.Getpid()] = n.versions[containerdPID]
-	wantFinding(t, n.Examine(t.Context()), "versions", doctor.OK, "containerd is version 2.1.9")
+	wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "versions", doctor.OK, "containerd is version 2.1.9")
 	n.Status.Runtime.Name, n.Status.Runtime.Version = "cri-o", "1.33.1"
-	all := n.Examine(t.Context())
+	all := n.Examine(t.Context(), doctor.OnRequest)
 	wantFinding(t, all, "versions", doctor.Warn, "CRI-O is version 1.33.1")
 	wantFinding(t, all, "mirrors", doctor.Unknown, "which mirrors cri-o has")
 }
@@ -228,7 +228,7 @@ func TestProcessOfAContainerIsNotAKubelet(t *testing.T) {
 			n.process("666", "kubelet", "/evil", "--container-runtime-endpoint="+theirs)
 			n.versions[666] = "Kubernetes v1.1.1"
 			disguise(n)
-			for _, f := range n.Examine(t.Context()) {
+			for _, f := range n.Examine(t.Context(), doctor.OnRequest) {
 				if f.Level != doctor.OK || strings.Contains(f.Found, "process 666") {
 					t.Errorf("%+v; want nothing about it", f)
 				}

@@ -6,7 +6,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
+
+	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
 // How much space a disk should have free: pulls are refused if the disk is full.
@@ -16,7 +19,7 @@ const (
 	littleNodes = 1000
 )
 
-// disk checks the free space of the store's file system.
+// disk checks the file system of the store.
 func (n Node) disk(context.Context) []Finding {
 	dir := n.Config.StateDir
 	d, err := n.Disk(n.path(dir))
@@ -31,22 +34,46 @@ func (n Node) disk(context.Context) []Finding {
 		all = append(all, fail("set stateDir to a directory on a local disk", "%s is on a network file system, and the store locks and maps its file", dir))
 	}
 	if d.Volatile {
-		all = append(all, warn("set stateDir to a directory on a disk", "%s is in memory (tmpfs): a reboot loses all proofs, and marks the images of the node preloaded", dir))
-	}
-	const remediation = "free space there: when it is full, every pull that needs proof is refused"
-	switch {
-	case d.Free < noBytes:
-		all = append(all, fail(remediation, "%s has %d MiB free", dir, d.Free>>20))
-	case d.Free < littleBytes:
-		all = append(all, warn(remediation, "%s has %d MiB free", dir, d.Free>>20))
+		all = append(all, warn("set stateDir to a directory on a disk", "%s", inMemory(dir)))
 	}
 	if d.Inodes > 0 && d.FreeNodes < littleNodes {
 		all = append(all, warn("delete files there: no store can be created or backed up without a free inode", "%s has %d inodes free", dir, d.FreeNodes))
 	}
-	if len(all) == 0 {
-		all = append(all, ok("%s has %d MiB free", dir, d.Free>>20))
-	}
 	return all
+}
+
+// space checks the free space of the store's file system.
+func (n Node) space(context.Context) []Finding {
+	dir := n.Config.StateDir
+	d, err := n.Disk(n.path(dir))
+	for at := dir; errors.Is(err, fs.ErrNotExist) && at != "/"; d, err = n.Disk(n.path(at)) {
+		at = filepath.Dir(at) // pullgated creates the rest
+	}
+	const remediation = "free space there: when it is full, every pull that needs proof is refused"
+	switch {
+	case err != nil:
+		return []Finding{unknown("run it as root", "%s: %v", dir, err)}
+	case d.Free < noBytes:
+		return []Finding{fail(remediation, "%s has %d MiB free, and %d are required", dir, d.Free>>20, littleBytes>>20)}
+	case d.Free < littleBytes:
+		return []Finding{warn(remediation, "%s has %d MiB free, and %d are required", dir, d.Free>>20, littleBytes>>20)}
+	}
+	return []Finding{ok("%s has %d MiB free", dir, d.Free>>20)}
+}
+
+// boot checks that pullgated runs after the next boot: otherwise the node would not work.
+func (n Node) boot(ctx context.Context) []Finding {
+	out, err := n.Run(ctx, "systemctl", "show", "--property=LoadState,UnitFileState", "--", "pullgated.service", "pullgated.socket")
+	if err != nil {
+		return []Finding{unknown("run it as root", "the state of pullgated in systemd: %v", err)}
+	}
+	for l := range strings.Lines(string(out)) {
+		switch strings.TrimSpace(l) {
+		case "UnitFileState=enabled", "UnitFileState=static", "UnitFileState=generated":
+			return nil
+		}
+	}
+	return []Finding{fail("systemctl enable pullgated.service", "pullgated is not enabled: after the next boot the kubelet would reach no runtime")}
 }
 
 // clock compares the clock with earlier times in the store. Proofs have times.
@@ -59,7 +86,7 @@ func (n Node) clock(context.Context) []Finding {
 			newest, of = t, what
 		}
 	}
-	for _, name := range []string{"records.db", "node.key"} {
+	for _, name := range []string{tracker.StoreFile, tracker.KeyFile} {
 		if info, err := os.Stat(n.path(n.Config.StateDir, name)); err == nil {
 			later(info.ModTime(), filepath.Join(n.Config.StateDir, name)+" was written")
 		}

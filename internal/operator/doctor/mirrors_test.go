@@ -68,7 +68,7 @@ func TestEachMirrorIsAskedOnceWithoutCredentials(t *testing.T) {
 	n.file("/etc/containerd/certs.d/a/hosts.toml", 0o644,
 		"[host.\"http://user:hunter2@mirror.test/x?token=hunter2\"]\n[host.\"http://user:hunter2@mirror.test/x?token=hunter2\".header]\nAuthorization = \"Bearer hunter2\"\n"+
 			"[host.\"http://mirror.test/y/\"]\noverride_path = true\n[host.\"http://mirror.test/z/v2\"]\n")
-	for _, f := range n.Examine(t.Context()) {
+	for _, f := range n.Examine(t.Context(), doctor.OnRequest) {
 		if strings.Contains(f.Found+f.Remediation, "hunter2") {
 			t.Errorf("%+v shows a credential", f)
 		}

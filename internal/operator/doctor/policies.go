@@ -45,7 +45,7 @@ func (n Node) policies(ctx context.Context) []Finding {
 	if a.Policies == "" {
 		return nil
 	}
-	set, err := policyfiles.Read(policyfiles.Paths{Folder: n.path(a.Policies), TrustedRoot: n.trustedRoot()})
+	set, err := policyfiles.Read(n.policyPaths())
 	if errors.Is(err, fs.ErrPermission) {
 		return []Finding{unknown("run it as root", "the policy files cannot be read: %v", err)}
 	}
@@ -64,12 +64,16 @@ func (n Node) policies(ctx context.Context) []Finding {
 	return append(all, n.policydFiles(ctx, backends)...)
 }
 
-// trustedRoot returns the path of the trusted root, "" if there is none.
-func (n Node) trustedRoot() string {
-	if r := n.Config.Admission.TrustedRoot; r != "" {
-		return n.path(r)
+// policyPaths returns where the policy files are, as pullgated reads them.
+func (n Node) policyPaths() policyfiles.Paths {
+	rooted := func(path string) string {
+		if path == "" {
+			return ""
+		}
+		return n.path(path)
 	}
-	return ""
+	a := n.Config.Admission
+	return policyfiles.Paths{Folder: rooted(a.Policies), NamespaceLabels: rooted(a.NamespaceLabels), TrustedRoot: rooted(a.TrustedRoot)}
 }
 
 // policyd checks the socket of pullgate-policyd, and asks the process that answers there for its policy files.

@@ -166,7 +166,7 @@ func TestSocketOfPolicydIsServedByAnotherProcess(t *testing.T) {
 	n := newNode(t)
 	n.reviews()
 	n.process(strconv.Itoa(os.Getpid()), "nc", "/usr/bin/nc")
-	if all := n.Examine(t.Context()); !slices.ContainsFunc(all, func(f doctor.Finding) bool {
+	if all := n.Examine(t.Context(), doctor.OnRequest); !slices.ContainsFunc(all, func(f doctor.Finding) bool {
 		return f.Check == "policies" && f.Level == doctor.Fail && strings.Contains(f.Found, policySocket+" is served by nc") && strings.Contains(f.Remediation, "stop process")
 	}) {
 		t.Errorf("findings = %+v; want that another process has the socket", all)

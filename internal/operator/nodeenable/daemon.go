@@ -19,20 +19,16 @@ type Daemon struct {
 	Metrics string
 	// StateDir is the directory that it writes to.
 	StateDir string
-	// KubeletRoot is the directory in which it expects the volumes of pods; "" if it has no policies, which need it.
-	KubeletRoot string
+	// Admission has its policies, and where they expect the volumes of pods.
+	Admission config.Admission
 	// Enforces describes in a few words whether it enforces verdicts.
 	Enforces string
 }
 
 // DaemonOf returns the daemon as described by a configuration.
 func DaemonOf(c config.Config) Daemon {
-	root := c.Admission.KubeletRoot
-	if c.Admission.Policies == "" {
-		root = ""
-	}
 	return Daemon{
-		Listen: c.Listen, KubeletRoot: root, Runtime: c.RuntimeEndpoint, Image: c.ImageEndpoint,
+		Listen: c.Listen, Admission: c.Admission, Runtime: c.RuntimeEndpoint, Image: c.ImageEndpoint,
 		Metrics: c.Metrics.Listen, StateDir: c.StateDir, Enforces: "applies its configuration file",
 	}
 }

@@ -44,7 +44,7 @@ func TestRunningDaemon(t *testing.T) {
 			got, err := nodeenable.RunningDaemon(c, "/etc/c.yaml", s)
 			want := nodeenable.Daemon{
 				Listen: "unix:///run/pullgate/cri.sock", Runtime: "unix:///run/containerd/containerd.sock",
-				Image: "unix:///run/containerd/containerd.sock", Metrics: "127.0.0.1:9471", StateDir: "/var/lib/pullgate", Enforces: tc.want,
+				Image: "unix:///run/containerd/containerd.sock", Metrics: "127.0.0.1:9471", StateDir: "/var/lib/pullgate", Admission: c.Admission, Enforces: tc.want,
 			}
 			if diff := cmp.Diff(want, got); err != nil || diff != "" {
 				t.Errorf("Running: %v (-want +got):\n%s", err, diff)

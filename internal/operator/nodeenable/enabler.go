@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net"
 	"net/http"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -33,7 +31,7 @@ type Enabler struct {
 	// Functions for access to the network and the disk; nil means the real ones.
 	Get  func(ctx context.Context, url string) (status int, body []byte, err error)
 	Dial func(ctx context.Context, socket string) error
-	Free func(dir string) (bytes uint64, err error)
+	Disk func(path string) (disk.Stats, error)
 }
 
 // Limits of the requests.
@@ -78,21 +76,6 @@ func (s Enabler) dial(ctx context.Context, socket string) error {
 		return err
 	}
 	return conn.Close()
-}
-
-// free returns how many bytes are free in a folder, or in its nearest existing parent.
-func (s Enabler) free(dir string) (uint64, error) {
-	if s.Free != nil {
-		return s.Free(dir)
-	}
-	for {
-		found, err := disk.StatsOf(s.Host.Path(dir))
-		if errors.Is(err, fs.ErrNotExist) && dir != "/" {
-			dir = filepath.Dir(dir)
-			continue
-		}
-		return found.Free, err
-	}
 }
 
 // command runs a program of the host.

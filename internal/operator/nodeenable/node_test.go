@@ -15,6 +15,8 @@ import (
 
 	"github.com/rogpeppe/go-internal/txtar"
 
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/operator/nodeenable"
 )
@@ -106,7 +108,7 @@ func (n *node) host() doctor.Host { return doctor.Host{Root: n.root, Command: n.
 func (n *node) sw() nodeenable.Enabler {
 	return nodeenable.Enabler{
 		Host: n.host(), Unit: n.name, Wait: time.Minute,
-		Daemon: nodeenable.Daemon{Listen: listen, Runtime: n.runtime, Image: n.image, Metrics: n.metrics, StateDir: "/var/lib/pullgate", KubeletRoot: n.kubeletRoot, Enforces: "enforces"},
+		Daemon: nodeenable.Daemon{Listen: listen, Runtime: n.runtime, Image: n.image, Metrics: n.metrics, StateDir: "/var/lib/pullgate", Admission: n.admission(), Enforces: "enforces"},
 		Progress: func(line string) {
 			n.progress = append(n.progress, line)
 			if n.sayHook != nil {
@@ -115,7 +117,7 @@ func (n *node) sw() nodeenable.Enabler {
 		},
 		Get:  n.get,
 		Dial: func(context.Context, string) error { return n.dialErr },
-		Free: func(string) (uint64, error) { return n.free, nil },
+		Disk: func(string) (disk.Stats, error) { return disk.Stats{Free: n.free}, nil },
 	}
 }
 
@@ -290,4 +292,12 @@ func must(tb testing.TB, err error) {
 	if err != nil {
 		tb.Fatal(err)
 	}
+}
+
+// admission has policies if the node has a root directory of pods.
+func (n *node) admission() (a config.Admission) {
+	if n.kubeletRoot != "" {
+		a.Policies, a.KubeletRoot = "/etc/pullgate/policies", n.kubeletRoot
+	}
+	return a
 }

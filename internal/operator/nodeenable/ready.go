@@ -13,14 +13,18 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
-// roomNeeded is how much space must be free where pullgated writes: several times the size of a full node's store.
-const roomNeeded = 64 << 20
-
 // ready refuses a node that would not be healthy behind pullgated.
 func (s Enabler) ready(ctx context.Context, l inspection) error {
-	for _, check := range []func(context.Context, inspection) error{s.runs, s.forwards, s.sameRoot, s.answers, s.startsAtBoot, s.hasRoom} {
+	for _, check := range []func(context.Context, inspection) error{s.runs, s.forwards, s.answers} {
 		if err := check(ctx, l); err != nil {
 			return err
+		}
+	}
+	node := doctor.Node{Root: s.Host.Root, Run: s.Host.Run, Disk: s.Disk, Unit: l.base.Unit.Name}
+	node.Config.StateDir, node.Config.Admission = s.Daemon.StateDir, s.Daemon.Admission
+	for _, f := range node.Examine(ctx, doctor.BeforeEnable) {
+		if f.Level != doctor.OK {
+			return program.Hintf(f.Remediation, "%s", f.Found)
 		}
 	}
 	return nil
@@ -85,14 +89,6 @@ func (s Enabler) forwards(_ context.Context, l inspection) error {
 	return nil
 }
 
-// sameRoot refuses a pullgated whose policies would deny every volume.
-func (s Enabler) sameRoot(_ context.Context, l inspection) error {
-	if s.Daemon.KubeletRoot == "" {
-		return nil
-	}
-	return l.base.Configured.CheckRoot(s.Daemon.KubeletRoot)
-}
-
 // sameSocket reports whether two endpoints are one socket, by their names or by a link.
 func (s Enabler) sameSocket(a, b string) bool {
 	if doctor.Same(a, b) {
@@ -121,32 +117,6 @@ func (s Enabler) answers(ctx context.Context, _ inspection) error {
 	default:
 		return nil
 	}
-}
-
-// startsAtBoot refuses a pullgated that would not run after the next boot: the node would then not work.
-func (s Enabler) startsAtBoot(ctx context.Context, _ inspection) error {
-	out, err := s.command(ctx, "systemctl", "show", "--property=LoadState,UnitFileState", "--", "pullgated.service", "pullgated.socket")
-	if err != nil {
-		return fmt.Errorf("get the state of pullgated from systemd: %w", err)
-	}
-	for l := range strings.Lines(out) {
-		switch strings.TrimSpace(l) {
-		case "UnitFileState=enabled", "UnitFileState=static", "UnitFileState=generated":
-			return nil
-		}
-	}
-	return program.Hintf("systemctl enable pullgated.service", "pullgated is not enabled: after the next boot the kubelet would reach no runtime")
-}
-
-func (s Enabler) hasRoom(_ context.Context, _ inspection) error {
-	free, err := s.free(s.Daemon.StateDir)
-	if err != nil {
-		return fmt.Errorf("check the free space of %s: %w", s.Daemon.StateDir, err)
-	}
-	if free < roomNeeded {
-		return program.Hintf("free space there; pullgated refuses a pull that it cannot record", "%s has %d MiB free, and %d are required", s.Daemon.StateDir, free>>20, roomNeeded>>20)
-	}
-	return nil
 }
 
 // calls returns a number that grows with the calls that reach pullgated: from its metrics or, if they are off, the number of

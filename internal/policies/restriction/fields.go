@@ -40,6 +40,14 @@ const (
 	NodeWithPodSource
 )
 
+// SourceOf returns the source of a node, with a pod source or without.
+func SourceOf(podSource bool) Source {
+	if podSource {
+		return NodeWithPodSource
+	}
+	return Node
+}
+
 // A Field is one field that a policy can restrict, and how each source knows it.
 type Field struct {
 	// Path is the path in the spec of a policy; [] stands for an index.

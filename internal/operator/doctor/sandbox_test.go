@@ -1,4 +1,4 @@
-package daemon
+package doctor
 
 import (
 	"context"
@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
 // ownUnit is what systemd shows of pullgated.service.
@@ -44,18 +43,20 @@ func TestExamineComparesTheSandboxOfTheUnit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := config.Default()
 			tc.change(&c)
-			got := Preflight{}
-			got.examineSandbox(t.Context(), doctor.Host{Command: func(context.Context, string, ...string) ([]byte, error) {
+			got := map[Level][]string{}
+			for _, f := range (Node{Config: c, Run: func(context.Context, string, ...string) ([]byte, error) {
 				if tc.unit == "" {
 					return nil, errors.New("no systemd")
 				}
 				return []byte(tc.unit), nil
-			}}, c)
+			}}).startSandbox(t.Context()) {
+				got[f.Level] = append(got[f.Level], f.Found)
+			}
 			for kind, list := range map[string]struct {
-				got  []error
+				got  []string
 				want []string
-			}{"errors": {got.Errors, tc.errors}, "warnings": {got.Warnings, tc.warnings}} {
-				if !slices.EqualFunc(list.got, list.want, func(e error, part string) bool { return strings.Contains(e.Error(), part) }) {
+			}{"errors": {got[Fail], tc.errors}, "warnings": {got[Warn], tc.warnings}} {
+				if !slices.EqualFunc(list.got, list.want, strings.Contains) {
 					t.Errorf("%s %v; want %q", kind, list.got, list.want)
 				}
 			}

@@ -1,0 +1,343 @@
+package doctor
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/gate/podsource"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
+	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
+	"github.com/pullgate/pullgate/internal/mechanics/sockets"
+	"github.com/pullgate/pullgate/internal/operator/decisionlog"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// Bounds of the check whether a pullgated answers at metrics.listen.
+const (
+	scrapeLimit = time.Second
+	maxScrape   = 4 << 20 // bytes
+)
+
+// logsDirectory is LogsDirectory= of pullgated.service, which systemd makes before a start.
+const logsDirectory = "/var/log/pullgate"
+
+// problem returns the finding that a start would be refused, or could certainly not use a field of the configuration; none
+// if err is nil. "Permission denied" is a warning unless the process is root: pullgated runs as another user.
+func problem(field string, err error) []Finding {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0:
+		return caution(field, fmt.Errorf("%w; this is about user %d, run the check as root", err, os.Geteuid()))
+	}
+	return []Finding{fail(program.HintOf(err), "%s: %v", field, err)}
+}
+
+// caution returns a finding about a field that does not prevent pullgated from serving the CRI; none if err is nil.
+func caution(field string, err error) []Finding {
+	if err == nil {
+		return nil
+	}
+	return []Finding{warn(program.HintOf(err), "%s: %v", field, err)}
+}
+
+// optional returns the finding of a listener that the daemon tries to bind until it succeeds.
+func optional(field, endpoint string, usable func(string) error) []Finding {
+	if endpoint == "" {
+		return nil
+	}
+	return caution(field, usable(endpoint))
+}
+
+func (n Node) startStateDir(context.Context) []Finding {
+	return slices.Concat(problem("stateDir", usableStateDir(n.Config.StateDir)), caution("stateDir", volatile(n.Config.StateDir)))
+}
+
+func (n Node) startListeners(ctx context.Context) []Finding {
+	c := n.Config
+	all := problem("listen", usableSocket(c.Listen))
+	socket := sockets.Socket{Program: "pullgated", Field: "listen", Endpoint: c.Listen}
+	if err := socket.CheckUnit(ctx, n.Run); err != nil {
+		all = append(all, fail(program.HintOf(err), "%v", err))
+	}
+	return slices.Concat(all, optional("admin.listen", c.Admin.Listen, usableSocket),
+		optional("metrics.listen", c.Metrics.Listen, func(a string) error { return usableAddress(ctx, a) }))
+}
+
+func (n Node) startDecisionLog(context.Context) []Finding {
+	path := n.Config.DecisionLog.Path
+	if path == "" {
+		return nil
+	}
+	err := decisionlog.CheckPath(path)
+	if dir := filepath.Dir(path); dir == logsDirectory && errors.Is(err, fs.ErrNotExist) {
+		err = usableFolder(dir)
+	}
+	return problem("decisionLog.path", program.WithHint(err, decisionlog.PathHint))
+}
+
+func (n Node) startPodSource(context.Context) []Finding {
+	c := n.Config.PodSource
+	if c.Kubeconfig == "" {
+		return nil
+	}
+	_, err := podsource.New(podsource.Options{Kubeconfig: c.Kubeconfig, NodeName: c.NodeName})
+	all := problem("podSource.kubeconfig", err)
+	if _, err := os.Stat(c.Kubeconfig); errors.Is(err, fs.ErrNotExist) {
+		all = append(all, caution("podSource.kubeconfig", fmt.Errorf("%s: not found; pullgated starts without the pod source and waits for the file", c.Kubeconfig))...)
+	}
+	return all
+}
+
+// startPolicies reads the policy files as the daemon does.
+func (n Node) startPolicies(context.Context) (all []Finding) {
+	c := n.Config
+	add := func(found []Finding) { all = append(all, found...) }
+	set, err := policyfiles.Read(n.policyPaths())
+	if err != nil {
+		for _, e := range safetext.Split(err) {
+			field, none := "admission.policies", `or set "" for no policies`
+			switch path := c.Admission; {
+			case path.NamespaceLabels != "" && strings.Contains(e.Error(), path.NamespaceLabels):
+				field, none = "admission.namespaceLabels", `or set ""`
+			case path.TrustedRoot != "" && strings.Contains(e.Error(), path.TrustedRoot):
+				field, none = "admission.trustedRoot", `or set ""`
+			}
+			if errors.Is(e, fs.ErrNotExist) {
+				e = fmt.Errorf("%w; create it, %s", e, none)
+			}
+			add(problem(field, e))
+		}
+		return all
+	}
+	if set == nil {
+		return all
+	}
+	if len(set.Ignored) > 0 {
+		add(caution("admission.policies", fmt.Errorf("%s: ignored, because they are not policy files: %s", c.Admission.Policies, strings.Join(set.Ignored, ", "))))
+	}
+	if set.Empty() {
+		add(caution("admission.policies", fmt.Errorf("%s: no policy file", c.Admission.Policies)))
+	}
+	for _, w := range policyfiles.BackendsOf(set).Warnings() {
+		add(caution("admission.policies", errors.New(w)))
+	}
+	if policyfiles.BackendsOf(set).Len() > 0 {
+		if err := policyclient.CheckSocket(c.Admission.PolicydSocket); err != nil {
+			add(caution("admission.policydSocket", fmt.Errorf("%w; image reviews need pullgate-policyd: until it listens there, images are admitted or denied by defaultAllow", err)))
+		}
+	}
+	add(startSignatures(c.Admission, set))
+	for _, f := range policyfiles.Unjudged(set, restriction.SourceOf(c.PodSource.Kubeconfig != "")) {
+		effect := "it counts as allowed"
+		if c.Admission.Unjudged == config.UnjudgedRefuse {
+			effect = "it counts as denied"
+		}
+		add(caution("admission.policies", fmt.Errorf("policy %s restricts %s, which this node never sees; %s (unjudged: %s)", f.Policy, f.Path, effect, c.Admission.Unjudged)))
+	}
+	return all
+}
+
+// startSignatures checks what the rules about signatures need.
+func startSignatures(a config.Admission, set *policyfiles.Set) (all []Finding) {
+	add := func(found []Finding) { all = append(all, found...) }
+	for _, n := range policyfiles.SignatureNotes(set) {
+		add(caution("admission.policies", errors.New(n)))
+	}
+	needed, byTrustedRoot := policyfiles.NeedSignatures(policyfiles.Requirements(set))
+	if byTrustedRoot && a.TrustedRoot == "" {
+		add(problem("admission.trustedRoot", errors.New(`"": a policy relies on the trusted root; set the path of a trusted_root.json here and as trustedRoot of pullgate-policyd`)))
+	}
+	if !needed {
+		return all
+	}
+	if err := policyclient.CheckSocket(a.PolicydSocket); err != nil {
+		add(caution("admission.policydSocket", fmt.Errorf("%w; signatures are verified by pullgate-policyd: until it listens there, images that were not verified before wait", err)))
+	}
+	return all
+}
+
+// startRuntime checks the sockets of the runtime.
+func (n Node) startRuntime(context.Context) (all []Finding) {
+	c := n.Config
+	for _, e := range []struct{ field, endpoint string }{{"runtimeEndpoint", c.RuntimeEndpoint}, {"imageEndpoint", c.ImageEndpoint}} {
+		path := strings.TrimPrefix(e.endpoint, "unix://")
+		_, err := os.Stat(path)
+		if errors.Is(err, fs.ErrNotExist) && (e.field == "runtimeEndpoint" || c.ImageEndpoint != c.RuntimeEndpoint) {
+			all = append(all, caution(e.field, fmt.Errorf("%s: not found; pullgated starts, and every call fails until the runtime listens there", path))...)
+		}
+	}
+	return all
+}
+
+// startSandbox checks whether the unit of pullgated lets it write and see what the configuration names.
+func (n Node) startSandbox(ctx context.Context) []Finding {
+	c, unit := n.Config, program.SandboxOf(ctx, n.Run, "pullgated.service")
+	all := problem("stateDir", unit.Writes(c.StateDir))
+	if c.DecisionLog.Path != "" {
+		all = append(all, problem("decisionLog.path", unit.Writes(filepath.Dir(c.DecisionLog.Path)))...)
+	}
+	if c.Admin.Listen != "" {
+		all = append(all, caution("admin.listen", unit.Writes(filepath.Dir(strings.TrimPrefix(c.Admin.Listen, "unix://"))))...)
+	}
+	all = append(all, caution("runtimeEndpoint", unit.Sees(strings.TrimPrefix(c.RuntimeEndpoint, "unix://")))...)
+	if c.ImageEndpoint != c.RuntimeEndpoint {
+		all = append(all, caution("imageEndpoint", unit.Sees(strings.TrimPrefix(c.ImageEndpoint, "unix://")))...)
+	}
+	return slices.Concat(all, caution("podSource.kubeconfig", unit.Sees(c.PodSource.Kubeconfig)), problem("kubeletConfig", unit.Sees(c.KubeletConfig)),
+		problem("admission.policies", unit.Sees(c.Admission.Policies)), problem("admission.namespaceLabels", unit.Sees(c.Admission.NamespaceLabels)),
+		problem("admission.trustedRoot", unit.Sees(c.Admission.TrustedRoot)))
+}
+
+// usableStateDir reports why the files of the store could not be made in a folder.
+func usableStateDir(dir string) error {
+	if err := usableFolder(dir); err != nil {
+		return program.WithHint(err, "set stateDir to a directory on a local disk that pullgated may write")
+	}
+	for _, name := range []string{tracker.StoreFile, tracker.KeyFile} {
+		path := filepath.Join(dir, name)
+		info, err := os.Lstat(path)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err == nil && !info.Mode().IsRegular() {
+			return fmt.Errorf("%s is not a regular file; move it away", path)
+		}
+	}
+	return nil
+}
+
+// volatile reports that a folder, or the nearest one above it that exists, does not survive a reboot.
+func volatile(dir string) error {
+	found, err := disk.StatsOf(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && dir != "/":
+		return volatile(filepath.Dir(dir))
+	case err != nil || !found.Volatile: // usableStateDir reports an error
+		return nil //nolint:nilerr // see above
+	}
+	return errors.New(inMemory(dir))
+}
+
+func inMemory(dir string) string {
+	return dir + " is in memory (tmpfs): a reboot loses all proofs, and marks the images of the node preloaded"
+}
+
+// usableFolder reports why a folder could not be used or made.
+func usableFolder(dir string) error {
+	info, err := os.Stat(dir)
+	if errors.Is(err, fs.ErrNotExist) && dir != "/" {
+		return usableFolder(filepath.Dir(dir)) // MkdirAll makes the folders below it
+	}
+	if err != nil {
+		return err
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("%s is not a directory", dir)
+	}
+	if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
+		return &fs.PathError{Op: "write to", Path: dir, Err: err}
+	}
+	// Root may write everywhere, but on these file systems files cannot be created.
+	found, err := disk.StatsOf(dir)
+	if err == nil && found.Kernel {
+		err = fmt.Errorf("%s is on a file system of the kernel, which cannot store files", dir)
+	}
+	return err
+}
+
+// usableSocket reports why a socket could not be made at an endpoint. An existing socket may be in use by the running daemon, or
+// belong to systemd.
+func usableSocket(endpoint string) error {
+	path := strings.TrimPrefix(endpoint, "unix://")
+	if err := usableFolder(filepath.Dir(path)); err != nil {
+		return err
+	}
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case info.Mode().Type() != fs.ModeSocket:
+		return fmt.Errorf("%s exists and is not a socket; remove it, or set another path", path)
+	}
+	return nil
+}
+
+// usableAddress reports why the daemon could not listen on an address, unless a pullgated already listens there.
+func usableAddress(ctx context.Context, address string) error {
+	err := bindable(ctx, address)
+	if err == nil || errors.Is(err, unix.EADDRINUSE) && isPullgated(ctx, address) {
+		return nil
+	}
+	return fmt.Errorf("%s: %w; pullgated serves the CRI, and tries again until it succeeds", address, err)
+}
+
+// bindable binds an address and releases it. It does not listen, so that no client can connect, and a daemon that starts
+// at the same moment can bind it too.
+func bindable(ctx context.Context, address string) error {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return err
+	}
+	number, err := net.DefaultResolver.LookupPort(ctx, "tcp", port)
+	if err != nil {
+		return err
+	}
+	ips := []net.IPAddr{{IP: net.IPv4zero}}
+	if host != "" {
+		if ips, err = net.DefaultResolver.LookupIPAddr(ctx, host); err != nil {
+			return err
+		}
+	}
+	family, to := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Port: number, Addr: [16]byte(ips[0].IP.To16())})
+	if ip := ips[0].IP.To4(); ip != nil {
+		family, to = unix.AF_INET, &unix.SockaddrInet4{Port: number, Addr: [4]byte(ip)}
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("socket", err)
+	}
+	defer func() { _ = unix.Close(fd) }() // nothing was written to it
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		return os.NewSyscallError("setsockopt", err)
+	}
+	return os.NewSyscallError("bind", unix.Bind(fd, to))
+}
+
+// isPullgated reports whether a pullgated serves its metrics at an address.
+func isPullgated(ctx context.Context, address string) bool {
+	ctx, cancel := context.WithTimeout(ctx, scrapeLimit)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/metrics", nil)
+	if err != nil {
+		return false
+	}
+	transport := &http.Transport{DisableKeepAlives: true}
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = resp.Body.Close() }() // it was only read
+	page, err := io.ReadAll(io.LimitReader(resp.Body, maxScrape))
+	return err == nil && bytes.Contains(page, []byte("pullgate_build_info"))
+}
