@@ -37,13 +37,14 @@
 // the file aside, then removes the unreadable values and distrusts the store in one transaction. Without distrust, an image whose
 // record has a damaged key would look untracked, and a scan would mark it.
 //
-// A value that becomes unreadable in an open store makes its pair need proof, and nothing is marked any more. An unreadable
-// endorsement does not count. A read that fails is not damage: Open returns an error, and leaves the file.
+// A value that becomes unreadable in an open store has no effect before the next Open. A read that fails is not damage: Open
+// returns an error, and leaves the file.
 //
 // # Memory
 //
-// [Store.Lookup] and [Store.Endorsed] keep what they have decoded. It counts until the next transaction begins to commit
-// (docs/design/0029), so that an answer from memory is the answer that the file would give.
+// All facts are in memory (docs/design/0034). A write transaction replaces values after they are on disk. After a write
+// that fails the store reads its facts from the file again; until that succeeds, every call fails.
 //
-// A Store may be used concurrently. Lock order: bbolt's write lock, then Store.mu.
+// A Store may be used concurrently. Lock order: Store.writing, then Store.mu. Neither calls out, except for
+// Scan.Brought and Settlement.Brought, which must be pure.
 package records

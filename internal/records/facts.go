@@ -135,9 +135,11 @@ type Distrust struct {
 // Facts contains what the store has about one pair, read in one snapshot. The zero value describes an untracked pair. The caller must not change
 // what it refers to.
 type Facts struct {
-	Record  *Record  // nil if there is none
-	Mark    *Mark    // nil if there is none
-	Intents []Intent // of the pair's repository, ordered by ID
+	Record *Record // nil if there is none
+	Mark   *Mark   // nil if there is none
+	// LatestProof is the latest LastProved in the record.
+	LatestProof time.Time
+	Intents     []Intent // of the pair's repository, ordered by ID
 	// OtherRecords means that another repository has a record for the image ID that is not open to every pod.
 	OtherRecords bool
 	// OtherMarks means that another repository has a mark for the image ID, and that the store has been scanned.

@@ -1,6 +1,7 @@
 package records
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -35,6 +36,7 @@ type image []entry
 type entry struct {
 	repository   string
 	record       *Record
+	latest       time.Time // see Facts.LatestProof
 	mark         *Mark
 	endorsements []Endorsement // ordered by requirement
 }
@@ -64,26 +66,23 @@ func (i image) entry(repository string) *entry {
 	return nil
 }
 
-// load reads the facts of a file. Its values must be readable.
-func load(b *bolt.Tx) (*facts, error) {
+// load reads the facts of a file, and returns the places of the values that do not belong to their keys.
+func load(b *bolt.Tx) (_ *facts, lost []place) {
 	t := beginTx(newFacts())
-	t.loading, t.texts = true, map[string]string{}
+	t.loading = true
 	for _, bucket := range append(buckets(), bucketCreations, bucketEndorsements) {
 		of := b.Bucket([]byte(bucket))
 		if of == nil {
 			continue
 		}
-		err := of.ForEach(func(k, v []byte) error {
-			value, err := decode(bucket, k, v)
-			if err != nil {
-				return err
+		_ = of.ForEach(func(k, v []byte) error { // the function returns no error
+			if value, err := decode(bucket, k, v); err != nil {
+				lost = append(lost, place{bucket: bucket, key: bytes.Clone(k)})
+			} else {
+				t.set(bucket, k, t.shared(value))
 			}
-			t.set(bucket, k, t.shared(value))
 			return nil
 		})
-		if err != nil {
-			return nil, err
-		}
 		switch bucket {
 		case bucketIntents:
 			t.lastIntent = max(t.lastIntent, of.Sequence())
@@ -92,12 +91,15 @@ func load(b *bolt.Tx) (*facts, error) {
 		}
 	}
 	t.publish()
-	return t.now, nil
+	return t.now, lost
 }
 
-// shared returns a value that has its texts in common with the values that were loaded before: the credentials and Secrets of a node are in many
+// shared returns a value that has its texts in common with the values that the transaction has read before: the credentials and Secrets of a node are in many
 // records.
 func (t *tx) shared(value any) any {
+	if t.texts == nil {
+		t.texts = map[string]string{}
+	}
 	share := func(texts ...*string) {
 		for _, text := range texts {
 			known, ok := t.texts[*text]
@@ -148,7 +150,7 @@ type tx struct {
 	err     error  // of a value that cannot be encoded: then nothing is written
 	wrote   []Pair // whose records, marks or endorsements it has written; see Store.wrote
 	loading bool
-	texts   map[string]string // while loading; see shared
+	texts   map[string]string // see shared
 }
 
 // A change is a value to write in its stored form, or to delete if that is nil.
@@ -298,7 +300,12 @@ func (t *tx) put(bucket string, key []byte, value any) {
 		return
 	}
 	t.changes = append(t.changes, change{bucket: bucket, key: key, stored: stored})
-	t.set(bucket, key, value)
+	if bucket == bucketRecords {
+		if known := t.record(pairOf(key)); known != nil {
+			t.shared(known.clone()) // so that the next one has its texts
+		}
+	}
+	t.set(bucket, key, t.shared(value))
 }
 
 func (t *tx) remove(bucket string, key []byte) {
@@ -355,7 +362,12 @@ func (t *tx) setImage(bucket string, key []byte, value any) {
 	e := &i[at]
 	switch bucket {
 	case bucketRecords:
-		e.record = pointer[Record](value)
+		e.record, e.latest = pointer[Record](value), time.Time{}
+		if e.record != nil {
+			for i := range e.record.Proofs {
+				e.latest = later(e.latest, e.record.Proofs[i].LastProved)
+			}
+		}
 	case bucketMarks:
 		e.mark = pointer[Mark](value)
 	case bucketEndorsements:

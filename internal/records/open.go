@@ -1,7 +1,6 @@
 package records
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -118,9 +117,7 @@ func Open(path string, o Options) (*Store, Report, error) {
 		}
 	}
 	s := &Store{file: f, onSync: o.OnSync, written: map[Pair]uint64{}}
-	if err = removeUnreadable(f, path, o.Now, &report); err == nil {
-		err = s.reload()
-	}
+	s.facts, err = readFacts(f, path, o.Now, &report)
 	if err == nil {
 		report.Distrust = s.Distrusted()
 		if !report.Created && (report.Distrust == nil || !report.Distrust.Copy) {
@@ -286,14 +283,14 @@ func setAside(path string, now time.Time) (string, error) {
 	return to, disk.SyncFolder(filepath.Dir(path))
 }
 
-// removeUnreadable removes the values that cannot be read under their key, and distrusts the store, in one transaction. Such a value may
+// readFacts reads all facts. It removes the values that cannot be read under their key, and distrusts the store, in one transaction. Such a value may
 // be the record of an image whose key is damaged: without it, that image looks untracked, and the next scan would mark it. A copy
 // of the file stays beside it.
-func removeUnreadable(f *boltfile.File, path string, now time.Time, report *Report) error {
+func readFacts(f *boltfile.File, path string, now time.Time, report *Report) (found *facts, err error) {
 	aside, copied := asideOf(path, now), path+".copy" // one name, so that starts that fail leave at most one copy
 	var lost []place
-	err := f.View(func(tx *bolt.Tx) error {
-		if lost = unreadable(tx); len(lost) == 0 {
+	err = f.View(func(tx *bolt.Tx) error {
+		if found, lost = load(tx); len(lost) == 0 {
 			return nil
 		}
 		to, err := os.OpenFile(copied, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
@@ -307,20 +304,16 @@ func removeUnreadable(f *boltfile.File, path string, now time.Time, report *Repo
 		return nil
 	})
 	if err != nil || len(lost) == 0 {
-		return err
+		return found, err
 	}
 	report.SetAside, report.Damage = aside, fmt.Sprintf("values that could not be read: %d, the first: %s", len(lost), lost[0])
+	t := beginTx(found)
 	err = f.Update(func(b *bolt.Tx) error {
 		for _, p := range lost {
 			if err := b.Bucket([]byte(p.bucket)).Delete(p.key); err != nil {
 				return err
 			}
 		}
-		left, err := load(b)
-		if err != nil {
-			return err
-		}
-		t := beginTx(left)
 		d := Distrust{Since: now}
 		if t.meta.distrust != nil {
 			d = *t.meta.distrust
@@ -335,9 +328,10 @@ func removeUnreadable(f *boltfile.File, path string, now time.Time, report *Repo
 		return errors.Join(t.err, t.write(b))
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return os.Rename(copied, aside)
+	t.publish()
+	return found, os.Rename(copied, aside)
 }
 
 // A place is a key in a bucket.
@@ -347,20 +341,3 @@ type place struct {
 }
 
 func (p place) String() string { return p.bucket + " " + KeyText(p.bucket, p.key) }
-
-// unreadable returns the places of the values that do not belong to their keys.
-func unreadable(tx *bolt.Tx) (found []place) {
-	for _, bucket := range append(buckets(), bucketCreations, bucketEndorsements) {
-		b := tx.Bucket([]byte(bucket))
-		if b == nil {
-			continue
-		}
-		_ = b.ForEach(func(k, v []byte) error { // the function returns no error
-			if _, err := decode(bucket, k, v); err != nil {
-				found = append(found, place{bucket: bucket, key: bytes.Clone(k)})
-			}
-			return nil
-		})
-	}
-	return found
-}

@@ -139,8 +139,11 @@ func (s *Store) usable() error {
 func (s *Store) reload() error {
 	var now *facts
 	err := s.file.View(func(b *bolt.Tx) (err error) {
-		now, err = load(b)
-		return err
+		var lost []place
+		if now, lost = load(b); len(lost) > 0 {
+			return fmt.Errorf("%w: %s", ErrUnreadable, lost[0])
+		}
+		return nil
 	})
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -185,7 +188,7 @@ func (t *tx) lookup(p Pair) (f Facts) {
 	for i := range image {
 		switch e := &image[i]; {
 		case e.repository == p.Repository:
-			f.Record, f.Mark = e.record, e.mark
+			f.Record, f.Mark, f.LatestProof = e.record, e.mark, e.latest
 		default:
 			f.OtherRecords = f.OtherRecords || e.rival()
 			f.OtherMarks = f.OtherMarks || t.otherMark(e)

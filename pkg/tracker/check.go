@@ -211,11 +211,12 @@ type progress struct{ scanned, clamped, rotated bool }
 func (t *Tracker) repeated(q *question, p records.Pair, done progress) (Verdict, effects, bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	v, e := t.evaluateLocked(q, p, done)
+	now := time.Now()
+	v, e := t.evaluateLocked(q, p, done, now)
 	if e.scan || e.clamp || e.rotate != nil || e.grant || e.note {
 		return v, e, false
 	}
-	return v, e, !e.use || t.uses[p].again(v.Credential, e.from, time.Now())
+	return v, e, !e.use || t.uses[p].again(v.Credential, e.from, now)
 }
 
 // grant judges a pair and applies the effects that are in memory. Facts and grants change together under the lock, so that no grant depends on a
@@ -223,7 +224,7 @@ func (t *Tracker) repeated(q *question, p records.Pair, done progress) (Verdict,
 func (t *Tracker) grant(q *question, p records.Pair, done progress) Verdict {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	v, e := t.evaluateLocked(q, p, done)
+	v, e := t.evaluateLocked(q, p, done, time.Now())
 	if !v.Allowed() {
 		return v
 	}
@@ -246,10 +247,10 @@ func (t *Tracker) grant(q *question, p records.Pair, done progress) Verdict {
 }
 
 // evaluateLocked evaluates the present facts about a pair.
-func (t *Tracker) evaluateLocked(q *question, p records.Pair, done progress) (Verdict, effects) {
+func (t *Tracker) evaluateLocked(q *question, p records.Pair, done progress, now time.Time) (Verdict, effects) {
 	f := t.factsLocked(q, p)
 	f.progress = done
-	j := evaluate(q, p, &f)
+	j := evaluate(q, p, &f, now)
 	return j.Verdict, j.effects
 }
 
@@ -295,12 +296,11 @@ type judgement struct {
 }
 
 // evaluate judges a request for one pair. It is pure: [Tracker.Check] applies the effects, and [Tracker.Explain] shows them.
-func evaluate(q *question, p records.Pair, f *facts) (j judgement) {
-	now := time.Now()
+func evaluate(q *question, p records.Pair, f *facts, now time.Time) (j judgement) {
 	j.Pair = p
 	j.scan = !f.scanned && f.unreadable == nil && !q.Substituted && !q.byID(p) && mayBeMarked(&f.Facts, p, q.Image)
 	j.record = f.Record
-	if !f.clamped && q.rules.ahead(f.Record, now) {
+	if !f.clamped && q.rules.ahead(&f.Facts, now) {
 		j.clamp, j.record = true, clamped(f.Record, now)
 	}
 	by := j.judge(q, f, j.record, now)

@@ -51,12 +51,12 @@ func (t *Tracker) explainPair(ctx context.Context, q *question, p records.Pair) 
 	e.Known, e.Unreadable = t.store.Describe(p)
 	t.mu.RUnlock()
 	f.Facts, f.unreadable = e.Known.Facts, e.Unreadable
-	j := evaluate(q, p, &f)
+	j := evaluate(q, p, &f, time.Now())
 	if j.scan {
 		if f.scanned = true; t.wouldMark(ctx, p) {
 			f.Mark = &records.Mark{Pair: p}
 		}
-		j = evaluate(q, p, &f)
+		j = evaluate(q, p, &f, time.Now())
 	}
 	e.Verdict, e.Evidence, e.Statuses = j.Verdict, j.evidence, q.statuses(j.record)
 	if f.granted {

@@ -57,16 +57,8 @@ func (t *Tracker) clamp() {
 }
 
 // ahead reports whether a record has a proof from the future that clamp would change.
-func (r *Rules) ahead(rec *records.Record, now time.Time) bool {
-	if r.Validity <= 0 || rec == nil {
-		return false
-	}
-	for i := range rec.Proofs { // without a copy of each, because every judgement waits for this
-		if rec.Proofs[i].LastProved.After(now) {
-			return true
-		}
-	}
-	return false
+func (r *Rules) ahead(f *records.Facts, now time.Time) bool {
+	return r.Validity > 0 && f.LatestProof.After(now)
 }
 
 // clamped returns the record that clamp leaves.
