@@ -1,4 +1,5 @@
-// Command pullgate-policyd verifies image signatures and asks image review backends for pullgated, and is the admission webhook of a cluster.
+// Command pullgate-policyd verifies image signatures and asks image review backends for pullgated, and is the admission
+// webhook of a cluster.
 package main
 
 import (

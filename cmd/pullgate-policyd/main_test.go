@@ -45,7 +45,8 @@ type activated struct {
 	log bytes.Buffer
 }
 
-// activate starts the program with a socket that it has not bound. Before the process runs, its ID is known only in the process itself.
+// activate starts the program with a socket that it has not bound. Before the process runs, its ID is known only in the
+// process itself.
 func activate(t *testing.T, config string, socket *os.File, fdname string) *activated {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "pullgate-policyd")

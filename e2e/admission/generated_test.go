@@ -23,8 +23,8 @@ import (
 )
 
 const (
-	// generatedNamespaces is how many namespaces with policies of their own are generated, and generatedPods how many pods
-	// for each.
+	// generatedNamespaces is how many namespaces with policies of their own are generated, and generatedPods how many
+	// pods for each.
 	generatedNamespaces = 50
 	generatedPods       = 10
 	// deniedImage is one of the generated images. The backend denies it in half of the namespaces.

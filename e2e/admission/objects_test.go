@@ -15,7 +15,8 @@ import (
 )
 
 const (
-	// canary is in the environment, the labels and the arguments of all pods, and in the Secret that they use for pulls.
+	// canary is in the environment, the labels and the arguments of all pods, and in the Secret that they use for
+	// pulls.
 	canary     = "canary-4711"
 	secretName = "canary-4711-secret"
 	// forbidden is the key of a label that is denied in most namespaces.

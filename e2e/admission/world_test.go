@@ -34,13 +34,14 @@ import (
 )
 
 const (
-	// clusterOne and clusterTwo are the clients of the backend. The API server's plugin and the pullgate-policyd one are
-	// of clusterOne, the pullgate-policyd two is of clusterTwo.
+	// clusterOne and clusterTwo are the clients of the backend. The API server's plugin and the pullgate-policyd one
+	// are of clusterOne, the pullgate-policyd two is of clusterTwo.
 	clusterOne = "one"
 	clusterTwo = "two"
 	// worker is a node.
 	worker = "worker"
-	// patience is how long a test waits for what has to come: an API server uses a changed webhook about a second later.
+	// patience is how long a test waits for what has to come: an API server uses a changed webhook about a second
+	// later.
 	patience = 30 * time.Second
 	// webhookLabel is the label of namespaces that says which webhooks judge them.
 	webhookLabel = "webhook"

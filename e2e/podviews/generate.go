@@ -17,7 +17,8 @@ const initPrefix = "init-"
 // A World is what generated pods refer to, which must exist before they are created.
 type World struct {
 	Namespace, Node string
-	// Dir is a folder of the node that has the folder "folder", in which pods may create files, and the socket "socket".
+	// Dir is a folder of the node that has the folder "folder", in which pods may create files, and the socket
+	// "socket".
 	Dir string
 	// Object is the name of a ConfigMap and of a Secret with the key "key".
 	Object string

@@ -15,8 +15,8 @@ type Mapping struct {
 	run     *run
 }
 
-// Rename moves a value to the field that the key is another name of. Errors about the value keep the key of the document. It is an
-// error if the document has both.
+// Rename moves a value to the field that the key is another name of. Errors about the value keep the key of the
+// document. It is an error if the document has both.
 func (m *Mapping) Rename(from, to string) {
 	v, ok := m.Fields[from]
 	if !ok {
@@ -55,7 +55,8 @@ func (w Written) Name(field string) string {
 	return field
 }
 
-// A structType is what is known of a struct: its fields in the document, and the rewrites for it and for the types that it embeds.
+// A structType is what is known of a struct: its fields in the document, and the rewrites for it and for the types that
+// it embeds.
 type structType struct {
 	names    []string // in the order of the declaration
 	index    map[string][]int

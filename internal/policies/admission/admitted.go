@@ -11,8 +11,8 @@ const (
 	maxContainers = 256 // per pod
 )
 
-// admitted holds the containers that pods have started, with the ID of the image. The zero value is empty and ready to use; it may be used
-// concurrently.
+// admitted holds the containers that pods have started, with the ID of the image. The zero value is empty and ready to
+// use; it may be used concurrently.
 type admitted struct {
 	mu sync.RWMutex
 	of map[string][]container // by pod UID; the latest container is the last one
@@ -27,7 +27,8 @@ func (a *admitted) add(podUID, name, imageID string) {
 	}
 }
 
-// note notes a container. Above the limit, a pod loses the container that was noted first, and a further pod is not noted.
+// note notes a container. Above the limit, a pod loses the container that was noted first, and a further pod is not
+// noted.
 func (a *admitted) note(podUID string, c container) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

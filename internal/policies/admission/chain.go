@@ -33,7 +33,8 @@ type Named struct {
 
 // Options are the settings of a chain that never change.
 type Options struct {
-	// OnPanic is called when a validator panics, with the value and the stack; nil is allowed. It may be called concurrently.
+	// OnPanic is called when a validator panics, with the value and the stack; nil is allowed. It may be called
+	// concurrently.
 	OnPanic func(validator string, value any, stack []byte)
 }
 
@@ -57,8 +58,8 @@ func New(r Rules, o Options) *Chain {
 	return c
 }
 
-// Set replaces the rules for each Evaluate that begins after it returns. The caller must not modify what r refers to afterwards. Containers
-// that were marked as admitted stay marked.
+// Set replaces the rules for each Evaluate that begins after it returns. The caller must not modify what r refers to
+// afterwards. Containers that were marked as admitted stay marked.
 func (c *Chain) Set(r Rules) {
 	prepared := &rules{Rules: r, namespaces: make(map[string]bool, len(r.ExemptNamespaces))}
 	for _, ns := range r.ExemptNamespaces {
@@ -77,23 +78,25 @@ func (c *Chain) current() *rules {
 	return c.rules.Load()
 }
 
-// MarkAdmitted notes that a pod has started a container from an image, so that its restart is admitted, and a new sandbox for the pod. It does nothing if one of the
-// three is "". The number of noted containers is limited; those of a pod that exceeds the limit are judged again.
+// MarkAdmitted notes that a pod has started a container from an image, so that its restart is admitted, and a new
+// sandbox for the pod. It does nothing if one of the three is "". The number of noted containers is limited; those of a
+// pod that exceeds the limit are judged again.
 func (c *Chain) MarkAdmitted(podUID, container, imageID string) {
 	if c != nil {
 		c.admitted.add(podUID, container, imageID)
 	}
 }
 
-// MarkMounted notes that a pod has started a container that mounts an image, for HasStarted. The restart of a container that mounts images is
-// admitted only if all of them were noted: the tag of a volume can move while the pod runs.
+// MarkMounted notes that a pod has started a container that mounts an image, for HasStarted. The restart of a container
+// that mounts images is admitted only if all of them were noted: the tag of a volume can move while the pod runs.
 func (c *Chain) MarkMounted(podUID, imageID string) {
 	if c != nil && podUID != "" && imageID != "" {
 		c.admitted.note(podUID, container{imageID: imageID})
 	}
 }
 
-// HasStarted reports whether a pod has started a container that runs on an image or mounts it, and its restart is not judged again.
+// HasStarted reports whether a pod has started a container that runs on an image or mounts it, and its restart is not
+// judged again.
 func (c *Chain) HasStarted(podUID, imageID string) bool {
 	return c != nil && !c.rules.Load().RecheckRestarts && c.admitted.hasImage(podUID, imageID)
 }
@@ -105,7 +108,8 @@ func (c *Chain) ForgetPod(podUID string) {
 	}
 }
 
-// Evaluate asks all validators, waits for them, and combines their findings. It asks none about a subject that is exempt.
+// Evaluate asks all validators, waits for them, and combines their findings. It asks none about a subject that is
+// exempt.
 func (c *Chain) Evaluate(ctx context.Context, s Subject) Decision {
 	if c == nil { // without the allocation of rules
 		return Decision{Answer: Admit, Exemption: NoPolicies}
@@ -113,8 +117,8 @@ func (c *Chain) Evaluate(ctx context.Context, s Subject) Decision {
 	return c.evaluate(ctx, c.current(), s)
 }
 
-// Ask asks one validator, which need not be in the rules, as Evaluate asks those that are: it is not asked about a subject that is exempt. It
-// serves questions between those of Evaluate, such as whether a pull of an image would help.
+// Ask asks one validator, which need not be in the rules, as Evaluate asks those that are: it is not asked about a
+// subject that is exempt. It serves questions between those of Evaluate, such as whether a pull of an image would help.
 func (c *Chain) Ask(ctx context.Context, v Named, s Subject) Decision {
 	r := c.current()
 	if e := c.exemption(r, &s); e != "" {
@@ -123,7 +127,8 @@ func (c *Chain) Ask(ctx context.Context, v Named, s Subject) Decision {
 	return r.decision(c.ask(ctx, v, r.AuditOnly, s))
 }
 
-// An Explanation is what a chain would decide about a subject. The zero value is about a container without a name, and denies.
+// An Explanation is what a chain would decide about a subject. The zero value is about a container without a name, and
+// denies.
 type Explanation struct {
 	Decision
 	Stage Stage
@@ -133,9 +138,9 @@ type Explanation struct {
 	Certain bool
 }
 
-// Explain evaluates a subject that the caller knows in part. Like Evaluate, it has no effect on later decisions. If the subject is Offline, what
-// validators would ask for counts as unknown. If the container was started before, the Explanation admits, and Findings
-// are those that would deny or report another one, whatever the unknown fields are.
+// Explain evaluates a subject that the caller knows in part. Like Evaluate, it has no effect on later decisions. If the
+// subject is Offline, what validators would ask for counts as unknown. If the container was started before, the
+// Explanation admits, and Findings are those that would deny or report another one, whatever the unknown fields are.
 func (c *Chain) Explain(ctx context.Context, s Subject) Explanation {
 	e := Explanation{Stage: s.Stage, Certain: true}
 	if s.Container != nil {
@@ -173,8 +178,9 @@ func (r *rules) decision(findings []Finding) Decision {
 	return Decision{Answer: answerOf(findings), Findings: findings, PolicyHash: r.PolicyHash}
 }
 
-// EvaluateEdited is Evaluate for a subject that is exempt as StartedBefore, and that was edited since then: before is the subject as it was
-// started. A finding about a policy and rule that before does not meet either is left out, because new policies stop no workload that runs.
+// EvaluateEdited is Evaluate for a subject that is exempt as StartedBefore, and that was edited since then: before is
+// the subject as it was started. A finding about a policy and rule that before does not meet either is left out,
+// because new policies stop no workload that runs.
 func (c *Chain) EvaluateEdited(ctx context.Context, before, edited Subject) Decision {
 	r := c.current()
 	if e := c.exemption(r, &edited); e != "" && e != StartedBefore {
@@ -191,8 +197,8 @@ func (c *Chain) EvaluateEdited(ctx context.Context, before, edited Subject) Deci
 	}))
 }
 
-// Same reports whether two subjects of the same stage and namespace are the same in all fields that a validator judges, so that an update
-// from one to the other cannot change the answer.
+// Same reports whether two subjects of the same stage and namespace are the same in all fields that a validator judges,
+// so that an update from one to the other cannot change the answer.
 func (c *Chain) Same(a, b Subject) bool {
 	for _, v := range c.current().Validators {
 		if comparer, ok := v.Validator.(Comparer); !ok || !comparer.Same(a, b) {
@@ -220,8 +226,8 @@ func (c *Chain) exemption(r *rules, s *Subject) Exemption {
 	}
 }
 
-// startedBefore reports whether the pod has started the container before or, for a sandbox, any container: after a reboot a kubelet makes
-// a new sandbox for a pod that ran.
+// startedBefore reports whether the pod has started the container before or, for a sandbox, any container: after a
+// reboot a kubelet makes a new sandbox for a pod that ran.
 func (c *Chain) startedBefore(s *Subject) bool {
 	switch s.Stage {
 	case StageContainer:

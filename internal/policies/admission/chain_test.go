@@ -337,7 +337,8 @@ func TestStartedContainersAreBounded(t *testing.T) {
 	}
 }
 
-// One more denial never admits more, one more admitting validator never denies more, the order never matters, and AuditOnly admits.
+// One more denial never admits more, one more admitting validator never denies more, the order never matters, and
+// AuditOnly admits.
 func TestEvaluateProperties(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

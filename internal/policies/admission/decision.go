@@ -15,8 +15,8 @@ const (
 	// ExemptStaticPod and ExemptNamespace mean that the rules exempt the pod.
 	ExemptStaticPod Exemption = "exempt_static_pod"
 	ExemptNamespace Exemption = "exempt_namespace"
-	// StartedBefore means that this pod has started this container from this image before, or for a sandbox, that it has started any
-	// container.
+	// StartedBefore means that this pod has started this container from this image before, or for a sandbox, that it
+	// has started any container.
 	StartedBefore Exemption = "started_before"
 )
 
@@ -46,8 +46,8 @@ func (d Decision) Admitted() bool { return d.Answer == Admit }
 // maxMessages is how many findings a refusal has in full. Kubernetes cuts the message of an event at 1,024 bytes.
 const maxMessages = 3
 
-// Refusal returns the reason and the text of a decision that does not admit: those of the findings that decided. The reason is that of the
-// first one. Both are "" if the decision admits.
+// Refusal returns the reason and the text of a decision that does not admit: those of the findings that decided. The
+// reason is that of the first one. Both are "" if the decision admits.
 func (d Decision) Refusal() (Reason, string) {
 	if d.Admitted() {
 		return "", ""

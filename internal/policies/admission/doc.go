@@ -1,30 +1,31 @@
-// Package admission implements the chain of validators that decides whether a pod may have a sandbox or a container. It is
-// the only package of policies that the gate itself imports.
+// Package admission implements the chain of validators that decides whether a pod may have a sandbox or a container. It
+// is the only package of policies that the gate itself imports.
 //
-// A [Chain] asks its validators about a [Subject] and combines their findings. Deny outweighs Unverified, which outweighs
-// Admit. A finding with the mark Audit is reported and counts for nothing. A validator that panics or returns no finding
-// denies.
+// A [Chain] asks its validators about a [Subject] and combines their findings. Deny outweighs Unverified, which
+// outweighs Admit. A finding with the mark Audit is reported and counts for nothing. A validator that panics or returns
+// no finding denies.
 //
-// The validators are not asked about pods that are exempt, and not about a container that its pod has started before from
-// the same image, nor about a new sandbox for a pod that has started containers. So new policies stop no workload that runs,
-// also after a reboot.
+// The validators are not asked about pods that are exempt, and not about a container that its pod has started before
+// from the same image, nor about a new sandbox for a pod that has started containers. So new policies stop no workload
+// that runs, also after a reboot.
 //
-// The rules of a chain, its validators among them, are immutable and replaced as a whole: each decision uses either the old
-// rules or the new ones.
+// The rules of a chain, its validators among them, are immutable and replaced as a whole: each decision uses either the
+// old rules or the new ones.
 //
 // # Views of pods
 //
-// [Pod] and [Container] are a neutral view of a pod and its containers, which validators judge. Several sources describe a
-// pod: the CRI messages of a kubelet, and a Pod of the API. Each fills the same types with what it knows. A field that a
-// source does not fill is unknown, which is the zero [Value], so it never satisfies a restriction by accident. [Merge]
-// completes what the CRI says with what the API says.
+// [Pod] and [Container] are a neutral view of a pod and its containers, which validators judge. Several sources
+// describe a pod: the CRI messages of a kubelet, and a Pod of the API. Each fills the same types with what it knows. A
+// field that a source does not fill is unknown, which is the zero [Value], so it never satisfies a restriction by
+// accident. [Merge] completes what the CRI says with what the API says.
 //
-// The view has the fields that policies can use and no others. It holds no environment variable, no command and no argument.
+// The view has the fields that policies can use and no others. It holds no environment variable, no command and no
+// argument.
 //
 // # Names
 //
-// A Pod is a view here, not an object of the API. An [Image] is what a container uses, not an entry of the runtime's list. A
-// [Decision] is the answer of all policies: the decision about a call of the CRI is decisionlog.Decision, and the one about
-// proofs is tracker.Verdict. A [Login] is what a registry is asked with: credential.Credential is the sealed value whose ID a
-// proof contains.
+// A Pod is a view here, not an object of the API. An [Image] is what a container uses, not an entry of the runtime's
+// list. A [Decision] is the answer of all policies: the decision about a call of the CRI is decisionlog.Decision, and
+// the one about proofs is tracker.Verdict. A [Login] is what a registry is asked with: credential.Credential is the
+// sealed value whose ID a proof contains.
 package admission

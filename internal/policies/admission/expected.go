@@ -5,9 +5,10 @@ import (
 	"slices"
 )
 
-// Expected returns the view of the CRI messages by which a kubelet would create the sandbox of a pod or, unless container is nil, the
-// container, as far as a view of the Pod of the API shows it. What that view does not have is unknown. So is what only the node knows, such
-// as the user of an image. A claim shows itself and not the driver behind it, and a subPath its volume.
+// Expected returns the view of the CRI messages by which a kubelet would create the sandbox of a pod or, unless
+// container is nil, the container, as far as a view of the Pod of the API shows it. What that view does not have is
+// unknown. So is what only the node knows, such as the user of an image. A claim shows itself and not the driver behind
+// it, and a subPath its volume.
 func Expected(api Pod, container *Container) (Pod, *Container) {
 	p := Pod{
 		UID: api.UID, Namespace: api.Namespace, Name: api.Name, Static: api.Static,

@@ -45,7 +45,8 @@ type Stage uint8
 
 // The stages.
 const (
-	// StageContainer is the creation of one container, also of a restored one. It is the only stage with a container that has an image ID.
+	// StageContainer is the creation of one container, also of a restored one. It is the only stage with a container
+	// that has an image ID.
 	StageContainer Stage = iota
 	// StageSandbox is the creation of the pod's sandbox. The subject has no container.
 	StageSandbox
@@ -53,8 +54,8 @@ const (
 	StageAdmission
 	// StageTemplate is the review of a pod template by the API server. The pods that are made of it get names later.
 	StageTemplate
-	// StageImageReview is an image review for the API server. Of the containers only the names of images are known, and only they are
-	// judged.
+	// StageImageReview is an image review for the API server. Of the containers only the names of images are known, and
+	// only they are judged.
 	StageImageReview
 )
 
@@ -64,14 +65,15 @@ type Subject struct {
 	Pod   Pod
 	// Container is the container that is created at StageContainer, and nil at the other stages.
 	Container *Container
-	// Containers are all containers of the pod that are reviewed, at the stages that are reviews. At StageContainer they are the other containers of
-	// the pod, none if they are not known.
+	// Containers are all containers of the pod that are reviewed, at the stages that are reviews. At StageContainer
+	// they are the other containers of the pod, none if they are not known.
 	Containers []Container
 	// Image is the image of Container.
 	Image Image
 	// Mounted are the images that Container mounts.
 	Mounted []Image
-	// AssumeUnknown asks for the answer under the most favorable values of all fields that are unknown; see Chain.Explain.
+	// AssumeUnknown asks for the answer under the most favorable values of all fields that are unknown; see
+	// Chain.Explain.
 	AssumeUnknown bool
 	// Offline forbids validators to use the network. One that would has findings with the reason NotAsked.
 	Offline bool
@@ -100,7 +102,8 @@ const (
 	ReviewDenied Reason = "REVIEW_DENIED"
 	// ReviewUnavailable is for an image about which a backend gave no valid answer.
 	ReviewUnavailable Reason = "REVIEW_UNAVAILABLE"
-	// EndorsementMissing is for an image of which it is not known whether it has the signatures that a policy requires. A pull can bring that.
+	// EndorsementMissing is for an image of which it is not known whether it has the signatures that a policy requires.
+	// A pull can bring that.
 	EndorsementMissing Reason = "ENDORSEMENT_MISSING"
 	// SignatureMissing is for an image without a signature, or with fewer than a policy requires.
 	SignatureMissing Reason = "SIGNATURE_MISSING"
@@ -131,17 +134,20 @@ func Reasons() []Reason {
 type Finding struct {
 	// Validator is the name of the validator; the chain sets it.
 	Validator string
-	// Policy and Rule are the name of the policy and the path of the rule in it; "" if the finding is about all policies.
+	// Policy and Rule are the name of the policy and the path of the rule in it; "" if the finding is about all
+	// policies.
 	Policy, Rule string
 	Answer       Answer
 	Reason       Reason
-	// Message is a sentence for the user of the pod: field, value and what is allowed, or who was asked and what follows.
+	// Message is a sentence for the user of the pod: field, value and what is allowed, or who was asked and what
+	// follows.
 	Message string
 	// Audit marks a finding that is reported and denies nothing.
 	Audit bool
 	// FailedOpen marks an Admit that was given because the validator could not get an answer.
 	FailedOpen bool
-	// Signers are those whose signatures meet the rule, and Digest is the digest that is signed; for rules about signatures only.
+	// Signers are those whose signatures meet the rule, and Digest is the digest that is signed; for rules about
+	// signatures only.
 	Signers []string
 	Digest  string
 	// AuditAnnotations are for logs of decisions. The validator bounds them.
@@ -159,15 +165,17 @@ func (f *Finding) Reported() bool {
 	return f.Audit
 }
 
-// A Comparer is a Validator that can tell which fields of a subject it judges. Other validators count as judging all of them.
+// A Comparer is a Validator that can tell which fields of a subject it judges. Other validators count as judging all of
+// them.
 type Comparer interface {
-	// Same reports whether two subjects of the same stage and namespace have the same values in all fields that the validator judges.
+	// Same reports whether two subjects of the same stage and namespace have the same values in all fields that the
+	// validator judges.
 	Same(a, b Subject) bool
 }
 
 // A Validator judges subjects by its policies.
 type Validator interface {
-	// Validate returns at least one finding. It may be called concurrently, and must return when ctx ends. The chain does not modify or
-	// keep the returned slice.
+	// Validate returns at least one finding. It may be called concurrently, and must return when ctx ends. The chain
+	// does not modify or keep the returned slice.
 	Validate(ctx context.Context, s Subject) []Finding
 }

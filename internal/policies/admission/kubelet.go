@@ -20,8 +20,8 @@ const (
 // ServiceAccountPath is where a container finds the token of its service account.
 const ServiceAccountPath = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// KubeletLabel reports whether a kubelet writes the label on each pod. It overwrites a label that a tenant has given the same key, so no
-// view contains it.
+// KubeletLabel reports whether a kubelet writes the label on each pod. It overwrites a label that a tenant has given
+// the same key, so no view contains it.
 func KubeletLabel(key string) bool {
 	switch key {
 	case "io.kubernetes.pod.name", "io.kubernetes.pod.namespace", "io.kubernetes.pod.uid":
@@ -31,10 +31,12 @@ func KubeletLabel(key string) bool {
 	}
 }
 
-// KubeletAnnotation reports whether an annotation is one of those that a kubelet writes on each pod. No view contains them.
+// KubeletAnnotation reports whether an annotation is one of those that a kubelet writes on each pod. No view contains
+// them.
 func KubeletAnnotation(key string) bool { return strings.HasPrefix(key, "kubernetes.io/config.") }
 
-// ForReview returns the annotations that are meant for image review backends, by the rule of kube-apiserver's plugin ImagePolicyWebhook.
+// ForReview returns the annotations that are meant for image review backends, by the rule of kube-apiserver's plugin
+// ImagePolicyWebhook.
 func ForReview(annotations map[string]string) map[string]string {
 	var found map[string]string
 	for k, v := range annotations {

@@ -9,7 +9,8 @@ import (
 // A Puller is a Validator that can also judge the image of one pull.
 type Puller interface {
 	Validator
-	// PullVerifier returns the validator for a pull. It judges the image by its ID and by Requested, and mounted images not at all.
+	// PullVerifier returns the validator for a pull. It judges the image by its ID and by Requested, and mounted images
+	// not at all.
 	PullVerifier(p Pull) Validator
 }
 
@@ -17,15 +18,16 @@ type Puller interface {
 type Pull struct {
 	// Login is the one with which the image was pulled. Signatures are looked up with it.
 	Login Login
-	// Digests returns the digests that the runtime has for the image. They are hints. It is called only if the image has to be verified.
+	// Digests returns the digests that the runtime has for the image. They are hints. It is called only if the image
+	// has to be verified.
 	Digests func(ctx context.Context) []string
 }
 
 const redacted = "[redacted]"
 
-// A Login is what a registry is asked with: the fields of a CRI AuthConfig. The zero value is anonymous. Of several values the registry
-// token is used first, then the identity token, then user name and password. It prints as "[redacted]"; keep it out of unexported fields of
-// values that are printed.
+// A Login is what a registry is asked with: the fields of a CRI AuthConfig. The zero value is anonymous. Of several
+// values the registry token is used first, then the identity token, then user name and password. It prints as
+// "[redacted]"; keep it out of unexported fields of values that are printed.
 type Login struct{ Username, Password, IdentityToken, RegistryToken string }
 
 // Anonymous reports whether the credential has no value.

@@ -6,11 +6,12 @@ import (
 	"slices"
 )
 
-// Merge returns the view of a pod and one of its containers from two sources: CRI messages, and the Pod of the API. Where both know a
-// field, the CRI wins, because it describes what runs. conflicts are the names of the fields in which they differ, in a fixed order.
+// Merge returns the view of a pod and one of its containers from two sources: CRI messages, and the Pod of the API.
+// Where both know a field, the CRI wins, because it describes what runs. conflicts are the names of the fields in which
+// they differ, in a fixed order.
 //
-// The CRI describes some fields with the defaults filled in, and derives others. A pod that leaves such a field out is not a conflict.
-// container and api may be nil; the result is then nil, or the container of the CRI.
+// The CRI describes some fields with the defaults filled in, and derives others. A pod that leaves such a field out is
+// not a conflict. container and api may be nil; the result is then nil, or the container of the CRI.
 func Merge(cri, api Pod, container, apiContainer *Container) (pod Pod, merged *Container, conflicts []string) {
 	var m merger
 	pod = m.pod(cri, api)
@@ -54,8 +55,8 @@ func (m *merger) pod(cri, api Pod) Pod {
 	return p
 }
 
-// groups separates the groups of the CRI by the Pod of the API. Those that the Pod does not have are groups of volumes, which run as
-// supplemental groups.
+// groups separates the groups of the CRI by the Pod of the API. Those that the Pod does not have are groups of volumes,
+// which run as supplemental groups.
 func (m *merger) groups(p *Pod, api Pod) {
 	if p.SupplementalGroups.State() != StateUnknown || p.FSGroup.State() != StateUnknown || api.SupplementalGroups.State() == StateUnknown {
 		return
@@ -109,9 +110,9 @@ func (m *merger) container(cri, api Container) Container {
 	return c
 }
 
-// mounts completes the mounts of the CRI by the volumes of the API. It keeps a mount that only the CRI has, such as one of a device
-// plugin. A pod can have several mounts at one path, which the API server compares as text and a runtime mounts one above the other. It is
-// unknown which is which, so they stay as the CRI has them.
+// mounts completes the mounts of the CRI by the volumes of the API. It keeps a mount that only the CRI has, such as one
+// of a device plugin. A pod can have several mounts at one path, which the API server compares as text and a runtime
+// mounts one above the other. It is unknown which is which, so they stay as the CRI has them.
 func (m *merger) mounts(cri, api Value[[]Mount]) Value[[]Mount] {
 	running, ok := cri.Effective()
 	if !ok {
@@ -143,7 +144,8 @@ func (m *merger) mount(cri, api Mount) Mount {
 	merged.Propagation = merge(m, "mount.mountPropagation", cri.Propagation, api.Propagation, equal)
 	merged.Image = merge(m, "mount.image", cri.Image, api.Image, equal)
 	if claimed, _ := api.Type.Get(); claimed == TypePersistentVolumeClaim || claimed == TypeEphemeral {
-		// The CRI shows the volume behind the claim. Nothing overrides a hostPath, which a persistent volume can be too.
+		// The CRI shows the volume behind the claim. Nothing overrides a hostPath, which a persistent volume can be
+		// too.
 		if runs, _ := cri.Type.Effective(); runs != TypeHostPath {
 			merged.Type = api.Type
 		}
@@ -158,7 +160,8 @@ func (m *merger) mount(cri, api Mount) Mount {
 	return merged
 }
 
-// merge returns the value of the CRI, with the state of the API if the CRI does not know it. A difference is a conflict.
+// merge returns the value of the CRI, with the state of the API if the CRI does not know it. A difference is a
+// conflict.
 func merge[T any](m *merger, field string, cri, api Value[T], same func(a, b T) bool) Value[T] {
 	switch {
 	case !cri.known && cri.state == StateUnknown:
@@ -176,8 +179,9 @@ func merge[T any](m *merger, field string, cri, api Value[T], same func(a, b T) 
 	return cri
 }
 
-// derived returns the value of the CRI with the state of the API, for a field that the CRI does not carry. The value is derived from
-// another field, so a difference is not a conflict. Without a value of both it is unknown: what a pod does not set is derived all the same.
+// derived returns the value of the CRI with the state of the API, for a field that the CRI does not carry. The value is
+// derived from another field, so a difference is not a conflict. Without a value of both it is unknown: what a pod does
+// not set is derived all the same.
 func derived[T any](cri, api Value[T]) Value[T] {
 	switch {
 	case !cri.known && !api.known:

@@ -99,7 +99,8 @@ func TestMergeCompletesTheCRI(t *testing.T) {
 	}
 }
 
-// A pod that does not set runAsNonRoot runs as the user of its image, and the number of a user that is given by name is unknown.
+// A pod that does not set runAsNonRoot runs as the user of its image, and the number of a user that is given by name is
+// unknown.
 func TestMergeKeepsTheUserOfAnImageUnknown(t *testing.T) {
 	api := &admission.Container{RunAsUser: admission.Absent[int64](), RunAsNonRoot: admission.Absent[bool]()}
 	_, c, _ := admission.Merge(admission.Pod{}, admission.Pod{}, &admission.Container{}, api)

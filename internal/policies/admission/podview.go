@@ -17,7 +17,8 @@ type Pod struct {
 	ShareProcessNamespace         Value[bool]
 	FSGroup                       Value[int64]
 	SupplementalGroups            Value[[]int64]
-	// Groups are FSGroup, SupplementalGroups and the groups of volumes in one list, for a source that cannot separate them.
+	// Groups are FSGroup, SupplementalGroups and the groups of volumes in one list, for a source that cannot separate
+	// them.
 	Groups Value[[]int64]
 
 	RestartPolicy, DNSPolicy                             Value[string]
@@ -38,8 +39,8 @@ const (
 	KindEphemeral
 )
 
-// A Container is what one source says about one container of a pod. Security fields have the values of the pod where the container
-// does not override them.
+// A Container is what one source says about one container of a pod. Security fields have the values of the pod where
+// the container does not override them.
 type Container struct {
 	Name string
 	Kind Value[Kind]
@@ -64,8 +65,8 @@ type SELinux struct{ User, Role, Type, Level string }
 type Volume struct {
 	// Type is the name of the field of a volume in the API, such as configMap or hostPath.
 	Type Value[string]
-	// HostPath is the folder of the node that a hostPath volume names, as written. HostPathType is its type; "" takes effect if it has none.
-	// Both are absent in volumes of other types.
+	// HostPath is the folder of the node that a hostPath volume names, as written. HostPathType is its type; "" takes
+	// effect if it has none. Both are absent in volumes of other types.
 	HostPath, HostPathType Value[string]
 }
 
@@ -74,7 +75,8 @@ type Mount struct {
 	Volume
 	// Path is where the container sees the volume. It is different for each mount of a container.
 	Path string
-	// ReadOnly reports whether the container cannot write to the volume, be it because of the mount or because of the volume.
+	// ReadOnly reports whether the container cannot write to the volume, be it because of the mount or because of the
+	// volume.
 	ReadOnly Value[bool]
 	// Propagation is None, HostToContainer or Bidirectional.
 	Propagation Value[string]

@@ -12,8 +12,8 @@ const (
 	StateSet
 )
 
-// A Value is what a source knows about one field: whether the pod sets it, and the value that takes effect when the pod runs. Either can
-// be known without the other. The zero Value is unknown in both respects.
+// A Value is what a source knows about one field: whether the pod sets it, and the value that takes effect when the pod
+// runs. Either can be known without the other. The zero Value is unknown in both respects.
 //
 // A Value does not copy a slice or a map. Neither the source nor a reader may modify it afterwards.
 type Value[T any] struct {
@@ -31,8 +31,8 @@ func Absent[T any]() Value[T] { return Value[T]{state: StateAbsent} }
 // AbsentAs returns the Value of a field that the pod does not set, and whose default v takes effect.
 func AbsentAs[T any](v T) Value[T] { return Value[T]{value: v, state: StateAbsent, known: true} }
 
-// Effective returns the Value of a field of which the source knows the value that takes effect, and not whether the pod sets it. The CRI
-// carries a boolean so: false is both the default and an explicit false.
+// Effective returns the Value of a field of which the source knows the value that takes effect, and not whether the pod
+// sets it. The CRI carries a boolean so: false is both the default and an explicit false.
 func Effective[T any](v T) Value[T] { return Value[T]{value: v, known: true} }
 
 // Get returns the value that the pod sets, and the state. The value is the zero T unless the state is StateSet.

@@ -8,8 +8,8 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
-// ViewOf returns the view of a pod and of all its containers: those of initContainers first, those of ephemeralContainers last. The view
-// shares memory with the pod, which must not change afterwards.
+// ViewOf returns the view of a pod and of all its containers: those of initContainers first, those of
+// ephemeralContainers last. The view shares memory with the pod, which must not change afterwards.
 func ViewOf(p *corev1.Pod) (admission.Pod, []admission.Container) {
 	spec := &p.Spec
 	volumes := volumesOf(spec.Volumes)
@@ -49,8 +49,8 @@ func ViewOf(p *corev1.Pod) (admission.Pod, []admission.Container) {
 	return view, containersOf(spec, volumes)
 }
 
-// static reports whether the annotations are those of the copy of a static pod in the API server, which no kubelet runs. Every other annotation
-// proves nothing, because a tenant can write it.
+// static reports whether the annotations are those of the copy of a static pod in the API server, which no kubelet
+// runs. Every other annotation proves nothing, because a tenant can write it.
 func static(annotations map[string]string) bool {
 	_, mirror := annotations[corev1.MirrorPodAnnotationKey]
 	return mirror

@@ -51,8 +51,8 @@ func pullPolicy(image string) corev1.PullPolicy {
 // tokenVolume is the prefix of the names that the API server gives to volumes with a token.
 const tokenVolume = "kube-api-access"
 
-// mountToken adds the volume with the token of the service account, unless the pod declines it. A service account that declines it is
-// not known here.
+// mountToken adds the volume with the token of the service account, unless the pod declines it. A service account that
+// declines it is not known here.
 func mountToken(s *corev1.PodSpec) {
 	if s.AutomountServiceAccountToken != nil && !*s.AutomountServiceAccountToken {
 		return

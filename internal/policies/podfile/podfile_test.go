@@ -30,7 +30,8 @@ var builtIn = []podfile.Workload{
 	{"batch", "cronjobs", "spec.jobTemplate.spec.template"},
 }
 
-// workloads returns documents, each of a version, a kind and the path of its pod template. The name is that of the kind.
+// workloads returns documents, each of a version, a kind and the path of its pod template. The name is that of the
+// kind.
 func workloads(of ...string) string {
 	var all strings.Builder
 	for _, w := range of {

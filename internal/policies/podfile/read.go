@@ -27,11 +27,13 @@ type Pod struct {
 	api *corev1.Pod
 }
 
-// A Workload is a resource whose objects have a pod template. Path is the names of the fields that lead to it, separated by dots.
+// A Workload is a resource whose objects have a pod template. Path is the names of the fields that lead to it,
+// separated by dots.
 type Workload struct{ Group, Resource, Path string }
 
-// Read reads the Pods and pod templates of a file: one or more documents in YAML or JSON, each a Pod, one of the workloads, or a List of these. It returns an error for a document of another kind, for an unknown field in a Pod or pod template, and for a file
-// without any.
+// Read reads the Pods and pod templates of a file: one or more documents in YAML or JSON, each a Pod, one of the
+// workloads, or a List of these. It returns an error for a document of another kind, for an unknown field in a Pod or
+// pod template, and for a file without any.
 func Read(data []byte, workloads ...Workload) ([]Pod, error) {
 	var pods []Pod
 	documents := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data)))

@@ -25,8 +25,9 @@ spec: {spec: {volumes: [
   {volumeType: {whitelist: [configMap, secret, emptyDir, persistentVolumeClaim, projected, image]}}]}}
 `
 
-// A tenant mounts two volumes at one place, such as "/data" and "data", which the API server takes for different paths. The harmless one
-// says nothing about the other one, in containers of each list. The node without the pod source, the node with it, and the webhook agree.
+// A tenant mounts two volumes at one place, such as "/data" and "data", which the API server takes for different paths.
+// The harmless one says nothing about the other one, in containers of each list. The node without the pod source, the
+// node with it, and the webhook agree.
 func TestMountsAtOnePathAreNotMistakenForEachOther(t *testing.T) {
 	set, err := restriction.Load([]restriction.File{{Name: "p.yaml", Data: []byte(readOnlyHostPaths)}})
 	if err != nil {

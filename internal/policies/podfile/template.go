@@ -23,8 +23,8 @@ type Template struct {
 	Data []byte
 }
 
-// Templates returns the pod templates of an object in JSON, which are at the paths. A path is names of fields; the elements of lists
-// are all included. The error is ErrTemplate.
+// Templates returns the pod templates of an object in JSON, which are at the paths. A path is names of fields; the
+// elements of lists are all included. The error is ErrTemplate.
 func Templates(object []byte, paths [][]string) ([]Template, error) {
 	var all []Template
 	for _, path := range paths {

@@ -72,7 +72,8 @@ func (n Node) complete(c *admission.Container, subPath []bool) {
 	}
 }
 
-// subPaths reports for each mount of a view's container whether it has a subPath. index is that of the container in the view.
+// subPaths reports for each mount of a view's container whether it has a subPath. index is that of the container in the
+// view.
 func subPaths(s *corev1.PodSpec, index int) []bool {
 	containers := slices.Concat(s.InitContainers, s.Containers)
 	for _, c := range s.EphemeralContainers {

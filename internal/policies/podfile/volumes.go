@@ -24,8 +24,8 @@ func volumesOf(list []corev1.Volume) map[string]volume {
 	return all
 }
 
-// volumeOf returns the view of a volume. The type of a volume without a source, or with one that this version of the API does not have,
-// is unknown.
+// volumeOf returns the view of a volume. The type of a volume without a source, or with one that this version of the
+// API does not have, is unknown.
 func volumeOf(s *corev1.VolumeSource) volume {
 	v := volume{view: admission.Volume{HostPath: admission.Absent[string](), HostPathType: admission.Absent[string]()}}
 	sources := reflect.ValueOf(s).Elem()
@@ -47,7 +47,8 @@ func volumeOf(s *corev1.VolumeSource) volume {
 	}
 	if h := s.HostPath; h != nil {
 		v.view.HostPath = admission.Set(h.Path)
-		// The empty type is what the API server makes of none. It takes effect: the kubelet does not check what is there.
+		// The empty type is what the API server makes of none. It takes effect: the kubelet does not check what is
+		// there.
 		v.view.HostPathType = admission.AbsentAs("")
 		if h.Type != nil && *h.Type != corev1.HostPathUnset {
 			v.view.HostPathType = admission.Set(string(*h.Type))

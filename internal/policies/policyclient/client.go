@@ -28,10 +28,11 @@ import (
 const (
 	// reviewLimit bounds a review. It is below the 2 minutes of a kubelet.
 	reviewLimit = 100 * time.Second
-	// verifyLimit bounds a verification. It is longer than pullgate-policyd takes (limits.time), so that its answer arrives.
+	// verifyLimit bounds a verification. It is longer than pullgate-policyd takes (limits.time), so that its answer
+	// arrives.
 	verifyLimit = 75 * time.Second
-	// reconnectLimit is how long a call whose connection cannot be made, or is lost, tries again: a pullgate-policyd that
-	// restarts answers late.
+	// reconnectLimit is how long a call whose connection cannot be made, or is lost, tries again: a pullgate-policyd
+	// that restarts answers late.
 	reconnectLimit = 3 * time.Second
 	reconnectEvery = 100 * time.Millisecond
 	// connectLimit bounds one attempt to connect. A process that accepts and sends nothing counts as not reached.
@@ -51,8 +52,8 @@ type Options struct {
 	Review, Verify, Reconnect time.Duration
 }
 
-// A Client is a connection to pullgate-policyd. It connects when it is needed, and again after the connection is lost. Its methods may be
-// called concurrently.
+// A Client is a connection to pullgate-policyd. It connects when it is needed, and again after the connection is lost.
+// Its methods may be called concurrently.
 type Client struct {
 	path    string
 	options Options
@@ -162,9 +163,9 @@ type ReviewResult struct {
 	Duration time.Duration
 }
 
-// Review returns one result for each backend that applies to the namespace and each image that it is asked about. The caller must check
-// that all backends that it expects are among them. An error wraps one of the causes of this package, or is that of ctx if the caller
-// canceled it. No text in it is from a backend.
+// Review returns one result for each backend that applies to the namespace and each image that it is asked about. The
+// caller must check that all backends that it expects are among them. An error wraps one of the causes of this package,
+// or is that of ctx if the caller canceled it. No text in it is from a backend.
 func (c *Client) Review(ctx context.Context, r ReviewRequest) ([]ReviewResult, error) {
 	message := &policyv1.ReviewRequest{
 		PolicyHash: r.PolicyHash, Namespace: r.Namespace, Images: r.Images, VolumeImages: r.VolumeImages, Annotations: r.Annotations,
@@ -178,8 +179,8 @@ func (c *Client) Review(ctx context.Context, r ReviewRequest) ([]ReviewResult, e
 	return resultsOf(r, response)
 }
 
-// ask makes a call within a limit, and repeats it for a while if there is no connection. An error wraps one of the causes of this package,
-// or is that of ctx if the caller canceled it.
+// ask makes a call within a limit, and repeats it for a while if there is no connection. An error wraps one of the
+// causes of this package, or is that of ctx if the caller canceled it.
 func ask[R any](ctx context.Context, c *Client, limit time.Duration, call func(context.Context, grpc.CallOption) (R, error)) (R, error) {
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -211,7 +212,8 @@ func ask[R any](ctx context.Context, c *Client, limit time.Duration, call func(c
 	}
 }
 
-// causeOf returns the cause of a status. sent says that this call, or an earlier one with the same question, had a connection.
+// causeOf returns the cause of a status. sent says that this call, or an earlier one with the same question, had a
+// connection.
 func (c *Client) causeOf(err error, sent bool) error {
 	s := status.Convert(err)
 	switch s.Code() {

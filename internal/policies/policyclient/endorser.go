@@ -32,14 +32,18 @@ type EndorserOptions struct {
 	State *EndorserState
 	// PolicyHash is the hash of the policy files, and TrustedRoot identifies the trusted root; "" if there is none.
 	PolicyHash, TrustedRoot string
-	// Validity is how long an endorsement counts; 0 means without end. Grace is how much longer it counts while its registry cannot be asked.
+	// Validity is how long an endorsement counts; 0 means without end. Grace is how much longer it counts while its
+	// registry cannot be asked.
 	Validity, Grace time.Duration
-	// Successor is called if pullgate-policyd has other policy files. It reads the files again and returns the Endorser that is then in use,
-	// which can be the same one, or nil. It returns when ctx ends, and may be called concurrently. nil means that the files are not read again.
+	// Successor is called if pullgate-policyd has other policy files. It reads the files again and returns the Endorser
+	// that is then in use, which can be the same one, or nil. It returns when ctx ends, and may be called concurrently.
+	// nil means that the files are not read again.
 	Successor func(ctx context.Context) *Endorser
-	// Failed is called for each verification that failed or whose result could not be written. It may be called concurrently; nil is allowed.
+	// Failed is called for each verification that failed or whose result could not be written. It may be called
+	// concurrently; nil is allowed.
 	Failed func(VerificationFailure)
-	// Outcome is called with the outcome of each verification, one of [Outcomes]. It may be called concurrently; nil is allowed.
+	// Outcome is called with the outcome of each verification, one of [Outcomes]. It may be called concurrently; nil is
+	// allowed.
 	Outcome func(outcome string)
 }
 
@@ -49,8 +53,8 @@ type VerificationFailure struct {
 	Err                       error
 }
 
-// An Endorser judges images by the rules of policies about signatures. It is immutable except for a cache, and its methods may be called
-// concurrently.
+// An Endorser judges images by the rules of policies about signatures. It is immutable except for a cache, and its
+// methods may be called concurrently.
 type Endorser struct {
 	rules   *requirement.Set
 	options EndorserOptions
@@ -86,8 +90,9 @@ func (e *Endorser) rulesFor(namespace string, name imageref.Ref) *requirement.Ju
 // admitted is the answer if no rule applies. The chain does not modify it.
 var admitted = []admission.Finding{{Answer: admission.Admit}} //nolint:gochecknoglobals // the constant of its type
 
-// Validate returns a finding for each rule that applies to the image of a container or to an image that it mounts, or one that admits if there
-// is none. It judges only at StageContainer, and asks no server. At stages that are not of a node it returns none, which denies.
+// Validate returns a finding for each rule that applies to the image of a container or to an image that it mounts, or
+// one that admits if there is none. It judges only at StageContainer, and asks no server. At stages that are not of a
+// node it returns none, which denies.
 func (e *Endorser) Validate(_ context.Context, s admission.Subject) []admission.Finding {
 	if s.Stage == admission.StageSandbox {
 		return admitted

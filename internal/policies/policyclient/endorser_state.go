@@ -18,12 +18,12 @@ import (
 const (
 	// deniedFor is how long a denial answers the next pull with the same credential.
 	deniedFor = 10 * time.Second
-	// unavailableFor is how long expired endorsements count after a registry could not be asked. It is the time from a pull to the creation of
-	// the container, with other images and init containers in between.
+	// unavailableFor is how long expired endorsements count after a registry could not be asked. It is the time from a
+	// pull to the creation of the container, with other images and init containers in between.
 	unavailableFor = 5 * time.Minute
-	// atOnce is the number of verifications at a time for the pods of one namespace. A tenant chooses registries, and one that is slow must not
-	// delay the images of others. It is a quarter of what pullgate-policyd does for one registry, so that a tenant does not occupy one that others
-	// use too.
+	// atOnce is the number of verifications at a time for the pods of one namespace. A tenant chooses registries, and
+	// one that is slow must not delay the images of others. It is a quarter of what pullgate-policyd does for one
+	// registry, so that a tenant does not occupy one that others use too.
 	atOnce = 2
 	// maxFacts bounds each of the memories. It is far more than the images of a node.
 	maxFacts = 4096
@@ -53,8 +53,8 @@ type pullQuestion struct {
 // A credentialID identifies a credential in this process.
 type credentialID [sha256.Size]byte
 
-// A EndorserState is what all Endorsers of a process share: verifications that are in progress, and what the last ones brought. It survives changes of
-// the policies. Its methods may be called concurrently.
+// A EndorserState is what all Endorsers of a process share: verifications that are in progress, and what the last ones
+// brought. It survives changes of the policies. Its methods may be called concurrently.
 type EndorserState struct {
 	key         [32]byte // of the process, so that an ID is of no use elsewhere
 	revocations atomic.Uint64
@@ -77,8 +77,8 @@ func NewEndorserState() *EndorserState {
 	return s
 }
 
-// NoteRevocation must be called before endorsements are revoked. The result of a verification that is in progress by then is discarded, because it
-// may be older than what caused the revocation.
+// NoteRevocation must be called before endorsements are revoked. The result of a verification that is in progress by
+// then is discarded, because it may be older than what caused the revocation.
 func (s *EndorserState) NoteRevocation() { s.revocations.Add(1) }
 
 // idOf returns the ID of a credential.
@@ -120,8 +120,8 @@ func (s *EndorserState) unavailable(f fact, now time.Time) bool {
 	return ok && now.Sub(at) < unavailableFor
 }
 
-// A flightKey identifies a verification. Verifications with another credential are others: what a registry answers can depend on it, and a
-// tenant must not decide for another one.
+// A flightKey identifies a verification. Verifications with another credential are others: what a registry answers can
+// depend on it, and a tenant must not decide for another one.
 type flightKey struct {
 	pair                    records.Pair
 	name                    string

@@ -9,7 +9,8 @@ var (
 	// ErrLost means that the connection was lost after the question had been sent, or that pullgate-policyd stops. The
 	// question itself can be the reason, so that this must not admit.
 	ErrLost = errors.New("policyclient: connection to pullgate-policyd lost")
-	// ErrUntrusted means that the socket, or the process that listens on it, belongs to another user than root. It was not used.
+	// ErrUntrusted means that the socket, or the process that listens on it, belongs to another user than root. It was
+	// not used.
 	ErrUntrusted = errors.New("policyclient: the socket of pullgate-policyd does not belong to root")
 	// ErrTimedOut means that there was no answer in time.
 	ErrTimedOut = errors.New("policyclient: pullgate-policyd timed out")

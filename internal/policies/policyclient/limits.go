@@ -10,17 +10,19 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// The limits of answers. pullgate-policyd parses data from the network and may be compromised, and pullgated runs as root. Therefore pullgated accepts
-// no answer that is larger than a correct answer to its request can be.
+// The limits of answers. pullgate-policyd parses data from the network and may be compromised, and pullgated runs as
+// root. Therefore pullgated accepts no answer that is larger than a correct answer to its request can be.
 const (
-	// maxTexts is how many bytes the reasons and audit annotations of an answer may have. pullgate-policyd itself sends fewer.
+	// maxTexts is how many bytes the reasons and audit annotations of an answer may have. pullgate-policyd itself sends
+	// fewer.
 	maxTexts = 96 << 10
 	// maxResult is how many bytes one result may have without these texts and without the name of the image.
 	maxResult = 512
-	// maxDigests is how many digests a request may have, and maxSignatures how many signatures an answer may list. pullgate-policyd sends no more
-	// than these limits and maxTexts allow.
+	// maxDigests is how many digests a request may have, and maxSignatures how many signatures an answer may list.
+	// pullgate-policyd sends no more than these limits and maxTexts allow.
 	maxDigests, maxSignatures = 64, 200
-	// maxText, maxSigners and maxDigest bound a result of a verification: each of its texts, their number, and its digest.
+	// maxText, maxSigners and maxDigest bound a result of a verification: each of its texts, their number, and its
+	// digest.
 	maxText, maxSigners, maxDigest = 2 << 10, 64, 256
 	// maxOthers is how many fields an answer may have beside its results, also in later versions.
 	maxOthers = 16
@@ -61,7 +63,8 @@ func limits(size, results int) []grpc.CallOption {
 	}
 }
 
-// A codec refuses an answer with too many fields before it decodes them. A field can have two bytes, and a decoded result has a hundred.
+// A codec refuses an answer with too many fields before it decodes them. A field can have two bytes, and a decoded
+// result has a hundred.
 type codec struct {
 	encoding.CodecV2
 

@@ -42,12 +42,14 @@ type pullVerifier struct {
 	pull     admission.Pull
 }
 
-// PullVerifier returns the validator for a pull. It judges the image by ID and by Requested, and mounted images not at all.
+// PullVerifier returns the validator for a pull. It judges the image by ID and by Requested, and mounted images not at
+// all.
 //
-// It first verifies the signatures that enforced and audited rules require and that have no endorsement, and then returns a finding for each rule
-// about signatures. Deny means that a requirement is not met, Unverified that this is not known, because pullgate-policyd or the registry cannot be
-// asked, or because the result cannot be written. If ctx ends, a verification that has begun completes, so that the next pull finds its result.
-// What only the creation of a container can judge is left to Validate.
+// It first verifies the signatures that enforced and audited rules require and that have no endorsement, and then
+// returns a finding for each rule about signatures. Deny means that a requirement is not met, Unverified that this is
+// not known, because pullgate-policyd or the registry cannot be asked, or because the result cannot be written. If ctx
+// ends, a verification that has begun completes, so that the next pull finds its result. What only the creation of a
+// container can judge is left to Validate.
 func (e *Endorser) PullVerifier(p admission.Pull) admission.Validator { return &pullVerifier{e, p} }
 
 // Validate implements admission.Validator.
@@ -191,8 +193,9 @@ func (v *pullVerifier) verify(ctx context.Context, s *admission.Subject, q *pull
 	return got
 }
 
-// noteDenial notes a denial. With one of the image an expired endorsement ends, so that it does not count while the registry cannot be asked, now or later. One that
-// another pod has got meanwhile stays: a tenant does not decide for another one.
+// noteDenial notes a denial. With one of the image an expired endorsement ends, so that it does not count while the
+// registry cannot be asked, now or later. One that another pod has got meanwhile stays: a tenant does not decide for
+// another one.
 func (v *pullVerifier) noteDenial(q pullQuestion, r requirement.Result) error {
 	e := v.endorser
 	d := denied{reason: admission.Reason(r.Reason), message: safetext.Shorten(safetext.Line(r.Message, safetext.Event), requirement.MaxText), ofImage: r.Reason != requirement.RegistryDenied, at: time.Now()}

@@ -20,11 +20,12 @@ type ReviewerOptions struct {
 	Client ReviewClient
 	// PolicyHash is the hash of the policy files that have the backends.
 	PolicyHash string
-	// Successor is called if pullgate-policyd has other policy files. It reads the files again and returns the validator that is then in
-	// use, which can be the same one. It returns when ctx ends, and may be called concurrently. nil means that the files are not read again.
+	// Successor is called if pullgate-policyd has other policy files. It reads the files again and returns the
+	// validator that is then in use, which can be the same one. It returns when ctx ends, and may be called
+	// concurrently. nil means that the files are not read again.
 	Successor func(ctx context.Context) *Reviewer
-	// Failed is called for each image that a backend gave no valid answer about, unless the caller ended the call. It may be called
-	// concurrently; nil is allowed.
+	// Failed is called for each image that a backend gave no valid answer about, unless the caller ended the call. It
+	// may be called concurrently; nil is allowed.
 	Failed func(ReviewFailure)
 }
 
@@ -48,8 +49,8 @@ func NewReviewer(set *policyfiles.Backends, o ReviewerOptions) *Reviewer {
 // admittedReview is the answer if no backend has to be asked.
 func admittedReview() []admission.Finding { return []admission.Finding{{Answer: admission.Admit}} }
 
-// Validate returns a finding for each backend and image, or one that admits if no backend reviews the container. It asks only at
-// StageContainer. At stages that are not of a node it returns none, which denies.
+// Validate returns a finding for each backend and image, or one that admits if no backend reviews the container. It
+// asks only at StageContainer. At stages that are not of a node it returns none, which denies.
 func (v *Reviewer) Validate(ctx context.Context, s admission.Subject) []admission.Finding {
 	if s.Stage == admission.StageSandbox {
 		return admittedReview()

@@ -14,8 +14,8 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
-// maxAnnotations bounds what is kept of all audit annotations about a container, in bytes. pullgate-policyd has limits too; it is not trusted to
-// keep them.
+// maxAnnotations bounds what is kept of all audit annotations about a container, in bytes. pullgate-policyd has limits
+// too; it is not trusted to keep them.
 const maxAnnotations = 16 << 10
 
 // reviewAnswers are what pullgate-policyd says to a question.

@@ -10,7 +10,8 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
-// Limits of a request. They are below those of pullgate-policyd, because a tenant must not be able to cause a failure that admits.
+// Limits of a request. They are below those of pullgate-policyd, because a tenant must not be able to cause a failure
+// that admits.
 const (
 	maxImages  = 64
 	maxRequest = 512 << 10 // bytes of all names and annotations
@@ -88,7 +89,8 @@ func (q *reviewQuestion) unknown(b *policyfiles.Backend) (names []string) {
 	return names
 }
 
-// favorable reports whether every backend could allow all images, by values that are not known. An annotation can make it allow them.
+// favorable reports whether every backend could allow all images, by values that are not known. An annotation can make
+// it allow them.
 func (q *reviewQuestion) favorable() bool {
 	return q.namespace == "" || !q.annotationsKnown || q.image == "" && len(q.mounted) == 0
 }

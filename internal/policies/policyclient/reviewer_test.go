@@ -51,7 +51,8 @@ func fails(err error) func(policyclient.ReviewRequest) ([]policyclient.ReviewRes
 	return func(policyclient.ReviewRequest) ([]policyclient.ReviewResult, error) { return nil, err }
 }
 
-// setOf returns the backends of files with these names; the content is that of the key imagePolicy, and what may stand beside it.
+// setOf returns the backends of files with these names; the content is that of the key imagePolicy, and what may stand
+// beside it.
 func setOf(tb testing.TB, contents map[string]string) *policyfiles.Backends {
 	tb.Helper()
 	var list []policyfiles.File

@@ -15,10 +15,11 @@ import (
 
 // A VerifyRequest asks which requirements an image meets.
 type VerifyRequest struct {
-	// PolicyHash is the hash of the caller's policy files, and TrustedRoot identifies its trusted root; "" if it has none.
+	// PolicyHash is the hash of the caller's policy files, and TrustedRoot identifies its trusted root; "" if it has
+	// none.
 	PolicyHash, TrustedRoot string
-	// Name is the image as the pod has it, and ImageID the ID that the image has on the node. "" means the image that the registry has under the
-	// name; nothing may be stored by such an answer.
+	// Name is the image as the pod has it, and ImageID the ID that the image has on the node. "" means the image that
+	// the registry has under the name; nothing may be stored by such an answer.
 	Name, ImageID string
 	// Digests are digests of manifests or indexes that can lead to the image. They are hints: the first 64 are used.
 	Digests []string
@@ -30,8 +31,9 @@ type VerifyRequest struct {
 	ListSignatures bool
 }
 
-// Verify asks which requirements an image meets. The registry that the name says is asked, and it can take more than a minute. An error wraps
-// one of the causes of this package, or is that of ctx if the caller canceled it; nothing is then known about the image.
+// Verify asks which requirements an image meets. The registry that the name says is asked, and it can take more than a
+// minute. An error wraps one of the causes of this package, or is that of ctx if the caller canceled it; nothing is
+// then known about the image.
 func (c *Client) Verify(ctx context.Context, r VerifyRequest) (requirement.Report, error) {
 	message := &policyv1.VerifyRequest{
 		PolicyHash: r.PolicyHash, TrustedRoot: r.TrustedRoot, Name: r.Name, ImageId: r.ImageID, Digests: r.Digests[:min(len(r.Digests), maxDigests)],
@@ -84,7 +86,8 @@ func verificationOf(r VerifyRequest, response *policyv1.VerifyResponse) (require
 	return v, nil
 }
 
-// check returns why a result is not one about a requirement. A reason that is not known is not a denial, because a later version may mean a failure.
+// check returns why a result is not one about a requirement. A reason that is not known is not a denial, because a
+// later version may mean a failure.
 func check(r requirement.Result, hash string) error {
 	switch {
 	case r.Requirement != hash:

@@ -18,15 +18,16 @@ import (
 // maxCertificates bounds each file of https, in bytes.
 const maxCertificates = 1 << 20
 
-// certificates are the files of https. reload and poll are for one goroutine at a time; handshakes may happen concurrently.
+// certificates are the files of https. reload and poll are for one goroutine at a time; handshakes may happen
+// concurrently.
 type certificates struct {
 	files   config.HTTPS
 	log     klog.Logger
 	metrics *metrics
 
 	current atomic.Pointer[tls.Config]
-	// read are the contents that were decoded last, valid or not. pending are other contents that the last poll saw first: the files are
-	// replaced one after the other, and a certificate without its key is not an error yet.
+	// read are the contents that were decoded last, valid or not. pending are other contents that the last poll saw
+	// first: the files are replaced one after the other, and a certificate without its key is not an error yet.
 	read, pending [sha256.Size]byte
 }
 

@@ -99,8 +99,8 @@ func (m *metrics) Review(o reviewOutcome, cached bool) {
 	m.reviews.WithLabelValues(string(o), strconv.FormatBool(cached)).Inc()
 }
 
-// VerifiesSignatures adds the metrics of signatures, which do not exist without policies about them. The outcomes are all values of the labels.
-// It may be called several times.
+// VerifiesSignatures adds the metrics of signatures, which do not exist without policies about them. The outcomes are
+// all values of the labels. It may be called several times.
 func (m *metrics) VerifiesSignatures(requests, verifications []string) {
 	m.signatures.Do(func() {
 		m.registry.MustRegister(m.requests, m.verified)

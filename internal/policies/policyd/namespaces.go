@@ -15,8 +15,8 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 )
 
-// namespaces has the labels of namespaces from a watch that exists only while a policy needs it. It is a webhook.Namespaces. A nil
-// namespaces watches nothing.
+// namespaces has the labels of namespaces from a watch that exists only while a policy needs it. It is a
+// webhook.Namespaces. A nil namespaces watches nothing.
 type namespaces struct {
 	kubeconfig string
 	run        func(*webhook.NamespaceWatch) (stop func())
@@ -85,8 +85,8 @@ func (n *namespaces) ready() bool {
 	return w == nil || w.Synced()
 }
 
-// apiServer returns how the API server is reached: by a kubeconfig; for "" from inside a cluster, then by that of the environment variable
-// KUBECONFIG.
+// apiServer returns how the API server is reached: by a kubeconfig; for "" from inside a cluster, then by that of the
+// environment variable KUBECONFIG.
 func apiServer(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		config, err := rest.InClusterConfig()

@@ -32,15 +32,16 @@ const (
 	nodeMaxRequest  = 1 << 20
 	nodeMaxHeader   = 16 << 10
 	nodeConnections = 32
-	// nodeStreams is how many reviews one connection may have at the same time. It is more than the pods of a node, so that those that wait for a
-	// backend that does not answer delay no other.
+	// nodeStreams is how many reviews one connection may have at the same time. It is more than the pods of a node, so
+	// that those that wait for a backend that does not answer delay no other.
 	nodeStreams        = 4096
 	nodeHandshakeLimit = 5 * time.Second
 	// nodeCallLimit bounds a call, whatever deadline the caller gave it. It is below the 2 minutes of a kubelet.
 	nodeCallLimit = 110 * time.Second
 	// maxImages is how many images one request may have.
 	maxImages = 256
-	// maxTexts bounds the reasons and audit annotations of an answer, in bytes. pullgated uses no larger answer, and a denial must arrive.
+	// maxTexts bounds the reasons and audit annotations of an answer, in bytes. pullgated uses no larger answer, and a
+	// denial must arrive.
 	maxTexts = 64 << 10
 )
 
@@ -74,8 +75,8 @@ func newNodeServer(p *policies, m *metrics, log klog.Logger) *nodeServer {
 	return s
 }
 
-// serve answers calls until ctx ends. It then accepts no new calls, waits for those in progress, at most stopLimit, and cancels the
-// others. It closes the listener.
+// serve answers calls until ctx ends. It then accepts no new calls, waits for those in progress, at most stopLimit, and
+// cancels the others. It closes the listener.
 func (s *nodeServer) serve(ctx context.Context, l net.Listener) error {
 	done := make(chan error, 1)
 	go func() { done <- s.grpc.Serve(sockets.LimitConns(l, sockets.ConnLimits{Total: nodeConnections}, s.log)) }()

@@ -59,7 +59,8 @@ func (u *inUse) version() policyfiles.Version {
 	return policyfiles.Version{Hash: u.Hash, TrustedRoot: u.rules.TrustedRoot()}
 }
 
-// satisfies reports whether a request that was made with another version can be answered. The trusted root counts for signatures alone.
+// satisfies reports whether a request that was made with another version can be answered. The trusted root counts for
+// signatures alone.
 func satisfies(v, want policyfiles.Version, signatures bool) bool {
 	return v.Hash == want.Hash && (!signatures || v.TrustedRoot == want.TrustedRoot)
 }
@@ -83,8 +84,8 @@ func openPolicies(c config.Policyd, n *namespaces, s *verify.Service, m *metrics
 	return p, nil
 }
 
-// paths returns how files are read. In a cluster the folder is a volume of a ConfigMap. On a node, pullgated does not use such a folder, and no
-// other files than those of pullgated are used for it.
+// paths returns how files are read. In a cluster the folder is a volume of a ConfigMap. On a node, pullgated does not
+// use such a folder, and no other files than those of pullgated are used for it.
 func paths(c config.Policyd) policyfiles.Paths {
 	return policyfiles.Paths{Folder: c.Policies, TrustedRoot: c.TrustedRoot, Volume: true}
 }
@@ -116,8 +117,9 @@ func (p *policies) poll() {
 	p.readKubeconfigsLocked()
 }
 
-// with returns the policy files of a version, for signatures also with its trusted root. It reads the files again if those in use are of another
-// version; nil means that the files are of another one too. A matching version shows that the files are complete, so that nothing is waited for.
+// with returns the policy files of a version, for signatures also with its trusted root. It reads the files again if
+// those in use are of another version; nil means that the files are of another one too. A matching version shows that
+// the files are complete, so that nothing is waited for.
 func (p *policies) with(want policyfiles.Version, signatures bool) *inUse {
 	if set := p.current.Load(); set == nil || satisfies(set.version(), want, signatures) {
 		return set
@@ -198,7 +200,8 @@ func (p *policies) useLocked(set *policyfiles.Set) error {
 	return nil
 }
 
-// readKubeconfigsLocked reads the kubeconfigs of the backends, and the files that they name. An error is logged when it is new.
+// readKubeconfigsLocked reads the kubeconfigs of the backends, and the files that they name. An error is logged when it
+// is new.
 func (p *policies) readKubeconfigsLocked() {
 	err := p.backends.Reload()
 	if before := p.failure.kubeconfigs; err != nil && (before == nil || before.Error() != err.Error()) {

@@ -15,7 +15,8 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
-// While the files of pullgated differ, each of its calls has the folder read again. A tenant decides how many there are.
+// While the files of pullgated differ, each of its calls has the folder read again. A tenant decides how many there
+// are.
 func TestRequestsForOtherFilesShareAReading(t *testing.T) {
 	var log bytes.Buffer
 	dir := t.TempDir()

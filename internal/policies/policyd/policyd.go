@@ -62,8 +62,8 @@ type Options struct {
 // Addresses are where a process listens; nil where it does not.
 type Addresses struct{ Node, HTTPS, Metrics net.Addr }
 
-// Run runs the process until ctx ends, and returns when everything that it started has ended: nil after an orderly stop, an error if it
-// could not start or continue (a program.HintError if an operator can act on it).
+// Run runs the process until ctx ends, and returns when everything that it started has ended: nil after an orderly
+// stop, an error if it could not start or continue (a program.HintError if an operator can act on it).
 func Run(ctx context.Context, o Options) error {
 	m := newMetrics(o.Version, o.GoVersion)
 	var labels *namespaces
@@ -151,8 +151,8 @@ func text(l net.Listener) string {
 	return l.Addr().String()
 }
 
-// serve runs the servers. When ctx ends or one of them fails, it drains those with clients that wait for an answer, and then ends the
-// others.
+// serve runs the servers. When ctx ends or one of them fails, it drains those with clients that wait for an answer, and
+// then ends the others.
 func serve(ctx context.Context, o Options, on listeners, policies *policies, certs *certificates, m *metrics) error {
 	var stopping atomic.Bool
 	behind, stop := context.WithCancel(context.WithoutCancel(ctx))

@@ -29,7 +29,8 @@ func (p *process) volume(name, version string, contents map[string]string) {
 	must(p, errors.Join(errs...))
 }
 
-// In a pod, the configuration, the policies and the certificate are volumes. They are read again when the kubelet replaces them.
+// In a pod, the configuration, the policies and the certificate are volumes. They are read again when the kubelet
+// replaces them.
 func TestVolumesOfAPod(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")

@@ -45,8 +45,8 @@ func observe(log klog.Logger, e webhook.Event) {
 	}
 }
 
-// podReviewer has the backends of the policy files in use review a pod, all of its images in one review, as the plugin of kube-apiserver
-// does.
+// podReviewer has the backends of the policy files in use review a pod, all of its images in one review, as the plugin
+// of kube-apiserver does.
 type podReviewer struct {
 	policies *policies
 	metrics  *metrics

@@ -8,7 +8,8 @@ import (
 
 // An Answer is what a backend, or its failure policy, says about an image.
 type Answer struct {
-	// Backend is the name of the backend, Image the name of the image as the pod has it; "" if the answer is about several.
+	// Backend is the name of the backend, Image the name of the image as the pod has it; "" if the answer is about
+	// several.
 	Backend, Image string
 	Allowed        bool
 	// Reason is that of the backend; it can be "".
@@ -21,7 +22,8 @@ type Answer struct {
 	Took time.Duration
 }
 
-// String returns a sentence for users: which backend was asked, how long it took, and what follows. It is the same at the node and in the webhook.
+// String returns a sentence for users: which backend was asked, how long it took, and what follows. It is the same at
+// the node and in the webhook.
 func (a Answer) String() string {
 	var b strings.Builder
 	if a.Image != "" {

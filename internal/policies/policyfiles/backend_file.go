@@ -48,7 +48,8 @@ type backendMatch struct {
 	Namespaces *[]string `json:"namespaces"`
 }
 
-// LoadBackends reads files into Backends: all of them or none. The error joins all errors of all files; each begins with the name of the file.
+// LoadBackends reads files into Backends: all of them or none. The error joins all errors of all files; each begins
+// with the name of the file.
 func LoadBackends(list []File) (*Backends, error) {
 	var (
 		s      Backends

@@ -25,7 +25,8 @@ type Backend struct {
 	AllowTTL, DenyTTL time.Duration
 	// RetryBackoff is the time between the first two attempts.
 	RetryBackoff time.Duration
-	// DefaultAllow reports whether images are admitted if the backend does not answer. It is true if the file leaves it out.
+	// DefaultAllow reports whether images are admitted if the backend does not answer. It is true if the file leaves it
+	// out.
 	DefaultAllow bool
 	// DefaultAllowAbsent reports whether the file leaves defaultAllow out.
 	DefaultAllowAbsent bool

@@ -19,8 +19,9 @@ func cipVersions() []string {
 	return []string{"policy.sigstore.dev/v1beta1", "policy.sigstore.dev/v1alpha1"}
 }
 
-// LoadCIP reads policy files: all of them or none. The error joins all errors of all files; each begins with the name of the file, and names the
-// path of the field, its value and what is allowed, and the line. now is for the notes about certificates that have expired.
+// LoadCIP reads policy files: all of them or none. The error joins all errors of all files; each begins with the name
+// of the file, and names the path of the field, its value and what is allowed, and the line. now is for the notes about
+// certificates that have expired.
 func LoadCIP(files []File, now time.Time) (*requirement.Policies, error) {
 	return loadDialect(files, func(data []byte) dialectPolicy { return parseCIP(data, now) })
 }

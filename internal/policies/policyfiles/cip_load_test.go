@@ -146,7 +146,8 @@ func TestCIPIdentities(t *testing.T) {
 	}
 }
 
-// The same requirement in both dialects has the same hash, so that a policy can be converted without verifying images again.
+// The same requirement in both dialects has the same hash, so that a policy can be converted without verifying images
+// again.
 func TestDialectsHaveTheSameHash(t *testing.T) {
 	a, b := pemText(t, "a.pub"), pemText(t, "b.pub")
 	for ours, theirs := range map[string]string{

@@ -22,7 +22,8 @@ type dialectPolicy struct {
 	Webhook requirement.Webhook
 }
 
-// loadDialect reads files with parse: all of them or none. The error joins all errors of all files; each begins with the name of the file.
+// loadDialect reads files with parse: all of them or none. The error joins all errors of all files; each begins with
+// the name of the file.
 func loadDialect(files []File, parse func(data []byte) dialectPolicy) (*requirement.Policies, error) {
 	var (
 		all    []dialectPolicy
@@ -94,8 +95,8 @@ type dialectMetadata struct {
 	Annotations map[string]string `json:"annotations"`
 }
 
-// IgnoreServerFields removes the fields of an object that the API server sets, so that the output of kubectl get -o yaml is a policy file. It is
-// a rewrite of the type of the document.
+// IgnoreServerFields removes the fields of an object that the API server sets, so that the output of kubectl get -o
+// yaml is a policy file. It is a rewrite of the type of the document.
 func ignoreServerFields(m *strictyaml.Mapping) {
 	delete(m.Fields, "status")
 	metadata, ok := m.Fields["metadata"].(map[any]any)
@@ -107,7 +108,8 @@ func ignoreServerFields(m *strictyaml.Mapping) {
 	}
 }
 
-// refuseFields returns a rewrite that reports fields of a mapping that exist in the dialect and are not supported, with what to do instead.
+// refuseFields returns a rewrite that reports fields of a mapping that exist in the dialect and are not supported, with
+// what to do instead.
 func refuseFields(instead map[string]string) func(*strictyaml.Mapping) {
 	return func(m *strictyaml.Mapping) {
 		for name, text := range instead {
@@ -124,7 +126,8 @@ type checker struct {
 	Errs []error
 	// Notes begin with the path of the field.
 	Notes []error
-	// Incomplete says that fields are missing because they have errors already. Missing fields are then not reported again.
+	// Incomplete says that fields are missing because they have errors already. Missing fields are then not reported
+	// again.
 	Incomplete bool
 }
 
@@ -184,8 +187,8 @@ func (c *checker) Only(at *field.Path, allowed string, all []alternative) (name 
 	}
 }
 
-// OneOf returns the value of a field that has one of a few values, the first of them if it is absent or invalid. A field with a value of another
-// type is empty, and has an error already.
+// OneOf returns the value of a field that has one of a few values, the first of them if it is absent or invalid. A
+// field with a value of another type is empty, and has an error already.
 func (c *checker) OneOf(at *field.Path, value *string, allowed ...string) string {
 	if value == nil || *value == "" && c.Incomplete {
 		return allowed[0]

@@ -32,8 +32,8 @@ func (c *checker) Pattern(at *field.Path, text string, syntax requirement.Syntax
 // maxIdentity is the length of the longest issuer and subject.
 const maxIdentity = 2048
 
-// Identity returns the issuer or the subject of a certificate. name is the name of its field, beside which there can be a field for a regular
-// expression; exactly one of the two must be present. of makes the text of a value.
+// Identity returns the issuer or the subject of a certificate. name is the name of its field, beside which there can be
+// a field for a regular expression; exactly one of the two must be present. of makes the text of a value.
 func (c *checker) Identity(at *field.Path, name string, value, expression *string, of func(string) requirement.Text) requirement.Text {
 	const suffix = "RegExp"
 	given := value != nil && *value != ""
@@ -74,8 +74,8 @@ type requirementNode struct {
 	At *field.Path
 }
 
-// Distinct returns the requirements of a list. One that equals an earlier one is an error, because one signature would count twice. It is not
-// reported beside other errors, because parts of requirements that are missing are equal.
+// Distinct returns the requirements of a list. One that equals an earlier one is an error, because one signature would
+// count twice. It is not reported beside other errors, because parts of requirements that are missing are equal.
 func (c *checker) Distinct(nodes []requirementNode) []requirement.Requirement {
 	all := make([]requirement.Requirement, len(nodes))
 	first := make(map[string]*field.Path, len(nodes))

@@ -21,8 +21,8 @@ import (
 // minRSABits is the smallest RSA key that is accepted.
 const minRSABits = 2048
 
-// Keys returns the public keys of a field in PKIX form, in DER. instead says what to write in place of a reference to a key elsewhere. No error
-// has a part of the value: it could be a private key.
+// Keys returns the public keys of a field in PKIX form, in DER. instead says what to write in place of a reference to a
+// key elsewhere. No error has a part of the value: it could be a private key.
 func (c *checker) Keys(at *field.Path, text, instead string) [][]byte {
 	return c.blocks(at, text, "public keys", "-----BEGIN PUBLIC KEY-----", instead, func(b *pem.Block) ([]byte, error) {
 		var (
@@ -81,7 +81,8 @@ func (c *checker) certificates(at *field.Path, text string, now time.Time, onlyA
 		case onlyAuthorities && !cert.IsCA:
 			return nil, fmt.Errorf("is the certificate of %s, which is not a certificate authority", cert.Subject)
 		case now.After(cert.NotAfter):
-			// Not an error: a policy file that was valid must not prevent a start later, and signatures from before still count.
+			// Not an error: a policy file that was valid must not prevent a start later, and signatures from before
+			// still count.
 			c.Note(at, fmt.Sprintf("the certificate of %s expired at %s; signatures from after that do not count", cert.Subject, cert.NotAfter.UTC().Format(time.RFC3339)))
 		}
 		return cert.Raw, nil

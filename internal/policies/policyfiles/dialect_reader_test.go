@@ -35,7 +35,8 @@ func (r dialect) Valid(t *testing.T, texts ...string) *requirement.Policies {
 	return p
 }
 
-// Errors checks that each line of the error about a file has one of the texts, in their order, and that none has a value that may be secret.
+// Errors checks that each line of the error about a file has one of the texts, in their order, and that none has a
+// value that may be secret.
 func (r dialect) Errors(t *testing.T, file string, texts []string) {
 	t.Helper()
 	p, err := r.Load(file)
@@ -62,8 +63,8 @@ func (r dialect) Example(t *testing.T, has string) {
 	}
 }
 
-// Fuzz reads files, first some small ones: files of testdata are large, and the fuzzer would spend its time on making them smaller. check is called
-// with each rule of a valid file.
+// Fuzz reads files, first some small ones: files of testdata are large, and the fuzzer would spend its time on making
+// them smaller. check is called with each rule of a valid file.
 func (r dialect) Fuzz(f *testing.F, check func(*testing.T, requirement.Rule), texts ...string) {
 	f.Helper()
 	for _, text := range texts {

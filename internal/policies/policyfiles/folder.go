@@ -215,7 +215,8 @@ func read(f *os.File, limit int, anyOwner bool) ([]byte, error) {
 	return content.Bytes(), nil
 }
 
-// checkFolder returns an error if another user than root, and than that of the process, can change the files of a folder; see Paths.Volume.
+// checkFolder returns an error if another user than root, and than that of the process, can change the files of a
+// folder; see Paths.Volume.
 func checkFolder(root *os.Root, folder fs.FileInfo, volume bool) error {
 	if volume {
 		if data, err := root.Stat("..data"); err == nil {

@@ -22,8 +22,8 @@ type Kind struct {
 	APIVersions []string
 	// Key is set for files without a kind. It is a field that only the files of this kind have.
 	Key string
-	// Read reads all files of the kind. It is not called if there is none. The error joins all errors; each begins with the name of its
-	// file. Read must accept no file with another apiVersion or kind, or without the key.
+	// Read reads all files of the kind. It is not called if there is none. The error joins all errors; each begins with
+	// the name of its file. Read must accept no file with another apiVersion or kind, or without the key.
 	Read func([]File) (Policies, error)
 }
 
@@ -104,8 +104,9 @@ type header struct {
 // usual is a line of a header as it is usually written.
 var usual = regexp.MustCompile(`^(apiVersion|kind):[ \t]+["']?([A-Za-z0-9./-]+)["']?[ \t]*(#.*)?\r?\n?$`)
 
-// scanHeader finds the header in a document that is written as usual; ok is false in all others. Decoding YAML takes as long as all other
-// steps of reading a policy together, so it is not done twice. An error here cannot admit a pod, because Kind.Read checks the header.
+// scanHeader finds the header in a document that is written as usual; ok is false in all others. Decoding YAML takes as
+// long as all other steps of reading a policy together, so it is not done twice. An error here cannot admit a pod,
+// because Kind.Read checks the header.
 func scanHeader(data []byte) (h header, ok bool) {
 	for line := range bytes.Lines(data) {
 		if line[0] != 'a' && line[0] != 'k' {

@@ -51,7 +51,8 @@ func Webhook(s *Set) requirement.Webhook {
 // SignatureKinds returns the kinds of policies about signatures.
 func SignatureKinds() []string { return []string{KyvernoKind, CIPKind} }
 
-// NeedSignatures reports whether a rule requires signatures, which pullgate-policyd verifies, and whether one relies on the trusted root.
+// NeedSignatures reports whether a rule requires signatures, which pullgate-policyd verifies, and whether one relies on
+// the trusted root.
 func NeedSignatures(s *requirement.Set) (needed, byTrustedRoot bool) {
 	for _, r := range s.Rules() {
 		if r.NeedsSignature() {
@@ -77,7 +78,8 @@ func VersionOf(s *Set) Version {
 	return Version{s.Hash, TrustedRootID(s)}
 }
 
-// TrustedRootID identifies the trusted root of a set: the SHA-256 of the file in hexadecimal digits, "" if there is none.
+// TrustedRootID identifies the trusted root of a set: the SHA-256 of the file in hexadecimal digits, "" if there is
+// none.
 func TrustedRootID(s *Set) string {
 	if s == nil || s.TrustedRoot == nil {
 		return ""

@@ -19,8 +19,9 @@ const (
 // autogenAnnotation with the value none says that the rules of a policy are for pods only, and not for pod templates.
 const autogenAnnotation = "pod-policies.kyverno.io/autogen-controllers"
 
-// LoadKyverno reads policy files: all of them or none. The error joins all errors of all files; each begins with the name of the file, and names the
-// path of the field, its value and what is allowed, and the line. now is for the notes about certificates that have expired.
+// LoadKyverno reads policy files: all of them or none. The error joins all errors of all files; each begins with the
+// name of the file, and names the path of the field, its value and what is allowed, and the line. now is for the notes
+// about certificates that have expired.
 func LoadKyverno(files []File, now time.Time) (*requirement.Policies, error) {
 	defaults := map[requirement.Default]string{} // from the default to the file that has it
 	policies, err := loadDialect(files, func(data []byte) dialectPolicy { return parseKyverno(data, now) })
@@ -84,7 +85,8 @@ func (c *kyvernoCompiler) spec(at *field.Path, s *kyvernoSpec) {
 	}
 }
 
-// spare checks the fields of a spec that have no effect at nodes. webhookConfiguration has newer names of two of them, which come first.
+// spare checks the fields of a spec that have no effect at nodes. webhookConfiguration has newer names of two of them,
+// which come first.
 func (c *kyvernoCompiler) spare(at *field.Path, s *kyvernoSpec) {
 	c.webhook(at.Child("failurePolicy"), s.FailurePolicy, at.Child("webhookTimeoutSeconds"), s.WebhookTimeoutSeconds)
 	if w := s.WebhookConfiguration; w != nil {

@@ -16,11 +16,12 @@ type Paths struct {
 	NamespaceLabels string
 	// TrustedRoot is a file with certificates and keys that signatures are verified by; "" means that there is none.
 	TrustedRoot string
-	// AnyOwner reads files regardless of who owns them and who can write to them. It is for a check of policies that is not enforced,
-	// for example in a checkout of their sources.
+	// AnyOwner reads files regardless of who owns them and who can write to them. It is for a check of policies that is
+	// not enforced, for example in a checkout of their sources.
 	AnyOwner bool
-	// Volume accepts a folder that everyone can write to if it is a volume of a ConfigMap: a kubelet makes such a folder with mode 0777, and
-	// mounts it read-only into the container. Instead of the folder, the one that its link ..data leads to must not be writable by others.
+	// Volume accepts a folder that everyone can write to if it is a volume of a ConfigMap: a kubelet makes such a
+	// folder with mode 0777, and mounts it read-only into the container. Instead of the folder, the one that its link
+	// ..data leads to must not be writable by others.
 	Volume bool
 }
 
@@ -49,7 +50,8 @@ func (s *Set) Len(kind string) int {
 // Empty reports whether a set has no policies. A nil Set has none.
 func (s *Set) Empty() bool { return s == nil || len(s.byKind) == 0 }
 
-// Of returns the policies of a kind as the type that Kind.Read of the kind returns; the zero value if the folder has none.
+// Of returns the policies of a kind as the type that Kind.Read of the kind returns; the zero value if the folder has
+// none.
 func Of[P Policies](s *Set, kind string) P {
 	var none P
 	if s == nil {
@@ -61,8 +63,8 @@ func Of[P Policies](s *Set, kind string) P {
 	return none
 }
 
-// Read reads paths. It returns a complete set, or an error that joins all errors of all files, each with the path of the file. The set is
-// nil if Paths.Folder is "".
+// Read reads paths. It returns a complete set, or an error that joins all errors of all files, each with the path of
+// the file. The set is nil if Paths.Folder is "".
 func Read(p Paths) (*Set, error) { return NewWatcher().Load(p) }
 
 // ReadFiles is Read, and also returns the files.

@@ -80,7 +80,8 @@ type TestedPod struct {
 	AcceptedBy []string `json:"acceptedBy"`
 	// Violations of an admitted pod are of policies that only report.
 	Violations []TestViolation `json:"violations"`
-	// NotJudged are the rules that the signatures of an image decide, a sentence each. They can deny a pod that is admitted here.
+	// NotJudged are the rules that the signatures of an image decide, a sentence each. They can deny a pod that is
+	// admitted here.
 	NotJudged []string `json:"notJudged"`
 }
 
@@ -171,7 +172,8 @@ func (t *TestedPod) addImage(i podfile.Image, rules requirement.ImageRules) {
 	}
 }
 
-// add adds a decision about the pod or about a part of it. A violation by the pod is in the decision about each of its containers.
+// add adds a decision about the pod or about a part of it. A violation by the pod is in the decision about each of its
+// containers.
 func (t *TestedPod) add(d restriction.Decision) {
 	t.Admitted = t.Admitted && d.Admitted
 	if d.AcceptedBy != "" && !slices.Contains(t.AcceptedBy, d.AcceptedBy) {

@@ -48,8 +48,8 @@ func TestWhoJudges(t *testing.T) {
 		violations int
 		unjudged   int
 	}{
-		// The sandbox has no image, so policies for images match it; each container has an Accept policy of its own. With the pod source it must match
-		// the other container too.
+		// The sandbox has no image, so policies for images match it; each container has an Accept policy of its own.
+		// With the pod source it must match the other container too.
 		"node":             {policyfiles.TestSettings{}, true, "a b", 0, 1},
 		"node, refuse":     {policyfiles.TestSettings{RefuseUnjudged: true}, true, "a b", 0, 1},
 		"with pod source":  {policyfiles.TestSettings{Node: podfile.Node{PodSource: true}}, false, "a", 1, 0},

@@ -6,7 +6,8 @@ import "crypto/sha256"
 type Watcher struct {
 	kinds []Kind
 	paths Paths
-	// decoded are the contents that Load or Poll returned last, valid or not. pending are other contents that the last Poll saw first.
+	// decoded are the contents that Load or Poll returned last, valid or not. pending are other contents that the last
+	// Poll saw first.
 	decoded, pending [sha256.Size]byte
 }
 
@@ -23,8 +24,8 @@ func (w *Watcher) Load(p Paths) (*Set, error) {
 	return w.decode(scan(p))
 }
 
-// Poll reads the paths of the last Load. If their content differs from what Load or Poll returned last, and was the same in the previous
-// call of Poll, changed is true, and the result is that of Read.
+// Poll reads the paths of the last Load. If their content differs from what Load or Poll returned last, and was the
+// same in the previous call of Poll, changed is true, and the result is that of Read.
 func (w *Watcher) Poll() (set *Set, changed bool, err error) {
 	if w.paths.Folder == "" {
 		return nil, false, nil

@@ -10,9 +10,10 @@ import (
 // hashVersion begins every hash. It changes if requirements with the same meaning get other hashes.
 const hashVersion = "v1:"
 
-// Hash returns a text that identifies what decides about the requirement: keys, identities, root certificates, counts. Requirements that
-// differ in any of this have different hashes. The order of a list does not change the hash, nor do names or messages, which are not part of it.
-// trustedRoot identifies the trusted root; it changes the hash of a requirement that uses the trusted root, and no other.
+// Hash returns a text that identifies what decides about the requirement: keys, identities, root certificates, counts.
+// Requirements that differ in any of this have different hashes. The order of a list does not change the hash, nor do
+// names or messages, which are not part of it. trustedRoot identifies the trusted root; it changes the hash of a
+// requirement that uses the trusted root, and no other.
 func (r *Requirement) Hash(trustedRoot string) string {
 	root := ""
 	if r.UsesTrustedRoot() {
@@ -95,5 +96,6 @@ func blobs(list [][]byte) string {
 
 func call(name string, parts ...string) string { return name + "(" + strings.Join(parts, ",") + ")" }
 
-// quote returns a text in quotes. Everything beyond ASCII is escaped, because the characters that are printable differ between versions of Go.
+// quote returns a text in quotes. Everything beyond ASCII is escaped, because the characters that are printable differ
+// between versions of Go.
 func quote(s string) string { return strconv.QuoteToASCII(s) }

@@ -21,11 +21,12 @@ const (
 	SigstoreSyntax
 )
 
-// A Pattern matches names of images. A name and all other ways to write it match alike: nginx is docker.io/library/nginx:latest and
-// index.docker.io/nginx. A registry matches in upper and lower case, and with and without the port 443.
+// A Pattern matches names of images. A name and all other ways to write it match alike: nginx is
+// docker.io/library/nginx:latest and index.docker.io/nginx. A registry matches in upper and lower case, and with and
+// without the port 443.
 //
-// A pattern without a registry is of docker.io. One without a tag matches all tags. A name with a digest matches whatever the tag of the
-// pattern is, because the tag of the digest is not known.
+// A pattern without a registry is of docker.io. One without a tag matches all tags. A name with a digest matches
+// whatever the tag of the pattern is, because the tag of the digest is not known.
 type Pattern struct {
 	text     string
 	prefixes []string // of all names that match, so that few names are compared with match
@@ -73,13 +74,15 @@ func ParsePattern(s string, syntax Syntax) (Pattern, error) {
 	return p, nil
 }
 
-// wildPort reports whether the port of a registry has wildcards: names are compared without the port 443, so whether one matches is not clear.
+// wildPort reports whether the port of a registry has wildcards: names are compared without the port 443, so whether
+// one matches is not clear.
 func wildPort(s string) bool {
 	registry, _, below := strings.Cut(s, "/")
 	return below && strings.ContainsAny(registry[strings.LastIndex(registry, ":")+1:], "*?") && strings.Contains(registry, ":")
 }
 
-// spellOut returns patterns of complete names. If the first segment can be a registry and a part of a name in docker.io, it returns both.
+// spellOut returns patterns of complete names. If the first segment can be a registry and a part of a name in
+// docker.io, it returns both.
 func spellOut(s string, syntax Syntax) []string {
 	first, rest, below := strings.Cut(s, "/")
 	wild := strings.ContainsAny(first, "*?")
@@ -108,8 +111,8 @@ func spellOut(s string, syntax Syntax) []string {
 	return append(all, "docker.io/library/"+s)
 }
 
-// withoutTag returns a pattern of the repositories that have a tag that the pattern matches; ok is false if these are the ones that the
-// pattern itself matches.
+// withoutTag returns a pattern of the repositories that have a tag that the pattern matches; ok is false if these are
+// the ones that the pattern itself matches.
 func withoutTag(s string) (repository string, ok bool) {
 	start := strings.LastIndex(s, "/") + 1
 	if name, _, tagged := strings.Cut(s[start:], ":"); tagged {

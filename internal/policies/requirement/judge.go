@@ -17,8 +17,8 @@ type Judgement struct {
 	Signed []*Rule
 }
 
-// Judge returns what rules say about an image with this name in the pod. If the name is not known, a rule that can deny the image denies it with
-// the reason FieldUnknown, also one about signatures.
+// Judge returns what rules say about an image with this name in the pod. If the name is not known, a rule that can deny
+// the image denies it with the reason FieldUnknown, also one about signatures.
 func (a ImageRules) Judge(name imageref.Ref) (j Judgement) {
 	for _, r := range a.Rules {
 		denies, signed := decidedBy(r)
@@ -82,13 +82,15 @@ func denial(r *Rule) string {
 	return r.String() + " denies it, whatever its signatures are"
 }
 
-// NotMet returns the finding for an image whose signatures do not meet a rule. reason and text are those of the verification.
+// NotMet returns the finding for an image whose signatures do not meet a rule. reason and text are those of the
+// verification.
 func (r *Rule) NotMet(name imageref.Ref, reason, text string) admission.Finding {
 	return r.Finding(admission.Deny, reasonOf(reason), fmt.Sprintf(
 		"image %q: %s is not met: %s; required: %s", name, r, short(text), short(r.Requirement.String())))
 }
 
-// reasonOf returns the reason for the answer to a call. A registry that gives no signatures, or too many to read, is the same as none.
+// reasonOf returns the reason for the answer to a call. A registry that gives no signatures, or too many to read, is
+// the same as none.
 func reasonOf(verified string) admission.Reason {
 	reason := admission.Reason(verified)
 	if slices.Contains([]admission.Reason{admission.SignatureInvalid, admission.IdentityMismatch, admission.ContentMismatch}, reason) {

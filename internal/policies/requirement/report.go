@@ -31,8 +31,8 @@ type Report struct {
 type Result struct {
 	// Requirement is the hash of the requirement.
 	Requirement string
-	// Met reports whether the image meets it. Reason and Message are why not; both are "" if it does. The message is a sentence for the user of
-	// the pod.
+	// Met reports whether the image meets it. Reason and Message are why not; both are "" if it does. The message is a
+	// sentence for the user of the pod.
 	Met             bool
 	Reason, Message string
 	// Signers are those that the requirement names and that have signed, also if they are too few.

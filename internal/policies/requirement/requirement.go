@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// A Requirement is a tree of which signatures an image must have. One of Of, SignedBy and Static is set. The zero Requirement is met by no
-// image. Requirements that readers return must not be modified.
+// A Requirement is a tree of which signatures an image must have. One of Of, SignedBy and Static is set. The zero
+// Requirement is met by no image. Requirements that readers return must not be modified.
 type Requirement struct {
 	// AtLeast is how many requirements of Of must be met. A value below 1 is never met.
 	AtLeast int
@@ -27,15 +27,18 @@ type Static struct {
 	Message string
 }
 
-// A Signer is who must have signed an image, and how. One signature of the image must meet all of its fields. Either Key or Keyless is set.
+// A Signer is who must have signed an image, and how. One signature of the image must meet all of its fields. Either
+// Key or Keyless is set.
 type Signer struct {
 	Key     *Key
 	Keyless *Keyless
-	// Repository is where signatures count beside the repository of the image itself; "" if they count only there. It is normalised.
+	// Repository is where signatures count beside the repository of the image itself; "" if they count only there. It
+	// is normalised.
 	Repository string
 	// Log requires an entry in a transparency log; nil requires none.
 	Log *Log
-	// Timestamp requires a timestamp by an authority; nil requires none. A keyless signature needs a log entry or a timestamp.
+	// Timestamp requires a timestamp by an authority; nil requires none. A keyless signature needs a log entry or a
+	// timestamp.
 	Timestamp *Timestamp
 }
 
@@ -111,7 +114,8 @@ func (r *Requirement) Signers() []*Signer {
 	return all
 }
 
-// UsesTrustedRoot reports whether the requirement relies on the trusted root, because a leaf has no root certificates or keys of logs of its own.
+// UsesTrustedRoot reports whether the requirement relies on the trusted root, because a leaf has no root certificates
+// or keys of logs of its own.
 func (r *Requirement) UsesTrustedRoot() bool {
 	for _, s := range r.Signers() {
 		k := s.Keyless

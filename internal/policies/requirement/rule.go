@@ -55,8 +55,8 @@ type Rule struct {
 	Scope Scope
 	// Images are patterns. The rule is for an image that matches one of them.
 	Images []Pattern
-	// Requirement is nil if the rule only requires a digest or has a default. A Requirement that a static authority decides is not nil; see
-	// NeedsSignature.
+	// Requirement is nil if the rule only requires a digest or has a default. A Requirement that a static authority
+	// decides is not nil; see NeedsSignature.
 	Requirement *Requirement
 	// RequireDigest requires that the pod names the image by a digest.
 	RequireDigest bool
@@ -74,8 +74,8 @@ func (r *Rule) NeedsSignature() bool { return r.Requirement != nil && r.Requirem
 // Namespaces are names of namespaces, of which one must match; nil includes every namespace.
 type Namespaces []Text
 
-// A Scope selects namespaces: those of Include, and all of them if it is nil, without those of Exclude. Both are lists of alternatives, each
-// of which selects a namespace that all of its Namespaces include.
+// A Scope selects namespaces: those of Include, and all of them if it is nil, without those of Exclude. Both are lists
+// of alternatives, each of which selects a namespace that all of its Namespaces include.
 type Scope struct {
 	Include, Exclude [][]Namespaces
 }
@@ -113,8 +113,8 @@ func alternatives(list [][]Namespaces) string {
 	return strings.Join(texts, ", ")
 }
 
-// Includes reports whether pods of a namespace are in the scope. The namespace "" is an unknown one. It is included unless every namespace is
-// excluded.
+// Includes reports whether pods of a namespace are in the scope. The namespace "" is an unknown one. It is included
+// unless every namespace is excluded.
 func (s Scope) Includes(namespace string) bool {
 	return (s.Include == nil || selects(s.Include, namespace, true)) && !selects(s.Exclude, namespace, false)
 }

@@ -11,8 +11,8 @@ import (
 type Policies struct {
 	// Rules are in the order of the names of policies, and in a policy in its own order.
 	Rules []Rule
-	// Notes are sentences about fields that are valid and have no effect, or another one than in the program whose dialect it is. Each begins
-	// with the name of the file and the path of the field.
+	// Notes are sentences about fields that are valid and have no effect, or another one than in the program whose
+	// dialect it is. Each begins with the name of the file and the path of the field.
 	Notes []string
 	// Count is the number of policies.
 	Count int
@@ -41,8 +41,8 @@ type Set struct {
 	rules []Rule
 }
 
-// NewSet returns the set of policies; nil ones are ignored. trustedRoot identifies the trusted root, for the hashes of the requirements
-// that use it.
+// NewSet returns the set of policies; nil ones are ignored. trustedRoot identifies the trusted root, for the hashes of
+// the requirements that use it.
 func NewSet(trustedRoot string, all ...*Policies) *Set {
 	s := &Set{}
 	for _, p := range all {
@@ -71,17 +71,18 @@ func (s *Set) Rules() []Rule {
 type ImageRules struct {
 	// Rules are those that the image must meet, each in its own mode. The caller must not modify them.
 	Rules []*Rule
-	// Unknown says that the name of the image is not known, or can mean an image ID. Rules then has every rule for the namespace.
+	// Unknown says that the name of the image is not known, or can mean an image ID. Rules then has every rule for the
+	// namespace.
 	Unknown bool
-	// Default is set if no rule matches the image and a rule for the namespace says what happens then. DefaultRule is one that says it, and an
-	// enforced one if there is any. For an enforced default only enforced rules count as matching, and for both only rules that require a
-	// signature or have a default themselves.
+	// Default is set if no rule matches the image and a rule for the namespace says what happens then. DefaultRule is
+	// one that says it, and an enforced one if there is any. For an enforced default only enforced rules count as
+	// matching, and for both only rules that require a signature or have a default themselves.
 	Default     Default
 	DefaultRule *Rule
 }
 
-// For returns what a set says about an image of a pod in a namespace. The namespace "" is an unknown one, which is in the scope of every rule
-// that does not exclude all namespaces.
+// For returns what a set says about an image of a pod in a namespace. The namespace "" is an unknown one, which is in
+// the scope of every rule that does not exclude all namespaces.
 func (s *Set) For(namespace string, image imageref.Ref) ImageRules {
 	a := ImageRules{Unknown: !image.Parsed() || image.MayBeImageID()}
 	var matched, audited bool // by an enforced rule, by any rule
@@ -107,7 +108,8 @@ func (r *Rule) matches(names []string) bool {
 	return slices.ContainsFunc(r.Images, func(p Pattern) bool { return p.matchesAny(names) })
 }
 
-// setDefault sets the default of the rules for a namespace. A denial comes before an allowance, and an enforced one before an audited one.
+// setDefault sets the default of the rules for a namespace. A denial comes before an allowance, and an enforced one
+// before an audited one.
 func (a *ImageRules) setDefault(rules []Rule, namespace string, onlyEnforced bool) {
 	for i := range rules {
 		r := &rules[i]

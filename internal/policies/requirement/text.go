@@ -25,7 +25,8 @@ const (
 // Exactly returns the Text that matches one text.
 func Exactly(s string) Text { return Text{form: exactText, pattern: s} }
 
-// Glob returns the Text of a pattern, in which * stands for any characters, also for none, and ? for one. Other characters stand for themselves.
+// Glob returns the Text of a pattern, in which * stands for any characters, also for none, and ? for one. Other
+// characters stand for themselves.
 func Glob(pattern string) Text {
 	if !strings.ContainsAny(pattern, "*?") {
 		return Exactly(pattern)
@@ -45,7 +46,8 @@ func Regexp(pattern string) (Text, error) {
 	return Text{form: regexpText, pattern: pattern, match: match}, nil
 }
 
-// expression returns the regular expression of a glob whose wildcards are given, longest first among those that begin alike.
+// expression returns the regular expression of a glob whose wildcards are given, longest first among those that begin
+// alike.
 func expression(glob string, wildcards map[string]string) string {
 	var out strings.Builder
 	for rest := glob; rest != ""; {

@@ -8,8 +8,8 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
-// many returns n policies that bind every namespace. Each is the preset restricted with restrictions of labels and images. distinct says
-// that no two have an equal list of containers or volumes.
+// many returns n policies that bind every namespace. Each is the preset restricted with restrictions of labels and
+// images. distinct says that no two have an equal list of containers or volumes.
 func many(tb testing.TB, n int, distinct bool) []restriction.File {
 	tb.Helper()
 	data, err := restriction.Preset("restricted")

@@ -74,7 +74,8 @@ func (b *Binding) Everywhere() bool {
 	return len(b.NamespaceSelector.MatchLabels) == 0 && len(b.NamespaceSelector.MatchExpressions) == 0
 }
 
-// String returns the selector in the notation of kubectl --selector; "" for nil, and for a selector that matches everything.
+// String returns the selector in the notation of kubectl --selector; "" for nil, and for a selector that matches
+// everything.
 func (s *LabelSelector) String() string {
 	if s == nil {
 		return ""

@@ -282,8 +282,8 @@ func (c *compiler) security(at place, sc *SecurityContextRestriction, out *conta
 // allCapabilities in a list to add adds those that a policy denies.
 const allCapabilities = "ALL"
 
-// addedCapability returns the name that runtimes read in a capability to add. Some add the prefix CAP_ to every name, others only where it
-// is missing, so a name with the prefix may add the capability.
+// addedCapability returns the name that runtimes read in a capability to add. Some add the prefix CAP_ to every name,
+// others only where it is missing, so a name with the prefix may add the capability.
 func addedCapability(name string) string {
 	return strings.TrimPrefix(strings.ToUpper(name), "CAP_")
 }

@@ -10,8 +10,9 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
 )
 
-// Parse reads one policy from its YAML and checks it. The error joins all errors of the document; each names the path of the field, the
-// value and what is allowed, and the line. A policy that Parse returns has its canonical form: YAML of it, parsed again, is the same policy.
+// Parse reads one policy from its YAML and checks it. The error joins all errors of the document; each names the path
+// of the field, the value and what is allowed, and the line. A policy that Parse returns has its canonical form: YAML
+// of it, parsed again, is the same policy.
 func Parse(data []byte) (*PodRestriction, error) {
 	p, _, err := parse(newDecoder(), newTable(), data)
 	return p, err
@@ -48,8 +49,8 @@ func parse(d *strictyaml.Decoder, t *table, data []byte) (*PodRestriction, *poli
 	return &p, compiled, nil
 }
 
-// newDecoder returns a decoder for policies. The proposal of PodRestriction spells some fields in two ways, in the types and in the
-// examples; both are read.
+// newDecoder returns a decoder for policies. The proposal of PodRestriction spells some fields in two ways, in the
+// types and in the examples; both are read.
 func newDecoder() *strictyaml.Decoder {
 	return &strictyaml.Decoder{RefuseNull: true, Rewrites: map[reflect.Type]func(*strictyaml.Mapping){
 		reflect.TypeFor[PointerRestriction](): rewriteAllowNil,
@@ -85,7 +86,8 @@ func rewriteAllowNil(m *strictyaml.Mapping) {
 	}
 }
 
-// rewriteVolumeType reads volumeType.values. The types of the proposal make a list of volumeType, of which a volume has one.
+// rewriteVolumeType reads volumeType.values. The types of the proposal make a list of volumeType, of which a volume has
+// one.
 func rewriteVolumeType(m *strictyaml.Mapping) {
 	inner, ok := m.Fields["volumeType"].(map[any]any)
 	if !ok || len(inner) != 1 {

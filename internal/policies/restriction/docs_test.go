@@ -48,7 +48,8 @@ func TestDocumentedPresets(t *testing.T) {
 	}
 }
 
-// The page says of each admission plugin of the proposal that judges pods what replaces it, and its restrictions are valid.
+// The page says of each admission plugin of the proposal that judges pods what replaces it, and its restrictions are
+// valid.
 func TestDocumentedPlugins(t *testing.T) {
 	_, section, _ := strings.Cut(string(read(t, "../../../docs/restriction-fields.md")), "## What replaces admission plugins\n")
 	for _, plugin := range []string{

@@ -8,7 +8,8 @@ const (
 	Never Exactness = iota
 	// Derived means that the value is computed from other data. Whether the pod sets the field is not known.
 	Derived
-	// Effective means that the value which will run is known. Whether the pod sets it or leaves it to the default is not known.
+	// Effective means that the value which will run is known. Whether the pod sets it or leaves it to the default is
+	// not known.
 	Effective
 	// Exact means that the value is known, and whether the pod sets it.
 	Exact

@@ -9,7 +9,8 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
-// A Set is an immutable set of policies. It may be used by several goroutines. A nil Set and an empty one admit every pod.
+// A Set is an immutable set of policies. It may be used by several goroutines. A nil Set and an empty one admit every
+// pod.
 type Set struct {
 	policies []*policy // ordered by name, which are different
 	images   bool      // a policy restricts image names
@@ -35,14 +36,15 @@ type Options struct {
 	Refuse bool
 	// Scope says which restrictions are compared.
 	Scope Scope
-	// AssumeUnknown makes a field match that the source carries and whose value is unknown. A pod that is denied even so is denied whatever
-	// the values are. It is for explanations only.
+	// AssumeUnknown makes a field match that the source carries and whose value is unknown. A pod that is denied even
+	// so is denied whatever the values are. It is for explanations only.
 	AssumeUnknown bool
 	// Others are the other containers of the pod, if the source knows them. An Accept policy must match them too.
 	Others []admission.Container
 }
 
-// A Scope says which restrictions a judgement compares. A field outside of the scope matches every policy if its value is not known.
+// A Scope says which restrictions a judgement compares. A field outside of the scope matches every policy if its value
+// is not known.
 type Scope uint8
 
 const (
@@ -50,7 +52,8 @@ const (
 	WholePod Scope = iota
 	// Template is for pod templates: it leaves the name to the pods, which have generated ones.
 	Template
-	// ImagesOnly leaves everything but the names of images to other judgements. An Accept policy matches if it accepts the image in some pod.
+	// ImagesOnly leaves everything but the names of images to other judgements. An Accept policy matches if it accepts
+	// the image in some pod.
 	ImagesOnly
 )
 
@@ -71,8 +74,8 @@ type Decision struct {
 	Admitted bool
 	// AcceptedBy is the name of the first Accept policy that the pod matches; "" if there is none.
 	AcceptedBy string
-	// Violations are those of the Drop policies, ordered by policy, at most 100 of each. In an admitted pod each is of a policy that only
-	// reports.
+	// Violations are those of the Drop policies, ordered by policy, at most 100 of each. In an admitted pod each is of
+	// a policy that only reports.
 	Violations []Violation
 }
 
@@ -83,8 +86,8 @@ type Violation struct {
 	Audit bool
 	// Path is the path of the restriction in the policy.
 	Path string
-	// Container and Mount are the name of the container and the path of its mount that the violation is about; "" if it is not about
-	// one.
+	// Container and Mount are the name of the container and the path of its mount that the violation is about; "" if it
+	// is not about one.
 	Container, Mount string
 	// Unknown reports whether the field is not known. Value is "" then.
 	Unknown bool
@@ -113,9 +116,10 @@ func (v Violation) String() string {
 
 // Judge compares a pod with the policies that are bound to its namespace.
 //
-// At admission, containers are all containers of the pod. At the node they are the one that is about to be created; none means that only
-// the sandbox is, and fields that the CRI carries with containers are left to later judgements. Without Options.Others a container is judged for
-// itself there, so two containers of a pod can be accepted by different Accept policies.
+// At admission, containers are all containers of the pod. At the node they are the one that is about to be created;
+// none means that only the sandbox is, and fields that the CRI carries with containers are left to later judgements.
+// Without Options.Others a container is judged for itself there, so two containers of a pod can be accepted by
+// different Accept policies.
 func (s *Set) Judge(p *admission.Pod, containers []admission.Container, o Options) Decision {
 	if s.Len() == 0 {
 		return Decision{Admitted: true}
@@ -165,7 +169,8 @@ type judgement struct {
 	mount   string       // the path of the mount that is compared
 }
 
-// matches reports whether a pod matches a policy. unbound is the answer if the policy is not bound to the pod's namespace.
+// matches reports whether a pod matches a policy. unbound is the answer if the policy is not bound to the pod's
+// namespace.
 func (j *judgement) matches(p *policy, unbound bool) bool {
 	j.accept = p.accept
 	switch p.binding.includes(j.pod) {
@@ -191,7 +196,8 @@ func (j *judgement) matches(p *policy, unbound bool) bool {
 	return ok
 }
 
-// maxViolations bounds what is reported of one policy, because a tenant chooses the numbers of containers and of mounts.
+// maxViolations bounds what is reported of one policy, because a tenant chooses the numbers of containers and of
+// mounts.
 const maxViolations = 100
 
 // decided reports whether a further comparison of a pod that does not match so far changes nothing.
@@ -271,8 +277,8 @@ type mount struct {
 	bit typeBits
 }
 
-// An answer is whether a pod or a container matches a part of policies, whose number is its index. Many policies have equal parts, and each is
-// compared once.
+// An answer is whether a pod or a container matches a part of policies, whose number is its index. Many policies have
+// equal parts, and each is compared once.
 type answer uint8
 
 const (
@@ -293,8 +299,8 @@ func (s *Set) subjects(containers []admission.Container, answers []answer) []sub
 	return all
 }
 
-// once returns whether the container that is compared, or the pod, matches a part. It calls check for the first policy that has the part. A
-// report is made for itself: with AssumeUnknown it has violations of a part that matches.
+// once returns whether the container that is compared, or the pod, matches a part. It calls check for the first policy
+// that has the part. A report is made for itself: with AssumeUnknown it has violations of a part that matches.
 func (j *judgement) once(part int, check func() bool) bool {
 	if j.report != nil {
 		return check()
@@ -316,8 +322,8 @@ func (j *judgement) once(part int, check func() bool) bool {
 // maxCompared bounds the comparisons for one mount, because a tenant chooses the number of mounts.
 const maxCompared = 32
 
-// distinct returns the mounts that differ in more than their paths in the container; no policy restricts that path. Containers have many
-// similar mounts, and each is compared with each policy.
+// distinct returns the mounts that differ in more than their paths in the container; no policy restricts that path.
+// Containers have many similar mounts, and each is compared with each policy.
 func (s *Set) distinct(v admission.Value[[]admission.Mount]) []mount {
 	mounts, _ := v.Effective()
 	if len(mounts) == 0 {

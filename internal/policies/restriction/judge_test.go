@@ -65,8 +65,9 @@ func TestUnknownNamespace(t *testing.T) {
 	}
 }
 
-// An Accept policy matches the whole pod where the other containers are known. At a node that does not know them, two containers can be accepted
-// by two policies of which neither matches the pod. Drop policies are compared with the container that is created.
+// An Accept policy matches the whole pod where the other containers are known. At a node that does not know them, two
+// containers can be accepted by two policies of which neither matches the pod. Drop policies are compared with the
+// container that is created.
 func TestAcceptIsForTheWholePod(t *testing.T) {
 	of := func(path string) string {
 		return "{spec: {containers: [{image: [{image: {whitelist: [" + path + "]}}]}]}}"

@@ -6,7 +6,8 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
-// Keep returns a copy of the view of a pod and of its containers that has only the fields with these paths, as Field.Path has them.
+// Keep returns a copy of the view of a pod and of its containers that has only the fields with these paths, as
+// Field.Path has them.
 func Keep(pod *admission.Pod, containers []admission.Container, paths []string) (admission.Pod, []admission.Container) {
 	var kept admission.Pod
 	keptContainers := make([]admission.Container, len(containers))

@@ -20,7 +20,8 @@ type File struct {
 	Data []byte
 }
 
-// Load reads policy files into a Set: all of them or none. The error joins all errors of all files; each begins with the name of the file.
+// Load reads policy files into a Set: all of them or none. The error joins all errors of all files; each begins with
+// the name of the file.
 func Load(files []File) (*Set, error) {
 	var (
 		s      = Set{types: typeNumbers{}}
@@ -111,8 +112,8 @@ func textsOf(accept bool, s Spec) partTexts {
 	return t
 }
 
-// textOf returns the text of a part of a policy, which is different for parts of different types. A part of an Accept policy differs from
-// the same of a Drop policy, because they treat fields differently that are not judged.
+// textOf returns the text of a part of a policy, which is different for parts of different types. A part of an Accept
+// policy differs from the same of a Drop policy, because they treat fields differently that are not judged.
 func textOf[T any](accept bool, part T) string {
 	text, err := json.Marshal(part)
 	if err != nil {
@@ -212,8 +213,8 @@ func (s *Set) Unjudged(from Source) []PolicyField {
 	return found
 }
 
-// Restricted returns the paths of the fields that at least one policy restricts, as Field.Path has them, in order. A source of views need
-// not keep any others.
+// Restricted returns the paths of the fields that at least one policy restricts, as Field.Path has them, in order. A
+// source of views need not keep any others.
 func (s *Set) Restricted() []string {
 	var paths []string
 	for _, p := range s.all() {

@@ -18,7 +18,8 @@ type podRule struct {
 
 	volumes                    []volumeRule
 	containers, initContainers []containerRule
-	// podPart is the number of all but the lists, volumesPart and containersPart those of the lists. Equal parts of policies have equal numbers.
+	// podPart is the number of all but the lists, volumesPart and containersPart those of the lists. Equal parts of
+	// policies have equal numbers.
 	podPart, volumesPart, containersPart int
 }
 
@@ -47,8 +48,8 @@ func nameOf(p *admission.Pod) admission.Value[string] {
 	return admission.Set(p.Name)
 }
 
-// checkGroups compares supplementalGroups and fsGroup. A source that has them in one list does not say which group is which, so each must
-// fit one of the ranges that the policy has.
+// checkGroups compares supplementalGroups and fsGroup. A source that has them in one list does not say which group is
+// which, so each must fit one of the ranges that the policy has.
 func (r *podRule) checkGroups(j *judgement, p *admission.Pod) bool {
 	supplemental, fs := r.supplementalGroups, r.fsGroup
 	groups, together := p.Groups.Effective()
@@ -84,7 +85,8 @@ func (r *podRule) checkGroups(j *judgement, p *admission.Pod) bool {
 	return ok
 }
 
-// anyOf reports whether one of n entries matches. If none does, the report has the violations of the first entry with the fewest.
+// anyOf reports whether one of n entries matches. If none does, the report has the violations of the first entry with
+// the fewest.
 func anyOf(j *judgement, n int, check func(i int) bool) bool {
 	report := j.report
 	j.report = nil

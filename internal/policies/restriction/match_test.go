@@ -18,7 +18,8 @@ type world struct {
 
 func set[T any](v T) admission.Value[T] { return admission.Set(v) }
 
-// Each line has a spec, changes of the pod that allowed and container return, and a part of the violation; "" means that the pod is admitted.
+// Each line has a spec, changes of the pod that allowed and container return, and a part of the violation; "" means
+// that the pod is admitted.
 var matches = map[string]struct {
 	spec   string
 	change func(w *world)

@@ -21,8 +21,8 @@ type volumeRule struct {
 // typeBits is a set of types of volumes. It has one bit for each type that has a number.
 type typeBits uint64
 
-// typeNumbers numbers the types of volumes that policies allow. Comparing the type of each mount with the list of each policy is most of a
-// judgement, so it is done with sets. A type without a number is compared with the lists.
+// typeNumbers numbers the types of volumes that policies allow. Comparing the type of each mount with the list of each
+// policy is most of a judgement, so it is done with sets. A type without a number is compared with the lists.
 type typeNumbers map[string]int
 
 // allowed returns the types that a rule allows whatever else it says; types without a number are not among them.

@@ -37,7 +37,8 @@ func file(name, binding, spec string) restriction.File {
 	return restriction.File{Name: name + ".yaml", Data: []byte(text + "spec: " + spec + "\n")}
 }
 
-// allowed returns a complete pod, as an admission review knows it, that the preset restricted admits with containers of container.
+// allowed returns a complete pod, as an admission review knows it, that the preset restricted admits with containers of
+// container.
 func allowed() admission.Pod {
 	return admission.Pod{
 		UID: "8f6e0a6e-0000-4000-8000-000000000001", Namespace: "team-a", Name: "web",

@@ -117,8 +117,8 @@ func (r random) pod() (admission.Pod, []admission.Container) {
 	return p, containers
 }
 
-// rounds returns the seeds of each property, fewer under the race detector: a property has a single goroutine, and `make race` runs
-// all of them without it.
+// rounds returns the seeds of each property, fewer under the race detector: a property has a single goroutine, and
+// `make race` runs all of them without it.
 func rounds(n uint64) uint64 {
 	if raced {
 		return n / 10
@@ -172,7 +172,8 @@ func TestPropertiesOfSets(t *testing.T) {
 	}
 }
 
-// What is admitted with unknown fields is admitted whatever their values are, and so is what is denied although AssumeUnknown is set.
+// What is admitted with unknown fields is admitted whatever their values are, and so is what is denied although
+// AssumeUnknown is set.
 func TestUnknownFieldsBoundTheAnswer(t *testing.T) {
 	for seed := range rounds(600) {
 		r := newRandom(seed)

@@ -10,8 +10,8 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
-// A leaf is what all rules about one field have in common. The method check of a rule reports whether a value matches; a nil rule
-// matches every value. It is small, so that it is inlined: most rules of most policies are nil.
+// A leaf is what all rules about one field have in common. The method check of a rule reports whether a value matches;
+// a nil rule matches every value. It is small, so that it is inlined: most rules of most policies are nil.
 type leaf struct {
 	path  string // in the policy
 	field *Field
@@ -103,8 +103,8 @@ func (r *stringRule) allowsPath(p string) bool {
 	return r.regex == nil || r.regex.MatchString(p)
 }
 
-// plainPath reports whether a path is absolute, has no .. in it, and does not lead through the folder of a process, whose links root and cwd are
-// other folders of the node on every node.
+// plainPath reports whether a path is absolute, has no .. in it, and does not lead through the folder of a process,
+// whose links root and cwd are other folders of the node on every node.
 func plainPath(p string) bool {
 	return strings.HasPrefix(p, "/") && !slices.Contains(strings.Split(p, "/"), "..") && !throughProcess(path.Clean(p))
 }

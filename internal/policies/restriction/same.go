@@ -8,8 +8,8 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
-// Same reports whether two pods, which are in the same namespace, have the same values in all fields that policies of the namespace restrict. Judge then
-// gives the same answer for both. It returns false if it is in doubt.
+// Same reports whether two pods, which are in the same namespace, have the same values in all fields that policies of
+// the namespace restrict. Judge then gives the same answer for both. It returns false if it is in doubt.
 func (s *Set) Same(a, b *admission.Pod, containersOfA, containersOfB []admission.Container) bool {
 	restricted := map[string]bool{}
 	for _, p := range s.all() {

@@ -41,7 +41,8 @@ const (
 	BindingModeDrop   BindingMode = "Drop"
 )
 
-// A Binding selects namespaces. One match of Namespaces or NamespaceSelector is enough; a binding with neither selects all.
+// A Binding selects namespaces. One match of Namespaces or NamespaceSelector is enough; a binding with neither selects
+// all.
 type Binding struct {
 	// Mode is Drop if it is empty.
 	Mode              BindingMode    `json:"mode,omitempty"`
@@ -80,8 +81,8 @@ type PodSpecRestriction struct {
 	// Volumes, if there are any: each volume of the pod must match one of them.
 	Volumes []VolumeRestriction `json:"volumes,omitempty"`
 
-	// Containers, if there are any: each container must match one of them. Ephemeral containers count as containers. InitContainers
-	// are the same for init containers; absent means Containers.
+	// Containers, if there are any: each container must match one of them. Ephemeral containers count as containers.
+	// InitContainers are the same for init containers; absent means Containers.
 	InitContainers []ContainerRestriction `json:"initContainers,omitempty"`
 	Containers     []ContainerRestriction `json:"containers,omitempty"`
 
@@ -102,16 +103,17 @@ type ContainerRestriction struct {
 	SecurityContext *SecurityContextRestriction `json:"securityContext,omitempty"`
 }
 
-// An ImageRestriction restricts the parts of an image name in its normal form: busybox is docker.io, library/busybox and latest. If the
-// name has a digest, the digest takes the place of the tag, because it decides which image runs. A registry is in lower case and has no port 443.
+// An ImageRestriction restricts the parts of an image name in its normal form: busybox is docker.io, library/busybox
+// and latest. If the name has a digest, the digest takes the place of the tag, because it decides which image runs. A
+// registry is in lower case and has no port 443.
 type ImageRestriction struct {
 	Registry *StringRestriction `json:"registry,omitempty"`
 	Image    *StringRestriction `json:"image,omitempty"`
 	Tag      *StringRestriction `json:"tag,omitempty"`
 }
 
-// A SecurityContextRestriction restricts the security context of a container, with the values of the pod where the container does not
-// override them.
+// A SecurityContextRestriction restricts the security context of a container, with the values of the pod where the
+// container does not override them.
 type SecurityContextRestriction struct {
 	Capabilities             *CapabilitiesRestriction   `json:"capabilities,omitempty"`
 	Privileged               *BoolRestriction           `json:"privileged,omitempty"`
@@ -132,8 +134,8 @@ type SELinuxOptionsRestriction struct {
 	Level *StringRestriction `json:"level,omitempty"`
 }
 
-// A CapabilitiesRestriction restricts capabilities. They are nil if none is added and none is dropped. Upper and lower case are
-// equal, because they are for runtimes. A Blacklist of Add contains ALL, which adds each capability.
+// A CapabilitiesRestriction restricts capabilities. They are nil if none is added and none is dropped. Upper and lower
+// case are equal, because they are for runtimes. A Blacklist of Add contains ALL, which adds each capability.
 type CapabilitiesRestriction struct {
 	PointerRestriction
 	Add  *StringListRestriction `json:"add,omitempty"`
@@ -168,9 +170,9 @@ type MountRestriction struct {
 
 // A HostPathVolumeRestriction restricts hostPath volumes. Both fields are nil in volumes of other types.
 type HostPathVolumeRestriction struct {
-	// Path compares whole segments after cleaning. Whitelist allows its folders and all that is below them. Blacklist denies its
-	// folders, all that is below them, and each folder that contains one of them. A path with .. matches nothing, and neither does one
-	// below the folder of a process in /proc. Other symbolic links are not followed.
+	// Path compares whole segments after cleaning. Whitelist allows its folders and all that is below them. Blacklist
+	// denies its folders, all that is below them, and each folder that contains one of them. A path with .. matches
+	// nothing, and neither does one below the folder of a process in /proc. Other symbolic links are not followed.
 	Path *StringRestriction `json:"path,omitempty"`
 	Type *StringRestriction `json:"type,omitempty"`
 }
@@ -187,7 +189,8 @@ type CollectionRestriction struct {
 	RequireEmpty bool `json:"requireEmpty,omitempty"`
 }
 
-// A StringRestriction restricts a string: it must be in the Whitelist if there is one, not in the Blacklist, and match Regex.
+// A StringRestriction restricts a string: it must be in the Whitelist if there is one, not in the Blacklist, and match
+// Regex.
 type StringRestriction struct {
 	PointerRestriction
 	Whitelist []string `json:"whitelist,omitempty"`
@@ -205,7 +208,8 @@ type StringMapRestriction struct {
 	Values       map[string]StringRestriction `json:"values,omitempty"`
 }
 
-// A StringListRestriction restricts a list: each element must match Values, and each of RequiredValues must be in the list.
+// A StringListRestriction restricts a list: each element must match Values, and each of RequiredValues must be in the
+// list.
 type StringListRestriction struct {
 	CollectionRestriction
 	Values         *StringRestriction `json:"values,omitempty"`

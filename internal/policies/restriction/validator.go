@@ -6,7 +6,8 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
-// maxPerPolicy is how many violations of one policy are reported. A tenant chooses the number of mounts, and each can violate each policy.
+// maxPerPolicy is how many violations of one policy are reported. A tenant chooses the number of mounts, and each can
+// violate each policy.
 const maxPerPolicy = 10
 
 // A Validator compares subjects with a set of restrictions. It cannot fail.
@@ -16,14 +17,14 @@ type Validator struct {
 	admit []admission.Finding
 }
 
-// NewValidator returns a validator. node says how views of StageSandbox and StageContainer are made; those of reviews are complete pods of the API
-// server.
+// NewValidator returns a validator. node says how views of StageSandbox and StageContainer are made; those of reviews
+// are complete pods of the API server.
 func NewValidator(set *Set, node Options) *Validator {
 	return &Validator{set: set, node: node, admit: []admission.Finding{{Answer: admission.Admit}}}
 }
 
-// Validate returns a finding for each violation, or one that admits. It returns none, which denies, at StageContainer without a container:
-// restrictions of containers would not be compared.
+// Validate returns a finding for each violation, or one that admits. It returns none, which denies, at StageContainer
+// without a container: restrictions of containers would not be compared.
 func (v *Validator) Validate(_ context.Context, s admission.Subject) []admission.Finding {
 	options := v.node
 	options.AssumeUnknown = s.AssumeUnknown

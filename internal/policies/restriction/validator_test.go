@@ -89,7 +89,8 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// The stages that are reviews judge all containers at once. A template leaves the name to its pods, an image review all but images.
+// The stages that are reviews judge all containers at once. A template leaves the name to its pods, an image review all
+// but images.
 func TestReviews(t *testing.T) {
 	c := chainOf(t, restriction.Options{From: restriction.Node},
 		[3]string{"a", plain, "{containers: [{image: [{registry: {whitelist: [a.test]}}]}]}, metadata: {name: {whitelist: [web]}}"},

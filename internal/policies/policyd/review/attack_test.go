@@ -16,7 +16,8 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 )
 
-// A tenant who has many images reviewed at the same time, about which the backend takes long, gets none of them admitted because of that.
+// A tenant who has many images reviewed at the same time, about which the backend takes long, gets none of them
+// admitted because of that.
 func TestTooManyReviewsDeny(t *testing.T) {
 	for name, tc := range map[string]struct {
 		reviews, namespaces int

@@ -24,18 +24,19 @@ import (
 const (
 	// maxAttempts is how often a backend is asked in one review.
 	maxAttempts = 5
-	// maxReview bounds a review whose callers have no deadline, or a later one. A kubelet waits 2 minutes for the creation of a container.
+	// maxReview bounds a review whose callers have no deadline, or a later one. A kubelet waits 2 minutes for the
+	// creation of a container.
 	maxReview = 110 * time.Second
-	// maxPerNamespace is how many requests are sent for one namespace at the same time. Tenants choose images, and there may be some about
-	// which a backend takes long: they do not delay the reviews of other namespaces.
+	// maxPerNamespace is how many requests are sent for one namespace at the same time. Tenants choose images, and
+	// there may be some about which a backend takes long: they do not delay the reviews of other namespaces.
 	maxPerNamespace = 8
 	// maxRequests is how many requests are sent at the same time.
 	maxRequests = maxConnections
-	// maxBody bounds the body of a request, in bytes. It is below what servers accept by default: a tenant chooses the size, and a backend that
-	// does not accept the body has failed.
+	// maxBody bounds the body of a request, in bytes. It is below what servers accept by default: a tenant chooses the
+	// size, and a backend that does not accept the body has failed.
 	maxBody = 64 << 10
-	// maxWaiting and maxWaitingPerNamespace bound the memory for requests that are sent or wait for their turn, in bytes. perRequest is what one
-	// takes beside its body.
+	// maxWaiting and maxWaitingPerNamespace bound the memory for requests that are sent or wait for their turn, in
+	// bytes. perRequest is what one takes beside its body.
 	maxWaiting, maxWaitingPerNamespace = 64 << 20, 8 << 20
 	perRequest                         = 16 << 10
 	// cacheSize is how many answers are cached.
@@ -44,7 +45,8 @@ const (
 	marker = ".image-policy.k8s.io/"
 )
 
-// Errors of results that deny, whatever the default of the backend is: otherwise a tenant could cause a failure that admits.
+// Errors of results that deny, whatever the default of the backend is: otherwise a tenant could cause a failure that
+// admits.
 var (
 	// ErrBusy is for a subject about which the backend was not asked, because too many reviews are in progress.
 	ErrBusy = errors.New("review: too many other reviews are in progress, try again")
@@ -110,8 +112,8 @@ func targetOf(b policyfiles.Backend) (*target, error) {
 	return t, errors.Join(errs...)
 }
 
-// use makes reviews use a target, if it is another one. Answers of another backend are not used any more; those of one whose credentials were
-// rotated are.
+// use makes reviews use a target, if it is another one. Answers of another backend are not used any more; those of one
+// whose credentials were rotated are.
 func (c *Client) use(t *target) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -139,9 +141,9 @@ func (c *Client) closeIdle() (idle bool) {
 	return c.inFlight.Idle()
 }
 
-// Review asks the backend, or the cache. ok is false if the backend does not review the subject: it is for other namespaces, or the subject
-// has no image that it reviews. Review returns before the deadline of ctx. If ctx is canceled,
-// the result denies; see also the errors of this package.
+// Review asks the backend, or the cache. ok is false if the backend does not review the subject: it is for other
+// namespaces, or the subject has no image that it reviews. Review returns before the deadline of ctx. If ctx is
+// canceled, the result denies; see also the errors of this package.
 func (c *Client) Review(ctx context.Context, s Subject) (r Result, ok bool) {
 	spec, ok := c.spec(s)
 	if !ok {
@@ -288,7 +290,8 @@ func (a *attempts) leftAfter(d time.Duration, left error) error {
 	}
 }
 
-// heldUp reports whether a request without an answer has none because it waited for its turn: the backend had no time to answer.
+// heldUp reports whether a request without an answer has none because it waited for its turn: the backend had no time
+// to answer.
 func (a *attempts) heldUp() bool {
 	return a.sent.IsZero() || a.queued && time.Since(a.sent) < attemptTimeout
 }
@@ -332,8 +335,8 @@ func (c *Client) keep(key specKey, status v1alpha1.ImageReviewStatus) {
 	}
 }
 
-// retry asks the backend until there is an answer, or another attempt is of no use. note is called with the error of each
-// attempt after which there is another one.
+// retry asks the backend until there is an answer, or another attempt is of no use. note is called with the error of
+// each attempt after which there is another one.
 func (c *Client) retry(ctx context.Context, to *connection, body []byte, note func(error)) (v1alpha1.ImageReviewStatus, error) {
 	var none v1alpha1.ImageReviewStatus
 	backoff := wait.Backoff{Duration: c.backend.RetryBackoff, Factor: 1.5, Jitter: 0.2, Steps: maxAttempts}

@@ -135,8 +135,8 @@ func TestBody(t *testing.T) {
 	}
 }
 
-// A backend is sent no environment, no labels and no user: a subject does not have them. A field that is added to the types must not be sent
-// before it is decided that it may be.
+// A backend is sent no environment, no labels and no user: a subject does not have them. A field that is added to the
+// types must not be sent before it is decided that it may be.
 func TestRequestHasNoOtherFields(t *testing.T) {
 	for typ, want := range map[reflect.Type]int{
 		reflect.TypeFor[review.Subject](): 4, reflect.TypeFor[v1alpha1.ImageReview](): 4, reflect.TypeFor[v1alpha1.ImageReviewSpec](): 3, reflect.TypeFor[v1alpha1.ImageReviewContainerSpec](): 1,

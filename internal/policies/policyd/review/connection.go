@@ -40,8 +40,8 @@ type connection struct {
 	transport http.RoundTripper
 }
 
-// connect returns a connection to a target. It is HTTP/1.1: with HTTP/2, one connection on which no packets arrive any more would delay
-// all reviews.
+// connect returns a connection to a target. It is HTTP/1.1: with HTTP/2, one connection on which no packets arrive any
+// more would delay all reviews.
 func connect(t *target) *connection {
 	return &connection{t, &http.Transport{
 		Proxy: t.proxy, DialContext: (&net.Dialer{Timeout: connectTimeout}).DialContext,
@@ -51,7 +51,8 @@ func connect(t *target) *connection {
 	}}
 }
 
-// closeIdle closes the connections that are not in use. Those in use are closed afterwards if no further review is sent.
+// closeIdle closes the connections that are not in use. Those in use are closed afterwards if no further review is
+// sent.
 func (c *connection) closeIdle() {
 	if t, ok := c.transport.(*http.Transport); ok {
 		t.CloseIdleConnections()
@@ -133,7 +134,8 @@ func refused(resp *http.Response) error {
 	return f
 }
 
-// decode reads an answer. Names of fields have one spelling, as for kube-apiserver: otherwise a document could have two answers.
+// decode reads an answer. Names of fields have one spelling, as for kube-apiserver: otherwise a document could have two
+// answers.
 func decode(data []byte) (v1alpha1.ImageReviewStatus, error) {
 	var answer struct {
 		APIVersion string          `json:"apiVersion"`

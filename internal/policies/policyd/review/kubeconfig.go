@@ -22,7 +22,8 @@ import (
 // maxConfigFile bounds a kubeconfig and each file that it names.
 const maxConfigFile = 1 << 20
 
-// A target is what the current context of a kubeconfig says: where a backend is, and how it and the client are authenticated.
+// A target is what the current context of a kubeconfig says: where a backend is, and how it and the client are
+// authenticated.
 type target struct {
 	url       string
 	proxy     func(*http.Request) (*url.URL, error)

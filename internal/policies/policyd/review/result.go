@@ -11,15 +11,17 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
-// maxAnnotations bounds the audit annotations that are kept of an answer: bytes of all keys and values. The cache keeps 1,024 answers.
+// maxAnnotations bounds the audit annotations that are kept of an answer: bytes of all keys and values. The cache keeps
+// 1,024 answers.
 const maxAnnotations = 8192
 
 // A Result is what one backend says. The zero value denies.
 type Result struct {
-	// Answer is about all images. Its Reason and its Failure are one line of at most 1,024 bytes. It has a Reason only if the backend denied.
+	// Answer is about all images. Its Reason and its Failure are one line of at most 1,024 bytes. It has a Reason only
+	// if the backend denied.
 	policyfiles.Answer
-	// AuditAnnotations are what the backend wants to have in audit logs, at most 8 KiB. The keys have no prefix. The caller must not
-	// modify the map.
+	// AuditAnnotations are what the backend wants to have in audit logs, at most 8 KiB. The keys have no prefix. The
+	// caller must not modify the map.
 	AuditAnnotations map[string]string
 	// FailedOpen reports that the images are allowed because the backend did not answer.
 	FailedOpen bool
@@ -47,7 +49,8 @@ func bounded(s v1alpha1.ImageReviewStatus) v1alpha1.ImageReviewStatus {
 	return kept
 }
 
-// A cause is an error with a text that can be in logs and messages. The error itself can have text of a backend, such as names in its certificate.
+// A cause is an error with a text that can be in logs and messages. The error itself can have text of a backend, such
+// as names in its certificate.
 type cause struct {
 	error
 	text string

@@ -18,8 +18,8 @@ type Set struct {
 	removed []*Client // that are still asked
 }
 
-// Replace makes a set ask these backends, or returns the errors of all kubeconfigs and changes nothing. A backend that the set has already
-// keeps its cache. Reviews in progress end as they would have without the change.
+// Replace makes a set ask these backends, or returns the errors of all kubeconfigs and changes nothing. A backend that
+// the set has already keeps its cache. Reviews in progress end as they would have without the change.
 func (s *Set) Replace(backends []policyfiles.Backend) error {
 	targets := make([]*target, len(backends))
 	var errs []error
@@ -59,8 +59,8 @@ func (s *Set) dropIdleLocked() {
 	s.removed = slices.DeleteFunc(s.removed, (*Client).closeIdle)
 }
 
-// Reload reads all kubeconfigs again, with the certificates, keys and tokens that they name. Those that have changed are used from now on.
-// It returns the errors of all that cannot be read; their last valid content stays in use.
+// Reload reads all kubeconfigs again, with the certificates, keys and tokens that they name. Those that have changed
+// are used from now on. It returns the errors of all that cannot be read; their last valid content stays in use.
 func (s *Set) Reload() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,8 +87,8 @@ func (s *Set) Clients() Clients {
 // Clients are clients of several backends, all of which must allow.
 type Clients []*Client
 
-// Review asks all backends that review the subject, at the same time, and returns their results by the name of the backend. See
-// Client.Review.
+// Review asks all backends that review the subject, at the same time, and returns their results by the name of the
+// backend. See Client.Review.
 func (all Clients) Review(ctx context.Context, subject Subject) []Result {
 	results := make([]*Result, len(all))
 	var asked sync.WaitGroup

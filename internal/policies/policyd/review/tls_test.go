@@ -81,7 +81,8 @@ func (a *authority) keyPair(t *testing.T, until time.Time) tls.Certificate {
 	return pair
 }
 
-// kubeconfig writes a kubeconfig with the fields of the cluster and of the user, and ca.pem beside it, and returns its path.
+// kubeconfig writes a kubeconfig with the fields of the cluster and of the user, and ca.pem beside it, and returns its
+// path.
 func kubeconfig(t *testing.T, a *authority, cluster, user string) string {
 	t.Helper()
 	dir := t.TempDir()

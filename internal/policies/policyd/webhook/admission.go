@@ -66,7 +66,8 @@ func denial(status int32, sentence string) *admissionv1.AdmissionResponse {
 	}}
 }
 
-// uidOf returns the UID of the request in the beginning of an AdmissionReview, as the API server writes it; "" if it is not there.
+// uidOf returns the UID of the request in the beginning of an AdmissionReview, as the API server writes it; "" if it is
+// not there.
 func uidOf(body []byte) types.UID {
 	d := json.NewDecoder(bytes.NewReader(body))
 	next := func() json.Token { token, _ := d.Token(); return token } // nil after an error
@@ -247,8 +248,8 @@ func decodePod(object []byte) (*corev1.Pod, error) {
 	return pod, nil
 }
 
-// mirrorPod reports whether a pod is the API server's copy of a static pod. Every user can make one, and no kubelet runs it: a kubelet
-// removes those of which it has no static pod.
+// mirrorPod reports whether a pod is the API server's copy of a static pod. Every user can make one, and no kubelet
+// runs it: a kubelet removes those of which it has no static pod.
 func mirrorPod(pod *corev1.Pod) bool {
 	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	return mirror
@@ -315,7 +316,8 @@ func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
 	return h.signatures(ctx, q, all, images)
 }
 
-// before returns the template that was in the same place before an update; nil if there was none, or if it cannot be decoded.
+// before returns the template that was in the same place before an update; nil if there was none, or if it cannot be
+// decoded.
 func (p templatePath) before(all []rawTemplate, t rawTemplate) *corev1.Pod {
 	i := slices.IndexFunc(all, func(b rawTemplate) bool { return b.At == t.At })
 	if i < 0 {

@@ -371,7 +371,8 @@ func (l labels) Labels(_ context.Context, namespace string) (map[string]string, 
 	return labels, ok
 }
 
-// Labels of namespaces decide which policies are bound. Labels that are not known bind policies that deny, and none that accepts.
+// Labels of namespaces decide which policies are bound. Labels that are not known bind policies that deny, and none
+// that accepts.
 func TestNamespaceLabels(t *testing.T) {
 	const selected = "}\nbinding: {mode: %s, namespaceSelector: {matchLabels: {tier: dev}}}\nspec: {spec: {securityContext: {hostNetwork: {require: %v}}}}"
 	q := pod("{hostNetwork: true, containers: [{name: c, image: a}]}")

@@ -11,7 +11,8 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
-// BenchmarkAdmissionReview judges by 100 restrictions. The budget on 2 cores is 1,000 reviews per second, with a p99 of 10 ms.
+// BenchmarkAdmissionReview judges by 100 restrictions. The budget on 2 cores is 1,000 reviews per second, with a p99 of
+// 10 ms.
 func BenchmarkAdmissionReview(b *testing.B) {
 	data, err := restriction.Preset("restricted")
 	must(b, err)

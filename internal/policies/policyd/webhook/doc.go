@@ -12,7 +12,8 @@
 //	built-in kinds with a pod template, and custom resources of Options.Templates
 //	                           restrictions and signatures; the pods are judged again, and only their images are reviewed
 //
-// The node enforces in any case; the webhook reports early. It uses the chain and the files of the node, so the text of a denial is the same.
+// The node enforces in any case; the webhook reports early. It uses the chain and the files of the node, so the text of
+// a denial is the same.
 //
 //   - An update is admitted if it changes nothing that a policy judges: it can remove finalizers from an object that violates a newer policy.
 //     A change of labels or annotations of a pod is denied only for a rule that the pod met before, as at the node.
@@ -24,15 +25,16 @@
 //
 // # Bounds
 //
-// A handler ends before the timeout that the request names, or after 10 s. Bodies are limited, and so are the pod templates of an object
-// and the images of a review. Large objects are decoded one at a time. The server that uses the handler limits connections and the time for headers.
+// A handler ends before the timeout that the request names, or after 10 s. Bodies are limited, and so are the pod
+// templates of an object and the images of a review. Large objects are decoded one at a time. The server that uses the
+// handler limits connections and the time for headers.
 //
 // No answer and no Event contains a value of the object other than those in the sentence of a denial.
 //
 // # Manifests
 //
-// [WriteManifests] writes the Kubernetes objects that a cluster needs to use pullgate-policyd as its admission webhook, as
-// YAML documents. In a cluster, pullgate-policyd is a Deployment behind a Service:
+// [WriteManifests] writes the Kubernetes objects that a cluster needs to use pullgate-policyd as its admission webhook,
+// as YAML documents. In a cluster, pullgate-policyd is a Deployment behind a Service:
 //
 //	Namespace, ServiceAccount, ClusterRole and ClusterRoleBinding (only if namespaces are watched),
 //	ConfigMap with the configuration, ConfigMap with the policy files,

@@ -11,7 +11,8 @@ type Outcome string
 
 // The outcomes.
 const (
-	// Refused means that the request was not a review, or that its judgement failed before it was known what it is about.
+	// Refused means that the request was not a review, or that its judgement failed before it was known what it is
+	// about.
 	Refused Outcome = "refused"
 	// Allowed and Denied are answers by Event.Decision.
 	Allowed Outcome = "allowed"
@@ -33,13 +34,14 @@ func Outcomes() []Outcome {
 	return []Outcome{Refused, Allowed, Denied, NotJudged, Unchanged, MirrorPod, Invalid, Failed}
 }
 
-// An Event describes a request and its answer. It has no value of the object other than those in the messages of Decision.
+// An Event describes a request and its answer. It has no value of the object other than those in the messages of
+// Decision.
 type Event struct {
 	// Path is ValidatePath or ImageReviewPath.
 	Path    string
 	Outcome Outcome
-	// Operation, Resource, Namespace and Name are those of an admission review. Resource is as in pods/ephemeralcontainers and
-	// deployments.apps. An image review has only Namespace.
+	// Operation, Resource, Namespace and Name are those of an admission review. Resource is as in
+	// pods/ephemeralcontainers and deployments.apps. An image review has only Namespace.
 	Operation, Resource, Namespace, Name string
 	DryRun                               bool
 	// Message is the sentence of a denial.

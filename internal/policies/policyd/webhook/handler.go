@@ -50,14 +50,15 @@ type Options struct {
 	Templates []config.PodTemplate
 	// Observe is called with each answer before it is sent; nil is allowed. It may be called concurrently.
 	Observe func(Event)
-	// OnPanic is called when the judgement of a request panics, with the value and the stack; nil is allowed. It may be called concurrently.
+	// OnPanic is called when the judgement of a request panics, with the value and the stack; nil is allowed. It may be
+	// called concurrently.
 	OnPanic func(value any, stack []byte)
 }
 
 // Namespaces has the labels of namespaces. Its methods may be called concurrently.
 type Namespaces interface {
-	// Labels returns the labels of a namespace; ok is false if they are not known. It returns when ctx ends. The caller does not modify
-	// the result.
+	// Labels returns the labels of a namespace; ok is false if they are not known. It returns when ctx ends. The caller
+	// does not modify the result.
 	Labels(ctx context.Context, namespace string) (labels map[string]string, ok bool)
 }
 
@@ -208,7 +209,8 @@ func (h *Handler) panicked(value any) {
 	}
 }
 
-// timeout returns the time for a request: nine tenths of what the caller waits, because the answer has to arrive in time.
+// timeout returns the time for a request: nine tenths of what the caller waits, because the answer has to arrive in
+// time.
 func timeout(r *http.Request) time.Duration {
 	d, err := time.ParseDuration(r.URL.Query().Get("timeout"))
 	if err != nil || d <= 0 {
@@ -228,7 +230,8 @@ func read(ctx context.Context, w http.ResponseWriter, r *http.Request, limit int
 	_ = control.SetReadDeadline(deadline)
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
 	if err == nil {
-		// Otherwise the server would take the end of the deadline for the end of the connection, and cancel the request.
+		// Otherwise the server would take the end of the deadline for the end of the connection, and cancel the
+		// request.
 		_ = control.SetReadDeadline(time.Time{})
 		return body, false, nil
 	}

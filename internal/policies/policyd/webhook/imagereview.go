@@ -25,7 +25,8 @@ const (
 	maxReasons = 3
 )
 
-// imageReview answers an ImageReview: an image is allowed if restrictions and rules about signatures allow a pod of the namespace to have it.
+// imageReview answers an ImageReview: an image is allowed if restrictions and rules about signatures allow a pod of the
+// namespace to have it.
 func (h *Handler) imageReview(ctx context.Context, b received, event *Event) (response any, refused *refusal) {
 	version := imagepolicyv1alpha1.SchemeGroupVersion.String()
 	answer := &imagepolicyv1alpha1.ImageReview{TypeMeta: metav1.TypeMeta{APIVersion: version, Kind: imageReviewKind}}
@@ -107,7 +108,8 @@ func (h *Handler) deniedImages(ctx context.Context, namespace string, images []s
 	return denied, nil
 }
 
-// unsignedImages returns a text for each image that is denied by rules about signatures, and adds the findings to the event.
+// unsignedImages returns a text for each image that is denied by rules about signatures, and adds the findings to the
+// event.
 func (h *Handler) unsignedImages(ctx context.Context, namespace string, images []string, event *Event) (denied []string) {
 	if h.options.Signatures == nil {
 		return nil

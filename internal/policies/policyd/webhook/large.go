@@ -5,7 +5,8 @@ import (
 	"sync"
 )
 
-// Limits of what a body can cost. A value of a few bytes, such as null in a list of containers, takes a kilobyte once it is decoded.
+// Limits of what a body can cost. A value of a few bytes, such as null in a list of containers, takes a kilobyte once
+// it is decoded.
 const (
 	// maxValues bounds the JSON values of a body, which can have an object twice: before and after an update.
 	maxValues = 100_000
@@ -17,7 +18,8 @@ const (
 	maxDecoding = 1
 )
 
-// Why a body is denied without being decoded. An error would leave the answer to the failure policy, and the user chooses the size.
+// Why a body is denied without being decoded. An error would leave the answer to the failure policy, and the user
+// chooses the size.
 const (
 	tooLarge = "is too large to be judged"
 	tooLate  = "is large, and was not judged in time because of others that are large"

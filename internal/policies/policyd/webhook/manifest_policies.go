@@ -22,7 +22,8 @@ type ManifestPolicies struct {
 	Webhook requirement.Webhook
 }
 
-// ReadManifestPolicies reads a folder of policy files, regardless of who can write to it. The error joins all errors of all files.
+// ReadManifestPolicies reads a folder of policy files, regardless of who can write to it. The error joins all errors of
+// all files.
 func ReadManifestPolicies(folder string) (*ManifestPolicies, error) {
 	set, files, err := policyfiles.ReadFiles(policyfiles.Paths{Folder: folder, AnyOwner: true})
 	if err != nil {

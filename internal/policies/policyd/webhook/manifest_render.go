@@ -116,8 +116,8 @@ func (o ManifestOptions) configuration() (string, error) {
 	return string(text), err
 }
 
-// rules returns a rule for each API group. Objects of the groups of Kubernetes are requested as v1: the API server converts other versions
-// to it.
+// rules returns a rule for each API group. Objects of the groups of Kubernetes are requested as v1: the API server
+// converts other versions to it.
 func (o ManifestOptions) rules() []admissionregistrationv1.RuleWithOperations {
 	builtIn := map[schema.GroupResource]bool{}
 	for _, r := range Resources(nil) {

@@ -26,22 +26,25 @@ const (
 	MaxTrustedRoot = maxConfigMap - 1<<10
 )
 
-// Options say what the objects are for. The names of the flags of pullgate-policyd manifests are in the errors about them.
+// Options say what the objects are for. The names of the flags of pullgate-policyd manifests are in the errors about
+// them.
 type ManifestOptions struct {
-	// URL is where kube-apiserver reaches a pullgate-policyd outside of the cluster; "" means that it runs in the cluster.
+	// URL is where kube-apiserver reaches a pullgate-policyd outside of the cluster; "" means that it runs in the
+	// cluster.
 	URL string
 
-	// Namespace, Image and Policies are for a pullgate-policyd in the cluster. Policies are nil if they are not known: the ConfigMap is
-	// not printed then, and namespaces are watched.
+	// Namespace, Image and Policies are for a pullgate-policyd in the cluster. Policies are nil if they are not known:
+	// the ConfigMap is not printed then, and namespaces are watched.
 	Namespace string
 	Image     string
 	Policies  *ManifestPolicies
 
-	// TrustedRoot is the content of the trusted_root.json of the nodes, for a pullgate-policyd in the cluster; nil if they have none.
+	// TrustedRoot is the content of the trusted_root.json of the nodes, for a pullgate-policyd in the cluster; nil if
+	// they have none.
 	TrustedRoot []byte
 
-	// CA are the certificates, in PEM, of the authority that signs the certificate of pullgate-policyd. They can be absent with a URL:
-	// kube-apiserver uses those of its system.
+	// CA are the certificates, in PEM, of the authority that signs the certificate of pullgate-policyd. They can be
+	// absent with a URL: kube-apiserver uses those of its system.
 	CA []byte
 	// Exclude are namespaces whose objects are not judged. That of pullgate-policyd itself is always among them.
 	Exclude []string
@@ -53,7 +56,8 @@ type ManifestOptions struct {
 	Templates []config.PodTemplate
 }
 
-// Write writes the documents in the order in which they have to be created. The error joins what is wrong with the options.
+// Write writes the documents in the order in which they have to be created. The error joins what is wrong with the
+// options.
 func WriteManifests(w io.Writer, o ManifestOptions) error {
 	if err := o.validate(); err != nil {
 		return err

@@ -30,8 +30,8 @@ func NeedsNamespaces(s *restriction.Set) bool {
 	return false
 }
 
-// A NamespaceWatch knows the labels of all namespaces of a cluster while it runs. It needs the permission to get, list and watch namespaces. Its
-// methods may be called concurrently.
+// A NamespaceWatch knows the labels of all namespaces of a cluster while it runs. It needs the permission to get, list
+// and watch namespaces. Its methods may be called concurrently.
 type NamespaceWatch struct {
 	client     rest.Interface
 	store      cache.Store
@@ -63,7 +63,8 @@ func NewNamespaceWatch(config *rest.Config) (*NamespaceWatch, error) {
 	return &NamespaceWatch{client: client, store: store, controller: controller}, nil
 }
 
-// Run watches until ctx ends. It tries again after each failure; what is known stays known meanwhile. It may be called once.
+// Run watches until ctx ends. It tries again after each failure; what is known stays known meanwhile. It may be called
+// once.
 func (w *NamespaceWatch) Run(ctx context.Context) {
 	w.running.Store(true)
 	defer w.running.Store(false)
@@ -73,8 +74,8 @@ func (w *NamespaceWatch) Run(ctx context.Context) {
 // Synced reports whether Run has listed the namespaces, and runs.
 func (w *NamespaceWatch) Synced() bool { return w.running.Load() && w.controller.HasSynced() }
 
-// Labels returns the labels of a namespace. One that the watch does not have is requested: it can be new. Labels that have changed are known
-// as soon as the API server sends them. While Run does not run, no labels are known.
+// Labels returns the labels of a namespace. One that the watch does not have is requested: it can be new. Labels that
+// have changed are known as soon as the API server sends them. While Run does not run, no labels are known.
 func (w *NamespaceWatch) Labels(ctx context.Context, namespace string) (labels map[string]string, ok bool) {
 	if !w.running.Load() || namespace == "" {
 		return nil, false
@@ -96,8 +97,8 @@ func (w *NamespaceWatch) Labels(ctx context.Context, namespace string) (labels m
 // namespaceList lists and watches.
 type namespaceList struct{ *cache.ListWatch }
 
-// IsWatchListSemanticsUnSupported prevents the reflector from streaming the first list. API servers before 1.27 ignore that request, and
-// the reflector would wait for the end of the list without a limit.
+// IsWatchListSemanticsUnSupported prevents the reflector from streaming the first list. API servers before 1.27 ignore
+// that request, and the reflector would wait for the end of the list without a limit.
 func (*namespaceList) IsWatchListSemanticsUnSupported() bool { return true }
 
 // labelsOnly drops what is not needed of a namespace.

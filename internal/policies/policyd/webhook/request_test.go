@@ -22,7 +22,8 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
-// chain returns a chain with policies, each the rest of a policy file after its name. The names are a, b, c, d, and then a-4 and so on.
+// chain returns a chain with policies, each the rest of a policy file after its name. The names are a, b, c, d, and
+// then a-4 and so on.
 func chain(tb testing.TB, policies ...string) *admission.Chain {
 	tb.Helper()
 	var list []restriction.File

@@ -10,8 +10,8 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 )
 
-// Resources returns the resources that a Handler with these templates judges, with subresources, in the order of a configuration of
-// webhooks: by API group and name.
+// Resources returns the resources that a Handler with these templates judges, with subresources, in the order of a
+// configuration of webhooks: by API group and name.
 func Resources(templates []config.PodTemplate) []schema.GroupResource {
 	all := map[schema.GroupResource]bool{{Resource: "pods"}: true, {Resource: "pods/ephemeralcontainers"}: true}
 	for _, t := range slices.Concat(config.BuiltInPodTemplates(), templates) {

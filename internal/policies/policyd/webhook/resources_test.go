@@ -10,7 +10,8 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 )
 
-// TestEveryResourceIsJudged and TestEphemeralContainers show that these are judged, and TestWhatIsNotJudged that others are not.
+// TestEveryResourceIsJudged and TestEphemeralContainers show that these are judged, and TestWhatIsNotJudged that others
+// are not.
 func TestResources(t *testing.T) {
 	var got []string
 	for _, r := range webhook.Resources(templates()) {

@@ -22,8 +22,9 @@ type comparison struct {
 	old       *corev1.Pod // before an update; nil if it is not known
 }
 
-// restrictions asks the chain about a pod. The outcome is Unchanged without asking it if the pod before the update is the same in all that the chain
-// judges. Otherwise the pod is added to the size of the object, and the outcome is Invalid without asking the chain if that exceeds the limits.
+// restrictions asks the chain about a pod. The outcome is Unchanged without asking it if the pod before the update is
+// the same in all that the chain judges. Otherwise the pod is added to the size of the object, and the outcome is
+// Invalid without asking the chain if that exceeds the limits.
 func (h *Handler) restrictions(ctx context.Context, c comparison, n *size) answer {
 	s := c.subject(c.pod)
 	if h.options.Chain.Exempts(s) == "" {
@@ -69,8 +70,9 @@ func (h *Handler) labels(ctx context.Context, namespace string) admission.Value[
 	return admission.Value[map[string]string]{}
 }
 
-// subject returns what the chain judges about a pod. The object does not decide where the pod is and where it comes from: the namespace is that of
-// the request, and annotations that make a pod static for a kubelet can be set by every user here.
+// subject returns what the chain judges about a pod. The object does not decide where the pod is and where it comes
+// from: the namespace is that of the request, and annotations that make a pod static for a kubelet can be set by every
+// user here.
 func (c *comparison) subject(pod *corev1.Pod) admission.Subject {
 	view, containers := podfile.ViewOf(pod)
 	view.Namespace, view.Static = c.Namespace, false

@@ -14,9 +14,10 @@ import (
 
 // A Reviewer asks the backends of image reviews about a pod.
 type Reviewer interface {
-	// Review returns at least one finding, also if no backend reviews the namespace; none denies. The finding of a backend has its name as
-	// Policy, and its audit annotations. A backend that cannot be asked admits or denies by its failure policy; the finding has FailedOpen if
-	// it admits so. Review returns when ctx ends, and may be called concurrently.
+	// Review returns at least one finding, also if no backend reviews the namespace; none denies. The finding of a
+	// backend has its name as Policy, and its audit annotations. A backend that cannot be asked admits or denies by its
+	// failure policy; the finding has FailedOpen if it admits so. Review returns when ctx ends, and may be called
+	// concurrently.
 	Review(ctx context.Context, p review.Subject) []admission.Finding
 }
 
@@ -45,8 +46,9 @@ func reviewedPod(namespace string, p *corev1.Pod, ephemeral bool) review.Subject
 // failedOpen is the key of the annotation that the API server's own plugin uses too.
 const failedOpen = "failed-open"
 
-// auditAnnotations returns the audit annotations of findings. The values of a key that several backends use are joined. The keys have no
-// prefix: the API server uses the name of the webhook, and would log an error for each key that is not valid after it.
+// auditAnnotations returns the audit annotations of findings. The values of a key that several backends use are joined.
+// The keys have no prefix: the API server uses the name of the webhook, and would log an error for each key that is not
+// valid after it.
 func auditAnnotations(findings []admission.Finding) map[string]string {
 	all := map[string]string{}
 	for _, f := range findings {

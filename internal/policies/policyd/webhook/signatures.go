@@ -13,8 +13,9 @@ import (
 
 // Signatures judges images by rules about signatures.
 type Signatures interface {
-	// Judge returns the findings of rules, none if no rule is for the images, and a sentence for each image that cannot be judged. Such an image is
-	// not denied, because the node judges it again. Judge returns when ctx ends, and may be called concurrently.
+	// Judge returns the findings of rules, none if no rule is for the images, and a sentence for each image that cannot
+	// be judged. Such an image is not denied, because the node judges it again. Judge returns when ctx ends, and may be
+	// called concurrently.
 	Judge(ctx context.Context, s SignedImages) (findings []admission.Finding, undetermined []string)
 }
 
@@ -25,7 +26,8 @@ type SignedImages struct {
 	Template  bool
 }
 
-// signatures judges the signatures of images, and adds the findings to an answer that admits. The objects of the request are not needed any more.
+// signatures judges the signatures of images, and adds the findings to an answer that admits. The objects of the
+// request are not needed any more.
 func (h *Handler) signatures(ctx context.Context, q *question, a answer, s SignedImages) answer {
 	switch {
 	case h.options.Signatures == nil || len(s.Images) == 0:
@@ -49,8 +51,8 @@ func (h *Handler) signatures(ctx context.Context, q *question, a answer, s Signe
 	return a.with(findings)
 }
 
-// newImages returns the images of a pod or of a pod template, or of ephemeral containers, without those that it had before an update; none if
-// signatures are not judged.
+// newImages returns the images of a pod or of a pod template, or of ephemeral containers, without those that it had
+// before an update; none if signatures are not judged.
 func (h *Handler) newImages(q *question, ephemeral bool, pod, old *corev1.Pod) SignedImages {
 	s := SignedImages{Namespace: q.Namespace}
 	if h.options.Signatures == nil {

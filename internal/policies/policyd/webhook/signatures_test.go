@@ -120,7 +120,8 @@ func TestSignaturesThatAreNotJudged(t *testing.T) {
 	}
 }
 
-// An update is judged by what it adds, so that a pod of an earlier policy can have its labels changed, and get an ephemeral container.
+// An update is judged by what it adds, so that a pod of an earlier policy can have its labels changed, and get an
+// ephemeral container.
 func TestSignaturesOfUpdates(t *testing.T) {
 	const running = `{containers: [{name: c, image: "bad:1"}], ephemeralContainers: [{name: e, image: "bad:2"}]}`
 	ephemeral := func(image string) request {

@@ -29,7 +29,8 @@ func (p templatePath) find(object []byte) (all []rawTemplate, err error) {
 	return all, err
 }
 
-// same reports whether an update changes no field of the object that has pod templates in it, whether they can be decoded or not.
+// same reports whether an update changes no field of the object that has pod templates in it, whether they can be
+// decoded or not.
 func (p templatePath) same(before, object []byte) bool {
 	var of, now map[string]json.RawMessage
 	if kjson.UnmarshalCaseSensitivePreserveInts(before, &of) != nil || kjson.UnmarshalCaseSensitivePreserveInts(object, &now) != nil {
