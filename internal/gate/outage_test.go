@@ -92,7 +92,7 @@ func eventually(t *testing.T, p *proxy, x *criproxytest.Pod) string {
 		if err == nil {
 			return id
 		}
-		if status.Code(err) != codes.Unavailable || time.Since(back) > 2*time.Second {
+		if status.Code(err) != codes.Unavailable || time.Since(back) > 10*time.Second {
 			t.Fatalf("pre-check %v after the runtime is back = %v", time.Since(back), err)
 		}
 	}
