@@ -19,7 +19,7 @@ import (
 // defaultStore is the path of the store unless stateDir sets another one.
 const defaultStore = "/var/lib/pullgate/records.db"
 
-// offlineCommand makes a command for the file of a store that no daemon has open.
+// offlineCommand makes a command for an offline store.
 func offlineCommand(cmd *cobra.Command, do func(ctx context.Context, file string) error) *cobra.Command {
 	cmd.Args = cobra.MaximumNArgs(1)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -35,11 +35,11 @@ func offlineCommand(cmd *cobra.Command, do func(ctx context.Context, file string
 func storeCheckCommand(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check [FILE]",
-		Short: "Read a store that no pullgated has open, and tell what cannot be read",
-		Long: `Read the whole file of a store that no pullgated has open, ` + defaultStore + `
-by default, and tell what cannot be read, and for what pullgated would set the file aside
-at its start. Nothing is changed. The exit code is 1 if there is such a thing. While
-pullgated runs, store verify does the same.`,
+		Short: "Check an offline store for corruption",
+		Long: `Read a whole offline store, ` + defaultStore + ` by default. List the
+values that are unreadable, and the damage for which pullgated would set the file aside at
+its start. Nothing is changed. The exit code is 1 if there is any. While pullgated runs,
+use store verify.`,
 		Example: `  # Is this backup sound?
   pullgatectl store check /root/pullgate-backup/records.db`,
 	}
@@ -64,11 +64,11 @@ pullgated runs, store verify does the same.`,
 func storeDumpCommand(c *cli.Console) *cobra.Command {
 	return offlineCommand(&cobra.Command{
 		Use:   "dump [FILE]",
-		Short: "Print a store that no pullgated has open, as JSON lines",
-		Long: `Print what the file of a store holds that no pullgated has open, ` + defaultStore + `
-by default: a line of JSON for each value, in the order of bucket and key. What cannot be
-read is a line with "unreadable" or "damage", and makes the exit code 1. Nothing is
-changed. A store holds no credentials, only their IDs.`,
+		Short: "Print an offline store as JSON lines",
+		Long: `Print an offline store, ` + defaultStore + ` by default: a line of JSON
+for each value, in the order of bucket and key. An unreadable value is a line with
+"unreadable" or "damage", and sets the exit code to 1. Nothing is changed. A store contains
+no credentials, only their IDs.`,
 		Example: `  # Who proved access to what?
   pullgatectl store dump | jq -r 'select(.bucket == "records").value |
     [.pair.repository, (.proofs // [] | map(.credential[:12]) | join(","))] | @tsv'`,
@@ -84,12 +84,11 @@ changed. A store holds no credentials, only their IDs.`,
 func storeCompactCommand(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "compact [FILE]",
-		Short: "Make the file of a store smaller that no pullgated has open",
-		Long: `Put a file that holds the same values without free space in the place of the file of a
-store, ` + defaultStore + ` by default, with its mode and owner. It has to be as
-large as what the store holds, beside the old one, and takes the place of that once it is whole,
-on disk and compared with it; whatever happens before leaves the old one. Stop pullgated
-first.`,
+		Short: "Compact an offline store",
+		Long: `Replace an offline store, ` + defaultStore + ` by default, by a file
+with the same values, mode and owner, and without free space. The disk needs room for both
+files. The new file replaces the old one only after it was written, synced and compared; a
+failure before that leaves the old one. Stop pullgated first.`,
 		Example: `  systemctl stop pullgated && pullgatectl store compact; systemctl start pullgated`,
 	}
 	o := cli.OutputFlags(cmd)

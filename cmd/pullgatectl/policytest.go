@@ -17,7 +17,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
-const policyTestLong = `Compare pods in files with policies, and print which pods the policies admit. The command
+const policyTestLong = `Evaluate pods in files against policies, and print which pods the policies admit. The command
 needs no pullgated and no cluster, so it can run where policies and manifests are reviewed.
 
 Each file has Pods, Deployments, StatefulSets, DaemonSets, ReplicaSets, Jobs, CronJobs,
@@ -69,7 +69,7 @@ func policyTestCommand(c *cli.Console) *cobra.Command {
 	t := policyTest{c: c}
 	cmd := &cobra.Command{
 		Use:   "test -f FILE",
-		Short: "Compare pods in files with policies, without pullgated",
+		Short: "Evaluate pod manifests against policies offline",
 		Long:  policyTestLong,
 		Example: `  # Would the policies of this node admit these pods?
   pullgatectl policy test -f pod.yaml

@@ -21,9 +21,9 @@ import (
 
 const defaultConfig = "/etc/pullgate/config.yaml"
 
-const long = `pullgated stands between the kubelet and the container runtime. It records which
-credentials pulled which image, and hides an image that is already on the node
-from a pod that has not proved access to it, so that the kubelet pulls with the
+const long = `pullgated is a CRI proxy between the kubelet and the container runtime. It records
+which credentials pulled which image, and answers that an image is not present to a
+pod that has not proved access to it, so that the kubelet pulls with the
 pod's own credentials (imagePullPolicy IfNotPresent) or refuses (Never).
 
 Point the kubelet's containerRuntimeEndpoint at the socket that pullgated listens
@@ -34,7 +34,7 @@ A file that --config names must exist.`
 const examples = `  # Check the configuration, and that a start could use the files and addresses in it
   pullgated --check-config
 
-  # Run it by hand, talkative, with JSON log lines
+  # Run it by hand, with more log lines, as JSON
   pullgated --config ./config.yaml --logging-format json -v 2
 
   # After the store was lost: every pod may use the images that are on the node now
@@ -55,7 +55,7 @@ func command() *cobra.Command {
 	var f flags
 	cmd := &cobra.Command{
 		Use:     "pullgated",
-		Short:   "Judge who may use the images of this node",
+		Short:   "Verify image pull credentials for each pod of this node",
 		Long:    long,
 		Example: examples,
 		RunE: f.RunE(func(cmd *cobra.Command, log klog.Logger, reload <-chan os.Signal) error {

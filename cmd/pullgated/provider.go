@@ -33,7 +33,7 @@ const (
 )
 
 const providerLong = `credential-provider is a credential provider plugin for the kubelet. It runs the
-real one, passes its answer through as it is, and tells pullgated the IDs of the
+real one, forwards its answer unchanged, and reports to pullgated the IDs of the
 credentials in it: those that the node offers to every pod. An image that is
 pulled with one of them is open to all pods, so that a rotated token needs no
 registry. No credential leaves this process but to the kubelet.
@@ -79,7 +79,7 @@ func providerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:                   "credential-provider [--socket path] [--state-dir dir] -- provider [argument...]",
 		DisableFlagsInUseLine: true,
-		Short:                 "Run a kubelet's credential provider plugin, and tell pullgated what it gave out",
+		Short:                 "Run a kubelet's credential provider plugin, and report the IDs of its credentials to pullgated",
 		Long:                  providerLong,
 		Example:               providerExamples,
 		Args: func(cmd *cobra.Command, args []string) error {
