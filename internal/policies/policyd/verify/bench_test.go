@@ -10,7 +10,8 @@ import (
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 )
 
-// What the verification of one signature of a multi-architecture image costs without its registry, whose answers are in memory. The budget is 50 ms.
+// What the verification of one signature of a multi-architecture image costs without its registry, whose answers are
+// in memory. The budget is 50 ms.
 func BenchmarkVerify(b *testing.B) {
 	key := sigstoretest.NewKey(b)
 	a := sigstoretest.NewAuthority(b)

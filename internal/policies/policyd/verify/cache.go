@@ -27,7 +27,8 @@ func newCache() *cache {
 	return &cache{utilcache.NewLRUExpireCache(cacheSize), utilcache.NewLRUExpireCache(cacheSize)}
 }
 
-// A fact is what a result is about. The hash covers the trusted root. Signatures count only where the repository has them.
+// A fact is what a result is about. The hash covers the trusted root. Signatures count only where the repository has
+// them.
 type fact struct{ repository, digest, requirement string }
 
 // lookUp returns the results that are known, and the requirements without one.

@@ -18,8 +18,8 @@ import (
 const (
 	// maxHints bounds how many of the digests of an image are tried.
 	maxHints = 8
-	// maxEntries bounds how many entries of an index are followed, and maxDocuments those of all indexes. The platform decides, so that the
-	// first entry is nearly always the right one.
+	// maxEntries bounds how many entries of an index are followed, and maxDocuments those of all indexes. The
+	// platform decides, so that the first entry is nearly always the right one.
 	maxEntries, maxDocuments = 4, 16
 	// maxDepth bounds how deep an index is nested.
 	maxDepth = 3
@@ -57,8 +57,9 @@ func parseDocument(data []byte) (d document, err error) {
 // maxField bounds the size of certificates, signatures, timestamps and log entries, because checking them takes time.
 const maxField = 64 << 10
 
-// maxParts bounds how many certificates, signatures, timestamps and log entries a bundle has together, and maxTimestamps the timestamps alone: each is tried with
-// every timestamp authority, which the limit of time does not interrupt.
+// maxParts bounds how many certificates, signatures, timestamps and log entries a bundle has together, and
+// maxTimestamps the timestamps alone: each is tried with every timestamp authority, which the limit of time does not
+// interrupt.
 const (
 	maxParts      = 50
 	maxTimestamps = 4

@@ -150,7 +150,8 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// Requirements of several rules share the requests for one image, and a signature that is listed twice is requested once.
+// Requirements of several rules share the requests for one image, and a signature that is listed twice is requested
+// once.
 func TestRequestsOfSeveralRequirements(t *testing.T) {
 	a, b := sigstoretest.NewKey(t), sigstoretest.NewKey(t)
 	both := requirement.AtLeast(2, *keyLeaf(t, a), *keyLeaf(t, b))

@@ -46,7 +46,8 @@ const (
 	recordedManifest = "application/vnd.oci.image.manifest.v1+json"
 )
 
-// Signatures that cosign has written, at a registry over HTTP. At most 7 requests are made, as the registry counts them.
+// Signatures that cosign has written, at a registry over HTTP. At most 7 requests are made, as the registry counts
+// them.
 func TestRecordedSignatures(t *testing.T) {
 	index := digestOf(recorded(t, "index.json"))
 	fallback := strings.Replace(index, ":", "-", 1)

@@ -37,7 +37,8 @@ type candidate struct {
 	holds *ocispec.Descriptor
 }
 
-// search reads the signatures of what leads to the image. The referrers come first, because cosign stores signatures in this way today.
+// search reads the signatures of what leads to the image. The referrers come first, because cosign stores signatures
+// in this way today.
 func (r *run) search(ctx context.Context, c chain) {
 	for _, repository := range r.repositories() {
 		for _, find := range []func(context.Context, string, string) ([]candidate, error){r.referrers, r.sigTag} {
@@ -78,7 +79,8 @@ func (r *run) repositories() []string {
 	return unique(all)
 }
 
-// referrers returns the manifests that refer to a digest, whatever their type is: registries and clients report wrong types.
+// referrers returns the manifests that refer to a digest, whatever their type is: registries and clients report wrong
+// types.
 func (r *run) referrers(ctx context.Context, repository, digest string) ([]candidate, error) {
 	list, by, err := r.at(repository).Referrers(ctx, digest)
 	_ = r.answer(err)
@@ -120,8 +122,9 @@ func created(d registry.Descriptor) time.Time {
 	return t
 }
 
-// fromBothEnds returns the first element of a list, the last, the second, and so on. Of more signatures than are read, the newest and the
-// oldest are read in this way, and adding new ones does not displace all that were there before.
+// fromBothEnds returns the first element of a list, the last, the second, and so on. Of more signatures than are
+// read, the newest and the oldest are read in this way, and adding new ones does not displace all that were there
+// before.
 func fromBothEnds[T any](list []T) []T {
 	all := make([]T, 0, len(list))
 	for i, j := 0, len(list)-1; i <= j; i, j = i+1, j-1 {
@@ -158,7 +161,8 @@ func layers(at place, data []byte) ([]candidate, error) {
 	return fromBothEnds(all), nil
 }
 
-// readSource reads what one source has. One with many gets at most half of what is read before the others had their turn.
+// readSource reads what one source has. One with many gets at most half of what is read before the others had their
+// turn.
 func (r *run) readSource(ctx context.Context, list []candidate) {
 	share := max(1, r.v.limits.Signatures/2)
 	for i, c := range list {

@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	// maxVerifications is how many verifications are done at the same time; maxPerRegistry is how many of them are of one
-	// registry.
+	// maxVerifications is how many verifications are done at the same time; maxPerRegistry is how many of them are of
+	// one registry.
 	maxVerifications, maxPerRegistry = 24, 8
-	// maxMemory bounds the memory for large documents of registries together, and memoryPerRegistry that for those of one
-	// registry. Small documents need none of it.
+	// maxMemory bounds the memory for large documents of registries together, and memoryPerRegistry that for those of
+	// one registry. Small documents need none of it.
 	maxMemory, memoryPerRegistry = 96 << 20, 48 << 20
 	// maxFlights bounds those that wait for a turn too.
 	maxFlights = 1024
@@ -50,8 +50,8 @@ func (s *Service) newGroup() *group {
 	})
 }
 
-// share returns the result of a verification, which callers with the same key share. If all of them leave, it is canceled;
-// one of the webhook goes on, so that its result is known when the request is repeated.
+// share returns the result of a verification, which callers with the same key share. If all of them leave, it is
+// canceled; one of the webhook goes on, so that its result is known when the request is repeated.
 func (s *Service) share(ctx context.Context, k key, work func(context.Context) (requirement.Report, error)) (requirement.Report, error) {
 	if err := ctx.Err(); err != nil {
 		return requirement.Report{}, err
@@ -61,7 +61,8 @@ func (s *Service) share(ctx context.Context, k key, work func(context.Context) (
 		w.Ending = inflight.Continue
 	}
 	w.Run = func(ctx context.Context, turn inflight.Turn[requirement.Report]) (requirement.Report, error) {
-		// Without its memory a verification says nothing about the image: it must not end like one that a registry delays.
+		// Without its memory a verification says nothing about the image: it must not end like one that a registry
+		// delays.
 		ctx, giveUp := context.WithCancelCause(ctx)
 		defer giveUp(nil)
 		reservation := registry.NewReservation(memoryPerRegistry, turn.Memory, s.memory)

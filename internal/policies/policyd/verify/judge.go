@@ -15,7 +15,8 @@ import (
 // errUnreadable is returned for input that no part of this package could read.
 var errUnreadable = errors.New("the signature could not be read")
 
-// guarded calls f. A panic is an error: the libraries that read signatures are large, and the process must survive what a tenant pushes.
+// guarded calls f. A panic is an error: the libraries that read signatures are large, and the process must survive
+// what a tenant pushes.
 func guarded[T any](f func() (T, error)) (t T, err error) {
 	defer func() {
 		if recover() != nil {
@@ -25,7 +26,8 @@ func guarded[T any](f func() (T, error)) (t T, err error) {
 	return f()
 }
 
-// judgeSignature verifies one signature for every leaf. That it does not count for a leaf is noted only if it counts for none.
+// judgeSignature verifies one signature for every leaf. That it does not count for a leaf is noted only if it counts
+// for none.
 func (r *run) judgeSignature(ctx context.Context, at place, parse func() (*signature, error)) {
 	s, err := guarded(parse)
 	if err != nil {
@@ -113,7 +115,8 @@ func missOf(err error) miss {
 // plain returns the text of an error without the package that the errors of a registry begin with.
 func plain(text string) string { return strings.ReplaceAll(text, "registry: ", "") }
 
-// maxText bounds texts of registries and signatures in messages, and maxMiss texts that are made of several, in characters.
+// maxText bounds texts of registries and signatures in messages, and maxMiss texts that are made of several, in
+// characters.
 const maxText, maxMiss = 200, 600
 
 // clean returns a text of printable ASCII characters, without those that look like others, and with a bounded length.

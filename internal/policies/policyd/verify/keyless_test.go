@@ -35,7 +35,8 @@ func keyless(change func(*requirement.Signer)) *requirement.Requirement {
 	return &requirement.Requirement{SignedBy: s}
 }
 
-// A keylessCase is a signature by an identity, and what is required. Each function changes something of a case that is met.
+// A keylessCase is a signature by an identity, and what is required. Each function changes something of a case that
+// is met.
 type keylessCase struct {
 	certificate func(*sigstoretest.LeafOptions)
 	at          time.Duration // of the log entry, relative to now

@@ -20,8 +20,8 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 )
 
-// maxKey is the size of the largest key that a signature may bring, in bits. Who pushes a signature chooses the keys in it, and one of 64 KiB takes
-// half a minute for each check, which nothing can end.
+// maxKey is the size of the largest key that a signature may bring, in bits. Who pushes a signature chooses the keys
+// in it, and one of 64 KiB takes half a minute for each check, which nothing can end.
 const maxKey = 8192
 
 // checkKey returns an error for a public key that takes too long.
@@ -60,10 +60,11 @@ func isNested(data cryptobyte.String, depth int) bool {
 	return true
 }
 
-// isTimestamp reports whether a signed timestamp can be read, and has one signer (RFC 3161, section 2.4.2). One that has not proves nothing, and must
-// not be given to sigstore-go: its library verifies every signer, of which some hundreds fit into a timestamp. Nor does it compare the end of an
-// element with that of the one around it, and elements that overlap take it time and memory that double with every few bytes. The error is about a
-// key that takes too long.
+// isTimestamp reports whether a signed timestamp can be read, and has one signer (RFC 3161, section 2.4.2). One that
+// has not proves nothing, and must not be given to sigstore-go: its library verifies every signer, of which some
+// hundreds fit into a timestamp. Nor does it compare the end of an element with that of the one around it, and
+// elements that overlap take it time and memory that double with every few bytes. The error is about a key that takes
+// too long.
 func isTimestamp(data []byte) (bool, error) {
 	var response struct {
 		Status asn1.RawValue
@@ -84,8 +85,8 @@ func isTimestamp(data []byte) (bool, error) {
 	return len(token.Signers) == 1 && len(token.Certificates) <= maxChain, nil
 }
 
-// checkEntry checks the body of a log entry and the keys in it, of which some are used when it is decoded. It reads the texts one by one, because
-// a field can be there twice.
+// checkEntry checks the body of a log entry and the keys in it, of which some are used when it is decoded. It reads
+// the texts one by one, because a field can be there twice.
 func checkEntry(body []byte) error {
 	if len(body) > maxField {
 		return fmt.Errorf("%w: a log entry has more than %d bytes", registry.ErrTooLarge, maxField)

@@ -101,8 +101,8 @@ func TestHugeKeysAreNotUsed(t *testing.T) {
 	}
 }
 
-// Each element of these says that it ends where the next but one ends, so that a reader which does not compare an element with the one around it
-// reads the last ones 2^30 times and more.
+// Each element of these says that it ends where the next but one ends, so that a reader which does not compare an
+// element with the one around it reads the last ones 2^30 times and more.
 func TestOverlappingTimestampsAreNotRead(t *testing.T) {
 	const pairs = 60
 	token := slices.Concat([]byte{0x30, 0x81, 4*pairs + 4}, bytes.Repeat([]byte{0x30, 6, 0x30, 2}, pairs), []byte{5, 0, 5, 0})
@@ -139,7 +139,8 @@ func TestManyTimestampsAreNotRead(t *testing.T) {
 	expect(t, newCheck(m, i, keyLeaf(t, key)).result(t), "LIMIT_EXCEEDED; more than 4 timestamps")
 }
 
-// A timestamp has one signature of its authority. Some hundreds fit into one, and each takes time that no limit interrupts.
+// A timestamp has one signature of its authority. Some hundreds fit into one, and each takes time that no limit
+// interrupts.
 func TestTimestampsHaveOneSigner(t *testing.T) {
 	key := sigstoretest.NewKey(t)
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}

@@ -41,7 +41,8 @@ type leaf struct {
 // A miss is why a signature does not count.
 type miss struct{ reason, text string }
 
-// newLeaf returns the leaf with the keys and certificates of the requirement, and with those of the trusted root where it has none.
+// newLeaf returns the leaf with the keys and certificates of the requirement, and with those of the trusted root
+// where it has none.
 func newLeaf(s *requirement.Signer, trusted *root.TrustedRoot) *leaf {
 	l := &leaf{signed: s}
 	if l.material, l.err = newMaterial(s, trusted); l.err != nil {
@@ -150,8 +151,8 @@ func newMaterial(s *requirement.Signer, trusted *root.TrustedRoot) (*material, e
 		if m.timestamps, err = timestampAuthority(t.Chain); err != nil {
 			return nil, err
 		}
-	// An entry of a log of version 2 has no time, and a timestamp says it instead. The trusted root decides about it only where it decides
-	// about the log, because the hash of the requirement must cover it.
+	// An entry of a log of version 2 has no time, and a timestamp says it instead. The trusted root decides about it
+	// only where it decides about the log, because the hash of the requirement must cover it.
 	case t != nil, s.Log != nil && s.Log.Keys == nil:
 		m.timestamps = trusted.TimestampingAuthorities()
 	}
@@ -188,7 +189,8 @@ func authorities(list [][]byte) ([]root.CertificateAuthority, error) {
 	return all, nil
 }
 
-// sortCertificates separates root certificates from others. If none is signed by itself, all are roots: the policy trusts what it names.
+// sortCertificates separates root certificates from others. If none is signed by itself, all are roots: the policy
+// trusts what it names.
 func sortCertificates(list [][]byte) (roots, others []*x509.Certificate, err error) {
 	for _, der := range list {
 		cert, err := x509.ParseCertificate(der)
@@ -241,7 +243,8 @@ func selectLogs(all map[string]*root.TransparencyLog, address string) map[string
 	return selected
 }
 
-// logs returns the logs of a list of keys. address is that of the log, "" if it is not known; entries of version 2 are verified only with it.
+// logs returns the logs of a list of keys. address is that of the log, "" if it is not known; entries of version 2
+// are verified only with it.
 func logs(keys [][]byte, address string) (map[string]*root.TransparencyLog, error) {
 	all := map[string]*root.TransparencyLog{}
 	for _, der := range keys {
@@ -299,8 +302,8 @@ func (l *leaf) verify(s *signature, digest string) (signer string, err error) {
 	return hasIdentity(l.signed.Keyless, s.certificate)
 }
 
-// explain returns why sigstore-go does not accept a signature. sigstore-go has no types for its errors, so this repeats its
-// steps in their order until one fails. It decides nothing: the signature is rejected already.
+// explain returns why sigstore-go does not accept a signature. sigstore-go has no types for its errors, so this
+// repeats its steps in their order until one fails. It decides nothing: the signature is rejected already.
 func (l *leaf) explain(entity sigverify.SignedEntity) error {
 	logged, err := l.verifier.VerifyTransparencyLogInclusion(entity)
 	if err != nil {
@@ -333,8 +336,8 @@ func (l *leaf) explain(entity sigverify.SignedEntity) error {
 	return errors.New("the signature is not by this signer, or was changed")
 }
 
-// chains returns the chains from a certificate to a trusted authority at a time; nil if there is none. The certificates in
-// between are those that the signature brings.
+// chains returns the chains from a certificate to a trusted authority at a time; nil if there is none. The
+// certificates in between are those that the signature brings.
 func (m *material) chains(cert *x509.Certificate, between []*x509.Certificate, at time.Time) [][]*x509.Certificate {
 	for _, authority := range m.authorities {
 		if ca, ok := authority.(*root.FulcioCertificateAuthority); ok {
@@ -369,7 +372,8 @@ func hasIdentity(want *requirement.Keyless, cert *x509.Certificate) (string, err
 	return identity(cert), nil
 }
 
-// extension returns the text of an extension of a certificate. The first ones of the authority are plain texts; the others are encoded.
+// extension returns the text of an extension of a certificate. The first ones of the authority are plain texts; the
+// others are encoded.
 func extension(cert *x509.Certificate, id string) (string, bool) {
 	const lastPlain = 6
 	for _, e := range cert.Extensions {

@@ -25,8 +25,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-// hostile returns a registry in which an image has signatures of nearly the allowed size with very many subjects, and the digests
-// of its manifest and configuration.
+// hostile returns a registry in which an image has signatures of nearly the allowed size with very many subjects, and
+// the digests of its manifest and configuration.
 func hostile() (h http.Handler, manifest, image string) {
 	contents := map[string][]byte{}
 	add := func(kind string, content any) string {
@@ -75,8 +75,8 @@ func hostile() (h http.Handler, manifest, image string) {
 	}), manifest, image
 }
 
-// As many images as are verified at a time, with signatures that a tenant has made, leave the memory that the unit and the
-// Deployment of pullgate-policyd have.
+// As many images as are verified at a time, with signatures that a tenant has made, leave the memory that the unit
+// and the Deployment of pullgate-policyd have.
 func TestMemoryOfHostileSignatures(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
@@ -136,7 +136,8 @@ func TestMemoryOfHostileSignatures(t *testing.T) {
 	}
 }
 
-// What waits for memory that other images take is no answer about its image, so that no tenant has the image of another denied.
+// What waits for memory that other images take is no answer about its image, so that no tenant has the image of
+// another denied.
 func TestWaitForMemoryIsNoAnswer(t *testing.T) {
 	dir := t.TempDir()
 	noError(t, os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(signed("signed", "**", "")), 0o600))

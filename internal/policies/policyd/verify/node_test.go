@@ -52,7 +52,8 @@ func (n *node) RevokeEndorsements(records.EndorsementSelection) ([]records.Endor
 	return nil, nil
 }
 
-// What the webhook admits, the node does not deny, unless the webhook says that it cannot judge an image. What it denies, the node denies too.
+// What the webhook admits, the node does not deny, unless the webhook says that it cannot judge an image. What it
+// denies, the node denies too.
 func TestTheNodeAnswersAsTheWebhook(t *testing.T) {
 	admitted, denied, open := 0, 0, 0
 	hosts := []string{"a.test", "b.test", "digest.test"}

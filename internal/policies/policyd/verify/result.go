@@ -9,8 +9,9 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 )
 
-// rank orders reasons. Of several the highest one is reported. What can be brought about by pushing to the repository, or by a registry that
-// does not serve what it should, is above a registry that does not answer: a failure may be forgiven for a while, and a denial is not.
+// rank orders reasons. Of several the highest one is reported. What can be brought about by pushing to the
+// repository, or by a registry that does not serve what it should, is above a registry that does not answer: a
+// failure may be forgiven for a while, and a denial is not.
 func rank(reason string) int {
 	return slices.Index([]string{
 		"", requirement.SignatureMissing, requirement.SignatureInvalid, requirement.IdentityMismatch, requirement.RegistryDenied,

@@ -61,7 +61,8 @@ type ServiceOptions struct {
 	// OnPanic is called when a verification panics; nil is allowed.
 	OnPanic func(value any, stack []byte)
 
-	// Verify and Resolve, which returns the digest of a tag, replace those that use registries, for tests; nil means these.
+	// Verify and Resolve, which returns the digest of a tag, replace those that use registries, for tests; nil means
+	// these.
 	Verify  Func
 	Resolve func(repository, tag string) (string, error)
 }
@@ -207,8 +208,9 @@ type Request struct {
 	List bool
 }
 
-// Verify has the signatures of an image verified. A report has one result for each requirement. An error says nothing about the image; it can be
-// one of this package, or that of ctx. The verification ends when all callers that wait for it have left.
+// Verify has the signatures of an image verified. A report has one result for each requirement. An error says nothing
+// about the image; it can be one of this package, or that of ctx. The verification ends when all callers that wait
+// for it have left.
 func (s *Service) Verify(ctx context.Context, rules *Rules, r Request) (requirement.Report, error) {
 	want, err := rules.wanted(r.Requirements)
 	if err != nil {
@@ -250,9 +252,9 @@ func (s *Service) count(outcome string) {
 	}
 }
 
-// Examine returns why the files that a configuration names for the verification of signatures cannot be used, all errors at once; nil if they can.
-// set are the policy files with the trusted root; nil if they cannot be read. Each warning is a sentence about a file that can be used and
-// probably is not what its author means.
+// Examine returns why the files that a configuration names for the verification of signatures cannot be used, all
+// errors at once; nil if they can. set are the policy files with the trusted root; nil if they cannot be read. Each
+// warning is a sentence about a file that can be used and probably is not what its author means.
 func Examine(c config.Policyd, set *policyfiles.Set, now time.Time) (warnings []string, err error) {
 	var errs []error
 	if set != nil && set.TrustedRoot != nil {

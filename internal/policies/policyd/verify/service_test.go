@@ -394,8 +394,8 @@ func TestResultsAreCached(t *testing.T) {
 	})
 }
 
-// The webhook judges images of a pod that nothing has pulled, also with --dry-run=server. A tenant neither makes it connect to
-// a local address nor learns what is there.
+// The webhook judges images of a pod that nothing has pulled, also with --dry-run=server. A tenant neither makes it
+// connect to a local address nor learns what is there.
 func TestWebhookConnectsToNoLocalAddress(t *testing.T) {
 	dir := t.TempDir()
 	noError(t, os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(signed("signed", "**", "")), 0o600))

@@ -36,8 +36,8 @@ type signature struct {
 // errNotSignature is returned for a document that is not a signature of an image.
 var errNotSignature = errors.New("not a signature of an image")
 
-// maxStatement is the size of the largest statement that is decoded. One that signs an image names it in some hundred bytes;
-// this is enough for 1,000 subjects. Decoded, a statement takes many times its size.
+// maxStatement is the size of the largest statement that is decoded. One that signs an image names it in some hundred
+// bytes; this is enough for 1,000 subjects. Decoded, a statement takes many times its size.
 const maxStatement = 256 << 10
 
 // A statement is the part of an in-toto statement that decides.

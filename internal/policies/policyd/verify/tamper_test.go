@@ -26,7 +26,8 @@ func flip(data []byte) []byte {
 	return out
 }
 
-// A bundle with certificate, log entry and timestamp, of which one part is changed. Both log entry and timestamp are required.
+// A bundle with certificate, log entry and timestamp, of which one part is changed. Both log entry and timestamp are
+// required.
 func TestTamperedBundles(t *testing.T) {
 	a, other := sigstoretest.NewAuthority(t), sigstoretest.NewAuthority(t)
 	cert, key := a.Certificate(t, nil)

@@ -9,9 +9,10 @@ import (
 	"github.com/sigstore/sigstore-go/pkg/root"
 )
 
-// parseTrustedRoot decodes a trusted_root.json. It returns an error if every certificate authority, transparency log and timestamp authority in it
-// has expired: the file was not renewed, and all images that were signed later would be denied. If only some have expired, it returns the trusted
-// root with them, because they still verify older signatures.
+// parseTrustedRoot decodes a trusted_root.json. It returns an error if every certificate authority, transparency log
+// and timestamp authority in it has expired: the file was not renewed, and all images that were signed later would be
+// denied. If only some have expired, it returns the trusted root with them, because they still verify older
+// signatures.
 func parseTrustedRoot(data []byte, now time.Time) (*root.TrustedRoot, error) {
 	trusted, err := guarded(func() (*root.TrustedRoot, error) { return root.NewTrustedRootFromJSON(data) })
 	if err != nil {
@@ -28,8 +29,8 @@ func parseTrustedRoot(data []byte, now time.Time) (*root.TrustedRoot, error) {
 	return nil, fmt.Errorf("has expired at %s; replace the file by a current one", last.end.UTC().Format(time.RFC3339))
 }
 
-// ExpiredParts returns a text for each part of a trusted root that has ended, as those of earlier keys have: it still verifies what was signed
-// before. It is an error if a Verifier would not accept the trusted root.
+// ExpiredParts returns a text for each part of a trusted root that has ended, as those of earlier keys have: it still
+// verifies what was signed before. It is an error if a Verifier would not accept the trusted root.
 func ExpiredParts(trustedRoot []byte, now time.Time) (expired []string, err error) {
 	v, err := New(Options{TrustedRoot: trustedRoot, Now: func() time.Time { return now }})
 	if err != nil || v.trusted == nil {
@@ -55,7 +56,8 @@ type part struct {
 
 func (p part) ended(now time.Time) bool { return !p.end.IsZero() && !p.end.After(now) }
 
-// partsOf returns the parts of which one must be valid. Logs of certificates are not among them: none can replace an authority.
+// partsOf returns the parts of which one must be valid. Logs of certificates are not among them: none can replace an
+// authority.
 func partsOf(trusted *root.TrustedRoot) (all []part) {
 	for _, a := range trusted.FulcioCertificateAuthorities() {
 		if ca, ok := a.(*root.FulcioCertificateAuthority); ok {

@@ -16,7 +16,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-// A Repository is a repository of a registry. Its documents are untrusted, but those that are asked for by digest have that digest.
+// A Repository is a repository of a registry. Its documents are untrusted, but those that are asked for by digest
+// have that digest.
 type Repository interface {
 	// Manifest returns a manifest or an index by tag or digest.
 	Manifest(ctx context.Context, reference string) (registry.Manifest, error)
@@ -89,10 +90,11 @@ func New(o Options) (*Verifier, error) {
 type Image struct {
 	// Name is the name in the pod. Its repository is where signatures count.
 	Name imageref.Ref
-	// ID is the digest of the configuration of the image on the node. "" means the image that the registry has under the name for the
-	// platform of the Verifier.
+	// ID is the digest of the configuration of the image on the node. "" means the image that the registry has under
+	// the name for the platform of the Verifier.
 	ID string
-	// Digests are digests of manifests and indexes that can lead to the image, also with a repository before an @. They are hints.
+	// Digests are digests of manifests and indexes that can lead to the image, also with a repository before an @.
+	// They are hints.
 	Digests []string
 }
 
@@ -105,8 +107,9 @@ type Wanted struct {
 // ErrName is returned by Verify for an image without a valid name.
 var ErrName = errors.New("verify: invalid image name")
 
-// Verify reports which requirements the image meets. cred is for the registry of the image and is sent to no other. With list, signatures are
-// read also after all requirements are met. An error is about the call, not about the image: the context has ended, or the name is not valid.
+// Verify reports which requirements the image meets. cred is for the registry of the image and is sent to no other.
+// With list, signatures are read also after all requirements are met. An error is about the call, not about the
+// image: the context has ended, or the name is not valid.
 func (v *Verifier) Verify(ctx context.Context, image Image, want []Wanted, cred admission.Login, list bool) (requirement.Report, error) {
 	if !image.Name.Parsed() || image.Name.MayBeImageID() {
 		return requirement.Report{}, ErrName

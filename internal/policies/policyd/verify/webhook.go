@@ -23,10 +23,10 @@ const maxAtOnce = 8
 // maxLogged bounds the log lines of a request, because a tenant chooses the number of images.
 const maxLogged = 10
 
-// Judge returns what the rules say about images: a finding for each image and rule that applies, and a sentence for each image that cannot be
-// judged here, because its registry does not answer to this process, or not in time. Such an image is not denied. Registries are not asked if a
-// rule denies without that. template says that the images, which are as written, are those of a pod template: some rules are for pods only.
-// Judge returns when ctx ends.
+// Judge returns what the rules say about images: a finding for each image and rule that applies, and a sentence for
+// each image that cannot be judged here, because its registry does not answer to this process, or not in time. Such
+// an image is not denied. Registries are not asked if a rule denies without that. template says that the images,
+// which are as written, are those of a pod template: some rules are for pods only. Judge returns when ctx ends.
 func (s *Service) Judge(ctx context.Context, rules *Rules, namespace string, images []string, template bool) (findings []admission.Finding, undetermined []string) {
 	type question struct {
 		name  imageref.Ref
@@ -84,9 +84,9 @@ type answer struct {
 	err     error
 }
 
-// judge returns the findings of rules, and a sentence for each that cannot be judged. trusted says that this process has a
-// trusted root; the nodes can have one also if it has none. What the registry did is in the log alone: the tenant who named
-// it could tell by that what is at an address.
+// judge returns the findings of rules, and a sentence for each that cannot be judged. trusted says that this process
+// has a trusted root; the nodes can have one also if it has none. What the registry did is in the log alone: the
+// tenant who named it could tell by that what is at an address.
 func (a answer) judge(log klog.Logger, name imageref.Ref, rules []*requirement.Rule, trusted bool) (findings []admission.Finding, undetermined []string) {
 	for _, r := range rules {
 		result, ok := a.results[r.Hash]
@@ -111,8 +111,8 @@ func (a answer) judge(log klog.Logger, name imageref.Ref, rules []*requirement.R
 	return findings, undetermined
 }
 
-// unknown returns why the answer for a requirement is neither an approval nor a denial here; "" if it is one. This process has another
-// credential than the pull, and can have another platform than the node.
+// unknown returns why the answer for a requirement is neither an approval nor a denial here; "" if it is one. This
+// process has another credential than the pull, and can have another platform than the node.
 func (a answer) unknown(r requirement.Result, ok bool, name imageref.Ref, required *requirement.Requirement) string {
 	switch {
 	case a.err != nil:
@@ -126,7 +126,8 @@ func (a answer) unknown(r requirement.Result, ok bool, name imageref.Ref, requir
 	case requirement.RegistryUnavailable, requirement.RegistryDenied, requirement.ContentMismatch:
 		return cmp.Or(r.Message, r.Reason)
 	case requirement.SignatureMissing:
-		// A registry can answer 404 for a repository that the credential does not allow. The repository of the image was read.
+		// A registry can answer 404 for a repository that the credential does not allow. The repository of the image
+		// was read.
 		elsewhere := func(s *requirement.Signer) bool { return s.Repository != "" && s.Repository != name.Repository() }
 		if slices.ContainsFunc(required.Signers(), elsewhere) {
 			return cmp.Or(r.Message, r.Reason)
@@ -193,8 +194,8 @@ func (s *Service) ask(ctx context.Context, rules *Rules, name imageref.Ref, appl
 	return a
 }
 
-// resolve returns the digest of the manifest or index with a name. One that is named by its digest is read too: what the registry does not give
-// to this process has no result.
+// resolve returns the digest of the manifest or index with a name. One that is named by its digest is read too: what
+// the registry does not give to this process has no result.
 func (s *Service) resolve(ctx context.Context, name imageref.Ref) (string, error) {
 	if digest, ok := s.known.digest(name.Name()); ok {
 		return digest, nil

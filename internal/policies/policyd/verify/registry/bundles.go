@@ -33,8 +33,8 @@ const (
 //	FOLDER/blobs/sha256/HEX              manifests and indexes, as in an OCI image layout
 //	FOLDER/signatures/sha256-HEX/*.json  bundles of the manifest or index with this digest, one or more in a file
 //
-// Each bundle appears as a referrer, whose manifest is made here. Owner and mode of the files do not matter, because nothing in
-// them is trusted: content is checked against digests, and bundles are signed. A nil *bundles has nothing.
+// Each bundle appears as a referrer, whose manifest is made here. Owner and mode of the files do not matter, because
+// nothing in them is trusted: content is checked against digests, and bundles are signed. A nil *bundles has nothing.
 type bundles struct {
 	folder string
 
@@ -143,7 +143,8 @@ func (b *bundles) referrers(d digest.Digest) ([]Descriptor, error) {
 	return list, nil
 }
 
-// readBundles returns the bundles of a file: JSON objects, one after the other as "cosign download signature" prints them.
+// readBundles returns the bundles of a file: JSON objects, one after the other as "cosign download signature" prints
+// them.
 func readBundles(path string) ([]json.RawMessage, error) {
 	data, err := readFile(path, maxBundle)
 	if err != nil {

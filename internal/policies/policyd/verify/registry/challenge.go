@@ -43,8 +43,8 @@ func (s *session) authorize(ctx context.Context, challenged *http.Response) (str
 	return "Basic " + base64.StdEncoding.EncodeToString([]byte(credential.Username+":"+credential.Password)), nil
 }
 
-// parseChallenge reads the challenge of an answer. go-containerregistry parses the answer to a request of its own; it gets the one
-// that was received already.
+// parseChallenge reads the challenge of an answer. go-containerregistry parses the answer to a request of its own; it
+// gets the one that was received already.
 func parseChallenge(ctx context.Context, registry name.Registry, resp *http.Response) (*transport.Challenge, error) {
 	return transport.Ping(ctx, registry, roundTripper(func(*http.Request) (*http.Response, error) {
 		header := http.Header{"Www-Authenticate": resp.Header.Values("Www-Authenticate")}

@@ -19,19 +19,21 @@ const maxRegistries = 64
 
 // Options are the settings of a Client.
 type Options struct {
-	// HostsDir is the folder of containerd's registry configuration, /etc/containerd/certs.d. Its files are read again when they
-	// have changed. Without it, each registry has its own host.
+	// HostsDir is the folder of containerd's registry configuration, /etc/containerd/certs.d. Its files are read
+	// again when they have changed. Without it, each registry has its own host.
 	HostsDir string
 	// Bundles is the folder of signature bundles of a node without a registry. See [Repository].
 	Bundles string
-	// Untrusted means that tenants choose the registries: no runtime has pulled the images yet. A host that HostsDir does not
-	// name is then treated like a redirect, so that no connection to a local address is made, and every error but
-	// ErrNotFound of a manifest or list is ErrUnavailable, so that callers do not tell what is at an address.
+	// Untrusted means that tenants choose the registries: no runtime has pulled the images yet. A host that HostsDir
+	// does not name is then treated like a redirect, so that no connection to a local address is made, and every
+	// error but ErrNotFound of a manifest or list is ErrUnavailable, so that callers do not tell what is at an
+	// address.
 	Untrusted bool
 	// RootCAs are the authorities of registries; nil are those of the system.
 	RootCAs *x509.CertPool
-	// Count is called with the [Outcome] of each request to a host, if it is set. It may be called concurrently. Requests to
-	// token servers, and those that a registry answers with a challenge, are part of the request that needs them.
+	// Count is called with the [Outcome] of each request to a host, if it is set. It may be called concurrently.
+	// Requests to token servers, and those that a registry answers with a challenge, are part of the request that
+	// needs them.
 	Count func(outcome string)
 }
 
@@ -44,7 +46,8 @@ type Client struct {
 	registries map[string]*registryHosts // by registry as it is named in references
 }
 
-// New returns a Client. It is an error if a folder is not an absolute path. It reads nothing yet; [CheckHosts] checks the files.
+// New returns a Client. It is an error if a folder is not an absolute path. It reads nothing yet; [CheckHosts] checks
+// the files.
 func New(o Options) (*Client, error) {
 	for _, folder := range []string{o.HostsDir, o.Bundles} {
 		if folder != "" && !filepath.IsAbs(folder) {
@@ -71,9 +74,9 @@ func (c *Client) Close() {
 	}
 }
 
-// Repository returns the access to a normalised repository, docker.io/library/busybox, with a credential. It asks no registry; a
-// repository that is not normalised is an error of each of its methods. It is meant for one verification: challenges and tokens are
-// kept in it.
+// Repository returns the access to a normalised repository, docker.io/library/busybox, with a credential. It asks no
+// registry; a repository that is not normalised is an error of each of its methods. It is meant for one verification:
+// challenges and tokens are kept in it.
 func (c *Client) Repository(repository string, credential admission.Login) *Repository {
 	r := &Repository{client: c, name: repository, credential: credential}
 	r.sessions = sync.OnceValues(r.open)

@@ -1,17 +1,19 @@
-// Package registry implements the registry client of signature verification. It reads manifests, blobs and lists of referrers,
-// checks content against its digest, and bounds what a registry can make it do: size, number of entries, redirects and time.
-// Nothing that it returns is trusted further than that: a tag, a media type and a list of referrers are what a registry says.
+// Package registry implements the registry client of signature verification. It reads manifests, blobs and lists of
+// referrers, checks content against its digest, and bounds what a registry can make it do: size, number of entries,
+// redirects and time. Nothing that it returns is trusted further than that: a tag, a media type and a list of
+// referrers are what a registry says.
 //
-// Registries are asked as containerd asks them. The folder of containerd's registry configuration (certs.d) names the hosts of a
-// registry, their order, certificates and capabilities; see [Options] and the table of differences below.
+// Registries are asked as containerd asks them. The folder of containerd's registry configuration (certs.d) names the
+// hosts of a registry, their order, certificates and capabilities; see [Options] and the table of differences below.
 //
 //	a GET      host 1 of hosts.toml → host 2 → … → server
 //	           401: the challenge decides between Basic and a bearer token, then the request is repeated once
 //	           redirect: blobs only, at most maxRedirects, never from https to http, without credential and header
 //
-// A transport below an ordinary registry client cannot implement hosts.toml: each host has its own challenge, credential and
-// scheme, which such a client keeps once for a registry, above its transport. Here each host has a session, and the loop over the
-// hosts is above it. Challenges are parsed and tokens are requested by go-containerregistry.
+// A transport below an ordinary registry client cannot implement hosts.toml: each host has its own challenge,
+// credential and scheme, which such a client keeps once for a registry, above its transport. Here each host has a
+// session, and the loop over the hosts is above it. Challenges are parsed and tokens are requested by
+// go-containerregistry.
 //
 // Differences from containerd, each to the safe side:
 //   - An invalid hosts.toml is an error. containerd logs it and asks the registry itself.

@@ -61,8 +61,8 @@ func (c *Client) connect(registry string, r *registryHosts) {
 	}
 }
 
-// transport returns the transport of a host. Answers are not decompressed: a small one could become endless, and digests are
-// those of the bytes as they are sent.
+// transport returns the transport of a host. Answers are not decompressed: a small one could become endless, and
+// digests are those of the bytes as they are sent.
 func (c *Client) transport(h *host) *http.Transport {
 	local := isLoopback(h.address) && (h.named || !c.options.Untrusted)
 	return &http.Transport{

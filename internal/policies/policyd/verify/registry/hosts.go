@@ -21,7 +21,8 @@ import (
 const (
 	// hostsFile is the name of the file in the folder of a registry.
 	hostsFile = "hosts.toml"
-	// maxHostsFile is the size of the largest file that is read, and maxHosts is how many hosts one request can be sent to.
+	// maxHostsFile is the size of the largest file that is read, and maxHosts is how many hosts one request can be
+	// sent to.
 	maxHostsFile = 1 << 20
 	maxHosts     = 32
 
@@ -99,7 +100,8 @@ func newHost(roots *x509.CertPool) *host {
 	return &host{dialTimeout: defaultDialTimeout, tls: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}}
 }
 
-// setDefault makes the registry itself the host, as containerd does without a server in hosts.toml. Settings for TLS stay.
+// setDefault makes the registry itself the host, as containerd does without a server in hosts.toml. Settings for TLS
+// stay.
 func (h *host) setDefault(registry string) *host {
 	h.scheme, h.address, h.path, h.can = "https", registry, "/v2", every
 	switch {

@@ -402,7 +402,8 @@ func TestLocalAddresses(t *testing.T) {
 	}
 }
 
-// Registries that tenants choose are not asked at a local address, whatever name leads there, unless the operator has named the host.
+// Registries that tenants choose are not asked at a local address, whatever name leads there, unless the operator has
+// named the host.
 func TestUntrustedHosts(t *testing.T) {
 	for name, tc := range map[string]struct {
 		repository, hosts string // name and content of hosts.toml

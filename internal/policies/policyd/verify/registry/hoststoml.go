@@ -28,8 +28,8 @@ type hostSettings struct {
 	DialTimeout  string         `toml:"dial_timeout"`
 }
 
-// parse reads hosts.toml. Keys that it does not know are ignored, as containerd ignores them: the file is containerd's, whose next
-// version may have more of them.
+// parse reads hosts.toml. Keys that it does not know are ignored, as containerd ignores them: the file is
+// containerd's, whose next version may have more of them.
 func (r *folderReader) parse(data []byte, registry string) ([]*host, error) {
 	var file struct {
 		hostSettings

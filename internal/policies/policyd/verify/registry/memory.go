@@ -9,15 +9,15 @@ import (
 )
 
 const (
-	// free is the size of documents that need no reservation. Most signatures and manifests are smaller, so that large ones of
-	// a tenant do not delay them.
+	// free is the size of documents that need no reservation. Most signatures and manifests are smaller, so that
+	// large ones of a tenant do not delay them.
 	free = 64 << 10
 	// perByte is how much memory a document takes for each byte while it is decoded.
 	perByte = 5
 )
 
-// A Reservation is the memory that one verification takes for its largest document. Documents of one verification are read one
-// after the other.
+// A Reservation is the memory that one verification takes for its largest document. Documents of one verification are
+// read one after the other.
 type Reservation struct {
 	// Busy is called when a wait for memory ends without it, because of other verifications. nil is allowed.
 	Busy func()
@@ -27,8 +27,8 @@ type Reservation struct {
 	held    int64
 }
 
-// NewReservation returns a reservation that holds nothing. It takes at most limit from each budget, in their order; none of them
-// may be smaller. A document that would need more takes limit.
+// NewReservation returns a reservation that holds nothing. It takes at most limit from each budget, in their order;
+// none of them may be smaller. A document that would need more takes limit.
 func NewReservation(limit int64, budgets ...*semaphore.Weighted) *Reservation {
 	return &Reservation{budgets: budgets, limit: limit}
 }
@@ -41,8 +41,8 @@ func (r *Reservation) Release() {
 	r.held = 0
 }
 
-// grow waits until there is memory for a document. What is held is given back before, so that verifications do not wait for
-// each other.
+// grow waits until there is memory for a document. What is held is given back before, so that verifications do not
+// wait for each other.
 func (r *Reservation) grow(ctx context.Context, size int64) error {
 	need := min(size*perByte, r.limit)
 	if need <= r.held {
@@ -66,7 +66,8 @@ func (r *Reservation) grow(ctx context.Context, size int64) error {
 
 type reservationKey struct{}
 
-// WithReservation returns a context whose requests read large documents only within a reservation. It is for one goroutine.
+// WithReservation returns a context whose requests read large documents only within a reservation. It is for one
+// goroutine.
 func WithReservation(ctx context.Context, r *Reservation) context.Context {
 	return context.WithValue(ctx, reservationKey{}, r)
 }

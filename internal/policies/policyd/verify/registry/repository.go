@@ -41,8 +41,8 @@ const (
 	ByFolder = "bundles"
 )
 
-// A Manifest is a manifest or an index. Digest is that of Data, in the algorithm that was asked for. MediaType is what the
-// registry says.
+// A Manifest is a manifest or an index. Digest is that of Data, in the algorithm that was asked for. MediaType is
+// what the registry says.
 type Manifest struct {
 	MediaType, Digest string
 	Data              []byte
@@ -59,11 +59,11 @@ type Descriptor struct {
 
 // A Repository reads one repository with one credential. Its methods may be called concurrently.
 //
-// The hosts of the registry are asked in their order, until one has the object. If none has it, the error is that of the last one,
-// the registry itself; content that is invalid is reported in any case.
+// The hosts of the registry are asked in their order, until one has the object. If none has it, the error is that of
+// the last one, the registry itself; content that is invalid is reported in any case.
 //
-// With a folder of bundles, an object that the folder has is taken from there, and for a digest that it knows no registry is asked
-// for referrers or signature tags. See docs/registries.md for its layout.
+// With a folder of bundles, an object that the folder has is taken from there, and for a digest that it knows no
+// registry is asked for referrers or signature tags. See docs/registries.md for its layout.
 type Repository struct {
 	client             *Client
 	name, domain, path string
@@ -118,11 +118,12 @@ func (r *Repository) each(ctx context.Context, need capabilities, ask func(*sess
 	return err
 }
 
-// signatureTag matches the tags that are made of a digest: of lists of referrers, and of signatures and attestations. Like a
-// digest, and unlike other tags, they may be read from any host: what they lead to is judged by its signature.
+// signatureTag matches the tags that are made of a digest: of lists of referrers, and of signatures and attestations.
+// Like a digest, and unlike other tags, they may be read from any host: what they lead to is judged by its signature.
 var signatureTag = regexp.MustCompile(`^sha256-([0-9a-f]{64})(\.[a-z]+)?$`)
 
-// Manifest returns the manifest or index with a tag or digest. Content of another digest than the one asked for is ErrMismatch.
+// Manifest returns the manifest or index with a tag or digest. Content of another digest than the one asked for is
+// ErrMismatch.
 func (r *Repository) Manifest(ctx context.Context, tagOrDigest string) (Manifest, error) {
 	q := request{what: "manifest", path: "/manifests/" + tagOrDigest, accept: accepted, limit: maxManifest}
 	need := pull
@@ -182,7 +183,8 @@ func parseDigest(s string) (digest.Digest, error) {
 	return d, nil
 }
 
-// Blob returns the content with a digest. Content of more than limit bytes is ErrTooLarge, content of another digest ErrMismatch.
+// Blob returns the content with a digest. Content of more than limit bytes is ErrTooLarge, content of another digest
+// ErrMismatch.
 func (r *Repository) Blob(ctx context.Context, content string, limit int64) ([]byte, error) {
 	d, err := parseDigest(content)
 	if err != nil {
@@ -200,9 +202,10 @@ func (r *Repository) Blob(ctx context.Context, content string, limit int64) ([]b
 	return data, err
 }
 
-// Referrers returns what refers to a digest: the list of the referrers API, or of the fallback tag where the registry does not
-// have the API. It is not filtered. foundBy is [ByAPI], [ByTag] or [ByFolder]. The first host with a list that is not empty is used.
-// No referrers are an empty list and no error; a list of more than 1000 entries is ErrTooLarge.
+// Referrers returns what refers to a digest: the list of the referrers API, or of the fallback tag where the registry
+// does not have the API. It is not filtered. foundBy is [ByAPI], [ByTag] or [ByFolder]. The first host with a list
+// that is not empty is used. No referrers are an empty list and no error; a list of more than 1000 entries is
+// ErrTooLarge.
 func (r *Repository) Referrers(ctx context.Context, of string) (list []Descriptor, foundBy string, err error) {
 	d, err := parseDigest(of)
 	if err != nil {
@@ -258,8 +261,8 @@ func (s *session) referrers(ctx context.Context, d digest.Digest) ([]Descriptor,
 	return list, ByTag, err
 }
 
-// errNoAPI means that a host does not have the API for referrers, or not for this repository. With the API, the answer for an
-// unknown digest is an empty list.
+// errNoAPI means that a host does not have the API for referrers, or not for this repository. With the API, the
+// answer for an unknown digest is an empty list.
 var errNoAPI = errors.New("registry: no referrers API")
 
 func (s *session) referrersByAPI(ctx context.Context, d digest.Digest) ([]Descriptor, error) {

@@ -136,8 +136,8 @@ func (s *session) authorized(ctx context.Context, r request) (*http.Response, er
 	return s.send(ctx, r)
 }
 
-// fallBack reports whether a request is repeated over http: the host is configured for http, with settings for TLS in case it
-// has TLS, and it answered in http.
+// fallBack reports whether a request is repeated over http: the host is configured for http, with settings for TLS in
+// case it has TLS, and it answered in http.
 func (s *session) fallBack(err error) bool {
 	if s.host.scheme != "http" || !errors.Is(err, http.ErrSchemeMismatch) {
 		return false
@@ -206,8 +206,8 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
 
-// roundTrip sends a request of the registry's API, and the redirects that follow. The header of hosts.toml and the credential are
-// added here, so that they are sent to the host itself alone.
+// roundTrip sends a request of the registry's API, and the redirects that follow. The header of hosts.toml and the
+// credential are added here, so that they are sent to the host itself alone.
 func (s *session) roundTrip(req *http.Request) (*http.Response, error) {
 	if !s.own(req.URL) {
 		return s.exchange(req)
@@ -250,8 +250,8 @@ func (s *session) exchange(req *http.Request) (resp *http.Response, err error) {
 	return resp, nil
 }
 
-// classify returns the error of a request that was not answered. What is not known to be a failure of the network is malformed,
-// so that no answer of a registry looks like a failure.
+// classify returns the error of a request that was not answered. What is not known to be a failure of the network is
+// malformed, so that no answer of a registry looks like a failure.
 func (s *session) classify(ctx context.Context, err error) error {
 	var header tls.RecordHeaderError
 	var certificate *tls.CertificateVerificationError
@@ -298,7 +298,8 @@ func knownError(err error) error {
 	return malformed("a redirect or a header is not valid")
 }
 
-// errNoRoute is ErrNotFound from a server that does not answer as a registry does, with errors in JSON: it does not know the path.
+// errNoRoute is ErrNotFound from a server that does not answer as a registry does, with errors in JSON: it does not
+// know the path.
 var errNoRoute = fmt.Errorf("%w: the server does not know the path", ErrNotFound)
 
 // checkStatus returns the error for a status.
