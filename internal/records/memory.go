@@ -426,7 +426,7 @@ func (t *tx) publish() {
 	f := t.now
 	for id, i := range t.images {
 		for _, e := range f.images[id] {
-			if e.mark != nil && (image(i).entry(e.repository) == nil || image(i).entry(e.repository).mark == nil) {
+			if e.mark != nil {
 				f.unindex(Pair{ImageID: id, Repository: e.repository})
 			}
 		}

@@ -186,13 +186,13 @@ func (t *tx) lookup(p Pair) (f Facts) {
 	image := t.image(p.ImageID)
 	f.Intents = t.intentsOf(p.Repository)
 	for i := range image {
-		switch e := &image[i]; {
-		case e.repository == p.Repository:
+		e := &image[i]
+		if e.repository == p.Repository {
 			f.Record, f.Mark, f.LatestProof = e.record, e.mark, e.latest
-		default:
-			f.OtherRecords = f.OtherRecords || e.rival()
-			f.OtherMarks = f.OtherMarks || t.otherMark(e)
+			continue
 		}
+		f.OtherRecords = f.OtherRecords || e.rival()
+		f.OtherMarks = f.OtherMarks || t.otherMark(e)
 	}
 	f.Arriving = f.Record == nil && f.Mark == nil && !listedByAll(t.creations, p)
 	return f

@@ -21,10 +21,11 @@ const name, id = "registry.example/team/app:1", "sha256:7692c3ad3540bb803c020b3a
 type node struct{ marker string }
 
 func (n node) Image(context.Context, string) (tracker.Image, error) {
-	if _, err := os.Stat(n.marker); err != nil {
-		return tracker.Image{}, nil
+	_, err := os.Stat(n.marker)
+	if errors.Is(err, os.ErrNotExist) {
+		return tracker.Image{}, nil // it is not present
 	}
-	return tracker.NewImage(id, name), nil
+	return tracker.NewImage(id, name), err
 }
 
 func (n node) Images(ctx context.Context) ([]tracker.Image, error) {
