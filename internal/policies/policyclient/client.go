@@ -134,7 +134,7 @@ func (c *Client) checkServer(uid int) error {
 
 func trusted(uid int) bool { return uid == 0 || uid == os.Geteuid() }
 
-// A Request asks about the images of a container.
+// A ReviewRequest asks about the images of a container.
 type ReviewRequest struct {
 	// PolicyHash is the hash of the caller's policy files.
 	PolicyHash string

@@ -12,7 +12,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-// A Store holds endorsements; see [records.Store].
+// An EndorsementStore holds endorsements; see [records.Store].
 type EndorsementStore interface {
 	Endorsed(p records.Pair, requirement string) (records.Endorsement, bool)
 	Endorse(all []records.Endorsement) error

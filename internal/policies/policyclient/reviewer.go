@@ -9,7 +9,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
-// A Client asks pullgate-policyd; see [Client].
+// A ReviewClient asks pullgate-policyd; see [Client].
 type ReviewClient interface {
 	Review(ctx context.Context, r ReviewRequest) ([]ReviewResult, error)
 }

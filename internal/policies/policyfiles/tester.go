@@ -11,7 +11,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-// Settings say which policies are tested, and who judges.
+// TestSettings say which policies are tested, and who judges.
 type TestSettings struct {
 	// Folder has the policy files. Their owners and modes are not checked.
 	Folder string

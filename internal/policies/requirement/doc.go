@@ -10,5 +10,8 @@
 // required digests, static authorities, and defaults for images without a rule. The gate and the webhook decide by it,
 // and use its sentences, so that both give the same answer. A [Report] says which requirements an image meets.
 //
+// A policy here is a file with such rules; the verification policy of package policy says which images need a proof of
+// access. A [Result] is about one requirement; that of a backend is policyclient.ReviewResult.
+//
 // Package policyfiles reads rules from files. This package verifies nothing and uses no network.
 package requirement

@@ -68,7 +68,7 @@ func (s *Set) Rules() []Rule {
 }
 
 // ImageRules are what the rules of a set say about an image of a pod.
-type ImageRules struct {
+type ImageRules struct { //nolint:recvcheck // setDefault completes a new value
 	// Rules are those that the image must meet, each in its own mode. The caller must not modify them.
 	Rules []*Rule
 	// Unknown says that the name of the image is not known, or can mean an image ID. Rules then has every rule for the

@@ -26,7 +26,7 @@ const (
 	MaxTrustedRoot = maxConfigMap - 1<<10
 )
 
-// Options say what the objects are for. The names of the flags of pullgate-policyd manifests are in the errors about
+// ManifestOptions say what the objects are for. The names of the flags of pullgate-policyd manifests are in the errors about
 // them.
 type ManifestOptions struct {
 	// URL is where kube-apiserver reaches a pullgate-policyd outside of the cluster; "" means that it runs in the
@@ -56,7 +56,7 @@ type ManifestOptions struct {
 	Templates []config.PodTemplate
 }
 
-// Write writes the documents in the order in which they have to be created. The error joins what is wrong with the
+// WriteManifests writes the documents in the order in which they have to be created. The error joins what is wrong with the
 // options.
 func WriteManifests(w io.Writer, o ManifestOptions) error {
 	if err := o.validate(); err != nil {
