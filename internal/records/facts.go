@@ -83,6 +83,9 @@ type Record struct {
 	Proofs   []Proof   `json:"proofs,omitempty"`
 	// Revoked is when a proof was last revoked or lost. An older container may depend on that proof.
 	Revoked time.Time `json:"revoked,omitzero"`
+	// OlderGrants means that a pod may hold a grant by a proof that the record does not contain: pods held grants when the record
+	// began to prove access, or a proof was evicted.
+	OlderGrants bool `json:"olderGrants,omitempty"`
 	// Unlisted means that no list of the runtime's images has contained the image since the record was made.
 	Unlisted bool `json:"unlisted,omitempty"`
 	// Gone is when the runtime's lists stopped containing the image although it was not removed through pullgate. Such a record

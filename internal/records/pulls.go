@@ -62,6 +62,8 @@ type Result struct {
 	At         time.Time
 	// Created is the creation time of a new record. It is not before At; the zero value means At.
 	Created time.Time
+	// OlderGrants means that pods hold grants for the pair by other credentials.
+	OlderGrants bool
 	// Revoked means that the proof has been revoked since the pull began: the record does not get it.
 	Revoked bool
 }
@@ -79,6 +81,9 @@ func (s *Store) Prove(in Intent, r Result) error {
 		}
 		if !rec.Gone.IsZero() {
 			rec.Gone, rec.Unlisted = time.Time{}, true
+		}
+		if !rec.Open && len(rec.Proofs) == 0 && r.OlderGrants {
+			rec.OlderGrants = true
 		}
 		if !r.Revoked {
 			rec.prove(r)
@@ -121,7 +126,7 @@ func (r *Record) prove(by Result) {
 	}
 	if len(r.Proofs) >= MaxProofs {
 		at := r.evicted(p.namespace())
-		r.Proofs = slices.Delete(r.Proofs, at, at+1)
+		r.Proofs, r.OlderGrants = slices.Delete(r.Proofs, at, at+1), true
 	}
 	r.Proofs = append(r.Proofs, p)
 }

@@ -49,6 +49,18 @@ func (t *Tracker) addGrantLocked(uid string, p records.Pair, g grant) {
 	delete(t.noted[uid], p)
 }
 
+// grantedByOthers reports whether a pod holds a grant for the pair by another credential, or by an unknown one.
+func (t *Tracker) grantedByOthers(p records.Pair, id credential.ID) bool {
+	t.mu.RLock()
+	defer t.mu.RUnlock()
+	for _, of := range t.grants {
+		if g, ok := of[p]; ok && g.credential != id {
+			return true
+		}
+	}
+	return false
+}
+
 // Restore gives a pod the grants that its container shows: the container was started on the image, so the pod had been allowed to use the image.
 // It is called for the containers that the runtime has when the program starts. Only a started container is evidence; a container that was only
 // created may have been about to be denied. Without a name (a CRI before 1.28 does not report it) the grants are for every repository of the

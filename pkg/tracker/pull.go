@@ -145,7 +145,7 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 	revoked := p.revokedSinceStart(v.Pair, g)
 	err := t.store.Prove(p.intent, records.Result{
 		Pair: v.Pair, Open: open, Credential: id, Secrets: from, Namespace: proof.Pod.Namespace, At: time.Now(), Created: t.noteTime(time.Now()),
-		Revoked: revoked,
+		OlderGrants: t.grantedByOthers(v.Pair, id), Revoked: revoked,
 	})
 	if err != nil {
 		err = fmt.Errorf("write pull record: %w", errors.Join(err, t.store.End(p.intent, time.Now())))

@@ -108,7 +108,7 @@ func (t *Tracker) unrecorded(r records.Revocation) (map[records.Pair]bool, error
 		if err != nil {
 			return nil, unwritten(err)
 		}
-		none[p] = !f.ProveAccess() || f.Record.Created.After(oldest)
+		none[p] = !f.ProveAccess() || f.Record.OlderGrants || f.Record.Created.After(oldest)
 	}
 	return none, nil
 }

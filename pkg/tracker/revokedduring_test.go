@@ -412,3 +412,23 @@ func TestWhatIsTakenAwayIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.
 		})
 	}
 }
+
+// A pod keeps its grant when the image is removed, and creates a container on the image that another pod brought. The record of that pull does
+// not show the proof on which the container depends.
+func TestRevocationEndsARestoredGrantThatIsOlderThanTheRecord(t *testing.T) {
+	w := newWorld(t, tracker.Options{})
+	img := image(id1, app+":1")
+	w.pulled(pod("alice"), app+":1", id1, "alice")
+	w.runtime.set(image(id2, "repo.test/any:1"))
+	must(t, w.Removed(t.Context(), id1))
+	w.runtime.set(image(id2, "repo.test/any:1"), img)
+	w.pulled(pod("bob"), app+":1", id1, "bob")
+	w.want(w.check(pod("alice"), app+":1", img), policy.Allow, policy.Granted)
+	created := time.Now()
+	w.restart()
+	w.Restore(pod("alice"), imageref.New(app+":1"), img, created)
+	w.pulled(pod("alice"), "repo.test/other:1", id3, "alice") // else the revocation matches nothing
+	w.want(w.check(pod("alice"), app+":1", img), policy.Allow, policy.Granted)
+	w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))})
+	w.want(w.check(pod("alice"), app+":1", img), policy.Reverify, policy.NotProved)
+}
