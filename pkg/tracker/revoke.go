@@ -185,8 +185,8 @@ func (t *Tracker) noteRevocation(r scope) (pairs []records.Pair, matches bool) {
 	}
 	for _, of := range t.grants {
 		for p, g := range of {
-			// The store notes the time for grants without a name; see Restore.
-			if !g.unnamed && r.includes(p, g) && !slices.Contains(pairs, p) {
+			// Also for a grant without a name: a container that it allowed can mount the image of another repository by its name.
+			if r.includes(p, g) && !slices.Contains(pairs, p) {
 				pairs = append(pairs, p)
 			}
 		}
