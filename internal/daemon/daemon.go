@@ -243,6 +243,7 @@ func serve(ctx context.Context, o Options, p parts) error {
 		drain, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainLimit)
 		defer cancel()
 		p.server.Shutdown(drain)
+		p.gate.Wait()
 		return nil
 	})
 	err := front.Wait()

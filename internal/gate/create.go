@@ -23,14 +23,20 @@ import (
 func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call, req *runtimeapi.CreateContainerRequest) ([]byte, error) {
 	g.ready(ctx)
 	create := g.c.Tracker.BeginCreate(g.mayRestore(ctx))
-	defer create.Lost() // for every return, or panic, that reports no other end
+	lost := create.Lost
+	defer func() { lost() }() // for every return, or panic, that reports no other end
 	since := g.c.Tracker.Revocations()
 	n := g.candidate(g.newCall(ctx, "CreateContainer"), g.podOf(req.GetPodSandboxId(), req.GetSandboxConfig()), req.GetSandboxConfig(), req.GetConfig())
 	if err := g.run(ctx, n, g.mayUseImage, g.mayMountImages, g.admit); err != nil {
 		return nil, err
 	}
 	create.From(ctx, n.image)
+	ended, bytes := func(error) {}, len(c.Request)
+	if !create.Ordinary() {
+		ended = g.changes.begin()
+	}
 	raw, err := c.Forward(ctx)
+	ended(err)
 	if err != nil {
 		return nil, g.createFailed(ctx, n, create, err)
 	}
@@ -39,8 +45,16 @@ func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call, req *runti
 		return nil, criproxy.Refuse(codes.Internal, "UNDECODABLE_ANSWER", "pullgate cannot read the runtime's answer to CreateContainer")
 	}
 	crashpoint.Hit(crashpoint.Created)
-	// The container exists even if the client has disconnected.
-	if err := g.created(context.WithoutCancel(ctx), n, resp.GetContainerId(), create, since); err != nil {
+	readBack := func() error {
+		defer create.Lost()
+		// The container exists even if the client has disconnected.
+		return g.created(context.WithoutCancel(ctx), n, resp.GetContainerId(), create, since)
+	}
+	if g.mayAnswerFirst(n, create, since) && g.readLater(n, resp.GetContainerId(), bytes, readBack) {
+		lost = func() {}
+		return raw, nil
+	}
+	if err := readBack(); err != nil {
 		return nil, err
 	}
 	return raw, nil
@@ -54,7 +68,7 @@ func (g *Gate) created(ctx context.Context, n *candidate, id string, create *tra
 		err = g.run(ctx, n.again(), g.mayUseImage, g.mayMountImages)
 	}
 	if err != nil {
-		_, _ = g.pods.cleared(id, true)
+		_, _ = g.pods.created(id, true)
 		g.drop(ctx, id)
 	}
 	switch {
@@ -117,7 +131,11 @@ func (g *Gate) podOf(sandboxID string, config *runtimeapi.PodSandboxConfig) trac
 // mayUseImage judges the image of a container. The runtime refuses an absent image. If the image arrives before the call, it is judged when it is
 // read back.
 func (g *Gate) mayUseImage(ctx context.Context, n *candidate) (err error) {
-	n.image, n.own, err = g.judgeSpec(ctx, n.use, n.container.GetImage())
+	img := g.shown(n)
+	if img.ID == "" {
+		img, err = g.c.Runtime.imageOf(ctx, n.container.GetImage())
+	}
+	n.image, n.own, err = g.judgeFound(ctx, n.use, n.container.GetImage(), img, err)
 	return err
 }
 
@@ -129,7 +147,8 @@ func (g *Gate) mayMountImages(ctx context.Context, n *candidate) error {
 			continue
 		}
 		u := g.use(n.call, n.pod, imageref.New(m.GetImage().GetUserSpecifiedImage()))
-		img, d, err := g.judgeSpec(ctx, u, m.GetImage())
+		img, err := g.c.Runtime.imageOf(ctx, m.GetImage())
+		img, d, err := g.judgeFound(ctx, u, m.GetImage(), img, err)
 		if d != nil {
 			n.mounted = append(n.mounted, *d)
 		}
@@ -145,9 +164,11 @@ func (g *Gate) mayMountImages(ctx context.Context, n *candidate) error {
 	return nil
 }
 
-// judgeSpec judges one image, and returns it, the zero value if it is absent or denied. The decision is nil if there is none.
-func (g *Gate) judgeSpec(ctx context.Context, u *use, spec *runtimeapi.ImageSpec) (tracker.Image, *decisionlog.Decision, error) {
-	img, err := g.c.Runtime.imageOf(ctx, spec)
+// judgeFound judges what the runtime says of an image, and returns the image, the zero value if it is absent or denied. The decision is nil if there
+// is none.
+func (g *Gate) judgeFound(
+	ctx context.Context, u *use, spec *runtimeapi.ImageSpec, img tracker.Image, err error,
+) (tracker.Image, *decisionlog.Decision, error) {
 	if err != nil && !g.c.Shadow && aborted(err) {
 		return tracker.Image{}, nil, err
 	}

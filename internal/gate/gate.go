@@ -3,6 +3,7 @@ package gate
 import (
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -34,6 +35,8 @@ type Gate struct {
 
 	admitting atomic.Pointer[Admission] // nil if there are no policies
 	held      heldRequests
+	changes   imageChanges
+	later     sync.WaitGroup // read-backs after the answer
 }
 
 // Metrics counts the decisions of a [Gate]. Its methods may be called concurrently.

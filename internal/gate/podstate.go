@@ -8,6 +8,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
 const (
@@ -50,8 +51,11 @@ type podState struct {
 	logged entries[struct{}]
 	// denials are the last denials that got a line in the journal.
 	denials entries[*denial]
-	// created are the containers whose image has been read back after their creation, by ID. They may be started.
+	// created are the containers whose image has been read back after their creation, by ID, which may be started; and those of which it is being
+	// read back.
 	created entries[createdContainer]
+	// shown are the images that a pre-check or a pull has shown to the pod a moment ago.
+	shown entries[shownImage]
 }
 
 // A createdContainer is what the gate has to know about a container when it starts.
@@ -60,6 +64,21 @@ type createdContainer struct {
 	name    string   // in the pod
 	imageID string   // "" if the container was restored, because what the runtime reports then proves nothing
 	mounted []string // the IDs of the images that it mounts
+
+	reading *reading // nil if the image has been read back
+}
+
+// A reading is a read-back after the answer to CreateContainer.
+type reading struct {
+	done chan struct{} // closed when err is set
+	err  error         // why the container may not be started
+}
+
+// A shownImage is what the runtime said of an image that the pod was then allowed to use.
+type shownImage struct {
+	image tracker.Image
+	at    time.Time
+	state uint64 // of the images on the node, see imageChanges
 }
 
 // A denial is the last denial of a call, image and container that got a line.
@@ -277,13 +296,13 @@ func joined(parts ...string) string {
 	return string(encoded)
 }
 
-// clear notes that a container may be started.
+// clear notes that a container may be started, or that its image is being read back.
 func (s *podStates) clear(id string, c createdContainer) {
 	s.with(podKey{uid: c.uid}, true, func(p *podState, age uint64) { p.created.set(id, age, c) })
 }
 
-// cleared returns a container that may be started; ok is false for every other container. If it takes the container, it may be started once.
-func (s *podStates) cleared(id string, take bool) (c createdContainer, ok bool) {
+// created returns what is known of a created container; ok is false if nothing is. If it takes the container, it is forgotten.
+func (s *podStates) created(id string, take bool) (c createdContainer, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.pods {
@@ -295,4 +314,17 @@ func (s *podStates) cleared(id string, take bool) (c createdContainer, ok bool) 
 		}
 	}
 	return c, false
+}
+
+// showImage notes what a pod has been shown of an image under a name.
+func (s *podStates) showImage(u *use, handler string, img shownImage) {
+	if u.pod.UID != "" {
+		s.with(podKey{uid: u.pod.UID}, true, func(p *podState, age uint64) { p.shown.set(joined(nameKey(u.name), handler, img.image.ID), age, img) })
+	}
+}
+
+// shownImage returns what a pod has been shown of an image under a name.
+func (s *podStates) shownImage(u *use, handler, imageID string) (img shownImage) {
+	s.with(podKey{uid: u.pod.UID}, false, func(p *podState, _ uint64) { img, _ = p.shown.get(joined(nameKey(u.name), handler, imageID)) })
+	return img
 }

@@ -60,7 +60,7 @@ func TestPodsAreBoundedAndEnd(t *testing.T) {
 		t.Errorf("%d pods are remembered; want %d", n, maxPods)
 	}
 	hidden, _ := s.isHidden("victim", name)
-	_, cleared := s.cleared("container", false)
+	_, cleared := s.created("container", false)
 	if !hidden || !cleared || !s.willRefuse("victim", name, "id") {
 		t.Error("the state of a pod with a sandbox is displaced")
 	}
@@ -70,7 +70,7 @@ func TestPodsAreBoundedAndEnd(t *testing.T) {
 	clear(alive)
 	s.end([]string{"victim"})
 	hidden, _ = s.isHidden("victim", name)
-	_, cleared = s.cleared("container", false)
+	_, cleared = s.created("container", false)
 	if hidden || cleared || s.willRefuse("victim", name, "id") {
 		t.Error("the state of an ended pod is kept")
 	}

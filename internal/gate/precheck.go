@@ -78,6 +78,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call, req *runtimeap
 	g.ready(ctx)
 	p := g.precheck(g.newCall(ctx, "ImageStatus"), req.GetImage())
 	g.skipsAlways.Store(p.skipsAlways)
+	state, quiet := g.changes.quiet()
 	raw, err := c.Forward(ctx)
 	if len(p.uses) > 1 {
 		var cancel context.CancelFunc
@@ -101,6 +102,9 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call, req *runtimeap
 	if g.hides(ctx, p, img) {
 		g.c.Metrics.Refused("ImageStatus")
 		return absent, nil
+	}
+	if p.identified {
+		g.show(p.uses[0], req.GetImage(), img, state, quiet)
 	}
 	return raw, nil
 }

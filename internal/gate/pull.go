@@ -32,6 +32,8 @@ type pullCall struct {
 	seen    string          // the value of SeenAnnotation
 	present tracker.Image   // the image that has the name on the node before the pull
 	hidden  bool            // a pre-check of this pod for this name is hidden
+	state   uint64          // of the images on the node when it was read, see imageChanges
+	quiet   bool            // that state is known
 	// unendorsed means that it is hidden because the image lacked an endorsement.
 	unendorsed bool
 	noPod      bool // crictl, kubeadm
@@ -88,6 +90,7 @@ func (g *Gate) isRevalidation(p *pullCall) (exact, revalidation bool) {
 func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call, req *runtimeapi.PullImageRequest) ([]byte, error) {
 	g.ready(ctx)
 	p := g.pullCall(g.newCall(ctx, "PullImage"), req)
+	p.state, p.quiet = g.changes.quiet()
 	p.present, _ = g.c.Runtime.imageOf(ctx, p.image) // after an error the pull must reach the registry
 	if p.revalidation = p.revalidation && p.present.ID != ""; p.revalidation {
 		if v := g.judgePull(ctx, p, false); p.answered(v) {
@@ -120,6 +123,7 @@ func (g *Gate) answerFromNode(ctx context.Context, p *pullCall) ([]byte, error) 
 		return nil, err
 	}
 	g.pods.show(p.seen, p.name)
+	g.show(p.use, p.image, p.present, p.state, p.quiet)
 	raw, err := proto.Marshal(&runtimeapi.PullImageResponse{ImageRef: p.present.ID})
 	if err != nil {
 		return nil, fmt.Errorf("answer a pull with the image on the node: %w", err)
@@ -159,7 +163,9 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	}
 	defer g.ended(pull.Lost) // for every return, or panic, that reports no other end
 
+	ended := g.changes.begin()
 	raw, err := c.Forward(ctx)
+	ended(err)
 	out, v := outcome.Of(err), tracker.Verdict{}
 	var (
 		pulled   tracker.Image

@@ -70,7 +70,9 @@ func (g *Gate) removeImage(ctx context.Context, c *criproxy.Call, req *runtimeap
 	img, _ := g.c.Runtime.Image(ctx, req.GetImage().GetImage())
 	done := g.c.Tracker.BeginRemoval()
 	defer done()
+	ended := g.changes.begin()
 	raw, err := c.Forward(ctx)
+	ended(err)
 	done()
 	// The image may be removed even if the client has disconnected or the runtime's answer was lost. An image that the runtime still has keeps its
 	// records.

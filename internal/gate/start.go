@@ -20,14 +20,18 @@ import (
 func (g *Gate) startContainer(ctx context.Context, c *criproxy.Call, req *runtimeapi.StartContainerRequest) ([]byte, error) {
 	g.ready(ctx)
 	id, own := req.GetContainerId(), g.newCall(ctx, "StartContainer")
-	if _, cleared := g.pods.cleared(id, false); !cleared && (!g.c.Shadow || own.signing() != nil) {
+	cleared, err := g.maybeReading(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if !cleared && (!g.c.Shadow || own.signing() != nil) {
 		if err := g.lateReadBack(ctx, own, id); err != nil {
 			return nil, err
 		}
 	}
 	raw, err := c.Forward(ctx)
 	if err == nil {
-		if started, ok := g.pods.cleared(id, true); ok {
+		if started, ok := g.pods.created(id, true); ok {
 			g.markStarted(started)
 		}
 	}
