@@ -28,7 +28,7 @@ func TestWebhookPage(t *testing.T) {
 	policies, err := filepath.Abs("../../docs/examples/restriction/policies")
 	must(t, err)
 	kubectl := "#!/bin/sh\ncase \"$1\" in apply) cat > applied.yaml ;; *) echo \"$@\" >> created ;; esac\n"
-	must(t, os.WriteFile(filepath.Join(bin, "kubectl"), []byte(kubectl), 0o700)) //nolint:gosec // it is a program
+	must(t, os.WriteFile(filepath.Join(bin, "kubectl"), []byte(kubectl), 0o700))
 	for _, b := range blocks {
 		cmd := exec.Command("sh", "-ec", strings.ReplaceAll(string(b[1]), "/etc/pullgate/policies", policies))
 		cmd.Dir, cmd.Env = dir, append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
