@@ -5,12 +5,11 @@ import (
 	"math/rand/v2"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/podfile"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 func pick[T any](r *rand.Rand, from ...T) T { return from[r.IntN(len(from))] }

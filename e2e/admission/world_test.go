@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -30,7 +31,6 @@ import (
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
-	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 const (

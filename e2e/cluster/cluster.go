@@ -16,13 +16,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/release"
-	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // A Cluster is an etcd and an API server that knows an administrator and some nodes by their tokens, and

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	admissionv1 "k8s.io/api/admission/v1"
 	registrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -22,7 +23,6 @@ import (
 
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
-	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // The teams whose pods pass a webhook of the API server in some way.

@@ -14,8 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/internal/testkit"
+
+	"github.com/pullgate/pullgate/e2e/host"
 )
 
 // A Webhook is a pullgate-policyd that serves HTTPS on the loopback address.

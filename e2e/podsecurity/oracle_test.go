@@ -8,13 +8,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/policies/podfile"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/pod-security-admission/api"
 	"k8s.io/pod-security-admission/policy"
 	"sigs.k8s.io/yaml"
-
-	"github.com/pullgate/pullgate/internal/policies/podfile"
-	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
 // pods is how many pods are compared for each level.

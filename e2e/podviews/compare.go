@@ -7,12 +7,11 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/pullgate/pullgate/internal/gate/criview"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/podfile"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
+	corev1 "k8s.io/api/core/v1"
 )
 
 // An exception is a reason why the two views of a field differ.

@@ -5,10 +5,9 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
 // initPrefix begins the names of init containers.

@@ -22,10 +22,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"k8s.io/api/imagepolicy/v1alpha1"
 
 	"github.com/pullgate/pullgate/e2e/host"
-	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // maxBody is what is read of a request.

@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/registry"
-
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
