@@ -3,6 +3,7 @@ package criproxy_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -240,7 +242,7 @@ func TestConnectionsStopNoOtherCall(t *testing.T) {
 			return conn
 		},
 		"with a call that waits": func(c *crowd, ctx context.Context) io.Closer {
-			cc := client(c.t, c.endpoint)
+			cc := client(c.t, c.endpoint, grpc.WithDefaultCallOptions(grpc.WaitForReady(true))) // its queue may be full
 			c.calls.Go(func() {
 				_, _ = criproxytest.CallRaw(metadata.AppendToOutgoingContext(ctx, atRuntime, "1"), cc, runtimeapi.RuntimeService_ExecSync_FullMethodName, []byte("x"))
 			})
@@ -267,13 +269,18 @@ func TestConnectionsStopNoOtherCall(t *testing.T) {
 	}
 }
 
-// dial makes a connection that only the caller uses.
+// dial makes a connection that only the caller uses. While the queue of the socket is full, it tries again.
 func (c *crowd) dial() net.Conn {
-	conn, err := (&net.Dialer{}).DialContext(c.t.Context(), "unix", strings.TrimPrefix(c.endpoint, "unix://"))
-	if err != nil {
-		c.t.Fatal(err)
+	for {
+		conn, err := (&net.Dialer{}).DialContext(c.t.Context(), "unix", strings.TrimPrefix(c.endpoint, "unix://"))
+		if err == nil {
+			return conn
+		}
+		if !errors.Is(err, syscall.EAGAIN) {
+			c.t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond)
 	}
-	return conn
 }
 
 // A kubelet's calls are answered while more and more calls of one tenant wait, up to 10,000 of them, of which some end.
