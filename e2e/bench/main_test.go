@@ -76,7 +76,7 @@ func TestLongLinesOfProseAreWrapped(t *testing.T) {
 	var s sections
 	s.add("Start", long+"\n\n"+row)
 	line := strings.TrimSpace(strings.Repeat("word ", 24))
-	want := line + "\n" + line + "\nword " + "word\n\n" + row
+	want := line + "\n" + line + "\nword" + " word\n\n" + row
 	if got := s.text["Start"]; strings.ReplaceAll(got, " \n", "\n") != want {
 		t.Errorf("text = %q; want %q", got, want)
 	}

@@ -13,11 +13,10 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-
-	"github.com/pullgate/pullgate/e2e/host"
 )
 
 // A target is what a client connects to.
