@@ -84,6 +84,8 @@ type candidate struct {
 	reported *runtimeapi.Container
 	// restored means that the runtime has restored the container from a checkpoint, or was asked to, whatever it says of it.
 	restored bool
+	// gone means that the container was removed before it was read back.
+	gone bool
 	// late means that the container is judged when it starts, and without its configuration.
 	late bool
 	// instead is the image with which the candidate was judged, if the container has another one. That one is image.

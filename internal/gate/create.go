@@ -69,9 +69,13 @@ func (g *Gate) created(ctx context.Context, n *candidate, id string, create *tra
 	}
 	if err != nil {
 		_, _ = g.pods.created(id, true)
-		g.drop(ctx, id)
+		if !n.gone {
+			g.drop(ctx, id)
+		}
 	}
 	switch {
+	case n.gone && create.Ordinary():
+		create.Dropped() // nothing starts, and the image is known to bring no other
 	case asked:
 		create.Created()
 	case aborted(err):

@@ -137,3 +137,29 @@ func TestRestartBeforeTheReadBackJudgesAtTheStart(t *testing.T) {
 		t.Error("the container was started without a read-back")
 	}
 }
+
+// A kubelet that removes a container before it was read back, as for a pod that is deleted at once, does not make later creations slower.
+func TestContainerThatIsRemovedBeforeTheReadBackChangesNothing(t *testing.T) {
+	p, alice := newOrdinary(t)
+	removed := make(chan struct{})
+	p.runtime.Do(func(r *criproxytest.Runtime) {
+		r.Fail = func(method string) error {
+			if method == "ListContainers" {
+				<-removed
+			}
+			return nil
+		}
+	})
+	id, err := p.Create(t.Context(), alice, id1, app)
+	p.must(err)
+	_, err = p.runtime.RemoveContainer(t.Context(), &runtimeapi.RemoveContainerRequest{ContainerId: id})
+	p.must(err)
+	close(removed)
+	p.gate.Wait()
+	p.fails("", nil)
+	listed := p.runtime.Calls("ListImages")
+	p.must(p.createAndStart(alice, id1, app))
+	if p.runtime.Calls("ListImages") != listed {
+		t.Error("the image is not known to be no checkpoint any more")
+	}
+}

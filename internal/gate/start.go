@@ -50,6 +50,7 @@ func (g *Gate) readBack(ctx context.Context, n *candidate, id string) (asked boo
 	case err != nil:
 		return false, err
 	case c == nil:
+		n.gone = true
 		return false, criproxy.Refuse(codes.NotFound, "CONTAINER_NOT_FOUND", fmt.Sprintf("pullgate: container %s is gone before its image could be read back", id))
 	}
 	return g.clear(ctx, n, c)
