@@ -3,6 +3,7 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 
 	"k8s.io/klog/v2"
@@ -19,7 +20,10 @@ const grantsFile = "grants.json"
 func KeyPath(stateDir string) string { return filepath.Join(stateDir, tracker.KeyFile) }
 
 func storeHint(err error) error {
+	var path *fs.PathError
 	switch {
+	case errors.As(err, &path) && path.Op == "mkdir":
+		return program.WithHint(err, "set stateDir to a directory on a local disk that pullgated may write")
 	case errors.Is(err, tracker.ErrNewerFormat):
 		return program.WithHint(err, "a newer pullgated wrote this store; install that version again, or move the file away: every image then needs proof once")
 	case errors.Is(err, tracker.ErrInUse):

@@ -247,7 +247,7 @@ func (w *modelWorld) restorePod(o op, name string) {
 	}
 	w.endPod(o.pod)
 	p := w.newPod(o.pod)
-	p.names[name] = true
+	p.asksFor(name)
 	w.uses(p, c, name)
 	x := &interruption{may: w.mayStart(p, []string{name}), key: w.notary.key}
 	var resp runtimeapi.RestorePodResponse

@@ -79,7 +79,7 @@ func (w *modelWorld) precheck(ctx context.Context, p *modelPod, name string) (id
 
 // doPrecheck sends a pre-check for an image and compares the answer with the truth.
 func (w *modelWorld) doPrecheck(p *modelPod, name string, x *interruption) (id string) {
-	p.names[name] = true
+	p.asksFor(name)
 	may := w.judged(p, name, "")
 	var shown string // of the call, which may end after this function returns
 	var err error
@@ -135,7 +135,7 @@ func (w *modelWorld) doPull(p *modelPod, name, password string, x *interruption)
 		}
 	}
 	x.pull = by
-	p.names[name] = true
+	p.asksFor(name)
 	may := w.judged(p, name, password)
 	req := &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: name, Annotations: p.annotations()}, SandboxConfig: p.config()}
 	if password != "" {
@@ -186,10 +186,10 @@ func (w *modelWorld) doCreate(p *modelPod, name, image string, mounts []string, 
 		c, _ := w.on(m)
 		req.Config.Mounts = append(req.Config.Mounts, &runtimeapi.Mount{ContainerPath: "/m", Image: &runtimeapi.ImageSpec{Image: c.id(), UserSpecifiedImage: w.userImage(m)}})
 	}
-	p.names[name] = true
+	p.asksFor(name)
 	mounted := make([]content, len(mounts))
 	for i, m := range mounts {
-		p.names[m] = true
+		p.asksFor(m)
 		mounted[i], _ = w.on(m)
 	}
 	use := func() {
@@ -275,7 +275,7 @@ func (w *modelWorld) doStart(p *modelPod, id string) error {
 		if i == 0 && w.kind.noEcho && w.podSource {
 			// At a start after a restart, the gate has only the names in the pod's spec. The image may have the name of another container there; the
 			// pod uses the same content.
-			for name := range p.names {
+			for name := range p.specNames() {
 				w.uses(p, on, name)
 			}
 		}

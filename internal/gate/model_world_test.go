@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -43,7 +44,22 @@ type modelPod struct {
 	uid     string
 	seen    string
 	sandbox string
-	names   map[string]bool // that it has asked for; its spec has them
+
+	mu    sync.Mutex      // guards names
+	names map[string]bool // that it has asked for; its spec has them
+}
+
+// asksFor adds a name to the pod's spec.
+func (p *modelPod) asksFor(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.names[name] = true
+}
+
+func (p *modelPod) specNames() map[string]bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(p.names)
 }
 
 // A process is one run of pullgated.
@@ -340,7 +356,7 @@ func (s modelSource) byUID(uid string) *modelPod {
 
 func (s modelSource) PullPolicies(uid string, name imageref.Ref) ([]string, bool) {
 	p := s.byUID(uid)
-	if p == nil || p.at >= len(s.w.pullPolicy) || !p.names[name.String()] {
+	if p == nil || p.at >= len(s.w.pullPolicy) || !p.specNames()[name.String()] {
 		return nil, p != nil
 	}
 	return []string{s.w.pullPolicy[p.at]}, true
