@@ -45,7 +45,8 @@ func WideProse(fsys fs.FS) ([]string, error) {
 }
 
 // WideComments returns every line of a comment in a Go file below one of the folders under fsys that is longer than 120
-// columns. Generated files, directives and lines without a space to break at may be longer.
+// columns. Generated files, directives, preformatted text and lines without a space to break at
+// may be longer.
 func WideComments(fsys fs.FS, folders ...string) ([]string, error) {
 	var wide []string
 	err := walk(fsys, ".go", func(name string, src []byte) error {
@@ -66,6 +67,9 @@ func WideComments(fsys fs.FS, folders ...string) ([]string, error) {
 				from, to := fset.Position(c.Pos()), fset.Position(c.End())
 				for n := from.Line; n <= to.Line; n++ {
 					text := strings.TrimLeft(lines[n-1], "\t/ ")
+					if strings.HasPrefix(strings.TrimLeft(lines[n-1], "\t"), "//\t") {
+						continue // a table or a drawing
+					}
 					if utf8.RuneCountInString(lines[n-1]) > width && strings.Contains(text, " ") {
 						wide = append(wide, fmt.Sprintf("%s:%d: comment is longer than %d columns", name, n, width))
 					}

@@ -23,8 +23,8 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// A daemon serves the admin API on a real socket with prepared answers. An answer is lines of JSON: each is a message, {"error":
-// {"code": "…", "message": "…"}}, or {"wait": true}, which waits until the caller disconnects.
+// A daemon serves the admin API on a real socket with prepared answers. An answer is lines of JSON: each is a message,
+// {"error": {"code": "…", "message": "…"}}, or {"wait": true}, which waits until the caller disconnects.
 type daemon struct {
 	dir, socket string
 	methods     protoreflect.MethodDescriptors

@@ -63,8 +63,8 @@ func markdown(cmd *cobra.Command, b *bytes.Buffer) error {
 	return nil
 }
 
-// documented returns the command tree for the manual: without completion, which --help describes for each shell, and without a
-// line with the date of generation.
+// documented returns the command tree for the manual: without completion, which --help describes for each shell, and
+// without a line with the date of generation.
 func documented(cmd *cobra.Command) *cobra.Command {
 	root := cmd.Root()
 	root.DisableAutoGenTag = true

@@ -87,8 +87,8 @@ policies do not deny it, as far as is known; 2 and 3 as for every command.`,
 	return cmd
 }
 
-// exitOf returns the error that ends the program with the exit code of an explanation. A denial of policies comes before a missing
-// proof, which would not help, and both before an absent image.
+// exitOf returns the error that ends the program with the exit code of an explanation. A denial of policies comes
+// before a missing proof, which would not help, and both before an absent image.
 func exitOf(e *adminv1.ExplainResponse, image string) error {
 	switch {
 	case cli.PoliciesDeny(e):

@@ -138,8 +138,8 @@ func daemonOf(ts *testscript.TestScript) *daemon {
 	return d
 }
 
-// answer makes the daemon answer the next call of a method with the first file, the one after with the next, and all others with
-// the last.
+// answer makes the daemon answer the next call of a method with the first file, the one after with the next, and all
+// others with the last.
 func answer(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: answer method file...")

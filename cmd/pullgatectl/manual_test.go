@@ -93,7 +93,8 @@ func printed(t *testing.T, d *daemon, command string) string {
 	return string(out)
 }
 
-// cluster returns a folder with a kubectl for a cluster of two nodes, and an ssh for which each of them is this machine.
+// cluster returns a folder with a kubectl for a cluster of two nodes, and an ssh for which each of them is this
+// machine.
 func cluster(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -9,8 +9,8 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// storeCommand groups the commands about the store: first those that call the daemon, then those that read a file that no daemon
-// has open.
+// storeCommand groups the commands about the store: first those that call the daemon, then those that read a file that
+// no daemon has open.
 func storeCommand(c *cli.Console) *cobra.Command {
 	return cli.Group("store", "Verify, back up, check, dump and compact the store of pull records", "",
 		storeVerifyCommand(c),

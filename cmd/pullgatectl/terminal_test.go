@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// terminal runs a program on a separate terminal, types a text once the screen shows a word, and compares its exit code. The file
-// "screen" contains the output of the terminal. ^C and ^D are typed as control characters.
+// terminal runs a program on a separate terminal, types a text once the screen shows a word, and compares its exit
+// code. The file "screen" contains the output of the terminal. ^C and ^D are typed as control characters.
 //
 //	terminal code word text program [argument...]
 func terminal(ts *testscript.TestScript, neg bool, args []string) {

@@ -1,5 +1,5 @@
-// Command pullgated is a proxy between the kubelet and the container runtime. It lets a pod use an image only if one of the pod's
-// credentials has proved access to it.
+// Command pullgated is a proxy between the kubelet and the container runtime. It lets a pod use an image only if one of
+// the pod's credentials has proved access to it.
 package main
 
 import (
@@ -157,9 +157,9 @@ func check(cmd *cobra.Command, path string, load func() (config.Config, bool, er
 	return err
 }
 
-// loader returns a function that reads the configuration on each call, and reports whether its file was found. If the file is
-// absent, the function returns the defaults, unless the command line names the file, or the file existed before: it may be about
-// to be replaced.
+// loader returns a function that reads the configuration on each call, and reports whether its file was found. If the
+// file is absent, the function returns the defaults, unless the command line names the file, or the file existed
+// before: it may be about to be replaced.
 func loader(path string, given bool) func() (config.Config, bool, error) {
 	required := given
 	return func() (config.Config, bool, error) {

@@ -24,7 +24,8 @@ import (
 )
 
 const (
-	// maxMessage bounds how much of a request or an answer is kept, in bytes. A longer one is forwarded, and is not reported.
+	// maxMessage bounds how much of a request or an answer is kept, in bytes. A longer one is forwarded, and is not
+	// reported.
 	maxMessage = 4 << 20
 	// endLimit is how long a provider may take to end after the signal.
 	endLimit = 2 * time.Second
@@ -100,8 +101,8 @@ func providerCommand() *cobra.Command {
 	return cmd
 }
 
-// provide runs the real plugin between the kubelet and this program. If this program fails, the kubelet still gets the plugin's
-// answer.
+// provide runs the real plugin between the kubelet and this program. If this program fails, the kubelet still gets the
+// plugin's answer.
 func provide(cmd *cobra.Command, f providerFlags, args []string) error {
 	// Until the plugin runs, a signal ends this process at once, also during a read.
 	signal.Reset(syscall.SIGTERM, syscall.SIGINT)
@@ -129,8 +130,8 @@ func provide(cmd *cobra.Command, f providerFlags, args []string) error {
 
 // runChild runs a program to its end; this process ends no earlier. An exit code other than 0 is a program.ChildError.
 func runChild(child *exec.Cmd) error {
-	// The kubelet kills a plugin that takes too long, and the wrapped plugin must end with this process. Linux sends the signal
-	// when the thread that started the program ends, hence the lock.
+	// The kubelet kills a plugin that takes too long, and the wrapped plugin must end with this process. Linux sends the
+	// signal when the thread that started the program ends, hence the lock.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	child.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -177,8 +178,8 @@ func sendReport(ctx context.Context, f providerFlags, request []byte, answer *bu
 	return err
 }
 
-// A bufferedAnswer keeps the written bytes until release, so that pullgated receives a credential before the kubelet can use it. It
-// does not hold back an answer that is longer than maxMessage.
+// A bufferedAnswer keeps the written bytes until release, so that pullgated receives a credential before the kubelet
+// can use it. It does not hold back an answer that is longer than maxMessage.
 type bufferedAnswer struct {
 	to       io.Writer
 	buffered bytes.Buffer

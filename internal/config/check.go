@@ -196,7 +196,8 @@ func checkPolicy(c *Config) (errs []error) {
 	}
 	if m := policy.Mode(c.ImagePullCredentialsVerificationPolicy); m != "" && !slices.Contains(policy.Modes(), m) {
 		errs = append(errs, fmt.Errorf("%s%w", from, field.NotSupported(field.NewPath(mode), m, policy.Modes())))
-		c.ImagePullCredentialsVerificationPolicy = string(policy.ModeNeverVerifyAllowlistedImages) // to check the allowlist too
+		// to check the allowlist too
+		c.ImagePullCredentialsVerificationPolicy = string(policy.ModeNeverVerifyAllowlistedImages)
 	}
 	p, err := policy.New(c.ImagePullCredentialsVerificationPolicy, c.PreloadedImagesVerificationAllowlist)
 	if err != nil {

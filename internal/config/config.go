@@ -59,15 +59,15 @@ type Config struct {
 	ImageEndpoint string `json:"imageEndpoint"`
 	// StateDir is the directory of the store and the node's key.
 	StateDir string `json:"stateDir"`
-	// NoPullImageSecretRecheck is shadow mode: proofs are recorded and counted, and a missing proof denies nothing. It does not affect the
-	// policies of Admission.
+	// NoPullImageSecretRecheck is shadow mode: proofs are recorded and counted, and a missing proof denies nothing. It
+	// does not affect the policies of Admission.
 	NoPullImageSecretRecheck bool `json:"noPullImageSecretRecheck"`
-	// ImagePullCredentialsVerificationPolicy and PreloadedImagesVerificationAllowlist have the same meaning as in a kubelet's
-	// configuration.
+	// ImagePullCredentialsVerificationPolicy and PreloadedImagesVerificationAllowlist have the same meaning as in a
+	// kubelet's configuration.
 	ImagePullCredentialsVerificationPolicy string   `json:"imagePullCredentialsVerificationPolicy" reload:"yes"`
 	PreloadedImagesVerificationAllowlist   []string `json:"preloadedImagesVerificationAllowlist" reload:"yes"`
-	// KubeletConfig is the path of a kubelet's configuration file, from which the two fields above are taken; "" means none.
-	// Parse sets them.
+	// KubeletConfig is the path of a kubelet's configuration file, from which the two fields above are taken; "" means
+	// none. Parse sets them.
 	KubeletConfig string `json:"kubeletConfig" reload:"yes"`
 	// Exempt selects the pods that may use every image.
 	Exempt Exempt `json:"exempt" reload:"yes"`
@@ -129,8 +129,8 @@ type Metrics struct {
 
 // Admin is the admin API.
 type Admin struct {
-	// Listen is the endpoint that pullgatectl and credential providers dial; "" means none. If the file does not set it, Parse
-	// sets it to admin.sock beside the socket of Config.Listen.
+	// Listen is the endpoint that pullgatectl and credential providers dial; "" means none. If the file does not set it,
+	// Parse sets it to admin.sock beside the socket of Config.Listen.
 	Listen string `json:"listen"`
 }
 
@@ -156,12 +156,13 @@ type Admission struct {
 	KubeletRoot string `json:"kubeletRoot" reload:"yes"`
 	// RecheckRestarts has policies applied to containers that their pod has started before.
 	RecheckRestarts bool `json:"recheckRestarts" reload:"yes"`
-	// TrustedRoot is the path of the sigstore trusted root that pullgate-policyd verifies signatures by, the same as its trustedRoot; "" means
-	// none. It is not decoded here: what was verified by another one does not count.
+	// TrustedRoot is the path of the sigstore trusted root that pullgate-policyd verifies signatures by, the same as its
+	// trustedRoot; "" means none. It is not decoded here: what was verified by another one does not count.
 	TrustedRoot string `json:"trustedRoot" reload:"yes"`
 	// EndorsementValidity is how long it counts that the signatures of an image were verified; 0 means without limit.
 	EndorsementValidity Duration `json:"endorsementValidity" reload:"yes"`
-	// PolicydSocket is the endpoint of pullgate-policyd, unix:// and an absolute path. It is dialed only if a policy needs it.
+	// PolicydSocket is the endpoint of pullgate-policyd, unix:// and an absolute path. It is dialed only if a policy needs
+	// it.
 	PolicydSocket string `json:"policydSocket"`
 }
 
@@ -252,8 +253,8 @@ func (c Config) Enforcement() string {
 	}
 }
 
-// Load reads a file, and reports whether it was found: for an absent file it returns the defaults. A symbolic link whose target
-// is absent is an error. An error wraps ErrInvalid if the content is invalid.
+// Load reads a file, and reports whether it was found: for an absent file it returns the defaults. A symbolic link
+// whose target is absent is an error. An error wraps ErrInvalid if the content is invalid.
 func Load(path string) (c Config, found bool, err error) {
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		c, err := Parse([]byte("apiVersion: " + APIVersion + "\nkind: " + Kind))

@@ -14,8 +14,8 @@ const (
 	kubeletKind       = "KubeletConfiguration"
 )
 
-// kubelet has the fields that are read from a kubelet's configuration. Others are ignored, because kubelets of other versions
-// have other fields.
+// kubelet has the fields that are read from a kubelet's configuration. Others are ignored, because kubelets of other
+// versions have other fields.
 type kubelet struct {
 	APIVersion string   `json:"apiVersion"`
 	Kind       string   `json:"kind"`
@@ -26,8 +26,8 @@ type kubelet struct {
 // inKubelet returns the prefix of errors about a kubelet's file.
 func inKubelet(path string) string { return "kubeletConfig: " + path + ": " }
 
-// loadKubelet reads a kubelet's configuration file. An absent file is an error, because the operator named it. A field that is
-// not set has the kubelet's default.
+// loadKubelet reads a kubelet's configuration file. An absent file is an error, because the operator named it. A field
+// that is not set has the kubelet's default.
 func loadKubelet(path string) (k kubelet, errs []error) {
 	if !isPath(path) {
 		return kubelet{}, []error{invalid("kubeletConfig", path, "must be an absolute path, as in /var/lib/kubelet/config.yaml")}

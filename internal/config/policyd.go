@@ -24,7 +24,8 @@ type Policyd struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 
-	// Policies is the path of the folder of policy files, the same as admission.policies of pullgated; "" means that there are none.
+	// Policies is the path of the folder of policy files, the same as admission.policies of pullgated; "" means that there
+	// are none.
 	Policies string `json:"policies"`
 	// Node is the server for pullgated.
 	Node PolicydNode `json:"node"`
@@ -34,9 +35,11 @@ type Policyd struct {
 	HTTPS HTTPS `json:"https"`
 	// PodTemplates are the custom resources that contain pod templates.
 	PodTemplates []PodTemplate `json:"podTemplates"`
-	// Kubeconfig is the path of a kubeconfig for the watch of namespaces; "" means the configuration inside a cluster, then KUBECONFIG.
+	// Kubeconfig is the path of a kubeconfig for the watch of namespaces; "" means the configuration inside a cluster,
+	// then KUBECONFIG.
 	Kubeconfig string `json:"kubeconfig"`
-	// TrustedRoot is the path of a trusted_root.json, the same as admission.trustedRoot of pullgated; "" means that there is none.
+	// TrustedRoot is the path of a trusted_root.json, the same as admission.trustedRoot of pullgated; "" means that there
+	// is none.
 	TrustedRoot string `json:"trustedRoot"`
 	// Registries says how registries are reached.
 	Registries Registries `json:"registries"`
@@ -62,7 +65,8 @@ const (
 
 // Registries says how registries are reached.
 type Registries struct {
-	// HostsDir is the path of a folder with containerd's hosts.toml files; "" means that registries are reached by their names.
+	// HostsDir is the path of a folder with containerd's hosts.toml files; "" means that registries are reached by their
+	// names.
 	HostsDir string `json:"hostsDir"`
 }
 
@@ -84,7 +88,8 @@ func (s *Size) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// Value returns the number of bytes, or 0 for a string that is not a size: a whole number, alone or with Ki or Mi after it.
+// Value returns the number of bytes, or 0 for a string that is not a size: a whole number, alone or with Ki or Mi after
+// it.
 func (s Size) Value() int64 {
 	digits, factor := string(s), int64(1)
 	switch {
@@ -110,7 +115,8 @@ const (
 
 // PolicydNode is the server for pullgated.
 type PolicydNode struct {
-	// Listen is the endpoint that pullgated dials, unix:// and an absolute path; "" means the socket that systemd passes on, if any.
+	// Listen is the endpoint that pullgated dials, unix:// and an absolute path; "" means the socket that systemd passes
+	// on, if any.
 	Listen string `json:"listen"`
 }
 
@@ -121,8 +127,8 @@ type HTTPS struct {
 	// CertFile and KeyFile are the paths of the certificate, with its intermediates, and of its key, both in PEM.
 	CertFile string `json:"certFile"`
 	KeyFile  string `json:"keyFile"`
-	// ClientCAFile is the path of the CA certificates, in PEM, that must have signed the certificates of clients; "" means that clients
-	// need none.
+	// ClientCAFile is the path of the CA certificates, in PEM, that must have signed the certificates of clients; "" means
+	// that clients need none.
 	ClientCAFile string `json:"clientCAFile"`
 }
 
@@ -131,12 +137,13 @@ type PodTemplate struct {
 	// Group and Resource are those of the API: batch.example.org and trainings. All versions are judged.
 	Group    string `json:"group"`
 	Resource string `json:"resource"`
-	// Path has the names of the fields that lead to the template, separated by dots: spec.worker.template. A list on the path, or at its
-	// end, stands for all of its elements. An object without the path has no pod template there.
+	// Path has the names of the fields that lead to the template, separated by dots: spec.worker.template. A list on the
+	// path, or at its end, stands for all of its elements. An object without the path has no pod template there.
 	Path string `json:"path"`
 }
 
-// BuiltInPodTemplates returns where the resources of Kubernetes have pod templates. Their versions have them in the same place.
+// BuiltInPodTemplates returns where the resources of Kubernetes have pod templates. Their versions have them in the
+// same place.
 func BuiltInPodTemplates() []PodTemplate {
 	return []PodTemplate{
 		{"", "podtemplates", "template"},

@@ -118,7 +118,8 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 	})
 }
 
-// serveAdmin serves the admin API until ctx ends. If serving fails, the daemon continues: no pod waits for the admin API.
+// serveAdmin serves the admin API until ctx ends. If serving fails, the daemon continues: no pod waits for the admin
+// API.
 func serveAdmin(ctx context.Context, log klog.Logger, p parts) {
 	listener := p.on.admin.wait(ctx)
 	if listener == nil {

@@ -52,8 +52,9 @@ func (v *verifyingPolicyd) Verify(_ context.Context, r *policyv1.VerifyRequest) 
 	return response, nil
 }
 
-// The daemon is killed at every point between the runtime's answer to a pull and its own. After the restart no image has an endorsement that was
-// not written, whose pull is answered without a verification, or that can not be verified any more.
+// The daemon is killed at every point between the runtime's answer to a pull and its own. After the restart no image
+// has an endorsement that was not written, whose pull is answered without a verification, or that can not be verified
+// any more.
 func TestKilledWhileSignaturesAreVerified(t *testing.T) {
 	written := []string{crashpoint.EndorseAfter, crashpoint.Endorsed}
 	for _, point := range slices.Concat(written, []string{

@@ -24,11 +24,12 @@ type answered struct {
 	aliceCreated bool
 }
 
-// The daemon is killed at every crash point of a scenario. After the restart everything that was answered is still true, and no
-// image is open that was not proved.
+// The daemon is killed at every crash point of a scenario. After the restart everything that was answered is still
+// true, and no image is open that was not proved.
 func TestKilledAtEveryPoint(t *testing.T) {
 	// The scenario does not reach these points: an intent is settled after an hour, a rotation needs an API server, and a
-	// revocation and changes of marks need an operator. The tests of the store cover them. Signatures have a scenario of their own.
+	// revocation and changes of marks need an operator. The tests of the store cover them. Signatures have a scenario of
+	// their own.
 	elsewhere := []string{
 		crashpoint.SettleBefore, crashpoint.SettleAfter, crashpoint.RotateBefore, crashpoint.RotateAfter,
 		crashpoint.RevokeBefore, crashpoint.RevokeAfter, crashpoint.AcceptBefore, crashpoint.AcceptAfter,

@@ -70,7 +70,8 @@ func (c *ctl) prints(code int, want string, args ...string) {
 	}
 }
 
-// The tasks of an operator, with the built programs: every command of pullgatectl that calls the daemon, and its effect on pods.
+// The tasks of an operator, with the built programs: every command of pullgatectl that calls the daemon, and its effect
+// on pods.
 func TestPullgatectlShowsAndCorrects(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	r.SetImages(criproxytest.Image{ID: id2, Names: []string{pre}})
@@ -152,7 +153,8 @@ func TestPullgatectlShowsAndCorrects(t *testing.T) {
 	}
 }
 
-// With a pod source pullgatectl lists who would be denied, in shadow mode and by a policy that only reports. Nothing changes by the question.
+// With a pod source pullgatectl lists who would be denied, in shadow mode and by a policy that only reports. Nothing
+// changes by the question.
 func TestPullgatectlListsPodsThatWouldBeDenied(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	r.SetImages(criproxytest.Image{ID: id2, Names: []string{pre}})

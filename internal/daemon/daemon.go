@@ -31,8 +31,8 @@ import (
 // drainLimit is how long unary calls in progress may take when the daemon stops (docs/design/0016).
 const drainLimit = 10 * time.Second
 
-// reconcileEvery is how often pullgated itself reads the list of sandboxes, because a kubelet may read it in a way that pullgated
-// does not see.
+// reconcileEvery is how often pullgated itself reads the list of sandboxes, because a kubelet may read it in a way that
+// pullgated does not see.
 const reconcileEvery = time.Minute
 
 // syncRetry is the time after the first sync that fails. It doubles with each further one, up to reconcileEvery.
@@ -41,8 +41,8 @@ const syncRetry = time.Second
 // Options are the flags of pullgated and its configuration.
 type Options struct {
 	Config config.Config
-	// ConfigPath is the absolute path of the configuration file. If the file is absent, ConfigFound is false and Config has the
-	// defaults.
+	// ConfigPath is the absolute path of the configuration file. If the file is absent, ConfigFound is false and Config
+	// has the defaults.
 	ConfigPath  string
 	ConfigFound bool
 	// AcceptPresentImages ends the distrust of a store and marks the images on the node preloaded, once.
@@ -58,9 +58,9 @@ type Options struct {
 	Ready func()
 }
 
-// Run runs the daemon until ctx ends, and returns when everything that it started has ended. It returns nil after an orderly
-// stop, and an error if it could not start or continue (a program.HintError if an operator can act on it). The config package must have
-// validated the configuration.
+// Run runs the daemon until ctx ends, and returns when everything that it started has ended. It returns nil after an
+// orderly stop, and an error if it could not start or continue (a program.HintError if an operator can act on it). The
+// config package must have validated the configuration.
 func Run(ctx context.Context, o Options) (err error) {
 	m := metrics.New(o.Version, o.GoVersion, criproxy.Methods())
 	m.ConfigRead(true, time.Now())
@@ -204,8 +204,8 @@ type parts struct {
 	stopping  *atomic.Bool // for /readyz
 }
 
-// serve runs the parts. When ctx ends or one of them fails, it stops them in reverse order: the CRI first, while everything that
-// a call in progress needs still exists.
+// serve runs the parts. When ctx ends or one of them fails, it stops them in reverse order: the CRI first, while
+// everything that a call in progress needs still exists.
 func serve(ctx context.Context, o Options, p parts) error {
 	// behind is the context of everything that must run longer than the drained calls.
 	behind, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -320,8 +320,8 @@ func watch(ctx context.Context, log klog.Logger, p parts) {
 	_ = g.Wait() // none of them returns an error
 }
 
-// logUpstream logs the state of the connection to the runtime. Many unlogged changes mean that the runtime closes the connections
-// that it accepts.
+// logUpstream logs the state of the connection to the runtime. Many unlogged changes mean that the runtime closes the
+// connections that it accepts.
 func logUpstream(ctx context.Context, log klog.Logger, endpoint string, isUp bool, unlogged int) {
 	log = log.WithValues("endpoint", endpoint)
 	if unlogged > 0 {

@@ -218,8 +218,8 @@ func TestDaemonStartsWithoutARuntime(t *testing.T) {
 	}
 }
 
-// A runtime that has just started can accept connections and answer with errors for a moment. The daemon is ready soon afterwards, also if
-// the kubelet calls nothing.
+// A runtime that has just started can accept connections and answer with errors for a moment. The daemon is ready soon
+// afterwards, also if the kubelet calls nothing.
 func TestReadySoonAfterASyncThatFailed(t *testing.T) {
 	t.Parallel()
 	r := criproxytest.NewRuntime(t)

@@ -14,9 +14,10 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
-// Every case of the table, over the socket of the built binary, before each runtime. The registry refuses everything, so that
-// only what is recorded allows a pod. Standalone, each PullImage shows one credential, and where Secret coordinates are needed
-// the stricter verdict is correct. With a pod source the first pre-check must have the verdict, and there is no pull.
+// Every case of the table, over the socket of the built binary, before each runtime. The registry refuses everything,
+// so that only what is recorded allows a pod. Standalone, each PullImage shows one credential, and where Secret
+// coordinates are needed the stricter verdict is correct. With a pod source the first pre-check must have the verdict,
+// and there is no pull.
 func TestDecisionsOverTheSocket(t *testing.T) {
 	table, err := testkit.ReadDecisions()
 	must(t, err)

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// If a runtime closes each connection that it accepts, as CRI-O does with a client that it does not understand, the daemon logs
-// each state at most once a second.
+// If a runtime closes each connection that it accepts, as CRI-O does with a client that it does not understand, the
+// daemon logs each state at most once a second.
 func TestRuntimeThatClosesEveryConnectionDoesNotFloodTheLog(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "runtime.sock")

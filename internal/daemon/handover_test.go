@@ -31,8 +31,8 @@ func stoppedAfterAPull(t *testing.T) (p *process, k *criproxytest.Kubelet, alice
 	return p, k, alice
 }
 
-// A pod that has pulled, and whose container is not started yet, continues after an orderly restart. After a crash it proves
-// access again, and the file of an earlier stop is not used twice.
+// A pod that has pulled, and whose container is not started yet, continues after an orderly restart. After a crash it
+// proves access again, and the file of an earlier stop is not used twice.
 func TestGrantsSurviveOnlyAnOrderlyStop(t *testing.T) {
 	p, k, alice := stoppedAfterAPull(t)
 	sees := func(when, want string) {

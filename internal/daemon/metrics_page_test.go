@@ -23,7 +23,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
-// busyScrape returns the metrics page of the built daemon, with every optional part, after a hit, a miss and a hidden pre-check.
+// busyScrape returns the metrics page of the built daemon, with every optional part, after a hit, a miss and a hidden
+// pre-check.
 func busyScrape(t *testing.T) string {
 	t.Helper()
 	r := criproxytest.NewRuntime(t)
@@ -51,7 +52,8 @@ func busyScrape(t *testing.T) string {
 	return page
 }
 
-// newPolicyFolder returns a folder with a restriction, an image review backend, and a rule about signatures of images that no pod uses.
+// newPolicyFolder returns a folder with a restriction, an image review backend, and a rule about signatures of images
+// that no pod uses.
 func newPolicyFolder(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "policies")
@@ -68,8 +70,8 @@ spec: {images: [{glob: repo.test/signed}], authorities: [{keyless: {identities: 
 	return dir
 }
 
-// docs/metrics.md lists every metric of the daemon with its type and labels, and no other. promlint finds no problem in any of them, nor
-// in those of Go and of the process.
+// docs/metrics.md lists every metric of the daemon with its type and labels, and no other. promlint finds no problem in
+// any of them, nor in those of Go and of the process.
 func TestMetricsPageIsARealScrape(t *testing.T) {
 	t.Parallel()
 	page, scrape := readMetricsPage(t), busyScrape(t)
@@ -90,7 +92,8 @@ func TestMetricsPageIsARealScrape(t *testing.T) {
 	}
 }
 
-// The page lists all values of every label, and no other. Of calls and codes, which CRI and gRPC define, it has those that need a word.
+// The page lists all values of every label, and no other. Of calls and codes, which CRI and gRPC define, it has those
+// that need a word.
 func TestMetricsPageHasEveryValueOfALabel(t *testing.T) {
 	rules := []string{"other"}
 	for _, r := range policy.Reasons() {

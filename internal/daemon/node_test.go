@@ -255,7 +255,8 @@ func TestPluginEndsWithItsWrapper(t *testing.T) {
 			_ = cmd.Wait()
 			eventually(t, "the plugin to end", func() bool {
 				stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", plugin))
-				return err != nil || bytes.Contains(stat, []byte(") Z ")) // the process has ended, but its parent has not waited for it yet
+				// the process has ended, but its parent has not waited for it yet
+				return err != nil || bytes.Contains(stat, []byte(") Z "))
 			})
 			if code := cmd.ProcessState.ExitCode(); sig == syscall.SIGTERM && code != 128+int(syscall.SIGTERM) {
 				t.Errorf("exit code %d; want that of the plugin, which the signal ended", code)

@@ -143,7 +143,8 @@ func (p *policyTest) says(when string, times int, text string) {
 	}
 }
 
-// A start and a reload compare admission.kubeletRoot with the kubelet of the node, or with the directory if there is none.
+// A start and a reload compare admission.kubeletRoot with the kubelet of the node, or with the directory if there is
+// none.
 func TestPoliciesCompareTheDirectoryOfTheKubelet(t *testing.T) {
 	root := t.TempDir()
 	must(t, os.Mkdir(root+"/pods", 0o700), os.WriteFile(filepath.Join(root, "kubelet.service"), []byte("[Service]\nExecStart=/usr/bin/kubelet --root-dir=/data/kubelet\n"), 0o600))
@@ -328,7 +329,8 @@ func TestNamespaceLabelsAreReadWithThePolicies(t *testing.T) {
 	p.says("an invalid file", 1, labels+": [team]: Invalid type: array")
 }
 
-// Files that are written at the moment are not used before they have settled, however many calls wait for them, and are read a few times only.
+// Files that are written at the moment are not used before they have settled, however many calls wait for them, and are
+// read a few times only.
 func TestFollowedFilesHaveSettled(t *testing.T) {
 	p := newPolicyTest(t, noHostNetwork)
 	p.open()

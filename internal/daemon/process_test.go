@@ -232,7 +232,8 @@ func prechecked(t *testing.T, k *criproxytest.Kubelet, what string, pod *criprox
 	}
 }
 
-// bbolt keeps its locks after a fault, so that no pull could begin any more. The process ends, and systemd starts it again.
+// bbolt keeps its locks after a fault, so that no pull could begin any more. The process ends, and systemd starts it
+// again.
 func TestProcessEndsWhenItCannotReadItsStore(t *testing.T) {
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
 	p.start()

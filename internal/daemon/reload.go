@@ -11,7 +11,8 @@ import (
 // reopenLimit bounds the wait for a disk that does not answer: the new policy must apply all the same.
 const reopenLimit = 5 * time.Second
 
-// reload reloads for each value of Options.Reload until ctx ends. In between it reads the policy files when they change.
+// reload reloads for each value of Options.Reload until ctx ends. In between it reads the policy files when they
+// change.
 func reload(ctx context.Context, o Options, p parts) {
 	tick := time.NewTicker(policyInterval)
 	defer tick.Stop()

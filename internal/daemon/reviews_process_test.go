@@ -202,8 +202,8 @@ func TestImageReviewsOverTheSockets(t *testing.T) {
 	}
 }
 
-// A review that pullgate-policyd has in its cache adds at most 0.5 ms to the creation of a container. The test has a larger limit, because other
-// programs run on its machine.
+// A review that pullgate-policyd has in its cache adds at most 0.5 ms to the creation of a container. The test has a
+// larger limit, because other programs run on its machine.
 func TestACachedReviewIsFast(t *testing.T) {
 	if raced {
 		t.Skip("measures time")

@@ -7,8 +7,8 @@ import (
 	"github.com/pullgate/pullgate/internal/gate/criofiles"
 )
 
-// warnOfRuntimeCredentials logs a warning if CRI-O has credentials for namespaces on this node, and the configuration states that
-// the runtime has none. root is the root of the node's files.
+// warnOfRuntimeCredentials logs a warning if CRI-O has credentials for namespaces on this node, and the configuration
+// states that the runtime has none. root is the root of the node's files.
 func warnOfRuntimeCredentials(log klog.Logger, c config.Config, root string) {
 	if c.RuntimeCredentials == config.RuntimeCredentialsPerNamespace {
 		return

@@ -91,7 +91,8 @@ func TestShadowModeIsInTheStatus(t *testing.T) {
 	m.receives(`(?s)READY=1.*shadow mode, proofs are not required.*`)
 }
 
-// The watchdog is notified while the daemon answers, with or without a runtime, and not while the daemon is stopped by a signal.
+// The watchdog is notified while the daemon answers, with or without a runtime, and not while the daemon is stopped by
+// a signal.
 func TestWatchdogIsNotifiedByADaemonThatResponds(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	p := prepare(t, r.Endpoint())

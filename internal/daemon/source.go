@@ -20,8 +20,8 @@ import (
 // podSource adapts the pod source to gate.PodSource.
 type podSource struct{ source *podsource.Source }
 
-// openSource returns the configured pod source, nil if there is none. An API server that does not answer and a kubeconfig that
-// does not exist yet are not errors.
+// openSource returns the configured pod source, nil if there is none. An API server that does not answer and a
+// kubeconfig that does not exist yet are not errors.
 func openSource(o Options, key credential.Key, m *metrics.Metrics) (*podSource, error) {
 	if o.Config.PodSource.Kubeconfig == "" {
 		return nil, nil //nolint:nilnil // the configuration has no pod source

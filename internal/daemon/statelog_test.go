@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// Whatever the connection to the runtime does, each state is logged at most once a second, and the final state is logged.
+// Whatever the connection to the runtime does, each state is logged at most once a second, and the final state is
+// logged.
 func TestStatesAreLoggedOnceASecond(t *testing.T) {
 	for name, tc := range map[string]struct {
 		every   time.Duration // between changes, the first is down

@@ -15,8 +15,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
-// The two fields apply to the decision, over the socket of the built binary: a proof that is an hour and a half old, while the
-// registry does not answer.
+// The two fields apply to the decision, over the socket of the built binary: a proof that is an hour and a half old,
+// while the registry does not answer.
 func TestValidityAndGraceOverTheSocket(t *testing.T) {
 	for _, tc := range []struct {
 		settings    string

@@ -46,7 +46,8 @@ func TestRestoredContainerWithoutAConfigurationIsJudged(t *testing.T) {
 	}
 }
 
-// Which image a restored container runs on is not known, so its start must not exempt a container on the image that the runtime reports.
+// Which image a restored container runs on is not known, so its start must not exempt a container on the image that the
+// runtime reports.
 func TestRestoredContainersDoNotCountAsStarted(t *testing.T) {
 	p := newProxyWithPolicies(t, restoring(), policies(t))
 	x := p.Pod("team")
@@ -129,7 +130,8 @@ func TestNewSandboxWithEditedMetadataIsJudged(t *testing.T) {
 	}
 }
 
-// A client that is not a kubelet may send no name. A tenant can edit the one in the API server while the container is created.
+// A client that is not a kubelet may send no name. A tenant can edit the one in the API server while the container is
+// created.
 func TestImageNameOfTheAPIServerIsNotUsed(t *testing.T) {
 	a := policies(t, ownRegistry)
 	a.Views = mainOf{anyImage}

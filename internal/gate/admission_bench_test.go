@@ -16,7 +16,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// hundredPolicies returns the preset restricted 100 times. Each policy allows another type of volumes, so that no two are equal.
+// hundredPolicies returns the preset restricted 100 times. Each policy allows another type of volumes, so that no two
+// are equal.
 func hundredPolicies(b *testing.B) *Admission {
 	b.Helper()
 	preset, err := restriction.Preset("restricted")
@@ -42,7 +43,8 @@ type nothing struct{ Metrics }
 
 func (nothing) Admission(string, admission.Decision) {}
 
-// What 100 policies add to RunPodSandbox and to CreateContainer, for a container with 30 mounts of 5 types. The budget of each is 50 µs.
+// What 100 policies add to RunPodSandbox and to CreateContainer, for a container with 30 mounts of 5 types. The budget
+// of each is 50 µs.
 func BenchmarkAdmission(b *testing.B) {
 	g := New(Config{Pods: podindex.New(), Metrics: nothing{}, Admission: hundredPolicies(b)})
 	who := tracker.Pod{UID: "7f1d3c52-0000-4000-8000-000000000001", Namespace: "team", Name: "app"}

@@ -173,11 +173,13 @@ func TestPolicyDeniesACallBeforeItIsForwarded(t *testing.T) {
 	p.wantCounts(map[string]int{
 		"admission RunPodSandbox Deny": 1, "admission RunPodSandbox Admit": 3,
 		"admission CreateContainer Deny": 2, "admission CreateContainer Admit": 1,
-		"admission RestorePod Deny": 2, "admission RestorePod Admit": 7, // each restored container once more, as one of unknown content
+		// each restored container once more, as one of unknown content
+		"admission RestorePod Deny": 2, "admission RestorePod Admit": 7,
 	})
 }
 
-// A pod learns nothing about policies from an image that it may not use. In shadow mode, which is about credentials, policies are enforced.
+// A pod learns nothing about policies from an image that it may not use. In shadow mode, which is about credentials,
+// policies are enforced.
 func TestCredentialVerdictComesFirst(t *testing.T) {
 	for _, shadow := range []bool{false, true} {
 		c := exact()

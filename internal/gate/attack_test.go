@@ -53,8 +53,9 @@ func (p *proxy) failWrites() {
 	p.t.Fatal("the store's file is not open")
 }
 
-// A kubelet with its own verification pulls although the gate showed the image at its pre-check, which left the pod a grant. A proved credential of
-// the pod needs no registry; an untried credential needs the registry, with or without a grant.
+// A kubelet with its own verification pulls although the gate showed the image at its pre-check, which left the pod a
+// grant. A proved credential of the pod needs no registry; an untried credential needs the registry, with or without a
+// grant.
 func TestAGrantNeitherStandsInForNorHidesAProvedCredential(t *testing.T) {
 	p, f := newProxyWithSource(t, exact())
 	x := p.Pod("carol")
@@ -67,8 +68,8 @@ func TestAGrantNeitherStandsInForNorHidesAProvedCredential(t *testing.T) {
 	}
 }
 
-// Two names of one image: the first gives the pod a grant while the pre-check of the second is hidden. The gate must not answer a bad credential
-// for the second like a good one.
+// Two names of one image: the first gives the pod a grant while the pre-check of the second is hidden. The gate must
+// not answer a bad credential for the second like a good one.
 func TestAHiddenPrecheckAndAGrantProveNoCredential(t *testing.T) {
 	const other = "repo.test/team/app:other"
 	for name, policies := range map[string][]string{"policy known": {"IfNotPresent"}, "policy not known": nil} {
@@ -89,7 +90,8 @@ func TestAHiddenPrecheckAndAGrantProveNoCredential(t *testing.T) {
 	}
 }
 
-// A tenant may be able to fill the disk. A full disk must not let a container with Always and without a grant run on an image on the node.
+// A tenant may be able to fill the disk. A full disk must not let a container with Always and without a grant run on an
+// image on the node.
 func TestAlwaysIsNotAnsweredFromTheNodeWithoutAStore(t *testing.T) {
 	for _, tc := range []struct {
 		policy  string
@@ -146,8 +148,8 @@ func (p *proxy) slowed(f *fakeSource, takes time.Duration) *slowSource {
 	return s
 }
 
-// A tenant can name a hundred Secrets that do not exist, and measure the duration of a pre-check. The answer for an image that is hidden, for any
-// reason, takes as long as for an absent one.
+// A tenant can name a hundred Secrets that do not exist, and measure the duration of a pre-check. The answer for an
+// image that is hidden, for any reason, takes as long as for an absent one.
 func TestDurationOfAPrecheckDoesNotRevealAnImage(t *testing.T) {
 	p, f := newProxyWithSource(t, exact())
 	s := p.slowed(f, 0)
@@ -169,7 +171,8 @@ func TestDurationOfAPrecheckDoesNotRevealAnImage(t *testing.T) {
 	}
 }
 
-// After a restart of the kubelet any of a tenant's pods, which are equal to another pod and slow to judge, may have sent its pre-check.
+// After a restart of the kubelet any of a tenant's pods, which are equal to another pod and slow to judge, may have
+// sent its pre-check.
 func TestManyWhoMayBeAskingDoNotTakeForEver(t *testing.T) {
 	for name, tc := range map[string]struct {
 		password string

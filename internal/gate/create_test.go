@@ -68,8 +68,8 @@ func TestCreateContainerIsTheSecondGate(t *testing.T) {
 	}
 }
 
-// A pod without a right gets one answer, whether the image is present, absent or an ambiguous prefix of an ID, as the image of a container or of a
-// mount. A pod that may use the image learns that it is absent.
+// A pod without a right gets one answer, whether the image is present, absent or an ambiguous prefix of an ID, as the
+// image of a container or of a mount. A pod that may use the image learns that it is absent.
 func TestCreateDoesNotRevealWhichImagesArePresent(t *testing.T) {
 	for _, release := range [][2]string{{"containerd", "1.6.20"}, {"containerd", "2.4.2"}} {
 		t.Run(release[1], func(t *testing.T) {
@@ -119,8 +119,8 @@ func TestRefusedContainerHidesTheNextPrecheck(t *testing.T) {
 	p.wantPrecheck(bob, "repo.test/any:2", id2, "pre-check after that")
 }
 
-// containerd puts a container that is created from a checkpoint image on the image that the checkpoint names, and gives that image the requested
-// name.
+// containerd puts a container that is created from a checkpoint image on the image that the checkpoint names, and gives
+// that image the requested name.
 func TestCheckpointImageDoesNotRevealTheImageItNames(t *testing.T) {
 	p, alice := newProxyOfAlice(t, tracker.Options{}, restoring())
 	mallory := p.withCheckpoint(criproxytest.Image{Restores: id1})
@@ -244,8 +244,8 @@ func TestAbsentBaseOfACheckpointIsAnsweredAsAForbiddenOne(t *testing.T) {
 	}
 }
 
-// Access is revoked while the runtime creates the container. The runtime's creation time of the container is later, so a restart would restore
-// the grant from it.
+// Access is revoked while the runtime creates the container. The runtime's creation time of the container is later, so
+// a restart would restore the grant from it.
 func TestCreateDuringWhichAccessIsRevokedIsDenied(t *testing.T) {
 	for name, tc := range map[string]struct{ takeBack func(p *proxy) error }{
 		"a proof": {func(p *proxy) error {
@@ -302,8 +302,8 @@ func TestMountsAreJudgedAtALateStart(t *testing.T) {
 	p.wantCode(p.Start(t.Context(), id), codes.PermissionDenied, "late start of a container that mounts an unproved image")
 }
 
-// The runtime does not report the name with which a container was created. Its start while nothing is verified gives the pod no grant for
-// another repository of the image.
+// The runtime does not report the name with which a container was created. Its start while nothing is verified gives
+// the pod no grant for another repository of the image.
 func TestLateStartWithoutANameLeavesNoGrantByPolicy(t *testing.T) {
 	p, _ := newProxyOfAlice(t, tracker.Options{}, exact())
 	never, err := policy.New(string(policy.ModeNeverVerify), nil)

@@ -8,8 +8,8 @@ import (
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
-// All tests of the gate also pass with a runtime that answers like CRI-O, with both forms of image_ref. The tests run in separate processes, in
-// parallel.
+// All tests of the gate also pass with a runtime that answers like CRI-O, with both forms of image_ref. The tests run
+// in separate processes, in parallel.
 func TestGateBeforeCRIO(t *testing.T) {
 	if underTest() != criproxytest.Containerd {
 		t.Skip("this is one of those processes")

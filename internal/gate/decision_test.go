@@ -35,7 +35,8 @@ func (k *keeper) Record(d decisionlog.Decision) {
 	k.all = append(k.all, d)
 }
 
-// since returns the decisions since the last call: call, pod, verdict, reason, outcome, pull policy, and the Secret that holds the credential.
+// since returns the decisions since the last call: call, pod, verdict, reason, outcome, pull policy, and the Secret
+// that holds the credential.
 func (k *keeper) since() (said []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

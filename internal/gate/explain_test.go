@@ -126,7 +126,8 @@ func TestExplainPolicies(t *testing.T) {
 	}
 }
 
-// setOf returns a set like rulesOf. A spec that begins with "accept " is an Accept policy, one with "elsewhere " is bound to another namespace.
+// setOf returns a set like rulesOf. A spec that begins with "accept " is an Accept policy, one with "elsewhere " is
+// bound to another namespace.
 func setOf(t *testing.T, specs ...string) *restriction.Set {
 	t.Helper()
 	var files []restriction.File

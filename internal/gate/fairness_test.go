@@ -114,8 +114,8 @@ func TestAPodCannotGuessPasswordsByThousands(t *testing.T) {
 	}
 }
 
-// Hidden pre-checks of one pod do not displace those of another pod. The proved pull of that pod is answered from the node while the registry is
-// unreachable.
+// Hidden pre-checks of one pod do not displace those of another pod. The proved pull of that pod is answered from the
+// node while the registry is unreachable.
 func TestHiddenPrechecksArePerPod(t *testing.T) {
 	p, _ := newProxyOfAlice(t, tracker.Options{}, exact())
 	p.outage()
@@ -159,8 +159,8 @@ func TestAFullDiskStopsNoExemptPodWhoseImageIsThere(t *testing.T) {
 	}
 }
 
-// A pre-check that one of several pods has sent names none of them in the log and creates no grant. The decision on the pod's container names the
-// pod.
+// A pre-check that one of several pods has sent names none of them in the log and creates no grant. The decision on the
+// pod's container names the pod.
 func TestCandidatesAreJudgedWithoutEffect(t *testing.T) {
 	k, c := kept(exact())
 	p, f := newProxyWithSource(t, c)

@@ -43,7 +43,8 @@ func TestTenantHasToProveAccessToAnImageOnTheNode(t *testing.T) {
 	p.wantCounts(map[string]int{"recheck hit": 1, "recheck denied": 1, "refused ImageStatus": 2})
 }
 
-// Of the ImageStatus calls only pre-checks are judged: if the user of an image cannot be read, the container runs as root.
+// Of the ImageStatus calls only pre-checks are judged: if the user of an image cannot be read, the container runs as
+// root.
 func TestCallsThatAreNoPrecheckAreNeverAltered(t *testing.T) {
 	p := newProxy(t, tracker.Options{VerifyUntracked: true}, exact())
 	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
@@ -161,7 +162,8 @@ func TestAnswerThatIsLostLeavesAnIntent(t *testing.T) {
 	}
 }
 
-// The runtime removes an image, but the client has disconnected when the runtime answers: the records are deleted nevertheless.
+// The runtime removes an image, but the client has disconnected when the runtime answers: the records are deleted
+// nevertheless.
 func TestRemovalWhoseAnswerIsLostTakesTheRecords(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())
 	alice := p.Pod("alice")

@@ -120,7 +120,8 @@ func newProxy(tb testing.TB, o tracker.Options, c gate.Config) *proxy {
 	return p
 }
 
-// newProxyOfAlice is newProxy for a node on which a pod of alice has pulled app, which the registry gives as id1 for the password good.
+// newProxyOfAlice is newProxy for a node on which a pod of alice has pulled app, which the registry gives as id1 for
+// the password good.
 func newProxyOfAlice(tb testing.TB, o tracker.Options, c gate.Config) (p *proxy, alice *criproxytest.Pod) {
 	tb.Helper()
 	p = newProxy(tb, o, c)
@@ -205,7 +206,8 @@ func (p *proxy) serves(name, password string, img criproxytest.Image) {
 	})
 }
 
-// wantPrecheck reports a pre-check of a pod that is answered with another image ID; "" is the answer for an image that is hidden or absent.
+// wantPrecheck reports a pre-check of a pod that is answered with another image ID; "" is the answer for an image that
+// is hidden or absent.
 func (p *proxy) wantPrecheck(x *criproxytest.Pod, name, want, what string, args ...any) {
 	p.t.Helper()
 	if got := p.Precheck(x, name); got != want {

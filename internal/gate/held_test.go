@@ -9,7 +9,8 @@ import (
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 )
 
-// Requests that wait take bounded memory, and those of one pod, or of many, leave room for an ordinary request of any other.
+// Requests that wait take bounded memory, and those of one pod, or of many, leave room for an ordinary request of any
+// other.
 func TestHeldRequestsAreSharedFairly(t *testing.T) {
 	const large = 1_700_000 // a pod with as many labels and annotations as the API server stores
 	var h heldRequests

@@ -171,8 +171,8 @@ func (w *modelWorld) runPod(p *modelPod, name string, cred credentialKind) {
 	}
 }
 
-// honest runs a pod with a tenant that has a good credential for the image, or that has proved it before. The pod must run after at most one
-// pull.
+// honest runs a pod with a tenant that has a good credential for the image, or that has proved it before. The pod must
+// run after at most one pull.
 func (w *modelWorld) honest(at uint8, name string) {
 	if w.signatures && w.kind.noUserImage {
 		return // a container without a name meets no policy
@@ -214,7 +214,8 @@ func (w *modelWorld) honest(at uint8, name string) {
 	}
 }
 
-// tryHonest does the calls of a kubelet for an honest pod, and returns what failed. again says that another attempt may help.
+// tryHonest does the calls of a kubelet for an honest pod, and returns what failed. again says that another attempt may
+// help.
 func (w *modelWorld) tryHonest(p *modelPod, name, password string, reachable, proved bool) (failure string, again bool) {
 	shown := w.doPrecheck(p, name, &interruption{})
 	if contentOf(shown) >= firstCheckpoint {
@@ -364,7 +365,8 @@ func (w *modelWorld) restart(kind opKind, syncs bool) {
 	}
 }
 
-// restored notes the grants that containers show. If the runtime does not report the name, the grants are for every name.
+// restored notes the grants that containers show. If the runtime does not report the name, the grants are for every
+// name.
 func (w *modelWorld) restored() {
 	if !w.kind.noEcho && !w.kind.noUserImage {
 		return

@@ -235,8 +235,8 @@ func (w *modelWorld) userImage(name string) string {
 	return name
 }
 
-// mayStart returns the contents that a container of a pod may have. A container that is created from one image may be put on another one only if
-// the pod may use that one, under any name.
+// mayStart returns the contents that a container of a pod may have. A container that is created from one image may be
+// put on another one only if the pod may use that one, under any name.
 func (w *modelWorld) mayStart(p *modelPod, names []string) uses {
 	may := uses{}
 	for _, name := range names {
@@ -273,8 +273,8 @@ func (w *modelWorld) doStart(p *modelPod, id string) error {
 	for i, on := range c.real {
 		w.uses(p, on, c.asked[i])
 		if i == 0 && w.kind.noEcho && w.podSource {
-			// At a start after a restart, the gate has only the names in the pod's spec. The image may have the name of another container there; the
-			// pod uses the same content.
+			// At a start after a restart, the gate has only the names in the pod's spec. The image may have the name of another
+			// container there; the pod uses the same content.
 			for name := range p.specNames() {
 				w.uses(p, on, name)
 			}

@@ -41,7 +41,8 @@ func (w *modelWorld) forget(o op, name string) {
 	})
 }
 
-// trust lets an operator end the distrust of the store. The operator takes responsibility for the runtime's actions before the store was lost.
+// trust lets an operator end the distrust of the store. The operator takes responsibility for the runtime's actions
+// before the store was lost.
 func (w *modelWorld) trust() {
 	w.lateAll()
 	present := w.presentPairs()

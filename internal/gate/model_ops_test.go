@@ -88,11 +88,13 @@ const (
 	opCancel                       // the client of a waiting call disconnects
 	opLate                         // the runtime ends a call without a waiting client
 	opWait                         // time passes
-	opSign                         // an image is signed or its signature removed, the policy gets another key, or pullgate-policyd stops
+	// an image is signed or its signature removed, the policy gets another key, or pullgate-policyd stops
+	opSign
 	opKinds
 )
 
-// An op is one operation. Its meaning does not depend on the operations before it, so any part of a sequence is a sequence.
+// An op is one operation. Its meaning does not depend on the operations before it, so any part of a sequence is a
+// sequence.
 type op struct {
 	kind    opKind
 	pod     uint8 // a slot

@@ -17,9 +17,9 @@ import (
 // signedRegistry is the beginning of the names that the policy about signatures of a world is for.
 const signedRegistry = "repo.test/"
 
-// A modelNotary holds what is signed, and by which key the policy requires it. The rule: a container starts on an image only if the image, at the
-// repository of its name, met the policy at the creation of the container or at its start; except for pods that are exempt, and for containers
-// that the pod has started from the same image.
+// A modelNotary holds what is signed, and by which key the policy requires it. The rule: a container starts on an image
+// only if the image, at the repository of its name, met the policy at the creation of the container or at its start;
+// except for pods that are exempt, and for containers that the pod has started from the same image.
 type modelNotary struct {
 	w      *modelWorld
 	key    int

@@ -16,10 +16,11 @@ import (
 	"testing/synctest"
 )
 
-// The model test lets two tenants, a kubelet, an operator, a runtime and the registries do random operations. It checks one rule: a pod uses an
-// image only if policy exempts it, or if a credential or a Secret of the pod proved it at the registry. A pod uses an image if it starts a
-// container with the content of the image, or gets the answer that the image is on the node. A tenant with a good credential must also get its
-// container after at most one pull. In some worlds images must be signed; see modelNotary.
+// The model test lets two tenants, a kubelet, an operator, a runtime and the registries do random operations. It checks
+// one rule: a pod uses an image only if policy exempts it, or if a credential or a Secret of the pod proved it at the
+// registry. A pod uses an image if it starts a container with the content of the image, or gets the answer that the
+// image is on the node. A tenant with a good credential must also get its container after at most one pull. In some
+// worlds images must be signed; see modelNotary.
 //
 //	PULLGATE_MODEL_STEPS  total number of operations (default 20,000, a tenth with -short; `make model` runs a million)
 //	PULLGATE_MODEL_SEED   the seed of the first world; the seeds of the other worlds follow from it. By default the worlds of failedSeeds
@@ -32,8 +33,8 @@ const (
 	shrinkAttempts = 4000
 )
 
-// failedSeeds are the seeds of worlds that have failed. Each failure has a test of its own too, because any change of the operations changes
-// every world.
+// failedSeeds are the seeds of worlds that have failed. Each failure has a test of its own too, because any change of
+// the operations changes every world.
 var failedSeeds = []uint64{
 	5008, 8964, 2709928239, 866321992, 2555126494, 1716792670, 3018250800, 4099369271, 3082547263,
 	2890169016, 3677563577, 1971491794, 736465335, 3069571726, 967009364, 3326305801, 2185105125, 49164827, 242934254, 2667678319, 4289147470,
@@ -170,7 +171,8 @@ func shrunk(t *testing.T, seed uint64, s setting, ops []op, failure, path string
 	return b.String()
 }
 
-// shortest removes operations, first many at once and then fewer, as long as the rest fails; and simplifies the remaining ones.
+// shortest removes operations, first many at once and then fewer, as long as the rest fails; and simplifies the
+// remaining ones.
 func shortest(ops []op, fails func([]op) bool) []op {
 	for size := max(1, len(ops)/2); ; size = max(1, size/2) {
 		shorter := false

@@ -64,18 +64,21 @@ type question struct {
 // uses are the contents that a pod may use.
 type uses map[content]bool
 
-// A truth holds the real events: which credential proved which pair at a registry, and what an operator brought. The model test judges the gate
-// by it; it shares no code with the gate. Where the rules leave the gate a choice, it allows both.
+// A truth holds the real events: which credential proved which pair at a registry, and what an operator brought. The
+// model test judges the gate by it; it shares no code with the gate. Where the rules leave the gate a choice, it allows
+// both.
 type truth struct {
 	mode     policy.Mode
 	exempt   bool // the namespace kube-system and static pods are exempt
 	validity time.Duration
 	grace    time.Duration
 
-	present     map[pair]bool // pulled since the image came to the node
-	imported    map[pair]bool // brought or accepted by an operator, while the image stays
-	departures  int           // number of images that left the node
-	again       map[pair]int  // by number of the departure: imported until then and not pulled since; imported again if the image returns without a pull of a pod
+	present    map[pair]bool // pulled since the image came to the node
+	imported   map[pair]bool // brought or accepted by an operator, while the image stays
+	departures int           // number of images that left the node
+	// by number of the departure: imported until then and not pulled since; imported again if the image returns without a
+	// pull of a pod
+	again       map[pair]int
 	named       map[pair]bool // names from a pull or an operator
 	open        map[pair]bool
 	proofs      map[pair][]*modelProof
@@ -251,8 +254,8 @@ func (t *truth) brought(p pair, marks bool) {
 	t.returned(p)
 }
 
-// returned notes that an image has a name again, which the gate may have marked before the image left: it cannot detect that the image left and
-// came back between two scans.
+// returned notes that an image has a name again, which the gate may have marked before the image left: it cannot detect
+// that the image left and came back between two scans.
 func (t *truth) returned(p pair) {
 	if t.again[p] > 0 && !t.present[p] {
 		t.imported[p] = true
@@ -297,7 +300,8 @@ func (t *truth) endGrants(which func(pair) bool, by func(reason) bool) {
 	}
 }
 
-// revoked notes a revocation. One that matches nothing ends nothing, but pulls in progress do not prove what it selects.
+// revoked notes a revocation. One that matches nothing ends nothing, but pulls in progress do not prove what it
+// selects.
 func (t *truth) revoked(r revocation, matches bool) {
 	t.revocations = append(t.revocations, r)
 	if !matches {
@@ -324,7 +328,8 @@ func (t *truth) revoked(r revocation, matches bool) {
 	t.endGrants(r.covers, func(why reason) bool { return why.proof != nil && gone[why.proof] })
 }
 
-// lost notes that the store was lost, with its revocations and forgotten marks: only the started containers show what happened before.
+// lost notes that the store was lost, with its revocations and forgotten marks: only the started containers show what
+// happened before.
 func (t *truth) lost() {
 	clear(t.present)
 	clear(t.imported)

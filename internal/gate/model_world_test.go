@@ -81,8 +81,8 @@ type waitingCall struct {
 	finish func() // judges the answer
 }
 
-// A modelWorld is one node from its first start, and its users. It runs in a synctest bubble: time passes only when an operation waits, and every
-// goroutine that can continue does so before the next operation begins.
+// A modelWorld is one node from its first start, and its users. It runs in a synctest bubble: time passes only when an
+// operation waits, and every goroutine that can continue does so before the next operation begins.
 type modelWorld struct {
 	setting
 	path    string

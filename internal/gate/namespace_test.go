@@ -10,7 +10,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A runtime that holds a credential for team-a brings the image for a pull without a credential. Only pods of that namespace may use it then.
+// A runtime that holds a credential for team-a brings the image for a pull without a credential. Only pods of that
+// namespace may use it then.
 func TestRuntimeCredentialOpensItsNamespaceAlone(t *testing.T) {
 	f := &fakeSource{pods: map[string]sourcePod{}, whole: true}
 	c := exact()

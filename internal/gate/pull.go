@@ -70,8 +70,8 @@ func (g *Gate) pullCall(c *call, req *runtimeapi.PullImageRequest) *pullCall {
 	return p
 }
 
-// isRevalidation reports whether a pull is a request to prove access to an image on the node, if there is one, and not one that must reach the
-// registry, and whether that is known.
+// isRevalidation reports whether a pull is a request to prove access to an image on the node, if there is one, and not
+// one that must reach the registry, and whether that is known.
 func (g *Gate) isRevalidation(p *pullCall) (exact, revalidation bool) {
 	switch p.pullPolicy {
 	case tracker.PullAlways:
@@ -85,8 +85,8 @@ func (g *Gate) isRevalidation(p *pullCall) (exact, revalidation bool) {
 	}
 }
 
-// pullImage answers a request to prove access if the pod's credential has a proof, and forwards every other pull between its intent and its
-// record (docs/architecture.md).
+// pullImage answers a request to prove access if the pod's credential has a proof, and forwards every other pull
+// between its intent and its record (docs/architecture.md).
 func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call, req *runtimeapi.PullImageRequest) ([]byte, error) {
 	g.ready(ctx)
 	p := g.pullCall(g.newCall(ctx, "PullImage"), req)
@@ -106,12 +106,12 @@ func (g *Gate) judgePull(ctx context.Context, p *pullCall, unasked bool) tracker
 	return g.judge(ctx, p.use, tracker.Request{Image: p.present, Credentials: []credential.Credential{p.cred}, Unasked: unasked})
 }
 
-// answered reports whether a verdict answers a request to prove access. If no pre-check was hidden, the kubelet pulls for another reason, such as
-// its own records.
+// answered reports whether a verdict answers a request to prove access. If no pre-check was hidden, the kubelet pulls
+// for another reason, such as its own records.
 func (p *pullCall) answered(v tracker.Verdict) bool { return answers(v) && (p.hidden || v.Proved) }
 
-// answers reports whether a verdict answers a pull. A grant of the pod does not: it may depend on another credential, and a kubelet must not
-// record a credential as valid that no registry has accepted.
+// answers reports whether a verdict answers a pull. A grant of the pod does not: it may depend on another credential,
+// and a kubelet must not record a credential as valid that no registry has accepted.
 func answers(v tracker.Verdict) bool {
 	return v.Allowed() && (v.Proved || v.Reason != policy.Granted)
 }
@@ -135,7 +135,8 @@ func (g *Gate) answerFromNode(ctx context.Context, p *pullCall) ([]byte, error) 
 func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]byte, error) {
 	proved := g.c.Shadow && p.present.ID != "" && g.judgePull(ctx, p, false).Allowed()
 
-	// Before the intent, because this may take a while, and before the call to the runtime, because the client may disconnect afterwards.
+	// Before the intent, because this may take a while, and before the call to the runtime, because the client may
+	// disconnect afterwards.
 	var podSecrets []tracker.Secret
 	if !p.cred.Anonymous() {
 		podSecrets = g.secrets(ctx, p.use)
@@ -157,7 +158,8 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 		}
 		g.c.Log.Error(err, "Pull refused, the store of pull records cannot be written", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
 		g.pullEnded(p, podSecrets, tracker.Verdict{}, outcome.Error, admission.Decision{})
-		// The kubelet gives the pod the reason RegistryUnavailable for a text that begins with it; with code Unknown it shows only the text.
+		// The kubelet gives the pod the reason RegistryUnavailable for a text that begins with it; with code Unknown it shows
+		// only the text.
 		return nil, criproxy.Refuse(codes.Unknown, "STORE_NOT_WRITABLE",
 			"RegistryUnavailable: pullgate cannot write its store of pull records on this node; see the log of pullgated and the disk that holds its state directory")
 	}
@@ -205,8 +207,8 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	return nil, err
 }
 
-// mayServeWithoutStore reports whether the image on the node may answer a pull without a writable intent. If the pull must reach the registry,
-// that is allowed only for a pod that is exempt or has a grant.
+// mayServeWithoutStore reports whether the image on the node may answer a pull without a writable intent. If the pull
+// must reach the registry, that is allowed only for a pod that is exempt or has a grant.
 func (p *pullCall) mayServeWithoutStore(v tracker.Verdict) bool {
 	if p.pullPolicy != tracker.PullAlways {
 		return v.Allowed()
@@ -219,8 +221,8 @@ func (p *pullCall) mayServeWithoutStore(v tracker.Verdict) bool {
 	}
 }
 
-// verified writes the record of a successful pull, for the image ID that ImageStatus reports. If the runtime does not report one, there is no
-// record and no grant: the intent stays on disk, so that the image needs proof.
+// verified writes the record of a successful pull, for the image ID that ImageStatus reports. If the runtime does not
+// report one, there is no record and no grant: the intent stays on disk, so that the image needs proof.
 func (g *Gate) verified(ctx context.Context, pull *tracker.Pull, p *pullCall, podSecrets []tracker.Secret, raw []byte) (v tracker.Verdict, out outcome.Outcome, pulled tracker.Image) {
 	pulled, err := g.pulledImage(ctx, p, raw)
 	if err != nil {
@@ -236,8 +238,8 @@ func (g *Gate) verified(ctx context.Context, pull *tracker.Pull, p *pullCall, po
 	return v, outcome.Verified, pulled
 }
 
-// pulledImage returns the image that a pull brought. The image_ref of the answer may differ from its ID: before CRI 0.36 it may be a
-// digest. Therefore the requested name and image_ref must both be on the node, as one image.
+// pulledImage returns the image that a pull brought. The image_ref of the answer may differ from its ID: before CRI
+// 0.36 it may be a digest. Therefore the requested name and image_ref must both be on the node, as one image.
 func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (tracker.Image, error) {
 	var resp runtimeapi.PullImageResponse
 	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
@@ -272,16 +274,16 @@ func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (tracke
 	return requested, nil
 }
 
-// pullEnded notes the outcome of a pull; after a failure only the name of the image is known. signed is what the policies about signatures say
-// about its image.
+// pullEnded notes the outcome of a pull; after a failure only the name of the image is known. signed is what the
+// policies about signatures say about its image.
 func (g *Gate) pullEnded(p *pullCall, podSecrets []tracker.Secret, v tracker.Verdict, out outcome.Outcome, signed admission.Decision) {
 	d := p.decision(v)
 	d.Secret, d.Outcome, d.Admission = holder(v, podSecrets), out.Label(), signed
 	g.note(d)
 }
 
-// countPull counts a pull of a present image, unless only an endorsement is missing. In shadow mode a pull with an earlier proof is a hit, because an enforcing gate would not have
-// asked the registry.
+// countPull counts a pull of a present image, unless only an endorsement is missing. In shadow mode a pull with an
+// earlier proof is a hit, because an enforcing gate would not have asked the registry.
 func (g *Gate) countPull(p *pullCall, proved bool, out outcome.Outcome) {
 	switch {
 	case p.present.ID == "", p.unendorsed:
@@ -294,11 +296,13 @@ func (g *Gate) countPull(p *pullCall, proved bool, out outcome.Outcome) {
 
 // serveLocalImage reports whether the image on the node may answer a failed pull.
 //
-// If the kubelet also sends pre-checks for Always, it is unknown whether this pull had to reach the registry. The gate forwarded it, but a pod
-// that has proved access must not depend on the registry, and an exempt pod must not depend on pullgate.
+// If the kubelet also sends pre-checks for Always, it is unknown whether this pull had to reach the registry. The gate
+// forwarded it, but a pod that has proved access must not depend on the registry, and an exempt pod must not depend on
+// pullgate.
 //
-// A known request to prove access was forwarded because its proof has expired or is missing. If the registry is down, an expired proof counts
-// during its grace. The error of a mirror does not show that the registry is down: the registry behind the mirror may have denied the pull.
+// A known request to prove access was forwarded because its proof has expired or is missing. If the registry is down,
+// an expired proof counts during its grace. The error of a mirror does not show that the registry is down: the registry
+// behind the mirror may have denied the pull.
 func (g *Gate) serveLocalImage(ctx context.Context, p *pullCall, out outcome.Outcome, err error) (v tracker.Verdict, ok bool) {
 	unasked := !outcome.FromMirror(err)
 	switch {
@@ -314,7 +318,8 @@ func (g *Gate) serveLocalImage(ctx context.Context, p *pullCall, out outcome.Out
 		v = g.judgePull(ctx, p, unasked)
 		return v, answers(v)
 	}
-	// Only an exempt pod. Without its UID, so that a pull that the registry has just refused leaves no grant, which would allow the next pre-check.
+	// Only an exempt pod. Without its UID, so that a pull that the registry has just refused leaves no grant, which would
+	// allow the next pre-check.
 	anonymous := g.use(p.call, tracker.Pod{Namespace: p.pod.Namespace, Name: p.pod.Name, Static: p.pod.Static}, p.name)
 	v = g.judge(ctx, anonymous, tracker.Request{Image: p.present, Credentials: []credential.Credential{}})
 	return v, v.Reason == policy.ExemptStaticPod || v.Reason == policy.ExemptNamespace

@@ -20,7 +20,8 @@ import (
 // checkpointImage is the name of mallory's own image, which is a checkpoint.
 const checkpointImage = "repo.test/mallory/checkpoint:1"
 
-// aliceAndMallory returns a proxy with alice's image on the node, and a pod of mallory that may use mallory's checkpoint image.
+// aliceAndMallory returns a proxy with alice's image on the node, and a pod of mallory that may use mallory's
+// checkpoint image.
 func aliceAndMallory(t *testing.T, o tracker.Options, c gate.Config, checkpoint criproxytest.Image) (p *proxy, mallory *criproxytest.Pod) {
 	t.Helper()
 	p, _ = newProxyOfAlice(t, o, c)
@@ -134,8 +135,8 @@ func planting(fails error) criproxytest.Image {
 	return criproxytest.Image{Restores: id3, Brings: []criproxytest.Image{{ID: id3, Names: []string{planted}}}, Fails: fails}
 }
 
-// A runtime itself pulls the image that a checkpoint names and gives it the name from the checkpoint. That image must not count as preloaded for
-// any pod.
+// A runtime itself pulls the image that a checkpoint names and gives it the name from the checkpoint. That image must
+// not count as preloaded for any pod.
 func TestImageThatCameWithACheckpointNeedsProof(t *testing.T) {
 	failed := status.Error(codes.Unknown, "no such device")
 	for name, tc := range map[string]struct {

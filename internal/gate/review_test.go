@@ -231,7 +231,8 @@ func TestDecisionsOfReviewsHaveTheImageThatStarted(t *testing.T) {
 	}
 }
 
-// A container that its pod has started before is not reviewed again, unless recheckRestarts is true. Pods that are exempt are not reviewed.
+// A container that its pod has started before is not reviewed again, unless recheckRestarts is true. Pods that are
+// exempt are not reviewed.
 func TestReviewsOfRestartsAndExemptPods(t *testing.T) {
 	d := &policyd{}
 	rules := reviewed(t, d, failClosed)

@@ -15,8 +15,8 @@ import (
 // ownCallLimit limits the duration of a call of a Runtime.
 const ownCallLimit = 10 * time.Second
 
-// A Runtime makes pullgate's own calls to the container runtime, in addition to the forwarded ones. It implements [tracker.Runtime]. Its methods
-// may be called concurrently.
+// A Runtime makes pullgate's own calls to the container runtime, in addition to the forwarded ones. It implements
+// [tracker.Runtime]. Its methods may be called concurrently.
 type Runtime struct {
 	runtime, image *criproxy.Upstream
 }
@@ -54,8 +54,8 @@ func (r *Runtime) Image(ctx context.Context, name string) (tracker.Image, error)
 	return r.imageOf(ctx, &runtimeapi.ImageSpec{Image: name})
 }
 
-// imageOf is Image for the image specification of a client's call. A runtime may have several images under one name, one for each
-// runtime_handler, so imageOf sends the whole specification.
+// imageOf is Image for the image specification of a client's call. A runtime may have several images under one name,
+// one for each runtime_handler, so imageOf sends the whole specification.
 func (r *Runtime) imageOf(ctx context.Context, spec *runtimeapi.ImageSpec) (tracker.Image, error) {
 	req := &runtimeapi.ImageStatusRequest{Image: spec}
 	resp, err := own(ctx, r.image, runtimeapi.ImageService_ImageStatus_FullMethodName, req, &runtimeapi.ImageStatusResponse{}, "ask the runtime for image %q", spec.GetImage())

@@ -34,7 +34,8 @@ func (p *proxy) asked(x *criproxytest.Pod, id string) int {
 func TestImageThatThePodWasShownIsNotAskedForAgain(t *testing.T) {
 	other := criproxytest.Image{ID: id3, Names: []string{"repo.test/other:1"}}
 	for name, tc := range map[string]struct {
-		then func(p *proxy, x *criproxytest.Pod) *criproxytest.Pod // between the pre-check and the creation by the pod that it returns
+		// between the pre-check and the creation by the pod that it returns
+		then func(p *proxy, x *criproxytest.Pod) *criproxytest.Pod
 		want int
 	}{
 		"at once": {func(_ *proxy, x *criproxytest.Pod) *criproxytest.Pod { return x }, 0},
@@ -138,7 +139,8 @@ func TestRestartBeforeTheReadBackJudgesAtTheStart(t *testing.T) {
 	}
 }
 
-// A kubelet that removes a container before it was read back, as for a pod that is deleted at once, does not make later creations slower.
+// A kubelet that removes a container before it was read back, as for a pod that is deleted at once, does not make later
+// creations slower.
 func TestContainerThatIsRemovedBeforeTheReadBackChangesNothing(t *testing.T) {
 	p, alice := newOrdinary(t)
 	removed := make(chan struct{})

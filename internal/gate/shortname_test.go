@@ -11,8 +11,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// CRI-O resolves short names by its own list of registries, so the image has another name than the pod's name for it. The message says which name
-// to use, and contains no name from the node.
+// CRI-O resolves short names by its own list of registries, so the image has another name than the pod's name for it.
+// The message says which name to use, and contains no name from the node.
 func TestDenialOfANameThatTheImageDoesNotHave(t *testing.T) {
 	const elsewhere = "quay.test/secret/pause:3.9"
 	hex := strings.TrimPrefix(id1, "sha256:")

@@ -26,7 +26,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A notary verifies signatures as pullgate-policyd would: an image that is in signed meets every requirement that its hash list has.
+// A notary verifies signatures as pullgate-policyd would: an image that is in signed meets every requirement that its
+// hash list has.
 type notary struct {
 	mu     sync.Mutex
 	signed map[string][]string // by image ID: the hashes that it meets; "*" is every hash
@@ -438,7 +439,8 @@ func TestImagePullPolicyNever(t *testing.T) {
 	}
 }
 
-// Containers that ran before the policy changed restart; other containers of the pod, ephemeral ones too, need the endorsement.
+// Containers that ran before the policy changed restart; other containers of the pod, ephemeral ones too, need the
+// endorsement.
 func TestRestartsNeedNoEndorsement(t *testing.T) {
 	s := newSigning(t, exact())
 	x, mounting := s.Pod("team"), s.Pod("team")
@@ -483,7 +485,8 @@ func TestRestartsNeedNoEndorsement(t *testing.T) {
 	wantPullError(t, "with recheckRestarts", err, "SignatureValidationFailed", "rule by-b")
 }
 
-// After a restart of the kubelet it is not known which pod sends a pre-check. A pod that needs an endorsement gets it, and others restart.
+// After a restart of the kubelet it is not known which pod sends a pre-check. A pod that needs an endorsement gets it,
+// and others restart.
 func TestPrechecksOfUnknownPods(t *testing.T) {
 	s := newSigning(t, exact())
 	s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}})
@@ -598,7 +601,8 @@ func TestRestoredContainersHaveNoEndorsement(t *testing.T) {
 	}
 }
 
-// The runtime need not say that it restored a container, and the image that it reports then is not the content of the checkpoint.
+// The runtime need not say that it restored a container, and the image that it reports then is not the content of the
+// checkpoint.
 func TestRestoredContainersHaveNoEndorsementWhateverTheRuntimeSays(t *testing.T) {
 	s := newSigning(t, restoring(), signedBy(t, "a", "repo.test/*"))
 	s.sign(id1, "*")
@@ -622,7 +626,8 @@ func TestRestoredContainersHaveNoEndorsementWhateverTheRuntimeSays(t *testing.T)
 	}
 }
 
-// The image that a container has is judged, not the one that was asked for, also if the answer to its creation was lost.
+// The image that a container has is judged, not the one that was asked for, also if the answer to its creation was
+// lost.
 func TestTheRealImageNeedsTheEndorsement(t *testing.T) {
 	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))
 	s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}})
@@ -886,8 +891,8 @@ func TestValidityOfEndorsements(t *testing.T) {
 	wantDenied(t, "verified in the future", err, admission.EndorsementMissing)
 }
 
-// pullgated is killed between the answer of the runtime and its own. Afterwards no container starts without an endorsement, and the next pull
-// brings it.
+// pullgated is killed between the answer of the runtime and its own. Afterwards no container starts without an
+// endorsement, and the next pull brings it.
 func TestKilledDuringAVerification(t *testing.T) {
 	for point, endorsed := range map[string]bool{"the runtime has answered": false, "verifying": false, "verified": false, "written": true} {
 		s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))

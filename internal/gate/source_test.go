@@ -19,7 +19,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A fakeSource is a pod source with the facts of the test. The real source is in internal/gate/podsource; e2e tests it with a real API server.
+// A fakeSource is a pod source with the facts of the test. The real source is in internal/gate/podsource; e2e tests it
+// with a real API server.
 type fakeSource struct {
 	key   credential.Key
 	pods  map[string]sourcePod // by UID
@@ -172,8 +173,8 @@ func TestPullPolicyDecidesWhatAPullIs(t *testing.T) {
 	}
 }
 
-// A bad credential is refused independent of the pod's other credentials: each is judged separately. A kubelet with its own records must not
-// record an untried credential as good.
+// A bad credential is refused independent of the pod's other credentials: each is judged separately. A kubelet with its
+// own records must not record an untried credential as good.
 func TestPullIsJudgedByItsOwnCredential(t *testing.T) {
 	p, f := newProxyWithSource(t, exact())
 	x := p.Pod("carol")
@@ -253,8 +254,9 @@ func TestShadowModeReportsThePullPolicy(t *testing.T) {
 	})
 }
 
-// CRI-O does not report the name with which a container was created. With a pod source, which returns the names that the pod uses, a restart
-// restores grants only for the repositories of these names; without it, for every repository of the image.
+// CRI-O does not report the name with which a container was created. With a pod source, which returns the names that
+// the pod uses, a restart restores grants only for the repositories of these names; without it, for every repository of
+// the image.
 func TestGrantsThatNameNoRepositoryAreForThoseThatThePodUses(t *testing.T) {
 	const other = "repo.test/other/app:1"
 	for name, tc := range map[string]struct {

@@ -16,8 +16,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// Pulls of a tenant wait at a registry, each with a request in memory and an intent on disk. The pods of others start. With
-// PULLGATE_STARVATION set 10,000 pulls wait, and a call of another pod may take 200 ms.
+// Pulls of a tenant wait at a registry, each with a request in memory and an intent on disk. The pods of others start.
+// With PULLGATE_STARVATION set 10,000 pulls wait, and a call of another pod may take 200 ms.
 func TestWaitingPullsDelayNoOtherPod(t *testing.T) {
 	pulls, limit := 300, 10*time.Second
 	if os.Getenv("PULLGATE_STARVATION") != "" {

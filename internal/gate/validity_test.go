@@ -146,8 +146,8 @@ func TestExpiredProofIsRenewedOrStandsForItsGrace(t *testing.T) {
 	}
 }
 
-// Grants stay; a credential without a proof has no grace. A proof has no grace either after a registry denied its credential, because the
-// registry could be asked.
+// Grants stay; a credential without a proof has no grace. A proof has no grace either after a registry denied its
+// credential, because the registry could be asked.
 func TestGraceIsForProofsThatCannotBeRenewed(t *testing.T) {
 	p, f := newProxyWithSource(t, exact())
 	p.ages(graced)
@@ -186,8 +186,8 @@ func TestGraceIsForProofsThatCannotBeRenewed(t *testing.T) {
 	})
 }
 
-// A mirror that is down does not turn a refusal of the registry into an outage: the pull fails, the proof loses its grace, and nothing of the
-// pull stays on disk.
+// A mirror that is down does not turn a refusal of the registry into an outage: the pull fails, the proof loses its
+// grace, and nothing of the pull stays on disk.
 func TestDeadMirrorHidesNoRefusal(t *testing.T) {
 	p, f := newProxyWithSource(t, exact())
 	p.ages(graced)

@@ -79,7 +79,8 @@ func TestBackupIsTheStoreAsItWas(t *testing.T) {
 	}
 }
 
-// A copy does not know what was pulled after it was made. Those images must not be marked preloaded when the copy is put back.
+// A copy does not know what was pulled after it was made. Those images must not be marked preloaded when the copy is
+// put back.
 func TestBackupThatIsPutBackMarksNothingAsPreloaded(t *testing.T) {
 	for name, distrusted := range map[string]bool{"a trusted store": false, "a distrusted store": true} {
 		t.Run(name, func(t *testing.T) {

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// A Creation states that the runtime was asked, or was about to be asked, to create a container from an image that may be a
-// checkpoint. To restore a checkpoint, a runtime may pull images and give names to images. While the creation is in the store, a
-// scan marks only the pairs in Listed.
+// A Creation states that the runtime was asked, or was about to be asked, to create a container from an image that may
+// be a checkpoint. To restore a checkpoint, a runtime may pull images and give names to images. While the creation is
+// in the store, a scan marks only the pairs in Listed.
 type Creation struct {
 	ID uint64 `json:"id"`
 	// Image identifies the image and its names, "" if the runtime did not have the image.
@@ -16,13 +16,13 @@ type Creation struct {
 	// Listed contains the pairs without record and mark that were on the node before.
 	Listed []Pair    `json:"listed,omitempty"`
 	Begun  time.Time `json:"begun"`
-	// Ended is when the answer of the runtime was lost. It is zero while the creation is in progress, and if the process that
-	// began it died.
+	// Ended is when the answer of the runtime was lost. It is zero while the creation is in progress, and if the process
+	// that began it died.
 	Ended time.Time `json:"ended,omitzero"`
 }
 
-// BeginCreation writes a creation and returns its ID. The runtime may be asked when BeginCreation returns nil. From Listed it
-// keeps the pairs without record and mark. It ignores c.ID.
+// BeginCreation writes a creation and returns its ID. The runtime may be asked when BeginCreation returns nil. From
+// Listed it keeps the pairs without record and mark. It ignores c.ID.
 func (s *Store) BeginCreation(c Creation) (id uint64, err error) {
 	return write(s, "write creation of a container", "", "", func(t *tx) (uint64, error) {
 		c.ID = t.lastCreation + 1
@@ -37,8 +37,8 @@ func (t *tx) unknown(pairs []Pair) []Pair {
 	return slices.DeleteFunc(slices.Clone(pairs), t.known)
 }
 
-// EndCreation notes that the answer of the runtime was lost. The creation stays until it is settled. It replaces earlier ones of
-// the same image, so that there are not more creations than images.
+// EndCreation notes that the answer of the runtime was lost. The creation stays until it is settled. It replaces
+// earlier ones of the same image, so that there are not more creations than images.
 func (s *Store) EndCreation(id uint64, at time.Time) error {
 	return s.update("end creation of a container", "", "", func(t *tx) error {
 		n := slices.IndexFunc(t.creations, func(c Creation) bool { return c.ID == id })
@@ -58,8 +58,8 @@ func (s *Store) EndCreation(id uint64, at time.Time) error {
 	})
 }
 
-// DropCreation deletes a creation that brought no image, because the image turned out not to be a checkpoint. It also deletes the
-// creations of the same image whose answer was lost: image is their Image, "" for none.
+// DropCreation deletes a creation that brought no image, because the image turned out not to be a checkpoint. It also
+// deletes the creations of the same image whose answer was lost: image is their Image, "" for none.
 func (s *Store) DropCreation(id uint64, image string) error {
 	return s.update("drop creation of a container", "", "", func(t *tx) error {
 		for _, c := range t.creations {
@@ -71,9 +71,9 @@ func (s *Store) DropCreation(id uint64, image string) error {
 	})
 }
 
-// SettleCreations deletes creations, in one transaction. A pair may have come with them if it is present, has neither record nor
-// mark, and is missing in Listed of at least one of them. Each such pair gets a record without proofs, and is returned. Without
-// creations every present pair without record and mark gets one.
+// SettleCreations deletes creations, in one transaction. A pair may have come with them if it is present, has neither
+// record nor mark, and is missing in Listed of at least one of them. Each such pair gets a record without proofs, and
+// is returned. Without creations every present pair without record and mark gets one.
 func (s *Store) SettleCreations(ids []uint64, present []Pair, now time.Time) ([]Pair, error) {
 	return write(s, "settle creations of containers", "", "", func(t *tx) (closed []Pair, err error) {
 		var settled []Creation

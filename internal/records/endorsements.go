@@ -9,9 +9,9 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
 )
 
-// MaxEndorsements bounds the endorsements of one pair. There is one for each requirement, and they outlive the policy that had the
-// requirement, because the policy may come back. Beyond the bound, [Store.Endorse] deletes those that were verified first. With the
-// image or its name, [Store.Prune] deletes all of them.
+// MaxEndorsements bounds the endorsements of one pair. There is one for each requirement, and they outlive the policy
+// that had the requirement, because the policy may come back. Beyond the bound, [Store.Endorse] deletes those that were
+// verified first. With the image or its name, [Store.Prune] deletes all of them.
 const MaxEndorsements = 256
 
 // MaxSigners and MaxSignerBytes bound what an endorsement says about its signers. Endorse cuts off what is beyond.
@@ -20,8 +20,8 @@ const (
 	MaxSignerBytes = 512
 )
 
-// An Endorsement states that the signatures of a pair were verified and met a requirement. It is about the content of the image and
-// not about credentials.
+// An Endorsement states that the signatures of a pair were verified and met a requirement. It is about the content of
+// the image and not about credentials.
 type Endorsement struct {
 	Pair        Pair   `json:"pair"`
 	Requirement string `json:"requirement"` // the hash of the requirement
@@ -30,8 +30,8 @@ type Endorsement struct {
 	// Signers are the keys and identities that were found. They are for people: no decision depends on them.
 	Signers []string  `json:"signers,omitempty"`
 	At      time.Time `json:"at"` // when it was verified
-	// Until is the time after which the endorsement may not be used; zero means that there is none. The store does not compare it
-	// with the clock.
+	// Until is the time after which the endorsement may not be used; zero means that there is none. The store does not
+	// compare it with the clock.
 	Until time.Time `json:"until,omitzero"`
 }
 
@@ -47,8 +47,8 @@ func endorsementOf(key []byte) Endorsement {
 	return Endorsement{Pair: Pair{ImageID: p.ImageID, Repository: repository}, Requirement: requirement}
 }
 
-// Endorsed returns the endorsement of a pair for a requirement, if there is one. Endorsed does not judge its times. The caller must not change the
-// Signers.
+// Endorsed returns the endorsement of a pair for a requirement, if there is one. Endorsed does not judge its times. The
+// caller must not change the Signers.
 func (s *Store) Endorsed(p Pair, requirement string) (Endorsement, bool) {
 	all := s.endorsementsOf(p)
 	for i := range all {
@@ -59,7 +59,8 @@ func (s *Store) Endorsed(p Pair, requirement string) (Endorsement, bool) {
 	return Endorsement{}, false
 }
 
-// Endorsements returns the endorsements of a pair, ordered by requirement. The caller may change the slice and not the Signers.
+// Endorsements returns the endorsements of a pair, ordered by requirement. The caller may change the slice and not the
+// Signers.
 func (s *Store) Endorsements(p Pair) []Endorsement { return slices.Clone(s.endorsementsOf(p)) }
 
 func (s *Store) endorsementsOf(p Pair) []Endorsement {
@@ -71,9 +72,10 @@ func (s *Store) endorsementsOf(p Pair) []Endorsement {
 	return nil
 }
 
-// Endorse writes endorsements, in one transaction. An endorsement replaces the earlier one of the same pair and requirement. The
-// first one in a store raises its format to 2. For each pair Endorse deletes the oldest others beyond [MaxEndorsements], and none that it
-// has just written. It returns an error, and writes nothing, if an endorsement has no image ID, repository or requirement.
+// Endorse writes endorsements, in one transaction. An endorsement replaces the earlier one of the same pair and
+// requirement. The first one in a store raises its format to 2. For each pair Endorse deletes the oldest others beyond
+// [MaxEndorsements], and none that it has just written. It returns an error, and writes nothing, if an endorsement has
+// no image ID, repository or requirement.
 func (s *Store) Endorse(all []Endorsement) error {
 	if len(all) == 0 {
 		return nil
@@ -153,8 +155,8 @@ func (s EndorsementSelection) Selects(e Endorsement) bool {
 		(s.Signer == "" || slices.Contains(e.Signers, s.Signer)) && (s.At.IsZero() || s.At.Equal(e.At))
 }
 
-// RevokeEndorsements deletes the selected endorsements, in one transaction, and returns them. Their images need verification again.
-// With the last endorsement of the store its format becomes 1 again.
+// RevokeEndorsements deletes the selected endorsements, in one transaction, and returns them. Their images need
+// verification again. With the last endorsement of the store its format becomes 1 again.
 func (s *Store) RevokeEndorsements(of EndorsementSelection) ([]Endorsement, error) {
 	return write(s, "revoke endorsements", crashpoint.WithdrawBefore, crashpoint.WithdrawAfter, func(t *tx) ([]Endorsement, error) {
 		found := t.selectedEndorsements(of)

@@ -7,14 +7,16 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
-// MaxProofs bounds the credentials of one record. The namespace with the most proofs makes room for another one: first it loses a
-// credential without a known Secret, then the least recently used one.
+// MaxProofs bounds the credentials of one record. The namespace with the most proofs makes room for another one: first
+// it loses a credential without a known Secret, then the least recently used one.
 const MaxProofs = 100
 
-// MaxRotations bounds the rotations of a Secret without confirmation by a registry. After that, the new content needs proof.
+// MaxRotations bounds the rotations of a Secret without confirmation by a registry. After that, the new content needs
+// proof.
 const MaxRotations = 64
 
-// MaxSecrets bounds the Secrets that are noted with one credential. If a Secret is not noted, its next rotation needs proof.
+// MaxSecrets bounds the Secrets that are noted with one credential. If a Secret is not noted, its next rotation needs
+// proof.
 const MaxSecrets = 100
 
 // A Pair is an image under one of its repositories. A proof is for a pair.
@@ -23,8 +25,8 @@ type Pair struct {
 	Repository string `json:"repository"`
 }
 
-// A SecretRef identifies the Secret that a credential was read from. One that has only a namespace means the credentials that the
-// runtime itself holds for that namespace.
+// A SecretRef identifies the Secret that a credential was read from. One that has only a namespace means the
+// credentials that the runtime itself holds for that namespace.
 type SecretRef struct {
 	UID       string `json:"uid"`
 	Namespace string `json:"namespace"`
@@ -41,18 +43,19 @@ type Proof struct {
 	FirstProved time.Time     `json:"firstProved"`
 	LastProved  time.Time     `json:"lastProved"`
 	LastUsed    time.Time     `json:"lastUsed"`
-	// Denied is when a registry last refused the credential for the pair's repository. It is zero if the credential was proved
-	// since.
+	// Denied is when a registry last refused the credential for the pair's repository. It is zero if the credential was
+	// proved since.
 	Denied time.Time `json:"denied,omitzero"`
-	// RotatedFrom lists the credentials that the Secret held before, oldest first, if no registry has confirmed this one since
-	// the Secret changed. Such a proof counts only for Secrets; see [Proof.Counts].
+	// RotatedFrom lists the credentials that the Secret held before, oldest first, if no registry has confirmed this one
+	// since the Secret changed. Such a proof counts only for Secrets; see [Proof.Counts].
 	RotatedFrom []credential.ID `json:"rotatedFrom,omitempty"`
 	// Namespace is the namespace of the pod that proved the credential; "" if it is not known.
 	Namespace string `json:"namespace,omitempty"`
 }
 
-// Counts reports whether the proof counts for a request with its credential. from is the Secret of the credential if it is known.
-// A credential that no registry has confirmed counts only from its own Secrets, because another tenant may have made it up.
+// Counts reports whether the proof counts for a request with its credential. from is the Secret of the credential if it
+// is known. A credential that no registry has confirmed counts only from its own Secrets, because another tenant may
+// have made it up.
 func (p *Proof) Counts(from SecretRef) bool {
 	return len(p.RotatedFrom) == 0 || slices.Contains(p.Secrets, from)
 }
@@ -72,8 +75,8 @@ func (p *Proof) note(ref SecretRef) {
 	}
 }
 
-// A Record lists the credentials that proved access to a pair. If it is not open and has no proofs, every pod needs proof for the
-// image.
+// A Record lists the credentials that proved access to a pair. If it is not open and has no proofs, every pod needs
+// proof for the image.
 type Record struct {
 	Pair     Pair      `json:"pair"`
 	Open     bool      `json:"open,omitempty"`
@@ -83,13 +86,13 @@ type Record struct {
 	Proofs   []Proof   `json:"proofs,omitempty"`
 	// Revoked is when a proof was last revoked or lost. An older container may depend on that proof.
 	Revoked time.Time `json:"revoked,omitzero"`
-	// OlderGrants means that a pod may hold a grant by a proof that the record does not contain: pods held grants when the record
-	// began to prove access, or a proof was evicted.
+	// OlderGrants means that a pod may hold a grant by a proof that the record does not contain: pods held grants when the
+	// record began to prove access, or a proof was evicted.
 	OlderGrants bool `json:"olderGrants,omitempty"`
 	// Unlisted means that no list of the runtime's images has contained the image since the record was made.
 	Unlisted bool `json:"unlisted,omitempty"`
-	// Gone is when the runtime's lists stopped containing the image although it was not removed through pullgate. Such a record
-	// proves nothing: it prevents a mark if the image comes back. The store keeps at most [MaxGone] of them.
+	// Gone is when the runtime's lists stopped containing the image although it was not removed through pullgate. Such a
+	// record proves nothing: it prevents a mark if the image comes back. The store keeps at most [MaxGone] of them.
 	Gone time.Time `json:"gone,omitzero"`
 }
 
@@ -113,8 +116,8 @@ type Intent struct {
 	Name       string    `json:"name"`
 	Repository string    `json:"repository"`
 	Begun      time.Time `json:"begun"`
-	// Ended is when the pull ended without a known result. It is zero while the pull is in progress, and if the process that
-	// began it died. Such an intent may represent several pulls, and its Name is empty if their names differ; see
+	// Ended is when the pull ended without a known result. It is zero while the pull is in progress, and if the process
+	// that began it died. Such an intent may represent several pulls, and its Name is empty if their names differ; see
 	// [MaxUnresolved].
 	Ended time.Time `json:"ended,omitzero"`
 }
@@ -126,8 +129,8 @@ type Mark struct {
 	Origin string    `json:"origin"`
 }
 
-// Distrust states that an earlier store was lost, or that this one is a copy from an earlier time. Images on the node may then
-// have been pulled with credentials that are not in the store.
+// Distrust states that an earlier store was lost, or that this one is a copy from an earlier time. Images on the node
+// may then have been pulled with credentials that are not in the store.
 type Distrust struct {
 	Since  time.Time `json:"since"`
 	Reason string    `json:"reason"`
@@ -135,8 +138,8 @@ type Distrust struct {
 	Copy bool `json:"copy,omitempty"`
 }
 
-// Facts contains what the store has about one pair, read in one snapshot. The zero value describes an untracked pair. The caller must not change
-// what it refers to.
+// Facts contains what the store has about one pair, read in one snapshot. The zero value describes an untracked pair.
+// The caller must not change what it refers to.
 type Facts struct {
 	Record *Record // nil if there is none
 	Mark   *Mark   // nil if there is none
@@ -154,11 +157,12 @@ type Facts struct {
 // Untracked reports whether the store has no record, intent or mark for the pair.
 func (f *Facts) Untracked() bool { return f.Record == nil && f.Mark == nil && len(f.Intents) == 0 }
 
-// ProveAccess reports whether the record holds any proof of access. A lost pull or a revocation leaves a record without proofs, which
-// shows nothing about the name.
+// ProveAccess reports whether the record holds any proof of access. A lost pull or a revocation leaves a record without
+// proofs, which shows nothing about the name.
 func (f *Facts) ProveAccess() bool {
 	return f.Record != nil && (f.Record.Open || len(f.Record.Proofs) > 0)
 }
 
-// MayBeMarked reports whether a scan may mark the pair: it is untracked, and the store has no other repository of the image.
+// MayBeMarked reports whether a scan may mark the pair: it is untracked, and the store has no other repository of the
+// image.
 func (f *Facts) MayBeMarked() bool { return f.Untracked() && !f.OtherRecords && !f.OtherMarks }

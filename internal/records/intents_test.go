@@ -180,8 +180,8 @@ func TestEndKeepsOneIntentOfEachName(t *testing.T) {
 	}
 }
 
-// A tenant may make up many names; the store still keeps few intents of a repository. If it does not know the names, every image
-// of the repository needs proof.
+// A tenant may make up many names; the store still keeps few intents of a repository. If it does not know the names,
+// every image of the repository needs proof.
 func TestEndBoundsTheIntentsOfOneRepository(t *testing.T) {
 	s := newStore(t)
 	most := 0

@@ -48,7 +48,8 @@ type Keyed[T any] struct {
 	Value T
 }
 
-// MarksAfter returns the marks after a key, ordered by image ID and repository: at most limit of them. "" is before all keys.
+// MarksAfter returns the marks after a key, ordered by image ID and repository: at most limit of them. "" is before all
+// keys.
 func (s *Store) MarksAfter(key string, limit int) ([]Keyed[Mark], error) {
 	return page(s, key, limit, func(t *tx, add func(key []byte, m Mark)) {
 		for p, e := range t.all() {
@@ -59,8 +60,8 @@ func (s *Store) MarksAfter(key string, limit int) ([]Keyed[Mark], error) {
 	})
 }
 
-// IntentsAfter returns the intents after a key, ordered by repository and ID: at most limit of them. The key of a repository is
-// before all its intents.
+// IntentsAfter returns the intents after a key, ordered by repository and ID: at most limit of them. The key of a
+// repository is before all its intents.
 func (s *Store) IntentsAfter(key string, limit int) ([]Keyed[Intent], error) {
 	return page(s, key, limit, func(t *tx, add func(key []byte, in Intent)) {
 		for _, all := range t.now.intents {
@@ -71,7 +72,8 @@ func (s *Store) IntentsAfter(key string, limit int) ([]Keyed[Intent], error) {
 	})
 }
 
-// EndorsementsAfter returns the endorsements after a key, ordered by image ID, repository and requirement: at most limit of them.
+// EndorsementsAfter returns the endorsements after a key, ordered by image ID, repository and requirement: at most
+// limit of them.
 func (s *Store) EndorsementsAfter(key string, limit int) ([]Keyed[Endorsement], error) {
 	return page(s, key, limit, func(t *tx, add func(key []byte, e Endorsement)) {
 		for _, e := range t.all() {

@@ -18,10 +18,10 @@ type Scan struct {
 	Brought func(Intent, Pair) bool
 }
 
-// MarkPreloaded marks every pair of the scan that is due, and returns these pairs. A pair is due if all of this is true: the
-// store is trusted; the pair has neither record nor mark; no pull with an intent may have brought the image under any of its
-// names; the store has no other repository of the image ([Facts.MayBeMarked]); the list of every [Creation] has the pair. Pairs
-// contains every pair of an image, or none.
+// MarkPreloaded marks every pair of the scan that is due, and returns these pairs. A pair is due if all of this is
+// true: the store is trusted; the pair has neither record nor mark; no pull with an intent may have brought the image
+// under any of its names; the store has no other repository of the image ([Facts.MayBeMarked]); the list of every
+// [Creation] has the pair. Pairs contains every pair of an image, or none.
 func (s *Store) MarkPreloaded(sc Scan) ([]Pair, error) {
 	return write(s, "write preloaded marks", crashpoint.MarkBefore, crashpoint.MarkAfter, func(t *tx) ([]Pair, error) {
 		if t.meta.distrust != nil {
@@ -36,7 +36,8 @@ func (s *Store) MarkPreloaded(sc Scan) ([]Pair, error) {
 	})
 }
 
-// Due returns the pairs that MarkPreloaded would mark, with Scan.Brought, if the store is trusted and the list is current.
+// Due returns the pairs that MarkPreloaded would mark, with Scan.Brought, if the store is trusted and the list is
+// current.
 func (s *Store) Due(pairs []Pair, brought func(Intent, Pair) bool) ([]Pair, error) {
 	return read(s, "look for what is preloaded", func(t *tx) ([]Pair, error) { return t.due(pairs, brought), nil })
 }
@@ -95,8 +96,8 @@ type Acceptable struct {
 	Proved []Record
 }
 
-// AcceptMarks marks the pairs that have no mark yet, whatever else is in the store about them, also in a distrusted store, and
-// returns them. Records and intents stay as they are.
+// AcceptMarks marks the pairs that have no mark yet, whatever else is in the store about them, also in a distrusted
+// store, and returns them. Records and intents stay as they are.
 func (s *Store) AcceptMarks(pairs []Pair, origin string, now time.Time) (Acceptable, error) {
 	return write(s, "accept preloaded marks", crashpoint.AcceptBefore, crashpoint.AcceptAfter, func(t *tx) (Acceptable, error) {
 		found := t.acceptable(pairs)
@@ -130,12 +131,13 @@ type Forgotten struct {
 	Open []Pair
 }
 
-// ForgetMarks removes marks, in one transaction, and returns them. A pair without a record gets a record without proofs: it needs
-// proof, and no scan marks it again. The record gets the time, as in a revocation. An empty selection removes nothing.
+// ForgetMarks removes marks, in one transaction, and returns them. A pair without a record gets a record without
+// proofs: it needs proof, and no scan marks it again. The record gets the time, as in a revocation. An empty selection
+// removes nothing.
 //
-// A selection with only a repository selects the images that have a mark in it, and ForgetMarks removes all marks of these
-// images: the same content must not stay usable under another name, which a tenant may have given it. With an image ID and a
-// repository, ForgetMarks removes only the mark of that pair.
+// A selection with only a repository selects the images that have a mark in it, and ForgetMarks removes all marks of
+// these images: the same content must not stay usable under another name, which a tenant may have given it. With an
+// image ID and a repository, ForgetMarks removes only the mark of that pair.
 func (s *Store) ForgetMarks(of Selection, now time.Time) (Forgotten, error) {
 	return write(s, "forget preloaded marks", crashpoint.ForgetBefore, crashpoint.ForgetAfter, func(t *tx) (Forgotten, error) {
 		gone := t.forgettable(of)
@@ -204,8 +206,8 @@ func (t *tx) selectedMarks(selected func(Pair) bool) (found []Mark) {
 	return found
 }
 
-// unlistedRepositories returns the repositories that need proof because they have a record whose image no list has contained, including this
-// one: the image of such a pull may be listed under another ID.
+// unlistedRepositories returns the repositories that need proof because they have a record whose image no list has
+// contained, including this one: the image of such a pull may be listed under another ID.
 func (t *tx) unlistedRepositories(listed map[string]bool) map[string]bool {
 	repositories := map[string]bool{}
 	for p, r := range t.records() {

@@ -8,8 +8,8 @@ import (
 	"github.com/pullgate/pullgate/internal/records"
 )
 
-// A copy of a scanned store is distrusted, and the scan after the end of distrust is a first one. Before the end of distrust, Due
-// returns the pairs that this scan marks.
+// A copy of a scanned store is distrusted, and the scan after the end of distrust is a first one. Before the end of
+// distrust, Due returns the pairs that this scan marks.
 func TestDueInDistrustIsWhatTheNextScanMarks(t *testing.T) {
 	path := newPath(t)
 	s, _ := open(t, path, records.Options{})

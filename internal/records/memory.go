@@ -14,8 +14,8 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// The facts of a store are in memory. They never change in place: a write transaction replaces whole values after they are on disk. What a
-// caller gets stays as it is, and the caller must not change it.
+// The facts of a store are in memory. They never change in place: a write transaction replaces whole values after they
+// are on disk. What a caller gets stays as it is, and the caller must not change it.
 
 // facts are all facts of a store.
 type facts struct {
@@ -94,8 +94,8 @@ func load(b *bolt.Tx) (_ *facts, lost []place) {
 	return t.now, lost
 }
 
-// shared returns a value that has its texts in common with the values that the transaction has read before: the credentials and Secrets of a node are in many
-// records.
+// shared returns a value that has its texts in common with the values that the transaction has read before: the
+// credentials and Secrets of a node are in many records.
 func (t *tx) shared(value any) any {
 	if t.texts == nil {
 		t.texts = map[string]string{}
@@ -241,7 +241,8 @@ func (t *tx) putRecord(r Record) {
 	t.put(bucketRecords, r.Pair.key(), r)
 }
 
-// rewriteRecord is putRecord for a write that says nothing new about the image, so that Prune need not spare the record.
+// rewriteRecord is putRecord for a write that says nothing new about the image, so that Prune need not spare the
+// record.
 func (t *tx) rewriteRecord(r Record) { t.put(bucketRecords, r.Pair.key(), r) }
 
 func (t *tx) deleteRecord(p Pair) { t.remove(bucketRecords, p.key()) }
@@ -270,8 +271,8 @@ func (t *tx) putEndorsement(e Endorsement) {
 // rewriteEndorsement is what rewriteRecord is for a record.
 func (t *tx) rewriteEndorsement(e Endorsement) { t.put(bucketEndorsements, e.key(), e) }
 
-// deleteEndorsement deletes an endorsement. The last one takes the format along, so that a version that knows no endorsements can open the
-// store again.
+// deleteEndorsement deletes an endorsement. The last one takes the format along, so that a version that knows no
+// endorsements can open the store again.
 func (t *tx) deleteEndorsement(e Endorsement) {
 	t.remove(bucketEndorsements, e.key())
 	if t.endorsed == 0 {
@@ -389,7 +390,8 @@ func pointer[T any](value any) *T {
 	return nil
 }
 
-// with returns an ordered slice with a value at its place, or without it. It copies the slice, unless nobody else has it.
+// with returns an ordered slice with a value at its place, or without it. It copies the slice, unless nobody else has
+// it.
 func with[T any](all []T, value T, put, own bool, compare func(T) int) []T {
 	at, found := slices.BinarySearchFunc(all, struct{}{}, func(v T, _ struct{}) int { return compare(v) })
 	if !own {
@@ -468,7 +470,8 @@ func (f *facts) unindex(p Pair) {
 // write writes the changes of a transaction into the file.
 func (t *tx) write(b *bolt.Tx) error {
 	for _, c := range t.changes {
-		bucket, err := b.CreateBucketIfNotExists([]byte(c.bucket)) // creations and endorsements have a bucket from the first one on
+		// creations and endorsements have a bucket from the first one on
+		bucket, err := b.CreateBucketIfNotExists([]byte(c.bucket))
 		if err != nil {
 			return err
 		}

@@ -28,8 +28,8 @@ func TestLookupDuringACommitSeesTheFactsFromBefore(t *testing.T) {
 	}
 }
 
-// There is one writer for each pair, and there are many readers. Step n of a writer proves access if n is odd, and revokes
-// that if n is even; the times in the record show the last step that a reader sees.
+// There is one writer for each pair, and there are many readers. Step n of a writer proves access if n is odd, and
+// revokes that if n is even; the times in the record show the last step that a reader sees.
 func TestLookupSeesEveryWriteThatHasReturned(t *testing.T) {
 	const pairs, readers = 3, 64
 	steps := 200
@@ -38,7 +38,8 @@ func TestLookupSeesEveryWriteThatHasReturned(t *testing.T) {
 	}
 	s := newStore(t)
 	s.OnWrite(func(write records.WriteAt, b []byte, at int64) (int, error) { return write(b, at) }) // without syncs
-	var done [pairs]atomic.Int64                                                                    // steps whose call has returned
+	// steps whose call has returned
+	var done [pairs]atomic.Int64
 	var writers, reading sync.WaitGroup
 	var ended atomic.Bool
 	for i := range pairs {

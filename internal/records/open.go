@@ -18,8 +18,8 @@ import (
 	"github.com/pullgate/pullgate/internal/records/internal/boltfile"
 )
 
-// Format is the newest version of the file that this code reads and writes. A store has format 1 as long as it has no endorsement,
-// so that a version that knows no endorsements can open it.
+// Format is the newest version of the file that this code reads and writes. A store has format 1 as long as it has no
+// endorsement, so that a version that knows no endorsements can open it.
 const Format = 2
 
 // The versions of the file.
@@ -45,16 +45,16 @@ const (
 
 // Options are the settings of [Open]. The zero value is for the first start on a node.
 type Options struct {
-	// KeyExists means that the node has a key, so that there was a store. If the store is missing, it was lost, and the new one
-	// is distrusted.
+	// KeyExists means that the node has a key, so that there was a store. If the store is missing, it was lost, and the
+	// new one is distrusted.
 	KeyExists bool
 	// Now is the time that Open writes; the zero value is the time of the call.
 	Now time.Time
 	// LockWait bounds the wait for the file lock; the zero value is 2 s.
 	LockWait time.Duration
 	// OnPanic is called for a panic in a transaction, with its value and the stack; nil is allowed. The call that made the
-	// transaction returns ErrUnreadable. bbolt may hold its locks for ever after a panic: calls in progress may not return, and
-	// every later call fails. So the program should end.
+	// transaction returns ErrUnreadable. bbolt may hold its locks for ever after a panic: calls in progress may not
+	// return, and every later call fails. So the program should end.
 	OnPanic func(value any, stack []byte)
 	// OnSync is called with the duration of each write transaction; nil is allowed.
 	OnSync func(time.Duration)
@@ -64,8 +64,8 @@ type Options struct {
 type Report struct {
 	// Created means that Open created a new store.
 	Created bool
-	// SetAside is where a damaged file was moved to; "" if there was none. If Created is false, it is a copy of the file from which
-	// Open has removed the values that could not be read.
+	// SetAside is where a damaged file was moved to; "" if there was none. If Created is false, it is a copy of the file
+	// from which Open has removed the values that could not be read.
 	SetAside string
 	// Damage describes the damage of that file.
 	Damage string
@@ -82,9 +82,9 @@ func (e newerFormatError) Error() string {
 
 func (e newerFormatError) Is(target error) bool { return target == ErrNewerFormat }
 
-// Open opens the store at path, or creates a new one. It returns ErrNewerFormat or ErrInUse, or an opaque error if the file
-// cannot be opened or read. Open sets a file with a damaged tree aside and returns no error for it; nor does it for values that cannot
-// be read, which it removes: see [Report].
+// Open opens the store at path, or creates a new one. It returns ErrNewerFormat or ErrInUse, or an opaque error if the
+// file cannot be opened or read. Open sets a file with a damaged tree aside and returns no error for it; nor does it
+// for values that cannot be read, which it removes: see [Report].
 func Open(path string, o Options) (*Store, Report, error) {
 	if o.Now.IsZero() {
 		o.Now = time.Now()
@@ -218,8 +218,8 @@ func readFormat(tx *bolt.Tx) (int, error) {
 	return found, nil
 }
 
-// create makes a new store under a temporary name and renames it when it is complete, so that a crash cannot leave an incomplete
-// store.
+// create makes a new store under a temporary name and renames it when it is complete, so that a crash cannot leave an
+// incomplete store.
 func create(path string, o Options, distrust *Distrust) (*boltfile.File, error) {
 	temporary := path + ".new"
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -283,9 +283,9 @@ func setAside(path string, now time.Time) (string, error) {
 	return to, disk.SyncFolder(filepath.Dir(path))
 }
 
-// readFacts reads all facts. It removes the values that cannot be read under their key, and distrusts the store, in one transaction. Such a value may
-// be the record of an image whose key is damaged: without it, that image looks untracked, and the next scan would mark it. A copy
-// of the file stays beside it.
+// readFacts reads all facts. It removes the values that cannot be read under their key, and distrusts the store, in one
+// transaction. Such a value may be the record of an image whose key is damaged: without it, that image looks untracked,
+// and the next scan would mark it. A copy of the file stays beside it.
 func readFacts(f *boltfile.File, path string, now time.Time, report *Report) (found *facts, err error) {
 	aside, copied := asideOf(path, now), path+".copy" // one name, so that starts that fail leave at most one copy
 	var lost []place

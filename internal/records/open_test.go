@@ -167,7 +167,8 @@ func TestOpenReportsAnUnusableDirectoryAndSetsNothingAside(t *testing.T) {
 	}
 }
 
-// openDamaged opens a damaged file and checks that no pod gains access by the damage. It reports whether the file was set aside.
+// openDamaged opens a damaged file and checks that no pod gains access by the damage. It reports whether the file was
+// set aside.
 func openDamaged(t *testing.T, path string, damaged []byte, all filled, what string) bool {
 	t.Helper()
 	writeFile(t, path, damaged)

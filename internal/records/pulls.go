@@ -9,23 +9,24 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
-// MaxUnresolved bounds the intents of one repository whose pulls have ended without a known result. Pulls of the same name have
-// one intent, that of the latest end. If there would be more than MaxUnresolved intents, one intent without a name replaces all
-// of them: one of these pulls may have brought any image of the repository.
+// MaxUnresolved bounds the intents of one repository whose pulls have ended without a known result. Pulls of the same
+// name have one intent, that of the latest end. If there would be more than MaxUnresolved intents, one intent without a
+// name replaces all of them: one of these pulls may have brought any image of the repository.
 const MaxUnresolved = 64
 
-// Begin writes the intent of a pull and returns it; the call that ends the pull takes it. When the error is nil, the caller may
-// call the runtime.
+// Begin writes the intent of a pull and returns it; the call that ends the pull takes it. When the error is nil, the
+// caller may call the runtime.
 func (s *Store) Begin(name, repository string, now time.Time) (Intent, error) {
 	return write(s, "write pull intent for "+repository, crashpoint.BeginBefore, crashpoint.BeginAfter, func(t *tx) (Intent, error) {
 		return t.begin(name, repository, now), nil
 	})
 }
 
-// BeginListed does the same and deletes, in the same transaction, those marks of the repository whose image is not in present.
-// present contains the IDs of the images that the runtime lists under the repository. Otherwise the pull could bring back an
-// image that was marked and has been removed. BeginListed returns the pairs of the deleted marks. If present is nil, because the
-// runtime was not asked, and the repository has marks, it writes nothing and returns ErrMarked with their pairs.
+// BeginListed does the same and deletes, in the same transaction, those marks of the repository whose image is not in
+// present. present contains the IDs of the images that the runtime lists under the repository. Otherwise the pull could
+// bring back an image that was marked and has been removed. BeginListed returns the pairs of the deleted marks. If
+// present is nil, because the runtime was not asked, and the repository has marks, it writes nothing and returns
+// ErrMarked with their pairs.
 func (s *Store) BeginListed(name, repository string, now time.Time, present map[string]struct{}) (in Intent, unmarked []Pair, err error) {
 	in, err = write(s, "write pull intent for "+repository, crashpoint.BeginBefore, crashpoint.BeginAfter, func(t *tx) (Intent, error) {
 		marked := t.marksOf(repository)
@@ -68,8 +69,8 @@ type Result struct {
 	Revoked bool
 }
 
-// Prove writes a record and deletes the intent, in one transaction. An open record stays open. A Secret is noted with the
-// credential and removed from every other one, as by Rotate.
+// Prove writes a record and deletes the intent, in one transaction. An open record stays open. A Secret is noted with
+// the credential and removed from every other one, as by Rotate.
 func (s *Store) Prove(in Intent, r Result) error {
 	if !r.Open && r.Credential == "" {
 		return errors.New("records: neither open nor a credential, nothing is proved")
@@ -131,9 +132,9 @@ func (r *Record) prove(by Result) {
 	r.Proofs = append(r.Proofs, p)
 }
 
-// evicted returns the index of the proof to evict for a new proof of a namespace. The evicted proof belongs to the namespace that
-// would have the most, and to the new proof's namespace if that has as many as the others. So no namespace can evict the proofs
-// of a namespace with fewer.
+// evicted returns the index of the proof to evict for a new proof of a namespace. The evicted proof belongs to the
+// namespace that would have the most, and to the new proof's namespace if that has as many as the others. So no
+// namespace can evict the proofs of a namespace with fewer.
 func (r *Record) evicted(added string) (index int) {
 	held := map[string]int{added: 1}
 	for i := range r.Proofs {
@@ -163,8 +164,8 @@ func (p *Proof) goesBefore(other *Proof) bool {
 	return p.LastUsed.Before(other.LastUsed)
 }
 
-// release removes a Secret from every credential except one, because the Secret does not contain the others any more. It deletes
-// a proof that has lost its last Secret.
+// release removes a Secret from every credential except one, because the Secret does not contain the others any more.
+// It deletes a proof that has lost its last Secret.
 func (r *Record) release(ref SecretRef, but credential.ID) {
 	r.Proofs = slices.DeleteFunc(r.Proofs, func(p Proof) bool {
 		return p.Credential != but && len(p.Secrets) == 1 && p.Secrets[0] == ref
@@ -205,8 +206,8 @@ type Denial struct {
 	At         time.Time
 }
 
-// Deny deletes the intent of a pull that a registry refused. If the record has a proof of the credential, Deny notes the refusal
-// in it, in the same transaction. The proof stays, with its times.
+// Deny deletes the intent of a pull that a registry refused. If the record has a proof of the credential, Deny notes
+// the refusal in it, in the same transaction. The proof stays, with its times.
 func (s *Store) Deny(in Intent, d Denial) error {
 	return s.update("note that "+d.Pair.Repository+" was denied", crashpoint.DropBefore, crashpoint.DropAfter, func(t *tx) error {
 		t.deny(d)
@@ -234,7 +235,8 @@ func (t *tx) deny(d Denial) {
 // MaxUnresolved. An unknown intent is not an error.
 func (s *Store) End(in Intent, at time.Time) error { return s.EndAll([]Intent{in}, at) }
 
-// EndAll does the same for several intents, in transactions of a bounded size. After an error, some of them may have been ended.
+// EndAll does the same for several intents, in transactions of a bounded size. After an error, some of them may have
+// been ended.
 func (s *Store) EndAll(intents []Intent, at time.Time) error {
 	return s.inBatches(intents, "end pull intents", crashpoint.EndBefore, crashpoint.EndAfter, func(t *tx, in Intent) { t.end(in, at) })
 }
@@ -249,8 +251,8 @@ func (t *tx) end(in Intent, at time.Time) {
 	}
 }
 
-// unresolved writes the intent of a pull that has ended without a known result, and deletes the intents of the repository that it
-// replaces.
+// unresolved writes the intent of a pull that has ended without a known result, and deletes the intents of the
+// repository that it replaces.
 func (t *tx) unresolved(in Intent) {
 	var all, same []Intent // the other ended intents; those with the same name
 	for _, other := range t.intentsOf(in.Repository) {

@@ -13,20 +13,20 @@ type Revocation struct {
 	// ImageID and Repository select records.
 	ImageID    string
 	Repository string
-	// Credential selects the proofs of a credential. It also selects the proofs of a Secret that held the credential before, if
-	// no registry has confirmed the Secret's content since.
+	// Credential selects the proofs of a credential. It also selects the proofs of a Secret that held the credential
+	// before, if no registry has confirmed the Secret's content since.
 	Credential credential.ID
-	// Secret selects the proofs that a Secret is noted with, by each of its fields that is set: the UID, namespace and name, or
-	// only the namespace. It also selects the proofs of another Secret that held a selected credential before, if no registry has
-	// confirmed that Secret's content since.
+	// Secret selects the proofs that a Secret is noted with, by each of its fields that is set: the UID, namespace and
+	// name, or only the namespace. It also selects the proofs of another Secret that held a selected credential before, if
+	// no registry has confirmed that Secret's content since.
 	Secret SecretRef
 }
 
 // Empty reports whether r selects nothing.
 func (r Revocation) Empty() bool { return r == Revocation{} }
 
-// Whole reports whether r selects whole records: then all their proofs are revoked, and an open record is closed. Otherwise r
-// selects single proofs, and an open record stays open.
+// Whole reports whether r selects whole records: then all their proofs are revoked, and an open record is closed.
+// Otherwise r selects single proofs, and an open record stays open.
 func (r Revocation) Whole() bool { return r.Credential == "" && r.Secret == SecretRef{} }
 
 // Covers reports whether r selects a pair.
@@ -45,8 +45,8 @@ func (r Revocation) Selects(id credential.ID, from []SecretRef) bool {
 	})
 }
 
-// SelectsProof reports whether r selects a proof: by its credential or, while no registry has confirmed that, by a credential
-// that its Secret held before.
+// SelectsProof reports whether r selects a proof: by its credential or, while no registry has confirmed that, by a
+// credential that its Secret held before.
 func (r Revocation) SelectsProof(p Proof) bool {
 	return r.SelectsAny(p.Credential, p.RotatedFrom, p.Secrets)
 }
@@ -70,9 +70,9 @@ type Revoked struct {
 	Marked []Mark
 }
 
-// Revoke revokes the selected proofs, in one transaction, and returns them. A record stays even without proofs: its image needs
-// proof, and is never marked preloaded. Records that are
-// selected as a whole, or that lose a proof, get the time of the revocation.
+// Revoke revokes the selected proofs, in one transaction, and returns them. A record stays even without proofs: its
+// image needs proof, and is never marked preloaded. Records that are selected as a whole, or that lose a proof, get the
+// time of the revocation.
 //
 // The records of the pairs in used get that time too: grants for these pairs depend on what is revoked, although no
 // proof shows it any more. If such a pair has neither record nor mark, it gets a record without proofs.
@@ -88,8 +88,8 @@ func (s *Store) Revoke(r Revocation, at time.Time, used []Pair) (Revoked, error)
 	})
 }
 
-// LastRevoked returns when Revoke last wrote something, whatever it selected, or marks were last forgotten. It is the zero time
-// if this never happened.
+// LastRevoked returns when Revoke last wrote something, whatever it selected, or marks were last forgotten. It is the
+// zero time if this never happened.
 func (s *Store) LastRevoked() (time.Time, error) {
 	return read(s, "read the time of the last revocation", func(t *tx) (time.Time, error) { return t.meta.revoked, nil })
 }

@@ -142,7 +142,8 @@ func TestProveOfWhatIsRevokedProvesNothing(t *testing.T) {
 	}
 }
 
-// If the clock was set back, a renewal counts although its time is earlier. A use from before a proof does not change the proof.
+// If the clock was set back, a renewal counts although its time is earlier. A use from before a proof does not change
+// the proof.
 func TestTimesOfAProof(t *testing.T) {
 	s := newStore(t)
 	p := pair(id1, app)

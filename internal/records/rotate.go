@@ -16,11 +16,11 @@ type Rotation struct {
 	At         time.Time
 }
 
-// Rotate replaces the credential with which a Secret proved access by the one that the Secret contains now, and reports whether
-// it did. It does so only if the pair's record names the Secret, is not full of other proofs, and the Secret has not changed more
-// than MaxRotations times since a registry confirmed it. The new proof keeps the times of the old one, unless a registry has
-// confirmed the new credential. The new proof is not confirmed; see [Proof.RotatedFrom]. If other Secrets contain the old
-// credential as well, it stays with them; otherwise Rotate deletes it.
+// Rotate replaces the credential with which a Secret proved access by the one that the Secret contains now, and reports
+// whether it did. It does so only if the pair's record names the Secret, is not full of other proofs, and the Secret
+// has not changed more than MaxRotations times since a registry confirmed it. The new proof keeps the times of the old
+// one, unless a registry has confirmed the new credential. The new proof is not confirmed; see [Proof.RotatedFrom]. If
+// other Secrets contain the old credential as well, it stays with them; otherwise Rotate deletes it.
 func (s *Store) Rotate(r Rotation) (bool, error) {
 	if r.Credential == "" || r.Secret.UID == "" {
 		return false, nil
@@ -75,8 +75,8 @@ func (r *Record) rotate(to Rotation) (rotated bool) {
 	}
 	r.release(to.Secret, to.Credential)
 	r.Proofs = slices.DeleteFunc(r.Proofs, func(p Proof) bool { return p.Credential == to.Credential })
-	// A credential that stays with other Secrets leaves no room. In a full record, Rotate does not evict another proof for one
-	// that no registry has confirmed.
+	// A credential that stays with other Secrets leaves no room. In a full record, Rotate does not evict another proof for
+	// one that no registry has confirmed.
 	if len(r.Proofs) >= MaxProofs {
 		return false
 	}

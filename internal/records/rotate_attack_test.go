@@ -11,8 +11,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
-// With one valid credential, a tenant can create many Secrets and then put junk into each of them. That must neither make the
-// record grow without limit nor evict the proofs of others.
+// With one valid credential, a tenant can create many Secrets and then put junk into each of them. That must neither
+// make the record grow without limit nor evict the proofs of others.
 func TestRotationNeitherGrowsARecordNorPushesOthersOut(t *testing.T) {
 	s, _ := open(t, newPath(t), records.Options{})
 	p := pair(id1, app)
@@ -48,8 +48,8 @@ func TestRotationNeitherGrowsARecordNorPushesOthersOut(t *testing.T) {
 	}
 }
 
-// If every pull goes to the registry, a changed Secret proves itself by a pull, and no rotation is needed. Then, too, its old
-// content must not count any more: the Secret may have been changed because the old content had leaked.
+// If every pull goes to the registry, a changed Secret proves itself by a pull, and no rotation is needed. Then, too,
+// its old content must not count any more: the Secret may have been changed because the old content had leaked.
 func TestPullWithANewCredentialOfTheSecretRemovesTheOldOne(t *testing.T) {
 	s, _ := open(t, newPath(t), records.Options{})
 	p, twin := pair(id1, app), secret("u2", "team-b", "twin")

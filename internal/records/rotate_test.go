@@ -129,8 +129,8 @@ func TestRotateOfAnOpenOrAbsentRecordProvesNothing(t *testing.T) {
 	}
 }
 
-// The store notes another Secret that contains a proved credential, up to a limit, so that the rotation of that Secret needs no
-// registry either.
+// The store notes another Secret that contains a proved credential, up to a limit, so that the rotation of that Secret
+// needs no registry either.
 func TestTouchNotesSecrets(t *testing.T) {
 	s, _ := open(t, newPath(t), records.Options{})
 	p := pair(id1, app)

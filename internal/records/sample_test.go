@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// sampling reports whether a sweep runs only some of its cases: with -short, and under the race detector. A sweep has a single
-// goroutine, and `make race` runs all its cases without the detector.
+// sampling reports whether a sweep runs only some of its cases: with -short, and under the race detector. A sweep has a
+// single goroutine, and `make race` runs all its cases without the detector.
 func sampling() bool { return testing.Short() || raced }
 
 // sample returns a function that selects the cases of a sweep that run: one in ten if it is sampled, otherwise all.

@@ -135,7 +135,8 @@ func (s *Store) usable() error {
 	return s.reload()
 }
 
-// reload reads the facts from the file after a failed write: it is unknown what that has written. Until reload succeeds, every call fails.
+// reload reads the facts from the file after a failed write: it is unknown what that has written. Until reload
+// succeeds, every call fails.
 func (s *Store) reload() error {
 	var now *facts
 	err := s.file.View(func(b *bolt.Tx) (err error) {
@@ -170,8 +171,8 @@ func (s *Store) Ping() error {
 // errPing ends the transaction of Ping without a write.
 var errPing = errors.New("nothing to write")
 
-// Lookup returns the facts about a pair. An error means that the facts are not known; the pair then needs proof whatever the policy. The caller
-// must not change the Record.
+// Lookup returns the facts about a pair. An error means that the facts are not known; the pair then needs proof
+// whatever the policy. The caller must not change the Record.
 func (s *Store) Lookup(p Pair) (Facts, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -201,9 +202,9 @@ func (t *tx) lookup(p Pair) (f Facts) {
 // rival reports whether the record of another repository of an image needs proof.
 func (e *entry) rival() bool { return e.record != nil && !e.record.Open }
 
-// otherMark reports whether the mark of another repository of an image counts. None counts before the first scan, when all names of an image
-// have the same age. A tenant may have given a preloaded image a name later; under it, the image would stay usable after an operator has
-// removed the mark of the first name (docs/design/0024).
+// otherMark reports whether the mark of another repository of an image counts. None counts before the first scan, when
+// all names of an image have the same age. A tenant may have given a preloaded image a name later; under it, the image
+// would stay usable after an operator has removed the mark of the first name (docs/design/0024).
 func (t *tx) otherMark(e *entry) bool {
 	return e.mark != nil && t.meta.scanned && t.meta.distrust == nil // the next scan of a distrusted store is a first one
 }
@@ -237,7 +238,8 @@ func (s *Store) KeyFingerprint() (string, error) {
 	return read(s, "read the fingerprint of the key", func(t *tx) (string, error) { return t.meta.key, nil })
 }
 
-// LastWrite returns the number of the last write transaction. If it has not changed, no program has written to the file.
+// LastWrite returns the number of the last write transaction. If it has not changed, no program has written to the
+// file.
 func (s *Store) LastWrite() (number uint64, err error) {
 	err = s.file.View(func(tx *bolt.Tx) error {
 		number = uint64(tx.ID()) //nolint:gosec // it begins at 0 and goes up
@@ -249,8 +251,8 @@ func (s *Store) LastWrite() (number uint64, err error) {
 	return number, nil
 }
 
-// WrittenBefore returns what LastWrite was when the store was opened, and 0 if Open has made the store, or the store is a copy: another store, or
-// the original of a copy, has the same numbers.
+// WrittenBefore returns what LastWrite was when the store was opened, and 0 if Open has made the store, or the store is
+// a copy: another store, or the original of a copy, has the same numbers.
 func (s *Store) WrittenBefore() uint64 { return s.lastWrite }
 
 // Stats counts the content of the store. Bytes is the size of the file, Format the number of its format.

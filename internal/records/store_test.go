@@ -275,8 +275,8 @@ func fill(tb testing.TB) filled {
 	content := readFile(tb, path)
 	m, err := boltfile.Newest(bytes.NewReader(content))
 	must(tb, err)
-	// bbolt lets the file grow by 1 MiB at once. Damage after the used pages has no effect, so that two pages of the rest are
-	// enough.
+	// bbolt lets the file grow by 1 MiB at once. Damage after the used pages has no effect, so that two pages of the rest
+	// are enough.
 	all.used = m.Pages * m.PageSize
 	all.content = content[:all.used+2*m.PageSize]
 	return all

@@ -13,8 +13,8 @@ import (
 type Use struct {
 	At          time.Time
 	Credentials map[credential.ID]time.Time
-	// Secrets are those by which one of Credentials was used, if they are to be noted with it. They are not noted if the use was
-	// before the credential was first proved.
+	// Secrets are those by which one of Credentials was used, if they are to be noted with it. They are not noted if the
+	// use was before the credential was first proved.
 	Secrets map[credential.ID][]SecretRef
 }
 
@@ -69,8 +69,8 @@ func (s *Store) Touch(uses map[Pair]Use) error {
 	})
 }
 
-// Clamp sets the times of every proof and endorsement that are in the future to now, because the clock was set back. It returns the
-// number of records and endorsements with such times, and writes nothing if there are none.
+// Clamp sets the times of every proof and endorsement that are in the future to now, because the clock was set back. It
+// returns the number of records and endorsements with such times, and writes nothing if there are none.
 func (s *Store) Clamp(now time.Time) (int, error) {
 	return write(s, "set proofs back with the clock", "", "", func(t *tx) (int, error) { return t.clamp(now), nil })
 }
@@ -120,24 +120,24 @@ type Pruned struct {
 type Pruning struct {
 	// Images contains the IDs of all images of the runtime, or at least of those that have records, marks or endorsements.
 	Images map[string]struct{}
-	// Pairs contains the pairs of these images. Prune deletes a mark and the endorsements whose pair is not in it. If Pairs is nil,
-	// they stay as long as the image, under whatever name.
+	// Pairs contains the pairs of these images. Prune deletes a mark and the endorsements whose pair is not in it. If
+	// Pairs is nil, they stay as long as the image, under whatever name.
 	Pairs map[Pair]struct{}
-	// Before is what [Store.Written] returned before the runtime was asked. Everything written since then stays, because the
-	// runtime's answer may be older.
+	// Before is what [Store.Written] returned before the runtime was asked. Everything written since then stays, because
+	// the runtime's answer may be older.
 	Before uint64
 	// Removed is the ID of an image that was removed through pullgate; "" means none.
 	Removed string
 	Now     time.Time
 }
 
-// Prune deletes the marks and endorsements of pairs that are not present. It deletes the records of images that are not present if every pod could
-// use them or if they were removed through pullgate. The records of other images that are not present lose their proofs and stay:
-// a runtime may omit an image from its lists and have it again after its next restart, and then the image must not look
-// untracked.
+// Prune deletes the marks and endorsements of pairs that are not present. It deletes the records of images that are not
+// present if every pod could use them or if they were removed through pullgate. The records of other images that are
+// not present lose their proofs and stay: a runtime may omit an image from its lists and have it again after its next
+// restart, and then the image must not look untracked.
 //
-// A record whose image no list has contained may have a wrong image ID, and the image that the pull really brought may be on the
-// node. So Prune writes an intent of its repository, as for a pull that has ended without a known result.
+// A record whose image no list has contained may have a wrong image ID, and the image that the pull really brought may
+// be on the node. So Prune writes an intent of its repository, as for a pull that has ended without a known result.
 //
 // Prune refuses a Pruning without images with ErrNoImages.
 func (s *Store) Prune(of Pruning) (Pruned, error) {
@@ -246,9 +246,9 @@ type Settlement struct {
 	Now     time.Time
 }
 
-// Settle writes a record without proofs for each pair that one of the pulls may have brought and that has neither record nor
-// mark, and deletes the intents, in transactions of a bounded size. After an error, some of them may have been settled. An
-// unknown intent is not an error.
+// Settle writes a record without proofs for each pair that one of the pulls may have brought and that has neither
+// record nor mark, and deletes the intents, in transactions of a bounded size. After an error, some of them may have
+// been settled. An unknown intent is not an error.
 func (s *Store) Settle(of Settlement) error {
 	present := map[string][]Pair{}
 	for _, p := range of.Present {

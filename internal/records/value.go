@@ -61,7 +61,8 @@ func sound(bucket string, key, stored []byte) bool {
 	return len(stored) >= sumSize && binary.BigEndian.Uint32(stored) == sum(bucket, key, stored[sumSize:])
 }
 
-// decode reads the stored form. It accepts only what encode made for the same place. The result has the type of the place.
+// decode reads the stored form. It accepts only what encode made for the same place. The result has the type of the
+// place.
 func decode(bucket string, key, stored []byte) (any, error) {
 	switch {
 	case isFormat(bucket, key):

@@ -46,8 +46,9 @@ func (v *Verification) add(where string, err error) {
 	v.Problems = append(v.Problems, Problem{Where: where, What: err.Error()})
 }
 
-// Verify reads every value in one snapshot and returns the values that cannot be read; it changes nothing. An error means that it
-// was not completed. Verify does not block other calls, unless the file has to be mapped again because it has grown.
+// Verify reads every value in one snapshot and returns the values that cannot be read; it changes nothing. An error
+// means that it was not completed. Verify does not block other calls, unless the file has to be mapped again because it
+// has grown.
 func (s *Store) Verify(ctx context.Context) (Verification, error) {
 	var v Verification
 	err := s.file.View(func(tx *bolt.Tx) (err error) {
@@ -60,8 +61,8 @@ func (s *Store) Verify(ctx context.Context) (Verification, error) {
 	return v, nil
 }
 
-// VerifyFile does the same with the file of a store; no process may write to it meanwhile. For a file of a newer format it
-// returns ErrNewerFormat.
+// VerifyFile does the same with the file of a store; no process may write to it meanwhile. For a file of a newer format
+// it returns ErrNewerFormat.
 func VerifyFile(ctx context.Context, file io.ReaderAt) (Verification, error) {
 	v, err := verify(ctx, func(to boltfile.Visitor) error {
 		m, err := boltfile.Newest(file)
@@ -117,10 +118,10 @@ func verify(ctx context.Context, walk func(boltfile.Visitor) error) (Verificatio
 	return v, errors.Join(err, ctx.Err())
 }
 
-// Backup writes a consistent copy of the store, which [Open] accepts, while other calls continue. The copy is distrusted: when it
-// is put back, it does not know which images were pulled after it was made, and a scan would mark them as preloaded. Before the
-// first byte, Backup calls size with the number of bytes that follow; nil is allowed. After an error, the written bytes are not a
-// complete copy.
+// Backup writes a consistent copy of the store, which [Open] accepts, while other calls continue. The copy is
+// distrusted: when it is put back, it does not know which images were pulled after it was made, and a scan would mark
+// them as preloaded. Before the first byte, Backup calls size with the number of bytes that follow; nil is allowed.
+// After an error, the written bytes are not a complete copy.
 func (s *Store) Backup(ctx context.Context, w io.Writer, size func(int64)) error {
 	if err := s.file.Copy(ctx, w, size, func(tx *bolt.Tx) error { return distrustCopy(tx, time.Now()) }); err != nil {
 		return fmt.Errorf("back up records: %w", err)
@@ -147,8 +148,8 @@ func distrustCopy(tx *bolt.Tx, now time.Time) error {
 	return meta.Put(key, stored)
 }
 
-// Payload returns the JSON of a stored value, or why it cannot be read: ErrUnreadable, or ErrNewerFormat for the format of a
-// newer version.
+// Payload returns the JSON of a stored value, or why it cannot be read: ErrUnreadable, or ErrNewerFormat for the format
+// of a newer version.
 func Payload(bucket string, key, stored []byte) (json.RawMessage, error) {
 	if _, err := decode(bucket, key, stored); err != nil {
 		return nil, err
@@ -159,8 +160,9 @@ func Payload(bucket string, key, stored []byte) (json.RawMessage, error) {
 	return stored[sumSize:], nil
 }
 
-// KeyText returns a key as printable text: an image ID and a repository, for an endorsement followed by the requirement, a repository
-// and the number of an intent, the number of a creation, or a name. It quotes a key that is not printable.
+// KeyText returns a key as printable text: an image ID and a repository, for an endorsement followed by the
+// requirement, a repository and the number of an intent, the number of a creation, or a name. It quotes a key that is
+// not printable.
 func KeyText(bucket string, key []byte) string {
 	text := string(key)
 	switch bucket {
@@ -185,8 +187,8 @@ func KeyText(bucket string, key []byte) string {
 	return text
 }
 
-// Examine returns what [Open] would find at path, and changes nothing: the damage for which Open would set the file aside, or the
-// error that Open would return.
+// Examine returns what [Open] would find at path, and changes nothing: the damage for which Open would set the file
+// aside, or the error that Open would return.
 func Examine(path string) (damage, err error) {
 	f, damage, err := openFile(path, Options{}, true)
 	if f != nil {

@@ -49,8 +49,8 @@ type Pair struct{ Certificate, Key []byte }
 // TLS returns a pair as crypto/tls has it.
 func (p Pair) TLS() (tls.Certificate, error) { return tls.X509KeyPair(p.Certificate, p.Key) }
 
-// Issue returns a certificate for servers and clients with a new key, valid until a time; the zero time is in a day. It is for the subject, the
-// DNS name localhost, the address 127.0.0.1, and more DNS names.
+// Issue returns a certificate for servers and clients with a new key, valid until a time; the zero time is in a day. It
+// is for the subject, the DNS name localhost, the address 127.0.0.1, and more DNS names.
 func (a *Authority) Issue(subject pkix.Name, until time.Time, names ...string) (Pair, error) {
 	der, key, err := sign(&x509.Certificate{
 		Subject: subject, DNSNames: append(names, "localhost"), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},

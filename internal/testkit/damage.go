@@ -7,8 +7,8 @@ import (
 	"os"
 )
 
-// Damage changes one bit of the value of a key in the file of a store, also of an open one, like a disk that fails. A second call repairs
-// the value. It is for the tests of several packages.
+// Damage changes one bit of the value of a key in the file of a store, also of an open one, like a disk that fails. A
+// second call repairs the value. It is for the tests of several packages.
 func Damage(path string, key ...string) (err error) {
 	file, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {

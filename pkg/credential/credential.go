@@ -10,11 +10,11 @@ import (
 
 const redacted = "[redacted]"
 
-// A Credential is what a pull sends to a registry, in canonical form. The zero value is anonymous: it sends nothing. It cannot be
-// printed, logged or marshalled.
+// A Credential is what a pull sends to a registry, in canonical form. The zero value is anonymous: it sends nothing. It
+// cannot be printed, logged or marshalled.
 //
-// A closure contains the content, because the fmt package walks unexported fields, and follows pointers to them, under verbs that
-// a type does not expect.
+// A closure contains the content, because the fmt package walks unexported fields, and follows pointers to them, under
+// verbs that a type does not expect.
 type Credential struct {
 	reveal func() []byte
 	named  bool // see HasUsername
@@ -39,8 +39,9 @@ func (Login) MarshalLog() any { return redacted }
 // MarshalText returns "[redacted]" to encoders.
 func (Login) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 
-// New returns the credential of a login. If neither user name nor password is given, they are taken from Auth, as runtimes do. If all values are
-// empty, the credential is anonymous; with any other value, even only a password, it is not, whatever a runtime would make of it.
+// New returns the credential of a login. If neither user name nor password is given, they are taken from Auth, as
+// runtimes do. If all values are empty, the credential is anonymous; with any other value, even only a password, it is
+// not, whatever a runtime would make of it.
 func New(l Login) Credential {
 	username, password, auth := l.Username, l.Password, l.Auth
 	named := username != ""
@@ -64,7 +65,8 @@ func New(l Login) Credential {
 	return Credential{reveal: func() []byte { return canonical }, named: named}
 }
 
-// DecodeAuth returns username and password of the field auth of an AuthConfig; ok is false if it has none. Old clients pad the password with NUL.
+// DecodeAuth returns username and password of the field auth of an AuthConfig; ok is false if it has none. Old clients
+// pad the password with NUL.
 func DecodeAuth(auth string) (username, password string, ok bool) {
 	if auth == "" {
 		return "", "", false
@@ -80,8 +82,8 @@ func DecodeAuth(auth string) (username, password string, ok bool) {
 // Anonymous reports whether the credential would send nothing, or only empty values.
 func (c Credential) Anonymous() bool { return c.reveal == nil }
 
-// HasUsername reports whether the credential has a user name, possibly in auth. A runtime that sends only user names with
-// passwords, as CRI-O does, sends nothing for a credential without one.
+// HasUsername reports whether the credential has a user name, possibly in auth. A runtime that sends only user names
+// with passwords, as CRI-O does, sends nothing for a credential without one.
 func (c Credential) HasUsername() bool { return c.named }
 
 // Format prints "[redacted]" under every verb.

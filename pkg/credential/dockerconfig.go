@@ -16,14 +16,15 @@ const (
 	MaxEntries = 4096
 )
 
-// A Config is a parsed docker configuration: credentials, and patterns of the registries and repositories that they are for. The
-// zero value has none. It cannot be printed, logged or marshalled.
+// A Config is a parsed docker configuration: credentials, and patterns of the registries and repositories that they are
+// for. The zero value has none. It cannot be printed, logged or marshalled.
 type Config struct{ reveal func() []entry[Credential] }
 
-// ParseDockerConfigJSON reads the ".dockerconfigjson" of a Secret of the type kubernetes.io/dockerconfigjson, or a config.json of
-// docker. It reads the fields as kubelets do: from an entry it uses auth if it is set, otherwise username and password. It
-// ignores everything else (email, identitytoken, credential helpers), because kubelets never send it. It omits an entry whose key
-// is not a URL. If the auth of an entry is malformed, it returns ErrMalformed for the whole payload.
+// ParseDockerConfigJSON reads the ".dockerconfigjson" of a Secret of the type kubernetes.io/dockerconfigjson, or a
+// config.json of docker. It reads the fields as kubelets do: from an entry it uses auth if it is set, otherwise
+// username and password. It ignores everything else (email, identitytoken, credential helpers), because kubelets never
+// send it. It omits an entry whose key is not a URL. If the auth of an entry is malformed, it returns ErrMalformed for
+// the whole payload.
 func ParseDockerConfigJSON(payload []byte) (Config, error) {
 	var file struct {
 		Auths auths `json:"auths"`
@@ -60,14 +61,15 @@ func parse(payload []byte, file any, found *auths) (Config, error) {
 	return Config{reveal: func() []entry[Credential] { return entries }}, nil
 }
 
-// auths is a JSON object of entries, by what they are for. It stops at MaxEntries, so that the memory for a payload stays near
-// its size.
+// auths is a JSON object of entries, by what they are for. It stops at MaxEntries, so that the memory for a payload
+// stays near its size.
 type auths struct {
 	byKey map[string]account
 	many  bool
 }
 
-// UnmarshalJSON adds the entries of an object to the existing ones; encoding/json calls it once for each occurrence of the field.
+// UnmarshalJSON adds the entries of an object to the existing ones; encoding/json calls it once for each occurrence of
+// the field.
 func (a *auths) UnmarshalJSON(data []byte) error {
 	d := json.NewDecoder(bytes.NewReader(data))
 	switch t, err := d.Token(); {
@@ -127,8 +129,8 @@ func (a *account) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// splitAuth decodes an auth as kubelets do. This differs from runtimes: the padding of the base64 may be missing, and a NUL at
-// the end is part of the password.
+// splitAuth decodes an auth as kubelets do. This differs from runtimes: the padding of the base64 may be missing, and a
+// NUL at the end is part of the password.
 func splitAuth(auth string) (username, password string, err error) {
 	encoding := base64.RawStdEncoding
 	if strings.HasSuffix(strings.TrimSpace(auth), "=") {

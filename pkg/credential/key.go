@@ -19,15 +19,15 @@ import (
 // ErrDamagedKey is the error of LoadKey for a file that does not contain a key.
 var ErrDamagedKey = errors.New("credential: key file damaged")
 
-// ErrExposedKey is the error of LoadKey for a file that users other than its owner may read or write: they may know the key, or
-// have chosen it.
+// ErrExposedKey is the error of LoadKey for a file that users other than its owner may read or write: they may know the
+// key, or have chosen it.
 var ErrExposedKey = errors.New("credential: key file exposed")
 
 // keySize is the size of a key in bytes, that of the hash.
 const keySize = sha256.Size
 
-// An ID identifies a credential on one node: 64 hexadecimal digits. The zero value is the ID of an anonymous credential. It may
-// be stored and shown.
+// An ID identifies a credential on one node: 64 hexadecimal digits. The zero value is the ID of an anonymous
+// credential. It may be stored and shown.
 type ID string
 
 // A Key is the random key of a node. It cannot be printed, logged or marshalled. The zero value has no
@@ -41,9 +41,9 @@ func NewKey() Key {
 	return Key{reveal: func() []byte { return key }}
 }
 
-// LoadKey reads the key that CreateKey wrote. The error is fs.ErrNotExist if there is no file: call CreateKey once, and LoadKey
-// from then on. It is ErrDamagedKey if the file contains
-// something else, and ErrExposedKey if users other than its owner have access to it.
+// LoadKey reads the key that CreateKey wrote. The error is fs.ErrNotExist if there is no file: call CreateKey once, and
+// LoadKey from then on. It is ErrDamagedKey if the file contains something else, and ErrExposedKey if users other than
+// its owner have access to it.
 func LoadKey(path string) (Key, error) {
 	// Without O_NONBLOCK, opening a named pipe would wait for a writer without a limit.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
@@ -80,8 +80,8 @@ func readKey(f *os.File) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, 4*keySize))
 }
 
-// CreateKey makes a new key and writes it, mode 0600, completely or not at all. The error is fs.ErrExist if the file already
-// exists; of two concurrent calls one succeeds.
+// CreateKey makes a new key and writes it, mode 0600, completely or not at all. The error is fs.ErrExist if the file
+// already exists; of two concurrent calls one succeeds.
 func CreateKey(path string) (Key, error) {
 	key := NewKey()
 	err := disk.Write(path, disk.Options{}, func(w io.Writer) error {
@@ -102,9 +102,9 @@ func (k Key) ID(c Credential) ID {
 	return ID(k.sum(c.reveal()))
 }
 
-// NamespaceID returns the ID for the credentials that the runtime itself holds for the pods of a namespace, "" for no namespace.
-// It is never the ID of a [Credential]: a canonical form begins with the length of a user name, and no user name is as long as
-// the text here would mean.
+// NamespaceID returns the ID for the credentials that the runtime itself holds for the pods of a namespace, "" for no
+// namespace. It is never the ID of a [Credential]: a canonical form begins with the length of a user name, and no user
+// name is as long as the text here would mean.
 func (k Key) NamespaceID(namespace string) ID {
 	if namespace == "" {
 		return ""

@@ -7,20 +7,20 @@ import (
 	"slices"
 )
 
-// MaxOffers is how many credentials of one pod are considered for one image. A kubelet tries all of them at the registry, which
-// notices; comparing thousands of them with the records would allow guessing.
+// MaxOffers is how many credentials of one pod are considered for one image. A kubelet tries all of them at the
+// registry, which notices; comparing thousands of them with the records would allow guessing.
 const MaxOffers = 16
 
-// maxWork bounds the work of one look-up by [SealedKeyring.First], in compared bytes of patterns and hosts: a few milliseconds.
-// Secrets may contain tens of thousands of patterns with wildcards.
+// maxWork bounds the work of one look-up by [SealedKeyring.First], in compared bytes of patterns and hosts: a few
+// milliseconds. Secrets may contain tens of thousands of patterns with wildcards.
 const maxWork = 1 << 20
 
-// A Sealed is a Config with IDs instead of its credentials. It may be used concurrently. The zero value has none. It cannot be
-// printed, because the patterns are part of a secret too.
+// A Sealed is a Config with IDs instead of its credentials. It may be used concurrently. The zero value has none. It
+// cannot be printed, because the patterns are part of a secret too.
 type Sealed struct{ reveal func() []entry[ID] }
 
-// NewSealed returns one ID under several patterns, as a credential provider reports it. It omits invalid patterns, and all
-// patterns if the ID is that of an anonymous credential.
+// NewSealed returns one ID under several patterns, as a credential provider reports it. It omits invalid patterns, and
+// all patterns if the ID is that of an anonymous credential.
 func NewSealed(patterns []string, id ID) Sealed {
 	var entries []entry[ID]
 	for _, s := range patterns {
@@ -77,13 +77,13 @@ type SealedOffer struct {
 	From int
 }
 
-// Lookup returns the credentials that a kubelet would try for an image of this repository (docker.io/library/busybox), in the
-// kubelet's order: the most specific pattern first, and for one pattern in the order of the Secrets. Where the order of a kubelet
-// is random, within one Secret that has a registry twice, Lookup returns any order. It omits an entry that sends nothing, because
-// that has no ID.
+// Lookup returns the credentials that a kubelet would try for an image of this repository (docker.io/library/busybox),
+// in the kubelet's order: the most specific pattern first, and for one pattern in the order of the Secrets. Where the
+// order of a kubelet is random, within one Secret that has a registry twice, Lookup returns any order. It omits an
+// entry that sends nothing, because that has no ID.
 //
-// An empty result means that no entry matches. The pull need not be anonymous: the node may have its own credentials, and some
-// Secret may not have been read.
+// An empty result means that no entry matches. The pull need not be anonymous: the node may have its own credentials,
+// and some Secret may not have been read.
 func (k SealedKeyring) Lookup(repository string) []SealedOffer {
 	target := parsePattern(repository)
 	var all []found
@@ -121,9 +121,9 @@ func inOrder(all []found) []SealedOffer {
 	return offers
 }
 
-// First returns the first n results of [SealedKeyring.Lookup], without repetitions of a credential of the same Sealed. Its work
-// is bounded, whatever the keyring contains. whole is false if it omitted patterns for that; each Sealed has the same share of
-// the work.
+// First returns the first n results of [SealedKeyring.Lookup], without repetitions of a credential of the same Sealed.
+// Its work is bounded, whatever the keyring contains. whole is false if it omitted patterns for that; each Sealed has
+// the same share of the work.
 func (k SealedKeyring) First(repository string, n int) (offers []SealedOffer, whole bool) {
 	whole = true
 	matched := false

@@ -9,10 +9,12 @@ import (
 	"strings"
 )
 
-// maxPattern bounds the length of stored patterns. An image repository has at most 255 bytes, and a glob needs few more.
+// maxPattern bounds the length of stored patterns. An image repository has at most 255 bytes, and a glob needs few
+// more.
 const maxPattern = 512
 
-// defaultRegistry is docker's name of its own registry in a configuration; names of images from it begin with docker.io/….
+// defaultRegistry is docker's name of its own registry in a configuration; names of images from it begin with
+// docker.io/….
 const defaultRegistry = "index.docker.io"
 
 // A pattern is the parsed key of an entry of a docker configuration.
@@ -21,7 +23,8 @@ type pattern struct {
 	key string
 	// host may have wildcards, each within one component; port and path have none.
 	host, port, path string
-	// broken means that key is not the host and path of a URL. It matches only as the literal name of the default registry.
+	// broken means that key is not the host and path of a URL. It matches only as the literal name of the default
+	// registry.
 	broken bool
 }
 
@@ -51,8 +54,8 @@ func parseKey(s string) (pattern, bool) {
 	return p, len(p.key) <= maxPattern
 }
 
-// parsePattern splits host, port and path. It parses the text as a URL again, because after unescaping it may have another
-// meaning.
+// parsePattern splits host, port and path. It parses the text as a URL again, because after unescaping it may have
+// another meaning.
 func parsePattern(key string) pattern {
 	u, err := url.Parse("https://" + key)
 	if err != nil {
@@ -65,8 +68,8 @@ func parsePattern(key string) pattern {
 	return p
 }
 
-// clone returns the pattern in its own memory, so that it does not keep a payload in memory. Host and path nearly always are
-// parts of the key and share its memory.
+// clone returns the pattern in its own memory, so that it does not keep a payload in memory. Host and path nearly
+// always are parts of the key and share its memory.
 func (p pattern) clone() pattern {
 	p.key, p.port = strings.Clone(p.key), strings.Clone(p.port)
 	if strings.HasPrefix(p.key, p.host) {
@@ -111,8 +114,8 @@ func (p pattern) cost(repository pattern) int {
 	return 1 + len(p.host)*len(repository.host)
 }
 
-// matches reports whether the pattern is for a repository. Hosts must have the same number of components, and ports must be
-// equal; the path is a prefix, not only at a slash.
+// matches reports whether the pattern is for a repository. Hosts must have the same number of components, and ports
+// must be equal; the path is a prefix, not only at a slash.
 func (p pattern) matches(repository pattern) bool {
 	if !p.mayMatch(repository) {
 		return false
@@ -144,8 +147,8 @@ func isDefaultRegistry(repository string) bool {
 	return !strings.ContainsAny(first, ".:")
 }
 
-// order sorts entries for look-ups: the keys in reverse order, so that of two keys with the same beginning the longer, more
-// specific one is first.
+// order sorts entries for look-ups: the keys in reverse order, so that of two keys with the same beginning the longer,
+// more specific one is first.
 func order[T any](entries []entry[T]) {
 	slices.SortStableFunc(entries, func(a, b entry[T]) int { return cmp.Compare(b.pattern.key, a.pattern.key) })
 }

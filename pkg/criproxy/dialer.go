@@ -67,7 +67,8 @@ func (d *dialer) connected() {
 	d.made = d.now()
 }
 
-// answer notes how a call ended. With the codes that gRPC itself sets for calls without an answer, a call counts as not answered.
+// answer notes how a call ended. With the codes that gRPC itself sets for calls without an answer, a call counts as not
+// answered.
 func (d *dialer) answer(err error) {
 	switch status.Code(err) {
 	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable, codes.Internal:

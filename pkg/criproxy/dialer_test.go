@@ -72,8 +72,8 @@ func TestDialerCountsConnectionsThatWereMadeOnly(t *testing.T) {
 	}
 }
 
-// A socket that takes a connection for gRPC, sends SETTINGS and closes, as CRI-O's does with calls that it does not accept,
-// is not dialled in a busy loop, and the connection is back soon when it serves.
+// A socket that takes a connection for gRPC, sends SETTINGS and closes, as CRI-O's does with calls that it does not
+// accept, is not dialled in a busy loop, and the connection is back soon when it serves.
 func TestRuntimeThatClosesEveryConnectionIsNotDialledInALoop(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// A callGroup counts the calls in flight. Wait waits for those in flight at one moment. The zero value is ready for use; it may be
-// used concurrently.
+// A callGroup counts the calls in flight. Wait waits for those in flight at one moment. The zero value is ready for
+// use; it may be used concurrently.
 type callGroup struct {
 	mu      sync.Mutex
 	current *sync.WaitGroup
@@ -49,9 +49,10 @@ func (c *callGroup) Wait(ctx context.Context, spare time.Duration) {
 	}
 }
 
-// A drainListener can stop accepting connections and stay open. A client whose connection is closed before the
-// HTTP/2 handshake is done fails its calls. A connection in the accept queue of the socket is not affected: the next server on the same
-// socket accepts it. So before the server stops, nothing more is accepted, and the handshakes of accepted connections are completed.
+// A drainListener can stop accepting connections and stay open. A client whose connection is closed before the HTTP/2
+// handshake is done fails its calls. A connection in the accept queue of the socket is not affected: the next server on
+// the same socket accepts it. So before the server stops, nothing more is accepted, and the handshakes of accepted
+// connections are completed.
 type drainListener struct {
 	net.Listener
 	paused chan struct{} // closed by Pause
@@ -94,8 +95,8 @@ func (l *drainListener) accept() (net.Conn, error) {
 	return &pendingConn{Conn: conn, handshakeDone: sync.OnceFunc(l.pending.Done)}, nil
 }
 
-// Pause stops accepting, and waits until the handshakes of accepted connections are done, or ctx ends. It is called once. A nil
-// listener has nothing to wait for.
+// Pause stops accepting, and waits until the handshakes of accepted connections are done, or ctx ends. It is called
+// once. A nil listener has nothing to wait for.
 func (l *drainListener) Pause(ctx context.Context) error {
 	if l == nil {
 		return nil

@@ -17,8 +17,8 @@ import (
 // detailsKey is the key of the trailer that holds the details of a status.
 const detailsKey = "grpc-status-details-bin"
 
-// A Handler answers a unary call in the place of the runtime, or forwards it. The response is sent to the client as it is. An error
-// should be a status. Handlers are called concurrently; ctx ends with the client's call.
+// A Handler answers a unary call in the place of the runtime, or forwards it. The response is sent to the client as it
+// is. An error should be a status. Handlers are called concurrently; ctx ends with the client's call.
 type Handler func(ctx context.Context, c *Call) (response []byte, err error)
 
 // A Call is one unary call, for its [Handler]. It is used by one goroutine.
@@ -33,9 +33,9 @@ type Call struct {
 	forwarded       bool
 }
 
-// Forward sends the call to the runtime as it came, with its metadata, and returns the runtime's
-// answer as it came. The header and the trailer of the answer go with the response to the client. It is called once: the request is not
-// kept while the runtime works on it, which may take long.
+// Forward sends the call to the runtime as it came, with its metadata, and returns the runtime's answer as it came. The
+// header and the trailer of the answer go with the response to the client. It is called once: the request is not kept
+// while the runtime works on it, which may take long.
 func (c *Call) Forward(ctx context.Context) ([]byte, error) {
 	if c.forwarded {
 		return nil, status.Error(codes.Internal, "criproxy: the call was forwarded before")
@@ -134,8 +134,8 @@ func (u *Upstream) forward(ctx context.Context, method string, request, response
 	return header, trailer, explained(err, at, header, trailer)
 }
 
-// stream forwards a call without knowing whether either side streams: messages in both directions until the runtime ends
-// the call.
+// stream forwards a call without knowing whether either side streams: messages in both directions until the runtime
+// ends the call.
 func (s *Server) stream(client grpc.ServerStream, method string, u *Upstream) error {
 	ctx, cancel := context.WithCancelCause(client.Context())
 	defer cancel(nil)
@@ -145,8 +145,8 @@ func (s *Server) stream(client grpc.ServerStream, method string, u *Upstream) er
 	if err != nil {
 		return streamEnd(ctx, explained(err, peer.Peer{}, nil, nil))
 	}
-	// This direction may block in a read from the client until the call has been answered, so Shutdown waits for it, and the
-	// call does not.
+	// This direction may block in a read from the client until the call has been answered, so Shutdown waits for it, and
+	// the call does not.
 	s.requests.Go(func() {
 		if err := s.guard(method, func() error { return requests(client, runtime) }); err != nil {
 			cancel(err)
@@ -157,14 +157,15 @@ func (s *Server) stream(client grpc.ServerStream, method string, u *Upstream) er
 	trailer := runtime.Trailer()
 	client.SetTrailer(trailer)
 	var at peer.Peer
-	if p, ok := peer.FromContext(runtime.Context()); ok { // not by grpc.Peer, which writes when the call ends, maybe after this
+	// not by grpc.Peer, which writes when the call ends, maybe after this
+	if p, ok := peer.FromContext(runtime.Context()); ok {
 		at = *p
 	}
 	return streamEnd(ctx, asSent(explained(err, at, header, trailer), trailer))
 }
 
-// streamEnd returns the status of a stream that ended with err: that of the runtime, unless pullgated stops, or unless the
-// requests failed, of which the runtime sees only that the call was cancelled.
+// streamEnd returns the status of a stream that ended with err: that of the runtime, unless pullgated stops, or unless
+// the requests failed, of which the runtime sees only that the call was cancelled.
 func streamEnd(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -236,8 +237,8 @@ func explained(err error, at peer.Peer, header, trailer metadata.MD) error {
 	return Refuse(codes.Unavailable, "RUNTIME_CONNECTION_LOST", "the connection to the container runtime was lost: "+status.Convert(err).Message())
 }
 
-// outgoing adds the metadata of the client's call to ours. grpc ignores the keys in it that it sets itself; compression is negotiated
-// for each connection.
+// outgoing adds the metadata of the client's call to ours. grpc ignores the keys in it that it sets itself; compression
+// is negotiated for each connection.
 func outgoing(ctx context.Context) context.Context {
 	md, ok := metadata.FromIncomingContext(ctx)
 	if !ok {

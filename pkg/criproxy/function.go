@@ -10,8 +10,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A RuntimeFunc answers the unary calls to a runtime in this process: method is the full one, request and response are encoded
-// messages. It is called concurrently.
+// A RuntimeFunc answers the unary calls to a runtime in this process: method is the full one, request and response are
+// encoded messages. It is called concurrently.
 type RuntimeFunc func(ctx context.Context, method string, request []byte) (response []byte, err error)
 
 // Upstream returns an [Upstream] whose unary calls are answered by f, which is always up. A call with a stream fails.

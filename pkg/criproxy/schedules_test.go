@@ -32,9 +32,10 @@ import (
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
-// TestSchedules runs random schedules of calls twice at the same time, directly and through a proxy, and compares what the client and the
-// runtime have seen. A schedule has calls, messages, cancels, deadlines, slow readers, and the end of connections from each side.
-// PULLGATE_SCHEDULES is the number of schedules, PULLGATE_SCHEDULES_SEED the seed of the first.
+// TestSchedules runs random schedules of calls twice at the same time, directly and through a proxy, and compares what
+// the client and the runtime have seen. A schedule has calls, messages, cancels, deadlines, slow readers, and the end
+// of connections from each side. PULLGATE_SCHEDULES is the number of schedules, PULLGATE_SCHEDULES_SEED the seed of the
+// first.
 func TestSchedules(t *testing.T) {
 	schedules := uint64(2000)
 	if testing.Short() {
@@ -436,7 +437,8 @@ func (p *player) end() {
 	withHeader := p.rand.IntN(2) == 0
 	c.commands <- func(s grpc.ServerStream) error {
 		if withHeader {
-			_ = s.SetHeader(metadata.Pairs("x-header", "one", "x-header", "two")) // fails after the first message, with the same effect
+			// fails after the first message, with the same effect
+			_ = s.SetHeader(metadata.Pairs("x-header", "one", "x-header", "two"))
 		}
 		s.SetTrailer(md)
 		if isUnary && failure == nil {

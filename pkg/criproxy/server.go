@@ -31,24 +31,25 @@ type Metrics interface {
 	Panic()
 }
 
-// Limits of messages. containerd's own, like that of kubelets, is 16 MiB, that of CRI-O 80 MiB: a runtime with a smaller one than the
-// proxy refuses a request by itself.
+// Limits of messages. containerd's own, like that of kubelets, is 16 MiB, that of CRI-O 80 MiB: a runtime with a
+// smaller one than the proxy refuses a request by itself.
 const (
 	maxRequest = 80 << 20
 	maxHandled = 16 << 20
 )
 
-// handshakeLimit bounds how long a connection may take for its handshake. A stop waits for it; kubelets give up on a server
-// that sends nothing after the same time.
+// handshakeLimit bounds how long a connection may take for its handshake. A stop waits for it; kubelets give up on a
+// server that sends nothing after the same time.
 const handshakeLimit = 5 * time.Second
 
-// readBuffer is less than the default of grpc, 32 KiB, which would be most of the memory of an idle connection. Almost every request of a
-// kubelet fits.
+// readBuffer is less than the default of grpc, 32 KiB, which would be most of the memory of an idle connection. Almost
+// every request of a kubelet fits.
 const readBuffer = 4 << 10
 
-// Windows of a call and of a connection, in both directions. grpc enlarges its own to as much as a connection carries, up to 16 MiB for each
-// call: a client that does not read what it has asked for, or a runtime that does not, would take that much memory with each call. A message
-// that is larger than the window still comes without a pause, because grpc enlarges the window of its call while it is read.
+// Windows of a call and of a connection, in both directions. grpc enlarges its own to as much as a connection carries,
+// up to 16 MiB for each call: a client that does not read what it has asked for, or a runtime that does not, would take
+// that much memory with each call. A message that is larger than the window still comes without a pause, because grpc
+// enlarges the window of its call while it is read.
 const (
 	callWindow       = 64 << 10
 	connectionWindow = 1 << 20
@@ -93,8 +94,8 @@ func Methods() (all []string) {
 	return all
 }
 
-// New returns a server that does not serve yet. It panics if there is a handler for a method that is not a unary method of the CRI: it
-// would never be called.
+// New returns a server that does not serve yet. It panics if there is a handler for a method that is not a unary method
+// of the CRI: it would never be called.
 func New(c Config) *Server {
 	s := &Server{
 		services: map[string]*Upstream{},
@@ -160,8 +161,8 @@ func (s *Server) serve(_ any, stream grpc.ServerStream) error {
 	return err
 }
 
-// dispatch answers a call by its method. Of the two services every method is forwarded whose name is an identifier: a runtime that
-// decodes names before it looks them up must not find a method with a handler under another spelling.
+// dispatch answers a call by its method. Of the two services every method is forwarded whose name is an identifier: a
+// runtime that decodes names before it looks them up must not find a method with a handler under another spelling.
 func (s *Server) dispatch(stream grpc.ServerStream, method string) error {
 	at := strings.LastIndexByte(method, '/') + 1
 	u, ok := s.services[method[:at]]

@@ -100,8 +100,8 @@ func TestPingReportsWhetherAServerAnswers(t *testing.T) {
 	}
 }
 
-// One process after the other serves the same socket, while 64 callers call and connect. No call fails, and each judged one is
-// carried out once.
+// One process after the other serves the same socket, while 64 callers call and connect. No call fails, and each judged
+// one is carried out once.
 func TestHandoverFailsNoCall(t *testing.T) {
 	runtime := criproxytest.NewRuntime(t)
 	rounds := 30

@@ -24,12 +24,13 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy"
 )
 
-// otherLimit is how long a call may take while others wait. Without a wait it takes less than a millisecond. With PULLGATE_STARVATION set,
-// no call may take longer than longestAlone allows.
+// otherLimit is how long a call may take while others wait. Without a wait it takes less than a millisecond. With
+// PULLGATE_STARVATION set, no call may take longer than longestAlone allows.
 const otherLimit = 10 * time.Second
 
-// longestAlone is how long a call may take on a machine that does nothing else. On a busy one it may take as long as three times the longest
-// of those without a proxy: meanwhile on another connection to the runtime, or before beside as many calls that waited at the runtime.
+// longestAlone is how long a call may take on a machine that does nothing else. On a busy one it may take as long as
+// three times the longest of those without a proxy: meanwhile on another connection to the runtime, or before beside as
+// many calls that waited at the runtime.
 const longestAlone = 200 * time.Millisecond
 
 // Where calls wait. Each is the metadata that make a call wait there.
@@ -82,7 +83,8 @@ func newCrowd(t *testing.T, proxied bool) *crowd {
 		t.Cleanup(stop)
 		endpoint += ".proxy"
 	}
-	// Of what it does not read the client takes 64 KiB for each call, and no more if it measures that the connection is fast.
+	// Of what it does not read the client takes 64 KiB for each call, and no more if it measures that the connection is
+	// fast.
 	c.cc, c.endpoint = client(t, endpoint, grpc.WithInitialWindowSize(64<<10)), endpoint
 	return c
 }
@@ -100,7 +102,8 @@ func (c *crowd) arrived(calls int) {
 	}
 }
 
-// maxUnread is the memory that client, proxy and runtime together may have in use for a call whose messages are not read.
+// maxUnread is the memory that client, proxy and runtime together may have in use for a call whose messages are not
+// read.
 const maxUnread = 512 << 10
 
 func memoryInUse() int {
@@ -110,7 +113,8 @@ func memoryInUse() int {
 	return int(s.HeapInuse + s.StackInuse)
 }
 
-// others makes calls of every kind beside those that wait, and on another connection to the runtime. It returns how long the longest took.
+// others makes calls of every kind beside those that wait, and on another connection to the runtime. It returns how
+// long the longest took.
 func (c *crowd) others(waiting int) (longest time.Duration) {
 	c.t.Helper()
 	var alone, beside []time.Duration
@@ -178,9 +182,10 @@ func crowdSize() int {
 	return 1100
 }
 
-// A kubelet makes the calls of all pods on one connection. Calls that wait, in a handler, at the runtime or for a slow reader, stop no other
-// call on it. They use up the window of the connection (16 kB, 650 bytes), its streams (exec probes, streams), memory (1.7 MB), a goroutine each
-// (containers, streams), or the queues of messages (a client that reads none).
+// A kubelet makes the calls of all pods on one connection. Calls that wait, in a handler, at the runtime or for a slow
+// reader, stop no other call on it. They use up the window of the connection (16 kB, 650 bytes), its streams (exec
+// probes, streams), memory (1.7 MB), a goroutine each (containers, streams), or the queues of messages (a client that
+// reads none).
 func TestWaitingCallsStopNoOtherCall(t *testing.T) {
 	many := crowdSize()
 	for name, tc := range map[string]struct {
@@ -223,8 +228,8 @@ func TestWaitingCallsStopNoOtherCall(t *testing.T) {
 	}
 }
 
-// Connections take file descriptors and a place in the queue of the socket. Those that say nothing, that make no call, or whose calls wait stop
-// no other call, on another connection and on a new one. The process may have 20,000 files.
+// Connections take file descriptors and a place in the queue of the socket. Those that say nothing, that make no call,
+// or whose calls wait stop no other call, on another connection and on a new one. The process may have 20,000 files.
 func TestConnectionsStopNoOtherCall(t *testing.T) {
 	const preface, settings = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 	many := crowdSize() / 10 * 9

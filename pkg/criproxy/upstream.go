@@ -22,8 +22,8 @@ const (
 	handshake = 3 * time.Second
 )
 
-// An Upstream is the connection to one endpoint of the runtime. It reconnects by itself; a call fails at once with Unavailable while
-// there is no connection. Its methods may be called concurrently.
+// An Upstream is the connection to one endpoint of the runtime. It reconnects by itself; a call fails at once with
+// Unavailable while there is no connection. Its methods may be called concurrently.
 type Upstream struct {
 	conn   connection
 	dialer *dialer
@@ -59,8 +59,8 @@ func Dial(endpoint string) (*Upstream, error) {
 // Up reports whether the connection is up.
 func (u *Upstream) Up() bool { return u.conn.GetState() == connectivity.Ready }
 
-// Watch keeps connecting, and calls f with whether the connection is up: at once, and then at every change, until ctx ends. If the
-// connection is lost and back before Watch sees it, f is called with false and then with true.
+// Watch keeps connecting, and calls f with whether the connection is up: at once, and then at every change, until ctx
+// ends. If the connection is lost and back before Watch sees it, f is called with false and then with true.
 func (u *Upstream) Watch(ctx context.Context, f func(up bool)) {
 	state := u.conn.GetState()
 	up := state == connectivity.Ready
@@ -101,8 +101,8 @@ func (u *Upstream) Close() error {
 	return nil
 }
 
-// Invoke makes a unary call of our own, without the metadata of a client's call. Text in the answer that is not UTF-8 is
-// read as [DecodeAnswer] does.
+// Invoke makes a unary call of our own, without the metadata of a client's call. Text in the answer that is not UTF-8
+// is read as [DecodeAnswer] does.
 func (u *Upstream) Invoke(ctx context.Context, method string, req, resp proto.Message) error {
 	err := u.conn.Invoke(ctx, method, req, resp)
 	u.dialer.answer(err)

@@ -23,8 +23,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy"
 )
 
-// A waitingRuntime answers each call with its message, unless its metadata say that it waits for the end of the call, or that it fails
-// with a text of so many bytes, or as unavailable.
+// A waitingRuntime answers each call with its message, unless its metadata say that it waits for the end of the call,
+// or that it fails with a text of so many bytes, or as unavailable.
 type waitingRuntime struct {
 	socket string
 	server *grpc.Server

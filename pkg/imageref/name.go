@@ -7,8 +7,8 @@ import (
 	"github.com/distribution/reference"
 )
 
-// idRepository is the repository in the normal form of a name like sha256:7692. Runtimes resolve such a name as an image ID, or
-// as a prefix of one.
+// idRepository is the repository in the normal form of a name like sha256:7692. Runtimes resolve such a name as an
+// image ID, or as a prefix of one.
 const idRepository = "docker.io/library/sha256"
 
 // A Name is a normalised image name. It is comparable: equal names mean the same image, on one
@@ -44,8 +44,9 @@ func (n Name) String() string { return n.repository + n.suffix }
 // Repository returns the name without tag and digest, "docker.io/library/busybox".
 func (n Name) Repository() string { return n.repository }
 
-// CanonicalRegistry returns one form of the names of a registry: "repo.test" for "REPO.test:443". Host names do not distinguish upper and
-// lower case, 443 is the default port, and a port can begin with zeros. The runtime still takes them for different registries.
+// CanonicalRegistry returns one form of the names of a registry: "repo.test" for "REPO.test:443". Host names do not
+// distinguish upper and lower case, 443 is the default port, and a port can begin with zeros. The runtime still takes
+// them for different registries.
 func CanonicalRegistry(host string) string {
 	host = strings.ToLower(host)
 	if i := strings.LastIndexByte(host, ':') + 1; i > 0 && !strings.HasSuffix(host, "]") { // which ends an IPv6 address
@@ -54,7 +55,8 @@ func CanonicalRegistry(host string) string {
 	return strings.TrimSuffix(host, ":443")
 }
 
-// DockerHub returns the names of Docker Hub's registry, docker.io first. They serve the same repositories under the same paths.
+// DockerHub returns the names of Docker Hub's registry, docker.io first. They serve the same repositories under the
+// same paths.
 func DockerHub() []string {
 	return []string{"docker.io", "index.docker.io", "registry-1.docker.io", "registry.hub.docker.com"}
 }

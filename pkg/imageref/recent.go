@@ -12,8 +12,8 @@ const (
 	maxRecentName = 256
 )
 
-// recent holds the Refs of names that were parsed lately, because a kubelet sends the same few names again and again, and to parse
-// one takes longer than to judge it. It forgets all of them when it is full.
+// recent holds the Refs of names that were parsed lately, because a kubelet sends the same few names again and again,
+// and to parse one takes longer than to judge it. It forgets all of them when it is full.
 var recent struct { //nolint:gochecknoglobals // what New returns does not depend on it
 	mu sync.Mutex
 	of map[string]Ref

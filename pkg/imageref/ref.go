@@ -2,8 +2,9 @@ package imageref
 
 import "strings"
 
-// A Ref is an image name as it is written, together with its normal form. [New] parses the name, and a Ref is passed on in its
-// place, so that no name is parsed twice. It is comparable: equal Refs are written alike. The zero value is that of no name.
+// A Ref is an image name as it is written, together with its normal form. [New] parses the name, and a Ref is passed on
+// in its place, so that no name is parsed twice. It is comparable: equal Refs are written alike. The zero value is that
+// of no name.
 type Ref struct {
 	written string
 	name    Name
@@ -35,7 +36,8 @@ func (r Ref) Parsed() bool { return r.name != Name{} }
 // Repository returns the repository of the name, "" if the name does not parse.
 func (r Ref) Repository() string { return r.name.repository }
 
-// MayBeImageID reports whether runtimes may take the name for an image ID or a prefix of one, with or without "sha256:".
+// MayBeImageID reports whether runtimes may take the name for an image ID or a prefix of one, with or without
+// "sha256:".
 func (r Ref) MayBeImageID() bool {
 	return r.name.IsImageID() || r.written != "" && strings.Trim(r.written, "0123456789abcdef") == ""
 }

@@ -5,7 +5,8 @@ type Verdict uint8
 
 // The zero value is the safe one.
 const (
-	// Reverify means that the pod has to prove access before it may use the image. Callers hide the image or deny the call.
+	// Reverify means that the pod has to prove access before it may use the image. Callers hide the image or deny the
+	// call.
 	Reverify Verdict = iota
 	// Allow means that the pod may use the image as it is.
 	Allow
@@ -60,7 +61,8 @@ const (
 	ExemptedNamespace
 )
 
-// Evidence contains the facts about one pod, one image ID and one repository. The zero value describes an untracked image.
+// Evidence contains the facts about one pod, one image ID and one repository. The zero value describes an untracked
+// image.
 type Evidence struct {
 	Exempt     Exemption
 	Unreadable bool   // the record, or the mark, cannot be read
@@ -82,8 +84,8 @@ type Decision struct {
 	Reason  Reason
 }
 
-// Judge applies the rules in order; the first that matches decides (KEP-2535 has the rules of the policies, docs/architecture.md
-// the order). The caller must check that the image is present.
+// Judge applies the rules in order; the first that matches decides (KEP-2535 has the rules of the policies,
+// docs/architecture.md the order). The caller must check that the image is present.
 func (p Policy) Judge(e Evidence) Decision {
 	allow := func(r Reason) Decision { return Decision{Verdict: Allow, Reason: r} }
 	reverify := func(r Reason) Decision { return Decision{Verdict: Reverify, Reason: r} }

@@ -47,8 +47,8 @@ func mayUse(p policy.Policy, e policy.Evidence) bool {
 	return exempt || !e.Unreadable && (p.Mode() == "NeverVerify" || !e.ByID && (needsNoProof || proof))
 }
 
-// grounds has for each reason the condition of a decision with that reason, in the order of the rules: the first condition that
-// is true decides. Only the caller can find Absent.
+// grounds has for each reason the condition of a decision with that reason, in the order of the rules: the first
+// condition that is true decides. Only the caller can find Absent.
 var grounds = []struct {
 	reason  policy.Reason
 	verdict policy.Verdict

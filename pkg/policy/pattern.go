@@ -10,8 +10,8 @@ import (
 // allowedPattern is the end of every error about a pattern.
 const allowedPattern = "allowed is a repository, as in repo.test/team/app, or everything below a registry or a path, as in repo.test/team/*"
 
-// A pattern matches normalised repositories: one repository, or, if the pattern ends with a slash, all repositories with this
-// prefix. No repository ends with a slash.
+// A pattern matches normalised repositories: one repository, or, if the pattern ends with a slash, all repositories
+// with this prefix. No repository ends with a slash.
 type pattern string
 
 // parsePattern parses the kubelet's syntax. It normalises the text like an image name, so that busybox means
@@ -31,8 +31,8 @@ func parsePattern(s string) (pattern, error) {
 	case base == "":
 		return bad("a host is needed before the star")
 	}
-	// Two segments, not one, replace the star: the first below docker.io may be a user's, and a single one would be taken for
-	// library/x.
+	// Two segments, not one, replace the star: the first below docker.io may be a user's, and a single one would be taken
+	// for library/x.
 	const below = "x/x"
 	name := base
 	if wildcard {

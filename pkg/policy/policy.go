@@ -42,8 +42,8 @@ func (p Policy) Allowlisted(repository string) bool {
 	return slices.ContainsFunc(p.patterns, func(x pattern) bool { return x.matches(repository) })
 }
 
-// New validates a mode, "" for the default, and an allowlist in the kubelet's syntax. The error lists everything that is invalid;
-// the policy is then the zero value.
+// New validates a mode, "" for the default, and an allowlist in the kubelet's syntax. The error lists everything that
+// is invalid; the policy is then the zero value.
 func New(mode string, allowlist []string) (Policy, error) {
 	p := Policy{mode: Mode(mode)}
 	var errs []error

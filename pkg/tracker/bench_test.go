@@ -31,7 +31,8 @@ func proofOf(i int) records.Proof {
 	}
 }
 
-// writeRecords writes records into the file of a closed store, in one transaction and in the form that the package records documents.
+// writeRecords writes records into the file of a closed store, in one transaction and in the form that the package
+// records documents.
 func writeRecords(b *testing.B, path string, all []records.Record) {
 	b.Helper()
 	db, err := bolt.Open(path, 0o600, nil)
@@ -57,8 +58,8 @@ func writeRecords(b *testing.B, path string, all []records.Record) {
 	must(b, err)
 }
 
-// newJudge returns a tracker on a store with images, each with a record of a number of proofs, and a request for each image by the
-// Secret of the last proof.
+// newJudge returns a tracker on a store with images, each with a record of a number of proofs, and a request for each
+// image by the Secret of the last proof.
 func newJudge(b *testing.B, images, proofs int, o tracker.Options) (*tracker.Tracker, *records.Store, []tracker.Request) {
 	b.Helper()
 	var all []records.Record
@@ -147,7 +148,8 @@ func BenchmarkCheckParallel64(b *testing.B) {
 	})
 }
 
-// BenchmarkCheckCold100 judges 500 pairs with 100 proofs each, after a write: nothing that is in memory counts. It reports the time of one.
+// BenchmarkCheckCold100 judges 500 pairs with 100 proofs each, after a write: nothing that is in memory counts. It
+// reports the time of one.
 func BenchmarkCheckCold100(b *testing.B) {
 	t, store, all := newJudge(b, 500, 100, tracker.Options{})
 	n := 0

@@ -19,26 +19,28 @@ import (
 // A Request asks whether a pod may use an image under a name.
 type Request struct {
 	Pod Pod
-	// Name is the requested name. If it is empty, one repository of the image that allows the pod is enough (a CRI before 1.28 does not report the
-	// name when a container is created).
+	// Name is the requested name. If it is empty, one repository of the image that allows the pod is enough (a CRI before
+	// 1.28 does not report the name when a container is created).
 	Name imageref.Ref
 	// Image is the image to which the runtime resolves the name now.
 	Image Image
-	// Credentials are those that the pod presents, as with a pull; the tracker does not store them. If nil, the credentials that the runtime may
-	// hold for the pod's namespace count.
+	// Credentials are those that the pod presents, as with a pull; the tracker does not store them. If nil, the
+	// credentials that the runtime may hold for the pod's namespace count.
 	Credentials []credential.Credential
-	// Secrets are the known credentials of the pod's pull secrets for the name. They count like Credentials. If a Secret proved access with other
-	// content, its present content counts as proof too. Only the first credential.MaxOffers are considered, so that a pod cannot try thousands of
-	// credentials without a registry.
+	// Secrets are the known credentials of the pod's pull secrets for the name. They count like Credentials. If a Secret
+	// proved access with other content, its present content counts as proof too. Only the first credential.MaxOffers are
+	// considered, so that a pod cannot try thousands of credentials without a registry.
 	Secrets []Secret
 	// Except is a repository that is not considered; "" excludes none.
 	Except string
-	// Substituted says that the image is used in place of another one, for example when a checkpoint is restored. The tenant that made the
-	// checkpoint may have chosen its names, so no name exempts the image from proof or causes a preloaded mark.
+	// Substituted says that the image is used in place of another one, for example when a checkpoint is restored. The
+	// tenant that made the checkpoint may have chosen its names, so no name exempts the image from proof or causes a
+	// preloaded mark.
 	Substituted bool
-	// Using says that the pod uses the image now: a container is being created from it. Only then, and only with a Name, an Allow that depends only
-	// on the policy (NeverVerify, the allowlist, an exemption) leaves a grant. After a change of the rules a pod therefore keeps only what it has
-	// used. Without a Name it is unknown which repository of the image the pod has used.
+	// Using says that the pod uses the image now: a container is being created from it. Only then, and only with a Name,
+	// an Allow that depends only on the policy (NeverVerify, the allowlist, an exemption) leaves a grant. After a change
+	// of the rules a pod therefore keeps only what it has used. Without a Name it is unknown which repository of the image
+	// the pod has used.
 	Using bool
 	// Unasked says that the registry cannot be reached, or will not be asked: an expired proof counts during the grace.
 	Unasked bool
@@ -57,28 +59,30 @@ type Verdict struct {
 	Pair records.Pair
 	// Credential is the ID of the credential on which the verdict depends; "" if there is none.
 	Credential credential.ID
-	// Proved says that a credential of the request proves access, independent of the reason of the verdict. A pod with a grant may present a
-	// credential that does not prove access.
+	// Proved says that a credential of the request proves access, independent of the reason of the verdict. A pod with a
+	// grant may present a credential that does not prove access.
 	Proved bool
 	// InGrace says that the credential proves access by an expired proof, because the registry is not asked.
 	InGrace bool
-	// First says that this Allow created the pod's first grant for the pair, or is its first Allow by policy without a grant.
+	// First says that this Allow created the pod's first grant for the pair, or is its first Allow by policy without a
+	// grant.
 	First bool
 }
 
 // Allowed reports whether the pod may use the image.
 func (v Verdict) Allowed() bool { return v.Verdict == policy.Allow }
 
-// Check judges a request by the rules of policy.Policy.Judge. An Allow for a pod with a UID creates a grant; an Allow only by policy creates one
-// only if the pod uses the image, see [Request]. Check writes to disk only to mark an untracked image that is due, and to replace the credential
-// of a Secret with changed content. After any failure the verdict is Reverify.
+// Check judges a request by the rules of policy.Policy.Judge. An Allow for a pod with a UID creates a grant; an Allow
+// only by policy creates one only if the pod uses the image, see [Request]. Check writes to disk only to mark an
+// untracked image that is due, and to replace the credential of a Secret with changed content. After any failure the
+// verdict is Reverify.
 func (t *Tracker) Check(ctx context.Context, r Request) Verdict {
 	q := t.question(r)
 	return q.choose(func(p records.Pair) Verdict { return t.checkPair(ctx, &q, p) })
 }
 
-// A question is a request with what is worked out once for all its pairs. A judgement that changes nothing does not allocate, so that it has no
-// pointer to the stack.
+// A question is a request with what is worked out once for all its pairs. A judgement that changes nothing does not
+// allocate, so that it has no pointer to the stack.
 type question struct {
 	Request
 	rules       *Rules          // SetRules affects all of a judgement or nothing
@@ -133,8 +137,8 @@ func (r *Request) choose(judge func(records.Pair) Verdict) Verdict {
 	return first
 }
 
-// CheckID judges a name for which the runtime returned an error. The error can reveal which images are present
-// only for an image ID or a prefix of one. For every other name the verdict is Allow, so that the caller can return the error.
+// CheckID judges a name for which the runtime returned an error. The error can reveal which images are present only for
+// an image ID or a prefix of one. For every other name the verdict is Allow, so that the caller can return the error.
 func (t *Tracker) CheckID(p Pod, name imageref.Ref) policy.Decision {
 	if name.Parsed() && !name.MayBeImageID() {
 		return policy.Decision{Verdict: policy.Allow, Reason: policy.Absent}
@@ -147,7 +151,8 @@ func (t *Tracker) CheckID(p Pod, name imageref.Ref) policy.Decision {
 	return rules.Policy.Judge(e)
 }
 
-// pairsFor yields the pairs for the use of an image under a name: one pair, or without a name one pair for each repository of the image.
+// pairsFor yields the pairs for the use of an image under a name: one pair, or without a name one pair for each
+// repository of the image.
 func pairsFor(name imageref.Ref, img Image) iter.Seq[records.Pair] {
 	return func(yield func(records.Pair) bool) {
 		if !name.Empty() {
@@ -162,7 +167,8 @@ func pairsFor(name imageref.Ref, img Image) iter.Seq[records.Pair] {
 	}
 }
 
-// repositoryOf returns the repository of a name. For a name that does not parse it returns a distinct one that no valid name has.
+// repositoryOf returns the repository of a name. For a name that does not parse it returns a distinct one that no valid
+// name has.
 func repositoryOf(name imageref.Ref) string {
 	if name.Parsed() {
 		return name.Repository()
@@ -171,8 +177,8 @@ func repositoryOf(name imageref.Ref) string {
 	return "unparsed/" + hex.EncodeToString(sum[:])
 }
 
-// byID reports whether the request has only an image ID for a pair, so that access cannot be proved: the name is an ID, the runtime resolved the
-// name to an image without that name, or the image has no name.
+// byID reports whether the request has only an image ID for a pair, so that access cannot be proved: the name is an ID,
+// the runtime resolved the name to an image without that name, or the image has no name.
 func (r *Request) byID(p records.Pair) bool {
 	if r.Name.Empty() {
 		return p.Repository == ""
@@ -206,8 +212,9 @@ func (t *Tracker) checkPair(ctx context.Context, q *question, p records.Pair) Ve
 // progress is what a judgement has tried already, with or without success.
 type progress struct{ scanned, clamped, rotated bool }
 
-// repeated judges a pair. If the verdict has no effect but a later time of use, because the pod was allowed to use the pair before, it notes that
-// time and reports that this was all. It writes to no map, so that many judgements can do this at the same time.
+// repeated judges a pair. If the verdict has no effect but a later time of use, because the pod was allowed to use the
+// pair before, it notes that time and reports that this was all. It writes to no map, so that many judgements can do
+// this at the same time.
 func (t *Tracker) repeated(q *question, p records.Pair, done progress) (Verdict, effects, bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -219,8 +226,8 @@ func (t *Tracker) repeated(q *question, p records.Pair, done progress) (Verdict,
 	return v, e, !e.use || t.uses[p].again(v.Credential, e.from, now)
 }
 
-// grant judges a pair and applies the effects that are in memory. Facts and grants change together under the lock, so that no grant depends on a
-// fact that was revoked.
+// grant judges a pair and applies the effects that are in memory. Facts and grants change together under the lock, so
+// that no grant depends on a fact that was revoked.
 func (t *Tracker) grant(q *question, p records.Pair, done progress) Verdict {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -295,7 +302,8 @@ type judgement struct {
 	record   *records.Record // after clamp, before a rotation
 }
 
-// evaluate judges a request for one pair. It is pure: [Tracker.Check] applies the effects, and [Tracker.Explain] shows them.
+// evaluate judges a request for one pair. It is pure: [Tracker.Check] applies the effects, and [Tracker.Explain] shows
+// them.
 func evaluate(q *question, p records.Pair, f *facts, now time.Time) (j judgement) {
 	j.Pair = p
 	j.scan = !f.scanned && f.unreadable == nil && !q.Substituted && !q.byID(p) && mayBeMarked(&f.Facts, p, q.Image)
@@ -356,8 +364,8 @@ func (j *judgement) judge(q *question, f *facts, record *records.Record, now tim
 	return by
 }
 
-// leavesGrant reports whether an Allow for this reason creates a grant. Without a name, a mark leaves none either: a change of the policy could make
-// it not count.
+// leavesGrant reports whether an Allow for this reason creates a grant. Without a name, a mark leaves none either: a
+// change of the policy could make it not count.
 func (r *Request) leavesGrant(reason policy.Reason) bool {
 	if r.Name.Empty() {
 		return !byPolicy(reason) && reason != policy.Preloaded
@@ -365,9 +373,10 @@ func (r *Request) leavesGrant(reason policy.Reason) bool {
 	return !byPolicy(reason) || r.Using
 }
 
-// allowlists reports whether the allowlist exempts the pair from proof. A tenant can give any image of the node a further
-// name (docs/design/0022). If nothing is proved or marked for the pair itself, its name may be such a name, and the image is
-// exempt only if the pair has no record, did not come with a create, and every repository on the image is on the allowlist.
+// allowlists reports whether the allowlist exempts the pair from proof. A tenant can give any image of the node a
+// further name (docs/design/0022). If nothing is proved or marked for the pair itself, its name may be such a name, and
+// the image is exempt only if the pair has no record, did not come with a create, and every repository on the image is
+// on the allowlist.
 func (r *Rules) allowlists(f *records.Facts, p records.Pair, img Image) bool {
 	if !r.Policy.Allowlisted(p.Repository) {
 		return false
@@ -375,7 +384,8 @@ func (r *Rules) allowlists(f *records.Facts, p records.Pair, img Image) bool {
 	if f.Mark != nil || f.ProveAccess() {
 		return true
 	}
-	// A name that came with a create is arriving, and then has a record. Another record or mark may be of a name that the image has lost since.
+	// A name that came with a create is arriving, and then has a record. Another record or mark may be of a name that the
+	// image has lost since.
 	if f.Arriving || f.Record != nil || f.OtherRecords || f.OtherMarks {
 		return false
 	}
@@ -396,9 +406,9 @@ func proofOf(r *records.Record, id credential.ID, from records.SecretRef) *recor
 	return nil
 }
 
-// rotated looks for a Secret that proved access with a credential that it no longer holds. It returns the record in which the present credential
-// replaces that one, and the rotation that writes it; nil if there is none. The new proof is as old as the one that it replaces. A Secret with a
-// new UID is another Secret, whatever its name.
+// rotated looks for a Secret that proved access with a credential that it no longer holds. It returns the record in
+// which the present credential replaces that one, and the rotation that writes it; nil if there is none. The new proof
+// is as old as the one that it replaces. A Secret with a new UID is another Secret, whatever its name.
 func rotated(r *records.Record, secrets []Secret, p records.Pair, now time.Time) (*records.Record, *records.Rotation) {
 	for _, s := range secrets {
 		if !rotates(r, s, secrets) {

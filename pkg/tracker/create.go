@@ -16,15 +16,18 @@ import (
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
-// maxOrdinary limits the number of images known not to be checkpoints. Above the limit the tracker clears the set and learns them again.
+// maxOrdinary limits the number of images known not to be checkpoints. Above the limit the tracker clears the set and
+// learns them again.
 const maxOrdinary = 10_000
 
-// A Create is one call that creates containers. It begins before the image is looked up, and ends when the caller reports its end by exactly one
-// of Created, Failed, Restored, Lost and Dropped. Later calls change nothing, so that a caller can defer Lost. Only one goroutine uses it.
+// A Create is one call that creates containers. It begins before the image is looked up, and ends when the caller
+// reports its end by exactly one of Created, Failed, Restored, Lost and Dropped. Later calls change nothing, so that a
+// caller can defer Lost. Only one goroutine uses it.
 //
-// A runtime that restores a checkpoint may pull images and give names to images while it creates a container. An image is known to be ordinary,
-// that is, not a checkpoint, after a container was created from it and not restored. Every other create is written to the store before the caller
-// calls the runtime (records.Creation), so that no scan marks images that it brings, also after a crash.
+// A runtime that restores a checkpoint may pull images and give names to images while it creates a container. An image
+// is known to be ordinary, that is, not a checkpoint, after a container was created from it and not restored. Every
+// other create is written to the store before the caller calls the runtime (records.Creation), so that no scan marks
+// images that it brings, also after a crash.
 type Create struct {
 	t        *Tracker
 	restores bool
@@ -41,8 +44,9 @@ type Create struct {
 	unsteady     bool     // a name of the image may have moved to another manifest since
 }
 
-// BeginCreate begins a create. restores says that the runtime may restore checkpoints; if it cannot, every image is ordinary. The caller calls
-// BeginCreate before it looks up the image, because a pull could move the image's names afterwards.
+// BeginCreate begins a create. restores says that the runtime may restore checkpoints; if it cannot, every image is
+// ordinary. The caller calls BeginCreate before it looks up the image, because a pull could move the image's names
+// afterwards.
 func (t *Tracker) BeginCreate(restores bool) *Create {
 	c := &Create{t: t, restores: restores}
 	t.mu.Lock()
@@ -54,9 +58,10 @@ func (t *Tracker) BeginCreate(restores bool) *Create {
 	return c
 }
 
-// From sets the image from which the container is to be created; the zero value is an unknown image. The caller may call the runtime after From
-// returns. From writes to disk unless the image is known to be ordinary. If that write fails, the create continues and scans mark nothing until
-// it has ended: a full disk must not stop a pod that may use its image.
+// From sets the image from which the container is to be created; the zero value is an unknown image. The caller may
+// call the runtime after From returns. From writes to disk unless the image is known to be ordinary. If that write
+// fails, the create continues and scans mark nothing until it has ended: a full disk must not stop a pod that may use
+// its image.
 func (c *Create) From(ctx context.Context, img Image) {
 	if !c.restores {
 		return
@@ -98,8 +103,8 @@ func (c *Create) holdLocked() {
 	}
 }
 
-// Ordinary reports whether the image is known not to be a checkpoint. The caller calls it again after the runtime has answered, because the names
-// of the image may have moved meanwhile.
+// Ordinary reports whether the image is known not to be a checkpoint. The caller calls it again after the runtime has
+// answered, because the names of the image may have moved meanwhile.
 func (c *Create) Ordinary() bool {
 	if !c.restores {
 		return true
@@ -144,7 +149,8 @@ func (c *Create) Created() {
 	})
 }
 
-// Failed ends a create that the runtime answered with an error. Unless the image is ordinary, it is treated as Restored.
+// Failed ends a create that the runtime answered with an error. Unless the image is ordinary, it is treated as
+// Restored.
 func (c *Create) Failed(ctx context.Context) {
 	if c.Ordinary() {
 		c.Dropped()
@@ -153,9 +159,10 @@ func (c *Create) Failed(ctx context.Context) {
 	c.Restored(ctx)
 }
 
-// Restored ends a create that was restored, or that has a container on another image than the requested one. When it returns, each pair that the
-// runtime lists now, that has neither record nor mark and that was not listed before has a record with nothing proved. (If the creation could not
-// be written, it is not known what was listed before.) If these pairs cannot be listed or written, the create counts as Lost. ctx should outlast the call of the client.
+// Restored ends a create that was restored, or that has a container on another image than the requested one. When it
+// returns, each pair that the runtime lists now, that has neither record nor mark and that was not listed before has a
+// record with nothing proved. (If the creation could not be written, it is not known what was listed before.) If these
+// pairs cannot be listed or written, the create counts as Lost. ctx should outlast the call of the client.
 func (c *Create) Restored(ctx context.Context) {
 	c.once.Do(func() {
 		t := c.t
@@ -209,7 +216,8 @@ func (c *Create) notes() []uint64 {
 	return []uint64{c.note}
 }
 
-// end notes that the create has ended and its images were not recorded. If that cannot be written, scans mark nothing until it is written.
+// end notes that the create has ended and its images were not recorded. If that cannot be written, scans mark nothing
+// until it is written.
 func (c *Create) end() {
 	ended := records.Creation{ID: c.note, Image: c.key, Begun: time.Now(), Ended: time.Now()}
 	if err := c.t.writeEnd(ended); err != nil {
@@ -238,7 +246,8 @@ func (t *Tracker) writeEnd(c records.Creation) error {
 	return t.store.EndCreation(c.ID, c.Ended)
 }
 
-// beginCreation writes a creation, without the list unless no image was removed since it was requested: the record of a removed image is deleted.
+// beginCreation writes a creation, without the list unless no image was removed since it was requested: the record of a
+// removed image is deleted.
 func (t *Tracker) beginCreation(c records.Creation, unchanged func() bool) (id uint64, err error) {
 	t.turn.Lock()
 	defer t.turn.Unlock()
@@ -277,8 +286,8 @@ func (t *Tracker) pullBeganLocked(repository string) {
 	}
 }
 
-// unsteadyLocked notes that a name of the image may have moved, possibly to a checkpoint. A create without a creation in the store holds scans
-// from now on.
+// unsteadyLocked notes that a name of the image may have moved, possibly to a checkpoint. A create without a creation
+// in the store holds scans from now on.
 func (c *Create) unsteadyLocked() {
 	if c.restores && !c.unsteady {
 		c.unsteady = true
@@ -305,7 +314,8 @@ func (t *Tracker) forgetOrdinary() {
 	}
 }
 
-// NoteOrdinary notes that a container was created from the image and not restored, so that the image is not a checkpoint.
+// NoteOrdinary notes that a container was created from the image and not restored, so that the image is not a
+// checkpoint.
 func (t *Tracker) NoteOrdinary(img Image) {
 	if key := ordinaryKey(img); key != "" && len(img.Names) > 0 {
 		t.mu.Lock()
@@ -314,9 +324,9 @@ func (t *Tracker) NoteOrdinary(img Image) {
 	}
 }
 
-// ordinaryKey identifies an image with its names. The manifest determines whether an image is a checkpoint, and manifests can share an image ID.
-// A runtime adds the digest of each manifest that it pulls to the names, so all names of an image with at most one digest belong to one manifest.
-// For every other image the key is "".
+// ordinaryKey identifies an image with its names. The manifest determines whether an image is a checkpoint, and
+// manifests can share an image ID. A runtime adds the digest of each manifest that it pulls to the names, so all names
+// of an image with at most one digest belong to one manifest. For every other image the key is "".
 func ordinaryKey(img Image) string {
 	if img.ID == "" {
 		return ""
@@ -355,8 +365,9 @@ func (t *Tracker) settleCreations(ids []uint64, present []records.Pair) error {
 	return err
 }
 
-// SettleCreates ends creations with an answer that was lost at least an hour ago; they cannot bring images any more. A pair that is present by
-// then, that was not present before and that has neither record nor mark gets a record with nothing proved.
+// SettleCreates ends creations with an answer that was lost at least an hour ago; they cannot bring images any more. A
+// pair that is present by then, that was not present before and that has neither record nor mark gets a record with
+// nothing proved.
 func (t *Tracker) SettleCreates(ctx context.Context) error {
 	t.writeUnwritten()
 	all, err := t.store.Creations()
@@ -374,8 +385,8 @@ func (t *Tracker) SettleCreates(ctx context.Context) error {
 	return t.settleCreations(due, pairsOf(images))
 }
 
-// dueCreations returns the creations that ended at least an hour ago by the clock of this process, independent of the node's clock when they
-// ended.
+// dueCreations returns the creations that ended at least an hour ago by the clock of this process, independent of the
+// node's clock when they ended.
 func (t *Tracker) dueCreations(all []records.Creation) (due []uint64) {
 	now, ended := time.Now(), map[uint64]time.Time{}
 	t.mu.Lock()

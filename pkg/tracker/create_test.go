@@ -78,7 +78,8 @@ func TestConcurrentCreatesDoNotHideWhatTheOtherBrought(t *testing.T) {
 	}
 }
 
-// A create shares the list of an earlier one. An image that is removed in between, and that the create brings again, needs proof.
+// A create shares the list of an earlier one. An image that is removed in between, and that the create brings again,
+// needs proof.
 func TestCreateBringsAnImageThatWasRemovedSinceTheList(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, tracker.Options{})

@@ -32,15 +32,16 @@ func setting(t *testing.T, name string, otherwise uint64) uint64 {
 	return n
 }
 
-// A byte of the store is changed, in a key or anywhere, and pullgated starts and scans twice. PULLGATE_FLIPS is how often,
-// PULLGATE_FLIP_SEED repeats a run.
+// A byte of the store is changed, in a key or anywhere, and pullgated starts and scans twice. PULLGATE_FLIPS is how
+// often, PULLGATE_FLIP_SEED repeats a run.
 func TestFlippedByteOfTheStoreOpensNoImage(t *testing.T) {
 	flips, seed := setting(t, "PULLGATE_FLIPS", 2000), setting(t, "PULLGATE_FLIP_SEED", rand.Uint64())
 	if testing.Short() || raced {
 		flips = min(flips, 30)
 	}
 	t.Logf("%d flips, PULLGATE_FLIP_SEED=%d", flips, seed)
-	synctest.Test(t, func(t *testing.T) { // so that the times in the store, and with them its layout, are those of the seed
+	// so that the times in the store, and with them its layout, are those of the seed
+	synctest.Test(t, func(t *testing.T) {
 		content, images, private := filledStore(t)
 		used := len(bytes.TrimRight(content, "\x00"))
 		var keys []int // the places of keys, in pages in use and in earlier versions of pages
@@ -79,7 +80,8 @@ func TestFlippedByteOfTheStoreOpensNoImage(t *testing.T) {
 	})
 }
 
-// filledStore returns the file of a store with several levels of pages, the images of the runtime, and those that no stranger may use.
+// filledStore returns the file of a store with several levels of pages, the images of the runtime, and those that no
+// stranger may use.
 func filledStore(t *testing.T) (content []byte, images, private []tracker.Image) {
 	t.Helper()
 	w := newWorld(t, tracker.Options{})

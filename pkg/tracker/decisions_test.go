@@ -12,8 +12,9 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// Every case of the table, against the library: with the credentials that the pod presents, as in a pull, and with the contents of its Secrets
-// from a pod source. Where the coordinates of the Secrets are needed, the stricter verdict is correct without them.
+// Every case of the table, against the library: with the credentials that the pod presents, as in a pull, and with the
+// contents of its Secrets from a pod source. Where the coordinates of the Secrets are needed, the stricter verdict is
+// correct without them.
 func TestDecisions(t *testing.T) {
 	table, err := testkit.ReadDecisions()
 	must(t, err)

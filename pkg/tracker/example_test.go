@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// The program of docs/examples/library is what a reader copies: it is built and run, once for each pod, as after restarts.
+// The program of docs/examples/library is what a reader copies: it is built and run, once for each pod, as after
+// restarts.
 func TestLibraryExample(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds a program")

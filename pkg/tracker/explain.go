@@ -28,8 +28,8 @@ type Explanation struct {
 	Distrust *records.Distrust
 }
 
-// Explain judges like Check and has no effect: no grant, mark, rotation, time of use or clamp. Where Check would write before it judges, Explain
-// judges as if it had written.
+// Explain judges like Check and has no effect: no grant, mark, rotation, time of use or clamp. Where Check would write
+// before it judges, Explain judges as if it had written.
 func (t *Tracker) Explain(ctx context.Context, r Request) Explanation {
 	q := t.question(r)
 	all := map[records.Pair]Explanation{}

@@ -17,7 +17,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// In any state Explain returns what Check returns afterwards, and changes nothing: no byte of the file, no grant, no time of use.
+// In any state Explain returns what Check returns afterwards, and changes nothing: no byte of the file, no grant, no
+// time of use.
 func TestExplainReturnsTheVerdictOfCheckAndChangesNothing(t *testing.T) {
 	seeds := 20
 	if testing.Short() || raced { // there is one goroutine; make race runs all seeds without the detector

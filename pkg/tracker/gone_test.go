@@ -171,8 +171,8 @@ func TestRunMarksWhatIsDueEachMinute(t *testing.T) {
 	})
 }
 
-// A runtime can omit an image from its lists, as containerd does with one that it cannot load at its start, and list it again after its next
-// restart.
+// A runtime can omit an image from its lists, as containerd does with one that it cannot load at its start, and list it
+// again after its next restart.
 func TestImageThatListsLeaveOutForAWhileIsNotPreloaded(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	anyImage, img := image(id3, "repo.test/any:1"), image(id1, app+":1")

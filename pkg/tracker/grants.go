@@ -13,8 +13,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
-// A grant lets one pod use one (image ID, repository) until the pod ends. It holds the facts on which it depends, so that it ends when they are
-// revoked.
+// A grant lets one pod use one (image ID, repository) until the pod ends. It holds the facts on which it depends, so
+// that it ends when they are revoked.
 type grant struct {
 	reason     policy.Reason
 	credential credential.ID
@@ -22,8 +22,8 @@ type grant struct {
 	before     []credential.ID     // credentials that its Secret held before, if no registry had confirmed the credential
 	// created is the creation time of the container from which a grant was restored.
 	created time.Time
-	// unnamed is set for a restored grant if the container did not show the name of its image: the grant may be based on a proof for another
-	// repository of the image.
+	// unnamed is set for a restored grant if the container did not show the name of its image: the grant may be based on a
+	// proof for another repository of the image.
 	unnamed bool
 }
 
@@ -61,16 +61,16 @@ func (t *Tracker) grantedByOthers(p records.Pair, id credential.ID) bool {
 	return false
 }
 
-// Restore gives a pod the grants that its container shows: the container was started on the image, so the pod had been allowed to use the image.
-// It is called for the containers that the runtime has when the program starts. Only a started container is evidence; a container that was only
-// created may have been about to be denied. Without a name (a CRI before 1.28 does not report it) the grants are for every repository of the
-// image.
+// Restore gives a pod the grants that its container shows: the container was started on the image, so the pod had been
+// allowed to use the image. It is called for the containers that the runtime has when the program starts. Only a
+// started container is evidence; a container that was only created may have been about to be denied. Without a name (a
+// CRI before 1.28 does not report it) the grants are for every repository of the image.
 //
-// The proof that allowed the pod is unknown. Restore therefore creates no grant for a pair if anything of the pair was revoked since the
-// container was created. It creates none if anything was revoked since then and the pair has no record, or has a record that is younger than the
-// container. Without a name it creates no grant at all after such a revocation: the container may use a repository that the image has lost, and
-// its record with it. It also creates no grant for a container with a creation time in the future: the clock was set back, and the order of
-// events is unknown.
+// The proof that allowed the pod is unknown. Restore therefore creates no grant for a pair if anything of the pair was
+// revoked since the container was created. It creates none if anything was revoked since then and the pair has no
+// record, or has a record that is younger than the container. Without a name it creates no grant at all after such a
+// revocation: the container may use a repository that the image has lost, and its record with it. It also creates no
+// grant for a container with a creation time in the future: the clock was set back, and the order of events is unknown.
 func (t *Tracker) Restore(p Pod, name imageref.Ref, img Image, created time.Time) {
 	t.noteTime(created)
 	if img.ID == "" {
@@ -120,8 +120,9 @@ func (t *Tracker) restorable(name imageref.Ref, img Image, created time.Time) (p
 	return pairs, nil
 }
 
-// noteTime notes a time at which a container may have been created, and returns the latest one so far. Revocations and new records get the latest
-// time. If the clock is set back, none of them therefore seems older than a container that was allowed before it.
+// noteTime notes a time at which a container may have been created, and returns the latest one so far. Revocations and
+// new records get the latest time. If the clock is set back, none of them therefore seems older than a container that
+// was allowed before it.
 func (t *Tracker) noteTime(at time.Time) time.Time {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -168,8 +169,8 @@ func (g Grant) compare(with Grant) int {
 	return cmp.Or(strings.Compare(g.Pod, with.Pod), strings.Compare(g.Pair.ImageID, with.Pair.ImageID), strings.Compare(g.Pair.Repository, with.Pair.Repository))
 }
 
-// GrantsAfter returns at most limit of the grants that keep selects, sorted by pod and pair, that follow after; the zero value precedes all
-// grants.
+// GrantsAfter returns at most limit of the grants that keep selects, sorted by pod and pair, that follow after; the
+// zero value precedes all grants.
 func (t *Tracker) GrantsAfter(after Grant, limit int, keep func(Grant) bool) []Grant {
 	var found []Grant
 	t.mu.Lock()
@@ -196,7 +197,8 @@ func (t *Tracker) Grants() int {
 	return n
 }
 
-// noteUseLocked notes that a pair and a credential were used now, and that a Secret holds the credential, unless the Secret is the zero value.
+// noteUseLocked notes that a pair and a credential were used now, and that a Secret holds the credential, unless the
+// Secret is the zero value.
 func (t *Tracker) noteUseLocked(p records.Pair, by credential.ID, from records.SecretRef) {
 	if t.uses[p] == nil {
 		t.uses[p] = newUse(records.Use{})

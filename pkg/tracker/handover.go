@@ -17,7 +17,8 @@ const handoverVersion = 1
 // A handover holds the grants of one process for the next one.
 type handover struct {
 	Version int `json:"version"`
-	// Store is the number of the last write to the store at the time of the handover. A later write to the store may contain a revocation.
+	// Store is the number of the last write to the store at the time of the handover. A later write to the store may
+	// contain a revocation.
 	Store  uint64        `json:"store"`
 	Latest time.Time     `json:"latest,omitzero"` // see Tracker.noteTime
 	Grants []handedGrant `json:"grants"`
@@ -35,8 +36,8 @@ type handedGrant struct {
 	Unnamed    bool                `json:"unnamed,omitempty"`
 }
 
-// HandOver returns the grants for a tracker of a later process on the same store; see [Tracker.TakeOver]. It must be the last call: a later grant
-// is not in the result, and a later write makes the result invalid.
+// HandOver returns the grants for a tracker of a later process on the same store; see [Tracker.TakeOver]. It must be
+// the last call: a later grant is not in the result, and a later write makes the result invalid.
 func (t *Tracker) HandOver() ([]byte, error) {
 	number, err := t.store.LastWrite()
 	if err != nil {
@@ -53,9 +54,9 @@ func (t *Tracker) HandOver() ([]byte, error) {
 	return json.Marshal(h)
 }
 
-// TakeOver gives pods the grants that another process handed over, and returns their number. If another program has written to the store
-// since the handover, or the grants cannot be read, TakeOver creates no grant.
-// Grants of pods that have ended meanwhile end with [Tracker.EndPod].
+// TakeOver gives pods the grants that another process handed over, and returns their number. If another program has
+// written to the store since the handover, or the grants cannot be read, TakeOver creates no grant. Grants of pods that
+// have ended meanwhile end with [Tracker.EndPod].
 //
 // The caller ensures that the same grants are not taken over again.
 func (t *Tracker) TakeOver(data []byte) (int, error) {

@@ -25,8 +25,8 @@ type lists struct {
 
 func newLists(rt Runtime) *lists { return &lists{runtime: rt, turn: make(chan struct{}, 1)} }
 
-// since returns a list that was requested at the time or later, and a function that reports whether no removal has begun since the request.
-// It waits if there were too many requests. idle is [Tracker.idle].
+// since returns a list that was requested at the time or later, and a function that reports whether no removal has
+// begun since the request. It waits if there were too many requests. idle is [Tracker.idle].
 func (l *lists) since(ctx context.Context, t time.Time, idle func() (func() bool, bool)) ([]Image, func() bool, error) {
 	select {
 	case l.turn <- struct{}{}:

@@ -24,9 +24,10 @@ type Forgotten struct {
 	Grants []Grant
 }
 
-// ForgetMarks removes preloaded marks, so that their pairs need proof, and ends the grants that depend on them: on disk, then in memory, then it
-// returns. A selection by repository only selects whole images: all marks of the images that have a mark of the repository. No scan marks such a
-// pair again as long as its image stays. A restored grant ends with the mark of its pair, because its reason is unknown.
+// ForgetMarks removes preloaded marks, so that their pairs need proof, and ends the grants that depend on them: on
+// disk, then in memory, then it returns. A selection by repository only selects whole images: all marks of the images
+// that have a mark of the repository. No scan marks such a pair again as long as its image stays. A restored grant ends
+// with the mark of its pair, because its reason is unknown.
 //
 // After an error no grant has ended; if the disk failed during the write, the marks may be deleted nevertheless.
 func (t *Tracker) ForgetMarks(ctx context.Context, of records.Selection, dryRun bool) (Forgotten, error) {
@@ -65,11 +66,11 @@ type Acceptance struct {
 	Name imageref.Name
 	// DryRun marks nothing and returns what would be marked.
 	DryRun bool
-	// IncludingProved also marks pairs to which a credential proved access and that are not open. Without it, nothing is marked if the selection
-	// contains such a pair: [ErrProved].
+	// IncludingProved also marks pairs to which a credential proved access and that are not open. Without it, nothing is
+	// marked if the selection contains such a pair: [ErrProved].
 	IncludingProved bool
-	// Confirmation is that of a dry run: AcceptMarks marks exactly the result of the dry run, or nothing: [ErrChanged]. "" marks the present
-	// selection.
+	// Confirmation is that of a dry run: AcceptMarks marks exactly the result of the dry run, or nothing: [ErrChanged]. ""
+	// marks the present selection.
 	Confirmation string
 }
 
@@ -109,12 +110,12 @@ func (a *Acceptance) agree(found records.Acceptable) error {
 	return nil
 }
 
-// AcceptMarks marks the selected images on the node as preloaded, by order of an operator, and returns the pairs that had no mark. An error means
-// that nothing is marked.
+// AcceptMarks marks the selected images on the node as preloaded, by order of an operator, and returns the pairs that
+// had no mark. An error means that nothing is marked.
 //
-// For a selection by repository only, AcceptMarks marks nothing if there are rivals: ErrRivals. A distrusted store has lost its proofs, so every
-// further repository of the image counts as a rival. For a selection of all images (All), AcceptMarks marks only the pairs that a scan would
-// mark, and none in a distrusted store: ErrDistrusted.
+// For a selection by repository only, AcceptMarks marks nothing if there are rivals: ErrRivals. A distrusted store has
+// lost its proofs, so every further repository of the image counts as a rival. For a selection of all images (All),
+// AcceptMarks marks only the pairs that a scan would mark, and none in a distrusted store: ErrDistrusted.
 func (t *Tracker) AcceptMarks(ctx context.Context, a Acceptance) (Accepted, error) {
 	switch {
 	case a.Empty():
@@ -161,8 +162,8 @@ func (t *Tracker) AcceptMarks(ctx context.Context, a Acceptance) (Accepted, erro
 	return t.accepted(a, found, err)
 }
 
-// withoutRivals returns an error if one of the selected pairs has rivals: an operator who gives only a repository may not know which images it
-// selects.
+// withoutRivals returns an error if one of the selected pairs has rivals: an operator who gives only a repository may
+// not know which images it selects.
 func (t *Tracker) withoutRivals(selected, present []records.Pair) error {
 	distrusted := t.store.Distrusted() != nil
 	for _, p := range selected {
@@ -216,9 +217,10 @@ func (t *Tracker) present(ctx context.Context) ([]Image, error) {
 	return images, nil
 }
 
-// EndDistrust ends the distrust of the store and makes a scan like the very first one. It returns the distrust that ended, and the untracked
-// pairs, which such a scan marks preloaded. If the scan cannot be made now, a later scan is like the first. In a dry run nothing changes. After
-// an error the store is distrusted as before, unless the disk failed during the write.
+// EndDistrust ends the distrust of the store and makes a scan like the very first one. It returns the distrust that
+// ended, and the untracked pairs, which such a scan marks preloaded. If the scan cannot be made now, a later scan is
+// like the first. In a dry run nothing changes. After an error the store is distrusted as before, unless the disk
+// failed during the write.
 func (t *Tracker) EndDistrust(ctx context.Context, dryRun bool) (ended records.Distrust, due []records.Pair, err error) {
 	why := t.store.Distrusted()
 	if why == nil {

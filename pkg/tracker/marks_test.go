@@ -204,7 +204,8 @@ func TestAcceptMarksOnlyWhatWasConfirmed(t *testing.T) {
 	}
 }
 
-// A selection by repository only does not open a name that a tenant gave to an image that another tenant proved. A selection by image does.
+// A selection by repository only does not open a name that a tenant gave to an image that another tenant proved. A
+// selection by image does.
 func TestAcceptByNameSparesWhatOthersProved(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	w.runtime.set(image(id3, "repo.test/pre:1"))
@@ -226,7 +227,8 @@ func TestAcceptByNameSparesWhatOthersProved(t *testing.T) {
 	}
 }
 
-// A selection of all untracked images marks only what a scan would mark. It does not open a name that a tenant gave to an image that needs proof.
+// A selection of all untracked images marks only what a scan would mark. It does not open a name that a tenant gave to
+// an image that needs proof.
 func TestAcceptAllTakesOnlyWhatNothingIsKnownOf(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	w.runtime.set(image(id3, "repo.test/pre:1"))

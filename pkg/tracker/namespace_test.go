@@ -56,8 +56,8 @@ func TestProofOfANamespaceAnswersForNoCredential(t *testing.T) {
 	w.want(w.check(inNamespace("b2", "team-b"), app+":1", img), policy.Reverify, policy.NotProved)
 }
 
-// Such a runtime sends only user names with passwords. A credential without a user name therefore proves only what the namespace's credential
-// proves.
+// Such a runtime sends only user names with passwords. A credential without a user name therefore proves only what the
+// namespace's credential proves.
 func TestCredentialWithoutUserNameProvesForItsNamespace(t *testing.T) {
 	w, img := namespaceWorld(t)
 	token := credential.New(credential.Login{IdentityToken: "token"})
@@ -72,7 +72,8 @@ func TestCredentialWithoutUserNameProvesForItsNamespace(t *testing.T) {
 	w.want(ask(inNamespace("a2", "team-a")), policy.Allow, policy.Proved)
 }
 
-// The runtime selects the namespace's credential by the pod's sandbox. A pull without a sandbox uses only the node's credentials.
+// The runtime selects the namespace's credential by the pod's sandbox. A pull without a sandbox uses only the node's
+// credentials.
 func TestPullWithoutPodOpens(t *testing.T) {
 	w, img := namespaceWorld(t)
 	w.want(w.pulled(tracker.Pod{}, app+":1", id1, ""), policy.Allow, policy.Open)

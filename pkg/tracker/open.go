@@ -13,18 +13,20 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
-// The files of a tracker in its directory. The key is made after the store: a key without a store means that the store was lost.
+// The files of a tracker in its directory. The key is made after the store: a key without a store means that the store
+// was lost.
 const (
 	StoreFile = "records.db"
 	KeyFile   = "node.key"
 )
 
-// A Report says what [Open] found and changed. Only an error stops the caller: after every loss images need proof, and nothing is opened.
+// A Report says what [Open] found and changed. Only an error stops the caller: after every loss images need proof, and
+// nothing is opened.
 type Report struct {
 	// Created means that Open made a new store.
 	Created bool
-	// SetAside is where a damaged store was moved to, "" if there was none. If Created is false, it is a copy of the store from which Open has
-	// removed the values that could not be read. Damage describes them.
+	// SetAside is where a damaged store was moved to, "" if there was none. If Created is false, it is a copy of the store
+	// from which Open has removed the values that could not be read. Damage describes them.
 	SetAside, Damage string
 	// Distrust is set while the store is distrusted: no image counts as preloaded by a scan.
 	Distrust *records.Distrust
@@ -35,10 +37,12 @@ type Report struct {
 type KeyReport struct {
 	// Exposed says that other users could read the key; its mode is 0600 now.
 	Exposed error
-	// Damaged says why the old key was replaced, and SetAside where it is now; "" if it could not be moved, for the reason in Unmoved.
+	// Damaged says why the old key was replaced, and SetAside where it is now; "" if it could not be moved, for the reason
+	// in Unmoved.
 	Damaged, Unmoved error
 	SetAside         string
-	// Unread says why the key cannot be read at present. It stays in place, and a key in memory is in use until the next start.
+	// Unread says why the key cannot be read at present. It stays in place, and a key in memory is in use until the next
+	// start.
 	Unread error
 	// Lost means that the store was written with a key that is missing now.
 	Lost bool
@@ -50,9 +54,10 @@ type KeyReport struct {
 	Unnoted error
 }
 
-// Open opens the store and the key of a node in a directory on a local disk, or makes them, and returns a tracker on them. The caller calls
-// [Tracker.Close] at the end. Only one process may have the directory open; for another one the error is [ErrInUse]. A store of a newer version
-// is left as it is: [ErrNewerFormat]. After any other error the store is left too: the disk cannot be read or written.
+// Open opens the store and the key of a node in a directory on a local disk, or makes them, and returns a tracker on
+// them. The caller calls [Tracker.Close] at the end. Only one process may have the directory open; for another one the
+// error is [ErrInUse]. A store of a newer version is left as it is: [ErrNewerFormat]. After any other error the store
+// is left too: the disk cannot be read or written.
 //
 // A damaged or lost store or key is not an error: Open goes on with a new one, as the report says.
 func Open(dir string, rt Runtime, o Options) (*Tracker, Report, error) {
@@ -86,7 +91,8 @@ func Open(dir string, rt Runtime, o Options) (*Tracker, Report, error) {
 	return New(store, key, rt, o), report, nil
 }
 
-// replaceKey makes a new key if the old one cannot be used. kept reports that it is on disk; otherwise it is in memory until the next start.
+// replaceKey makes a new key if the old one cannot be used. kept reports that it is on disk; otherwise it is in memory
+// until the next start.
 func replaceKey(path string, why error, store *records.Store, r *KeyReport) (key credential.Key, kept bool) {
 	switch {
 	case errors.Is(why, credential.ErrDamagedKey):
@@ -125,6 +131,6 @@ func (t *Tracker) Close() error { return t.store.Close() }
 // Key returns the key by which the tracker identifies credentials.
 func (t *Tracker) Key() credential.Key { return t.key }
 
-// Store returns the store, for what pullgated does with it besides the tracker: endorsements, lists, verification and backups. A program outside
-// this module does not need it.
+// Store returns the store, for what pullgated does with it besides the tracker: endorsements, lists, verification and
+// backups. A program outside this module does not need it.
 func (t *Tracker) Store() *records.Store { return t.store }

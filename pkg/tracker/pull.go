@@ -14,8 +14,9 @@ import (
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
-// A Pull is one pull with one credential. It begins before the runtime is called, and ends when exactly one of Proved, Denied, Refused and Lost
-// reports its end. Later calls change nothing, so that a caller can defer Lost. Its methods may be called concurrently.
+// A Pull is one pull with one credential. It begins before the runtime is called, and ends when exactly one of Proved,
+// Denied, Refused and Lost reports its end. Later calls change nothing, so that a caller can defer Lost. Its methods
+// may be called concurrently.
 type Pull struct {
 	t           *Tracker
 	intent      records.Intent
@@ -25,10 +26,11 @@ type Pull struct {
 	revoked     []scope // scopes of the revocations since the pull began; guarded by Tracker.mu
 }
 
-// BeginPull writes the intent of a pull to disk; the caller may call the runtime when BeginPull returns nil. present is the image that has the
-// name on the node now, the zero value if there is none. If present is due for a preloaded mark, BeginPull marks it first, because a pull leaves
-// a record. Preloaded marks of the repository end if the runtime does not list their image under it any more. The error is ErrNoIntent, or
-// ErrRuntime if the runtime did not return the image list that this requires.
+// BeginPull writes the intent of a pull to disk; the caller may call the runtime when BeginPull returns nil. present is
+// the image that has the name on the node now, the zero value if there is none. If present is due for a preloaded mark,
+// BeginPull marks it first, because a pull leaves a record. Preloaded marks of the repository end if the runtime does
+// not list their image under it any more. The error is ErrNoIntent, or ErrRuntime if the runtime did not return the
+// image list that this requires.
 func (t *Tracker) BeginPull(ctx context.Context, name imageref.Ref, present Image) (*Pull, error) {
 	repository := repositoryOf(name)
 	if present.ID != "" && present.Carries(name.Name()) {
@@ -55,8 +57,9 @@ func (t *Tracker) BeginPull(ctx context.Context, name imageref.Ref, present Imag
 	return p, nil
 }
 
-// writeIntent writes the intent of a pull. In the same transaction it deletes the marks of the repository for images that the runtime does not
-// list under it any more. It requests the images of the runtime only if the repository has marks.
+// writeIntent writes the intent of a pull. In the same transaction it deletes the marks of the repository for images
+// that the runtime does not list under it any more. It requests the images of the runtime only if the repository has
+// marks.
 func (t *Tracker) writeIntent(ctx context.Context, name, repository string) (records.Intent, error) {
 	in, marked, err := t.beginListed(name, repository, nil)
 	if errors.Is(err, records.ErrMarked) {
@@ -99,21 +102,24 @@ func idsUnder(repository string, images []Image) map[string]struct{} {
 
 // A Proof says which access a successful pull proved, and for which pod.
 type Proof struct {
-	// ImageID is the ID of the pulled image in the runtime's image list; image_ref of the answer to the pull may differ. It must not be empty.
+	// ImageID is the ID of the pulled image in the runtime's image list; image_ref of the answer to the pull may differ.
+	// It must not be empty.
 	ImageID string
-	// Credential is the one that was sent with the pull. An empty one opens the image, unless the runtime may have used one that it holds for the
-	// pod's namespace. A credential that the node offers for the repository opens the image too.
+	// Credential is the one that was sent with the pull. An empty one opens the image, unless the runtime may have used
+	// one that it holds for the pod's namespace. A credential that the node offers for the repository opens the image too.
 	Credential credential.Credential
-	// Secrets are the known credentials of the pod's pull secrets for the name. Those that hold Credential are noted with it.
+	// Secrets are the known credentials of the pod's pull secrets for the name. Those that hold Credential are noted with
+	// it.
 	Secrets []Secret
 	// Pod gets a grant, if it has a UID.
 	Pod Pod
 }
 
-// Proved ends the pull as a success: one transaction writes the record and deletes the intent, then the pod gets its grant; the caller answers
-// afterwards. If the record cannot be written, the intent stays, the pod still gets its grant (the registry has just allowed the pull), and
-// Proved returns the error. It takes no context: the runtime has pulled, and the record must not be lost if the client disconnects. A pull does
-// not prove what was revoked since it began, because the registry may have answered before the revocation: the verdict is then Reverify.
+// Proved ends the pull as a success: one transaction writes the record and deletes the intent, then the pod gets its
+// grant; the caller answers afterwards. If the record cannot be written, the intent stays, the pod still gets its grant
+// (the registry has just allowed the pull), and Proved returns the error. It takes no context: the runtime has pulled,
+// and the record must not be lost if the client disconnects. A pull does not prove what was revoked since it began,
+// because the registry may have answered before the revocation: the verdict is then Reverify.
 func (p *Pull) Proved(proof Proof) (Verdict, error) {
 	var v Verdict
 	var err error
@@ -171,9 +177,9 @@ func (p *Pull) revokedSinceStart(pair records.Pair, g grant) bool {
 	return slices.ContainsFunc(p.revoked, func(s scope) bool { return s.includes(pair, g) })
 }
 
-// Denied ends the pull: the registry denied it, so it certainly pulled nothing. The intent is deleted. An earlier proof by the credential counts
-// as long as it is valid, but has no grace, because grace is for a registry that cannot be asked. present is the image that had the name, and pod
-// is the pod of the pull.
+// Denied ends the pull: the registry denied it, so it certainly pulled nothing. The intent is deleted. An earlier proof
+// by the credential counts as long as it is valid, but has no grace, because grace is for a registry that cannot be
+// asked. present is the image that had the name, and pod is the pod of the pull.
 func (p *Pull) Denied(present Image, by credential.Credential, pod Pod) error {
 	return p.end(func() error {
 		pair := records.Pair{ImageID: present.ID, Repository: p.repository}
@@ -182,12 +188,14 @@ func (p *Pull) Denied(present Image, by credential.Credential, pod Pod) error {
 	})
 }
 
-// Refused ends the pull: it certainly pulled nothing, for any other reason, such as an unreachable registry. The intent is deleted.
+// Refused ends the pull: it certainly pulled nothing, for any other reason, such as an unreachable registry. The intent
+// is deleted.
 func (p *Pull) Refused() error {
 	return p.end(func() error { return p.t.store.Drop(p.intent) })
 }
 
-// Lost ends the pull with an unknown result: the runtime may have completed it, or may do so later. The intent stays until Settle deletes it.
+// Lost ends the pull with an unknown result: the runtime may have completed it, or may do so later. The intent stays
+// until Settle deletes it.
 func (p *Pull) Lost() error {
 	return p.end(func() error { return p.t.store.End(p.intent, time.Now()) })
 }
@@ -212,12 +220,13 @@ func (p *Pull) finish() {
 	p.resumeScans()
 }
 
-// BeginRemoval is called before an image is removed. The caller calls the returned function after the removal has succeeded or failed. In between
-// no scan marks anything.
+// BeginRemoval is called before an image is removed. The caller calls the returned function after the removal has
+// succeeded or failed. In between no scan marks anything.
 func (t *Tracker) BeginRemoval() (done func()) { return t.holdScans() }
 
-// holdScans prevents scans from marking anything until done is called. A scan with an image list from before that call marks nothing either.
-// holdScans is for operations that change the images of the runtime and have no intent on disk. done may be called more than once.
+// holdScans prevents scans from marking anything until done is called. A scan with an image list from before that call
+// marks nothing either. holdScans is for operations that change the images of the runtime and have no intent on disk.
+// done may be called more than once.
 func (t *Tracker) holdScans() (done func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

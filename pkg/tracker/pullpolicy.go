@@ -17,8 +17,8 @@ const (
 	PullMixed = "mixed"
 )
 
-// PullPolicyOf returns how a pod uses an image, given the imagePullPolicy of each use. Only the policies in sends count: those for which a
-// kubelet sends the call.
+// PullPolicyOf returns how a pod uses an image, given the imagePullPolicy of each use. Only the policies in sends
+// count: those for which a kubelet sends the call.
 func PullPolicyOf(uses []string, sends ...string) string {
 	policy := PullUnknown
 	for _, one := range uses {

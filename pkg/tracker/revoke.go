@@ -24,20 +24,24 @@ type Revoked struct {
 	Grants []Grant
 }
 
-// Revoke revokes proofs and ends the grants that depend on them: on disk, then in memory, then it returns. A revoked credential may prove access
-// again at the registry. A selection by repository or image ID closes open records as well; marks stay, and Revoked lists them.
+// Revoke revokes proofs and ends the grants that depend on them: on disk, then in memory, then it returns. A revoked
+// credential may prove access again at the registry. A selection by repository or image ID closes open records as well;
+// marks stay, and Revoked lists them.
 //
-// A revocation that matches no proof, no open record and no grant changes nothing, and its result has neither proofs nor grants: its selection may
-// be a mistake. A restored grant whose proof is unknown matches only a selection by its repository or image ID.
+// A revocation that matches no proof, no open record and no grant changes nothing, and its result has neither proofs
+// nor grants: its selection may be a mistake. A restored grant whose proof is unknown matches only a selection by its
+// repository or image ID.
 //
-// A selection by repository or image ID only ends all grants of the selected pairs. Any other selection ends the grants that depend on a selected
-// credential, or on a credential of a selected Secret. The proof on which a restored grant depends is unknown. Such a grant ends with any revoked
-// proof of its pair, and also if no record shows which credential had proved access to its pair when its container was created. If the container
-// did not show the name of its image, the grant ends with every revocation that may select the image. No grant is restored later from a container
-// that was created before the revocation, see [Tracker.Restore]. A pull that began before the revocation does not prove again what is revoked.
+// A selection by repository or image ID only ends all grants of the selected pairs. Any other selection ends the grants
+// that depend on a selected credential, or on a credential of a selected Secret. The proof on which a restored grant
+// depends is unknown. Such a grant ends with any revoked proof of its pair, and also if no record shows which
+// credential had proved access to its pair when its container was created. If the container did not show the name of
+// its image, the grant ends with every revocation that may select the image. No grant is restored later from a
+// container that was created before the revocation, see [Tracker.Restore]. A pull that began before the revocation does
+// not prove again what is revoked.
 //
-// After an error no grant has ended and the proofs are on disk as before. If the disk failed during the write, the revocation may be on disk.
-// Revoke again.
+// After an error no grant has ended and the proofs are on disk as before. If the disk failed during the write, the
+// revocation may be on disk. Revoke again.
 func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 	if r.Empty() {
 		return Revoked{}, ErrNothingSelected
@@ -82,12 +86,12 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 	return all, nil
 }
 
-// Revocations returns a counter of the calls of [Tracker.Revoke] and [Tracker.ForgetMarks] in this process. If it has not changed, no grant was
-// revoked.
+// Revocations returns a counter of the calls of [Tracker.Revoke] and [Tracker.ForgetMarks] in this process. If it has
+// not changed, no grant was revoked.
 func (t *Tracker) Revocations() uint64 { return t.revocations.Load() }
 
-// unrecorded returns the pairs of restored grants for which no record shows which credential had proved access when the grant's container was
-// created.
+// unrecorded returns the pairs of restored grants for which no record shows which credential had proved access when the
+// grant's container was created.
 func (t *Tracker) unrecorded(r records.Revocation) (map[records.Pair]bool, error) {
 	created := map[records.Pair]time.Time{} // creation time of the oldest container
 	t.mu.Lock()
@@ -170,8 +174,9 @@ func (t *Tracker) matchesLocked(r scope) bool {
 	return false
 }
 
-// noteRevocation adds the scope to the running pulls, so that a pull that writes its record later does not prove again what is revoked. It returns
-// the pairs of the grants that will end, and whether the revocation matches anything. In a dry run it adds nothing.
+// noteRevocation adds the scope to the running pulls, so that a pull that writes its record later does not prove again
+// what is revoked. It returns the pairs of the grants that will end, and whether the revocation matches anything. In a
+// dry run it adds nothing.
 func (t *Tracker) noteRevocation(r scope) (pairs []records.Pair, matches bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -185,7 +190,8 @@ func (t *Tracker) noteRevocation(r scope) (pairs []records.Pair, matches bool) {
 	}
 	for _, of := range t.grants {
 		for p, g := range of {
-			// Also for a grant without a name: a container that it allowed can mount the image of another repository by its name.
+			// Also for a grant without a name: a container that it allowed can mount the image of another repository by its
+			// name.
 			if r.includes(p, g) && !slices.Contains(pairs, p) {
 				pairs = append(pairs, p)
 			}
@@ -194,9 +200,9 @@ func (t *Tracker) noteRevocation(r scope) (pairs []records.Pair, matches bool) {
 	return pairs, true
 }
 
-// endGrants ends the grants that depends selects, after the facts on which they depend are deleted from disk, and discards the unwritten uses of
-// the pairs in unused. In a dry run it only returns the grants. A judgement that
-// adds a grant after that reads the facts again.
+// endGrants ends the grants that depends selects, after the facts on which they depend are deleted from disk, and
+// discards the unwritten uses of the pairs in unused. In a dry run it only returns the grants. A judgement that adds a
+// grant after that reads the facts again.
 func (t *Tracker) endGrants(dryRun bool, unused map[records.Pair]bool, depends func(p records.Pair, g grant) bool) (ended []Grant) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

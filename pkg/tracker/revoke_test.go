@@ -101,7 +101,8 @@ func TestGrantDoesNotOutliveARevocationThatRacesWithIt(t *testing.T) {
 	}
 }
 
-// The same, at the worst moment: the record of the pull is on disk, and a revocation begins before the pod has its grant.
+// The same, at the worst moment: the record of the pull is on disk, and a revocation begins before the pod has its
+// grant.
 func TestPullThatIsRevokedBeforeItsGrantLeavesNone(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	pull := w.begin(app + ":1")
@@ -118,8 +119,8 @@ func TestPullThatIsRevokedBeforeItsGrantLeavesNone(t *testing.T) {
 	w.want(w.check(pod("alice"), app+":1", image(id1, app+":1"), "alice"), policy.Reverify, policy.NotProved)
 }
 
-// A use that was noted before a revocation must not return with a proof after it: its Secret could then be rotated to a credential that no
-// registry has seen.
+// A use that was noted before a revocation must not return with a proof after it: its Secret could then be rotated to a
+// credential that no registry has seen.
 func TestUseFromBeforeARevocationNotesNothing(t *testing.T) {
 	for _, between := range []time.Duration{0, time.Second} {
 		t.Run(between.String(), func(t *testing.T) { useBeforeRevocation(t, between) })

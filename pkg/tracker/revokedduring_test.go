@@ -74,7 +74,8 @@ func TestRevokedPullWithoutARecordLeavesNoGrant(t *testing.T) {
 	w.open()
 }
 
-// A revocation may end a grant for which the disk has no proof that could be revoked. A restart must not restore the grant.
+// A revocation may end a grant for which the disk has no proof that could be revoked. A restart must not restore the
+// grant.
 func TestRestartDoesNotRestoreAGrantThatEndedWithoutAProof(t *testing.T) {
 	img := image(id1, app+":1")
 	for name, tc := range map[string]struct {
@@ -160,7 +161,8 @@ func TestDamagedRecordRestoresNoRevokedGrant(t *testing.T) {
 	w.want(w.check(pod("b"), app+":1", img), policy.Allow, policy.Granted)
 }
 
-// A record that is younger than a container does not show on which proof the pod's grant was based, nor whether that proof was revoked.
+// A record that is younger than a container does not show on which proof the pod's grant was based, nor whether that
+// proof was revoked.
 func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	img, bob := image(id1, app+":1"), records.Revocation{Credential: w.key.ID(secret("bob"))}
@@ -204,7 +206,8 @@ func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testin
 	}
 }
 
-// If the runtime does not report the name, a restored grant for one repository may be based on the proof of another one.
+// If the runtime does not report the name, a restored grant for one repository may be based on the proof of another
+// one.
 func TestRestoredGrantWithoutANameEndsWithARevocationForAnotherRepository(t *testing.T) {
 	for _, r := range []records.Revocation{{Credential: "alice"}, {Repository: app}} {
 		w := newWorld(t, tracker.Options{})
@@ -245,8 +248,9 @@ func TestGrantsWithoutANameAreNotRestoredIfOneRepositoryWasRevoked(t *testing.T)
 	}
 }
 
-// The image may have lost the repository that allowed the container, and its record with it. Without a name, every revocation that may select the
-// image therefore ends the grant, or prevents its restoration, before and after another restart.
+// The image may have lost the repository that allowed the container, and its record with it. Without a name, every
+// revocation that may select the image therefore ends the grant, or prevents its restoration, before and after another
+// restart.
 func TestGrantWithoutANameEndsWithARevocationForARepositoryThatIsGone(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		w := newWorld(t, tracker.Options{})
@@ -269,7 +273,8 @@ func TestGrantWithoutANameEndsWithARevocationForARepositoryThatIsGone(t *testing
 		w.Restore(pod("alice"), imageref.New(""), img, created)
 		w.want(w.check(pod("alice"), "repo.test/shared:1", img), policy.Reverify, policy.NotProved)
 
-		// A container that was created since then does not depend on a revoked proof; a container of another image does not either.
+		// A container that was created since then does not depend on a revoked proof; a container of another image does not
+		// either.
 		w.Restore(pod("carol"), imageref.New(""), img, time.Now())
 		w.want(w.check(pod("carol"), "repo.test/shared:1", img), policy.Allow, policy.Granted)
 		w.revokes(records.Revocation{ImageID: id2})
@@ -277,7 +282,8 @@ func TestGrantWithoutANameEndsWithARevocationForARepositoryThatIsGone(t *testing
 	}
 }
 
-// A selection that matches no proof may be a mistake. It ends no restored grant whose proof is unknown, and prevents no later restoration.
+// A selection that matches no proof may be a mistake. It ends no restored grant whose proof is unknown, and prevents no
+// later restoration.
 func TestRevocationThatMatchesNothingChangesNothing(t *testing.T) {
 	for name, tc := range map[string]struct {
 		name string // by which the container's image is known
@@ -319,8 +325,8 @@ func TestRevocationThatMatchesNothingChangesNothing(t *testing.T) {
 	}
 }
 
-// The clock was ahead while a container was created, and was set back before the revocation. A restart after the reported creation time of the
-// container must not undo the revocation.
+// The clock was ahead while a container was created, and was set back before the revocation. A restart after the
+// reported creation time of the container must not undo the revocation.
 func TestRevocationIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.T) {
 	for name, meet := range map[string]func(w *world, created time.Time){
 		"which the start finds": func(w *world, created time.Time) {
@@ -360,8 +366,8 @@ func TestRevocationIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.T) {
 	}
 }
 
-// Other ends of a grant get the same dates: forgotten marks, and a record that is made after the clock was set back, which would otherwise seem
-// older than the container.
+// Other ends of a grant get the same dates: forgotten marks, and a record that is made after the clock was set back,
+// which would otherwise seem older than the container.
 func TestWhatIsTakenAwayIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.T) {
 	forget := func(w *world) {
 		if _, err := w.ForgetMarks(w.t.Context(), records.Selection{Repository: app}, false); err != nil {
@@ -413,8 +419,8 @@ func TestWhatIsTakenAwayIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.
 	}
 }
 
-// A pod keeps its grant when the image is removed, and creates a container on the image that another pod brought. The record of that pull does
-// not show the proof on which the container depends.
+// A pod keeps its grant when the image is removed, and creates a container on the image that another pod brought. The
+// record of that pull does not show the proof on which the container depends.
 func TestRevocationEndsARestoredGrantThatIsOlderThanTheRecord(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	img := image(id1, app+":1")

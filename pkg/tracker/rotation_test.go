@@ -55,7 +55,8 @@ func TestRevocationFindsWhatARotationHides(t *testing.T) {
 	}
 }
 
-// Two Secrets hold a credential, and one of them is overwritten. A revocation of the other one selects the credential as a whole.
+// Two Secrets hold a credential, and one of them is overwritten. A revocation of the other one selects the credential
+// as a whole.
 func TestRevocationOfASecretFindsWhatAnotherOneRotatedFrom(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	w.runtime.set(image(id1, app+":1"))

@@ -19,8 +19,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// The scenarios of testdata: the events, line by line, and the answers of the tracker. Image IDs are written 1 to 9, repositories without
-// repo.test/. Time moves only by "advance".
+// The scenarios of testdata: the events, line by line, and the answers of the tracker. Image IDs are written 1 to 9,
+// repositories without repo.test/. Time moves only by "advance".
 //
 //	images  [ID=NAME,NAME …]                  the runtime has these images from now on
 //	pull    NAME [id=ID] [pod=UID] [secret=PW] [held=SECRETS] [ends=proved|denied|refused|lost|crash] [present=ID]

@@ -10,8 +10,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// Some versions of containerd give an image a name from a checkpoint that a tenant made. Such a name must not give other pods access to an image
-// that needs proof.
+// Some versions of containerd give an image a name from a checkpoint that a tenant made. Such a name must not give
+// other pods access to an image that needs proof.
 func TestNameFromACheckpointDoesNotExemptAProvedImage(t *testing.T) {
 	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"})
 	must(t, err)
@@ -77,7 +77,8 @@ func TestGrantedPodsHasAPodThatEndedDuringItsPull(t *testing.T) {
 	}
 }
 
-// A lost pull of the added name's repository settles as a record with nothing proved. That does not make the name trustworthy.
+// A lost pull of the added name's repository settles as a record with nothing proved. That does not make the name
+// trustworthy.
 func TestRecordWithNothingProvedDoesNotExemptANameFromACheckpoint(t *testing.T) {
 	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"})
 	must(t, err)
@@ -100,8 +101,8 @@ func TestRecordWithNothingProvedDoesNotExemptANameFromACheckpoint(t *testing.T) 
 	})
 }
 
-// A name that a tenant gives to an image without any record does not exempt the image, although the name is on the allowlist: another name of the
-// image is not on the allowlist.
+// A name that a tenant gives to an image without any record does not exempt the image, although the name is on the
+// allowlist: another name of the image is not on the allowlist.
 func TestAllowlistedNameDoesNotExemptAnImageWithANameThatIsNotListed(t *testing.T) {
 	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*", "repo.test/listed/*"})
 	must(t, err)
@@ -142,7 +143,8 @@ func TestAllowlistedNameDoesNotExemptAnImageWithANameThatIsNotListed(t *testing.
 	w.want(w.check(pod("bob"), given, both), policy.Allow, policy.Allowlisted)
 }
 
-// The name that a checkpoint gave to an imported image does not exempt the image after its own name has moved to another image.
+// The name that a checkpoint gave to an imported image does not exempt the image after its own name has moved to
+// another image.
 func TestNameFromACheckpointDoesNotExemptAnImageWithoutAnotherName(t *testing.T) {
 	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"})
 	must(t, err)

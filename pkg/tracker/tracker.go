@@ -20,8 +20,8 @@ import (
 type Runtime interface {
 	// Images returns all images of the runtime, or an error. It never returns a part of them.
 	Images(ctx context.Context) ([]Image, error)
-	// Image returns the image with a name or an ID, the zero value for an absent image. The tracker requests the images of its records one by one
-	// when Images fails, because the list may be too large to send.
+	// Image returns the image with a name or an ID, the zero value for an absent image. The tracker requests the images of
+	// its records one by one when Images fails, because the list may be too large to send.
 	Image(ctx context.Context, name string) (Image, error)
 }
 
@@ -42,8 +42,8 @@ func NewImage(id string, names ...string) Image {
 	return i
 }
 
-// A Pod is a pod that uses, or wants to use, an image. The zero value is a pod that is not identified: it gets no grants, is not exempt, and may
-// use only what every pod may use.
+// A Pod is a pod that uses, or wants to use, an image. The zero value is a pod that is not identified: it gets no
+// grants, is not exempt, and may use only what every pod may use.
 type Pod struct {
 	UID, Namespace string
 	// Name is for logs; it does not affect a verdict.
@@ -69,21 +69,24 @@ type Rules struct {
 // Options are the fixed settings of a [Tracker].
 type Options struct {
 	Rules Rules
-	// VerifyUntracked prevents untracked images from being marked preloaded, except those that are present at the very first start of the store.
+	// VerifyUntracked prevents untracked images from being marked preloaded, except those that are present at the very
+	// first start of the store.
 	VerifyUntracked bool
-	// NodeOffers reports whether the node itself offers the credential to every pod for a repository. A pull that succeeds with such a credential
-	// proves nothing for the pod, and opens the image. NodeOffers is called concurrently and must answer from memory. nil: the node has no
-	// credentials.
+	// NodeOffers reports whether the node itself offers the credential to every pod for a repository. A pull that succeeds
+	// with such a credential proves nothing for the pod, and opens the image. NodeOffers is called concurrently and must
+	// answer from memory. nil: the node has no credentials.
 	NodeOffers func(repository string, id credential.ID) bool
-	// RuntimeCredentialsPerNamespace says that the runtime may pull with credentials that it holds for the pod's namespace if the call has none. A
-	// pull for a pod that succeeds without a credential then proves access only for the pods of that namespace; otherwise it opens the image.
+	// RuntimeCredentialsPerNamespace says that the runtime may pull with credentials that it holds for the pod's namespace
+	// if the call has none. A pull for a pod that succeeds without a credential then proves access only for the pods of
+	// that namespace; otherwise it opens the image.
 	RuntimeCredentialsPerNamespace bool
 	// Log receives state changes and upkeep failures. The zero value discards them.
 	Log klog.Logger
 	// OnSync is called by [Open]'s tracker with the duration of each write to the store; nil is allowed.
 	OnSync func(time.Duration)
-	// OnPanic is called by [Open]'s tracker for a panic during a write to the store, with its value and the stack: a read of the disk failed, or
-	// there is an error in the program. The store fails every later call, so the program should end. nil is allowed.
+	// OnPanic is called by [Open]'s tracker for a panic during a write to the store, with its value and the stack: a read
+	// of the disk failed, or there is an error in the program. The store fails every later call, so the program should
+	// end. nil is allowed.
 	OnPanic func(value any, stack []byte)
 }
 
@@ -99,19 +102,20 @@ type Tracker struct {
 	rules        atomic.Pointer[Rules]
 	revocations  atomic.Uint64 // see Revocations
 
-	// turn is held by an operation that writes to the store, from before it reads what it decides by until its effects are in memory. It
-	// precedes mu.
+	// turn is held by an operation that writes to the store, from before it reads what it decides by until its effects are
+	// in memory. It precedes mu.
 	turn sync.Mutex
 	// mu guards the following fields. It is never held during a write to the store or a call to the runtime.
-	mu      sync.RWMutex
-	grants  map[string]map[records.Pair]grant // by UID
-	noted   map[string]map[records.Pair]bool  // by UID: pairs for which only the policy allowed the pod, which leaves no grant
-	running map[uint64]*Pull                  // by intent
-	ended   map[uint64]time.Time              // by intent: when this process noted that the pull has ended
-	holding int                               // holds on scans that are in effect, see holdScans
-	holds   uint64                            // holds on scans so far
-	uses    map[records.Pair]*use             // not yet flushed
-	latest  time.Time                         // see noteTime
+	mu     sync.RWMutex
+	grants map[string]map[records.Pair]grant // by UID
+	// by UID: pairs for which only the policy allowed the pod, which leaves no grant
+	noted   map[string]map[records.Pair]bool
+	running map[uint64]*Pull      // by intent
+	ended   map[uint64]time.Time  // by intent: when this process noted that the pull has ended
+	holding int                   // holds on scans that are in effect, see holdScans
+	holds   uint64                // holds on scans so far
+	uses    map[records.Pair]*use // not yet flushed
+	latest  time.Time             // see noteTime
 
 	lists     *lists
 	creating  map[*Create]struct{} // those in progress
@@ -121,9 +125,9 @@ type Tracker struct {
 	endedCreations map[uint64]time.Time // by ID: when this process noted that the creation has ended
 }
 
-// New returns a tracker on a store that is open already; programs call [Open]. The caller closes the store after [Tracker.Run] has returned. Pulls
-// that an earlier process left in progress are unresolved: the runtime may complete them at any time. New logs intents that it cannot write; they
-// are unresolved too, so their images need proof.
+// New returns a tracker on a store that is open already; programs call [Open]. The caller closes the store after
+// [Tracker.Run] has returned. Pulls that an earlier process left in progress are unresolved: the runtime may complete
+// them at any time. New logs intents that it cannot write; they are unresolved too, so their images need proof.
 func New(store *records.Store, key credential.Key, rt Runtime, o Options) *Tracker {
 	t := &Tracker{
 		store:        store,
@@ -159,8 +163,8 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) *Track
 	return t
 }
 
-// SetRules replaces the rules for every judgement that begins after SetRules returns. A judgement in progress uses either the old rules or the
-// new ones. Grants stay.
+// SetRules replaces the rules for every judgement that begins after SetRules returns. A judgement in progress uses
+// either the old rules or the new ones. Grants stay.
 func (t *Tracker) SetRules(r Rules) {
 	r.ExemptNamespaces = slices.Clone(r.ExemptNamespaces)
 	t.rules.Store(&r)
@@ -178,8 +182,8 @@ func (r *Rules) exemption(p Pod) policy.Exemption {
 	}
 }
 
-// Carries reports whether the image has the name. If the runtime resolves a name only as an image ID, or as a prefix of one, the image does not
-// have that name.
+// Carries reports whether the image has the name. If the runtime resolves a name only as an image ID, or as a prefix of
+// one, the image does not have that name.
 func (i Image) Carries(n imageref.Name) bool {
 	return n != imageref.Name{} && slices.ContainsFunc(i.Names, func(known imageref.Ref) bool { return known.Name() == n })
 }

@@ -16,16 +16,17 @@ import (
 const (
 	// flushEvery is the minimum interval between writes of last-used times to disk.
 	flushEvery = time.Minute
-	// settleAfter is how long after its end a pull without a known result may still bring its image. An intent is settled against an image list that
-	// is at least this much younger.
+	// settleAfter is how long after its end a pull without a known result may still bring its image. An intent is settled
+	// against an image list that is at least this much younger.
 	settleAfter = time.Hour
 )
 
 // errNoAgreement is returned when the runtime does not give two equal, non-empty lists.
 var errNoAgreement = errors.New("tracker: two image lists of the runtime are empty or differ")
 
-// Sync is called after the runtime was reached, at start and after each of its restarts. It prunes the records of absent images, and marks
-// untracked pairs that are due as preloaded. An error leaves the records as they are and opens nothing.
+// Sync is called after the runtime was reached, at start and after each of its restarts. It prunes the records of
+// absent images, and marks untracked pairs that are due as preloaded. An error leaves the records as they are and opens
+// nothing.
 func (t *Tracker) Sync(ctx context.Context) error {
 	err := t.Prune(ctx)
 	if errors.Is(err, errNoAgreement) {
@@ -35,9 +36,10 @@ func (t *Tracker) Sync(ctx context.Context) error {
 	return err
 }
 
-// Prune deletes the marks and endorsements of images that the runtime no longer has, and removes the proofs from their records. It needs two full lists that agree
-// and are not empty. It does not change what was written since the first list was requested, so that a concurrent pull keeps its record. The
-// record of an image stays, with nothing proved, unless every pod could use the image: the runtime may have the image again.
+// Prune deletes the marks and endorsements of images that the runtime no longer has, and removes the proofs from their
+// records. It needs two full lists that agree and are not empty. It does not change what was written since the first
+// list was requested, so that a concurrent pull keeps its record. The record of an image stays, with nothing proved,
+// unless every pod could use the image: the runtime may have the image again.
 func (t *Tracker) Prune(ctx context.Context) error { return t.prune(ctx, "") }
 
 // Removed does the same after a client removed an image, and deletes the records of that image.
@@ -72,10 +74,10 @@ func (t *Tracker) prune(ctx context.Context, removed string) error {
 	return nil
 }
 
-// Settle deletes the intents of pulls that ended without a known result and cannot bring an image any more. An image that such a pull may have
-// brought, without record and mark, gets a record with nothing proved, so that it needs proof. An intent stays for an hour by the process's own
-// time after the end of its pull, or after the start of the process if the pull is from an earlier process. A clock that is set forward therefore
-// settles nothing early.
+// Settle deletes the intents of pulls that ended without a known result and cannot bring an image any more. An image
+// that such a pull may have brought, without record and mark, gets a record with nothing proved, so that it needs
+// proof. An intent stays for an hour by the process's own time after the end of its pull, or after the start of the
+// process if the pull is from an earlier process. A clock that is set forward therefore settles nothing early.
 func (t *Tracker) Settle(ctx context.Context) error {
 	intents, err := t.store.Intents()
 	if err != nil {
@@ -101,7 +103,8 @@ func (t *Tracker) Settle(ctx context.Context) error {
 	return nil
 }
 
-// settleable returns the intents that are due for settlement, and those with an ended pull where the end is not on disk.
+// settleable returns the intents that are due for settlement, and those with an ended pull where the end is not on
+// disk.
 func (t *Tracker) settleable(intents []records.Intent) (due, unended []records.Intent) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -167,8 +170,8 @@ func (t *Tracker) keepUses(uses map[records.Pair]records.Use) {
 	}
 }
 
-// Run does the upkeep of the tracker once a minute until ctx ends: it flushes, clamps, settles, prunes and scans. Then it flushes once more and
-// returns. It logs a failure and retries in the next minute.
+// Run does the upkeep of the tracker once a minute until ctx ends: it flushes, clamps, settles, prunes and scans. Then
+// it flushes once more and returns. It logs a failure and retries in the next minute.
 func (t *Tracker) Run(ctx context.Context) {
 	tick := time.NewTicker(flushEvery)
 	defer tick.Stop()
@@ -197,14 +200,14 @@ func (t *Tracker) Run(ctx context.Context) {
 		if err := t.Prune(ctx); err != nil && !errors.Is(err, errNoAgreement) && ctx.Err() == nil {
 			t.log.Info("Records of removed images not pruned, will retry in a minute", "err", err)
 		}
-		// Images are marked as soon as they are due, and not only at a request. A later pull of the same repository that ends without a known result
-		// then does not prevent the marks.
+		// Images are marked as soon as they are due, and not only at a request. A later pull of the same repository that ends
+		// without a known result then does not prevent the marks.
 		t.scan(ctx)
 	}
 }
 
-// agreedImages returns the image list of the runtime after the runtime has returned the same list twice. A starting runtime shows few images or
-// none.
+// agreedImages returns the image list of the runtime after the runtime has returned the same list twice. A starting
+// runtime shows few images or none.
 func (t *Tracker) agreedImages(ctx context.Context) ([]Image, error) {
 	first, err := t.runtime.Images(ctx)
 	if err != nil {
@@ -258,8 +261,8 @@ func (t *Tracker) presentImages(ctx context.Context) ([]Image, error) {
 	return images, nil
 }
 
-// askForEach requests each of several images from the runtime and returns the present ones. An image is absent if the runtime returns that twice,
-// as with lists.
+// askForEach requests each of several images from the runtime and returns the present ones. An image is absent if the
+// runtime returns that twice, as with lists.
 func askForEach(ctx context.Context, runtime Runtime, ids []string) (present []Image, err error) {
 	for range 2 {
 		ids = slices.DeleteFunc(slices.Clone(ids), func(id string) bool {

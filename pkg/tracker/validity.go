@@ -20,8 +20,8 @@ const (
 	Rotated // the Secret proved access with other content; the present credential replaces that when the pod asks
 )
 
-// status returns the present status of a proof (docs/design/0013). A proof from the future is expired until clamp corrects it. There is no grace
-// if a registry has denied the credential since the proof: the registry can be asked.
+// status returns the present status of a proof (docs/design/0013). A proof from the future is expired until clamp
+// corrects it. There is no grace if a registry has denied the credential since the proof: the registry can be asked.
 func (r *Rules) status(p *records.Proof, now time.Time) CredentialStatus {
 	if p == nil {
 		return ProvedNothing
@@ -42,8 +42,8 @@ func (r *Rules) status(p *records.Proof, now time.Time) CredentialStatus {
 	}
 }
 
-// clamp sets proofs from the future to the present time, on disk: the clock was set back, and they would be valid for too long. If that cannot be
-// written, they stay in the future and prove nothing.
+// clamp sets proofs from the future to the present time, on disk: the clock was set back, and they would be valid for
+// too long. If that cannot be written, they stay in the future and prove nothing.
 func (t *Tracker) clamp() {
 	t.turn.Lock()
 	n, err := t.store.Clamp(time.Now())

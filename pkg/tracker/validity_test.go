@@ -15,16 +15,16 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A confirmed is the model's state of a credential: when a registry last confirmed it, whether a registry denied it since, and whether the Secret
-// holds it.
+// A confirmed is the model's state of a credential: when a registry last confirmed it, whether a registry denied it
+// since, and whether the Secret holds it.
 type confirmed struct {
 	at     time.Time
 	denied bool
 	held   bool
 }
 
-// At any time a proof allows a pod without a grant if and only if a registry confirmed the proof within the validity. The grace extends this if
-// the registry is not asked and no registry has denied the credential since.
+// At any time a proof allows a pod without a grant if and only if a registry confirmed the proof within the validity.
+// The grace extends this if the registry is not asked and no registry has denied the credential since.
 func TestProofCountsAsLongAsItIsValid(t *testing.T) {
 	for range 5 {
 		seed := rand.Uint64()

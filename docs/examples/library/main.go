@@ -1,4 +1,5 @@
-// Command library uses pkg/tracker as a program like a kubelet does: every pod proves access to a private image once, also across restarts.
+// Command library uses pkg/tracker as a program like a kubelet does: every pod proves access to a private image once,
+// also across restarts.
 //
 //	library DIRECTORY POD USER PASSWORD
 package main

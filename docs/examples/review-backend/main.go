@@ -1,4 +1,5 @@
-// Command review-backend is an image review backend: it allows images whose names begin with a word of the file approved.txt.
+// Command review-backend is an image review backend: it allows images whose names begin with a word of the file
+// approved.txt.
 package main
 
 import (

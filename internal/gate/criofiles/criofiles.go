@@ -19,16 +19,16 @@ type Node string
 // maxFile bounds what is read of a file; all that are looked for are shorter.
 const maxFile = 1 << 20
 
-// defaultAuthDir is where CRI-O looks for auth files of namespaces unless it is configured otherwise. It creates the directory
-// at every start, so only its content shows that there are such files.
+// defaultAuthDir is where CRI-O looks for auth files of namespaces unless it is configured otherwise. It creates the
+// directory at every start, so only its content shows that there are such files.
 const defaultAuthDir = "/etc/crio/auth"
 
 // provider is the plugin that writes auth files of namespaces.
 const provider = "crio-credential-provider"
 
-// NamespaceCredentials returns what shows that CRI-O pulls, or may pull, with credentials that it holds for a namespace: files
-// in a directory for them, or the plugin that writes such files among the kubelet's credential providers. unread
-// are the errors of what could not be read.
+// NamespaceCredentials returns what shows that CRI-O pulls, or may pull, with credentials that it holds for a
+// namespace: files in a directory for them, or the plugin that writes such files among the kubelet's credential
+// providers. unread are the errors of what could not be read.
 func (n Node) NamespaceCredentials() (found []string, unread []error) {
 	for _, dir := range n.authDirs() {
 		entries, err := os.ReadDir(n.path(dir))
@@ -51,7 +51,8 @@ func (n Node) NamespaceCredentials() (found []string, unread []error) {
 	return found, unread
 }
 
-// SearchRegistries returns the registries that CRI-O looks for a short name in, and the file that names them; "" if none does.
+// SearchRegistries returns the registries that CRI-O looks for a short name in, and the file that names them; "" if
+// none does.
 func (n Node) SearchRegistries() (registries []string, file string, unread []error) {
 	files := append([]string{"/etc/containers/registries.conf"}, n.Glob("/etc/containers/registries.conf.d/*.conf")...)
 	for _, f := range files {
@@ -103,8 +104,8 @@ func (n Node) providerConfigs() (files []string) {
 	return files
 }
 
-// startedBy returns the files that define how a program is started: its units, and the command lines of its processes as
-// far as they can be seen.
+// startedBy returns the files that define how a program is started: its units, and the command lines of its processes
+// as far as they can be seen.
 func (n Node) startedBy(program string) (files []string) {
 	for _, dir := range []string{"/etc/systemd/system/", "/usr/lib/systemd/system/", "/lib/systemd/system/"} {
 		files = append(append(files, dir+program+".service"), n.Glob(dir+program+".service.d/*.conf")...)

@@ -309,7 +309,8 @@ func TestPresetRestrictedAtTheNode(t *testing.T) {
 	}
 }
 
-// Any message gives a view that can be judged, and a container of a message without content is denied by the preset restricted.
+// Any message gives a view that can be judged, and a container of a message without content is denied by the preset
+// restricted.
 func FuzzCRIMessages(f *testing.F) {
 	for _, c := range []*runtimeapi.ContainerConfig{containerWith(&runtimeapi.Mount{HostPath: "/etc"}), {}} {
 		raw, err := proto.Marshal(&runtimeapi.CreateContainerRequest{SandboxConfig: sandbox(), Config: c})

@@ -19,8 +19,9 @@ import (
 //	<root>/pods/<UID>/volume-subpaths/<volume>/<container>/<index>    a mount with a subPath; the volume may be of any type
 //	<root>/pods/<UID>/etc-hosts, containers/<container>/<file>        files of the kubelet, which are in no volume
 //
-// Only the folder of the pod's own UID counts, and only in this spelling. Every other path is a hostPath: a tenant can name any path of the
-// node, such as the folder of another pod's Secret, but the UID of a pod is not known before the pod exists.
+// Only the folder of the pod's own UID counts, and only in this spelling. Every other path is a hostPath: a tenant can
+// name any path of the node, such as the folder of another pod's Secret, but the UID of a pod is not known before the
+// pod exists.
 type podDir struct {
 	prefix    string // with a slash at the end; "" if it is not known
 	container string
@@ -34,7 +35,8 @@ func newPodDir(kubeletRoot, uid, container string) podDir {
 	return podDir{prefix: prefix + "/", container: container}
 }
 
-// inside returns the part of a path that is in the folder of the pod. A path with an element that is empty, . or .. is not inside.
+// inside returns the part of a path that is in the folder of the pod. A path with an element that is empty, . or .. is
+// not inside.
 func (d podDir) inside(p string) (rest string, ok bool) {
 	rest, ok = strings.CutPrefix(p, d.prefix)
 	return rest, ok && d.prefix != "" && fs.ValidPath(rest) && rest != "."
@@ -89,8 +91,8 @@ func mounts(config *runtimeapi.ContainerConfig, dir podDir) []admission.Mount {
 	return all
 }
 
-// mounted returns the pod's name for an image that is mounted. Without it, what the runtime finds the image by counts as the name, unless it may be
-// an image ID.
+// mounted returns the pod's name for an image that is mounted. Without it, what the runtime finds the image by counts
+// as the name, unless it may be an image ID.
 func mounted(image *runtimeapi.ImageSpec) admission.Value[string] {
 	if image == nil {
 		return admission.Absent[string]()

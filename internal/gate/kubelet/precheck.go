@@ -8,8 +8,8 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// AlwaysPrecheck says whether the kubelet sends a pre-check for containers with imagePullPolicy Always (kubelets up to 1.31 do). If so, a
-// PullImage after a hidden pre-check may be one that must reach the registry.
+// AlwaysPrecheck says whether the kubelet sends a pre-check for containers with imagePullPolicy Always (kubelets up to
+// 1.31 do). If so, a PullImage after a hidden pre-check may be one that must reach the registry.
 type AlwaysPrecheck string
 
 // The values of kubeletSkipsAlwaysPrecheck. The zero value is Auto, too.
@@ -22,8 +22,8 @@ const (
 	Sent AlwaysPrecheck = "false"
 )
 
-// firstSkipping is the minor version of grpc-go in kubelet 1.33. Kubelets 1.28 to 1.32 have up to 1.65. Kubelet 1.32 skips the pre-check too, but
-// is treated like an older one, which costs a manifest request and opens nothing.
+// firstSkipping is the minor version of grpc-go in kubelet 1.33. Kubelets 1.28 to 1.32 have up to 1.65. Kubelet 1.32
+// skips the pre-check too, but is treated like an older one, which costs a manifest request and opens nothing.
 const firstSkipping = 68
 
 // Skips reports whether a PullImage that follows a hidden pre-check is certainly a request to

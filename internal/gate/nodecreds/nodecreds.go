@@ -57,9 +57,9 @@ type report struct {
 	expiry time.Time
 }
 
-// New returns the credentials that these files offer now; Run keeps them up to date. A file that is absent offers nothing.
-// Neither does a file that cannot be read or is malformed, which is logged. Files are in the format of docker's config.json, or
-// of .dockercfg if that is their name.
+// New returns the credentials that these files offer now; Run keeps them up to date. A file that is absent offers
+// nothing. Neither does a file that cannot be read or is malformed, which is logged. Files are in the format of
+// docker's config.json, or of .dockercfg if that is their name.
 func New(ctx context.Context, files []string, key credential.Key) *Credentials {
 	c := &Credentials{key: key, reports: map[string]report{}}
 	for _, path := range files {
@@ -83,8 +83,8 @@ func (c *Credentials) Run(ctx context.Context) error {
 	}
 }
 
-// Offers reports whether the node offers a credential for a repository (docker.io/library/busybox): the kubelet would send it for
-// an image of the repository, whichever pod asks. An anonymous credential is not offered.
+// Offers reports whether the node offers a credential for a repository (docker.io/library/busybox): the kubelet would
+// send it for an image of the repository, whichever pod asks. An anonymous credential is not offered.
 func (c *Credentials) Offers(repository string, id credential.ID) bool {
 	if id == "" {
 		return false
@@ -106,9 +106,10 @@ func (c *Credentials) Offers(repository string, id credential.ID) bool {
 	return false
 }
 
-// Add notes that a credential provider returned a credential for images that match the patterns, until expiry. An answer that is
-// bound to one service account is not the node's and must not be added. If the same report comes again, Add only changes its
-// expiry. Add reports whether the report is new: the same credential was not offered at this moment.
+// Add notes that a credential provider returned a credential for images that match the patterns, until expiry. An
+// answer that is bound to one service account is not the node's and must not be added. If the same report comes again,
+// Add only changes its expiry. Add reports whether the report is new: the same credential was not offered at this
+// moment.
 func (c *Credentials) Add(patterns []string, id credential.ID, expiry time.Time) (news bool) {
 	now := time.Now()
 	if id == "" || !now.Before(expiry) {

@@ -9,16 +9,17 @@ import (
 //
 //	[RegistryUnavailable: ][pull image: ][unable to pull image[ or OCI artifact: pull image err]: ]initializing source docker://NAME:
 //
-// The name is the only part that a tenant chooses. CRI-O has parsed it, so it contains no space. All texts of registries come later. Therefore
-// all patterns here match from the beginning, and are never searched for.
+// The name is the only part that a tenant chooses. CRI-O has parsed it, so it contains no space. All texts of
+// registries come later. Therefore all patterns here match from the beginning, and are never searched for.
 var crioText = regexp.MustCompile(`^(?:RegistryUnavailable: )?(?:pull image: )?(?:unable to pull image(?: or OCI artifact: pull image err)?: )?` +
 	`initializing source docker://\S+: `)
 
 // crioPull matches every pull error of CRI-O 1.33 and newer.
 var crioPull = regexp.MustCompile(`^(?:RegistryUnavailable: )?(?:pull image: )?unable to pull image(?: or OCI artifact)?: `)
 
-// CRI-O tries to pull a source that is not an image once more as an OCI artifact, and then reports both errors. crioArtifact is the beginning of
-// a second error that also ended before anything was fetched; of 1.33 and 1.34, and of 1.35 and newer.
+// CRI-O tries to pull a source that is not an image once more as an OCI artifact, and then reports both errors.
+// crioArtifact is the beginning of a second error that also ended before anything was fetched; of 1.33 and 1.34, and of
+// 1.35 and newer.
 const artifactErr = "; artifact err: "
 
 var crioArtifact = regexp.MustCompile(`^(?:get manifest: build image source: |image reference: get manifest from ref: create image source: )`)
@@ -53,12 +54,12 @@ var (
 		`net/http: timeout awaiting response headers|context deadline exceeded \(Client|net/http: request canceled[^"]*\(Client\.Timeout)`)
 )
 
-// ofCRIO returns the outcome of a pull by CRI-O, and whether it ended before anything was fetched. ok is false for an error that may not be from
-// CRI-O.
+// ofCRIO returns the outcome of a pull by CRI-O, and whether it ended before anything was fetched. ok is false for an
+// error that may not be from CRI-O.
 //
-// CRI-O asks the mirrors of a registry first and the registry last, with the credential of the pull. Only the answer of the last source counts: a
-// mirror that is down does not hide a denial, and a denial of a mirror does not show that the registry is up. If a text of a registry makes it
-// uncertain which part belongs to which source, the outcome is Error.
+// CRI-O asks the mirrors of a registry first and the registry last, with the credential of the pull. Only the answer of
+// the last source counts: a mirror that is down does not hide a denial, and a denial of a mirror does not show that the
+// registry is up. If a text of a registry makes it uncertain which part belongs to which source, the outcome is Error.
 func ofCRIO(text string) (out Outcome, early, ok bool) {
 	begin := crioText.FindString(text)
 	if begin == "" {
@@ -77,7 +78,8 @@ func ofCRIO(text string) (out Outcome, early, ok bool) {
 	return out, out != Error, true
 }
 
-// both returns the outcome of two attempts at one registry: the registry was not reached only if neither attempt got an answer.
+// both returns the outcome of two attempts at one registry: the registry was not reached only if neither attempt got an
+// answer.
 func both(a, b Outcome) Outcome {
 	for _, o := range []Outcome{Error, Denied, Unavailable} {
 		if a == o || b == o {

@@ -10,8 +10,8 @@ import (
 	"github.com/pullgate/pullgate/internal/gate/outcome"
 )
 
-// The text of CRI-O 1.36.3 before the error of a pull. A second error, of the attempt to pull an OCI artifact, follows all errors except those of
-// the network.
+// The text of CRI-O 1.36.3 before the error of a pull. A second error, of the attempt to pull an OCI artifact, follows
+// all errors except those of the network.
 const (
 	crioOnce  = "unable to pull image: initializing source docker://"
 	crioTwice = "unable to pull image or OCI artifact: pull image err: initializing source docker://"
@@ -22,7 +22,8 @@ const (
 	downHost = "pinging container registry 127.0.0.1:5999: " + refused
 )
 
-// Recorded errors of CRI-O 1.36.3 with registries that answered with each kind of failure; name and answer are joined as in CRI-O.
+// Recorded errors of CRI-O 1.36.3 with registries that answered with each kind of failure; name and answer are joined
+// as in CRI-O.
 var crioTexts = []struct {
 	name, answer string
 	twice        bool
@@ -117,8 +118,9 @@ func TestOfCRIOIsErrorWhereNothingIsCertain(t *testing.T) {
 	}
 }
 
-// A registry writes part of the error that CRI-O reports. No text of a registry makes a refusal look like an outage, which the gate would answer
-// with the grace of an expired proof. No text makes an error after the first request look like one that certainly brought nothing.
+// A registry writes part of the error that CRI-O reports. No text of a registry makes a refusal look like an outage,
+// which the gate would answer with the grace of an expired proof. No text makes an error after the first request look
+// like one that certainly brought nothing.
 func TestTextOfARegistryForgesNothing(t *testing.T) {
 	const (
 		name     = "r.test/a:1"

@@ -58,7 +58,8 @@ func TestOfDistinguishesDeniedAndUnavailable(t *testing.T) {
 	}
 }
 
-// An intent is deleted only for an error that came before anything was fetched: containerd may fail after it has stored the image.
+// An intent is deleted only for an error that came before anything was fetched: containerd may fail after it has stored
+// the image.
 func TestOnlyAFailedResolveIsDefinite(t *testing.T) {
 	for _, tc := range []struct {
 		code codes.Code

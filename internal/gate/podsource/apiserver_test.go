@@ -238,7 +238,8 @@ func (a *apiserver) serve() (n *network, end func()) {
 	}
 }
 
-// network is a listener whose connections are pipes, so that a test in a bubble can wait until all goroutines are blocked.
+// network is a listener whose connections are pipes, so that a test in a bubble can wait until all goroutines are
+// blocked.
 type network struct {
 	accept chan net.Conn
 	closed chan struct{}

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A tenant deletes its pod while a GET of a Secret that does not exist yet is in progress, then creates the Secret and the pod
-// again. The late answer to the first GET must not be used as the answer to the second.
+// A tenant deletes its pod while a GET of a Secret that does not exist yet is in progress, then creates the Secret and
+// the pod again. The late answer to the first GET must not be used as the answer to the second.
 func TestLateAnswerDoesNotReplaceANewerOne(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var gets atomic.Int32

@@ -35,8 +35,8 @@ const (
 	dialTimeout = 10 * time.Second
 )
 
-// client is a client of the API server. It decodes only the types that it requests, so that the types of the other API groups are
-// not linked in.
+// client is a client of the API server. It decodes only the types that it requests, so that the types of the other API
+// groups are not linked in.
 type client struct {
 	core rest.Interface
 	http *http.Client

@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	// pace and burst limit how often the Secrets of one namespace are read: burst at once, then one in each pace. A namespace
-	// with 500 pods, each with its own Secret, stays below the limit.
+	// pace and burst limit how often the Secrets of one namespace are read: burst at once, then one in each pace. A
+	// namespace with 500 pods, each with its own Secret, stays below the limit.
 	pace  = 50 * time.Millisecond
 	burst = 500
 	// idle is how long a reader waits if the queue is empty.
@@ -40,8 +40,8 @@ func (n *namespace) delay(now time.Time) time.Duration {
 	return n.paid.Add(-(burst - 1) * pace).Sub(now)
 }
 
-// A fairQueue contains the Secrets that have to be read. Namespaces take turns, so that a namespace with many Secrets delays the
-// others by one read each time. The zero value is empty. A fairQueue has no lock. Its invariants are:
+// A fairQueue contains the Secrets that have to be read. Namespaces take turns, so that a namespace with many Secrets
+// delays the others by one read each time. The zero value is empty. A fairQueue has no lock. Its invariants are:
 //
 //   - A Secret is in at most one list of its namespace; secret.queued is its element there.
 //   - A namespace is in turns, once for each urgency, exactly if its list of that urgency is not empty.
@@ -86,8 +86,8 @@ func (q *fairQueue) remove(e *secret) {
 	}
 }
 
-// pop removes and returns the next Secret to read. If there is none, it returns nil, and how long it takes at most until there
-// may be one without a push.
+// pop removes and returns the next Secret to read. If there is none, it returns nil, and how long it takes at most
+// until there may be one without a push.
 func (q *fairQueue) pop(now time.Time) (*secret, time.Duration) {
 	wait := q.retry(now)
 	for u := range urgencies {

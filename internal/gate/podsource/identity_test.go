@@ -193,8 +193,8 @@ func TestRunWaitsForAKubeconfigThatIsAbsent(t *testing.T) {
 	})
 }
 
-// This test uses a real network, with TLS: the kubelet replaces its certificate, and a program that uses the same files has to
-// use the new one.
+// This test uses a real network, with TLS: the kubelet replaces its certificate, and a program that uses the same files
+// has to use the new one.
 func TestARotatedClientCertificateIsUsed(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")

@@ -32,8 +32,8 @@ const kubeletLag = time.Minute
 // mirrorAnnotation is on the API server's copies of static pods, which a kubelet does not run.
 const mirrorAnnotation = corev1.MirrorPodAnnotationKey
 
-// A Pod is a pod of this node as the API server had it at one moment. It does not change. nil, of which all methods may be called, uses no
-// image, and its credentials are not known.
+// A Pod is a pod of this node as the API server had it at one moment. It does not change. nil, of which all methods may
+// be called, uses no image, and its credentials are not known.
 type Pod struct {
 	tracker.Pod
 
@@ -54,8 +54,8 @@ type use struct {
 	policy    string // as the API server has it
 }
 
-// PullPolicies returns the imagePullPolicy of each use of an image by the pod, in the order of its spec; nothing if it does not
-// use it. The name may be the one in the spec or the one that the kubelet sends.
+// PullPolicies returns the imagePullPolicy of each use of an image by the pod, in the order of its spec; nothing if it
+// does not use it. The name may be the one in the spec or the one that the kubelet sends.
 func (p *Pod) PullPolicies(image imageref.Ref) (policies []string) {
 	for _, u := range p.Uses(image) {
 		policies = append(policies, u.PullPolicy)
@@ -96,15 +96,16 @@ type ContainerImage struct {
 // Ended reports whether all containers of the pod have ended and will not be restarted.
 func (p *Pod) Ended() bool { return p.ended }
 
-// Credentials returns the credentials of the pod's pull secrets for an image, in the order in which a kubelet would send them. It
-// waits at most two seconds for a Secret that has to be read. It does not wait for a Secret that was read before and cannot be
-// read again at present.
+// Credentials returns the credentials of the pod's pull secrets for an image, in the order in which a kubelet would
+// send them. It waits at most two seconds for a Secret that has to be read. It does not wait for a Secret that was read
+// before and cannot be read again at present.
 //
 // It returns each credential of a Secret once, and at most one more than the credential.MaxOffers that are considered.
 //
-// ErrNotKnown means that the list is incomplete: a Secret is missing, malformed, could not be read or has too many wildcards. The
-// credentials in the list are still the pod's. An empty list without an error means that the pod's Secrets have no credential for
-// the image; the pull need not be anonymous, because the node may have its own credentials.
+// ErrNotKnown means that the list is incomplete: a Secret is missing, malformed, could not be read or has too many
+// wildcards. The credentials in the list are still the pod's. An empty list without an error means that the pod's
+// Secrets have no credential for the image; the pull need not be anonymous, because the node may have its own
+// credentials.
 func (p *Pod) Credentials(ctx context.Context, image imageref.Ref) ([]tracker.Secret, error) {
 	if p == nil || !image.Parsed() {
 		return nil, ErrNotKnown
@@ -180,7 +181,8 @@ func (p *Pod) has(image imageref.Name) bool {
 	return slices.ContainsFunc(p.uses, func(u use) bool { return u.image == image })
 }
 
-// hash returns one value for all annotations except those that a kubelet overwrites, so that large annotations are not kept.
+// hash returns one value for all annotations except those that a kubelet overwrites, so that large annotations are not
+// kept.
 func hash(annotations map[string]string) [sha256.Size]byte {
 	h := sha256.New()
 	put := func(s string) {

@@ -99,8 +99,8 @@ func TestAMalformedSecretIsLoggedOnceForEachOfItsVersions(t *testing.T) {
 	})
 }
 
-// smallerBy is the factor by which some tests reduce the bound of the stored Secrets, and the size of large Secrets: reading
-// megabytes of them repeatedly takes minutes under the race detector.
+// smallerBy is the factor by which some tests reduce the bound of the stored Secrets, and the size of large Secrets:
+// reading megabytes of them repeatedly takes minutes under the race detector.
 const smallerBy = 64
 
 // large is a pull secret of about a megabyte with the maximum number of entries, made smaller by a factor.
@@ -181,8 +181,8 @@ func TestSourceIsSafeForConcurrentUse(t *testing.T) {
 	})
 }
 
-// BenchmarkHeapOf500Pods reports the memory for a node with 500 pods: the final heap, and the maximum. policies is small with policies that
-// use every field.
+// BenchmarkHeapOf500Pods reports the memory for a node with 500 pods: the final heap, and the maximum. policies is
+// small with policies that use every field.
 func BenchmarkHeapOf500Pods(b *testing.B) {
 	small := func(name, uid string) *corev1.Secret { return secret(name, uid, "repo.test", "other.test") }
 	var all []string

@@ -35,8 +35,8 @@ type Options struct {
 	dial dialFunc // the network of a test; nil means the network of the machine
 }
 
-// A Source provides the pods of one node and the credentials of their pull secrets. Its methods may be called concurrently,
-// before, during and after Run.
+// A Source provides the pods of one node and the credentials of their pull secrets. Its methods may be called
+// concurrently, before, during and after Run.
 type Source struct {
 	options Options
 	node    atomic.Pointer[string]
@@ -58,9 +58,9 @@ type Source struct {
 	watch   int  // the number of the latest watch
 }
 
-// New returns a source without pods; Run fills it. The error wraps ErrKubeconfig if the kubeconfig is malformed, and ErrNodeName
-// if its client certificate is not a kubelet's and NodeName is not set. It is not an error if the kubeconfig, or a file that it
-// names, is absent: the kubelet may not have written it yet, and Run waits for it.
+// New returns a source without pods; Run fills it. The error wraps ErrKubeconfig if the kubeconfig is malformed, and
+// ErrNodeName if its client certificate is not a kubelet's and NodeName is not set. It is not an error if the
+// kubeconfig, or a file that it names, is absent: the kubelet may not have written it yet, and Run waits for it.
 func New(o Options) (*Source, error) {
 	if o.Failed == nil {
 		o.Failed = func(Reason) {}
@@ -102,12 +102,12 @@ func (s *Source) NodeName() string {
 	return ""
 }
 
-// Run keeps the source up to date until the context ends, then returns nil. It returns earlier only if the node's name cannot be
-// determined: then the error wraps ErrNodeName. Run counts every other failure, logs it once and tries again. It may be called
-// once.
+// Run keeps the source up to date until the context ends, then returns nil. It returns earlier only if the node's name
+// cannot be determined: then the error wraps ErrNodeName. Run counts every other failure, logs it once and tries again.
+// It may be called once.
 //
-// When Run returns, everything that it started has ended, except the goroutines with which client-go watches a client certificate
-// in files; they end when the garbage collector finds that they are unused.
+// When Run returns, everything that it started has ended, except the goroutines with which client-go watches a client
+// certificate in files; they end when the garbage collector finds that they are unused.
 func (s *Source) Run(ctx context.Context) error {
 	defer s.ended.Store(true)
 	c, err := s.connect(ctx)
@@ -136,8 +136,8 @@ func (s *Source) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// connect reads the kubeconfig and determines the node's name. It tries until it succeeds. The client must be closed even if
-// there is an error, which is that of the context or wraps ErrNodeName.
+// connect reads the kubeconfig and determines the node's name. It tries until it succeeds. The client must be closed
+// even if there is an error, which is that of the context or wraps ErrNodeName.
 func (s *Source) connect(ctx context.Context) (*client, error) {
 	log := klog.FromContext(ctx)
 	var c *client
@@ -176,8 +176,8 @@ func (s *Source) open(ctx context.Context) (*client, error) {
 	return c, nil
 }
 
-// Synced reports whether the pods of the node have been listed and are being watched. It is false while the API server is
-// unreachable; the source then keeps its pods and Secrets.
+// Synced reports whether the pods of the node have been listed and are being watched. It is false while the API server
+// is unreachable; the source then keeps its pods and Secrets.
 func (s *Source) Synced() bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -214,8 +214,8 @@ func (s *Source) Len() int {
 	return len(s.byKey)
 }
 
-// Await returns the pod with a UID. If the pod is not known yet, Await waits for it at most a second: a kubelet may receive a pod
-// earlier.
+// Await returns the pod with a UID. If the pod is not known yet, Await waits for it at most a second: a kubelet may
+// receive a pod earlier.
 func (s *Source) Await(ctx context.Context, uid string) (*Pod, bool) {
 	if s.ended.Load() {
 		return s.ByUID(uid)
@@ -237,19 +237,19 @@ func (s *Source) Await(ctx context.Context, uid string) (*Pod, bool) {
 	}
 }
 
-// Pods returns all pods of the node, sorted by UID, that use an image and whose annotations equal the given ones, except those
-// that the kubelet itself writes (kubernetes.io/config.seen, config.source and config.mirror; only static pods have
-// kubernetes.io/config.hash). The result includes each pod whose annotations or images changed less than a minute ago, or that
-// was listed first when the source was synced less than a minute ago: the kubelet may still have its previous state. It does not
-// include mirror pods, which a kubelet does not run.
+// Pods returns all pods of the node, sorted by UID, that use an image and whose annotations equal the given ones,
+// except those that the kubelet itself writes (kubernetes.io/config.seen, config.source and config.mirror; only static
+// pods have kubernetes.io/config.hash). The result includes each pod whose annotations or images changed less than a
+// minute ago, or that was listed first when the source was synced less than a minute ago: the kubelet may still have
+// its previous state. It does not include mirror pods, which a kubelet does not run.
 //
-// Pods identifies the pods that may have sent a pre-check with an unknown config.seen, for example after a restart of the
-// kubelet. Equal annotations do not prove identity: a tenant can give its pod the annotations of another one, and the kubelet may
-// receive that pod earlier. So an image must be allowed to each of these pods. Only those with a sandbox can have sent the
-// pre-check, and the exact pod must be judged again when its container is created.
+// Pods identifies the pods that may have sent a pre-check with an unknown config.seen, for example after a restart of
+// the kubelet. Equal annotations do not prove identity: a tenant can give its pod the annotations of another one, and
+// the kubelet may receive that pod earlier. So an image must be allowed to each of these pods. Only those with a
+// sandbox can have sent the pre-check, and the exact pod must be judged again when its container is created.
 //
-// ok is false while the source is not synced: there may be pods that are not known. If ok is true and there are no pods, the
-// watch has not reported the pod yet.
+// ok is false while the source is not synced: there may be pods that are not known. If ok is true and there are no
+// pods, the watch has not reported the pod yet.
 func (s *Source) Pods(annotations map[string]string, image imageref.Ref) (found []*Pod, ok bool) {
 	if !image.Parsed() || !s.Synced() {
 		return nil, false

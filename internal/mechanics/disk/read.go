@@ -12,8 +12,8 @@ import (
 // ErrTooLarge is wrapped by the error about a file that is longer than the limit.
 var ErrTooLarge = errors.New("too large")
 
-// Read returns the content of a regular file of at most limit bytes; a longer one is [ErrTooLarge]. Anything else than a
-// regular file is an error; it is never waited for.
+// Read returns the content of a regular file of at most limit bytes; a longer one is [ErrTooLarge]. Anything else than
+// a regular file is an error; it is never waited for.
 func Read(path string, limit int64) ([]byte, error) {
 	// Without O_NONBLOCK the opening of a named pipe waits for a writer, for ever.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)

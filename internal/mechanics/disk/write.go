@@ -33,8 +33,9 @@ type Options struct {
 	KeepAttributes bool
 	// FollowLinks writes the file that a symbolic link names. Without it a link is not a regular file.
 	FollowLinks bool
-	// Temporary is the name, in the file's folder, of the file that is written first. A file of that name is removed, so that
-	// the next call cleans up after a crash; the caller excludes concurrent calls. "" means a name that is not in use.
+	// Temporary is the name, in the file's folder, of the file that is written first. A file of that name is removed, so
+	// that the next call cleans up after a crash; the caller excludes concurrent calls. "" means a name that is not in
+	// use.
 	Temporary string
 }
 
@@ -55,8 +56,9 @@ func Check(path string, replace bool) error {
 	}
 }
 
-// Write writes what fill writes to a temporary file in the same folder, and renames it to path once it is on disk. After an
-// error the temporary file is removed and the file at path is as it was, unless only the sync of the folder failed.
+// Write writes what fill writes to a temporary file in the same folder, and renames it to path once it is on disk.
+// After an error the temporary file is removed and the file at path is as it was, unless only the sync of the folder
+// failed.
 func Write(path string, o Options, fill func(io.Writer) error) (err error) {
 	if o.FollowLinks {
 		switch target, err := filepath.EvalSymlinks(path); {

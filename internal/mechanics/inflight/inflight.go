@@ -238,8 +238,8 @@ func (g *Group[K, R]) leave(k K, f *flight[R]) (noted R, left bool) {
 	return f.noted, true
 }
 
-// fly waits for the turn of a flight and runs its work. Work of the tenant comes first, so that no tenant waits for more
-// than its share of all.
+// fly waits for the turn of a flight and runs its work. Work of the tenant comes first, so that no tenant waits for
+// more than its share of all.
 func (g *Group[K, R]) fly(ctx context.Context, f *flight[R], t *tenant) (result R, err error) {
 	waiting, cancel := ctx, func() {}
 	if g.limits.Wait > 0 {

@@ -29,9 +29,9 @@ func (f *Flags) Add(cmd *cobra.Command) {
 	to.BoolVar(&f.showVersion, "version", false, "print version, commit and date, and exit")
 }
 
-// RunE returns what a command with these flags does: it prints the version, if that is requested, or calls start. log is for every part of the
-// program; the global logger of klog, which libraries use, gets the same output. A SIGHUP does not end the process, but is sent to reload; the
-// first one is kept until it is received.
+// RunE returns what a command with these flags does: it prints the version, if that is requested, or calls start. log
+// is for every part of the program; the global logger of klog, which libraries use, gets the same output. A SIGHUP does
+// not end the process, but is sent to reload; the first one is kept until it is received.
 func (f *Flags) RunE(start func(cmd *cobra.Command, log klog.Logger, reload <-chan os.Signal) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, _ []string) error {
 		if f.showVersion {
@@ -66,7 +66,8 @@ func (f *Flags) logger(w io.Writer) (klog.Logger, error) {
 	return log, nil
 }
 
-// inSeconds writes durations as numbers of seconds, as the decision log and pullgatectl do; slog's default is nanoseconds.
+// inSeconds writes durations as numbers of seconds, as the decision log and pullgatectl do; slog's default is
+// nanoseconds.
 func inSeconds(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindDuration {
 		a.Value = slog.Float64Value(a.Value.Duration().Seconds())

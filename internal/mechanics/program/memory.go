@@ -6,10 +6,10 @@ import (
 	"runtime/debug"
 )
 
-// Settings of the Go garbage collector. gcPercent keeps the resident memory low while a daemon uses little. memoryLimit is far
-// above a daemon's memory on a large node: near the limit the runtime spends up to half of the CPU on collections, in a process
-// that every container start waits for. With 44 MiB in use, 2 GiB of garbage cost 12 s of CPU under a limit of 48 MiB, and 2.4 s
-// under these settings.
+// Settings of the Go garbage collector. gcPercent keeps the resident memory low while a daemon uses little. memoryLimit
+// is far above a daemon's memory on a large node: near the limit the runtime spends up to half of the CPU on
+// collections, in a process that every container start waits for. With 44 MiB in use, 2 GiB of garbage cost 12 s of CPU
+// under a limit of 48 MiB, and 2.4 s under these settings.
 const (
 	gcPercent   = 50
 	memoryLimit = 128 << 20

@@ -37,7 +37,8 @@ type ChildError struct{ Code int }
 // Error returns the code.
 func (e ChildError) Error() string { return fmt.Sprintf("exit code %d", e.Code) }
 
-// Run runs a root command with the arguments of this process; SIGTERM and SIGINT end its context. Run returns the exit code.
+// Run runs a root command with the arguments of this process; SIGTERM and SIGINT end its context. Run returns the exit
+// code.
 func Run(cmd *cobra.Command) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -63,8 +64,8 @@ func exit(w io.Writer, name string, err error) int {
 	return ExitFailed
 }
 
-// Finish makes a root command strict: it takes no arguments but its own commands, its errors are left to the caller, and errors of the
-// command line are UsageErrors. It must be called after all commands were added.
+// Finish makes a root command strict: it takes no arguments but its own commands, its errors are left to the caller,
+// and errors of the command line are UsageErrors. It must be called after all commands were added.
 func Finish(cmd *cobra.Command) {
 	noArguments := func(_ *cobra.Command, args []string) error {
 		if len(args) > 0 {
@@ -82,8 +83,8 @@ func Finish(cmd *cobra.Command) {
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return Usagef("%w; see %s --help", err, cmd.CommandPath())
 	})
-	// Otherwise cobra would add a command "help" beside --help. Under another name it is not listed either, and accepts as few
-	// arguments as the program does.
+	// Otherwise cobra would add a command "help" beside --help. Under another name it is not listed either, and accepts as
+	// few arguments as the program does.
 	cmd.SetHelpCommand(&cobra.Command{
 		Use: "no-help", Hidden: true, DisableFlagParsing: true,
 		RunE: func(*cobra.Command, []string) error { return noArguments(nil, []string{"no-help"}) },

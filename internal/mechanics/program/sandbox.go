@@ -19,8 +19,8 @@ type Sandbox struct {
 // bind is the setting that shows one path.
 const bind = "BindReadOnlyPaths="
 
-// SandboxOf returns the sandbox of a unit. Without systemd or the unit it restricts nothing. A nil Runner is one for this
-// machine.
+// SandboxOf returns the sandbox of a unit. Without systemd or the unit it restricts nothing. A nil Runner is one for
+// this machine.
 func SandboxOf(ctx context.Context, run Runner, unit string) Sandbox {
 	folders := map[string]string{"StateDirectory": "/var/lib", "RuntimeDirectory": "/run", "LogsDirectory": "/var/log"}
 	values, loaded := Show(ctx, run, unit, "ProtectSystem", "ProtectHome", "PrivateTmp", "TemporaryFileSystem", "ReadWritePaths", "BindPaths",

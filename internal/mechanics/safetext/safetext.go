@@ -23,8 +23,8 @@ func Line(s string, limit int) string {
 	}, s[:min(len(s), 4*limit)])), limit)
 }
 
-// ASCII returns at most limit characters of a text, as [Shorten], all of them printable ASCII: no character looks like another
-// one.
+// ASCII returns at most limit characters of a text, as [Shorten], all of them printable ASCII: no character looks like
+// another one.
 func ASCII(s string, limit int) string {
 	return Shorten(strings.Map(func(c rune) rune {
 		switch {
@@ -61,7 +61,8 @@ func Split(err error) []error {
 	return []error{err}
 }
 
-// OneLine returns an error with the lines of its text in one, because the journal has one line for each event. It has no hint.
+// OneLine returns an error with the lines of its text in one, because the journal has one line for each event. It has
+// no hint.
 func OneLine(err error) error {
 	return errors.New(strings.ReplaceAll(strings.ReplaceAll(err.Error(), ":\n", ": "), "\n", "; "))
 }

@@ -30,8 +30,8 @@ type Socket struct {
 	Name string
 }
 
-// Bind binds the socket with mode 0600. If the directory does not exist, Bind makes it with mode 0700. If no process answers on an
-// existing socket, the socket is from a crash and is replaced; otherwise the error is [ErrInUse].
+// Bind binds the socket with mode 0600. If the directory does not exist, Bind makes it with mode 0700. If no process
+// answers on an existing socket, the socket is from a crash and is replaced; otherwise the error is [ErrInUse].
 func (s Socket) Bind(ctx context.Context) (net.Listener, error) {
 	path, ok := strings.CutPrefix(s.Endpoint, "unix://")
 	if !ok {

@@ -15,8 +15,8 @@ import (
 
 // PeerCredentials identify the other end of each connection before anything is read from it. They encrypt nothing.
 type PeerCredentials struct {
-	// Server, for a client, returns an error if a process of a user must not be used as the server; nil accepts every user. The user
-	// is that of the process that made the socket listen: for a socket that systemd passes on it is root.
+	// Server, for a client, returns an error if a process of a user must not be used as the server; nil accepts every
+	// user. The user is that of the process that made the socket listen: for a socket that systemd passes on it is root.
 	Server func(uid int) error
 }
 
@@ -68,8 +68,8 @@ func (c PeerCredentials) Clone() credentials.TransportCredentials { //nolint:ire
 // OverrideServerName does nothing.
 func (PeerCredentials) OverrideServerName(string) error { return nil }
 
-// RootOrSelf returns a tap of a server with PeerCredentials. It admits calls only from root and from the user of this process, before a
-// message of the call is read. program and api are the names in the status that others get.
+// RootOrSelf returns a tap of a server with PeerCredentials. It admits calls only from root and from the user of this
+// process, before a message of the call is read. program and api are the names in the status that others get.
 func RootOrSelf(program, api string) tap.ServerInHandle {
 	return func(ctx context.Context, _ *tap.Info) (context.Context, error) {
 		p, _ := peer.FromContext(ctx)
@@ -84,8 +84,8 @@ func RootOrSelf(program, api string) tap.ServerInHandle {
 	}
 }
 
-// DrainGRPC stops a server, which must have grpc.WaitForHandlers. New calls are not accepted; those in progress may continue until ctx ends, and
-// are then canceled. It returns when all calls have ended.
+// DrainGRPC stops a server, which must have grpc.WaitForHandlers. New calls are not accepted; those in progress may
+// continue until ctx ends, and are then canceled. It returns when all calls have ended.
 func DrainGRPC(ctx context.Context, s *grpc.Server) {
 	drained := make(chan struct{})
 	go func() {

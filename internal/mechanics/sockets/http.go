@@ -24,15 +24,17 @@ type HTTPOptions struct {
 	Handler http.Handler
 	// TLS is the configuration for HTTPS; nil serves plain HTTP.
 	TLS *tls.Config
-	// Connections is how many connections may be open at the same time; others are closed at once, or with Replace the oldest.
+	// Connections is how many connections may be open at the same time; others are closed at once, or with Replace the
+	// oldest.
 	Connections int
 	Replace     bool
-	// Requests is how many requests are handled at the same time, without those that wait (see Wait); 0 is no limit. A request waits at
-	// most ReadLimit for its turn, and gets 503 then.
+	// Requests is how many requests are handled at the same time, without those that wait (see Wait); 0 is no limit. A
+	// request waits at most ReadLimit for its turn, and gets 503 then.
 	Requests int
 	// Waiting is how many requests may wait at the same time, and how many for their turn. More get 503.
 	Waiting int
-	// MaxBody bounds the body of a request, in bytes; 0 is no limit. A handler gets an [http.MaxBytesError] when it reads more.
+	// MaxBody bounds the body of a request, in bytes; 0 is no limit. A handler gets an [http.MaxBytesError] when it reads
+	// more.
 	MaxBody int64
 	// ReadLimit bounds the TLS handshake and the reading of one request, from its first byte.
 	ReadLimit time.Duration
@@ -47,8 +49,8 @@ type HTTPOptions struct {
 	Log      klog.Logger
 }
 
-// ServeHTTP serves HTTP until ctx ends. It then accepts no new requests, waits for those in progress, at most StopLimit, and returns nil. It
-// closes the listener in any case.
+// ServeHTTP serves HTTP until ctx ends. It then accepts no new requests, waits for those in progress, at most
+// StopLimit, and returns nil. It closes the listener in any case.
 func ServeHTTP(ctx context.Context, l net.Listener, o HTTPOptions) error {
 	server := &http.Server{
 		Handler: o.handler(), TLSConfig: o.TLS, MaxHeaderBytes: maxHeader,
@@ -106,7 +108,8 @@ func (o HTTPOptions) handler() http.Handler {
 	})
 }
 
-// takeTurn waits for a place in turns. next counts the requests that do: each has memory, and a connection has many with HTTP/2.
+// takeTurn waits for a place in turns. next counts the requests that do: each has memory, and a connection has many
+// with HTTP/2.
 func (o HTTPOptions) takeTurn(ctx context.Context, turns chan struct{}, next *atomic.Int64) bool {
 	select {
 	case turns <- struct{}{}:
@@ -135,9 +138,10 @@ type turnKey struct{}
 // end gives the place back.
 func (t *turn) end() { <-t.held }
 
-// Wait marks a request as one that waits for another process, and whose body is not needed any more. ctx is the context of its handler. The
-// request no longer counts as one of HTTPOptions.Requests, unless HTTPOptions.Waiting other requests wait already. Only the goroutine of the handler
-// may call Wait. It has no effect with another context, or if it is called again.
+// Wait marks a request as one that waits for another process, and whose body is not needed any more. ctx is the context
+// of its handler. The request no longer counts as one of HTTPOptions.Requests, unless HTTPOptions.Waiting other
+// requests wait already. Only the goroutine of the handler may call Wait. It has no effect with another context, or if
+// it is called again.
 func Wait(ctx context.Context) {
 	t, ok := ctx.Value(turnKey{}).(*turn)
 	if !ok || t.held == t.waiting {

@@ -23,9 +23,9 @@ func (s Socket) Listen(ctx context.Context) (net.Listener, error) {
 	return s.Bind(ctx)
 }
 
-// Inherit returns the listener of a socket that systemd has bound and keeps over restarts, nil if systemd has passed none. It must
-// be the socket of the endpoint; any path is accepted if the endpoint is "". Closing the listener does not remove the socket, because
-// it is systemd's. Inherit unsets the environment variables that announce the socket.
+// Inherit returns the listener of a socket that systemd has bound and keeps over restarts, nil if systemd has passed
+// none. It must be the socket of the endpoint; any path is accepted if the endpoint is "". Closing the listener does
+// not remove the socket, because it is systemd's. Inherit unsets the environment variables that announce the socket.
 func (s Socket) Inherit() (_ net.Listener, err error) {
 	files := activation.Files(true)
 	defer func() {

@@ -16,8 +16,8 @@ const logEvery = time.Minute
 // ConnLimits are how many connections may be open at the same time. 0 is no limit.
 type ConnLimits struct {
 	Total int
-	// Replace closes the oldest connection instead of a new one where Total are open. It is for servers whose clients need a connection for
-	// a moment: a client that holds connections cannot keep them out then.
+	// Replace closes the oldest connection instead of a new one where Total are open. It is for servers whose clients need
+	// a connection for a moment: a client that holds connections cannot keep them out then.
 	Replace bool
 }
 

@@ -7,8 +7,9 @@ import (
 	"syscall"
 )
 
-// PeerOf returns who dialled a connection, or who listens where it was dialled, as the kernel noted it then. A connection
-// that is not a Unix socket is an error. It looks through wrappers that have a method NetConn, as *tls.Conn has.
+// PeerOf returns who dialled a connection, or who listens where it was dialled, as the kernel noted it then. A
+// connection that is not a Unix socket is an error. It looks through wrappers that have a method NetConn, as *tls.Conn
+// has.
 func PeerOf(c net.Conn) (syscall.Ucred, error) {
 	for {
 		wrapper, ok := c.(interface{ NetConn() net.Conn })

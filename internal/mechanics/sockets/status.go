@@ -12,8 +12,9 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
 
-// Limits of the server for scrapes and probes. Its clients are a few scrapers and probes. If it listens on more than loopback, others can
-// connect too; they must neither keep a probe out nor take the file descriptors that the rest of the process needs.
+// Limits of the server for scrapes and probes. Its clients are a few scrapers and probes. If it listens on more than
+// loopback, others can connect too; they must neither keep a probe out nor take the file descriptors that the rest of
+// the process needs.
 const (
 	statusReadLimit   = 5 * time.Second  // for a request, from its first byte
 	statusWriteLimit  = 30 * time.Second // for an answer of some hundred series

@@ -13,7 +13,8 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// A flipped bit in a key may leave a name that is not UTF-8, which no message can contain. The facts in memory do not change.
+// A flipped bit in a key may leave a name that is not UTF-8, which no message can contain. The facts in memory do not
+// change.
 func TestKeysThatAreNotUTF8AreReported(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "records.db")
 	s, _, err := records.Open(path, records.Options{})

@@ -5,7 +5,8 @@ import (
 	"fmt"
 )
 
-// The errors for which a call is refused, in addition to those of the tracker and the store. status.go gives each its code.
+// The errors for which a call is refused, in addition to those of the tracker and the store. status.go gives each its
+// code.
 var (
 	errInvalid   = errors.New("not a valid request")
 	errNotFound  = errors.New("not found")

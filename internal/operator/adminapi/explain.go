@@ -44,8 +44,8 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 	return explained, nil
 }
 
-// judge returns the judgement on a pod and an image, without that of policies. The runtime has resolved the name to present, or has answered with an
-// error for which refused denies.
+// judge returns the judgement on a pod and an image, without that of policies. The runtime has resolved the name to
+// present, or has answered with an error for which refused denies.
 func (s *Server) judge(ctx context.Context, who tracker.Pod, name imageref.Ref, present tracker.Image, refused *policy.Decision) explanation {
 	c := explanation{
 		Image: name, Names: present.Names, Pod: who, PodSource: s.c.PodSource != nil, PullPolicy: tracker.PullUnknown, Settings: s.c.Settings,
@@ -73,8 +73,8 @@ func identity(p tracker.Pod) tracker.Pod {
 	return tracker.Pod{UID: p.UID, Namespace: p.Namespace, Static: p.Static}
 }
 
-// resolve asks the runtime which image a name refers to. refused is set if the runtime answers with an error that is hidden from
-// the pod: that of an image ID that matches no image or several.
+// resolve asks the runtime which image a name refers to. refused is set if the runtime answers with an error that is
+// hidden from the pod: that of an image ID that matches no image or several.
 func (s *Server) resolve(ctx context.Context, p tracker.Pod, name imageref.Ref) (i tracker.Image, refused *policy.Decision, err error) {
 	i, err = s.c.Runtime.Image(ctx, name.String())
 	if err == nil {

@@ -22,14 +22,16 @@ type explanation struct {
 	Names []imageref.Ref
 	// Pod is the pod that was judged; a Pod without a UID means any new pod of its namespace.
 	Pod tracker.Pod
-	// Secrets are the credentials of the pod's pull secrets for the image. CredentialsKnown reports that the pod has no others.
+	// Secrets are the credentials of the pod's pull secrets for the image. CredentialsKnown reports that the pod has no
+	// others.
 	Secrets          []tracker.Secret
 	CredentialsKnown bool
 	// PodSource reports whether a pod source is configured, and PodKnown whether it has the pod.
 	PodSource, PodKnown bool
 	// PullPolicy is how the pod pulls the image: Always, IfNotPresent, Never, mixed or unknown.
 	PullPolicy string
-	// Policies are the answers of policies at the calls that create the sandbox and the containers; empty if there are none.
+	// Policies are the answers of policies at the calls that create the sandbox and the containers; empty if there are
+	// none.
 	Policies []admission.Explanation
 	Settings
 }
@@ -81,8 +83,8 @@ func named(s records.SecretRef) string {
 	return "Secret " + s.Namespace + "/" + s.Name
 }
 
-// secretOf returns the name of the Secret that contains the pod's credential, or the namespace for which the runtime holds it; ""
-// if neither is known.
+// secretOf returns the name of the Secret that contains the pod's credential, or the namespace for which the runtime
+// holds it; "" if neither is known.
 func (c explanation) secretOf(id credential.ID) string {
 	for _, s := range c.Secrets {
 		if s.Credential == id {
@@ -104,7 +106,8 @@ func (c explanation) credential() string {
 	return what
 }
 
-// proof returns the proof that the verdict depends on. If the credential's Secret was rotated, that is the proof of its earlier content.
+// proof returns the proof that the verdict depends on. If the credential's Secret was rotated, that is the proof of its
+// earlier content.
 func (c explanation) proof() (p records.Proof, rotated bool) {
 	if c.Known.Record == nil {
 		return p, false

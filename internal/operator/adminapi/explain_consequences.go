@@ -8,8 +8,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// Consequences returns what will happen at the kubelet's calls: what policies deny, and what follows with each imagePullPolicy. The
-// pod's own policy is first, if it is known.
+// Consequences returns what will happen at the kubelet's calls: what policies deny, and what follows with each
+// imagePullPolicy. The pod's own policy is first, if it is known.
 func (c explanation) Consequences() []string {
 	all := c.policyConsequences()
 	if c.sandboxDenied() || c.Allowed() && len(c.denied()) > 0 {

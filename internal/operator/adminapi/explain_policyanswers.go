@@ -56,8 +56,8 @@ func (c explanation) pullSecrets() (names []string) {
 	return names
 }
 
-// State returns the outcome as one of the states of ListPods. reported returns whether the policy of a finding that is only reported would deny if
-// policies were enforced.
+// State returns the outcome as one of the states of ListPods. reported returns whether the policy of a finding that is
+// only reported would deny if policies were enforced.
 func (c explanation) State(reported func(admission.Finding) bool) string {
 	unknown, unproved := c.Reason == policy.Absent, c.needsProof()
 	for _, e := range c.Policies {
@@ -101,7 +101,8 @@ func (c explanation) sandboxDenied() bool {
 	return slices.ContainsFunc(c.denied(), func(e admission.Explanation) bool { return e.Stage == admission.StageSandbox })
 }
 
-// by returns the policies of a call that do not admit it, for a sentence. Those that deny whatever is not known come before the others.
+// by returns the policies of a call that do not admit it, for a sentence. Those that deny whatever is not known come
+// before the others.
 func by(e admission.Explanation) string {
 	var names, unknown []string
 	for _, f := range e.Findings {

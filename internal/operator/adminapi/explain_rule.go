@@ -7,7 +7,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
-// containerRefused is the gate's own reason: it hides an image from a pod after it denied the pod a container of that image.
+// containerRefused is the gate's own reason: it hides an image from a pod after it denied the pod a container of that
+// image.
 const containerRefused policy.Reason = "container_refused"
 
 // Rule returns the rule that decided, with its evidence.

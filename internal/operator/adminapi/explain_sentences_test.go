@@ -255,8 +255,8 @@ func TestExplanationOfADeniedPodDoesNotSayThatItStarts(t *testing.T) {
 	}
 }
 
-// For every reason, with and without a pod source, and under every pull policy, the explanation has whole sentences and no
-// repetition.
+// For every reason, with and without a pod source, and under every pull policy, the explanation has whole sentences and
+// no repetition.
 func TestEveryReasonHasWholeSentences(t *testing.T) {
 	covered := map[policy.Reason]bool{}
 	for _, c := range cases() {

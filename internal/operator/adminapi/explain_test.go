@@ -75,7 +75,8 @@ func TestExplainReturnsVerdictAndEvidence(t *testing.T) {
 		t.Errorf("dave = %v; want the new content of his Secret in the place of the old one", e)
 	}
 	e = w.explain(of("carol", app+":1"))
-	standing := []adminv1.CredentialStanding{ // her Secret still contains the credential that proved access, and has not been rotated
+	// her Secret still contains the credential that proved access, and has not been rotated
+	standing := []adminv1.CredentialStanding{
 		adminv1.CredentialStanding_CREDENTIAL_STANDING_UNSPECIFIED, adminv1.CredentialStanding_CREDENTIAL_STANDING_PROVED, adminv1.CredentialStanding_CREDENTIAL_STANDING_UNSPECIFIED,
 	}
 	for i, c := range e.GetEvidence().GetCredentials() {
@@ -113,7 +114,8 @@ func TestExplainJudgesByThePullPolicy(t *testing.T) {
 type aGate struct {
 	skips   bool
 	refused string
-	explain func(who tracker.Pod, containers []string, image admission.Image, name string, ask bool) []admission.Explanation // nil: no policies
+	// nil: no policies
+	explain func(who tracker.Pod, containers []string, image admission.Image, name string, ask bool) []admission.Explanation
 }
 
 func (g aGate) SkipsAlways() bool { return g.skips }
@@ -129,7 +131,8 @@ func (g aGate) ExplainPolicies(_ context.Context, who tracker.Pod, containers []
 	return g.explain(who, containers, image, name, ask)
 }
 
-// If a pod uses an image with Always and with Never, the pre-check is judged by the policy for which its kubelet sends it.
+// If a pod uses an image with Always and with Never, the pre-check is judged by the policy for which its kubelet sends
+// it.
 func TestExplainJudgesSeveralUsesAsTheGateDoes(t *testing.T) {
 	for skips, want := range map[bool][2]string{true: {"Never", "proved_in_grace"}, false: {"mixed", "proof_expired"}} {
 		w := aNode(t, func(c *adminapi.Config) { c.Gate = aGate{skips: skips} })

@@ -29,7 +29,8 @@ const (
 	id3 = "sha256:1111111333333333333333333333333333333333333333333333333333333333"
 )
 
-// A node provides what the server needs beside the tracker and the store: the runtime's images, the pods, the pod source.
+// A node provides what the server needs beside the tracker and the store: the runtime's images, the pods, the pod
+// source.
 type node struct {
 	mu       sync.Mutex
 	images   []tracker.Image

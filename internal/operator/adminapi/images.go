@@ -145,8 +145,8 @@ func (s *Server) ListImages(ctx context.Context, req *adminv1.ListImagesRequest)
 	return &adminv1.ListImagesResponse{Images: p.entries, NextPageToken: p.next}, nil
 }
 
-// walk calls f for every image of the runtime or the store whose ID is not before from, ordered by ID, until f returns false.
-// asked reports whether the runtime answered.
+// walk calls f for every image of the runtime or the store whose ID is not before from, ordered by ID, until f returns
+// false. asked reports whether the runtime answered.
 func (s *Server) walk(ctx context.Context, from string, f func(i image, asked bool) (more bool)) (asked bool, err error) {
 	present, err := s.c.Runtime.Images(ctx)
 	if ctx.Err() != nil {

@@ -53,8 +53,8 @@ type repositoryRequest interface {
 	GetRepository() string
 }
 
-// list returns the requested page of the selected entries of the store, in the order of their keys. selects gets the requested
-// repository, "" for all.
+// list returns the requested page of the selected entries of the store, in the order of their keys. selects gets the
+// requested repository, "" for all.
 func list[T any, M proto.Message](ctx context.Context, req repositoryRequest, read func(key string, limit int) ([]records.Keyed[T], error),
 	to func(T) M, selects func(repository string, entry T) bool,
 ) (p page[M], err error) {

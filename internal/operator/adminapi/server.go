@@ -24,8 +24,8 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// Limits of the server. It has few callers, which belong to root and run on this machine; the limits bound what they leave open
-// by mistake.
+// Limits of the server. It has few callers, which belong to root and run on this machine; the limits bound what they
+// leave open by mistake.
 const (
 	maxRequest     = 1 << 20 // 256 credentials of a provider's report, each with patterns
 	maxConnections = 64
@@ -59,8 +59,8 @@ type PodSource interface { //nolint:interfacebloat // one source has four kinds 
 	Pods() []SourcedPod
 	// Uses returns each use of an image by the pod; known is false for a pod that the source does not have.
 	Uses(uid string, image imageref.Ref) (uses []ImageUse, known bool)
-	// Secrets returns the credentials of the pod's pull secrets for an image, and whether the list is complete. It may wait a few
-	// seconds for them.
+	// Secrets returns the credentials of the pod's pull secrets for an image, and whether the list is complete. It may
+	// wait a few seconds for them.
 	Secrets(ctx context.Context, uid string, image imageref.Ref) (secrets []tracker.Secret, complete bool)
 }
 
@@ -79,8 +79,9 @@ type Gate interface {
 	// Refusal returns the gate's decision on the next pre-check of a pod for an image, if that does not depend on what the
 	// tracker allows; ok is false if the gate follows the tracker.
 	Refusal(uid string, image imageref.Ref, imageID string) (d policy.Decision, ok bool)
-	// ExplainPolicies returns what the policies say about the sandbox of a pod, and about containers with an image that its spec
-	// names so; nothing if there are no policies. A container with the name "" is one that is not known. It has no effect.
+	// ExplainPolicies returns what the policies say about the sandbox of a pod, and about containers with an image that
+	// its spec names so; nothing if there are no policies. A container with the name "" is one that is not known. It has
+	// no effect.
 	ExplainPolicies(ctx context.Context, who tracker.Pod, containers []string, image admission.Image, name string, ask bool) []admission.Explanation
 }
 
@@ -101,11 +102,13 @@ type Config struct {
 	StorePath string
 	// Status returns a new answer of GetStatus, without what is from the tracker and the store.
 	Status func(ctx context.Context) *adminv1.GetStatusResponse
-	// Policies returns all policies in use, by kind and name, and how they are used. It is nil, or returns nil, if there are none.
+	// Policies returns all policies in use, by kind and name, and how they are used. It is nil, or returns nil, if there
+	// are none.
 	Policies func() *adminv1.ListPoliciesResponse
 	// Signatures asks about signatures of images; nil if no policy can require them.
 	Signatures Signatures
-	// EndorsementValidity returns how long an endorsement counts after its verification, 0 for without limit; nil means without limit.
+	// EndorsementValidity returns how long an endorsement counts after its verification, 0 for without limit; nil means
+	// without limit.
 	EndorsementValidity func() time.Duration
 	// RevokingEndorsements is called before endorsements are revoked; nil is allowed.
 	RevokingEndorsements func()
@@ -170,8 +173,8 @@ func (s *Server) Serve(l net.Listener) error {
 	return nil
 }
 
-// Shutdown ends open streams with Unavailable and accepts no new calls. Unary calls in progress, and streams that wait for their
-// client, may continue until ctx ends; then Shutdown cancels them. It returns when all calls have ended.
+// Shutdown ends open streams with Unavailable and accepts no new calls. Unary calls in progress, and streams that wait
+// for their client, may continue until ctx ends; then Shutdown cancels them. It returns when all calls have ended.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.health.Shutdown()
 	s.stop()
@@ -198,8 +201,9 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	return resp, nil
 }
 
-// stream ends a stream when the server stops, through the context of the stream: the handler itself returns, so that no code uses
-// the stream afterwards. A stream that waits for its client, to read or to write, ends when Shutdown closes the connection.
+// stream ends a stream when the server stops, through the context of the stream: the handler itself returns, so that no
+// code uses the stream afterwards. A stream that waits for its client, to read or to write, ends when Shutdown closes
+// the connection.
 func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)

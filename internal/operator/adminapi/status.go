@@ -12,8 +12,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// codeOf is the single table of the errors of a call, and what the caller can do about them. Every error that is not in it is
-// Internal.
+// codeOf is the single table of the errors of a call, and what the caller can do about them. Every error that is not in
+// it is Internal.
 func codeOf(err error) (code codes.Code, todo string, listed bool) {
 	for _, row := range []struct {
 		is   error

@@ -11,8 +11,8 @@ import (
 
 const day = 24 * time.Hour
 
-// age returns a duration in the form of kubectl: 3d4h, 5m10s, 0s. A negative one is 0s, because the clocks of one node differ a
-// little.
+// age returns a duration in the form of kubectl: 3d4h, 5m10s, 0s. A negative one is 0s, because the clocks of one node
+// differ a little.
 func age(d time.Duration) string { return duration.HumanDuration(max(0, d)) }
 
 var ageForm = regexp.MustCompile(`^(?:(\d{1,3})y)?(?:(\d{1,5})d)?([^yd]*)$`)

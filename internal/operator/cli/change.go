@@ -86,7 +86,8 @@ type Change[R proto.Message] struct {
 	Plan, Done func(View, *Page, R)
 }
 
-// ChangeCommand makes cmd show what a change would do, and do it if the user agrees. It adds the flags of consent and output.
+// ChangeCommand makes cmd show what a change would do, and do it if the user agrees. It adds the flags of consent and
+// output.
 func ChangeCommand[R proto.Message](c *Console, cmd *cobra.Command, what Change[R]) *cobra.Command {
 	how := ConsentFlags(cmd)
 	o := OutputFlags(cmd)

@@ -37,8 +37,8 @@ const patience = time.Second
 // harmless matches text that a shell takes as one word without special meaning, however its completion scripts quote.
 var harmless = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$`)
 
-// complete returns the daemon's values with the prefix begun. Errors are not printed, so that they do not disturb the command
-// line.
+// complete returns the daemon's values with the prefix begun. Errors are not printed, so that they do not disturb the
+// command line.
 func (c *Console) complete(cmd *cobra.Command, begun string, from source) []string {
 	quick := *c
 	quick.timeout = patience

@@ -20,8 +20,8 @@ func (c *Console) Patience(cmd *cobra.Command, limit time.Duration) {
 	}
 }
 
-// Ask connects to the daemon and calls f. Each unary call in f ends after --timeout, and so does connecting; a stream ends with
-// ctx.
+// Ask connects to the daemon and calls f. Each unary call in f ends after --timeout, and so does connecting; a stream
+// ends with ctx.
 func (c *Console) Ask(ctx context.Context, f func(context.Context, adminv1.PullRecordsClient) error) error {
 	if c.timeout < 0 {
 		return Misused("0 is without end", "--timeout %s: it is 0 or more", c.timeout)

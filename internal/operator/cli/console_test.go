@@ -15,7 +15,8 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
 
-// The scripts of cmd/pullgatectl test how commands use a console. The tests here cover the cases that scripts cannot reach.
+// The scripts of cmd/pullgatectl test how commands use a console. The tests here cover the cases that scripts cannot
+// reach.
 
 // consoleWith returns a console without a terminal.
 func consoleWith(environment map[string]string) (c *Console, out, err *bytes.Buffer) {

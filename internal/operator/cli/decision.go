@@ -6,8 +6,8 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// decisionWidths are the usual column widths: a table without an end cannot wait for its widest cell. The last column has no
-// limit.
+// decisionWidths are the usual column widths: a table without an end cannot wait for its widest cell. The last column
+// has no limit.
 func (v View) decisionWidths() []int {
 	widths := []int{8, 15, 8, 20, 36, 12, 0}
 	if v.AbsoluteTimes {

@@ -11,7 +11,8 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
 
-// Exit codes, which scripts rely on. With every one except ExitDone, ExitNeedsProof and ExitDenied there is a line on stderr.
+// Exit codes, which scripts rely on. With every one except ExitDone, ExitNeedsProof and ExitDenied there is a line on
+// stderr.
 const (
 	ExitDone       = 0
 	ExitFailed     = 1
@@ -22,8 +23,8 @@ const (
 	ExitDenied     = 10
 )
 
-// An ExitError ends the program with a code. Err is printed with its hint, if it has one; nil prints nothing. Every other error
-// ends the program with ExitFailed.
+// An ExitError ends the program with a code. Err is printed with its hint, if it has one; nil prints nothing. Every
+// other error ends the program with ExitFailed.
 type ExitError struct {
 	Code int
 	Err  error
@@ -40,8 +41,8 @@ func (f *ExitError) Error() string {
 // Unwrap returns Err.
 func (f *ExitError) Unwrap() error { return f.Err }
 
-// complain prints what failed, why, and what to do, and returns the exit code. Each is one line, because the daemon's message may
-// contain names from a tenant.
+// complain prints what failed, why, and what to do, and returns the exit code. Each is one line, because the daemon's
+// message may contain names from a tenant.
 func (c *Console) complain(f *ExitError) int {
 	if f.Err != nil {
 		_, _ = fmt.Fprintf(c.Err, "pullgatectl: %s\n", Safe(f.Err.Error()))
@@ -69,7 +70,8 @@ func exitError(err error) *ExitError {
 	if f, ok := errors.AsType[*ExitError](err); ok {
 		return f
 	}
-	if errors.Is(err, context.Canceled) && program.HintOf(err) == "" { // with a hint it describes the state after the interruption
+	// with a hint it describes the state after the interruption
+	if errors.Is(err, context.Canceled) && program.HintOf(err) == "" {
 		return &ExitError{Code: ExitFailed, Err: errors.New("interrupted")}
 	}
 	return &ExitError{Code: ExitFailed, Err: err}

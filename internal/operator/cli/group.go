@@ -45,8 +45,8 @@ func OneArgument(name string) cobra.PositionalArgs {
 
 func wrongFlag(cmd *cobra.Command, err error) error { return wrongUsage(cmd, err) }
 
-// Group makes a command that only contains others. Without a subcommand it is wrong usage, so that a script does not take a
-// missing word for success.
+// Group makes a command that only contains others. Without a subcommand it is wrong usage, so that a script does not
+// take a missing word for success.
 func Group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Long: long}
 	cmd.AddCommand(commands...)

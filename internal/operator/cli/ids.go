@@ -21,8 +21,8 @@ var (
 // IsID reports whether an argument is an image ID, or a beginning of one that is long enough, and not a name.
 func IsID(image string) bool { return beginningOfID.MatchString(strings.TrimPrefix(image, "sha256:")) }
 
-// ExpandImageID replaces the beginning of an image ID in --image-id, as tables show it, by the whole ID. "" and a whole ID are
-// unchanged.
+// ExpandImageID replaces the beginning of an image ID in --image-id, as tables show it, by the whole ID. "" and a whole
+// ID are unchanged.
 func ExpandImageID(ctx context.Context, api adminv1.PullRecordsClient, id *string) error {
 	if *id == "" || wholeImageID.MatchString(*id) {
 		return nil
@@ -38,8 +38,8 @@ func ExpandImageID(ctx context.Context, api adminv1.PullRecordsClient, id *strin
 	return nil
 }
 
-// ExpandCredentialID replaces the beginning of a credential ID in --credential by the whole ID, among those that have proved access.
-// "" and a whole ID are unchanged.
+// ExpandCredentialID replaces the beginning of a credential ID in --credential by the whole ID, among those that have
+// proved access. "" and a whole ID are unchanged.
 func ExpandCredentialID(ctx context.Context, api adminv1.PullRecordsClient, id *string) error {
 	if *id == "" || wholeCredentialID.MatchString(*id) {
 		return nil
@@ -51,8 +51,8 @@ func ExpandCredentialID(ctx context.Context, api adminv1.PullRecordsClient, id *
 		"pullgatectl images get IMAGE has those of an image", "no credential that proved access has an ID with this prefix")
 }
 
-// ExpandRequirement replaces the beginning of the hash of a requirement in --requirement by the whole hash, among those that images
-// were endorsed for. "" and a whole hash are unchanged.
+// ExpandRequirement replaces the beginning of the hash of a requirement in --requirement by the whole hash, among those
+// that images were endorsed for. "" and a whole hash are unchanged.
 func ExpandRequirement(ctx context.Context, api adminv1.PullRecordsClient, hash *string) error {
 	if *hash == "" || wholeRequirement.MatchString(*hash) {
 		return nil
@@ -65,8 +65,8 @@ func notAnID(flag, id string) error {
 	return Misused("give 7 digits or more; pullgatectl images list and images get show 12", "--%s %q: not an ID, and not at least the first 7 digits of one", flag, id)
 }
 
-// expand replaces the prefix in a flag by the only known value of the flag with that prefix. none is the error if there is none, and
-// advice its hint.
+// expand replaces the prefix in a flag by the only known value of the flag with that prefix. none is the error if there
+// is none, and advice its hint.
 func expand(ctx context.Context, api adminv1.PullRecordsClient, flag string, prefix *string, advice, none string) error {
 	all, err := ofFlags()[flag](ctx, api)
 	if err != nil {

@@ -24,8 +24,8 @@ const Default = "unix:///run/pullgate/admin.sock"
 // longestPath is the maximum length of a socket's path on Linux, without the zero at its end.
 const longestPath = 107
 
-// Path returns the path of an endpoint. Its error is a usage error that begins with the origin of the endpoint: a flag or an
-// environment variable.
+// Path returns the path of an endpoint. Its error is a usage error that begins with the origin of the endpoint: a flag
+// or an environment variable.
 func Path(from, endpoint string) (string, error) {
 	wrong := func(advice, format string, args ...any) error {
 		return Misused(advice, "%s %q: %s", from, endpoint, fmt.Sprintf(format, args...))
@@ -66,7 +66,8 @@ func (l Link) Ask(ctx context.Context, f func(context.Context, adminv1.PullRecor
 	}
 	var last atomic.Pointer[error] // the result of connecting
 	conn, err := grpc.NewClient("passthrough:///pullgated",
-		grpc.WithTransportCredentials(insecure.NewCredentials()), // the daemon checks the caller's credentials from the kernel
+		// the daemon checks the caller's credentials from the kernel
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithNoProxy(),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			conn, err := dial(ctx, l.Path)

@@ -14,9 +14,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// JSON returns a message as JSON, over several lines, with field names in lowerCamelCase. The same message gives the same bytes.
-// Empty lists, strings and numbers are written; absent messages and times are not. Values that are not protobuf messages are
-// written as by encoding/json, but a map of fields is a message. Durations are numbers of seconds.
+// JSON returns a message as JSON, over several lines, with field names in lowerCamelCase. The same message gives the
+// same bytes. Empty lists, strings and numbers are written; absent messages and times are not. Values that are not
+// protobuf messages are written as by encoding/json, but a map of fields is a message. Durations are numbers of
+// seconds.
 func JSON(m any) ([]byte, error) {
 	line, err := JSONLine(m)
 	if err != nil {
@@ -38,8 +39,8 @@ func JSONLine(m any) ([]byte, error) {
 	return []byte(escape(string(raw), "", pair) + "\n"), nil
 }
 
-// durationForm matches the field of a duration, which protojson writes as a string: "took":"0.028s". A quote within a string is
-// escaped, so other text cannot match.
+// durationForm matches the field of a duration, which protojson writes as a string: "took":"0.028s". A quote within a
+// string is escaped, so other text cannot match.
 var durationForm = regexp.MustCompile(`"took":\s*"([0-9.]+)s"`)
 
 func compact(m any) ([]byte, error) {
@@ -70,8 +71,8 @@ func compact(m any) ([]byte, error) {
 // name returns the type of a message.
 func name(m any) string { return strings.TrimPrefix(fmt.Sprintf("%T", m), "*") }
 
-// YAML returns the content of JSON as a YAML document, with the keys of each object in alphabetical order. A message with
-// characters that are not printable is in the flow style, where these can be escaped.
+// YAML returns the content of JSON as a YAML document, with the keys of each object in alphabetical order. A message
+// with characters that are not printable is in the flow style, where these can be escaped.
 func YAML(m any) ([]byte, error) {
 	raw, err := compact(m)
 	if err != nil {

@@ -24,12 +24,13 @@ const (
 	endOfColour = "\x1b[0m"
 )
 
-// A Page is text that is made line by line. Every text in it has passed through Safe. The zero Page is empty and has no colours.
+// A Page is text that is made line by line. Every text in it has passed through Safe. The zero Page is empty and has no
+// colours.
 type Page struct {
 	// Colours reports whether the Page has colours.
 	Colours bool
-	// Width is the number of columns of the terminal, or 0 if it is unknown. Prose is wrapped at this width, and at 90 columns at
-	// most.
+	// Width is the number of columns of the terminal, or 0 if it is unknown. Prose is wrapped at this width, and at 90
+	// columns at most.
 	Width int
 
 	buf bytes.Buffer
@@ -62,8 +63,8 @@ func (p *Page) Text(indent, text string) {
 	}
 }
 
-// Prose adds a paragraph, wrapped between words. The first line begins with first, the others with the same number of blanks.
-// Text in backquotes is not wrapped, so that a command in it can be copied.
+// Prose adds a paragraph, wrapped between words. The first line begins with first, the others with the same number of
+// blanks. Text in backquotes is not wrapped, so that a command in it can be copied.
 func (p *Page) Prose(first, format string, args ...any) { p.PaintProse(Plain, first, format, args...) }
 
 // PaintProse adds a paragraph in a colour.

@@ -20,9 +20,9 @@ type ListPage interface {
 	GetNextPageToken() string
 }
 
-// List requests pages until there are limit entries, or all if limit is 0. It returns the last page with the entries of all of them,
-// and their number. The NextPageToken of the answer is not empty if there are more entries. List sets the size and the token of the
-// request. ask is the method of the list.
+// List requests pages until there are limit entries, or all if limit is 0. It returns the last page with the entries of
+// all of them, and their number. The NextPageToken of the answer is not empty if there are more entries. List sets the
+// size and the token of the request. ask is the method of the list.
 func List[Q proto.Message, A ListPage](ctx context.Context, api adminv1.PullRecordsClient, limit int, request Q,
 	ask func(adminv1.PullRecordsClient, context.Context, Q, ...grpc.CallOption) (A, error),
 ) (answer A, count int, err error) {

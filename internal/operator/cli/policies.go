@@ -125,7 +125,8 @@ func kept(d *durationpb.Duration) string {
 	return d.AsDuration().String()
 }
 
-// Unjudged returns the sentence above a list of restrictions that a node cannot judge. refuse is whether admission.unjudged is Refuse.
+// Unjudged returns the sentence above a list of restrictions that a node cannot judge. refuse is whether
+// admission.unjudged is Refuse.
 func Unjudged(which string, refuse bool) string {
 	effect := "in a Drop policy they are ignored, in an Accept policy they do not match"
 	if refuse {

@@ -12,8 +12,8 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
 
-// notReached returns the error for a socket on which pullgated does not answer. The cause is the error of connecting, or nil if
-// another program answered.
+// notReached returns the error for a socket on which pullgated does not answer. The cause is the error of connecting,
+// or nil if another program answered.
 func notReached(path string, cause error) *ExitError {
 	var advice string
 	switch {
@@ -33,8 +33,8 @@ func notReached(path string, cause error) *ExitError {
 	return &ExitError{ExitNotReached, program.Hintf(advice, "reach pullgated on %s: %w", path, cause)}
 }
 
-// answered returns the error of a call with the daemon's own message and a hint. An error that is not the daemon's answer stays
-// as it is.
+// answered returns the error of a call with the daemon's own message and a hint. An error that is not the daemon's
+// answer stays as it is.
 func answered(err error) error {
 	answer, ok := errors.AsType[interface {
 		error

@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// Safe returns s with every character that is not printable as an escape of Go and JSON: \u001b, \U000e0001, and \xff for a byte
-// that is not UTF-8. It escapes line feeds too.
+// Safe returns s with every character that is not printable as an escape of Go and JSON: \u001b, \U000e0001, and \xff
+// for a byte that is not UTF-8. It escapes line feeds too.
 func Safe(s string) string { return escape(s, "", whole) }
 
 // escape is Safe, except that it keeps the characters in kept; long returns the escape of a character beyond U+FFFF.

@@ -8,8 +8,8 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// Status first prints whether pullgated enforces, under which policy and with which connections, and the configuration file.
-// States that need action by an operator are in colour.
+// Status first prints whether pullgated enforces, under which policy and with which connections, and the configuration
+// file. States that need action by an operator are in colour.
 func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	line := func(c Colour, name, format string, args ...any) {
 		p.Paint(c, "%-14s %s", name, fmt.Sprintf(format, args...))

@@ -6,7 +6,8 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// VerifiedImage prints which rules about signatures an image meets, and its signatures. The sentences are from pullgate-policyd.
+// VerifiedImage prints which rules about signatures an image meets, and its signatures. The sentences are from
+// pullgate-policyd.
 func (v View) VerifiedImage(p *Page, image string, r *adminv1.VerifyImageResponse) {
 	if id := r.GetImage().GetImageId(); id != "" {
 		p.Line("Image  %s, %s on this node", image, v.ID(id))

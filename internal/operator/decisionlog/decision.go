@@ -16,15 +16,15 @@ import (
 // Version is the version of the lines.
 const Version = 1
 
-// maxImage bounds the name of an image in a line, in bytes. A tenant chooses the name; the name of an image that can be pulled is
-// shorter.
+// maxImage bounds the name of an image in a line, in bytes. A tenant chooses the name; the name of an image that can be
+// pulled is shorter.
 const maxImage = 1024
 
 // timeFormat has a fixed width, so that sorting lines as text sorts them by time.
 const timeFormat = "2006-01-02T15:04:05.000000000Z"
 
-// A Decision is a decision that an operator would want to read later: a verdict other than a repeated Allow, the end of a pull,
-// or a refusal by the gate itself. It contains no credential, only IDs. The package comment has its format.
+// A Decision is a decision that an operator would want to read later: a verdict other than a repeated Allow, the end of
+// a pull, or a refusal by the gate itself. It contains no credential, only IDs. The package comment has its format.
 type Decision struct {
 	// Call is the method that was judged, for example ImageStatus.
 	Call string
@@ -100,7 +100,8 @@ type finding struct {
 // maxFindings bounds the findings in a line. There can be some for each of 1,000 policies.
 const maxFindings = 100
 
-// findingsOf returns the findings of a line. Those that decided come first, and of those that admit the ones that do because of a failure.
+// findingsOf returns the findings of a line. Those that decided come first, and of those that admit the ones that do
+// because of a failure.
 func findingsOf(d admission.Decision) []finding {
 	var decided, open, admitting, others []finding
 	for _, f := range d.Findings {
@@ -168,8 +169,8 @@ func (e *entry) line(dropped uint64) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// Bounded returns the name of an image, cut to 1024 bytes of UTF-8, and does not keep a longer name in memory. A caller that
-// queues decisions uses it to bound their names.
+// Bounded returns the name of an image, cut to 1024 bytes of UTF-8, and does not keep a longer name in memory. A caller
+// that queues decisions uses it to bound their names.
 func Bounded(name string) string {
 	if len(name) <= maxImage {
 		return name

@@ -1,10 +1,11 @@
-// Package decisionlog implements the log of decisions: a file with one line of JSON for each decision. With it, operators can
-// find out which pods used an image, which pods were refused it, and why. A decision never waits for the log.
+// Package decisionlog implements the log of decisions: a file with one line of JSON for each decision. With it,
+// operators can find out which pods used an image, which pods were refused it, and why. A decision never waits for the
+// log.
 //
 // # Version 1
 //
-// A line is an object with these fields and no others. Within a version, fields may be added, but are never removed and never
-// change their meaning. No field contains a credential.
+// A line is an object with these fields and no others. Within a version, fields may be added, but are never removed and
+// never change their meaning. No field contains a credential.
 //
 //	v             number   always      1
 //	time          string   always      when it was decided: RFC 3339 in UTC with nine digits of a second, so that lines sort
@@ -42,15 +43,17 @@
 //	  signers     array    if any      who has signed what the rule requires: fingerprints of keys, or subjects and issuers of certificates
 //	  auditAnnotations   object   if any   what an image review backend wants to have in logs: texts by key, at most 16 KiB in a line
 //
-// A call that policies deny has the verdict Reverify and the reason admission_denied. CreateContainer then has no line with Allow. If policies
-// admit it, it has a line for each pod, container, image ID and content of the policies. RunPodSandbox has a line only if a finding is not Admit.
+// A call that policies deny has the verdict Reverify and the reason admission_denied. CreateContainer then has no line
+// with Allow. If policies admit it, it has a line for each pod, container, image ID and content of the policies.
+// RunPodSandbox has a line only if a finding is not Admit.
 //
 // # What is written when
 //
-// Record puts a decision into a queue in memory and returns; if the queue is full, the decision is dropped. Run writes the queued
-// decisions to the file, one write for each line, without a sync: a crash of the node may lose the last lines. A line that cannot
-// be written is dropped too. Dropped decisions are counted, and the next written line contains the number of missing ones.
+// Record puts a decision into a queue in memory and returns; if the queue is full, the decision is dropped. Run writes
+// the queued decisions to the file, one write for each line, without a sync: a crash of the node may lose the last
+// lines. A line that cannot be written is dropped too. Dropped decisions are counted, and the next written line
+// contains the number of missing ones.
 //
-// Only Run writes to the file, and only appends. After a rotation, Reopen makes Run continue in a new file of the same name;
-// until then, lines go to the old file. If the file was deleted, the next line creates it again.
+// Only Run writes to the file, and only appends. After a rotation, Reopen makes Run continue in a new file of the same
+// name; until then, lines go to the old file. If the file was deleted, the next line creates it again.
 package decisionlog

@@ -69,8 +69,8 @@ func CheckPath(path string) error {
 	return errors.Join(err, f.Close())
 }
 
-// check refuses a file that this package has not written, because a wrong path in a configuration would damage it. It reports
-// whether the last line is incomplete.
+// check refuses a file that this package has not written, because a wrong path in a configuration would damage it. It
+// reports whether the last line is incomplete.
 func check(f *os.File) (torn bool, err error) {
 	info, err := f.Stat()
 	switch {

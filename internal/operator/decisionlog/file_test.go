@@ -82,7 +82,8 @@ func TestADeletedFileIsCreatedAgain(t *testing.T) {
 		t.Errorf("lines %v; want the one after the deletion", lines)
 	}
 
-	// Its directory as well: Reopen returns the error, and the next line that can be written has the number of missing ones.
+	// Its directory as well: Reopen returns the error, and the next line that can be written has the number of missing
+	// ones.
 	must(t, os.RemoveAll(dir))
 	if err := l.Reopen(t.Context()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Reopen = %v; want that the directory is absent", err)

@@ -19,10 +19,11 @@ const (
 type Options struct {
 	// Path is the file. Its directory must exist.
 	Path string
-	// Dropped is called with the number of decisions when decisions are dropped. It may be called concurrently and must not
-	// block. nil is allowed.
+	// Dropped is called with the number of decisions when decisions are dropped. It may be called concurrently and must
+	// not block. nil is allowed.
 	Dropped func(n uint64)
-	// Journal gets one message when the file cannot be written, and the next only after a successful write. The zero value discards it.
+	// Journal gets one message when the file cannot be written, and the next only after a successful write. The zero value
+	// discards it.
 	Journal klog.Logger
 }
 
@@ -46,8 +47,8 @@ type Log struct {
 	closed  bool   // the queue is closed, no further decisions are accepted
 }
 
-// Open opens a log, and creates its file if it does not exist. Decisions that are recorded from now on are written when Run runs.
-// The caller closes the log after Run has returned, or without a call of Run.
+// Open opens a log, and creates its file if it does not exist. Decisions that are recorded from now on are written when
+// Run runs. The caller closes the log after Run has returned, or without a call of Run.
 func Open(o Options) (*Log, error) {
 	return openWith(o, func(path string) (sink, error) { return openFile(path) })
 }
@@ -63,8 +64,8 @@ func openWith(o Options, open func(path string) (sink, error)) (*Log, error) {
 	}, nil
 }
 
-// Record queues a decision of the current time, and returns at once. If the queue is full, or Run has ended, the decision is
-// dropped.
+// Record queues a decision of the current time, and returns at once. If the queue is full, or Run has ended, the
+// decision is dropped.
 func (l *Log) Record(d Decision) {
 	d.Image = Bounded(d.Image)
 	if !l.put(d) {
@@ -93,8 +94,9 @@ func (l *Log) drop(n uint64) {
 	}
 }
 
-// Reopen makes Run continue in the file that is now at the path, and creates it if it does not exist. After Reopen has returned
-// nil, nothing is written to the old file any more; after an error, Run continues in the old file. Reopen waits for Run.
+// Reopen makes Run continue in the file that is now at the path, and creates it if it does not exist. After Reopen has
+// returned nil, nothing is written to the old file any more; after an error, Run continues in the old file. Reopen
+// waits for Run.
 func (l *Log) Reopen(ctx context.Context) error {
 	done := make(chan error, 1)
 	select {
@@ -112,8 +114,8 @@ func (l *Log) Reopen(ctx context.Context) error {
 	}
 }
 
-// Run writes the recorded decisions until ctx ends, and then the queued ones for at most two seconds; it waits for a write in
-// progress. It is called once.
+// Run writes the recorded decisions until ctx ends, and then the queued ones for at most two seconds; it waits for a
+// write in progress. It is called once.
 func (l *Log) Run(ctx context.Context) {
 	defer close(l.ended)
 	for ctx.Err() == nil {

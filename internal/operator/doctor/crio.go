@@ -27,8 +27,8 @@ func (n Node) runtimeName(ctx context.Context) string {
 // crio is the name that CRI-O reports.
 const crio = "cri-o"
 
-// crioFiles checks the configuration of CRI-O: the credentials for pulls, and the resolution of short names. It also checks if
-// the runtime is not known.
+// crioFiles checks the configuration of CRI-O: the credentials for pulls, and the resolution of short names. It also
+// checks if the runtime is not known.
 func (n Node) crioFiles(ctx context.Context) (all []Finding) {
 	name := n.runtimeName(ctx)
 	if name != "" && name != crio {

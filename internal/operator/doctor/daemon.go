@@ -81,8 +81,8 @@ func (n Node) daemon(context.Context) []Finding {
 	return all
 }
 
-// otherConfiguration returns a finding if pullgated runs with another configuration file than the checked one: then the findings
-// about its sockets do not apply to it. If the daemon does not respond, its command line shows the file.
+// otherConfiguration returns a finding if pullgated runs with another configuration file than the checked one: then the
+// findings about its sockets do not apply to it. If the daemon does not respond, its command line shows the file.
 func (n Node) otherConfiguration() []Finding {
 	if file := n.Status.GetConfigurationPath(); file != "" {
 		if file == filepath.Clean(n.ConfigPath) {

@@ -61,7 +61,8 @@ type Node struct {
 	Unit string
 	// NoNetwork disables requests to other hosts.
 	NoNetwork bool
-	// Kubeconfig is the path of a kubeconfig for the check of webhooks; without it there is no such check. It is not below Root.
+	// Kubeconfig is the path of a kubeconfig for the check of webhooks; without it there is no such check. It is not below
+	// Root.
 	Kubeconfig string
 
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
@@ -71,8 +72,8 @@ type Node struct {
 	ClockInStep func() (bool, error)
 	Disk        func(path string) (disk.Stats, error)
 	Now         func() time.Time
-	// Stale returns a sentence if the file that pullgatectl node enable wrote on the host is outdated, for a pullgated that
-	// listens at an endpoint; nil checks nothing.
+	// Stale returns a sentence if the file that pullgatectl node enable wrote on the host is outdated, for a pullgated
+	// that listens at an endpoint; nil checks nothing.
 	Stale func(ctx context.Context, host Host, listen string) (string, error)
 }
 
@@ -83,8 +84,8 @@ type Occasion uint8
 const (
 	// OnRequest is pullgatectl doctor.
 	OnRequest Occasion = 1 << iota
-	// BeforeStart is pullgated --check-config: what a start would refuse, or do without. These checks connect to no socket of
-	// pullgated, so that they can run beside a running daemon, and take paths as they are, whatever Root is.
+	// BeforeStart is pullgated --check-config: what a start would refuse, or do without. These checks connect to no socket
+	// of pullgated, so that they can run beside a running daemon, and take paths as they are, whatever Root is.
 	BeforeStart
 	// BeforeEnable is pullgatectl node enable: what must be right before the kubelet dials pullgated.
 	BeforeEnable

@@ -51,8 +51,8 @@ type Kubelet struct {
 	Process Process
 }
 
-// Dials returns what the kubelet dials, as far as that can be determined. If a restart would not change it, the result names the
-// file that sets it and not only the process.
+// Dials returns what the kubelet dials, as far as that can be determined. If a restart would not change it, the result
+// names the file that sets it and not only the process.
 func (n Kubelet) Dials() Settings {
 	r, c := n.Running, n.Configured
 	if r != nil && (r.Runtime.Value != c.Runtime.Value || r.Image.Value != c.Image.Value) {
@@ -105,8 +105,8 @@ func (h Host) Discover(ctx context.Context, unit string) (Kubelet, error) {
 	return n, err
 }
 
-// arguments returns the flags that the command line of a service gives the kubelet, and for k3s and RKE2 what they set themselves and the path of
-// their configuration.
+// arguments returns the flags that the command line of a service gives the kubelet, and for k3s and RKE2 what they set
+// themselves and the path of their configuration.
 func (h Host) arguments(s service) (args []word, before layers, config string, err error) {
 	if !Kind(s.program()).Rancher() {
 		return s.words[1:], layers{}, "", nil
@@ -118,9 +118,9 @@ func (h Host) arguments(s service) (args []word, before layers, config string, e
 	return r.kubeletArgs(h), r.before(), r.file, nil
 }
 
-// ProcessSettings returns the settings of the kubelet that a process runs: by the flags of the process and by files as they are now,
-// and where the process is k3s or RKE2 by their configuration. It asks no unit, so that a variable of one that names
-// another configuration of k3s is not seen; Discover sees it.
+// ProcessSettings returns the settings of the kubelet that a process runs: by the flags of the process and by files as
+// they are now, and where the process is k3s or RKE2 by their configuration. It asks no unit, so that a variable of one
+// that names another configuration of k3s is not seen; Discover sees it.
 func (h Host) ProcessSettings(pid int) (Settings, error) {
 	content, err := os.ReadFile(h.Path(fmt.Sprintf("/proc/%d/cmdline", pid)))
 	if err != nil {

@@ -29,7 +29,8 @@ type Host struct {
 	changed map[string][]byte
 }
 
-// Run runs a program and returns what it wrote to stdout. An error of the default Command ends with what the program wrote to stderr.
+// Run runs a program and returns what it wrote to stdout. An error of the default Command ends with what the program
+// wrote to stderr.
 func (h Host) Run(ctx context.Context, name string, args ...string) ([]byte, error) {
 	if h.Command != nil {
 		return h.Command(ctx, name, args...)

@@ -45,8 +45,8 @@ type Settings struct {
 	Healthz string
 }
 
-// kubeletFile has the fields that are read of a kubelet's configuration file. Other fields are ignored, since kubelets of other
-// versions have fields that are unknown here.
+// kubeletFile has the fields that are read of a kubelet's configuration file. Other fields are ignored, since kubelets
+// of other versions have fields that are unknown here.
 type kubeletFile struct {
 	Runtime     *string `json:"containerRuntimeEndpoint"`
 	Image       *string `json:"imageServiceEndpoint"`
@@ -179,7 +179,8 @@ func (h Host) readKubelet(file string, t *layers) error {
 	return nil
 }
 
-// last returns the effective value of a flag, the last --name=value or --name value; a zero word if args do not have it.
+// last returns the effective value of a flag, the last --name=value or --name value; a zero word if args do not have
+// it.
 func last(args []word, name string) word {
 	var found word
 	for _, v := range values(args, name) {

@@ -35,7 +35,8 @@ type registries struct {
 	broken  []string // files that cannot be read, with the reason
 }
 
-// mirrors checks the mirrors of the runtime: if a mirror serves an image without credentials, every pod can prove access to it.
+// mirrors checks the mirrors of the runtime: if a mirror serves an image without credentials, every pod can prove
+// access to it.
 func (n Node) mirrors(ctx context.Context) (all []Finding) {
 	if name := n.Status.GetRuntime().GetName(); name != "" && !strings.HasPrefix(name, "containerd") {
 		return []Finding{unknown("find its mirrors in its manual, and check that they require credentials", "which mirrors %s has", name)}
@@ -234,7 +235,8 @@ func (n Node) toml(path string, into any, r *registries) bool {
 	return true
 }
 
-// add adds a mirror by its address. It removes the parts of the address that should not be sent or printed, such as a password.
+// add adds a mirror by its address. It removes the parts of the address that should not be sent or printed, such as a
+// password.
 func (r *registries) add(address string, override bool, where string) {
 	if !strings.Contains(address, "://") {
 		address = "https://" + address

@@ -97,7 +97,8 @@ func (n Node) policyd(ctx context.Context, path, hash, without string) []Finding
 		return append(all, unknown("run it as root", "admission.policydSocket: who listens at %s: %v", path, err))
 	case err != nil:
 		return append(all, fail("systemctl restart "+policydSocket, "admission.policydSocket: %s: %v: %s", path, err, without))
-	case peer.name != "" && peer.name != "systemd" && !strings.HasPrefix(policydProgram, peer.name): // the kernel keeps 15 letters
+	// the kernel keeps 15 letters
+	case peer.name != "" && peer.name != "systemd" && !strings.HasPrefix(policydProgram, peer.name):
 		return append(all, fail(fmt.Sprintf("stop process %d, then systemctl restart %s", peer.pid, policydSocket),
 			"admission.policydSocket: %s is served by %s", path, peer))
 	}
@@ -127,13 +128,15 @@ func (n Node) askPolicyd(ctx context.Context, path, hash, without string) Findin
 // policydUnits checks that the socket is there after the next boot, if systemd has it.
 func (n Node) policydUnits(ctx context.Context, without string) []Finding {
 	unit, loaded := program.Show(ctx, n.Run, policydSocket, "UnitFileState")
-	if state := unit["UnitFileState"]; loaded && state != "enabled" { // without the unit, another program starts pullgate-policyd
+	// without the unit, another program starts pullgate-policyd
+	if state := unit["UnitFileState"]; loaded && state != "enabled" {
 		return []Finding{warn("systemctl enable "+policydSocket, "%s is %s: after the next boot %s", policydSocket, state, without)}
 	}
 	return nil
 }
 
-// policydFolder compares the configuration of pullgate-policyd with that of pullgated. A process that was started with another file is not found.
+// policydFolder compares the configuration of pullgate-policyd with that of pullgated. A process that was started with
+// another file is not found.
 func (n Node) policydFolder() []Finding {
 	c, err := config.LoadPolicyd(n.path(policydConfig))
 	switch {
@@ -151,8 +154,8 @@ func (n Node) policydFolder() []Finding {
 	return nil
 }
 
-// policydFiles checks that pullgate-policyd, as its user and in the file system of its unit, can read what it needs, and that no other user can
-// read the credentials for backends.
+// policydFiles checks that pullgate-policyd, as its user and in the file system of its unit, can read what it needs,
+// and that no other user can read the credentials for backends.
 func (n Node) policydFiles(ctx context.Context, backends []policyfiles.Backend) []Finding {
 	uid, gid, known := n.account(policydProgram)
 	if !known {
@@ -179,7 +182,8 @@ func (n Node) policydFiles(ctx context.Context, backends []policyfiles.Backend) 
 		needs(policydConfig, false)
 	}
 	needs(n.Config.Admission.Policies, false)
-	closed = append(closed, n.Config.Admission.Policies)     // the folder has its finding, and its files get none for the same reason
+	// the folder has its finding, and its files get none for the same reason
+	closed = append(closed, n.Config.Admission.Policies)
 	for _, suffix := range []string{"yaml", "yml", "json"} { // it needs all policies, or it has other ones than pullgated
 		for _, path := range n.glob(filepath.Join(n.Config.Admission.Policies, "*."+suffix)) {
 			needs(path, false)
@@ -228,7 +232,8 @@ func (n Node) readable(path string, uid, gid int, secret bool) []Finding {
 	return nil
 }
 
-// closedAbove returns the first folder that leads to a path and that a user cannot enter, with its permissions; "" if there is none.
+// closedAbove returns the first folder that leads to a path and that a user cannot enter, with its permissions; "" if
+// there is none.
 func (n Node) closedAbove(path string, uid, gid int) (closed string, mode fs.FileMode) {
 	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
 		if info, err := os.Stat(n.path(dir)); err == nil && !accessOf(info).may(uid, gid, 0o1) {
@@ -244,7 +249,8 @@ func within(path, dir string) bool {
 	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// visible returns the files and folders of the node that the unit of pullgate-policyd sees; nil if systemd does not have it.
+// visible returns the files and folders of the node that the unit of pullgate-policyd sees; nil if systemd does not
+// have it.
 func (n Node) visible(ctx context.Context) (paths []string) {
 	unit, loaded := program.Show(ctx, n.Run, policydService, "BindReadOnlyPaths", "BindPaths")
 	if !loaded {

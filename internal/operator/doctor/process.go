@@ -37,8 +37,8 @@ func (n Node) running(names ...string) (found []process) {
 	return found
 }
 
-// ownProcess reports whether a process belongs to the node and not to a container or a user: any user may give a process any
-// name, and the check must neither trust its output nor run its program.
+// ownProcess reports whether a process belongs to the node and not to a container or a user: any user may give a
+// process any name, and the check must neither trust its output nor run its program.
 func (n Node) ownProcess(pid int) bool {
 	dir := n.path("/proc", strconv.Itoa(pid))
 	info, err := os.Stat(dir)
@@ -68,8 +68,8 @@ func (n Node) arguments(pid int) []string {
 	return strings.Split(strings.TrimRight(n.read("/proc/"+strconv.Itoa(pid)+"/cmdline"), "\x00"), "\x00")
 }
 
-// flagValue returns the last value of a flag with one of these names among arguments: NAME=VALUE or NAME VALUE; "" if there is
-// none.
+// flagValue returns the last value of a flag with one of these names among arguments: NAME=VALUE or NAME VALUE; "" if
+// there is none.
 func flagValue(args []string, names ...string) (value string) {
 	for i, arg := range args {
 		name, joined, isJoined := strings.Cut(arg, "=")

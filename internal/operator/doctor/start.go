@@ -39,8 +39,8 @@ const (
 // logsDirectory is LogsDirectory= of pullgated.service, which systemd makes before a start.
 const logsDirectory = "/var/log/pullgate"
 
-// problem returns the finding that a start would be refused, or could certainly not use a field of the configuration; none
-// if err is nil. "Permission denied" is a warning unless the process is root: pullgated runs as another user.
+// problem returns the finding that a start would be refused, or could certainly not use a field of the configuration;
+// none if err is nil. "Permission denied" is a warning unless the process is root: pullgated runs as another user.
 func problem(field string, err error) []Finding {
 	switch {
 	case err == nil:
@@ -264,8 +264,8 @@ func usableFolder(dir string) error {
 	return err
 }
 
-// usableSocket reports why a socket could not be made at an endpoint. An existing socket may be in use by the running daemon, or
-// belong to systemd.
+// usableSocket reports why a socket could not be made at an endpoint. An existing socket may be in use by the running
+// daemon, or belong to systemd.
 func usableSocket(endpoint string) error {
 	path := strings.TrimPrefix(endpoint, "unix://")
 	if err := usableFolder(filepath.Dir(path)); err != nil {
@@ -292,8 +292,8 @@ func usableAddress(ctx context.Context, address string) error {
 	return fmt.Errorf("%s: %w; pullgated serves the CRI, and tries again until it succeeds", address, err)
 }
 
-// bindable binds an address and releases it. It does not listen, so that no client can connect, and a daemon that starts
-// at the same moment can bind it too.
+// bindable binds an address and releases it. It does not listen, so that no client can connect, and a daemon that
+// starts at the same moment can bind it too.
 func bindable(ctx context.Context, address string) error {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {

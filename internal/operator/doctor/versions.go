@@ -73,7 +73,8 @@ func (n Node) runtimeVersion(ctx context.Context) Finding {
 	return ok("containerd is version %s", v)
 }
 
-// restoresUnderAnyName reports whether a containerd lets a checkpoint image use any image of the node and give it any name.
+// restoresUnderAnyName reports whether a containerd lets a checkpoint image use any image of the node and give it any
+// name.
 func restoresUnderAnyName(v *version.Version) bool {
 	last, affected := map[uint]uint{1: 8, 2: 4, 3: 1}[v.Minor()]
 	return v.Major() == 2 && affected && v.Patch() <= last

@@ -14,8 +14,8 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
-// registered makes an API server in which the webhook of pullgate is registered at https://127.0.0.1, and a kubeconfig for it. It returns the
-// server of the webhook, which answers with a status.
+// registered makes an API server in which the webhook of pullgate is registered at https://127.0.0.1, and a kubeconfig
+// for it. It returns the server of the webhook, which answers with a status.
 func (n *testNode) registered(items, failurePolicy string, status int) *httptest.Server {
 	n.t.Helper()
 	webhook := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -56,8 +56,8 @@ type Webhook struct {
 
 // A Prober asks the API server of a kubeconfig.
 type Prober struct {
-	// Kubeconfig is its path. Its identity needs the permission to list ValidatingWebhookConfigurations, and for those that name a service, to
-	// get services and to list endpoint slices.
+	// Kubeconfig is its path. Its identity needs the permission to list ValidatingWebhookConfigurations, and for those
+	// that name a service, to get services and to list endpoint slices.
 	Kubeconfig string
 	// Dial connects to webhooks.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
@@ -167,7 +167,8 @@ func endpointOf(address string) (endpoint, error) {
 	return endpoint{addresses: []string{net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443"))}, serverName: u.Hostname()}, nil
 }
 
-// greet checks the certificate of a connection, and makes a request that pullgate refuses, because it is not a POST. It closes the connection.
+// greet checks the certificate of a connection, and makes a request that pullgate refuses, because it is not a POST. It
+// closes the connection.
 func greet(ctx context.Context, conn net.Conn, serverName string, caBundle []byte) (note string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, webhookPatience)
 	defer cancel()
@@ -243,8 +244,8 @@ func (a apiServer) get(ctx context.Context, path string, into any) error {
 	return json.NewDecoder(body).Decode(into)
 }
 
-// resolve returns the addresses of a service: those of its endpoints, and the cluster IP, which an API server uses unless it has aggregator
-// routing. An endpoint shows more: whether a pod answers.
+// resolve returns the addresses of a service: those of its endpoints, and the cluster IP, which an API server uses
+// unless it has aggregator routing. An endpoint shows more: whether a pod answers.
 func (a apiServer) resolve(ctx context.Context, of *admissionregistrationv1.ServiceReference) (endpoint, error) {
 	name, namespace, port := of.Name, of.Namespace, ptr.Deref(of.Port, 443)
 	at := endpoint{serverName: name + "." + namespace + ".svc", elsewhere: true}

@@ -57,7 +57,8 @@ func PolicyKinds() []string {
 	return append([]string{restriction.Kind, policyfiles.BackendKind}, policyfiles.SignatureKinds()...)
 }
 
-// AdmissionCalls returns the values of the label call of pullgate_admission_answers_total. Only signatures are judged at the last two.
+// AdmissionCalls returns the values of the label call of pullgate_admission_answers_total. Only signatures are judged
+// at the last two.
 func AdmissionCalls() []string {
 	return []string{"RunPodSandbox", "CreateContainer", "RestorePod", "StartContainer", "ImageStatus", "PullImage"}
 }
@@ -95,7 +96,8 @@ func (m *Metrics) Admission(call string, d admission.Decision) {
 		if f.FailedOpen {
 			m.admission.open.WithLabelValues(validator).Inc()
 		}
-		if f.Validator != timed && call != "PullImage" { // findings of a validator follow each other; a pull waits for a registry
+		// findings of a validator follow each other; a pull waits for a registry
+		if f.Validator != timed && call != "PullImage" {
 			timed = f.Validator
 			m.admission.seconds.WithLabelValues(validator).Observe(f.Duration.Seconds())
 		}
@@ -115,7 +117,8 @@ func (m *Metrics) ViewConflict(field string) {
 // PoliciesRead says whether the policy files were valid that were read.
 func (m *Metrics) PoliciesRead(valid bool) { m.admission.reloaded.WithLabelValues().Set(number(valid)) }
 
-// Policies says which policies are in use: their number by kind, and how many of the fields that they restrict this node never sees.
+// Policies says which policies are in use: their number by kind, and how many of the fields that they restrict this
+// node never sees.
 func (m *Metrics) Policies(number func(kind string) int, unjudged int) {
 	for _, kind := range PolicyKinds() {
 		m.admission.policies.WithLabelValues(kind).Set(float64(number(kind)))

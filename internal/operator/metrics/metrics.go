@@ -292,7 +292,8 @@ func codeNames() []string {
 // Panic counts a call that panicked.
 func (m *Metrics) Panic() { m.panics.Inc() }
 
-// PullUnresolved counts a successful pull that was not recorded, because the runtime does not report which image it pulled.
+// PullUnresolved counts a successful pull that was not recorded, because the runtime does not report which image it
+// pulled.
 func (m *Metrics) PullUnresolved() { m.unresolved.Inc() }
 
 // CredentialsIgnored counts a look-up of a pod's credentials for an image that found more than are considered.

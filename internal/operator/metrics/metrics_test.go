@@ -140,8 +140,8 @@ func TestNamesAndLabelsAreTheContract(t *testing.T) {
 	}
 }
 
-// promlint reports no problem with the names of the contract, those of the KEP included. If a later version reports one, add it to want, or
-// rename the metric before it is released.
+// promlint reports no problem with the names of the contract, those of the KEP included. If a later version reports
+// one, add it to want, or rename the metric before it is released.
 func TestPromlint(t *testing.T) {
 	problems, err := testutil.GatherAndLint(newMetrics().Registry(), slices.Collect(maps.Keys(contract()))...)
 	if err != nil {

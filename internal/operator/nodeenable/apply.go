@@ -16,8 +16,8 @@ import (
 // tail is how many lines of the unit's log are shown if its kubelet does not become healthy.
 const tail = 15
 
-// Apply executes a plan. If a step of an Enable fails, or ctx ends, Apply reverts everything before it returns. An error says
-// what was observed, and in what state the node is.
+// Apply executes a plan. If a step of an Enable fails, or ctx ends, Apply reverts everything before it returns. An
+// error says what was observed, and in what state the node is.
 func (s Enabler) Apply(ctx context.Context, p Plan) (err error) {
 	if len(p.Steps) == 0 {
 		return nil

@@ -44,7 +44,8 @@ func (n *node) killed(nth int, do func() error) (reached bool) {
 	return reached
 }
 
-// After a kill before any step of enable, or of disable, the next command reaches a complete state, whichever command it is.
+// After a kill before any step of enable, or of disable, the next command reaches a complete state, whichever command
+// it is.
 func TestKilledAtEveryStep(t *testing.T) {
 	type action struct {
 		name string

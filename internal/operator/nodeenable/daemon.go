@@ -33,8 +33,9 @@ func DaemonOf(c config.Config) Daemon {
 	}
 }
 
-// RunningDaemon returns the daemon as it describes itself. If it runs with another configuration than its file, which was
-// read from path, the error is a [program.HintError]: a restart would change where it listens or what it forwards to.
+// RunningDaemon returns the daemon as it describes itself. If it runs with another configuration than its file, which
+// was read from path, the error is a [program.HintError]: a restart would change where it listens or what it forwards
+// to.
 func RunningDaemon(file config.Config, path string, status *adminv1.GetStatusResponse) (Daemon, error) {
 	// pullgated has validated it, and adds fields that Parse would refuse beside kubeletConfig.
 	var inForce config.Config

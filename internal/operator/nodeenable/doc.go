@@ -1,11 +1,11 @@
-// Package nodeenable implements the configuration of a node's kubelet to dial pullgated, and the way back. It can revert all its
-// changes: after Disable, or after an Enable that failed, every file is byte for byte as before, except for changes by others
-// since then, which it does not touch.
+// Package nodeenable implements the configuration of a node's kubelet to dial pullgated, and the way back. It can
+// revert all its changes: after Disable, or after an Enable that failed, every file is byte for byte as before, except
+// for changes by others since then, which it does not touch.
 //
 // # What it writes
 //
-// It writes a separate file wherever the kind of node has a place for one, so that Disable only has to remove one file. In this
-// order:
+// It writes a separate file wherever the kind of node has a place for one, so that Disable only has to remove one file.
+// In this order:
 //
 //	k3s, RKE2                             config.yaml.d/90-pullgate.yaml beside its configuration
 //	a kubelet with --config-dir, whose    90-pullgate.conf in that folder
@@ -15,16 +15,16 @@
 //	a unit that runs a script, which      two lines of that file, in place
 //	runs the kubelet with --config
 //
-// The first line of such a file names pullgatectl as the author, and has a checksum of the rest. A file that another program or
-// person wrote or changed is neither overwritten nor removed.
+// The first line of such a file names pullgatectl as the author, and has a checksum of the rest. A file that another
+// program or person wrote or changed is neither overwritten nor removed.
 //
-// Every plan is checked before it is shown: the package reads the node again with the planned changes. If the kubelet would then
-// dial another endpoint, the plan is refused with the name of the file that has precedence.
+// Every plan is checked before it is shown: the package reads the node again with the planned changes. If the kubelet
+// would then dial another endpoint, the plan is refused with the name of the file that has precedence.
 //
 // # What a crash leaves
 //
-// The journal, a file in pullgated's folder, is on disk before any other change, and is removed last. It contains the changes of
-// each file, and no other content of the file.
+// The journal, a file in pullgated's folder, is on disk before any other change, and is removed last. It contains the
+// changes of each file, and no other content of the file.
 //
 //	killed after            Enable, run again          Disable
 //	the journal is written  does all of it             restarts the kubelet, drops the journal

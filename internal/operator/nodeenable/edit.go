@@ -13,7 +13,8 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
-// line is one place in a file: its old text and its new text. Both end at the end of a line, and "" means that there was no text.
+// line is one place in a file: its old text and its new text. Both end at the end of a line, and "" means that there
+// was no text.
 type line struct {
 	Was string `json:"was"`
 	Now string `json:"now"`
@@ -60,8 +61,8 @@ func edit(h doctor.Host, file, endpoint string) (change, error) {
 	return c, nil
 }
 
-// undo returns the content of a file before lines were inserted. It restores a file that was changed since then only if each
-// inserted line occurs once; otherwise ok is false.
+// undo returns the content of a file before lines were inserted. It restores a file that was changed since then only if
+// each inserted line occurs once; otherwise ok is false.
 func undo(content []byte, lines []line) (before []byte, ok bool) {
 	text := string(content)
 	for _, l := range slices.Backward(lines) {

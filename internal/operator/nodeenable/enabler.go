@@ -22,8 +22,8 @@ type Enabler struct {
 	Unit string
 	// Wait is how long the kubelet may take to be healthy after a restart.
 	Wait time.Duration
-	// Settle is how long it has to be healthy without interruption; 0 means 12 seconds, because systemd restarts a failed kubelet
-	// after ten.
+	// Settle is how long it has to be healthy without interruption; 0 means 12 seconds, because systemd restarts a failed
+	// kubelet after ten.
 	Settle time.Duration
 	// Progress is called when a step begins, and with the observations when a step fails; nil is allowed.
 	Progress func(line string)

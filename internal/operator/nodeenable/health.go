@@ -31,8 +31,8 @@ type watcher struct {
 	well time.Time
 }
 
-// watch returns nil after the kubelet was healthy for a while. It returns the problem when the time is over, or earlier if the
-// kubelet certainly does not become healthy.
+// watch returns nil after the kubelet was healthy for a while. It returns the problem when the time is over, or earlier
+// if the kubelet certainly does not become healthy.
 func (w *watcher) watch(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, w.s.wait(), errUnhealthy)
 	defer cancel()
@@ -89,7 +89,8 @@ func (w *watcher) check(ctx context.Context) (restarts int, err error) {
 	if u.Active != "active" || u.Restarts > restartsAllowed {
 		return u.Restarts, fmt.Errorf("%s is %s (%s)", u.Name, u.Active, u.Sub)
 	}
-	// If the kubelet's settings are unknown, for example because its configuration cannot be read, only the unit is checked.
+	// If the kubelet's settings are unknown, for example because its configuration cannot be read, only the unit is
+	// checked.
 	n, err := w.s.Host.Discover(ctx, w.unit)
 	if err != nil {
 		if w.endpoint == "" {

@@ -18,8 +18,8 @@ type inspection struct {
 	// files are the unchanged files that this package wrote; modifiedByOthers are the changed ones.
 	files            []kept
 	modifiedByOthers []string
-	// unknownReason is why node and base are unknown, except for the name of the unit, which the journal has. Without a journal
-	// it is an error.
+	// unknownReason is why node and base are unknown, except for the name of the unit, which the journal has. Without a
+	// journal it is an error.
 	unknownReason error
 }
 

@@ -10,8 +10,8 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
-// Journal is the path of the journal. It does not depend on pullgated's configuration, which may be missing when the journal is
-// needed.
+// Journal is the path of the journal. It does not depend on pullgated's configuration, which may be missing when the
+// journal is needed.
 const Journal = "/var/lib/pullgate/node-enable.json"
 
 // journalVersion is the version of the journals that this package writes and reads.
@@ -25,7 +25,8 @@ const (
 	Enabled = "enabled"
 )
 
-// A journal lists the changes of a node. It contains no content of any file except the replaced lines, which name endpoints.
+// A journal lists the changes of a node. It contains no content of any file except the replaced lines, which name
+// endpoints.
 type journal struct {
 	Version int    `json:"version"`
 	Phase   string `json:"phase"`

@@ -235,7 +235,8 @@ func (n *node) read(path string) string {
 	return string(content)
 }
 
-// snapshot is every file and folder of the node with mode, owner and content, except processes and the folder of pullgated.
+// snapshot is every file and folder of the node with mode, owner and content, except processes and the folder of
+// pullgated.
 func (n *node) snapshot() string {
 	n.t.Helper()
 	var b strings.Builder

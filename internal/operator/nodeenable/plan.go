@@ -57,8 +57,8 @@ type Step struct {
 // kubeletWait is the default of Enabler.Wait.
 const kubeletWait = 2 * time.Minute
 
-// Enable plans to point the kubelet at pullgated. It refuses a node that would not be healthy afterwards, or whose kubelet could
-// still bypass pullgated; the error then is a [program.HintError].
+// Enable plans to point the kubelet at pullgated. It refuses a node that would not be healthy afterwards, or whose
+// kubelet could still bypass pullgated; the error then is a [program.HintError].
 func (s Enabler) Enable(ctx context.Context) (Plan, error) {
 	l, err := s.inspect(ctx)
 	if err == nil {

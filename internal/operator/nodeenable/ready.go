@@ -30,8 +30,8 @@ func (s Enabler) ready(ctx context.Context, l inspection) error {
 	return nil
 }
 
-// runs refuses a node that is not healthy before any change, because the effect of a change would be unclear. After an earlier
-// run that was interrupted this is expected.
+// runs refuses a node that is not healthy before any change, because the effect of a change would be unclear. After an
+// earlier run that was interrupted this is expected.
 func (s Enabler) runs(ctx context.Context, l inspection) error {
 	if l.journal != nil || len(l.files) > 0 {
 		return nil
@@ -119,8 +119,8 @@ func (s Enabler) answers(ctx context.Context, _ inspection) error {
 	}
 }
 
-// calls returns a number that grows with the calls that reach pullgated: from its metrics or, if they are off, the number of
-// connections of its socket.
+// calls returns a number that grows with the calls that reach pullgated: from its metrics or, if they are off, the
+// number of connections of its socket.
 func (s Enabler) calls(ctx context.Context) (float64, error) {
 	if s.Daemon.Metrics == "" {
 		return s.connections()

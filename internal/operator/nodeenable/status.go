@@ -80,8 +80,8 @@ func (s Enabler) wrong(ctx context.Context, l inspection) []string {
 	return all
 }
 
-// Stale returns a sentence if the file that Enable wrote on a host, for a pullgated that listens at an endpoint, contains
-// settings of the kubelet that have changed since, such as the command line of its unit; "" otherwise.
+// Stale returns a sentence if the file that Enable wrote on a host, for a pullgated that listens at an endpoint,
+// contains settings of the kubelet that have changed since, such as the command line of its unit; "" otherwise.
 func Stale(ctx context.Context, host doctor.Host, listen string) (string, error) {
 	s := Enabler{Host: host, Daemon: Daemon{Listen: listen}}
 	l, err := s.inspect(ctx)

@@ -13,8 +13,8 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
-// temporary is the suffix of the file that is written before the rename. kubelet, systemd, k3s and RKE2 do not read a file with
-// this name. If a crash left one, it is removed under the lock, before the next change of the node.
+// temporary is the suffix of the file that is written before the rename. kubelet, systemd, k3s and RKE2 do not read a
+// file with this name. If a crash left one, it is removed under the lock, before the next change of the node.
 const temporary = ".pullgate-new"
 
 func exists(h doctor.Host, file string) bool {
@@ -22,8 +22,8 @@ func exists(h doctor.Host, file string) bool {
 	return err == nil
 }
 
-// write writes a file in one step: after a crash it is the old file or the new one. An existing file keeps its mode and owner,
-// and a link to a file stays a link.
+// write writes a file in one step: after a crash it is the old file or the new one. An existing file keeps its mode and
+// owner, and a link to a file stays a link.
 func write(h doctor.Host, file string, content []byte, mode fs.FileMode) error {
 	file = h.Path(file)
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // configuration of the node, which others may read

@@ -22,7 +22,8 @@ func TestLoginsAreNotPrinted(t *testing.T) {
 		}
 	}
 	r := outer{c}
-	fmt.Fprintf(&b, "%v%+v%#v", []any{r, &r}, []any{r, &r}, []any{r, &r}) // fmt calls no method for the value of a pointer with a wrong verb
+	// fmt calls no method for the value of a pointer with a wrong verb
+	fmt.Fprintf(&b, "%v%+v%#v", []any{r, &r}, []any{r, &r}, []any{r, &r})
 	if err := json.NewEncoder(&b).Encode([]any{c, r}); err != nil {
 		t.Fatal(err)
 	}

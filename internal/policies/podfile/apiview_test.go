@@ -23,7 +23,8 @@ func TestEmptyPod(t *testing.T) {
 		rv := reflect.ValueOf(v)
 		for i := range rv.NumField() {
 			name := rv.Type().Field(i).Name
-			if rv.Field(i).Kind() != reflect.Struct || name == "Groups" || name == "NamespaceLabels" { // only other sources have them
+			// only other sources have them
+			if rv.Field(i).Kind() != reflect.Struct || name == "Groups" || name == "NamespaceLabels" {
 				continue
 			}
 			if rv.Field(i).FieldByName("state").Uint() == uint64(admission.StateUnknown) {

@@ -43,7 +43,8 @@ func (r *ReviewRequest) limits() []grpc.CallOption {
 // limits returns the options of a call that bound its answer by what is asked.
 func (r *VerifyRequest) limits() []grpc.CallOption {
 	signatures := r.maxSignatures()
-	size := maxTexts + len(r.Requirements)*maxResult + signatures*2*maxResult // the digests of a signature, and its repository
+	// the digests of a signature, and its repository
+	size := maxTexts + len(r.Requirements)*maxResult + signatures*2*maxResult
 	for _, requirement := range r.Requirements {
 		size += len(requirement)
 	}

@@ -130,7 +130,8 @@ func (p *policies) with(want policyfiles.Version, signatures bool) *inUse {
 	if set := p.current.Load(); satisfies(set.version(), want, signatures) { // another request has read it
 		return set
 	}
-	if p.readings.Load() > before && !satisfies(p.sought, want, signatures) { // since this request came, another one has found other files
+	// since this request came, another one has found other files
+	if p.readings.Load() > before && !satisfies(p.sought, want, signatures) {
 		return nil
 	}
 	p.readings.Add(1)

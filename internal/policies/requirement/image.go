@@ -100,7 +100,8 @@ func spellOut(s string, syntax Syntax) []string {
 		crosses := syntax == KyvernoSyntax && (before == "" || strings.ContainsAny(before, ".:")) || syntax == SigstoreSyntax && strings.Contains(s, "**")
 		if crosses {
 			all = append(all, strings.ToLower(before)+s[len(before):])
-			if host, port, ok := strings.Cut(before, ":"); ok && strings.HasPrefix("443", port) { // names are compared without this port
+			// names are compared without this port
+			if host, port, ok := strings.Cut(before, ":"); ok && strings.HasPrefix("443", port) {
 				all = append(all, strings.ToLower(host)+"/"+s[len(before):])
 			}
 		}
@@ -118,7 +119,8 @@ func withoutTag(s string) (repository string, ok bool) {
 	if name, _, tagged := strings.Cut(s[start:], ":"); tagged {
 		return s[:start] + name, true
 	}
-	if name, after, wild := strings.Cut(s[start:], "*"); wild && strings.Trim(after, "*") != "" { // the star may include the colon
+	// the star may include the colon
+	if name, after, wild := strings.Cut(s[start:], "*"); wild && strings.Trim(after, "*") != "" {
 		return s[:start] + name + "*", true
 	}
 	return "", false

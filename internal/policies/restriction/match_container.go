@@ -20,7 +20,8 @@ func (r *podRule) checkContainer(j *judgement, s *subject) bool {
 // checkLists compares a container with the list of its kind, or with both if the kind is not known.
 func (r *podRule) checkLists(j *judgement, c *admission.Container) bool {
 	kind, known := c.Kind.Effective()
-	if !known && (j.AssumeUnknown || j.Scope == ImagesOnly) && j.From != Node && j.report == nil { // to match one list can be enough
+	// to match one list can be enough
+	if !known && (j.AssumeUnknown || j.Scope == ImagesOnly) && j.From != Node && j.report == nil {
 		return anyContainer(j, r.containers, c) || anyContainer(j, r.initContainers, c)
 	}
 	ok := true

@@ -21,8 +21,8 @@ import (
 	"github.com/pullgate/pullgate/internal/records/internal/boltfile"
 )
 
-// compactSuffix follows a store's path in the name of the file that Compact makes. If a crash leaves such a file, the next call
-// replaces it.
+// compactSuffix follows a store's path in the name of the file that Compact makes. If a crash leaves such a file, the
+// next call replaces it.
 const compactSuffix = ".compact"
 
 // batchBytes is approximately how much one transaction writes; bbolt keeps it in memory.
@@ -31,9 +31,9 @@ const batchBytes = 4 << 20
 // A Compaction has the size of the file in bytes before and after compaction.
 type Compaction struct{ Before, After int64 }
 
-// Compact replaces the file at path by one that has the same values without free pages, with the same mode and owner. It keeps a
-// value that cannot be decoded, because that value makes an image need proof. It returns ErrDamaged for a file with a damaged
-// structure, and ErrNewerFormat for a file of a newer format.
+// Compact replaces the file at path by one that has the same values without free pages, with the same mode and owner.
+// It keeps a value that cannot be decoded, because that value makes an image need proof. It returns ErrDamaged for a
+// file with a damaged structure, and ErrNewerFormat for a file of a newer format.
 func Compact(ctx context.Context, path string) (c Compaction, err error) {
 	err = locked(ctx, path, syscall.LOCK_EX, func(f *os.File) error {
 		c, err = compact(ctx, path, f)

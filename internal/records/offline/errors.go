@@ -8,8 +8,8 @@ import (
 )
 
 var (
-	// ErrDamaged is the error of Compact for a file with a damaged structure: compaction would lose the parts that cannot be
-	// walked.
+	// ErrDamaged is the error of Compact for a file with a damaged structure: compaction would lose the parts that cannot
+	// be walked.
 	ErrDamaged = errors.New("records: file damaged")
 	// ErrInUse means that a daemon has the file open.
 	ErrInUse = records.ErrInUse

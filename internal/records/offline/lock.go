@@ -14,8 +14,8 @@ import (
 // The time between two attempts to get the lock.
 const lockPause = 20 * time.Millisecond
 
-// locked calls do with the file at path, opened for reading and locked in the way of bbolt: syscall.LOCK_SH excludes writers,
-// syscall.LOCK_EX excludes every other process.
+// locked calls do with the file at path, opened for reading and locked in the way of bbolt: syscall.LOCK_SH excludes
+// writers, syscall.LOCK_EX excludes every other process.
 func locked(ctx context.Context, path string, how int, do func(*os.File) error) (err error) {
 	// Like Open, this refuses a symbolic link; and opening a named pipe does not block.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)

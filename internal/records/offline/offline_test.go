@@ -250,7 +250,8 @@ func TestCheckFindsWhatOpenFinds(t *testing.T) {
 	}
 }
 
-// damageEach damages one byte of a store at a time, and returns how often Open set the file aside. Check must find a problem each time.
+// damageEach damages one byte of a store at a time, and returns how often Open set the file aside. Check must find a
+// problem each time.
 func damageEach(t *testing.T, content []byte, first, step int) (found int) {
 	t.Helper()
 	t.Logf("damages every %d-th byte from byte %d on", step, first)

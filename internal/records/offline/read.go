@@ -16,8 +16,8 @@ import (
 	"github.com/pullgate/pullgate/internal/records/internal/boltfile"
 )
 
-// Check reads the whole file at path and reports the values that cannot be read, and the damage for which a daemon would set the
-// file aside. For a file of a newer format it returns ErrNewerFormat.
+// Check reads the whole file at path and reports the values that cannot be read, and the damage for which a daemon
+// would set the file aside. For a file of a newer format it returns ErrNewerFormat.
 func Check(ctx context.Context, path string) (v records.Verification, err error) {
 	err = locked(ctx, path, syscall.LOCK_SH, func(f *os.File) error {
 		if v, err = records.VerifyFile(ctx, f); err != nil {
@@ -47,8 +47,8 @@ type line struct {
 	Damage     string          `json:"damage,omitempty"`
 }
 
-// Dump writes the content of the file at path to w, in the format of the package comment, and returns what it found. For a file
-// of a newer format it returns ErrNewerFormat and writes nothing.
+// Dump writes the content of the file at path to w, in the format of the package comment, and returns what it found.
+// For a file of a newer format it returns ErrNewerFormat and writes nothing.
 func Dump(ctx context.Context, path string, w io.Writer) (v records.Verification, err error) {
 	err = locked(ctx, path, syscall.LOCK_SH, func(f *os.File) error {
 		if v, err = records.VerifyFile(ctx, f); err != nil {

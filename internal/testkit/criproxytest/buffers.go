@@ -8,8 +8,8 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// OverwriteReleasedBuffers gives every gRPC client that is created after the call an [OverwritingPool]. It is called once, by TestMain;
-// servers get the pool as an option.
+// OverwriteReleasedBuffers gives every gRPC client that is created after the call an [OverwritingPool]. It is called
+// once, by TestMain; servers get the pool as an option.
 func OverwriteReleasedBuffers() {
 	experimental.SetDefaultBufferPool(&OverwritingPool{BufferPool: mem.DefaultBufferPool()})
 }
@@ -23,8 +23,8 @@ func Buffers() *OverwritingPool {
 	return pool
 }
 
-// An OverwritingPool overwrites buffers when they are released: a use after the release reads other bytes than were sent, and the race
-// detector reports the write. It counts the buffers in use. Its methods may be called concurrently.
+// An OverwritingPool overwrites buffers when they are released: a use after the release reads other bytes than were
+// sent, and the race detector reports the write. It counts the buffers in use. Its methods may be called concurrently.
 type OverwritingPool struct {
 	mem.BufferPool
 	inUse atomic.Int64
@@ -45,7 +45,8 @@ func (p *OverwritingPool) Put(b *[]byte) {
 		p.inUse.Add(-1)
 	}
 	whole := (*b)[:cap(*b)]
-	for done := copy(whole, "\xdb"); done < len(whole); { // copies, of which the race detector sees one write each, not one for each byte
+	// copies, of which the race detector sees one write each, not one for each byte
+	for done := copy(whole, "\xdb"); done < len(whole); {
 		done += copy(whole[done:], whole[:done])
 	}
 	p.BufferPool.Put(b)

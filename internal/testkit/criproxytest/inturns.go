@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// ReportAdded makes two calls b.N times in turns, so that what else happens on the machine hits both, and reports their medians as p50-without-µs and
-// p50-with-µs, and the difference as p50-added-µs.
+// ReportAdded makes two calls b.N times in turns, so that what else happens on the machine hits both, and reports their
+// medians as p50-without-µs and p50-with-µs, and the difference as p50-added-µs.
 func ReportAdded(b *testing.B, without, with func()) {
 	b.Helper()
 	took := make([][]time.Duration, 2)

@@ -56,8 +56,8 @@ func (p Profile) ID(id string) string {
 // errNotParsed is CRI-O's word for a name that is none.
 var errNotParsed = errors.New("invalid reference format")
 
-// resolveCRIOLocked finds an image as CRI-O does: by an ID or the beginning of one, of 3 digits and more; else by a name,
-// of which one without a registry is looked for in Search.
+// resolveCRIOLocked finds an image as CRI-O does: by an ID or the beginning of one, of 3 digits and more; else by a
+// name, of which one without a registry is looked for in Search.
 func (r *Runtime) resolveCRIOLocked(name string) (*Image, error) {
 	if len(name) >= 3 && strings.Trim(name, "0123456789abcdef") == "" {
 		var found []*Image

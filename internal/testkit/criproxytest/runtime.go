@@ -36,10 +36,10 @@ type Image struct {
 	Fails error
 }
 
-// A Runtime is a fake container runtime that behaves as containerd does, or as its [Profile] says, where it matters to a proxy
-// that judges: it resolves prefixes of image IDs, with an error for an ambiguous one, answers an
-// absent image with an empty message, and puts a container that is created from a checkpoint image
-// on another image. Its fields may be changed under Do.
+// A Runtime is a fake container runtime that behaves as containerd does, or as its [Profile] says, where it matters to
+// a proxy that judges: it resolves prefixes of image IDs, with an error for an ambiguous one, answers an absent image
+// with an empty message, and puts a container that is created from a checkpoint image on another image. Its fields may
+// be changed under Do.
 type Runtime struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
 	runtimeapi.UnimplementedImageServiceServer

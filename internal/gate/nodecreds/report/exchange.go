@@ -42,9 +42,9 @@ func (h header) is(kind string) bool {
 	return ok && h.Kind == kind && slices.Contains([]string{"v1", "v1beta1", "v1alpha1"}, version)
 }
 
-// nodeWide reports whether the answer to a request is for every pod of the node, and returns the version of the request. An
-// answer that is bound to a service account is not for every pod. Neither is an answer to a request with an unknown field, which
-// may bind the answer to something else.
+// nodeWide reports whether the answer to a request is for every pod of the node, and returns the version of the
+// request. An answer that is bound to a service account is not for every pod. Neither is an answer to a request with an
+// unknown field, which may bind the answer to something else.
 func nodeWide(request []byte) (apiVersion string, wide bool, err error) {
 	var r struct {
 		header

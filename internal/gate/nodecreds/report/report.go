@@ -7,7 +7,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
-// A Report contains the credentials that one credential provider gave to the node. A Report without credentials need not be sent.
+// A Report contains the credentials that one credential provider gave to the node. A Report without credentials need
+// not be sent.
 type Report struct {
 	// KeyFingerprint is the fingerprint of the key for the IDs.
 	KeyFingerprint string
@@ -25,8 +26,8 @@ type Credential struct {
 // An Exchange is the request of a kubelet to a credential provider, and the answer, as they were sent.
 type Exchange struct{ Request, Answer []byte }
 
-// Report returns the report of an exchange, with IDs under the key in a file. It has no credentials if the answer has none, or if
-// the answer is bound to a service account. An error is one line without any credential.
+// Report returns the report of an exchange, with IDs under the key in a file. It has no credentials if the answer has
+// none, or if the answer is bound to a service account. An error is one line without any credential.
 func (e Exchange) Report(keyFile string, now time.Time) (Report, error) {
 	version, nodeWide, err := nodeWide(e.Request)
 	if err != nil || !nodeWide {

@@ -60,7 +60,8 @@ func TestExampleBackend(t *testing.T) {
 	client := func(token string) *review.Client {
 		t.Helper()
 		b := backend()
-		b.Kubeconfig, b.RetryBackoff = filepath.Join(dir, "kubeconfig."+token), 200*time.Millisecond // the first attempts wait for the start
+		// the first attempts wait for the start
+		b.Kubeconfig, b.RetryBackoff = filepath.Join(dir, "kubeconfig."+token), 200*time.Millisecond
 		put(t, b.Kubeconfig, fmt.Appendf(nil, "{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c, user: u}}],\n"+
 			"clusters: [{name: c, cluster: {server: 'https://%s', certificate-authority-data: %s}}], users: [{name: u, user: {token: %s}}]}",
 			address, root, token))

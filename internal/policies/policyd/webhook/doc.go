@@ -15,10 +15,11 @@
 // The node enforces in any case; the webhook reports early. It uses the chain and the files of the node, so the text of
 // a denial is the same.
 //
-//   - An update is admitted if it changes nothing that a policy judges: it can remove finalizers from an object that violates a newer policy.
-//     A change of labels or annotations of a pod is denied only for a rule that the pod met before, as at the node.
-//   - A mirror pod is admitted, because a denial hides a pod that runs. No kubelet runs a pod of the API server with the annotation
-//     kubernetes.io/config.mirror, so that it exempts nothing.
+//   - An update is admitted if it changes nothing that a policy judges: it can remove finalizers from an object that
+//     violates a newer policy. A change of labels or annotations of a pod is denied only for a rule that the pod met
+//     before, as at the node.
+//   - A mirror pod is admitted, because a denial hides a pod that runs. No kubelet runs a pod of the API server with
+//     the annotation kubernetes.io/config.mirror, so that it exempts nothing.
 //   - Findings of policies that only report become warnings.
 //   - A dry run gets the answer of a real request. The handler has no state and no other effect.
 //   - An object that cannot be decoded is denied, and so is a request whose judgement panics.

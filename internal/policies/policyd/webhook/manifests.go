@@ -26,8 +26,8 @@ const (
 	MaxTrustedRoot = maxConfigMap - 1<<10
 )
 
-// ManifestOptions say what the objects are for. The names of the flags of pullgate-policyd manifests are in the errors about
-// them.
+// ManifestOptions say what the objects are for. The names of the flags of pullgate-policyd manifests are in the errors
+// about them.
 type ManifestOptions struct {
 	// URL is where kube-apiserver reaches a pullgate-policyd outside of the cluster; "" means that it runs in the
 	// cluster.
@@ -56,8 +56,8 @@ type ManifestOptions struct {
 	Templates []config.PodTemplate
 }
 
-// WriteManifests writes the documents in the order in which they have to be created. The error joins what is wrong with the
-// options.
+// WriteManifests writes the documents in the order in which they have to be created. The error joins what is wrong with
+// the options.
 func WriteManifests(w io.Writer, o ManifestOptions) error {
 	if err := o.validate(); err != nil {
 		return err

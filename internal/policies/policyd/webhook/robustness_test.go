@@ -65,7 +65,8 @@ func TestRefusedRequests(t *testing.T) {
 		answer := httptest.NewRecorder()
 		before := len(w.events)
 		w.ServeHTTP(answer, r)
-		if counted := len(w.events) > before; counted == (tc.status == 404 || tc.status == 405) { // what no API server sends is not counted
+		// what no API server sends is not counted
+		if counted := len(w.events) > before; counted == (tc.status == 404 || tc.status == 405) {
 			t.Errorf("%s: counted %v", name, counted)
 		}
 		if answer.Code != tc.status || strings.Contains(answer.Body.String(), "canary") || answer.Body.Len() > 500 {

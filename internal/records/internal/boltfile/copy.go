@@ -12,12 +12,13 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// Copy writes a consistent copy of the file, also during write transactions. Before it sends the copy, it applies change to the
-// copy, in one transaction; the file itself does not change. Before the first byte it calls size with the number of bytes that
-// follow; nil is allowed. After an error, the written bytes are not a complete copy.
+// Copy writes a consistent copy of the file, also during write transactions. Before it sends the copy, it applies
+// change to the copy, in one transaction; the file itself does not change. Before the first byte it calls size with the
+// number of bytes that follow; nil is allowed. After an error, the written bytes are not a complete copy.
 //
-// Copy first makes the copy in an unnamed file in the same directory, and sends it from there: a bbolt read transaction that
-// waits for a slow w would block the write that has to enlarge the memory map, and every call that waits for that write.
+// Copy first makes the copy in an unnamed file in the same directory, and sends it from there: a bbolt read transaction
+// that waits for a slow w would block the write that has to enlarge the memory map, and every call that waits for that
+// write.
 func (f *File) Copy(ctx context.Context, w io.Writer, size func(int64), change func(*bolt.Tx) error) error {
 	err := f.copy(ctx, w, size, change)
 	if err != nil && ctx.Err() != nil {
@@ -62,8 +63,8 @@ func (f *File) copy(ctx context.Context, w io.Writer, size func(int64), change f
 	return err
 }
 
-// changeCopy runs one transaction in a file that has no name any more; it opens the file by its descriptor. bbolt need not sync
-// the copy, because the program that stores the copy does.
+// changeCopy runs one transaction in a file that has no name any more; it opens the file by its descriptor. bbolt need
+// not sync the copy, because the program that stores the copy does.
 func changeCopy(copied *os.File, change func(*bolt.Tx) error) (err error) {
 	db, err := bolt.Open(fmt.Sprintf("/proc/self/fd/%d", copied.Fd()), 0o600, &bolt.Options{NoSync: true, NoGrowSync: true})
 	if err != nil {
@@ -74,7 +75,8 @@ func changeCopy(copied *os.File, change func(*bolt.Tx) error) (err error) {
 	return db.Update(change)
 }
 
-// room returns an error if a copy of n bytes would take more than half of the free space: pulls are refused when the disk is full.
+// room returns an error if a copy of n bytes would take more than half of the free space: pulls are refused when the
+// disk is full.
 func room(path string, n int64) error {
 	var disk syscall.Statfs_t
 	if err := syscall.Statfs(filepath.Dir(path), &disk); err != nil {

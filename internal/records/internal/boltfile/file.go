@@ -15,8 +15,8 @@ import (
 	bolterrors "go.etcd.io/bbolt/errors"
 )
 
-// LockWait is how long Open waits for a file's lock by default. bbolt waits without a limit, so that a second daemon would block
-// without a message.
+// LockWait is how long Open waits for a file's lock by default. bbolt waits without a limit, so that a second daemon
+// would block without a message.
 const LockWait = 2 * time.Second
 
 // Options are the settings of [Open].
@@ -26,8 +26,9 @@ type Options struct {
 	// ReadOnly opens a file for reading, together with other readers.
 	ReadOnly bool
 	// OnPanic is called for a panic in a transaction, with its value and the stack, before the transaction returns
-	// ErrUnreadable; nil is allowed. The cause is a failed read ([FailedRead]), a damaged page, or an error in the program.
-	// bbolt may hold its locks for ever after a panic, so every later transaction fails and the file cannot be closed.
+	// ErrUnreadable; nil is allowed. The cause is a failed read ([FailedRead]), a damaged page, or an error in the
+	// program. bbolt may hold its locks for ever after a panic, so every later transaction fails and the file cannot be
+	// closed.
 	OnPanic func(value any, stack []byte)
 	// Check checks the content of the file after its structure was checked; an error means that the file is damaged.
 	Check func(*bolt.Tx) error
@@ -44,8 +45,9 @@ type File struct {
 	info     fs.FileInfo // of file, when it was opened
 }
 
-// Open opens the file at path, which must be a regular file, and reads all of it. For a damaged file it returns the damage
-// instead of a File. err says nothing about the content: it is ErrInUse, ErrReplaced, or an error of the file system.
+// Open opens the file at path, which must be a regular file, and reads all of it. For a damaged file it returns the
+// damage instead of a File. err says nothing about the content: it is ErrInUse, ErrReplaced, or an error of the file
+// system.
 func Open(path string, o Options) (f *File, damage, err error) {
 	info, err := os.Lstat(path)
 	switch {
@@ -92,9 +94,9 @@ func Create(path string) (*File, error) {
 	return &f, nil
 }
 
-// mapped is how much of the address space is reserved for the file, in bytes. The reservation costs nothing, and bbolt does not
-// have to enlarge the memory map of a smaller file: that would wait for every reader, and all other calls would wait for it.
-// allocated is by how much the file grows.
+// mapped is how much of the address space is reserved for the file, in bytes. The reservation costs nothing, and bbolt
+// does not have to enlarge the memory map of a smaller file: that would wait for every reader, and all other calls
+// would wait for it. allocated is by how much the file grows.
 const (
 	mapped    = 256 << 20
 	allocated = 1 << 20
@@ -121,8 +123,8 @@ func (f *File) open(path string, o Options, flags int) (err error) {
 	return err
 }
 
-// InPlace returns ErrReplaced if the path leads to another file than before: the process that held the lock has replaced it.
-// Everything written to the old file would be lost.
+// InPlace returns ErrReplaced if the path leads to another file than before: the process that held the lock has
+// replaced it. Everything written to the old file would be lost.
 func InPlace(path string, before fs.FileInfo) error {
 	now, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(before, now) {
@@ -154,15 +156,16 @@ func (f *File) closeDamaged() error {
 
 // check walks the whole tree, and then checks the content.
 func (f *File) check(content func(*bolt.Tx) error) error {
-	// Before bbolt reads the tree, because bbolt does not validate it. The walk finds all damage that bbolt's own check finds, which
-	// would read the file again, and keep it in memory. The file is locked: no other process writes.
+	// Before bbolt reads the tree, because bbolt does not validate it. The walk finds all damage that bbolt's own check
+	// finds, which would read the file again, and keep it in memory. The file is locked: no other process writes.
 	if err := walkAll(f.file); err != nil || content == nil {
 		return err
 	}
 	return f.DB.View(content)
 }
 
-// walkFile returns the first damage of the tree of a file, or the error of the file system that keeps the file from being read.
+// walkFile returns the first damage of the tree of a file, or the error of the file system that keeps the file from
+// being read.
 func walkFile(path string) error {
 	file, err := os.Open(path)
 	if err != nil {
@@ -188,7 +191,8 @@ func (f *File) View(do func(*bolt.Tx) error) error {
 	return f.guarded(func() error { return f.DB.View(do) })
 }
 
-// Update runs a write transaction and returns a panic in it as an error; see Options.OnPanic. After nil the change is on disk.
+// Update runs a write transaction and returns a panic in it as an error; see Options.OnPanic. After nil the change is
+// on disk.
 func (f *File) Update(do func(*bolt.Tx) error) error {
 	return f.guarded(func() error { return f.DB.Update(do) })
 }
@@ -233,8 +237,8 @@ func (f *firstWrite) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// guard runs f and returns a panic as an error, also a fault in the file's memory map. Before it returns, it calls onPanic unless
-// that is nil.
+// guard runs f and returns a panic as an error, also a fault in the file's memory map. Before it returns, it calls
+// onPanic unless that is nil.
 func guard(onPanic func(value any, stack []byte), f func() error) (err error) {
 	old := debug.SetPanicOnFault(true)
 	defer debug.SetPanicOnFault(old)
@@ -251,7 +255,8 @@ func guard(onPanic func(value any, stack []byte), f func() error) (err error) {
 	return f()
 }
 
-// FailedRead reports whether the value of a panic is a fault in a memory map: the disk failed, or the file became shorter.
+// FailedRead reports whether the value of a panic is a fault in a memory map: the disk failed, or the file became
+// shorter.
 func FailedRead(panicked any) bool {
 	_, fault := panicked.(interface{ Addr() uintptr })
 	return fault

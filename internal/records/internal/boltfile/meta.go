@@ -82,8 +82,8 @@ func Newest(file io.ReaderAt) (Meta, error) {
 	return Meta{}, err
 }
 
-// CheckMetas returns the damage of the meta pages of a file to which no process writes. bbolt ignores a damaged one. That may be the
-// newer one: then the last transaction, perhaps a revocation, would be lost.
+// CheckMetas returns the damage of the meta pages of a file to which no process writes. bbolt ignores a damaged one.
+// That may be the newer one: then the last transaction, perhaps a revocation, would be lost.
 func CheckMetas(file io.ReaderAt, m Meta) error {
 	for id := range 2 {
 		if _, err := metaAt(file, int64(id*m.PageSize)); err != nil {

@@ -166,7 +166,8 @@ func TestWalkFindsWhatBoltFinds(t *testing.T) {
 	}
 }
 
-// Under the race detector the sweeps run one case in so many: they have a single goroutine, and `make race` runs all cases without it.
+// Under the race detector the sweeps run one case in so many: they have a single goroutine, and `make race` runs all
+// cases without it.
 const sampled = 10
 
 func TestWalkGoesOnBesideDamage(t *testing.T) {

@@ -20,17 +20,17 @@ const (
 	bucketEntry = 1
 )
 
-// A Visitor has functions that a walk calls for the content of a file. A nil function is not called; an error of a function ends
-// the walk.
+// A Visitor has functions that a walk calls for the content of a file. A nil function is not called; an error of a
+// function ends the walk.
 type Visitor struct {
 	// Bucket is called for each bucket before its content. The name of a nested bucket consists of both names with a slash
 	// between them.
 	Bucket func(name string, sequence uint64) error
-	// Value is called for each value, in the order of the keys, with the name of its bucket. The key and the value are valid until
-	// it returns.
+	// Value is called for each value, in the order of the keys, with the name of its bucket. The key and the value are
+	// valid until it returns.
 	Value func(bucket string, key, value []byte) error
-	// Damage is called for each part that cannot be walked; the walk continues with the other parts. If it is nil, the first
-	// damage ends the walk, which returns it. An error of the file system is not damage: it ends the walk.
+	// Damage is called for each part that cannot be walked; the walk continues with the other parts. If it is nil, the
+	// first damage ends the walk, which returns it. An error of the file system is not damage: it ends the walk.
 	Damage func(error) error
 }
 
@@ -175,8 +175,9 @@ func (w *walker) memory() []byte {
 
 func (w *walker) release(page []byte) { w.unused = append(w.unused, page) }
 
-// walk walks a page whose first key must be low unless low is nil, and whose keys must be below high unless high is nil. bbolt
-// would also read a page whose first key is above low, but its next write there would damage the tree further.
+// walk walks a page whose first key must be low unless low is nil, and whose keys must be below high unless high is
+// nil. bbolt would also read a page whose first key is above low, but its next write there would damage the tree
+// further.
 func (w *walker) walk(id uint64, bucket string, low, high []byte) error {
 	page, err := w.page(id)
 	if err != nil {

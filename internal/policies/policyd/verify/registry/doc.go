@@ -17,13 +17,13 @@
 //
 // Differences from containerd, each to the safe side:
 //   - An invalid hosts.toml is an error. containerd logs it and asks the registry itself.
-//   - A credential is sent to the registry itself, to "server", and to hosts that may resolve tags. containerd sends it to each host
-//     that asks for it, also to a host that a blob request was redirected to.
+//   - A credential is sent to the registry itself, to "server", and to hosts that may resolve tags. containerd sends it
+//     to each host that asks for it, also to a host that a blob request was redirected to.
 //   - The values of "header" are sent to the host alone, not to its token server.
-//   - A token server is asked over https, unless its registry is asked over http, and no redirect of it is followed. It may be
-//     another host. If it is an IP address that is private, its address and port must be those of the registry.
-//   - Redirects and token servers never lead to loopback, link-local and metadata addresses, unless the registry itself is on
-//     loopback. With Options.Untrusted, neither does the registry of an image, unless the folder names it.
+//   - A token server is asked over https, unless its registry is asked over http, and no redirect of it is followed. It
+//     may be another host. If it is an IP address that is private, its address and port must be those of the registry.
+//   - Redirects and token servers never lead to loopback, link-local and metadata addresses, unless the registry itself
+//     is on loopback. With Options.Untrusted, neither does the registry of an image, unless the folder names it.
 //
 // Proxies are those of the environment (HTTPS_PROXY, NO_PROXY), as for containerd.
 package registry
