@@ -51,7 +51,11 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 	intent := func() records.Intent { // an intent that exists, or one that does not
 		ids := slices.Sorted(maps.Keys(m.intents))
 		if len(ids) == 0 || random.IntN(10) == 0 {
-			return records.Intent{ID: 1000 + random.Uint64N(1000), Repository: somePair().Repository}
+			absent := records.Intent{ID: 1000 + random.Uint64N(1000), Repository: somePair().Repository}
+			for slices.Contains(ids, absent.ID) {
+				absent.ID = 1000 + random.Uint64N(1000)
+			}
+			return absent
 		}
 		return m.intents[ids[random.IntN(len(ids))]]
 	}
