@@ -61,7 +61,9 @@ func (s *Store) Endorsed(p Pair, requirement string) (Endorsement, bool) {
 
 // Endorsements returns the endorsements of a pair, ordered by requirement. The caller may change the slice and not the
 // Signers.
-func (s *Store) Endorsements(p Pair) []Endorsement { return append([]Endorsement(nil), s.endorsementsOf(p)...) }
+func (s *Store) Endorsements(p Pair) []Endorsement {
+	return append([]Endorsement(nil), s.endorsementsOf(p)...)
+}
 
 func (s *Store) endorsementsOf(p Pair) []Endorsement {
 	s.mu.RLock()
