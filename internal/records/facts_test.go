@@ -103,7 +103,11 @@ func TestProveEvictsTheLongestUnusedOfMaxProofs(t *testing.T) {
 	uses := map[records.Pair]records.Use{p: {At: at(500), Credentials: map[credential.ID]time.Time{id(0): at(500)}}}
 	must(t, s.Touch(uses))
 	prove(t, s, records.Result{Pair: p, Credential: alice, At: at(600)})
-	got := lookup(t, s, p).Record.Proofs
+	rec := lookup(t, s, p).Record
+	if !rec.OlderGrants {
+		t.Error("OlderGrants = false after an eviction; want true, a pod may hold a grant by the evicted proof")
+	}
+	got := rec.Proofs
 	has := func(id credential.ID) bool {
 		return slices.ContainsFunc(got, func(p records.Proof) bool { return p.Credential == id })
 	}
