@@ -146,7 +146,7 @@ func TestHangup(t *testing.T) {
 	must(t, a.cmd.Process.Signal(syscall.SIGHUP))
 	until(t, address, "pullgate_policyd_policies_last_reload_success 0")
 	must(t, a.cmd.Process.Signal(syscall.SIGTERM))
-	if err := a.cmd.Wait(); err != nil || !strings.Contains(a.log.String(), "Policies not read, the previous ones stay in use") {
+	if err := a.cmd.Wait(); err != nil || !strings.Contains(a.log.String(), "Failed to read the policies: the previous ones stay in use") {
 		t.Errorf("after SIGTERM: %v\n%s", err, &a.log)
 	}
 }

@@ -228,7 +228,7 @@ func (p policyFolder) signal() {
 	p.s.Helper()
 	read := func() int {
 		log := p.s.gate.Log()
-		return strings.Count(log, "Policies read") + strings.Count(log, "Policies not read") + strings.Count(log, "Policies are no longer in use")
+		return strings.Count(log, "Policies read") + strings.Count(log, "Failed to read the policies") + strings.Count(log, "Policies disabled")
 	}
 	before := read()
 	p.s.must(syscall.Kill(p.s.gate.PID(), syscall.SIGHUP))

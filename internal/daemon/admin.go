@@ -97,7 +97,7 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 			c.PreloadedImagesVerificationAllowlist = append([]string{}, c.PreloadedImagesVerificationAllowlist...)
 			text, err := yaml.Marshal(c)
 			if err != nil {
-				log.Info("Could not render configuration", "err", err)
+				log.Info("Failed to render the configuration", "err", err)
 			}
 			s := &adminv1.GetStatusResponse{
 				Version: o.Version, Commit: o.Commit, Started: timestamppb.New(started),
@@ -111,7 +111,7 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 			limited, cancel := context.WithTimeout(ctx, versionLimit)
 			defer cancel()
 			if s.Runtime.Name, s.Runtime.Version, err = runtime.Version(limited); err != nil {
-				log.V(2).Info("Version of the runtime not known", "err", err)
+				log.V(2).Info("Failed to get the version of the runtime", "err", err)
 			}
 			return s
 		},
@@ -129,7 +129,7 @@ func serveAdmin(ctx context.Context, log klog.Logger, p parts) {
 	go func() { done <- p.admin.Serve(listener) }()
 	select {
 	case err := <-done:
-		log.Error(err, "Admin API ended, the CRI is served as before", "hint", "restart pullgated to have it back")
+		log.Error(err, "Admin API ended: pullgated still serves the CRI", "hint", "restart pullgated to have it back")
 		<-ctx.Done()
 		return
 	case <-ctx.Done():

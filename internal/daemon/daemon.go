@@ -168,7 +168,7 @@ func storeSize(store *records.Store, log klog.Logger) func() records.Stats {
 	return func() records.Stats {
 		s, err := store.Stats()
 		if err != nil {
-			log.Error(err, "Store of pull records not counted")
+			log.Error(err, "Failed to count the pull records")
 		}
 		return s
 	}
@@ -313,7 +313,7 @@ func watch(ctx context.Context, log klog.Logger, p parts) {
 			next.Reset(wait)
 			if err != nil && ctx.Err() == nil && time.Since(logged) >= stateLogInterval {
 				logged = time.Now()
-				log.Info("Not synced with the runtime, calls are judged by what is known", "err", err)
+				log.Info("Failed to sync with the runtime: pullgated judges calls by the last sync", "err", err)
 			}
 		}
 	})
@@ -331,7 +331,7 @@ func logUpstream(ctx context.Context, log klog.Logger, endpoint string, isUp boo
 		log.Info("Runtime reached")
 		return
 	}
-	log.Error(whyNotReached(ctx, endpoint), "Runtime not reached, calls fail until it is back")
+	log.Error(whyNotReached(ctx, endpoint), "Failed to reach the runtime: calls fail until it is back")
 }
 
 // whyNotReached returns the error of another connection to the socket of the runtime, for example that there is no such

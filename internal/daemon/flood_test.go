@@ -34,7 +34,7 @@ func TestRuntimeThatClosesEveryConnectionDoesNotFloodTheLog(t *testing.T) {
 	eventually(t, "a state that is logged a second later", func() bool { return strings.Count(p.out.String(), "not reached") > 1 })
 	log := p.out.String()
 	seconds := int(time.Since(began).Seconds()) + 1
-	for _, message := range []string{"Runtime reached", "Runtime not reached", "Not synced"} {
+	for _, message := range []string{"Runtime reached", "Failed to reach the runtime", "Failed to sync"} {
 		if n := strings.Count(log, message); n > seconds {
 			t.Errorf("%q is logged %d times in %d seconds; want once a second at most", message, n, seconds)
 		}

@@ -42,7 +42,8 @@ func takeOver(o Options, t *tracker.Tracker) {
 		n, err = t.TakeOver(data)
 	}
 	if err != nil {
-		o.Log.Info("Grants of the last run not taken over, pods whose containers are being created prove access again", "err", err)
+		o.Log.Info("Failed to take over the grants of the last run: pods with containers in creation must prove access again",
+			"err", err)
 		return
 	}
 	o.Log.Info("Grants of the last run taken over", "grants", n)

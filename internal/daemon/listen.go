@@ -48,7 +48,8 @@ func (l *optional) start(ctx context.Context) (err error) {
 	}
 	l.bound(l.field, err)
 	advice := cmp.Or(program.HintOf(err), "free the address, or set "+l.field+" to another one")
-	l.log.Error(err, "Not listening, trying again; the CRI is served without it", "field", l.field, "every", bindRetry, "hint", advice)
+	l.log.Error(err, "Failed to listen, will retry: pullgated serves the CRI meanwhile",
+		"field", l.field, "every", bindRetry, "hint", advice)
 	return nil
 }
 

@@ -146,7 +146,8 @@ func (p *policies) apply(set *policyfiles.Set, err error) {
 func (p *policies) use(set *policyfiles.Set, err error) {
 	if err != nil {
 		p.metrics.PoliciesRead(false)
-		p.log.Error(safetext.OneLine(err), "Policies not read, the previous ones stay in use", "policies", p.config.Policies)
+		p.log.Error(safetext.OneLine(err), "Failed to read the policies: the previous ones stay in use",
+			"policies", p.config.Policies)
 		if p.chain != nil {
 			p.useSignatures(p.set) // under the new settings
 			p.chain.Set(p.rules())
@@ -155,7 +156,7 @@ func (p *policies) use(set *policyfiles.Set, err error) {
 	}
 	if set == nil {
 		if p.set != nil {
-			p.log.Info("Policies are no longer in use")
+			p.log.Info("Policies disabled")
 		}
 		p.set, p.chain, p.review = nil, nil, p.reviewBy(nil)
 		p.useSignatures(nil)
@@ -224,7 +225,7 @@ func (p *policies) compareKubelet(ctx context.Context, host doctor.Host) {
 		case root := <-p.kubelet:
 			limited, cancel := context.WithTimeout(ctx, kubeletLimit)
 			if err := host.CheckRoot(limited, "", root); err != nil && ctx.Err() == nil {
-				p.log.Error(err, "Volumes of pods may count as hostPath, compare admission.kubeletRoot with the kubelet")
+				p.log.Error(err, "Volumes of pods may be evaluated as hostPath: compare admission.kubeletRoot with --root-dir of the kubelet")
 			}
 			cancel()
 		}

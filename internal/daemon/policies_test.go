@@ -175,7 +175,7 @@ func TestPoliciesCompareTheDirectoryOfTheKubelet(t *testing.T) {
 				}
 				p.change(func(*config.Admission) {})
 			}
-			logged := strings.Count(p.log.String(), "Volumes of pods may count as hostPath")
+			logged := strings.Count(p.log.String(), "Volumes of pods may be evaluated as hostPath")
 			if (logged > 0) != (tc.want != "") || !strings.Contains(p.log.String(), tc.want) {
 				t.Errorf("the log is %s; want %q", &p.log, tc.want)
 			}
@@ -254,7 +254,7 @@ func TestPoliciesFollowTheConfiguration(t *testing.T) {
 	}
 	p.change(func(c *config.Admission) { c.Policies = "" })
 	p.denies("no policies", false)
-	p.says("no policies", 1, "Policies are no longer in use")
+	p.says("no policies", 1, "Policies disabled")
 	if p.chain != nil || strings.Contains(p.page(), "pullgate_admission_policies{") {
 		t.Error("the chain or its metrics are still there")
 	}
@@ -273,10 +273,10 @@ func TestTheLastValidPoliciesStay(t *testing.T) {
 	p.poll()
 	p.denies("invalid", true)
 	p.shows("invalid", "pullgate_admission_last_reload_success 0", `pullgate_admission_policies{kind="PodRestriction"} 1`)
-	p.says("invalid", 1, "Policies not read, the previous ones stay in use")
+	p.says("invalid", 1, "Failed to read the policies: the previous ones stay in use")
 	p.change(func(c *config.Admission) { c.Enforce = false })
 	p.denies("a setting changes", false)
-	p.says("a reload", 2, "Policies not read, the previous ones stay in use")
+	p.says("a reload", 2, "Failed to read the policies: the previous ones stay in use")
 	p.change(func(c *config.Admission) { c.Enforce, c.Policies = true, p.dir+"-absent" })
 	p.denies("the folder is absent", true)
 	p.change(func(c *config.Admission) { c.Policies = p.dir })

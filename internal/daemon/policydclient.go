@@ -46,7 +46,8 @@ func (d *policydClient) notReviewed(f policyclient.ReviewFailure) {
 	if !due {
 		return
 	}
-	d.log.Error(errors.New(f.Answer.Failure), "Image not reviewed, defaultAllow of the backend decides", "backend", f.Answer.Backend, "failedOpen", f.Answer.Allowed,
+	d.log.Error(errors.New(f.Answer.Failure), "Failed to review an image: falling back to defaultAllow of the backend",
+		"backend", f.Answer.Backend, "failedOpen", f.Answer.Allowed,
 		"image", f.Answer.Image, "pod", klog.KRef(f.Namespace, f.Pod), "took", f.Answer.Took, "repeated", skipped)
 }
 
@@ -56,7 +57,8 @@ func (d *policydClient) notVerified(f policyclient.VerificationFailure) {
 	if !due {
 		return
 	}
-	d.log.Error(f.Err, "Signatures of an image not verified, pods that need them wait", "image", f.Image, "imageID", f.ImageID,
+	d.log.Error(f.Err, "Failed to verify the signatures of an image: pods that need them wait",
+		"image", f.Image, "imageID", f.ImageID,
 		"namespace", klog.KRef("", f.Namespace), "repeated", skipped)
 }
 

@@ -241,7 +241,7 @@ func TestProcessEndsWhenItCannotReadItsStore(t *testing.T) {
 	pod := k.Pod("team")
 	must(t, os.Truncate(p.path("state/records.db"), 0)) // reads of the memory map fail, as on a disk that fails
 	_, _ = k.Pull(t.Context(), pod, "repo.test/app:1", "alice")
-	if code, out := p.wait(), p.out.String(); code != 1 || !strings.Contains(out, "Failed to read the store of pull records, pullgated ends") ||
+	if code, out := p.wait(), p.out.String(); code != 1 || !strings.Contains(out, "Failed to read the store of pull records: exiting") ||
 		!strings.Contains(out, "dmesg") || strings.Contains(out, "goroutine") {
 		t.Errorf("exit code %d; want 1, a sentence and no stack", code)
 	}

@@ -39,7 +39,8 @@ func reopen(ctx context.Context, o Options, p parts) {
 	limited, cancel := context.WithTimeout(ctx, reopenLimit)
 	defer cancel()
 	if err := p.decisions.Reopen(limited); err != nil && ctx.Err() == nil {
-		o.Log.Error(err, "Decision log not reopened, still writing to the old file", "path", o.Config.DecisionLog.Path)
+		o.Log.Error(err, "Failed to reopen the decision log: still writing to the old file",
+			"path", o.Config.DecisionLog.Path)
 	}
 }
 
@@ -51,7 +52,7 @@ func reread(o Options, p parts) {
 	if err != nil {
 		err = safetext.OneLine(err) // it has a line for each invalid field
 		p.inForce.refused(at, err)
-		o.Log.Error(err, "Configuration not reloaded, the previous one stays in use")
+		o.Log.Error(err, "Failed to reload the configuration: the previous one stays in use")
 		return
 	}
 	p.tracker.SetRules(rules(c))

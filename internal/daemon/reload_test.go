@@ -56,7 +56,7 @@ func (p *process) decisions() (all []map[string]any) {
 
 const (
 	reloaded    = "Configuration reloaded"
-	notReloaded = "Configuration not reloaded, the previous one stays in use"
+	notReloaded = "Failed to reload the configuration: the previous one stays in use"
 )
 
 func TestSIGHUPChangesVerdictsAndABadFileDoesNot(t *testing.T) {
@@ -271,10 +271,10 @@ func TestDecisionsContinueWithoutTheLog(t *testing.T) {
 		}
 	}
 	p.until("pullgate_decisions_dropped_total", 3)
-	if n := strings.Count(p.out.String(), "Decision log not written, decisions are missing from it"); n != 1 {
+	if n := strings.Count(p.out.String(), "Failed to write the decision log: it lacks decisions"); n != 1 {
 		t.Errorf("logged %d times that the log is not written; want once", n)
 	}
-	p.hup("Decision log not reopened, still writing to the old file")
+	p.hup("Failed to reopen the decision log: still writing to the old file")
 	must(t, os.Mkdir(dir, 0o700))
 	if _, err := k.Pull(t.Context(), k.Pod("last"), app, "good"); err != nil {
 		t.Errorf("pull = %v; want nil", err)
@@ -318,7 +318,7 @@ func TestPoliciesAreReadOnSIGHUPAndWhenTheyChange(t *testing.T) {
 	wrong := filepath.Join(dir, "wrong.yaml")
 	must(t, os.WriteFile(wrong, []byte("kind: PodRestriction\n"), 0o644))
 	p.until("pullgate_admission_last_reload_success", 0) // without a signal
-	p.hup("Policies not read, the previous ones stay in use")
+	p.hup("Failed to read the policies: the previous ones stay in use")
 	must(t, os.Remove(wrong))
 	p.hup("Policies read")
 	p.until("pullgate_admission_last_reload_success", 1)
@@ -327,7 +327,7 @@ func TestPoliciesAreReadOnSIGHUPAndWhenTheyChange(t *testing.T) {
 	p.until(info(hash[1], "AlwaysVerify"), 1)
 	p.until("pullgate_admission_enforcing", 0)
 	p.configure()
-	p.hup("Policies are no longer in use")
+	p.hup("Policies disabled")
 	p.until(info("", "NeverVerifyPreloadedImages"), 1)
 	if err := k.Sandbox(t.Context(), pod); err != nil {
 		t.Errorf("sandbox with the host network without policies = %v; want it", err)

@@ -151,7 +151,7 @@ func TestReviews(t *testing.T) {
 	putBackend(t, p.dir, "scanner", "}")
 	p.reviews("with changed files", "team", admission.ReviewDenied)
 	p.says("with changed files", 1, "defaultAllowAbsent=true")
-	p.says("with changed files", 1, `"Policy file is valid and may not say what is meant"`)
+	p.says("with changed files", 1, `"Policy file is valid, but may not do what you intend"`)
 	putBackend(t, p.dir, "scanner", "}\nmatch: {namespaces: [else]}")
 	p.reviews("with files by which no backend applies", "team", "")
 	must(t, os.Remove(filepath.Join(p.dir, "scanner.yaml")))
@@ -180,7 +180,7 @@ func TestReviewsWithOtherFiles(t *testing.T) {
 	if n := d.requests() - before; n != 1 {
 		t.Errorf("%d requests; want 1", n)
 	}
-	p.says("other files", 1, `"Image not reviewed, defaultAllow of the backend decides"`)
+	p.says("other files", 1, `"Failed to review an image: falling back to defaultAllow of the backend"`)
 }
 
 func TestReviewsWithoutPolicyd(t *testing.T) {
@@ -204,7 +204,7 @@ func TestReviewsWithoutPolicyd(t *testing.T) {
 	all.Go(func() { p.reviews("one of each", "both", admission.ReviewUnavailable) })
 	all.Wait()
 	for _, backend := range []string{"absent", "closed", "open"} {
-		p.says("each backend", 1, `"Image not reviewed, defaultAllow of the backend decides" err="pullgate-policyd not reached: `+
+		p.says("each backend", 1, `"Failed to review an image: falling back to defaultAllow of the backend" err="pullgate-policyd not reached: `+
 			`lstat `+p.socket()+`: no such file or directory" logger="policies" backend="`+backend+`"`)
 	}
 	d.serve(t, p.socket())

@@ -18,6 +18,6 @@ func warnOfRuntimeCredentials(log klog.Logger, c config.Config, root string) {
 		log.Error(nil, "CRI-O pulls with credentials of namespaces, and runtimeCredentials is none: such pulls open images to every pod; set runtimeCredentials: perNamespace", "found", found)
 	}
 	for _, err := range unread {
-		log.Info("Whether CRI-O holds credentials of namespaces is not known", "err", err)
+		log.Info("Failed to find out whether CRI-O has credentials of namespaces", "err", err)
 	}
 }

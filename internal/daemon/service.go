@@ -118,6 +118,6 @@ func (s *service) withoutLocked() string {
 
 func (s *service) notify(lines ...string) {
 	if _, err := sd.SdNotify(false, strings.Join(lines, "\n")); err != nil {
-		s.log.Info("systemd not notified of the status", "status", lines, "err", err)
+		s.log.Info("Failed to notify systemd of the status", "status", lines, "err", err)
 	}
 }

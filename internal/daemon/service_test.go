@@ -73,7 +73,7 @@ func TestSystemdReceivesTheStateOfTheDaemon(t *testing.T) {
 	m.receives(`RELOADING=1\nMONOTONIC_USEC=[1-9][0-9]*`)
 	m.receives(`READY=1\nSTATUS=Serving the kubelet \(AlwaysVerify\); the runtime is reached`)
 	p.configure("nonsense: true")
-	p.hup("Configuration not reloaded")
+	p.hup("Failed to reload the configuration")
 	m.receives(`RELOADING=1\n.*`)
 	m.receives(`READY=1\nSTATUS=Serving the kubelet \(AlwaysVerify\); the runtime is reached`)
 

@@ -43,7 +43,8 @@ func openSource(o Options, key credential.Key, m *metrics.Metrics) (*podSource, 
 // run syncs the source until ctx ends. If it fails, the daemon continues, and pods are judged more strictly.
 func (s *podSource) run(ctx context.Context, log klog.Logger) {
 	if err := s.source.Run(klog.NewContext(ctx, log)); err != nil {
-		log.Error(err, "Pod source ended, pods are judged by CRI data only", "hint", "set podSource.nodeName and restart pullgated")
+		log.Error(err, "Pod source ended: falling back to CRI data only",
+			"hint", "set podSource.nodeName and restart pullgated")
 	}
 }
 

@@ -39,9 +39,10 @@ func panicked(log klog.Logger, path string) func(value any, stack []byte) {
 	return func(value any, stack []byte) {
 		err := fmt.Errorf("panic: %v", value)
 		if records.FailedRead(value) {
-			log.Error(err, "Failed to read the store of pull records, pullgated ends", "path", path, "hint", "look for errors of the disk in the kernel log (dmesg)")
+			log.Error(err, "Failed to read the store of pull records: exiting",
+				"path", path, "hint", "look for errors of the disk in the kernel log (dmesg)")
 		} else {
-			log.Error(err, "A transaction of the store of pull records panicked, pullgated ends. Report it with the stack, unless pullgatectl store check finds damage",
+			log.Error(err, "A transaction of the store of pull records panicked: exiting. Report it with the stack, unless pullgatectl store check finds damage",
 				"path", path, "stack", string(stack))
 		}
 		klog.FlushAndExit(klog.ExitFlushTimeout, 1)
@@ -77,7 +78,7 @@ func logKey(log klog.Logger, path string, r tracker.KeyReport) {
 		log.Error(r.Damaged, "The node's key cannot be read: no proof that was recorded before matches, every image needs proof once", "path", path, "setAside", r.SetAside)
 	}
 	if r.Unmoved != nil {
-		log.Error(r.Unmoved, "The node's key cannot be set aside", "path", path)
+		log.Error(r.Unmoved, "Failed to set the node's key aside", "path", path)
 	}
 	if r.Unread != nil {
 		log.Error(r.Unread, "The node's key cannot be read at the moment: until the next restart no proof that was recorded before matches", "path", path)
@@ -86,13 +87,13 @@ func logKey(log klog.Logger, path string, r tracker.KeyReport) {
 		log.Error(errors.New("the file is missing"), "The node's key is lost: no proof that was recorded before matches, every image needs proof once", "path", path)
 	}
 	if r.Unwritten != nil {
-		log.Error(r.Unwritten, "The node's key cannot be written: proofs last until the next restart only", "path", path)
+		log.Error(r.Unwritten, "Failed to write the node's key: proofs last until the next restart only", "path", path)
 	}
 	if r.Other {
 		log.Error(errors.New("fingerprints differ"), "The node's key is not the one that the store was written with: no proof that was recorded before matches")
 	}
 	if r.Unnoted != nil {
-		log.Error(r.Unnoted, "Fingerprint of the node's key not written, a lost key may go unnoticed")
+		log.Error(r.Unnoted, "Failed to write the fingerprint of the node's key: a lost key may go unnoticed")
 	}
 }
 

@@ -15,7 +15,7 @@ func TestRuntimeNotReachedHasTheCause(t *testing.T) {
 	absent := filepath.Join(criproxytest.SocketDir(t), "absent.sock")
 	p := prepare(t, "unix://"+absent)
 	p.spawn()
-	line := regexp.MustCompile(`(?m)^.*"Runtime not reached.*$`)
+	line := regexp.MustCompile(`(?m)^.*"Failed to reach the runtime.*$`)
 	eventually(t, "a line about the runtime", func() bool { return line.MatchString(p.out.String()) })
 	got := line.FindString(p.out.String())
 	for _, want := range []string{"no such file or directory", "unix://" + absent} {

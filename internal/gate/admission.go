@@ -344,7 +344,7 @@ func (g *Gate) merge(ctx context.Context, c *candidate, pod admission.Pod, conta
 	for _, field := range conflicts {
 		g.c.Metrics.ViewConflict(field)
 		if g.pods.once(c.pod.UID, "conflict", field) {
-			g.c.Log.Info("The kubelet and the API server differ about a pod, policies are compared with what the kubelet sent",
+			g.c.Log.Info("The kubelet and the API server differ about a pod: evaluating policies against what the kubelet sent",
 				"field", field, "pod", klog.KRef(c.pod.Namespace, c.pod.Name))
 		}
 	}

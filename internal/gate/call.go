@@ -81,7 +81,7 @@ func (g *Gate) secrets(ctx context.Context, u *use) []tracker.Secret {
 	u.known = u.known[:credential.MaxOffers]
 	g.c.Metrics.CredentialsIgnored()
 	if g.pods.once(u.pod.UID, "credentials", u.name.String()) {
-		g.c.Log.Info("Pod has too many credentials for an image, the rest is ignored; remove entries for its registry from the pod's pull secrets",
+		g.c.Log.Info("Pod has too many credentials for an image, ignoring the rest: remove entries for its registry from the pod's pull secrets",
 			"image", u.name.String(), "pod", klog.KRef(u.pod.Namespace, u.pod.Name), "considered", credential.MaxOffers)
 	}
 	return u.known

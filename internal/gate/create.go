@@ -101,7 +101,7 @@ func (g *Gate) createFailed(ctx context.Context, n *candidate, create *tracker.C
 	if !withheld {
 		return err
 	}
-	g.c.Log.Error(err, "Runtime failed to create a container; its error is not in the answer, because the image may be a checkpoint",
+	g.c.Log.Error(err, "Runtime failed to create a container: replaced its error in the answer, because the image may be a checkpoint",
 		"call", n.method, "image", n.name.String(), "pod", klog.KRef(n.pod.Namespace, n.pod.Name))
 	g.c.Metrics.CreationRefused(CreationFailed)
 	g.note(n.decision(overruled(tracker.Verdict{}, CreateFailed)))
@@ -224,6 +224,6 @@ func named(img tracker.Image, name imageref.Ref) tracker.Image {
 // denies its start.
 func (g *Gate) drop(ctx context.Context, id string) {
 	if err := g.c.Runtime.removeContainer(ctx, id); err != nil {
-		g.c.Log.Error(err, "Denied container not removed, its start will be denied")
+		g.c.Log.Error(err, "Failed to remove a denied container: StartContainer will be denied")
 	}
 }

@@ -90,7 +90,7 @@ func (g *Gate) imageStatus(ctx context.Context, c *criproxy.Call, req *runtimeap
 	}
 	var resp runtimeapi.ImageStatusResponse
 	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
-		g.c.Log.Error(err, "Answer of the runtime cannot be read, the image is hidden", "image", p.name.String())
+		g.c.Log.Error(err, "Failed to decode the runtime's answer: hiding the image", "image", p.name.String())
 		return absent, nil
 	}
 	img := image(resp.GetImage())

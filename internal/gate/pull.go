@@ -144,7 +144,8 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	pull, err := g.c.Tracker.BeginPull(ctx, p.name, p.present)
 	if err != nil {
 		if errors.Is(err, tracker.ErrRuntime) {
-			g.c.Log.Error(err, "Pull refused, the runtime did not list its images", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+			g.c.Log.Error(err, "Denied a pull: failed to list the images of the runtime",
+				"image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
 			g.pullEnded(p, podSecrets, tracker.Verdict{}, outcome.Error, admission.Decision{})
 			return nil, criproxy.Refuse(codes.Unavailable, "RUNTIME_NOT_LISTING",
 				"pullgate cannot list the images of the container runtime, which it needs before a pull of a repository with preloaded images; see the logs of pullgated and of the runtime")
@@ -153,10 +154,12 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 			return nil, err
 		}
 		if p.present.ID != "" && !g.c.Shadow && p.mayServeWithoutStore(g.judgePull(ctx, p, false)) {
-			g.c.Log.Error(err, "Pull answered with the image on the node, the store of pull records cannot be written", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+			g.c.Log.Error(err, "Failed to write the store of pull records: answering a pull with the image on the node",
+				"image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
 			return g.answerFromNode(ctx, p)
 		}
-		g.c.Log.Error(err, "Pull refused, the store of pull records cannot be written", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+		g.c.Log.Error(err, "Denied a pull: failed to write the store of pull records",
+			"image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
 		g.pullEnded(p, podSecrets, tracker.Verdict{}, outcome.Error, admission.Decision{})
 		// The kubelet gives the pod the reason RegistryUnavailable for a text that begins with it; with code Unknown it shows
 		// only the text.
@@ -227,12 +230,14 @@ func (g *Gate) verified(ctx context.Context, pull *tracker.Pull, p *pullCall, po
 	pulled, err := g.pulledImage(ctx, p, raw)
 	if err != nil {
 		g.c.Metrics.PullUnresolved()
-		g.c.Log.Error(err, "Pull not recorded, the runtime does not say which image it pulled; the image needs proof", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+		g.c.Log.Error(err, "Failed to record a pull, the runtime did not return the ID of the image: the image needs proof",
+			"image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
 		return tracker.Verdict{}, outcome.Error, tracker.Image{}
 	}
 	v, err = pull.Proved(tracker.Proof{ImageID: pulled.ID, Credential: p.cred, Secrets: podSecrets, Pod: p.pod})
 	if err != nil {
-		g.c.Log.Error(err, "Pull record not written, the image needs proof for every other pod", "image", p.name.String())
+		g.c.Log.Error(err, "Failed to write a pull record: the image needs proof from every other pod",
+			"image", p.name.String())
 	}
 	g.pods.show(p.seen, p.name)
 	return v, outcome.Verified, pulled
@@ -328,6 +333,6 @@ func (g *Gate) serveLocalImage(ctx context.Context, p *pullCall, out outcome.Out
 // ended reports the end of a pull to the tracker; after a failure the intent stays on disk, which is safe.
 func (g *Gate) ended(end func() error) {
 	if err := end(); err != nil {
-		g.c.Log.Error(err, "End of a pull not written, its intent stays")
+		g.c.Log.Error(err, "Failed to write the end of a pull: keeping its intent")
 	}
 }

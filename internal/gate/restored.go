@@ -104,7 +104,7 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call, req *runtimeapi
 		if _, err := g.readBack(ctx, n, restored.GetContainerId()); err != nil {
 			removed := g.c.Runtime.removeSandbox(ctx, resp.GetPodSandboxId())
 			if removed != nil {
-				g.c.Log.Error(removed, "Restored pod not removed, its containers are denied at StartContainer")
+				g.c.Log.Error(removed, "Failed to remove a restored pod: its containers are denied at StartContainer")
 			}
 			if status.Code(err) == codes.PermissionDenied {
 				err = g.notCreated(pod)

@@ -30,7 +30,7 @@ func (g *Gate) runPodSandbox(ctx context.Context, c *criproxy.Call, req *runtime
 func (g *Gate) sandboxCreated(config *runtimeapi.PodSandboxConfig, response []byte) {
 	var resp runtimeapi.RunPodSandboxResponse
 	if err := criproxy.DecodeAnswer(response, &resp); err != nil {
-		g.c.Log.Error(err, "Answer of the runtime cannot be read, the pod is not identified until its sandbox is listed")
+		g.c.Log.Error(err, "Failed to decode the runtime's answer: the pod is unknown until the runtime lists its sandbox")
 		return
 	}
 	g.c.Pods.Add(sandbox(resp.GetPodSandboxId(), config))
@@ -55,7 +55,7 @@ func (g *Gate) listPodSandbox(ctx context.Context, c *criproxy.Call, req *runtim
 	}
 	var resp runtimeapi.ListPodSandboxResponse
 	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
-		g.c.Log.Error(err, "List of sandboxes cannot be read, the index of pods stays as it is")
+		g.c.Log.Error(err, "Failed to decode the list of sandboxes: keeping the index of pods")
 		return raw, nil
 	}
 	if ended, ok := g.c.Pods.Reconcile(since, sandboxes(&resp)); ok {
@@ -80,7 +80,7 @@ func (g *Gate) removeImage(ctx context.Context, c *criproxy.Call, req *runtimeap
 	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), ownCallLimit)
 	defer cancel()
 	if err := g.c.Tracker.Removed(own, img.ID); err != nil {
-		g.c.Log.Info("Records of removed images not pruned, will retry in a minute", "err", err)
+		g.c.Log.Info("Failed to prune records of removed images, will retry in a minute", "err", err)
 	}
 	return raw, err
 }

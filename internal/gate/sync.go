@@ -122,7 +122,7 @@ func (g *Gate) sync(ctx context.Context) error {
 			return err
 		}
 		// The pods and their grants are known, so calls can be judged. The tracker prunes once a minute.
-		g.c.Log.Info("Records of removed images not pruned, will retry in a minute", "err", err)
+		g.c.Log.Info("Failed to prune records of removed images, will retry in a minute", "err", err)
 	}
 	g.synced.done.Store(true)
 	g.c.Log.Info("Synced with the runtime", "grants", g.c.Tracker.Grants())
@@ -306,7 +306,7 @@ func (g *Gate) startedOf(ctx context.Context, c *runtimeapi.Container) (started,
 func (g *Gate) imageOrID(ctx context.Context, name string) tracker.Image {
 	img, err := g.c.Runtime.Image(ctx, name)
 	if err != nil {
-		g.c.Log.Info("Image of a running container cannot be read, its names are not known", "imageID", name, "err", err)
+		g.c.Log.Info("Failed to read the image of a running container: its names are unknown", "imageID", name, "err", err)
 		return tracker.Image{ID: name}
 	}
 	return img

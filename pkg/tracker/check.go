@@ -436,7 +436,8 @@ func (t *Tracker) rotate(to records.Rotation) {
 	t.turn.Unlock()
 	switch {
 	case err != nil:
-		t.log.Error(err, "Rotated credential not written, the image needs proof", "imageID", to.Pair.ImageID, "repository", to.Pair.Repository)
+		t.log.Error(err, "Failed to write the rotated credential: the image needs proof",
+			"imageID", to.Pair.ImageID, "repository", to.Pair.Repository)
 	case ok:
 		t.log.Info("Credential rotated", "imageID", to.Pair.ImageID, "repository", to.Pair.Repository,
 			"secret", klog.KRef(to.Secret.Namespace, to.Secret.Name), "credentialID", to.Credential)

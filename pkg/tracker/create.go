@@ -83,11 +83,12 @@ func (c *Create) From(ctx context.Context, img Image) {
 	// A list may be up to a second old: images that arrived since then need proof if the create fails.
 	images, unchanged, err := t.lists.since(ctx, time.Now().Add(-listEvery), t.idle)
 	if err != nil {
-		t.log.Info("Images not listed before a container is created; if the creation fails, all images without record and mark need proof", "err", err)
+		t.log.Info("Failed to list images before CreateContainer: if the call fails, all images without record and mark need proof",
+			"err", err)
 	}
 	note, err := t.beginCreation(records.Creation{Image: key, Listed: pairsOf(images), Begun: time.Now()}, unchanged)
 	if err != nil {
-		t.log.Error(err, "Creation of a container not written, no image is marked preloaded until it has ended")
+		t.log.Error(err, "Failed to write the creation of a container: no image is marked preloaded until it has ended")
 		t.mu.Lock()
 		c.holdLocked()
 		t.mu.Unlock()
@@ -141,7 +142,7 @@ func (c *Create) Created() {
 				image = c.key
 			}
 			if err := t.dropCreation(c.note, image); err != nil {
-				t.log.Error(err, "Creation of a container not dropped; images without record and mark need proof until it is settled")
+				t.log.Error(err, "Failed to remove the creation of a container: images without record and mark need proof until it is settled")
 				c.end()
 			}
 		}
@@ -176,7 +177,8 @@ func (c *Create) Restored(ctx context.Context) {
 			err = t.settleCreations(c.notes(), pairsOf(images))
 		}
 		if err != nil {
-			t.log.Info("Images that came with a container not recorded; will retry in an hour, until then no new image is marked preloaded", "err", err)
+			t.log.Info("Failed to record images that came with a container, will retry in an hour: until then no new image is marked preloaded",
+				"err", err)
 			c.end()
 		}
 		c.leave()
@@ -221,7 +223,7 @@ func (c *Create) notes() []uint64 {
 func (c *Create) end() {
 	ended := records.Creation{ID: c.note, Image: c.key, Begun: time.Now(), Ended: time.Now()}
 	if err := c.t.writeEnd(ended); err != nil {
-		c.t.log.Error(err, "End of a creation not written, no image is marked preloaded until it is")
+		c.t.log.Error(err, "Failed to write the end of a creation: no image is marked preloaded until then")
 		c.t.mu.Lock()
 		c.holdLocked()
 		c.t.unwritten = append(c.t.unwritten, unwrittenEnd{ended, c.release})

@@ -86,7 +86,7 @@ func (t *Tracker) Restore(p Pod, name imageref.Ref, img Image, created time.Time
 	defer t.turn.Unlock()
 	pairs, err := t.restorable(name, img, created)
 	if err != nil {
-		t.log.Info("Grants not restored, the pod must prove access again", "imageID", img.ID, "pod", p.UID, "err", err)
+		t.log.Info("Failed to restore grants: the pod must prove access again", "imageID", img.ID, "pod", p.UID, "err", err)
 		return
 	}
 	t.mu.Lock()

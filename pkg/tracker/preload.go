@@ -39,7 +39,7 @@ func (t *Tracker) scan(ctx context.Context) {
 		due, err = t.store.MarkPreloaded(s.Scan)
 	}
 	if err != nil {
-		t.log.Error(err, "Preloaded marks not written, the images need proof")
+		t.log.Error(err, "Failed to write preloaded marks: the images need proof")
 		return
 	}
 	t.logPairs("Marked preloaded", due, "origin", s.Origin)
@@ -78,7 +78,7 @@ func (t *Tracker) plan(ctx context.Context) (s plannedScan, ok bool) {
 	}
 	images, err := t.runtime.Images(ctx)
 	if err != nil {
-		t.log.Info("Images not listed, no image is marked preloaded", "err", err)
+		t.log.Info("Failed to list images: no image is marked preloaded", "err", err)
 		return s, false
 	}
 	return plannedScan{

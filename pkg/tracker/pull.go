@@ -75,7 +75,7 @@ func (t *Tracker) writeIntent(ctx context.Context, name, repository string) (rec
 			return in, fmt.Errorf("%w: %w", ErrRuntime, listErr)
 		}
 		in, marked, err = t.beginListed(name, repository, idsUnder(repository, images))
-		t.logPairs("Preloaded mark removed, the image is not present any more", marked)
+		t.logPairs("Removed a preloaded mark: the image is no longer present", marked)
 	}
 	if err != nil {
 		return in, fmt.Errorf("%w: %w", ErrNoIntent, err)

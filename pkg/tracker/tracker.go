@@ -158,7 +158,7 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) *Track
 	}
 	left = slices.DeleteFunc(left, func(in records.Intent) bool { return !in.Ended.IsZero() })
 	if err := errors.Join(err, store.EndAll(left, time.Now()), t.endCreations()); err != nil {
-		t.log.Error(err, "Some pull intents of an earlier run cannot be read, their images need proof")
+		t.log.Error(err, "Failed to read some pull intents of an earlier run: their images need proof")
 	}
 	return t
 }

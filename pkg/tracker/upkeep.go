@@ -66,7 +66,7 @@ func (t *Tracker) prune(ctx context.Context, removed string) error {
 	}
 	t.logPairs("Pull record pruned", done.Records)
 	for _, p := range done.Closed {
-		t.log.Info("Image is not present any more, although it was not removed through pullgate; its proofs are removed",
+		t.log.Info("Image disappeared from the runtime without RemoveImage: removed its proofs",
 			"imageID", p.ImageID, "repository", p.Repository, "unlisted", slices.Contains(done.Unlisted, p))
 	}
 	t.logPairs("Preloaded mark pruned", done.Marks)
@@ -185,20 +185,20 @@ func (t *Tracker) Run(ctx context.Context) {
 		case <-tick.C:
 		}
 		if err := t.Flush(); err != nil {
-			t.log.Error(err, "Last-used times not written, will retry in a minute")
+			t.log.Error(err, "Failed to write last-used times, will retry in a minute")
 		}
 		if t.rules.Load().Validity > 0 {
 			t.clamp()
 		}
 		if err := t.Settle(ctx); err != nil && ctx.Err() == nil {
-			t.log.Info("Could not settle pull intents; will retry", "err", err)
+			t.log.Info("Failed to settle pull intents, will retry", "err", err)
 		}
 		if err := t.SettleCreates(ctx); err != nil && ctx.Err() == nil {
-			t.log.Info("Creations of containers not settled; will retry in a minute", "err", err)
+			t.log.Info("Failed to settle creations of containers, will retry in a minute", "err", err)
 		}
 		// An image may have been removed without a call through pullgate, or the lists after the call may have differed.
 		if err := t.Prune(ctx); err != nil && !errors.Is(err, errNoAgreement) && ctx.Err() == nil {
-			t.log.Info("Records of removed images not pruned, will retry in a minute", "err", err)
+			t.log.Info("Failed to prune records of removed images, will retry in a minute", "err", err)
 		}
 		// Images are marked as soon as they are due, and not only at a request. A later pull of the same repository that ends
 		// without a known result then does not prevent the marks.

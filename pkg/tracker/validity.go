@@ -49,7 +49,7 @@ func (t *Tracker) clamp() {
 	n, err := t.store.Clamp(time.Now())
 	t.turn.Unlock()
 	if err != nil {
-		t.log.Error(err, "Proofs from the future not set back with the clock, they have to be renewed")
+		t.log.Error(err, "Failed to set back proofs from the future: they need renewal")
 	}
 	if n > 0 {
 		t.log.Info("Clock was set back, proofs from the future count from now", "records", n)

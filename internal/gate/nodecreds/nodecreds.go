@@ -173,7 +173,7 @@ func (c *Credentials) read(ctx context.Context) {
 		case errors.Is(err, fs.ErrNotExist):
 			log.Info("Node credentials absent", "file", f.path)
 		default:
-			log.Error(err, "Node credentials not read, those from the file are no longer used", "file", f.path)
+			log.Error(err, "Failed to read node credentials: no longer using those from the file", "file", f.path)
 		}
 	}
 	c.mu.Lock()

@@ -330,7 +330,7 @@ func (s *secrets) done(log logr.Logger, e *secret, began time.Time, g got, err e
 	case g.malformed != nil:
 		s.count(Malformed)
 		if news {
-			log.Info("Pull secret skipped, its content cannot be read", "secret", secret, "err", g.malformed)
+			log.Info("Skipping a pull secret: failed to read its content", "secret", secret, "err", g.malformed)
 		}
 	}
 }

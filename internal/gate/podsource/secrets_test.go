@@ -64,10 +64,10 @@ func TestNothingOfASecretIsLogged(t *testing.T) {
 				t.Errorf("the log shows %s:\n%s", form, text)
 			}
 		}
-		if !strings.Contains(text, "Pull secret skipped") || !strings.Contains(text, "Pull secret missing") {
+		if !strings.Contains(text, "Skipping a pull secret") || !strings.Contains(text, "Pull secret missing") {
 			t.Errorf("the log does not describe the errors of the Secrets:\n%s", text)
 		}
-		if n := strings.Count(text, "Pull secret skipped"); n != 1 {
+		if n := strings.Count(text, "Skipping a pull secret"); n != 1 {
 			t.Errorf("a malformed Secret is logged %d times; want once", n)
 		}
 	})
@@ -90,7 +90,7 @@ func TestAMalformedSecretIsLoggedOnceForEachOfItsVersions(t *testing.T) {
 		w.pass(time.Minute)
 		w.wantCredentials("u1", app, false)
 		w.pass(0)
-		if n := strings.Count(out.String(), "Pull secret skipped"); n != 2 {
+		if n := strings.Count(out.String(), "Skipping a pull secret"); n != 2 {
 			t.Errorf("logged %d times; want 2, there were two versions:\n%s", n, out.String())
 		}
 		if n := w.failed(podsource.Malformed); n != 5 {

@@ -121,7 +121,7 @@ func (s *Source) Run(ctx context.Context) error {
 		return err
 	}
 	log := klog.FromContext(ctx)
-	log.Info("Pod source starts", "node", s.NodeName())
+	log.Info("Starting the pod source", "node", s.NodeName())
 	var g errgroup.Group
 	for range readers {
 		g.Go(func() error {

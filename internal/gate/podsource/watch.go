@@ -71,7 +71,7 @@ func (s *Source) noteError(ctx context.Context, log klog.Logger, err error) {
 	s.mu.Unlock()
 	s.options.Failed(reasonOf(err))
 	if first {
-		log.Info("Pod source not synced, what is known stays known", "reason", reasonOf(err), "err", err)
+		log.Info("Failed to sync the pod source: falling back to the pods known so far", "reason", reasonOf(err), "err", err)
 	}
 }
 

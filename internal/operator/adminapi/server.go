@@ -238,7 +238,7 @@ func (s *Server) guard(method string, f func() error) (err error) {
 	cause := f()
 	explain, err := answer(cause)
 	if explain {
-		s.c.Log.Error(cause, "Call of the admin API failed", "method", method)
+		s.c.Log.Error(cause, "Failed to answer a call of the admin API", "method", method)
 	}
 	return err
 }

@@ -46,7 +46,7 @@ func (s *Server) Backup(_ *adminv1.BackupRequest, stream adminv1.PullRecords_Bac
 	case errors.Is(err, records.ErrNoRoom):
 		return err
 	default:
-		s.c.Log.Error(err, "Backup of the store not made")
+		s.c.Log.Error(err, "Failed to back up the store")
 		return errBackup
 	}
 }

@@ -160,7 +160,7 @@ func (l *Log) write(e *entry) {
 	}
 	if err != nil {
 		if !l.failing {
-			l.o.Journal.Error(err, "Decision log not written, decisions are missing from it", "path", l.o.Path)
+			l.o.Journal.Error(err, "Failed to write the decision log: it lacks decisions", "path", l.o.Path)
 		}
 		l.failing = true
 		l.missing++
@@ -193,7 +193,8 @@ func (l *Log) swap() error {
 	l.to = to
 	if err := old.Close(); err != nil {
 		// The new file is used from now on, so this error fails neither Reopen nor a line.
-		l.o.Journal.Info("Old file of the decision log not closed, its last lines may be missing", "path", l.o.Path, "err", err)
+		l.o.Journal.Info("Failed to close the old file of the decision log: its last lines may be missing",
+			"path", l.o.Path, "err", err)
 	}
 	return nil
 }

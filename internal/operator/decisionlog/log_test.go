@@ -191,7 +191,7 @@ func TestAFailingWriteIsCountedAndLoggedOnce(t *testing.T) {
 			t.Errorf("%d dropped; want 4", n)
 		}
 		journal := l.journal.String()
-		if strings.Count(journal, "Decision log not written") != 2 || strings.Count(journal, "Decision log written again") != 2 || strings.Count(journal, full.Error()) != 2 {
+		if strings.Count(journal, "Failed to write the decision log") != 2 || strings.Count(journal, "Decision log written again") != 2 || strings.Count(journal, full.Error()) != 2 {
 			t.Errorf("journal:\n%s\nwant each of the two failures once, and its end", journal)
 		}
 	})

@@ -86,7 +86,7 @@ func (c *certificates) use(contents tlsFiles) {
 	err := c.decode(contents)
 	c.metrics.CertificateRead(err == nil)
 	if err != nil {
-		c.log.Error(err, "Certificate not read, the previous one stays in use", "certFile", c.files.CertFile)
+		c.log.Error(err, "Failed to read the certificate: the previous one stays in use", "certFile", c.files.CertFile)
 		return
 	}
 	c.metrics.CertificateExpires(c.expiry())

@@ -161,7 +161,8 @@ func (p *policies) takeLocked(set *policyfiles.Set, err error) {
 	before := p.failure.folder
 	p.failure.folder = err
 	if err != nil && (before == nil || before.Error() != err.Error()) {
-		p.log.Error(safetext.OneLine(err), "Policies not read, the previous ones stay in use", "policies", p.paths.Folder)
+		p.log.Error(safetext.OneLine(err), "Failed to read the policies: the previous ones stay in use",
+			"policies", p.paths.Folder)
 	}
 	p.reportLocked()
 }
@@ -206,7 +207,7 @@ func (p *policies) useLocked(set *policyfiles.Set) error {
 func (p *policies) readKubeconfigsLocked() {
 	err := p.backends.Reload()
 	if before := p.failure.kubeconfigs; err != nil && (before == nil || before.Error() != err.Error()) {
-		p.log.Error(safetext.OneLine(err), "Kubeconfig of a backend not read, the previous one stays in use")
+		p.log.Error(safetext.OneLine(err), "Failed to read the kubeconfig of a backend: the previous one stays in use")
 	}
 	p.failure.kubeconfigs = err
 	p.reportLocked()

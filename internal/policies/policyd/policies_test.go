@@ -70,11 +70,11 @@ func TestRequestsForOtherFilesShareAReading(t *testing.T) {
 			t.Error("a policy without a kubeconfig is in use")
 		}
 	}
-	if n := strings.Count(log.String(), "Policies not read"); n != 1 {
+	if n := strings.Count(log.String(), "Failed to read the policies"); n != 1 {
 		t.Errorf("%d errors in the log; want one:\n%s", n, &log)
 	}
 	p.reload()
-	if n := strings.Count(log.String(), "Policies not read"); n != 2 {
+	if n := strings.Count(log.String(), "Failed to read the policies"); n != 2 {
 		t.Errorf("after a reload %d errors in the log; want two:\n%s", n, &log)
 	}
 }

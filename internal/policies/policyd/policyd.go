@@ -258,6 +258,6 @@ func ready(stopping *atomic.Bool, p *policies) (text string, ready bool) {
 // notify reports a state to systemd, if systemd requests it (Type=notify).
 func notify(log klog.Logger, state string) {
 	if _, err := sd.SdNotify(false, state); err != nil {
-		log.Info("systemd not notified of the status", "status", state, "err", err)
+		log.Info("Failed to notify systemd of the status", "status", state, "err", err)
 	}
 }

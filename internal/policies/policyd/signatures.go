@@ -98,7 +98,7 @@ func (s *nodeServer) notVerified(ctx context.Context, name imageref.Ref, err err
 		return status.Error(codes.Unavailable, programName+" stops")
 	case errors.Is(err, verify.ErrPanic): // it is logged
 	default:
-		s.log.Error(err, "Image not verified, it still needs its signatures", "image", name.String())
+		s.log.Error(err, "Failed to verify an image: it still needs its signatures", "image", name.String())
 	}
 	return status.Error(codes.Internal, "internal error, see the log of "+programName)
 }

@@ -200,7 +200,7 @@ func TestVerifyWithoutResult(t *testing.T) {
 			t.Errorf("%s: %+v, %v; want ErrFailed", name, got, err)
 		}
 	}
-	for _, want := range []string{"Image not verified", "disk on fire", "A verification panicked", "broken"} {
+	for _, want := range []string{"Failed to verify an image", "disk on fire", "A verification panicked", "broken"} {
 		if !strings.Contains(p.log.String(), want) {
 			t.Errorf("the log does not have %q:\n%s", want, p.log)
 		}

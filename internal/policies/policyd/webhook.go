@@ -38,7 +38,8 @@ func observe(log klog.Logger, e webhook.Event) {
 		log.Info("Denied", "outcome", e.Outcome, "operation", e.Operation, "resource", e.Resource, "namespace", e.Namespace, "name", e.Name, "dryRun", e.DryRun,
 			"message", e.Message, "took", e.Took)
 	case failedOpen:
-		log.Info("Admitted without an answer of a backend, as its defaultAllow says", "operation", e.Operation, "resource", e.Resource, "namespace", e.Namespace,
+		log.Info("Admitted without an answer from a backend: defaultAllow is true",
+			"operation", e.Operation, "resource", e.Resource, "namespace", e.Namespace,
 			"name", e.Name, "dryRun", e.DryRun, "took", e.Took)
 	case e.Outcome == webhook.Refused:
 		log.V(2).Info("Not a review", "path", e.Path)

@@ -76,6 +76,6 @@ func (s *Backends) Log(log klog.Logger) {
 			"allowTTL", b.AllowTTL, "denyTTL", b.DenyTTL, "namespaces", b.Namespaces, "includeImageVolumes", b.IncludeImageVolumes)
 	}
 	for _, w := range s.Warnings() {
-		log.Info("Policy file is valid and may not say what is meant", "warning", w)
+		log.Info("Policy file is valid, but may not do what you intend", "warning", w)
 	}
 }

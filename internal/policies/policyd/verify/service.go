@@ -186,7 +186,7 @@ func (s *Service) credential(repository string, passed admission.Login) admissio
 	case config.CredentialsNode:
 		c, err := s.node.For(repository)
 		if err != nil { // the registry is asked without a credential, and denies
-			s.options.Log.Error(err, "Credentials of the node not read")
+			s.options.Log.Error(err, "Failed to read the credentials of the node")
 		}
 		return c
 	default:
