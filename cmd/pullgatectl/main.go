@@ -2,11 +2,17 @@
 package main
 
 import (
+	"context"
 	"os"
+	"runtime"
 
+	"github.com/spf13/cobra"
+
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/cli"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/operator/nodeenable"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
 func main() { os.Exit(run(os.Args[1:], cli.System(), machine{})) }
@@ -21,3 +27,105 @@ type machine struct {
 
 // run runs the command given by the arguments and returns the exit code.
 func run(args []string, c *cli.Console, on machine) int { return c.Run(rootCommand(c, on), args) }
+
+const long = `pullgatectl asks the pullgated of this node what it knows, and corrects it: which
+credentials proved access to which image, who may use what and why.
+
+Answers go to stdout, everything else to stderr.
+
+Exit codes:
+
+    0  done
+    1  failed: stderr has the reason on one line, and mostly a hint on another
+    2  wrong usage
+    3  pullgated is not reached
+    4  explain: the pod needs proof; pods --denied: a pod needs proof or is denied
+    5  revoke: nothing matches, and nothing was changed
+   10  explain: policies deny the pod, also if it needs proof; policy test: a pod is
+       denied; policy verify: an enforced rule is not met`
+
+const examples = `  # How are daemon, store and runtime?
+  pullgatectl status
+
+  # Which pods would be denied if this node enforced?
+  pullgatectl pods --denied
+
+  # Why does this pod not get its image, and what would change that?
+  pullgatectl explain registry.example/team-a/app:1.4 --pod team-a/web-0
+
+  # A credential has leaked: end what it proved, after a look at what that is
+  pullgatectl revoke --secret team-a/regcred --dry-run
+  pullgatectl revoke --secret team-a/regcred`
+
+// rootCommand makes the tree of commands.
+func rootCommand(c *cli.Console, on machine) *cobra.Command {
+	on.node.Stale = nodeenable.Stale
+	// Each command has a constructor that takes the console.
+	root := c.Root("pullgatectl", "Show and correct what the pullgated of this node knows", long,
+		statusCommand(c),
+		imagesCommand(c),
+		intentsCommand(c),
+		grantsCommand(c),
+		podsCommand(c),
+		explainCommand(c),
+		revokeCommand(c),
+		preloadedCommand(c),
+		endorsementCommand(c),
+		distrustCommand(c),
+		storeCommand(c),
+		doctorCommand(c, on.node),
+		watchCommand(c),
+		nodeCommand(c, on.enabler),
+		policyCommand(c),
+		versionCommand(c),
+		docsCommand(c),
+	)
+	root.Example = examples
+	root.Version = program.VersionLine("pullgatectl") // --version, as in pullgated
+	root.SetVersionTemplate("{{.Version}}\n")
+	return root
+}
+
+func versionCommand(c *cli.Console) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print the version of pullgatectl; status shows that of pullgated",
+		Args:  cobra.NoArgs,
+	}
+	o := cli.OutputFlags(cmd)
+	cmd.RunE = func(*cobra.Command, []string) error {
+		answer := map[string]any{
+			"version": program.Version, "commit": program.Commit, "date": program.Date, "goVersion": runtime.Version(),
+		}
+		return c.Print(o, answer, func(_ cli.View, p *cli.Page) {
+			p.Line("%s", program.VersionLine("pullgatectl"))
+		})
+	}
+	return cmd
+}
+
+func statusCommand(c *cli.Console) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show whether pullgated enforces, and the state of its store, the runtime and the pod source",
+		Args:  cobra.NoArgs,
+	}
+	var configuration bool
+	cmd.Flags().BoolVar(&configuration, "config", false, "show the configuration in force as well; JSON and YAML always have it")
+	o := cli.OutputFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
+			answer, err := api.GetStatus(ctx, &adminv1.GetStatusRequest{})
+			if err != nil {
+				return err
+			}
+			return c.Print(o, answer, func(v cli.View, p *cli.Page) {
+				v.Status(p, answer)
+				if configuration {
+					v.Configuration(p, answer)
+				}
+			})
+		})
+	}
+	return cmd
+}

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/pkg/credential"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -69,3 +71,82 @@ func (s *sender) Write(b []byte) (n int, err error) {
 	}
 	return n, nil
 }
+
+// GetStatus returns the state of the daemon: that of Config.Status, with that of the store and the tracker.
+func (s *Server) GetStatus(ctx context.Context, _ *adminv1.GetStatusRequest) (*adminv1.GetStatusResponse, error) {
+	st := s.c.Status(ctx)
+	counts, err := s.c.Store.Stats()
+	if err != nil {
+		return nil, err
+	}
+	st.Store = &adminv1.StoreStatus{
+		Path: s.c.StorePath, Records: int64(counts.Records), Intents: int64(counts.Intents),
+		Format: int32(counts.Format), //nolint:gosec // at most records.Format
+		Marks:  int64(counts.Marks), Endorsements: int64(counts.Endorsements), Bytes: counts.Bytes, Distrust: distrustTo(s.c.Store.Distrusted()),
+	}
+	st.Grants = int64(s.c.Tracker.Grants())
+	return st, nil
+}
+
+func distrustTo(d *records.Distrust) *adminv1.Distrust {
+	if d == nil {
+		return nil
+	}
+	return &adminv1.Distrust{Since: timestamp(d.Since), Reason: d.Reason}
+}
+
+// maxReported is how many credentials one report may have.
+const maxReported = 256
+
+// NodeCredentials accepts the reports of credential providers.
+type NodeCredentials interface {
+	// Add notes a credential that the node offers for images until it expires, and reports whether it is new.
+	Add(patterns []string, id credential.ID, expiry time.Time) bool
+}
+
+// ReportNodeCredentials notes the credentials that a credential provider gave to the node. If any part of a report is
+// invalid, it notes nothing.
+func (s *Server) ReportNodeCredentials(_ context.Context, req *adminv1.ReportNodeCredentialsRequest) (*adminv1.ReportNodeCredentialsResponse, error) {
+	if err := checkReport(req, time.Now()); err != nil {
+		return nil, err
+	}
+	if req.GetKeyFingerprint() != s.c.KeyFingerprint {
+		return nil, errOtherKey
+	}
+	var added []string
+	for _, c := range req.GetCredentials() {
+		if s.c.NodeCredentials.Add(c.GetImages(), credential.ID(c.GetCredentialId()), req.GetExpires().AsTime()) {
+			added = append(added, c.GetCredentialId())
+		}
+	}
+	if len(added) > 0 {
+		s.c.Log.Info("Node credentials reported by a credential provider", "credentialIDs", added, "expires", req.GetExpires().AsTime())
+	}
+	return &adminv1.ReportNodeCredentialsResponse{}, nil
+}
+
+func checkReport(req *adminv1.ReportNodeCredentialsRequest, now time.Time) error {
+	all := req.GetCredentials()
+	switch {
+	case unknownFields(req):
+		return invalid("the report has unknown fields; use the same version of pullgated for both")
+	case req.GetExpires().CheckValid() != nil || !now.Before(req.GetExpires().AsTime()):
+		return invalid("expires: must be a time in the future")
+	case len(all) == 0 || len(all) > maxReported:
+		return invalid("credentials: must be 1 to %d, and are %d", maxReported, len(all))
+	}
+	for i, c := range all {
+		switch {
+		case unknownFields(c):
+			return invalid("credentials[%d] has unknown fields; use the same version of pullgated for both", i)
+		case !credentialForm.MatchString(c.GetCredentialId()):
+			return invalid("credentials[%d].credential_id: must be 64 hexadecimal digits, lower case", i)
+		case len(c.GetImages()) == 0:
+			return invalid("credentials[%d].images: must have at least one pattern", i)
+		}
+	}
+	return nil
+}
+
+// unknownFields reports whether a newer version sent a message.
+func unknownFields(m proto.Message) bool { return len(m.ProtoReflect().GetUnknown()) > 0 }

@@ -1,6 +1,9 @@
 package adminapi
 
 import (
+	"sync"
+	"time"
+
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -49,4 +52,72 @@ func decisionTo(d *watched) *adminv1.WatchDecisionsResponse {
 		to.Pair = &adminv1.Pair{ImageId: d.Verdict.Pair.ImageID, Repository: d.Repository}
 	}
 	return to
+}
+
+const (
+	// maxWatchers is how many clients may watch decisions at the same time.
+	maxWatchers = 16
+	// backlog is how many decisions may wait for one watcher. A node makes a few for each pod that starts.
+	backlog = 1024
+)
+
+// A Feed sends decisions to watchers. The zero value is ready for use. Its methods may be called concurrently.
+type Feed struct {
+	// mu guards the fields below. No function is called under it.
+	mu       sync.Mutex
+	watchers map[*watcher]struct{}
+}
+
+// A watcher is one client that watches. The feed's mu guards dropped.
+type watcher struct {
+	keep    func(decisionlog.Decision) bool
+	queue   chan *watched
+	dropped uint64 // since the last entry of the queue
+}
+
+// A watched is a decision in a queue.
+type watched struct {
+	decisionlog.Decision
+	at      time.Time
+	dropped uint64 // between the previous one and this one
+}
+
+// Record sends a decision to the watchers, and returns at once: if a watcher reads too slowly, its copy is dropped.
+func (f *Feed) Record(d decisionlog.Decision) {
+	d.Image = decisionlog.Bounded(d.Image)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for w := range f.watchers {
+		if !w.keep(d) {
+			continue
+		}
+		select {
+		case w.queue <- &watched{Decision: d, at: time.Now(), dropped: w.dropped}:
+			w.dropped = 0
+		default: // it is full
+			w.dropped++
+		}
+	}
+}
+
+// watch begins to queue decisions for a watcher, until forget; ok is false if there are too many watchers. keep is
+// called under the feed's lock: it must be quick and must not call other code.
+func (f *Feed) watch(keep func(decisionlog.Decision) bool) (w *watcher, ok bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.watchers) >= maxWatchers {
+		return nil, false
+	}
+	if f.watchers == nil {
+		f.watchers = map[*watcher]struct{}{}
+	}
+	w = &watcher{keep: keep, queue: make(chan *watched, backlog)}
+	f.watchers[w] = struct{}{}
+	return w, true
+}
+
+func (f *Feed) forget(w *watcher) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.watchers, w)
 }

@@ -2,14 +2,68 @@ package cli
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
+
+// mostOfPage is the maximum number of entries in one request.
+const mostOfPage = 100
+
+// A ListPage is an answer with a page of a list. Its first field has the entries.
+type ListPage interface {
+	proto.Message
+	GetNextPageToken() string
+}
+
+// List requests pages until there are limit entries, or all if limit is 0. It returns the last page with the entries of
+// all of them, and their number. The NextPageToken of the answer is not empty if there are more entries. List sets the
+// size and the token of the request. ask is the method of the list.
+func List[Q proto.Message, A ListPage](ctx context.Context, api adminv1.PullRecordsClient, limit int, request Q,
+	ask func(adminv1.PullRecordsClient, context.Context, Q, ...grpc.CallOption) (A, error),
+) (answer A, count int, err error) {
+	to := request.ProtoReflect()
+	fields := to.Descriptor().Fields()
+	var all []protoreflect.Value
+	for token := ""; ; {
+		size := mostOfPage
+		if limit > 0 {
+			size = min(size, limit-len(all))
+		}
+		to.Set(fields.ByName("page_size"), protoreflect.ValueOfInt32(int32(size)))
+		to.Set(fields.ByName("page_token"), protoreflect.ValueOfString(token))
+		if answer, err = ask(api, ctx, request); err != nil {
+			return answer, 0, err
+		}
+		page := answer.ProtoReflect()
+		entries := page.Mutable(page.Descriptor().Fields().ByNumber(1)).List()
+		for i := range entries.Len() {
+			all = append(all, entries.Get(i))
+		}
+		next := answer.GetNextPageToken()
+		switch {
+		case next == "" || limit > 0 && len(all) >= limit:
+			entries.Truncate(0)
+			for _, e := range all {
+				entries.Append(e)
+			}
+			return answer, len(all), nil
+		case next == token:
+			return answer, 0, errors.New("pullgated returns the same page again")
+		}
+		token = next
+	}
+}
 
 // Images prints which pods may use which image, a line for each repository of an image.
 func (v View) Images(p *Page, images []*adminv1.Image) {
@@ -273,4 +327,57 @@ func origin(o string) string {
 	default:
 		return o
 	}
+}
+
+// decisionWidths are the usual column widths: a table without an end cannot wait for its widest cell. The last column
+// has no limit.
+func (v View) decisionWidths() []int {
+	widths := []int{8, 15, 8, 20, 36, 12, 0}
+	if v.AbsoluteTimes {
+		widths[0] = len("2006-01-02T15:04:05Z")
+	}
+	if v.WholeIDs {
+		widths[5] = 64
+	}
+	return widths
+}
+
+// DecisionHead prints the head of the table of decisions.
+func (v View) DecisionHead(p *Page) {
+	p.Row(Bold, []string{"TIME", "CALL", "VERDICT", "REASON", "POD", "CREDENTIAL", "IMAGE"}, v.decisionWidths())
+}
+
+// Decision prints a decision in one line.
+func (v View) Decision(p *Page, d *adminv1.WatchDecisionsResponse) {
+	at := d.GetTime().AsTime()
+	when := at.In(v.Now.Location()).Format(time.TimeOnly)
+	if v.AbsoluteTimes {
+		when = v.date(d.GetTime())
+	}
+	why := d.GetReason()
+	if why == "" && d.GetOutcome() != "" {
+		why = "pull " + d.GetOutcome()
+	}
+	if d.GetShadow() {
+		why += " (shadow)"
+	}
+	colour := Plain
+	if d.GetVerdict() == adminv1.Verdict_VERDICT_REVERIFY && !d.GetShadow() {
+		colour = Heed
+	}
+	p.Row(colour, []string{
+		when, d.GetCall(), verdict(d.GetVerdict()), why, podName(d.GetPod()), v.ID(d.GetCredentialId()), d.GetImage(),
+	}, v.decisionWidths())
+}
+
+// verdict returns the word for a verdict in the log and in the decision log.
+func verdict(v adminv1.Verdict) string {
+	switch v {
+	case adminv1.Verdict_VERDICT_ALLOW:
+		return "Allow"
+	case adminv1.Verdict_VERDICT_REVERIFY:
+		return "Reverify"
+	case adminv1.Verdict_VERDICT_UNSPECIFIED:
+	}
+	return ""
 }

@@ -1,12 +1,21 @@
 package doctor
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"os"
+	"os/exec"
 	"path"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 )
 
 // A Kind is how a node's kubelet is run, which decides where it is configured.
@@ -192,3 +201,161 @@ func (h Host) find(ctx context.Context, name string) (Unit, error) {
 
 // Up reports whether a unit runs, or is about to.
 func (u Unit) Up() bool { return u.Active != "inactive" && u.Active != "failed" }
+
+// maxSize bounds what is read of one file; units and configurations have a few lines.
+const maxSize = 1 << 20
+
+// A Host is the machine to inspect. The zero value is the one that this program runs on.
+type Host struct {
+	// Root is the folder that replaces /; "" is / itself.
+	Root string
+	// Command runs a program and returns what it wrote to stdout; nil runs it on this machine.
+	Command func(ctx context.Context, name string, args ...string) ([]byte, error)
+
+	changed map[string][]byte
+}
+
+// Run runs a program and returns what it wrote to stdout. An error of the default Command ends with what the program
+// wrote to stderr.
+func (h Host) Run(ctx context.Context, name string, args ...string) ([]byte, error) {
+	if h.Command != nil {
+		return h.Command(ctx, name, args...)
+	}
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, name, args...) //nolint:gosec // systemctl and journalctl, which the callers name
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		output := strings.Join(strings.Fields(stderr.String()), " ")
+		return stdout.Bytes(), fmt.Errorf("%s: %w: %s", name, err, output)
+	}
+	return stdout.Bytes(), nil
+}
+
+// With returns the host as it would be if these files, by their absolute paths, had this content; nil stands for a
+// file that is absent. Processes and units are as they are.
+func (h Host) With(files map[string][]byte) Host {
+	all := maps.Clone(h.changed)
+	if all == nil {
+		all = map[string][]byte{}
+	}
+	maps.Copy(all, files)
+	h.changed = all
+	return h
+}
+
+// Path returns where a file of the host is.
+func (h Host) Path(path string) string { return filepath.Join("/", h.Root, path) }
+
+// ReadFile returns the content of a regular file. One of more than 1 MiB is an error.
+func (h Host) ReadFile(path string) ([]byte, error) {
+	if content, ok := h.changed[filepath.Clean(path)]; ok {
+		if content == nil {
+			return nil, &fs.PathError{Op: "open", Path: path, Err: fs.ErrNotExist}
+		}
+		return content, nil
+	}
+	return disk.Read(h.Path(path), maxSize)
+}
+
+// files returns the paths of all files below a folder as filepath.WalkDir meets them, which is how a kubelet reads
+// its drop-ins. An absent folder has none.
+func (h Host) files(dir string) ([]string, error) {
+	var all []string
+	root := h.Path(dir)
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		rel, err := filepath.Rel(root, path)
+		if path := filepath.Join(dir, rel); err == nil && !h.isChanged(path) {
+			all = append(all, path)
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for path, content := range h.changed {
+		if content != nil && strings.HasPrefix(path, filepath.Clean(dir)+"/") {
+			all = append(all, path)
+		}
+	}
+	slices.SortFunc(all, func(a, b string) int { return slices.Compare(strings.Split(a, "/"), strings.Split(b, "/")) })
+	return all, nil
+}
+
+func (h Host) isChanged(path string) bool {
+	_, ok := h.changed[path]
+	return ok
+}
+
+func (h Host) exists(path string) bool {
+	if content, ok := h.changed[filepath.Clean(path)]; ok {
+		return content != nil
+	}
+	_, err := os.Stat(h.Path(path))
+	return err == nil
+}
+
+// A Process is one that runs.
+type Process struct {
+	PID  int
+	Args []string
+}
+
+// kubelet returns the kubelet that a unit's process is or has started; a zero Process if none is seen, as under k3s,
+// which runs it within itself.
+func (h Host) kubelet(mainPID int) Process {
+	if mainPID == 0 {
+		return Process{}
+	}
+	if args := h.commandLine(mainPID); len(args) > 0 && path.Base(args[0]) == "kubelet" {
+		return Process{mainPID, args}
+	}
+	all, err := os.ReadDir(h.Path("/proc"))
+	if err != nil {
+		return Process{}
+	}
+	for _, e := range all {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if args := h.commandLine(pid); len(args) > 0 && path.Base(args[0]) == "kubelet" && h.descends(pid, mainPID) {
+			return Process{pid, args}
+		}
+	}
+	return Process{}
+}
+
+func (h Host) commandLine(pid int) []string {
+	content, err := os.ReadFile(h.Path(fmt.Sprintf("/proc/%d/cmdline", pid)))
+	if err != nil || len(content) == 0 {
+		return nil // it has ended, or is one of the kernel
+	}
+	return strings.Split(strings.TrimSuffix(string(content), "\x00"), "\x00")
+}
+
+// descends reports whether a process was started by another, or by one that it has started.
+func (h Host) descends(pid, ancestor int) bool {
+	for range 32 { // the chain may change under the eyes
+		if pid == ancestor {
+			return true
+		}
+		stat, err := os.ReadFile(h.Path(fmt.Sprintf("/proc/%d/stat", pid)))
+		if err != nil {
+			return false
+		}
+		// The name of the program is in brackets and may contain any character.
+		fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+		if len(fields) < 2 {
+			return false
+		}
+		parent, err := strconv.Atoi(string(fields[1]))
+		if err != nil || parent <= 1 {
+			return false
+		}
+		pid = parent
+	}
+	return false
+}

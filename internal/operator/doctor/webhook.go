@@ -1,9 +1,29 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/ptr"
 )
 
 // webhook checks that the webhooks of pullgate that are registered in the cluster can be reached.
@@ -44,4 +64,284 @@ func consequence(failurePolicy string) string {
 		return "pods are admitted without it, and the node enforces"
 	}
 	return "no pod is created or changed (failurePolicy Fail)"
+}
+
+const (
+	// webhookPatience is how long one request may take.
+	webhookPatience = 3 * time.Second
+	// maxAnswer bounds an answer of the API server.
+	maxAnswer = 16 << 20
+	// maxEndpoints is how many endpoints of a service are tried.
+	maxEndpoints = 3
+	// webhookPath is the path of the webhook of pullgate-policyd.
+	webhookPath = "/admission/validate"
+)
+
+// ErrWebhookUntested means that a webhook could not be tested from here, and that an API server may reach it.
+var ErrWebhookUntested = errors.New("doctor: cannot be tested from here")
+
+// A Webhook is a registered webhook of pullgate.
+type Webhook struct {
+	// Configuration is the name of the ValidatingWebhookConfiguration, Name that of the webhook in it.
+	Configuration, Name string
+	// FailurePolicy says what an API server does if the webhook cannot be called: Ignore or Fail.
+	FailurePolicy string
+	// Target is where an API server calls it: a URL, or a service and its address.
+	Target string
+	// Note says what was not tested although the webhook was reached; "" if nothing.
+	Note string
+	// Err is why it was not reached, or not found to be pullgate's; nil if it was.
+	Err error
+}
+
+// A Prober asks the API server of a kubeconfig.
+type Prober struct {
+	// Kubeconfig is its path. Its identity needs the permission to list ValidatingWebhookConfigurations, and for those
+	// that name a service, to get services and to list endpoint slices.
+	Kubeconfig string
+	// Dial connects to webhooks.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// Probe returns all webhooks of pullgate, in the order of the API server. The error is why they could not be listed.
+func (p Prober) Probe(ctx context.Context) ([]Webhook, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", p.Kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	config.Timeout = webhookPatience
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", p.Kubeconfig, err)
+	}
+	defer client.CloseIdleConnections()
+	api := apiServer{client: client, base: strings.TrimSuffix(config.Host, "/")}
+	var list admissionregistrationv1.ValidatingWebhookConfigurationList
+	if err := api.get(ctx, "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", &list); err != nil {
+		return nil, fmt.Errorf("list ValidatingWebhookConfigurations: %w", err)
+	}
+	var all []Webhook
+	for _, c := range list.Items {
+		for _, w := range c.Webhooks {
+			if pathOf(w.ClientConfig) != webhookPath {
+				continue
+			}
+			found := Webhook{Configuration: c.Name, Name: w.Name, FailurePolicy: string(ptr.Deref(w.FailurePolicy, ""))}
+			p.probe(ctx, api, w.ClientConfig, &found)
+			all = append(all, found)
+		}
+	}
+	return all, nil
+}
+
+// pathOf returns the path that is called.
+func pathOf(c admissionregistrationv1.WebhookClientConfig) string {
+	if c.Service != nil {
+		return ptr.Deref(c.Service.Path, "")
+	}
+	u, err := url.Parse(ptr.Deref(c.URL, ""))
+	if err != nil {
+		return ""
+	}
+	return u.Path
+}
+
+// An endpoint is where a webhook is called.
+type endpoint struct {
+	addresses  []string // of the connection; the first that can be reached is used
+	serverName string   // of the certificate
+	// elsewhere says that an API server may reach an address although this machine does not.
+	elsewhere bool
+}
+
+// probe fills in what was found of a webhook.
+func (p Prober) probe(ctx context.Context, api apiServer, c admissionregistrationv1.WebhookClientConfig, w *Webhook) {
+	ctx, cancel := context.WithTimeout(ctx, 2*webhookPatience)
+	defer cancel()
+	var at endpoint
+	if c.Service != nil {
+		w.Target = fmt.Sprintf("service %s/%s", c.Service.Namespace, c.Service.Name)
+		at, w.Err = api.resolve(ctx, c.Service)
+	} else {
+		w.Target = ptr.Deref(c.URL, "")
+		at, w.Err = endpointOf(w.Target)
+	}
+	if w.Err != nil {
+		return
+	}
+	conn, err := p.dial(ctx, at)
+	if err != nil {
+		w.Err = err
+		return
+	}
+	if at.elsewhere {
+		w.Target += " at " + conn.RemoteAddr().String()
+	}
+	w.Note, w.Err = greet(ctx, conn, at.serverName, c.CABundle)
+}
+
+// dial connects to the first address that can be reached.
+func (p Prober) dial(ctx context.Context, at endpoint) (net.Conn, error) {
+	var errs []error
+	for _, address := range at.addresses {
+		limited, cancel := context.WithTimeout(ctx, webhookPatience)
+		conn, err := p.Dial(limited, "tcp", address)
+		cancel()
+		if err == nil {
+			return conn, nil
+		}
+		errs = append(errs, err)
+	}
+	if at.elsewhere {
+		return nil, fmt.Errorf("%w: %w", ErrWebhookUntested, errors.Join(errs...))
+	}
+	return nil, errors.Join(errs...)
+}
+
+// endpointOf returns where a URL leads.
+func endpointOf(address string) (endpoint, error) {
+	u, err := url.Parse(address)
+	if err != nil || u.Scheme != "https" || u.Hostname() == "" {
+		return endpoint{}, errors.New("the URL is not that of an https server")
+	}
+	return endpoint{addresses: []string{net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443"))}, serverName: u.Hostname()}, nil
+}
+
+// greet checks the certificate of a connection, and makes a request that pullgate refuses, because it is not a POST. It
+// closes the connection.
+func greet(ctx context.Context, conn net.Conn, serverName string, caBundle []byte) (note string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, webhookPatience)
+	defer cancel()
+	defer func() { _ = conn.Close() }() // the answer was read
+	deadline, _ := ctx.Deadline()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return "", err
+	}
+	settings := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: serverName}
+	if len(caBundle) > 0 {
+		settings.RootCAs = x509.NewCertPool()
+		if !settings.RootCAs.AppendCertsFromPEM(caBundle) {
+			return "", errors.New("caBundle has no certificate")
+		}
+	}
+	status, allow, err := request(ctx, tls.Client(conn, settings), serverName)
+	switch {
+	case err != nil && strings.Contains(err.Error(), "tls: certificate required"):
+		return "it wants a client certificate, so no request was sent", nil
+	case err != nil:
+		return "", err
+	case status != http.StatusMethodNotAllowed || allow != http.MethodPost:
+		return "", fmt.Errorf("it answers %d to GET %s, as the webhook of pullgate does not", status, webhookPath)
+	}
+	return "", nil
+}
+
+// request sends GET over a connection, and returns the status and the methods that are allowed.
+func request(ctx context.Context, conn *tls.Conn, host string) (status int, allow string, err error) {
+	if err := conn.HandshakeContext(ctx); err != nil {
+		return 0, "", err
+	}
+	transport := &http.Transport{DialTLSContext: func(context.Context, string, string) (net.Conn, error) { return conn, nil }, DisableKeepAlives: true}
+	defer transport.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+host+webhookPath, nil)
+	if err != nil {
+		return 0, "", err
+	}
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		return 0, "", err
+	}
+	return resp.StatusCode, resp.Header.Get("Allow"), resp.Body.Close()
+}
+
+// An apiServer answers requests as JSON.
+type apiServer struct {
+	client *http.Client
+	base   string
+}
+
+// get reads an object. The error is an apierrors.StatusError if the answer is not 200.
+func (a apiServer) get(ctx context.Context, path string, into any) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.base+path, nil)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Accept", "application/json")
+	resp, err := a.client.Do(req)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = resp.Body.Close() }() // it was read as far as it is used
+	body := io.LimitReader(resp.Body, maxAnswer)
+	if resp.StatusCode != http.StatusOK {
+		var s metav1.Status
+		if err := json.NewDecoder(body).Decode(&s); err != nil || s.Message == "" {
+			s.Message = resp.Status
+		}
+		s.Code = int32(resp.StatusCode) //nolint:gosec // it has three digits
+		return &apierrors.StatusError{ErrStatus: s}
+	}
+	return json.NewDecoder(body).Decode(into)
+}
+
+// resolve returns the addresses of a service: those of its endpoints, and the cluster IP, which an API server uses
+// unless it has aggregator routing. An endpoint shows more: whether a pod answers.
+func (a apiServer) resolve(ctx context.Context, of *admissionregistrationv1.ServiceReference) (endpoint, error) {
+	name, namespace, port := of.Name, of.Namespace, ptr.Deref(of.Port, 443)
+	at := endpoint{serverName: name + "." + namespace + ".svc", elsewhere: true}
+	var s corev1.Service
+	err := a.get(ctx, fmt.Sprintf("/api/v1/namespaces/%s/services/%s", url.PathEscape(namespace), url.PathEscape(name)), &s)
+	if apierrors.IsNotFound(err) {
+		return endpoint{}, errors.New("the service does not exist")
+	}
+	if err != nil {
+		return endpoint{}, fmt.Errorf("%w: the address of the service is not known: %w", ErrWebhookUntested, err)
+	}
+	if s.Spec.Type == corev1.ServiceTypeExternalName {
+		at.addresses = []string{net.JoinHostPort(s.Spec.ExternalName, strconv.Itoa(int(port)))}
+		return at, nil
+	}
+	ready, err := a.ready(ctx, namespace, name, portName(s.Spec.Ports, port))
+	if err == nil && len(ready) == 0 {
+		return endpoint{}, errors.New("the service has no ready endpoint")
+	}
+	// Without the permission to list endpoints, the cluster IP is tried alone.
+	at.addresses = ready[:min(len(ready), maxEndpoints)]
+	if ip := s.Spec.ClusterIP; ip != "" && ip != corev1.ClusterIPNone {
+		at.addresses = append(at.addresses, net.JoinHostPort(ip, strconv.Itoa(int(port))))
+	}
+	if len(at.addresses) == 0 {
+		return endpoint{}, fmt.Errorf("%w: the service has no cluster IP: %w", ErrWebhookUntested, err)
+	}
+	return at, nil
+}
+
+// portName returns the name of a port, which the ports of endpoints have too.
+func portName(ports []corev1.ServicePort, port int32) string {
+	for _, p := range ports {
+		if p.Port == port {
+			return p.Name
+		}
+	}
+	return ""
+}
+
+// ready returns the addresses of the ready endpoints of a service.
+func (a apiServer) ready(ctx context.Context, namespace, name, portName string) (addresses []string, err error) {
+	var slices discoveryv1.EndpointSliceList
+	selector := url.QueryEscape("kubernetes.io/service-name=" + name)
+	if err := a.get(ctx, fmt.Sprintf("/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices?labelSelector=%s", url.PathEscape(namespace), selector), &slices); err != nil {
+		return nil, err
+	}
+	for _, s := range slices.Items {
+		for _, p := range s.Ports {
+			for _, e := range s.Endpoints {
+				// Absent means that it is not known, and is used.
+				if ptr.Deref(p.Name, "") == portName && len(e.Addresses) > 0 && ptr.Deref(e.Conditions.Ready, true) {
+					addresses = append(addresses, net.JoinHostPort(e.Addresses[0], strconv.Itoa(int(ptr.Deref(p.Port, 0)))))
+				}
+			}
+		}
+	}
+	return addresses, nil
 }

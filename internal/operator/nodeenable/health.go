@@ -4,10 +4,168 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
+
+// ready refuses a node that would not be healthy behind pullgated.
+func (s Enabler) ready(ctx context.Context, l inspection) error {
+	for _, check := range []func(context.Context, inspection) error{s.runs, s.forwards, s.answers} {
+		if err := check(ctx, l); err != nil {
+			return err
+		}
+	}
+	node := doctor.Node{Root: s.Host.Root, Run: s.Host.Run, Disk: s.Disk, Unit: l.base.Unit.Name}
+	node.Config.StateDir, node.Config.Admission = s.Daemon.StateDir, s.Daemon.Admission
+	for _, f := range node.Examine(ctx, doctor.BeforeEnable) {
+		if f.Level != doctor.OK {
+			return program.Hintf(f.Remediation, "%s", f.Found)
+		}
+	}
+	return nil
+}
+
+// runs refuses a node that is not healthy before any change, because the effect of a change would be unclear. After an
+// earlier run that was interrupted this is expected.
+func (s Enabler) runs(ctx context.Context, l inspection) error {
+	if l.journal != nil || len(l.files) > 0 {
+		return nil
+	}
+	n := l.node
+	if n.Unit.Active != "active" {
+		return program.Hintf("see systemctl status "+n.Unit.Name+"; once it is healthy, try again", "%s is %s (%s), not active", n.Unit.Name, n.Unit.Active, n.Unit.Sub)
+	}
+	if r := n.Running; r != nil && !doctor.Same(r.Runtime.Value, n.Configured.Runtime.Value) {
+		return program.Hintf("systemctl daemon-reload and restart "+n.Unit.Name+" first, and check that this is what you want",
+			"the running kubelet dials %s, and after a restart it would dial %s, set by %s", r.Runtime.Value, n.Configured.Runtime.Value, n.Configured.Runtime.From)
+	}
+	if why := s.unhealthy(ctx, n.Configured.Healthz); why != "" {
+		return program.Hintf("see journalctl -u "+n.Unit.Name+"; once it is healthy, try again", "the kubelet is not healthy: %s", why)
+	}
+	return nil
+}
+
+// unhealthy returns why a kubelet is not healthy; "" if it is healthy, or cannot be checked.
+func (s Enabler) unhealthy(ctx context.Context, healthz string) string {
+	if healthz == "" {
+		return ""
+	}
+	code, body, err := s.get(ctx, healthz)
+	switch {
+	case err != nil:
+		return fmt.Sprintf("%s does not answer: %v", healthz, err)
+	case code != http.StatusOK:
+		return fmt.Sprintf("%s answers %d: %s", healthz, code, firstLine(body))
+	default:
+		return ""
+	}
+}
+
+func firstLine(body []byte) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(string(body)), "\n")
+	return line
+}
+
+// forwards refuses a pullgated that does not forward to the endpoint that the kubelet dials without it.
+func (s Enabler) forwards(_ context.Context, l inspection) error {
+	c := l.base.Configured
+	for _, v := range []struct {
+		field, ours string
+		kubelet     doctor.Setting
+	}{{"runtimeEndpoint", s.Daemon.Runtime, c.Runtime}, {"imageEndpoint", s.Daemon.Image, c.Image}} {
+		switch {
+		case doctor.Same(v.kubelet.Value, s.Daemon.Listen):
+			return program.Hintf("remove it there, then try again", "only one endpoint of %s is set to pullgated, by %s, which pullgatectl did not write", l.base.Unit.Name, v.kubelet.From)
+		case !s.sameSocket(v.kubelet.Value, v.ours):
+			return program.Hintf(fmt.Sprintf("set %s: %s in pullgated's configuration, then systemctl restart pullgated", v.field, v.kubelet.Value),
+				"the kubelet dials %s, set by %s, and pullgated's %s is %s", v.kubelet.Value, v.kubelet.From, v.field, v.ours)
+		}
+	}
+	return nil
+}
+
+// sameSocket reports whether two endpoints are one socket, by their names or by a link.
+func (s Enabler) sameSocket(a, b string) bool {
+	if doctor.Same(a, b) {
+		return true
+	}
+	infoA, errA := os.Stat(s.Host.Path(doctor.Socket(a)))
+	infoB, errB := os.Stat(s.Host.Path(doctor.Socket(b)))
+	return errA == nil && errB == nil && infoA.Mode().Type() == os.ModeSocket && os.SameFile(infoA, infoB)
+}
+
+// answers refuses a pullgated that does not answer, or does not reach the runtime.
+func (s Enabler) answers(ctx context.Context, _ inspection) error {
+	if err := s.dial(ctx, doctor.Socket(s.Daemon.Listen)); err != nil {
+		return program.Hintf("systemctl status pullgated has the reason; pullgated must run first", "%w on %s: %v", ErrNotReached, s.Daemon.Listen, err)
+	}
+	if s.Daemon.Metrics == "" {
+		return nil
+	}
+	url := "http://" + s.Daemon.Metrics + "/readyz"
+	code, body, err := s.get(ctx, url)
+	switch {
+	case err != nil:
+		return program.Hintf("check whether pullgated was restarted since its configuration was changed", "%w on %s: %v", ErrNotReached, url, err)
+	case code != http.StatusOK:
+		return program.Hintf("journalctl -u pullgated has details", "pullgated is not ready: %s", firstLine(body))
+	default:
+		return nil
+	}
+}
+
+// calls returns a number that grows with the calls that reach pullgated: from its metrics or, if they are off, the
+// number of connections of its socket.
+func (s Enabler) calls(ctx context.Context) (float64, error) {
+	if s.Daemon.Metrics == "" {
+		return s.connections()
+	}
+	code, body, err := s.get(ctx, "http://"+s.Daemon.Metrics+"/metrics")
+	if err == nil && code != http.StatusOK {
+		err = fmt.Errorf("/metrics answers %d", code)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("ask pullgated for its metrics: %w", err)
+	}
+	var sum float64
+	found := false
+	for line := range strings.Lines(string(body)) {
+		if strings.HasPrefix(line, "pullgate_forwarded_calls_total{") {
+			fields := strings.Fields(line)
+			n, err := strconv.ParseFloat(fields[len(fields)-1], 64)
+			if err != nil {
+				return 0, fmt.Errorf("read pullgated's metrics: %w", err)
+			}
+			sum, found = sum+n, true
+		}
+	}
+	if !found {
+		return 0, errors.New("pullgated's metrics have no counter of forwarded calls")
+	}
+	return sum, nil
+}
+
+func (s Enabler) connections() (float64, error) {
+	const connected = "03"
+	table, err := os.ReadFile(s.Host.Path("/proc/net/unix"))
+	if err != nil {
+		return 0, err
+	}
+	n := 0
+	for line := range strings.Lines(string(table)) {
+		f := strings.Fields(line)
+		if len(f) == 8 && f[5] == connected && f[7] == doctor.Socket(s.Daemon.Listen) {
+			n++
+		}
+	}
+	return float64(n), nil
+}
 
 const (
 	// checkEvery is the interval between checks of a restarted kubelet.

@@ -1,10 +1,19 @@
 package nodeenable
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
+	"path"
 	"slices"
+	"strings"
 
+	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
@@ -121,4 +130,192 @@ func byHand(l inspection) string {
 		return fmt.Sprintf("remove pullgated's endpoint from %s by hand, or remove the file if it contains nothing else, then systemctl daemon-reload and %s%s", l.modifiedByOthers[0], restart, was)
 	}
 	return fmt.Sprintf("remove pullgated's endpoint from %s by hand, then systemctl daemon-reload and %s", l.node.Dials().Runtime.From, restart)
+}
+
+// The first line of every file that this package writes ends with a checksum of the following lines.
+const (
+	signature      = "# Written by pullgatectl node enable, removed by pullgatectl node disable; checksum of the rest: "
+	checksumDigits = 16
+)
+
+// ownership is the owner of a file.
+type ownership int
+
+const (
+	absent ownership = iota
+	ofOthers
+	ours
+	oursModified // by another program or person
+)
+
+// sign puts the first line before a body.
+func sign(body string) []byte {
+	return []byte(signature + checksum([]byte(body))[:checksumDigits] + "\n" + body)
+}
+
+func checksum(content []byte) string {
+	sum := sha256.Sum256(content)
+	return hex.EncodeToString(sum[:])
+}
+
+// ownerOf returns the owner of a file.
+func ownerOf(h doctor.Host, file string) (ownership, error) {
+	content, err := h.ReadFile(file)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return absent, nil
+	case err != nil:
+		return absent, err
+	}
+	line, body, _ := bytes.Cut(content, []byte("\n"))
+	sum, ok := strings.CutPrefix(string(line), signature)
+	switch {
+	case !ok:
+		return ofOthers, nil
+	case sum != checksum(body)[:checksumDigits]:
+		return oursModified, nil
+	default:
+		return ours, nil
+	}
+}
+
+// Places of this package's files on a node.
+func unitFile(n doctor.Kubelet) string {
+	return path.Join("/etc/systemd/system", n.Unit.Name+".d", "90-pullgate.conf")
+}
+
+func kubeletFile(n doctor.Kubelet) string {
+	return path.Join(n.Configured.ConfigDir, "90-pullgate.conf")
+}
+
+func rancherFile(n doctor.Kubelet) string { return n.RancherConfig + ".d/90-pullgate.yaml" }
+
+// ownFiles returns where files of this package may be on a node.
+func ownFiles(n doctor.Kubelet) []string {
+	files := []string{unitFile(n)}
+	if n.RancherConfig != "" {
+		files = append(files, rancherFile(n))
+	} else if n.Configured.ConfigDir != "" {
+		files = append(files, kubeletFile(n))
+	}
+	return files
+}
+
+// A change is the new content of a file.
+type change struct {
+	path    string
+	content []byte
+	// lines are the replaced lines in a file of another owner; nil if this package wrote the whole file.
+	lines []line
+}
+
+// planChange returns the change that makes the kubelet of a node dial endpoint, if it does not yet.
+func planChange(h doctor.Host, n doctor.Kubelet, endpoint string) (change, error) {
+	c := n.Configured
+	switch {
+	case n.Kind.Rancher():
+		return change{path: rancherFile(n), content: sign(fmt.Sprintf(rancherBody, endpoint))}, nil
+	case c.ConfigDir != "" && !c.FlagsSetEndpoint:
+		return change{path: kubeletFile(n), content: sign(fmt.Sprintf(kubeletBody, endpoint))}, nil
+	case n.Program == "kubelet":
+		return change{path: unitFile(n), content: sign(fmt.Sprintf(unitBody, n.ExecStartFrom, n.ExecStart, endpoint))}, nil
+	case c.FlagsSetEndpoint:
+		return change{}, program.Hintf(fmt.Sprintf("have %s give the kubelet --container-runtime-endpoint=%s and no --image-service-endpoint, then restart %s", n.Program, endpoint, n.Unit.Name),
+			"%s runs %s, a program of its own that gives the kubelet its endpoint as a flag, against which no file counts", n.Unit.Name, n.Program)
+	case c.ConfigFile != "":
+		return edit(h, c.ConfigFile, endpoint)
+	default:
+		return change{}, program.Hintf("have it give the kubelet --config, or the flag --container-runtime-endpoint="+endpoint,
+			"%s runs %s, a program of its own, and the kubelet has no configuration file", n.Unit.Name, n.Program)
+	}
+}
+
+const rancherBody = `# The flags of the kubelet; "+" adds them to those that other files give.
+kubelet-arg+:
+- container-runtime-endpoint=%[1]s
+- image-service-endpoint=%[1]s
+`
+
+const kubeletBody = `apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+containerRuntimeEndpoint: %[1]s
+imageServiceEndpoint: %[1]s
+`
+
+const unitBody = `[Unit]
+Wants=pullgated.service
+After=pullgated.service pullgated.socket
+
+[Service]
+# The command line of %[1]s
+# with two flags more: the last flag counts, also against the kubelet's configuration file.
+ExecStart=
+ExecStart=%[2]s --container-runtime-endpoint=%[3]s --image-service-endpoint=%[3]s
+`
+
+// Journal is the path of the journal. It does not depend on pullgated's configuration, which may be missing when the
+// journal is needed.
+const Journal = "/var/lib/pullgate/node-enable.json"
+
+// journalVersion is the version of the journals that this package writes and reads.
+const journalVersion = 1
+
+// Phases of a journal.
+const (
+	// Applying: the files in the journal may have been changed, or not yet.
+	Applying = "applying"
+	// Enabled: all changes were made, and the kubelet was healthy afterwards.
+	Enabled = "enabled"
+)
+
+// A journal lists the changes of a node. It contains no content of any file except the replaced lines, which name
+// endpoints.
+type journal struct {
+	Version int    `json:"version"`
+	Phase   string `json:"phase"`
+	Unit    string `json:"unit"`
+	// Endpoint is the endpoint that the kubelet was pointed at; Runtime and Image are what it dialled before.
+	Endpoint string `json:"endpoint"`
+	Runtime  string `json:"runtime"`
+	Image    string `json:"image"`
+	File     noted  `json:"file"`
+}
+
+// noted is the change of a file.
+type noted struct {
+	Path string `json:"path"`
+	// Lines are the replaced lines; none if this package wrote the whole file.
+	Lines []line `json:"lines,omitempty"`
+	// Folders are the folders that were made for the file, the outermost first.
+	Folders []string `json:"folders,omitempty"`
+}
+
+// readJournal returns the journal, nil if there is none.
+func readJournal(h doctor.Host) (*journal, error) {
+	content, err := h.ReadFile(Journal)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil //nolint:nilnil // a node without a journal is the usual one
+	}
+	var j journal
+	if err == nil {
+		err = json.Unmarshal(content, &j)
+	}
+	switch {
+	case err != nil:
+		return nil, program.Hintf("move the file away if pullgatectl never wrote it; otherwise check the disk, and configure the kubelet's endpoint by hand",
+			"read the journal %s: %w", Journal, err)
+	case j.Version != journalVersion:
+		return nil, program.Hintf("use the pullgatectl that wrote it", "the journal %s has version %d, and this pullgatectl supports %d", Journal, j.Version, journalVersion)
+	case !path.IsAbs(j.File.Path), j.Unit == "", j.Phase != Applying && j.Phase != Enabled:
+		return nil, program.Hintf("move it away, and configure the kubelet's endpoint by hand", "invalid journal %s", Journal)
+	}
+	return &j, nil
+}
+
+func (j journal) marshal() []byte {
+	content, err := json.MarshalIndent(j, "", "  ")
+	if err != nil {
+		panic(err) // only texts and numbers, so that there is no error
+	}
+	return append(content, '\n')
 }

@@ -1,0 +1,325 @@
+package main
+
+import (
+	"context"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/operator/cli"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
+)
+
+func revokeCommand(c *cli.Console) *cobra.Command {
+	var request adminv1.RevokeRequest
+	var secretName, secretUID string
+	cmd := &cobra.Command{
+		Use:   "revoke",
+		Short: "Revoke proofs, and end the grants that depend on them",
+		Long: `Revoke the proofs that match all selectors: pods have to prove access at the registry
+again. Grants that depend on them end at once; running containers continue. With
+--repository and --image-id alone, images that were open to every pod are closed as well.
+
+If nothing matches, nothing is changed and the exit code is 5, also with --dry-run.` + cli.Changing,
+		Example: `  # A credential has leaked
+  pullgatectl revoke --secret team-a/regcred
+
+  # Every pod has to prove access to this repository again
+  pullgatectl revoke --repository registry.example/team-a/app --yes`,
+		Args: cobra.NoArgs,
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&request.CredentialId, "credential", "", "what the credential with this `ID`, or with this ID prefix, proved")
+	flags.StringVar(&request.Repository, "repository", "", "what was proved of this `repository`")
+	flags.StringVar(&request.ImageId, "image-id", "", "what was proved of the image with this `ID`, or with this ID prefix")
+	flags.StringVar(&secretName, "secret", "", "what this Secret, `namespace/name`, proved")
+	flags.StringVar(&secretUID, "secret-uid", "", "what the Secret with this `UID` proved")
+	flags.StringVar(&request.Namespace, "namespace", "", "what the Secrets of this `namespace` proved")
+	return cli.ChangeCommand(c, cmd, cli.Change[*adminv1.RevokeResponse]{
+		Check: func([]string) (err error) {
+			if request.Secret, err = secret(secretName, secretUID); err != nil {
+				return err
+			}
+			return selected(!proto.Equal(&request, &adminv1.RevokeRequest{}), "give --credential, --repository, --image-id, --secret, --secret-uid or --namespace")
+		},
+		Question: "Revoke this?",
+		NoMatch: &cli.ExitError{Code: cli.ExitNoMatch, Err: program.Hintf("check the spelling; pullgatectl images list and grants list show what is known",
+			"nothing was revoked: no proof, open image or grant matches")},
+		Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.RevokeResponse, error) {
+			if err := cli.ExpandImageID(ctx, api, &request.ImageId); err != nil {
+				return nil, err
+			}
+			if err := cli.ExpandCredentialID(ctx, api, &request.CredentialId); err != nil {
+				return nil, err
+			}
+			request.DryRun = dryRun
+			return api.Revoke(ctx, &request)
+		},
+		Empty: func(r *adminv1.RevokeResponse) bool {
+			return len(r.GetProofs())+len(r.GetClosed())+len(r.GetGrants()) == 0
+		},
+		Plan: cli.View.Revocation,
+		Done: cli.View.Revoked,
+	})
+}
+
+func preloadedCommand(c *cli.Console) *cobra.Command {
+	return cli.Group("preloaded", "Show and change which images are marked preloaded",
+		`Show and change the marks of preloaded images, which need no proof under the default
+policy. Private images that were on the node before pullgated was installed are marked as
+well: preloaded list shows them, and preloaded forget removes their marks.`,
+		preloadedListCommand(c), preloadedAcceptCommand(c), preloadedForgetCommand(c))
+}
+
+func preloadedListCommand(c *cli.Console) *cobra.Command {
+	var request adminv1.ListPreloadedRequest
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List the marks of preloaded images",
+		Args:  cobra.NoArgs,
+	}
+	cmd.Flags().StringVar(&request.Repository, "repository", "", "only those of this `repository`")
+	cmd.Flags().StringVar(&request.ImageId, "image-id", "", "only those of the image with this `ID`, or with this ID prefix")
+	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListPreloaded,
+		func(v cli.View, p *cli.Page, r *adminv1.ListPreloadedResponse) { v.Marks(p, r.GetMarks()) })
+}
+
+// pairFlags adds the flags of accept and forget that select pairs; all is the name of the flag of whole.
+func pairFlags(cmd *cobra.Command, repository, imageID *string, whole *bool, all, meaning string) {
+	cmd.Flags().StringVar(repository, "repository", "", "those of this `repository`")
+	cmd.Flags().StringVar(imageID, "image-id", "", "those of the image with this `ID`, or with this ID prefix")
+	cmd.Flags().BoolVar(whole, all, false, meaning)
+	cmd.MarkFlagsMutuallyExclusive(all, "repository")
+	cmd.MarkFlagsMutuallyExclusive(all, "image-id")
+}
+
+func preloadedAcceptCommand(c *cli.Console) *cobra.Command {
+	var request adminv1.AcceptPreloadedRequest
+	cmd := &cobra.Command{
+		Use:   "accept [IMAGE]",
+		Short: "Mark images that are on the node as preloaded, for every pod",
+		Long: `Mark images that are on the node as preloaded: every pod may use them, under a policy
+that exempts preloaded images. IMAGE is a name, as for --repository, or an image ID; a name
+with a tag or a digest selects the images that have it. Exactly the images shown are
+marked; if they change meanwhile, none is. In a distrusted store --all-untracked is refused.` + cli.Changing,
+		Example: `  # One image after the store was lost
+  pullgatectl preloaded accept registry.example/tools/agent:1`,
+		Args: cobra.MaximumNArgs(1),
+	}
+	cmd.Flags().BoolVar(&request.IncludingProved, "including-proved", false, "also images to which credentials proved access")
+	pairFlags(cmd, &request.Repository, &request.ImageId, &request.AllUntracked, "all-untracked", "every image on the node that has no record")
+	return cli.ChangeCommand(c, cmd, cli.Change[*adminv1.AcceptPreloadedResponse]{
+		Check: func(args []string) error {
+			anything := func() bool {
+				return request.GetRepository() != "" || request.GetImageId() != "" || request.GetAllUntracked()
+			}
+			switch {
+			case len(args) == 0:
+			case anything():
+				return cli.Misused("give either IMAGE or flags", "IMAGE and flags cannot be combined")
+			case cli.IsID(args[0]):
+				request.ImageId = args[0]
+			default:
+				request.Repository = args[0]
+			}
+			return selected(anything(), "give --repository, --image-id, or --all-untracked")
+		},
+		Question: "Let every pod use these?",
+		Nothing:  "Nothing to accept: the selected images are marked already, or no image is untracked.",
+		Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.AcceptPreloadedResponse, error) {
+			if err := cli.ExpandImageID(ctx, api, &request.ImageId); err != nil {
+				return nil, err
+			}
+			request.DryRun = dryRun
+			r, err := api.AcceptPreloaded(ctx, &request)
+			request.Confirmation = r.GetConfirmation()
+			return r, err
+		},
+		Refuse: func(r *adminv1.AcceptPreloadedResponse) error {
+			if len(r.GetProved()) == 0 || request.GetIncludingProved() {
+				return nil
+			}
+			return program.Hintf("select the others by name or --image-id, or add --including-proved",
+				"credentials proved access to some of these images, and accepting opens them to pods that did not")
+		},
+		Empty: func(r *adminv1.AcceptPreloadedResponse) bool { return len(r.GetAccepted()) == 0 },
+		Plan:  cli.View.Acceptance,
+		Done:  cli.View.Accepted,
+	})
+}
+
+func preloadedForgetCommand(c *cli.Console) *cobra.Command {
+	var request adminv1.ForgetPreloadedRequest
+	cmd := &cobra.Command{
+		Use:   "forget",
+		Short: "Remove preloaded marks, so that the images need proof from now on",
+		Long: `Remove preloaded marks: the images need proof from now on, no scan marks them again, and
+grants that depend on the marks end at once.` + cli.Changing,
+		Example: `  # Private images were on the node before pullgated was installed: require proof for them
+  pullgatectl preloaded list
+  pullgatectl preloaded forget --repository registry.example/team-a/app`,
+		Args: cobra.NoArgs,
+	}
+	pairFlags(cmd, &request.Repository, &request.ImageId, &request.All, "all", "every mark")
+	return cli.ChangeCommand(c, cmd, cli.Change[*adminv1.ForgetPreloadedResponse]{
+		Check: func([]string) error {
+			return selected(!proto.Equal(&request, &adminv1.ForgetPreloadedRequest{}), "give --repository, --image-id, or --all")
+		},
+		Question: "Require proof for these images?",
+		Nothing:  "Nothing to forget: no mark matches.",
+		Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.ForgetPreloadedResponse, error) {
+			if err := cli.ExpandImageID(ctx, api, &request.ImageId); err != nil {
+				return nil, err
+			}
+			request.DryRun = dryRun
+			return api.ForgetPreloaded(ctx, &request)
+		},
+		Empty: func(r *adminv1.ForgetPreloadedResponse) bool {
+			return len(r.GetForgotten())+len(r.GetGrants()) == 0
+		},
+		Plan: cli.View.Forgetting,
+		Done: cli.View.Forgotten,
+	})
+}
+
+func endorsementCommand(c *cli.Console) *cobra.Command {
+	return cli.Group("endorsement", "Show and revoke for which images signatures were verified",
+		`Show and revoke endorsements. An endorsement says that the signatures of an image were
+verified when it was pulled, and met a requirement of the policies in use. A pod can start with
+an image only if there is one for every rule that matches the image; nothing is asked over
+the network then. "pullgatectl policy verify IMAGE" verifies an image now and stores nothing.`,
+		endorsementListCommand(c), endorsementRevokeCommand(c))
+}
+
+func endorsementListCommand(c *cli.Console) *cobra.Command {
+	var request adminv1.ListEndorsementsRequest
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List endorsements, by image ID, repository and requirement",
+		Long: `List endorsements: the images whose signatures were verified, and who had signed them.
+
+RULES are the rules of the policies in use that have the requirement. With "none in use" an
+endorsement has no effect, for example because a key in the policy was exchanged; it counts
+again if the policy comes back. Endorsements are removed with their image.`,
+		Example: `  # Which images run because of this signer?
+  pullgatectl endorsement list --signer "key team-a"`,
+		Args: cobra.NoArgs,
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&request.Repository, "repository", "", "only those of this `repository`")
+	flags.StringVar(&request.ImageId, "image-id", "", "only those of the image with this `ID`, or with this ID prefix")
+	flags.StringVar(&request.Requirement, "requirement", "", "only those for the requirement with this `hash`, or with this prefix of a hash")
+	flags.StringVar(&request.Signer, "signer", "", "only those with this `signer`, written as in the list")
+	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListEndorsements,
+		func(v cli.View, p *cli.Page, r *adminv1.ListEndorsementsResponse) {
+			v.Endorsements(p, r.GetEndorsements())
+		})
+}
+
+func endorsementRevokeCommand(c *cli.Console) *cobra.Command {
+	var request adminv1.RevokeEndorsementsRequest
+	cmd := &cobra.Command{
+		Use:   "revoke",
+		Short: "Revoke endorsements, so that signatures are verified again",
+		Long: `Revoke the endorsements that match all selectors. Where a policy requires signatures, the
+images are hidden from new pods until they were pulled and verified again, which needs the
+registry and pullgate-policyd. Running containers continue.
+
+To distrust a key, remove it from the policies instead: endorsements for a requirement
+that no policy has any more have no effect. After --all the store has the format without
+endorsements, which earlier versions of pullgated can open.` + cli.Changing,
+		Example: `  # Verify the images of a repository again
+  pullgatectl endorsement revoke --repository registry.example/team-a/app
+
+  # Before a return to a version that knows no endorsements: first set admission.policies to ""
+  pullgatectl endorsement revoke --all`,
+		Args: cobra.NoArgs,
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&request.Repository, "repository", "", "those of this `repository`")
+	flags.StringVar(&request.ImageId, "image-id", "", "those of the image with this `ID`, or with this ID prefix")
+	flags.StringVar(&request.Requirement, "requirement", "", "those for the requirement with this `hash`, or with this prefix of a hash")
+	flags.StringVar(&request.Signer, "signer", "", "those with this `signer`, written as in the list")
+	flags.StringVar(&request.Digest, "digest", "", "those for this signed `digest`")
+	flags.BoolVar(&request.All, "all", false, "every endorsement")
+	for _, other := range []string{"repository", "image-id", "requirement", "signer", "digest"} {
+		cmd.MarkFlagsMutuallyExclusive("all", other)
+	}
+	return cli.ChangeCommand(c, cmd, cli.Change[*adminv1.RevokeEndorsementsResponse]{
+		Check: func([]string) error {
+			return selected(!proto.Equal(&request, &adminv1.RevokeEndorsementsRequest{}), "give --repository, --image-id, --requirement, --signer, --digest or --all")
+		},
+		Question: "Revoke these endorsements?",
+		Nothing:  "Nothing to revoke: no endorsement matches.",
+		Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.RevokeEndorsementsResponse, error) {
+			if err := cli.ExpandImageID(ctx, api, &request.ImageId); err != nil {
+				return nil, err
+			}
+			if err := cli.ExpandRequirement(ctx, api, &request.Requirement); err != nil {
+				return nil, err
+			}
+			request.DryRun = dryRun
+			return api.RevokeEndorsements(ctx, &request)
+		},
+		Empty: func(r *adminv1.RevokeEndorsementsResponse) bool { return len(r.GetEndorsements()) == 0 },
+		Plan:  cli.View.EndorsementRevocation,
+		Done:  cli.View.EndorsementsRevoked,
+	})
+}
+
+func distrustCommand(c *cli.Console) *cobra.Command {
+	return cli.Group("distrust", "End the distrust of a store that was lost and created again", "", distrustEndCommand(c))
+}
+
+func distrustEndCommand(c *cli.Console) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "end",
+		Short: "Trust the store again, and mark images without a record preloaded",
+		Long: `End the distrust of a store that was lost and created again: images that are on the node
+now and have no record are marked preloaded, for every pod. First check the list with
+--dry-run, and remove images from the node that not every pod may use.` + cli.Changing,
+		Args: cobra.NoArgs,
+	}
+	return cli.ChangeCommand(c, cmd, cli.Change[*adminv1.EndDistrustResponse]{
+		Question: "End distrust?",
+		Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.EndDistrustResponse, error) {
+			return api.EndDistrust(ctx, &adminv1.EndDistrustRequest{DryRun: dryRun})
+		},
+		Empty: func(*adminv1.EndDistrustResponse) bool { return false }, // the end of distrust is always a change
+		Plan:  cli.View.Trusting,
+		Done:  cli.View.Trusted,
+	})
+}
+
+// coordinates parses NAMESPACE/NAME from a flag.
+func coordinates(flag, value string) (namespace, name string, err error) {
+	namespace, name, ok := strings.Cut(value, "/")
+	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {
+		return "", "", cli.Misused("write it as in --"+flag+" team-a/app", "--%s %q is not NAMESPACE/NAME", flag, value)
+	}
+	return namespace, name, nil
+}
+
+// secret reads a Secret from the values of --secret and --secret-uid; nil if both are empty.
+func secret(name, uid string) (*adminv1.SecretRef, error) {
+	s := &adminv1.SecretRef{Uid: uid}
+	if name != "" {
+		var err error
+		if s.Namespace, s.Name, err = coordinates("secret", name); err != nil {
+			return nil, err
+		}
+	} else if uid == "" {
+		return nil, nil
+	}
+	return s, nil
+}
+
+// selected refuses a request that selects nothing.
+func selected(anything bool, advice string) error {
+	if anything {
+		return nil
+	}
+	return cli.Misused(advice, "nothing is selected")
+}
