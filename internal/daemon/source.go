@@ -135,22 +135,15 @@ func (s adminSource) Find(uid, namespace, name string) []tracker.Pod {
 // Pods returns all pods, with the images that they use.
 func (s adminSource) Pods() (pods []adminapi.SourcedPod) {
 	for _, p := range s.source.All() {
-		sourced := adminapi.SourcedPod{Pod: p.Pod, Ended: p.Ended()}
-		for _, i := range p.Images() {
-			sourced.Images = append(sourced.Images, adminapi.ContainerImage(i))
-		}
-		pods = append(pods, sourced)
+		pods = append(pods, adminapi.SourcedPod{Pod: p.Pod, Ended: p.Ended(), Images: p.Images()})
 	}
 	return pods
 }
 
 // Uses returns how a pod uses an image.
-func (s adminSource) Uses(uid string, image imageref.Ref) (uses []adminapi.ImageUse, known bool) {
+func (s adminSource) Uses(uid string, image imageref.Ref) (uses []podsource.Use, known bool) {
 	p, known := s.source.ByUID(uid)
-	for _, u := range p.Uses(image) {
-		uses = append(uses, adminapi.ImageUse(u))
-	}
-	return uses, known
+	return p.Uses(image), known
 }
 
 // Secrets returns the credentials of a pod's pull secrets for an image, and whether the list is complete.

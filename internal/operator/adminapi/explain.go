@@ -2,12 +2,14 @@ package adminapi
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -90,9 +92,10 @@ func (s *Server) resolve(ctx context.Context, p tracker.Pod, name imageref.Ref) 
 		if d := s.c.Tracker.CheckID(identity(p), name); d.Verdict != policy.Allow {
 			return i, &d, nil
 		}
-		return i, nil, refuse(tracker.ErrRuntime, "the runtime cannot say what %q stands for: %s", name.String(), status.Convert(err).Message())
+		return i, nil, refuse(codes.Unavailable, "the runtime cannot say what %q stands for: %s; "+seeRuntime,
+			name.String(), status.Convert(err).Message())
 	}
-	return i, nil, refuse(errUnasked, "the runtime cannot be asked what %q stands for: %s", name.String(), status.Convert(err).Message())
+	return i, nil, fmt.Errorf("%w what %q stands for: %s", errUnasked, name.String(), status.Convert(err).Message())
 }
 
 // podOf returns the pod of a request. If the request has only a namespace, so has the pod.
@@ -129,10 +132,12 @@ func (s *Server) podOf(req *adminv1.ExplainRequest) (tracker.Pod, error) {
 	case 1:
 		return found[0], nil
 	case 0:
-		return tracker.Pod{}, refuse(errNotFound, "pod %s has no sandbox on this node; a pod of its namespace that is new can be asked about by namespace", what)
+		return tracker.Pod{}, refuse(codes.NotFound,
+			"pod %s has no sandbox on this node; a pod of its namespace that is new can be asked about by namespace", what)
 	default:
 		uids := all(found, func(p tracker.Pod) string { return p.UID })
-		return tracker.Pod{}, refuse(errSeveral, "pods of several UIDs are or were %s; give one of them: %s", what, strings.Join(uids, ", "))
+		return tracker.Pod{}, refuse(codes.FailedPrecondition,
+			"pods of several UIDs are or were %s; give one of them: %s", what, strings.Join(uids, ", "))
 	}
 }
 
@@ -142,7 +147,7 @@ func (s *Server) learn(ctx context.Context, c *explanation, name imageref.Ref) {
 		return
 	}
 	uses, known := s.c.PodSource.Uses(c.Pod.UID, name)
-	policies := all(uses, func(u ImageUse) string { return u.PullPolicy })
+	policies := all(uses, func(u podsource.Use) string { return u.PullPolicy })
 	c.PullPolicy = tracker.PrecheckPolicy(policies, s.c.Gate != nil && s.c.Gate.SkipsAlways())
 	if c.PodKnown = known; known && !c.Pod.Static {
 		c.Secrets, c.CredentialsKnown = s.c.PodSource.Secrets(ctx, c.Pod.UID, name)

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/operator/adminapi"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
@@ -91,14 +92,14 @@ func (n *node) Pods() []adminapi.SourcedPod {
 	return slices.Clone(n.listed)
 }
 
-func (n *node) Uses(uid string, _ imageref.Ref) (uses []adminapi.ImageUse, known bool) {
+func (n *node) Uses(uid string, _ imageref.Ref) (uses []podsource.Use, known bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, p := range n.policies[uid] {
-		uses = append(uses, adminapi.ImageUse{PullPolicy: p})
+		uses = append(uses, podsource.Use{PullPolicy: p})
 	}
 	for _, c := range n.using[uid] {
-		uses = append(uses, adminapi.ImageUse{Container: c, PullPolicy: "IfNotPresent"})
+		uses = append(uses, podsource.Use{Container: c, PullPolicy: "IfNotPresent"})
 	}
 	_, known = n.policies[uid]
 	return uses, known

@@ -1,21 +1,21 @@
 package adminapi
 
 import (
-	"cmp"
 	"context"
+	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strings"
 	"time"
+
+	"google.golang.org/grpc/codes"
 
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
-
-// batch is how many images are read from the store at once.
-const batch = 100
 
 // idForm matches an image ID, or a beginning of one that is long enough to identify the image.
 var (
@@ -124,71 +124,44 @@ func (f filter) aged(facts records.ImageFacts) bool {
 
 // ListImages lists images, ordered by ID.
 func (s *Server) ListImages(ctx context.Context, req *adminv1.ListImagesRequest) (*adminv1.ListImagesResponse, error) {
-	p, err := pageOf[*adminv1.Image](req)
-	if err != nil {
-		return nil, err
-	}
 	f, err := filterOf(req.GetFilter())
 	if err != nil {
 		return nil, err
 	}
-	from := ""
-	if p.after != "" {
-		from = records.After(p.after)
-	}
-	_, err = s.walk(ctx, from, func(i image, asked bool) (more bool) {
-		return !f.narrow(&i) || !p.add(i.ID, s.imageTo(i, asked))
-	})
+	images, asked, err := s.images(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return &adminv1.ListImagesResponse{Images: p.entries, NextPageToken: p.next}, nil
+	p, err := list(ctx, req, keyed(images, func(i image) string { return i.ID }), func(_ string, i image) (*adminv1.Image, bool) {
+		selected := f.narrow(&i)
+		return s.imageTo(i, asked), selected
+	})
+	return &adminv1.ListImagesResponse{Images: p.entries, NextPageToken: p.next}, err
 }
 
-// walk calls f for every image of the runtime or the store whose ID is not before from, ordered by ID, until f returns
-// false. asked reports whether the runtime answered.
-func (s *Server) walk(ctx context.Context, from string, f func(i image, asked bool) (more bool)) (asked bool, err error) {
+// images returns every image of the runtime or the store. asked reports whether the runtime answered: otherwise it is
+// not known which are present.
+func (s *Server) images(ctx context.Context) (found []image, asked bool, err error) {
 	present, err := s.c.Runtime.Images(ctx)
 	if ctx.Err() != nil {
-		return false, ctx.Err()
+		return nil, false, ctx.Err()
 	}
-	asked = err == nil // otherwise presence is unknown
-	present = slices.DeleteFunc(present, func(i tracker.Image) bool { return i.ID < from })
-	slices.SortFunc(present, func(a, b tracker.Image) int { return cmp.Compare(a.ID, b.ID) })
-	for {
-		known, err := s.c.Store.Images(from, batch)
-		if err != nil {
-			return asked, err
+	asked = err == nil
+	at := map[string]int{}
+	for _, i := range present {
+		at[i.ID] = len(found)
+		found = append(found, image{Image: i, present: true})
+	}
+	known, err := s.c.Store.Images("", math.MaxInt)
+	for _, facts := range known {
+		i, ok := at[facts.ImageID]
+		if !ok {
+			i = len(found)
+			found = append(found, image{Image: tracker.Image{ID: facts.ImageID}})
 		}
-		last := len(known) < batch // the store has no more
-		for len(known) > 0 || last && len(present) > 0 {
-			if err := ctx.Err(); err != nil {
-				return asked, err
-			}
-			i := take(&present, &known)
-			if !f(i, asked) {
-				return asked, nil
-			}
-			from = records.After(i.ID)
-		}
-		if last {
-			return asked, nil
-		}
+		found[i].facts = facts
 	}
-}
-
-// take removes the first image from both lists.
-func take(present *[]tracker.Image, known *[]records.ImageFacts) (i image) {
-	p, k := *present, *known
-	if len(p) > 0 && (len(k) == 0 || p[0].ID <= k[0].ImageID) {
-		i.Image, i.present = p[0], true
-		*present = p[1:]
-	}
-	if len(k) > 0 && (!i.present || i.ID == k[0].ImageID) {
-		i.ID, i.facts = k[0].ImageID, k[0]
-		*known = k[1:]
-	}
-	return i
+	return found, asked, err
 }
 
 func (s *Server) imageTo(i image, asked bool) *adminv1.Image {
@@ -226,18 +199,18 @@ func (s *Server) GetImage(ctx context.Context, req *adminv1.GetImageRequest) (*a
 	case name.IsImageID():
 		return nil, invalid("image: %q is too short for the beginning of an image ID; allowed are 7 digits or more, lower case", wanted)
 	}
+	images, asked, broken := s.images(ctx)
+	if broken != nil {
+		return nil, broken
+	}
 	var byID, byName []image
-	asked, err := s.walk(ctx, "", func(i image, _ bool) bool {
+	for _, i := range images {
 		switch {
 		case isID && begins(i.ID, wanted):
 			byID = append(byID, i)
 		case err == nil && i.Carries(name):
 			byName = append(byName, i)
 		}
-		return true
-	})
-	if err != nil {
-		return nil, err
 	}
 	found := byID
 	if len(byID) == 0 {
@@ -248,10 +221,11 @@ func (s *Server) GetImage(ctx context.Context, req *adminv1.GetImageRequest) (*a
 		return &adminv1.GetImageResponse{Image: s.imageTo(found[0], asked)}, nil
 	case len(found) > 1:
 		ids := all(found, func(i image) string { return i.ID })
-		return nil, refuse(errSeveral, "%q is the beginning of several image IDs; give more of one: %s", wanted, strings.Join(ids[:min(10, len(ids))], ", "))
+		return nil, refuse(codes.FailedPrecondition, "%q is the beginning of several image IDs; give more of one: %s",
+			wanted, strings.Join(ids[:min(10, len(ids))], ", "))
 	case !asked && !isID:
-		return nil, refuse(errUnasked, "the runtime cannot be asked what %q stands for; give an image ID", wanted)
+		return nil, fmt.Errorf("%w what %q stands for; give an image ID", errUnasked, wanted)
 	default:
-		return nil, refuse(errNotFound, "neither the runtime nor the store knows %q", wanted)
+		return nil, refuse(codes.NotFound, "neither the runtime nor the store knows %q", wanted)
 	}
 }

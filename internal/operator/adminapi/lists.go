@@ -1,10 +1,12 @@
 package adminapi
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/binary"
 	"hash/fnv"
+	"math"
 	"slices"
 	"strings"
 
@@ -83,106 +85,117 @@ func (p *page[T]) add(key string, entry T) (full bool) {
 	return false
 }
 
-// separator joins the parts of a grant's key. It does not occur in an image ID, a repository or a UID.
+// separator joins the parts of a key. It does not occur in an image ID, a repository or a UID.
 const separator = "\x00"
 
-// ListIntents lists pull intents.
-func (s *Server) ListIntents(ctx context.Context, req *adminv1.ListIntentsRequest) (*adminv1.ListIntentsResponse, error) {
-	p, err := list(ctx, req, s.c.Store.IntentsAfter, intentTo, func(of string, in records.Intent) bool { return fits(of, in.Repository) })
-	if err != nil {
-		return nil, err
-	}
-	return &adminv1.ListIntentsResponse{Intents: p.entries, NextPageToken: p.next}, nil
-}
-
-// ListPreloaded lists preloaded marks.
-func (s *Server) ListPreloaded(ctx context.Context, req *adminv1.ListPreloadedRequest) (*adminv1.ListPreloadedResponse, error) {
-	p, err := list(ctx, req, s.c.Store.MarksAfter, markTo, func(of string, m records.Mark) bool {
-		return fits(of, m.Pair.Repository) && begins(m.Pair.ImageID, req.GetImageId())
-	})
-	if err != nil {
-		return nil, err
-	}
-	return &adminv1.ListPreloadedResponse{Marks: p.entries, NextPageToken: p.next}, nil
-}
-
-// ListEndorsements lists endorsements.
-func (s *Server) ListEndorsements(ctx context.Context, req *adminv1.ListEndorsementsRequest) (*adminv1.ListEndorsementsResponse, error) {
-	p, err := list(ctx, req, s.c.Store.EndorsementsAfter, s.endorsements(), func(of string, e records.Endorsement) bool {
-		return fits(of, e.Pair.Repository) && begins(e.Pair.ImageID, req.GetImageId()) && strings.HasPrefix(e.Requirement, req.GetRequirement()) &&
-			(req.GetSigner() == "" || slices.Contains(e.Signers, req.GetSigner()))
-	})
-	if err != nil {
-		return nil, err
-	}
-	return &adminv1.ListEndorsementsResponse{Endorsements: p.entries, NextPageToken: p.next}, nil
-}
-
-// A repositoryRequest can be for the entries of one repository.
-type repositoryRequest interface {
-	listRequest
-	GetRepository() string
-}
-
-// list returns the requested page of the selected entries of the store, in the order of their keys. selects gets the
-// requested repository, "" for all.
-func list[T any, M proto.Message](ctx context.Context, req repositoryRequest, read func(key string, limit int) ([]records.Keyed[T], error),
-	to func(T) M, selects func(repository string, entry T) bool,
+// list returns the requested page of entries, which read returns in the order of their keys, from the one after a key.
+// to makes the entry of the answer, and reports whether it is selected; repository is that of the request, "" for any.
+func list[T any, M proto.Message](ctx context.Context, req listRequest,
+	read func(after string, limit int) ([]records.Keyed[T], error), to func(repository string, entry T) (made M, selected bool),
 ) (p page[M], err error) {
 	if p, err = pageOf[M](req); err != nil {
 		return p, err
 	}
-	repository, err := repositoryOf("repository", req.GetRepository())
+	repository := ""
+	if r, ok := req.(interface{ GetRepository() string }); ok {
+		if repository, err = repositoryOf("repository", r.GetRepository()); err != nil {
+			return p, err
+		}
+	}
+	found, err := read(p.after, math.MaxInt)
 	if err != nil {
 		return p, err
 	}
-	for key := p.after; ; {
-		found, err := read(key, batch)
-		if err != nil {
+	for _, e := range found {
+		made, selected := to(repository, e.Value)
+		if err := ctx.Err(); err != nil {
 			return p, err
 		}
-		for _, e := range found {
-			if selects(repository, e.Value) && p.add(e.Key, to(e.Value)) {
-				return p, nil
-			}
-			key = e.Key
-		}
-		if err := ctx.Err(); len(found) < batch || err != nil {
-			return p, err
-		}
-	}
-}
-
-func fits(wanted, got string) bool { return wanted == "" || wanted == got }
-
-// ListGrants lists grants.
-func (s *Server) ListGrants(_ context.Context, req *adminv1.ListGrantsRequest) (*adminv1.ListGrantsResponse, error) {
-	p, err := pageOf[*adminv1.Grant](req)
-	if err != nil {
-		return nil, err
-	}
-	of, err := repositoryOf("repository", req.GetRepository())
-	if err != nil {
-		return nil, err
-	}
-	var after tracker.Grant
-	if p.after != "" {
-		parts := strings.SplitN(p.after, separator, 3)
-		if len(parts) < 3 {
-			return nil, invalid("page_token: not one of this list")
-		}
-		after = tracker.Grant{Pod: parts[0], Pair: records.Pair{ImageID: parts[1], Repository: parts[2]}}
-	}
-	known := s.names()
-	found := s.c.Tracker.GrantsAfter(after, p.size+1, func(g tracker.Grant) bool {
-		pod := known[g.Pod]
-		return fits(of, g.Pair.Repository) && fits(req.GetPod().GetUid(), g.Pod) &&
-			fits(req.GetPod().GetNamespace(), pod.Namespace) && fits(req.GetPod().GetName(), pod.Name)
-	})
-	for _, g := range found {
-		if p.add(strings.Join([]string{g.Pod, g.Pair.ImageID, g.Pair.Repository}, separator), known.grant(g)) {
+		if selected && p.add(e.Key, made) {
 			break
 		}
 	}
-	return &adminv1.ListGrantsResponse{Grants: p.entries, NextPageToken: p.next}, nil
+	return p, nil
+}
+
+// keyed returns how list reads entries that are in memory.
+func keyed[T any](entries []T, key func(T) string) func(string, int) ([]records.Keyed[T], error) {
+	return func(after string, _ int) (found []records.Keyed[T], err error) {
+		for _, e := range entries {
+			if k := key(e); k > after {
+				found = append(found, records.Keyed[T]{Key: k, Value: e})
+			}
+		}
+		slices.SortFunc(found, func(a, b records.Keyed[T]) int { return cmp.Compare(a.Key, b.Key) })
+		return found, nil
+	}
+}
+
+// fits reports whether a value is the wanted one, or any one is.
+func fits(wanted, got string) bool { return wanted == "" || wanted == got }
+
+// ListIntents lists pull intents.
+func (s *Server) ListIntents(
+	ctx context.Context, req *adminv1.ListIntentsRequest,
+) (*adminv1.ListIntentsResponse, error) {
+	p, err := list(ctx, req, s.c.Store.IntentsAfter, func(repository string, in records.Intent) (*adminv1.Intent, bool) {
+		return intentTo(in), fits(repository, in.Repository)
+	})
+	return &adminv1.ListIntentsResponse{Intents: p.entries, NextPageToken: p.next}, err
+}
+
+// ListPreloaded lists preloaded marks.
+func (s *Server) ListPreloaded(
+	ctx context.Context, req *adminv1.ListPreloadedRequest,
+) (*adminv1.ListPreloadedResponse, error) {
+	p, err := list(ctx, req, s.c.Store.MarksAfter, func(repository string, m records.Mark) (*adminv1.Mark, bool) {
+		return markTo(m), fits(repository, m.Pair.Repository) && begins(m.Pair.ImageID, req.GetImageId())
+	})
+	return &adminv1.ListPreloadedResponse{Marks: p.entries, NextPageToken: p.next}, err
+}
+
+// ListEndorsements lists endorsements.
+func (s *Server) ListEndorsements(
+	ctx context.Context, req *adminv1.ListEndorsementsRequest,
+) (*adminv1.ListEndorsementsResponse, error) {
+	to := s.endorsements()
+	p, err := list(ctx, req, s.c.Store.EndorsementsAfter, func(repository string, e records.Endorsement) (*adminv1.Endorsement, bool) {
+		return to(e), fits(repository, e.Pair.Repository) && begins(e.Pair.ImageID, req.GetImageId()) &&
+			strings.HasPrefix(e.Requirement, req.GetRequirement()) &&
+			(req.GetSigner() == "" || slices.Contains(e.Signers, req.GetSigner()))
+	})
+	return &adminv1.ListEndorsementsResponse{Endorsements: p.entries, NextPageToken: p.next}, err
+}
+
+// ListGrants lists grants.
+func (s *Server) ListGrants(ctx context.Context, req *adminv1.ListGrantsRequest) (*adminv1.ListGrantsResponse, error) {
+	known, of := s.names(), req.GetPod()
+	grants := s.c.Tracker.GrantsAfter(tracker.Grant{}, math.MaxInt, func(g tracker.Grant) bool {
+		pod := known[g.Pod]
+		return fits(of.GetUid(), g.Pod) && fits(of.GetNamespace(), pod.Namespace) && fits(of.GetName(), pod.Name)
+	})
+	p, err := list(ctx, req, keyed(grants, func(g tracker.Grant) string {
+		return strings.Join([]string{g.Pod, g.Pair.ImageID, g.Pair.Repository}, separator)
+	}), func(repository string, g tracker.Grant) (*adminv1.Grant, bool) {
+		return known.grant(g), fits(repository, g.Pair.Repository)
+	})
+	return &adminv1.ListGrantsResponse{Grants: p.entries, NextPageToken: p.next}, err
+}
+
+// ListPolicies lists the policies in use.
+func (s *Server) ListPolicies(
+	ctx context.Context, req *adminv1.ListPoliciesRequest,
+) (*adminv1.ListPoliciesResponse, error) {
+	var in *adminv1.ListPoliciesResponse
+	if s.c.Policies != nil {
+		in = s.c.Policies()
+	}
+	p, err := list(ctx, req, keyed(in.GetPolicies(), func(policy *adminv1.Policy) string {
+		return policy.GetKind() + separator + policy.GetName()
+	}), func(_ string, policy *adminv1.Policy) (*adminv1.Policy, bool) { return policy, true })
+	return &adminv1.ListPoliciesResponse{
+		Policies: p.entries, NextPageToken: p.next, Folder: in.GetFolder(), Hash: in.GetHash(),
+		ReloadError: in.GetReloadError(), Enforcing: in.GetEnforcing(), RefuseUnjudged: in.GetRefuseUnjudged(),
+		Warnings: all(in.GetWarnings(), text),
+	}, err
 }

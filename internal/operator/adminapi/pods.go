@@ -1,13 +1,12 @@
 package adminapi
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -24,20 +23,13 @@ type SourcedPod struct {
 	// Ended reports whether all its containers have ended and will not be restarted.
 	Ended bool
 	// Images are the images of its containers and volumes.
-	Images []ContainerImage
-}
-
-// A ContainerImage is an image that a pod uses.
-type ContainerImage struct {
-	// Container is the name of the container; "" if a volume uses the image.
-	Container string
-	Image     imageref.Ref
+	Images []podsource.ContainerImage
 }
 
 // A podImage is a row of ListPods. An empty image means that the images of the pod are not known.
 type podImage struct {
 	tracker.Pod
-	ContainerImage
+	podsource.ContainerImage
 }
 
 func (p podImage) key() string {
@@ -46,10 +38,6 @@ func (p podImage) key() string {
 
 // ListPods lists the images of pods that have not ended.
 func (s *Server) ListPods(ctx context.Context, req *adminv1.ListPodsRequest) (*adminv1.ListPodsResponse, error) {
-	p, err := pageOf[*adminv1.PodImage](req)
-	if err != nil {
-		return nil, err
-	}
 	var policies *adminv1.ListPoliciesResponse
 	if s.c.Policies != nil {
 		policies = s.c.Policies()
@@ -61,35 +49,27 @@ func (s *Server) ListPods(ctx context.Context, req *adminv1.ListPodsRequest) (*a
 	waiting, cancel := context.WithTimeout(ctx, secretsLimit)
 	defer cancel()
 	runtime := resolver{Server: s, known: map[string]resolved{}}
-	for _, row := range s.podImages() {
-		if row.key() <= p.after {
-			continue
-		}
-		c, state := s.stateOf(ctx, waiting, &runtime, row, func(f admission.Finding) bool { return !policies.GetEnforcing() && !reported[f.Policy] })
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		if req.GetDenied() && state != stateNeedsProof && !strings.HasPrefix(state, "denied by ") {
-			continue
-		}
+	p, err := list(ctx, req, keyed(s.podImages(), podImage.key), func(_ string, row podImage) (*adminv1.PodImage, bool) {
+		c, state := s.stateOf(ctx, waiting, &runtime, row, func(f admission.Finding) bool {
+			return !policies.GetEnforcing() && !reported[f.Policy]
+		})
 		image := &adminv1.PodImage{
-			Namespace: row.Namespace, Pod: row.Name, Uid: row.UID, Container: row.Container, Image: text(row.Image.String()), State: text(state),
+			Namespace: row.Namespace, Pod: row.Name, Uid: row.UID, Container: row.Container,
+			Image: text(row.Image.String()), State: text(state),
 		}
 		if state == stateNeedsProof {
 			image.PullSecrets, image.PullSecretsKnown = c.pullSecrets(), c.CredentialsKnown
 		}
-		if p.add(row.key(), image) {
-			break
-		}
-	}
+		return image, !req.GetDenied() || state == stateNeedsProof || strings.HasPrefix(state, "denied by ")
+	})
 	rules := s.c.Tracker.Rules()
 	return &adminv1.ListPodsResponse{
 		Images: p.entries, NextPageToken: p.next, PoliciesEnforcing: policies.GetEnforcing(),
 		Enforcing: !s.c.Settings.Shadow && rules.Policy.Mode() != policy.ModeNeverVerify,
-	}, nil
+	}, err
 }
 
-// podImages returns the rows of all pods that have not ended, by key.
+// podImages returns the rows of all pods that have not ended.
 func (s *Server) podImages() (rows []podImage) {
 	sourced := map[string]bool{}
 	if s.c.PodSource != nil {
@@ -107,7 +87,6 @@ func (s *Server) podImages() (rows []podImage) {
 			rows = append(rows, podImage{Pod: p})
 		}
 	}
-	slices.SortFunc(rows, func(a, b podImage) int { return cmp.Compare(a.key(), b.key()) })
 	return rows
 }
 
@@ -169,27 +148,4 @@ func (r *resolver) image(ctx context.Context, who tracker.Pod, name imageref.Ref
 		r.down = i.err
 	}
 	return i
-}
-
-// ListPolicies lists the policies in use.
-func (s *Server) ListPolicies(_ context.Context, req *adminv1.ListPoliciesRequest) (*adminv1.ListPoliciesResponse, error) {
-	p, err := pageOf[*adminv1.Policy](req)
-	if err != nil {
-		return nil, err
-	}
-	var in *adminv1.ListPoliciesResponse
-	if s.c.Policies != nil {
-		in = s.c.Policies()
-	}
-	for _, policy := range in.GetPolicies() {
-		key := policy.GetKind() + separator + policy.GetName()
-		if key > p.after && p.add(key, policy) {
-			break
-		}
-	}
-	return &adminv1.ListPoliciesResponse{
-		Policies: p.entries, NextPageToken: p.next,
-		Folder: in.GetFolder(), Hash: in.GetHash(), ReloadError: in.GetReloadError(), Enforcing: in.GetEnforcing(), RefuseUnjudged: in.GetRefuseUnjudged(),
-		Warnings: all(in.GetWarnings(), text),
-	}, nil
 }

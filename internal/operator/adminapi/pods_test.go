@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/operator/adminapi"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -45,7 +46,7 @@ func secretsOf(i *adminv1.PodImage) string {
 func sourced(p tracker.Pod, images ...string) adminapi.SourcedPod {
 	s := adminapi.SourcedPod{Pod: p}
 	for i, name := range images {
-		s.Images = append(s.Images, adminapi.ContainerImage{Container: string(rune('a' + i)), Image: imageref.New(name)})
+		s.Images = append(s.Images, podsource.ContainerImage{Container: string(rune('a' + i)), Image: imageref.New(name)})
 	}
 	return s
 }

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/records"
@@ -61,18 +62,10 @@ type PodSource interface { //nolint:interfacebloat // one source has four kinds 
 	// Pods returns all pods, with the images that they use.
 	Pods() []SourcedPod
 	// Uses returns each use of an image by the pod; known is false for a pod that the source does not have.
-	Uses(uid string, image imageref.Ref) (uses []ImageUse, known bool)
+	Uses(uid string, image imageref.Ref) (uses []podsource.Use, known bool)
 	// Secrets returns the credentials of the pod's pull secrets for an image, and whether the list is complete. It may
 	// wait a few seconds for them.
 	Secrets(ctx context.Context, uid string, image imageref.Ref) (secrets []tracker.Secret, complete bool)
-}
-
-// An ImageUse is one use of an image by a pod.
-type ImageUse struct {
-	// Container is the name of the container; "" if a volume uses the image.
-	Container string
-	// PullPolicy is the imagePullPolicy.
-	PullPolicy string
 }
 
 // A Gate reports how calls are judged.
@@ -235,7 +228,7 @@ func (s *Server) guard(method string, f func() error) (err error) {
 		if p := recover(); p != nil {
 			s.c.Panic()
 			s.c.Log.Error(fmt.Errorf("panic: %v", p), "A call panicked, it is answered with Internal", "method", method, "stack", string(debug.Stack()))
-			_, err = answer(errPanicking)
+			_, err = answer(errors.New("panic"))
 		}
 	}()
 	cause := f()
@@ -246,35 +239,20 @@ func (s *Server) guard(method string, f func() error) (err error) {
 	return err
 }
 
-// The errors for which a call is refused, in addition to those of the tracker and the store. status.go gives each its
-// code.
 var (
-	errInvalid   = errors.New("not a valid request")
-	errNotFound  = errors.New("not found")
-	errSeveral   = errors.New("ambiguous")
-	errUnasked   = errors.New("the runtime cannot be asked")
-	errStopping  = errors.New("pullgated is stopping")
-	errWatchers  = errors.New("too many watchers")
-	errBackup    = errors.New("the store could not be read to its end; the data that was sent is not a complete backup")
-	errOtherKey  = errors.New("the IDs were made with another key than that of this pullgated; give credential-provider the stateDir of pullgated as --state-dir, or restart pullgated if its node.key was replaced")
-	errPanicking = errors.New("panic")
+	// errUnasked is the beginning of an error that says for what the runtime was to be asked.
+	errUnasked  = errors.New("the runtime cannot be asked")
+	errStopping = refuse(codes.Unavailable, "pullgated is stopping; try again when it is back")
 )
 
-// A refusal is an error with the text that the caller gets.
-type refusal struct {
-	is   error
-	text string
+const seeRuntime = "see that the runtime runs, and the log of pullgated"
+
+// refuse returns an error with the code and the text that the caller gets.
+func refuse(code codes.Code, format string, args ...any) error {
+	return status.Errorf(code, format, args...)
 }
 
-func (r refusal) Error() string { return r.text }
-
-func (r refusal) Unwrap() error { return r.is }
-
-func refuse(is error, format string, args ...any) error {
-	return refusal{is: is, text: fmt.Sprintf(format, args...)}
-}
-
-func invalid(format string, args ...any) error { return refuse(errInvalid, format, args...) }
+func invalid(format string, args ...any) error { return refuse(codes.InvalidArgument, format, args...) }
 
 // codeOf is the single table of the errors of a call, and what the caller can do about them. Every error that is not in
 // it is Internal.
@@ -284,25 +262,19 @@ func codeOf(err error) (code codes.Code, todo string, listed bool) {
 		code codes.Code
 		todo string
 	}{
-		{errInvalid, codes.InvalidArgument, ""},
 		{tracker.ErrNothingSelected, codes.InvalidArgument, "name what is meant"},
-		{errNotFound, codes.NotFound, ""},
 		{tracker.ErrNotPresent, codes.NotFound, "see what is there with ListImages"},
-		{errSeveral, codes.FailedPrecondition, ""},
-		{tracker.ErrDistrusted, codes.FailedPrecondition, "accept single images by image_id or repository, or end distrust first"},
+		{tracker.ErrDistrusted, codes.FailedPrecondition,
+			"accept single images by image_id or repository, or end distrust first"},
 		{tracker.ErrProved, codes.FailedPrecondition, "set including_proved if every pod is to use it"},
 		{tracker.ErrChanged, codes.Aborted, "ask for a dry run again"},
 		{tracker.ErrRivals, codes.FailedPrecondition, "give image_id as well if every pod is to use it"},
 		{tracker.ErrTrusted, codes.FailedPrecondition, ""},
-		{errUnasked, codes.Unavailable, "see that the runtime runs, and the log of pullgated"},
-		{tracker.ErrRuntime, codes.Unavailable, "see that the runtime runs, and the log of pullgated"},
+		{errUnasked, codes.Unavailable, seeRuntime},
+		{tracker.ErrRuntime, codes.Unavailable, seeRuntime},
 		{tracker.ErrBusy, codes.Unavailable, ""},
 		{tracker.ErrStore, codes.Unavailable, "see the disk that holds stateDir, and the log of pullgated"},
-		{errStopping, codes.Unavailable, "try again when it is back"},
-		{errOtherKey, codes.FailedPrecondition, ""},
-		{errWatchers, codes.ResourceExhausted, "end one of them"},
 		{records.ErrNoRoom, codes.ResourceExhausted, "free space"},
-		{errBackup, codes.DataLoss, "see the answer of VerifyStore, and the log of pullgated"},
 		// Last, because the errors above may wrap one of them.
 		{context.Canceled, codes.Canceled, ""},
 		{context.DeadlineExceeded, codes.DeadlineExceeded, ""},

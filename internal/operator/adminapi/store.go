@@ -6,6 +6,7 @@ import (
 	"errors"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -49,7 +50,8 @@ func (s *Server) Backup(_ *adminv1.BackupRequest, stream adminv1.PullRecords_Bac
 		return err
 	default:
 		s.c.Log.Error(err, "Failed to back up the store")
-		return errBackup
+		return refuse(codes.DataLoss, "the store could not be read to its end; the data that was sent is not a complete "+
+			"backup; see the answer of VerifyStore, and the log of pullgated")
 	}
 }
 
@@ -111,7 +113,8 @@ func (s *Server) ReportNodeCredentials(_ context.Context, req *adminv1.ReportNod
 		return nil, err
 	}
 	if req.GetKeyFingerprint() != s.c.KeyFingerprint {
-		return nil, errOtherKey
+		return nil, refuse(codes.FailedPrecondition, "the IDs were made with another key than that of this pullgated; "+
+			"give credential-provider the stateDir of pullgated as --state-dir, or restart pullgated if its node.key was replaced")
 	}
 	var added []string
 	for _, c := range req.GetCredentials() {

@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -22,7 +23,7 @@ func (s *Server) WatchDecisions(req *adminv1.WatchDecisionsRequest, stream admin
 		return (namespace == "" || d.Pod.Namespace == namespace) && (repository == "" || d.Repository == repository)
 	})
 	if !ok {
-		return refuse(errWatchers, "%d others watch decisions already", maxWatchers)
+		return refuse(codes.ResourceExhausted, "%d others watch decisions already; end one of them", maxWatchers)
 	}
 	defer s.c.Decisions.forget(w)
 	// The headers tell the caller that the stream has every decision from now on.
