@@ -26,46 +26,6 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// webhook checks that the webhooks of pullgate that are registered in the cluster can be reached.
-func (n Node) webhook(ctx context.Context) []Finding {
-	switch {
-	case n.Kubeconfig == "":
-		return nil
-	case n.NoNetwork:
-		return []Finding{unknown("run it without --no-network", "registered webhooks are not tested without a network")}
-	}
-	found, err := Prober{Kubeconfig: n.Kubeconfig, Dial: n.Dial}.Probe(ctx)
-	if err != nil {
-		return []Finding{unknown("check --kubeconfig: its API server must answer, and its identity may list validatingwebhookconfigurations", "registered webhooks are not known: %v", err)}
-	}
-	if len(found) == 0 {
-		return []Finding{ok("no webhook of pullgate is registered, so nothing is judged in admission; the node enforces")}
-	}
-	var all []Finding
-	for _, w := range found {
-		name := fmt.Sprintf("%s of %s, %s", w.Name, w.Configuration, w.Target)
-		switch {
-		case w.Err == nil && w.Note != "":
-			all = append(all, ok("%s: reached; %s", name, w.Note))
-		case w.Err == nil:
-			all = append(all, ok("%s: reached", name))
-		case errors.Is(w.Err, ErrWebhookUntested):
-			all = append(all, unknown("run it where services are reachable, with an identity that may get services and list endpointslices", "%s: %v", name, w.Err))
-		default:
-			all = append(all, fail("kubectl get pods of the service, and compare caBundle with the certificate; or delete the webhook", "%s: not reachable: %v: %s", name, w.Err, consequence(w.FailurePolicy)))
-		}
-	}
-	return all
-}
-
-// consequence is what an API server does while a webhook is not reachable.
-func consequence(failurePolicy string) string {
-	if failurePolicy == "Ignore" {
-		return "pods are admitted without it, and the node enforces"
-	}
-	return "no pod is created or changed (failurePolicy Fail)"
-}
-
 const (
 	// webhookPatience is how long one request may take.
 	webhookPatience = 3 * time.Second
@@ -77,61 +37,59 @@ const (
 	webhookPath = "/admission/validate"
 )
 
-// ErrWebhookUntested means that a webhook could not be tested from here, and that an API server may reach it.
-var ErrWebhookUntested = errors.New("doctor: cannot be tested from here")
+// errUntested means that a webhook could not be tested from here, and that an API server may reach it.
+var errUntested = errors.New("cannot be tested from here")
 
-// A Webhook is a registered webhook of pullgate.
-type Webhook struct {
-	// Configuration is the name of the ValidatingWebhookConfiguration, Name that of the webhook in it.
-	Configuration, Name string
-	// FailurePolicy says what an API server does if the webhook cannot be called: Ignore or Fail.
-	FailurePolicy string
-	// Target is where an API server calls it: a URL, or a service and its address.
-	Target string
-	// Note says what was not tested although the webhook was reached; "" if nothing.
-	Note string
-	// Err is why it was not reached, or not found to be pullgate's; nil if it was.
-	Err error
-}
-
-// A Prober asks the API server of a kubeconfig.
-type Prober struct {
-	// Kubeconfig is its path. Its identity needs the permission to list ValidatingWebhookConfigurations, and for those
-	// that name a service, to get services and to list endpoint slices.
-	Kubeconfig string
-	// Dial connects to webhooks.
-	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-}
-
-// Probe returns all webhooks of pullgate, in the order of the API server. The error is why they could not be listed.
-func (p Prober) Probe(ctx context.Context) ([]Webhook, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", p.Kubeconfig)
-	if err != nil {
-		return nil, err
+// webhook checks that the webhooks of pullgate that are registered in the cluster can be reached.
+func (n Node) webhook(ctx context.Context) (all []Finding) {
+	switch {
+	case n.Kubeconfig == "":
+		return nil
+	case n.NoNetwork:
+		return []Finding{unknown("run it without --no-network", "registered webhooks are not tested without a network")}
 	}
-	config.Timeout = webhookPatience
-	client, err := rest.HTTPClientFor(config)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", p.Kubeconfig, err)
-	}
-	defer client.CloseIdleConnections()
-	api := apiServer{client: client, base: strings.TrimSuffix(config.Host, "/")}
 	var list admissionregistrationv1.ValidatingWebhookConfigurationList
-	if err := api.get(ctx, "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", &list); err != nil {
-		return nil, fmt.Errorf("list ValidatingWebhookConfigurations: %w", err)
+	api, err := apiServerOf(n.Kubeconfig)
+	if err == nil {
+		defer api.client.CloseIdleConnections()
+		err = api.get(ctx, "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", &list)
 	}
-	var all []Webhook
+	if err != nil {
+		return []Finding{unknown("check --kubeconfig: its API server must answer, and its identity may list "+
+			"validatingwebhookconfigurations", "registered webhooks are not known: %v", err)}
+	}
 	for _, c := range list.Items {
 		for _, w := range c.Webhooks {
-			if pathOf(w.ClientConfig) != webhookPath {
-				continue
+			if pathOf(w.ClientConfig) == webhookPath {
+				all = append(all, n.webhookFinding(ctx, api, c.Name, w))
 			}
-			found := Webhook{Configuration: c.Name, Name: w.Name, FailurePolicy: string(ptr.Deref(w.FailurePolicy, ""))}
-			p.probe(ctx, api, w.ClientConfig, &found)
-			all = append(all, found)
 		}
 	}
-	return all, nil
+	if len(all) == 0 {
+		all = append(all, ok("no webhook of pullgate is registered, so nothing is judged in admission; the node enforces"))
+	}
+	return all
+}
+
+// webhookFinding checks one registered webhook.
+func (n Node) webhookFinding(
+	ctx context.Context, api apiServer, configuration string, w admissionregistrationv1.ValidatingWebhook,
+) Finding {
+	target, note, err := n.probe(ctx, api, w.ClientConfig)
+	name := fmt.Sprintf("%s of %s, %s", w.Name, configuration, target)
+	switch {
+	case err == nil:
+		return ok("%s: reached%s", name, note)
+	case errors.Is(err, errUntested):
+		return unknown("run it where services are reachable, with an identity that may get services and list endpointslices",
+			"%s: %v", name, err)
+	}
+	consequence := "no pod is created or changed (failurePolicy Fail)"
+	if ptr.Deref(w.FailurePolicy, "") == admissionregistrationv1.Ignore {
+		consequence = "pods are admitted without it, and the node enforces"
+	}
+	return fail("kubectl get pods of the service, and compare caBundle with the certificate; or delete the webhook",
+		"%s: not reachable: %v: %s", name, err, consequence)
 }
 
 // pathOf returns the path that is called.
@@ -154,38 +112,40 @@ type endpoint struct {
 	elsewhere bool
 }
 
-// probe fills in what was found of a webhook.
-func (p Prober) probe(ctx context.Context, api apiServer, c admissionregistrationv1.WebhookClientConfig, w *Webhook) {
+// probe makes a request to a webhook. It returns where an API server calls it, and what was not tested.
+func (n Node) probe(
+	ctx context.Context, api apiServer, c admissionregistrationv1.WebhookClientConfig,
+) (target, note string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*webhookPatience)
 	defer cancel()
 	var at endpoint
 	if c.Service != nil {
-		w.Target = fmt.Sprintf("service %s/%s", c.Service.Namespace, c.Service.Name)
-		at, w.Err = api.resolve(ctx, c.Service)
+		target = fmt.Sprintf("service %s/%s", c.Service.Namespace, c.Service.Name)
+		at, err = api.resolve(ctx, c.Service)
 	} else {
-		w.Target = ptr.Deref(c.URL, "")
-		at, w.Err = endpointOf(w.Target)
+		target = ptr.Deref(c.URL, "")
+		at, err = endpointOf(target)
 	}
-	if w.Err != nil {
-		return
-	}
-	conn, err := p.dial(ctx, at)
 	if err != nil {
-		w.Err = err
-		return
+		return target, "", err
+	}
+	conn, err := n.dialFirst(ctx, at)
+	if err != nil {
+		return target, "", err
 	}
 	if at.elsewhere {
-		w.Target += " at " + conn.RemoteAddr().String()
+		target += " at " + conn.RemoteAddr().String()
 	}
-	w.Note, w.Err = greet(ctx, conn, at.serverName, c.CABundle)
+	note, err = greet(ctx, conn, at.serverName, c.CABundle)
+	return target, note, err
 }
 
-// dial connects to the first address that can be reached.
-func (p Prober) dial(ctx context.Context, at endpoint) (net.Conn, error) {
+// dialFirst connects to the first address that can be reached.
+func (n Node) dialFirst(ctx context.Context, at endpoint) (net.Conn, error) {
 	var errs []error
 	for _, address := range at.addresses {
 		limited, cancel := context.WithTimeout(ctx, webhookPatience)
-		conn, err := p.Dial(limited, "tcp", address)
+		conn, err := n.Dial(limited, "tcp", address)
 		cancel()
 		if err == nil {
 			return conn, nil
@@ -193,7 +153,7 @@ func (p Prober) dial(ctx context.Context, at endpoint) (net.Conn, error) {
 		errs = append(errs, err)
 	}
 	if at.elsewhere {
-		return nil, fmt.Errorf("%w: %w", ErrWebhookUntested, errors.Join(errs...))
+		return nil, fmt.Errorf("%w: %w", errUntested, errors.Join(errs...))
 	}
 	return nil, errors.Join(errs...)
 }
@@ -227,7 +187,7 @@ func greet(ctx context.Context, conn net.Conn, serverName string, caBundle []byt
 	status, allow, err := request(ctx, tls.Client(conn, settings), serverName)
 	switch {
 	case err != nil && strings.Contains(err.Error(), "tls: certificate required"):
-		return "it wants a client certificate, so no request was sent", nil
+		return "; it wants a client certificate, so no request was sent", nil
 	case err != nil:
 		return "", err
 	case status != http.StatusMethodNotAllowed || allow != http.MethodPost:
@@ -258,6 +218,20 @@ func request(ctx context.Context, conn *tls.Conn, host string) (status int, allo
 type apiServer struct {
 	client *http.Client
 	base   string
+}
+
+// apiServerOf returns the API server of a kubeconfig.
+func apiServerOf(kubeconfig string) (apiServer, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return apiServer{}, err
+	}
+	config.Timeout = webhookPatience
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return apiServer{}, fmt.Errorf("%s: %w", kubeconfig, err)
+	}
+	return apiServer{client: client, base: strings.TrimSuffix(config.Host, "/")}, nil
 }
 
 // get reads an object. The error is an apierrors.StatusError if the answer is not 200.
@@ -295,7 +269,7 @@ func (a apiServer) resolve(ctx context.Context, of *admissionregistrationv1.Serv
 		return endpoint{}, errors.New("the service does not exist")
 	}
 	if err != nil {
-		return endpoint{}, fmt.Errorf("%w: the address of the service is not known: %w", ErrWebhookUntested, err)
+		return endpoint{}, fmt.Errorf("%w: the address of the service is not known: %w", errUntested, err)
 	}
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
 		at.addresses = []string{net.JoinHostPort(s.Spec.ExternalName, strconv.Itoa(int(port)))}
@@ -311,7 +285,7 @@ func (a apiServer) resolve(ctx context.Context, of *admissionregistrationv1.Serv
 		at.addresses = append(at.addresses, net.JoinHostPort(ip, strconv.Itoa(int(port))))
 	}
 	if len(at.addresses) == 0 {
-		return endpoint{}, fmt.Errorf("%w: the service has no cluster IP: %w", ErrWebhookUntested, err)
+		return endpoint{}, fmt.Errorf("%w: the service has no cluster IP: %w", errUntested, err)
 	}
 	return at, nil
 }
