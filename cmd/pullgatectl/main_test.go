@@ -59,10 +59,9 @@ func consoleAtNow() *cli.Console {
 func machineOfTest() machine {
 	return machine{
 		node: doctor.Node{
-			Root: os.Getenv("NODE"), Now: consoleAtNow().Now,
+			Host: doctor.Host{Root: os.Getenv("NODE"), Command: systemctl}, Now: consoleAtNow().Now,
 			Disk:        func(string) (disk.Stats, error) { return disk.Stats{Bytes: 2 << 30, Free: 1 << 30}, nil },
 			ClockInStep: func() (bool, error) { return true, nil },
-			Run:         systemctl,
 		},
 		enabler: nodeenable.Enabler{Host: doctor.Host{Root: os.Getenv("NODE_ROOT")}, Settle: time.Millisecond},
 	}

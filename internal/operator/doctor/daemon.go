@@ -24,7 +24,7 @@ func (n Node) configuration(context.Context) []Finding {
 		return []Finding{failed(n.ConfigErr, "correct what it names, then run pullgated --check-config",
 			"%s could not be loaded; the following checks use the defaults: %v", n.ConfigPath, n.ConfigErr)}
 	}
-	info, err := os.Stat(n.path(n.ConfigPath))
+	info, err := os.Stat(n.Path(n.ConfigPath))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return []Finding{ok("%s not found: every field has its default", n.ConfigPath)}
@@ -94,12 +94,12 @@ func (n Node) otherConfiguration() []Finding {
 		return nil // the status has no path
 	}
 	for _, p := range n.running("pullgated") {
-		file := flagValue(n.arguments(p.pid), "--config")
+		file := flagValue(n.commandLine(p.pid), "--config")
 		if file == "" {
 			file = defaultConfig
 		}
 		if !filepath.IsAbs(file) {
-			cwd, err := os.Readlink(n.path("/proc", strconv.Itoa(p.pid), "cwd"))
+			cwd, err := os.Readlink(n.Path("/proc", strconv.Itoa(p.pid), "cwd"))
 			if err != nil {
 				continue
 			}
@@ -146,7 +146,7 @@ func (n Node) recorded(ctx context.Context) []Finding {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*patience)
 	defer cancel()
-	v, err := offline.Check(ctx, n.path(path))
+	v, err := offline.Check(ctx, n.Path(path))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return []Finding{unknown("start pullgated, which creates it", "%s not found", path)}
@@ -166,7 +166,7 @@ func (n Node) recorded(ctx context.Context) []Finding {
 // state checks the files of the state directory.
 func (n Node) state(context.Context) []Finding {
 	dir := n.Config.StateDir
-	info, err := os.Lstat(n.path(dir))
+	info, err := os.Lstat(n.Path(dir))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return []Finding{unknown("start pullgated, which creates it", "%s not found", dir)}
@@ -179,7 +179,7 @@ func (n Node) state(context.Context) []Finding {
 	present := map[string]bool{}
 	for _, name := range []string{tracker.StoreFile, tracker.KeyFile} {
 		file := filepath.Join(dir, name)
-		info, err := os.Lstat(n.path(file))
+		info, err := os.Lstat(n.Path(file))
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 		case err != nil:

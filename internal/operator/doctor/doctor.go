@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"syscall"
 	"time"
@@ -23,9 +21,6 @@ import (
 
 // patience is how long a check waits for one process, socket or host.
 const patience = 2 * time.Second
-
-// maxFile bounds how much of a file is read; a longer file is not one of the expected files.
-const maxFile = 1 << 20
 
 // A Level is the severity of a finding.
 type Level string
@@ -49,8 +44,7 @@ type Finding struct {
 
 // A Node is the node to check. The zero value of a field, except those about the daemon, means the machine itself.
 type Node struct {
-	// Root is put before every path, including those of sockets.
-	Root string
+	Host
 	// Config is the daemon's configuration, and ConfigErr is why it could not be read; then Config has the defaults.
 	Config     config.Config
 	ConfigPath string
@@ -67,8 +61,6 @@ type Node struct {
 	Kubeconfig string
 
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// Run runs a program and returns its stdout.
-	Run func(ctx context.Context, name string, args ...string) ([]byte, error)
 	// ClockInStep reports whether the clock is synchronized.
 	ClockInStep func() (bool, error)
 	Disk        func(path string) (disk.Stats, error)
@@ -174,11 +166,6 @@ func (n Node) filled() Node {
 	if n.Dial == nil {
 		n.Dial = (&net.Dialer{}).DialContext
 	}
-	if n.Run == nil {
-		n.Run = func(ctx context.Context, name string, args ...string) ([]byte, error) {
-			return exec.CommandContext(ctx, name, args...).Output() //nolint:gosec // the programs that run on the node
-		}
-	}
 	if n.ClockInStep == nil {
 		n.ClockInStep = clockInStep
 	}
@@ -191,14 +178,9 @@ func (n Node) filled() Node {
 	return n
 }
 
-// path returns the real path of a path of the node.
-func (n Node) path(elements ...string) string {
-	return filepath.Join(append([]string{n.Root}, elements...)...)
-}
-
 // read returns the content of a file; "" if it does not exist or is not a file.
 func (n Node) read(path string) string {
-	b, err := disk.Read(n.path(path), maxFile)
+	b, err := n.ReadFile(path)
 	if err != nil {
 		return ""
 	}

@@ -11,14 +11,11 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
 
-// host is the node in the form for
-func (n Node) host() Host { return Host{Root: n.Root, Command: n.Run} }
-
 // kubelet checks which endpoints the kubelet dials, now and after its next start.
 func (n Node) kubelet(ctx context.Context) []Finding {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	found, err := n.host().Discover(ctx, "")
+	found, err := n.Discover(ctx, "")
 	if err != nil {
 		return n.kubeletProcesses(err)
 	}
@@ -45,7 +42,7 @@ func (n Node) kubeletFiles(ctx context.Context, s Settings) []Finding {
 	if n.Stale == nil {
 		return all
 	}
-	if stale, err := n.Stale(ctx, n.host(), n.Config.Listen); err == nil && stale != "" {
+	if stale, err := n.Stale(ctx, n.Host, n.Config.Listen); err == nil && stale != "" {
 		all = append(all, warn("pullgatectl node enable", "%s", stale))
 	}
 	return all
@@ -64,7 +61,7 @@ func (n Node) rootDirectory(ctx context.Context) []Finding {
 	if n.Config.Admission.Policies == "" {
 		return nil
 	}
-	err := n.host().CheckRoot(ctx, n.Unit, n.Config.Admission.KubeletRoot)
+	err := n.Host.CheckRoot(ctx, n.Unit, n.Config.Admission.KubeletRoot)
 	if err == nil {
 		return nil
 	}
@@ -93,7 +90,7 @@ func (n Node) kubeletProcesses(why error) (all []Finding) {
 		return []Finding{unknown("run it as root; pullgatectl node status --unit UNIT shows it for one unit", "what the kubelet dials: %v", why)}
 	}
 	for _, p := range n.running("kubelet", "k3s", "k3s-server", "k3s-agent", "rke2") {
-		s, err := n.host().ProcessSettings(p.pid)
+		s, err := n.ProcessSettings(p.pid)
 		if err != nil {
 			all = append(all, unknown("check as root that the file exists and can be read", "what %s dials: %v", p, err))
 			continue

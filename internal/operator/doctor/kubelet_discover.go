@@ -86,7 +86,7 @@ func (h Host) Discover(ctx context.Context, unit string) (Kubelet, error) {
 		return Kubelet{}, err
 	}
 	n := Kubelet{Kind: KindKubelet, Unit: u, ExecStart: s.execStart, ExecStartFrom: s.execStartFrom, Program: s.program()}
-	n.Process = h.kubelet(u.MainPID)
+	n.Process = h.kubeletOf(u.MainPID)
 	running := n.Process.words()
 	args, before, config, err := h.arguments(s)
 	if err != nil {
@@ -244,7 +244,9 @@ func (h Host) With(files map[string][]byte) Host {
 }
 
 // Path returns where a file of the host is.
-func (h Host) Path(path string) string { return filepath.Join("/", h.Root, path) }
+func (h Host) Path(elements ...string) string {
+	return filepath.Join("/", h.Root, filepath.Join(elements...))
+}
 
 // ReadFile returns the content of a regular file. One of more than 1 MiB is an error.
 func (h Host) ReadFile(path string) ([]byte, error) {
@@ -303,29 +305,28 @@ type Process struct {
 	Args []string
 }
 
-// kubelet returns the kubelet that a unit's process is or has started; a zero Process if none is seen, as under k3s,
+// kubeletOf returns the kubelet that a unit's process is or has started; a zero Process if none is seen, as under k3s,
 // which runs it within itself.
-func (h Host) kubelet(mainPID int) Process {
-	if mainPID == 0 {
-		return Process{}
-	}
-	if args := h.commandLine(mainPID); len(args) > 0 && path.Base(args[0]) == "kubelet" {
-		return Process{mainPID, args}
-	}
-	all, err := os.ReadDir(h.Path("/proc"))
-	if err != nil {
-		return Process{}
-	}
-	for _, e := range all {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		if args := h.commandLine(pid); len(args) > 0 && path.Base(args[0]) == "kubelet" && h.descends(pid, mainPID) {
+func (h Host) kubeletOf(mainPID int) Process {
+	for _, pid := range append([]int{mainPID}, h.pids()...) {
+		args := h.commandLine(pid)
+		if len(args) > 0 && path.Base(args[0]) == "kubelet" && mainPID != 0 && h.descends(pid, mainPID) {
 			return Process{pid, args}
 		}
 	}
 	return Process{}
+}
+
+// pids returns the processes of the host.
+func (h Host) pids() (pids []int) {
+	entries, _ := os.ReadDir(h.Path("/proc")) // without it no process is known
+	for _, e := range entries {
+		if pid, err := strconv.Atoi(e.Name()); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	slices.Sort(pids)
+	return pids
 }
 
 func (h Host) commandLine(pid int) []string {

@@ -29,7 +29,7 @@ const (
 // disk checks the file system of the store.
 func (n Node) disk(context.Context) []Finding {
 	dir := n.Config.StateDir
-	d, err := n.Disk(n.path(dir))
+	d, err := n.Disk(n.Path(dir))
 	if errors.Is(err, fs.ErrNotExist) {
 		return []Finding{unknown("start pullgated, which creates it", "%s not found", dir)}
 	}
@@ -52,8 +52,8 @@ func (n Node) disk(context.Context) []Finding {
 // space checks the free space of the store's file system.
 func (n Node) space(context.Context) []Finding {
 	dir := n.Config.StateDir
-	d, err := n.Disk(n.path(dir))
-	for at := dir; errors.Is(err, fs.ErrNotExist) && at != "/"; d, err = n.Disk(n.path(at)) {
+	d, err := n.Disk(n.Path(dir))
+	for at := dir; errors.Is(err, fs.ErrNotExist) && at != "/"; d, err = n.Disk(n.Path(at)) {
 		at = filepath.Dir(at) // pullgated creates the rest
 	}
 	const remediation = "free space there: when it is full, every pull that needs proof is refused"
@@ -94,7 +94,7 @@ func (n Node) clock(context.Context) []Finding {
 		}
 	}
 	for _, name := range []string{tracker.StoreFile, tracker.KeyFile} {
-		if info, err := os.Stat(n.path(n.Config.StateDir, name)); err == nil {
+		if info, err := os.Stat(n.Path(n.Config.StateDir, name)); err == nil {
 			later(info.ModTime(), filepath.Join(n.Config.StateDir, name)+" was written")
 		}
 	}
@@ -205,7 +205,7 @@ func (n Node) versionOf(ctx context.Context, p process) (*version.Version, error
 	}
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	out, err := n.Run(ctx, n.path("/proc", strconv.Itoa(p.pid), "exe"), "--version")
+	out, err := n.Run(ctx, n.Path("/proc", strconv.Itoa(p.pid), "exe"), "--version")
 	if err != nil {
 		return nil, err
 	}

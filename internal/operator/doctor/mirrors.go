@@ -123,7 +123,7 @@ func (n Node) registries() (r registries) {
 // containerdFiles returns the configuration files of the running containerd, or the usual ones.
 func (n Node) containerdFiles() (files []string) {
 	for _, p := range n.running("containerd") {
-		if file := flagValue(n.arguments(p.pid), "--config", "-c"); file != "" {
+		if file := flagValue(n.commandLine(p.pid), "--config", "-c"); file != "" {
 			files = append(files, file)
 		}
 	}
@@ -225,7 +225,7 @@ func hasSecret(header map[string]any) bool {
 
 // toml reads a file, and reports whether the file exists and can be read.
 func (n Node) toml(path string, into any, r *registries) bool {
-	if _, err := os.Stat(n.path(path)); os.IsNotExist(err) {
+	if _, err := os.Stat(n.Path(path)); os.IsNotExist(err) {
 		return false
 	}
 	if err := toml.Unmarshal([]byte(n.read(path)), into); err != nil {

@@ -65,9 +65,8 @@ func newNode(t *testing.T) *testNode {
 		units: map[string]string{}, sockets: map[string]*net.UnixListener{}, hosts: map[string]string{},
 	}
 	n.Node = doctor.Node{
-		Root: root, Config: config.Default(), ConfigPath: "/etc/pullgate/config.yaml", Status: healthy(),
+		Host: doctor.Host{Root: root, Command: n.run}, Config: config.Default(), ConfigPath: "/etc/pullgate/config.yaml", Status: healthy(),
 		Dial:        n.dial,
-		Run:         n.run,
 		ClockInStep: func() (bool, error) { return n.inStep, n.clockErr },
 		Disk:        func(string) (disk.Stats, error) { return n.disk, nil },
 		Now:         now,

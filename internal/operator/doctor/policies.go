@@ -70,7 +70,7 @@ func (n Node) policyPaths() policyfiles.Paths {
 		if path == "" {
 			return ""
 		}
-		return n.path(path)
+		return n.Path(path)
 	}
 	a := n.Config.Admission
 	return policyfiles.Paths{Folder: rooted(a.Policies), NamespaceLabels: rooted(a.NamespaceLabels), TrustedRoot: rooted(a.TrustedRoot)}
@@ -107,7 +107,7 @@ func (n Node) policyd(ctx context.Context, path, hash, without string) []Finding
 
 // askPolicyd compares the policy files of the folder with those of pullgate-policyd. No backend is asked.
 func (n Node) askPolicyd(ctx context.Context, path, hash, without string) Finding {
-	client, err := policyclient.New("unix://"+n.path(path), policyclient.Options{Review: 3 * patience, Reconnect: patience})
+	client, err := policyclient.New("unix://"+n.Path(path), policyclient.Options{Review: 3 * patience, Reconnect: patience})
 	if err != nil {
 		return unknown("report this as a bug of pullgatectl", "%s: %v", path, err)
 	}
@@ -138,7 +138,7 @@ func (n Node) policydUnits(ctx context.Context, without string) []Finding {
 // policydFolder compares the configuration of pullgate-policyd with that of pullgated. A process that was started with
 // another file is not found.
 func (n Node) policydFolder() []Finding {
-	c, err := config.LoadPolicyd(n.path(policydConfig))
+	c, err := config.LoadPolicyd(n.Path(policydConfig))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return []Finding{warn("write it, see https://github.com/pullgate/pullgate/blob/main/docs/pullgate-policyd.md#configuration", "%s not found", policydConfig)}
@@ -178,7 +178,7 @@ func (n Node) policydFiles(ctx context.Context, backends []policyfiles.Backend) 
 		}
 		all = append(all, n.readable(path, uid, gid, secret)...)
 	}
-	if _, err := os.Stat(n.path(policydConfig)); err == nil {
+	if _, err := os.Stat(n.Path(policydConfig)); err == nil {
 		needs(policydConfig, false)
 	}
 	needs(n.Config.Admission.Policies, false)
@@ -206,7 +206,7 @@ func (n Node) policydFiles(ctx context.Context, backends []policyfiles.Backend) 
 
 // readable checks that a user can read a file or a folder, and if it is a secret that others cannot.
 func (n Node) readable(path string, uid, gid int, secret bool) []Finding {
-	info, err := os.Stat(n.path(path))
+	info, err := os.Stat(n.Path(path))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return []Finding{fail("create it, or correct the file that names it", "%s not found, and %s needs it", path, policydProgram)}
@@ -236,7 +236,7 @@ func (n Node) readable(path string, uid, gid int, secret bool) []Finding {
 // there is none.
 func (n Node) closedAbove(path string, uid, gid int) (closed string, mode fs.FileMode) {
 	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
-		if info, err := os.Stat(n.path(dir)); err == nil && !accessOf(info).may(uid, gid, 0o1) {
+		if info, err := os.Stat(n.Path(dir)); err == nil && !accessOf(info).may(uid, gid, 0o1) {
 			closed, mode = dir, info.Mode().Perm()
 		}
 		if dir == "/" || dir == "." {

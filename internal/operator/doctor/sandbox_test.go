@@ -44,12 +44,12 @@ func TestExamineComparesTheSandboxOfTheUnit(t *testing.T) {
 			c := config.Default()
 			tc.change(&c)
 			got := map[Level][]string{}
-			for _, f := range (Node{Config: c, Run: func(context.Context, string, ...string) ([]byte, error) {
+			for _, f := range (Node{Config: c, Host: Host{Command: func(context.Context, string, ...string) ([]byte, error) {
 				if tc.unit == "" {
 					return nil, errors.New("no systemd")
 				}
 				return []byte(tc.unit), nil
-			}}).startSandbox(t.Context()) {
+			}}}).startSandbox(t.Context()) {
 				got[f.Level] = append(got[f.Level], f.Found)
 			}
 			for kind, list := range map[string]struct {

@@ -43,7 +43,7 @@ func (n Node) sockets(ctx context.Context) []Finding {
 	slices.Sort(folders)
 	for _, dir := range slices.Compact(folders) {
 		// A user with write access to the directory may replace a socket.
-		if info, err := os.Stat(n.path(dir)); err == nil {
+		if info, err := os.Stat(n.Path(dir)); err == nil {
 			all = append(all, writable(info, dir)...)
 		}
 	}
@@ -93,7 +93,7 @@ func (n Node) runtimeSocket(ctx context.Context, path string) Finding {
 
 // socket checks that a path is a socket.
 func (n Node) socket(path string) (fs.FileInfo, error) {
-	info, err := os.Stat(n.path(path))
+	info, err := os.Stat(n.Path(path))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("%s not found", path)
@@ -107,7 +107,7 @@ func (n Node) socket(path string) (fs.FileInfo, error) {
 func (n Node) peer(ctx context.Context, path string) (process, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	c, err := n.Dial(ctx, "unix", n.path(path))
+	c, err := n.Dial(ctx, "unix", n.Path(path))
 	if err != nil {
 		return process{}, dialError(err)
 	}
@@ -147,23 +147,18 @@ func (p process) String() string {
 
 // running returns the node's own processes with these names, ordered by process ID.
 func (n Node) running(names ...string) (found []process) {
-	for _, path := range n.glob("/proc/[0-9]*/comm") {
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		if err != nil {
-			continue
-		}
+	for _, pid := range n.pids() {
 		if p := (process{pid, n.nameOf(pid)}); slices.Contains(names, p.name) && n.ownProcess(pid) {
 			found = append(found, p)
 		}
 	}
-	slices.SortFunc(found, func(a, b process) int { return a.pid - b.pid })
 	return found
 }
 
 // ownProcess reports whether a process belongs to the node and not to a container or a user: any user may give a
 // process any name, and the check must neither trust its output nor run its program.
 func (n Node) ownProcess(pid int) bool {
-	dir := n.path("/proc", strconv.Itoa(pid))
+	dir := n.Path("/proc", strconv.Itoa(pid))
 	info, err := os.Stat(dir)
 	if err != nil {
 		return false
@@ -172,7 +167,7 @@ func (n Node) ownProcess(pid int) bool {
 		return false
 	}
 	for _, namespace := range []string{"ns/mnt", "ns/user"} {
-		ours, err := os.Readlink(n.path("/proc/self", namespace))
+		ours, err := os.Readlink(n.Path("/proc/self", namespace))
 		if err != nil {
 			return false
 		}
@@ -185,10 +180,6 @@ func (n Node) ownProcess(pid int) bool {
 
 func (n Node) nameOf(pid int) string {
 	return strings.TrimSpace(n.read("/proc/" + strconv.Itoa(pid) + "/comm"))
-}
-
-func (n Node) arguments(pid int) []string {
-	return strings.Split(strings.TrimRight(n.read("/proc/"+strconv.Itoa(pid)+"/cmdline"), "\x00"), "\x00")
 }
 
 // flagValue returns the last value of a flag with one of these names among arguments: NAME=VALUE or NAME VALUE; "" if

@@ -53,6 +53,9 @@ func (n Node) webhook(ctx context.Context) (all []Finding) {
 	if err == nil {
 		defer api.client.CloseIdleConnections()
 		err = api.get(ctx, "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations", &list)
+		if err != nil {
+			err = fmt.Errorf("list ValidatingWebhookConfigurations: %w", err)
+		}
 	}
 	if err != nil {
 		return []Finding{unknown("check --kubeconfig: its API server must answer, and its identity may list "+

@@ -205,7 +205,7 @@ func TestWebhookOfAService(t *testing.T) {
 func TestWebhooksThatAreNotKnown(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t)
-	c.find(doctor.Unknown, "registered webhooks are not known: not found")
+	c.find(doctor.Unknown, "registered webhooks are not known: list ValidatingWebhookConfigurations: not found")
 	c.answers[list] = ""
 	c.find(doctor.Unknown, "forbidden: "+list, "its identity may list validatingwebhookconfigurations")
 	c.answers[list] = `{"items":[]}`

@@ -21,7 +21,7 @@ func (s Enabler) ready(ctx context.Context, l inspection) error {
 			return err
 		}
 	}
-	node := doctor.Node{Root: s.Host.Root, Run: s.Host.Run, Disk: s.Disk, Unit: l.base.Unit.Name}
+	node := doctor.Node{Host: s.Host, Disk: s.Disk, Unit: l.base.Unit.Name}
 	node.Config.StateDir, node.Config.Admission = s.Daemon.StateDir, s.Daemon.Admission
 	for _, f := range node.Examine(ctx, doctor.BeforeEnable) {
 		if f.Level != doctor.OK {
