@@ -42,11 +42,7 @@ func TestRunningDaemon(t *testing.T) {
 			s := status(t, c)
 			s.Store = tc.store
 			got, err := nodeenable.RunningDaemon(c, "/etc/c.yaml", s)
-			want := nodeenable.Daemon{
-				Listen: "unix:///run/pullgate/cri.sock", Runtime: "unix:///run/containerd/containerd.sock",
-				Image: "unix:///run/containerd/containerd.sock", Metrics: "127.0.0.1:9471", StateDir: "/var/lib/pullgate", Admission: c.Admission, Enforces: tc.want,
-			}
-			if diff := cmp.Diff(want, got); err != nil || diff != "" {
+			if diff := cmp.Diff(nodeenable.Daemon{Config: c, Enforces: tc.want}, got); err != nil || diff != "" {
 				t.Errorf("Running: %v (-want +got):\n%s", err, diff)
 			}
 		})

@@ -90,27 +90,14 @@ func (s Enabler) command(ctx context.Context, argv ...string) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-// A Daemon is the pullgated of a node, as described by its configuration.
+// A Daemon is the pullgated of a node: its configuration, and a few words on whether it enforces verdicts.
 type Daemon struct {
-	// Listen, Runtime and Image are its endpoints: the one that the kubelet has to dial, and those that pullgated dials.
-	Listen, Runtime, Image string
-	// Metrics is the address of its metrics, host:port; "" if they are off.
-	Metrics string
-	// StateDir is the directory that it writes to.
-	StateDir string
-	// Admission has its policies, and where they expect the volumes of pods.
-	Admission config.Admission
-	// Enforces describes in a few words whether it enforces verdicts.
+	config.Config
 	Enforces string
 }
 
 // DaemonOf returns the daemon as described by a configuration.
-func DaemonOf(c config.Config) Daemon {
-	return Daemon{
-		Listen: c.Listen, Admission: c.Admission, Runtime: c.RuntimeEndpoint, Image: c.ImageEndpoint,
-		Metrics: c.Metrics.Listen, StateDir: c.StateDir, Enforces: "applies its configuration file",
-	}
-}
+func DaemonOf(c config.Config) Daemon { return Daemon{c, "applies its configuration file"} }
 
 // RunningDaemon returns the daemon as it describes itself. If it runs with another configuration than its file, which
 // was read from path, the error is a [program.HintError]: a restart would change where it listens or what it forwards
@@ -121,23 +108,20 @@ func RunningDaemon(file config.Config, path string, status *adminv1.GetStatusRes
 	if err := yaml.Unmarshal([]byte(status.GetConfiguration()), &inForce); err != nil {
 		return Daemon{}, fmt.Errorf("read the configuration that pullgated runs with: %w", err)
 	}
-	running, inFile := DaemonOf(inForce), DaemonOf(file)
 	for _, v := range []struct{ field, running, inFile string }{
-		{"listen", running.Listen, inFile.Listen},
-		{"runtimeEndpoint", running.Runtime, inFile.Runtime},
-		{"imageEndpoint", running.Image, inFile.Image},
-		{"stateDir", running.StateDir, inFile.StateDir},
-		{"metrics.listen", running.Metrics, inFile.Metrics},
+		{"listen", inForce.Listen, file.Listen},
+		{"runtimeEndpoint", inForce.RuntimeEndpoint, file.RuntimeEndpoint},
+		{"imageEndpoint", inForce.ImageEndpoint, file.ImageEndpoint},
+		{"stateDir", inForce.StateDir, file.StateDir},
+		{"metrics.listen", inForce.Metrics.Listen, file.Metrics.Listen},
 	} {
 		if v.running != v.inFile {
-			return Daemon{}, &program.HintError{
-				Err:  fmt.Errorf("pullgated runs with %s %q, but %s has %q", v.field, v.running, path, v.inFile),
-				Hint: "systemctl restart pullgated, then try again; give --config if its configuration is another file",
-			}
+			return Daemon{}, program.Hintf(
+				"systemctl restart pullgated, then try again; give --config if its configuration is another file",
+				"pullgated runs with %s %q, but %s has %q", v.field, v.running, path, v.inFile)
 		}
 	}
-	running.Enforces = enforces(status, inForce)
-	return running, nil
+	return Daemon{inForce, enforces(status, inForce)}, nil
 }
 
 // enforces describes in a few words whether pods will notice.

@@ -21,8 +21,7 @@ func (s Enabler) ready(ctx context.Context, l inspection) error {
 			return err
 		}
 	}
-	node := doctor.Node{Host: s.Host, Disk: s.Disk, Unit: l.base.Unit.Name}
-	node.Config.StateDir, node.Config.Admission = s.Daemon.StateDir, s.Daemon.Admission
+	node := doctor.Node{Host: s.Host, Disk: s.Disk, Unit: l.base.Unit.Name, Config: s.Daemon.Config}
 	for _, f := range node.Examine(ctx, doctor.BeforeEnable) {
 		if f.Level != doctor.OK {
 			return program.Hintf(f.Remediation, "%s", f.Found)
@@ -78,7 +77,7 @@ func (s Enabler) forwards(_ context.Context, l inspection) error {
 	for _, v := range []struct {
 		field, ours string
 		kubelet     doctor.Setting
-	}{{"runtimeEndpoint", s.Daemon.Runtime, c.Runtime}, {"imageEndpoint", s.Daemon.Image, c.Image}} {
+	}{{"runtimeEndpoint", s.Daemon.RuntimeEndpoint, c.Runtime}, {"imageEndpoint", s.Daemon.ImageEndpoint, c.Image}} {
 		switch {
 		case doctor.Same(v.kubelet.Value, s.Daemon.Listen):
 			return program.Hintf("remove it there, then try again", "only one endpoint of %s is set to pullgated, by %s, which pullgatectl did not write", l.base.Unit.Name, v.kubelet.From)
@@ -105,10 +104,10 @@ func (s Enabler) answers(ctx context.Context, _ inspection) error {
 	if err := s.dial(ctx, doctor.Socket(s.Daemon.Listen)); err != nil {
 		return program.Hintf("systemctl status pullgated has the reason; pullgated must run first", "%w on %s: %v", ErrNotReached, s.Daemon.Listen, err)
 	}
-	if s.Daemon.Metrics == "" {
+	if s.Daemon.Metrics.Listen == "" {
 		return nil
 	}
-	url := "http://" + s.Daemon.Metrics + "/readyz"
+	url := "http://" + s.Daemon.Metrics.Listen + "/readyz"
 	code, body, err := s.get(ctx, url)
 	switch {
 	case err != nil:
@@ -123,10 +122,10 @@ func (s Enabler) answers(ctx context.Context, _ inspection) error {
 // calls returns a number that grows with the calls that reach pullgated: from its metrics or, if they are off, the
 // number of connections of its socket.
 func (s Enabler) calls(ctx context.Context) (float64, error) {
-	if s.Daemon.Metrics == "" {
+	if s.Daemon.Metrics.Listen == "" {
 		return s.connections()
 	}
-	code, body, err := s.get(ctx, "http://"+s.Daemon.Metrics+"/metrics")
+	code, body, err := s.get(ctx, "http://"+s.Daemon.Metrics.Listen+"/metrics")
 	if err == nil && code != http.StatusOK {
 		err = fmt.Errorf("/metrics answers %d", code)
 	}
@@ -275,7 +274,7 @@ func (w *watcher) arrives(ctx context.Context, n doctor.Kubelet) error {
 		return err
 	}
 	// The number of calls grows while the kubelet runs, and is reset with pullgated. Of connections one is enough.
-	if w.s.Daemon.Metrics != "" && (!w.first || calls < w.calls) {
+	if w.s.Daemon.Metrics.Listen != "" && (!w.first || calls < w.calls) {
 		w.first, w.calls = true, calls
 	}
 	if calls <= w.calls {

@@ -106,9 +106,12 @@ func load(t *testing.T, name string) *node {
 func (n *node) host() doctor.Host { return doctor.Host{Root: n.root, Command: n.command} }
 
 func (n *node) sw() nodeenable.Enabler {
+	c := config.Config{
+		Listen: listen, RuntimeEndpoint: n.runtime, ImageEndpoint: n.image, StateDir: "/var/lib/pullgate", Admission: n.admission(),
+	}
+	c.Metrics.Listen = n.metrics
 	return nodeenable.Enabler{
-		Host: n.host(), Unit: n.name, Wait: time.Minute,
-		Daemon: nodeenable.Daemon{Listen: listen, Runtime: n.runtime, Image: n.image, Metrics: n.metrics, StateDir: "/var/lib/pullgate", Admission: n.admission(), Enforces: "enforces"},
+		Host: n.host(), Unit: n.name, Wait: time.Minute, Daemon: nodeenable.Daemon{Config: c, Enforces: "enforces"},
 		Progress: func(line string) {
 			n.progress = append(n.progress, line)
 			if n.sayHook != nil {

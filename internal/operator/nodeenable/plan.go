@@ -92,7 +92,7 @@ func (s Enabler) Enable(ctx context.Context) (Plan, error) {
 	}
 	p.Found = []string{
 		found(l.base),
-		fmt.Sprintf("pullgated answers on %s, forwards to %s, and %s.", s.Daemon.Listen, s.Daemon.Runtime, s.Daemon.Enforces),
+		fmt.Sprintf("pullgated answers on %s, forwards to %s, and %s.", s.Daemon.Listen, s.Daemon.RuntimeEndpoint, s.Daemon.Enforces),
 	}
 	p.Steps = s.enableSteps(l, c, before)
 	return p, nil

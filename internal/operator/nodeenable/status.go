@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
@@ -83,7 +84,7 @@ func (s Enabler) wrong(ctx context.Context, l inspection) []string {
 // Stale returns a sentence if the file that Enable wrote on a host, for a pullgated that listens at an endpoint,
 // contains settings of the kubelet that have changed since, such as the command line of its unit; "" otherwise.
 func Stale(ctx context.Context, host doctor.Host, listen string) (string, error) {
-	s := Enabler{Host: host, Daemon: Daemon{Listen: listen}}
+	s := Enabler{Host: host, Daemon: Daemon{Config: config.Config{Listen: listen}}}
 	l, err := s.inspect(ctx)
 	if err == nil {
 		err = l.unknownReason
