@@ -1,7 +1,6 @@
 package policyd
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
@@ -18,29 +17,27 @@ import (
 // maxCertificates bounds each file of https, in bytes.
 const maxCertificates = 1 << 20
 
-// certificates are the files of https. reload and poll are for one goroutine at a time; handshakes may happen
-// concurrently.
+// certificates are the files of https. refresh is for one goroutine at a time; handshakes may happen concurrently.
 type certificates struct {
 	files   config.HTTPS
 	log     klog.Logger
 	metrics *metrics
 
 	current atomic.Pointer[tls.Config]
-	// read are the contents that were decoded last, valid or not. pending are other contents that the last poll saw
-	// first: the files are replaced one after the other, and a certificate without its key is not an error yet.
+	// read is the hash of the contents that were decoded last, valid or not. pending is that of other contents that were
+	// first seen by the last poll: the files are replaced one after the other, and a certificate without its key is not
+	// an error yet.
 	read, pending [sha256.Size]byte
 }
 
 // openCertificates reads the files of https.
 func openCertificates(c config.HTTPS, m *metrics, log klog.Logger) (*certificates, error) {
 	certs := &certificates{files: c, log: log, metrics: m}
-	contents := certs.scan()
-	if err := certs.decode(contents); err != nil {
+	if err := certs.decode(certs.scan()); err != nil {
 		return nil, err
 	}
-	m.ServesHTTPS()
-	m.CertificateRead(true)
-	m.CertificateExpires(certs.expiry())
+	m.registry.MustRegister(m.certRead, m.certExpiry) // they do not exist without a server
+	certs.report(nil)
 	return certs, nil
 }
 
@@ -56,94 +53,66 @@ func examineHTTPS(c config.HTTPS) error {
 // tlsConfig returns a configuration that uses for each handshake the files that were read last.
 func (c *certificates) tlsConfig() *tls.Config {
 	return &tls.Config{
-		MinVersion: tls.VersionTLS12,
-		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-			return c.current.Load(), nil
-		},
-		NextProtos: []string{"h2", "http/1.1"},
+		MinVersion:         tls.VersionTLS12,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return c.current.Load(), nil },
+		NextProtos:         []string{"h2", "http/1.1"},
 	}
 }
 
-// reload reads the files now.
-func (c *certificates) reload() { c.use(c.scan()) }
-
-// poll reads the files, and uses them if they have changed and were the same in the previous call.
-func (c *certificates) poll() {
-	contents := c.scan()
-	sum := contents.sum()
-	switch sum {
-	case c.read:
+// refresh reads the files. They are used after a signal, or if they have changed and were the same in the previous call.
+func (c *certificates) refresh(signal bool) {
+	contents, sum, err := c.scan()
+	again := sum == c.read
+	if !signal && (again || sum != c.pending) {
 		c.pending = sum
-	case c.pending:
-		c.use(contents)
-	default:
-		c.pending = sum
-	}
-}
-
-func (c *certificates) use(contents tlsFiles) {
-	again := contents.sum() == c.read
-	err := c.decode(contents)
-	c.metrics.CertificateRead(err == nil)
-	if err != nil {
-		c.log.Error(err, "Failed to read the certificate: the previous one stays in use", "certFile", c.files.CertFile)
 		return
 	}
-	c.metrics.CertificateExpires(c.expiry())
-	if !again {
+	if err = c.decode(contents, sum, err); err != nil {
+		c.log.Error(err, "Failed to read the certificate: the previous one stays in use", "certFile", c.files.CertFile)
+	} else if !again {
 		c.log.Info("Certificate read", "certFile", c.files.CertFile, "expires", c.current.Load().Certificates[0].Leaf.NotAfter)
 	}
+	c.report(err)
 }
 
-func (c *certificates) expiry() int64 { return c.current.Load().Certificates[0].Leaf.NotAfter.Unix() }
-
-// tlsFiles are the contents of the files of https. An error is a part of them.
-type tlsFiles struct {
-	cert, key, clientCA []byte
-	err                 error
+func (c *certificates) report(err error) {
+	c.metrics.certRead.Set(number(err == nil))
+	c.metrics.certExpiry.Set(float64(c.current.Load().Certificates[0].Leaf.NotAfter.Unix()))
 }
 
-func (f tlsFiles) sum() [sha256.Size]byte {
-	var text string
-	if f.err != nil {
-		text = f.err.Error()
-	}
-	certs, keys, cas := sha256.Sum256(f.cert), sha256.Sum256(f.key), sha256.Sum256(f.clientCA)
-	return sha256.Sum256(bytes.Join([][]byte{certs[:], keys[:], cas[:], []byte(text)}, nil))
-}
-
-func (c *certificates) scan() (f tlsFiles) {
-	for _, file := range []struct {
-		field, path string
-		into        *[]byte
-	}{{"https.certFile", c.files.CertFile, &f.cert}, {"https.keyFile", c.files.KeyFile, &f.key}, {"https.clientCAFile", c.files.ClientCAFile, &f.clientCA}} {
+// scan returns the contents of certificate, key and authorities, and a hash of them and of the error.
+func (c *certificates) scan() (contents [3][]byte, sum [sha256.Size]byte, err error) {
+	hash := sha256.New()
+	for i, file := range [...]struct{ field, path string }{
+		{"https.certFile", c.files.CertFile}, {"https.keyFile", c.files.KeyFile}, {"https.clientCAFile", c.files.ClientCAFile},
+	} {
 		if file.path == "" {
 			continue
 		}
-		data, err := disk.Read(file.path, maxCertificates)
-		if err != nil {
-			f.err = errors.Join(f.err, fmt.Errorf("%s: %w", file.field, err))
+		data, failure := disk.Read(file.path, maxCertificates)
+		if failure != nil {
+			err = errors.Join(err, fmt.Errorf("%s: %w", file.field, failure))
 		}
-		*file.into = data
+		contents[i] = data
+		_, _ = fmt.Fprintf(hash, "%d %d %s %v\n", i, len(data), data, failure) // a hash does not fail
 	}
-	return f
+	return contents, [sha256.Size]byte(hash.Sum(nil)), err
 }
 
-// decode uses contents for the next handshakes, unless they are invalid.
-func (c *certificates) decode(f tlsFiles) error {
-	c.read = f.sum()
-	c.pending = c.read
-	if f.err != nil {
-		return f.err
+// decode uses what scan has returned for the next handshakes, unless it is invalid.
+func (c *certificates) decode(contents [3][]byte, sum [sha256.Size]byte, err error) error {
+	c.read, c.pending = sum, sum
+	if err != nil {
+		return err
 	}
-	cert, err := tls.X509KeyPair(f.cert, f.key)
+	cert, err := tls.X509KeyPair(contents[0], contents[1])
 	if err != nil {
 		return fmt.Errorf("https.certFile %s, https.keyFile %s: %w", c.files.CertFile, c.files.KeyFile, err)
 	}
 	next := &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}
 	if c.files.ClientCAFile != "" {
 		next.ClientCAs, next.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
-		if !next.ClientCAs.AppendCertsFromPEM(f.clientCA) {
+		if !next.ClientCAs.AppendCertsFromPEM(contents[2]) {
 			return fmt.Errorf("https.clientCAFile: %s has no certificate in PEM", c.files.ClientCAFile)
 		}
 	}

@@ -45,7 +45,7 @@ func (p *process) post(c *tls.Config, path string, body io.Reader) (int, string,
 	c.ServerName = "localhost"
 	tr := &http.Transport{TLSClientConfig: c, ForceAttemptHTTP2: true}
 	defer tr.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(p.Context(), http.MethodPost, "https://"+p.at.HTTPS.String()+path, body)
+	req, err := http.NewRequestWithContext(p.Context(), http.MethodPost, "https://"+p.at.HTTPS+path, body)
 	must(p, err)
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := tr.RoundTrip(req)
@@ -195,7 +195,7 @@ func TestHTTPSWithoutNode(t *testing.T) {
 	p.https(issue(t, ca))
 	p.config.Node.Listen, p.config.Policies = "", ""
 	p.start()
-	if code, _, err := p.post(&tls.Config{RootCAs: ca.Pool()}, "/x", nil); err != nil || code != http.StatusNotFound || p.at.Node != nil {
+	if code, _, err := p.post(&tls.Config{RootCAs: ca.Pool()}, "/x", nil); err != nil || code != http.StatusNotFound || p.at.Node != "" {
 		t.Errorf("answer %d, %v; want 404, and no node server", code, err)
 	}
 	code, text, err := p.post(&tls.Config{RootCAs: ca.Pool()}, webhook.ValidatePath, strings.NewReader(admissionReview(false, `{"containers":[{"name":"c","image":"app:1"}]}`)))
@@ -297,7 +297,7 @@ func TestHTTPSSurvivesHostileClients(t *testing.T) {
 	p := prepare(t)
 	p.https(issue(t, ca))
 	p.start()
-	dial := func() net.Conn { return p.dial("tcp", p.at.HTTPS.String()) }
+	dial := func() net.Conn { return p.dial("tcp", p.at.HTTPS) }
 	silent, garbage, body := dial(), dial(), tls.Client(dial(), &tls.Config{RootCAs: ca.Pool(), ServerName: "localhost"})
 	_, _ = io.WriteString(garbage, strings.Repeat("\x16\x03\x01", 1000))
 	_, _ = io.WriteString(body, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")

@@ -7,32 +7,47 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/pullgate/pullgate/internal/mechanics/program"
-	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 )
 
-// namespaces has the labels of namespaces from a watch that exists only while a policy needs it. It is a
-// webhook.Namespaces. A nil namespaces watches nothing.
+// getTimeout bounds a request for a namespace that the watch does not have.
+const getTimeout = 2 * time.Second
+
+// namespaces has the labels of namespaces from a watch that exists only while a policy needs it. A nil namespaces
+// watches nothing.
 type namespaces struct {
 	kubeconfig string
-	run        func(*webhook.NamespaceWatch) (stop func())
+	run        func(cache.Controller) (stop func())
 	running    sync.WaitGroup
-	current    atomic.Pointer[webhook.NamespaceWatch] // nil while there is no watch
+	current    atomic.Pointer[namespaceWatch] // nil while there is no watch
+	mu         sync.Mutex                     // guards calls of watch
+}
 
-	mu   sync.Mutex // guards stop and calls of watch
-	stop func()     // nil while there is no watch
+// A namespaceWatch needs the permission to get, list and watch namespaces.
+type namespaceWatch struct {
+	client     rest.Interface
+	store      cache.Store
+	controller cache.Controller
+	stop       func()
 }
 
 // newNamespaces returns namespaces whose watch runs at most until ctx ends. Nothing is watched yet.
 func newNamespaces(ctx context.Context, kubeconfig string) *namespaces {
 	n := &namespaces{kubeconfig: kubeconfig}
-	n.run = func(w *webhook.NamespaceWatch) func() {
+	n.run = func(c cache.Controller) func() {
 		ctx, stop := context.WithCancel(ctx)
-		n.running.Go(func() { w.Run(ctx) })
+		n.running.Go(func() { c.RunWithContext(ctx) })
 		return stop
 	}
 	return n
@@ -45,22 +60,21 @@ func (n *namespaces) watch(needed bool) error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	switch {
-	case needed && n.stop == nil:
+	switch w := n.current.Load(); {
+	case needed && w == nil:
 		config, err := apiServer(n.kubeconfig)
 		if err != nil {
 			return fmt.Errorf("a policy has binding.namespaceSelector, and the labels of namespaces cannot be watched: %w", err)
 		}
-		w, err := webhook.NewNamespaceWatch(config)
+		w, err := newNamespaceWatch(config)
 		if err != nil {
 			return err
 		}
-		n.stop = n.run(w)
+		w.stop = n.run(w.controller)
 		n.current.Store(w)
-	case !needed && n.stop != nil:
+	case !needed && w != nil:
 		n.current.Store(nil)
-		n.stop()
-		n.stop = nil
+		w.stop()
 	}
 	return nil
 }
@@ -71,18 +85,69 @@ func (n *namespaces) close() {
 	n.running.Wait()
 }
 
-// Labels implements webhook.Namespaces.
-func (n *namespaces) Labels(ctx context.Context, namespace string) (labels map[string]string, ok bool) {
-	if w := n.current.Load(); w != nil {
-		return w.Labels(ctx, namespace)
-	}
-	return nil, false
-}
-
 // ready reports whether the watch, if there is one, has listed the namespaces.
 func (n *namespaces) ready() bool {
 	w := n.current.Load()
-	return w == nil || w.Synced()
+	return w == nil || w.controller.HasSynced()
+}
+
+// labels returns the labels of a namespace. One that the watch does not have is requested: it can be new. Labels that
+// have changed are known as soon as the API server sends them. Without a watch, no labels are known.
+func (n *namespaces) labels(ctx context.Context, namespace string) (labels map[string]string, ok bool) {
+	w := n.current.Load()
+	if w == nil || namespace == "" {
+		return nil, false
+	}
+	if found, exists, err := w.store.GetByKey(namespace); err == nil && exists {
+		if n, ok := found.(*corev1.Namespace); ok {
+			return n.Labels, true
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, getTimeout)
+	defer cancel()
+	found := &corev1.Namespace{}
+	if err := w.client.Get().Resource("namespaces").Name(namespace).Do(ctx).Into(found); err != nil {
+		return nil, false
+	}
+	return found.Labels, true
+}
+
+// newNamespaceWatch makes no request.
+func newNamespaceWatch(config *rest.Config) (*namespaceWatch, error) {
+	scheme := runtime.NewScheme() // with the types that are requested, so that those of other API groups are not linked in
+	if err := corev1.AddToScheme(scheme); err != nil {
+		return nil, err
+	}
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	config.GroupVersion, config.APIPath = &corev1.SchemeGroupVersion, "/api"
+	client, err := rest.RESTClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("client of the API server: %w", err)
+	}
+	lister := cache.NewListWatchFromClient(client, "namespaces", metav1.NamespaceAll, fields.Everything())
+	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: &namespaceList{lister}, ObjectType: &corev1.Namespace{}, Handler: cache.ResourceEventHandlerFuncs{},
+		Transform: labelsOnly,
+	})
+	return &namespaceWatch{client: client, store: store, controller: controller}, nil
+}
+
+// namespaceList lists and watches.
+type namespaceList struct{ *cache.ListWatch }
+
+// IsWatchListSemanticsUnSupported prevents the reflector from streaming the first list. API servers before 1.27 ignore
+// that request, and the reflector would wait for the end of the list without a limit.
+func (*namespaceList) IsWatchListSemanticsUnSupported() bool { return true }
+
+// labelsOnly drops what is not needed of a namespace.
+func labelsOnly(object any) (any, error) {
+	n, ok := object.(*corev1.Namespace)
+	if !ok { // a deletion that was missed
+		return object, nil
+	}
+	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: n.Name, ResourceVersion: n.ResourceVersion, Labels: n.Labels}}, nil
 }
 
 // apiServer returns how the API server is reached: by a kubeconfig; for "" from inside a cluster, then by that of the
@@ -94,7 +159,8 @@ func apiServer(kubeconfig string) (*rest.Config, error) {
 			return config, err
 		}
 		if kubeconfig = os.Getenv(clientcmd.RecommendedConfigPathEnvVar); kubeconfig == "" {
-			return nil, program.WithHint(err, "set kubeconfig to the path of a file, or remove the policies that select namespaces by labels")
+			return nil, program.WithHint(err,
+				"set kubeconfig to the path of a file, or remove the policies that select namespaces by labels")
 		}
 	}
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)

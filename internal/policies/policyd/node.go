@@ -8,6 +8,7 @@ import (
 	"net"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -40,8 +41,7 @@ const (
 	nodeCallLimit = 110 * time.Second
 	// maxImages is how many images one request may have.
 	maxImages = 256
-	// maxTexts bounds the reasons and audit annotations of an answer, in bytes. pullgated uses no larger answer, and a
-	// denial must arrive.
+	// maxTexts bounds the texts of an answer, in bytes.
 	maxTexts = 64 << 10
 )
 
@@ -96,13 +96,16 @@ func (s *nodeServer) serve(ctx context.Context, l net.Listener) error {
 }
 
 // guard bounds a call and recovers its panics.
-func (s *nodeServer) guard(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+func (s *nodeServer) guard(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (
+	resp any, err error,
+) {
 	ctx, cancel := context.WithTimeout(ctx, nodeCallLimit)
 	defer cancel()
 	defer func() {
 		if p := recover(); p != nil {
-			s.metrics.Panic()
-			s.log.Error(fmt.Errorf("panic: %v", p), "A call of pullgated panicked, it is answered with Internal", "method", info.FullMethod, "stack", string(debug.Stack()))
+			s.metrics.panics.Inc()
+			s.log.Error(fmt.Errorf("panic: %v", p), "A call of pullgated panicked, it is answered with Internal",
+				"method", info.FullMethod, "stack", string(debug.Stack()))
 			resp, err = nil, status.Error(codes.Internal, "internal error, see the log of "+programName)
 		}
 	}()
@@ -122,7 +125,7 @@ func (s *nodeServer) Review(ctx context.Context, r *policyv1.ReviewRequest) (*po
 	}
 	set := s.policies.with(policyfiles.Version{Hash: r.GetPolicyHash()}, false)
 	if set == nil {
-		s.metrics.Mismatch()
+		s.metrics.mismatches.Inc()
 		return nil, status.Errorf(codes.FailedPrecondition, "%s: pullgated has %.12s", s.inUse(), r.GetPolicyHash())
 	}
 	if images == 0 { // the caller only compares the policy files
@@ -154,41 +157,59 @@ func (s *nodeServer) ask(ctx context.Context, clients review.Clients, r *policyv
 	answers := make([][]review.Result, len(subjects))
 	var asked sync.WaitGroup
 	for i, about := range subjects[1:] {
-		asked.Go(func() { answers[1+i] = clients.Review(ctx, about) })
+		asked.Go(func() { answers[1+i] = s.policies.review(ctx, clients, about) })
 	}
-	answers[0] = clients.Review(ctx, subjects[0])
+	answers[0] = s.policies.review(ctx, clients, subjects[0])
 	asked.Wait()
 	var all []*policyv1.ReviewResult
 	for i, results := range answers {
 		image := slices.Concat(subjects[i].Images, subjects[i].Volumes)[0]
-		for _, result := range results {
-			s.metrics.Review(outcomeOf(result), result.Cached)
-			all = append(all, resultOf(image, result))
+		for _, r := range results {
+			all = append(all, &policyv1.ReviewResult{
+				Backend: r.Backend, Image: image, Allowed: r.Allowed, Reason: safetext.Valid(cmp.Or(r.Failure, r.Reason)),
+				AuditAnnotations: validUTF8(r.AuditAnnotations), Cached: r.Cached, Failed: r.Err != nil, FailedOpen: r.FailedOpen,
+				Duration: durationpb.New(r.Took),
+			})
 		}
 	}
 	return all
 }
 
-func resultOf(image string, r review.Result) *policyv1.ReviewResult {
-	reason := cmp.Or(r.Failure, r.Reason)
-	return &policyv1.ReviewResult{
-		Backend: r.Backend, Image: image, Allowed: r.Allowed, Reason: safetext.Valid(reason), AuditAnnotations: validUTF8(r.AuditAnnotations),
-		Cached: r.Cached, Failed: r.Err != nil, FailedOpen: r.FailedOpen, Duration: durationpb.New(r.Took),
+// review asks all backends about a subject.
+func (p *policies) review(ctx context.Context, clients review.Clients, about review.Subject) []review.Result {
+	results := clients.Review(ctx, about)
+	for _, r := range results {
+		outcome := reviewDenied
+		switch {
+		case r.FailedOpen:
+			outcome = reviewFailedOpen
+		case r.Err != nil:
+			outcome = reviewFailedClosed
+		case r.Allowed:
+			outcome = reviewAllowed
+		}
+		p.metrics.reviews.WithLabelValues(outcome, strconv.FormatBool(r.Cached)).Inc()
 	}
+	return results
+}
+
+// A budget is how many bytes of texts still fit into an answer. pullgated uses no larger answer, and a denial must
+// arrive.
+type budget int
+
+func (b *budget) fits(n int) bool {
+	if n > int(*b) {
+		return false
+	}
+	*b -= budget(n)
+	return true
 }
 
 // shorten drops texts of backends beyond maxTexts, annotations before reasons.
 func shorten(results []*policyv1.ReviewResult) {
-	left := maxTexts
-	fits := func(n int) bool {
-		if n > left {
-			return false
-		}
-		left -= n
-		return true
-	}
+	left := budget(maxTexts)
 	for _, r := range results {
-		if !fits(len(r.GetReason())) {
+		if !left.fits(len(r.GetReason())) {
 			r.Reason = ""
 		}
 	}
@@ -197,7 +218,7 @@ func shorten(results []*policyv1.ReviewResult) {
 		for k, v := range r.GetAuditAnnotations() {
 			size += len(k) + len(v)
 		}
-		if !fits(size) {
+		if !left.fits(size) {
 			r.AuditAnnotations = nil
 		}
 	}
@@ -209,19 +230,6 @@ func (s *nodeServer) inUse() string {
 		return fmt.Sprintf("%s has the policy files %.12s", programName, set.Hash)
 	}
 	return programName + " has no policy files (policies: \"\")"
-}
-
-func outcomeOf(r review.Result) reviewOutcome {
-	switch {
-	case r.FailedOpen:
-		return reviewFailedOpen
-	case r.Err != nil:
-		return reviewFailedClosed
-	case r.Allowed:
-		return reviewAllowed
-	default:
-		return reviewDenied
-	}
 }
 
 // validUTF8 returns texts that a message can hold: those of a backend are not ours.

@@ -13,7 +13,6 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
-	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
@@ -67,8 +66,7 @@ func satisfies(v, want policyfiles.Version, signatures bool) bool {
 
 // openPolicies reads the policy files, and the kubeconfigs that they name.
 func openPolicies(c config.Policyd, n *namespaces, s *verify.Service, m *metrics, log klog.Logger) (*policies, error) {
-	p := &policies{log: log, metrics: m, paths: paths(c), namespaces: n, signatures: s}
-	p.watcher = policyfiles.NewWatcher()
+	p := &policies{log: log, metrics: m, paths: paths(c), namespaces: n, signatures: s, watcher: policyfiles.NewWatcher()}
 	p.chain = admission.New(admission.Rules{}, admission.Options{OnPanic: p.panicked})
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -80,7 +78,7 @@ func openPolicies(c config.Policyd, n *namespaces, s *verify.Service, m *metrics
 		return nil, program.WithHint(fmt.Errorf("read policies:\n%w", err),
 			"correct the files, pullgate-policyd --check-config lists all errors; or set policies to \"\" for none")
 	}
-	p.reportLocked()
+	p.noteLocked(&p.failure.folder, nil, "")
 	return p, nil
 }
 
@@ -97,24 +95,19 @@ func (p *policies) close() {
 	p.backends.Close()
 }
 
-// reload reads the folder and the kubeconfigs now.
-func (p *policies) reload() {
+// refresh reads the folder and the kubeconfigs; without a signal, the folder only if it has changed and is complete.
+func (p *policies) refresh(signal bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.failure.folder, p.failure.kubeconfigs = nil, nil // logged again
-	set, err := p.watcher.Load(p.paths)
-	p.takeLocked(set, err)
-	p.readKubeconfigsLocked()
-}
-
-// poll reads the folder, and uses its content if it has changed and is complete. It also reads the kubeconfigs.
-func (p *policies) poll() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if set, changed, err := p.watcher.Poll(); changed {
+	if signal {
+		p.failure.folder, p.failure.kubeconfigs = nil, nil // logged again
+		set, err := p.watcher.Load(p.paths)
+		p.takeLocked(set, err)
+	} else if set, changed, err := p.watcher.Poll(); changed {
 		p.takeLocked(set, err)
 	}
-	p.readKubeconfigsLocked()
+	err := p.backends.Reload()
+	p.noteLocked(&p.failure.kubeconfigs, err, "Failed to read the kubeconfig of a backend: the previous one stays in use")
 }
 
 // with returns the policy files of a version, for signatures also with its trusted root. It reads the files again if
@@ -150,7 +143,7 @@ func (p *policies) with(want policyfiles.Version, signatures bool) *inUse {
 	return nil
 }
 
-// takeLocked uses a set that was read, or after an error the last valid one. An error is logged when it is new.
+// takeLocked uses a set that was read, or after an error the last valid one.
 func (p *policies) takeLocked(set *policyfiles.Set, err error) {
 	if p.paths.Folder == "" {
 		return
@@ -158,13 +151,18 @@ func (p *policies) takeLocked(set *policyfiles.Set, err error) {
 	if err == nil {
 		err = p.useLocked(set)
 	}
-	before := p.failure.folder
-	p.failure.folder = err
-	if err != nil && (before == nil || before.Error() != err.Error()) {
-		p.log.Error(safetext.OneLine(err), "Failed to read the policies: the previous ones stay in use",
-			"policies", p.paths.Folder)
+	p.noteLocked(&p.failure.folder, err, "Failed to read the policies: the previous ones stay in use", "policies", p.paths.Folder)
+}
+
+// noteLocked keeps a failure, and logs it when it is new.
+func (p *policies) noteLocked(failure *error, err error, message string, keysAndValues ...any) {
+	if err != nil && (*failure == nil || (*failure).Error() != err.Error()) {
+		p.log.Error(safetext.OneLine(err), message, keysAndValues...)
 	}
-	p.reportLocked()
+	*failure = err
+	if p.paths.Folder != "" {
+		p.metrics.policiesRead.Set(number(p.failure.folder == nil && p.failure.kubeconfigs == nil))
+	}
 }
 
 // useLocked uses a set, or returns why it cannot be used and changes nothing.
@@ -186,40 +184,26 @@ func (p *policies) useLocked(set *policyfiles.Set) error {
 	}
 	rules := admission.Rules{PolicyHash: set.Hash}
 	if restrictions.Len() > 0 {
-		rules.Validators = []admission.Named{{Name: admission.RestrictionValidator, Validator: restriction.NewValidator(restrictions, restriction.Options{From: restriction.Admission})}}
+		validator := restriction.NewValidator(restrictions, restriction.Options{From: restriction.Admission})
+		rules.Validators = []admission.Named{{Name: admission.RestrictionValidator, Validator: validator}}
 	}
 	p.chain.Set(rules)
 	p.current.Store(&inUse{set, p.backends.Clients(), signed})
 	if signed.Verifies() {
-		p.metrics.VerifiesSignatures(registry.Outcomes(), verify.Outcomes())
+		p.metrics.verifiesSignatures()
 	}
 	var counts []any
 	for _, k := range policyfiles.Kinds() {
 		counts = append(counts, k.Name, set.Len(k.Name))
 	}
-	p.log.Info("Policies read", "policies", p.paths.Folder, "hash", set.Hash, "trustedRoot", signed.TrustedRoot(), "ignored", set.Ignored, "kinds", counts)
+	p.log.Info("Policies read", "policies", p.paths.Folder, "hash", set.Hash, "trustedRoot", signed.TrustedRoot(),
+		"ignored", set.Ignored, "kinds", counts)
 	backends.Log(p.log)
 	return nil
 }
 
-// readKubeconfigsLocked reads the kubeconfigs of the backends, and the files that they name. An error is logged when it
-// is new.
-func (p *policies) readKubeconfigsLocked() {
-	err := p.backends.Reload()
-	if before := p.failure.kubeconfigs; err != nil && (before == nil || before.Error() != err.Error()) {
-		p.log.Error(safetext.OneLine(err), "Failed to read the kubeconfig of a backend: the previous one stays in use")
-	}
-	p.failure.kubeconfigs = err
-	p.reportLocked()
-}
-
-func (p *policies) reportLocked() {
-	if p.paths.Folder != "" {
-		p.metrics.PoliciesRead(p.failure.folder == nil && p.failure.kubeconfigs == nil)
-	}
-}
-
 func (p *policies) panicked(validator string, value any, stack []byte) {
-	p.metrics.Panic()
-	p.log.Error(fmt.Errorf("panic: %v", value), "A validator of policies panicked, the request is denied", "validator", validator, "stack", string(stack))
+	p.metrics.panics.Inc()
+	p.log.Error(fmt.Errorf("panic: %v", value), "A validator of policies panicked, the request is denied",
+		"validator", validator, "stack", string(stack))
 }

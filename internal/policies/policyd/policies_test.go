@@ -73,7 +73,7 @@ func TestRequestsForOtherFilesShareAReading(t *testing.T) {
 	if n := strings.Count(log.String(), "Failed to read the policies"); n != 1 {
 		t.Errorf("%d errors in the log; want one:\n%s", n, &log)
 	}
-	p.reload()
+	p.refresh(true)
 	if n := strings.Count(log.String(), "Failed to read the policies"); n != 2 {
 		t.Errorf("after a reload %d errors in the log; want two:\n%s", n, &log)
 	}

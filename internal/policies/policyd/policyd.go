@@ -10,6 +10,7 @@ import (
 	"time"
 
 	sd "github.com/coreos/go-systemd/v22/daemon"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
@@ -59,8 +60,8 @@ type Options struct {
 	Ready func(Addresses)
 }
 
-// Addresses are where a process listens; nil where it does not.
-type Addresses struct{ Node, HTTPS, Metrics net.Addr }
+// Addresses are where a process listens; "" where it does not.
+type Addresses struct{ Node, HTTPS, Metrics string }
 
 // Run runs the process until ctx ends, and returns when everything that it started has ended: nil after an orderly
 // stop, an error if it could not start or continue (a program.HintError if an operator can act on it).
@@ -91,9 +92,10 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	o.Log.Info("Serving", "node", text(on.node), "https", text(on.https), "metrics", text(on.metrics), "policies", o.Config.Policies, "version", o.Version)
+	at := Addresses{Node: text(on.node), HTTPS: text(on.https), Metrics: text(on.metrics)}
+	o.Log.Info("Serving", "node", at.Node, "https", at.HTTPS, "metrics", at.Metrics, "policies", o.Config.Policies, "version", o.Version)
 	if o.Ready != nil {
-		o.Ready(Addresses{Node: address(on.node), HTTPS: address(on.https), Metrics: address(on.metrics)})
+		o.Ready(at)
 	}
 	return serve(ctx, o, on, policies, certs, m)
 }
@@ -137,13 +139,6 @@ func (on listeners) close() error {
 	return err
 }
 
-func address(l net.Listener) net.Addr {
-	if l == nil {
-		return nil
-	}
-	return l.Addr()
-}
-
 func text(l net.Listener) string {
 	if l == nil {
 		return ""
@@ -159,27 +154,19 @@ func serve(ctx context.Context, o Options, on listeners, policies *policies, cer
 	defer stop()
 	var back errgroup.Group
 	back.Go(func() error { reload(behind, o, policies, certs); return nil })
-
-	front, ctx := errgroup.WithContext(ctx)
-	if on.metrics != nil {
-		// It belongs to the front, because the process ends if it fails, and is stopped after the front.
-		failed := make(chan error, 1)
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	if on.metrics != nil { // stopped after the front; the process ends if it fails
 		back.Go(func() error {
-			err := sockets.ServeStatus(behind, on.metrics, sockets.Status{
-				Metrics: m.Handler(), Ready: func() (string, bool) { return ready(&stopping, policies) }, Panicked: m.Panic, Log: o.Log.WithName("metrics"),
+			defer end()
+			return sockets.ServeStatus(behind, on.metrics, sockets.Status{
+				Metrics:  promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}),
+				Ready:    func() (string, bool) { return ready(&stopping, policies) },
+				Panicked: m.panics.Inc, Log: o.Log.WithName("metrics"),
 			})
-			failed <- err
-			return err
-		})
-		front.Go(func() error {
-			select {
-			case err := <-failed:
-				return err
-			case <-ctx.Done():
-				return nil
-			}
 		})
 	}
+	front, ctx := errgroup.WithContext(ctx)
 	if on.node != nil {
 		server := newNodeServer(policies, m, o.Log.WithName("node"))
 		front.Go(func() error { return server.serve(ctx, on.node) })
@@ -197,9 +184,7 @@ func serve(ctx context.Context, o Options, on listeners, policies *policies, cer
 	notify(o.Log, sd.SdNotifyReady)
 	err := front.Wait()
 	stop()
-	if backErr := back.Wait(); !errors.Is(err, backErr) {
-		err = errors.Join(err, backErr)
-	}
+	err = errors.Join(err, back.Wait())
 	o.Log.Info("Stopped")
 	return err
 }
@@ -209,19 +194,19 @@ func reload(ctx context.Context, o Options, policies *policies, certs *certifica
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
+		signal := false
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			policies.poll()
-			if certs != nil {
-				certs.poll()
-			}
 		case <-o.Reload:
-			policies.reload()
-			if certs != nil {
-				certs.reload()
-			}
+			signal = true
+		}
+		policies.refresh(signal)
+		if certs != nil {
+			certs.refresh(signal)
+		}
+		if signal {
 			o.Log.Info("Read again: policies and certificates; other settings need a restart")
 		}
 	}
@@ -233,9 +218,10 @@ func serveHTTPS(ctx context.Context, o Options, l net.Listener, policies *polici
 		return err
 	}
 	err = sockets.ServeHTTP(ctx, l, sockets.HTTPOptions{
-		Handler: handler, TLS: certs.tlsConfig(), Connections: httpsConnections, Requests: httpsRequests, Waiting: httpsWaiting, MaxBody: httpsMaxBody,
+		Handler: handler, TLS: certs.tlsConfig(),
+		Connections: httpsConnections, Requests: httpsRequests, Waiting: httpsWaiting, MaxBody: httpsMaxBody,
 		ReadLimit: httpsReadLimit, WriteLimit: httpsWriteLimit, IdleLimit: httpsIdleLimit, StopLimit: stopLimit,
-		Panicked: m.Panic, Log: o.Log.WithName("https"),
+		Panicked: m.panics.Inc, Log: o.Log.WithName("https"),
 	})
 	if err != nil {
 		return fmt.Errorf("serve https: %w", err)

@@ -215,7 +215,7 @@ func (p *process) request() policyclient.ReviewRequest {
 // get returns a page of the metrics server.
 func (p *process) get(path string) (int, string) {
 	p.Helper()
-	req, err := http.NewRequestWithContext(p.Context(), http.MethodGet, "http://"+p.at.Metrics.String()+path, nil)
+	req, err := http.NewRequestWithContext(p.Context(), http.MethodGet, "http://"+p.at.Metrics+path, nil)
 	must(p, err)
 	req.Close = true
 	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
@@ -325,11 +325,11 @@ func TestRunRefusesToStart(t *testing.T) {
 		}, "podTemplates[0]"},
 		"no policy folder":   {func(p *process) { p.config.Policies = p.path("absent") }, "absent: no such file"},
 		"socket in use":      {func(p *process) { p.config.Node.Listen = taken.config.Node.Listen }, "socket in use"},
-		"address in use":     {func(p *process) { p.config.Metrics.Listen = taken.at.Metrics.String() }, "listen on metrics.listen 127.0.0.1:"},
+		"address in use":     {func(p *process) { p.config.Metrics.Listen = taken.at.Metrics }, "listen on metrics.listen 127.0.0.1:"},
 		"no certificate":     {func(p *process) { p.https(cert); _ = os.Remove(p.path("tls.crt")) }, "https.certFile: open "},
 		"key of another":     {func(p *process) { p.https(cert); p.write("tls.key", string(issue(p.T, newAuthority(p.T)).Key)) }, "private key does not match public key"},
 		"CA without a block": {func(p *process) { p.https(cert); p.config.HTTPS.ClientCAFile = p.path("policies/scan.yaml") }, "has no certificate in PEM"},
-		"https in use":       {func(p *process) { p.https(cert); p.config.HTTPS.Listen = taken.at.Metrics.String() }, "listen on https.listen"},
+		"https in use":       {func(p *process) { p.https(cert); p.config.HTTPS.Listen = taken.at.Metrics }, "listen on https.listen"},
 	} {
 		p := prepare(t)
 		tc.change(p)

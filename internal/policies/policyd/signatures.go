@@ -32,10 +32,13 @@ const (
 func newSignatures(o Options, m *metrics) (*verify.Service, error) {
 	log := o.Log.WithName("signatures")
 	return verify.NewService(verify.ServiceOptions{
-		Config: o.Config, Log: log, Requested: m.RegistryRequest, Verified: m.Verified, Verify: o.Verify,
+		Config: o.Config, Log: log, Verify: o.Verify,
+		Requested: func(outcome string) { m.requests.WithLabelValues(outcome).Inc() },
+		Verified:  func(outcome string) { m.verified.WithLabelValues(outcome).Inc() },
 		OnPanic: func(value any, stack []byte) {
-			m.Panic()
-			log.Error(fmt.Errorf("panic: %v", value), "A verification panicked, the image still needs its signatures", "stack", string(stack))
+			m.panics.Inc()
+			log.Error(fmt.Errorf("panic: %v", value), "A verification panicked, the image still needs its signatures",
+				"stack", string(stack))
 		},
 	})
 }
@@ -48,13 +51,14 @@ func (s *nodeServer) Verify(ctx context.Context, r *policyv1.VerifyRequest) (*po
 	}
 	set := s.policies.with(policyfiles.Version{Hash: r.GetPolicyHash(), TrustedRoot: r.GetTrustedRoot()}, true)
 	if set == nil {
-		s.metrics.Mismatch()
-		return nil, status.Errorf(codes.FailedPrecondition, "%s: pullgated has %.12s and the trusted root %.12q", s.inUse(), r.GetPolicyHash(), r.GetTrustedRoot())
+		s.metrics.mismatches.Inc()
+		return nil, status.Errorf(codes.FailedPrecondition, "%s: pullgated has %.12s and the trusted root %.12q",
+			s.inUse(), r.GetPolicyHash(), r.GetTrustedRoot())
 	}
 	c := r.GetCredential()
 	report, err := s.policies.signatures.Verify(ctx, set.rules, verify.Request{
-		Name: name, ImageID: r.GetImageId(), Digests: r.GetDigests(), Requirements: r.GetRequirements(), List: r.GetListSignatures(),
-		Credential: admission.Login{
+		Name: name, ImageID: r.GetImageId(), Digests: r.GetDigests(), Requirements: r.GetRequirements(),
+		List: r.GetListSignatures(), Credential: admission.Login{
 			Username: c.GetUsername(), Password: c.GetPassword(), IdentityToken: c.GetIdentityToken(), RegistryToken: c.GetRegistryToken(),
 		},
 	})
@@ -106,17 +110,17 @@ func (s *nodeServer) notVerified(ctx context.Context, name imageref.Ref, err err
 // responseOf returns the answer for a report, whose texts can be those of a registry.
 func responseOf(v policyfiles.Version, report requirement.Report) *policyv1.VerifyResponse {
 	response := &policyv1.VerifyResponse{PolicyHash: v.Hash, TrustedRoot: v.TrustedRoot}
-	left := maxTexts
+	left := budget(maxTexts)
 	for _, r := range report.Results {
 		result := &policyv1.VerifyResult{Requirement: r.Requirement, Met: r.Met, Digest: r.Digest}
 		if !r.Met {
-			result.Reason, result.Message = r.Reason, clean(r.Message, maxMessage, &left)
+			result.Reason, result.Message = r.Reason, left.clean(r.Message, maxMessage)
 		}
 		response.Results = append(response.Results, result)
 	}
 	for i, r := range report.Results {
 		for _, signer := range r.Signers[:min(len(r.Signers), maxSigners)] {
-			if text := clean(signer, maxSigner, &left); text != "" {
+			if text := left.clean(signer, maxSigner); text != "" {
 				response.Results[i].Signers = append(response.Results[i].Signers, text)
 			}
 		}
@@ -124,18 +128,17 @@ func responseOf(v policyfiles.Version, report requirement.Report) *policyv1.Veri
 	for _, f := range report.Signatures[:min(len(report.Signatures), maxSignatures)] {
 		response.Signatures = append(response.Signatures, &policyv1.FoundSignature{
 			Repository: f.Repository, FoundBy: f.FoundBy, Digest: f.Digest, Subject: f.Subject, Counts: f.Counts,
-			Signer: clean(f.Signer, maxSigner, &left), Reason: clean(f.Reason, maxSigner, &left),
+			Signer: left.clean(f.Signer, maxSigner), Reason: left.clean(f.Reason, maxSigner),
 		})
 	}
 	return response
 }
 
 // clean returns the beginning of a text, and "" if it does not fit into what is left.
-func clean(text string, limit int, left *int) string {
+func (b *budget) clean(text string, limit int) string {
 	text = safetext.Line(text, limit)
-	if len(text) > *left {
+	if !b.fits(len(text)) {
 		return ""
 	}
-	*left -= len(text)
 	return text
 }

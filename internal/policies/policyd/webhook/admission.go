@@ -9,39 +9,50 @@ import (
 	"fmt"
 	"net/http"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation"
 	kjson "sigs.k8s.io/json"
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/podfile"
+	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 )
 
 const admissionReviewKind = "AdmissionReview"
 
+// uidOf finds the UID of the request in the beginning of an AdmissionReview, as the API server writes it.
+var uidOf = regexp.MustCompile(`^\s*\{\s*(?:"\w+"\s*:\s*"[^"\\]*"\s*,\s*)*"request"\s*:\s*\{\s*"uid"\s*:\s*"([^"\\]+)"`)
+
 // validate answers an AdmissionReview.
 func (h *Handler) validate(ctx context.Context, b received, event *Event) (any, *refusal) {
 	if b.denied != "" {
-		uid := uidOf(b.text)
-		if uid == "" {
-			return nil, refuse(http.StatusRequestEntityTooLarge, fmt.Sprintf("an AdmissionReview must not exceed %d bytes and %d values", maxAdmissionReview, maxValues))
+		uid := uidOf.FindSubmatch(b.text)
+		if uid == nil {
+			return nil, refuse(http.StatusRequestEntityTooLarge,
+				fmt.Sprintf("an AdmissionReview must not exceed %d bytes and %d values", maxAdmissionReview, maxValues))
 		}
 		event.Outcome = Invalid
-		return reviewed(uid, denial(http.StatusRequestEntityTooLarge, "pullgate: the object "+b.denied)), nil
+		return reviewed(types.UID(uid[1]), denial(http.StatusRequestEntityTooLarge, "pullgate: the object "+b.denied)), nil
 	}
 	var review admissionv1.AdmissionReview
 	if err := kjson.UnmarshalCaseSensitivePreserveInts(b.text, &review); err != nil {
 		return nil, refuse(http.StatusBadRequest, "the body is not an AdmissionReview")
 	}
+	version := admissionv1.SchemeGroupVersion.String()
 	switch {
-	case review.Kind != admissionReviewKind || review.APIVersion != admissionv1.SchemeGroupVersion.String():
-		return nil, refuse(http.StatusBadRequest, "apiVersion and kind must be "+admissionv1.SchemeGroupVersion.String()+" and "+admissionReviewKind)
+	case review.Kind != admissionReviewKind || review.APIVersion != version:
+		return nil, refuse(http.StatusBadRequest, "apiVersion and kind must be "+version+" and "+admissionReviewKind)
 	case review.Request == nil || review.Request.UID == "":
 		return nil, refuse(http.StatusBadRequest, "the AdmissionReview has no request with a uid")
 	}
@@ -66,43 +77,22 @@ func denial(status int32, sentence string) *admissionv1.AdmissionResponse {
 	}}
 }
 
-// uidOf returns the UID of the request in the beginning of an AdmissionReview, as the API server writes it; "" if it is
-// not there.
-func uidOf(body []byte) types.UID {
-	d := json.NewDecoder(bytes.NewReader(body))
-	next := func() json.Token { token, _ := d.Token(); return token } // nil after an error
-	if next() != json.Delim('{') {
-		return ""
-	}
-	for {
-		key, value := next(), next()
-		if _, isText := value.(string); isText && key != "request" {
-			continue
-		}
-		if key != "request" || value != json.Delim('{') || next() != "uid" {
-			return ""
-		}
-		uid, _ := next().(string)
-		return types.UID(uid)
-	}
-}
-
 // respond judges a request.
-func (h *Handler) respond(ctx context.Context, r *admissionv1.AdmissionRequest, done func(), event *Event) (response *admissionv1.AdmissionResponse) {
+func (h *Handler) respond(ctx context.Context, r *admissionv1.AdmissionRequest, done func(), event *Event) (
+	response *admissionv1.AdmissionResponse,
+) {
 	q := h.question(r)
 	q.done = done
 	event.Operation, event.Resource = string(r.Operation), q.resource
 	event.Namespace, event.Name, event.DryRun = r.Namespace, q.name, r.DryRun != nil && *r.DryRun
 	defer func() {
+		if h.panicked(recover()) {
+			event.Outcome = Failed
+			response = denial(http.StatusInternalServerError,
+				q.sentence("the judgement failed, which is a defect of pullgate; see the log of pullgate-policyd"))
+		}
 		if response.Result != nil {
 			event.Message = response.Result.Message
-		}
-	}()
-	defer func() {
-		if value := recover(); value != nil {
-			h.panicked(value)
-			event.Outcome = Failed
-			response = denial(http.StatusInternalServerError, q.sentence("the judgement failed, which is a defect of pullgate; see the log of pullgate-policyd"))
 		}
 	}()
 	a := h.judge(ctx, q)
@@ -112,7 +102,8 @@ func (h *Handler) respond(ctx context.Context, r *admissionv1.AdmissionRequest, 
 		response = denial(http.StatusUnprocessableEntity, q.sentence(a.text))
 	case Denied:
 		_, text := a.decision.Refusal()
-		response = denial(http.StatusForbidden, q.sentence(a.at+cmp.Or(text, "denied without a reason, which is a defect of pullgate")))
+		text = cmp.Or(text, "denied without a reason, which is a defect of pullgate")
+		response = denial(http.StatusForbidden, q.sentence(a.at+text))
 	case Allowed, NotJudged, Unchanged, MirrorPod:
 		response = &admissionv1.AdmissionResponse{Allowed: true}
 	case Refused, Failed:
@@ -126,52 +117,57 @@ func (h *Handler) respond(ctx context.Context, r *admissionv1.AdmissionRequest, 
 type question struct {
 	*admissionv1.AdmissionRequest
 
-	resource string // for messages and events
-	name     string
-	template templatePath
-	update   bool
-	done     func() // says that the objects are not needed any more
+	resource  string // for messages and events
+	name      string // or the prefix of the name that the object will get
+	template  templatePath
+	pods      bool // the resource is pods
+	update    bool
+	stage     admission.Stage
+	ephemeral bool // only the ephemeral containers are judged
+	size      size
+	done      func() // says that the objects are not needed any more
 }
 
 func (h *Handler) question(r *admissionv1.AdmissionRequest) *question {
 	group := schema.GroupResource{Group: r.Resource.Group, Resource: r.Resource.Resource}
 	q := &question{
-		AdmissionRequest: r, resource: group.String(), template: h.templates[group], update: r.Operation == admissionv1.Update,
-		name: r.Name,
+		AdmissionRequest: r, resource: group.String(), name: r.Name, template: h.templates[group],
+		pods: group == schema.GroupResource{Resource: "pods"}, update: r.Operation == admissionv1.Update,
+		stage: admission.StageTemplate, ephemeral: r.SubResource != "",
 	}
-	if q.name == "" { // the API server makes one
-		q.name = nameOf(r.Object.Raw)
+	if q.pods {
+		q.stage = admission.StageAdmission
 	}
 	if r.SubResource != "" {
 		q.resource += "/" + r.SubResource
 	}
+	if q.name == "" { // the API server makes one
+		var object struct {
+			Metadata struct {
+				Name         string `json:"name"`
+				GenerateName string `json:"generateName"`
+			} `json:"metadata"`
+		}
+		if kjson.UnmarshalCaseSensitivePreserveInts(r.Object.Raw, &object) == nil {
+			q.name = cmp.Or(object.Metadata.Name, object.Metadata.GenerateName)
+		}
+	}
 	return q
 }
-
-// nameOf returns the name of an object, or the prefix of the name that it will get.
-func nameOf(object []byte) string {
-	var named struct {
-		Metadata struct {
-			Name         string `json:"name"`
-			GenerateName string `json:"generateName"`
-		} `json:"metadata"`
-	}
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(object, &named); err != nil {
-		return ""
-	}
-	return cmp.Or(named.Metadata.Name, named.Metadata.GenerateName)
-}
-
-// pods are the resource of pods.
-func (q *question) pods() bool { return q.Resource.Group == "" && q.Resource.Resource == "pods" }
 
 // sentence returns the message of a denial. That of a pod is the one of the node.
 func (q *question) sentence(text string) string {
 	resource := q.resource
-	if q.pods() {
+	if q.pods {
 		resource = "pod"
 	}
 	return fmt.Sprintf("pullgate: %s %s/%s: %s", resource, q.Namespace, q.name, text)
+}
+
+// release says that the objects, which are large, are not needed any more: registries and backends can take long.
+func (q *question) release() {
+	q.Object.Raw, q.OldObject.Raw = nil, nil
+	q.done()
 }
 
 // An answer is the result of a judgement.
@@ -184,6 +180,10 @@ type answer struct {
 	// warnings are sentences about images whose signatures are not judged here.
 	warnings []string
 }
+
+func invalidAnswer(text string) answer { return answer{outcome: Invalid, text: text} }
+
+func (a answer) denies() bool { return a.outcome == Invalid || a.outcome == Denied }
 
 // with returns an answer that admits, with more findings.
 func (a answer) with(findings []admission.Finding) answer {
@@ -199,7 +199,7 @@ func (h *Handler) judge(ctx context.Context, q *question) answer {
 	switch {
 	case q.Operation != admissionv1.Create && !q.update:
 		return answer{outcome: NotJudged}
-	case q.pods() && (q.SubResource == "" || q.SubResource == "ephemeralcontainers"):
+	case q.pods && (q.SubResource == "" || q.SubResource == "ephemeralcontainers"):
 		return h.judgePod(ctx, q)
 	case q.SubResource == "" && q.template.paths != nil:
 		return h.judgeTemplates(ctx, q)
@@ -210,31 +210,28 @@ func (h *Handler) judge(ctx context.Context, q *question) answer {
 
 func (h *Handler) judgePod(ctx context.Context, q *question) answer {
 	if q.Kind.Group != "" || q.Kind.Kind != "Pod" {
-		return answer{outcome: Invalid, text: "the object is not a Pod of v1"}
+		return invalidAnswer("the object is not a Pod of v1")
 	}
 	pod, err := decodePod(q.Object.Raw)
 	if err != nil {
-		return answer{outcome: Invalid, text: err.Error()}
+		return invalidAnswer(err.Error())
 	}
-	if mirrorPod(pod) {
+	// The API server's copy of a static pod. Every user can make one, and no kubelet runs it.
+	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
 		return answer{outcome: MirrorPod}
 	}
 	var old *corev1.Pod
 	if q.update {
 		old, _ = decodePod(q.OldObject.Raw) // without it everything counts as changed
 	}
-	ephemeral := q.SubResource != ""
-	var n size
-	a := h.restrictions(ctx, comparison{q, admission.StageAdmission, ephemeral, pod, old}, &n)
-	if a.outcome == Invalid || a.outcome == Denied {
+	a := h.restrictions(ctx, q, pod, old)
+	if a.denies() {
 		return a
 	}
-	images := h.newImages(q, ephemeral, pod, old)
-	a = h.signatures(ctx, q, a, images)
-	if a.outcome == Denied {
+	if a = h.signatures(ctx, q, a, h.newImages(q, pod, old)); a.denies() {
 		return a
 	}
-	return h.review(ctx, q, a, ephemeral, pod, old)
+	return h.review(ctx, q, a, pod, old)
 }
 
 // errNotAPod has no cause, which can contain values.
@@ -242,68 +239,244 @@ var errNotAPod = errors.New("the object cannot be decoded as a Pod")
 
 func decodePod(object []byte) (*corev1.Pod, error) {
 	pod := &corev1.Pod{}
-	if err := kjson.UnmarshalCaseSensitivePreserveInts(object, pod); err != nil || string(bytes.TrimSpace(object)) == "null" {
+	err := kjson.UnmarshalCaseSensitivePreserveInts(object, pod)
+	if err != nil || string(bytes.TrimSpace(object)) == "null" {
 		return nil, errNotAPod
 	}
 	return pod, nil
 }
 
-// mirrorPod reports whether a pod is the API server's copy of a static pod. Every user can make one, and no kubelet
-// runs it: a kubelet removes those of which it has no static pod.
-func mirrorPod(pod *corev1.Pod) bool {
-	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
-	return mirror
+// restrictions asks the chain about a pod or pod template. The outcome is Unchanged without asking it if the one before
+// the update, which is nil if it is not known, is the same in all that the chain judges.
+func (h *Handler) restrictions(ctx context.Context, q *question, pod, old *corev1.Pod) answer {
+	chain, s := h.options.Chain, q.subject(pod)
+	if chain.Exempts(s) == "" {
+		s.Pod.NamespaceLabels = h.labels(ctx, q.Namespace)
+	}
+	var before admission.Subject
+	if old != nil {
+		before = q.subject(old)
+		before.Pod.NamespaceLabels = s.Pod.NamespaceLabels
+		if chain.Same(before, s) {
+			return answer{outcome: Unchanged, decision: admission.Decision{Answer: admission.Admit}}
+		}
+	}
+	if q.size.add(&pod.Spec); q.size.exceeded() {
+		return invalidAnswer(tooManyParts())
+	}
+	a := answer{outcome: Allowed}
+	onlyMetadata := before
+	onlyMetadata.Pod.Labels, onlyMetadata.Pod.Annotations = s.Pod.Labels, s.Pod.Annotations
+	if old != nil && q.stage == admission.StageAdmission && chain.Same(onlyMetadata, s) {
+		// A pod that violates a newer policy in another field keeps running, and its labels can be changed.
+		a.decision = chain.EvaluateEdited(ctx, before, s)
+	} else {
+		a.decision = chain.Evaluate(ctx, s)
+	}
+	if !a.decision.Admitted() {
+		a.outcome = Denied
+	}
+	return a
 }
 
-// review has the backends review a pod that restrictions admit.
-func (h *Handler) review(ctx context.Context, q *question, a answer, ephemeral bool, pod, old *corev1.Pod) answer {
-	if h.options.Reviewer == nil {
+// labels returns the labels of a namespace as a view has them.
+func (h *Handler) labels(ctx context.Context, namespace string) (unknown admission.Value[map[string]string]) {
+	if h.options.Labels != nil && namespace != "" {
+		if labels, ok := h.options.Labels(ctx, namespace); ok {
+			return admission.Set(labels)
+		}
+	}
+	return unknown
+}
+
+// subject returns what the chain judges about a pod. The object does not decide where the pod is and where it comes
+// from: the namespace is that of the request, and annotations that make a pod static for a kubelet can be set by every
+// user here.
+func (q *question) subject(pod *corev1.Pod) admission.Subject {
+	view, containers := podfile.ViewOf(pod)
+	view.Namespace, view.Static = q.Namespace, false
+	if q.ephemeral {
+		containers = slices.DeleteFunc(containers, func(c admission.Container) bool {
+			kind, _ := c.Kind.Get()
+			return kind != admission.KindEphemeral
+		})
+	}
+	return admission.Subject{Stage: q.stage, Pod: view, Containers: containers}
+}
+
+// A size counts what the time of a judgement depends on, besides the policies.
+type size struct{ containers, volumes, mounts int }
+
+// The limits of an object. Its size in the API server alone allows some ten thousand.
+const (
+	maxContainers = 1000
+	maxVolumes    = 1000
+	maxMounts     = 10000
+)
+
+// add adds a pod.
+func (n *size) add(s *corev1.PodSpec) {
+	n.containers += len(s.Containers) + len(s.InitContainers) + len(s.EphemeralContainers)
+	n.volumes += len(s.Volumes)
+	for _, list := range [][]corev1.Container{s.Containers, s.InitContainers} {
+		for i := range list {
+			n.mounts += len(list[i].VolumeMounts) + len(list[i].VolumeDevices)
+		}
+	}
+	for i := range s.EphemeralContainers {
+		n.mounts += len(s.EphemeralContainers[i].VolumeMounts)
+	}
+}
+
+func (n *size) exceeded() bool {
+	return n.containers > maxContainers || n.volumes > maxVolumes || n.mounts > maxMounts
+}
+
+func tooManyParts() string {
+	return fmt.Sprintf("the object has more than %d containers, %d volumes or %d mounts", maxContainers, maxVolumes, maxMounts)
+}
+
+// newImages returns the images of a pod or pod template without those that it had before an update.
+func (h *Handler) newImages(q *question, pod, old *corev1.Pod) SignedImages {
+	s := SignedImages{Namespace: q.Namespace, Images: q.imagesOf(pod)}
+	if old != nil {
+		s.Images = slices.DeleteFunc(s.Images, sets.New(q.imagesOf(old)...).Has)
+	}
+	return s
+}
+
+func (q *question) imagesOf(p *corev1.Pod) []string {
+	r := q.reviewed(p)
+	return append(r.Images, r.Volumes...)
+}
+
+// signatures judges the signatures of images, and adds the findings to an answer that admits. The objects of the
+// request are not needed any more.
+func (h *Handler) signatures(ctx context.Context, q *question, a answer, s SignedImages) answer {
+	switch {
+	case h.options.Signatures == nil || len(s.Images) == 0:
+		return a
+	case len(s.Images) > maxContainers+maxVolumes:
+		return invalidAnswer(tooManyParts())
+	}
+	// A registry can take all of the time, and backends need some.
+	if deadline, ok := ctx.Deadline(); ok {
+		half, cancel := context.WithTimeout(ctx, time.Until(deadline)/2)
+		defer cancel()
+		ctx = half
+	}
+	q.release()
+	findings, undetermined := h.options.Signatures(ctx, s)
+	a.warnings = undetermined
+	if len(findings) == 0 {
 		return a
 	}
-	about := reviewedPod(q.Namespace, pod, ephemeral)
-	if old != nil && reflect.DeepEqual(reviewedPod(q.Namespace, old, ephemeral), about) {
+	return a.with(findings)
+}
+
+// reviewed returns what backends may know about a pod or about its ephemeral containers.
+func (q *question) reviewed(p *corev1.Pod) review.Subject {
+	out := review.Subject{Namespace: q.Namespace, Annotations: admission.ForReview(p.Annotations)}
+	if q.ephemeral {
+		for i := range p.Spec.EphemeralContainers {
+			out.Images = append(out.Images, p.Spec.EphemeralContainers[i].Image)
+		}
+		return out
+	}
+	for _, list := range [][]corev1.Container{p.Spec.Containers, p.Spec.InitContainers} {
+		for i := range list {
+			out.Images = append(out.Images, list[i].Image)
+		}
+	}
+	for i := range p.Spec.Volumes {
+		if v := p.Spec.Volumes[i].Image; v != nil && v.Reference != "" {
+			out.Volumes = append(out.Volumes, v.Reference)
+		}
+	}
+	return out
+}
+
+// review has the backends review a pod that restrictions and rules about signatures admit.
+func (h *Handler) review(ctx context.Context, q *question, a answer, pod, old *corev1.Pod) answer {
+	if h.options.Review == nil {
 		return a
 	}
-	if len(about.Images) == 0 && len(about.Volumes) == 0 {
+	about := q.reviewed(pod)
+	unchanged := old != nil && reflect.DeepEqual(q.reviewed(old), about)
+	if unchanged || len(about.Images) == 0 && len(about.Volumes) == 0 {
 		return a
 	}
-	q.Object.Raw, q.OldObject.Raw = nil, nil // a review can take long, and they are large
-	q.done()
-	findings := h.options.Reviewer.Review(ctx, about)
+	q.release()
+	findings := h.options.Review(ctx, about)
 	a.audit = auditAnnotations(findings)
 	return a.with(findings)
 }
 
+// auditAnnotations returns the audit annotations of findings. The values of a key that several backends use are joined.
+// The keys have no prefix: the API server uses the name of the webhook, and would log an error for each key that is not
+// valid after it.
+func auditAnnotations(findings []admission.Finding) map[string]string {
+	all := map[string]string{}
+	for _, f := range findings {
+		for key, value := range f.AuditAnnotations {
+			if strings.Contains(key, "/") || len(validation.IsQualifiedName(key)) > 0 {
+				continue
+			}
+			if before, several := all[key]; several {
+				value = before + "; " + value
+			}
+			all[key] = value
+		}
+		if f.FailedOpen {
+			all["failed-open"] = "true" // as the API server's own plugin
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	return all
+}
+
+// A templatePath says where objects of a resource have pod templates.
+type templatePath struct {
+	paths  [][]string
+	custom bool
+}
+
 func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
-	if q.update && q.template.same(q.OldObject.Raw, q.Object.Raw) {
-		return answer{outcome: Unchanged, decision: admission.Decision{Answer: admission.Admit}}
-	}
-	templates, err := q.template.find(q.Object.Raw)
-	if err != nil {
-		return answer{outcome: Invalid, text: text(err)}
-	}
-	var before []rawTemplate
-	if q.update {
-		before, _ = q.template.find(q.OldObject.Raw)
-	}
-	var n size
 	all := answer{outcome: Allowed, decision: admission.Decision{Answer: admission.Admit}}
 	if q.update {
 		all.outcome = Unchanged
+		if q.template.same(q.OldObject.Raw, q.Object.Raw) {
+			return all
+		}
+	}
+	templates, err := podfile.Templates(q.Object.Raw, q.template.paths)
+	if err != nil {
+		return invalidAnswer(text(err))
+	}
+	var before []podfile.Template
+	if q.update {
+		before, _ = podfile.Templates(q.OldObject.Raw, q.template.paths)
 	}
 	images := SignedImages{Namespace: q.Namespace, Template: true}
 	for _, t := range templates {
-		if slices.ContainsFunc(before, func(b rawTemplate) bool { return bytes.Equal(b.Data, t.Data) }) {
+		if slices.ContainsFunc(before, func(b podfile.Template) bool { return bytes.Equal(b.Data, t.Data) }) {
 			continue
 		}
-		pod, err := t.decode(q.template.custom)
+		pod, err := q.template.decode(t)
 		if err != nil {
-			return answer{outcome: Invalid, text: text(err)}
+			return invalidAnswer(text(err))
 		}
-		old := q.template.before(before, t)
-		a := h.restrictions(ctx, comparison{q, admission.StageTemplate, false, pod, old}, &n)
-		if a.outcome == Invalid || a.outcome == Denied {
-			a.at = place(templates, t)
+		var old *corev1.Pod // nil also if it cannot be decoded
+		if i := slices.IndexFunc(before, func(b podfile.Template) bool { return b.At == t.At }); i >= 0 {
+			old, _ = q.template.decode(before[i])
+		}
+		a := h.restrictions(ctx, q, pod, old)
+		if a.denies() {
+			if len(templates) > 1 {
+				a.at = t.At + ": "
+			}
 			return a
 		}
 		if a.outcome == Allowed {
@@ -311,29 +484,58 @@ func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
 		}
 		all.decision.Findings = append(all.decision.Findings, a.decision.Findings...)
 		all.decision.PolicyHash, all.decision.Exemption = a.decision.PolicyHash, a.decision.Exemption
-		images.Images = append(images.Images, h.newImages(q, false, pod, old).Images...)
+		images.Images = append(images.Images, h.newImages(q, pod, old).Images...)
 	}
 	return h.signatures(ctx, q, all, images)
 }
 
-// before returns the template that was in the same place before an update; nil if there was none, or if it cannot be
-// decoded.
-func (p templatePath) before(all []rawTemplate, t rawTemplate) *corev1.Pod {
-	i := slices.IndexFunc(all, func(b rawTemplate) bool { return b.At == t.At })
-	if i < 0 {
-		return nil
+// same reports whether an update changes no field of the object that has pod templates in it, whether they can be
+// decoded or not.
+func (p templatePath) same(before, object []byte) bool {
+	var of, now map[string]json.RawMessage
+	if kjson.UnmarshalCaseSensitivePreserveInts(before, &of) != nil || kjson.UnmarshalCaseSensitivePreserveInts(object, &now) != nil {
+		return false
 	}
-	pod, _ := all[i].decode(p.custom)
-	return pod
+	return !slices.ContainsFunc(p.paths, func(path []string) bool { return !bytes.Equal(of[path[0]], now[path[0]]) })
+}
+
+// decode returns a template as a pod. The decoder distinguishes upper and lower case, as that of the API server does.
+func (p templatePath) decode(t podfile.Template) (*corev1.Pod, error) {
+	var template corev1.PodTemplateSpec
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(t.Data, &template); err != nil {
+		return nil, podfile.NotDecoded(t.At, "a pod template")
+	}
+	if p.custom { // the API server has set the defaults in all others
+		podfile.SetDefaults(&template.Spec)
+	}
+	pod := &corev1.Pod{Spec: template.Spec}
+	pod.Labels, pod.Annotations = template.Labels, template.Annotations
+	return pod, nil
 }
 
 // text returns an error without the name of the package.
 func text(err error) string { return strings.TrimPrefix(err.Error(), "podfile: ") }
 
-// place returns a prefix that says which one of several templates a message is about.
-func place(all []rawTemplate, t rawTemplate) string {
-	if len(all) == 1 {
-		return ""
+// maxWarnings bounds the warnings of an answer. The API server cuts them at 4,096 bytes in all.
+const maxWarnings = 10
+
+// warnings returns the findings that are only reported, and sentences about images that are not judged.
+func warnings(d admission.Decision, undetermined []string) (all []string) {
+	for _, f := range d.Findings {
+		switch {
+		case !f.Reported():
+		case f.Audit:
+			all = append(all, "audit: "+f.Message)
+		default:
+			all = append(all, f.Message)
+		}
 	}
-	return t.At + ": "
+	all = append(all, undetermined...)
+	if more := len(all) - maxWarnings; more > 0 {
+		all = append(all[:maxWarnings], fmt.Sprintf("and %d more", more))
+	}
+	for i, text := range all {
+		all[i] = "pullgate: " + safetext.Valid(text)
+	}
+	return all
 }

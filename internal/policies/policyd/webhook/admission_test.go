@@ -117,7 +117,7 @@ func TestWhatIsNotJudged(t *testing.T) {
 
 // A denied mirror pod hides a pod that runs. No kubelet runs one.
 func TestMirrorPods(t *testing.T) {
-	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Reviewer: deniesAll{}})
+	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Review: deniesAll{}.Review})
 	const spec = "{nodeName: n1, hostNetwork: true, containers: [{name: c, image: a}]}"
 	for annotation, want := range map[string]bool{
 		"kubernetes.io/config.mirror: x": true, "kubernetes.io/config.mirror: ''": true, "kubernetes.io/config.source: file": false, "x: y": false,
@@ -214,7 +214,7 @@ func TestUpdateOfWhatCannotBeDecoded(t *testing.T) {
 // Only the ephemeral containers are judged when one is added, by the fields of the pod too.
 func TestEphemeralContainers(t *testing.T) {
 	reviewer := &recorder{}
-	w := newWorld(t, webhook.Options{Chain: chain(t, onlyGood, noHostNetwork), Reviewer: reviewer})
+	w := newWorld(t, webhook.Options{Chain: chain(t, onlyGood, noHostNetwork), Review: reviewer.Review})
 	spec := func(image, more string) string {
 		return "{containers: [{name: c, image: bad.test/old}], ephemeralContainers: [{name: e, image: good.test/a}, {name: f, image: " + image + "}]" + more + "}"
 	}
@@ -240,24 +240,18 @@ func TestEphemeralContainers(t *testing.T) {
 	}
 }
 
-// recorder is a reviewer with a fixed answer.
-type recorder struct {
-	pods   []review.Subject
-	answer func(ctx context.Context, p review.Subject) []admission.Finding
-}
+// recorder is a reviewer that admits.
+type recorder struct{ pods []review.Subject }
 
-func (r *recorder) Review(ctx context.Context, p review.Subject) []admission.Finding {
+func (r *recorder) Review(_ context.Context, p review.Subject) []admission.Finding {
 	r.pods = append(r.pods, p)
-	if r.answer == nil {
-		return []admission.Finding{{Answer: admission.Admit}}
-	}
-	return r.answer(ctx, p)
+	return []admission.Finding{{Answer: admission.Admit}}
 }
 
 // Reviews are of pods only: containers, init containers, image volumes, and the annotations for backends.
 func TestReviews(t *testing.T) {
 	reviewer := &recorder{}
-	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Reviewer: reviewer})
+	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Review: reviewer.Review})
 	spec := "{containers: [{name: c, image: 'c:1', env: [{name: A, value: canary}]}], initContainers: [{name: i, image: 'i:1'}], volumes: [{name: v, image: {reference: 'v:1'}}, {name: w, emptyDir: {}}]}"
 	annotations := []string{"x.image-policy.k8s.io/break-glass: T-7", "image-policy.k8s.io/bare: x", "other.io/a: canary"}
 	want := review.Subject{
@@ -326,7 +320,7 @@ func TestAnswersOfReviews(t *testing.T) {
 			map[string]string{"ticket": "T-7; T-8", "other": "y"},
 		},
 	} {
-		w := newWorld(t, webhook.Options{Reviewer: &recorder{answer: func(context.Context, review.Subject) []admission.Finding { return tc.review }}})
+		w := newWorld(t, webhook.Options{Review: func(context.Context, review.Subject) []admission.Finding { return tc.review }})
 		r := w.ask(t, pod("{containers: [{name: c, image: a}]}"))
 		if d := cmp.Diff(tc.audit, r.AuditAnnotations); message(r) != tc.want || d != "" {
 			t.Errorf("%s: %q, annotations (-want +got) %s; want %q", name, message(r), d, tc.want)
@@ -377,19 +371,19 @@ func TestNamespaceLabels(t *testing.T) {
 	const selected = "}\nbinding: {mode: %s, namespaceSelector: {matchLabels: {tier: dev}}}\nspec: {spec: {securityContext: {hostNetwork: {require: %v}}}}"
 	q := pod("{hostNetwork: true, containers: [{name: c, image: a}]}")
 	for name, tc := range map[string]struct {
-		namespaces   webhook.Namespaces
+		namespaces   func(context.Context, string) (map[string]string, bool)
 		drop, accept bool // admitted with such a policy
 	}{
-		"selected":     {labels{"team": {"tier": "dev"}}, false, true},
-		"not selected": {labels{"team": {"tier": "prod"}}, true, false},
-		"unknown":      {labels{}, false, false},
+		"selected":     {labels{"team": {"tier": "dev"}}.Labels, false, true},
+		"not selected": {labels{"team": {"tier": "prod"}}.Labels, true, false},
+		"unknown":      {labels{}.Labels, false, false},
 		"no source":    {nil, false, false},
 	} {
-		if r := newWorld(t, webhook.Options{Chain: chain(t, fmt.Sprintf(selected, "Drop", false)), Namespaces: tc.namespaces}).ask(t, q); r.Allowed != tc.drop {
+		if r := newWorld(t, webhook.Options{Chain: chain(t, fmt.Sprintf(selected, "Drop", false)), Labels: tc.namespaces}).ask(t, q); r.Allowed != tc.drop {
 			t.Errorf("%s, Drop: %q; want allowed %v", name, message(r), tc.drop)
 		}
 		accepting := chain(t, fmt.Sprintf(selected, "Accept", true), noHostNetwork)
-		if r := newWorld(t, webhook.Options{Chain: accepting, Namespaces: tc.namespaces}).ask(t, q); r.Allowed != tc.accept {
+		if r := newWorld(t, webhook.Options{Chain: accepting, Labels: tc.namespaces}).ask(t, q); r.Allowed != tc.accept {
 			t.Errorf("%s, Accept: %q; want allowed %v", name, message(r), tc.accept)
 		}
 	}
@@ -411,11 +405,11 @@ func TestDeadline(t *testing.T) {
 		"?timeout=10h": 27 * time.Second,
 	} {
 		var got time.Duration
-		w := newWorld(t, webhook.Options{Reviewer: &recorder{answer: func(ctx context.Context, _ review.Subject) []admission.Finding {
+		w := newWorld(t, webhook.Options{Review: func(ctx context.Context, _ review.Subject) []admission.Finding {
 			deadline, _ := ctx.Deadline()
 			got = time.Until(deadline)
 			return nil
-		}}})
+		}})
 		w.post(t.Context(), webhook.ValidatePath+query, pod("{containers: [{image: a}]}").body(t))
 		if got > want || got < want-time.Second {
 			t.Errorf("%q: %v left; want %v", query, got, want)
@@ -425,7 +419,7 @@ func TestDeadline(t *testing.T) {
 
 // A panic denies, because an error would leave the answer to the failure policy.
 func TestPanicsDeny(t *testing.T) {
-	w := newWorld(t, webhook.Options{Reviewer: &recorder{answer: func(context.Context, review.Subject) []admission.Finding { panic("defect") }}})
+	w := newWorld(t, webhook.Options{Review: func(context.Context, review.Subject) []admission.Finding { panic("defect") }})
 	r := w.ask(t, pod("{containers: [{image: a}]}"))
 	if r.Allowed || r.Result.Code != http.StatusInternalServerError || w.last().Outcome != webhook.Failed || len(w.panics) != 1 {
 		t.Errorf("%+v, event %+v, panics %v; want a denial", r, w.last(), w.panics)

@@ -22,7 +22,7 @@ func FuzzAdmissionReview(f *testing.F) {
 	f.Add(ephemeral.body(f))
 	f.Add(worker("{worker: [{template: {spec: {}}}, null, []]}").body(f))
 	reviewer := deniesAll{}
-	w := newWorld(f, webhook.Options{Chain: chain(f, noHostNetwork, onlyGood, "}\nspec: {spec: {volumes: [{hostPath: {path: {whitelist: [/a]}}}]}}"), Templates: templates(), Reviewer: reviewer})
+	w := newWorld(f, webhook.Options{Chain: chain(f, noHostNetwork, onlyGood, "}\nspec: {spec: {volumes: [{hostPath: {path: {whitelist: [/a]}}}]}}"), Templates: templates(), Review: reviewer.Review})
 	f.Fuzz(func(t *testing.T, body []byte) {
 		answer := w.post(t.Context(), webhook.ValidatePath, body)
 		if len(w.panics) > 0 {

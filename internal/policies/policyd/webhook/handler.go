@@ -10,12 +10,15 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 )
 
 // The paths of the endpoints.
@@ -29,6 +32,15 @@ const (
 	maxObject = 3 << 20
 	// maxAdmissionReview has room for an object, the object before an update, and what is around them.
 	maxAdmissionReview = 2*maxObject + 64<<10
+	// maxValues bounds the JSON values of a body: a value of a few bytes, such as null in a list of containers, takes a
+	// kilobyte once it is decoded.
+	maxValues = 100_000
+	// largeBody and largeValues are the limits of a body that is not large.
+	largeBody   = 256 << 10
+	largeValues = 4000
+	// maxReading is how many large bodies are held at the same time, and maxDecoding how many of them are decoded.
+	maxReading  = 8
+	maxDecoding = 1
 	// readTimeout bounds reading a body, so that a client that sends it slowly does not hold the connection.
 	readTimeout = 10 * time.Second
 	// defaultTimeout is the default of kube-apiserver for a webhook, and maxTimeout the maximum.
@@ -36,43 +48,92 @@ const (
 	maxTimeout     = 30 * time.Second
 )
 
-// Options are the settings of a Handler.
+// Options are the settings of a Handler. The functions may be called concurrently, and may be nil.
 type Options struct {
 	// Chain judges restrictions. Image reviews are not in it. A nil Chain admits everything.
 	Chain *admission.Chain
-	// Namespaces has the labels of namespaces; nil means that they are not known.
-	Namespaces Namespaces
-	// Reviewer reviews the images of pods; nil means that no backend is configured.
-	Reviewer Reviewer
-	// Signatures judges the signatures of images; nil means that no rule is about them.
-	Signatures Signatures
+	// Labels returns the labels of a namespace; ok is false if they are not known.
+	Labels func(ctx context.Context, namespace string) (labels map[string]string, ok bool)
+	// Review asks the backends of image reviews about a pod. It returns at least one finding; none denies. The finding
+	// of a backend has its name as Policy.
+	Review func(context.Context, review.Subject) []admission.Finding
+	// Signatures returns the findings of rules about signatures, none if no rule is for the images, and a sentence for
+	// each image that cannot be judged. Such an image is not denied, because the node judges it again.
+	Signatures func(context.Context, SignedImages) (findings []admission.Finding, undetermined []string)
 	// Templates say where custom resources have pod templates.
 	Templates []config.PodTemplate
-	// Observe is called with each answer before it is sent; nil is allowed. It may be called concurrently.
+	// Observe is called with each answer before it is sent.
 	Observe func(Event)
-	// OnPanic is called when the judgement of a request panics, with the value and the stack; nil is allowed. It may be
-	// called concurrently.
+	// OnPanic is called when the judgement of a request panics.
 	OnPanic func(value any, stack []byte)
 }
 
-// Namespaces has the labels of namespaces. Its methods may be called concurrently.
-type Namespaces interface {
-	// Labels returns the labels of a namespace; ok is false if they are not known. It returns when ctx ends. The caller
-	// does not modify the result.
-	Labels(ctx context.Context, namespace string) (labels map[string]string, ok bool)
+// SignedImages are images of pods or of pod templates in a namespace. Images are as written, and can repeat.
+type SignedImages struct {
+	Namespace string
+	Images    []string
+	Template  bool
+}
+
+// An Outcome says how a request was answered.
+type Outcome string
+
+// The outcomes.
+const (
+	// Refused means that the request was not a review, or that its judgement failed before its subject was known.
+	Refused Outcome = "refused"
+	// Allowed and Denied are answers by Event.Decision.
+	Allowed Outcome = "allowed"
+	Denied  Outcome = "denied"
+	// NotJudged means that the request was allowed, because no policy is about its kind of object or operation.
+	NotJudged Outcome = "not_judged"
+	// Unchanged means that an update was allowed, because it changes nothing that a policy judges.
+	Unchanged Outcome = "unchanged"
+	// MirrorPod means that the API server's copy of a static pod was allowed.
+	MirrorPod Outcome = "mirror_pod"
+	// Invalid means that a request was denied, because its object cannot be decoded or exceeds a limit.
+	Invalid Outcome = "invalid"
+	// Failed means that a request was denied, because its judgement panicked.
+	Failed Outcome = "failed"
+)
+
+// Outcomes returns all outcomes.
+func Outcomes() []Outcome {
+	return []Outcome{Refused, Allowed, Denied, NotJudged, Unchanged, MirrorPod, Invalid, Failed}
+}
+
+// An Event describes a request and its answer. It has no value of the object other than those in the messages of
+// Decision.
+type Event struct {
+	// Path is ValidatePath or ImageReviewPath.
+	Path    string
+	Outcome Outcome
+	// Operation, Resource, Namespace and Name are those of an admission review. Resource is as in
+	// pods/ephemeralcontainers and deployments.apps. An image review has only Namespace.
+	Operation, Resource, Namespace, Name string
+	DryRun                               bool
+	// Message is the sentence of a denial.
+	Message string
+	// Decision has the findings of all validators and backends.
+	Decision admission.Decision
+	// AuditAnnotations are those of the backends.
+	AuditAnnotations map[string]string
+	Took             time.Duration
 }
 
 // A Handler answers admission reviews and image reviews. It may be used concurrently.
 type Handler struct {
-	options   Options
-	templates map[schema.GroupResource]templatePath
-	reading   chan struct{} // has an element for each large body that is held
-	decoding  chan struct{} // has an element for each large body that is decoded
+	options           Options
+	templates         map[schema.GroupResource]templatePath
+	reading, decoding *semaphore.Weighted // count large bodies
 }
 
 // New returns a handler. The error joins the errors of all templates.
 func New(o Options) (*Handler, error) {
-	h := &Handler{options: o, templates: map[schema.GroupResource]templatePath{}, reading: make(chan struct{}, maxReading), decoding: make(chan struct{}, maxDecoding)}
+	h := &Handler{
+		options: o, templates: map[schema.GroupResource]templatePath{},
+		reading: semaphore.NewWeighted(maxReading), decoding: semaphore.NewWeighted(maxDecoding),
+	}
 	if errs := config.CheckPodTemplates(o.Templates); len(errs) > 0 {
 		return nil, errs.ToAggregate()
 	}
@@ -103,8 +164,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if r.Method != http.MethodPost { // not from an API server, so it is not counted; pullgatectl doctor sends GET
 		w.Header().Set("Allow", http.MethodPost)
-		r := refuse(http.StatusMethodNotAllowed, "the method must be POST")
-		http.Error(w, r.text, r.status)
+		http.Error(w, "pullgate: the method must be POST", http.StatusMethodNotAllowed)
 		return
 	}
 	event := Event{Path: r.URL.Path}
@@ -136,11 +196,13 @@ func refuse(status int, text string) *refusal { return &refusal{status, "pullgat
 type answerFunc func(ctx context.Context, b received, event *Event) (any, *refusal)
 
 // serve returns the body of an answer.
-func (h *Handler) serve(w http.ResponseWriter, r *http.Request, limit int64, answer answerFunc, event *Event) (response []byte, refused *refusal) {
+func (h *Handler) serve(w http.ResponseWriter, r *http.Request, limit int64, answer answerFunc, event *Event) (
+	response []byte, refused *refusal,
+) {
 	defer func() {
-		if value := recover(); value != nil {
-			h.panicked(value)
-			response, refused = nil, refuse(http.StatusInternalServerError, "internal error, which is a defect of pullgate; see the log of pullgate-policyd")
+		if h.panicked(recover()) {
+			response, refused = nil, refuse(http.StatusInternalServerError,
+				"internal error, which is a defect of pullgate; see the log of pullgate-policyd")
 		}
 	}()
 	if mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || mediaType != "application/json" {
@@ -149,10 +211,10 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, limit int64, ans
 	ctx, cancel := context.WithTimeout(r.Context(), timeout(r))
 	defer cancel()
 	b, refused := h.receive(ctx, w, r, limit)
+	defer b.done()
 	if refused != nil {
 		return nil, refused
 	}
-	defer b.done()
 	review, refused := answer(ctx, b, event)
 	if refused != nil {
 		return nil, refused
@@ -167,7 +229,8 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, limit int64, ans
 // A received is the body of a request.
 type received struct {
 	text []byte
-	// denied says why the text, of which this can be the beginning, must not be decoded; "" if it may be.
+	// denied says why the text, which can be cut, must not be decoded; "" if it may be. An error would leave the answer
+	// to the failure policy, and the user chooses the size.
 	denied string
 	// done says that the text and what was decoded are not needed any more. It may be called several times.
 	done func()
@@ -175,42 +238,55 @@ type received struct {
 
 // receive reads a body, and waits until it may be decoded.
 func (h *Handler) receive(ctx context.Context, w http.ResponseWriter, r *http.Request, limit int64) (b received, refused *refusal) {
-	leaveReading, leaveDecoding := func() {}, func() {}
-	if r.ContentLength < 0 || r.ContentLength > largeBody {
-		leave, ok := enter(ctx, h.reading)
-		if !ok {
-			return b, refuse(http.StatusServiceUnavailable, "too many large requests at the same time")
+	b.done = func() {}
+	enter := func(places *semaphore.Weighted) bool {
+		if places.Acquire(ctx, 1) != nil {
+			return false
 		}
-		leaveReading = leave
+		before := b.done
+		b.done = sync.OnceFunc(func() { places.Release(1); before() })
+		return true
 	}
-	body, cut, refused := read(ctx, w, r, limit)
-	if refused != nil {
-		leaveReading()
+	if (r.ContentLength < 0 || r.ContentLength > largeBody) && !enter(h.reading) {
+		return b, refuse(http.StatusServiceUnavailable, "too many large requests at the same time")
+	}
+	var cut bool
+	if b.text, cut, refused = read(ctx, w, r, limit); refused != nil {
 		return b, refused
 	}
-	b.text = body
-	if n := values(body); cut || n > maxValues {
-		b.denied = tooLarge
-	} else if len(body) > largeBody || n > largeValues {
-		leave, ok := enter(ctx, h.decoding)
-		if !ok {
-			b.denied = tooLate
-		}
-		leaveDecoding = leave
+	if n := values(b.text); cut || n > maxValues {
+		b.denied = "is too large to be judged"
+	} else if (len(b.text) > largeBody || n > largeValues) && !enter(h.decoding) {
+		b.denied = "is large, and was not judged in time because of others that are large"
 	}
-	b.done = func() { leaveDecoding(); leaveReading() }
 	return b, nil
 }
 
-// panicked reports a panic that was recovered.
-func (h *Handler) panicked(value any) {
-	if h.options.OnPanic != nil {
-		h.options.OnPanic(value, debug.Stack())
+// values returns how many values a JSON text has, at least. It uses no memory.
+func values(text []byte) (n int) {
+	quoted := false
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case quoted && c == '\\':
+			i++
+		case c == '"':
+			quoted = !quoted
+		case !quoted && (c == ',' || c == '{' || c == '['):
+			n++
+		}
 	}
+	return n
 }
 
-// timeout returns the time for a request: nine tenths of what the caller waits, because the answer has to arrive in
-// time.
+// panicked reports whether a recovered value is one of a panic, and passes it on.
+func (h *Handler) panicked(value any) bool {
+	if value != nil && h.options.OnPanic != nil {
+		h.options.OnPanic(value, debug.Stack())
+	}
+	return value != nil
+}
+
+// timeout returns nine tenths of what the caller waits, because the answer has to arrive in time.
 func timeout(r *http.Request) time.Duration {
 	d, err := time.ParseDuration(r.URL.Query().Get("timeout"))
 	if err != nil || d <= 0 {
@@ -226,17 +302,16 @@ func read(ctx context.Context, w http.ResponseWriter, r *http.Request, limit int
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
 	}
-	// Not every ResponseWriter has deadlines; that of a server does.
-	_ = control.SetReadDeadline(deadline)
+	_ = control.SetReadDeadline(deadline) // not every ResponseWriter has deadlines; that of a server does
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
-	if err == nil {
-		// Otherwise the server would take the end of the deadline for the end of the connection, and cancel the
-		// request.
-		_ = control.SetReadDeadline(time.Time{})
-		return body, false, nil
-	}
-	if _, large := errors.AsType[*http.MaxBytesError](err); large {
+	_, cut = errors.AsType[*http.MaxBytesError](err)
+	switch {
+	case cut:
 		return body, true, nil
+	case err != nil:
+		return nil, false, refuse(http.StatusBadRequest, "the body was not received completely in time")
 	}
-	return nil, false, refuse(http.StatusBadRequest, "the body was not received completely in time")
+	// Otherwise the server would take the end of the deadline for the end of the connection, and cancel the request.
+	_ = control.SetReadDeadline(time.Time{})
+	return body, false, nil
 }

@@ -4,11 +4,11 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"strconv"
 	"strings"
 
 	imagepolicyv1alpha1 "k8s.io/api/imagepolicy/v1alpha1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	kjson "sigs.k8s.io/json"
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
@@ -21,8 +21,8 @@ const (
 	maxImages = 1000
 	// maxFindings is how many findings of an event are enough.
 	maxFindings = 100
-	// maxReasons bounds the images that a reason is about.
-	maxReasons = 3
+	// maxReasons bounds the images that a reason is about, and maxShown the characters of the name of each.
+	maxReasons, maxShown = 3, 256
 )
 
 // imageReview answers an ImageReview: an image is allowed if restrictions and rules about signatures allow a pod of the
@@ -36,8 +36,7 @@ func (h *Handler) imageReview(ctx context.Context, b received, event *Event) (re
 	}
 	// An error would leave the answer to the caller's policy for failures.
 	defer func() {
-		if value := recover(); value != nil {
-			h.panicked(value)
+		if h.panicked(recover()) {
 			deny(Failed, "the judgement failed, which is a defect of pullgate; see the log of pullgate-policyd")
 			response, refused = answer, nil
 		}
@@ -79,7 +78,9 @@ func (h *Handler) imageReview(ctx context.Context, b received, event *Event) (re
 }
 
 // deniedImages returns a text for each image that is denied, and adds the findings to the event.
-func (h *Handler) deniedImages(ctx context.Context, namespace string, images []string, event *Event) (denied []string, refused *refusal) {
+func (h *Handler) deniedImages(ctx context.Context, namespace string, images []string, event *Event) (
+	denied []string, refused *refusal,
+) {
 	s := admission.Subject{Stage: admission.StageImageReview, Pod: admission.Pod{Namespace: namespace}}
 	if h.options.Chain.Exempts(s) == "" {
 		s.Pod.NamespaceLabels = h.labels(ctx, namespace)
@@ -102,7 +103,7 @@ func (h *Handler) deniedImages(ctx context.Context, namespace string, images []s
 		if !d.Admitted() {
 			event.Decision.Answer = d.Answer
 			_, text := d.Refusal()
-			denied = append(denied, "image "+shown(image)+": "+text)
+			denied = append(denied, fmt.Sprintf("image %q: %s", safetext.Shorten(image, maxShown), text))
 		}
 	}
 	return denied, nil
@@ -114,12 +115,11 @@ func (h *Handler) unsignedImages(ctx context.Context, namespace string, images [
 	if h.options.Signatures == nil {
 		return nil
 	}
-	findings, _ := h.options.Signatures.Judge(ctx, SignedImages{Namespace: namespace, Images: images})
+	findings, _ := h.options.Signatures(ctx, SignedImages{Namespace: namespace, Images: images})
 	if len(findings) == 0 {
 		return nil
 	}
-	d := admission.DecisionOf(findings)
-	event.Decision.Answer = d.Answer
+	event.Decision.Answer = admission.DecisionOf(findings).Answer
 	event.Decision.Findings = append(event.Decision.Findings, findings[:min(len(findings), maxFindings)]...)
 	for _, f := range findings {
 		if f.Answer != admission.Admit && !f.Audit {
@@ -130,26 +130,15 @@ func (h *Handler) unsignedImages(ctx context.Context, namespace string, images [
 }
 
 // distinct returns the different images of a review, in their order.
-func distinct(containers []imagepolicyv1alpha1.ImageReviewContainerSpec) []string {
-	seen := map[string]bool{}
-	var images []string
+func distinct(containers []imagepolicyv1alpha1.ImageReviewContainerSpec) (images []string) {
+	seen := sets.New[string]()
 	for _, c := range containers {
-		if !seen[c.Image] {
-			seen[c.Image] = true
+		if !seen.Has(c.Image) {
+			seen.Insert(c.Image)
 			images = append(images, c.Image)
 		}
 	}
 	return images
-}
-
-// maxShown bounds what a reason shows of the name of an image.
-const maxShown = 256
-
-func shown(image string) string {
-	if len(image) > maxShown {
-		return strconv.Quote(image[:maxShown]) + "…"
-	}
-	return strconv.Quote(image)
 }
 
 // reason joins texts for the user.

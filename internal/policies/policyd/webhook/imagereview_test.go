@@ -39,7 +39,7 @@ func TestImageReview(t *testing.T) {
 	accept := "}\nbinding: {mode: Accept, namespaces: [free]}\nspec: {spec: {containers: [{image: [{registry: {whitelist: [free.test]}}]}]}}"
 	selected := "}\nbinding: {namespaceSelector: {matchLabels: {tier: dev}}}\nspec: {spec: {containers: [{image: [{tag: {blacklist: [latest]}}]}]}}"
 	everythingElse := "}\nspec: {metadata: {name: {whitelist: [x]}}, spec: {securityContext: {hostNetwork: {require: false}}, volumes: [{volumeType: {whitelist: [secret]}}], containers: [{securityContext: {privileged: {forbidNil: true}}}]}}"
-	w := newWorld(t, webhook.Options{Chain: chain(t, onlyGood, elsewhere, accept, selected, everythingElse), Namespaces: labels{"team": {}, "dev": {"tier": "dev"}, "other": {}, "free": {}}})
+	w := newWorld(t, webhook.Options{Chain: chain(t, onlyGood, elsewhere, accept, selected, everythingElse), Labels: labels{"team": {}, "dev": {"tier": "dev"}, "other": {}, "free": {}}.Labels})
 	for name, tc := range map[string]struct {
 		namespace string
 		images    []string
@@ -61,7 +61,7 @@ func TestImageReview(t *testing.T) {
 		"no namespace":        {"", []string{"good.test/a:1"}, "policy b"},
 		"no image":            {"team", nil, "no image"},
 		"four denied":         {"team", []string{"a.test/1", "a.test/2", "a.test/3", "a.test/4", "a.test/4"}, "; and 1 more images"},
-		"long name":           {"team", []string{"a.test/" + strings.Repeat("x", 9000)}, "…: policy a"},
+		"long name":           {"team", []string{"a.test/" + strings.Repeat("x", 9000)}, `…": policy a`},
 	} {
 		got := w.reviewImages(t, tc.namespace, tc.images...)
 		if got.Allowed != (tc.want == "") || !strings.Contains(got.Reason, tc.want) || len(got.Reason) > 3000 || strings.Contains(got.Reason, "T-7") {

@@ -87,7 +87,7 @@ func TestLargeObjectsWaitForEachOther(t *testing.T) {
 		return &all
 	}
 	review := waiting{make(chan struct{}), make(chan struct{})}
-	all := sendAll(newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Reviewer: review}), 3, allowed)
+	all := sendAll(newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Review: review.Review}), 3, allowed)
 	for range 3 {
 		<-review.entered
 	}
@@ -95,7 +95,7 @@ func TestLargeObjectsWaitForEachOther(t *testing.T) {
 	all.Wait()
 
 	labels := waiting{make(chan struct{}), make(chan struct{})}
-	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Namespaces: labels})
+	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Labels: labels.Labels})
 	first := sendAll(w, 1, allowed)
 	<-labels.entered
 	sendAll(w, 2, "the object is large, and was not judged in time").Wait()

@@ -1,30 +1,84 @@
 package webhook
 
 import (
+	"cmp"
+	"crypto/sha256"
 	"crypto/x509"
+	_ "embed"
+	"encoding/base64"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"strings"
+	"text/template"
 	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
+
+//go:embed manifests.yaml.tmpl
+var manifestText string
+
+// maxConfigMap is the limit of Kubernetes for the content of a ConfigMap.
+const maxConfigMap = 1 << 20
 
 // MaxCA is how many bytes of certificates are accepted, and MaxTrustedRoot how many of a trusted root.
 const (
 	MaxCA          = 1 << 20
 	MaxTrustedRoot = maxConfigMap - 1<<10
 )
+
+// ManifestPolicies are the policy files of a folder.
+type ManifestPolicies struct {
+	contents   map[string]string // by the name of the file
+	namespaces bool              // whether one of them selects namespaces by labels
+
+	// Webhook is what they require of the webhook configuration.
+	Webhook requirement.Webhook
+}
+
+// ReadManifestPolicies reads a folder of policy files, regardless of who can write to it. The error joins all errors of
+// all files.
+func ReadManifestPolicies(folder string) (*ManifestPolicies, error) {
+	set, files, err := policyfiles.ReadFiles(policyfiles.Paths{Folder: folder, AnyOwner: true})
+	if err != nil {
+		return nil, err
+	}
+	p := &ManifestPolicies{
+		contents: map[string]string{}, namespaces: NeedsNamespaces(policyfiles.Restrictions(set)), Webhook: policyfiles.Webhook(set),
+	}
+	for _, f := range files {
+		name := filepath.Base(f.Name)
+		for _, detail := range validation.IsConfigMapKey(name) {
+			return nil, fmt.Errorf("%s: not a key of a ConfigMap: %s; rename the file", filepath.Join(folder, name), detail)
+		}
+		p.contents[name] = string(f.Data)
+	}
+	return p, nil
+}
+
+// NeedsNamespaces reports whether a policy selects namespaces by their labels.
+func NeedsNamespaces(s *restriction.Set) bool {
+	return slices.ContainsFunc(s.Unjudged(restriction.Node), func(f restriction.PolicyField) bool {
+		return f.Path == "binding.namespaceSelector"
+	})
+}
 
 // ManifestOptions say what the objects are for. The names of the flags of pullgate-policyd manifests are in the errors
 // about them.
@@ -62,48 +116,160 @@ func WriteManifests(w io.Writer, o ManifestOptions) error {
 	if err := o.validate(); err != nil {
 		return err
 	}
-	text, err := o.render()
+	m := manifest{ManifestOptions: o, WatchesNamespaces: o.Policies == nil || o.Policies.namespaces, Rules: rulesOf(o.Templates)}
+	t, err := template.New("").Funcs(template.FuncMap{
+		"scalar": scalar, "lines": indented, "base64": base64.StdEncoding.EncodeToString,
+	}).Parse(manifestText)
 	if err != nil {
 		return err
 	}
-	_, err = io.WriteString(w, text)
+	var configuration, text strings.Builder
+	if err := t.ExecuteTemplate(&configuration, "configuration", m); err != nil {
+		return err
+	}
+	m.ConfigurationHash = fmt.Sprintf("%x", sha256.Sum256([]byte(configuration.String())))[:16]
+	m.ConfigMaps = []configMap{{"pullgate-policyd", o.Namespace, map[string]string{"policyd.yaml": configuration.String()}}}
+	if o.Policies != nil {
+		m.ConfigMaps = append(m.ConfigMaps, configMap{"pullgate-policies", o.Namespace, o.Policies.contents})
+	}
+	if o.TrustedRoot != nil {
+		content := map[string]string{"trusted_root.json": string(o.TrustedRoot)}
+		m.ConfigMaps = append(m.ConfigMaps, configMap{"pullgate-trusted-root", o.Namespace, content})
+	}
+	if err := t.Execute(&text, m); err != nil {
+		return err
+	}
+	_, err = io.WriteString(w, text.String())
 	return err
+}
+
+// A manifest is what the template prints.
+type manifest struct {
+	ManifestOptions
+
+	WatchesNamespaces bool
+	ConfigMaps        []configMap
+	ConfigurationHash string
+	Rules             []rule
+}
+
+type configMap struct {
+	Name, Namespace string
+	Data            map[string]string
+}
+
+// Endpoint returns the whole URL.
+func (m manifest) Endpoint() string {
+	return strings.TrimSuffix(strings.TrimSuffix(m.URL, ValidatePath), "/") + ValidatePath
+}
+
+// Excluded returns the namespaces whose objects are not judged.
+func (m manifest) Excluded() []string {
+	names := slices.Clone(m.Exclude)
+	if m.URL == "" {
+		names = append(names, m.Namespace)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// scalar returns a value in YAML, in quotes if it needs them.
+func scalar(v any) (string, error) {
+	data, err := yaml.Marshal(v)
+	return strings.TrimSuffix(string(data), "\n"), err
+}
+
+// indented returns the lines of a value in YAML, indented.
+func indented(indent int, v any) (string, error) {
+	data, err := yaml.Marshal(v)
+	var text strings.Builder
+	for line := range strings.Lines(string(data)) {
+		if line != "\n" {
+			text.WriteString(strings.Repeat(" ", indent))
+		}
+		text.WriteString(line)
+	}
+	return text.String(), err
+}
+
+// A rule says which resources the API server sends.
+type rule struct {
+	Group, Version string
+	Resources      []string
+}
+
+// rulesOf returns a rule for each API group and version. Objects of the groups of Kubernetes are requested as v1: the
+// API server converts other versions to it.
+func rulesOf(templates []config.PodTemplate) (rules []rule) {
+	builtIn := Resources(nil)
+	for _, r := range Resources(templates) {
+		version := "*"
+		if slices.Contains(builtIn, r) {
+			version = "v1"
+		}
+		if n := len(rules); n > 0 && rules[n-1].Group == r.Group && rules[n-1].Version == version {
+			rules[n-1].Resources = append(rules[n-1].Resources, r.Resource)
+		} else {
+			rules = append(rules, rule{r.Group, version, []string{r.Resource}})
+		}
+	}
+	return rules
+}
+
+// Resources returns the resources that a Handler with these templates judges, with subresources, in the order of a
+// configuration of webhooks: by API group and name.
+func Resources(templates []config.PodTemplate) []schema.GroupResource {
+	all := map[schema.GroupResource]bool{{Resource: "pods"}: true, {Resource: "pods/ephemeralcontainers"}: true}
+	for _, t := range slices.Concat(config.BuiltInPodTemplates(), templates) {
+		all[schema.GroupResource{Group: t.Group, Resource: t.Resource}] = true
+	}
+	return slices.SortedFunc(maps.Keys(all), func(a, b schema.GroupResource) int {
+		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Resource, b.Resource))
+	})
 }
 
 func (o ManifestOptions) validate() error {
 	var errs field.ErrorList
+	invalid := func(flag, value, detail string) {
+		errs = append(errs, field.Invalid(field.NewPath(flag), value, detail))
+	}
+	bytes := func(n int) string { return fmt.Sprintf("%d bytes", n) }
+	labels := func(flag string, names ...string) {
+		for _, n := range names {
+			for _, detail := range validation.IsDNS1123Label(n) {
+				invalid(flag, n, detail)
+			}
+		}
+	}
 	if o.URL != "" {
 		errs = append(errs, validateURL(o.URL)...)
 	} else {
-		for _, detail := range validation.IsDNS1123Label(o.Namespace) {
-			errs = append(errs, invalid("--namespace", o.Namespace, detail))
-		}
+		labels("--namespace", o.Namespace)
 		if _, err := imageref.Parse(o.Image); err != nil {
-			errs = append(errs, invalid("--image", o.Image, "must be the name of an image whose entry point is pullgate-policyd, as in registry.example.com/pullgate-policyd:v1.0.0"))
+			invalid("--image", o.Image,
+				"must be the name of an image whose entry point is pullgate-policyd, as in registry.example.com/pullgate-policyd:v1.0.0")
 		}
-		if n := o.Policies.size(); n > maxConfigMap {
-			errs = append(errs, invalid("--policies", fmt.Sprintf("%d bytes", n), "a ConfigMap holds at most 1 MiB; leave the flag out, and mount another volume in /etc/pullgate/policies"))
+		if size := o.Policies.size(); size > maxConfigMap {
+			invalid("--policies", bytes(size),
+				"a ConfigMap holds at most 1 MiB; leave the flag out, and mount another volume in /etc/pullgate/policies")
 		}
 	}
 	errs = append(errs, o.validateCA()...)
-	switch n := len(o.TrustedRoot); {
-	case n > MaxTrustedRoot:
-		errs = append(errs, invalid("--trusted-root", fmt.Sprintf("%d bytes", n), "a ConfigMap holds at most 1 MiB"))
-	case o.TrustedRoot != nil:
-		if _, err := verify.ExpiredParts(o.TrustedRoot, time.Now()); err != nil {
-			errs = append(errs, invalid("--trusted-root", fmt.Sprintf("%d bytes", n), err.Error()))
+	if o.TrustedRoot != nil {
+		size := len(o.TrustedRoot)
+		if size > MaxTrustedRoot {
+			invalid("--trusted-root", bytes(size), "a ConfigMap holds at most 1 MiB")
+		} else if _, err := verify.ExpiredParts(o.TrustedRoot, time.Now()); err != nil {
+			invalid("--trusted-root", bytes(size), err.Error())
 		}
 	}
-	for _, n := range o.Exclude {
-		for _, detail := range validation.IsDNS1123Label(n) {
-			errs = append(errs, invalid("--exclude-namespaces", n, detail))
-		}
-	}
-	if allowed := []string{string(admissionregistrationv1.Ignore), string(admissionregistrationv1.Fail)}; !slices.Contains(allowed, o.FailurePolicy) {
+	labels("--exclude-namespaces", o.Exclude...)
+	allowed := []string{string(admissionregistrationv1.Ignore), string(admissionregistrationv1.Fail)}
+	if !slices.Contains(allowed, o.FailurePolicy) {
 		errs = append(errs, field.NotSupported(field.NewPath("--failure-policy"), o.FailurePolicy, allowed))
 	}
 	if o.Timeout < time.Second || o.Timeout > 30*time.Second || o.Timeout%time.Second != 0 {
-		errs = append(errs, invalid("--timeout", o.Timeout.String(), "must be whole seconds from 1s to 30s"))
+		invalid("--timeout", o.Timeout.String(), "must be whole seconds from 1s to 30s")
 	}
 	errs = append(errs, config.CheckPodTemplates(o.Templates)...)
 	all := make([]error, len(errs))
@@ -113,8 +279,14 @@ func (o ManifestOptions) validate() error {
 	return errors.Join(all...)
 }
 
-func invalid(flag, value, detail string) *field.Error {
-	return field.Invalid(field.NewPath(flag), value, detail)
+// size returns the number of bytes in a ConfigMap.
+func (p *ManifestPolicies) size() (n int) {
+	if p != nil {
+		for name, content := range p.contents {
+			n += len(name) + len(content)
+		}
+	}
+	return n
 }
 
 func validateURL(text string) field.ErrorList {
@@ -127,51 +299,37 @@ func validateURL(text string) field.ErrorList {
 	case u.Path == "" || u.Path == "/" || u.Path == ValidatePath:
 		return nil
 	}
-	return field.ErrorList{invalid("--url", text, want)}
+	return field.ErrorList{field.Invalid(field.NewPath("--url"), text, want)}
 }
 
 // validateCA returns what is wrong with the certificates. Their content is never in an error.
 func (o ManifestOptions) validateCA() field.ErrorList {
-	const path = "--ca-file"
-	if len(o.CA) > MaxCA {
-		return field.ErrorList{invalid(path, fmt.Sprintf("more than %d bytes", MaxCA), "give a file with the certificates of the authority alone")}
-	}
-	if o.CA == nil {
-		if o.URL != "" {
-			return nil
-		}
-		return field.ErrorList{field.Required(field.NewPath(path), "kube-apiserver trusts no certificate of a Service without it; give the file with the certificate of the authority that signs the one of pullgate-policyd")}
+	path := field.NewPath("--ca-file")
+	switch {
+	case len(o.CA) > MaxCA:
+		return field.ErrorList{field.Invalid(path, fmt.Sprintf("more than %d bytes", MaxCA),
+			"give a file with the certificates of the authority alone")}
+	case o.CA == nil && o.URL != "":
+		return nil
+	case o.CA == nil:
+		return field.ErrorList{field.Required(path, "kube-apiserver trusts no certificate of a Service without it; "+
+			"give the file with the certificate of the authority that signs the one of pullgate-policyd")}
 	}
 	certificates := 0
-	for rest := o.CA; ; certificates++ {
-		var block *pem.Block
-		if block, rest = pem.Decode(rest); block == nil {
-			break
-		}
+	for block, rest := pem.Decode(o.CA); block != nil; block, rest = pem.Decode(rest) {
+		certificates++
 		if block.Type != "CERTIFICATE" {
-			return field.ErrorList{field.Forbidden(field.NewPath(path), fmt.Sprintf("a block %s; give a file with the certificates of the authority alone", block.Type))}
+			return field.ErrorList{field.Forbidden(path,
+				fmt.Sprintf("a block %s; give a file with the certificates of the authority alone", block.Type))}
 		}
 		if _, err := x509.ParseCertificate(block.Bytes); err != nil {
-			return field.ErrorList{field.Forbidden(field.NewPath(path), fmt.Sprintf("certificate %d: %v; give the file that the authority issued", certificates+1, err))}
+			return field.ErrorList{field.Forbidden(path,
+				fmt.Sprintf("certificate %d: %v; give the file that the authority issued", certificates, err))}
 		}
 	}
 	if certificates == 0 {
-		return field.ErrorList{invalid(path, fmt.Sprintf("%d bytes", len(o.CA)), "no certificate in PEM; one in DER is converted with openssl x509 -inform der")}
+		return field.ErrorList{field.Invalid(path, fmt.Sprintf("%d bytes", len(o.CA)),
+			"no certificate in PEM; one in DER is converted with openssl x509 -inform der")}
 	}
 	return nil
-}
-
-// excluded returns the namespaces whose objects are not judged.
-func (o ManifestOptions) excluded() []string {
-	names := slices.Clone(o.Exclude)
-	if o.URL == "" {
-		names = append(names, o.Namespace)
-	}
-	slices.Sort(names)
-	return slices.Compact(names)
-}
-
-// endpoint returns the whole URL.
-func (o ManifestOptions) endpoint() string {
-	return strings.TrimSuffix(strings.TrimSuffix(o.URL, ValidatePath), "/") + ValidatePath
 }

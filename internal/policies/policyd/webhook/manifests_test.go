@@ -24,6 +24,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write the golden files")
@@ -350,5 +351,20 @@ func TestPoliciesMustFitIntoAConfigMap(t *testing.T) {
 	}
 	if _, err := webhook.ReadManifestPolicies(dir); err == nil || !strings.Contains(err.Error(), "a b.yaml: not a key of a ConfigMap") {
 		t.Errorf("a file with a space: %v", err)
+	}
+}
+
+func TestNeedsNamespaces(t *testing.T) {
+	for binding, want := range map[string]bool{
+		"{mode: Drop}": false, "{namespaces: [a]}": false, "{namespaceSelector: {}}": false, "{namespaceSelector: {matchLabels: {a: b}}}": true,
+	} {
+		set, err := restriction.Load([]restriction.File{{Name: "a", Data: []byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: a}\nbinding: " + binding + "\nspec: {}\n")}})
+		must(t, err)
+		if got := webhook.NeedsNamespaces(set); got != want {
+			t.Errorf("%s: %v; want %v", binding, got, want)
+		}
+	}
+	if webhook.NeedsNamespaces(nil) {
+		t.Error("no policy needs namespaces")
 	}
 }

@@ -106,7 +106,7 @@ type panicking struct{}
 func (panicking) Labels(context.Context, string) (map[string]string, bool) { panic("defect") }
 
 func TestPanickingImageReviewsAreDenied(t *testing.T) {
-	w := newWorld(t, webhook.Options{Chain: chain(t, onlyGood), Namespaces: panicking{}})
+	w := newWorld(t, webhook.Options{Chain: chain(t, onlyGood), Labels: panicking{}.Labels})
 	if got := w.reviewImages(t, "team", "good.test/a"); got.Allowed || w.last().Outcome != webhook.Failed || len(w.panics) != 1 {
 		t.Errorf("%+v, event %+v; want a denial", got, w.last())
 	}
@@ -198,7 +198,7 @@ func TestInvalidObjectsAreDenied(t *testing.T) {
 
 // Values of environment, labels and annotations are in no answer and no event.
 func TestNoValueOfTheObjectIsShown(t *testing.T) {
-	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Reviewer: deniesAll{}})
+	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Review: deniesAll{}.Review})
 	for resource, q := range wrap("{hostNetwork: true, containers: [{name: c, image: a, command: [canary], env: [{name: A, value: canary}]}], volumes: [{name: v, csi: {driver: d, volumeAttributes: {k: canary}}}]}") {
 		q.object = strings.Replace(q.object, "name: app", "name: app, labels: {l: canary}", 1)
 		q.user.Username = "canary"
@@ -230,13 +230,13 @@ func TestSlowClients(t *testing.T) {
 
 // Reading a body to its end leaves no deadline behind that would end the request while a backend is asked.
 func TestRequestLastsAfterTheBody(t *testing.T) {
-	w := newWorld(t, webhook.Options{Reviewer: &recorder{answer: func(ctx context.Context, _ review.Subject) []admission.Finding {
+	w := newWorld(t, webhook.Options{Review: func(ctx context.Context, _ review.Subject) []admission.Finding {
 		<-ctx.Done()
 		if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
 			return nil
 		}
 		return deniesAll{}.Review(ctx, review.Subject{})
-	}}})
+	}})
 	server := httptest.NewServer(w)
 	defer server.Close()
 	body := pod("{containers: [{name: c, image: a}]}").body(t)

@@ -46,7 +46,7 @@ func TestSignaturesOfEveryImageOfEveryResource(t *testing.T) {
 		volumes: [{name: v, image: {reference: "v:1"}}, {name: w, emptyDir: {}}]}`
 	for resource, q := range wrap(spec) {
 		j := &judge{}
-		w := newWorld(t, webhook.Options{Signatures: j, Templates: templates()})
+		w := newWorld(t, webhook.Options{Signatures: j.Judge, Templates: templates()})
 		if r := w.ask(t, q); !r.Allowed {
 			t.Errorf("%s: %s; want an admission", resource, message(r))
 		}
@@ -81,7 +81,7 @@ func TestAnnotationsOfVerificationsProveNothing(t *testing.T) {
 			"pods":             pod(spec, annotation),
 			"deployments.apps": {group: "apps", resource: "deployments", kind: "Deployment", object: "{metadata: {name: app, annotations: {" + annotation + "}}, spec: {template: {metadata: {annotations: {" + annotation + "}}, spec: " + spec + "}}}"},
 		} {
-			w := newWorld(t, webhook.Options{Signatures: &judge{}, Templates: templates()})
+			w := newWorld(t, webhook.Options{Signatures: (&judge{}).Judge, Templates: templates()})
 			if r := w.ask(t, q); r.Allowed {
 				t.Errorf("%s with %s is admitted", resource, annotation)
 			}
@@ -91,10 +91,10 @@ func TestAnnotationsOfVerificationsProveNothing(t *testing.T) {
 
 func TestSignaturesAfterRestrictionsAndBeforeReviews(t *testing.T) {
 	j, reviews := &judge{}, 0
-	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Signatures: j, Reviewer: &recorder{answer: func(context.Context, review.Subject) []admission.Finding {
+	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Signatures: j.Judge, Review: func(context.Context, review.Subject) []admission.Finding {
 		reviews++
 		return []admission.Finding{{Answer: admission.Deny, Message: "not scanned"}}
-	}}})
+	}})
 	for spec, want := range map[string]struct {
 		message        string
 		asked, reviews int
@@ -111,7 +111,7 @@ func TestSignaturesAfterRestrictionsAndBeforeReviews(t *testing.T) {
 }
 
 func TestSignaturesThatAreNotJudged(t *testing.T) {
-	w := newWorld(t, webhook.Options{Signatures: &judge{}})
+	w := newWorld(t, webhook.Options{Signatures: (&judge{}).Judge})
 	r := w.ask(t, pod(`{containers: [{name: a, image: "audit:1"}, {name: f, image: "far:1"}, {name: u, image: "unmatched:1"},
 		{name: c, image: "good:1"}]}`))
 	want := []string{"pullgate: audit: audit:1 is not signed", "pullgate: unmatched:1 has no rule", "pullgate: far:1 is not judged here"}
@@ -144,7 +144,7 @@ func TestSignaturesOfUpdates(t *testing.T) {
 		"the image of the containers": {ephemeral("bad:1"), []string{"bad:1"}, false},
 	} {
 		j := &judge{}
-		w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Signatures: j})
+		w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Signatures: j.Judge})
 		tc.q.old = pod(running).object
 		r := w.ask(t, tc.q)
 		var asked []string
@@ -157,7 +157,7 @@ func TestSignaturesOfUpdates(t *testing.T) {
 	}
 	// A template that is not changed makes no pods that it did not make before.
 	j := &judge{}
-	w := newWorld(t, webhook.Options{Signatures: j, Templates: templates()})
+	w := newWorld(t, webhook.Options{Signatures: j.Judge, Templates: templates()})
 	for resource, q := range wrap(`{containers: [{name: c, image: "bad:1"}]}`) {
 		if q.old = q.object; resource == "pods" {
 			continue
@@ -193,15 +193,15 @@ func TestSlowRegistriesLeaveTime(t *testing.T) {
 		start := time.Now()
 		var left time.Duration
 		w := newWorld(t, webhook.Options{
-			Signatures: judgeFunc(func(ctx context.Context, s webhook.SignedImages) ([]admission.Finding, []string) {
+			Signatures: func(ctx context.Context, s webhook.SignedImages) ([]admission.Finding, []string) {
 				<-ctx.Done()
 				return nil, []string{s.Images[0] + " is late"}
-			}),
-			Reviewer: &recorder{answer: func(ctx context.Context, _ review.Subject) []admission.Finding {
+			},
+			Review: func(ctx context.Context, _ review.Subject) []admission.Finding {
 				deadline, _ := ctx.Deadline()
 				left = time.Until(deadline)
 				return []admission.Finding{{Answer: admission.Admit}}
-			}},
+			},
 		})
 		r := w.ask(t, pod(`{containers: [{name: c, image: "a:1"}]}`))
 		if !r.Allowed || len(r.Warnings) != 1 || left < 4*time.Second || time.Since(start) > 9*time.Second {
@@ -210,14 +210,8 @@ func TestSlowRegistriesLeaveTime(t *testing.T) {
 	})
 }
 
-type judgeFunc func(context.Context, webhook.SignedImages) ([]admission.Finding, []string)
-
-func (f judgeFunc) Judge(ctx context.Context, s webhook.SignedImages) ([]admission.Finding, []string) {
-	return f(ctx, s)
-}
-
 func TestSignaturesThatPanicDeny(t *testing.T) {
-	w := newWorld(t, webhook.Options{Signatures: judgeFunc(func(context.Context, webhook.SignedImages) ([]admission.Finding, []string) { panic("defect") })})
+	w := newWorld(t, webhook.Options{Signatures: func(context.Context, webhook.SignedImages) ([]admission.Finding, []string) { panic("defect") }})
 	if r := w.ask(t, pod(`{containers: [{name: c, image: "a:1"}]}`)); r.Allowed || r.Result.Code != http.StatusInternalServerError {
 		t.Errorf("%q; want a denial", message(r))
 	}
@@ -228,7 +222,7 @@ func TestSignaturesThatPanicDeny(t *testing.T) {
 
 func TestImageReviewsJudgeSignatures(t *testing.T) {
 	j := &judge{}
-	w := newWorld(t, webhook.Options{Chain: chain(t, onlyGood), Signatures: j})
+	w := newWorld(t, webhook.Options{Chain: chain(t, onlyGood), Signatures: j.Judge})
 	for image, want := range map[string]string{
 		"good.test/a": "", "bad.test/a": `pullgate: image "bad.test/a": policy a`,
 	} {
@@ -238,7 +232,7 @@ func TestImageReviewsJudgeSignatures(t *testing.T) {
 			t.Errorf("%s: %+v, %d questions; want %q", image, status, len(j.asked), want)
 		}
 	}
-	w = newWorld(t, webhook.Options{Signatures: j})
+	w = newWorld(t, webhook.Options{Signatures: j.Judge})
 	for images, want := range map[string]string{"good:1 far:1 audit:1": "", "good:1 bad:1 bad:2": "pullgate: bad:1 is not signed; bad:2 is not signed"} {
 		if status := w.reviewImages(t, "team", strings.Fields(images)...); status.Allowed != (want == "") || status.Reason != want {
 			t.Errorf("%s: %+v; want %q", images, status, want)

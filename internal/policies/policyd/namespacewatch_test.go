@@ -1,11 +1,12 @@
-package webhook_test
+package policyd
 
 import (
-	"context"
 	"encoding/json"
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -13,10 +14,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/rest"
-
-	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
-	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
 // apiserver answers requests for namespaces as a kube-apiserver does, in JSON.
@@ -105,19 +102,24 @@ func TestNamespaceWatch(t *testing.T) {
 	}
 	server := httptest.NewServer(a)
 	defer server.Close()
-	w, err := webhook.NewNamespaceWatch(&rest.Config{Host: server.URL})
-	must(t, err)
-	if _, ok := w.Labels(t.Context(), "dev"); ok || w.Synced() || a.count("get") > 0 {
+	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
+	content := "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: '" + server.URL + "'}}]\n" +
+		"contexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n"
+	if err := os.WriteFile(kubeconfig, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w := newNamespaces(t.Context(), kubeconfig)
+	if _, ok := w.labels(t.Context(), "dev"); ok || a.count("get") > 0 {
 		t.Error("labels are known, or were requested, before the watch runs")
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	running.Go(func() { w.Run(ctx) })
-	eventually(t, "synced", w.Synced)
+	if err := w.watch(true); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "synced", w.ready)
 	check := func(namespace string, want map[string]string, requests int) {
 		t.Helper()
 		before := a.count("get")
-		labels, ok := w.Labels(t.Context(), namespace)
+		labels, ok := w.labels(t.Context(), namespace)
 		if ok != (want != nil) || !maps.Equal(labels, want) || a.count("get")-before != requests {
 			t.Errorf("Labels(%s) = %v, %v with %d requests; want %v with %d", namespace, labels, ok, a.count("get")-before, want, requests)
 		}
@@ -128,38 +130,24 @@ func TestNamespaceWatch(t *testing.T) {
 	check("", nil, 0)
 
 	event, err := json.Marshal(map[string]any{"type": "MODIFIED", "object": namespace("dev", map[string]string{"tier": "prod"})})
-	must(t, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	a.events <- string(event)
 	eventually(t, "the change", func() bool {
-		labels, _ := w.Labels(t.Context(), "dev")
+		labels, _ := w.labels(t.Context(), "dev")
 		return labels["tier"] == "prod"
 	})
 	a.mu.Lock()
 	a.broken = true
 	a.mu.Unlock()
 	check("dev", map[string]string{"tier": "prod"}, 0)
-	if _, ok := w.Labels(t.Context(), "new"); ok {
+	if _, ok := w.labels(t.Context(), "new"); ok {
 		t.Error("labels are known without an answer")
 	}
-	cancel()
-	running.Wait()
-	if _, ok := w.Labels(t.Context(), "dev"); ok || w.Synced() {
+	w.close()
+	if _, ok := w.labels(t.Context(), "dev"); ok {
 		t.Error("labels are known after the watch has ended")
 	}
 	server.CloseClientConnections()
-}
-
-func TestNeedsNamespaces(t *testing.T) {
-	for binding, want := range map[string]bool{
-		"{mode: Drop}": false, "{namespaces: [a]}": false, "{namespaceSelector: {}}": false, "{namespaceSelector: {matchLabels: {a: b}}}": true,
-	} {
-		set, err := restriction.Load([]restriction.File{{Name: "a", Data: []byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: a}\nbinding: " + binding + "\nspec: {}\n")}})
-		must(t, err)
-		if got := webhook.NeedsNamespaces(set); got != want {
-			t.Errorf("%s: %v; want %v", binding, got, want)
-		}
-	}
-	if webhook.NeedsNamespaces(nil) {
-		t.Error("no policy needs namespaces")
-	}
 }
