@@ -59,7 +59,7 @@ func (c *certificates) tlsConfig() *tls.Config {
 	}
 }
 
-// refresh reads the files. They are used after a signal, or if they have changed and were the same in the previous call.
+// refresh reads the files. They are used after a signal, or if they have changed and were the same at the last call.
 func (c *certificates) refresh(signal bool) {
 	contents, sum, err := c.scan()
 	again := sum == c.read

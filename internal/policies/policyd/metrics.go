@@ -63,7 +63,8 @@ func newMetrics(version, goVersion string) *metrics {
 		prometheus.WrapCollectorWith(prometheus.Labels{"version": version, "goversion": goVersion}, info),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	info.Set(1)
-	for _, o := range []string{reviewAllowed, reviewDenied, reviewFailedOpen, reviewFailedClosed} { // queries need them from the start
+	// Queries need the series from the start.
+	for _, o := range []string{reviewAllowed, reviewDenied, reviewFailedOpen, reviewFailedClosed} {
 		m.reviews.WithLabelValues(o, "false")
 		m.reviews.WithLabelValues(o, "true")
 	}

@@ -437,7 +437,7 @@ func TestListSignatures(t *testing.T) {
 		`referrers index "" false not a signature of an image: an attestation of type https://cyclonedx.org/bom`,
 		`referrers index "identity ` + workflow + ` of issuer ` + issuer + `" false signed by identity ` + workflow + ` of issuer ` + issuer + `, and not with a key`,
 		`referrers index "the key" true valid for the index`,
-		`referrers manifest "" false the signature is not by this signer, or was changed`,
+		`referrers manifest "" false the signature is not valid for this signer: failed to verify signature: could not verify envelope: accepted signatures do not match threshold, Found: 0, Expected 1`,
 		`sig-tag index "the key" true valid for the index`,
 	}
 	if !slices.Equal(lines, want) || !report.Results[0].Met {

@@ -73,7 +73,7 @@ func TestKeyless(t *testing.T) {
 		},
 		"roots of another authority": {expect: "SIGNATURE_INVALID; transparency log", want: ownRoots(other), noTrusted: true},
 		"only the roots of another authority": {
-			expect: "SIGNATURE_INVALID; the certificate is not of a trusted authority",
+			expect: "SIGNATURE_INVALID; the signature is not valid for this signer: failed to verify leaf certificate",
 			want:   func(s *requirement.Signer) { s.Keyless.Roots = [][]byte{other.Root.Raw, other.Issuer.Raw} },
 		},
 		"no trusted root": {expect: "SIGNATURE_INVALID; relies on a trusted root, and none is configured", noTrusted: true},
@@ -94,7 +94,7 @@ func TestKeyless(t *testing.T) {
 			certificate: func(o *sigstoretest.LeafOptions) { o.Issuer = "https://i.test/\n\x1b[31m" },
 		},
 		"certificate expired before the log entry": {
-			expect: "SIGNATURE_INVALID; the transparency log does not prove the signature: integrated time outside certificate validity",
+			expect: "SIGNATURE_INVALID; the signature is not valid for this signer: failed to verify log inclusion: integrated time outside certificate validity",
 			at:     10 * time.Minute,
 		},
 		"certificate expired after the log entry": {
@@ -110,16 +110,16 @@ func TestKeyless(t *testing.T) {
 			bundle: func(m *protobundle.VerificationMaterial) { m.TlogEntries = nil },
 		},
 		"timestamp instead of a log entry": {
-			expect: "met", simple: "SIGNATURE_INVALID; no valid timestamp",
+			expect: "met", simple: "SIGNATURE_INVALID; the signature is not valid for this signer: failed to verify timestamps",
 			bundle: func(m *protobundle.VerificationMaterial) { m.TlogEntries = nil },
 			want:   func(s *requirement.Signer) { s.Log, s.Timestamp = nil, &requirement.Timestamp{} },
 		},
 		"log entry and timestamp": {
-			expect: "met", simple: "SIGNATURE_INVALID; no valid timestamp",
+			expect: "met", simple: "SIGNATURE_INVALID; the signature is not valid for this signer: failed to verify timestamps",
 			want: func(s *requirement.Signer) { s.Timestamp = &requirement.Timestamp{} },
 		},
 		"missing timestamp": {
-			expect: "SIGNATURE_INVALID; no valid timestamp",
+			expect: "SIGNATURE_INVALID; the signature is not valid for this signer: failed to verify timestamps",
 			bundle: func(m *protobundle.VerificationMaterial) { m.TimestampVerificationData = nil },
 			want:   func(s *requirement.Signer) { s.Timestamp = &requirement.Timestamp{} },
 		},
@@ -127,8 +127,8 @@ func TestKeyless(t *testing.T) {
 			expect: "SIGNATURE_INVALID; nothing proves when",
 			want:   func(s *requirement.Signer) { s.Log = nil },
 		},
-		"no SCT":              {expect: "SIGNATURE_INVALID; no certificate log proves the certificate", certificate: func(o *sigstoretest.LeafOptions) { o.NoSCT = true }},
-		"SCT by another log":  {expect: "SIGNATURE_INVALID; no certificate log", certificate: func(o *sigstoretest.LeafOptions) { o.CTFE = other.CTFE }},
+		"no SCT":              {expect: "SIGNATURE_INVALID; the signature is not valid for this signer: failed to verify signed certificate timestamp", certificate: func(o *sigstoretest.LeafOptions) { o.NoSCT = true }},
+		"SCT by another log":  {expect: "SIGNATURE_INVALID; failed to verify signed certificate timestamp", certificate: func(o *sigstoretest.LeafOptions) { o.CTFE = other.CTFE }},
 		"no SCT is necessary": {expect: "met", certificate: func(o *sigstoretest.LeafOptions) { o.NoSCT = true }, want: func(s *requirement.Signer) { s.Keyless.IgnoreSCT = true }},
 		"log by URL":          {expect: "met", want: func(s *requirement.Signer) { s.Log.URL = "https://REKOR.localhost/" }},
 		"another log by URL": {
@@ -142,7 +142,7 @@ func TestKeyless(t *testing.T) {
 			},
 		},
 		"authority that was not valid yet": {
-			expect: "SIGNATURE_INVALID; the certificate is not of a trusted authority",
+			expect: "SIGNATURE_INVALID; the signature is not valid for this signer: failed to verify leaf certificate",
 			trusted: func(ca *root.FulcioCertificateAuthority, _ *root.TransparencyLog) {
 				ca.ValidityPeriodStart = time.Now().Add(time.Minute)
 			},
@@ -278,7 +278,7 @@ func TestSecondVersionOfTheLog(t *testing.T) {
 			s.Log = &requirement.Log{Keys: [][]byte{sigstoretest.PublicDER(t, a.Log(t).PublicKey)}}
 			s.Timestamp = &requirement.Timestamp{}
 		}, true, "SIGNATURE_INVALID; without baseUrl"},
-		"no timestamp": {func(*requirement.Signer) {}, false, "SIGNATURE_INVALID; no valid timestamp or log entry"},
+		"no timestamp": {func(*requirement.Signer) {}, false, "SIGNATURE_INVALID; the signature is not valid for this signer: failed to verify timestamps"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, i := withImage(t)

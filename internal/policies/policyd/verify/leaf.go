@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"maps"
 	"net/url"
-	"slices"
 	"strings"
 	"time"
 
@@ -27,7 +26,6 @@ import (
 // A leaf verifies signatures for one leaf of a requirement.
 type leaf struct {
 	signed   *requirement.Signer
-	material *material
 	verifier *sigverify.Verifier
 	// err is why no signature can be verified; nil if it can be.
 	err error
@@ -45,7 +43,8 @@ type miss struct{ reason, text string }
 // where it has none.
 func newLeaf(s *requirement.Signer, trusted *root.TrustedRoot) *leaf {
 	l := &leaf{signed: s}
-	if l.material, l.err = newMaterial(s, trusted); l.err != nil {
+	var m *material
+	if m, l.err = newMaterial(s, trusted); l.err != nil {
 		return l
 	}
 	var options []sigverify.VerifierOption
@@ -63,35 +62,19 @@ func newLeaf(s *requirement.Signer, trusted *root.TrustedRoot) *leaf {
 		l.err = errors.New("nothing proves when the certificate was used")
 		return l
 	}
-	if l.needsSCT() {
+	if s.Keyless != nil && !s.Keyless.IgnoreSCT {
 		options = append(options, sigverify.WithSignedCertificateTimestamps(1))
 	}
-	l.verifier, l.err = sigverify.NewVerifier(l.material, options...)
+	l.verifier, l.err = sigverify.NewVerifier(m, options...)
 	return l
 }
 
 // A material is what a leaf trusts.
 type material struct {
-	root.BaseTrustedMaterial
+	*root.TrustedRoot
 
-	authorities []root.CertificateAuthority
-	logs        map[string]*root.TransparencyLog
-	certLogs    map[string]*root.TransparencyLog
-	timestamps  []root.TimestampingAuthority
-	key         root.TimeConstrainedVerifier
+	key root.TimeConstrainedVerifier
 }
-
-// FulcioCertificateAuthorities returns the authorities of certificates.
-func (m *material) FulcioCertificateAuthorities() []root.CertificateAuthority { return m.authorities }
-
-// RekorLogs returns the transparency logs by ID.
-func (m *material) RekorLogs() map[string]*root.TransparencyLog { return m.logs }
-
-// CTLogs returns the certificate logs by ID.
-func (m *material) CTLogs() map[string]*root.TransparencyLog { return m.certLogs }
-
-// TimestampingAuthorities returns the authorities of timestamps.
-func (m *material) TimestampingAuthorities() []root.TimestampingAuthority { return m.timestamps }
 
 // PublicKeyVerifier returns the key. The hint of a signature is not read, because it is not signed.
 //
@@ -106,7 +89,7 @@ func (m *material) PublicKeyVerifier(string) (root.TimeConstrainedVerifier, erro
 // errNoTrustedRoot is returned for a leaf that needs a trusted root.
 var errNoTrustedRoot = errors.New("the policy relies on a trusted root, and none is configured")
 
-func newMaterial(s *requirement.Signer, trusted *root.TrustedRoot) (*material, error) {
+func newMaterial(s *requirement.Signer, trusted *root.TrustedRoot) (m *material, err error) {
 	of := requirement.Requirement{SignedBy: s}
 	if trusted == nil {
 		if of.UsesTrustedRoot() {
@@ -114,52 +97,57 @@ func newMaterial(s *requirement.Signer, trusted *root.TrustedRoot) (*material, e
 		}
 		trusted = &root.TrustedRoot{}
 	}
-	m := &material{}
-	var err error
-	if k := s.Key; k != nil {
-		key, err := keyVerifier(k)
-		if err != nil {
+	m = &material{}
+	var (
+		certificates []root.CertificateAuthority
+		timestamps   []root.TimestampingAuthority
+		certLogs     map[string]*root.TransparencyLog
+		entryLogs    map[string]*root.TransparencyLog
+	)
+	if s.Key != nil {
+		if m.key, err = keyVerifier(s.Key); err != nil {
 			return nil, err
 		}
-		m.key = key
 	}
 	if k := s.Keyless; k != nil {
-		m.authorities, m.certLogs = trusted.FulcioCertificateAuthorities(), trusted.CTLogs()
+		certificates, certLogs = trusted.FulcioCertificateAuthorities(), trusted.CTLogs()
 		if k.Roots != nil {
-			if m.authorities, err = authorities(k.Roots); err != nil {
+			if certificates, err = authorities(k.Roots); err != nil {
 				return nil, err
 			}
 		}
 		if k.CTLogKeys != nil {
-			if m.certLogs, err = logs(k.CTLogKeys, ""); err != nil {
+			if certLogs, err = logs(k.CTLogKeys, ""); err != nil {
 				return nil, err
 			}
 		}
 	}
 	if l := s.Log; l != nil {
-		if m.logs = selectLogs(trusted.RekorLogs(), l.URL); l.Keys != nil {
-			if m.logs, err = logs(l.Keys, l.URL); err != nil {
+		if entryLogs = selectLogs(trusted.RekorLogs(), l.URL); l.Keys != nil {
+			if entryLogs, err = logs(l.Keys, l.URL); err != nil {
 				return nil, err
 			}
 		}
-		if len(m.logs) == 0 {
+		if len(entryLogs) == 0 {
 			return nil, fmt.Errorf("the trusted root has no transparency log with the URL of the policy, %s", l.URL)
 		}
 	}
 	switch t := s.Timestamp; {
 	case t != nil && t.Chain != nil:
-		if m.timestamps, err = timestampAuthority(t.Chain); err != nil {
+		if timestamps, err = timestampAuthority(t.Chain); err != nil {
 			return nil, err
 		}
 	// An entry of a log of version 2 has no time, and a timestamp says it instead. The trusted root decides about it
 	// only where it decides about the log, because the hash of the requirement must cover it.
 	case t != nil, s.Log != nil && s.Log.Keys == nil:
-		m.timestamps = trusted.TimestampingAuthorities()
+		timestamps = trusted.TimestampingAuthorities()
 	}
-	return m, nil
+	m.TrustedRoot, err = root.NewTrustedRoot(root.TrustedRootMediaType01, certificates, certLogs, timestamps, entryLogs)
+	return m, err
 }
 
-func keyVerifier(k *requirement.Key) (*root.ExpiringKey, error) {
+//nolint:ireturn // the interface of sigstore-go
+func keyVerifier(k *requirement.Key) (root.TimeConstrainedVerifier, error) {
 	public, err := x509.ParsePKIXPublicKey(k.Public)
 	if err != nil {
 		return nil, fmt.Errorf("invalid key: %w", err)
@@ -292,68 +280,15 @@ func (l *leaf) verify(s *signature, digest string) (signer string, err error) {
 	if l.signed.Keyless != nil {
 		option = sigverify.WithoutIdentitiesUnsafe() // hasIdentity follows
 	}
-	entity := s.entity(l.signed.Keyless == nil)
-	if _, err := l.verifier.Verify(entity, sigverify.NewPolicy(s.artifact(raw), option)); err != nil {
-		return "", l.explain(entity)
+	policy := sigverify.NewPolicy(s.artifact(raw), option)
+	if _, err := l.verifier.Verify(s.entity(l.signed.Keyless == nil), policy); err != nil {
+		return "", fmt.Errorf("the signature is not valid for this signer: %w", err)
 	}
 	if l.signed.Keyless == nil {
 		return l.signed.String(), nil
 	}
 	return hasIdentity(l.signed.Keyless, s.certificate)
 }
-
-// explain returns why sigstore-go does not accept a signature. sigstore-go has no types for its errors, so this
-// repeats its steps in their order until one fails. It decides nothing: the signature is rejected already.
-func (l *leaf) explain(entity sigverify.SignedEntity) error {
-	logged, err := l.verifier.VerifyTransparencyLogInclusion(entity)
-	if err != nil {
-		return fmt.Errorf("the transparency log does not prove the signature: %w", err)
-	}
-	signed, err := l.verifier.VerifyObserverTimestamps(entity, logged)
-	if err != nil {
-		return fmt.Errorf("no valid timestamp or log entry says when it was signed: %w", err)
-	}
-	content, err := entity.VerificationContent()
-	if err != nil {
-		return err
-	}
-	if cert := content.Certificate(); cert != nil {
-		if _, err := certificate.SummarizeCertificate(cert); err != nil {
-			return fmt.Errorf("the certificate has no identity: %w", err)
-		}
-		var chains [][]*x509.Certificate
-		for _, s := range signed {
-			if chains = l.material.chains(cert, content.Intermediates(), s.Timestamp); chains == nil {
-				return errors.New("the certificate is not of a trusted authority, or was not valid when the image was signed")
-			}
-		}
-		if l.needsSCT() {
-			if err := sigverify.VerifySignedCertificateTimestamp(chains, 1, l.material); err != nil {
-				return fmt.Errorf("no certificate log proves the certificate: %w", err)
-			}
-		}
-	}
-	return errors.New("the signature is not by this signer, or was changed")
-}
-
-// chains returns the chains from a certificate to a trusted authority at a time; nil if there is none. The
-// certificates in between are those that the signature brings.
-func (m *material) chains(cert *x509.Certificate, between []*x509.Certificate, at time.Time) [][]*x509.Certificate {
-	for _, authority := range m.authorities {
-		if ca, ok := authority.(*root.FulcioCertificateAuthority); ok {
-			extended := *ca
-			extended.Intermediates = slices.Concat(ca.Intermediates, between)
-			authority = &extended
-		}
-		if chains, err := authority.Verify(cert, at); err == nil {
-			return chains
-		}
-	}
-	return nil
-}
-
-// needsSCT reports whether a log of certificates must prove the certificate.
-func (l *leaf) needsSCT() bool { return l.signed.Keyless != nil && !l.signed.Keyless.IgnoreSCT }
 
 // hasIdentity returns the identity of a verified certificate, if it is the one that is required.
 func hasIdentity(want *requirement.Keyless, cert *x509.Certificate) (string, error) {
@@ -366,7 +301,8 @@ func hasIdentity(want *requirement.Keyless, cert *x509.Certificate) (string, err
 	}
 	for id, value := range want.Extensions {
 		if has, ok := extension(cert, id); !ok || has != value {
-			return "", fmt.Errorf("%w %s, whose certificate has %s %q", errIdentity, identity(cert), requirement.ExtensionName(id), clean(has))
+			return "", fmt.Errorf("%w %s, whose certificate has %s %q",
+				errIdentity, identity(cert), requirement.ExtensionName(id), clean(has))
 		}
 	}
 	return identity(cert), nil
