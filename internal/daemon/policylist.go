@@ -58,8 +58,8 @@ func (p *policies) keepList(err error) {
 	}
 	for _, s := range policyfiles.Restrictions(p.set).Policies() {
 		l.Policies = append(l.Policies, &adminv1.Policy{
-			Kind: restriction.Kind, Name: s.Name, Mode: string(s.Binding.Mode), Audit: s.Audit,
-			AllNamespaces: s.Binding.Everywhere(), Namespaces: s.Binding.Namespaces, NamespaceSelector: s.Binding.NamespaceSelector.String(),
+			Kind: restriction.Kind, Name: s.Name, Mode: string(s.Mode), Audit: s.Audit,
+			AllNamespaces: s.Everywhere, Namespaces: s.Namespaces, NamespaceSelector: s.Selector,
 			Unjudged: unjudged[s.Name],
 		})
 	}

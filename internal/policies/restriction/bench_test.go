@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 
+	"sigs.k8s.io/yaml"
+
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
@@ -29,7 +31,7 @@ func many(tb testing.TB, n int, distinct bool) []restriction.File {
 			p.Spec.Spec.Volumes[0].VolumeType.Whitelist = append(p.Spec.Spec.Volumes[0].VolumeType.Whitelist, own)
 		}
 		p.Spec.Spec.Containers[0].Image = []restriction.ImageRestriction{{Registry: &restriction.StringRestriction{Whitelist: []string{own, "registry.test"}}}}
-		text, err := p.YAML()
+		text, err := yaml.Marshal(p)
 		must(tb, err)
 		files[i] = restriction.File{Name: p.Metadata.Name + ".yaml", Data: text}
 	}

@@ -1,10 +1,13 @@
 package restriction
 
 import (
-	"fmt"
 	"maps"
 	"slices"
-	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 )
@@ -12,7 +15,7 @@ import (
 // A binding is a compiled Binding. The zero binding includes every namespace.
 type binding struct {
 	namespaces []string
-	selector   *selector
+	selector   labels.Selector
 }
 
 // An inclusion says whether a binding includes a pod.
@@ -26,73 +29,93 @@ const (
 
 func (b *binding) includes(p *admission.Pod) inclusion {
 	switch {
-	case b.namespaces == nil && b.selector == nil, slices.Contains(b.namespaces, p.Namespace):
-		return yes
-	case b.selector != nil && len(*b.selector) == 0:
+	case b.everywhere(), slices.Contains(b.namespaces, p.Namespace):
 		return yes // whatever the labels are
 	case b.namespaces != nil && p.Namespace == "":
 		return unknown
 	case b.selector == nil:
 		return no
 	}
-	labels, ok := p.NamespaceLabels.Effective()
+	known, ok := p.NamespaceLabels.Effective()
 	switch {
 	case !ok && p.NamespaceLabels.State() == admission.StateUnknown:
 		return unknown
-	case b.selector.matches(labels):
+	case b.selector.Matches(labels.Set(known)):
 		return yes
 	default:
 		return no
 	}
 }
 
-// A selector is a compiled LabelSelector: all of its conditions must be met.
-type selector []condition
-
-// A condition is about one label. Without a label of the key, NotIn and DoesNotExist are met.
-type condition struct {
-	key    string
-	values []string // nil: any
-	negate bool
+// everywhere reports whether a binding selects every namespace.
+func (b *binding) everywhere() bool {
+	if b.selector == nil {
+		return b.namespaces == nil
+	}
+	return b.selector.Empty()
 }
 
-func (s selector) matches(labels map[string]string) bool {
-	for _, c := range s {
-		v, ok := labels[c.key]
-		if met := ok && (c.values == nil || slices.Contains(c.values, v)); met == c.negate {
-			return false
+func (c *compiler) binding(p *field.Path, b *Binding) {
+	switch b.Mode {
+	case BindingModeAccept:
+		c.out.accept = true
+	case "", BindingModeDrop:
+	default:
+		c.errs = append(c.errs, field.NotSupported(p.Child("mode"), b.Mode, []BindingMode{BindingModeAccept, "Allow", BindingModeDrop}))
+	}
+	notEmpty(c, place{path: p.String()}, "namespaces", b.Namespaces)
+	for i, ns := range b.Namespaces {
+		for _, detail := range validation.IsDNS1123Label(ns) {
+			c.invalid(p.Child("namespaces").Index(i), ns, detail)
 		}
 	}
-	return true
+	c.out.binding.namespaces = b.Namespaces
+	if b.NamespaceSelector == nil {
+		return
+	}
+	c.selector(p.Child("namespaceSelector"), b.NamespaceSelector)
+	compiled, err := metav1.LabelSelectorAsSelector(b.NamespaceSelector)
+	switch {
+	case err == nil:
+		c.out.binding.selector = compiled
+		if !compiled.Empty() {
+			c.keep(&leaf{path: pathNamespaceSelector, field: fieldAt[pathNamespaceSelector]})
+		}
+	case len(c.errs) == 0: // the checks above find the same with better words
+		c.invalid(p.Child("namespaceSelector"), "selector", err.Error())
+	}
 }
 
-// Everywhere reports whether a binding selects every namespace.
-func (b *Binding) Everywhere() bool {
-	if b == nil || b.NamespaceSelector == nil {
-		return b == nil || b.Namespaces == nil
-	}
-	return len(b.NamespaceSelector.MatchLabels) == 0 && len(b.NamespaceSelector.MatchExpressions) == 0
-}
-
-// String returns the selector in the notation of kubectl --selector; "" for nil, and for a selector that matches
-// everything.
-func (s *LabelSelector) String() string {
-	if s == nil {
-		return ""
-	}
-	var all []string
+func (c *compiler) selector(p *field.Path, s *metav1.LabelSelector) {
 	for _, key := range slices.Sorted(maps.Keys(s.MatchLabels)) {
-		all = append(all, key+"="+s.MatchLabels[key])
+		c.label(p.Child("matchLabels").Key(key), key, s.MatchLabels[key])
 	}
-	for _, e := range s.MatchExpressions {
+	for i, e := range s.MatchExpressions {
+		at := p.Child("matchExpressions").Index(i)
+		c.label(at, e.Key, e.Values...)
 		switch e.Operator {
-		case "In", "NotIn":
-			all = append(all, fmt.Sprintf("%s %s (%s)", e.Key, strings.ToLower(e.Operator), strings.Join(e.Values, ",")))
-		case "Exists":
-			all = append(all, e.Key)
-		case "DoesNotExist":
-			all = append(all, "!"+e.Key)
+		case metav1.LabelSelectorOpIn, metav1.LabelSelectorOpNotIn:
+			if len(e.Values) == 0 {
+				c.errs = append(c.errs, field.Required(at.Child("values"), "In and NotIn need values"))
+			}
+		case metav1.LabelSelectorOpExists, metav1.LabelSelectorOpDoesNotExist:
+			if len(e.Values) > 0 {
+				c.invalid(at.Child("values"), e.Values, "must be absent with Exists and DoesNotExist")
+			}
+		default:
+			c.errs = append(c.errs, field.NotSupported(at.Child("operator"), e.Operator,
+				[]metav1.LabelSelectorOperator{"In", "NotIn", "Exists", "DoesNotExist"}))
 		}
 	}
-	return strings.Join(all, ",")
+}
+
+func (c *compiler) label(p *field.Path, key string, values ...string) {
+	for _, detail := range validation.IsQualifiedName(key) {
+		c.invalid(p, key, detail)
+	}
+	for _, v := range values {
+		for _, detail := range validation.IsValidLabelValue(v) {
+			c.invalid(p, v, detail)
+		}
+	}
 }

@@ -2,7 +2,12 @@ package restriction
 
 import (
 	"cmp"
+	"encoding/json"
+	"fmt"
 	"maps"
+	"path"
+	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,32 +16,35 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
 // compile checks a policy and compiles its rules. The rules are for use only if there is no error.
-func compile(t *table, p *PodRestriction) (*policy, field.ErrorList) {
-	out := &policy{name: p.Metadata.Name, source: Binding{Mode: BindingModeDrop}, restricts: map[string]bool{}}
-	c := &compiler{table: t, out: out}
+func compile(p *PodRestriction) (*policy, field.ErrorList) {
+	c := &compiler{out: &policy{name: p.Metadata.Name, restricts: map[string]bool{}}}
 	c.header(p)
-	out.audit = c.mode(p.Metadata.Annotations)
-	if b := p.Binding; b != nil {
-		c.binding(field.NewPath("binding"), b, out)
+	if p.Binding != nil {
+		c.binding(field.NewPath("binding"), p.Binding)
 	}
-	at := place{"spec", "spec"}
-	if m := p.Spec.Metadata; m != nil {
-		c.metadata(at.child("metadata"), m, &out.rule)
-	}
+	at, r := place{"spec", "spec"}, &c.out.rule
+	c.values(at, &p.Spec, &r.checks)
 	if s := p.Spec.Spec; s != nil {
-		c.podSpec(at.child("spec"), s, &out.rule)
+		at = at.child("spec")
+		r.volumes = list(c, at, "volumes", s.Volumes, c.volume)
+		r.containers = list(c, at, "containers", s.Containers, c.container)
+		r.initContainers = list(c, at, "initContainers", s.InitContainers, c.container)
+		if s.InitContainers == nil {
+			r.initContainers = r.containers
+		}
 	}
-	return out, c.errs
+	r.checks.sort()
+	return c.out, c.errs
 }
 
 // A compiler compiles one policy, and collects its errors.
 type compiler struct {
-	table *table
-	errs  field.ErrorList
-	out   *policy
+	errs field.ErrorList
+	out  *policy
 }
 
 // A place is a position in a policy: its path, and the path of its Field, which has no indices.
@@ -70,7 +78,7 @@ func (c *compiler) invalid(p *field.Path, value any, detail string) {
 
 // leaf returns the common part of the rules of a place.
 func (c *compiler) leaf(at place, r PointerRestriction, allowed string) leaf {
-	f := c.table.byPath[at.field]
+	f := fieldAt[at.field]
 	if f == nil {
 		panic("restriction: no entry in the table of fields for " + at.field)
 	}
@@ -84,7 +92,10 @@ func (c *compiler) leaf(at place, r PointerRestriction, allowed string) leaf {
 	case r.ForbidNil:
 		allowed += ", not nil"
 	}
-	return leaf{path: at.path, field: f, allowed: strings.TrimPrefix(allowed, ", "), forbidNil: r.ForbidNil, requireNil: r.RequireNil, needsState: r.ForbidNil || r.RequireNil}
+	return leaf{
+		path: at.path, field: f, allowed: strings.TrimPrefix(allowed, ", "),
+		forbidNil: r.ForbidNil, requireNil: r.RequireNil, needsState: r.ForbidNil || r.RequireNil,
+	}
 }
 
 // keep adds a leaf to those of the policy.
@@ -104,112 +115,64 @@ func (c *compiler) header(p *PodRestriction) {
 	for _, detail := range validation.IsDNS1123Subdomain(p.Metadata.Name) {
 		c.invalid(field.NewPath("metadata", "name"), p.Metadata.Name, detail)
 	}
-}
-
-// mode reports whether a policy only reports.
-func (c *compiler) mode(annotations map[string]string) (audit bool) {
-	mode, ok := annotations[ModeAnnotation]
+	mode, ok := p.Metadata.Annotations[ModeAnnotation]
 	if ok && mode != ModeAudit && mode != ModeEnforce {
-		c.errs = append(c.errs, field.NotSupported(field.NewPath("metadata", "annotations").Key(ModeAnnotation), mode, []string{ModeAudit, ModeEnforce}))
+		at := field.NewPath("metadata", "annotations").Key(ModeAnnotation)
+		c.errs = append(c.errs, field.NotSupported(at, mode, []string{ModeAudit, ModeEnforce}))
 	}
-	return mode == ModeAudit
+	c.out.audit = mode == ModeAudit
 }
 
-func (c *compiler) binding(p *field.Path, b *Binding, out *policy) {
-	switch b.Mode {
-	case BindingModeAccept:
-		out.accept = true
-	case "", BindingModeDrop:
-	default:
-		c.errs = append(c.errs, field.NotSupported(p.Child("mode"), b.Mode, []BindingMode{BindingModeAccept, "Allow", BindingModeDrop}))
-	}
-	out.source = *b
-	if b.Mode == "" {
-		out.source.Mode = BindingModeDrop
-	}
-	notEmpty(c, place{path: p.String()}, "namespaces", b.Namespaces)
-	for i, ns := range b.Namespaces {
-		for _, detail := range validation.IsDNS1123Label(ns) {
-			c.invalid(p.Child("namespaces").Index(i), ns, detail)
+// values adds the checks of the restrictions of single values in a struct and in those that it points to.
+func (c *compiler) values(at place, restrictions any, to *checks) {
+	for f, in := range reflect.ValueOf(restrictions).Elem().Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		if name == "" || in.IsZero() {
+			continue
 		}
-	}
-	out.binding.namespaces = b.Namespaces
-	if b.NamespaceSelector != nil {
-		compiled := c.selector(p.Child("namespaceSelector"), b.NamespaceSelector)
-		out.binding.selector = &compiled
-		if len(compiled) > 0 {
-			c.keep(&leaf{path: "binding.namespaceSelector", field: c.table.byPath[pathNamespaceSelector]})
-		}
-	}
-}
-
-func (c *compiler) selector(p *field.Path, s *LabelSelector) selector {
-	compiled := selector{}
-	for _, key := range slices.Sorted(maps.Keys(s.MatchLabels)) {
-		value := s.MatchLabels[key]
-		c.label(p.Child("matchLabels").Key(key), key, value)
-		compiled = append(compiled, condition{key: key, values: []string{value}})
-	}
-	for i, e := range s.MatchExpressions {
-		at := p.Child("matchExpressions").Index(i)
-		c.label(at, e.Key, e.Values...)
-		switch e.Operator {
-		case "In", "NotIn":
-			if len(e.Values) == 0 {
-				c.errs = append(c.errs, field.Required(at.Child("values"), "In and NotIn need values"))
+		at := at.child(name)
+		switch r := in.Interface().(type) {
+		case *StringRestriction:
+			rule := c.str(at, r, same)
+			check := value(rule)
+			if at.field == pathName {
+				check = func(j *judgement) bool { return rule.compare(j, nameOf(j.pod)) }
 			}
-			compiled = append(compiled, condition{key: e.Key, values: e.Values, negate: e.Operator == "NotIn"})
-		case "Exists", "DoesNotExist":
-			if len(e.Values) > 0 {
-				c.invalid(at.Child("values"), e.Values, "must be absent with Exists and DoesNotExist")
+			c.add(to, rule.field, r, check)
+		case *BoolRestriction:
+			rule := c.boolean(at, r)
+			c.add(to, rule.field, r, value(rule))
+		case *NumericRestriction:
+			if fieldAt[at.field] == nil || fieldAt[at.field].index >= 0 { // not one of the groups
+				rule := c.number(at, r)
+				c.add(to, rule.field, r, value(rule))
 			}
-			compiled = append(compiled, condition{key: e.Key, negate: e.Operator == "DoesNotExist"})
+		case *StringMapRestriction:
+			c.stringMap(at, r, to)
+		case *CapabilitiesRestriction:
+			c.capabilities(at, r, to)
+		case *SELinuxOptionsRestriction:
+			c.seLinux(at, r, to)
+		case *PodSecurityContextRestriction:
+			c.groups(at, r, to)
+			c.values(at, r, to)
 		default:
-			c.errs = append(c.errs, field.NotSupported(at.Child("operator"), e.Operator, []string{"In", "NotIn", "Exists", "DoesNotExist"}))
-		}
-	}
-	return compiled
-}
-
-func (c *compiler) label(p *field.Path, key string, values ...string) {
-	for _, detail := range validation.IsQualifiedName(key) {
-		c.invalid(p, key, detail)
-	}
-	for _, v := range values {
-		for _, detail := range validation.IsValidLabelValue(v) {
-			c.invalid(p, v, detail)
+			if in.Kind() == reflect.Pointer {
+				c.values(at, r, to)
+			}
 		}
 	}
 }
 
-func (c *compiler) metadata(at place, m *ObjectMetaRestriction, out *podRule) {
-	out.name = c.str(at.child("name"), m.Name)
-	out.labels = c.stringMap(at, "labels", m.Labels)
-	out.annotations = c.stringMap(at, "annotations", m.Annotations)
-}
-
-func (c *compiler) podSpec(at place, s *PodSpecRestriction, out *podRule) {
-	out.restartPolicy = c.str(at.child("restartPolicy"), s.RestartPolicy)
-	out.dnsPolicy = c.str(at.child("dnsPolicy"), s.DNSPolicy)
-	out.nodeSelector = c.stringMap(at, "nodeSelector", s.NodeSelector)
-	out.activeDeadline = c.number(at, "activeDeadlineSeconds", s.ActiveDeadlineSeconds)
-	out.terminationGrace = c.number(at, "terminationGracePeriodSeconds", s.TerminationGracePeriodSeconds)
-	out.automountToken = c.boolean(at, "automountServiceAccountToken", s.AutomountServiceAccountToken)
-	if sc := s.SecurityContext; sc != nil {
-		at := at.child("securityContext")
-		out.hostNetwork = c.boolean(at, "hostNetwork", sc.HostNetwork)
-		out.hostPID = c.boolean(at, "hostPID", sc.HostPID)
-		out.hostIPC = c.boolean(at, "hostIPC", sc.HostIPC)
-		out.shareProcesses = c.boolean(at, "shareProcessNamespace", sc.ShareProcessNamespace)
-		out.supplementalGroups = c.number(at, "supplementalGroups", sc.SupplementalGroups)
-		out.fsGroup = c.number(at, "fsGroup", sc.FSGroup)
+// add adds the check of a restriction. Checks of Accept policies differ from those of Drop policies, because they treat
+// fields differently that are not judged.
+func (c *compiler) add(to *checks, f *Field, restriction any, check func(*judgement) bool) {
+	text, err := json.Marshal(restriction)
+	if err != nil {
+		panic("restriction: " + err.Error()) // these types have a JSON form
 	}
-	out.volumes = list(c, at, "volumes", s.Volumes, c.volume)
-	out.containers = list(c, at, "containers", s.Containers, c.container)
-	out.initContainers = list(c, at, "initContainers", s.InitContainers, c.container)
-	if s.InitContainers == nil {
-		out.initContainers = out.containers
-	}
+	text = fmt.Appendf(text, " %d %v", f.number, c.out.accept)
+	*to = append(*to, fieldCheck{field: f, check: check, text: string(text)})
 }
 
 // list compiles the entries of a list, of which one must match.
@@ -235,47 +198,49 @@ func notEmpty[T any](c *compiler, at place, name string, list []T) {
 
 func (c *compiler) container(at place, r *ContainerRestriction) containerRule {
 	at = at.as(pathContainers)
-	c.keep(&leaf{path: at.path, field: c.table.byPath[pathContainers]})
-	c.out.restricts[pathContainers] = true
-	out := containerRule{imagePullPolicy: c.str(at.child("imagePullPolicy"), r.ImagePullPolicy)}
-	out.image = list(c, at, "image", r.Image, c.image)
-	if len(r.Image) > 0 {
-		images := at.child("image")
-		out.imageUnknown = c.leaf(images.as(images.field+"[]"), PointerRestriction{}, "an image name in the list")
+	l := c.leaf(at, PointerRestriction{}, "")
+	c.keep(&l)
+	var out containerRule
+	if images := list(c, at, "image", r.Image, c.image); len(images) > 0 {
+		list := at.child("image")
+		unknown := c.leaf(list.as(list.field+"[]"), PointerRestriction{}, "an image name in the list")
+		c.add(&out.checks, unknown.field, r.Image, func(j *judgement) bool {
+			if !j.subject.image.known {
+				return j.unknown(&unknown)
+			}
+			return anyOf(j, images, (*imageRule).check)
+		})
 	}
-	if sc := r.SecurityContext; sc != nil {
-		c.security(at.child("securityContext"), sc, &out)
-	}
+	c.values(at, r, &out.checks)
+	out.checks.sort()
 	return out
 }
 
-func (c *compiler) security(at place, sc *SecurityContextRestriction, out *containerRule) {
-	out.privileged = c.boolean(at, "privileged", sc.Privileged)
-	out.runAsNonRoot = c.boolean(at, "runAsNonRoot", sc.RunAsNonRoot)
-	out.readOnlyRoot = c.boolean(at, "readOnlyRootFilesystem", sc.ReadOnlyRootFilesystem)
-	out.allowEscalation = c.boolean(at, "allowPrivilegeEscalation", sc.AllowPrivilegeEscalation)
-	out.runAsUser = c.number(at, "runAsUser", sc.RunAsUser)
-	out.runAsGroup = c.number(at, "runAsGroup", sc.RunAsGroup)
-	if caps := sc.Capabilities; caps != nil {
-		at := at.child("capabilities")
-		l := c.leaf(at, caps.PointerRestriction, "capabilities")
-		out.capabilities = &l
-		c.keep(&l)
-		out.add = c.stringList(at, "add", caps.Add, addedCapability)
-		if out.add != nil && out.add.values != nil && out.add.values.blacklist != nil {
-			out.add.values.blacklist = append(out.add.values.blacklist, allCapabilities)
+func (c *compiler) capabilities(at place, r *CapabilitiesRestriction, to *checks) {
+	l := c.leaf(at, r.PointerRestriction, "capabilities")
+	c.keep(&l)
+	c.add(to, l.field, r.PointerRestriction, func(j *judgement) bool {
+		add, drop := stateOf(j.subject.container.CapabilitiesAdd), stateOf(j.subject.container.CapabilitiesDrop)
+		state := admission.StateAbsent
+		switch {
+		case add == admission.StateSet || drop == admission.StateSet:
+			state = admission.StateSet
+		case add == admission.StateUnknown || drop == admission.StateUnknown:
+			state = admission.StateUnknown
 		}
-		out.drop = c.stringList(at, "drop", caps.Drop, strings.ToUpper)
+		return l.checkNil(j, state)
+	})
+	if r.Add != nil {
+		add := c.stringList(at.child("add"), r.Add, addedCapability)
+		if r.Add.Values != nil && r.Add.Values.Blacklist != nil {
+			allows := add.values.allows
+			add.values.allows = func(name string) bool { return name != allCapabilities && allows(name) }
+		}
+		c.add(to, add.field, r.Add, func(j *judgement) bool { return add.compare(j, j.subject.container.CapabilitiesAdd) })
 	}
-	if se := sc.SELinuxOptions; se != nil {
-		at := at.child("seLinuxOptions")
-		l := c.leaf(at, se.PointerRestriction, "SELinux options")
-		out.seLinux = &l
-		c.keep(&l)
-		out.seLinuxUser = c.str(at.part("user"), se.User)
-		out.seLinuxRole = c.str(at.part("role"), se.Role)
-		out.seLinuxType = c.str(at.part("type"), se.Type)
-		out.seLinuxLevel = c.str(at.part("level"), se.Level)
+	if r.Drop != nil {
+		drop := c.stringList(at.child("drop"), r.Drop, strings.ToUpper)
+		c.add(to, drop.field, r.Drop, func(j *judgement) bool { return drop.compare(j, j.subject.container.CapabilitiesDrop) })
 	}
 }
 
@@ -288,16 +253,43 @@ func addedCapability(name string) string {
 	return strings.TrimPrefix(strings.ToUpper(name), "CAP_")
 }
 
-func (c *compiler) image(at place, r *ImageRestriction) imageRule {
-	registry := c.str(at.part("registry"), r.Registry)
-	if registry != nil {
-		registry.whitelist = mapped(registry.whitelist, registryOf)
-		registry.blacklist = mapped(registry.blacklist, registryOf)
+func (c *compiler) seLinux(at place, r *SELinuxOptionsRestriction, to *checks) {
+	l := c.leaf(at, r.PointerRestriction, "SELinux options")
+	c.keep(&l)
+	user, role := c.str(at.part("user"), r.User, same), c.str(at.part("role"), r.Role, same)
+	kind, level := c.str(at.part("type"), r.Type, same), c.str(at.part("level"), r.Level, same)
+	c.add(to, l.field, r, func(j *judgement) bool {
+		v := j.subject.container.SELinux
+		options, known := v.Effective()
+		known = known || v.State() == admission.StateAbsent
+		ok := l.checkNil(j, v.State())
+		ok = user.compare(j, option(options.User, known)) && ok
+		ok = role.compare(j, option(options.Role, known)) && ok
+		ok = kind.compare(j, option(options.Type, known)) && ok
+		return level.compare(j, option(options.Level, known)) && ok
+	})
+}
+
+// groups adds the check of supplementalGroups and fsGroup, which need each other.
+func (c *compiler) groups(at place, r *PodSecurityContextRestriction, to *checks) {
+	if r.SupplementalGroups == nil && r.FSGroup == nil {
+		return
 	}
+	var supplemental, fs *valueRule[int64]
+	if r.SupplementalGroups != nil {
+		supplemental = c.number(at.child("supplementalGroups"), r.SupplementalGroups)
+	}
+	if r.FSGroup != nil {
+		fs = c.number(at.child("fsGroup"), r.FSGroup)
+	}
+	c.add(to, fieldAt[at.field+".fsGroup"], r, func(j *judgement) bool { return checkGroups(j, supplemental, fs) })
+}
+
+func (c *compiler) image(at place, r *ImageRestriction) imageRule {
 	return imageRule{
-		registry: registry,
-		image:    c.str(at.part("image"), r.Image),
-		tag:      c.str(at.part("tag"), r.Tag),
+		registry: c.str(at.part("registry"), r.Registry, registryOf),
+		image:    c.str(at.part("image"), r.Image, same),
+		tag:      c.str(at.part("tag"), r.Tag, same),
 	}
 }
 
@@ -307,16 +299,219 @@ func (c *compiler) volume(at place, r *VolumeRestriction) volumeRule {
 	if r.ForbidEmpty {
 		c.keep(&leaf{path: at.path, field: out.field, needsState: true})
 	}
-	out.volumeType = c.str(at.child("volumeType"), r.VolumeType)
-	if m := r.Mount; m != nil {
-		at := at.child("mount")
-		out.readOnly = c.boolean(at, "readOnly", m.ReadOnly)
-		out.propagation = c.str(at.child("mountPropagation"), m.MountPropagation)
+	volume := *r
+	volume.Mount = nil
+	c.values(at, &volume, &out.checks)
+	if r.Mount != nil {
+		c.values(at.child("mount"), r.Mount, &out.mount)
 	}
-	if h := r.HostPath; h != nil {
-		at := at.child("hostPath")
-		out.hostPath = c.paths(at, "path", h.Path)
-		out.hostPathType = c.str(at.child("type"), h.Type)
-	}
+	out.checks.sort()
+	out.mount.sort()
 	return out
+}
+
+func same(s string) string { return s }
+
+// str returns the rule of a string, nil if there is none. canonical is applied to the lists of the policy.
+func (c *compiler) str(at place, r *StringRestriction, canonical func(string) string) *valueRule[string] {
+	if r == nil {
+		return nil
+	}
+	rule := c.stringRule(at, r, canonical)
+	c.keep(&rule.leaf)
+	return rule
+}
+
+func (c *compiler) stringRule(at place, r *StringRestriction, canonical func(string) string) *valueRule[string] {
+	notEmpty(c, at, "whitelist", r.Whitelist)
+	notEmpty(c, at, "blacklist", r.Blacklist)
+	rule := &valueRule[string]{leaf: c.leaf(at, r.PointerRestriction, describe(r))}
+	regex := c.regex(at, r.Regex)
+	if at.field == pathVolumes+".hostPath.path" {
+		rule.allows = allowsPath(c.cleanPaths(at, "whitelist", r.Whitelist), c.cleanPaths(at, "blacklist", r.Blacklist), regex)
+		return rule
+	}
+	whitelist, blacklist := mapped(r.Whitelist, canonical), mapped(r.Blacklist, canonical)
+	rule.allows = func(s string) bool {
+		return (whitelist == nil || slices.Contains(whitelist, s)) && !slices.Contains(blacklist, s) &&
+			(regex == nil || regex.MatchString(s))
+	}
+	return rule
+}
+
+func (c *compiler) regex(at place, expression string) *regexp.Regexp {
+	if expression == "" {
+		return nil
+	}
+	_, err := regexp.Compile(expression) // alone, because a) | (b is valid in parentheses
+	whole, wholeErr := regexp.Compile(`\A(?:` + expression + `)\z`)
+	if err := cmp.Or(err, wholeErr); err != nil {
+		c.invalid(at.of("regex"), expression, fmt.Sprintf("must be an RE2 expression: %v", err))
+	}
+	return whole
+}
+
+func (c *compiler) cleanPaths(at place, name string, list []string) []string {
+	for i, s := range list {
+		if !plainPath(s) {
+			c.invalid(at.of(name).Index(i), s,
+				"must be an absolute path without .., and not below the folder of a process in /proc")
+		}
+	}
+	return mapped(list, path.Clean)
+}
+
+func (c *compiler) boolean(at place, r *BoolRestriction) *valueRule[bool] {
+	rule := &valueRule[bool]{}
+	allowed := "true or false"
+	if r.Require != nil {
+		allowed = strconv.FormatBool(*r.Require)
+		rule.allows = func(b bool) bool { return b == *r.Require }
+	}
+	rule.leaf = c.leaf(at, r.PointerRestriction, allowed)
+	c.keep(&rule.leaf)
+	return rule
+}
+
+func (c *compiler) number(at place, r *NumericRestriction) *valueRule[int64] {
+	notEmpty(c, at, "ranges", r.Ranges)
+	for i, in := range r.Ranges {
+		if in.Min != nil && in.Max != nil && *in.Min > *in.Max {
+			c.invalid(at.of("ranges").Index(i), fmt.Sprintf("min: %d, max: %d", *in.Min, *in.Max), "min must be at most max")
+		}
+	}
+	rule := &valueRule[int64]{leaf: c.leaf(at, r.PointerRestriction, describeRanges(r.Ranges))}
+	if r.Ranges != nil {
+		rule.allows = func(n int64) bool {
+			return slices.ContainsFunc(r.Ranges, func(in NumericRange) bool {
+				return (in.Min == nil || n >= *in.Min) && (in.Max == nil || n <= *in.Max)
+			})
+		}
+	}
+	c.keep(&rule.leaf)
+	return rule
+}
+
+// collection checks a restriction and returns it.
+func (c *compiler) collection(at place, r CollectionRestriction) CollectionRestriction {
+	if r.ForbidEmpty && r.RequireEmpty {
+		c.invalid(at.of(), "forbidEmpty, requireEmpty", "both are true, so no pod matches; set at most one")
+	}
+	return r
+}
+
+// required refuses required entries in a collection that must be empty.
+func (c *compiler) required(at place, name string, list []string, r CollectionRestriction) {
+	notEmpty(c, at, name, list)
+	if r.RequireEmpty && len(list) > 0 {
+		c.invalid(at.of(name), list, "must be absent with requireEmpty, or no pod matches")
+	}
+}
+
+func (c *compiler) stringList(at place, r *StringListRestriction, canonical func(string) string) *listRule {
+	c.required(at, "requiredValues", r.RequiredValues, r.CollectionRestriction)
+	rule := &listRule{
+		leaf:                  c.leaf(at, PointerRestriction{}, ""),
+		CollectionRestriction: c.collection(at, r.CollectionRestriction), canonical: canonical,
+		required: mapped(r.RequiredValues, canonical),
+	}
+	rule.allowed = rule.describe()
+	for _, s := range r.RequiredValues {
+		rule.allowed = strings.TrimPrefix(rule.allowed+", with "+s, ", ")
+	}
+	if r.Values != nil {
+		rule.values = c.stringRule(at.part("values"), r.Values, canonical)
+	}
+	c.keep(&rule.leaf)
+	return rule
+}
+
+// mapped returns a list with f applied to its entries; nil for nil.
+func mapped(list []string, f func(string) string) []string {
+	var all []string
+	for _, s := range list {
+		all = append(all, f(s))
+	}
+	return all
+}
+
+func (c *compiler) stringMap(at place, r *StringMapRestriction, to *checks) {
+	c.required(at, "requiredKeys", r.RequiredKeys, r.CollectionRestriction)
+	notEmpty(c, at, "keyWhitelist", r.KeyWhitelist)
+	notEmpty(c, at, "keyBlacklist", r.KeyBlacklist)
+	rule := &mapRule{
+		leaf:                 c.leaf(at, PointerRestriction{}, describeKeys(r)),
+		StringMapRestriction: r,
+	}
+	c.collection(at, r.CollectionRestriction)
+	for _, key := range slices.Sorted(maps.Keys(r.Values)) {
+		value := r.Values[key]
+		in := place{at.of("values").Key(key).String(), at.field}
+		rule.values = append(rule.values, mapValueRule{key, c.stringRule(in, &value, same)})
+	}
+	c.keep(&rule.leaf)
+	c.add(to, rule.field, r, func(j *judgement) bool {
+		return rule.compare(j, *j.values[rule.field.index].(*admission.Value[map[string]string]))
+	})
+}
+
+// describe returns the strings that a restriction allows, for violations.
+func describe(r *StringRestriction) string {
+	var parts []string
+	if len(r.Whitelist) > 0 {
+		parts = append(parts, strings.Join(r.Whitelist, ", "))
+	}
+	if len(r.Blacklist) > 0 {
+		parts = append(parts, "not "+strings.Join(r.Blacklist, ", "))
+	}
+	if r.Regex != "" {
+		parts = append(parts, "matching "+r.Regex)
+	}
+	return cmp.Or(strings.Join(parts, "; "), "any value")
+}
+
+func describeRanges(ranges []NumericRange) string {
+	var parts []string
+	for _, r := range ranges {
+		switch {
+		case r.Min != nil && r.Max != nil && *r.Min == *r.Max:
+			parts = append(parts, strconv.FormatInt(*r.Min, 10))
+		case r.Min != nil && r.Max != nil:
+			parts = append(parts, fmt.Sprintf("%d to %d", *r.Min, *r.Max))
+		case r.Min != nil:
+			parts = append(parts, fmt.Sprintf("at least %d", *r.Min))
+		case r.Max != nil:
+			parts = append(parts, fmt.Sprintf("at most %d", *r.Max))
+		default:
+			parts = append(parts, "any number")
+		}
+	}
+	return cmp.Or(strings.Join(parts, ", "), "any number")
+}
+
+func describeKeys(r *StringMapRestriction) string {
+	var parts []string
+	if s := r.describe(); s != "" {
+		parts = append(parts, s)
+	}
+	for _, list := range []struct {
+		text string
+		keys []string
+	}{{"with the keys ", r.RequiredKeys}, {"only the keys ", r.KeyWhitelist}, {"without the keys ", r.KeyBlacklist}} {
+		if len(list.keys) > 0 {
+			parts = append(parts, list.text+strings.Join(list.keys, ", "))
+		}
+	}
+	return cmp.Or(strings.Join(parts, "; "), "any keys")
+}
+
+func (c CollectionRestriction) describe() string {
+	switch {
+	case c.ForbidEmpty:
+		return "not empty"
+	case c.RequireEmpty:
+		return "empty"
+	default:
+		return ""
+	}
 }

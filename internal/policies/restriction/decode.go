@@ -2,10 +2,7 @@ package restriction
 
 import (
 	"errors"
-	"fmt"
 	"reflect"
-
-	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
 )
@@ -14,20 +11,11 @@ import (
 // of the field, the value and what is allowed, and the line. A policy that Parse returns has its canonical form: YAML
 // of it, parsed again, is the same policy.
 func Parse(data []byte) (*PodRestriction, error) {
-	p, _, err := parse(newDecoder(), newTable(), data)
+	p, _, err := parse(newDecoder(), data)
 	return p, err
 }
 
-// YAML returns the policy as a document that Parse reads.
-func (p *PodRestriction) YAML() ([]byte, error) {
-	data, err := yaml.Marshal(p)
-	if err != nil {
-		return nil, fmt.Errorf("policy %s: %w", p.Metadata.Name, err)
-	}
-	return data, nil
-}
-
-func parse(d *strictyaml.Decoder, t *table, data []byte) (*PodRestriction, *policy, error) {
+func parse(d *strictyaml.Decoder, data []byte) (*PodRestriction, *policy, error) {
 	var p PodRestriction
 	errs, err := d.Decode(data, &p)
 	if err != nil {
@@ -39,7 +27,7 @@ func parse(d *strictyaml.Decoder, t *table, data []byte) (*PodRestriction, *poli
 	if p.Binding != nil && p.Binding.Mode == "Allow" {
 		p.Binding.Mode = BindingModeAccept
 	}
-	compiled, invalid := compile(t, &p)
+	compiled, invalid := compile(&p)
 	for _, err := range invalid {
 		errs = append(errs, err)
 	}

@@ -16,15 +16,4 @@
 // field, Set.Unjudged reports it when the policies are loaded; it does not satisfy an Accept policy, and Options.Refuse
 // decides about a Drop policy. If the source carries the field and does not know it for this pod, the field satisfies
 // no policy.
-//
-// # Files
-//
-//	types.go                      the policies as they are written
-//	decode.go, load.go, preset.go YAML to these types and back; files to a Set; policies to start from
-//	compile.go, compile_value.go  types to rules; every check of a policy is there
-//	rule.go, describe.go          rules of one value, and what they allow, in words
-//	match.go, match_container.go, match_volume.go
-//	                              rules of a pod, its containers and its volumes
-//	judge.go, binding.go          policies to a decision; which namespaces they are bound to
-//	fields.go                     the table of fields, and which source carries them
 package restriction

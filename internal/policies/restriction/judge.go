@@ -3,7 +3,6 @@ package restriction
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
@@ -13,9 +12,7 @@ import (
 // pod.
 type Set struct {
 	policies []*policy // ordered by name, which are different
-	images   bool      // a policy restricts image names
-	types    typeNumbers
-	parts    int // how many different parts the policies have
+	checks   int       // how many different checks the policies have
 }
 
 // A policy is a compiled PodRestriction.
@@ -23,7 +20,6 @@ type policy struct {
 	name          string
 	accept, audit bool
 	binding       binding
-	source        Binding // what binding was compiled from
 	rule          podRule
 	leaves        []*leaf         // all of them, for Unjudged
 	restricts     map[string]bool // the paths of the fields that it restricts
@@ -128,10 +124,10 @@ func (s *Set) Judge(p *admission.Pod, containers []admission.Container, o Option
 	if len(o.Others) > 0 {
 		whole = slices.Concat(containers, o.Others)
 	}
-	answers := make([]answer, s.parts*(1+len(whole)))
+	answers := make([]answer, s.checks*(1+len(whole)))
 	j := judgement{
-		Options: o, sandbox: o.From != Admission && len(containers) == 0, pod: p, answers: answers[:s.parts],
-		subjects: s.subjects(whole, answers[s.parts:]),
+		Options: o, sandbox: o.From != Admission && len(containers) == 0, pod: p, podValues: valuesOf(p),
+		podAnswers: answers[:s.checks], subjects: s.subjects(whole, answers[s.checks:]),
 	}
 	acceptedInAudit := false
 	for _, policy := range s.policies {
@@ -158,15 +154,18 @@ func (s *Set) Judge(p *admission.Pod, containers []admission.Container, o Option
 // A judgement is one call of Judge.
 type judgement struct {
 	Options
-	sandbox  bool
-	pod      *admission.Pod
-	answers  []answer // of the pod
-	subjects []subject
+	sandbox    bool
+	pod        *admission.Pod
+	podValues  []any
+	podAnswers []answer
+	subjects   []subject
 
 	accept  bool         // the policy is an Accept policy
 	report  *[]Violation // where violations are added; nil if only the answer matters
 	subject *subject     // the container that is compared; nil outside of containers
 	mount   string       // the path of the mount that is compared
+	values  []any        // of the view that is compared; see valuesOf
+	answers []answer     // of the view that is compared; nil for volumes
 }
 
 // matches reports whether a pod matches a policy. unbound is the answer if the policy is not bound to the pod's
@@ -182,7 +181,8 @@ func (j *judgement) matches(p *policy, unbound bool) bool {
 		}
 	case yes:
 	}
-	ok := j.once(p.rule.podPart, func() bool { return p.rule.checkPod(j, j.pod) })
+	j.values, j.answers = j.podValues, j.podAnswers
+	ok := p.rule.checks.all(j)
 	if j.report == nil && !ok {
 		return false
 	}
@@ -224,13 +224,6 @@ func (j *judgement) violated(l *leaf, value string) bool {
 	return false
 }
 
-func (j *judgement) violatedNumber(l *leaf, n int64) bool {
-	if j.report != nil {
-		j.add(Violation{Path: l.path, Value: strconv.FormatInt(n, 10), Allowed: l.allowed})
-	}
-	return false
-}
-
 // unknown is the answer for a field that the view does not have.
 func (j *judgement) unknown(l *leaf) bool {
 	if l.field.at(j.From) == Never {
@@ -266,57 +259,27 @@ func (j *judgement) add(v Violation) {
 // A subject is one container, prepared for all policies.
 type subject struct {
 	container *admission.Container
+	values    []any
+	answers   []answer
 	image     imageName
 	mounts    []mount // without repetitions
-	answers   []answer
 }
 
-// A mount is one of a container, with the set that has the type of its volume.
 type mount struct {
 	*admission.Mount
-	bit typeBits
+	values []any
 }
-
-// An answer is whether a pod or a container matches a part of policies, whose number is its index. Many policies have
-// equal parts, and each is compared once.
-type answer uint8
-
-const (
-	notCompared answer = iota
-	matched
-	different
-)
 
 func (s *Set) subjects(containers []admission.Container, answers []answer) []subject {
 	all := make([]subject, len(containers))
 	for i := range containers {
 		c := &containers[i]
-		all[i] = subject{container: c, mounts: s.distinct(c.Mounts), answers: answers[i*s.parts : (i+1)*s.parts]}
-		if s.images {
-			all[i].image = imageOf(c.Image)
+		all[i] = subject{
+			container: c, values: valuesOf(c), answers: answers[i*s.checks : (i+1)*s.checks],
+			image: imageOf(c.Image), mounts: distinct(c.Mounts),
 		}
 	}
 	return all
-}
-
-// once returns whether the container that is compared, or the pod, matches a part. It calls check for the first policy
-// that has the part. A report is made for itself: with AssumeUnknown it has violations of a part that matches.
-func (j *judgement) once(part int, check func() bool) bool {
-	if j.report != nil {
-		return check()
-	}
-	answers := j.answers
-	if j.subject != nil {
-		answers = j.subject.answers
-	}
-	a := &answers[part]
-	if *a == notCompared {
-		*a = different
-		if check() {
-			*a = matched
-		}
-	}
-	return *a == matched
 }
 
 // maxCompared bounds the comparisons for one mount, because a tenant chooses the number of mounts.
@@ -324,28 +287,16 @@ const maxCompared = 32
 
 // distinct returns the mounts that differ in more than their paths in the container; no policy restricts that path.
 // Containers have many similar mounts, and each is compared with each policy.
-func (s *Set) distinct(v admission.Value[[]admission.Mount]) []mount {
+func distinct(v admission.Value[[]admission.Mount]) []mount {
 	mounts, _ := v.Effective()
-	if len(mounts) == 0 {
-		return nil
-	}
-	kept := make([]mount, 0, min(len(mounts), maxCompared))
+	var kept []mount
 	for i := range mounts {
 		m := &mounts[i]
 		if !slices.ContainsFunc(kept[:min(len(kept), maxCompared)], func(d mount) bool {
 			return d.Volume == m.Volume && d.ReadOnly == m.ReadOnly && d.Propagation == m.Propagation
 		}) {
-			kept = append(kept, mount{m, s.bitOf(m.Volume.Type)})
+			kept = append(kept, mount{m, valuesOf(m)})
 		}
 	}
 	return kept
-}
-
-// bitOf returns the set with the type of a volume; the empty set if it is not known or has no number.
-func (s *Set) bitOf(v admission.Value[string]) typeBits {
-	name, known := v.Effective()
-	if !known {
-		return 0
-	}
-	return s.types.bit(name)
 }

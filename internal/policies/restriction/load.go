@@ -2,7 +2,6 @@ package restriction
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"runtime"
@@ -24,10 +23,11 @@ type File struct {
 // the name of the file.
 func Load(files []File) (*Set, error) {
 	var (
-		s      = Set{types: typeNumbers{}}
+		s      Set
 		errs   []error
 		fileOf = map[string]string{} // by the name of the policy
-		parts  = partNumbers{}
+		// numbers are those of checks, by their text.
+		numbers = map[string]int{}
 	)
 	for i, r := range readAll(files) {
 		name := files[i].Name
@@ -42,17 +42,12 @@ func Load(files []File) (*Set, error) {
 		}
 		fileOf[r.compiled.name] = name
 		s.policies = append(s.policies, r.compiled)
-		s.images = s.images || r.compiled.restrictsImages()
-		parts.numberAll(&r.compiled.rule, r.texts)
-		for i := range r.compiled.rule.volumes {
-			v := &r.compiled.rule.volumes[i]
-			v.types = s.types.allowed(v.volumeType)
-		}
+		r.compiled.rule.number(numbers)
 	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
-	s.parts = len(parts)
+	s.checks = len(numbers)
 	slices.SortFunc(s.policies, func(a, b *policy) int { return cmp.Compare(a.name, b.name) })
 	return &s, nil
 }
@@ -60,7 +55,6 @@ func Load(files []File) (*Set, error) {
 // A reading is what reading one file gave.
 type reading struct {
 	compiled *policy
-	texts    partTexts
 	err      error
 }
 
@@ -71,9 +65,9 @@ func readAll(files []File) []reading {
 	var workers sync.WaitGroup
 	for range min(runtime.GOMAXPROCS(0), len(files)) {
 		workers.Go(func() {
-			decoder, table := newDecoder(), newTable()
+			decoder := newDecoder()
 			for i := next.Add(1) - 1; i < int64(len(files)); i = next.Add(1) - 1 {
-				all[i] = read(decoder, table, files[i].Data)
+				_, all[i].compiled, all[i].err = parse(decoder, files[i].Data)
 			}
 		})
 	}
@@ -81,68 +75,20 @@ func readAll(files []File) []reading {
 	return all
 }
 
-func read(d *strictyaml.Decoder, t *table, data []byte) reading {
-	p, compiled, err := parse(d, t, data)
-	if err != nil {
-		return reading{err: err}
+// number numbers the checks of a pod and of its containers.
+func (r *podRule) number(numbers map[string]int) {
+	lists := []checks{r.checks}
+	for _, c := range slices.Concat(r.containers, r.initContainers) {
+		lists = append(lists, c.checks)
 	}
-	return reading{compiled: compiled, texts: textsOf(compiled.accept, p.Spec)}
-}
-
-// partTexts are the texts of the parts of a policy. Equal parts have equal texts.
-type partTexts struct {
-	pod, volumes, containers string
-	security                 []string // of each container, then of each init container
-}
-
-func textsOf(accept bool, s Spec) partTexts {
-	var pod PodSpecRestriction
-	if s.Spec != nil {
-		pod = *s.Spec
-	}
-	t := partTexts{
-		volumes:    textOf(accept, pod.Volumes),
-		containers: textOf(accept, [][]ContainerRestriction{pod.Containers, pod.InitContainers}),
-	}
-	for _, c := range slices.Concat(pod.Containers, pod.InitContainers) {
-		t.security = append(t.security, textOf(accept, c.SecurityContext))
-	}
-	pod.Volumes, pod.Containers, pod.InitContainers = nil, nil, nil
-	t.pod = textOf(accept, Spec{Metadata: s.Metadata, Spec: &pod})
-	return t
-}
-
-// textOf returns the text of a part of a policy, which is different for parts of different types. A part of an Accept
-// policy differs from the same of a Drop policy, because they treat fields differently that are not judged.
-func textOf[T any](accept bool, part T) string {
-	text, err := json.Marshal(part)
-	if err != nil {
-		panic("restriction: " + err.Error()) // these types have a JSON form
-	}
-	return fmt.Sprintf("%T %v ", part, accept) + string(text)
-}
-
-// A partNumbers has a number for each part of policies, by its text.
-type partNumbers map[string]int
-
-func (n partNumbers) number(text string) int {
-	if _, known := n[text]; !known {
-		n[text] = len(n)
-	}
-	return n[text]
-}
-
-// numberAll numbers the parts of a policy.
-func (n partNumbers) numberAll(r *podRule, t partTexts) {
-	r.podPart, r.volumesPart, r.containersPart = n.number(t.pod), n.number(t.volumes), n.number(t.containers)
-	for i := range r.containers {
-		r.containers[i].securityPart = n.number(t.security[i])
-	}
-	if r.sameLists() {
-		return
-	}
-	for i := range r.initContainers {
-		r.initContainers[i].securityPart = n.number(t.security[len(r.containers)+i])
+	for _, list := range lists {
+		for i := range list {
+			c := &list[i]
+			if _, known := numbers[c.text]; !known {
+				numbers[c.text] = len(numbers)
+			}
+			c.number = numbers[c.text]
+		}
 	}
 }
 
@@ -152,11 +98,6 @@ func inFile(name string, err error) (all []error) {
 		all = append(all, fmt.Errorf("%s: %w", name, e))
 	}
 	return all
-}
-
-func (p *policy) restrictsImages() bool {
-	uses := func(r containerRule) bool { return len(r.image) > 0 }
-	return slices.ContainsFunc(p.rule.containers, uses) || slices.ContainsFunc(p.rule.initContainers, uses)
 }
 
 // all returns the policies; none of a nil Set.
@@ -173,17 +114,29 @@ func (s *Set) Len() int { return len(s.all()) }
 // A Summary says what a policy is bound to and how it takes part in decisions.
 type Summary struct {
 	Name string
+	Mode BindingMode
 	// Audit reports whether the policy only reports.
 	Audit bool
-	// Binding has the mode Drop if the policy does not give one. The caller must not modify what it refers to.
-	Binding Binding
+	// Everywhere reports whether the policy is bound to all namespaces. Otherwise it is bound to Namespaces and to those
+	// that Selector selects, in the notation of kubectl --selector.
+	Everywhere bool
+	Namespaces []string
+	Selector   string
 }
 
 // Policies returns a summary of each policy, by name.
 func (s *Set) Policies() []Summary {
 	var all []Summary
 	for _, p := range s.all() {
-		all = append(all, Summary{Name: p.name, Audit: p.audit, Binding: p.source})
+		b := &p.binding
+		sum := Summary{Name: p.name, Mode: BindingModeDrop, Audit: p.audit, Everywhere: b.everywhere(), Namespaces: b.namespaces}
+		if p.accept {
+			sum.Mode = BindingModeAccept
+		}
+		if b.selector != nil {
+			sum.Selector = b.selector.String()
+		}
+		all = append(all, sum)
 	}
 	return all
 }

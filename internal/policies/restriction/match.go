@@ -2,43 +2,17 @@ package restriction
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
 // A podRule is a compiled Spec.
 type podRule struct {
-	name                                          *stringRule
-	labels, annotations, nodeSelector             *mapRule
-	restartPolicy, dnsPolicy                      *stringRule
-	terminationGrace, activeDeadline              *numberRule
-	automountToken                                *boolRule
-	hostNetwork, hostPID, hostIPC, shareProcesses *boolRule
-	supplementalGroups, fsGroup                   *numberRule
-
+	checks
 	volumes                    []volumeRule
 	containers, initContainers []containerRule
-	// podPart is the number of all but the lists, volumesPart and containersPart those of the lists. Equal parts of
-	// policies have equal numbers.
-	podPart, volumesPart, containersPart int
-}
-
-// checkPod compares everything but the containers and their mounts.
-func (r *podRule) checkPod(j *judgement, p *admission.Pod) bool {
-	ok := r.name.check(j, nameOf(p))
-	ok = r.labels.check(j, p.Labels) && ok
-	ok = r.annotations.check(j, p.Annotations) && ok
-	ok = r.restartPolicy.check(j, p.RestartPolicy) && ok
-	ok = r.dnsPolicy.check(j, p.DNSPolicy) && ok
-	ok = r.nodeSelector.check(j, p.NodeSelector) && ok
-	ok = r.activeDeadline.check(j, p.ActiveDeadlineSeconds) && ok
-	ok = r.terminationGrace.check(j, p.TerminationGracePeriodSeconds) && ok
-	ok = r.automountToken.check(j, p.AutomountServiceAccountToken) && ok
-	ok = r.hostNetwork.check(j, p.HostNetwork) && ok
-	ok = r.hostPID.check(j, p.HostPID) && ok
-	ok = r.hostIPC.check(j, p.HostIPC) && ok
-	ok = r.shareProcesses.check(j, p.ShareProcessNamespace) && ok
-	return r.checkGroups(j, p) && ok
 }
 
 func nameOf(p *admission.Pod) admission.Value[string] {
@@ -50,59 +24,60 @@ func nameOf(p *admission.Pod) admission.Value[string] {
 
 // checkGroups compares supplementalGroups and fsGroup. A source that has them in one list does not say which group is
 // which, so each must fit one of the ranges that the policy has.
-func (r *podRule) checkGroups(j *judgement, p *admission.Pod) bool {
-	supplemental, fs := r.supplementalGroups, r.fsGroup
+func checkGroups(j *judgement, supplemental, fs *valueRule[int64]) bool {
+	p := j.pod
 	groups, together := p.Groups.Effective()
 	separate := p.SupplementalGroups.State() != admission.StateUnknown || p.FSGroup.State() != admission.StateUnknown
 	switch {
-	case supplemental == nil && fs == nil:
-		return true
 	case separate || !together:
-		ok := supplemental.checkEach(j, p.SupplementalGroups)
-		return fs.check(j, p.FSGroup) && ok
+		ok := compareEach(j, supplemental, p.SupplementalGroups)
+		return fs.compare(j, p.FSGroup) && ok
 	case len(groups) == 0:
-		ok := supplemental.checkEach(j, admission.Absent[[]int64]())
-		return fs.check(j, admission.Absent[int64]()) && ok
+		ok := compareEach(j, supplemental, admission.Absent[[]int64]())
+		return fs.compare(j, admission.Absent[int64]()) && ok
 	case supplemental != nil && supplemental.requireNil && fs != nil && fs.requireNil:
-		return j.violatedNumber(&supplemental.leaf, groups[0])
+		return j.violated(&supplemental.leaf, quote(j, groups[0]))
 	}
 	ok := true
-	var restricting []*numberRule
-	for _, rule := range [...]*numberRule{supplemental, fs} {
+	var restricting []*valueRule[int64]
+	for _, rule := range [...]*valueRule[int64]{supplemental, fs} {
 		if rule == nil {
 			continue
 		}
 		ok = rule.checkNil(j, admission.StateUnknown) && ok
-		if rule.ranges != nil {
+		if rule.allows != nil {
 			restricting = append(restricting, rule)
 		}
 	}
 	for _, g := range groups {
-		if len(restricting) > 0 && !slices.ContainsFunc(restricting, func(rule *numberRule) bool { return rule.allows(g) }) {
-			return j.violatedNumber(&restricting[0].leaf, g)
+		if len(restricting) > 0 && !slices.ContainsFunc(restricting, func(rule *valueRule[int64]) bool { return rule.allows(g) }) {
+			return j.violated(&restricting[0].leaf, quote(j, g))
 		}
 	}
 	return ok
 }
 
-// anyOf reports whether one of n entries matches. If none does, the report has the violations of the first entry with
+// anyOf reports whether one of the rules matches. If none does, the report has the violations of the first rule with
 // the fewest.
-func anyOf(j *judgement, n int, check func(i int) bool) bool {
+func anyOf[R any](j *judgement, rules []R, check func(*R, *judgement) bool) bool {
+	if len(rules) == 1 { // by far the most frequent case
+		return check(&rules[0], j)
+	}
 	report := j.report
 	j.report = nil
 	matches := false
-	for i := 0; i < n && !matches; i++ {
-		matches = check(i)
+	for i := 0; i < len(rules) && !matches; i++ {
+		matches = check(&rules[i], j)
 	}
 	if matches || report == nil {
 		j.report = report
 		return matches
 	}
 	var fewest []Violation
-	for i := range n {
+	for i := range rules {
 		var found []Violation
 		j.report = &found
-		check(i)
+		check(&rules[i], j)
 		if i == 0 || len(found) < len(fewest) {
 			fewest = found
 		}
@@ -110,4 +85,178 @@ func anyOf(j *judgement, n int, check func(i int) bool) bool {
 	*report = append(*report, fewest...)
 	j.report = report
 	return false
+}
+
+// checkContainer compares one container and its mounts.
+func (r *podRule) checkContainer(j *judgement, s *subject) bool {
+	j.subject, j.values, j.answers = s, s.values, s.answers
+	ok := r.checkLists(j, s.container)
+	ok = r.checkMounts(j, s) && ok
+	j.subject = nil
+	return ok
+}
+
+// checkLists compares a container with the list of its kind, or with both if the kind is not known.
+func (r *podRule) checkLists(j *judgement, c *admission.Container) bool {
+	kind, known := c.Kind.Effective()
+	// to match one list can be enough
+	if !known && (j.AssumeUnknown || j.Scope == ImagesOnly) && j.From != Node && j.report == nil {
+		return anyContainer(j, r.containers) || anyContainer(j, r.initContainers)
+	}
+	sameLists := len(r.initContainers) > 0 && len(r.containers) > 0 && &r.initContainers[0] == &r.containers[0]
+	ok := true
+	if !known || kind != admission.KindInit {
+		ok = anyContainer(j, r.containers)
+	}
+	if known && kind == admission.KindInit || !known && !sameLists { // once is enough for an unknown kind
+		ok = anyContainer(j, r.initContainers) && ok
+	}
+	return ok
+}
+
+func anyContainer(j *judgement, rules []containerRule) bool {
+	return len(rules) == 0 || anyOf(j, rules, (*containerRule).check)
+}
+
+// A containerRule is a compiled ContainerRestriction.
+type containerRule struct{ checks }
+
+func (r *containerRule) check(j *judgement) bool { return r.all(j) }
+
+// stateOf returns the state of a list, in which empty and nil are equal.
+func stateOf(v admission.Value[[]string]) admission.State {
+	list, ok := v.Effective()
+	switch {
+	case ok && len(list) > 0:
+		return admission.StateSet
+	case ok:
+		return admission.StateAbsent
+	default:
+		return v.State()
+	}
+}
+
+// option returns the value of an SELinux option, where "" is nil.
+func option(s string, known bool) admission.Value[string] {
+	switch {
+	case !known:
+		return admission.Value[string]{}
+	case s == "":
+		return admission.Absent[string]()
+	default:
+		return admission.Set(s)
+	}
+}
+
+// An imageRule is a compiled ImageRestriction.
+type imageRule struct{ registry, image, tag *valueRule[string] }
+
+func (r *imageRule) check(j *judgement) bool {
+	name := &j.subject.image
+	ok := r.registry.compare(j, name.registry)
+	ok = r.image.compare(j, name.name) && ok
+	return r.tag.compare(j, name.tag) && ok
+}
+
+// An imageName is the name of a container's image in parts.
+type imageName struct {
+	registry, name, tag admission.Value[string]
+	known               bool
+}
+
+// imageOf parses an image name. A name that a runtime may take for an image ID names no repository, so it is unknown.
+func imageOf(v admission.Value[string]) imageName {
+	s, ok := v.Effective()
+	if !ok {
+		return imageName{}
+	}
+	name, err := imageref.Parse(s)
+	if err != nil || name.IsImageID() {
+		return imageName{}
+	}
+	repository := name.Repository()
+	suffix := name.String()[len(repository)+1:] // without the colon or the @
+	registry, path, _ := strings.Cut(repository, "/")
+	return imageName{
+		registry: admission.Set(registryOf(registry)), name: admission.Set(path), tag: admission.Set(suffix), known: true,
+	}
+}
+
+// registryOf returns one form of the names of a registry, docker.io for Docker Hub.
+func registryOf(host string) string {
+	host = imageref.CanonicalRegistry(host)
+	if hub := imageref.DockerHub(); slices.Contains(hub, host) {
+		return hub[0]
+	}
+	return host
+}
+
+// A volumeRule is a compiled VolumeRestriction. Its checks are about the volume, those of mount about a mount of it.
+type volumeRule struct {
+	leaf
+	CollectionRestriction
+	checks
+
+	mount checks
+}
+
+func (r *volumeRule) check(j *judgement) bool {
+	ok := !r.RequireEmpty || j.violated(&r.leaf, "not empty")
+	ok = r.checks.all(j) && ok
+	return (j.subject == nil || r.mount.all(j)) && ok
+}
+
+// checkVolumes compares the volumes of a pod, mounted or not, and their number.
+func (r *podRule) checkVolumes(j *judgement, v admission.Value[[]admission.Volume]) bool {
+	if len(r.volumes) == 0 {
+		return true
+	}
+	volumes, known := v.Effective()
+	known = known || v.State() == admission.StateAbsent
+	if !known && j.From == Admission { // at the node, a volume that no container mounts does no harm
+		return j.unknown(&r.volumes[0].leaf)
+	}
+	j.answers = nil
+	ok := true
+	for i := range r.volumes {
+		switch rule := &r.volumes[i]; {
+		case !rule.ForbidEmpty:
+		case known:
+			ok = rule.CollectionRestriction.check(j, &rule.leaf, len(volumes)) && ok
+		case rule.field.at(j.From) != Exact:
+			ok = j.unjudged(&rule.leaf) && ok
+		default:
+			ok = j.unknown(&rule.leaf) && ok
+		}
+	}
+	for i := range volumes {
+		if !ok && j.decided() {
+			break
+		}
+		j.values = valuesOf(&admission.Mount{Volume: volumes[i]})
+		ok = anyOf(j, r.volumes, (*volumeRule).check) && ok
+	}
+	return ok
+}
+
+// checkMounts compares the mounts of a container.
+func (r *podRule) checkMounts(j *judgement, s *subject) bool {
+	if len(r.volumes) == 0 {
+		return true
+	}
+	mounts := &s.container.Mounts
+	if _, known := mounts.Effective(); !known && mounts.State() != admission.StateAbsent {
+		return j.unknown(&r.volumes[0].leaf)
+	}
+	j.answers = nil
+	ok := true
+	for i := range s.mounts {
+		if !ok && j.decided() {
+			break
+		}
+		j.mount, j.values = s.mounts[i].Path, s.mounts[i].values
+		ok = anyOf(j, r.volumes, (*volumeRule).check) && ok
+	}
+	j.mount = ""
+	return ok
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"sigs.k8s.io/yaml"
+
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
@@ -216,13 +218,13 @@ func roundTrip(t *testing.T, data []byte) {
 	if err != nil {
 		return
 	}
-	text, err := p.YAML()
+	text, err := yaml.Marshal(p)
 	must(t, err)
 	again, err := restriction.Parse(text)
 	if err != nil {
 		t.Fatalf("%s\nis printed as\n%s\nwhich is invalid: %v", data, text, err)
 	}
-	if second, err := again.YAML(); err != nil || !bytes.Equal(second, text) {
+	if second, err := yaml.Marshal(again); err != nil || !bytes.Equal(second, text) {
 		t.Fatalf("%s\nis printed as\n%s\nand then, with the error %v, as\n%s", data, text, err, second)
 	}
 }

@@ -1,6 +1,7 @@
 package restriction
 
 import (
+	"fmt"
 	"path"
 	"regexp"
 	"slices"
@@ -10,8 +11,65 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
-// A leaf is what all rules about one field have in common. The method check of a rule reports whether a value matches;
-// a nil rule matches every value. It is small, so that it is inlined: most rules of most policies are nil.
+// checks compare the values of a view, in the order of the table of fields. Each reports whether its value matches.
+type checks []fieldCheck
+
+type fieldCheck struct {
+	field *Field
+	check func(*judgement) bool
+	// number is the same for equal checks of all policies, which are compared once. Equal checks have equal texts.
+	number int
+	text   string
+}
+
+func (c checks) sort() {
+	slices.SortStableFunc(c, func(a, b fieldCheck) int { return a.field.number - b.field.number })
+}
+
+// An answer is whether a pod or a container matches the check whose number is the index.
+type answer uint8
+
+const (
+	notCompared answer = iota
+	matched
+	different
+)
+
+// all reports whether all values match. Without a report it ends with the first that does not.
+func (c checks) all(j *judgement) bool {
+	ok := true
+	for i := range c {
+		if j.report != nil {
+			ok = c[i].check(j) && ok
+		} else if !j.once(&c[i]) {
+			return false
+		}
+	}
+	return ok
+}
+
+// once returns the answer of a check. It compares a view, except a volume, for the first of several equal checks.
+func (j *judgement) once(c *fieldCheck) bool {
+	if j.answers == nil {
+		return c.check(j)
+	}
+	a := &j.answers[c.number]
+	if *a == notCompared {
+		*a = different
+		if c.check(j) {
+			*a = matched
+		}
+	}
+	return *a == matched
+}
+
+// value returns the check of a value of the view.
+func value[T any](r *valueRule[T]) func(*judgement) bool {
+	index := r.field.index
+	return func(j *judgement) bool { return r.compare(j, *j.values[index].(*admission.Value[T])) }
+}
+
+// A leaf is what all rules about one field have in common.
 type leaf struct {
 	path  string // in the policy
 	field *Field
@@ -54,53 +112,67 @@ func (l *leaf) decide(j *judgement, s admission.State, known bool) (matches, dec
 	}
 }
 
-// A stringRule is a compiled StringRestriction.
-type stringRule struct {
+// A valueRule is a compiled restriction of a string, a number or a boolean. A nil rule matches every value.
+type valueRule[T any] struct {
 	leaf
-	whitelist, blacklist []string
-	regex                *regexp.Regexp
-	// isPath is whether values are paths; the lists are clean and absolute then.
-	isPath bool
+
+	allows func(T) bool // nil: every value
 }
 
-func (r *stringRule) check(j *judgement, v admission.Value[string]) bool {
-	return r == nil || r.compare(j, v)
-}
-
-func (r *stringRule) compare(j *judgement, v admission.Value[string]) bool {
-	s, known := v.Effective()
+func (r *valueRule[T]) compare(j *judgement, v admission.Value[T]) bool {
+	if r == nil {
+		return true
+	}
+	value, known := v.Effective()
 	if !known || r.needsState {
 		if matches, decided := r.decide(j, v.State(), known); decided {
 			return matches
 		}
 	}
-	return r.allows(s) || j.violated(&r.leaf, quote(j, s))
+	return r.allows == nil || r.allows(value) || j.violated(&r.leaf, quote(j, value))
 }
 
-func (r *stringRule) allows(s string) bool {
-	if r.isPath {
-		return r.allowsPath(s)
-	}
-	return (r.whitelist == nil || slices.Contains(r.whitelist, s)) && !slices.Contains(r.blacklist, s) && (r.regex == nil || r.regex.MatchString(s))
-}
-
-// allowsPath is allows of a rule about a path.
-func (r *stringRule) allowsPath(p string) bool {
-	if r.whitelist == nil && r.blacklist == nil && r.regex == nil {
+// compareEach compares each number of a list. An empty list is nil.
+func compareEach(j *judgement, r *valueRule[int64], v admission.Value[[]int64]) bool {
+	if r == nil {
 		return true
 	}
-	if !plainPath(p) {
-		return false
+	if list, ok := v.Effective(); ok && len(list) == 0 {
+		v = admission.Absent[[]int64]()
 	}
-	p = path.Clean(p)
-	if r.whitelist != nil && !slices.ContainsFunc(r.whitelist, func(folder string) bool { return within(p, folder) }) {
-		return false
+	list, known := v.Effective()
+	if !known || r.needsState {
+		if matches, decided := r.decide(j, v.State(), known); decided {
+			return matches
+		}
 	}
-	// A folder that contains a denied path gives access to it.
-	if slices.ContainsFunc(r.blacklist, func(folder string) bool { return within(p, folder) || within(folder, p) }) {
-		return false
+	for _, n := range list {
+		if r.allows != nil && !r.allows(n) {
+			return j.violated(&r.leaf, quote(j, n))
+		}
 	}
-	return r.regex == nil || r.regex.MatchString(p)
+	return true
+}
+
+// allowsPath returns whether a path is allowed. The lists are clean and absolute.
+func allowsPath(whitelist, blacklist []string, regex *regexp.Regexp) func(string) bool {
+	if whitelist == nil && blacklist == nil && regex == nil {
+		return nil
+	}
+	return func(p string) bool {
+		if !plainPath(p) {
+			return false
+		}
+		p = path.Clean(p)
+		if whitelist != nil && !slices.ContainsFunc(whitelist, func(folder string) bool { return within(p, folder) }) {
+			return false
+		}
+		// A folder that contains a denied path gives access to it.
+		if slices.ContainsFunc(blacklist, func(folder string) bool { return within(p, folder) || within(folder, p) }) {
+			return false
+		}
+		return regex == nil || regex.MatchString(p)
+	}
 }
 
 // plainPath reports whether a path is absolute, has no .. in it, and does not lead through the folder of a process,
@@ -125,74 +197,6 @@ func within(p, folder string) bool {
 	return ok && (rest == "" || rest[0] == '/' || folder == "/")
 }
 
-// A boolRule is a compiled BoolRestriction.
-type boolRule struct {
-	leaf
-	require *bool
-}
-
-func (r *boolRule) check(j *judgement, v admission.Value[bool]) bool {
-	return r == nil || r.compare(j, v)
-}
-
-func (r *boolRule) compare(j *judgement, v admission.Value[bool]) bool {
-	b, known := v.Effective()
-	if !known || r.needsState {
-		if matches, decided := r.decide(j, v.State(), known); decided {
-			return matches
-		}
-	}
-	return r.require == nil || *r.require == b || j.violated(&r.leaf, strconv.FormatBool(b))
-}
-
-// A numberRule is a compiled NumericRestriction.
-type numberRule struct {
-	leaf
-	ranges []NumericRange
-}
-
-func (r *numberRule) check(j *judgement, v admission.Value[int64]) bool {
-	return r == nil || r.compare(j, v)
-}
-
-func (r *numberRule) compare(j *judgement, v admission.Value[int64]) bool {
-	n, known := v.Effective()
-	if !known || r.needsState {
-		if matches, decided := r.decide(j, v.State(), known); decided {
-			return matches
-		}
-	}
-	return r.allows(n) || j.violatedNumber(&r.leaf, n)
-}
-
-// checkEach compares each number of a list. An empty list is nil.
-func (r *numberRule) checkEach(j *judgement, v admission.Value[[]int64]) bool {
-	if r == nil {
-		return true
-	}
-	if list, ok := v.Effective(); ok && len(list) == 0 {
-		v = admission.Absent[[]int64]()
-	}
-	list, known := v.Effective()
-	if !known || r.needsState {
-		if matches, decided := r.decide(j, v.State(), known); decided {
-			return matches
-		}
-	}
-	for _, n := range list {
-		if !r.allows(n) {
-			return j.violatedNumber(&r.leaf, n)
-		}
-	}
-	return true
-}
-
-func (r *numberRule) allows(n int64) bool {
-	return r.ranges == nil || slices.ContainsFunc(r.ranges, func(in NumericRange) bool {
-		return (in.Min == nil || n >= *in.Min) && (in.Max == nil || n <= *in.Max)
-	})
-}
-
 func (c CollectionRestriction) check(j *judgement, l *leaf, n int) bool {
 	switch {
 	case c.ForbidEmpty && n == 0:
@@ -209,14 +213,10 @@ type listRule struct {
 	leaf
 	CollectionRestriction
 
-	values   *stringRule
+	values   *valueRule[string]
 	required []string
-	// canonical, unless it is nil, is applied to each element of the pod before it is compared.
+	// canonical is applied to each element of the pod before it is compared.
 	canonical func(string) string
-}
-
-func (r *listRule) check(j *judgement, v admission.Value[[]string]) bool {
-	return r == nil || r.compare(j, v)
 }
 
 func (r *listRule) compare(j *judgement, v admission.Value[[]string]) bool {
@@ -228,46 +228,30 @@ func (r *listRule) compare(j *judgement, v admission.Value[[]string]) bool {
 		return false
 	}
 	for _, s := range r.required {
-		if !slices.ContainsFunc(list, func(have string) bool { return r.of(have) == s }) {
+		if !slices.ContainsFunc(list, func(have string) bool { return r.canonical(have) == s }) {
 			return j.violated(&r.leaf, "without "+s)
 		}
 	}
-	if r.values == nil {
-		return true
-	}
 	for _, s := range list {
-		if !r.values.allows(r.of(s)) {
+		if r.values != nil && !r.values.allows(r.canonical(s)) {
 			return j.violated(&r.values.leaf, quote(j, s))
 		}
 	}
 	return true
 }
 
-func (r *listRule) of(s string) string {
-	if r.canonical == nil {
-		return s
-	}
-	return r.canonical(s)
-}
-
 // A mapRule is a compiled StringMapRestriction.
 type mapRule struct {
 	leaf
-	CollectionRestriction
+	*StringMapRestriction
 
-	keyBlacklist, required []string
-	keyWhitelist           map[string]bool // nil: every key
-	values                 []mapValueRule
+	values []mapValueRule
 }
 
 // A mapValueRule is about the value of one key.
 type mapValueRule struct {
 	key string
-	stringRule
-}
-
-func (r *mapRule) check(j *judgement, v admission.Value[map[string]string]) bool {
-	return r == nil || r.compare(j, v)
+	*valueRule[string]
 }
 
 func (r *mapRule) compare(j *judgement, v admission.Value[map[string]string]) bool {
@@ -275,39 +259,32 @@ func (r *mapRule) compare(j *judgement, v admission.Value[map[string]string]) bo
 	if !ok && v.State() != admission.StateAbsent {
 		return j.unknown(&r.leaf)
 	}
-	return r.CollectionRestriction.check(j, &r.leaf, len(m)) && r.checkKeys(j, m) && r.checkValues(j, m)
-}
-
-func (r *mapRule) checkKeys(j *judgement, m map[string]string) bool {
-	for _, key := range r.required {
+	if !r.CollectionRestriction.check(j, &r.leaf, len(m)) {
+		return false
+	}
+	for _, key := range r.RequiredKeys {
 		if _, ok := m[key]; !ok {
 			return j.violated(&r.leaf, "without the key "+key)
 		}
 	}
-	for _, key := range r.keyBlacklist {
+	for _, key := range r.KeyBlacklist {
 		if _, ok := m[key]; ok {
 			return j.violated(&r.leaf, "the key "+key)
 		}
 	}
-	if r.keyWhitelist == nil {
-		return true
-	}
-	for key := range m { // ends after at most as many keys as the list has
-		if !r.keyWhitelist[key] {
-			return j.violated(&r.leaf, quote(j, key))
+	if r.KeyWhitelist != nil {
+		for key := range m { // ends after at most as many keys as the list has
+			if !slices.Contains(r.KeyWhitelist, key) {
+				return j.violated(&r.leaf, quote(j, key))
+			}
 		}
 	}
-	return true
-}
-
-func (r *mapRule) checkValues(j *judgement, m map[string]string) bool {
-	for i := range r.values {
-		value := &r.values[i]
+	for _, value := range r.values {
 		v := admission.Absent[string]()
 		if s, ok := m[value.key]; ok {
 			v = admission.Set(s)
 		}
-		if !value.check(j, v) {
+		if !value.valueRule.compare(j, v) {
 			return false
 		}
 	}
@@ -318,11 +295,14 @@ func (r *mapRule) checkValues(j *judgement, m map[string]string) bool {
 const maxShown = 128
 
 // quote returns a value for a violation, or "" if the judgement reports none.
-func quote(j *judgement, s string) string {
+func quote[T any](j *judgement, v T) string {
 	if j.report == nil {
 		return ""
 	}
-	return shown(s)
+	if s, ok := any(v).(string); ok {
+		return shown(s)
+	}
+	return fmt.Sprint(v)
 }
 
 // shown returns a string of a tenant for a message: quoted, and shortened.

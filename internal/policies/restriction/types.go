@@ -1,5 +1,7 @@
 package restriction
 
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 // The header of a policy file.
 const (
 	APIVersion = "policy.pullgate.dev/v1alpha1"
@@ -45,22 +47,9 @@ const (
 // all.
 type Binding struct {
 	// Mode is Drop if it is empty.
-	Mode              BindingMode    `json:"mode,omitempty"`
-	Namespaces        []string       `json:"namespaces,omitempty"`
-	NamespaceSelector *LabelSelector `json:"namespaceSelector,omitempty"`
-}
-
-// A LabelSelector has the meaning that it has in the Kubernetes API. An empty one matches everything.
-type LabelSelector struct {
-	MatchLabels      map[string]string `json:"matchLabels,omitempty"`
-	MatchExpressions []LabelExpression `json:"matchExpressions,omitempty"`
-}
-
-// A LabelExpression is one condition about a label. Operator is In, NotIn, Exists or DoesNotExist.
-type LabelExpression struct {
-	Key      string   `json:"key"`
-	Operator string   `json:"operator"`
-	Values   []string `json:"values,omitempty"`
+	Mode              BindingMode           `json:"mode,omitempty"`
+	Namespaces        []string              `json:"namespaces,omitempty"`
+	NamespaceSelector *metav1.LabelSelector `json:"namespaceSelector,omitempty"`
 }
 
 // A Spec restricts a pod.

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"sigs.k8s.io/yaml"
+
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
@@ -22,7 +24,7 @@ func BenchmarkAdmissionReview(b *testing.B) {
 		must(b, err)
 		p.Metadata.Name = fmt.Sprintf("policy-%d", i)
 		p.Spec.Spec.Containers[0].Image = []restriction.ImageRestriction{{Registry: &restriction.StringRestriction{Whitelist: []string{fmt.Sprintf("r%d.test", i), "good.test"}}}}
-		text, err := p.YAML()
+		text, err := yaml.Marshal(p)
 		must(b, err)
 		files = append(files, restriction.File{Name: p.Metadata.Name, Data: text})
 	}
