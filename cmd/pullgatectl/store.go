@@ -166,8 +166,6 @@ func offlineFailure(err error) error {
 	switch {
 	case errors.Is(err, offline.ErrInUse):
 		return program.WithHint(err, "pullgated has it open: pullgatectl store verify and store backup read it meanwhile, or stop it first")
-	case errors.Is(err, offline.ErrReplaced):
-		return program.WithHint(err, "another process replaced it; try again")
 	case errors.Is(err, offline.ErrNewerFormat):
 		return program.WithHint(err, "a newer pullgated wrote this store; use the pullgatectl of that version")
 	case errors.Is(err, offline.ErrDamaged):

@@ -1,6 +1,7 @@
 package records
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -27,9 +28,6 @@ const (
 	formatPlain     = 1
 	formatEndorsing = 2
 )
-
-// replacedTimes bounds how often Open tries again after the file was replaced while Open waited for the lock.
-const replacedTimes = 3
 
 // asideInfix follows a store's path in the name of a damaged file that was set aside.
 const asideInfix = ".damaged-"
@@ -90,14 +88,10 @@ func Open(path string, o Options) (*Store, Report, error) {
 		o.Now = time.Now()
 	}
 	var report Report
-	var f *boltfile.File
 	var distrust *Distrust
-	var damage, err error
-	for range replacedTimes {
-		f, distrust, damage, err = openPresent(path, o)
-		if !errors.Is(err, boltfile.ErrReplaced) {
-			break
-		}
+	f, damage, err := openFile(path, o)
+	if errors.Is(err, fs.ErrNotExist) {
+		distrust, err = absent(path, o)
 	}
 	if err != nil {
 		return nil, report, fmt.Errorf("open records %s: %w", path, err)
@@ -130,18 +124,19 @@ func Open(path string, o Options) (*Store, Report, error) {
 	return s, report, nil
 }
 
-// openPresent opens the store if it exists. Otherwise it returns the distrust of a new store.
-func openPresent(path string, o Options) (f *boltfile.File, distrust *Distrust, damage, err error) {
-	f, damage, err = openFile(path, o, false)
-	if errors.Is(err, fs.ErrNotExist) {
-		distrust, err = absent(path, o)
+func openFile(path string, o Options) (f *boltfile.File, damage, err error) {
+	file, err := boltfile.Lock(context.Background(), path, false, o.LockWait)
+	if err != nil {
+		return nil, nil, err
 	}
-	return f, distrust, damage, err
+	return OpenLocked(file, boltfile.Options{OnPanic: o.OnPanic})
 }
 
-// openFile opens an existing file and reads all of it.
-func openFile(path string, o Options, readOnly bool) (f *boltfile.File, damage, err error) {
-	f, damage, err = boltfile.Open(path, boltfile.Options{LockWait: o.LockWait, ReadOnly: readOnly, OnPanic: o.OnPanic, Check: check})
+// OpenLocked opens the file of a store that boltfile.Lock has returned, and reads all of it. It returns the damage for
+// which Open sets the file aside.
+func OpenLocked(file *os.File, o boltfile.Options) (f *boltfile.File, damage, err error) {
+	o.Check = check
+	f, damage, err = boltfile.OpenLocked(file, o)
 	if errors.Is(damage, ErrNewerFormat) {
 		return nil, nil, errors.Join(damage, err)
 	}
@@ -257,7 +252,7 @@ func create(path string, o Options, distrust *Distrust) (*boltfile.File, error) 
 	if err := disk.SyncFolder(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
-	f, damage, err := openFile(path, o, false)
+	f, damage, err := openFile(path, o)
 	return f, errors.Join(damage, err)
 }
 

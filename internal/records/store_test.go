@@ -79,9 +79,7 @@ func checkFile(tb testing.TB, path string) {
 		tb.Fatalf("bolt.Open(%s) = %v; want nil", path, err)
 	}
 	err = db.View(func(tx *bolt.Tx) error {
-		content := bytes.NewReader(readFile(tb, path))
-		m, all := boltfile.Newest(content)
-		all = errors.Join(all, boltfile.Walk(content, m, boltfile.Visitor{}))
+		all := boltfile.Walk(bytes.NewReader(readFile(tb, path)), boltfile.Visitor{})
 		for err := range tx.Check() {
 			all = errors.Join(all, err)
 		}
@@ -272,13 +270,13 @@ func fill(tb testing.TB) filled {
 		all.want[p] = said(lookup(tb, s, p))
 	}
 	closeStore(tb, s)
-	content := readFile(tb, path)
-	m, err := boltfile.Newest(bytes.NewReader(content))
-	must(tb, err)
 	// bbolt lets the file grow by 1 MiB at once. Damage after the used pages has no effect, so that two pages of the rest
 	// are enough.
-	all.used = m.Pages * m.PageSize
-	all.content = content[:all.used+2*m.PageSize]
+	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true})
+	must(tb, err)
+	must(tb, db.View(func(tx *bolt.Tx) error { all.used = int(tx.Size()); return nil }))
+	must(tb, db.Close())
+	all.content = readFile(tb, path)[:all.used+2*os.Getpagesize()]
 	return all
 }
 

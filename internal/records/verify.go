@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 
@@ -50,41 +51,16 @@ func (v *Verification) add(where string, err error) {
 // means that it was not completed. Verify does not block other calls, unless the file has to be mapped again because it
 // has grown.
 func (s *Store) Verify(ctx context.Context) (Verification, error) {
-	var v Verification
-	err := s.file.View(func(tx *bolt.Tx) (err error) {
-		v, err = verify(ctx, func(to boltfile.Visitor) error { return s.file.Walk(tx, to) })
-		return err
-	})
-	if err != nil {
-		return Verification{}, fmt.Errorf("verify records: %w", err)
-	}
-	return v, nil
+	s.writing.Lock()
+	begun := sync.OnceFunc(s.writing.Unlock)
+	defer begun()
+	return verify(ctx, func(to boltfile.Visitor) error { return s.file.Walk(begun, to) })
 }
 
 // VerifyFile does the same with the file of a store; no process may write to it meanwhile. For a file of a newer format
 // it returns ErrNewerFormat.
 func VerifyFile(ctx context.Context, file io.ReaderAt) (Verification, error) {
-	v, err := verify(ctx, func(to boltfile.Visitor) error {
-		m, err := boltfile.Newest(file)
-		if boltfile.IsSystem(err) {
-			return err
-		}
-		if err != nil {
-			return to.Damage(err)
-		}
-		if err := boltfile.CheckMetas(file, m); boltfile.IsSystem(err) {
-			return err
-		} else if err != nil {
-			if err := to.Damage(err); err != nil {
-				return err
-			}
-		}
-		return boltfile.Walk(file, m, to)
-	})
-	if err != nil {
-		return Verification{}, fmt.Errorf("verify records: %w", err)
-	}
-	return v, nil
+	return verify(ctx, func(to boltfile.Visitor) error { return boltfile.Walk(file, to) })
 }
 
 func verify(ctx context.Context, walk func(boltfile.Visitor) error) (Verification, error) {
@@ -115,7 +91,10 @@ func verify(ctx context.Context, walk func(boltfile.Visitor) error) (Verificatio
 	for _, name := range missing {
 		v.add(WhereTree, fmt.Errorf("bucket %s is missing", name))
 	}
-	return v, errors.Join(err, ctx.Err())
+	if err := errors.Join(err, ctx.Err()); err != nil {
+		return Verification{}, fmt.Errorf("verify records: %w", err)
+	}
+	return v, nil
 }
 
 // Backup writes a consistent copy of the store, which [Open] accepts, while other calls continue. The copy is
@@ -185,17 +164,4 @@ func KeyText(bucket string, key []byte) string {
 		}
 	}
 	return text
-}
-
-// Examine returns what [Open] would find at path, and changes nothing: the damage for which Open would set the file
-// aside, or the error that Open would return.
-func Examine(path string) (damage, err error) {
-	f, damage, err := openFile(path, Options{}, true)
-	if f != nil {
-		err = f.Close()
-	}
-	if err != nil {
-		return nil, fmt.Errorf("examine records %s: %w", path, err)
-	}
-	return damage, nil
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -35,26 +34,25 @@ type Compaction struct{ Before, After int64 }
 // It keeps a value that cannot be decoded, because that value makes an image need proof. It returns ErrDamaged for a
 // file with a damaged structure, and ErrNewerFormat for a file of a newer format.
 func Compact(ctx context.Context, path string) (c Compaction, err error) {
-	err = locked(ctx, path, syscall.LOCK_EX, func(f *os.File) error {
-		c, err = compact(ctx, path, f)
-		return err
-	})
+	file, err := boltfile.Lock(ctx, path, false, 0)
+	if err == nil {
+		c, err = compact(path, file)
+	}
 	if err != nil {
 		return Compaction{}, fmt.Errorf("compact store: %w", err)
 	}
 	return c, nil
 }
 
-func compact(ctx context.Context, path string, f *os.File) (c Compaction, err error) {
-	v, err := records.VerifyFile(ctx, f)
-	if err != nil {
+func compact(path string, file *os.File) (c Compaction, err error) {
+	from, damage, err := records.OpenLocked(file, boltfile.Options{})
+	switch {
+	case err != nil:
 		return c, err
+	case damage != nil:
+		return c, fmt.Errorf("%w: %w", ErrDamaged, damage)
 	}
-	for _, p := range v.Problems {
-		if ofTree(p) {
-			return c, fmt.Errorf("%w: %s", ErrDamaged, p.What)
-		}
-	}
+	defer func() { err = errors.Join(err, from.Close()) }()
 	temporary := path + compactSuffix
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return c, err
@@ -66,10 +64,11 @@ func compact(ctx context.Context, path string, f *os.File) (c Compaction, err er
 			}
 		}
 	}()
-	if err := write(ctx, f, temporary); err != nil {
+	size, err := write(from, temporary)
+	if err != nil {
 		return c, err
 	}
-	if err := finish(f, temporary, &c); err != nil {
+	if c, err = finish(file, temporary, size); err != nil {
 		return c, err
 	}
 	crashpoint.Hit(crashpoint.CompactWritten)
@@ -80,135 +79,67 @@ func compact(ctx context.Context, path string, f *os.File) (c Compaction, err er
 	return c, disk.SyncFolder(filepath.Dir(path))
 }
 
-// write writes the values of one file to a new file.
-func write(ctx context.Context, from *os.File, path string) (err error) {
+// write writes the values of a file to a new one, and returns how many bytes of that are used.
+func write(from *boltfile.File, path string) (size int64, err error) {
 	to, err := boltfile.Create(path)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer func() { err = errors.Join(err, to.Close()) }()
 	to.DB.NoSync = true // until all is written
 	to.DB.AllocSize = to.DB.Info().PageSize
-	m, err := boltfile.Newest(from)
-	if err != nil {
-		return err
-	}
-	b := batch{to: to}
-	err = boltfile.Walk(from, m, boltfile.Visitor{
-		Bucket: func(name string, sequence uint64) error {
-			return errors.Join(ctx.Err(), b.add(func(tx *bolt.Tx) error {
-				bucket, err := tx.CreateBucket([]byte(name))
-				if err != nil {
-					return err
-				}
-				return bucket.SetSequence(sequence)
-			}, len(name)))
-		},
-		Value: func(bucket string, key, value []byte) error {
-			key, value = bytes.Clone(key), bytes.Clone(value)
-			return errors.Join(ctx.Err(), b.add(func(tx *bolt.Tx) error {
-				into := tx.Bucket([]byte(bucket))
-				into.FillPercent = 1 // the keys come in order
-				return into.Put(key, value)
-			}, len(key)+len(value)))
-		},
-	})
-	return errors.Join(err, b.flush(), to.DB.Sync())
+	err = errors.Join(
+		from.View(func(*bolt.Tx) error { return bolt.Compact(to.DB, from.DB, batchBytes) }),
+		to.View(func(tx *bolt.Tx) error { size = tx.Size(); return nil }),
+		to.DB.Sync(),
+	)
+	return size, err
 }
 
-// A batch collects changes and makes them in one transaction.
-type batch struct {
-	to      *boltfile.File
-	changes []func(*bolt.Tx) error
-	bytes   int
-}
-
-func (b *batch) add(change func(*bolt.Tx) error, size int) error {
-	b.changes = append(b.changes, change)
-	if b.bytes += size; b.bytes < batchBytes {
-		return nil
-	}
-	return b.flush()
-}
-
-func (b *batch) flush() error {
-	err := b.to.Update(func(tx *bolt.Tx) (err error) {
-		for i := 0; i < len(b.changes) && err == nil; i++ {
-			err = b.changes[i](tx)
-		}
-		return err
-	})
-	b.changes, b.bytes = nil, 0
-	return err
-}
-
-// finish verifies that the new file has the content of the old one, and sets the same mode and owner.
-func finish(from *os.File, path string, c *Compaction) (err error) {
+// finish verifies that the new file has the content of the old one, and sets the same mode and owner. bbolt allocates
+// more bytes than the size that it uses.
+func finish(from *os.File, path string, size int64) (c Compaction, err error) {
 	to, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
-		return err
+		return c, err
 	}
 	defer func() { err = errors.Join(err, to.Close()) }()
+	if err := to.Truncate(size); err != nil {
+		return c, err
+	}
 	want, err := digest(from)
 	if err != nil {
-		return err
+		return c, err
 	}
 	got, err := digest(to)
 	if err != nil {
-		return err
+		return c, err
 	}
 	if !bytes.Equal(want, got) {
-		return errors.New("the new file does not hold the values of the old one; the old one is left as it was")
-	}
-	m, err := boltfile.Newest(to)
-	if err != nil {
-		return err
-	}
-	if err := to.Truncate(int64(m.Pages) * int64(m.PageSize)); err != nil { // bbolt allocates more than it uses
-		return err
-	}
-	if damage, err := records.Examine(path); damage != nil || err != nil {
-		return errors.Join(damage, err)
+		return c, errors.New("the new file does not hold the values of the old one; the old one is left as it was")
 	}
 	before, err := from.Stat()
 	if err != nil {
-		return err
+		return c, err
 	}
 	if owner, ok := before.Sys().(*syscall.Stat_t); ok {
 		if err := to.Chown(int(owner.Uid), int(owner.Gid)); err != nil {
-			return err
+			return c, err
 		}
 	}
-	after, err := to.Stat()
-	if err != nil {
-		return err
-	}
-	c.Before, c.After = before.Size(), after.Size()
-	return errors.Join(to.Chmod(before.Mode().Perm()), to.Sync())
+	return Compaction{before.Size(), size}, errors.Join(to.Chmod(before.Mode().Perm()), to.Sync())
 }
 
-// digest returns equal values for files with the same buckets, sequences, keys and values.
+// digest returns equal values for sound files with the same buckets, sequences, keys and values.
 func digest(file io.ReaderAt) ([]byte, error) {
-	m, err := boltfile.Newest(file)
-	if err != nil {
-		return nil, err
-	}
 	sum := sha256.New()
-	add := func(parts ...[]byte) {
-		for _, p := range parts {
-			_, _ = sum.Write(binary.BigEndian.AppendUint64(nil, uint64(len(p)))) // a hash never fails
-			_, _ = sum.Write(p)
-		}
+	add := func(format string, parts ...any) error {
+		_, err := fmt.Fprintf(sum, format, parts...)
+		return err
 	}
-	err = boltfile.Walk(file, m, boltfile.Visitor{
-		Bucket: func(name string, sequence uint64) error {
-			add([]byte("bucket"), []byte(name), binary.BigEndian.AppendUint64(nil, sequence))
-			return nil
-		},
-		Value: func(bucket string, key, value []byte) error {
-			add([]byte("value"), []byte(bucket), key, value)
-			return nil
-		},
+	err := boltfile.Walk(file, boltfile.Visitor{
+		Bucket: func(name string, sequence uint64) error { return add("bucket %q %d\n", name, sequence) },
+		Value:  func(bucket string, key, value []byte) error { return add("%q %q %q\n", bucket, key, value) },
 	})
 	return sum.Sum(nil), err
 }

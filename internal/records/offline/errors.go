@@ -4,7 +4,6 @@ import (
 	"errors"
 
 	"github.com/pullgate/pullgate/internal/records"
-	"github.com/pullgate/pullgate/internal/records/internal/boltfile"
 )
 
 var (
@@ -15,6 +14,4 @@ var (
 	ErrInUse = records.ErrInUse
 	// ErrNewerFormat means that the file has a newer format.
 	ErrNewerFormat = records.ErrNewerFormat
-	// ErrReplaced means that the file was replaced during the wait for its lock.
-	ErrReplaced = boltfile.ErrReplaced
 )

@@ -4,11 +4,11 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"slices"
-	"syscall"
 	"unicode/utf16"
 	"unicode/utf8"
 
@@ -19,23 +19,31 @@ import (
 // Check reads the whole file at path and reports the values that cannot be read, and the damage for which a daemon
 // would set the file aside. For a file of a newer format it returns ErrNewerFormat.
 func Check(ctx context.Context, path string) (v records.Verification, err error) {
-	err = locked(ctx, path, syscall.LOCK_SH, func(f *os.File) error {
-		if v, err = records.VerifyFile(ctx, f); err != nil {
-			return err
-		}
-		damage, err := records.Examine(path)
-		if err == nil && damage != nil && !slices.ContainsFunc(v.Problems, ofTree) {
-			v.Problems = append(v.Problems, records.Problem{Where: records.WhereTree, What: damage.Error()})
-		}
-		return err
-	})
+	f, err := boltfile.Lock(ctx, path, true, 0)
+	if err == nil {
+		v, err = check(ctx, f)
+	}
 	if err != nil {
 		return records.Verification{}, fmt.Errorf("check store: %w", err)
 	}
 	return v, nil
 }
 
-func ofTree(p records.Problem) bool { return p.Where == records.WhereTree }
+func check(ctx context.Context, f *os.File) (records.Verification, error) {
+	v, err := records.VerifyFile(ctx, f)
+	if err != nil {
+		return v, errors.Join(err, f.Close())
+	}
+	opened, damage, err := records.OpenLocked(f, boltfile.Options{ReadOnly: true})
+	if opened != nil {
+		err = opened.Close()
+	}
+	ofTree := func(p records.Problem) bool { return p.Where == records.WhereTree }
+	if damage != nil && !slices.ContainsFunc(v.Problems, ofTree) {
+		v.Problems = append(v.Problems, records.Problem{Where: records.WhereTree, What: damage.Error()})
+	}
+	return v, err
+}
 
 // A line is a line of a dump.
 type line struct {
@@ -50,16 +58,17 @@ type line struct {
 // Dump writes the content of the file at path to w, in the format of the package comment, and returns what it found.
 // For a file of a newer format it returns ErrNewerFormat and writes nothing.
 func Dump(ctx context.Context, path string, w io.Writer) (v records.Verification, err error) {
-	err = locked(ctx, path, syscall.LOCK_SH, func(f *os.File) error {
-		if v, err = records.VerifyFile(ctx, f); err != nil {
-			return err
-		}
+	f, err := boltfile.Lock(ctx, path, true, 0)
+	if err == nil {
 		buffer := bufio.NewWriter(w)
-		if err := dump(ctx, f, buffer); err != nil {
-			return err
+		if v, err = records.VerifyFile(ctx, f); err == nil {
+			err = dump(ctx, f, buffer)
 		}
-		return buffer.Flush()
-	})
+		if err == nil {
+			err = buffer.Flush()
+		}
+		err = errors.Join(err, f.Close())
+	}
 	if err != nil {
 		return records.Verification{}, fmt.Errorf("dump store: %w", err)
 	}
@@ -79,20 +88,15 @@ func dump(ctx context.Context, f *os.File, w *bufio.Writer) error {
 		_, err = w.Write(append(ascii(b), '\n'))
 		return err
 	}
-	damage := func(what error) error { return write(line{Damage: what.Error()}) }
-	m, err := boltfile.Newest(f)
-	if err != nil {
-		return damage(err)
-	}
-	return boltfile.Walk(f, m, boltfile.Visitor{
-		Value: func(bucket string, key, stored []byte) error {
+	return boltfile.Walk(f, boltfile.Visitor{
+		Value: func(bucket string, key, stored []byte) (err error) {
 			l := line{Bucket: bucket, Key: records.KeyText(bucket, key)}
 			if l.Value, err = records.Payload(bucket, key, stored); err != nil {
 				l.Unreadable = err.Error()
 			}
 			return write(l)
 		},
-		Damage: damage,
+		Damage: func(what error) error { return write(line{Damage: what.Error()}) },
 	})
 }
 

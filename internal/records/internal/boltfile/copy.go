@@ -7,9 +7,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"syscall"
 
 	bolt "go.etcd.io/bbolt"
+
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 )
 
 // Copy writes a consistent copy of the file, also during write transactions. Before it sends the copy, it applies
@@ -78,11 +79,11 @@ func changeCopy(copied *os.File, change func(*bolt.Tx) error) (err error) {
 // room returns an error if a copy of n bytes would take more than half of the free space: pulls are refused when the
 // disk is full.
 func room(path string, n int64) error {
-	var disk syscall.Statfs_t
-	if err := syscall.Statfs(filepath.Dir(path), &disk); err != nil {
+	on, err := disk.StatsOf(filepath.Dir(path))
+	if err != nil {
 		return fmt.Errorf("look for room beside the file: %w", err)
 	}
-	if free := int64(disk.Bavail) * disk.Bsize; free/2 < n { //nolint:gosec // blocks of a disk
+	if free := int64(on.Free); free/2 < n { //nolint:gosec // of a disk
 		return fmt.Errorf("%w: %d bytes are free, a copy of %d needs twice its size", ErrNoRoom, free, n)
 	}
 	return nil

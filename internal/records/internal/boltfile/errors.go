@@ -8,9 +8,6 @@ import (
 var (
 	// ErrInUse is the error of Open if another process holds the file's lock.
 	ErrInUse = errors.New("records: file in use")
-	// ErrReplaced is the error of Open if the file was replaced during the wait for its lock. A second call opens the new
-	// file.
-	ErrReplaced = errors.New("records: file was replaced while its lock was waited for")
 	// ErrNoRoom is the error of Copy if a copy would fill the disk, or nearly.
 	ErrNoRoom = errors.New("records: no room for a copy on the disk of the store")
 	// ErrUnreadable means that bbolt panicked because of the content of a file.

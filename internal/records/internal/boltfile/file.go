@@ -1,9 +1,10 @@
 package boltfile
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"runtime/debug"
@@ -12,18 +13,18 @@ import (
 	"time"
 
 	bolt "go.etcd.io/bbolt"
-	bolterrors "go.etcd.io/bbolt/errors"
 )
 
-// LockWait is how long Open waits for a file's lock by default. bbolt waits without a limit, so that a second daemon
-// would block without a message.
-const LockWait = 2 * time.Second
+const (
+	// lockWait is how long Lock waits by default. bbolt waits without a limit, so that a second daemon would block without
+	// a message.
+	lockWait  = 2 * time.Second
+	lockPause = 20 * time.Millisecond
+)
 
-// Options are the settings of [Open].
+// Options are the settings of [OpenLocked].
 type Options struct {
-	// LockWait bounds the wait for the file lock; the zero value is [LockWait].
-	LockWait time.Duration
-	// ReadOnly opens a file for reading, together with other readers.
+	// ReadOnly says that Lock opened the file for reading.
 	ReadOnly bool
 	// OnPanic is called for a panic in a transaction, with its value and the stack, before the transaction returns
 	// ErrUnreadable; nil is allowed. The cause is a failed read ([FailedRead]), a damaged page, or an error in the
@@ -42,56 +43,115 @@ type File struct {
 	// onPanic is Options.OnPanic.
 	onPanic  func(value any, stack []byte)
 	panicked atomic.Bool // in a transaction
-	info     fs.FileInfo // of file, when it was opened
 }
 
-// Open opens the file at path, which must be a regular file, and reads all of it. For a damaged file it returns the
-// damage instead of a File. err says nothing about the content: it is ErrInUse, ErrReplaced, or an error of the file
-// system.
-func Open(path string, o Options) (f *File, damage, err error) {
-	info, err := os.Lstat(path)
-	switch {
-	case err != nil:
-		return nil, nil, err
-	case !info.Mode().IsRegular():
-		return nil, nil, fmt.Errorf("not a regular file: %v", info.Mode().Type())
-	case info.Size() == 0:
-		return nil, errors.New("the file is empty"), nil // bbolt would create a new database in it
+// Lock opens the file at path, which must be a regular file, and locks it like bbolt: readOnly together with other
+// readers, otherwise alone. It returns the file that is at path when it has the lock. wait bounds the wait for the lock;
+// 0 means 2 s. The error is then ErrInUse.
+func Lock(ctx context.Context, path string, readOnly bool, wait time.Duration) (*os.File, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(wait, lockWait), ErrInUse)
+	defer cancel()
+	flags, how := os.O_RDWR, syscall.LOCK_EX
+	if readOnly {
+		flags, how = os.O_RDONLY, syscall.LOCK_SH
 	}
-	f = &File{info: info, onPanic: o.OnPanic}
-	damage = guard(nil, func() error {
-		if err := f.open(path, o, 0); err != nil {
+	for {
+		f, err := openRegular(path, flags)
+		if err != nil {
+			return nil, err
+		}
+		switch err = flock(ctx, f, how); {
+		case err != nil:
+			return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), f.Close())
+		case inPlace(path, f):
+			return f, nil
+		}
+		// The process that held the lock has replaced the file. Everything written to the old one would be lost.
+		if err := f.Close(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// openRegular opens a regular file. The opening of a named pipe does not block.
+func openRegular(path string, flags int) (*os.File, error) {
+	f, err := os.OpenFile(path, flags|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	if errors.Is(err, syscall.ELOOP) {
+		return nil, fmt.Errorf("%s is a symbolic link; give the file that it leads to", path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is not a regular file: %v", path, info.Mode().Type())
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+func flock(ctx context.Context, f *os.File, how int) error {
+	pause := time.NewTicker(lockPause)
+	defer pause.Stop()
+	for ctx.Err() == nil {
+		err := syscall.Flock(int(f.Fd()), how|syscall.LOCK_NB)
+		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
 			return err
 		}
-		return f.check(o.Check)
-	})
-	if err := InPlace(path, f.info); err != nil {
-		return nil, nil, errors.Join(err, f.closeDamaged())
-	}
-	switch {
-	case damage == nil:
-		return f, nil, nil
-	case errors.Is(damage, bolterrors.ErrTimeout):
-		return nil, nil, ErrInUse
-	case errors.Is(damage, fs.ErrPermission), IsSystem(damage):
-		return nil, nil, errors.Join(damage, f.closeDamaged())
-	}
-	if _, failed := errors.AsType[failedReadError](damage); failed || f.DB == nil {
-		// To bbolt, a failed read is a fault in its memory map or an invalid file.
-		if found := walkFile(path); found == nil || IsSystem(found) {
-			return nil, nil, errors.Join(damage, found, f.closeDamaged())
+		select {
+		case <-ctx.Done():
+		case <-pause.C:
 		}
 	}
-	return nil, damage, f.closeDamaged()
+	return context.Cause(ctx)
+}
+
+func inPlace(path string, f *os.File) bool {
+	now, err := os.Lstat(path)
+	info, statErr := f.Stat()
+	return err == nil && statErr == nil && os.SameFile(now, info)
+}
+
+// OpenLocked opens a file that Lock has returned, and reads all of it. For a damaged file it returns the damage instead
+// of a File. err says nothing about the content; it is an error of the file system. If OpenLocked returns no File, it
+// has closed the file.
+func OpenLocked(file *os.File, o Options) (f *File, damage, err error) {
+	// Before bbolt reads the file, because bbolt does not validate it. Walk finds all damage that bbolt's own check finds.
+	if err := Walk(file, Visitor{}); err != nil {
+		if IsSystem(err) {
+			return nil, nil, errors.Join(err, file.Close())
+		}
+		return nil, err, file.Close()
+	}
+	f = &File{file: file, onPanic: o.OnPanic}
+	if err := guard(nil, func() error { return f.open(o.ReadOnly) }); err != nil {
+		return nil, nil, errors.Join(err, f.closeDamaged())
+	}
+	if o.Check == nil {
+		return f, nil, nil
+	}
+	damage = guard(nil, func() error { return f.DB.View(o.Check) })
+	if _, failed := errors.AsType[failedReadError](damage); failed {
+		return nil, nil, errors.Join(damage, f.closeDamaged())
+	} else if damage != nil {
+		return nil, damage, f.closeDamaged()
+	}
+	return f, nil, nil
 }
 
 // Create creates a database in a new file.
 func Create(path string) (*File, error) {
-	var f File
-	if err := guard(nil, func() error { return f.open(path, Options{}, os.O_CREATE|os.O_EXCL) }); err != nil {
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	f := &File{file: file}
+	if err := guard(nil, func() error { return f.open(false) }); err != nil {
 		return nil, errors.Join(err, f.closeDamaged())
 	}
-	return &f, nil
+	return f, nil
 }
 
 // mapped is how much of the address space is reserved for the file, in bytes. The reservation costs nothing, and bbolt
@@ -102,33 +162,14 @@ const (
 	allocated = 1 << 20
 )
 
-// open opens the file with its lock. If it fails, the fields of f show what it has opened.
-func (f *File) open(path string, o Options, flags int) (err error) {
-	if o.LockWait == 0 {
-		o.LockWait = LockWait
-	}
-	f.DB, err = bolt.Open(path, 0o600, &bolt.Options{
-		Timeout: o.LockWait, ReadOnly: o.ReadOnly, InitialMmapSize: mapped,
-		OpenFile: func(name string, flag int, mode os.FileMode) (file *os.File, err error) {
-			if file, err = os.OpenFile(name, flag&^os.O_CREATE|flags, mode); err == nil {
-				f.file = file
-				f.info, err = file.Stat()
-			}
-			return file, err
-		},
+// open opens the database in the file. bbolt locks the same open file again, which changes nothing.
+func (f *File) open(readOnly bool) (err error) {
+	f.DB, err = bolt.Open(f.file.Name(), 0o600, &bolt.Options{
+		ReadOnly: readOnly, Timeout: lockWait, InitialMmapSize: mapped,
+		OpenFile: func(string, int, os.FileMode) (*os.File, error) { return f.file, nil },
 	})
 	if err == nil {
 		f.DB.AllocSize = allocated // otherwise bbolt allocates the mapped size at once
-	}
-	return err
-}
-
-// InPlace returns ErrReplaced if the path leads to another file than before: the process that held the lock has
-// replaced it. Everything written to the old file would be lost.
-func InPlace(path string, before fs.FileInfo) error {
-	now, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(before, now) {
-		return ErrReplaced
 	}
 	return err
 }
@@ -146,44 +187,11 @@ func (f *File) closeDamaged() error {
 	if f.DB != nil {
 		return guard(nil, f.DB.Close)
 	}
-	if f.file != nil { // bbolt closes it after an error, but not after a panic
-		if err := f.file.Close(); !errors.Is(err, os.ErrClosed) {
-			return err
-		}
+	// bbolt has closed it after an error, but not after a panic.
+	if err := f.file.Close(); !errors.Is(err, os.ErrClosed) {
+		return err
 	}
 	return nil
-}
-
-// check walks the whole tree, and then checks the content.
-func (f *File) check(content func(*bolt.Tx) error) error {
-	// Before bbolt reads the tree, because bbolt does not validate it. The walk finds all damage that bbolt's own check
-	// finds, which would read the file again, and keep it in memory. The file is locked: no other process writes.
-	if err := walkAll(f.file); err != nil || content == nil {
-		return err
-	}
-	return f.DB.View(content)
-}
-
-// walkFile returns the first damage of the tree of a file, or the error of the file system that keeps the file from
-// being read.
-func walkFile(path string) error {
-	file, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = file.Close() }() // it was only read
-	return walkAll(file)
-}
-
-func walkAll(file io.ReaderAt) error {
-	m, err := Newest(file)
-	if err != nil {
-		return err
-	}
-	if err := CheckMetas(file, m); err != nil {
-		return err
-	}
-	return Walk(file, m, Visitor{})
 }
 
 // View runs a read transaction and returns a panic in it as an error; see Options.OnPanic.
@@ -212,29 +220,16 @@ func (f *File) guarded(do func() error) error {
 	}, do)
 }
 
-// Walk walks the pages of a transaction of the file, also during writes.
-func (f *File) Walk(tx *bolt.Tx, v Visitor) error {
-	// The file's own meta pages may be from later transactions.
-	var head firstWrite
-	if _, err := tx.WriteTo(&head); head.page == nil {
-		return err
-	}
-	m, err := ParseMeta(head.page)
-	if err != nil {
-		return err
-	}
-	return Walk(f.file, m, v)
-}
-
-// A firstWrite keeps the first write and refuses others. The first write of a transaction is its own meta page.
-type firstWrite struct{ page []byte }
-
-func (f *firstWrite) Write(b []byte) (int, error) {
-	if f.page != nil {
-		return 0, io.ErrShortWrite
-	}
-	f.page = append([]byte{}, b...)
-	return len(b), nil
+// Walk walks the pages of a snapshot. begun is called when the snapshot exists; no write may be in progress before that.
+func (f *File) Walk(begun func(), v Visitor) error {
+	return f.View(func(tx *bolt.Tx) error {
+		m, err := newest(f.file)
+		begun()
+		if err == nil && m.txID != uint64(tx.ID()) { //nolint:gosec // it begins at 0 and goes up
+			err = errors.New("the newest meta page is damaged")
+		}
+		return walk(f.file, m, err, v)
+	})
 }
 
 // guard runs f and returns a panic as an error, also a fault in the file's memory map. Before it returns, it calls

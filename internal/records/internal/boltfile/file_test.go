@@ -1,6 +1,7 @@
 package boltfile_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -44,20 +45,28 @@ func fault(t *testing.T) {
 	t.Error("read", memory[os.Getpagesize()])
 }
 
+func openFile(path string, o boltfile.Options) (f *boltfile.File, damage, err error) {
+	file, err := boltfile.Lock(context.Background(), path, false, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	return boltfile.OpenLocked(file, o)
+}
+
 func TestFaultWhileASoundFileIsOpenedIsNotDamage(t *testing.T) {
 	content := write(t, fill("many", 200, "value"))
 	path := file(t, content)
-	f, damage, err := boltfile.Open(path, boltfile.Options{Check: func(*bolt.Tx) error { fault(t); return nil }})
+	f, damage, err := openFile(path, boltfile.Options{Check: func(*bolt.Tx) error { fault(t); return nil }})
 	if f != nil || damage != nil || err == nil || !strings.Contains(err.Error(), "a read of the file failed") {
 		t.Errorf("Open = %v, %v, %v; want an error that is not damage", f, damage, err)
 	}
-	f, damage, err = boltfile.Open(path, boltfile.Options{}) // the disk works again, and no lock is held
+	f, damage, err = openFile(path, boltfile.Options{}) // the disk works again, and no lock is held
 	must(t, errors.Join(damage, err))
 	must(t, f.Close())
 
 	// The same fault in a file that is shorter than its tree.
 	must(t, os.WriteFile(path, content[:len(content)/2], 0o600))
-	if _, damage, err := boltfile.Open(path, boltfile.Options{}); damage == nil || err != nil {
+	if _, damage, err := openFile(path, boltfile.Options{}); damage == nil || err != nil {
 		t.Errorf("Open of half a file = %v, %v; want damage", damage, err)
 	}
 }
@@ -65,7 +74,7 @@ func TestFaultWhileASoundFileIsOpenedIsNotDamage(t *testing.T) {
 // bbolt keeps its locks after a panic where it begins a transaction. The next call must not wait for them.
 func TestNoCallWaitsAfterAPanic(t *testing.T) {
 	path, panics := file(t, write(t, fill("many", 200, "value"))), 0
-	f, damage, err := boltfile.Open(path, boltfile.Options{OnPanic: func(value any, _ []byte) {
+	f, damage, err := openFile(path, boltfile.Options{OnPanic: func(value any, _ []byte) {
 		if panics++; !boltfile.FailedRead(value) {
 			t.Errorf("panic %v; want a failed read", value)
 		}

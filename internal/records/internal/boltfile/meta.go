@@ -27,83 +27,85 @@ const (
 	maxPageSize = 1 << 24
 )
 
-// A Meta is one of the two pages at the beginning of a file. The newer one that is sound counts.
-type Meta struct {
-	PageSize int
-	Pages    int    // that the file has, used and free
-	TxID     uint64 // of the transaction that wrote it
-
+// A meta is one of the two pages at the beginning of a file. The newer one that is sound counts.
+type meta struct {
+	pageSize   uint64
+	pages      uint64 // that the file has, used and free
+	txID       uint64 // of the transaction that wrote it
 	root, free uint64
 }
 
-// ParseMeta reads a meta page; it needs only the beginning of the page.
-func ParseMeta(page []byte) (Meta, error) {
+// parseMeta reads the beginning of a meta page.
+func parseMeta(page []byte) (meta, error) {
 	if len(page) < metaEnd {
-		return Meta{}, errors.New("the file is too short")
+		return meta{}, errors.New("the file is too short")
 	}
 	sum := fnv.New64a()
 	_, _ = sum.Write(page[pageHead:metaSum]) // a hash never fails
-	size := u32(page[metaSize:])
-	m := Meta{
-		PageSize: int(size), Pages: int(u64(page[metaPages:])), TxID: u64(page[metaTxID:]), //nolint:gosec // checked below
+	m := meta{
+		pageSize: u32(page[metaSize:]), pages: u64(page[metaPages:]), txID: u64(page[metaTxID:]),
 		root: u64(page[metaRoot:]), free: u64(page[metaFree:]),
 	}
 	switch {
 	case u32(page[pageHead:]) != magic || u32(page[metaVersion:]) != version:
-		return Meta{}, errors.New("not a bbolt file")
+		return meta{}, errors.New("not a bbolt file")
 	case u64(page[metaSum:]) != sum.Sum64():
-		return Meta{}, errors.New("the checksum of a meta page is wrong")
-	case size < minPageSize || size > maxPageSize || size&(size-1) != 0:
-		return Meta{}, fmt.Errorf("pages of %d bytes", size)
-	case m.Pages < 3 || uint64(m.Pages) > 1<<62/size:
-		return Meta{}, fmt.Errorf("%d pages", m.Pages)
+		return meta{}, errors.New("the checksum of a meta page is wrong")
+	case m.pageSize < minPageSize || m.pageSize > maxPageSize || m.pageSize&(m.pageSize-1) != 0:
+		return meta{}, fmt.Errorf("pages of %d bytes", m.pageSize)
+	case m.pages < 3 || m.pages > 1<<62/m.pageSize:
+		return meta{}, fmt.Errorf("%d pages", m.pages)
 	}
 	return m, nil
 }
 
-// Newest returns the meta page that bbolt would choose.
-func Newest(file io.ReaderAt) (Meta, error) {
+// newest returns the meta page that bbolt would choose.
+func newest(file io.ReaderAt) (meta, error) {
 	m, err := metaAt(file, 0)
 	if err == nil {
-		if second, err := metaAt(file, int64(m.PageSize)); err == nil && second.TxID > m.TxID {
+		second, err := metaAt(file, m.pageSize)
+		switch {
+		case IsSystem(err):
+			return meta{}, err
+		case err == nil && second.txID > m.txID:
 			return second, nil
 		}
 		return m, nil
 	}
 	if IsSystem(err) {
-		return Meta{}, err
+		return meta{}, err
 	}
 	// The first page does not contain the position of the second one.
-	for size := int64(minPageSize); size <= maxPageSize; size *= 2 {
-		if second, err := metaAt(file, size); err == nil && int64(second.PageSize) == size {
+	for size := uint64(minPageSize); size <= maxPageSize; size *= 2 {
+		if second, err := metaAt(file, size); err == nil && second.pageSize == size {
 			return second, nil
 		}
 	}
-	return Meta{}, err
+	return meta{}, err
 }
 
-// CheckMetas returns the damage of the meta pages of a file to which no process writes. bbolt ignores a damaged one.
+// checkMetas returns the damage of the meta pages of a file to which no process writes. bbolt ignores a damaged one.
 // That may be the newer one: then the last transaction, perhaps a revocation, would be lost.
-func CheckMetas(file io.ReaderAt, m Meta) error {
-	for id := range 2 {
-		if _, err := metaAt(file, int64(id*m.PageSize)); err != nil {
+func checkMetas(file io.ReaderAt, m meta) error {
+	for id := range uint64(2) {
+		if _, err := metaAt(file, id*m.pageSize); err != nil {
 			return fmt.Errorf("meta page %d: %w", id, err)
 		}
 	}
 	return nil
 }
 
-func metaAt(file io.ReaderAt, at int64) (Meta, error) {
+func metaAt(file io.ReaderAt, at uint64) (meta, error) {
 	page := make([]byte, metaEnd)
-	n, err := file.ReadAt(page, at)
+	n, err := file.ReadAt(page, int64(at)) //nolint:gosec // one of the first two pages
 	if err != nil && !errors.Is(err, io.EOF) {
-		return Meta{}, unread(err, len(page), at)
+		return meta{}, unread(err, len(page), at)
 	}
-	return ParseMeta(page[:n])
+	return parseMeta(page[:n])
 }
 
 // unread describes a failed read. The end of the file is damage, and an error of the file system is not.
-func unread(err error, n int, at int64) error {
+func unread(err error, n int, at uint64) error {
 	return fmt.Errorf("read %d bytes at %d: %w", n, at, err)
 }
 

@@ -72,12 +72,7 @@ func nested(tx *bolt.Tx) error {
 
 // read returns the content of a file, one line for each value, and the damaged parts.
 func read(content []byte) (lines, damage []string) {
-	file := bytes.NewReader(content)
-	m, err := boltfile.Newest(file)
-	if err != nil {
-		return nil, []string{err.Error()}
-	}
-	err = boltfile.Walk(file, m, boltfile.Visitor{
+	err := boltfile.Walk(bytes.NewReader(content), boltfile.Visitor{
 		Bucket: func(name string, sequence uint64) error {
 			lines = append(lines, fmt.Sprintf("%s: %d", name, sequence))
 			return nil
@@ -284,9 +279,7 @@ func TestDamageThatBoltWouldFollow(t *testing.T) {
 			if !strings.Contains(strings.Join(damage, "\n"), tc.want) {
 				t.Fatalf("damage = %q; want … %s …", damage, tc.want)
 			}
-			m, err := boltfile.Newest(bytes.NewReader(damaged))
-			must(t, err)
-			if err := boltfile.Walk(bytes.NewReader(damaged), m, boltfile.Visitor{}); err == nil || err.Error() != damage[0] {
+			if err := boltfile.Walk(bytes.NewReader(damaged), boltfile.Visitor{}); err == nil || err.Error() != damage[0] {
 				t.Errorf("Walk without Damage = %v; want the first damage, %s", err, damage[0])
 			}
 		})
@@ -409,8 +402,8 @@ func TestNewestOfWhatIsNoBoltFile(t *testing.T) {
 		"cut":       {content[:60], "too short"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if m, err := boltfile.Newest(bytes.NewReader(tc.content)); err == nil || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("Newest = %+v, %v; want … %s …", m, err, tc.want)
+			if err := boltfile.Walk(bytes.NewReader(tc.content), boltfile.Visitor{}); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("Walk = %v; want … %s …", err, tc.want)
 			}
 		})
 	}
@@ -418,15 +411,13 @@ func TestNewestOfWhatIsNoBoltFile(t *testing.T) {
 
 func TestFunctionOfAVisitorEndsTheWalk(t *testing.T) {
 	content := bytes.NewReader(write(t, fill("a", 9, "v"), fill("b", 9, "v")))
-	m, err := boltfile.Newest(content)
-	must(t, err)
 	enough := errors.New("enough")
 	for name, v := range map[string]boltfile.Visitor{
 		"Bucket": {Bucket: func(string, uint64) error { return enough }},
 		"Value":  {Value: func(string, []byte, []byte) error { return enough }},
 	} {
 		v.Damage = func(err error) error { t.Errorf("%s: damage: %v", name, err); return nil }
-		if err := boltfile.Walk(content, m, v); !errors.Is(err, enough) {
+		if err := boltfile.Walk(content, v); !errors.Is(err, enough) {
 			t.Errorf("%s: Walk = %v; want its error", name, err)
 		}
 	}
@@ -441,22 +432,17 @@ func (badDisk) ReadAt([]byte, int64) (int, error) {
 
 // An error of the disk is not damage: a healthy store must not be set aside for it.
 func TestFailedReadIsNotDamage(t *testing.T) {
-	if _, err := boltfile.Newest(badDisk{}); !errors.Is(err, syscall.EIO) {
-		t.Errorf("Newest of a disk that cannot be read = %v; want EIO", err)
+	if err := boltfile.Walk(badDisk{}, boltfile.Visitor{}); !errors.Is(err, syscall.EIO) {
+		t.Errorf("Walk of a disk that cannot be read = %v; want EIO", err)
 	}
-	content := write(t, fill("many", 200, "value"))
-	m, err := boltfile.Newest(bytes.NewReader(content))
-	must(t, err)
-	if err := boltfile.CheckMetas(badDisk{}, m); !errors.Is(err, syscall.EIO) {
-		t.Errorf("CheckMetas = %v; want EIO", err)
-	}
+	content, size := write(t, fill("many", 200, "value")), int64(os.Getpagesize())
 	for at := range int64(len(content)) {
 		if at%512 != 0 {
 			continue
 		}
 		damage := 0
-		err := boltfile.Walk(badSector{bytes.NewReader(content), at}, m, boltfile.Visitor{Damage: func(error) error { damage++; return nil }})
-		if damage > 0 || err != nil && !errors.Is(err, syscall.EIO) || err == nil && at < int64(2*m.PageSize) && at%int64(m.PageSize) == 0 {
+		err := boltfile.Walk(badSector{bytes.NewReader(content), at}, boltfile.Visitor{Damage: func(error) error { damage++; return nil }})
+		if damage > 0 || err != nil && !errors.Is(err, syscall.EIO) || err == nil && at < 2*size && at%size == 0 {
 			t.Errorf("Walk with a bad sector at %d = %v, %d damages; want EIO alone", at, err, damage)
 		}
 	}

@@ -37,20 +37,34 @@ type Visitor struct {
 // A walker walks the pages of a file.
 type walker struct {
 	file    io.ReaderAt
-	size    uint64   // of a page
-	seen    []bool   // by page ID
-	unused  [][]byte // memory for pages
+	size    uint64 // of a page
+	seen    []bool // by page ID
 	visitor Visitor
 	damages int
 }
 
-// Walk walks the tree of a meta page and its list of free pages, and checks the heads of both meta pages.
-func Walk(file io.ReaderAt, m Meta, v Visitor) error {
-	w := &walker{file: file, size: uint64(m.PageSize), visitor: v} //nolint:gosec // ParseMeta has checked it
-	if _, err := file.ReadAt(make([]byte, 1), int64(m.Pages)*int64(m.PageSize)-1); err != nil {
-		return w.damage(fmt.Errorf("the file is shorter than its %d pages: %w", m.Pages, err))
+// Walk walks the tree of a file and its list of free pages, and checks both meta pages. No process may write to the
+// file.
+func Walk(file io.ReaderAt, v Visitor) error {
+	m, err := newest(file)
+	if err == nil {
+		err = checkMetas(file, m)
 	}
-	w.seen = make([]bool, m.Pages)
+	return walk(file, m, err, v)
+}
+
+// walk walks what a meta page refers to. damage is that of the meta pages; m is the zero value if none can be read.
+func walk(file io.ReaderAt, m meta, damage error, v Visitor) error {
+	w := &walker{file: file, size: m.pageSize, visitor: v}
+	if damage != nil {
+		if err := w.damage(damage); err != nil || m.pages == 0 {
+			return err
+		}
+	}
+	if _, err := file.ReadAt(make([]byte, 1), int64(m.pages*m.pageSize)-1); err != nil { //nolint:gosec // parseMeta has checked it
+		return w.damage(fmt.Errorf("the file is shorter than its %d pages: %w", m.pages, err))
+	}
+	w.seen = make([]bool, m.pages)
 	if err := w.metas(); err != nil {
 		if err := w.damage(err); err != nil {
 			return err
@@ -87,9 +101,9 @@ func (w *walker) damage(err error) error {
 // metas checks the heads of the meta pages, which their checksums do not cover.
 func (w *walker) metas() error {
 	for id := range uint64(2) {
-		head, at := make([]byte, pageHead), int64(id*w.size) //nolint:gosec // the first two pages
-		if _, err := w.file.ReadAt(head, at); err != nil {
-			return unread(err, len(head), at)
+		head, err := w.read(id, pageHead)
+		if err != nil {
+			return err
 		}
 		if u64(head) != id || binary.NativeEndian.Uint16(head[8:]) != metaPage {
 			return fmt.Errorf("meta page %d has a wrong head", id)
@@ -104,7 +118,6 @@ func (w *walker) free(id uint64) error {
 	if err != nil {
 		return err
 	}
-	defer w.release(page)
 	ids, count := page[pageHead:], uint64(binary.NativeEndian.Uint16(page[10:]))
 	if count == math.MaxUint16 { // the first one counts the others
 		ids, count = ids[8:], u64(ids)
@@ -122,13 +135,13 @@ func (w *walker) free(id uint64) error {
 	return nil
 }
 
-// page reads a page with its overflow pages. The caller gives it to release when it is walked.
+// page reads a page with its overflow pages.
 func (w *walker) page(id uint64) ([]byte, error) {
 	high := uint64(len(w.seen))
 	if id < 2 || id >= high {
 		return nil, fmt.Errorf("page %d is out of bounds", id)
 	}
-	page, err := w.read(w.memory(), id, 1)
+	page, err := w.read(id, w.size)
 	if err != nil {
 		return nil, err
 	}
@@ -145,35 +158,17 @@ func (w *walker) page(id uint64) ([]byte, error) {
 	if more == 0 {
 		return page, nil
 	}
-	return w.read(page, id+1, more)
+	return w.read(id, (1+more)*w.size)
 }
 
-// read appends n pages of the file, which are in bounds.
-func (w *walker) read(to []byte, id, n uint64) ([]byte, error) {
-	begin := len(to)
-	end, at := begin+int(n*w.size), int64(id*w.size) //nolint:gosec // in bounds
-	if end > cap(to) {
-		to = append(make([]byte, 0, end), to...)
+// read reads the first n bytes from a page on, which are in bounds.
+func (w *walker) read(id, n uint64) ([]byte, error) {
+	b := make([]byte, n)
+	if _, err := w.file.ReadAt(b, int64(id*w.size)); err != nil { //nolint:gosec // in bounds
+		return nil, unread(err, len(b), id*w.size)
 	}
-	to = to[:end]
-	if _, err := w.file.ReadAt(to[begin:], at); err != nil {
-		return nil, unread(err, end-begin, at)
-	}
-	return to, nil
+	return b, nil
 }
-
-// memory returns the memory of a page that was released, without content.
-func (w *walker) memory() []byte {
-	last := len(w.unused) - 1
-	if last < 0 {
-		return nil
-	}
-	page := w.unused[last]
-	w.unused = w.unused[:last]
-	return page[:0]
-}
-
-func (w *walker) release(page []byte) { w.unused = append(w.unused, page) }
 
 // walk walks a page whose first key must be low unless low is nil, and whose keys must be below high unless high is
 // nil. bbolt would also read a page whose first key is above low, but its next write there would damage the tree
@@ -183,7 +178,6 @@ func (w *walker) walk(id uint64, bucket string, low, high []byte) error {
 	if err != nil {
 		return w.damage(err)
 	}
-	defer w.release(page)
 	return w.elements(page, fmt.Sprintf("page %d", id), bucket, low, high)
 }
 
