@@ -33,7 +33,7 @@ func (s *Store) BeginCreation(c Creation) (id uint64, err error) {
 }
 
 // unknown returns the pairs that have neither record nor mark.
-func (t *tx) unknown(pairs []Pair) []Pair {
+func (t *facts) unknown(pairs []Pair) []Pair {
 	return slices.DeleteFunc(slices.Clone(pairs), t.known)
 }
 
@@ -96,7 +96,7 @@ func (s *Store) SettleCreations(ids []uint64, present []Pair, now time.Time) ([]
 
 // Creations returns every creation, ordered by ID.
 func (s *Store) Creations() ([]Creation, error) {
-	return read(s, "read creations of containers", func(t *tx) ([]Creation, error) { return t.creations, nil })
+	return read(s, "read creations of containers", func(t *facts) ([]Creation, error) { return t.creations, nil })
 }
 
 // listedByAll reports whether a pair was present before each of the creations.

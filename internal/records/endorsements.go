@@ -171,10 +171,10 @@ func (s *Store) RevokeEndorsements(of EndorsementSelection) ([]Endorsement, erro
 
 // RevocableEndorsements returns what RevokeEndorsements would delete, and changes nothing.
 func (s *Store) RevocableEndorsements(of EndorsementSelection) ([]Endorsement, error) {
-	return read(s, "look for endorsements", func(t *tx) ([]Endorsement, error) { return t.selectedEndorsements(of), nil })
+	return read(s, "look for endorsements", func(t *facts) ([]Endorsement, error) { return t.selectedEndorsements(of), nil })
 }
 
-func (t *tx) selectedEndorsements(of EndorsementSelection) (found []Endorsement) {
+func (t *facts) selectedEndorsements(of EndorsementSelection) (found []Endorsement) {
 	if of.Empty() {
 		return nil
 	}

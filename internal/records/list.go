@@ -16,27 +16,29 @@ type ImageFacts struct {
 
 // Images returns the facts about the image IDs beginning with from, ordered by image ID: at most limit of them.
 func (s *Store) Images(from string, limit int) ([]ImageFacts, error) {
-	return read(s, "list images of the store", func(t *tx) (all []ImageFacts, err error) {
-		for _, id := range t.ids() {
-			if id < from {
+	return read(s, "list images of the store", func(f *facts) (all []ImageFacts, err error) {
+		var last ImageFacts
+		for p, e := range f.all() {
+			if p.ImageID < from || e.record == nil && e.mark == nil {
 				continue
 			}
-			f := ImageFacts{ImageID: id}
-			for _, e := range t.image(id) {
-				if e.record != nil {
-					f.Records = append(f.Records, *e.record)
+			if p.ImageID != last.ImageID {
+				if last.ImageID != "" {
+					all = append(all, last)
 				}
-				if e.mark != nil {
-					f.Marks = append(f.Marks, *e.mark)
+				if last = (ImageFacts{ImageID: p.ImageID}); len(all) == limit {
+					return all, nil
 				}
 			}
-			if len(f.Records)+len(f.Marks) == 0 {
-				continue
+			if e.record != nil {
+				last.Records = append(last.Records, *e.record)
 			}
-			if len(all) == limit {
-				break
+			if e.mark != nil {
+				last.Marks = append(last.Marks, *e.mark)
 			}
-			all = append(all, f)
+		}
+		if last.ImageID != "" {
+			all = append(all, last)
 		}
 		return all, nil
 	})
@@ -51,7 +53,7 @@ type Keyed[T any] struct {
 // MarksAfter returns the marks after a key, ordered by image ID and repository: at most limit of them. "" is before all
 // keys.
 func (s *Store) MarksAfter(key string, limit int) ([]Keyed[Mark], error) {
-	return page(s, key, limit, func(t *tx, add func(key []byte, m Mark)) {
+	return page(s, key, limit, func(t *facts, add func(key []byte, m Mark)) {
 		for p, e := range t.all() {
 			if e.mark != nil {
 				add(p.key(), *e.mark)
@@ -63,8 +65,8 @@ func (s *Store) MarksAfter(key string, limit int) ([]Keyed[Mark], error) {
 // IntentsAfter returns the intents after a key, ordered by repository and ID: at most limit of them. The key of a
 // repository is before all its intents.
 func (s *Store) IntentsAfter(key string, limit int) ([]Keyed[Intent], error) {
-	return page(s, key, limit, func(t *tx, add func(key []byte, in Intent)) {
-		for _, all := range t.now.intents {
+	return page(s, key, limit, func(t *facts, add func(key []byte, in Intent)) {
+		for _, all := range t.intents {
 			for _, in := range all {
 				add(in.key(), in)
 			}
@@ -75,7 +77,7 @@ func (s *Store) IntentsAfter(key string, limit int) ([]Keyed[Intent], error) {
 // EndorsementsAfter returns the endorsements after a key, ordered by image ID, repository and requirement: at most
 // limit of them.
 func (s *Store) EndorsementsAfter(key string, limit int) ([]Keyed[Endorsement], error) {
-	return page(s, key, limit, func(t *tx, add func(key []byte, e Endorsement)) {
+	return page(s, key, limit, func(t *facts, add func(key []byte, e Endorsement)) {
 		for _, e := range t.all() {
 			for _, one := range e.endorsements {
 				add(one.key(), one)
@@ -84,8 +86,8 @@ func (s *Store) EndorsementsAfter(key string, limit int) ([]Keyed[Endorsement], 
 	})
 }
 
-func page[T any](s *Store, after string, limit int, each func(t *tx, add func(key []byte, v T))) ([]Keyed[T], error) {
-	return read(s, "list the store", func(t *tx) (all []Keyed[T], err error) {
+func page[T any](s *Store, after string, limit int, each func(t *facts, add func(key []byte, v T))) ([]Keyed[T], error) {
+	return read(s, "list the store", func(t *facts) (all []Keyed[T], err error) {
 		each(t, func(key []byte, v T) {
 			if string(key) > after {
 				all = append(all, Keyed[T]{Key: string(key), Value: v})
@@ -105,9 +107,9 @@ type Details struct {
 
 // Describe returns all facts about a pair. The error is that of Lookup.
 func (s *Store) Describe(p Pair) (Details, error) {
-	return read(s, fmt.Sprintf("look up %s of %s", p.ImageID, p.Repository), func(t *tx) (Details, error) {
+	return read(s, fmt.Sprintf("look up %s of %s", p.ImageID, p.Repository), func(t *facts) (Details, error) {
 		d := Details{Facts: t.lookup(p)}
-		for _, e := range t.image(p.ImageID) {
+		for _, e := range t.images[p.ImageID] {
 			if e.repository == p.Repository {
 				continue
 			}
@@ -127,8 +129,8 @@ func After(imageID string) string { return imageID + "\x01" }
 
 // Intents returns every intent, ordered by repository.
 func (s *Store) Intents() ([]Intent, error) {
-	return read(s, "read pull intents", func(t *tx) (all []Intent, err error) {
-		for _, of := range t.now.intents {
+	return read(s, "read pull intents", func(t *facts) (all []Intent, err error) {
+		for _, of := range t.intents {
 			all = append(all, of...)
 		}
 		slices.SortFunc(all, func(a, b Intent) int {
@@ -140,7 +142,7 @@ func (s *Store) Intents() ([]Intent, error) {
 
 // Pulling reports whether one of the repositories has an intent.
 func (s *Store) Pulling(repositories []string) (bool, error) {
-	return read(s, "look for pull intents", func(t *tx) (bool, error) {
-		return slices.ContainsFunc(repositories, func(r string) bool { return len(t.intentsOf(r)) > 0 }), nil
+	return read(s, "look for pull intents", func(t *facts) (bool, error) {
+		return slices.ContainsFunc(repositories, func(r string) bool { return len(t.intents[r]) > 0 }), nil
 	})
 }

@@ -39,10 +39,10 @@ func (s *Store) MarkPreloaded(sc Scan) ([]Pair, error) {
 // Due returns the pairs that MarkPreloaded would mark, with Scan.Brought, if the store is trusted and the list is
 // current.
 func (s *Store) Due(pairs []Pair, brought func(Intent, Pair) bool) ([]Pair, error) {
-	return read(s, "look for what is preloaded", func(t *tx) ([]Pair, error) { return t.due(pairs, brought), nil })
+	return read(s, "look for what is preloaded", func(t *facts) ([]Pair, error) { return t.due(pairs, brought), nil })
 }
 
-func (t *tx) due(pairs []Pair, brought func(Intent, Pair) bool) (found []Pair) {
+func (t *facts) due(pairs []Pair, brought func(Intent, Pair) bool) (found []Pair) {
 	listed := map[string]bool{}
 	for _, p := range pairs {
 		listed[p.ImageID] = true
@@ -54,7 +54,7 @@ func (t *tx) due(pairs []Pair, brought func(Intent, Pair) bool) (found []Pair) {
 			images[p.ImageID] = true
 			continue
 		}
-		for _, in := range t.intentsOf(p.Repository) {
+		for _, in := range t.intents[p.Repository] {
 			if brought == nil || brought(in, p) {
 				images[p.ImageID] = true
 			}
@@ -80,10 +80,12 @@ func (t *tx) mark(pairs []Pair, origin string, now time.Time) {
 	}
 }
 
-// marksOf returns the pairs of a repository that had a mark when the transaction began.
-func (t *tx) marksOf(repository string) (pairs []Pair) {
-	for id := range t.now.marked[repository] {
-		pairs = append(pairs, Pair{ImageID: id, Repository: repository})
+// marksOf returns the pairs of a repository that have a mark.
+func (t *facts) marksOf(repository string) (pairs []Pair) {
+	for id, i := range t.images {
+		if e := i.entry(repository); e != nil && e.mark != nil {
+			pairs = append(pairs, Pair{ImageID: id, Repository: repository})
+		}
 	}
 	return pairs
 }
@@ -108,17 +110,18 @@ func (s *Store) AcceptMarks(pairs []Pair, origin string, now time.Time) (Accepta
 
 // Acceptable returns what AcceptMarks would mark.
 func (s *Store) Acceptable(pairs []Pair) (Acceptable, error) {
-	return read(s, "look for pairs without a mark", func(t *tx) (Acceptable, error) { return t.acceptable(pairs), nil })
+	return read(s, "look for pairs without a mark", func(t *facts) (Acceptable, error) { return t.acceptable(pairs), nil })
 }
 
-func (t *tx) acceptable(pairs []Pair) (found Acceptable) {
+func (t *facts) acceptable(pairs []Pair) (found Acceptable) {
 	for _, p := range pairs {
-		if t.marked(p) {
+		e := t.entry(p)
+		if e != nil && e.mark != nil {
 			continue
 		}
 		found.Pairs = append(found.Pairs, p)
-		if r := t.record(p); r != nil && !r.Open && len(r.Proofs) > 0 {
-			found.Proved = append(found.Proved, *r)
+		if e != nil && e.rival() && len(e.record.Proofs) > 0 {
+			found.Proved = append(found.Proved, *e.record)
 		}
 	}
 	return found
@@ -160,10 +163,10 @@ func (s *Store) ForgetMarks(of Selection, now time.Time) (Forgotten, error) {
 
 // Forgettable returns what ForgetMarks would remove.
 func (s *Store) Forgettable(of Selection) (Forgotten, error) {
-	return read(s, "look for preloaded marks", func(t *tx) (Forgotten, error) { return t.forgettable(of), nil })
+	return read(s, "look for preloaded marks", func(t *facts) (Forgotten, error) { return t.forgettable(of), nil })
 }
 
-func (t *tx) forgettable(of Selection) (found Forgotten) {
+func (t *facts) forgettable(of Selection) (found Forgotten) {
 	found.Marks = t.selectedMarks(of.Covers)
 	images := map[string]bool{}
 	for _, m := range found.Marks {
@@ -197,7 +200,7 @@ func (s Selection) Covers(p Pair) bool {
 }
 
 // selectedMarks returns the marks of the selected pairs.
-func (t *tx) selectedMarks(selected func(Pair) bool) (found []Mark) {
+func (t *facts) selectedMarks(selected func(Pair) bool) (found []Mark) {
 	for p, e := range t.all() {
 		if e.mark != nil && selected(p) {
 			found = append(found, *e.mark)
@@ -208,7 +211,7 @@ func (t *tx) selectedMarks(selected func(Pair) bool) (found []Mark) {
 
 // unlistedRepositories returns the repositories that need proof because they have a record whose image no list has
 // contained, including this one: the image of such a pull may be listed under another ID.
-func (t *tx) unlistedRepositories(listed map[string]bool) map[string]bool {
+func (t *facts) unlistedRepositories(listed map[string]bool) map[string]bool {
 	repositories := map[string]bool{}
 	for p, r := range t.records() {
 		if r.Unlisted && !listed[p.ImageID] {
@@ -220,5 +223,5 @@ func (t *tx) unlistedRepositories(listed map[string]bool) map[string]bool {
 
 // ScannedOnce reports whether a first scan has been made.
 func (s *Store) ScannedOnce() (bool, error) {
-	return read(s, "look for the first scan", func(t *tx) (bool, error) { return t.meta.scanned, nil })
+	return read(s, "look for the first scan", func(t *facts) (bool, error) { return t.meta.scanned, nil })
 }

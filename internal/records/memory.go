@@ -10,19 +10,17 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unique"
 
 	bolt "go.etcd.io/bbolt"
 )
 
-// The facts of a store are in memory. They never change in place: a write transaction replaces whole values after they
-// are on disk. What a caller gets stays as it is, and the caller must not change it.
-
-// facts are all facts of a store.
+// facts are all facts of a store. They never change in place: a write transaction makes new ones, and the store uses
+// them once they are on disk. What a caller gets stays as it is, and the caller must not change it.
 type facts struct {
-	images    map[string]image               // by image ID
-	marked    map[string]map[string]struct{} // the image IDs with a mark, by repository
-	intents   map[string][]Intent            // by repository, ordered by ID
-	creations []Creation                     // ordered by ID
+	images    map[string]image    // by image ID
+	intents   map[string][]Intent // by repository, ordered by ID
+	creations []Creation          // ordered by ID
 	meta      meta
 	endorsed  int // the number of endorsements
 
@@ -50,10 +48,6 @@ type meta struct {
 	key      string
 }
 
-func newFacts() *facts {
-	return &facts{images: map[string]image{}, marked: map[string]map[string]struct{}{}, intents: map[string][]Intent{}}
-}
-
 func (i image) find(repository string) (at int, ok bool) {
 	return slices.BinarySearchFunc(i, repository, func(e entry, r string) int { return strings.Compare(e.repository, r) })
 }
@@ -68,9 +62,9 @@ func (i image) entry(repository string) *entry {
 
 // load reads the facts of a file, and returns the places of the values that do not belong to their keys.
 func load(b *bolt.Tx) (_ *facts, lost []place) {
-	t := beginTx(newFacts())
+	t := beginTx(&facts{})
 	t.loading = true
-	for _, bucket := range append(buckets(), bucketCreations, bucketEndorsements) {
+	for _, bucket := range allBuckets() {
 		of := b.Bucket([]byte(bucket))
 		if of == nil {
 			continue
@@ -79,7 +73,7 @@ func load(b *bolt.Tx) (_ *facts, lost []place) {
 			if value, err := decode(bucket, k, v); err != nil {
 				lost = append(lost, place{bucket: bucket, key: bytes.Clone(k)})
 			} else {
-				t.set(bucket, k, t.shared(value))
+				t.set(bucket, k, value)
 			}
 			return nil
 		})
@@ -90,67 +84,18 @@ func load(b *bolt.Tx) (_ *facts, lost []place) {
 			t.lastCreation = max(t.lastCreation, of.Sequence())
 		}
 	}
-	t.publish()
-	return t.now, lost
+	now := t.facts // without the transaction
+	return &now, lost
 }
 
-// shared returns a value that has its texts in common with the values that the transaction has read before: the
-// credentials and Secrets of a node are in many records.
-func (t *tx) shared(value any) any {
-	if t.texts == nil {
-		t.texts = map[string]string{}
-	}
-	share := func(texts ...*string) {
-		for _, text := range texts {
-			known, ok := t.texts[*text]
-			if !ok {
-				known = *text
-				t.texts[known] = known
-			}
-			*text = known
-		}
-	}
-	switch v := value.(type) {
-	case Record:
-		share(&v.Pair.ImageID, &v.Pair.Repository)
-		for i := range v.Proofs {
-			p := &v.Proofs[i]
-			share((*string)(&p.Credential), &p.Namespace)
-			for j := range p.Secrets {
-				s := &p.Secrets[j]
-				share(&s.UID, &s.Namespace, &s.Name)
-			}
-		}
-		return v
-	case Mark:
-		share(&v.Pair.ImageID, &v.Pair.Repository, &v.Origin)
-		return v
-	case Endorsement:
-		share(&v.Pair.ImageID, &v.Pair.Repository, &v.Requirement, &v.Digest)
-		for i := range v.Signers {
-			share(&v.Signers[i])
-		}
-		return v
-	}
-	return value
-}
-
-// A tx is a write transaction, or a view of the facts. It reads what it has written.
+// A tx is a write transaction: the facts that it leaves, and how they get to the file.
 type tx struct {
-	now       *facts // as they were before
-	images    map[string]image
-	intents   map[string][]Intent
-	creations []Creation
-	meta      meta
-	endorsed  int
-
-	lastIntent, lastCreation uint64
-
+	facts
 	changes []change
 	err     error  // of a value that cannot be encoded: then nothing is written
 	wrote   []Pair // whose records, marks or endorsements it has written; see Store.wrote
-	loading bool
-	texts   map[string]string // see shared
+	// The maps are its own, and, while it loads a file, the slices in them.
+	ownImages, ownIntents, loading bool
 }
 
 // A change is a value to write in its stored form, or to delete if that is nil.
@@ -159,57 +104,29 @@ type change struct {
 	key, stored []byte
 }
 
-func beginTx(now *facts) *tx {
-	return &tx{
-		now: now, creations: now.creations, meta: now.meta, endorsed: now.endorsed,
-		lastIntent: now.lastIntent, lastCreation: now.lastCreation,
-	}
-}
+func beginTx(now *facts) *tx { return &tx{facts: *now} }
 
-func (t *tx) image(id string) image {
-	if i, ok := t.images[id]; ok {
-		return i
-	}
-	return t.now.images[id]
-}
+func (t *facts) entry(p Pair) *entry { return t.images[p.ImageID].entry(p.Repository) }
 
-func (t *tx) entry(p Pair) *entry { return t.image(p.ImageID).entry(p.Repository) }
-
-func (t *tx) record(p Pair) *Record {
+func (t *facts) record(p Pair) *Record {
 	if e := t.entry(p); e != nil {
 		return e.record
 	}
 	return nil
 }
 
-func (t *tx) marked(p Pair) bool {
-	e := t.entry(p)
-	return e != nil && e.mark != nil
-}
-
 // known reports whether a pair has a record or a mark.
-func (t *tx) known(p Pair) bool {
+func (t *facts) known(p Pair) bool {
 	e := t.entry(p)
 	return e != nil && (e.record != nil || e.mark != nil)
 }
 
-// ids returns the image IDs, sorted.
-func (t *tx) ids() []string {
-	ids := slices.AppendSeq(make([]string, 0, len(t.now.images)+len(t.images)), maps.Keys(t.now.images))
-	for id := range t.images {
-		if _, ok := t.now.images[id]; !ok {
-			ids = append(ids, id)
-		}
-	}
-	slices.Sort(ids)
-	return ids
-}
-
 // all yields everything that is known, ordered by image ID and repository. The loop may write.
-func (t *tx) all() iter.Seq2[Pair, entry] {
+func (t *facts) all() iter.Seq2[Pair, entry] {
 	return func(yield func(Pair, entry) bool) {
-		for _, id := range t.ids() {
-			for _, e := range t.image(id) {
+		images := t.images
+		for _, id := range slices.Sorted(maps.Keys(images)) {
+			for _, e := range images[id] {
 				if !yield(Pair{ImageID: id, Repository: e.repository}, e) {
 					return
 				}
@@ -219,7 +136,7 @@ func (t *tx) all() iter.Seq2[Pair, entry] {
 }
 
 // records yields every record, ordered by image ID and repository. The loop may write.
-func (t *tx) records() iter.Seq2[Pair, *Record] {
+func (t *facts) records() iter.Seq2[Pair, *Record] {
 	return func(yield func(Pair, *Record) bool) {
 		for p, e := range t.all() {
 			if e.record != nil && !yield(p, e.record) {
@@ -227,13 +144,6 @@ func (t *tx) records() iter.Seq2[Pair, *Record] {
 			}
 		}
 	}
-}
-
-func (t *tx) intentsOf(repository string) []Intent {
-	if all, ok := t.intents[repository]; ok {
-		return all
-	}
-	return t.now.intents[repository]
 }
 
 func (t *tx) putRecord(r Record) {
@@ -301,12 +211,7 @@ func (t *tx) put(bucket string, key []byte, value any) {
 		return
 	}
 	t.changes = append(t.changes, change{bucket: bucket, key: key, stored: stored})
-	if bucket == bucketRecords {
-		if known := t.record(pairOf(key)); known != nil {
-			t.shared(known.clone()) // so that the next one has its texts
-		}
-	}
-	t.set(bucket, key, t.shared(value))
+	t.set(bucket, key, value)
 }
 
 func (t *tx) remove(bucket string, key []byte) {
@@ -321,17 +226,18 @@ func (t *tx) set(bucket string, key []byte, value any) {
 		t.meta.set(string(key), value)
 	case bucketIntents:
 		in := intentOf(key)
-		stored, ok := value.(Intent)
-		t.lastIntent = max(t.lastIntent, in.ID)
-		if t.intents == nil {
-			t.intents = map[string][]Intent{}
+		if !t.ownIntents {
+			t.ownIntents, t.intents = true, cloned(t.intents)
 		}
-		t.intents[in.Repository] = with(t.intentsOf(in.Repository), stored, ok, t.loading, func(i Intent) int { return cmp.Compare(i.ID, in.ID) })
+		t.lastIntent = max(t.lastIntent, in.ID)
+		all := with(t.intents[in.Repository], pointer[Intent](value), func(i Intent) int { return cmp.Compare(i.ID, in.ID) })
+		if t.intents[in.Repository] = all; len(all) == 0 {
+			delete(t.intents, in.Repository)
+		}
 	case bucketCreations:
 		id := creationID(key)
-		c, ok := value.(Creation)
 		t.lastCreation = max(t.lastCreation, id)
-		t.creations = with(t.creations, c, ok, t.loading, func(c Creation) int { return cmp.Compare(c.ID, id) })
+		t.creations = with(t.creations, pointer[Creation](value), func(c Creation) int { return cmp.Compare(c.ID, id) })
 	default:
 		t.setImage(bucket, key, value)
 	}
@@ -343,18 +249,14 @@ func (t *tx) setImage(bucket string, key []byte, value any) {
 		e := endorsementOf(key)
 		p, requirement = e.Pair, e.Requirement
 	}
-	if known, ok := t.texts[p.ImageID]; ok {
-		p.ImageID = known
+	intern(&p.ImageID)
+	intern(&p.Repository)
+	if !t.ownImages {
+		t.ownImages, t.images = true, cloned(t.images)
 	}
-	if known, ok := t.texts[p.Repository]; ok {
-		p.Repository = known
-	}
-	i, own := t.images[p.ImageID]
-	if !own {
-		if t.images == nil {
-			t.images = map[string]image{}
-		}
-		i = slices.Clone(t.now.images[p.ImageID])
+	i := t.images[p.ImageID]
+	if !t.loading {
+		i = slices.Clone(i)
 	}
 	at, ok := i.find(p.Repository)
 	if !ok {
@@ -365,6 +267,8 @@ func (t *tx) setImage(bucket string, key []byte, value any) {
 	case bucketRecords:
 		e.record, e.latest = pointer[Record](value), time.Time{}
 		if e.record != nil {
+			e.record.intern()
+			e.record.Pair = p
 			for i := range e.record.Proofs {
 				e.latest = later(e.latest, e.record.Proofs[i].LastProved)
 			}
@@ -372,15 +276,47 @@ func (t *tx) setImage(bucket string, key []byte, value any) {
 	case bucketMarks:
 		e.mark = pointer[Mark](value)
 	case bucketEndorsements:
-		n := len(e.endorsements)
-		one, ok := value.(Endorsement)
-		e.endorsements = with(e.endorsements, one, ok, t.loading, func(e Endorsement) int { return strings.Compare(e.Requirement, requirement) })
+		n, one := len(e.endorsements), pointer[Endorsement](value)
+		if one != nil {
+			one.intern()
+			one.Pair = p
+		}
+		e.endorsements = with(e.endorsements, one, func(e Endorsement) int {
+			return strings.Compare(e.Requirement, requirement)
+		})
 		t.endorsed += len(e.endorsements) - n
 	}
 	if e.record == nil && e.mark == nil && len(e.endorsements) == 0 {
 		i = slices.Delete(i, at, at+1)
 	}
-	t.images[p.ImageID] = i
+	if t.images[p.ImageID] = i; len(i) == 0 {
+		delete(t.images, p.ImageID)
+	}
+}
+
+// intern replaces a text by one copy of it: the same texts are in many values.
+func intern[T ~string](text *T) { *text = T(unique.Make(string(*text)).Value()) }
+
+func (r *Record) intern() {
+	for i := range r.Proofs {
+		p := &r.Proofs[i]
+		intern(&p.Credential)
+		intern(&p.Namespace)
+		for j := range p.Secrets {
+			s := &p.Secrets[j]
+			intern(&s.UID)
+			intern(&s.Namespace)
+			intern(&s.Name)
+		}
+	}
+}
+
+func (e *Endorsement) intern() {
+	intern(&e.Requirement)
+	intern(&e.Digest)
+	for i := range e.Signers {
+		intern(&e.Signers[i])
+	}
 }
 
 func pointer[T any](value any) *T {
@@ -390,22 +326,24 @@ func pointer[T any](value any) *T {
 	return nil
 }
 
-// with returns an ordered slice with a value at its place, or without it. It copies the slice, unless nobody else has
-// it.
-func with[T any](all []T, value T, put, own bool, compare func(T) int) []T {
+func cloned[V any](m map[string]V) map[string]V {
+	if m == nil {
+		return map[string]V{}
+	}
+	return maps.Clone(m)
+}
+
+// with returns a copy of an ordered slice with a value at its place, or without it if the value is nil.
+func with[T any](all []T, value *T, compare func(T) int) []T {
 	at, found := slices.BinarySearchFunc(all, struct{}{}, func(v T, _ struct{}) int { return compare(v) })
-	if !own {
-		all = slices.Clone(all)
+	rest := all[at:]
+	if found {
+		rest = rest[1:]
 	}
-	switch {
-	case put && found:
-		all[at] = value
-	case put:
-		all = slices.Insert(all, at, value)
-	case found:
-		all = slices.Delete(all, at, at+1)
+	if value == nil {
+		return slices.Concat(all[:at], rest)
 	}
-	return all
+	return slices.Concat(all[:at], []T{*value}, rest)
 }
 
 func (m *meta) set(key string, value any) {
@@ -420,50 +358,6 @@ func (m *meta) set(key string, value any) {
 		m.revoked, _ = value.(time.Time)
 	case metaKey:
 		m.key, _ = value.(string)
-	}
-}
-
-// publish changes the facts to those of the transaction.
-func (t *tx) publish() {
-	f := t.now
-	for id, i := range t.images {
-		for _, e := range f.images[id] {
-			if e.mark != nil {
-				f.unindex(Pair{ImageID: id, Repository: e.repository})
-			}
-		}
-		for _, e := range i {
-			if e.mark != nil {
-				f.index(Pair{ImageID: id, Repository: e.repository})
-			}
-		}
-		if len(i) == 0 {
-			delete(f.images, id)
-			continue
-		}
-		f.images[id] = i
-	}
-	for repository, all := range t.intents {
-		if len(all) == 0 {
-			delete(f.intents, repository)
-			continue
-		}
-		f.intents[repository] = all
-	}
-	f.creations, f.meta, f.endorsed, f.lastIntent, f.lastCreation = t.creations, t.meta, t.endorsed, t.lastIntent, t.lastCreation
-}
-
-func (f *facts) index(p Pair) {
-	if f.marked[p.Repository] == nil {
-		f.marked[p.Repository] = map[string]struct{}{}
-	}
-	f.marked[p.Repository][p.ImageID] = struct{}{}
-}
-
-func (f *facts) unindex(p Pair) {
-	delete(f.marked[p.Repository], p.ImageID)
-	if len(f.marked[p.Repository]) == 0 {
-		delete(f.marked, p.Repository)
 	}
 }
 

@@ -184,7 +184,7 @@ func check(tx *bolt.Tx) error {
 	}
 	// It may be a bucket whose name is damaged.
 	unknown := tx.ForEach(func(name []byte, b *bolt.Bucket) error {
-		if b == nil || !slices.Contains(append(buckets(), bucketCreations, bucketEndorsements), string(name)) {
+		if b == nil || !slices.Contains(allBuckets(), string(name)) {
 			return fmt.Errorf("bucket %q is unknown", name)
 		}
 		return nil
@@ -325,7 +325,7 @@ func readFacts(f *boltfile.File, path string, now time.Time, report *Report) (fo
 	if err != nil {
 		return nil, err
 	}
-	t.publish()
+	*found = t.facts
 	return found, os.Rename(copied, aside)
 }
 

@@ -242,7 +242,7 @@ func (s *Store) EndAll(intents []Intent, at time.Time) error {
 }
 
 func (t *tx) end(in Intent, at time.Time) {
-	for _, known := range t.intentsOf(in.Repository) {
+	for _, known := range t.intents[in.Repository] {
 		if known.ID == in.ID {
 			known.Ended = at
 			t.unresolved(known)
@@ -255,7 +255,7 @@ func (t *tx) end(in Intent, at time.Time) {
 // repository that it replaces.
 func (t *tx) unresolved(in Intent) {
 	var all, same []Intent // the other ended intents; those with the same name
-	for _, other := range t.intentsOf(in.Repository) {
+	for _, other := range t.intents[in.Repository] {
 		if other.ID == in.ID || other.Ended.IsZero() {
 			continue
 		}

@@ -91,7 +91,7 @@ func (s *Store) Revoke(r Revocation, at time.Time, used []Pair) (Revoked, error)
 // LastRevoked returns when Revoke last wrote something, whatever it selected, or marks were last forgotten. It is the
 // zero time if this never happened.
 func (s *Store) LastRevoked() (time.Time, error) {
-	return read(s, "read the time of the last revocation", func(t *tx) (time.Time, error) { return t.meta.revoked, nil })
+	return read(s, "read the time of the last revocation", func(t *facts) (time.Time, error) { return t.meta.revoked, nil })
 }
 
 func (t *tx) noteRevoked(at time.Time) { t.putMeta(metaRevoked, later(t.meta.revoked, at)) }
@@ -114,13 +114,13 @@ func (t *tx) withUsed(recs []Record, used []Pair, at time.Time) []Record {
 
 // Revocable returns what Revoke would revoke, and changes nothing.
 func (s *Store) Revocable(r Revocation) (Revoked, error) {
-	return read(s, "look for what to revoke", func(t *tx) (Revoked, error) {
+	return read(s, "look for what to revoke", func(t *facts) (Revoked, error) {
 		found, _ := t.revocable(r)
 		return found, nil
 	})
 }
 
-func (t *tx) revocable(r Revocation) (found Revoked, changed []Record) {
+func (t *facts) revocable(r Revocation) (found Revoked, changed []Record) {
 	for p, known := range t.records() {
 		if !r.Covers(p) {
 			continue

@@ -50,11 +50,11 @@ func (s *Store) fail(why error) {
 }
 
 // read returns the result of f for the present facts, or the zero value and an error that begins with what.
-func read[T any](s *Store, what string, f func(*tx) (T, error)) (v T, err error) {
+func read[T any](s *Store, what string, f func(*facts) (T, error)) (v T, err error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if err = s.failed; err == nil {
-		v, err = f(beginTx(s.facts))
+		v, err = f(s.facts)
 	}
 	if err != nil {
 		var none T
@@ -117,7 +117,8 @@ func (s *Store) transact(f func(*tx) error) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t.publish()
+	now := t.facts // without the changes
+	s.facts = &now
 	return nil
 }
 
@@ -179,13 +180,12 @@ func (s *Store) Lookup(p Pair) (Facts, error) {
 	if s.failed != nil {
 		return Facts{}, fmt.Errorf("look up %s of %s: %w", p.ImageID, p.Repository, s.failed)
 	}
-	t := tx{now: s.facts, creations: s.facts.creations, meta: s.facts.meta}
-	return t.lookup(p), nil
+	return s.facts.lookup(p), nil
 }
 
-func (t *tx) lookup(p Pair) (f Facts) {
-	image := t.image(p.ImageID)
-	f.Intents = t.intentsOf(p.Repository)
+func (t *facts) lookup(p Pair) (f Facts) {
+	image := t.images[p.ImageID]
+	f.Intents = t.intents[p.Repository]
 	for i := range image {
 		e := &image[i]
 		if e.repository == p.Repository {
@@ -205,7 +205,7 @@ func (e *entry) rival() bool { return e.record != nil && !e.record.Open }
 // otherMark reports whether the mark of another repository of an image counts. None counts before the first scan, when
 // all names of an image have the same age. A tenant may have given a preloaded image a name later; under it, the image
 // would stay usable after an operator has removed the mark of the first name (docs/design/0024).
-func (t *tx) otherMark(e *entry) bool {
+func (t *facts) otherMark(e *entry) bool {
 	return e.mark != nil && t.meta.scanned && t.meta.distrust == nil // the next scan of a distrusted store is a first one
 }
 
@@ -235,7 +235,7 @@ func (s *Store) SetKeyFingerprint(fingerprint string) error {
 
 // KeyFingerprint returns what SetKeyFingerprint noted, "" for nothing.
 func (s *Store) KeyFingerprint() (string, error) {
-	return read(s, "read the fingerprint of the key", func(t *tx) (string, error) { return t.meta.key, nil })
+	return read(s, "read the fingerprint of the key", func(f *facts) (string, error) { return f.meta.key, nil })
 }
 
 // LastWrite returns the number of the last write transaction. If it has not changed, no program has written to the
@@ -268,19 +268,17 @@ func (s *Store) Stats() (Stats, error) {
 	if err != nil {
 		return Stats{}, fmt.Errorf("count records: %w", err)
 	}
-	return read(s, "count records", func(t *tx) (Stats, error) {
-		n := Stats{Bytes: info.Size(), Format: t.meta.format, Endorsements: t.endorsed}
-		for _, i := range t.now.images {
-			for _, e := range i {
-				if e.record != nil {
-					n.Records++
-				}
-				if e.mark != nil {
-					n.Marks++
-				}
+	return read(s, "count records", func(f *facts) (Stats, error) {
+		n := Stats{Bytes: info.Size(), Format: f.meta.format, Endorsements: f.endorsed}
+		for _, e := range f.all() {
+			if e.record != nil {
+				n.Records++
+			}
+			if e.mark != nil {
+				n.Marks++
 			}
 		}
-		for _, all := range t.now.intents {
+		for _, all := range f.intents {
 			n.Intents += len(all)
 		}
 		return n, nil

@@ -276,7 +276,7 @@ func (s *Store) inBatches(intents []Intent, what, before, after string, f func(*
 }
 
 func (t *tx) settle(in Intent, present []Pair, of Settlement) {
-	if !slices.ContainsFunc(t.intentsOf(in.Repository), func(known Intent) bool { return known.ID == in.ID }) {
+	if !slices.ContainsFunc(t.intents[in.Repository], func(known Intent) bool { return known.ID == in.ID }) {
 		return
 	}
 	for _, p := range present {

@@ -27,6 +27,9 @@ const (
 // buckets returns the buckets that every store has.
 func buckets() []string { return []string{bucketMeta, bucketIntents, bucketRecords, bucketMarks} }
 
+// allBuckets returns the buckets that a store can have.
+func allBuckets() []string { return append(buckets(), bucketCreations, bucketEndorsements) }
+
 const sumSize = 4
 
 // sum covers the place as well as the payload, so that a value is invalid in any other place.
@@ -105,7 +108,7 @@ func decode(bucket string, key, stored []byte) (any, error) {
 // isPlace reports whether a store has values of a known type at the place.
 func isPlace(bucket string, key []byte) bool {
 	if bucket != bucketMeta {
-		return slices.Contains(append(buckets(), bucketCreations, bucketEndorsements), bucket)
+		return slices.Contains(allBuckets(), bucket)
 	}
 	return slices.Contains(metaKeys(), string(key))
 }

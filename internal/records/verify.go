@@ -68,7 +68,7 @@ func verify(ctx context.Context, walk func(boltfile.Visitor) error) (Verificatio
 	missing := buckets()
 	err := walk(boltfile.Visitor{
 		Bucket: func(name string, _ uint64) error {
-			if !slices.Contains(missing, name) && name != bucketCreations && name != bucketEndorsements {
+			if !slices.Contains(allBuckets(), name) {
 				v.add(WhereTree, fmt.Errorf("bucket %q is unknown", name))
 			}
 			missing = slices.DeleteFunc(missing, func(known string) bool { return known == name })
