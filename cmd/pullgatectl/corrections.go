@@ -1,11 +1,9 @@
 package main
 
 import (
-	"context"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/cli"
@@ -37,26 +35,16 @@ If nothing matches, nothing is changed and the exit code is 5, also with --dry-r
 	flags.StringVar(&secretName, "secret", "", "what this Secret, `namespace/name`, proved")
 	flags.StringVar(&secretUID, "secret-uid", "", "what the Secret with this `UID` proved")
 	flags.StringVar(&request.Namespace, "namespace", "", "what the Secrets of this `namespace` proved")
-	return cli.ChangeCommand(c, cmd, cli.Change[*adminv1.RevokeResponse]{
+	return cli.ChangeCommand(c, cmd, &request, adminv1.PullRecordsClient.Revoke, cli.Change[*adminv1.RevokeResponse]{
 		Check: func([]string) (err error) {
-			if request.Secret, err = secret(secretName, secretUID); err != nil {
-				return err
-			}
-			return selected(!proto.Equal(&request, &adminv1.RevokeRequest{}), "give --credential, --repository, --image-id, --secret, --secret-uid or --namespace")
+			request.Secret, err = secret(secretName, secretUID)
+			return err
 		},
+		Needs:    "give --credential, --repository, --image-id, --secret, --secret-uid or --namespace",
 		Question: "Revoke this?",
-		NoMatch: &cli.ExitError{Code: cli.ExitNoMatch, Err: program.Hintf("check the spelling; pullgatectl images list and grants list show what is known",
+		NoMatch: &cli.ExitError{Code: cli.ExitNoMatch, Err: program.Hintf(
+			"check the spelling; pullgatectl images list and grants list show what is known",
 			"nothing was revoked: no proof, open image or grant matches")},
-		Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.RevokeResponse, error) {
-			if err := cli.ExpandImageID(ctx, api, &request.ImageId); err != nil {
-				return nil, err
-			}
-			if err := cli.ExpandCredentialID(ctx, api, &request.CredentialId); err != nil {
-				return nil, err
-			}
-			request.DryRun = dryRun
-			return api.Revoke(ctx, &request)
-		},
 		Empty: func(r *adminv1.RevokeResponse) bool {
 			return len(r.GetProofs())+len(r.GetClosed())+len(r.GetGrants()) == 0
 		},
@@ -110,34 +98,26 @@ marked; if they change meanwhile, none is. In a distrusted store --all-untracked
 	}
 	cmd.Flags().BoolVar(&request.IncludingProved, "including-proved", false, "also images to which credentials proved access")
 	pairFlags(cmd, &request.Repository, &request.ImageId, &request.AllUntracked, "all-untracked", "every image on the node that has no record")
-	return cli.ChangeCommand(c, cmd, cli.Change[*adminv1.AcceptPreloadedResponse]{
+	return cli.ChangeCommand(c, cmd, &request, adminv1.PullRecordsClient.AcceptPreloaded, cli.Change[*adminv1.AcceptPreloadedResponse]{
 		Check: func(args []string) error {
-			anything := func() bool {
-				return request.GetRepository() != "" || request.GetImageId() != "" || request.GetAllUntracked()
-			}
+			anything := request.GetRepository() != "" || request.GetImageId() != "" || request.GetAllUntracked()
 			switch {
-			case len(args) == 0:
-			case anything():
+			case len(args) > 0 && anything:
 				return cli.Misused("give either IMAGE or flags", "IMAGE and flags cannot be combined")
+			case len(args) == 0 && !anything:
+				return cli.Misused("give --repository, --image-id, or --all-untracked", "nothing is selected")
+			case len(args) == 0:
 			case cli.IsID(args[0]):
 				request.ImageId = args[0]
 			default:
 				request.Repository = args[0]
 			}
-			return selected(anything(), "give --repository, --image-id, or --all-untracked")
+			return nil
 		},
 		Question: "Let every pod use these?",
 		Nothing:  "Nothing to accept: the selected images are marked already, or no image is untracked.",
-		Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.AcceptPreloadedResponse, error) {
-			if err := cli.ExpandImageID(ctx, api, &request.ImageId); err != nil {
-				return nil, err
-			}
-			request.DryRun = dryRun
-			r, err := api.AcceptPreloaded(ctx, &request)
-			request.Confirmation = r.GetConfirmation()
-			return r, err
-		},
 		Refuse: func(r *adminv1.AcceptPreloadedResponse) error {
+			request.Confirmation = r.GetConfirmation()
 			if len(r.GetProved()) == 0 || request.GetIncludingProved() {
 				return nil
 			}
@@ -163,19 +143,10 @@ grants that depend on the marks end at once.` + cli.Changing,
 		Args: cobra.NoArgs,
 	}
 	pairFlags(cmd, &request.Repository, &request.ImageId, &request.All, "all", "every mark")
-	return cli.ChangeCommand(c, cmd, cli.Change[*adminv1.ForgetPreloadedResponse]{
-		Check: func([]string) error {
-			return selected(!proto.Equal(&request, &adminv1.ForgetPreloadedRequest{}), "give --repository, --image-id, or --all")
-		},
+	return cli.ChangeCommand(c, cmd, &request, adminv1.PullRecordsClient.ForgetPreloaded, cli.Change[*adminv1.ForgetPreloadedResponse]{
+		Needs:    "give --repository, --image-id, or --all",
 		Question: "Require proof for these images?",
 		Nothing:  "Nothing to forget: no mark matches.",
-		Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.ForgetPreloadedResponse, error) {
-			if err := cli.ExpandImageID(ctx, api, &request.ImageId); err != nil {
-				return nil, err
-			}
-			request.DryRun = dryRun
-			return api.ForgetPreloaded(ctx, &request)
-		},
 		Empty: func(r *adminv1.ForgetPreloadedResponse) bool {
 			return len(r.GetForgotten())+len(r.GetGrants()) == 0
 		},
@@ -247,25 +218,13 @@ endorsements, which earlier versions of pullgated can open.` + cli.Changing,
 	for _, other := range []string{"repository", "image-id", "requirement", "signer", "digest"} {
 		cmd.MarkFlagsMutuallyExclusive("all", other)
 	}
-	return cli.ChangeCommand(c, cmd, cli.Change[*adminv1.RevokeEndorsementsResponse]{
-		Check: func([]string) error {
-			return selected(!proto.Equal(&request, &adminv1.RevokeEndorsementsRequest{}), "give --repository, --image-id, --requirement, --signer, --digest or --all")
-		},
+	return cli.ChangeCommand(c, cmd, &request, adminv1.PullRecordsClient.RevokeEndorsements, cli.Change[*adminv1.RevokeEndorsementsResponse]{
+		Needs:    "give --repository, --image-id, --requirement, --signer, --digest or --all",
 		Question: "Revoke these endorsements?",
 		Nothing:  "Nothing to revoke: no endorsement matches.",
-		Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.RevokeEndorsementsResponse, error) {
-			if err := cli.ExpandImageID(ctx, api, &request.ImageId); err != nil {
-				return nil, err
-			}
-			if err := cli.ExpandRequirement(ctx, api, &request.Requirement); err != nil {
-				return nil, err
-			}
-			request.DryRun = dryRun
-			return api.RevokeEndorsements(ctx, &request)
-		},
-		Empty: func(r *adminv1.RevokeEndorsementsResponse) bool { return len(r.GetEndorsements()) == 0 },
-		Plan:  cli.View.EndorsementRevocation,
-		Done:  cli.View.EndorsementsRevoked,
+		Empty:    func(r *adminv1.RevokeEndorsementsResponse) bool { return len(r.GetEndorsements()) == 0 },
+		Plan:     cli.View.EndorsementRevocation,
+		Done:     cli.View.EndorsementsRevoked,
 	})
 }
 
@@ -282,14 +241,10 @@ now and have no record are marked preloaded, for every pod. First check the list
 --dry-run, and remove images from the node that not every pod may use.` + cli.Changing,
 		Args: cobra.NoArgs,
 	}
-	return cli.ChangeCommand(c, cmd, cli.Change[*adminv1.EndDistrustResponse]{
+	return cli.ChangeCommand(c, cmd, &adminv1.EndDistrustRequest{}, adminv1.PullRecordsClient.EndDistrust, cli.Change[*adminv1.EndDistrustResponse]{
 		Question: "End distrust?",
-		Do: func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (*adminv1.EndDistrustResponse, error) {
-			return api.EndDistrust(ctx, &adminv1.EndDistrustRequest{DryRun: dryRun})
-		},
-		Empty: func(*adminv1.EndDistrustResponse) bool { return false }, // the end of distrust is always a change
-		Plan:  cli.View.Trusting,
-		Done:  cli.View.Trusted,
+		Plan:     cli.View.Trusting,
+		Done:     cli.View.Trusted,
 	})
 }
 
@@ -314,12 +269,4 @@ func secret(name, uid string) (*adminv1.SecretRef, error) {
 		return nil, nil
 	}
 	return s, nil
-}
-
-// selected refuses a request that selects nothing.
-func selected(anything bool, advice string) error {
-	if anything {
-		return nil
-	}
-	return cli.Misused(advice, "nothing is selected")
 }

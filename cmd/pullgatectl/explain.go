@@ -14,8 +14,9 @@ import (
 )
 
 func explainCommand(c *cli.Console) *cobra.Command {
-	var pod, uid, namespace, container string
-	var ask bool
+	var request adminv1.ExplainRequest
+	var pod adminv1.PodRef
+	var namespace string
 	cmd := &cobra.Command{
 		Use:   "explain IMAGE (--pod NAMESPACE/NAME | --pod-uid UID | --namespace NAMESPACE)",
 		Short: "Show whether a pod may use an image, why, and what would change that",
@@ -41,27 +42,33 @@ policies do not deny it, as far as is known; 2 and 3 as for every command.`,
 		Args:                  cli.OneArgument("IMAGE"),
 		ValidArgsFunction:     c.CompleteImages,
 	}
-	cmd.Flags().StringVar(&pod, "pod", "", "the pod, `namespace/name`")
-	cmd.Flags().StringVar(&uid, "pod-uid", "", "the pod with this `UID`")
+	cmd.Flags().StringVar(&pod.Name, "pod", "", "the pod, `namespace/name`")
+	cmd.Flags().StringVar(&pod.Uid, "pod-uid", "", "the pod with this `UID`")
 	cmd.Flags().StringVar(&namespace, "namespace", "", "a new pod of this `namespace`")
-	cmd.Flags().StringVar(&container, "container", "", "the `name` of the container that policies are compared with; default: each one with IMAGE")
-	cmd.Flags().BoolVar(&ask, "ask", false, "ask image review backends, which is not done otherwise")
-	o := cli.OutputFlags(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		request := &adminv1.ExplainRequest{Image: args[0], Container: container, Ask: ask}
+	cmd.Flags().StringVar(&request.Container, "container", "", "the `name` of the container that policies are compared with; default: each one with IMAGE")
+	cmd.Flags().BoolVar(&request.Ask, "ask", false, "ask image review backends, which is not done otherwise")
+	explain := func(ctx context.Context, api adminv1.PullRecordsClient, _ []string) (*adminv1.ExplainResponse, error) {
+		answer, err := api.Explain(ctx, &request)
+		if status.Code(err) == codes.NotFound {
+			err = program.WithHint(err, "to ask about a pod that has no sandbox yet, use --namespace")
+		}
+		return answer, err
+	}
+	cmd.PreRunE = func(_ *cobra.Command, args []string) error {
+		request.Image = args[0]
 		given := 0
-		if pod != "" {
+		if pod.GetName() != "" {
 			given++
-			ns, name, err := coordinates("pod", pod)
+			ns, name, err := coordinates("pod", pod.GetName())
 			if err != nil {
 				return err
 			}
-			request.Who = &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Namespace: ns, Name: name}}
+			pod.Namespace, pod.Name = ns, name
 		}
-		if uid != "" {
+		if pod.GetUid() != "" {
 			given++
-			request.Who = &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Uid: uid}}
 		}
+		request.Who = &adminv1.ExplainRequest_Pod{Pod: &pod}
 		if namespace != "" {
 			given++
 			request.Who = &adminv1.ExplainRequest_Namespace{Namespace: namespace}
@@ -69,22 +76,10 @@ policies do not deny it, as far as is known; 2 and 3 as for every command.`,
 		if given != 1 {
 			return cli.Misused("the verdict depends on the pod", "give one of --pod, --pod-uid and --namespace")
 		}
-		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			answer, err := api.Explain(ctx, request)
-			if status.Code(err) == codes.NotFound {
-				return program.WithHint(err, "to ask about a pod that has no sandbox yet, use --namespace")
-			}
-			if err != nil {
-				return err
-			}
-			if err := c.Print(o, answer, func(v cli.View, p *cli.Page) { v.Explanation(p, answer) }); err != nil {
-				return err
-			}
-			return exitOf(answer, args[0])
-		})
+		return nil
 	}
-	c.CompleteFlags(cmd)
-	return cmd
+	return cli.ShowCommand(c, cmd, cli.OutputFlags(cmd), explain, cli.View.Explanation,
+		func(e *adminv1.ExplainResponse) error { return exitOf(e, request.GetImage()) })
 }
 
 // exitOf returns the error that ends the program with the exit code of an explanation. A denial of policies comes

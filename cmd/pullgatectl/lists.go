@@ -159,17 +159,11 @@ func imagesGetCommand(c *cli.Console) *cobra.Command {
 		Args:              cli.OneArgument("IMAGE"),
 		ValidArgsFunction: c.CompleteImages,
 	}
-	o := cli.OutputFlags(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			answer, err := api.GetImage(ctx, &adminv1.GetImageRequest{Image: args[0]})
-			if err != nil {
-				return err
-			}
-			return c.Print(o, answer.GetImage(), func(v cli.View, p *cli.Page) { v.Image(p, answer.GetImage()) })
-		})
+	get := func(ctx context.Context, api adminv1.PullRecordsClient, args []string) (*adminv1.Image, error) {
+		answer, err := api.GetImage(ctx, &adminv1.GetImageRequest{Image: args[0]})
+		return answer.GetImage(), err
 	}
-	return cmd
+	return cli.ShowCommand(c, cmd, cli.OutputFlags(cmd), get, cli.View.Image, nil)
 }
 
 func podsCommand(c *cli.Console) *cobra.Command {

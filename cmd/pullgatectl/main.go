@@ -112,20 +112,13 @@ func statusCommand(c *cli.Console) *cobra.Command {
 	}
 	var configuration bool
 	cmd.Flags().BoolVar(&configuration, "config", false, "show the configuration in force as well; JSON and YAML always have it")
-	o := cli.OutputFlags(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			answer, err := api.GetStatus(ctx, &adminv1.GetStatusRequest{})
-			if err != nil {
-				return err
-			}
-			return c.Print(o, answer, func(v cli.View, p *cli.Page) {
-				v.Status(p, answer)
-				if configuration {
-					v.Configuration(p, answer)
-				}
-			})
-		})
+	get := func(ctx context.Context, api adminv1.PullRecordsClient, _ []string) (*adminv1.GetStatusResponse, error) {
+		return api.GetStatus(ctx, &adminv1.GetStatusRequest{})
 	}
-	return cmd
+	return cli.ShowCommand(c, cmd, cli.OutputFlags(cmd), get, func(v cli.View, p *cli.Page, s *adminv1.GetStatusResponse) {
+		v.Status(p, s)
+		if configuration {
+			v.Configuration(p, s)
+		}
+	}, nil)
 }

@@ -110,28 +110,20 @@ and 3 as for every command.`,
 	cmd.Flags().StringVar(&request.Namespace, "namespace", "", "only the rules for pods of this `namespace`; default: those of all")
 	var creds string
 	cmd.Flags().StringVar(&creds, "creds", "", "the `USER[:PASSWORD]` that the registry is asked with; the password is read from stdin if it is absent")
-	o := cli.OutputFlags(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
+	cmd.PreRunE = func(cmd *cobra.Command, args []string) (err error) {
 		request.Image = args[0]
 		if cmd.Flags().Changed("creds") {
-			if request.Credential, err = loginOf(c, creds); err != nil {
-				return err
-			}
+			request.Credential, err = loginOf(c, creds)
 		}
 		c.Patience(cmd, 2*time.Minute)
-		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			answer, err := api.VerifyImage(ctx, request)
-			if err != nil {
-				return err
-			}
-			if err := c.Print(o, answer, func(v cli.View, p *cli.Page) { v.VerifiedImage(p, args[0], answer) }); err != nil {
-				return err
-			}
-			return verifiedExit(answer, args[0])
-		})
+		return err
 	}
-	c.CompleteFlags(cmd)
-	return cmd
+	verify := func(ctx context.Context, api adminv1.PullRecordsClient, _ []string) (*adminv1.VerifyImageResponse, error) {
+		return api.VerifyImage(ctx, request)
+	}
+	return cli.ShowCommand(c, cmd, cli.OutputFlags(cmd), verify, func(v cli.View, p *cli.Page, r *adminv1.VerifyImageResponse) {
+		v.VerifiedImage(p, request.GetImage(), r)
+	}, func(r *adminv1.VerifyImageResponse) error { return verifiedExit(r, request.GetImage()) })
 }
 
 // loginOf returns the value of --creds, with a password that it asks for if the value has none.

@@ -50,20 +50,11 @@ whose record cannot be read need proof. The exit code is 1 if there are any. For
 store, set a longer --timeout.`,
 		Args: cobra.NoArgs,
 	}
-	o := cli.OutputFlags(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			answer, err := api.VerifyStore(ctx, &adminv1.VerifyStoreRequest{})
-			if err != nil {
-				return err
-			}
-			if err := c.Print(o, answer, func(v cli.View, p *cli.Page) { v.Verification(p, answer) }); err != nil {
-				return err
-			}
-			return damagedIf(len(answer.GetProblems()))
-		})
+	verify := func(ctx context.Context, api adminv1.PullRecordsClient, _ []string) (*adminv1.VerifyStoreResponse, error) {
+		return api.VerifyStore(ctx, &adminv1.VerifyStoreRequest{})
 	}
-	return cmd
+	return cli.ShowCommand(c, cmd, cli.OutputFlags(cmd), verify, cli.View.Verification,
+		func(r *adminv1.VerifyStoreResponse) error { return damagedIf(len(r.GetProblems())) })
 }
 
 // defaultStore is the path of the store unless stateDir sets another one.

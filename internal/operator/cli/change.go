@@ -12,7 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -68,10 +70,12 @@ func (c *Console) show(plan func(*Page)) error {
 	return nil
 }
 
-// A Change is a change that a command makes to the daemon's state.
+// A Change describes how a command makes a change to the daemon's state.
 type Change[R proto.Message] struct {
 	// Check refuses arguments and flags before the daemon is asked; nil refuses none.
 	Check func(args []string) error
+	// Needs is the hint if the request selects nothing; "" means that it need not.
+	Needs string
 	// Question is asked after the plan is shown.
 	Question string
 	// Nothing is printed if the plan is empty. NoMatch is then the error of the command; nil means that it succeeds.
@@ -79,17 +83,17 @@ type Change[R proto.Message] struct {
 	NoMatch error
 	// Refuse returns why a plan is not carried out; the plan is still shown. nil refuses no plan.
 	Refuse func(R) error
-	// Do calls the daemon to make the change, or to return what it would do.
-	Do func(ctx context.Context, api adminv1.PullRecordsClient, dryRun bool) (R, error)
-	// Empty reports whether a plan contains no change.
+	// Empty reports whether a plan contains no change; nil means that it always contains one.
 	Empty func(R) bool
 	// Plan shows what would be done, and Done what was done.
 	Plan, Done func(View, *Page, R)
 }
 
-// ChangeCommand makes cmd show what a change would do, and do it if the user agrees. It adds the flags of consent and
-// output.
-func ChangeCommand[R proto.Message](c *Console, cmd *cobra.Command, what Change[R]) *cobra.Command {
+// ChangeCommand makes cmd show what a call would change, and make it if the user agrees. The field dry_run of the request
+// decides what the call does. ChangeCommand adds the flags of consent and output.
+func ChangeCommand[Q, R proto.Message](c *Console, cmd *cobra.Command, request Q,
+	call func(adminv1.PullRecordsClient, context.Context, Q, ...grpc.CallOption) (R, error), what Change[R],
+) *cobra.Command {
 	how := ConsentFlags(cmd)
 	o := OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -98,28 +102,41 @@ func ChangeCommand[R proto.Message](c *Console, cmd *cobra.Command, what Change[
 				return err
 			}
 		}
+		if what.Needs != "" && proto.Size(request) == 0 {
+			return Misused(what.Needs, "nothing is selected")
+		}
 		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			return carryOut(ctx, c, api, o, how, what)
+			if err := expandIDs(ctx, api, request); err != nil {
+				return err
+			}
+			fields := request.ProtoReflect()
+			return carryOut(ctx, c, o, how, what, func(dryRun bool) (R, error) {
+				fields.Set(fields.Descriptor().Fields().ByName("dry_run"), protoreflect.ValueOfBool(dryRun))
+				return call(api, ctx, request)
+			})
 		})
 	}
 	c.CompleteFlags(cmd)
 	return cmd
 }
 
-func carryOut[R proto.Message](ctx context.Context, c *Console, api adminv1.PullRecordsClient, o *Output, how *Consent, what Change[R]) error {
-	planned, err := what.Do(ctx, api, true)
+func carryOut[R proto.Message](
+	ctx context.Context, c *Console, o *Output, how *Consent, what Change[R], do func(dryRun bool) (R, error),
+) error {
+	planned, err := do(true)
 	if err != nil {
 		return err
 	}
+	empty := what.Empty != nil && what.Empty(planned)
 	plan := func(p *Page) { what.Plan(o.View(c), p, planned) }
-	if how.DryRun || what.Empty(planned) {
+	if how.DryRun || empty {
 		err := c.Print(o, planned, func(_ View, p *Page) {
 			plan(p)
-			if what.Empty(planned) && what.Nothing != "" {
+			if empty && what.Nothing != "" {
 				p.Prose("", "%s", what.Nothing)
 			}
 		})
-		if err == nil && what.Empty(planned) {
+		if err == nil && empty {
 			err = what.NoMatch
 		}
 		return err
@@ -135,7 +152,7 @@ func carryOut[R proto.Message](ctx context.Context, c *Console, api adminv1.Pull
 	if err := c.Agree(ctx, how, what.Question, plan); err != nil {
 		return err
 	}
-	did, err := what.Do(ctx, api, false)
+	did, err := do(false)
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,11 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protopath"
+	"google.golang.org/protobuf/reflect/protorange"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -20,92 +25,80 @@ type source func(ctx context.Context, api adminv1.PullRecordsClient) ([]string, 
 // ofFlags returns the source of the values of each flag.
 func ofFlags() map[string]source {
 	return map[string]source{
-		"repository":  ofImages(repositoryNames),
+		"repository": ofImages(func(i *adminv1.Image) []string {
+			return append(each((*adminv1.Pair).GetRepository)(i), i.GetUntracked()...)
+		}),
 		"image-id":    ofImages(func(i *adminv1.Image) []string { return []string{i.GetImageId()} }),
-		"credential":  ofProofs(func(p *adminv1.Proof) []string { return []string{p.GetCredentialId()} }),
+		"credential":  ofImages(each((*adminv1.Proof).GetCredentialId)),
+		"secret":      ofImages(each(coordinates[*adminv1.SecretRef])),
 		"requirement": ofEndorsements(func(e *adminv1.Endorsement) []string { return []string{e.GetRequirement()} }),
 		"signer":      ofEndorsements((*adminv1.Endorsement).GetSigners),
-		"secret":      fromSecrets(func(s *adminv1.SecretRef) string { return coordinates(s.GetNamespace(), s.GetName()) }),
-		"pod":         ofPods(func(p *adminv1.PodRef) string { return coordinates(p.GetNamespace(), p.GetName()) }),
-		"pod-uid":     ofPods((*adminv1.PodRef).GetUid),
-		"namespace":   namespaces,
+		"pod":         ofGrants(coordinates[*adminv1.PodRef]),
+		"pod-uid":     ofGrants((*adminv1.PodRef).GetUid),
+		"namespace": func(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
+			pods, err := ofGrants((*adminv1.PodRef).GetNamespace)(ctx, api)
+			if err != nil {
+				return nil, err
+			}
+			secrets, err := ofImages(each((*adminv1.SecretRef).GetNamespace))(ctx, api)
+			return append(pods, secrets...), err
+		},
 	}
 }
 
 // coordinates returns namespace/name; "" without a name.
-func coordinates(namespace, name string) string {
-	if name == "" {
+func coordinates[M interface {
+	GetNamespace() string
+	GetName() string
+}](m M) string {
+	if m.GetName() == "" {
 		return ""
 	}
-	return namespace + "/" + name
+	return m.GetNamespace() + "/" + m.GetName()
 }
 
-// repositoryNames returns the repositories with records or marks, and those without.
-func repositoryNames(i *adminv1.Image) []string {
-	all := slices.Clone(i.GetUntracked())
-	for _, r := range i.GetRecords() {
-		all = append(all, r.GetPair().GetRepository())
+// each returns a function that collects from the messages of one type in an image.
+func each[M proto.Message](collect func(M) string) func(*adminv1.Image) []string {
+	return func(i *adminv1.Image) (all []string) {
+		// The function never fails.
+		_ = protorange.Range(i.ProtoReflect(), func(at protopath.Values) error {
+			if m, ok := at.Index(-1).Value.Interface().(protoreflect.Message); ok {
+				if m, ok := m.Interface().(M); ok {
+					all = append(all, collect(m))
+				}
+			}
+			return nil
+		})
+		return all
 	}
-	for _, m := range i.GetMarks() {
-		all = append(all, m.GetPair().GetRepository())
-	}
-	return all
 }
 
-// namespaces returns the namespaces of pods that have a grant, and of Secrets that proved access.
-func namespaces(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
-	pods, err := ofPods((*adminv1.PodRef).GetNamespace)(ctx, api)
-	if err != nil {
-		return nil, err
-	}
-	secrets, err := fromSecrets((*adminv1.SecretRef).GetNamespace)(ctx, api)
-	return append(pods, secrets...), err
-}
-
-// ofImages returns the source that collects from every image.
 func ofImages(collect func(*adminv1.Image) []string) source {
-	return func(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
-		found, _, err := List(ctx, api, 0, &adminv1.ListImagesRequest{}, adminv1.PullRecordsClient.ListImages)
-		return collected(found.GetImages(), collect), err
-	}
+	return collected(&adminv1.ListImagesRequest{}, adminv1.PullRecordsClient.ListImages,
+		(*adminv1.ListImagesResponse).GetImages, collect)
 }
 
-// ofEndorsements returns the source that collects from every endorsement.
 func ofEndorsements(collect func(*adminv1.Endorsement) []string) source {
-	return func(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
-		found, _, err := List(ctx, api, 0, &adminv1.ListEndorsementsRequest{}, adminv1.PullRecordsClient.ListEndorsements)
-		return collected(found.GetEndorsements(), collect), err
+	return collected(&adminv1.ListEndorsementsRequest{}, adminv1.PullRecordsClient.ListEndorsements,
+		(*adminv1.ListEndorsementsResponse).GetEndorsements, collect)
+}
+
+func ofGrants(collect func(*adminv1.PodRef) string) source {
+	return collected(&adminv1.ListGrantsRequest{}, adminv1.PullRecordsClient.ListGrants,
+		(*adminv1.ListGrantsResponse).GetGrants, func(g *adminv1.Grant) []string { return []string{collect(g.GetPod())} })
+}
+
+// collected returns the source that collects from every entry of a list.
+func collected[Q proto.Message, A ListPage, E any](request Q,
+	ask func(adminv1.PullRecordsClient, context.Context, Q, ...grpc.CallOption) (A, error), entries func(A) []E, collect func(E) []string,
+) source {
+	return func(ctx context.Context, api adminv1.PullRecordsClient) (all []string, err error) {
+		found, _, err := List(ctx, api, 0, request, ask)
+		for _, e := range entries(found) {
+			all = append(all, collect(e)...)
+		}
+		return all, err
 	}
-}
-
-// ofPods returns the source that collects from every pod that has a grant.
-func ofPods(collect func(*adminv1.PodRef) string) source {
-	return func(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error) {
-		found, _, err := List(ctx, api, 0, &adminv1.ListGrantsRequest{}, adminv1.PullRecordsClient.ListGrants)
-		return collected(found.GetGrants(), func(g *adminv1.Grant) []string { return []string{collect(g.GetPod())} }), err
-	}
-}
-
-// ofProofs returns the source that collects from every proof.
-func ofProofs(collect func(*adminv1.Proof) []string) source {
-	return ofImages(func(i *adminv1.Image) []string {
-		return collected(i.GetRecords(), func(r *adminv1.Record) []string { return collected(r.GetProofs(), collect) })
-	})
-}
-
-// ofSecrets returns the source that collects from every Secret that proved access.
-func fromSecrets(collect func(*adminv1.SecretRef) string) source {
-	return ofProofs(func(p *adminv1.Proof) []string {
-		return collected(p.GetSecrets(), func(s *adminv1.SecretRef) []string { return []string{collect(s)} })
-	})
-}
-
-func collected[E any](entries []E, collect func(E) []string) []string {
-	var all []string
-	for _, e := range entries {
-		all = append(all, collect(e)...)
-	}
-	return all
 }
 
 // CompleteFlags makes the shell complete the values of a command's flags with data from the daemon.
@@ -163,66 +156,80 @@ var (
 // IsID reports whether an argument is an image ID, or a beginning of one that is long enough, and not a name.
 func IsID(image string) bool { return beginningOfID.MatchString(strings.TrimPrefix(image, "sha256:")) }
 
-// ExpandImageID replaces the beginning of an image ID in --image-id, as tables show it, by the whole ID. "" and a whole
-// ID are unchanged.
-func ExpandImageID(ctx context.Context, api adminv1.PullRecordsClient, id *string) error {
-	if *id == "" || wholeImageID.MatchString(*id) {
-		return nil
+// expandIDs replaces the beginnings of IDs in a request, as tables show them, by the whole IDs. Empty and whole ones are
+// unchanged.
+func expandIDs(ctx context.Context, api adminv1.PullRecordsClient, request proto.Message) error {
+	m := request.ProtoReflect()
+	for _, of := range []struct {
+		field  protoreflect.Name
+		whole  *regexp.Regexp
+		expand func(context.Context, adminv1.PullRecordsClient, string) (string, error)
+	}{
+		{"image_id", wholeImageID, expandImageID},
+		{"credential_id", wholeCredentialID, expandCredentialID},
+		{"requirement", wholeRequirement, expandRequirement},
+	} {
+		field := m.Descriptor().Fields().ByName(of.field)
+		if field == nil || !m.Has(field) || of.whole.MatchString(m.Get(field).String()) {
+			continue
+		}
+		id, err := of.expand(ctx, api, m.Get(field).String())
+		if err != nil {
+			return err
+		}
+		m.Set(field, protoreflect.ValueOfString(id))
 	}
-	if !IsID(*id) {
-		return notAnID("image-id", *id)
-	}
-	answer, err := api.GetImage(ctx, &adminv1.GetImageRequest{Image: *id})
-	if err != nil {
-		return fmt.Errorf("--image-id %s: %w", *id, err)
-	}
-	*id = answer.GetImage().GetImageId()
 	return nil
 }
 
-// ExpandCredentialID replaces the beginning of a credential ID in --credential by the whole ID, among those that have
-// proved access. "" and a whole ID are unchanged.
-func ExpandCredentialID(ctx context.Context, api adminv1.PullRecordsClient, id *string) error {
-	if *id == "" || wholeCredentialID.MatchString(*id) {
-		return nil
+func expandImageID(ctx context.Context, api adminv1.PullRecordsClient, id string) (string, error) {
+	if !IsID(id) {
+		return "", notAnID("image-id", id)
 	}
-	if !beginningOfID.MatchString(*id) {
-		return notAnID("credential", *id)
+	answer, err := api.GetImage(ctx, &adminv1.GetImageRequest{Image: id})
+	if err != nil {
+		return "", fmt.Errorf("--image-id %s: %w", id, err)
+	}
+	return answer.GetImage().GetImageId(), nil
+}
+
+// expandCredentialID searches the credentials that have proved access.
+func expandCredentialID(ctx context.Context, api adminv1.PullRecordsClient, id string) (string, error) {
+	if !beginningOfID.MatchString(id) {
+		return "", notAnID("credential", id)
 	}
 	return expand(ctx, api, "credential", id,
 		"pullgatectl images get IMAGE has those of an image", "no credential that proved access has an ID with this prefix")
 }
 
-// ExpandRequirement replaces the beginning of the hash of a requirement in --requirement by the whole hash, among those
-// that images were endorsed for. "" and a whole hash are unchanged.
-func ExpandRequirement(ctx context.Context, api adminv1.PullRecordsClient, hash *string) error {
-	if *hash == "" || wholeRequirement.MatchString(*hash) {
-		return nil
-	}
+// expandRequirement searches the requirements that images were endorsed for.
+func expandRequirement(ctx context.Context, api adminv1.PullRecordsClient, hash string) (string, error) {
 	return expand(ctx, api, "requirement", hash,
 		"pullgatectl endorsement list shows the requirements", "no endorsement is for a requirement with this prefix")
 }
 
 func notAnID(flag, id string) error {
-	return Misused("give 7 digits or more; pullgatectl images list and images get show 12", "--%s %q: not an ID, and not at least the first 7 digits of one", flag, id)
+	return Misused("give 7 digits or more; pullgatectl images list and images get show 12",
+		"--%s %q: not an ID, and not at least the first 7 digits of one", flag, id)
 }
 
-// expand replaces the prefix in a flag by the only known value of the flag with that prefix. none is the error if there
-// is none, and advice its hint.
-func expand(ctx context.Context, api adminv1.PullRecordsClient, flag string, prefix *string, advice, none string) error {
+// expand returns the only known value of a flag that has a prefix. none is the error if there is none, and advice its
+// hint.
+func expand(
+	ctx context.Context, api adminv1.PullRecordsClient, flag, prefix, advice, none string,
+) (string, error) {
 	all, err := ofFlags()[flag](ctx, api)
 	if err != nil {
-		return fmt.Errorf("--%s %w", flag, err)
+		return "", fmt.Errorf("--%s %w", flag, err)
 	}
 	slices.Sort(all)
-	fitting := slices.DeleteFunc(slices.Compact(all), func(whole string) bool { return !strings.HasPrefix(whole, *prefix) })
+	fitting := slices.DeleteFunc(slices.Compact(all), func(whole string) bool { return !strings.HasPrefix(whole, prefix) })
 	switch len(fitting) {
 	case 0:
-		return program.Hintf(advice, "--%s %s: %s", flag, *prefix, none)
+		return "", program.Hintf(advice, "--%s %s: %s", flag, prefix, none)
 	case 1:
-		*prefix = fitting[0]
-		return nil
+		return fitting[0], nil
 	default:
-		return program.Hintf("give more digits", "--%s %s: ambiguous ID prefix: %s", flag, *prefix, strings.Join(fitting, ", "))
+		return "", program.Hintf("give more digits", "--%s %s: ambiguous ID prefix: %s", flag, prefix, strings.Join(fitting, ", "))
 	}
 }

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/mechanics/program"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
 // A Format is the format of an answer.
@@ -93,6 +95,27 @@ func (c *Console) Print(o *Output, m any, draw func(View, *Page)) error {
 		return err
 	}
 	return c.Emit(b)
+}
+
+// ShowCommand makes cmd make a call and print its answer. then returns the error of the command by the answer; nil is
+// allowed.
+func ShowCommand[R any](c *Console, cmd *cobra.Command, o *Output,
+	call func(ctx context.Context, api adminv1.PullRecordsClient, args []string) (R, error), draw func(View, *Page, R), then func(R) error,
+) *cobra.Command {
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
+			answer, err := call(ctx, api, args)
+			if err == nil {
+				err = c.Print(o, answer, func(v View, p *Page) { draw(v, p, answer) })
+			}
+			if err == nil && then != nil {
+				err = then(answer)
+			}
+			return err
+		})
+	}
+	c.CompleteFlags(cmd)
+	return cmd
 }
 
 // Emit writes to stdout. If stdout is closed, SIGPIPE has ended the process, as for any Unix program.
