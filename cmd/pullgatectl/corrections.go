@@ -248,7 +248,6 @@ now and have no record are marked preloaded, for every pod. First check the list
 	})
 }
 
-// coordinates parses NAMESPACE/NAME from a flag.
 func coordinates(flag, value string) (namespace, name string, err error) {
 	namespace, name, ok := strings.Cut(value, "/")
 	if !ok || namespace == "" || name == "" || strings.Contains(name, "/") {

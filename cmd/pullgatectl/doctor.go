@@ -18,7 +18,6 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// defaultConfig is the default path of pullgated's configuration.
 const defaultConfig = "/etc/pullgate/config.yaml"
 
 const configUsage = "pullgated's configuration `file`; one that is given must exist"

@@ -111,7 +111,6 @@ problem; the exit code is 1 then.`,
 	return cmd
 }
 
-// A nodeSwitch contains the flags of a command of node.
 type nodeSwitch struct {
 	c            *cli.Console
 	cmd          *cobra.Command
@@ -128,7 +127,6 @@ func nodeFlags(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command) *
 	return s
 }
 
-// on returns the enabler for a daemon.
 func (s *nodeSwitch) on(d nodeenable.Daemon) nodeenable.Enabler {
 	to := s.enabler
 	to.Daemon, to.Unit, to.Wait = d, s.unit, s.wait

@@ -54,7 +54,6 @@ const (
 	atAdmission = "admission"
 )
 
-// A policyTest contains the flags of policy test.
 type policyTest struct {
 	c        *cli.Console
 	pods     []string

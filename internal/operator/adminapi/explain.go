@@ -141,7 +141,6 @@ func (s *Server) podOf(req *adminv1.ExplainRequest) (tracker.Pod, error) {
 	}
 }
 
-// learn adds to the case what the pod source has about the pod.
 func (s *Server) learn(ctx context.Context, c *explanation, name imageref.Ref) {
 	if s.c.PodSource == nil || c.Pod.UID == "" {
 		return
@@ -196,7 +195,6 @@ func (s *Server) explained(c explanation, present tracker.Image) *adminv1.Explai
 	}
 }
 
-// askPolicies returns what policies answer about a pod and its containers that use an image.
 func (s *Server) askPolicies(ctx context.Context, req *adminv1.ExplainRequest, who tracker.Pod, name imageref.Ref, present tracker.Image) []admission.Explanation {
 	if s.c.Gate == nil {
 		return nil
@@ -220,7 +218,6 @@ func (s *Server) askPolicies(ctx context.Context, req *adminv1.ExplainRequest, w
 	return s.c.Gate.ExplainPolicies(ctx, who, containers, image, req.GetImage(), req.GetAsk())
 }
 
-// unjudged returns how many restrictions of policies this node cannot judge.
 func (s *Server) unjudged() (n int32) {
 	if s.c.Policies == nil {
 		return 0

@@ -46,7 +46,6 @@ func (c explanation) needsProof() bool { return !c.Allowed() && c.Reason != poli
 // stateNeedsProof is the state of an image that a pull has to bring: a proof, or signatures that are verified.
 const stateNeedsProof = "needs proof"
 
-// pullSecrets returns the pull secrets of the pod for the image.
 func (c explanation) pullSecrets() (names []string) {
 	for _, s := range c.Secrets {
 		if name := s.Ref.Namespace + "/" + s.Ref.Name; !slices.Contains(names, name) {
@@ -86,7 +85,6 @@ func (c explanation) State(reported func(admission.Finding) bool) string {
 
 func notAsked(f admission.Finding) bool { return f.Reason == admission.NotAsked && !f.Audit }
 
-// denied returns the calls that policies deny for certain.
 func (c explanation) denied() []admission.Explanation {
 	return slices.DeleteFunc(slices.Clone(c.Policies), func(e admission.Explanation) bool { return e.Admitted() || !e.Certain })
 }
@@ -138,7 +136,6 @@ func signatures(f admission.Finding) bool {
 	}, f.Reason)
 }
 
-// container returns the container of a call.
 func container(e admission.Explanation) string {
 	switch {
 	case e.Stage == admission.StageSandbox:

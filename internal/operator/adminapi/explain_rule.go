@@ -64,7 +64,6 @@ func (c explanation) who() string {
 
 func at(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }
 
-// short returns the first 12 digits of an ID.
 func short(id string) string {
 	const digits = 12
 	id = strings.TrimPrefix(id, "sha256:")
@@ -136,7 +135,6 @@ func (c explanation) graceful() (until time.Time, lasts bool) {
 	return c.Rules.Expires(p).Add(c.Rules.Grace), c.Evidence.InGrace || slices.Contains(c.Statuses, tracker.InGrace)
 }
 
-// valid reports whether a proof has not expired.
 func (c explanation) valid(p records.Proof) bool {
 	expires := c.Rules.Expires(p)
 	return expires.IsZero() || time.Now().Before(expires)

@@ -97,7 +97,6 @@ func (f filter) narrow(i *image) bool {
 	return f.proved(i.facts) && f.aged(i.facts)
 }
 
-// proved reports whether the Secret proved access.
 func (f filter) proved(facts records.ImageFacts) bool {
 	if f.secret == (records.SecretRef{}) {
 		return true

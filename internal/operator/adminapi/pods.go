@@ -69,7 +69,6 @@ func (s *Server) ListPods(ctx context.Context, req *adminv1.ListPodsRequest) (*a
 	}, err
 }
 
-// podImages returns the rows of all pods that have not ended.
 func (s *Server) podImages() (rows []podImage) {
 	sourced := map[string]bool{}
 	if s.c.PodSource != nil {

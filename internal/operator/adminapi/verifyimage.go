@@ -80,7 +80,6 @@ func (s *Server) VerifyImage(ctx context.Context, req *adminv1.VerifyImageReques
 	return answer, nil
 }
 
-// resultOf returns whether an image meets a rule.
 func resultOf(r *requirement.Rule, name imageref.Ref, v requirement.Report) *adminv1.VerifiedRule {
 	result := verifiedRule(r)
 	judged := requirement.ImageRules{Rules: []*requirement.Rule{r}}.Judge(name)

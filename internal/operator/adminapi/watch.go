@@ -76,7 +76,6 @@ type watcher struct {
 	dropped uint64 // since the last entry of the queue
 }
 
-// A watched is a decision in a queue.
 type watched struct {
 	decisionlog.Decision
 	at      time.Time

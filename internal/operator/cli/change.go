@@ -174,7 +174,6 @@ func (c *Console) Password(prompt string) (string, error) {
 	return strings.TrimRight(line, "\r\n"), err
 }
 
-// confirm asks a question on stderr and returns nil if the answer is yes.
 func (c *Console) confirm(ctx context.Context, question string) error {
 	_, _ = fmt.Fprintf(c.Err, "\n%s [y/N] ", Safe(question))
 	answers := make(chan string, 1)
@@ -223,7 +222,6 @@ func (v View) Revocation(p *Page, r *adminv1.RevokeResponse) {
 	}
 }
 
-// ending prints which grants end with a change.
 func (v View) ending(p *Page, grants []*adminv1.Grant) {
 	if len(grants) == 0 {
 		return

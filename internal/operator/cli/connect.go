@@ -148,7 +148,6 @@ func (l Link) Ask(ctx context.Context, f func(context.Context, adminv1.PullRecor
 	return answered(f(ctx, adminv1.NewPullRecordsClient(conn)))
 }
 
-// limited returns ctx with the limit.
 func (l Link) limited(ctx context.Context) (context.Context, context.CancelFunc) {
 	if l.Limit == 0 {
 		return context.WithCancel(ctx)

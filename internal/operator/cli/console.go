@@ -243,14 +243,12 @@ func Misused(advice, format string, args ...any) *ExitError {
 	return &ExitError{Code: ExitUsage, Err: program.Hintf(advice, format, args...)}
 }
 
-// wrongUsage returns an error of cobra about the command line as a usage error.
 func wrongUsage(cmd *cobra.Command, err error) *ExitError {
 	// cobra prints suggestions on separate lines.
 	what := strings.Join(strings.Fields(err.Error()), " ")
 	return Misused("see "+cmd.CommandPath()+" --help", "%s", what)
 }
 
-// exitError returns err as an ExitError.
 func exitError(err error) *ExitError {
 	if f, ok := errors.AsType[*ExitError](err); ok {
 		return f

@@ -36,7 +36,6 @@ func PoliciesDeny(e *adminv1.ExplainResponse) bool {
 	return slices.ContainsFunc(e.GetPolicyAnswers(), func(a *adminv1.PolicyAnswer) bool { return a.GetAdmission() == adminv1.Admission_ADMISSION_DENY })
 }
 
-// policyAnswers prints what policies answer at each call.
 func policyAnswers(p *Page, e *adminv1.ExplainResponse) {
 	if len(e.GetPolicyAnswers()) == 0 {
 		return

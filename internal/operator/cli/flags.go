@@ -22,7 +22,6 @@ import (
 // A source returns one kind of the daemon's data. It returns all of it, possibly with repetitions and empty strings.
 type source func(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error)
 
-// ofFlags returns the source of the values of each flag.
 func ofFlags() map[string]source {
 	return map[string]source{
 		"repository": ofImages(func(i *adminv1.Image) []string {
@@ -57,7 +56,6 @@ func coordinates[M interface {
 	return m.GetNamespace() + "/" + m.GetName()
 }
 
-// each returns a function that collects from the messages of one type in an image.
 func each[M proto.Message](collect func(M) string) func(*adminv1.Image) []string {
 	return func(i *adminv1.Image) (all []string) {
 		// The function never fails.
@@ -88,7 +86,6 @@ func ofGrants(collect func(*adminv1.PodRef) string) source {
 		(*adminv1.ListGrantsResponse).GetGrants, func(g *adminv1.Grant) []string { return []string{collect(g.GetPod())} })
 }
 
-// collected returns the source that collects from every entry of a list.
 func collected[Q proto.Message, A ListPage, E any](request Q,
 	ask func(adminv1.PullRecordsClient, context.Context, Q, ...grpc.CallOption) (A, error), entries func(A) []E, collect func(E) []string,
 ) source {

@@ -86,7 +86,6 @@ func (v View) Images(p *Page, images []*adminv1.Image) {
 	p.Table([]string{"IMAGE ID", "PRESENT", "REPOSITORY", "TAG", "ACCESS", "SINCE", "LAST USED"}, rows)
 }
 
-// tags returns the tags that an image has in a repository.
 func tags(i *adminv1.Image, repository string) string {
 	var all []string
 	for _, name := range i.GetNames() {

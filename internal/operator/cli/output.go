@@ -180,7 +180,6 @@ func compact(m any) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// name returns the type of a message.
 func name(m any) string { return strings.TrimPrefix(fmt.Sprintf("%T", m), "*") }
 
 // YAML returns the content of JSON as a YAML document, with the keys of each object in alphabetical order. A message

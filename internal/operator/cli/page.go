@@ -116,7 +116,6 @@ func (p *Page) Table(head []string, rows [][]string) {
 	}
 }
 
-// tableOf adds a table with a row for each entry.
 func tableOf[E any](p *Page, head []string, entries []E, cells func(E) []string) {
 	rows := make([][]string, 0, len(entries))
 	for _, e := range entries {
@@ -232,7 +231,6 @@ func secretName(s *adminv1.SecretRef) string {
 	return s.GetNamespace() + "/" + s.GetName()
 }
 
-// isNamespace reports whether a reference means the credentials that the runtime itself holds for a namespace.
 func isNamespace(s *adminv1.SecretRef) bool {
 	return s.GetName() == "" && s.GetUid() == "" && s.GetNamespace() != ""
 }

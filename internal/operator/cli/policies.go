@@ -135,7 +135,6 @@ func Unjudged(which string, refuse bool) string {
 	return which + " node cannot judge these restrictions, because no message to it carries the field; " + effect + " (admission.unjudged):"
 }
 
-// boundTo returns the namespaces that a policy is bound to.
 func boundTo(p *adminv1.Policy) string {
 	var all []string
 	if p.GetAllNamespaces() {

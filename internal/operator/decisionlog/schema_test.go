@@ -1,16 +1,17 @@
 package decisionlog_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/internal/policies/admission"
@@ -36,30 +37,6 @@ func whole() decisionlog.Decision {
 			{Validator: "restriction", Policy: "p", Rule: "spec", Answer: admission.Deny, Reason: admission.RestrictionViolated, Message: "a sentence"},
 		}},
 	}
-}
-
-// A drawn field is one line of the table in doc.go.
-type drawn struct{ Kind, Presence string }
-
-// drawing reads the table in doc.go: the fields of a line by their path.
-func drawing(t *testing.T) map[string]drawn {
-	t.Helper()
-	text, err := os.ReadFile("doc.go")
-	must(t, err)
-	fields, outer := map[string]drawn{}, ""
-	for _, m := range regexp.MustCompile(`(?m)^//\t( *)([a-zA-Z]+) +(number|string|object|array|bool) +(always|if [a-z ]+?)(?:   *.*)?$`).FindAllStringSubmatch(string(text), -1) {
-		path := m[2]
-		if m[1] != "" {
-			path = outer + "." + m[2]
-		} else {
-			outer = m[2]
-		}
-		fields[path] = drawn{m[3], m[4]}
-	}
-	if rows := strings.Count(string(text), "\n//\t"); rows != len(fields) {
-		t.Fatalf("%d rows of the drawing in doc.go are read; it has %d", len(fields), rows)
-	}
-	return fields
 }
 
 // kinds returns the kind of every field of an object by its path. The keys in auditAnnotations are those of a backend.
@@ -89,7 +66,9 @@ func kinds(prefix string, object map[string]any) map[string]string {
 	return found
 }
 
-func TestLinesMatchTheSchema(t *testing.T) {
+// everything returns the kinds of the fields of a line that has all of them.
+func everything(t *testing.T) map[string]string {
+	t.Helper()
 	l := newLog(t, filepath.Join(t.TempDir(), "decisions.log"))
 	for range decisionlog.QueueLimit {
 		l.Record(decisionlog.Decision{})
@@ -100,19 +79,7 @@ func TestLinesMatchTheSchema(t *testing.T) {
 	l.Record(whole())
 	l.stop()
 	lines := l.lines()
-	least, most := map[string]string{}, map[string]string{}
-	for name, d := range drawing(t) {
-		most[name] = d.Kind
-		if d.Presence == "always" && !strings.Contains(name, ".") {
-			least[name] = d.Kind
-		}
-	}
-	if diff := cmp.Diff(least, kinds("", lines[0])); diff != "" {
-		t.Errorf("a line of which nothing is known (-drawing +line):\n%s", diff)
-	}
-	if diff := cmp.Diff(most, kinds("", lines[len(lines)-1])); diff != "" {
-		t.Errorf("a line with everything (-drawing +line):\n%s", diff)
-	}
+	return kinds("", lines[len(lines)-1])
 }
 
 func TestALineHasTheDecision(t *testing.T) {
@@ -121,13 +88,19 @@ func TestALineHasTheDecision(t *testing.T) {
 	l.run()
 	before := time.Now().UTC()
 	l.Record(whole())
+	l.Record(decisionlog.Decision{})
 	d := whole()
 	d.Image = "<a>&\n\xff\u2028" + strings.Repeat("é", 2000)
 	l.Record(d)
 	l.stop()
 	text, err := os.ReadFile(path)
 	must(t, err)
-	first, second, _ := strings.Cut(string(text), "\n")
+	first, rest, _ := strings.Cut(string(text), "\n")
+	least, second, _ := strings.Cut(rest, "\n")
+	timeless := regexp.MustCompile(`"time":"[^"]*"`).ReplaceAllString(least, `"time":"T"`)
+	if want := `{"v":1,"time":"T","call":"","image":"","verdict":"Reverify","pullPolicy":"","shadow":false,"took":0}`; timeless != want {
+		t.Errorf("a line of which nothing is known\n%s\nwant\n%s", timeless, want)
+	}
 	at := regexp.MustCompile(`"time":"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z)",`).FindStringSubmatch(first)
 	if at == nil {
 		t.Fatalf("%s: no time in RFC 3339 with nine digits", first)
@@ -176,4 +149,143 @@ func TestALineHasTheFindingsThatMatter(t *testing.T) {
 			t.Errorf("%.600s; want the finding of the policy last first", line)
 		}
 	}
+}
+
+// manual returns docs/decision-log.md.
+func manual(t *testing.T) string {
+	t.Helper()
+	data, err := os.ReadFile("../../../docs/decision-log.md")
+	must(t, err)
+	return string(data)
+}
+
+func TestManualHasEveryField(t *testing.T) {
+	var got []string
+	_, table, _ := strings.Cut(manual(t), "\n## Fields\n")
+	for line := range strings.Lines(table) {
+		if names, _, ok := strings.Cut(line[min(1, len(line)):], "|"); ok && strings.HasPrefix(line, "| `") {
+			for _, m := range regexp.MustCompile("`([^`]*)`").FindAllStringSubmatch(names, -1) {
+				got = append(got, m[1])
+			}
+		}
+	}
+	fields := everything(t)
+	maps.DeleteFunc(fields, func(name, kind string) bool { return kind == "object" && name != "policies.auditAnnotations" })
+	want := slices.Sorted(maps.Keys(fields))
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("docs/decision-log.md has the fields\n%v\nwant those of a line\n%v", got, want)
+	}
+}
+
+// The line that the manual shows has only fields that exist, of their kind, and all that are always there.
+func TestManualsLineIsOne(t *testing.T) {
+	m := regexp.MustCompile("(?s)```json\n(.*?)```").FindStringSubmatch(manual(t))
+	if m == nil {
+		t.Fatal("docs/decision-log.md shows no line")
+	}
+	var line map[string]any
+	must(t, json.Unmarshal([]byte(m[1]), &line))
+	fields := everything(t)
+	for name, kind := range kinds("", line) {
+		if fields[name] != kind {
+			t.Errorf("%s is of kind %s in the line of the manual; want %q", name, kind, fields[name])
+		}
+	}
+	for _, name := range []string{"v", "time", "call", "image", "verdict", "pullPolicy", "shadow", "took"} {
+		if _, ok := line[name]; !ok {
+			t.Errorf("the line of the manual lacks %s", name)
+		}
+	}
+}
+
+// program returns the jq program of the manual.
+func program(t *testing.T) string {
+	t.Helper()
+	m := regexp.MustCompile(`(?s)jq -Rr --arg repository registry\.example/team-a/app '([^']*)' /var/log/pullgate/decisions\.log`).FindStringSubmatch(manual(t))
+	if m == nil {
+		t.Fatal("docs/decision-log.md has no jq program that asks who used an image")
+	}
+	return m[1]
+}
+
+func TestManualsQueryNamesFieldsThatExist(t *testing.T) {
+	fields := everything(t)
+	named := regexp.MustCompile(`\.([a-zA-Z]+(?:\.[a-zA-Z]+)?)\b`).FindAllStringSubmatch(program(t), -1)
+	for _, m := range named {
+		if kind, ok := fields[m[1]]; !ok || kind == "object" {
+			t.Errorf("the query asks for .%s; the fields are %v", m[1], slices.Sorted(maps.Keys(fields)))
+		}
+	}
+	if len(named) < 8 {
+		t.Errorf("the query asks for %v; want some more", named)
+	}
+}
+
+// The query of the manual, implemented in Go, and also run by jq if it is installed.
+func TestManualsQueryFindsThePodsThatUsedAnImage(t *testing.T) {
+	const repository = "registry.example/team-a/app"
+	decided := func(pod, repository string, verdict policy.Verdict, outcome string, shadow bool) decisionlog.Decision {
+		d := decisionlog.Decision{Call: "PullImage", Image: repository + ":1", Repository: repository, Outcome: outcome, Shadow: shadow}
+		d.Verdict.Verdict = verdict
+		if pod != "" {
+			d.Pod = tracker.Pod{UID: pod, Namespace: "ns", Name: pod}
+		}
+		return d
+	}
+	l := newLog(t, filepath.Join(t.TempDir(), "decisions.log"))
+	for _, d := range []decisionlog.Decision{
+		decided("proved", repository, policy.Allow, "", false),
+		decided("refused", repository, policy.Reverify, "", false),
+		decided("pulled", repository, policy.Allow, "verified", false),
+		decided("denied", repository, policy.Reverify, "denied", false),
+		decided("other", repository+"/b", policy.Allow, "", false),
+		decided("", repository, policy.Allow, "verified", false),
+		decided("shadowed", repository, policy.Reverify, "", true),
+		decided("broken", repository, policy.Reverify, "error", true),
+	} {
+		l.Record(d)
+	}
+	l.run()
+	l.stop()
+	want := []string{"proved", "pulled", "", "shadowed"}
+	var got []string
+	for _, line := range l.lines() {
+		if line["v"] == 1.0 && line["repository"] == repository && (line["verdict"] == "Allow" || line["shadow"] == true && line["outcome"] == nil) {
+			pod, _ := line["pod"].(map[string]any)
+			name, _ := pod["name"].(string)
+			got = append(got, name)
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("the query in Go returns %q; want %q", got, want)
+	}
+	jq, err := exec.LookPath("jq")
+	if err != nil {
+		t.Skip("no jq on this machine")
+	}
+	must(t, appendTo(l.path, "{\"v\":1,\"torn\n"))
+	out, err := exec.CommandContext(t.Context(), jq, "-Rr", "--arg", "repository", repository, program(t), l.path).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	got = nil
+	for line := range bytes.Lines(out) {
+		cells := strings.Split(string(line), "\t")
+		if len(cells) != 8 {
+			t.Fatalf("jq prints %q; want 8 cells a line", out)
+		}
+		got = append(got, cells[2])
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("jq prints %q; want %q", got, want)
+	}
+}
+
+func appendTo(path, text string) error {
+	old, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(old, text...), 0o600)
 }

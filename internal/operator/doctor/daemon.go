@@ -37,7 +37,6 @@ func (n Node) configuration(context.Context) []Finding {
 	return []Finding{ok("%s is valid, and only root can write it", n.ConfigPath)}
 }
 
-// daemon returns the findings from the status of the daemon.
 func (n Node) daemon(context.Context) []Finding {
 	s := n.Status
 	if found := n.otherConfiguration(); found != nil {
@@ -115,7 +114,6 @@ func (n Node) otherConfiguration() []Finding {
 // defaultConfig is the file that pullgated reads without --config.
 const defaultConfig = "/etc/pullgate/config.yaml"
 
-// policyOf returns the verification policy of a configuration.
 func policyOf(configuration string) string {
 	c := struct {
 		Policy string `json:"imagePullCredentialsVerificationPolicy"`

@@ -84,7 +84,6 @@ const (
 	BeforeEnable
 )
 
-// A check checks one object.
 type check struct {
 	name string
 	on   Occasion

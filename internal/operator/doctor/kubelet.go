@@ -103,7 +103,6 @@ func (n Node) kubeletProcesses(why error) (all []Finding) {
 	return all
 }
 
-// judge reports whether the socket that a kubelet dials is pullgated.
 func (n Node) judge(kubelet string, s Settings) Finding {
 	ours := socketPath(n.Config.Listen)
 	switch {

@@ -36,7 +36,6 @@ const (
 // Rancher reports whether the kubelet is configured by k3s or RKE2.
 func (k Kind) Rancher() bool { return k == KindK3s || k == KindRKE2 }
 
-// units returns the systemd units that run a kubelet.
 func units() []string {
 	return []string{"kubelet.service", "k3s.service", "k3s-agent.service", "rke2-server.service", "rke2-agent.service"}
 }
@@ -317,7 +316,6 @@ func (h Host) kubeletOf(mainPID int) Process {
 	return Process{}
 }
 
-// pids returns the processes of the host.
 func (h Host) pids() (pids []int) {
 	entries, _ := os.ReadDir(h.Path("/proc")) // without it no process is known
 	for _, e := range entries {

@@ -242,7 +242,6 @@ type rancher struct {
 	cli     []word
 }
 
-// rancher reads the configuration of k3s or RKE2.
 func (h Host) rancher(s service) (rancher, error) {
 	product := s.program()
 	r := rancher{file: "/etc/rancher/" + product + "/config.yaml", product: product, values: map[string][]word{}, cli: s.words[1:]}

@@ -116,7 +116,6 @@ type service struct {
 	environment map[string]word
 }
 
-// service reads the files of a unit.
 func (h Host) service(u Unit) (service, error) {
 	s := service{environment: map[string]word{}}
 	var files []word // EnvironmentFile=, which takes precedence over Environment=
@@ -169,7 +168,6 @@ func (h Host) service(u Unit) (service, error) {
 	return s, nil
 }
 
-// program is the last part of the path of the program that is run.
 func (s service) program() string { return path.Base(s.words[0].text) }
 
 // readEnvironment reads the variables of one file; one with a "-" before it may be absent.
@@ -225,7 +223,6 @@ func isVariable(name string) bool {
 	})
 }
 
-// specifiers replaces the specifiers of systemd for the name of the unit.
 func specifiers(s, unit string) string {
 	name := strings.TrimSuffix(unit, filepath.Ext(unit))
 	return strings.NewReplacer("%%", "%", "%n", unit, "%N", name, "%p", name).Replace(s)

@@ -131,7 +131,6 @@ func versionIn(text string) (*version.Version, error) {
 	return version.ParseGeneric(regexp.MustCompile(`\bv?\d{1,4}\.\d{1,4}\.\d{1,4}`).FindString(text))
 }
 
-// versions compares the versions of kubelet and runtime with the supported ones.
 func (n Node) versions(ctx context.Context) (all []Finding) {
 	kubelets := n.running("kubelet", "k3s", "k3s-server", "k3s-agent")
 	if len(kubelets) == 0 {
@@ -189,7 +188,6 @@ func restoresUnderAnyName(v *version.Version) bool {
 	return v.Major() == 2 && affected && v.Patch() <= last
 }
 
-// crioVersion reports whether a version of CRI-O was tested.
 func crioVersion(v *version.Version) Finding {
 	const how = "1.34.4 and 1.36.3 were tested by hand; each change is tested with runtimes that answer as CRI-O does"
 	if v.LessThan(version.MajorMinor(1, oldestCRIO)) {
@@ -231,7 +229,6 @@ func (n Node) runtimeName(ctx context.Context) string {
 	return p.name
 }
 
-// crio is the name that CRI-O reports.
 const crio = "cri-o"
 
 // crioFiles checks the configuration of CRI-O: the credentials for pulls, and the resolution of short names. It also

@@ -100,7 +100,6 @@ func (n Node) ask(ctx context.Context, m mirror) Finding {
 	return unknown("check that it requires credentials", "the mirror %s (%s) answers with status %d", m.base, m.where, response.StatusCode)
 }
 
-// registries reads the configuration of the runtime.
 func (n Node) registries() (r registries) {
 	var dirs []string
 	for _, file := range n.containerdFiles() {

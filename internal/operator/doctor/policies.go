@@ -282,7 +282,6 @@ func (n Node) account(name string) (uid, gid int, known bool) {
 	return 0, 0, false
 }
 
-// A namedFile is a file that a kubeconfig names.
 type namedFile struct {
 	path   string
 	secret bool

@@ -91,7 +91,6 @@ func (n Node) runtimeSocket(ctx context.Context, path string) Finding {
 	return ok("runtimeEndpoint: %s is served by %s, for root only", path, peer)
 }
 
-// socket checks that a path is a socket.
 func (n Node) socket(path string) (fs.FileInfo, error) {
 	info, err := os.Stat(n.Path(path))
 	switch {

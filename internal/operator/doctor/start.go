@@ -175,7 +175,6 @@ func startSignatures(a config.Admission, set *policyfiles.Set) (all []Finding) {
 	return all
 }
 
-// startRuntime checks the sockets of the runtime.
 func (n Node) startRuntime(context.Context) (all []Finding) {
 	c := n.Config
 	for _, e := range []struct{ field, endpoint string }{{"runtimeEndpoint", c.RuntimeEndpoint}, {"imageEndpoint", c.ImageEndpoint}} {

@@ -95,7 +95,6 @@ func (n Node) webhookFinding(
 		"%s: not reachable: %v: %s", name, err, consequence)
 }
 
-// pathOf returns the path that is called.
 func pathOf(c admissionregistrationv1.WebhookClientConfig) string {
 	if c.Service != nil {
 		return ptr.Deref(c.Service.Path, "")
@@ -223,7 +222,6 @@ type apiServer struct {
 	base   string
 }
 
-// apiServerOf returns the API server of a kubeconfig.
 func apiServerOf(kubeconfig string) (apiServer, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -303,7 +301,6 @@ func portName(ports []corev1.ServicePort, port int32) string {
 	return ""
 }
 
-// ready returns the addresses of the ready endpoints of a service.
 func (a apiServer) ready(ctx context.Context, namespace, name, portName string) (addresses []string, err error) {
 	var slices discoveryv1.EndpointSliceList
 	selector := url.QueryEscape("kubernetes.io/service-name=" + name)

@@ -145,7 +145,6 @@ func (m *Metrics) Policies(number func(kind string) int, unjudged int) {
 	}
 }
 
-// findings makes the series of a validator at 0.
 func (m *Metrics) findings(validator string, calls []string, reasons ...admission.Reason) {
 	m.admission.seconds.WithLabelValues(validator)
 	for _, call := range calls {

@@ -136,7 +136,6 @@ func (m *Metrics) begin() {
 	}
 }
 
-// verdictOf returns the verdict for a reason.
 func verdictOf(r policy.Reason) policy.Verdict {
 	switch r {
 	case policy.Absent, policy.RecordUnreadable, policy.ImageIDName, policy.ProofExpired, policy.NotProved, policy.Pulling,

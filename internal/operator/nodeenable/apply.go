@@ -187,7 +187,6 @@ func write(h doctor.Host, file string, content []byte, mode fs.FileMode) error {
 	return nil
 }
 
-// remove removes a file if it exists.
 func remove(h doctor.Host, file string) error {
 	file = h.Path(file)
 	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {

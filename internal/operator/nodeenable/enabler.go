@@ -84,7 +84,6 @@ func (s Enabler) dial(ctx context.Context, socket string) error {
 	return conn.Close()
 }
 
-// command runs a program of the host.
 func (s Enabler) command(ctx context.Context, argv ...string) (string, error) {
 	out, err := s.Host.Run(ctx, argv[0], argv[1:]...)
 	return strings.TrimSpace(string(out)), err
@@ -124,7 +123,6 @@ func RunningDaemon(file config.Config, path string, status *adminv1.GetStatusRes
 	return Daemon{inForce, enforces(status, inForce)}, nil
 }
 
-// enforces describes in a few words whether pods will notice.
 func enforces(s *adminv1.GetStatusResponse, c config.Config) string {
 	switch mode := c.ImagePullCredentialsVerificationPolicy; {
 	case c.NoPullImageSecretRecheck:

@@ -14,7 +14,6 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
-// ready refuses a node that would not be healthy behind pullgated.
 func (s Enabler) ready(ctx context.Context, l inspection) error {
 	for _, check := range []func(context.Context, inspection) error{s.runs, s.forwards, s.answers} {
 		if err := check(ctx, l); err != nil {
@@ -71,7 +70,6 @@ func firstLine(body []byte) string {
 	return line
 }
 
-// forwards refuses a pullgated that does not forward to the endpoint that the kubelet dials without it.
 func (s Enabler) forwards(_ context.Context, l inspection) error {
 	c := l.base.Configured
 	for _, v := range []struct {
@@ -175,7 +173,6 @@ const (
 	restartsAllowed = 1
 )
 
-// watcher is the state of the watch of a restarted kubelet.
 type watcher struct {
 	s        Enabler
 	unit     string // that runs it

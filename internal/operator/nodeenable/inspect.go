@@ -38,7 +38,6 @@ type kept struct {
 	before []byte // nil: the file did not exist
 }
 
-// inspect reads the state of the node.
 func (s Enabler) inspect(ctx context.Context) (inspection, error) {
 	j, err := readJournal(s.Host)
 	if err != nil {
@@ -138,7 +137,6 @@ const (
 	checksumDigits = 16
 )
 
-// ownership is the owner of a file.
 type ownership int
 
 const (
@@ -158,7 +156,6 @@ func checksum(content []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// ownerOf returns the owner of a file.
 func ownerOf(h doctor.Host, file string) (ownership, error) {
 	content, err := h.ReadFile(file)
 	switch {

@@ -222,7 +222,6 @@ func (s Enabler) disableSteps(l inspection) []Step {
 	return steps
 }
 
-// back is the step that reverts a file.
 func (s Enabler) back(f kept) Step {
 	now, _ := s.Host.ReadFile(f.path) // it was read a moment ago, and the diff is only shown
 	if f.before == nil {

@@ -53,7 +53,6 @@ func (s Enabler) Status(ctx context.Context) (Status, error) {
 	return st, nil
 }
 
-// wrong returns the problems that need attention.
 func (s Enabler) wrong(ctx context.Context, l inspection) []string {
 	all := []string{}
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
