@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
@@ -301,4 +303,9 @@ func TestStateOfAContainerThatWasStarted(t *testing.T) {
 	if got := c.State(func(admission.Finding) bool { return true }); got != "runs" {
 		t.Errorf("State = %q; want runs", got)
 	}
+}
+
+// Stream is the interceptor of streams.
+func (s *Server) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	return s.stream(srv, stream, info, handler)
 }

@@ -1,6 +1,7 @@
 package adminapi_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,22 +10,247 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/operator/adminapi"
+	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
+	"github.com/pullgate/pullgate/pkg/credential"
+	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
+
+const (
+	app = "repo.test/team/app"
+	id1 = "sha256:1111111111111111111111111111111111111111111111111111111111111111"
+	id2 = "sha256:2222222222222222222222222222222222222222222222222222222222222222"
+	id3 = "sha256:1111111333333333333333333333333333333333333333333333333333333333"
+)
+
+// A node provides what the server needs beside the tracker and the store: the runtime's images, the pods, the pod
+// source.
+type node struct {
+	mu       sync.Mutex
+	images   []tracker.Image
+	err      error // of the runtime
+	pods     []tracker.Pod
+	sourced  []tracker.Pod
+	listed   []adminapi.SourcedPod
+	asked    int                         // about an image
+	policies map[string][]string         // by UID
+	using    map[string][]string         // containers, by UID
+	secrets  map[string][]tracker.Secret // by UID
+}
+
+func (n *node) do(f func(n *node)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	f(n)
+}
+
+func (n *node) Images(context.Context) ([]tracker.Image, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.images), n.err
+}
+
+func (n *node) Image(_ context.Context, name string) (tracker.Image, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.asked++
+	for _, i := range n.images {
+		if i.ID == name || i.Carries(imageref.New(name).Name()) {
+			return i, n.err
+		}
+	}
+	return tracker.Image{}, n.err
+}
+
+func (n *node) All() []tracker.Pod {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.pods)
+}
+
+func (n *node) Find(uid, namespace, name string) (found []tracker.Pod) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, p := range n.sourced {
+		if p.UID == uid || uid == "" && p.Namespace == namespace && p.Name == name {
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+func (n *node) Pods() []adminapi.SourcedPod {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.listed)
+}
+
+func (n *node) Uses(uid string, _ imageref.Ref) (uses []podsource.Use, known bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, p := range n.policies[uid] {
+		uses = append(uses, podsource.Use{PullPolicy: p})
+	}
+	for _, c := range n.using[uid] {
+		uses = append(uses, podsource.Use{Container: c, PullPolicy: "IfNotPresent"})
+	}
+	_, known = n.policies[uid]
+	return uses, known
+}
+
+func (n *node) Secrets(_ context.Context, uid string, _ imageref.Ref) ([]tracker.Secret, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	s, ok := n.secrets[uid]
+	return s, ok
+}
+
+// A world is an admin API that serves a real store and a real tracker.
+type world struct {
+	adminv1.PullRecordsClient
+	t       *testing.T
+	node    *node
+	store   *records.Store
+	key     credential.Key
+	tracker *tracker.Tracker
+	server  *adminapi.Server
+	feed    *adminapi.Feed
+	socket  string
+	conn    *grpc.ClientConn
+	panics  int
+	trusted int
+}
+
+func newWorld(t *testing.T, o tracker.Options, change ...func(c *adminapi.Config)) *world {
+	t.Helper()
+	store, _, err := records.Open(filepath.Join(t.TempDir(), "records.db"), records.Options{})
+	must(t, err)
+	return newWorldOn(t, store, o, change...)
+}
+
+func newWorldOn(t *testing.T, store *records.Store, o tracker.Options, change ...func(c *adminapi.Config)) *world {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "pga") //nolint:usetesting // a socket's path must be short
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	w := &world{
+		t: t, store: store, key: credential.NewKey(), feed: &adminapi.Feed{}, socket: filepath.Join(dir, "admin.sock"),
+		node: &node{policies: map[string][]string{}, secrets: map[string][]tracker.Secret{}},
+	}
+	t.Cleanup(func() { _ = w.store.Close() })
+	o.Log = klog.Background().V(99)
+	w.tracker = tracker.New(w.store, w.key, w.node, o)
+	c := adminapi.Config{
+		Tracker: w.tracker, Store: w.store, Runtime: w.node, Pods: w.node, PodSource: w.node, Decisions: w.feed,
+		Status: func(context.Context) *adminv1.GetStatusResponse {
+			return &adminv1.GetStatusResponse{Version: "v0", Configuration: "kind: x\n"}
+		},
+		Trusted: func() { w.trusted++ }, Panic: func() { w.panics++ }, Log: klog.Background().V(99),
+	}
+	for _, f := range change {
+		f(&c)
+	}
+	w.server = adminapi.New(c)
+	w.serve()
+	w.conn = w.dial()
+	w.PullRecordsClient = adminv1.NewPullRecordsClient(w.conn)
+	return w
+}
+
+func (w *world) serve() {
+	w.t.Helper()
+	l := listen(w.t, w.socket)
+	done := make(chan error, 1)
+	go func() { done <- w.server.Serve(l) }()
+	w.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		w.server.Shutdown(ctx)
+		if err := <-done; err != nil {
+			w.t.Errorf("Serve = %v; want nil", err)
+		}
+	})
+}
+
+func (w *world) dial() *grpc.ClientConn {
+	w.t.Helper()
+	conn, err := grpc.NewClient("unix://"+w.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(16<<20)))
+	must(w.t, err)
+	w.t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+func secret(password string) credential.Credential {
+	return credential.New(credential.Login{Username: "tenant", Password: password})
+}
+
+func (w *world) id(password string) credential.ID { return w.key.ID(secret(password)) }
+
+// pulled makes a complete pull, with a Secret whose name is the password.
+func (w *world) pulled(pod tracker.Pod, name, id, password string) {
+	w.t.Helper()
+	pull, err := w.tracker.BeginPull(w.t.Context(), imageref.New(name), tracker.Image{})
+	must(w.t, err)
+	proof := tracker.Proof{ImageID: id, Pod: tracker.Pod{UID: pod.UID, Namespace: pod.Namespace}}
+	if password != "" {
+		proof.Credential = secret(password)
+		proof.Secrets = []tracker.Secret{w.secretWith(password)}
+	}
+	if _, err := pull.Proved(proof); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) secretWith(password string) tracker.Secret {
+	return tracker.Secret{Credential: w.id(password), Ref: records.SecretRef{UID: "uid-" + password, Namespace: "team", Name: password}}
+}
+
+func aPod(name string) tracker.Pod {
+	return tracker.Pod{UID: "uid-" + name, Namespace: "team", Name: name}
+}
+
+// try checks with the tracker, as the gate does.
+func (w *world) try(pod tracker.Pod, name string) tracker.Verdict {
+	w.t.Helper()
+	i, err := w.node.Image(w.t.Context(), name)
+	must(w.t, err)
+	return w.tracker.Check(w.t.Context(), tracker.Request{Pod: tracker.Pod{UID: pod.UID, Namespace: pod.Namespace}, Name: imageref.New(name), Image: i})
+}
+
+func numbered(n int) tracker.Image {
+	return tracker.NewImage(fmt.Sprintf("sha256:%064x", n), fmt.Sprintf("repo.test/many/%d:1", n))
+}
+
+// must ends a test that cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // otherUser is the environment variable that makes this binary a client of the socket that it names.
 const otherUser = "PULLGATE_TEST_OTHER_USER"
@@ -287,4 +513,155 @@ func TestShutdownDoesNotWaitForEver(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	w.server.Shutdown(ctx)
+}
+
+// filledFile is the file of a store of several megabytes. It is made once: that takes seconds under the race detector.
+var filledFile = sync.OnceValues(func() (content []byte, err error) {
+	dir, err := os.MkdirTemp("", "filled")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	path := filepath.Join(dir, "records.db")
+	s, _, err := records.Open(path, records.Options{})
+	if err != nil {
+		return nil, err
+	}
+	var pairs []records.Pair
+	for i := range 20_000 {
+		pairs = append(pairs, records.Pair{ImageID: numbered(i).ID, Repository: app})
+	}
+	if _, err := s.AcceptMarks(pairs, "operator", time.Now()); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	if err := s.Close(); err != nil {
+		return nil, err
+	}
+	return os.ReadFile(path)
+})
+
+// filled returns a store of several megabytes, and its path.
+func filled(t *testing.T) (*records.Store, string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "records.db")
+	content, err := filledFile()
+	must(t, errors.Join(err, os.WriteFile(path, content, 0o600)))
+	s, _, err := records.Open(path, records.Options{KeyExists: true})
+	must(t, err)
+	return s, path
+}
+
+func TestBackupSendsAWholeStoreWhileItIsWritten(t *testing.T) {
+	s, _ := filled(t)
+	w := newWorldOn(t, s, tracker.Options{})
+	stream, err := w.Backup(t.Context(), &adminv1.BackupRequest{})
+	must(t, err)
+	var copied []byte
+	for n := 0; ; n++ {
+		piece, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		must(t, err)
+		if (piece.GetSize() != 0) != (n == 0) || len(piece.GetChunk()) > 1<<20 {
+			t.Errorf("piece %d: %d bytes, size %d; want the size with the first alone", n, len(piece.GetChunk()), piece.GetSize())
+		}
+		if n == 1 { // the first message does not wait for the reader
+			w.pulled(aPod("late"), "repo.test/late:1", id1, "late")
+		}
+		copied = append(copied, piece.GetChunk()...)
+	}
+	path := filepath.Join(t.TempDir(), "copy.db")
+	must(t, os.WriteFile(path, copied, 0o600))
+	c, report, err := records.Open(path, records.Options{KeyExists: true})
+	if err != nil || report != (records.Report{Distrust: report.Distrust}) || report.Distrust == nil {
+		t.Fatalf("the copy: %+v, %v; want a valid store in distrust", report, err)
+	}
+	defer func() { _ = c.Close() }()
+	if st, err := c.Stats(); err != nil || st.Marks != 20_000 || st.Records != 0 {
+		t.Errorf("the copy has %+v, %v; want what was there when it was asked for", st, err)
+	}
+}
+
+// A reader that disconnects, and a reader that stops reading while the server stops, leave nothing behind.
+func TestBackupEndsWithItsReader(t *testing.T) {
+	s, _ := filled(t)
+	w := newWorldOn(t, s, tracker.Options{})
+	ctx, cancel := context.WithCancel(t.Context())
+	stream, err := w.Backup(ctx, &adminv1.BackupRequest{})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	must(t, err)
+	cancel()
+	for err == nil {
+		_, err = stream.Recv()
+	}
+	if status.Code(err) != codes.Canceled {
+		t.Errorf("after hanging up: %v; want Canceled", err)
+	}
+	if stream, err = w.Backup(t.Context(), &adminv1.BackupRequest{}); err == nil {
+		_, err = stream.Recv()
+	}
+	must(t, err)
+	limited, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	w.server.Shutdown(limited) // messages to a reader that does not read are cancelled then
+	for err == nil {
+		_, err = stream.Recv()
+	}
+	if status.Code(err) != codes.Unavailable && !errors.Is(err, io.EOF) {
+		t.Errorf("at the stop: %v; want Unavailable", err)
+	}
+}
+
+func TestVerifyStoreReportsUnreadableValues(t *testing.T) {
+	s, path := filled(t)
+	w := newWorldOn(t, s, tracker.Options{})
+	must(t, testkit.Damage(path, numbered(0).ID+"\x00"+app))
+	v, err := w.VerifyStore(t.Context(), &adminv1.VerifyStoreRequest{})
+	if err != nil || v.GetValues() < 20_000 || len(v.GetProblems()) != 1 || !strings.Contains(fmt.Sprint(v.GetProblems()), "marks") || v.GetOmitted() != 0 || v.GetTook().AsDuration() <= 0 {
+		t.Errorf("VerifyStore = %v, %v; want one problem", v, err)
+	}
+	if marks, err := w.ListPreloaded(t.Context(), &adminv1.ListPreloadedRequest{ImageId: numbered(0).ID}); err != nil || len(marks.GetMarks()) != 1 {
+		t.Errorf("ListPreloaded = %v, %v; want the mark", marks, err)
+	}
+	// The facts in memory are those from before; the next start removes the value.
+	if i := w.images(nil, 1000)[0]; len(i.GetUnreadable()) != 0 || len(i.GetMarks()) != 1 {
+		t.Errorf("image = %v; want its mark", i)
+	}
+}
+
+// A flipped bit in a key may leave a name that is not UTF-8, which no message can contain. The facts in memory do not
+// change.
+func TestKeysThatAreNotUTF8AreReported(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "records.db")
+	s, _, err := records.Open(path, records.Options{})
+	must(t, err)
+	if _, err := s.AcceptMarks([]records.Pair{{ImageID: id1, Repository: app}}, "operator", time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	content, err := os.ReadFile(path)
+	must(t, err)
+	at := bytes.Index(content, []byte(id1+"\x00"+app)) + len(id1) + 3
+	file, err := os.OpenFile(path, os.O_WRONLY, 0)
+	must(t, err)
+	_, err = file.WriteAt([]byte{content[at] ^ 0x80}, int64(at))
+	must(t, errors.Join(err, file.Close()))
+	w := newWorldOn(t, s, tracker.Options{})
+	if r, err := w.ListImages(t.Context(), &adminv1.ListImagesRequest{}); err != nil || len(r.GetImages()) != 1 {
+		t.Errorf("ListImages = %v, %v; want one image", r, err)
+	}
+	if r, err := w.VerifyStore(t.Context(), &adminv1.VerifyStoreRequest{}); err != nil || len(r.GetProblems()) != 1 {
+		t.Errorf("VerifyStore = %v, %v; want the mark", r, err)
+	}
+	if r, err := w.ListPreloaded(t.Context(), &adminv1.ListPreloadedRequest{}); err != nil || len(r.GetMarks()) != 1 {
+		t.Errorf("ListPreloaded = %v, %v; want one", r, err)
+	}
+	if r, err := w.Revoke(t.Context(), &adminv1.RevokeRequest{ImageId: id1, DryRun: true}); err != nil || len(r.GetMarked()) != 1 {
+		t.Errorf("Revoke = %v, %v; want the mark", r, err)
+	}
+	if r, err := w.ForgetPreloaded(t.Context(), &adminv1.ForgetPreloadedRequest{All: true}); err != nil || len(r.GetForgotten()) != 1 {
+		t.Errorf("ForgetPreloaded = %v, %v; want the mark", r, err)
+	}
 }

@@ -3,25 +3,253 @@ package doctor_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"io/fs"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
+	"github.com/pullgate/pullgate/internal/operator/nodeenable"
 	"github.com/pullgate/pullgate/internal/records"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func now() time.Time { return time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC) }
+
+// A testNode is a node of real files and sockets below a folder, without problems.
+type testNode struct {
+	t *testing.T
+	doctor.Node
+	versions map[int]string    // by process
+	asked    []string          // programs that were run
+	units    map[string]string // by name, the output of systemctl show except the name; initially empty
+	disk     disk.Stats
+	inStep   bool
+	clockErr error
+	sockets  map[string]*net.UnixListener
+	hosts    map[string]string // the real addresses of the servers of the network
+}
+
+const (
+	kubeletPID    = 812
+	containerdPID = 500
+)
+
+func newNode(t *testing.T) *testNode {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("the files of a node are root's")
+	}
+	root, err := os.MkdirTemp("", "d") //nolint:usetesting // a socket's path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(root) })
+	n := &testNode{
+		t: t, versions: map[int]string{kubeletPID: "Kubernetes v1.34.4\n", containerdPID: "containerd github.com/containerd/containerd/v2 v2.1.9 abc\n"},
+		disk: disk.Stats{Bytes: 10 << 30, Free: 5 << 30, Inodes: 1 << 20, FreeNodes: 1 << 19}, inStep: true,
+		units: map[string]string{}, sockets: map[string]*net.UnixListener{}, hosts: map[string]string{},
+	}
+	n.Node = doctor.Node{
+		Host: doctor.Host{Root: root, Command: n.run}, Config: config.Default(), ConfigPath: "/etc/pullgate/config.yaml", Status: healthy(),
+		Dial:        n.dial,
+		ClockInStep: func() (bool, error) { return n.inStep, n.clockErr },
+		Disk:        func(string) (disk.Stats, error) { return n.disk, nil },
+		Now:         now,
+		Stale:       nodeenable.Stale,
+	}
+	n.file("/etc/pullgate/config.yaml", 0o644, "apiVersion: x\n")
+	n.file("/var/lib/kubelet/config.yaml", 0o644, "kind: KubeletConfiguration\n")
+	n.directory("/run/pullgate", 0o700)
+	for _, name := range []string{"cri", "admin", "credentials"} {
+		n.listen("/run/pullgate/"+name+".sock", 0o600)
+	}
+	n.listen("/run/containerd/containerd.sock", 0o660)
+	n.directory("/var/lib/pullgate", 0o700)
+	n.file("/var/lib/pullgate/records.db", 0o600, "x")
+	n.file("/var/lib/pullgate/node.key", 0o600, "x")
+	for _, file := range []string{"records.db", "node.key"} {
+		before := now().Add(-time.Hour)
+		n.must(os.Chtimes(n.path("/var/lib/pullgate/"+file), before, before))
+	}
+	n.process("self", "", "")
+	n.process(strconv.Itoa(os.Getpid()), "pullgated", "/usr/local/bin/pullgated")
+	n.process(strconv.Itoa(containerdPID), "containerd", "/usr/bin/containerd")
+	n.process(strconv.Itoa(kubeletPID), "kubelet", "/usr/bin/kubelet", "--config=/var/lib/kubelet/config.yaml",
+		"--container-runtime-endpoint=unix:///run/containerd/containerd.sock", "--container-runtime-endpoint=unix:///run/pullgate/cri.sock")
+	return n
+}
+
+func healthy() *adminv1.GetStatusResponse {
+	return &adminv1.GetStatusResponse{
+		Version: "v0.9.0", Enforcing: true, Started: timestamppb.New(now().Add(-time.Hour)),
+		Configuration: "imagePullCredentialsVerificationPolicy: NeverVerifyPreloadedImages\n",
+		Store:         &adminv1.StoreStatus{Path: "/var/lib/pullgate/records.db", Records: 3},
+		Runtime:       &adminv1.RuntimeStatus{Endpoint: "unix:///run/containerd/containerd.sock", Up: true, Name: "containerd", Version: "2.1.9"},
+		PodSource:     &adminv1.PodSourceStatus{Node: "node-7", Synced: true, Pods: 41},
+	}
+}
+
+func (n *testNode) must(err error) {
+	n.t.Helper()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *testNode) path(path string) string { return filepath.Join(n.Root, path) }
+
+func (n *testNode) directory(path string, mode os.FileMode) {
+	n.t.Helper()
+	n.must(os.MkdirAll(n.path(path), 0o755))
+	n.must(os.Chmod(n.path(path), mode))
+}
+
+func (n *testNode) file(path string, mode os.FileMode, content string) {
+	n.t.Helper()
+	n.must(os.MkdirAll(filepath.Dir(n.path(path)), 0o755))
+	n.must(os.WriteFile(n.path(path), []byte(content), 0o600))
+	n.must(os.Chmod(n.path(path), mode))
+}
+
+// listen makes a socket that accepts connections.
+func (n *testNode) listen(path string, mode os.FileMode) {
+	n.t.Helper()
+	n.must(os.MkdirAll(filepath.Dir(n.path(path)), 0o755))
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: n.path(path), Net: "unix"})
+	n.must(err)
+	l.SetUnlinkOnClose(false)
+	n.must(os.Chmod(n.path(path), mode))
+	n.sockets[path] = l
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = c.Close()
+		}
+	}()
+	n.t.Cleanup(func() { _ = l.Close(); <-ended })
+}
+
+// process makes a process of the node itself.
+func (n *testNode) process(pid, name string, arguments ...string) {
+	n.t.Helper()
+	n.file("/proc/"+pid+"/comm", 0o600, name+"\n")
+	n.file("/proc/"+pid+"/cmdline", 0o600, strings.Join(arguments, "\x00")+"\x00")
+	n.directory("/proc/"+pid+"/ns", 0o700)
+	for _, namespace := range []string{"mnt", "user"} {
+		_ = os.Remove(n.path("/proc/" + pid + "/ns/" + namespace)) // from an earlier call
+		n.must(os.Symlink(namespace+":[1]", n.path("/proc/"+pid+"/ns/"+namespace)))
+	}
+}
+
+// run returns the output of the programs of the node.
+func (n *testNode) run(_ context.Context, name string, args ...string) ([]byte, error) {
+	if name == "systemctl" && len(args) > 2 && args[0] == "show" {
+		var out []string
+		for _, unit := range args[3:] {
+			state := n.units[unit]
+			if state == "" {
+				state = "LoadState=not-found\nActiveState=inactive"
+			}
+			out = append(out, "Id="+unit+"\n"+state+"\n")
+		}
+		return []byte(strings.Join(out, "\n")), nil
+	}
+	n.asked = append(n.asked, name)
+	pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name)))
+	if err != nil || filepath.Base(name) != "exe" || len(args) != 1 || args[0] != "--version" {
+		return nil, fmt.Errorf("%s %v is not to be run", name, args)
+	}
+	if n.versions[pid] == "" {
+		return nil, errors.New("exit status 1")
+	}
+	return []byte(n.versions[pid]), nil
+}
+
+// dial connects to the sockets of the node, and to the servers of its network.
+func (n *testNode) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	if network != "unix" {
+		to, known := n.hosts[address]
+		if !known {
+			return nil, fmt.Errorf("dial %s: no such host", address)
+		}
+		address = to
+	}
+	return (&net.Dialer{}).DialContext(ctx, network, address)
+}
+
+// serve adds a server to the network that answers /v2/ with a status; it uses TLS for port 443.
+func (n *testNode) serve(address string, status int) (asked *[]string) {
+	n.t.Helper()
+	asked = &[]string{}
+	var mu sync.Mutex
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		*asked = append(*asked, r.Method+" "+r.URL.Path+" "+r.Header.Get("Authorization"))
+		w.Header().Set("Location", "http://elsewhere.test/")
+		w.WriteHeader(status)
+		_, _ = io.WriteString(w, "{}")
+	})
+	s := httptest.NewUnstartedServer(handler)
+	s.Config.ErrorLog = nil
+	if strings.HasSuffix(address, ":443") {
+		s.StartTLS()
+	} else {
+		s.Start()
+	}
+	n.t.Cleanup(s.Close)
+	n.hosts[address] = s.Listener.Addr().String()
+	return asked
+}
+
+// unit makes a unit that runs with the process pid; 0 means that it does not run.
+func (n *testNode) unit(name string, pid int, execStart string, dropIns ...string) {
+	n.t.Helper()
+	state := "ActiveState=active\nSubState=running"
+	if pid == 0 {
+		state = "ActiveState=inactive\nSubState=dead"
+	}
+	path := "/etc/systemd/system/" + name
+	n.file(path, 0o644, "[Service]\nExecStart="+execStart+"\n")
+	n.units[name] = fmt.Sprintf("LoadState=loaded\n%s\nMainPID=%d\nFragmentPath=%s\nDropInPaths=%s", state, pid, path, strings.Join(dropIns, " "))
+}
+
+// kubeletArgs changes the arguments of the kubelet.
+func (n *testNode) kubeletArgs(arguments ...string) {
+	n.t.Helper()
+	n.process(strconv.Itoa(kubeletPID), "kubelet", append([]string{"/usr/bin/kubelet"}, arguments...)...)
+}
+
+// gone removes a process.
+func (n *testNode) gone(pid int) {
+	n.t.Helper()
+	n.must(os.RemoveAll(n.path("/proc/" + strconv.Itoa(pid))))
+}
 
 func TestHealthyNodeNeedsNoRemediation(t *testing.T) {
 	all := newNode(t).Examine(t.Context(), doctor.OnRequest)
@@ -362,4 +590,153 @@ func TestPanicOfACheckIsAFinding(t *testing.T) {
 	all := n.Examine(t.Context(), doctor.OnRequest)
 	wantFinding(t, all, "disk", doctor.Unknown, "the check panicked: broken")
 	wantFinding(t, all, "clock", doctor.OK, "")
+}
+
+// newCRIO is a node without problems, with CRI-O.
+func newCRIO(t *testing.T) *testNode {
+	t.Helper()
+	n := newNode(t)
+	n.Status.Runtime.Name, n.Status.Runtime.Version = "cri-o", "1.36.3"
+	n.directory("/etc/crio/auth", 0o755) // CRI-O makes this directory
+	return n
+}
+
+func TestVersionsOfCRIO(t *testing.T) {
+	for _, tc := range []struct {
+		name, version string
+		level         doctor.Level
+		found         string
+	}{
+		{"cri-o", "1.36.3", doctor.OK, "CRI-O is version 1.36.3: 1.34.4 and 1.36.3 were tested by hand"},
+		{"cri-o", "1.34.4", doctor.OK, "CRI-O is version 1.34.4"},
+		{"cri-o", "1.33.13", doctor.Warn, "CRI-O is version 1.33.13, older than"},
+		{"cri-o", "main", doctor.Unknown, "cri-o main, which is not a version"},
+		{"docker", "28.0.1", doctor.Warn, "the runtime is docker 28.0.1, which pullgate was never tested with"},
+	} {
+		n := newCRIO(t)
+		n.Status.Runtime.Name, n.Status.Runtime.Version = tc.name, tc.version
+		wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "versions", tc.level, tc.found)
+	}
+	// Without the daemon the check runs the CRI-O program.
+	n := newCRIO(t)
+	n.Status.Runtime.Name, n.Status.Runtime.Version = "", ""
+	n.process(strconv.Itoa(os.Getpid()), "crio")
+	n.versions[os.Getpid()] = "crio version 1.36.3\n"
+	wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "versions", doctor.OK, "CRI-O is version 1.36.3")
+	wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "cri-o", doctor.OK, "holds no credentials of namespaces")
+}
+
+func TestCredentialsOfNamespacesNeedTheSetting(t *testing.T) {
+	for name, change := range map[string]func(n *testNode){
+		"an auth file": func(n *testNode) { n.file("/etc/crio/auth/team-a-00.json", 0o600, "{}") },
+		"a configured directory": func(n *testNode) {
+			n.file("/etc/crio/crio.conf.d/10-auth.conf", 0o600, "[crio.image]\nnamespaced_auth_dir = \"/srv/auth\"\n")
+			n.directory("/srv/auth/in-use", 0o700)
+		},
+		"the credential provider": func(n *testNode) {
+			n.kubeletArgs("--container-runtime-endpoint=unix:///run/pullgate/cri.sock", "--image-credential-provider-config=/etc/providers.yaml")
+			n.file("/etc/providers.yaml", 0o600, "providers:\n- name: crio-credential-provider\n")
+		},
+	} {
+		n := newCRIO(t)
+		wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "cri-o", doctor.OK, "holds no credentials of namespaces")
+		change(n)
+		all := n.Examine(t.Context(), doctor.OnRequest)
+		wantFinding(t, all, "cri-o", doctor.Fail, "such a pull opens the image to every pod")
+		if !doctor.Failed(all) {
+			t.Errorf("%s: doctor does not fail", name)
+		}
+		n.Config.RuntimeCredentials = "perNamespace"
+		wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "cri-o", doctor.OK, "runtimeCredentials is perNamespace")
+		// Another runtime does not read these files.
+		n.Config.RuntimeCredentials = "none"
+		n.Status.Runtime.Name, n.Status.Runtime.Version = "containerd", "2.1.4"
+		if all := n.Examine(t.Context(), doctor.OnRequest); doctor.Failed(all) {
+			t.Errorf("%s, with containerd: doctor fails: %+v", name, all)
+		}
+	}
+}
+
+func TestSearchRegistriesOfShortNames(t *testing.T) {
+	n := newCRIO(t)
+	n.file("/etc/containers/registries.conf", 0o644, "unqualified-search-registries = [\"docker.io\"]\n")
+	for _, f := range n.Examine(t.Context(), doctor.OnRequest) {
+		if f.Check == "cri-o" && f.Level != doctor.OK {
+			t.Errorf("with docker.io alone: %+v; want nothing", f)
+		}
+	}
+	n.file("/etc/containers/registries.conf.d/10.conf", 0o644, "unqualified-search-registries = [\"quay.io\", \"docker.io\"]\n")
+	wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "cri-o", doctor.Warn, "10.conf has CRI-O look for short names in quay.io")
+	n.file("/etc/containers/registries.conf", 0o644, "[[")
+	wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "cri-o", doctor.Unknown, "registries.conf")
+}
+
+func TestMirrors(t *testing.T) {
+	const hosts = "/etc/containerd/certs.d/docker.io/hosts.toml"
+	const config = "/etc/containerd/config.toml"
+	hostsFile := func(content string) func(*testNode) {
+		return func(n *testNode) { n.file(hosts, 0o644, content) }
+	}
+	serve := func(address string, status int, then func(*testNode)) func(*testNode) {
+		return func(n *testNode) { n.serve(address, status); then(n) }
+	}
+	const one = "server = \"https://registry-1.docker.io\"\n[host.\"https://mirror.test\"]\n  capabilities = [\"pull\", \"resolve\"]\n"
+	play(t, []row{
+		{"requires credentials", serve("mirror.test:443", http.StatusUnauthorized, hostsFile(one)), "mirrors", doctor.OK, "the mirror https://mirror.test (" + hosts + ") requires credentials", ""},
+		{"forbids", serve("mirror.test:443", http.StatusForbidden, hostsFile(one)), "mirrors", doctor.OK, "requires credentials", ""},
+		{"requires no credentials", serve("mirror.test:443", http.StatusOK, hostsFile(one)), "mirrors", doctor.Warn, "serves requests without credentials", "private images"},
+		{"answers with another status", serve("mirror.test:443", http.StatusBadGateway, hostsFile(one)), "mirrors", doctor.Unknown, "answers with status 502", "requires credentials"},
+		{"redirects", serve("mirror.test:443", http.StatusFound, hostsFile(one)), "mirrors", doctor.Unknown, "answers with status 302", "requires credentials"},
+		{"is unavailable", hostsFile(one), "mirrors", doctor.Unknown, "does not respond", "once it is available"},
+		{"is not asked", func(n *testNode) { n.NoNetwork = true; hostsFile(one)(n) }, "mirrors", doctor.Unknown, "whether the mirror https://mirror.test", "--no-network"},
+		{
+			"with a path of its own", serve("mirror.test:80", http.StatusOK, hostsFile("[host.\"http://user:hunter2@mirror.test/v2/cache\"]\noverride_path = true\n")),
+			"mirrors", doctor.Warn, "the mirror http://mirror.test/v2/cache (", "",
+		},
+		{"a server elsewhere", serve("other.test:443", http.StatusOK, hostsFile("server = \"https://other.test\"\n")), "mirrors", doctor.Warn, "https://other.test", ""},
+		{"the registry itself", hostsFile("server = \"https://docker.io\"\n"), "mirrors", doctor.OK, "no mirror", ""},
+		{"a credential in a header", hostsFile("server = \"https://docker.io\"\n[header]\n  authorization = \"Basic hunter2\"\n"), "mirrors", doctor.Warn, hosts + " gives the runtime credentials of its own", "pull secrets"},
+		{"a file that cannot be read", hostsFile("server = "), "mirrors", doctor.Unknown, hosts + ": toml:", "correct the file"},
+		{"version 2", serve("mirror.test:443", http.StatusOK, func(n *testNode) {
+			n.file("/etc/hosts.d/docker.io/hosts.toml", 0o644, one)
+			n.file(config, 0o644, "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\n  config_path = \"/etc/hosts.d\"\n")
+		}), "mirrors", doctor.Warn, "(/etc/hosts.d/docker.io/hosts.toml)", ""},
+		{"version 3, two directories, imported", serve("mirror.test:443", http.StatusOK, func(n *testNode) {
+			n.file("/etc/b/docker.io/hosts.toml", 0o644, one)
+			n.file(config, 0o644, "version = 3\nimports = [\"conf.d/*.toml\"]\n")
+			n.file("/etc/containerd/conf.d/1.toml", 0o644, "[plugins.'io.containerd.cri.v1.images'.registry]\nconfig_path = '/etc/a:/etc/b'\n")
+		}), "mirrors", doctor.Warn, "(/etc/b/docker.io/hosts.toml)", ""},
+		{"the old way", serve("mirror.test:80", http.StatusOK, func(n *testNode) {
+			n.file(config, 0o644, "[plugins.cri.registry.mirrors.\"docker.io\"]\n  endpoint = [\"http://mirror.test\"]\n")
+		}), "mirrors", doctor.Warn, "(" + config + ")", ""},
+		{"the runtime's own credentials", func(n *testNode) {
+			n.file(config, 0o644, "[plugins.\"io.containerd.grpc.v1.cri\".registry.configs.\"x.test\".auth]\n  password = \"hunter2\"\n")
+		}, "mirrors", doctor.Warn, config + " gives the runtime credentials of its own", "pull secrets"},
+		{"the file of the containerd that runs", serve("mirror.test:80", http.StatusOK, func(n *testNode) {
+			n.process("500", "containerd", "/usr/bin/containerd", "-c", "/opt/c.toml")
+			n.file("/opt/c.toml", 0o644, "[plugins.cri.registry.mirrors.\"docker.io\"]\n  endpoint = [\"http://mirror.test\"]\n")
+			n.file(config, 0o644, "not read [")
+		}), "mirrors", doctor.Warn, "(/opt/c.toml)", ""},
+		{"twice the same", serve("mirror.test:443", http.StatusUnauthorized, func(n *testNode) {
+			hostsFile(one)(n)
+			n.file("/etc/containerd/certs.d/_default/hosts.toml", 0o644, "[host.'mirror.test']\n")
+		}), "mirrors", doctor.OK, "requires credentials", ""},
+	})
+}
+
+func TestEachMirrorIsAskedOnceWithoutCredentials(t *testing.T) {
+	n := newNode(t)
+	asked := n.serve("mirror.test:80", http.StatusUnauthorized)
+	n.file("/etc/containerd/certs.d/a/hosts.toml", 0o644,
+		"[host.\"http://user:hunter2@mirror.test/x?token=hunter2\"]\n[host.\"http://user:hunter2@mirror.test/x?token=hunter2\".header]\nAuthorization = \"Bearer hunter2\"\n"+
+			"[host.\"http://mirror.test/y/\"]\noverride_path = true\n[host.\"http://mirror.test/z/v2\"]\n")
+	for _, f := range n.Examine(t.Context(), doctor.OnRequest) {
+		if strings.Contains(f.Found+f.Remediation, "hunter2") {
+			t.Errorf("%+v shows a credential", f)
+		}
+	}
+	slices.Sort(*asked)
+	if want := []string{"GET /x/v2/ ", "GET /y/ ", "GET /z/v2/ "}; !slices.Equal(*asked, want) {
+		t.Errorf("the mirror was asked %q; want %q", *asked, want)
+	}
 }

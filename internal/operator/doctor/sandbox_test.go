@@ -63,3 +63,6 @@ func TestExamineComparesTheSandboxOfTheUnit(t *testing.T) {
 		})
 	}
 }
+
+// Webhook runs the check of webhooks alone.
+func (n Node) Webhook(ctx context.Context) []Finding { return n.webhook(ctx) }

@@ -3,7 +3,9 @@ package nodeenable_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -15,9 +17,15 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/rogpeppe/go-internal/txtar"
+	"sigs.k8s.io/yaml"
 
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/operator/nodeenable"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
 // errKilled represents SIGKILL.
@@ -384,4 +392,743 @@ func TestWriteKeepsModeOwnerAndLink(t *testing.T) {
 			t.Errorf("disable: %v\n%s", err, cmp.Diff(before, n.snapshot()))
 		}
 	})
+}
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+func kinds(t *testing.T) []string {
+	t.Helper()
+	files, err := filepath.Glob("../doctor/testdata/*.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no nodes: %v", err)
+	}
+	var all []string
+	for _, f := range files {
+		all = append(all, strings.TrimSuffix(filepath.Base(f), ".txtar"))
+	}
+	return all
+}
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", name+".txt")
+	if *update {
+		must(t, os.WriteFile(file, []byte(got), 0o644))
+	}
+	want, err := os.ReadFile(file)
+	must(t, err)
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func refusal(err error) string {
+	text := err.Error() + "\n"
+	if advice := program.HintOf(err); advice != "" {
+		text += "hint: " + advice + "\n"
+	}
+	return text
+}
+
+// Every kind of node: the plan of enable and, after it, the plan of disable.
+func TestPlans(t *testing.T) {
+	for _, kind := range kinds(t) {
+		t.Run(kind, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := load(t, kind)
+				before := n.snapshot()
+				p, err := n.sw().Enable(t.Context())
+				if err != nil {
+					golden(t, kind, "enable: "+refusal(err))
+					return
+				}
+				got := "enable:\n" + strings.Join(p.Lines(), "\n") + "\n"
+				if after := n.snapshot(); after != before {
+					t.Errorf("Enable changes the node before Apply:\n%s", cmp.Diff(before, after))
+				}
+				must(t, n.sw().Apply(t.Context(), p))
+				p, err = n.sw().Disable(t.Context())
+				must(t, err)
+				golden(t, kind, got+"\ndisable:\n"+strings.Join(p.Lines(), "\n")+"\n")
+			})
+		})
+	}
+}
+
+// enabling are the kinds of nodes on which enable works, one for each method.
+func enabling() []string {
+	return []string{"kubeadm-flags", "kubeadm-config", "plain-config-dir", "plain-script", "k3s", "rke2"}
+}
+
+func TestEnableAndBack(t *testing.T) {
+	for _, kind := range enabling() {
+		t.Run(kind, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := load(t, kind)
+				before := n.snapshot()
+				must(t, n.enable())
+				if !n.through() {
+					t.Fatal("the kubelet does not dial pullgated after enable")
+				}
+				enabled := n.snapshot()
+				n.commands = nil
+				p, err := n.sw().Enable(t.Context())
+				if err != nil || len(p.Steps) != 0 || !strings.Contains(strings.Join(p.Found, " "), "Already enabled") {
+					t.Errorf("Enable once more = %v, %v; want nothing to do", p.Lines(), err)
+				}
+				must(t, n.disable())
+				if diff := cmp.Diff(before, n.snapshot()); diff != "" {
+					t.Errorf("after disable (-before +after):\n%s", diff)
+				}
+				if n.through() {
+					t.Error("the kubelet dials pullgated after disable")
+				}
+				p, err = n.sw().Disable(t.Context())
+				if err != nil || len(p.Steps) != 0 || !strings.Contains(strings.Join(p.Found, " "), "Already disabled") {
+					t.Errorf("Disable once more = %v, %v; want nothing to do", p.Lines(), err)
+				}
+				if err := n.enable(); err != nil || n.snapshot() != enabled {
+					t.Errorf("enable after disable: %v\n%s", err, cmp.Diff(enabled, n.snapshot()))
+				}
+			})
+		})
+	}
+}
+
+const (
+	unitDropIn    = "/etc/systemd/system/kubelet.service.d/90-pullgate.conf"
+	rancherDropIn = "/etc/rancher/k3s/config.yaml.d/90-pullgate.yaml"
+)
+
+// The reasons for which enable refuses a node before any change, and their remediation.
+func TestEnableRefuses(t *testing.T) {
+	for _, tc := range []struct {
+		name, kind string
+		change     func(*node)
+		want, hint string
+		is         error
+	}{
+		{"pullgated not running", "k3s", func(n *node) { n.dialErr = errors.New("connection refused") }, "connection refused", "systemctl status pullgated", nodeenable.ErrNotReached},
+		{"pullgated's metrics not reachable", "k3s", func(n *node) { n.metrics = "127.0.0.1:1" }, "http://127.0.0.1:1/readyz", "restarted since", nodeenable.ErrNotReached},
+		{"pullgated not ready", "k3s", func(n *node) { n.ready = http.StatusServiceUnavailable }, "the runtime is not reached", "journalctl -u pullgated", nil},
+		{"pullgated not enabled", "k3s", func(n *node) { n.unitFileState = "disabled" }, "after the next boot", "systemctl enable pullgated", nil},
+		{"no room", "k3s", func(n *node) { n.free = 10 << 20 }, "10 MiB free, and 64 are required", "free space", nil},
+		{
+			"another runtime", "k3s", func(n *node) { n.runtime = "unix:///run/containerd/containerd.sock" },
+			"the kubelet dials unix:///run/k3s/containerd/containerd.sock, set by k3s itself, and pullgated's runtimeEndpoint is unix:///run/containerd/containerd.sock",
+			"set runtimeEndpoint: unix:///run/k3s/containerd/containerd.sock", nil,
+		},
+		{
+			"images elsewhere", "kubeadm-config", func(n *node) { n.image = n.runtime },
+			"the kubelet dials unix:///run/other.sock, set by /var/lib/kubelet/config.yaml, and pullgated's imageEndpoint is", "set imageEndpoint: unix:///run/other.sock", nil,
+		},
+		{
+			"another root directory", "kubeadm-flags", func(n *node) { n.kubeletRoot = "/data/kubelet" },
+			"admission.kubeletRoot is /data/kubelet, and the kubelet's --root-dir is /var/lib/kubelet", "set admission.kubeletRoot: /var/lib/kubelet", nil,
+		},
+		{"the kubelet does not run", "kubeadm-flags", func(n *node) { n.active, n.sub = "activating", "auto-restart" }, "activating (auto-restart), not active", "systemctl status", nil},
+		{"the kubelet is not healthy", "kubeadm-flags", func(n *node) { n.healthy = http.StatusInternalServerError }, "answers 500: syncloop failed", "journalctl -u kubelet.service", nil},
+		{
+			"not restarted since a change", "kubeadm-flags", func(n *node) {
+				n.put("/var/lib/kubelet/kubeadm-flags.env", "KUBELET_KUBEADM_ARGS=--container-runtime-endpoint=unix:///run/new.sock\n")
+			}, "and after a restart it would dial unix:///run/new.sock", "restart kubelet.service first", nil,
+		},
+		{"a file of others in the way", "k3s", func(n *node) { n.put(rancherDropIn, "v: 1\n") }, "already exists, and pullgatectl did not write it", "move it away", nil},
+		{
+			"a later drop-in of k3s", "k3s", func(n *node) { n.put("/etc/rancher/k3s/config.yaml.d/95-x.yaml", "kubelet-arg: [v=2]\n") },
+			"the kubelet would still dial unix:///run/k3s/containerd/containerd.sock", "look for one with ExecStart=, or with kubelet-arg and no", nil,
+		},
+		{
+			"k3s's own command line", "k3s", func(n *node) {
+				n.put("/etc/systemd/system/k3s.service", "[Service]\nExecStart=/usr/local/bin/k3s server --kubelet-arg=image-service-endpoint=unix:///run/i.sock\n")
+			}, "the kubelet would still dial unix:///run/i.sock for its image service endpoint, set by /etc/systemd/system/k3s.service", "remove the image service endpoint from /etc/systemd/system/k3s.service", nil,
+		},
+		{
+			"a later drop-in of the unit", "kubeadm-flags", func(n *node) {
+				n.put("/etc/systemd/system/kubelet.service.d/99-x.conf", "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --container-runtime-endpoint=unix:///run/containerd/containerd.sock\n")
+				n.reload()
+			}, "the kubelet would still dial unix:///run/containerd/containerd.sock", "from /etc/systemd/system/kubelet.service.d/99-x.conf", nil,
+		},
+		{
+			"one service pointed by hand", "kubeadm-config", func(n *node) {
+				n.put("/var/lib/kubelet/config.yaml", "containerRuntimeEndpoint: "+listen+"\nimageServiceEndpoint: unix:///run/other.sock\n")
+			}, ", which pullgatectl did not write", "remove it there", nil,
+		},
+		{
+			"a script with the flag", "plain-script", func(n *node) {
+				n.put("/proc/72/cmdline", "/usr/bin/kubelet\x00--config=/etc/kubelet.yaml\x00--container-runtime-endpoint="+n.runtime+"\x00")
+			}, "gives the kubelet its endpoint as a flag", "have start-kubelet.sh give the kubelet --container-runtime-endpoint=" + listen, nil,
+		},
+		{
+			"a script without a file", "plain-script", func(n *node) { n.put("/proc/72/cmdline", "/usr/bin/kubelet\x00") },
+			"the kubelet has no configuration file", "have it give the kubelet --config", nil,
+		},
+		{"a file in JSON", "plain-script", func(n *node) { n.put("/etc/kubelet.yaml", "{\"kind\": \"KubeletConfiguration\"}\n") }, "not written in a way", "by hand", nil},
+		{"a value over two lines", "plain-script", func(n *node) {
+			n.put("/etc/kubelet.yaml", "containerRuntimeEndpoint:\n  unix:///run/containerd/containerd.sock\n")
+		}, "not written in a way", "by hand", nil},
+		{"a journal of a newer version", "k3s", func(n *node) { n.put(nodeenable.Journal, `{"version": 2}`) }, "has version 2, and this pullgatectl supports 1", "the pullgatectl that wrote it", nil},
+		{"a torn journal", "k3s", func(n *node) { n.put(nodeenable.Journal, `{"version": 1,`) }, "read the journal", "move the file away", nil},
+		{"a journal without a change", "k3s", func(n *node) { n.put(nodeenable.Journal, `{"version": 1}`) }, "invalid journal", "move it away", nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			n := load(t, tc.kind)
+			tc.change(n)
+			before := n.snapshot()
+			p, err := n.sw().Enable(t.Context())
+			advice := program.HintOf(err)
+			if advice == "" || !strings.Contains(err.Error(), tc.want) || !strings.Contains(advice, tc.hint) || tc.is != nil && !errors.Is(err, tc.is) {
+				t.Errorf("Enable = %v, %v;\nwant %q, %q", p.Lines(), err, tc.want, tc.hint)
+				t.Logf("hint: %s", advice)
+			}
+			if n.snapshot() != before || len(n.commands) > 0 {
+				t.Error("a refusal changed something")
+			}
+		})
+	}
+}
+
+func TestEnableAndDisableKeepSettingsOfOthers(t *testing.T) {
+	n := load(t, "kubeadm-config")
+	n.put("/var/lib/kubelet/config.yaml", "containerRuntimeEndpoint: "+listen+"\n")
+	p, err := n.sw().Enable(t.Context())
+	if err != nil || len(p.Steps) > 0 || !strings.Contains(strings.Join(p.Found, " "), "pullgatectl did not configure it") {
+		t.Errorf("Enable = %v, %v; want nothing to do", p.Lines(), err)
+	}
+	_, err = n.sw().Disable(t.Context())
+	advice := program.HintOf(err)
+	if advice == "" || !strings.Contains(err.Error(), "by /var/lib/kubelet/config.yaml, which pullgatectl did not write") || !strings.Contains(advice, "from /var/lib/kubelet/config.yaml by hand") {
+		t.Errorf("Disable = %v; want a hint what to do by hand", err)
+	}
+}
+
+// A file that others changed is left as it is, and the message describes what to do.
+func TestChangedSince(t *testing.T) {
+	for _, tc := range []struct {
+		name, kind, file string
+		change           func(was string) string
+		want             string // of disable; "" means that it succeeds
+		left             func(was string) string
+	}{
+		{"our drop-in", "k3s", rancherDropIn, func(s string) string { return s + "node-label: [a=b]\n" }, "changed since", nil},
+		{"our drop-in of the unit", "kubeadm-flags", unitDropIn, func(s string) string { return strings.Replace(s, "[Unit]", "[Unit]\n# mine", 1) }, "changed since", nil},
+		{
+			"another line of their file", "plain-script", "/etc/kubelet.yaml", func(s string) string { return s + "maxPods: 200\n" }, "",
+			func(s string) string { return s + "maxPods: 200\n" },
+		},
+		{
+			"one of our lines put back", "plain-script", "/etc/kubelet.yaml", func(s string) string {
+				return strings.Replace(s, "imageServiceEndpoint: "+listen+"\n", "imageServiceEndpoint: unix:///run/containerd/containerd.sock  # the same\n", 1)
+			}, "", func(s string) string { return s },
+		},
+		{
+			"one of our lines taken out", "plain-script", "/etc/kubelet.yaml", func(s string) string {
+				return strings.Replace(s, "containerRuntimeEndpoint: "+listen+"\n", "", 1)
+			}, "", func(s string) string { return s },
+		},
+		{
+			"one of our lines changed", "plain-script", "/etc/kubelet.yaml", func(s string) string {
+				return strings.Replace(s, "containerRuntimeEndpoint: "+listen+"\n", "containerRuntimeEndpoint: "+listen+" # mine\n", 1)
+			}, "changed since", nil,
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := load(t, tc.kind)
+				was := ""
+				if tc.left != nil {
+					was = n.read(tc.file)
+				}
+				must(t, n.enable())
+				n.put(tc.file, tc.change(n.read(tc.file)))
+				changed := n.read(tc.file)
+				err := n.disable()
+				if tc.want == "" {
+					if got := n.read(tc.file); err != nil || got != tc.left(was) {
+						t.Errorf("disable: %v\n%s", err, cmp.Diff(tc.left(was), got))
+					}
+					return
+				}
+				advice := program.HintOf(err)
+				if advice == "" || !strings.Contains(err.Error(), tc.want) || !strings.Contains(advice, tc.file) || !strings.Contains(advice, n.runtime) {
+					t.Errorf("disable: %v, want %q and a hint that names the file and %s", err, tc.want, n.runtime)
+				}
+				if _, err := n.sw().Enable(t.Context()); err == nil {
+					t.Error("Enable writes over it")
+				}
+				if got := n.read(tc.file); got != changed {
+					t.Errorf("what another program wrote is gone:\n%s", cmp.Diff(changed, got))
+				}
+			})
+		})
+	}
+}
+
+// The unit's own command line changed, for example by an upgrade of kubeadm: enable writes its copy again.
+func TestEnableFollowsTheUnit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := load(t, "kubeadm-flags")
+		before := n.snapshot()
+		must(t, n.enable())
+		const kubeadm = "/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf"
+		old := n.read(kubeadm)
+		n.put(kubeadm, old+"ExecStart=\nExecStart=/usr/bin/kubelet --new $KUBELET_KUBEADM_ARGS\n")
+		if st, err := n.sw().Status(t.Context()); err != nil || !strings.Contains(strings.Join(st.Wrong, " "), "run pullgatectl node enable to write it again") {
+			t.Errorf("Status = %+v, %v; want the problem reported", st, err)
+		}
+		if err := n.enable(); err != nil || !strings.Contains(n.read(unitDropIn), "\nExecStart=/usr/bin/kubelet --new $KUBELET_KUBEADM_ARGS --container-runtime-endpoint=") {
+			t.Errorf("enable: %v\n%s", err, n.read(unitDropIn))
+		}
+		n.put(kubeadm, old)
+		if err := n.disable(); err != nil || n.snapshot() != strings.Replace(before, "-rw-------", "-rw-------", 1) {
+			t.Errorf("disable: %v\n%s", err, cmp.Diff(before, n.snapshot()))
+		}
+	})
+}
+
+// A node gets a --config-dir after it was enabled by its unit: the old file is removed when the new one is written.
+func TestEnableReplacesItsFileByAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := load(t, "kubeadm-config")
+		must(t, n.enable())
+		n.put("/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf", "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml --config-dir=/etc/kubelet.d\n")
+		n.put("/etc/kubelet.d/README", "nothing\n")
+		must(t, n.enable())
+		if _, err := os.Stat(filepath.Join(n.root, unitDropIn)); err == nil {
+			t.Error("the old drop-in is still there")
+		}
+		if n.loaded() {
+			t.Error("systemd still uses the old drop-in")
+		}
+		if !strings.Contains(n.read("/etc/kubelet.d/90-pullgate.conf"), listen) {
+			t.Error("the new drop-in is not there")
+		}
+		if err := n.disable(); err != nil || n.through() {
+			t.Errorf("disable: %v", err)
+		}
+	})
+}
+
+// If a script runs the kubelet, the settings of a kubelet that has ended are unknown. The journal has them.
+func TestDisableWithoutAKubelet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := load(t, "plain-script")
+		before := n.snapshot()
+		must(t, n.enable())
+		must(t, os.RemoveAll(filepath.Join(n.root, "proc/72")))
+		n.onRestart = func() { n.active = "active" }
+		n.active = "activating"
+		if _, err := n.sw().Enable(t.Context()); err == nil {
+			t.Error("Enable of a node that it cannot see")
+		}
+		if err := n.disable(); err != nil || n.snapshot() != before {
+			t.Errorf("disable: %v\n%s", err, cmp.Diff(before, n.snapshot()))
+		}
+	})
+}
+
+// Without metrics a connection to pullgated's socket counts as calls.
+func TestEnableWithoutMetrics(t *testing.T) {
+	const head = "Num       RefCount Protocol Flags    Type St Inode Path\n"
+	for _, tc := range []struct {
+		name, table string
+		well        bool
+	}{
+		{"connected", head + "0000000000000000: 00000003 00000000 00000000 0001 03 66 /run/pullgate/cri.sock\n", true},
+		{"listening alone", head + "0000000000000000: 00000002 00000000 00010000 0001 01 65 /run/pullgate/cri.sock\n0000000000000000: 00000003 00000000 00000000 0001 03 67\n", false},
+		{"another socket", head + "0000000000000000: 00000003 00000000 00000000 0001 03 66 /run/pullgate/admin.sock\n", false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := load(t, "k3s")
+				n.metrics = ""
+				n.put("/proc/net/unix", tc.table)
+				if err := n.enable(); (err == nil) != tc.well {
+					t.Errorf("enable: %v; want well: %v", err, tc.well)
+				}
+			})
+		})
+	}
+}
+
+func TestStatus(t *testing.T) {
+	for _, tc := range []struct {
+		name, kind string
+		change     func(*node)
+		enabled    bool
+		wrong      []string
+	}{
+		{"as installed", "kubeadm-flags", func(*node) {}, false, nil},
+		{"enabled", "kubeadm-flags", func(n *node) { must(n.t, n.enable()) }, true, nil},
+		{"enabled, pullgated not running", "k3s", func(n *node) { must(n.t, n.enable()); n.dialErr = errors.New("refused") }, true, []string{"k3s.service needs pullgated: nodeenable: pullgated is not reached on " + listen + ": refused."}},
+		{"one service by hand", "kubeadm-config", func(n *node) {
+			n.put("/var/lib/kubelet/config.yaml", "containerRuntimeEndpoint: "+listen+"\nimageServiceEndpoint: unix:///run/other.sock\n")
+		}, false, []string{"Only one of the two CRI services goes through pullgated: the kubelet dials " + listen + " for containers and unix:///run/other.sock for images (set by /var/lib/kubelet/config.yaml)."}},
+		{"our drop-in changed", "k3s", func(n *node) { must(n.t, n.enable()); n.put(rancherDropIn, n.read(rancherDropIn)+"# mine\n") }, true, []string{rancherDropIn + " was changed since pullgatectl node enable wrote it; enable and disable leave it as it is."}},
+		{"our drop-in removed", "kubeadm-flags", func(n *node) { must(n.t, n.enable()); _ = os.Remove(filepath.Join(n.root, unitDropIn)) }, false, []string{"The running kubelet dials " + listen + ", and after a restart it will dial unix:///var/run/containerd/containerd.sock (set by /var/lib/kubelet/kubeadm-flags.env)."}},
+		{"interrupted", "k3s", func(n *node) { n.killed(2, n.enable) }, true, []string{"pullgatectl node enable was interrupted; run it again, or pullgatectl node disable."}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := load(t, tc.kind)
+				tc.change(n)
+				before := n.snapshot()
+				st, err := n.sw().Status(t.Context())
+				if err != nil || st.Enabled != tc.enabled {
+					t.Errorf("Status = %+v, %v; want enabled: %v", st, err, tc.enabled)
+				}
+				if diff := cmp.Diff(append([]string{}, tc.wrong...), st.Wrong); diff != "" {
+					t.Errorf("wrong (-want +got):\n%s", diff)
+				}
+				if n.snapshot() != before {
+					t.Error("Status changes the node")
+				}
+			})
+		})
+	}
+}
+
+// status returns the status of a daemon that runs with a configuration.
+func status(t *testing.T, c config.Config) *adminv1.GetStatusResponse {
+	t.Helper()
+	text, err := yaml.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &adminv1.GetStatusResponse{Configuration: string(text)}
+}
+
+func TestRunningDaemon(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		change func(*config.Config)
+		store  *adminv1.StoreStatus
+		want   string
+	}{
+		{"defaults", func(*config.Config) {}, nil, "enforces NeverVerifyPreloadedImages"},
+		{"shadow mode", func(c *config.Config) { c.NoPullImageSecretRecheck = true }, nil, "is in shadow mode: it records and counts, and denies nothing"},
+		{"no policy", func(c *config.Config) { c.ImagePullCredentialsVerificationPolicy = "NeverVerify" }, nil, "requires no proof under the policy NeverVerify"},
+		{"distrusted", func(*config.Config) {}, &adminv1.StoreStatus{Distrust: &adminv1.Distrust{}}, "enforces NeverVerifyPreloadedImages, and distrusts its store: no image is marked preloaded"},
+		{"policy of the kubelet's file", func(c *config.Config) { c.KubeletConfig = "/var/lib/kubelet/config.yaml" }, nil, "enforces NeverVerifyPreloadedImages"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c := config.Default()
+			tc.change(&c)
+			s := status(t, c)
+			s.Store = tc.store
+			got, err := nodeenable.RunningDaemon(c, "/etc/c.yaml", s)
+			if err != nil || got.Enforces != tc.want || got.Listen != "unix:///run/pullgate/cri.sock" || got.Metrics != c.Metrics ||
+				got.RuntimeEndpoint != c.RuntimeEndpoint || got.ImageEndpoint != c.ImageEndpoint || got.StateDir != c.StateDir {
+				t.Errorf("Running = %+v, %v; want %+v, which %s", got, err, c, tc.want)
+			}
+		})
+	}
+}
+
+func TestRunningWithAnotherConfiguration(t *testing.T) {
+	for field, change := range map[string]func(*config.Config){
+		"listen":          func(c *config.Config) { c.Listen = "unix:///x" },
+		"runtimeEndpoint": func(c *config.Config) { c.RuntimeEndpoint = "unix:///x" },
+		"imageEndpoint":   func(c *config.Config) { c.ImageEndpoint = "unix:///x" },
+		"stateDir":        func(c *config.Config) { c.StateDir = "/x" },
+		"metrics.listen":  func(c *config.Config) { c.Metrics.Listen = "127.0.0.1:1" },
+	} {
+		t.Run(field, func(t *testing.T) {
+			c := config.Default()
+			change(&c)
+			_, err := nodeenable.RunningDaemon(c, "/etc/c.yaml", status(t, config.Default()))
+			advice := program.HintOf(err)
+			if advice == "" || !strings.Contains(err.Error(), "pullgated runs with "+field+` "`) || !strings.Contains(err.Error(), "/etc/c.yaml has") || !strings.Contains(advice, "restart pullgated") {
+				t.Errorf("Running = %v; want an error about %s", err, field)
+			}
+		})
+	}
+	if _, err := nodeenable.RunningDaemon(config.Default(), "/etc/c.yaml", &adminv1.GetStatusResponse{Configuration: ": {"}); err == nil {
+		t.Error("Running accepts an invalid configuration")
+	}
+}
+
+const listen = "unix:///run/pullgate/cri.sock"
+
+// A node is a folder used as /, with a systemd that only starts the command line of a kubelet.
+type node struct {
+	t    *testing.T
+	root string
+	name string // of the unit
+	// script keeps the kubelet's command line unchanged: another program makes it.
+	script bool
+	// within means that the kubelet runs within another process.
+	within bool
+
+	fragment       string
+	dropIns        []string // as they were at the last daemon-reload
+	pid, restarts  int
+	invocation     int
+	active, sub    string
+	commands       []string
+	unitFileState  string
+	ready, healthy int // the answers of the probes
+	forwards       bool
+	calls          int
+	dialErr        error
+	free           uint64
+	fail           map[string]error // by the prefix of a command; each is used once
+	onRestart      func()
+	runtime, image string // of pullgated
+	progress       []string
+	beforeGet      func() // nil is allowed
+	sayHook        func(line string)
+	metrics        string
+	kubeletRoot    string
+}
+
+// load makes a node of an archive of doctor.
+func load(t *testing.T, name string) *node {
+	t.Helper()
+	archive, err := txtar.ParseFile("../doctor/testdata/" + name + ".txtar")
+	must(t, err)
+	n := &node{
+		t: t, root: t.TempDir(), active: "active", sub: "running", unitFileState: "enabled", forwards: true,
+		ready: http.StatusOK, healthy: http.StatusOK, free: 1 << 30, fail: map[string]error{}, metrics: "127.0.0.1:9471",
+	}
+	for _, f := range archive.Files {
+		if strings.Contains(f.Name, "/") && !strings.HasPrefix(f.Name, "proc/") {
+			n.put("/"+f.Name, string(f.Data))
+		}
+		if strings.HasSuffix(f.Name, "/cmdline") {
+			n.put("/"+f.Name, strings.Join(strings.Fields(string(f.Data)), "\x00")+"\x00")
+		}
+		if strings.HasSuffix(f.Name, "/stat") {
+			n.put("/"+f.Name, string(f.Data))
+		}
+		if f.Name == "systemctl" {
+			for block := range strings.SplitSeq(string(f.Data), "\n\n") {
+				if !strings.Contains(block, "LoadState=loaded") || strings.Contains(block, "ActiveState=inactive") {
+					continue
+				}
+				for line := range strings.Lines(block) {
+					switch k, v, _ := strings.Cut(strings.TrimSpace(line), "="); k {
+					case "Id":
+						n.name = v
+					case "FragmentPath":
+						n.fragment = v
+					case "DropInPaths":
+						n.dropIns = strings.Fields(v)
+					case "MainPID":
+						_, _ = fmt.Sscan(v, &n.pid)
+					}
+				}
+			}
+		}
+	}
+	n.script = name == "plain-script"
+	must(t, os.MkdirAll(filepath.Join(n.root, "var/lib"), 0o755))
+	found, err := n.host().Discover(t.Context(), n.name)
+	must(t, err)
+	n.within = found.Process.PID == 0
+	n.runtime, n.image = found.Configured.Runtime.Value, found.Configured.Image.Value
+	return n
+}
+
+func (n *node) host() doctor.Host { return doctor.Host{Root: n.root, Command: n.command} }
+
+func (n *node) sw() nodeenable.Enabler {
+	c := config.Config{
+		Listen: listen, RuntimeEndpoint: n.runtime, ImageEndpoint: n.image, StateDir: "/var/lib/pullgate", Admission: n.admission(),
+	}
+	c.Metrics.Listen = n.metrics
+	return nodeenable.Enabler{
+		Host: n.host(), Unit: n.name, Wait: time.Minute, Daemon: nodeenable.Daemon{Config: c, Enforces: "enforces"},
+		Progress: func(line string) {
+			n.progress = append(n.progress, line)
+			if n.sayHook != nil {
+				n.sayHook(line)
+			}
+		},
+		Get:  n.get,
+		Dial: func(context.Context, string) error { return n.dialErr },
+		Disk: func(string) (disk.Stats, error) { return disk.Stats{Free: n.free}, nil },
+	}
+}
+
+func (n *node) get(_ context.Context, url string) (int, []byte, error) {
+	if n.beforeGet != nil {
+		n.beforeGet()
+	}
+	switch {
+	case strings.HasSuffix(url, ":9471/readyz"):
+		return n.ready, []byte("the runtime is not reached\n"), nil
+	case strings.HasSuffix(url, ":9471/metrics"):
+		if found, err := n.host().Discover(n.t.Context(), n.name); err == nil && n.forwards && found.Dials().Through(listen) {
+			n.calls++
+		}
+		return http.StatusOK, fmt.Appendf(nil, "# HELP x\npullgate_forwarded_calls_total{method=\"Version\"} %d\npullgate_forwarded_calls_total{method=\"Status\"} 3\n", n.calls), nil
+	case strings.HasSuffix(url, "/healthz"):
+		return n.healthy, []byte("syncloop failed\nmore"), nil
+	default:
+		return 0, nil, fmt.Errorf("no server listens on %s", url)
+	}
+}
+
+func (n *node) command(_ context.Context, name string, args ...string) ([]byte, error) {
+	line := name + " " + strings.Join(args, " ")
+	for begin, err := range n.fail {
+		if strings.HasPrefix(line, begin) {
+			delete(n.fail, begin)
+			return nil, err
+		}
+	}
+	switch {
+	case strings.HasPrefix(line, "systemctl show --property=Id,"):
+		var out []string
+		for _, unit := range args[3:] {
+			out = append(out, n.show(unit))
+		}
+		return []byte(strings.Join(out, "\n")), nil
+	case strings.HasPrefix(line, "systemctl show --property=LoadState,UnitFileState"):
+		return []byte("LoadState=loaded\nUnitFileState=" + n.unitFileState + "\n\nLoadState=not-found\nUnitFileState=\n"), nil
+	case strings.HasPrefix(line, "journalctl --unit="+n.name):
+		return []byte("last words\nof the kubelet\n"), nil
+	}
+	n.commands = append(n.commands, line)
+	switch line {
+	case "systemctl daemon-reload":
+		n.reload()
+	case "systemctl restart --no-block " + n.name:
+		n.restart()
+	default:
+		return nil, fmt.Errorf("unexpected command %s", line)
+	}
+	return nil, nil
+}
+
+func (n *node) show(unit string) string {
+	if unit != n.name {
+		return "Id=" + unit + "\nLoadState=not-found\nActiveState=inactive\n"
+	}
+	return fmt.Sprintf("Id=%s\nLoadState=loaded\nActiveState=%s\nSubState=%s\nMainPID=%d\nNRestarts=%d\nInvocationID=%d\nFragmentPath=%s\nDropInPaths=%s\n",
+		unit, n.active, n.sub, n.pid, n.restarts, n.invocation, n.fragment, strings.Join(n.dropIns, " "))
+}
+
+// reload reads the drop-ins of the unit again.
+func (n *node) reload() {
+	n.dropIns = nil
+	for _, dir := range []string{"/etc/systemd/system/", "/run/systemd/system/", "/usr/lib/systemd/system/"} {
+		found, _ := filepath.Glob(filepath.Join(n.root, dir, n.name+".d", "*.conf"))
+		for _, f := range found {
+			n.dropIns = append(n.dropIns, strings.TrimPrefix(f, n.root))
+		}
+	}
+}
+
+// loaded reports whether systemd has loaded a drop-in of this package.
+func (n *node) loaded() bool {
+	return strings.Contains(strings.Join(n.dropIns, " "), "90-pullgate.conf")
+}
+
+// restart starts a kubelet with the settings in the files that systemd has read.
+func (n *node) restart() {
+	n.invocation++
+	found, err := n.host().Discover(n.t.Context(), n.name)
+	if err != nil {
+		n.t.Logf("restart: %v", err)
+	}
+	if !n.within && !n.script {
+		old := filepath.Join(n.root, "proc", fmt.Sprint(n.pid))
+		if found.Process.PID != n.pid { // a child of k3s's own process
+			old = filepath.Join(n.root, "proc", fmt.Sprint(found.Process.PID))
+		}
+		must(n.t, os.RemoveAll(old))
+		child := n.pid + 1000
+		n.put(fmt.Sprintf("/proc/%d/stat", child), fmt.Sprintf("%d (kubelet) S %d 1 1", child, n.pid))
+		args := []string{
+			"/usr/bin/kubelet", "--container-runtime-endpoint=" + found.Configured.Runtime.Value,
+			"--image-service-endpoint=" + found.Configured.Image.Value,
+		}
+		n.put(fmt.Sprintf("/proc/%d/cmdline", child), strings.Join(args, "\x00")+"\x00")
+	}
+	if n.onRestart != nil {
+		n.onRestart()
+	}
+}
+
+func (n *node) put(path, content string) {
+	n.t.Helper()
+	path = filepath.Join(n.root, path)
+	must(n.t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(content), 0o640)))
+}
+
+func (n *node) read(path string) string {
+	n.t.Helper()
+	content, err := os.ReadFile(filepath.Join(n.root, path))
+	must(n.t, err)
+	return string(content)
+}
+
+// snapshot is every file and folder of the node with mode, owner and content, except processes and the folder of
+// pullgated.
+func (n *node) snapshot() string {
+	n.t.Helper()
+	var b strings.Builder
+	err := filepath.WalkDir(n.root, func(path string, d fs.DirEntry, err error) error {
+		rel := strings.TrimPrefix(path, n.root)
+		if err != nil || strings.HasPrefix(rel, "/proc") || strings.HasPrefix(rel, "/var/lib/pullgate") {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		owner, _ := info.Sys().(*syscall.Stat_t)
+		_, _ = fmt.Fprintf(&b, "%s %s %d:%d\n", rel, info.Mode(), owner.Uid, owner.Gid)
+		if info.Mode().IsRegular() {
+			content, err := os.ReadFile(path)
+			_, _ = fmt.Fprintf(&b, "%s\n", content)
+			return err
+		}
+		return nil
+	})
+	must(n.t, err)
+	return b.String()
+}
+
+// enable makes a plan and applies it.
+func (n *node) enable() error {
+	p, err := n.sw().Enable(n.t.Context())
+	if err != nil {
+		return err
+	}
+	return n.sw().Apply(n.t.Context(), p)
+}
+
+func (n *node) disable() error {
+	p, err := n.sw().Disable(n.t.Context())
+	if err != nil {
+		return err
+	}
+	return n.sw().Apply(n.t.Context(), p)
+}
+
+// through reports whether all calls of the kubelet go to pullgated.
+func (n *node) through() bool {
+	n.t.Helper()
+	found, err := n.host().Discover(n.t.Context(), n.name)
+	must(n.t, err)
+	return found.Dials().Through(listen) && found.Configured.Through(listen)
+}
+
+// must ends a test that cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}
+
+// admission has policies if the node has a root directory of pods.
+func (n *node) admission() (a config.Admission) {
+	if n.kubeletRoot != "" {
+		a.Policies, a.KubeletRoot = "/etc/pullgate/policies", n.kubeletRoot
+	}
+	return a
 }
