@@ -99,57 +99,35 @@ func TestMarksAreAcceptedAndForgottenOverTheWire(t *testing.T) {
 func TestCorrectionsRefuseEmptySelections(t *testing.T) {
 	w := aNode(t)
 	ctx := t.Context()
+	accept := func(r *adminv1.AcceptPreloadedRequest) error { return errOf(w.AcceptPreloaded(ctx, r)) }
 	for name, tc := range map[string]struct {
-		call func() error
+		err  error
 		code codes.Code
 	}{
-		"revoke nothing": {func() error { _, err := w.Revoke(ctx, &adminv1.RevokeRequest{DryRun: true}); return err }, codes.InvalidArgument},
-		"half a Secret": {func() error {
-			_, err := w.Revoke(ctx, &adminv1.RevokeRequest{Secret: &adminv1.SecretRef{Name: "x"}})
-			return err
-		}, codes.InvalidArgument},
-		"short credential":         {func() error { _, err := w.Revoke(ctx, &adminv1.RevokeRequest{CredentialId: "abc"}); return err }, codes.InvalidArgument},
-		"beginning of an image ID": {func() error { _, err := w.Revoke(ctx, &adminv1.RevokeRequest{ImageId: "sha256:1111111"}); return err }, codes.InvalidArgument},
-		"no repository":            {func() error { _, err := w.Revoke(ctx, &adminv1.RevokeRequest{Repository: "UPPER CASE"}); return err }, codes.InvalidArgument},
-		"revoke a tag":             {func() error { _, err := w.Revoke(ctx, &adminv1.RevokeRequest{Repository: app + ":1"}); return err }, codes.InvalidArgument},
-		"forget a digest": {func() error {
-			_, err := w.ForgetPreloaded(ctx, &adminv1.ForgetPreloadedRequest{Repository: app + "@" + id1})
-			return err
-		}, codes.InvalidArgument},
-		"accept an absent tag": {func() error {
-			_, err := w.AcceptPreloaded(ctx, &adminv1.AcceptPreloadedRequest{Repository: app + ":none"})
-			return err
-		}, codes.NotFound},
-		"accept proved": {func() error {
-			_, err := w.AcceptPreloaded(ctx, &adminv1.AcceptPreloadedRequest{Repository: app})
-			return err
-		}, codes.FailedPrecondition},
-		"accept what was not confirmed": {func() error {
-			_, err := w.AcceptPreloaded(ctx, &adminv1.AcceptPreloadedRequest{Repository: app, IncludingProved: true, Confirmation: "x"})
-			return err
-		}, codes.Aborted},
-		"two namespaces": {func() error {
-			_, err := w.Revoke(ctx, &adminv1.RevokeRequest{Namespace: "a", Secret: &adminv1.SecretRef{Namespace: "b", Name: "c"}})
-			return err
-		}, codes.InvalidArgument},
-		"accept nothing": {func() error { _, err := w.AcceptPreloaded(ctx, &adminv1.AcceptPreloadedRequest{}); return err }, codes.InvalidArgument},
-		"accept all and some": {func() error {
-			_, err := w.AcceptPreloaded(ctx, &adminv1.AcceptPreloadedRequest{AllUntracked: true, ImageId: id1})
-			return err
-		}, codes.InvalidArgument},
-		"accept an absent image": {func() error {
-			_, err := w.AcceptPreloaded(ctx, &adminv1.AcceptPreloadedRequest{Repository: "repo.test/nothing"})
-			return err
-		}, codes.NotFound},
-		"forget nothing": {func() error { _, err := w.ForgetPreloaded(ctx, &adminv1.ForgetPreloadedRequest{}); return err }, codes.InvalidArgument},
-		"forget all and some": {func() error {
-			_, err := w.ForgetPreloaded(ctx, &adminv1.ForgetPreloadedRequest{All: true, Repository: app})
-			return err
-		}, codes.InvalidArgument},
-		"end distrust that has ended": {func() error { _, err := w.EndDistrust(ctx, &adminv1.EndDistrustRequest{}); return err }, codes.FailedPrecondition},
+		"revoke nothing":           {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{DryRun: true})), codes.InvalidArgument},
+		"half a Secret":            {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{Secret: &adminv1.SecretRef{Name: "x"}})), codes.InvalidArgument},
+		"short credential":         {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{CredentialId: "abc"})), codes.InvalidArgument},
+		"beginning of an image ID": {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{ImageId: "sha256:1111111"})), codes.InvalidArgument},
+		"no repository":            {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{Repository: "UPPER CASE"})), codes.InvalidArgument},
+		"revoke a tag":             {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{Repository: app + ":1"})), codes.InvalidArgument},
+		"two namespaces": {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{
+			Namespace: "a", Secret: &adminv1.SecretRef{Namespace: "b", Name: "c"},
+		})), codes.InvalidArgument},
+		"accept nothing":        {accept(&adminv1.AcceptPreloadedRequest{}), codes.InvalidArgument},
+		"accept all and some":   {accept(&adminv1.AcceptPreloadedRequest{AllUntracked: true, ImageId: id1}), codes.InvalidArgument},
+		"accept an absent tag":  {accept(&adminv1.AcceptPreloadedRequest{Repository: app + ":none"}), codes.NotFound},
+		"accept what is absent": {accept(&adminv1.AcceptPreloadedRequest{Repository: "repo.test/nothing"}), codes.NotFound},
+		"accept proved":         {accept(&adminv1.AcceptPreloadedRequest{Repository: app}), codes.FailedPrecondition},
+		"accept what was not confirmed": {accept(&adminv1.AcceptPreloadedRequest{
+			Repository: app, IncludingProved: true, Confirmation: "x",
+		}), codes.Aborted},
+		"forget nothing":              {errOf(w.ForgetPreloaded(ctx, &adminv1.ForgetPreloadedRequest{})), codes.InvalidArgument},
+		"forget a digest":             {errOf(w.ForgetPreloaded(ctx, &adminv1.ForgetPreloadedRequest{Repository: app + "@" + id1})), codes.InvalidArgument},
+		"forget all and some":         {errOf(w.ForgetPreloaded(ctx, &adminv1.ForgetPreloadedRequest{All: true, Repository: app})), codes.InvalidArgument},
+		"end distrust that has ended": {errOf(w.EndDistrust(ctx, &adminv1.EndDistrustRequest{})), codes.FailedPrecondition},
 	} {
-		if err := tc.call(); status.Code(err) != tc.code || strings.Contains(status.Convert(err).Message(), "tracker:") {
-			t.Errorf("%s = %v; want %v", name, err, tc.code)
+		if status.Code(tc.err) != tc.code || strings.Contains(status.Convert(tc.err).Message(), "tracker:") {
+			t.Errorf("%s = %v; want %v", name, tc.err, tc.code)
 		}
 	}
 	w.node.do(func(n *node) { n.err = status.Error(codes.Unavailable, "down") })

@@ -242,6 +242,9 @@ func numbered(n int) tracker.Image {
 	return tracker.NewImage(fmt.Sprintf("sha256:%064x", n), fmt.Sprintf("repo.test/many/%d:1", n))
 }
 
+// errOf returns the error of a call.
+func errOf[R any](_ R, err error) error { return err }
+
 // must ends a test that cannot go on.
 func must(tb testing.TB, err error) {
 	tb.Helper()
