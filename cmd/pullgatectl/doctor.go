@@ -12,7 +12,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
-	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/operator/cli"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -76,7 +75,9 @@ runtime is asked once, without credentials, and each webhook, unless --no-networ
 		if err := cmd.Context().Err(); err != nil {
 			return err
 		}
-		answer := map[string]any{"findings": asValues(found)}
+		answer := struct {
+			Findings []doctor.Finding `json:"findings"`
+		}{found}
 		if err := c.Print(o, answer, func(_ cli.View, p *cli.Page) { showFindings(p, found) }); err != nil {
 			return err
 		}
@@ -98,14 +99,6 @@ func statusFor(ctx context.Context, c *cli.Console, listen string) (status *admi
 		return err
 	})
 	return status, err
-}
-
-func asValues(found []doctor.Finding) []any {
-	var all []any
-	for _, f := range found {
-		all = append(all, map[string]any{"check": f.Check, "level": string(f.Level), "found": safetext.Valid(f.Found), "remediation": safetext.Valid(f.Remediation)})
-	}
-	return all
 }
 
 // showFindings prints each finding with its remediation below it.

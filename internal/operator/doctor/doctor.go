@@ -35,11 +35,11 @@ const (
 
 // A Finding is the result of one check for one object.
 type Finding struct {
-	Check string
-	Level Level
-	Found string
+	Check string `json:"check"`
+	Found string `json:"found"`
+	Level Level  `json:"level"`
 	// Remediation describes what to do, in one sentence; "" if no action is needed.
-	Remediation string
+	Remediation string `json:"remediation"`
 }
 
 // A Node is the node to check. The zero value of a field, except those about the daemon, means the machine itself.
@@ -128,7 +128,8 @@ func (n Node) Examine(ctx context.Context, on Occasion) []Finding {
 			continue
 		}
 		for _, f := range n.examine(ctx, c) {
-			f.Check, f.Found = c.name, safetext.OneLine(errors.New(f.Found)).Error()
+			f.Check, f.Found = c.name, safetext.Valid(safetext.OneLine(errors.New(f.Found)).Error())
+			f.Remediation = safetext.Valid(f.Remediation)
 			all = append(all, f)
 		}
 	}

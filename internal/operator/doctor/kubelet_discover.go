@@ -115,13 +115,13 @@ func (h Host) Discover(ctx context.Context, unit string) (Kubelet, error) {
 
 // arguments returns the flags that the command line of a service gives the kubelet, and for k3s and RKE2 what they set
 // themselves and the path of their configuration.
-func (h Host) arguments(s service) (args []word, before layers, config string, err error) {
+func (h Host) arguments(s service) (args []word, before Settings, config string, err error) {
 	if !Kind(s.program()).Rancher() {
-		return s.words[1:], layers{}, "", nil
+		return s.words[1:], kubeletDefaults(), "", nil
 	}
 	r, err := h.rancher(s)
 	if err != nil {
-		return nil, layers{}, "", err
+		return nil, Settings{}, "", err
 	}
 	return r.kubeletArgs(h), r.before(), r.file, nil
 }
@@ -130,19 +130,11 @@ func (h Host) arguments(s service) (args []word, before layers, config string, e
 // they are now, and where the process is k3s or RKE2 by their configuration. It asks no unit, so that a variable of one
 // that names another configuration of k3s is not seen; Discover sees it.
 func (h Host) ProcessSettings(pid int) (Settings, error) {
-	content, err := os.ReadFile(h.Path(fmt.Sprintf("/proc/%d/cmdline", pid)))
-	if err != nil {
-		return Settings{}, fmt.Errorf("read the command line of process %d: %w", pid, err)
+	line := h.commandLine(pid)
+	if len(line) == 0 || strings.TrimSpace(line[0]) == "" {
+		return Settings{}, fmt.Errorf("process %d has no command line that can be read", pid)
 	}
-	// k3s shows its first words as one.
-	program, rest, _ := strings.Cut(strings.TrimSuffix(string(content), "\x00"), "\x00")
-	args := strings.Fields(program)
-	if len(args) == 0 {
-		return Settings{}, fmt.Errorf("process %d has no command line", pid)
-	}
-	if rest != "" {
-		args = append(args, strings.Split(rest, "\x00")...)
-	}
+	args := append(strings.Fields(line[0]), line[1:]...) // k3s shows its first words as one
 	words := append([]word{{text: args[0]}}, Process{pid, args}.words()...)
 	configured, before, _, err := h.arguments(service{words: words, environment: map[string]word{}})
 	if err != nil {

@@ -45,6 +45,16 @@ type Settings struct {
 	FlagsSetEndpoint bool
 	// Healthz is the URL that answers 200 if the kubelet is healthy; "" if it is disabled.
 	Healthz string
+
+	healthzIP   string
+	healthzPort int
+}
+
+func kubeletDefaults() Settings {
+	return Settings{
+		Runtime: Setting{defaultEndpoint, byDefault}, Root: Setting{defaultRoot, byDefault},
+		healthzIP: defaultHealthzIP, healthzPort: defaultHealthzPort,
+	}
 }
 
 // kubeletFile has the fields that are read of a kubelet's configuration file. Other fields are ignored, since kubelets
@@ -56,25 +66,15 @@ type kubeletFile struct {
 	HealthzPort *int    `json:"healthzPort"`
 }
 
-// layers collects settings, those with the lowest precedence first.
-type layers struct {
-	runtime, image Setting
-	healthzIP      string
-	healthzPort    int
-}
-
-// settings returns what a kubelet with these arguments gets, by files as they are now. before has the settings with
-// lower precedence than a configuration file; without it, these are the kubelet's defaults.
-func (h Host) settings(args []word, before layers) (Settings, error) {
-	t := layers{runtime: Setting{defaultEndpoint, byDefault}, healthzIP: defaultHealthzIP, healthzPort: defaultHealthzPort}
-	t.take(before.runtime, before.image)
-	s := Settings{Root: Setting{defaultRoot, byDefault}}
+// settings returns what a kubelet with these arguments gets, by files as they are now. s has the settings with lower
+// precedence than a configuration file.
+func (h Host) settings(args []word, s Settings) (Settings, error) {
 	if root := last(args, "root-dir"); root.text != "" {
 		s.Root = Setting{root.text, root.from}
 	}
 	s.ConfigFile, s.ConfigDir = last(args, "config").text, last(args, "config-dir").text
 	if s.ConfigFile != "" {
-		if err := h.readKubelet(s.ConfigFile, &t); err != nil {
+		if err := h.readKubelet(s.ConfigFile, &s); err != nil {
 			return Settings{}, err
 		}
 	}
@@ -87,25 +87,25 @@ func (h Host) settings(args []word, before layers) (Settings, error) {
 			if path.Ext(file) != ".conf" || isRanchersOwn(file) {
 				continue
 			}
-			if err := h.readKubelet(file, &t); err != nil {
+			if err := h.readKubelet(file, &s); err != nil {
 				return Settings{}, err
 			}
 		}
 	}
 	runtime, image := last(args, "container-runtime-endpoint"), last(args, "image-service-endpoint")
 	s.FlagsSetEndpoint = runtime.text != "" || image.text != ""
-	t.take(Setting{runtime.text, runtime.from}, Setting{image.text, image.from})
+	s.take(Setting{runtime.text, runtime.from}, Setting{image.text, image.from})
 	if ip := last(args, "healthz-bind-address").text; ip != "" {
-		t.healthzIP = ip
+		s.healthzIP = ip
 	}
 	if port := last(args, "healthz-port"); port.text != "" {
 		n, err := strconv.Atoi(port.text)
 		if err != nil {
 			return Settings{}, fmt.Errorf("%s: --healthz-port: %w", port.from, err)
 		}
-		t.healthzPort = n
+		s.healthzPort = n
 	}
-	s.Runtime, s.Image, s.Healthz = t.runtime, t.image, t.healthz()
+	s.Healthz = s.healthz()
 	if s.Image.Value == "" {
 		s.Image = s.Runtime
 	}
@@ -123,28 +123,28 @@ func (s Settings) CheckRoot(configured string) error {
 }
 
 // take sets the endpoints that are not empty.
-func (t *layers) take(runtime, image Setting) {
+func (s *Settings) take(runtime, image Setting) {
 	if runtime.Value != "" {
-		t.runtime = runtime
+		s.Runtime = runtime
 	}
 	if image.Value != "" {
-		t.image = image
+		s.Image = image
 	}
 }
 
-func (t *layers) healthz() string {
-	if t.healthzPort <= 0 {
+func (s *Settings) healthz() string {
+	if s.healthzPort <= 0 {
 		return ""
 	}
-	ip := t.healthzIP
+	ip := s.healthzIP
 	if parsed := net.ParseIP(ip); parsed != nil && parsed.IsUnspecified() {
 		ip = map[bool]string{true: "127.0.0.1", false: "::1"}[parsed.To4() != nil]
 	}
-	return "http://" + net.JoinHostPort(ip, strconv.Itoa(t.healthzPort)) + "/healthz"
+	return "http://" + net.JoinHostPort(ip, strconv.Itoa(s.healthzPort)) + "/healthz"
 }
 
 // readKubelet adds the settings of a kubelet's configuration file, or of a part of one.
-func (h Host) readKubelet(file string, t *layers) error {
+func (h Host) readKubelet(file string, s *Settings) error {
 	content, err := h.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read the kubelet's configuration: %w", err)
@@ -156,27 +156,19 @@ func (h Host) readKubelet(file string, t *layers) error {
 	if err != nil {
 		return fmt.Errorf("read the kubelet's configuration %s: %w", file, err)
 	}
-	for _, v := range []struct {
-		to    *Setting
-		value *string
-		unset Setting
-	}{
-		{&t.runtime, f.Runtime, Setting{defaultEndpoint, byDefault}},
-		{&t.image, f.Image, Setting{}},
-	} {
-		switch {
-		case v.value == nil:
-		case *v.value == "": // as if it were not set
-			*v.to = v.unset
-		default:
-			*v.to = Setting{*v.value, file}
-		}
+	if f.Runtime != nil { // "" is as if it were not set
+		s.Runtime = Setting{defaultEndpoint, byDefault}
+		s.take(Setting{*f.Runtime, file}, Setting{})
+	}
+	if f.Image != nil {
+		s.Image = Setting{}
+		s.take(Setting{}, Setting{*f.Image, file})
 	}
 	if f.HealthzIP != nil {
-		t.healthzIP = *f.HealthzIP
+		s.healthzIP = *f.HealthzIP
 	}
 	if f.HealthzPort != nil {
-		t.healthzPort = *f.HealthzPort
+		s.healthzPort = *f.HealthzPort
 	}
 	return nil
 }
@@ -319,19 +311,20 @@ func (r rancher) one(name string, short ...string) word {
 }
 
 // before has the settings that k3s itself makes. Files and flags of the kubelet take precedence.
-func (r rancher) before() layers {
-	t := layers{runtime: Setting{rancherContainerd, r.product + " itself"}}
+func (r rancher) before() Settings {
+	s := kubeletDefaults()
+	s.Runtime = Setting{rancherContainerd, r.product + " itself"}
 	for _, w := range r.cli {
 		if w.text == "--docker" {
-			t.runtime = Setting{rancherDocker, w.from}
+			s.Runtime = Setting{rancherDocker, w.from}
 		}
 	}
 	if docker := r.one("docker"); docker.text == "true" {
-		t.runtime = Setting{rancherDocker, docker.from}
+		s.Runtime = Setting{rancherDocker, docker.from}
 	}
 	runtime, image := r.one("container-runtime-endpoint"), r.one("image-service-endpoint")
-	t.take(Setting{withScheme(runtime.text), runtime.from}, Setting{withScheme(image.text), image.from})
-	return t
+	s.take(Setting{withScheme(runtime.text), runtime.from}, Setting{withScheme(image.text), image.from})
+	return s
 }
 
 func withScheme(endpoint string) string {

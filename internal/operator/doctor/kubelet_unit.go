@@ -188,39 +188,30 @@ func (s service) readEnvironment(h Host, file string) error {
 	return nil
 }
 
+var (
+	wholeVariable = regexp.MustCompile(`^\$[A-Za-z0-9_]+$`)
+	variable      = regexp.MustCompile(`\$\{[^}]*\}?`)
+)
+
 // expand puts variables into a word: $NAME as a whole word becomes as many words as its value has, ${NAME} is
 // replaced within the word.
-func (s service) expand(w string) []word {
-	if name, ok := strings.CutPrefix(w, "$"); ok && isVariable(name) {
-		var all []word
-		for part := range strings.FieldsSeq(s.environment[name].text) {
-			all = append(all, word{part, s.environment[name].from})
+func (s service) expand(w string) (all []word) {
+	if wholeVariable.MatchString(w) {
+		value := s.environment[w[1:]]
+		for part := range strings.FieldsSeq(value.text) {
+			all = append(all, word{part, value.from})
 		}
 		return all
 	}
 	from := s.execStartFrom
-	var b strings.Builder
-	for {
-		before, after, found := strings.Cut(w, "${")
-		b.WriteString(before)
-		if !found {
-			break
-		}
-		name, rest, _ := strings.Cut(after, "}")
-		v, ok := s.environment[name]
+	text := variable.ReplaceAllStringFunc(w, func(name string) string {
+		v, ok := s.environment[strings.TrimSuffix(name[len("${"):], "}")]
 		if ok {
 			from = v.from
 		}
-		b.WriteString(v.text)
-		w = rest
-	}
-	return []word{{strings.ReplaceAll(b.String(), "$$", "$"), from}}
-}
-
-func isVariable(name string) bool {
-	return name != "" && !strings.ContainsFunc(name, func(r rune) bool {
-		return r != '_' && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
+		return v.text
 	})
+	return []word{{strings.ReplaceAll(text, "$$", "$"), from}}
 }
 
 func specifiers(s, unit string) string {

@@ -5,13 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
-	"sigs.k8s.io/yaml"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
@@ -289,21 +290,8 @@ type namedFile struct {
 
 // filesOf returns the files that a kubeconfig names. Its values are not kept: they can be secrets.
 func (n Node) filesOf(kubeconfig string) (all []namedFile) {
-	var c struct {
-		Clusters []struct {
-			Cluster struct {
-				CA string `json:"certificate-authority"`
-			} `json:"cluster"`
-		} `json:"clusters"`
-		Users []struct {
-			User struct {
-				Certificate string `json:"client-certificate"`
-				Key         string `json:"client-key"`
-				Token       string `json:"tokenFile"`
-			} `json:"user"`
-		} `json:"users"`
-	}
-	if err := yaml.Unmarshal([]byte(n.read(kubeconfig)), &c); err != nil {
+	c, err := clientcmd.Load([]byte(n.read(kubeconfig)))
+	if err != nil {
 		return nil // pullgate-policyd --check-config says why
 	}
 	add := func(path string, secret bool) {
@@ -315,13 +303,14 @@ func (n Node) filesOf(kubeconfig string) (all []namedFile) {
 		}
 		all = append(all, namedFile{path, secret})
 	}
-	for _, cluster := range c.Clusters {
-		add(cluster.Cluster.CA, false)
+	for _, name := range slices.Sorted(maps.Keys(c.Clusters)) {
+		add(c.Clusters[name].CertificateAuthority, false)
 	}
-	for _, user := range c.Users {
-		add(user.User.Certificate, false)
-		add(user.User.Key, true)
-		add(user.User.Token, true)
+	for _, name := range slices.Sorted(maps.Keys(c.AuthInfos)) {
+		user := c.AuthInfos[name]
+		add(user.ClientCertificate, false)
+		add(user.ClientKey, true)
+		add(user.TokenFile, true)
 	}
 	return all
 }

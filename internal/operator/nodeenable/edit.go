@@ -66,8 +66,8 @@ func edit(h doctor.Host, file, endpoint string) (change, error) {
 func undo(content []byte, lines []line) (before []byte, ok bool) {
 	text := string(content)
 	for _, l := range slices.Backward(lines) {
-		if at, ok := once(text, l.Now); ok {
-			text = text[:at] + l.Was + text[at+len(l.Now):]
+		if at := places(text, l.Now); len(at) == 1 {
+			text = text[:at[0][0]] + l.Was + text[at[0][1]:]
 			continue
 		}
 		if !takenBack(text, l) {
@@ -80,29 +80,17 @@ func undo(content []byte, lines []line) (before []byte, ok bool) {
 // takenBack reports whether the replaced line has already been restored.
 func takenBack(text string, l line) bool {
 	if l.Was != "" {
-		_, ok := once(text, l.Was)
-		return ok
+		return len(places(text, l.Was)) == 1
 	}
 	key, _, _ := strings.Cut(strings.TrimSpace(l.Now), ":")
-	return index(text, key+":") < 0
+	return len(places(text, key+":")) == 0
 }
 
-// once returns the position of lines that occur exactly once in a text, from the beginning of a line.
-func once(text, lines string) (at int, ok bool) {
-	at = index(text, lines)
-	return at, at >= 0 && index(text[at+len(lines):], lines) < 0
-}
-
-// index returns the first position of lines in a text, from the beginning of a line; -1 for none.
-func index(text, lines string) int {
-	for from := 0; ; {
-		at := strings.Index(text[from:], lines)
-		if at < 0 || lines == "" {
-			return -1
-		}
-		if at += from; at == 0 || lines[0] == '\n' || text[at-1] == '\n' {
-			return at
-		}
-		from = at + 1
+// places returns where lines are in a text, from the beginning of a line.
+func places(text, lines string) [][]int {
+	begin := "(?m)^"
+	if strings.HasPrefix(lines, "\n") {
+		begin = ""
 	}
+	return regexp.MustCompile(begin+regexp.QuoteMeta(lines)).FindAllStringIndex(text, -1)
 }
