@@ -33,8 +33,9 @@ RUN ?=
 
 FUZZTIME ?= 30s
 BENCH ?= .
-# What make bench measures.
-PARTS ?= calls,start,containers
+# What make bench measures, and more flags for it, such as BENCHFLAGS='-pods 300 -rounds 15'.
+PARTS ?= calls,start,pods
+BENCHFLAGS ?=
 
 SERVICES := $(notdir $(wildcard systemd/*.service))
 PROGRAMS := $(notdir $(patsubst %/,%,$(wildcard cmd/*/)))
@@ -116,9 +117,9 @@ fuzz: ## fuzz every target for FUZZTIME (30s)
 	.ci/fuzz $(FUZZTIME)
 
 .PHONY: bench
-bench: build ## measure pullgated beside other proxies, its start, and pods on a containerd, and write docs/performance, as root; PARTS selects
+bench: build ## measure calls, the start of pullgated, and pods on a containerd, and write docs/performance, as root; PARTS selects
 	.ci/install-debs
-	cd e2e/bench && go build -o '$(abspath $(BIN))/.bench' . && '$(abspath $(BIN))/.bench' -parts '$(PARTS)' -pullgated '$(abspath $(BIN))/pullgated' -out '$(CURDIR)/docs/performance'
+	cd e2e/bench && go build -o '$(abspath $(BIN))/.bench' . && '$(abspath $(BIN))/.bench' -parts '$(PARTS)' -pullgated '$(abspath $(BIN))/pullgated' -out '$(CURDIR)/docs/performance/performance.md' $(BENCHFLAGS)
 
 .PHONY: benchmarks
 benchmarks: ## run the benchmarks of the packages; BENCH selects

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -8,8 +9,10 @@ import (
 	"io"
 	"math"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -31,23 +34,20 @@ type options struct {
 	rounds    int
 	duration  time.Duration
 	pullgated string
-	out       string
-	calls     string
-	through   string
-	parts     string
 	images    int
 	pods      int
+	crowds    bool
 }
 
-// The parts of a run; each is a section of docs/performance/performance.md.
-const (
-	partCalls      = "calls"
-	partStart      = "start"
-	partContainers = "containers"
-)
+// A part is a section of docs/performance/performance.md.
+type part struct {
+	name, title string
+	measure     func(ctx context.Context, dir string, o options) (text string, err error)
+}
 
-// has reports whether a part is measured.
-func (o *options) has(part string) bool { return slices.Contains(strings.Split(o.parts, ","), part) }
+func parts() []part {
+	return []part{{"calls", "Calls", measureCalls}, {"start", "Start", measureStarts}, {"pods", "Pods", measurePods}}
+}
 
 func run(ctx context.Context, args []string, stdout io.Writer) error {
 	if len(args) == 4 && args[0] == "serve" {
@@ -56,14 +56,13 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 	var o options
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.IntVar(&o.rounds, "rounds", 5, "number of rounds")
-	flags.DurationVar(&o.duration, "duration", 700*time.Millisecond, "time for one target in one cell")
-	flags.StringVar(&o.pullgated, "pullgated", "", "program of pullgated; none is not measured")
-	flags.StringVar(&o.out, "out", "", "folder for performance.md, performance.csv and images/performance.svg; none prints the table")
-	flags.StringVar(&o.calls, "calls", "", "measure only calls whose names contain it")
-	flags.StringVar(&o.through, "through", "", "measure only these targets, separated by commas, and the direct connection")
-	flags.StringVar(&o.parts, "parts", strings.Join([]string{partCalls, partStart, partContainers}, ","), "what to measure, separated by commas; the other sections of performance.md stay")
-	flags.IntVar(&o.images, "images", math.MaxInt, "start only with stores of at most so many images")
-	flags.IntVar(&o.pods, "pods", 100, "number of pods that are started on a real containerd")
+	flags.DurationVar(&o.duration, "duration", 700*time.Millisecond, "calls: time for one target and call")
+	flags.StringVar(&o.pullgated, "pullgated", "", "program of pullgated")
+	flags.IntVar(&o.images, "images", math.MaxInt, "start: only stores of at most so many images")
+	flags.IntVar(&o.pods, "pods", 100, "pods: number of pods that are started one by one in each way")
+	flags.BoolVar(&o.crowds, "crowds", true, "pods: also start many at once")
+	out := flags.String("out", "", "file whose sections are replaced; none prints them")
+	wanted := flags.String("parts", "calls,start,pods", "what to measure, separated by commas")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -72,47 +71,101 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	var made sections
-	if o.has(partCalls) {
-		if err := callsPart(ctx, dir, o, &made); err != nil {
-			return err
+	measured := map[string]string{}
+	for _, p := range parts() {
+		if !slices.Contains(strings.Split(*wanted, ","), p.name) {
+			continue
 		}
-	}
-	if o.has(partStart) && o.pullgated != "" {
-		results, err := measureStarts(ctx, dir, o)
+		text, err := p.measure(ctx, dir, o)
 		if err != nil {
 			return err
 		}
-		made.add("Start", starts(ctx, results, o))
+		measured[p.title] = text + "\nMachine: " + machine(ctx) + ".\n"
 	}
-	if o.has(partContainers) {
-		n, err := measureContainers(ctx, o)
-		if err != nil {
-			return err
-		}
-		made.add("Containers", containers(ctx, n, o))
-	}
-	if o.out == "" {
-		_, err := io.WriteString(stdout, made.String())
+	if *out == "" {
+		_, err := io.WriteString(stdout, document("", measured))
 		return err
 	}
-	return made.write(filepath.Join(o.out, "performance.md"))
+	old, _ := os.ReadFile(*out) // the first time there is none
+	return os.WriteFile(*out, []byte(document(string(old), measured)), 0o644)
 }
 
-// callsPart measures the calls.
-func callsPart(ctx context.Context, dir string, o options, made *sections) error {
-	targets, closeAll, err := start(ctx, dir, o)
-	if err != nil {
-		return errors.Join(err, closeAll())
+// document returns performance.md with new sections; those that were not measured stay as they are in the old one.
+func document(old string, measured map[string]string) string {
+	text := "# Performance\n\nWhat pullgated costs. Written by `make bench`; do not edit it.\n"
+	for _, p := range parts() {
+		section, ok := measured[p.title]
+		if !ok {
+			_, section, _ = strings.Cut(old, "\n## "+p.title+"\n\n")
+			section, _, _ = strings.Cut(section, "\n## ")
+		}
+		if section != "" {
+			text += "\n## " + p.title + "\n\n" + section
+		}
 	}
-	results, err := measure(ctx, targets, o)
-	if err := errors.Join(err, closeAll()); err != nil {
-		return err
-	}
-	made.add("Calls", calls(ctx, results, o, targets))
-	if o.out == "" {
-		return nil
-	}
-	return errors.Join(os.WriteFile(filepath.Join(o.out, "performance.csv"), []byte(full(results)), 0o644),
-		os.WriteFile(filepath.Join(o.out, "images", "performance.svg"), []byte(chart(results)), 0o644))
+	return text
 }
+
+// machine says on which machine this is measured, and what else it does.
+func machine(ctx context.Context) string {
+	cpu := "CPUs"
+	info, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.Lines(string(info)) {
+		if name, ok := strings.CutPrefix(line, "model name\t: "); ok {
+			cpu = strings.TrimSpace(name)
+		}
+	}
+	load, _ := os.ReadFile("/proc/loadavg")
+	lately, _, _ := strings.Cut(string(load), " ")
+	return fmt.Sprintf("%d × %s, Linux %s, load %s at the end", runtime.NumCPU(), cpu, output(ctx, "uname", "-r"), lately)
+}
+
+// output returns the first line that a program prints.
+func output(ctx context.Context, program string, args ...string) string {
+	out, _ := exec.CommandContext(ctx, program, args...).CombinedOutput()
+	first, _, _ := strings.Cut(string(out), "\n")
+	return strings.TrimSpace(first)
+}
+
+// config writes a configuration of pullgated, and returns its path.
+func config(dir, listen, runtime string) (string, error) {
+	path := filepath.Join(dir, "config.yaml")
+	return path, os.WriteFile(path, fmt.Appendf(nil,
+		"apiVersion: config.pullgate.dev/v1alpha1\nkind: PullgateConfiguration\n"+
+			"listen: unix://%s\nruntimeEndpoint: unix://%s\nstateDir: %s/state\nmetrics: {listen: \"\"}\nadmin: {listen: \"\"}\n",
+		listen, runtime, dir), 0o600)
+}
+
+// launch starts a program that runs until stop.
+func launch(ctx context.Context, program string, args ...string) (*exec.Cmd, func() error, error) {
+	p := exec.CommandContext(ctx, program, args...)
+	stop := func() error { return errors.Join(p.Process.Signal(syscall.SIGTERM), p.Wait()) }
+	return p, stop, p.Start()
+}
+
+// self starts this program as one of those of serve.
+func self(ctx context.Context, args ...string) (stop func(), err error) {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	_, end, err := launch(ctx, program, append([]string{"serve"}, args...)...)
+	return func() { _ = end() }, err // the signal ends it
+}
+
+// sorted returns a figure of all samples, in order.
+func sorted[T any, V cmp.Ordered](samples []T, of func(T) V) []V {
+	var all []V
+	for _, s := range samples {
+		all = append(all, of(s))
+	}
+	slices.Sort(all)
+	return all
+}
+
+func median[T any, V cmp.Ordered](samples []T, of func(T) V) V {
+	return sorted(samples, of)[len(samples)/2]
+}
+
+// ms returns a time in milliseconds.
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

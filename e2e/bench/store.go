@@ -3,9 +3,9 @@ package main
 import (
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/crc32"
-	"os"
 	"strings"
 	"time"
 
@@ -32,18 +32,15 @@ func imageID(n int) string {
 
 func repository(n int) string {
 	if n == 0 {
-		name, _, _ := strings.Cut(image, ":")
-		return name
+		return strings.TrimSuffix(image, ":1")
 	}
 	return fmt.Sprintf("repo.test/team-%d/app-%d", n%50, n)
 }
 
-// storeBatch is the number of records in one transaction.
-const storeBatch = 200
-
-// writeStore writes a store in format 1: a record that is open to every pod for image 0, and one with credentials for
-// each of the others. Through pullgated every credential would take two synced transactions.
+// writeStore writes a store in format 1: a record that is public for image 0, and one with credentials for each of the
+// others. Through pullgated every credential would take two synced transactions.
 func writeStore(path string, size storeSize) (err error) {
+	const batch = 200 // records in a transaction
 	db, err := bolt.Open(path, 0o600, &bolt.Options{NoSync: true, NoGrowSync: true})
 	if err != nil {
 		return err
@@ -55,28 +52,20 @@ func writeStore(path string, size storeSize) (err error) {
 				return err
 			}
 		}
-		if err := put(tx, "meta", "scanned", time.Now()); err != nil {
-			return err
-		}
-		return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte("1"))
+		format := tx.Bucket([]byte("meta")).Put([]byte("format"), []byte("1"))
+		return errors.Join(format, put(tx, "meta", "scanned", time.Now()))
 	})
-	for n := 0; n <= size.images && err == nil; n += storeBatch {
+	for n := 0; n <= size.images && err == nil; n += batch {
 		err = db.Update(func(tx *bolt.Tx) error {
-			for i := n; i < min(n+storeBatch, size.images+1); i++ {
-				if err := put(tx, "records", imageID(i)+"\x00"+repository(i), recordOf(i, size.credentials)); err != nil {
+			for i := n; i < min(n+batch, size.images+1); i++ {
+				if err := put(tx, "records", imageID(i)+"\x00"+repository(i), record(i, size.credentials)); err != nil {
 					return err
 				}
 			}
 			return nil
 		})
 	}
-	if err == nil {
-		err = db.Sync()
-	}
-	if closeErr := db.Close(); err == nil {
-		err = closeErr
-	}
-	return err
+	return errors.Join(err, db.Sync(), db.Close())
 }
 
 // put writes a value with the checksum of its place and content.
@@ -93,55 +82,26 @@ func put(tx *bolt.Tx, bucket, key string, v any) error {
 	return tx.Bucket([]byte(bucket)).Put([]byte(key), append(sum.Sum(nil), payload...))
 }
 
-type record struct {
-	Pair struct {
-		ImageID    string `json:"imageID"`
-		Repository string `json:"repository"`
-	} `json:"pair"`
-	Open     bool      `json:"open,omitempty"`
-	Created  time.Time `json:"created"`
-	LastUsed time.Time `json:"lastUsed,omitzero"`
-	Proofs   []proof   `json:"proofs,omitempty"`
-}
-
-type proof struct {
-	Credential  string    `json:"credential"`
-	Secrets     []secret  `json:"secrets"`
-	FirstProved time.Time `json:"firstProved"`
-	LastProved  time.Time `json:"lastProved"`
-	LastUsed    time.Time `json:"lastUsed"`
-	Namespace   string    `json:"namespace"`
-}
-
-type secret struct {
-	UID       string `json:"uid"`
-	Namespace string `json:"namespace"`
-	Name      string `json:"name"`
-}
-
-func recordOf(n, credentials int) record {
+func record(n, credentials int) map[string]any {
 	at := time.Now().Add(-time.Hour)
-	r := record{Open: n == 0, Created: at, LastUsed: at}
-	r.Pair.ImageID, r.Pair.Repository = imageID(n), repository(n)
+	r := map[string]any{
+		"pair": map[string]string{"imageID": imageID(n), "repository": repository(n)}, "created": at, "lastUsed": at,
+	}
 	if n == 0 {
+		r["open"] = true
 		return r
 	}
+	var proofs []map[string]any
 	for i := range credentials {
 		namespace := fmt.Sprintf("team-%d", i)
-		r.Proofs = append(r.Proofs, proof{
-			Credential:  fmt.Sprintf("%032x%032x", n, i),
-			Secrets:     []secret{{UID: fmt.Sprintf("%08x-0000-4000-8000-%012x", n, i), Namespace: namespace, Name: "registry-credentials"}},
-			FirstProved: at, LastProved: at, LastUsed: at, Namespace: namespace,
+		proofs = append(proofs, map[string]any{
+			"credential": fmt.Sprintf("%032x%032x", n, i), "namespace": namespace,
+			"secrets": []map[string]string{{
+				"uid": fmt.Sprintf("%08x-0000-4000-8000-%012x", n, i), "namespace": namespace, "name": "registry-credentials",
+			}},
+			"firstProved": at, "lastProved": at, "lastUsed": at,
 		})
 	}
+	r["proofs"] = proofs
 	return r
-}
-
-// megabytes returns the size of a file.
-func megabytes(path string) (float64, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return 0, err
-	}
-	return float64(info.Size()) / 1e6, nil
 }
