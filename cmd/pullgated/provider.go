@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/pullgate/pullgate/internal/daemon"
-	"github.com/pullgate/pullgate/internal/gate/nodecreds/report"
+	"github.com/pullgate/pullgate/internal/gate/nodecreds"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/cli"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -157,8 +157,7 @@ func sendReport(ctx context.Context, f providerFlags, request []byte, answer *bu
 	if len(request) > maxMessage || answer.passing {
 		return fmt.Errorf("request or answer has more than %d bytes", maxMessage)
 	}
-	exchange := report.Exchange{Request: request, Answer: answer.buffered.Bytes()}
-	r, err := exchange.Report(daemon.KeyPath(f.stateDir), time.Now())
+	r, err := nodecreds.ReportOf(request, answer.buffered.Bytes(), daemon.KeyPath(f.stateDir), time.Now())
 	if err != nil || len(r.Credentials) == 0 {
 		return err
 	}

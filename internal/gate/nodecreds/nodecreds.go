@@ -38,7 +38,7 @@ type Credentials struct {
 	// mu guards the fields below. Lock order: reading, then mu.
 	mu      sync.RWMutex
 	ring    credential.SealedKeyring // of all files, in their order
-	reports map[string]report
+	reports map[string]reported
 }
 
 // file is a docker configuration file, with the state from its last reading.
@@ -50,8 +50,8 @@ type file struct {
 	logged string            // describes the latest message about it
 }
 
-// report is an answer of a credential provider.
-type report struct {
+// reported is an answer of a credential provider.
+type reported struct {
 	id     credential.ID
 	ring   credential.SealedKeyring
 	expiry time.Time
@@ -61,7 +61,7 @@ type report struct {
 // nothing. Neither does a file that cannot be read or is malformed, which is logged. Files are in the format of
 // docker's config.json, or of .dockercfg if that is their name.
 func New(ctx context.Context, files []string, key credential.Key) *Credentials {
-	c := &Credentials{key: key, reports: map[string]report{}}
+	c := &Credentials{key: key, reports: map[string]reported{}}
 	for _, path := range files {
 		c.files = append(c.files, file{path: path})
 	}
@@ -130,7 +130,7 @@ func (c *Credentials) Add(patterns []string, id credential.ID, expiry time.Time)
 	if ok && old.expiry.After(expiry) {
 		expiry = old.expiry
 	}
-	c.reports[at] = report{id, credential.SealedKeyring{sealed}, expiry}
+	c.reports[at] = reported{id, credential.SealedKeyring{sealed}, expiry}
 	if len(c.reports) > maxReports {
 		c.makeRoomLocked(now)
 	}

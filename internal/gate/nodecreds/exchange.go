@@ -1,10 +1,10 @@
-package report
+package nodecreds
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"slices"
@@ -29,6 +29,56 @@ var (
 	errRequest = errors.New("this version of pullgated does not support the kubelet's request")
 	errAnswer  = errors.New("the provider's answer is not valid for a kubelet")
 )
+
+// A Report contains the IDs of the credentials that one credential provider gave to the node. A Report without
+// credentials need not be sent.
+type Report struct {
+	// KeyFingerprint is the fingerprint of the key for the IDs.
+	KeyFingerprint string
+	// Expires is when the kubelet no longer uses the answer.
+	Expires     time.Time
+	Credentials []ReportedCredential
+}
+
+// A ReportedCredential is the ID of a credential, with the patterns of its images.
+type ReportedCredential struct {
+	ID     credential.ID
+	Images []string
+}
+
+// ReportOf returns the report of an exchange between a kubelet and a credential provider, with IDs under the key in a
+// file. It has no credentials if the answer has none, or if the answer is bound to a service account. An error is one
+// line without any credential. Any unknown part of the exchange is an error: a field of a newer version may restrict
+// the answer to less than the node.
+func ReportOf(request, answer []byte, keyFile string, now time.Time) (Report, error) {
+	version, nodeWide, err := nodeWide(request)
+	if err != nil || !nodeWide {
+		return Report{}, err
+	}
+	expires, accounts, err := parse(answer, version, now)
+	if err != nil || len(accounts) == 0 {
+		return Report{}, err
+	}
+	key, err := credential.LoadKey(keyFile)
+	if err != nil {
+		return Report{}, fmt.Errorf(
+			"%w; --state-dir must be the stateDir of pullgated, which creates the key when it first starts", err)
+	}
+	// Each ID once and sorted; an anonymous entry has none.
+	images := map[credential.ID][]string{}
+	for _, pattern := range slices.Sorted(maps.Keys(accounts)) {
+		// As in the kubelet's call to the runtime: only these two fields are set.
+		a := accounts[pattern]
+		if id := key.ID(credential.New(credential.Login{Username: a.Username, Password: a.Password})); id != "" {
+			images[id] = append(images[id], pattern)
+		}
+	}
+	r := Report{KeyFingerprint: key.Fingerprint(), Expires: expires.UTC()}
+	for _, id := range slices.Sorted(maps.Keys(images)) {
+		r.Credentials = append(r.Credentials, ReportedCredential{id, images[id]})
+	}
+	return r, nil
+}
 
 // header contains the fields of every message of the protocol.
 type header struct {
@@ -69,14 +119,9 @@ type account struct {
 	Password string `json:"password"`
 }
 
-// answered is the content of a provider's answer.
-type answered struct {
-	expires  time.Time          // when the kubelet no longer uses it
-	accounts map[string]account // by the pattern of images that it is for
-}
-
-// parse reads an answer of the time now, to a request of a version. No error contains any of the content.
-func parse(answer []byte, apiVersion string, now time.Time) (answered, error) {
+// parse reads an answer of the time now, to a request of a version: when the kubelet no longer uses it, and its
+// accounts by the pattern of images that they are for. No error contains any of the content.
+func parse(answer []byte, apiVersion string, now time.Time) (expires time.Time, accounts map[string]account, err error) {
 	var a struct {
 		header
 		CacheDuration *string            `json:"cacheDuration"`
@@ -84,32 +129,14 @@ func parse(answer []byte, apiVersion string, now time.Time) (answered, error) {
 	}
 	// An error of encoding/json quotes the content, so it is not returned.
 	if json.Unmarshal(answer, &a) != nil || !a.is("CredentialProviderResponse") || a.APIVersion != apiVersion {
-		return answered{}, errAnswer
+		return expires, nil, errAnswer
 	}
 	if a.CacheDuration == nil {
-		return answered{now.Add(defaultLifetime), a.Auth}, nil
+		return now.Add(defaultLifetime), a.Auth, nil
 	}
 	d, err := time.ParseDuration(*a.CacheDuration)
 	if err != nil {
-		return answered{}, errAnswer
+		return expires, nil, errAnswer
 	}
-	return answered{now.Add(max(d, 0)).Add(margin), a.Auth}, nil
-}
-
-// report returns the IDs of the answered credentials, each once and sorted; an anonymous entry has none.
-func (a answered) report(key credential.Key) Report {
-	images := map[credential.ID][]string{}
-	for _, pattern := range slices.Sorted(maps.Keys(a.accounts)) {
-		// As in the kubelet's call to the runtime: only these two fields are set.
-		id := key.ID(credential.New(credential.Login{Username: a.accounts[pattern].Username, Password: a.accounts[pattern].Password}))
-		if id != "" {
-			images[id] = append(images[id], pattern)
-		}
-	}
-	r := Report{KeyFingerprint: key.Fingerprint(), Expires: a.expires.UTC()}
-	for id, patterns := range images {
-		r.Credentials = append(r.Credentials, Credential{ID: id, Images: patterns})
-	}
-	slices.SortFunc(r.Credentials, func(a, b Credential) int { return cmp.Compare(a.ID, b.ID) })
-	return r
+	return now.Add(max(d, 0)).Add(margin), a.Auth, nil
 }

@@ -1,4 +1,4 @@
-package report_test
+package nodecreds_test
 
 import (
 	"os"
@@ -9,13 +9,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/pullgate/pullgate/internal/gate/nodecreds/report"
+	"github.com/pullgate/pullgate/internal/gate/nodecreds"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
 const (
 	request = `{"kind":"CredentialProviderRequest","apiVersion":"credentialprovider.kubelet.k8s.io/v1","image":"repo.test/team/app:1"}`
-	canary  = "cAnary-Of-The-Mine"
 )
 
 // answer returns an answer of a provider with these members after its header.
@@ -25,16 +24,16 @@ func answer(members string) string {
 
 var good = answer(`"cacheKeyType":"Registry","cacheDuration":"6h0m0s","auth":{"*.repo.test":{"username":"u","password":"` + canary + `"}}`)
 
-// A node has a key.
-type node struct {
+// A keyNode has a key.
+type keyNode struct {
 	*testing.T
 	key     credential.Key
 	keyFile string
 }
 
-func newNode(t *testing.T) node {
+func newKeyNode(t *testing.T) keyNode {
 	t.Helper()
-	n := node{T: t, keyFile: filepath.Join(t.TempDir(), "node.key")}
+	n := keyNode{T: t, keyFile: filepath.Join(t.TempDir(), "node.key")}
 	var err error
 	if n.key, err = credential.CreateKey(n.keyFile); err != nil {
 		t.Fatal(err)
@@ -42,16 +41,16 @@ func newNode(t *testing.T) node {
 	return n
 }
 
-func (n node) report(request, answer string) (report.Report, error) {
-	return report.Exchange{Request: []byte(request), Answer: []byte(answer)}.Report(n.keyFile, time.Now())
+func (n keyNode) report(request, answer string) (nodecreds.Report, error) {
+	return nodecreds.ReportOf([]byte(request), []byte(answer), n.keyFile, time.Now())
 }
 
-func (n node) id(user, password string) string {
+func (n keyNode) id(user, password string) string {
 	return string(n.key.ID(credential.New(credential.Login{Username: user, Password: password})))
 }
 
 // want compares the images of a report, by credential ID.
-func (n node) want(what string, r report.Report, want map[string]string) {
+func (n keyNode) want(what string, r nodecreds.Report, want map[string]string) {
 	n.Helper()
 	got := map[string]string{}
 	for _, c := range r.Credentials {
@@ -66,7 +65,7 @@ func (n node) want(what string, r report.Report, want map[string]string) {
 }
 
 func TestReportHasTheCredentialsOfThePlugin(t *testing.T) {
-	n := newNode(t)
+	n := newKeyNode(t)
 	for name, tc := range map[string]struct {
 		answer string
 		want   map[string]string
@@ -96,7 +95,7 @@ func TestReportHasTheCredentialsOfThePlugin(t *testing.T) {
 }
 
 func TestReportExpiresWithTheKubeletsCache(t *testing.T) {
-	n := newNode(t)
+	n := newKeyNode(t)
 	for duration, want := range map[string]time.Duration{
 		`"cacheDuration":"6h0m0s",`: 7 * time.Hour, `"cacheDuration":"0s",`: time.Hour, `"cacheDuration":"-5h",`: time.Hour,
 		`"cacheDuration":null,`: 24 * time.Hour, ``: 24 * time.Hour, `"cacheDuration":"2562046h",`: 2562047 * time.Hour,
@@ -112,7 +111,7 @@ func TestReportExpiresWithTheKubeletsCache(t *testing.T) {
 }
 
 func TestReportOmitsCredentialsThatAreNotTheNodes(t *testing.T) {
-	n := newNode(t)
+	n := newKeyNode(t)
 	with := func(member string) string { return strings.TrimSuffix(request, "}") + "," + member + "}" }
 	for name, tc := range map[string]struct {
 		request string
@@ -154,7 +153,7 @@ func TestReportOmitsCredentialsThatAreNotTheNodes(t *testing.T) {
 }
 
 func TestReportNeedsTheKey(t *testing.T) {
-	n := newNode(t)
+	n := newKeyNode(t)
 	absent := filepath.Join(t.TempDir(), "absent")
 	exposed := filepath.Join(t.TempDir(), "exposed.key")
 	if err := os.WriteFile(exposed, []byte(strings.Repeat("0", 64)), 0o644); err != nil {

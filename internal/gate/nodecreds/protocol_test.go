@@ -1,4 +1,4 @@
-package report_test
+package nodecreds_test
 
 import (
 	"encoding/json"
@@ -40,7 +40,7 @@ func TestProtocolHasNoUnknownField(t *testing.T) {
 }
 
 func TestReportReadsTheTypesOfTheKubelet(t *testing.T) {
-	n := newNode(t)
+	n := newKeyNode(t)
 	req := v1.CredentialProviderRequest{Image: "repo.test/team/app:1"}
 	req.APIVersion, req.Kind = v1.SchemeGroupVersion.String(), "CredentialProviderRequest"
 	resp := v1.CredentialProviderResponse{CacheKeyType: v1.RegistryPluginCacheKeyType, Auth: map[string]v1.AuthConfig{"repo.test": {Username: "u", Password: "p"}}}
