@@ -8,7 +8,19 @@ import (
 	"strings"
 )
 
-const redacted = "[redacted]"
+// redacted is embedded in every type that must not be printed, logged or marshalled.
+type redacted struct{}
+
+const redaction = "[redacted]"
+
+// Format prints "[redacted]" under every verb.
+func (redacted) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, redaction) }
+
+// MarshalLog returns "[redacted]" to loggers.
+func (redacted) MarshalLog() any { return redaction }
+
+// MarshalText returns "[redacted]" to encoders.
+func (redacted) MarshalText() ([]byte, error) { return []byte(redaction), nil }
 
 // A Credential is what a pull sends to a registry, in canonical form. The zero value is anonymous: it sends nothing. It
 // cannot be printed, logged or marshalled.
@@ -16,12 +28,16 @@ const redacted = "[redacted]"
 // A closure contains the content, because the fmt package walks unexported fields, and follows pointers to them, under
 // verbs that a type does not expect.
 type Credential struct {
+	redacted
+
 	reveal func() []byte
 	named  bool // see HasUsername
 }
 
 // A Login is what a CRI AuthConfig holds.
 type Login struct {
+	redacted
+
 	Username, Password string
 	// Auth is base64 of "username:password".
 	Auth          string
@@ -29,15 +45,6 @@ type Login struct {
 	IdentityToken string
 	RegistryToken string
 }
-
-// Format prints "[redacted]" under every verb.
-func (Login) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, redacted) }
-
-// MarshalLog returns "[redacted]" to loggers.
-func (Login) MarshalLog() any { return redacted }
-
-// MarshalText returns "[redacted]" to encoders.
-func (Login) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 
 // New returns the credential of a login. If neither user name nor password is given, they are taken from Auth, as
 // runtimes do. If all values are empty, the credential is anonymous; with any other value, even only a password, it is
@@ -85,12 +92,3 @@ func (c Credential) Anonymous() bool { return c.reveal == nil }
 // HasUsername reports whether the credential has a user name, possibly in auth. A runtime that sends only user names
 // with passwords, as CRI-O does, sends nothing for a credential without one.
 func (c Credential) HasUsername() bool { return c.named }
-
-// Format prints "[redacted]" under every verb.
-func (Credential) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, redacted) }
-
-// MarshalLog returns "[redacted]" to loggers.
-func (Credential) MarshalLog() any { return redacted }
-
-// MarshalText returns "[redacted]" to encoders.
-func (Credential) MarshalText() ([]byte, error) { return []byte(redacted), nil }

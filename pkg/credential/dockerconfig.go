@@ -5,7 +5,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"io"
 	"strings"
 )
 
@@ -18,7 +17,11 @@ const (
 
 // A Config is a parsed docker configuration: credentials, and patterns of the registries and repositories that they are
 // for. The zero value has none. It cannot be printed, logged or marshalled.
-type Config struct{ reveal func() []entry[Credential] }
+type Config struct {
+	redacted
+
+	reveal func() []entry[Credential]
+}
 
 // ParseDockerConfigJSON reads the ".dockerconfigjson" of a Secret of the type kubernetes.io/dockerconfigjson, or a
 // config.json of docker. It reads the fields as kubelets do: from an entry it uses auth if it is set, otherwise
@@ -163,12 +166,3 @@ func (c Config) Seal(k Key) Sealed {
 	}
 	return newSealed(sealed)
 }
-
-// Format prints "[redacted]" under every verb.
-func (Config) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, redacted) }
-
-// MarshalLog returns "[redacted]" to loggers.
-func (Config) MarshalLog() any { return redacted }
-
-// MarshalText returns "[redacted]" to encoders.
-func (Config) MarshalText() ([]byte, error) { return []byte(redacted), nil }

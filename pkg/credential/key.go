@@ -32,7 +32,11 @@ type ID string
 
 // A Key is the random key of a node. It cannot be printed, logged or marshalled. The zero value has no
 // key and must not be used.
-type Key struct{ reveal func() []byte }
+type Key struct {
+	redacted
+
+	reveal func() []byte
+}
 
 // NewKey returns a new key that exists only in memory.
 func NewKey() Key {
@@ -120,12 +124,3 @@ func (k Key) sum(data []byte) string {
 	_, _ = h.Write(data) // a hash never fails
 	return hex.EncodeToString(h.Sum(nil))
 }
-
-// Format prints "[redacted]" under every verb.
-func (Key) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, redacted) }
-
-// MarshalLog returns "[redacted]" to loggers.
-func (Key) MarshalLog() any { return redacted }
-
-// MarshalText returns "[redacted]" to encoders.
-func (Key) MarshalText() ([]byte, error) { return []byte(redacted), nil }

@@ -2,8 +2,7 @@ package credential
 
 import (
 	"cmp"
-	"fmt"
-	"io"
+	"math"
 	"slices"
 )
 
@@ -17,7 +16,11 @@ const maxWork = 1 << 20
 
 // A Sealed is a Config with IDs instead of its credentials. It may be used concurrently. The zero value has none. It
 // cannot be printed, because the patterns are part of a secret too.
-type Sealed struct{ reveal func() []entry[ID] }
+type Sealed struct {
+	redacted
+
+	reveal func() []entry[ID]
+}
 
 // NewSealed returns one ID under several patterns, as a credential provider reports it. It omits invalid patterns, and
 // all patterns if the ID is that of an anonymous credential.
@@ -58,15 +61,6 @@ func (s Sealed) Size() int {
 	return size
 }
 
-// Format prints "[redacted]" under every verb.
-func (Sealed) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, redacted) }
-
-// MarshalLog returns "[redacted]" to loggers.
-func (Sealed) MarshalLog() any { return redacted }
-
-// MarshalText returns "[redacted]" to encoders.
-func (Sealed) MarshalText() ([]byte, error) { return []byte(redacted), nil }
-
 // A SealedKeyring contains the pull secrets of one pod, in the order in which the pod names them.
 type SealedKeyring []Sealed
 
@@ -80,29 +74,13 @@ type SealedOffer struct {
 // Lookup returns the credentials that a kubelet would try for an image of this repository (docker.io/library/busybox),
 // in the kubelet's order: the most specific pattern first, and for one pattern in the order of the Secrets. Where the
 // order of a kubelet is random, within one Secret that has a registry twice, Lookup returns any order. It omits an
-// entry that sends nothing, because that has no ID.
+// entry that sends nothing, because that has no ID, and repetitions of a credential of the same Sealed.
 //
 // An empty result means that no entry matches. The pull need not be anonymous: the node may have its own credentials,
 // and some Secret may not have been read.
 func (k SealedKeyring) Lookup(repository string) []SealedOffer {
-	target := parsePattern(repository)
-	var all []found
-	collect := func(fits func(pattern) bool) {
-		for from, s := range k {
-			for _, e := range s.entries() {
-				if fits(e.pattern) {
-					all = append(all, found{e.pattern.key, SealedOffer{e.value, from}})
-				}
-			}
-		}
-	}
-	if !target.broken {
-		collect(func(p pattern) bool { return p.matches(target) })
-	}
-	if len(all) == 0 && isDefaultRegistry(repository) {
-		collect(func(p pattern) bool { return p.key == defaultRegistry })
-	}
-	return slices.DeleteFunc(inOrder(all), func(o SealedOffer) bool { return o.ID == "" })
+	offers, _ := k.search(repository, math.MaxInt, math.MaxInt)
+	return offers
 }
 
 // found is one offered credential, with the key of its pattern.
@@ -111,27 +89,21 @@ type found struct {
 	offer SealedOffer
 }
 
-// inOrder returns the offers of the Secrets, one Secret after the other, in the order of a kubelet.
-func inOrder(all []found) []SealedOffer {
-	slices.SortStableFunc(all, func(a, b found) int { return cmp.Compare(b.key, a.key) })
-	offers := make([]SealedOffer, len(all))
-	for i, f := range all {
-		offers[i] = f.offer
-	}
-	return offers
+// First returns the first n results of [SealedKeyring.Lookup]. Its work is bounded, whatever the keyring contains.
+// whole is false if it omitted patterns for that; each Sealed has the same share of the work.
+func (k SealedKeyring) First(repository string, n int) (offers []SealedOffer, whole bool) {
+	return k.search(repository, n, maxWork/max(1, len(k)))
 }
 
-// First returns the first n results of [SealedKeyring.Lookup], without repetitions of a credential of the same Sealed.
-// Its work is bounded, whatever the keyring contains. whole is false if it omitted patterns for that; each Sealed has
-// the same share of the work.
-func (k SealedKeyring) First(repository string, n int) (offers []SealedOffer, whole bool) {
+// search returns the first n offers. work bounds the work for each Sealed.
+func (k SealedKeyring) search(repository string, n, work int) (offers []SealedOffer, whole bool) {
 	whole = true
 	matched := false
 	target := parsePattern(repository)
 	var all []found
 	collect := func(fits func(pattern) bool, cost func(pattern) int) {
 		for from, s := range k {
-			got := first(s.entries(), n, maxWork/len(k), fits, cost)
+			got := first(s.entries(), n, work, fits, cost)
 			whole = whole && got.whole
 			matched = matched || got.matched
 			for _, e := range got.entries {
@@ -146,7 +118,11 @@ func (k SealedKeyring) First(repository string, n int) (offers []SealedOffer, wh
 	if !matched && whole && isDefaultRegistry(repository) {
 		collect(func(p pattern) bool { return p.key == defaultRegistry }, func(pattern) int { return 1 })
 	}
-	return inOrder(all)[:min(n, len(all))], whole
+	slices.SortStableFunc(all, func(a, b found) int { return cmp.Compare(b.key, a.key) })
+	for _, f := range all[:min(n, len(all))] {
+		offers = append(offers, f.offer)
+	}
+	return offers, whole
 }
 
 // beginning is the result of [first] for the entries of one Sealed.

@@ -68,34 +68,15 @@ func parsePattern(key string) pattern {
 	return p
 }
 
-// clone returns the pattern in its own memory, so that it does not keep a payload in memory. Host and path nearly
-// always are parts of the key and share its memory.
+// clone returns the pattern in its own memory, so that it does not keep a payload in memory.
 func (p pattern) clone() pattern {
-	p.key, p.port = strings.Clone(p.key), strings.Clone(p.port)
-	if strings.HasPrefix(p.key, p.host) {
-		p.host = p.key[:len(p.host)]
-	} else {
-		p.host = strings.Clone(p.host)
-	}
-	if strings.HasSuffix(p.key, p.path) {
-		p.path = p.key[len(p.key)-len(p.path):]
-	} else {
-		p.path = strings.Clone(p.path)
-	}
+	p.key, p.host = strings.Clone(p.key), strings.Clone(p.host)
+	p.port, p.path = strings.Clone(p.port), strings.Clone(p.path)
 	return p
 }
 
 // size returns the approximate size in bytes of the pattern after clone.
-func (p pattern) size() int {
-	size := 72 + len(p.key) + len(p.port)
-	if !strings.HasPrefix(p.key, p.host) {
-		size += len(p.host)
-	}
-	if !strings.HasSuffix(p.key, p.path) {
-		size += len(p.path)
-	}
-	return size
-}
+func (p pattern) size() int { return 72 + len(p.key) + len(p.host) + len(p.port) + len(p.path) }
 
 // mayMatch reports whether a pattern may match a repository, without comparing its wildcards.
 func (p pattern) mayMatch(repository pattern) bool {
