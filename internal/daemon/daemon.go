@@ -16,7 +16,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/gate"
-	"github.com/pullgate/pullgate/internal/gate/kubelet"
 	"github.com/pullgate/pullgate/internal/gate/nodecreds"
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/operator/adminapi"
@@ -121,7 +120,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		Decisions:      decided{log: log, feed: feed},
 		Shadow:         o.Config.NoPullImageSecretRecheck,
 		OutageFallback: o.Config.RegistryOutageFallback,
-		AlwaysPrecheck: kubelet.AlwaysPrecheck(o.Config.KubeletSkipsAlwaysPrecheck),
+		AlwaysPrecheck: gate.AlwaysPrecheck(o.Config.KubeletSkipsAlwaysPrecheck),
 		AllowRestores:  o.Config.AllowRestores,
 		Admission:      admitting.forGate(unlessNil[gate.ViewSource](source, source)),
 	})

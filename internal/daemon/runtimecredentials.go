@@ -4,7 +4,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/gate/criofiles"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
 // warnOfRuntimeCredentials logs a warning if CRI-O has credentials for namespaces on this node, and the configuration
@@ -13,7 +13,7 @@ func warnOfRuntimeCredentials(log klog.Logger, c config.Config, root string) {
 	if c.RuntimeCredentials == config.RuntimeCredentialsPerNamespace {
 		return
 	}
-	found, unread := criofiles.Node(root).NamespaceCredentials()
+	found, unread := doctor.Host{Root: root}.NamespaceCredentials()
 	if len(found) > 0 {
 		log.Error(nil, "CRI-O pulls with credentials of namespaces, and runtimeCredentials is none: such pulls open images to every pod; set runtimeCredentials: perNamespace", "found", found)
 	}

@@ -12,7 +12,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
-	"github.com/pullgate/pullgate/internal/gate/kubelet"
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/internal/policies/admission"
@@ -86,7 +85,7 @@ type Config struct {
 	// OutageFallback is registryOutageFallback.
 	OutageFallback bool
 	// AlwaysPrecheck is kubeletSkipsAlwaysPrecheck.
-	AlwaysPrecheck kubelet.AlwaysPrecheck
+	AlwaysPrecheck AlwaysPrecheck
 	// AllowRestores is allowRestores; SetAllowRestores changes it.
 	AllowRestores bool
 	// Admission has the policies, nil if there are none; SetAdmission changes it.
@@ -97,7 +96,7 @@ type Config struct {
 // set.
 func New(c Config) *Gate {
 	g := &Gate{c: c}
-	g.skipsAlways.Store(c.AlwaysPrecheck == kubelet.Skipped)
+	g.skipsAlways.Store(c.AlwaysPrecheck == AlwaysSkipped)
 	g.allowRestores.Store(c.AllowRestores)
 	g.admitting.Store(c.Admission)
 	g.pods.has = func(k podKey) bool {

@@ -14,7 +14,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/gate"
-	"github.com/pullgate/pullgate/internal/gate/kubelet"
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
@@ -229,12 +228,12 @@ func TestSandboxesTellWhoAsks(t *testing.T) {
 func TestKubeletThatPrechecksAlwaysReachesTheRegistry(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
-		mode  kubelet.AlwaysPrecheck
+		mode  gate.AlwaysPrecheck
 		asked int
 	}{
-		{"configured as new", kubelet.Skipped, 0},
-		{"configured as old", kubelet.Sent, 1},
-		{"by its user agent", kubelet.Auto, 0},
+		{"configured as new", gate.AlwaysSkipped, 0},
+		{"configured as old", gate.AlwaysSent, 1},
+		{"by its user agent", gate.AlwaysAuto, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p, _ := newProxyOfAlice(t, tracker.Options{}, gate.Config{AlwaysPrecheck: tc.mode, OutageFallback: true})
@@ -259,7 +258,7 @@ func TestKubeletThatPrechecksAlwaysReachesTheRegistry(t *testing.T) {
 
 // A pull that may be for Always is treated as such: the registry decides, also at the next attempt.
 func TestProvedPullThatTheRegistryRefusesLeavesNoGrant(t *testing.T) {
-	p, _ := newProxyOfAlice(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"system"}}}, gate.Config{AlwaysPrecheck: kubelet.Sent, OutageFallback: true})
+	p, _ := newProxyOfAlice(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"system"}}}, gate.Config{AlwaysPrecheck: gate.AlwaysSent, OutageFallback: true})
 	carol := p.Pod("carol")
 	p.wantPrecheck(carol, app, "", "pre-check (or this test shows nothing)")
 	p.serves(app, "another", criproxytest.Image{ID: id1})

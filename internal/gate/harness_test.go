@@ -20,7 +20,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/gate"
-	"github.com/pullgate/pullgate/internal/gate/kubelet"
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/records"
@@ -295,7 +294,7 @@ func restoring() gate.Config {
 
 // exact is the configuration for a kubelet that sends no pre-check for Always.
 func exact() gate.Config {
-	return gate.Config{OutageFallback: true, AlwaysPrecheck: kubelet.Skipped}
+	return gate.Config{OutageFallback: true, AlwaysPrecheck: gate.AlwaysSkipped}
 }
 
 // copied copies the store's file, as a crash at this instant would leave it.

@@ -21,7 +21,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/gate"
-	"github.com/pullgate/pullgate/internal/gate/kubelet"
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/credential"
@@ -186,9 +185,9 @@ func (w *modelWorld) start() {
 			return repository == repositoryOf(systemImage) && id == offered
 		},
 	})
-	always := kubelet.Sent
+	always := gate.AlwaysSent
 	if w.skips {
-		always = kubelet.Skipped
+		always = gate.AlwaysSkipped
 	}
 	config := gate.Config{
 		Tracker: p.tracker, Pods: podindex.New(), Runtime: rt, Metrics: &counts{}, Log: klog.Logger{},

@@ -10,7 +10,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/gate"
-	"github.com/pullgate/pullgate/internal/gate/kubelet"
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
@@ -125,7 +124,7 @@ func TestSecretThatIsNotNotedIsNotRotated(t *testing.T) {
 
 // Whether a PullImage has to reach the registry (docs/architecture.md).
 func TestPullPolicyDecidesWhatAPullIs(t *testing.T) {
-	old := gate.Config{OutageFallback: true, AlwaysPrecheck: kubelet.Sent}
+	old := gate.Config{OutageFallback: true, AlwaysPrecheck: gate.AlwaysSent}
 	for _, tc := range []struct {
 		name     string
 		gate     gate.Config
@@ -240,7 +239,7 @@ func TestUnknownPrecheckIsJudgedForAllThatMayHaveSentIt(t *testing.T) {
 }
 
 func TestShadowModeReportsThePullPolicy(t *testing.T) {
-	p, f := newProxyWithSource(t, gate.Config{Shadow: true, AlwaysPrecheck: kubelet.Sent})
+	p, f := newProxyWithSource(t, gate.Config{Shadow: true, AlwaysPrecheck: gate.AlwaysSent})
 	for _, pullPolicy := range []string{"Always", "IfNotPresent", "Never"} {
 		for _, password := range []string{"good", "bad"} {
 			x := p.Pod("team-" + password)

@@ -11,7 +11,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/gate"
-	"github.com/pullgate/pullgate/internal/gate/kubelet"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/credential"
@@ -69,8 +68,8 @@ const (
 )
 
 func TestExpiredProofIsRenewedOrStandsForItsGrace(t *testing.T) {
-	before, without := gate.Config{OutageFallback: true, AlwaysPrecheck: kubelet.Sent}, gate.Config{AlwaysPrecheck: kubelet.Sent}
-	exactly := gate.Config{AlwaysPrecheck: kubelet.Skipped}
+	before, without := gate.Config{OutageFallback: true, AlwaysPrecheck: gate.AlwaysSent}, gate.Config{AlwaysPrecheck: gate.AlwaysSent}
+	exactly := gate.Config{AlwaysPrecheck: gate.AlwaysSkipped}
 	for _, tc := range []struct {
 		name     string
 		gate     gate.Config
@@ -207,7 +206,7 @@ func TestDeadMirrorHidesNoRefusal(t *testing.T) {
 
 // In shadow mode the renewal of an expired proof counts as a miss, as it would with enforcement.
 func TestShadowModeCountsWhatHasExpired(t *testing.T) {
-	p, f := newProxyWithSource(t, gate.Config{Shadow: true, AlwaysPrecheck: kubelet.Skipped})
+	p, f := newProxyWithSource(t, gate.Config{Shadow: true, AlwaysPrecheck: gate.AlwaysSkipped})
 	for _, age := range []time.Duration{young, old} {
 		p.ages(age)
 		x := p.Pod("carol")

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/gate/criofiles"
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
@@ -188,7 +187,6 @@ func (n Node) read(path string) string {
 }
 
 // glob returns the paths of the node that match a pattern, in order.
-func (n Node) glob(pattern string) []string { return criofiles.Node(n.Root).Glob(pattern) }
 
 // counted returns a number of things: "1 record", "2 records".
 func counted[N ~int | ~uint64 | ~int64](n N, thing string) string {

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 
 	"github.com/pullgate/pullgate/internal/config"
-	"github.com/pullgate/pullgate/internal/gate/criofiles"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -238,8 +237,7 @@ func (n Node) crioFiles(ctx context.Context) (all []Finding) {
 	if name != "" && name != crio {
 		return nil
 	}
-	files := criofiles.Node(n.Root)
-	found, unread := files.NamespaceCredentials()
+	found, unread := n.NamespaceCredentials()
 	perNamespace := n.Config.RuntimeCredentials == config.RuntimeCredentialsPerNamespace
 	switch {
 	case perNamespace:
@@ -255,12 +253,12 @@ func (n Node) crioFiles(ctx context.Context) (all []Finding) {
 			all = append(all, unknown("run it as root", "whether CRI-O holds credentials of namespaces: %v", err))
 		}
 	}
-	return append(all, shortNames(files)...)
+	return append(all, n.shortNames()...)
 }
 
 // shortNames checks the registries that CRI-O searches for images without a registry in their name.
-func shortNames(files criofiles.Node) (all []Finding) {
-	registries, file, unread := files.SearchRegistries()
+func (n Node) shortNames() (all []Finding) {
+	registries, file, unread := n.SearchRegistries()
 	for _, err := range unread {
 		all = append(all, unknown("repair the file, or run it as root", "which registries CRI-O searches for short names: %v", err))
 	}

@@ -1,11 +1,11 @@
-package kubelet_test
+package gate_test
 
 import (
 	"testing"
 
 	"google.golang.org/grpc/metadata"
 
-	"github.com/pullgate/pullgate/internal/gate/kubelet"
+	"github.com/pullgate/pullgate/internal/gate"
 )
 
 func TestUserAgentShowsWhetherAlwaysIsPrechecked(t *testing.T) {
@@ -14,14 +14,14 @@ func TestUserAgentShowsWhetherAlwaysIsPrechecked(t *testing.T) {
 		"kubelet/1.34 grpc-go/1.72.1": true, "grpc-go/2.1.0": false, "grpc-go/": false, "grpc-go/1": false, "grpc-go/1.x": false, "": false, "grpc-c++/1.72.1": false,
 	} {
 		ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs("user-agent", agent))
-		if got := kubelet.Auto.Skips(ctx); got != want {
+		if got := gate.AlwaysAuto.Skips(ctx); got != want {
 			t.Errorf("skips(%q) = %v; want %v", agent, got, want)
 		}
-		if !kubelet.Skipped.Skips(ctx) || kubelet.Sent.Skips(ctx) {
+		if !gate.AlwaysSkipped.Skips(ctx) || gate.AlwaysSent.Skips(ctx) {
 			t.Errorf("%q overrules what was configured", agent)
 		}
 	}
-	if kubelet.Auto.Skips(t.Context()) {
+	if gate.AlwaysAuto.Skips(t.Context()) {
 		t.Error("a call without a user agent is taken for a new kubelet's")
 	}
 }

@@ -1,4 +1,4 @@
-package criofiles_test
+package doctor_test
 
 import (
 	"os"
@@ -7,11 +7,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/gate/criofiles"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
 // node makes a machine with these files; a path that ends in a slash is a directory.
-func node(t *testing.T, files map[string]string) criofiles.Node {
+func node(t *testing.T, files map[string]string) doctor.Host {
 	t.Helper()
 	root := t.TempDir()
 	for path, content := range files {
@@ -29,7 +29,7 @@ func node(t *testing.T, files map[string]string) criofiles.Node {
 			t.Fatal(err)
 		}
 	}
-	return criofiles.Node(root)
+	return doctor.Host{Root: root}
 }
 
 func TestNamespaceCredentials(t *testing.T) {
