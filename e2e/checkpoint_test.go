@@ -16,111 +16,88 @@ import (
 // not on the one that was asked for. The tenant only has to know the digest of a manifest that is on the
 // node: a registry of its own reports that it has it, and nothing is fetched.
 func TestCheckpointImageNamesAnotherImage(t *testing.T) {
-	on(t, checkpointImageNamesAnotherImage, debian, containerd21, containerd22, containerd24)
-}
+	on(t, func(t runtimeTest) {
+		restores := t.restores()
+		s := begin(t)
+		direct := s.dial(s.node.Containerd.Endpoint())
+		app := s.private("checkpoint/app:1", node.Image{})
+		owner := pod("team-a", app, node.IfNotPresent, node.Alice())
+		s.keep(owner, app, node.Running, -1)
 
-func checkpointImageNamesAnotherImage(t runtimeTest) {
-	restores := t.restores()
-	s := begin(t)
-	direct := s.dial(s.node.Containerd.Endpoint())
-	app := s.private("checkpoint/app:1", node.Image{})
-	owner := pod("team-a", app, node.IfNotPresent, node.Alice())
-	s.keep(owner, app, node.Running, -1)
+		s.claim("evil/base", app.Digest)
+		base := s.node.Public.Host() + "/evil/base@" + app.Digest
+		bait, trap := s.public("evil/bait:1", checkpointOf("bait", base)), s.public("evil/checkpoint:1", checkpointOf("trap", base))
 
-	s.claim("evil/base", app.Digest)
-	base := s.node.Public.Host() + "/evil/base@" + app.Digest
-	bait, trap := s.public("evil/bait:1", checkpointOf("bait", base)), s.public("evil/checkpoint:1", checkpointOf("trap", base))
-
-	// The control: asked directly, containerd creates a container of team B on team A's image, for
-	// which no registry has seen a credential.
-	thief := pod("team-b", bait, node.IfNotPresent)
-	s.must(direct.Sandbox(t.Context(), thief))
-	o := s.asked(app, 0, func() node.Outcome { return direct.Start(t.Context(), thief) })
-	created := imageOf(s, direct, o.Container)
-	if restores && created != app.ID {
-		t.Fatalf("control: container is on %s, %v; want %s, the image of team A", created, o, app.ID)
-	}
-	if !restores && created != bait.ID {
-		t.Fatalf("control: container is on %s, %v; want %s, the image asked for", created, o, bait.ID)
-	}
-	s.must(direct.Remove(t.Context(), thief))
-
-	// Through pullgated: the image asked for is public, so its pull is open to all, and the gate forwards
-	// the creation. The container is a restored one.
-	thief = pod("team-b", trap, node.IfNotPresent)
-	s.must(s.k.Sandbox(t.Context(), thief))
-	o = s.asked(app, 0, func() node.Outcome { return s.k.Start(t.Context(), thief) })
-	if restores {
-		if o.State != node.CreateFailed || !strings.Contains(o.Text, "PermissionDenied") {
-			t.Errorf("checkpoint image of team B: %v; want CreateContainerError with PermissionDenied", o)
+		// The control: asked directly, containerd creates a container of team B on team A's image, for
+		// which no registry has seen a credential.
+		thief := pod("team-b", bait, node.IfNotPresent)
+		s.must(direct.Sandbox(t.Context(), thief))
+		o := s.asked(app, 0, func() node.Outcome { return direct.Start(t.Context(), thief) })
+		created := imageOf(s, direct, o.Container)
+		if restores && created != app.ID {
+			t.Fatalf("control: container is on %s, %v; want %s, the image of team A", created, o, app.ID)
 		}
-		if left := containersOf(s, direct, thief); len(left) > 0 {
-			t.Errorf("denied containers are still there: %v", left)
+		if !restores && created != bait.ID {
+			t.Fatalf("control: container is on %s, %v; want %s, the image asked for", created, o, bait.ID)
 		}
-		s.wantMetric(1, "pullgate_denials_total", `call="CreateContainer"`)
-		s.wantMetric(1, "pullgate_container_creations_refused_total", `reason="restored"`)
-	} else if got := imageOf(s, s.k, o.Container); got != trap.ID {
-		t.Errorf("checkpoint image of team B: %v on %s; want a container on itself", o, got)
-	}
-	s.must(s.k.Remove(t.Context(), thief))
+		s.must(direct.Remove(t.Context(), thief))
 
-	// containerd has given team A's image another name meanwhile. Neither opens it.
-	s.run(pod("team-b", app, node.Never), app, node.NeverPulled, 0)
-	s.run(pod("team-b", app, node.IfNotPresent), app, node.PullFailed, 1)
-	s.run(pod("team-b", node.Pushed{Built: app.Built, Name: base, Repository: "evil/base"}, node.Never), app, node.NeverPulled, 0)
+		// Through pullgated: the image asked for is public, so its pull is open to all, and the gate forwards
+		// the creation. The container is a restored one.
+		thief = pod("team-b", trap, node.IfNotPresent)
+		s.must(s.k.Sandbox(t.Context(), thief))
+		o = s.asked(app, 0, func() node.Outcome { return s.k.Start(t.Context(), thief) })
+		if restores {
+			if o.State != node.CreateFailed || !strings.Contains(o.Text, "PermissionDenied") {
+				t.Errorf("checkpoint image of team B: %v; want CreateContainerError with PermissionDenied", o)
+			}
+			if left := containersOf(s, direct, thief); len(left) > 0 {
+				t.Errorf("denied containers are still there: %v", left)
+			}
+			s.wantMetric(1, "pullgate_denials_total", `call="CreateContainer"`)
+			s.wantMetric(1, "pullgate_container_creations_refused_total", `reason="restored"`)
+		} else if got := imageOf(s, s.k, o.Container); got != trap.ID {
+			t.Errorf("checkpoint image of team B: %v on %s; want a container on itself", o, got)
+		}
+		s.must(s.k.Remove(t.Context(), thief))
 
-	// The owner may use the image, and may not restore a checkpoint of it either.
-	own := *owner
-	own.Image = trap.Name
-	if o := s.k.Start(t.Context(), &own); restores && o.State != node.CreateFailed {
-		t.Errorf("checkpoint image of team A: %v; want CreateContainerError", o)
-	}
-	s.must(s.k.Remove(t.Context(), owner))
+		// containerd has given team A's image another name meanwhile. Neither opens it.
+		s.run(pod("team-b", app, node.Never), app, node.NeverPulled, 0)
+		s.run(pod("team-b", app, node.IfNotPresent), app, node.PullFailed, 1)
+		s.run(pod("team-b", node.Pushed{Built: app.Built, Name: base, Repository: "evil/base"}, node.Never), app, node.NeverPulled, 0)
+
+		// The owner may use the image, and may not restore a checkpoint of it either.
+		own := *owner
+		own.Image = trap.Name
+		if o := s.k.Start(t.Context(), &own); restores && o.State != node.CreateFailed {
+			t.Errorf("checkpoint image of team A: %v; want CreateContainerError", o)
+		}
+		s.must(s.k.Remove(t.Context(), owner))
+	}, debian, containerd21, containerd22, containerd24)
 }
 
 // With allowRestores the image that the runtime reports is judged. The container does not start without criu, which is
 // an error of containerd.
 func TestCheckpointImageWithAllowRestores(t *testing.T) {
-	on(t, checkpointImageWithAllowRestores, containerd21)
-}
-
-func checkpointImageWithAllowRestores(t runtimeTest) {
-	s := begin(t, "allowRestores: true")
-	app := s.private("allowed/app:1", node.Image{})
-	owner := pod("team-a", app, node.IfNotPresent, node.Alice())
-	s.keep(owner, app, node.Running, -1)
-	s.claim("allowed/base", app.Digest)
-	trap := s.public("allowed/checkpoint:1", checkpointOf("trap", s.node.Public.Host()+"/allowed/base@"+app.Digest))
-	s.restore(s.k, trap, func(o node.Outcome) {
-		if o.State != node.CreateFailed || !strings.Contains(o.Text, "PermissionDenied") {
-			t.Errorf("checkpoint image of team B: %v; want CreateContainerError with PermissionDenied", o)
+	on(t, func(t runtimeTest) {
+		s := begin(t, "allowRestores: true")
+		app := s.private("allowed/app:1", node.Image{})
+		owner := pod("team-a", app, node.IfNotPresent, node.Alice())
+		s.keep(owner, app, node.Running, -1)
+		s.claim("allowed/base", app.Digest)
+		trap := s.public("allowed/checkpoint:1", checkpointOf("trap", s.node.Public.Host()+"/allowed/base@"+app.Digest))
+		s.restore(s.k, trap, func(o node.Outcome) {
+			if o.State != node.CreateFailed || !strings.Contains(o.Text, "PermissionDenied") {
+				t.Errorf("checkpoint image of team B: %v; want CreateContainerError with PermissionDenied", o)
+			}
+		})
+		own := *owner
+		own.Image = trap.Name
+		if o := s.k.Start(t.Context(), &own); o.State == node.CreateFailed || imageOf(s, s.k, o.Container) != app.ID {
+			t.Errorf("checkpoint image of team A: %v; want a container on %s", o, app.ID)
 		}
-	})
-	own := *owner
-	own.Image = trap.Name
-	if o := s.k.Start(t.Context(), &own); o.State == node.CreateFailed || imageOf(s, s.k, o.Container) != app.ID {
-		t.Errorf("checkpoint image of team A: %v; want a container on %s", o, app.ID)
-	}
-	s.must(s.k.Remove(t.Context(), owner))
-}
-
-// In shadow mode a missing proof denies nothing: the runtime's answer passes unchanged.
-func TestCheckpointImageInShadowMode(t *testing.T) {
-	on(t, checkpointImageInShadowMode, containerd21)
-}
-
-func checkpointImageInShadowMode(t runtimeTest) {
-	s := begin(t, "noPullImageSecretRecheck: true")
-	app := s.private("shadowed/app:1", node.Image{})
-	s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
-	s.claim("evil/shadowed", app.Digest)
-	trap := s.public("evil/shadow:1", checkpointOf("trap", s.node.Public.Host()+"/evil/shadowed@"+app.Digest))
-	s.restore(s.k, trap, func(o node.Outcome) {
-		if imageOf(s, s.k, o.Container) != app.ID {
-			t.Errorf("checkpoint image in shadow mode: %v; want the container that containerd makes", o)
-		}
-	})
-	s.wantMetric(0, "pullgate_denials_total")
+		s.must(s.k.Remove(t.Context(), owner))
+	}, containerd21)
 }
 
 // claim makes the public registry report a manifest of a repository that does not have it.

@@ -13,84 +13,84 @@ import (
 
 // containerd resolves any prefix of an image ID to the image. Through pullgated no such name resolves to an image,
 // and the answers are the same whether one image, several or none have the prefix.
-func TestNamesThatAreImageIDs(t *testing.T) { onEach(t, namesThatAreImageIDs) }
+func TestNamesThatAreImageIDs(t *testing.T) {
+	onEach(t, func(t runtimeTest) {
+		s := begin(t)
+		direct := s.dial(s.node.Containerd.Endpoint())
 
-func namesThatAreImageIDs(t runtimeTest) {
-	s := begin(t)
-	direct := s.dial(s.node.Containerd.Endpoint())
-
-	// Two images whose IDs begin with the same digit, so that a prefix can be ambiguous.
-	byDigit := map[byte]*node.Built{}
-	var first, second *node.Built
-	for i := 0; second == nil; i++ {
-		b, err := s.node.Build(node.Image{Content: fmt.Sprintf("%s %d", t.Name(), i)})
+		// Two images whose IDs begin with the same digit, so that a prefix can be ambiguous.
+		byDigit := map[byte]*node.Built{}
+		var first, second *node.Built
+		for i := 0; second == nil; i++ {
+			b, err := node.Image{Content: fmt.Sprintf("%s %d", t.Name(), i)}.Build()
+			s.must(err)
+			digit := b.ID[len("sha256:")]
+			if first = byDigit[digit]; first != nil {
+				second = b
+			}
+			byDigit[digit] = b
+		}
+		for i, b := range []*node.Built{first, second} {
+			archive := filepath.Join(t.TempDir(), "image.tar")
+			s.must(b.Archive(archive, fmt.Sprintf("imported.test/id/app%d:1", i)))
+			s.must(s.node.Containerd.Import(t.Context(), archive))
+		}
+		listed, err := direct.Images.ListImages(t.Context(), nil)
 		s.must(err)
-		digit := b.ID[len("sha256:")]
-		if first = byDigit[digit]; first != nil {
-			second = b
+		unique, ambiguous, nothing := prefixes(listed)
+		if id, err := direct.Images.ImageStatus(t.Context(), &runtimeapi.ImageSpec{Image: unique}, false); err != nil || id.GetImage().GetId() == "" {
+			t.Fatalf("control: containerd resolves %s to %v, %v; want an image", unique, id, err)
 		}
-		byDigit[digit] = b
-	}
-	for i, b := range []*node.Built{first, second} {
-		archive := filepath.Join(t.TempDir(), "image.tar")
-		s.must(b.Archive(t.Context(), archive, fmt.Sprintf("imported.test/id/app%d:1", i)))
-		s.must(s.node.Containerd.Import(t.Context(), archive))
-	}
-	listed, err := direct.Images.ListImages(t.Context(), nil)
-	s.must(err)
-	unique, ambiguous, nothing := prefixes(listed)
-	if id, err := direct.Images.ImageStatus(t.Context(), &runtimeapi.ImageSpec{Image: unique}, false); err != nil || id.GetImage().GetId() == "" {
-		t.Fatalf("control: containerd resolves %s to %v, %v; want an image", unique, id, err)
-	}
-	if _, err := direct.Images.ImageStatus(t.Context(), &runtimeapi.ImageSpec{Image: ambiguous}, false); err == nil {
-		t.Fatalf("control: containerd resolves %s without an error; want it ambiguous", ambiguous)
-	}
+		if _, err := direct.Images.ImageStatus(t.Context(), &runtimeapi.ImageSpec{Image: ambiguous}, false); err == nil {
+			t.Fatalf("control: containerd resolves %s without an error; want it ambiguous", ambiguous)
+		}
 
-	full := listed[0].GetId()
-	for _, name := range []string{unique, ambiguous, nothing, full, strings.TrimPrefix(full, "sha256:")} {
-		for _, policy := range []string{node.Never, node.IfNotPresent} {
-			p := &node.Pod{Namespace: "team-b", Name: "pod", Image: name, Policy: policy}
-			s.must(s.k.Sandbox(t.Context(), p))
-			id, err := s.k.Precheck(t.Context(), p)
-			if id != "" || err != nil {
-				t.Errorf("pre-check of %s = %q, %v; want the empty answer", name, id, err)
+		full := listed[0].GetId()
+		for _, name := range []string{unique, ambiguous, nothing, full, strings.TrimPrefix(full, "sha256:")} {
+			for _, policy := range []string{node.Never, node.IfNotPresent} {
+				p := &node.Pod{Namespace: "team-b", Name: "pod", Image: name, Policy: policy}
+				s.must(s.k.Sandbox(t.Context(), p))
+				id, err := s.k.Precheck(t.Context(), p)
+				if id != "" || err != nil {
+					t.Errorf("pre-check of %s = %q, %v; want the empty answer", name, id, err)
+				}
+				want := node.NeverPulled
+				if policy == node.IfNotPresent {
+					want = node.PullFailed
+				}
+				if o := s.k.Start(t.Context(), p); o.State != want {
+					t.Errorf("%s of %s = %v; want %s", policy, name, o, want)
+				}
+				// Past the pre-check, as if its answer had been another.
+				o := s.k.Create(t.Context(), p, node.Outcome{ImageID: full})
+				if !strings.Contains(o.Text, "PermissionDenied") && o.State != node.InspectFailed {
+					t.Errorf("container on %s = %v; want PermissionDenied", name, o)
+				}
+				s.must(s.k.Remove(t.Context(), p))
 			}
-			want := node.NeverPulled
-			if policy == node.IfNotPresent {
-				want = node.PullFailed
-			}
-			if o := s.k.Start(t.Context(), p); o.State != want {
-				t.Errorf("%s of %s = %v; want %s", policy, name, o, want)
-			}
-			// Past the pre-check, as if its answer had been another.
-			o := s.k.Create(t.Context(), p, node.Outcome{ImageID: full})
-			if !strings.Contains(o.Text, "PermissionDenied") && o.State != node.InspectFailed {
-				t.Errorf("container on %s = %v; want PermissionDenied", name, o)
-			}
-			s.must(s.k.Remove(t.Context(), p))
 		}
-	}
-	// An image in the call itself. containerd 1.6 has another answer for each of them.
-	app := s.private("id/app:1", node.Image{})
-	s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
-	stranger := pod("team-b", app, node.Never)
-	s.must(s.k.Sandbox(t.Context(), stranger))
-	present := s.k.Create(t.Context(), stranger, node.Outcome{ImageID: app.ID}).Text
-	for _, id := range []string{"sha256:" + strings.Repeat("0", 64), ambiguous, nothing, app.ID[:20]} {
-		o := s.k.Create(t.Context(), stranger, node.Outcome{ImageID: id})
-		if o.State != node.CreateFailed || !strings.Contains(o.Text, "PermissionDenied") || o.Text != present {
-			t.Errorf("container on the image %s = %v; want PermissionDenied, as for the image that is present: %s", id, o, present)
+		// An image in the call itself. containerd 1.6 has another answer for each of them.
+		app := s.private("id/app:1", node.Image{})
+		s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
+		stranger := pod("team-b", app, node.Never)
+		s.must(s.k.Sandbox(t.Context(), stranger))
+		present := s.k.Create(t.Context(), stranger, node.Outcome{ImageID: app.ID}).Text
+		for _, id := range []string{"sha256:" + strings.Repeat("0", 64), ambiguous, nothing, app.ID[:20]} {
+			o := s.k.Create(t.Context(), stranger, node.Outcome{ImageID: id})
+			if o.State != node.CreateFailed || !strings.Contains(o.Text, "PermissionDenied") || o.Text != present {
+				t.Errorf("container on the image %s = %v; want PermissionDenied, as for the image that is present: %s", id, o, present)
+			}
 		}
-	}
-	s.must(s.k.Remove(t.Context(), stranger))
-	// A call that is not a pre-check is never altered.
-	for _, name := range []string{unique, nothing, full} {
-		want, _ := direct.Images.ImageStatus(t.Context(), &runtimeapi.ImageSpec{Image: name}, false)
-		got, _ := s.k.Images.ImageStatus(t.Context(), &runtimeapi.ImageSpec{Image: name}, false)
-		if want.String() != got.String() {
-			t.Errorf("ImageStatus of %s without annotations = %v; want %v, as the runtime answers", name, got, want)
+		s.must(s.k.Remove(t.Context(), stranger))
+		// A call that is not a pre-check is never altered.
+		for _, name := range []string{unique, nothing, full} {
+			want, _ := direct.Images.ImageStatus(t.Context(), &runtimeapi.ImageSpec{Image: name}, false)
+			got, _ := s.k.Images.ImageStatus(t.Context(), &runtimeapi.ImageSpec{Image: name}, false)
+			if want.String() != got.String() {
+				t.Errorf("ImageStatus of %s without annotations = %v; want %v, as the runtime answers", name, got, want)
+			}
 		}
-	}
+	})
 }
 
 // prefixes returns a prefix that one image has, one that several have, and one that none has.

@@ -3,15 +3,9 @@ package e2e_test
 import (
 	"context"
 	"math/rand/v2"
-	"net"
-	"strings"
 	"sync"
 	"testing"
 	"time"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/e2e/node"
 )
@@ -20,64 +14,62 @@ import (
 // moment of the pull; containerd may complete it a little later. After that the image on the node needs
 // proof. 200 repetitions.
 func TestLostAnswersLeaveAnImageThatNeedsProof(t *testing.T) {
-	onEach(t, lostAnswersLeaveAnImageThatNeedsProof)
-}
+	onEach(t, func(t runtimeTest) {
+		s := begin(t)
+		app := s.private("lost/app:1", node.Image{})
+		thief := pod("team-b", app, node.Never)
+		s.must(s.k.Sandbox(t.Context(), thief))
+		owner := pod("team-a", app, node.IfNotPresent, node.Alice())
+		s.must(s.k.Sandbox(t.Context(), owner))
 
-func lostAnswersLeaveAnImageThatNeedsProof(t runtimeTest) {
-	s := begin(t)
-	app := s.private("lost/app:1", node.Image{})
-	thief := pod("team-b", app, node.Never)
-	s.must(s.k.Sandbox(t.Context(), thief))
-	owner := pod("team-a", app, node.IfNotPresent, node.Alice())
-	s.must(s.k.Sandbox(t.Context(), owner))
-
-	const rounds = 200
-	landed := 0
-	longest := 90 * time.Millisecond // follows the duration of a pull, which depends on the machine
-	for round := range rounds {
-		after := rand.N(longest)
-		if round%2 == 0 {
-			s.pullAndCancel(owner, after)
-		} else {
-			s.pullAndHangUp(owner, after)
-		}
-		// containerd has been seen to complete a pull 14 ms after its client had gone.
-		for end := time.Now().Add(30 * time.Millisecond); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-			id, err := s.k.Precheck(t.Context(), thief)
-			if id != "" || err != nil {
-				t.Fatalf("round %d, lost after %v: the thief's pre-check = %q, %v; want the empty answer", round, after, id, err)
+		const rounds = 200
+		landed := 0
+		longest := 90 * time.Millisecond // follows the duration of a pull, which depends on the machine
+		for round := range rounds {
+			after := rand.N(longest)
+			if round%2 == 0 {
+				s.pullAndCancel(owner, after)
+			} else {
+				s.pullAndHangUp(owner, after)
 			}
-		}
-		present, err := s.k.HasImage(t.Context(), app.Name)
-		if s.must(err); present {
-			landed++
-			longest -= longest / 8
-			if o := s.k.Start(t.Context(), thief); o.State != node.NeverPulled {
-				t.Fatalf("round %d, lost after %v: %v; want ErrImageNeverPull", round, after, o)
+			// containerd has been seen to complete a pull 14 ms after its client had gone.
+			for end := time.Now().Add(30 * time.Millisecond); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+				id, err := s.k.Precheck(t.Context(), thief)
+				if id != "" || err != nil {
+					t.Fatalf("round %d, lost after %v: the thief's pre-check = %q, %v; want the empty answer", round, after, id, err)
+				}
 			}
+			present, err := s.k.HasImage(t.Context(), app.Name)
+			if s.must(err); present {
+				landed++
+				longest -= longest / 8
+				if o := s.k.Start(t.Context(), thief); o.State != node.NeverPulled {
+					t.Fatalf("round %d, lost after %v: %v; want ErrImageNeverPull", round, after, o)
+				}
+			}
+			longest += longest / 50
+			if round%40 == 39 {
+				s.run(pod("team-b", app, node.IfNotPresent), app, node.PullFailed, -1)
+			}
+			s.must(s.k.RemoveImage(t.Context(), app.Name)) // which may not be there
 		}
-		longest += longest / 50
-		if round%40 == 39 {
-			s.run(pod("team-b", app, node.IfNotPresent), app, node.PullFailed, -1)
+		t.Logf("in %d of %d rounds the image was there afterwards", landed, rounds)
+		if landed == 0 || landed == rounds {
+			t.Errorf("the image landed in %d of %d rounds; want both kinds, or the moments are badly chosen", landed, rounds)
 		}
-		s.must(s.k.RemoveImage(t.Context(), app.Name)) // which may not be there
-	}
-	t.Logf("in %d of %d rounds the image was there afterwards", landed, rounds)
-	if landed == 0 || landed == rounds {
-		t.Errorf("the image landed in %d of %d rounds; want both kinds, or the moments are badly chosen", landed, rounds)
-	}
 
-	// A scan at the next start does not take it for preloaded either.
-	s.pullAndCancel(owner, 20*time.Millisecond)
-	direct := s.dial(s.node.Containerd.Endpoint())
-	o := direct.Pull(t.Context(), owner) // as if containerd had completed it
-	if o.State != node.Running {
-		t.Fatalf("pull behind pullgated's back: %v", o)
-	}
-	s.must(s.gate.Restart(t.Context()))
-	s.run(pod("team-b", app, node.Never), app, node.NeverPulled, 0)
-	s.run(pod("team-b", app, node.IfNotPresent), app, node.PullFailed, 1)
-	s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
+		// A scan at the next start does not take it for preloaded either.
+		s.pullAndCancel(owner, 20*time.Millisecond)
+		direct := s.dial(s.node.Containerd.Endpoint())
+		o := direct.Pull(t.Context(), owner) // as if containerd had completed it
+		if o.State != node.Running {
+			t.Fatalf("pull behind pullgated's back: %v", o)
+		}
+		s.must(s.gate.Restart(t.Context()))
+		s.run(pod("team-b", app, node.Never), app, node.NeverPulled, 0)
+		s.run(pod("team-b", app, node.IfNotPresent), app, node.PullFailed, 1)
+		s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
+	})
 }
 
 func (s *suite) pullAndCancel(p *node.Pod, after time.Duration) {
@@ -89,35 +81,13 @@ func (s *suite) pullAndCancel(p *node.Pod, after time.Duration) {
 // pullAndHangUp closes the connection under a pull.
 func (s *suite) pullAndHangUp(p *node.Pod, after time.Duration) {
 	s.Helper()
-	var mu sync.Mutex
-	var raw net.Conn
-	cc, err := grpc.NewClient("passthrough:///"+strings.TrimPrefix(s.gate.Endpoint(), "unix://"),
-		grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
-		grpc.WithContextDialer(func(ctx context.Context, path string) (net.Conn, error) {
-			c, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
-			mu.Lock()
-			raw = c
-			mu.Unlock()
-			return c, err
-		}))
+	k, err := node.NewKubelet(s.Context(), s.gate.Endpoint())
 	s.must(err)
-	defer func() { _ = cc.Close() }()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_, _ = runtimeapi.NewImageServiceClient(cc).PullImage(s.Context(), &runtimeapi.PullImageRequest{
-			Image:         &runtimeapi.ImageSpec{Image: p.Image, Annotations: p.Annotations()},
-			Auth:          &runtimeapi.AuthConfig{Username: p.Secrets[0].Username, Password: p.Secrets[0].Password},
-			SandboxConfig: p.SandboxConfig(),
-		})
-	}()
+	var pull sync.WaitGroup
+	pull.Go(func() { k.Pull(s.Context(), p) })
 	time.Sleep(after)
-	mu.Lock()
-	if raw != nil {
-		_ = raw.Close()
-	}
-	mu.Unlock()
-	<-done
+	k.Close()
+	pull.Wait()
 }
 
 // killedPull has a pod pull, and kills while the registry holds a blob back, until release is called.
@@ -138,28 +108,28 @@ func (s *suite) killedPull(p *node.Pod, kill func() error) (release func()) {
 
 // pullgated is killed while the registry holds a blob back. Whether containerd gets the blob before or
 // after the restart, the image needs proof.
-func TestKilledInTheMiddleOfAPull(t *testing.T) { onEach(t, killedInTheMiddleOfAPull) }
-
-func killedInTheMiddleOfAPull(t runtimeTest) {
-	for _, when := range []string{"before", "after"} {
-		t.run("released "+when+" the restart", func(t runtimeTest) {
-			s := begin(t)
-			app := s.private("killed/app-"+when+":1", node.Image{})
-			owner := pod("team-a", app, node.IfNotPresent, node.Alice())
-			release := s.killedPull(owner, s.gate.Kill)
-			if when == "before" {
+func TestKilledInTheMiddleOfAPull(t *testing.T) {
+	onEach(t, func(t runtimeTest) {
+		for _, when := range []string{"before", "after"} {
+			t.run("released "+when+" the restart", func(t runtimeTest) {
+				s := begin(t)
+				app := s.private("killed/app-"+when+":1", node.Image{})
+				owner := pod("team-a", app, node.IfNotPresent, node.Alice())
+				release := s.killedPull(owner, s.gate.Kill)
+				if when == "before" {
+					release()
+					s.node.Private.Mark() // the registry has answered
+				}
+				s.must(s.gate.Start(t.Context()))
 				release()
-				s.node.Private.Mark() // the registry has answered
-			}
-			s.must(s.gate.Start(t.Context()))
-			release()
-			s.wantMetric(1, "pullgate_pull_intents")
-			s.run(pod("team-b", app, node.Never), app, node.NeverPulled, 0)
-			s.run(pod("team-b", app, node.IfNotPresent), app, node.PullFailed, 1)
-			s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
-			s.run(pod("team-c", app, node.IfNotPresent, node.Alice()), app, node.Running, 0)
-			s.run(pod("team-b", app, node.Never), app, node.NeverPulled, 0)
-			s.must(s.k.Remove(t.Context(), owner))
-		})
-	}
+				s.wantMetric(1, "pullgate_pull_intents")
+				s.run(pod("team-b", app, node.Never), app, node.NeverPulled, 0)
+				s.run(pod("team-b", app, node.IfNotPresent), app, node.PullFailed, 1)
+				s.run(pod("team-a", app, node.IfNotPresent, node.Alice()), app, node.Running, -1)
+				s.run(pod("team-c", app, node.IfNotPresent, node.Alice()), app, node.Running, 0)
+				s.run(pod("team-b", app, node.Never), app, node.NeverPulled, 0)
+				s.must(s.k.Remove(t.Context(), owner))
+			})
+		}
+	})
 }

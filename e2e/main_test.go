@@ -3,7 +3,6 @@ package e2e_test
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -75,19 +74,6 @@ func begin(t runtimeTest, settings ...string) *suite {
 	s := bare(t)
 	s.protect(s.node.Containerd.Endpoint(), settings...)
 	return s
-}
-
-// behindShim is begin with a shim between pullgated and containerd; it returns the shim's endpoint as well.
-func behindShim(t runtimeTest, rewrites node.Rewrites, settings ...string) (s *suite, endpoint string) {
-	t.Helper()
-	s = bare(t)
-	dir, err := os.MkdirTemp("", "shim") // a socket's path must be short
-	s.must(err)
-	shim, err := node.StartShim(t.Context(), dir, s.node.Containerd.Endpoint(), rewrites)
-	s.must(err)
-	host.AtEnd(t, func() error { return errors.Join(shim.Close(), os.RemoveAll(dir)) })
-	s.protect(shim.Endpoint(), settings...)
-	return s, shim.Endpoint()
 }
 
 // protect starts a pullgated before a runtime, and a kubelet's client before it.

@@ -59,9 +59,3 @@ func (s *suite) damageStore(how string) {
 	}
 	s.must(os.WriteFile(store, data, 0o600))
 }
-
-// forget removes all that a pullgated that does not run has kept.
-func (s *suite) forget() {
-	s.Helper()
-	s.must(os.RemoveAll(filepath.Join(s.gate.Dir(), "state")))
-}

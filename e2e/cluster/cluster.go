@@ -2,17 +2,12 @@ package cluster
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"encoding/pem"
+	"crypto/x509/pkix"
 	"errors"
 	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -105,7 +100,7 @@ func (c *Cluster) path(parts ...string) string {
 }
 
 func (c *Cluster) startEtcd(ctx context.Context) error {
-	ports, err := freePorts(2)
+	ports, err := host.FreePorts(2)
 	if err != nil {
 		return err
 	}
@@ -119,12 +114,10 @@ func (c *Cluster) startEtcd(ctx context.Context) error {
 }
 
 // prepareAPI writes what the API server reads: who may call it, and the key that it signs with.
-func (c *Cluster) prepareAPI(nodes []string) error {
-	ports, err := freePorts(1)
-	if err != nil {
+func (c *Cluster) prepareAPI(nodes []string) (err error) {
+	if c.port, err = host.FreePort(); err != nil {
 		return err
 	}
-	c.port = ports[0]
 	c.url = fmt.Sprintf("https://127.0.0.1:%d", c.port)
 	users := []string{fmt.Sprintf("%[1]s,%[1]s,%[1]s,system:masters", Administrator)}
 	for _, n := range nodes {
@@ -139,15 +132,11 @@ func (c *Cluster) prepareAPI(nodes []string) error {
 	if err := os.WriteFile(c.path("clients.pem"), c.ca.PEM(), 0o600); err != nil {
 		return err
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	accounts, err := c.ca.Issue(pkix.Name{CommonName: "accounts"}, time.Time{})
 	if err != nil {
 		return err
 	}
-	der, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(c.path("accounts.key"), pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600); err != nil {
+	if err := os.WriteFile(c.path("accounts.key"), accounts.Key, 0o600); err != nil {
 		return err
 	}
 	c.Client, err = kubernetes.NewForConfig(c.Config(Administrator))
@@ -199,19 +188,4 @@ func answers(url string) func() error {
 		}
 		return nil
 	}
-}
-
-// freePorts returns some ports of the loopback address that no process listens on at the moment.
-func freePorts(n int) ([]int, error) {
-	var ports []int
-	for len(ports) < n {
-		p, err := host.FreePort()
-		if err != nil {
-			return nil, err
-		}
-		if !slices.Contains(ports, p) {
-			ports = append(ports, p)
-		}
-	}
-	return ports, nil
 }

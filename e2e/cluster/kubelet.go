@@ -46,7 +46,7 @@ func (c *Cluster) NewKubelet(dir, name, cgroup string) (*Kubelet, error) {
 		}
 	}
 	var err error
-	if k.ports, err = freePorts(2); err != nil {
+	if k.ports, err = host.FreePorts(2); err != nil {
 		return nil, err
 	}
 	if err := os.WriteFile(k.path("kubeconfig"), c.Kubeconfig("token: "+name), 0o600); err != nil {
@@ -160,15 +160,11 @@ func (k *Kubelet) Output(namespace, pod, uid, container string) (string, error) 
 	}
 	var all strings.Builder
 	for _, f := range files {
-		text, err := os.ReadFile(f)
+		text, err := host.ContainerLog(f)
 		if err != nil {
 			return "", err
 		}
-		for line := range strings.Lines(string(text)) { // time, stream, F or P, text
-			if fields := strings.SplitN(line, " ", 4); len(fields) == 4 {
-				all.WriteString(fields[3])
-			}
-		}
+		all.WriteString(text)
 	}
 	return all.String(), nil
 }

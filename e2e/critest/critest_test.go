@@ -111,7 +111,7 @@ func pushImages(t *testing.T, n *node.Node) {
 		_, err := n.PushPublic(t.Context(), name, image)
 		must(t, err)
 	}
-	same, err := n.Build(node.Image{Content: "test-image-tags", Entrypoint: sleeps})
+	same, err := node.Image{Content: "test-image-tags", Entrypoint: sleeps}.Build()
 	must(t, err)
 	for tag := 1; tag <= 3; tag++ {
 		must(t, same.Push(t.Context(), fmt.Sprintf("%s/%stest-image-tags:%d", n.Public.Host(), tests, tag), nil))

@@ -153,9 +153,14 @@ func (s *demo) crash(ctx context.Context) (err error) {
 	o := <-pulled
 	s.check("SIGKILL while the registry holds a blob back", "the kubelet sees "+o.String(), o.State == node.PullFailed)
 	release()
-	if err := s.complete(ctx, owner); err != nil {
+	// Whether containerd completes the pull by itself is a matter of milliseconds.
+	direct, err := node.NewKubelet(ctx, s.node.Containerd.Endpoint())
+	if err != nil {
 		return err
 	}
+	defer direct.Close()
+	o = direct.Pull(ctx, owner)
+	s.check("meanwhile: the pull is completed behind its back", "containerd has the image now, and pullgated no record of who proved it", o.State == node.Running)
 	if err := s.gate.Start(ctx); err != nil {
 		return err
 	}
@@ -166,19 +171,6 @@ func (s *demo) crash(ctx context.Context) (err error) {
 	s.step(ctx, "restarted: B still needs proof, IfNotPresent", s.pod("team-b", "thief", node.IfNotPresent), want{node.PullFailed, refusals})
 	s.step(ctx, "restarted: A proves it and runs", s.pod("team-a", "owner", node.IfNotPresent, node.Alice()), want{node.Running, question})
 	return s.kubelet.Remove(ctx, owner)
-}
-
-// complete makes containerd complete the pull whose end pullgated cannot see because it was killed. Whether containerd
-// completes it by itself is a matter of milliseconds.
-func (s *demo) complete(ctx context.Context, owner *node.Pod) error {
-	direct, err := node.NewKubelet(ctx, s.node.Containerd.Endpoint())
-	if err != nil {
-		return err
-	}
-	defer direct.Close()
-	o := direct.Pull(ctx, owner)
-	s.check("meanwhile: the pull is completed behind its back", "containerd has the image now, and pullgated no record of who proved it", o.State == node.Running)
-	return nil
 }
 
 func (s *demo) shadow(ctx context.Context) error {
@@ -195,10 +187,5 @@ func (s *demo) shadow(ctx context.Context) error {
 		return err
 	}
 	s.check("shadow: it is counted as one that would need proof", fmt.Sprintf("image_pull_secret_recheck_miss{outcome=\"unverified\"} = %v", missed), missed == 1)
-	hidden, err := s.gate.Metric("pullgate_prechecks_hidden_total")
-	if err != nil {
-		return err
-	}
-	s.check("shadow: nothing was hidden", fmt.Sprintf("pullgate_prechecks_hidden_total = %v", hidden), hidden == 0)
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -58,6 +59,18 @@ func Cached(ctx context.Context, what, name string, fill func(ctx context.Contex
 	}
 	fmt.Fprintf(os.Stderr, "Built %s in %v; it stays in %s\n", what, time.Since(began).Round(time.Second), dir)
 	return dir, os.Rename(part, dir)
+}
+
+// ContainerLog returns what a container has printed, from its log file.
+func ContainerLog(path string) (string, error) {
+	text, err := os.ReadFile(path)
+	var printed strings.Builder
+	for line := range strings.Lines(string(text)) { // time, stream, F or P, text
+		if fields := strings.SplitN(line, " ", 4); len(fields) == 4 {
+			printed.WriteString(fields[3])
+		}
+	}
+	return printed.String(), err
 }
 
 // Upward looks for one of some paths in the working directory and in those above it.

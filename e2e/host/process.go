@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -178,6 +179,17 @@ func FreePort() (port int, err error) {
 		}
 	}
 	return 0, err
+}
+
+// FreePorts returns some ports as FreePort does.
+func FreePorts(n int) (ports []int, err error) {
+	for len(ports) < n && err == nil {
+		var p int
+		if p, err = FreePort(); !slices.Contains(ports, p) {
+			ports = append(ports, p)
+		}
+	}
+	return ports, err
 }
 
 // OwnAddress returns an address of this machine that is not loopback, which nodes and the endpoints of services must

@@ -90,51 +90,19 @@ func testNode(t *testing.T, m *machine) {
 	t.Helper()
 	m.protectInUse(t)
 	// These test cases affect the whole node.
-	if m.firstOfKubelet() {
-		m.run(t, testCase{"crowd", crowdProtected})
-	}
-	if m.expires() {
-		m.run(t, testCase{"expiry", expiry})
-	}
-	m.run(t, testCase{"policies", policies})
-	if m.firstOfKubelet() || everyPair() {
-		m.run(t, testCase{"restrictions", restrictions})
-	}
-	if m.firstOfKubelet() {
-		m.run(t, testCase{"reviews", reviews})
-	}
-	if m.signs() {
-		m.run(t, testCase{"signatures", signatures})
-	}
-	if m.signs() && m.runtime == containerd24 {
-		m.run(t, testCase{"signed-restarts", signedRestarts})
-	}
-	switch {
-	case m.firstOfKubelet() && m.cluster.Release() == kubelet134:
-		m.run(t, testCase{"reviewed-restarts", reviewedRestarts})
-	case m.firstOfKubelet() && m.cluster.Release() == kubelet136:
-		m.run(t, testCase{"review-kills", reviewedKills})
-	}
-	if m.firstOfKubelet() || everyPair() {
-		m.runAll(
-			t,
-			testCase{"restarts", restarts},
-			testCase{"restricted-restarts", restrictedRestarts},
-			testCase{"kills", kills},
-			testCase{"static", static},
-			testCase{"node-credentials", nodeCredentials},
-		)
-	}
+	first := m.firstOfKubelet() || everyPair()
+	m.runIf(t, m.crowds(), testCase{"crowd", crowdProtected})
+	m.runIf(t, m.isMain(), testCase{"expiry", expiry})
+	m.runIf(t, first, testCase{"policies", policies}, testCase{"restrictions", restrictions}, testCase{"reviews", reviews})
+	m.runIf(t, first, testCase{"signatures", signatures})
+	m.runIf(t, m.mountsImages() || everyPair(), testCase{"signed-restarts", signedRestarts})
+	m.runIf(t, first, testCase{"restarts", restarts}, testCase{"restricted-restarts", restrictedRestarts}, testCase{"kills", kills})
+	m.runIf(t, first, testCase{"static", static}, testCase{"node-credentials", nodeCredentials})
 	if m.firstOfKubelet() {
 		m.withPodSource(t)
 	}
-	if m.expires() {
-		m.run(t, testCase{"expiry-source", expiry})
-	}
-	m.run(t, testCase{"collected", collected}) // takes what is preloaded with it
-	if m.cluster.Release() == kubelet136 && m.runtime == containerd24 {
-		m.run(t, testCase{"views", views}) // ends the node: the kubelet gets another runtime
-	}
+	m.runIf(t, true, testCase{"collected", collected})     // takes what is preloaded with it
+	m.runIf(t, m.mountsImages(), testCase{"views", views}) // ends the node: the kubelet gets another runtime
 	if m.ran == 0 {
 		t.Errorf("SCENARIO=%s matches no scenario on this node", m.wanted)
 	}
@@ -148,13 +116,11 @@ func (m *machine) protectInUse(t *testing.T) {
 	// At first nothing protects it.
 	must(t, m.unprotected(t.Context()))
 	m.needs(t, testCase{"control", controlWithoutPullgate}, "without pullgate no pod used an image of another tenant: the other results prove nothing")
-	if m.firstOfKubelet() {
-		m.run(t, testCase{"crowd-unprotected", crowdUnprotected})
-	}
+	m.runIf(t, m.crowds(), testCase{"crowd-unprotected", crowdUnprotected})
 
 	// Then pullgate is installed, beside images that are on the node by then.
 	m.needs(t, testCase{"installed", installed}, "without pullgated before the kubelet the rest is not protected")
-	m.run(t, testCase{"preloaded", preloaded})
+	m.runIf(t, true, testCase{"preloaded", preloaded})
 
 	m.runParallel(t, "together", m.together())
 }
@@ -183,18 +149,18 @@ func testNodeAsCRIO(t *testing.T, m *machine) {
 	m.protectInUse(t)
 	m.crio.PullAnswersID.Store(true)
 	m.needs(t, testCase{"sourced", sourced}, "without the pod source the rest is the same again")
-	m.run(t, testCase{"tenants-source", tenants})
+	m.runIf(t, true, testCase{"tenants-source", tenants})
 }
 
-// everyPair reports whether every pair of kubelet and containerd runs all of its tests. Otherwise restarts, kills,
-// static pods and node credentials run on the first node of each kubelet; these nodes have both containerds among them.
+// everyPair reports whether every pair of kubelet and containerd runs all of its tests. Otherwise policies, restarts,
+// kills, static pods and node credentials run on the first node of each kubelet: both containerds are among these.
 func everyPair() bool { return os.Getenv("EVERY_PAIR") != "" }
 
-// expires reports whether the scenario of proofs that expire runs on the node: it waits long, so it runs on one.
-func (m *machine) expires() bool { return m.firstOfKubelet() && m.cluster.Release() == kubelet134 }
+// crowds reports whether 60 pods start at once on the node, which takes minutes.
+func (m *machine) crowds() bool { return m.firstOfKubelet() && everyPair() }
 
-// signs reports whether the scenarios of signatures run on the node: one of each kubelet in make matrix, and mainNode.
-func (m *machine) signs() bool { return m.runtime == containerd24 || m.firstOfKubelet() }
+// isMain reports whether the node is mainNode, which also runs what waits long.
+func (m *machine) isMain() bool { return kind{m.cluster.Release(), m.runtime} == mainNode() }
 
 // withPodSource switches the pod source on and runs the test cases again, and those that need it.
 func (m *machine) withPodSource(t *testing.T) {
@@ -205,27 +171,24 @@ func (m *machine) withPodSource(t *testing.T) {
 		again[i].name += "-source"
 	}
 	m.runParallel(t, "together-source", again)
-	if m.cluster.Release() == kubelet130 {
-		m.run(t, testCase{"reviews-source", reviews})
-	}
-	m.runAll(
-		t,
-		testCase{"crowd-source", crowdProtected},
-		testCase{"policies-source", policies},
-		testCase{"restrictions-source", restrictionsOfSource},
-		testCase{"restarts-source", restarts},
-		testCase{"kills-source", kills},
-		testCase{"static-source", static},
-		testCase{"api-server-outage", apiServerOutage},
+	m.runIf(t, m.crowds(), testCase{"crowd-source", crowdProtected})
+	m.runIf(t, m.isMain(), testCase{"expiry-source", expiry})
+	m.runIf(t, m.cluster.Release() == kubelet130, testCase{"reviews-source", reviews})
+	m.runIf(
+		t, true,
+		testCase{"policies-source", policies}, testCase{"restrictions-source", restrictionsOfSource}, testCase{"restarts-source", restarts},
+		testCase{"kills-source", kills}, testCase{"static-source", static}, testCase{"api-server-outage", apiServerOutage},
 		testCase{"restarted-kubelet", restartedKubelet},
 	)
 }
 
-// runAll runs test cases one after the other.
-func (m *machine) runAll(t *testing.T, all ...testCase) {
+// runIf runs test cases one after the other on a node that is to run them.
+func (m *machine) runIf(t *testing.T, on bool, all ...testCase) {
 	t.Helper()
 	for _, one := range all {
-		m.run(t, one)
+		if on {
+			m.run(t, one)
+		}
 	}
 }
 

@@ -40,7 +40,6 @@ type machine struct {
 	endpoint  string                 // of the runtime
 	preloaded map[string]node.Pushed // by the names that the scenarios use
 	sourced   bool                   // the pod source is on
-	crowds    []crowd
 
 	wanted *regexp.Regexp // of the names of scenarios
 	ran    int
@@ -75,13 +74,11 @@ func newMachine(t *testing.T, version, runtime string) *machine {
 		}
 	})
 	if runtime == asCRIO {
-		m.crio = &node.CRIO{}
-		shim, err := node.StartShim(t.Context(), n.Dir, m.endpoint, m.crio.Rewrites())
-		if err != nil {
+		if m.crio, err = node.StartCRIO(t.Context(), n.Dir, m.endpoint); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = shim.Close() })
-		m.endpoint = shim.Endpoint()
+		host.AtEnd(t, m.crio.Close)
+		m.endpoint = m.crio.Endpoint()
 	}
 	const name = "worker"
 	if m.cluster, err = cluster.Start(t.Context(), filepath.Join(n.Dir, "cluster"), version, name); err != nil {

@@ -1,7 +1,6 @@
 package kubelets_test
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -72,16 +71,12 @@ func restarts(s *scenario) {
 	check("a reboot")
 }
 
-// powerCycle kills the kubelet, pullgated and containerd with all containers, and starts them again. Other programs are
-// started before pullgated.
-func (s *scenario) powerCycle(others ...func(context.Context) error) {
+// powerCycle kills the kubelet, pullgated and containerd with all containers, and starts them again.
+func (s *scenario) powerCycle() {
 	s.Helper()
 	s.must(s.kubelet.Kill())
 	s.must(s.gate.Kill())
 	s.must(s.Containerd.Reboot(s.Context()))
-	for _, start := range others {
-		s.must(start(s.Context()))
-	}
 	s.must(s.gate.Start(s.Context()))
 	s.must(s.kubelet.Start(s.Context(), s.gate.Endpoint(), quick()))
 }

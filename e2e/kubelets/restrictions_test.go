@@ -29,7 +29,7 @@ const (
 // satisfies it runs. The same holds for init, ephemeral and static pods. A container that ends is started again.
 func restrictions(s *scenario) {
 	images := s.restrictionImages()
-	rows := restrictionRows(images, s.Public.Host(), s.Private.Host(), s.hostFolder())
+	rows := restrictionRows(images, s.hostFolder())
 	s.enforce(rows, "exempt: {staticPods: false}")
 
 	crashing := s.come(pod{team: "privileged", image: images.app, change: func(p *corev1.Pod) {
@@ -44,7 +44,8 @@ func restrictions(s *scenario) {
 	s.leaveStatic(static)
 	row := rowNamed(rows, "ephemeral")
 	row.violates.container = "denied"
-	s.addEphemeral(satisfying["ephemeral"], images.app, images.number, row.denial(), "SYS_PTRACE")
+	s.addEphemeral(satisfying["ephemeral"], ephemeralContainer{name: "allowed", image: images.app},
+		ephemeralContainer{name: "denied", image: images.number, capabilities: []corev1.Capability{"SYS_PTRACE"}, denied: row.denial()})
 	s.restarted(crashing, 1)
 	s.dropAll()
 }
@@ -53,7 +54,7 @@ func restrictions(s *scenario) {
 // pods.
 func restrictionsOfSource(s *scenario) {
 	images := s.restrictionImages()
-	rows := sourceRows(images, s.hostFolder())
+	rows := sourceRows(s.hostFolder())
 	s.enforce(rows)
 	s.waitUntilSynced()
 	s.judge(rows, images.app)
@@ -72,20 +73,18 @@ func restrictionsOfSource(s *scenario) {
 func (s *scenario) restrictionImages() restrictionImages {
 	s.Helper()
 	i := restrictionImages{
-		app:     s.public("app:1"),
-		number:  s.push(s.Public, "number:1", node.Image{User: "4711:4711"}),
-		named:   s.push(s.Public, "named:1", node.Image{User: "app"}),
-		private: s.private("private:1"),
+		app:    s.public("app:1"),
+		number: s.push(s.Public, "number:1", node.Image{User: "4711:4711"}),
+		named:  s.push(s.Public, "named:1", node.Image{User: "app"}),
 	}
-	s.pull(with(node.Alice()), i.private, i.app, i.number, i.named)
+	s.pull(i.app, i.number, i.named)
 	return i
 }
 
-// pull brings images on the node, so that no pod of a row waits for a pull. secrets are for the registry of the first
-// one.
-func (s *scenario) pull(secrets []secret, images ...node.Pushed) {
+// pull brings images on the node, so that no pod of a row waits for a pull.
+func (s *scenario) pull(images ...node.Pushed) {
 	s.Helper()
-	s.runSteps(step{name: "a pod of all images", want: running, requests: downloads, pod: pod{team: "pull", image: images[0], secrets: secrets, change: func(p *corev1.Pod) {
+	s.runSteps(step{name: "a pod of all images", want: running, requests: downloads, pod: pod{team: "pull", image: images[0], change: func(p *corev1.Pod) {
 		for _, image := range images[1:] {
 			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: fmt.Sprintf("c-%d", len(p.Spec.Containers)), Image: image.Name, ImagePullPolicy: ifNotPresent})
 		}
@@ -106,21 +105,11 @@ func (s *scenario) enforce(rows []restrictionRow, settings ...string) {
 	s.Helper()
 	folder := filepath.Join(s.Dir, "policies-of-"+s.name)
 	s.must(os.MkdirAll(folder, 0o755))
-	labels := ""
 	for _, r := range rows {
-		tier := "open"
-		binding := "namespaces: [" + s.namespace(r.name) + "]"
-		if r.selector {
-			tier = "restricted"
-			binding = "namespaceSelector: {matchLabels: {tier: restricted}}"
-		}
-		labels += s.namespace(r.name) + ": {tier: " + tier + "}\n"
-		text := fmt.Sprintf("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: %s}\nbinding: {%s}\nspec: %s\n", r.name, binding, r.spec)
+		text := fmt.Sprintf("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: %s}\nbinding: {namespaces: [%s]}\nspec: %s\n", r.name, s.namespace(r.name), r.spec)
 		s.must(os.WriteFile(filepath.Join(folder, r.name+".yaml"), []byte(text), 0o600))
 	}
-	labelsFile := filepath.Join(s.Dir, "labels-of-"+s.name+".yaml")
-	s.must(os.WriteFile(labelsFile, []byte(labels), 0o600))
-	settings = append(settings, "policies: "+folder, "namespaceLabels: "+labelsFile, "kubeletRoot: "+s.kubelet.Root())
+	settings = append(settings, "policies: "+folder, "kubeletRoot: "+s.kubelet.Root())
 	s.must(s.gate.Restart(s.Context(), s.settings("admission: {"+strings.Join(settings, ", ")+"}")...))
 	s.Cleanup(func() {
 		s.dropAll() // before they can run
@@ -179,7 +168,7 @@ func (r restrictionRow) pod(p restrictedPod, image node.Pushed) pod {
 	if p.image.Name != "" {
 		image = p.image
 	}
-	return pod{team: r.name, image: image, secrets: p.secrets, change: p.change}
+	return pod{team: r.name, image: image, change: p.change}
 }
 
 // await waits until a pod is decided.
@@ -213,46 +202,54 @@ func (r restrictionRow) denial() string {
 	if r.value == "" {
 		value = "the value is not known"
 	}
-	path := strings.ReplaceAll(r.field, "[]", "[0]") + r.leaf + ": "
 	before := `pullgate: pod \S+: policy ` + r.name + `: (container "` + container + `": )?(mount \S+: )?`
 	if r.sandbox {
 		before = noSandbox + ": .*" + before
 	}
-	return before + regexp.QuoteMeta(path+value)
+	return before + regexp.QuoteMeta(r.path+": "+value)
 }
 
 func rowNamed(rows []restrictionRow, name string) restrictionRow {
 	return rows[slices.IndexFunc(rows, func(r restrictionRow) bool { return r.name == name })]
 }
 
-// addEphemeral adds two ephemeral containers to a pod that runs, and waits until "allowed" runs and "denied", which has
-// the capabilities, is denied with a reason that matches a pattern. The pod continues.
-func (s *scenario) addEphemeral(o *outcome, allowed, denied node.Pushed, pattern string, capabilities ...corev1.Capability) {
+// An ephemeralContainer is one to be added to a pod. It must run, or wait with a reason that matches a pattern.
+type ephemeralContainer struct {
+	name         string
+	image        node.Pushed
+	capabilities []corev1.Capability
+	denied       string // the pattern
+}
+
+// addEphemeral adds ephemeral containers to a pod that runs, and waits until each is as it must be. The pod continues.
+func (s *scenario) addEphemeral(o *outcome, all ...ephemeralContainer) {
 	s.Helper()
 	p := o.pod.DeepCopy()
-	add := func(name string, image node.Pushed, security *corev1.SecurityContext) {
+	left := map[string]ephemeralContainer{}
+	for _, e := range all {
+		left[e.name] = e
 		p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, corev1.EphemeralContainer{
-			TargetContainerName:      "main",
-			EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: name, Image: image.Name, ImagePullPolicy: ifNotPresent, SecurityContext: security},
+			TargetContainerName: "main", EphemeralContainerCommon: corev1.EphemeralContainerCommon{
+				Name: e.name, Image: e.image.Name, ImagePullPolicy: ifNotPresent,
+				SecurityContext: &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: e.capabilities}},
+			},
 		})
+		if e.denied != "" {
+			o.want, o.image = refused, e.image // which must not run
+		}
 	}
-	add("denied", denied, &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: capabilities}})
-	add("allowed", allowed, nil)
 	_, err := s.cluster.Client.CoreV1().Pods(p.Namespace).UpdateEphemeralContainers(s.Context(), p.Name, p, metav1.UpdateOptions{})
 	s.must(err)
-	o.want, o.image = refused, denied // which must not run
-	want := regexp.MustCompile(pattern)
-	isDenied, isRunning := false, false
-	decided := func() bool {
+	if !host.Within(patience, func() bool {
 		for _, c := range s.look(o).pod.Status.EphemeralContainerStatuses {
-			w := c.State.Waiting
-			isDenied = isDenied || c.Name == "denied" && w != nil && want.MatchString(w.Reason+": "+w.Message)
-			isRunning = isRunning || c.Name == "allowed" && c.State.Running != nil
+			denied, w := left[c.Name].denied, c.State.Waiting
+			if denied == "" && c.State.Running != nil || denied != "" && w != nil && regexp.MustCompile(denied).MatchString(w.Reason+": "+w.Message) {
+				delete(left, c.Name)
+			}
 		}
-		return isDenied && isRunning
-	}
-	if !host.Within(patience, decided) {
-		s.Errorf("the ephemeral containers: denied %v, the other one runs %v: %v%s", isDenied, isRunning, o.pod.Status.EphemeralContainerStatuses, s.events(o.pod))
+		return len(left) == 0
+	}) {
+		s.Errorf("ephemeral containers %v are not as they must be: %v%s\n%s", left, o.pod.Status.EphemeralContainerStatuses, s.events(o.pod), s.lastOutput())
 	}
 	if o.state != running {
 		s.Errorf("after the ephemeral containers: %s; want the pod still running", o)

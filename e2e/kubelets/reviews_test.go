@@ -23,20 +23,18 @@ func failedClosed(backend string) string {
 }
 
 // A pod whose images the backends allow runs. One whose image a backend denies does not start, and its status or an
-// event names the backend. That also holds for init, ephemeral and static pods and for image volumes, and whatever
-// becomes of a webhook of the API server. A backend that is stopped admits what it has allowed before, and everything
-// else as its defaultAllow says.
+// event names the backend. That also holds for init, ephemeral and static pods and for image volumes. A backend that is
+// stopped admits what it has allowed before, and everything else as its defaultAllow says.
 func reviews(s *scenario) {
 	app, bad, fresh := s.public("app:1"), s.public("bad:1"), s.public("fresh:1")
 	r := s.newReviewing()
-	r.pull(nil, app, bad, fresh)
+	r.pull(app, bad, fresh)
 	main, stopped, second := r.backend(), r.backend(), r.backend()
 	denial := reviewbackend.Answer{Deny: true, Reason: "not scanned", Override: override, AuditAnnotations: map[string]string{"scan": "none"}}
 	main.Set(bad.Name, denial)
 	second.Set("", reviewbackend.Answer{Deny: true, Reason: "not scanned"})
 	teams := []string{"allowed", "denied", "two", "static"}
-	hooked := hookTeams()
-	r.file("main", main, "defaultAllow: false", append(teams, hooked...)...)
+	r.file("main", main, "defaultAllow: false", teams...)
 	r.file("second", second, "defaultAllow: false", "two")
 	stopping := []string{"true", "false", "absent"}
 	for _, value := range stopping {
@@ -44,7 +42,7 @@ func reviews(s *scenario) {
 	}
 	r.hangup()
 	r.enforce("exempt: {staticPods: false}")
-	r.secret(slices.Concat(teams, hooked, stopping, []string{"free"})...)
+	r.secret(slices.Concat(teams, stopping, []string{"free"})...)
 	began := time.Now()
 
 	// Each step that has to wait for something comes before those that do not.
@@ -62,7 +60,6 @@ func reviews(s *scenario) {
 	both := r.come(r.pod("two", app), refused)
 	free := r.come(r.pod("free", bad), running)
 	volume, badVolume := r.comeWithVolumes(r.pod("allowed", app), bad)
-	behind := r.comeBehindWebhooks(app, bad)
 
 	for _, o := range cached {
 		r.runs("before the backend is stopped", o)
@@ -80,7 +77,7 @@ func reviews(s *scenario) {
 	}
 
 	r.runs("allowed", allowed)
-	r.addEphemeral(allowed, app, bad, deniedBy("main"))
+	r.addEphemeral(allowed, ephemeralContainer{name: "allowed", image: app}, ephemeralContainer{name: "denied", image: bad, denied: deniedBy("main")})
 	r.runs("with the override annotation", overridden)
 	r.isDenied("with an annotation that is not for backends", notOverridden, deniedBy("main"))
 	r.isDenied("denied", simple, deniedBy("main"))
@@ -94,9 +91,6 @@ func reviews(s *scenario) {
 	if volume != nil {
 		r.runs("image volume", volume)
 		r.isDenied("image volume that is denied", badVolume, deniedBy("main"))
-	}
-	for name, o := range behind {
-		r.isDenied(name, o, deniedBy("main"))
 	}
 	for _, value := range stopping {
 		r.runs("cached, defaultAllow "+value, again[value])

@@ -192,8 +192,8 @@ func (s *scenario) registryOf(image node.Pushed) *node.Registry {
 func asked(requests []node.Request) string {
 	given, blobs := 0, false
 	for _, r := range requests {
-		blobs = blobs || strings.Contains(r.Path, "/blobs/")
 		if strings.HasPrefix(r.Status, "2") {
+			blobs = blobs || strings.Contains(r.Path, "/blobs/")
 			given++
 		}
 	}
@@ -218,14 +218,6 @@ func (s *scenario) namespace(team string) string {
 // create creates a pod, and its namespace and secrets as far as they are missing.
 func (s *scenario) create(p pod) *corev1.Pod {
 	s.Helper()
-	made, err := s.tryCreate(p)
-	s.must(err)
-	return made
-}
-
-// tryCreate is create for a pod that the API server may deny. The error is that of the API server about the pod.
-func (s *scenario) tryCreate(p pod) (*corev1.Pod, error) {
-	s.Helper()
 	s.pods++
 	made := s.spec(fmt.Sprintf("pod-%d", s.pods), p)
 	core := s.cluster.Client.CoreV1()
@@ -242,7 +234,9 @@ func (s *scenario) tryCreate(p pod) (*corev1.Pod, error) {
 			s.Fatal(err)
 		}
 	}
-	return core.Pods(made.Namespace).Create(s.Context(), made, metav1.CreateOptions{})
+	made, err := core.Pods(made.Namespace).Create(s.Context(), made, metav1.CreateOptions{})
+	s.must(err)
+	return made
 }
 
 // spec is what is sent to the API server for a pod.

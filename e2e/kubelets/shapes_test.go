@@ -2,10 +2,8 @@ package kubelets_test
 
 import (
 	"slices"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
@@ -68,45 +66,10 @@ func severalContainers(s *scenario) {
 func ephemeral(s *scenario) {
 	app, free := s.private("app:1"), s.public("free:1")
 	s.runSteps(step{name: "A, with its secret", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, requests: downloads})
-	for _, tc := range []struct {
-		team    string
-		secrets []secret
-		want    string
-	}{
-		{"a", with(node.Alice()), running},
-		{"b", nil, pullFailed},
-	} {
-		o := s.keep(step{name: "a pod of " + tc.team, pod: pod{team: tc.team, image: free, secrets: tc.secrets}, want: running, requests: anything})
-		p := o.pod.DeepCopy()
-		p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{
-			Name: "debug", Image: app.Name, ImagePullPolicy: ifNotPresent,
-		}}}
-		_, err := s.cluster.Client.CoreV1().Pods(p.Namespace).UpdateEphemeralContainers(s.Context(), p.Name, p, metav1.UpdateOptions{})
-		s.must(err)
-		got := ""
-		for end := time.Now().Add(patience); got == "" && time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
-			s.look(o)
-			for _, c := range o.pod.Status.EphemeralContainerStatuses {
-				if w := c.State.Waiting; w != nil && w.Reason != "ContainerCreating" {
-					got = w.Reason
-				} else if c.State.Running != nil {
-					got = running
-				}
-			}
-		}
-		if got == "ImagePullBackOff" {
-			got = pullFailed
-		}
-		if got != tc.want {
-			s.Errorf("the ephemeral container of %s: %q; want %s\n%s\n%s", tc.team, got, tc.want, s.events(o.pod), s.lastOutput())
-		}
-		s.look(o)
-		if o.state != running {
-			s.Errorf("after the ephemeral container: %s; want the pod still running", o)
-		}
-		if tc.want != running {
-			o.want, o.image = tc.want, app // no container of that image may have run
-		}
+	debug := ephemeralContainer{name: "debug", image: app}
+	for _, p := range []pod{{team: "a", image: free, secrets: with(node.Alice())}, {team: "b", image: free}} {
+		s.addEphemeral(s.keep(step{name: "a pod of " + p.team, pod: p, want: running, requests: anything}), debug)
+		debug.denied = pullFailed + "|ImagePullBackOff"
 	}
 }
 

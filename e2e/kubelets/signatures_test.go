@@ -46,7 +46,7 @@ func signatures(s *scenario) {
 	signedNever, badNever := r.come(pod{team: "a", image: free, policy: never}, running), r.come(pod{team: "a", image: freeBad, policy: never}, refused)
 	r.runs("signed, Never", signedNever)
 	r.isNeverUnsigned("unsigned, Never", badNever)
-	r.addEphemeral(signed, good, bad, unverified+"|signature validation failed")
+	r.addEphemeral(signed, ephemeralContainer{name: "allowed", image: good}, ephemeralContainer{name: "denied", image: bad, denied: unverified + "|signature validation failed"})
 	if volume != nil {
 		r.runs("image volume", volume)
 		r.isUnsigned("unsigned image volume", badVolume)

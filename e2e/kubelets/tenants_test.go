@@ -1,6 +1,8 @@
 package kubelets_test
 
 import (
+	"strings"
+
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/pullgate/pullgate/e2e/node"
@@ -26,6 +28,8 @@ func controlWithoutPullgate(s *scenario) {
 func tenants(s *scenario) {
 	app := s.private("app:1")
 	elsewhere := []secret{{login: node.Alice(), registry: "registry.example.com"}}
+	byDigest := app
+	byDigest.Name = strings.TrimSuffix(app.Name, ":1") + "@" + app.Digest
 	s.runSteps(
 		step{
 			name: "A, with its secret", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, requests: downloads,
@@ -38,6 +42,9 @@ func tenants(s *scenario) {
 		step{name: "B with an invalid secret", pod: pod{team: "b", image: app, secrets: with(node.Mallory())}, want: pullFailed, requests: refusals, message: denied},
 		step{name: "B with an invalid secret, Never", pod: pod{team: "b", image: app, policy: never, secrets: with(node.Mallory())}, want: neverPulled},
 		step{name: "B with a secret for another registry", pod: pod{team: "b", image: app, secrets: elsewhere}, want: pullFailed, requests: refusals, message: denied},
+		step{name: "C by digest", pod: pod{team: "c", image: byDigest, secrets: with(node.Alice())}, want: running, requests: s.recheck()},
+		step{name: "B by digest", pod: pod{team: "b", image: byDigest}, want: pullFailed, requests: refusals, message: denied},
+		step{name: "B by digest, Never", pod: pod{team: "b", image: byDigest, policy: never}, want: neverPulled},
 		step{name: "D, another credential that the registry takes", pod: pod{team: "d", image: app, secrets: with(node.Dora())}, want: running, requests: manifest},
 		step{name: "D again", pod: pod{team: "d", image: app, secrets: with(node.Dora())}, want: running, requests: s.recheck()},
 		// Which of the two comes first is the kubelet's choice; the invalid one may be tried.

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
@@ -24,29 +23,17 @@ type rule struct {
 
 // A panel is one of dashboard.json.
 type panel struct {
-	ID                 int
-	Type               string
-	Title, Description string
-	Datasource         struct{ Type, UID string }
-	GridPos            struct{ X, Y, W, H int }
-	Targets            []target
+	Title   string
+	Targets []target
 }
 
 // A target is one query of a panel.
 type target struct {
 	RefID, Expr, LegendFormat string
-	Datasource                struct{ Type, UID string }
 }
 
 type dashboard struct {
-	UID, Title string
-	Panels     []panel
-	Templating struct {
-		List []struct {
-			Name, Type string
-			Query      any
-		}
-	}
+	Panels []panel
 }
 
 // docs returns the path of a file of docs.
@@ -118,14 +105,8 @@ func TestEveryAlertHasARunbook(t *testing.T) {
 		if got, want := r.Annotations["runbook_url"], home+strings.ToLower(r.Alert); got != want {
 			t.Errorf("%s: runbook_url %q; want %q", r.Alert, got, want)
 		}
-		text, ok := sections[r.Alert]
-		if !ok {
+		if sections[r.Alert] == "" {
 			t.Errorf("docs/runbooks.md has no section %s", r.Alert)
-		}
-		for _, part := range []string{"**Means.**", "**Confirm.**", "**Do.**", "**Verify.**"} {
-			if !strings.Contains(text, part) {
-				t.Errorf("docs/runbooks.md: %s does not have %s", r.Alert, part)
-			}
 		}
 		delete(sections, r.Alert)
 	}
@@ -162,60 +143,6 @@ func TestEveryAlertIsTestedBothWays(t *testing.T) {
 	for _, r := range rules(t) {
 		if fires[r.Alert] == 0 || notFiring[r.Alert] == 0 {
 			t.Errorf("%s has %d cases in which it fires and %d in which it does not; want some of both", r.Alert, fires[r.Alert], notFiring[r.Alert])
-		}
-	}
-}
-
-// A comment above every rule explains its threshold.
-func TestEveryThresholdIsExplained(t *testing.T) {
-	lines := strings.Split(read(t, "monitoring/alerts.yml"), "\n")
-	for i, l := range lines {
-		if strings.Contains(l, "- alert: ") && !strings.HasPrefix(strings.TrimSpace(lines[i-1]), "# ") {
-			t.Errorf("no comment above %s", strings.TrimSpace(l))
-		}
-	}
-}
-
-// The dashboard can be imported into any Grafana: its data source is a variable, panels do not overlap, and each
-// describes what it shows.
-func TestDashboardCanBeImported(t *testing.T) {
-	d := board(t)
-	if d.UID == "" || d.Title == "" {
-		t.Error("no uid or title")
-	}
-	variables := map[string]string{}
-	for _, v := range d.Templating.List {
-		variables[v.Name] = v.Type
-	}
-	if variables["datasource"] != "datasource" || variables["instance"] != "query" {
-		t.Errorf("variables %v; want datasource and instance", variables)
-	}
-	ids, at := map[int]bool{}, map[[2]int]string{}
-	for _, p := range d.Panels {
-		if ids[p.ID] {
-			t.Errorf("%s: ID %d is taken", p.Title, p.ID)
-		}
-		ids[p.ID] = true
-		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
-			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
-				if other, taken := at[[2]int{x, y}]; taken || x >= 24 {
-					t.Fatalf("%s overlaps %q or is outside the grid", p.Title, other)
-				}
-				at[[2]int{x, y}] = p.Title
-			}
-		}
-		if p.Type == "row" {
-			continue
-		}
-		if p.Title == "" || p.Description == "" || len(p.Targets) == 0 || p.Datasource.UID != "${datasource}" {
-			t.Errorf("panel %d %q lacks a description, a query or the data source's variable", p.ID, p.Title)
-		}
-		var refs []string
-		for _, q := range p.Targets {
-			if q.Expr == "" || q.Datasource.UID != "${datasource}" || slices.Contains(refs, q.RefID) {
-				t.Errorf("%s: query %s is empty, named twice or without the data source's variable", p.Title, q.RefID)
-			}
-			refs = append(refs, q.RefID)
 		}
 	}
 }
@@ -296,16 +223,4 @@ func queriesOf(page, text string) (all []written) {
 		}
 	}
 	return all
-}
-
-func TestQueriesOf(t *testing.T) {
-	const page = "# `pullgate_a`\n\nLook at `rate(pullgate_a[1h])\n> 0`, not at `metric pullgate_b | grep x`, [a](m.md#pullgate_c), `pullgate_d`, `pullgate_…_e`.\n\n" +
-		"    sum by (x) (increase(image_pull_secret_f{y=\"z\"}[1d]))\n\n```\npullgate_g == 1\nmetric pullgate_h 9472\n```\n\nAnd `pullgate_i{j!=\"k\"}`.\n"
-	var got []string
-	for _, q := range queriesOf("p", page) {
-		got = append(got, q.expr)
-	}
-	if want := []string{`sum by (x) (increase(image_pull_secret_f{y="z"}[1d]))`, "pullgate_g == 1", "rate(pullgate_a[1h]) > 0", `pullgate_i{j!="k"}`}; !slices.Equal(got, want) {
-		t.Errorf("queries %q; want %q", got, want)
-	}
 }

@@ -3,8 +3,6 @@ package monitoring_test
 import (
 	"regexp"
 	"slices"
-	"strings"
-	"testing"
 )
 
 // uses is what a PromQL expression takes from a scrape.
@@ -55,22 +53,4 @@ func usesOf(expr string) uses {
 		}
 	}
 	return u
-}
-
-func TestUsesOf(t *testing.T) {
-	got := usesOf(`sum by (le, call) (rate(a_bucket{x="y{z}", w=~"b\"c"}[5m] offset 1h)) > 3 * b_total and on (instance) group_left (version) (c unless histogram_quantile(0.9, d{e!="f"}))`)
-	var metrics []string
-	for m := range got.labels {
-		metrics = append(metrics, m)
-	}
-	slices.Sort(metrics)
-	if s := strings.Join(metrics, " "); s != "a_bucket b_total c d" {
-		t.Errorf("metrics = %s; want a_bucket b_total c d", s)
-	}
-	if !slices.Equal(got.labels["a_bucket"], []string{"x", "w"}) || !slices.Equal(got.labels["d"], []string{"e"}) || len(got.labels["c"]) != 0 {
-		t.Errorf("labels = %v; want x and w of a_bucket, e of d", got.labels)
-	}
-	if !slices.Equal(got.grouped, []string{"le", "call", "instance", "version"}) {
-		t.Errorf("grouped = %v; want le, call, instance and version", got.grouped)
-	}
 }

@@ -30,12 +30,7 @@ func NewCalls(ctx context.Context) *Calls {
 }
 
 // Again makes a call until Stop is called, one after the other.
-func (c *Calls) Again(name string, call func(ctx context.Context) error) { c.again(name, true, call) }
-
-// Live is Again for a function that makes many calls and does other work, so that its duration has no meaning.
-func (c *Calls) Live(name string, life func(ctx context.Context) error) { c.again(name, false, life) }
-
-func (c *Calls) again(name string, single bool, call func(ctx context.Context) error) {
+func (c *Calls) Again(name string, call func(ctx context.Context) error) {
 	c.group.Go(func() {
 		for c.ctx.Err() == nil {
 			began := time.Now()
@@ -49,7 +44,7 @@ func (c *Calls) again(name string, single bool, call func(ctx context.Context) e
 			if err != nil {
 				c.failed = append(c.failed, fmt.Errorf("%s, after %v: %w", name, took, err))
 			}
-			if single && took > c.longest {
+			if took > c.longest {
 				c.longest, c.slowest = took, name
 			}
 			c.mu.Unlock()

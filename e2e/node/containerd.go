@@ -115,12 +115,6 @@ func (c *Containerd) Import(ctx context.Context, archive string) error {
 	return err
 }
 
-// Tag gives an image another name, directly in containerd.
-func (c *Containerd) Tag(ctx context.Context, from, to string) error {
-	_, err := host.Run(ctx, "ctr", "--address", c.path("containerd.sock"), "--namespace", "k8s.io", "images", "tag", "--force", from, to)
-	return err
-}
-
 // Reboot has the effect of a reboot of the machine: containerd and all containers are killed, the state below /run is
 // removed, and containerd starts again with the content of its disk.
 func (c *Containerd) Reboot(ctx context.Context) error {

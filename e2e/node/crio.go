@@ -2,85 +2,199 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"net"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"sync/atomic"
 
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// CRIO makes containerd answer on the wire as CRI-O does: image IDs are 64 hexadecimal digits without "sha256:", and a
-// prefix of three finds an image; a list of containers names the image by a repo digest and does not repeat the name of
-// the pod; a call with another content type than application/grpc is refused. Texts of errors stay those of containerd.
+// A rewrite returns the replacement of a message. runtime is a connection for calls of its own.
+type rewrite func(ctx context.Context, runtime *grpc.ClientConn, message []byte) ([]byte, error)
+
+// CRIO is a program between pullgated and a containerd that makes it answer on the wire as CRI-O does: image IDs are 64
+// hexadecimal digits without "sha256:", and a prefix of three finds an image; a list of containers names the image by a
+// repo digest and does not repeat the name of the pod; calls need the content type application/grpc. Texts of errors
+// stay those of containerd.
 type CRIO struct {
 	// PullAnswersID makes a pull answer with the image ID, as CRI-O does from 1.35.2 and 1.36.0 on; before, it is a repo
 	// digest.
 	PullAnswersID atomic.Bool
+
+	endpoint string
+	server   *grpc.Server
+	runtime  *grpc.ClientConn
+	// requests and answers have the methods whose messages are rewritten.
+	requests, answers map[string]rewrite
 }
+
+// sizeLimit is the size of the largest message; kubelets and containerd have the same.
+const sizeLimit = 16 << 20
 
 const idPrefix = "sha256:"
 
 // bareID matches what CRI-O takes for an image ID, or for the beginning of one.
 var bareID = regexp.MustCompile(`^[0-9a-f]{3,64}$`)
 
-// Rewrites are the changes that a [Shim] makes for it.
-func (c *CRIO) Rewrites() Rewrites {
-	return Rewrites{
-		ContentType: "application/grpc",
-		Requests: map[string]Rewrite{
-			runtimeapi.ImageService_ImageStatus_FullMethodName: request(func(m *runtimeapi.ImageStatusRequest) { known(m.GetImage()) }),
-			runtimeapi.ImageService_RemoveImage_FullMethodName: request(func(m *runtimeapi.RemoveImageRequest) { known(m.GetImage()) }),
-			runtimeapi.ImageService_ListImages_FullMethodName:  request(func(m *runtimeapi.ListImagesRequest) { known(m.GetFilter().GetImage()) }),
-			runtimeapi.RuntimeService_CreateContainer_FullMethodName: request(func(m *runtimeapi.CreateContainerRequest) {
-				known(m.GetConfig().GetImage())
-				for _, mount := range m.GetConfig().GetMounts() {
-					known(mount.GetImage())
-				}
-			}),
-		},
-		Answers: map[string]Rewrite{
-			runtimeapi.RuntimeService_Version_FullMethodName: request(func(m *runtimeapi.VersionResponse) { m.RuntimeName, m.RuntimeVersion = "cri-o", "1.36.3" }),
-			runtimeapi.ImageService_ImageStatus_FullMethodName: request(func(m *runtimeapi.ImageStatusResponse) {
-				answered(m.GetImage())
-			}),
-			runtimeapi.ImageService_ListImages_FullMethodName: request(func(m *runtimeapi.ListImagesResponse) {
-				for _, i := range m.GetImages() {
-					answered(i)
-				}
-			}),
-			runtimeapi.ImageService_PullImage_FullMethodName: Rewriting(func(ctx context.Context, runtime *grpc.ClientConn, m *runtimeapi.PullImageResponse) error {
-				if c.PullAnswersID.Load() {
-					m.ImageRef = strings.TrimPrefix(m.GetImageRef(), idPrefix)
-					return nil
-				}
-				return answerDigest(ctx, runtime, m)
-			}),
-			runtimeapi.RuntimeService_ListContainers_FullMethodName: Rewriting(func(ctx context.Context, runtime *grpc.ClientConn, m *runtimeapi.ListContainersResponse) error {
-				for _, one := range m.GetContainers() {
-					if one.GetImage() != nil {
-						one.Image.UserSpecifiedImage = ""
-					}
-					one.ImageId, one.ImageRef = usedImage(ctx, runtime, one)
-				}
+// StartCRIO serves before a containerd, on a socket in dir. Close ends it.
+func StartCRIO(ctx context.Context, dir, containerd string) (*CRIO, error) {
+	conn, err := grpc.NewClient(containerd, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(sizeLimit)))
+	if err != nil {
+		return nil, fmt.Errorf("dial %s: %w", containerd, err)
+	}
+	socket := filepath.Join(dir, "crio.sock")
+	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", socket)
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	c := &CRIO{endpoint: "unix://" + socket, runtime: conn}
+	c.requests, c.answers = c.rewrites()
+	c.server = grpc.NewServer(grpc.ForceServerCodecV2(criproxytest.RawCodec{}), grpc.UnknownServiceHandler(c.pass), grpc.MaxRecvMsgSize(sizeLimit))
+	go func() { _ = c.server.Serve(l) }() // ends with Close
+	return c, nil
+}
+
+// Endpoint is where it serves the CRI.
+func (c *CRIO) Endpoint() string { return c.endpoint }
+
+// Close ends every call and connection.
+func (c *CRIO) Close() error {
+	c.server.Stop()
+	return c.runtime.Close()
+}
+
+func (c *CRIO) rewrites() (requests, answers map[string]rewrite) {
+	requests = map[string]rewrite{
+		runtimeapi.ImageService_ImageStatus_FullMethodName: request(func(m *runtimeapi.ImageStatusRequest) { known(m.GetImage()) }),
+		runtimeapi.ImageService_RemoveImage_FullMethodName: request(func(m *runtimeapi.RemoveImageRequest) { known(m.GetImage()) }),
+		runtimeapi.ImageService_ListImages_FullMethodName:  request(func(m *runtimeapi.ListImagesRequest) { known(m.GetFilter().GetImage()) }),
+		runtimeapi.RuntimeService_CreateContainer_FullMethodName: request(func(m *runtimeapi.CreateContainerRequest) {
+			known(m.GetConfig().GetImage())
+			for _, mount := range m.GetConfig().GetMounts() {
+				known(mount.GetImage())
+			}
+		}),
+	}
+	answers = map[string]rewrite{
+		runtimeapi.RuntimeService_Version_FullMethodName: request(func(m *runtimeapi.VersionResponse) { m.RuntimeName, m.RuntimeVersion = "cri-o", "1.36.3" }),
+		runtimeapi.ImageService_ImageStatus_FullMethodName: request(func(m *runtimeapi.ImageStatusResponse) {
+			answered(m.GetImage())
+		}),
+		runtimeapi.ImageService_ListImages_FullMethodName: request(func(m *runtimeapi.ListImagesResponse) {
+			for _, i := range m.GetImages() {
+				answered(i)
+			}
+		}),
+		runtimeapi.ImageService_PullImage_FullMethodName: rewriting(func(ctx context.Context, runtime *grpc.ClientConn, m *runtimeapi.PullImageResponse) error {
+			if c.PullAnswersID.Load() {
+				m.ImageRef = strings.TrimPrefix(m.GetImageRef(), idPrefix)
 				return nil
-			}),
-			runtimeapi.RuntimeService_ContainerStatus_FullMethodName: Rewriting(func(ctx context.Context, runtime *grpc.ClientConn, m *runtimeapi.ContainerStatusResponse) error {
-				if one := m.GetStatus(); one != nil {
-					one.ImageId, one.ImageRef = usedImage(ctx, runtime, one)
+			}
+			return answerDigest(ctx, runtime, m)
+		}),
+		runtimeapi.RuntimeService_ListContainers_FullMethodName: rewriting(func(ctx context.Context, runtime *grpc.ClientConn, m *runtimeapi.ListContainersResponse) error {
+			for _, one := range m.GetContainers() {
+				if one.GetImage() != nil {
+					one.Image.UserSpecifiedImage = ""
 				}
-				return nil
-			}),
-		},
+				one.ImageId, one.ImageRef = usedImage(ctx, runtime, one)
+			}
+			return nil
+		}),
+		runtimeapi.RuntimeService_ContainerStatus_FullMethodName: rewriting(func(ctx context.Context, runtime *grpc.ClientConn, m *runtimeapi.ContainerStatusResponse) error {
+			if one := m.GetStatus(); one != nil {
+				one.ImageId, one.ImageRef = usedImage(ctx, runtime, one)
+			}
+			return nil
+		}),
+	}
+	return requests, answers
+}
+
+// pass forwards one call, unary or streaming.
+func (c *CRIO) pass(_ any, client grpc.ServerStream) error {
+	method, _ := grpc.MethodFromServerStream(client)
+	if err := refuseContentType(client.Context()); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(client.Context())
+	defer cancel()
+	md, _ := metadata.FromIncomingContext(ctx)
+	to, err := c.runtime.NewStream(metadata.NewOutgoingContext(ctx, md), &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method, grpc.ForceCodecV2(criproxytest.RawCodec{}))
+	if err != nil {
+		return err
+	}
+	go func() {
+		if c.copy(ctx, client.RecvMsg, to.SendMsg, c.requests[method]) != nil {
+			cancel()
+		}
+		_ = to.CloseSend() // an error is in the answer as well
+	}()
+	if header, err := to.Header(); err == nil {
+		_ = client.SetHeader(header) // fails only after the first message
+	}
+	err = c.copy(ctx, to.RecvMsg, client.SendMsg, c.answers[method])
+	client.SetTrailer(to.Trailer())
+	return err
+}
+
+// copy forwards messages until the end of the stream.
+func (c *CRIO) copy(ctx context.Context, from, to func(any) error, rewrite rewrite) error {
+	for {
+		var message []byte
+		if err := from(&message); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if rewrite != nil {
+			var err error
+			if message, err = rewrite(ctx, c.runtime, message); err != nil {
+				return err
+			}
+		}
+		if err := to(&message); err != nil {
+			return err
+		}
 	}
 }
 
-func request[M any, P message[M]](change func(m P)) Rewrite {
-	return Rewriting(func(_ context.Context, _ *grpc.ClientConn, m P) error {
+// A message is a pointer to a generated type.
+type message[M any] interface {
+	*M
+	proto.Message
+}
+
+// rewriting returns a rewrite that changes messages of one type.
+func rewriting[M any, P message[M]](change func(ctx context.Context, runtime *grpc.ClientConn, m P) error) rewrite {
+	return func(ctx context.Context, runtime *grpc.ClientConn, message []byte) ([]byte, error) {
+		m := P(new(M))
+		if err := proto.Unmarshal(message, m); err != nil {
+			return nil, err
+		}
+		// The metadata of the call are those of the client.
+		if err := change(metadata.NewOutgoingContext(ctx, nil), runtime, m); err != nil {
+			return nil, err
+		}
+		return proto.Marshal(m)
+	}
+}
+
+func request[M any, P message[M]](change func(m P)) rewrite {
+	return rewriting(func(_ context.Context, _ *grpc.ClientConn, m P) error {
 		change(m)
 		return nil
 	})
@@ -141,9 +255,9 @@ func repoDigest(ctx context.Context, runtime *grpc.ClientConn, id string) (strin
 }
 
 // refuseContentType is what a client sees of CRI-O, which drops a connection on which it finds another content type.
-func refuseContentType(ctx context.Context, want string) error {
+func refuseContentType(ctx context.Context) error {
 	md, _ := metadata.FromIncomingContext(ctx)
-	if got := md.Get("content-type"); want != "" && (len(got) != 1 || got[0] != want) {
+	if got := md.Get("content-type"); len(got) != 1 || got[0] != "application/grpc" {
 		return status.Errorf(codes.Unavailable, "content type %q: connection reset by peer", got)
 	}
 	return nil

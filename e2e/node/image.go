@@ -3,13 +3,10 @@ package node
 import (
 	"archive/tar"
 	"bytes"
-	"compress/gzip"
 	"context"
-	"crypto/sha256"
 	"debug/elf"
-	"encoding/hex"
-	"encoding/json"
 	"errors"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -18,6 +15,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/pullgate/pullgate/e2e/host"
 )
 
@@ -37,67 +42,48 @@ type Image struct {
 	AllApplets bool
 }
 
-// A Built image is an OCI layout on disk.
+// A Built image is one that can be pushed.
 type Built struct {
-	layout string
+	image v1.Image
 	// ID is the digest of its configuration, which containerd uses for the image ID.
 	ID string
 	// Digest is that of its manifest.
 	Digest string
 }
 
-type descriptor struct {
-	MediaType   string            `json:"mediaType"`
-	Digest      string            `json:"digest"`
-	Size        int               `json:"size"`
-	Annotations map[string]string `json:"annotations,omitempty"`
-}
-
-// Build writes an image as an OCI layout into dir.
-func (i Image) Build(dir string) (*Built, error) {
+// Build builds an image.
+func (i Image) Build() (*Built, error) {
 	if i.Entrypoint == nil {
 		i.Entrypoint = []string{"/bin/sh", "-c", "cat /content; id -u; exec sleep 3600"}
 	}
-	layer, err := i.layer()
+	files, err := i.layer()
 	if err != nil {
 		return nil, err
 	}
-	var packed bytes.Buffer
-	z := gzip.NewWriter(&packed)
-	if _, err := z.Write(layer); err != nil {
+	open := func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(files)), nil }
+	layer, err := tarball.LayerFromOpener(open, tarball.WithMediaType(types.OCILayer))
+	if err != nil {
 		return nil, err
 	}
-	if err := z.Close(); err != nil {
-		return nil, err
-	}
-	config, err := json.Marshal(map[string]any{
-		"architecture": runtime.GOARCH, "os": "linux",
-		"config": map[string]any{"User": i.User, "Entrypoint": i.Entrypoint, "Env": []string{"PATH=/bin"}},
-		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{digest(layer)}},
+	image, err := mutate.ConfigFile(mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON), &v1.ConfigFile{
+		Architecture: runtime.GOARCH, OS: "linux", RootFS: v1.RootFS{Type: "layers"},
+		Config: v1.Config{User: i.User, Entrypoint: i.Entrypoint, Env: []string{"PATH=/bin"}},
 	})
 	if err != nil {
 		return nil, err
 	}
-	l := layout{dir: dir}
-	manifest, err := json.Marshal(map[string]any{
-		"schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
-		"config":      l.blob("application/vnd.oci.image.config.v1+json", config),
-		"layers":      []descriptor{l.blob("application/vnd.oci.image.layer.v1.tar+gzip", packed.Bytes())},
-		"annotations": i.Annotations,
-	})
+	if image, err = mutate.AppendLayers(image, layer); err != nil {
+		return nil, err
+	}
+	if i.Annotations != nil {
+		image, _ = mutate.Annotations(image, i.Annotations).(v1.Image) // it is one if it is given one
+	}
+	id, err := image.ConfigName()
 	if err != nil {
 		return nil, err
 	}
-	d := l.blob("application/vnd.oci.image.manifest.v1+json", manifest)
-	index, err := json.Marshal(map[string]any{"schemaVersion": 2, "manifests": []descriptor{{
-		MediaType: d.MediaType, Digest: d.Digest, Size: d.Size, Annotations: map[string]string{"org.opencontainers.image.ref.name": "built"},
-	}}})
-	if err != nil {
-		return nil, err
-	}
-	l.file("index.json", index)
-	l.file("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`))
-	return &Built{layout: dir, ID: digest(config), Digest: d.Digest}, l.err
+	digest, err := image.Digest()
+	return &Built{image, id.String(), digest.String()}, err
 }
 
 // layer is the tar of a file system with a busybox.
@@ -180,45 +166,24 @@ func static(path string) bool {
 	return !slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP })
 }
 
-func digest(data []byte) string {
-	sum := sha256.Sum256(data)
-	return "sha256:" + hex.EncodeToString(sum[:])
-}
-
-// A layout collects the files of an OCI layout and the first error.
-type layout struct {
-	dir string
-	err error
-}
-
-func (l *layout) file(name string, data []byte) {
-	path := filepath.Join(l.dir, name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil && l.err == nil {
-		l.err = err
-	}
-	if err := os.WriteFile(path, data, 0o644); err != nil && l.err == nil {
-		l.err = err
-	}
-}
-
-func (l *layout) blob(mediaType string, data []byte) descriptor {
-	d := digest(data)
-	l.file(filepath.Join("blobs", "sha256", d[len("sha256:"):]), data)
-	return descriptor{MediaType: mediaType, Digest: d, Size: len(data)}
-}
-
 // Push sends the image to a registry under a name like "127.0.0.1:5000/team/app:1".
-func (b *Built) Push(ctx context.Context, name string, login *Login) error {
-	args := []string{"copy", "--insecure-policy", "--dest-tls-verify=false", "--quiet"}
-	if login != nil {
-		args = append(args, "--dest-creds", login.Username+":"+login.Password)
+func (b *Built) Push(ctx context.Context, image string, login *Login) error {
+	to, err := name.ParseReference(image, name.Insecure)
+	if err != nil {
+		return err
 	}
-	_, err := host.Run(ctx, "skopeo", append(args, "oci:"+b.layout+":built", "docker://"+name)...)
-	return err
+	auth := authn.Anonymous
+	if login != nil {
+		auth = &authn.Basic{Username: login.Username, Password: login.Password}
+	}
+	return remote.Write(to, b.image, remote.WithContext(ctx), remote.WithAuth(auth))
 }
 
 // Archive writes the image as a tar that containerd imports under the name.
-func (b *Built) Archive(ctx context.Context, path, name string) error {
-	_, err := host.Run(ctx, "skopeo", "copy", "--insecure-policy", "--quiet", "oci:"+b.layout+":built", "docker-archive:"+path+":"+name)
-	return err
+func (b *Built) Archive(path, image string) error {
+	under, err := name.NewTag(image, name.Insecure)
+	if err != nil {
+		return err
+	}
+	return tarball.WriteToFile(path, under, b.image)
 }

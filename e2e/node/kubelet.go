@@ -44,12 +44,6 @@ type Pod struct {
 	Policy          string // IfNotPresent if empty
 	Secrets         []Login
 	Source          string // of the pod; "api" if empty
-	// PrecheckAlways makes the client send a pre-check for Always, as kubelets up to 1.31 do.
-	PrecheckAlways bool
-	// Mounts are images to be mounted, at /volume0, /volume1 …
-	Mounts []string
-	// Command replaces the image's.
-	Command []string
 
 	seen    string
 	sandbox string
@@ -75,7 +69,6 @@ type Outcome struct {
 	Container string // its ID
 	ImageID   string
 	Pulls     int // PullImage calls that were sent
-	Pulled    bool
 }
 
 func (o Outcome) String() string {
@@ -142,20 +135,9 @@ func (p *Pod) Annotations() map[string]string {
 	}
 }
 
-// Sent is the image name as the kubelet sends it.
-func (p *Pod) Sent() string {
-	if rest := p.Image[strings.LastIndex(p.Image, "/")+1:]; !strings.ContainsAny(rest, ":@") {
-		return p.Image + ":latest"
-	}
-	return p.Image
-}
-
 func (p *Pod) spec() *runtimeapi.ImageSpec {
-	return &runtimeapi.ImageSpec{Image: p.Sent(), Annotations: p.Annotations()}
+	return &runtimeapi.ImageSpec{Image: p.Image, Annotations: p.Annotations()}
 }
-
-// Seen gives the pod a new config.seen, as a restart of the kubelet does.
-func (p *Pod) Seen() { p.seen = time.Now().Format(time.RFC3339Nano) }
 
 // Sandbox runs the pod's sandbox, on the host's network, so that no network plugin is needed.
 func (k *Kubelet) Sandbox(ctx context.Context, p *Pod) error {
@@ -164,7 +146,7 @@ func (k *Kubelet) Sandbox(ctx context.Context, p *Pod) error {
 		_, _ = rand.Read(b[:])
 		p.UID = hex.EncodeToString(b[:])
 	}
-	p.Seen()
+	p.seen = time.Now().Format(time.RFC3339Nano)
 	p.config = &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: p.Name, Namespace: p.Namespace, Uid: p.UID},
 		Annotations:  p.Annotations(),
@@ -213,14 +195,6 @@ func (k *Kubelet) Run(ctx context.Context, p *Pod) Outcome {
 
 // Start starts a container of the pod in its sandbox, as at a restart of the container too.
 func (k *Kubelet) Start(ctx context.Context, p *Pod) Outcome {
-	// Image volumes come first, each as if it were the image of a container.
-	for _, m := range p.Mounts {
-		volume := *p
-		volume.Image = m
-		if o := k.EnsureImage(ctx, &volume); o.State != Running {
-			return o
-		}
-	}
 	o := k.EnsureImage(ctx, p)
 	if o.State != Running {
 		return o
@@ -236,7 +210,7 @@ func (k *Kubelet) EnsureImage(ctx context.Context, p *Pod) Outcome {
 		p.Policy = IfNotPresent
 	}
 	present := ""
-	if p.Policy != Always || p.PrecheckAlways {
+	if p.Policy != Always {
 		id, err := k.Precheck(ctx, p)
 		if err != nil {
 			return Outcome{State: InspectFailed, Text: err.Error()}
@@ -262,7 +236,7 @@ func (k *Kubelet) EnsureImage(ctx context.Context, p *Pod) Outcome {
 
 // Pull sends one PullImage for each credential until one succeeds.
 func (k *Kubelet) Pull(ctx context.Context, p *Pod) Outcome {
-	o := Outcome{State: PullFailed, Pulled: true}
+	o := Outcome{State: PullFailed}
 	auths := []*runtimeapi.AuthConfig{nil}
 	if len(p.Secrets) > 0 {
 		auths = nil
@@ -310,19 +284,8 @@ func (k *Kubelet) Create(ctx context.Context, p *Pod, o Outcome) Outcome {
 	config := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: "main", Attempt: p.attempt},
 		Image:    &runtimeapi.ImageSpec{Image: o.ImageID, UserSpecifiedImage: p.Image},
-		Command:  p.Command,
 		LogPath:  "main_" + strconv.Itoa(int(p.attempt)) + ".log",
 		Linux:    &runtimeapi.LinuxContainerConfig{SecurityContext: user},
-	}
-	for i, m := range p.Mounts {
-		id, err := k.status(ctx, &runtimeapi.ImageSpec{Image: m})
-		if err != nil {
-			return Outcome{State: InspectFailed, Text: err.Error()}
-		}
-		config.Mounts = append(config.Mounts, &runtimeapi.Mount{
-			ContainerPath: "/volume" + strconv.Itoa(i), Readonly: true,
-			Image: &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: m, Annotations: p.Annotations()},
-		})
 	}
 	o.Container, err = k.Runtime.CreateContainer(ctx, p.sandbox, config, p.SandboxConfig())
 	if err != nil {
@@ -340,36 +303,15 @@ func (k *Kubelet) Create(ctx context.Context, p *Pod, o Outcome) Outcome {
 // Output returns what the pod's last container has printed, once it has printed n lines.
 func (k *Kubelet) Output(ctx context.Context, p *Pod, n int) (string, error) {
 	path := filepath.Join(p.config.GetLogDirectory(), "main_"+strconv.Itoa(int(p.attempt))+".log")
-	var lines []string
+	text := ""
 	printed := func() bool {
-		text, _ := os.ReadFile(path) // it is not there at first
-		lines = nil
-		for line := range strings.Lines(string(text)) {
-			// time stream tag text
-			if fields := strings.SplitN(strings.TrimSuffix(line, "\n"), " ", 4); len(fields) == 4 {
-				lines = append(lines, fields[3])
-			}
-		}
-		return len(lines) >= n || ctx.Err() != nil
+		text, _ = host.ContainerLog(path) // it is not there at first
+		return strings.Count(text, "\n") >= n || ctx.Err() != nil
 	}
 	if !host.Within(10*time.Second, printed) || ctx.Err() != nil {
-		return "", errors.Join(fmt.Errorf("container printed %q; want %d lines", lines, n), ctx.Err())
+		return "", errors.Join(fmt.Errorf("container printed %q; want %d lines", text, n), ctx.Err())
 	}
-	return strings.Join(lines, "\n"), nil
-}
-
-// Wait waits for the end of a container and returns its exit code.
-func (k *Kubelet) Wait(ctx context.Context, container string) (int, error) {
-	var status *runtimeapi.ContainerStatusResponse
-	var err error
-	ended := func() bool {
-		status, err = k.Runtime.ContainerStatus(quiet(ctx), container, false)
-		return err != nil || status.GetStatus().GetState() == runtimeapi.ContainerState_CONTAINER_EXITED
-	}
-	if !host.Within(30*time.Second, ended) {
-		return 0, fmt.Errorf("container %s is %v after 30 s; want it to have ended", container, status.GetStatus().GetState())
-	}
-	return int(status.GetStatus().GetExitCode()), err
+	return text, nil
 }
 
 // Remove removes the pod with all its containers.

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/pullgate/pullgate/e2e/host"
 )
@@ -28,7 +29,6 @@ type Node struct {
 	Private    *Registry
 	Public     *Registry
 	pods       int
-	built      int
 	closers    []func() error
 	unlock     func()
 }
@@ -39,7 +39,7 @@ func Check() error {
 		return errors.New("containers are started here for real, which needs root; run it as root on a Debian machine")
 	}
 	for program, pkg := range map[string]string{
-		"containerd": "containerd", "runc": "runc", "docker-registry": "docker-registry", "skopeo": "skopeo",
+		"containerd": "containerd", "runc": "runc", "docker-registry": "docker-registry",
 		"htpasswd": "apache2-utils", "ctr": "containerd", "mkfs.ext4": "e2fsprogs",
 	} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -136,12 +136,6 @@ type Pushed struct {
 	Repository string
 }
 
-// Build builds an image.
-func (n *Node) Build(i Image) (*Built, error) {
-	n.built++
-	return i.Build(n.path(fmt.Sprintf("image-%d", n.built)))
-}
-
 // PushPrivate builds an image and pushes it to the registry that asks for credentials.
 func (n *Node) PushPrivate(ctx context.Context, name string, i Image) (Pushed, error) {
 	login := Alice()
@@ -155,16 +149,13 @@ func (n *Node) PushPublic(ctx context.Context, name string, i Image) (Pushed, er
 
 // Push builds an image and pushes it to a registry, with a login if it asks for one.
 func (n *Node) Push(ctx context.Context, r *Registry, name string, i Image, login *Login) (Pushed, error) {
-	b, err := n.Build(i)
+	b, err := i.Build()
 	if err != nil {
 		return Pushed{}, err
 	}
 	repository := name
-	for j := len(name) - 1; j >= 0; j-- {
-		if name[j] == ':' {
-			repository = name[:j]
-			break
-		}
+	if tag := strings.LastIndex(name, ":"); tag >= 0 {
+		repository = name[:tag]
 	}
 	p := Pushed{Built: b, Name: r.Host() + "/" + name, Repository: repository}
 	return p, b.Push(ctx, p.Name, login)
@@ -175,7 +166,7 @@ func (n *Node) Protect(ctx context.Context, settings ...string) (*Pullgated, err
 	return n.ProtectRuntime(ctx, n.Containerd.Endpoint(), settings...)
 }
 
-// ProtectRuntime is Protect with a runtime's endpoint, such as a [Shim]'s.
+// ProtectRuntime is Protect with a runtime's endpoint, such as that of a [CRIO].
 func (n *Node) ProtectRuntime(ctx context.Context, runtime string, settings ...string) (*Pullgated, error) {
 	n.pods++
 	p, err := StartPullgated(ctx, n.path(fmt.Sprintf("pullgate-%d", n.pods)), runtime, settings...)

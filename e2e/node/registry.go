@@ -32,8 +32,6 @@ type Registry struct {
 
 	mu    sync.Mutex
 	fault func(w http.ResponseWriter, r *http.Request) (handled bool)
-	held  chan struct{} // closed to let held blobs go; nil if none are held
-	asked chan struct{} // closed when a held blob was asked for
 	down  bool
 }
 
@@ -110,30 +108,10 @@ func (r *Registry) openFront(address string) error {
 	r.addr = l.Addr().String()
 	r.front = &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		r.mu.Lock()
-		fault, held, asked := r.fault, r.held, r.asked
+		fault := r.fault
 		r.mu.Unlock()
 		if fault != nil && fault(w, req) {
 			return
-		}
-		if held != nil && req.Method == http.MethodGet && strings.Contains(req.URL.Path, "/blobs/") {
-			select {
-			case <-asked:
-			default:
-				r.mu.Lock()
-				if r.asked != nil {
-					select {
-					case <-r.asked:
-					default:
-						close(r.asked)
-					}
-				}
-				r.mu.Unlock()
-			}
-			select {
-			case <-held:
-			case <-req.Context().Done():
-				return
-			}
 		}
 		proxy.ServeHTTP(w, req)
 	})}
@@ -181,15 +159,23 @@ func (r *Registry) Fault(f func(w http.ResponseWriter, req *http.Request) (handl
 // HoldBlobs lets manifests through and holds every blob back until release is called. asked is closed
 // when the first blob has been asked for.
 func (r *Registry) HoldBlobs() (asked <-chan struct{}, release func()) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	held := make(chan struct{})
-	r.held, r.asked = held, make(chan struct{})
-	return r.asked, sync.OnceFunc(func() {
+	held, seen := make(chan struct{}), make(chan struct{})
+	see := sync.OnceFunc(func() { close(seen) })
+	r.Fault(func(_ http.ResponseWriter, req *http.Request) bool {
+		if req.Method != http.MethodGet || !strings.Contains(req.URL.Path, "/blobs/") {
+			return false
+		}
+		see()
+		select {
+		case <-held:
+			return false
+		case <-req.Context().Done():
+			return true
+		}
+	})
+	return seen, sync.OnceFunc(func() {
 		close(held)
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.held = nil
+		r.Fault(nil)
 	})
 }
 

@@ -6,12 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -79,7 +78,6 @@ func endContainers(ctx context.Context, dir string) error {
 			pids = append(pids, pid)
 		}
 	}
-	sockets := socketsOf(pids) // of shims whose state files are removed already
 	for _, pid := range pids {
 		if killErr := syscall.Kill(pid, syscall.SIGKILL); killErr != nil && !errors.Is(killErr, syscall.ESRCH) {
 			err = errors.Join(err, fmt.Errorf("end shim %d: %w", pid, killErr))
@@ -92,67 +90,28 @@ func endContainers(ctx context.Context, dir string) error {
 		_, runErr := host.Run(ctx, "runc", "--root", filepath.Dir(path), "delete", "--force", filepath.Base(path))
 		err = errors.Join(err, runErr)
 	}
-	for _, path := range sockets {
-		err = errors.Join(err, removeSocket(path))
-	}
-	return errors.Join(err, removeSockets(dir))
+	return errors.Join(err, removeSockets())
 }
 
-var shimSocket = regexp.MustCompile(`unix://(/run/containerd/s/[0-9a-f]+)`)
-
 // removeSockets removes the sockets of shims that were killed. They are in the folder that all containerds of the
-// machine use.
-func removeSockets(dir string) error {
-	notes, err := filepath.Glob(filepath.Join(dir, "state", "io.containerd.runtime.v2.task", "*", "*", "*"))
-	if err != nil {
-		return err
-	}
-	for _, path := range notes {
-		switch filepath.Base(path) {
-		case "address", "bootstrap.json":
-		default:
+// machine use, so only those are removed that refuse connections, and that are old enough to be served.
+func removeSockets() error {
+	paths, err := filepath.Glob("/run/containerd/s/*")
+	for _, path := range paths {
+		info, statErr := os.Lstat(path)
+		if statErr != nil || time.Since(info.ModTime()) < time.Second {
 			continue
 		}
-		text, readErr := os.ReadFile(path)
-		err = errors.Join(err, readErr)
-		if m := shimSocket.FindSubmatch(text); m != nil {
-			err = errors.Join(err, removeSocket(string(m[1])))
+		c, dialErr := net.DialTimeout("unix", path, time.Second)
+		if dialErr == nil {
+			_ = c.Close()
+		} else if errors.Is(dialErr, syscall.ECONNREFUSED) {
+			if rmErr := os.Remove(path); !errors.Is(rmErr, fs.ErrNotExist) {
+				err = errors.Join(err, rmErr)
+			}
 		}
 	}
 	return err
-}
-
-func removeSocket(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	return nil
-}
-
-// socketsOf returns the paths of the sockets that some shims listen on.
-func socketsOf(pids []int) []string {
-	var paths []string
-	for _, pid := range pids {
-		proc := filepath.Join("/proc", strconv.Itoa(pid))
-		table, err := os.ReadFile(filepath.Join(proc, "net", "unix"))
-		if err != nil {
-			continue // it has ended by itself, and removed them
-		}
-		files, _ := filepath.Glob(filepath.Join(proc, "fd", "*")) // the pattern is right
-		for _, file := range files {
-			target, err := os.Readlink(file)
-			inode, isSocket := strings.CutPrefix(strings.TrimSuffix(target, "]"), "socket:[")
-			if err != nil || !isSocket {
-				continue
-			}
-			for line := range strings.Lines(string(table)) { // number, references, protocol, flags, type, state, inode, path
-				if f := strings.Fields(line); len(f) == 8 && f[6] == inode && strings.HasPrefix(f[7], "/run/containerd/s/") && !slices.Contains(paths, f[7]) {
-					paths = append(paths, f[7])
-				}
-			}
-		}
-	}
-	return paths
 }
 
 // gone waits for the end of processes that are not our children.

@@ -194,19 +194,6 @@ func passes(checks map[policy.CheckID]policy.CheckPodFn, pod *corev1.Pod) bool {
 	return true
 }
 
-// Each check that is not compared exists, so the list cannot hide one under a wrong name.
-func TestNotExpressibleChecksExist(t *testing.T) {
-	exist := map[policy.CheckID]bool{}
-	for _, c := range policy.DefaultChecks() {
-		exist[c.ID] = true
-	}
-	for id := range notExpressible {
-		if !exist[id] {
-			t.Errorf("Pod Security has no check %s", id)
-		}
-	}
-}
-
 // containers iterates over all containers of a pod.
 func containers(s *corev1.PodSpec) func(yield func(*corev1.Container) bool) {
 	return func(yield func(*corev1.Container) bool) {

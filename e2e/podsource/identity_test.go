@@ -12,17 +12,6 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-func TestNodeNameFollowsFromTheCertificate(t *testing.T) {
-	t.Parallel()
-	w := begin(t, kubernetes134)
-	uid := w.pod("web")
-	w.start()
-	if got := w.source.NodeName(); got != w.name {
-		t.Errorf("node %q before anything is asked; want %q", got, w.name)
-	}
-	w.learns(uid)
-}
-
 func TestNodeNameFollowsFromTheToken(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(w *world) {
@@ -34,24 +23,6 @@ func TestNodeNameFollowsFromTheToken(t *testing.T) {
 			w.Errorf("node %q; want %q", got, tokenNode)
 		}
 	})
-}
-
-func TestConfiguredNodeNameTakesPrecedence(t *testing.T) {
-	t.Parallel()
-	w := begin(t, kubernetes134)
-	uid := w.create(pod(w.name, "given", "web"))
-	// An administrator may read the pods of every node.
-	w.run(podsource.Options{Kubeconfig: w.kubeconfigOf("token: admin"), NodeName: "given"})
-	w.learns(uid)
-	if got := w.source.NodeName(); got != "given" {
-		t.Errorf("node %q; want given", got)
-	}
-	// And with the certificate of a node it is not that of the certificate.
-	w.certify(day, nodes)
-	s, err := podsource.New(podsource.Options{Kubeconfig: w.kubeconfig(), NodeName: "given"})
-	if err != nil || s.NodeName() != "given" {
-		t.Errorf("New = %v; want node given, nil", err)
-	}
 }
 
 // A kubelet replaces its certificate in time. Once the first one has expired the API server refuses it, on
@@ -73,24 +44,6 @@ func TestARotatedCertificateTakesOverBeforeTheFirstExpires(t *testing.T) {
 	w.learns(w.pod("new", "new"), fresh)
 	rotated := w.rotate("old", "older")
 	w.learns(uid, rotated)
-}
-
-func TestKnownPodsAreKeptWithAnExpiredCertificate(t *testing.T) {
-	t.Parallel()
-	w := begin(t, kubernetes134)
-	own := w.secret("own", "own")
-	uid := w.pod("web", "own")
-	w.certify(4*time.Second, nodes)
-	w.start()
-	w.learns(uid, own)
-	asked := time.Now()
-	second := w.secret("second", "second")
-	w.expires(w.certificateFile())
-	late := w.pod("late", "second")
-	w.until("unauthorized", func() bool { return w.failed(podsource.Unauthorized) > 0 })
-	w.keeps(asked.Add(fresh), func() bool { return w.has(uid, own) })
-	w.certify(day, nodes)
-	w.learns(late, second)
 }
 
 // expires waits until the API server refuses a certificate.

@@ -3,7 +3,6 @@ package podsource_test
 import (
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -64,21 +63,5 @@ func TestSecretsOfPodsThatComeTogetherAreAllRead(t *testing.T) {
 	}
 	for uid, c := range pods {
 		w.learns(uid, c)
-	}
-}
-
-func TestNothingIsKnownWithoutRights(t *testing.T) {
-	t.Parallel()
-	w := begin(t, kubernetes134)
-	w.secret("own", "own")
-	uid := w.pod("web", "own")
-	w.certify(day) // the name of a node, and in no group
-	w.start()
-	w.until("forbidden twice", func() bool { return w.failed(podsource.Forbidden) >= 2 })
-	if w.known(uid) || w.source.Synced() {
-		t.Errorf("pod known %v, synced %v; want neither", w.known(uid), w.source.Synced())
-	}
-	if len(w.reasons) != 1 {
-		t.Errorf("reasons %v; want forbidden alone", w.reasons)
 	}
 }

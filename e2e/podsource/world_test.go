@@ -63,16 +63,12 @@ func begin(t *testing.T, release string) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return beginOn(t, c.Cluster)
-}
-
-func beginOn(t *testing.T, c *cluster.Cluster) *world {
-	t.Helper()
 	name := strings.ToLower(strings.NewReplacer("/", "-", ".", "-").Replace(t.Name()))
 	// With -count a test runs again on the same cluster.
 	name = strings.Trim(name[:min(len(name), 45)], "-") + "-" + strconv.FormatInt(time.Now().UnixNano(), 36)
-	w := &world{T: t, cluster: c, name: name, dir: t.TempDir(), key: credential.NewKey(), reasons: map[podsource.Reason]int{}}
-	w.namespace(name)
+	w := &world{T: t, cluster: c.Cluster, name: name, dir: t.TempDir(), key: credential.NewKey(), reasons: map[podsource.Reason]int{}}
+	_, err = c.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	w.must(err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the source failed: %v; its log:\n%s\nkube-apiserver:\n%s", w.reasons, w.logged(), host.Tail(c.Log(), 10))
@@ -86,12 +82,6 @@ func (w *world) must(err error) {
 	if err != nil {
 		w.Fatal(err)
 	}
-}
-
-func (w *world) namespace(name string) {
-	w.Helper()
-	_, err := w.cluster.Client.CoreV1().Namespaces().Create(w.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
-	w.must(err)
 }
 
 // certificateFile is where the node's certificate and key are, as kubelets name it.
@@ -182,17 +172,6 @@ func (w *world) until(what string, is func() bool) {
 	}
 }
 
-// keeps checks until a time, and after it, that what was known is still known.
-func (w *world) keeps(end time.Time, known func() bool) {
-	w.Helper()
-	for last := false; !last; time.Sleep(100 * time.Millisecond) {
-		last = time.Now().After(end)
-		if !known() {
-			w.Fatalf("what was known is not known any more, %v before its end", time.Until(end))
-		}
-	}
-}
-
 // pod creates a pod of the node and returns its UID.
 func (w *world) pod(name string, secrets ...string) string {
 	w.Helper()
@@ -220,13 +199,7 @@ func pod(namespace, node, name string, secrets ...string) *corev1.Pod {
 // secret creates a pull secret for a password.
 func (w *world) secret(name, password string) tracker.Secret {
 	w.Helper()
-	return w.put(pullSecret(w.name, name, password), password)
-}
-
-// put creates a Secret, and returns what it holds if that is the password.
-func (w *world) put(s *corev1.Secret, password string) tracker.Secret {
-	w.Helper()
-	s, err := w.cluster.Client.CoreV1().Secrets(s.Namespace).Create(w.Context(), s, metav1.CreateOptions{})
+	s, err := w.cluster.Client.CoreV1().Secrets(w.name).Create(w.Context(), pullSecret(w.name, name, password), metav1.CreateOptions{})
 	w.must(err)
 	return w.secretWith(s, password)
 }
@@ -243,11 +216,6 @@ func (w *world) secretWith(s *corev1.Secret, password string) tracker.Secret {
 	c := tracker.Secret{Credential: w.key.ID(credential.New(credential.Login{Username: "user", Password: password}))}
 	c.Ref.UID, c.Ref.Namespace, c.Ref.Name = string(s.UID), s.Namespace, s.Name
 	return c
-}
-
-func (w *world) unsecret(name string) {
-	w.Helper()
-	w.must(w.cluster.Client.CoreV1().Secrets(w.name).Delete(w.Context(), name, metav1.DeleteOptions{}))
 }
 
 func pullSecret(namespace, name, password string) *corev1.Secret {

@@ -3,19 +3,16 @@
 package release
 
 import (
-	"bufio"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
 	"strings"
-	"time"
 
 	"github.com/pullgate/pullgate/e2e/host"
 )
@@ -37,9 +34,6 @@ const (
 	cosign31    = "cosign-3.1"
 	criTools134 = "cri-tools-1.34"
 )
-
-// progressEvery is how often a build reports its progress.
-const progressEvery = 20 * time.Second
 
 // A recipe defines how the programs of a folder below tools are built.
 type recipe struct {
@@ -147,7 +141,7 @@ func (r recipe) compile(ctx context.Context, sources, version, out string) error
 		command = []string{"test", "-c", "-vet=off"}
 	}
 	args := append(command,
-		"-v", "-trimpath", "-buildvcs=false", "-mod=readonly", "-tags", r.tags,
+		"-trimpath", "-buildvcs=false", "-mod=readonly", "-tags", r.tags,
 		"-ldflags", strings.Join(flags, " "), "-o", out+"/",
 	)
 	for _, p := range r.programs {
@@ -156,33 +150,8 @@ func (r recipe) compile(ctx context.Context, sources, version, out string) error
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = sources
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
-	stderr, err := cmd.StderrPipe()
-	if err != nil {
-		return err
-	}
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	last := progress(stderr)
-	if err := cmd.Wait(); err != nil {
-		return fmt.Errorf("%w: %s", err, strings.Join(last, "\n"))
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%w: %s", err, output[max(0, len(output)-2000):])
 	}
 	return nil
-}
-
-// progress reports the progress of a build at times, and returns the last lines that it printed.
-func progress(stderr io.Reader) (last []string) {
-	began := time.Now()
-	next := began.Add(progressEvery)
-	packages := 0
-	for lines := bufio.NewScanner(stderr); lines.Scan(); {
-		packages++
-		last = append(last, lines.Text())
-		last = last[max(0, len(last)-15):]
-		if now := time.Now(); now.After(next) {
-			next = now.Add(progressEvery)
-			fmt.Fprintf(os.Stderr, "  %v: %d packages downloaded or compiled, now at %s\n", now.Sub(began).Round(time.Second), packages, lines.Text())
-		}
-	}
-	return last
 }

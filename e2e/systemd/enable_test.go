@@ -31,8 +31,6 @@ func TestNodeEnable(t *testing.T) {
 		name string
 		run  func(*site)
 	}{
-		{"not before pullgate is enabled for the next boot", notEnabled},
-		{"a dry run changes nothing", dryRun},
 		{"enable, twice, and back with pullgate gone, twice", backAndForth},
 		{"a kubelet that fails with pullgate is reverted", takenBack},
 		{"killed midway, enable does the rest", killedMidway},
@@ -123,21 +121,6 @@ const (
 	direct  = "/run/containerd/containerd.sock"
 	through = "/run/pullgate/cri.sock"
 )
-
-func notEnabled(s *site) {
-	s.wantDials("kubelet.service", direct)
-	s.do("systemctl", "disable", unit, socket)
-	s.refused("after the next boot the kubelet would reach no runtime", "pullgatectl", "node", "enable", "--yes")
-	s.do("systemctl", "enable", unit)
-}
-
-func dryRun(s *site) {
-	before := s.files()
-	if out := s.do("pullgatectl", "node", "enable", "--dry-run"); !strings.Contains(out, "write /etc/systemd/system/kubelet.service.d/90-pullgate.conf") {
-		s.Errorf("the plan is\n%s", out)
-	}
-	s.wantFiles(before)
-}
 
 func backAndForth(s *site) {
 	before := s.files()

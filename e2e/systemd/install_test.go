@@ -47,7 +47,7 @@ func TestDebianNode(t *testing.T) {
 }
 
 func linted(s *site) {
-	deb := filepath.Join(s.node.Dir, "machine", "packages", older+".deb")
+	deb := filepath.Join(packages, older+".deb")
 	if out, err := exec.CommandContext(s.Context(), "lintian", "--allow-root", "--fail-on", "error,warning", deb).CombinedOutput(); err != nil {
 		s.Errorf("lintian: %v\n%s", err, out)
 	}
@@ -117,36 +117,43 @@ func enabled(s *site) {
 	s.do("/bin/bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/9471; printf 'GET /readyz HTTP/1.0\\r\\n\\r\\n' >&3; grep -q '200 OK' <&3")
 }
 
-// Only what is in force counts, so it is read from the kernel and tried.
 func sandboxed(s *site) {
-	status, err := os.ReadFile(s.machine.Path(fmt.Sprintf("/proc/%d/status", s.pid())))
-	s.must(err)
-	for _, want := range []string{"Seccomp:\t2", "NoNewPrivs:\t1", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000"} {
-		if !strings.Contains(string(status), want+"\n") {
-			s.Errorf("the kernel does not report %q for the daemon", want)
-		}
-	}
-	for _, dir := range []string{"/", "/usr/bin", "/etc", "/etc/pullgate", "/var/lib", "/var/lib/kubelet", "/srv"} {
-		if out, err := s.inside("touch " + dir + "/probe"); err == nil || !strings.Contains(out, "Read-only file system") {
-			s.Errorf("a write to %s = %v, %s; want a read-only file system", dir, err, out)
-		}
-	}
+	s.confined(unit, []string{"Seccomp:\t2", "NoNewPrivs:\t1", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000"},
+		"/", "/usr/bin", "/etc", "/etc/pullgate", "/var/lib", "/var/lib/kubelet", "/srv")
 	for _, dir := range []string{"/var/lib/pullgate", "/run/pullgate", "/var/log/pullgate"} {
-		if out, err := s.inside("touch " + dir + "/probe && rm " + dir + "/probe"); err != nil {
+		if out, err := s.insideOf(unit, "touch "+dir+"/probe && rm "+dir+"/probe"); err != nil {
 			s.Errorf("a write to %s = %v, %s; want it to succeed", dir, err, out)
 		}
 	}
-	for _, path := range []string{"/root", "/home"} {
-		if out, err := s.inside("ls " + path + "/."); err == nil && out != "" {
-			s.Errorf("%s holds %q for the daemon; want it hidden", path, out)
-		}
-	}
-	if out, err := s.inside("cat /var/lib/kubelet/config.yaml /run/containerd/config.toml >/dev/null"); err != nil {
+	if out, err := s.insideOf(unit, "cat /var/lib/kubelet/config.yaml /run/containerd/config.toml >/dev/null"); err != nil {
 		s.Errorf("reading what is the kubelet's = %v, %s; want it to succeed", err, out)
 	}
-	limits, err := os.ReadFile(s.machine.Path(fmt.Sprintf("/proc/%d/limits", s.pid())))
+}
+
+// confined checks the sandbox that is in force: what the kernel reports of the process, that it cannot write some
+// folders, and sees no files of users. It has no core file, and cannot make some system calls.
+func (s *site) confined(unit string, reported []string, readOnly ...string) {
+	s.Helper()
+	status, err := os.ReadFile(s.machine.Path(fmt.Sprintf("/proc/%d/status", s.pidOf(unit))))
+	s.must(err)
+	for _, want := range reported {
+		if !strings.Contains(string(status), want+"\n") {
+			s.Errorf("the kernel does not report %q for %s:\n%s", want, unit, status)
+		}
+	}
+	for _, dir := range readOnly {
+		if out, err := s.insideOf(unit, "touch "+dir+"/probe"); err == nil || !strings.Contains(out, "Read-only file system") {
+			s.Errorf("a write of %s to %s = %v, %s; want a read-only file system", unit, dir, err, out)
+		}
+	}
+	for _, dir := range []string{"/root", "/home"} {
+		if out, err := s.insideOf(unit, "ls "+dir+"/."); err == nil && out != "" {
+			s.Errorf("%s holds %q for %s; want it hidden", dir, out, unit)
+		}
+	}
+	limits, err := os.ReadFile(s.machine.Path(fmt.Sprintf("/proc/%d/limits", s.pidOf(unit))))
 	if s.must(err); !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), "Max core file size 0 0 ") {
-		s.Errorf("limits are %s; want no core file", limits)
+		s.Errorf("limits of %s are %s; want no core file", unit, limits)
 	}
 	s.refusesSystemCalls(unit)
 }
@@ -221,14 +228,14 @@ func hung(s *site) {
 		last := s.shows(unit, "WatchdogTimestampMonotonic")
 		s.until("a keep-alive", func() bool { return s.shows(unit, "WatchdogTimestampMonotonic") != last })
 	}
-	before, restarts := s.pid(), s.shows(unit, "NRestarts")
+	before, restarts := s.pidOf(unit), s.shows(unit, "NRestarts")
 	if restarts != "0" {
 		s.Errorf("restarted %s times although it answers", restarts)
 	}
 	s.do("systemctl", "kill", "--kill-whom=main", "--signal=STOP", unit)
 	s.until("a restart by the watchdog", func() bool { return s.shows(unit, "NRestarts") == "1" })
 	s.until("the new process to serve", func() bool { return s.shows(unit, "ActiveState") == "active" })
-	if after := s.pid(); after == before {
+	if after := s.pidOf(unit); after == before {
 		s.Error("the process is the one that hung")
 	}
 	if journal := s.do("journalctl", "--unit="+unit, "--no-pager"); !strings.Contains(journal, "Watchdog timeout") || !strings.Contains(journal, "goroutine ") {
@@ -243,36 +250,36 @@ func hung(s *site) {
 
 func upgraded(s *site) {
 	s.underCalls(func() { s.do("dpkg", "--install", packed+"/"+newer+".deb") })
-	s.wantVersion(newer)
+	s.wantVersion(unit, newer)
 	s.judges()
 }
 
 func misconfigured(s *site) {
-	before := s.pid()
+	before := s.pidOf(unit)
 	s.write(conf, configuration+"ofAnotherVersion: true\n")
 	s.underCalls(func() {
 		s.refused("/etc/pullgate/config.yaml is not valid for this version", "dpkg", "--install", packed+"/"+older+".deb")
 	})
-	if after := s.pid(); after != before {
+	if after := s.pidOf(unit); after != before {
 		s.Error("the daemon was restarted with a configuration that it refuses")
 	}
 	s.judges()
 	s.refused("ofAnotherVersion", "dpkg", "--configure", "pullgate")
 	s.write(conf, configuration)
 	s.underCalls(func() { s.do("dpkg", "--configure", "pullgate") })
-	s.wantVersion(older)
+	s.wantVersion(unit, older)
 	s.judges()
 	s.do("dpkg", "--install", packed+"/"+newer+".deb")
-	s.wantVersion(newer)
+	s.wantVersion(unit, newer)
 }
 
 func downgraded(s *site) {
 	// A newer version may write a format that the older one cannot read.
 	prerm := "/var/lib/dpkg/info/pullgate.prerm"
 	s.do("sed", "-i.before", "s/^reads_store=.*/reads_store="+newer+"/", prerm)
-	before := s.pid()
+	before := s.pidOf(unit)
 	s.refused("cannot read /var/lib/pullgate/records.db", "dpkg", "--install", packed+"/"+older+".deb")
-	if after := s.pid(); after != before {
+	if after := s.pidOf(unit); after != before {
 		s.Error("the daemon was restarted by a downgrade that was refused")
 	}
 	if got := strings.TrimSpace(s.do("dpkg-query", "--show", "--showformat=${Version} ${db:Status-Status}", "pullgate")); got != newer+" installed" {
@@ -280,7 +287,7 @@ func downgraded(s *site) {
 	}
 	s.do("mv", prerm+".before", prerm)
 	s.underCalls(func() { s.do("dpkg", "--install", packed+"/"+older+".deb") })
-	s.wantVersion(older)
+	s.wantVersion(unit, older)
 	s.judges()
 }
 
@@ -366,17 +373,17 @@ func rpm(s *site) {
 		s.Fatalf("alice's pod: %v; want it to run", o)
 	}
 	s.underCalls(func() { install("--upgrade", newer) })
-	s.wantVersion(newer)
+	s.wantVersion(unit, newer)
 	s.judges()
 	word := "/usr/share/pullgate/reads-store"
 	was := s.do("cat", word)
 	s.write(word, newer) // as a version has it that writes a format which the older one does not read
 	s.refused("cannot read /var/lib/pullgate/records.db", "rpm", "--upgrade", "--oldpackage", "--nodeps", packed+"/"+older+".rpm")
-	s.wantVersion(newer)
+	s.wantVersion(unit, newer)
 	s.judges()
 	s.write(word, was)
 	s.underCalls(func() { s.do("rpm", "--upgrade", "--oldpackage", "--nodeps", packed+"/"+older+".rpm") })
-	s.wantVersion(older)
+	s.wantVersion(unit, older)
 	s.judges()
 	s.write("/var/lib/kubelet/config.yaml", sent)
 	s.refused("not removed", "rpm", "--erase", "pullgate")

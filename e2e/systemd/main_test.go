@@ -9,8 +9,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -56,13 +58,15 @@ func newSite(t *testing.T) *site {
 		t.Fatal(err)
 	}
 	host.AtEnd(t, n.Close)
-	dir := filepath.Join(n.Dir, "machine")
-	if err := os.MkdirAll(filepath.Join(dir, "packages"), 0o700); err != nil {
+	if err := pack(); err != nil {
 		t.Fatal(err)
 	}
-	pack(t, filepath.Join(dir, "packages"))
+	dir := filepath.Join(n.Dir, "machine")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
 	m, err := machine.Start(t.Context(), machine.Options{Dir: dir, Cgroup: n.Cgroup(), Binds: map[string]string{
-		"/run/containerd": filepath.Dir(strings.TrimPrefix(n.Containerd.Endpoint(), "unix://")), packed: filepath.Join(dir, "packages"),
+		"/run/containerd": filepath.Dir(strings.TrimPrefix(n.Containerd.Endpoint(), "unix://")), packed: packages,
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -84,39 +88,42 @@ func newSite(t *testing.T) *site {
 	return s
 }
 
-// pack builds the packages of both versions.
-func pack(t *testing.T, into string) {
-	t.Helper()
+// packages is the folder of the packages of both versions, once pack was called.
+var packages string
+
+// pack builds the packages, once for all tests.
+var pack = sync.OnceValue(func() error {
 	script, err := host.Upward(".ci/package")
 	if err != nil {
-		t.Fatal(err)
+		return err
+	}
+	if packages, err = os.MkdirTemp("", "packages"); err != nil {
+		return err
 	}
 	for _, version := range []string{older, newer} {
-		dir := t.TempDir()
-		cmd := exec.CommandContext(t.Context(), script, dir, version, goarch(t))
+		built := filepath.Join(packages, "built-"+version)
+		cmd := exec.Command(script, built, version, runtime.GOARCH)
 		cmd.Env = append(os.Environ(), "VERSION=v"+version, "SOURCE_DATE_EPOCH=1700000000", "MAKEFLAGS=")
 		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("package %s: %v\n%s", version, err, out)
+			return fmt.Errorf("package %s: %w\n%s", version, err, out)
 		}
 		for _, form := range []string{"deb", "rpm"} {
-			found, err := filepath.Glob(filepath.Join(dir, "*."+form))
+			found, err := filepath.Glob(filepath.Join(built, "*."+form))
 			if err != nil || len(found) != 1 {
-				t.Fatalf("packages %q, %v; want one .%s", found, err, form)
+				return fmt.Errorf("packages %q, %v; want one .%s", found, err, form)
 			}
-			if _, err := host.Run(t.Context(), "cp", found[0], filepath.Join(into, version+"."+form)); err != nil {
-				t.Fatal(err)
+			if err := os.Rename(found[0], filepath.Join(packages, version+"."+form)); err != nil {
+				return err
 			}
 		}
 	}
-}
+	return nil
+})
 
-func goarch(t *testing.T) string {
-	t.Helper()
-	out, err := host.Run(t.Context(), "go", "env", "GOARCH")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return strings.TrimSpace(out)
+func TestMain(m *testing.M) {
+	code := m.Run()
+	_ = os.RemoveAll(packages)
+	os.Exit(code)
 }
 
 func (s *site) must(err error) {
@@ -183,23 +190,12 @@ func (s *site) wantState(unit, want string) {
 	}
 }
 
-// pid is the daemon's, in the machine.
-func (s *site) pid() int {
-	s.Helper()
-	return s.pidOf(unit)
-}
-
+// pidOf is the process of a unit, in the machine.
 func (s *site) pidOf(unit string) int {
 	s.Helper()
 	pid, err := strconv.Atoi(s.shows(unit, "MainPID"))
 	s.must(err)
 	return pid
-}
-
-// inside runs a script in the machine, in the file system that the daemon sees.
-func (s *site) inside(script string) (string, error) {
-	s.Helper()
-	return s.insideOf(unit, script)
 }
 
 // insideOf runs a script as root in the file system that a unit sees.
@@ -208,12 +204,7 @@ func (s *site) insideOf(unit, script string) (string, error) {
 	return s.machine.Run(s.Context(), "nsenter", "--target", strconv.Itoa(s.pidOf(unit)), "--mount", "--", "/bin/sh", "-c", script)
 }
 
-// version is that of the program that runs.
-func (s *site) version() string {
-	s.Helper()
-	return s.versionOf(unit)
-}
-
+// versionOf is the version of the program of a unit that runs.
 func (s *site) versionOf(unit string) string {
 	s.Helper()
 	out := s.do(fmt.Sprintf("/proc/%d/exe", s.pidOf(unit)), "--version")
@@ -224,10 +215,10 @@ func (s *site) versionOf(unit string) string {
 	return m[1]
 }
 
-func (s *site) wantVersion(want string) {
+func (s *site) wantVersion(unit, want string) {
 	s.Helper()
-	if got := s.version(); got != want {
-		s.Errorf("version %s runs; want %s", got, want)
+	if got := s.versionOf(unit); got != want {
+		s.Errorf("version %s of %s runs; want %s", got, unit, want)
 	}
 }
 
