@@ -60,7 +60,7 @@ func ServeHTTP(ctx context.Context, l net.Listener, o HTTPOptions) error {
 		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: 64, MaxReceiveBufferPerConnection: 1 << 20, MaxReceiveBufferPerStream: 256 << 10},
 	}
 	done := make(chan error, 1)
-	limited := LimitConns(l, ConnLimits{Total: o.Connections, Replace: o.Replace}, o.Log)
+	limited := LimitConns(l, o.Connections, o.Replace, o.Log)
 	go func() {
 		if o.TLS != nil {
 			done <- server.ServeTLS(limited, "", "")

@@ -13,19 +13,12 @@ import (
 // logEvery is how often closed connections are logged at most: a client that connects in a loop must not fill the log.
 const logEvery = time.Minute
 
-// ConnLimits are how many connections may be open at the same time. 0 is no limit.
-type ConnLimits struct {
-	Total int
-	// Replace closes the oldest connection instead of a new one where Total are open. It is for servers whose clients need
-	// a connection for a moment: a client that holds connections cannot keep them out then.
-	Replace bool
-}
-
-// A limitedListener accepts connections, and closes those beyond its limits. A connection counts until it is closed.
+// A limitedListener accepts connections, and closes those beyond its limit. A connection counts until it is closed.
 type limitedListener struct {
 	net.Listener
-	limits ConnLimits
-	log    klog.Logger
+	limit   int
+	replace bool
+	log     klog.Logger
 
 	// mu guards the fields that follow. Nothing is called under it.
 	mu     sync.Mutex
@@ -34,12 +27,14 @@ type limitedListener struct {
 	logged time.Time // the last log line
 }
 
-// LimitConns returns a listener that accepts what l accepts, within limits. Connections that it closes are logged.
-func LimitConns(l net.Listener, limits ConnLimits, log klog.Logger) net.Listener {
-	return &limitedListener{Listener: l, limits: limits, log: log}
+// LimitConns returns a listener that accepts what l accepts, while at most limit connections are open. It closes others
+// and logs that, or with replace the oldest one: a client that holds connections cannot keep others out then, whose
+// clients need one for a moment.
+func LimitConns(l net.Listener, limit int, replace bool, log klog.Logger) net.Listener {
+	return &limitedListener{Listener: l, limit: limit, replace: replace, log: log}
 }
 
-// Accept returns the next connection that is within the limits.
+// Accept returns the next connection that is within the limit.
 func (l *limitedListener) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
@@ -47,10 +42,10 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		accepted := &conn{Conn: c, of: l}
-		surplus, err := l.add(accepted)
-		if err != nil {
+		surplus := l.add(accepted)
+		if surplus != nil {
 			_ = surplus.Close()
-			l.note(err)
+			l.note()
 		}
 		if surplus != accepted {
 			return accepted, nil
@@ -58,42 +53,23 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 	}
 }
 
-// SetDeadline ends an Accept that waits at a time, as that of *net.TCPListener and *net.UnixListener does.
-func (l *limitedListener) SetDeadline(t time.Time) error {
-	bounded, ok := l.Listener.(interface{ SetDeadline(t time.Time) error })
-	if !ok {
-		return fmt.Errorf("%T has no deadline", l.Listener)
-	}
-	return bounded.SetDeadline(t)
-}
-
-// add adds a connection. If it exceeds a limit, the error says which, and surplus is the connection to be closed.
-func (l *limitedListener) add(c *conn) (surplus *conn, err error) {
+// add adds a connection. If it exceeds the limit, surplus is the connection to be closed.
+func (l *limitedListener) add(c *conn) (surplus *conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if limit := l.limits.Total; limit > 0 && len(l.open) >= limit {
-		surplus, err = c, fmt.Errorf("%d connections are open, the limit is %d", len(l.open), limit)
-		if !l.limits.Replace {
-			return surplus, err
+	if len(l.open) >= l.limit {
+		if !l.replace {
+			return c
 		}
 		surplus = l.open[0]
-		l.removeLocked(surplus)
+		l.open = slices.Delete(l.open, 0, 1)
 	}
 	l.open = append(l.open, c)
-	return surplus, err
-}
-
-// removeLocked has no effect on a connection that was removed before.
-func (l *limitedListener) removeLocked(c *conn) {
-	i := slices.Index(l.open, c)
-	if i < 0 {
-		return
-	}
-	l.open = slices.Delete(l.open, i, i+1)
+	return surplus
 }
 
 // note logs that a connection was closed, unless that was logged a moment ago.
-func (l *limitedListener) note(why error) {
+func (l *limitedListener) note() {
 	l.mu.Lock()
 	l.closed++
 	closed, now := l.closed, time.Now()
@@ -103,7 +79,8 @@ func (l *limitedListener) note(why error) {
 	}
 	l.mu.Unlock()
 	if due {
-		l.log.Error(why, "Too many connections: closing those beyond the limit", "address", l.Addr().String(), "closed", closed,
+		l.log.Error(fmt.Errorf("more than %d connections", l.limit), "Too many connections: closing those beyond the limit",
+			"address", l.Addr().String(), "closed", closed,
 			"hint", "find the client that does not close its connections, with: ss -xp or ss -tp")
 	}
 }
@@ -119,7 +96,7 @@ func (c *conn) Close() error {
 	err := c.Conn.Close()
 	c.of.mu.Lock()
 	defer c.of.mu.Unlock()
-	c.of.removeLocked(c)
+	c.of.open = slices.DeleteFunc(c.of.open, func(o *conn) bool { return o == c })
 	return err
 }
 

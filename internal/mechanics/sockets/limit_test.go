@@ -26,14 +26,14 @@ type holder struct {
 	close    func()
 }
 
-func serve(t *testing.T, limits sockets.ConnLimits) *holder {
+func serve(t *testing.T, limit int, replace bool) *holder {
 	t.Helper()
 	s := &holder{T: t, path: filepath.Join(t.TempDir(), "s"), accepted: make(chan net.Conn, 100), log: &bytes.Buffer{}}
 	inner, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", s.path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := sockets.LimitConns(inner, limits, textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(s.log))))
+	l := sockets.LimitConns(inner, limit, replace, textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(s.log))))
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -72,7 +72,7 @@ func (s *holder) dial() bool {
 }
 
 func TestListenerClosesConnectionsBeyondItsLimits(t *testing.T) {
-	s := serve(t, sockets.ConnLimits{Total: 3})
+	s := serve(t, 3, false)
 	for i := range 6 {
 		if got, want := s.dial(), i < 3; got != want {
 			t.Errorf("connection %d accepted: %v; want %v", i, got, want)
@@ -94,7 +94,7 @@ func TestListenerClosesConnectionsBeyondItsLimits(t *testing.T) {
 }
 
 func TestListenerClosesTheOldestConnection(t *testing.T) {
-	s := serve(t, sockets.ConnLimits{Total: 3, Replace: true})
+	s := serve(t, 3, true)
 	for i := range 7 {
 		if !s.dial() {
 			t.Fatalf("connection %d was closed; want an older one closed", i)
@@ -122,17 +122,8 @@ func TestListenerClosesTheOldestConnection(t *testing.T) {
 	}
 }
 
-func TestListenerWithoutLimitsClosesNothing(t *testing.T) {
-	s := serve(t, sockets.ConnLimits{})
-	for range 20 {
-		if !s.dial() {
-			t.Fatal("a connection was closed")
-		}
-	}
-}
-
 func TestConnectionHasItsPeer(t *testing.T) {
-	s := serve(t, sockets.ConnLimits{Total: 1})
+	s := serve(t, 1, false)
 	s.dial()
 	if who, err := sockets.PeerOf(<-s.accepted); err != nil || int(who.Pid) != os.Getpid() {
 		t.Errorf("sockets.PeerOf = %+v, %v; want this process", who, err)

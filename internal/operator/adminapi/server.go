@@ -163,7 +163,7 @@ func (s *Server) Serving(yes bool) {
 
 // Serve answers calls on a Unix socket until Shutdown, and then returns nil. It closes the listener.
 func (s *Server) Serve(l net.Listener) error {
-	if err := s.grpc.Serve(sockets.LimitConns(l, sockets.ConnLimits{Total: maxConnections}, s.c.Log)); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+	if err := s.grpc.Serve(sockets.LimitConns(l, maxConnections, false, s.c.Log)); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("serve the admin API: %w", err)
 	}
 	return nil

@@ -79,7 +79,7 @@ func newNodeServer(p *policies, m *metrics, log klog.Logger) *nodeServer {
 // cancels the others. It closes the listener.
 func (s *nodeServer) serve(ctx context.Context, l net.Listener) error {
 	done := make(chan error, 1)
-	go func() { done <- s.grpc.Serve(sockets.LimitConns(l, sockets.ConnLimits{Total: nodeConnections}, s.log)) }()
+	go func() { done <- s.grpc.Serve(sockets.LimitConns(l, nodeConnections, false, s.log)) }()
 	select {
 	case err := <-done:
 		return fmt.Errorf("serve pullgated: %w", err)
