@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -17,7 +18,10 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
+	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
+	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
+	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
 // programName is the name of the program and of its units.
@@ -246,4 +250,40 @@ func notify(log klog.Logger, state string) {
 	if _, err := sd.SdNotify(false, state); err != nil {
 		log.Info("Failed to notify systemd of the status", "status", state, "err", err)
 	}
+}
+
+// Examine returns why the files that a configuration names cannot be used, all errors at once; nil if they can. Each
+// warning is a sentence about a file that can be used and probably does not say what its author means. It binds no
+// address and asks no server but systemd.
+func Examine(ctx context.Context, c config.Policyd) (warnings []string, err error) {
+	var errs []error
+	if err := nodeSocketOf(c).CheckUnit(ctx, nil); err != nil {
+		errs = append(errs, err)
+	}
+	set, err := policyfiles.Read(paths(c))
+	if err != nil {
+		errs = append(errs, fmt.Errorf("policies:\n%w", err))
+	}
+	backends := policyfiles.BackendsOf(set)
+	var clients review.Set
+	defer clients.Close()
+	if err := clients.Replace(backends.All()); err != nil {
+		errs = append(errs, fmt.Errorf("policies:\n%w", err))
+	}
+	named := []string{c.Policies, c.TrustedRoot, c.Kubeconfig, c.Bundles, c.HTTPS.CertFile, c.HTTPS.KeyFile, c.HTTPS.ClientCAFile}
+	for _, b := range backends.All() {
+		named = append(named, b.Kubeconfig)
+	}
+	unit := program.SandboxOf(ctx, nil, programName+".service")
+	for _, path := range named {
+		errs = append(errs, unit.Sees(path))
+	}
+	if c.HTTPS.Listen != "" && webhook.NeedsNamespaces(policyfiles.Restrictions(set)) {
+		if _, err := apiServer(c.Kubeconfig); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	notes, err := verify.Examine(c, set, time.Now())
+	warnings = slices.Concat(backends.Warnings(), policyfiles.SignatureNotes(set), notes)
+	return warnings, errors.Join(append(errs, err, examineHTTPS(c.HTTPS))...)
 }

@@ -9,11 +9,18 @@ import (
 	"hash"
 	"io/fs"
 	"net"
+	"net/http"
+	"net/url"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/pelletier/go-toml/v2"
+	"github.com/pelletier/go-toml/v2/unstable"
+	"golang.org/x/net/http/httpguts"
 
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 )
@@ -193,4 +200,276 @@ func (r *folderReader) hosts(registry string) ([]*host, error) {
 		}
 	}
 	return []*host{h}, nil
+}
+
+// hostSettings are the settings of a host, and of the server.
+type hostSettings struct {
+	Capabilities []string       `toml:"capabilities"`
+	CA           any            `toml:"ca"`
+	Client       any            `toml:"client"`
+	SkipVerify   *bool          `toml:"skip_verify"`
+	Header       map[string]any `toml:"header"`
+	OverridePath bool           `toml:"override_path"`
+	DialTimeout  string         `toml:"dial_timeout"`
+}
+
+// parse reads hosts.toml. Keys that it does not know are ignored, as containerd ignores them: the file is
+// containerd's, whose next version may have more of them.
+func (r *folderReader) parse(data []byte, registry string) ([]*host, error) {
+	var file struct {
+		hostSettings
+		Server string                  `toml:"server"`
+		Host   map[string]hostSettings `toml:"host"`
+	}
+	if err := toml.Unmarshal(data, &file); err != nil {
+		return nil, tomlError(err)
+	}
+	names := hostOrder(data)
+	if len(names) != len(file.Host) {
+		return nil, errors.New(`host: each host must be a table of its own, [host."https://mirror.example"]`)
+	}
+	if len(names) > maxHosts {
+		return nil, fmt.Errorf("host: %d hosts, at most %d are allowed", len(names), maxHosts)
+	}
+	var hosts []*host
+	for _, name := range names {
+		host, err := r.host(name, file.Host[name])
+		if err == nil && name == "" {
+			err = errors.New("the name is empty")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("host.%q: %w", withoutUser(name), err)
+		}
+		hosts = append(hosts, host)
+	}
+	server, err := r.host(file.Server, file.hostSettings)
+	if err != nil {
+		return nil, err
+	}
+	if file.Server == "" {
+		server.setDefault(registry)
+	}
+	return append(hosts, server), nil
+}
+
+// tomlError returns an error with the position and the key. It does not quote the file, whose headers may be secret.
+func tomlError(err error) error {
+	decoding, ok := errors.AsType[*toml.DecodeError](err)
+	if !ok {
+		return errors.New("not valid TOML, or a value has a wrong type")
+	}
+	row, column := decoding.Position()
+	if key := strings.Join(decoding.Key(), "."); key != "" {
+		return fmt.Errorf("line %d, column %d: %s: not valid TOML, or a value of a wrong type", row, column, withoutUser(key))
+	}
+	return fmt.Errorf("line %d, column %d: not valid TOML", row, column)
+}
+
+// hostOrder returns the names of the hosts in the order of the file, which a map does not keep.
+func hostOrder(data []byte) []string {
+	var names []string
+	p := unstable.Parser{}
+	for p.Reset(data); p.NextExpression(); {
+		e := p.Expression()
+		if e.Kind != unstable.Table {
+			continue
+		}
+		var key []string
+		for it := e.Key(); it.Next(); {
+			key = append(key, string(it.Node().Data))
+		}
+		if len(key) >= 2 && key[0] == "host" && !slices.Contains(names, key[1]) {
+			names = append(names, key[1])
+		}
+	}
+	return names
+}
+
+// host returns a host. An empty address leaves scheme, address and path open.
+func (r *folderReader) host(address string, s hostSettings) (*host, error) {
+	h := newHost(r.roots)
+	if err := h.setAddress(address, s.OverridePath); err != nil {
+		return nil, err
+	}
+	if len(s.Capabilities) == 0 {
+		h.can = every
+	}
+	for _, name := range s.Capabilities {
+		known := map[string]capabilities{"pull": pull, "resolve": resolve, "push": push, "referrers": referrers}
+		c, ok := known[strings.ToLower(name)]
+		if !ok {
+			return nil, fmt.Errorf("capabilities: %q: must be pull, resolve, push or referrers", name)
+		}
+		h.can |= c
+	}
+	if s.SkipVerify != nil {
+		h.explicitTLS, h.tls.InsecureSkipVerify = true, *s.SkipVerify
+	}
+	if s.DialTimeout != "" {
+		d, err := time.ParseDuration(s.DialTimeout)
+		if err != nil || d <= 0 {
+			return nil, fmt.Errorf(`dial_timeout: %q: must be a positive duration such as "10s"`, s.DialTimeout)
+		}
+		h.dialTimeout = min(d, defaultDialTimeout)
+	}
+	if err := h.setHeader(s.Header); err != nil {
+		return nil, err
+	}
+	return h, r.setTLS(h, s)
+}
+
+// setAddress sets what a URL says.
+func (h *host) setAddress(address string, overridePath bool) error {
+	if address == "" {
+		return nil
+	}
+	full := address
+	if !strings.Contains(full, "://") {
+		full = "https://" + full
+	}
+	u, err := url.Parse(full)
+	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return fmt.Errorf("server or host %q: must be an http or https URL without user, query and fragment", withoutUser(address))
+	}
+	h.scheme, h.address, h.path, h.named = u.Scheme, u.Host, u.Path, true
+	if h.path != "" {
+		h.path = path.Clean(h.path)
+	}
+	if !overridePath && !strings.HasSuffix(h.path, "/v2") {
+		h.path = path.Join("/", h.path, "v2")
+	}
+	h.path = strings.TrimSuffix(h.path, "/")
+	return nil
+}
+
+// withoutUser removes what may be a secret in the text of a URL.
+func withoutUser(s string) string {
+	scheme, rest, ok := strings.Cut(s, "://")
+	if !ok {
+		scheme, rest = "", s
+	} else {
+		scheme += "://"
+	}
+	if i := strings.LastIndexByte(rest, '@'); i >= 0 {
+		rest = "[redacted]" + rest[i:]
+	}
+	rest, _, _ = strings.Cut(rest, "?")
+	return scheme + rest
+}
+
+// setHeader sets the additional header. Its values do not appear in errors, because they may be secret.
+func (h *host) setHeader(fields map[string]any) error {
+	for key, value := range fields {
+		values, err := texts(value)
+		if err != nil {
+			return fmt.Errorf("header.%q: %w", key, err)
+		}
+		for _, v := range values {
+			if !httpguts.ValidHeaderFieldName(key) || !httpguts.ValidHeaderFieldValue(v) {
+				return fmt.Errorf("header.%q: not a valid header of HTTP", key)
+			}
+			if h.header == nil {
+				h.header = http.Header{}
+			}
+			h.header.Add(key, v)
+		}
+	}
+	return nil
+}
+
+// texts returns a value that is a string or a list of strings.
+func texts(value any) ([]string, error) {
+	switch value := value.(type) {
+	case string:
+		return []string{value}, nil
+	case []any:
+		all := make([]string, 0, len(value))
+		for _, v := range value {
+			s, ok := v.(string)
+			if !ok {
+				return nil, errors.New("must be a string or a list of strings")
+			}
+			all = append(all, s)
+		}
+		return all, nil
+	}
+	return nil, errors.New("must be a string or a list of strings")
+}
+
+// setTLS reads the files of ca and client.
+func (r *folderReader) setTLS(h *host, s hostSettings) error {
+	if s.CA != nil {
+		names, err := texts(s.CA)
+		if err != nil {
+			return fmt.Errorf("ca: %w", err)
+		}
+		for _, name := range names {
+			if err := r.addAuthority(h, name); err != nil {
+				return fmt.Errorf("ca: %w", err)
+			}
+		}
+	}
+	if s.Client == nil {
+		return nil
+	}
+	list, ok := s.Client.([]any)
+	if !ok {
+		list = []any{s.Client}
+	}
+	for _, entry := range list {
+		names, err := texts(entry)
+		if err != nil || len(names) == 0 || len(names) > 2 || len(names) != 2 && !isText(entry) {
+			return errors.New("client: must be a path, a list of paths, or a list of [certificate, key]")
+		}
+		if err := r.addCertificate(h, names[0], append(names, "")[1]); err != nil {
+			return fmt.Errorf("client: %w", err)
+		}
+	}
+	return nil
+}
+
+func isText(value any) bool {
+	_, ok := value.(string)
+	return ok
+}
+
+// addAuthority reads a file of certificates of authorities.
+func (r *folderReader) addAuthority(h *host, name string) error {
+	data, err := r.file(name)
+	if err != nil {
+		return err
+	}
+	if h.tls.RootCAs == r.roots { // which other hosts have too
+		if r.roots != nil {
+			h.tls.RootCAs = r.roots.Clone()
+		} else if h.tls.RootCAs, err = x509.SystemCertPool(); err != nil {
+			return err
+		}
+	}
+	if !h.tls.RootCAs.AppendCertsFromPEM(data) {
+		return fmt.Errorf("%s: no certificate in PEM, or none that is valid", name)
+	}
+	h.explicitTLS = true
+	return nil
+}
+
+// addCertificate reads a client certificate. Without a name of the key, the key is in the same file.
+func (r *folderReader) addCertificate(h *host, name, keyName string) error {
+	certificate, err := r.file(name)
+	if err != nil {
+		return err
+	}
+	key := certificate
+	if keyName != "" {
+		if key, err = r.file(keyName); err != nil {
+			return err
+		}
+	}
+	pair, err := tls.X509KeyPair(certificate, key)
+	if err != nil {
+		return err
+	}
+	h.explicitTLS = true
+	h.tls.Certificates = append(h.tls.Certificates, pair)
+	return nil
 }
