@@ -88,7 +88,6 @@ func start(cmd *cobra.Command, f flags, log klog.Logger, reload <-chan os.Signal
 	})
 }
 
-// read reads the configuration. Its errors are those of the command line.
 func read(path string) (config.Policyd, error) {
 	c, err := config.LoadPolicyd(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -112,7 +112,6 @@ func (f *manifestsFlags) print(cmd *cobra.Command) error {
 	return err
 }
 
-// read reads the files that flags name.
 func (f *manifestsFlags) read() (errs []error) {
 	if f.caFile != "" {
 		ca, err := disk.Read(f.caFile, webhook.MaxCA)

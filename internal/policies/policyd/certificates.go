@@ -14,7 +14,6 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 )
 
-// maxCertificates bounds each file of https, in bytes.
 const maxCertificates = 1 << 20
 
 // certificates are the files of https. refresh is for one goroutine at a time; handshakes may happen concurrently.
@@ -30,7 +29,6 @@ type certificates struct {
 	read, pending [sha256.Size]byte
 }
 
-// openCertificates reads the files of https.
 func openCertificates(c config.HTTPS, m *metrics, log klog.Logger) (*certificates, error) {
 	certs := &certificates{files: c, log: log, metrics: m}
 	if err := certs.decode(certs.scan()); err != nil {

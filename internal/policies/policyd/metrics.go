@@ -19,7 +19,6 @@ const (
 	reviewFailedClosed = "failed_closed"
 )
 
-// metrics are the metrics of one process.
 type metrics struct {
 	registry                             *prometheus.Registry
 	reviews, requests, verified, webhook *prometheus.CounterVec
@@ -29,7 +28,6 @@ type metrics struct {
 	signatures                           sync.Once
 }
 
-// newMetrics returns metrics on a registry of their own.
 func newMetrics(version, goVersion string) *metrics {
 	m := &metrics{
 		registry: prometheus.NewRegistry(),

@@ -21,7 +21,6 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
 
-// getTimeout bounds a request for a namespace that the watch does not have.
 const getTimeout = 2 * time.Second
 
 // namespaces has the labels of namespaces from a watch that exists only while a policy needs it. A nil namespaces
@@ -53,7 +52,6 @@ func newNamespaces(ctx context.Context, kubeconfig string) *namespaces {
 	return n
 }
 
-// watch starts or stops the watch.
 func (n *namespaces) watch(needed bool) error {
 	if n == nil {
 		return nil
@@ -79,7 +77,6 @@ func (n *namespaces) watch(needed bool) error {
 	return nil
 }
 
-// close stops the watch, and waits for its end.
 func (n *namespaces) close() {
 	_ = n.watch(false) // it fails only to start
 	n.running.Wait()
@@ -112,7 +109,6 @@ func (n *namespaces) labels(ctx context.Context, namespace string) (labels map[s
 	return found.Labels, true
 }
 
-// newNamespaceWatch makes no request.
 func newNamespaceWatch(config *rest.Config) (*namespaceWatch, error) {
 	scheme := runtime.NewScheme() // with the types that are requested, so that those of other API groups are not linked in
 	if err := corev1.AddToScheme(scheme); err != nil {
@@ -134,14 +130,12 @@ func newNamespaceWatch(config *rest.Config) (*namespaceWatch, error) {
 	return &namespaceWatch{client: client, store: store, controller: controller}, nil
 }
 
-// namespaceList lists and watches.
 type namespaceList struct{ *cache.ListWatch }
 
 // IsWatchListSemanticsUnSupported prevents the reflector from streaming the first list. API servers before 1.27 ignore
 // that request, and the reflector would wait for the end of the list without a limit.
 func (*namespaceList) IsWatchListSemanticsUnSupported() bool { return true }
 
-// labelsOnly drops what is not needed of a namespace.
 func labelsOnly(object any) (any, error) {
 	n, ok := object.(*corev1.Namespace)
 	if !ok { // a deletion that was missed

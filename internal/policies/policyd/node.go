@@ -49,7 +49,6 @@ const (
 	maxTexts = 64 << 10
 )
 
-// A nodeServer answers pullgated.
 type nodeServer struct {
 	policyv1.UnimplementedPolicyServer
 
@@ -99,7 +98,6 @@ func (s *nodeServer) serve(ctx context.Context, l net.Listener) error {
 	return nil
 }
 
-// guard bounds a call and recovers its panics.
 func (s *nodeServer) guard(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (
 	resp any, err error,
 ) {
@@ -179,7 +177,6 @@ func (s *nodeServer) ask(ctx context.Context, clients review.Clients, r *policyv
 	return all
 }
 
-// review asks all backends about a subject.
 func (p *policies) review(ctx context.Context, clients review.Clients, about review.Subject) []review.Result {
 	results := clients.Review(ctx, about)
 	for _, r := range results {
@@ -228,7 +225,6 @@ func shorten(results []*policyv1.ReviewResult) {
 	}
 }
 
-// inUse describes the policy files in use.
 func (s *nodeServer) inUse() string {
 	if set := s.policies.current.Load(); set != nil {
 		return fmt.Sprintf("%s has the policy files %.12s", programName, set.Hash)
@@ -256,7 +252,6 @@ const (
 	maxSignatures = 200
 )
 
-// newSignatures returns the service that has signatures verified.
 func newSignatures(o Options, m *metrics) (*verify.Service, error) {
 	log := o.Log.WithName("signatures")
 	return verify.NewService(verify.ServiceOptions{
@@ -317,7 +312,6 @@ func checkVerify(r *policyv1.VerifyRequest, name imageref.Ref) error {
 	return nil
 }
 
-// notVerified returns the status for a verification without a result.
 func (s *nodeServer) notVerified(ctx context.Context, name imageref.Ref, err error) error {
 	switch {
 	case ctx.Err() != nil:

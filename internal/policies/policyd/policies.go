@@ -18,7 +18,6 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
-// policies are the policy files in use. Its methods may be called concurrently.
 type policies struct {
 	log     klog.Logger
 	metrics *metrics
@@ -53,7 +52,6 @@ type inUse struct {
 	rules   *verify.Rules
 }
 
-// version is the version of the set.
 func (u *inUse) version() policyfiles.Version {
 	return policyfiles.Version{Hash: u.Hash, TrustedRoot: u.rules.TrustedRoot()}
 }
@@ -64,7 +62,6 @@ func satisfies(v, want policyfiles.Version, signatures bool) bool {
 	return v.Hash == want.Hash && (!signatures || v.TrustedRoot == want.TrustedRoot)
 }
 
-// openPolicies reads the policy files, and the kubeconfigs that they name.
 func openPolicies(c config.Policyd, n *namespaces, s *verify.Service, m *metrics, log klog.Logger) (*policies, error) {
 	p := &policies{log: log, metrics: m, paths: paths(c), namespaces: n, signatures: s, watcher: policyfiles.NewWatcher()}
 	p.chain = admission.New(admission.Rules{}, admission.Options{OnPanic: p.panicked})
@@ -88,7 +85,6 @@ func paths(c config.Policyd) policyfiles.Paths {
 	return policyfiles.Paths{Folder: c.Policies, TrustedRoot: c.TrustedRoot, Volume: true}
 }
 
-// close ends what the policies have started.
 func (p *policies) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -24,7 +24,6 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
-// programName is the name of the program and of its units.
 const programName = "pullgate-policyd"
 
 // nodeSocket is the name of the node's socket in pullgate-policyd.socket (FileDescriptorName=).
@@ -104,15 +103,12 @@ func Run(ctx context.Context, o Options) error {
 	return serve(ctx, o, on, policies, certs, m)
 }
 
-// listeners are the listeners of the process; nil where it does not listen.
 type listeners struct{ node, https, metrics net.Listener }
 
-// nodeSocketOf returns the socket that pullgated dials.
 func nodeSocketOf(c config.Policyd) sockets.Socket {
 	return sockets.Socket{Program: programName, Field: "node.listen", Endpoint: c.Node.Listen, Name: nodeSocket}
 }
 
-// listenAll binds all addresses of the configuration, or none.
 func listenAll(ctx context.Context, c config.Policyd) (on listeners, err error) {
 	defer func() {
 		if err != nil {
@@ -193,7 +189,6 @@ func serve(ctx context.Context, o Options, on listeners, policies *policies, cer
 	return err
 }
 
-// reload reads the policy folder and the certificates when they change, and for each value of Options.Reload.
 func reload(ctx context.Context, o Options, policies *policies, certs *certificates) {
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
@@ -233,7 +228,6 @@ func serveHTTPS(ctx context.Context, o Options, l net.Listener, policies *polici
 	return nil
 }
 
-// ready returns the answer to a readiness probe.
 func ready(stopping *atomic.Bool, p *policies) (text string, ready bool) {
 	switch {
 	case stopping.Load():

@@ -13,7 +13,6 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 )
 
-// newWebhook returns what https.listen serves.
 func newWebhook(o Options, p *policies, m *metrics) (*webhook.Handler, error) {
 	log := o.Log.WithName("webhook")
 	m.servesWebhook()
@@ -71,7 +70,6 @@ func (p *policies) reviewPod(ctx context.Context, s review.Subject) []admission.
 	return all
 }
 
-// judgeImages judges the signatures of images by the policy files in use.
 func (p *policies) judgeImages(ctx context.Context, s webhook.SignedImages) ([]admission.Finding, []string) {
 	set := p.current.Load()
 	if set == nil {

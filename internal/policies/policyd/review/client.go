@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -25,6 +24,7 @@ import (
 	kjson "sigs.k8s.io/json"
 
 	"github.com/pullgate/pullgate/internal/mechanics/inflight"
+	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
@@ -48,8 +48,6 @@ const (
 	perRequest                         = 16 << 10
 	// cacheSize is how many answers are cached.
 	cacheSize = 1024
-	// marker is in the keys of the annotations that are sent.
-	marker = ".image-policy.k8s.io/"
 )
 
 // Errors of results that deny, whatever the default of the backend is: otherwise a tenant could cause a failure that
@@ -88,7 +86,6 @@ type Client struct {
 	inFlight *inflight.Group[specKey, attempts] // with the namespaces as tenants
 }
 
-// A specKey identifies a spec: the hash of the body of its request.
 type specKey [sha256.Size]byte
 
 // attempts are the result of a request, and until then what callers that leave have to know.
@@ -110,7 +107,6 @@ func newClient(b policyfiles.Backend, c *connection) *Client {
 	}
 }
 
-// targetOf returns where a backend is.
 func targetOf(b policyfiles.Backend) (*target, error) {
 	t, errs := readTarget(b.Kubeconfig)
 	for i, err := range errs {
@@ -140,7 +136,6 @@ func (c *Client) Close() {
 	c.closeIdle()
 }
 
-// closeIdle closes the connections that are not in use, and reports whether no request is in progress.
 func (c *Client) closeIdle() (idle bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -173,10 +168,13 @@ func (c *Client) Review(ctx context.Context, s Subject) (r Result, ok bool) {
 
 // denies reports whether a review without an answer denies, whatever the default of the backend is.
 func denies(err error) bool {
-	return slices.ContainsFunc([]error{ErrBusy, ErrTooLarge, ErrClosed, ErrNotUTF8, context.Canceled}, func(e error) bool { return errors.Is(err, e) })
+	return isAny(err, ErrBusy, ErrTooLarge, ErrClosed, ErrNotUTF8, context.Canceled)
 }
 
-// spec returns what is sent about a subject.
+func isAny(err error, targets ...error) bool {
+	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
+}
+
 func (c *Client) spec(s Subject) (spec v1alpha1.ImageReviewSpec, ok bool) {
 	if c.backend.Namespaces != nil && !slices.Contains(c.backend.Namespaces, s.Namespace) {
 		return spec, false
@@ -188,25 +186,14 @@ func (c *Client) spec(s Subject) (spec v1alpha1.ImageReviewSpec, ok bool) {
 	for _, image := range images {
 		spec.Containers = append(spec.Containers, v1alpha1.ImageReviewContainerSpec{Image: image})
 	}
-	for key, value := range s.Annotations {
-		if strings.Contains(key, marker) {
-			if spec.Annotations == nil {
-				spec.Annotations = map[string]string{}
-			}
-			spec.Annotations[key] = value
-		}
-	}
-	spec.Namespace = s.Namespace
+	spec.Namespace, spec.Annotations = s.Namespace, admission.ForReview(s.Annotations)
 	return spec, len(spec.Containers) > 0
 }
 
 // ask returns the answer of the cache or of the backend. The error is one that denies, or why there is no answer.
 func (c *Client) ask(ctx context.Context, spec v1alpha1.ImageReviewSpec) (status v1alpha1.ImageReviewStatus, cached bool, err error) {
-	if !isUTF8(spec) { // JSON would have the same text for different names
-		return status, false, ErrNotUTF8
-	}
-	if sizeOf(spec) > maxBody { // its JSON can be six times as large
-		return status, false, ErrTooLarge
+	if err := checkTexts(spec); err != nil {
+		return status, false, err
 	}
 	// Keys of maps are sorted, so that a spec has one body.
 	body, err := json.Marshal(v1alpha1.ImageReview{TypeMeta: metav1.TypeMeta{APIVersion: apiVersion, Kind: kind}, Spec: spec})
@@ -243,7 +230,6 @@ func (c *Client) ask(ctx context.Context, spec v1alpha1.ImageReviewSpec) (status
 	return got.status, got.cached, err
 }
 
-// known returns the answer of the cache.
 func (c *Client) known(key specKey) (status v1alpha1.ImageReviewStatus, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -252,26 +238,27 @@ func (c *Client) known(key specKey) (status v1alpha1.ImageReviewStatus, ok bool)
 	return status, ok
 }
 
-func isUTF8(spec v1alpha1.ImageReviewSpec) bool {
-	for key, value := range spec.Annotations {
-		if !utf8.ValidString(key) || !utf8.ValidString(value) {
-			return false
-		}
-	}
-	invalid := func(c v1alpha1.ImageReviewContainerSpec) bool { return !utf8.ValidString(c.Image) }
-	return utf8.ValidString(spec.Namespace) && !slices.ContainsFunc(spec.Containers, invalid)
-}
-
-// sizeOf returns how many bytes the texts of a spec have.
-func sizeOf(spec v1alpha1.ImageReviewSpec) int {
-	n := len(spec.Namespace)
+// checkTexts returns why a spec must not be encoded: JSON would have the same text for different names that are not
+// UTF-8, and can be six times as large as its texts.
+func checkTexts(spec v1alpha1.ImageReviewSpec) error {
+	texts := []string{spec.Namespace}
 	for _, c := range spec.Containers {
-		n += len(c.Image)
+		texts = append(texts, c.Image)
 	}
 	for key, value := range spec.Annotations {
-		n += len(key) + len(value)
+		texts = append(texts, key, value)
 	}
-	return n
+	size := 0
+	for _, text := range texts {
+		if !utf8.ValidString(text) {
+			return ErrNotUTF8
+		}
+		size += len(text)
+	}
+	if size > maxBody {
+		return ErrTooLarge
+	}
+	return nil
 }
 
 // answerBefore returns a context that ends before the deadline of ctx, so that its owner gets an answer.
@@ -283,7 +270,6 @@ func answerBefore(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithDeadline(ctx, deadline.Add(-min(time.Until(deadline)/10, time.Second)))
 }
 
-// leftAfter returns why a caller whose context has ended has no answer.
 func (a *attempts) leftAfter(d time.Duration, left error) error {
 	switch {
 	case errors.Is(left, context.Canceled):
@@ -303,7 +289,6 @@ func (a *attempts) heldUp() bool {
 	return a.sent.IsZero() || a.queued && time.Since(a.sent) < attemptTimeout
 }
 
-// request asks the backend, and adds its answer to the cache.
 func (c *Client) request(ctx context.Context, turn inflight.Turn[attempts], key specKey, body []byte) (a attempts, err error) {
 	if known, ok := c.known(key); ok { // the request before this one ended after the caller had looked
 		return attempts{status: known, cached: true}, nil
@@ -325,21 +310,14 @@ func (c *Client) request(ctx context.Context, turn inflight.Turn[attempts], key 
 	a.status = bounded(status)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.connection.sameBackend(connection.target) {
-		c.keep(key, a.status)
-	}
-	return a, nil
-}
-
-// keep adds an answer to the cache.
-func (c *Client) keep(key specKey, status v1alpha1.ImageReviewStatus) {
 	ttl := c.backend.DenyTTL
-	if status.Allowed {
+	if a.status.Allowed {
 		ttl = c.backend.AllowTTL
 	}
-	if ttl > 0 {
-		c.cache.Add(key, status, ttl)
+	if ttl > 0 && c.connection.sameBackend(connection.target) {
+		c.cache.Add(key, a.status, ttl)
 	}
+	return a, nil
 }
 
 // retry asks the backend until there is an answer, or another attempt is of no use. note is called with the error of
@@ -395,7 +373,6 @@ const (
 	kind       = "ImageReview"
 )
 
-// A connection sends reviews to a target.
 type connection struct {
 	*target
 	transport http.RoundTripper
@@ -420,7 +397,6 @@ func (c *connection) closeIdle() {
 	}
 }
 
-// A failure is an attempt without an answer.
 type failure struct {
 	err   error
 	again bool          // whether another attempt may get an answer
@@ -467,17 +443,13 @@ func (c *connection) send(ctx context.Context, body []byte) (v1alpha1.ImageRevie
 	return decode(data)
 }
 
-// notAnswered returns the failure of an attempt whose request or answer was not transferred.
 func notAnswered(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return failed("timed out")
 	}
-	reset := errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) ||
-		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
-	return &failure{err: err, again: reset}
+	return &failure{err: err, again: isAny(err, syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE, io.EOF, io.ErrUnexpectedEOF)}
 }
 
-// refused returns the failure of an attempt with an answer that is an error or a redirect.
 func refused(resp *http.Response) error {
 	f := &failure{err: fmt.Errorf("status %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))}
 	switch resp.StatusCode {

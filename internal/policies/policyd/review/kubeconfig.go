@@ -19,7 +19,6 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 )
 
-// maxConfigFile bounds a kubeconfig and each file that it names.
 const maxConfigFile = 1 << 20
 
 // A target is what the current context of a kubeconfig says: where a backend is, and how it and the client are
@@ -44,19 +43,16 @@ func readTarget(path string) (*target, []error) {
 	if err != nil {
 		r.errs = append(r.errs, err)
 	}
-	for i, err := range r.errs {
-		if !strings.HasPrefix(err.Error(), path+": ") { // an error about the file itself has its path
+	if len(r.errs) > 0 {
+		for i, err := range r.errs {
 			r.errs[i] = fmt.Errorf("%s: %w", path, err)
 		}
-	}
-	if len(r.errs) > 0 {
 		return nil, r.errs
 	}
 	t.sum = sha256.Sum256(r.read)
 	return t, nil
 }
 
-// A reader reads one kubeconfig.
 type reader struct {
 	dir  string // of the kubeconfig; relative paths in it begin here
 	read []byte // the contents of all files
@@ -67,21 +63,26 @@ func (r *reader) errorf(format string, args ...any) {
 	r.errs = append(r.errs, fmt.Errorf(format, args...))
 }
 
-// content reads a file for the sum, which is of the lengths too: other files do not have the same.
+// content reads a file for the sum, which is of the lengths too: other files do not have the same. The error does not
+// name the file.
 func (r *reader) content(path string) ([]byte, error) {
 	data, err := disk.Read(path, maxConfigFile)
 	if p, ok := errors.AsType[*fs.PathError](err); ok {
-		return nil, fmt.Errorf("%s: %w", path, p.Err)
+		return nil, p.Err
+	}
+	if errors.Is(err, disk.ErrTooLarge) {
+		return nil, fmt.Errorf("%w: more than %d bytes", disk.ErrTooLarge, maxConfigFile)
 	}
 	if err != nil {
-		return nil, err
+		return nil, errNotAFile
 	}
 	r.read = fmt.Appendf(r.read, "%d:", len(data))
 	r.read = append(r.read, data...)
 	return data, nil
 }
 
-// dataOf returns the value of a field that has data itself, or names a file.
+var errNotAFile = errors.New("not a regular file")
+
 func (r *reader) dataOf(field, file string, data []byte) []byte {
 	if len(data) > 0 || file == "" {
 		return data
@@ -92,7 +93,7 @@ func (r *reader) dataOf(field, file string, data []byte) []byte {
 	data, err := r.content(file)
 	switch {
 	case err != nil:
-		r.errorf("%s: %w", field, err)
+		r.errorf("%s: %s: %w", field, file, err)
 	case len(data) == 0:
 		r.errorf("%s: %s: must not be empty", field, file)
 	}
@@ -133,7 +134,6 @@ func (r *reader) target(path string) (*target, error) {
 	return t, nil
 }
 
-// cluster reads where the backend is and how it is authenticated.
 func (r *reader) cluster(t *target, path string, c *clientcmdapi.Cluster) {
 	t.url = r.server(path+".server", c.Server)
 	if c.InsecureSkipTLSVerify {
@@ -182,7 +182,6 @@ func (r *reader) server(path, server string) string {
 	return ""
 }
 
-// user reads how the client is authenticated.
 func (r *reader) user(t *target, path string, u *clientcmdapi.AuthInfo) {
 	if u.Exec != nil {
 		r.errorf("%s.exec: Forbidden: no program is run; use token, tokenFile or client-certificate", path)

@@ -59,7 +59,6 @@ func (s *Set) Replace(backends []policyfiles.Backend) error {
 	return nil
 }
 
-// dropIdleLocked forgets removed clients that are no longer asked.
 func (s *Set) dropIdleLocked() {
 	s.removed = slices.DeleteFunc(s.removed, (*Client).closeIdle)
 }
@@ -95,11 +94,11 @@ type Clients []*Client
 // Review asks all backends that review the subject, at the same time, and returns their results by the name of the
 // backend. See Client.Review.
 func (all Clients) Review(ctx context.Context, subject Subject) []Result {
-	results := make([]*Result, len(all))
+	results := make([][]Result, len(all))
 	var asked sync.WaitGroup
 	ask := func(i int) {
 		if r, ok := all[i].Review(ctx, subject); ok {
-			results[i] = &r
+			results[i] = []Result{r}
 		}
 	}
 	for i := 1; i < len(all); i++ {
@@ -109,13 +108,7 @@ func (all Clients) Review(ctx context.Context, subject Subject) []Result {
 		ask(0) // with one backend, thousands of reviews that wait need no further goroutines
 	}
 	asked.Wait()
-	var given []Result
-	for _, r := range results {
-		if r != nil {
-			given = append(given, *r)
-		}
-	}
-	return given
+	return slices.Concat(results...)
 }
 
 // Close closes all clients; see Client.Close. The set must not be used afterwards.
@@ -145,7 +138,6 @@ type Result struct {
 	Err error
 }
 
-// bounded returns what is kept of a status.
 func bounded(s v1alpha1.ImageReviewStatus) v1alpha1.ImageReviewStatus {
 	kept := v1alpha1.ImageReviewStatus{Allowed: s.Allowed}
 	if !s.Allowed {

@@ -17,7 +17,6 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 )
 
-// bySigTag is how signatures of the older form are found.
 const bySigTag = "sig-tag"
 
 // Annotations of the manifests that hold bundles, as cosign writes them.
@@ -26,14 +25,12 @@ const (
 	bundleMediaType     = "application/vnd.dev.sigstore.bundle"
 )
 
-// A place is where a signature was found.
 type place struct {
 	repository, by  string
 	digest, subject string // of the document that holds it, and of what it is attached to
 	layer           int
 }
 
-// A candidate can be a signature.
 type candidate struct {
 	place
 	// holds is a layer of the manifest; nil if the manifest was not read yet.
@@ -138,7 +135,6 @@ func fromBothEnds[T any](list []T) []T {
 	return all
 }
 
-// sigTag returns the signatures of the older form, which are layers of an image with a tag that is made of the digest.
 func (r *run) sigTag(ctx context.Context, repository, digest string) ([]candidate, error) {
 	m, err := r.manifest(ctx, repository, strings.Replace(digest, ":", "-", 1)+".sig")
 	if err != nil {
@@ -147,7 +143,6 @@ func (r *run) sigTag(ctx context.Context, repository, digest string) ([]candidat
 	return layers(place{repository: repository, by: bySigTag, digest: m.Digest, subject: digest}, m.Data)
 }
 
-// layers returns the signatures that a manifest holds.
 func layers(at place, data []byte) ([]candidate, error) {
 	d, err := parseDocument(data)
 	if err != nil {
@@ -229,7 +224,6 @@ func (r *run) readLayer(ctx context.Context, c candidate) {
 	})
 }
 
-// unreadable notes a signature that the registry does not serve as it should.
 func (r *run) unreadable(ctx context.Context, at place, err error) {
 	r.failed(ctx, at.repository, err)
 	r.note(at, "", false, clean(plain(err.Error())))
@@ -259,7 +253,6 @@ type chain struct {
 	digests []string
 }
 
-// A document is a manifest or an index.
 type document struct {
 	Config    *ocispec.Descriptor  `json:"config"`
 	Layers    []ocispec.Descriptor `json:"layers"`
@@ -293,7 +286,6 @@ const (
 	maxTimestamps = 4
 )
 
-// digestOf returns the SHA-256 digest of data.
 func digestOf(data []byte) string { return digest.FromBytes(data).String() }
 
 const digestPrefix = "sha256:"
@@ -342,10 +334,8 @@ func unique(list []string) []string {
 	return all
 }
 
-// errOtherImage is returned for a document that leads to another image.
 var errOtherImage = errors.New("leads to another image")
 
-// resolve returns the chain from the document with a reference to the image.
 func (r *run) resolve(ctx context.Context, reference string) (chain, error) {
 	m, err := r.manifest(ctx, r.repository, reference)
 	if err != nil {
@@ -360,10 +350,8 @@ func (r *run) resolve(ctx context.Context, reference string) (chain, error) {
 	return c, err
 }
 
-// errSeen is returned for a document that was judged before.
 var errSeen = errors.New("was judged before")
 
-// follow completes a chain whose last document is m.
 func (r *run) follow(ctx context.Context, m registry.Manifest, c *chain) error {
 	d, err := parseDocument(m.Data)
 	if err != nil {

@@ -36,7 +36,6 @@ type leaf struct {
 	miss miss
 }
 
-// A miss is why a signature does not count.
 type miss struct{ reason, text string }
 
 // newLeaf returns the leaf with the keys and certificates of the requirement, and with those of the trusted root
@@ -86,7 +85,6 @@ func (m *material) PublicKeyVerifier(string) (root.TimeConstrainedVerifier, erro
 	return m.key, nil
 }
 
-// errNoTrustedRoot is returned for a leaf that needs a trusted root.
 var errNoTrustedRoot = errors.New("the policy relies on a trusted root, and none is configured")
 
 func newMaterial(s *requirement.Signer, trusted *root.TrustedRoot) (m *material, err error) {
@@ -164,7 +162,6 @@ func keyVerifier(k *requirement.Key) (root.TimeConstrainedVerifier, error) {
 	return root.NewExpiringKey(v, time.Time{}, time.Time{}), nil
 }
 
-// authorities returns one authority for each root certificate of a list. The others lead to the roots.
 func authorities(list [][]byte) ([]root.CertificateAuthority, error) {
 	roots, between, err := sortCertificates(list)
 	if err != nil {

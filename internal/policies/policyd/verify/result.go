@@ -19,7 +19,6 @@ func rank(reason string) int {
 	}, reason)
 }
 
-// result returns what was found for one requirement.
 func (r *run) result(w Wanted) requirement.Result {
 	out := requirement.Result{Requirement: w.Hash, Met: r.met(w)}
 	var missing []*leaf
@@ -72,7 +71,6 @@ func (r *run) problem(missing []*leaf) (worst problem) {
 	return worst
 }
 
-// sentence says what is required, who has signed, and why other signatures do not count.
 func (r *run) sentence(name string, want *requirement.Requirement, signers []string, missing []*leaf, problem string) string {
 	var b strings.Builder
 	if total := len(want.Signers()); total == 1 {
@@ -107,10 +105,8 @@ func (r *run) sentence(name string, want *requirement.Requirement, signers []str
 	return b.String()
 }
 
-// short describes a requirement with shortened fingerprints. The full ones are in the policy.
 func short(r *requirement.Requirement) string { return shortDigests(r.String()) }
 
-// shortDigests keeps the first digits of the digests in a text.
 func shortDigests(s string) string {
 	const keep = 12
 	var b strings.Builder

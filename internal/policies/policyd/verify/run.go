@@ -14,7 +14,6 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-// A run is the verification of one image. It is used by one goroutine.
 type run struct {
 	v          *Verifier
 	image      Image
@@ -45,7 +44,6 @@ type problem struct {
 	resolving bool
 }
 
-// judge looks for the image and for its signatures until the requirements are met.
 func (r *run) judge(ctx context.Context) {
 	for _, reference := range r.references() {
 		c, err := r.resolve(ctx, reference)
@@ -70,12 +68,10 @@ func (r *run) judge(ctx context.Context) {
 	}
 }
 
-// unreachable reports whether no further request can succeed.
 func unreachable(ctx context.Context, err error) bool {
 	return ctx.Err() != nil || errors.Is(err, registry.ErrUnavailable) || errors.Is(err, registry.ErrDenied)
 }
 
-// done reports whether no further signature can change the result.
 func (r *run) done() bool {
 	return !r.list && !slices.ContainsFunc(r.want, func(w Wanted) bool { return w.Requirement.NeedsSignature() && !r.met(w) })
 }
@@ -84,7 +80,6 @@ func (r *run) met(w Wanted) bool {
 	return w.Requirement.Met(func(s *requirement.Signer) bool { l := r.leaves[s]; return l != nil && l.signer != "" })
 }
 
-// manifest returns a document whose digest is that of its content.
 func (r *run) manifest(ctx context.Context, repository, reference string) (registry.Manifest, error) {
 	m, err := r.at(repository).Manifest(ctx, reference)
 	if err = r.answer(err); err != nil {
@@ -138,7 +133,6 @@ func registryOf(repository string) string {
 	return imageref.CanonicalRegistry(host)
 }
 
-// failed notes why something could not be read.
 func (r *run) failed(ctx context.Context, repository string, err error) {
 	p := problem{repository: repository, reason: requirement.SignatureInvalid, text: fmt.Sprintf("%s: %s", repository, safetext.ASCII(plain(err.Error()), maxMiss))}
 	switch {
@@ -158,7 +152,6 @@ func (r *run) failed(ctx context.Context, repository string, err error) {
 	r.problems = append(r.problems, p)
 }
 
-// errUnreadable is returned for input that no part of this package could read.
 var errUnreadable = errors.New("the signature could not be read")
 
 // guarded calls f. A panic is an error: the libraries that read signatures are large, and the process must survive
@@ -214,12 +207,10 @@ func (r *run) judgeSignature(ctx context.Context, at place, parse func() (*signa
 	r.note(at, strings.Join(unique(signers), ", "), true, "valid for "+digest)
 }
 
-// accepts reports whether signatures count for a leaf where one was found.
 func (r *run) accepts(l *leaf, at place) bool {
 	return at.repository == r.repository || at.repository == l.signed.Repository
 }
 
-// missed notes a signature that counts for no leaf. why is called for each.
 func (r *run) missed(at place, s *signature, why func(*leaf) error) {
 	var closest miss
 	for _, l := range r.order {
@@ -244,7 +235,6 @@ func signerOf(s *signature) string {
 	return identity(s.certificate)
 }
 
-// missOf says why a signature does not count.
 func missOf(err error) miss {
 	m := miss{reason: requirement.SignatureInvalid, text: safetext.ASCII(plain(err.Error()), maxMiss)}
 	switch {

@@ -166,7 +166,6 @@ func (r *Rules) Verifies() bool {
 	return needed
 }
 
-// wanted returns the requirements with these hashes.
 func (r *Rules) wanted(hashes []string) ([]Wanted, error) {
 	want := make([]Wanted, len(hashes))
 	for i, hash := range hashes {
@@ -309,7 +308,6 @@ const (
 	waitLimit = 10 * time.Second
 )
 
-// A key identifies a verification.
 type key struct {
 	rules                          *Rules
 	name                           imageref.Ref
@@ -319,7 +317,6 @@ type key struct {
 	webhook                        bool // the image is resolved, and results are cached
 }
 
-// A group is the verifications in flight, with the registries as tenants.
 type group = inflight.Group[key, requirement.Report]
 
 func (s *Service) newGroup() *group {

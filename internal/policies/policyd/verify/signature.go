@@ -35,7 +35,6 @@ import (
 // predicateType is that of a statement which says that an image is signed, and nothing else about it.
 const predicateType = "https://sigstore.dev/cosign/sign/v1"
 
-// A signature is what a bundle or an image with a .sig tag says, before it is verified.
 type signature struct {
 	// digests are what it is about. They are of the bytes that are signed.
 	digests []string
@@ -47,7 +46,6 @@ type signature struct {
 	payload []byte
 }
 
-// errNotSignature is returned for a document that is not a signature of an image.
 var errNotSignature = errors.New("not a signature of an image")
 
 // maxStatement is the size of the largest statement that is decoded. One that signs an image names it in some hundred
@@ -162,7 +160,6 @@ func bound(b *protobundle.Bundle) error {
 	return nil
 }
 
-// artifact returns what an entity must be a signature of.
 func (s *signature) artifact(digest []byte) sigverify.ArtifactPolicyOption {
 	if s.payload != nil {
 		return sigverify.WithArtifact(bytes.NewReader(s.payload))
@@ -181,7 +178,6 @@ const (
 	simpleType = "cosign container image signature"
 )
 
-// A simplePayload is what is signed.
 type simplePayload struct {
 	Critical struct {
 		Type  string `json:"type"`
@@ -261,7 +257,6 @@ func parseSimple(payload []byte, annotations map[string]string) (*signature, err
 	}, nil
 }
 
-// sum returns the digest of data by the name of an algorithm, nil if it is not known.
 func sum(algorithm string, data []byte) []byte {
 	var hash crypto.Hash
 	switch algorithm {
@@ -279,7 +274,6 @@ func sum(algorithm string, data []byte) []byte {
 	return h.Sum(nil)
 }
 
-// maxChain bounds how many certificates a signature has.
 const maxChain = 10
 
 func parseCertificates(text string) ([]*x509.Certificate, error) {
@@ -309,7 +303,6 @@ func parseCertificates(text string) ([]*x509.Certificate, error) {
 	return all, nil
 }
 
-// parseEntry reads the entry of a transparency log with its promise to include it.
 func parseEntry(text []byte) (*tlog.Entry, error) {
 	var b struct {
 		SignedEntryTimestamp []byte
@@ -401,7 +394,6 @@ func (c *chained) Intermediates() []*x509.Certificate { return c.chain }
 // in it, and one of 64 KiB takes half a minute for each check, which nothing can end.
 const maxKey = 8192
 
-// checkKey returns an error for a public key that takes too long.
 func checkKey(public any) error {
 	bits := 0
 	switch key := public.(type) {
@@ -511,7 +503,6 @@ func checkPEM(text []byte) error {
 	}
 }
 
-// checkCertificate checks the key of a certificate. One that cannot be read has none.
 func checkCertificate(der []byte) error {
 	if cert, err := x509.ParseCertificate(der); err == nil {
 		return checkKey(cert.PublicKey)

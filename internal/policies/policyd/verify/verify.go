@@ -189,7 +189,6 @@ func ExpiredParts(trustedRoot []byte, now time.Time) (expired []string, err erro
 	return expired, nil
 }
 
-// A part is an authority or a log of a trusted root.
 type part struct {
 	name string
 	end  time.Time // zero if it has none

@@ -19,7 +19,6 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-// maxAtOnce is how many images are verified at the same time.
 const maxAtOnce = 8
 
 // maxLogged bounds the log lines of a request, because a tenant chooses the number of images.
@@ -68,7 +67,6 @@ func (s *Service) Judge(ctx context.Context, rules *Rules, namespace string, ima
 	return findings, undetermined
 }
 
-// applied returns the rules that are for the images of pods or of pod templates.
 func applied(a requirement.ImageRules, template bool) requirement.ImageRules {
 	if !template {
 		return a
@@ -80,7 +78,6 @@ func applied(a requirement.ImageRules, template bool) requirement.ImageRules {
 	return a
 }
 
-// An answer is what registries say about an image: results by requirement, or why there are none.
 type answer struct {
 	results map[string]requirement.Result
 	err     error
@@ -138,7 +135,6 @@ func (a answer) unknown(r requirement.Result, ok bool, name imageref.Ref, requir
 	return ""
 }
 
-// ask returns the results for the image that the registry has under a name.
 func (s *Service) ask(ctx context.Context, rules *Rules, name imageref.Ref, applied []*requirement.Rule) answer {
 	hashes := make([]string, len(applied))
 	for i, r := range applied {
@@ -228,7 +224,6 @@ const (
 	tagFor = 10 * time.Second
 )
 
-// A cache has results and digests for the webhook. It may be used concurrently.
 type cache struct {
 	results, digests *utilcache.LRUExpireCache
 }
@@ -241,7 +236,6 @@ func newCache() *cache {
 // them.
 type fact struct{ repository, digest, requirement string }
 
-// lookUp returns the results that are known, and the requirements without one.
 func (c *cache) lookUp(repository, digest string, want []Wanted) (results map[string]requirement.Result, missing []Wanted) {
 	results = map[string]requirement.Result{}
 	for _, w := range want {

@@ -34,7 +34,6 @@ const admissionReviewKind = "AdmissionReview"
 // uidOf finds the UID of the request in the beginning of an AdmissionReview, as the API server writes it.
 var uidOf = regexp.MustCompile(`^\s*\{\s*(?:"\w+"\s*:\s*"[^"\\]*"\s*,\s*)*"request"\s*:\s*\{\s*"uid"\s*:\s*"([^"\\]+)"`)
 
-// validate answers an AdmissionReview.
 func (h *Handler) validate(ctx context.Context, b received, event *Event) (any, *refusal) {
 	if b.denied != "" {
 		uid := uidOf.FindSubmatch(b.text)
@@ -59,7 +58,6 @@ func (h *Handler) validate(ctx context.Context, b received, event *Event) (any, 
 	return reviewed(review.Request.UID, h.respond(ctx, review.Request, b.done, event)), nil
 }
 
-// reviewed returns the answer to the request with a UID.
 func reviewed(uid types.UID, r *admissionv1.AdmissionResponse) *admissionv1.AdmissionReview {
 	r.UID = uid
 	return &admissionv1.AdmissionReview{
@@ -77,7 +75,6 @@ func denial(status int32, sentence string) *admissionv1.AdmissionResponse {
 	}}
 }
 
-// respond judges a request.
 func (h *Handler) respond(ctx context.Context, r *admissionv1.AdmissionRequest, done func(), event *Event) (
 	response *admissionv1.AdmissionResponse,
 ) {
@@ -113,7 +110,6 @@ func (h *Handler) respond(ctx context.Context, r *admissionv1.AdmissionRequest, 
 	return response
 }
 
-// A question is what a request asks.
 type question struct {
 	*admissionv1.AdmissionRequest
 
@@ -170,7 +166,6 @@ func (q *question) release() {
 	q.done()
 }
 
-// An answer is the result of a judgement.
 type answer struct {
 	outcome  Outcome
 	decision admission.Decision
@@ -185,7 +180,6 @@ func invalidAnswer(text string) answer { return answer{outcome: Invalid, text: t
 
 func (a answer) denies() bool { return a.outcome == Invalid || a.outcome == Denied }
 
-// with returns an answer that admits, with more findings.
 func (a answer) with(findings []admission.Finding) answer {
 	d := admission.DecisionOf(findings)
 	a.outcome, a.decision.Answer, a.decision.Findings = Allowed, d.Answer, append(a.decision.Findings, d.Findings...)
@@ -279,7 +273,6 @@ func (h *Handler) restrictions(ctx context.Context, q *question, pod, old *corev
 	return a
 }
 
-// labels returns the labels of a namespace as a view has them.
 func (h *Handler) labels(ctx context.Context, namespace string) (unknown admission.Value[map[string]string]) {
 	if h.options.Labels != nil && namespace != "" {
 		if labels, ok := h.options.Labels(ctx, namespace); ok {
@@ -314,7 +307,6 @@ const (
 	maxMounts     = 10000
 )
 
-// add adds a pod.
 func (n *size) add(s *corev1.PodSpec) {
 	n.containers += len(s.Containers) + len(s.InitContainers) + len(s.EphemeralContainers)
 	n.volumes += len(s.Volumes)
@@ -336,7 +328,6 @@ func tooManyParts() string {
 	return fmt.Sprintf("the object has more than %d containers, %d volumes or %d mounts", maxContainers, maxVolumes, maxMounts)
 }
 
-// newImages returns the images of a pod or pod template without those that it had before an update.
 func (h *Handler) newImages(q *question, pod, old *corev1.Pod) SignedImages {
 	s := SignedImages{Namespace: q.Namespace, Images: q.imagesOf(pod)}
 	if old != nil {
@@ -437,7 +428,6 @@ func auditAnnotations(findings []admission.Finding) map[string]string {
 	return all
 }
 
-// A templatePath says where objects of a resource have pod templates.
 type templatePath struct {
 	paths  [][]string
 	custom bool
@@ -513,13 +503,11 @@ func (p templatePath) decode(t podfile.Template) (*corev1.Pod, error) {
 	return pod, nil
 }
 
-// text returns an error without the name of the package.
 func text(err error) string { return strings.TrimPrefix(err.Error(), "podfile: ") }
 
 // maxWarnings bounds the warnings of an answer. The API server cuts them at 4,096 bytes in all.
 const maxWarnings = 10
 
-// warnings returns the findings that are only reported, and sentences about images that are not judged.
 func warnings(d admission.Decision, undetermined []string) (all []string) {
 	for _, f := range d.Findings {
 		switch {

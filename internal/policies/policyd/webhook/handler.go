@@ -185,7 +185,6 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(response) //nolint:gosec // G705: JSON; an error means that the client has gone
 }
 
-// A refusal is the answer to a request that is not a review.
 type refusal struct {
 	status int
 	text   string
@@ -193,10 +192,8 @@ type refusal struct {
 
 func refuse(status int, text string) *refusal { return &refusal{status, "pullgate: " + text} }
 
-// An answerFunc returns the answer to a body.
 type answerFunc func(ctx context.Context, b received, event *Event) (any, *refusal)
 
-// serve returns the body of an answer.
 func (h *Handler) serve(w http.ResponseWriter, r *http.Request, limit int64, answer answerFunc, event *Event) (
 	response []byte, refused *refusal,
 ) {
@@ -227,7 +224,6 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, limit int64, ans
 	return response, nil
 }
 
-// A received is the body of a request.
 type received struct {
 	text []byte
 	// denied says why the text, which can be cut, must not be decoded; "" if it may be. An error would leave the answer

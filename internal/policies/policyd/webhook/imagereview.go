@@ -129,7 +129,6 @@ func (h *Handler) unsignedImages(ctx context.Context, namespace string, images [
 	return denied
 }
 
-// distinct returns the different images of a review, in their order.
 func distinct(containers []imagepolicyv1alpha1.ImageReviewContainerSpec) (images []string) {
 	seen := sets.New[string]()
 	for _, c := range containers {
@@ -141,7 +140,6 @@ func distinct(containers []imagepolicyv1alpha1.ImageReviewContainerSpec) (images
 	return images
 }
 
-// reason joins texts for the user.
 func reason(denied []string) string {
 	more := ""
 	if n := len(denied) - maxReasons; n > 0 {

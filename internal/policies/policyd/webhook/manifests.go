@@ -35,7 +35,6 @@ import (
 //go:embed manifests.yaml.tmpl
 var manifestText string
 
-// maxConfigMap is the limit of Kubernetes for the content of a ConfigMap.
 const maxConfigMap = 1 << 20
 
 // MaxCA is how many bytes of certificates are accepted, and MaxTrustedRoot how many of a trusted root.
@@ -143,7 +142,6 @@ func WriteManifests(w io.Writer, o ManifestOptions) error {
 	return err
 }
 
-// A manifest is what the template prints.
 type manifest struct {
 	ManifestOptions
 
@@ -173,13 +171,11 @@ func (m manifest) Excluded() []string {
 	return slices.Compact(names)
 }
 
-// scalar returns a value in YAML, in quotes if it needs them.
 func scalar(v any) (string, error) {
 	data, err := yaml.Marshal(v)
 	return strings.TrimSuffix(string(data), "\n"), err
 }
 
-// indented returns the lines of a value in YAML, indented.
 func indented(indent int, v any) (string, error) {
 	data, err := yaml.Marshal(v)
 	var text strings.Builder
@@ -192,7 +188,6 @@ func indented(indent int, v any) (string, error) {
 	return text.String(), err
 }
 
-// A rule says which resources the API server sends.
 type rule struct {
 	Group, Version string
 	Resources      []string
@@ -279,7 +274,6 @@ func (o ManifestOptions) validate() error {
 	return errors.Join(all...)
 }
 
-// size returns the number of bytes in a ConfigMap.
 func (p *ManifestPolicies) size() (n int) {
 	if p != nil {
 		for name, content := range p.contents {

@@ -37,9 +37,7 @@ const (
 // nothing in them is trusted: content is checked against digests, and bundles are signed. A nil *bundles has nothing.
 type bundles struct {
 	folder string
-
-	mu   sync.Mutex
-	made map[digest.Digest][]byte // manifests and bundles of lists that were returned
+	made   sync.Map // manifests and bundles of lists that were returned, []byte by digest.Digest
 }
 
 func (b *bundles) blobPath(d digest.Digest) string {
@@ -50,7 +48,6 @@ func (b *bundles) signaturesPath(d digest.Digest) string {
 	return filepath.Join(b.folder, "signatures", d.Algorithm().String()+"-"+d.Encoded())
 }
 
-// knows reports whether the folder has the content or signatures of a digest.
 func (b *bundles) knows(d digest.Digest) bool {
 	if b == nil {
 		return false
@@ -68,10 +65,10 @@ func (b *bundles) blob(d digest.Digest, limit int64) ([]byte, bool, error) {
 	if b == nil {
 		return nil, false, nil
 	}
-	b.mu.Lock()
-	data, ok := b.made[d]
-	b.mu.Unlock()
-	if !ok {
+	var data []byte
+	if made, ok := b.made.Load(d); ok {
+		data, _ = made.([]byte)
+	} else {
 		var err error
 		data, err = readFile(b.blobPath(d), limit)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -101,7 +98,6 @@ func readFile(path string, limit int64) ([]byte, error) {
 	return data, err
 }
 
-// manifest returns the manifest with a digest, and false if the folder does not have it.
 func (b *bundles) manifest(d digest.Digest) (Manifest, bool, error) {
 	data, ok, err := b.blob(d, maxManifest)
 	if !ok || err != nil {
@@ -114,7 +110,6 @@ func (b *bundles) manifest(d digest.Digest) (Manifest, bool, error) {
 	return Manifest{MediaType: file.MediaType, Digest: d.String(), Data: data}, true, nil
 }
 
-// referrers returns the bundles of a digest.
 func (b *bundles) referrers(d digest.Digest) ([]Descriptor, error) {
 	dir := b.signaturesPath(d)
 	entries, err := os.ReadDir(dir)
@@ -165,7 +160,6 @@ func readBundles(path string) ([]json.RawMessage, error) {
 	}
 }
 
-// referrer makes the manifest of a bundle.
 func (b *bundles) referrer(of digest.Digest, bundle []byte) Descriptor {
 	layer := digest.FromBytes(bundle)
 	manifest, err := json.Marshal(ocispec.Manifest{
@@ -178,11 +172,7 @@ func (b *bundles) referrer(of digest.Digest, bundle []byte) Descriptor {
 		panic(err) // texts and numbers
 	}
 	d := digest.FromBytes(manifest)
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.made == nil {
-		b.made = map[digest.Digest][]byte{}
-	}
-	b.made[d], b.made[layer] = manifest, bundle
+	b.made.Store(d, manifest)
+	b.made.Store(layer, bundle)
 	return Descriptor{MediaType: ociManifest, ArtifactType: bundleType, Digest: d.String(), Size: int64(len(manifest))}
 }

@@ -60,7 +60,6 @@ func (r *registryHosts) close() {
 	}
 }
 
-// connect makes the hosts of a registry ready to be asked.
 func (c *Client) connect(registry string, r *registryHosts) {
 	for i, h := range r.hosts {
 		own := h.address == registry || registry == "docker.io" && h.address == "registry-1.docker.io"
@@ -130,7 +129,6 @@ func isLocal(ip netip.Addr) bool {
 	return false
 }
 
-// maxRegistries is how many registries keep their connections.
 const maxRegistries = 64
 
 // Options are the settings of a Client.

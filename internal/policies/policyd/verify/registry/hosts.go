@@ -94,7 +94,6 @@ func loadHosts(folder, registry string, roots *x509.CertPool) (*registryHosts, e
 	return &registryHosts{hosts: []*host{newHost(roots).setDefault(registry)}}, nil
 }
 
-// cutPort splits the port from a registry.
 func cutPort(registry string) (host, port string, ok bool) {
 	i := strings.LastIndexByte(registry, ':')
 	if i <= 0 || strings.HasSuffix(registry, "]") {
@@ -133,7 +132,6 @@ func isLoopback(address string) bool {
 	return host == "localhost" || net.ParseIP(host).IsLoopback()
 }
 
-// readHosts reads the folder of a registry.
 func readHosts(dir, registry string, roots *x509.CertPool) (*registryHosts, error) {
 	r := &folderReader{dir: dir, roots: roots, read: sha256.New()}
 	hosts, err := r.hosts(registry)
@@ -143,7 +141,6 @@ func readHosts(dir, registry string, roots *x509.CertPool) (*registryHosts, erro
 	return &registryHosts{hosts: hosts, sum: [sha256.Size]byte(r.read.Sum(nil))}, nil
 }
 
-// A folderReader reads the folder of one registry.
 type folderReader struct {
 	dir   string
 	roots *x509.CertPool
@@ -202,7 +199,6 @@ func (r *folderReader) hosts(registry string) ([]*host, error) {
 	return []*host{h}, nil
 }
 
-// hostSettings are the settings of a host, and of the server.
 type hostSettings struct {
 	Capabilities []string       `toml:"capabilities"`
 	CA           any            `toml:"ca"`
@@ -318,7 +314,6 @@ func (r *folderReader) host(address string, s hostSettings) (*host, error) {
 	return h, r.setTLS(h, s)
 }
 
-// setAddress sets what a URL says.
 func (h *host) setAddress(address string, overridePath bool) error {
 	if address == "" {
 		return nil
@@ -344,17 +339,15 @@ func (h *host) setAddress(address string, overridePath bool) error {
 
 // withoutUser removes what may be a secret in the text of a URL.
 func withoutUser(s string) string {
-	scheme, rest, ok := strings.Cut(s, "://")
-	if !ok {
-		scheme, rest = "", s
-	} else {
-		scheme += "://"
+	scheme := ""
+	if i := strings.Index(s, "://"); i >= 0 {
+		scheme, s = s[:i+3], s[i+3:]
 	}
-	if i := strings.LastIndexByte(rest, '@'); i >= 0 {
-		rest = "[redacted]" + rest[i:]
+	if i := strings.LastIndexByte(s, '@'); i >= 0 {
+		s = "[redacted]" + s[i:]
 	}
-	rest, _, _ = strings.Cut(rest, "?")
-	return scheme + rest
+	s, _, _ = strings.Cut(s, "?")
+	return scheme + s
 }
 
 // setHeader sets the additional header. Its values do not appear in errors, because they may be secret.
@@ -377,26 +370,26 @@ func (h *host) setHeader(fields map[string]any) error {
 	return nil
 }
 
-// texts returns a value that is a string or a list of strings.
 func texts(value any) ([]string, error) {
 	switch value := value.(type) {
 	case string:
 		return []string{value}, nil
 	case []any:
-		all := make([]string, 0, len(value))
-		for _, v := range value {
-			s, ok := v.(string)
+		all := make([]string, len(value))
+		ok := true
+		for i, v := range value {
+			all[i], ok = v.(string)
 			if !ok {
-				return nil, errors.New("must be a string or a list of strings")
+				break
 			}
-			all = append(all, s)
 		}
-		return all, nil
+		if ok {
+			return all, nil
+		}
 	}
 	return nil, errors.New("must be a string or a list of strings")
 }
 
-// setTLS reads the files of ca and client.
 func (r *folderReader) setTLS(h *host, s hostSettings) error {
 	if s.CA != nil {
 		names, err := texts(s.CA)
@@ -418,7 +411,8 @@ func (r *folderReader) setTLS(h *host, s hostSettings) error {
 	}
 	for _, entry := range list {
 		names, err := texts(entry)
-		if err != nil || len(names) == 0 || len(names) > 2 || len(names) != 2 && !isText(entry) {
+		_, path := entry.(string)
+		if err != nil || len(names) != 2 && !path {
 			return errors.New("client: must be a path, a list of paths, or a list of [certificate, key]")
 		}
 		if err := r.addCertificate(h, names[0], append(names, "")[1]); err != nil {
@@ -428,12 +422,6 @@ func (r *folderReader) setTLS(h *host, s hostSettings) error {
 	return nil
 }
 
-func isText(value any) bool {
-	_, ok := value.(string)
-	return ok
-}
-
-// addAuthority reads a file of certificates of authorities.
 func (r *folderReader) addAuthority(h *host, name string) error {
 	data, err := r.file(name)
 	if err != nil {

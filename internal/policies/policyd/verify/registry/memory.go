@@ -133,25 +133,29 @@ var (
 	ErrMalformed = errors.New("registry: invalid answer")
 )
 
-// Outcome returns the label of a request that ended with this error, for metrics: ok, not_found, denied, unavailable,
-// invalid or too_large.
+// outcomes are the labels of requests for metrics, with the error of each. Any other error is invalid.
+var outcomes = []struct {
+	err   error
+	label string
+}{
+	{nil, "ok"}, {ErrNotFound, "not_found"}, {ErrDenied, "denied"}, {ErrUnavailable, "unavailable"}, {ErrTooLarge, "too_large"},
+	{ErrMalformed, "invalid"},
+}
+
+// Outcome returns the label of a request that ended with this error.
 func Outcome(err error) string {
-	switch {
-	case err == nil:
-		return "ok"
-	case errors.Is(err, ErrNotFound):
-		return "not_found"
-	case errors.Is(err, ErrDenied):
-		return "denied"
-	case errors.Is(err, ErrUnavailable):
-		return "unavailable"
-	case errors.Is(err, ErrTooLarge):
-		return "too_large"
+	for _, o := range outcomes {
+		if errors.Is(err, o.err) {
+			return o.label
+		}
 	}
 	return "invalid"
 }
 
-// Outcomes returns the results that [Outcome] has, so that a metric can begin with all of them.
-func Outcomes() []string {
-	return []string{"ok", "not_found", "denied", "unavailable", "too_large", "invalid"}
+// Outcomes returns all labels.
+func Outcomes() (all []string) {
+	for _, o := range outcomes {
+		all = append(all, o.label)
+	}
+	return all
 }

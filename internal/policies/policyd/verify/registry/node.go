@@ -58,12 +58,10 @@ func (n *NodeCredentials) For(repository string) (admission.Login, error) {
 	return admission.Login{}, nil
 }
 
-// An account is an entry of a docker configuration.
 type account struct {
 	Username, Password, Auth, IdentityToken, RegistryToken string
 }
 
-// readAccounts returns the entries of a file by their keys.
 func readAccounts(path string) (map[string]account, error) {
 	data, err := disk.Read(path, credential.MaxPayload)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -76,7 +76,6 @@ type Repository struct {
 	answered atomic.Bool // a server has answered
 }
 
-// open opens the sessions.
 func (r *Repository) open() ([]*session, error) {
 	hosts, err := r.client.hosts(r.domain)
 	sessions := make([]*session, 0, len(hosts))
@@ -233,7 +232,6 @@ func (r *Repository) Referrers(ctx context.Context, of string) (list []Descripto
 	return list, foundBy, err
 }
 
-// referrers returns the list of one host.
 func (s *session) referrers(ctx context.Context, d digest.Digest) ([]Descriptor, string, error) {
 	s.mu.Lock()
 	tagOnly := s.noReferrers

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/base64"
@@ -65,7 +66,6 @@ type request struct {
 	follow bool          // redirects are followed
 }
 
-// An answer has status 200 and is complete.
 type answer struct {
 	mediaType string
 	header    http.Header
@@ -153,7 +153,6 @@ func (s *session) fallBack(err error) bool {
 	return true
 }
 
-// state returns what requests need.
 func (s *session) state() (scheme, authorization string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,7 +165,6 @@ func (s *session) own(u *url.URL) bool {
 	return u.Scheme == scheme && u.Host == s.host.address
 }
 
-// send sends a request once.
 func (s *session) send(ctx context.Context, r request) (*http.Response, error) {
 	u := r.url
 	if u == nil {
@@ -189,7 +187,6 @@ func (s *session) send(ctx context.Context, r request) (*http.Response, error) {
 	return resp, knownError(err)
 }
 
-// checkRedirect decides whether a redirect is followed.
 func (r request) checkRedirect(req *http.Request, via []*http.Request) error {
 	previous := via[len(via)-1].URL.Scheme
 	switch {
@@ -206,7 +203,6 @@ func (r request) checkRedirect(req *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// A roundTripper is a function that sends requests.
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
@@ -258,10 +254,12 @@ func (s *session) exchange(req *http.Request) (resp *http.Response, err error) {
 // classify returns the error of a request that was not answered. What is not known to be a failure of the network is
 // malformed, so that no answer of a registry looks like a failure.
 func (s *session) classify(ctx context.Context, err error) error {
-	var header tls.RecordHeaderError
-	var certificate *tls.CertificateVerificationError
-	var alert tls.AlertError
-	var network net.Error
+	var (
+		header      tls.RecordHeaderError
+		certificate *tls.CertificateVerificationError
+		alert       tls.AlertError
+		network     net.Error
+	)
 	switch {
 	case errors.Is(err, errLocalAddress):
 		return malformed("a redirect, a token server or an image of a pod leads to a loopback, link-local or metadata address")
@@ -276,7 +274,6 @@ func (s *session) classify(ctx context.Context, err error) error {
 	return malformed("it is not HTTP, or its header is too large")
 }
 
-// ended returns the error of a request whose context has ended.
 func (s *session) ended(ctx context.Context) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) && s.repository.answered.Load() {
 		return fmt.Errorf("%w: the time for all requests is over", ErrTooLarge)
@@ -307,7 +304,6 @@ func knownError(err error) error {
 // know the path.
 var errNoRoute = fmt.Errorf("%w: the server does not know the path", ErrNotFound)
 
-// checkStatus returns the error for a status.
 func checkStatus(status int) error {
 	switch {
 	case status == http.StatusOK:
@@ -333,7 +329,6 @@ func malformed(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrMalformed, fmt.Sprintf(format, args...))
 }
 
-// authorize returns the header that a challenge asks for.
 func (s *session) authorize(ctx context.Context, challenged *http.Response) (string, error) {
 	var credential admission.Login
 	if s.host.trusted {
@@ -370,23 +365,17 @@ func parseChallenge(ctx context.Context, registry name.Registry, resp *http.Resp
 	}))
 }
 
-// authenticator returns a credential for requests of tokens.
-//
-//nolint:ireturn // the interface of go-containerregistry
-func authenticator(c admission.Login) authn.Authenticator {
-	if c.Anonymous() {
-		return authn.Anonymous
-	}
-	return authn.FromConfig(authn.AuthConfig{Username: c.Username, Password: c.Password, IdentityToken: c.IdentityToken})
-}
-
 // token requests a token. The token server is the one that the challenge names.
 func (s *session) token(ctx context.Context, registry name.Registry, credential admission.Login, challenge *transport.Challenge) (string, error) {
 	scope := challenge.Parameters["scope"]
 	if scope == "" {
 		scope = "repository:" + s.repository.path + ":pull"
 	}
-	token, err := transport.Exchange(ctx, registry, authenticator(credential), roundTripper(func(req *http.Request) (*http.Response, error) {
+	as := authn.Anonymous
+	if c := credential; !c.Anonymous() {
+		as = authn.FromConfig(authn.AuthConfig{Username: c.Username, Password: c.Password, IdentityToken: c.IdentityToken})
+	}
+	token, err := transport.Exchange(ctx, registry, as, roundTripper(func(req *http.Request) (*http.Response, error) {
 		resp, err := s.exchange(req)
 		if err != nil {
 			return nil, err
@@ -413,8 +402,5 @@ func (s *session) token(ctx context.Context, registry name.Registry, credential 
 		}
 		return "", fmt.Errorf("%w (token server)", err)
 	}
-	if token.Token == "" {
-		token.Token = token.AccessToken
-	}
-	return "Bearer " + token.Token, nil
+	return "Bearer " + cmp.Or(token.Token, token.AccessToken), nil
 }
