@@ -288,7 +288,7 @@ func (s *nodeServer) Verify(ctx context.Context, r *policyv1.VerifyRequest) (*po
 	if err != nil {
 		return nil, s.notVerified(ctx, name, err)
 	}
-	return responseOf(set.version(), report), nil
+	return responseOf(set.version, report), nil
 }
 
 func checkVerify(r *policyv1.VerifyRequest, name imageref.Ref) error {

@@ -48,12 +48,9 @@ type policies struct {
 type inUse struct {
 	*policyfiles.Set
 
+	version policyfiles.Version
 	clients review.Clients
 	rules   *verify.Rules
-}
-
-func (u *inUse) version() policyfiles.Version {
-	return policyfiles.Version{Hash: u.Hash, TrustedRoot: u.rules.TrustedRoot()}
 }
 
 // satisfies reports whether a request that was made with another version can be answered. The trusted root counts for
@@ -110,13 +107,13 @@ func (p *policies) refresh(signal bool) {
 // those in use are of another version; nil means that the files are of another one too. A matching version shows that
 // the files are complete, so that nothing is waited for.
 func (p *policies) with(want policyfiles.Version, signatures bool) *inUse {
-	if set := p.current.Load(); set == nil || satisfies(set.version(), want, signatures) {
+	if set := p.current.Load(); set == nil || satisfies(set.version, want, signatures) {
 		return set
 	}
 	before := p.readings.Load()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if set := p.current.Load(); satisfies(set.version(), want, signatures) { // another request has read it
+	if set := p.current.Load(); satisfies(set.version, want, signatures) { // another request has read it
 		return set
 	}
 	// since this request came, another one has found other files
@@ -133,7 +130,7 @@ func (p *policies) with(want policyfiles.Version, signatures bool) *inUse {
 		return nil
 	}
 	p.takeLocked(set, nil)
-	if now := p.current.Load(); satisfies(now.version(), want, signatures) {
+	if now := p.current.Load(); satisfies(now.version, want, signatures) {
 		return now
 	}
 	return nil
@@ -163,8 +160,8 @@ func (p *policies) noteLocked(failure *error, err error, message string, keysAnd
 
 // useLocked uses a set, or returns why it cannot be used and changes nothing.
 func (p *policies) useLocked(set *policyfiles.Set) error {
-	before := p.current.Load()
-	if set == nil || before != nil && before.version() == policyfiles.VersionOf(set) {
+	before, version := p.current.Load(), policyfiles.VersionOf(set)
+	if set == nil || before != nil && before.version == version {
 		return nil
 	}
 	signed, err := p.signatures.Compile(set)
@@ -184,7 +181,7 @@ func (p *policies) useLocked(set *policyfiles.Set) error {
 		rules.Validators = []admission.Named{{Name: admission.RestrictionValidator, Validator: validator}}
 	}
 	p.chain.Set(rules)
-	p.current.Store(&inUse{set, p.backends.Clients(), signed})
+	p.current.Store(&inUse{set, version, p.backends.Clients(), signed})
 	if signed.Verifies() {
 		p.metrics.verifiesSignatures()
 	}
@@ -192,7 +189,7 @@ func (p *policies) useLocked(set *policyfiles.Set) error {
 	for _, k := range policyfiles.Kinds() {
 		counts = append(counts, k.Name, set.Len(k.Name))
 	}
-	p.log.Info("Policies read", "policies", p.paths.Folder, "hash", set.Hash, "trustedRoot", signed.TrustedRoot(),
+	p.log.Info("Policies read", "policies", p.paths.Folder, "hash", set.Hash, "trustedRoot", version.TrustedRoot,
 		"ignored", set.Ignored, "kinds", counts)
 	backends.Log(p.log)
 	return nil

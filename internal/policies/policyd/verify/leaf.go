@@ -144,13 +144,14 @@ func newMaterial(s *requirement.Signer, trusted *root.TrustedRoot) (m *material,
 	return m, err
 }
 
+var hashes = map[string]crypto.Hash{"sha256": crypto.SHA256, "sha384": crypto.SHA384, "sha512": crypto.SHA512}
+
 //nolint:ireturn // the interface of sigstore-go
 func keyVerifier(k *requirement.Key) (root.TimeConstrainedVerifier, error) {
 	public, err := x509.ParsePKIXPublicKey(k.Public)
 	if err != nil {
 		return nil, fmt.Errorf("invalid key: %w", err)
 	}
-	hashes := map[string]crypto.Hash{"sha256": crypto.SHA256, "sha384": crypto.SHA384, "sha512": crypto.SHA512}
 	hash, ok := hashes[k.Hash]
 	if !ok {
 		return nil, fmt.Errorf("hash algorithm %q is not supported", k.Hash)

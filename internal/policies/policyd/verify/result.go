@@ -2,6 +2,7 @@ package verify
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -74,9 +75,9 @@ func (r *run) problem(missing []*leaf) (worst problem) {
 func (r *run) sentence(name string, want *requirement.Requirement, signers []string, missing []*leaf, problem string) string {
 	var b strings.Builder
 	if total := len(want.Signers()); total == 1 {
-		fmt.Fprintf(&b, "%s is not signed with %s", name, short(want))
+		fmt.Fprintf(&b, "%s is not signed with %s", name, shortDigests(want.String()))
 	} else {
-		fmt.Fprintf(&b, "%s needs signatures of %s; %d found", name, short(want), len(signers))
+		fmt.Fprintf(&b, "%s needs signatures of %s; %d found", name, shortDigests(want.String()), len(signers))
 		if len(signers) > 0 {
 			fmt.Fprintf(&b, " (%s)", shortDigests(strings.Join(signers, ", ")))
 		}
@@ -105,23 +106,10 @@ func (r *run) sentence(name string, want *requirement.Requirement, signers []str
 	return b.String()
 }
 
-func short(r *requirement.Requirement) string { return shortDigests(r.String()) }
+// longDigest matches digests; the first digits of each are enough in a message.
+var longDigest = regexp.MustCompile(`(sha256:[0-9a-f]{12})[0-9a-f]+`)
 
-func shortDigests(s string) string {
-	const keep = 12
-	var b strings.Builder
-	for {
-		before, after, ok := strings.Cut(s, digestPrefix)
-		b.WriteString(before)
-		if !ok {
-			return b.String()
-		}
-		b.WriteString(digestPrefix)
-		digits := len(after) - len(strings.TrimLeft(after, "0123456789abcdef"))
-		b.WriteString(after[:min(digits, keep)])
-		s = after[digits:]
-	}
-}
+func shortDigests(s string) string { return longDigest.ReplaceAllString(s, "$1") }
 
 // static returns the message of what denies in a requirement that no signature decides.
 func static(r *requirement.Requirement) string {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/semaphore"
+	"k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/config"
@@ -74,8 +75,8 @@ type Service struct {
 	// registry is for images that the node has pulled, and webhook for images of pods that may never run.
 	registry, webhook *registry.Client
 	node              *registry.NodeCredentials
-	known             *cache
-	limit             time.Duration // of one verification
+	results, digests  *cache.LRUExpireCache // for the webhook
+	limit             time.Duration         // of one verification
 
 	inFlight *group
 	memory   *semaphore.Weighted
@@ -84,7 +85,7 @@ type Service struct {
 // NewService returns a service. It asks no registry. The caller must close it.
 func NewService(o ServiceOptions) (*Service, error) {
 	s := &Service{
-		options: o, known: newCache(), limit: o.Config.Limits.Time.Value(),
+		options: o, results: cache.NewLRUExpireCache(cacheSize), digests: cache.NewLRUExpireCache(cacheSize), limit: o.Config.Limits.Time.Value(),
 		memory: semaphore.NewWeighted(maxMemory), node: registry.NewNodeCredentials(o.Config.NodeCredentials.DockerConfigFiles),
 	}
 	options := registry.Options{HostsDir: o.Config.Registries.HostsDir, Bundles: o.Config.Bundles, Count: o.Requested}
@@ -109,16 +110,20 @@ func (s *Service) Close() {
 
 // Rules are the rules about signatures of a set of policy files. They are immutable.
 type Rules struct {
-	set         *requirement.Set
-	trustedRoot string
-	byHash      map[string]*requirement.Requirement
-	verify      Func
-	webhook     Func
+	set             *requirement.Set
+	trusted         bool // there is a trusted root
+	byHash          map[string]*requirement.Requirement
+	verify, webhook Func
 }
 
 // Compile returns the rules of policy files. The error says why the trusted root cannot be used.
 func (s *Service) Compile(set *policyfiles.Set) (*Rules, error) {
-	r := &Rules{set: policyfiles.Requirements(set), trustedRoot: policyfiles.TrustedRootID(set), byHash: map[string]*requirement.Requirement{}}
+	r := &Rules{set: policyfiles.Requirements(set), byHash: map[string]*requirement.Requirement{}}
+	var root []byte
+	if set != nil {
+		root = set.TrustedRoot
+	}
+	r.trusted = root != nil
 	for i := range r.set.Rules() {
 		if rule := &r.set.Rules()[i]; rule.Requirement != nil {
 			r.byHash[rule.Hash] = rule.Requirement
@@ -127,10 +132,6 @@ func (s *Service) Compile(set *policyfiles.Set) (*Rules, error) {
 	if v := s.options.Verify; v != nil {
 		r.verify, r.webhook = v, v
 		return r, nil
-	}
-	var root []byte
-	if set != nil {
-		root = set.TrustedRoot
 	}
 	var err error
 	if r.verify, err = s.newVerifier(s.registry, root); err == nil {
@@ -156,9 +157,6 @@ func (s *Service) newVerifier(client *registry.Client, root []byte) (Func, error
 	}
 	return v.Verify, nil
 }
-
-// TrustedRoot identifies the trusted root of the rules; "" if there is none.
-func (r *Rules) TrustedRoot() string { return r.trustedRoot }
 
 // Verifies reports whether signatures decide about images.
 func (r *Rules) Verifies() bool {
@@ -217,25 +215,22 @@ func (s *Service) Verify(ctx context.Context, rules *Rules, r Request) (requirem
 		return requirement.Report{}, err
 	}
 	k := key{
-		rules: rules, name: r.Name, imageID: r.ImageID, digests: strings.Join(r.Digests, "\n"), requirements: strings.Join(r.Requirements, "\n"), list: r.List,
+		rules: rules, name: r.Name, imageID: r.ImageID, list: r.List,
+		digests: strings.Join(r.Digests, "\n"), requirements: strings.Join(r.Requirements, "\n"),
 	}
 	if s.options.Config.Credentials == config.CredentialsPull {
 		k.credential = r.Credential
 	}
 	return s.share(ctx, k, func(ctx context.Context) (requirement.Report, error) {
 		report, err := rules.verify(ctx, Image{Name: r.Name, ID: r.ImageID, Digests: r.Digests}, want, k.credential, r.List)
-		return s.checked(report, err, want)
+		if err == nil {
+			s.countAll(report)
+		}
+		return report, err
 	})
 }
 
-// checked counts results, and returns an error unless there is one for each requirement.
-func (s *Service) checked(report requirement.Report, err error, want []Wanted) (requirement.Report, error) {
-	if err == nil && !slices.EqualFunc(report.Results, want, func(r requirement.Result, w Wanted) bool { return r.Requirement == w.Hash }) {
-		err = errors.New("verify: the verifier did not return one result for each requirement")
-	}
-	if err != nil {
-		return requirement.Report{}, err
-	}
+func (s *Service) countAll(report requirement.Report) {
 	for _, r := range report.Results {
 		if r.Met {
 			s.count(Met)
@@ -243,7 +238,6 @@ func (s *Service) checked(report requirement.Report, err error, want []Wanted) (
 			s.count(strings.ToLower(r.Reason))
 		}
 	}
-	return report, nil
 }
 
 func (s *Service) count(outcome string) {
@@ -282,17 +276,13 @@ func Examine(c config.Policyd, set *policyfiles.Set, now time.Time) (warnings []
 		if _, err := registry.NewNodeCredentials(c.NodeCredentials.DockerConfigFiles).For("registry.invalid/image"); err != nil {
 			errs = append(errs, fmt.Errorf("nodeCredentials.dockerConfigFiles: %w", err))
 		}
-		if !slices.ContainsFunc(c.NodeCredentials.DockerConfigFiles, exists) {
-			warnings = append(warnings, fmt.Sprintf("credentials: Node: none of nodeCredentials.dockerConfigFiles exists (%s), so registries are asked without a credential",
-				strings.Join(c.NodeCredentials.DockerConfigFiles, ", ")))
+		exists := func(path string) bool { _, err := os.Stat(path); return err == nil }
+		if files := c.NodeCredentials.DockerConfigFiles; !slices.ContainsFunc(files, exists) {
+			warnings = append(warnings, fmt.Sprintf("credentials: Node: none of nodeCredentials.dockerConfigFiles exists (%s), "+
+				"so registries are asked without a credential", strings.Join(files, ", ")))
 		}
 	}
 	return warnings, errors.Join(errs...)
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
 }
 
 const (

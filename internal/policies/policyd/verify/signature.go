@@ -2,7 +2,6 @@ package verify
 
 import (
 	"bytes"
-	"crypto"
 	"crypto/dsa" //nolint:staticcheck // timestamps can have such keys
 	"crypto/rsa"
 	_ "crypto/sha512" // for signatures that a log has with SHA-384 and SHA-512
@@ -25,6 +24,7 @@ import (
 	"github.com/sigstore/sigstore-go/pkg/bundle"
 	"github.com/sigstore/sigstore-go/pkg/tlog"
 	sigverify "github.com/sigstore/sigstore-go/pkg/verify"
+	"github.com/sigstore/sigstore/pkg/cryptoutils"
 	"golang.org/x/crypto/cryptobyte"
 	cryptobyteasn1 "golang.org/x/crypto/cryptobyte/asn1"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -87,7 +87,8 @@ func parseBundle(data []byte) (*signature, error) {
 	}
 	var said statement
 	if size := len(envelope.GetPayload()); size > maxStatement {
-		return nil, fmt.Errorf("%w: a statement of %d bytes, such as an attestation; one that signs an image has at most %d", errNotSignature, size, maxStatement)
+		return nil, fmt.Errorf("%w: a statement of %d bytes, such as an attestation; one that signs an image has at most %d",
+			errNotSignature, size, maxStatement)
 	}
 	if err := registry.Bounded(envelope.GetPayload()); err != nil {
 		return nil, fmt.Errorf("%w: %w", errNotSignature, err) // a large attestation
@@ -204,7 +205,7 @@ func parseSimple(payload []byte, annotations map[string]string) (*signature, err
 	if said.Critical.Type != simpleType {
 		return nil, fmt.Errorf("%w: a payload of type %s", errNotSignature, clean(said.Critical.Type))
 	}
-	e := simpleEntity{algorithm: protocommon.HashAlgorithm_SHA2_256.String()}
+	e := simpleEntity{algorithm: "sha256"}
 	var err error
 	if e.signature, err = base64.StdEncoding.DecodeString(annotations[signatureAnnotation]); err != nil {
 		return nil, fmt.Errorf("invalid signature: %w", err)
@@ -258,15 +259,8 @@ func parseSimple(payload []byte, annotations map[string]string) (*signature, err
 }
 
 func sum(algorithm string, data []byte) []byte {
-	var hash crypto.Hash
-	switch algorithm {
-	case protocommon.HashAlgorithm_SHA2_256.String(), "sha256":
-		hash = crypto.SHA256
-	case protocommon.HashAlgorithm_SHA2_384.String(), "sha384":
-		hash = crypto.SHA384
-	case protocommon.HashAlgorithm_SHA2_512.String(), "sha512":
-		hash = crypto.SHA512
-	default:
+	hash, ok := hashes[algorithm]
+	if !ok {
 		return nil
 	}
 	h := hash.New()
@@ -277,30 +271,17 @@ func sum(algorithm string, data []byte) []byte {
 const maxChain = 10
 
 func parseCertificates(text string) ([]*x509.Certificate, error) {
-	var all []*x509.Certificate
 	if len(text) > maxChain*maxField {
 		return nil, fmt.Errorf("%w: %d bytes", registry.ErrTooLarge, len(text))
 	}
-	for rest := []byte(text); len(bytes.TrimSpace(rest)) > 0; {
-		var block *pem.Block
-		if block, rest = pem.Decode(rest); block == nil {
-			return nil, errors.New("not in PEM form")
-		}
-		cert, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			return nil, err
-		}
-		if err := checkKey(cert.PublicKey); err != nil {
-			return nil, err
-		}
-		if all = append(all, cert); len(all) > maxChain {
-			return nil, fmt.Errorf("more than %d certificates", maxChain)
-		}
+	all, err := cryptoutils.UnmarshalCertificatesFromPEMLimited([]byte(text), maxChain)
+	if err == nil && len(all) == 0 {
+		err = errors.New("is empty")
 	}
-	if all == nil {
-		return nil, errors.New("is empty")
+	for i := 0; i < len(all) && err == nil; i++ {
+		err = checkKey(all[i].PublicKey)
 	}
-	return all, nil
+	return all, err
 }
 
 func parseEntry(text []byte) (*tlog.Entry, error) {

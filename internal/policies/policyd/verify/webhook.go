@@ -7,10 +7,9 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
-	utilcache "k8s.io/apimachinery/pkg/util/cache"
+	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
@@ -28,7 +27,9 @@ const maxLogged = 10
 // each image that cannot be judged here, because its registry does not answer to this process, or not in time. Such
 // an image is not denied. Registries are not asked if a rule denies without that. template says that the images,
 // which are as written, are those of a pod template: some rules are for pods only. Judge returns when ctx ends.
-func (s *Service) Judge(ctx context.Context, rules *Rules, namespace string, images []string, template bool) (findings []admission.Finding, undetermined []string) {
+func (s *Service) Judge(ctx context.Context, rules *Rules, namespace string, images []string, template bool) (
+	findings []admission.Finding, undetermined []string,
+) {
 	type question struct {
 		name  imageref.Ref
 		rules []*requirement.Rule
@@ -46,22 +47,21 @@ func (s *Service) Judge(ctx context.Context, rules *Rules, namespace string, ima
 		return findings, nil
 	}
 	answers := make([]answer, len(open))
-	atOnce := make(chan struct{}, maxAtOnce)
-	var asked sync.WaitGroup
+	var asked errgroup.Group
+	asked.SetLimit(maxAtOnce)
 	for i, q := range open {
-		atOnce <- struct{}{}
-		asked.Go(func() {
-			defer func() { <-atOnce }()
-			answers[i] = s.ask(ctx, rules, q.name, q.rules)
+		asked.Go(func() error {
+			answers[i].results, answers[i].err = s.ask(ctx, rules, q.name, q.rules)
+			return nil
 		})
 	}
-	asked.Wait()
+	_ = asked.Wait() // the errors are in the answers
 	log := s.options.Log.WithValues("namespace", namespace)
 	for i, q := range open {
 		if i == maxLogged {
 			log = klog.Logger{} // it discards
 		}
-		got, unknown := answers[i].judge(log, q.name, q.rules, rules.trustedRoot != "")
+		got, unknown := answers[i].judge(log, q.name, q.rules, rules.trusted)
 		findings, undetermined = append(findings, got...), append(undetermined, unknown...)
 	}
 	return findings, undetermined
@@ -135,7 +135,10 @@ func (a answer) unknown(r requirement.Result, ok bool, name imageref.Ref, requir
 	return ""
 }
 
-func (s *Service) ask(ctx context.Context, rules *Rules, name imageref.Ref, applied []*requirement.Rule) answer {
+// ask returns the results for the image that the registry has under a name, by requirement, or why there are none.
+func (s *Service) ask(ctx context.Context, rules *Rules, name imageref.Ref, applied []*requirement.Rule) (
+	results map[string]requirement.Result, err error,
+) {
 	hashes := make([]string, len(applied))
 	for i, r := range applied {
 		hashes[i] = r.Hash
@@ -144,58 +147,53 @@ func (s *Service) ask(ctx context.Context, rules *Rules, name imageref.Ref, appl
 	hashes = slices.Compact(hashes)
 	want, err := rules.wanted(hashes)
 	if err != nil {
-		return answer{err: err}
+		return nil, err
 	}
-	known := func(digest string) (map[string]requirement.Result, []Wanted) {
-		return s.known.lookUp(name.Repository(), digest, want)
-	}
-	if digest, ok := s.known.digest(name.Name()); ok {
-		if results, missing := known(digest); len(missing) == 0 {
-			return answer{results: results}
+	if digest, ok := s.digestOf(name); ok {
+		if results, missing := s.known(name.Repository(), digest, want); len(missing) == 0 {
+			return results, nil
 		}
 	}
-	report, err := s.share(ctx, key{rules: rules, name: name, requirements: strings.Join(hashes, "\n"), webhook: true}, func(ctx context.Context) (requirement.Report, error) {
+	k := key{rules: rules, name: name, requirements: strings.Join(hashes, "\n"), webhook: true}
+	report, err := s.share(ctx, k, func(ctx context.Context) (report requirement.Report, err error) {
 		ctx, cancel := context.WithTimeout(ctx, s.limit)
 		defer cancel()
 		digest, err := s.resolve(ctx, name)
 		if err != nil {
-			return requirement.Report{}, err
+			return report, err
 		}
-		results, missing := known(digest)
+		results, missing := s.known(name.Repository(), digest, want)
 		if len(missing) > 0 {
 			image := Image{Name: imageref.New(name.Repository() + "@" + digest)}
 			got, err := rules.webhook(ctx, image, missing, admission.Login{}, false)
-			if got, err = s.checked(got, err, missing); err != nil {
-				return requirement.Report{}, err
+			if err != nil {
+				return report, err
 			}
+			s.countAll(got)
 			for _, r := range got.Results {
-				s.known.add(name.Repository(), digest, r)
+				s.keep(fact{name.Repository(), digest, r.Requirement}, r)
 				results[r.Requirement] = r
 			}
 		}
-		var report requirement.Report
 		for _, w := range want {
 			report.Results = append(report.Results, results[w.Hash])
 		}
 		return report, nil
 	})
-	switch {
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		return answer{err: errors.New("the verification is not finished in time")}
-	case err != nil:
-		return answer{err: err}
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		err = errors.New("the verification is not finished in time")
 	}
-	a := answer{results: map[string]requirement.Result{}}
+	results = map[string]requirement.Result{}
 	for _, r := range report.Results {
-		a.results[r.Requirement] = r
+		results[r.Requirement] = r
 	}
-	return a
+	return results, err
 }
 
 // resolve returns the digest of the manifest or index with a name. One that is named by its digest is read too: what
 // the registry does not give to this process has no result.
 func (s *Service) resolve(ctx context.Context, name imageref.Ref) (string, error) {
-	if digest, ok := s.known.digest(name.Name()); ok {
+	if digest, ok := s.digestOf(name); ok {
 		return digest, nil
 	}
 	tagOrDigest := name.Name().String()[len(name.Repository())+1:]
@@ -211,12 +209,12 @@ func (s *Service) resolve(ctx context.Context, name imageref.Ref) (string, error
 	if err != nil {
 		return "", err
 	}
-	s.known.addDigest(name.Name(), digest)
+	s.digests.Add(name.Name(), digest, tagFor)
 	return digest, nil
 }
 
 const (
-	// cacheSize is how many results, and how many digests of tags, are kept.
+	// cacheSize is how many results, and how many digests of tags, are kept for the webhook.
 	cacheSize = 1024
 	// metFor is how long a result that admits is kept, and deniedFor one that denies: an image can be signed any time.
 	metFor, deniedFor = time.Hour, 10 * time.Second
@@ -224,22 +222,15 @@ const (
 	tagFor = 10 * time.Second
 )
 
-type cache struct {
-	results, digests *utilcache.LRUExpireCache
-}
-
-func newCache() *cache {
-	return &cache{utilcache.NewLRUExpireCache(cacheSize), utilcache.NewLRUExpireCache(cacheSize)}
-}
-
 // A fact is what a result is about. The hash covers the trusted root. Signatures count only where the repository has
 // them.
 type fact struct{ repository, digest, requirement string }
 
-func (c *cache) lookUp(repository, digest string, want []Wanted) (results map[string]requirement.Result, missing []Wanted) {
+// known returns the results that are cached, and the requirements without one.
+func (s *Service) known(repository, digest string, want []Wanted) (results map[string]requirement.Result, missing []Wanted) {
 	results = map[string]requirement.Result{}
 	for _, w := range want {
-		value, _ := c.results.Get(fact{repository, digest, w.Hash})
+		value, _ := s.results.Get(fact{repository, digest, w.Hash})
 		if r, ok := value.(requirement.Result); ok {
 			results[w.Hash] = r
 		} else {
@@ -249,20 +240,17 @@ func (c *cache) lookUp(repository, digest string, want []Wanted) (results map[st
 	return results, missing
 }
 
-// add keeps a result, unless it says nothing about the image.
-func (c *cache) add(repository, digest string, r requirement.Result) {
-	switch {
-	case r.Met:
-		c.results.Add(fact{repository, digest, r.Requirement}, r, metFor)
-	case r.Reason != requirement.RegistryUnavailable:
-		c.results.Add(fact{repository, digest, r.Requirement}, r, deniedFor)
+// keep caches a result, unless it says nothing about the image.
+func (s *Service) keep(f fact, r requirement.Result) {
+	if r.Met {
+		s.results.Add(f, r, metFor)
+	} else if r.Reason != requirement.RegistryUnavailable {
+		s.results.Add(f, r, deniedFor)
 	}
 }
 
-func (c *cache) digest(name imageref.Name) (string, bool) {
-	value, _ := c.digests.Get(name)
+func (s *Service) digestOf(name imageref.Ref) (string, bool) {
+	value, _ := s.digests.Get(name.Name())
 	digest, ok := value.(string)
 	return digest, ok
 }
-
-func (c *cache) addDigest(name imageref.Name, digest string) { c.digests.Add(name, digest, tagFor) }
