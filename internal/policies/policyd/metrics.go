@@ -79,8 +79,7 @@ func gauge(name, help string) prometheus.Gauge {
 	return prometheus.NewGauge(prometheus.GaugeOpts{Name: prefix + name, Help: help})
 }
 
-// verifiesSignatures adds the metrics of signatures, which do not exist without policies about them. It may be called
-// several times.
+// verifiesSignatures adds the metrics of signatures, which exist with policies about them. It may be called twice.
 func (m *metrics) verifiesSignatures() {
 	m.signatures.Do(func() {
 		m.registry.MustRegister(m.requests, m.verified)

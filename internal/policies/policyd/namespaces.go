@@ -23,8 +23,7 @@ import (
 
 const getTimeout = 2 * time.Second
 
-// namespaces has the labels of namespaces from a watch that exists only while a policy needs it. A nil namespaces
-// watches nothing.
+// namespaces has the labels of namespaces from a watch that exists while a policy needs it. A nil one watches nothing.
 type namespaces struct {
 	kubeconfig string
 	run        func(cache.Controller) (stop func())
@@ -88,8 +87,7 @@ func (n *namespaces) ready() bool {
 	return w == nil || w.controller.HasSynced()
 }
 
-// labels returns the labels of a namespace. One that the watch does not have is requested: it can be new. Labels that
-// have changed are known as soon as the API server sends them. Without a watch, no labels are known.
+// labels returns the labels of a namespace. One that the watch does not have is requested: it can be new.
 func (n *namespaces) labels(ctx context.Context, namespace string) (labels map[string]string, ok bool) {
 	w := n.current.Load()
 	if w == nil || namespace == "" {
@@ -144,8 +142,7 @@ func labelsOnly(object any) (any, error) {
 	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: n.Name, ResourceVersion: n.ResourceVersion, Labels: n.Labels}}, nil
 }
 
-// apiServer returns how the API server is reached: by a kubeconfig; for "" from inside a cluster, then by that of the
-// environment variable KUBECONFIG.
+// apiServer returns how the API server is reached: by a kubeconfig; for "" from inside a cluster, then by $KUBECONFIG.
 func apiServer(kubeconfig string) (*rest.Config, error) {
 	if kubeconfig == "" {
 		config, err := rest.InClusterConfig()

@@ -43,10 +43,8 @@ const (
 	nodeHandshakeLimit = 5 * time.Second
 	// nodeCallLimit bounds a call, whatever deadline the caller gave it. It is below the 2 minutes of a kubelet.
 	nodeCallLimit = 110 * time.Second
-	// maxImages is how many images one request may have.
-	maxImages = 256
-	// maxTexts bounds the texts of an answer, in bytes.
-	maxTexts = 64 << 10
+	maxImages     = 256      // how many images one request may have
+	maxTexts      = 64 << 10 // bounds the texts of an answer, in bytes
 )
 
 type nodeServer struct {
@@ -78,8 +76,7 @@ func newNodeServer(p *policies, m *metrics, log klog.Logger) *nodeServer {
 	return s
 }
 
-// serve answers calls until ctx ends. It then accepts no new calls, waits for those in progress, at most stopLimit, and
-// cancels the others. It closes the listener.
+// serve answers calls until ctx ends, and then waits at most stopLimit for those in progress.
 func (s *nodeServer) serve(ctx context.Context, l net.Listener) error {
 	done := make(chan error, 1)
 	go func() { done <- s.grpc.Serve(sockets.LimitConns(l, nodeConnections, false, s.log)) }()
@@ -194,8 +191,7 @@ func (p *policies) review(ctx context.Context, clients review.Clients, about rev
 	return results
 }
 
-// A budget is how many bytes of texts still fit into an answer. pullgated uses no larger answer, and a denial must
-// arrive.
+// A budget is how many bytes of texts still fit into an answer: pullgated uses no larger one, and a denial must arrive.
 type budget int
 
 func (b *budget) fits(n int) bool {
@@ -248,8 +244,7 @@ const (
 	maxName         = 4 << 10
 	// maxMessage, maxSigner and maxSigners bound the texts of a result.
 	maxMessage, maxSigner, maxSigners = 1 << 10, 512, 32
-	// maxSignatures is how many signatures an answer lists.
-	maxSignatures = 200
+	maxSignatures                     = 200 // how many signatures an answer lists
 )
 
 func newSignatures(o Options, m *metrics) (*verify.Service, error) {

@@ -19,17 +19,13 @@ import (
 )
 
 type policies struct {
-	log     klog.Logger
-	metrics *metrics
-	paths   policyfiles.Paths
-	// namespaces has the labels for restrictions; nil if there is no webhook.
-	namespaces *namespaces
-	// signatures has images verified.
-	signatures *verify.Service
-	// chain judges restrictions for the webhook.
-	chain *admission.Chain
-	// current is the last valid set; nil without a folder.
-	current atomic.Pointer[inUse]
+	log        klog.Logger
+	metrics    *metrics
+	paths      policyfiles.Paths
+	namespaces *namespaces           // namespaces has the labels for restrictions; nil if there is no webhook
+	signatures *verify.Service       // signatures has images verified
+	chain      *admission.Chain      // chain judges restrictions for the webhook
+	current    atomic.Pointer[inUse] // the last valid set; nil without a folder
 
 	// mu guards the fields that follow. It is held while files are read.
 	mu       sync.Mutex
@@ -53,8 +49,7 @@ type inUse struct {
 	rules   *verify.Rules
 }
 
-// satisfies reports whether a request that was made with another version can be answered. The trusted root counts for
-// signatures alone.
+// satisfies reports whether a request made with another version can be answered. The root counts for signatures alone.
 func satisfies(v, want policyfiles.Version, signatures bool) bool {
 	return v.Hash == want.Hash && (!signatures || v.TrustedRoot == want.TrustedRoot)
 }
@@ -103,9 +98,8 @@ func (p *policies) refresh(signal bool) {
 	p.noteLocked(&p.failure.kubeconfigs, err, "Failed to read the kubeconfig of a backend: the previous one stays in use")
 }
 
-// with returns the policy files of a version, for signatures also with its trusted root. It reads the files again if
-// those in use are of another version; nil means that the files are of another one too. A matching version shows that
-// the files are complete, so that nothing is waited for.
+// with returns the policy files of a version, which it reads again if those in use are of another one; nil means that
+// the files are too. A matching version shows that the files are complete, so that nothing is waited for.
 func (p *policies) with(want policyfiles.Version, signatures bool) *inUse {
 	if set := p.current.Load(); set == nil || satisfies(set.version, want, signatures) {
 		return set

@@ -30,10 +30,8 @@ const programName = "pullgate-policyd"
 const nodeSocket = "policy"
 
 const (
-	// pollInterval is how often the policy folder and the certificates are read.
-	pollInterval = 3 * time.Second
-	// stopLimit is how long requests in progress may take when the process stops.
-	stopLimit = 10 * time.Second
+	pollInterval = 3 * time.Second  // how often the policy folder and the certificates are read
+	stopLimit    = 10 * time.Second // how long requests in progress may take when the process stops
 )
 
 // Limits of the HTTPS server, whose clients may be anyone who reaches the address.
@@ -50,15 +48,12 @@ const (
 
 // Options are the configuration of the process and its parts.
 type Options struct {
-	// Config must have been validated by the package config.
-	Config config.Policyd
+	Config config.Policyd // Config must have been validated by the package config
 	Log    klog.Logger
 	// Each value of Reload reads the policy folder and the certificates again; nil: never.
-	Reload <-chan os.Signal
-	// Version and GoVersion are in pullgate_policyd_build_info.
-	Version, GoVersion string
-	// Verify replaces the one that asks registries, for tests; nil means this one.
-	Verify verify.Func
+	Reload             <-chan os.Signal
+	Version, GoVersion string      // Version and GoVersion are in pullgate_policyd_build_info
+	Verify             verify.Func // Verify replaces the one that asks registries, for tests; nil means this one
 	// Ready is called once when clients can connect; nil is allowed.
 	Ready func(Addresses)
 }
@@ -146,8 +141,7 @@ func text(l net.Listener) string {
 	return l.Addr().String()
 }
 
-// serve runs the servers. When ctx ends or one of them fails, it drains those with clients that wait for an answer, and
-// then ends the others.
+// serve runs the servers. When ctx ends or one fails, it drains those whose clients wait, and then ends the others.
 func serve(ctx context.Context, o Options, on listeners, policies *policies, certs *certificates, m *metrics) error {
 	var stopping atomic.Bool
 	behind, stop := context.WithCancel(context.WithoutCancel(ctx))

@@ -44,8 +44,7 @@ func observe(log klog.Logger, e webhook.Event) {
 	}
 }
 
-// reviewPod has the backends of the policy files in use review a pod, all of its images in one review, as the plugin of
-// kube-apiserver does.
+// reviewPod has the backends review all images of a pod in one review, as the plugin of kube-apiserver does.
 func (p *policies) reviewPod(ctx context.Context, s review.Subject) []admission.Finding {
 	var all []admission.Finding
 	if set := p.current.Load(); set != nil && len(set.clients) > 0 {

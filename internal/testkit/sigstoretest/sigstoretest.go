@@ -305,8 +305,7 @@ func (a *Authority) KeylessBundle(tb testing.TB, cert *x509.Certificate, key *ec
 	return b
 }
 
-// SimpleAnnotations returns the annotations of a signature of the older form, with certificate and log entry if cert is
-// given.
+// SimpleAnnotations makes a signature of the older form, with certificate and log entry if cert is given.
 func (a *Authority) SimpleAnnotations(tb testing.TB, cert *x509.Certificate, key *ecdsa.PrivateKey, payload []byte, at time.Time) map[string]string {
 	tb.Helper()
 	sig := Sign(tb, key, payload)

@@ -29,29 +29,23 @@ import (
 )
 
 const (
-	// maxAttempts is how often a backend is asked in one review.
-	maxAttempts = 5
-	// maxReview bounds a review whose callers have no deadline, or a later one. A kubelet waits 2 minutes for the
-	// creation of a container.
+	maxAttempts = 5 // how often a backend is asked in one review
+	// maxReview bounds a review without an earlier deadline. A kubelet waits 2 minutes for the creation of a container.
 	maxReview = 110 * time.Second
 	// maxPerNamespace is how many requests are sent for one namespace at the same time. Tenants choose images, and
 	// there may be some about which a backend takes long: they do not delay the reviews of other namespaces.
 	maxPerNamespace = 8
-	// maxRequests is how many requests are sent at the same time.
-	maxRequests = maxConnections
+	maxRequests     = maxConnections // how many requests are sent at the same time
 	// maxBody bounds the body of a request, in bytes. It is below what servers accept by default: a tenant chooses the
 	// size, and a backend that does not accept the body has failed.
 	maxBody = 64 << 10
-	// maxWaiting and maxWaitingPerNamespace bound the memory for requests that are sent or wait for their turn, in
-	// bytes. perRequest is what one takes beside its body.
+	// maxWaiting and maxWaitingPerNamespace bound the bytes of requests; perRequest is what one takes beside its body.
 	maxWaiting, maxWaitingPerNamespace = 64 << 20, 8 << 20
 	perRequest                         = 16 << 10
-	// cacheSize is how many answers are cached.
-	cacheSize = 1024
+	cacheSize                          = 1024 // how many answers are cached
 )
 
-// Errors of results that deny, whatever the default of the backend is: otherwise a tenant could cause a failure that
-// admits.
+// Errors of results that deny, whatever the default of the backend is: a tenant could cause them.
 var (
 	// ErrBusy is for a subject about which the backend was not asked, because too many reviews are in progress.
 	ErrBusy = errors.New("review: too many other reviews are in progress, try again")
@@ -65,11 +59,9 @@ var (
 
 // A Subject is what is reviewed: images of one pod.
 type Subject struct {
-	Namespace string
-	// Annotations are all of the pod. Only some are sent.
-	Annotations map[string]string
-	// Images are those of containers, as the pod has them, in the order in which they are sent.
-	Images []string
+	Namespace   string
+	Annotations map[string]string // all of the pod. Only some are sent
+	Images      []string          // those of containers, as the pod has them, in the order in which they are sent
 	// Volumes are those of image volumes. They are sent after Images, to the backends that review them.
 	Volumes []string
 }
@@ -115,8 +107,7 @@ func targetOf(b policyfiles.Backend) (*target, error) {
 	return t, errors.Join(errs...)
 }
 
-// use makes reviews use a target, if it is another one. Answers of another backend are not used any more; those of one
-// whose credentials were rotated are.
+// use makes reviews use another target. Answers of another backend are dropped; rotated credentials keep them.
 func (c *Client) use(t *target) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -143,9 +134,8 @@ func (c *Client) closeIdle() (idle bool) {
 	return c.inFlight.Idle()
 }
 
-// Review asks the backend, or the cache. ok is false if the backend does not review the subject: it is for other
-// namespaces, or the subject has no image that it reviews. Review returns before the deadline of ctx. If ctx is
-// canceled, the result denies; see also the errors of this package.
+// Review asks the backend, or the cache, and returns before the deadline of ctx. ok is false if the backend does not
+// review the namespace or any of the images. If ctx is canceled, the result denies; see also the errors.
 func (c *Client) Review(ctx context.Context, s Subject) (r Result, ok bool) {
 	spec, ok := c.spec(s)
 	if !ok {
@@ -283,8 +273,7 @@ func (a *attempts) leftAfter(d time.Duration, left error) error {
 	}
 }
 
-// heldUp reports whether a request without an answer has none because it waited for its turn: the backend had no time
-// to answer.
+// heldUp reports whether a request without an answer waited for its turn, so that the backend had no time to answer.
 func (a *attempts) heldUp() bool {
 	return a.sent.IsZero() || a.queued && time.Since(a.sent) < attemptTimeout
 }
@@ -320,8 +309,7 @@ func (c *Client) request(ctx context.Context, turn inflight.Turn[attempts], key 
 	return a, nil
 }
 
-// retry asks the backend until there is an answer, or another attempt is of no use. note is called with the error of
-// each attempt after which there is another one.
+// retry asks until there is an answer, or another attempt is of no use. note gets the error before each further one.
 func (c *Client) retry(ctx context.Context, to *connection, body []byte, note func(error)) (v1alpha1.ImageReviewStatus, error) {
 	var none v1alpha1.ImageReviewStatus
 	backoff := wait.Backoff{Duration: c.backend.RetryBackoff, Factor: 1.5, Jitter: 0.2, Steps: maxAttempts}
@@ -357,12 +345,9 @@ func pause(ctx context.Context, d time.Duration, begin func()) bool {
 }
 
 const (
-	// attemptTimeout bounds an attempt, from the dial to the end of the answer.
-	attemptTimeout = 30 * time.Second
-	// connectTimeout bounds the dial, and again the TLS handshake.
-	connectTimeout = 10 * time.Second
-	// maxAnswer bounds the body of an answer.
-	maxAnswer = 256 << 10
+	attemptTimeout = 30 * time.Second // bounds an attempt, from the dial to the end of the answer
+	connectTimeout = 10 * time.Second // bounds the dial, and again the TLS handshake
+	maxAnswer      = 256 << 10        // bounds the body of an answer
 	// maxConnections bounds the connections to a backend, and with maxAnswer the memory that a backend can use.
 	maxConnections = 256
 )
@@ -378,8 +363,7 @@ type connection struct {
 	transport http.RoundTripper
 }
 
-// connect returns a connection to a target. It is HTTP/1.1: with HTTP/2, one connection on which no packets arrive any
-// more would delay all reviews.
+// connect uses HTTP/1.1: with HTTP/2, one connection on which no packets arrive any more would delay all reviews.
 func connect(t *target) *connection {
 	return &connection{t, &http.Transport{
 		Proxy: t.proxy, DialContext: (&net.Dialer{Timeout: connectTimeout}).DialContext,
@@ -389,8 +373,7 @@ func connect(t *target) *connection {
 	}}
 }
 
-// closeIdle closes the connections that are not in use. Those in use are closed afterwards if no further review is
-// sent.
+// Connections in use are closed afterwards if no further review is sent.
 func (c *connection) closeIdle() {
 	if t, ok := c.transport.(*http.Transport); ok {
 		t.CloseIdleConnections()
@@ -467,8 +450,7 @@ func refused(resp *http.Response) error {
 	return f
 }
 
-// decode reads an answer. Names of fields have one spelling, as for kube-apiserver: otherwise a document could have two
-// answers.
+// Names of fields have one spelling, as for kube-apiserver: otherwise a document could have two answers.
 func decode(data []byte) (v1alpha1.ImageReviewStatus, error) {
 	var answer struct {
 		APIVersion string          `json:"apiVersion"`

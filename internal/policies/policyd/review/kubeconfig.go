@@ -21,8 +21,7 @@ import (
 
 const maxConfigFile = 1 << 20
 
-// A target is what the current context of a kubeconfig says: where a backend is, and how it and the client are
-// authenticated.
+// A target is what the current context of a kubeconfig says: where a backend is, and both sides' credentials.
 type target struct {
 	url       string
 	proxy     func(*http.Request) (*url.URL, error)
@@ -63,8 +62,7 @@ func (r *reader) errorf(format string, args ...any) {
 	r.errs = append(r.errs, fmt.Errorf(format, args...))
 }
 
-// content reads a file for the sum, which is of the lengths too: other files do not have the same. The error does not
-// name the file.
+// content reads a file for the sum, which includes the lengths. The error does not name the file.
 func (r *reader) content(path string) ([]byte, error) {
 	data, err := disk.Read(path, maxConfigFile)
 	if p, ok := errors.AsType[*fs.PathError](err); ok {

@@ -91,8 +91,7 @@ func (s *Set) Clients() Clients {
 // Clients are clients of several backends, all of which must allow.
 type Clients []*Client
 
-// Review asks all backends that review the subject, at the same time, and returns their results by the name of the
-// backend. See Client.Review.
+// Review asks all backends that review the subject at the same time. See Client.Review.
 func (all Clients) Review(ctx context.Context, subject Subject) []Result {
 	results := make([][]Result, len(all))
 	var asked sync.WaitGroup
@@ -120,8 +119,7 @@ func (s *Set) Close() {
 	}
 }
 
-// maxAnnotations bounds the audit annotations that are kept of an answer: bytes of all keys and values. The cache keeps
-// 1,024 answers.
+// maxAnnotations bounds the audit annotations that are kept of an answer, in bytes. The cache keeps 1,024 answers.
 const maxAnnotations = 8192
 
 // A Result is what one backend says. The zero value denies.
@@ -134,8 +132,7 @@ type Result struct {
 	AuditAnnotations map[string]string
 	// FailedOpen reports that the images are allowed because the backend did not answer.
 	FailedOpen bool
-	// Err is the error of Failure; nil if the backend did answer.
-	Err error
+	Err        error // the error of Failure; nil if the backend did answer
 }
 
 func bounded(s v1alpha1.ImageReviewStatus) v1alpha1.ImageReviewStatus {
@@ -157,8 +154,7 @@ func bounded(s v1alpha1.ImageReviewStatus) v1alpha1.ImageReviewStatus {
 	return kept
 }
 
-// A cause is an error with a text that can be in logs and messages. The error itself can have text of a backend, such
-// as names in its certificate.
+// A cause is an error with a text for logs and messages. The error itself can have text of a backend.
 type cause struct {
 	error
 	text string

@@ -33,12 +33,10 @@ type place struct {
 
 type candidate struct {
 	place
-	// holds is a layer of the manifest; nil if the manifest was not read yet.
-	holds *ocispec.Descriptor
+	holds *ocispec.Descriptor // a layer of the manifest; nil if the manifest was not read yet
 }
 
-// search reads the signatures of what leads to the image. The referrers come first, because cosign stores signatures
-// in this way today.
+// search reads the signatures of what leads to the image, referrers first: cosign stores signatures so today.
 func (r *run) search(ctx context.Context, c chain) {
 	for _, repository := range r.repositories() {
 		for _, find := range []func(context.Context, string, string) ([]candidate, error){r.referrers, r.sigTag} {
@@ -79,8 +77,7 @@ func (r *run) repositories() []string {
 	return unique(all)
 }
 
-// referrers returns the manifests that refer to a digest, whatever their type is: registries and clients report wrong
-// types.
+// referrers returns what refers to a digest, whatever its type is: registries and clients report wrong types.
 func (r *run) referrers(ctx context.Context, repository, digest string) ([]candidate, error) {
 	list, by, err := r.at(repository).Referrers(ctx, digest)
 	_ = r.answer(err)
@@ -122,9 +119,8 @@ func created(d registry.Descriptor) time.Time {
 	return t
 }
 
-// fromBothEnds returns the first element of a list, the last, the second, and so on. Of more signatures than are
-// read, the newest and the oldest are read in this way, and adding new ones does not displace all that were there
-// before.
+// fromBothEnds returns the first element of a list, the last, the second, and so on: of more signatures than are read,
+// adding new ones does not displace all older ones.
 func fromBothEnds[T any](list []T) []T {
 	all := make([]T, 0, len(list))
 	for i, j := 0, len(list)-1; i <= j; i, j = i+1, j-1 {
@@ -159,8 +155,7 @@ func layers(at place, data []byte) ([]candidate, error) {
 	return fromBothEnds(all), nil
 }
 
-// readSource reads what one source has. One with many gets at most half of what is read before the others had their
-// turn.
+// readSource reads one source. One with many gets at most half of what is read before the others had their turn.
 func (r *run) readSource(ctx context.Context, list []candidate) {
 	share := max(1, r.v.limits.Signatures/2)
 	for i, c := range list {
@@ -238,13 +233,11 @@ func (r *run) note(at place, signer string, counts bool, reason string) {
 }
 
 const (
-	// maxHints bounds how many of the digests of an image are tried.
-	maxHints = 8
+	maxHints = 8 // bounds how many of the digests of an image are tried
 	// maxEntries bounds how many entries of an index are followed, and maxDocuments those of all indexes. The
 	// platform decides, so that the first entry is nearly always the right one.
 	maxEntries, maxDocuments = 4, 16
-	// maxDepth bounds how deep an index is nested.
-	maxDepth = 3
+	maxDepth                 = 3 // bounds how deep an index is nested
 )
 
 // A chain has the digests of the documents that lead to an image, from the outermost index to the manifest.
@@ -278,9 +271,8 @@ func parseDocument(data []byte) (d document, err error) {
 // maxField bounds the size of certificates, signatures, timestamps and log entries, because checking them takes time.
 const maxField = 64 << 10
 
-// maxParts bounds how many certificates, signatures, timestamps and log entries a bundle has together, and
-// maxTimestamps the timestamps alone: each is tried with every timestamp authority, which the limit of time does not
-// interrupt.
+// maxParts bounds the certificates, signatures, timestamps and log entries of a bundle together, maxTimestamps
+// timestamps alone: each is tried with every timestamp authority, which the limit of time does not interrupt.
 const (
 	maxParts      = 50
 	maxTimestamps = 4

@@ -27,19 +27,16 @@ import (
 type leaf struct {
 	signed   *requirement.Signer
 	verifier *sigverify.Verifier
-	// err is why no signature can be verified; nil if it can be.
-	err error
+	err      error // why no signature can be verified; nil if it can be
 
 	// signer is who has signed, "" as long as no signature counts, and digest what.
 	signer, digest string
-	// miss is the signature that comes closest to one that counts.
-	miss miss
+	miss           miss // the signature that comes closest to one that counts
 }
 
 type miss struct{ reason, text string }
 
-// newLeaf returns the leaf with the keys and certificates of the requirement, and with those of the trusted root
-// where it has none.
+// newLeaf uses the keys and certificates of the requirement, and those of the trusted root where it has none.
 func newLeaf(s *requirement.Signer, trusted *root.TrustedRoot) *leaf {
 	l := &leaf{signed: s}
 	var m *material
@@ -175,8 +172,7 @@ func authorities(list [][]byte) ([]root.CertificateAuthority, error) {
 	return all, nil
 }
 
-// sortCertificates separates root certificates from others. If none is signed by itself, all are roots: the policy
-// trusts what it names.
+// sortCertificates separates roots from others. If none is signed by itself, all authorities are roots.
 func sortCertificates(list [][]byte) (roots, others []*x509.Certificate, err error) {
 	for _, der := range list {
 		cert, err := x509.ParseCertificate(der)
@@ -306,8 +302,7 @@ func hasIdentity(want *requirement.Keyless, cert *x509.Certificate) (string, err
 	return identity(cert), nil
 }
 
-// extension returns the text of an extension of a certificate. The first ones of the authority are plain texts; the
-// others are encoded.
+// extension returns the text of an extension. The first ones of the authority are plain texts; the others are encoded.
 func extension(cert *x509.Certificate, id string) (string, bool) {
 	const lastPlain = 6
 	for _, e := range cert.Extensions {

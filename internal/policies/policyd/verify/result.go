@@ -10,9 +10,8 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 )
 
-// rank orders reasons. Of several the highest one is reported. What can be brought about by pushing to the
-// repository, or by a registry that does not serve what it should, is above a registry that does not answer: a
-// failure may be forgiven for a while, and a denial is not.
+// rank orders reasons; of several the highest one is reported. What a push, or a registry that does not serve what it
+// should, can cause is above a registry that does not answer: that may be forgiven for a while, a denial is not.
 func rank(reason string) int {
 	return slices.Index([]string{
 		"", requirement.SignatureMissing, requirement.SignatureInvalid, requirement.IdentityMismatch, requirement.RegistryDenied,

@@ -154,8 +154,7 @@ func (r *run) failed(ctx context.Context, repository string, err error) {
 
 var errUnreadable = errors.New("the signature could not be read")
 
-// guarded calls f. A panic is an error: the libraries that read signatures are large, and the process must survive
-// what a tenant pushes.
+// guarded makes a panic an error: the libraries for signatures are large, and the process must survive what is pushed.
 func guarded[T any](f func() (T, error)) (t T, err error) {
 	defer func() {
 		if recover() != nil {
@@ -165,8 +164,7 @@ func guarded[T any](f func() (T, error)) (t T, err error) {
 	return f()
 }
 
-// judgeSignature verifies one signature for every leaf. That it does not count for a leaf is noted only if it counts
-// for none.
+// judgeSignature verifies a signature for every leaf. A miss is noted only if the signature counts for none.
 func (r *run) judgeSignature(ctx context.Context, at place, parse func() (*signature, error)) {
 	s, err := guarded(parse)
 	if err != nil {
@@ -251,8 +249,7 @@ func missOf(err error) miss {
 // plain returns the text of an error without the package that the errors of a registry begin with.
 func plain(text string) string { return strings.ReplaceAll(text, "registry: ", "") }
 
-// maxText bounds texts of registries and signatures in messages, and maxMiss texts that are made of several, in
-// characters.
+// maxText bounds texts of registries and signatures in messages, maxMiss texts made of several, in characters.
 const maxText, maxMiss = 200, 600
 
 // clean returns a text of printable ASCII characters, without those that look like others, and with a bounded length.

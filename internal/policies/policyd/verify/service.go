@@ -54,18 +54,14 @@ type Func func(ctx context.Context, image Image, want []Wanted, cred admission.L
 
 // ServiceOptions are the settings of a Service.
 type ServiceOptions struct {
-	// Config must have been validated by the package config.
-	Config config.Policyd
+	Config config.Policyd // Config must have been validated by the package config
 	Log    klog.Logger
-	// Requested is called with the outcome of each request to a registry, and Verified with that of each requirement.
-	// They may be called concurrently; nil is allowed.
+	// Requested gets the outcome of each request to a registry, and Verified that of each requirement; nil is allowed.
 	Requested, Verified func(outcome string)
 	// OnPanic is called when a verification panics; nil is allowed.
 	OnPanic func(value any, stack []byte)
 
-	// Verify and Resolve, which returns the digest of a tag, replace those that use registries, for tests; nil means
-	// these.
-	Verify  Func
+	Verify  Func // Verify and Resolve replace those that use registries, for tests; nil means these
 	Resolve func(repository, tag string) (string, error)
 }
 
@@ -200,15 +196,12 @@ type Request struct {
 	Digests []string
 	// Requirements are hashes.
 	Requirements []string
-	// Credential is that of the pull. It is used only if the configuration says so.
-	Credential admission.Login
-	// List asks for the signatures that are found.
-	List bool
+	Credential   admission.Login // that of the pull. It is used only if the configuration says so
+	List         bool            // List asks for the signatures that are found
 }
 
-// Verify has the signatures of an image verified. A report has one result for each requirement. An error says nothing
-// about the image; it can be one of this package, or that of ctx. The verification ends when all callers that wait
-// for it have left.
+// Verify returns one result for each requirement. An error says nothing about the image; it is one of this package, or
+// that of ctx. The verification ends when all callers that wait for it have left.
 func (s *Service) Verify(ctx context.Context, rules *Rules, r Request) (requirement.Report, error) {
 	want, err := rules.wanted(r.Requirements)
 	if err != nil {
@@ -246,9 +239,8 @@ func (s *Service) count(outcome string) {
 	}
 }
 
-// Examine returns why the files that a configuration names for the verification of signatures cannot be used, all
-// errors at once; nil if they can. set are the policy files with the trusted root; nil if they cannot be read. Each
-// warning is a sentence about a file that can be used and probably is not what its author means.
+// Examine returns why the files for the verification of signatures cannot be used, all errors at once. A nil set cannot
+// be read. Each warning is a sentence about a file that probably is not what its author means.
 func Examine(c config.Policyd, set *policyfiles.Set, now time.Time) (warnings []string, err error) {
 	var errs []error
 	if set != nil && set.TrustedRoot != nil {
@@ -286,14 +278,11 @@ func Examine(c config.Policyd, set *policyfiles.Set, now time.Time) (warnings []
 }
 
 const (
-	// maxVerifications is how many verifications are done at the same time; maxPerRegistry is how many of them are of
-	// one registry.
+	// maxVerifications are done at the same time, of one registry maxPerRegistry.
 	maxVerifications, maxPerRegistry = 24, 8
-	// maxMemory bounds the memory for large documents of registries together, and memoryPerRegistry that for those of
-	// one registry. Small documents need none of it.
+	// maxMemory bounds the memory for large documents of registries, memoryPerRegistry that for those of one.
 	maxMemory, memoryPerRegistry = 96 << 20, 48 << 20
-	// maxFlights bounds those that wait for a turn too.
-	maxFlights = 1024
+	maxFlights                   = 1024 // bounds those that wait for a turn too
 	// waitLimit bounds the wait for a turn. With the longest verification it is shorter than pullgated waits.
 	waitLimit = 10 * time.Second
 )
@@ -331,8 +320,7 @@ func (s *Service) share(ctx context.Context, k key, work func(context.Context) (
 		w.Ending = inflight.Continue
 	}
 	w.Run = func(ctx context.Context, turn inflight.Turn[requirement.Report]) (requirement.Report, error) {
-		// Without its memory a verification says nothing about the image: it must not end like one that a registry
-		// delays.
+		// Without its memory a verification says nothing about the image: it must not end like one that a registry delays.
 		ctx, giveUp := context.WithCancelCause(ctx)
 		defer giveUp(nil)
 		reservation := registry.NewReservation(memoryPerRegistry, turn.Memory, s.memory)

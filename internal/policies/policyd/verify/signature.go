@@ -36,14 +36,11 @@ import (
 const predicateType = "https://sigstore.dev/cosign/sign/v1"
 
 type signature struct {
-	// digests are what it is about. They are of the bytes that are signed.
-	digests []string
-	// certificate is nil if it is made with a key.
-	certificate *x509.Certificate
+	digests     []string          // what it is about. They are of the bytes that are signed
+	certificate *x509.Certificate // nil if it is made with a key
 	// entity returns what is verified, withKey as a signature that is made with a key.
-	entity func(withKey bool) sigverify.SignedEntity
-	// payload is what is signed, if it is not in the entity.
-	payload []byte
+	entity  func(withKey bool) sigverify.SignedEntity
+	payload []byte // what is signed, if it is not in the entity
 }
 
 var errNotSignature = errors.New("not a signature of an image")
@@ -410,11 +407,9 @@ func isNested(data cryptobyte.String, depth int) bool {
 	return true
 }
 
-// isTimestamp reports whether a signed timestamp can be read, and has one signer (RFC 3161, section 2.4.2). One that
-// has not proves nothing, and must not be given to sigstore-go: its library verifies every signer, of which some
-// hundreds fit into a timestamp. Nor does it compare the end of an element with that of the one around it, and
-// elements that overlap take it time and memory that double with every few bytes. The error is about a key that takes
-// too long.
+// isTimestamp reports whether a signed timestamp can be read, and has one signer (RFC 3161, section 2.4.2). Another one
+// proves nothing, and must not be given to sigstore-go: its library verifies every signer, and overlapping elements
+// take it time and memory that double with every few bytes. The error is about a key that takes too long.
 func isTimestamp(data []byte) (bool, error) {
 	var response struct {
 		Status asn1.RawValue

@@ -17,8 +17,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-// A Repository is a repository of a registry. Its documents are untrusted, but those that are asked for by digest
-// have that digest.
+// A Repository has untrusted documents, but those that are asked for by digest have that digest.
 type Repository interface {
 	// Manifest returns a manifest or an index by tag or digest.
 	Manifest(ctx context.Context, reference string) (registry.Manifest, error)
@@ -30,20 +29,16 @@ type Repository interface {
 
 // Limits bound what the verification of one image costs.
 type Limits struct {
-	// Signatures is how many signatures are read; 0 means 50.
-	Signatures int
-	// Bytes is the size of the largest signature; 0 means 8 MiB.
-	Bytes int64
-	// Time is how long it takes; 0 means 60 s.
-	Time time.Duration
+	Signatures int           // how many signatures are read; 0 means 50
+	Bytes      int64         // the size of the largest signature; 0 means 8 MiB
+	Time       time.Duration // how long it takes; 0 means 60 s
 }
 
 // Options configure a Verifier.
 type Options struct {
 	// Open returns a repository by its normalised name, such as registry.example/team/app.
-	Open func(repository string, cred admission.Login) Repository
-	// TrustedRoot is the content of a trusted_root.json; nil if there is none.
-	TrustedRoot []byte
+	Open        func(repository string, cred admission.Login) Repository
+	TrustedRoot []byte // the content of a trusted_root.json; nil if there is none
 	Limits      Limits
 	// Platform is the platform of the images, such as linux/arm64/v8; "" means that of this machine.
 	Platform string
@@ -89,13 +84,10 @@ func New(o Options) (*Verifier, error) {
 
 // An Image is what is verified.
 type Image struct {
-	// Name is the name in the pod. Its repository is where signatures count.
-	Name imageref.Ref
-	// ID is the digest of the configuration of the image on the node. "" means the image that the registry has under
-	// the name for the platform of the Verifier.
+	Name imageref.Ref // the name in the pod. Its repository is where signatures count
+	// ID is the digest of the configuration of the image on the node; "" means the image that the registry has now.
 	ID string
-	// Digests are digests of manifests and indexes that can lead to the image, also with a repository before an @.
-	// They are hints.
+	// Digests of manifests and indexes are hints about what leads to the image, also with a repository before an @.
 	Digests []string
 }
 
@@ -108,9 +100,8 @@ type Wanted struct {
 // ErrName is returned by Verify for an image without a valid name.
 var ErrName = errors.New("verify: invalid image name")
 
-// Verify reports which requirements the image meets. cred is for the registry of the image and is sent to no other.
-// With list, signatures are read also after all requirements are met. An error is about the call, not about the
-// image: the context has ended, or the name is not valid.
+// Verify reports which requirements the image meets. cred is sent to the registry of the image alone. With list,
+// signatures are read also after all requirements are met. An error says nothing about the image.
 func (v *Verifier) Verify(ctx context.Context, image Image, want []Wanted, cred admission.Login, list bool) (requirement.Report, error) {
 	if !image.Name.Parsed() || image.Name.MayBeImageID() {
 		return requirement.Report{}, ErrName
@@ -150,10 +141,8 @@ func (v *Verifier) Verify(ctx context.Context, image Image, want []Wanted, cred 
 	return report, nil
 }
 
-// parseTrustedRoot decodes a trusted_root.json. It returns an error if every certificate authority, transparency log
-// and timestamp authority in it has expired: the file was not renewed, and all images that were signed later would be
-// denied. If only some have expired, it returns the trusted root with them, because they still verify older
-// signatures.
+// parseTrustedRoot returns an error if all parts have expired: the file was not renewed, and all images that were
+// signed later would be denied. If only some have, they still verify older signatures.
 func parseTrustedRoot(data []byte, now time.Time) (*root.TrustedRoot, error) {
 	trusted, err := guarded(func() (*root.TrustedRoot, error) { return root.NewTrustedRootFromJSON(data) })
 	if err != nil {
@@ -170,8 +159,7 @@ func parseTrustedRoot(data []byte, now time.Time) (*root.TrustedRoot, error) {
 	return nil, fmt.Errorf("has expired at %s; replace the file by a current one", last.end.UTC().Format(time.RFC3339))
 }
 
-// ExpiredParts returns a text for each part of a trusted root that has ended, as those of earlier keys have: it still
-// verifies what was signed before. It is an error if a Verifier would not accept the trusted root.
+// ExpiredParts returns a text for each part that has ended. It is an error if a Verifier would not accept the root.
 func ExpiredParts(trustedRoot []byte, now time.Time) (expired []string, err error) {
 	v, err := New(Options{TrustedRoot: trustedRoot, Now: func() time.Time { return now }})
 	if err != nil || v.trusted == nil {
@@ -196,8 +184,7 @@ type part struct {
 
 func (p part) ended(now time.Time) bool { return !p.end.IsZero() && !p.end.After(now) }
 
-// partsOf returns the parts of which one must be valid. Logs of certificates are not among them: none can replace an
-// authority.
+// partsOf returns the parts of which one must be valid. A log of certificates cannot replace an authority.
 func partsOf(trusted *root.TrustedRoot) (all []part) {
 	for _, a := range trusted.FulcioCertificateAuthorities() {
 		if ca, ok := a.(*root.FulcioCertificateAuthority); ok {

@@ -23,10 +23,9 @@ const maxAtOnce = 8
 // maxLogged bounds the log lines of a request, because a tenant chooses the number of images.
 const maxLogged = 10
 
-// Judge returns what the rules say about images: a finding for each image and rule that applies, and a sentence for
-// each image that cannot be judged here, because its registry does not answer to this process, or not in time. Such
-// an image is not denied. Registries are not asked if a rule denies without that. template says that the images,
-// which are as written, are those of a pod template: some rules are for pods only. Judge returns when ctx ends.
+// Judge returns a finding for each image and rule that applies, and a sentence for each image that cannot be judged
+// here; it is not denied. Registries are not asked if a rule denies without that. template says that the images, which
+// are as written, are those of a pod template: some rules are for pods only. Judge returns when ctx ends.
 func (s *Service) Judge(ctx context.Context, rules *Rules, namespace string, images []string, template bool) (
 	findings []admission.Finding, undetermined []string,
 ) {
@@ -84,8 +83,7 @@ type answer struct {
 }
 
 // judge returns the findings of rules, and a sentence for each that cannot be judged. trusted says that this process
-// has a trusted root; the nodes can have one also if it has none. What the registry did is in the log alone: the
-// tenant who named it could tell by that what is at an address.
+// has a trusted root. What the registry did is in the log alone: a tenant could tell by it what is at an address.
 func (a answer) judge(log klog.Logger, name imageref.Ref, rules []*requirement.Rule, trusted bool) (findings []admission.Finding, undetermined []string) {
 	for _, r := range rules {
 		result, ok := a.results[r.Hash]
@@ -125,8 +123,7 @@ func (a answer) unknown(r requirement.Result, ok bool, name imageref.Ref, requir
 	case requirement.RegistryUnavailable, requirement.RegistryDenied, requirement.ContentMismatch:
 		return cmp.Or(r.Message, r.Reason)
 	case requirement.SignatureMissing:
-		// A registry can answer 404 for a repository that the credential does not allow. The repository of the image
-		// was read.
+		// A registry can answer 404 for a repository that the credential does not allow. That of the image was read.
 		elsewhere := func(s *requirement.Signer) bool { return s.Repository != "" && s.Repository != name.Repository() }
 		if slices.ContainsFunc(required.Signers(), elsewhere) {
 			return cmp.Or(r.Message, r.Reason)
@@ -214,16 +211,13 @@ func (s *Service) resolve(ctx context.Context, name imageref.Ref) (string, error
 }
 
 const (
-	// cacheSize is how many results, and how many digests of tags, are kept for the webhook.
-	cacheSize = 1024
+	cacheSize = 1024 // how many results, and how many digests of tags, are kept for the webhook
 	// metFor is how long a result that admits is kept, and deniedFor one that denies: an image can be signed any time.
 	metFor, deniedFor = time.Hour, 10 * time.Second
-	// tagFor is how long the digest of a tag is kept.
-	tagFor = 10 * time.Second
+	tagFor            = 10 * time.Second // how long the digest of a tag is kept
 )
 
-// A fact is what a result is about. The hash covers the trusted root. Signatures count only where the repository has
-// them.
+// A fact is what a result is about. The hash covers the trusted root; the repository is where signatures count.
 type fact struct{ repository, digest, requirement string }
 
 // known returns the results that are cached, and the requirements without one.

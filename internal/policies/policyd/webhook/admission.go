@@ -172,8 +172,7 @@ type answer struct {
 	audit    map[string]string
 	// at is the place of the pod template that is denied, if there are several; text says what is invalid.
 	at, text string
-	// warnings are sentences about images whose signatures are not judged here.
-	warnings []string
+	warnings []string // sentences about images whose signatures are not judged here
 }
 
 func invalidAnswer(text string) answer { return answer{outcome: Invalid, text: text} }
@@ -282,9 +281,8 @@ func (h *Handler) labels(ctx context.Context, namespace string) (unknown admissi
 	return unknown
 }
 
-// subject returns what the chain judges about a pod. The object does not decide where the pod is and where it comes
-// from: the namespace is that of the request, and annotations that make a pod static for a kubelet can be set by every
-// user here.
+// subject returns what the chain judges about a pod. Namespace and origin are not those of the object: every user here
+// can set the annotations that make a pod static for a kubelet.
 func (q *question) subject(pod *corev1.Pod) admission.Subject {
 	view, containers := podfile.ViewOf(pod)
 	view.Namespace, view.Static = q.Namespace, false
@@ -341,8 +339,7 @@ func (q *question) imagesOf(p *corev1.Pod) []string {
 	return append(r.Images, r.Volumes...)
 }
 
-// signatures judges the signatures of images, and adds the findings to an answer that admits. The objects of the
-// request are not needed any more.
+// signatures judges the signatures of images, and adds the findings to an answer that admits.
 func (h *Handler) signatures(ctx context.Context, q *question, a answer, s SignedImages) answer {
 	switch {
 	case h.options.Signatures == nil || len(s.Images) == 0:
@@ -403,9 +400,8 @@ func (h *Handler) review(ctx context.Context, q *question, a answer, pod, old *c
 	return a.with(findings)
 }
 
-// auditAnnotations returns the audit annotations of findings. The values of a key that several backends use are joined.
-// The keys have no prefix: the API server uses the name of the webhook, and would log an error for each key that is not
-// valid after it.
+// auditAnnotations joins the values of a key that several backends use. The keys have no prefix: the API server adds
+// the name of the webhook, and would log an error for each key that is not valid after it.
 func auditAnnotations(findings []admission.Finding) map[string]string {
 	all := map[string]string{}
 	for _, f := range findings {
@@ -479,8 +475,7 @@ func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
 	return h.signatures(ctx, q, all, images)
 }
 
-// same reports whether an update changes no field of the object that has pod templates in it, whether they can be
-// decoded or not.
+// same reports whether an update changes no field with pod templates in it, whether they can be decoded or not.
 func (p templatePath) same(before, object []byte) bool {
 	var of, now map[string]json.RawMessage
 	if kjson.UnmarshalCaseSensitivePreserveInts(before, &of) != nil || kjson.UnmarshalCaseSensitivePreserveInts(object, &now) != nil {

@@ -28,15 +28,13 @@ const (
 )
 
 const (
-	// maxObject is the limit of kube-apiserver for the body of a request.
-	maxObject = 3 << 20
+	maxObject = 3 << 20 // the limit of kube-apiserver for the body of a request
 	// maxAdmissionReview has room for an object, the object before an update, and what is around them.
 	maxAdmissionReview = 2*maxObject + 64<<10
 	// maxValues bounds the JSON values of a body: a value of a few bytes, such as null in a list of containers, takes a
 	// kilobyte once it is decoded.
-	maxValues = 100_000
-	// largeBody and largeValues are the limits of a body that is not large.
-	largeBody   = 256 << 10
+	maxValues   = 100_000
+	largeBody   = 256 << 10 // largeBody and largeValues are the limits of a body that is not large
 	largeValues = 4000
 	// maxReading is how many large bodies are held at the same time, and maxDecoding how many of them are decoded.
 	maxReading  = 8
@@ -60,8 +58,7 @@ type Options struct {
 	// Signatures returns the findings of rules about signatures, none if no rule is for the images, and a sentence for
 	// each image that cannot be judged. Such an image is not denied, because the node judges it again.
 	Signatures func(context.Context, SignedImages) (findings []admission.Finding, undetermined []string)
-	// Templates say where custom resources have pod templates.
-	Templates []config.PodTemplate
+	Templates  []config.PodTemplate // Templates say where custom resources have pod templates
 	// Observe is called with each answer before it is sent.
 	Observe func(Event)
 	// OnPanic is called when the judgement of a request panics.
@@ -102,23 +99,18 @@ func Outcomes() []Outcome {
 	return []Outcome{Refused, Allowed, Denied, NotJudged, Unchanged, MirrorPod, Invalid, Failed}
 }
 
-// An Event describes a request and its answer. It has no value of the object other than those in the messages of
-// Decision.
+// An Event describes a request and its answer. Only the messages of Decision have values of the object.
 type Event struct {
-	// Path is ValidatePath or ImageReviewPath.
-	Path    string
+	Path    string // ValidatePath or ImageReviewPath
 	Outcome Outcome
 	// Operation, Resource, Namespace and Name are those of an admission review. Resource is as in
 	// pods/ephemeralcontainers and deployments.apps. An image review has only Namespace.
 	Operation, Resource, Namespace, Name string
 	DryRun                               bool
-	// Message is the sentence of a denial.
-	Message string
-	// Decision has the findings of all validators and backends.
-	Decision admission.Decision
-	// AuditAnnotations are those of the backends.
-	AuditAnnotations map[string]string
-	Took             time.Duration
+	Message                              string             // the sentence of a denial
+	Decision                             admission.Decision // Decision has the findings of all validators and backends
+	AuditAnnotations                     map[string]string  // those of the backends
+	Took                                 time.Duration
 }
 
 // A Handler answers admission reviews and image reviews. It may be used concurrently.

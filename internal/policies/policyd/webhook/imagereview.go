@@ -17,16 +17,13 @@ import (
 
 const (
 	imageReviewKind = "ImageReview"
-	// maxImages bounds the different images of a review. A pod has some dozens.
-	maxImages = 1000
-	// maxFindings is how many findings of an event are enough.
-	maxFindings = 100
+	maxImages       = 1000 // bounds the different images of a review. A pod has some dozens
+	maxFindings     = 100  // how many findings of an event are enough
 	// maxReasons bounds the images that a reason is about, and maxShown the characters of the name of each.
 	maxReasons, maxShown = 3, 256
 )
 
-// imageReview answers an ImageReview: an image is allowed if restrictions and rules about signatures allow a pod of the
-// namespace to have it.
+// imageReview allows an image if restrictions and rules about signatures allow a pod of the namespace to have it.
 func (h *Handler) imageReview(ctx context.Context, b received, event *Event) (response any, refused *refusal) {
 	version := imagepolicyv1alpha1.SchemeGroupVersion.String()
 	answer := &imagepolicyv1alpha1.ImageReview{TypeMeta: metav1.TypeMeta{APIVersion: version, Kind: imageReviewKind}}
@@ -109,8 +106,7 @@ func (h *Handler) deniedImages(ctx context.Context, namespace string, images []s
 	return denied, nil
 }
 
-// unsignedImages returns a text for each image that is denied by rules about signatures, and adds the findings to the
-// event.
+// unsignedImages is deniedImages for rules about signatures.
 func (h *Handler) unsignedImages(ctx context.Context, namespace string, images []string, event *Event) (denied []string) {
 	if h.options.Signatures == nil {
 		return nil

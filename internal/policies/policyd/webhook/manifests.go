@@ -48,12 +48,10 @@ type ManifestPolicies struct {
 	contents   map[string]string // by the name of the file
 	namespaces bool              // whether one of them selects namespaces by labels
 
-	// Webhook is what they require of the webhook configuration.
-	Webhook requirement.Webhook
+	Webhook requirement.Webhook // what they require of the webhook configuration
 }
 
-// ReadManifestPolicies reads a folder of policy files, regardless of who can write to it. The error joins all errors of
-// all files.
+// ReadManifestPolicies reads a folder of policy files, regardless of who can write to it, or returns all errors.
 func ReadManifestPolicies(folder string) (*ManifestPolicies, error) {
 	set, files, err := policyfiles.ReadFiles(policyfiles.Paths{Folder: folder, AnyOwner: true})
 	if err != nil {
@@ -79,11 +77,9 @@ func NeedsNamespaces(s *restriction.Set) bool {
 	})
 }
 
-// ManifestOptions say what the objects are for. The names of the flags of pullgate-policyd manifests are in the errors
-// about them.
+// ManifestOptions say what the objects are for. Errors about them name the flags of pullgate-policyd manifests.
 type ManifestOptions struct {
-	// URL is where kube-apiserver reaches a pullgate-policyd outside of the cluster; "" means that it runs in the
-	// cluster.
+	// URL is where kube-apiserver reaches a pullgate-policyd outside of the cluster; "" means inside.
 	URL string
 
 	// Namespace, Image and Policies are for a pullgate-policyd in the cluster. Policies are nil if they are not known:
@@ -92,25 +88,20 @@ type ManifestOptions struct {
 	Image     string
 	Policies  *ManifestPolicies
 
-	// TrustedRoot is the content of the trusted_root.json of the nodes, for a pullgate-policyd in the cluster; nil if
-	// they have none.
+	// TrustedRoot is the trusted_root.json of the nodes for a pullgate-policyd in the cluster; nil if they have none.
 	TrustedRoot []byte
 
 	// CA are the certificates, in PEM, of the authority that signs the certificate of pullgate-policyd. They can be
 	// absent with a URL: kube-apiserver uses those of its system.
 	CA []byte
 	// Exclude are namespaces whose objects are not judged. That of pullgate-policyd itself is always among them.
-	Exclude []string
-	// FailurePolicy is Ignore or Fail.
-	FailurePolicy string
-	// Timeout is how long kube-apiserver waits for an answer.
-	Timeout time.Duration
-	// Templates are the custom resources with pod templates.
-	Templates []config.PodTemplate
+	Exclude       []string
+	FailurePolicy string               // Ignore or Fail
+	Timeout       time.Duration        // how long kube-apiserver waits for an answer
+	Templates     []config.PodTemplate // the custom resources with pod templates
 }
 
-// WriteManifests writes the documents in the order in which they have to be created. The error joins what is wrong with
-// the options.
+// WriteManifests writes the documents in the order of their creation. The error joins what is wrong with the options.
 func WriteManifests(w io.Writer, o ManifestOptions) error {
 	if err := o.validate(); err != nil {
 		return err
@@ -193,8 +184,7 @@ type rule struct {
 	Resources      []string
 }
 
-// rulesOf returns a rule for each API group and version. Objects of the groups of Kubernetes are requested as v1: the
-// API server converts other versions to it.
+// rulesOf returns a rule for each group and version. The API server converts objects of Kubernetes' groups to v1.
 func rulesOf(templates []config.PodTemplate) (rules []rule) {
 	builtIn := Resources(nil)
 	for _, r := range Resources(templates) {
@@ -211,8 +201,7 @@ func rulesOf(templates []config.PodTemplate) (rules []rule) {
 	return rules
 }
 
-// Resources returns the resources that a Handler with these templates judges, with subresources, in the order of a
-// configuration of webhooks: by API group and name.
+// Resources returns what a Handler with these templates judges, with subresources, by API group and name.
 func Resources(templates []config.PodTemplate) []schema.GroupResource {
 	all := map[schema.GroupResource]bool{{Resource: "pods"}: true, {Resource: "pods/ephemeralcontainers"}: true}
 	for _, t := range slices.Concat(config.BuiltInPodTemplates(), templates) {

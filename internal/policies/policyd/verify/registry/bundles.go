@@ -22,10 +22,8 @@ import (
 const (
 	// bundleType is the media type of a signature bundle.
 	bundleType = "application/vnd.dev.sigstore.bundle.v0.3+json"
-	// maxBundle is the size of the largest file of bundles.
-	maxBundle = 8 << 20
-	// maxBundles is how many bundles of one digest are read.
-	maxBundles = 100
+	maxBundle  = 8 << 20 // the size of the largest file of bundles
+	maxBundles = 100     // how many bundles of one digest are read
 )
 
 // bundles read a folder of signature bundles for a node without a registry:
@@ -138,8 +136,7 @@ func (b *bundles) referrers(d digest.Digest) ([]Descriptor, error) {
 	return list, nil
 }
 
-// readBundles returns the bundles of a file: JSON objects, one after the other as "cosign download signature" prints
-// them.
+// readBundles returns the JSON objects of a file, one after the other as "cosign download signature" prints them.
 func readBundles(path string) ([]json.RawMessage, error) {
 	data, err := readFile(path, maxBundle)
 	if err != nil {

@@ -10,10 +10,7 @@
 //	           401: the challenge decides between Basic and a bearer token, then the request is repeated once
 //	           redirect: blobs only, at most maxRedirects, never from https to http, without credential and header
 //
-// A transport below an ordinary registry client cannot implement hosts.toml: each host has its own challenge,
-// credential and scheme, which such a client keeps once for a registry, above its transport. Here each host has a
-// session, and the loop over the hosts is above it. Challenges are parsed and tokens are requested by
-// go-containerregistry.
+// Each host has a session, because each has its own challenge, credential and scheme (docs/design/0036).
 //
 // Differences from containerd, each to the safe side:
 //   - An invalid hosts.toml is an error. containerd logs it and asks the registry itself.

@@ -22,10 +22,8 @@ import (
 )
 
 const (
-	// maxConnections bounds the connections to one host.
-	maxConnections = 8
-	// maxHeader bounds the header of an answer, in bytes.
-	maxHeader = 64 << 10
+	maxConnections = 8        // bounds the connections to one host
+	maxHeader      = 64 << 10 // bounds the header of an answer, in bytes
 	// answerTimeout is how long the beginning of an answer is waited for. Then the next host is asked.
 	answerTimeout = 20 * time.Second
 )
@@ -41,10 +39,8 @@ type host struct {
 	explicitTLS     bool        // has a setting for TLS, so that "http" means: https if the host speaks it
 	tls             *tls.Config // its authorities are those of hosts.toml in addition to others
 
-	// mirror means that the host is not the one of the registry, so that it needs the name of the registry.
-	mirror bool
-	// trusted means that a credential for the registry is sent to the host when it asks for one.
-	trusted   bool
+	mirror    bool // the host is not the one of the registry, so that it needs the name of the registry
+	trusted   bool // a credential for the registry is sent to the host when it asks for one
 	transport *http.Transport
 }
 
@@ -69,8 +65,7 @@ func (c *Client) connect(registry string, r *registryHosts) {
 	}
 }
 
-// transport returns the transport of a host. Answers are not decompressed: a small one could become endless, and
-// digests are those of the bytes as they are sent.
+// Answers are not decompressed: a small one could become endless, and digests are those of the bytes as they are sent.
 func (c *Client) transport(h *host) *http.Transport {
 	local := isLoopback(h.address) && (h.named || !c.options.Untrusted)
 	return &http.Transport{
@@ -136,18 +131,13 @@ type Options struct {
 	// HostsDir is the folder of containerd's registry configuration, /etc/containerd/certs.d. Its files are read
 	// again when they have changed. Without it, each registry has its own host.
 	HostsDir string
-	// Bundles is the folder of signature bundles of a node without a registry. See [Repository].
-	Bundles string
-	// Untrusted means that tenants choose the registries: no runtime has pulled the images yet. A host that HostsDir
-	// does not name is then treated like a redirect, so that no connection to a local address is made, and every
-	// error but ErrNotFound of a manifest or list is ErrUnavailable, so that callers do not tell what is at an
-	// address.
+	Bundles  string // the folder of signature bundles of a node without a registry. See [Repository]
+	// Untrusted means that tenants choose the registries. A host that HostsDir does not name is treated like a redirect:
+	// no local address is reached. Every error but ErrNotFound of a manifest or list is ErrUnavailable, so that
+	// callers do not tell what is at an address.
 	Untrusted bool
-	// RootCAs are the authorities of registries; nil are those of the system.
-	RootCAs *x509.CertPool
-	// Count is called with the [Outcome] of each request to a host, if it is set. It may be called concurrently.
-	// Requests to token servers, and those that a registry answers with a challenge, are part of the request that
-	// needs them.
+	RootCAs   *x509.CertPool // the authorities of registries; nil are those of the system
+	// Count gets the [Outcome] of each request to a host, requests for its token included; nil is allowed.
 	Count func(outcome string)
 }
 
@@ -160,8 +150,7 @@ type Client struct {
 	registries map[string]*registryHosts // by registry as it is named in references
 }
 
-// New returns a Client. It is an error if a folder is not an absolute path. It reads nothing yet; [CheckHosts] checks
-// the files.
+// New reads nothing yet; [CheckHosts] checks the files. It is an error if a folder is not an absolute path.
 func New(o Options) (*Client, error) {
 	for _, folder := range []string{o.HostsDir, o.Bundles} {
 		if folder != "" && !filepath.IsAbs(folder) {
@@ -188,9 +177,8 @@ func (c *Client) Close() {
 	}
 }
 
-// Repository returns the access to a normalised repository, docker.io/library/busybox, with a credential. It asks no
-// registry; a repository that is not normalised is an error of each of its methods. It is meant for one verification:
-// challenges and tokens are kept in it.
+// Repository returns the access to a normalised repository, docker.io/library/busybox, for one verification: challenges
+// and tokens are kept in it. It asks no registry; another name is an error of each method.
 func (c *Client) Repository(repository string, credential admission.Login) *Repository {
 	r := &Repository{client: c, name: repository, credential: credential}
 	r.sessions = sync.OnceValues(r.open)

@@ -26,10 +26,8 @@ import (
 )
 
 const (
-	// hostsFile is the name of the file in the folder of a registry.
-	hostsFile = "hosts.toml"
-	// maxHostsFile is the size of the largest file that is read, and maxHosts is how many hosts one request can be
-	// sent to.
+	hostsFile = "hosts.toml" // the name of the file in the folder of a registry
+	// maxHostsFile is the size of the largest file that is read, and maxHosts how many hosts a request can be sent to.
 	maxHostsFile = 1 << 20
 	maxHosts     = 32
 
@@ -48,8 +46,7 @@ const (
 	every = pull | resolve | push | referrers
 )
 
-// CheckHosts reads the configuration of each registry in a folder, and returns an error for each file that is invalid,
-// with file, key and value.
+// CheckHosts returns an error for each invalid file in the folders of registries, with file, key and value.
 func CheckHosts(folder string) error {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
@@ -66,8 +63,7 @@ func CheckHosts(folder string) error {
 	return errors.Join(errs...)
 }
 
-// loadHosts returns the hosts of a registry, in the order in which they are asked. roots are the authorities that every
-// host has; nil are those of the system.
+// loadHosts returns the hosts of a registry in the order in which they are asked. nil roots are those of the system.
 func loadHosts(folder, registry string, roots *x509.CertPool) (*registryHosts, error) {
 	if folder != "" {
 		names := []string{registry, "_default"}
@@ -106,8 +102,7 @@ func newHost(roots *x509.CertPool) *host {
 	return &host{dialTimeout: defaultDialTimeout, tls: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}}
 }
 
-// setDefault makes the registry itself the host, as containerd does without a server in hosts.toml. Settings for TLS
-// stay.
+// setDefault makes the registry itself the host, as containerd does without a server. Settings for TLS stay.
 func (h *host) setDefault(registry string) *host {
 	h.scheme, h.address, h.path, h.can = "https", registry, "/v2", every
 	switch {
@@ -160,8 +155,7 @@ func (r *folderReader) file(name string) ([]byte, error) {
 	return data, nil
 }
 
-// hosts returns the hosts that hosts.toml names. Without that file, the registry itself is the only one, with the
-// certificates that docker's names of files give it.
+// hosts returns the hosts of hosts.toml; without it the registry itself, with the certificates of docker's file names.
 func (r *folderReader) hosts(registry string) ([]*host, error) {
 	data, err := r.file(hostsFile)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -209,8 +203,7 @@ type hostSettings struct {
 	DialTimeout  string         `toml:"dial_timeout"`
 }
 
-// parse reads hosts.toml. Keys that it does not know are ignored, as containerd ignores them: the file is
-// containerd's, whose next version may have more of them.
+// parse ignores unknown keys, as containerd does: the file is containerd's, whose next version may have more of them.
 func (r *folderReader) parse(data []byte, registry string) ([]*host, error) {
 	var file struct {
 		hostSettings

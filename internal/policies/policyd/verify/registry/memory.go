@@ -13,13 +13,11 @@ import (
 const (
 	// free is the size of documents that need no reservation. Most signatures and manifests are smaller, so that
 	// large ones of a tenant do not delay them.
-	free = 64 << 10
-	// perByte is how much memory a document takes for each byte while it is decoded.
-	perByte = 5
+	free    = 64 << 10
+	perByte = 5 // how much memory a document takes for each byte while it is decoded
 )
 
-// A Reservation is the memory that one verification takes for its largest document. Documents of one verification are
-// read one after the other.
+// A Reservation is the memory that one verification takes for its largest document. It reads one after the other.
 type Reservation struct {
 	// Busy is called when a wait for memory ends without it, because of other verifications. nil is allowed.
 	Busy func()
@@ -43,8 +41,7 @@ func (r *Reservation) Release() {
 	r.held = 0
 }
 
-// grow waits until there is memory for a document. What is held is given back before, so that verifications do not
-// wait for each other.
+// grow waits until there is memory. What is held is given back before: verifications must not wait for each other.
 func (r *Reservation) grow(ctx context.Context, size int64) error {
 	need := min(size*perByte, r.limit)
 	if need <= r.held {
@@ -68,8 +65,7 @@ func (r *Reservation) grow(ctx context.Context, size int64) error {
 
 type reservationKey struct{}
 
-// WithReservation returns a context whose requests read large documents only within a reservation. It is for one
-// goroutine.
+// WithReservation returns a context for one goroutine, whose requests read large documents within a reservation.
 func WithReservation(ctx context.Context, r *Reservation) context.Context {
 	return context.WithValue(ctx, reservationKey{}, r)
 }
@@ -97,8 +93,7 @@ func readDocument(ctx context.Context, from io.Reader, size, limit int64) ([]byt
 // maxParts bounds how many objects and elements a document has, because each takes far more memory than its text.
 const maxParts = 20_000
 
-// Bounded returns ErrTooLarge for a JSON document with very many parts. It must be called before a document of a
-// registry is decoded.
+// Bounded returns ErrTooLarge for JSON with very many parts. Documents of a registry are decoded only after it.
 func Bounded(data []byte) error {
 	parts := 0
 	for _, c := range data {
@@ -117,11 +112,9 @@ func Bounded(data []byte) error {
 var (
 	// ErrNotFound means that the registry does not have the object.
 	ErrNotFound = errors.New("registry: not found")
-	// ErrDenied means that the registry or its token server denied the request: 401, 403 or 429 with the credential
-	// that there is.
+	// ErrDenied means 401, 403 or 429 of the registry or its token server with the credential that there is.
 	ErrDenied = errors.New("registry: denied")
-	// ErrUnavailable means that no registry could be asked: no connection, no answer in time, 5xx, or a hosts.toml
-	// that is invalid.
+	// ErrUnavailable means that no registry was asked: no connection, no answer in time, 5xx, or an invalid hosts.toml.
 	ErrUnavailable = errors.New("registry: unavailable")
 	// ErrMismatch means that the content does not have the digest that was asked for.
 	ErrMismatch = errors.New("registry: content has another digest")

@@ -19,19 +19,14 @@ import (
 // NodeCredentials are the credentials of docker configuration files. It may be used concurrently.
 type NodeCredentials struct{ files []string }
 
-// NewNodeCredentials returns the credentials of files in the format of docker's config.json, or of .dockercfg if that
-// is their name. They are read when a credential is needed.
+// NewNodeCredentials returns those of config.json files, or .dockercfg if that is their name, read when needed.
 func NewNodeCredentials(files []string) *NodeCredentials {
 	return &NodeCredentials{files: slices.Clone(files)}
 }
 
 // For returns the credential for a repository, docker.io/library/busybox; the zero value if there is none. Entries
-// match as for kubelets, with wildcards and paths. Of several the most specific one is used, and of the same ones
-// that of the first file. An absent file has no entries; any other one that cannot be read is an error, which does
-// not quote it.
-//
-// Of an entry auth, or username and password, and identitytoken and registrytoken are read. Credential helpers are
-// not run.
+// match as for kubelets: of several the most specific one, and of the same ones that of the first file. A file that
+// cannot be read is an error, unless it is absent. Credential helpers are not run.
 func (n *NodeCredentials) For(repository string) (admission.Login, error) {
 	var ring credential.SealedKeyring
 	var entries []account

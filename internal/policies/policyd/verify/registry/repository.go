@@ -20,8 +20,7 @@ import (
 )
 
 const (
-	// maxManifest is the size of the largest manifest or list, as registries have it too.
-	maxManifest = 4 << 20
+	maxManifest = 4 << 20 // the size of the largest manifest or list, as registries have it too
 	// maxReferrers is how many entries a list of referrers may have, and maxPages how many answers it may take.
 	maxReferrers = 1000
 	maxPages     = 20
@@ -41,8 +40,7 @@ const (
 	ByFolder = "bundles"
 )
 
-// A Manifest is a manifest or an index. Digest is that of Data, in the algorithm that was asked for. MediaType is
-// what the registry says.
+// A Manifest is a manifest or an index. Digest is that of Data; MediaType is what the registry says.
 type Manifest struct {
 	MediaType, Digest string
 	Data              []byte
@@ -121,8 +119,7 @@ func (r *Repository) each(ctx context.Context, need capabilities, ask func(*sess
 // Like a digest, and unlike other tags, they may be read from any host: what they lead to is judged by its signature.
 var signatureTag = regexp.MustCompile(`^sha256-([0-9a-f]{64})(\.[a-z]+)?$`)
 
-// Manifest returns the manifest or index with a tag or digest. Content of another digest than the one asked for is
-// ErrMismatch.
+// Manifest returns the manifest or index with a tag or digest. Content of another digest is ErrMismatch.
 func (r *Repository) Manifest(ctx context.Context, tagOrDigest string) (Manifest, error) {
 	q := request{what: "manifest", path: "/manifests/" + tagOrDigest, accept: accepted, limit: maxManifest}
 	need := pull
@@ -182,8 +179,7 @@ func parseDigest(s string) (digest.Digest, error) {
 	return d, nil
 }
 
-// Blob returns the content with a digest. Content of more than limit bytes is ErrTooLarge, content of another digest
-// ErrMismatch.
+// Blob returns the content with a digest. More than limit bytes are ErrTooLarge, another digest is ErrMismatch.
 func (r *Repository) Blob(ctx context.Context, content string, limit int64) ([]byte, error) {
 	d, err := parseDigest(content)
 	if err != nil {
@@ -201,10 +197,8 @@ func (r *Repository) Blob(ctx context.Context, content string, limit int64) ([]b
 	return data, err
 }
 
-// Referrers returns what refers to a digest: the list of the referrers API, or of the fallback tag where the registry
-// does not have the API. It is not filtered. foundBy is [ByAPI], [ByTag] or [ByFolder]. The first host with a list
-// that is not empty is used. No referrers are an empty list and no error; a list of more than 1000 entries is
-// ErrTooLarge.
+// Referrers returns the unfiltered list of the referrers API, or of the fallback tag without the API; of several hosts
+// the first list that is not empty. foundBy is [ByAPI], [ByTag] or [ByFolder]. More than 1000 entries are ErrTooLarge.
 func (r *Repository) Referrers(ctx context.Context, of string) (list []Descriptor, foundBy string, err error) {
 	d, err := parseDigest(of)
 	if err != nil {
@@ -259,8 +253,7 @@ func (s *session) referrers(ctx context.Context, d digest.Digest) ([]Descriptor,
 	return list, ByTag, err
 }
 
-// errNoAPI means that a host does not have the API for referrers, or not for this repository. With the API, the
-// answer for an unknown digest is an empty list.
+// errNoAPI means that a host has no API for referrers. With the API, an unknown digest has an empty list.
 var errNoAPI = errors.New("registry: no referrers API")
 
 func (s *session) referrersByAPI(ctx context.Context, d digest.Digest) ([]Descriptor, error) {

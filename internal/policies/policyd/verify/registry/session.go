@@ -25,8 +25,7 @@ import (
 )
 
 const (
-	// maxRedirects is how many redirects of a blob are followed.
-	maxRedirects = 5
+	maxRedirects = 5 // how many redirects of a blob are followed
 	// maxDrain is how much of an answer that is not used is read, so that its connection can be used again.
 	maxDrain = 64 << 10
 
@@ -38,13 +37,10 @@ type session struct {
 	host       *host
 	repository *Repository
 
-	mu sync.Mutex
-	// scheme is the one that the host speaks.
-	scheme string
-	// authorization is the header that the last challenge asked for, "" before the first.
-	authorization string
-	// noReferrers means that the host does not have the API for referrers.
-	noReferrers bool
+	mu            sync.Mutex
+	scheme        string // the one that the host speaks
+	authorization string // the header that the last challenge asked for, "" before the first
+	noReferrers   bool   // the host does not have the API for referrers
 }
 
 func newSession(h *host, r *Repository) *session {
@@ -141,8 +137,7 @@ func (s *session) authorized(ctx context.Context, r request) (*http.Response, er
 	return s.send(ctx, r)
 }
 
-// fallBack reports whether a request is repeated over http: the host is configured for http, with settings for TLS in
-// case it has TLS, and it answered in http.
+// fallBack reports whether to repeat over http: the host is configured for http with settings for TLS, and has none.
 func (s *session) fallBack(err error) bool {
 	if s.host.scheme != "http" || !errors.Is(err, http.ErrSchemeMismatch) {
 		return false
@@ -207,8 +202,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { return f(req) }
 
-// roundTrip sends a request of the registry's API, and the redirects that follow. The header of hosts.toml and the
-// credential are added here, so that they are sent to the host itself alone.
+// roundTrip adds the header of hosts.toml and the credential, so that they are sent to the host itself alone.
 func (s *session) roundTrip(req *http.Request) (*http.Response, error) {
 	if !s.own(req.URL) {
 		return s.exchange(req)
@@ -300,8 +294,7 @@ func knownError(err error) error {
 	return malformed("a redirect or a header is not valid")
 }
 
-// errNoRoute is ErrNotFound from a server that does not answer as a registry does, with errors in JSON: it does not
-// know the path.
+// errNoRoute is ErrNotFound without errors in JSON: the server does not know the path.
 var errNoRoute = fmt.Errorf("%w: the server does not know the path", ErrNotFound)
 
 func checkStatus(status int) error {
@@ -356,8 +349,7 @@ func (s *session) authorize(ctx context.Context, challenged *http.Response) (str
 	return "Basic " + base64.StdEncoding.EncodeToString([]byte(credential.Username+":"+credential.Password)), nil
 }
 
-// parseChallenge reads the challenge of an answer. go-containerregistry parses the answer to a request of its own; it
-// gets the one that was received already.
+// parseChallenge parses the answer that was received: go-containerregistry would send a request of its own.
 func parseChallenge(ctx context.Context, registry name.Registry, resp *http.Response) (*transport.Challenge, error) {
 	return transport.Ping(ctx, registry, roundTripper(func(*http.Request) (*http.Response, error) {
 		header := http.Header{"Www-Authenticate": resp.Header.Values("Www-Authenticate")}
