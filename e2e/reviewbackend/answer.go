@@ -2,11 +2,9 @@ package reviewbackend
 
 import (
 	"encoding/json"
-	"io"
 	"maps"
 	"net/http"
 	"strings"
-	"time"
 
 	"k8s.io/api/imagepolicy/v1alpha1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,30 +28,12 @@ type Answer struct {
 // A Failure is a way not to answer.
 type Failure int
 
-// The failures. Those of certificates are with UseCertificate.
+// The failures.
 const (
 	None            Failure = iota
 	Hang                    // no answer at all
-	Trickle                 // a byte each 50 ms, without an end
-	NoContent               // 204
-	Redirect                // 302, to a path that allows
-	ServerError             // 500
 	TooManyRequests         // 429, with Retry-After: 1
-	HalfDocument            // the beginning of a review that allows
-	OtherKind               // an AdmissionReview
-	Huge                    // 100 MiB
 )
-
-// redirected is where Redirect leads.
-const redirected = "/allowed"
-
-// Failures returns all failures but None.
-func Failures() map[string]Failure {
-	return map[string]Failure{
-		"hang": Hang, "trickle": Trickle, "204": NoContent, "302": Redirect, "500": ServerError, "429": TooManyRequests,
-		"half a document": HalfDocument, "another kind": OtherKind, "100 MiB": Huge,
-	}
-}
 
 // answerLocked returns the answer to a request: the failure or denial of one of its images, otherwise an allow.
 func (b *Backend) answerLocked(r *Request) Answer {
@@ -100,33 +80,9 @@ func (a *Answer) send(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write(text)
 	case Hang:
 		<-r.Context().Done()
-	case Trickle:
-		for ok := true; ok; ok = !pause(r.Context(), 50*time.Millisecond) {
-			_, _ = io.WriteString(w, " ")
-			_ = http.NewResponseController(w).Flush()
-		}
-	case NoContent:
-		w.WriteHeader(http.StatusNoContent)
-	case Redirect:
-		http.Redirect(w, r, redirected, http.StatusFound)
-	case ServerError:
-		w.WriteHeader(http.StatusInternalServerError)
-		_, _ = w.Write(text)
 	case TooManyRequests:
 		w.Header().Set("Retry-After", "1")
 		w.WriteHeader(http.StatusTooManyRequests)
-		_, _ = w.Write(text)
-	case HalfDocument:
-		_, _ = w.Write(text[:len(text)/2])
-	case OtherKind:
-		_, _ = io.WriteString(w, `{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","response":{"allowed":true}}`)
-	case Huge:
-		block := strings.Repeat(" ", 1<<20)
-		for range 100 {
-			if _, err := io.WriteString(w, block); err != nil {
-				return
-			}
-		}
 		_, _ = w.Write(text)
 	}
 }

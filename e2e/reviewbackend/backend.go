@@ -1,7 +1,6 @@
 package reviewbackend
 
 import (
-	"context"
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509/pkix"
@@ -31,36 +30,24 @@ import (
 // maxBody is what is read of a request.
 const maxBody = 4 << 20
 
-// A Certificate is a kind of certificate of the backend.
-type Certificate int
-
-// The kinds of certificates.
-const (
-	Valid          Certificate = iota
-	OtherAuthority             // of an authority that clients do not trust
-	Expired                    // of the authority that clients trust
-	certificateEnd             // how many there are
-)
-
 // A Backend is an image review backend. Its methods may be called concurrently.
 type Backend struct {
-	address      string
-	authority    *testkit.Authority
-	pair         testkit.Pair
-	certificates [certificateEnd]tls.Certificate
+	address     string
+	authority   *testkit.Authority
+	pair        testkit.Pair
+	certificate tls.Certificate
 
-	mu          sync.Mutex
-	certificate Certificate
-	answers     map[string]Answer // by image
-	requests    []Request
-	server      *http.Server // nil while it is stopped
-	served      chan error   // the result of server
+	mu       sync.Mutex
+	answers  map[string]Answer // by image
+	requests []Request
+	server   *http.Server // nil while it is stopped
+	served   chan error   // the result of server
 }
 
 // A Request is one that the backend was sent, including those that it failed or refused.
 type Request struct {
 	At     time.Time
-	Client string // the name in Kubeconfig or CertificateKubeconfig; "" if the request had no credential of either
+	Client string // the name in Kubeconfig; "" if the request had no such credential
 	Method string
 	URI    string   // with the query
 	Header []string // the names, sorted
@@ -92,20 +79,10 @@ func New(tb testing.TB) *Backend {
 	var err error
 	b.authority, err = testkit.NewAuthority("authority of the backend")
 	must(err)
-	other, err := testkit.NewAuthority("another authority")
+	b.pair, err = b.authority.Issue(pkix.Name{CommonName: "backend"}, time.Time{})
 	must(err)
-	for kind, from := range map[Certificate]struct {
-		authority *testkit.Authority
-		until     time.Time
-	}{Valid: {b.authority, time.Time{}}, OtherAuthority: {other, time.Time{}}, Expired: {b.authority, time.Now().Add(-time.Minute)}} {
-		pair, err := from.authority.Issue(pkix.Name{CommonName: "backend"}, from.until)
-		must(err)
-		b.certificates[kind], err = pair.TLS()
-		must(err)
-		if kind == Valid {
-			b.pair = pair
-		}
-	}
+	b.certificate, err = b.pair.TLS()
+	must(err)
 	b.address = "127.0.0.1:0"
 	must(b.Restart())
 	host.AtEnd(tb, b.Stop)
@@ -121,33 +98,19 @@ func (b *Backend) Pair() testkit.Pair { return b.pair }
 
 // Kubeconfig writes a kubeconfig by which a client, such as a cluster, uses the backend with a token of its own.
 func (b *Backend) Kubeconfig(path, client string) error {
-	return b.kubeconfig(path, fmt.Sprintf("token: %q", Token(client)))
+	return os.WriteFile(path, fmt.Appendf(nil, `apiVersion: v1
+kind: Config
+clusters: [{name: backend, cluster: {server: %q, certificate-authority-data: %s}}]
+users: [{name: client, user: {token: %q}}]
+contexts: [{name: context, context: {cluster: backend, user: client}}]
+current-context: context
+`, "https://"+b.address+"/imagereview", base64.StdEncoding.EncodeToString(b.authority.PEM()), Token(client)), 0o600)
 }
 
 // Token is the token of a client.
 func Token(client string) string {
 	sum := sha256.Sum256([]byte("token of " + client))
 	return client + "." + hex.EncodeToString(sum[:8])
-}
-
-// CertificateKubeconfig writes a kubeconfig by which a client uses the backend with a certificate.
-func (b *Backend) CertificateKubeconfig(path, client string) error {
-	pair, err := b.authority.Issue(pkix.Name{CommonName: client}, time.Time{})
-	if err != nil {
-		return err
-	}
-	encode := base64.StdEncoding.EncodeToString
-	return b.kubeconfig(path, "client-certificate-data: "+encode(pair.Certificate)+", client-key-data: "+encode(pair.Key))
-}
-
-func (b *Backend) kubeconfig(path, user string) error {
-	return os.WriteFile(path, fmt.Appendf(nil, `apiVersion: v1
-kind: Config
-clusters: [{name: backend, cluster: {server: %q, certificate-authority-data: %s}}]
-users: [{name: client, user: {%s}}]
-contexts: [{name: context, context: {cluster: backend, user: client}}]
-current-context: context
-`, "https://"+b.address+"/imagereview", base64.StdEncoding.EncodeToString(b.authority.PEM()), user), 0o600)
 }
 
 // PolicyFile writes a policy file that has a client ask the backend, by a kubeconfig that it writes as well. fields are
@@ -165,14 +128,6 @@ func (b *Backend) Set(image string, a Answer) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.answers[image] = a
-}
-
-// UseCertificate determines the certificate from the next connection on, and closes all connections.
-func (b *Backend) UseCertificate(c Certificate) error {
-	b.mu.Lock()
-	b.certificate = c
-	b.mu.Unlock()
-	return errors.Join(b.Stop(), b.Restart())
 }
 
 // Requests returns all requests so far, those about an image if one is given.
@@ -221,12 +176,7 @@ func (b *Backend) serve(l net.Listener) {
 		Handler: http.HandlerFunc(b.answer), ReadHeaderTimeout: 10 * time.Second,
 		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo), // failed handshakes are what tests want
 		TLSConfig: &tls.Config{
-			MinVersion: tls.VersionTLS12, ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: b.authority.Pool(),
-			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-				b.mu.Lock()
-				defer b.mu.Unlock()
-				return &b.certificates[b.certificate], nil
-			},
+			MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{b.certificate},
 		},
 	}
 	served := make(chan error, 1)
@@ -254,8 +204,6 @@ func (b *Backend) answer(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case request.Client == "":
 		w.WriteHeader(http.StatusUnauthorized)
-	case r.URL.Path == redirected:
-		(&Answer{}).send(w, r)
 	case err != nil || r.Method != http.MethodPost:
 		w.WriteHeader(http.StatusBadRequest)
 	default:
@@ -263,22 +211,11 @@ func (b *Backend) answer(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// clientOf returns the name of a client by its certificate or its token.
+// clientOf returns the name of a client by its token.
 func clientOf(r *http.Request) string {
-	if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
-		return r.TLS.PeerCertificates[0].Subject.CommonName
-	}
 	token := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
 	if client, _, ok := strings.Cut(token, "."); ok && token == Token(client) {
 		return client
 	}
 	return ""
-}
-
-// pause waits until the client has gone, for at most a time.
-func pause(ctx context.Context, d time.Duration) (gone bool) {
-	ctx, cancel := context.WithTimeout(ctx, d)
-	defer cancel()
-	<-ctx.Done()
-	return errors.Is(ctx.Err(), context.Canceled)
 }

@@ -10,6 +10,8 @@ import (
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )
 
+const app = "repo.test/app:1"
+
 // While pullgate-policyd cannot be connected to, each backend fails as its file says. If it was asked and does not
 // answer, containers are denied. When it is back, it is asked again.
 func TestWithoutPolicyd(t *testing.T) {
@@ -84,5 +86,20 @@ func TestWithoutPolicyd(t *testing.T) {
 			w.must(c.repair(w))
 			each(denied)
 		})
+	}
+}
+
+// A pullgate-policyd that has done nothing needs little memory.
+func TestIdleMemory(t *testing.T) {
+	const most = 40 << 20
+	b := reviewbackend.New(t)
+	w := start(t, func(w *world) { w.file(w.policies, "main", b, "defaultAllow: false") }, "", app)
+	if denial := w.create(w.kubelet.Pod("a"), app); denial != "" {
+		t.Fatal(denial)
+	}
+	u, err := w.policyd.Usage()
+	w.must(err)
+	if t.Logf("%d MB", u.Resident>>20); u.Resident > most {
+		t.Errorf("pullgate-policyd has %d MB of memory; want at most %d", u.Resident>>20, most>>20)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"crypto/x509/pkix"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"syscall"
@@ -285,34 +284,5 @@ func TestHTTPSClientCertificates(t *testing.T) {
 	}
 	if _, _, err := p.post(&tls.Config{RootCAs: ca.Pool()}, "/x", nil); err == nil {
 		t.Error("a client without a certificate is accepted")
-	}
-}
-
-func TestHTTPSSurvivesHostileClients(t *testing.T) {
-	if testing.Short() {
-		t.Skip("waits for limits and intervals")
-	}
-	t.Parallel()
-	ca := newAuthority(t)
-	p := prepare(t)
-	p.https(issue(t, ca))
-	p.start()
-	dial := func() net.Conn { return p.dial("tcp", p.at.HTTPS) }
-	silent, garbage, body := dial(), dial(), tls.Client(dial(), &tls.Config{RootCAs: ca.Pool(), ServerName: "localhost"})
-	_, _ = io.WriteString(garbage, strings.Repeat("\x16\x03\x01", 1000))
-	_, _ = io.WriteString(body, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf")
-	if code, _, err := p.post(&tls.Config{RootCAs: ca.Pool()}, "/x", nil); err != nil || code != http.StatusNotFound {
-		t.Errorf("a request beside hostile clients: %d, %v; want 404", code, err)
-	}
-	p.closes(map[string]net.Conn{"silent": silent, "garbage": garbage, "half a body": body})
-	// A body over HTTP/2 that does not end.
-	never, hold := io.Pipe()
-	defer func() { _ = hold.Close() }()
-	begin := time.Now()
-	if code, _, err := p.post(&tls.Config{RootCAs: ca.Pool()}, webhook.ValidatePath, never); err == nil && code == http.StatusOK || time.Since(begin) > 20*time.Second {
-		t.Errorf("a body that does not end: %d, %v after %v; want an error in a few seconds", code, err, time.Since(begin))
-	}
-	if log := p.log.String(); strings.Contains(log, "handshake") {
-		t.Errorf("failed handshakes are logged:\n%s", log)
 	}
 }

@@ -1,15 +1,12 @@
 package policyd_test
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
@@ -136,29 +133,6 @@ func TestReviewRefusesRequests(t *testing.T) {
 		if _, err := policyv1.NewPolicyClient(conn).Review(t.Context(), tc.request); status.Code(err) != tc.want {
 			t.Errorf("%s: %v; want %v", name, err, tc.want)
 		}
-	}
-}
-
-func TestReviewEndsWithItsCaller(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes seconds")
-	}
-	t.Parallel()
-	end := make(chan struct{})
-	p := prepareWith(t, serveBackend(t, func(string, imagepolicyv1alpha1.ImageReviewSpec) verdict { <-end; return nil }))
-	t.Cleanup(func() { close(end) })
-	p.start()
-	c := p.client()
-	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second) // the answer comes 0.8 s earlier
-	defer cancel()
-	results, err := c.Review(ctx, p.request())
-	if err != nil || len(results) != 1 || results[0].Allowed || !results[0].Failed {
-		t.Errorf("Review = %+v, %v; want the failure policy before the deadline", results, err)
-	}
-	ctx, cancel = context.WithCancel(t.Context())
-	time.AfterFunc(100*time.Millisecond, cancel)
-	if _, err := c.Review(ctx, p.request()); !errors.Is(err, context.Canceled) {
-		t.Errorf("a review whose caller leaves: %v", err)
 	}
 }
 

@@ -15,7 +15,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -270,23 +269,6 @@ func TestExamineReportsAllFiles(t *testing.T) {
 	if err != nil || len(warnings) != 1 || !strings.HasPrefix(warnings[0], "credentials: Node: none of nodeCredentials.dockerConfigFiles exists") {
 		t.Errorf("Examine = %q, %v; want a warning about credentials", warnings, err)
 	}
-}
-
-func TestVerifyEndsWithItsCallers(t *testing.T) {
-	ended := make(chan struct{})
-	v := &verifier{answer: func(ctx context.Context, _ verify.Image) (requirement.Result, error) {
-		defer close(ended)
-		<-ctx.Done()
-		return requirement.Result{}, ctx.Err()
-	}}
-	p := prepareSigned(t, v)
-	p.start()
-	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(100*time.Millisecond, cancel)
-	if _, err := p.client().Verify(ctx, p.verifyRequest()); !errors.Is(err, context.Canceled) {
-		t.Errorf("Verify = %v; want context.Canceled", err)
-	}
-	<-ended
 }
 
 // A registry that sends back what it gets, in its errors too, does not bring a credential anywhere else.

@@ -200,15 +200,3 @@ func TestRequestEndsWithItsLastCaller(t *testing.T) {
 		}
 	})
 }
-
-func BenchmarkCachedReview(b *testing.B) {
-	c := review.NewClientWith(backend(), always(200, allow))
-	defer c.Close()
-	s := image("registry.example.com/team/app:1")
-	b.ReportAllocs()
-	for b.Loop() {
-		if r, _ := c.Review(b.Context(), s); !r.Allowed {
-			b.Fatal(r)
-		}
-	}
-}

@@ -388,17 +388,3 @@ func TestSubjectThatCannotBeSentIsDenied(t *testing.T) {
 		t.Errorf("%+v after %d requests; want a valid character to be sent", r, f.requests())
 	}
 }
-
-func TestString(t *testing.T) {
-	for want, r := range map[string]policyfiles.Answer{
-		"denied by the image review backend a after 12ms: not scanned":                                                        {Backend: "a", Reason: "not scanned", Took: 12 * time.Millisecond},
-		"denied by the image review backend a (cached)":                                                                       {Backend: "a", Cached: true},
-		"allowed by the image review backend a after 0s":                                                                      {Backend: "a", Allowed: true},
-		"no valid answer from the image review backend a after 1.5s: status 500; denied":                                      {Backend: "a", Failure: "status 500", Took: 1500 * time.Millisecond},
-		"no valid answer from the image review backend a after 2s: timed out; allowed, because its defaultAllow is not false": {Backend: "a", Failure: "timed out", Allowed: true, Took: 2 * time.Second},
-	} {
-		if r := (review.Result{Answer: r}); r.String() != want {
-			t.Errorf("%q; want %q", r, want)
-		}
-	}
-}

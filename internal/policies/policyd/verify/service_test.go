@@ -459,10 +459,3 @@ func TestSlowVerificationIsKnownLater(t *testing.T) {
 		}
 	})
 }
-
-func TestOutcomes(t *testing.T) {
-	want := []string{"met", "failed", "signature_missing", "signature_invalid", "identity_mismatch", "content_mismatch", "registry_denied", "registry_unavailable", "limit_exceeded"}
-	if got := verify.Outcomes(); !slices.Equal(got, want) {
-		t.Errorf("Outcomes = %q; want %q", got, want)
-	}
-}

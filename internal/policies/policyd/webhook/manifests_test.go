@@ -139,20 +139,6 @@ func TestManifestsGolden(t *testing.T) {
 	}
 }
 
-func TestManifestOrder(t *testing.T) {
-	all := []string{
-		"Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "ConfigMap", "Deployment", "PodDisruptionBudget", "Service",
-		"ValidatingWebhookConfiguration",
-	}
-	if _, kinds := decodeManifests(t, manifestText(t, manifestOptions(t))); !slices.Equal(kinds, all) {
-		t.Errorf("without policies: %q; want %q", kinds, all)
-	}
-	all = slices.Insert(slices.Delete(all, 2, 4), 2, "ConfigMap")
-	if _, kinds := decodeManifests(t, manifestText(t, withManifestPolicies(t, "testdata/policies"))); !slices.Equal(kinds, all) {
-		t.Errorf("with policies: %q; want %q", kinds, all)
-	}
-}
-
 // The only permission is to read namespaces, and it exists only if a policy can need it.
 func TestManifestPermissions(t *testing.T) {
 	selects := t.TempDir()
