@@ -222,7 +222,7 @@ func TestManualsQueryNamesFieldsThatExist(t *testing.T) {
 	}
 }
 
-// The query of the manual, implemented in Go, and also run by jq if it is installed.
+// The query of the manual, run by jq.
 func TestManualsQueryFindsThePodsThatUsedAnImage(t *testing.T) {
 	const repository = "registry.example/team-a/app"
 	decided := func(pod, repository string, verdict policy.Verdict, outcome string, shadow bool) decisionlog.Decision {
@@ -249,17 +249,6 @@ func TestManualsQueryFindsThePodsThatUsedAnImage(t *testing.T) {
 	l.run()
 	l.stop()
 	want := []string{"proved", "pulled", "", "shadowed"}
-	var got []string
-	for _, line := range l.lines() {
-		if line["v"] == 1.0 && line["repository"] == repository && (line["verdict"] == "Allow" || line["shadow"] == true && line["outcome"] == nil) {
-			pod, _ := line["pod"].(map[string]any)
-			name, _ := pod["name"].(string)
-			got = append(got, name)
-		}
-	}
-	if !slices.Equal(got, want) {
-		t.Errorf("the query in Go returns %q; want %q", got, want)
-	}
 	jq, err := exec.LookPath("jq")
 	if err != nil {
 		t.Skip("no jq on this machine")
@@ -269,7 +258,7 @@ func TestManualsQueryFindsThePodsThatUsedAnImage(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	got = nil
+	var got []string
 	for line := range bytes.Lines(out) {
 		cells := strings.Split(string(line), "\t")
 		if len(cells) != 8 {

@@ -4,12 +4,10 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -394,43 +392,6 @@ pullgate_upstream_up 0
 	if all, err := testutil.GatherAndCount(m.Registry(), "pullgate_store_distrusted"); err != nil || all != 1 {
 		t.Errorf("pullgate_store_distrusted has %d series, %v; want 1", all, err)
 	}
-}
-
-func TestConcurrentUse(t *testing.T) {
-	m := newMetrics()
-	var wg sync.WaitGroup
-	const workers, rounds = 8, 50
-	for range workers {
-		wg.Go(func() {
-			for range rounds {
-				m.Recheck("Never", "denied", time.Millisecond)
-				m.Verdict("PullImage", policy.Decision{})
-				m.Refused("ImageStatus")
-				m.ForwardedCall(pull, "OK", false, time.Millisecond)
-				m.Panic()
-				m.StoreSync(time.Millisecond)
-				m.UpstreamUp(true)
-				m.StoreDistrusted(false)
-			}
-			if _, err := m.Registry().Gather(); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	wg.Wait()
-	families, err := m.Registry().Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		if f.GetName() == "pullgate_panics_total" {
-			if got := f.GetMetric()[0].GetCounter().GetValue(); math.Abs(got-workers*rounds-1) > 0.1 {
-				t.Errorf("pullgate_panics_total = %v; want %d", got, workers*rounds+1)
-			}
-			return
-		}
-	}
-	t.Error("pullgate_panics_total is missing")
 }
 
 // page returns the metrics as they are scraped.

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -70,8 +71,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 				}
 				for nth := first; ; nth += step {
 					reached := false
-					synctest.Test(t, func(t *testing.T) {
-						n := load(t, kind)
+					inNode(t, kind, func(t *testing.T, n *node) {
 						before := n.snapshot()
 						if tc.first.name == "disable" {
 							must(t, n.enable())
@@ -105,8 +105,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 
 // After a kill during the watch, the health of the kubelet is unknown: enable restarts and watches again.
 func TestEnableRestartsAndWatchesAfterAKillDuringTheWatch(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := load(t, "k3s")
+	inNode(t, "k3s", func(t *testing.T, n *node) {
 		n.killed(4, n.enable)
 		if p, err := n.sw().Enable(t.Context()); err != nil || len(p.Steps) != 4 || !n.through() {
 			t.Errorf("Enable = %v, %v; want a note, a restart, a watch and a note", p.Lines(), err)
@@ -116,8 +115,7 @@ func TestEnableRestartsAndWatchesAfterAKillDuringTheWatch(t *testing.T) {
 
 // The drop-in was removed without a restart: disable must restart the running kubelet.
 func TestDisableRestartsAKubeletThatWasLeft(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := load(t, "kubeadm-flags")
+	inNode(t, "kubeadm-flags", func(t *testing.T, n *node) {
 		must(t, n.enable())
 		must(t, errors.Join(os.Remove(filepath.Join(n.root, unitDropIn)), os.Remove(filepath.Join(n.root, nodeenable.Journal))))
 		n.reload()
@@ -129,8 +127,7 @@ func TestDisableRestartsAKubeletThatWasLeft(t *testing.T) {
 
 // Healthy, unhealthy and healthy again: the time counts from the last change.
 func TestEnableWaitsForAKubeletThatStaysHealthy(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := load(t, "kubeadm-flags")
+	inNode(t, "kubeadm-flags", func(t *testing.T, n *node) {
 		began := time.Now()
 		n.beforeGet = func() {
 			n.healthy = http.StatusOK
@@ -166,56 +163,41 @@ func TestEnableReverts(t *testing.T) {
 		{"the restart fails", func(n *node) { n.fail["systemctl restart"] = errors.New("no bus") }, "run systemctl restart --no-block kubelet.service: no bus"},
 		{"the reload fails", func(n *node) { n.fail["systemctl daemon-reload"] = errors.New("no bus") }, "run systemctl daemon-reload: no bus"},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				n := load(t, "kubeadm-flags")
-				before := n.snapshot()
-				tc.change(n)
-				first := n.onRestart
-				n.onRestart = func() {
-					if first != nil {
-						first()
-					}
-					// The second restart, that of the rollback, finds the node as it was; systemd continues to count.
-					n.onRestart = func() { n.active, n.sub, n.healthy = "active", "running", http.StatusOK }
+		t.Run(tc.name, withNode("kubeadm-flags", func(t *testing.T, n *node) {
+			before := n.snapshot()
+			tc.change(n)
+			first := n.onRestart
+			n.onRestart = func() {
+				if first != nil {
+					first()
 				}
-				err := n.enable()
-				advice := program.HintOf(err)
-				if advice == "" || !strings.Contains(err.Error(), "not enabled, all changes were reverted: ") || !strings.Contains(err.Error(), tc.want) {
-					t.Errorf("enable: %v; want %q", err, tc.want)
-				}
-				if diff := cmp.Diff(before, n.snapshot()); diff != "" || n.through() {
-					t.Errorf("through: %v (-before +after):\n%s", n.through(), diff)
-				}
-				if shown := strings.Join(n.progress, "\n"); !strings.Contains(shown, "  of the kubelet") {
-					t.Errorf("the log of the unit is not shown:\n%s", shown)
-				}
-				if p, err := n.sw().Disable(t.Context()); err != nil || len(p.Steps) > 0 {
-					t.Errorf("Disable after it = %v, %v; want nothing to do", p.Lines(), err)
-				}
-			})
-		})
+				// The second restart, that of the rollback, finds the node as it was; systemd continues to count.
+				n.onRestart = func() { n.active, n.sub, n.healthy = "active", "running", http.StatusOK }
+			}
+			err := n.enable()
+			advice := program.HintOf(err)
+			if advice == "" || !strings.Contains(err.Error(), "not enabled, all changes were reverted: ") || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("enable: %v; want %q", err, tc.want)
+			}
+			if diff := cmp.Diff(before, n.snapshot()); diff != "" || n.through() {
+				t.Errorf("through: %v (-before +after):\n%s", n.through(), diff)
+			}
+			if shown := strings.Join(n.progress, "\n"); !strings.Contains(shown, "  of the kubelet") {
+				t.Errorf("the log of the unit is not shown:\n%s", shown)
+			}
+			if tc.name == "the reload fails" && !slices.Equal(n.commands, []string{"systemctl daemon-reload"}) {
+				t.Errorf("commands %q; want no restart of a kubelet that was not affected", n.commands)
+			}
+			if p, err := n.sw().Disable(t.Context()); err != nil || len(p.Steps) > 0 {
+				t.Errorf("Disable after it = %v, %v; want nothing to do", p.Lines(), err)
+			}
+		}))
 	}
-}
-
-// Enable does not restart a kubelet that was not affected.
-func TestEnableDoesNotRestartAnUnaffectedKubelet(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := load(t, "kubeadm-flags")
-		n.fail["systemctl daemon-reload"] = errors.New("no bus")
-		if err := n.enable(); err == nil {
-			t.Fatal("enable without a reload")
-		}
-		if diff := cmp.Diff([]string{"systemctl daemon-reload"}, n.commands); diff != "" {
-			t.Errorf("commands (-want +got):\n%s", diff)
-		}
-	})
 }
 
 // The operator interrupts at any moment of the watch: the node is as it was.
 func TestEnableInterrupted(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := load(t, "k3s")
+	inNode(t, "k3s", func(t *testing.T, n *node) {
 		before := n.snapshot()
 		ctx, cancel := context.WithCancel(t.Context())
 		n.onRestart = func() { time.AfterFunc(5*time.Second, cancel); n.onRestart = nil }
@@ -230,8 +212,7 @@ func TestEnableInterrupted(t *testing.T) {
 
 // If the rollback fails as well, the error reports that, and disable does the rest later.
 func TestEnableReportsWhatItCouldNotRevert(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := load(t, "kubeadm-flags")
+	inNode(t, "kubeadm-flags", func(t *testing.T, n *node) {
 		before := n.snapshot()
 		n.onRestart = func() { n.healthy = http.StatusInternalServerError }
 		err := n.enable()
@@ -254,8 +235,7 @@ func TestEnableReportsWhatItCouldNotRevert(t *testing.T) {
 
 // A disable that fails is not reverted.
 func TestDisableStaysDisabled(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := load(t, "kubeadm-flags")
+	inNode(t, "kubeadm-flags", func(t *testing.T, n *node) {
 		before := n.snapshot()
 		must(t, n.enable())
 		n.onRestart = func() { n.healthy = http.StatusInternalServerError }
@@ -273,26 +253,23 @@ func TestDisableStaysDisabled(t *testing.T) {
 // disable needs neither pullgated, nor its configuration, nor the journal.
 func TestDisableAlone(t *testing.T) {
 	for _, kind := range enabling() {
-		t.Run(kind, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				n := load(t, kind)
-				before := n.snapshot()
-				must(t, n.enable())
-				n.dialErr, n.ready, n.metrics, n.runtime, n.free = errors.New("connection refused"), 0, "127.0.0.1:1", "", 0
-				if kind == "plain-script" { // it has lines in a file of another owner
-					if err := n.disable(); err != nil || n.snapshot() != before {
-						t.Errorf("disable: %v\n%s", err, cmp.Diff(before, n.snapshot()))
-					}
-					return
+		t.Run(kind, withNode(kind, func(t *testing.T, n *node) {
+			before := n.snapshot()
+			must(t, n.enable())
+			n.dialErr, n.ready, n.metrics, n.runtime, n.free = errors.New("connection refused"), 0, "127.0.0.1:1", "", 0
+			if kind == "plain-script" { // it has lines in a file of another owner
+				if err := n.disable(); err != nil || n.snapshot() != before {
+					t.Errorf("disable: %v\n%s", err, cmp.Diff(before, n.snapshot()))
 				}
-				must(t, os.Remove(filepath.Join(n.root, nodeenable.Journal)))
-				err := n.disable()
-				// Without the journal it is unknown which folders were made; they are empty.
-				if err != nil || n.through() || files(n.snapshot()) != files(before) {
-					t.Errorf("disable: %v, through: %v\n%s", err, n.through(), cmp.Diff(before, n.snapshot()))
-				}
-			})
-		})
+				return
+			}
+			must(t, os.Remove(filepath.Join(n.root, nodeenable.Journal)))
+			err := n.disable()
+			// Without the journal it is unknown which folders were made; they are empty.
+			if err != nil || n.through() || files(n.snapshot()) != files(before) {
+				t.Errorf("disable: %v, through: %v\n%s", err, n.through(), cmp.Diff(before, n.snapshot()))
+			}
+		}))
 	}
 }
 
@@ -369,8 +346,7 @@ func (n *node) interruptWrite(line string) {
 }
 
 func TestWriteKeepsModeOwnerAndLink(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := load(t, "plain-script")
+	inNode(t, "plain-script", func(t *testing.T, n *node) {
 		target, link := filepath.Join(n.root, "etc/real.yaml"), filepath.Join(n.root, "etc/kubelet.yaml")
 		err := errors.Join(os.Rename(link, target), os.Symlink("real.yaml", link), os.Chmod(target, 0o604), os.Chown(target, 7, 8))
 		must(t, err)
@@ -433,25 +409,22 @@ func refusal(err error) string {
 // Every kind of node: the plan of enable and, after it, the plan of disable.
 func TestPlans(t *testing.T) {
 	for _, kind := range kinds(t) {
-		t.Run(kind, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				n := load(t, kind)
-				before := n.snapshot()
-				p, err := n.sw().Enable(t.Context())
-				if err != nil {
-					golden(t, kind, "enable: "+refusal(err))
-					return
-				}
-				got := "enable:\n" + strings.Join(p.Lines(), "\n") + "\n"
-				if after := n.snapshot(); after != before {
-					t.Errorf("Enable changes the node before Apply:\n%s", cmp.Diff(before, after))
-				}
-				must(t, n.sw().Apply(t.Context(), p))
-				p, err = n.sw().Disable(t.Context())
-				must(t, err)
-				golden(t, kind, got+"\ndisable:\n"+strings.Join(p.Lines(), "\n")+"\n")
-			})
-		})
+		t.Run(kind, withNode(kind, func(t *testing.T, n *node) {
+			before := n.snapshot()
+			p, err := n.sw().Enable(t.Context())
+			if err != nil {
+				golden(t, kind, "enable: "+refusal(err))
+				return
+			}
+			got := "enable:\n" + strings.Join(p.Lines(), "\n") + "\n"
+			if after := n.snapshot(); after != before {
+				t.Errorf("Enable changes the node before Apply:\n%s", cmp.Diff(before, after))
+			}
+			must(t, n.sw().Apply(t.Context(), p))
+			p, err = n.sw().Disable(t.Context())
+			must(t, err)
+			golden(t, kind, got+"\ndisable:\n"+strings.Join(p.Lines(), "\n")+"\n")
+		}))
 	}
 }
 
@@ -462,36 +435,33 @@ func enabling() []string {
 
 func TestEnableAndBack(t *testing.T) {
 	for _, kind := range enabling() {
-		t.Run(kind, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				n := load(t, kind)
-				before := n.snapshot()
-				must(t, n.enable())
-				if !n.through() {
-					t.Fatal("the kubelet does not dial pullgated after enable")
-				}
-				enabled := n.snapshot()
-				n.commands = nil
-				p, err := n.sw().Enable(t.Context())
-				if err != nil || len(p.Steps) != 0 || !strings.Contains(strings.Join(p.Found, " "), "Already enabled") {
-					t.Errorf("Enable once more = %v, %v; want nothing to do", p.Lines(), err)
-				}
-				must(t, n.disable())
-				if diff := cmp.Diff(before, n.snapshot()); diff != "" {
-					t.Errorf("after disable (-before +after):\n%s", diff)
-				}
-				if n.through() {
-					t.Error("the kubelet dials pullgated after disable")
-				}
-				p, err = n.sw().Disable(t.Context())
-				if err != nil || len(p.Steps) != 0 || !strings.Contains(strings.Join(p.Found, " "), "Already disabled") {
-					t.Errorf("Disable once more = %v, %v; want nothing to do", p.Lines(), err)
-				}
-				if err := n.enable(); err != nil || n.snapshot() != enabled {
-					t.Errorf("enable after disable: %v\n%s", err, cmp.Diff(enabled, n.snapshot()))
-				}
-			})
-		})
+		t.Run(kind, withNode(kind, func(t *testing.T, n *node) {
+			before := n.snapshot()
+			must(t, n.enable())
+			if !n.through() {
+				t.Fatal("the kubelet does not dial pullgated after enable")
+			}
+			enabled := n.snapshot()
+			n.commands = nil
+			p, err := n.sw().Enable(t.Context())
+			if err != nil || len(p.Steps) != 0 || !strings.Contains(strings.Join(p.Found, " "), "Already enabled") {
+				t.Errorf("Enable once more = %v, %v; want nothing to do", p.Lines(), err)
+			}
+			must(t, n.disable())
+			if diff := cmp.Diff(before, n.snapshot()); diff != "" {
+				t.Errorf("after disable (-before +after):\n%s", diff)
+			}
+			if n.through() {
+				t.Error("the kubelet dials pullgated after disable")
+			}
+			p, err = n.sw().Disable(t.Context())
+			if err != nil || len(p.Steps) != 0 || !strings.Contains(strings.Join(p.Found, " "), "Already disabled") {
+				t.Errorf("Disable once more = %v, %v; want nothing to do", p.Lines(), err)
+			}
+			if err := n.enable(); err != nil || n.snapshot() != enabled {
+				t.Errorf("enable after disable: %v\n%s", err, cmp.Diff(enabled, n.snapshot()))
+			}
+		}))
 	}
 }
 
@@ -632,42 +602,38 @@ func TestChangedSince(t *testing.T) {
 			}, "changed since", nil,
 		},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				n := load(t, tc.kind)
-				was := ""
-				if tc.left != nil {
-					was = n.read(tc.file)
+		t.Run(tc.name, withNode(tc.kind, func(t *testing.T, n *node) {
+			was := ""
+			if tc.left != nil {
+				was = n.read(tc.file)
+			}
+			must(t, n.enable())
+			n.put(tc.file, tc.change(n.read(tc.file)))
+			changed := n.read(tc.file)
+			err := n.disable()
+			if tc.want == "" {
+				if got := n.read(tc.file); err != nil || got != tc.left(was) {
+					t.Errorf("disable: %v\n%s", err, cmp.Diff(tc.left(was), got))
 				}
-				must(t, n.enable())
-				n.put(tc.file, tc.change(n.read(tc.file)))
-				changed := n.read(tc.file)
-				err := n.disable()
-				if tc.want == "" {
-					if got := n.read(tc.file); err != nil || got != tc.left(was) {
-						t.Errorf("disable: %v\n%s", err, cmp.Diff(tc.left(was), got))
-					}
-					return
-				}
-				advice := program.HintOf(err)
-				if advice == "" || !strings.Contains(err.Error(), tc.want) || !strings.Contains(advice, tc.file) || !strings.Contains(advice, n.runtime) {
-					t.Errorf("disable: %v, want %q and a hint that names the file and %s", err, tc.want, n.runtime)
-				}
-				if _, err := n.sw().Enable(t.Context()); err == nil {
-					t.Error("Enable writes over it")
-				}
-				if got := n.read(tc.file); got != changed {
-					t.Errorf("what another program wrote is gone:\n%s", cmp.Diff(changed, got))
-				}
-			})
-		})
+				return
+			}
+			advice := program.HintOf(err)
+			if advice == "" || !strings.Contains(err.Error(), tc.want) || !strings.Contains(advice, tc.file) || !strings.Contains(advice, n.runtime) {
+				t.Errorf("disable: %v, want %q and a hint that names the file and %s", err, tc.want, n.runtime)
+			}
+			if _, err := n.sw().Enable(t.Context()); err == nil {
+				t.Error("Enable writes over it")
+			}
+			if got := n.read(tc.file); got != changed {
+				t.Errorf("what another program wrote is gone:\n%s", cmp.Diff(changed, got))
+			}
+		}))
 	}
 }
 
 // The unit's own command line changed, for example by an upgrade of kubeadm: enable writes its copy again.
 func TestEnableFollowsTheUnit(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := load(t, "kubeadm-flags")
+	inNode(t, "kubeadm-flags", func(t *testing.T, n *node) {
 		before := n.snapshot()
 		must(t, n.enable())
 		const kubeadm = "/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf"
@@ -688,8 +654,7 @@ func TestEnableFollowsTheUnit(t *testing.T) {
 
 // A node gets a --config-dir after it was enabled by its unit: the old file is removed when the new one is written.
 func TestEnableReplacesItsFileByAnother(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := load(t, "kubeadm-config")
+	inNode(t, "kubeadm-config", func(t *testing.T, n *node) {
 		must(t, n.enable())
 		n.put("/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf", "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml --config-dir=/etc/kubelet.d\n")
 		n.put("/etc/kubelet.d/README", "nothing\n")
@@ -711,8 +676,7 @@ func TestEnableReplacesItsFileByAnother(t *testing.T) {
 
 // If a script runs the kubelet, the settings of a kubelet that has ended are unknown. The journal has them.
 func TestDisableWithoutAKubelet(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		n := load(t, "plain-script")
+	inNode(t, "plain-script", func(t *testing.T, n *node) {
 		before := n.snapshot()
 		must(t, n.enable())
 		must(t, os.RemoveAll(filepath.Join(n.root, "proc/72")))
@@ -738,16 +702,13 @@ func TestEnableWithoutMetrics(t *testing.T) {
 		{"listening alone", head + "0000000000000000: 00000002 00000000 00010000 0001 01 65 /run/pullgate/cri.sock\n0000000000000000: 00000003 00000000 00000000 0001 03 67\n", false},
 		{"another socket", head + "0000000000000000: 00000003 00000000 00000000 0001 03 66 /run/pullgate/admin.sock\n", false},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				n := load(t, "k3s")
-				n.metrics = ""
-				n.put("/proc/net/unix", tc.table)
-				if err := n.enable(); (err == nil) != tc.well {
-					t.Errorf("enable: %v; want well: %v", err, tc.well)
-				}
-			})
-		})
+		t.Run(tc.name, withNode("k3s", func(t *testing.T, n *node) {
+			n.metrics = ""
+			n.put("/proc/net/unix", tc.table)
+			if err := n.enable(); (err == nil) != tc.well {
+				t.Errorf("enable: %v; want well: %v", err, tc.well)
+			}
+		}))
 	}
 }
 
@@ -768,23 +729,20 @@ func TestStatus(t *testing.T) {
 		{"our drop-in removed", "kubeadm-flags", func(n *node) { must(n.t, n.enable()); _ = os.Remove(filepath.Join(n.root, unitDropIn)) }, false, []string{"The running kubelet dials " + listen + ", and after a restart it will dial unix:///var/run/containerd/containerd.sock (set by /var/lib/kubelet/kubeadm-flags.env)."}},
 		{"interrupted", "k3s", func(n *node) { n.killed(2, n.enable) }, true, []string{"pullgatectl node enable was interrupted; run it again, or pullgatectl node disable."}},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				n := load(t, tc.kind)
-				tc.change(n)
-				before := n.snapshot()
-				st, err := n.sw().Status(t.Context())
-				if err != nil || st.Enabled != tc.enabled {
-					t.Errorf("Status = %+v, %v; want enabled: %v", st, err, tc.enabled)
-				}
-				if diff := cmp.Diff(append([]string{}, tc.wrong...), st.Wrong); diff != "" {
-					t.Errorf("wrong (-want +got):\n%s", diff)
-				}
-				if n.snapshot() != before {
-					t.Error("Status changes the node")
-				}
-			})
-		})
+		t.Run(tc.name, withNode(tc.kind, func(t *testing.T, n *node) {
+			tc.change(n)
+			before := n.snapshot()
+			st, err := n.sw().Status(t.Context())
+			if err != nil || st.Enabled != tc.enabled {
+				t.Errorf("Status = %+v, %v; want enabled: %v", st, err, tc.enabled)
+			}
+			if diff := cmp.Diff(append([]string{}, tc.wrong...), st.Wrong); diff != "" {
+				t.Errorf("wrong (-want +got):\n%s", diff)
+			}
+			if n.snapshot() != before {
+				t.Error("Status changes the node")
+			}
+		}))
 	}
 }
 
@@ -928,6 +886,16 @@ func load(t *testing.T, name string) *node {
 	n.within = found.Process.PID == 0
 	n.runtime, n.image = found.Configured.Runtime.Value, found.Configured.Image.Value
 	return n
+}
+
+// withNode returns a test with a node, in a bubble of synctest.
+func withNode(kind string, do func(t *testing.T, n *node)) func(*testing.T) {
+	return func(t *testing.T) { inNode(t, kind, do) }
+}
+
+func inNode(t *testing.T, kind string, do func(t *testing.T, n *node)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) { do(t, load(t, kind)) })
 }
 
 func (n *node) host() doctor.Host { return doctor.Host{Root: n.root, Command: n.command} }
