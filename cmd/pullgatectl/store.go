@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"syscall"
@@ -195,7 +196,7 @@ used only on this node, with the node.key of the same time: keep that beside it.
 				return cli.Misused("send stdout to a file or another program", "a backup is not printed on a terminal")
 			}
 			return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-				_, err := cli.Backup(ctx, api, c.Out)
+				_, err := backup(ctx, api, c.Out)
 				return backupFailure(err)
 			})
 		}
@@ -205,7 +206,7 @@ used only on this node, with the node.key of the same time: keep that beside it.
 		var size int64
 		err := c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
 			return backupFailure(disk.Write(file, disk.Options{Replace: force}, func(w io.Writer) (err error) {
-				size, err = cli.Backup(ctx, api, w)
+				size, err = backup(ctx, api, w)
 				return err
 			}))
 		})
@@ -234,4 +235,36 @@ func backupFailure(err error) error {
 	default:
 		return err
 	}
+}
+
+// backup writes a backup of the store, and returns its size after all of it was written.
+func backup(ctx context.Context, api adminv1.PullRecordsClient, w io.Writer) (int64, error) {
+	ctx, cancel := context.WithCancel(ctx) // ends the stream if w fails
+	defer cancel()
+	stream, err := api.Backup(ctx, &adminv1.BackupRequest{})
+	if err != nil {
+		return 0, err
+	}
+	var size, got int64
+	for first := true; ; first = false {
+		piece, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return 0, err
+		}
+		if first {
+			size = piece.GetSize()
+		}
+		n, err := w.Write(piece.GetChunk())
+		if err != nil {
+			return 0, fmt.Errorf("write the backup: %w", err)
+		}
+		got += int64(n)
+	}
+	if got != size || size == 0 {
+		return 0, program.Hintf("the backup is incomplete; try again", "the backup is incomplete: pullgated announced %d bytes and sent %d", size, got)
+	}
+	return size, nil
 }

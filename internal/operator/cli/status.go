@@ -3,7 +3,10 @@ package cli
 import (
 	"cmp"
 	"fmt"
+	"strconv"
 	"strings"
+
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -99,4 +102,216 @@ func also(name, version string) string {
 		return ""
 	}
 	return ", " + strings.TrimSpace(name+" "+version)
+}
+
+// Policies prints the policies in use.
+func (View) Policies(p *Page, r *adminv1.ListPoliciesResponse) {
+	if r.GetFolder() == "" {
+		p.Line(`No policies are in use: admission.policies is "".`)
+		return
+	}
+	p.Line("Folder     %s", r.GetFolder())
+	if r.GetEnforcing() {
+		p.Line("Enforcing  yes")
+	} else {
+		p.Paint(Heed, "Enforcing  no, denials are only reported (admission.enforce)")
+	}
+	if r.GetReloadError() != "" {
+		p.PaintProse(Heed, "Error      ", "the folder is invalid, the last valid policies stay in use: %s", r.GetReloadError())
+	}
+	var rows [][]string
+	unjudged := 0
+	var backends, signatures []*adminv1.Policy
+	for _, policy := range r.GetPolicies() {
+		switch {
+		case policy.GetReviewBackend() != nil:
+			backends = append(backends, policy)
+			continue
+		case len(policy.GetSignatureRules()) > 0:
+			signatures = append(signatures, policy)
+			continue
+		}
+		mode := policy.GetMode()
+		if policy.GetAudit() {
+			mode += ", audit"
+		}
+		unjudged += len(policy.GetUnjudged())
+		rows = append(rows, []string{policy.GetKind(), policy.GetName(), mode, boundTo(policy)})
+	}
+	if len(rows) > 0 || len(backends) == 0 && len(signatures) == 0 {
+		p.Gap()
+		p.Table([]string{"KIND", "NAME", "MODE", "NAMESPACES"}, rows)
+	}
+	reviewBackends(p, backends)
+	signatureRules(p, signatures)
+	for _, w := range r.GetWarnings() {
+		p.Gap()
+		p.PaintProse(Heed, "Warning    ", "%s", w)
+	}
+	if unjudged == 0 {
+		return
+	}
+	p.Gap()
+	p.Prose("", "%s", Unjudged("This", r.GetRefuseUnjudged()))
+	for _, policy := range r.GetPolicies() {
+		for _, path := range policy.GetUnjudged() {
+			p.Line("  policy %s: %s", policy.GetName(), path)
+		}
+	}
+}
+
+// reviewBackends prints image review backends, if there are some.
+func reviewBackends(p *Page, backends []*adminv1.Policy) {
+	if len(backends) == 0 {
+		return
+	}
+	p.Gap()
+	head := []string{"KIND", "NAME", "DEFAULTALLOW", "ALLOWTTL", "DENYTTL", "IMAGE VOLUMES", "NAMESPACES"}
+	tableOf(p, head, backends, func(policy *adminv1.Policy) []string {
+		b := policy.GetReviewBackend()
+		byDefault := strconv.FormatBool(b.GetDefaultAllow())
+		if b.GetDefaultAllowAbsent() {
+			byDefault += " (absent)"
+		}
+		volumes := "reviewed"
+		if !b.GetIncludeImageVolumes() {
+			volumes = "not reviewed"
+		}
+		return []string{policy.GetKind(), policy.GetName(), byDefault, kept(b.GetAllowTtl()), kept(b.GetDenyTtl()), volumes, boundTo(policy)}
+	})
+}
+
+// signatureRules prints rules about signatures, if there are some.
+func signatureRules(p *Page, policies []*adminv1.Policy) {
+	if len(policies) == 0 {
+		return
+	}
+	p.Gap()
+	var rows [][]string
+	for _, policy := range policies {
+		for _, r := range policy.GetSignatureRules() {
+			requires := []string{}
+			if r.GetRequires() != "" {
+				requires = append(requires, r.GetRequires())
+			}
+			if r.GetDigestRequired() {
+				requires = append(requires, "a digest in the name")
+			}
+			if r.GetDefault() != "" {
+				requires = append(requires, "other images: "+r.GetDefault())
+			}
+			mode := "enforce"
+			if r.GetAudit() {
+				mode = "audit"
+			}
+			rows = append(rows, []string{
+				policy.GetKind(), policy.GetName(), r.GetName(), mode, r.GetNamespaces(), strings.Join(r.GetImages(), ", "), strings.Join(requires, "; "),
+			})
+		}
+	}
+	p.Table([]string{"KIND", "NAME", "RULE", "MODE", "NAMESPACES", "IMAGES", "REQUIRES"}, rows)
+}
+
+// kept returns how long answers are kept.
+func kept(d *durationpb.Duration) string {
+	if d.AsDuration() == 0 {
+		return "no cache"
+	}
+	return d.AsDuration().String()
+}
+
+// Unjudged returns the sentence above a list of restrictions that a node cannot judge. refuse is whether
+// admission.unjudged is Refuse.
+func Unjudged(which string, refuse bool) string {
+	effect := "in a Drop policy they are ignored, in an Accept policy they do not match"
+	if refuse {
+		effect = "they do not match"
+	}
+	return which + " node cannot judge these restrictions, because no message to it carries the field; " + effect + " (admission.unjudged):"
+}
+
+func boundTo(p *adminv1.Policy) string {
+	var all []string
+	if p.GetAllNamespaces() {
+		return "all"
+	}
+	if len(p.GetNamespaces()) > 0 {
+		all = append(all, strings.Join(p.GetNamespaces(), ", "))
+	}
+	if p.GetNamespaceSelector() != "" {
+		all = append(all, "those with "+p.GetNamespaceSelector())
+	}
+	return strings.Join(all, "; ")
+}
+
+// VerifiedImage prints which rules about signatures an image meets, and its signatures. The sentences are from
+// pullgate-policyd.
+func (v View) VerifiedImage(p *Page, image string, r *adminv1.VerifyImageResponse) {
+	if id := r.GetImage().GetImageId(); id != "" {
+		p.Line("Image  %s, %s on this node", image, v.ID(id))
+	} else {
+		p.Line("Image  %s, not on this node; the one of the registry was verified", image)
+	}
+	p.Gap()
+	if len(r.GetRules()) == 0 {
+		p.Prose("", "No rule is for this image%s.", defaultText(r.GetDefaultRule()))
+	}
+	for _, rule := range r.GetRules() {
+		verifiedRule(p, rule)
+	}
+	if len(r.GetSignatures()) == 0 {
+		return
+	}
+	p.Gap()
+	tableOf(p, []string{"COUNTS", "SIGNER", "SIGNS", "FOUND BY", "SIGNATURE", "WHY"}, r.GetSignatures(), func(s *adminv1.ImageSignature) []string {
+		counts := "no"
+		if s.GetCounts() {
+			counts = "yes"
+		}
+		signer := s.GetSigner()
+		if signer == "" {
+			signer = "unknown"
+		}
+		return []string{counts, signer, v.ID(s.GetSubject()), s.GetFoundBy(), v.ID(s.GetDigest()), s.GetReason()}
+	})
+}
+
+func defaultText(d *adminv1.VerifiedRule) string {
+	switch {
+	case d == nil:
+		return ""
+	case d.GetMet():
+		return "; policy " + d.GetPolicy() + " allows such images (default: allow)"
+	case d.GetAudit():
+		return "; policy " + d.GetPolicy() + " reports such images (default: deny)"
+	default:
+		return "; policy " + d.GetPolicy() + " denies such images (default: deny)"
+	}
+}
+
+func verifiedRule(p *Page, rule *adminv1.VerifiedRule) {
+	name := rule.GetPolicy()
+	if rule.GetRule() != "" {
+		name += ", rule " + rule.GetRule()
+	}
+	if rule.GetAudit() {
+		name += " (audit)"
+	}
+	if rule.GetMet() {
+		p.Paint(Good, "Met      policy %s", name)
+	} else {
+		p.Paint(Heed, "Not met  policy %s", name)
+	}
+	if rule.GetRequires() != "" {
+		p.Prose("         ", "requires %s", rule.GetRequires())
+	}
+	if rule.GetReason() != "" {
+		p.Prose("         ", "%s: %s", rule.GetReason(), rule.GetMessage())
+	}
+	if len(rule.GetSigners()) > 0 {
+		p.Prose("         ", "signed by %s", strings.Join(rule.GetSigners(), "; "))
+	}
+	if rule.GetDigest() != "" {
+		p.Prose("         ", "signed digest %s", rule.GetDigest())
+	}
 }
