@@ -29,9 +29,11 @@ If nothing matches, nothing is changed and the exit code is 5, also with --dry-r
 		Args: cobra.NoArgs,
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&request.CredentialId, "credential", "", "what the credential with this `ID`, or with this ID prefix, proved")
+	flags.StringVar(&request.CredentialId, "credential", "",
+		"what the credential with this `ID`, or with this ID prefix, proved")
 	flags.StringVar(&request.Repository, "repository", "", "what was proved of this `repository`")
-	flags.StringVar(&request.ImageId, "image-id", "", "what was proved of the image with this `ID`, or with this ID prefix")
+	flags.StringVar(&request.ImageId, "image-id", "",
+		"what was proved of the image with this `ID`, or with this ID prefix")
 	flags.StringVar(&secretName, "secret", "", "what this Secret, `namespace/name`, proved")
 	flags.StringVar(&secretUID, "secret-uid", "", "what the Secret with this `UID` proved")
 	flags.StringVar(&request.Namespace, "namespace", "", "what the Secrets of this `namespace` proved")
@@ -69,7 +71,8 @@ func preloadedListCommand(c *cli.Console) *cobra.Command {
 		Args:  cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&request.Repository, "repository", "", "only those of this `repository`")
-	cmd.Flags().StringVar(&request.ImageId, "image-id", "", "only those of the image with this `ID`, or with this ID prefix")
+	cmd.Flags().StringVar(&request.ImageId, "image-id", "",
+		"only those of the image with this `ID`, or with this ID prefix")
 	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListPreloaded,
 		func(v cli.View, p *cli.Page, r *adminv1.ListPreloadedResponse) { v.Marks(p, r.GetMarks()) })
 }
@@ -96,38 +99,41 @@ marked; if they change meanwhile, none is. In a distrusted store --all-untracked
   pullgatectl preloaded accept registry.example/tools/agent:1`,
 		Args: cobra.MaximumNArgs(1),
 	}
-	cmd.Flags().BoolVar(&request.IncludingProved, "including-proved", false, "also images to which credentials proved access")
-	pairFlags(cmd, &request.Repository, &request.ImageId, &request.AllUntracked, "all-untracked", "every image on the node that has no record")
-	return cli.ChangeCommand(c, cmd, &request, adminv1.PullRecordsClient.AcceptPreloaded, cli.Change[*adminv1.AcceptPreloadedResponse]{
-		Check: func(args []string) error {
-			anything := request.GetRepository() != "" || request.GetImageId() != "" || request.GetAllUntracked()
-			switch {
-			case len(args) > 0 && anything:
-				return cli.Misused("give either IMAGE or flags", "IMAGE and flags cannot be combined")
-			case len(args) == 0 && !anything:
-				return cli.Misused("give --repository, --image-id, or --all-untracked", "nothing is selected")
-			case len(args) == 0:
-			case cli.IsID(args[0]):
-				request.ImageId = args[0]
-			default:
-				request.Repository = args[0]
-			}
-			return nil
-		},
-		Question: "Let every pod use these?",
-		Nothing:  "Nothing to accept: the selected images are marked already, or no image is untracked.",
-		Refuse: func(r *adminv1.AcceptPreloadedResponse) error {
-			request.Confirmation = r.GetConfirmation()
-			if len(r.GetProved()) == 0 || request.GetIncludingProved() {
+	cmd.Flags().BoolVar(&request.IncludingProved, "including-proved", false,
+		"also images to which credentials proved access")
+	pairFlags(cmd, &request.Repository, &request.ImageId, &request.AllUntracked, "all-untracked",
+		"every image on the node that has no record")
+	return cli.ChangeCommand(c, cmd, &request, adminv1.PullRecordsClient.AcceptPreloaded,
+		cli.Change[*adminv1.AcceptPreloadedResponse]{
+			Check: func(args []string) error {
+				anything := request.GetRepository() != "" || request.GetImageId() != "" || request.GetAllUntracked()
+				switch {
+				case len(args) > 0 && anything:
+					return cli.Misused("give either IMAGE or flags", "IMAGE and flags cannot be combined")
+				case len(args) == 0 && !anything:
+					return cli.Misused("give --repository, --image-id, or --all-untracked", "nothing is selected")
+				case len(args) == 0:
+				case cli.IsID(args[0]):
+					request.ImageId = args[0]
+				default:
+					request.Repository = args[0]
+				}
 				return nil
-			}
-			return program.Hintf("select the others by name or --image-id, or add --including-proved",
-				"credentials proved access to some of these images, and accepting opens them to pods that did not")
-		},
-		Empty: func(r *adminv1.AcceptPreloadedResponse) bool { return len(r.GetAccepted()) == 0 },
-		Plan:  cli.View.Acceptance,
-		Done:  cli.View.Accepted,
-	})
+			},
+			Question: "Let every pod use these?",
+			Nothing:  "Nothing to accept: the selected images are marked already, or no image is untracked.",
+			Refuse: func(r *adminv1.AcceptPreloadedResponse) error {
+				request.Confirmation = r.GetConfirmation()
+				if len(r.GetProved()) == 0 || request.GetIncludingProved() {
+					return nil
+				}
+				return program.Hintf("select the others by name or --image-id, or add --including-proved",
+					"credentials proved access to some of these images, and accepting opens them to pods that did not")
+			},
+			Empty: func(r *adminv1.AcceptPreloadedResponse) bool { return len(r.GetAccepted()) == 0 },
+			Plan:  cli.View.Acceptance,
+			Done:  cli.View.Accepted,
+		})
 }
 
 func preloadedForgetCommand(c *cli.Console) *cobra.Command {
@@ -143,16 +149,17 @@ grants that depend on the marks end at once.` + cli.Changing,
 		Args: cobra.NoArgs,
 	}
 	pairFlags(cmd, &request.Repository, &request.ImageId, &request.All, "all", "every mark")
-	return cli.ChangeCommand(c, cmd, &request, adminv1.PullRecordsClient.ForgetPreloaded, cli.Change[*adminv1.ForgetPreloadedResponse]{
-		Needs:    "give --repository, --image-id, or --all",
-		Question: "Require proof for these images?",
-		Nothing:  "Nothing to forget: no mark matches.",
-		Empty: func(r *adminv1.ForgetPreloadedResponse) bool {
-			return len(r.GetForgotten())+len(r.GetGrants()) == 0
-		},
-		Plan: cli.View.Forgetting,
-		Done: cli.View.Forgotten,
-	})
+	return cli.ChangeCommand(c, cmd, &request, adminv1.PullRecordsClient.ForgetPreloaded,
+		cli.Change[*adminv1.ForgetPreloadedResponse]{
+			Needs:    "give --repository, --image-id, or --all",
+			Question: "Require proof for these images?",
+			Nothing:  "Nothing to forget: no mark matches.",
+			Empty: func(r *adminv1.ForgetPreloadedResponse) bool {
+				return len(r.GetForgotten())+len(r.GetGrants()) == 0
+			},
+			Plan: cli.View.Forgetting,
+			Done: cli.View.Forgotten,
+		})
 }
 
 func endorsementCommand(c *cli.Console) *cobra.Command {
@@ -181,7 +188,8 @@ again if the policy comes back. Endorsements are removed with their image.`,
 	flags := cmd.Flags()
 	flags.StringVar(&request.Repository, "repository", "", "only those of this `repository`")
 	flags.StringVar(&request.ImageId, "image-id", "", "only those of the image with this `ID`, or with this ID prefix")
-	flags.StringVar(&request.Requirement, "requirement", "", "only those for the requirement with this `hash`, or with this prefix of a hash")
+	flags.StringVar(&request.Requirement, "requirement", "",
+		"only those for the requirement with this `hash`, or with this prefix of a hash")
 	flags.StringVar(&request.Signer, "signer", "", "only those with this `signer`, written as in the list")
 	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListEndorsements,
 		func(v cli.View, p *cli.Page, r *adminv1.ListEndorsementsResponse) {
@@ -211,21 +219,23 @@ endorsements, which earlier versions of pullgated can open.` + cli.Changing,
 	flags := cmd.Flags()
 	flags.StringVar(&request.Repository, "repository", "", "those of this `repository`")
 	flags.StringVar(&request.ImageId, "image-id", "", "those of the image with this `ID`, or with this ID prefix")
-	flags.StringVar(&request.Requirement, "requirement", "", "those for the requirement with this `hash`, or with this prefix of a hash")
+	flags.StringVar(&request.Requirement, "requirement", "",
+		"those for the requirement with this `hash`, or with this prefix of a hash")
 	flags.StringVar(&request.Signer, "signer", "", "those with this `signer`, written as in the list")
 	flags.StringVar(&request.Digest, "digest", "", "those for this signed `digest`")
 	flags.BoolVar(&request.All, "all", false, "every endorsement")
 	for _, other := range []string{"repository", "image-id", "requirement", "signer", "digest"} {
 		cmd.MarkFlagsMutuallyExclusive("all", other)
 	}
-	return cli.ChangeCommand(c, cmd, &request, adminv1.PullRecordsClient.RevokeEndorsements, cli.Change[*adminv1.RevokeEndorsementsResponse]{
-		Needs:    "give --repository, --image-id, --requirement, --signer, --digest or --all",
-		Question: "Revoke these endorsements?",
-		Nothing:  "Nothing to revoke: no endorsement matches.",
-		Empty:    func(r *adminv1.RevokeEndorsementsResponse) bool { return len(r.GetEndorsements()) == 0 },
-		Plan:     cli.View.EndorsementRevocation,
-		Done:     cli.View.EndorsementsRevoked,
-	})
+	return cli.ChangeCommand(c, cmd, &request, adminv1.PullRecordsClient.RevokeEndorsements,
+		cli.Change[*adminv1.RevokeEndorsementsResponse]{
+			Needs:    "give --repository, --image-id, --requirement, --signer, --digest or --all",
+			Question: "Revoke these endorsements?",
+			Nothing:  "Nothing to revoke: no endorsement matches.",
+			Empty:    func(r *adminv1.RevokeEndorsementsResponse) bool { return len(r.GetEndorsements()) == 0 },
+			Plan:     cli.View.EndorsementRevocation,
+			Done:     cli.View.EndorsementsRevoked,
+		})
 }
 
 func distrustCommand(c *cli.Console) *cobra.Command {
@@ -241,11 +251,12 @@ now and have no record are marked preloaded, for every pod. First check the list
 --dry-run, and remove images from the node that not every pod may use.` + cli.Changing,
 		Args: cobra.NoArgs,
 	}
-	return cli.ChangeCommand(c, cmd, &adminv1.EndDistrustRequest{}, adminv1.PullRecordsClient.EndDistrust, cli.Change[*adminv1.EndDistrustResponse]{
-		Question: "End distrust?",
-		Plan:     cli.View.Trusting,
-		Done:     cli.View.Trusted,
-	})
+	return cli.ChangeCommand(c, cmd, &adminv1.EndDistrustRequest{}, adminv1.PullRecordsClient.EndDistrust,
+		cli.Change[*adminv1.EndDistrustResponse]{
+			Question: "End distrust?",
+			Plan:     cli.View.Trusting,
+			Done:     cli.View.Trusted,
+		})
 }
 
 func coordinates(flag, value string) (namespace, name string, err error) {

@@ -175,7 +175,8 @@ var (
 // documents, and with definition lists instead of tables, whose columns would not fit into a terminal.
 func (p page) markdown(text []byte, date time.Time) []byte {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "%% %q %q %q %q %q\n", strings.ToUpper(p.name), p.section, date.Format("Jan 2006"), source(), "pullgate")
+	fmt.Fprintf(&b, "%% %q %q %q %q %q\n", strings.ToUpper(p.name), p.section, date.Format("Jan 2006"), source(),
+		"pullgate")
 	fmt.Fprintf(&b, "# NAME\n%s - %s\n\n", p.name, p.short)
 	text = titleLine.ReplaceAll(text, nil)
 	text = linkText.ReplaceAll(text, []byte("$1"))

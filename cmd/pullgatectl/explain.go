@@ -45,7 +45,8 @@ policies do not deny it, as far as is known; 2 and 3 as for every command.`,
 	cmd.Flags().StringVar(&pod.Name, "pod", "", "the pod, `namespace/name`")
 	cmd.Flags().StringVar(&pod.Uid, "pod-uid", "", "the pod with this `UID`")
 	cmd.Flags().StringVar(&namespace, "namespace", "", "a new pod of this `namespace`")
-	cmd.Flags().StringVar(&request.Container, "container", "", "the `name` of the container that policies are compared with; default: each one with IMAGE")
+	cmd.Flags().StringVar(&request.Container, "container", "",
+		"the `name` of the container that policies are compared with; default: each one with IMAGE")
 	cmd.Flags().BoolVar(&request.Ask, "ask", false, "ask image review backends, which is not done otherwise")
 	explain := func(ctx context.Context, api adminv1.PullRecordsClient, _ []string) (*adminv1.ExplainResponse, error) {
 		answer, err := api.Explain(ctx, &request)

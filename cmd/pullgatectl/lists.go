@@ -19,7 +19,8 @@ import (
 // listing makes cmd request a list by ask, a method of the API, and print the answer with draw. It adds the flag
 // --limit.
 func listing[Q proto.Message, A cli.ListPage](c *cli.Console, cmd *cobra.Command, o *cli.Output, request Q,
-	ask func(adminv1.PullRecordsClient, context.Context, Q, ...grpc.CallOption) (A, error), draw func(cli.View, *cli.Page, A),
+	ask func(adminv1.PullRecordsClient, context.Context, Q, ...grpc.CallOption) (A, error),
+	draw func(cli.View, *cli.Page, A),
 ) *cobra.Command {
 	var limit int
 	cmd.Flags().IntVar(&limit, "limit", 0, "list `N` entries at most; 0 is all")
@@ -136,7 +137,8 @@ ACCESS shows which pods may use it:
 	flags.StringVar(&f.Namespace, "namespace", "", "only what a Secret of this `namespace` proved access to")
 	flags.StringVar(&olderThan, "older-than", "", "only images with a record older than this `age`, as in 30d")
 	flags.StringVar(&unusedFor, "unused-for", "", "only what has not been used for this `age`, as in 12h")
-	return listing(c, cmd, cli.OutputFlags(cmd), &adminv1.ListImagesRequest{Filter: f}, adminv1.PullRecordsClient.ListImages,
+	return listing(c, cmd, cli.OutputFlags(cmd), &adminv1.ListImagesRequest{Filter: f},
+		adminv1.PullRecordsClient.ListImages,
 		func(v cli.View, p *cli.Page, r *adminv1.ListImagesResponse) { v.Images(p, r.GetImages()) })
 }
 
@@ -156,7 +158,8 @@ func imagesGetCommand(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "get IMAGE",
 		Short: "Show the records of one image",
-		Long:  "Show the records, marks and names of one image. IMAGE is a name that the runtime has, an image ID, or at least its first 7 digits.",
+		Long: "Show the records, marks and names of one image. IMAGE is a name that the runtime has, an image ID, or at " +
+			"least its first 7 digits.",
 		Example: `  pullgatectl images get registry.example/team-a/app:1.4
   pullgatectl images get 3f9a2c81d0be -o yaml`,
 		Args:              cli.OneArgument("IMAGE"),
@@ -196,9 +199,11 @@ With --denied, the exit code is 4 if a pod needs proof or is denied, and 0 if no
   pullgatectl pods --denied -o json && echo yes`,
 		Args: cobra.NoArgs,
 	}
-	cmd.Flags().BoolVar(&request.Denied, "denied", false, "only what needs proof or is denied; exit code 4 if there is any")
+	cmd.Flags().BoolVar(&request.Denied, "denied", false,
+		"only what needs proof or is denied; exit code 4 if there is any")
 	denied := 0
-	list := func(api adminv1.PullRecordsClient, ctx context.Context, q *adminv1.ListPodsRequest, o ...grpc.CallOption) (*adminv1.ListPodsResponse, error) {
+	list := func(api adminv1.PullRecordsClient, ctx context.Context, q *adminv1.ListPodsRequest,
+		o ...grpc.CallOption) (*adminv1.ListPodsResponse, error) {
 		r, err := api.ListPods(ctx, q, o...)
 		denied += len(r.GetImages())
 		return r, err
@@ -227,7 +232,8 @@ read some are left out, and stderr has their number.`,
 		Example: `  pullgatectl watch --namespace team-a
 
   # Who is kept from an image?
-  pullgatectl watch -o json | jq -r 'select(.verdict == "VERDICT_REVERIFY") | "\(.pod.namespace)/\(.pod.name) \(.image) \(.reason)"'`,
+  pullgatectl watch -o json | jq -r 'select(.verdict == "VERDICT_REVERIFY") |
+    "\(.pod.namespace)/\(.pod.name) \(.image) \(.reason)"'`,
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&request.Namespace, "namespace", "", "only those about pods of this `namespace`")
@@ -269,13 +275,15 @@ func follow(c *cli.Console, o *cli.Output, limit int, next func() (*adminv1.Watc
 	for n := 0; limit == 0 || n < limit; n++ {
 		d, err := next()
 		if errors.Is(err, io.EOF) {
-			return program.Hintf("pullgated is stopping or restarting; see systemctl status pullgated", "pullgated has ended the watch")
+			return program.Hintf("pullgated is stopping or restarting; see systemctl status pullgated",
+				"pullgated has ended the watch")
 		}
 		if err != nil {
 			return err
 		}
 		if d.GetDropped() > 0 {
-			_, _ = fmt.Fprintf(c.Err, "pullgatectl: %d decisions are missing here, they came faster than they were read\n", d.GetDropped())
+			_, _ = fmt.Fprintf(c.Err, "pullgatectl: %d decisions are missing here, they came faster than they were read\n",
+				d.GetDropped())
 		}
 		b, err := line(c, o, p, d)
 		if err != nil {

@@ -111,7 +111,8 @@ func statusCommand(c *cli.Console) *cobra.Command {
 		Args:  cobra.NoArgs,
 	}
 	var configuration bool
-	cmd.Flags().BoolVar(&configuration, "config", false, "show the configuration in force as well; JSON and YAML always have it")
+	cmd.Flags().BoolVar(&configuration, "config", false,
+		"show the configuration in force as well; JSON and YAML always have it")
 	get := func(ctx context.Context, api adminv1.PullRecordsClient, _ []string) (*adminv1.GetStatusResponse, error) {
 		return api.GetStatus(ctx, &adminv1.GetStatusRequest{})
 	}

@@ -101,7 +101,8 @@ problem; the exit code is 1 then.`,
 			return nodeFailure(err)
 		}
 		if wrong != nil {
-			st.Wrong = append(st.Wrong, fmt.Sprintf("cannot read pullgated's configuration, using the defaults: %v", safetext.OneLine(wrong)))
+			st.Wrong = append(st.Wrong, fmt.Sprintf("cannot read pullgated's configuration, using the defaults: %v",
+				safetext.OneLine(wrong)))
 		}
 		if err := c.Print(o, st, func(_ cli.View, p *cli.Page) { draw(p, st.Lines()) }); err != nil {
 			return err
@@ -125,8 +126,10 @@ type nodeSwitch struct {
 func nodeFlags(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command) *nodeSwitch {
 	s := &nodeSwitch{c: c, cmd: cmd, enabler: enabler}
 	cmd.Flags().StringVar(&s.config, "config", defaultConfig, configUsage)
-	cmd.Flags().StringVar(&s.unit, "unit", "", "the systemd `unit` that runs the kubelet; found automatically if not given")
-	_ = cmd.RegisterFlagCompletionFunc("unit", cobra.FixedCompletions([]string{"kubelet.service", "k3s.service", "k3s-agent.service", "rke2-server.service", "rke2-agent.service"}, cobra.ShellCompDirectiveNoFileComp))
+	cmd.Flags().StringVar(&s.unit, "unit", "", "the systemd `unit` that runs the kubelet; found automatically if not "+
+		"given")
+	_ = cmd.RegisterFlagCompletionFunc("unit", cobra.FixedCompletions([]string{"kubelet.service", "k3s.service",
+		"k3s-agent.service", "rke2-server.service", "rke2-agent.service"}, cobra.ShellCompDirectiveNoFileComp))
 	return s
 }
 
@@ -153,7 +156,8 @@ func (s *nodeSwitch) running(ctx context.Context) (nodeenable.Daemon, error) {
 		return nodeenable.Daemon{}, err
 	}
 	if err != nil {
-		return nodeenable.Daemon{}, cli.Misused("correct it, check it with pullgated --check-config, then systemctl restart pullgated", "pullgated's configuration %s: %w", s.config, err)
+		return nodeenable.Daemon{}, cli.Misused("correct it, check it with pullgated --check-config, then systemctl "+
+			"restart pullgated", "pullgated's configuration %s: %w", s.config, err)
 	}
 	if file.Admin.Listen == "" {
 		return nodeenable.DaemonOf(file), nil
@@ -167,11 +171,13 @@ func (s *nodeSwitch) running(ctx context.Context) (nodeenable.Daemon, error) {
 }
 
 // nodeChange makes cmd show a plan, and apply it after consent.
-func nodeChange(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command, daemon func(*nodeSwitch, context.Context) (nodeenable.Daemon, error),
+func nodeChange(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command,
+	daemon func(*nodeSwitch, context.Context) (nodeenable.Daemon, error),
 	question string, plan func(nodeenable.Enabler, context.Context) (nodeenable.Plan, error),
 ) *cobra.Command {
 	s := nodeFlags(c, enabler, cmd)
-	cmd.Flags().DurationVar(&s.wait, "wait", 2*time.Minute, "how long the kubelet may take to become healthy after its restart")
+	cmd.Flags().DurationVar(&s.wait, "wait", 2*time.Minute,
+		"how long the kubelet may take to become healthy after its restart")
 	how := cli.ConsentFlags(cmd)
 	o := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -278,7 +284,8 @@ runtime is asked once, without credentials, and each webhook, unless --no-networ
 	}
 	cmd.Flags().StringVar(&node.ConfigPath, "config", defaultConfig, configUsage)
 	cmd.Flags().BoolVar(&node.NoNetwork, "no-network", false, "ask no mirror and no webhook")
-	cmd.Flags().StringVar(&node.Kubeconfig, "kubeconfig", "", "kubeconfig `file` for the check of webhooks; its identity must be allowed to list validatingwebhookconfigurations")
+	cmd.Flags().StringVar(&node.Kubeconfig, "kubeconfig", "",
+		"kubeconfig `file` for the check of webhooks; its identity must be allowed to list validatingwebhookconfigurations")
 	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		n := node
@@ -322,7 +329,8 @@ func statusFor(ctx context.Context, c *cli.Console, listen string) (status *admi
 
 // showFindings prints each finding with its remediation below it.
 func showFindings(p *cli.Page, found []doctor.Finding) {
-	colours := map[doctor.Level]cli.Colour{doctor.OK: cli.Good, doctor.Warn: cli.Heed, doctor.Fail: cli.Bad, doctor.Unknown: cli.Heed}
+	colours := map[doctor.Level]cli.Colour{doctor.OK: cli.Good, doctor.Warn: cli.Heed, doctor.Fail: cli.Bad,
+		doctor.Unknown: cli.Heed}
 	for _, f := range found {
 		first := fmt.Sprintf("%-8s %-14s ", f.Level, f.Check)
 		p.PaintProse(colours[f.Level], first, "%s", f.Found)

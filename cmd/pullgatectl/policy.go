@@ -57,7 +57,8 @@ and namespaces that it is for, and who must have signed. All rules that match an
 be met.`,
 		Args: cobra.NoArgs,
 	}
-	return listing(c, cmd, cli.FormatFlag(cmd), &adminv1.ListPoliciesRequest{}, adminv1.PullRecordsClient.ListPolicies, cli.View.Policies)
+	return listing(c, cmd, cli.FormatFlag(cmd), &adminv1.ListPoliciesRequest{}, adminv1.PullRecordsClient.ListPolicies,
+		cli.View.Policies)
 }
 
 func policyPresetCommand(c *cli.Console) *cobra.Command {
@@ -115,9 +116,11 @@ and 3 as for every command.`,
 		Args:              cli.OneArgument("IMAGE"),
 		ValidArgsFunction: c.CompleteImages,
 	}
-	cmd.Flags().StringVar(&request.Namespace, "namespace", "", "only the rules for pods of this `namespace`; default: those of all")
+	cmd.Flags().StringVar(&request.Namespace, "namespace", "",
+		"only the rules for pods of this `namespace`; default: those of all")
 	var creds string
-	cmd.Flags().StringVar(&creds, "creds", "", "the `USER[:PASSWORD]` that the registry is asked with; the password is read from stdin if it is absent")
+	cmd.Flags().StringVar(&creds, "creds", "", "the `USER[:PASSWORD]` that the registry is asked with; the password is "+
+		"read from stdin if it is absent")
 	cmd.PreRunE = func(cmd *cobra.Command, args []string) (err error) {
 		request.Image = args[0]
 		if cmd.Flags().Changed("creds") {
@@ -129,9 +132,10 @@ and 3 as for every command.`,
 	verify := func(ctx context.Context, api adminv1.PullRecordsClient, _ []string) (*adminv1.VerifyImageResponse, error) {
 		return api.VerifyImage(ctx, request)
 	}
-	return cli.ShowCommand(c, cmd, cli.OutputFlags(cmd), verify, func(v cli.View, p *cli.Page, r *adminv1.VerifyImageResponse) {
-		v.VerifiedImage(p, request.GetImage(), r)
-	}, func(r *adminv1.VerifyImageResponse) error { return verifiedExit(r, request.GetImage()) })
+	return cli.ShowCommand(c, cmd, cli.OutputFlags(cmd), verify,
+		func(v cli.View, p *cli.Page, r *adminv1.VerifyImageResponse) {
+			v.VerifiedImage(p, request.GetImage(), r)
+		}, func(r *adminv1.VerifyImageResponse) error { return verifiedExit(r, request.GetImage()) })
 }
 
 // loginOf returns the value of --creds, with a password that it asks for if the value has none.
@@ -162,7 +166,8 @@ func verifiedExit(r *adminv1.VerifyImageResponse, image string) error {
 		case rule.GetReason() == "REGISTRY_UNAVAILABLE":
 			unknown = fmt.Errorf("the signatures of %s could not be verified: the registry did not answer", image)
 		case rule.GetReason() == "REGISTRY_DENIED":
-			unknown = program.Hintf("give --creds a user that may read the image", "the signatures of %s could not be verified: the registry denied access", image)
+			unknown = program.Hintf("give --creds a user that may read the image",
+				"the signatures of %s could not be verified: the registry denied access", image)
 		default:
 			return &cli.ExitError{Code: cli.ExitDenied}
 		}
@@ -233,15 +238,19 @@ func policyTestCommand(c *cli.Console) *cobra.Command {
   kubectl get pods -A -o yaml | pullgatectl policy test --policies policies/ -f -`,
 		Args: cobra.NoArgs,
 	}
-	cmd.Flags().StringArrayVarP(&t.pods, "filename", "f", nil, "`file` with Pods or workloads, or - for stdin; may be given several times")
+	cmd.Flags().StringArrayVarP(&t.pods, "filename", "f", nil,
+		"`file` with Pods or workloads, or - for stdin; may be given several times")
 	cmd.Flags().StringVar(&t.policies, "policies", "", "`folder` of policy files; default: admission.policies of --config")
-	cmd.Flags().StringVar(&t.labels, "namespace-labels", "", "YAML `file` with labels by namespace; default: admission.namespaceLabels of --config")
+	cmd.Flags().StringVar(&t.labels, "namespace-labels", "",
+		"YAML `file` with labels by namespace; default: admission.namespaceLabels of --config")
 	cmd.Flags().StringVar(&t.at, "at", atNode, "who judges: node or admission")
-	cmd.Flags().Int64Var(&t.user, "image-user", 0, "the `UID` that containers run as if their pods set none; not known if it is not given")
+	cmd.Flags().Int64Var(&t.user, "image-user", 0, "the `UID` that containers run as if their pods set none; not known "+
+		"if it is not given")
 	cmd.Flags().StringVar(&t.config, "config", defaultConfig, configUsage)
 	_ = cmd.MarkFlagRequired("filename")
 	_ = cmd.MarkFlagDirname("policies")
-	_ = cmd.RegisterFlagCompletionFunc("at", cobra.FixedCompletions([]string{atNode, atAdmission}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("at", cobra.FixedCompletions([]string{atNode, atAdmission},
+		cobra.ShellCompDirectiveNoFileComp))
 	o := cli.FormatFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		settings, err := t.settings(cmd)
@@ -253,14 +262,18 @@ func policyTestCommand(c *cli.Console) *cobra.Command {
 			return t.invalid(err)
 		}
 		if len(policies.Ignored) > 0 {
-			_, _ = fmt.Fprintf(c.Err, "pullgatectl: %s: not policy files: %s\n", cli.Safe(settings.Folder), cli.Safe(strings.Join(policies.Ignored, ", ")))
+			_, _ = fmt.Fprintf(c.Err, "pullgatectl: %s: not policy files: %s\n", cli.Safe(settings.Folder),
+				cli.Safe(strings.Join(policies.Ignored, ", ")))
 		}
 		pods, err := t.read(cmd.InOrStdin())
 		if err != nil {
 			return t.invalid(err)
 		}
 		result := policies.Test(pods)
-		if err := c.Print(o, result, func(_ cli.View, p *cli.Page) { printTest(p, result, settings.RefuseUnjudged) }); err != nil {
+		if err := c.Print(o, result, func(_ cli.View, p *cli.Page) {
+			printTest(p, result,
+				settings.RefuseUnjudged)
+		}); err != nil {
 			return err
 		}
 		if result.Denied() > 0 {
@@ -275,7 +288,8 @@ func policyTestCommand(c *cli.Console) *cobra.Command {
 func (t *policyTest) settings(cmd *cobra.Command) (policyfiles.TestSettings, error) {
 	var s policyfiles.TestSettings
 	if t.at != atNode && t.at != atAdmission {
-		return s, cli.Misused("see pullgatectl policy test --help", "--at %q: allowed are %s and %s", t.at, atNode, atAdmission)
+		return s, cli.Misused("see pullgatectl policy test --help", "--at %q: allowed are %s and %s", t.at, atNode,
+			atAdmission)
 	}
 	if t.user < 0 {
 		return s, cli.Misused("see pullgatectl policy test --help", "--image-user %d: it is 0 or more", t.user)

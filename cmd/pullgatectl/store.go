@@ -37,7 +37,8 @@ func storeRestoreCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "restore", Hidden: true, DisableFlagParsing: true,
 		RunE: func(*cobra.Command, []string) error {
-			return cli.Misused("see https://github.com/pullgate/pullgate/blob/main/docs/store.md#backup-and-restore", "a backup is restored by hand, while pullgated is stopped")
+			return cli.Misused("see https://github.com/pullgate/pullgate/blob/main/docs/store.md#backup-and-restore",
+				"a backup is restored by hand, while pullgated is stopped")
 		},
 	}
 }
@@ -92,7 +93,8 @@ use store verify.`,
 		if err != nil {
 			return err
 		}
-		answer := &adminv1.VerifyStoreResponse{Values: int64(v.Values), Omitted: int64(v.Omitted), Took: durationpb.New(time.Since(began))}
+		answer := &adminv1.VerifyStoreResponse{Values: int64(v.Values), Omitted: int64(v.Omitted),
+			Took: durationpb.New(time.Since(began))}
 		for _, p := range v.Problems {
 			answer.Problems = append(answer.Problems, &adminv1.StoreProblem{Where: p.Where, What: p.What})
 		}
@@ -150,18 +152,22 @@ func damagedIf(places int) error {
 	if places == 0 {
 		return nil
 	}
-	return program.Hintf("check the disk; then see https://github.com/pullgate/pullgate/blob/main/docs/store.md#a-lost-or-damaged-store", "%s of the store cannot be read", cli.Count(places, "place", "places"))
+	return program.Hintf("check the disk; then see "+
+		"https://github.com/pullgate/pullgate/blob/main/docs/store.md#a-lost-or-damaged-store",
+		"%s of the store cannot be read", cli.Count(places, "place", "places"))
 }
 
 // offlineFailure adds a hint to an error of the file of a store.
 func offlineFailure(err error) error {
 	switch {
 	case errors.Is(err, offline.ErrInUse):
-		return program.WithHint(err, "pullgated has it open: pullgatectl store verify and store backup read it meanwhile, or stop it first")
+		return program.WithHint(err, "pullgated has it open: pullgatectl store verify and store backup read it meanwhile, "+
+			"or stop it first")
 	case errors.Is(err, offline.ErrNewerFormat):
 		return program.WithHint(err, "a newer pullgated wrote this store; use the pullgatectl of that version")
 	case errors.Is(err, offline.ErrDamaged):
-		return program.WithHint(err, "pullgatectl store dump shows what can be read of it; pullgated renames it at its start and creates a new store")
+		return program.WithHint(err, "pullgatectl store dump shows what can be read of it; pullgated renames it at its "+
+			"start and creates a new store")
 	case errors.Is(err, fs.ErrNotExist):
 		return program.WithHint(err, "give the file: it is records.db in stateDir, or a backup of that")
 	case errors.Is(err, fs.ErrPermission):
@@ -264,7 +270,8 @@ func backup(ctx context.Context, api adminv1.PullRecordsClient, w io.Writer) (in
 		got += int64(n)
 	}
 	if got != size || size == 0 {
-		return 0, program.Hintf("the backup is incomplete; try again", "the backup is incomplete: pullgated announced %d bytes and sent %d", size, got)
+		return 0, program.Hintf("the backup is incomplete; try again",
+			"the backup is incomplete: pullgated announced %d bytes and sent %d", size, got)
 	}
 	return size, nil
 }

@@ -59,7 +59,8 @@ func markTo(m records.Mark) *adminv1.Mark {
 }
 
 func intentTo(in records.Intent) *adminv1.Intent {
-	return &adminv1.Intent{Id: in.ID, Name: in.Name, Repository: text(in.Repository), Begun: timestamp(in.Begun), Ended: timestamp(in.Ended)}
+	return &adminv1.Intent{Id: in.ID, Name: in.Name, Repository: text(in.Repository), Begun: timestamp(in.Begun),
+		Ended: timestamp(in.Ended)}
 }
 
 // endorsements returns a function that converts endorsements, with their expiry and the rules in use.
@@ -101,9 +102,10 @@ func proofTo(rules tracker.Rules, p records.Proof) *adminv1.Proof {
 
 func recordTo(rules tracker.Rules, r records.Record) *adminv1.Record {
 	return &adminv1.Record{
-		Pair: pairTo(r.Pair), Open: r.Open, Opened: timestamp(r.Opened), Created: timestamp(r.Created), LastUsed: timestamp(r.LastUsed),
-		Proofs:  all(r.Proofs, func(p records.Proof) *adminv1.Proof { return proofTo(rules, p) }),
-		Revoked: timestamp(r.Revoked),
+		Pair: pairTo(r.Pair), Open: r.Open, Opened: timestamp(r.Opened), Created: timestamp(r.Created),
+		LastUsed: timestamp(r.LastUsed),
+		Proofs:   all(r.Proofs, func(p records.Proof) *adminv1.Proof { return proofTo(rules, p) }),
+		Revoked:  timestamp(r.Revoked),
 	}
 }
 
@@ -147,5 +149,6 @@ func (s *Server) names() names {
 func (n names) grant(g tracker.Grant) *adminv1.Grant {
 	p := n[g.Pod]
 	p.UID = g.Pod
-	return &adminv1.Grant{Pod: podTo(p), Pair: pairTo(g.Pair), Reason: string(g.Reason), CredentialId: string(g.Credential)}
+	return &adminv1.Grant{Pod: podTo(p), Pair: pairTo(g.Pair), Reason: string(g.Reason),
+		CredentialId: string(g.Credential)}
 }

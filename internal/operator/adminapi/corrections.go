@@ -18,7 +18,8 @@ var credentialForm = regexp.MustCompile(`^[0-9a-f]{64}$`)
 // wholeID refuses a text that can only be the beginning of an image ID: a correction must not depend on a guess.
 func wholeID(id string) error {
 	if lower := strings.ToLower(id); idForm.MatchString(lower) && (len(id) != len("sha256:")+64 || lower != id) {
-		return invalid("image_id: %q is not a whole image ID; allowed is one as in ListImages, sha256: and 64 digits, lower case", id)
+		return invalid("image_id: %q is not a whole image ID; allowed is one as in ListImages, sha256: and 64 digits, "+
+			"lower case", id)
 	}
 	return nil
 }
@@ -44,7 +45,8 @@ func (s *Server) Revoke(ctx context.Context, req *adminv1.RevokeRequest) (*admin
 	case secret.GetUid() == "" && (secret.GetName() == "") != (secret.GetNamespace() == ""):
 		return nil, invalid("secret: give its UID, or both its namespace and its name")
 	case req.GetNamespace() != "" && secret.GetNamespace() != "" && req.GetNamespace() != secret.GetNamespace():
-		return nil, invalid("namespace: %q is not that of secret, %q; give one of them", req.GetNamespace(), secret.GetNamespace())
+		return nil, invalid("namespace: %q is not that of secret, %q; give one of them", req.GetNamespace(),
+			secret.GetNamespace())
 	}
 	r.Revocation = records.Revocation{
 		ImageID: req.GetImageId(), Repository: repository, Credential: credential.ID(req.GetCredentialId()),
@@ -71,7 +73,8 @@ func (s *Server) Revoke(ctx context.Context, req *adminv1.RevokeRequest) (*admin
 // nameless refuses a tag and a digest where they would be ignored: records and marks are by repository.
 func nameless(repository string) error {
 	if !imageref.NameOnly(repository) {
-		return invalid("repository: %q has a tag or a digest, and all images of a repository are selected; give the repository alone, or image_id", repository)
+		return invalid("repository: %q has a tag or a digest, and all images of a repository are selected; give the "+
+			"repository alone, or image_id", repository)
 	}
 	return nil
 }
@@ -89,13 +92,16 @@ func selection(repository, imageID, allName string, whole bool) (of records.Sele
 }
 
 // AcceptPreloaded marks pairs as preloaded.
-func (s *Server) AcceptPreloaded(ctx context.Context, req *adminv1.AcceptPreloadedRequest) (*adminv1.AcceptPreloadedResponse, error) {
+func (s *Server) AcceptPreloaded(
+	ctx context.Context, req *adminv1.AcceptPreloadedRequest,
+) (*adminv1.AcceptPreloadedResponse, error) {
 	of, err := selection(req.GetRepository(), req.GetImageId(), "all_untracked", req.GetAllUntracked())
 	if err != nil {
 		return nil, err
 	}
 	a := tracker.Acceptance{
-		Selection: of, DryRun: req.GetDryRun(), IncludingProved: req.GetIncludingProved(), Confirmation: req.GetConfirmation(),
+		Selection: of, DryRun: req.GetDryRun(), IncludingProved: req.GetIncludingProved(),
+		Confirmation: req.GetConfirmation(),
 	}
 	if !imageref.NameOnly(req.GetRepository()) {
 		a.Name, _ = imageref.Parse(req.GetRepository()) // selection has parsed it
@@ -112,7 +118,9 @@ func (s *Server) AcceptPreloaded(ctx context.Context, req *adminv1.AcceptPreload
 }
 
 // ForgetPreloaded removes marks.
-func (s *Server) ForgetPreloaded(ctx context.Context, req *adminv1.ForgetPreloadedRequest) (*adminv1.ForgetPreloadedResponse, error) {
+func (s *Server) ForgetPreloaded(
+	ctx context.Context, req *adminv1.ForgetPreloadedRequest,
+) (*adminv1.ForgetPreloadedResponse, error) {
 	of, err := selection(req.GetRepository(), req.GetImageId(), "all", req.GetAll())
 	if err != nil {
 		return nil, err
@@ -124,11 +132,14 @@ func (s *Server) ForgetPreloaded(ctx context.Context, req *adminv1.ForgetPreload
 	if err != nil {
 		return nil, err
 	}
-	return &adminv1.ForgetPreloadedResponse{Forgotten: all(gone.Marks, markTo), Grants: all(gone.Grants, s.names().grant), StillOpen: pairsTo(gone.Open)}, nil
+	return &adminv1.ForgetPreloadedResponse{Forgotten: all(gone.Marks, markTo), Grants: all(gone.Grants, s.names().grant),
+		StillOpen: pairsTo(gone.Open)}, nil
 }
 
 // RevokeEndorsements deletes endorsements.
-func (s *Server) RevokeEndorsements(ctx context.Context, req *adminv1.RevokeEndorsementsRequest) (*adminv1.RevokeEndorsementsResponse, error) {
+func (s *Server) RevokeEndorsements(
+	ctx context.Context, req *adminv1.RevokeEndorsementsRequest,
+) (*adminv1.RevokeEndorsementsResponse, error) {
 	pairs, err := selection(req.GetRepository(), req.GetImageId(), "all", req.GetAll())
 	if err != nil {
 		return nil, err
@@ -161,14 +172,17 @@ func (s *Server) RevokeEndorsements(ctx context.Context, req *adminv1.RevokeEndo
 		return nil, fmt.Errorf("%w: %w", tracker.ErrStore, err)
 	}
 	if !req.GetDryRun() {
-		s.c.Log.Info("Endorsements revoked", "imageID", of.ImageID, "repository", of.Repository, "requirement", of.Requirement, "signer", of.Signer,
+		s.c.Log.Info("Endorsements revoked", "imageID", of.ImageID, "repository", of.Repository,
+			"requirement", of.Requirement, "signer", of.Signer,
 			"digest", of.Digest, "all", of.All, "endorsements", len(found))
 	}
 	return &adminv1.RevokeEndorsementsResponse{Endorsements: all(found, s.endorsements())}, nil
 }
 
 // EndDistrust ends the distrust of the store.
-func (s *Server) EndDistrust(ctx context.Context, req *adminv1.EndDistrustRequest) (*adminv1.EndDistrustResponse, error) {
+func (s *Server) EndDistrust(
+	ctx context.Context, req *adminv1.EndDistrustRequest,
+) (*adminv1.EndDistrustResponse, error) {
 	ended, due, err := s.c.Tracker.EndDistrust(ctx, req.GetDryRun())
 	if err != nil {
 		return nil, err

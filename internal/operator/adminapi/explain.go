@@ -49,9 +49,12 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 
 // judge returns the judgement on a pod and an image, without that of policies. The runtime has resolved the name to
 // present, or has answered with an error for which refused denies.
-func (s *Server) judge(ctx context.Context, who tracker.Pod, name imageref.Ref, present tracker.Image, refused *policy.Decision) explanation {
+func (s *Server) judge(
+	ctx context.Context, who tracker.Pod, name imageref.Ref, present tracker.Image, refused *policy.Decision,
+) explanation {
 	c := explanation{
-		Image: name, Names: present.Names, Pod: who, PodSource: s.c.PodSource != nil, PullPolicy: tracker.PullUnknown, Settings: s.c.Settings,
+		Image: name, Names: present.Names, Pod: who, PodSource: s.c.PodSource != nil, PullPolicy: tracker.PullUnknown,
+		Settings: s.c.Settings,
 	}
 	s.learn(ctx, &c, name)
 	c.Explanation = s.c.Tracker.Explain(ctx, tracker.Request{
@@ -78,7 +81,9 @@ func identity(p tracker.Pod) tracker.Pod {
 
 // resolve asks the runtime which image a name refers to. refused is set if the runtime answers with an error that is
 // hidden from the pod: that of an image ID that matches no image or several.
-func (s *Server) resolve(ctx context.Context, p tracker.Pod, name imageref.Ref) (i tracker.Image, refused *policy.Decision, err error) {
+func (s *Server) resolve(
+	ctx context.Context, p tracker.Pod, name imageref.Ref,
+) (i tracker.Image, refused *policy.Decision, err error) {
 	i, err = s.c.Runtime.Image(ctx, name.String())
 	if err == nil {
 		return i, nil, nil
@@ -109,7 +114,8 @@ func (s *Server) podOf(req *adminv1.ExplainRequest) (tracker.Pod, error) {
 	}
 	var found []tracker.Pod
 	for _, p := range s.c.Pods.All() {
-		if ref.GetUid() != "" && p.UID == ref.GetUid() || ref.GetUid() == "" && p.Namespace == ref.GetNamespace() && p.Name == ref.GetName() {
+		if ref.GetUid() != "" && p.UID == ref.GetUid() || ref.GetUid() == "" && p.Namespace == ref.GetNamespace() &&
+			p.Name == ref.GetName() {
 			found = append(found, p)
 		}
 	}
@@ -157,7 +163,8 @@ func (s *Server) explained(c explanation, present tracker.Image) *adminv1.Explai
 	e := &adminv1.Evidence{
 		Presence: adminv1.Presence_PRESENCE_PRESENT, ById: c.Evidence.ByID, Policy: string(c.Rules.Policy.Mode()),
 		Allowlisted: c.Rules.Policy.Mode() == policy.ModeNeverVerifyAllowlistedImages && c.Evidence.Repository != "",
-		Intents:     all(c.Known.Intents, intentTo), Rivals: all(c.Known.RecordedAs, text), MarkedAs: all(c.Known.MarkedAs, text),
+		Intents:     all(c.Known.Intents, intentTo), Rivals: all(c.Known.RecordedAs, text),
+		MarkedAs:         all(c.Known.MarkedAs, text),
 		CredentialsKnown: c.CredentialsKnown, PullPolicy: c.PullPolicy, Enforcing: !c.Shadow,
 	}
 	if present.ID == "" {
@@ -190,12 +197,15 @@ func (s *Server) explained(c explanation, present tracker.Image) *adminv1.Explai
 		e.Credentials = append(e.Credentials, to)
 	}
 	return &adminv1.ExplainResponse{
-		Verdict: verdictTo(c.Decision), Reason: string(c.Reason), Rule: text(c.Rule()), Pair: pairTo(c.Pair), Pod: podTo(c.Pod),
+		Verdict: verdictTo(c.Decision), Reason: string(c.Reason), Rule: text(c.Rule()), Pair: pairTo(c.Pair),
+		Pod:      podTo(c.Pod),
 		Evidence: e, Consequences: c.Consequences(), Remedies: all(c.Remedies(), text),
 	}
 }
 
-func (s *Server) askPolicies(ctx context.Context, req *adminv1.ExplainRequest, who tracker.Pod, name imageref.Ref, present tracker.Image) []admission.Explanation {
+func (s *Server) askPolicies(
+	ctx context.Context, req *adminv1.ExplainRequest, who tracker.Pod, name imageref.Ref, present tracker.Image,
+) []admission.Explanation {
 	if s.c.Gate == nil {
 		return nil
 	}
@@ -230,8 +240,9 @@ func (s *Server) unjudged() (n int32) {
 
 func policyAnswerTo(e admission.Explanation) *adminv1.PolicyAnswer {
 	a := &adminv1.PolicyAnswer{
-		Call: "CreateContainer", Container: text(e.Container), Admission: adminv1.Admission_ADMISSION_UNSPECIFIED, Exemption: string(e.Exemption),
-		Findings: all(e.Findings, findingTo),
+		Call: "CreateContainer", Container: text(e.Container), Admission: adminv1.Admission_ADMISSION_UNSPECIFIED,
+		Exemption: string(e.Exemption),
+		Findings:  all(e.Findings, findingTo),
 	}
 	if e.Stage == admission.StageSandbox {
 		a.Call = "RunPodSandbox"

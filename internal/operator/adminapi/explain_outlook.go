@@ -17,14 +17,16 @@ func (c explanation) Consequences() []string {
 	if c.sandboxDenied() || c.Allowed() && len(c.denied()) > 0 {
 		return all // whatever the imagePullPolicy
 	}
-	outcome := map[string]string{tracker.PullIfNotPresent: c.withIfNotPresent(), tracker.PullNever: c.withNever(), tracker.PullAlways: c.withAlways()}
+	outcome := map[string]string{tracker.PullIfNotPresent: c.withIfNotPresent(), tracker.PullNever: c.withNever(),
+		tracker.PullAlways: c.withAlways()}
 	order := []string{tracker.PullIfNotPresent, tracker.PullNever, tracker.PullAlways}
 	if i := slices.Index(order, c.PullPolicy); i > 0 {
 		order = append([]string{c.PullPolicy}, slices.Delete(order, i, i+1)...)
 	}
 	prefix := "With"
 	if c.Shadow && !c.Allowed() && c.Reason != policy.Absent {
-		all = append(all, "Shadow mode (noPullImageSecretRecheck is true): the pod gets the image as it would without pullgate, and is counted as unverified.")
+		all = append(all, "Shadow mode (noPullImageSecretRecheck is true): the pod gets the image as it would without "+
+			"pullgate, and is counted as unverified.")
 		prefix = "When verdicts are enforced, with"
 	}
 	for _, p := range order {
@@ -38,26 +40,31 @@ func (c explanation) Consequences() []string {
 }
 
 func (c explanation) withIfNotPresent() string {
-	outcome := "with the pod's credentials. If the registry accepts them, " + c.starts() + "; else it stays in ErrImagePull and ImagePullBackOff"
+	outcome := "with the pod's credentials. If the registry accepts them, " + c.starts() +
+		"; else it stays in ErrImagePull and ImagePullBackOff"
 	switch c.Reason {
 	case policy.Absent:
 		return "the kubelet pulls the image " + outcome
 	case policy.ImageIDName:
-		return "the image is hidden: the kubelet gets the answer that it is absent, and tries to pull " + c.Image.String() + " from a registry, and the pod stays in ErrImagePull and ImagePullBackOff"
+		return "the image is hidden: the kubelet gets the answer that it is absent, and tries to pull " + c.Image.String() +
+			" from a registry, and the pod stays in ErrImagePull and ImagePullBackOff"
 	case policy.ProofExpired, policy.ProvedInGrace:
 		outage := "If the registry is unavailable, the pod stays in ErrImagePull until it is available"
 		if until, lasts := c.graceful(); lasts {
 			outage = "If the registry is unavailable, the pod gets the image on the node, until " + at(until)
 		}
-		return "the kubelet pulls, which is one request for the manifest and renews the proof for every pod with that credential. " + outage
+		return "the kubelet pulls, which is one request for the manifest and renews the proof for every pod with that " +
+			"credential. " + outage
 	default:
 	}
 	if c.Allowed() {
 		return "the kubelet sees the image and starts the pod without a pull"
 	}
 	text := "the image is hidden: the kubelet gets the answer that it is absent, and pulls it " + outcome
-	if c.Reason == policy.NotProved && !c.CredentialsKnown && c.Known.Record != nil && slices.ContainsFunc(c.Known.Record.Proofs, c.valid) {
-		text += ". A pull with a credential that proved access before is answered without the registry, except, without a pod source, for kubelets that count as older than 1.33"
+	if c.Reason == policy.NotProved && !c.CredentialsKnown && c.Known.Record != nil &&
+		slices.ContainsFunc(c.Known.Record.Proofs, c.valid) {
+		text += ". A pull with a credential that proved access before is answered without the registry, except, without a " +
+			"pod source, for kubelets that count as older than 1.33"
 	}
 	return text
 }
@@ -83,7 +90,8 @@ func (c explanation) withAlways() string {
 	case !c.Allowed():
 		return "the kubelet asks the registry, as it would without pullgate, and a success is recorded"
 	case c.Reason == policy.Proved && c.OutageFallback && !c.PodSource:
-		return "the kubelet asks the registry, as it would without pullgate; if that is unavailable, kubelets that count as older than 1.33 get the image on the node (registryOutageFallback)"
+		return "the kubelet asks the registry, as it would without pullgate; if that is unavailable, kubelets that count " +
+			"as older than 1.33 get the image on the node (registryOutageFallback)"
 	default:
 		return "the kubelet asks the registry, as it would without pullgate"
 	}
@@ -118,28 +126,34 @@ func (c explanation) denials() []string {
 	reloaded := reload + ". Pods that hold a grant keep it until they end, or until " + revoke + "."
 	switch c.Reason {
 	case policy.ExemptStaticPod:
-		return []string{"Set exempt.staticPods: false" + reload + ". Static pods, also those of the control plane, then need proof as other pods do."}
+		return []string{"Set exempt.staticPods: false" + reload +
+			". Static pods, also those of the control plane, then need proof as other pods do."}
 	case policy.ExemptNamespace:
 		return []string{"Remove " + c.Pod.Namespace + " from exempt.namespaces" + reloaded}
 	case policy.NeverVerify:
 		return []string{"Set imagePullCredentialsVerificationPolicy to NeverVerifyPreloadedImages" + reloaded}
 	case policy.Allowlisted:
-		return []string{"Remove the pattern that matches " + c.Pair.Repository + " from preloadedImagesVerificationAllowlist" + reloaded}
+		return []string{"Remove the pattern that matches " + c.Pair.Repository +
+			" from preloadedImagesVerificationAllowlist" + reloaded}
 	case policy.Preloaded:
 		forget := "`pullgatectl preloaded forget " + c.pair() + "`"
 		if c.Known.Mark == nil {
-			return []string{"Set untrackedImages: Verify and restart pullgated before a pod requests the image, or use " + forget + " later."}
+			return []string{"Set untrackedImages: Verify and restart pullgated before a pod requests the image, or use " +
+				forget + " later."}
 		}
 		return []string{
 			forget + " removes the mark permanently, and ends the grants that depend on it.",
 			"The policies NeverVerifyAllowlistedImages and AlwaysVerify require proof for preloaded images too.",
 		}
 	case policy.Open:
-		return []string{revoke + " closes it for every pod. A pull without a credential, or with a credential of the node, opens it again."}
+		return []string{revoke + " closes it for every pod. A pull without a credential, or with a credential of the node, " +
+			"opens it again."}
 	case policy.Granted:
-		return []string{"The grant ends with the pod's last sandbox.", revoke + " ends it at once, and removes all proofs of " + c.Pair.Repository + "."}
+		return []string{"The grant ends with the pod's last sandbox.",
+			revoke + " ends it at once, and removes all proofs of " + c.Pair.Repository + "."}
 	default:
-		by := "`pullgatectl revoke --credential " + string(c.Credential) + "` removes all proofs of this credential on this node. It can prove access again unless the registry denies it."
+		by := "`pullgatectl revoke --credential " + string(c.Credential) +
+			"` removes all proofs of this credential on this node. It can prove access again unless the registry denies it."
 		if c.InGrace {
 			return []string{"The grace ends. A pull with that credential by any pod renews the proof.", by}
 		}
@@ -155,8 +169,10 @@ func (c explanation) permissions() []string {
 	case policy.ImageIDName:
 		c.addNames(add)
 	case policy.RecordUnreadable:
-		add("A pull of %s that succeeds, with imagePullPolicy IfNotPresent or Always, writes a new record.", c.Pair.Repository)
-		add("`pullgatectl store verify` lists all unreadable values. If the preloaded mark is one, `pullgatectl preloaded forget %s` removes it.", c.pair())
+		add("A pull of %s that succeeds, with imagePullPolicy IfNotPresent or Always, writes a new record.",
+			c.Pair.Repository)
+		add("`pullgatectl store verify` lists all unreadable values. If the preloaded mark is one, `pullgatectl preloaded "+
+			"forget %s` removes it.", c.pair())
 	case policy.ProofExpired:
 		add("The next pull of %s with that credential renews the proof: use imagePullPolicy IfNotPresent.", c.Pair.Repository)
 		add("Set a longer credentialValidity, or a registryUnavailableGrace for pods with Never%s.", reload)
@@ -167,7 +183,8 @@ func (c explanation) permissions() []string {
 	if c.Pod.Namespace != "" && c.Reason != policy.RecordUnreadable {
 		add("Add %s to exempt.namespaces%s: its pods may then use every image of the node.", c.Pod.Namespace, reload)
 	}
-	if c.mode() == policy.ModeNeverVerifyAllowlistedImages && !c.Evidence.ByID && !c.Rules.Policy.Allowlisted(c.Pair.Repository) {
+	if c.mode() == policy.ModeNeverVerifyAllowlistedImages && !c.Evidence.ByID &&
+		!c.Rules.Policy.Allowlisted(c.Pair.Repository) {
 		add("Add %s to preloadedImagesVerificationAllowlist%s: every pod may then use it.", c.Pair.Repository, reload)
 	}
 	return all
@@ -192,26 +209,34 @@ func (c explanation) addProofs(add func(string, ...any)) {
 	repository := c.Pair.Repository
 	switch {
 	case c.Pod.UID == "":
-		add("A pod of %s may use it if one of its imagePullSecrets proved access. With imagePullPolicy IfNotPresent its first pull proves that, if the registry accepts the credential.", c.Pod.Namespace)
+		add("A pod of %s may use it if one of its imagePullSecrets proved access. With imagePullPolicy IfNotPresent its "+
+			"first pull proves that, if the registry accepts the credential.", c.Pod.Namespace)
 	case c.Pod.Static:
-		add("Static pods have no imagePullSecrets: with imagePullPolicy IfNotPresent the kubelet pulls with the node's credentials. Or set exempt.staticPods: true.")
+		add("Static pods have no imagePullSecrets: with imagePullPolicy IfNotPresent the kubelet pulls with the node's " +
+			"credentials. Or set exempt.staticPods: true.")
 	case !c.PodSource, !c.PodKnown:
-		add("With imagePullPolicy IfNotPresent the kubelet's pull carries the pod's credentials, and one that can pull %s allows the image.", repository)
+		add("With imagePullPolicy IfNotPresent the kubelet's pull carries the pod's credentials, and one that can pull %s "+
+			"allows the image.", repository)
 	case len(c.Secrets) == 0 && c.CredentialsKnown:
 		add("Give the pod, or its service account, an imagePullSecrets that can pull %s; it has none for it.", repository)
 	case len(c.Secrets) == 0:
-		add("Check that the Secrets in the pod's imagePullSecrets exist in %s and hold a docker configuration: `kubectl -n %s get secrets`.", c.Pod.Namespace, c.Pod.Namespace)
+		add("Check that the Secrets in the pod's imagePullSecrets exist in %s and hold a docker configuration: `kubectl -n "+
+			"%s get secrets`.", c.Pod.Namespace, c.Pod.Namespace)
 	default:
-		add("Check that %s can pull %s: with imagePullPolicy IfNotPresent the kubelet tries that, and a success proves access.", enumerated(c.secretNames()), repository)
+		add("Check that %s can pull %s: with imagePullPolicy IfNotPresent the kubelet tries that, and a success proves "+
+			"access.", enumerated(c.secretNames()), repository)
 	}
 	if c.PullPolicy == tracker.PullNever {
-		add("With imagePullPolicy Never nothing is pulled, so another pod has to prove access with the credential first, with IfNotPresent.")
+		add("With imagePullPolicy Never nothing is pulled, so another pod has to prove access with the credential first, " +
+			"with IfNotPresent.")
 	}
 	if !c.PodSource {
-		add("Set podSource.kubeconfig and restart pullgated: a pod whose credential proved access then needs no pull, also with imagePullPolicy Never.")
+		add("Set podSource.kubeconfig and restart pullgated: a pod whose credential proved access then needs no pull, also " +
+			"with imagePullPolicy Never.")
 	}
 	if c.PerNamespace && c.Pod.Namespace != "" && c.PullPolicy != tracker.PullNever {
-		add("If the runtime holds credentials for namespace %s (runtimeCredentials: perNamespace), a successful pull by one of its pods without imagePullSecrets allows the image to all of its pods.", c.Pod.Namespace)
+		add("If the runtime holds credentials for namespace %s (runtimeCredentials: perNamespace), a successful pull by "+
+			"one of its pods without imagePullSecrets allows the image to all of its pods.", c.Pod.Namespace)
 	}
 	if slices.Contains(c.Statuses, tracker.Rotated) {
 		add("The record is full (100 credentials), so the rotated Secret needs a pull that succeeds.")
@@ -234,7 +259,8 @@ func (c explanation) addMark(add func(string, ...any)) {
 	}
 	add("`pullgatectl preloaded accept %s` opens it to every pod of the node%s.", c.pair(), warning)
 	if c.Distrust != nil {
-		add("`pullgatectl distrust end` marks all untracked images of the node preloaded; see `pullgatectl distrust end --dry-run` first.")
+		add("`pullgatectl distrust end` marks all untracked images of the node preloaded; see `pullgatectl distrust end " +
+			"--dry-run` first.")
 	}
 }
 
@@ -244,7 +270,8 @@ func (c explanation) Summary(image string) string {
 	denied, undecided := c.denied(), c.undecided()
 	switch {
 	case len(denied) > 0 && denied[0].Answer == admission.Unverified:
-		text = fmt.Sprintf("%s cannot start with %s before its signatures are verified for %s", upper(c.who()), image, by(denied[0]))
+		text = fmt.Sprintf("%s cannot start with %s before its signatures are verified for %s", upper(c.who()), image,
+			by(denied[0]))
 	case len(denied) > 0:
 		text = fmt.Sprintf("%s cannot start with %s: denied by %s", upper(c.who()), image, by(denied[0]))
 	case c.needsProof():
@@ -315,12 +342,14 @@ func (c explanation) State(reported func(admission.Finding) bool) string {
 func notAsked(f admission.Finding) bool { return f.Reason == admission.NotAsked && !f.Audit }
 
 func (c explanation) denied() []admission.Explanation {
-	return slices.DeleteFunc(slices.Clone(c.Policies), func(e admission.Explanation) bool { return e.Admitted() || !e.Certain })
+	return slices.DeleteFunc(slices.Clone(c.Policies),
+		func(e admission.Explanation) bool { return e.Admitted() || !e.Certain })
 }
 
 // undecided returns the calls whose answer depends on what is not known now.
 func (c explanation) undecided() []admission.Explanation {
-	return slices.DeleteFunc(slices.Clone(c.Policies), func(e admission.Explanation) bool { return e.Admitted() || e.Certain })
+	return slices.DeleteFunc(slices.Clone(c.Policies),
+		func(e admission.Explanation) bool { return e.Admitted() || e.Certain })
 }
 
 // sandboxDenied reports whether policies deny the sandbox, so that the kubelet asks for no image.
@@ -361,7 +390,8 @@ func reviewed(f admission.Finding) bool {
 
 func signatures(f admission.Finding) bool {
 	return slices.Contains([]admission.Reason{
-		admission.EndorsementMissing, admission.SignatureMissing, admission.SignatureInvalid, admission.IdentityMismatch, admission.ContentMismatch,
+		admission.EndorsementMissing, admission.SignatureMissing, admission.SignatureInvalid, admission.IdentityMismatch,
+		admission.ContentMismatch,
 	}, f.Reason)
 }
 
@@ -381,20 +411,25 @@ func (c explanation) policyConsequences() (all []string) {
 	for _, e := range c.denied() {
 		switch {
 		case e.Stage == admission.StageSandbox:
-			return []string{fmt.Sprintf("RunPodSandbox is denied by %s: the pod waits in ContainerCreating with the event FailedCreatePodSandBox, and no image is pulled.", by(e))}
+			return []string{fmt.Sprintf("RunPodSandbox is denied by %s: the pod waits in ContainerCreating with the event "+
+				"FailedCreatePodSandBox, and no image is pulled.", by(e))}
 		case e.Answer == admission.Unverified:
-			all = append(all, fmt.Sprintf("The image counts as absent until its signatures are verified for %s. With imagePullPolicy IfNotPresent or Always the kubelet pulls it, "+
-				"which verifies them: the pod then starts, or waits with SignatureValidationFailed or RegistryUnavailable. With Never it stays in ErrImageNeverPull.", by(e)))
+			all = append(all, fmt.Sprintf("The image counts as absent until its signatures are verified for %s. With "+
+				"imagePullPolicy IfNotPresent or Always the kubelet pulls it, "+
+				"which verifies them: the pod then starts, or waits with SignatureValidationFailed or RegistryUnavailable. With "+
+				"Never it stays in ErrImageNeverPull.", by(e)))
 		default:
 			state := "CreateContainerError"
 			if slices.ContainsFunc(e.Findings, signatures) {
 				state += ", or SignatureValidationFailed if the kubelet pulls first,"
 			}
-			all = append(all, fmt.Sprintf("CreateContainer of %s is denied by %s: the container waits with %s and the kubelet tries again.", container(e), by(e), state))
+			all = append(all, fmt.Sprintf("CreateContainer of %s is denied by %s: the container waits with %s and the kubelet "+
+				"tries again.", container(e), by(e), state))
 		}
 	}
 	for _, e := range c.undecided() {
-		all = append(all, fmt.Sprintf("Whether %s is admitted by %s is not known now. If it is denied, the pod waits with the reason in its status or events; what follows holds if it is admitted.", container(e), by(e)))
+		all = append(all, fmt.Sprintf("Whether %s is admitted by %s is not known now. If it is denied, the pod waits with "+
+			"the reason in its status or events; what follows holds if it is admitted.", container(e), by(e)))
 	}
 	return all
 }
@@ -413,10 +448,12 @@ func (c explanation) policyRemedies() (all []string) {
 			case reviewed(f):
 				add("Image review backend %s decides: its answer is above.", f.Policy)
 			case signatures(f):
-				add("Sign the image as policy %s requires: `pullgatectl policy verify %s --namespace %s` shows which signatures the registry has and why they do not count.",
+				add("Sign the image as policy %s requires: `pullgatectl policy verify %s --namespace %s` shows which signatures "+
+					"the registry has and why they do not count.",
 					f.Policy, c.Image.String(), cmp.Or(c.Pod.Namespace, "NAMESPACE"))
 			default:
-				add("Change the pod so that it meets policy %s, or change the policy: the field and what is allowed are above. `pullgatectl policy test` compares "+
+				add("Change the pod so that it meets policy %s, or change the policy: the field and what is allowed are above. "+
+					"`pullgatectl policy test` compares "+
 					"manifests with policy files.", f.Policy)
 			}
 		}

@@ -176,19 +176,22 @@ func (c explanation) Rule() string {
 	case policy.ExemptNamespace:
 		return fmt.Sprintf("Namespace %s is in exempt.namespaces, so its pods may use every image.", c.Pod.Namespace)
 	case policy.RecordUnreadable:
-		return fmt.Sprintf("The stored record of %s is unreadable (%v). An unreadable record needs proof under every policy.", repository, c.Unreadable)
+		return fmt.Sprintf("The stored record of %s is unreadable (%v). An unreadable record needs proof under every policy.",
+			repository, c.Unreadable)
 	case policy.NeverVerify:
 		return "The policy NeverVerify requires no proof."
 	case policy.ImageIDName:
 		return c.byID()
 	case policy.Allowlisted:
-		return fmt.Sprintf("%s is on preloadedImagesVerificationAllowlist, and the policy %s requires no proof for images on it.", repository, c.mode())
+		return fmt.Sprintf("%s is on preloadedImagesVerificationAllowlist, and the policy %s requires no proof for images "+
+			"on it.", repository, c.mode())
 	case policy.Preloaded:
 		return c.preloaded()
 	case policy.Open:
 		return c.open()
 	case policy.Granted:
-		return fmt.Sprintf("%s was allowed %s before, and its grant lasts until it ends; %s.", upper(c.who()), repository, c.grantedBy())
+		return fmt.Sprintf("%s was allowed %s before, and its grant lasts until it ends; %s.", upper(c.who()), repository,
+			c.grantedBy())
 	case policy.Proved, policy.ProvedInGrace:
 		return c.proved()
 	case policy.ProofExpired:
@@ -198,9 +201,11 @@ func (c explanation) Rule() string {
 	case policy.Pulling:
 		return c.pulling()
 	case policy.Untracked:
-		return fmt.Sprintf("No pull of %s went through pullgated, and the image is not preloaded: %s.", repository, c.whyUnmarked())
+		return fmt.Sprintf("No pull of %s went through pullgated, and the image is not preloaded: %s.", repository,
+			c.whyUnmarked())
 	case containerRefused:
-		return fmt.Sprintf("%s was denied a container of the image. Its next pre-check is answered as if the image were absent, so the kubelet pulls, and the pull proves access again.", upper(c.who()))
+		return fmt.Sprintf("%s was denied a container of the image. Its next pre-check is answered as if the image were "+
+			"absent, so the kubelet pulls, and the pull proves access again.", upper(c.who()))
 	default:
 		return "The rule is " + string(c.Reason) + "."
 	}
@@ -215,7 +220,8 @@ func (c explanation) byID() string {
 	case !c.Image.Parsed() && strings.Trim(strings.TrimPrefix(name, "sha256:"), "0123456789abcdef") != "":
 		return fmt.Sprintf("%q is not a valid image name: %s, and this name has none.", name, proof)
 	case c.Image.Parsed() && !c.Image.Name().IsImageID():
-		return fmt.Sprintf("The runtime finds an image as %q, but that is not one of its names: %s, and a pull cannot prove a name that the image does not have.", name, proof)
+		return fmt.Sprintf("The runtime finds an image as %q, but that is not one of its names: %s, and a pull cannot "+
+			"prove a name that the image does not have.", name, proof)
 	}
 	return fmt.Sprintf("%q is an image ID and not a name: %s, and an ID has none.", name, proof)
 }
@@ -223,7 +229,8 @@ func (c explanation) byID() string {
 func (c explanation) preloaded() string {
 	m := c.Known.Mark
 	if m == nil {
-		return fmt.Sprintf("The image is on the node, and no pull of %s went through pullgated, so it is marked preloaded when a pod requests it. The policy %s requires no proof for preloaded images.", c.Pair.Repository, c.mode())
+		return fmt.Sprintf("The image is on the node, and no pull of %s went through pullgated, so it is marked preloaded "+
+			"when a pod requests it. The policy %s requires no proof for preloaded images.", c.Pair.Repository, c.mode())
 	}
 	by := map[string]string{
 		"operator":    "an operator accepted it",
@@ -233,7 +240,8 @@ func (c explanation) preloaded() string {
 	if by == "" {
 		by = "by " + m.Origin
 	}
-	return fmt.Sprintf("%s is marked preloaded since %s (%s), and the policy %s requires no proof for preloaded images.", c.Pair.Repository, at(m.Set), by, c.mode())
+	return fmt.Sprintf("%s is marked preloaded since %s (%s), and the policy %s requires no proof for preloaded images.",
+		c.Pair.Repository, at(m.Set), by, c.mode())
 }
 
 func (c explanation) open() string {
@@ -241,7 +249,8 @@ func (c explanation) open() string {
 	if r := c.Known.Record; r != nil && !r.Opened.IsZero() {
 		since = " since " + at(r.Opened)
 	}
-	return fmt.Sprintf("%s is open to every pod of this node%s: it was pulled without a credential, or with a credential of the node.", c.Pair.Repository, since)
+	return fmt.Sprintf("%s is open to every pod of this node%s: it was pulled without a credential, or with a "+
+		"credential of the node.", c.Pair.Repository, since)
 }
 
 // grantedBy returns the basis of the pod's grant.
@@ -263,17 +272,21 @@ func (c explanation) proved() string {
 	p, rotated := c.proof()
 	confirmed := "a registry last confirmed it at " + at(p.LastProved)
 	if rotated {
-		return fmt.Sprintf("%s proved access to %s with its earlier content (%s). Its present content, credential %s, replaces that without a request to the registry.", upper(c.secretOf(c.Credential)), c.Pair.Repository, confirmed, short(string(c.Credential)))
+		return fmt.Sprintf("%s proved access to %s with its earlier content (%s). Its present content, credential %s, "+
+			"replaces that without a request to the registry.", upper(c.secretOf(c.Credential)), c.Pair.Repository, confirmed,
+			short(string(c.Credential)))
 	}
 	text := fmt.Sprintf("%s proved access to %s; %s", upper(c.credential()), c.Pair.Repository, confirmed)
 	if len(p.RotatedFrom) > 0 {
-		text = fmt.Sprintf("%s is carried over and not yet confirmed by the registry: the Secret proved access to %s with an earlier content; %s",
+		text = fmt.Sprintf("%s is carried over and not yet confirmed by the registry: the Secret proved access to %s with "+
+			"an earlier content; %s",
 			upper(c.credential()), c.Pair.Repository, confirmed)
 	}
 	expires := c.Rules.Expires(p)
 	switch until, _ := c.graceful(); {
 	case c.InGrace:
-		return fmt.Sprintf("%s. The proof expired at %s, but with imagePullPolicy Never no registry is asked, so it is valid until %s.", text, at(expires), at(until))
+		return fmt.Sprintf("%s. The proof expired at %s, but with imagePullPolicy Never no registry is asked, so it is "+
+			"valid until %s.", text, at(expires), at(until))
 	case expires.IsZero():
 		return text + ", and the proof does not expire."
 	default:
@@ -283,7 +296,8 @@ func (c explanation) proved() string {
 
 func (c explanation) expired() string {
 	p, _ := c.proof()
-	text := fmt.Sprintf("%s proved access to %s; a registry last confirmed it at %s, and by credentialValidity the proof expired at %s", upper(c.credential()), c.Pair.Repository, at(p.LastProved), at(c.Rules.Expires(p)))
+	text := fmt.Sprintf("%s proved access to %s; a registry last confirmed it at %s, and by credentialValidity the "+
+		"proof expired at %s", upper(c.credential()), c.Pair.Repository, at(p.LastProved), at(c.Rules.Expires(p)))
 	if !p.Denied.IsZero() && p.Denied.After(p.LastProved) {
 		return text + "; a registry denied the credential at " + at(p.Denied) + "."
 	}
@@ -297,13 +311,17 @@ func (c explanation) notProved() string {
 	case r == nil && c.mode() == policy.ModeNeverVerifyPreloadedImages: // the image was untracked until just now
 		return "Nothing allows the image."
 	case r == nil:
-		return fmt.Sprintf("%s is marked preloaded, but the policy %s requires proof for preloaded images too, and no credential has proved access.", repository, c.mode())
+		return fmt.Sprintf("%s is marked preloaded, but the policy %s requires proof for preloaded images too, and no "+
+			"credential has proved access.", repository, c.mode())
 	case len(r.Proofs) == 0 && !r.Revoked.IsZero():
-		return fmt.Sprintf("Access to %s was revoked, or its preloaded mark was removed, at %s, and no credential has proved access since.", repository, at(r.Revoked))
+		return fmt.Sprintf("Access to %s was revoked, or its preloaded mark was removed, at %s, and no credential has "+
+			"proved access since.", repository, at(r.Revoked))
 	case len(r.Proofs) == 0:
-		return fmt.Sprintf("%s came with a pull whose answer was lost, and no credential has proved access since.", repository)
+		return fmt.Sprintf("%s came with a pull whose answer was lost, and no credential has proved access since.",
+			repository)
 	}
-	return fmt.Sprintf("%s proved access to %s on this node, and %s.", upper(count(len(r.Proofs), "credential")), repository, c.ownCredentials())
+	return fmt.Sprintf("%s proved access to %s on this node, and %s.", upper(count(len(r.Proofs), "credential")),
+		repository, c.ownCredentials())
 }
 
 // ownCredentials returns why the pod's credentials are not among the proved credentials.
@@ -338,7 +356,8 @@ func (c explanation) pulling() string {
 	const unproved = "no credential has proved access yet"
 	for _, in := range c.Known.Intents {
 		if !in.Ended.IsZero() {
-			return fmt.Sprintf("A pull of %s that began at %s ended at %s without an answer, so it is unknown whether it brought this image; %s.", in.Name, at(in.Begun), at(in.Ended), unproved)
+			return fmt.Sprintf("A pull of %s that began at %s ended at %s without an answer, so it is unknown whether it "+
+				"brought this image; %s.", in.Name, at(in.Begun), at(in.Ended), unproved)
 		}
 	}
 	for _, in := range c.Known.Intents {
@@ -360,6 +379,7 @@ func (c explanation) whyUnmarked() string {
 	case c.VerifyUntracked:
 		return "untrackedImages is Verify"
 	default:
-		return "an image is being removed, a container is being created, or another name of the image is being pulled; the next request is judged again"
+		return "an image is being removed, a container is being created, or another name of the image is being pulled; the " +
+			"next request is judged again"
 	}
 }

@@ -51,7 +51,8 @@ type page[T proto.Message] struct {
 func pageOf[T proto.Message](req listRequest) (p page[T], err error) {
 	p.size = min(int(req.GetPageSize()), maxPage)
 	if p.size < 0 {
-		return p, invalid("page_size: %d is not allowed; allowed is 0, which means %d, up to %d", p.size, defaultPage, maxPage)
+		return p, invalid("page_size: %d is not allowed; allowed is 0, which means %d, up to %d", p.size, defaultPage,
+			maxPage)
 	}
 	if p.size == 0 {
 		p.size = defaultPage
@@ -96,7 +97,8 @@ const separator = "\x00"
 // list returns the requested page of entries, which read returns in the order of their keys, from the one after a key.
 // to makes the entry of the answer, and reports whether it is selected; repository is that of the request, "" for any.
 func list[T any, M proto.Message](ctx context.Context, req listRequest,
-	read func(after string, limit int) ([]records.Keyed[T], error), to func(repository string, entry T) (made M, selected bool),
+	read func(after string, limit int) ([]records.Keyed[T], error),
+	to func(repository string, entry T) (made M, selected bool),
 ) (p page[M], err error) {
 	if p, err = pageOf[M](req); err != nil {
 		return p, err
@@ -164,11 +166,12 @@ func (s *Server) ListEndorsements(
 	ctx context.Context, req *adminv1.ListEndorsementsRequest,
 ) (*adminv1.ListEndorsementsResponse, error) {
 	to := s.endorsements()
-	p, err := list(ctx, req, s.c.Store.EndorsementsAfter, func(repository string, e records.Endorsement) (*adminv1.Endorsement, bool) {
-		return to(e), fits(repository, e.Pair.Repository) && begins(e.Pair.ImageID, req.GetImageId()) &&
-			strings.HasPrefix(e.Requirement, req.GetRequirement()) &&
-			(req.GetSigner() == "" || slices.Contains(e.Signers, req.GetSigner()))
-	})
+	p, err := list(ctx, req, s.c.Store.EndorsementsAfter,
+		func(repository string, e records.Endorsement) (*adminv1.Endorsement, bool) {
+			return to(e), fits(repository, e.Pair.Repository) && begins(e.Pair.ImageID, req.GetImageId()) &&
+				strings.HasPrefix(e.Requirement, req.GetRequirement()) &&
+				(req.GetSigner() == "" || slices.Contains(e.Signers, req.GetSigner()))
+		})
 	return &adminv1.ListEndorsementsResponse{Endorsements: p.entries, NextPageToken: p.next}, err
 }
 
@@ -218,7 +221,8 @@ func repositoryOf(field, name string) (string, error) {
 	}
 	n, err := imageref.Parse(name)
 	if err != nil {
-		return "", invalid("%s: %q is not the name of an image; allowed is one with or without a tag or digest, as in busybox or registry.example/team/app:1", field, name)
+		return "", invalid("%s: %q is not the name of an image; allowed is one with or without a tag or digest, as in "+
+			"busybox or registry.example/team/app:1", field, name)
 	}
 	return n.Repository(), nil
 }
@@ -239,11 +243,13 @@ func filterOf(f *adminv1.ImageFilter) (filter, error) {
 	}
 	selected := filter{
 		repository: repository, imageID: f.GetImageId(),
-		secret: records.SecretRef{UID: f.GetSecret().GetUid(), Namespace: f.GetSecret().GetNamespace(), Name: f.GetSecret().GetName()},
+		secret: records.SecretRef{UID: f.GetSecret().GetUid(), Namespace: f.GetSecret().GetNamespace(),
+			Name: f.GetSecret().GetName()},
 	}
 	if ns := f.GetNamespace(); ns != "" {
 		if selected.secret.Namespace != "" && selected.secret.Namespace != ns {
-			return filter{}, invalid("filter.namespace: %q is not that of filter.secret, %q; give one of them", ns, selected.secret.Namespace)
+			return filter{}, invalid("filter.namespace: %q is not that of filter.secret, %q; give one of them", ns,
+				selected.secret.Namespace)
 		}
 		selected.secret.Namespace = ns
 	}
@@ -319,10 +325,11 @@ func (s *Server) ListImages(ctx context.Context, req *adminv1.ListImagesRequest)
 	if err != nil {
 		return nil, err
 	}
-	p, err := list(ctx, req, keyed(images, func(i image) string { return i.ID }), func(_ string, i image) (*adminv1.Image, bool) {
-		selected := f.narrow(&i)
-		return s.imageTo(i, asked), selected
-	})
+	p, err := list(ctx, req, keyed(images, func(i image) string { return i.ID }),
+		func(_ string, i image) (*adminv1.Image, bool) {
+			selected := f.narrow(&i)
+			return s.imageTo(i, asked), selected
+		})
 	return &adminv1.ListImagesResponse{Images: p.entries, NextPageToken: p.next}, err
 }
 
@@ -382,9 +389,11 @@ func (s *Server) GetImage(ctx context.Context, req *adminv1.GetImageRequest) (*a
 	switch {
 	case isID:
 	case err != nil:
-		return nil, invalid("image: %q is neither an image ID, nor 7 digits of one or more, nor a name; allowed are sha256:7692ac1, 7692ac1 and registry.example/team/app:1", wanted)
+		return nil, invalid("image: %q is neither an image ID, nor 7 digits of one or more, nor a name; allowed are "+
+			"sha256:7692ac1, 7692ac1 and registry.example/team/app:1", wanted)
 	case name.IsImageID():
-		return nil, invalid("image: %q is too short for the beginning of an image ID; allowed are 7 digits or more, lower case", wanted)
+		return nil, invalid("image: %q is too short for the beginning of an image ID; allowed are 7 digits or more, lower "+
+			"case", wanted)
 	}
 	images, asked, broken := s.images(ctx)
 	if broken != nil {

@@ -90,9 +90,11 @@ func (s *Server) podImages() (rows []podImage) {
 }
 
 // stateOf judges a row as Explain does. It waits for Secrets only as long as waiting lasts.
-func (s *Server) stateOf(ctx, waiting context.Context, runtime *resolver, row podImage, reported func(admission.Finding) bool) (c explanation, state string) {
+func (s *Server) stateOf(
+	ctx, waiting context.Context, runtime *resolver, row podImage, reported func(admission.Finding) bool,
+) (c explanation, state string) {
 	if row.Image.Empty() { // only a pod that may use every image has a state without one
-		c = explanation{Explanation: tracker.Explanation{Verdict: tracker.Verdict{Decision: s.c.Tracker.CheckID(identity(row.Pod), imageref.New(anyID))}}}
+		c.Decision = s.c.Tracker.CheckID(identity(row.Pod), imageref.New(anyID))
 		c.Policies = s.explainPolicies(ctx, row, tracker.Image{})
 		if state = c.State(reported); state == stateNeedsProof {
 			state = "unknown"

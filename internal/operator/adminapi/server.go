@@ -78,7 +78,8 @@ type Gate interface {
 	// ExplainPolicies returns what the policies say about the sandbox of a pod, and about containers with an image that
 	// its spec names so; nothing if there are no policies. A container with the name "" is one that is not known. It has
 	// no effect.
-	ExplainPolicies(ctx context.Context, who tracker.Pod, containers []string, image admission.Image, name string, ask bool) []admission.Explanation
+	ExplainPolicies(ctx context.Context, who tracker.Pod, containers []string, image admission.Image, name string,
+		ask bool) []admission.Explanation
 }
 
 // Config contains the parts of a [Server]. Every field except PodSource and Gate must be set.
@@ -163,7 +164,8 @@ func (s *Server) Serving(yes bool) {
 
 // Serve answers calls on a Unix socket until Shutdown, and then returns nil. It closes the listener.
 func (s *Server) Serve(l net.Listener) error {
-	if err := s.grpc.Serve(sockets.LimitConns(l, maxConnections, false, s.c.Log)); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+	err := s.grpc.Serve(sockets.LimitConns(l, maxConnections, false, s.c.Log))
+	if err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("serve the admin API: %w", err)
 	}
 	return nil
@@ -177,7 +179,9 @@ func (s *Server) Shutdown(ctx context.Context) {
 	sockets.DrainGRPC(ctx, s.grpc)
 }
 
-func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+func (s *Server) unary(
+	ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler,
+) (resp any, err error) {
 	limit := callLimit
 	switch info.FullMethod {
 	case adminv1.PullRecords_VerifyStore_FullMethodName:
@@ -200,7 +204,9 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 // stream ends a stream when the server stops, through the context of the stream: the handler itself returns, so that no
 // code uses the stream afterwards. A stream that waits for its client, to read or to write, ends when Shutdown closes
 // the connection.
-func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+func (s *Server) stream(
+	srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler,
+) error {
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)
 	defer context.AfterFunc(s.stopping, func() { cancel(errStopping) })()
@@ -227,7 +233,8 @@ func (s *Server) guard(method string, f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			s.c.Panic()
-			s.c.Log.Error(fmt.Errorf("panic: %v", p), "A call panicked, it is answered with Internal", "method", method, "stack", string(debug.Stack()))
+			s.c.Log.Error(fmt.Errorf("panic: %v", p), "A call panicked, it is answered with Internal",
+				"method", method, "stack", string(debug.Stack()))
 			_, err = answer(errors.New("panic"))
 		}
 	}()

@@ -84,7 +84,8 @@ func (s *Server) GetStatus(ctx context.Context, _ *adminv1.GetStatusRequest) (*a
 	st.Store = &adminv1.StoreStatus{
 		Path: s.c.StorePath, Records: int64(counts.Records), Intents: int64(counts.Intents),
 		Format: int32(counts.Format), //nolint:gosec // at most records.Format
-		Marks:  int64(counts.Marks), Endorsements: int64(counts.Endorsements), Bytes: counts.Bytes, Distrust: distrustTo(s.c.Store.Distrusted()),
+		Marks:  int64(counts.Marks), Endorsements: int64(counts.Endorsements), Bytes: counts.Bytes,
+		Distrust: distrustTo(s.c.Store.Distrusted()),
 	}
 	st.Grants = int64(s.c.Tracker.Grants())
 	return st, nil
@@ -108,13 +109,16 @@ type NodeCredentials interface {
 
 // ReportNodeCredentials notes the credentials that a credential provider gave to the node. If any part of a report is
 // invalid, it notes nothing.
-func (s *Server) ReportNodeCredentials(_ context.Context, req *adminv1.ReportNodeCredentialsRequest) (*adminv1.ReportNodeCredentialsResponse, error) {
+func (s *Server) ReportNodeCredentials(
+	_ context.Context, req *adminv1.ReportNodeCredentialsRequest,
+) (*adminv1.ReportNodeCredentialsResponse, error) {
 	if err := checkReport(req, time.Now()); err != nil {
 		return nil, err
 	}
 	if req.GetKeyFingerprint() != s.c.KeyFingerprint {
 		return nil, refuse(codes.FailedPrecondition, "the IDs were made with another key than that of this pullgated; "+
-			"give credential-provider the stateDir of pullgated as --state-dir, or restart pullgated if its node.key was replaced")
+			"give credential-provider the stateDir of pullgated as --state-dir, or restart pullgated if its node.key was "+
+			"replaced")
 	}
 	var added []string
 	for _, c := range req.GetCredentials() {
@@ -123,7 +127,8 @@ func (s *Server) ReportNodeCredentials(_ context.Context, req *adminv1.ReportNod
 		}
 	}
 	if len(added) > 0 {
-		s.c.Log.Info("Node credentials reported by a credential provider", "credentialIDs", added, "expires", req.GetExpires().AsTime())
+		s.c.Log.Info("Node credentials reported by a credential provider", "credentialIDs", added,
+			"expires", req.GetExpires().AsTime())
 	}
 	return &adminv1.ReportNodeCredentialsResponse{}, nil
 }

@@ -26,13 +26,17 @@ type Signatures interface {
 }
 
 // VerifyImage has the signatures of an image verified now.
-func (s *Server) VerifyImage(ctx context.Context, req *adminv1.VerifyImageRequest) (*adminv1.VerifyImageResponse, error) {
+func (s *Server) VerifyImage(
+	ctx context.Context, req *adminv1.VerifyImageRequest,
+) (*adminv1.VerifyImageResponse, error) {
 	name := imageref.New(req.GetImage())
 	if !name.Parsed() || name.MayBeImageID() {
-		return nil, status.Errorf(codes.InvalidArgument, "image %q: must be the name of an image, as in registry.example/team/app:1.4", text(req.GetImage()))
+		return nil, status.Errorf(codes.InvalidArgument,
+			"image %q: must be the name of an image, as in registry.example/team/app:1.4", text(req.GetImage()))
 	}
 	if s.c.Signatures == nil || len(s.c.Signatures.Rules().Rules()) == 0 {
-		return nil, status.Error(codes.FailedPrecondition, "no policy in use requires signatures; pullgatectl policy list shows the policies")
+		return nil, status.Error(codes.FailedPrecondition,
+			"no policy in use requires signatures; pullgatectl policy list shows the policies")
 	}
 	present, err := s.c.Runtime.Image(ctx, req.GetImage())
 	if err != nil {
@@ -73,7 +77,8 @@ func (s *Server) VerifyImage(ctx context.Context, req *adminv1.VerifyImageReques
 	}
 	for _, f := range v.Signatures {
 		answer.Signatures = append(answer.Signatures, &adminv1.ImageSignature{
-			Repository: text(f.Repository), FoundBy: text(f.FoundBy), Digest: text(f.Digest), Subject: text(f.Subject), Signer: text(f.Signer),
+			Repository: text(f.Repository), FoundBy: text(f.FoundBy), Digest: text(f.Digest), Subject: text(f.Subject),
+			Signer: text(f.Signer),
 			Counts: f.Counts, Reason: text(f.Reason),
 		})
 	}

@@ -13,7 +13,9 @@ import (
 )
 
 // WatchDecisions sends decisions until the caller disconnects.
-func (s *Server) WatchDecisions(req *adminv1.WatchDecisionsRequest, stream adminv1.PullRecords_WatchDecisionsServer) error {
+func (s *Server) WatchDecisions(
+	req *adminv1.WatchDecisionsRequest, stream adminv1.PullRecords_WatchDecisionsServer,
+) error {
 	repository, err := repositoryOf("repository", req.GetRepository())
 	if err != nil {
 		return err

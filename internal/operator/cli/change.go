@@ -44,7 +44,8 @@ func ConsentFlags(cmd *cobra.Command) *Consent {
 // Answerable refuses a change that needs confirmation if there is no terminal for the question.
 func (c *Console) Answerable(how *Consent) error {
 	if !how.DryRun && !how.yes && !c.inTerminal {
-		return Misused("add --yes to do it, or --dry-run to see what it would do", "confirmation needed, and stdin is not a terminal")
+		return Misused("add --yes to do it, or --dry-run to see what it would do",
+			"confirmation needed, and stdin is not a terminal")
 	}
 	return nil
 }
@@ -89,8 +90,8 @@ type Change[R proto.Message] struct {
 	Plan, Done func(View, *Page, R)
 }
 
-// ChangeCommand makes cmd show what a call would change, and make it if the user agrees. The field dry_run of the request
-// decides what the call does. ChangeCommand adds the flags of consent and output.
+// ChangeCommand makes cmd show what a call would change, and make it if the user agrees. The field dry_run of the
+// request decides what the call does. ChangeCommand adds the flags of consent and output.
 func ChangeCommand[Q, R proto.Message](c *Console, cmd *cobra.Command, request Q,
 	call func(adminv1.PullRecordsClient, context.Context, Q, ...grpc.CallOption) (R, error), what Change[R],
 ) *cobra.Command {
@@ -204,7 +205,8 @@ func (v View) Revocation(p *Page, r *adminv1.RevokeResponse) {
 	for _, proof := range r.GetProofs() {
 		rows = append(rows, []string{
 			proof.GetPair().GetRepository(), v.ID(proof.GetPair().GetImageId()), v.ID(proof.GetProof().GetCredentialId()),
-			secretNames(proof.GetProof().GetSecrets()), v.age(proof.GetProof().GetLastProved()), v.age(proof.GetProof().GetLastUsed()),
+			secretNames(proof.GetProof().GetSecrets()), v.age(proof.GetProof().GetLastProved()),
+			v.age(proof.GetProof().GetLastUsed()),
 		})
 	}
 	for _, pair := range r.GetClosed() {
@@ -216,7 +218,8 @@ func (v View) Revocation(p *Page, r *adminv1.RevokeResponse) {
 	v.ending(p, r.GetGrants())
 	if len(r.GetMarked()) > 0 {
 		p.Gap()
-		p.PaintProse(Heed, "", "%s preloaded and not touched by this: under a policy that exempts preloaded images every pod may still use marked images. `pullgatectl preloaded forget` ends that.",
+		p.PaintProse(Heed, "", "%s preloaded and not touched by this: under a policy that exempts preloaded images every "+
+			"pod may still use marked images. `pullgatectl preloaded forget` ends that.",
 			Count(len(r.GetMarked()), "pair is", "pairs are"))
 		v.Marks(p, r.GetMarked())
 	}
@@ -255,7 +258,8 @@ func (v View) Acceptance(p *Page, r *adminv1.AcceptPreloadedResponse) {
 		return []string{pair.GetRepository(), v.ID(pair.GetImageId()), proved[pair.GetImageId()+" "+pair.GetRepository()]}
 	})
 	p.Gap()
-	p.PaintProse(Heed, "", "Access to %s was proved with credentials. Accepting them opens them to every pod, and needs --including-proved.",
+	p.PaintProse(Heed, "", "Access to %s was proved with credentials. Accepting them opens them to every pod, and needs "+
+		"--including-proved.",
 		Count(len(r.GetProved()), "of these pairs", "of these pairs"))
 }
 
@@ -270,7 +274,8 @@ func (v View) Forgetting(p *Page, r *adminv1.ForgetPreloadedResponse) {
 	v.ending(p, r.GetGrants())
 	if len(r.GetStillOpen()) > 0 {
 		p.Gap()
-		p.PaintProse(Heed, "", "Every pod may still use these names of the same images, because their records are open; `pullgatectl revoke --repository` closes them:")
+		p.PaintProse(Heed, "", "Every pod may still use these names of the same images, because their records are open; "+
+			"`pullgatectl revoke --repository` closes them:")
 		v.pairs(p, r.GetStillOpen())
 	}
 }
@@ -288,7 +293,8 @@ func (v View) EndorsementRevocation(p *Page, r *adminv1.RevokeEndorsementsRespon
 
 // EndorsementsRevoked prints what was revoked, in one sentence.
 func (View) EndorsementsRevoked(p *Page, r *adminv1.RevokeEndorsementsResponse) {
-	p.Prose("", "Revoked %s. Where a policy requires it, the images are pulled and verified again before a new pod can use them.",
+	p.Prose("", "Revoked %s. Where a policy requires it, the images are pulled and verified again before a new pod can "+
+		"use them.",
 		Count(len(r.GetEndorsements()), "endorsement", "endorsements"))
 }
 
@@ -315,7 +321,8 @@ func (View) Verification(p *Page, r *adminv1.VerifyStoreResponse) {
 		p.Paint(Good, "%s read in %s: the store is valid.", Count(r.GetValues(), "value", "values"), took)
 		return
 	}
-	p.Paint(Bad, "%s read in %s, %s unreadable. A start removes unreadable values and distrusts the store.", Count(r.GetValues(), "value", "values"), took, Count(len(r.GetProblems()), "place", "places"))
+	p.Paint(Bad, "%s read in %s, %s unreadable. A start removes unreadable values and distrusts the store.",
+		Count(r.GetValues(), "value", "values"), took, Count(len(r.GetProblems()), "place", "places"))
 	tableOf(p, []string{"WHERE", "WHAT"}, r.GetProblems(), func(problem *adminv1.StoreProblem) []string {
 		return []string{problem.GetWhere(), problem.GetWhat()}
 	})

@@ -90,7 +90,8 @@ func Path(from, endpoint string) (string, error) {
 	case !filepath.IsAbs(path):
 		return "", wrong("write unix:///path, with three slashes", "the path is not absolute")
 	case len(path) > longestPath:
-		return "", wrong("give pullgated a shorter admin.listen", "the path has %d bytes, more than the %d of a socket", len(path), longestPath)
+		return "", wrong("give pullgated a shorter admin.listen", "the path has %d bytes, more than the %d of a socket",
+			len(path), longestPath)
 	default:
 		return path, nil
 	}
@@ -126,7 +127,8 @@ func (l Link) Ask(ctx context.Context, f func(context.Context, adminv1.PullRecor
 		}),
 		// An answer may be larger than gRPC's default limit. The daemon is on this node, and trusted.
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32)),
-		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
+			invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 			ctx, cancel := l.limited(ctx)
 			defer cancel()
 			return invoke(ctx, method, req, reply, cc, opts...)
@@ -177,14 +179,17 @@ func notReached(path string, cause error) *ExitError {
 	var advice string
 	switch {
 	case cause == nil:
-		return &ExitError{ExitNotReached, program.Hintf("give --endpoint the socket of admin.listen, not that of the CRI; ss -xlp lists who listens",
-			"reach pullgated on %s: the program that listens there does not answer as pullgated does, or not within --timeout", path)}
+		return &ExitError{ExitNotReached, program.Hintf("give --endpoint the socket of admin.listen, not that of the CRI; "+
+			"ss -xlp lists who listens",
+			"reach pullgated on %s: the program that listens there does not answer as pullgated does, or not within --timeout",
+			path)}
 	case errors.Is(cause, fs.ErrPermission):
 		advice = "run it as root, or as the user that pullgated runs as"
 	case errors.Is(cause, syscall.ECONNREFUSED):
 		advice = "the socket exists and no process listens: pullgated has ended, start it with systemctl start pullgated"
 	default:
-		advice = "check that it runs: systemctl status pullgated; if its admin.listen is another socket, name that with --endpoint"
+		advice = "check that it runs: systemctl status pullgated; if its admin.listen is another socket, name that with " +
+			"--endpoint"
 	}
 	if number, ok := errors.AsType[syscall.Errno](cause); ok {
 		cause = number // the errors around it repeat the path
@@ -213,7 +218,8 @@ func answered(err error) error {
 	case codes.PermissionDenied:
 		advice = "only root and the user that pullgated runs as may use the admin API; run it as root"
 	case codes.Unimplemented:
-		advice = "that is the socket of another program, or of a pullgated that is older than pullgatectl: compare pullgatectl version with pullgated --version"
+		advice = "that is the socket of another program, or of a pullgated that is older than pullgatectl: compare " +
+			"pullgatectl version with pullgated --version"
 	case codes.Unavailable:
 		advice = "try again; if it fails again, see systemctl status pullgated"
 	case codes.Internal, codes.Unknown, codes.DataLoss:

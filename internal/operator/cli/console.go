@@ -108,11 +108,14 @@ func note(cmd *cobra.Command, begun *bool) {
 func (c *Console) Root(use, short, long string, commands ...*cobra.Command) *cobra.Command {
 	root := Group(use, short, long, commands...)
 	root.SilenceUsage, root.SilenceErrors = true, true
-	root.PersistentFlags().StringVar(&c.endpoint, "endpoint", "", "`socket` of pullgated's admin API, else $"+EndpointVariable+", else "+Default)
-	root.PersistentFlags().DurationVar(&c.timeout, "timeout", 10*time.Second, "how long to wait for one answer; 0 is without end, and so are watch and backup")
+	root.PersistentFlags().StringVar(&c.endpoint, "endpoint", "",
+		"`socket` of pullgated's admin API, else $"+EndpointVariable+", else "+Default)
+	root.PersistentFlags().DurationVar(&c.timeout, "timeout", 10*time.Second,
+		"how long to wait for one answer; 0 is without end, and so are watch and backup")
 	root.SetFlagErrorFunc(wrongFlag)
 	// A group can run only to return an error, so that is not a usage.
-	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "{{if .Runnable}}", "{{if and .Runnable (not .HasAvailableSubCommands)}}", 1))
+	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "{{if .Runnable}}",
+		"{{if and .Runnable (not .HasAvailableSubCommands)}}", 1))
 
 	root.SetHelpCommand(helpCommand())
 	root.InitDefaultHelpCmd()

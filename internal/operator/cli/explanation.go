@@ -15,9 +15,10 @@ const mostProofs = 10
 // what would change that. The sentences are from the daemon.
 func (v View) Explanation(p *Page, e *adminv1.ExplainResponse) {
 	colour := Heed
-	if e.GetVerdict() == adminv1.Verdict_VERDICT_ALLOW && !slices.ContainsFunc(e.GetPolicyAnswers(), func(a *adminv1.PolicyAnswer) bool {
-		return a.GetAdmission() != adminv1.Admission_ADMISSION_ADMIT
-	}) {
+	if e.GetVerdict() == adminv1.Verdict_VERDICT_ALLOW &&
+		!slices.ContainsFunc(e.GetPolicyAnswers(), func(a *adminv1.PolicyAnswer) bool {
+			return a.GetAdmission() != adminv1.Admission_ADMISSION_ADMIT
+		}) {
 		colour = Good
 	}
 	p.PaintProse(colour, "", "%s", e.GetSummary())
@@ -33,7 +34,8 @@ func (v View) Explanation(p *Page, e *adminv1.ExplainResponse) {
 
 // PoliciesDeny reports whether policies certainly deny the sandbox or a container.
 func PoliciesDeny(e *adminv1.ExplainResponse) bool {
-	return slices.ContainsFunc(e.GetPolicyAnswers(), func(a *adminv1.PolicyAnswer) bool { return a.GetAdmission() == adminv1.Admission_ADMISSION_DENY })
+	return slices.ContainsFunc(e.GetPolicyAnswers(),
+		func(a *adminv1.PolicyAnswer) bool { return a.GetAdmission() == adminv1.Admission_ADMISSION_DENY })
 }
 
 func policyAnswers(p *Page, e *adminv1.ExplainResponse) {
@@ -70,7 +72,8 @@ func policyAnswers(p *Page, e *adminv1.ExplainResponse) {
 		}
 	}
 	if n := e.GetUnjudgedRestrictions(); n > 0 {
-		p.Prose("  ", "This node cannot judge %s; pullgatectl policy list shows which.", Count(int(n), "restriction", "restrictions"))
+		p.Prose("  ", "This node cannot judge %s; pullgatectl policy list shows which.",
+			Count(int(n), "restriction", "restrictions"))
 	}
 }
 
@@ -84,7 +87,8 @@ func printFinding(p *Page, f *adminv1.Finding) {
 	case f.GetReason() != "" || f.GetMessage() != "":
 		p.Prose("    - ", "%s", f.GetMessage())
 	case len(f.GetSigners()) > 0:
-		p.Prose("    - ", "signed as policy %s requires by %s, digest %s", f.GetPolicy(), strings.Join(f.GetSigners(), "; "), f.GetDigest())
+		p.Prose("    - ", "signed as policy %s requires by %s, digest %s", f.GetPolicy(), strings.Join(f.GetSigners(), "; "),
+			f.GetDigest())
 	case f.GetPolicy() != "":
 		p.Prose("    - ", "accepted by policy %s", f.GetPolicy())
 	}
@@ -199,7 +203,8 @@ func (v View) recordRows(row func(name, format string, args ...any), facts *admi
 		if carriedOver(proof) {
 			proved = "carried over, not yet confirmed by the registry; the Secret's earlier content proved"
 		}
-		row("proof", "credential %s%s: %s %s, last proved %s, last used %s%s", v.ID(proof.GetCredentialId()), ofSecrets(proof.GetSecrets()...),
+		row("proof", "credential %s%s: %s %s, last proved %s, last used %s%s", v.ID(proof.GetCredentialId()),
+			ofSecrets(proof.GetSecrets()...),
 			proved, v.ago(proof.GetFirstProved()), v.ago(proof.GetLastProved()), v.ago(proof.GetLastUsed()), more)
 	}
 	if r.GetRevoked() != nil {

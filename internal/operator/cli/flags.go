@@ -87,7 +87,8 @@ func ofGrants(collect func(*adminv1.PodRef) string) source {
 }
 
 func collected[Q proto.Message, A ListPage, E any](request Q,
-	ask func(adminv1.PullRecordsClient, context.Context, Q, ...grpc.CallOption) (A, error), entries func(A) []E, collect func(E) []string,
+	ask func(adminv1.PullRecordsClient, context.Context, Q, ...grpc.CallOption) (A, error), entries func(A) []E,
+	collect func(E) []string,
 ) source {
 	return func(ctx context.Context, api adminv1.PullRecordsClient) (all []string, err error) {
 		found, _, err := List(ctx, api, 0, request, ask)
@@ -102,7 +103,8 @@ func collected[Q proto.Message, A ListPage, E any](request Q,
 func (c *Console) CompleteFlags(cmd *cobra.Command) {
 	for flag, from := range ofFlags() {
 		if cmd.Flags().Lookup(flag) != nil {
-			_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, begun string) ([]string, cobra.ShellCompDirective) {
+			_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, begun string) ([]string,
+				cobra.ShellCompDirective) {
 				return c.complete(cmd, begun, from), cobra.ShellCompDirectiveNoFileComp
 			})
 		}
@@ -153,8 +155,8 @@ var (
 // IsID reports whether an argument is an image ID, or a beginning of one that is long enough, and not a name.
 func IsID(image string) bool { return beginningOfID.MatchString(strings.TrimPrefix(image, "sha256:")) }
 
-// expandIDs replaces the beginnings of IDs in a request, as tables show them, by the whole IDs. Empty and whole ones are
-// unchanged.
+// expandIDs replaces the beginnings of IDs in a request, as tables show them, by the whole IDs. Empty and whole ones
+// are unchanged.
 func expandIDs(ctx context.Context, api adminv1.PullRecordsClient, request proto.Message) error {
 	m := request.ProtoReflect()
 	for _, of := range []struct {
@@ -227,6 +229,7 @@ func expand(
 	case 1:
 		return fitting[0], nil
 	default:
-		return "", program.Hintf("give more digits", "--%s %s: ambiguous ID prefix: %s", flag, prefix, strings.Join(fitting, ", "))
+		return "", program.Hintf("give more digits", "--%s %s: ambiguous ID prefix: %s", flag, prefix,
+			strings.Join(fitting, ", "))
 	}
 }

@@ -76,7 +76,8 @@ func (v View) Images(p *Page, images []*adminv1.Image) {
 				since = k.mark.GetSet()
 			}
 			rows = append(rows, []string{
-				v.ID(i.GetImageId()), presence(i.GetPresence()), k.repository, tags(i, k.repository), k.access(), v.age(since), v.age(k.record.GetLastUsed()),
+				v.ID(i.GetImageId()), presence(i.GetPresence()), k.repository, tags(i, k.repository), k.access(), v.age(since),
+				v.age(k.record.GetLastUsed()),
 			})
 		}
 		if len(known) == 0 {
@@ -139,13 +140,15 @@ func (v View) record(p *Page, r *adminv1.Record) {
 	head := []string{"  CREDENTIAL", "SECRETS", "FIRST PROVED", "LAST PROVED", "LAST USED", "EXPIRES", "REFUSED"}
 	tableOf(p, head, r.GetProofs(), func(proof *adminv1.Proof) []string {
 		return []string{
-			"  " + v.ID(proof.GetCredentialId()), secretNames(proof.GetSecrets()), v.age(proof.GetFirstProved()), v.age(proof.GetLastProved()),
+			"  " + v.ID(proof.GetCredentialId()), secretNames(proof.GetSecrets()), v.age(proof.GetFirstProved()),
+			v.age(proof.GetLastProved()),
 			v.age(proof.GetLastUsed()), v.expiry(proof.GetExpires()), v.age(proof.GetDenied()),
 		}
 	})
 	for _, proof := range r.GetProofs() {
 		if carriedOver(proof) {
-			p.Prose("  ", "%s is carried over from an earlier content of its Secret, not yet confirmed by the registry.", v.ID(proof.GetCredentialId()))
+			p.Prose("  ", "%s is carried over from an earlier content of its Secret, not yet confirmed by the registry.",
+				v.ID(proof.GetCredentialId()))
 		}
 	}
 }
@@ -168,24 +171,29 @@ func (v View) Intents(p *Page, intents []*adminv1.Intent) {
 
 // Grants prints which pods may use which images.
 func (v View) Grants(p *Page, grants []*adminv1.Grant) {
-	tableOf(p, []string{"POD", "UID", "REPOSITORY", "IMAGE ID", "REASON", "CREDENTIAL"}, grants, func(g *adminv1.Grant) []string {
-		name := ""
-		if g.GetPod().GetName() != "" {
-			name = podName(g.GetPod())
-		}
-		return []string{name, g.GetPod().GetUid(), g.GetPair().GetRepository(), v.ID(g.GetPair().GetImageId()), g.GetReason(), v.ID(g.GetCredentialId())}
-	})
+	tableOf(p, []string{"POD", "UID", "REPOSITORY", "IMAGE ID", "REASON", "CREDENTIAL"}, grants,
+		func(g *adminv1.Grant) []string {
+			name := ""
+			if g.GetPod().GetName() != "" {
+				name = podName(g.GetPod())
+			}
+			return []string{name, g.GetPod().GetUid(), g.GetPair().GetRepository(), v.ID(g.GetPair().GetImageId()),
+				g.GetReason(),
+				v.ID(g.GetCredentialId())}
+		})
 }
 
 // Pods prints the images of pods, and what would happen to them.
 func (View) Pods(p *Page, r *adminv1.ListPodsResponse) {
-	tableOf(p, []string{"POD", "CONTAINER", "IMAGE", "STATE", "PULL SECRET"}, r.GetImages(), func(i *adminv1.PodImage) []string {
-		return []string{i.GetNamespace() + "/" + i.GetPod(), i.GetContainer(), i.GetImage(), i.GetState(), pullSecrets(i)}
-	})
+	tableOf(p, []string{"POD", "CONTAINER", "IMAGE", "STATE", "PULL SECRET"}, r.GetImages(),
+		func(i *adminv1.PodImage) []string {
+			return []string{i.GetNamespace() + "/" + i.GetPod(), i.GetContainer(), i.GetImage(), i.GetState(), pullSecrets(i)}
+		})
 	if !r.GetEnforcing() {
 		p.Prose("", "This node does not enforce: a missing proof denies nothing.")
 	}
-	if !r.GetPoliciesEnforcing() && slices.ContainsFunc(r.GetImages(), func(i *adminv1.PodImage) bool { return strings.HasPrefix(i.GetState(), "denied by ") }) {
+	if !r.GetPoliciesEnforcing() && slices.ContainsFunc(r.GetImages(),
+		func(i *adminv1.PodImage) bool { return strings.HasPrefix(i.GetState(), "denied by ") }) {
 		p.Prose("", "Policies are not enforced (admission.enforce is false): they deny nothing.")
 	}
 }
@@ -221,7 +229,8 @@ func (v View) Endorsements(p *Page, endorsements []*adminv1.Endorsement) {
 			rules = "none in use"
 		}
 		return []string{
-			e.GetPair().GetRepository(), v.ID(e.GetPair().GetImageId()), rules, v.requirement(e.GetRequirement()), strings.Join(e.GetSigners(), "; "),
+			e.GetPair().GetRepository(), v.ID(e.GetPair().GetImageId()), rules, v.requirement(e.GetRequirement()),
+			strings.Join(e.GetSigners(), "; "),
 			v.age(e.GetVerified()), expires,
 		}
 	})
@@ -271,7 +280,10 @@ func repositories(i *adminv1.Image) []*repository {
 	for _, name := range i.GetUnreadable() {
 		of(name).unreadable = true
 	}
-	return slices.SortedFunc(maps.Values(by), func(a, b *repository) int { return cmp.Compare(a.repository, b.repository) })
+	return slices.SortedFunc(maps.Values(by), func(a,
+		b *repository) int {
+		return cmp.Compare(a.repository, b.repository)
+	})
 }
 
 // access returns in a word or two which pods may use it.

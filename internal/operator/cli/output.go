@@ -68,7 +68,8 @@ func OutputFlags(cmd *cobra.Command) *Output {
 func FormatFlag(cmd *cobra.Command) *Output {
 	o := &Output{Format: AsTable}
 	cmd.Flags().VarP(&o.Format, "output", "o", "how to print it: table, json or yaml")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "json", "yaml"},
+		cobra.ShellCompDirectiveNoFileComp))
 	return o
 }
 
@@ -100,7 +101,8 @@ func (c *Console) Print(o *Output, m any, draw func(View, *Page)) error {
 // ShowCommand makes cmd make a call and print its answer. then returns the error of the command by the answer; nil is
 // allowed.
 func ShowCommand[R any](c *Console, cmd *cobra.Command, o *Output,
-	call func(ctx context.Context, api adminv1.PullRecordsClient, args []string) (R, error), draw func(View, *Page, R), then func(R) error,
+	call func(ctx context.Context, api adminv1.PullRecordsClient, args []string) (R, error), draw func(View, *Page, R),
+	then func(R) error,
 ) *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {

@@ -33,7 +33,8 @@ func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	store := s.GetStore()
 	line(Plain, "Store", "%s, format %d, %s", store.GetPath(), store.GetFormat(), Size(store.GetBytes()))
 	counts := []string{
-		Count(store.GetRecords(), "record", "records"), Count(store.GetIntents(), "intent", "intents"), Count(store.GetMarks(), "preloaded mark", "preloaded marks"),
+		Count(store.GetRecords(), "record", "records"), Count(store.GetIntents(), "intent", "intents"),
+		Count(store.GetMarks(), "preloaded mark", "preloaded marks"),
 	}
 	if n := store.GetEndorsements(); n > 0 { // only on nodes that verify signatures
 		counts = append(counts, Count(n, "endorsement", "endorsements"))
@@ -55,7 +56,8 @@ func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	case source.GetSynced():
 		line(Good, "Pod source", "node %s, synced, %s", source.GetNode(), Count(source.GetPods(), "pod", "pods"))
 	default:
-		line(Heed, "Pod source", "node %s, NOT synced with the API server, %s known", cmp.Or(source.GetNode(), "unknown"), Count(source.GetPods(), "pod", "pods"))
+		line(Heed, "Pod source", "node %s, NOT synced with the API server, %s known", cmp.Or(source.GetNode(), "unknown"),
+			Count(source.GetPods(), "pod", "pods"))
 	}
 	line(Plain, "Grants", "%d", s.GetGrants())
 	switch log := s.GetDecisionLog(); {
@@ -82,7 +84,8 @@ func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	case r.GetError() == "":
 		line(Plain, "Configuration", "%sread %s", file, v.ago(r.GetAt()))
 	default:
-		line(Bad, "Configuration", "%sread %s and invalid, the previous one is in force: %s", file, v.ago(r.GetAt()), r.GetError())
+		line(Bad, "Configuration", "%sread %s and invalid, the previous one is in force: %s", file, v.ago(r.GetAt()),
+			r.GetError())
 	}
 	line(Plain, "Version", "%s (commit %s)", s.GetVersion(), s.GetCommit())
 	line(Plain, "Started", "%s", v.ago(s.GetStarted()))
@@ -117,7 +120,8 @@ func (View) Policies(p *Page, r *adminv1.ListPoliciesResponse) {
 		p.Paint(Heed, "Enforcing  no, denials are only reported (admission.enforce)")
 	}
 	if r.GetReloadError() != "" {
-		p.PaintProse(Heed, "Error      ", "the folder is invalid, the last valid policies stay in use: %s", r.GetReloadError())
+		p.PaintProse(Heed, "Error      ", "the folder is invalid, the last valid policies stay in use: %s",
+			r.GetReloadError())
 	}
 	var rows [][]string
 	unjudged := 0
@@ -177,7 +181,8 @@ func reviewBackends(p *Page, backends []*adminv1.Policy) {
 		if !b.GetIncludeImageVolumes() {
 			volumes = "not reviewed"
 		}
-		return []string{policy.GetKind(), policy.GetName(), byDefault, kept(b.GetAllowTtl()), kept(b.GetDenyTtl()), volumes, boundTo(policy)}
+		return []string{policy.GetKind(), policy.GetName(), byDefault, kept(b.GetAllowTtl()), kept(b.GetDenyTtl()), volumes,
+			boundTo(policy)}
 	})
 }
 
@@ -205,7 +210,8 @@ func signatureRules(p *Page, policies []*adminv1.Policy) {
 				mode = "audit"
 			}
 			rows = append(rows, []string{
-				policy.GetKind(), policy.GetName(), r.GetName(), mode, r.GetNamespaces(), strings.Join(r.GetImages(), ", "), strings.Join(requires, "; "),
+				policy.GetKind(), policy.GetName(), r.GetName(), mode, r.GetNamespaces(), strings.Join(r.GetImages(), ", "),
+				strings.Join(requires, "; "),
 			})
 		}
 	}
@@ -227,7 +233,8 @@ func Unjudged(which string, refuse bool) string {
 	if refuse {
 		effect = "they do not match"
 	}
-	return which + " node cannot judge these restrictions, because no message to it carries the field; " + effect + " (admission.unjudged):"
+	return which + " node cannot judge these restrictions, because no message to it carries the field; " + effect +
+		" (admission.unjudged):"
 }
 
 func boundTo(p *adminv1.Policy) string {
@@ -263,17 +270,18 @@ func (v View) VerifiedImage(p *Page, image string, r *adminv1.VerifyImageRespons
 		return
 	}
 	p.Gap()
-	tableOf(p, []string{"COUNTS", "SIGNER", "SIGNS", "FOUND BY", "SIGNATURE", "WHY"}, r.GetSignatures(), func(s *adminv1.ImageSignature) []string {
-		counts := "no"
-		if s.GetCounts() {
-			counts = "yes"
-		}
-		signer := s.GetSigner()
-		if signer == "" {
-			signer = "unknown"
-		}
-		return []string{counts, signer, v.ID(s.GetSubject()), s.GetFoundBy(), v.ID(s.GetDigest()), s.GetReason()}
-	})
+	tableOf(p, []string{"COUNTS", "SIGNER", "SIGNS", "FOUND BY", "SIGNATURE", "WHY"}, r.GetSignatures(),
+		func(s *adminv1.ImageSignature) []string {
+			counts := "no"
+			if s.GetCounts() {
+				counts = "yes"
+			}
+			signer := s.GetSigner()
+			if signer == "" {
+				signer = "unknown"
+			}
+			return []string{counts, signer, v.ID(s.GetSubject()), s.GetFoundBy(), v.ID(s.GetDigest()), s.GetReason()}
+		})
 }
 
 func defaultText(d *adminv1.VerifiedRule) string {

@@ -105,7 +105,8 @@ const maxFindings = 100
 func findingsOf(d admission.Decision) []finding {
 	var decided, open, admitting, others []finding
 	for _, f := range d.Findings {
-		w := finding{f.Validator, f.Policy, f.Rule, f.Answer.String(), string(f.Reason), f.Audit, f.FailedOpen, f.Signers, f.AuditAnnotations}
+		w := finding{f.Validator, f.Policy, f.Rule, f.Answer.String(), string(f.Reason), f.Audit, f.FailedOpen, f.Signers,
+			f.AuditAnnotations}
 		switch {
 		case f.FailedOpen:
 			open = append(open, w)
@@ -157,11 +158,15 @@ func (e *entry) line(dropped uint64) ([]byte, error) {
 	to.SetEscapeHTML(false)
 	d, v := e.decided, e.decided.Verdict
 	err := to.Encode(written{
-		V: Version, Time: e.at.UTC().Format(timeFormat), Call: d.Call, Pod: pod{UID: d.Pod.UID, Namespace: d.Pod.Namespace, Name: d.Pod.Name, Static: d.Pod.Static},
-		Image: d.Image, ImageID: v.Pair.ImageID, Repository: d.Repository, Verdict: v.Verdict.String(), Reason: string(v.Reason),
-		CredentialID: string(v.Credential), Secret: secret{Namespace: d.Secret.Namespace, Name: d.Secret.Name}, PullPolicy: d.PullPolicy,
-		Outcome: d.Outcome, Shadow: d.Shadow, Took: d.Took.Seconds(), Dropped: dropped,
-		Container: d.Container, Digest: digestOf(d.Admission), PolicyHash: d.Admission.PolicyHash, Policies: findingsOf(d.Admission),
+		V: Version, Time: e.at.UTC().Format(timeFormat), Call: d.Call,
+		Pod:   pod{UID: d.Pod.UID, Namespace: d.Pod.Namespace, Name: d.Pod.Name, Static: d.Pod.Static},
+		Image: d.Image, ImageID: v.Pair.ImageID, Repository: d.Repository, Verdict: v.Verdict.String(),
+		Reason:       string(v.Reason),
+		CredentialID: string(v.Credential), Secret: secret{Namespace: d.Secret.Namespace, Name: d.Secret.Name},
+		PullPolicy: d.PullPolicy,
+		Outcome:    d.Outcome, Shadow: d.Shadow, Took: d.Took.Seconds(), Dropped: dropped,
+		Container: d.Container, Digest: digestOf(d.Admission), PolicyHash: d.Admission.PolicyHash,
+		Policies: findingsOf(d.Admission),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("write a decision as JSON: %w", err)

@@ -214,7 +214,8 @@ var ErrNotALog = errors.New("decisions: not a log of decisions")
 var errEnded = errors.New("decisions: log has ended")
 
 // PathHint says what to do about a path that cannot be used.
-const PathHint = `set decisionLog.path to a file of its own in a directory that exists and that pullgated may write, or to "" for none`
+const PathHint = "set decisionLog.path to a file of its own in a directory that exists and that pullgated may write, " +
+	`or to "" for none`
 
 // mode is the mode of a new file. An existing file keeps its mode.
 const mode = 0o600

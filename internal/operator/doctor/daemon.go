@@ -58,29 +58,36 @@ func (n Node) daemon(context.Context) []Finding {
 	add := func(f Finding) { all = append(all, f) }
 	if !s.GetEnforcing() {
 		if policyOf(s.GetConfiguration()) == string(policy.ModeNeverVerify) {
-			add(warn("set imagePullCredentialsVerificationPolicy to another one", "the policy is NeverVerify: every pod may use every image"))
+			add(warn("set imagePullCredentialsVerificationPolicy to another one",
+				"the policy is NeverVerify: every pod may use every image"))
 		} else {
-			add(warn("remove noPullImageSecretRecheck and restart pullgated, once image_pull_secret_recheck_miss shows what that costs",
+			add(warn("remove noPullImageSecretRecheck and restart pullgated, once image_pull_secret_recheck_miss shows what "+
+				"that costs",
 				"shadow mode: a missing proof is recorded and counted, and denies nothing"))
 		}
 	}
 	for _, l := range s.GetNotListening() {
-		add(warn("free the address, or set "+l.GetField()+" to another one and restart pullgated", "%s is not bound, pullgated tries again: %s", l.GetField(), l.GetError()))
+		add(warn("free the address, or set "+l.GetField()+" to another one and restart pullgated",
+			"%s is not bound, pullgated tries again: %s", l.GetField(), l.GetError()))
 	}
 	if e := s.GetReload().GetError(); e != "" {
-		add(warn("correct the file, then systemctl reload pullgated", "the configuration was read again and refused, the one before is in force: %s", e))
+		add(warn("correct the file, then systemctl reload pullgated",
+			"the configuration was read again and refused, the one before is in force: %s", e))
 	}
 	if r := s.GetRuntime(); !r.GetUp() {
-		add(fail("systemctl status of the runtime; compare runtimeEndpoint with where it listens", "pullgated does not reach the runtime at %s", r.GetEndpoint()))
+		add(fail("systemctl status of the runtime; compare runtimeEndpoint with where it listens",
+			"pullgated does not reach the runtime at %s", r.GetEndpoint()))
 	}
 	if p := s.GetPodSource(); p == nil {
-		add(ok("no pod source: a pod with Never runs only if it proved the image before, see https://github.com/pullgate/pullgate/blob/main/docs/credentials.md#the-pod-source"))
+		add(ok("no pod source: a pod with Never runs only if it proved the image before, see " +
+			"https://github.com/pullgate/pullgate/blob/main/docs/credentials.md#the-pod-source"))
 	} else if !p.GetSynced() {
 		add(warn("check the API server, and the messages about the pod source in journalctl -u pullgated",
 			"the pod source is not synced with the API server: new pods are judged by CRI data only"))
 	}
 	if d := s.GetDecisionLog().GetDropped(); d > 0 {
-		add(warn("check free space and permissions at "+s.GetDecisionLog().GetPath(), "%s missing in the decision log", counted(d, "decision")))
+		add(warn("check free space and permissions at "+s.GetDecisionLog().GetPath(), "%s missing in the decision log",
+			counted(d, "decision")))
 	}
 	return all
 }
@@ -92,7 +99,8 @@ func (n Node) otherConfiguration() []Finding {
 		if file == filepath.Clean(n.ConfigPath) {
 			return nil
 		}
-		return []Finding{fail("pullgatectl doctor --config "+file, "pullgated runs with the configuration %s, and doctor checked %s", file, n.ConfigPath)}
+		return []Finding{fail("pullgatectl doctor --config "+file,
+			"pullgated runs with the configuration %s, and doctor checked %s", file, n.ConfigPath)}
 	}
 	if n.Status != nil {
 		return nil // the status has no path
@@ -110,7 +118,8 @@ func (n Node) otherConfiguration() []Finding {
 			file = filepath.Join(cwd, file)
 		}
 		if filepath.Clean(file) != filepath.Clean(n.ConfigPath) {
-			return []Finding{fail("pullgatectl doctor --config "+file, "%s runs with the configuration %s, and doctor checked %s", p, file, n.ConfigPath)}
+			return []Finding{fail("pullgatectl doctor --config "+file,
+				"%s runs with the configuration %s, and doctor checked %s", p, file, n.ConfigPath)}
 		}
 	}
 	return nil
@@ -135,15 +144,20 @@ func (n Node) recorded(ctx context.Context) []Finding {
 	var all []Finding
 	if s := n.Status.GetStore(); s != nil {
 		if d := s.GetDistrust(); d != nil {
-			all = append(all, warn("list the images with pullgatectl distrust end --dry-run, then end distrust, or let pods prove access again",
-				"the store is distrusted since %s, no further image is marked preloaded: %s", d.GetSince().AsTime().Format(time.RFC3339), d.GetReason()))
+			all = append(all, warn("list the images with pullgatectl distrust end --dry-run, then end distrust, or let pods "+
+				"prove access again",
+				"the store is distrusted since %s, no further image is marked preloaded: %s",
+				d.GetSince().AsTime().Format(time.RFC3339), d.GetReason()))
 		}
-		if m := s.GetMarks(); m > 0 && policyOf(n.Status.GetConfiguration()) == string(policy.ModeNeverVerifyPreloadedImages) {
-			all = append(all, warn("list them with pullgatectl preloaded list; close those that not every pod may use with pullgatectl preloaded forget",
+		if m := s.GetMarks(); m > 0 &&
+			policyOf(n.Status.GetConfiguration()) == string(policy.ModeNeverVerifyPreloadedImages) {
+			all = append(all, warn("list them with pullgatectl preloaded list; close those that not every pod may use with "+
+				"pullgatectl preloaded forget",
 				"%s: every pod may use an image that is marked", counted(m, "preloaded mark")))
 		}
 		if len(all) == 0 {
-			all = append(all, ok("%s, %s, no preloaded mark that counts, not distrusted", counted(s.GetRecords(), "record"), counted(s.GetIntents(), "intent")))
+			all = append(all, ok("%s, %s, no preloaded mark that counts, not distrusted", counted(s.GetRecords(), "record"),
+				counted(s.GetIntents(), "intent")))
 		}
 		return all
 	}
@@ -154,14 +168,18 @@ func (n Node) recorded(ctx context.Context) []Finding {
 	case errors.Is(err, fs.ErrNotExist):
 		return []Finding{unknown("start pullgated, which creates it", "%s not found", path)}
 	case errors.Is(err, offline.ErrInUse):
-		return []Finding{unknown("see the findings about the daemon", "%s is open in a pullgated that does not respond", path)}
+		return []Finding{unknown("see the findings about the daemon", "%s is open in a pullgated that does not respond",
+			path)}
 	case errors.Is(err, offline.ErrNewerFormat):
-		return []Finding{fail("install the version that wrote it, or move it away: every image then needs proof once", "%s: %v", path, err)}
+		return []Finding{fail("install the version that wrote it, or move it away: every image then needs proof once",
+			"%s: %v", path, err)}
 	case err != nil:
 		return []Finding{unknown("run it as root", "%s: %v", path, err)}
 	case len(v.Problems) > 0:
-		return []Finding{fail("check the disk; for a damaged store see https://github.com/pullgate/pullgate/blob/main/docs/store.md#a-lost-or-damaged-store",
-			"%s cannot be read in %s, the first: %s: %s", path, counted(len(v.Problems)+v.Omitted, "place"), v.Problems[0].Where, v.Problems[0].What)}
+		return []Finding{fail("check the disk; for a damaged store see "+
+			"https://github.com/pullgate/pullgate/blob/main/docs/store.md#a-lost-or-damaged-store",
+			"%s cannot be read in %s, the first: %s: %s", path, counted(len(v.Problems)+v.Omitted, "place"), v.Problems[0].Where,
+			v.Problems[0].What)}
 	}
 	return []Finding{ok("%s is valid, with %d values", path, v.Values)}
 }
@@ -221,7 +239,8 @@ func (n Node) sockets(ctx context.Context) []Finding {
 	var all []Finding
 	folders := []string{}
 	if found := n.otherConfiguration(); found != nil {
-		return append(all, unknown(found[0].Remediation, "the sockets of pullgated: %s", found[0].Found), n.runtimeSocket(ctx, socketPath(n.Config.RuntimeEndpoint)))
+		return append(all, unknown(found[0].Remediation, "the sockets of pullgated: %s", found[0].Found),
+			n.runtimeSocket(ctx, socketPath(n.Config.RuntimeEndpoint)))
 	}
 	for _, s := range []struct{ field, endpoint string }{
 		{"listen", n.Config.Listen},
@@ -246,7 +265,8 @@ func (n Node) sockets(ctx context.Context) []Finding {
 func (n Node) own(ctx context.Context, field, path string) (all []Finding) {
 	info, err := n.socket(path)
 	if err != nil {
-		return []Finding{failed(err, "systemctl status pullgated; then compare "+field+" with where it listens", "%s: %v", field, err)}
+		return []Finding{failed(err, "systemctl status pullgated; then compare "+field+" with where it listens", "%s: %v",
+			field, err)}
 	}
 	all = private(info, path, 0o600)
 	peer, err := n.peer(ctx, path)
@@ -256,7 +276,8 @@ func (n Node) own(ctx context.Context, field, path string) (all []Finding) {
 	case err != nil:
 		all = append(all, fail("systemctl restart pullgated", "%s: %s: %v", field, path, err))
 	case peer.name != "" && peer.name != "pullgated" && peer.name != "systemd": // systemd keeps it for pullgated
-		all = append(all, fail(fmt.Sprintf("stop process %d, or set %s to another path, then restart pullgated", peer.pid, field),
+		all = append(all, fail(fmt.Sprintf("stop process %d, or set %s to another path, then restart pullgated", peer.pid,
+			field),
 			"%s: %s is served by %s", field, path, peer))
 	case len(all) == 0:
 		all = append(all, ok("%s: %s is served by %s", field, path, peer))
@@ -267,7 +288,8 @@ func (n Node) own(ctx context.Context, field, path string) (all []Finding) {
 func (n Node) runtimeSocket(ctx context.Context, path string) Finding {
 	info, err := n.socket(path)
 	if err != nil {
-		return failed(err, "systemctl status containerd; compare runtimeEndpoint with where the runtime listens", "runtimeEndpoint: %v", err)
+		return failed(err, "systemctl status containerd; compare runtimeEndpoint with where the runtime listens",
+			"runtimeEndpoint: %v", err)
 	}
 	if disk.OthersWrite(info, 0) {
 		return fail("allow only root to use it, in the runtime's configuration (grpc.uid, grpc.gid)",

@@ -39,7 +39,8 @@ func (n Node) kubelet(ctx context.Context) []Finding {
 		next.Found += ", once it is restarted"
 		return append([]Finding{now, next}, others...)
 	case now.Level == Fail && next.Level == OK:
-		return append([]Finding{now, warn("restart the kubelet; running pods continue", "%s, once it is restarted", next.Found)}, others...)
+		return append([]Finding{now, warn("restart the kubelet; running pods continue", "%s, once it is restarted",
+			next.Found)}, others...)
 	}
 	return append([]Finding{now}, others...)
 }
@@ -84,7 +85,8 @@ func (h Host) CheckRoot(ctx context.Context, unit, root string) error {
 		if _, err := os.Stat(filepath.Join(root, "pods")); !errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
-		return fmt.Errorf("admission.kubeletRoot: %s/pods not found; if a kubelet has run on this node, set admission.kubeletRoot to its --root-dir", root)
+		return fmt.Errorf("admission.kubeletRoot: %s/pods not found; if a kubelet has run on this node, set "+
+			"admission.kubeletRoot to its --root-dir", root)
 	}
 	if found.Running != nil {
 		return found.Running.CheckRoot(root)
@@ -95,7 +97,8 @@ func (h Host) CheckRoot(ctx context.Context, unit, root string) error {
 // kubeletProcesses checks the running kubelets, if no unit shows what a kubelet dials.
 func (n Node) kubeletProcesses(why error) (all []Finding) {
 	if errors.Is(why, ErrSeveralKubelets) || errors.Is(why, fs.ErrPermission) {
-		return []Finding{unknown("run it as root; pullgatectl node status --unit UNIT shows it for one unit", "what the kubelet dials: %v", why)}
+		return []Finding{unknown("run it as root; pullgatectl node status --unit UNIT shows it for one unit",
+			"what the kubelet dials: %v", why)}
 	}
 	for _, p := range n.running("kubelet", "k3s", "k3s-server", "k3s-agent", "rke2") {
 		s, err := n.ProcessSettings(p.pid)
@@ -106,7 +109,8 @@ func (n Node) kubeletProcesses(why error) (all []Finding) {
 		all = append(append(all, n.judge(p.String(), s)), n.kubeletRoot(s)...)
 	}
 	if len(all) == 0 {
-		all = append(all, unknown("run it on the node, as root, with the kubelet running", "what the kubelet dials: no kubelet process found: %v", why))
+		all = append(all, unknown("run it on the node, as root, with the kubelet running",
+			"what the kubelet dials: no kubelet process found: %v", why))
 	}
 	return all
 }

@@ -43,7 +43,8 @@ const unitProperties = "Id,LoadState,ActiveState,SubState,MainPID,NRestarts,Invo
 func (h Host) Units(ctx context.Context, names ...string) ([]Unit, error) {
 	out, err := h.Run(ctx, "systemctl", append([]string{"show", "--property=" + unitProperties, "--"}, names...)...)
 	if err != nil {
-		return nil, program.Hintf("this requires a node on which systemd runs the kubelet; otherwise set the kubelet's endpoint by hand: see https://github.com/pullgate/pullgate/blob/main/docs/install.md",
+		return nil, program.Hintf("this requires a node on which systemd runs the kubelet; otherwise set the kubelet's "+
+			"endpoint by hand: see https://github.com/pullgate/pullgate/blob/main/docs/install.md",
 			"ask systemd for %s: %w", strings.Join(names, ", "), err)
 	}
 	var units []Unit

@@ -43,13 +43,15 @@ func (n Node) disk(context.Context) []Finding {
 	}
 	var all []Finding
 	if d.Remote {
-		all = append(all, fail("set stateDir to a directory on a local disk", "%s is on a network file system, and the store locks and maps its file", dir))
+		all = append(all, fail("set stateDir to a directory on a local disk",
+			"%s is on a network file system, and the store locks and maps its file", dir))
 	}
 	if d.Volatile {
 		all = append(all, warn("set stateDir to a directory on a disk", "%s", inMemory(dir)))
 	}
 	if d.Inodes > 0 && d.FreeNodes < littleNodes {
-		all = append(all, warn("delete files there: no store can be created or backed up without a free inode", "%s has %d inodes free", dir, d.FreeNodes))
+		all = append(all, warn("delete files there: no store can be created or backed up without a free inode",
+			"%s has %d inodes free", dir, d.FreeNodes))
 	}
 	return all
 }
@@ -75,7 +77,8 @@ func (n Node) space(context.Context) []Finding {
 
 // boot checks that pullgated runs after the next boot: otherwise the node would not work.
 func (n Node) boot(ctx context.Context) []Finding {
-	out, err := n.Run(ctx, "systemctl", "show", "--property=LoadState,UnitFileState", "--", "pullgated.service", "pullgated.socket")
+	out, err := n.Run(ctx, "systemctl", "show", "--property=LoadState,UnitFileState", "--", "pullgated.service",
+		"pullgated.socket")
 	if err != nil {
 		return []Finding{unknown("run it as root", "the state of pullgated in systemd: %v", err)}
 	}
@@ -85,7 +88,8 @@ func (n Node) boot(ctx context.Context) []Finding {
 			return nil
 		}
 	}
-	return []Finding{fail("systemctl enable pullgated.service", "pullgated is not enabled: after the next boot the kubelet would reach no runtime")}
+	return []Finding{fail("systemctl enable pullgated.service",
+		"pullgated is not enabled: after the next boot the kubelet would reach no runtime")}
 }
 
 // clock compares the clock with earlier times in the store. Proofs have times.
@@ -108,8 +112,10 @@ func (n Node) clock(context.Context) []Finding {
 		later(s.GetReload().GetAt().AsTime(), "the configuration was read")
 	}
 	if skew := newest.Sub(now); skew > time.Minute {
-		all = append(all, fail("correct the clock; if it is correct now, it was ahead before, and proofs from that time count from when pullgated detects it",
-			"the clock was set back: %s at %s, which is %s from now", of, newest.UTC().Format(time.RFC3339), skew.Round(time.Second)))
+		all = append(all, fail("correct the clock; if it is correct now, it was ahead before, and proofs from that time "+
+			"count from when pullgated detects it",
+			"the clock was set back: %s at %s, which is %s from now", of, newest.UTC().Format(time.RFC3339),
+			skew.Round(time.Second)))
 	}
 	const remediation = "run chrony, systemd-timesyncd or another NTP client: the age of a proof depends on the clock"
 	switch step, err := n.ClockInStep(); {
@@ -147,7 +153,8 @@ func (n Node) versions(ctx context.Context) (all []Finding) {
 		case err != nil:
 			all = append(all, unknown("run it as root", "which version %s is: %v", p, err))
 		case v.LessThan(version.MajorMinor(1, oldestKubelet)):
-			all = append(all, fail("upgrade the kubelet", "%s is version %s, older than 1.%d, the oldest that is supported", p, v, oldestKubelet))
+			all = append(all, fail("upgrade the kubelet", "%s is version %s, older than 1.%d, the oldest that is supported", p,
+				v, oldestKubelet))
 		default:
 			all = append(all, ok("%s is version %s", p, v))
 		}
@@ -173,15 +180,20 @@ func (n Node) runtimeVersion(ctx context.Context) Finding {
 	case (name == crio || name == "crio") && err == nil:
 		return crioVersion(v)
 	case !strings.HasPrefix(name, "containerd") && name != crio && name != "crio":
-		return warn("use containerd or CRI-O; if you keep it, watch pullgate_pulls_unresolved_total and see that pods without a credential are denied",
+		return warn("use containerd or CRI-O; if you keep it, watch pullgate_pulls_unresolved_total and see that pods "+
+			"without a credential are denied",
 			"the runtime is %s %s, which pullgate was never tested with", name, text)
 	case err != nil:
-		return unknown("check it with crictl version", "the runtime is %s %s, which is not a version that can be compared", name, text)
+		return unknown("check it with crictl version", "the runtime is %s %s, which is not a version that can be compared",
+			name, text)
 	case restoresUnderAnyName(v):
-		return warn("upgrade containerd, or set enable_experimental_restore_via_create = false in its configuration; leave allowRestores of pullgated at false",
-			"containerd %s restores containers from checkpoint images on any image of the node and under any name; pullgated refuses restored containers unless allowRestores is true", v)
+		return warn("upgrade containerd, or set enable_experimental_restore_via_create = false in its configuration; leave "+
+			"allowRestores of pullgated at false",
+			"containerd %s restores containers from checkpoint images on any image of the node and under any name; pullgated "+
+				"refuses restored containers unless allowRestores is true", v)
 	case v.LessThan(version.MajorMinor(1, oldestContainerd)):
-		return fail("upgrade containerd", "containerd is version %s, older than 1.%d, the oldest that is supported", v, oldestContainerd)
+		return fail("upgrade containerd", "containerd is version %s, older than 1.%d, the oldest that is supported", v,
+			oldestContainerd)
 	}
 	return ok("containerd is version %s", v)
 }
@@ -247,10 +259,13 @@ func (n Node) crioFiles(ctx context.Context) (all []Finding) {
 	perNamespace := n.Config.RuntimeCredentials == config.RuntimeCredentialsPerNamespace
 	switch {
 	case perNamespace:
-		all = append(all, ok("runtimeCredentials is perNamespace: a pull without a credential opens no image to other namespaces"))
+		all = append(all, ok("runtimeCredentials is perNamespace: a pull without a credential opens no image to other "+
+			"namespaces"))
 	case len(found) > 0:
-		all = append(all, fail("set runtimeCredentials: perNamespace and restart pullgated; then close what was opened before with pullgatectl revoke --repository",
-			"%s: CRI-O pulls with credentials of a namespace, and with runtimeCredentials: none such a pull opens the image to every pod", strings.Join(found, "; ")))
+		all = append(all, fail("set runtimeCredentials: perNamespace and restart pullgated; then close what was opened "+
+			"before with pullgatectl revoke --repository",
+			"%s: CRI-O pulls with credentials of a namespace, and with runtimeCredentials: none such a pull opens the image "+
+				"to every pod", strings.Join(found, "; ")))
 	case name == crio && len(unread) == 0:
 		all = append(all, ok("CRI-O holds no credentials of namespaces"))
 	}
@@ -266,12 +281,15 @@ func (n Node) crioFiles(ctx context.Context) (all []Finding) {
 func (n Node) shortNames() (all []Finding) {
 	registries, file, unread := n.SearchRegistries()
 	for _, err := range unread {
-		all = append(all, unknown("repair the file, or run it as root", "which registries CRI-O searches for short names: %v", err))
+		all = append(all, unknown("repair the file, or run it as root", "which registries CRI-O searches for short names: %v",
+			err))
 	}
 	others := slices.DeleteFunc(slices.Clone(registries), func(r string) bool { return r == "docker.io" })
 	if len(others) > 0 {
-		all = append(all, warn("write the registry in the images of pods, as in "+others[0]+"/NAME:TAG, or set unqualified-search-registries to docker.io only",
-			"%s has CRI-O look for short names in %s: pods whose image has no registry in its name are denied, unless docker.io has the image", file, strings.Join(others, ", ")))
+		all = append(all, warn("write the registry in the images of pods, as in "+others[0]+"/NAME:TAG, or set "+
+			"unqualified-search-registries to docker.io only",
+			"%s has CRI-O look for short names in %s: pods whose image has no registry in its name are denied, unless "+
+				"docker.io has the image", file, strings.Join(others, ", ")))
 	}
 	return all
 }
@@ -300,7 +318,8 @@ type registries struct {
 // access to it.
 func (n Node) mirrors(ctx context.Context) (all []Finding) {
 	if name := n.Status.GetRuntime().GetName(); name != "" && !strings.HasPrefix(name, "containerd") {
-		return []Finding{unknown("find its mirrors in its manual, and check that they require credentials", "which mirrors %s has", name)}
+		return []Finding{unknown("find its mirrors in its manual, and check that they require credentials",
+			"which mirrors %s has", name)}
 	}
 	r := n.registries()
 	for _, b := range r.broken {
@@ -308,7 +327,8 @@ func (n Node) mirrors(ctx context.Context) (all []Finding) {
 	}
 	for _, s := range r.secrets {
 		all = append(all, warn("remove them and use pull secrets, or nodeCredentials if they are meant for every pod",
-			"%s gives the runtime credentials of its own: a pull without a credential uses them and opens the image to every pod", s))
+			"%s gives the runtime credentials of its own: a pull without a credential uses them and opens the image to every "+
+				"pod", s))
 	}
 	if len(r.mirrors) == 0 {
 		return append(all, ok("no mirror is configured in the runtime"))
@@ -316,11 +336,13 @@ func (n Node) mirrors(ctx context.Context) (all []Finding) {
 	asked := r.mirrors
 	if len(asked) > maxMirrors {
 		asked = asked[:maxMirrors]
-		all = append(all, unknown("check that they require credentials", "%d more mirrors were not checked", len(r.mirrors)-maxMirrors))
+		all = append(all, unknown("check that they require credentials", "%d more mirrors were not checked",
+			len(r.mirrors)-maxMirrors))
 	}
 	if n.NoNetwork {
 		for _, m := range asked {
-			all = append(all, unknown("run it without --no-network", "whether the mirror %s (%s) requires credentials", m.base, m.where))
+			all = append(all, unknown("run it without --no-network", "whether the mirror %s (%s) requires credentials", m.base,
+				m.where))
 		}
 		return all
 	}
@@ -343,12 +365,17 @@ func (n Node) ask(ctx context.Context, m mirror) Finding {
 	}
 	transport := &http.Transport{
 		DialContext: n.Dial, DisableKeepAlives: true,
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // nothing is sent, and of the answer only the status counts
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
+		//nolint:gosec // nothing is sent, and of the answer only the status counts
 	}
-	client := &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	client := &http.Client{Transport: transport, CheckRedirect: func(*http.Request,
+		[]*http.Request) error {
+		return http.ErrUseLastResponse
+	}}
 	response, err := client.Do(request)
 	if err != nil {
-		return unknown("check that it requires credentials once it is available", "the mirror %s (%s) does not respond: %v", m.base, m.where, err)
+		return unknown("check that it requires credentials once it is available", "the mirror %s (%s) does not respond: %v",
+			m.base, m.where, err)
 	}
 	_ = response.Body.Close() // the body is not read
 	switch response.StatusCode {
@@ -356,9 +383,11 @@ func (n Node) ask(ctx context.Context, m mirror) Finding {
 		return ok("the mirror %s (%s) requires credentials", m.base, m.where)
 	case http.StatusOK:
 		return warn("configure it to require the registry's credentials, or do not use it for private images",
-			"the mirror %s (%s) serves requests without credentials: every pod can prove access to what it serves", m.base, m.where)
+			"the mirror %s (%s) serves requests without credentials: every pod can prove access to what it serves", m.base,
+			m.where)
 	}
-	return unknown("check that it requires credentials", "the mirror %s (%s) answers with status %d", m.base, m.where, response.StatusCode)
+	return unknown("check that it requires credentials", "the mirror %s (%s) answers with status %d", m.base, m.where,
+		response.StatusCode)
 }
 
 func (n Node) registries() (r registries) {
@@ -466,7 +495,8 @@ func (n Node) hostsFile(path string, r *registries) {
 		secret = secret || hasSecret(h.Header)
 	}
 	// The server that a registry is redirected to is a mirror as well.
-	if name := filepath.Base(filepath.Dir(path)); c.Server != "" && hostOf(c.Server) != name && !(name == "docker.io" && hostOf(c.Server) == "registry-1.docker.io") {
+	if name := filepath.Base(filepath.Dir(path)); c.Server != "" && hostOf(c.Server) != name &&
+		!(name == "docker.io" && hostOf(c.Server) == "registry-1.docker.io") {
 		r.add(c.Server, c.OverridePath, path)
 	}
 	if secret {

@@ -51,7 +51,8 @@ func (n Node) policies(ctx context.Context) []Finding {
 		return []Finding{unknown("run it as root", "the policy files cannot be read: %v", err)}
 	}
 	if err != nil {
-		return []Finding{fail("correct what it names, then run pullgated --check-config", "the policy files in %s are invalid: %v", a.Policies, err)}
+		return []Finding{fail("correct what it names, then run pullgated --check-config",
+			"the policy files in %s are invalid: %v", a.Policies, err)}
 	}
 	backends := policyfiles.BackendsOf(set).All()
 	signatures, _ := policyfiles.NeedSignatures(policyfiles.Requirements(set))
@@ -74,7 +75,8 @@ func (n Node) policyPaths() policyfiles.Paths {
 		return n.Path(path)
 	}
 	a := n.Config.Admission
-	return policyfiles.Paths{Folder: rooted(a.Policies), NamespaceLabels: rooted(a.NamespaceLabels), TrustedRoot: rooted(a.TrustedRoot)}
+	return policyfiles.Paths{Folder: rooted(a.Policies), NamespaceLabels: rooted(a.NamespaceLabels),
+		TrustedRoot: rooted(a.TrustedRoot)}
 }
 
 // policyd checks the socket of pullgate-policyd, and asks the process that answers there for its policy files.
@@ -84,7 +86,8 @@ func (n Node) policyd(ctx context.Context, path, hash, without string) []Finding
 	case errors.Is(err, fs.ErrPermission):
 		return []Finding{unknown("run it as root", "admission.policydSocket: %v", err)}
 	case err != nil:
-		return []Finding{fail("systemctl enable --now "+policydSocket+"; compare admission.policydSocket with where it listens",
+		return []Finding{fail("systemctl enable --now "+policydSocket+"; compare admission.policydSocket with where it "+
+			"listens",
 			"admission.policydSocket: %v, and a policy file needs it: %s", err, without)}
 	}
 	if a := accessOf(info); a.uid != 0 {
@@ -97,7 +100,8 @@ func (n Node) policyd(ctx context.Context, path, hash, without string) []Finding
 	case errors.Is(err, fs.ErrPermission):
 		return append(all, unknown("run it as root", "admission.policydSocket: who listens at %s: %v", path, err))
 	case err != nil:
-		return append(all, fail("systemctl restart "+policydSocket, "admission.policydSocket: %s: %v: %s", path, err, without))
+		return append(all, fail("systemctl restart "+policydSocket, "admission.policydSocket: %s: %v: %s", path, err,
+			without))
 	// the kernel keeps 15 letters
 	case peer.name != "" && peer.name != "systemd" && !strings.HasPrefix(policydProgram, peer.name):
 		return append(all, fail(fmt.Sprintf("stop process %d, then systemctl restart %s", peer.pid, policydSocket),
@@ -108,16 +112,18 @@ func (n Node) policyd(ctx context.Context, path, hash, without string) []Finding
 
 // askPolicyd compares the policy files of the folder with those of pullgate-policyd. No backend is asked.
 func (n Node) askPolicyd(ctx context.Context, path, hash, without string) Finding {
-	client, err := policyclient.New("unix://"+n.Path(path), policyclient.Options{Review: 3 * patience, Reconnect: patience})
+	client, err := policyclient.New("unix://"+n.Path(path),
+		policyclient.Options{Review: 3 * patience, Reconnect: patience})
 	if err != nil {
 		return unknown("report this as a bug of pullgatectl", "%s: %v", path, err)
 	}
 	defer func() { _ = client.Close() }() // nothing is in progress
 	_, err = client.Review(ctx, policyclient.ReviewRequest{PolicyHash: hash, Namespace: "default"})
+	setPolicies := "set policies in " + policydConfig + " to " + n.Config.Admission.Policies
 	journal := "systemctl status " + policydService + "; journalctl -u " + policydProgram + " -n 50"
 	switch {
 	case errors.Is(err, policyclient.ErrOtherPolicies):
-		return fail("set policies in "+policydConfig+" to "+n.Config.Admission.Policies+"; "+policydProgram+" --check-config lists invalid files",
+		return fail(setPolicies+"; "+policydProgram+" --check-config lists invalid files",
 			"%s has other policy files than %s: containers that need a review, and images that were not verified before, wait",
 			policydProgram, n.Config.Admission.Policies)
 	case err != nil:
@@ -131,7 +137,8 @@ func (n Node) policydUnits(ctx context.Context, without string) []Finding {
 	unit, loaded := program.Show(ctx, n.Run, policydSocket, "UnitFileState")
 	// without the unit, another program starts pullgate-policyd
 	if state := unit["UnitFileState"]; loaded && state != "enabled" {
-		return []Finding{warn("systemctl enable "+policydSocket, "%s is %s: after the next boot %s", policydSocket, state, without)}
+		return []Finding{warn("systemctl enable "+policydSocket, "%s is %s: after the next boot %s", policydSocket, state,
+			without)}
 	}
 	return nil
 }
@@ -142,15 +149,20 @@ func (n Node) policydFolder() []Finding {
 	c, err := config.LoadPolicyd(n.Path(policydConfig))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return []Finding{warn("write it, see https://github.com/pullgate/pullgate/blob/main/docs/pullgate-policyd.md#configuration", "%s not found", policydConfig)}
+		return []Finding{warn("write it, see "+
+			"https://github.com/pullgate/pullgate/blob/main/docs/pullgate-policyd.md#configuration", "%s not found",
+			policydConfig)}
 	case err != nil:
-		return []Finding{failed(err, "correct what it names, then run "+policydProgram+" --check-config", "%s: %v", policydConfig, err)}
+		return []Finding{failed(err, "correct what it names, then run "+policydProgram+" --check-config", "%s: %v",
+			policydConfig, err)}
 	case filepath.Clean(c.Policies) != filepath.Clean(n.Config.Admission.Policies):
-		return []Finding{fail("set policies in "+policydConfig+" to "+n.Config.Admission.Policies+", then systemctl restart "+policydService,
+		return []Finding{fail("set policies in "+policydConfig+" to "+n.Config.Admission.Policies+
+			", then systemctl restart "+policydService,
 			"%s has the policy folder %q, and pullgated %q", policydConfig, c.Policies, n.Config.Admission.Policies)}
 	case c.TrustedRoot != n.Config.Admission.TrustedRoot:
 		return []Finding{fail("set both to the same file, then systemctl restart "+policydService,
-			"%s has the trustedRoot %q, and pullgated the admission.trustedRoot %q: signatures are not verified", policydConfig, c.TrustedRoot, n.Config.Admission.TrustedRoot)}
+			"%s has the trustedRoot %q, and pullgated the admission.trustedRoot %q: signatures are not verified", policydConfig,
+			c.TrustedRoot, n.Config.Admission.TrustedRoot)}
 	}
 	return nil
 }
@@ -160,7 +172,8 @@ func (n Node) policydFolder() []Finding {
 func (n Node) policydFiles(ctx context.Context, backends []policyfiles.Backend) []Finding {
 	uid, gid, known := n.account(policydProgram)
 	if !known {
-		return []Finding{warn("systemd-sysusers", "the user %s does not exist, as which %s runs", policydProgram, policydService)}
+		return []Finding{warn("systemd-sysusers", "the user %s does not exist, as which %s runs", policydProgram,
+			policydService)}
 	}
 	var all []Finding
 	var closed []string // folders that are reported already
@@ -169,12 +182,14 @@ func (n Node) policydFiles(ctx context.Context, backends []policyfiles.Backend) 
 		if dir, mode := n.closedAbove(path, uid, gid); dir != "" {
 			if !slices.Contains(closed, dir) {
 				closed = append(closed, dir)
-				all = append(all, fail(fmt.Sprintf("chgrp %s %s && chmod g+x %s", policydProgram, dir, dir), "%s is not accessible to the user %s: %s has mode %04o", path, policydProgram, dir, mode))
+				all = append(all, fail(fmt.Sprintf("chgrp %s %s && chmod g+x %s", policydProgram, dir, dir),
+					"%s is not accessible to the user %s: %s has mode %04o", path, policydProgram, dir, mode))
 			}
 			return
 		}
 		if visible != nil && !slices.ContainsFunc(visible, func(dir string) bool { return within(path, dir) }) {
-			all = append(all, fail(fmt.Sprintf("move it below /etc/pullgate, or add BindReadOnlyPaths=%s under [Service] with systemctl edit %s", filepath.Dir(path), policydService),
+			all = append(all, fail(fmt.Sprintf("move it below /etc/pullgate, or add BindReadOnlyPaths=%s under [Service] with "+
+				"systemctl edit %s", filepath.Dir(path), policydService),
 				"%s is not visible to %s", path, policydService))
 		}
 		all = append(all, n.readable(path, uid, gid, secret)...)
@@ -200,7 +215,8 @@ func (n Node) policydFiles(ctx context.Context, backends []policyfiles.Backend) 
 		}
 	}
 	if len(all) == 0 {
-		all = append(all, ok("%s can read every file that the policies need, and no other user can read the credentials for backends", policydProgram))
+		all = append(all, ok("%s can read every file that the policies need, and no other user can read the credentials "+
+			"for backends", policydProgram))
 	}
 	return all
 }
@@ -210,7 +226,8 @@ func (n Node) readable(path string, uid, gid int, secret bool) []Finding {
 	info, err := os.Stat(n.Path(path))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return []Finding{fail("create it, or correct the file that names it", "%s not found, and %s needs it", path, policydProgram)}
+		return []Finding{fail("create it, or correct the file that names it", "%s not found, and %s needs it", path,
+			policydProgram)}
 	case err != nil:
 		return []Finding{unknown("run it as root", "%s: %v", path, err)}
 	}

@@ -68,7 +68,8 @@ func optional(field, endpoint string, usable func(string) error) []Finding {
 }
 
 func (n Node) startStateDir(context.Context) []Finding {
-	return slices.Concat(problem("stateDir", usableStateDir(n.Config.StateDir)), caution("stateDir", volatile(n.Config.StateDir)))
+	return slices.Concat(problem("stateDir", usableStateDir(n.Config.StateDir)),
+		caution("stateDir", volatile(n.Config.StateDir)))
 }
 
 func (n Node) startListeners(ctx context.Context) []Finding {
@@ -102,7 +103,8 @@ func (n Node) startPodSource(context.Context) []Finding {
 	_, err := podsource.New(podsource.Options{Kubeconfig: c.Kubeconfig, NodeName: c.NodeName})
 	all := problem("podSource.kubeconfig", err)
 	if _, err := os.Stat(c.Kubeconfig); errors.Is(err, fs.ErrNotExist) {
-		all = append(all, caution("podSource.kubeconfig", fmt.Errorf("%s: not found; pullgated starts without the pod source and waits for the file", c.Kubeconfig))...)
+		all = append(all, caution("podSource.kubeconfig",
+			fmt.Errorf("%s: not found; pullgated starts without the pod source and waits for the file", c.Kubeconfig))...)
 	}
 	return all
 }
@@ -132,7 +134,8 @@ func (n Node) startPolicies(context.Context) (all []Finding) {
 		return all
 	}
 	if len(set.Ignored) > 0 {
-		add(caution("admission.policies", fmt.Errorf("%s: ignored, because they are not policy files: %s", c.Admission.Policies, strings.Join(set.Ignored, ", "))))
+		add(caution("admission.policies", fmt.Errorf("%s: ignored, because they are not policy files: %s",
+			c.Admission.Policies, strings.Join(set.Ignored, ", "))))
 	}
 	if set.Empty() {
 		add(caution("admission.policies", fmt.Errorf("%s: no policy file", c.Admission.Policies)))
@@ -142,7 +145,8 @@ func (n Node) startPolicies(context.Context) (all []Finding) {
 	}
 	if policyfiles.BackendsOf(set).Len() > 0 {
 		if err := policyclient.CheckSocket(c.Admission.PolicydSocket); err != nil {
-			add(caution("admission.policydSocket", fmt.Errorf("%w; image reviews need pullgate-policyd: until it listens there, images are admitted or denied by defaultAllow", err)))
+			add(caution("admission.policydSocket", fmt.Errorf("%w; image reviews need pullgate-policyd: until it listens "+
+				"there, images are admitted or denied by defaultAllow", err)))
 		}
 	}
 	add(startSignatures(c.Admission, set))
@@ -151,7 +155,8 @@ func (n Node) startPolicies(context.Context) (all []Finding) {
 		if c.Admission.Unjudged == config.UnjudgedRefuse {
 			effect = "it counts as denied"
 		}
-		add(caution("admission.policies", fmt.Errorf("policy %s restricts %s, which this node never sees; %s (unjudged: %s)", f.Policy, f.Path, effect, c.Admission.Unjudged)))
+		add(caution("admission.policies", fmt.Errorf("policy %s restricts %s, which this node never sees; %s (unjudged: %s)",
+			f.Policy, f.Path, effect, c.Admission.Unjudged)))
 	}
 	return all
 }
@@ -164,24 +169,29 @@ func startSignatures(a config.Admission, set *policyfiles.Set) (all []Finding) {
 	}
 	needed, byTrustedRoot := policyfiles.NeedSignatures(policyfiles.Requirements(set))
 	if byTrustedRoot && a.TrustedRoot == "" {
-		add(problem("admission.trustedRoot", errors.New(`"": a policy relies on the trusted root; set the path of a trusted_root.json here and as trustedRoot of pullgate-policyd`)))
+		add(problem("admission.trustedRoot",
+			errors.New(`"": a policy relies on the trusted root; set the path of `+
+				"a trusted_root.json here and as trustedRoot of pullgate-policyd")))
 	}
 	if !needed {
 		return all
 	}
 	if err := policyclient.CheckSocket(a.PolicydSocket); err != nil {
-		add(caution("admission.policydSocket", fmt.Errorf("%w; signatures are verified by pullgate-policyd: until it listens there, images that were not verified before wait", err)))
+		add(caution("admission.policydSocket", fmt.Errorf("%w; signatures are verified by pullgate-policyd: until it "+
+			"listens there, images that were not verified before wait", err)))
 	}
 	return all
 }
 
 func (n Node) startRuntime(context.Context) (all []Finding) {
 	c := n.Config
-	for _, e := range []struct{ field, endpoint string }{{"runtimeEndpoint", c.RuntimeEndpoint}, {"imageEndpoint", c.ImageEndpoint}} {
+	for _, e := range []struct{ field, endpoint string }{{"runtimeEndpoint", c.RuntimeEndpoint},
+		{"imageEndpoint", c.ImageEndpoint}} {
 		path := strings.TrimPrefix(e.endpoint, "unix://")
 		_, err := os.Stat(path)
 		if errors.Is(err, fs.ErrNotExist) && (e.field == "runtimeEndpoint" || c.ImageEndpoint != c.RuntimeEndpoint) {
-			all = append(all, caution(e.field, fmt.Errorf("%s: not found; pullgated starts, and every call fails until the runtime listens there", path))...)
+			all = append(all, caution(e.field, fmt.Errorf("%s: not found; pullgated starts, and every call fails until the "+
+				"runtime listens there", path))...)
 		}
 	}
 	return all
@@ -195,14 +205,17 @@ func (n Node) startSandbox(ctx context.Context) []Finding {
 		all = append(all, problem("decisionLog.path", unit.Writes(filepath.Dir(c.DecisionLog.Path)))...)
 	}
 	if c.Admin.Listen != "" {
-		all = append(all, caution("admin.listen", unit.Writes(filepath.Dir(strings.TrimPrefix(c.Admin.Listen, "unix://"))))...)
+		all = append(all, caution("admin.listen", unit.Writes(filepath.Dir(strings.TrimPrefix(c.Admin.Listen,
+			"unix://"))))...)
 	}
 	all = append(all, caution("runtimeEndpoint", unit.Sees(strings.TrimPrefix(c.RuntimeEndpoint, "unix://")))...)
 	if c.ImageEndpoint != c.RuntimeEndpoint {
 		all = append(all, caution("imageEndpoint", unit.Sees(strings.TrimPrefix(c.ImageEndpoint, "unix://")))...)
 	}
-	return slices.Concat(all, caution("podSource.kubeconfig", unit.Sees(c.PodSource.Kubeconfig)), problem("kubeletConfig", unit.Sees(c.KubeletConfig)),
-		problem("admission.policies", unit.Sees(c.Admission.Policies)), problem("admission.namespaceLabels", unit.Sees(c.Admission.NamespaceLabels)),
+	return slices.Concat(all, caution("podSource.kubeconfig", unit.Sees(c.PodSource.Kubeconfig)),
+		problem("kubeletConfig", unit.Sees(c.KubeletConfig)),
+		problem("admission.policies", unit.Sees(c.Admission.Policies)),
+		problem("admission.namespaceLabels", unit.Sees(c.Admission.NamespaceLabels)),
 		problem("admission.trustedRoot", unit.Sees(c.Admission.TrustedRoot)))
 }
 

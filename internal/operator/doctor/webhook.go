@@ -166,7 +166,8 @@ func endpointOf(address string) (endpoint, error) {
 	if err != nil || u.Scheme != "https" || u.Hostname() == "" {
 		return endpoint{}, errors.New("the URL is not that of an https server")
 	}
-	return endpoint{addresses: []string{net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443"))}, serverName: u.Hostname()}, nil
+	return endpoint{addresses: []string{net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443"))},
+		serverName: u.Hostname()}, nil
 }
 
 // greet checks the certificate of a connection, and makes a request that pullgate refuses, because it is not a POST. It
@@ -203,7 +204,10 @@ func request(ctx context.Context, conn *tls.Conn, host string) (status int, allo
 	if err := conn.HandshakeContext(ctx); err != nil {
 		return 0, "", err
 	}
-	transport := &http.Transport{DialTLSContext: func(context.Context, string, string) (net.Conn, error) { return conn, nil }, DisableKeepAlives: true}
+	transport := &http.Transport{DialTLSContext: func(context.Context, string, string) (net.Conn, error) {
+		return conn,
+			nil
+	}, DisableKeepAlives: true}
 	defer transport.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+host+webhookPath, nil)
 	if err != nil {
@@ -265,7 +269,8 @@ func (a apiServer) resolve(ctx context.Context, of *admissionregistrationv1.Serv
 	name, namespace, port := of.Name, of.Namespace, ptr.Deref(of.Port, 443)
 	at := endpoint{serverName: name + "." + namespace + ".svc", elsewhere: true}
 	var s corev1.Service
-	err := a.get(ctx, fmt.Sprintf("/api/v1/namespaces/%s/services/%s", url.PathEscape(namespace), url.PathEscape(name)), &s)
+	err := a.get(ctx, fmt.Sprintf("/api/v1/namespaces/%s/services/%s", url.PathEscape(namespace), url.PathEscape(name)),
+		&s)
 	if apierrors.IsNotFound(err) {
 		return endpoint{}, errors.New("the service does not exist")
 	}
@@ -304,7 +309,8 @@ func portName(ports []corev1.ServicePort, port int32) string {
 func (a apiServer) ready(ctx context.Context, namespace, name, portName string) (addresses []string, err error) {
 	var slices discoveryv1.EndpointSliceList
 	selector := url.QueryEscape("kubernetes.io/service-name=" + name)
-	if err := a.get(ctx, fmt.Sprintf("/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices?labelSelector=%s", url.PathEscape(namespace), selector), &slices); err != nil {
+	if err := a.get(ctx, fmt.Sprintf("/apis/discovery.k8s.io/v1/namespaces/%s/endpointslices?labelSelector=%s",
+		url.PathEscape(namespace), selector), &slices); err != nil {
 		return nil, err
 	}
 	for _, s := range slices.Items {

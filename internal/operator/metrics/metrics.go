@@ -69,47 +69,74 @@ func New(version, goVersion string, methods []string) *Metrics {
 	m := &Metrics{registry: prometheus.NewRegistry(), methods: map[string]method{}}
 	for _, full := range methods {
 		label := full[strings.LastIndex(full, "/")+1:]
-		m.methods[full] = method{label, sync.OnceValue(func() prometheus.Counter { return m.forwarded.WithLabelValues(label, ok) })}
+		m.methods[full] = method{label, sync.OnceValue(func() prometheus.Counter {
+			return m.forwarded.WithLabelValues(label,
+				ok)
+		})}
 	}
 	// From a verdict in memory to a pull of gigabytes.
 	recheck := []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
 	calls := []float64{.0002, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
 	m.hit = histogramVec("image_pull_secret_recheck_hit",
-		"Seconds spent on letting a pod use an image on the node by proof that was already recorded, without asking the registry.",
+		"Seconds spent on letting a pod use an image on the node by proof that was already recorded, without asking the "+
+			"registry.",
 		recheck, "pull_policy")
 	m.miss = histogramVec("image_pull_secret_recheck_miss",
-		"Seconds spent on a pull by which a pod had to prove access to an image on the node, by what came of it; outcome unverified counts in shadow mode only.",
+		"Seconds spent on a pull by which a pod had to prove access to an image on the node, by what came of it; outcome "+
+			"unverified counts in shadow mode only.",
 		recheck, "pull_policy", "outcome")
-	m.verdicts = counterVec("pullgate_verdicts_total", "Judgements by the CRI call that asked, the verdict and the rule it rests on.", "call", "verdict", "reason")
+	m.verdicts = counterVec("pullgate_verdicts_total",
+		"Judgements by the CRI call that asked, the verdict and the rule it rests on.", "call", "verdict", "reason")
 	m.checks = counterVec("kubelet_imagemanager_image_mustpull_checks_total",
-		"Pre-checks of the kubelet for an image on the node, counted under the name and with the results of the kubelet's own verification.", "result")
-	m.hidden = counter("pullgate_prechecks_hidden_total", "Pre-checks of the kubelet that were answered as if the image were not on the node.")
-	m.denials = counterVec("pullgate_denials_total", "Calls that were answered with PermissionDenied because the pod had not proved access to the image.", "call")
-	m.forwarded = counterVec("pullgate_forwarded_calls_total", "Calls through the CRI socket by method and status code.", "method", "code")
-	m.callDuration = histogramVec("pullgate_call_duration_seconds", "Seconds that a call took from its arrival to its answer, the runtime's part included.", calls, "judged")
+		"Pre-checks of the kubelet for an image on the node, counted under the name and with the results of the kubelet's "+
+			"own verification.", "result")
+	m.hidden = counter("pullgate_prechecks_hidden_total",
+		"Pre-checks of the kubelet that were answered as if the image were not on the node.")
+	m.denials = counterVec("pullgate_denials_total",
+		"Calls that were answered with PermissionDenied because the pod had not proved access to the image.", "call")
+	m.forwarded = counterVec("pullgate_forwarded_calls_total", "Calls through the CRI socket by method and status code.",
+		"method", "code")
+	m.callDuration = histogramVec("pullgate_call_duration_seconds",
+		"Seconds that a call took from its arrival to its answer, the runtime's part included.", calls, "judged")
 	m.judgedCalls = sync.OnceValue(func() prometheus.Observer { return m.callDuration.WithLabelValues("true") })
 	m.otherCalls = sync.OnceValue(func() prometheus.Observer { return m.callDuration.WithLabelValues("false") })
 	m.storeSync = prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "pullgate_store_sync_seconds",
-		Help: "Seconds that a write to the store of pull records took until it was on disk.", Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5},
+		Name:    "pullgate_store_sync_seconds",
+		Help:    "Seconds that a write to the store of pull records took until it was on disk.",
+		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5},
 	})
 	m.upstreamUp = gauge("pullgate_upstream_up", "1 while the runtime is connected, else 0.")
-	m.distrusted = gauge("pullgate_store_distrusted", "1 while the store is distrusted because it, or a part of it, was lost: images on the node are then not marked preloaded.")
-	m.panics = counter("pullgate_panics_total", "Calls that panicked and were answered with Internal. Anything but 0 is a bug.")
-	m.unresolved = counter("pullgate_pulls_unresolved_total", "Successful pulls that were not recorded, because the runtime does not report which image it pulled. Their images need proof.")
-	m.ignored = counter("pullgate_credentials_ignored_total", "Look-ups of a pod's credentials for an image that found more than 16. Only the first 16, in the order in which a kubelet tries them, are considered.")
-	m.dropped = counter("pullgate_decisions_dropped_total", "Decisions that are missing in the decision log, because its file could not be written, or not fast enough.")
-	m.reloaded = gauge("pullgate_config_last_reload_success", "1 if the configuration was right when it was last read, else 0: the last good one is in use.")
-	m.reloadedAt = gauge("pullgate_config_last_reload_success_timestamp_seconds", "When the configuration in use was read, in seconds since 1970.")
-	m.sourceErrors = counterVec("pullgate_pod_source_errors_total", "Things that the pod source could not learn from the API server, by reason.", "reason")
+	m.distrusted = gauge("pullgate_store_distrusted",
+		"1 while the store is distrusted because it, or a part of it, was lost: images on the node are then not marked "+
+			"preloaded.")
+	m.panics = counter("pullgate_panics_total", "Calls that panicked and were answered with Internal. Anything but 0 is "+
+		"a bug.")
+	m.unresolved = counter("pullgate_pulls_unresolved_total",
+		"Successful pulls that were not recorded, because the runtime does not report which image it pulled. Their images "+
+			"need proof.")
+	m.ignored = counter("pullgate_credentials_ignored_total",
+		"Look-ups of a pod's credentials for an image that found more than 16. Only the first 16, in the order in which a "+
+			"kubelet tries them, are considered.")
+	m.dropped = counter("pullgate_decisions_dropped_total",
+		"Decisions that are missing in the decision log, because its file could not be written, or not fast enough.")
+	m.reloaded = gauge("pullgate_config_last_reload_success",
+		"1 if the configuration was right when it was last read, else 0: the last good one is in use.")
+	m.reloadedAt = gauge("pullgate_config_last_reload_success_timestamp_seconds",
+		"When the configuration in use was read, in seconds since 1970.")
+	m.sourceErrors = counterVec("pullgate_pod_source_errors_total",
+		"Things that the pod source could not learn from the API server, by reason.", "reason")
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "pullgate_build_info", Help: "1, with the version of pullgate and of Go as labels.",
 		ConstLabels: prometheus.Labels{"version": version, "goversion": goVersion},
 	})
 	info.Set(1)
-	m.notCreated = counterVec("pullgate_container_creations_refused_total", "Calls that create or start containers and were answered with PermissionDenied for another reason than the judgement of an image.", "reason")
-	m.registry.MustRegister(m.hit, m.miss, m.verdicts, m.checks, m.hidden, m.denials, m.notCreated, m.forwarded, m.callDuration, m.storeSync, m.upstreamUp,
-		m.distrusted, m.panics, m.unresolved, m.ignored, m.dropped, m.reloaded, m.reloadedAt, m.sourceErrors, info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.notCreated = counterVec("pullgate_container_creations_refused_total",
+		"Calls that create or start containers and were answered with PermissionDenied for another reason than the "+
+			"judgement of an image.", "reason")
+	m.registry.MustRegister(m.hit, m.miss, m.verdicts, m.checks, m.hidden, m.denials, m.notCreated, m.forwarded,
+		m.callDuration, m.storeSync, m.upstreamUp,
+		m.distrusted, m.panics, m.unresolved, m.ignored, m.dropped, m.reloaded, m.reloadedAt, m.sourceErrors, info,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.admission = newAdmissionMetrics(m.registry)
 	m.begin()
 	return m
@@ -341,7 +368,8 @@ func (m *Metrics) SetPodSource(synced func() bool) {
 	for _, r := range podsource.Reasons() {
 		m.sourceErrors.WithLabelValues(string(r)) // 0 is a value too
 	}
-	m.gaugeFunc("pullgate_pod_source_synced", "1 while the pods of the node are known and watched at the API server, else 0. Absent without a pod source.", func() float64 { return number(synced()) })
+	m.gaugeFunc("pullgate_pod_source_synced", "1 while the pods of the node are known and watched at the API server, "+
+		"else 0. Absent without a pod source.", func() float64 { return number(synced()) })
 }
 
 // PodSourceError counts something that the pod source could not learn.
@@ -351,7 +379,8 @@ func (m *Metrics) PodSourceError(reason podsource.Reason) {
 
 // SetGrants gives the function that counts the grants at each scrape.
 func (m *Metrics) SetGrants(grants func() int) {
-	m.gaugeFunc("pullgate_grants", "Pods and images for which access is granted in memory.", func() float64 { return float64(grants()) })
+	m.gaugeFunc("pullgate_grants", "Pods and images for which access is granted in memory.",
+		func() float64 { return float64(grants()) })
 }
 
 // An InForce is what a node enforces.
@@ -390,13 +419,18 @@ func (m *Metrics) SetStore(counts func() records.Stats) {
 			name, help string
 			value      float64
 		}{
-			{"pullgate_pull_records", "Pull records on disk: pairs of an image and a repository to which a credential proved access.", float64(n.Records)},
-			{"pullgate_pull_intents", "Pulls that are under way, or whose answer was lost less than about an hour ago.", float64(n.Intents)},
+			{"pullgate_pull_records", "Pull records on disk: pairs of an image and a repository to which a credential proved " +
+				"access.", float64(n.Records)},
+			{"pullgate_pull_intents", "Pulls that are under way, or whose answer was lost less than about an hour ago.",
+				float64(n.Intents)},
 			{"pullgate_preloaded_marks", "Images under one of their repositories that are marked preloaded.", float64(n.Marks)},
-			{"pullgate_endorsements", "Images under one of their repositories whose signatures were verified, once for each requirement that they met.", float64(n.Endorsements)},
+			{"pullgate_endorsements", "Images under one of their repositories whose signatures were verified, once for each " +
+				"requirement that they met.", float64(n.Endorsements)},
 			{"pullgate_store_bytes", "Size of the file of the store of pull records.", float64(n.Bytes)},
-			{"kubelet_imagemanager_ondisk_pulledrecords", "As pullgate_pull_records, under the name of the kubelet's own verification.", float64(n.Records)},
-			{"kubelet_imagemanager_ondisk_pullintents", "As pullgate_pull_intents, under the name of the kubelet's own verification.", float64(n.Intents)},
+			{"kubelet_imagemanager_ondisk_pulledrecords", "As pullgate_pull_records, under the name of the kubelet's own " +
+				"verification.", float64(n.Records)},
+			{"kubelet_imagemanager_ondisk_pullintents", "As pullgate_pull_intents, under the name of the kubelet's own " +
+				"verification.", float64(n.Intents)},
 		} {
 			to <- prometheus.MustNewConstMetric(prometheus.NewDesc(g.name, g.help, nil, nil), prometheus.GaugeValue, g.value)
 		}
@@ -420,16 +454,23 @@ type admissionMetrics struct {
 
 func newAdmissionMetrics(r *prometheus.Registry) admissionMetrics {
 	m := admissionMetrics{
-		answers: counterVec("pullgate_admission_answers_total", "Findings of the validators of the admission chain.", "call", "validator", "answer", "reason", "audit"),
-		seconds: histogramVec("pullgate_admission_seconds", "Seconds that a validator of the admission chain took to judge a sandbox or a container.",
+		answers: counterVec("pullgate_admission_answers_total", "Findings of the validators of the admission chain.", "call",
+			"validator", "answer", "reason", "audit"),
+		seconds: histogramVec("pullgate_admission_seconds",
+			"Seconds that a validator of the admission chain took to judge a sandbox or a container.",
 			[]float64{.00001, .000025, .00005, .0001, .00025, .0005, .001, .0025, .01, .1, 1, 10}, "validator"),
-		conflicts: counterVec("pullgate_admission_view_conflicts_total", "Fields in which the CRI and the API server differed about a pod. What the CRI says was judged.", "field"),
-		policies:  gaugeVec("pullgate_admission_policies", "Policies in use by kind.", "kind"),
-		unjudged:  gaugeVec("pullgate_admission_unjudged_fields", "Restricted fields that this node never sees, counted for each policy."),
-		reloaded:  gaugeVec("pullgate_admission_last_reload_success", "1 if the policy files were valid when they were last read, else 0: the last valid ones are in use."),
-		open:      counterVec("pullgate_admission_failed_open_total", "Findings that admit because the validator got no answer, by its failure policy.", "validator"),
+		conflicts: counterVec("pullgate_admission_view_conflicts_total",
+			"Fields in which the CRI and the API server differed about a pod. What the CRI says was judged.", "field"),
+		policies: gaugeVec("pullgate_admission_policies", "Policies in use by kind.", "kind"),
+		unjudged: gaugeVec("pullgate_admission_unjudged_fields",
+			"Restricted fields that this node never sees, counted for each policy."),
+		reloaded: gaugeVec("pullgate_admission_last_reload_success",
+			"1 if the policy files were valid when they were last read, else 0: the last valid ones are in use."),
+		open: counterVec("pullgate_admission_failed_open_total",
+			"Findings that admit because the validator got no answer, by its failure policy.", "validator"),
 	}
-	m.verifications = counterVec("pullgate_collections_total", "Verifications of the signatures of images, after a pull.", "outcome")
+	m.verifications = counterVec("pullgate_collections_total", "Verifications of the signatures of images, after a pull.",
+		"outcome")
 	r.MustRegister(m.answers, m.seconds, m.conflicts, m.policies, m.unjudged, m.reloaded, m.open, m.verifications)
 	return m
 }
@@ -466,8 +507,10 @@ func AdmissionReasons() []string {
 // ConflictFields returns the values of the label field: those that admission.Merge returns.
 func ConflictFields() []string {
 	return []string{
-		"labels", "annotations", "hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace", "terminationGracePeriodSeconds", "supplementalGroups",
-		"image", "privileged", "readOnlyRootFilesystem", "allowPrivilegeEscalation", "runAsUser", "runAsGroup", "capabilities.add", "capabilities.drop",
+		"labels", "annotations", "hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace",
+		"terminationGracePeriodSeconds", "supplementalGroups",
+		"image", "privileged", "readOnlyRootFilesystem", "allowPrivilegeEscalation", "runAsUser", "runAsGroup",
+		"capabilities.add", "capabilities.drop",
 		"seLinuxOptions", "mount.readOnly", "mount.mountPropagation", "volumeType", "hostPath.path", "mount.image",
 	}
 }
@@ -522,10 +565,12 @@ func (m *Metrics) Policies(number func(kind string) int, unjudged int) {
 		m.admission.open.WithLabelValues(admission.ReviewValidator)
 	}
 	if slices.ContainsFunc(policyfiles.SignatureKinds(), func(kind string) bool { return number(kind) > 0 }) {
-		m.findings(admission.SignatureValidator, AdmissionCalls(), admission.EndorsementMissing, admission.SignatureMissing, admission.SignatureInvalid,
+		m.findings(admission.SignatureValidator, AdmissionCalls(), admission.EndorsementMissing, admission.SignatureMissing,
+			admission.SignatureInvalid,
 			admission.IdentityMismatch, admission.DigestRequired, admission.ContentMismatch, admission.FieldUnknown)
 		for _, call := range AdmissionCalls() { // an image that a default admits
-			m.admission.answers.WithLabelValues(call, admission.SignatureValidator, admission.Admit.String(), string(admission.SignatureMissing), "false")
+			m.admission.answers.WithLabelValues(call, admission.SignatureValidator, admission.Admit.String(),
+				string(admission.SignatureMissing), "false")
 		}
 		for _, outcome := range policyclient.VerificationOutcomes() {
 			m.admission.verifications.WithLabelValues(outcome)

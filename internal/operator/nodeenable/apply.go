@@ -43,8 +43,9 @@ func (s Enabler) Apply(ctx context.Context, p Plan) (err error) {
 	s.showLog(ctx, p.inspection.node.Unit.Name)
 	if !p.Enable {
 		return &program.HintError{
-			Err:  fmt.Errorf("not disabled: %w", err),
-			Hint: "reverted changes stay reverted; correct the error above and run pullgatectl node disable again. The kubelet does not need pullgated any more once " + p.inspection.node.Unit.Name + " was restarted",
+			Err: fmt.Errorf("not disabled: %w", err),
+			Hint: "reverted changes stay reverted; correct the error above and run pullgatectl node disable again. The " +
+				"kubelet does not need pullgated any more once " + p.inspection.node.Unit.Name + " was restarted",
 		}
 	}
 	return s.rollBack(ctx, p, did, err)
@@ -150,7 +151,8 @@ func (s Enabler) rollBack(ctx context.Context, p Plan, began int, why error) err
 
 // showLog reports the last lines of a unit's log, which show more than checks from outside.
 func (s Enabler) showLog(ctx context.Context, unit string) {
-	out, err := s.command(context.WithoutCancel(ctx), "journalctl", "--unit="+unit, fmt.Sprintf("--lines=%d", tail), "--no-pager", "--output=cat")
+	out, err := s.command(context.WithoutCancel(ctx), "journalctl", "--unit="+unit, fmt.Sprintf("--lines=%d", tail),
+		"--no-pager", "--output=cat")
 	if err != nil || out == "" {
 		return
 	}
@@ -173,7 +175,8 @@ func exists(h doctor.Host, file string) bool {
 // owner, and a link to a file stays a link.
 func write(h doctor.Host, file string, content []byte, mode fs.FileMode) error {
 	file = h.Path(file)
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // configuration of the node, which others may read
+	if err := os.MkdirAll(filepath.Dir(file),
+		0o755); err != nil { //nolint:gosec // configuration of the node, which others may read
 		return err
 	}
 	o := disk.Options{Replace: true, Mode: mode, KeepAttributes: true, FollowLinks: true, Temporary: temporary}

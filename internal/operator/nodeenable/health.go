@@ -37,14 +37,18 @@ func (s Enabler) runs(ctx context.Context, l inspection) error {
 	}
 	n := l.node
 	if n.Unit.Active != "active" {
-		return program.Hintf("see systemctl status "+n.Unit.Name+"; once it is healthy, try again", "%s is %s (%s), not active", n.Unit.Name, n.Unit.Active, n.Unit.Sub)
+		return program.Hintf("see systemctl status "+n.Unit.Name+"; once it is healthy, try again",
+			"%s is %s (%s), not active", n.Unit.Name, n.Unit.Active, n.Unit.Sub)
 	}
 	if r := n.Running; r != nil && !doctor.Same(r.Runtime.Value, n.Configured.Runtime.Value) {
-		return program.Hintf("systemctl daemon-reload and restart "+n.Unit.Name+" first, and check that this is what you want",
-			"the running kubelet dials %s, and after a restart it would dial %s, set by %s", r.Runtime.Value, n.Configured.Runtime.Value, n.Configured.Runtime.From)
+		return program.Hintf("systemctl daemon-reload and restart "+n.Unit.Name+" first, and check that this is what you "+
+			"want",
+			"the running kubelet dials %s, and after a restart it would dial %s, set by %s", r.Runtime.Value,
+			n.Configured.Runtime.Value, n.Configured.Runtime.From)
 	}
 	if why := s.unhealthy(ctx, n.Configured.Healthz); why != "" {
-		return program.Hintf("see journalctl -u "+n.Unit.Name+"; once it is healthy, try again", "the kubelet is not healthy: %s", why)
+		return program.Hintf("see journalctl -u "+n.Unit.Name+"; once it is healthy, try again",
+			"the kubelet is not healthy: %s", why)
 	}
 	return nil
 }
@@ -78,9 +82,12 @@ func (s Enabler) forwards(_ context.Context, l inspection) error {
 	}{{"runtimeEndpoint", s.Daemon.RuntimeEndpoint, c.Runtime}, {"imageEndpoint", s.Daemon.ImageEndpoint, c.Image}} {
 		switch {
 		case doctor.Same(v.kubelet.Value, s.Daemon.Listen):
-			return program.Hintf("remove it there, then try again", "only one endpoint of %s is set to pullgated, by %s, which pullgatectl did not write", l.base.Unit.Name, v.kubelet.From)
+			return program.Hintf("remove it there, then try again",
+				"only one endpoint of %s is set to pullgated, by %s, which pullgatectl did not write", l.base.Unit.Name,
+				v.kubelet.From)
 		case !s.sameSocket(v.kubelet.Value, v.ours):
-			return program.Hintf(fmt.Sprintf("set %s: %s in pullgated's configuration, then systemctl restart pullgated", v.field, v.kubelet.Value),
+			return program.Hintf(fmt.Sprintf("set %s: %s in pullgated's configuration, then systemctl restart pullgated",
+				v.field, v.kubelet.Value),
 				"the kubelet dials %s, set by %s, and pullgated's %s is %s", v.kubelet.Value, v.kubelet.From, v.field, v.ours)
 		}
 	}
@@ -100,7 +107,8 @@ func (s Enabler) sameSocket(a, b string) bool {
 // answers refuses a pullgated that does not answer, or does not reach the runtime.
 func (s Enabler) answers(ctx context.Context, _ inspection) error {
 	if err := s.dial(ctx, doctor.Socket(s.Daemon.Listen)); err != nil {
-		return program.Hintf("systemctl status pullgated has the reason; pullgated must run first", "%w on %s: %v", ErrNotReached, s.Daemon.Listen, err)
+		return program.Hintf("systemctl status pullgated has the reason; pullgated must run first", "%w on %s: %v",
+			ErrNotReached, s.Daemon.Listen, err)
 	}
 	if s.Daemon.Metrics.Listen == "" {
 		return nil
@@ -109,7 +117,8 @@ func (s Enabler) answers(ctx context.Context, _ inspection) error {
 	code, body, err := s.get(ctx, url)
 	switch {
 	case err != nil:
-		return program.Hintf("check whether pullgated was restarted since its configuration was changed", "%w on %s: %v", ErrNotReached, url, err)
+		return program.Hintf("check whether pullgated was restarted since its configuration was changed", "%w on %s: %v",
+			ErrNotReached, url, err)
 	case code != http.StatusOK:
 		return program.Hintf("journalctl -u pullgated has details", "pullgated is not ready: %s", firstLine(body))
 	default:

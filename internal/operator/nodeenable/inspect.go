@@ -130,9 +130,11 @@ func byHand(l inspection) string {
 		if l.journal != nil && l.journal.Runtime != "" {
 			was = "; the kubelet dialled " + l.journal.Runtime + " before"
 		}
-		return fmt.Sprintf("remove pullgated's endpoint from %s by hand, or remove the file if it contains nothing else, then systemctl daemon-reload and %s%s", l.modifiedByOthers[0], restart, was)
+		return fmt.Sprintf("remove pullgated's endpoint from %s by hand, or remove the file if it contains nothing else, "+
+			"then systemctl daemon-reload and %s%s", l.modifiedByOthers[0], restart, was)
 	}
-	return fmt.Sprintf("remove pullgated's endpoint from %s by hand, then systemctl daemon-reload and %s", l.node.Dials().Runtime.From, restart)
+	return fmt.Sprintf("remove pullgated's endpoint from %s by hand, then systemctl daemon-reload and %s",
+		l.node.Dials().Runtime.From, restart)
 }
 
 // The first line of every file that this package writes ends with a checksum of the following lines.
@@ -221,12 +223,15 @@ func planChange(h doctor.Host, n doctor.Kubelet, endpoint string) (change, error
 	case n.Program == "kubelet":
 		return change{path: unitFile(n), content: sign(fmt.Sprintf(unitBody, n.ExecStartFrom, n.ExecStart, endpoint))}, nil
 	case c.FlagsSetEndpoint:
-		return change{}, program.Hintf(fmt.Sprintf("have %s give the kubelet --container-runtime-endpoint=%s and no --image-service-endpoint, then restart %s", n.Program, endpoint, n.Unit.Name),
-			"%s runs %s, a program of its own that gives the kubelet its endpoint as a flag, against which no file counts", n.Unit.Name, n.Program)
+		return change{}, program.Hintf(fmt.Sprintf("have %s give the kubelet --container-runtime-endpoint=%s and no "+
+			"--image-service-endpoint, then restart %s", n.Program, endpoint, n.Unit.Name),
+			"%s runs %s, a program of its own that gives the kubelet its endpoint as a flag, against which no file counts",
+			n.Unit.Name, n.Program)
 	case c.ConfigFile != "":
 		return edit(h, c.ConfigFile, endpoint)
 	default:
-		return change{}, program.Hintf("have it give the kubelet --config, or the flag --container-runtime-endpoint="+endpoint,
+		return change{}, program.Hintf(
+			"have it give the kubelet --config, or the flag --container-runtime-endpoint="+endpoint,
 			"%s runs %s, a program of its own, and the kubelet has no configuration file", n.Unit.Name, n.Program)
 	}
 }
@@ -303,10 +308,12 @@ func readJournal(h doctor.Host) (*journal, error) {
 	}
 	switch {
 	case err != nil:
-		return nil, program.Hintf("move the file away if pullgatectl never wrote it; otherwise check the disk, and configure the kubelet's endpoint by hand",
+		return nil, program.Hintf("move the file away if pullgatectl never wrote it; otherwise check the disk, and "+
+			"configure the kubelet's endpoint by hand",
 			"read the journal %s: %w", Journal, err)
 	case j.Version != journalVersion:
-		return nil, program.Hintf("use the pullgatectl that wrote it", "the journal %s has version %d, and this pullgatectl supports %d", Journal, j.Version, journalVersion)
+		return nil, program.Hintf("use the pullgatectl that wrote it",
+			"the journal %s has version %d, and this pullgatectl supports %d", Journal, j.Version, journalVersion)
 	case !path.IsAbs(j.File.Path), j.Unit == "", j.Phase != Applying && j.Phase != Enabled:
 		return nil, program.Hintf("move it away, and configure the kubelet's endpoint by hand", "invalid journal %s", Journal)
 	}
@@ -362,7 +369,8 @@ func edit(h doctor.Host, file, endpoint string) (change, error) {
 	// The result shows a file in another form (JSON, several documents, a value over several lines).
 	var got map[string]any
 	if err := yaml.Unmarshal([]byte(text), &got); err != nil || !reflect.DeepEqual(got, want) {
-		return change{}, program.Hintf(fmt.Sprintf("set containerRuntimeEndpoint: %s there by hand, and imageServiceEndpoint if it is set, then restart the kubelet", endpoint),
+		return change{}, program.Hintf(fmt.Sprintf("set containerRuntimeEndpoint: %s there by hand, and "+
+			"imageServiceEndpoint if it is set, then restart the kubelet", endpoint),
 			"%s is not written in a way in which two lines of it can be replaced", file)
 	}
 	c.content = []byte(text)

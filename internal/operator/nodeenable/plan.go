@@ -66,7 +66,8 @@ func (s Enabler) Enable(ctx context.Context) (Plan, error) {
 		err = l.unknownReason
 	}
 	if err == nil && len(l.modifiedByOthers) > 0 {
-		err = program.Hintf(byHand(l), "%s was written by pullgatectl node enable and changed since; it is left as it is", l.modifiedByOthers[0])
+		err = program.Hintf(byHand(l), "%s was written by pullgatectl node enable and changed since; it is left as it is",
+			l.modifiedByOthers[0])
 	}
 	if err != nil {
 		return Plan{}, err
@@ -93,7 +94,8 @@ func (s Enabler) Enable(ctx context.Context) (Plan, error) {
 	}
 	p.Found = []string{
 		found(l.base),
-		fmt.Sprintf("pullgated answers on %s, forwards to %s, and %s.", s.Daemon.Listen, s.Daemon.RuntimeEndpoint, s.Daemon.Enforces),
+		fmt.Sprintf("pullgated answers on %s, forwards to %s, and %s.", s.Daemon.Listen, s.Daemon.RuntimeEndpoint,
+			s.Daemon.Enforces),
 	}
 	p.Steps = s.enableSteps(l, c, before)
 	return p, nil
@@ -118,7 +120,8 @@ func (s Enabler) target(ctx context.Context, l inspection) (change, error) {
 			return change{}, fmt.Errorf("find the owner of %s: %w", c.path, err)
 		}
 		if owner == ofOthers {
-			return change{}, program.Hintf("move it away if it is not needed", "%s already exists, and pullgatectl did not write it", c.path)
+			return change{}, program.Hintf("move it away if it is not needed",
+				"%s already exists, and pullgatectl did not write it", c.path)
 		}
 	}
 	n, err := l.host.With(map[string][]byte{c.path: c.content}).Discover(ctx, l.base.Unit.Name)
@@ -132,9 +135,11 @@ func (s Enabler) target(ctx context.Context, l inspection) (change, error) {
 		if !doctor.Same(v.Value, endpoint) {
 			advice := fmt.Sprintf("remove the %s from %s, which has precedence over %s, then try again", v.name, v.From, c.path)
 			if !path.IsAbs(v.From) {
-				advice = fmt.Sprintf(`a file that is read after %s overrides it; look for one with ExecStart=, or with kubelet-arg and no "+"`, c.path)
+				advice = "a file that is read after " + c.path +
+					` overrides it; look for one with ExecStart=, or with kubelet-arg and no "+"`
 			}
-			return change{}, program.Hintf(advice, "the kubelet would still dial %s for its %s, set by %s", v.Value, v.name, v.From)
+			return change{}, program.Hintf(advice, "the kubelet would still dial %s for its %s, set by %s", v.Value, v.name,
+				v.From)
 		}
 	}
 	return c, nil
@@ -164,10 +169,12 @@ func (s Enabler) enableSteps(l inspection, c change, before []byte) []Step {
 	}
 	steps = append(steps, noteStep("note in "+Journal+" what changes, so that it can be reverted", j))
 	if !bytes.Equal(before, c.content) {
-		steps = append(steps, Step{Action: Write, Text: "write " + c.path, Path: c.path, Diff: diff(before, c.content), content: c.content, mode: 0o644})
+		steps = append(steps, Step{Action: Write, Text: "write " + c.path, Path: c.path, Diff: diff(before, c.content),
+			content: c.content, mode: 0o644})
 	}
 	steps = append(steps, restartSteps(l.base.Unit.Name, reload)...)
-	steps = append(steps, Step{Action: Watch, Text: fmt.Sprintf("watch it for up to %s: the unit stays up, the kubelet is healthy, its calls arrive at pullgated; else revert all changes", s.wait())})
+	steps = append(steps, Step{Action: Watch, Text: fmt.Sprintf("watch it for up to %s: the unit stays up, the kubelet "+
+		"is healthy, its calls arrive at pullgated; else revert all changes", s.wait())})
 	j.Phase = Enabled
 	return append(steps, noteStep("note in "+Journal+" that it is done", j))
 }
@@ -186,12 +193,14 @@ func (s Enabler) Disable(ctx context.Context) (Plan, error) {
 		return Plan{}, err
 	}
 	if len(l.modifiedByOthers) > 0 {
-		return Plan{}, program.Hintf(byHand(l), "%s was written by pullgatectl node enable and changed since; it is left as it is", l.modifiedByOthers[0])
+		return Plan{}, program.Hintf(byHand(l), "%s was written by pullgatectl node enable and changed since; it is left "+
+			"as it is", l.modifiedByOthers[0])
 	}
 	p := Plan{Steps: []Step{}, inspection: l}
 	listen := s.listen(l)
 	if l.unknownReason != nil {
-		p.Found = []string{fmt.Sprintf("The kubelet's settings are unknown (%v); the changes in the journal are reverted.", l.unknownReason)}
+		p.Found = []string{fmt.Sprintf("The kubelet's settings are unknown (%v); the changes in the journal are reverted.",
+			l.unknownReason)}
 	} else {
 		p.Found = []string{found(l.node)}
 		if base := l.base.Configured; doctor.Same(base.Runtime.Value, listen) || doctor.Same(base.Image.Value, listen) {
@@ -216,7 +225,8 @@ func (s Enabler) disableSteps(l inspection) []Step {
 	reload := slices.ContainsFunc(l.files, func(f kept) bool { return isUnitFile(f.path) })
 	reload = reload || l.journal != nil && isUnitFile(l.journal.File.Path)
 	steps = append(steps, restartSteps(l.node.Unit.Name, reload)...)
-	steps = append(steps, Step{Action: Watch, Text: fmt.Sprintf("watch it for up to %s: the unit stays up and the kubelet is healthy", s.wait())})
+	steps = append(steps, Step{Action: Watch, Text: fmt.Sprintf("watch it for up to %s: the unit stays up and the "+
+		"kubelet is healthy", s.wait())})
 	if l.journal != nil {
 		steps = append(steps, Step{Action: Remove, Text: "remove " + Journal, Path: Journal})
 	}
@@ -228,7 +238,8 @@ func (s Enabler) back(f kept) Step {
 	if f.before == nil {
 		return Step{Action: Remove, Text: "remove " + f.path, Path: f.path, Diff: diff(now, nil)}
 	}
-	return Step{Action: Write, Text: "write " + f.path + " as it was", Path: f.path, Diff: diff(now, f.before), content: f.before}
+	return Step{Action: Write, Text: "write " + f.path + " as it was", Path: f.path, Diff: diff(now, f.before),
+		content: f.before}
 }
 
 func restartSteps(unit string, reload bool) []Step {
@@ -253,7 +264,8 @@ func noteStep(text string, j journal) Step {
 // found describes how the kubelet of a node is run and what it dials.
 func found(n doctor.Kubelet) string {
 	d := n.Dials()
-	text := fmt.Sprintf("%s (%s) is %s. The kubelet dials %s, set by %s", n.Unit.Name, n.Kind, n.Unit.Active, d.Runtime.Value, d.Runtime.From)
+	text := fmt.Sprintf("%s (%s) is %s. The kubelet dials %s, set by %s", n.Unit.Name, n.Kind, n.Unit.Active,
+		d.Runtime.Value, d.Runtime.From)
 	if d.Image.Value != d.Runtime.Value {
 		text += fmt.Sprintf(", and for images %s, set by %s", d.Image.Value, d.Image.From)
 	}
@@ -359,10 +371,12 @@ func (s Enabler) wrong(ctx context.Context, l inspection) []string {
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
 	d, c, e := l.node.Dials(), l.node.Configured, s.Daemon.Listen
 	if runtime, image := doctor.Same(d.Runtime.Value, e), doctor.Same(d.Image.Value, e); runtime != image {
-		add("Only one of the two CRI services goes through pullgated: the kubelet dials %s for containers and %s for images (set by %s).", d.Runtime.Value, d.Image.Value, d.Image.From)
+		add("Only one of the two CRI services goes through pullgated: the kubelet dials %s for containers and %s for "+
+			"images (set by %s).", d.Runtime.Value, d.Image.Value, d.Image.From)
 	}
 	if d.Through(e) != c.Through(e) {
-		add("The running kubelet dials %s, and after a restart it will dial %s (set by %s).", d.Runtime.Value, c.Runtime.Value, c.Runtime.From)
+		add("The running kubelet dials %s, and after a restart it will dial %s (set by %s).", d.Runtime.Value,
+			c.Runtime.Value, c.Runtime.From)
 	}
 	for _, f := range l.modifiedByOthers {
 		add("%s was changed since pullgatectl node enable wrote it; enable and disable leave it as it is.", f)
@@ -406,7 +420,8 @@ func (s Enabler) stale(l inspection) string {
 	if now, err := readIfThere(s.Host, c.path); err != nil || string(now) == string(c.content) {
 		return ""
 	}
-	return fmt.Sprintf("The kubelet's settings have changed since pullgatectl node enable wrote %s, which keeps the old ones in use", c.path)
+	return fmt.Sprintf("The kubelet's settings have changed since pullgatectl node enable wrote %s, which keeps the old "+
+		"ones in use", c.path)
 }
 
 // Lines returns the status as text; problems are after "!".
