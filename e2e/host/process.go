@@ -141,12 +141,6 @@ func (p *Process) signal(s syscall.Signal, limit time.Duration) error {
 	}
 }
 
-// ExitCode returns the exit code of a process that has ended.
-func (p *Process) ExitCode() int {
-	<-p.done
-	return p.cmd.ProcessState.ExitCode()
-}
-
 // Tail returns the last lines of a file.
 func Tail(path string, lines int) string {
 	text, err := os.ReadFile(path)

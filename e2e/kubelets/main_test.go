@@ -5,8 +5,10 @@ package kubelets_test
 
 import (
 	"cmp"
+	"errors"
 	"os"
 	"regexp"
+	"sync"
 	"testing"
 
 	"github.com/pullgate/pullgate/e2e/node"
@@ -35,9 +37,8 @@ const atOnce = 3
 // NODES=matrix selects all nodes but mainNode, and nothing selects mainNode.
 func TestNode(t *testing.T) {
 	kubelet, runtime, matrix := os.Getenv("KUBELET"), os.Getenv("RUNTIME"), os.Getenv("NODES") == "matrix"
-	// A node starts when one before it in the order of nodes has ended.
-	turns := make(chan chan struct{}, len(nodes()))
-	chosen := 0
+	turns, chosen := make(chan struct{}, atOnce), 0
+	var all sync.WaitGroup
 	for _, k := range nodes() {
 		switch {
 		case kubelet+runtime == "" && (k == mainNode()) == matrix:
@@ -45,30 +46,21 @@ func TestNode(t *testing.T) {
 		case !whole(kubelet).MatchString(k.kubelet) || !whole(runtime).MatchString(k.runtime):
 			continue
 		}
-		turn := make(chan struct{})
-		if chosen++; chosen <= atOnce {
-			close(turn)
-		} else {
-			turns <- turn
-		}
-		t.Run(k.kubelet+"/"+k.runtime, func(t *testing.T) {
-			t.Parallel()
-			<-turn
-			defer func() {
-				select {
-				case next := <-turns:
-					close(next)
-				default:
+		chosen++
+		turns <- struct{}{}
+		all.Go(func() {
+			t.Run(k.kubelet+"/"+k.runtime, func(t *testing.T) {
+				m := newMachine(t, k.kubelet, k.runtime)
+				if k.runtime == asCRIO {
+					testNodeAsCRIO(t, m)
+					return
 				}
-			}()
-			m := newMachine(t, k.kubelet, k.runtime)
-			if k.runtime == asCRIO {
-				testNodeAsCRIO(t, m)
-				return
-			}
-			testNode(t, m)
+				testNode(t, m)
+			})
+			<-turns
 		})
 	}
+	all.Wait()
 	if chosen == 0 {
 		t.Errorf("KUBELET=%s RUNTIME=%s selects no node; there are %v", kubelet, runtime, nodes())
 	}
@@ -106,7 +98,8 @@ func testNode(t *testing.T, m *machine) {
 	if m.ran == 0 {
 		t.Errorf("SCENARIO=%s matches no scenario on this node", m.wanted)
 	}
-	must(t, node.Leaks(m.gate.Dir(), m.page()))
+	page, err := m.gate.Scrape()
+	must(t, errors.Join(err, node.Leaks(m.gate.Dir(), page)))
 }
 
 // protectInUse runs the scenarios without pullgate, installs it on the node, and runs those that do not disturb each
@@ -203,15 +196,6 @@ func (m *machine) runParallel(t *testing.T, name string, all []testCase) {
 			}})
 		}
 	})
-}
-
-// page is the metrics page of pullgated.
-func (m *machine) page() string {
-	text, err := m.gate.Scrape()
-	if err != nil {
-		return err.Error()
-	}
-	return text
 }
 
 // together returns the test cases that do not disturb each other.

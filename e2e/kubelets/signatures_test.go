@@ -113,7 +113,7 @@ func signedRestarts(s *scenario) {
 	started := r.come(by("a", app), running)
 	refusedOnes := map[string]*outcome{
 		"unsigned":        r.come(by("a", bad), refused),
-		"unsigned, Never": r.come(byPolicy("a", bad, never), refused),
+		"unsigned, Never": r.come(pod{team: "a", image: bad, policy: never, secrets: with(node.Alice())}, refused),
 		"not on the node": r.come(by("a", other), refused),
 	}
 	for _, o := range stay {

@@ -86,19 +86,8 @@ func (r *signer) index(name string) node.Pushed {
 }
 
 // by returns a pod of a team, with the credential of the private images.
-func by(team string, image node.Pushed, changes ...func(*corev1.Pod)) pod {
-	return pod{team: team, image: image, secrets: with(node.Alice()), change: func(p *corev1.Pod) {
-		for _, change := range changes {
-			change(p)
-		}
-	}}
-}
-
-// byPolicy is by with a pull policy.
-func byPolicy(team string, image node.Pushed, policy corev1.PullPolicy) pod {
-	p := by(team, image)
-	p.policy = policy
-	return p
+func by(team string, image node.Pushed) pod {
+	return pod{team: team, image: image, secrets: with(node.Alice()), change: func(*corev1.Pod) {}}
 }
 
 // isUnsigned waits until a pod waits for signatures.

@@ -53,17 +53,15 @@ func (c *Calls) Again(name string, call func(ctx context.Context) error) {
 	})
 }
 
-// Made returns the number of calls that have been made.
-func (c *Calls) Made() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.made
-}
-
 // Await waits until so many more calls have been made, half a minute at most.
 func (c *Calls) Await(more int) {
-	until := c.Made() + more
-	host.Within(30*time.Second, func() bool { return c.Made() >= until })
+	made := func() int {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.made
+	}
+	until := made() + more
+	host.Within(30*time.Second, func() bool { return made() >= until })
 }
 
 // Stop ends the calls, and returns a summary of the results, and the calls that failed.

@@ -51,9 +51,8 @@ type world struct {
 	key     credential.Key
 	source  *podsource.Source
 
-	mu      sync.Mutex
-	reasons map[podsource.Reason]int
-	log     bytes.Buffer
+	mu  sync.Mutex
+	log bytes.Buffer
 }
 
 // begin has no source yet.
@@ -66,12 +65,12 @@ func begin(t *testing.T, release string) *world {
 	name := strings.ToLower(strings.NewReplacer("/", "-", ".", "-").Replace(t.Name()))
 	// With -count a test runs again on the same cluster.
 	name = strings.Trim(name[:min(len(name), 45)], "-") + "-" + strconv.FormatInt(time.Now().UnixNano(), 36)
-	w := &world{T: t, cluster: c.Cluster, name: name, dir: t.TempDir(), key: credential.NewKey(), reasons: map[podsource.Reason]int{}}
+	w := &world{T: t, cluster: c.Cluster, name: name, dir: t.TempDir(), key: credential.NewKey()}
 	_, err = c.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	w.must(err)
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the source failed: %v; its log:\n%s\nkube-apiserver:\n%s", w.reasons, w.logged(), host.Tail(c.Log(), 10))
+			t.Logf("the log of the source:\n%s\nkube-apiserver:\n%s", w.logged(), host.Tail(c.Log(), 10))
 		}
 	})
 	return w
@@ -125,11 +124,6 @@ func (w *world) start() {
 func (w *world) run(o podsource.Options) {
 	w.Helper()
 	o.Key = w.key
-	o.Failed = func(r podsource.Reason) {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.reasons[r]++
-	}
 	var err error
 	w.source, err = podsource.New(o)
 	w.must(err)
@@ -156,12 +150,6 @@ func (w *world) logged() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.log.String()
-}
-
-func (w *world) failed(r podsource.Reason) int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.reasons[r]
 }
 
 // until waits for something.

@@ -49,22 +49,15 @@ func TestComparisonFindsDifferences(t *testing.T) {
 		t.Errorf("views that agree differ: %q", got)
 	}
 	for field, change := range map[string]func(*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig){
-		"labels": func(s *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig) {
-			s.Labels = map[string]string{"a": "c"}
-		},
-		"groups": func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) {
-			c.Linux.SecurityContext.SupplementalGroups = []int64{1}
-		},
 		"privileged": func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) {
 			c.Linux.SecurityContext.Privileged = true
 		},
 		"runAsUser": func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) {
 			c.Linux.SecurityContext.RunAsUser.Value = 1
 		},
-		"terminationGracePeriodSeconds": func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) { c.Annotations = nil },
-		"a mount at /v":                 func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) { c.Mounts = nil },
-		"volumeType":                    func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) { c.Mounts[0].HostPath = "/v" },
-		"readOnly":                      func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) { c.Mounts[0].Readonly = true },
+		"a mount at /v": func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) { c.Mounts = nil },
+		"volumeType":    func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) { c.Mounts[0].HostPath = "/v" },
+		"readOnly":      func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig) { c.Mounts[0].Readonly = true },
 	} {
 		if got := compareOne(t, change); !strings.Contains(strings.Join(got, "\n"), field) {
 			t.Errorf("the differences are %q; want one in %s", got, field)

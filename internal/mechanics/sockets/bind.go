@@ -15,6 +15,9 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
 
+// ErrInUse means that another process accepts connections on the socket.
+var ErrInUse = errors.New("sockets: socket in use")
+
 // dialLimit bounds the check whether a process answers on an existing socket.
 const dialLimit = 2 * time.Second
 

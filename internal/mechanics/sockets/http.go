@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"golang.org/x/sync/semaphore"
 	"k8s.io/klog/v2"
 )
 
@@ -87,7 +88,7 @@ func ServeHTTP(ctx context.Context, l net.Listener, o HTTPOptions) error {
 
 // handler returns the handler with the limits of a request.
 func (o HTTPOptions) handler() http.Handler {
-	turns, waiting := make(chan struct{}, o.Requests), make(chan struct{}, o.Waiting)
+	turns, waiting := semaphore.NewWeighted(int64(o.Requests)), semaphore.NewWeighted(int64(o.Waiting))
 	var next atomic.Int64 // requests that wait for their turn
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer o.recover(w, r)
@@ -101,7 +102,7 @@ func (o HTTPOptions) handler() http.Handler {
 				return
 			}
 			t := &turn{held: turns, waiting: waiting}
-			defer t.end()
+			defer func() { t.held.Release(1) }()
 			r = r.WithContext(context.WithValue(r.Context(), turnKey{}, t))
 		}
 		o.Handler.ServeHTTP(w, r)
@@ -110,11 +111,9 @@ func (o HTTPOptions) handler() http.Handler {
 
 // takeTurn waits for a place in turns. next counts the requests that do: each has memory, and a connection has many
 // with HTTP/2.
-func (o HTTPOptions) takeTurn(ctx context.Context, turns chan struct{}, next *atomic.Int64) bool {
-	select {
-	case turns <- struct{}{}:
+func (o HTTPOptions) takeTurn(ctx context.Context, turns *semaphore.Weighted, next *atomic.Int64) bool {
+	if turns.TryAcquire(1) {
 		return true
-	default:
 	}
 	defer next.Add(-1)
 	if next.Add(1) > int64(o.Waiting) {
@@ -122,21 +121,13 @@ func (o HTTPOptions) takeTurn(ctx context.Context, turns chan struct{}, next *at
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.ReadLimit)
 	defer cancel()
-	select {
-	case turns <- struct{}{}:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return turns.Acquire(ctx, 1) == nil
 }
 
 // A turn is the place of a request in one of two limits.
-type turn struct{ held, waiting chan struct{} }
+type turn struct{ held, waiting *semaphore.Weighted }
 
 type turnKey struct{}
-
-// end gives the place back.
-func (t *turn) end() { <-t.held }
 
 // Wait marks a request as one that waits for another process, and whose body is not needed any more. ctx is the context
 // of its handler. The request no longer counts as one of HTTPOptions.Requests, unless HTTPOptions.Waiting other
@@ -144,14 +135,9 @@ func (t *turn) end() { <-t.held }
 // it is called again.
 func Wait(ctx context.Context) {
 	t, ok := ctx.Value(turnKey{}).(*turn)
-	if !ok || t.held == t.waiting {
-		return
-	}
-	select {
-	case t.waiting <- struct{}{}:
-		t.end()
+	if ok && t.held != t.waiting && t.waiting.TryAcquire(1) {
+		t.held.Release(1)
 		t.held = t.waiting
-	default:
 	}
 }
 

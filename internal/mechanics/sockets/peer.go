@@ -22,16 +22,15 @@ func PeerOf(c net.Conn) (syscall.Ucred, error) {
 	if !ok {
 		return syscall.Ucred{}, fmt.Errorf("a connection from %v is not a Unix socket", c.RemoteAddr())
 	}
-	raw, err := u.SyscallConn()
-	if err != nil {
-		return syscall.Ucred{}, fmt.Errorf("ask who is at the other end: %w", err)
-	}
 	var found *syscall.Ucred
-	var foundErr error
-	err = raw.Control(func(fd uintptr) {
-		found, foundErr = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
-	})
-	if err := errors.Join(err, foundErr); err != nil {
+	raw, err := u.SyscallConn()
+	if err == nil {
+		asked := raw.Control(func(fd uintptr) {
+			found, err = syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED)
+		})
+		err = errors.Join(asked, err)
+	}
+	if err != nil {
 		return syscall.Ucred{}, fmt.Errorf("ask who is at the other end: %w", err)
 	}
 	return *found, nil
