@@ -64,7 +64,6 @@ func (d *Decoder) Decode(data []byte, into any) (errs []error, err error) {
 	return r.errs, nil
 }
 
-// A run decodes one document.
 type run struct {
 	*Decoder
 	errs []error
@@ -74,7 +73,6 @@ func (r *run) errorf(format string, args ...any) {
 	r.errs = append(r.errs, fmt.Errorf(format, args...))
 }
 
-// value decodes one node of the document.
 func (r *run) value(path string, in any, out reflect.Value) {
 	if in == nil && r.RefuseNull {
 		r.errorf("%s: Invalid value: null: must have a value; leave the field out otherwise", path)
@@ -117,7 +115,6 @@ func (r *run) value(path string, in any, out reflect.Value) {
 	}
 }
 
-// scalar stores a string, a boolean or a whole number; false means that it has another type.
 func scalar(in any, out reflect.Value) bool {
 	switch out.Kind() { //nolint:exhaustive // see value
 	case reflect.String:
@@ -156,7 +153,6 @@ func (r *run) list(path string, in any, out reflect.Value) {
 	out.Set(list)
 }
 
-// keyed decodes a mapping whose keys are data.
 func (r *run) keyed(path string, in any, out reflect.Value) {
 	entries, ok := in.(map[any]any)
 	if !ok {
@@ -177,7 +173,6 @@ func (r *run) keyed(path string, in any, out reflect.Value) {
 	out.Set(keyed)
 }
 
-// mapping decodes a mapping whose keys are the fields of a struct.
 func (r *run) mapping(path string, in any, out reflect.Value) {
 	entries, ok := in.(map[any]any)
 	if !ok {
@@ -204,7 +199,6 @@ func (r *run) mapping(path string, in any, out reflect.Value) {
 	}
 }
 
-// unknown reports a field that does not exist, with the most similar name.
 func (r *run) unknown(in, name string, known []string) {
 	path := child(in, name)
 	switch near := Nearest(name, known); {
@@ -217,7 +211,6 @@ func (r *run) unknown(in, name string, known []string) {
 	}
 }
 
-// wrongType reports a value of another type than its field has.
 func (r *run) wrongType(path string, in any, want reflect.Type) {
 	got := typeName(in)
 	text, ok := r.Want[want]
@@ -241,7 +234,6 @@ func (r *run) wrongType(path string, in any, want reflect.Type) {
 	r.errorf("%s: Invalid type: %s: must be %s", path, got, text)
 }
 
-// typeName returns the JSON name of a value's type.
 func typeName(v any) string {
 	switch v.(type) {
 	case string:

@@ -30,7 +30,6 @@ func WithLines(data []byte, errs []error) []error {
 	return located
 }
 
-// A position is a node on the path of a field.
 type position struct {
 	line int
 	rest string // of the text with the path, after the node

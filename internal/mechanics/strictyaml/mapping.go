@@ -3,6 +3,7 @@ package strictyaml
 import (
 	"reflect"
 	"slices"
+	"strings"
 )
 
 // A Mapping is a mapping of the document that a rewrite can change.
@@ -39,7 +40,6 @@ func (m *Mapping) Errorf(name, format string, args ...any) {
 	m.run.errorf("%s: "+format, append([]any{child(m.path, name)}, args...)...)
 }
 
-// pathOf returns the path of a field with the key that the document has.
 func (m *Mapping) pathOf(name string) string {
 	return child(m.path, m.written.Name(name))
 }
@@ -94,4 +94,41 @@ func (d *Decoder) addFields(s *structType, t reflect.Type, prefix []int) {
 			d.addFields(s, f.Type, index)
 		}
 	}
+}
+
+func nameOf(f reflect.StructField) string {
+	name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+	return name
+}
+
+// Nearest returns the name that differs from a mistyped one by at most two letters, ignoring case, "" if there is none.
+func Nearest(mistyped string, names []string) (near string) {
+	least := 3
+	for _, name := range names {
+		if d := distance(strings.ToLower(mistyped), strings.ToLower(name)); d < least && d < len(name)/2 {
+			near, least = name, d
+		}
+	}
+	return near
+}
+
+// distance returns how many letters must be added, removed or replaced to convert a to b.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			replaced := diagonal
+			if a[i] != b[j] {
+				replaced++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(replaced, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
 }

@@ -70,7 +70,6 @@ func (c *Chain) Set(r Rules) {
 	c.rules.Store(prepared)
 }
 
-// current returns the rules to decide by: those of a nil chain are empty.
 func (c *Chain) current() *rules {
 	if c == nil {
 		return &rules{}
@@ -168,12 +167,10 @@ func (c *Chain) evaluate(ctx context.Context, r *rules, s Subject) Decision {
 	return r.decision(c.askAll(ctx, r, s))
 }
 
-// exempted is the decision about a subject that no validator is asked about.
 func (r *rules) exempted(e Exemption) Decision {
 	return Decision{Answer: Admit, Exemption: e, PolicyHash: r.PolicyHash}
 }
 
-// decision combines the findings of validators.
 func (r *rules) decision(findings []Finding) Decision {
 	return Decision{Answer: answerOf(findings), Findings: findings, PolicyHash: r.PolicyHash}
 }
@@ -297,4 +294,84 @@ func failed(name string, auditOnly bool) Finding {
 		Validator: name, Answer: Deny, Reason: ValidatorFailed, Audit: auditOnly,
 		Message: fmt.Sprintf("validator %s failed, which is a defect of pullgate; see the log of pullgated on this node", name),
 	}
+}
+
+// Limits of admitted. A kubelet runs some hundreds of pods, and a pod's image can be changed while it runs.
+const (
+	maxPods       = 4096
+	maxContainers = 256 // per pod
+)
+
+// admitted holds the containers that pods have started, with the ID of the image. The zero value is empty and ready to
+// use; it may be used concurrently.
+type admitted struct {
+	mu sync.RWMutex
+	of map[string][]container // by pod UID; the latest container is the last one
+}
+
+type container struct{ name, imageID string }
+
+func (a *admitted) add(podUID, name, imageID string) {
+	if podUID != "" && name != "" && imageID != "" {
+		a.note(podUID, container{name, imageID})
+	}
+}
+
+// note notes a container. Above the limit, a pod loses the container that was noted first, and a further pod is not
+// noted.
+func (a *admitted) note(podUID string, c container) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	list, known := a.of[podUID]
+	if slices.Contains(list, c) {
+		return
+	}
+	switch {
+	case !known && len(a.of) == maxPods:
+		return
+	case len(list) == maxContainers:
+		list = slices.Delete(list, 0, 1)
+	case a.of == nil:
+		a.of = map[string][]container{}
+	}
+	a.of[podUID] = append(list, c)
+}
+
+func (a *admitted) has(podUID, name, imageID string) bool {
+	if podUID == "" || name == "" || imageID == "" {
+		return false
+	}
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return slices.Contains(a.of[podUID], container{name, imageID})
+}
+
+func (a *admitted) hasMounted(podUID string, images []Image) bool {
+	if len(images) == 0 {
+		return true
+	}
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return !slices.ContainsFunc(images, func(i Image) bool { return i.ID == "" || !slices.Contains(a.of[podUID], container{imageID: i.ID}) })
+}
+
+func (a *admitted) hasImage(podUID, imageID string) bool {
+	if podUID == "" || imageID == "" {
+		return false
+	}
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return slices.ContainsFunc(a.of[podUID], func(c container) bool { return c.imageID == imageID })
+}
+
+func (a *admitted) hasPod(podUID string) bool {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return len(a.of[podUID]) > 0
+}
+
+func (a *admitted) forget(podUID string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.of, podUID)
 }

@@ -1,5 +1,7 @@
 package admission
 
+import "strings"
+
 // A Pod is what one source says about a pod. Namespace, Name and UID are "" if the source does not know them.
 type Pod struct {
 	UID, Namespace, Name string
@@ -82,4 +84,113 @@ type Mount struct {
 	Propagation Value[string]
 	// Image is the name of the image that is mounted, as the pod has it; absent if it is not an image.
 	Image Value[string]
+}
+
+// A State says what a source knows about a field of the pod.
+type State uint8
+
+const (
+	// StateUnknown is the zero value: the source does not say whether the pod sets the field.
+	StateUnknown State = iota
+	// StateAbsent means that the source carries the field and the pod does not set it.
+	StateAbsent
+	// StateSet means that the pod sets the field.
+	StateSet
+)
+
+// A Value is what a source knows about one field: whether the pod sets it, and the value that takes effect when the pod
+// runs. Either can be known without the other. The zero Value is unknown in both respects.
+//
+// A Value does not copy a slice or a map. Neither the source nor a reader may modify it afterwards.
+type Value[T any] struct {
+	value T
+	state State
+	known bool // value takes effect
+}
+
+// Set returns the Value of a field that the pod sets.
+func Set[T any](v T) Value[T] { return Value[T]{value: v, state: StateSet, known: true} }
+
+// Absent returns the Value of a field that the pod does not set, if the source does not know the default.
+func Absent[T any]() Value[T] { return Value[T]{state: StateAbsent} }
+
+// AbsentAs returns the Value of a field that the pod does not set, and whose default v takes effect.
+func AbsentAs[T any](v T) Value[T] { return Value[T]{value: v, state: StateAbsent, known: true} }
+
+// Effective returns the Value of a field of which the source knows the value that takes effect, and not whether the pod
+// sets it. The CRI carries a boolean so: false is both the default and an explicit false.
+func Effective[T any](v T) Value[T] { return Value[T]{value: v, known: true} }
+
+// Get returns the value that the pod sets, and the state. The value is the zero T unless the state is StateSet.
+func (v Value[T]) Get() (T, State) {
+	if v.state != StateSet {
+		var zero T
+		return zero, v.state
+	}
+	return v.value, v.state
+}
+
+// State returns whether the pod sets the field.
+func (v Value[T]) State() State { return v.state }
+
+// Effective returns the value that takes effect when the pod runs; ok is false if the source does not know it.
+func (v Value[T]) Effective() (value T, ok bool) { return v.value, v.known }
+
+// The values of Mount.Propagation.
+const (
+	PropagationNone            = "None"
+	PropagationHostToContainer = "HostToContainer"
+	PropagationBidirectional   = "Bidirectional"
+)
+
+// Values of Volume.Type that sources and validators treat specially. All others are names of the API as well.
+const (
+	TypeHostPath              = "hostPath"
+	TypeImage                 = "image"
+	TypePersistentVolumeClaim = "persistentVolumeClaim"
+	TypeEphemeral             = "ephemeral"
+)
+
+// ServiceAccountPath is where a container finds the token of its service account.
+const ServiceAccountPath = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+// KubeletLabel reports whether a kubelet writes the label on each pod. It overwrites a label that a tenant has given
+// the same key, so no view contains it.
+func KubeletLabel(key string) bool {
+	switch key {
+	case "io.kubernetes.pod.name", "io.kubernetes.pod.namespace", "io.kubernetes.pod.uid":
+		return true
+	default:
+		return false
+	}
+}
+
+// KubeletAnnotation reports whether an annotation is one of those that a kubelet writes on each pod. No view contains
+// them.
+func KubeletAnnotation(key string) bool { return strings.HasPrefix(key, "kubernetes.io/config.") }
+
+// ForReview returns the annotations that are meant for image review backends, by the rule of kube-apiserver's plugin
+// ImagePolicyWebhook.
+func ForReview(annotations map[string]string) map[string]string {
+	var found map[string]string
+	for k, v := range annotations {
+		if strings.Contains(k, ".image-policy.k8s.io/") {
+			if found == nil {
+				found = map[string]string{}
+			}
+			found[k] = v
+		}
+	}
+	return found
+}
+
+// Without returns a copy of m without the keys for which own returns true.
+func Without(m map[string]string, own func(key string) bool) map[string]string {
+	rest := make(map[string]string, len(m))
+	for k, v := range m {
+		if !own(k) {
+			rest[k] = v
+		}
+	}
+	return rest
 }

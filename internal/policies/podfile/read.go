@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,6 +16,9 @@ import (
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	kjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
+
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
 // A Pod is a Pod of a file, or the pod template of a workload.
@@ -57,7 +61,6 @@ func Read(data []byte, workloads ...Workload) ([]Pod, error) {
 	return pods, nil
 }
 
-// A list is a document that contains others.
 type list struct {
 	APIVersion string            `json:"apiVersion"`
 	Kind       string            `json:"kind"`
@@ -93,7 +96,6 @@ func readDocument(data []byte, workloads []Workload, item bool) ([]Pod, error) {
 	return nil, fmt.Errorf("apiVersion %q, kind %q: only Pods, the workloads of Kubernetes with a pod template, and Lists of them are read", d.APIVersion, d.Kind)
 }
 
-// templateOf returns where the objects of a kind have their pod template; nil if they have none.
 func templateOf(workloads []Workload, apiVersion, kind string) []string {
 	group, _, grouped := strings.Cut(apiVersion, "/")
 	if !grouped {
@@ -107,7 +109,6 @@ func templateOf(workloads []Workload, apiVersion, kind string) []string {
 	return nil
 }
 
-// readTemplates returns the pod templates of a workload as Pods with its name.
 func readTemplates(data []byte, kind string, path []string) ([]Pod, error) {
 	text, err := yaml.YAMLToJSONStrict(data)
 	if err != nil {
@@ -147,7 +148,6 @@ func decode(text []byte, into any) error {
 	return errors.Join(append(unknown, err)...)
 }
 
-// withoutComments returns a document without separators and lines that are comments.
 func withoutComments(data []byte) []byte {
 	var rest []byte
 	for line := range bytes.Lines(data) {
@@ -201,4 +201,134 @@ func (p Pod) Images() (images []Image) {
 		}
 	}
 	return images
+}
+
+const maxTemplates = 100
+
+// ErrTemplate means that the pod templates of an object cannot be found or decoded.
+var ErrTemplate = errors.New("podfile: invalid pod template")
+
+// A Template is a pod template in JSON that is not decoded yet.
+type Template struct {
+	At   string // its path in the object, with indices
+	Data []byte
+}
+
+// Templates returns the pod templates of an object in JSON, which are at the paths. A path is names of fields; the
+// elements of lists are all included. The error is ErrTemplate.
+func Templates(object []byte, paths [][]string) ([]Template, error) {
+	var all []Template
+	for _, path := range paths {
+		if err := walk(object, path, "", &all); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+func walk(value []byte, path []string, at string, all *[]Template) error {
+	value = bytes.TrimSpace(value)
+	if len(value) == 0 || string(value) == "null" {
+		return nil
+	}
+	if value[0] != '[' {
+		return walkObject(value, path, at, all)
+	}
+	var list []json.RawMessage
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(value, &list); err != nil {
+		return NotDecoded(at, "a list")
+	}
+	for i, element := range list {
+		element = bytes.TrimSpace(element)
+		if string(element) == "null" {
+			continue
+		}
+		if err := walkObject(element, path, fmt.Sprintf("%s[%d]", at, i), all); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// walkObject is walk for a value that is not a list. So the depth is limited by the length of the path.
+func walkObject(value []byte, path []string, at string, all *[]Template) error {
+	if value[0] != '{' {
+		return NotDecoded(at, "an object")
+	}
+	if len(path) == 0 {
+		if len(*all) == maxTemplates {
+			return fmt.Errorf("%w: there are more than %d", ErrTemplate, maxTemplates)
+		}
+		*all = append(*all, Template{at, value})
+		return nil
+	}
+	var fields map[string]json.RawMessage
+	if err := kjson.UnmarshalCaseSensitivePreserveInts(value, &fields); err != nil {
+		return NotDecoded(at, "an object")
+	}
+	return walk(fields[path[0]], path[1:], strings.TrimPrefix(at+"."+path[0], "."), all)
+}
+
+// NotDecoded returns the ErrTemplate for a value of an object, without the cause: it can contain values.
+func NotDecoded(at, want string) error {
+	at = cmp.Or(at, "the object")
+	return fmt.Errorf("%w: %s is not %s", ErrTemplate, at, want)
+}
+
+// complete adds what the API server adds to a pod before admission webhooks see it, as far as a view has the fields.
+func complete(p *corev1.Pod) {
+	p.Namespace = cmp.Or(p.Namespace, corev1.NamespaceDefault)
+	SetDefaults(&p.Spec)
+	mountToken(&p.Spec)
+}
+
+// SetDefaults sets the fields that the API server sets in each pod that lacks them, as far as a view has the fields.
+func SetDefaults(s *corev1.PodSpec) {
+	s.RestartPolicy = cmp.Or(s.RestartPolicy, corev1.RestartPolicyAlways)
+	s.DNSPolicy = cmp.Or(s.DNSPolicy, corev1.DNSClusterFirst)
+	if s.TerminationGracePeriodSeconds == nil {
+		s.TerminationGracePeriodSeconds = new(int64(corev1.DefaultTerminationGracePeriodSeconds))
+	}
+	eachContainer(s, func(c *corev1.Container) {
+		c.ImagePullPolicy = cmp.Or(c.ImagePullPolicy, pullPolicy(c.Image))
+	})
+}
+
+// eachContainer calls f for each container, but not for ephemeral ones, which no pod is created with.
+func eachContainer(s *corev1.PodSpec, f func(*corev1.Container)) {
+	for _, list := range [][]corev1.Container{s.InitContainers, s.Containers} {
+		for i := range list {
+			f(&list[i])
+		}
+	}
+}
+
+// pullPolicy returns the default for an image: Always for the tag latest, also if the name has neither tag nor digest.
+func pullPolicy(image string) corev1.PullPolicy {
+	name, _, byDigest := strings.Cut(image, "@")
+	if strings.HasSuffix(name, ":latest") || !byDigest && strings.HasSuffix(imageref.New(image).Name().String(), ":latest") {
+		return corev1.PullAlways
+	}
+	return corev1.PullIfNotPresent
+}
+
+const tokenVolume = "kube-api-access"
+
+// mountToken adds the volume with the token of the service account, unless the pod declines it. A service account that
+// declines it is not known here.
+func mountToken(s *corev1.PodSpec) {
+	if s.AutomountServiceAccountToken != nil && !*s.AutomountServiceAccountToken {
+		return
+	}
+	used := false
+	eachContainer(s, func(c *corev1.Container) {
+		if slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == admission.ServiceAccountPath }) {
+			return
+		}
+		used = true
+		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: tokenVolume, MountPath: admission.ServiceAccountPath, ReadOnly: true})
+	})
+	if used {
+		s.Volumes = append(s.Volumes, corev1.Volume{Name: tokenVolume, VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}}})
+	}
 }

@@ -95,7 +95,6 @@ func New(endpoint string, o Options) (*Client, error) {
 // Close ends the connection, and every call that is in progress.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// dial connects to the socket if root owns it.
 func (c *Client) dial(ctx context.Context, _ string) (_ net.Conn, err error) {
 	defer func() { c.failure.Store(&err) }()
 	if err := checkSocket(c.path); err != nil {
@@ -238,7 +237,6 @@ func (c *Client) causeOf(err error, sent bool) error {
 	}
 }
 
-// resultsOf returns the results of an answer, an error unless it is one for the request.
 func resultsOf(r ReviewRequest, response *policyv1.ReviewResponse) ([]ReviewResult, error) {
 	if response.GetPolicyHash() != r.PolicyHash {
 		return nil, fmt.Errorf("%w: the answer is by %.12s, the request by %.12s", ErrOtherPolicies, response.GetPolicyHash(), r.PolicyHash)
@@ -255,3 +253,21 @@ func resultsOf(r ReviewRequest, response *policyv1.ReviewResponse) ([]ReviewResu
 	}
 	return results, nil
 }
+
+// The causes of a review or a verification without an answer.
+var (
+	// ErrNotReached means that no connection could be made, so that the question was not sent.
+	ErrNotReached = errors.New("policyclient: pullgate-policyd not reached")
+	// ErrLost means that the connection was lost after the question had been sent, or that pullgate-policyd stops. The
+	// question itself can be the reason, so that this must not admit.
+	ErrLost = errors.New("policyclient: connection to pullgate-policyd lost")
+	// ErrUntrusted means that the socket, or the process that listens on it, belongs to another user than root. It was
+	// not used.
+	ErrUntrusted = errors.New("policyclient: the socket of pullgate-policyd does not belong to root")
+	// ErrTimedOut means that there was no answer in time.
+	ErrTimedOut = errors.New("policyclient: pullgate-policyd timed out")
+	// ErrOtherPolicies means that pullgate-policyd has other policy files, or another trusted root, than the caller.
+	ErrOtherPolicies = errors.New("policyclient: pullgate-policyd has other policy files")
+	// ErrFailed means that pullgate-policyd answered with an error, or not what it was asked for.
+	ErrFailed = errors.New("policyclient: pullgate-policyd failed")
+)

@@ -29,13 +29,11 @@ const (
 	maxFacts = 4096
 )
 
-// A fact is what an endorsement states: a pair meets a requirement.
 type fact struct {
 	pair        records.Pair
 	requirement string
 }
 
-// A denied is a denial of a fact.
 type denied struct {
 	reason  admission.Reason
 	message string
@@ -44,13 +42,11 @@ type denied struct {
 	at      time.Time
 }
 
-// A pullQuestion is about a fact, by a credential.
 type pullQuestion struct {
 	fact
 	by credentialID
 }
 
-// A credentialID identifies a credential in this process.
 type credentialID [sha256.Size]byte
 
 // A EndorserState is what all Endorsers of a process share: verifications that are in progress, and what the last ones
@@ -81,7 +77,6 @@ func NewEndorserState() *EndorserState {
 // then is discarded, because it may be older than what caused the revocation.
 func (s *EndorserState) NoteRevocation() { s.revocations.Add(1) }
 
-// idOf returns the ID of a credential.
 func (s *EndorserState) idOf(c admission.Login) (id credentialID) {
 	h := hmac.New(sha256.New, s.key[:])
 	for _, field := range []string{c.Username, c.Password, c.IdentityToken, c.RegistryToken} {
@@ -92,7 +87,6 @@ func (s *EndorserState) idOf(c admission.Login) (id credentialID) {
 	return id
 }
 
-// denial returns the last denial of a fact, by any credential.
 func (s *EndorserState) denial(f fact) (d denied, ok bool) {
 	got, _ := s.denials.Get(f)
 	d, ok = got.(denied)

@@ -28,7 +28,6 @@ const (
 	maxOthers = 16
 )
 
-// limits returns the options of a call that bound its answer by what is asked.
 func (r *ReviewRequest) limits() []grpc.CallOption {
 	results, size := 0, maxTexts
 	for _, list := range [][]string{r.Images, r.VolumeImages} {
@@ -40,7 +39,6 @@ func (r *ReviewRequest) limits() []grpc.CallOption {
 	return limits(size, results)
 }
 
-// limits returns the options of a call that bound its answer by what is asked.
 func (r *VerifyRequest) limits() []grpc.CallOption {
 	signatures := r.maxSignatures()
 	// the digests of a signature, and its repository

@@ -36,7 +36,6 @@ func VerificationOutcomes() []string { return []string{NotStored, Unavailable, D
 
 var errRevoked = errors.New("endorsements were revoked during the verification")
 
-// A pullVerifier is a validator that verifies the signatures of the image of one pull.
 type pullVerifier struct {
 	endorser *Endorser
 	pull     admission.Pull
@@ -59,7 +58,6 @@ func (v *pullVerifier) Validate(ctx context.Context, s admission.Subject) []admi
 	return v.validate(ctx, &s, v.endorser.options.Successor)
 }
 
-// validate answers about a pull. successor can be nil.
 func (v *pullVerifier) validate(ctx context.Context, s *admission.Subject, successor func(context.Context) *Endorser) []admission.Finding {
 	e, now := v.endorser, time.Now()
 	rules := e.rulesFor(s.Pod.Namespace, s.Image.Requested).Signed
@@ -84,7 +82,6 @@ func (v *pullVerifier) validate(ctx context.Context, s *admission.Subject, succe
 	return findings
 }
 
-// pullQuestions are the questions about the image of a pull.
 type pullQuestions struct {
 	pair records.Pair
 	by   credentialID
@@ -92,7 +89,6 @@ type pullQuestions struct {
 
 func (q *pullQuestions) of(hash string) pullQuestion { return pullQuestion{fact{q.pair, hash}, q.by} }
 
-// unverified returns the hashes of requirements that have to be verified, in order.
 func (q *pullQuestions) unverified(e *Endorser, rules []*requirement.Rule, now time.Time) (hashes []string) {
 	for _, r := range rules {
 		if e.needsVerification(q, r.Hash, now) {
@@ -110,7 +106,6 @@ func (e *Endorser) needsVerification(q *pullQuestions, hash string, now time.Tim
 	return state != valid && !denied
 }
 
-// A pullResult is what a verification brought.
 type pullResult struct {
 	// err is why there is none: the registry was not asked, or its answer is not used.
 	err error
@@ -244,7 +239,6 @@ func (e *Endorser) store(met []records.Endorsement, revocations uint64) error {
 	return nil
 }
 
-// count reports the outcome of a verification.
 func (e *Endorser) count(s *admission.Subject, p records.Pair, got pullResult) {
 	outcome := Endorsed
 	for _, r := range got.of {
@@ -271,7 +265,6 @@ func (e *Endorser) count(s *admission.Subject, p records.Pair, got pullResult) {
 	}
 }
 
-// judgeVerified judges an image by a rule after a verification.
 func (e *Endorser) judgeVerified(r *requirement.Rule, s *admission.Subject, q *pullQuestions, got *pullResult) admission.Finding {
 	now, name := time.Now(), s.Image.Requested
 	said, answered := got.of[r.Hash]
@@ -290,7 +283,6 @@ func (e *Endorser) judgeVerified(r *requirement.Rule, s *admission.Subject, q *p
 	}
 }
 
-// whyUnverified returns why a requirement has no answer.
 func whyUnverified(said requirement.Result, got *pullResult) string {
 	switch {
 	case got.stored != nil:

@@ -394,34 +394,3 @@ func TestExplain(t *testing.T) {
 		t.Errorf("allowed: %+v; want Admit", e)
 	}
 }
-
-func TestSame(t *testing.T) {
-	v := policyclient.NewReviewer(setOf(t, map[string]string{"a": closed}), policyclient.ReviewerOptions{})
-	s := subject(mount("data:1"))
-	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.ReviewValidator, Validator: v}}}, admission.Options{})
-	for name, tc := range map[string]struct {
-		change func(*admission.Subject)
-		want   bool
-	}{
-		"nothing":     {func(*admission.Subject) {}, true},
-		"labels":      {func(s *admission.Subject) { s.Pod.Labels = admission.Set(map[string]string{}) }, true},
-		"image":       {func(s *admission.Subject) { s.Container.Image = admission.Set("app:2") }, false},
-		"unknown":     {func(s *admission.Subject) { s.Container.Image = admission.Value[string]{} }, false},
-		"mounts":      {func(s *admission.Subject) { s.Container.Mounts = admission.Set[[]admission.Mount](nil) }, false},
-		"annotations": {func(s *admission.Subject) { s.Pod.ReviewAnnotations = admission.Set(map[string]string{}) }, false},
-		"stage":       {func(s *admission.Subject) { s.Stage = admission.StageAdmission }, false},
-		"container":   {func(s *admission.Subject) { s.Container = nil }, false},
-	} {
-		other := s
-		c := *s.Container
-		other.Container = &c
-		tc.change(&other)
-		if got := chain.Same(s, other); got != tc.want {
-			t.Errorf("%s: Same = %v; want %v", name, got, tc.want)
-		}
-	}
-	s.Stage = admission.StageSandbox
-	if other := subject(); !v.Same(s, admission.Subject{Stage: admission.StageSandbox, Pod: other.Pod}) {
-		t.Error("sandboxes differ; want Same, because no image is judged")
-	}
-}

@@ -54,7 +54,6 @@ func (c *Client) Verify(ctx context.Context, r VerifyRequest) (requirement.Repor
 	return verificationOf(r, response)
 }
 
-// verificationOf returns what an answer says, an error unless it is one for the request.
 func verificationOf(r VerifyRequest, response *policyv1.VerifyResponse) (requirement.Report, error) {
 	switch {
 	case response.GetPolicyHash() != r.PolicyHash:

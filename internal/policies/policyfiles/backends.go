@@ -1,16 +1,25 @@
 package policyfiles
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/klog/v2"
+
+	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
 )
 
 // BackendKind is the name of the kind of policy files.
 const BackendKind = "ImagePolicy"
 
-// backendKey is the field by which a file is recognized.
 const backendKey = "imagePolicy"
 
 // A Backend says how images are reviewed, with the defaults filled in.
@@ -78,4 +87,188 @@ func (s *Backends) Log(log klog.Logger) {
 	for _, w := range s.Warnings() {
 		log.Info("Policy file is valid, but may not do what you intend", "warning", w)
 	}
+}
+
+// An Answer is what a backend, or its failure policy, says about an image.
+type Answer struct {
+	// Backend is the name of the backend, Image the name of the image as the pod has it; "" if the answer is about
+	// several.
+	Backend, Image string
+	Allowed        bool
+	// Reason is that of the backend; it can be "".
+	Reason string
+	// Failure says why there is no valid answer of the backend; "" if there is one.
+	Failure string
+	// Cached reports whether it is an earlier answer.
+	Cached bool
+	// Took is how long the backend was waited for.
+	Took time.Duration
+}
+
+// String returns a sentence for users: which backend was asked, how long it took, and what follows. It is the same at
+// the node and in the webhook.
+func (a Answer) String() string {
+	var b strings.Builder
+	if a.Image != "" {
+		fmt.Fprintf(&b, "image %q: ", a.Image)
+	}
+	took := a.Took.Round(time.Millisecond)
+	follows := "denied"
+	if a.Allowed {
+		follows = "allowed"
+	}
+	if a.Failure != "" {
+		if a.Allowed {
+			follows += ", because its defaultAllow is not false"
+		}
+		fmt.Fprintf(&b, "no valid answer from the image review backend %s after %v: %s; %s", a.Backend, took, a.Failure, follows)
+		return b.String()
+	}
+	fmt.Fprintf(&b, "%s by the image review backend %s", follows, a.Backend)
+	if a.Cached {
+		b.WriteString(" (cached)")
+	} else {
+		fmt.Fprintf(&b, " after %v", took)
+	}
+	if a.Reason != "" {
+		b.WriteString(": " + a.Reason)
+	}
+	return b.String()
+}
+
+// The defaults.
+const (
+	defaultAllowTTL = time.Hour
+	defaultDenyTTL  = 30 * time.Second
+	defaultBackoff  = 500 * time.Millisecond
+)
+
+// The largest values.
+const (
+	maxTTL     = 87600 * time.Hour
+	maxBackoff = 5 * time.Minute
+)
+
+type backendDocument struct {
+	ImagePolicy         *backendPolicy `json:"imagePolicy"`
+	Match               *backendMatch  `json:"match"`
+	IncludeImageVolumes *bool          `json:"includeImageVolumes"`
+}
+
+type backendPolicy struct {
+	KubeConfigFile string `json:"kubeConfigFile"`
+	AllowTTL       int64  `json:"allowTTL"`
+	DenyTTL        int64  `json:"denyTTL"`
+	RetryBackoff   int64  `json:"retryBackoff"`
+	DefaultAllow   *bool  `json:"defaultAllow"`
+}
+
+type backendMatch struct {
+	Namespaces *[]string `json:"namespaces"`
+}
+
+// LoadBackends reads files into Backends: all of them or none. The error joins all errors of all files; each begins
+// with the name of the file.
+func LoadBackends(list []File) (*Backends, error) {
+	var (
+		s      Backends
+		errs   []error
+		fileOf = map[string]string{} // by the name of the backend
+	)
+	for _, f := range list {
+		b, invalid := parseBackend(f)
+		for _, err := range invalid {
+			errs = append(errs, fmt.Errorf("%s: %w", f.Name, err))
+		}
+		if other, taken := fileOf[b.Name]; taken {
+			errs = append(errs, fmt.Errorf("%s: the backend has the name %q, which the backend of %s has too; rename one of the files", f.Name, b.Name, other))
+		}
+		fileOf[b.Name] = f.Name
+		s.backends = append(s.backends, b)
+	}
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	slices.SortFunc(s.backends, func(a, b Backend) int { return cmp.Compare(a.Name, b.Name) })
+	return &s, nil
+}
+
+// parseBackend reads one file. The backend has a name also if there are errors.
+func parseBackend(f File) (Backend, []error) {
+	base := filepath.Base(f.Name)
+	b := Backend{Name: strings.TrimSuffix(base, filepath.Ext(base)), File: f.Name}
+	d := strictyaml.Decoder{RefuseNull: true, Want: map[reflect.Type]string{
+		reflect.TypeFor[int64](): "a whole number, without quotes and unit",
+	}}
+	var doc backendDocument
+	errs, err := d.Decode(f.Data, &doc)
+	if err != nil {
+		return b, []error{err}
+	}
+	mistyped := len(errs) > 0
+	p := doc.ImagePolicy
+	switch {
+	case p != nil:
+		errs = append(errs, b.setPolicy(p, mistyped)...)
+	case !mistyped: // with an error it may be present
+		errs = append(errs, field.Required(field.NewPath(backendKey), "must be the configuration of a backend"))
+	}
+	if m := doc.Match; m != nil && m.Namespaces != nil {
+		errs = append(errs, b.setNamespaces(*m.Namespaces)...)
+	}
+	b.IncludeImageVolumes = doc.IncludeImageVolumes == nil || *doc.IncludeImageVolumes
+	return b, strictyaml.WithLines(f.Data, errs)
+}
+
+// setPolicy checks the fields under the key. Fields of another type are zero, and have an error already.
+func (b *Backend) setPolicy(p *backendPolicy, mistyped bool) (errs []error) {
+	path := field.NewPath(backendKey)
+	const want = "must be an absolute path, as in /etc/pullgate/scanner.kubeconfig"
+	switch c := p.KubeConfigFile; {
+	case c == "" && !mistyped:
+		errs = append(errs, field.Required(path.Child("kubeConfigFile"), want))
+	case c != "" && (!filepath.IsAbs(c) || filepath.Clean(c) != c || c == "/"):
+		errs = append(errs, field.Invalid(path.Child("kubeConfigFile"), c, want))
+	}
+	b.Kubeconfig = p.KubeConfigFile
+	for _, d := range []struct {
+		name              string
+		value             int64
+		unit, byZero, max time.Duration
+		units, off        string
+		to                *time.Duration
+	}{
+		{"allowTTL", p.AllowTTL, time.Second, defaultAllowTTL, maxTTL, "seconds", "no cache", &b.AllowTTL},
+		{"denyTTL", p.DenyTTL, time.Second, defaultDenyTTL, maxTTL, "seconds", "no cache", &b.DenyTTL},
+		{"retryBackoff", p.RetryBackoff, time.Millisecond, defaultBackoff, maxBackoff, "milliseconds", "no wait", &b.RetryBackoff},
+	} {
+		switch most := int64(d.max / d.unit); {
+		case d.value == -1:
+			*d.to = 0
+		case d.value == 0:
+			*d.to = d.byZero
+		case d.value > 0 && d.value <= most:
+			*d.to = time.Duration(d.value) * d.unit
+		default:
+			errs = append(errs, field.Invalid(path.Child(d.name), d.value,
+				fmt.Sprintf("must be 1 to %d %s, 0 for the default %d, or -1 for %s", most, d.units, d.byZero/d.unit, d.off)))
+		}
+	}
+	b.DefaultAllowAbsent = p.DefaultAllow == nil
+	b.DefaultAllow = p.DefaultAllow == nil || *p.DefaultAllow
+	return errs
+}
+
+func (b *Backend) setNamespaces(names []string) (errs []error) {
+	path := field.NewPath("match", "namespaces")
+	if len(names) == 0 {
+		errs = append(errs, field.Invalid(path, "[]", "must have at least one entry; leave the field out to review images in all namespaces"))
+	}
+	for i, name := range names {
+		for _, detail := range validation.IsDNS1123Label(name) {
+			errs = append(errs, field.Invalid(path.Index(i), name, detail))
+		}
+	}
+	b.Namespaces = names
+	return errs
 }

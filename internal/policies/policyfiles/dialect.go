@@ -2,19 +2,27 @@ package policyfiles
 
 import (
 	"cmp"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-// A dialectPolicy is what one file gave.
 type dialectPolicy struct {
 	checker
 	Name    string
@@ -22,8 +30,6 @@ type dialectPolicy struct {
 	Webhook requirement.Webhook
 }
 
-// loadDialect reads files with parse: all of them or none. The error joins all errors of all files; each begins with
-// the name of the file.
 func loadDialect(files []File, parse func(data []byte) dialectPolicy) (*requirement.Policies, error) {
 	var (
 		all    []dialectPolicy
@@ -65,7 +71,6 @@ func loadDialect(files []File, parse func(data []byte) dialectPolicy) (*requirem
 	return loaded, nil
 }
 
-// A dialectDocument is a policy file as it is written. S is the type of its spec.
 type dialectDocument[S any] struct {
 	APIVersion string          `json:"apiVersion"`
 	Kind       string          `json:"kind"`
@@ -88,7 +93,6 @@ func decodeDialect[S any](d *strictyaml.Decoder, data []byte, versions []string,
 	return doc, p
 }
 
-// dialectMetadata is that of a policy. Fields that the API server sets are ignored.
 type dialectMetadata struct {
 	Name        string            `json:"name"`
 	Labels      map[string]string `json:"labels"`
@@ -121,7 +125,6 @@ func refuseFields(instead map[string]string) func(*strictyaml.Mapping) {
 	}
 }
 
-// A checker collects errors and notes of one policy.
 type checker struct {
 	Errs []error
 	// Notes begin with the path of the field.
@@ -131,24 +134,20 @@ type checker struct {
 	Incomplete bool
 }
 
-// Invalid reports a value that is not allowed.
 func (c *checker) Invalid(at *field.Path, value any, allowed string) {
 	c.Errs = append(c.Errs, field.Invalid(at, value, allowed))
 }
 
-// Required reports a missing field.
 func (c *checker) Required(at *field.Path, allowed string) {
 	if !c.Incomplete {
 		c.Errs = append(c.Errs, field.Required(at, allowed))
 	}
 }
 
-// Note reports a field that is valid and has no effect.
 func (c *checker) Note(at *field.Path, text string) {
 	c.Notes = append(c.Notes, fmt.Errorf("%s: %s", at, text))
 }
 
-// header checks the header of a policy.
 func (c *checker) header(apiVersion, kind string, versions []string, wantKind, name string) {
 	if !slices.Contains(versions, apiVersion) {
 		c.Errs = append(c.Errs, field.NotSupported(field.NewPath("apiVersion"), apiVersion, versions))
@@ -161,7 +160,6 @@ func (c *checker) header(apiVersion, kind string, versions []string, wantKind, n
 	}
 }
 
-// An alternative is a field beside which others must be absent.
 type alternative struct {
 	Name  string
 	Given bool
@@ -198,4 +196,213 @@ func (c *checker) OneOf(at *field.Path, value *string, allowed ...string) string
 		return allowed[0]
 	}
 	return *value
+}
+
+func (c *checker) Patterns(at *field.Path, list []string, syntax requirement.Syntax) []requirement.Pattern {
+	var all []requirement.Pattern
+	for i, text := range list {
+		if p, ok := c.Pattern(at.Index(i), text, syntax); ok {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+func (c *checker) Pattern(at *field.Path, text string, syntax requirement.Syntax) (requirement.Pattern, bool) {
+	p, err := requirement.ParsePattern(text, syntax)
+	if err != nil {
+		c.Invalid(at, text, err.Error())
+	}
+	return p, err == nil
+}
+
+const maxIdentity = 2048
+
+// Identity returns the issuer or the subject of a certificate. name is the name of its field, beside which there can be
+// a field for a regular expression; exactly one of the two must be present. of makes the text of a value.
+func (c *checker) Identity(at *field.Path, name string, value, expression *string, of func(string) requirement.Text) requirement.Text {
+	const suffix = "RegExp"
+	given := value != nil && *value != ""
+	if expression == nil || *expression == "" {
+		if !given {
+			c.Required(at.Child(name), fmt.Sprintf("must be the %s of the certificate; %s%s can be an RE2 expression that matches all of it", name, name, suffix))
+			return requirement.Text{}
+		}
+		c.NoVariable(at.Child(name), *value)
+		if len(*value) > maxIdentity {
+			c.Invalid(at.Child(name), (*value)[:64]+"…", fmt.Sprintf("must have at most %d characters", maxIdentity))
+			return requirement.Text{}
+		}
+		return of(*value)
+	}
+	at = at.Child(name + suffix)
+	if given {
+		c.Invalid(at, *expression, "must be absent if "+name+" is given")
+		return requirement.Text{}
+	}
+	t, err := requirement.Regexp(*expression)
+	if err != nil {
+		c.Invalid(at, *expression, fmt.Sprintf("must be an RE2 expression: %v", err))
+	}
+	return t
+}
+
+// NoVariable reports a value that is a variable in other programs. Here it would stand for itself and match nothing.
+func (c *checker) NoVariable(at *field.Path, value string) {
+	if strings.Contains(value, "{{") {
+		c.Invalid(at, value, "variables are not supported; write the value itself")
+	}
+}
+
+type requirementNode struct {
+	requirement.Requirement
+	At *field.Path
+}
+
+// Distinct returns the requirements of a list. One that equals an earlier one is an error, because one signature would
+// count twice. It is not reported beside other errors, because parts of requirements that are missing are equal.
+func (c *checker) Distinct(nodes []requirementNode) []requirement.Requirement {
+	all := make([]requirement.Requirement, len(nodes))
+	first := make(map[string]*field.Path, len(nodes))
+	for i := range nodes {
+		all[i] = nodes[i].Requirement
+		hash := all[i].Hash("")
+		if earlier, ok := first[hash]; ok && len(c.Errs) == 0 {
+			c.Errs = append(c.Errs, fmt.Errorf("%s: Duplicate value: the same as %s; one signature would count twice", nodes[i].At, earlier))
+			continue
+		}
+		first[hash] = nodes[i].At
+	}
+	return all
+}
+
+const minRSABits = 2048
+
+// Keys returns the public keys of a field in PKIX form, in DER. instead says what to write in place of a reference to a
+// key elsewhere. No error has a part of the value: it could be a private key.
+func (c *checker) Keys(at *field.Path, text, instead string) [][]byte {
+	return c.blocks(at, text, "public keys", "-----BEGIN PUBLIC KEY-----", instead, func(b *pem.Block) ([]byte, error) {
+		var (
+			public crypto.PublicKey
+			err    error
+		)
+		switch b.Type {
+		case "PUBLIC KEY":
+			public, err = x509.ParsePKIXPublicKey(b.Bytes)
+		case "RSA PUBLIC KEY":
+			public, err = x509.ParsePKCS1PublicKey(b.Bytes)
+		case "CERTIFICATE":
+			return nil, errors.New("is a certificate; write its public key, as openssl x509 -pubkey -noout prints it")
+		default:
+			return nil, errors.New("must be a PUBLIC KEY")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("is not a valid key: %w", err)
+		}
+		switch key := public.(type) {
+		case *ecdsa.PublicKey, ed25519.PublicKey:
+		case *rsa.PublicKey:
+			if key.N.BitLen() < minRSABits {
+				return nil, fmt.Errorf("is an RSA key of %d bits; must have at least %d", key.N.BitLen(), minRSABits)
+			}
+		default:
+			return nil, errors.New("must be an ECDSA, Ed25519 or RSA key")
+		}
+		der, err := x509.MarshalPKIXPublicKey(public)
+		if err != nil {
+			return nil, fmt.Errorf("is not a valid key: %w", err)
+		}
+		return der, nil
+	})
+}
+
+// Roots returns the certificates of authorities of a field in DER. One that is expired has a note.
+func (c *checker) Roots(at *field.Path, text string, now time.Time) [][]byte {
+	return c.certificates(at, text, now, true)
+}
+
+// Chain is Roots for a field that also has the certificate of a service.
+func (c *checker) Chain(at *field.Path, text string, now time.Time) [][]byte {
+	return c.certificates(at, text, now, false)
+}
+
+func (c *checker) certificates(at *field.Path, text string, now time.Time, onlyAuthorities bool) [][]byte {
+	return c.blocks(at, text, "certificates", "-----BEGIN CERTIFICATE-----", "write the certificates themselves", func(b *pem.Block) ([]byte, error) {
+		if b.Type != "CERTIFICATE" {
+			return nil, errors.New("must be a CERTIFICATE")
+		}
+		cert, err := x509.ParseCertificate(b.Bytes)
+		switch {
+		case err != nil:
+			return nil, fmt.Errorf("is not a valid certificate: %w", err)
+		case onlyAuthorities && !cert.IsCA:
+			return nil, fmt.Errorf("is the certificate of %s, which is not a certificate authority", cert.Subject)
+		case now.After(cert.NotAfter):
+			// Not an error: a policy file that was valid must not prevent a start later, and signatures from before
+			// still count.
+			c.Note(at, fmt.Sprintf("the certificate of %s expired at %s; signatures from after that do not count", cert.Subject, cert.NotAfter.UTC().Format(time.RFC3339)))
+		}
+		return cert.Raw, nil
+	})
+}
+
+func (c *checker) blocks(at *field.Path, text, what, begin, instead string, parse func(*pem.Block) ([]byte, error)) [][]byte {
+	var all [][]byte
+	for n := 1; strings.TrimSpace(text) != ""; n++ {
+		text = strings.TrimSpace(text)
+		if n == 1 {
+			if scheme, isReference := reference(text); isReference {
+				c.Invalid(at, scheme, fmt.Sprintf("references are not supported; %s", instead))
+				return nil
+			}
+		}
+		block, rest := pem.Decode([]byte(text))
+		const begins = "-----BEGIN "
+		// Decode skips what is not valid, and a key that is skipped would not be required.
+		if block == nil || !strings.HasPrefix(text, begins) || strings.Count(text[:len(text)-len(rest)], begins) != 1 {
+			c.Invalid(at, fmt.Sprintf("text of %d bytes", len(text)), fmt.Sprintf("must be %s in PEM form, which begins with %s, and nothing else", what, begin))
+			return nil
+		}
+		data, err := parse(block)
+		if err != nil {
+			c.Invalid(at, fmt.Sprintf("PEM block %d, %s", n, block.Type), err.Error())
+			return nil
+		}
+		all = append(all, data)
+		text = string(rest)
+	}
+	if all == nil {
+		c.Required(at, fmt.Sprintf("must be %s in PEM form", what))
+	}
+	return all
+}
+
+// reference returns how a text begins that refers to a key elsewhere.
+func reference(text string) (string, bool) {
+	if strings.HasPrefix(text, "{{") {
+		return "{{…}}", true
+	}
+	scheme, _, ok := strings.Cut(text, "://")
+	return scheme + "://…", ok && len(scheme) < 16 && !strings.ContainsAny(scheme, " \n-")
+}
+
+func (c *checker) Repository(at *field.Path, text string) string {
+	name, err := imageref.Parse(text)
+	if err != nil || !imageref.NameOnly(text) || name.IsImageID() {
+		c.Invalid(at, text, "must be a repository without tag, digest and wildcard, as in repo.test/team/signatures")
+		return ""
+	}
+	return name.Repository()
+}
+
+func (c *checker) URL(at *field.Path, text string) string {
+	u, err := url.Parse(text)
+	if strings.Contains(text, "@") {
+		text = "a URL with a user" // and perhaps a password, which is not printed
+	}
+	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.User != nil {
+		c.Invalid(at, text, "must be a URL, as in https://rekor.example.com")
+		return ""
+	}
+	return strings.TrimSuffix(u.String(), "/")
 }

@@ -42,7 +42,6 @@ type contents struct {
 	hash        string // of the files; names are without the folder
 }
 
-// scan reads paths. The result is never nil.
 func scan(p Paths) *contents {
 	c := &contents{}
 	for range scanTries {
@@ -109,7 +108,6 @@ func scanFolder(p Paths) (c *contents, stable bool) {
 	return c, true
 }
 
-// folderError returns an error with the path of the folder once.
 func folderError(path string, err error) error {
 	if p, ok := errors.AsType[*fs.PathError](err); ok {
 		return &fs.PathError{Op: p.Op, Path: path, Err: p.Err}

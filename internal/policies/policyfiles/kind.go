@@ -2,16 +2,21 @@ package policyfiles
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"maps"
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
 // A Kind is a kind of policy files.
@@ -33,7 +38,6 @@ type Policies interface {
 	Len() int
 }
 
-// kindOf returns the kind of a file.
 func kindOf(data []byte, kinds []Kind) (*Kind, error) {
 	h, ok := scanHeader(data)
 	if !ok {
@@ -54,7 +58,6 @@ func kindOf(data []byte, kinds []Kind) (*Kind, error) {
 	return &kinds[i], nil
 }
 
-// kindByKey returns the kind of a file without a kind.
 func kindByKey(data []byte, kinds []Kind) (*Kind, error) {
 	var fields map[string]any
 	if err := yaml.Unmarshal(data, &fields); err != nil {
@@ -78,7 +81,6 @@ func kindByKey(data []byte, kinds []Kind) (*Kind, error) {
 	return nil, unknownKind("", kinds)
 }
 
-// unknownKind returns the error about a value of kind.
 func unknownKind(kind string, kinds []Kind) error {
 	var names []string
 	var keys strings.Builder
@@ -95,7 +97,6 @@ func unknownKind(kind string, kinds []Kind) error {
 	return fmt.Errorf("%w%s", field.NotSupported(field.NewPath("kind"), kind, names), &keys)
 }
 
-// A header selects the kind of a file.
 type header struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -126,4 +127,96 @@ func scanHeader(data []byte) (h header, ok bool) {
 		}
 	}
 	return header{}, false
+}
+
+// Kinds returns the kinds of policy files.
+func Kinds() []Kind {
+	return []Kind{
+		{
+			Name: restriction.Kind, APIVersions: []string{restriction.APIVersion, restriction.ProposedAPIVersion},
+			Read: func(list []File) (Policies, error) { return restriction.Load(list) },
+		},
+		{Name: BackendKind, Key: backendKey, Read: func(list []File) (Policies, error) { return LoadBackends(list) }},
+		{
+			Name: KyvernoKind, APIVersions: []string{KyvernoVersion},
+			Read: func(list []File) (Policies, error) { return LoadKyverno(list, time.Now()) },
+		},
+		{Name: CIPKind, APIVersions: cipVersions(), Read: func(list []File) (Policies, error) { return LoadCIP(list, time.Now()) }},
+	}
+}
+
+// Requirements returns the rules of a folder about signatures; a set without rules if it has none.
+func Requirements(s *Set) *requirement.Set {
+	return requirement.NewSet(TrustedRootID(s), signaturePolicies(s)...)
+}
+
+// SignatureNotes returns the notes about the policy files of Requirements.
+func SignatureNotes(s *Set) (notes []string) {
+	for _, p := range signaturePolicies(s) {
+		if p != nil {
+			notes = append(notes, p.Notes...)
+		}
+	}
+	return notes
+}
+
+// Webhook returns what the policies of a folder require of the webhook.
+func Webhook(s *Set) requirement.Webhook {
+	if p := Of[*requirement.Policies](s, KyvernoKind); p != nil { // the other dialect does not have the fields
+		return p.Webhook
+	}
+	return requirement.Webhook{}
+}
+
+// SignatureKinds returns the kinds of policies about signatures.
+func SignatureKinds() []string { return []string{KyvernoKind, CIPKind} }
+
+// NeedSignatures reports whether a rule requires signatures, which pullgate-policyd verifies, and whether one relies on
+// the trusted root.
+func NeedSignatures(s *requirement.Set) (needed, byTrustedRoot bool) {
+	for _, r := range s.Rules() {
+		if r.NeedsSignature() {
+			needed = true
+			byTrustedRoot = byTrustedRoot || r.Requirement.UsesTrustedRoot()
+		}
+	}
+	return needed, byTrustedRoot
+}
+
+func signaturePolicies(s *Set) []*requirement.Policies {
+	return []*requirement.Policies{Of[*requirement.Policies](s, KyvernoKind), Of[*requirement.Policies](s, CIPKind)}
+}
+
+// A Version identifies policy files and a trusted root: the hash of the set, and TrustedRootID.
+type Version struct{ Hash, TrustedRoot string }
+
+// VersionOf returns the version of a set, the zero value for nil.
+func VersionOf(s *Set) Version {
+	if s == nil {
+		return Version{}
+	}
+	return Version{s.Hash, TrustedRootID(s)}
+}
+
+// TrustedRootID identifies the trusted root of a set: the SHA-256 of the file in hexadecimal digits, "" if there is
+// none.
+func TrustedRootID(s *Set) string {
+	if s == nil || s.TrustedRoot == nil {
+		return ""
+	}
+	sum := sha256.Sum256(s.TrustedRoot)
+	return hex.EncodeToString(sum[:])
+}
+
+// Restrictions returns the PodRestrictions of a folder; nil, which admits every pod, if it has none.
+func Restrictions(s *Set) *restriction.Set {
+	return Of[*restriction.Set](s, restriction.Kind)
+}
+
+// Unjudged returns what the PodRestrictions of a folder restrict and a source of views never carries. The labels of
+// namespaces are not in it if the set has them from a file.
+func Unjudged(s *Set, from restriction.Source) []restriction.PolicyField {
+	return slices.DeleteFunc(Restrictions(s).Unjudged(from), func(f restriction.PolicyField) bool {
+		return s != nil && s.NamespaceLabels != nil && f.Path == "binding.namespaceSelector"
+	})
 }

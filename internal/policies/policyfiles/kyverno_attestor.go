@@ -10,10 +10,8 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 )
 
-// maxAttestorDepth is how deep attestor sets can be nested.
 const maxAttestorDepth = 16
 
-// kyvernoAttestorsOf returns the requirement that all sets of a list are met.
 func (c *kyvernoCompiler) attestors(at *field.Path, sets []kyvernoAttestors, repository string) *requirement.Requirement {
 	var nodes []requirementNode
 	for i := range sets {
@@ -23,7 +21,6 @@ func (c *kyvernoCompiler) attestors(at *field.Path, sets []kyvernoAttestors, rep
 	return &all
 }
 
-// set returns the requirement of a set of attestors.
 func (c *kyvernoCompiler) set(at *field.Path, s *kyvernoAttestors, repository string, depth int) requirement.Requirement {
 	if depth > maxAttestorDepth {
 		c.Invalid(at, "attestor", fmt.Sprintf("sets of attestors can be nested %d deep", maxAttestorDepth))
@@ -69,7 +66,6 @@ func (c *kyvernoCompiler) countedTwice(nodes []requirementNode, count int) {
 	}
 }
 
-// kyvernoEntry returns the requirements of an entry: one for each key, which count as entries of their own.
 func (c *kyvernoCompiler) entry(at *field.Path, e *kyvernoEntry, repository string, depth int) []requirementNode {
 	kind, ok := c.Only(at, "must have one of keys (or staticKey), keyless and attestor (or attestors)", []alternative{
 		{Name: e.Written.Name("keys"), Given: e.Keys != nil},
@@ -146,7 +142,6 @@ func (c *kyvernoCompiler) keyless(at *field.Path, k *kyvernoKeyless, repository 
 	return []requirementNode{{Requirement: requirement.Requirement{SignedBy: s}, At: at}}
 }
 
-// log returns the transparency log that must have an entry, nil if none must.
 func (c *kyvernoCompiler) log(at *field.Path, r *kyvernoRekor) *requirement.Log {
 	if r == nil {
 		return nil
@@ -164,7 +159,6 @@ func (c *kyvernoCompiler) log(at *field.Path, r *kyvernoRekor) *requirement.Log 
 	return log
 }
 
-// kyvernoCTLog returns what a certificate log and a timestamp authority must have signed.
 func (c *kyvernoCompiler) ctlog(at *field.Path, l *kyvernoCTLog) (t *requirement.Timestamp, keys [][]byte, ignoreSCT bool) {
 	if l == nil {
 		return nil, nil, false

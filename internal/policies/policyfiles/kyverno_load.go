@@ -41,7 +41,6 @@ func LoadKyverno(files []File, now time.Time) (*requirement.Policies, error) {
 	return policies, nil
 }
 
-// A compiler makes rules of one policy.
 type kyvernoCompiler struct {
 	dialectPolicy
 	now      time.Time
@@ -102,7 +101,6 @@ func (c *kyvernoCompiler) spare(at *field.Path, s *kyvernoSpec) {
 	c.OneOf(at.Child("applyRules"), s.ApplyRules, "All")
 }
 
-// webhook sets the fields of the webhook configuration that are given.
 func (c *kyvernoCompiler) webhook(policyAt *field.Path, policy *string, timeoutAt *field.Path, seconds *int64) {
 	const elsewhere = "no effect at nodes; pullgate-policyd manifests --policies sets it in the webhook configuration"
 	if policy != nil {
@@ -124,7 +122,6 @@ func lacksAction(r kyvernoRule) bool {
 		slices.ContainsFunc(r.VerifyImages, func(v kyvernoVerification) bool { return v.FailureAction == nil })
 }
 
-// action returns the mode of a field.
 func (c *kyvernoCompiler) action(at *field.Path, value *string, absent requirement.Mode) requirement.Mode {
 	if value == nil {
 		return absent
@@ -162,7 +159,6 @@ func (c *kyvernoCompiler) rule(at *field.Path, r *kyvernoRule) {
 	}
 }
 
-// kyvernoVerification adds the rule of an entry of verifyImages.
 func (c *kyvernoCompiler) verification(at *field.Path, v *kyvernoVerification, out requirement.Rule, forPods bool) {
 	out.Kind, out.PodsOnly = KyvernoKind, c.podsOnly
 	out.Mode = c.action(at.Child("failureAction"), v.FailureAction, c.mode)

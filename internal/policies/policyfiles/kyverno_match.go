@@ -10,10 +10,8 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 )
 
-// validNamespace is the form of namespace names with wildcards.
 var validNamespace = regexp.MustCompile(`^[a-z0-9*?]([a-z0-9*?-]{0,61}[a-z0-9*?])?$`)
 
-// customResource is the form of custom resources: group, version, kind and perhaps a subresource.
 var customResource = regexp.MustCompile(`^[a-z0-9-]+(\.[a-z0-9-]+)+/[a-z0-9*]+/[A-Z][A-Za-z0-9]*(\.[a-z]+)?$`)
 
 // workloads are the kinds whose pods a rule for Pod covers. A rule for them alone is for no pod.
@@ -21,7 +19,6 @@ func workloads() []string {
 	return []string{"Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job", "CronJob", "ReplicationController"}
 }
 
-// scope returns the namespaces of a rule; forPods is false if the rule is for no pod.
 func (c *kyvernoCompiler) scope(at *field.Path, r *kyvernoRule) (s requirement.Scope, forPods bool) {
 	match := at.Child("match")
 	if r.Match == nil {
@@ -42,7 +39,6 @@ func (c *kyvernoCompiler) scope(at *field.Path, r *kyvernoRule) (s requirement.S
 	return s, true
 }
 
-// alternatives returns the namespaces that a match or exclude selects, without the parts that are for no pod.
 func (c *kyvernoCompiler) alternatives(at *field.Path, m *kyvernoMatch, needsKinds bool) [][]requirement.Namespaces {
 	given := 0
 	for _, ok := range []bool{m.Resources != nil, m.Any != nil, m.All != nil} {
@@ -77,7 +73,6 @@ func (c *kyvernoCompiler) alternatives(at *field.Path, m *kyvernoMatch, needsKin
 	return [][]requirement.Namespaces{all}
 }
 
-// filters returns the namespaces of the filters that are for pods; complete says that all of them are.
 func (c *kyvernoCompiler) filters(at *field.Path, list []kyvernoFilter, needsKinds bool) (all []requirement.Namespaces, complete bool) {
 	if len(list) == 0 {
 		c.Required(at, "must have at least one entry")
@@ -94,7 +89,6 @@ func (c *kyvernoCompiler) filters(at *field.Path, list []kyvernoFilter, needsKin
 	return all, len(all) == len(list) && len(all) > 0
 }
 
-// kyvernoResources returns the namespaces of a filter; ok is false if it is for no pod.
 func (c *kyvernoCompiler) resources(at *field.Path, r *kyvernoResources, needsKinds bool) (ns requirement.Namespaces, ok bool) {
 	switch {
 	case r.Kinds == nil && (needsKinds || r.Namespaces == nil):

@@ -6,7 +6,6 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
 )
 
-// kyvernoDocument is a policy as it is written.
 type kyvernoDocument = dialectDocument[kyvernoSpec]
 
 type kyvernoSpec struct {

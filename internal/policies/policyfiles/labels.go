@@ -15,10 +15,8 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
 )
 
-// maxOther bounds a file outside the folder.
 const maxOther = 16 << 20
 
-// readOther returns the content of a file outside the folder.
 func readOther(path string, anyOwner bool) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // see readIn
 	if err != nil {

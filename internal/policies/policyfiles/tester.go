@@ -152,7 +152,6 @@ func (p *Tester) judge(pod admission.Pod, containers, others []admission.Contain
 	return Restrictions(p.set).Judge(&pod, containers, options)
 }
 
-// addImage adds what rules about signatures say about an image without its signatures.
 func (t *TestedPod) addImage(i podfile.Image, rules requirement.ImageRules) {
 	judged := rules.Judge(imageref.New(i.Name))
 	for _, f := range judged.Findings {

@@ -33,7 +33,6 @@ type Pattern struct {
 	match    *regexp.Regexp
 }
 
-// maxPattern is the length of the longest pattern. Image names are shorter.
 const maxPattern = 512
 
 // ParsePattern parses a pattern. It is an error if no image name can match it.

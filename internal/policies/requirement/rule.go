@@ -1,8 +1,14 @@
 package requirement
 
 import (
+	"cmp"
+	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
 // A Mode says what follows if a rule is not met. The zero Mode enforces.
@@ -133,4 +139,226 @@ func (n Namespaces) include(namespace string, unknown bool) bool {
 		return unknown
 	}
 	return slices.ContainsFunc(n, func(t Text) bool { return t.Matches(namespace) })
+}
+
+// A Judgement is what rules say about an image. The zero value is about an image that no rule is for.
+type Judgement struct {
+	// Findings are about the rules that no signature decides. Those of rules in audit mode have Audit.
+	Findings []admission.Finding
+	// Signed are the rules that the signatures of the image decide.
+	Signed []*Rule
+}
+
+// Judge returns what rules say about an image with this name in the pod. If the name is not known, a rule that can deny
+// the image denies it with the reason FieldUnknown, also one about signatures.
+func (a ImageRules) Judge(name imageref.Ref) (j Judgement) {
+	for _, r := range a.Rules {
+		denies, signed := decidedBy(r)
+		switch {
+		case a.Unknown && (denies || signed || r.RequireDigest || r.Default == DenyUnmatched):
+			j.Findings = append(j.Findings, unnamed(r, name))
+		case a.Unknown:
+		default:
+			j.judge(r, name, denies, signed)
+		}
+	}
+	switch a.Default {
+	case DenyUnmatched:
+		j.Findings = append(j.Findings, a.DefaultRule.Finding(admission.Deny, admission.SignatureMissing, fmt.Sprintf(
+			"image %q: no policy about signatures has a rule for it, and %s denies such images; use an image that a policy has a rule for", name, a.DefaultRule)))
+	case AllowUnmatched:
+		j.Findings = append(j.Findings, a.DefaultRule.Finding(admission.Admit, admission.SignatureMissing, fmt.Sprintf(
+			"image %q: no policy about signatures has a rule for it, and %s allows such images", name, a.DefaultRule)))
+	case NoDefault:
+	}
+	return j
+}
+
+func (j *Judgement) judge(r *Rule, name imageref.Ref, denies, signed bool) {
+	byDigest := name.Name().IsDigest()
+	if r.RequireDigest && !byDigest {
+		j.Findings = append(j.Findings, r.Finding(admission.Deny, admission.DigestRequired, fmt.Sprintf(
+			"image %q: %s requires that the image is named by a digest; write NAME@sha256:…", name, r)))
+	}
+	switch {
+	case denies:
+		j.Findings = append(j.Findings, r.Finding(admission.Deny, admission.SignatureMissing, fmt.Sprintf("image %q: %s", name, denial(r))))
+	case signed:
+		j.Signed = append(j.Signed, r)
+	case !r.RequireDigest || byDigest:
+		j.Findings = append(j.Findings, r.Finding(admission.Admit, "", fmt.Sprintf("image %q: %s requires no signature", name, r)))
+	}
+}
+
+func decidedBy(r *Rule) (denies, signed bool) {
+	signed = r.NeedsSignature()
+	return r.Requirement != nil && !signed && !r.Requirement.Met(func(*Signer) bool { return false }), signed
+}
+
+func unnamed(r *Rule, name imageref.Ref) admission.Finding {
+	what := "an image of the container has a name that is not known"
+	if !name.Empty() {
+		what = fmt.Sprintf("image %q is an image ID or not a valid name", short(name.String()))
+	}
+	return r.Finding(admission.Deny, admission.FieldUnknown,
+		fmt.Sprintf("%s, and %s may be for it; name the image by its repository with a tag or digest", what, r))
+}
+
+func denial(r *Rule) string {
+	if s := r.Requirement.Static; s != nil && s.Message != "" {
+		return fmt.Sprintf("%s denies it: %s", r, short(s.Message))
+	}
+	return r.String() + " denies it, whatever its signatures are"
+}
+
+// NotMet returns the finding for an image whose signatures do not meet a rule. reason and text are those of the
+// verification.
+func (r *Rule) NotMet(name imageref.Ref, reason, text string) admission.Finding {
+	return r.Finding(admission.Deny, reasonOf(reason), fmt.Sprintf(
+		"image %q: %s is not met: %s; required: %s", name, r, short(text), short(r.Requirement.String())))
+}
+
+// reasonOf returns the reason for the answer to a call. A registry that gives no signatures, or too many to read, is
+// the same as none.
+func reasonOf(verified string) admission.Reason {
+	reason := admission.Reason(verified)
+	if slices.Contains([]admission.Reason{admission.SignatureInvalid, admission.IdentityMismatch, admission.ContentMismatch}, reason) {
+		return reason
+	}
+	return admission.SignatureMissing
+}
+
+// Finding returns a finding of a rule.
+func (r *Rule) Finding(answer admission.Answer, reason admission.Reason, message string) admission.Finding {
+	return admission.Finding{
+		Validator: admission.SignatureValidator, Policy: r.Policy, Rule: r.Name, Answer: answer, Reason: reason, Message: message, Audit: r.Mode == Audit,
+	}
+}
+
+// String returns a rule and its policy for a sentence.
+func (r *Rule) String() string {
+	if r.Name == "" {
+		return "policy " + r.Policy
+	}
+	return fmt.Sprintf("rule %s of policy %s", r.Name, r.Policy)
+}
+
+// MaxText bounds what a sentence quotes, in characters.
+const MaxText = 300
+
+func short(s string) string { return safetext.Shorten(s, MaxText) }
+
+// Policies are what the files of one dialect say. They are immutable.
+type Policies struct {
+	// Rules are in the order of the names of policies, and in a policy in its own order.
+	Rules []Rule
+	// Notes are sentences about fields that are valid and have no effect, or another one than in the program whose
+	// dialect it is. Each begins with the name of the file and the path of the field.
+	Notes []string
+	// Count is the number of policies.
+	Count int
+	// Webhook is what the policies with rules require of a webhook that judges them.
+	Webhook Webhook
+}
+
+// A Webhook has fields of a webhook configuration. They are zero if no policy has them.
+type Webhook struct {
+	// FailurePolicy is Fail if a policy says so, and otherwise Ignore.
+	FailurePolicy string
+	// TimeoutSeconds is the longest of all policies, from 1 to 30.
+	TimeoutSeconds int64
+}
+
+// Len returns the number of policies. Nil Policies have none.
+func (p *Policies) Len() int {
+	if p == nil {
+		return 0
+	}
+	return p.Count
+}
+
+// A Set has the rules of all policies. It is immutable, and may be used concurrently. A nil Set has no rules.
+type Set struct {
+	rules []Rule
+}
+
+// NewSet returns the set of policies; nil ones are ignored. trustedRoot identifies the trusted root, for the hashes of
+// the requirements that use it.
+func NewSet(trustedRoot string, all ...*Policies) *Set {
+	s := &Set{}
+	for _, p := range all {
+		if p != nil {
+			s.rules = append(s.rules, p.Rules...)
+		}
+	}
+	slices.SortStableFunc(s.rules, func(a, b Rule) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Policy, b.Policy)) })
+	for i := range s.rules {
+		if r := &s.rules[i]; r.Requirement != nil {
+			r.Hash = r.Requirement.Hash(trustedRoot)
+		}
+	}
+	return s
+}
+
+// Rules returns all rules. The caller must not modify them.
+func (s *Set) Rules() []Rule {
+	if s == nil {
+		return nil
+	}
+	return s.rules
+}
+
+// ImageRules are what the rules of a set say about an image of a pod.
+type ImageRules struct { //nolint:recvcheck // setDefault completes a new value
+	// Rules are those that the image must meet, each in its own mode. The caller must not modify them.
+	Rules []*Rule
+	// Unknown says that the name of the image is not known, or can mean an image ID. Rules then has every rule for the
+	// namespace.
+	Unknown bool
+	// Default is set if no rule matches the image and a rule for the namespace says what happens then. DefaultRule is
+	// one that says it, and an enforced one if there is any. For an enforced default only enforced rules count as
+	// matching, and for both only rules that require a signature or have a default themselves.
+	Default     Default
+	DefaultRule *Rule
+}
+
+// For returns what a set says about an image of a pod in a namespace. The namespace "" is an unknown one, which is in
+// the scope of every rule that does not exclude all namespaces.
+func (s *Set) For(namespace string, image imageref.Ref) ImageRules {
+	a := ImageRules{Unknown: !image.Parsed() || image.MayBeImageID()}
+	var matched, audited bool // by an enforced rule, by any rule
+	names := spellings(image.Name())
+	for i := range s.Rules() {
+		r := &s.rules[i]
+		if !r.Scope.Includes(namespace) || !a.Unknown && !r.matches(names) {
+			continue
+		}
+		a.Rules = append(a.Rules, r)
+		if r.Requirement != nil || r.Default != NoDefault {
+			matched = matched || r.Mode == Enforce
+			audited = true
+		}
+	}
+	if !a.Unknown && !matched {
+		a.setDefault(s.Rules(), namespace, audited)
+	}
+	return a
+}
+
+func (r *Rule) matches(names []string) bool {
+	return slices.ContainsFunc(r.Images, func(p Pattern) bool { return p.matchesAny(names) })
+}
+
+// setDefault sets the default of the rules for a namespace. A denial comes before an allowance, and an enforced one
+// before an audited one.
+func (a *ImageRules) setDefault(rules []Rule, namespace string, onlyEnforced bool) {
+	for i := range rules {
+		r := &rules[i]
+		if r.Default == NoDefault || r.Default < a.Default || onlyEnforced && r.Mode != Enforce || !r.Scope.Includes(namespace) {
+			continue
+		}
+		if r.Default > a.Default || r.Mode < a.DefaultRule.Mode {
+			a.Default, a.DefaultRule = r.Default, r
+		}
+	}
 }

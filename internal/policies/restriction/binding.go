@@ -12,7 +12,6 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
-// A binding is a compiled Binding. The zero binding includes every namespace.
 type binding struct {
 	namespaces []string
 	selector   labels.Selector
@@ -47,7 +46,6 @@ func (b *binding) includes(p *admission.Pod) inclusion {
 	}
 }
 
-// everywhere reports whether a binding selects every namespace.
 func (b *binding) everywhere() bool {
 	if b.selector == nil {
 		return b.namespaces == nil

@@ -2,7 +2,6 @@ package restriction
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"path"
@@ -41,7 +40,6 @@ func compile(p *PodRestriction) (*policy, field.ErrorList) {
 	return c.out, c.errs
 }
 
-// A compiler compiles one policy, and collects its errors.
 type compiler struct {
 	errs field.ErrorList
 	out  *policy
@@ -58,15 +56,12 @@ func (p place) child(name string) place {
 	return place{p.path + "." + name, field}
 }
 
-// index returns the place of an element of a list.
 func (p place) index(i int) place {
 	return place{p.path + "[" + strconv.Itoa(i) + "]", p.field + "[]"}
 }
 
-// part returns the place of a part of a field that is known as one.
 func (p place) part(name string) place { return p.child(name).as(p.field) }
 
-// as returns the same place, about the field of another one.
 func (p place) as(field string) place { return place{p.path, field} }
 
 // of returns the path for errors about parts of the place. It is made only for them: a policy has many places.
@@ -76,7 +71,6 @@ func (c *compiler) invalid(p *field.Path, value any, detail string) {
 	c.errs = append(c.errs, field.Invalid(p, value, detail))
 }
 
-// leaf returns the common part of the rules of a place.
 func (c *compiler) leaf(at place, r PointerRestriction, allowed string) leaf {
 	f := fieldAt[at.field]
 	if f == nil {
@@ -98,7 +92,6 @@ func (c *compiler) leaf(at place, r PointerRestriction, allowed string) leaf {
 	}
 }
 
-// keep adds a leaf to those of the policy.
 func (c *compiler) keep(l *leaf) { c.out.leaves = append(c.out.leaves, l) }
 
 func (c *compiler) header(p *PodRestriction) {
@@ -138,14 +131,14 @@ func (c *compiler) values(at place, restrictions any, to *checks) {
 			if at.field == pathName {
 				check = func(j *judgement) bool { return rule.compare(j, nameOf(j.pod)) }
 			}
-			c.add(to, rule.field, r, check)
+			to.add(rule.field, check)
 		case *BoolRestriction:
 			rule := c.boolean(at, r)
-			c.add(to, rule.field, r, value(rule))
+			to.add(rule.field, value(rule))
 		case *NumericRestriction:
 			if fieldAt[at.field] == nil || fieldAt[at.field].index >= 0 { // not one of the groups
 				rule := c.number(at, r)
-				c.add(to, rule.field, r, value(rule))
+				to.add(rule.field, value(rule))
 			}
 		case *StringMapRestriction:
 			c.stringMap(at, r, to)
@@ -162,17 +155,6 @@ func (c *compiler) values(at place, restrictions any, to *checks) {
 			}
 		}
 	}
-}
-
-// add adds the check of a restriction. Checks of Accept policies differ from those of Drop policies, because they treat
-// fields differently that are not judged.
-func (c *compiler) add(to *checks, f *Field, restriction any, check func(*judgement) bool) {
-	text, err := json.Marshal(restriction)
-	if err != nil {
-		panic("restriction: " + err.Error()) // these types have a JSON form
-	}
-	text = fmt.Appendf(text, " %d %v", f.number, c.out.accept)
-	*to = append(*to, fieldCheck{field: f, check: check, text: string(text)})
 }
 
 // list compiles the entries of a list, of which one must match.
@@ -204,7 +186,7 @@ func (c *compiler) container(at place, r *ContainerRestriction) containerRule {
 	if images := list(c, at, "image", r.Image, c.image); len(images) > 0 {
 		list := at.child("image")
 		unknown := c.leaf(list.as(list.field+"[]"), PointerRestriction{}, "an image name in the list")
-		c.add(&out.checks, unknown.field, r.Image, func(j *judgement) bool {
+		out.checks.add(unknown.field, func(j *judgement) bool {
 			if !j.subject.image.known {
 				return j.unknown(&unknown)
 			}
@@ -219,7 +201,7 @@ func (c *compiler) container(at place, r *ContainerRestriction) containerRule {
 func (c *compiler) capabilities(at place, r *CapabilitiesRestriction, to *checks) {
 	l := c.leaf(at, r.PointerRestriction, "capabilities")
 	c.keep(&l)
-	c.add(to, l.field, r.PointerRestriction, func(j *judgement) bool {
+	to.add(l.field, func(j *judgement) bool {
 		add, drop := stateOf(j.subject.container.CapabilitiesAdd), stateOf(j.subject.container.CapabilitiesDrop)
 		state := admission.StateAbsent
 		switch {
@@ -236,11 +218,11 @@ func (c *compiler) capabilities(at place, r *CapabilitiesRestriction, to *checks
 			allows := add.values.allows
 			add.values.allows = func(name string) bool { return name != allCapabilities && allows(name) }
 		}
-		c.add(to, add.field, r.Add, func(j *judgement) bool { return add.compare(j, j.subject.container.CapabilitiesAdd) })
+		to.add(add.field, func(j *judgement) bool { return add.compare(j, j.subject.container.CapabilitiesAdd) })
 	}
 	if r.Drop != nil {
 		drop := c.stringList(at.child("drop"), r.Drop, strings.ToUpper)
-		c.add(to, drop.field, r.Drop, func(j *judgement) bool { return drop.compare(j, j.subject.container.CapabilitiesDrop) })
+		to.add(drop.field, func(j *judgement) bool { return drop.compare(j, j.subject.container.CapabilitiesDrop) })
 	}
 }
 
@@ -258,7 +240,7 @@ func (c *compiler) seLinux(at place, r *SELinuxOptionsRestriction, to *checks) {
 	c.keep(&l)
 	user, role := c.str(at.part("user"), r.User, same), c.str(at.part("role"), r.Role, same)
 	kind, level := c.str(at.part("type"), r.Type, same), c.str(at.part("level"), r.Level, same)
-	c.add(to, l.field, r, func(j *judgement) bool {
+	to.add(l.field, func(j *judgement) bool {
 		v := j.subject.container.SELinux
 		options, known := v.Effective()
 		known = known || v.State() == admission.StateAbsent
@@ -282,7 +264,7 @@ func (c *compiler) groups(at place, r *PodSecurityContextRestriction, to *checks
 	if r.FSGroup != nil {
 		fs = c.number(at.child("fsGroup"), r.FSGroup)
 	}
-	c.add(to, fieldAt[at.field+".fsGroup"], r, func(j *judgement) bool { return checkGroups(j, supplemental, fs) })
+	to.add(fieldAt[at.field+".fsGroup"], func(j *judgement) bool { return checkGroups(j, supplemental, fs) })
 }
 
 func (c *compiler) image(at place, r *ImageRestriction) imageRule {
@@ -392,7 +374,6 @@ func (c *compiler) number(at place, r *NumericRestriction) *valueRule[int64] {
 	return rule
 }
 
-// collection checks a restriction and returns it.
 func (c *compiler) collection(at place, r CollectionRestriction) CollectionRestriction {
 	if r.ForbidEmpty && r.RequireEmpty {
 		c.invalid(at.of(), "forbidEmpty, requireEmpty", "both are true, so no pod matches; set at most one")
@@ -400,7 +381,6 @@ func (c *compiler) collection(at place, r CollectionRestriction) CollectionRestr
 	return r
 }
 
-// required refuses required entries in a collection that must be empty.
 func (c *compiler) required(at place, name string, list []string, r CollectionRestriction) {
 	notEmpty(c, at, name, list)
 	if r.RequireEmpty && len(list) > 0 {
@@ -426,7 +406,6 @@ func (c *compiler) stringList(at place, r *StringListRestriction, canonical func
 	return rule
 }
 
-// mapped returns a list with f applied to its entries; nil for nil.
 func mapped(list []string, f func(string) string) []string {
 	var all []string
 	for _, s := range list {
@@ -450,12 +429,11 @@ func (c *compiler) stringMap(at place, r *StringMapRestriction, to *checks) {
 		rule.values = append(rule.values, mapValueRule{key, c.stringRule(in, &value, same)})
 	}
 	c.keep(&rule.leaf)
-	c.add(to, rule.field, r, func(j *judgement) bool {
+	to.add(rule.field, func(j *judgement) bool {
 		return rule.compare(j, *j.values[rule.field.index].(*admission.Value[map[string]string]))
 	})
 }
 
-// describe returns the strings that a restriction allows, for violations.
 func describe(r *StringRestriction) string {
 	var parts []string
 	if len(r.Whitelist) > 0 {

@@ -12,10 +12,8 @@ import (
 // pod.
 type Set struct {
 	policies []*policy // ordered by name, which are different
-	checks   int       // how many different checks the policies have
 }
 
-// A policy is a compiled PodRestriction.
 type policy struct {
 	name          string
 	accept, audit bool
@@ -53,7 +51,6 @@ const (
 	ImagesOnly
 )
 
-// has reports whether a field is in the scope.
 func (s Scope) has(f *Field) bool {
 	switch s {
 	case Template:
@@ -124,10 +121,9 @@ func (s *Set) Judge(p *admission.Pod, containers []admission.Container, o Option
 	if len(o.Others) > 0 {
 		whole = slices.Concat(containers, o.Others)
 	}
-	answers := make([]answer, s.checks*(1+len(whole)))
 	j := judgement{
 		Options: o, sandbox: o.From != Admission && len(containers) == 0, pod: p, podValues: valuesOf(p),
-		podAnswers: answers[:s.checks], subjects: s.subjects(whole, answers[s.checks:]),
+		subjects: subjectsOf(whole),
 	}
 	acceptedInAudit := false
 	for _, policy := range s.policies {
@@ -151,21 +147,18 @@ func (s *Set) Judge(p *admission.Pod, containers []admission.Container, o Option
 	return d
 }
 
-// A judgement is one call of Judge.
 type judgement struct {
 	Options
-	sandbox    bool
-	pod        *admission.Pod
-	podValues  []any
-	podAnswers []answer
-	subjects   []subject
+	sandbox   bool
+	pod       *admission.Pod
+	podValues []any
+	subjects  []subject
 
 	accept  bool         // the policy is an Accept policy
 	report  *[]Violation // where violations are added; nil if only the answer matters
 	subject *subject     // the container that is compared; nil outside of containers
 	mount   string       // the path of the mount that is compared
 	values  []any        // of the view that is compared; see valuesOf
-	answers []answer     // of the view that is compared; nil for volumes
 }
 
 // matches reports whether a pod matches a policy. unbound is the answer if the policy is not bound to the pod's
@@ -181,7 +174,7 @@ func (j *judgement) matches(p *policy, unbound bool) bool {
 		}
 	case yes:
 	}
-	j.values, j.answers = j.podValues, j.podAnswers
+	j.values = j.podValues
 	ok := p.rule.checks.all(j)
 	if j.report == nil && !ok {
 		return false
@@ -203,7 +196,6 @@ const maxViolations = 100
 // decided reports whether a further comparison of a pod that does not match so far changes nothing.
 func (j *judgement) decided() bool { return j.report == nil || len(*j.report) >= maxViolations }
 
-// explain returns the violations of a policy that the pod does not match.
 func (j *judgement) explain(p *policy) []Violation {
 	var found []Violation
 	j.report = &found
@@ -216,7 +208,6 @@ func (j *judgement) explain(p *policy) []Violation {
 	return found
 }
 
-// violated reports a value that does not match, and returns false.
 func (j *judgement) violated(l *leaf, value string) bool {
 	if j.report != nil {
 		j.add(Violation{Path: l.path, Value: value, Allowed: l.allowed})
@@ -224,7 +215,6 @@ func (j *judgement) violated(l *leaf, value string) bool {
 	return false
 }
 
-// unknown is the answer for a field that the view does not have.
 func (j *judgement) unknown(l *leaf) bool {
 	if l.field.at(j.From) == Never {
 		return j.unjudged(l)
@@ -256,11 +246,9 @@ func (j *judgement) add(v Violation) {
 	*j.report = append(*j.report, v)
 }
 
-// A subject is one container, prepared for all policies.
 type subject struct {
 	container *admission.Container
 	values    []any
-	answers   []answer
 	image     imageName
 	mounts    []mount // without repetitions
 }
@@ -270,14 +258,11 @@ type mount struct {
 	values []any
 }
 
-func (s *Set) subjects(containers []admission.Container, answers []answer) []subject {
+func subjectsOf(containers []admission.Container) []subject {
 	all := make([]subject, len(containers))
 	for i := range containers {
 		c := &containers[i]
-		all[i] = subject{
-			container: c, values: valuesOf(c), answers: answers[i*s.checks : (i+1)*s.checks],
-			image: imageOf(c.Image), mounts: distinct(c.Mounts),
-		}
+		all[i] = subject{container: c, values: valuesOf(c), image: imageOf(c.Image), mounts: distinct(c.Mounts)}
 	}
 	return all
 }

@@ -2,10 +2,13 @@ package restriction
 
 import (
 	"cmp"
+	"embed"
 	"errors"
 	"fmt"
+	"reflect"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -26,8 +29,6 @@ func Load(files []File) (*Set, error) {
 		s      Set
 		errs   []error
 		fileOf = map[string]string{} // by the name of the policy
-		// numbers are those of checks, by their text.
-		numbers = map[string]int{}
 	)
 	for i, r := range readAll(files) {
 		name := files[i].Name
@@ -42,23 +43,19 @@ func Load(files []File) (*Set, error) {
 		}
 		fileOf[r.compiled.name] = name
 		s.policies = append(s.policies, r.compiled)
-		r.compiled.rule.number(numbers)
 	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
-	s.checks = len(numbers)
 	slices.SortFunc(s.policies, func(a, b *policy) int { return cmp.Compare(a.name, b.name) })
 	return &s, nil
 }
 
-// A reading is what reading one file gave.
 type reading struct {
 	compiled *policy
 	err      error
 }
 
-// readAll reads files on all processors.
 func readAll(files []File) []reading {
 	all := make([]reading, len(files))
 	var next atomic.Int64
@@ -75,24 +72,6 @@ func readAll(files []File) []reading {
 	return all
 }
 
-// number numbers the checks of a pod and of its containers.
-func (r *podRule) number(numbers map[string]int) {
-	lists := []checks{r.checks}
-	for _, c := range slices.Concat(r.containers, r.initContainers) {
-		lists = append(lists, c.checks)
-	}
-	for _, list := range lists {
-		for i := range list {
-			c := &list[i]
-			if _, known := numbers[c.text]; !known {
-				numbers[c.text] = len(numbers)
-			}
-			c.number = numbers[c.text]
-		}
-	}
-}
-
-// inFile returns the errors that err joins, each with the name of the file.
 func inFile(name string, err error) (all []error) {
 	for _, e := range safetext.Split(err) {
 		all = append(all, fmt.Errorf("%s: %w", name, e))
@@ -100,7 +79,6 @@ func inFile(name string, err error) (all []error) {
 	return all
 }
 
-// all returns the policies; none of a nil Set.
 func (s *Set) all() []*policy {
 	if s == nil {
 		return nil
@@ -177,4 +155,108 @@ func (s *Set) Restricted() []string {
 	}
 	slices.Sort(paths)
 	return slices.Compact(paths)
+}
+
+// Parse reads one policy from its YAML and checks it. The error joins all errors of the document; each names the path
+// of the field, the value and what is allowed, and the line. A policy that Parse returns has its canonical form: YAML
+// of it, parsed again, is the same policy.
+func Parse(data []byte) (*PodRestriction, error) {
+	p, _, err := parse(newDecoder(), data)
+	return p, err
+}
+
+func parse(d *strictyaml.Decoder, data []byte) (*PodRestriction, *policy, error) {
+	var p PodRestriction
+	errs, err := d.Decode(data, &p)
+	if err != nil {
+		return nil, nil, err
+	}
+	if p.APIVersion == ProposedAPIVersion {
+		p.APIVersion = APIVersion
+	}
+	if p.Binding != nil && p.Binding.Mode == "Allow" {
+		p.Binding.Mode = BindingModeAccept
+	}
+	compiled, invalid := compile(&p)
+	for _, err := range invalid {
+		errs = append(errs, err)
+	}
+	if len(errs) > 0 {
+		return nil, nil, errors.Join(strictyaml.WithLines(data, errs)...)
+	}
+	return &p, compiled, nil
+}
+
+// newDecoder returns a decoder for policies. The proposal of PodRestriction spells some fields in two ways, in the
+// types and in the examples; both are read.
+func newDecoder() *strictyaml.Decoder {
+	return &strictyaml.Decoder{RefuseNull: true, Rewrites: map[reflect.Type]func(*strictyaml.Mapping){
+		reflect.TypeFor[PointerRestriction](): rewriteAllowNil,
+		reflect.TypeFor[StringMapRestriction](): func(m *strictyaml.Mapping) {
+			m.Rename("requireKeys", "requiredKeys")
+			m.Rename("valueRestrictions", "values")
+		},
+		reflect.TypeFor[PodSpecRestriction](): func(m *strictyaml.Mapping) {
+			if one, ok := m.Fields["volumes"].(map[any]any); ok {
+				m.Fields["volumes"] = []any{one}
+			}
+		},
+		reflect.TypeFor[VolumeRestriction](): rewriteVolumeType,
+	}}
+}
+
+// rewriteAllowNil reads allowNil, the opposite of forbidNil.
+func rewriteAllowNil(m *strictyaml.Mapping) {
+	const name = "allowNil"
+	v, ok := m.Fields[name]
+	if !ok {
+		return
+	}
+	delete(m.Fields, name)
+	allow, isBool := v.(bool)
+	switch _, both := m.Fields["forbidNil"]; {
+	case !isBool:
+		m.Errorf(name, "Invalid value: %v: must be true or false", v)
+	case both:
+		m.Errorf(name, "the opposite of forbidNil; give one of them")
+	default:
+		m.Fields["forbidNil"] = !allow
+	}
+}
+
+// rewriteVolumeType reads volumeType.values. The types of the proposal make a list of volumeType, of which a volume has
+// one.
+func rewriteVolumeType(m *strictyaml.Mapping) {
+	inner, ok := m.Fields["volumeType"].(map[any]any)
+	if !ok || len(inner) != 1 {
+		return
+	}
+	if values, ok := inner["values"]; ok {
+		m.Fields["volumeType"] = values
+	}
+}
+
+//go:embed presets/*.yaml
+var presets embed.FS
+
+// Presets returns the names of the policies that come with pullgate, in order.
+func Presets() []string {
+	entries, err := presets.ReadDir("presets")
+	if err != nil {
+		panic("restriction: " + err.Error()) // it is compiled in
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, strings.TrimSuffix(e.Name(), ".yaml"))
+	}
+	return names
+}
+
+// Preset returns the file of a policy that comes with pullgate, to start from.
+func Preset(name string) ([]byte, error) {
+	data, err := presets.ReadFile("presets/" + name + ".yaml")
+	if err != nil {
+		return nil, fmt.Errorf("no preset %q; there are %s", name, strings.Join(Presets(), ", "))
+	}
+	return data, nil
 }

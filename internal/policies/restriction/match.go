@@ -8,7 +8,6 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-// A podRule is a compiled Spec.
 type podRule struct {
 	checks
 	volumes                    []volumeRule
@@ -87,9 +86,8 @@ func anyOf[R any](j *judgement, rules []R, check func(*R, *judgement) bool) bool
 	return false
 }
 
-// checkContainer compares one container and its mounts.
 func (r *podRule) checkContainer(j *judgement, s *subject) bool {
-	j.subject, j.values, j.answers = s, s.values, s.answers
+	j.subject, j.values = s, s.values
 	ok := r.checkLists(j, s.container)
 	ok = r.checkMounts(j, s) && ok
 	j.subject = nil
@@ -118,7 +116,6 @@ func anyContainer(j *judgement, rules []containerRule) bool {
 	return len(rules) == 0 || anyOf(j, rules, (*containerRule).check)
 }
 
-// A containerRule is a compiled ContainerRestriction.
 type containerRule struct{ checks }
 
 func (r *containerRule) check(j *judgement) bool { return r.all(j) }
@@ -148,7 +145,6 @@ func option(s string, known bool) admission.Value[string] {
 	}
 }
 
-// An imageRule is a compiled ImageRestriction.
 type imageRule struct{ registry, image, tag *valueRule[string] }
 
 func (r *imageRule) check(j *judgement) bool {
@@ -158,7 +154,6 @@ func (r *imageRule) check(j *judgement) bool {
 	return r.tag.compare(j, name.tag) && ok
 }
 
-// An imageName is the name of a container's image in parts.
 type imageName struct {
 	registry, name, tag admission.Value[string]
 	known               bool
@@ -216,7 +211,6 @@ func (r *podRule) checkVolumes(j *judgement, v admission.Value[[]admission.Volum
 	if !known && j.From == Admission { // at the node, a volume that no container mounts does no harm
 		return j.unknown(&r.volumes[0].leaf)
 	}
-	j.answers = nil
 	ok := true
 	for i := range r.volumes {
 		switch rule := &r.volumes[i]; {
@@ -239,7 +233,6 @@ func (r *podRule) checkVolumes(j *judgement, v admission.Value[[]admission.Volum
 	return ok
 }
 
-// checkMounts compares the mounts of a container.
 func (r *podRule) checkMounts(j *judgement, s *subject) bool {
 	if len(r.volumes) == 0 {
 		return true
@@ -248,7 +241,6 @@ func (r *podRule) checkMounts(j *judgement, s *subject) bool {
 	if _, known := mounts.Effective(); !known && mounts.State() != admission.StateAbsent {
 		return j.unknown(&r.volumes[0].leaf)
 	}
-	j.answers = nil
 	ok := true
 	for i := range s.mounts {
 		if !ok && j.decided() {

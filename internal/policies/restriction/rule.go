@@ -17,59 +17,31 @@ type checks []fieldCheck
 type fieldCheck struct {
 	field *Field
 	check func(*judgement) bool
-	// number is the same for equal checks of all policies, which are compared once. Equal checks have equal texts.
-	number int
-	text   string
 }
+
+func (c *checks) add(f *Field, check func(*judgement) bool) { *c = append(*c, fieldCheck{f, check}) }
 
 func (c checks) sort() {
 	slices.SortStableFunc(c, func(a, b fieldCheck) int { return a.field.number - b.field.number })
 }
 
-// An answer is whether a pod or a container matches the check whose number is the index.
-type answer uint8
-
-const (
-	notCompared answer = iota
-	matched
-	different
-)
-
 // all reports whether all values match. Without a report it ends with the first that does not.
 func (c checks) all(j *judgement) bool {
 	ok := true
 	for i := range c {
-		if j.report != nil {
-			ok = c[i].check(j) && ok
-		} else if !j.once(&c[i]) {
-			return false
+		ok = c[i].check(j) && ok
+		if !ok && j.report == nil {
+			break
 		}
 	}
 	return ok
 }
 
-// once returns the answer of a check. It compares a view, except a volume, for the first of several equal checks.
-func (j *judgement) once(c *fieldCheck) bool {
-	if j.answers == nil {
-		return c.check(j)
-	}
-	a := &j.answers[c.number]
-	if *a == notCompared {
-		*a = different
-		if c.check(j) {
-			*a = matched
-		}
-	}
-	return *a == matched
-}
-
-// value returns the check of a value of the view.
 func value[T any](r *valueRule[T]) func(*judgement) bool {
 	index := r.field.index
 	return func(j *judgement) bool { return r.compare(j, *j.values[index].(*admission.Value[T])) }
 }
 
-// A leaf is what all rules about one field have in common.
 type leaf struct {
 	path  string // in the policy
 	field *Field
@@ -208,7 +180,6 @@ func (c CollectionRestriction) check(j *judgement, l *leaf, n int) bool {
 	}
 }
 
-// A listRule is a compiled StringListRestriction.
 type listRule struct {
 	leaf
 	CollectionRestriction
@@ -240,7 +211,6 @@ func (r *listRule) compare(j *judgement, v admission.Value[[]string]) bool {
 	return true
 }
 
-// A mapRule is a compiled StringMapRestriction.
 type mapRule struct {
 	leaf
 	*StringMapRestriction
@@ -248,7 +218,6 @@ type mapRule struct {
 	values []mapValueRule
 }
 
-// A mapValueRule is about the value of one key.
 type mapValueRule struct {
 	key string
 	*valueRule[string]
@@ -305,7 +274,6 @@ func quote[T any](j *judgement, v T) string {
 	return fmt.Sprint(v)
 }
 
-// shown returns a string of a tenant for a message: quoted, and shortened.
 func shown(s string) string {
 	if len(s) > maxShown {
 		return strconv.Quote(s[:maxShown]) + "…"

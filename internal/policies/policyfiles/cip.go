@@ -1,0 +1,348 @@
+package policyfiles
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+)
+
+// CIPKind is the kind of policy files.
+const CIPKind = "ClusterImagePolicy"
+
+func cipVersions() []string {
+	return []string{"policy.sigstore.dev/v1beta1", "policy.sigstore.dev/v1alpha1"}
+}
+
+// LoadCIP reads policy files: all of them or none. The error joins all errors of all files; each begins with the name
+// of the file, and names the path of the field, its value and what is allowed, and the line. now is for the notes about
+// certificates that have expired.
+func LoadCIP(files []File, now time.Time) (*requirement.Policies, error) {
+	return loadDialect(files, func(data []byte) dialectPolicy { return parseCIP(data, now) })
+}
+
+type cipCompiler struct {
+	dialectPolicy
+	now time.Time
+}
+
+func parseCIP(data []byte, now time.Time) dialectPolicy {
+	doc, p := decodeDialect[cipSpec](cipDecoder(), data, cipVersions(), CIPKind, "must have images and authorities")
+	c := cipCompiler{dialectPolicy: p, now: now}
+	if doc.Spec != nil {
+		c.spec(field.NewPath("spec"), doc.Spec)
+	}
+	return c.dialectPolicy
+}
+
+func (c *cipCompiler) spec(at *field.Path, s *cipSpec) {
+	r := requirement.Rule{Kind: CIPKind, Images: c.images(at.Child("images"), s.Images)}
+	if c.OneOf(at.Child("mode"), s.Mode, "enforce", "warn") == "warn" {
+		r.Mode = requirement.Audit
+	}
+	var nodes []requirementNode
+	for i := range s.Authorities {
+		nodes = append(nodes, c.authority(at.Child("authorities").Index(i), &s.Authorities[i])...)
+	}
+	if len(s.Authorities) == 0 {
+		c.Required(at.Child("authorities"), "must have at least one entry; static: {action: pass} requires no signature")
+	}
+	oneOf := requirement.AtLeast(1, c.Distinct(nodes)...)
+	r.Requirement = &oneOf
+	if s.Match == nil || c.matchesPods(at.Child("match"), *s.Match) {
+		c.Rules = []requirement.Rule{r}
+	}
+}
+
+func (c *cipCompiler) images(at *field.Path, list []cipImage) []requirement.Pattern {
+	if len(list) == 0 {
+		c.Required(at, "must have at least one glob")
+	}
+	var all []requirement.Pattern
+	for i, in := range list {
+		at, glob := at.Index(i).Child("glob"), in.Glob
+		switch {
+		case glob == "" && c.Incomplete:
+			continue
+		case glob == "*" || glob == "*/*":
+			c.Note(at, fmt.Sprintf("%s is only for images of docker.io, as in policy-controller; ** matches all images", glob))
+			glob = map[string]string{"*": "docker.io/library/*", "*/*": "docker.io/*/*"}[glob]
+		}
+		if p, ok := c.Pattern(at, glob, requirement.SigstoreSyntax); ok {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+func (c *cipCompiler) matchesPods(at *field.Path, list []cipMatch) bool {
+	resources := []string{"pods", "replicasets", "deployments", "cronjobs", "jobs", "statefulsets", "daemonsets"}
+	forPods := len(list) == 0
+	for i, m := range list {
+		switch {
+		case m.Resource != "" && m.Resource != "pods" && strings.Contains(m.Group, "."):
+			c.Note(at.Index(i), "not enforced: pullgate verifies only the images of pods")
+		case m.Resource != "" && !slices.Contains(resources, m.Resource):
+			c.Invalid(at.Index(i).Child("resource"), m.Resource, "must be pods, or a custom resource with its group, as in tekton.dev")
+		case m.Resource == "pods" && m.Group != "":
+			c.Invalid(at.Index(i).Child("group"), m.Group, `must be "", the group of pods`)
+		case (m.Resource == "" || m.Resource == "pods") && m.Group == "" && (m.Version == "" || m.Version == "v1" || m.Version == "*"):
+			forPods = true
+		default:
+			c.Note(at.Index(i), "no effect; a policy for pods is for the pods of all workloads")
+		}
+	}
+	if !forPods {
+		c.Note(at, "not enforced: the policy is not for pods; add {version: v1, resource: pods} if it should be")
+	}
+	return forPods
+}
+
+func (c *cipCompiler) authority(at *field.Path, a *cipAuthority) []requirementNode {
+	kind, ok := c.Only(at, "must have one of key, keyless and static", []alternative{
+		{Name: "key", Given: a.Key != nil}, {Name: "keyless", Given: a.Keyless != nil}, {Name: "static", Given: a.Static != nil},
+	})
+	switch {
+	case !ok:
+		return nil
+	case kind == "static":
+		return c.static(at, a)
+	}
+	signers := c.signers(at, a)
+	if a.SignatureFormat != nil {
+		c.OneOf(at.Child("signatureFormat"), a.SignatureFormat, "legacy", "bundle")
+		c.Note(at.Child("signatureFormat"), "no effect; signatures of both forms count")
+	}
+	if a.Source == nil {
+		return signers
+	}
+	return c.sources(at.Child("source"), *a.Source, signers)
+}
+
+func (c *cipCompiler) sources(at *field.Path, list []cipSource, signers []requirementNode) []requirementNode {
+	if len(list) == 0 {
+		c.Required(at, "must have at least one entry")
+	}
+	var all []requirementNode
+	for i, src := range list {
+		oci := at.Index(i).Child("oci")
+		if src.OCI == nil {
+			c.Required(oci, "must be a repository")
+			continue
+		}
+		repository := c.Repository(oci, *src.OCI)
+		for _, n := range signers {
+			s := *n.SignedBy
+			s.Repository = repository
+			all = append(all, requirementNode{Requirement: requirement.Requirement{SignedBy: &s}, At: at.Index(i)})
+		}
+	}
+	return all
+}
+
+func (c *cipCompiler) static(at *field.Path, a *cipAuthority) []requirementNode {
+	for _, other := range []struct {
+		name  string
+		given bool
+	}{{"source", a.Source != nil}, {"ctlog", a.CTLog != nil}, {"rfc3161timestamp", a.RFC3161Timestamp != nil}, {"signatureFormat", a.SignatureFormat != nil}} {
+		if other.given {
+			c.Invalid(at.Child(other.name), other.name, "must be absent beside static, which no signature decides")
+		}
+	}
+	at = at.Child("static")
+	if a.Static.Action == nil {
+		c.Required(at.Child("action"), "must be pass or fail")
+	}
+	pass := c.OneOf(at.Child("action"), a.Static.Action, "fail", "pass") == "pass"
+	return []requirementNode{{At: at, Requirement: requirement.Requirement{Static: &requirement.Static{Pass: pass, Message: a.Static.Message}}}}
+}
+
+func (c *cipCompiler) signers(at *field.Path, a *cipAuthority) []requirementNode {
+	var common requirement.Signer
+	if a.RFC3161Timestamp != nil {
+		common.Timestamp = &requirement.Timestamp{}
+	}
+	switch {
+	case a.CTLog != nil && a.CTLog.URL != nil:
+		common.Log = &requirement.Log{URL: c.URL(at.Child("ctlog", "url"), *a.CTLog.URL)}
+	case a.CTLog == nil && a.Keyless != nil:
+		common.Log = &requirement.Log{}
+	case a.Keyless != nil && common.Timestamp == nil:
+		common.Timestamp = &requirement.Timestamp{} // something must prove that the certificate was valid
+	}
+	if a.Key != nil {
+		return c.key(at.Child("key"), a.Key, common)
+	}
+	return c.keyless(at.Child("keyless"), a.Keyless, common)
+}
+
+func (c *cipCompiler) key(at *field.Path, k *cipKey, common requirement.Signer) []requirementNode {
+	if k.Data == nil {
+		c.Required(at.Child("data"), "must be a public key in PEM form")
+		return nil
+	}
+	hash := c.OneOf(at.Child("hashAlgorithm"), k.HashAlgorithm, "sha256", "sha384", "sha512")
+	keys := c.Keys(at.Child("data"), *k.Data, "write the public key itself, as cosign public-key --key prints it")
+	if len(keys) > 1 {
+		c.Invalid(at.Child("data"), "several PEM blocks", "must be one public key; write an authority for each")
+		return nil
+	}
+	var nodes []requirementNode
+	for _, public := range keys {
+		s := common
+		s.Key = &requirement.Key{Public: public, Hash: hash}
+		nodes = append(nodes, requirementNode{Requirement: requirement.Requirement{SignedBy: &s}, At: at})
+	}
+	return nodes
+}
+
+func (c *cipCompiler) keyless(at *field.Path, k *cipKeyless, common requirement.Signer) []requirementNode {
+	if k.URL != nil {
+		c.URL(at.Child("url"), *k.URL)
+		c.Note(at.Child("url"), "not asked; certificates are those of the trusted root, or of ca-cert")
+	}
+	var roots [][]byte
+	if ca := k.CACert; ca != nil {
+		switch {
+		case k.URL != nil:
+			c.Invalid(at, "url, ca-cert", "must have at most one of them")
+		case ca.Data == nil:
+			c.Required(at.Child("ca-cert", "data"), "must be certificates in PEM form")
+		default:
+			roots = c.Roots(at.Child("ca-cert", "data"), *ca.Data, c.now)
+		}
+		if ca.HashAlgorithm != nil {
+			c.Invalid(at.Child("ca-cert", "hashAlgorithm"), *ca.HashAlgorithm, "must be absent; a certificate says it")
+		}
+	}
+	if len(k.Identities) == 0 {
+		c.Required(at.Child("identities"), "must have at least one issuer and subject")
+	}
+	var nodes []requirementNode
+	for i, id := range k.Identities {
+		at := at.Child("identities").Index(i)
+		s := common
+		s.Keyless = &requirement.Keyless{
+			Issuer:    c.Identity(at, "issuer", id.Issuer, id.IssuerRegExp, requirement.Exactly),
+			Subject:   c.Identity(at, "subject", id.Subject, id.SubjectRegExp, requirement.Exactly),
+			Roots:     roots,
+			IgnoreSCT: k.InsecureIgnoreSCT != nil && *k.InsecureIgnoreSCT,
+		}
+		nodes = append(nodes, requirementNode{Requirement: requirement.Requirement{SignedBy: &s}, At: at})
+	}
+	return nodes
+}
+
+type cipDocument = dialectDocument[cipSpec]
+
+type cipSpec struct {
+	Images      []cipImage     `json:"images"`
+	Authorities []cipAuthority `json:"authorities"`
+	Mode        *string        `json:"mode"`
+	Match       *[]cipMatch    `json:"match"`
+}
+
+type cipImage struct {
+	Glob string `json:"glob"`
+}
+
+type cipMatch struct {
+	Group    string `json:"group"`
+	Version  string `json:"version"`
+	Resource string `json:"resource"`
+}
+
+type cipAuthority struct {
+	Name             *string       `json:"name"`
+	Key              *cipKey       `json:"key"`
+	Keyless          *cipKeyless   `json:"keyless"`
+	Static           *cipStatic    `json:"static"`
+	Source           *[]cipSource  `json:"source"`
+	CTLog            *cipLog       `json:"ctlog"`
+	RFC3161Timestamp *cipTimestamp `json:"rfc3161timestamp"`
+	SignatureFormat  *string       `json:"signatureFormat"`
+}
+
+type cipKey struct {
+	Data          *string `json:"data"`
+	HashAlgorithm *string `json:"hashAlgorithm"`
+}
+
+type cipKeyless struct {
+	URL               *string       `json:"url"`
+	Identities        []cipIdentity `json:"identities"`
+	CACert            *cipKey       `json:"ca-cert"`
+	InsecureIgnoreSCT *bool         `json:"insecureIgnoreSCT"`
+}
+
+type cipIdentity struct {
+	Issuer        *string `json:"issuer"`
+	IssuerRegExp  *string `json:"issuerRegExp"`
+	Subject       *string `json:"subject"`
+	SubjectRegExp *string `json:"subjectRegExp"`
+}
+
+type cipStatic struct {
+	Action  *string `json:"action"`
+	Message string  `json:"message"`
+}
+
+type cipSource struct {
+	OCI *string `json:"oci"`
+}
+
+type cipLog struct {
+	URL *string `json:"url"`
+}
+
+type cipTimestamp struct{}
+
+// trustRoots is what to do instead of a reference to a TrustRoot.
+const trustRoots = "references to a TrustRoot are not supported; remove it, and add the content to the file trustedRoot of the configuration of pullgate-policyd"
+
+func cipDecoder() *strictyaml.Decoder {
+	noTrustRoot := refuseFields(map[string]string{"trustRootRef": trustRoots})
+	return &strictyaml.Decoder{RefuseNull: true, Rewrites: map[reflect.Type]func(*strictyaml.Mapping){
+		reflect.TypeFor[cipDocument](): ignoreServerFields,
+		reflect.TypeFor[cipSpec]():     refuseCIPPolicy,
+		reflect.TypeFor[cipMatch](): refuseFields(map[string]string{
+			"selector": "selectors of labels are not supported; remove it, or write the policy as a ClusterPolicy of kyverno.io/v1 with namespaces",
+		}),
+		reflect.TypeFor[cipAuthority](): refuseFields(map[string]string{
+			"attestations": "not supported yet; remove it, and the authority requires a signature of the image",
+		}),
+		reflect.TypeFor[cipKey](): refuseFields(map[string]string{
+			"kms":       "KMS is not supported, because only the registry is asked; write the public key in data, as cosign public-key --key prints it",
+			"secretRef": "references to Secrets are not supported; write the content of the Secret in data",
+		}),
+		reflect.TypeFor[cipKeyless](): noTrustRoot, reflect.TypeFor[cipLog](): noTrustRoot, reflect.TypeFor[cipTimestamp](): noTrustRoot,
+		reflect.TypeFor[cipSource](): refuseFields(map[string]string{
+			"signaturePullSecrets": "not supported; pullgate-policyd uses the credentials that the field credentials of its configuration selects",
+			"tagPrefix":            "not supported; signatures are found by the names that cosign gives them",
+		}),
+	}}
+}
+
+func refuseCIPPolicy(m *strictyaml.Mapping) {
+	policy, ok := m.Fields["policy"]
+	if !ok {
+		return
+	}
+	delete(m.Fields, "policy")
+	language := "policies in a language"
+	if p, ok := policy.(map[any]any); ok {
+		switch p["type"] {
+		case "cue":
+			language = "CUE"
+		case "rego":
+			language = "Rego"
+		}
+	}
+	m.Errorf("policy", "%s", fmt.Sprintf("not supported: %s; write who must sign in authorities, or in a ClusterPolicy of kyverno.io/v1 with count", language))
+}
