@@ -147,12 +147,12 @@ func (c *cipCompiler) sources(at *field.Path, list []cipSource, signers []requir
 }
 
 func (c *cipCompiler) static(at *field.Path, a *cipAuthority) []requirementNode {
-	for _, other := range []struct {
-		name  string
-		given bool
-	}{{"source", a.Source != nil}, {"ctlog", a.CTLog != nil}, {"rfc3161timestamp", a.RFC3161Timestamp != nil}, {"signatureFormat", a.SignatureFormat != nil}} {
-		if other.given {
-			c.Invalid(at.Child(other.name), other.name, "must be absent beside static, which no signature decides")
+	for _, other := range []alternative{
+		{"source", a.Source != nil}, {"ctlog", a.CTLog != nil},
+		{"rfc3161timestamp", a.RFC3161Timestamp != nil}, {"signatureFormat", a.SignatureFormat != nil},
+	} {
+		if other.Given {
+			c.Invalid(at.Child(other.Name), other.Name, "must be absent beside static, which no signature decides")
 		}
 	}
 	at = at.Child("static")
@@ -215,7 +215,7 @@ func (c *cipCompiler) keyless(at *field.Path, k *cipKeyless, common requirement.
 		case ca.Data == nil:
 			c.Required(at.Child("ca-cert", "data"), "must be certificates in PEM form")
 		default:
-			roots = c.Roots(at.Child("ca-cert", "data"), *ca.Data, c.now)
+			roots = c.certificates(at.Child("ca-cert", "data"), *ca.Data, c.now, true)
 		}
 		if ca.HashAlgorithm != nil {
 			c.Invalid(at.Child("ca-cert", "hashAlgorithm"), *ca.HashAlgorithm, "must be absent; a certificate says it")

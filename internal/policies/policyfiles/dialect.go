@@ -316,16 +316,7 @@ func (c *checker) Keys(at *field.Path, text, instead string) [][]byte {
 	})
 }
 
-// Roots returns the certificates of authorities of a field in DER. One that is expired has a note.
-func (c *checker) Roots(at *field.Path, text string, now time.Time) [][]byte {
-	return c.certificates(at, text, now, true)
-}
-
-// Chain is Roots for a field that also has the certificate of a service.
-func (c *checker) Chain(at *field.Path, text string, now time.Time) [][]byte {
-	return c.certificates(at, text, now, false)
-}
-
+// certificates returns the certificates of a field in DER. One that is expired has a note.
 func (c *checker) certificates(at *field.Path, text string, now time.Time, onlyAuthorities bool) [][]byte {
 	return c.blocks(at, text, "certificates", "-----BEGIN CERTIFICATE-----", "write the certificates themselves", func(b *pem.Block) ([]byte, error) {
 		if b.Type != "CERTIFICATE" {

@@ -20,44 +20,15 @@
 // # Backends
 //
 // A file with the field imagePolicy names a [Backend] for image reviews. It contains the configuration of
-// kube-apiserver's plugin ImagePolicyWebhook; the plugin ignores the two other keys.
-//
-//	imagePolicy:
-//	  kubeConfigFile: /etc/pullgate/scanner.kubeconfig # an absolute path; address and credentials of the backend
-//	  allowTTL: 3600                                   # seconds; 0 is the default 3600, -1 is no cache
-//	  denyTTL: 30                                      # seconds; 0 is the default 30, -1 is no cache
-//	  retryBackoff: 500                                # milliseconds; 0 is the default 500, -1 is no wait
-//	  defaultAllow: false                              # whether images are admitted if the backend does not answer
-//	match:
-//	  namespaces: [team-a]                             # absent means all
-//	includeImageVolumes: true                          # the default
-//
-// The defaults are not those of the plugin: it denies if defaultAllow is absent, and caches an allow for 5 minutes at
-// most 30. The kubeconfig itself is not opened here.
+// kube-apiserver's plugin ImagePolicyWebhook, which ignores the two other keys, match and includeImageVolumes. The
+// kubeconfig itself is not opened here.
 //
 // # Rules about signatures
 //
-// Two dialects are read into a [requirement.Set]: ClusterPolicy of kyverno.io/v1 with verifyImages, and
-// ClusterImagePolicy of policy.sigstore.dev/v1alpha1 and v1beta1. Reading is strict. A field of the dialect that is not
-// supported is an error that says what to write instead. In both, patterns match normalised names, and one without a
-// tag matches all tags; see [requirement.Pattern]. Logs, roots and authorities without a key or certificate are those
-// of the trusted root.
-//
-// The spelling of the proposal of Kyverno's rules is read too: imageVerify, which can be a mapping or a list, for
-// verifyImages; images for imageReferences; digestVerify and digestMutate for verifyDigest and mutateDigest;
-// staticKey.key for keys.publicKeys; attestors for a nested attestor. Differences from Kyverno that do not show as
-// errors are:
-//
-//   - A policy without validationFailureAction enforces.
-//   - verifyDigest is false if it is absent, because a signature is bound to the image that runs.
-//   - keyless needs both an issuer and a subject.
-//   - A static key without rekor needs no log entry.
-//
-// Differences from policy-controller that do not show as errors are:
-//
-//   - Regular expressions match the whole issuer or subject.
-//   - Signatures are found in each form that cosign writes, whatever signatureFormat says.
-//   - URLs are not asked.
+// Two dialects are read into a [requirement.Set]: ClusterPolicy of kyverno.io/v1 with verifyImages, also in the spelling
+// of its proposal, and ClusterImagePolicy of policy.sigstore.dev/v1alpha1 and v1beta1. Reading is strict: a field of the
+// dialect that is not supported is an error that says what to write instead. In both, patterns match normalised names;
+// see [requirement.Pattern]. Logs, roots and authorities without a key or certificate are those of the trusted root.
 //
 // # Offline tests
 //

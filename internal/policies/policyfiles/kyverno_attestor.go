@@ -129,7 +129,7 @@ func (c *kyvernoCompiler) keyless(at *field.Path, k *kyvernoKeyless, repository 
 		out.Extensions[id] = value
 	}
 	if k.Roots != nil {
-		out.Roots = c.Roots(at.Child("roots"), *k.Roots, c.now)
+		out.Roots = c.certificates(at.Child("roots"), *k.Roots, c.now, true)
 	}
 	s := &requirement.Signer{Keyless: out, Repository: repository, Log: &requirement.Log{}}
 	if k.Rekor != nil {
@@ -164,7 +164,7 @@ func (c *kyvernoCompiler) ctlog(at *field.Path, l *kyvernoCTLog) (t *requirement
 		return nil, nil, false
 	}
 	if l.TSACertChain != nil {
-		t = &requirement.Timestamp{Chain: c.Chain(at.Child("tsaCertChain"), *l.TSACertChain, c.now)}
+		t = &requirement.Timestamp{Chain: c.certificates(at.Child("tsaCertChain"), *l.TSACertChain, c.now, false)}
 	}
 	if l.PubKey != nil {
 		keys = c.Keys(at.Child("pubkey"), *l.PubKey, "write the public key of the log itself")

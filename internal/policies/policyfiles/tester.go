@@ -85,17 +85,11 @@ type TestedPod struct {
 	NotJudged []string `json:"notJudged"`
 }
 
-// A TestViolation is one field that does not match a policy; see restriction.Violation.
+// A TestViolation is one field that does not match a policy.
 type TestViolation struct {
-	Policy    string `json:"policy"`
-	Audit     bool   `json:"audit"`
-	Path      string `json:"path"`
-	Container string `json:"container"`
-	Mount     string `json:"mount"`
-	Unknown   bool   `json:"unknown"`
-	Value     string `json:"value"`
-	Allowed   string `json:"allowed"`
-	Message   string `json:"message"`
+	restriction.Violation
+
+	Message string `json:"message"`
 }
 
 // An UnjudgedField is a restriction that the node cannot judge.
@@ -159,9 +153,10 @@ func (t *TestedPod) addImage(i podfile.Image, rules requirement.ImageRules) {
 			continue
 		}
 		t.Admitted = t.Admitted && f.Audit
-		t.Violations = append(t.Violations, TestViolation{
-			Policy: f.Policy, Audit: f.Audit, Path: f.Rule, Container: i.Container, Unknown: f.Reason == admission.FieldUnknown, Value: i.Name, Message: f.Message,
-		})
+		t.Violations = append(t.Violations, TestViolation{Message: f.Message, Violation: restriction.Violation{
+			Policy: f.Policy, Audit: f.Audit, Path: f.Rule, Container: i.Container, Value: i.Name,
+			Unknown: f.Reason == admission.FieldUnknown,
+		}})
 	}
 	for _, r := range judged.Signed {
 		text := fmt.Sprintf("%s needs the signatures of image %q", r, i.Name)
@@ -179,7 +174,7 @@ func (t *TestedPod) add(d restriction.Decision) {
 		t.AcceptedBy = append(t.AcceptedBy, d.AcceptedBy)
 	}
 	for _, f := range d.Violations {
-		v := TestViolation{f.Policy, f.Audit, f.Path, f.Container, f.Mount, f.Unknown, f.Value, f.Allowed, f.String()}
+		v := TestViolation{f, f.String()}
 		if !slices.Contains(t.Violations, v) {
 			t.Violations = append(t.Violations, v)
 		}

@@ -5,6 +5,8 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -245,44 +247,25 @@ type Signature struct {
 	Reason string
 }
 
-type extension struct{ name, id string }
-
-func extensions() []extension {
-	const arc = "1.3.6.1.4.1.57264.1."
-	return []extension{
-		{"githubWorkflowTrigger", arc + "2"},
-		{"githubWorkflowSha", arc + "3"},
-		{"githubWorkflowName", arc + "4"},
-		{"githubWorkflowRepository", arc + "5"},
-		{"githubWorkflowRef", arc + "6"},
+// ExtensionNames returns the names of all certificate extensions that a rule can have.
+func ExtensionNames() []string {
+	return []string{
+		"githubWorkflowTrigger", "githubWorkflowSha", "githubWorkflowName", "githubWorkflowRepository", "githubWorkflowRef",
 	}
 }
 
 // ExtensionID returns the object identifier of a certificate extension by its name in policies.
 func ExtensionID(name string) (id string, ok bool) {
-	for _, e := range extensions() {
-		if e.name == name {
-			return e.id, true
-		}
-	}
-	return "", false
+	i := slices.Index(ExtensionNames(), name)
+	return "1.3.6.1.4.1.57264.1." + strconv.Itoa(i+2), i >= 0
 }
 
 // ExtensionName returns the name in policies of a certificate extension, the identifier itself if it has none.
 func ExtensionName(id string) string {
-	for _, e := range extensions() {
-		if e.id == id {
-			return e.name
+	for _, name := range ExtensionNames() {
+		if known, _ := ExtensionID(name); known == id {
+			return name
 		}
 	}
 	return id
-}
-
-// ExtensionNames returns the names of all extensions that a rule can have.
-func ExtensionNames() []string {
-	var names []string
-	for _, e := range extensions() {
-		names = append(names, e.name)
-	}
-	return names
 }

@@ -74,18 +74,20 @@ type Decision struct {
 
 // A Violation is one field of a pod that does not match a policy.
 type Violation struct {
-	Policy string
+	Policy string `json:"policy"`
 	// Audit reports whether the policy only reports.
-	Audit bool
+	Audit bool `json:"audit"`
 	// Path is the path of the restriction in the policy.
-	Path string
+	Path string `json:"path"`
 	// Container and Mount are the name of the container and the path of its mount that the violation is about; "" if it
 	// is not about one.
-	Container, Mount string
+	Container string `json:"container"`
+	Mount     string `json:"mount"`
 	// Unknown reports whether the field is not known. Value is "" then.
-	Unknown bool
+	Unknown bool `json:"unknown"`
 	// Value is the value of the pod, shortened; Allowed describes the values that match.
-	Value, Allowed string
+	Value   string `json:"value"`
+	Allowed string `json:"allowed"`
 }
 
 // String returns the violation as a sentence for the user of the pod.
