@@ -228,7 +228,8 @@ func (c *Chain) exemption(r *rules, s *Subject) Exemption {
 func (c *Chain) startedBefore(s *Subject) bool {
 	switch s.Stage {
 	case StageContainer:
-		return s.Container != nil && c.admitted.has(s.Pod.UID, s.Container.Name, s.Image.ID) && c.admitted.hasMounted(s.Pod.UID, s.Mounted)
+		return s.Container != nil && c.admitted.has(s.Pod.UID, s.Container.Name, s.Image.ID) &&
+			c.admitted.hasMounted(s.Pod.UID, s.Mounted)
 	case StageSandbox:
 		return c.admitted.hasPod(s.Pod.UID)
 	case StageAdmission, StageTemplate, StageImageReview:
@@ -292,7 +293,8 @@ func (c *Chain) call(ctx context.Context, v Named, s Subject) (findings []Findin
 func failed(name string, auditOnly bool) Finding {
 	return Finding{
 		Validator: name, Answer: Deny, Reason: ValidatorFailed, Audit: auditOnly,
-		Message: fmt.Sprintf("validator %s failed, which is a defect of pullgate; see the log of pullgated on this node", name),
+		Message: fmt.Sprintf("validator %s failed, which is a defect of pullgate; see the log of pullgated on this node",
+			name),
 	}
 }
 
@@ -352,7 +354,8 @@ func (a *admitted) hasMounted(podUID string, images []Image) bool {
 	}
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	return !slices.ContainsFunc(images, func(i Image) bool { return i.ID == "" || !slices.Contains(a.of[podUID], container{imageID: i.ID}) })
+	return !slices.ContainsFunc(images,
+		func(i Image) bool { return i.ID == "" || !slices.Contains(a.of[podUID], container{imageID: i.ID}) })
 }
 
 func (a *admitted) hasImage(podUID, imageID string) bool {

@@ -127,7 +127,8 @@ const NotAsked Reason = "NOT_ASKED"
 // Reasons returns all reasons of decisions about calls.
 func Reasons() []Reason {
 	return []Reason{
-		RestrictionViolated, FieldUnknown, ReviewDenied, ReviewUnavailable, EndorsementMissing, SignatureMissing, SignatureInvalid, IdentityMismatch,
+		RestrictionViolated, FieldUnknown, ReviewDenied, ReviewUnavailable, EndorsementMissing, SignatureMissing,
+		SignatureInvalid, IdentityMismatch,
 		DigestRequired, ContentMismatch, ValidatorFailed,
 	}
 }

@@ -36,14 +36,14 @@ func (m *merger) conflict(field string) {
 func (m *merger) pod(cri, api Pod) Pod {
 	p := cri
 	p.NamespaceLabels = either(cri.NamespaceLabels, api.NamespaceLabels)
-	p.Labels = merge(m, "labels", cri.Labels, api.Labels, maps.Equal)
-	p.Annotations = merge(m, "annotations", cri.Annotations, api.Annotations, maps.Equal)
-	p.ReviewAnnotations = merge(m, "annotations", cri.ReviewAnnotations, api.ReviewAnnotations, maps.Equal)
-	p.HostNetwork = merge(m, "hostNetwork", cri.HostNetwork, api.HostNetwork, equal)
-	p.HostPID = merge(m, "hostPID", cri.HostPID, api.HostPID, equal)
-	p.HostIPC = merge(m, "hostIPC", cri.HostIPC, api.HostIPC, equal)
-	p.ShareProcessNamespace = merge(m, "shareProcessNamespace", cri.ShareProcessNamespace, api.ShareProcessNamespace, equal)
-	p.TerminationGracePeriodSeconds = merge(m, "terminationGracePeriodSeconds", cri.TerminationGracePeriodSeconds, api.TerminationGracePeriodSeconds, equal)
+	merge(m, "labels", &p.Labels, api.Labels, maps.Equal)
+	merge(m, "annotations", &p.Annotations, api.Annotations, maps.Equal)
+	merge(m, "annotations", &p.ReviewAnnotations, api.ReviewAnnotations, maps.Equal)
+	merge(m, "hostNetwork", &p.HostNetwork, api.HostNetwork, equal)
+	merge(m, "hostPID", &p.HostPID, api.HostPID, equal)
+	merge(m, "hostIPC", &p.HostIPC, api.HostIPC, equal)
+	merge(m, "shareProcessNamespace", &p.ShareProcessNamespace, api.ShareProcessNamespace, equal)
+	merge(m, "terminationGracePeriodSeconds", &p.TerminationGracePeriodSeconds, api.TerminationGracePeriodSeconds, equal)
 	p.AutomountServiceAccountToken = derived(cri.AutomountServiceAccountToken, api.AutomountServiceAccountToken)
 	p.RestartPolicy = either(cri.RestartPolicy, api.RestartPolicy)
 	p.DNSPolicy = either(cri.DNSPolicy, api.DNSPolicy)
@@ -57,7 +57,8 @@ func (m *merger) pod(cri, api Pod) Pod {
 // groups separates the groups of the CRI by the Pod of the API. Those that the Pod does not have are groups of volumes,
 // which run as supplemental groups.
 func (m *merger) groups(p *Pod, api Pod) {
-	if p.SupplementalGroups.State() != StateUnknown || p.FSGroup.State() != StateUnknown || api.SupplementalGroups.State() == StateUnknown {
+	if p.SupplementalGroups.State() != StateUnknown || p.FSGroup.State() != StateUnknown ||
+		api.SupplementalGroups.State() == StateUnknown {
 		return
 	}
 	running, ok := p.Groups.Effective()
@@ -92,19 +93,19 @@ func (m *merger) groups(p *Pod, api Pod) {
 func (m *merger) container(cri, api Container) Container {
 	c := cri
 	c.Kind = either(cri.Kind, api.Kind)
-	c.Image = merge(m, "image", cri.Image, api.Image, equal)
+	merge(m, "image", &c.Image, api.Image, equal)
 	c.ImagePullPolicy = either(cri.ImagePullPolicy, api.ImagePullPolicy)
-	c.Privileged = merge(m, "privileged", cri.Privileged, api.Privileged, equal)
-	c.ReadOnlyRootFilesystem = merge(m, "readOnlyRootFilesystem", cri.ReadOnlyRootFilesystem, api.ReadOnlyRootFilesystem, equal)
-	c.AllowPrivilegeEscalation = merge(m, "allowPrivilegeEscalation", cri.AllowPrivilegeEscalation, api.AllowPrivilegeEscalation, equal)
+	merge(m, "privileged", &c.Privileged, api.Privileged, equal)
+	merge(m, "readOnlyRootFilesystem", &c.ReadOnlyRootFilesystem, api.ReadOnlyRootFilesystem, equal)
+	merge(m, "allowPrivilegeEscalation", &c.AllowPrivilegeEscalation, api.AllowPrivilegeEscalation, equal)
 	c.RunAsNonRoot = derived(cri.RunAsNonRoot, api.RunAsNonRoot)
 	if api.RunAsUser.State() == StateSet { // otherwise it is the user of the image, which the API does not know
-		c.RunAsUser = merge(m, "runAsUser", cri.RunAsUser, api.RunAsUser, equal)
+		merge(m, "runAsUser", &c.RunAsUser, api.RunAsUser, equal)
 	}
-	c.RunAsGroup = merge(m, "runAsGroup", cri.RunAsGroup, api.RunAsGroup, equal)
-	c.CapabilitiesAdd = merge(m, "capabilities.add", cri.CapabilitiesAdd, api.CapabilitiesAdd, slices.Equal)
-	c.CapabilitiesDrop = merge(m, "capabilities.drop", cri.CapabilitiesDrop, api.CapabilitiesDrop, slices.Equal)
-	c.SELinux = merge(m, "seLinuxOptions", cri.SELinux, api.SELinux, equal)
+	merge(m, "runAsGroup", &c.RunAsGroup, api.RunAsGroup, equal)
+	merge(m, "capabilities.add", &c.CapabilitiesAdd, api.CapabilitiesAdd, slices.Equal)
+	merge(m, "capabilities.drop", &c.CapabilitiesDrop, api.CapabilitiesDrop, slices.Equal)
+	merge(m, "seLinuxOptions", &c.SELinux, api.SELinux, equal)
 	c.Mounts = m.mounts(cri.Mounts, api.Mounts)
 	return c
 }
@@ -139,9 +140,9 @@ func (m *merger) mounts(cri, api Value[[]Mount]) Value[[]Mount] {
 
 func (m *merger) mount(cri, api Mount) Mount {
 	merged := cri
-	merged.ReadOnly = merge(m, "mount.readOnly", cri.ReadOnly, api.ReadOnly, equal)
-	merged.Propagation = merge(m, "mount.mountPropagation", cri.Propagation, api.Propagation, equal)
-	merged.Image = merge(m, "mount.image", cri.Image, api.Image, equal)
+	merge(m, "mount.readOnly", &merged.ReadOnly, api.ReadOnly, equal)
+	merge(m, "mount.mountPropagation", &merged.Propagation, api.Propagation, equal)
+	merge(m, "mount.image", &merged.Image, api.Image, equal)
 	if claimed, _ := api.Type.Get(); claimed == TypePersistentVolumeClaim || claimed == TypeEphemeral {
 		// The CRI shows the volume behind the claim. Nothing overrides a hostPath, which a persistent volume can be
 		// too.
@@ -150,32 +151,28 @@ func (m *merger) mount(cri, api Mount) Mount {
 		}
 		return merged
 	}
-	merged.Type = merge(m, "volumeType", cri.Type, api.Type, equal)
+	merge(m, "volumeType", &merged.Type, api.Type, equal)
 	if merged.Type != api.Type {
 		return merged
 	}
-	merged.HostPath = merge(m, "hostPath.path", cri.HostPath, api.HostPath, equal)
+	merge(m, "hostPath.path", &merged.HostPath, api.HostPath, equal)
 	merged.HostPathType = either(cri.HostPathType, api.HostPathType)
 	return merged
 }
 
-// merge returns the value of the CRI, with the state of the API if the CRI does not know it. A difference is a
-// conflict.
-func merge[T any](m *merger, field string, cri, api Value[T], same func(a, b T) bool) Value[T] {
+// merge keeps the value of the CRI, with the state of the API if the CRI does not know it. A difference is a conflict.
+func merge[T any](m *merger, field string, cri *Value[T], api Value[T], same func(a, b T) bool) {
 	switch {
 	case !cri.known && cri.state == StateUnknown:
-		return api
+		*cri = api
 	case api.state == StateUnknown:
-		return cri
 	case cri.known && api.known && !same(cri.value, api.value),
 		cri.state == StateSet && api.state == StateAbsent && !empty(cri.value),
 		cri.state == StateAbsent && api.state == StateSet && !empty(api.value):
 		m.conflict(field)
-		return cri
 	case cri.state == StateUnknown:
 		cri.state = api.state
 	}
-	return cri
 }
 
 // derived returns the value of the CRI with the state of the API, for a field that the CRI does not carry. The value is
@@ -254,7 +251,8 @@ func Expected(api Pod, container *Container) (Pod, *Container) {
 	p.TerminationGracePeriodSeconds = api.TerminationGracePeriodSeconds
 	if mounts, ok := container.Mounts.Effective(); ok {
 		c.Mounts = mountsSent(mounts)
-		p.AutomountServiceAccountToken = Effective(slices.ContainsFunc(mounts, func(m Mount) bool { return path.Clean(m.Path) == ServiceAccountPath }))
+		p.AutomountServiceAccountToken = Effective(slices.ContainsFunc(mounts,
+			func(m Mount) bool { return path.Clean(m.Path) == ServiceAccountPath }))
 	}
 	return p, &c
 }

@@ -93,7 +93,8 @@ func readDocument(data []byte, workloads []Workload, item bool) ([]Pod, error) {
 	if path := templateOf(workloads, d.APIVersion, d.Kind); path != nil {
 		return readTemplates(data, d.Kind, path)
 	}
-	return nil, fmt.Errorf("apiVersion %q, kind %q: only Pods, the workloads of Kubernetes with a pod template, and Lists of them are read", d.APIVersion, d.Kind)
+	return nil, fmt.Errorf("apiVersion %q, kind %q: only Pods, the workloads of Kubernetes with a pod template, and "+
+		"Lists of them are read", d.APIVersion, d.Kind)
 }
 
 func templateOf(workloads []Workload, apiVersion, kind string) []string {
@@ -306,7 +307,8 @@ func eachContainer(s *corev1.PodSpec, f func(*corev1.Container)) {
 // pullPolicy returns the default for an image: Always for the tag latest, also if the name has neither tag nor digest.
 func pullPolicy(image string) corev1.PullPolicy {
 	name, _, byDigest := strings.Cut(image, "@")
-	if strings.HasSuffix(name, ":latest") || !byDigest && strings.HasSuffix(imageref.New(image).Name().String(), ":latest") {
+	if strings.HasSuffix(name, ":latest") || !byDigest &&
+		strings.HasSuffix(imageref.New(image).Name().String(), ":latest") {
 		return corev1.PullAlways
 	}
 	return corev1.PullIfNotPresent
@@ -322,13 +324,16 @@ func mountToken(s *corev1.PodSpec) {
 	}
 	used := false
 	eachContainer(s, func(c *corev1.Container) {
-		if slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == admission.ServiceAccountPath }) {
+		if slices.ContainsFunc(c.VolumeMounts,
+			func(m corev1.VolumeMount) bool { return m.MountPath == admission.ServiceAccountPath }) {
 			return
 		}
 		used = true
-		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: tokenVolume, MountPath: admission.ServiceAccountPath, ReadOnly: true})
+		c.VolumeMounts = append(c.VolumeMounts,
+			corev1.VolumeMount{Name: tokenVolume, MountPath: admission.ServiceAccountPath, ReadOnly: true})
 	})
 	if used {
-		s.Volumes = append(s.Volumes, corev1.Volume{Name: tokenVolume, VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}}})
+		s.Volumes = append(s.Volumes, corev1.Volume{Name: tokenVolume,
+			VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}}})
 	}
 }

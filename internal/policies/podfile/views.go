@@ -104,7 +104,8 @@ func ViewOf(p *corev1.Pod) (admission.Pod, []admission.Container) {
 
 		ReviewAnnotations: admission.Set(admission.ForReview(p.Annotations)),
 
-		HostNetwork: admission.Set(spec.HostNetwork), HostPID: admission.Set(spec.HostPID), HostIPC: admission.Set(spec.HostIPC),
+		HostNetwork: admission.Set(spec.HostNetwork), HostPID: admission.Set(spec.HostPID),
+		HostIPC:               admission.Set(spec.HostIPC),
 		ShareProcessNamespace: pointer(spec.ShareProcessNamespace),
 
 		RestartPolicy:                 text(string(spec.RestartPolicy)),
@@ -153,7 +154,8 @@ func containersOf(spec *corev1.PodSpec, volumes map[string]volume) []admission.C
 	return all
 }
 
-func container(spec *corev1.PodSpec, c *corev1.Container, kind admission.Kind, volumes map[string]volume) admission.Container {
+func container(spec *corev1.PodSpec, c *corev1.Container, kind admission.Kind,
+	volumes map[string]volume) admission.Container {
 	pod, own := spec.SecurityContext, c.SecurityContext
 	if pod == nil {
 		pod = &corev1.PodSecurityContext{}
@@ -284,7 +286,8 @@ func mountsOf(c *corev1.Container, volumes map[string]volume) []admission.Mount 
 	for i := range c.VolumeMounts {
 		m := &c.VolumeMounts[i]
 		v := volumes[m.Name] // a volume that the pod does not have is unknown
-		mount := admission.Mount{Volume: v.view, Path: absolute(m.MountPath), ReadOnly: admission.Set(m.ReadOnly || v.readOnly), Propagation: admission.Absent[string](), Image: v.image}
+		mount := admission.Mount{Volume: v.view, Path: absolute(m.MountPath),
+			ReadOnly: admission.Set(m.ReadOnly || v.readOnly), Propagation: admission.Absent[string](), Image: v.image}
 		if m.MountPropagation != nil {
 			mount.Propagation = admission.Set(string(*m.MountPropagation))
 		}
@@ -293,7 +296,8 @@ func mountsOf(c *corev1.Container, volumes map[string]volume) []admission.Mount 
 	for _, d := range c.VolumeDevices {
 		v := volumes[d.Name]
 		all = append(all, admission.Mount{
-			Volume: v.view, Path: absolute(d.DevicePath), ReadOnly: admission.Set(v.readOnly), Propagation: admission.Absent[string](), Image: v.image,
+			Volume: v.view, Path: absolute(d.DevicePath), ReadOnly: admission.Set(v.readOnly),
+			Propagation: admission.Absent[string](), Image: v.image,
 		})
 	}
 	return all

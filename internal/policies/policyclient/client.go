@@ -167,11 +167,13 @@ type ReviewResult struct {
 // or is that of ctx if the caller canceled it. No text in it is from a backend.
 func (c *Client) Review(ctx context.Context, r ReviewRequest) ([]ReviewResult, error) {
 	message := &policyv1.ReviewRequest{
-		PolicyHash: r.PolicyHash, Namespace: r.Namespace, Images: r.Images, VolumeImages: r.VolumeImages, Annotations: r.Annotations,
+		PolicyHash: r.PolicyHash, Namespace: r.Namespace, Images: r.Images, VolumeImages: r.VolumeImages,
+		Annotations: r.Annotations,
 	}
-	response, err := ask(ctx, c, c.options.Review, func(ctx context.Context, o grpc.CallOption) (*policyv1.ReviewResponse, error) {
-		return c.policy.Review(ctx, message, append(r.limits(), o)...)
-	})
+	response, err := ask(ctx, c, c.options.Review,
+		func(ctx context.Context, o grpc.CallOption) (*policyv1.ReviewResponse, error) {
+			return c.policy.Review(ctx, message, append(r.limits(), o)...)
+		})
 	if err != nil {
 		return nil, err
 	}
@@ -180,7 +182,8 @@ func (c *Client) Review(ctx context.Context, r ReviewRequest) ([]ReviewResult, e
 
 // ask makes a call within a limit, and repeats it for a while if there is no connection. An error wraps one of the
 // causes of this package, or is that of ctx if the caller canceled it.
-func ask[R any](ctx context.Context, c *Client, limit time.Duration, call func(context.Context, grpc.CallOption) (R, error)) (R, error) {
+func ask[R any](ctx context.Context, c *Client, limit time.Duration,
+	call func(context.Context, grpc.CallOption) (R, error)) (R, error) {
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	begin := time.Now()
@@ -239,16 +242,20 @@ func (c *Client) causeOf(err error, sent bool) error {
 
 func resultsOf(r ReviewRequest, response *policyv1.ReviewResponse) ([]ReviewResult, error) {
 	if response.GetPolicyHash() != r.PolicyHash {
-		return nil, fmt.Errorf("%w: the answer is by %.12s, the request by %.12s", ErrOtherPolicies, response.GetPolicyHash(), r.PolicyHash)
+		return nil, fmt.Errorf("%w: the answer is by %.12s, the request by %.12s", ErrOtherPolicies,
+			response.GetPolicyHash(), r.PolicyHash)
 	}
 	results := make([]ReviewResult, 0, len(response.GetResults()))
 	for _, got := range response.GetResults() {
-		if got.GetBackend() == "" || !slices.Contains(r.Images, got.GetImage()) && !slices.Contains(r.VolumeImages, got.GetImage()) {
-			return nil, fmt.Errorf("%w: a result of backend %q is about image %q, which was not asked about", ErrFailed, got.GetBackend(), got.GetImage())
+		if got.GetBackend() == "" || !slices.Contains(r.Images, got.GetImage()) &&
+			!slices.Contains(r.VolumeImages, got.GetImage()) {
+			return nil, fmt.Errorf("%w: a result of backend %q is about image %q, which was not asked about", ErrFailed,
+				got.GetBackend(), got.GetImage())
 		}
 		results = append(results, ReviewResult{
-			Backend: got.GetBackend(), Image: got.GetImage(), Allowed: got.GetAllowed(), Reason: got.GetReason(), AuditAnnotations: got.GetAuditAnnotations(),
-			Cached: got.GetCached(), Failed: got.GetFailed() || got.GetFailedOpen(), Duration: got.GetDuration().AsDuration(),
+			Backend: got.GetBackend(), Image: got.GetImage(), Allowed: got.GetAllowed(), Reason: got.GetReason(),
+			AuditAnnotations: got.GetAuditAnnotations(),
+			Cached:           got.GetCached(), Failed: got.GetFailed() || got.GetFailedOpen(), Duration: got.GetDuration().AsDuration(),
 		})
 	}
 	return results, nil

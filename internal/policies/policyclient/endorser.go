@@ -155,7 +155,8 @@ func (e *Endorser) find(p records.Pair, hash string, now time.Time) (records.End
 
 func (e *Endorser) judge(r *requirement.Rule, name imageref.Ref, id string, now time.Time) admission.Finding {
 	if id == "" {
-		return missingFinding(r, fmt.Sprintf("image %q: it is not known which image this is on the node, and %s requires signatures; pull the image", name, r))
+		return missingFinding(r, fmt.Sprintf("image %q: it is not known which image this is on the node, and %s requires "+
+			"signatures; pull the image", name, r))
 	}
 	p := records.Pair{ImageID: id, Repository: name.Repository()}
 	got, state := e.find(p, r.Hash, now)
@@ -164,7 +165,8 @@ func (e *Endorser) judge(r *requirement.Rule, name imageref.Ref, id string, now 
 		text := fmt.Sprintf("image %q: it has the signatures that %s requires", name, r)
 		if state == inGrace {
 			text = fmt.Sprintf(
-				"image %q: its signatures met %s at %s, and its registry cannot be asked again", name, r, got.At.UTC().Format(time.RFC3339))
+				"image %q: its signatures met %s at %s, and its registry cannot be asked again", name, r,
+				got.At.UTC().Format(time.RFC3339))
 		}
 		f := r.Finding(admission.Admit, "", text)
 		f.Signers, f.Digest = got.Signers, got.Digest
@@ -180,7 +182,8 @@ func (e *Endorser) judge(r *requirement.Rule, name imageref.Ref, id string, now 
 		last = fmt.Sprintf("; the last verification denied it (%s): %s", d.reason, d.message)
 	}
 	return missingFinding(r, fmt.Sprintf(
-		"image %q: %s requires signatures, and pullgate %s%s; a pull verifies them, so sign the image and do not use imagePullPolicy Never; required: %s",
+		"image %q: %s requires signatures, and pullgate %s%s; a pull verifies them, so sign the image and do not use "+
+			"imagePullPolicy Never; required: %s",
 		name, r, why, last, safetext.Shorten(r.Requirement.String(), requirement.MaxText)))
 }
 

@@ -58,7 +58,8 @@ func (v *pullVerifier) Validate(ctx context.Context, s admission.Subject) []admi
 	return v.validate(ctx, &s, v.endorser.options.Successor)
 }
 
-func (v *pullVerifier) validate(ctx context.Context, s *admission.Subject, successor func(context.Context) *Endorser) []admission.Finding {
+func (v *pullVerifier) validate(ctx context.Context, s *admission.Subject,
+	successor func(context.Context) *Endorser) []admission.Finding {
 	e, now := v.endorser, time.Now()
 	rules := e.rulesFor(s.Pod.Namespace, s.Image.Requested).Signed
 	p := records.Pair{ImageID: s.Image.ID, Repository: s.Image.Requested.Repository()}
@@ -70,7 +71,8 @@ func (v *pullVerifier) validate(ctx context.Context, s *admission.Subject, succe
 	if hashes := q.unverified(e, rules, now); len(hashes) > 0 {
 		got = v.sharedResult(ctx, s, &q, hashes)
 		if errors.Is(got.err, ErrOtherPolicies) && successor != nil {
-			if next := successor(ctx); next != nil && next.options.PolicyHash+next.options.TrustedRoot != e.options.PolicyHash+e.options.TrustedRoot {
+			if next := successor(ctx); next != nil &&
+				next.options.PolicyHash+next.options.TrustedRoot != e.options.PolicyHash+e.options.TrustedRoot {
 				return (&pullVerifier{next, v.pull}).validate(ctx, s, nil)
 			}
 		}
@@ -116,7 +118,8 @@ type pullResult struct {
 }
 
 // sharedResult returns the result of a verification, which other pulls can share.
-func (v *pullVerifier) sharedResult(ctx context.Context, s *admission.Subject, q *pullQuestions, hashes []string) pullResult {
+func (v *pullVerifier) sharedResult(ctx context.Context, s *admission.Subject, q *pullQuestions,
+	hashes []string) pullResult {
 	e := v.endorser
 	key := flightKey{
 		pair: q.pair, name: s.Image.Requested.String(), requirements: strings.Join(hashes, " "),
@@ -124,7 +127,8 @@ func (v *pullVerifier) sharedResult(ctx context.Context, s *admission.Subject, q
 	}
 	run := func(ctx context.Context, _ inflight.Turn[pullResult]) (pullResult, error) {
 		// The same verification may have ended between the look at the store and now.
-		still := slices.DeleteFunc(slices.Clone(hashes), func(hash string) bool { return !e.needsVerification(q, hash, time.Now()) })
+		still := slices.DeleteFunc(slices.Clone(hashes),
+			func(hash string) bool { return !e.needsVerification(q, hash, time.Now()) })
 		if len(still) == 0 {
 			return pullResult{}, nil
 		}
@@ -133,7 +137,8 @@ func (v *pullVerifier) sharedResult(ctx context.Context, s *admission.Subject, q
 		return got, nil
 	}
 	// The runtime has pulled, and other calls can wait for this, so it completes even if the client has disconnected.
-	got, err := e.options.State.inFlight.Do(ctx, key, inflight.Work[pullResult]{Tenant: s.Pod.Namespace, Ending: inflight.Finish, Run: run})
+	got, err := e.options.State.inFlight.Do(ctx, key,
+		inflight.Work[pullResult]{Tenant: s.Pod.Namespace, Ending: inflight.Finish, Run: run})
 	if p, ok := errors.AsType[*inflight.PanicError](err); ok {
 		panic(fmt.Sprintf("%v\n%s", p.Value, p.Stack)) // the chain has the failure of this validator logged
 	}
@@ -150,7 +155,8 @@ func (v *pullVerifier) verify(ctx context.Context, s *admission.Subject, q *pull
 	defer cancel()
 	begun, revocations := time.Now(), e.options.State.revocations.Load()
 	request := VerifyRequest{
-		PolicyHash: e.options.PolicyHash, TrustedRoot: e.options.TrustedRoot, Name: s.Image.Requested.String(), ImageID: q.pair.ImageID,
+		PolicyHash: e.options.PolicyHash, TrustedRoot: e.options.TrustedRoot, Name: s.Image.Requested.String(),
+		ImageID:      q.pair.ImageID,
 		Requirements: hashes, Credential: v.pull.Login,
 	}
 	if v.pull.Digests != nil {
@@ -179,7 +185,8 @@ func (v *pullVerifier) verify(ctx context.Context, s *admission.Subject, q *pull
 		got.of[r.Requirement] = r
 		switch {
 		case r.Met:
-			met = append(met, records.Endorsement{Pair: q.pair, Requirement: r.Requirement, Digest: r.Digest, Signers: r.Signers, At: begun})
+			met = append(met, records.Endorsement{Pair: q.pair, Requirement: r.Requirement, Digest: r.Digest,
+				Signers: r.Signers, At: begun})
 		case r.Unavailable():
 			e.options.State.noteOutage(fact{q.pair, r.Requirement}, begun)
 		default:
@@ -195,7 +202,8 @@ func (v *pullVerifier) verify(ctx context.Context, s *admission.Subject, q *pull
 // another one.
 func (v *pullVerifier) noteDenial(q pullQuestion, r requirement.Result) error {
 	e := v.endorser
-	d := denied{reason: admission.Reason(r.Reason), message: safetext.Shorten(safetext.Line(r.Message, safetext.Event), requirement.MaxText), ofImage: r.Reason != requirement.RegistryDenied, at: time.Now()}
+	d := denied{reason: admission.Reason(r.Reason), message: safetext.Shorten(safetext.Line(r.Message, safetext.Event),
+		requirement.MaxText), ofImage: r.Reason != requirement.RegistryDenied, at: time.Now()}
 	memory := e.options.State
 	memory.denials.Add(q.fact, d)
 	memory.answers.Add(q, d)
@@ -261,11 +269,13 @@ func (e *Endorser) count(s *admission.Subject, p records.Pair, got pullResult) {
 		e.options.Outcome(outcome)
 	}
 	if failure != nil && e.options.Failed != nil {
-		e.options.Failed(VerificationFailure{Image: s.Image.Requested.String(), ImageID: p.ImageID, Namespace: s.Pod.Namespace, Err: failure})
+		e.options.Failed(VerificationFailure{Image: s.Image.Requested.String(), ImageID: p.ImageID,
+			Namespace: s.Pod.Namespace, Err: failure})
 	}
 }
 
-func (e *Endorser) judgeVerified(r *requirement.Rule, s *admission.Subject, q *pullQuestions, got *pullResult) admission.Finding {
+func (e *Endorser) judgeVerified(r *requirement.Rule, s *admission.Subject, q *pullQuestions,
+	got *pullResult) admission.Finding {
 	now, name := time.Now(), s.Image.Requested
 	said, answered := got.of[r.Hash]
 	_, state := e.find(q.pair, r.Hash, now)
@@ -279,7 +289,8 @@ func (e *Endorser) judgeVerified(r *requirement.Rule, s *admission.Subject, q *p
 		return r.NotMet(name, string(d.reason), d.message)
 	default:
 		return missingFinding(r, fmt.Sprintf(
-			"image %q: its signatures, which %s requires, could not be verified: %s; the next pull tries again", name, r, whyUnverified(said, got)))
+			"image %q: its signatures, which %s requires, could not be verified: %s; the next pull tries again", name, r,
+			whyUnverified(said, got)))
 	}
 }
 
@@ -288,7 +299,8 @@ func whyUnverified(said requirement.Result, got *pullResult) string {
 	case got.stored != nil:
 		return "the store of pull records on this node cannot be written; see the log of pullgated"
 	case got.err != nil:
-		return safetext.Shorten(safetext.Line(strings.TrimPrefix(got.err.Error(), "policyclient: "), safetext.Event), requirement.MaxText)
+		return safetext.Shorten(safetext.Line(strings.TrimPrefix(got.err.Error(), "policyclient: "), safetext.Event),
+			requirement.MaxText)
 	case said.Message != "":
 		return safetext.Shorten(safetext.Line(said.Message, safetext.Event), requirement.MaxText)
 	default:

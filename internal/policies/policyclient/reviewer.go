@@ -64,7 +64,8 @@ func (v *Reviewer) Validate(ctx context.Context, s admission.Subject) []admissio
 	return v.judge(ctx, &s, v.options.Successor)
 }
 
-func (v *Reviewer) judge(ctx context.Context, s *admission.Subject, successor func(context.Context) *Reviewer) []admission.Finding {
+func (v *Reviewer) judge(ctx context.Context, s *admission.Subject,
+	successor func(context.Context) *Reviewer) []admission.Finding {
 	q := v.question(s)
 	switch {
 	case len(q.backends) == 0:
@@ -176,7 +177,8 @@ func (q *reviewQuestion) favorable() bool {
 }
 
 func (q *reviewQuestion) request(hash string) ReviewRequest {
-	r := ReviewRequest{PolicyHash: hash, Namespace: q.namespace, VolumeImages: q.mounted, Annotations: q.annotations, Backends: len(q.backends)}
+	r := ReviewRequest{PolicyHash: hash, Namespace: q.namespace, VolumeImages: q.mounted, Annotations: q.annotations,
+		Backends: len(q.backends)}
 	if q.image != "" {
 		r.Images = []string{q.image}
 	}
@@ -265,7 +267,8 @@ func (a *reviewAnswers) findings() (all []admission.Finding) {
 // failureOf returns why no answer of a backend counts, "" if they count.
 func (a *reviewAnswers) failureOf(b *policyfiles.Backend) string {
 	if a.err != nil {
-		return cmp.Or(safetext.Line(strings.TrimPrefix(a.err.Error(), "policyclient: "), safetext.Event), "pullgate-policyd gave no reason")
+		return cmp.Or(safetext.Line(strings.TrimPrefix(a.err.Error(), "policyclient: "), safetext.Event),
+			"pullgate-policyd gave no reason")
 	}
 	for _, r := range a.results {
 		asked := slices.IndexFunc(a.backends, func(b policyfiles.Backend) bool { return b.Name == r.Backend })
@@ -308,8 +311,10 @@ func (a *reviewAnswers) finding(b *policyfiles.Backend, image, cause string) adm
 }
 
 func (a *reviewAnswers) answered(r ReviewResult) admission.Finding {
-	said := policyfiles.Answer{Backend: r.Backend, Image: r.Image, Allowed: r.Allowed, Reason: safetext.Line(r.Reason, safetext.Event), Cached: r.Cached, Took: r.Duration}
-	f := admission.Finding{Answer: admission.Admit, Policy: r.Backend, Message: said.String(), AuditAnnotations: a.annotations(r.AuditAnnotations)}
+	said := policyfiles.Answer{Backend: r.Backend, Image: r.Image, Allowed: r.Allowed,
+		Reason: safetext.Line(r.Reason, safetext.Event), Cached: r.Cached, Took: r.Duration}
+	f := admission.Finding{Answer: admission.Admit, Policy: r.Backend, Message: said.String(),
+		AuditAnnotations: a.annotations(r.AuditAnnotations)}
 	if !r.Allowed {
 		f.Answer, f.Reason = admission.Deny, admission.ReviewDenied
 	}
@@ -323,7 +328,8 @@ func (a *reviewAnswers) failure(said policyfiles.Answer) admission.Finding {
 	if said.Allowed {
 		return admission.Finding{Answer: admission.Admit, Policy: said.Backend, Message: said.String(), FailedOpen: true}
 	}
-	return admission.Finding{Answer: admission.Deny, Policy: said.Backend, Reason: admission.ReviewUnavailable, Message: said.String()}
+	return admission.Finding{Answer: admission.Deny, Policy: said.Backend, Reason: admission.ReviewUnavailable,
+		Message: said.String()}
 }
 
 func (a *reviewAnswers) annotations(all map[string]string) map[string]string {

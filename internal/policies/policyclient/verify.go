@@ -36,7 +36,8 @@ type VerifyRequest struct {
 // then known about the image.
 func (c *Client) Verify(ctx context.Context, r VerifyRequest) (requirement.Report, error) {
 	message := &policyv1.VerifyRequest{
-		PolicyHash: r.PolicyHash, TrustedRoot: r.TrustedRoot, Name: r.Name, ImageId: r.ImageID, Digests: r.Digests[:min(len(r.Digests), maxDigests)],
+		PolicyHash: r.PolicyHash, TrustedRoot: r.TrustedRoot, Name: r.Name, ImageId: r.ImageID,
+		Digests:      r.Digests[:min(len(r.Digests), maxDigests)],
 		Requirements: r.Requirements, ListSignatures: r.ListSignatures,
 	}
 	if !r.Credential.Anonymous() {
@@ -45,9 +46,10 @@ func (c *Client) Verify(ctx context.Context, r VerifyRequest) (requirement.Repor
 			IdentityToken: r.Credential.IdentityToken, RegistryToken: r.Credential.RegistryToken,
 		}
 	}
-	response, err := ask(ctx, c, c.options.Verify, func(ctx context.Context, o grpc.CallOption) (*policyv1.VerifyResponse, error) {
-		return c.policy.Verify(ctx, message, append(r.limits(), o)...)
-	})
+	response, err := ask(ctx, c, c.options.Verify,
+		func(ctx context.Context, o grpc.CallOption) (*policyv1.VerifyResponse, error) {
+			return c.policy.Verify(ctx, message, append(r.limits(), o)...)
+		})
 	if err != nil {
 		return requirement.Report{}, err
 	}
@@ -57,13 +59,17 @@ func (c *Client) Verify(ctx context.Context, r VerifyRequest) (requirement.Repor
 func verificationOf(r VerifyRequest, response *policyv1.VerifyResponse) (requirement.Report, error) {
 	switch {
 	case response.GetPolicyHash() != r.PolicyHash:
-		return requirement.Report{}, fmt.Errorf("%w: the answer is by %.12s, the request by %.12s", ErrOtherPolicies, response.GetPolicyHash(), r.PolicyHash)
+		return requirement.Report{}, fmt.Errorf("%w: the answer is by %.12s, the request by %.12s", ErrOtherPolicies,
+			response.GetPolicyHash(), r.PolicyHash)
 	case response.GetTrustedRoot() != r.TrustedRoot:
-		return requirement.Report{}, fmt.Errorf("%w: the answer is by the trusted root %.12q, the request by %.12q", ErrOtherPolicies, response.GetTrustedRoot(), r.TrustedRoot)
+		return requirement.Report{}, fmt.Errorf("%w: the answer is by the trusted root %.12q, the request by %.12q",
+			ErrOtherPolicies, response.GetTrustedRoot(), r.TrustedRoot)
 	case len(response.GetResults()) != len(r.Requirements):
-		return requirement.Report{}, fmt.Errorf("%w: %d results for %d requirements", ErrFailed, len(response.GetResults()), len(r.Requirements))
+		return requirement.Report{}, fmt.Errorf("%w: %d results for %d requirements", ErrFailed,
+			len(response.GetResults()), len(r.Requirements))
 	case len(response.GetSignatures()) > r.maxSignatures():
-		return requirement.Report{}, fmt.Errorf("%w: %d signatures; allowed are %d", ErrFailed, len(response.GetSignatures()), r.maxSignatures())
+		return requirement.Report{}, fmt.Errorf("%w: %d signatures; allowed are %d", ErrFailed,
+			len(response.GetSignatures()), r.maxSignatures())
 	}
 	var v requirement.Report
 	for i, got := range response.GetResults() {
@@ -78,7 +84,8 @@ func verificationOf(r VerifyRequest, response *policyv1.VerifyResponse) (require
 	}
 	for _, got := range response.GetSignatures() {
 		v.Signatures = append(v.Signatures, requirement.Signature{
-			Repository: got.GetRepository(), FoundBy: got.GetFoundBy(), Digest: got.GetDigest(), Subject: got.GetSubject(), Signer: got.GetSigner(),
+			Repository: got.GetRepository(), FoundBy: got.GetFoundBy(), Digest: got.GetDigest(), Subject: got.GetSubject(),
+			Signer: got.GetSigner(),
 			Counts: got.GetCounts(), Reason: got.GetReason(),
 		})
 	}

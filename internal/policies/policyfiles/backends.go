@@ -69,7 +69,8 @@ func (s *Backends) Warnings() []string {
 	var all []string
 	for _, b := range s.All() {
 		if b.DefaultAllowAbsent {
-			all = append(all, fmt.Sprintf("%s: %s.defaultAllow: absent: pullgate admits images if the backend does not answer, kube-apiserver denies them; set it to true or false", b.File, backendKey))
+			all = append(all, fmt.Sprintf("%s: %s.defaultAllow: absent: pullgate admits images if the backend does not "+
+				"answer, kube-apiserver denies them; set it to true or false", b.File, backendKey))
 		}
 	}
 	return all
@@ -81,8 +82,10 @@ func BackendsOf(s *Set) *Backends { return Of[*Backends](s, BackendKind) }
 // Log logs the backends that are in use from now on.
 func (s *Backends) Log(log klog.Logger) {
 	for _, b := range s.All() {
-		log.Info("Image review backend in use", "backend", b.Name, "file", b.File, "defaultAllow", b.DefaultAllow, "defaultAllowAbsent", b.DefaultAllowAbsent,
-			"allowTTL", b.AllowTTL, "denyTTL", b.DenyTTL, "namespaces", b.Namespaces, "includeImageVolumes", b.IncludeImageVolumes)
+		log.Info("Image review backend in use", "backend", b.Name, "file", b.File, "defaultAllow", b.DefaultAllow,
+			"defaultAllowAbsent", b.DefaultAllowAbsent,
+			"allowTTL", b.AllowTTL, "denyTTL", b.DenyTTL, "namespaces", b.Namespaces, "includeImageVolumes",
+			b.IncludeImageVolumes)
 	}
 	for _, w := range s.Warnings() {
 		log.Info("Policy file is valid, but may not do what you intend", "warning", w)
@@ -121,7 +124,8 @@ func (a Answer) String() string {
 		if a.Allowed {
 			follows += ", because its defaultAllow is not false"
 		}
-		fmt.Fprintf(&b, "no valid answer from the image review backend %s after %v: %s; %s", a.Backend, took, a.Failure, follows)
+		fmt.Fprintf(&b, "no valid answer from the image review backend %s after %v: %s; %s", a.Backend, took, a.Failure,
+			follows)
 		return b.String()
 	}
 	fmt.Fprintf(&b, "%s by the image review backend %s", follows, a.Backend)
@@ -181,7 +185,8 @@ func LoadBackends(list []File) (*Backends, error) {
 			errs = append(errs, fmt.Errorf("%s: %w", f.Name, err))
 		}
 		if other, taken := fileOf[b.Name]; taken {
-			errs = append(errs, fmt.Errorf("%s: the backend has the name %q, which the backend of %s has too; rename one of the files", f.Name, b.Name, other))
+			errs = append(errs, fmt.Errorf("%s: the backend has the name %q, which the backend of %s has too; rename one of "+
+				"the files", f.Name, b.Name, other))
 		}
 		fileOf[b.Name] = f.Name
 		s.backends = append(s.backends, b)
@@ -240,7 +245,8 @@ func (b *Backend) setPolicy(p *backendPolicy, mistyped bool) (errs []error) {
 	}{
 		{"allowTTL", p.AllowTTL, time.Second, defaultAllowTTL, maxTTL, "seconds", "no cache", &b.AllowTTL},
 		{"denyTTL", p.DenyTTL, time.Second, defaultDenyTTL, maxTTL, "seconds", "no cache", &b.DenyTTL},
-		{"retryBackoff", p.RetryBackoff, time.Millisecond, defaultBackoff, maxBackoff, "milliseconds", "no wait", &b.RetryBackoff},
+		{"retryBackoff", p.RetryBackoff, time.Millisecond, defaultBackoff, maxBackoff, "milliseconds", "no wait",
+			&b.RetryBackoff},
 	} {
 		switch most := int64(d.max / d.unit); {
 		case d.value == -1:
@@ -262,7 +268,8 @@ func (b *Backend) setPolicy(p *backendPolicy, mistyped bool) (errs []error) {
 func (b *Backend) setNamespaces(names []string) (errs []error) {
 	path := field.NewPath("match", "namespaces")
 	if len(names) == 0 {
-		errs = append(errs, field.Invalid(path, "[]", "must have at least one entry; leave the field out to review images in all namespaces"))
+		errs = append(errs, field.Invalid(path, "[]",
+			"must have at least one entry; leave the field out to review images in all namespaces"))
 	}
 	for i, name := range names {
 		for _, detail := range validation.IsDNS1123Label(name) {

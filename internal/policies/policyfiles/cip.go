@@ -89,10 +89,12 @@ func (c *cipCompiler) matchesPods(at *field.Path, list []cipMatch) bool {
 		case m.Resource != "" && m.Resource != "pods" && strings.Contains(m.Group, "."):
 			c.Note(at.Index(i), "not enforced: pullgate verifies only the images of pods")
 		case m.Resource != "" && !slices.Contains(resources, m.Resource):
-			c.Invalid(at.Index(i).Child("resource"), m.Resource, "must be pods, or a custom resource with its group, as in tekton.dev")
+			c.Invalid(at.Index(i).Child("resource"), m.Resource,
+				"must be pods, or a custom resource with its group, as in tekton.dev")
 		case m.Resource == "pods" && m.Group != "":
 			c.Invalid(at.Index(i).Child("group"), m.Group, `must be "", the group of pods`)
-		case (m.Resource == "" || m.Resource == "pods") && m.Group == "" && (m.Version == "" || m.Version == "v1" || m.Version == "*"):
+		case (m.Resource == "" || m.Resource == "pods") && m.Group == "" &&
+			(m.Version == "" || m.Version == "v1" || m.Version == "*"):
 			forPods = true
 		default:
 			c.Note(at.Index(i), "no effect; a policy for pods is for the pods of all workloads")
@@ -106,7 +108,8 @@ func (c *cipCompiler) matchesPods(at *field.Path, list []cipMatch) bool {
 
 func (c *cipCompiler) authority(at *field.Path, a *cipAuthority) []requirementNode {
 	kind, ok := c.Only(at, "must have one of key, keyless and static", []alternative{
-		{Name: "key", Given: a.Key != nil}, {Name: "keyless", Given: a.Keyless != nil}, {Name: "static", Given: a.Static != nil},
+		{Name: "key", Given: a.Key != nil}, {Name: "keyless", Given: a.Keyless != nil},
+		{Name: "static", Given: a.Static != nil},
 	})
 	switch {
 	case !ok:
@@ -160,7 +163,8 @@ func (c *cipCompiler) static(at *field.Path, a *cipAuthority) []requirementNode 
 		c.Required(at.Child("action"), "must be pass or fail")
 	}
 	pass := c.OneOf(at.Child("action"), a.Static.Action, "fail", "pass") == "pass"
-	return []requirementNode{{At: at, Requirement: requirement.Requirement{Static: &requirement.Static{Pass: pass, Message: a.Static.Message}}}}
+	return []requirementNode{{At: at,
+		Requirement: requirement.Requirement{Static: &requirement.Static{Pass: pass, Message: a.Static.Message}}}}
 }
 
 func (c *cipCompiler) signers(at *field.Path, a *cipAuthority) []requirementNode {
@@ -304,7 +308,8 @@ type cipLog struct {
 type cipTimestamp struct{}
 
 // trustRoots is what to do instead of a reference to a TrustRoot.
-const trustRoots = "references to a TrustRoot are not supported; remove it, and add the content to the file trustedRoot of the configuration of pullgate-policyd"
+const trustRoots = "references to a TrustRoot are not supported; remove it, and add the content to the file " +
+	"trustedRoot of the configuration of pullgate-policyd"
 
 func cipDecoder() *strictyaml.Decoder {
 	noTrustRoot := refuseFields(map[string]string{"trustRootRef": trustRoots})
@@ -312,19 +317,23 @@ func cipDecoder() *strictyaml.Decoder {
 		reflect.TypeFor[cipDocument](): ignoreServerFields,
 		reflect.TypeFor[cipSpec]():     refuseCIPPolicy,
 		reflect.TypeFor[cipMatch](): refuseFields(map[string]string{
-			"selector": "selectors of labels are not supported; remove it, or write the policy as a ClusterPolicy of kyverno.io/v1 with namespaces",
+			"selector": "selectors of labels are not supported; remove it, or write the policy as a ClusterPolicy of " +
+				"kyverno.io/v1 with namespaces",
 		}),
 		reflect.TypeFor[cipAuthority](): refuseFields(map[string]string{
 			"attestations": "not supported yet; remove it, and the authority requires a signature of the image",
 		}),
 		reflect.TypeFor[cipKey](): refuseFields(map[string]string{
-			"kms":       "KMS is not supported, because only the registry is asked; write the public key in data, as cosign public-key --key prints it",
+			"kms": "KMS is not supported, because only the registry is asked; write the public key in data, as cosign " +
+				"public-key --key prints it",
 			"secretRef": "references to Secrets are not supported; write the content of the Secret in data",
 		}),
-		reflect.TypeFor[cipKeyless](): noTrustRoot, reflect.TypeFor[cipLog](): noTrustRoot, reflect.TypeFor[cipTimestamp](): noTrustRoot,
+		reflect.TypeFor[cipKeyless](): noTrustRoot, reflect.TypeFor[cipLog](): noTrustRoot,
+		reflect.TypeFor[cipTimestamp](): noTrustRoot,
 		reflect.TypeFor[cipSource](): refuseFields(map[string]string{
-			"signaturePullSecrets": "not supported; pullgate-policyd uses the credentials that the field credentials of its configuration selects",
-			"tagPrefix":            "not supported; signatures are found by the names that cosign gives them",
+			"signaturePullSecrets": "not supported; pullgate-policyd uses the credentials that the field credentials of its " +
+				"configuration selects",
+			"tagPrefix": "not supported; signatures are found by the names that cosign gives them",
 		}),
 	}}
 }
@@ -344,5 +353,6 @@ func refuseCIPPolicy(m *strictyaml.Mapping) {
 			language = "Rego"
 		}
 	}
-	m.Errorf("policy", "%s", fmt.Sprintf("not supported: %s; write who must sign in authorities, or in a ClusterPolicy of kyverno.io/v1 with count", language))
+	m.Errorf("policy", "%s", fmt.Sprintf("not supported: %s; write who must sign in authorities, or in a ClusterPolicy "+
+		"of kyverno.io/v1 with count", language))
 }

@@ -40,7 +40,8 @@ func loadDialect(files []File, parse func(data []byte) dialectPolicy) (*requirem
 	for _, f := range files {
 		p := parse(f.Data)
 		if other, taken := fileOf[p.Name]; taken && p.Name != "" {
-			p.Errs = append(p.Errs, fmt.Errorf("metadata.name: Duplicate value: %q: also in %s; each policy needs its own name", p.Name, other))
+			p.Errs = append(p.Errs, fmt.Errorf("metadata.name: Duplicate value: %q: also in %s; each policy needs its own "+
+				"name", p.Name, other))
 		}
 		fileOf[p.Name] = f.Name
 		for _, err := range strictyaml.WithLines(f.Data, p.Errs) {
@@ -79,7 +80,8 @@ type dialectDocument[S any] struct {
 }
 
 // decodeDialect decodes a file, and checks everything but the spec. Without a spec it reports noSpec.
-func decodeDialect[S any](d *strictyaml.Decoder, data []byte, versions []string, kind, noSpec string) (dialectDocument[S], dialectPolicy) {
+func decodeDialect[S any](d *strictyaml.Decoder, data []byte, versions []string, kind,
+	noSpec string) (dialectDocument[S], dialectPolicy) {
 	var doc dialectDocument[S]
 	errs, err := d.Decode(data, &doc)
 	if err != nil {
@@ -107,7 +109,8 @@ func ignoreServerFields(m *strictyaml.Mapping) {
 	if !ok {
 		return
 	}
-	for _, name := range []string{"uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink", "ownerReferences", "finalizers"} {
+	for _, name := range []string{"uid", "resourceVersion", "generation", "creationTimestamp", "managedFields",
+		"selfLink", "ownerReferences", "finalizers"} {
 		delete(metadata, name)
 	}
 }
@@ -220,12 +223,14 @@ const maxIdentity = 2048
 
 // Identity returns the issuer or the subject of a certificate. name is the name of its field, beside which there can be
 // a field for a regular expression; exactly one of the two must be present. of makes the text of a value.
-func (c *checker) Identity(at *field.Path, name string, value, expression *string, of func(string) requirement.Text) requirement.Text {
+func (c *checker) Identity(at *field.Path, name string, value, expression *string,
+	of func(string) requirement.Text) requirement.Text {
 	const suffix = "RegExp"
 	given := value != nil && *value != ""
 	if expression == nil || *expression == "" {
 		if !given {
-			c.Required(at.Child(name), fmt.Sprintf("must be the %s of the certificate; %s%s can be an RE2 expression that matches all of it", name, name, suffix))
+			c.Required(at.Child(name), fmt.Sprintf("must be the %s of the certificate; %s%s can be an RE2 expression that "+
+				"matches all of it", name, name, suffix))
 			return requirement.Text{}
 		}
 		c.NoVariable(at.Child(name), *value)
@@ -268,7 +273,8 @@ func (c *checker) Distinct(nodes []requirementNode) []requirement.Requirement {
 		all[i] = nodes[i].Requirement
 		hash := all[i].Hash("")
 		if earlier, ok := first[hash]; ok && len(c.Errs) == 0 {
-			c.Errs = append(c.Errs, fmt.Errorf("%s: Duplicate value: the same as %s; one signature would count twice", nodes[i].At, earlier))
+			c.Errs = append(c.Errs, fmt.Errorf("%s: Duplicate value: the same as %s; one signature would count twice",
+				nodes[i].At, earlier))
 			continue
 		}
 		first[hash] = nodes[i].At
@@ -318,26 +324,29 @@ func (c *checker) Keys(at *field.Path, text, instead string) [][]byte {
 
 // certificates returns the certificates of a field in DER. One that is expired has a note.
 func (c *checker) certificates(at *field.Path, text string, now time.Time, onlyAuthorities bool) [][]byte {
-	return c.blocks(at, text, "certificates", "-----BEGIN CERTIFICATE-----", "write the certificates themselves", func(b *pem.Block) ([]byte, error) {
-		if b.Type != "CERTIFICATE" {
-			return nil, errors.New("must be a CERTIFICATE")
-		}
-		cert, err := x509.ParseCertificate(b.Bytes)
-		switch {
-		case err != nil:
-			return nil, fmt.Errorf("is not a valid certificate: %w", err)
-		case onlyAuthorities && !cert.IsCA:
-			return nil, fmt.Errorf("is the certificate of %s, which is not a certificate authority", cert.Subject)
-		case now.After(cert.NotAfter):
-			// Not an error: a policy file that was valid must not prevent a start later, and signatures from before
-			// still count.
-			c.Note(at, fmt.Sprintf("the certificate of %s expired at %s; signatures from after that do not count", cert.Subject, cert.NotAfter.UTC().Format(time.RFC3339)))
-		}
-		return cert.Raw, nil
-	})
+	return c.blocks(at, text, "certificates", "-----BEGIN CERTIFICATE-----", "write the certificates themselves",
+		func(b *pem.Block) ([]byte, error) {
+			if b.Type != "CERTIFICATE" {
+				return nil, errors.New("must be a CERTIFICATE")
+			}
+			cert, err := x509.ParseCertificate(b.Bytes)
+			switch {
+			case err != nil:
+				return nil, fmt.Errorf("is not a valid certificate: %w", err)
+			case onlyAuthorities && !cert.IsCA:
+				return nil, fmt.Errorf("is the certificate of %s, which is not a certificate authority", cert.Subject)
+			case now.After(cert.NotAfter):
+				// Not an error: a policy file that was valid must not prevent a start later, and signatures from before
+				// still count.
+				c.Note(at, fmt.Sprintf("the certificate of %s expired at %s; signatures from after that do not count",
+					cert.Subject, cert.NotAfter.UTC().Format(time.RFC3339)))
+			}
+			return cert.Raw, nil
+		})
 }
 
-func (c *checker) blocks(at *field.Path, text, what, begin, instead string, parse func(*pem.Block) ([]byte, error)) [][]byte {
+func (c *checker) blocks(at *field.Path, text, what, begin, instead string,
+	parse func(*pem.Block) ([]byte, error)) [][]byte {
 	var all [][]byte
 	for n := 1; strings.TrimSpace(text) != ""; n++ {
 		text = strings.TrimSpace(text)
@@ -351,7 +360,8 @@ func (c *checker) blocks(at *field.Path, text, what, begin, instead string, pars
 		const begins = "-----BEGIN "
 		// Decode skips what is not valid, and a key that is skipped would not be required.
 		if block == nil || !strings.HasPrefix(text, begins) || strings.Count(text[:len(text)-len(rest)], begins) != 1 {
-			c.Invalid(at, fmt.Sprintf("text of %d bytes", len(text)), fmt.Sprintf("must be %s in PEM form, which begins with %s, and nothing else", what, begin))
+			c.Invalid(at, fmt.Sprintf("text of %d bytes", len(text)),
+				fmt.Sprintf("must be %s in PEM form, which begins with %s, and nothing else", what, begin))
 			return nil
 		}
 		data, err := parse(block)

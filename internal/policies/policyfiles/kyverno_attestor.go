@@ -12,7 +12,8 @@ import (
 
 const maxAttestorDepth = 16
 
-func (c *kyvernoCompiler) attestors(at *field.Path, sets []kyvernoAttestors, repository string) *requirement.Requirement {
+func (c *kyvernoCompiler) attestors(at *field.Path, sets []kyvernoAttestors,
+	repository string) *requirement.Requirement {
 	var nodes []requirementNode
 	for i := range sets {
 		nodes = append(nodes, requirementNode{Requirement: c.set(at.Index(i), &sets[i], repository, 1), At: at.Index(i)})
@@ -21,7 +22,8 @@ func (c *kyvernoCompiler) attestors(at *field.Path, sets []kyvernoAttestors, rep
 	return &all
 }
 
-func (c *kyvernoCompiler) set(at *field.Path, s *kyvernoAttestors, repository string, depth int) requirement.Requirement {
+func (c *kyvernoCompiler) set(at *field.Path, s *kyvernoAttestors, repository string,
+	depth int) requirement.Requirement {
 	if depth > maxAttestorDepth {
 		c.Invalid(at, "attestor", fmt.Sprintf("sets of attestors can be nested %d deep", maxAttestorDepth))
 		return requirement.Requirement{}
@@ -39,7 +41,8 @@ func (c *kyvernoCompiler) set(at *field.Path, s *kyvernoAttestors, repository st
 	count := len(of)
 	if s.Count != nil && *s.Count != 0 {
 		if *s.Count < 0 || *s.Count > int64(count) && !c.Incomplete && len(c.Errs) == before {
-			c.Invalid(at.Child("count"), *s.Count, fmt.Sprintf("must be between 0 and %d, the number of entries; 0 means all of them", count))
+			c.Invalid(at.Child("count"), *s.Count,
+				fmt.Sprintf("must be between 0 and %d, the number of entries; 0 means all of them", count))
 			return requirement.Requirement{}
 		}
 		count = int(min(*s.Count, int64(count)))
@@ -99,7 +102,8 @@ func (c *kyvernoCompiler) keys(at *field.Path, k *kyvernoKey, repository string)
 	log := c.log(at.Child("rekor"), k.Rekor)
 	timestamp, _, _ := c.ctlog(at.Child("ctlog"), k.CTLog)
 	var nodes []requirementNode
-	for _, public := range c.Keys(text, *k.PublicKeys, "write the public key itself, as cosign public-key --key prints it") {
+	for _, public := range c.Keys(text, *k.PublicKeys,
+		"write the public key itself, as cosign public-key --key prints it") {
 		nodes = append(nodes, requirementNode{At: text, Requirement: requirement.Requirement{SignedBy: &requirement.Signer{
 			Key: &requirement.Key{Public: public, Hash: hash}, Repository: repository, Log: log, Timestamp: timestamp,
 		}}})
@@ -159,7 +163,8 @@ func (c *kyvernoCompiler) log(at *field.Path, r *kyvernoRekor) *requirement.Log 
 	return log
 }
 
-func (c *kyvernoCompiler) ctlog(at *field.Path, l *kyvernoCTLog) (t *requirement.Timestamp, keys [][]byte, ignoreSCT bool) {
+func (c *kyvernoCompiler) ctlog(at *field.Path, l *kyvernoCTLog) (t *requirement.Timestamp, keys [][]byte,
+	ignoreSCT bool) {
 	if l == nil {
 		return nil, nil, false
 	}

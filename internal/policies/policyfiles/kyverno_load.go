@@ -36,7 +36,8 @@ func LoadKyverno(files []File, now time.Time) (*requirement.Policies, error) {
 	deny, isDeny := defaults[requirement.DenyUnmatched]
 	allow, isAllow := defaults[requirement.AllowUnmatched]
 	if isDeny && isAllow {
-		return nil, fmt.Errorf("%s: default: Invalid value: \"deny\": is allow in %s; all rules must have the same default", deny, allow)
+		return nil, fmt.Errorf("%s: default: Invalid value: \"deny\": is allow in %s; all rules must have the same "+
+			"default", deny, allow)
 	}
 	return policies, nil
 }
@@ -56,7 +57,8 @@ func parseKyverno(data []byte, now time.Time) dialectPolicy {
 	kinds, given := doc.Metadata.Annotations[autogenAnnotation]
 	c.podsOnly = kinds == "none"
 	if given && !c.podsOnly {
-		c.Note(field.NewPath("metadata", "annotations").Key(autogenAnnotation), "no effect; only none has one, and without it rules are for all pod templates")
+		c.Note(field.NewPath("metadata", "annotations").Key(autogenAnnotation),
+			"no effect; only none has one, and without it rules are for all pod templates")
 	}
 	if doc.Spec != nil {
 		c.spec(field.NewPath("spec"), doc.Spec)
@@ -66,7 +68,8 @@ func parseKyverno(data []byte, now time.Time) dialectPolicy {
 
 func (c *kyvernoCompiler) spec(at *field.Path, s *kyvernoSpec) {
 	if s.ValidationFailureAction == nil && slices.ContainsFunc(s.Rules, lacksAction) {
-		c.Note(at.Child("validationFailureAction"), "absent: the policy is enforced here and audited by Kyverno; set it to Enforce or Audit")
+		c.Note(at.Child("validationFailureAction"),
+			"absent: the policy is enforced here and audited by Kyverno; set it to Enforce or Audit")
 	}
 	c.mode = c.action(at.Child("validationFailureAction"), s.ValidationFailureAction, requirement.Enforce)
 	c.spare(at, s)
@@ -77,7 +80,8 @@ func (c *kyvernoCompiler) spec(at *field.Path, s *kyvernoSpec) {
 	for i := range s.Rules {
 		at, r := at.Child("rules").Index(i), &s.Rules[i]
 		if first, taken := names[r.Name]; taken && r.Name != "" {
-			c.Errs = append(c.Errs, fmt.Errorf("%s: Duplicate value: %q: also the name of rules[%d]; each rule needs its own name", at.Child("name"), r.Name, first))
+			c.Errs = append(c.Errs, fmt.Errorf("%s: Duplicate value: %q: also the name of rules[%d]; each rule needs its own "+
+				"name", at.Child("name"), r.Name, first))
 		}
 		names[r.Name] = i
 		c.rule(at, r)
@@ -146,7 +150,8 @@ func (c *kyvernoCompiler) rule(at *field.Path, r *kyvernoRule) {
 	list := at.Child(r.Written.Name("verifyImages"))
 	switch {
 	case r.ImageVerify != nil:
-		c.verification(at.Child(r.Written.Name("imageVerify")), r.ImageVerify, requirement.Rule{Name: r.Name, Scope: scope}, forPods)
+		c.verification(at.Child(r.Written.Name("imageVerify")), r.ImageVerify,
+			requirement.Rule{Name: r.Name, Scope: scope}, forPods)
 	case len(r.VerifyImages) == 0:
 		c.Required(list, "must have at least one entry; only rules with verifyImages are supported")
 	}
@@ -175,14 +180,17 @@ func (c *kyvernoCompiler) verification(at *field.Path, v *kyvernoVerification, o
 	}
 	out.RequireDigest = isTrue(v.VerifyDigest)
 	if isTrue(v.MutateDigest) {
-		c.Note(at.Child(v.Written.Name("mutateDigest")), "no effect until there is a mutating webhook; images keep their tags")
+		c.Note(at.Child(v.Written.Name("mutateDigest")),
+			"no effect until there is a mutating webhook; images keep their tags")
 	}
 	if v.ImagePaths != nil && forPods {
-		c.Invalid(at.Child("imagePaths"), "imagePaths", "must be absent from a rule for Pod; write another rule for the custom resource")
+		c.Invalid(at.Child("imagePaths"), "imagePaths",
+			"must be absent from a rule for Pod; write another rule for the custom resource")
 	}
 	c.kindOfSignatures(at, v)
 	if v.Required != nil && !*v.Required {
-		c.Invalid(at.Child("required"), false, "must be true or absent; validationFailureAction: Audit reports images without denying them")
+		c.Invalid(at.Child("required"), false,
+			"must be true or absent; validationFailureAction: Audit reports images without denying them")
 	}
 	var repository string
 	if v.Repository != nil {
@@ -203,12 +211,14 @@ func (c *kyvernoCompiler) verification(at *field.Path, v *kyvernoVerification, o
 // kindOfSignatures checks the fields about the form of signatures, all of which are read.
 func (c *kyvernoCompiler) kindOfSignatures(at *field.Path, v *kyvernoVerification) {
 	if v.Type != nil && *v.Type == "Notary" {
-		c.Invalid(at.Child("type"), *v.Type, "notation is not supported; sign with cosign, and write Cosign or SigstoreBundle")
+		c.Invalid(at.Child("type"), *v.Type,
+			"notation is not supported; sign with cosign, and write Cosign or SigstoreBundle")
 	} else {
 		c.OneOf(at.Child("type"), v.Type, "Cosign", "SigstoreBundle")
 	}
 	if v.CosignOCI11 != nil {
-		c.Note(at.Child("cosignOCI11"), "no effect; signatures are looked up through the referrers API, its fallback tag and the .sig tag")
+		c.Note(at.Child("cosignOCI11"),
+			"no effect; signatures are looked up through the referrers API, its fallback tag and the .sig tag")
 	}
 	if v.UseCache != nil {
 		c.Note(at.Child("useCache"), "no effect; a verified image is recorded")

@@ -34,7 +34,8 @@ func (c *kyvernoCompiler) scope(at *field.Path, r *kyvernoRule) (s requirement.S
 		c.Note(match, "not enforced: the rule is not for pods; add Pod to kinds if it should be")
 		return s, false
 	case !s.Includes(""):
-		c.Invalid(at.Child("exclude"), "all pods", "excludes every pod, so the rule is for none; exclude namespaces, or remove the rule")
+		c.Invalid(at.Child("exclude"), "all pods",
+			"excludes every pod, so the rule is for none; exclude namespaces, or remove the rule")
 	}
 	return s, true
 }
@@ -73,7 +74,8 @@ func (c *kyvernoCompiler) alternatives(at *field.Path, m *kyvernoMatch, needsKin
 	return [][]requirement.Namespaces{all}
 }
 
-func (c *kyvernoCompiler) filters(at *field.Path, list []kyvernoFilter, needsKinds bool) (all []requirement.Namespaces, complete bool) {
+func (c *kyvernoCompiler) filters(at *field.Path, list []kyvernoFilter,
+	needsKinds bool) (all []requirement.Namespaces, complete bool) {
 	if len(list) == 0 {
 		c.Required(at, "must have at least one entry")
 	}
@@ -89,7 +91,8 @@ func (c *kyvernoCompiler) filters(at *field.Path, list []kyvernoFilter, needsKin
 	return all, len(all) == len(list) && len(all) > 0
 }
 
-func (c *kyvernoCompiler) resources(at *field.Path, r *kyvernoResources, needsKinds bool) (ns requirement.Namespaces, ok bool) {
+func (c *kyvernoCompiler) resources(at *field.Path, r *kyvernoResources, needsKinds bool) (ns requirement.Namespaces,
+	ok bool) {
 	switch {
 	case r.Kinds == nil && (needsKinds || r.Namespaces == nil):
 		c.Required(at.Child("kinds"), "must have the kind Pod")

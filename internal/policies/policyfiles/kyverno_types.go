@@ -117,7 +117,8 @@ type kyvernoCTLog struct {
 // What to do instead of what is not supported.
 const (
 	notYet      = "not supported yet; remove it"
-	onlyCluster = "rules about users and API requests are not supported, because a node does not see them; use kinds and namespaces"
+	onlyCluster = "rules about users and API requests are not supported, because a node does not see them; use kinds " +
+		"and namespaces"
 )
 
 func kyvernoDecoder() *strictyaml.Decoder {
@@ -141,7 +142,8 @@ func kyvernoDecoder() *strictyaml.Decoder {
 
 func rewriteRule(m *strictyaml.Mapping) {
 	refuseFields(map[string]string{
-		"mutate": notYet, "validate": notYet, "generate": notYet, "preconditions": notYet, "celPreconditions": notYet, "context": notYet,
+		"mutate": notYet, "validate": notYet, "generate": notYet, "preconditions": notYet, "celPreconditions": notYet,
+		"context":    notYet,
 		"imagePaths": "belongs to verifyImages; move it there",
 	})(m)
 	_, isList := m.Fields["imageVerify"].([]any)
@@ -174,11 +176,13 @@ func rewriteVerification(m *strictyaml.Mapping) {
 	m.Rename("digestMutate", "mutateDigest")
 	refuseFields(map[string]string{
 		"mutate": notYet, "validate": notYet, "attestations": notYet, "attestions": notYet,
-		"skipImageReferences":      "not supported; write imageReferences that do not match these images",
-		"imageRegistryCredentials": "not supported; pullgate-policyd uses the credentials that the field credentials of its configuration selects",
-		"annotations":              "annotations of signatures are not supported; remove it",
-		"image":                    "not supported; write imageReferences",
-		"key":                      useAttestors, "roots": useAttestors, "subject": useAttestors, "issuer": useAttestors, "additionalExtensions": useAttestors,
+		"skipImageReferences": "not supported; write imageReferences that do not match these images",
+		"imageRegistryCredentials": "not supported; pullgate-policyd uses the credentials that the field credentials of " +
+			"its configuration selects",
+		"annotations": "annotations of signatures are not supported; remove it",
+		"image":       "not supported; write imageReferences",
+		"key":         useAttestors, "roots": useAttestors, "subject": useAttestors, "issuer": useAttestors,
+		"additionalExtensions": useAttestors,
 	})(m)
 }
 
@@ -190,7 +194,8 @@ func rewriteEntry(m *strictyaml.Mapping) {
 		"annotations":  "annotations of signatures are not supported; remove it",
 	})(m)
 	inside := map[string]string{}
-	for _, name := range []string{"subject", "subjectRegExp", "issuer", "issuerRegExp", "roots", "additionalExtensions", "rekor", "ctlog"} {
+	for _, name := range []string{"subject", "subjectRegExp", "issuer", "issuerRegExp", "roots", "additionalExtensions",
+		"rekor", "ctlog"} {
 		inside[name] = "belongs below keyless; indent it"
 	}
 	if v, ok := m.Fields["keyless"]; ok && v == nil {
@@ -205,7 +210,8 @@ func rewriteEntry(m *strictyaml.Mapping) {
 func rewriteStaticKey(m *strictyaml.Mapping) {
 	m.Rename("key", "publicKeys")
 	refuseFields(map[string]string{
-		"kms":    "KMS is not supported, because only the registry is asked; write the public key in publicKeys, as cosign public-key --key prints it",
+		"kms": "KMS is not supported, because only the registry is asked; write the public key in publicKeys, as " +
+			"cosign public-key --key prints it",
 		"secret": "references to Secrets are not supported; write the public key in publicKeys",
 	})(m)
 }

@@ -68,7 +68,8 @@ func ParsePattern(s string, syntax Syntax) (Pattern, error) {
 	}
 	p := Pattern{text: s, prefixes: prefixes, match: regexp.MustCompile(`\A(?:` + strings.Join(alternatives, "|") + `)\z`)}
 	if !p.matchesAnything() {
-		return Pattern{}, errors.New("matches no image name; a name is as in repo.test/team/app:1, and lower case after the registry")
+		return Pattern{}, errors.New("matches no image name; a name is as in repo.test/team/app:1, and lower case after " +
+			"the registry")
 	}
 	return p, nil
 }
@@ -77,7 +78,8 @@ func ParsePattern(s string, syntax Syntax) (Pattern, error) {
 // one matches is not clear.
 func wildPort(s string) bool {
 	registry, _, below := strings.Cut(s, "/")
-	return below && strings.ContainsAny(registry[strings.LastIndex(registry, ":")+1:], "*?") && strings.Contains(registry, ":")
+	return below && strings.ContainsAny(registry[strings.LastIndex(registry, ":")+1:], "*?") &&
+		strings.Contains(registry, ":")
 }
 
 // spellOut returns patterns of complete names. If the first segment can be a registry and a part of a name in
@@ -96,7 +98,8 @@ func spellOut(s string, syntax Syntax) []string {
 		}
 	case !below && wild:
 		before, _, _ := strings.Cut(strings.ReplaceAll(s, "?", "*"), "*")
-		crosses := syntax == KyvernoSyntax && (before == "" || strings.ContainsAny(before, ".:")) || syntax == SigstoreSyntax && strings.Contains(s, "**")
+		crosses := syntax == KyvernoSyntax && (before == "" || strings.ContainsAny(before, ".:")) ||
+			syntax == SigstoreSyntax && strings.Contains(s, "**")
 		if crosses {
 			all = append(all, strings.ToLower(before)+s[len(before):])
 			// names are compared without this port
@@ -141,7 +144,8 @@ func (p Pattern) Matches(n imageref.Name) bool { return p.matchesAny(spellings(n
 
 func (p Pattern) matchesAny(spellings []string) bool {
 	return slices.ContainsFunc(spellings, func(s string) bool {
-		return slices.ContainsFunc(p.prefixes, func(prefix string) bool { return strings.HasPrefix(s, prefix) }) && p.match.MatchString(s)
+		return slices.ContainsFunc(p.prefixes, func(prefix string) bool { return strings.HasPrefix(s, prefix) }) &&
+			p.match.MatchString(s)
 	})
 }
 

@@ -165,7 +165,8 @@ func (a ImageRules) Judge(name imageref.Ref) (j Judgement) {
 	switch a.Default {
 	case DenyUnmatched:
 		j.Findings = append(j.Findings, a.DefaultRule.Finding(admission.Deny, admission.SignatureMissing, fmt.Sprintf(
-			"image %q: no policy about signatures has a rule for it, and %s denies such images; use an image that a policy has a rule for", name, a.DefaultRule)))
+			"image %q: no policy about signatures has a rule for it, and %s denies such images; use an image that a policy "+
+				"has a rule for", name, a.DefaultRule)))
 	case AllowUnmatched:
 		j.Findings = append(j.Findings, a.DefaultRule.Finding(admission.Admit, admission.SignatureMissing, fmt.Sprintf(
 			"image %q: no policy about signatures has a rule for it, and %s allows such images", name, a.DefaultRule)))
@@ -182,11 +183,13 @@ func (j *Judgement) judge(r *Rule, name imageref.Ref, denies, signed bool) {
 	}
 	switch {
 	case denies:
-		j.Findings = append(j.Findings, r.Finding(admission.Deny, admission.SignatureMissing, fmt.Sprintf("image %q: %s", name, denial(r))))
+		j.Findings = append(j.Findings,
+			r.Finding(admission.Deny, admission.SignatureMissing, fmt.Sprintf("image %q: %s", name, denial(r))))
 	case signed:
 		j.Signed = append(j.Signed, r)
 	case !r.RequireDigest || byDigest:
-		j.Findings = append(j.Findings, r.Finding(admission.Admit, "", fmt.Sprintf("image %q: %s requires no signature", name, r)))
+		j.Findings = append(j.Findings,
+			r.Finding(admission.Admit, "", fmt.Sprintf("image %q: %s requires no signature", name, r)))
 	}
 }
 
@@ -222,7 +225,8 @@ func (r *Rule) NotMet(name imageref.Ref, reason, text string) admission.Finding 
 // the same as none.
 func reasonOf(verified string) admission.Reason {
 	reason := admission.Reason(verified)
-	if slices.Contains([]admission.Reason{admission.SignatureInvalid, admission.IdentityMismatch, admission.ContentMismatch}, reason) {
+	if slices.Contains([]admission.Reason{admission.SignatureInvalid, admission.IdentityMismatch,
+		admission.ContentMismatch}, reason) {
 		return reason
 	}
 	return admission.SignatureMissing
@@ -231,7 +235,8 @@ func reasonOf(verified string) admission.Reason {
 // Finding returns a finding of a rule.
 func (r *Rule) Finding(answer admission.Answer, reason admission.Reason, message string) admission.Finding {
 	return admission.Finding{
-		Validator: admission.SignatureValidator, Policy: r.Policy, Rule: r.Name, Answer: answer, Reason: reason, Message: message, Audit: r.Mode == Audit,
+		Validator: admission.SignatureValidator, Policy: r.Policy, Rule: r.Name, Answer: answer, Reason: reason,
+		Message: message, Audit: r.Mode == Audit,
 	}
 }
 
@@ -291,7 +296,8 @@ func NewSet(trustedRoot string, all ...*Policies) *Set {
 			s.rules = append(s.rules, p.Rules...)
 		}
 	}
-	slices.SortStableFunc(s.rules, func(a, b Rule) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Policy, b.Policy)) })
+	slices.SortStableFunc(s.rules,
+		func(a, b Rule) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Policy, b.Policy)) })
 	for i := range s.rules {
 		if r := &s.rules[i]; r.Requirement != nil {
 			r.Hash = r.Requirement.Hash(trustedRoot)
@@ -354,7 +360,8 @@ func (r *Rule) matches(names []string) bool {
 func (a *ImageRules) setDefault(rules []Rule, namespace string, onlyEnforced bool) {
 	for i := range rules {
 		r := &rules[i]
-		if r.Default == NoDefault || r.Default < a.Default || onlyEnforced && r.Mode != Enforce || !r.Scope.Includes(namespace) {
+		if r.Default == NoDefault || r.Default < a.Default || onlyEnforced && r.Mode != Enforce ||
+			!r.Scope.Includes(namespace) {
 			continue
 		}
 		if r.Default > a.Default || r.Mode < a.DefaultRule.Mode {

@@ -59,7 +59,8 @@ func (c *compiler) binding(p *field.Path, b *Binding) {
 		c.out.accept = true
 	case "", BindingModeDrop:
 	default:
-		c.errs = append(c.errs, field.NotSupported(p.Child("mode"), b.Mode, []BindingMode{BindingModeAccept, "Allow", BindingModeDrop}))
+		c.errs = append(c.errs, field.NotSupported(p.Child("mode"), b.Mode,
+			[]BindingMode{BindingModeAccept, "Allow", BindingModeDrop}))
 	}
 	notEmpty(c, place{path: p.String()}, "namespaces", b.Namespaces)
 	for i, ns := range b.Namespaces {

@@ -96,7 +96,8 @@ func (c *compiler) keep(l *leaf) { c.out.leaves = append(c.out.leaves, l) }
 
 func (c *compiler) header(p *PodRestriction) {
 	if p.APIVersion != APIVersion {
-		c.errs = append(c.errs, field.NotSupported(field.NewPath("apiVersion"), p.APIVersion, []string{APIVersion, ProposedAPIVersion}))
+		c.errs = append(c.errs, field.NotSupported(field.NewPath("apiVersion"), p.APIVersion,
+			[]string{APIVersion, ProposedAPIVersion}))
 	}
 	if p.Kind != Kind {
 		detail := "must be " + Kind
@@ -276,7 +277,8 @@ func (c *compiler) image(at place, r *ImageRestriction) imageRule {
 }
 
 func (c *compiler) volume(at place, r *VolumeRestriction) volumeRule {
-	out := volumeRule{leaf: c.leaf(at, PointerRestriction{}, ""), CollectionRestriction: c.collection(at, r.CollectionRestriction)}
+	out := volumeRule{leaf: c.leaf(at, PointerRestriction{}, ""),
+		CollectionRestriction: c.collection(at, r.CollectionRestriction)}
 	out.allowed = cmp.Or(out.describe(), "volumes that match the list")
 	if r.ForbidEmpty {
 		c.keep(&leaf{path: at.path, field: out.field, needsState: true})
@@ -310,7 +312,8 @@ func (c *compiler) stringRule(at place, r *StringRestriction, canonical func(str
 	rule := &valueRule[string]{leaf: c.leaf(at, r.PointerRestriction, describe(r))}
 	regex := c.regex(at, r.Regex)
 	if at.field == pathVolumes+".hostPath.path" {
-		rule.allows = allowsPath(c.cleanPaths(at, "whitelist", r.Whitelist), c.cleanPaths(at, "blacklist", r.Blacklist), regex)
+		rule.allows = allowsPath(c.cleanPaths(at, "whitelist", r.Whitelist), c.cleanPaths(at, "blacklist", r.Blacklist),
+			regex)
 		return rule
 	}
 	whitelist, blacklist := mapped(r.Whitelist, canonical), mapped(r.Blacklist, canonical)

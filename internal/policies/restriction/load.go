@@ -37,7 +37,8 @@ func Load(files []File) (*Set, error) {
 			continue
 		}
 		if other, taken := fileOf[r.compiled.name]; taken {
-			err := fmt.Errorf("metadata.name: Duplicate value: %q: also in %s; each policy needs its own name", r.compiled.name, other)
+			err := fmt.Errorf("metadata.name: Duplicate value: %q: also in %s; each policy needs its own name",
+				r.compiled.name, other)
 			errs = append(errs, inFile(name, errors.Join(strictyaml.WithLines(files[i].Data, []error{err})...))...)
 			continue
 		}
@@ -107,7 +108,8 @@ func (s *Set) Policies() []Summary {
 	var all []Summary
 	for _, p := range s.all() {
 		b := &p.binding
-		sum := Summary{Name: p.name, Mode: BindingModeDrop, Audit: p.audit, Everywhere: b.everywhere(), Namespaces: b.namespaces}
+		sum := Summary{Name: p.name, Mode: BindingModeDrop, Audit: p.audit, Everywhere: b.everywhere(),
+			Namespaces: b.namespaces}
 		if p.accept {
 			sum.Mode = BindingModeAccept
 		}

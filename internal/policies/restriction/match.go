@@ -49,7 +49,8 @@ func checkGroups(j *judgement, supplemental, fs *valueRule[int64]) bool {
 		}
 	}
 	for _, g := range groups {
-		if len(restricting) > 0 && !slices.ContainsFunc(restricting, func(rule *valueRule[int64]) bool { return rule.allows(g) }) {
+		if len(restricting) > 0 && !slices.ContainsFunc(restricting,
+			func(rule *valueRule[int64]) bool { return rule.allows(g) }) {
 			return j.violated(&restricting[0].leaf, quote(j, g))
 		}
 	}

@@ -89,7 +89,8 @@ func findings(d Decision) []admission.Finding {
 		}
 		enforced = enforced || !found.Audit
 		all = append(all, admission.Finding{
-			Answer: admission.Deny, Policy: found.Policy, Rule: found.Path, Reason: reason, Message: found.String(), Audit: found.Audit,
+			Answer: admission.Deny, Policy: found.Policy, Rule: found.Path, Reason: reason, Message: found.String(),
+			Audit: found.Audit,
 		})
 	}
 	if !d.Admitted && !enforced {
