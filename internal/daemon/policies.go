@@ -166,7 +166,7 @@ func (p *policies) use(set *policyfiles.Set, err error) {
 	p.set, p.review = set, p.reviewBy(set)
 	p.useSignatures(set)
 	if p.chain == nil {
-		p.chain = admission.New(p.rules(), admission.Options{OnPanic: p.panicked})
+		p.chain = admission.New(p.rules(), p.panicked)
 	} else {
 		p.chain.Set(p.rules())
 	}

@@ -36,7 +36,7 @@ func (p *policies) keepList(err error) {
 		unjudged[f.Policy] = append(unjudged[f.Policy], f.Path)
 	}
 	backends := policyfiles.BackendsOf(p.set)
-	for _, b := range backends.All() {
+	for _, b := range backends {
 		l.Policies = append(l.Policies, &adminv1.Policy{
 			Kind: policyfiles.BackendKind, Name: b.Name, AllNamespaces: b.Namespaces == nil, Namespaces: b.Namespaces,
 			ReviewBackend: &adminv1.ReviewBackend{

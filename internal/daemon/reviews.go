@@ -24,7 +24,7 @@ func (p *policies) reviewBy(set *policyfiles.Set) *policyclient.Reviewer {
 	if set != nil {
 		hash = set.Hash
 	}
-	p.policyd.keep(backends.All())
+	p.policyd.keep(backends)
 	return policyclient.NewReviewer(backends, policyclient.ReviewerOptions{
 		Client: p.policyd, PolicyHash: hash, Failed: p.policyd.notReviewed,
 		Successor: func(ctx context.Context) *policyclient.Reviewer {

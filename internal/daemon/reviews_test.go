@@ -47,7 +47,7 @@ func (p *policyd) Review(_ context.Context, r *policyv1.ReviewRequest) (*policyv
 		return nil, status.Error(codes.FailedPrecondition, "other policy files")
 	}
 	response := &policyv1.ReviewResponse{PolicyHash: set.Hash}
-	for _, b := range policyfiles.BackendsOf(set).All() {
+	for _, b := range policyfiles.BackendsOf(set) {
 		if b.Namespaces != nil && !slices.Contains(b.Namespaces, r.GetNamespace()) {
 			continue
 		}

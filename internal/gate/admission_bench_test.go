@@ -35,7 +35,7 @@ func hundredPolicies(b *testing.B) *Admission {
 		b.Fatal(err)
 	}
 	rules := admission.Rules{Validators: []admission.Named{{Name: admission.RestrictionValidator, Validator: restriction.NewValidator(set, restriction.Options{From: restriction.Node})}}}
-	return &Admission{Chain: admission.New(rules, admission.Options{}), KubeletRoot: "/var/lib/kubelet"}
+	return &Admission{Chain: admission.New(rules, nil), KubeletRoot: "/var/lib/kubelet"}
 }
 
 // nothing drops all that a gate counts and notes.
@@ -100,7 +100,7 @@ func BenchmarkAdmissionEndorsed(b *testing.B) {
 	}
 	for name, validators := range map[string][]admission.Named{"none": nil, "signed": {{Name: admission.SignatureValidator, Validator: e}}} {
 		b.Run(name, func(b *testing.B) {
-			chain := admission.New(admission.Rules{Validators: validators}, admission.Options{})
+			chain := admission.New(admission.Rules{Validators: validators}, nil)
 			g := New(Config{Pods: podindex.New(), Metrics: nothing{}, Admission: &Admission{Chain: chain, Endorser: e}})
 			b.ReportAllocs()
 			for b.Loop() {

@@ -26,7 +26,7 @@ func TestOffIsOff(t *testing.T) {
 	if allocations != 0 {
 		t.Errorf("%v allocations without policies; want none", allocations)
 	}
-	g.SetAdmission(&Admission{Chain: admission.New(admission.Rules{}, admission.Options{})})
+	g.SetAdmission(&Admission{Chain: admission.New(admission.Rules{}, nil)})
 	n.call, pull.call = g.newCall(t.Context(), "StartContainer"), g.newCall(t.Context(), "PullImage")
 	if allocations := testing.AllocsPerRun(100, func() { withoutSignatures(t, g, n, pull) }); allocations != 0 {
 		t.Errorf("%v allocations without policies about signatures; want none", allocations)

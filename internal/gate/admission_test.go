@@ -70,7 +70,7 @@ func policies(tb testing.TB, specs ...string) *gate.Admission {
 }
 
 func chainOf(r admission.Rules) *gate.Admission {
-	return &gate.Admission{Chain: admission.New(r, admission.Options{}), KubeletRoot: "/var/lib/kubelet"}
+	return &gate.Admission{Chain: admission.New(r, nil), KubeletRoot: "/var/lib/kubelet"}
 }
 
 // newProxyWithPolicies returns a proxy of a node with images that every pod may use: id2 and, by another name, id3.

@@ -89,7 +89,7 @@ func (n *modelNotary) apply() {
 		Validators: []admission.Named{{Name: admission.SignatureValidator, Validator: e}},
 	}
 	if n.chain == nil {
-		n.chain = admission.New(rules, admission.Options{})
+		n.chain = admission.New(rules, nil)
 	}
 	n.chain.Set(rules)
 	n.w.gate.SetAdmission(&gate.Admission{Chain: n.chain, KubeletRoot: "/var/lib/kubelet", Endorser: e})

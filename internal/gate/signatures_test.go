@@ -164,7 +164,7 @@ func (s *signing) use(rules ...requirement.Rule) {
 	}
 	e := policyclient.NewEndorser(set, policyclient.EndorserOptions{Store: current{s}, Verifier: s.notary, State: s.state, PolicyHash: hash, Validity: s.validity, Grace: s.grace})
 	s.rules.PolicyHash, s.rules.Validators = hash, []admission.Named{{Name: admission.SignatureValidator, Validator: e}}
-	chain := admission.New(s.rules, admission.Options{})
+	chain := admission.New(s.rules, nil)
 	if s.config.Admission != nil {
 		chain = s.config.Admission.Chain
 		chain.Set(s.rules)

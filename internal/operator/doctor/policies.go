@@ -54,7 +54,7 @@ func (n Node) policies(ctx context.Context) []Finding {
 		return []Finding{fail("correct what it names, then run pullgated --check-config",
 			"the policy files in %s are invalid: %v", a.Policies, err)}
 	}
-	backends := policyfiles.BackendsOf(set).All()
+	backends := policyfiles.BackendsOf(set)
 	signatures, _ := policyfiles.NeedSignatures(policyfiles.Requirements(set))
 	without := without(len(backends) > 0, signatures)
 	if without == "" {

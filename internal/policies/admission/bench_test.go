@@ -17,16 +17,16 @@ func goroutine() string {
 }
 
 func BenchmarkEvaluate(b *testing.B) {
-	one := admission.New(admission.Rules{Validators: named(always(admit))}, admission.Options{})
-	three := admission.New(admission.Rules{Validators: named(always(admit), always(admit), always(admit))}, admission.Options{})
-	restarted := admission.New(admission.Rules{Validators: named(always(deny))}, admission.Options{})
+	one := admission.New(admission.Rules{Validators: named(always(admit))}, nil)
+	three := admission.New(admission.Rules{Validators: named(always(admit), always(admit), always(admit))}, nil)
+	restarted := admission.New(admission.Rules{Validators: named(always(deny))}, nil)
 	for i := range 500 {
 		for j := range 10 {
 			restarted.MarkAdmitted(fmt.Sprintf("uid-%d", i), fmt.Sprintf("c%d", j), "sha256:1")
 		}
 	}
 	restarted.MarkAdmitted("uid-1", "main", "sha256:1")
-	exempt := admission.New(admission.Rules{Validators: named(always(deny)), ExemptNamespaces: []string{"team"}}, admission.Options{})
+	exempt := admission.New(admission.Rules{Validators: named(always(deny)), ExemptNamespaces: []string{"team"}}, nil)
 	for _, c := range []struct {
 		name  string
 		chain *admission.Chain

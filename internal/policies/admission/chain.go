@@ -31,16 +31,9 @@ type Named struct {
 	Validator Validator
 }
 
-// Options are the settings of a chain that never change.
-type Options struct {
-	// OnPanic is called when a validator panics, with the value and the stack; nil is allowed. It may be called
-	// concurrently.
-	OnPanic func(validator string, value any, stack []byte)
-}
-
 // A Chain asks validators. A nil Chain admits everything and remembers nothing. Its methods may be called concurrently.
 type Chain struct {
-	options  Options
+	onPanic  func(validator string, value any, stack []byte)
 	rules    atomic.Pointer[rules]
 	admitted admitted
 }
@@ -54,9 +47,10 @@ type rules struct {
 // none are the rules of a nil chain.
 var none rules //nolint:gochecknoglobals // never modified
 
-// New returns a chain with these rules.
-func New(r Rules, o Options) *Chain {
-	c := &Chain{options: o}
+// New returns a chain with these rules. onPanic is called when a validator panics, with the value and the stack; nil is
+// allowed. It may be called concurrently.
+func New(r Rules, onPanic func(validator string, value any, stack []byte)) *Chain {
+	c := &Chain{onPanic: onPanic}
 	c.Set(r)
 	return c
 }
@@ -281,8 +275,8 @@ func (c *Chain) call(ctx context.Context, v Named, s Subject) (findings []Findin
 	defer func() {
 		if value := recover(); value != nil {
 			findings = nil
-			if c.options.OnPanic != nil {
-				c.options.OnPanic(v.Name, value, debug.Stack())
+			if c.onPanic != nil {
+				c.onPanic(v.Name, value, debug.Stack())
 			}
 		}
 	}()

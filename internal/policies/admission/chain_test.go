@@ -78,7 +78,7 @@ func TestEvaluateCombinesFindings(t *testing.T) {
 		"not an answer":              {validators: []admission.Validator{always(admission.Finding{Answer: 7})}, want: admission.Unverified, findings: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			chain := admission.New(admission.Rules{Validators: named(c.validators...), AuditOnly: c.auditOnly, PolicyHash: "h"}, admission.Options{})
+			chain := admission.New(admission.Rules{Validators: named(c.validators...), AuditOnly: c.auditOnly, PolicyHash: "h"}, nil)
 			d := chain.Evaluate(t.Context(), subject())
 			if d.Answer != c.want || d.Admitted() != (c.want == admission.Admit) || len(d.Findings) != c.findings || d.PolicyHash != "h" || d.Exemption != "" {
 				t.Errorf("Evaluate = %+v; want %v with %d findings", d, c.want, c.findings)
@@ -94,7 +94,7 @@ func TestEvaluateCombinesFindings(t *testing.T) {
 
 func TestEvaluateKeepsTheOrderOfValidatorsAndTheirSlices(t *testing.T) {
 	shared := []admission.Finding{admit, auditDeny}
-	chain := admission.New(admission.Rules{Validators: named(always(shared...), always(deny), always(unverified)), AuditOnly: true}, admission.Options{})
+	chain := admission.New(admission.Rules{Validators: named(always(shared...), always(deny), always(unverified)), AuditOnly: true}, nil)
 	d := chain.Evaluate(t.Context(), subject())
 	as := func(f admission.Finding, v string) admission.Finding {
 		f.Validator, f.Audit = v, true
@@ -111,7 +111,7 @@ func TestEvaluateKeepsTheOrderOfValidatorsAndTheirSlices(t *testing.T) {
 
 func TestEvaluateReportsPanics(t *testing.T) {
 	var validatorName, stack string
-	o := admission.Options{OnPanic: func(v string, value any, s []byte) { validatorName, stack = v+fmt.Sprint(value), string(s) }}
+	o := func(v string, value any, s []byte) { validatorName, stack = v+fmt.Sprint(value), string(s) }
 	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: "review", Validator: validator(func(context.Context, admission.Subject) []admission.Finding {
 		panic("defect")
 	})}}}, o)
@@ -132,7 +132,7 @@ func TestEvaluateAsksInParallelAndOneWithoutGoroutine(t *testing.T) {
 				return []admission.Finding{f}
 			}
 		}
-		chain := admission.New(admission.Rules{Validators: named(slow(3*time.Second, deny), slow(5*time.Second, admit), slow(time.Second, admit))}, admission.Options{})
+		chain := admission.New(admission.Rules{Validators: named(slow(3*time.Second, deny), slow(5*time.Second, admit), slow(time.Second, admit))}, nil)
 		began := time.Now()
 		d := chain.Evaluate(t.Context(), subject())
 		if took := time.Since(began); took != 5*time.Second || len(d.Findings) != 3 {
@@ -148,7 +148,7 @@ func TestEvaluateAsksInParallelAndOneWithoutGoroutine(t *testing.T) {
 	chain := admission.New(admission.Rules{Validators: named(validator(func(context.Context, admission.Subject) []admission.Finding {
 		on = goroutine()
 		return []admission.Finding{admit}
-	}))}, admission.Options{})
+	}))}, nil)
 	chain.Evaluate(t.Context(), subject())
 	if on != goroutine() {
 		t.Errorf("the only validator ran in %s; want %s", on, goroutine())
@@ -163,7 +163,7 @@ func TestExemptPodsReachNoValidator(t *testing.T) {
 			n.Add(1)
 			return []admission.Finding{deny}
 		}))
-		return admission.New(r, admission.Options{}), &n
+		return admission.New(r, nil), &n
 	}
 	static, kubeSystem, unknown, other := subject(), subject(), subject(), subject()
 	static.Pod.Static = true
@@ -188,7 +188,7 @@ func TestExemptPodsReachNoValidator(t *testing.T) {
 			t.Errorf("%s: %+v, validators asked %d times; want exemption %q", name, d, n.Load(), c.want)
 		}
 	}
-	if d := admission.New(admission.Rules{}, admission.Options{}).Evaluate(t.Context(), subject()); !d.Admitted() || d.Exemption != admission.NoPolicies {
+	if d := admission.New(admission.Rules{}, nil).Evaluate(t.Context(), subject()); !d.Admitted() || d.Exemption != admission.NoPolicies {
 		t.Errorf("a chain without validators: %+v; want %s", d, admission.NoPolicies)
 	}
 }
@@ -210,7 +210,7 @@ func TestExplain(t *testing.T) {
 		"denied because of unknown": {[]admission.Validator{always(admit), unknown}, admission.Deny, false},
 		"denied anyway":             {[]admission.Validator{unknown, always(deny)}, admission.Deny, true},
 	} {
-		chain := admission.New(admission.Rules{Validators: named(c.validators...)}, admission.Options{})
+		chain := admission.New(admission.Rules{Validators: named(c.validators...)}, nil)
 		e := chain.Explain(t.Context(), subject())
 		if e.Answer != c.want || e.Certain != c.certain || e.Container != "main" || e.Stage != admission.StageContainer || len(e.Findings) != len(c.validators) {
 			t.Errorf("%s: Explain = %+v; want %v, certain %v", name, e, c.want, c.certain)
@@ -220,7 +220,7 @@ func TestExplain(t *testing.T) {
 	audited, unmatched := deny, admit
 	audited.Audit, unmatched.Reason = true, admission.SignatureMissing
 	all := named(always(admit), always(deny), always(audited), always(unmatched), unknown)
-	started := admission.New(admission.Rules{Validators: all}, admission.Options{})
+	started := admission.New(admission.Rules{Validators: all}, nil)
 	s := subject()
 	s.Pod.UID, s.Image.ID = "uid-1", "sha256:1"
 	started.MarkAdmitted("uid-1", "main", "sha256:1")
@@ -259,7 +259,7 @@ func TestZeroValuesDeny(t *testing.T) {
 
 func TestStartedContainersAreAdmitted(t *testing.T) {
 	rules := admission.Rules{Validators: named(always(deny))}
-	chain := admission.New(rules, admission.Options{})
+	chain := admission.New(rules, nil)
 	chain.MarkAdmitted("uid-1", "main", "sha256:1")
 	for _, incomplete := range [][3]string{{"", "main", "sha256:1"}, {"uid-1", "", "sha256:1"}, {"uid-1", "main", ""}} {
 		chain.MarkAdmitted(incomplete[0], incomplete[1], incomplete[2])
@@ -311,7 +311,7 @@ func TestStartedContainersAreAdmitted(t *testing.T) {
 }
 
 func TestStartedContainersAreBounded(t *testing.T) {
-	chain := admission.New(admission.Rules{Validators: named(always(deny))}, admission.Options{})
+	chain := admission.New(admission.Rules{Validators: named(always(deny))}, nil)
 	admits := func(uid, container string) bool {
 		s := subject()
 		s.Pod.UID, s.Container.Name = uid, container
@@ -345,7 +345,7 @@ func TestEvaluateProperties(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	pool := []admission.Finding{admit, deny, unverified, auditDeny, {Answer: admission.Unverified, Audit: true}, {Answer: admission.Admit, FailedOpen: true}}
 	answer := func(r admission.Rules) admission.Answer {
-		return admission.New(r, admission.Options{}).Evaluate(t.Context(), subject()).Answer
+		return admission.New(r, nil).Evaluate(t.Context(), subject()).Answer
 	}
 	for range 2000 {
 		var validators []admission.Validator
@@ -381,7 +381,7 @@ func TestSetReplacesRulesAtOnce(t *testing.T) {
 		f := admission.Finding{Answer: admission.Admit, Policy: fmt.Sprint(i)}
 		return admission.Rules{Validators: named(always(f), always(f), always(f)), PolicyHash: fmt.Sprint(i)}
 	}
-	chain := admission.New(version(0), admission.Options{})
+	chain := admission.New(version(0), nil)
 	ctx := t.Context()
 	var wg sync.WaitGroup
 	for range 4 {
@@ -426,7 +426,7 @@ func TestRefusal(t *testing.T) {
 		"first reason wins":  {[]admission.Finding{deny, finding(1)}, admission.RestrictionViolated, "no; message 1"},
 		"reason of a denial": {[]admission.Finding{unverified, finding(1)}, admission.FieldUnknown, "message 1"},
 	} {
-		chain := admission.New(admission.Rules{Validators: named(always(c.findings...))}, admission.Options{})
+		chain := admission.New(admission.Rules{Validators: named(always(c.findings...))}, nil)
 		if reason, text := chain.Evaluate(t.Context(), subject()).Refusal(); reason != c.reason || text != c.text {
 			t.Errorf("%s: Refusal = %s, %q; want %s, %q", name, reason, text, c.reason, c.text)
 		}
@@ -474,7 +474,7 @@ func TestEvaluateEdited(t *testing.T) {
 		"a validator panics about both":   {with("panic"), with("panic"), admission.Deny},
 	} {
 		for _, validators := range [][]admission.Validator{{listed}, {always(admit), listed}} {
-			c := admission.New(admission.Rules{Validators: named(validators...), ExemptNamespaces: []string{"exempt"}}, admission.Options{})
+			c := admission.New(admission.Rules{Validators: named(validators...), ExemptNamespaces: []string{"exempt"}}, nil)
 			c.MarkAdmitted(tc.edited.Pod.UID, "main", "sha256:1")
 			if d := c.EvaluateEdited(t.Context(), tc.before, tc.edited); d.Answer != tc.want || d.Exemption != "" {
 				t.Errorf("%s: %+v; want %v", name, d, tc.want)
@@ -508,10 +508,10 @@ func TestSame(t *testing.T) {
 		expect bool
 	}{
 		"no chain":                       {nil, renamed, true},
-		"no validator":                   {admission.New(admission.Rules{}, admission.Options{}), renamed, true},
-		"what is not judged":             {admission.New(admission.Rules{Validators: named(names)}, admission.Options{}), labelled, true},
-		"what is judged":                 {admission.New(admission.Rules{Validators: named(names)}, admission.Options{}), renamed, false},
-		"a validator that judges it all": {admission.New(admission.Rules{Validators: named(names, always(admit))}, admission.Options{}), labelled, false},
+		"no validator":                   {admission.New(admission.Rules{}, nil), renamed, true},
+		"what is not judged":             {admission.New(admission.Rules{Validators: named(names)}, nil), labelled, true},
+		"what is judged":                 {admission.New(admission.Rules{Validators: named(names)}, nil), renamed, false},
+		"a validator that judges it all": {admission.New(admission.Rules{Validators: named(names, always(admit))}, nil), labelled, false},
 	} {
 		if got := c.chain.Same(a, c.b); got != c.expect {
 			t.Errorf("%s: Same = %v; want %v", name, got, c.expect)

@@ -302,7 +302,7 @@ func TestAVerificationCompletesWithoutItsCaller(t *testing.T) {
 func TestAPanicEndsTheVerification(t *testing.T) {
 	v := &fakeVerifier{result: met, release: func(policyclient.VerifyRequest) { panic("defect") }}
 	e := fixture(t, v, nil)
-	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.SignatureValidator, Validator: e}}}, admission.Options{})
+	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.SignatureValidator, Validator: e}}}, nil)
 	d := chain.Ask(t.Context(), admission.Named{Name: admission.SignatureValidator, Validator: e.PullVerifier(pulled("good"))}, containerOf("team", name))
 	if d.Admitted() || d.Findings[0].Reason != admission.ValidatorFailed {
 		t.Errorf("%+v; want VALIDATOR_FAILED", d)

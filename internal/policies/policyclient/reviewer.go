@@ -48,8 +48,8 @@ type Reviewer struct {
 }
 
 // NewReviewer returns a validator. Without a backend it admits everything.
-func NewReviewer(set *policyfiles.Backends, o ReviewerOptions) *Reviewer {
-	return &Reviewer{backends: set.All(), options: o}
+func NewReviewer(set policyfiles.Backends, o ReviewerOptions) *Reviewer {
+	return &Reviewer{backends: set, options: o}
 }
 
 // Validate returns a finding for each backend and image, or one that admits if no backend reviews the container. It

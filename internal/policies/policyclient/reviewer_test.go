@@ -53,7 +53,7 @@ func fails(err error) func(policyclient.ReviewRequest) ([]policyclient.ReviewRes
 
 // setOf returns the backends of files with these names; the content is that of the key imagePolicy, and what may stand
 // beside it.
-func setOf(tb testing.TB, contents map[string]string) *policyfiles.Backends {
+func setOf(tb testing.TB, contents map[string]string) policyfiles.Backends {
 	tb.Helper()
 	var list []policyfiles.File
 	for _, name := range slices.Sorted(maps.Keys(contents)) {
@@ -329,7 +329,7 @@ func TestTextsAreOnePrintableLine(t *testing.T) {
 func TestReviewerReadsOtherPoliciesAgain(t *testing.T) {
 	set := setOf(t, map[string]string{"a": closed})
 	for name, tc := range map[string]struct {
-		next    *policyfiles.Backends
+		next    policyfiles.Backends
 		hash    string
 		answer  func(policyclient.ReviewRequest) ([]policyclient.ReviewResult, error)
 		admits  bool
@@ -363,7 +363,7 @@ func TestReviewerReadsOtherPoliciesAgain(t *testing.T) {
 func TestExplain(t *testing.T) {
 	p := &fakePolicyd{answer: by(denies("a"))}
 	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.ReviewValidator, Validator: policyclient.NewReviewer(
-		setOf(t, map[string]string{"a": closed}), policyclient.ReviewerOptions{Client: p})}}}, admission.Options{})
+		setOf(t, map[string]string{"a": closed}), policyclient.ReviewerOptions{Client: p})}}}, nil)
 	s := subject()
 	s.Offline = true
 	e := chain.Explain(t.Context(), s)

@@ -56,7 +56,7 @@ func satisfies(v, want policyfiles.Version, signatures bool) bool {
 
 func openPolicies(c config.Policyd, n *namespaces, s *verify.Service, m *metrics, log klog.Logger) (*policies, error) {
 	p := &policies{log: log, metrics: m, paths: paths(c), namespaces: n, signatures: s, watcher: policyfiles.NewWatcher()}
-	p.chain = admission.New(admission.Rules{}, admission.Options{OnPanic: p.panicked})
+	p.chain = admission.New(admission.Rules{}, p.panicked)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	set, err := p.watcher.Load(p.paths)
@@ -166,7 +166,7 @@ func (p *policies) useLocked(set *policyfiles.Set) error {
 	if err := p.namespaces.watch(webhook.NeedsNamespaces(restrictions)); err != nil {
 		return err
 	}
-	if err := p.backends.Replace(backends.All()); err != nil {
+	if err := p.backends.Replace(backends); err != nil {
 		return err
 	}
 	rules := admission.Rules{PolicyHash: set.Hash}

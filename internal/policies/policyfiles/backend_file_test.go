@@ -14,7 +14,7 @@ import (
 )
 
 // read reads a folder with files, given by name and content.
-func readBackends(t *testing.T, pairs ...string) (*policyfiles.Backends, string, error) {
+func readBackends(t *testing.T, pairs ...string) (policyfiles.Backends, string, error) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "policies")
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -55,7 +55,7 @@ func TestLoad(t *testing.T) {
 	} {
 		set, dir, err := readBackends(t, c.file, c.text)
 		c.want.Name, c.want.File = "a", filepath.Join(dir, c.file)
-		if diff := cmp.Diff([]policyfiles.Backend{c.want}, set.All()); err != nil || diff != "" || set.Len() != 1 {
+		if diff := cmp.Diff(policyfiles.Backends{c.want}, set); err != nil || diff != "" || set.Len() != 1 {
 			t.Errorf("%s: %v (-want +got)\n%s", name, err, diff)
 		}
 		warnings := set.Warnings()
@@ -67,11 +67,11 @@ func TestLoad(t *testing.T) {
 
 func TestLoadOfNoneAndOfSeveral(t *testing.T) {
 	none, _, err := readBackends(t)
-	if err != nil || none != nil || none.Len() != 0 || none.All() != nil || none.Warnings() != nil {
+	if err != nil || none != nil || none.Len() != 0 || none != nil || none.Warnings() != nil {
 		t.Errorf("an empty folder: %v, %v; want nil", none, err)
 	}
 	set, _, err := readBackends(t, "b.yaml", "imagePolicy: {kubeConfigFile: /b}", "a.yaml", "imagePolicy: {kubeConfigFile: /a}")
-	if err != nil || set.Len() != 2 || set.All()[0].Name != "a" || set.All()[1].Kubeconfig != "/b" {
+	if err != nil || set.Len() != 2 || set[0].Name != "a" || set[1].Kubeconfig != "/b" {
 		t.Errorf("two files: %v, %v", set, err)
 	}
 }

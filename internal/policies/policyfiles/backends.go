@@ -45,29 +45,16 @@ type Backend struct {
 	IncludeImageVolumes bool
 }
 
-// A Backends has the backends of all files, all of which must allow an image. It is immutable. A nil Backends has none.
-type Backends struct{ backends []Backend }
+// Backends are the backends of all files, by name, all of which must allow an image. The caller must not modify them.
+type Backends []Backend
 
 // Len returns the number of backends.
-func (s *Backends) Len() int {
-	if s == nil {
-		return 0
-	}
-	return len(s.backends)
-}
-
-// All returns all backends, by name. The caller must not modify them.
-func (s *Backends) All() []Backend {
-	if s == nil {
-		return nil
-	}
-	return s.backends
-}
+func (s Backends) Len() int { return len(s) }
 
 // Warnings returns a sentence about each file that is valid and probably does not say what its author means.
-func (s *Backends) Warnings() []string {
+func (s Backends) Warnings() []string {
 	var all []string
-	for _, b := range s.All() {
+	for _, b := range s {
 		if b.DefaultAllowAbsent {
 			all = append(all, fmt.Sprintf("%s: %s.defaultAllow: absent: pullgate admits images if the backend does not "+
 				"answer, kube-apiserver denies them; set it to true or false", b.File, backendKey))
@@ -77,11 +64,11 @@ func (s *Backends) Warnings() []string {
 }
 
 // BackendsOf returns the backends of a folder; nil if it has none.
-func BackendsOf(s *Set) *Backends { return Of[*Backends](s, BackendKind) }
+func BackendsOf(s *Set) Backends { return Of[Backends](s, BackendKind) }
 
 // Log logs the backends that are in use from now on.
-func (s *Backends) Log(log klog.Logger) {
-	for _, b := range s.All() {
+func (s Backends) Log(log klog.Logger) {
+	for _, b := range s {
 		log.Info("Image review backend in use", "backend", b.Name, "file", b.File, "defaultAllow", b.DefaultAllow,
 			"defaultAllowAbsent", b.DefaultAllowAbsent,
 			"allowTTL", b.AllowTTL, "denyTTL", b.DenyTTL, "namespaces", b.Namespaces, "includeImageVolumes",
@@ -173,9 +160,9 @@ type backendMatch struct {
 
 // LoadBackends reads files into Backends: all of them or none. The error joins all errors of all files; each begins
 // with the name of the file.
-func LoadBackends(list []File) (*Backends, error) {
+func LoadBackends(list []File) (Backends, error) {
 	var (
-		s      Backends
+		all    Backends
 		errs   []error
 		fileOf = map[string]string{} // by the name of the backend
 	)
@@ -189,13 +176,13 @@ func LoadBackends(list []File) (*Backends, error) {
 				"the files", f.Name, b.Name, other))
 		}
 		fileOf[b.Name] = f.Name
-		s.backends = append(s.backends, b)
+		all = append(all, b)
 	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
-	slices.SortFunc(s.backends, func(a, b Backend) int { return cmp.Compare(a.Name, b.Name) })
-	return &s, nil
+	slices.SortFunc(all, func(a, b Backend) int { return cmp.Compare(a.Name, b.Name) })
+	return all, nil
 }
 
 // parseBackend reads one file. The backend has a name also if there are errors.

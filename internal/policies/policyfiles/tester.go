@@ -64,8 +64,8 @@ type TestPod struct {
 // A TestResult says which pods are admitted. Its JSON form is for scripts.
 type TestResult struct {
 	Pods []TestedPod `json:"pods"`
-	// UnjudgedField are the restrictions that the node cannot judge.
-	Unjudged []UnjudgedField `json:"unjudged"`
+	// Unjudged are the restrictions that the node cannot judge.
+	Unjudged []restriction.PolicyField `json:"unjudged"`
 	// NotAsked are the image review backends. They can deny a pod that is admitted here.
 	NotAsked []string `json:"notAsked"`
 }
@@ -93,22 +93,14 @@ type TestViolation struct {
 	Message string `json:"message"`
 }
 
-// An UnjudgedField is a restriction that the node cannot judge.
-type UnjudgedField struct {
-	Policy string `json:"policy"`
-	Path   string `json:"path"`
-}
-
 // Test compares pods with the policies. Exemptions of the configuration have no effect.
 func (p *Tester) Test(pods []TestPod) *TestResult {
-	r := &TestResult{Pods: []TestedPod{}, Unjudged: []UnjudgedField{}, NotAsked: []string{}}
+	r := &TestResult{Pods: []TestedPod{}, Unjudged: []restriction.PolicyField{}, NotAsked: []string{}}
 	for _, pod := range pods {
 		r.Pods = append(r.Pods, p.test(pod))
 	}
-	for _, f := range Unjudged(p.set, p.options.From) {
-		r.Unjudged = append(r.Unjudged, UnjudgedField(f))
-	}
-	for _, b := range BackendsOf(p.set).All() {
+	r.Unjudged = append(r.Unjudged, Unjudged(p.set, p.options.From)...)
+	for _, b := range BackendsOf(p.set) {
 		r.NotAsked = append(r.NotAsked, b.Name)
 	}
 	return r

@@ -28,8 +28,8 @@ type Options struct {
 	From Source
 	// Refuse makes a field that the source never carries violate a Drop policy. By default it is ignored.
 	Refuse bool
-	// Scope says which restrictions are compared.
-	Scope Scope
+	// Stage says which restrictions are compared: all of them, except at StageTemplate and StageImageReview.
+	Stage admission.Stage
 	// AssumeUnknown makes a field match that the source carries and whose value is unknown. A pod that is denied even
 	// so is denied whatever the values are. It is for explanations only.
 	AssumeUnknown bool
@@ -37,29 +37,12 @@ type Options struct {
 	Others []admission.Container
 }
 
-// A Scope says which restrictions a judgement compares. A field outside of the scope matches every policy if its value
-// is not known.
-type Scope uint8
-
-const (
-	// WholePod compares every field.
-	WholePod Scope = iota
-	// Template is for pod templates: it leaves the name to the pods, which have generated ones.
-	Template
-	// ImagesOnly leaves everything but the names of images to other judgements. An Accept policy matches if it accepts
-	// the image in some pod.
-	ImagesOnly
-)
-
-func (s Scope) has(f *Field) bool {
-	switch s {
-	case Template:
-		return f.Path != pathName
-	case ImagesOnly:
-		return f.Path == pathImages
-	case WholePod:
-	}
-	return true
+// inScope reports whether a field is compared at the stage. A field outside matches every policy if its value is not
+// known. A template leaves the name to its pods, which have generated ones. An image review has only the names of
+// images, so an Accept policy matches if it accepts the image in some pod.
+func (o *Options) inScope(f *Field) bool {
+	return (o.Stage != admission.StageTemplate || f.Path != pathName) &&
+		(o.Stage != admission.StageImageReview || f.Path == pathImages)
 }
 
 // A Decision is the answer for a pod. The zero Decision denies.
@@ -231,7 +214,7 @@ func (j *judgement) unjudged(l *leaf) bool {
 
 // leftOut reports whether a field is left to another judgement: to that of each container, or by the scope.
 func (j *judgement) leftOut(l *leaf) bool {
-	return j.sandbox && l.field.ByContainer || !j.Scope.has(l.field)
+	return j.sandbox && l.field.ByContainer || !j.inScope(l.field)
 }
 
 func (j *judgement) violatedByUnknown(l *leaf) bool {

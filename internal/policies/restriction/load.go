@@ -123,7 +123,8 @@ func (s *Set) Policies() []Summary {
 
 // A PolicyField is a field that a policy restricts, or a part of a restriction.
 type PolicyField struct {
-	Policy, Path string
+	Policy string `json:"policy"`
+	Path   string `json:"path"`
 }
 
 // Unjudged returns what the policies restrict and a source never carries, ordered by policy and path.

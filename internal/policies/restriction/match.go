@@ -99,7 +99,7 @@ func (r *podRule) checkContainer(j *judgement, s *subject) bool {
 func (r *podRule) checkLists(j *judgement, c *admission.Container) bool {
 	kind, known := c.Kind.Effective()
 	// to match one list can be enough
-	if !known && (j.AssumeUnknown || j.Scope == ImagesOnly) && j.From != Node && j.report == nil {
+	if !known && (j.AssumeUnknown || j.Stage == admission.StageImageReview) && j.From != Node && j.report == nil {
 		return anyContainer(j, r.containers) || anyContainer(j, r.initContainers)
 	}
 	sameLists := len(r.initContainers) > 0 && len(r.containers) > 0 && &r.initContainers[0] == &r.containers[0]

@@ -42,8 +42,8 @@ func TestSamePodsHaveTheSameAnswer(t *testing.T) {
 			continue
 		}
 		same++
-		for _, scope := range []restriction.Scope{restriction.WholePod, restriction.Template, restriction.ImagesOnly} {
-			options := restriction.Options{Scope: scope}
+		for _, scope := range []admission.Stage{admission.StageAdmission, admission.StageTemplate, admission.StageImageReview} {
+			options := restriction.Options{Stage: scope}
 			if x, y := set.Judge(&a, containersOfA, options), set.Judge(&b, containersOfB, options); x.Admitted != y.Admitted || x.AcceptedBy != y.AcceptedBy || len(x.Violations) != len(y.Violations) {
 				t.Fatalf("seed %d: the same pods get the answers %+v and %+v", seed, x, y)
 			}
@@ -153,20 +153,20 @@ func TestScope(t *testing.T) {
 	template.Name = ""
 	for name, tc := range map[string]struct {
 		binding string
-		scope   restriction.Scope
+		scope   admission.Stage
 		image   string
 		want    bool
 	}{
-		"a template has no name":                   {"", restriction.Template, "a.test/x:1", true},
-		"a pod without a name":                     {"", restriction.WholePod, "a.test/x:1", false},
-		"image of a template":                      {"", restriction.Template, "b.test/x:1", false},
-		"accepted template":                        {"{mode: Accept}", restriction.Template, "a.test/x:1", true},
-		"image that is allowed":                    {"", restriction.ImagesOnly, "a.test/x:1", true},
-		"image that is denied":                     {"", restriction.ImagesOnly, "b.test/x:1", false},
-		"an image ID names no registry":            {"", restriction.ImagesOnly, "sha256:0123456789012345678901234567890123456789012345678901234567890123", false},
-		"an invalid image name names no registry":  {"", restriction.ImagesOnly, "a.test/x:1:2", false},
-		"no image name is no allowed image":        {"", restriction.ImagesOnly, "", false},
-		"an image that an Accept policy can match": {"{mode: Accept}", restriction.ImagesOnly, "a.test/x:1", true},
+		"a template has no name":                   {"", admission.StageTemplate, "a.test/x:1", true},
+		"a pod without a name":                     {"", admission.StageAdmission, "a.test/x:1", false},
+		"image of a template":                      {"", admission.StageTemplate, "b.test/x:1", false},
+		"accepted template":                        {"{mode: Accept}", admission.StageTemplate, "a.test/x:1", true},
+		"image that is allowed":                    {"", admission.StageImageReview, "a.test/x:1", true},
+		"image that is denied":                     {"", admission.StageImageReview, "b.test/x:1", false},
+		"an image ID names no registry":            {"", admission.StageImageReview, "sha256:0123456789012345678901234567890123456789012345678901234567890123", false},
+		"an invalid image name names no registry":  {"", admission.StageImageReview, "a.test/x:1:2", false},
+		"no image name is no allowed image":        {"", admission.StageImageReview, "", false},
+		"an image that an Accept policy can match": {"{mode: Accept}", admission.StageImageReview, "a.test/x:1", true},
 	} {
 		c := web
 		c.Image = admission.Set(tc.image)
@@ -174,21 +174,21 @@ func TestScope(t *testing.T) {
 			c.Image = admission.Absent[string]()
 		}
 		pod, containers := template, []admission.Container{c}
-		if tc.scope == restriction.ImagesOnly {
+		if tc.scope == admission.StageImageReview {
 			pod, containers = admission.Pod{Namespace: "team-a"}, []admission.Container{{Name: "web", Image: c.Image}}
 		}
 		files := []restriction.File{file("test", tc.binding, named)}
 		if tc.binding != "" {
 			files = append(files, file("none", "", "{metadata: {labels: {requireEmpty: true}}, spec: {containers: [{image: [{registry: {whitelist: [none.test]}}]}]}}"))
 		}
-		if d := load(t, files...).Judge(&pod, containers, restriction.Options{Scope: tc.scope}); d.Admitted != tc.want {
+		if d := load(t, files...).Judge(&pod, containers, restriction.Options{Stage: tc.scope}); d.Admitted != tc.want {
 			t.Errorf("%s: admitted %v, %v; want %v", name, d.Admitted, d.Violations, tc.want)
 		}
 	}
 	either := policy(t, "{spec: {containers: [{image: [{registry: {whitelist: [a.test]}}]}], initContainers: [{image: [{registry: {whitelist: [b.test]}}]}]}}")
 	for image, want := range map[string]bool{"a.test/x": true, "b.test/x": true, "c.test/x": false} {
 		pod := admission.Pod{Namespace: "team-a"}
-		if d := either.Judge(&pod, []admission.Container{{Image: admission.Set(image)}}, restriction.Options{Scope: restriction.ImagesOnly}); d.Admitted != want {
+		if d := either.Judge(&pod, []admission.Container{{Image: admission.Set(image)}}, restriction.Options{Stage: admission.StageImageReview}); d.Admitted != want {
 			t.Errorf("image %s in one of two lists: admitted %v; want %v", image, d.Admitted, want)
 		}
 	}

@@ -31,7 +31,7 @@ func (v *Validator) Validate(_ context.Context, s admission.Subject) []admission
 	var containers []admission.Container
 	switch s.Stage {
 	case admission.StageAdmission, admission.StageTemplate, admission.StageImageReview:
-		options.From, options.Scope = Admission, scopeOf(s.Stage)
+		options.From, options.Stage = Admission, s.Stage
 		containers = s.Containers
 	case admission.StageContainer:
 		if s.Container == nil {
@@ -55,18 +55,6 @@ func (v *Validator) Validate(_ context.Context, s admission.Subject) []admission
 // Same reports whether two subjects are the same in all fields that the policies of their namespace restrict.
 func (v *Validator) Same(a, b admission.Subject) bool {
 	return a.Stage == b.Stage && v.set.Same(&a.Pod, &b.Pod, a.Containers, b.Containers)
-}
-
-// scopeOf returns the restrictions that a review compares.
-func scopeOf(s admission.Stage) Scope {
-	switch s {
-	case admission.StageTemplate:
-		return Template
-	case admission.StageImageReview:
-		return ImagesOnly
-	case admission.StageAdmission, admission.StageContainer, admission.StageSandbox:
-	}
-	return WholePod
 }
 
 // findings returns those of a decision; none, which denies, if it denies without an enforced violation.

@@ -22,7 +22,7 @@ func chainOf(tb testing.TB, options restriction.Options, policies ...[3]string) 
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.RestrictionValidator, Validator: restriction.NewValidator(set, options)}}}, admission.Options{})
+	return admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.RestrictionValidator, Validator: restriction.NewValidator(set, options)}}}, nil)
 }
 
 const (

@@ -42,7 +42,7 @@ func chainOf(tb testing.TB, list []restriction.File) *admission.Chain {
 	tb.Helper()
 	set, err := restriction.Load(list)
 	must(tb, err)
-	return admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.RestrictionValidator, Validator: restriction.NewValidator(set, restriction.Options{From: restriction.Node})}}}, admission.Options{})
+	return admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.RestrictionValidator, Validator: restriction.NewValidator(set, restriction.Options{From: restriction.Node})}}}, nil)
 }
 
 const (
