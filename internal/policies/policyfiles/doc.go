@@ -25,10 +25,11 @@
 //
 // # Rules about signatures
 //
-// Two dialects are read into a [requirement.Set]: ClusterPolicy of kyverno.io/v1 with verifyImages, also in the spelling
-// of its proposal, and ClusterImagePolicy of policy.sigstore.dev/v1alpha1 and v1beta1. Reading is strict: a field of the
-// dialect that is not supported is an error that says what to write instead. In both, patterns match normalised names;
-// see [requirement.Pattern]. Logs, roots and authorities without a key or certificate are those of the trusted root.
+// Two dialects are read into a [requirement.Set]: ClusterPolicy of kyverno.io/v1 with verifyImages, also in the
+// spelling of its proposal, and ClusterImagePolicy of policy.sigstore.dev/v1alpha1 and v1beta1. Reading is strict: a
+// field of the dialect that is not supported is an error that says what to write instead. In both, patterns match
+// normalised names; see [requirement.Pattern]. Logs, roots and authorities without a key or certificate are those of
+// the trusted root.
 //
 // # Offline tests
 //
