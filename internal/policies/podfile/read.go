@@ -333,7 +333,9 @@ func mountToken(s *corev1.PodSpec) {
 			corev1.VolumeMount{Name: tokenVolume, MountPath: admission.ServiceAccountPath, ReadOnly: true})
 	})
 	if used {
-		s.Volumes = append(s.Volumes, corev1.Volume{Name: tokenVolume,
-			VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}}})
+		s.Volumes = append(s.Volumes, corev1.Volume{
+			Name:         tokenVolume,
+			VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}},
+		})
 	}
 }

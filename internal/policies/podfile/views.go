@@ -155,7 +155,8 @@ func containersOf(spec *corev1.PodSpec, volumes map[string]volume) []admission.C
 }
 
 func container(spec *corev1.PodSpec, c *corev1.Container, kind admission.Kind,
-	volumes map[string]volume) admission.Container {
+	volumes map[string]volume,
+) admission.Container {
 	pod, own := spec.SecurityContext, c.SecurityContext
 	if pod == nil {
 		pod = &corev1.PodSecurityContext{}
@@ -286,8 +287,10 @@ func mountsOf(c *corev1.Container, volumes map[string]volume) []admission.Mount 
 	for i := range c.VolumeMounts {
 		m := &c.VolumeMounts[i]
 		v := volumes[m.Name] // a volume that the pod does not have is unknown
-		mount := admission.Mount{Volume: v.view, Path: absolute(m.MountPath),
-			ReadOnly: admission.Set(m.ReadOnly || v.readOnly), Propagation: admission.Absent[string](), Image: v.image}
+		mount := admission.Mount{
+			Volume: v.view, Path: absolute(m.MountPath),
+			ReadOnly: admission.Set(m.ReadOnly || v.readOnly), Propagation: admission.Absent[string](), Image: v.image,
+		}
 		if m.MountPropagation != nil {
 			mount.Propagation = admission.Set(string(*m.MountPropagation))
 		}

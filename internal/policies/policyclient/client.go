@@ -180,10 +180,11 @@ func (c *Client) Review(ctx context.Context, r ReviewRequest) ([]ReviewResult, e
 	return resultsOf(r, response)
 }
 
+type call[R any] = func(context.Context, grpc.CallOption) (R, error)
+
 // ask makes a call within a limit, and repeats it for a while if there is no connection. An error wraps one of the
 // causes of this package, or is that of ctx if the caller canceled it.
-func ask[R any](ctx context.Context, c *Client, limit time.Duration,
-	call func(context.Context, grpc.CallOption) (R, error)) (R, error) {
+func ask[R any](ctx context.Context, c *Client, limit time.Duration, call call[R]) (R, error) {
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	begin := time.Now()

@@ -76,6 +76,10 @@ type use struct {
 // maxUses bounds the cache. Tenants choose names.
 const maxUses = 4096
 
+func (e *Endorser) version() [2]string {
+	return [...]string{e.options.PolicyHash, e.options.TrustedRoot}
+}
+
 func (e *Endorser) rulesFor(namespace string, name imageref.Ref) *requirement.Judgement {
 	key := use{namespace, name}
 	got, _ := e.cache.Get(key)

@@ -14,6 +14,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
 // pullVerifyLimit bounds a verification. It is longer than that of pullgate-policyd, whose answer says more.
@@ -55,11 +56,11 @@ func (e *Endorser) PullVerifier(p admission.Pull) admission.Validator { //nolint
 
 // Validate implements admission.Validator.
 func (v *pullVerifier) Validate(ctx context.Context, s admission.Subject) []admission.Finding {
-	return v.validate(ctx, &s, v.endorser.options.Successor)
+	return v.validate(ctx, &s, v.endorser.options.Successor != nil)
 }
 
-func (v *pullVerifier) validate(ctx context.Context, s *admission.Subject,
-	successor func(context.Context) *Endorser) []admission.Finding {
+// validate answers about a pull. again says that it may read other policy files.
+func (v *pullVerifier) validate(ctx context.Context, s *admission.Subject, again bool) []admission.Finding {
 	e, now := v.endorser, time.Now()
 	rules := e.rulesFor(s.Pod.Namespace, s.Image.Requested).Signed
 	p := records.Pair{ImageID: s.Image.ID, Repository: s.Image.Requested.Repository()}
@@ -69,17 +70,16 @@ func (v *pullVerifier) validate(ctx context.Context, s *admission.Subject,
 	q := pullQuestions{pair: p, by: e.options.State.idOf(v.pull.Login)}
 	var got pullResult
 	if hashes := q.unverified(e, rules, now); len(hashes) > 0 {
-		got = v.sharedResult(ctx, s, &q, hashes)
-		if errors.Is(got.err, ErrOtherPolicies) && successor != nil {
-			if next := successor(ctx); next != nil &&
-				next.options.PolicyHash+next.options.TrustedRoot != e.options.PolicyHash+e.options.TrustedRoot {
-				return (&pullVerifier{next, v.pull}).validate(ctx, s, nil)
+		got = v.shared(ctx, s, &q, hashes)
+		if errors.Is(got.err, ErrOtherPolicies) && again {
+			if next := e.options.Successor(ctx); next != nil && next.version() != e.version() {
+				return (&pullVerifier{next, v.pull}).validate(ctx, s, false)
 			}
 		}
 	}
 	findings := make([]admission.Finding, len(rules))
 	for i, r := range rules {
-		findings[i] = e.judgeVerified(r, s, &q, &got)
+		findings[i] = q.judge(e, r, s.Image.Requested, &got)
 	}
 	return findings
 }
@@ -117,9 +117,8 @@ type pullResult struct {
 	stored error
 }
 
-// sharedResult returns the result of a verification, which other pulls can share.
-func (v *pullVerifier) sharedResult(ctx context.Context, s *admission.Subject, q *pullQuestions,
-	hashes []string) pullResult {
+// shared returns the result of a verification, which other pulls can share.
+func (v *pullVerifier) shared(ctx context.Context, s *admission.Subject, q *pullQuestions, hashes []string) pullResult {
 	e := v.endorser
 	key := flightKey{
 		pair: q.pair, name: s.Image.Requested.String(), requirements: strings.Join(hashes, " "),
@@ -185,8 +184,10 @@ func (v *pullVerifier) verify(ctx context.Context, s *admission.Subject, q *pull
 		got.of[r.Requirement] = r
 		switch {
 		case r.Met:
-			met = append(met, records.Endorsement{Pair: q.pair, Requirement: r.Requirement, Digest: r.Digest,
-				Signers: r.Signers, At: begun})
+			met = append(met, records.Endorsement{
+				Pair: q.pair, Requirement: r.Requirement, Digest: r.Digest,
+				Signers: r.Signers, At: begun,
+			})
 		case r.Unavailable():
 			e.options.State.noteOutage(fact{q.pair, r.Requirement}, begun)
 		default:
@@ -269,20 +270,21 @@ func (e *Endorser) count(s *admission.Subject, p records.Pair, got pullResult) {
 		e.options.Outcome(outcome)
 	}
 	if failure != nil && e.options.Failed != nil {
-		e.options.Failed(VerificationFailure{Image: s.Image.Requested.String(), ImageID: p.ImageID,
-			Namespace: s.Pod.Namespace, Err: failure})
+		e.options.Failed(VerificationFailure{
+			Image: s.Image.Requested.String(), ImageID: p.ImageID,
+			Namespace: s.Pod.Namespace, Err: failure,
+		})
 	}
 }
 
-func (e *Endorser) judgeVerified(r *requirement.Rule, s *admission.Subject, q *pullQuestions,
-	got *pullResult) admission.Finding {
-	now, name := time.Now(), s.Image.Requested
+func (q *pullQuestions) judge(e *Endorser, r *requirement.Rule, name imageref.Ref, got *pullResult) admission.Finding {
+	now := time.Now()
 	said, answered := got.of[r.Hash]
 	_, state := e.find(q.pair, r.Hash, now)
 	d, denied := e.options.State.deniedLately(q.of(r.Hash), now)
 	switch {
 	case state == valid, state == inGrace:
-		return e.judge(r, name, s.Image.ID, now)
+		return e.judge(r, name, q.pair.ImageID, now)
 	case answered && !said.Met && !said.Unavailable():
 		return r.NotMet(name, said.Reason, safetext.Line(said.Message, safetext.Event))
 	case denied && !answered:

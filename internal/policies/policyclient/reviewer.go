@@ -61,11 +61,11 @@ func (v *Reviewer) Validate(ctx context.Context, s admission.Subject) []admissio
 	if s.Stage != admission.StageContainer || s.Container == nil {
 		return nil
 	}
-	return v.judge(ctx, &s, v.options.Successor)
+	return v.judge(ctx, &s, v.options.Successor != nil)
 }
 
-func (v *Reviewer) judge(ctx context.Context, s *admission.Subject,
-	successor func(context.Context) *Reviewer) []admission.Finding {
+// judge answers about a container. again says that it may read other policy files.
+func (v *Reviewer) judge(ctx context.Context, s *admission.Subject, again bool) []admission.Finding {
 	q := v.question(s)
 	switch {
 	case len(q.backends) == 0:
@@ -81,9 +81,9 @@ func (v *Reviewer) judge(ctx context.Context, s *admission.Subject,
 	}
 	begun := time.Now()
 	results, err := v.options.Client.Review(ctx, q.request(v.options.PolicyHash))
-	if errors.Is(err, ErrOtherPolicies) && successor != nil {
-		if next := successor(ctx); next != nil && next.options.PolicyHash != v.options.PolicyHash {
-			return next.judge(ctx, s, nil)
+	if errors.Is(err, ErrOtherPolicies) && again {
+		if next := v.options.Successor(ctx); next != nil && next.options.PolicyHash != v.options.PolicyHash {
+			return next.judge(ctx, s, false)
 		}
 	}
 	a := reviewAnswers{reviewQuestion: q, results: results, err: err, took: time.Since(begun)}
@@ -177,8 +177,10 @@ func (q *reviewQuestion) favorable() bool {
 }
 
 func (q *reviewQuestion) request(hash string) ReviewRequest {
-	r := ReviewRequest{PolicyHash: hash, Namespace: q.namespace, VolumeImages: q.mounted, Annotations: q.annotations,
-		Backends: len(q.backends)}
+	r := ReviewRequest{
+		PolicyHash: hash, Namespace: q.namespace, VolumeImages: q.mounted, Annotations: q.annotations,
+		Backends: len(q.backends),
+	}
 	if q.image != "" {
 		r.Images = []string{q.image}
 	}
@@ -311,10 +313,14 @@ func (a *reviewAnswers) finding(b *policyfiles.Backend, image, cause string) adm
 }
 
 func (a *reviewAnswers) answered(r ReviewResult) admission.Finding {
-	said := policyfiles.Answer{Backend: r.Backend, Image: r.Image, Allowed: r.Allowed,
-		Reason: safetext.Line(r.Reason, safetext.Event), Cached: r.Cached, Took: r.Duration}
-	f := admission.Finding{Answer: admission.Admit, Policy: r.Backend, Message: said.String(),
-		AuditAnnotations: a.annotations(r.AuditAnnotations)}
+	said := policyfiles.Answer{
+		Backend: r.Backend, Image: r.Image, Allowed: r.Allowed,
+		Reason: safetext.Line(r.Reason, safetext.Event), Cached: r.Cached, Took: r.Duration,
+	}
+	f := admission.Finding{
+		Answer: admission.Admit, Policy: r.Backend, Message: said.String(),
+		AuditAnnotations: a.annotations(r.AuditAnnotations),
+	}
 	if !r.Allowed {
 		f.Answer, f.Reason = admission.Deny, admission.ReviewDenied
 	}
@@ -328,8 +334,10 @@ func (a *reviewAnswers) failure(said policyfiles.Answer) admission.Finding {
 	if said.Allowed {
 		return admission.Finding{Answer: admission.Admit, Policy: said.Backend, Message: said.String(), FailedOpen: true}
 	}
-	return admission.Finding{Answer: admission.Deny, Policy: said.Backend, Reason: admission.ReviewUnavailable,
-		Message: said.String()}
+	return admission.Finding{
+		Answer: admission.Deny, Policy: said.Backend, Reason: admission.ReviewUnavailable,
+		Message: said.String(),
+	}
 }
 
 func (a *reviewAnswers) annotations(all map[string]string) map[string]string {

@@ -67,7 +67,7 @@ func TestLoad(t *testing.T) {
 
 func TestLoadOfNoneAndOfSeveral(t *testing.T) {
 	none, _, err := readBackends(t)
-	if err != nil || none != nil || none.Len() != 0 || none != nil || none.Warnings() != nil {
+	if err != nil || none != nil || none.Len() != 0 || none.Warnings() != nil {
 		t.Errorf("an empty folder: %v, %v; want nil", none, err)
 	}
 	set, _, err := readBackends(t, "b.yaml", "imagePolicy: {kubeConfigFile: /b}", "a.yaml", "imagePolicy: {kubeConfigFile: /a}")

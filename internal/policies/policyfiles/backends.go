@@ -232,8 +232,10 @@ func (b *Backend) setPolicy(p *backendPolicy, mistyped bool) (errs []error) {
 	}{
 		{"allowTTL", p.AllowTTL, time.Second, defaultAllowTTL, maxTTL, "seconds", "no cache", &b.AllowTTL},
 		{"denyTTL", p.DenyTTL, time.Second, defaultDenyTTL, maxTTL, "seconds", "no cache", &b.DenyTTL},
-		{"retryBackoff", p.RetryBackoff, time.Millisecond, defaultBackoff, maxBackoff, "milliseconds", "no wait",
-			&b.RetryBackoff},
+		{
+			"retryBackoff", p.RetryBackoff, time.Millisecond, defaultBackoff, maxBackoff, "milliseconds", "no wait",
+			&b.RetryBackoff,
+		},
 	} {
 		switch most := int64(d.max / d.unit); {
 		case d.value == -1:

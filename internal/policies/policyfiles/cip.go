@@ -108,7 +108,8 @@ func (c *cipCompiler) matchesPods(at *field.Path, list []cipMatch) bool {
 
 func (c *cipCompiler) authority(at *field.Path, a *cipAuthority) []requirementNode {
 	kind, ok := c.Only(at, "must have one of key, keyless and static", []alternative{
-		{Name: "key", Given: a.Key != nil}, {Name: "keyless", Given: a.Keyless != nil},
+		{Name: "key", Given: a.Key != nil},
+		{Name: "keyless", Given: a.Keyless != nil},
 		{Name: "static", Given: a.Static != nil},
 	})
 	switch {
@@ -151,8 +152,10 @@ func (c *cipCompiler) sources(at *field.Path, list []cipSource, signers []requir
 
 func (c *cipCompiler) static(at *field.Path, a *cipAuthority) []requirementNode {
 	for _, other := range []alternative{
-		{"source", a.Source != nil}, {"ctlog", a.CTLog != nil},
-		{"rfc3161timestamp", a.RFC3161Timestamp != nil}, {"signatureFormat", a.SignatureFormat != nil},
+		{"source", a.Source != nil},
+		{"ctlog", a.CTLog != nil},
+		{"rfc3161timestamp", a.RFC3161Timestamp != nil},
+		{"signatureFormat", a.SignatureFormat != nil},
 	} {
 		if other.Given {
 			c.Invalid(at.Child(other.Name), other.Name, "must be absent beside static, which no signature decides")
@@ -163,8 +166,10 @@ func (c *cipCompiler) static(at *field.Path, a *cipAuthority) []requirementNode 
 		c.Required(at.Child("action"), "must be pass or fail")
 	}
 	pass := c.OneOf(at.Child("action"), a.Static.Action, "fail", "pass") == "pass"
-	return []requirementNode{{At: at,
-		Requirement: requirement.Requirement{Static: &requirement.Static{Pass: pass, Message: a.Static.Message}}}}
+	return []requirementNode{{
+		At:          at,
+		Requirement: requirement.Requirement{Static: &requirement.Static{Pass: pass, Message: a.Static.Message}},
+	}}
 }
 
 func (c *cipCompiler) signers(at *field.Path, a *cipAuthority) []requirementNode {

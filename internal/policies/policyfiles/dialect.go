@@ -81,7 +81,8 @@ type dialectDocument[S any] struct {
 
 // decodeDialect decodes a file, and checks everything but the spec. Without a spec it reports noSpec.
 func decodeDialect[S any](d *strictyaml.Decoder, data []byte, versions []string, kind,
-	noSpec string) (dialectDocument[S], dialectPolicy) {
+	noSpec string,
+) (dialectDocument[S], dialectPolicy) {
 	var doc dialectDocument[S]
 	errs, err := d.Decode(data, &doc)
 	if err != nil {
@@ -109,8 +110,10 @@ func ignoreServerFields(m *strictyaml.Mapping) {
 	if !ok {
 		return
 	}
-	for _, name := range []string{"uid", "resourceVersion", "generation", "creationTimestamp", "managedFields",
-		"selfLink", "ownerReferences", "finalizers"} {
+	for _, name := range []string{
+		"uid", "resourceVersion", "generation", "creationTimestamp", "managedFields",
+		"selfLink", "ownerReferences", "finalizers",
+	} {
 		delete(metadata, name)
 	}
 }
@@ -224,7 +227,8 @@ const maxIdentity = 2048
 // Identity returns the issuer or the subject of a certificate. name is the name of its field, beside which there can be
 // a field for a regular expression; exactly one of the two must be present. of makes the text of a value.
 func (c *checker) Identity(at *field.Path, name string, value, expression *string,
-	of func(string) requirement.Text) requirement.Text {
+	of func(string) requirement.Text,
+) requirement.Text {
 	const suffix = "RegExp"
 	given := value != nil && *value != ""
 	if expression == nil || *expression == "" {
@@ -346,7 +350,8 @@ func (c *checker) certificates(at *field.Path, text string, now time.Time, onlyA
 }
 
 func (c *checker) blocks(at *field.Path, text, what, begin, instead string,
-	parse func(*pem.Block) ([]byte, error)) [][]byte {
+	parse func(*pem.Block) ([]byte, error),
+) [][]byte {
 	var all [][]byte
 	for n := 1; strings.TrimSpace(text) != ""; n++ {
 		text = strings.TrimSpace(text)

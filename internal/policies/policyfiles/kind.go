@@ -141,8 +141,10 @@ func Kinds() []Kind {
 			Name: KyvernoKind, APIVersions: []string{KyvernoVersion},
 			Read: func(list []File) (Policies, error) { return LoadKyverno(list, time.Now()) },
 		},
-		{Name: CIPKind, APIVersions: cipVersions(),
-			Read: func(list []File) (Policies, error) { return LoadCIP(list, time.Now()) }},
+		{
+			Name: CIPKind, APIVersions: cipVersions(),
+			Read: func(list []File) (Policies, error) { return LoadCIP(list, time.Now()) },
+		},
 	}
 }
 

@@ -13,7 +13,8 @@ import (
 const maxAttestorDepth = 16
 
 func (c *kyvernoCompiler) attestors(at *field.Path, sets []kyvernoAttestors,
-	repository string) *requirement.Requirement {
+	repository string,
+) *requirement.Requirement {
 	var nodes []requirementNode
 	for i := range sets {
 		nodes = append(nodes, requirementNode{Requirement: c.set(at.Index(i), &sets[i], repository, 1), At: at.Index(i)})
@@ -23,7 +24,8 @@ func (c *kyvernoCompiler) attestors(at *field.Path, sets []kyvernoAttestors,
 }
 
 func (c *kyvernoCompiler) set(at *field.Path, s *kyvernoAttestors, repository string,
-	depth int) requirement.Requirement {
+	depth int,
+) requirement.Requirement {
 	if depth > maxAttestorDepth {
 		c.Invalid(at, "attestor", fmt.Sprintf("sets of attestors can be nested %d deep", maxAttestorDepth))
 		return requirement.Requirement{}
@@ -164,7 +166,8 @@ func (c *kyvernoCompiler) log(at *field.Path, r *kyvernoRekor) *requirement.Log 
 }
 
 func (c *kyvernoCompiler) ctlog(at *field.Path, l *kyvernoCTLog) (t *requirement.Timestamp, keys [][]byte,
-	ignoreSCT bool) {
+	ignoreSCT bool,
+) {
 	if l == nil {
 		return nil, nil, false
 	}

@@ -75,7 +75,8 @@ func (c *kyvernoCompiler) alternatives(at *field.Path, m *kyvernoMatch, needsKin
 }
 
 func (c *kyvernoCompiler) filters(at *field.Path, list []kyvernoFilter,
-	needsKinds bool) (all []requirement.Namespaces, complete bool) {
+	needsKinds bool,
+) (all []requirement.Namespaces, complete bool) {
 	if len(list) == 0 {
 		c.Required(at, "must have at least one entry")
 	}
@@ -92,7 +93,8 @@ func (c *kyvernoCompiler) filters(at *field.Path, list []kyvernoFilter,
 }
 
 func (c *kyvernoCompiler) resources(at *field.Path, r *kyvernoResources, needsKinds bool) (ns requirement.Namespaces,
-	ok bool) {
+	ok bool,
+) {
 	switch {
 	case r.Kinds == nil && (needsKinds || r.Namespaces == nil):
 		c.Required(at.Child("kinds"), "must have the kind Pod")

@@ -194,8 +194,10 @@ func rewriteEntry(m *strictyaml.Mapping) {
 		"annotations":  "annotations of signatures are not supported; remove it",
 	})(m)
 	inside := map[string]string{}
-	for _, name := range []string{"subject", "subjectRegExp", "issuer", "issuerRegExp", "roots", "additionalExtensions",
-		"rekor", "ctlog"} {
+	for _, name := range []string{
+		"subject", "subjectRegExp", "issuer", "issuerRegExp", "roots", "additionalExtensions",
+		"rekor", "ctlog",
+	} {
 		inside[name] = "belongs below keyless; indent it"
 	}
 	if v, ok := m.Fields["keyless"]; ok && v == nil {

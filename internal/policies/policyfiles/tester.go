@@ -44,8 +44,10 @@ func NewTester(s TestSettings) (*Tester, error) {
 	if set.Empty() {
 		return nil, fmt.Errorf("%s: no policy file", s.Folder)
 	}
-	p := &Tester{Ignored: set.Ignored, set: set,
-		options: restriction.Options{From: restriction.Node, Refuse: s.RefuseUnjudged}, node: s.Node}
+	p := &Tester{
+		Ignored: set.Ignored, set: set,
+		options: restriction.Options{From: restriction.Node, Refuse: s.RefuseUnjudged}, node: s.Node,
+	}
 	switch {
 	case s.AtAdmission:
 		p.options.From = restriction.Admission

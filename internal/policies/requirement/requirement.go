@@ -206,8 +206,10 @@ const (
 
 // Reasons returns all reasons.
 func Reasons() []string {
-	return []string{SignatureMissing, SignatureInvalid, IdentityMismatch, ContentMismatch, RegistryDenied,
-		RegistryUnavailable, LimitExceeded}
+	return []string{
+		SignatureMissing, SignatureInvalid, IdentityMismatch, ContentMismatch, RegistryDenied,
+		RegistryUnavailable, LimitExceeded,
+	}
 }
 
 // A Report says which requirements an image meets.

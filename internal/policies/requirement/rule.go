@@ -225,8 +225,10 @@ func (r *Rule) NotMet(name imageref.Ref, reason, text string) admission.Finding 
 // the same as none.
 func reasonOf(verified string) admission.Reason {
 	reason := admission.Reason(verified)
-	if slices.Contains([]admission.Reason{admission.SignatureInvalid, admission.IdentityMismatch,
-		admission.ContentMismatch}, reason) {
+	if slices.Contains([]admission.Reason{
+		admission.SignatureInvalid, admission.IdentityMismatch,
+		admission.ContentMismatch,
+	}, reason) {
 		return reason
 	}
 	return admission.SignatureMissing

@@ -31,8 +31,10 @@ func Glob(pattern string) Text {
 	if !strings.ContainsAny(pattern, "*?") {
 		return Exactly(pattern)
 	}
-	return Text{form: globText, pattern: pattern,
-		match: regexp.MustCompile(`(?s)\A` + expression(pattern, map[string]string{"*": ".*", "?": "."}) + `\z`)}
+	return Text{
+		form: globText, pattern: pattern,
+		match: regexp.MustCompile(`(?s)\A` + expression(pattern, map[string]string{"*": ".*", "?": "."}) + `\z`),
+	}
 }
 
 // Regexp returns the Text of an RE2 expression that must match the whole text.

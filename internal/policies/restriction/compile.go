@@ -277,8 +277,10 @@ func (c *compiler) image(at place, r *ImageRestriction) imageRule {
 }
 
 func (c *compiler) volume(at place, r *VolumeRestriction) volumeRule {
-	out := volumeRule{leaf: c.leaf(at, PointerRestriction{}, ""),
-		CollectionRestriction: c.collection(at, r.CollectionRestriction)}
+	out := volumeRule{
+		leaf:                  c.leaf(at, PointerRestriction{}, ""),
+		CollectionRestriction: c.collection(at, r.CollectionRestriction),
+	}
 	out.allowed = cmp.Or(out.describe(), "volumes that match the list")
 	if r.ForbidEmpty {
 		c.keep(&leaf{path: at.path, field: out.field, needsState: true})
@@ -433,7 +435,7 @@ func (c *compiler) stringMap(at place, r *StringMapRestriction, to *checks) {
 	}
 	c.keep(&rule.leaf)
 	to.add(rule.field, func(j *judgement) bool {
-		return rule.compare(j, *j.values[rule.field.index].(*admission.Value[map[string]string]))
+		return rule.compare(j, valueIn[map[string]string](j, rule.field))
 	})
 }
 

@@ -108,8 +108,10 @@ func (s *Set) Policies() []Summary {
 	var all []Summary
 	for _, p := range s.all() {
 		b := &p.binding
-		sum := Summary{Name: p.name, Mode: BindingModeDrop, Audit: p.audit, Everywhere: b.everywhere(),
-			Namespaces: b.namespaces}
+		sum := Summary{
+			Name: p.name, Mode: BindingModeDrop, Audit: p.audit, Everywhere: b.everywhere(),
+			Namespaces: b.namespaces,
+		}
 		if p.accept {
 			sum.Mode = BindingModeAccept
 		}

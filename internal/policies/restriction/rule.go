@@ -12,7 +12,7 @@ import (
 )
 
 // checks compare the values of a view, in the order of the table of fields. Each reports whether its value matches.
-type checks []fieldCheck
+type checks []fieldCheck //nolint:recvcheck // add completes a new value
 
 type fieldCheck struct {
 	field *Field
@@ -37,9 +37,18 @@ func (c checks) all(j *judgement) bool {
 	return ok
 }
 
+// value returns the check of a value of the view.
 func value[T any](r *valueRule[T]) func(*judgement) bool {
-	index := r.field.index
-	return func(j *judgement) bool { return r.compare(j, *j.values[index].(*admission.Value[T])) }
+	return func(j *judgement) bool { return r.compare(j, valueIn[T](j, r.field)) }
+}
+
+// valueIn returns the value of a field, which is unknown if the view has it with another type.
+func valueIn[T any](j *judgement, f *Field) admission.Value[T] {
+	v, ok := j.values[f.index].(*admission.Value[T])
+	if !ok {
+		return admission.Value[T]{}
+	}
+	return *v
 }
 
 type leaf struct {
