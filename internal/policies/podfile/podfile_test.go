@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"go.uber.org/goleak"
+
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/podfile"
 )
@@ -184,3 +186,5 @@ func TestNodeWithPodSource(t *testing.T) {
 		t.Errorf("mounts %v", mounts)
 	}
 }
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

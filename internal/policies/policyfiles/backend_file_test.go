@@ -1,7 +1,6 @@
 package policyfiles_test
 
 import (
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,15 +15,7 @@ import (
 // read reads a folder with files, given by name and content.
 func readBackends(t *testing.T, pairs ...string) (policyfiles.Backends, string, error) {
 	t.Helper()
-	dir := filepath.Join(t.TempDir(), "policies")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for i := 0; i < len(pairs); i += 2 {
-		if err := os.WriteFile(filepath.Join(dir, pairs[i]), []byte(pairs[i+1]), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
+	dir := folder(t, pairs...)
 	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir})
 	return policyfiles.BackendsOf(set), dir, err
 }

@@ -6,22 +6,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-func loadCIP(texts ...string) (*requirement.Policies, error) {
-	return dialect(policyfiles.LoadCIP).Load(texts...)
-}
-
-func validCIP(t *testing.T, texts ...string) *requirement.Policies {
-	t.Helper()
-	return dialect(policyfiles.LoadCIP).Valid(t, texts...)
-}
-
 func TestCIPEveryField(t *testing.T) {
-	p := validCIP(t, readFile(t, "testdata/cip/every-field.yaml"), readFile(t, "testdata/cip/static.yaml"), readFile(t, "testdata/cip/pass.yaml"))
+	p := cip.Valid(t, readFile(t, "testdata/cip/every-field.yaml"), readFile(t, "testdata/cip/static.yaml"), readFile(t, "testdata/cip/pass.yaml"))
 	golden(t, "testdata/cip/every-field.golden", describePolicies(p))
 }
 
@@ -86,7 +76,7 @@ func TestCIPErrors(t *testing.T) {
 		"an empty ca-cert":   {keyless(ids + ", ca-cert: {hashAlgorithm: sha256}"), []string{first + ".keyless.ca-cert.data: Required value", first + ".keyless.ca-cert.hashAlgorithm: Invalid value"}},
 		"secret ca-cert":     {keyless(ids + ", ca-cert: {secretRef: {name: a}}"), []string{first + ".keyless.ca-cert.secretRef: references to Secrets are not supported"}},
 	} {
-		t.Run(name, func(t *testing.T) { dialect(policyfiles.LoadCIP).Errors(t, tc.file, tc.want) })
+		t.Run(name, func(t *testing.T) { cip.Errors(t, tc.file, tc.want) })
 	}
 }
 
@@ -104,7 +94,7 @@ func TestCIPMatch(t *testing.T) {
 		"match: [{group: tekton.dev, version: v1, resource: tasks}], ": false,
 		"match: [{group: tekton.dev, resource: tasks}, {}], ":          true,
 	} {
-		p, err := loadCIP(cipPolicy(match + "images: [{glob: '**'}], authorities: [{static: {action: fail}}]"))
+		p, err := cip.Load(cipPolicy(match + "images: [{glob: '**'}], authorities: [{static: {action: fail}}]"))
 		if err != nil || (len(p.Rules) == 1) != want || p.Len() != 1 {
 			t.Errorf("%s: %+v, %v; want a rule: %v", match, p, err, want)
 			continue
@@ -120,7 +110,7 @@ func TestCIPMatch(t *testing.T) {
 
 // Regular expressions match the whole text, and each identity counts with its own issuer.
 func TestCIPIdentities(t *testing.T) {
-	p := validCIP(t, cipPolicy("images: [{glob: '**'}], authorities: [{keyless: {identities: [{issuerRegExp: 'https://a', subjectRegExp: 'x|y'}, {issuer: 'https://b.*', subject: z}]}}]"))
+	p := cip.Valid(t, cipPolicy("images: [{glob: '**'}], authorities: [{keyless: {identities: [{issuerRegExp: 'https://a', subjectRegExp: 'x|y'}, {issuer: 'https://b.*', subject: z}]}}]"))
 	signers := p.Rules[0].Requirement.Signers()
 	if len(signers) != 2 || p.Rules[0].Requirement.AtLeast != 1 {
 		t.Fatalf("requirement %s; want one of two", p.Rules[0].Requirement)
@@ -157,8 +147,8 @@ func TestDialectsHaveTheSameHash(t *testing.T) {
 		"{keyless: {identities: [{issuer: i, subjectRegExp: 's.*'}]}}":                           "{entries: [{keyless: {issuer: i, subjectRegExp: 's.*'}}]}",
 		"{ctlog: {}, keyless: {identities: [{issuer: i, subject: s}], insecureIgnoreSCT: true}}": "{entries: [{keyless: {issuer: i, subject: s, rekor: {ignoreTlog: true}, ctlog: {ignoreSCT: true}}}]}",
 	} {
-		p := validCIP(t, cipPolicy("images: [{glob: '**'}], authorities: ["+ours+"]"))
-		q := dialect(policyfiles.LoadKyverno).Valid(t, "apiVersion: kyverno.io/v1\nkind: ClusterPolicy\nmetadata: {name: p}\n"+
+		p := cip.Valid(t, cipPolicy("images: [{glob: '**'}], authorities: ["+ours+"]"))
+		q := kyverno.Valid(t, "apiVersion: kyverno.io/v1\nkind: ClusterPolicy\nmetadata: {name: p}\n"+
 			"spec: {rules: [{name: r, match: {resources: {kinds: [Pod]}}, verifyImages: [{imageReferences: ['*'], attestors: ["+theirs+"]}]}]}\n")
 		if x, y := p.Rules[0].Requirement.Hash("r"), q.Rules[0].Requirement.Hash("r"); x != y {
 			t.Errorf("%s and %s have the hashes %s, %s; want the same", ours, theirs, x, y)
@@ -168,8 +158,8 @@ func TestDialectsHaveTheSameHash(t *testing.T) {
 
 // All rules of both dialects that match an image apply, each in its own mode.
 func TestRulesOfBothDialects(t *testing.T) {
-	p := validCIP(t, cipPolicy("mode: warn, images: [{glob: 'repo.test/**'}], authorities: [{key: {data: "+pemText(t, "a.pub")+"}}]"))
-	q := dialect(policyfiles.LoadKyverno).Valid(t, "apiVersion: kyverno.io/v1\nkind: ClusterPolicy\nmetadata: {name: p}\n"+
+	p := cip.Valid(t, cipPolicy("mode: warn, images: [{glob: 'repo.test/**'}], authorities: [{key: {data: "+pemText(t, "a.pub")+"}}]"))
+	q := kyverno.Valid(t, "apiVersion: kyverno.io/v1\nkind: ClusterPolicy\nmetadata: {name: p}\n"+
 		"spec: {rules: [{name: r, match: {resources: {kinds: [Pod]}}, imageVerify: {images: ['repo.test/team/*'], default: deny, attestors: [{entries: [{keys: {publicKeys: "+pemText(t, "b.pub")+"}}]}]}}]}\n")
 	set := requirement.NewSet("", p, q)
 	for image, want := range map[string]string{
@@ -192,7 +182,7 @@ func TestRulesOfBothDialects(t *testing.T) {
 }
 
 func FuzzCIP(f *testing.F) {
-	dialect(policyfiles.LoadCIP).Fuzz(f, func(t *testing.T, r requirement.Rule) {
+	cip.Fuzz(f, func(t *testing.T, r requirement.Rule) {
 		t.Helper()
 		if len(r.Images) == 0 || r.Requirement == nil || r.Hash == "" {
 			t.Errorf("a rule without effect: %+v", r)

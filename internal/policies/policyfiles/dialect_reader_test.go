@@ -2,9 +2,16 @@ package policyfiles_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
@@ -12,6 +19,8 @@ import (
 
 // A dialect is the function Load of a dialect.
 type dialect func(files []policyfiles.File, now time.Time) (*requirement.Policies, error)
+
+var cip, kyverno dialect = policyfiles.LoadCIP, policyfiles.LoadKyverno
 
 // now is a time at which the certificates of testdata are valid.
 func now() time.Time { return time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC) }
@@ -92,4 +101,146 @@ func pemText(t *testing.T, names ...string) string {
 		all.WriteString(readFile(t, "testdata/"+name))
 	}
 	return `"` + strings.ReplaceAll(all.String(), "\n", `\n`) + `"`
+}
+
+// readFile returns the content of a file.
+func readFile(tb testing.TB, name string) string {
+	tb.Helper()
+	data, err := os.ReadFile(name)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return string(data)
+}
+
+// Golden compares a text with a file. UPDATE=1 rewrites it.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	if os.Getenv("UPDATE") != "" {
+		if err := os.WriteFile(name, []byte(got), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff(readFile(t, name), got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", name, diff)
+	}
+}
+
+// describePolicies returns policies as text: rules, the hashes of what they require, and notes.
+func describePolicies(p *requirement.Policies) string {
+	var out strings.Builder
+	fmt.Fprintf(&out, "%d policies\n", p.Len())
+	set := requirement.NewSet("root", p)
+	for _, r := range set.Rules() {
+		fmt.Fprintf(&out, "rule %s/%s of %s, %s\n", r.Policy, r.Name, r.Kind, r.Mode)
+		fmt.Fprintf(&out, "  images %v, default %q, digest %v, pods only %v\n", r.Images, r.Default, r.RequireDigest, r.PodsOnly)
+		fmt.Fprintf(&out, "  namespaces %v without %v\n", r.Scope.Include, r.Scope.Exclude)
+		if r.Requirement == nil {
+			continue
+		}
+		fmt.Fprintf(&out, "  %s %s\n", r.Hash, r.Requirement)
+		for _, s := range r.Requirement.Signers() {
+			describe(&out, s)
+		}
+	}
+	for _, n := range p.Notes {
+		fmt.Fprintf(&out, "note %s\n", n)
+	}
+	return out.String()
+}
+
+func describe(out *strings.Builder, s *requirement.Signer) {
+	fmt.Fprintf(out, "    %s\n", s)
+	if s.Repository != "" {
+		fmt.Fprintf(out, "      repository %s\n", s.Repository)
+	}
+	if s.Key != nil && s.Key.Hash != "sha256" {
+		fmt.Fprintf(out, "      hash %s\n", s.Key.Hash)
+	}
+	if l := s.Log; l != nil {
+		fmt.Fprintf(out, "      log %q with %d keys\n", l.URL, len(l.Keys))
+	}
+	if t := s.Timestamp; t != nil {
+		fmt.Fprintf(out, "      timestamp with %d certificates\n", len(t.Chain))
+	}
+	if k := s.Keyless; k != nil {
+		fmt.Fprintf(out, "      extensions %v, %d roots, ignore SCT %v, %d keys of certificate logs\n", k.Extensions, len(k.Roots), k.IgnoreSCT, len(k.CTLogKeys))
+	}
+}
+
+// signaturesPage returns the path of the page about policies, from the folder of the package.
+func signaturesPage() string { return filepath.Join("..", "..", "..", "docs", "signatures.md") }
+
+// checkFields checks that the table of a section of the manual names each field below spec of a policy file, as
+// parent.field, and no other one. document is the type of the file. If types of fields are used in several places, the
+// first one counts.
+func checkFields(t *testing.T, section string, document reflect.Type) {
+	t.Helper()
+	_, text, ok := strings.Cut(readFile(t, signaturesPage()), "\n## "+section+"\n")
+	if !ok {
+		t.Fatalf("%s has no section %s", signaturesPage(), section)
+	}
+	text, _, _ = strings.Cut(text, "\n## ")
+	var documented []string
+	for line := range strings.Lines(text) {
+		if row, ok := strings.CutPrefix(line, "| "); ok {
+			names, _, _ := strings.Cut(row, " | ")
+			for _, m := range regexp.MustCompile("`([A-Za-z0-9-]+\\.[A-Za-z0-9-]+)`").FindAllStringSubmatch(names, -1) {
+				documented = append(documented, m[1])
+			}
+		}
+	}
+	spec, _ := document.FieldByName("Spec")
+	fields := fieldsOf("spec", spec.Type, map[reflect.Type]bool{})
+	for _, f := range fields {
+		if !slices.Contains(documented, f) {
+			t.Errorf("section %s of %s does not have the field %s", section, signaturesPage(), f)
+		}
+	}
+	for i, f := range documented {
+		if !slices.Contains(fields, f) || slices.Contains(documented[:i], f) {
+			t.Errorf("section %s of %s has %s, which is not a field or there twice", section, signaturesPage(), f)
+		}
+	}
+}
+
+func fieldsOf(parent string, of reflect.Type, seen map[reflect.Type]bool) (fields []string) {
+	for of.Kind() == reflect.Pointer || of.Kind() == reflect.Slice {
+		of = of.Elem()
+	}
+	if of.Kind() != reflect.Struct || seen[of] {
+		return nil
+	}
+	seen[of] = true
+	for f := range of.Fields() {
+		name := f.Tag.Get("json")
+		if name == "" { // how a field was written
+			continue
+		}
+		fields = append(fields, parent+"."+name)
+		fields = append(fields, fieldsOf(name, f.Type, seen)...)
+	}
+	return fields
+}
+
+// example returns the example of the manual that has a text.
+func example(t *testing.T, has string) string {
+	t.Helper()
+	for i, example := range strings.Split(readFile(t, signaturesPage()), "```") {
+		if text, ok := strings.CutPrefix(example, "yaml\n"); ok && i%2 == 1 && strings.Contains(text, has) {
+			return text
+		}
+	}
+	t.Fatalf("%s has no example with %s", signaturesPage(), has)
+	return ""
+}
+
+func TestDocumentedFields(t *testing.T) {
+	checkFields(t, "Kyverno", reflect.TypeFor[policyfiles.KyvernoDocument]())
+	checkFields(t, "Sigstore", reflect.TypeFor[policyfiles.CIPDocument]())
+}
+
+func TestDocumentedExamples(t *testing.T) {
+	kyverno.Example(t, "kyverno.io/v1")
+	cip.Example(t, "policy.sigstore.dev/v1beta1")
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
 
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
@@ -330,15 +331,10 @@ func TestAnyOwner(t *testing.T) {
 // volume makes a folder as a kubelet makes a volume of a ConfigMap: only the folder itself is writable for all.
 func volume(t *testing.T, mode os.FileMode, pairs ...string) (dir, data string) {
 	t.Helper()
-	dir = filepath.Join(t.TempDir(), "policies")
-	data = filepath.Join(dir, "..2026_11_22_19_00_00.1234567890")
-	must(t, os.Mkdir(dir, 0o777), os.Mkdir(data, 0o755), os.Symlink(filepath.Base(data), filepath.Join(dir, "..data")))
-	for i := 0; i < len(pairs); i += 2 {
-		put(t, filepath.Join(data, pairs[i]), pairs[i+1])
-		must(t, os.Symlink("..data/"+pairs[i], filepath.Join(dir, pairs[i])))
-	}
+	dir = folder(t)
+	configMap(t, dir, "1", pairs...)
 	must(t, os.Chmod(dir, mode))
-	return dir, data
+	return dir, dir + "/..version-1"
 }
 
 func TestVolume(t *testing.T) {
@@ -380,3 +376,5 @@ func TestVolume(t *testing.T) {
 		must(t, os.Chown(path, 0, 0))
 	}
 }
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

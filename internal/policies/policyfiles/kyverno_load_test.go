@@ -11,18 +11,9 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-func loadKyverno(texts ...string) (*requirement.Policies, error) {
-	return dialect(policyfiles.LoadKyverno).Load(texts...)
-}
-
-func validKyverno(t *testing.T, texts ...string) *requirement.Policies {
-	t.Helper()
-	return dialect(policyfiles.LoadKyverno).Valid(t, texts...)
-}
-
 func TestExamplesOfTheProposal(t *testing.T) {
 	for _, name := range []string{"digest-corrected", "key-corrected", "keyless", "one-of-three-corrected", "tekton-corrected", "tekton-for-pods"} {
-		p, err := loadKyverno(readFile(t, "testdata/kyverno/proposal-"+name+".yaml"))
+		p, err := kyverno.Load(readFile(t, "testdata/kyverno/proposal-"+name+".yaml"))
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -35,7 +26,7 @@ func TestExamplesOfTheProposal(t *testing.T) {
 func TestMalformedExamplesOfTheProposal(t *testing.T) {
 	var text strings.Builder
 	for _, name := range []string{"structure", "digest", "key", "one-of-three", "tekton", "trivy", "trivy-corrected"} {
-		p, err := loadKyverno(readFile(t, "testdata/kyverno/proposal-"+name+".yaml"))
+		p, err := kyverno.Load(readFile(t, "testdata/kyverno/proposal-"+name+".yaml"))
 		if err == nil {
 			t.Errorf("%s is valid: %v", name, p)
 			continue
@@ -46,7 +37,7 @@ func TestMalformedExamplesOfTheProposal(t *testing.T) {
 }
 
 func TestKyvernoEveryField(t *testing.T) {
-	p := validKyverno(t, readFile(t, "testdata/kyverno/every-field.yaml"))
+	p := kyverno.Valid(t, readFile(t, "testdata/kyverno/every-field.yaml"))
 	golden(t, "testdata/kyverno/every-field.golden", describePolicies(p))
 }
 
@@ -192,14 +183,14 @@ func TestKyvernoErrors(t *testing.T) {
 		"all namespaces excluded": {matching("match: {resources: {kinds: [Pod]}}, exclude: {resources: {namespaces: [a, '*']}}"), []string{`spec.rules[0].exclude: Invalid value: "all pods"`}},
 		"an empty exclude":        {matching("match: {resources: {kinds: [Pod]}}, exclude: {resources: {}}"), []string{"spec.rules[0].exclude.resources.kinds: Required value"}},
 	} {
-		t.Run(name, func(t *testing.T) { dialect(policyfiles.LoadKyverno).Errors(t, tc.file, tc.want) })
+		t.Run(name, func(t *testing.T) { kyverno.Errors(t, tc.file, tc.want) })
 	}
 }
 
 func TestKyvernoErrorsHaveLines(t *testing.T) {
 	file := "apiVersion: kyverno.io/v1\nkind: ClusterPolicy\nmetadata: {name: p}\nspec:\n  validationFailureAction: Audit\n  rules:\n  - name: r\n    match: {resources: {kinds: [Pod]}}\n" +
 		"    imageVerify:\n      images: ['*']\n      attestors:\n      - count: 5\n        entries:\n        - staticKey:\n            key: x\n        - keyless:\n            issuer: i\n            subjectRegExp: (\n"
-	_, err := loadKyverno(file)
+	_, err := kyverno.Load(file)
 	want := []string{
 		`a.yaml: spec.rules[0].imageVerify.attestors[0].entries[0].staticKey.key: Invalid value: "text of 1 bytes": must be public keys in PEM form, which begins with -----BEGIN PUBLIC KEY-----, and nothing else (line 15)`,
 		"a.yaml: spec.rules[0].imageVerify.attestors[0].entries[1].keyless.subjectRegExp: Invalid value: \"(\": must be an RE2 expression: error parsing regexp: missing closing ): `(` (line 18)",
@@ -211,7 +202,7 @@ func TestKyvernoErrorsHaveLines(t *testing.T) {
 
 func TestExpiredRoot(t *testing.T) {
 	file := kyvernoAttestorsOf("{entries: [{keyless: {issuer: i, subject: s, roots: " + pemText(t, "root.crt") + "}}]}")
-	validKyverno(t, file)
+	kyverno.Valid(t, file)
 	p, err := policyfiles.LoadKyverno([]policyfiles.File{{Name: "a.yaml", Data: []byte(file)}}, now().AddDate(100, 0, 0))
 	if err != nil {
 		t.Fatal(err)
@@ -229,10 +220,10 @@ func TestNestedTooDeep(t *testing.T) {
 		}
 		return kyvernoAttestorsOf(set)
 	}
-	if _, err := loadKyverno(nested(16)); err != nil {
+	if _, err := kyverno.Load(nested(16)); err != nil {
 		t.Errorf("16 deep: %v", err)
 	}
-	if _, err := loadKyverno(nested(17)); err == nil || !strings.Contains(err.Error(), "sets of attestors can be nested 16 deep") {
+	if _, err := kyverno.Load(nested(17)); err == nil || !strings.Contains(err.Error(), "sets of attestors can be nested 16 deep") {
 		t.Errorf("17 deep: %v; want an error", err)
 	}
 }
@@ -241,11 +232,11 @@ func TestLoadOfSeveralFiles(t *testing.T) {
 	named := func(name, fields string) string {
 		return strings.Replace(kyvernoVerification(fields), "name: p", "name: "+name, 1)
 	}
-	p, err := loadKyverno(named("second", "verifyDigest: true, default: deny"), named("first", "verifyDigest: true"), named("third", "default: deny"))
+	p, err := kyverno.Load(named("second", "verifyDigest: true, default: deny"), named("first", "verifyDigest: true"), named("third", "default: deny"))
 	if err != nil || p.Len() != 3 || len(p.Rules) != 3 || p.Rules[0].Policy != "first" || p.Rules[0].File != "b.yaml" || p.Rules[1].Policy != "second" {
 		t.Errorf("Load = %+v, %v; want three rules in the order of their policies", p, err)
 	}
-	_, err = loadKyverno(named("p", "verifyDigest: true"), named("p", "verifyDigst: true"), "{")
+	_, err = kyverno.Load(named("p", "verifyDigest: true"), named("p", "verifyDigst: true"), "{")
 	want := []string{
 		"b.yaml: spec.rules[0].verifyImages[0].verifyDigst: unknown field; did you mean verifyDigest? (line 4)",
 		`b.yaml: metadata.name: Duplicate value: "p": also in a.yaml; each policy needs its own name (line 3)`,
@@ -254,7 +245,7 @@ func TestLoadOfSeveralFiles(t *testing.T) {
 	if err == nil || !slices.Equal(strings.Split(err.Error(), "\n"), want) {
 		t.Errorf("Load reports\n%v\nwant\n%s", err, strings.Join(want, "\n"))
 	}
-	_, err = loadKyverno(named("a", "default: allow"), named("b", "default: deny"))
+	_, err = kyverno.Load(named("a", "default: allow"), named("b", "default: deny"))
 	if want := `b.yaml (rule r): default: Invalid value: "deny": is allow in a.yaml (rule r); all rules must have the same default`; err == nil || err.Error() != want {
 		t.Errorf("two defaults: %v; want %s", err, want)
 	}
@@ -265,7 +256,7 @@ func TestSpellings(t *testing.T) {
 	a := pemText(t, "a.pub")
 	hash := func(file string) string {
 		t.Helper()
-		p := validKyverno(t, file)
+		p := kyverno.Valid(t, file)
 		text := describePolicies(p)
 		before, _, _ := strings.Cut(text, "note ")
 		return before
@@ -289,7 +280,7 @@ func TestHashIsOfTheRequirementAlone(t *testing.T) {
 	base := kyvernoVerification("attestors: [{entries: [{keys: {publicKeys: " + a + "}}]}]")
 	hash := func(file string) string {
 		t.Helper()
-		p, err := loadKyverno(file)
+		p, err := kyverno.Load(file)
 		if err != nil || len(p.Rules) != 1 {
 			t.Fatalf("%v: %s", err, file)
 		}
@@ -329,7 +320,7 @@ func TestMatchAndExclude(t *testing.T) {
 		"match: {resources: {kinds: [Pod]}}, exclude: {all: [{resources: {kinds: [Job]}}, {resources: {namespaces: ['*b']}}]}":       "a ab b",
 		"match: {resources: {kinds: [Pod], namespaces: ['a*']}}, exclude: {all: [{resources: {kinds: [Pod], namespaces: [ab, b]}}]}": "a",
 	} {
-		p, err := loadKyverno(kyvernoPolicy("", match+", imageVerify: {images: ['*'], verifyDigest: true}"))
+		p, err := kyverno.Load(kyvernoPolicy("", match+", imageVerify: {images: ['*'], verifyDigest: true}"))
 		if err != nil {
 			t.Errorf("%s: %v", match, err)
 			continue
@@ -348,7 +339,7 @@ func TestMatchAndExclude(t *testing.T) {
 
 func TestKyvernoNotes(t *testing.T) {
 	noPods := kyvernoPolicy("", "match: {any: [{resources: {kinds: [Deployment]}}]}, verifyImages: [{imageReferences: ['*'], verifyDigest: true}]")
-	p, err := loadKyverno(strings.Replace(noPods, "validationFailureAction: Enforce, ", "", 1))
+	p, err := kyverno.Load(strings.Replace(noPods, "validationFailureAction: Enforce, ", "", 1))
 	want := []string{
 		"a.yaml: spec.validationFailureAction: absent: the policy is enforced here and audited by Kyverno; set it to Enforce or Audit (line 4)",
 		"a.yaml: spec.rules[0].match.any[0].resources.kinds[0]: no effect; a rule for Pod is for the pods of all workloads (line 4)",
@@ -357,7 +348,7 @@ func TestKyvernoNotes(t *testing.T) {
 	if err != nil || len(p.Rules) != 0 || p.Len() != 1 || !slices.Equal(p.Notes, want) {
 		t.Errorf("Load = %+v, %v; want no rule and the notes\n%s", p, err, strings.Join(want, "\n"))
 	}
-	p, err = loadKyverno(kyvernoVerification("mutateDigest: true"))
+	p, err = kyverno.Load(kyvernoVerification("mutateDigest: true"))
 	if err != nil || len(p.Rules) != 0 || len(p.Notes) != 1 || !strings.Contains(p.Notes[0], ".mutateDigest: no effect until there is a mutating webhook") {
 		t.Errorf("Load = %+v, %v; want no rule and a note", p, err)
 	}
@@ -368,7 +359,7 @@ func TestCustomResources(t *testing.T) {
 	custom := kyvernoPolicy("", "match: {any: [{resources: {kinds: [tekton.dev/v1beta1/TaskRun.status, PipelineRun]}}]}, "+
 		"imageExtractors: {PipelineRun: [{path: /spec/pipelineRef, value: bundle}]}, verifyImages: [{imageReferences: ['*'], verifyDigest: true, default: allow}]")
 	both := kyvernoPolicy("", "match: {any: [{resources: {kinds: [Pod, argoproj.io/v1alpha1/Workflow]}}]}, verifyImages: [{imageReferences: ['*'], verifyDigest: true, default: deny}]")
-	p, err := loadKyverno(custom, strings.Replace(both, "name: p", "name: q", 1))
+	p, err := kyverno.Load(custom, strings.Replace(both, "name: p", "name: q", 1))
 	const note = "not enforced: pullgate verifies only the images of pods (line 4)"
 	want := []string{
 		"a.yaml: spec.rules[0].match.any[0].resources.kinds[0]: " + note,
@@ -382,7 +373,7 @@ func TestCustomResources(t *testing.T) {
 }
 
 func FuzzKyverno(f *testing.F) {
-	dialect(policyfiles.LoadKyverno).Fuzz(f, func(t *testing.T, r requirement.Rule) {
+	kyverno.Fuzz(f, func(t *testing.T, r requirement.Rule) {
 		t.Helper()
 		if len(r.Images) == 0 || r.Requirement == nil && !r.RequireDigest && r.Default == requirement.NoDefault {
 			t.Errorf("a rule without effect: %+v", r)

@@ -72,28 +72,6 @@ func BenchmarkJudgeContainer(b *testing.B) {
 	}
 }
 
-func BenchmarkJudgeSandbox(b *testing.B) {
-	set := load(b, many(b, 100, false)...)
-	pod, _ := large(10, 30)
-	b.ReportAllocs()
-	for b.Loop() {
-		if d := set.Judge(&pod, nil, restriction.Options{From: restriction.Node}); !d.Admitted {
-			b.Fatal(d.Violations)
-		}
-	}
-}
-
-func BenchmarkJudgePod(b *testing.B) {
-	set := load(b, many(b, 100, false)...)
-	pod, containers := large(10, 30)
-	b.ReportAllocs()
-	for b.Loop() {
-		if d := set.Judge(&pod, containers, restriction.Options{From: restriction.Admission}); !d.Admitted {
-			b.Fatal(d.Violations)
-		}
-	}
-}
-
 // The budget is 200 ms for 1,000 policies.
 func BenchmarkLoad(b *testing.B) {
 	files := many(b, 1000, false)

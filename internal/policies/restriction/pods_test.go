@@ -3,6 +3,8 @@ package restriction_test
 import (
 	"testing"
 
+	"go.uber.org/goleak"
+
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
@@ -97,3 +99,5 @@ func hostPath(folder string) admission.Mount {
 	m.HostPath = admission.Set(folder)
 	return m
 }
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -150,17 +150,3 @@ func TestViolationsOfAPolicyAreBounded(t *testing.T) {
 	}
 }
 
-func BenchmarkValidate(b *testing.B) {
-	var policies [][3]string
-	for i := range 100 {
-		policies = append(policies, [3]string{fmt.Sprintf("p%d", i), plain, notPrivileged})
-	}
-	chain := chainOf(b, restriction.Options{From: restriction.Node}, policies...)
-	s := subject(admission.Set(false), admission.Set(false))
-	b.ReportAllocs()
-	for b.Loop() {
-		if !chain.Evaluate(b.Context(), s).Admitted() {
-			b.Fatal("denied")
-		}
-	}
-}
