@@ -255,11 +255,11 @@ func Examine(ctx context.Context, c config.Policyd) (warnings []string, err erro
 	backends := policyfiles.BackendsOf(set)
 	var clients review.Set
 	defer clients.Close()
-	if err := clients.Replace(backends.All()); err != nil {
+	if err := clients.Replace(backends); err != nil {
 		errs = append(errs, fmt.Errorf("policies:\n%w", err))
 	}
 	named := []string{c.Policies, c.TrustedRoot, c.Kubeconfig, c.Bundles, c.HTTPS.CertFile, c.HTTPS.KeyFile, c.HTTPS.ClientCAFile}
-	for _, b := range backends.All() {
+	for _, b := range backends {
 		named = append(named, b.Kubeconfig)
 	}
 	unit := program.SandboxOf(ctx, nil, programName+".service")

@@ -149,4 +149,3 @@ func TestViolationsOfAPolicyAreBounded(t *testing.T) {
 		t.Errorf("%v with findings %v; want a denial, and at most 10 for each policy", d.Answer, perPolicy)
 	}
 }
-
