@@ -19,10 +19,8 @@ func main() { os.Exit(run(os.Args[1:], cli.System(), machine{})) }
 
 // A machine is the node for commands that do not use the daemon; the zero value is this machine.
 type machine struct {
-	// node is the node that doctor checks.
-	node doctor.Node
-	// enabler points the kubelet.
-	enabler nodeenable.Enabler
+	node    doctor.Node        // the node that doctor checks
+	enabler nodeenable.Enabler // points the kubelet
 }
 
 // run runs the command given by the arguments and returns the exit code.

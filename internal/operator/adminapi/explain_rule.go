@@ -20,16 +20,13 @@ type explanation struct {
 	// Image is the requested name; Names are the names of the image.
 	Image imageref.Ref
 	Names []imageref.Ref
-	// Pod is the pod that was judged; a Pod without a UID means any new pod of its namespace.
-	Pod tracker.Pod
+	Pod   tracker.Pod // the pod that was judged; a Pod without a UID means any new pod of its namespace
 	// Secrets are the credentials of the pod's pull secrets for the image. CredentialsKnown reports that the pod has no
 	// others.
-	Secrets          []tracker.Secret
-	CredentialsKnown bool
-	// PodSource reports whether a pod source is configured, and PodKnown whether it has the pod.
-	PodSource, PodKnown bool
-	// PullPolicy is how the pod pulls the image: Always, IfNotPresent, Never, mixed or unknown.
-	PullPolicy string
+	Secrets             []tracker.Secret
+	CredentialsKnown    bool
+	PodSource, PodKnown bool   // whether a pod source is configured, and PodKnown whether it has the pod
+	PullPolicy          string // how the pod pulls the image: Always, IfNotPresent, Never, mixed or unknown
 	// Policies are the answers of policies at the calls that create the sandbox and the containers; empty if there are
 	// none.
 	Policies []admission.Explanation
@@ -39,13 +36,10 @@ type explanation struct {
 // Settings are the fields of the configuration that determine the consequences of a verdict.
 type Settings struct {
 	// Shadow is noPullImageSecretRecheck: a missing proof denies nothing. Policies are enforced nevertheless.
-	Shadow bool
-	// OutageFallback is registryOutageFallback.
-	OutageFallback bool
-	// VerifyUntracked is untrackedImages: Verify.
-	VerifyUntracked bool
-	// PerNamespace is runtimeCredentials: perNamespace.
-	PerNamespace bool
+	Shadow          bool
+	OutageFallback  bool // registryOutageFallback
+	VerifyUntracked bool // untrackedImages: Verify
+	PerNamespace    bool // runtimeCredentials: perNamespace
 }
 
 // who returns the pod as the subject of a sentence.

@@ -20,10 +20,8 @@ const secretsLimit = 5 * time.Second
 // A SourcedPod is a pod of the pod source.
 type SourcedPod struct {
 	tracker.Pod
-	// Ended reports whether all its containers have ended and will not be restarted.
-	Ended bool
-	// Images are the images of its containers and volumes.
-	Images []podsource.ContainerImage
+	Ended  bool                       // whether all its containers have ended and will not be restarted
+	Images []podsource.ContainerImage // the images of its containers and volumes
 }
 
 // A podImage is a row of ListPods. An empty image means that the images of the pod are not known.

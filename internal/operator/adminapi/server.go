@@ -93,17 +93,14 @@ type Config struct {
 	// NodeCredentials accepts reports. Their IDs must be made with the key of KeyFingerprint.
 	NodeCredentials NodeCredentials
 	KeyFingerprint  string
-	// Decisions is the feed of WatchDecisions.
-	Decisions *Feed
-	// StorePath is the path of the file of the store.
-	StorePath string
+	Decisions       *Feed  // the feed of WatchDecisions
+	StorePath       string // the path of the file of the store
 	// Status returns a new answer of GetStatus, without what is from the tracker and the store.
 	Status func(ctx context.Context) *adminv1.GetStatusResponse
 	// Policies returns all policies in use, by kind and name, and how they are used. It is nil, or returns nil, if there
 	// are none.
-	Policies func() *adminv1.ListPoliciesResponse
-	// Signatures asks about signatures of images; nil if no policy can require them.
-	Signatures Signatures
+	Policies   func() *adminv1.ListPoliciesResponse
+	Signatures Signatures // asks about signatures of images; nil if no policy can require them
 	// EndorsementValidity returns how long an endorsement counts after its verification, 0 for without limit; nil means
 	// without limit.
 	EndorsementValidity func() time.Duration

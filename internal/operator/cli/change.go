@@ -74,11 +74,9 @@ func (c *Console) show(plan func(*Page)) error {
 // A Change describes how a command makes a change to the daemon's state.
 type Change[R proto.Message] struct {
 	// Check refuses arguments and flags before the daemon is asked; nil refuses none.
-	Check func(args []string) error
-	// Needs is the hint if the request selects nothing; "" means that it need not.
-	Needs string
-	// Question is asked after the plan is shown.
-	Question string
+	Check    func(args []string) error
+	Needs    string // the hint if the request selects nothing; "" means that it need not
+	Question string // asked after the plan is shown
 	// Nothing is printed if the plan is empty. NoMatch is then the error of the command; nil means that it succeeds.
 	Nothing string
 	NoMatch error

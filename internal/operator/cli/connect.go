@@ -99,8 +99,7 @@ func Path(from, endpoint string) (string, error) {
 
 // A Link describes the connection to the daemon.
 type Link struct {
-	// Path is the path of its socket.
-	Path string
+	Path string // the path of its socket
 	// Limit is how long connecting, and then each call, may take; 0 means no limit. A stream has no limit.
 	Limit time.Duration
 	// Dial connects to a socket; nil means the system's dialer.

@@ -19,9 +19,8 @@ import (
 
 // A Console contains the input, the outputs and the environment of a command, and how it connects to the daemon.
 type Console struct {
-	in io.Reader
-	// Out is stdout, for answers; Err is stderr, for everything else.
-	Out, Err io.Writer
+	in       io.Reader
+	Out, Err io.Writer // stdout, for answers; Err is stderr, for everything else
 
 	// OutTerminal reports whether Out is a terminal; the others report it for the input and Err.
 	OutTerminal             bool

@@ -35,8 +35,7 @@ const (
 // A Page is text that is made line by line. Every text in it has passed through Safe. The zero Page is empty and has no
 // colours.
 type Page struct {
-	// Colours reports whether the Page has colours.
-	Colours bool
+	Colours bool // whether the Page has colours
 	// Width is the number of columns of the terminal, or 0 if it is unknown. Prose is wrapped at this width, and at 90
 	// columns at most.
 	Width int
@@ -149,12 +148,9 @@ func shown(cell string) string {
 
 // A View contains the settings for text output.
 type View struct {
-	// Now is the time from which ages are computed.
-	Now time.Time
-	// WholeIDs prints whole IDs, not only their first 12 digits.
-	WholeIDs bool
-	// AbsoluteTimes prints times as dates, not as ages.
-	AbsoluteTimes bool
+	Now           time.Time // the time from which ages are computed
+	WholeIDs      bool      // prints whole IDs, not only their first 12 digits
+	AbsoluteTimes bool      // prints times as dates, not as ages
 }
 
 // shortID is how many digits of an ID distinguish it from the others of a node, as in runtimes.

@@ -26,30 +26,21 @@ const timeFormat = "2006-01-02T15:04:05.000000000Z"
 // A Decision is a decision that an operator would want to read later: a verdict other than a repeated Allow, the end of
 // a pull, or a refusal by the gate itself. It contains no credential, only IDs. The package comment has its format.
 type Decision struct {
-	// Call is the method that was judged, for example ImageStatus.
-	Call string
-	// Pod is the pod that asked; the zero value is an unknown pod, or none.
-	Pod tracker.Pod
-	// Image is the requested name.
-	Image string
-	// Repository is the repository of Verdict, or of Image if there was no verdict; "" if neither has one.
-	Repository string
+	Call       string      // the method that was judged, for example ImageStatus
+	Pod        tracker.Pod // the pod that asked; the zero value is an unknown pod, or none
+	Image      string      // the requested name
+	Repository string      // the repository of Verdict, or of Image if there was no verdict; "" if neither has one
 	// Verdict is the verdict and its basis. A pull that did not succeed has the zero value.
 	Verdict tracker.Verdict
 	// Secret is the Secret that contains the credential of the verdict; the zero value if no such Secret is known.
-	Secret records.SecretRef
-	// PullPolicy is how the pod uses the image: Always, IfNotPresent, Never, mixed or unknown.
-	PullPolicy string
-	// Outcome is the outcome of a pull; "" for every other decision.
-	Outcome string
-	// Took is how long the decision or the pull took.
-	Took time.Duration
-	// Shadow means that the verdict was not enforced.
-	Shadow bool
+	Secret     records.SecretRef
+	PullPolicy string        // how the pod uses the image: Always, IfNotPresent, Never, mixed or unknown
+	Outcome    string        // the outcome of a pull; "" for every other decision
+	Took       time.Duration // how long the decision or the pull took
+	Shadow     bool          // the verdict was not enforced
 	// Container is the name of the container in the pod; "" if the call has none, or if there are no policies.
 	Container string
-	// Admission is the decision of the admission chain; the zero value if it asked no validator.
-	Admission admission.Decision
+	Admission admission.Decision // the decision of the admission chain; the zero value if it asked no validator
 }
 
 // A Recorder stores decisions, or passes them on.

@@ -34,11 +34,10 @@ const (
 
 // A Finding is the result of one check for one object.
 type Finding struct {
-	Check string `json:"check"`
-	Found string `json:"found"`
-	Level Level  `json:"level"`
-	// Remediation describes what to do, in one sentence; "" if no action is needed.
-	Remediation string `json:"remediation"`
+	Check       string `json:"check"`
+	Found       string `json:"found"`
+	Level       Level  `json:"level"`
+	Remediation string `json:"remediation"` // what to do, in one sentence; "" if no action is needed
 }
 
 // A Node is the node to check. The zero value of a field, except those about the daemon, means the machine itself.
@@ -51,10 +50,8 @@ type Node struct {
 	// Status is the status of the daemon, and StatusErr is why there is none.
 	Status    *adminv1.GetStatusResponse
 	StatusErr error
-	// Unit is the unit that runs the kubelet; "" searches for one.
-	Unit string
-	// NoNetwork disables requests to other hosts.
-	NoNetwork bool
+	Unit      string // the unit that runs the kubelet; "" searches for one
+	NoNetwork bool   // disables requests to other hosts
 	// Kubeconfig is the path of a kubeconfig for the check of webhooks; without it there is no such check. It is not below
 	// Root.
 	Kubeconfig string

@@ -152,21 +152,16 @@ func units() []string {
 
 // A Kubelet is how a node's kubelet is run and configured.
 type Kubelet struct {
-	Kind Kind
-	Unit Unit
-	// ExecStart is the command line of the unit as in the file ExecStartFrom, on one line.
-	ExecStart, ExecStartFrom string
-	// Program is the name of the program that ExecStart runs, without its folder.
-	Program string
-	// RancherConfig is the configuration file of k3s or RKE2; "" elsewhere.
-	RancherConfig string
-	// Configured are the settings of the kubelet when it starts the next time.
-	Configured Settings
+	Kind                     Kind
+	Unit                     Unit
+	ExecStart, ExecStartFrom string   // the command line of the unit as in the file ExecStartFrom, on one line
+	Program                  string   // the name of the program that ExecStart runs, without its folder
+	RancherConfig            string   // the configuration file of k3s or RKE2; "" elsewhere
+	Configured               Settings // the settings of the kubelet when it starts the next time
 	// Running are the settings of the running kubelet by its flags, and by the files as they are now. It is nil if
 	// no kubelet process is found, which is always so under k3s.
 	Running *Settings
-	// Process is the running kubelet, if it was found.
-	Process Process
+	Process Process // the running kubelet, if it was found
 }
 
 // Dials returns what the kubelet dials, as far as that can be determined. If a restart would not change it, the result
@@ -308,8 +303,7 @@ const maxSize = 1 << 20
 
 // A Host is the machine to inspect. The zero value is the one that this program runs on.
 type Host struct {
-	// Root is the folder that replaces /; "" is / itself.
-	Root string
+	Root string // the folder that replaces /; "" is / itself
 	// Command runs a program and returns what it wrote to stdout; nil runs it on this machine.
 	Command func(ctx context.Context, name string, args ...string) ([]byte, error)
 

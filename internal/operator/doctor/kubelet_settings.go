@@ -36,15 +36,11 @@ type Setting struct {
 type Settings struct {
 	// Runtime is the endpoint that it dials for the RuntimeService, Image the one for the ImageService, which is
 	// the same unless it is set separately.
-	Runtime, Image Setting
-	// ConfigFile and ConfigDir are the values of --config and --config-dir; "" if it has none.
-	ConfigFile, ConfigDir string
-	// Root is the value of --root-dir, below which it keeps the volumes of pods.
-	Root Setting
-	// FlagsSetEndpoint reports whether an endpoint is among its flags, which take precedence over files.
-	FlagsSetEndpoint bool
-	// Healthz is the URL that answers 200 if the kubelet is healthy; "" if it is disabled.
-	Healthz string
+	Runtime, Image        Setting
+	ConfigFile, ConfigDir string  // the values of --config and --config-dir; "" if it has none
+	Root                  Setting // the value of --root-dir, below which it keeps the volumes of pods
+	FlagsSetEndpoint      bool    // whether an endpoint is among its flags, which take precedence over files
+	Healthz               string  // the URL that answers 200 if the kubelet is healthy; "" if it is disabled
 
 	healthzIP   string
 	healthzPort int

@@ -20,20 +20,13 @@ import (
 
 // A Unit is a service of systemd.
 type Unit struct {
-	// Name ends with .service.
-	Name string
-	// Loaded reports whether the unit exists.
-	Loaded bool
-	// Active and Sub are its state in the words of systemd: active and running.
-	Active, Sub string
-	// MainPID is its process; 0 is none.
-	MainPID int
-	// Restarts is how often systemd has restarted it since an operator started it.
-	Restarts int
-	// Invocation is the invocation ID of systemd, which is new after each start.
-	Invocation string
-	// Files are the unit file and its drop-ins; later ones take precedence.
-	Files []string
+	Name        string   // ends with .service
+	Loaded      bool     // whether the unit exists
+	Active, Sub string   // its state in the words of systemd: active and running
+	MainPID     int      // its process; 0 is none
+	Restarts    int      // how often systemd has restarted it since an operator started it
+	Invocation  string   // the invocation ID of systemd, which is new after each start
+	Files       []string // the unit file and its drop-ins; later ones take precedence
 }
 
 // unitProperties are what is asked of systemd.
@@ -110,8 +103,7 @@ type word struct{ text, from string }
 
 // A service is the command line of a unit, from its files.
 type service struct {
-	// execStart is the effective ExecStart=, on one line, as in the file execStartFrom.
-	execStart, execStartFrom string
+	execStart, execStartFrom string // the effective ExecStart=, on one line, as in the file execStartFrom
 	// words is the command line with its variables replaced, environment has their values.
 	words       []word
 	environment map[string]word

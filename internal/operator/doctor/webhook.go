@@ -110,8 +110,7 @@ func pathOf(c admissionregistrationv1.WebhookClientConfig) string {
 type endpoint struct {
 	addresses  []string // of the connection; the first that can be reached is used
 	serverName string   // of the certificate
-	// elsewhere says that an API server may reach an address although this machine does not.
-	elsewhere bool
+	elsewhere  bool     // says that an API server may reach an address although this machine does not
 }
 
 // probe makes a request to a webhook. It returns where an API server calls it, and what was not tested.

@@ -24,10 +24,8 @@ import (
 type Enabler struct {
 	Host   doctor.Host
 	Daemon Daemon
-	// Unit is the unit that runs the kubelet; with "" the Enabler searches for one.
-	Unit string
-	// Wait is how long the kubelet may take to be healthy after a restart.
-	Wait time.Duration
+	Unit   string        // the unit that runs the kubelet; with "" the Enabler searches for one
+	Wait   time.Duration // how long the kubelet may take to be healthy after a restart
 	// Settle is how long it has to be healthy without interruption; 0 means 12 seconds, because systemd restarts a failed
 	// kubelet after ten.
 	Settle time.Duration

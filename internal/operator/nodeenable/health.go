@@ -190,8 +190,7 @@ type watcher struct {
 	endpoint string // where its calls have to arrive; "" means any endpoint
 	first    bool   // whether it was seen after the restart
 	calls    float64
-	// well is since when it is healthy; the zero time means that it is not.
-	well time.Time
+	well     time.Time // since when it is healthy; the zero time means that it is not
 }
 
 // watch returns nil after the kubelet was healthy for a while. It returns the problem when the time is over, or earlier

@@ -208,8 +208,7 @@ func ownFiles(n doctor.Kubelet) []string {
 type change struct {
 	path    string
 	content []byte
-	// lines are the replaced lines in a file of another owner; nil if this package wrote the whole file.
-	lines []line
+	lines   []line // the replaced lines in a file of another owner; nil if this package wrote the whole file
 }
 
 // planChange returns the change that makes the kubelet of a node dial endpoint, if it does not yet.
@@ -289,11 +288,9 @@ type journal struct {
 
 // noted is the change of a file.
 type noted struct {
-	Path string `json:"path"`
-	// Lines are the replaced lines; none if this package wrote the whole file.
-	Lines []line `json:"lines,omitempty"`
-	// Folders are the folders that were made for the file, the outermost first.
-	Folders []string `json:"folders,omitempty"`
+	Path    string   `json:"path"`
+	Lines   []line   `json:"lines,omitempty"`   // the replaced lines; none if this package wrote the whole file
+	Folders []string `json:"folders,omitempty"` // the folders that were made for the file, the outermost first
 }
 
 // readJournal returns the journal, nil if there is none.

@@ -18,8 +18,7 @@ import (
 
 // A Plan is an ordered list of steps. Without steps, no action is needed.
 type Plan struct {
-	// Enable reports whether the plan enables or disables.
-	Enable bool `json:"enable"`
+	Enable bool `json:"enable"` // whether the plan enables or disables
 	// Found are the facts that the plan depends on, a sentence each.
 	Found []string `json:"found"`
 	Steps []Step   `json:"steps"`
@@ -41,15 +40,11 @@ const (
 
 // A Step is one action of a plan.
 type Step struct {
-	Action Action `json:"action"`
-	// Text describes the step, in one line.
-	Text string `json:"text"`
-	// Path is the file that is written or removed.
-	Path string `json:"path,omitempty"`
-	// Diff contains the changed lines, each after "+ " or "- ".
-	Diff []string `json:"diff,omitempty"`
-	// Command is the command to run.
-	Command []string `json:"command,omitempty"`
+	Action  Action   `json:"action"`
+	Text    string   `json:"text"`              // the step, in one line
+	Path    string   `json:"path,omitempty"`    // the file that is written or removed
+	Diff    []string `json:"diff,omitempty"`    // contains the changed lines, each after "+ " or "- "
+	Command []string `json:"command,omitempty"` // the command to run
 
 	content []byte
 	mode    fs.FileMode
@@ -323,22 +318,17 @@ func (p Plan) Lines() []string {
 
 // A Status describes what a kubelet dials and why.
 type Status struct {
-	Unit  string `json:"unit"`
-	Kind  string `json:"kind"`
-	State string `json:"state"`
-	// Enabled reports whether the kubelet dials pullgated for both services, now and after its next start.
-	Enabled bool `json:"enabled"`
+	Unit    string `json:"unit"`
+	Kind    string `json:"kind"`
+	State   string `json:"state"`
+	Enabled bool   `json:"enabled"` // whether the kubelet dials pullgated for both services, now and after its next start
 	// Runtime and Image are what it dials for each service, and where that is configured.
 	Runtime doctor.Setting `json:"runtime"`
 	Image   doctor.Setting `json:"image"`
-	// Files are the unchanged files that pullgatectl wrote.
-	Files []string `json:"files"`
-	// Journal is the phase of the journal; "" if there is none.
-	Journal string `json:"journal,omitempty"`
-	// Without is what the kubelet would dial without the changes of pullgatectl.
-	Without doctor.Setting `json:"without"`
-	// Wrong are the problems that need attention, a sentence each.
-	Wrong []string `json:"wrong"`
+	Files   []string       `json:"files"`             // the unchanged files that pullgatectl wrote
+	Journal string         `json:"journal,omitempty"` // the phase of the journal; "" if there is none
+	Without doctor.Setting `json:"without"`           // what the kubelet would dial without the changes of pullgatectl
+	Wrong   []string       `json:"wrong"`             // the problems that need attention, a sentence each
 }
 
 // Status inspects the node and changes nothing.
