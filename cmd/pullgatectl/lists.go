@@ -202,8 +202,9 @@ With --denied, the exit code is 4 if a pod needs proof or is denied, and 0 if no
 	cmd.Flags().BoolVar(&request.Denied, "denied", false,
 		"only what needs proof or is denied; exit code 4 if there is any")
 	denied := 0
-	list := func(api adminv1.PullRecordsClient, ctx context.Context, q *adminv1.ListPodsRequest,
-		o ...grpc.CallOption) (*adminv1.ListPodsResponse, error) {
+	list := func(
+		api adminv1.PullRecordsClient, ctx context.Context, q *adminv1.ListPodsRequest, o ...grpc.CallOption,
+	) (*adminv1.ListPodsResponse, error) {
 		r, err := api.ListPods(ctx, q, o...)
 		denied += len(r.GetImages())
 		return r, err

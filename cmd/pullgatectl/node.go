@@ -128,8 +128,10 @@ func nodeFlags(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command) *
 	cmd.Flags().StringVar(&s.config, "config", defaultConfig, configUsage)
 	cmd.Flags().StringVar(&s.unit, "unit", "", "the systemd `unit` that runs the kubelet; found automatically if not "+
 		"given")
-	_ = cmd.RegisterFlagCompletionFunc("unit", cobra.FixedCompletions([]string{"kubelet.service", "k3s.service",
-		"k3s-agent.service", "rke2-server.service", "rke2-agent.service"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("unit", cobra.FixedCompletions([]string{
+		"kubelet.service", "k3s.service",
+		"k3s-agent.service", "rke2-server.service", "rke2-agent.service",
+	}, cobra.ShellCompDirectiveNoFileComp))
 	return s
 }
 
@@ -329,8 +331,10 @@ func statusFor(ctx context.Context, c *cli.Console, listen string) (status *admi
 
 // showFindings prints each finding with its remediation below it.
 func showFindings(p *cli.Page, found []doctor.Finding) {
-	colours := map[doctor.Level]cli.Colour{doctor.OK: cli.Good, doctor.Warn: cli.Heed, doctor.Fail: cli.Bad,
-		doctor.Unknown: cli.Heed}
+	colours := map[doctor.Level]cli.Colour{
+		doctor.OK: cli.Good, doctor.Warn: cli.Heed, doctor.Fail: cli.Bad,
+		doctor.Unknown: cli.Heed,
+	}
 	for _, f := range found {
 		first := fmt.Sprintf("%-8s %-14s ", f.Level, f.Check)
 		p.PaintProse(colours[f.Level], first, "%s", f.Found)

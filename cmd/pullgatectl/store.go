@@ -93,8 +93,10 @@ use store verify.`,
 		if err != nil {
 			return err
 		}
-		answer := &adminv1.VerifyStoreResponse{Values: int64(v.Values), Omitted: int64(v.Omitted),
-			Took: durationpb.New(time.Since(began))}
+		answer := &adminv1.VerifyStoreResponse{
+			Values: int64(v.Values), Omitted: int64(v.Omitted),
+			Took: durationpb.New(time.Since(began)),
+		}
 		for _, p := range v.Problems {
 			answer.Problems = append(answer.Problems, &adminv1.StoreProblem{Where: p.Where, What: p.What})
 		}

@@ -59,8 +59,10 @@ func markTo(m records.Mark) *adminv1.Mark {
 }
 
 func intentTo(in records.Intent) *adminv1.Intent {
-	return &adminv1.Intent{Id: in.ID, Name: in.Name, Repository: text(in.Repository), Begun: timestamp(in.Begun),
-		Ended: timestamp(in.Ended)}
+	return &adminv1.Intent{
+		Id: in.ID, Name: in.Name, Repository: text(in.Repository), Begun: timestamp(in.Begun),
+		Ended: timestamp(in.Ended),
+	}
 }
 
 // endorsements returns a function that converts endorsements, with their expiry and the rules in use.
@@ -149,6 +151,8 @@ func (s *Server) names() names {
 func (n names) grant(g tracker.Grant) *adminv1.Grant {
 	p := n[g.Pod]
 	p.UID = g.Pod
-	return &adminv1.Grant{Pod: podTo(p), Pair: pairTo(g.Pair), Reason: string(g.Reason),
-		CredentialId: string(g.Credential)}
+	return &adminv1.Grant{
+		Pod: podTo(p), Pair: pairTo(g.Pair), Reason: string(g.Reason),
+		CredentialId: string(g.Credential),
+	}
 }

@@ -132,8 +132,10 @@ func (s *Server) ForgetPreloaded(
 	if err != nil {
 		return nil, err
 	}
-	return &adminv1.ForgetPreloadedResponse{Forgotten: all(gone.Marks, markTo), Grants: all(gone.Grants, s.names().grant),
-		StillOpen: pairsTo(gone.Open)}, nil
+	return &adminv1.ForgetPreloadedResponse{
+		Forgotten: all(gone.Marks, markTo), Grants: all(gone.Grants, s.names().grant),
+		StillOpen: pairsTo(gone.Open),
+	}, nil
 }
 
 // RevokeEndorsements deletes endorsements.

@@ -17,8 +17,10 @@ func (c explanation) Consequences() []string {
 	if c.sandboxDenied() || c.Allowed() && len(c.denied()) > 0 {
 		return all // whatever the imagePullPolicy
 	}
-	outcome := map[string]string{tracker.PullIfNotPresent: c.withIfNotPresent(), tracker.PullNever: c.withNever(),
-		tracker.PullAlways: c.withAlways()}
+	outcome := map[string]string{
+		tracker.PullIfNotPresent: c.withIfNotPresent(), tracker.PullNever: c.withNever(),
+		tracker.PullAlways: c.withAlways(),
+	}
 	order := []string{tracker.PullIfNotPresent, tracker.PullNever, tracker.PullAlways}
 	if i := slices.Index(order, c.PullPolicy); i > 0 {
 		order = append([]string{c.PullPolicy}, slices.Delete(order, i, i+1)...)
@@ -149,8 +151,10 @@ func (c explanation) denials() []string {
 		return []string{revoke + " closes it for every pod. A pull without a credential, or with a credential of the node, " +
 			"opens it again."}
 	case policy.Granted:
-		return []string{"The grant ends with the pod's last sandbox.",
-			revoke + " ends it at once, and removes all proofs of " + c.Pair.Repository + "."}
+		return []string{
+			"The grant ends with the pod's last sandbox.",
+			revoke + " ends it at once, and removes all proofs of " + c.Pair.Repository + ".",
+		}
 	default:
 		by := "`pullgatectl revoke --credential " + string(c.Credential) +
 			"` removes all proofs of this credential on this node. It can prove access again unless the registry denies it."

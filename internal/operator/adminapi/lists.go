@@ -243,8 +243,10 @@ func filterOf(f *adminv1.ImageFilter) (filter, error) {
 	}
 	selected := filter{
 		repository: repository, imageID: f.GetImageId(),
-		secret: records.SecretRef{UID: f.GetSecret().GetUid(), Namespace: f.GetSecret().GetNamespace(),
-			Name: f.GetSecret().GetName()},
+		secret: records.SecretRef{
+			UID: f.GetSecret().GetUid(), Namespace: f.GetSecret().GetNamespace(),
+			Name: f.GetSecret().GetName(),
+		},
 	}
 	if ns := f.GetNamespace(); ns != "" {
 		if selected.secret.Namespace != "" && selected.secret.Namespace != ns {

@@ -268,8 +268,10 @@ func codeOf(err error) (code codes.Code, todo string, listed bool) {
 	}{
 		{tracker.ErrNothingSelected, codes.InvalidArgument, "name what is meant"},
 		{tracker.ErrNotPresent, codes.NotFound, "see what is there with ListImages"},
-		{tracker.ErrDistrusted, codes.FailedPrecondition,
-			"accept single images by image_id or repository, or end distrust first"},
+		{
+			tracker.ErrDistrusted, codes.FailedPrecondition,
+			"accept single images by image_id or repository, or end distrust first",
+		},
 		{tracker.ErrProved, codes.FailedPrecondition, "set including_proved if every pod is to use it"},
 		{tracker.ErrChanged, codes.Aborted, "ask for a dry run again"},
 		{tracker.ErrRivals, codes.FailedPrecondition, "give image_id as well if every pod is to use it"},

@@ -127,7 +127,8 @@ func (l Link) Ask(ctx context.Context, f func(context.Context, adminv1.PullRecor
 		// An answer may be larger than gRPC's default limit. The daemon is on this node, and trusted.
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(math.MaxInt32)),
 		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn,
-			invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+		) error {
 			ctx, cancel := l.limited(ctx)
 			defer cancel()
 			return invoke(ctx, method, req, reply, cc, opts...)

@@ -104,7 +104,8 @@ func (c *Console) CompleteFlags(cmd *cobra.Command) {
 	for flag, from := range ofFlags() {
 		if cmd.Flags().Lookup(flag) != nil {
 			_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, begun string) ([]string,
-				cobra.ShellCompDirective) {
+				cobra.ShellCompDirective,
+			) {
 				return c.complete(cmd, begun, from), cobra.ShellCompDirectiveNoFileComp
 			})
 		}

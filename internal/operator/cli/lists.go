@@ -177,9 +177,11 @@ func (v View) Grants(p *Page, grants []*adminv1.Grant) {
 			if g.GetPod().GetName() != "" {
 				name = podName(g.GetPod())
 			}
-			return []string{name, g.GetPod().GetUid(), g.GetPair().GetRepository(), v.ID(g.GetPair().GetImageId()),
+			return []string{
+				name, g.GetPod().GetUid(), g.GetPair().GetRepository(), v.ID(g.GetPair().GetImageId()),
 				g.GetReason(),
-				v.ID(g.GetCredentialId())}
+				v.ID(g.GetCredentialId()),
+			}
 		})
 }
 
@@ -280,8 +282,7 @@ func repositories(i *adminv1.Image) []*repository {
 	for _, name := range i.GetUnreadable() {
 		of(name).unreadable = true
 	}
-	return slices.SortedFunc(maps.Values(by), func(a,
-		b *repository) int {
+	return slices.SortedFunc(maps.Values(by), func(a, b *repository) int {
 		return cmp.Compare(a.repository, b.repository)
 	})
 }

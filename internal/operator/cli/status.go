@@ -181,8 +181,10 @@ func reviewBackends(p *Page, backends []*adminv1.Policy) {
 		if !b.GetIncludeImageVolumes() {
 			volumes = "not reviewed"
 		}
-		return []string{policy.GetKind(), policy.GetName(), byDefault, kept(b.GetAllowTtl()), kept(b.GetDenyTtl()), volumes,
-			boundTo(policy)}
+		return []string{
+			policy.GetKind(), policy.GetName(), byDefault, kept(b.GetAllowTtl()), kept(b.GetDenyTtl()), volumes,
+			boundTo(policy),
+		}
 	})
 }
 

@@ -96,8 +96,10 @@ const maxFindings = 100
 func findingsOf(d admission.Decision) []finding {
 	var decided, open, admitting, others []finding
 	for _, f := range d.Findings {
-		w := finding{f.Validator, f.Policy, f.Rule, f.Answer.String(), string(f.Reason), f.Audit, f.FailedOpen, f.Signers,
-			f.AuditAnnotations}
+		w := finding{
+			f.Validator, f.Policy, f.Rule, f.Answer.String(), string(f.Reason), f.Audit, f.FailedOpen, f.Signers,
+			f.AuditAnnotations,
+		}
 		switch {
 		case f.FailedOpen:
 			open = append(open, w)

@@ -76,17 +76,19 @@ var (
 
 // authDirs returns the directories in which CRI-O is configured to look for auth files of namespaces, and the default.
 func (h Host) authDirs() []string {
-	files := append([]string{"/etc/crio/crio.conf", "/etc/default/crio", "/etc/sysconfig/crio"}, h.glob("/etc/crio/crio.conf.d/*")...)
-	return h.values(authDir, append(files, h.startedBy("crio")...), defaultAuthDir)
+	files := []string{"/etc/crio/crio.conf", "/etc/default/crio", "/etc/sysconfig/crio"}
+	return h.values(authDir, slices.Concat(files, h.glob("/etc/crio/crio.conf.d/*"), h.startedBy("crio")), defaultAuthDir)
 }
 
 // providerConfigs returns the files from which kubelets are configured to read credential providers from.
 func (h Host) providerConfigs() (files []string) {
 	settings := []string{"/etc/default/kubelet", "/etc/sysconfig/kubelet", "/var/lib/kubelet/kubeadm-flags.env"}
 	for _, which := range []string{"k3s", "rke2"} {
-		settings = append(append(settings, "/etc/rancher/"+which+"/config.yaml"), h.glob("/etc/rancher/"+which+"/config.yaml.d/*.yaml")...)
+		file := "/etc/rancher/" + which + "/config.yaml"
+		settings = append(append(settings, file), h.glob(file+".d/*.yaml")...)
 	}
-	for _, path := range h.values(providerConfig, append(settings, h.startedBy("kubelet")...), "/var/lib/rancher/credentialprovider/config.yaml") {
+	settings = append(settings, h.startedBy("kubelet")...)
+	for _, path := range h.values(providerConfig, settings, "/var/lib/rancher/credentialprovider/config.yaml") {
 		if info, err := os.Stat(h.Path(path)); err == nil && info.IsDir() { // kubelet 1.36 and newer
 			files = append(files, h.glob(filepath.Join(path, "*"))...)
 			continue

@@ -143,8 +143,10 @@ func (f Finding) String() string {
 func (n Node) examine(ctx context.Context, c check) (found []Finding) {
 	defer func() {
 		if p := recover(); p != nil {
-			found = append(found, Finding{Level: Unknown, Found: fmt.Sprintf("the check panicked: %v", p),
-				Remediation: "report this as a bug of pullgatectl"})
+			found = append(found, Finding{
+				Level: Unknown, Found: fmt.Sprintf("the check panicked: %v", p),
+				Remediation: "report this as a bug of pullgatectl",
+			})
 		}
 	}()
 	return c.look(n, ctx)

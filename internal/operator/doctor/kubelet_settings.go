@@ -90,7 +90,8 @@ func (h Host) settings(args []word, s Settings) (Settings, error) {
 	}
 	runtime, image := last(args, "container-runtime-endpoint"), last(args, "image-service-endpoint")
 	s.FlagsSetEndpoint = runtime.text != "" || image.text != ""
-	s.take(Setting{runtime.text, runtime.from}, Setting{image.text, image.from})
+	take(&s.Runtime, Setting{runtime.text, runtime.from})
+	take(&s.Image, Setting{image.text, image.from})
 	if ip := last(args, "healthz-bind-address").text; ip != "" {
 		s.healthzIP = ip
 	}
@@ -120,17 +121,14 @@ func (s Settings) CheckRoot(configured string) error {
 		configured, s.Root.Value, s.Root.From)
 }
 
-// take sets the endpoints that are not empty.
-func (s *Settings) take(runtime, image Setting) {
-	if runtime.Value != "" {
-		s.Runtime = runtime
-	}
-	if image.Value != "" {
-		s.Image = image
+// take sets an endpoint unless it is empty.
+func take(to *Setting, endpoint Setting) {
+	if endpoint.Value != "" {
+		*to = endpoint
 	}
 }
 
-func (s *Settings) healthz() string {
+func (s Settings) healthz() string {
 	if s.healthzPort <= 0 {
 		return ""
 	}
@@ -156,11 +154,11 @@ func (h Host) readKubelet(file string, s *Settings) error {
 	}
 	if f.Runtime != nil { // "" is as if it were not set
 		s.Runtime = Setting{defaultEndpoint, byDefault}
-		s.take(Setting{*f.Runtime, file}, Setting{})
+		take(&s.Runtime, Setting{*f.Runtime, file})
 	}
 	if f.Image != nil {
 		s.Image = Setting{}
-		s.take(Setting{}, Setting{*f.Image, file})
+		take(&s.Image, Setting{*f.Image, file})
 	}
 	if f.HealthzIP != nil {
 		s.healthzIP = *f.HealthzIP
@@ -234,8 +232,10 @@ type rancher struct {
 
 func (h Host) rancher(s service) (rancher, error) {
 	product := s.program()
-	r := rancher{file: "/etc/rancher/" + product + "/config.yaml", product: product, values: map[string][]word{},
-		cli: s.words[1:]}
+	r := rancher{
+		file: "/etc/rancher/" + product + "/config.yaml", product: product, values: map[string][]word{},
+		cli: s.words[1:],
+	}
 	if named := append(values(r.cli, "c"), values(r.cli, "config")...); len(named) > 0 {
 		r.file = named[0].text
 	}
@@ -322,7 +322,8 @@ func (r rancher) before() Settings {
 		s.Runtime = Setting{rancherDocker, docker.from}
 	}
 	runtime, image := r.one("container-runtime-endpoint"), r.one("image-service-endpoint")
-	s.take(Setting{withScheme(runtime.text), runtime.from}, Setting{withScheme(image.text), image.from})
+	take(&s.Runtime, Setting{withScheme(runtime.text), runtime.from})
+	take(&s.Image, Setting{withScheme(image.text), image.from})
 	return s
 }
 

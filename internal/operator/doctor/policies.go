@@ -75,8 +75,10 @@ func (n Node) policyPaths() policyfiles.Paths {
 		return n.Path(path)
 	}
 	a := n.Config.Admission
-	return policyfiles.Paths{Folder: rooted(a.Policies), NamespaceLabels: rooted(a.NamespaceLabels),
-		TrustedRoot: rooted(a.TrustedRoot)}
+	return policyfiles.Paths{
+		Folder: rooted(a.Policies), NamespaceLabels: rooted(a.NamespaceLabels),
+		TrustedRoot: rooted(a.TrustedRoot),
+	}
 }
 
 // policyd checks the socket of pullgate-policyd, and asks the process that answers there for its policy files.

@@ -185,8 +185,10 @@ func startSignatures(a config.Admission, set *policyfiles.Set) (all []Finding) {
 
 func (n Node) startRuntime(context.Context) (all []Finding) {
 	c := n.Config
-	for _, e := range []struct{ field, endpoint string }{{"runtimeEndpoint", c.RuntimeEndpoint},
-		{"imageEndpoint", c.ImageEndpoint}} {
+	for _, e := range []struct{ field, endpoint string }{
+		{"runtimeEndpoint", c.RuntimeEndpoint},
+		{"imageEndpoint", c.ImageEndpoint},
+	} {
 		path := strings.TrimPrefix(e.endpoint, "unix://")
 		_, err := os.Stat(path)
 		if errors.Is(err, fs.ErrNotExist) && (e.field == "runtimeEndpoint" || c.ImageEndpoint != c.RuntimeEndpoint) {

@@ -165,8 +165,10 @@ func endpointOf(address string) (endpoint, error) {
 	if err != nil || u.Scheme != "https" || u.Hostname() == "" {
 		return endpoint{}, errors.New("the URL is not that of an https server")
 	}
-	return endpoint{addresses: []string{net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443"))},
-		serverName: u.Hostname()}, nil
+	return endpoint{
+		addresses:  []string{net.JoinHostPort(u.Hostname(), cmp.Or(u.Port(), "443"))},
+		serverName: u.Hostname(),
+	}, nil
 }
 
 // greet checks the certificate of a connection, and makes a request that pullgate refuses, because it is not a POST. It

@@ -421,8 +421,10 @@ func (m *Metrics) SetStore(counts func() records.Stats) {
 		}{
 			{"pullgate_pull_records", "Pull records on disk: pairs of an image and a repository to which a credential proved " +
 				"access.", float64(n.Records)},
-			{"pullgate_pull_intents", "Pulls that are under way, or whose answer was lost less than about an hour ago.",
-				float64(n.Intents)},
+			{
+				"pullgate_pull_intents", "Pulls that are under way, or whose answer was lost less than about an hour ago.",
+				float64(n.Intents),
+			},
 			{"pullgate_preloaded_marks", "Images under one of their repositories that are marked preloaded.", float64(n.Marks)},
 			{"pullgate_endorsements", "Images under one of their repositories whose signatures were verified, once for each " +
 				"requirement that they met.", float64(n.Endorsements)},

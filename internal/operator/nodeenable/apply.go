@@ -175,8 +175,7 @@ func exists(h doctor.Host, file string) bool {
 // owner, and a link to a file stays a link.
 func write(h doctor.Host, file string, content []byte, mode fs.FileMode) error {
 	file = h.Path(file)
-	if err := os.MkdirAll(filepath.Dir(file),
-		0o755); err != nil { //nolint:gosec // configuration of the node, which others may read
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // others may read configuration
 		return err
 	}
 	o := disk.Options{Replace: true, Mode: mode, KeepAttributes: true, FollowLinks: true, Temporary: temporary}

@@ -71,24 +71,24 @@ func TestKilledAtEveryStep(t *testing.T) {
 				}
 				for nth := first; ; nth += step {
 					reached := false
-					inNode(t, kind, func(t *testing.T, n *node) {
+					inNode(t, kind, func(n *node) {
 						before := n.snapshot()
 						if tc.first.name == "disable" {
-							must(t, n.enable())
+							must(n.t, n.enable())
 						}
 						reached = n.killed(nth, func() error { return tc.first.do(n) })
 						if err := tc.next.do(n); err != nil {
-							t.Fatalf("killed before step %d, then: %v", nth+1, err)
+							n.t.Fatalf("killed before step %d, then: %v", nth+1, err)
 						}
 						if want := tc.next.name == "enable"; n.through() != want {
-							t.Errorf("killed before step %d: through pullgated: %v; want %v", nth+1, !want, want)
+							n.t.Errorf("killed before step %d: through pullgated: %v; want %v", nth+1, !want, want)
 						}
-						must(t, n.disable())
+						must(n.t, n.disable())
 						if diff := cmp.Diff(before, n.snapshot()); diff != "" {
-							t.Errorf("killed before step %d, after disable (-before +after):\n%s", nth+1, diff)
+							n.t.Errorf("killed before step %d, after disable (-before +after):\n%s", nth+1, diff)
 						}
 						if _, err := os.Stat(filepath.Join(n.root, nodeenable.Journal)); err == nil || n.through() || n.loaded() {
-							t.Errorf("killed before step %d: the journal is left, systemd has our drop-in, or the kubelet dials pullgated", nth+1)
+							n.t.Errorf("killed before step %d: the journal is left, systemd has our drop-in, or the kubelet dials pullgated", nth+1)
 						}
 					})
 					if !reached {
@@ -105,29 +105,29 @@ func TestKilledAtEveryStep(t *testing.T) {
 
 // After a kill during the watch, the health of the kubelet is unknown: enable restarts and watches again.
 func TestEnableRestartsAndWatchesAfterAKillDuringTheWatch(t *testing.T) {
-	inNode(t, "k3s", func(t *testing.T, n *node) {
+	inNode(t, "k3s", func(n *node) {
 		n.killed(4, n.enable)
-		if p, err := n.sw().Enable(t.Context()); err != nil || len(p.Steps) != 4 || !n.through() {
-			t.Errorf("Enable = %v, %v; want a note, a restart, a watch and a note", p.Lines(), err)
+		if p, err := n.sw().Enable(n.t.Context()); err != nil || len(p.Steps) != 4 || !n.through() {
+			n.t.Errorf("Enable = %v, %v; want a note, a restart, a watch and a note", p.Lines(), err)
 		}
 	})
 }
 
 // The drop-in was removed without a restart: disable must restart the running kubelet.
 func TestDisableRestartsAKubeletThatWasLeft(t *testing.T) {
-	inNode(t, "kubeadm-flags", func(t *testing.T, n *node) {
-		must(t, n.enable())
-		must(t, errors.Join(os.Remove(filepath.Join(n.root, unitDropIn)), os.Remove(filepath.Join(n.root, nodeenable.Journal))))
+	inNode(t, "kubeadm-flags", func(n *node) {
+		must(n.t, n.enable())
+		must(n.t, errors.Join(os.Remove(filepath.Join(n.root, unitDropIn)), os.Remove(filepath.Join(n.root, nodeenable.Journal))))
 		n.reload()
 		if err := n.disable(); err != nil || len(n.commands) != 3 {
-			t.Errorf("disable: %v, commands %v; want one more restart", err, n.commands)
+			n.t.Errorf("disable: %v, commands %v; want one more restart", err, n.commands)
 		}
 	})
 }
 
 // Healthy, unhealthy and healthy again: the time counts from the last change.
 func TestEnableWaitsForAKubeletThatStaysHealthy(t *testing.T) {
-	inNode(t, "kubeadm-flags", func(t *testing.T, n *node) {
+	inNode(t, "kubeadm-flags", func(n *node) {
 		began := time.Now()
 		n.beforeGet = func() {
 			n.healthy = http.StatusOK
@@ -136,7 +136,7 @@ func TestEnableWaitsForAKubeletThatStaysHealthy(t *testing.T) {
 			}
 		}
 		if err := n.enable(); err != nil || time.Since(began) < 20*time.Second {
-			t.Errorf("enable after %s: %v; want 12 s from when it was healthy again", time.Since(began), err)
+			n.t.Errorf("enable after %s: %v; want 12 s from when it was healthy again", time.Since(began), err)
 		}
 	})
 }
@@ -163,7 +163,7 @@ func TestEnableReverts(t *testing.T) {
 		{"the restart fails", func(n *node) { n.fail["systemctl restart"] = errors.New("no bus") }, "run systemctl restart --no-block kubelet.service: no bus"},
 		{"the reload fails", func(n *node) { n.fail["systemctl daemon-reload"] = errors.New("no bus") }, "run systemctl daemon-reload: no bus"},
 	} {
-		t.Run(tc.name, withNode("kubeadm-flags", func(t *testing.T, n *node) {
+		t.Run(tc.name, withNode("kubeadm-flags", func(n *node) {
 			before := n.snapshot()
 			tc.change(n)
 			first := n.onRestart
@@ -177,19 +177,19 @@ func TestEnableReverts(t *testing.T) {
 			err := n.enable()
 			advice := program.HintOf(err)
 			if advice == "" || !strings.Contains(err.Error(), "not enabled, all changes were reverted: ") || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("enable: %v; want %q", err, tc.want)
+				n.t.Errorf("enable: %v; want %q", err, tc.want)
 			}
 			if diff := cmp.Diff(before, n.snapshot()); diff != "" || n.through() {
-				t.Errorf("through: %v (-before +after):\n%s", n.through(), diff)
+				n.t.Errorf("through: %v (-before +after):\n%s", n.through(), diff)
 			}
 			if shown := strings.Join(n.progress, "\n"); !strings.Contains(shown, "  of the kubelet") {
-				t.Errorf("the log of the unit is not shown:\n%s", shown)
+				n.t.Errorf("the log of the unit is not shown:\n%s", shown)
 			}
 			if tc.name == "the reload fails" && !slices.Equal(n.commands, []string{"systemctl daemon-reload"}) {
-				t.Errorf("commands %q; want no restart of a kubelet that was not affected", n.commands)
+				n.t.Errorf("commands %q; want no restart of a kubelet that was not affected", n.commands)
 			}
-			if p, err := n.sw().Disable(t.Context()); err != nil || len(p.Steps) > 0 {
-				t.Errorf("Disable after it = %v, %v; want nothing to do", p.Lines(), err)
+			if p, err := n.sw().Disable(n.t.Context()); err != nil || len(p.Steps) > 0 {
+				n.t.Errorf("Disable after it = %v, %v; want nothing to do", p.Lines(), err)
 			}
 		}))
 	}
@@ -197,55 +197,55 @@ func TestEnableReverts(t *testing.T) {
 
 // The operator interrupts at any moment of the watch: the node is as it was.
 func TestEnableInterrupted(t *testing.T) {
-	inNode(t, "k3s", func(t *testing.T, n *node) {
+	inNode(t, "k3s", func(n *node) {
 		before := n.snapshot()
-		ctx, cancel := context.WithCancel(t.Context())
+		ctx, cancel := context.WithCancel(n.t.Context())
 		n.onRestart = func() { time.AfterFunc(5*time.Second, cancel); n.onRestart = nil }
 		p, err := n.sw().Enable(ctx)
-		must(t, err)
+		must(n.t, err)
 		err = n.sw().Apply(ctx, p)
 		if err == nil || !strings.Contains(err.Error(), "context canceled") || n.snapshot() != before || n.through() {
-			t.Errorf("Apply = %v, through: %v\n%s", err, n.through(), cmp.Diff(before, n.snapshot()))
+			n.t.Errorf("Apply = %v, through: %v\n%s", err, n.through(), cmp.Diff(before, n.snapshot()))
 		}
 	})
 }
 
 // If the rollback fails as well, the error reports that, and disable does the rest later.
 func TestEnableReportsWhatItCouldNotRevert(t *testing.T) {
-	inNode(t, "kubeadm-flags", func(t *testing.T, n *node) {
+	inNode(t, "kubeadm-flags", func(n *node) {
 		before := n.snapshot()
 		n.onRestart = func() { n.healthy = http.StatusInternalServerError }
 		err := n.enable()
 		advice := program.HintOf(err)
 		if err == nil || !strings.Contains(err.Error(), "and not all changes were reverted: the kubelet was not healthy") || !strings.Contains(advice, "pullgatectl node disable") {
-			t.Fatalf("enable: %v", err)
+			n.t.Fatalf("enable: %v", err)
 		}
 		if n.snapshot() != before || n.through() {
-			t.Errorf("what can be taken back is not: %v\n%s", n.through(), cmp.Diff(before, n.snapshot()))
+			n.t.Errorf("what can be taken back is not: %v\n%s", n.through(), cmp.Diff(before, n.snapshot()))
 		}
 		if n.read(nodeenable.Journal) == "" {
-			t.Error("the journal is gone before the node is well")
+			n.t.Error("the journal is gone before the node is well")
 		}
 		n.onRestart, n.healthy = nil, http.StatusOK
 		if err := n.disable(); err != nil {
-			t.Errorf("disable, later: %v", err)
+			n.t.Errorf("disable, later: %v", err)
 		}
 	})
 }
 
 // A disable that fails is not reverted.
 func TestDisableStaysDisabled(t *testing.T) {
-	inNode(t, "kubeadm-flags", func(t *testing.T, n *node) {
+	inNode(t, "kubeadm-flags", func(n *node) {
 		before := n.snapshot()
-		must(t, n.enable())
+		must(n.t, n.enable())
 		n.onRestart = func() { n.healthy = http.StatusInternalServerError }
 		err := n.disable()
 		advice := program.HintOf(err)
 		if err == nil || !strings.Contains(err.Error(), "not disabled: the kubelet was not healthy") || !strings.Contains(advice, "stay reverted") {
-			t.Fatalf("disable: %v", err)
+			n.t.Fatalf("disable: %v", err)
 		}
 		if n.snapshot() != before || n.through() {
-			t.Errorf("disable executed the enable again: %v\n%s", n.through(), cmp.Diff(before, n.snapshot()))
+			n.t.Errorf("disable executed the enable again: %v\n%s", n.through(), cmp.Diff(before, n.snapshot()))
 		}
 	})
 }
@@ -253,21 +253,21 @@ func TestDisableStaysDisabled(t *testing.T) {
 // disable needs neither pullgated, nor its configuration, nor the journal.
 func TestDisableAlone(t *testing.T) {
 	for _, kind := range enabling() {
-		t.Run(kind, withNode(kind, func(t *testing.T, n *node) {
+		t.Run(kind, withNode(kind, func(n *node) {
 			before := n.snapshot()
-			must(t, n.enable())
+			must(n.t, n.enable())
 			n.dialErr, n.ready, n.metrics, n.runtime, n.free = errors.New("connection refused"), 0, "127.0.0.1:1", "", 0
 			if kind == "plain-script" { // it has lines in a file of another owner
 				if err := n.disable(); err != nil || n.snapshot() != before {
-					t.Errorf("disable: %v\n%s", err, cmp.Diff(before, n.snapshot()))
+					n.t.Errorf("disable: %v\n%s", err, cmp.Diff(before, n.snapshot()))
 				}
 				return
 			}
-			must(t, os.Remove(filepath.Join(n.root, nodeenable.Journal)))
+			must(n.t, os.Remove(filepath.Join(n.root, nodeenable.Journal)))
 			err := n.disable()
 			// Without the journal it is unknown which folders were made; they are empty.
 			if err != nil || n.through() || files(n.snapshot()) != files(before) {
-				t.Errorf("disable: %v, through: %v\n%s", err, n.through(), cmp.Diff(before, n.snapshot()))
+				n.t.Errorf("disable: %v, through: %v\n%s", err, n.through(), cmp.Diff(before, n.snapshot()))
 			}
 		}))
 	}
@@ -346,26 +346,26 @@ func (n *node) interruptWrite(line string) {
 }
 
 func TestWriteKeepsModeOwnerAndLink(t *testing.T) {
-	inNode(t, "plain-script", func(t *testing.T, n *node) {
+	inNode(t, "plain-script", func(n *node) {
 		target, link := filepath.Join(n.root, "etc/real.yaml"), filepath.Join(n.root, "etc/kubelet.yaml")
 		err := errors.Join(os.Rename(link, target), os.Symlink("real.yaml", link), os.Chmod(target, 0o604), os.Chown(target, 7, 8))
-		must(t, err)
+		must(n.t, err)
 		before := n.snapshot()
-		must(t, n.enable())
+		must(n.t, n.enable())
 		info, err := os.Stat(link)
-		must(t, err)
+		must(n.t, err)
 		owner, _ := info.Sys().(*syscall.Stat_t)
 		if got := fmt.Sprintf("%v %d:%d", info.Mode(), owner.Uid, owner.Gid); got != "-rw----r-- 7:8" {
-			t.Errorf("after enable %s; want -rw----r-- 7:8", got)
+			n.t.Errorf("after enable %s; want -rw----r-- 7:8", got)
 		}
 		if to, err := os.Readlink(link); err != nil || to != "real.yaml" {
-			t.Errorf("the link is %q, %v", to, err)
+			n.t.Errorf("the link is %q, %v", to, err)
 		}
 		if info, err := os.Stat(filepath.Join(n.root, nodeenable.Journal)); err != nil || info.Mode() != 0o600 {
-			t.Errorf("the journal has %v, %v; want 0600", info.Mode(), err)
+			n.t.Errorf("the journal has %v, %v; want 0600", info.Mode(), err)
 		}
 		if err := n.disable(); err != nil || n.snapshot() != before {
-			t.Errorf("disable: %v\n%s", err, cmp.Diff(before, n.snapshot()))
+			n.t.Errorf("disable: %v\n%s", err, cmp.Diff(before, n.snapshot()))
 		}
 	})
 }
@@ -409,21 +409,21 @@ func refusal(err error) string {
 // Every kind of node: the plan of enable and, after it, the plan of disable.
 func TestPlans(t *testing.T) {
 	for _, kind := range kinds(t) {
-		t.Run(kind, withNode(kind, func(t *testing.T, n *node) {
+		t.Run(kind, withNode(kind, func(n *node) {
 			before := n.snapshot()
-			p, err := n.sw().Enable(t.Context())
+			p, err := n.sw().Enable(n.t.Context())
 			if err != nil {
-				golden(t, kind, "enable: "+refusal(err))
+				golden(n.t, kind, "enable: "+refusal(err))
 				return
 			}
 			got := "enable:\n" + strings.Join(p.Lines(), "\n") + "\n"
 			if after := n.snapshot(); after != before {
-				t.Errorf("Enable changes the node before Apply:\n%s", cmp.Diff(before, after))
+				n.t.Errorf("Enable changes the node before Apply:\n%s", cmp.Diff(before, after))
 			}
-			must(t, n.sw().Apply(t.Context(), p))
-			p, err = n.sw().Disable(t.Context())
-			must(t, err)
-			golden(t, kind, got+"\ndisable:\n"+strings.Join(p.Lines(), "\n")+"\n")
+			must(n.t, n.sw().Apply(n.t.Context(), p))
+			p, err = n.sw().Disable(n.t.Context())
+			must(n.t, err)
+			golden(n.t, kind, got+"\ndisable:\n"+strings.Join(p.Lines(), "\n")+"\n")
 		}))
 	}
 }
@@ -435,31 +435,31 @@ func enabling() []string {
 
 func TestEnableAndBack(t *testing.T) {
 	for _, kind := range enabling() {
-		t.Run(kind, withNode(kind, func(t *testing.T, n *node) {
+		t.Run(kind, withNode(kind, func(n *node) {
 			before := n.snapshot()
-			must(t, n.enable())
+			must(n.t, n.enable())
 			if !n.through() {
-				t.Fatal("the kubelet does not dial pullgated after enable")
+				n.t.Fatal("the kubelet does not dial pullgated after enable")
 			}
 			enabled := n.snapshot()
 			n.commands = nil
-			p, err := n.sw().Enable(t.Context())
+			p, err := n.sw().Enable(n.t.Context())
 			if err != nil || len(p.Steps) != 0 || !strings.Contains(strings.Join(p.Found, " "), "Already enabled") {
-				t.Errorf("Enable once more = %v, %v; want nothing to do", p.Lines(), err)
+				n.t.Errorf("Enable once more = %v, %v; want nothing to do", p.Lines(), err)
 			}
-			must(t, n.disable())
+			must(n.t, n.disable())
 			if diff := cmp.Diff(before, n.snapshot()); diff != "" {
-				t.Errorf("after disable (-before +after):\n%s", diff)
+				n.t.Errorf("after disable (-before +after):\n%s", diff)
 			}
 			if n.through() {
-				t.Error("the kubelet dials pullgated after disable")
+				n.t.Error("the kubelet dials pullgated after disable")
 			}
-			p, err = n.sw().Disable(t.Context())
+			p, err = n.sw().Disable(n.t.Context())
 			if err != nil || len(p.Steps) != 0 || !strings.Contains(strings.Join(p.Found, " "), "Already disabled") {
-				t.Errorf("Disable once more = %v, %v; want nothing to do", p.Lines(), err)
+				n.t.Errorf("Disable once more = %v, %v; want nothing to do", p.Lines(), err)
 			}
 			if err := n.enable(); err != nil || n.snapshot() != enabled {
-				t.Errorf("enable after disable: %v\n%s", err, cmp.Diff(enabled, n.snapshot()))
+				n.t.Errorf("enable after disable: %v\n%s", err, cmp.Diff(enabled, n.snapshot()))
 			}
 		}))
 	}
@@ -602,30 +602,30 @@ func TestChangedSince(t *testing.T) {
 			}, "changed since", nil,
 		},
 	} {
-		t.Run(tc.name, withNode(tc.kind, func(t *testing.T, n *node) {
+		t.Run(tc.name, withNode(tc.kind, func(n *node) {
 			was := ""
 			if tc.left != nil {
 				was = n.read(tc.file)
 			}
-			must(t, n.enable())
+			must(n.t, n.enable())
 			n.put(tc.file, tc.change(n.read(tc.file)))
 			changed := n.read(tc.file)
 			err := n.disable()
 			if tc.want == "" {
 				if got := n.read(tc.file); err != nil || got != tc.left(was) {
-					t.Errorf("disable: %v\n%s", err, cmp.Diff(tc.left(was), got))
+					n.t.Errorf("disable: %v\n%s", err, cmp.Diff(tc.left(was), got))
 				}
 				return
 			}
 			advice := program.HintOf(err)
 			if advice == "" || !strings.Contains(err.Error(), tc.want) || !strings.Contains(advice, tc.file) || !strings.Contains(advice, n.runtime) {
-				t.Errorf("disable: %v, want %q and a hint that names the file and %s", err, tc.want, n.runtime)
+				n.t.Errorf("disable: %v, want %q and a hint that names the file and %s", err, tc.want, n.runtime)
 			}
-			if _, err := n.sw().Enable(t.Context()); err == nil {
-				t.Error("Enable writes over it")
+			if _, err := n.sw().Enable(n.t.Context()); err == nil {
+				n.t.Error("Enable writes over it")
 			}
 			if got := n.read(tc.file); got != changed {
-				t.Errorf("what another program wrote is gone:\n%s", cmp.Diff(changed, got))
+				n.t.Errorf("what another program wrote is gone:\n%s", cmp.Diff(changed, got))
 			}
 		}))
 	}
@@ -633,60 +633,60 @@ func TestChangedSince(t *testing.T) {
 
 // The unit's own command line changed, for example by an upgrade of kubeadm: enable writes its copy again.
 func TestEnableFollowsTheUnit(t *testing.T) {
-	inNode(t, "kubeadm-flags", func(t *testing.T, n *node) {
+	inNode(t, "kubeadm-flags", func(n *node) {
 		before := n.snapshot()
-		must(t, n.enable())
+		must(n.t, n.enable())
 		const kubeadm = "/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf"
 		old := n.read(kubeadm)
 		n.put(kubeadm, old+"ExecStart=\nExecStart=/usr/bin/kubelet --new $KUBELET_KUBEADM_ARGS\n")
-		if st, err := n.sw().Status(t.Context()); err != nil || !strings.Contains(strings.Join(st.Wrong, " "), "run pullgatectl node enable to write it again") {
-			t.Errorf("Status = %+v, %v; want the problem reported", st, err)
+		if st, err := n.sw().Status(n.t.Context()); err != nil || !strings.Contains(strings.Join(st.Wrong, " "), "run pullgatectl node enable to write it again") {
+			n.t.Errorf("Status = %+v, %v; want the problem reported", st, err)
 		}
 		if err := n.enable(); err != nil || !strings.Contains(n.read(unitDropIn), "\nExecStart=/usr/bin/kubelet --new $KUBELET_KUBEADM_ARGS --container-runtime-endpoint=") {
-			t.Errorf("enable: %v\n%s", err, n.read(unitDropIn))
+			n.t.Errorf("enable: %v\n%s", err, n.read(unitDropIn))
 		}
 		n.put(kubeadm, old)
 		if err := n.disable(); err != nil || n.snapshot() != strings.Replace(before, "-rw-------", "-rw-------", 1) {
-			t.Errorf("disable: %v\n%s", err, cmp.Diff(before, n.snapshot()))
+			n.t.Errorf("disable: %v\n%s", err, cmp.Diff(before, n.snapshot()))
 		}
 	})
 }
 
 // A node gets a --config-dir after it was enabled by its unit: the old file is removed when the new one is written.
 func TestEnableReplacesItsFileByAnother(t *testing.T) {
-	inNode(t, "kubeadm-config", func(t *testing.T, n *node) {
-		must(t, n.enable())
+	inNode(t, "kubeadm-config", func(n *node) {
+		must(n.t, n.enable())
 		n.put("/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf", "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml --config-dir=/etc/kubelet.d\n")
 		n.put("/etc/kubelet.d/README", "nothing\n")
-		must(t, n.enable())
+		must(n.t, n.enable())
 		if _, err := os.Stat(filepath.Join(n.root, unitDropIn)); err == nil {
-			t.Error("the old drop-in is still there")
+			n.t.Error("the old drop-in is still there")
 		}
 		if n.loaded() {
-			t.Error("systemd still uses the old drop-in")
+			n.t.Error("systemd still uses the old drop-in")
 		}
 		if !strings.Contains(n.read("/etc/kubelet.d/90-pullgate.conf"), listen) {
-			t.Error("the new drop-in is not there")
+			n.t.Error("the new drop-in is not there")
 		}
 		if err := n.disable(); err != nil || n.through() {
-			t.Errorf("disable: %v", err)
+			n.t.Errorf("disable: %v", err)
 		}
 	})
 }
 
 // If a script runs the kubelet, the settings of a kubelet that has ended are unknown. The journal has them.
 func TestDisableWithoutAKubelet(t *testing.T) {
-	inNode(t, "plain-script", func(t *testing.T, n *node) {
+	inNode(t, "plain-script", func(n *node) {
 		before := n.snapshot()
-		must(t, n.enable())
-		must(t, os.RemoveAll(filepath.Join(n.root, "proc/72")))
+		must(n.t, n.enable())
+		must(n.t, os.RemoveAll(filepath.Join(n.root, "proc/72")))
 		n.onRestart = func() { n.active = "active" }
 		n.active = "activating"
-		if _, err := n.sw().Enable(t.Context()); err == nil {
-			t.Error("Enable of a node that it cannot see")
+		if _, err := n.sw().Enable(n.t.Context()); err == nil {
+			n.t.Error("Enable of a node that it cannot see")
 		}
 		if err := n.disable(); err != nil || n.snapshot() != before {
-			t.Errorf("disable: %v\n%s", err, cmp.Diff(before, n.snapshot()))
+			n.t.Errorf("disable: %v\n%s", err, cmp.Diff(before, n.snapshot()))
 		}
 	})
 }
@@ -702,11 +702,11 @@ func TestEnableWithoutMetrics(t *testing.T) {
 		{"listening alone", head + "0000000000000000: 00000002 00000000 00010000 0001 01 65 /run/pullgate/cri.sock\n0000000000000000: 00000003 00000000 00000000 0001 03 67\n", false},
 		{"another socket", head + "0000000000000000: 00000003 00000000 00000000 0001 03 66 /run/pullgate/admin.sock\n", false},
 	} {
-		t.Run(tc.name, withNode("k3s", func(t *testing.T, n *node) {
+		t.Run(tc.name, withNode("k3s", func(n *node) {
 			n.metrics = ""
 			n.put("/proc/net/unix", tc.table)
 			if err := n.enable(); (err == nil) != tc.well {
-				t.Errorf("enable: %v; want well: %v", err, tc.well)
+				n.t.Errorf("enable: %v; want well: %v", err, tc.well)
 			}
 		}))
 	}
@@ -729,18 +729,18 @@ func TestStatus(t *testing.T) {
 		{"our drop-in removed", "kubeadm-flags", func(n *node) { must(n.t, n.enable()); _ = os.Remove(filepath.Join(n.root, unitDropIn)) }, false, []string{"The running kubelet dials " + listen + ", and after a restart it will dial unix:///var/run/containerd/containerd.sock (set by /var/lib/kubelet/kubeadm-flags.env)."}},
 		{"interrupted", "k3s", func(n *node) { n.killed(2, n.enable) }, true, []string{"pullgatectl node enable was interrupted; run it again, or pullgatectl node disable."}},
 	} {
-		t.Run(tc.name, withNode(tc.kind, func(t *testing.T, n *node) {
+		t.Run(tc.name, withNode(tc.kind, func(n *node) {
 			tc.change(n)
 			before := n.snapshot()
-			st, err := n.sw().Status(t.Context())
+			st, err := n.sw().Status(n.t.Context())
 			if err != nil || st.Enabled != tc.enabled {
-				t.Errorf("Status = %+v, %v; want enabled: %v", st, err, tc.enabled)
+				n.t.Errorf("Status = %+v, %v; want enabled: %v", st, err, tc.enabled)
 			}
 			if diff := cmp.Diff(append([]string{}, tc.wrong...), st.Wrong); diff != "" {
-				t.Errorf("wrong (-want +got):\n%s", diff)
+				n.t.Errorf("wrong (-want +got):\n%s", diff)
 			}
 			if n.snapshot() != before {
-				t.Error("Status changes the node")
+				n.t.Error("Status changes the node")
 			}
 		}))
 	}
@@ -889,13 +889,13 @@ func load(t *testing.T, name string) *node {
 }
 
 // withNode returns a test with a node, in a bubble of synctest.
-func withNode(kind string, do func(t *testing.T, n *node)) func(*testing.T) {
+func withNode(kind string, do func(n *node)) func(*testing.T) {
 	return func(t *testing.T) { inNode(t, kind, do) }
 }
 
-func inNode(t *testing.T, kind string, do func(t *testing.T, n *node)) {
+func inNode(t *testing.T, kind string, do func(n *node)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) { do(t, load(t, kind)) })
+	synctest.Test(t, func(t *testing.T) { do(load(t, kind)) })
 }
 
 func (n *node) host() doctor.Host { return doctor.Host{Root: n.root, Command: n.command} }

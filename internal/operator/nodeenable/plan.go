@@ -164,8 +164,10 @@ func (s Enabler) enableSteps(l inspection, c change, before []byte) []Step {
 	}
 	steps = append(steps, noteStep("note in "+Journal+" what changes, so that it can be reverted", j))
 	if !bytes.Equal(before, c.content) {
-		steps = append(steps, Step{Action: Write, Text: "write " + c.path, Path: c.path, Diff: diff(before, c.content),
-			content: c.content, mode: 0o644})
+		steps = append(steps, Step{
+			Action: Write, Text: "write " + c.path, Path: c.path, Diff: diff(before, c.content),
+			content: c.content, mode: 0o644,
+		})
 	}
 	steps = append(steps, restartSteps(l.base.Unit.Name, reload)...)
 	steps = append(steps, Step{Action: Watch, Text: fmt.Sprintf("watch it for up to %s: the unit stays up, the kubelet "+
@@ -233,8 +235,10 @@ func (s Enabler) back(f kept) Step {
 	if f.before == nil {
 		return Step{Action: Remove, Text: "remove " + f.path, Path: f.path, Diff: diff(now, nil)}
 	}
-	return Step{Action: Write, Text: "write " + f.path + " as it was", Path: f.path, Diff: diff(now, f.before),
-		content: f.before}
+	return Step{
+		Action: Write, Text: "write " + f.path + " as it was", Path: f.path, Diff: diff(now, f.before),
+		content: f.before,
+	}
 }
 
 func restartSteps(unit string, reload bool) []Step {
