@@ -213,8 +213,7 @@ func (t *Tracker) checkPair(ctx context.Context, q *question, p records.Pair) Ve
 type progress struct{ scanned, clamped, rotated bool }
 
 // repeated judges a pair. If the verdict has no effect but a later time of use, because the pod was allowed to use the
-// pair before, it notes that time and reports that this was all. It writes to no map, so that many judgements can do
-// this at the same time.
+// pair before, it notes that time and reports that this was all. Many judgements can do this at the same time.
 func (t *Tracker) repeated(q *question, p records.Pair, done progress) (Verdict, effects, bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -223,7 +222,10 @@ func (t *Tracker) repeated(q *question, p records.Pair, done progress) (Verdict,
 	if e.scan || e.clamp || e.rotate != nil || e.grant || e.note {
 		return v, e, false
 	}
-	return v, e, !e.use || t.uses[p].again(v.Credential, e.from, now)
+	if e.use {
+		t.noteUse(p, v.Credential, e.from, now)
+	}
+	return v, e, true
 }
 
 // grant judges a pair and applies the effects that are in memory. Facts and grants change together under the lock, so
@@ -231,7 +233,8 @@ func (t *Tracker) repeated(q *question, p records.Pair, done progress) (Verdict,
 func (t *Tracker) grant(q *question, p records.Pair, done progress) Verdict {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	v, e := t.evaluateLocked(q, p, done, time.Now())
+	now := time.Now()
+	v, e := t.evaluateLocked(q, p, done, now)
 	if !v.Allowed() {
 		return v
 	}
@@ -248,7 +251,7 @@ func (t *Tracker) grant(q *question, p records.Pair, done progress) Verdict {
 		t.noted[q.Pod.UID][p] = true
 	}
 	if e.use {
-		t.noteUseLocked(p, v.Credential, e.from)
+		t.noteUse(p, v.Credential, e.from, now)
 	}
 	return v
 }

@@ -61,10 +61,10 @@
 // to be decided inside a transaction. A pull that began before a revocation receives its scope, and proves nothing
 // that is in it.
 //
-// Tracker.mu guards grants and uses. A judgement reads facts and grants under it; one that adds a grant evaluates again
+// Tracker.mu guards grants. A judgement reads facts and grants under it; one that adds a grant evaluates again
 // under the write lock. A revocation removes the proofs first and then ends the grants under the write lock, so that no
 // grant outlives the proof on which it depends. A judgement that repeats an earlier Allow needs only the read lock.
 //
-// Lock order: turn, mu, the lock of the store's facts. Neither mu nor that lock is held during a write to disk or a
+// Lock order: turn, mu, then usesMu and the lock of the store's facts. Neither mu nor that lock is held during a write to disk or a
 // call to the runtime.
 package tracker

@@ -1,16 +1,16 @@
 package tracker
 
-import "github.com/pullgate/pullgate/internal/records"
+import (
+	"maps"
+
+	"github.com/pullgate/pullgate/internal/records"
+)
 
 // Uses returns the times of use in memory.
 func (t *Tracker) Uses() map[records.Pair]records.Use {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	uses := map[records.Pair]records.Use{}
-	for p, u := range t.uses {
-		uses[p] = u.taken()
-	}
-	return uses
+	t.usesMu.Lock()
+	defer t.usesMu.Unlock()
+	return maps.Clone(t.uses)
 }
 
 // Holds returns the number of holds on scans so far.

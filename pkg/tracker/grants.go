@@ -197,11 +197,25 @@ func (t *Tracker) Grants() int {
 	return n
 }
 
-// noteUseLocked notes that a pair and a credential were used now, and that a Secret holds the credential, unless the
-// Secret is the zero value.
-func (t *Tracker) noteUseLocked(p records.Pair, by credential.ID, from records.SecretRef) {
-	if t.uses[p] == nil {
-		t.uses[p] = newUse(records.Use{})
+// noteUse notes that a pair and a credential, "" for none, were used now, and that a Secret holds the credential,
+// unless the Secret is the zero value.
+func (t *Tracker) noteUse(p records.Pair, by credential.ID, from records.SecretRef, now time.Time) {
+	now = now.Round(0) // without the reading of the monotonic clock
+	t.usesMu.Lock()
+	defer t.usesMu.Unlock()
+	u := t.uses[p]
+	u.At = now
+	if by != "" {
+		if u.Credentials == nil {
+			u.Credentials = map[credential.ID]time.Time{}
+		}
+		u.Credentials[by] = now
 	}
-	t.uses[p].add(by, from)
+	if known := u.Secrets[by]; from.UID != "" && !slices.Contains(known, from) && len(known) < records.MaxSecrets {
+		if u.Secrets == nil {
+			u.Secrets = map[credential.ID][]records.SecretRef{}
+		}
+		u.Secrets[by] = append(known, from)
+	}
+	t.uses[p] = u
 }

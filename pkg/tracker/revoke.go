@@ -3,6 +3,7 @@ package tracker
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -208,11 +209,9 @@ func (t *Tracker) endGrants(dryRun bool, unused map[records.Pair]bool, depends f
 	defer t.mu.Unlock()
 	if !dryRun {
 		t.revocations.Add(1)
-		for p := range t.uses {
-			if unused[p] {
-				delete(t.uses, p)
-			}
-		}
+		t.usesMu.Lock()
+		maps.DeleteFunc(t.uses, func(p records.Pair, _ records.Use) bool { return unused[p] })
+		t.usesMu.Unlock()
 	}
 	for uid, of := range t.grants {
 		for p, g := range of {

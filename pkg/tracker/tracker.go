@@ -110,12 +110,14 @@ type Tracker struct {
 	grants map[string]map[records.Pair]grant // by UID
 	// by UID: pairs for which only the policy allowed the pod, which leaves no grant
 	noted   map[string]map[records.Pair]bool
-	running map[uint64]*Pull      // by intent
-	ended   map[uint64]time.Time  // by intent: when this process noted that the pull has ended
-	holding int                   // holds on scans that are in effect, see holdScans
-	holds   uint64                // holds on scans so far
-	uses    map[records.Pair]*use // not yet flushed
-	latest  time.Time             // see noteTime
+	running map[uint64]*Pull     // by intent
+	ended   map[uint64]time.Time // by intent: when this process noted that the pull has ended
+	holding int                  // holds on scans that are in effect, see holdScans
+	holds   uint64               // holds on scans so far
+	latest  time.Time            // see noteTime
+
+	usesMu sync.Mutex                   // guards uses. mu precedes it
+	uses   map[records.Pair]records.Use // not yet flushed
 
 	lists     *lists
 	creating  map[*Create]struct{} // those in progress
@@ -141,7 +143,7 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) *Track
 		noted:        map[string]map[records.Pair]bool{},
 		running:      map[uint64]*Pull{},
 		ended:        map[uint64]time.Time{},
-		uses:         map[records.Pair]*use{},
+		uses:         map[records.Pair]records.Use{},
 		lists:        newLists(rt),
 		creating:     map[*Create]struct{}{},
 		ordinary:     map[string]bool{},

@@ -151,22 +151,19 @@ func (t *Tracker) flush() error {
 }
 
 func (t *Tracker) takeUses() map[records.Pair]records.Use {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	uses := make(map[records.Pair]records.Use, len(t.uses))
-	for p, u := range t.uses {
-		uses[p] = u.taken()
-	}
-	t.uses = map[records.Pair]*use{}
+	t.usesMu.Lock()
+	defer t.usesMu.Unlock()
+	uses := t.uses
+	t.uses = map[records.Pair]records.Use{}
 	return uses
 }
 
 // keepUses restores the uses that could not be written, and merges them with the uses noted since.
 func (t *Tracker) keepUses(uses map[records.Pair]records.Use) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+	t.usesMu.Lock()
+	defer t.usesMu.Unlock()
 	for p, u := range uses {
-		t.uses[p] = newUse(u.Merge(t.uses[p].taken()))
+		t.uses[p] = u.Merge(t.uses[p])
 	}
 }
 

@@ -46,8 +46,8 @@ type File struct {
 }
 
 // Lock opens the file at path, which must be a regular file, and locks it like bbolt: readOnly together with other
-// readers, otherwise alone. It returns the file that is at path when it has the lock. wait bounds the wait for the lock;
-// 0 means 2 s. The error is then ErrInUse.
+// readers, otherwise alone. It returns the file that is at path when it has the lock. wait bounds the wait for the
+// lock; 0 means 2 s. The error is then ErrInUse.
 func Lock(ctx context.Context, path string, readOnly bool, wait time.Duration) (*os.File, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(wait, lockWait), ErrInUse)
 	defer cancel()
@@ -220,7 +220,7 @@ func (f *File) guarded(do func() error) error {
 	}, do)
 }
 
-// Walk walks the pages of a snapshot. begun is called when the snapshot exists; no write may be in progress before that.
+// Walk walks the pages of a snapshot. It calls begun when the snapshot exists; until then the caller prevents writes.
 func (f *File) Walk(begun func(), v Visitor) error {
 	return f.View(func(tx *bolt.Tx) error {
 		m, err := newest(f.file)
