@@ -25,6 +25,7 @@ type facts struct {
 	endorsed  int // the number of endorsements
 
 	lastIntent, lastCreation uint64 // the highest ID so far
+	writes                   uint64 // see Store.Written
 }
 
 // An image is what is known about an image ID, ordered by repository.
@@ -37,6 +38,7 @@ type entry struct {
 	latest       time.Time // see Facts.LatestProof
 	mark         *Mark
 	endorsements []Endorsement // ordered by requirement
+	written      uint64        // the value of facts.writes when it was last written
 }
 
 // meta are the values of the meta bucket.
@@ -92,8 +94,7 @@ func load(b *bolt.Tx) (_ *facts, lost []place) {
 type tx struct {
 	facts
 	changes []change
-	err     error  // of a value that cannot be encoded: then nothing is written
-	wrote   []Pair // whose records, marks or endorsements it has written; see Store.wrote
+	err     error // of a value that cannot be encoded: then nothing is written
 	// The maps are its own, and, while it loads a file, the slices in them.
 	ownImages, ownIntents, loading bool
 }
@@ -147,8 +148,16 @@ func (t *facts) records() iter.Seq2[Pair, *Record] {
 }
 
 func (t *tx) putRecord(r Record) {
-	t.wrote = append(t.wrote, r.Pair)
 	t.put(bucketRecords, r.Pair.key(), r)
+	t.count(r.Pair)
+}
+
+// count notes that something new about a pair was written.
+func (t *tx) count(p Pair) {
+	if e := t.entry(p); e != nil { // nil after an error
+		t.writes++
+		e.written = t.writes
+	}
 }
 
 // rewriteRecord is putRecord for a write that says nothing new about the image, so that Prune need not spare the
@@ -158,8 +167,8 @@ func (t *tx) rewriteRecord(r Record) { t.put(bucketRecords, r.Pair.key(), r) }
 func (t *tx) deleteRecord(p Pair) { t.remove(bucketRecords, p.key()) }
 
 func (t *tx) putMark(m Mark) {
-	t.wrote = append(t.wrote, m.Pair)
 	t.put(bucketMarks, m.Pair.key(), m)
+	t.count(m.Pair)
 }
 
 func (t *tx) deleteMark(p Pair) { t.remove(bucketMarks, p.key()) }
@@ -173,8 +182,8 @@ func (t *tx) putCreation(c Creation) { t.put(bucketCreations, creationKey(c.ID),
 func (t *tx) deleteCreation(id uint64) { t.remove(bucketCreations, creationKey(id)) }
 
 func (t *tx) putEndorsement(e Endorsement) {
-	t.wrote = append(t.wrote, e.Pair)
 	t.put(bucketEndorsements, e.key(), e)
+	t.count(e.Pair)
 	t.setFormat(formatEndorsing)
 }
 

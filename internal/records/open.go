@@ -110,7 +110,7 @@ func Open(path string, o Options) (*Store, Report, error) {
 			return nil, report, fmt.Errorf("begin records %s: %w", path, err)
 		}
 	}
-	s := &Store{file: f, onSync: o.OnSync, written: map[Pair]uint64{}}
+	s := &Store{file: f, onSync: o.OnSync}
 	s.facts, err = readFacts(f, path, o.Now, &report)
 	if err == nil {
 		report.Distrust = s.Distrusted()

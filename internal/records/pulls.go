@@ -184,11 +184,11 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// Written returns a counter of the writes of records and marks in this process.
+// Written returns a counter of the writes of records, marks and endorsements in this process.
 func (s *Store) Written() uint64 {
-	s.counting.Lock()
-	defer s.counting.Unlock()
-	return s.writes
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.facts.writes
 }
 
 // Drop deletes the intent of a pull that certainly brought no image. An unknown intent is not an error.

@@ -26,10 +26,6 @@ type Store struct {
 	mu     sync.RWMutex
 	facts  *facts
 	failed error // the store is closed, or a panic or a failed write has left unknown what is in the file
-
-	counting sync.Mutex // guards the fields below
-	writes   uint64
-	written  map[Pair]uint64 // the value of writes when the pair was last written
 }
 
 // Close closes the file. Every later call fails.
@@ -99,13 +95,6 @@ func (s *Store) transact(f func(*tx) error) error {
 	if len(t.changes) == 0 {
 		return nil
 	}
-	// Before the commit: a call that sees the change must also see that it was counted.
-	s.counting.Lock()
-	for _, p := range t.wrote {
-		s.writes++
-		s.written[p] = s.writes
-	}
-	s.counting.Unlock()
 	began := time.Now()
 	err := s.file.Update(t.write)
 	if s.onSync != nil {
@@ -153,6 +142,12 @@ func (s *Store) reload() error {
 		return s.failed
 	}
 	if s.failed = err; err == nil {
+		now.writes = s.facts.writes + 1 // any pair may have been written
+		for _, i := range now.images {
+			for at := range i {
+				i[at].written = now.writes
+			}
+		}
 		s.facts = now
 	}
 	return err

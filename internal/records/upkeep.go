@@ -144,21 +144,10 @@ func (s *Store) Prune(of Pruning) (Pruned, error) {
 	if len(of.Images) == 0 {
 		return Pruned{}, ErrNoImages
 	}
-	pruned, err := write(s, "prune", crashpoint.PruneBefore, crashpoint.PruneAfter, func(t *tx) (Pruned, error) { return s.prune(t, of), nil })
-	if err != nil {
-		return Pruned{}, err
-	}
-	s.counting.Lock()
-	defer s.counting.Unlock()
-	for _, p := range slices.Concat(pruned.Records, pruned.Marks, pruned.Closed, pruned.Endorsements) {
-		if s.written[p] <= of.Before {
-			delete(s.written, p)
-		}
-	}
-	return pruned, nil
+	return write(s, "prune", crashpoint.PruneBefore, crashpoint.PruneAfter, func(t *tx) (Pruned, error) { return t.prune(of), nil })
 }
 
-func (s *Store) prune(t *tx, of Pruning) (done Pruned) {
+func (t *tx) prune(of Pruning) (done Pruned) {
 	for p, e := range t.all() {
 		_, present := of.Images[p.ImageID]
 		if r := e.record; r != nil {
@@ -167,7 +156,7 @@ func (s *Store) prune(t *tx, of Pruning) (done Pruned) {
 				next := r.clone()
 				next.Unlisted, next.Gone = false, time.Time{}
 				t.rewriteRecord(next)
-			case present || s.writtenSince(p, of.Before) || !r.Gone.IsZero():
+			case present || e.written > of.Before || !r.Gone.IsZero():
 			case r.Open || p.ImageID == of.Removed:
 				done.Records = append(done.Records, p)
 				t.deleteRecord(p)
@@ -182,7 +171,10 @@ func (s *Store) prune(t *tx, of Pruning) (done Pruned) {
 				}
 			}
 		}
-		if !s.absent(p, of) {
+		if present && of.Pairs != nil {
+			_, present = of.Pairs[p]
+		}
+		if present || e.written > of.Before { // the runtime may have got the pair since it was asked
 			continue
 		}
 		if e.mark != nil {
@@ -215,21 +207,6 @@ func (t *tx) boundGone() {
 	for _, r := range gone[:len(gone)-MaxGone] {
 		t.deleteRecord(r.Pair)
 	}
-}
-
-// absent reports whether the runtime has neither the pair, nor might it have got the pair since it was asked.
-func (s *Store) absent(p Pair, of Pruning) bool {
-	_, present := of.Images[p.ImageID]
-	if present && of.Pairs != nil {
-		_, present = of.Pairs[p]
-	}
-	return !present && !s.writtenSince(p, of.Before)
-}
-
-func (s *Store) writtenSince(p Pair, before uint64) bool {
-	s.counting.Lock()
-	defer s.counting.Unlock()
-	return s.written[p] > before
 }
 
 // maxBatch bounds the intents that one transaction ends or settles, so that other writes do not wait long for it.

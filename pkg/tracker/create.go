@@ -174,7 +174,11 @@ func (c *Create) Restored(ctx context.Context) {
 		t.forgetOrdinary()
 		images, _, err := t.lists.since(ctx, time.Now(), t.idle)
 		if err == nil {
-			err = t.settleCreations(c.notes(), pairsOf(images))
+			var notes []uint64
+			if c.note != 0 {
+				notes = []uint64{c.note}
+			}
+			err = t.settleCreations(notes, pairsOf(images))
 		}
 		if err != nil {
 			t.log.Info("Failed to record images that came with a container, will retry in an hour: until then no new image is marked preloaded",
@@ -211,13 +215,6 @@ func (c *Create) Dropped() {
 	})
 }
 
-func (c *Create) notes() []uint64 {
-	if c.note == 0 {
-		return nil
-	}
-	return []uint64{c.note}
-}
-
 // end notes that the create has ended and its images were not recorded. If that cannot be written, scans mark nothing
 // until it is written.
 func (c *Create) end() {
@@ -243,9 +240,7 @@ func (t *Tracker) writeEnd(c records.Creation) error {
 		_, err := t.beginCreation(c, nil)
 		return err
 	}
-	t.turn.Lock()
-	defer t.turn.Unlock()
-	return t.store.EndCreation(c.ID, c.Ended)
+	return t.inTurn(func() error { return t.store.EndCreation(c.ID, c.Ended) })
 }
 
 // beginCreation writes a creation, without the list unless no image was removed since it was requested: the record of a
@@ -260,9 +255,7 @@ func (t *Tracker) beginCreation(c records.Creation, unchanged func() bool) (id u
 }
 
 func (t *Tracker) dropCreation(id uint64, image string) error {
-	t.turn.Lock()
-	defer t.turn.Unlock()
-	return t.store.DropCreation(id, image)
+	return t.inTurn(func() error { return t.store.DropCreation(id, image) })
 }
 
 func (c *Create) leave() {
@@ -387,22 +380,13 @@ func (t *Tracker) SettleCreates(ctx context.Context) error {
 	return t.settleCreations(due, pairsOf(images))
 }
 
-// dueCreations returns the creations that ended at least an hour ago by the clock of this process, independent of the
-// node's clock when they ended.
+// dueCreations returns the creations that ended at least an hour ago.
 func (t *Tracker) dueCreations(all []records.Creation) (due []uint64) {
-	now, ended := time.Now(), map[uint64]time.Time{}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	ended := ends{}
 	for _, c := range all {
-		if c.Ended.IsZero() {
-			continue
-		}
-		since, known := t.endedCreations[c.ID]
-		if !known {
-			since = now
-		}
-		ended[c.ID] = since
-		if now.Sub(since) >= settleAfter {
+		if !c.Ended.IsZero() && t.endedCreations.due(c.ID, ended) {
 			due = append(due, c.ID)
 		}
 	}

@@ -110,11 +110,11 @@ type Tracker struct {
 	grants map[string]map[records.Pair]grant // by UID
 	// by UID: pairs for which only the policy allowed the pod, which leaves no grant
 	noted   map[string]map[records.Pair]bool
-	running map[uint64]*Pull     // by intent
-	ended   map[uint64]time.Time // by intent: when this process noted that the pull has ended
-	holding int                  // holds on scans that are in effect, see holdScans
-	holds   uint64               // holds on scans so far
-	latest  time.Time            // see noteTime
+	running map[uint64]*Pull // by intent
+	ended   ends             // of pulls, by intent
+	holding int              // holds on scans that are in effect, see holdScans
+	holds   uint64           // holds on scans so far
+	latest  time.Time        // see noteTime
 
 	usesMu sync.Mutex                   // guards uses. mu precedes it
 	uses   map[records.Pair]records.Use // not yet flushed
@@ -124,7 +124,7 @@ type Tracker struct {
 	ordinary  map[string]bool      // images that are not checkpoints, by ordinaryKey
 	unwritten []unwrittenEnd
 
-	endedCreations map[uint64]time.Time // by ID: when this process noted that the creation has ended
+	endedCreations ends // by ID
 }
 
 // New returns a tracker on a store that is open already; programs call [Open]. The caller closes the store after
@@ -142,13 +142,13 @@ func New(store *records.Store, key credential.Key, rt Runtime, o Options) *Track
 		grants:       map[string]map[records.Pair]grant{},
 		noted:        map[string]map[records.Pair]bool{},
 		running:      map[uint64]*Pull{},
-		ended:        map[uint64]time.Time{},
+		ended:        ends{},
 		uses:         map[records.Pair]records.Use{},
 		lists:        newLists(rt),
 		creating:     map[*Create]struct{}{},
 		ordinary:     map[string]bool{},
 
-		endedCreations: map[uint64]time.Time{},
+		endedCreations: ends{},
 	}
 	t.SetRules(o.Rules)
 	if o.Rules.Validity > 0 {

@@ -108,24 +108,34 @@ func (t *Tracker) Settle(ctx context.Context) error {
 func (t *Tracker) settleable(intents []records.Intent) (due, unended []records.Intent) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now, ended := time.Now(), map[uint64]time.Time{}
+	ended := ends{}
 	for _, in := range intents {
 		if _, ok := t.running[in.ID]; ok {
 			continue
 		}
-		since, known := t.ended[in.ID]
-		if !known {
-			since = now
-		}
-		ended[in.ID] = since
-		if in.Ended.IsZero() {
+		switch old := t.ended.due(in.ID, ended); {
+		case in.Ended.IsZero():
 			unended = append(unended, in)
-		} else if now.Sub(since) >= settleAfter {
+		case old:
 			due = append(due, in)
 		}
 	}
 	t.ended = ended
 	return due, unended
+}
+
+// ends are the times, by ID, at which this process noted that a pull or a creation has ended. They do not depend on the
+// node's clock.
+type ends map[uint64]time.Time
+
+// due reports whether something ended at least an hour ago, and keeps its time in the next ends. An unknown end is now.
+func (e ends) due(id uint64, next ends) bool {
+	since, known := e[id]
+	if !known {
+		since = time.Now()
+	}
+	next[id] = since
+	return time.Since(since) >= settleAfter
 }
 
 // inTurn runs a write to the store in its turn.
