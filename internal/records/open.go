@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -170,12 +169,12 @@ func lastAside(path string) (last string, err error) {
 
 // check checks the format and the required buckets and keys.
 func check(tx *bolt.Tx) error {
-	found, err := readFormat(tx)
-	if err != nil {
-		return err
+	meta := tx.Bucket([]byte(bucketMeta))
+	if meta == nil {
+		return errors.New("bucket meta is missing")
 	}
-	if found > Format {
-		return newerFormatError{found: found}
+	if _, err := decode(bucketMeta, []byte(metaFormat), meta.Get([]byte(metaFormat))); err != nil {
+		return err
 	}
 	for _, name := range buckets() {
 		if tx.Bucket([]byte(name)) == nil {
@@ -193,24 +192,12 @@ func check(tx *bolt.Tx) error {
 		return unknown
 	}
 	// The key of distrust is enough, so distrust must not get lost if the key is damaged.
-	return tx.Bucket([]byte(bucketMeta)).ForEach(func(k, _ []byte) error {
-		if !slices.Contains(metaKeys(), string(k)) {
+	return meta.ForEach(func(k, _ []byte) error {
+		if !isPlace(bucketMeta, k) {
 			return fmt.Errorf("bucket meta: unknown key %q", k)
 		}
 		return nil
 	})
-}
-
-func readFormat(tx *bolt.Tx) (int, error) {
-	meta := tx.Bucket([]byte(bucketMeta))
-	if meta == nil {
-		return 0, errors.New("bucket meta is missing")
-	}
-	found, err := strconv.Atoi(string(meta.Get([]byte(metaFormat))))
-	if err != nil || found < 1 {
-		return 0, errors.New("the format is not readable")
-	}
-	return found, nil
 }
 
 // create makes a new store under a temporary name and renames it when it is complete, so that a crash cannot leave an
@@ -226,20 +213,16 @@ func create(path string, o Options, distrust *Distrust) (*boltfile.File, error) 
 	}
 	err = f.Update(func(tx *bolt.Tx) error {
 		for _, name := range buckets() {
-			if _, err := tx.CreateBucketIfNotExists([]byte(name)); err != nil {
+			if _, err := tx.CreateBucket([]byte(name)); err != nil {
 				return err
 			}
 		}
+		t := beginTx(&facts{})
+		t.setFormat(formatPlain)
 		if distrust != nil {
-			stored, err := encode(bucketMeta, []byte(metaDistrust), distrust)
-			if err != nil {
-				return err
-			}
-			if err := tx.Bucket([]byte(bucketMeta)).Put([]byte(metaDistrust), stored); err != nil {
-				return err
-			}
+			t.putMeta(metaDistrust, distrust)
 		}
-		return tx.Bucket([]byte(bucketMeta)).Put([]byte(metaFormat), []byte(strconv.Itoa(formatPlain)))
+		return errors.Join(t.err, t.write(tx))
 	})
 	if err := errors.Join(err, f.Close()); err != nil {
 		return nil, errors.Join(err, os.Remove(temporary))

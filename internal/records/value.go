@@ -107,15 +107,10 @@ func decode(bucket string, key, stored []byte) (any, error) {
 
 // isPlace reports whether a store has values of a known type at the place.
 func isPlace(bucket string, key []byte) bool {
-	if bucket != bucketMeta {
-		return slices.Contains(allBuckets(), bucket)
+	if bucket == bucketMeta {
+		return slices.Contains([]string{metaFormat, metaDistrust, metaScanned, metaKey, metaRevoked}, string(key))
 	}
-	return slices.Contains(metaKeys(), string(key))
-}
-
-// metaKeys returns the keys of the meta bucket.
-func metaKeys() []string {
-	return []string{metaFormat, metaDistrust, metaScanned, metaKey, metaRevoked}
+	return slices.Contains(allBuckets(), bucket)
 }
 
 func decodeAs[T any](bucket string, payload []byte) (any, error) {

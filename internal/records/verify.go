@@ -111,20 +111,17 @@ func (s *Store) Backup(ctx context.Context, w io.Writer, size func(int64)) error
 func distrustCopy(tx *bolt.Tx, now time.Time) error {
 	d := Distrust{
 		Since:  now,
-		Reason: "the store is a copy that was made at " + now.UTC().Format(time.RFC3339) + ", which does not know the images that were pulled later",
+		Reason: "the store is a copy that was made at " + now.UTC().Format(time.RFC3339) +
+			", which does not know the images that were pulled later",
 	}
-	meta, key := tx.Bucket([]byte(bucketMeta)), []byte(metaDistrust)
-	if stored := meta.Get(key); stored != nil {
-		if earlier, err := decode(bucketMeta, key, stored); err == nil {
-			d, _ = earlier.(Distrust)
-		}
+	facts, _ := load(tx)
+	if earlier := facts.meta.distrust; earlier != nil {
+		d = *earlier
 	}
 	d.Copy = true
-	stored, err := encode(bucketMeta, key, d)
-	if err != nil {
-		return err
-	}
-	return meta.Put(key, stored)
+	t := beginTx(facts)
+	t.putMeta(metaDistrust, d)
+	return errors.Join(t.err, t.write(tx))
 }
 
 // Payload returns the JSON of a stored value, or why it cannot be read: ErrUnreadable, or ErrNewerFormat for the format
