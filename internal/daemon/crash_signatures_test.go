@@ -56,9 +56,9 @@ func (v *verifyingPolicyd) Verify(_ context.Context, r *policyv1.VerifyRequest) 
 // has an endorsement that was not written, whose pull is answered without a verification, or that can not be verified
 // any more.
 func TestKilledWhileSignaturesAreVerified(t *testing.T) {
-	written := []string{crashpoint.EndorseAfter, crashpoint.Endorsed}
+	written := []string{crashpoint.After(crashpoint.Endorse), crashpoint.Endorsed}
 	for _, point := range slices.Concat(written, []string{
-		crashpoint.Pulled, crashpoint.ProveBefore, crashpoint.ProveAfter, crashpoint.Verified, crashpoint.EndorseBefore, crashpoint.Recorded,
+		crashpoint.Pulled, crashpoint.Before(crashpoint.Prove), crashpoint.After(crashpoint.Prove), crashpoint.Verified, crashpoint.Before(crashpoint.Endorse), crashpoint.Recorded,
 	}) {
 		t.Run(point, func(t *testing.T) {
 			ctx, r := t.Context(), criproxytest.NewRuntime(t)

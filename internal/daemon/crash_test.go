@@ -31,10 +31,10 @@ func TestKilledAtEveryPoint(t *testing.T) {
 	// revocation and changes of marks need an operator. The tests of the store cover them. Signatures have a scenario of
 	// their own.
 	elsewhere := []string{
-		crashpoint.SettleBefore, crashpoint.SettleAfter, crashpoint.RotateBefore, crashpoint.RotateAfter,
-		crashpoint.RevokeBefore, crashpoint.RevokeAfter, crashpoint.AcceptBefore, crashpoint.AcceptAfter,
-		crashpoint.ForgetBefore, crashpoint.ForgetAfter, crashpoint.WithdrawBefore, crashpoint.WithdrawAfter,
-		crashpoint.Verified, crashpoint.EndorseBefore, crashpoint.EndorseAfter,
+		crashpoint.Before(crashpoint.Settle), crashpoint.After(crashpoint.Settle), crashpoint.Before(crashpoint.Rotate), crashpoint.After(crashpoint.Rotate),
+		crashpoint.Before(crashpoint.Revoke), crashpoint.After(crashpoint.Revoke), crashpoint.Before(crashpoint.Accept), crashpoint.After(crashpoint.Accept),
+		crashpoint.Before(crashpoint.Forget), crashpoint.After(crashpoint.Forget), crashpoint.Before(crashpoint.Withdraw), crashpoint.After(crashpoint.Withdraw),
+		crashpoint.Verified, crashpoint.Before(crashpoint.Endorse), crashpoint.After(crashpoint.Endorse),
 		crashpoint.CompactWritten, crashpoint.CompactRenamed, // not in a daemon
 	}
 	for _, point := range crashpoint.All() {

@@ -87,7 +87,7 @@ func (s *Store) Endorse(all []Endorsement) error {
 			return err
 		}
 	}
-	return s.update("write endorsements of "+all[0].Pair.Repository, crashpoint.EndorseBefore, crashpoint.EndorseAfter, func(t *tx) error {
+	return s.update("write endorsements of "+all[0].Pair.Repository, crashpoint.Endorse, func(t *tx) error {
 		written, pairs := map[string]bool{}, map[Pair]bool{}
 		for _, e := range all {
 			e.Signers = bounded(e.Signers)
@@ -160,7 +160,7 @@ func (s EndorsementSelection) Selects(e Endorsement) bool {
 // RevokeEndorsements deletes the selected endorsements, in one transaction, and returns them. Their images need
 // verification again. With the last endorsement of the store its format becomes 1 again.
 func (s *Store) RevokeEndorsements(of EndorsementSelection) ([]Endorsement, error) {
-	return write(s, "revoke endorsements", crashpoint.WithdrawBefore, crashpoint.WithdrawAfter, func(t *tx) ([]Endorsement, error) {
+	return write(s, "revoke endorsements", crashpoint.Withdraw, func(t *tx) ([]Endorsement, error) {
 		found := t.selectedEndorsements(of)
 		for _, e := range found {
 			t.deleteEndorsement(e)

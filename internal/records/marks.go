@@ -23,7 +23,7 @@ type Scan struct {
 // under any of its names; the store has no other repository of the image ([Facts.MayBeMarked]); the list of every
 // [Creation] has the pair. Pairs contains every pair of an image, or none.
 func (s *Store) MarkPreloaded(sc Scan) ([]Pair, error) {
-	return write(s, "write preloaded marks", crashpoint.MarkBefore, crashpoint.MarkAfter, func(t *tx) ([]Pair, error) {
+	return write(s, "write preloaded marks", crashpoint.Mark, func(t *tx) ([]Pair, error) {
 		if t.meta.distrust != nil {
 			return nil, nil
 		}
@@ -101,7 +101,7 @@ type Acceptable struct {
 // AcceptMarks marks the pairs that have no mark yet, whatever else is in the store about them, also in a distrusted
 // store, and returns them. Records and intents stay as they are.
 func (s *Store) AcceptMarks(pairs []Pair, origin string, now time.Time) (Acceptable, error) {
-	return write(s, "accept preloaded marks", crashpoint.AcceptBefore, crashpoint.AcceptAfter, func(t *tx) (Acceptable, error) {
+	return write(s, "accept preloaded marks", crashpoint.Accept, func(t *tx) (Acceptable, error) {
 		found := t.acceptable(pairs)
 		t.mark(found.Pairs, origin, now)
 		return found, nil
@@ -142,7 +142,7 @@ type Forgotten struct {
 // these images: the same content must not stay usable under another name, which a tenant may have given it. With an
 // image ID and a repository, ForgetMarks removes only the mark of that pair.
 func (s *Store) ForgetMarks(of Selection, now time.Time) (Forgotten, error) {
-	return write(s, "forget preloaded marks", crashpoint.ForgetBefore, crashpoint.ForgetAfter, func(t *tx) (Forgotten, error) {
+	return write(s, "forget preloaded marks", crashpoint.Forget, func(t *tx) (Forgotten, error) {
 		gone := t.forgettable(of)
 		if len(gone.Marks) == 0 {
 			return gone, nil

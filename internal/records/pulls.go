@@ -17,7 +17,7 @@ const MaxUnresolved = 64
 // Begin writes the intent of a pull and returns it; the call that ends the pull takes it. When the error is nil, the
 // caller may call the runtime.
 func (s *Store) Begin(name, repository string, now time.Time) (Intent, error) {
-	return write(s, "write pull intent for "+repository, crashpoint.BeginBefore, crashpoint.BeginAfter, func(t *tx) (Intent, error) {
+	return write(s, "write pull intent for "+repository, crashpoint.Begin, func(t *tx) (Intent, error) {
 		return t.begin(name, repository, now), nil
 	})
 }
@@ -28,7 +28,7 @@ func (s *Store) Begin(name, repository string, now time.Time) (Intent, error) {
 // present is nil, because the runtime was not asked, and the repository has marks, it writes nothing and returns
 // ErrMarked with their pairs.
 func (s *Store) BeginListed(name, repository string, now time.Time, present map[string]struct{}) (in Intent, unmarked []Pair, err error) {
-	in, err = write(s, "write pull intent for "+repository, crashpoint.BeginBefore, crashpoint.BeginAfter, func(t *tx) (Intent, error) {
+	in, err = write(s, "write pull intent for "+repository, crashpoint.Begin, func(t *tx) (Intent, error) {
 		marked := t.marksOf(repository)
 		if len(marked) > 0 && present == nil {
 			unmarked = marked
@@ -75,7 +75,7 @@ func (s *Store) Prove(in Intent, r Result) error {
 	if !r.Open && r.Credential == "" {
 		return errors.New("records: neither open nor a credential, nothing is proved")
 	}
-	return s.update("write pull record for "+r.Pair.Repository, crashpoint.ProveBefore, crashpoint.ProveAfter, func(t *tx) error {
+	return s.update("write pull record for "+r.Pair.Repository, crashpoint.Prove, func(t *tx) error {
 		rec := Record{Pair: r.Pair, Created: later(r.At, r.Created), Unlisted: true}
 		if known := t.record(r.Pair); known != nil {
 			rec = known.clone()
@@ -193,7 +193,7 @@ func (s *Store) Written() uint64 {
 
 // Drop deletes the intent of a pull that certainly brought no image. An unknown intent is not an error.
 func (s *Store) Drop(in Intent) error {
-	return s.update("drop pull intent", crashpoint.DropBefore, crashpoint.DropAfter, func(t *tx) error {
+	return s.update("drop pull intent", crashpoint.Drop, func(t *tx) error {
 		t.deleteIntent(in)
 		return nil
 	})
@@ -209,7 +209,7 @@ type Denial struct {
 // Deny deletes the intent of a pull that a registry refused. If the record has a proof of the credential, Deny notes
 // the refusal in it, in the same transaction. The proof stays, with its times.
 func (s *Store) Deny(in Intent, d Denial) error {
-	return s.update("note that "+d.Pair.Repository+" was denied", crashpoint.DropBefore, crashpoint.DropAfter, func(t *tx) error {
+	return s.update("note that "+d.Pair.Repository+" was denied", crashpoint.Drop, func(t *tx) error {
 		t.deny(d)
 		t.deleteIntent(in)
 		return nil
@@ -238,7 +238,7 @@ func (s *Store) End(in Intent, at time.Time) error { return s.EndAll([]Intent{in
 // EndAll does the same for several intents, in transactions of a bounded size. After an error, some of them may have
 // been ended.
 func (s *Store) EndAll(intents []Intent, at time.Time) error {
-	return s.inBatches(intents, "end pull intents", crashpoint.EndBefore, crashpoint.EndAfter, func(t *tx, in Intent) { t.end(in, at) })
+	return s.inBatches(intents, "end pull intents", crashpoint.End, func(t *tx, in Intent) { t.end(in, at) })
 }
 
 func (t *tx) end(in Intent, at time.Time) {

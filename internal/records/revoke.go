@@ -77,7 +77,7 @@ type Revoked struct {
 // The records of the pairs in used get that time too: grants for these pairs depend on what is revoked, although no
 // proof shows it any more. If such a pair has neither record nor mark, it gets a record without proofs.
 func (s *Store) Revoke(r Revocation, at time.Time, used []Pair) (Revoked, error) {
-	return write(s, "revoke", crashpoint.RevokeBefore, crashpoint.RevokeAfter, func(t *tx) (Revoked, error) {
+	return write(s, "revoke", crashpoint.Revoke, func(t *tx) (Revoked, error) {
 		gone, changed := t.revocable(r)
 		for _, rec := range t.withUsed(changed, used, at) {
 			rec.Revoked = later(rec.Revoked, at)

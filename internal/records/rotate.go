@@ -26,7 +26,7 @@ func (s *Store) Rotate(r Rotation) (bool, error) {
 		return false, nil
 	}
 	what := "rotate a credential for " + r.Pair.Repository
-	return write(s, what, crashpoint.RotateBefore, crashpoint.RotateAfter, func(t *tx) (bool, error) {
+	return write(s, what, crashpoint.Rotate, func(t *tx) (bool, error) {
 		known := t.record(r.Pair)
 		if known == nil {
 			return false, nil

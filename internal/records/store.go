@@ -60,8 +60,8 @@ func read[T any](s *Store, what string, f func(*facts) (T, error)) (v T, err err
 }
 
 // write is read in a write transaction, between two crash points. If it returns no error, the change is on disk.
-func write[T any](s *Store, what, before, after string, f func(*tx) (T, error)) (v T, err error) {
-	err = s.update(what, before, after, func(t *tx) error {
+func write[T any](s *Store, what, point string, f func(*tx) (T, error)) (v T, err error) {
+	err = s.update(what, point, func(t *tx) error {
 		v, err = f(t)
 		return err
 	})
@@ -73,12 +73,12 @@ func write[T any](s *Store, what, before, after string, f func(*tx) (T, error)) 
 }
 
 // update runs one write transaction; after nil the change is on disk and in memory.
-func (s *Store) update(what, before, after string, f func(*tx) error) error {
-	crashpoint.Hit(before)
+func (s *Store) update(what, point string, f func(*tx) error) error {
+	crashpoint.Hit(crashpoint.Before(point))
 	if err := s.transact(f); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	crashpoint.Hit(after)
+	crashpoint.Hit(crashpoint.After(point))
 	return nil
 }
 
@@ -213,7 +213,7 @@ func (s *Store) Distrusted() *Distrust {
 
 // Trust ends distrust, and makes the next scan a first scan.
 func (s *Store) Trust() error {
-	return s.update("end distrust", "", "", func(t *tx) error {
+	return s.update("end distrust", "", func(t *tx) error {
 		t.deleteMeta(metaDistrust)
 		t.deleteMeta(metaScanned)
 		return nil
@@ -222,7 +222,7 @@ func (s *Store) Trust() error {
 
 // SetKeyFingerprint notes with which key the credential IDs of the store were made.
 func (s *Store) SetKeyFingerprint(fingerprint string) error {
-	return s.update("note the fingerprint of the key", "", "", func(t *tx) error {
+	return s.update("note the fingerprint of the key", "", func(t *tx) error {
 		t.putMeta(metaKey, fingerprint)
 		return nil
 	})

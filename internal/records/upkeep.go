@@ -45,7 +45,7 @@ func (u Use) Merge(with Use) Use {
 
 // Touch writes last-used times. Pairs and credentials without a record are skipped.
 func (s *Store) Touch(uses map[Pair]Use) error {
-	return s.update("write last-used times", "", "", func(t *tx) error {
+	return s.update("write last-used times", "", func(t *tx) error {
 		for p, u := range uses {
 			known := t.record(p)
 			if known == nil {
@@ -72,7 +72,7 @@ func (s *Store) Touch(uses map[Pair]Use) error {
 // Clamp sets the times of every proof and endorsement that are in the future to now, because the clock was set back. It
 // returns the number of records and endorsements with such times, and writes nothing if there are none.
 func (s *Store) Clamp(now time.Time) (int, error) {
-	return write(s, "set proofs back with the clock", "", "", func(t *tx) (int, error) { return t.clamp(now), nil })
+	return write(s, "set proofs back with the clock", "", func(t *tx) (int, error) { return t.clamp(now), nil })
 }
 
 func (t *tx) clamp(now time.Time) (n int) {
@@ -144,7 +144,7 @@ func (s *Store) Prune(of Pruning) (Pruned, error) {
 	if len(of.Images) == 0 {
 		return Pruned{}, ErrNoImages
 	}
-	return write(s, "prune", crashpoint.PruneBefore, crashpoint.PruneAfter, func(t *tx) (Pruned, error) { return t.prune(of), nil })
+	return write(s, "prune", crashpoint.Prune, func(t *tx) (Pruned, error) { return t.prune(of), nil })
 }
 
 func (t *tx) prune(of Pruning) (done Pruned) {
@@ -231,15 +231,15 @@ func (s *Store) Settle(of Settlement) error {
 	for _, p := range of.Present {
 		present[p.Repository] = append(present[p.Repository], p)
 	}
-	return s.inBatches(of.Intents, "settle pull intents", crashpoint.SettleBefore, crashpoint.SettleAfter, func(t *tx, in Intent) {
+	return s.inBatches(of.Intents, "settle pull intents", crashpoint.Settle, func(t *tx, in Intent) {
 		t.settle(in, present[in.Repository], of)
 	})
 }
 
 // inBatches runs f for each of the intents, in transactions of a bounded size.
-func (s *Store) inBatches(intents []Intent, what, before, after string, f func(*tx, Intent)) error {
+func (s *Store) inBatches(intents []Intent, what, point string, f func(*tx, Intent)) error {
 	for batch := range slices.Chunk(intents, maxBatch) {
-		err := s.update(what, before, after, func(t *tx) error {
+		err := s.update(what, point, func(t *tx) error {
 			for _, in := range batch {
 				f(t, in)
 			}

@@ -110,7 +110,7 @@ func (s *Store) Backup(ctx context.Context, w io.Writer, size func(int64)) error
 
 func distrustCopy(tx *bolt.Tx, now time.Time) error {
 	d := Distrust{
-		Since:  now,
+		Since: now,
 		Reason: "the store is a copy that was made at " + now.UTC().Format(time.RFC3339) +
 			", which does not know the images that were pulled later",
 	}
