@@ -57,7 +57,8 @@ func checkEndpoints(c *Config) (errs field.ErrorList) {
 		errs = append(errs, invalid("admin.listen", l, "must be another socket than those of listen and of the runtime"))
 	}
 	if s := c.Admission.PolicydSocket; s != "" && slices.Contains(append(runtimes, c.Listen, c.Admin.Listen), s) {
-		errs = append(errs, invalid("admission.policydSocket", s, "must be another socket than those of listen, of admin.listen and of the runtime"))
+		errs = append(errs, invalid("admission.policydSocket", s,
+			"must be another socket than those of listen, of admin.listen and of the runtime"))
 	}
 	return errs
 }
@@ -66,7 +67,8 @@ func checkEndpoint(path, value string) field.ErrorList {
 	socket, ok := strings.CutPrefix(value, "unix://")
 	switch {
 	case !ok || !isPath(socket):
-		return field.ErrorList{invalid(path, value, "must be unix:// and an absolute path, as in unix:///run/containerd/containerd.sock")}
+		return field.ErrorList{invalid(path, value,
+			"must be unix:// and an absolute path, as in unix:///run/containerd/containerd.sock")}
 	case len(socket) > 107: // the size of sun_path, without the zero at its end
 		return field.ErrorList{invalid(path, value, "the path must have at most 107 bytes")}
 	default:
@@ -92,11 +94,13 @@ func checkValues(c *Config) (errs field.ErrorList) {
 		errs = append(errs, invalid("stateDir", c.StateDir, "must be an absolute path"))
 	}
 	errs = append(errs, oneOf("untrackedImages", c.UntrackedImages, UntrackedPreloaded, UntrackedVerify)...)
-	errs = append(errs, oneOf("runtimeCredentials", c.RuntimeCredentials, RuntimeCredentialsNone, RuntimeCredentialsPerNamespace)...)
+	errs = append(errs, oneOf("runtimeCredentials", c.RuntimeCredentials, RuntimeCredentialsNone,
+		RuntimeCredentialsPerNamespace)...)
 	errs = append(errs, oneOf("kubeletSkipsAlwaysPrecheck", c.KubeletSkipsAlwaysPrecheck, Auto, True, False)...)
 	errs = append(errs, checkNamespaces("exempt.namespaces", c.Exempt.Namespaces)...)
 	errs = append(errs, checkDockerConfigFiles(c.NodeCredentials)...)
-	errs = append(errs, checkPath("podSource.kubeconfig", c.PodSource.Kubeconfig, "/etc/kubernetes/kubelet.conf", "no pod source")...)
+	errs = append(errs, checkPath("podSource.kubeconfig", c.PodSource.Kubeconfig, "/etc/kubernetes/kubelet.conf",
+		"no pod source")...)
 	if n := c.PodSource.NodeName; n != "" {
 		for _, detail := range validation.IsDNS1123Subdomain(n) {
 			errs = append(errs, invalid("podSource.nodeName", n, detail))
@@ -112,7 +116,8 @@ func checkValues(c *Config) (errs field.ErrorList) {
 func checkDockerConfigFiles(n NodeCredentials) (errs field.ErrorList) {
 	for i, path := range n.DockerConfigFiles {
 		if !isPath(path) {
-			errs = append(errs, invalid(fmt.Sprintf("nodeCredentials.dockerConfigFiles[%d]", i), path, "must be an absolute path, as in /var/lib/kubelet/config.json"))
+			errs = append(errs, invalid(fmt.Sprintf("nodeCredentials.dockerConfigFiles[%d]", i), path,
+				"must be an absolute path, as in /var/lib/kubelet/config.json"))
 		}
 	}
 	return errs
@@ -132,10 +137,12 @@ func checkAdmission(c *Config) (errs field.ErrorList) {
 	errs = append(errs, checkPath("admission.policies", a.Policies, "/etc/pullgate/policies", "no policies")...)
 	errs = append(errs, checkNamespaces("admission.exempt.namespaces", a.Exempt.Namespaces)...)
 	errs = append(errs, oneOf("admission.unjudged", a.Unjudged, UnjudgedIgnore, UnjudgedRefuse)...)
-	errs = append(errs, checkPath("admission.namespaceLabels", a.NamespaceLabels, "/etc/pullgate/namespaces.yaml", "no file")...)
+	errs = append(errs, checkPath("admission.namespaceLabels", a.NamespaceLabels, "/etc/pullgate/namespaces.yaml",
+		"no file")...)
 	errs = append(errs, checkPath("admission.trustedRoot", a.TrustedRoot, "/etc/pullgate/trusted_root.json", "none")...)
 	if !isPath(a.KubeletRoot) {
-		errs = append(errs, invalid("admission.kubeletRoot", a.KubeletRoot, "must be an absolute path, as in /var/lib/kubelet"))
+		errs = append(errs, invalid("admission.kubeletRoot", a.KubeletRoot,
+			"must be an absolute path, as in /var/lib/kubelet"))
 	}
 	return errs
 }
@@ -165,10 +172,12 @@ func checkDurations(c *Config) (errs field.ErrorList) {
 		{"admission.endorsementValidity", c.Admission.EndorsementValidity},
 	} {
 		if !f.value.valid() {
-			errs = append(errs, invalid(f.path, string(f.value), "must be 0s, or a duration from 1s to 87600h, as in 24h or 90m"))
+			errs = append(errs, invalid(f.path, string(f.value),
+				"must be 0s, or a duration from 1s to 87600h, as in 24h or 90m"))
 		}
 	}
-	if len(errs) == 0 && c.CredentialValidity.Value() == 0 && c.Admission.EndorsementValidity.Value() == 0 && c.RegistryUnavailableGrace.Value() != 0 {
+	if len(errs) == 0 && c.CredentialValidity.Value() == 0 && c.Admission.EndorsementValidity.Value() == 0 &&
+		c.RegistryUnavailableGrace.Value() != 0 {
 		errs = append(errs, invalid("registryUnavailableGrace", string(c.RegistryUnavailableGrace),
 			"must be 0s without credentialValidity and admission.endorsementValidity, because nothing expires"))
 	}

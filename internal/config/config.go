@@ -304,7 +304,8 @@ func Parse(data []byte) (Config, error) {
 	if c.NodeCredentials.DockerConfigFiles == nil { // null in the file
 		c.NodeCredentials.DockerConfigFiles = Default().NodeCredentials.DockerConfigFiles
 	}
-	for _, check := range []func(*Config) field.ErrorList{checkFileHeader, checkEndpoints, checkValues, checkDurations, checkAdmission} {
+	checks := []func(*Config) field.ErrorList{checkFileHeader, checkEndpoints, checkValues, checkDurations, checkAdmission}
+	for _, check := range checks {
 		for _, err := range check(&c) {
 			errs = append(errs, err)
 		}

@@ -30,11 +30,13 @@ func inKubelet(path string) string { return "kubeletConfig: " + path + ": " }
 // that is not set has the kubelet's default.
 func loadKubelet(path string) (k kubelet, errs []error) {
 	if !isPath(path) {
-		return kubelet{}, []error{invalid("kubeletConfig", path, "must be an absolute path, as in /var/lib/kubelet/config.yaml")}
+		return kubelet{}, []error{invalid("kubeletConfig", path,
+			"must be an absolute path, as in /var/lib/kubelet/config.yaml")}
 	}
 	data, err := disk.Read(path, maxSize)
 	if err != nil {
-		return kubelet{}, []error{fmt.Errorf("kubeletConfig: %w; must be a KubeletConfiguration that pullgated can read", err)}
+		return kubelet{}, []error{fmt.Errorf("kubeletConfig: %w; must be a KubeletConfiguration that pullgated can read",
+			err)}
 	}
 	k = kubelet{Policy: string(policy.ModeNeverVerifyPreloadedImages)}
 	d := strictyaml.Decoder{Lenient: true}
@@ -42,7 +44,8 @@ func loadKubelet(path string) (k kubelet, errs []error) {
 	if err != nil {
 		return kubelet{}, []error{fmt.Errorf("%s%w", inKubelet(path), err)}
 	}
-	for _, err := range append(oneOf("apiVersion", k.APIVersion, kubeletAPIVersion), oneOf("kind", k.Kind, kubeletKind)...) {
+	for _, err := range append(oneOf("apiVersion", k.APIVersion, kubeletAPIVersion),
+		oneOf("kind", k.Kind, kubeletKind)...) {
 		errs = append(errs, err)
 	}
 	errs = strictyaml.WithLines(data, errs)

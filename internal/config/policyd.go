@@ -161,8 +161,9 @@ func BuiltInPodTemplates() []PodTemplate {
 func DefaultPolicyd() Policyd {
 	return Policyd{
 		APIVersion: APIVersion, Kind: PolicydKind, Metrics: Metrics{Listen: "127.0.0.1:9472"},
-		Credentials: CredentialsPull, NodeCredentials: NodeCredentials{DockerConfigFiles: []string{"/etc/pullgate/docker-config.json"}},
-		Limits: SignatureLimits{Signatures: 50, Bytes: "8Mi", Time: "60s"},
+		Credentials:     CredentialsPull,
+		NodeCredentials: NodeCredentials{DockerConfigFiles: []string{"/etc/pullgate/docker-config.json"}},
+		Limits:          SignatureLimits{Signatures: 50, Bytes: "8Mi", Time: "60s"},
 	}
 }
 
@@ -200,7 +201,8 @@ func checkPolicydValues(c *Policyd) field.ErrorList {
 		errs = append(errs, checkEndpoint("node.listen", l)...)
 	}
 	errs = append(errs, checkAddress("metrics.listen", c.Metrics.Listen, "127.0.0.1:9472")...)
-	errs = append(errs, checkPath("kubeconfig", c.Kubeconfig, "/etc/pullgate/policyd.kubeconfig", "the configuration inside a cluster")...)
+	errs = append(errs, checkPath("kubeconfig", c.Kubeconfig, "/etc/pullgate/policyd.kubeconfig",
+		"the configuration inside a cluster")...)
 	return append(errs, CheckPodTemplates(c.PodTemplates)...)
 }
 
@@ -245,11 +247,14 @@ func CheckPodTemplates(list []PodTemplate) (errs field.ErrorList) {
 		for _, detail := range validation.IsDNS1123Label(t.Resource) {
 			errs = append(errs, invalid(at+".resource", t.Resource, detail))
 		}
-		if slices.ContainsFunc(BuiltInPodTemplates(), func(b PodTemplate) bool { return b.Group == t.Group && b.Resource == t.Resource }) {
-			errs = append(errs, invalid(at+".resource", t.Resource, "the pod templates of this resource are always judged; remove the entry"))
+		same := func(b PodTemplate) bool { return b.Group == t.Group && b.Resource == t.Resource }
+		if slices.ContainsFunc(BuiltInPodTemplates(), same) {
+			errs = append(errs, invalid(at+".resource", t.Resource,
+				"the pod templates of this resource are always judged; remove the entry"))
 		}
 		if !fieldPath.MatchString(t.Path) {
-			errs = append(errs, invalid(at+".path", t.Path, "must be names of fields, separated by dots, as in spec.worker.template"))
+			errs = append(errs, invalid(at+".path", t.Path,
+				"must be names of fields, separated by dots, as in spec.worker.template"))
 		}
 		if strings.Count(t.Path, ".") >= maxSegments {
 			errs = append(errs, invalid(at+".path", t.Path, fmt.Sprintf("must have at most %d segments", maxSegments)))
@@ -268,13 +273,15 @@ func checkSignatures(c *Policyd) field.ErrorList {
 	errs = append(errs, checkPath("registries.hostsDir", c.Registries.HostsDir, "/etc/containerd/certs.d", "none")...)
 	errs = append(errs, checkPath("bundles", c.Bundles, "/etc/pullgate/bundles", "none")...)
 	if n := c.Limits.Signatures; n < 1 || n > maxSignatures {
-		errs = append(errs, field.Invalid(field.NewPath("limits.signatures"), n, fmt.Sprintf("must be a number from 1 to %d", maxSignatures)))
+		errs = append(errs, field.Invalid(field.NewPath("limits.signatures"), n,
+			fmt.Sprintf("must be a number from 1 to %d", maxSignatures)))
 	}
 	if n := c.Limits.Bytes.Value(); n < minSignatureBytes || n > maxSignatureBytes {
 		errs = append(errs, invalid("limits.bytes", string(c.Limits.Bytes), "must be a size from 64Ki to 64Mi, as in 8Mi"))
 	}
 	if v := c.Limits.Time.Value(); v == 0 || v > maxVerifyTime {
-		errs = append(errs, invalid("limits.time", string(c.Limits.Time), "must be a duration from 1s to 60s; pullgated waits 75s for an answer"))
+		errs = append(errs, invalid("limits.time", string(c.Limits.Time),
+			"must be a duration from 1s to 60s; pullgated waits 75s for an answer"))
 	}
 	return errs
 }

@@ -87,7 +87,8 @@ func Run(ctx context.Context, o Options) (err error) {
 	defer func() { err = errors.Join(err, trk.Close()) }()
 	logReport(o.Log.WithName("records"), o.Config.StateDir, report)
 	store, key := trk.Store(), trk.Key()
-	node = nodecreds.New(klog.NewContext(ctx, o.Log.WithName("nodeCredentials")), o.Config.NodeCredentials.DockerConfigFiles, key)
+	node = nodecreds.New(klog.NewContext(ctx, o.Log.WithName("nodeCredentials")),
+		o.Config.NodeCredentials.DockerConfigFiles, key)
 	if err := accept(o, store); err != nil {
 		return err
 	}
@@ -147,15 +148,17 @@ func Run(ctx context.Context, o Options) (err error) {
 	warnOfRuntimeCredentials(o.Log, o.Config, "/")
 	// The last step, because no later step can fail: after a failed start the grants remain for the next start.
 	takeOver(o, trk)
-	o.Log.Info("Serving", "listen", o.Config.Listen, "runtimeEndpoint", o.Config.RuntimeEndpoint, "imageEndpoint", o.Config.ImageEndpoint,
-		"policy", o.Config.ImagePullCredentialsVerificationPolicy, "enforcing", !o.Config.NoPullImageSecretRecheck, "version", o.Version)
+	c := o.Config
+	o.Log.Info("Serving", "listen", c.Listen, "runtimeEndpoint", c.RuntimeEndpoint, "imageEndpoint", c.ImageEndpoint,
+		"policy", c.ImagePullCredentialsVerificationPolicy, "enforcing", !c.NoPullImageSecretRecheck, "version", o.Version)
 	if o.Ready != nil {
 		o.Ready()
 	}
 	svc.ready()
 	p := parts{
 		conns: conns, key: key, store: store, tracker: trk, node: node, source: source, decisions: log, gate: judge,
-		server: server, metrics: m, on: on, inForce: newInForce(o.Config, o.ConfigFound), service: svc, policies: admitting, stopping: &atomic.Bool{},
+		server: server, metrics: m, on: on, inForce: newInForce(c, o.ConfigFound), service: svc, policies: admitting,
+		stopping: &atomic.Bool{},
 	}
 	m.SetInForce(p.inMetrics)
 	p.admin = adminOf(o, p, store, index, runtime, feed)

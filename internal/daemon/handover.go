@@ -25,7 +25,8 @@ func handOver(o Options, t *tracker.Tracker) {
 		})
 	}
 	if err != nil {
-		o.Log.Info("Grants not handed over to the next start, pods whose containers are being created prove access again", "err", err)
+		o.Log.Info("Grants not handed over to the next start, pods whose containers are being created prove access again",
+			"err", err)
 	}
 }
 

@@ -83,7 +83,8 @@ func criSocketOf(c config.Config) sockets.Socket {
 }
 
 // listenAll listens on the CRI's socket, or on none, and on those of the other listeners that can be bound.
-func listenAll(ctx context.Context, log klog.Logger, c config.Config, bound func(field string, err error)) (on listeners, err error) {
+func listenAll(ctx context.Context, log klog.Logger, c config.Config,
+	bound func(field string, err error)) (on listeners, err error) {
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, on.close())
@@ -93,15 +94,17 @@ func listenAll(ctx context.Context, log klog.Logger, c config.Config, bound func
 		return on, err
 	}
 	if c.Admin.Listen != "" {
-		on.admin = &optional{field: "admin.listen", address: c.Admin.Listen, log: log, bound: bound, bind: sockets.Socket{Program: programName, Field: "admin.listen", Endpoint: c.Admin.Listen}.Bind}
+		socket := sockets.Socket{Program: programName, Field: "admin.listen", Endpoint: c.Admin.Listen}
+		on.admin = &optional{field: socket.Field, address: socket.Endpoint, log: log, bound: bound, bind: socket.Bind}
 		if err := on.admin.start(ctx); err != nil {
 			return on, err
 		}
 	}
 	if c.Metrics.Listen != "" {
-		on.web = &optional{field: "metrics.listen", address: c.Metrics.Listen, log: log, bound: bound, bind: func(ctx context.Context) (net.Listener, error) {
+		bind := func(ctx context.Context) (net.Listener, error) {
 			return sockets.ListenTCP(ctx, "metrics.listen", c.Metrics.Listen)
-		}}
+		}
+		on.web = &optional{field: "metrics.listen", address: c.Metrics.Listen, log: log, bound: bound, bind: bind}
 		return on, on.web.start(ctx)
 	}
 	return on, nil

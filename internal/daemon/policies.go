@@ -74,7 +74,8 @@ func (p *policies) forGate(views gate.ViewSource) *gate.Admission {
 	if p.chain == nil {
 		return nil
 	}
-	a := &gate.Admission{Chain: p.chain, NamespaceLabels: p.set.NamespaceLabels, KubeletRoot: p.config.KubeletRoot, Views: views}
+	a := &gate.Admission{Chain: p.chain, NamespaceLabels: p.set.NamespaceLabels, KubeletRoot: p.config.KubeletRoot,
+		Views: views}
 	if e := p.signatures.Load().endorser; e != nil {
 		a.Endorser = e
 	}
@@ -96,8 +97,10 @@ func (p *policies) fields() []string {
 // openPolicies reads the policy files.
 func openPolicies(o Options, m *metrics.Metrics, store policyclient.EndorsementStore) (*policies, error) {
 	p := &policies{
-		log: o.Log.WithName("policies"), metrics: m, watcher: policyfiles.NewWatcher(), from: restriction.SourceOf(o.Config.PodSource.Kubeconfig != ""), config: o.Config.Admission,
-		grace: o.Config.RegistryUnavailableGrace.Value(), store: store, endorsing: policyclient.NewEndorserState(), kubelet: make(chan string, 1),
+		log: o.Log.WithName("policies"), metrics: m, watcher: policyfiles.NewWatcher(),
+		from: restriction.SourceOf(o.Config.PodSource.Kubeconfig != ""), config: o.Config.Admission,
+		grace: o.Config.RegistryUnavailableGrace.Value(), store: store,
+		endorsing: policyclient.NewEndorserState(), kubelet: make(chan string, 1),
 	}
 	set, err := p.watcher.Load(policyPaths(p.config))
 	if err != nil {
@@ -181,7 +184,8 @@ func (p *policies) rules() admission.Rules {
 	}
 	if p.set.Len(restriction.Kind) > 0 {
 		options := restriction.Options{From: p.from, Refuse: p.config.Unjudged == config.UnjudgedRefuse}
-		r.Validators = append(r.Validators, admission.Named{Name: admission.RestrictionValidator, Validator: restriction.NewValidator(policyfiles.Restrictions(p.set), options)})
+		r.Validators = append(r.Validators, admission.Named{Name: admission.RestrictionValidator,
+			Validator: restriction.NewValidator(policyfiles.Restrictions(p.set), options)})
 	}
 	if policyfiles.BackendsOf(p.set).Len() > 0 {
 		r.Validators = append(r.Validators, admission.Named{Name: admission.ReviewValidator, Validator: p.review})
@@ -197,10 +201,13 @@ func (p *policies) report() {
 	fields := policyfiles.Unjudged(p.set, p.from)
 	p.metrics.PoliciesRead(true)
 	p.metrics.Policies(p.set.Len, len(fields))
-	p.log.Info("Policies read", "policies", p.config.Policies, "restrictions", p.set.Len(restriction.Kind), "hash", p.set.Hash, "enforcing", p.config.Enforce,
-		"exemptStaticPods", p.config.Exempt.StaticPods, "exemptNamespaces", p.config.Exempt.Namespaces, "unjudged", p.config.Unjudged,
+	p.log.Info("Policies read", "policies", p.config.Policies, "restrictions", p.set.Len(restriction.Kind),
+		"hash", p.set.Hash, "enforcing", p.config.Enforce,
+		"exemptStaticPods", p.config.Exempt.StaticPods, "exemptNamespaces", p.config.Exempt.Namespaces,
+		"unjudged", p.config.Unjudged,
 		"namespaces", len(p.set.NamespaceLabels), "recheckRestarts", p.config.RecheckRestarts, "ignored", p.set.Ignored,
-		"imageReviewBackends", p.set.Len(policyfiles.BackendKind), "signatureRules", len(p.Rules().Rules()), "trustedRoot", p.signatures.Load().version.TrustedRoot)
+		"imageReviewBackends", p.set.Len(policyfiles.BackendKind), "signatureRules", len(p.Rules().Rules()),
+		"trustedRoot", p.signatures.Load().version.TrustedRoot)
 	policyfiles.BackendsOf(p.set).Log(p.log)
 	select {
 	case <-p.kubelet: // an older value
@@ -208,10 +215,12 @@ func (p *policies) report() {
 	}
 	p.kubelet <- p.config.KubeletRoot // report is called with mu held, so there is room
 	for _, f := range fields[:min(len(fields), maxUnjudgedLogged)] {
-		p.log.Info("Policy restricts a field that this node never sees", "policy", f.Policy, "field", f.Path, "unjudged", p.config.Unjudged)
+		p.log.Info("Policy restricts a field that this node never sees", "policy", f.Policy, "field", f.Path,
+			"unjudged", p.config.Unjudged)
 	}
 	if more := len(fields) - maxUnjudgedLogged; more > 0 {
-		p.log.Info("Policies restrict more fields that this node never sees", "fields", more, "hint", "pullgatectl policy list")
+		p.log.Info("Policies restrict more fields that this node never sees", "fields", more,
+			"hint", "pullgatectl policy list")
 	}
 }
 
@@ -225,7 +234,8 @@ func (p *policies) compareKubelet(ctx context.Context, host doctor.Host) {
 		case root := <-p.kubelet:
 			limited, cancel := context.WithTimeout(ctx, kubeletLimit)
 			if err := host.CheckRoot(limited, "", root); err != nil && ctx.Err() == nil {
-				p.log.Error(err, "Volumes of pods may be evaluated as hostPath: compare admission.kubeletRoot with --root-dir of the kubelet")
+				p.log.Error(err, "Volumes of pods may be evaluated as hostPath: "+
+					"compare admission.kubeletRoot with --root-dir of the kubelet")
 			}
 			cancel()
 		}
@@ -234,5 +244,6 @@ func (p *policies) compareKubelet(ctx context.Context, host doctor.Host) {
 
 func (p *policies) panicked(validator string, value any, stack []byte) {
 	p.metrics.Panic()
-	p.log.Error(fmt.Errorf("panic: %v", value), "A validator of policies panicked, the container is denied", "validator", validator, "stack", string(stack))
+	p.log.Error(fmt.Errorf("panic: %v", value), "A validator of policies panicked, the container is denied",
+		"validator", validator, "stack", string(stack))
 }

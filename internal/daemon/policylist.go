@@ -24,7 +24,8 @@ func (p *policies) keepList(err error) {
 		p.listed.Store(nil)
 		return
 	}
-	l := &adminv1.ListPoliciesResponse{Folder: p.config.Policies, Enforcing: p.config.Enforce, RefuseUnjudged: p.config.Unjudged == config.UnjudgedRefuse}
+	l := &adminv1.ListPoliciesResponse{Folder: p.config.Policies, Enforcing: p.config.Enforce,
+		RefuseUnjudged: p.config.Unjudged == config.UnjudgedRefuse}
 	if p.set != nil {
 		l.Hash = p.set.Hash
 	}
@@ -40,7 +41,8 @@ func (p *policies) keepList(err error) {
 		l.Policies = append(l.Policies, &adminv1.Policy{
 			Kind: policyfiles.BackendKind, Name: b.Name, AllNamespaces: b.Namespaces == nil, Namespaces: b.Namespaces,
 			ReviewBackend: &adminv1.ReviewBackend{
-				DefaultAllow: b.DefaultAllow, DefaultAllowAbsent: b.DefaultAllowAbsent, AllowTtl: durationpb.New(b.AllowTTL), DenyTtl: durationpb.New(b.DenyTTL),
+				DefaultAllow: b.DefaultAllow, DefaultAllowAbsent: b.DefaultAllowAbsent,
+				AllowTtl: durationpb.New(b.AllowTTL), DenyTtl: durationpb.New(b.DenyTTL),
 				IncludeImageVolumes: b.IncludeImageVolumes,
 			},
 		})
@@ -71,7 +73,8 @@ func (p *policies) keepList(err error) {
 
 func signatureRule(r *requirement.Rule) *adminv1.SignatureRule {
 	to := &adminv1.SignatureRule{
-		Name: r.Name, Namespaces: r.Scope.String(), Requirement: r.Hash, DigestRequired: r.RequireDigest, Default: r.Default.String(), Audit: r.Mode == requirement.Audit,
+		Name: r.Name, Namespaces: r.Scope.String(), Requirement: r.Hash, DigestRequired: r.RequireDigest,
+		Default: r.Default.String(), Audit: r.Mode == requirement.Audit,
 	}
 	for _, image := range r.Images {
 		to.Images = append(to.Images, image.String())

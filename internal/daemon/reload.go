@@ -59,11 +59,13 @@ func reread(o Options, p parts) {
 	p.gate.SetAllowRestores(c.AllowRestores)
 	p.inForce.took(at, c, found)
 	p.service.enforces(c.ImagePullCredentialsVerificationPolicy)
-	o.Log.Info("Configuration reloaded", "policy", c.ImagePullCredentialsVerificationPolicy, "allowlist", len(c.PreloadedImagesVerificationAllowlist),
+	o.Log.Info("Configuration reloaded", "policy", c.ImagePullCredentialsVerificationPolicy,
+		"allowlist", len(c.PreloadedImagesVerificationAllowlist),
 		"exemptStaticPods", c.Exempt.StaticPods, "exemptNamespaces", c.Exempt.Namespaces, "allowRestores", c.AllowRestores,
 		"credentialValidity", c.CredentialValidity, "registryUnavailableGrace", c.RegistryUnavailableGrace)
 	if fields := config.NeedRestart(o.Config, c); len(fields) > 0 {
-		o.Log.Info("Configuration changed in fields that need a restart", "needARestart", fields, "hint", "systemctl restart pullgated")
+		o.Log.Info("Configuration changed in fields that need a restart", "needARestart", fields,
+			"hint", "systemctl restart pullgated")
 	}
 	p.policies.reload(c)
 }

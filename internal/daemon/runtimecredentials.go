@@ -15,7 +15,8 @@ func warnOfRuntimeCredentials(log klog.Logger, c config.Config, root string) {
 	}
 	found, unread := doctor.Host{Root: root}.NamespaceCredentials()
 	if len(found) > 0 {
-		log.Error(nil, "CRI-O pulls with credentials of namespaces, and runtimeCredentials is none: such pulls open images to every pod; set runtimeCredentials: perNamespace", "found", found)
+		log.Error(nil, "CRI-O pulls with credentials of namespaces, and runtimeCredentials is none: "+
+			"such pulls open images to every pod; set runtimeCredentials: perNamespace", "found", found)
 	}
 	for _, err := range unread {
 		log.Info("Failed to find out whether CRI-O has credentials of namespaces", "err", err)

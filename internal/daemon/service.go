@@ -28,7 +28,8 @@ type service struct {
 }
 
 func newService(log klog.Logger, c config.Config) *service {
-	return &service{unbound: map[string]error{}, log: log, shadow: c.NoPullImageSecretRecheck, policy: c.ImagePullCredentialsVerificationPolicy}
+	return &service{unbound: map[string]error{}, log: log, shadow: c.NoPullImageSecretRecheck,
+		policy: c.ImagePullCredentialsVerificationPolicy}
 }
 
 // ready reports that the socket is served, with the configuration that was read last.
@@ -104,7 +105,8 @@ func (s *service) status() string {
 	case s.up:
 		return fmt.Sprintf("STATUS=Serving the kubelet (%s); the runtime is reached%s", mode, s.withoutLocked())
 	default:
-		return fmt.Sprintf("STATUS=Serving the kubelet (%s); the runtime is not reached, calls fail until it is back%s", mode, s.withoutLocked())
+		return fmt.Sprintf("STATUS=Serving the kubelet (%s); the runtime is not reached, calls fail until it is back%s",
+			mode, s.withoutLocked())
 	}
 }
 

@@ -34,7 +34,8 @@ func openSource(o Options, key credential.Key, m *metrics.Metrics) (*podSource, 
 	})
 	if err != nil {
 		return nil, program.WithHint(fmt.Errorf("open pod source: %w", err),
-			"podSource.kubeconfig is normally the kubelet's own, as in /etc/kubernetes/kubelet.conf; give podSource.nodeName if it is another one")
+			"podSource.kubeconfig is normally the kubelet's own, as in /etc/kubernetes/kubelet.conf; "+
+				"give podSource.nodeName if it is another one")
 	}
 	m.SetPodSource(source.Synced)
 	return &podSource{source}, nil
@@ -64,13 +65,13 @@ func (s *podSource) keep(fields []string) {
 }
 
 // View returns what the API server has about a pod and its containers, if policies use any of it.
-func (s *podSource) View(ctx context.Context, uid string) (pod admission.Pod, containers []admission.Container, ok bool) {
+func (s *podSource) View(ctx context.Context, uid string) (_ admission.Pod, _ []admission.Container, ok bool) {
 	if !s.source.KeepsFields() {
-		return pod, nil, false
+		return admission.Pod{}, nil, false
 	}
 	p, known := s.source.Await(ctx, uid)
 	if !known {
-		return pod, nil, false
+		return admission.Pod{}, nil, false
 	}
 	return p.View()
 }
@@ -100,7 +101,7 @@ func (s *podSource) Secrets(ctx context.Context, uid string, image imageref.Ref)
 }
 
 // credentials returns the credentials of a pod's pull secrets for an image, and whether the list is complete.
-func (s *podSource) credentials(ctx context.Context, uid string, image imageref.Ref) (found []tracker.Secret, complete bool) {
+func (s *podSource) credentials(ctx context.Context, uid string, image imageref.Ref) ([]tracker.Secret, bool) {
 	p, known := s.source.Await(ctx, uid)
 	if !known {
 		return nil, false
@@ -147,7 +148,7 @@ func (s adminSource) Uses(uid string, image imageref.Ref) (uses []podsource.Use,
 }
 
 // Secrets returns the credentials of a pod's pull secrets for an image, and whether the list is complete.
-func (s adminSource) Secrets(ctx context.Context, uid string, image imageref.Ref) (found []tracker.Secret, complete bool) {
+func (s adminSource) Secrets(ctx context.Context, uid string, image imageref.Ref) (_ []tracker.Secret, complete bool) {
 	return s.credentials(ctx, uid, image)
 }
 

@@ -25,11 +25,13 @@ func storeHint(err error) error {
 	case errors.As(err, &path) && path.Op == "mkdir":
 		return program.WithHint(err, "set stateDir to a directory on a local disk that pullgated may write")
 	case errors.Is(err, tracker.ErrNewerFormat):
-		return program.WithHint(err, "a newer pullgated wrote this store; install that version again, or move the file away: every image then needs proof once")
+		return program.WithHint(err, "a newer pullgated wrote this store; "+
+			"install that version again, or move the file away: every image then needs proof once")
 	case errors.Is(err, tracker.ErrInUse):
 		return program.WithHint(err, "another pullgated has it open; see systemctl status pullgated")
 	default:
-		return program.WithHint(err, "the store was left as it was; look for errors of the disk in the kernel log (dmesg), and check that stateDir is a directory on a local disk that pullgated may write and that is not full")
+		return program.WithHint(err, "the store was left as it was; look for errors of the disk in the kernel log (dmesg), "+
+			"and check that stateDir is a directory on a local disk that pullgated may write and that is not full")
 	}
 }
 
@@ -42,7 +44,8 @@ func panicked(log klog.Logger, path string) func(value any, stack []byte) {
 			log.Error(err, "Failed to read the store of pull records: exiting",
 				"path", path, "hint", "look for errors of the disk in the kernel log (dmesg)")
 		} else {
-			log.Error(err, "A transaction of the store of pull records panicked: exiting. Report it with the stack, unless pullgatectl store check finds damage",
+			log.Error(err, "A transaction of the store of pull records panicked: exiting. "+
+				"Report it with the stack, unless pullgatectl store check finds damage",
 				"path", path, "stack", string(stack))
 		}
 		klog.FlushAndExit(klog.ExitFlushTimeout, 1)
@@ -54,17 +57,21 @@ func logReport(log klog.Logger, dir string, r tracker.Report) {
 	path, keyPath := filepath.Join(dir, tracker.StoreFile), KeyPath(dir)
 	if r.Key.Exposed != nil {
 		log.Error(r.Key.Exposed, "node.key had unsafe permissions; reset to 0600", "path", keyPath,
-			"hint", "a user who has read node.key and records.db can test guessed passwords; if in doubt, delete node.key and restart: every image then needs proof once")
+			"hint", "a user who has read node.key and records.db can test guessed passwords; "+
+				"if in doubt, delete node.key and restart: every image then needs proof once")
 	}
 	switch {
 	case r.SetAside != "" && !r.Created:
-		log.Error(errors.New(r.Damage), "Removed values that cannot be read from the store of pull records, which is now distrusted: images on the node are not marked preloaded",
+		log.Error(errors.New(r.Damage), "Removed values that cannot be read from the store of pull records, "+
+			"which is now distrusted: images on the node are not marked preloaded",
 			"path", path, "copy", r.SetAside, "hint", distrustHint)
 	case r.SetAside != "":
-		log.Error(errors.New(r.Damage), "Store of pull records damaged and moved aside, the new one is distrusted: images on the node need proof",
+		log.Error(errors.New(r.Damage), "Store of pull records damaged and moved aside, "+
+			"the new one is distrusted: images on the node need proof",
 			"path", path, "setAside", r.SetAside, "hint", distrustHint)
 	case r.Distrust != nil:
-		log.Error(errors.New(r.Distrust.Reason), "Store of pull records is distrusted: images on the node are not marked preloaded",
+		log.Error(errors.New(r.Distrust.Reason), "Store of pull records is distrusted: "+
+			"images on the node are not marked preloaded",
 			"path", path, "since", r.Distrust.Since, "hint", distrustHint)
 	}
 	if r.Created && r.SetAside == "" {
@@ -75,22 +82,26 @@ func logReport(log klog.Logger, dir string, r tracker.Report) {
 
 func logKey(log klog.Logger, path string, r tracker.KeyReport) {
 	if r.Damaged != nil {
-		log.Error(r.Damaged, "The node's key cannot be read: no proof that was recorded before matches, every image needs proof once", "path", path, "setAside", r.SetAside)
+		log.Error(r.Damaged, "The node's key cannot be read: no proof that was recorded before matches, "+
+			"every image needs proof once", "path", path, "setAside", r.SetAside)
 	}
 	if r.Unmoved != nil {
 		log.Error(r.Unmoved, "Failed to set the node's key aside", "path", path)
 	}
 	if r.Unread != nil {
-		log.Error(r.Unread, "The node's key cannot be read at the moment: until the next restart no proof that was recorded before matches", "path", path)
+		log.Error(r.Unread, "The node's key cannot be read at the moment: "+
+			"until the next restart no proof that was recorded before matches", "path", path)
 	}
 	if r.Lost {
-		log.Error(errors.New("the file is missing"), "The node's key is lost: no proof that was recorded before matches, every image needs proof once", "path", path)
+		log.Error(errors.New("the file is missing"), "The node's key is lost: "+
+			"no proof that was recorded before matches, every image needs proof once", "path", path)
 	}
 	if r.Unwritten != nil {
 		log.Error(r.Unwritten, "Failed to write the node's key: proofs last until the next restart only", "path", path)
 	}
 	if r.Other {
-		log.Error(errors.New("fingerprints differ"), "The node's key is not the one that the store was written with: no proof that was recorded before matches")
+		log.Error(errors.New("fingerprints differ"), "The node's key is not the one that the store was written with: "+
+			"no proof that was recorded before matches")
 	}
 	if r.Unnoted != nil {
 		log.Error(r.Unnoted, "Failed to write the fingerprint of the node's key: a lost key may go unnoticed")
@@ -98,5 +109,6 @@ func logKey(log klog.Logger, path string, r tracker.KeyReport) {
 }
 
 // distrustHint describes how an operator lets pods use the images on the node of a distrusted store.
-const distrustHint = "pullgatectl preloaded accept IMAGE opens one image to every pod, pullgatectl distrust end opens all that nothing is known of; " +
+const distrustHint = "pullgatectl preloaded accept IMAGE opens one image to every pod, " +
+	"pullgatectl distrust end opens all that nothing is known of; " +
 	"without the admin API start once with --accept-present-images"

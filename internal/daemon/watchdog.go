@@ -46,7 +46,8 @@ type question struct {
 func runWatchdog(ctx context.Context, o Options, p parts) error {
 	patience, err := sd.SdWatchdogEnabled(true)
 	if err != nil {
-		return program.WithHint(fmt.Errorf("read the timeout of systemd's watchdog: %w", err), "see WatchdogSec= in: systemctl cat pullgated.service")
+		return program.WithHint(fmt.Errorf("read the timeout of systemd's watchdog: %w", err),
+			"see WatchdogSec= in: systemctl cat pullgated.service")
 	}
 	if patience <= 0 {
 		return nil
@@ -66,7 +67,8 @@ func storePart(s *records.Store) part {
 }
 
 func newWatchdog(log klog.Logger, patience time.Duration, feed func(), parts ...part) *watchdog {
-	return &watchdog{every: patience / 3, parts: parts, feed: feed, log: log, open: map[string]*question{}, failed: map[string]bool{}}
+	return &watchdog{every: patience / 3, parts: parts, feed: feed, log: log, open: map[string]*question{},
+		failed: map[string]bool{}}
 }
 
 // run checks and notifies until ctx ends and every question is answered.
@@ -99,7 +101,9 @@ func (w *watchdog) round(ctx context.Context) {
 	case len(unresponsive) == 0:
 		w.feed()
 	default:
-		w.log.Error(context.DeadlineExceeded, "A part of pullgated does not answer, systemd will restart pullgated if this continues", "parts", unresponsive, "limit", w.every)
+		w.log.Error(context.DeadlineExceeded,
+			"A part of pullgated does not answer, systemd will restart pullgated if this continues",
+			"parts", unresponsive, "limit", w.every)
 	}
 	<-limited.Done()
 }

@@ -19,7 +19,7 @@
 //	  <image ID> 00 <repository>               Record
 //	marks               one per image ID and repository that is preloaded
 //	  <image ID> 00 <repository>               Mark
-//	creations           one per container that is or was created from an image that may be a checkpoint; absent until there is one
+//	creations           one per creation of a container from an image that may be a checkpoint; absent until the first
 //	  <sequence, 8 bytes>                      Creation
 //	endorsements        one per image ID, repository and requirement; absent while there is none
 //	  <image ID> 00 <repository> 00 <requirement>    Endorsement

@@ -102,7 +102,8 @@ func (s *Store) Endorse(all []Endorsement) error {
 }
 
 func (e *Endorsement) check() error {
-	for name, text := range map[string]string{"image ID": e.Pair.ImageID, "repository": e.Pair.Repository, "requirement": e.Requirement} {
+	for name, text := range map[string]string{"image ID": e.Pair.ImageID, "repository": e.Pair.Repository,
+		"requirement": e.Requirement} {
 		if text == "" || strings.Contains(text, "\x00") {
 			return fmt.Errorf("records: endorsement with invalid %s %q", name, text)
 		}
@@ -152,7 +153,8 @@ func (s EndorsementSelection) Empty() bool { return s == EndorsementSelection{} 
 
 // Selects reports whether the selection selects an endorsement.
 func (s EndorsementSelection) Selects(e Endorsement) bool {
-	return !s.Empty() && (s.ImageID == "" || s.ImageID == e.Pair.ImageID) && (s.Repository == "" || s.Repository == e.Pair.Repository) &&
+	return !s.Empty() && (s.ImageID == "" || s.ImageID == e.Pair.ImageID) &&
+		(s.Repository == "" || s.Repository == e.Pair.Repository) &&
 		(s.Requirement == "" || s.Requirement == e.Requirement) && (s.Digest == "" || s.Digest == e.Digest) &&
 		(s.Signer == "" || slices.Contains(e.Signers, s.Signer)) && (s.At.IsZero() || s.At.Equal(e.At))
 }
@@ -171,7 +173,9 @@ func (s *Store) RevokeEndorsements(of EndorsementSelection) ([]Endorsement, erro
 
 // RevocableEndorsements returns what RevokeEndorsements would delete, and changes nothing.
 func (s *Store) RevocableEndorsements(of EndorsementSelection) ([]Endorsement, error) {
-	return read(s, "look for endorsements", func(t *facts) ([]Endorsement, error) { return t.selectedEndorsements(of), nil })
+	return read(s, "look for endorsements", func(t *facts) ([]Endorsement, error) {
+		return t.selectedEndorsements(of), nil
+	})
 }
 
 func (t *facts) selectedEndorsements(of EndorsementSelection) (found []Endorsement) {

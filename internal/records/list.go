@@ -86,7 +86,9 @@ func (s *Store) EndorsementsAfter(key string, limit int) ([]Keyed[Endorsement], 
 	})
 }
 
-func page[T any](s *Store, after string, limit int, each func(t *facts, add func(key []byte, v T))) ([]Keyed[T], error) {
+func page[T any](
+	s *Store, after string, limit int, each func(t *facts, add func(key []byte, v T)),
+) ([]Keyed[T], error) {
 	return read(s, "list the store", func(t *facts) (all []Keyed[T], err error) {
 		each(t, func(key []byte, v T) {
 			if string(key) > after {

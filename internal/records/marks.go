@@ -196,7 +196,8 @@ func (s Selection) Empty() bool { return s == Selection{} }
 
 // Covers reports whether the selection selects a pair.
 func (s Selection) Covers(p Pair) bool {
-	return !s.Empty() && (s.ImageID == "" || s.ImageID == p.ImageID) && (s.Repository == "" || s.Repository == p.Repository)
+	return !s.Empty() && (s.ImageID == "" || s.ImageID == p.ImageID) &&
+		(s.Repository == "" || s.Repository == p.Repository)
 }
 
 // selectedMarks returns the marks of the selected pairs.

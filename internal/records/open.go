@@ -284,7 +284,8 @@ func readFacts(f *boltfile.File, path string, now time.Time, report *Report) (fo
 	if err != nil || len(lost) == 0 {
 		return found, err
 	}
-	report.SetAside, report.Damage = aside, fmt.Sprintf("values that could not be read: %d, the first: %s", len(lost), lost[0])
+	report.SetAside = aside
+	report.Damage = fmt.Sprintf("values that could not be read: %d, the first: %s", len(lost), lost[0])
 	t := beginTx(found)
 	err = f.Update(func(b *bolt.Tx) error {
 		for _, p := range lost {

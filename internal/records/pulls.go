@@ -27,7 +27,9 @@ func (s *Store) Begin(name, repository string, now time.Time) (Intent, error) {
 // bring back an image that was marked and has been removed. BeginListed returns the pairs of the deleted marks. If
 // present is nil, because the runtime was not asked, and the repository has marks, it writes nothing and returns
 // ErrMarked with their pairs.
-func (s *Store) BeginListed(name, repository string, now time.Time, present map[string]struct{}) (in Intent, unmarked []Pair, err error) {
+func (s *Store) BeginListed(
+	name, repository string, now time.Time, present map[string]struct{},
+) (in Intent, unmarked []Pair, err error) {
 	in, err = write(s, "write pull intent for "+repository, crashpoint.Begin, func(t *tx) (Intent, error) {
 		marked := t.marksOf(repository)
 		if len(marked) > 0 && present == nil {

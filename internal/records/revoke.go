@@ -31,7 +31,8 @@ func (r Revocation) Whole() bool { return r.Credential == "" && r.Secret == Secr
 
 // Covers reports whether r selects a pair.
 func (r Revocation) Covers(p Pair) bool {
-	return !r.Empty() && (r.ImageID == "" || r.ImageID == p.ImageID) && (r.Repository == "" || r.Repository == p.Repository)
+	return !r.Empty() && (r.ImageID == "" || r.ImageID == p.ImageID) &&
+		(r.Repository == "" || r.Repository == p.Repository)
 }
 
 // Selects reports whether r selects a credential that is from these Secrets. It does not check the pair.
@@ -40,7 +41,8 @@ func (r Revocation) Selects(id credential.ID, from []SecretRef) bool {
 		return false
 	}
 	return r.Secret == SecretRef{} || slices.ContainsFunc(from, func(s SecretRef) bool {
-		return (r.Secret.UID == "" || r.Secret.UID == s.UID) && (r.Secret.Namespace == "" || r.Secret.Namespace == s.Namespace) &&
+		return (r.Secret.UID == "" || r.Secret.UID == s.UID) &&
+			(r.Secret.Namespace == "" || r.Secret.Namespace == s.Namespace) &&
 			(r.Secret.Name == "" || r.Secret.Name == s.Name)
 	})
 }
@@ -91,7 +93,9 @@ func (s *Store) Revoke(r Revocation, at time.Time, used []Pair) (Revoked, error)
 // LastRevoked returns when Revoke last wrote something, whatever it selected, or marks were last forgotten. It is the
 // zero time if this never happened.
 func (s *Store) LastRevoked() (time.Time, error) {
-	return read(s, "read the time of the last revocation", func(t *facts) (time.Time, error) { return t.meta.revoked, nil })
+	return read(s, "read the time of the last revocation", func(t *facts) (time.Time, error) {
+		return t.meta.revoked, nil
+	})
 }
 
 func (t *tx) noteRevoked(at time.Time) { t.putMeta(metaRevoked, later(t.meta.revoked, at)) }
@@ -132,7 +136,8 @@ func (t *facts) revocable(r Revocation) (found Revoked, changed []Record) {
 			taken[rec.Proofs[i].Credential] = r.SelectsProof(rec.Proofs[i])
 		}
 		rec.Proofs = slices.DeleteFunc(rec.Proofs, func(proof Proof) bool {
-			selected := taken[proof.Credential] || slices.ContainsFunc(proof.RotatedFrom, func(id credential.ID) bool { return taken[id] })
+			held := func(id credential.ID) bool { return taken[id] }
+			selected := taken[proof.Credential] || slices.ContainsFunc(proof.RotatedFrom, held)
 			if selected {
 				gone = append(gone, RevokedProof{Pair: p, Proof: proof})
 			}

@@ -347,7 +347,8 @@ func (j *judgement) judge(q *question, f *facts, record *records.Record, now tim
 	e := policy.Evidence{
 		Granted: f.granted, Unreadable: f.unreadable != nil, ByID: q.byID(j.Pair), Preloaded: f.Mark != nil,
 		Tracked: record != nil, Pulling: len(f.Intents) > 0, Open: record != nil && record.Open,
-		Proved: by.status == Valid, InGrace: by.status == InGrace && q.Unasked, Expired: by.status == InGrace || by.status == Expired,
+		Proved: by.status == Valid, InGrace: by.status == InGrace && q.Unasked,
+		Expired: by.status == InGrace || by.status == Expired,
 	}
 	if !q.Substituted && q.rules.allowlists(&f.Facts, j.Pair, q.Image) {
 		e.Repository = j.Pair.Repository
@@ -392,7 +393,10 @@ func (r *Rules) allowlists(f *records.Facts, p records.Pair, img Image) bool {
 	if f.Arriving || f.Record != nil || f.OtherRecords || f.OtherMarks {
 		return false
 	}
-	return !slices.ContainsFunc(img.Names, func(n imageref.Ref) bool { return n.Parsed() && !r.Policy.Allowlisted(n.Repository()) })
+	return !slices.ContainsFunc(img.Names, func(n imageref.Ref) bool {
+		return n.Parsed() &&
+			!r.Policy.Allowlisted(n.Repository())
+	})
 }
 
 // proofOf returns the proof by a credential that counts for a credential from this Secret, nil if there is none.

@@ -73,7 +73,8 @@ func (c *Create) From(ctx context.Context, img Image) {
 	t.mu.Lock()
 	c.key, c.repositories = key, repositories
 	c.known = t.ordinary[key]
-	c.unsteady = key == "" || err != nil || pulling || slices.ContainsFunc(c.pulled, func(r string) bool { return slices.Contains(repositories, r) })
+	c.unsteady = key == "" || err != nil || pulling || slices.ContainsFunc(c.pulled,
+		func(r string) bool { return slices.Contains(repositories, r) })
 	c.asked = true
 	ordinary := c.ordinaryLocked()
 	t.mu.Unlock()
@@ -83,7 +84,8 @@ func (c *Create) From(ctx context.Context, img Image) {
 	// A list may be up to a second old: images that arrived since then need proof if the create fails.
 	images, unchanged, err := t.lists.since(ctx, time.Now().Add(-listEvery), t.idle)
 	if err != nil {
-		t.log.Info("Failed to list images before CreateContainer: if the call fails, all images without record and mark need proof",
+		t.log.Info("Failed to list images before CreateContainer: if the call fails, "+
+			"all images without record and mark need proof",
 			"err", err)
 	}
 	note, err := t.beginCreation(records.Creation{Image: key, Listed: pairsOf(images), Begun: time.Now()}, unchanged)
@@ -142,7 +144,8 @@ func (c *Create) Created() {
 				image = c.key
 			}
 			if err := t.dropCreation(c.note, image); err != nil {
-				t.log.Error(err, "Failed to remove the creation of a container: images without record and mark need proof until it is settled")
+				t.log.Error(err, "Failed to remove the creation of a container: "+
+					"images without record and mark need proof until it is settled")
 				c.end()
 			}
 		}
@@ -181,7 +184,8 @@ func (c *Create) Restored(ctx context.Context) {
 			err = t.settleCreations(notes, pairsOf(images))
 		}
 		if err != nil {
-			t.log.Info("Failed to record images that came with a container, will retry in an hour: until then no new image is marked preloaded",
+			t.log.Info("Failed to record images that came with a container, will retry in an hour: "+
+				"until then no new image is marked preloaded",
 				"err", err)
 			c.end()
 		}

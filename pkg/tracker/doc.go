@@ -65,6 +65,6 @@
 // under the write lock. A revocation removes the proofs first and then ends the grants under the write lock, so that no
 // grant outlives the proof on which it depends. A judgement that repeats an earlier Allow needs only the read lock.
 //
-// Lock order: turn, mu, then usesMu and the lock of the store's facts. Neither mu nor that lock is held during a write to disk or a
-// call to the runtime.
+// Lock order: turn, mu, then usesMu and the lock of the store's facts. Except for turn, none is held during a write to
+// disk or a call to the runtime.
 package tracker

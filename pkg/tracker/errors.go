@@ -22,19 +22,23 @@ var (
 	// ErrRivals is returned by [Tracker.AcceptMarks] for a selection by repository only, if one of its images needs proof
 	// under another repository, or has another repository in a distrusted store. A tenant may have given it the name
 	// (docs/design/0009).
-	ErrRivals = errors.New("tracker: the image also has the name of another repository, whose tenant may have given it this one")
+	ErrRivals = errors.New("tracker: the image also has the name of another repository, " +
+		"whose tenant may have given it this one")
 	// ErrProved is returned by [Tracker.AcceptMarks] for a pair to which a credential proved access, unless the operator
 	// included it.
-	ErrProved = errors.New("tracker: credentials proved access to the image, and accepting it opens it to pods that did not")
+	ErrProved = errors.New("tracker: credentials proved access to the image, " +
+		"and accepting it opens it to pods that did not")
 	// ErrChanged is returned by [Tracker.AcceptMarks] if the selection differs from the result of a dry run.
-	ErrChanged = errors.New("tracker: the selected images or their proofs have changed since they were shown; nothing was marked")
+	ErrChanged = errors.New("tracker: the selected images or their proofs have changed since they were shown; " +
+		"nothing was marked")
 	// ErrDistrusted is returned by [Tracker.AcceptMarks] for all images of a distrusted store.
 	ErrDistrusted = errors.New("tracker: the store is distrusted")
 	// ErrTrusted is returned by [Tracker.EndDistrust] for a store that is not distrusted.
 	ErrTrusted = errors.New("tracker: the store is not distrusted")
 	// ErrBusy is returned by [Tracker.AcceptMarks] for all images while an image is being removed or a container is being
 	// created; both can change the images of the runtime at any moment. Pulls do not cause it.
-	ErrBusy = errors.New("tracker: an image is being removed or a container is being created; try again when that has ended")
+	ErrBusy = errors.New("tracker: an image is being removed or a container is being created; " +
+		"try again when that has ended")
 	// ErrRuntime is returned if the runtime does not return a required image list: for a correction, and by
 	// [Tracker.BeginPull] for a repository that has preloaded marks.
 	ErrRuntime = errors.New("tracker: the runtime cannot be asked")

@@ -77,7 +77,8 @@ func (t *Tracker) Restore(p Pod, name imageref.Ref, img Image, created time.Time
 		return
 	}
 	if created.After(time.Now()) {
-		t.log.Info("Grant not restored: the creation time of the container is in the future, so the container may be older than a revocation",
+		t.log.Info("Grant not restored: the creation time of the container is in the future, "+
+			"so the container may be older than a revocation",
 			"imageID", img.ID, "pod", p.UID, "created", created)
 		return
 	}
@@ -166,7 +167,8 @@ func (g grant) public(uid string, p records.Pair) Grant {
 }
 
 func (g Grant) compare(with Grant) int {
-	return cmp.Or(strings.Compare(g.Pod, with.Pod), strings.Compare(g.Pair.ImageID, with.Pair.ImageID), strings.Compare(g.Pair.Repository, with.Pair.Repository))
+	return cmp.Or(strings.Compare(g.Pod, with.Pod), strings.Compare(g.Pair.ImageID, with.Pair.ImageID),
+		strings.Compare(g.Pair.Repository, with.Pair.Repository))
 }
 
 // GrantsAfter returns at most limit of the grants that keep selects, sorted by pod and pair, that follow after; the

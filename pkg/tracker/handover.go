@@ -47,7 +47,10 @@ func (t *Tracker) HandOver() ([]byte, error) {
 	t.mu.Lock()
 	for uid, of := range t.grants {
 		for p, g := range of {
-			h.Grants = append(h.Grants, handedGrant{Pod: uid, ImageID: p.ImageID, Repository: p.Repository, Reason: g.reason, Credential: g.credential, Secrets: g.secrets, Before: g.before, Created: g.created, Unnamed: g.unnamed})
+			h.Grants = append(h.Grants, handedGrant{
+				Pod: uid, ImageID: p.ImageID, Repository: p.Repository, Reason: g.reason, Credential: g.credential,
+				Secrets: g.secrets, Before: g.before, Created: g.created, Unnamed: g.unnamed,
+			})
 		}
 	}
 	t.mu.Unlock()
@@ -76,7 +79,8 @@ func (t *Tracker) TakeOver(data []byte) (int, error) {
 	for _, g := range h.Grants {
 		if g.ImageID != "" && g.Repository != "" {
 			t.addGrantLocked(g.Pod, records.Pair{ImageID: g.ImageID, Repository: g.Repository}, grant{
-				reason: g.Reason, credential: g.Credential, secrets: g.Secrets, before: g.Before, created: g.Created, unnamed: g.Unnamed,
+				reason: g.Reason, credential: g.Credential, secrets: g.Secrets, before: g.Before, created: g.Created,
+				unnamed: g.Unnamed,
 			})
 		}
 	}

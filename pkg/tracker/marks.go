@@ -54,7 +54,8 @@ func (t *Tracker) ForgetMarks(ctx context.Context, of records.Selection, dryRun 
 		return unmarked[p] && (g.reason == policy.Preloaded || g.reason == policy.Granted)
 	})}
 	if !dryRun {
-		t.log.Info("Preloaded marks forgotten", "imageID", of.ImageID, "repository", of.Repository, "all", of.All, "marks", len(f.Marks), "grants", len(f.Grants))
+		t.log.Info("Preloaded marks forgotten", "imageID", of.ImageID, "repository", of.Repository, "all", of.All, "marks",
+			len(f.Marks), "grants", len(f.Grants))
 	}
 	return f, nil
 }
@@ -171,7 +172,8 @@ func (t *Tracker) withoutRivals(selected, present []records.Pair) error {
 		if err != nil {
 			return unwritten(err)
 		}
-		rivals := f.OtherRecords || distrusted && slices.ContainsFunc(present, func(q records.Pair) bool { return q.ImageID == p.ImageID && q != p })
+		rivals := f.OtherRecords || distrusted && slices.ContainsFunc(present,
+			func(q records.Pair) bool { return q.ImageID == p.ImageID && q != p })
 		if rivals && f.Mark == nil && !f.ProveAccess() {
 			return fmt.Errorf("%w: %s under %s", ErrRivals, p.ImageID, p.Repository)
 		}
@@ -221,7 +223,7 @@ func (t *Tracker) present(ctx context.Context) ([]Image, error) {
 // ended, and the untracked pairs, which such a scan marks preloaded. If the scan cannot be made now, a later scan is
 // like the first. In a dry run nothing changes. After an error the store is distrusted as before, unless the disk
 // failed during the write.
-func (t *Tracker) EndDistrust(ctx context.Context, dryRun bool) (ended records.Distrust, due []records.Pair, err error) {
+func (t *Tracker) EndDistrust(ctx context.Context, dryRun bool) (ended records.Distrust, due []records.Pair, _ error) {
 	why := t.store.Distrusted()
 	if why == nil {
 		return ended, nil, ErrTrusted

@@ -79,7 +79,8 @@ func Open(dir string, rt Runtime, o Options) (*Tracker, Report, error) {
 	if err != nil {
 		return nil, Report{}, err
 	}
-	report.Created, report.SetAside, report.Damage, report.Distrust = found.Created, found.SetAside, found.Damage, found.Distrust
+	report.Created, report.Distrust = found.Created, found.Distrust
+	report.SetAside, report.Damage = found.SetAside, found.Damage
 	kept := true
 	if keyErr != nil {
 		crashpoint.Hit(crashpoint.KeyMissing)

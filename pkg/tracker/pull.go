@@ -83,7 +83,8 @@ func (t *Tracker) writeIntent(ctx context.Context, name, repository string) (rec
 	return in, nil
 }
 
-func (t *Tracker) beginListed(name, repository string, present map[string]struct{}) (records.Intent, []records.Pair, error) {
+func (t *Tracker) beginListed(name, repository string, present map[string]struct{}) (records.Intent, []records.Pair,
+	error) {
 	t.turn.Lock()
 	defer t.turn.Unlock()
 	return t.store.BeginListed(name, repository, time.Now(), present)
@@ -150,14 +151,16 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 	defer t.turn.Unlock()
 	revoked := p.revokedSinceStart(v.Pair, g)
 	err := t.store.Prove(p.intent, records.Result{
-		Pair: v.Pair, Open: open, Credential: id, Secrets: from, Namespace: proof.Pod.Namespace, At: time.Now(), Created: t.noteTime(time.Now()),
+		Pair: v.Pair, Open: open, Credential: id, Secrets: from, Namespace: proof.Pod.Namespace,
+		At: time.Now(), Created: t.noteTime(time.Now()),
 		OlderGrants: t.grantedByOthers(v.Pair, id), Revoked: revoked,
 	})
 	if err != nil {
 		err = fmt.Errorf("write pull record: %w", errors.Join(err, t.store.End(p.intent, time.Now())))
 	}
 	if revoked {
-		t.log.Info("Pull gives no grant, its proof was revoked while it was in progress", "imageID", v.Pair.ImageID, "repository", v.Pair.Repository)
+		t.log.Info("Pull gives no grant, its proof was revoked while it was in progress", "imageID", v.Pair.ImageID,
+			"repository", v.Pair.Repository)
 		v.Decision, v.Proved = policy.Decision{Reason: policy.NotProved}, false
 	} else {
 		t.mu.Lock()

@@ -62,7 +62,8 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 	}
 	at := t.noteTime(time.Now())
 	if ahead := time.Until(at); ahead > time.Minute {
-		t.log.Info("Revocation has a time in the future, because the clock was set back; containers that are created until then prove access again after a restart",
+		t.log.Info("Revocation has a time in the future, because the clock was set back; "+
+			"containers that are created until then prove access again after a restart",
 			"time", at, "ahead", ahead)
 	}
 	gone, err := t.store.Revocable(r.Revocation)
@@ -81,7 +82,8 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 	s := scopeOf(r, gone, unknown)
 	all := Revoked{Revoked: gone, Grants: t.endGrants(r.DryRun, s.touched, s.includes)}
 	if !r.DryRun {
-		t.log.Info("Revoked", "credentialID", r.Credential, "imageID", r.ImageID, "repository", r.Repository, "secret", r.Secret,
+		t.log.Info("Revoked", "credentialID", r.Credential, "imageID", r.ImageID, "repository", r.Repository, "secret",
+			r.Secret,
 			"proofs", len(all.Proofs), "closed", len(all.Closed), "grants", len(all.Grants))
 	}
 	return all, nil
@@ -150,9 +152,10 @@ func (r scope) includes(p records.Pair, g grant) bool {
 	case g.credential == "":
 		return false
 	}
-	return r.by.SelectsAny(g.credential, g.before, g.secrets) || slices.ContainsFunc(r.gone, func(x records.RevokedProof) bool {
-		return x.Pair == p && (x.Proof.Credential == g.credential || slices.Contains(g.before, x.Proof.Credential))
-	})
+	return r.by.SelectsAny(g.credential, g.before, g.secrets) ||
+		slices.ContainsFunc(r.gone, func(x records.RevokedProof) bool {
+			return x.Pair == p && (x.Proof.Credential == g.credential || slices.Contains(g.before, x.Proof.Credential))
+		})
 }
 
 // names reports whether the revocation selects a grant by its known facts, and not because its proof is unknown.
@@ -204,7 +207,8 @@ func (t *Tracker) noteRevocation(r scope) (pairs []records.Pair, matches bool) {
 // endGrants ends the grants that depends selects, after the facts on which they depend are deleted from disk, and
 // discards the unwritten uses of the pairs in unused. In a dry run it only returns the grants. A judgement that adds a
 // grant after that reads the facts again.
-func (t *Tracker) endGrants(dryRun bool, unused map[records.Pair]bool, depends func(p records.Pair, g grant) bool) (ended []Grant) {
+func (t *Tracker) endGrants(dryRun bool, unused map[records.Pair]bool,
+	depends func(p records.Pair, g grant) bool) (ended []Grant) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !dryRun {

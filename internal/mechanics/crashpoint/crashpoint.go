@@ -43,8 +43,8 @@ func After(write string) string  { return write + ".after" }
 // All returns every point.
 func All() []string {
 	all := []string{
-		StoreTemporary, StoreRenamed, SetAside, KeyMissing, Pulled, Verified, Recorded, Endorsed, CompactWritten, CompactRenamed,
-		Created,
+		StoreTemporary, StoreRenamed, SetAside, KeyMissing, Pulled, Verified, Recorded, Endorsed, CompactWritten,
+		CompactRenamed, Created,
 	}
 	for _, w := range []string{
 		Begin, Prove, Endorse, Drop, End, Mark, Settle, Prune, Rotate, Revoke, Accept, Forget, Withdraw,

@@ -22,11 +22,14 @@ func StatsOf(path string) (Stats, error) {
 	if err := unix.Statfs(path, &s); err != nil {
 		return Stats{}, &os.PathError{Op: "statfs", Path: path, Err: err}
 	}
-	is := func(types ...int64) bool { return slices.Contains(types, int64(s.Type)) } //nolint:unconvert // its size differs between machines
-	block := uint64(s.Bsize)                                                         //nolint:gosec // the size of a block
+	is := func(types ...int64) bool {
+		return slices.Contains(types, int64(s.Type)) //nolint:unconvert // its size differs between machines
+	}
+	block := uint64(s.Bsize) //nolint:gosec // the size of a block
 	return Stats{
 		Bytes: s.Blocks * block, Free: s.Bavail * block, Inodes: s.Files, FreeNodes: s.Ffree,
-		Remote: is(unix.NFS_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC, unix.SMB_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC, unix.CEPH_SUPER_MAGIC, unix.AFS_SUPER_MAGIC,
+		Remote: is(unix.NFS_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC, unix.SMB_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC,
+			unix.CEPH_SUPER_MAGIC, unix.AFS_SUPER_MAGIC,
 			unix.V9FS_MAGIC),
 		Volatile: is(unix.TMPFS_MAGIC, unix.RAMFS_MAGIC),
 		Kernel:   is(unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC),

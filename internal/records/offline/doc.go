@@ -14,10 +14,10 @@
 //	{"v":1,"bucket":"records","key":"<image ID> <repository>","value":{…}}        who proved access: a records.Record
 //	{"v":1,"bucket":"marks","key":"<image ID> <repository>","value":{…}}          a preloaded mark: a records.Mark
 //	{"v":1,"bucket":"intents","key":"<repository> <number>","value":{…}}          a pull: a records.Intent
-//	{"v":1,"bucket":"endorsements","key":"<image ID> <repository> <requirement>","value":{…}}    verified signatures: a records.Endorsement
-//	{"v":1,"bucket":"meta","key":"<name>","value":…}                              of the store itself: format, distrust, …
+//	{"v":1,"bucket":"endorsements","key":"<image ID> <repository> <requirement>",…}   a records.Endorsement
+//	{"v":1,"bucket":"meta","key":"<name>","value":…}                              format, distrust, …
 //	{"v":1,"bucket":"records","key":"…","unreadable":"<why>"}                     a value that cannot be read
-//	{"v":1,"damage":"<what>"}                                                     a part of the file that cannot be walked
+//	{"v":1,"damage":"<what>"}                                                     a part that cannot be walked
 //
 // Within a version, fields may be added, but are not removed and do not change their meaning. Every line is ASCII. A
 // store contains no credentials, only their IDs.

@@ -67,7 +67,8 @@ func (f *File) copy(ctx context.Context, w io.Writer, size func(int64), change f
 // changeCopy runs one transaction in a file that has no name any more; it opens the file by its descriptor. bbolt need
 // not sync the copy, because the program that stores the copy does.
 func changeCopy(copied *os.File, change func(*bolt.Tx) error) (err error) {
-	db, err := bolt.Open(fmt.Sprintf("/proc/self/fd/%d", copied.Fd()), 0o600, &bolt.Options{NoSync: true, NoGrowSync: true})
+	db, err := bolt.Open(fmt.Sprintf("/proc/self/fd/%d", copied.Fd()), 0o600,
+		&bolt.Options{NoSync: true, NoGrowSync: true})
 	if err != nil {
 		return err
 	}

@@ -61,7 +61,8 @@ func walk(file io.ReaderAt, m meta, damage error, v Visitor) error {
 			return err
 		}
 	}
-	if _, err := file.ReadAt(make([]byte, 1), int64(m.pages*m.pageSize)-1); err != nil { //nolint:gosec // parseMeta has checked it
+	end := int64(m.pages * m.pageSize) //nolint:gosec // parseMeta has checked it
+	if _, err := file.ReadAt(make([]byte, 1), end-1); err != nil {
 		return w.damage(fmt.Errorf("the file is shorter than its %d pages: %w", m.pages, err))
 	}
 	w.seen = make([]bool, m.pages)
