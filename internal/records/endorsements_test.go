@@ -6,8 +6,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -123,40 +121,6 @@ func wantFormatOfContent(tb testing.TB, s *records.Store, what string) {
 	}
 }
 
-// A store that has no endorsements can be opened by a version that knows none.
-func TestFormatIsRaisedWithTheFirstEndorsementAndLoweredWithTheLast(t *testing.T) {
-	s := newStore(t)
-	first, second := endorsement(pair(id1, app), signedByTeam), endorsement(pair(id2, app), signedByTeam)
-	want := func(what string, format int) {
-		t.Helper()
-		if got := formatOf(t, s); got != format {
-			t.Errorf("format after %s = %d; want %d", what, got, format)
-		}
-	}
-	prove(t, s, records.Result{Pair: first.Pair, Credential: alice})
-	_, _ = s.Endorsed(first.Pair, signedByTeam)
-	want("reads", 1)
-	endorse(t, s, first, second)
-	want("Endorse", 2)
-	if _, err := s.RevokeEndorsements(records.EndorsementSelection{ImageID: id1}); err != nil {
-		t.Fatal(err)
-	}
-	want("the revocation of one", 2)
-	if _, err := s.Prune(pruning(map[string]struct{}{id1: {}}, s.Written())); err != nil {
-		t.Fatal(err)
-	}
-	want("Prune of the last", 1)
-	endorse(t, s, first)
-	want("Endorse", 2)
-	if _, err := s.RevokeEndorsements(records.EndorsementSelection{All: true}); err != nil {
-		t.Fatal(err)
-	}
-	want("the revocation of all", 1)
-	if f := lookup(t, s, first.Pair); f.Record == nil {
-		t.Error("the record is gone")
-	}
-}
-
 func TestUnreadableEndorsementDoesNotCount(t *testing.T) {
 	path := newPath(t)
 	s, _ := open(t, path, records.Options{})
@@ -189,43 +153,6 @@ func TestMovedEndorsementDoesNotCount(t *testing.T) {
 		if got, ok := s.Endorsed(p, signedByTeam); ok {
 			t.Errorf("Endorsed(%v) = %+v; want none", p, got)
 		}
-	}
-}
-
-func TestPruneDeletesEndorsementsOfPairsThatLeft(t *testing.T) {
-	kept, renamed, removed := pair(id1, app), pair(id1, other), pair(id2, app)
-	late := pair(id2, other)
-	present := map[string]struct{}{id1: {}}
-	for name, tc := range map[string]struct {
-		pairs map[records.Pair]struct{}
-		want  []records.Pair
-	}{
-		"names are known":   {map[records.Pair]struct{}{kept: {}}, []records.Pair{renamed, removed}},
-		"names are unknown": {nil, []records.Pair{removed}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := newStore(t)
-			for _, p := range []records.Pair{kept, renamed, removed} {
-				endorse(t, s, endorsement(p, signedByTeam), endorsement(p, signedByBoth))
-			}
-			of := records.Pruning{Images: present, Pairs: tc.pairs, Before: s.Written(), Now: at(1)}
-			endorse(t, s, endorsement(late, signedByTeam)) // by a pull, after the runtime was asked
-			got, err := s.Prune(of)
-			if err != nil || !slices.Equal(got.Endorsements, tc.want) {
-				t.Errorf("Prune = %+v, %v; want the endorsements of %v", got, err, tc.want)
-			}
-			for _, p := range []records.Pair{kept, renamed, removed, late} {
-				for _, requirement := range []string{signedByTeam, signedByBoth} {
-					_, ok := s.Endorsed(p, requirement)
-					if want := !slices.Contains(tc.want, p) && (p != late || requirement == signedByTeam); ok != want {
-						t.Errorf("Endorsed(%v, %s) = %v; want %v", p, requirement, ok, want)
-					}
-				}
-			}
-			if again, err := s.Prune(of); err != nil || len(again.Endorsements) > 0 {
-				t.Errorf("second Prune = %+v, %v; want nothing", again, err)
-			}
-		})
 	}
 }
 
@@ -340,19 +267,6 @@ func TestRevokeEndorsementsDeletesWhatIsSelected(t *testing.T) {
 	}
 }
 
-func TestRevokeOfCredentialsLeavesEndorsements(t *testing.T) {
-	s := newStore(t)
-	e := endorsement(pair(id1, app), signedByTeam)
-	prove(t, s, records.Result{Pair: e.Pair, Credential: alice})
-	endorse(t, s, e)
-	if _, err := s.Revoke(records.Revocation{Repository: app}, noon(), nil); err != nil {
-		t.Fatal(err)
-	}
-	if _, ok := s.Endorsed(e.Pair, signedByTeam); !ok {
-		t.Error("Endorsed = false; want true: it says nothing about credentials")
-	}
-}
-
 func TestClampSetsEndorsementsBack(t *testing.T) {
 	s := newStore(t)
 	ahead, before := endorsement(pair(id1, app), signedByTeam), endorsement(pair(id2, app), signedByTeam)
@@ -411,49 +325,6 @@ func TestEndorsedIsOfTheLastWrite(t *testing.T) {
 	}
 }
 
-// One writer endorses and revokes, and many readers read. The time of an endorsement is its step.
-func TestEndorsedSeesEveryWriteThatHasReturned(t *testing.T) {
-	steps := 200
-	if raced || testing.Short() {
-		steps = 40
-	}
-	s := newStore(t)
-	s.OnWrite(func(write records.WriteAt, b []byte, at int64) (int, error) { return write(b, at) }) // without syncs
-	e := endorsement(pair(id1, app), signedByTeam)
-	var begun, done atomic.Int64
-	var ended atomic.Bool
-	var readers sync.WaitGroup
-	for range 16 {
-		readers.Go(func() {
-			last := int64(0)
-			for !ended.Load() {
-				returned := done.Load()
-				got, ok := s.Endorsed(e.Pair, signedByTeam)
-				seen := int64(got.At.Sub(noon()) / time.Minute)
-				if ok && (seen < returned || seen < last) || !ok && returned%2 == 1 && begun.Load() == returned {
-					t.Errorf("Endorsed = %v of step %d; step %d had returned, and step %d was seen before", ok, seen, returned, last)
-					return
-				}
-				if ok {
-					last = seen
-				}
-			}
-		})
-	}
-	for n := 1; n <= steps; n++ {
-		begun.Store(int64(n))
-		if n%2 == 1 {
-			e.At = at(n)
-			endorse(t, s, e)
-		} else if _, err := s.RevokeEndorsements(records.EndorsementSelection{ImageID: id1}); err != nil {
-			t.Error(err)
-		}
-		done.Store(int64(n))
-	}
-	ended.Store(true)
-	readers.Wait()
-}
-
 func TestTenThousandEndorsementsAreSmall(t *testing.T) {
 	path, pairs := endorsedStore(t, benchEndorsements)
 	heap := func() int64 {
@@ -496,44 +367,6 @@ func TestEndorsedFromMemoryAllocatesNothing(t *testing.T) {
 	check("without endorsements")
 	endorse(t, s, e, endorsement(e.Pair, signedByBoth))
 	check("with endorsements")
-}
-
-// Endorsements are about content, so that they count in a copy as well.
-func TestEndorsementsAreInABackup(t *testing.T) {
-	s := newStore(t)
-	e := endorsement(pair(id1, app), signedByTeam)
-	endorse(t, s, e)
-	r, report := open(t, backup(t, s), records.Options{KeyExists: true})
-	if got, ok := r.Endorsed(e.Pair, signedByTeam); !ok || !cmp.Equal(got, e) || report.Distrust == nil {
-		t.Errorf("Endorsed = %+v, %v, Report = %+v; want %+v in a distrusted copy", got, ok, report, e)
-	}
-	if formatOf(t, r) != 2 {
-		t.Errorf("format of the copy = %d; want 2", formatOf(t, r))
-	}
-}
-
-func TestEndorsementsArePaged(t *testing.T) {
-	s := newStore(t)
-	var want, got []records.Endorsement
-	for n := range 25 {
-		want = append(want, endorsement(pair(id1, fmt.Sprintf("%s/%02d", app, n)), signedByTeam))
-	}
-	endorse(t, s, want...)
-	for after := ""; ; {
-		page, err := s.EndorsementsAfter(after, 10)
-		if err != nil || len(page) > 10 {
-			t.Fatalf("EndorsementsAfter(%q) = %d, %v; want at most 10", after, len(page), err)
-		}
-		if len(page) == 0 {
-			break
-		}
-		for _, e := range page {
-			got, after = append(got, e.Value), e.Key
-		}
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("endorsements (-want +got):\n%s", diff)
-	}
 }
 
 // A store of format 1 that somehow has endorsements gets format 2 with the next one.

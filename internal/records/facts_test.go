@@ -155,58 +155,6 @@ func TestTouchMovesLastUsedForwardOnly(t *testing.T) {
 	}
 }
 
-func TestMarkPreloadedMarksNoPairThatMayNeedProof(t *testing.T) {
-	p := pair(id1, app)
-	for name, tc := range map[string]struct {
-		before func(s *records.Store)
-		want   bool
-	}{
-		"nothing known":                     {func(*records.Store) {}, true},
-		"record of the pair":                {func(s *records.Store) { prove(t, s, records.Result{Pair: p, Credential: alice}) }, false},
-		"mark of the pair":                  {func(s *records.Store) { mark(t, s, p) }, false},
-		"intent of the repository":          {func(s *records.Store) { begin(t, s, app) }, false},
-		"intent of another repository":      {func(s *records.Store) { begin(t, s, other) }, true},
-		"proof in another repository":       {func(s *records.Store) { prove(t, s, records.Result{Pair: pair(id1, other), Credential: alice}) }, false},
-		"open record in another repository": {func(s *records.Store) { prove(t, s, records.Result{Pair: pair(id1, other), Open: true}) }, true},
-		"mark in another repository":        {func(s *records.Store) { mark(t, s, pair(id1, other)) }, true},
-		"the same, after the first scan":    {func(s *records.Store) { mark(t, s, pair(id1, other)); firstScan(t, s) }, false},
-		"record of another image":           {func(s *records.Store) { prove(t, s, records.Result{Pair: pair(id2, app), Open: true}) }, true},
-		"record of an image with this stem": {func(s *records.Store) { prove(t, s, records.Result{Pair: pair(id1+"2", other), Open: true}) }, true},
-	} {
-		s := newStore(t)
-		tc.before(s)
-		listed(t, s)
-		before := said(lookup(t, s, p))
-		got, err := s.MarkPreloaded(records.Scan{
-			Pairs: []records.Pair{p}, Origin: "start", Now: at(1), First: true,
-		})
-		if err != nil || (len(got) == 1) != tc.want {
-			t.Errorf("%s: MarkPreloaded = %v, %v; want marked %v", name, got, err, tc.want)
-		}
-		if after := said(lookup(t, s, p)); tc.want != (after == " marked" && before == "") {
-			t.Errorf("%s: facts %q, then %q; want marked %v", name, before, after, tc.want)
-		}
-		if once, err := s.ScannedOnce(); !once || err != nil {
-			t.Errorf("%s: ScannedOnce() = %v, %v; want true", name, once, err)
-		}
-	}
-}
-
-func TestMarkPreloadedMarksEveryRepositoryOfAnImage(t *testing.T) {
-	s := newStore(t)
-	both := []records.Pair{pair(id1, app), pair(id1, other)}
-	if got := mark(t, s, both...); !slices.Equal(got, both) {
-		t.Errorf("MarkPreloaded = %v; want %v", got, both)
-	}
-	_, got := contents(t, s)
-	want := []records.Mark{
-		{Pair: both[0], Set: noon(), Origin: "start"}, {Pair: both[1], Set: noon(), Origin: "start"},
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("Marks (-want +got):\n%s", diff)
-	}
-}
-
 func TestTrustLetsTheNextScanBeTheFirst(t *testing.T) {
 	s := newStore(t)
 	if _, err := s.MarkPreloaded(records.Scan{First: true, Now: noon()}); err != nil {
@@ -215,28 +163,6 @@ func TestTrustLetsTheNextScanBeTheFirst(t *testing.T) {
 	must(t, s.Trust())
 	if once, err := s.ScannedOnce(); once || err != nil {
 		t.Errorf("ScannedOnce() = %v, %v; want false, nil", once, err)
-	}
-}
-
-func TestPruneDeletesAbsentImages(t *testing.T) {
-	s := newStore(t)
-	prove(t, s, records.Result{Pair: pair(id1, app), Open: true})
-	prove(t, s, records.Result{Pair: pair(id2, app), Open: true})
-	listed(t, s)
-	mark(t, s, pair("sha256:3", app), pair("sha256:4", app))
-	begin(t, s, app)
-	for _, want := range []records.Pruned{
-		{Records: []records.Pair{pair(id2, app)}, Marks: []records.Pair{pair("sha256:4", app)}},
-		{},
-	} {
-		got, err := s.Prune(pruning(map[string]struct{}{id1: {}, "sha256:3": {}}, s.Written()))
-		if diff := cmp.Diff(want, got); diff != "" || err != nil {
-			t.Errorf("Prune error %v (-want +got):\n%s", err, diff)
-		}
-	}
-	st, err := s.Stats()
-	if err != nil || st.Records != 1 || st.Marks != 1 || st.Intents != 1 || st.Bytes == 0 {
-		t.Errorf("Stats() = %+v, %v; want one of each", st, err)
 	}
 }
 
@@ -250,31 +176,6 @@ func TestPruneRejectsAnEmptyList(t *testing.T) {
 	}
 	if !lookup(t, s, pair(id1, app)).Marked {
 		t.Error("the mark is gone")
-	}
-}
-
-func TestPruneKeepsWhatWasWrittenSince(t *testing.T) {
-	elsewhere := map[string]struct{}{"sha256:9": {}}
-	for name, write := range map[string]func(s *records.Store, p records.Pair){
-		"Prove":         func(s *records.Store, p records.Pair) { prove(t, s, records.Result{Pair: p, Open: true}) },
-		"MarkPreloaded": func(s *records.Store, p records.Pair) { mark(t, s, p) },
-		"Settle": func(s *records.Store, p records.Pair) {
-			if err := s.Settle(records.Settlement{Intents: []records.Intent{begin(t, s, p.Repository)}, Present: []records.Pair{p}, Now: noon()}); err != nil {
-				t.Error(err)
-			}
-		},
-	} {
-		s, p := newStore(t), pair(id1, app)
-		before := s.Written()
-		write(s, p)
-		for range 2 {
-			if got, err := s.Prune(pruning(elsewhere, before)); len(got.Records)+len(got.Marks)+len(got.Closed) > 0 || err != nil {
-				t.Errorf("%s: Prune = %v, %v; want nothing", name, got, err)
-			}
-		}
-		if got, err := s.Prune(pruning(elsewhere, s.Written())); len(got.Records)+len(got.Marks)+len(got.Closed) != 1 || err != nil {
-			t.Errorf("%s: Prune with a new list = %v, %v; want it gone", name, got, err)
-		}
 	}
 }
 
@@ -358,44 +259,6 @@ func TestOnSyncIsCalledForEveryWrite(t *testing.T) {
 	}
 }
 
-func TestPruneClosesRecordsOfImagesThatWereNotRemovedThroughPullgate(t *testing.T) {
-	p := pair(id1, app)
-	for name, tc := range map[string]struct {
-		open, removed bool
-		want          *records.Record
-	}{
-		"proved":                           {false, false, &records.Record{Pair: p, Created: at(90), Gone: at(90)}},
-		"proved, removed through pullgate": {false, true, nil},
-		"open":                             {true, false, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := newStore(t)
-			prove(t, s, records.Result{Pair: p, Open: tc.open, Credential: alice})
-			listed(t, s)
-			of := pruning(map[string]struct{}{id2: {}}, s.Written())
-			if tc.removed {
-				of.Removed = id1
-			}
-			for range 2 {
-				if _, err := s.Prune(of); err != nil {
-					t.Fatal(err)
-				}
-				if diff := cmp.Diff(tc.want, lookup(t, s, p).Record); diff != "" {
-					t.Errorf("record (-want +got):\n%s", diff)
-				}
-				of.Now = at(91)
-			}
-			listed(t, s) // the image is back
-			if tc.want == nil {
-				return
-			}
-			if got := lookup(t, s, p).Record; got == nil || !got.Gone.IsZero() || len(got.Proofs) > 0 {
-				t.Errorf("record = %+v; want one with nothing proved, of an image that is present", got)
-			}
-		})
-	}
-}
-
 func TestPruneBoundsRecordsOfImagesThatAreGone(t *testing.T) {
 	s := newStore(t)
 	const more = 10
@@ -426,26 +289,5 @@ func TestPruneBoundsRecordsOfImagesThatAreGone(t *testing.T) {
 	}
 	if lookup(t, s, pairs[0]).Record != nil || lookup(t, s, pairs[more]).Record == nil {
 		t.Error("the record of the image that has been gone for the longest time is not the one that is deleted")
-	}
-}
-
-// A record whose image was in no list may have a wrong image ID: the repository needs proof as after a lost pull.
-func TestPruneOfAnUnlistedRecordLeavesAnIntent(t *testing.T) {
-	s := newStore(t)
-	wrong, brought := pair("sha256:not-what-is-listed", app), pair(id1, app)
-	prove(t, s, records.Result{Pair: wrong, Credential: alice})
-	if got := mark(t, s, brought); len(got) > 0 {
-		t.Errorf("MarkPreloaded before the pruning = %v; want none", got)
-	}
-	done, err := s.Prune(pruning(map[string]struct{}{id1: {}}, s.Written()))
-	if err != nil || !slices.Equal(done.Unlisted, []records.Pair{wrong}) {
-		t.Errorf("Prune = %+v, %v; want %v to be unlisted", done, err, wrong)
-	}
-	all, err := s.Intents()
-	if want := []records.Intent{{ID: 2, Repository: app, Begun: at(90), Ended: at(90)}}; !cmp.Equal(all, want) || err != nil {
-		t.Errorf("Intents() = %+v, %v; want %+v", all, err, want)
-	}
-	if got := mark(t, s, brought); len(got) > 0 {
-		t.Errorf("MarkPreloaded after the pruning = %v; want none", got)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -23,46 +22,6 @@ func settlement(intents ...records.Intent) records.Settlement {
 	return records.Settlement{Intents: intents, Now: at(5)}
 }
 
-func TestIntentLivesUntilItIsProvedDroppedOrSettled(t *testing.T) {
-	p := pair(id1, app)
-	for name, tc := range map[string]struct {
-		end  func(s *records.Store, in records.Intent) error
-		want int
-	}{
-		"nothing": {func(*records.Store, records.Intent) error { return nil }, 1},
-		"Prove": {func(s *records.Store, in records.Intent) error {
-			return s.Prove(in, records.Result{Pair: p, Open: true, At: noon()})
-		}, 0},
-		"Drop":           {func(s *records.Store, in records.Intent) error { return s.Drop(in) }, 0},
-		"Drop twice":     {func(s *records.Store, in records.Intent) error { return errors.Join(s.Drop(in), s.Drop(in)) }, 0},
-		"Drop of none":   {func(s *records.Store, in records.Intent) error { return s.Drop(unknown(in)) }, 1},
-		"End":            {func(s *records.Store, in records.Intent) error { return s.End(in, at(1)) }, 1},
-		"End of none":    {func(s *records.Store, in records.Intent) error { return s.End(unknown(in), at(1)) }, 1},
-		"End, then Drop": {func(s *records.Store, in records.Intent) error { return errors.Join(s.End(in, at(1)), s.Drop(in)) }, 0},
-		"Settle":         {func(s *records.Store, in records.Intent) error { return s.Settle(settlement(in)) }, 0},
-		"Settle of none": {func(s *records.Store, in records.Intent) error { return s.Settle(settlement(unknown(in))) }, 1},
-	} {
-		s := newStore(t)
-		if err := tc.end(s, begin(t, s, app)); err != nil {
-			t.Errorf("%s = %v; want nil", name, err)
-		}
-		if got := lookup(t, s, p).Intents; got != tc.want {
-			t.Errorf("%s leaves %d intents; want %d", name, got, tc.want)
-		}
-	}
-}
-
-func TestEndNotesWhenThePullWasLost(t *testing.T) {
-	s := newStore(t)
-	in := begin(t, s, app)
-	must(t, s.End(in, at(3)))
-	got, err := s.Intents()
-	want := []records.Intent{{ID: in.ID, Name: app + ":v1", Repository: app, Begun: noon(), Ended: at(3)}}
-	if diff := cmp.Diff(want, got); diff != "" || err != nil {
-		t.Errorf("Intents() error %v (-want +got):\n%s", err, diff)
-	}
-}
-
 func TestIntentIDsAreNeverUsedTwice(t *testing.T) {
 	path := newPath(t)
 	seen := map[uint64]bool{}
@@ -79,67 +38,6 @@ func TestIntentIDsAreNeverUsedTwice(t *testing.T) {
 			}
 		}
 		closeStore(t, s)
-	}
-}
-
-func TestIntentsOfOneRepositoryAreNotOfAnother(t *testing.T) {
-	repositories := []string{
-		"a", "a/b", "ab", "", "\x00", "a\x00", "a\x00b", "a\x00\x00\x00\x00\x00\x00\x00\x00\x01", "a\x00\x00\x00\x00\x00\x00\x00\x00\x01\x00",
-		strings.Repeat("a", 500),
-	}
-	for _, one := range repositories {
-		s := newStore(t)
-		begin(t, s, one)
-		begin(t, s, one)
-		for _, r := range repositories {
-			want := 0
-			if r == one {
-				want = 2
-			}
-			if got := lookup(t, s, pair(id1, r)).Intents; got != want {
-				t.Errorf("%d intents of %q after two pulls of %q; want %d", got, r, one, want)
-			}
-		}
-	}
-}
-
-func TestDropEndsOnlyItsIntent(t *testing.T) {
-	s := newStore(t)
-	// IDs from 1 to 300, so that the encoding of one ID is a suffix of another.
-	intents := make([]records.Intent, 300)
-	for i := range intents {
-		intents[i] = begin(t, s, fmt.Sprintf("r%d", i%7))
-	}
-	must(t, s.Drop(intents[0]))
-	all, err := s.Intents()
-	if err != nil || len(all) != 299 || slices.ContainsFunc(all, func(in records.Intent) bool { return in.ID == intents[0].ID }) {
-		t.Errorf("%d intents, %v; want all but the first", len(all), err)
-	}
-}
-
-func TestSettleRecordsPresentImagesWithoutProof(t *testing.T) {
-	s := newStore(t)
-	recorded, marked, unheard, elsewhere := pair(id1, app), pair(id1, app+"/marked"), pair(id2, app), pair(id2, other)
-	prove(t, s, records.Result{Pair: recorded, Credential: alice})
-	if got := mark(t, s, pair("sha256:5", app+"/marked")); len(got) != 1 {
-		t.Fatal("no mark")
-	}
-	marked.ImageID = "sha256:5"
-	one, two := begin(t, s, app), begin(t, s, app+"/marked")
-	begin(t, s, other)
-	want := lookup(t, s, recorded).Record
-	of := settlement(one, two, records.Intent{ID: 999, Repository: app})
-	of.Present = []records.Pair{recorded, marked, unheard, elsewhere}
-	must(t, s.Settle(of))
-	for p, want := range map[records.Pair]known{
-		recorded:  {Record: want},
-		marked:    {Marked: true},
-		unheard:   {Record: &records.Record{Pair: unheard, Created: at(5)}},
-		elsewhere: {Intents: 1, OtherRecords: true},
-	} {
-		if diff := cmp.Diff(want, lookup(t, s, p)); diff != "" {
-			t.Errorf("facts of %v (-want +got):\n%s", p, diff)
-		}
 	}
 }
 

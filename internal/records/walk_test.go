@@ -82,13 +82,3 @@ func wantPairs(t *testing.T, what string, got, want []records.Pair) {
 		t.Fatalf("%s = %v; want %v", what, got, want)
 	}
 }
-
-func TestAcceptableMarksNothing(t *testing.T) {
-	s, _ := open(t, newPath(t), records.Options{KeyExists: true})
-	if got, err := s.Acceptable([]records.Pair{pair(id1, app)}); err != nil || len(got.Pairs) != 1 || lookup(t, s, pair(id1, app)).Marked {
-		t.Errorf("Acceptable = %v, %v; want the pair, and no mark", got, err)
-	}
-	if due, err := s.Due([]records.Pair{pair(id1, app)}, nil); err != nil || len(due) != 1 {
-		t.Errorf("Due = %v, %v; want the pair, whatever the distrust", due, err)
-	}
-}
