@@ -31,7 +31,7 @@ func TestRuntimeThatClosesEveryConnectionDoesNotFloodTheLog(t *testing.T) {
 	p := prepare(t, "unix://"+socket)
 	p.spawn()
 	began := time.Now()
-	eventually(t, "a state that is logged a second later", func() bool { return strings.Count(p.out.String(), "not reached") > 1 })
+	eventually(t, "a state that is logged a second later", func() bool { return strings.Count(p.out.String(), "Failed to reach the runtime") > 1 })
 	log := p.out.String()
 	seconds := int(time.Since(began).Seconds()) + 1
 	for _, message := range []string{"Runtime reached", "Failed to reach the runtime", "Failed to sync"} {
