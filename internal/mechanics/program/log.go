@@ -32,7 +32,9 @@ func (f *Flags) Add(cmd *cobra.Command) {
 // RunE returns what a command with these flags does: it prints the version, if that is requested, or calls start. log
 // is for every part of the program; the global logger of klog, which libraries use, gets the same output. A SIGHUP does
 // not end the process, but is sent to reload; the first one is kept until it is received.
-func (f *Flags) RunE(start func(cmd *cobra.Command, log klog.Logger, reload <-chan os.Signal) error) func(*cobra.Command, []string) error {
+func (f *Flags) RunE(
+	start func(cmd *cobra.Command, log klog.Logger, reload <-chan os.Signal) error,
+) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, _ []string) error {
 		if f.showVersion {
 			_, err := fmt.Fprintln(cmd.OutOrStdout(), VersionLine(cmd.Name()))
@@ -58,7 +60,8 @@ func (f *Flags) logger(w io.Writer) (klog.Logger, error) {
 	case "text":
 		log = textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(w), textlogger.Verbosity(f.verbosity)))
 	case "json":
-		log = logr.FromSlogHandler(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: slog.Level(-f.verbosity), ReplaceAttr: inSeconds}))
+		options := slog.HandlerOptions{Level: slog.Level(-f.verbosity), ReplaceAttr: inSeconds}
+		log = logr.FromSlogHandler(slog.NewJSONHandler(w, &options))
 	default:
 		return klog.Logger{}, Usagef("--logging-format %q: allowed are text and json", f.logFormat)
 	}

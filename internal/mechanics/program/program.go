@@ -73,7 +73,7 @@ func Finish(cmd *cobra.Command) {
 			if cmd.HasAvailableSubCommands() {
 				takes = "flags, or one of its commands"
 			}
-			return Usagef("unexpected argument %q; %s takes %s, see %s --help", args[0], cmd.CommandPath(), takes, cmd.CommandPath())
+			return Usagef("unexpected argument %q; %[2]s takes %s, see %[2]s --help", args[0], cmd.CommandPath(), takes)
 		}
 		return nil
 	}

@@ -23,8 +23,8 @@ const bind = "BindReadOnlyPaths="
 // this machine.
 func SandboxOf(ctx context.Context, run Runner, unit string) Sandbox {
 	folders := map[string]string{"StateDirectory": "/var/lib", "RuntimeDirectory": "/run", "LogsDirectory": "/var/log"}
-	values, loaded := Show(ctx, run, unit, "ProtectSystem", "ProtectHome", "PrivateTmp", "TemporaryFileSystem", "ReadWritePaths", "BindPaths",
-		"BindReadOnlyPaths", "StateDirectory", "RuntimeDirectory", "LogsDirectory")
+	values, loaded := Show(ctx, run, unit, "ProtectSystem", "ProtectHome", "PrivateTmp", "TemporaryFileSystem",
+		"ReadWritePaths", "BindPaths", "BindReadOnlyPaths", "StateDirectory", "RuntimeDirectory", "LogsDirectory")
 	if !loaded {
 		return Sandbox{}
 	}
@@ -68,7 +68,8 @@ func (s Sandbox) Writes(dir string) error {
 	if !s.strict || below(dir, s.writable) {
 		return nil
 	}
-	return fmt.Errorf("%s does not let its program write %s; add ReadWritePaths=%s with systemctl edit %s, and create the folder", s.unit, dir, dir, s.unit)
+	return fmt.Errorf("%s does not let its program write %s; add ReadWritePaths=%[2]s with systemctl edit %[1]s, "+
+		"and create the folder", s.unit, dir)
 }
 
 // Sees returns why the program does not see a path, nil if it does, or if the path is "".
@@ -80,7 +81,7 @@ func (s Sandbox) Sees(path string) error {
 		if setting == bind {
 			setting += path
 		}
-		return fmt.Errorf("%s hides %s from its program; move it, or add %s with systemctl edit %s", s.unit, path, setting, s.unit)
+		return fmt.Errorf("%s hides %s from its program; move it, or add %s with systemctl edit %[1]s", s.unit, path, setting)
 	}
 	return nil
 }

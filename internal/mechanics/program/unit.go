@@ -43,7 +43,8 @@ func AsUnit(ctx context.Context, run Runner, unit string, check func() error) er
 	}
 	if err := as.call(check); err != nil {
 		if errors.Is(err, fs.ErrPermission) {
-			err = WithHint(err, fmt.Sprintf("make it readable for the user %s, as which %s runs, without capabilities; see ls -l and namei -l", name, unit))
+			err = WithHint(err, "make it readable for the user "+name+", as which "+unit+
+				" runs, without capabilities; see ls -l and namei -l")
 		}
 		return err
 	}
@@ -111,6 +112,6 @@ func CheckConfigAccess(path string) error {
 	if err != nil || !disk.OthersWrite(info, os.Geteuid()) {
 		return nil //nolint:nilerr // an absent file has no access to check
 	}
-	return Hintf(fmt.Sprintf("chown root:root %s && chmod go-w %s", path, path), "%s: mode %04o: users other than root can write the configuration",
-		path, info.Mode().Perm())
+	return Hintf("chown root:root "+path+" && chmod go-w "+path,
+		"%s: mode %04o: users other than root can write the configuration", path, info.Mode().Perm())
 }

@@ -66,12 +66,13 @@ func (s Socket) clearStale(ctx context.Context, path string) error {
 		return err
 	}
 	if info.Mode().Type() != fs.ModeSocket {
-		return program.WithHint(fmt.Errorf("%s exists and is not a socket", path), "remove it, or set "+s.Field+" to another path")
+		return program.Hintf("remove it, or set "+s.Field+" to another path", "%s exists and is not a socket", path)
 	}
 	dialer := net.Dialer{Timeout: dialLimit}
 	conn, err := dialer.DialContext(ctx, "unix", path)
 	if err == nil {
-		return errors.Join(program.WithHint(ErrInUse, "another "+s.Program+", or another program, answers on "+path+"; see systemctl status "+s.Program+", or: ss -xlp"), conn.Close())
+		hint := "another %s, or another program, answers on %s; see systemctl status %[1]s, or: ss -xlp"
+		return errors.Join(program.WithHint(ErrInUse, fmt.Sprintf(hint, s.Program, path)), conn.Close())
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
 		return err

@@ -31,11 +31,13 @@ func (other) AuthType() string { return "SO_PEERCRED" }
 
 func otherOf(c net.Conn) (other, error) {
 	who, err := PeerOf(c)
-	return other{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, uid: int(who.Uid)}, err
+	return other{credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, int(who.Uid)}, err
 }
 
 // ServerHandshake identifies the client; [RootOrSelf] judges it.
-func (PeerCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) { //nolint:ireturn // what grpc wants
+//
+//nolint:ireturn // what grpc wants
+func (PeerCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	who, err := otherOf(c)
 	if err != nil {
 		return nil, nil, err
@@ -44,7 +46,11 @@ func (PeerCredentials) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthIn
 }
 
 // ClientHandshake identifies the server, and returns the error of c.Server.
-func (c PeerCredentials) ClientHandshake(_ context.Context, _ string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) { //nolint:ireturn // what grpc wants
+//
+//nolint:ireturn // what grpc wants
+func (c PeerCredentials) ClientHandshake(
+	_ context.Context, _ string, conn net.Conn,
+) (net.Conn, credentials.AuthInfo, error) {
 	who, err := otherOf(conn)
 	if err == nil && c.Server != nil {
 		err = c.Server(who.uid)
@@ -78,7 +84,8 @@ func RootOrSelf(program, api string) tap.ServerInHandle {
 			return nil, status.Errorf(codes.PermissionDenied, "%s cannot tell who calls; dial its socket directly", program)
 		}
 		if who.uid != 0 && who.uid != os.Geteuid() {
-			return nil, status.Errorf(codes.PermissionDenied, "user %d may not call the %s of %s; root may, and the user that it runs as", who.uid, api, program)
+			return nil, status.Errorf(codes.PermissionDenied,
+				"user %d may not call the %s of %s; root may, and the user that it runs as", who.uid, api, program)
 		}
 		return ctx, nil
 	}
@@ -87,15 +94,6 @@ func RootOrSelf(program, api string) tap.ServerInHandle {
 // DrainGRPC stops a server, which must have grpc.WaitForHandlers. New calls are not accepted; those in progress may
 // continue until ctx ends, and are then canceled. It returns when all calls have ended.
 func DrainGRPC(ctx context.Context, s *grpc.Server) {
-	drained := make(chan struct{})
-	go func() {
-		defer close(drained)
-		s.GracefulStop()
-	}()
-	select {
-	case <-drained:
-	case <-ctx.Done():
-		s.Stop()
-		<-drained
-	}
+	defer context.AfterFunc(ctx, s.Stop)()
+	s.GracefulStop()
 }

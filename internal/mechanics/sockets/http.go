@@ -58,7 +58,9 @@ func ServeHTTP(ctx context.Context, l net.Listener, o HTTPOptions) error {
 		ReadHeaderTimeout: o.ReadLimit, ReadTimeout: o.ReadLimit, WriteTimeout: o.WriteLimit, IdleTimeout: o.IdleLimit,
 		// Failed handshakes are caused by clients, as often as they like.
 		ErrorLog: slog.NewLogLogger(logr.ToSlogHandler(o.Log.V(4)), slog.LevelInfo),
-		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: 64, MaxReceiveBufferPerConnection: 1 << 20, MaxReceiveBufferPerStream: 256 << 10},
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams: 64, MaxReceiveBufferPerConnection: 1 << 20, MaxReceiveBufferPerStream: 256 << 10,
+		},
 	}
 	done := make(chan error, 1)
 	limited := LimitConns(l, o.Connections, o.Replace, o.Log)
@@ -153,7 +155,8 @@ func (o HTTPOptions) recover(w http.ResponseWriter, r *http.Request) {
 	if o.Panicked != nil {
 		o.Panicked()
 	}
-	o.Log.Error(fmt.Errorf("panic: %v", p), "A request panicked, it is answered with 500", "path", r.URL.Path, "stack", string(debug.Stack()))
+	o.Log.Error(fmt.Errorf("panic: %v", p), "A request panicked, it is answered with 500",
+		"path", r.URL.Path, "stack", string(debug.Stack()))
 	Answer(w, http.StatusInternalServerError, "internal error, see the log")
 }
 

@@ -1,6 +1,7 @@
 package sockets
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,12 +39,13 @@ func (s Socket) Inherit() (_ net.Listener, err error) {
 	case len(files) == 0:
 		return nil, nil //nolint:nilnil // none was passed on
 	case len(files) > 1 || files[0].Name() != s.Name:
-		return nil, program.WithHint(fmt.Errorf("%s: systemd passes on sockets named %s, %s accepts one named %q", s.Field, names(files), s.Program, s.Name),
-			"see FileDescriptorName= and ListenStream= in: systemctl cat "+unit)
+		return nil, program.Hintf("see FileDescriptorName= and ListenStream= in: systemctl cat "+unit,
+			"%s: systemd passes on sockets named %s, %s accepts one named %q", s.Field, names(files), s.Program, s.Name)
 	}
 	l, err := net.FileListener(files[0])
 	if err != nil {
-		return nil, program.WithHint(fmt.Errorf("%s: the file that systemd passes on is not a listening socket: %w", s.Field, err), "see ListenStream= and Accept= in: systemctl cat "+unit)
+		return nil, program.Hintf("see ListenStream= and Accept= in: systemctl cat "+unit,
+			"%s: the file that systemd passes on is not a listening socket: %w", s.Field, err)
 	}
 	path := l.Addr().String()
 	if l.Addr().Network() != "unix" || s.Endpoint != "" && !leadsTo(s.Endpoint, path) {
@@ -54,12 +56,10 @@ func (s Socket) Inherit() (_ net.Listener, err error) {
 
 // otherThan returns the error for a socket of systemd that is not the configured one.
 func (s Socket) otherThan(path string) error {
-	configured, unit := s.Endpoint, s.Program+".socket"
-	if configured == "" {
-		configured = "a Unix socket"
-	}
-	return program.WithHint(fmt.Errorf("%s: %s is configured, and systemd passes on %s", s.Field, configured, path),
-		"give the same path in the configuration and in ListenStream= of "+unit+" (systemctl edit "+unit+")")
+	configured := cmp.Or(s.Endpoint, "a Unix socket")
+	edit := "give the same path in the configuration and in ListenStream= of %s (systemctl edit %[1]s)"
+	return program.Hintf(fmt.Sprintf(edit, s.Program+".socket"),
+		"%s: %s is configured, and systemd passes on %s", s.Field, configured, path)
 }
 
 // CheckUnit returns the error of a start by systemd if Program.socket is another socket than the configured one. A nil

@@ -31,7 +31,8 @@ func ListenTCP(ctx context.Context, field, address string) (net.Listener, error)
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", address)
 	if err != nil {
-		return nil, program.WithHint(fmt.Errorf("listen on %s %s: %w", field, address, err), "set "+field+" to a free address, or to \"\" for none")
+		hint := "set " + field + ` to a free address, or to "" for none`
+		return nil, program.Hintf(hint, "listen on %s %s: %w", field, address, err)
 	}
 	return l, nil
 }
