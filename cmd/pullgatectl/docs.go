@@ -110,8 +110,7 @@ func pages() []page {
 	}
 }
 
-// writeManual writes a manual page for each command of root into dir, and one for each of pages in docs unless docs is
-// "". Their date is SOURCE_DATE_EPOCH.
+// writeManual writes a manual page for each command of root into dir, and those of pages unless docs is "".
 func writeManual(root *cobra.Command, dir, docs string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // every user may read manual pages
 		return err
@@ -140,8 +139,7 @@ func writeManual(root *cobra.Command, dir, docs string) error {
 	return nil
 }
 
-// sourceDate returns the time of SOURCE_DATE_EPOCH. If that is not set, it always returns the same time, so that two
-// builds of a commit are equal.
+// sourceDate returns the time of SOURCE_DATE_EPOCH, or always the same one: two builds of a commit are equal.
 func sourceDate() (time.Time, error) {
 	epoch := os.Getenv("SOURCE_DATE_EPOCH")
 	if epoch == "" {
@@ -223,8 +221,7 @@ func cellsOf(line string) []string {
 	return cells
 }
 
-// definition converts a row to an entry of a definition list: the first cell is the term, the others are the text. A
-// column's name is added where it adds to the text.
+// definition converts a row to an entry of a definition list; a column's name is added where it adds to the text.
 func definition(head, cells []string) string {
 	var parts []string
 	for i, cell := range cells[1:] {

@@ -83,8 +83,7 @@ policies do not deny it, as far as is known; 2 and 3 as for every command.`,
 		func(e *adminv1.ExplainResponse) error { return exitOf(e, request.GetImage()) })
 }
 
-// exitOf returns the error that ends the program with the exit code of an explanation. A denial of policies comes
-// before a missing proof, which would not help, and both before an absent image.
+// exitOf returns the exit code: a denial of policies before a missing proof, and both before an absent image.
 func exitOf(e *adminv1.ExplainResponse, image string) error {
 	switch {
 	case cli.PoliciesDeny(e):

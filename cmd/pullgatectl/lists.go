@@ -16,8 +16,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// listing makes cmd request a list by ask, a method of the API, and print the answer with draw. It adds the flag
-// --limit.
+// listing makes cmd request a list by ask, a method of the API, and print it. It adds the flag --limit.
 func listing[Q proto.Message, A cli.ListPage](c *cli.Console, cmd *cobra.Command, o *cli.Output, request Q,
 	ask func(adminv1.PullRecordsClient, context.Context, Q, ...grpc.CallOption) (A, error),
 	draw func(cli.View, *cli.Page, A),

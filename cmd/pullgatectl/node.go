@@ -248,8 +248,7 @@ const defaultConfig = "/etc/pullgate/config.yaml"
 
 const configUsage = "pullgated's configuration `file`; one that is given must exist"
 
-// loadConfig reads pullgated's configuration from a path. An absent file is an error (see isAbsent) if --config names
-// it; otherwise the defaults are returned.
+// loadConfig reads a configuration. An absent file is an error if --config names it, see isAbsent.
 func loadConfig(cmd *cobra.Command, path string) (config.Config, error) {
 	if !cmd.Flags().Changed("config") {
 		c, _, err := config.Load(path)

@@ -19,8 +19,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// storeCommand groups the commands about the store: first those that call the daemon, then those that read a file that
-// no daemon has open.
+// storeCommand groups the commands about the store: those that call the daemon, then those for an offline store.
 func storeCommand(c *cli.Console) *cobra.Command {
 	return cli.Group("store", "Verify, back up, check, dump and compact the store of pull records", "",
 		storeVerifyCommand(c),

@@ -47,8 +47,7 @@ func (s *Server) Explain(ctx context.Context, req *adminv1.ExplainRequest) (*adm
 	return explained, nil
 }
 
-// judge returns the judgement on a pod and an image, without that of policies. The runtime has resolved the name to
-// present, or has answered with an error for which refused denies.
+// judge judges a pod and an image without policies. refused is a denial by which the runtime's error is hidden.
 func (s *Server) judge(
 	ctx context.Context, who tracker.Pod, name imageref.Ref, present tracker.Image, refused *policy.Decision,
 ) explanation {

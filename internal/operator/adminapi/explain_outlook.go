@@ -10,8 +10,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// Consequences returns what will happen at the kubelet's calls: what policies deny, and what follows with each
-// imagePullPolicy. The pod's own policy is first, if it is known.
+// Consequences returns what will happen at the kubelet's calls, first with the imagePullPolicy that the pod has.
 func (c explanation) Consequences() []string {
 	all := c.policyConsequences()
 	if c.sandboxDenied() || c.Allowed() && len(c.denied()) > 0 {
@@ -361,8 +360,7 @@ func (c explanation) sandboxDenied() bool {
 	return slices.ContainsFunc(c.denied(), func(e admission.Explanation) bool { return e.Stage == admission.StageSandbox })
 }
 
-// by returns the policies of a call that do not admit it, for a sentence. Those that deny whatever is not known come
-// before the others.
+// by returns the policies of a call that do not admit it, those that deny whatever is not known first.
 func by(e admission.Explanation) string {
 	var names, unknown []string
 	for _, f := range e.Findings {

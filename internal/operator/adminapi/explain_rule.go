@@ -21,14 +21,12 @@ type explanation struct {
 	Image imageref.Ref
 	Names []imageref.Ref
 	Pod   tracker.Pod // the pod that was judged; a Pod without a UID means any new pod of its namespace
-	// Secrets are the credentials of the pod's pull secrets for the image. CredentialsKnown reports that the pod has no
-	// others.
+	// Secrets are the credentials for the image. CredentialsKnown reports that the pod has no others.
 	Secrets             []tracker.Secret
 	CredentialsKnown    bool
 	PodSource, PodKnown bool   // whether a pod source is configured, and PodKnown whether it has the pod
 	PullPolicy          string // how the pod pulls the image: Always, IfNotPresent, Never, mixed or unknown
-	// Policies are the answers of policies at the calls that create the sandbox and the containers; empty if there are
-	// none.
+	// Policies are the answers of policies at the calls that create the sandbox and the containers.
 	Policies []admission.Explanation
 	Settings
 }
@@ -76,8 +74,7 @@ func named(s records.SecretRef) string {
 	return "Secret " + s.Namespace + "/" + s.Name
 }
 
-// secretOf returns the name of the Secret that contains the pod's credential, or the namespace for which the runtime
-// holds it; "" if neither is known.
+// secretOf returns the Secret that has a credential, or the namespace for which the runtime has it; "" if unknown.
 func (c explanation) secretOf(id credential.ID) string {
 	for _, s := range c.Secrets {
 		if s.Credential == id {
@@ -99,8 +96,7 @@ func (c explanation) credential() string {
 	return what
 }
 
-// proof returns the proof that the verdict depends on. If the credential's Secret was rotated, that is the proof of its
-// earlier content.
+// proof returns the proof that the verdict depends on; rotated: by the earlier content of the credential's Secret.
 func (c explanation) proof() (p records.Proof, rotated bool) {
 	if c.Known.Record == nil {
 		return p, false
@@ -155,8 +151,7 @@ func count(n int, one string) string {
 	return fmt.Sprintf("%d %ss", n, one)
 }
 
-// containerRefused is the gate's own reason: it hides an image from a pod after it denied the pod a container of that
-// image.
+// containerRefused is the gate's reason to hide an image from a pod that was denied a container of it.
 const containerRefused policy.Reason = "container_refused"
 
 // Rule returns the rule that decided, with its evidence.

@@ -335,8 +335,7 @@ func (s *Server) ListImages(ctx context.Context, req *adminv1.ListImagesRequest)
 	return &adminv1.ListImagesResponse{Images: p.entries, NextPageToken: p.next}, err
 }
 
-// images returns every image of the runtime or the store. asked reports whether the runtime answered: otherwise it is
-// not known which are present.
+// images returns every image of the runtime or the store. asked reports whether the runtime answered.
 func (s *Server) images(ctx context.Context) (found []image, asked bool, err error) {
 	present, err := s.c.Runtime.Images(ctx)
 	if ctx.Err() != nil {

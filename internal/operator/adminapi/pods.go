@@ -132,8 +132,7 @@ type resolved struct {
 	err     error
 }
 
-// image returns what the runtime has under a name. Which error of the runtime is hidden from a pod depends on the pod,
-// so a name with an error is asked for again.
+// image returns what the runtime has under a name. An error can depend on the pod, and is not kept.
 func (r *resolver) image(ctx context.Context, who tracker.Pod, name imageref.Ref) (i resolved) {
 	i, ok := r.known[name.String()]
 	if ok || r.down != nil {

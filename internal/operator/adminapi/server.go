@@ -28,8 +28,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// Limits of the server. It has few callers, which belong to root and run on this machine; the limits bound what they
-// leave open by mistake.
+// Limits of the server, whose few callers belong to root: they bound what these leave open by mistake.
 const (
 	maxRequest     = 1 << 20 // 256 credentials of a provider's report, each with patterns
 	maxConnections = 64
@@ -63,8 +62,7 @@ type PodSource interface { //nolint:interfacebloat // one source has four kinds 
 	Pods() []SourcedPod
 	// Uses returns each use of an image by the pod; known is false for a pod that the source does not have.
 	Uses(uid string, image imageref.Ref) (uses []podsource.Use, known bool)
-	// Secrets returns the credentials of the pod's pull secrets for an image, and whether the list is complete. It may
-	// wait a few seconds for them.
+	// Secrets returns the credentials for an image, and whether the list is complete. It may wait a few seconds.
 	Secrets(ctx context.Context, uid string, image imageref.Ref) (secrets []tracker.Secret, complete bool)
 }
 
@@ -97,12 +95,10 @@ type Config struct {
 	StorePath       string // the path of the file of the store
 	// Status returns a new answer of GetStatus, without what is from the tracker and the store.
 	Status func(ctx context.Context) *adminv1.GetStatusResponse
-	// Policies returns all policies in use, by kind and name, and how they are used. It is nil, or returns nil, if there
-	// are none.
+	// Policies returns all policies in use, by kind and name; it is nil, or returns nil, if there are none.
 	Policies   func() *adminv1.ListPoliciesResponse
 	Signatures Signatures // asks about signatures of images; nil if no policy can require them
-	// EndorsementValidity returns how long an endorsement counts after its verification, 0 for without limit; nil means
-	// without limit.
+	// EndorsementValidity returns how long an endorsement counts, 0 for without limit; nil means the same.
 	EndorsementValidity func() time.Duration
 	// RevokingEndorsements is called before endorsements are revoked; nil is allowed.
 	RevokingEndorsements func()
@@ -258,8 +254,7 @@ func refuse(code codes.Code, format string, args ...any) error {
 
 func invalid(format string, args ...any) error { return refuse(codes.InvalidArgument, format, args...) }
 
-// codeOf is the single table of the errors of a call, and what the caller can do about them. Every error that is not in
-// it is Internal.
+// codeOf is the table of errors, their codes and what the caller can do. Every other error is Internal.
 func codeOf(err error) (code codes.Code, todo string, listed bool) {
 	for _, row := range []struct {
 		is   error

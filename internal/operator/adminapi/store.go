@@ -107,8 +107,7 @@ type NodeCredentials interface {
 	Add(patterns []string, id credential.ID, expiry time.Time) bool
 }
 
-// ReportNodeCredentials notes the credentials that a credential provider gave to the node. If any part of a report is
-// invalid, it notes nothing.
+// ReportNodeCredentials notes the credentials of a credential provider, or nothing if a part is invalid.
 func (s *Server) ReportNodeCredentials(
 	_ context.Context, req *adminv1.ReportNodeCredentialsRequest,
 ) (*adminv1.ReportNodeCredentialsResponse, error) {

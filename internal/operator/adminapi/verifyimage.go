@@ -20,8 +20,7 @@ import (
 type Signatures interface {
 	// Rules returns the rules in use; a set without rules if no policy requires signatures.
 	Rules() *requirement.Set
-	// Verify has requirements of the rules verified, and stores nothing. The hashes of policies and trusted root in the
-	// request are set by it.
+	// Verify has requirements verified, and stores nothing. It sets the hashes of the request.
 	Verify(ctx context.Context, r policyclient.VerifyRequest) (requirement.Report, error)
 }
 

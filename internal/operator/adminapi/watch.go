@@ -102,8 +102,7 @@ func (f *Feed) Record(d decisionlog.Decision) {
 	}
 }
 
-// watch begins to queue decisions for a watcher, until forget; ok is false if there are too many watchers. keep is
-// called under the feed's lock: it must be quick and must not call other code.
+// watch begins to queue decisions, unless there are too many watchers. keep is called under the feed's lock.
 func (f *Feed) watch(keep func(decisionlog.Decision) bool) (w *watcher, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

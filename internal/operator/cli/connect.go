@@ -35,8 +35,7 @@ func (c *Console) Patience(cmd *cobra.Command, limit time.Duration) {
 	}
 }
 
-// Ask connects to the daemon and calls f. Each unary call in f ends after --timeout, and so does connecting; a stream
-// ends with ctx.
+// Ask connects to the daemon and calls f. Each unary call in f ends after --timeout, a stream with ctx.
 func (c *Console) Ask(ctx context.Context, f func(context.Context, adminv1.PullRecordsClient) error) error {
 	if c.timeout < 0 {
 		return Misused("0 is without end", "--timeout %s: it is 0 or more", c.timeout)
@@ -74,8 +73,7 @@ const Default = "unix:///run/pullgate/admin.sock"
 // longestPath is the maximum length of a socket's path on Linux, without the zero at its end.
 const longestPath = 107
 
-// Path returns the path of an endpoint. Its error is a usage error that begins with the origin of the endpoint: a flag
-// or an environment variable.
+// Path returns the path of an endpoint. Its usage error begins with the origin of the endpoint.
 func Path(from, endpoint string) (string, error) {
 	wrong := func(advice, format string, args ...any) error {
 		return Misused(advice, "%s %q: %s", from, endpoint, fmt.Sprintf(format, args...))
@@ -173,8 +171,7 @@ func (l Link) reach(ctx context.Context, conn *grpc.ClientConn) bool {
 	}
 }
 
-// notReached returns the error for a socket on which pullgated does not answer. The cause is the error of connecting,
-// or nil if another program answered.
+// notReached returns the error for a socket on which pullgated does not answer; cause is nil if another program did.
 func notReached(path string, cause error) *ExitError {
 	var advice string
 	switch {
@@ -197,8 +194,7 @@ func notReached(path string, cause error) *ExitError {
 	return &ExitError{ExitNotReached, program.Hintf(advice, "reach pullgated on %s: %w", path, cause)}
 }
 
-// answered returns the error of a call with the daemon's own message and a hint. An error that is not the daemon's
-// answer stays as it is.
+// answered returns an error of the daemon with the daemon's message and a hint, and any other one as it is.
 func answered(err error) error {
 	answer, ok := errors.AsType[interface {
 		error

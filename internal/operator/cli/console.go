@@ -53,8 +53,7 @@ func System() *Console {
 
 func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
 
-// Page returns an empty page for Out. It has colours on a terminal that supports them, unless NO_COLOR is set
-// (https://no-color.org).
+// Page returns an empty page for Out, with colours on a terminal unless NO_COLOR is set (https://no-color.org).
 func (c *Console) Page() *Page { return c.page(c.OutTerminal) }
 
 func (c *Console) page(terminal bool) *Page {
@@ -143,8 +142,7 @@ func OneArgument(name string) cobra.PositionalArgs {
 
 func wrongFlag(cmd *cobra.Command, err error) error { return wrongUsage(cmd, err) }
 
-// Group makes a command that only contains others. Without a subcommand it is wrong usage, so that a script does not
-// take a missing word for success.
+// Group makes a command that only contains others. Without one of them it is wrong usage, for scripts.
 func Group(use, short, long string, commands ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Long: long}
 	cmd.AddCommand(commands...)
@@ -198,8 +196,7 @@ func names(cmd *cobra.Command) []string {
 	return all
 }
 
-// Exit codes, which scripts rely on. With every one except ExitDone, ExitNeedsProof and ExitDenied there is a line on
-// stderr.
+// Exit codes. With every one except ExitDone, ExitNeedsProof and ExitDenied there is a line on stderr.
 const (
 	ExitDone       = 0
 	ExitFailed     = 1
@@ -210,8 +207,7 @@ const (
 	ExitDenied     = 10
 )
 
-// An ExitError ends the program with a code. Err is printed with its hint, if it has one; nil prints nothing. Every
-// other error ends the program with ExitFailed.
+// An ExitError ends the program with a code, and with Err on stderr unless it is nil. Other errors are ExitFailed.
 type ExitError struct {
 	Code int
 	Err  error
@@ -228,8 +224,7 @@ func (f *ExitError) Error() string {
 // Unwrap returns Err.
 func (f *ExitError) Unwrap() error { return f.Err }
 
-// complain prints what failed, why, and what to do, and returns the exit code. Each is one line, because the daemon's
-// message may contain names from a tenant.
+// complain prints what failed and what to do, one line each: a message may contain names from a tenant.
 func (c *Console) complain(f *ExitError) int {
 	if f.Err != nil {
 		_, _ = fmt.Fprintf(c.Err, "pullgatectl: %s\n", Safe(f.Err.Error()))

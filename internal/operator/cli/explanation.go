@@ -11,8 +11,7 @@ import (
 // mostProofs is how many proofs an explanation lists. A record has up to 100.
 const mostProofs = 10
 
-// Explanation prints whether the pod may use the image and can start with it, why, the evidence, what will happen, and
-// what would change that. The sentences are from the daemon.
+// Explanation prints the verdict, why, the evidence, what will happen and what would change it, as the daemon says.
 func (v View) Explanation(p *Page, e *adminv1.ExplainResponse) {
 	colour := Heed
 	if e.GetVerdict() == adminv1.Verdict_VERDICT_ALLOW &&
@@ -216,8 +215,7 @@ func (v View) recordRows(row func(name, format string, args ...any), facts *admi
 	}
 }
 
-// carriedOver reports whether a proof was carried over from an earlier content of its Secret, and no registry has
-// confirmed it.
+// carriedOver reports whether a proof is from an earlier content of its Secret, and not confirmed by a registry.
 func carriedOver(p *adminv1.Proof) bool { return len(p.GetRotatedFrom()) > 0 }
 
 func ofSecrets(secrets ...*adminv1.SecretRef) string {

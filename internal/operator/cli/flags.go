@@ -126,8 +126,7 @@ const patience = time.Second
 // harmless matches text that a shell takes as one word without special meaning, however its completion scripts quote.
 var harmless = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$`)
 
-// complete returns the daemon's values with the prefix begun. Errors are not printed, so that they do not disturb the
-// command line.
+// complete returns the daemon's values with a prefix. Errors would disturb the command line and are not printed.
 func (c *Console) complete(cmd *cobra.Command, begun string, from source) []string {
 	quick := *c
 	quick.timeout = patience
@@ -213,8 +212,7 @@ func notAnID(flag, id string) error {
 		"--%s %q: not an ID, and not at least the first 7 digits of one", flag, id)
 }
 
-// expand returns the only known value of a flag that has a prefix. none is the error if there is none, and advice its
-// hint.
+// expand returns the only known value of a flag with a prefix. none is the error if there is none.
 func expand(
 	ctx context.Context, api adminv1.PullRecordsClient, flag, prefix, advice, none string,
 ) (string, error) {

@@ -98,8 +98,7 @@ func (c *Console) Print(o *Output, m any, draw func(View, *Page)) error {
 	return c.Emit(b)
 }
 
-// ShowCommand makes cmd make a call and print its answer. then returns the error of the command by the answer; nil is
-// allowed.
+// ShowCommand makes cmd make a call and print its answer; then, unless nil, returns the error of the command.
 func ShowCommand[R any](c *Console, cmd *cobra.Command, o *Output,
 	call func(ctx context.Context, api adminv1.PullRecordsClient, args []string) (R, error), draw func(View, *Page, R),
 	then func(R) error,
@@ -153,8 +152,7 @@ func JSONLine(m any) ([]byte, error) {
 	return []byte(escape(string(raw), "", pair) + "\n"), nil
 }
 
-// durationForm matches the field of a duration, which protojson writes as a string: "took":"0.028s". A quote within a
-// string is escaped, so other text cannot match.
+// durationForm matches a duration in protojson, "took":"0.028s"; other text has an escaped quote there.
 var durationForm = regexp.MustCompile(`"took":\s*"([0-9.]+)s"`)
 
 func compact(m any) ([]byte, error) {

@@ -32,8 +32,7 @@ const (
 	endOfColour = "\x1b[0m"
 )
 
-// A Page is text that is made line by line. Every text in it has passed through Safe. The zero Page is empty and has no
-// colours.
+// A Page is text that is made line by line, and that has passed through Safe. The zero Page is empty.
 type Page struct {
 	Colours bool // whether the Page has colours
 	// Width is the number of columns of the terminal, or 0 if it is unknown. Prose is wrapped at this width, and at 90
@@ -241,8 +240,7 @@ func Count[N int | int64 | uint64](n N, one, many string) string {
 
 const day = 24 * time.Hour
 
-// age returns a duration in the form of kubectl: 3d4h, 5m10s, 0s. A negative one is 0s, because the clocks of one node
-// differ a little.
+// age returns a duration as kubectl does: 3d4h, 5m10s, 0s. A negative one is 0s, since clocks differ a little.
 func age(d time.Duration) string { return duration.HumanDuration(max(0, d)) }
 
 var ageForm = regexp.MustCompile(`^(?:(\d{1,3})y)?(?:(\d{1,5})d)?([^yd]*)$`)

@@ -11,8 +11,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// Status first prints whether pullgated enforces, under which policy and with which connections, and the configuration
-// file. States that need action by an operator are in colour.
+// Status prints what pullgated enforces, its connections and files. What needs action is in colour.
 func (v View) Status(p *Page, s *adminv1.GetStatusResponse) {
 	line := func(c Colour, name, format string, args ...any) {
 		p.Paint(c, "%-14s %s", name, fmt.Sprintf(format, args...))
@@ -228,8 +227,7 @@ func kept(d *durationpb.Duration) string {
 	return d.AsDuration().String()
 }
 
-// Unjudged returns the sentence above a list of restrictions that a node cannot judge. refuse is whether
-// admission.unjudged is Refuse.
+// Unjudged returns the sentence above a list of restrictions that a node cannot judge, by admission.unjudged.
 func Unjudged(which string, refuse bool) string {
 	effect := "in a Drop policy they are ignored, in an Accept policy they do not match"
 	if refuse {
@@ -253,8 +251,7 @@ func boundTo(p *adminv1.Policy) string {
 	return strings.Join(all, "; ")
 }
 
-// VerifiedImage prints which rules about signatures an image meets, and its signatures. The sentences are from
-// pullgate-policyd.
+// VerifiedImage prints which rules about signatures an image meets, and its signatures, as pullgate-policyd says.
 func (v View) VerifiedImage(p *Page, image string, r *adminv1.VerifyImageResponse) {
 	if id := r.GetImage().GetImageId(); id != "" {
 		p.Line("Image  %s, %s on this node", image, v.ID(id))

@@ -16,8 +16,7 @@ import (
 // Version is the version of the lines.
 const Version = 1
 
-// maxImage bounds the name of an image in a line, in bytes. A tenant chooses the name; the name of an image that can be
-// pulled is shorter.
+// maxImage bounds the name of an image in a line. A tenant chooses it; a name that can be pulled is shorter.
 const maxImage = 1024
 
 // timeFormat has a fixed width, so that sorting lines as text sorts them by time.
@@ -91,8 +90,7 @@ type finding struct {
 // maxFindings bounds the findings in a line. There can be some for each of 1,000 policies.
 const maxFindings = 100
 
-// findingsOf returns the findings of a line. Those that decided come first, and of those that admit the ones that do
-// because of a failure.
+// findingsOf returns the findings of a line: those that decided first, then those that failed open.
 func findingsOf(d admission.Decision) []finding {
 	var decided, open, admitting, others []finding
 	for _, f := range d.Findings {
@@ -167,8 +165,7 @@ func (e *entry) line(dropped uint64) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// Bounded returns the name of an image, cut to 1024 bytes of UTF-8, and does not keep a longer name in memory. A caller
-// that queues decisions uses it to bound their names.
+// Bounded returns the name of an image, cut to 1024 bytes of UTF-8, without keeping the rest in memory.
 func Bounded(name string) string {
 	if len(name) <= maxImage {
 		return name

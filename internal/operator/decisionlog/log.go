@@ -27,11 +27,9 @@ const (
 type Options struct {
 	// Path is the file. Its directory must exist.
 	Path string
-	// Dropped is called with the number of decisions when decisions are dropped. It may be called concurrently and must
-	// not block. nil is allowed.
+	// Dropped is called with the number of decisions that were dropped. It must not block. nil is allowed.
 	Dropped func(n uint64)
-	// Journal gets one message when the file cannot be written, and the next only after a successful write. The zero value
-	// discards it.
+	// Journal gets one message when the file cannot be written, and the next only after a successful write.
 	Journal klog.Logger
 }
 
@@ -72,8 +70,7 @@ func openWith(o Options, open func(path string) (sink, error)) (*Log, error) {
 	}, nil
 }
 
-// Record queues a decision of the current time, and returns at once. If the queue is full, or Run has ended, the
-// decision is dropped.
+// Record queues a decision and returns at once. If the queue is full, or Run has ended, it is dropped.
 func (l *Log) Record(d Decision) {
 	d.Image = Bounded(d.Image)
 	if !l.put(d) {
@@ -122,8 +119,7 @@ func (l *Log) Reopen(ctx context.Context) error {
 	}
 }
 
-// Run writes the recorded decisions until ctx ends, and then the queued ones for at most two seconds; it waits for a
-// write in progress. It is called once.
+// Run writes decisions until ctx ends, and then the queued ones for at most two seconds. It is called once.
 func (l *Log) Run(ctx context.Context) {
 	defer close(l.ended)
 	for ctx.Err() == nil {

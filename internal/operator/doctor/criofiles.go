@@ -43,8 +43,7 @@ func (h Host) NamespaceCredentials() (found []string, unread []error) {
 	return found, unread
 }
 
-// SearchRegistries returns the registries that CRI-O looks for a short name in, and the file that names them; "" if
-// none does.
+// SearchRegistries returns where CRI-O looks for a short name, and the file that says so; "" if none does.
 func (h Host) SearchRegistries() (registries []string, file string, unread []error) {
 	files := append([]string{"/etc/containers/registries.conf"}, h.glob("/etc/containers/registries.conf.d/*.conf")...)
 	for _, f := range files {

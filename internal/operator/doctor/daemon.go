@@ -395,8 +395,7 @@ func (n Node) nameOf(pid int) string {
 	return strings.TrimSpace(n.read("/proc/" + strconv.Itoa(pid) + "/comm"))
 }
 
-// flagValue returns the last value of a flag with one of these names among arguments: NAME=VALUE or NAME VALUE; "" if
-// there is none.
+// flagValue returns the last value of a flag, NAME=VALUE or NAME VALUE, by any of its names; "" for none.
 func flagValue(args []string, names ...string) (value string) {
 	for i, arg := range args {
 		name, joined, isJoined := strings.Cut(arg, "=")

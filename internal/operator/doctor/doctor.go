@@ -52,8 +52,7 @@ type Node struct {
 	StatusErr error
 	Unit      string // the unit that runs the kubelet; "" searches for one
 	NoNetwork bool   // disables requests to other hosts
-	// Kubeconfig is the path of a kubeconfig for the check of webhooks; without it there is no such check. It is not below
-	// Root.
+	// Kubeconfig is for the check of webhooks, which "" leaves out. Its path is not below Root.
 	Kubeconfig string
 
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
@@ -228,8 +227,7 @@ func clockInStep() (bool, error) {
 // ErrNoKubelet is returned for a host on which no unit is known to run a kubelet.
 var ErrNoKubelet = errors.New("doctor: no kubelet found")
 
-// ErrSeveralKubelets is returned for a host with more than one unit that may run the kubelet, none or several of
-// which run.
+// ErrSeveralKubelets is returned if several units may run the kubelet, and not exactly one of them runs.
 var ErrSeveralKubelets = errors.New("doctor: several units may run the kubelet")
 
 // An access is the owner and the permissions of a file.

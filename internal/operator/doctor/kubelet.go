@@ -158,14 +158,12 @@ type Kubelet struct {
 	Program                  string   // the name of the program that ExecStart runs, without its folder
 	RancherConfig            string   // the configuration file of k3s or RKE2; "" elsewhere
 	Configured               Settings // the settings of the kubelet when it starts the next time
-	// Running are the settings of the running kubelet by its flags, and by the files as they are now. It is nil if
-	// no kubelet process is found, which is always so under k3s.
+	// Running are the settings of the running kubelet by its flags and the files now; nil if not found, as under k3s.
 	Running *Settings
 	Process Process // the running kubelet, if it was found
 }
 
-// Dials returns what the kubelet dials, as far as that can be determined. If a restart would not change it, the result
-// names the file that sets it and not only the process.
+// Dials returns what the kubelet dials, by the file that sets it if a restart would not change that.
 func (n Kubelet) Dials() Settings {
 	r, c := n.Running, n.Configured
 	if r != nil && (r.Runtime.Value != c.Runtime.Value || r.Image.Value != c.Image.Value) {
@@ -218,8 +216,7 @@ func (h Host) Discover(ctx context.Context, unit string) (Kubelet, error) {
 	return n, err
 }
 
-// arguments returns the flags that the command line of a service gives the kubelet, and for k3s and RKE2 what they set
-// themselves and the path of their configuration.
+// arguments returns the flags that a service gives the kubelet, and what k3s and RKE2 set, with their file.
 func (h Host) arguments(s service) (args []word, before Settings, config string, err error) {
 	if !Kind(s.program()).Rancher() {
 		return s.words[1:], kubeletDefaults(), "", nil
@@ -310,8 +307,7 @@ type Host struct {
 	changed map[string][]byte
 }
 
-// Run runs a program and returns what it wrote to stdout. An error of the default Command ends with what the program
-// wrote to stderr.
+// Run runs a program and returns what it wrote to stdout. Its error ends with what that wrote to stderr.
 func (h Host) Run(ctx context.Context, name string, args ...string) ([]byte, error) {
 	if h.Command != nil {
 		return h.Command(ctx, name, args...)
@@ -354,8 +350,7 @@ func (h Host) ReadFile(path string) ([]byte, error) {
 	return disk.Read(h.Path(path), maxSize)
 }
 
-// files returns the paths of all files below a folder as filepath.WalkDir meets them, which is how a kubelet reads
-// its drop-ins. An absent folder has none.
+// files returns all files below a folder in the order of filepath.WalkDir, which is the kubelet's; none if absent.
 func (h Host) files(dir string) ([]string, error) {
 	var all []string
 	root := h.Path(dir)
@@ -400,8 +395,7 @@ type Process struct {
 	Args []string
 }
 
-// kubeletOf returns the kubelet that a unit's process is or has started; a zero Process if none is seen, as under k3s,
-// which runs it within itself.
+// kubeletOf returns the kubelet that a unit runs or has started; a zero Process for none, as under k3s.
 func (h Host) kubeletOf(mainPID int) Process {
 	for _, pid := range append([]int{mainPID}, h.pids()...) {
 		args := h.commandLine(pid)

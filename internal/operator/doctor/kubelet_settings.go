@@ -34,8 +34,7 @@ type Setting struct {
 
 // Settings are the settings of a kubelet that matter here.
 type Settings struct {
-	// Runtime is the endpoint that it dials for the RuntimeService, Image the one for the ImageService, which is
-	// the same unless it is set separately.
+	// Runtime is the endpoint for the RuntimeService, Image that for the ImageService, by default the same.
 	Runtime, Image        Setting
 	ConfigFile, ConfigDir string  // the values of --config and --config-dir; "" if it has none
 	Root                  Setting // the value of --root-dir, below which it keeps the volumes of pods
@@ -53,8 +52,7 @@ func kubeletDefaults() Settings {
 	}
 }
 
-// kubeletFile has the fields that are read of a kubelet's configuration file. Other fields are ignored, since kubelets
-// of other versions have fields that are unknown here.
+// kubeletFile has the fields that are read of a kubelet's configuration. Kubelets of other versions have others.
 type kubeletFile struct {
 	Runtime     *string `json:"containerRuntimeEndpoint"`
 	Image       *string `json:"imageServiceEndpoint"`
@@ -62,8 +60,7 @@ type kubeletFile struct {
 	HealthzPort *int    `json:"healthzPort"`
 }
 
-// settings returns what a kubelet with these arguments gets, by files as they are now. s has the settings with lower
-// precedence than a configuration file.
+// settings returns what a kubelet with these arguments gets. Files and flags take precedence over those in s.
 func (h Host) settings(args []word, s Settings) (Settings, error) {
 	if root := last(args, "root-dir"); root.text != "" {
 		s.Root = Setting{root.text, root.from}
@@ -109,8 +106,7 @@ func (h Host) settings(args []word, s Settings) (Settings, error) {
 	return s, nil
 }
 
-// CheckRoot returns an error with a hint if the kubelet keeps the volumes of pods elsewhere than in the
-// admission.kubeletRoot of pullgated.
+// CheckRoot returns an error with a hint if volumes of pods are not in admission.kubeletRoot.
 func (s Settings) CheckRoot(configured string) error {
 	if path.Clean(s.Root.Value) == path.Clean(configured) {
 		return nil
@@ -169,8 +165,7 @@ func (h Host) readKubelet(file string, s *Settings) error {
 	return nil
 }
 
-// last returns the effective value of a flag, the last --name=value or --name value; a zero word if args do not have
-// it.
+// last returns the last --name=value or --name value, which is effective; a zero word if there is none.
 func last(args []word, name string) word {
 	var found word
 	for _, v := range values(args, name) {
@@ -357,8 +352,7 @@ func (r rancher) kubeletArgs(h Host) []word {
 	return args
 }
 
-// isRanchersOwn reports whether a file in the kubelet's --config-dir is rewritten whenever k3s or RKE2 starts, and
-// so contains only settings that are also elsewhere.
+// isRanchersOwn reports whether k3s or RKE2 writes a file at each start, with settings that are also elsewhere.
 func isRanchersOwn(file string) bool {
 	base := path.Base(file)
 	return base == "00-k3s-defaults.conf" || base == "00-rke2-defaults.conf"

@@ -82,8 +82,7 @@ func (h Host) unit(block string) (Unit, error) {
 	return u, nil
 }
 
-// unitFiles puts the unit file before its drop-ins, and these in the order of their names, with those that are
-// changed in h.
+// unitFiles puts the unit file before its drop-ins, which are ordered by name, with those that h changes.
 func (h Host) unitFiles(name, fragment string, dropIns []string) []string {
 	dropIns = slices.DeleteFunc(dropIns, h.isChanged)
 	for file, content := range h.changed {

@@ -198,8 +198,7 @@ func (n Node) runtimeVersion(ctx context.Context) Finding {
 	return ok("containerd is version %s", v)
 }
 
-// restoresUnderAnyName reports whether a containerd lets a checkpoint image use any image of the node and give it any
-// name.
+// restoresUnderAnyName reports whether a checkpoint image can use any image of the node, under any name.
 func restoresUnderAnyName(v *version.Version) bool {
 	last, affected := map[uint]uint{1: 8, 2: 4, 3: 1}[v.Minor()]
 	return v.Major() == 2 && affected && v.Patch() <= last
@@ -248,8 +247,7 @@ func (n Node) runtimeName(ctx context.Context) string {
 
 const crio = "cri-o"
 
-// crioFiles checks the configuration of CRI-O: the credentials for pulls, and the resolution of short names. It also
-// checks if the runtime is not known.
+// crioFiles checks the configuration of CRI-O, for credentials and short names, also of an unknown runtime.
 func (n Node) crioFiles(ctx context.Context) (all []Finding) {
 	name := n.runtimeName(ctx)
 	if name != "" && name != crio {
@@ -314,8 +312,7 @@ type registries struct {
 	broken  []string // files that cannot be read, with the reason
 }
 
-// mirrors checks the mirrors of the runtime: if a mirror serves an image without credentials, every pod can prove
-// access to it.
+// mirrors checks the mirrors of the runtime: what they serve without credentials every pod can prove access to.
 func (n Node) mirrors(ctx context.Context) (all []Finding) {
 	if name := n.Status.GetRuntime().GetName(); name != "" && !strings.HasPrefix(name, "containerd") {
 		return []Finding{unknown("find its mirrors in its manual, and check that they require credentials",
@@ -523,8 +520,7 @@ func (n Node) toml(path string, into any, r *registries) bool {
 	return true
 }
 
-// add adds a mirror by its address. It removes the parts of the address that should not be sent or printed, such as a
-// password.
+// add adds a mirror by its address, without what should not be sent or printed, such as a password.
 func (r *registries) add(address string, override bool, where string) {
 	if !strings.Contains(address, "://") {
 		address = "https://" + address

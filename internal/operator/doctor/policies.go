@@ -145,8 +145,7 @@ func (n Node) policydUnits(ctx context.Context, without string) []Finding {
 	return nil
 }
 
-// policydFolder compares the configuration of pullgate-policyd with that of pullgated. A process that was started with
-// another file is not found.
+// policydFolder compares the configuration files of pullgate-policyd and pullgated.
 func (n Node) policydFolder() []Finding {
 	c, err := config.LoadPolicyd(n.Path(policydConfig))
 	switch {
@@ -169,8 +168,7 @@ func (n Node) policydFolder() []Finding {
 	return nil
 }
 
-// policydFiles checks that pullgate-policyd, as its user and in the file system of its unit, can read what it needs,
-// and that no other user can read the credentials for backends.
+// policydFiles checks that pullgate-policyd can read what it needs, and no other user the credentials for backends.
 func (n Node) policydFiles(ctx context.Context, backends []policyfiles.Backend) []Finding {
 	uid, gid, known := n.account(policydProgram)
 	if !known {
@@ -252,8 +250,7 @@ func (n Node) readable(path string, uid, gid int, secret bool) []Finding {
 	return nil
 }
 
-// closedAbove returns the first folder that leads to a path and that a user cannot enter, with its permissions; "" if
-// there is none.
+// closedAbove returns the first folder to a path that a user cannot enter, with its permissions; "" for none.
 func (n Node) closedAbove(path string, uid, gid int) (closed string, mode fs.FileMode) {
 	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
 		if info, err := os.Stat(n.Path(dir)); err == nil && !accessOf(info).may(uid, gid, 0o1) {
@@ -269,8 +266,7 @@ func within(path, dir string) bool {
 	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// visible returns the files and folders of the node that the unit of pullgate-policyd sees; nil if systemd does not
-// have it.
+// visible returns what the unit of pullgate-policyd sees of the node; nil if systemd does not have it.
 func (n Node) visible(ctx context.Context) (paths []string) {
 	unit, loaded := program.Show(ctx, n.Run, policydService, "BindReadOnlyPaths", "BindPaths")
 	if !loaded {

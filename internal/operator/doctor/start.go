@@ -278,8 +278,7 @@ func usableFolder(dir string) error {
 	return err
 }
 
-// usableSocket reports why a socket could not be made at an endpoint. An existing socket may be in use by the running
-// daemon, or belong to systemd.
+// usableSocket reports why a socket could not be made. An existing one may be the daemon's, or systemd's.
 func usableSocket(endpoint string) error {
 	path := strings.TrimPrefix(endpoint, "unix://")
 	if err := usableFolder(filepath.Dir(path)); err != nil {
@@ -306,8 +305,7 @@ func usableAddress(ctx context.Context, address string) error {
 	return fmt.Errorf("%s: %w; pullgated serves the CRI, and tries again until it succeeds", address, err)
 }
 
-// bindable binds an address and releases it. It does not listen, so that no client can connect, and a daemon that
-// starts at the same moment can bind it too.
+// bindable binds an address and releases it. It does not listen: no client connects, and a daemon can bind it too.
 func bindable(ctx context.Context, address string) error {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {

@@ -171,8 +171,7 @@ func endpointOf(address string) (endpoint, error) {
 	}, nil
 }
 
-// greet checks the certificate of a connection, and makes a request that pullgate refuses, because it is not a POST. It
-// closes the connection.
+// greet checks a certificate, makes a GET, which pullgate refuses, and closes the connection.
 func greet(ctx context.Context, conn net.Conn, serverName string, caBundle []byte) (note string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, webhookPatience)
 	defer cancel()

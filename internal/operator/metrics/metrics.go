@@ -27,8 +27,7 @@ const other = "other"
 // unknown is the pull policy if no pod source knows it.
 const unknown = "unknown"
 
-// Metrics are the metrics of one daemon. Its methods may be called concurrently; the Set methods are
-// called once each, before the first scrape.
+// Metrics are the metrics of one daemon. Its methods may be called concurrently, the Set ones before a scrape.
 type Metrics struct {
 	registry *prometheus.Registry
 	methods  map[string]method // every full method that is counted by name
@@ -63,8 +62,7 @@ type method struct {
 	answered func() prometheus.Counter // with OK; looked up once, because every call of the node is counted
 }
 
-// New returns metrics on a registry of their own. methods lists the full methods that are counted by
-// name, "/runtime.v1.ImageService/PullImage".
+// New returns metrics with a registry. methods are the full methods, "/runtime.v1.ImageService/PullImage", to name.
 func New(version, goVersion string, methods []string) *Metrics {
 	m := &Metrics{registry: prometheus.NewRegistry(), methods: map[string]method{}}
 	for _, full := range methods {
@@ -253,8 +251,7 @@ func oneOf(set []string, value, otherwise string) string {
 	return otherwise
 }
 
-// Recheck counts a present image that was allowed by proof that was already there, outcome "hit", or
-// one that had to be proved, by what came of it.
+// Recheck counts a present image that was allowed by a recorded proof, outcome "hit", or had to be proved.
 func (m *Metrics) Recheck(pullPolicy, outcome string, took time.Duration) {
 	pullPolicy = oneOf(PullPolicies(), pullPolicy, unknown)
 	if outcome == "hit" {
@@ -276,8 +273,7 @@ func (m *Metrics) Verdict(call string, d policy.Decision) {
 	}
 }
 
-// Refused counts a pre-check, call "ImageStatus", that was answered as if the image were absent, or
-// any other call that was answered with PermissionDenied.
+// Refused counts a pre-check ("ImageStatus") answered as if the image were absent, or a call with PermissionDenied.
 func (m *Metrics) Refused(call string) {
 	if call == "ImageStatus" {
 		m.hidden.Inc()
@@ -323,8 +319,7 @@ func codeNames() []string {
 // Panic counts a call that panicked.
 func (m *Metrics) Panic() { m.panics.Inc() }
 
-// PullUnresolved counts a successful pull that was not recorded, because the runtime does not report which image it
-// pulled.
+// PullUnresolved counts a successful pull whose image the runtime does not report, so that it is not recorded.
 func (m *Metrics) PullUnresolved() { m.unresolved.Inc() }
 
 // CredentialsIgnored counts a look-up of a pod's credentials for an image that found more than are considered.
@@ -362,8 +357,7 @@ func (m *Metrics) gaugeFunc(name, help string, value func() float64) {
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))
 }
 
-// SetPodSource sets the function that reports, at each scrape, whether the pod source is synced with the API
-// server.
+// SetPodSource sets the function that reports whether the pod source is synced with the API server.
 func (m *Metrics) SetPodSource(synced func() bool) {
 	for _, r := range podsource.Reasons() {
 		m.sourceErrors.WithLabelValues(string(r)) // 0 is a value too
@@ -388,8 +382,7 @@ type InForce struct {
 	// Shadow means shadow mode, and Policy is the verification policy.
 	Shadow bool
 	Policy string
-	// HasPolicies means that there are policy files, PoliciesHash is their hash, and PoliciesEnforced means that their
-	// denials are enforced.
+	// HasPolicies: there are policy files. PoliciesHash is their hash. PoliciesEnforced: their denials are enforced.
 	HasPolicies, PoliciesEnforced bool
 	PoliciesHash                  string
 }
@@ -491,8 +484,7 @@ func PolicyKinds() []string {
 	return append([]string{restriction.Kind, policyfiles.BackendKind}, policyfiles.SignatureKinds()...)
 }
 
-// AdmissionCalls returns the values of the label call of pullgate_admission_answers_total. Only signatures are judged
-// at the last two.
+// AdmissionCalls returns the values of the label call. Only signatures are judged at the last two.
 func AdmissionCalls() []string {
 	return []string{"RunPodSandbox", "CreateContainer", "RestorePod", "StartContainer", "ImageStatus", "PullImage"}
 }
@@ -553,8 +545,7 @@ func (m *Metrics) ViewConflict(field string) {
 // PoliciesRead says whether the policy files were valid that were read.
 func (m *Metrics) PoliciesRead(valid bool) { m.admission.reloaded.WithLabelValues().Set(number(valid)) }
 
-// Policies says which policies are in use: their number by kind, and how many of the fields that they restrict this
-// node never sees.
+// Policies says how many policies are in use by kind, and how many fields in them this node never sees.
 func (m *Metrics) Policies(number func(kind string) int, unjudged int) {
 	for _, kind := range PolicyKinds() {
 		m.admission.policies.WithLabelValues(kind).Set(float64(number(kind)))

@@ -171,8 +171,7 @@ func exists(h doctor.Host, file string) bool {
 	return err == nil
 }
 
-// write writes a file in one step: after a crash it is the old file or the new one. An existing file keeps its mode and
-// owner, and a link to a file stays a link.
+// write writes a file atomically. An existing file keeps its mode and owner, and a link to a file stays a link.
 func write(h doctor.Host, file string, content []byte, mode fs.FileMode) error {
 	file = h.Path(file)
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // others may read configuration

@@ -26,8 +26,7 @@ type Enabler struct {
 	Daemon Daemon
 	Unit   string        // the unit that runs the kubelet; with "" the Enabler searches for one
 	Wait   time.Duration // how long the kubelet may take to be healthy after a restart
-	// Settle is how long it has to be healthy without interruption; 0 means 12 seconds, because systemd restarts a failed
-	// kubelet after ten.
+	// Settle is how long it has to be healthy; 0 means 12 seconds: systemd restarts a failed kubelet after ten.
 	Settle time.Duration
 	// Progress is called when a step begins, and with the observations when a step fails; nil is allowed.
 	Progress func(line string)

@@ -29,8 +29,7 @@ func (s Enabler) ready(ctx context.Context, l inspection) error {
 	return nil
 }
 
-// runs refuses a node that is not healthy before any change, because the effect of a change would be unclear. After an
-// earlier run that was interrupted this is expected.
+// runs refuses a node that is not healthy before any change, unless an earlier run was interrupted.
 func (s Enabler) runs(ctx context.Context, l inspection) error {
 	if l.journal != nil || len(l.files) > 0 {
 		return nil
@@ -126,8 +125,7 @@ func (s Enabler) answers(ctx context.Context, _ inspection) error {
 	}
 }
 
-// calls returns a number that grows with the calls that reach pullgated: from its metrics or, if they are off, the
-// number of connections of its socket.
+// calls returns a number that grows with the calls to pullgated: of its metrics or, without, of connections.
 func (s Enabler) calls(ctx context.Context) (float64, error) {
 	if s.Daemon.Metrics.Listen == "" {
 		return s.connections()
@@ -193,8 +191,7 @@ type watcher struct {
 	well     time.Time // since when it is healthy; the zero time means that it is not
 }
 
-// watch returns nil after the kubelet was healthy for a while. It returns the problem when the time is over, or earlier
-// if the kubelet certainly does not become healthy.
+// watch returns nil after the kubelet was healthy for a while, else the problem, as soon as it is certain.
 func (w *watcher) watch(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, w.s.wait(), errUnhealthy)
 	defer cancel()
@@ -251,8 +248,7 @@ func (w *watcher) check(ctx context.Context) (restarts int, err error) {
 	if u.Active != "active" || u.Restarts > restartsAllowed {
 		return u.Restarts, fmt.Errorf("%s is %s (%s)", u.Name, u.Active, u.Sub)
 	}
-	// If the kubelet's settings are unknown, for example because its configuration cannot be read, only the unit is
-	// checked.
+	// If the kubelet's settings cannot be read, only the unit is checked.
 	n, err := w.s.Host.Discover(ctx, w.unit)
 	if err != nil {
 		if w.endpoint == "" {

@@ -31,8 +31,7 @@ type inspection struct {
 	// files are the unchanged files that this package wrote; modifiedByOthers are the changed ones.
 	files            []kept
 	modifiedByOthers []string
-	// unknownReason is why node and base are unknown, except for the name of the unit, which the journal has. Without a
-	// journal it is an error.
+	// unknownReason is why node and base are unknown, except for the unit, which the journal names.
 	unknownReason error
 }
 
@@ -258,8 +257,7 @@ ExecStart=
 ExecStart=%[2]s --container-runtime-endpoint=%[3]s --image-service-endpoint=%[3]s
 `
 
-// Journal is the path of the journal. It does not depend on pullgated's configuration, which may be missing when the
-// journal is needed.
+// Journal is the path of the journal. It does not depend on a configuration, which may be missing.
 const Journal = "/var/lib/pullgate/node-enable.json"
 
 // journalVersion is the version of the journals that this package writes and reads.
@@ -273,8 +271,7 @@ const (
 	Enabled = "enabled"
 )
 
-// A journal lists the changes of a node. It contains no content of any file except the replaced lines, which name
-// endpoints.
+// A journal lists the changes of a node. Of the content of files it has only replaced lines, with endpoints.
 type journal struct {
 	Version int    `json:"version"`
 	Phase   string `json:"phase"`
@@ -325,8 +322,7 @@ func (j journal) marshal() []byte {
 	return append(content, '\n')
 }
 
-// line is one place in a file: its old text and its new text. Both end at the end of a line, and "" means that there
-// was no text.
+// line is one place in a file, its old and its new text up to the end of a line; "" is no text.
 type line struct {
 	Was string `json:"was"`
 	Now string `json:"now"`
@@ -374,8 +370,7 @@ func edit(h doctor.Host, file, endpoint string) (change, error) {
 	return c, nil
 }
 
-// undo returns the content of a file before lines were inserted. It restores a file that was changed since then only if
-// each inserted line occurs once; otherwise ok is false.
+// undo returns a file without our lines; ok is false if others changed it so that a line is not there once.
 func undo(content []byte, lines []line) (before []byte, ok bool) {
 	text := string(content)
 	for _, l := range slices.Backward(lines) {
