@@ -77,9 +77,9 @@ func (c *Chain) current() *rules {
 // MarkAdmitted notes that a pod has started a container from an image, so that its restart is admitted, and a new
 // sandbox for the pod. It does nothing if one of the three is "". The number of noted containers is limited; those of a
 // pod that exceeds the limit are judged again.
-func (c *Chain) MarkAdmitted(podUID, container, imageID string) {
-	if c != nil {
-		c.admitted.add(podUID, container, imageID)
+func (c *Chain) MarkAdmitted(podUID, name, imageID string) {
+	if c != nil && podUID != "" && name != "" && imageID != "" {
+		c.admitted.note(podUID, container{name, imageID})
 	}
 }
 
@@ -94,7 +94,8 @@ func (c *Chain) MarkMounted(podUID, imageID string) {
 // HasStarted reports whether a pod has started a container that runs on an image or mounts it, and its restart is not
 // judged again.
 func (c *Chain) HasStarted(podUID, imageID string) bool {
-	return c != nil && !c.rules.Load().RecheckRestarts && c.admitted.hasImage(podUID, imageID)
+	return c != nil && !c.rules.Load().RecheckRestarts && podUID != "" && imageID != "" &&
+		c.admitted.has(podUID, func(started container) bool { return started.imageID == imageID })
 }
 
 // ForgetPod removes what MarkAdmitted and MarkMounted noted about a pod.
@@ -222,10 +223,17 @@ func (c *Chain) exemption(r *rules, s *Subject) Exemption {
 func (c *Chain) startedBefore(s *Subject) bool {
 	switch s.Stage {
 	case StageContainer:
-		return s.Container != nil && c.admitted.has(s.Pod.UID, s.Container.Name, s.Image.ID) &&
-			c.admitted.hasMounted(s.Pod.UID, s.Mounted)
+		if s.Pod.UID == "" || s.Container == nil || s.Container.Name == "" || s.Image.ID == "" {
+			return false
+		}
+		for _, mounted := range s.Mounted {
+			if mounted.ID == "" || !c.admitted.has(s.Pod.UID, container{imageID: mounted.ID}.equal) {
+				return false
+			}
+		}
+		return c.admitted.has(s.Pod.UID, container{s.Container.Name, s.Image.ID}.equal)
 	case StageSandbox:
-		return c.admitted.hasPod(s.Pod.UID)
+		return c.admitted.has(s.Pod.UID, func(container) bool { return true })
 	case StageAdmission, StageTemplate, StageImageReview:
 	}
 	return false
@@ -307,11 +315,7 @@ type admitted struct {
 
 type container struct{ name, imageID string }
 
-func (a *admitted) add(podUID, name, imageID string) {
-	if podUID != "" && name != "" && imageID != "" {
-		a.note(podUID, container{name, imageID})
-	}
-}
+func (c container) equal(o container) bool { return c == o }
 
 // note notes a container. Above the limit, a pod loses the container that was noted first, and a further pod is not
 // noted.
@@ -333,38 +337,11 @@ func (a *admitted) note(podUID string, c container) {
 	a.of[podUID] = append(list, c)
 }
 
-func (a *admitted) has(podUID, name, imageID string) bool {
-	if podUID == "" || name == "" || imageID == "" {
-		return false
-	}
+// has reports whether a pod has started a container that matches.
+func (a *admitted) has(podUID string, matches func(container) bool) bool {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	return slices.Contains(a.of[podUID], container{name, imageID})
-}
-
-func (a *admitted) hasMounted(podUID string, images []Image) bool {
-	if len(images) == 0 {
-		return true
-	}
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	return !slices.ContainsFunc(images,
-		func(i Image) bool { return i.ID == "" || !slices.Contains(a.of[podUID], container{imageID: i.ID}) })
-}
-
-func (a *admitted) hasImage(podUID, imageID string) bool {
-	if podUID == "" || imageID == "" {
-		return false
-	}
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	return slices.ContainsFunc(a.of[podUID], func(c container) bool { return c.imageID == imageID })
-}
-
-func (a *admitted) hasPod(podUID string) bool {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	return len(a.of[podUID]) > 0
+	return slices.ContainsFunc(a.of[podUID], matches)
 }
 
 func (a *admitted) forget(podUID string) {

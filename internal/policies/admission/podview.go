@@ -1,6 +1,10 @@
 package admission
 
-import "strings"
+import (
+	"maps"
+	"slices"
+	"strings"
+)
 
 // A Pod is what one source says about a pod. Namespace, Name and UID are "" if the source does not know them.
 type Pod struct {
@@ -157,12 +161,7 @@ const ServiceAccountPath = "/var/run/secrets/kubernetes.io/serviceaccount"
 // KubeletLabel reports whether a kubelet writes the label on each pod. It overwrites a label that a tenant has given
 // the same key, so no view contains it.
 func KubeletLabel(key string) bool {
-	switch key {
-	case "io.kubernetes.pod.name", "io.kubernetes.pod.namespace", "io.kubernetes.pod.uid":
-		return true
-	default:
-		return false
-	}
+	return slices.Contains([]string{"io.kubernetes.pod.name", "io.kubernetes.pod.namespace", "io.kubernetes.pod.uid"}, key)
 }
 
 // KubeletAnnotation reports whether an annotation is one of those that a kubelet writes on each pod. No view contains
@@ -172,14 +171,9 @@ func KubeletAnnotation(key string) bool { return strings.HasPrefix(key, "kuberne
 // ForReview returns the annotations that are meant for image review backends, by the rule of kube-apiserver's plugin
 // ImagePolicyWebhook.
 func ForReview(annotations map[string]string) map[string]string {
-	var found map[string]string
-	for k, v := range annotations {
-		if strings.Contains(k, ".image-policy.k8s.io/") {
-			if found == nil {
-				found = map[string]string{}
-			}
-			found[k] = v
-		}
+	found := Without(annotations, func(key string) bool { return !strings.Contains(key, ".image-policy.k8s.io/") })
+	if len(found) == 0 {
+		return nil
 	}
 	return found
 }
@@ -187,10 +181,7 @@ func ForReview(annotations map[string]string) map[string]string {
 // Without returns a copy of m without the keys for which own returns true.
 func Without(m map[string]string, own func(key string) bool) map[string]string {
 	rest := make(map[string]string, len(m))
-	for k, v := range m {
-		if !own(k) {
-			rest[k] = v
-		}
-	}
+	maps.Copy(rest, m)
+	maps.DeleteFunc(rest, func(key, _ string) bool { return own(key) })
 	return rest
 }

@@ -82,8 +82,7 @@ func (e *Endorser) version() [2]string {
 
 func (e *Endorser) rulesFor(namespace string, name imageref.Ref) *requirement.Judgement {
 	key := use{namespace, name}
-	got, _ := e.cache.Get(key)
-	if known, ok := got.(*requirement.Judgement); ok {
+	if known, ok := cached[*requirement.Judgement](e.cache, key); ok {
 		return known
 	}
 	j := e.rules.For(namespace, name).Judge(name)

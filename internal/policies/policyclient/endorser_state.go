@@ -87,16 +87,19 @@ func (s *EndorserState) idOf(c admission.Login) (id credentialID) {
 	return id
 }
 
+func cached[T any](c *lru.Cache, key any) (v T, ok bool) {
+	got, _ := c.Get(key)
+	v, ok = got.(T)
+	return v, ok
+}
+
 func (s *EndorserState) denial(f fact) (d denied, ok bool) {
-	got, _ := s.denials.Get(f)
-	d, ok = got.(denied)
-	return d, ok
+	return cached[denied](s.denials, f)
 }
 
 // deniedLately returns the last denial of a fact by a credential, if it is at most deniedFor ago.
 func (s *EndorserState) deniedLately(q pullQuestion, now time.Time) (denied, bool) {
-	got, _ := s.answers.Get(q)
-	d, ok := got.(denied)
+	d, ok := cached[denied](s.answers, q)
 	return d, ok && now.Sub(d.at) < deniedFor
 }
 
@@ -109,8 +112,7 @@ func (s *EndorserState) noteOutage(f fact, at time.Time) {
 
 // unavailable reports whether the last attempt to verify a fact failed because its registry could not be asked.
 func (s *EndorserState) unavailable(f fact, now time.Time) bool {
-	got, _ := s.outages.Get(f)
-	at, ok := got.(time.Time)
+	at, ok := cached[time.Time](s.outages, f)
 	return ok && now.Sub(at) < unavailableFor
 }
 

@@ -1,8 +1,6 @@
 package policyfiles
 
 import (
-	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -116,23 +114,17 @@ func folderError(path string, err error) error {
 }
 
 func (c *contents) readFolder(root *os.Root, p Paths) error {
-	dir, err := root.Open(".")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = dir.Close() }() // it was only read
-	info, err := dir.Stat()
+	info, err := root.Stat(".")
 	if err == nil && !p.AnyOwner {
 		err = checkFolder(root, info, p.Volume)
 	}
 	if err != nil {
 		return err
 	}
-	entries, err := dir.ReadDir(-1)
+	entries, err := fs.ReadDir(root.FS(), ".") // by name
 	if err != nil {
 		return err
 	}
-	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return cmp.Compare(a.Name(), b.Name()) })
 	var names []string
 	for _, e := range entries {
 		switch {
@@ -203,14 +195,11 @@ func read(f *os.File, limit int, anyOwner bool) ([]byte, error) {
 			return nil, err
 		}
 	}
-	content := bytes.NewBuffer(make([]byte, 0, min(int(info.Size()), limit)+bytes.MinRead))
-	if _, err := content.ReadFrom(io.LimitReader(f, int64(limit)+1)); err != nil {
-		return nil, err
-	}
-	if content.Len() > limit {
+	content, err := io.ReadAll(io.LimitReader(f, int64(limit)+1))
+	if len(content) > limit {
 		return nil, fmt.Errorf("more than %d MiB", limit>>20)
 	}
-	return content.Bytes(), nil
+	return content, err
 }
 
 // checkFolder returns an error if another user than root, and than that of the process, can change the files of a

@@ -21,12 +21,7 @@ const (
 )
 
 // String returns the name of the mode.
-func (m Mode) String() string {
-	if m == Audit {
-		return "Audit"
-	}
-	return "Enforce"
-}
+func (m Mode) String() string { return [...]string{"Enforce", "Audit"}[m] }
 
 // A Default says what happens to images that no rule matches.
 type Default uint8
@@ -39,16 +34,7 @@ const (
 )
 
 // String returns the value in policies, "" if there is none.
-func (d Default) String() string {
-	switch d {
-	case AllowUnmatched:
-		return "allow"
-	case DenyUnmatched:
-		return "deny"
-	case NoDefault:
-	}
-	return ""
-}
+func (d Default) String() string { return [...]string{"", "allow", "deny"}[d] }
 
 // A Rule is what a policy requires of the images that it is for.
 type Rule struct {
