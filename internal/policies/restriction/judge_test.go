@@ -2,6 +2,7 @@ package restriction_test
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -202,6 +203,32 @@ func TestTableOfFieldsIsComplete(t *testing.T) {
 	slices.Sort(all)
 	if diff := cmp.Diff(all, s.Restricted()); diff != "" {
 		t.Errorf("a policy with every field does not restrict what Fields lists (-Fields +policy):\n%s", diff)
+	}
+}
+
+// A field of the view with the name of a field in the table is the one that the table reads.
+func TestFieldsReadWhatTheirNamesSay(t *testing.T) {
+	named := 0
+	for _, f := range restriction.Fields() {
+		pod, c := allowed(), container("web")
+		last := f.Path[strings.LastIndex(f.Path, ".")+1:]
+		view := reflect.ValueOf(&pod).Elem()
+		if strings.HasPrefix(f.Path, "spec.spec.containers[]") {
+			view = reflect.ValueOf(&c).Elem()
+		}
+		own := view.FieldByNameFunc(func(name string) bool { return strings.EqualFold(name, last) })
+		if !own.IsValid() || strings.HasSuffix(f.Path, "fsGroup") || strings.HasSuffix(f.Path, "supplementalGroups") {
+			continue
+		}
+		named++
+		own.SetZero() // all others have values
+		keptPod, kept := restriction.Keep(&pod, []admission.Container{c}, []string{f.Path})
+		if !reflect.ValueOf(keptPod).IsZero() || !reflect.ValueOf(kept[0]).IsZero() {
+			t.Errorf("%s keeps another field: %+v, %+v", f.Path, keptPod, kept[0])
+		}
+	}
+	if named < 20 {
+		t.Errorf("%d fields have the names of fields of the view; want at least 20", named)
 	}
 }
 
