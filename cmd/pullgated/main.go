@@ -63,9 +63,12 @@ func command() *cobra.Command {
 			return start(cmd, f, log, reload)
 		}),
 	}
-	cmd.Flags().StringVar(&f.config, "config", defaultConfig, "configuration `file`; one that is given must exist, without the default one every field has its default")
-	cmd.Flags().BoolVar(&f.check, "check-config", false, "check the configuration and what a start would do with it, print errors and warnings, and exit; safe beside a running daemon")
-	cmd.Flags().BoolVar(&f.accept, "accept-present-images", false, "end the distrust of a store that was lost: take the images that are on the node now for preloaded")
+	cmd.Flags().StringVar(&f.config, "config", defaultConfig, "configuration `file`; one that is given must exist, "+
+		"without the default one every field has its default")
+	cmd.Flags().BoolVar(&f.check, "check-config", false, "check the configuration and what a start would do with it, "+
+		"print errors and warnings, and exit; safe beside a running daemon")
+	cmd.Flags().BoolVar(&f.accept, "accept-present-images", false, "end the distrust of a store that was lost: "+
+		"take the images that are on the node now for preloaded")
 	f.Add(cmd)
 	cmd.AddCommand(providerCommand())
 	program.Finish(cmd)
@@ -110,7 +113,8 @@ func start(cmd *cobra.Command, f flags, log klog.Logger, reload <-chan os.Signal
 func read(path string, load func() (config.Config, bool, error)) (config.Config, bool, error) {
 	c, found, err := load()
 	if errors.Is(err, fs.ErrNotExist) && !errors.Is(err, config.ErrInvalid) {
-		return c, found, program.Usagef("configuration %s: %w; give --config the path of a file that exists, or no --config for the defaults", path, err)
+		return c, found, program.Usagef("configuration %s: %w; "+
+			"give --config the path of a file that exists, or no --config for the defaults", path, err)
 	}
 	if err != nil {
 		return c, found, program.Usagef("configuration %s:\n%w", path, err)
@@ -152,7 +156,8 @@ func check(cmd *cobra.Command, path string, load func() (config.Config, bool, er
 	if source == "" {
 		source = "none"
 	}
-	_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %s; %s\n  kubelet -> %s -> %s\n  state %s, metrics %q, pod source %s, decision log %q\n",
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %s; %s\n"+
+		"  kubelet -> %s -> %s\n  state %s, metrics %q, pod source %s, decision log %q\n",
 		path, state, c.Enforcement(), c.Listen, c.RuntimeEndpoint, c.StateDir, c.Metrics.Listen, source, c.DecisionLog.Path)
 	return err
 }

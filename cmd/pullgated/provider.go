@@ -80,7 +80,8 @@ func providerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:                   "credential-provider [--socket path] [--state-dir dir] -- provider [argument...]",
 		DisableFlagsInUseLine: true,
-		Short:                 "Run a kubelet's credential provider plugin, and report the IDs of its credentials to pullgated",
+		Short: "Run a kubelet's credential provider plugin, and report the IDs of its credentials " +
+			"to pullgated",
 		Long:                  providerLong,
 		Example:               providerExamples,
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -96,8 +97,10 @@ func providerCommand() *cobra.Command {
 		},
 		RunE: func(cmd *cobra.Command, args []string) error { return provide(cmd, f, args) },
 	}
-	cmd.Flags().StringVar(&f.socket, "socket", strings.TrimPrefix(cli.Default, "unix://"), "`path` of the socket of the admin API: admin.listen of pullgated's configuration")
-	cmd.Flags().StringVar(&f.stateDir, "state-dir", "/var/lib/pullgate", "`directory` that holds node.key: stateDir of its configuration")
+	cmd.Flags().StringVar(&f.socket, "socket", strings.TrimPrefix(cli.Default, "unix://"),
+		"`path` of the socket of the admin API: admin.listen of pullgated's configuration")
+	cmd.Flags().StringVar(&f.stateDir, "state-dir", "/var/lib/pullgate",
+		"`directory` that holds node.key: stateDir of its configuration")
 	return cmd
 }
 
@@ -123,7 +126,8 @@ func provide(cmd *cobra.Command, f providerFlags, args []string) error {
 		return errors.Join(err, answer.release())
 	}
 	if err := sendReport(ctx, f, request, answer); err != nil {
-		_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "pullgated: not reported, so that images pulled with these credentials are not opened to all pods: %v\n", err)
+		_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "pullgated: not reported, so that images pulled with these credentials "+
+			"are not opened to all pods: %v\n", err)
 	}
 	return answer.release()
 }
@@ -139,7 +143,8 @@ func runChild(child *exec.Cmd) error {
 	child.WaitDelay = endLimit
 	err := child.Run()
 	if child.ProcessState == nil {
-		return program.WithHint(fmt.Errorf("run the plugin: %w", err), "give the path of the real plugin after --, as in pullgated credential-provider -- /opt/plugins/provider")
+		return program.WithHint(fmt.Errorf("run the plugin: %w", err),
+			"give the path of the real plugin after --, as in pullgated credential-provider -- /opt/plugins/provider")
 	}
 	if status, ok := child.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
 		return program.ChildError{Code: 128 + int(status.Signal())} // as in shells
@@ -167,7 +172,8 @@ func sendReport(ctx context.Context, f providerFlags, request []byte, answer *bu
 	}
 	ctx, cancel := context.WithTimeout(ctx, reportLimit)
 	defer cancel()
-	err = cli.Link{Path: f.socket, Limit: reportLimit}.Ask(ctx, func(ctx context.Context, api adminv1.PullRecordsClient) error {
+	link := cli.Link{Path: f.socket, Limit: reportLimit}
+	err = link.Ask(ctx, func(ctx context.Context, api adminv1.PullRecordsClient) error {
 		_, err := api.ReportNodeCredentials(ctx, req)
 		return err
 	})

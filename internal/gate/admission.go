@@ -14,7 +14,6 @@ import (
 	"github.com/pullgate/pullgate/internal/gate/criview"
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
 	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -107,10 +106,11 @@ type candidate struct {
 
 // candidate returns the candidate for a sandbox or a container that a call would create. The configurations must be
 // those that are forwarded; container is nil for a sandbox.
-func (g *Gate) candidate(c *call, who tracker.Pod, sandbox *runtimeapi.PodSandboxConfig, container *runtimeapi.ContainerConfig) *candidate {
-	return &candidate{
-		use: g.use(c, who, imageref.New(container.GetImage().GetUserSpecifiedImage())), sandbox: sandbox, container: container,
-	}
+func (g *Gate) candidate(
+	c *call, who tracker.Pod, sandbox *runtimeapi.PodSandboxConfig, container *runtimeapi.ContainerConfig,
+) *candidate {
+	name := imageref.New(container.GetImage().GetUserSpecifiedImage())
+	return &candidate{use: g.use(c, who, name), sandbox: sandbox, container: container}
 }
 
 // A check returns the error for the client if a candidate may not be created or started. It adds its decision to the
@@ -166,7 +166,8 @@ func (g *Gate) noteAdmission(c *candidate) bool {
 			g.note(d)
 		}
 	case c.own == nil: // the image is absent, and the runtime will say so
-	case g.pods.once(c.pod.UID, "admitted", joined(d.Container, c.image.ID, c.admitted.PolicyHash)), len(failedOpen(c.admitted)) > 0:
+	case g.pods.once(c.pod.UID, "admitted", joined(d.Container, c.image.ID, c.admitted.PolicyHash)),
+		len(failedOpen(c.admitted)) > 0:
 		g.note(d)
 	default:
 		g.noteRepeatedAllow(d)
@@ -219,13 +220,15 @@ func (c *candidate) otherRoot() string {
 	if root == "" {
 		return ""
 	}
-	return fmt.Sprintf("%s looks like the root directory of the kubelet, and admission.kubeletRoot is %s; ", root, c.policies.KubeletRoot)
+	return fmt.Sprintf("%s looks like the root directory of the kubelet, and admission.kubeletRoot is %s; ",
+		root, c.policies.KubeletRoot)
 }
 
 // refusal returns the error for a call that the chain denies. remark is put before the reasons of the chain.
 func refusal(who tracker.Pod, d admission.Decision, remark string) error {
 	reason, text := d.Refusal()
-	return criproxy.Refuse(codes.PermissionDenied, string(reason), fmt.Sprintf("pullgate: pod %s/%s: %s%s", who.Namespace, who.Name, remark, text))
+	return refuse(codes.PermissionDenied, string(reason),
+		"pullgate: pod %s/%s: %s%s", who.Namespace, who.Name, remark, text)
 }
 
 // editedSince returns the view of the latest sandbox of a pod if a new one has other labels or annotations; nil if they
@@ -236,11 +239,12 @@ func (g *Gate) editedSince(ctx context.Context, c *candidate) (*admission.Pod, e
 		return nil, err
 	}
 	if latest == nil {
-		return nil, criproxy.Refuse(codes.Unavailable, "SANDBOX_NOT_KNOWN", fmt.Sprintf(
-			"pullgate: pod %s/%s has run, and the runtime has no sandbox of it any more; try again", c.pod.Namespace, c.pod.Name))
+		return nil, refuse(codes.Unavailable, "SANDBOX_NOT_KNOWN",
+			"pullgate: pod %s/%s has run, and the runtime has no sandbox of it any more; try again",
+			c.pod.Namespace, c.pod.Name)
 	}
-	before := criview.Sandbox(&runtimeapi.PodSandboxConfig{Labels: latest.GetLabels(), Annotations: latest.GetAnnotations()})
-	now := criview.Sandbox(c.sandbox)
+	then := &runtimeapi.PodSandboxConfig{Labels: latest.GetLabels(), Annotations: latest.GetAnnotations()}
+	before, now := criview.Sandbox(then), criview.Sandbox(c.sandbox)
 	if sameMap(before.Labels, now.Labels) && sameMap(before.Annotations, now.Annotations) {
 		return nil, nil //nolint:nilnil // nothing was edited
 	}
@@ -255,7 +259,8 @@ func sameMap(a, b admission.Value[map[string]string]) bool {
 
 // subject returns the candidate without the view, which is enough to find out whether it is exempt.
 func (c *candidate) subject() admission.Subject {
-	s := admission.Subject{Stage: admission.StageSandbox, Pod: identityOf(admission.Pod{}, c.pod), Image: c.subjectImage(), Mounted: c.mounts}
+	s := admission.Subject{Pod: identityOf(admission.Pod{}, c.pod), Image: c.subjectImage(), Mounted: c.mounts}
+	s.Stage = admission.StageSandbox
 	if c.container != nil {
 		s.Stage = admission.StageContainer
 		s.Container = &admission.Container{Name: c.container.GetMetadata().GetName()}
@@ -297,7 +302,9 @@ func (a *Admission) identified(view admission.Pod, who tracker.Pod) admission.Po
 
 // view returns what the CRI and the pod source say about a candidate, and what the pod source says about the pod's
 // other containers.
-func (g *Gate) view(ctx context.Context, c *candidate) (pod admission.Pod, container *admission.Container, others []admission.Container) {
+func (g *Gate) view(
+	ctx context.Context, c *candidate,
+) (pod admission.Pod, container *admission.Container, others []admission.Container) {
 	pod, container = c.criView()
 	pod = c.policies.identified(pod, c.pod)
 	// The API server has only copies of static pods, and does not describe what a checkpoint has.
@@ -334,7 +341,9 @@ func (c *candidate) criView() (admission.Pod, *admission.Container) {
 
 // merge adds the view of the pod source, and returns the pod's other containers. Each field in which the two differ is
 // counted, and logged once for each pod.
-func (g *Gate) merge(ctx context.Context, c *candidate, pod admission.Pod, container *admission.Container) (admission.Pod, *admission.Container, []admission.Container) {
+func (g *Gate) merge(
+	ctx context.Context, c *candidate, pod admission.Pod, container *admission.Container,
+) (admission.Pod, *admission.Container, []admission.Container) {
 	api, containers, ok := c.policies.Views.View(ctx, c.pod.UID)
 	if !ok {
 		return pod, container, nil
@@ -352,7 +361,9 @@ func (g *Gate) merge(ctx context.Context, c *candidate, pod admission.Pod, conta
 }
 
 // split returns the container with the name of a container, and the others; nothing for nil.
-func split(containers []admission.Container, container *admission.Container) (same *admission.Container, others []admission.Container) {
+func split(
+	containers []admission.Container, container *admission.Container,
+) (same *admission.Container, others []admission.Container) {
 	if container == nil {
 		return nil, nil
 	}

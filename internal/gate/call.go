@@ -24,7 +24,12 @@ type call struct {
 
 // newCall decodes what the metadata of a call says.
 func (g *Gate) newCall(ctx context.Context, method string) *call {
-	return &call{method: method, began: time.Now(), skipsAlways: g.c.AlwaysPrecheck.Skips(ctx), policies: g.admitting.Load()}
+	return &call{method, time.Now(), g.c.AlwaysPrecheck.Skips(ctx), g.admitting.Load()}
+}
+
+// keys returns the keys and values that identify the use in the log.
+func (u *use) keys() []any {
+	return []any{"image", u.name.String(), "pod", klog.KRef(u.pod.Namespace, u.pod.Name)}
 }
 
 // signing returns the policies if some are about signatures, else nil.
@@ -81,8 +86,9 @@ func (g *Gate) secrets(ctx context.Context, u *use) []tracker.Secret {
 	u.known = u.known[:credential.MaxOffers]
 	g.c.Metrics.CredentialsIgnored()
 	if g.pods.once(u.pod.UID, "credentials", u.name.String()) {
-		g.c.Log.Info("Pod has too many credentials for an image, ignoring the rest: remove entries for its registry from the pod's pull secrets",
-			"image", u.name.String(), "pod", klog.KRef(u.pod.Namespace, u.pod.Name), "considered", credential.MaxOffers)
+		g.c.Log.Info("Pod has too many credentials for an image, ignoring the rest: "+
+			"remove entries for its registry from the pod's pull secrets",
+			append(u.keys(), "considered", credential.MaxOffers)...)
 	}
 	return u.known
 }
@@ -125,8 +131,8 @@ func (g *Gate) explain(ctx context.Context, r tracker.Request) tracker.Verdict {
 // decision returns a decision about the use that was taken now.
 func (u *use) decision(v tracker.Verdict) decisionlog.Decision {
 	return decisionlog.Decision{
-		Call: u.method, Pod: u.pod, Image: u.name.String(), Repository: u.name.Repository(), Verdict: v, Secret: holder(v, u.known),
-		PullPolicy: u.pullPolicy, Took: time.Since(u.began),
+		Call: u.method, Pod: u.pod, Image: u.name.String(), Repository: u.name.Repository(),
+		Verdict: v, Secret: holder(v, u.known), PullPolicy: u.pullPolicy, Took: time.Since(u.began),
 	}
 }
 

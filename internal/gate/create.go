@@ -2,13 +2,11 @@ package gate
 
 import (
 	"context"
-	"fmt"
 	"slices"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
@@ -20,13 +18,16 @@ import (
 
 // createContainer judges again, for the exact pod. Before the runtime creates the container, it judges the image and
 // every image that the container mounts. Afterwards it judges the image that the container really has.
-func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call, req *runtimeapi.CreateContainerRequest) ([]byte, error) {
+func (g *Gate) createContainer(
+	ctx context.Context, c *criproxy.Call, req *runtimeapi.CreateContainerRequest,
+) ([]byte, error) {
 	g.ready(ctx)
 	create := g.c.Tracker.BeginCreate(g.mayRestore(ctx))
 	lost := create.Lost
 	defer func() { lost() }() // for every return, or panic, that reports no other end
 	since := g.c.Tracker.Revocations()
-	n := g.candidate(g.newCall(ctx, "CreateContainer"), g.podOf(req.GetPodSandboxId(), req.GetSandboxConfig()), req.GetSandboxConfig(), req.GetConfig())
+	who, sandbox := g.podOf(req.GetPodSandboxId(), req.GetSandboxConfig()), req.GetSandboxConfig()
+	n := g.candidate(g.newCall(ctx, "CreateContainer"), who, sandbox, req.GetConfig())
 	if err := g.run(ctx, n, g.mayUseImage, g.mayMountImages, g.admit); err != nil {
 		return nil, err
 	}
@@ -42,7 +43,7 @@ func (g *Gate) createContainer(ctx context.Context, c *criproxy.Call, req *runti
 	}
 	var resp runtimeapi.CreateContainerResponse
 	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
-		return nil, criproxy.Refuse(codes.Internal, "UNDECODABLE_ANSWER", "pullgate cannot read the runtime's answer to CreateContainer")
+		return nil, errUndecodableAnswer("CreateContainer")
 	}
 	crashpoint.Hit(crashpoint.Created)
 	readBack := func() error {
@@ -101,8 +102,8 @@ func (g *Gate) createFailed(ctx context.Context, n *candidate, create *tracker.C
 	if !withheld {
 		return err
 	}
-	g.c.Log.Error(err, "Runtime failed to create a container: replaced its error in the answer, because the image may be a checkpoint",
-		"call", n.method, "image", n.name.String(), "pod", klog.KRef(n.pod.Namespace, n.pod.Name))
+	g.c.Log.Error(err, "Runtime failed to create a container: replaced its error in the answer, "+
+		"because the image may be a checkpoint", append(n.keys(), "call", n.method)...)
 	g.c.Metrics.CreationRefused(CreationFailed)
 	g.note(n.decision(overruled(tracker.Verdict{}, CreateFailed)))
 	return g.notCreated(n)
@@ -119,9 +120,10 @@ func (g *Gate) notCreated(n *candidate) error {
 	if g.allowRestores.Load() {
 		g.pods.refuse(n.pod.UID, n.name, n.image.ID)
 	}
-	return criproxy.Refuse(codes.PermissionDenied, "CONTAINER_NOT_CREATED", fmt.Sprintf(
-		"pullgate: no container of pod %s/%s was created from image %q: the runtime failed to create it, or restored it from a checkpoint, "+
-			"which this pod may not do; see the log of pullgated on this node, and allowRestores in its configuration", n.pod.Namespace, n.pod.Name, n.name.String()))
+	return refuse(codes.PermissionDenied, "CONTAINER_NOT_CREATED",
+		"pullgate: no container of pod %s/%s was created from image %q: the runtime failed to create it, or restored it "+
+			"from a checkpoint, which this pod may not do; see the log of pullgated on this node, and allowRestores in its "+
+			"configuration", n.pod.Namespace, n.pod.Name, n.name.String())
 }
 
 // podOf returns the pod of a sandbox: the one in the index, which comes from answers of the runtime; for a sandbox that
@@ -162,8 +164,8 @@ func (g *Gate) mayMountImages(ctx context.Context, n *candidate) error {
 			return err
 		}
 		if img.ID == "" && !g.c.Shadow {
-			return criproxy.Refuse(codes.NotFound, "IMAGE_NOT_FOUND",
-				fmt.Sprintf("pullgate: image %q to be mounted is not on the node", m.GetImage().GetUserSpecifiedImage()))
+			return refuse(codes.NotFound, "IMAGE_NOT_FOUND", "pullgate: image %q to be mounted is not on the node",
+				m.GetImage().GetUserSpecifiedImage())
 		}
 		n.mounts = append(n.mounts, admissionImage(img, u.name))
 	}

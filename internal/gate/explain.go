@@ -13,7 +13,9 @@ import (
 // source shows what the kubelet will send; without it almost everything is unknown. A denial is not certain while the
 // list of started containers is not complete, nor what validators would ask for over the network, unless ask is true.
 // ExplainPolicies has no effect: nothing is noted or counted.
-func (g *Gate) ExplainPolicies(ctx context.Context, who tracker.Pod, containers []string, image admission.Image, name string, ask bool) []admission.Explanation {
+func (g *Gate) ExplainPolicies(
+	ctx context.Context, who tracker.Pod, containers []string, image admission.Image, name string, ask bool,
+) []admission.Explanation {
 	a := g.admitting.Load()
 	if a == nil {
 		return nil

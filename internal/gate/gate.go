@@ -132,8 +132,17 @@ func identify(c described) tracker.Pod {
 	}
 }
 
+// refuse returns the answer to a call that the gate refuses.
+func refuse(code codes.Code, reason, format string, args ...any) error {
+	return criproxy.Refuse(code, reason, fmt.Sprintf(format, args...))
+}
+
+func errUndecodableAnswer(method string) error {
+	return refuse(codes.Internal, "UNDECODABLE_ANSWER", "pullgate cannot read the runtime's answer to %s", method)
+}
+
 func errUndecodable() error {
-	return criproxy.Refuse(codes.InvalidArgument, "UNDECODABLE_REQUEST",
+	return refuse(codes.InvalidArgument, "UNDECODABLE_REQUEST",
 		"pullgate cannot read this request, which it has to judge; kubelet and pullgate may differ in their CRI version")
 }
 
@@ -176,11 +185,12 @@ func (g *Gate) deny(u *use, v tracker.Verdict) error {
 	case policy.RecordUnreadable:
 		missing, todo = "the record of who proved access cannot be read", "see the log of pullgated on this node"
 	case policy.ProofExpired:
-		missing, todo = "its proof of access has expired", "the next pull renews it; imagePullPolicy Never has none, use IfNotPresent"
+		missing = "its proof of access has expired"
+		todo = "the next pull renews it; imagePullPolicy Never has none, use IfNotPresent"
 	default:
 	}
-	return criproxy.Refuse(codes.PermissionDenied, "ACCESS_NOT_PROVED",
-		fmt.Sprintf("pullgate: pod %s/%s may not use %s: %s; %s", u.pod.Namespace, u.pod.Name, what, missing, todo))
+	return refuse(codes.PermissionDenied, "ACCESS_NOT_PROVED", "pullgate: pod %s/%s may not use %s: %s; %s",
+		u.pod.Namespace, u.pod.Name, what, missing, todo)
 }
 
 // unnamed says why access cannot be proved for a name that the runtime resolves to an image without that name. It
@@ -191,7 +201,8 @@ func unnamed(name imageref.Ref) (missing, todo string) {
 		return "it names no registry, and the runtime resolved the short name to another registry than docker.io",
 			fmt.Sprintf("write the registry in the name of the image, as in REGISTRY/%s", name)
 	case strings.Contains(name.String(), "/"): // image IDs have no slash
-		return "the image that the runtime resolved it to does not have this name", "pull it by this name, with imagePullPolicy IfNotPresent or Always"
+		return "the image that the runtime resolved it to does not have this name",
+			"pull it by this name, with imagePullPolicy IfNotPresent or Always"
 	default:
 		return "an image ID is not a name that access can be proved for", "use the image's repository with a tag or digest"
 	}

@@ -8,7 +8,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/gate/podindex"
-	"github.com/pullgate/pullgate/pkg/criproxy"
 )
 
 // Bytes of requests whose handlers have not answered. A pod always has room for ownShare, which is more than the
@@ -75,6 +74,6 @@ func holderOf(request proto.Message) string {
 }
 
 func errTooManyBytes() error {
-	return criproxy.Refuse(codes.ResourceExhausted, "TOO_MANY_BYTES_OF_REQUESTS",
+	return refuse(codes.ResourceExhausted, "TOO_MANY_BYTES_OF_REQUESTS",
 		"pullgate: the requests of this pod that have no answer yet take too much memory; the kubelet tries again")
 }

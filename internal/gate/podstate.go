@@ -215,7 +215,9 @@ func nameKey(name imageref.Ref) string {
 
 // hide notes that a pre-check is hidden, and reports whether it was not before.
 func (s *podStates) hide(seen string, name imageref.Ref, unendorsed bool) (added bool) {
-	s.with(podKey{seen: seen}, true, func(p *podState, age uint64) { added = p.hidden.set(nameKey(name), age, unendorsed) })
+	s.with(podKey{seen: seen}, true, func(p *podState, age uint64) {
+		added = p.hidden.set(nameKey(name), age, unendorsed)
+	})
 	return added
 }
 
@@ -241,7 +243,9 @@ func refusalKey(name imageref.Ref, imageID string) string {
 // refuse notes that a pod was denied a container on an image; name may be empty.
 func (s *podStates) refuse(uid string, name imageref.Ref, imageID string) {
 	if uid != "" {
-		s.with(podKey{uid: uid}, true, func(p *podState, age uint64) { p.refused.set(refusalKey(name, imageID), age, struct{}{}) })
+		s.with(podKey{uid: uid}, true, func(p *podState, age uint64) {
+			p.refused.set(refusalKey(name, imageID), age, struct{}{})
+		})
 	}
 }
 
@@ -267,7 +271,9 @@ func (s *podStates) willRefuse(uid string, name imageref.Ref, imageID string) (y
 
 // once reports whether a fact about a pod has not been reported before.
 func (s *podStates) once(uid, kind, fact string) (first bool) {
-	s.with(podKey{uid: uid}, true, func(p *podState, age uint64) { first = p.logged.set(kind+"\x00"+fact, age, struct{}{}) })
+	s.with(podKey{uid: uid}, true, func(p *podState, age uint64) {
+		first = p.logged.set(kind+"\x00"+fact, age, struct{}{})
+	})
 	return first
 }
 
@@ -277,7 +283,9 @@ func (s *podStates) once(uid, kind, fact string) (first bool) {
 func (s *podStates) repeats(d decisionlog.Decision) (skipped int, repeated bool) {
 	denies := !d.Verdict.Allowed() || wouldDeny(d)
 	key := joined(d.Call, d.Pod.Namespace, d.Pod.Name, d.Image, d.Container)
-	why := sha256.Sum256([]byte(joined(d.Verdict.Verdict.String(), string(d.Verdict.Reason), d.Verdict.Pair.ImageID, string(d.Verdict.Credential), d.Admission.PolicyHash)))
+	v := &d.Verdict
+	why := sha256.Sum256([]byte(joined(v.Verdict.String(), string(v.Reason), v.Pair.ImageID, string(v.Credential),
+		d.Admission.PolicyHash)))
 	s.with(podKey{uid: d.Pod.UID}, denies, func(p *podState, age uint64) {
 		now := time.Now()
 		if last, known := p.denials.get(key); known {
@@ -326,12 +334,16 @@ func (s *podStates) created(id string, take bool) (c createdContainer, ok bool) 
 // showImage notes what a pod has been shown of an image under a name.
 func (s *podStates) showImage(u *use, handler string, img shownImage) {
 	if u.pod.UID != "" {
-		s.with(podKey{uid: u.pod.UID}, true, func(p *podState, age uint64) { p.shown.set(joined(nameKey(u.name), handler, img.image.ID), age, img) })
+		s.with(podKey{uid: u.pod.UID}, true, func(p *podState, age uint64) {
+			p.shown.set(joined(nameKey(u.name), handler, img.image.ID), age, img)
+		})
 	}
 }
 
 // shownImage returns what a pod has been shown of an image under a name.
 func (s *podStates) shownImage(u *use, handler, imageID string) (img shownImage) {
-	s.with(podKey{uid: u.pod.UID}, false, func(p *podState, _ uint64) { img, _ = p.shown.get(joined(nameKey(u.name), handler, imageID)) })
+	s.with(podKey{uid: u.pod.UID}, false, func(p *podState, _ uint64) {
+		img, _ = p.shown.get(joined(nameKey(u.name), handler, imageID))
+	})
 	return img
 }

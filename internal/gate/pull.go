@@ -9,7 +9,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/gate/outcome"
 	"github.com/pullgate/pullgate/internal/gate/podindex"
@@ -52,7 +51,10 @@ func (g *Gate) pullCall(c *call, req *runtimeapi.PullImageRequest) *pullCall {
 	p := &pullCall{
 		use:   g.use(c, pod, imageref.New(req.GetImage().GetImage())),
 		image: req.GetImage(),
-		cred:  credential.New(credential.Login{Username: a.GetUsername(), Password: a.GetPassword(), Auth: a.GetAuth(), ServerAddress: a.GetServerAddress(), IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken()}),
+		cred: credential.New(credential.Login{
+			Username: a.GetUsername(), Password: a.GetPassword(), Auth: a.GetAuth(), ServerAddress: a.GetServerAddress(),
+			IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken(),
+		}),
 		seen:  config.GetAnnotations()[podindex.SeenAnnotation],
 		noPod: config == nil,
 	}
@@ -103,7 +105,8 @@ func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call, req *runtimeapi.
 
 // judgePull judges by the credential of the pull; unasked says that the registry was not reached.
 func (g *Gate) judgePull(ctx context.Context, p *pullCall, unasked bool) tracker.Verdict {
-	return g.judge(ctx, p.use, tracker.Request{Image: p.present, Credentials: []credential.Credential{p.cred}, Unasked: unasked})
+	own := []credential.Credential{p.cred}
+	return g.judge(ctx, p.use, tracker.Request{Image: p.present, Credentials: own, Unasked: unasked})
 }
 
 // answered reports whether a verdict answers a request to prove access. If no pre-check was hidden, the kubelet pulls
@@ -144,27 +147,27 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	pull, err := g.c.Tracker.BeginPull(ctx, p.name, p.present)
 	if err != nil {
 		if errors.Is(err, tracker.ErrRuntime) {
-			g.c.Log.Error(err, "Denied a pull: failed to list the images of the runtime",
-				"image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+			g.c.Log.Error(err, "Denied a pull: failed to list the images of the runtime", p.keys()...)
 			g.pullEnded(p, podSecrets, tracker.Verdict{}, outcome.Error, admission.Decision{})
-			return nil, criproxy.Refuse(codes.Unavailable, "RUNTIME_NOT_LISTING",
-				"pullgate cannot list the images of the container runtime, which it needs before a pull of a repository with preloaded images; see the logs of pullgated and of the runtime")
+			return nil, refuse(codes.Unavailable, "RUNTIME_NOT_LISTING",
+				"pullgate cannot list the images of the container runtime, which it needs before a pull of a repository with "+
+					"preloaded images; see the logs of pullgated and of the runtime")
 		}
 		if !errors.Is(err, tracker.ErrNoIntent) {
 			return nil, err
 		}
 		if p.present.ID != "" && !g.c.Shadow && p.mayServeWithoutStore(g.judgePull(ctx, p, false)) {
 			g.c.Log.Error(err, "Failed to write the store of pull records: answering a pull with the image on the node",
-				"image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+				p.keys()...)
 			return g.answerFromNode(ctx, p)
 		}
-		g.c.Log.Error(err, "Denied a pull: failed to write the store of pull records",
-			"image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+		g.c.Log.Error(err, "Denied a pull: failed to write the store of pull records", p.keys()...)
 		g.pullEnded(p, podSecrets, tracker.Verdict{}, outcome.Error, admission.Decision{})
 		// The kubelet gives the pod the reason RegistryUnavailable for a text that begins with it; with code Unknown it shows
 		// only the text.
-		return nil, criproxy.Refuse(codes.Unknown, "STORE_NOT_WRITABLE",
-			"RegistryUnavailable: pullgate cannot write its store of pull records on this node; see the log of pullgated and the disk that holds its state directory")
+		return nil, refuse(codes.Unknown, "STORE_NOT_WRITABLE",
+			"RegistryUnavailable: pullgate cannot write its store of pull records on this node; see the log of pullgated and "+
+				"the disk that holds its state directory")
 	}
 	defer g.ended(pull.Lost) // for every return, or panic, that reports no other end
 
@@ -204,7 +207,8 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 		return raw, nil
 	}
 	if v, ok := g.serveLocalImage(ctx, p, out, err); ok {
-		g.c.Log.Info("Pull answered with the image on the node", "image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name), "outcome", out.Label(), "inGrace", v.InGrace)
+		g.c.Log.Info("Pull answered with the image on the node",
+			append(p.keys(), "outcome", out.Label(), "inGrace", v.InGrace)...)
 		return g.answerFromNode(ctx, p)
 	}
 	return nil, err
@@ -226,12 +230,14 @@ func (p *pullCall) mayServeWithoutStore(v tracker.Verdict) bool {
 
 // verified writes the record of a successful pull, for the image ID that ImageStatus reports. If the runtime does not
 // report one, there is no record and no grant: the intent stays on disk, so that the image needs proof.
-func (g *Gate) verified(ctx context.Context, pull *tracker.Pull, p *pullCall, podSecrets []tracker.Secret, raw []byte) (v tracker.Verdict, out outcome.Outcome, pulled tracker.Image) {
+func (g *Gate) verified(
+	ctx context.Context, pull *tracker.Pull, p *pullCall, podSecrets []tracker.Secret, raw []byte,
+) (v tracker.Verdict, out outcome.Outcome, pulled tracker.Image) {
 	pulled, err := g.pulledImage(ctx, p, raw)
 	if err != nil {
 		g.c.Metrics.PullUnresolved()
 		g.c.Log.Error(err, "Failed to record a pull, the runtime did not return the ID of the image: the image needs proof",
-			"image", p.name.String(), "pod", klog.KRef(p.pod.Namespace, p.pod.Name))
+			p.keys()...)
 		return tracker.Verdict{}, outcome.Error, tracker.Image{}
 	}
 	v, err = pull.Proved(tracker.Proof{ImageID: pulled.ID, Credential: p.cred, Secrets: podSecrets, Pod: p.pod})
@@ -274,14 +280,17 @@ func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (tracke
 		return tracker.Image{}, err
 	}
 	if answered.ID != requested.ID {
-		return tracker.Image{}, fmt.Errorf("image %q is %s on the node, image_ref %q of its pull is %q", p.name.String(), requested.ID, ref, answered.ID)
+		return tracker.Image{}, fmt.Errorf("image %q is %s on the node, image_ref %q of its pull is %q",
+			p.name.String(), requested.ID, ref, answered.ID)
 	}
 	return requested, nil
 }
 
 // pullEnded notes the outcome of a pull; after a failure only the name of the image is known. signed is what the
 // policies about signatures say about its image.
-func (g *Gate) pullEnded(p *pullCall, podSecrets []tracker.Secret, v tracker.Verdict, out outcome.Outcome, signed admission.Decision) {
+func (g *Gate) pullEnded(
+	p *pullCall, podSecrets []tracker.Secret, v tracker.Verdict, out outcome.Outcome, signed admission.Decision,
+) {
 	d := p.decision(v)
 	d.Secret, d.Outcome, d.Admission = holder(v, podSecrets), out.Label(), signed
 	g.note(d)
@@ -308,7 +317,9 @@ func (g *Gate) countPull(p *pullCall, proved bool, out outcome.Outcome) {
 // A known request to prove access was forwarded because its proof has expired or is missing. If the registry is down,
 // an expired proof counts during its grace. The error of a mirror does not show that the registry is down: the registry
 // behind the mirror may have denied the pull.
-func (g *Gate) serveLocalImage(ctx context.Context, p *pullCall, out outcome.Outcome, err error) (v tracker.Verdict, ok bool) {
+func (g *Gate) serveLocalImage(
+	ctx context.Context, p *pullCall, out outcome.Outcome, err error,
+) (v tracker.Verdict, ok bool) {
 	unasked := !outcome.FromMirror(err)
 	switch {
 	case p.present.ID == "" || ctx.Err() != nil:

@@ -2,7 +2,6 @@ package gate
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 	"strings"
 
@@ -63,9 +62,10 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call, req *runtimeapi
 	pod := g.candidate(own, who, req.GetConfig(), nil)
 	if !g.mayUseRestored(who) {
 		g.note(*g.refusedRestore(pod.use, ""))
-		return nil, criproxy.Refuse(codes.PermissionDenied, "RESTORE_NOT_ALLOWED", fmt.Sprintf(
+		return nil, refuse(codes.PermissionDenied, "RESTORE_NOT_ALLOWED",
 			"pullgate: pod %s/%s may not be restored from a checkpoint: which images a checkpoint uses cannot be verified; "+
-				"set allowRestores: true in the configuration of pullgated to allow it, or exempt the pod", who.Namespace, who.Name))
+				"set allowRestores: true in the configuration of pullgated to allow it, or exempt the pod",
+			who.Namespace, who.Name)
 	}
 	if err := g.run(ctx, pod, g.admit); err != nil {
 		return nil, err
@@ -90,14 +90,15 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call, req *runtimeapi
 	ctx = context.WithoutCancel(ctx)
 	var resp runtimeapi.RestorePodResponse
 	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
-		return nil, criproxy.Refuse(codes.Internal, "UNDECODABLE_ANSWER", "pullgate cannot read the runtime's answer to RestorePod")
+		return nil, errUndecodableAnswer("RestorePod")
 	}
 	g.c.Pods.Add(sandbox(resp.GetPodSandboxId(), req.GetConfig()))
 	create.Restored(ctx)
 	for _, restored := range resp.GetRestoredContainers() {
 		n, described := judged[restored.GetName()]
 		if !described { // the call has no configuration for it
-			n = g.candidate(own, who, req.GetConfig(), &runtimeapi.ContainerConfig{Metadata: &runtimeapi.ContainerMetadata{Name: restored.GetName()}})
+			name := &runtimeapi.ContainerMetadata{Name: restored.GetName()}
+			n = g.candidate(own, who, req.GetConfig(), &runtimeapi.ContainerConfig{Metadata: name})
 			n.undescribed = true
 		}
 		n.restored = true

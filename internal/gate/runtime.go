@@ -26,19 +26,24 @@ func NewRuntime(runtime, image *criproxy.Upstream) *Runtime {
 	return &Runtime{runtime: runtime, image: image}
 }
 
-// own makes a call, and returns the answer: resp, or nil after an error, which begins with what was to be done.
-func own[A proto.Message](ctx context.Context, u *criproxy.Upstream, method string, req proto.Message, resp A, doing string, args ...any) (answer A, err error) {
+// own makes a call, and returns the answer, or an error that begins with what was to be done.
+func own[M any, P interface {
+	*M
+	proto.Message
+}](ctx context.Context, u *criproxy.Upstream, method string, req proto.Message, doing string) (P, error) {
 	ctx, cancel := context.WithTimeout(ctx, ownCallLimit)
 	defer cancel()
+	resp := P(new(M))
 	if err := u.Invoke(ctx, method, req, resp); err != nil {
-		return answer, fmt.Errorf("%s: %w", fmt.Sprintf(doing, args...), err)
+		return nil, fmt.Errorf("%s: %w", doing, err)
 	}
 	return resp, nil
 }
 
 // Images returns every image of the runtime.
 func (r *Runtime) Images(ctx context.Context) ([]tracker.Image, error) {
-	resp, err := own(ctx, r.image, runtimeapi.ImageService_ListImages_FullMethodName, &runtimeapi.ListImagesRequest{}, &runtimeapi.ListImagesResponse{}, "list images of the runtime")
+	resp, err := own[runtimeapi.ListImagesResponse](ctx, r.image, runtimeapi.ImageService_ListImages_FullMethodName,
+		&runtimeapi.ListImagesRequest{}, "list images of the runtime")
 	if err != nil {
 		return nil, err
 	}
@@ -57,14 +62,15 @@ func (r *Runtime) Image(ctx context.Context, name string) (tracker.Image, error)
 // imageOf is Image for the image specification of a client's call. A runtime may have several images under one name,
 // one for each runtime_handler, so imageOf sends the whole specification.
 func (r *Runtime) imageOf(ctx context.Context, spec *runtimeapi.ImageSpec) (tracker.Image, error) {
-	req := &runtimeapi.ImageStatusRequest{Image: spec}
-	resp, err := own(ctx, r.image, runtimeapi.ImageService_ImageStatus_FullMethodName, req, &runtimeapi.ImageStatusResponse{}, "ask the runtime for image %q", spec.GetImage())
+	resp, err := own[runtimeapi.ImageStatusResponse](ctx, r.image, runtimeapi.ImageService_ImageStatus_FullMethodName,
+		&runtimeapi.ImageStatusRequest{Image: spec}, fmt.Sprintf("ask the runtime for image %q", spec.GetImage()))
 	return image(resp.GetImage()), err
 }
 
 // Version returns the name and the version of the runtime.
 func (r *Runtime) Version(ctx context.Context) (name, version string, err error) {
-	resp, err := own(ctx, r.runtime, runtimeapi.RuntimeService_Version_FullMethodName, &runtimeapi.VersionRequest{}, &runtimeapi.VersionResponse{}, "ask the runtime for its version")
+	resp, err := own[runtimeapi.VersionResponse](ctx, r.runtime, runtimeapi.RuntimeService_Version_FullMethodName,
+		&runtimeapi.VersionRequest{}, "ask the runtime for its version")
 	return resp.GetRuntimeName(), resp.GetRuntimeVersion(), err
 }
 
@@ -81,14 +87,16 @@ func (r *Runtime) latestSandbox(ctx context.Context, uid string) (latest *runtim
 
 // listSandboxes lists every sandbox of the runtime.
 func (r *Runtime) listSandboxes(ctx context.Context) (*runtimeapi.ListPodSandboxResponse, error) {
-	return own(ctx, r.runtime, runtimeapi.RuntimeService_ListPodSandbox_FullMethodName,
-		&runtimeapi.ListPodSandboxRequest{}, &runtimeapi.ListPodSandboxResponse{}, "list sandboxes of the runtime")
+	const method = runtimeapi.RuntimeService_ListPodSandbox_FullMethodName
+	return own[runtimeapi.ListPodSandboxResponse](ctx, r.runtime, method,
+		&runtimeapi.ListPodSandboxRequest{}, "list sandboxes of the runtime")
 }
 
 // containers returns the containers that match the filter; nil matches all.
 func (r *Runtime) containers(ctx context.Context, filter *runtimeapi.ContainerFilter) ([]*runtimeapi.Container, error) {
-	req := &runtimeapi.ListContainersRequest{Filter: filter}
-	resp, err := own(ctx, r.runtime, runtimeapi.RuntimeService_ListContainers_FullMethodName, req, &runtimeapi.ListContainersResponse{}, "list containers of the runtime")
+	const method = runtimeapi.RuntimeService_ListContainers_FullMethodName
+	resp, err := own[runtimeapi.ListContainersResponse](ctx, r.runtime, method,
+		&runtimeapi.ListContainersRequest{Filter: filter}, "list containers of the runtime")
 	return resp.GetContainers(), err
 }
 
@@ -111,25 +119,29 @@ func (r *Runtime) container(ctx context.Context, id string) (*runtimeapi.Contain
 
 // containerStatus returns the status of a container.
 func (r *Runtime) containerStatus(ctx context.Context, c *runtimeapi.Container) (*runtimeapi.ContainerStatus, error) {
-	req := &runtimeapi.ContainerStatusRequest{ContainerId: c.GetId()}
-	resp, err := own(ctx, r.runtime, runtimeapi.RuntimeService_ContainerStatus_FullMethodName, req, &runtimeapi.ContainerStatusResponse{}, "ask the runtime for container %s", c.GetId())
+	const method = runtimeapi.RuntimeService_ContainerStatus_FullMethodName
+	resp, err := own[runtimeapi.ContainerStatusResponse](ctx, r.runtime, method,
+		&runtimeapi.ContainerStatusRequest{ContainerId: c.GetId()}, "ask the runtime for container "+c.GetId())
 	return resp.GetStatus(), err
 }
 
 // removeContainer removes a container that must not be started.
 func (r *Runtime) removeContainer(ctx context.Context, id string) error {
-	_, err := own(ctx, r.runtime, runtimeapi.RuntimeService_RemoveContainer_FullMethodName,
-		&runtimeapi.RemoveContainerRequest{ContainerId: id}, &runtimeapi.RemoveContainerResponse{}, "remove container %s", id)
+	const method = runtimeapi.RuntimeService_RemoveContainer_FullMethodName
+	_, err := own[runtimeapi.RemoveContainerResponse](ctx, r.runtime, method,
+		&runtimeapi.RemoveContainerRequest{ContainerId: id}, "remove container "+id)
 	return err
 }
 
 // removeSandbox stops and removes a sandbox with all its containers.
 func (r *Runtime) removeSandbox(ctx context.Context, id string) error {
-	_, err := own(ctx, r.runtime, runtimeapi.RuntimeService_StopPodSandbox_FullMethodName,
-		&runtimeapi.StopPodSandboxRequest{PodSandboxId: id}, &runtimeapi.StopPodSandboxResponse{}, "remove sandbox %s", id)
+	const stop = runtimeapi.RuntimeService_StopPodSandbox_FullMethodName
+	const remove = runtimeapi.RuntimeService_RemovePodSandbox_FullMethodName
+	_, err := own[runtimeapi.StopPodSandboxResponse](ctx, r.runtime, stop,
+		&runtimeapi.StopPodSandboxRequest{PodSandboxId: id}, "remove sandbox "+id)
 	if err == nil {
-		_, err = own(ctx, r.runtime, runtimeapi.RuntimeService_RemovePodSandbox_FullMethodName,
-			&runtimeapi.RemovePodSandboxRequest{PodSandboxId: id}, &runtimeapi.RemovePodSandboxResponse{}, "remove sandbox %s", id)
+		_, err = own[runtimeapi.RemovePodSandboxResponse](ctx, r.runtime, remove,
+			&runtimeapi.RemovePodSandboxRequest{PodSandboxId: id}, "remove sandbox "+id)
 	}
 	return err
 }

@@ -12,7 +12,9 @@ import (
 )
 
 // runPodSandbox asks the admission chain about the pod, and adds the created sandbox and its pod to the index.
-func (g *Gate) runPodSandbox(ctx context.Context, c *criproxy.Call, req *runtimeapi.RunPodSandboxRequest) ([]byte, error) {
+func (g *Gate) runPodSandbox(
+	ctx context.Context, c *criproxy.Call, req *runtimeapi.RunPodSandboxRequest,
+) ([]byte, error) {
 	if own := g.newCall(ctx, "RunPodSandbox"); own.policies != nil {
 		g.ready(ctx) // the chain admits a pod that ran before the node restarted
 		if err := g.run(ctx, g.candidate(own, identify(req.GetConfig()), req.GetConfig(), nil), g.admit); err != nil {
@@ -37,7 +39,9 @@ func (g *Gate) sandboxCreated(config *runtimeapi.PodSandboxConfig, response []by
 }
 
 // removePodSandbox ends the grants of a pod when its last sandbox is removed.
-func (g *Gate) removePodSandbox(ctx context.Context, c *criproxy.Call, req *runtimeapi.RemovePodSandboxRequest) ([]byte, error) {
+func (g *Gate) removePodSandbox(
+	ctx context.Context, c *criproxy.Call, req *runtimeapi.RemovePodSandboxRequest,
+) ([]byte, error) {
 	raw, err := c.Forward(ctx)
 	if err == nil {
 		g.endPods(g.c.Pods.Remove(req.GetPodSandboxId()))
@@ -46,7 +50,9 @@ func (g *Gate) removePodSandbox(ctx context.Context, c *criproxy.Call, req *runt
 }
 
 // listPodSandbox reads a complete list, which a kubelet requests about once a second.
-func (g *Gate) listPodSandbox(ctx context.Context, c *criproxy.Call, req *runtimeapi.ListPodSandboxRequest) ([]byte, error) {
+func (g *Gate) listPodSandbox(
+	ctx context.Context, c *criproxy.Call, req *runtimeapi.ListPodSandboxRequest,
+) ([]byte, error) {
 	since := g.c.Pods.Now()
 	raw, err := c.Forward(ctx)
 	// A newer CRI may add a field to the request that makes the list partial.

@@ -77,8 +77,8 @@ func (g *Gate) show(u *use, spec *runtimeapi.ImageSpec, img tracker.Image, state
 // mayAnswerFirst reports whether the answer to a creation may precede the read-back: the call names the judged image by
 // its ID, the image is known not to be a checkpoint, and nothing was revoked since it was judged.
 func (g *Gate) mayAnswerFirst(n *candidate, create *tracker.Create, since uint64) bool {
-	return !g.c.Shadow && !g.allowRestores.Load() && n.image.ID == n.container.GetImage().GetImage() && imageID.MatchString(n.image.ID) &&
-		create.Ordinary() && g.c.Tracker.Revocations() == since
+	return !g.c.Shadow && !g.allowRestores.Load() && create.Ordinary() && g.c.Tracker.Revocations() == since &&
+		n.image.ID == n.container.GetImage().GetImage() && imageID.MatchString(n.image.ID)
 }
 
 // readLater reads a container back while the answer is on its way; its start waits for the result. Until then the

@@ -141,7 +141,8 @@ func (g *Gate) endorsedLate(ctx context.Context, c *candidate) error {
 		return nil
 	}
 	s := admission.Subject{
-		Pod: identityOf(admission.Pod{}, c.pod), Container: &admission.Container{Name: c.reported.GetMetadata().GetName()}, Mounted: c.mounts,
+		Pod: identityOf(admission.Pod{}, c.pod), Mounted: c.mounts,
+		Container: &admission.Container{Name: c.reported.GetMetadata().GetName()},
 	}
 	if !c.substituted() {
 		s.Image = admissionImage(c.image, c.name)
@@ -175,7 +176,10 @@ func loginOf(a *runtimeapi.AuthConfig, name imageref.Ref) admission.Login {
 			return admission.Login{}
 		}
 	}
-	c := admission.Login{Username: a.GetUsername(), Password: a.GetPassword(), IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken()}
+	c := admission.Login{
+		Username: a.GetUsername(), Password: a.GetPassword(),
+		IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken(),
+	}
 	if user, password, ok := credential.DecodeAuth(a.GetAuth()); ok && c.Username == "" && c.Password == "" {
 		c.Username, c.Password = user, password
 	}

@@ -2,7 +2,6 @@ package gate
 
 import (
 	"context"
-	"fmt"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -18,7 +17,9 @@ import (
 // startContainer forwards the start of a container with an image that has been read back. If it has not been read back,
 // because the answer to the creation was lost or pullgated restarted, startContainer reads it back now. In shadow mode
 // it does so for policies about signatures alone.
-func (g *Gate) startContainer(ctx context.Context, c *criproxy.Call, req *runtimeapi.StartContainerRequest) ([]byte, error) {
+func (g *Gate) startContainer(
+	ctx context.Context, c *criproxy.Call, req *runtimeapi.StartContainerRequest,
+) ([]byte, error) {
 	g.ready(ctx)
 	id, own := req.GetContainerId(), g.newCall(ctx, "StartContainer")
 	cleared, err := g.maybeReading(ctx, id)
@@ -53,7 +54,8 @@ func (g *Gate) readBack(ctx context.Context, n *candidate, id string) (asked boo
 		return false, err
 	case c == nil:
 		n.gone = true
-		return false, criproxy.Refuse(codes.NotFound, "CONTAINER_NOT_FOUND", fmt.Sprintf("pullgate: container %s is gone before its image could be read back", id))
+		return false, refuse(codes.NotFound, "CONTAINER_NOT_FOUND",
+			"pullgate: container %s is gone before its image could be read back", id)
 	}
 	return g.clear(ctx, n, c)
 }
@@ -116,10 +118,10 @@ func (g *Gate) notRestored(_ context.Context, n *candidate) error {
 		return nil
 	}
 	n.own = g.refusedRestore(n.use, runsOn(n.reported))
-	return criproxy.Refuse(codes.PermissionDenied, "RESTORE_NOT_ALLOWED", fmt.Sprintf(
-		"pullgate: container %s of pod %s/%s was restored from a checkpoint and may not start: which image it uses cannot be verified; "+
-			"use an image that is not a checkpoint, or set allowRestores: true in the configuration of pullgated",
-		n.reported.GetId(), n.pod.Namespace, n.pod.Name))
+	return refuse(codes.PermissionDenied, "RESTORE_NOT_ALLOWED",
+		"pullgate: container %s of pod %s/%s was restored from a checkpoint and may not start: which image it uses cannot "+
+			"be verified; use an image that is not a checkpoint, or set allowRestores: true in the configuration of pullgated",
+		n.reported.GetId(), n.pod.Namespace, n.pod.Name)
 }
 
 // mayUseInstead judges an image that a container has instead of the judged one. The runtime may have given it the
@@ -162,7 +164,8 @@ func (g *Gate) lateReadBack(ctx context.Context, own *call, id string) error {
 			return err
 		}
 		if who, ok = g.c.Pods.BySandbox(c.GetPodSandboxId()); !ok {
-			return criproxy.Refuse(codes.Unavailable, "SANDBOX_NOT_KNOWN", fmt.Sprintf("pullgate: the sandbox of container %s is not known yet; try again", id))
+			return refuse(codes.Unavailable, "SANDBOX_NOT_KNOWN",
+				"pullgate: the sandbox of container %s is not known yet; try again", id)
 		}
 	}
 	reported := &runtimeapi.ContainerConfig{Metadata: c.GetMetadata(), Image: g.usedSpec(ctx, who, c)}
@@ -190,7 +193,9 @@ func (g *Gate) usedSpec(ctx context.Context, who tracker.Pod, c *runtimeapi.Cont
 	if len(img.Repositories()) != 1 {
 		return spec
 	}
-	return &runtimeapi.ImageSpec{Image: spec.GetImage(), UserSpecifiedImage: img.Names[0].String(), RuntimeHandler: spec.GetRuntimeHandler()}
+	return &runtimeapi.ImageSpec{
+		Image: spec.GetImage(), UserSpecifiedImage: img.Names[0].String(), RuntimeHandler: spec.GetRuntimeHandler(),
+	}
 }
 
 // readMounts asks the runtime for the mounts of a created container.

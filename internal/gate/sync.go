@@ -292,7 +292,10 @@ func (g *Gate) startedOf(ctx context.Context, c *runtimeapi.Container) (started,
 	if err != nil || status.GetStartedAt() == 0 {
 		return started{}, err
 	}
-	s := started{pod: who, name: c.GetMetadata().GetName(), restored: wasRestored(c), create: time.Unix(0, status.GetCreatedAt()), uses: []evidence{{runsOn(c), imageref.New(c.GetImage().GetUserSpecifiedImage())}}}
+	s := started{
+		pod: who, name: c.GetMetadata().GetName(), restored: wasRestored(c), create: time.Unix(0, status.GetCreatedAt()),
+		uses: []evidence{{runsOn(c), imageref.New(c.GetImage().GetUserSpecifiedImage())}},
+	}
 	for _, m := range status.GetMounts() {
 		if i := m.GetImage(); i != nil {
 			s.uses = append(s.uses, evidence{i.GetImage(), imageref.New(i.GetUserSpecifiedImage())})

@@ -78,8 +78,8 @@ func readKey(f *os.File) ([]byte, error) {
 	case !mode.IsRegular() && !mode.IsDir():
 		return nil, fmt.Errorf("%w: %s: not a regular file", ErrDamagedKey, f.Name())
 	case mode.IsRegular() && mode.Perm()&0o077 != 0:
-		return nil, fmt.Errorf("%w: %s: mode %#o, want 0600: chmod it only if no other user had access to it, otherwise remove it, and every image needs proof again",
-			ErrExposedKey, f.Name(), mode.Perm())
+		return nil, fmt.Errorf("%w: %s: mode %#o, want 0600: chmod it only if no other user had access to it, "+
+			"otherwise remove it, and every image needs proof again", ErrExposedKey, f.Name(), mode.Perm())
 	}
 	return io.ReadAll(io.LimitReader(f, 4*keySize))
 }

@@ -35,7 +35,8 @@ func newDialer() *dialer { return &dialer{dial: dialSocket, now: time.Now} }
 // calls fail at once with the error meanwhile.
 func (d *dialer) connect(ctx context.Context, address string) (net.Conn, error) {
 	if n, wait := d.due(); wait > 0 {
-		return nil, fmt.Errorf("the runtime closed %d connections in a row without answering a call; next attempt in %v", n, wait.Round(time.Millisecond))
+		return nil, fmt.Errorf("the runtime closed %d connections in a row without answering a call; next attempt in %v",
+			n, wait.Round(time.Millisecond))
 	}
 	conn, err := d.dial(ctx, address)
 	if err == nil {

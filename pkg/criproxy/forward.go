@@ -64,7 +64,7 @@ func handled(stream grpc.ServerStream, method string, u *Upstream, h Handler) er
 	c := &Call{Method: method, Request: request.data.Materialize(), Upstream: u}
 	request.free()
 	response, err := h(stream.Context(), c)
-	if err != c.err { //nolint:errorlint // the very error of the runtime keeps its details; to any other one they do not belong
+	if err != c.err { //nolint:errorlint // the very error of the runtime keeps its details, and no other one
 		c.trailer.Delete(detailsKey)
 	}
 	return answer(stream, c.header, c.trailer, &frame{data: mem.BufferSlice{mem.SliceBuffer(response)}}, err)
@@ -86,7 +86,8 @@ func unary(stream grpc.ServerStream, method string, u *Upstream) error {
 func receive(stream grpc.ServerStream, f *frame) error {
 	err := stream.RecvMsg(f)
 	if errors.Is(err, io.EOF) {
-		return status.Error(codes.Internal, "cardinality violation: received no request message from non-client-streaming RPC")
+		return status.Error(codes.Internal, "cardinality violation: received no request message "+
+			"from non-client-streaming RPC")
 	}
 	if err != nil {
 		return err
@@ -97,7 +98,8 @@ func receive(stream grpc.ServerStream, f *frame) error {
 		return nil
 	case err == nil:
 		more.free()
-		err = status.Error(codes.Internal, "cardinality violation: received multiple request messages for non-client-streaming RPC")
+		err = status.Error(codes.Internal, "cardinality violation: received multiple request messages "+
+			"for non-client-streaming RPC")
 		fallthrough
 	default:
 		f.free()
@@ -127,9 +129,12 @@ func asSent(err error, trailer metadata.MD) error {
 }
 
 // forward makes a client's call at the runtime. It has one request and one answer.
-func (u *Upstream) forward(ctx context.Context, method string, request, response *frame) (header, trailer metadata.MD, err error) {
+func (u *Upstream) forward(
+	ctx context.Context, method string, request, response *frame,
+) (header, trailer metadata.MD, err error) {
 	var at peer.Peer
-	err = u.conn.Invoke(outgoing(ctx), method, request, response, contentSubtype(ctx), grpc.Header(&header), grpc.Trailer(&trailer), grpc.Peer(&at))
+	err = u.conn.Invoke(outgoing(ctx), method, request, response,
+		contentSubtype(ctx), grpc.Header(&header), grpc.Trailer(&trailer), grpc.Peer(&at))
 	u.dialer.answer(err)
 	return header, trailer, explained(err, at, header, trailer)
 }
@@ -141,7 +146,8 @@ func (s *Server) stream(client grpc.ServerStream, method string, u *Upstream) er
 	defer cancel(nil)
 	defer context.AfterFunc(s.stopping, func() { cancel(errStopping()) })()
 
-	runtime, err := u.conn.NewStream(outgoing(ctx), &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method, contentSubtype(ctx))
+	both := &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}
+	runtime, err := u.conn.NewStream(outgoing(ctx), both, method, contentSubtype(ctx))
 	if err != nil {
 		return streamEnd(ctx, explained(err, peer.Peer{}, nil, nil))
 	}
@@ -232,9 +238,11 @@ func explained(err error, at peer.Peer, header, trailer metadata.MD) error {
 		return err
 	}
 	if at.Addr == nil {
-		return Refuse(codes.Unavailable, "RUNTIME_UNAVAILABLE", "no connection to the container runtime: "+status.Convert(err).Message())
+		return Refuse(codes.Unavailable, "RUNTIME_UNAVAILABLE",
+			"no connection to the container runtime: "+status.Convert(err).Message())
 	}
-	return Refuse(codes.Unavailable, "RUNTIME_CONNECTION_LOST", "the connection to the container runtime was lost: "+status.Convert(err).Message())
+	return Refuse(codes.Unavailable, "RUNTIME_CONNECTION_LOST",
+		"the connection to the container runtime was lost: "+status.Convert(err).Message())
 }
 
 // outgoing adds the metadata of the client's call to ours. grpc ignores the keys in it that it sets itself; compression

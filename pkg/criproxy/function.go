@@ -47,7 +47,8 @@ func (c function) Invoke(ctx context.Context, method string, args, reply any, _ 
 	return nil
 }
 
-func (function) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) { //nolint:ireturn // the signature of grpc.ClientConnInterface
+//nolint:ireturn // the signature of grpc.ClientConnInterface
+func (function) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
 	return nil, errors.New("criproxy: a function answers no streams")
 }
 

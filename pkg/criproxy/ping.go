@@ -24,8 +24,8 @@ const (
 // Ping calls an endpoint like unix:///run/pullgate/cri.sock, on a connection of its own, and returns nil if a proxy of
 // this package answers. The call does not reach the runtime, and is not counted.
 func Ping(ctx context.Context, endpoint string) (err error) {
-	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"),
-		grpc.WithNoProxy(), grpc.WithDisableRetry(), grpc.WithDisableServiceConfig())
+	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"), grpc.WithNoProxy(), grpc.WithDisableRetry(), grpc.WithDisableServiceConfig())
 	if err != nil {
 		return fmt.Errorf("ping %s: %w", endpoint, err)
 	}

@@ -195,7 +195,8 @@ func (s *Server) guard(method string, f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			s.metrics.Panic()
-			s.log.Error(fmt.Errorf("panic: %v", p), "A call panicked, it is answered with Internal", "method", method, "stack", string(debug.Stack()))
+			s.log.Error(fmt.Errorf("panic: %v", p), "A call panicked, it is answered with Internal",
+				"method", method, "stack", string(debug.Stack()))
 			err = Refuse(codes.Internal, "PANIC", "pullgate failed in this call; see the log of pullgated on this node")
 		}
 	}()

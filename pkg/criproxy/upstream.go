@@ -44,7 +44,9 @@ func Dial(endpoint string) (*Upstream, error) {
 		grpc.WithStaticStreamWindowSize(callWindow),
 		grpc.WithStaticConnWindowSize(connectionWindow),
 		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: firstRetry, Multiplier: retryGrowth, Jitter: 0.2, MaxDelay: longestRetry},
+			Backoff: backoff.Config{
+				BaseDelay: firstRetry, Multiplier: retryGrowth, Jitter: 0.2, MaxDelay: longestRetry,
+			},
 			MinConnectTimeout: handshake,
 		}),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(newCodec()), grpc.MaxCallRecvMsgSize(math.MaxInt32)),

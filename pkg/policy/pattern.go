@@ -8,7 +8,8 @@ import (
 )
 
 // allowedPattern is the end of every error about a pattern.
-const allowedPattern = "allowed is a repository, as in repo.test/team/app, or everything below a registry or a path, as in repo.test/team/*"
+const allowedPattern = "allowed is a repository, as in repo.test/team/app, or everything below a registry or a path, " +
+	"as in repo.test/team/*"
 
 // A pattern matches normalised repositories: one repository, or, if the pattern ends with a slash, all repositories
 // with this prefix. No repository ends with a slash.

@@ -32,7 +32,9 @@ func Sandbox(config *runtimeapi.PodSandboxConfig) admission.Pod {
 
 // Container returns the view of a pod and of one of its containers from the configurations in a call that creates the
 // container. kubeletRoot is the root directory of the kubelet, below which it keeps the volumes of pods.
-func Container(sandbox *runtimeapi.PodSandboxConfig, config *runtimeapi.ContainerConfig, kubeletRoot string) (admission.Pod, admission.Container) {
+func Container(
+	sandbox *runtimeapi.PodSandboxConfig, config *runtimeapi.ContainerConfig, kubeletRoot string,
+) (admission.Pod, admission.Container) {
 	p := Sandbox(sandbox)
 	sc := config.GetLinux().GetSecurityContext()
 	setNamespaces(&p, sandbox.GetLinux().GetSecurityContext().GetNamespaceOptions(), sc.GetNamespaceOptions())
@@ -71,7 +73,8 @@ func Container(sandbox *runtimeapi.PodSandboxConfig, config *runtimeapi.Containe
 		c.CapabilitiesDrop = list(caps.GetDropCapabilities())
 	}
 	if o := sc.GetSelinuxOptions(); o != nil {
-		c.SELinux = admission.Set(admission.SELinux{User: o.GetUser(), Role: o.GetRole(), Type: o.GetType(), Level: o.GetLevel()})
+		label := admission.SELinux{User: o.GetUser(), Role: o.GetRole(), Type: o.GetType(), Level: o.GetLevel()}
+		c.SELinux = admission.Set(label)
 	}
 	return p, c
 }

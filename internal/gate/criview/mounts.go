@@ -16,7 +16,7 @@ import (
 //	<root>/pods/<UID>/volumes/kubernetes.io~<plugin>/<volume>         mounted as it is, or for csi its subfolder mount
 //	<root>/pods/<UID>/volumes/<vendor>~<driver>/<volume>              a flexVolume
 //	<root>/pods/<UID>/volumeDevices/kubernetes.io~<plugin>/<volume>   a block device
-//	<root>/pods/<UID>/volume-subpaths/<volume>/<container>/<index>    a mount with a subPath; the volume may be of any type
+//	<root>/pods/<UID>/volume-subpaths/<volume>/<container>/<index>    a subPath; the volume may be of any type
 //	<root>/pods/<UID>/etc-hosts, containers/<container>/<file>        files of the kubelet, which are in no volume
 //
 // Only the folder of the pod's own UID counts, and only in this spelling. Every other path is a hostPath: a tenant can
@@ -72,8 +72,8 @@ func mounts(config *runtimeapi.ContainerConfig, dir podDir) []admission.Mount {
 			v = hostPath(m.GetHostPath())
 		}
 		all = append(all, admission.Mount{
-			Volume: v, Path: m.GetContainerPath(), ReadOnly: admission.Set(m.GetReadonly()), Propagation: propagation(m.GetPropagation()),
-			Image: mounted(m.GetImage()),
+			Volume: v, Path: m.GetContainerPath(), ReadOnly: admission.Set(m.GetReadonly()),
+			Propagation: propagation(m.GetPropagation()), Image: mounted(m.GetImage()),
 		})
 	}
 	for _, d := range config.GetDevices() {
@@ -85,7 +85,8 @@ func mounts(config *runtimeapi.ContainerConfig, dir podDir) []admission.Mount {
 		plugin, _, _ = strings.Cut(plugin, "/")
 		all = append(all, admission.Mount{
 			Volume: volumeOf(volumeType(plugin)), Path: d.GetContainerPath(),
-			ReadOnly: admission.Set(!strings.Contains(d.GetPermissions(), "w")), Propagation: admission.AbsentAs(admission.PropagationNone), Image: admission.Absent[string](),
+			ReadOnly:    admission.Set(!strings.Contains(d.GetPermissions(), "w")),
+			Propagation: admission.AbsentAs(admission.PropagationNone), Image: admission.Absent[string](),
 		})
 	}
 	return all
@@ -149,7 +150,8 @@ func volumeType(folder string) admission.Value[string] {
 		return admission.Value[string]{}
 	}
 	switch plugin {
-	case "csi", "fc", "iscsi", "nfs", "projected", "rbd", "cephfs", "glusterfs", "secret", "cinder", "flocker", "quobyte", "storageos":
+	case "csi", "fc", "iscsi", "nfs", "projected", "rbd", "cephfs", "glusterfs", "secret", "cinder", "flocker", "quobyte",
+		"storageos":
 		return admission.Set(plugin)
 	}
 	if name, ok := pluginTypes[plugin]; ok {

@@ -121,7 +121,9 @@ type account struct {
 
 // parse reads an answer of the time now, to a request of a version: when the kubelet no longer uses it, and its
 // accounts by the pattern of images that they are for. No error contains any of the content.
-func parse(answer []byte, apiVersion string, now time.Time) (expires time.Time, accounts map[string]account, err error) {
+func parse(
+	answer []byte, apiVersion string, now time.Time,
+) (expires time.Time, accounts map[string]account, err error) {
 	var a struct {
 		header
 		CacheDuration *string            `json:"cacheDuration"`

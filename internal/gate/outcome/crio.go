@@ -7,22 +7,25 @@ import (
 
 // crioText matches an error of CRI-O before anything was fetched, up to the answer of the last source:
 //
-//	[RegistryUnavailable: ][pull image: ][unable to pull image[ or OCI artifact: pull image err]: ]initializing source docker://NAME:
+//	[RegistryUnavailable: ][pull image: ][unable to pull image[ or OCI artifact: pull image err]: ]
+//	initializing source docker://NAME:
 //
 // The name is the only part that a tenant chooses. CRI-O has parsed it, so it contains no space. All texts of
 // registries come later. Therefore all patterns here match from the beginning, and are never searched for.
-var crioText = regexp.MustCompile(`^(?:RegistryUnavailable: )?(?:pull image: )?(?:unable to pull image(?: or OCI artifact: pull image err)?: )?` +
-	`initializing source docker://\S+: `)
+var crioText = regexp.MustCompile(`^(?:RegistryUnavailable: )?(?:pull image: )?` +
+	`(?:unable to pull image(?: or OCI artifact: pull image err)?: )?initializing source docker://\S+: `)
 
 // crioPull matches every pull error of CRI-O 1.33 and newer.
-var crioPull = regexp.MustCompile(`^(?:RegistryUnavailable: )?(?:pull image: )?unable to pull image(?: or OCI artifact)?: `)
+var crioPull = regexp.MustCompile(`^(?:RegistryUnavailable: )?(?:pull image: )?` +
+	`unable to pull image(?: or OCI artifact)?: `)
 
 // CRI-O tries to pull a source that is not an image once more as an OCI artifact, and then reports both errors.
 // crioArtifact is the beginning of a second error that also ended before anything was fetched; of 1.33 and 1.34, and of
 // 1.35 and newer.
 const artifactErr = "; artifact err: "
 
-var crioArtifact = regexp.MustCompile(`^(?:get manifest: build image source: |image reference: get manifest from ref: create image source: )`)
+var crioArtifact = regexp.MustCompile(`^(?:get manifest: build image source: |` +
+	`image reference: get manifest from ref: create image source: )`)
 
 const (
 	mirrorsBegin = "(Mirrors also failed: ["
@@ -38,20 +41,22 @@ var (
 	crioStage    = regexp.MustCompile(`^(?:pinging container registry \S+: |Requesting bearer token: )`)
 	crioRequest  = regexp.MustCompile(`^(?:Get|Head|Post) "[^" ]*": `)
 
-	crioRefused = regexp.MustCompile(`^(?:unable to retrieve auth token: invalid username/password: |StatusCode: 40[134], |` +
-		`received unexpected HTTP status: 40[134] |invalid status code from registry 40[134] |` +
+	crioRefused = regexp.MustCompile(`^(?:unable to retrieve auth token: invalid username/password: |` +
+		`StatusCode: 40[134], |received unexpected HTTP status: 40[134] |invalid status code from registry 40[134] |` +
 		`(?:unauthorized|denied|name unknown|manifest unknown)(?:: |$)|` +
 		`(?:authentication required|requested access to the resource is denied|repository name not known to registry)$)`)
-	crioBusy = regexp.MustCompile(`^(?:received unexpected HTTP status: (?:429|5[0-9]{2}) |invalid status code from registry (?:429|5[0-9]{2}) |` +
+	crioBusy = regexp.MustCompile(`^(?:received unexpected HTTP status: (?:429|5[0-9]{2}) |` +
+		`invalid status code from registry (?:429|5[0-9]{2}) |` +
 		`StatusCode: 429, |(?:toomanyrequests|unavailable)(?:: |$)|` +
 		`(?:too many requests|too many requests to registry|service unavailable)$)`)
 
 	// The errors of Go's HTTP client for a request.
-	crioUnreached = regexp.MustCompile(`^(?:proxyconnect tcp: |dial tcp[ :][^"]*(?:connection refused|no such host|i/o timeout|no route to host|` +
-		`network is unreachable|server misbehaving|connection timed out)$|net/http: TLS handshake timeout|tls: |x509: |remote error: tls: |` +
-		`http: server gave HTTP response to HTTPS client)`)
+	crioUnreached = regexp.MustCompile(`^(?:proxyconnect tcp: |dial tcp[ :][^"]*(?:connection refused|no such host|` +
+		`i/o timeout|no route to host|network is unreachable|server misbehaving|connection timed out)$|` +
+		`net/http: TLS handshake timeout|tls: |x509: |remote error: tls: |http: server gave HTTP response to HTTPS client)`)
 	crioBroke = regexp.MustCompile(`^(?:EOF$|unexpected EOF$|read tcp [^"]*(?:connection reset by peer|i/o timeout)$|` +
-		`net/http: timeout awaiting response headers|context deadline exceeded \(Client|net/http: request canceled[^"]*\(Client\.Timeout)`)
+		`net/http: timeout awaiting response headers|context deadline exceeded \(Client|` +
+		`net/http: request canceled[^"]*\(Client\.Timeout)`)
 )
 
 // ofCRIO returns the outcome of a pull by CRI-O, and whether it ended before anything was fetched. ok is false for an

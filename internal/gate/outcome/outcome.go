@@ -22,7 +22,9 @@ const (
 
 // Label is the value of the outcome label of image_pull_secret_recheck_miss.
 func (o Outcome) Label() string {
-	return [...]string{Error: "error", Verified: "verified", Denied: "denied", Unreached: "unavailable", Unavailable: "unavailable"}[o]
+	return [...]string{
+		Error: "error", Verified: "verified", Denied: "denied", Unreached: "unavailable", Unavailable: "unavailable",
+	}[o]
 }
 
 // resolving is the beginning of every containerd error for a pull that ended before anything was fetched. A pull that
@@ -62,7 +64,8 @@ var (
 	unreachedText = regexp.MustCompile(`dial tcp[ :].*(connection refused|no such host|i/o timeout|no route to host|` +
 		`network is unreachable|server misbehaving|connection timed out)|TLS handshake|tls: |x509: |` +
 		`server gave HTTP response to HTTPS client|proxyconnect tcp`)
-	unavailableText = regexp.MustCompile(`\b(429 Too Many Requests|50[0-9] [A-Z][A-Za-z ]+|toomanyrequests: |5[0-9]{2} Server Error)|` +
+	unavailableText = regexp.MustCompile(`\b(429 Too Many Requests|50[0-9] [A-Z][A-Za-z ]+|toomanyrequests: |` +
+		`5[0-9]{2} Server Error)|` +
 		`unexpected status.*: 5[0-9]{2}|i/o timeout|Client\.Timeout|context deadline exceeded \(Client|` +
 		`connection reset by peer|: EOF$|unexpected EOF|failed to fetch (oauth|anonymous) token`)
 )

@@ -165,11 +165,12 @@ func nodeOfUser(user, source string) (string, error) {
 func (c *client) nodeOfReview(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, getTimeout)
 	defer cancel()
-	review := &authenticationv1.SelfSubjectReview{TypeMeta: metav1.TypeMeta{APIVersion: "authentication.k8s.io/v1", Kind: "SelfSubjectReview"}}
-	answer := &authenticationv1.SelfSubjectReview{}
+	kind := metav1.TypeMeta{APIVersion: "authentication.k8s.io/v1", Kind: "SelfSubjectReview"}
+	review, answer := &authenticationv1.SelfSubjectReview{TypeMeta: kind}, &authenticationv1.SelfSubjectReview{}
 	err := c.core.Post().AbsPath("/apis/authentication.k8s.io/v1/selfsubjectreviews").Body(review).Do(ctx).Into(answer)
 	if apierrors.IsNotFound(err) {
-		return "", fmt.Errorf("%w: the kubeconfig has no client certificate, and the API server, before 1.28, does not report the user of a client; set the node's name", ErrNodeName)
+		return "", fmt.Errorf("%w: the kubeconfig has no client certificate, and the API server, before 1.28, "+
+			"does not report the user of a client; set the node's name", ErrNodeName)
 	}
 	if err != nil {
 		return "", err

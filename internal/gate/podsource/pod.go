@@ -124,8 +124,8 @@ func (p *Pod) Credentials(ctx context.Context, image imageref.Ref) ([]tracker.Se
 		p.from.count(Excessive)
 		whole = false
 		if !p.logged.Swap(true) {
-			klog.FromContext(ctx).Info("Pull secrets of a pod have too many wildcards, some entries are ignored; remove entries from them",
-				"pod", klog.KRef(p.Namespace, p.Name), "image", image.String())
+			klog.FromContext(ctx).Info("Pull secrets of a pod have too many wildcards, some entries are ignored; "+
+				"remove entries from them", "pod", klog.KRef(p.Namespace, p.Name), "image", image.String())
 		}
 	}
 	for _, o := range offers {

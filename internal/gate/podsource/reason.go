@@ -41,7 +41,10 @@ const (
 
 // Reasons returns every value of a Reason.
 func Reasons() []Reason {
-	return []Reason{Kubeconfig, Unreachable, Timeout, Unauthorized, Forbidden, Missing, Malformed, Excessive, Expired, Throttled, Server, Other}
+	return []Reason{
+		Kubeconfig, Unreachable, Timeout, Unauthorized, Forbidden, Missing, Malformed, Excessive, Expired, Throttled, Server,
+		Other,
+	}
 }
 
 // reasonOf returns the reason for an error of a request, or of what it needs.
@@ -61,7 +64,8 @@ func reasonOf(err error) Reason {
 		return Expired
 	case apierrors.IsTooManyRequests(err):
 		return Throttled
-	case apierrors.IsTimeout(err), apierrors.IsServerTimeout(err), errors.Is(err, errSlow), errors.Is(err, context.DeadlineExceeded):
+	case apierrors.IsTimeout(err), apierrors.IsServerTimeout(err),
+		errors.Is(err, errSlow), errors.Is(err, context.DeadlineExceeded):
 		return Timeout
 	case errors.As(err, &status):
 		if status.Status().Code >= 500 {

@@ -87,7 +87,9 @@ type podsOf struct {
 func (p *podsOf) IsWatchListSemanticsUnSupported() bool { return true }
 
 // ListWithContext lists the pods.
-func (p *podsOf) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { //nolint:ireturn // what client-go wants
+//
+//nolint:ireturn // what client-go wants
+func (p *podsOf) ListWithContext(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 	bounded, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
 	list, err := p.ListWatch.ListWithContext(bounded, o)
@@ -98,7 +100,9 @@ func (p *podsOf) ListWithContext(ctx context.Context, o metav1.ListOptions) (run
 }
 
 // WatchWithContext watches the pods, which have been listed.
-func (p *podsOf) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) { //nolint:ireturn // what client-go wants
+//
+//nolint:ireturn // what client-go wants
+func (p *podsOf) WatchWithContext(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 	bounded, cancel := context.WithCancelCause(ctx)
 	slow := time.AfterFunc(watchTimeout, func() { cancel(errSlow) })
 	w, err := p.ListWatch.WatchWithContext(bounded, o)
