@@ -22,7 +22,7 @@ func TestDecisionsOverTheSocket(t *testing.T) {
 	table, err := testkit.ReadDecisions()
 	must(t, err)
 	profiles := criproxytest.Profiles()
-	if raced {
+	if testkit.Raced {
 		profiles = profiles[:1] // `make race` runs all of them without the detector
 	}
 	ran := map[string]int{}

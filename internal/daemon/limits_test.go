@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
@@ -68,7 +69,7 @@ func TestManyConnectionsOfOneProcessToTheCRI(t *testing.T) {
 	first.Pod("alice")
 	before := p.resident()
 	connections, most := 5000, 64
-	if raced {
+	if testkit.Raced {
 		connections, most = 500, 512
 	}
 	holdConnections(t, connections, "unix", p.path("run/cri.sock"), func(c net.Conn) {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // built is the folder of the programs; the first test that needs one makes it.
@@ -27,7 +28,7 @@ var program = sync.OnceValues(func() (path string, err error) {
 	if crashpoint.Enabled {
 		args = append(args, "-tags", "crashpoint")
 	}
-	if raced {
+	if testkit.Raced {
 		args = append(args, "-race")
 	}
 	dir, err := build(append(args, command("pullgated"))...)

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
@@ -205,7 +206,7 @@ func TestImageReviewsOverTheSockets(t *testing.T) {
 // A review that pullgate-policyd has in its cache adds at most 0.5 ms to the creation of a container. The test has a
 // larger limit, because other programs run on its machine.
 func TestACachedReviewIsFast(t *testing.T) {
-	if raced {
+	if testkit.Raced {
 		t.Skip("measures time")
 	}
 	r := criproxytest.NewRuntime(t)

@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
@@ -17,7 +18,7 @@ func TestGateBeforeCRIO(t *testing.T) {
 	if testing.Short() {
 		t.Skip("runs all tests of the gate twice more")
 	}
-	if raced {
+	if testkit.Raced {
 		t.Skip("make race runs it without the detector, which has seen the same code before containerd")
 	}
 	for _, profile := range criproxytest.Profiles()[1:] {

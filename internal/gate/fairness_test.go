@@ -15,6 +15,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -62,8 +63,8 @@ func TestAPodCannotGuessPasswordsByThousands(t *testing.T) {
 		t.Skip("takes seconds")
 	}
 	p, f := newProxyWithSource(t, exact())
-	entries := 4000 // of each Secret
-	if raced {      // make race runs the test with all of them without the detector
+	entries := 4000    // of each Secret
+	if testkit.Raced { // make race runs the test with all of them without the detector
 		entries = 400
 	}
 	var ring credential.SealedKeyring

@@ -16,6 +16,7 @@ import (
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -93,7 +94,7 @@ func TestConcurrentPullsNeverShareAResult(t *testing.T) {
 		t.Skip("takes seconds")
 	}
 	rounds := 200
-	if raced { // make race runs all of them without the detector
+	if testkit.Raced { // make race runs all of them without the detector
 		rounds = 60
 	}
 	p := newProxy(t, tracker.Options{}, exact())

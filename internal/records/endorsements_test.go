@@ -13,6 +13,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 const (
@@ -354,7 +355,7 @@ func TestTenThousandEndorsementsAreSmall(t *testing.T) {
 }
 
 func TestEndorsedFromMemoryAllocatesNothing(t *testing.T) {
-	if raced {
+	if testkit.Raced {
 		t.Skip("the race detector allocates")
 	}
 	s := newStore(t)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // Disk, then memory: while a write is being committed, look-ups neither wait for it nor see what it writes.
@@ -33,7 +34,7 @@ func TestLookupDuringACommitSeesTheFactsFromBefore(t *testing.T) {
 func TestLookupSeesEveryWriteThatHasReturned(t *testing.T) {
 	const pairs, readers = 3, 64
 	steps := 200
-	if raced || testing.Short() {
+	if testkit.Raced || testing.Short() {
 		steps = 40
 	}
 	s := newStore(t)

@@ -3,11 +3,13 @@ package records_test
 import (
 	"math/rand/v2"
 	"testing"
+
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // sampling reports whether a sweep runs only some of its cases: with -short, and under the race detector. A sweep has a
 // single goroutine, and `make race` runs all its cases without the detector.
-func sampling() bool { return testing.Short() || raced }
+func sampling() bool { return testing.Short() || testkit.Raced }
 
 // sample returns a function that selects the cases of a sweep that run: one in ten if it is sampled, otherwise all.
 func sample(t *testing.T) func() bool {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -36,7 +37,7 @@ func setting(t *testing.T, name string, otherwise uint64) uint64 {
 // often, PULLGATE_FLIP_SEED repeats a run.
 func TestFlippedByteOfTheStoreOpensNoImage(t *testing.T) {
 	flips, seed := setting(t, "PULLGATE_FLIPS", 2000), setting(t, "PULLGATE_FLIP_SEED", rand.Uint64())
-	if testing.Short() || raced {
+	if testing.Short() || testkit.Raced {
 		flips = min(flips, 30)
 	}
 	t.Logf("%d flips, PULLGATE_FLIP_SEED=%d", flips, seed)

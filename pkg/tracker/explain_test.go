@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -21,7 +22,7 @@ import (
 // time of use.
 func TestExplainReturnsTheVerdictOfCheckAndChangesNothing(t *testing.T) {
 	seeds := 20
-	if testing.Short() || raced { // there is one goroutine; make race runs all seeds without the detector
+	if testing.Short() || testkit.Raced { // there is one goroutine; make race runs all seeds without the detector
 		seeds = 3
 	}
 	for range seeds {

@@ -6,13 +6,14 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
 func TestJudgingAgainAllocatesNothing(t *testing.T) {
-	if raced {
+	if testkit.Raced {
 		t.Skip("the race detector allocates")
 	}
 	w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: time.Hour}})

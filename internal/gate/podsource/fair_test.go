@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/pullgate/pullgate/internal/gate/podsource"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -28,7 +29,7 @@ func TestSecretsOfOneNamespaceDoNotDelayThoseOfOthers(t *testing.T) {
 		t.Skip("takes seconds")
 	}
 	settles := []time.Duration{0, time.Minute}
-	if raced { // make race runs the test with both of them without the detector
+	if testkit.Raced { // make race runs the test with both of them without the detector
 		settles = settles[:1]
 	}
 	for name, namespaceOf := range map[string]func(i int) string{
@@ -114,7 +115,7 @@ func (w *world) asking(n int, every time.Duration) (stop func()) {
 // Under load from one namespace the API server gets a bounded number of requests.
 func TestMissingSecretsAreRequestedAtGrowingIntervals(t *testing.T) {
 	for _, tc := range []struct{ secrets, most int }{{1, 15}, {100, 2_000}, {1_000, 5_000}} {
-		if raced && tc.secrets > 100 {
+		if testkit.Raced && tc.secrets > 100 {
 			continue // make race runs it without the detector
 		}
 		t.Run(fmt.Sprint(tc.secrets), func(t *testing.T) {

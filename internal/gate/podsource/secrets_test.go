@@ -19,6 +19,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
@@ -121,7 +122,7 @@ func TestSecretsTogetherAreBounded(t *testing.T) {
 	inWorld(t, func(w *world) {
 		const n = 10
 		by := 1
-		if raced || testing.Short() {
+		if testkit.Raced || testing.Short() {
 			by = smallerBy
 		}
 		most := podsource.MaxHeld / by

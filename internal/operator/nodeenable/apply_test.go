@@ -26,6 +26,7 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/operator/nodeenable"
+	"github.com/pullgate/pullgate/internal/testkit"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -65,7 +66,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 		for _, tc := range []struct{ first, next action }{{enable, enable}, {enable, disable}, {disable, enable}, {disable, disable}} {
 			t.Run(kind+"/"+tc.first.name+" then "+tc.next.name, func(t *testing.T) {
 				first, step := 0, 1
-				if testing.Short() || raced { // there is one goroutine; make race runs all steps without the detector
+				if testing.Short() || testkit.Raced { // there is one goroutine; make race runs all steps without the detector
 					first, step = rand.IntN(10), 10
 					t.Logf("killed before step %d and every tenth one after it", first+1)
 				}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // A random generates policies and pods that are valid, small, and similar enough to match each other sometimes.
@@ -119,7 +120,7 @@ func (r random) pod() (admission.Pod, []admission.Container) {
 // rounds returns the seeds of each property, fewer under the race detector: a property has a single goroutine, and
 // `make race` runs all of them without it.
 func rounds(n uint64) uint64 {
-	if raced {
+	if testkit.Raced {
 		return n / 10
 	}
 	return n

@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 const (
@@ -45,7 +47,7 @@ type Observed struct {
 func Fidelity(t *testing.T, echo *Echo, proxied string) {
 	t.Helper()
 	direct, through := link(t, echo.Endpoint()), link(t, proxied)
-	table := slices.DeleteFunc(rows(), func(r row) bool { return echo.exact && (r.subtype != "" || raced && r.heavy()) })
+	table := slices.DeleteFunc(rows(), func(r row) bool { return echo.exact && (r.subtype != "" || testkit.Raced && r.heavy()) })
 	for _, r := range table {
 		t.Run(r.name, func(t *testing.T) { compare(t, echo, direct, through, r) })
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // What is not a review gets a status and a text of ours, and changes nothing for the next request.
@@ -117,7 +118,7 @@ func TestManyParts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
-	if raced {
+	if testkit.Raced {
 		t.Skip("has one goroutine; make race runs it without the detector")
 	}
 	var policies []string

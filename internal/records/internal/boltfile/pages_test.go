@@ -18,6 +18,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/internal/records/internal/boltfile"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // write makes a file with one transaction for each of the functions.
@@ -176,7 +177,7 @@ func TestWalkGoesOnBesideDamage(t *testing.T) {
 		known[line] = struct{}{}
 	}
 	size, less, every := os.Getpagesize(), 0, 1
-	if raced {
+	if testkit.Raced {
 		every = sampled
 	}
 	for page := 2; page < len(content)/size; page += every {
@@ -302,7 +303,7 @@ func TestWalkFindsAllDamageThatBoltsCheckFinds(t *testing.T) {
 		return random.IntN(len(content)/size)*size + random.IntN(200/n)*n, n
 	}
 	sound, files := 0, 2000
-	if raced {
+	if testkit.Raced {
 		files /= sampled
 	}
 	for range files {

@@ -1,6 +1,0 @@
-//go:build race
-
-package daemon_test
-
-// raced reports whether the tests run under the race detector.
-const raced = true

@@ -1,6 +1,0 @@
-//go:build !race
-
-package gate_test
-
-// raced says that the tests run under the race detector.
-const raced = false

@@ -1,6 +1,0 @@
-//go:build race
-
-package records_test
-
-// raced says that the tests run under the race detector.
-const raced = true
