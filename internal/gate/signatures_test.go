@@ -674,42 +674,6 @@ func TestAContainerWithoutANameHasNoEndorsement(t *testing.T) {
 	wantDenied(t, "a pod that has pulled the image", err, admission.FieldUnknown, "a name that is not known")
 }
 
-// The key in the policy is exchanged: one verification for all pods, and the old endorsement proves nothing.
-func TestKeyRotation(t *testing.T) {
-	a, b := signedBy(t, "a", "repo.test/*"), signedBy(t, "b", "repo.test/*")
-	s := newSigning(t, exact(), a)
-	hashes := func(rules ...requirement.Rule) (all []string) {
-		for _, r := range requirement.NewSet("", &requirement.Policies{Rules: rules}).Rules() {
-			all = append(all, r.Hash)
-		}
-		return all
-	}
-	s.sign(id1, hashes(a)...)
-	s.wantRun(s.Pod("team"), "main", app, "good", "container")
-	s.use(b)
-	_, err := s.runs(s.Pod("team"), "main", app, "good")
-	wantPullError(t, "signed with the old key", err, "SignatureValidationFailed")
-	s.sign(id1, hashes(b)...)
-	s.forgetDenials()
-	s.requests()
-	for range 3 {
-		s.wantRun(s.Pod("team"), "main", app, "good", "signed with both keys")
-	}
-	if n := len(s.requests()); n != 1 {
-		t.Errorf("%d verifications; want 1", n)
-	}
-	// Both rules apply: only the missing one is asked for.
-	s.use(a)
-	if _, err := s.runs(s.Pod("team"), "main", app, "good"); err != nil || len(s.requests()) != 0 {
-		t.Errorf("the old policy again: %v; want the endorsement that it had", err)
-	}
-	// A rule that matches nothing verifies nothing.
-	s.use(signedBy(t, "b", "other.test/*"))
-	if _, err := s.runs(s.Pod("team"), "main", app, "good"); err != nil || len(s.requests()) != 0 {
-		t.Errorf("a rule for other images: %v; want the container", err)
-	}
-}
-
 // Shadow mode is about credentials; policies about signatures are enforced in it.
 func TestSignaturesInShadowMode(t *testing.T) {
 	c := exact()
@@ -735,61 +699,6 @@ func TestSignaturesInShadowMode(t *testing.T) {
 	s.use(signedBy(t, "b", "repo.test/*"))
 	s.restart()
 	s.wantCode(s.Start(t.Context(), left), codes.PermissionDenied, "a start without an endorsement")
-}
-
-// The pods of a rollout cause one verification, whatever becomes of it.
-func TestFiftyPodsOneVerification(t *testing.T) {
-	const pods = 50
-	for _, signed := range []bool{true, false} {
-		s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))
-		if signed {
-			s.sign(id1, "*")
-		}
-		s.wait = make(chan struct{})
-		errs := make(chan error, pods)
-		for range pods {
-			x := s.Pod("team")
-			go func() {
-				_, err := s.Pull(t.Context(), x, app, "good")
-				errs <- err
-			}()
-		}
-		for s.runtime.Calls("PullImage") < pods {
-			time.Sleep(time.Millisecond)
-		}
-		close(s.wait)
-		for range pods {
-			if err := <-errs; (err == nil) != signed {
-				t.Errorf("signed %v: %v", signed, err)
-			}
-		}
-		if n := len(s.requests()); n != 1 {
-			t.Errorf("signed %v: %d verifications; want 1", signed, n)
-		}
-	}
-}
-
-// The client disconnects after the runtime has pulled: the retry finds the endorsement.
-func TestAVerificationOutlivesItsClient(t *testing.T) {
-	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))
-	s.sign(id1, "*")
-	s.wait = make(chan struct{})
-	asked := make(chan struct{})
-	s.during = sync.OnceFunc(func() { close(asked) })
-	ctx, cancel := context.WithCancel(t.Context())
-	failed := make(chan error)
-	x := s.Pod("team")
-	go func() {
-		_, err := s.Pull(ctx, x, app, "good")
-		failed <- err
-	}()
-	<-asked
-	cancel()
-	s.wantCode(<-failed, codes.Canceled, "the canceled pull")
-	close(s.wait)
-	if _, err := s.runs(x, "main", app, "good"); err != nil || len(s.requests()) != 1 || s.runtime.Calls("PullImage") != 1 {
-		t.Errorf("the retry: %v; want the container without another verification or pull", err)
-	}
 }
 
 // What a revocation overtakes is not stored.

@@ -3,7 +3,6 @@ package policy_test
 import (
 	"os"
 	"strings"
-	"sync"
 	"testing"
 
 	"sigs.k8s.io/yaml"
@@ -198,21 +197,6 @@ func TestNewDoesNotKeepItsArguments(t *testing.T) {
 	if !p.Allowlisted("repo.test/a") || p.Allowlisted("repo.test/b") {
 		t.Error("a list that the caller changed later changed the policy")
 	}
-}
-
-func TestPolicyMayBeUsedConcurrently(t *testing.T) {
-	p := mustNew(t, allowlisted, "repo.test/*")
-	var wg sync.WaitGroup
-	for range 4 {
-		wg.Go(func() {
-			for range 100 {
-				if d := p.Judge(policy.Evidence{Repository: "repo.test/a"}); d.Verdict != policy.Allow {
-					t.Errorf("Judge = %v by %s; want Allow", d.Verdict, d.Reason)
-				}
-			}
-		})
-	}
-	wg.Wait()
 }
 
 func FuzzPattern(f *testing.F) {
