@@ -13,14 +13,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
-	"github.com/pullgate/pullgate/internal/gate/podsource"
-	"github.com/pullgate/pullgate/internal/operator/metrics"
-	"github.com/pullgate/pullgate/internal/policies/admission"
-	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
-	"github.com/pullgate/pullgate/pkg/policy"
 )
 
 // busyScrape returns the metrics page of the built daemon, with every optional part, after a hit, a miss and a hidden
@@ -92,68 +87,18 @@ func TestMetricsPageIsARealScrape(t *testing.T) {
 	}
 }
 
-// The page lists all values of every label, and no other. Of calls and codes, which CRI and gRPC define, it has those
-// that need a word.
-func TestMetricsPageHasEveryValueOfALabel(t *testing.T) {
-	rules := []string{"other"}
-	for _, r := range policy.Reasons() {
-		rules = append(rules, string(r))
-	}
-	var source []string
-	for _, r := range podsource.Reasons() {
-		source = append(source, string(r))
-	}
-	var modes []string
-	for _, m := range policy.Modes() {
-		modes = append(modes, string(m))
-	}
-	want := map[string][]string{
-		"mode":                                  metrics.Modes(),
-		"policy":                                modes,
-		"policies_hash":                         nil,
-		"pull_policy":                           metrics.PullPolicies(),
-		"outcome":                               metrics.Outcomes(),
-		"outcome of pullgate_collections_total": append(policyclient.VerificationOutcomes(), "other"),
-		"result":                                metrics.Results(),
-		"call":                                  append(metrics.Calls(), "other"),
-		"verdict":                               {policy.Allow.String(), policy.Reverify.String()},
-		"reason of pullgate_verdicts_total":     rules,
-		"reason of pullgate_pod_source_errors_total":           source,
-		"reason of pullgate_container_creations_refused_total": append(metrics.CreationRefusals(), "other"),
-		"call of pullgate_admission_answers_total":             append(metrics.AdmissionCalls(), "other"),
-		"reason of pullgate_admission_answers_total":           append(metrics.AdmissionReasons(), "other"),
-		"validator": append(metrics.Validators(), "other"),
-		"answer":    admission.Answers(),
-		"audit":     {"true", "false"},
-		"kind":      metrics.PolicyKinds(),
-		"field":     append(metrics.ConflictFields(), "other"),
-		"judged":    {"true", "false"},
-		"code":      {"PermissionDenied", "Unavailable", "Unknown", "Internal", "other"},
-		"method":    {"other"},
-		"version":   nil,
-		"goversion": nil,
-	}
-	for _, values := range want {
-		slices.Sort(values)
-	}
-	if diff := cmp.Diff(want, readMetricsPage(t).values); diff != "" {
-		t.Errorf("docs/metrics.md (-code +page):\n%s", diff)
-	}
-}
-
 // metricsPage is the content of docs/metrics.md.
 type metricsPage struct {
 	metrics map[string]string // type and labels
 	units   map[string]string
-	values  map[string][]string
 }
 
 func readMetricsPage(t *testing.T) metricsPage {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/metrics.md")
 	must(t, err)
-	page := metricsPage{metrics: map[string]string{}, units: map[string]string{}, values: map[string][]string{}}
-	ofMetrics, ofLabels, _ := strings.Cut(string(text), "\n## Labels\n")
+	page := metricsPage{metrics: map[string]string{}, units: map[string]string{}}
+	ofMetrics, _, _ := strings.Cut(string(text), "\n## Labels\n")
 	quoted := regexp.MustCompile("`([^`]+)`")
 	for _, section := range strings.Split(ofMetrics, "\n### ")[1:] {
 		title, rest, _ := strings.Cut(section, "\n")
@@ -174,20 +119,6 @@ func readMetricsPage(t *testing.T) metricsPage {
 		slices.Sort(labels)
 		page.metrics[name] = strings.ToLower(cells[1]) + " " + strings.Join(labels, ",")
 		page.units[name] = cells[2]
-	}
-	for _, section := range strings.Split(ofLabels, "\n### ")[1:] {
-		title, rest, _ := strings.Cut(section, "\n")
-		label := strings.ReplaceAll(title, "`", "")
-		page.values[label] = nil
-		for line := range strings.Lines(rest) {
-			if item, ok := strings.CutPrefix(line, "- "); ok {
-				named, _, _ := strings.Cut(item, ": ")
-				for _, m := range quoted.FindAllStringSubmatch(named, -1) {
-					page.values[label] = append(page.values[label], m[1])
-				}
-			}
-		}
-		slices.Sort(page.values[label])
 	}
 	return page
 }

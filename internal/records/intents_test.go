@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/records"
 )
@@ -51,31 +50,6 @@ func namesOf(t *testing.T, s *records.Store) (names []string) {
 		names = append(names, in.Name)
 	}
 	return names
-}
-
-// Pulls of one name that end without a known result need one intent, the one of the latest end.
-func TestEndKeepsOneIntentOfEachName(t *testing.T) {
-	s := newStore(t)
-	for n := range 5 {
-		for _, name := range []string{app + ":1", app + ":2"} {
-			in, err := s.Begin(name, app, at(n))
-			if err = errors.Join(err, s.End(in, at(10+n))); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	inProgress, elsewhere := begin(t, s, app), begin(t, s, app+"/more")
-	must(t, s.End(elsewhere, at(20)))
-	want := []records.Intent{
-		{ID: 9, Name: app + ":1", Repository: app, Begun: at(4), Ended: at(14)},
-		{ID: 10, Name: app + ":2", Repository: app, Begun: at(4), Ended: at(14)},
-		inProgress,
-		{ID: elsewhere.ID, Name: app + "/more:v1", Repository: app + "/more", Begun: noon(), Ended: at(20)},
-	}
-	got, err := s.Intents()
-	if diff := cmp.Diff(want, got); diff != "" || err != nil {
-		t.Errorf("Intents() error %v (-want +got):\n%s", err, diff)
-	}
 }
 
 // A tenant may make up many names; the store still keeps few intents of a repository. If it does not know the names,

@@ -116,19 +116,6 @@ func TestRotateReplacesWhatTheSecretProved(t *testing.T) {
 	}
 }
 
-func TestRotateOfAnOpenOrAbsentRecordProvesNothing(t *testing.T) {
-	s, _ := open(t, newPath(t), records.Options{})
-	prove(t, s, records.Result{Pair: pair(id1, app), Open: true, At: at(0)})
-	for _, p := range []records.Pair{pair(id1, app), pair(id2, app)} {
-		if got, err := s.Rotate(records.Rotation{Pair: p, Secret: pull, Credential: bob, At: at(1)}); got || err != nil {
-			t.Errorf("Rotate of %s = %v, %v; want false, nil", p.ImageID, got, err)
-		}
-	}
-	if f := lookup(t, s, pair(id2, app)); f.Record != nil {
-		t.Errorf("there is a record now: %+v", f.Record)
-	}
-}
-
 // The store notes another Secret that contains a proved credential, up to a limit, so that the rotation of that Secret
 // needs no registry either.
 func TestTouchNotesSecrets(t *testing.T) {
