@@ -62,7 +62,8 @@ func (f *inForce) get() (c config.Config, found bool, reload *adminv1.Reload) {
 
 // adminOf returns the server of the admin API for the parts.
 func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, runtime *gate.Runtime,
-	feed *adminapi.Feed) *adminapi.Server {
+	feed *adminapi.Feed,
+) *adminapi.Server {
 	log, started := o.Log.WithName("admin"), time.Now()
 	return adminapi.New(adminapi.Config{
 		Tracker:         p.tracker,

@@ -72,7 +72,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	defer func() { err = errors.Join(err, conns.close()) }()
 	runtime := gate.NewRuntime(conns.runtime, conns.image)
 	var node *nodecreds.Credentials
-	trk, report, err := tracker.Open(o.Config.StateDir, runtime, tracker.Options{
+	trk, report, err := tracker.Open(o.Config.StateDir, runtime, tracker.Options{ //nolint:contextcheck // waits 2 s at most
 		Rules:                          rules(o.Config),
 		VerifyUntracked:                o.Config.UntrackedImages == config.UntrackedVerify,
 		NodeOffers:                     func(repository string, id credential.ID) bool { return node.Offers(repository, id) },
@@ -136,9 +136,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		Metrics:  m,
 		Log:      o.Log.WithName("proxy"),
 	})
-	m.SetStore(storeSize(store, o.Log))
-	m.SetGrants(trk.Grants)
-	m.StoreDistrusted(store.Distrusted() != nil)
+	observe(m, trk, o.Log)
 
 	svc := newService(o.Log, o.Config)
 	on, err := listenAll(ctx, o.Log, o.Config, svc.bound)
@@ -165,15 +163,17 @@ func Run(ctx context.Context, o Options) (err error) {
 	return serve(ctx, o, p)
 }
 
-// storeSize returns what the metrics say of the store.
-func storeSize(store *records.Store, log klog.Logger) func() records.Stats {
-	return func() records.Stats {
-		s, err := store.Stats()
+// observe gives the metrics what they say of the store and the grants.
+func observe(m *metrics.Metrics, trk *tracker.Tracker, log klog.Logger) {
+	m.SetStore(func() records.Stats {
+		s, err := trk.Store().Stats()
 		if err != nil {
-			log.Error(err, "Failed to count the pull records")
+			log.Error(err, "Store of pull records not counted")
 		}
 		return s
-	}
+	})
+	m.SetGrants(trk.Grants)
+	m.StoreDistrusted(trk.Store().Distrusted() != nil)
 }
 
 // inMetrics returns what the metrics say of the configuration and the policies in use.

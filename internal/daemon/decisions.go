@@ -28,8 +28,10 @@ func openDecisions(o Options, m *metrics.Metrics) (*decisionLog, error) {
 		l.dropped.Add(n)
 		m.DecisionsDropped(n)
 	}
-	log, err := decisionlog.Open(decisionlog.Options{Path: l.path, Dropped: dropped,
-		Journal: o.Log.WithName("decisionLog")})
+	log, err := decisionlog.Open(decisionlog.Options{
+		Path: l.path, Dropped: dropped,
+		Journal: o.Log.WithName("decisionLog"),
+	})
 	if err != nil {
 		return nil, program.WithHint(fmt.Errorf("open decisionLog.path: %w", err),
 			decisionlog.PathHint)

@@ -84,7 +84,8 @@ func criSocketOf(c config.Config) sockets.Socket {
 
 // listenAll listens on the CRI's socket, or on none, and on those of the other listeners that can be bound.
 func listenAll(ctx context.Context, log klog.Logger, c config.Config,
-	bound func(field string, err error)) (on listeners, err error) {
+	bound func(field string, err error),
+) (on listeners, err error) {
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, on.close())

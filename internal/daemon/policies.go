@@ -74,8 +74,10 @@ func (p *policies) forGate(views gate.ViewSource) *gate.Admission {
 	if p.chain == nil {
 		return nil
 	}
-	a := &gate.Admission{Chain: p.chain, NamespaceLabels: p.set.NamespaceLabels, KubeletRoot: p.config.KubeletRoot,
-		Views: views}
+	a := &gate.Admission{
+		Chain: p.chain, NamespaceLabels: p.set.NamespaceLabels, KubeletRoot: p.config.KubeletRoot,
+		Views: views,
+	}
 	if e := p.signatures.Load().endorser; e != nil {
 		a.Endorser = e
 	}
@@ -184,8 +186,10 @@ func (p *policies) rules() admission.Rules {
 	}
 	if p.set.Len(restriction.Kind) > 0 {
 		options := restriction.Options{From: p.from, Refuse: p.config.Unjudged == config.UnjudgedRefuse}
-		r.Validators = append(r.Validators, admission.Named{Name: admission.RestrictionValidator,
-			Validator: restriction.NewValidator(policyfiles.Restrictions(p.set), options)})
+		r.Validators = append(r.Validators, admission.Named{
+			Name:      admission.RestrictionValidator,
+			Validator: restriction.NewValidator(policyfiles.Restrictions(p.set), options),
+		})
 	}
 	if policyfiles.BackendsOf(p.set).Len() > 0 {
 		r.Validators = append(r.Validators, admission.Named{Name: admission.ReviewValidator, Validator: p.review})

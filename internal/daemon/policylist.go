@@ -24,8 +24,10 @@ func (p *policies) keepList(err error) {
 		p.listed.Store(nil)
 		return
 	}
-	l := &adminv1.ListPoliciesResponse{Folder: p.config.Policies, Enforcing: p.config.Enforce,
-		RefuseUnjudged: p.config.Unjudged == config.UnjudgedRefuse}
+	l := &adminv1.ListPoliciesResponse{
+		Folder: p.config.Policies, Enforcing: p.config.Enforce,
+		RefuseUnjudged: p.config.Unjudged == config.UnjudgedRefuse,
+	}
 	if p.set != nil {
 		l.Hash = p.set.Hash
 	}

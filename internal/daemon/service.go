@@ -28,8 +28,10 @@ type service struct {
 }
 
 func newService(log klog.Logger, c config.Config) *service {
-	return &service{unbound: map[string]error{}, log: log, shadow: c.NoPullImageSecretRecheck,
-		policy: c.ImagePullCredentialsVerificationPolicy}
+	return &service{
+		unbound: map[string]error{}, log: log, shadow: c.NoPullImageSecretRecheck,
+		policy: c.ImagePullCredentialsVerificationPolicy,
+	}
 }
 
 // ready reports that the socket is served, with the configuration that was read last.

@@ -67,8 +67,10 @@ func storePart(s *records.Store) part {
 }
 
 func newWatchdog(log klog.Logger, patience time.Duration, feed func(), parts ...part) *watchdog {
-	return &watchdog{every: patience / 3, parts: parts, feed: feed, log: log, open: map[string]*question{},
-		failed: map[string]bool{}}
+	return &watchdog{
+		every: patience / 3, parts: parts, feed: feed, log: log, open: map[string]*question{},
+		failed: map[string]bool{},
+	}
 }
 
 // run checks and notifies until ctx ends and every question is answered.

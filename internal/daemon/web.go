@@ -14,8 +14,10 @@ func serveWeb(ctx context.Context, log klog.Logger, p parts) error {
 	if listener == nil {
 		return nil
 	}
-	return sockets.ServeStatus(ctx, listener, sockets.Status{Metrics: p.metrics.Handler(), Ready: p.ready,
-		Panicked: p.metrics.Panic, Log: log})
+	return sockets.ServeStatus(ctx, listener, sockets.Status{
+		Metrics: p.metrics.Handler(), Ready: p.ready,
+		Panicked: p.metrics.Panic, Log: log,
+	})
 }
 
 // ready returns the answer to a readiness probe.

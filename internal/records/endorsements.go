@@ -102,8 +102,10 @@ func (s *Store) Endorse(all []Endorsement) error {
 }
 
 func (e *Endorsement) check() error {
-	for name, text := range map[string]string{"image ID": e.Pair.ImageID, "repository": e.Pair.Repository,
-		"requirement": e.Requirement} {
+	for name, text := range map[string]string{
+		"image ID": e.Pair.ImageID, "repository": e.Pair.Repository,
+		"requirement": e.Requirement,
+	} {
 		if text == "" || strings.Contains(text, "\x00") {
 			return fmt.Errorf("records: endorsement with invalid %s %q", name, text)
 		}

@@ -10,12 +10,6 @@ import (
 	"github.com/pullgate/pullgate/internal/records"
 )
 
-// unknown returns an intent that is not in the store.
-func unknown(in records.Intent) records.Intent {
-	in.ID += 256
-	return in
-}
-
 func settlement(intents ...records.Intent) records.Settlement {
 	return records.Settlement{Intents: intents, Now: at(5)}
 }

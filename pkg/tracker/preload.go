@@ -82,8 +82,10 @@ func (t *Tracker) plan(ctx context.Context) (s plannedScan, ok bool) {
 		return s, false
 	}
 	return plannedScan{
-		Scan: records.Scan{Pairs: pairsOf(images), Origin: origin, Now: time.Now(), First: !once,
-			Brought: broughtBy(images)},
+		Scan: records.Scan{
+			Pairs: pairsOf(images), Origin: origin, Now: time.Now(), First: !once,
+			Brought: broughtBy(images),
+		},
 		unchanged: unchanged,
 	}, true
 }

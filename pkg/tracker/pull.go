@@ -84,7 +84,8 @@ func (t *Tracker) writeIntent(ctx context.Context, name, repository string) (rec
 }
 
 func (t *Tracker) beginListed(name, repository string, present map[string]struct{}) (records.Intent, []records.Pair,
-	error) {
+	error,
+) {
 	t.turn.Lock()
 	defer t.turn.Unlock()
 	return t.store.BeginListed(name, repository, time.Now(), present)

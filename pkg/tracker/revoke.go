@@ -208,7 +208,8 @@ func (t *Tracker) noteRevocation(r scope) (pairs []records.Pair, matches bool) {
 // discards the unwritten uses of the pairs in unused. In a dry run it only returns the grants. A judgement that adds a
 // grant after that reads the facts again.
 func (t *Tracker) endGrants(dryRun bool, unused map[records.Pair]bool,
-	depends func(p records.Pair, g grant) bool) (ended []Grant) {
+	depends func(p records.Pair, g grant) bool,
+) (ended []Grant) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !dryRun {

@@ -46,8 +46,10 @@ func (t *Tracker) Prune(ctx context.Context) error { return t.prune(ctx, "") }
 func (t *Tracker) Removed(ctx context.Context, imageID string) error { return t.prune(ctx, imageID) }
 
 func (t *Tracker) prune(ctx context.Context, removed string) error {
-	of := records.Pruning{Images: map[string]struct{}{}, Pairs: map[records.Pair]struct{}{}, Before: t.store.Written(),
-		Removed: removed}
+	of := records.Pruning{
+		Images: map[string]struct{}{}, Pairs: map[records.Pair]struct{}{}, Before: t.store.Written(),
+		Removed: removed,
+	}
 	present, err := t.presentImages(ctx)
 	if err != nil {
 		return fmt.Errorf("prune pull records: %w", err)
@@ -96,8 +98,10 @@ func (t *Tracker) Settle(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("settle pull intents: %w", err)
 	}
-	of := records.Settlement{Intents: due, Present: pairsOf(images), Brought: broughtBy(images),
-		Now: t.noteTime(time.Now())}
+	of := records.Settlement{
+		Intents: due, Present: pairsOf(images), Brought: broughtBy(images),
+		Now: t.noteTime(time.Now()),
+	}
 	if err := t.inTurn(func() error { return t.store.Settle(of) }); err != nil {
 		return fmt.Errorf("settle pull intents: %w", err)
 	}

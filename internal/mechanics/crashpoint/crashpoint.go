@@ -19,7 +19,7 @@ const (
 	Created        = "criproxy.create.created"  // the runtime has created a container, it is not read back
 )
 
-// The writes to the store. The points of each are Before and After: it is on disk, and not yet in memory.
+// The writes to the store. Each has the points Before and After.
 const (
 	Begin    = "records.begin"
 	Prove    = "records.prove"
@@ -36,9 +36,11 @@ const (
 	Withdraw = "records.withdraw" // endorsements are revoked
 )
 
-// Before and After are the points of a write.
+// Before returns the point before a write.
 func Before(write string) string { return write + ".before" }
-func After(write string) string  { return write + ".after" }
+
+// After returns the point after a write: it is on disk, and not yet in memory.
+func After(write string) string { return write + ".after" }
 
 // All returns every point.
 func All() []string {
