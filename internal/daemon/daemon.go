@@ -72,7 +72,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	defer func() { err = errors.Join(err, conns.close()) }()
 	runtime := gate.NewRuntime(conns.runtime, conns.image)
 	var node *nodecreds.Credentials
-	trk, report, err := tracker.Open(o.Config.StateDir, runtime, tracker.Options{ //nolint:contextcheck // waits 2 s at most
+	trk, report, err := tracker.Open(o.Config.StateDir, runtime, tracker.Options{ //nolint:contextcheck // it is short
 		Rules:                          rules(o.Config),
 		VerifyUntracked:                o.Config.UntrackedImages == config.UntrackedVerify,
 		NodeOffers:                     func(repository string, id credential.ID) bool { return node.Offers(repository, id) },
