@@ -204,16 +204,6 @@ func (c *checker) OneOf(at *field.Path, value *string, allowed ...string) string
 	return *value
 }
 
-func (c *checker) Patterns(at *field.Path, list []string, syntax requirement.Syntax) []requirement.Pattern {
-	var all []requirement.Pattern
-	for i, text := range list {
-		if p, ok := c.Pattern(at.Index(i), text, syntax); ok {
-			all = append(all, p)
-		}
-	}
-	return all
-}
-
 func (c *checker) Pattern(at *field.Path, text string, syntax requirement.Syntax) (requirement.Pattern, bool) {
 	p, err := requirement.ParsePattern(text, syntax)
 	if err != nil {

@@ -171,7 +171,11 @@ func (c *kyvernoCompiler) verification(at *field.Path, v *kyvernoVerification, o
 	if len(v.ImageReferences) == 0 {
 		c.Required(images, "must have at least one pattern; an entry of a list is a rule of its own")
 	}
-	out.Images = c.Patterns(images, v.ImageReferences, requirement.KyvernoSyntax)
+	for i, text := range v.ImageReferences {
+		if p, ok := c.Pattern(images.Index(i), text, requirement.KyvernoSyntax); ok {
+			out.Images = append(out.Images, p)
+		}
+	}
 	if v.Default != nil {
 		out.Default = requirement.AllowUnmatched
 		if c.OneOf(at.Child("default"), v.Default, "allow", "deny") == "deny" {
