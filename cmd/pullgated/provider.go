@@ -82,8 +82,8 @@ func providerCommand() *cobra.Command {
 		DisableFlagsInUseLine: true,
 		Short: "Run a kubelet's credential provider plugin, and report the IDs of its credentials " +
 			"to pullgated",
-		Long:                  providerLong,
-		Example:               providerExamples,
+		Long:    providerLong,
+		Example: providerExamples,
 		Args: func(cmd *cobra.Command, args []string) error {
 			const see = "as in pullgated credential-provider -- /opt/plugins/provider; see pullgated credential-provider --help"
 			switch dash := cmd.ArgsLenAtDash(); {
