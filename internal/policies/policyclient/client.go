@@ -201,13 +201,15 @@ func ask[R any](ctx context.Context, c *Client, limit time.Duration, call call[R
 		if !errors.Is(cause, ErrNotReached) && !errors.Is(cause, ErrLost) || time.Since(begin) >= c.options.Reconnect {
 			return response, cause
 		}
+		again := time.NewTimer(reconnectEvery)
 		select {
 		case <-limited.Done():
+			again.Stop()
 			if errors.Is(ctx.Err(), context.Canceled) {
 				return response, ctx.Err()
 			}
 			return response, cause
-		case <-time.After(reconnectEvery):
+		case <-again.C:
 		}
 		c.conn.ResetConnectBackoff()
 	}
