@@ -588,6 +588,11 @@ func TestChangedSince(t *testing.T) {
 			func(s string) string { return s + "maxPods: 200\n" },
 		},
 		{
+			"our line in a comment of theirs", "plain-script", "/etc/kubelet.yaml",
+			func(s string) string { return s + "# containerRuntimeEndpoint: " + listen + "\n" }, "",
+			func(s string) string { return s + "# containerRuntimeEndpoint: " + listen + "\n" },
+		},
+		{
 			"one of our lines put back", "plain-script", "/etc/kubelet.yaml", func(s string) string {
 				return strings.Replace(s, "imageServiceEndpoint: "+listen+"\n", "imageServiceEndpoint: unix:///run/containerd/containerd.sock  # the same\n", 1)
 			}, "", func(s string) string { return s },
