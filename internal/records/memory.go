@@ -258,8 +258,6 @@ func (t *tx) setImage(bucket string, key []byte, value any) {
 		e := endorsementOf(key)
 		p, requirement = e.Pair, e.Requirement
 	}
-	intern(&p.ImageID)
-	intern(&p.Repository)
 	if !t.ownImages {
 		t.ownImages, t.images = true, cloned(t.images)
 	}
