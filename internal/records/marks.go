@@ -82,6 +82,9 @@ func (t *tx) mark(pairs []Pair, origin string, now time.Time) {
 
 // marksOf returns the pairs of a repository that have a mark.
 func (t *facts) marksOf(repository string) (pairs []Pair) {
+	if t.marked[repository] == 0 {
+		return nil
+	}
 	for id, i := range t.images {
 		if e := i.entry(repository); e != nil && e.mark != nil {
 			pairs = append(pairs, Pair{ImageID: id, Repository: repository})

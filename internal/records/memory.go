@@ -22,7 +22,8 @@ type facts struct {
 	intents   map[string][]Intent // by repository, ordered by ID
 	creations []Creation          // ordered by ID
 	meta      meta
-	endorsed  int // the number of endorsements
+	endorsed  int            // the number of endorsements
+	marked    map[string]int // the number of marks by repository
 
 	lastIntent, lastCreation uint64 // the highest ID so far
 	writes                   uint64 // see Store.Written
@@ -96,7 +97,7 @@ type tx struct {
 	changes []change
 	err     error // of a value that cannot be encoded: then nothing is written
 	// The maps are its own, and, while it loads a file, the slices in them.
-	ownImages, ownIntents, loading bool
+	ownImages, ownIntents, ownMarked, loading bool
 }
 
 // A change is a value to write in its stored form, or to delete if that is nil.
@@ -281,6 +282,7 @@ func (t *tx) setImage(bucket string, key []byte, value any) {
 			}
 		}
 	case bucketMarks:
+		t.countMark(p.Repository, e.mark != nil, value != nil)
 		e.mark = pointer[Mark](value)
 	case bucketEndorsements:
 		n, one := len(e.endorsements), pointer[Endorsement](value)
@@ -298,6 +300,21 @@ func (t *tx) setImage(bucket string, key []byte, value any) {
 	}
 	if t.images[p.ImageID] = i; len(i) == 0 {
 		delete(t.images, p.ImageID)
+	}
+}
+
+// countMark counts a mark of a repository that is set or removed.
+func (t *tx) countMark(repository string, before, now bool) {
+	if before == now {
+		return
+	}
+	if !t.ownMarked {
+		t.ownMarked, t.marked = true, cloned(t.marked)
+	}
+	if now {
+		t.marked[repository]++
+	} else if t.marked[repository]--; t.marked[repository] == 0 {
+		delete(t.marked, repository)
 	}
 }
 
