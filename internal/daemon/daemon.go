@@ -168,7 +168,7 @@ func observe(m *metrics.Metrics, trk *tracker.Tracker, log klog.Logger) {
 	m.SetStore(func() records.Stats {
 		s, err := trk.Store().Stats()
 		if err != nil {
-			log.Error(err, "Store of pull records not counted")
+			log.Error(err, "Failed to count the pull records")
 		}
 		return s
 	})
