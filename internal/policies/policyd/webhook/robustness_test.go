@@ -101,18 +101,6 @@ func TestTooLargeObjectsAreDenied(t *testing.T) {
 	}
 }
 
-// panicking are labels that cannot be read.
-type panicking struct{}
-
-func (panicking) Labels(context.Context, string) (map[string]string, bool) { panic("defect") }
-
-func TestPanickingImageReviewsAreDenied(t *testing.T) {
-	w := newWorld(t, webhook.Options{Chain: chain(t, onlyGood), Labels: panicking{}.Labels})
-	if got := w.reviewImages(t, "team", "good.test/a"); got.Allowed || w.last().Outcome != webhook.Failed || len(w.panics) != 1 {
-		t.Errorf("%+v, event %+v; want a denial", got, w.last())
-	}
-}
-
 // The user chooses the numbers of containers, volumes and mounts; what takes long to judge is denied.
 func TestManyParts(t *testing.T) {
 	if testing.Short() {

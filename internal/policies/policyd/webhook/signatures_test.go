@@ -215,8 +215,8 @@ func TestSignaturesThatPanicDeny(t *testing.T) {
 	if r := w.ask(t, pod(`{containers: [{name: c, image: "a:1"}]}`)); r.Allowed || r.Result.Code != http.StatusInternalServerError {
 		t.Errorf("%q; want a denial", message(r))
 	}
-	if status := w.reviewImages(t, "team", "a:1"); status.Allowed {
-		t.Error("an image review is allowed; want a denial")
+	if status := w.reviewImages(t, "team", "a:1"); status.Allowed || w.last().Outcome != webhook.Failed || len(w.panics) != 2 {
+		t.Errorf("an image review: %+v, event %+v; want a denial", status, w.last())
 	}
 }
 
