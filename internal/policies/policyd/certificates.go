@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -68,21 +69,24 @@ func (c *certificates) refresh(signal bool) {
 	if err = c.decode(contents, sum, err); err != nil {
 		c.log.Error(err, "Failed to read the certificate: the previous one stays in use", "certFile", c.files.CertFile)
 	} else if !again {
-		c.log.Info("Certificate read", "certFile", c.files.CertFile, "expires", c.current.Load().Certificates[0].Leaf.NotAfter)
+		c.log.Info("Certificate read", "certFile", c.files.CertFile, "expires", c.expiry())
 	}
 	c.report(err)
 }
 
 func (c *certificates) report(err error) {
 	c.metrics.certRead.Set(number(err == nil))
-	c.metrics.certExpiry.Set(float64(c.current.Load().Certificates[0].Leaf.NotAfter.Unix()))
+	c.metrics.certExpiry.Set(float64(c.expiry().Unix()))
 }
+
+func (c *certificates) expiry() time.Time { return c.current.Load().Certificates[0].Leaf.NotAfter }
 
 // scan returns the contents of certificate, key and authorities, and a hash of them and of the error.
 func (c *certificates) scan() (contents [3][]byte, sum [sha256.Size]byte, err error) {
 	hash := sha256.New()
 	for i, file := range [...]struct{ field, path string }{
-		{"https.certFile", c.files.CertFile}, {"https.keyFile", c.files.KeyFile}, {"https.clientCAFile", c.files.ClientCAFile},
+		{"https.certFile", c.files.CertFile}, {"https.keyFile", c.files.KeyFile},
+		{"https.clientCAFile", c.files.ClientCAFile},
 	} {
 		if file.path == "" {
 			continue
@@ -107,7 +111,8 @@ func (c *certificates) decode(contents [3][]byte, sum [sha256.Size]byte, err err
 	if err != nil {
 		return fmt.Errorf("https.certFile %s, https.keyFile %s: %w", c.files.CertFile, c.files.KeyFile, err)
 	}
-	next := &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}
+	next := c.tlsConfig()
+	next.Certificates, next.GetConfigForClient = []tls.Certificate{cert}, nil
 	if c.files.ClientCAFile != "" {
 		next.ClientCAs, next.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
 		if !next.ClientCAs.AppendCertsFromPEM(contents[2]) {

@@ -32,7 +32,8 @@ func newMetrics(version, goVersion string) *metrics {
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
 		reviews: counterVec("reviews_total",
-			"Answers of backends to image reviews, also those of the cache and of failure policies, by outcome.", "outcome", "cached"),
+			"Answers of backends to image reviews, also those of the cache and of failure policies, by outcome.",
+			"outcome", "cached"),
 		requests: counterVec("registry_requests_total",
 			"Requests to registries for signatures, by outcome. Those for tokens are not counted.", "outcome"),
 		verified: counterVec("verifications_total",
@@ -42,17 +43,20 @@ func newMetrics(version, goVersion string) *metrics {
 			Help: "Requests of pullgated that were not answered, because it uses other policy files or another trusted root.",
 		}),
 		panics: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: prefix + "panics_total", Help: "Requests that panicked and were answered with an error. Anything but 0 is a bug.",
+			Name: prefix + "panics_total",
+			Help: "Requests that panicked and were answered with an error. Anything but 0 is a bug.",
 		}),
 		policiesRead: gauge("policies_last_reload_success",
 			"1 if the policy files were valid when they were last read, else 0: the last valid ones are in use."),
 		certRead: gauge("certificate_last_reload_success",
 			"1 if the files of https were valid when they were last read, else 0: the last valid ones are in use."),
-		certExpiry: gauge("certificate_expiry_timestamp_seconds", "When the certificate of https ends, in seconds since 1970."),
+		certExpiry: gauge("certificate_expiry_timestamp_seconds",
+			"When the certificate of https ends, in seconds since 1970."),
 		webhook: counterVec("webhook_requests_total",
 			"Requests to the HTTPS server, by path and by how they were answered.", "path", "outcome"),
 		webhookTook: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: prefix + "webhook_seconds", Help: "How long answers of the HTTPS server took, with the backends of image reviews.",
+			Name:    prefix + "webhook_seconds",
+			Help:    "How long answers of the HTTPS server took, with the backends of image reviews.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
 		}, []string{"path"}),
 	}

@@ -139,7 +139,8 @@ func labelsOnly(object any) (any, error) {
 	if !ok { // a deletion that was missed
 		return object, nil
 	}
-	return &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: n.Name, ResourceVersion: n.ResourceVersion, Labels: n.Labels}}, nil
+	meta := metav1.ObjectMeta{Name: n.Name, ResourceVersion: n.ResourceVersion, Labels: n.Labels}
+	return &corev1.Namespace{ObjectMeta: meta}, nil
 }
 
 // apiServer returns how the API server is reached: by a kubeconfig; for "" from inside a cluster, then by $KUBECONFIG.

@@ -139,7 +139,7 @@ func (s *nodeServer) Review(ctx context.Context, r *policyv1.ReviewRequest) (*po
 }
 
 // ask asks the backends about each image by itself, about all at the same time.
-func (s *nodeServer) ask(ctx context.Context, clients review.Clients, r *policyv1.ReviewRequest) []*policyv1.ReviewResult {
+func (s *nodeServer) ask(ctx context.Context, c review.Clients, r *policyv1.ReviewRequest) (all []*policyv1.ReviewResult) {
 	var subjects []review.Subject
 	for i, images := range [][]string{r.GetImages(), r.GetVolumeImages()} {
 		for _, image := range slices.Compact(slices.Sorted(slices.Values(images))) {
@@ -156,11 +156,10 @@ func (s *nodeServer) ask(ctx context.Context, clients review.Clients, r *policyv
 	answers := make([][]review.Result, len(subjects))
 	var asked sync.WaitGroup
 	for i, about := range subjects[1:] {
-		asked.Go(func() { answers[1+i] = s.policies.review(ctx, clients, about) })
+		asked.Go(func() { answers[1+i] = s.policies.review(ctx, c, about) })
 	}
-	answers[0] = s.policies.review(ctx, clients, subjects[0])
+	answers[0] = s.policies.review(ctx, c, subjects[0])
 	asked.Wait()
-	var all []*policyv1.ReviewResult
 	for i, results := range answers {
 		image := slices.Concat(subjects[i].Images, subjects[i].Volumes)[0]
 		for _, r := range results {
@@ -277,7 +276,8 @@ func (s *nodeServer) Verify(ctx context.Context, r *policyv1.VerifyRequest) (*po
 	report, err := s.policies.signatures.Verify(ctx, set.rules, verify.Request{
 		Name: name, ImageID: r.GetImageId(), Digests: r.GetDigests(), Requirements: r.GetRequirements(),
 		List: r.GetListSignatures(), Credential: admission.Login{
-			Username: c.GetUsername(), Password: c.GetPassword(), IdentityToken: c.GetIdentityToken(), RegistryToken: c.GetRegistryToken(),
+			Username: c.GetUsername(), Password: c.GetPassword(),
+			IdentityToken: c.GetIdentityToken(), RegistryToken: c.GetRegistryToken(),
 		},
 	})
 	if err != nil {

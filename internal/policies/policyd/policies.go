@@ -138,7 +138,8 @@ func (p *policies) takeLocked(set *policyfiles.Set, err error) {
 	if err == nil {
 		err = p.useLocked(set)
 	}
-	p.noteLocked(&p.failure.folder, err, "Failed to read the policies: the previous ones stay in use", "policies", p.paths.Folder)
+	const message = "Failed to read the policies: the previous ones stay in use"
+	p.noteLocked(&p.failure.folder, err, message, "policies", p.paths.Folder)
 }
 
 // noteLocked keeps a failure, and logs it when it is new.

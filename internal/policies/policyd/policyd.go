@@ -91,7 +91,8 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	at := Addresses{Node: text(on.node), HTTPS: text(on.https), Metrics: text(on.metrics)}
-	o.Log.Info("Serving", "node", at.Node, "https", at.HTTPS, "metrics", at.Metrics, "policies", o.Config.Policies, "version", o.Version)
+	o.Log.Info("Serving", "node", at.Node, "https", at.HTTPS, "metrics", at.Metrics,
+		"policies", o.Config.Policies, "version", o.Version)
 	if o.Ready != nil {
 		o.Ready(at)
 	}
@@ -205,8 +206,8 @@ func reload(ctx context.Context, o Options, policies *policies, certs *certifica
 	}
 }
 
-func serveHTTPS(ctx context.Context, o Options, l net.Listener, policies *policies, certs *certificates, m *metrics) error {
-	handler, err := newWebhook(o, policies, m)
+func serveHTTPS(ctx context.Context, o Options, l net.Listener, p *policies, certs *certificates, m *metrics) error {
+	handler, err := newWebhook(o, p, m)
 	if err != nil {
 		return err
 	}
@@ -258,7 +259,8 @@ func Examine(ctx context.Context, c config.Policyd) (warnings []string, err erro
 	if err := clients.Replace(backends); err != nil {
 		errs = append(errs, fmt.Errorf("policies:\n%w", err))
 	}
-	named := []string{c.Policies, c.TrustedRoot, c.Kubeconfig, c.Bundles, c.HTTPS.CertFile, c.HTTPS.KeyFile, c.HTTPS.ClientCAFile}
+	h := c.HTTPS
+	named := []string{c.Policies, c.TrustedRoot, c.Kubeconfig, c.Bundles, h.CertFile, h.KeyFile, h.ClientCAFile}
 	for _, b := range backends {
 		named = append(named, b.Kubeconfig)
 	}
@@ -266,12 +268,12 @@ func Examine(ctx context.Context, c config.Policyd) (warnings []string, err erro
 	for _, path := range named {
 		errs = append(errs, unit.Sees(path))
 	}
-	if c.HTTPS.Listen != "" && webhook.NeedsNamespaces(policyfiles.Restrictions(set)) {
+	if h.Listen != "" && webhook.NeedsNamespaces(policyfiles.Restrictions(set)) {
 		if _, err := apiServer(c.Kubeconfig); err != nil {
 			errs = append(errs, err)
 		}
 	}
 	notes, err := verify.Examine(c, set, time.Now())
 	warnings = slices.Concat(backends.Warnings(), policyfiles.SignatureNotes(set), notes)
-	return warnings, errors.Join(append(errs, err, examineHTTPS(c.HTTPS))...)
+	return warnings, errors.Join(append(errs, err, examineHTTPS(h))...)
 }

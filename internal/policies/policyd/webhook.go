@@ -17,7 +17,8 @@ func newWebhook(o Options, p *policies, m *metrics) (*webhook.Handler, error) {
 	log := o.Log.WithName("webhook")
 	m.servesWebhook()
 	return webhook.New(webhook.Options{
-		Chain: p.chain, Labels: p.namespaces.labels, Review: p.reviewPod, Signatures: p.judgeImages, Templates: o.Config.PodTemplates,
+		Chain: p.chain, Labels: p.namespaces.labels, Review: p.reviewPod, Signatures: p.judgeImages,
+		Templates: o.Config.PodTemplates,
 		Observe: func(e webhook.Event) {
 			m.webhook.WithLabelValues(e.Path, string(e.Outcome)).Inc()
 			m.webhookTook.WithLabelValues(e.Path).Observe(e.Took.Seconds())
@@ -33,7 +34,8 @@ func newWebhook(o Options, p *policies, m *metrics) (*webhook.Handler, error) {
 // observe logs what an operator wants to read later. The API server's audit log has the rest.
 func observe(log klog.Logger, e webhook.Event) {
 	failedOpen := slices.ContainsFunc(e.Decision.Findings, func(f admission.Finding) bool { return f.FailedOpen })
-	log = log.WithValues("operation", e.Operation, "resource", e.Resource, "namespace", e.Namespace, "name", e.Name, "dryRun", e.DryRun)
+	log = log.WithValues("operation", e.Operation, "resource", e.Resource, "namespace", e.Namespace,
+		"name", e.Name, "dryRun", e.DryRun)
 	switch {
 	case e.Message != "":
 		log.Info("Denied", "outcome", e.Outcome, "message", e.Message, "took", e.Took)

@@ -50,7 +50,8 @@ var (
 	// ErrBusy is for a subject about which the backend was not asked, because too many reviews are in progress.
 	ErrBusy = errors.New("review: too many other reviews are in progress, try again")
 	// ErrTooLarge is for a subject that is too large to be sent.
-	ErrTooLarge = fmt.Errorf("review: the images and the annotations for backends have more than %d KiB as JSON", maxBody>>10)
+	ErrTooLarge = fmt.Errorf("review: the images and the annotations for backends have more than %d KiB as JSON",
+		maxBody>>10)
 	// ErrClosed is why there is no answer after Close.
 	ErrClosed = errors.New("review: client closed")
 	// ErrNotUTF8 is for a subject that cannot be sent unchanged.
@@ -94,7 +95,8 @@ func newClient(b policyfiles.Backend, c *connection) *Client {
 	return &Client{
 		backend: b, cache: cache.NewLRUExpireCache(cacheSize), connection: c,
 		inFlight: inflight.New[specKey, attempts](inflight.Limits{
-			PerTenant: maxPerNamespace, Total: maxRequests, TenantSize: maxWaitingPerNamespace, TotalSize: maxWaiting, Wait: maxReview,
+			PerTenant: maxPerNamespace, Total: maxRequests,
+			TenantSize: maxWaitingPerNamespace, TotalSize: maxWaiting, Wait: maxReview,
 		}, nil),
 	}
 }
@@ -181,12 +183,15 @@ func (c *Client) spec(s Subject) (spec v1alpha1.ImageReviewSpec, ok bool) {
 }
 
 // ask returns the answer of the cache or of the backend. The error is one that denies, or why there is no answer.
-func (c *Client) ask(ctx context.Context, spec v1alpha1.ImageReviewSpec) (status v1alpha1.ImageReviewStatus, cached bool, err error) {
+func (c *Client) ask(ctx context.Context, spec v1alpha1.ImageReviewSpec) (
+	status v1alpha1.ImageReviewStatus, cached bool, err error,
+) {
 	if err := checkTexts(spec); err != nil {
 		return status, false, err
 	}
 	// Keys of maps are sorted, so that a spec has one body.
-	body, err := json.Marshal(v1alpha1.ImageReview{TypeMeta: metav1.TypeMeta{APIVersion: apiVersion, Kind: kind}, Spec: spec})
+	header := metav1.TypeMeta{APIVersion: apiVersion, Kind: kind}
+	body, err := json.Marshal(v1alpha1.ImageReview{TypeMeta: header, Spec: spec})
 	if err != nil {
 		return status, false, err
 	}
@@ -278,7 +283,7 @@ func (a *attempts) heldUp() bool {
 	return a.sent.IsZero() || a.queued && time.Since(a.sent) < attemptTimeout
 }
 
-func (c *Client) request(ctx context.Context, turn inflight.Turn[attempts], key specKey, body []byte) (a attempts, err error) {
+func (c *Client) request(ctx context.Context, turn inflight.Turn[attempts], key specKey, body []byte) (a attempts, _ error) {
 	if known, ok := c.known(key); ok { // the request before this one ended after the caller had looked
 		return attempts{status: known, cached: true}, nil
 	}
@@ -310,8 +315,9 @@ func (c *Client) request(ctx context.Context, turn inflight.Turn[attempts], key 
 }
 
 // retry asks until there is an answer, or another attempt is of no use. note gets the error before each further one.
-func (c *Client) retry(ctx context.Context, to *connection, body []byte, note func(error)) (v1alpha1.ImageReviewStatus, error) {
-	var none v1alpha1.ImageReviewStatus
+func (c *Client) retry(ctx context.Context, to *connection, body []byte, note func(error)) (
+	none v1alpha1.ImageReviewStatus, _ error,
+) {
 	backoff := wait.Backoff{Duration: c.backend.RetryBackoff, Factor: 1.5, Jitter: 0.2, Steps: maxAttempts}
 	for n := 1; ; n++ {
 		status, err := to.send(ctx, body)
@@ -430,7 +436,8 @@ func notAnswered(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return failed("timed out")
 	}
-	return &failure{err: err, again: isAny(err, syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE, io.EOF, io.ErrUnexpectedEOF)}
+	closed := isAny(err, syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE, io.EOF, io.ErrUnexpectedEOF)
+	return &failure{err: err, again: closed}
 }
 
 func refused(resp *http.Response) error {
@@ -462,7 +469,8 @@ func decode(data []byte) (v1alpha1.ImageReviewStatus, error) {
 		return status, failed("the answer is not an ImageReview: %w", err)
 	}
 	if answer.Kind != "" && answer.Kind != kind || answer.APIVersion != "" && answer.APIVersion != apiVersion {
-		return status, failed("the answer is %.100q of %.100q; must be %s of %s", answer.Kind, answer.APIVersion, kind, apiVersion)
+		return status, failed("the answer is %.100q of %.100q; must be %s of %s",
+			answer.Kind, answer.APIVersion, kind, apiVersion)
 	}
 	if answer.Status != nil {
 		if err := kjson.UnmarshalCaseSensitivePreserveInts(answer.Status, &status); err != nil {

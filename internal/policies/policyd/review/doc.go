@@ -5,8 +5,8 @@
 // A review is a POST of an ImageReview of imagepolicy.k8s.io/v1alpha1, as kube-apiserver's plugin ImagePolicyWebhook
 // sends it, to the server of a kubeconfig:
 //
-//	{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","metadata":{},"spec":{"containers":[{"image":"app:1"}],
-//	 "annotations":{"x.image-policy.k8s.io/break-glass":"T-7"},"namespace":"default"},"status":{"allowed":false}}
+//	{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","metadata":{},"spec":{
+//	 "containers":[{"image":"app:1"}],"annotations":{"x.image-policy.k8s.io/break-glass":"T-7"},"namespace":"default"},"status":{"allowed":false}}
 //
 // The images are those of the pod, unchanged. The annotations are those whose key contains ".image-policy.k8s.io/".
 // Nothing else is sent. The backend answers with a 2xx status and an ImageReview whose status says whether all images
@@ -14,15 +14,10 @@
 //
 // # Failures
 //
-// An attempt takes at most 30 seconds. After a connection that could not be made or was closed, and after the status
-// 429, 500, 504, or any other error with the header Retry-After, the backend is asked again, at most five times in all.
-// Everything else is a failure at once: a redirect, another status, an answer that is too large or invalid, a
-// certificate that is not valid, a timeout. After a failure, the default of the backend decides, and the result is
-// marked. A failure is never cached.
+// An attempt takes at most 30 seconds. It is repeated, five times at most, after a connection that could not be made or
+// was closed, the status 429, 500 or 504, and any other error with Retry-After. Everything else is a failure at once.
+// After a failure the default of the backend decides, and the result is marked. A failure is never cached.
 //
-// # Concurrency
-//
-// Concurrent reviews of the same images, annotations and namespace are one request. It ends when no caller waits for it
-// any more; a caller that leaves does not end it for the others. At most eight requests are sent for one namespace at
-// the same time.
+// Concurrent reviews of the same images, annotations and namespace are one request, which ends when no caller waits for
+// it any more. At most eight requests are sent for one namespace at the same time.
 package review

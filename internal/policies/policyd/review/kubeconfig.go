@@ -116,7 +116,8 @@ func (r *reader) target(path string) (*target, error) {
 	if current == nil {
 		return nil, fmt.Errorf("current-context: Not found: %q: must be the name of a context", name)
 	}
-	t := &target{tls: &tls.Config{MinVersion: tls.VersionTLS12}, proxy: http.ProxyFromEnvironment, authorize: func(*http.Request) {}}
+	t := &target{tls: &tls.Config{MinVersion: tls.VersionTLS12}, proxy: http.ProxyFromEnvironment}
+	t.authorize = func(*http.Request) {}
 	if cluster := config.Clusters[current.Cluster]; cluster != nil {
 		r.cluster(t, fmt.Sprintf("clusters[%s].cluster", current.Cluster), cluster)
 	} else {

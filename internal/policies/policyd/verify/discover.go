@@ -60,7 +60,8 @@ func (r *run) search(ctx context.Context, c chain) {
 	if len(r.rest) > 0 && !r.done() {
 		r.problems = append(r.problems, problem{
 			repository: r.rest[0].repository, reason: requirement.LimitExceeded,
-			text: fmt.Sprintf("%s: %d signatures were read, and %d more are attached to the image", r.rest[0].repository, r.read, len(r.rest)+r.dropped),
+			text: fmt.Sprintf("%s: %d signatures were read, and %d more are attached to the image",
+				r.rest[0].repository, r.read, len(r.rest)+r.dropped),
 		})
 	}
 	r.rest = nil
@@ -203,7 +204,8 @@ func (r *run) readCandidate(ctx context.Context, c candidate) {
 
 func (r *run) readLayer(ctx context.Context, c candidate) {
 	if c.holds.Size > r.v.limits.Bytes {
-		r.unreadable(ctx, c.place, fmt.Errorf("%w: a signature has %d bytes, and at most %d are read", registry.ErrTooLarge, c.holds.Size, r.v.limits.Bytes))
+		r.unreadable(ctx, c.place, fmt.Errorf("%w: a signature has %d bytes, and at most %d are read",
+			registry.ErrTooLarge, c.holds.Size, r.v.limits.Bytes))
 		return
 	}
 	data, err := r.blob(ctx, c.repository, c.holds.Digest.String())
@@ -227,7 +229,8 @@ func (r *run) unreadable(ctx context.Context, at place, err error) {
 func (r *run) note(at place, signer string, counts bool, reason string) {
 	if r.list {
 		r.found = append(r.found, requirement.Signature{
-			Repository: at.repository, FoundBy: at.by, Digest: at.digest, Subject: at.subject, Signer: signer, Counts: counts, Reason: reason,
+			Repository: at.repository, FoundBy: at.by, Digest: at.digest, Subject: at.subject,
+			Signer: signer, Counts: counts, Reason: reason,
 		})
 	}
 }
@@ -363,7 +366,8 @@ func (r *run) follow(ctx context.Context, m registry.Manifest, c *chain) error {
 	last := fmt.Errorf("%s has no manifest for the platform of this node, and so %w", m.Digest, errOtherImage)
 	for _, entry := range r.entries(d.Manifests) {
 		if r.documents++; r.documents > maxDocuments {
-			return fmt.Errorf("%s: %w: indexes have more than %d entries for the platform", m.Digest, registry.ErrTooLarge, maxDocuments)
+			return fmt.Errorf("%s: %w: indexes have more than %d entries for the platform",
+				m.Digest, registry.ErrTooLarge, maxDocuments)
 		}
 		digest := entry.Digest.String()
 		next, err := r.manifest(ctx, r.repository, digest)

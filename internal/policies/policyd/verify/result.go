@@ -14,8 +14,8 @@ import (
 // should, can cause is above a registry that does not answer: that may be forgiven for a while, a denial is not.
 func rank(reason string) int {
 	return slices.Index([]string{
-		"", requirement.SignatureMissing, requirement.SignatureInvalid, requirement.IdentityMismatch, requirement.RegistryDenied,
-		requirement.RegistryUnavailable, requirement.ContentMismatch, requirement.LimitExceeded,
+		"", requirement.SignatureMissing, requirement.SignatureInvalid, requirement.IdentityMismatch,
+		requirement.RegistryDenied, requirement.RegistryUnavailable, requirement.ContentMismatch, requirement.LimitExceeded,
 	}, reason)
 }
 
@@ -39,7 +39,8 @@ func (r *run) result(w Wanted) requirement.Result {
 	}
 	name := clean(r.image.Name.String())
 	if !w.Requirement.NeedsSignature() {
-		out.Reason, out.Message = requirement.SignatureMissing, fmt.Sprintf("the policy does not allow %s%s", name, static(w.Requirement))
+		out.Reason = requirement.SignatureMissing
+		out.Message = fmt.Sprintf("the policy does not allow %s%s", name, static(w.Requirement))
 		return out
 	}
 	out.Reason = requirement.SignatureMissing
@@ -50,28 +51,31 @@ func (r *run) result(w Wanted) requirement.Result {
 	}
 	p := r.problem(missing)
 	if len(r.links) == 0 || rank(p.reason) > rank(out.Reason) {
-		out.Reason, out.Message = p.reason, safetext.Shorten(fmt.Sprintf("signatures of %s could not be verified: %s", name, p.text), maxMessage)
+		out.Reason = p.reason
+		out.Message = safetext.Shorten(fmt.Sprintf("signatures of %s could not be verified: %s", name, p.text), maxMessage)
 		return out
 	}
-	out.Message = safetext.Shorten(r.sentence(name, w.Requirement, out.Signers, missing, p.text), maxMessage)
+	out.Message = safetext.Shorten(sentence(name, w.Requirement, out.Signers, missing, p.text), maxMessage)
 	return out
 }
 
 // problem returns the problem that concerns leaves most; the zero problem if there is none and the image was found.
 func (r *run) problem(missing []*leaf) (worst problem) {
 	for _, p := range r.problems {
-		concerns := p.repository == r.repository || slices.ContainsFunc(missing, func(l *leaf) bool { return l.signed.Repository == p.repository })
+		there := func(l *leaf) bool { return l.signed.Repository == p.repository }
+		concerns := p.repository == r.repository || slices.ContainsFunc(missing, there)
 		if concerns && !(p.resolving && len(r.links) > 0) && rank(p.reason) > rank(worst.reason) {
 			worst = p
 		}
 	}
 	if worst.reason == "" && len(r.links) == 0 { // registries answer so to a credential that may not see it, too
-		return problem{reason: requirement.RegistryDenied, text: "the registry does not have the image, or does not show it to this credential"}
+		const text = "the registry does not have the image, or does not show it to this credential"
+		return problem{reason: requirement.RegistryDenied, text: text}
 	}
 	return worst
 }
 
-func (r *run) sentence(name string, want *requirement.Requirement, signers []string, missing []*leaf, problem string) string {
+func sentence(name string, want *requirement.Requirement, signers []string, missing []*leaf, problem string) string {
 	var b strings.Builder
 	if total := len(want.Signers()); total == 1 {
 		fmt.Fprintf(&b, "%s is not signed with %s", name, shortDigests(want.String()))

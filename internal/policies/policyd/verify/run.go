@@ -53,8 +53,8 @@ func (r *run) judge(ctx context.Context) {
 		case err != nil:
 			r.failed(ctx, r.repository, err)
 			r.problems[len(r.problems)-1].resolving = !errors.Is(err, registry.ErrMismatch)
-			if unreachable(ctx, err) {
-				return
+			if ctx.Err() != nil || errors.Is(err, registry.ErrUnavailable) || errors.Is(err, registry.ErrDenied) {
+				return // no further request can succeed
 			}
 			continue
 		}
@@ -68,12 +68,9 @@ func (r *run) judge(ctx context.Context) {
 	}
 }
 
-func unreachable(ctx context.Context, err error) bool {
-	return ctx.Err() != nil || errors.Is(err, registry.ErrUnavailable) || errors.Is(err, registry.ErrDenied)
-}
-
 func (r *run) done() bool {
-	return !r.list && !slices.ContainsFunc(r.want, func(w Wanted) bool { return w.Requirement.NeedsSignature() && !r.met(w) })
+	open := func(w Wanted) bool { return w.Requirement.NeedsSignature() && !r.met(w) }
+	return !r.list && !slices.ContainsFunc(r.want, open)
 }
 
 func (r *run) met(w Wanted) bool {
@@ -106,7 +103,8 @@ func (r *run) blob(ctx context.Context, repository, digest string) ([]byte, erro
 
 // answer notes whether an error is the answer of a registry, and returns it.
 func (r *run) answer(err error) error {
-	for _, of := range []error{registry.ErrNotFound, registry.ErrDenied, registry.ErrMismatch, registry.ErrTooLarge, registry.ErrMalformed} {
+	answers := []error{registry.ErrNotFound, registry.ErrDenied, registry.ErrMismatch, registry.ErrTooLarge, registry.ErrMalformed}
+	for _, of := range answers {
 		r.answered = r.answered || err == nil || errors.Is(err, of)
 	}
 	return err
@@ -134,10 +132,12 @@ func registryOf(repository string) string {
 }
 
 func (r *run) failed(ctx context.Context, repository string, err error) {
-	p := problem{repository: repository, reason: requirement.SignatureInvalid, text: fmt.Sprintf("%s: %s", repository, safetext.ASCII(plain(err.Error()), maxMiss))}
+	text := repository + ": " + safetext.ASCII(plain(err.Error()), maxMiss)
+	p := problem{repository: repository, reason: requirement.SignatureInvalid, text: text}
 	switch {
 	case ctx.Err() != nil && r.answered:
-		p.reason, p.text = requirement.LimitExceeded, fmt.Sprintf("%s: the verification took more than %s", repository, r.v.limits.Time)
+		p.reason = requirement.LimitExceeded
+		p.text = fmt.Sprintf("%s: the verification took more than %s", repository, r.v.limits.Time)
 	case ctx.Err() != nil, errors.Is(err, registry.ErrUnavailable):
 		p.reason = requirement.RegistryUnavailable
 	case errors.Is(err, registry.ErrDenied):
@@ -223,14 +223,11 @@ func (r *run) missed(at place, s *signature, why func(*leaf) error) {
 	if len(r.order) == 0 {
 		closest.text = "no policy asks for signatures of this image"
 	}
-	r.note(at, signerOf(s), false, closest.text)
-}
-
-func signerOf(s *signature) string {
-	if s == nil || s.certificate == nil {
-		return ""
+	signer := ""
+	if s != nil && s.certificate != nil {
+		signer = identity(s.certificate)
 	}
-	return identity(s.certificate)
+	r.note(at, signer, false, closest.text)
 }
 
 func missOf(err error) miss {

@@ -50,7 +50,7 @@ var (
 )
 
 // A Func verifies the signatures of an image; see [Verifier.Verify].
-type Func func(ctx context.Context, image Image, want []Wanted, cred admission.Login, list bool) (requirement.Report, error)
+type Func func(ctx context.Context, i Image, want []Wanted, cred admission.Login, list bool) (requirement.Report, error)
 
 // ServiceOptions are the settings of a Service.
 type ServiceOptions struct {
@@ -74,15 +74,16 @@ type Service struct {
 	results, digests  *cache.LRUExpireCache // for the webhook
 	limit             time.Duration         // of one verification
 
-	inFlight *group
+	inFlight *inflight.Group[key, requirement.Report]
 	memory   *semaphore.Weighted
 }
 
 // NewService returns a service. It asks no registry. The caller must close it.
 func NewService(o ServiceOptions) (*Service, error) {
 	s := &Service{
-		options: o, results: cache.NewLRUExpireCache(cacheSize), digests: cache.NewLRUExpireCache(cacheSize), limit: o.Config.Limits.Time.Value(),
-		memory: semaphore.NewWeighted(maxMemory), node: registry.NewNodeCredentials(o.Config.NodeCredentials.DockerConfigFiles),
+		options: o, limit: o.Config.Limits.Time.Value(), memory: semaphore.NewWeighted(maxMemory),
+		results: cache.NewLRUExpireCache(cacheSize), digests: cache.NewLRUExpireCache(cacheSize),
+		node: registry.NewNodeCredentials(o.Config.NodeCredentials.DockerConfigFiles),
 	}
 	options := registry.Options{HostsDir: o.Config.Registries.HostsDir, Bundles: o.Config.Bundles, Count: o.Requested}
 	var err error
@@ -93,7 +94,15 @@ func NewService(o ServiceOptions) (*Service, error) {
 	if s.webhook, err = registry.New(options); err != nil {
 		return nil, err
 	}
-	s.inFlight = s.newGroup()
+	s.inFlight = inflight.New[key, requirement.Report](inflight.Limits{
+		PerTenant: maxPerRegistry, Total: maxVerifications, TotalSize: maxFlights, TenantMemory: memoryPerRegistry,
+		Wait: waitLimit,
+	}, func(err error) {
+		s.count(Failed)
+		if p, ok := errors.AsType[*inflight.PanicError](err); ok && s.options.OnPanic != nil {
+			s.options.OnPanic(p.Value, p.Stack)
+		}
+	})
 	return s, nil
 }
 
@@ -265,11 +274,12 @@ func Examine(c config.Policyd, set *policyfiles.Set, now time.Time) (warnings []
 		}
 	}
 	if c.Credentials == config.CredentialsNode {
-		if _, err := registry.NewNodeCredentials(c.NodeCredentials.DockerConfigFiles).For("registry.invalid/image"); err != nil {
+		files := c.NodeCredentials.DockerConfigFiles
+		if _, err := registry.NewNodeCredentials(files).For("registry.invalid/image"); err != nil {
 			errs = append(errs, fmt.Errorf("nodeCredentials.dockerConfigFiles: %w", err))
 		}
 		exists := func(path string) bool { _, err := os.Stat(path); return err == nil }
-		if files := c.NodeCredentials.DockerConfigFiles; !slices.ContainsFunc(files, exists) {
+		if !slices.ContainsFunc(files, exists) {
 			warnings = append(warnings, fmt.Sprintf("credentials: Node: none of nodeCredentials.dockerConfigFiles exists (%s), "+
 				"so registries are asked without a credential", strings.Join(files, ", ")))
 		}
@@ -296,22 +306,11 @@ type key struct {
 	webhook                        bool // the image is resolved, and results are cached
 }
 
-type group = inflight.Group[key, requirement.Report]
-
-func (s *Service) newGroup() *group {
-	return inflight.New[key, requirement.Report](inflight.Limits{
-		PerTenant: maxPerRegistry, Total: maxVerifications, TotalSize: maxFlights, TenantMemory: memoryPerRegistry, Wait: waitLimit,
-	}, func(err error) {
-		s.count(Failed)
-		if p, ok := errors.AsType[*inflight.PanicError](err); ok && s.options.OnPanic != nil {
-			s.options.OnPanic(p.Value, p.Stack)
-		}
-	})
-}
-
 // share returns the result of a verification, which callers with the same key share. If all of them leave, it is
 // canceled; one of the webhook goes on, so that its result is known when the request is repeated.
-func (s *Service) share(ctx context.Context, k key, work func(context.Context) (requirement.Report, error)) (requirement.Report, error) {
+func (s *Service) share(ctx context.Context, k key, work func(context.Context) (requirement.Report, error)) (
+	requirement.Report, error,
+) {
 	if err := ctx.Err(); err != nil {
 		return requirement.Report{}, err
 	}

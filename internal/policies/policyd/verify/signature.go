@@ -71,7 +71,8 @@ func parseBundle(data []byte) (*signature, error) {
 		return nil, err
 	}
 	var options []bundle.Option
-	if message.GetVerificationMaterial().GetX509CertificateChain() != nil && strings.HasSuffix(message.GetMediaType(), ".v0.3+json") {
+	chained := message.GetVerificationMaterial().GetX509CertificateChain() != nil
+	if chained && strings.HasSuffix(message.GetMediaType(), ".v0.3+json") {
 		options = append(options, bundle.AllowCertificateChain())
 	}
 	b, err := bundle.NewBundle(&message, options...)
@@ -90,7 +91,8 @@ func parseBundle(data []byte) (*signature, error) {
 	if err := registry.Bounded(envelope.GetPayload()); err != nil {
 		return nil, fmt.Errorf("%w: %w", errNotSignature, err) // a large attestation
 	}
-	if err := json.Unmarshal(envelope.GetPayload(), &said); err != nil || envelope.GetPayloadType() != bundle.IntotoMediaType {
+	err = json.Unmarshal(envelope.GetPayload(), &said)
+	if err != nil || envelope.GetPayloadType() != bundle.IntotoMediaType {
 		return nil, fmt.Errorf("%w: its payload is not a statement", errNotSignature)
 	}
 	if said.PredicateType != predicateType {
@@ -114,7 +116,8 @@ func parseBundle(data []byte) (*signature, error) {
 // bound removes timestamps that cannot be read from a bundle. It returns an error if parts are larger than they can be.
 func bound(b *protobundle.Bundle) error {
 	m := b.GetVerificationMaterial()
-	certificates := append([]*protocommon.X509Certificate{m.GetCertificate()}, m.GetX509CertificateChain().GetCertificates()...)
+	chain := m.GetX509CertificateChain().GetCertificates()
+	certificates := append([]*protocommon.X509Certificate{m.GetCertificate()}, chain...)
 	sizes := make([]int, 0, len(certificates))
 	for _, c := range certificates {
 		sizes = append(sizes, len(c.GetRawBytes()))
@@ -129,8 +132,9 @@ func bound(b *protobundle.Bundle) error {
 	for _, e := range m.GetTlogEntries() {
 		sizes = append(sizes, len(e.GetCanonicalizedBody()))
 	}
-	if slices.Max(sizes) > maxField || len(m.GetX509CertificateChain().GetCertificates()) > maxChain || len(timestamps) > maxTimestamps || len(sizes) > maxParts {
-		return fmt.Errorf("%w: a certificate, signature, timestamp or log entry has more than %d bytes, a chain more than %d certificates, or there are more than %d timestamps or %d parts",
+	if slices.Max(sizes) > maxField || len(chain) > maxChain || len(timestamps) > maxTimestamps || len(sizes) > maxParts {
+		return fmt.Errorf("%w: a certificate, signature, timestamp or log entry has more than %d bytes, "+
+			"a chain more than %d certificates, or there are more than %d timestamps or %d parts",
 			registry.ErrTooLarge, maxField, maxChain, maxTimestamps, maxParts)
 	}
 	for _, c := range certificates {
@@ -156,13 +160,6 @@ func bound(b *protobundle.Bundle) error {
 		}
 	}
 	return nil
-}
-
-func (s *signature) artifact(digest []byte) sigverify.ArtifactPolicyOption {
-	if s.payload != nil {
-		return sigverify.WithArtifact(bytes.NewReader(s.payload))
-	}
-	return sigverify.WithArtifactDigest("sha256", digest)
 }
 
 // The older form of signatures: a layer is the payload of a simple signing, and its annotations are the rest.

@@ -102,7 +102,9 @@ var ErrName = errors.New("verify: invalid image name")
 
 // Verify reports which requirements the image meets. cred is sent to the registry of the image alone. With list,
 // signatures are read also after all requirements are met. An error says nothing about the image.
-func (v *Verifier) Verify(ctx context.Context, image Image, want []Wanted, cred admission.Login, list bool) (requirement.Report, error) {
+func (v *Verifier) Verify(ctx context.Context, image Image, want []Wanted, cred admission.Login, list bool) (
+	requirement.Report, error,
+) {
 	if !image.Name.Parsed() || image.Name.MayBeImageID() {
 		return requirement.Report{}, ErrName
 	}
@@ -111,7 +113,8 @@ func (v *Verifier) Verify(ctx context.Context, image Image, want []Wanted, cred 
 	}
 	r := &run{
 		v: v, image: image, repository: image.Name.Repository(), credential: cred, list: list, want: want,
-		leaves: map[*requirement.Signer]*leaf{}, opened: map[string]Repository{}, resolved: map[string]bool{}, seen: map[place]bool{},
+		leaves: map[*requirement.Signer]*leaf{}, opened: map[string]Repository{}, resolved: map[string]bool{},
+		seen: map[place]bool{},
 	}
 	for _, w := range want {
 		for _, s := range w.Requirement.Signers() {

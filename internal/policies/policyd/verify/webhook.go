@@ -84,7 +84,9 @@ type answer struct {
 
 // judge returns the findings of rules, and a sentence for each that cannot be judged. trusted says that this process
 // has a trusted root. What the registry did is in the log alone: a tenant could tell by it what is at an address.
-func (a answer) judge(log klog.Logger, name imageref.Ref, rules []*requirement.Rule, trusted bool) (findings []admission.Finding, undetermined []string) {
+func (a answer) judge(log klog.Logger, name imageref.Ref, rules []*requirement.Rule, trusted bool) (
+	findings []admission.Finding, undetermined []string,
+) {
 	for _, r := range rules {
 		result, ok := a.results[r.Hash]
 		unknown, why := a.unknown(result, ok, name, r.Requirement), "it could not read them from the registry"
@@ -95,8 +97,8 @@ func (a answer) judge(log klog.Logger, name imageref.Ref, rules []*requirement.R
 		case unknown != "":
 			log.Info("Skipping signatures that could not be verified, the node verifies them",
 				"image", name.String(), "rule", r, "reason", safetext.Shorten(unknown, requirement.MaxText))
-			undetermined = append(undetermined, fmt.Sprintf("image %q: %s requires signatures, and pullgate-policyd cannot verify them: %s; the node verifies them",
-				name, r, why))
+			undetermined = append(undetermined, fmt.Sprintf("image %q: %s requires signatures, "+
+				"and pullgate-policyd cannot verify them: %s; the node verifies them", name, r, why))
 		case result.Met:
 			f := r.Finding(admission.Admit, "", fmt.Sprintf("image %q: it has the signatures that %s requires", name, r))
 			f.Signers, f.Digest = result.Signers, result.Digest
@@ -221,8 +223,9 @@ const (
 type fact struct{ repository, digest, requirement string }
 
 // known returns the results that are cached, and the requirements without one.
-func (s *Service) known(repository, digest string, want []Wanted) (results map[string]requirement.Result, missing []Wanted) {
-	results = map[string]requirement.Result{}
+func (s *Service) known(repository, digest string, want []Wanted) (map[string]requirement.Result, []Wanted) {
+	var missing []Wanted
+	results := map[string]requirement.Result{}
 	for _, w := range want {
 		value, _ := s.results.Get(fact{repository, digest, w.Hash})
 		if r, ok := value.(requirement.Result); ok {

@@ -60,9 +60,8 @@ func (h *Handler) validate(ctx context.Context, b received, event *Event) (any, 
 
 func reviewed(uid types.UID, r *admissionv1.AdmissionResponse) *admissionv1.AdmissionReview {
 	r.UID = uid
-	return &admissionv1.AdmissionReview{
-		TypeMeta: metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: admissionReviewKind}, Response: r,
-	}
+	header := metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: admissionReviewKind}
+	return &admissionv1.AdmissionReview{TypeMeta: header, Response: r}
 }
 
 func denial(status int32, sentence string) *admissionv1.AdmissionResponse {
@@ -254,8 +253,8 @@ func (h *Handler) restrictions(ctx context.Context, q *question, pod, old *corev
 			return answer{outcome: Unchanged, decision: admission.Decision{Answer: admission.Admit}}
 		}
 	}
-	if q.size.add(&pod.Spec); q.size.exceeded() {
-		return invalidAnswer(tooManyParts())
+	if q.size.add(&pod.Spec) {
+		return invalidAnswer(tooManyParts)
 	}
 	a := answer{outcome: Allowed}
 	onlyMetadata := before
@@ -305,7 +304,8 @@ const (
 	maxMounts     = 10000
 )
 
-func (n *size) add(s *corev1.PodSpec) {
+// add adds a pod, and reports whether a limit is exceeded.
+func (n *size) add(s *corev1.PodSpec) bool {
 	n.containers += len(s.Containers) + len(s.InitContainers) + len(s.EphemeralContainers)
 	n.volumes += len(s.Volumes)
 	for _, list := range [][]corev1.Container{s.Containers, s.InitContainers} {
@@ -316,15 +316,10 @@ func (n *size) add(s *corev1.PodSpec) {
 	for i := range s.EphemeralContainers {
 		n.mounts += len(s.EphemeralContainers[i].VolumeMounts)
 	}
-}
-
-func (n *size) exceeded() bool {
 	return n.containers > maxContainers || n.volumes > maxVolumes || n.mounts > maxMounts
 }
 
-func tooManyParts() string {
-	return fmt.Sprintf("the object has more than %d containers, %d volumes or %d mounts", maxContainers, maxVolumes, maxMounts)
-}
+const tooManyParts = "the object has more than 1000 containers, 1000 volumes or 10000 mounts"
 
 func (h *Handler) newImages(q *question, pod, old *corev1.Pod) SignedImages {
 	s := SignedImages{Namespace: q.Namespace, Images: q.imagesOf(pod)}
@@ -345,7 +340,7 @@ func (h *Handler) signatures(ctx context.Context, q *question, a answer, s Signe
 	case h.options.Signatures == nil || len(s.Images) == 0:
 		return a
 	case len(s.Images) > maxContainers+maxVolumes:
-		return invalidAnswer(tooManyParts())
+		return invalidAnswer(tooManyParts)
 	}
 	// A registry can take all of the time, and backends need some.
 	if deadline, ok := ctx.Deadline(); ok {
@@ -478,10 +473,9 @@ func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
 // same reports whether an update changes no field with pod templates in it, whether they can be decoded or not.
 func (p templatePath) same(before, object []byte) bool {
 	var of, now map[string]json.RawMessage
-	if kjson.UnmarshalCaseSensitivePreserveInts(before, &of) != nil || kjson.UnmarshalCaseSensitivePreserveInts(object, &now) != nil {
-		return false
-	}
-	return !slices.ContainsFunc(p.paths, func(path []string) bool { return !bytes.Equal(of[path[0]], now[path[0]]) })
+	decode := kjson.UnmarshalCaseSensitivePreserveInts
+	changed := func(path []string) bool { return !bytes.Equal(of[path[0]], now[path[0]]) }
+	return decode(before, &of) == nil && decode(object, &now) == nil && !slices.ContainsFunc(p.paths, changed)
 }
 
 // decode returns a template as a pod. The decoder distinguishes upper and lower case, as that of the API server does.

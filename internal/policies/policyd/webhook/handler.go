@@ -195,7 +195,8 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, limit int64, ans
 				"internal error, which is a defect of pullgate; see the log of pullgate-policyd")
 		}
 	}()
-	if mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || mediaType != "application/json" {
+	mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if err != nil || mediaType != "application/json" {
 		return nil, refuse(http.StatusUnsupportedMediaType, "the content type must be application/json")
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), timeout(r))
@@ -209,7 +210,7 @@ func (h *Handler) serve(w http.ResponseWriter, r *http.Request, limit int64, ans
 	if refused != nil {
 		return nil, refused
 	}
-	response, err := json.Marshal(review)
+	response, err = json.Marshal(review)
 	if err != nil {
 		return nil, refuse(http.StatusInternalServerError, "the answer cannot be encoded")
 	}
@@ -226,7 +227,9 @@ type received struct {
 }
 
 // receive reads a body, and waits until it may be decoded.
-func (h *Handler) receive(ctx context.Context, w http.ResponseWriter, r *http.Request, limit int64) (b received, refused *refusal) {
+func (h *Handler) receive(ctx context.Context, w http.ResponseWriter, r *http.Request, limit int64) (
+	b received, refused *refusal,
+) {
 	b.done = func() {}
 	enter := func(places *semaphore.Weighted) bool {
 		if places.Acquire(ctx, 1) != nil {
@@ -285,7 +288,9 @@ func timeout(r *http.Request) time.Duration {
 }
 
 // read reads a body. cut is true if it was longer than the limit; the first part of it is returned then.
-func read(ctx context.Context, w http.ResponseWriter, r *http.Request, limit int64) (body []byte, cut bool, refused *refusal) {
+func read(ctx context.Context, w http.ResponseWriter, r *http.Request, limit int64) (
+	body []byte, cut bool, refused *refusal,
+) {
 	control := http.NewResponseController(w)
 	deadline := time.Now().Add(readTimeout)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {

@@ -107,7 +107,8 @@ func (h *Handler) deniedImages(ctx context.Context, namespace string, images []s
 }
 
 // unsignedImages is deniedImages for rules about signatures.
-func (h *Handler) unsignedImages(ctx context.Context, namespace string, images []string, event *Event) (denied []string) {
+func (h *Handler) unsignedImages(ctx context.Context, namespace string, images []string, event *Event) []string {
+	var denied []string
 	if h.options.Signatures == nil {
 		return nil
 	}

@@ -58,7 +58,8 @@ func ReadManifestPolicies(folder string) (*ManifestPolicies, error) {
 		return nil, err
 	}
 	p := &ManifestPolicies{
-		contents: map[string]string{}, namespaces: NeedsNamespaces(policyfiles.Restrictions(set)), Webhook: policyfiles.Webhook(set),
+		contents: map[string]string{}, Webhook: policyfiles.Webhook(set),
+		namespaces: NeedsNamespaces(policyfiles.Restrictions(set)),
 	}
 	for _, f := range files {
 		name := filepath.Base(f.Name)
@@ -106,7 +107,8 @@ func WriteManifests(w io.Writer, o ManifestOptions) error {
 	if err := o.validate(); err != nil {
 		return err
 	}
-	m := manifest{ManifestOptions: o, WatchesNamespaces: o.Policies == nil || o.Policies.namespaces, Rules: rulesOf(o.Templates)}
+	m := manifest{ManifestOptions: o, Rules: rulesOf(o.Templates)}
+	m.WatchesNamespaces = o.Policies == nil || o.Policies.namespaces
 	t, err := template.New("").Funcs(template.FuncMap{
 		"scalar": scalar, "lines": indented, "base64": base64.StdEncoding.EncodeToString,
 	}).Parse(manifestText)
@@ -118,13 +120,15 @@ func WriteManifests(w io.Writer, o ManifestOptions) error {
 		return err
 	}
 	m.ConfigurationHash = fmt.Sprintf("%x", sha256.Sum256([]byte(configuration.String())))[:16]
-	m.ConfigMaps = []configMap{{"pullgate-policyd", o.Namespace, map[string]string{"policyd.yaml": configuration.String()}}}
+	add := func(name string, content map[string]string) {
+		m.ConfigMaps = append(m.ConfigMaps, configMap{name, o.Namespace, content})
+	}
+	add("pullgate-policyd", map[string]string{"policyd.yaml": configuration.String()})
 	if o.Policies != nil {
-		m.ConfigMaps = append(m.ConfigMaps, configMap{"pullgate-policies", o.Namespace, o.Policies.contents})
+		add("pullgate-policies", o.Policies.contents)
 	}
 	if o.TrustedRoot != nil {
-		content := map[string]string{"trusted_root.json": string(o.TrustedRoot)}
-		m.ConfigMaps = append(m.ConfigMaps, configMap{"pullgate-trusted-root", o.Namespace, content})
+		add("pullgate-trusted-root", map[string]string{"trusted_root.json": string(o.TrustedRoot)})
 	}
 	if err := t.Execute(&text, m); err != nil {
 		return err
@@ -231,7 +235,8 @@ func (o ManifestOptions) validate() error {
 		labels("--namespace", o.Namespace)
 		if _, err := imageref.Parse(o.Image); err != nil {
 			invalid("--image", o.Image,
-				"must be the name of an image whose entry point is pullgate-policyd, as in registry.example.com/pullgate-policyd:v1.0.0")
+				"must be the name of an image whose entry point is pullgate-policyd, as in "+
+					"registry.example.com/pullgate-policyd:v1.0.0")
 		}
 		if size := o.Policies.size(); size > maxConfigMap {
 			invalid("--policies", bytes(size),
@@ -273,7 +278,8 @@ func (p *ManifestPolicies) size() (n int) {
 }
 
 func validateURL(text string) field.ErrorList {
-	const want = "must be an https URL without user, query and fragment, as in https://policyd.example.com:9443" + ValidatePath
+	const want = "must be an https URL without user, query and fragment, as in https://policyd.example.com:9443" +
+		ValidatePath
 	u, err := url.Parse(text)
 	switch {
 	case err != nil || u.User != nil: // the value can have a password

@@ -316,8 +316,9 @@ func (h *host) setAddress(address string, overridePath bool) error {
 		full = "https://" + full
 	}
 	u, err := url.Parse(full)
-	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
-		return fmt.Errorf("server or host %q: must be an http or https URL without user, query and fragment", withoutUser(address))
+	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.User != nil || u.RawQuery+u.Fragment != "" {
+		return fmt.Errorf("server or host %q: must be an http or https URL without user, query and fragment",
+			withoutUser(address))
 	}
 	h.scheme, h.address, h.path, h.named = u.Scheme, u.Host, u.Path, true
 	if h.path != "" {

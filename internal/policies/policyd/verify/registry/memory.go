@@ -131,8 +131,8 @@ var outcomes = []struct {
 	err   error
 	label string
 }{
-	{nil, "ok"}, {ErrNotFound, "not_found"}, {ErrDenied, "denied"}, {ErrUnavailable, "unavailable"}, {ErrTooLarge, "too_large"},
-	{ErrMalformed, "invalid"},
+	{nil, "ok"}, {ErrNotFound, "not_found"}, {ErrDenied, "denied"}, {ErrUnavailable, "unavailable"},
+	{ErrTooLarge, "too_large"}, {ErrMalformed, "invalid"},
 }
 
 // Outcome returns the label of a request that ended with this error.

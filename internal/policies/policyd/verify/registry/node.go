@@ -86,5 +86,7 @@ func (a account) credential() (admission.Login, error) {
 		}
 		a.Username, a.Password = user, strings.TrimRight(password, "\x00")
 	}
-	return admission.Login{Username: a.Username, Password: a.Password, IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken}, nil
+	return admission.Login{
+		Username: a.Username, Password: a.Password, IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken,
+	}, nil
 }

@@ -78,7 +78,11 @@ func (r *Repository) open() ([]*session, error) {
 	hosts, err := r.client.hosts(r.domain)
 	sessions := make([]*session, 0, len(hosts))
 	for _, h := range hosts {
-		sessions = append(sessions, newSession(h, r))
+		s := &session{host: h, repository: r, scheme: h.scheme}
+		if _, port, _ := cutPort(h.address); h.explicitTLS && port != "80" {
+			s.scheme = "https"
+		}
+		sessions = append(sessions, s)
 	}
 	return sessions, err
 }

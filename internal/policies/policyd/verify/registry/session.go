@@ -43,14 +43,6 @@ type session struct {
 	noReferrers   bool   // the host does not have the API for referrers
 }
 
-func newSession(h *host, r *Repository) *session {
-	s := &session{host: h, repository: r, scheme: h.scheme}
-	if _, port, _ := cutPort(h.address); h.explicitTLS && port != "80" {
-		s.scheme = "https"
-	}
-	return s
-}
-
 // A request is a GET below the repository.
 type request struct {
 	what   string   // for errors: "manifest", …
@@ -358,14 +350,14 @@ func parseChallenge(ctx context.Context, registry name.Registry, resp *http.Resp
 }
 
 // token requests a token. The token server is the one that the challenge names.
-func (s *session) token(ctx context.Context, registry name.Registry, credential admission.Login, challenge *transport.Challenge) (string, error) {
-	scope := challenge.Parameters["scope"]
+func (s *session) token(ctx context.Context, registry name.Registry, credential admission.Login, c *transport.Challenge) (string, error) {
+	scope := c.Parameters["scope"]
 	if scope == "" {
 		scope = "repository:" + s.repository.path + ":pull"
 	}
 	as := authn.Anonymous
-	if c := credential; !c.Anonymous() {
-		as = authn.FromConfig(authn.AuthConfig{Username: c.Username, Password: c.Password, IdentityToken: c.IdentityToken})
+	if l := credential; !l.Anonymous() {
+		as = authn.FromConfig(authn.AuthConfig{Username: l.Username, Password: l.Password, IdentityToken: l.IdentityToken})
 	}
 	token, err := transport.Exchange(ctx, registry, as, roundTripper(func(req *http.Request) (*http.Response, error) {
 		resp, err := s.exchange(req)
@@ -377,7 +369,7 @@ func (s *session) token(ctx context.Context, registry name.Registry, credential 
 			return nil, malformed("the token server redirects")
 		}
 		return resp, nil
-	}), []string{scope}, challenge)
+	}), []string{scope}, c)
 	if status, ok := errors.AsType[*transport.Error](err); ok {
 		kind := ErrDenied // also 400 and 404, which are answers to a credential that is not valid
 		if errors.Is(checkStatus(status.StatusCode), ErrUnavailable) {
