@@ -1,7 +1,9 @@
 package restriction
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"path"
@@ -10,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -19,30 +22,89 @@ import (
 )
 
 // compile checks a policy and compiles its rules. The rules are for use only if there is no error.
-func compile(p *PodRestriction) (*policy, field.ErrorList) {
-	c := &compiler{out: &policy{name: p.Metadata.Name, restricts: map[string]bool{}}}
+func compile(p *PodRestriction, known *interned) (*policy, field.ErrorList) {
+	c := &compiler{known: known, out: &policy{name: p.Metadata.Name, restricts: map[string]bool{}}}
 	c.header(p)
 	if p.Binding != nil {
 		c.binding(field.NewPath("binding"), p.Binding)
 	}
 	at, r := place{"spec", "spec"}, &c.out.rule
-	c.values(at, &p.Spec, &r.checks)
-	if s := p.Spec.Spec; s != nil {
-		at = at.child("spec")
-		r.volumes = list(c, at, "volumes", s.Volumes, c.volume)
-		r.containers = list(c, at, "containers", s.Containers, c.container)
-		r.initContainers = list(c, at, "initContainers", s.InitContainers, c.container)
-		if s.InitContainers == nil {
-			r.initContainers = r.containers
-		}
+	r.values = c.all(c.values(at, &p.Spec)...)
+	at, s := at.child("spec"), cmp.Or(p.Spec.Spec, &PodSpecRestriction{})
+	r.volumes = list(c, at, "volumes", s.Volumes, c.volume)
+	var volumes, mounts []*check
+	for _, rule := range r.volumes {
+		volumes, mounts = append(volumes, rule.volume), append(mounts, rule.mount)
 	}
-	r.checks.sort()
+	r.volume, r.mount = c.any(volumes...), c.any(mounts...)
+	r.containers = c.any(list(c, at, "containers", s.Containers, c.container)...)
+	r.initContainers = c.any(list(c, at, "initContainers", s.InitContainers, c.container)...)
+	if s.InitContainers == nil {
+		r.initContainers = r.containers
+	}
 	return c.out, c.errs
 }
 
 type compiler struct {
-	errs field.ErrorList
-	out  *policy
+	known *interned
+	errs  field.ErrorList
+	out   *policy
+}
+
+// interned are the checks of all policies of a Set, by their texts.
+type interned struct {
+	sync.Mutex
+	checks map[string]*check
+	counts map[reflect.Type]int // by the type of the view
+}
+
+func newInterned() *interned {
+	return &interned{checks: map[string]*check{}, counts: map[reflect.Type]int{}}
+}
+
+func (n *interned) check(text string, f *Field, compare func(*judgement) bool) *check {
+	n.Lock()
+	defer n.Unlock()
+	if n.checks[text] == nil {
+		n.checks[text] = &check{f, compare, n.counts[f.of]}
+		n.counts[f.of]++
+	}
+	return n.checks[text]
+}
+
+// check returns the check of a restriction.
+func (c *compiler) check(at place, restriction any, compare func(*judgement) bool) *check {
+	text, err := json.Marshal(restriction)
+	if err != nil || bytes.Contains(text, []byte(`\ufffd`)) { // which stands for all that is not UTF-8
+		text = []byte(c.out.name) // the check of no other policy
+	}
+	// Accept is in the text because fields that are not judged match Drop policies only.
+	return c.known.check(fmt.Sprintf("%s %s %v", text, at.path, c.out.accept), fieldAt[at.field], compare)
+}
+
+// all returns the check that matches if all do, in the order of the table of fields.
+func (c *compiler) all(checks ...*check) *check {
+	slices.SortStableFunc(checks, func(a, b *check) int { return a.field.number - b.field.number })
+	return c.join("all", allOf, checks)
+}
+
+// any returns the check that matches if one does, or if there is none.
+func (c *compiler) any(checks ...*check) *check {
+	if slices.Contains(checks, nil) {
+		return nil
+	}
+	return c.join("any", anyOf, checks)
+}
+
+func (c *compiler) join(name string, compare func(*judgement, []*check) bool, checks []*check) *check {
+	if len(checks) < 2 {
+		return append(checks, nil)[0]
+	}
+	name += " " + checks[0].field.of.Name()
+	for _, one := range checks {
+		name += " " + strconv.Itoa(one.number)
+	}
+	return c.known.check(name, checks[0].field, func(j *judgement) bool { return compare(j, checks) })
 }
 
 // A place is a position in a policy: its path, and the path of its Field, which has no indices.
@@ -117,8 +179,8 @@ func (c *compiler) header(p *PodRestriction) {
 	c.out.audit = mode == ModeAudit
 }
 
-// values adds the checks of the restrictions of single values in a struct and in those that it points to.
-func (c *compiler) values(at place, restrictions any, to *checks) {
+// values returns the checks of the restrictions of single values in a struct and in those that it points to.
+func (c *compiler) values(at place, restrictions any) (checks []*check) {
 	for f, in := range reflect.ValueOf(restrictions).Elem().Fields() {
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		if name == "" || in.IsZero() {
@@ -128,34 +190,33 @@ func (c *compiler) values(at place, restrictions any, to *checks) {
 		switch r := in.Interface().(type) {
 		case *StringRestriction:
 			rule := c.str(at, r, same)
-			check := value(rule)
+			compare := value(rule)
 			if at.field == pathName {
-				check = func(j *judgement) bool { return rule.compare(j, nameOf(j.pod)) }
+				compare = func(j *judgement) bool { return rule.compare(j, nameOf(j.pod)) }
 			}
-			to.add(rule.field, check)
+			checks = append(checks, c.check(at, r, compare))
 		case *BoolRestriction:
-			rule := c.boolean(at, r)
-			to.add(rule.field, value(rule))
+			checks = append(checks, c.check(at, r, value(c.boolean(at, r))))
 		case *NumericRestriction:
 			if fieldAt[at.field] == nil || fieldAt[at.field].index >= 0 { // not one of the groups
-				rule := c.number(at, r)
-				to.add(rule.field, value(rule))
+				checks = append(checks, c.check(at, r, value(c.number(at, r))))
 			}
 		case *StringMapRestriction:
-			c.stringMap(at, r, to)
+			checks = append(checks, c.stringMap(at, r))
 		case *CapabilitiesRestriction:
-			c.capabilities(at, r, to)
+			checks = append(checks, c.capabilities(at, r)...)
 		case *SELinuxOptionsRestriction:
-			c.seLinux(at, r, to)
+			checks = append(checks, c.seLinux(at, r))
 		case *PodSecurityContextRestriction:
-			c.groups(at, r, to)
-			c.values(at, r, to)
+			checks = append(checks, c.groups(at, r)...)
+			checks = append(checks, c.values(at, r)...)
 		default:
 			if in.Kind() == reflect.Pointer {
-				c.values(at, r, to)
+				checks = append(checks, c.values(at, r)...)
 			}
 		}
 	}
+	return checks
 }
 
 // list compiles the entries of a list, of which one must match.
@@ -179,30 +240,29 @@ func notEmpty[T any](c *compiler, at place, name string, list []T) {
 	}
 }
 
-func (c *compiler) container(at place, r *ContainerRestriction) containerRule {
+func (c *compiler) container(at place, r *ContainerRestriction) *check {
 	at = at.as(pathContainers)
 	l := c.leaf(at, PointerRestriction{}, "")
 	c.keep(&l)
-	var out containerRule
-	if images := list(c, at, "image", r.Image, c.image); len(images) > 0 {
-		list := at.child("image")
-		unknown := c.leaf(list.as(list.field+"[]"), PointerRestriction{}, "an image name in the list")
-		out.checks.add(unknown.field, func(j *judgement) bool {
+	var checks []*check
+	if r.Image != nil {
+		images := at.child("image")
+		unknown := c.leaf(images.as(pathImages), PointerRestriction{}, "an image name in the list")
+		one := c.any(list(c, at, "image", r.Image, c.image)...)
+		checks = append(checks, c.check(images.as(pathImages), r.Image, func(j *judgement) bool {
 			if !j.subject.image.known {
 				return j.unknown(&unknown)
 			}
-			return anyOf(j, images, (*imageRule).check)
-		})
+			return one.matches(j)
+		}))
 	}
-	c.values(at, r, &out.checks)
-	out.checks.sort()
-	return out
+	return c.all(append(checks, c.values(at, r)...)...)
 }
 
-func (c *compiler) capabilities(at place, r *CapabilitiesRestriction, to *checks) {
+func (c *compiler) capabilities(at place, r *CapabilitiesRestriction) []*check {
 	l := c.leaf(at, r.PointerRestriction, "capabilities")
 	c.keep(&l)
-	to.add(l.field, func(j *judgement) bool {
+	checks := []*check{c.check(at, r.PointerRestriction, func(j *judgement) bool {
 		add, drop := stateOf(j.subject.container.CapabilitiesAdd), stateOf(j.subject.container.CapabilitiesDrop)
 		state := admission.StateAbsent
 		switch {
@@ -212,19 +272,22 @@ func (c *compiler) capabilities(at place, r *CapabilitiesRestriction, to *checks
 			state = admission.StateUnknown
 		}
 		return l.checkNil(j, state)
-	})
-	if r.Add != nil {
-		add := c.stringList(at.child("add"), r.Add, addedCapability)
+	})}
+	if at := at.child("add"); r.Add != nil {
+		add := c.stringList(at, r.Add, addedCapability)
 		if r.Add.Values != nil && r.Add.Values.Blacklist != nil {
 			allows := add.values.allows
 			add.values.allows = func(name string) bool { return name != allCapabilities && allows(name) }
 		}
-		to.add(add.field, func(j *judgement) bool { return add.compare(j, j.subject.container.CapabilitiesAdd) })
+		compare := func(j *judgement) bool { return add.compare(j, j.subject.container.CapabilitiesAdd) }
+		checks = append(checks, c.check(at, r.Add, compare))
 	}
-	if r.Drop != nil {
-		drop := c.stringList(at.child("drop"), r.Drop, strings.ToUpper)
-		to.add(drop.field, func(j *judgement) bool { return drop.compare(j, j.subject.container.CapabilitiesDrop) })
+	if at := at.child("drop"); r.Drop != nil {
+		drop := c.stringList(at, r.Drop, strings.ToUpper)
+		compare := func(j *judgement) bool { return drop.compare(j, j.subject.container.CapabilitiesDrop) }
+		checks = append(checks, c.check(at, r.Drop, compare))
 	}
+	return checks
 }
 
 // allCapabilities in a list to add adds those that a policy denies.
@@ -236,12 +299,12 @@ func addedCapability(name string) string {
 	return strings.TrimPrefix(strings.ToUpper(name), "CAP_")
 }
 
-func (c *compiler) seLinux(at place, r *SELinuxOptionsRestriction, to *checks) {
+func (c *compiler) seLinux(at place, r *SELinuxOptionsRestriction) *check {
 	l := c.leaf(at, r.PointerRestriction, "SELinux options")
 	c.keep(&l)
 	user, role := c.str(at.part("user"), r.User, same), c.str(at.part("role"), r.Role, same)
 	kind, level := c.str(at.part("type"), r.Type, same), c.str(at.part("level"), r.Level, same)
-	to.add(l.field, func(j *judgement) bool {
+	return c.check(at, r, func(j *judgement) bool {
 		v := j.subject.container.SELinux
 		options, known := v.Effective()
 		known = known || v.State() == admission.StateAbsent
@@ -254,9 +317,9 @@ func (c *compiler) seLinux(at place, r *SELinuxOptionsRestriction, to *checks) {
 }
 
 // groups adds the check of supplementalGroups and fsGroup, which need each other.
-func (c *compiler) groups(at place, r *PodSecurityContextRestriction, to *checks) {
+func (c *compiler) groups(at place, r *PodSecurityContextRestriction) []*check {
 	if r.SupplementalGroups == nil && r.FSGroup == nil {
-		return
+		return nil
 	}
 	var supplemental, fs *valueRule[int64]
 	if r.SupplementalGroups != nil {
@@ -265,19 +328,23 @@ func (c *compiler) groups(at place, r *PodSecurityContextRestriction, to *checks
 	if r.FSGroup != nil {
 		fs = c.number(at.child("fsGroup"), r.FSGroup)
 	}
-	to.add(fieldAt[at.field+".fsGroup"], func(j *judgement) bool { return checkGroups(j, supplemental, fs) })
+	compare := func(j *judgement) bool { return checkGroups(j, supplemental, fs) }
+	return []*check{c.check(at.child("fsGroup"), r, compare)}
 }
 
-func (c *compiler) image(at place, r *ImageRestriction) imageRule {
-	return imageRule{
-		registry: c.str(at.part("registry"), r.Registry, registryOf),
-		image:    c.str(at.part("image"), r.Image, same),
-		tag:      c.str(at.part("tag"), r.Tag, same),
-	}
+func (c *compiler) image(at place, r *ImageRestriction) *check {
+	registry := c.str(at.part("registry"), r.Registry, registryOf)
+	image, tag := c.str(at.part("image"), r.Image, same), c.str(at.part("tag"), r.Tag, same)
+	return c.check(at, r, func(j *judgement) bool {
+		name := &j.subject.image
+		ok := registry.compare(j, name.registry)
+		ok = image.compare(j, name.name) && ok
+		return tag.compare(j, name.tag) && ok
+	})
 }
 
-func (c *compiler) volume(at place, r *VolumeRestriction) volumeRule {
-	out := volumeRule{
+func (c *compiler) volume(at place, r *VolumeRestriction) *volumeRule {
+	out := &volumeRule{
 		leaf:                  c.leaf(at, PointerRestriction{}, ""),
 		CollectionRestriction: c.collection(at, r.CollectionRestriction),
 	}
@@ -287,12 +354,17 @@ func (c *compiler) volume(at place, r *VolumeRestriction) volumeRule {
 	}
 	volume := *r
 	volume.Mount = nil
-	c.values(at, &volume, &out.checks)
-	if r.Mount != nil {
-		c.values(at.child("mount"), r.Mount, &out.mount)
+	checks := c.values(at, &volume)
+	if r.RequireEmpty {
+		checks = append(checks, c.check(at, r.CollectionRestriction, func(j *judgement) bool {
+			return j.violated(&out.leaf, "not empty")
+		}))
 	}
-	out.checks.sort()
-	out.mount.sort()
+	out.volume = c.all(slices.Clone(checks)...)
+	if r.Mount != nil {
+		checks = append(checks, c.values(at.child("mount"), r.Mount)...)
+	}
+	out.mount = c.all(checks...)
 	return out
 }
 
@@ -419,7 +491,7 @@ func mapped(list []string, f func(string) string) []string {
 	return all
 }
 
-func (c *compiler) stringMap(at place, r *StringMapRestriction, to *checks) {
+func (c *compiler) stringMap(at place, r *StringMapRestriction) *check {
 	c.required(at, "requiredKeys", r.RequiredKeys, r.CollectionRestriction)
 	notEmpty(c, at, "keyWhitelist", r.KeyWhitelist)
 	notEmpty(c, at, "keyBlacklist", r.KeyBlacklist)
@@ -434,7 +506,7 @@ func (c *compiler) stringMap(at place, r *StringMapRestriction, to *checks) {
 		rule.values = append(rule.values, mapValueRule{key, c.stringRule(in, &value, same)})
 	}
 	c.keep(&rule.leaf)
-	to.add(rule.field, func(j *judgement) bool {
+	return c.check(at, r, func(j *judgement) bool {
 		return rule.compare(j, valueIn[map[string]string](j, rule.field))
 	})
 }

@@ -62,6 +62,8 @@ type Field struct {
 	view string
 	// number is the position in the table, and index that in the values of the view.
 	number, index int
+	// of is the type of the view.
+	of reflect.Type
 }
 
 // at returns how a source knows the field.
@@ -161,6 +163,7 @@ func number() (map[string]*Field, map[reflect.Type][][]int) {
 		case strings.HasPrefix(f.Path, pathContainers):
 			f.ByContainer, view = true, reflect.TypeFor[admission.Container]()
 		}
+		f.of = view
 		if at, ok := view.FieldByName(f.view); ok {
 			f.index = len(values[view])
 			values[view] = append(values[view], at.Index)
@@ -168,16 +171,6 @@ func number() (map[string]*Field, map[reflect.Type][][]int) {
 		byPath[f.Path] = f
 	}
 	return byPath, values
-}
-
-// valuesOf returns pointers to the values of a view, a struct, by Field.index.
-func valuesOf(view any) []any {
-	v := reflect.ValueOf(view).Elem()
-	all := make([]any, len(valuesIn[v.Type()]))
-	for i, index := range valuesIn[v.Type()] {
-		all[i] = v.FieldByIndex(index).Addr().Interface()
-	}
-	return all
 }
 
 // Fields returns all fields, in the order of the documentation.

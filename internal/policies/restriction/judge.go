@@ -2,6 +2,7 @@ package restriction
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -11,7 +12,8 @@ import (
 // A Set is an immutable set of policies. It may be used by several goroutines. A nil Set and an empty one admit every
 // pod.
 type Set struct {
-	policies []*policy // ordered by name, which are different
+	policies []*policy            // ordered by name, which are different
+	checks   map[reflect.Type]int // how many different ones the policies have, by the type of the view
 }
 
 type policy struct {
@@ -107,8 +109,8 @@ func (s *Set) Judge(p *admission.Pod, containers []admission.Container, o Option
 		whole = slices.Concat(containers, o.Others)
 	}
 	j := judgement{
-		Options: o, sandbox: o.From != Admission && len(containers) == 0, pod: p, podValues: valuesOf(p),
-		subjects: subjectsOf(whole),
+		Options: o, sandbox: o.From != Admission && len(containers) == 0, pod: p, podView: &views(s, p)[0],
+		volumes: s.volumes(p.Volumes), subjects: s.subjects(whole),
 	}
 	acceptedInAudit := false
 	for _, policy := range s.policies {
@@ -134,16 +136,16 @@ func (s *Set) Judge(p *admission.Pod, containers []admission.Container, o Option
 
 type judgement struct {
 	Options
-	sandbox   bool
-	pod       *admission.Pod
-	podValues []any
-	subjects  []subject
+	sandbox  bool
+	pod      *admission.Pod
+	podView  *view
+	volumes  []view // of the pod
+	subjects []subject
 
 	accept  bool         // the policy is an Accept policy
 	report  *[]Violation // where violations are added; nil if only the answer matters
 	subject *subject     // the container that is compared; nil outside of containers
-	mount   string       // the path of the mount that is compared
-	values  []any        // of the view that is compared; see valuesOf
+	*view                // that is compared
 }
 
 // matches reports whether a pod matches a policy. unbound is the answer if the policy is not bound to the pod's
@@ -159,8 +161,8 @@ func (j *judgement) matches(p *policy, unbound bool) bool {
 		}
 	case yes:
 	}
-	j.values = j.podValues
-	ok := p.rule.checks.all(j)
+	j.view = j.podView
+	ok := p.rule.values.matches(j)
 	if j.report == nil && !ok {
 		return false
 	}
@@ -231,23 +233,48 @@ func (j *judgement) add(v Violation) {
 	*j.report = append(*j.report, v)
 }
 
+// A view is a pod, a container, or a mount or a volume of one.
+type view struct {
+	values  []any    // pointers, by Field.index
+	answers []answer // by check.number
+	mount   string   // the path of a mount
+}
+
+// views returns the views of objects, in few allocations.
+func views[T any](s *Set, objects ...*T) []view {
+	of := reflect.TypeFor[T]()
+	fields, checks, all := valuesIn[of], s.checks[of], make([]view, len(objects))
+	values, answers := make([]any, 0, len(objects)*len(fields)), make([]answer, len(objects)*checks)
+	for i, object := range objects {
+		for _, index := range fields {
+			values = append(values, reflect.ValueOf(object).Elem().FieldByIndex(index).Addr().Interface())
+		}
+		all[i] = view{values: values[i*len(fields):], answers: answers[i*checks:][:checks]}
+	}
+	return all
+}
+
+func (s *Set) volumes(v admission.Value[[]admission.Volume]) []view {
+	volumes, _ := v.Effective()
+	mounts := make([]*admission.Mount, len(volumes))
+	for i, volume := range volumes {
+		mounts[i] = &admission.Mount{Volume: volume}
+	}
+	return views(s, mounts...)
+}
+
 type subject struct {
+	view
 	container *admission.Container
-	values    []any
 	image     imageName
-	mounts    []mount // without repetitions
+	mounts    []view // without repetitions
 }
 
-type mount struct {
-	*admission.Mount
-	values []any
-}
-
-func subjectsOf(containers []admission.Container) []subject {
+func (s *Set) subjects(containers []admission.Container) []subject {
 	all := make([]subject, len(containers))
 	for i := range containers {
 		c := &containers[i]
-		all[i] = subject{container: c, values: valuesOf(c), image: imageOf(c.Image), mounts: distinct(c.Mounts)}
+		all[i] = subject{views(s, c)[0], c, imageOf(c.Image), s.mounts(c.Mounts)}
 	}
 	return all
 }
@@ -255,18 +282,22 @@ func subjectsOf(containers []admission.Container) []subject {
 // maxCompared bounds the comparisons for one mount, because a tenant chooses the number of mounts.
 const maxCompared = 32
 
-// distinct returns the mounts that differ in more than their paths in the container; no policy restricts that path.
+// mounts returns the mounts that differ in more than their paths in the container; no policy restricts that path.
 // Containers have many similar mounts, and each is compared with each policy.
-func distinct(v admission.Value[[]admission.Mount]) []mount {
+func (s *Set) mounts(v admission.Value[[]admission.Mount]) []view {
 	mounts, _ := v.Effective()
-	var kept []mount
+	kept := make([]*admission.Mount, 0, len(mounts))
 	for i := range mounts {
 		m := &mounts[i]
-		if !slices.ContainsFunc(kept[:min(len(kept), maxCompared)], func(d mount) bool {
+		if !slices.ContainsFunc(kept[:min(len(kept), maxCompared)], func(d *admission.Mount) bool {
 			return d.Volume == m.Volume && d.ReadOnly == m.ReadOnly && d.Propagation == m.Propagation
 		}) {
-			kept = append(kept, mount{m, valuesOf(m)})
+			kept = append(kept, m)
 		}
 	}
-	return kept
+	all := views(s, kept...)
+	for i, m := range kept {
+		all[i].mount = m.Path
+	}
+	return all
 }

@@ -27,10 +27,11 @@ type File struct {
 func Load(files []File) (*Set, error) {
 	var (
 		s      Set
+		known  = newInterned()
 		errs   []error
 		fileOf = map[string]string{} // by the name of the policy
 	)
-	for i, r := range readAll(files) {
+	for i, r := range readAll(files, known) {
 		name := files[i].Name
 		if r.err != nil {
 			errs = append(errs, inFile(name, r.err)...)
@@ -48,6 +49,7 @@ func Load(files []File) (*Set, error) {
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
+	s.checks = known.counts
 	slices.SortFunc(s.policies, func(a, b *policy) int { return cmp.Compare(a.name, b.name) })
 	return &s, nil
 }
@@ -57,7 +59,7 @@ type reading struct {
 	err      error
 }
 
-func readAll(files []File) []reading {
+func readAll(files []File, known *interned) []reading {
 	all := make([]reading, len(files))
 	var next atomic.Int64
 	var workers sync.WaitGroup
@@ -65,7 +67,7 @@ func readAll(files []File) []reading {
 		workers.Go(func() {
 			decoder := newDecoder()
 			for i := next.Add(1) - 1; i < int64(len(files)); i = next.Add(1) - 1 {
-				_, all[i].compiled, all[i].err = parse(decoder, files[i].Data)
+				_, all[i].compiled, all[i].err = parse(decoder, known, files[i].Data)
 			}
 		})
 	}
@@ -166,11 +168,11 @@ func (s *Set) Restricted() []string {
 // of the field, the value and what is allowed, and the line. A policy that Parse returns has its canonical form: YAML
 // of it, parsed again, is the same policy.
 func Parse(data []byte) (*PodRestriction, error) {
-	p, _, err := parse(newDecoder(), data)
+	p, _, err := parse(newDecoder(), newInterned(), data)
 	return p, err
 }
 
-func parse(d *strictyaml.Decoder, data []byte) (*PodRestriction, *policy, error) {
+func parse(d *strictyaml.Decoder, known *interned, data []byte) (*PodRestriction, *policy, error) {
 	var p PodRestriction
 	errs, err := d.Decode(data, &p)
 	if err != nil {
@@ -182,7 +184,7 @@ func parse(d *strictyaml.Decoder, data []byte) (*PodRestriction, *policy, error)
 	if p.Binding != nil && p.Binding.Mode == "Allow" {
 		p.Binding.Mode = BindingModeAccept
 	}
-	compiled, invalid := compile(&p)
+	compiled, invalid := compile(&p, known)
 	for _, err := range invalid {
 		errs = append(errs, err)
 	}

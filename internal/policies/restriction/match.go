@@ -9,9 +9,9 @@ import (
 )
 
 type podRule struct {
-	checks
-	volumes                    []volumeRule
-	containers, initContainers []containerRule
+	values, volume, mount, containers, initContainers *check
+	// volumes are those that volume and mount are of.
+	volumes []*volumeRule
 }
 
 func nameOf(p *admission.Pod) admission.Value[string] {
@@ -57,27 +57,36 @@ func checkGroups(j *judgement, supplemental, fs *valueRule[int64]) bool {
 	return ok
 }
 
-// anyOf reports whether one of the rules matches. If none does, the report has the violations of the first rule with
-// the fewest.
-func anyOf[R any](j *judgement, rules []R, check func(*R, *judgement) bool) bool {
-	if len(rules) == 1 { // by far the most frequent case
-		return check(&rules[0], j)
+// allOf reports whether all checks match. Without a report it ends with the first that does not.
+func allOf(j *judgement, checks []*check) bool {
+	ok := true
+	for _, one := range checks {
+		ok = one.matches(j) && ok
+		if !ok && j.report == nil {
+			break
+		}
 	}
+	return ok
+}
+
+// anyOf reports whether one of the checks matches. If none does, the report has the violations of the first check
+// with the fewest.
+func anyOf(j *judgement, checks []*check) bool {
 	report := j.report
 	j.report = nil
 	matches := false
-	for i := 0; i < len(rules) && !matches; i++ {
-		matches = check(&rules[i], j)
+	for i := 0; i < len(checks) && !matches; i++ {
+		matches = checks[i].matches(j)
 	}
 	if matches || report == nil {
 		j.report = report
 		return matches
 	}
 	var fewest []Violation
-	for i := range rules {
+	for i, one := range checks {
 		var found []Violation
 		j.report = &found
-		check(&rules[i], j)
+		one.matches(j)
 		if i == 0 || len(found) < len(fewest) {
 			fewest = found
 		}
@@ -88,7 +97,7 @@ func anyOf[R any](j *judgement, rules []R, check func(*R, *judgement) bool) bool
 }
 
 func (r *podRule) checkContainer(j *judgement, s *subject) bool {
-	j.subject, j.values = s, s.values
+	j.subject, j.view = s, &s.view
 	ok := r.checkLists(j, s.container)
 	ok = r.checkMounts(j, s) && ok
 	j.subject = nil
@@ -100,26 +109,18 @@ func (r *podRule) checkLists(j *judgement, c *admission.Container) bool {
 	kind, known := c.Kind.Effective()
 	// to match one list can be enough
 	if !known && (j.AssumeUnknown || j.Stage == admission.StageImageReview) && j.From != Node && j.report == nil {
-		return anyContainer(j, r.containers) || anyContainer(j, r.initContainers)
+		return r.containers.matches(j) || r.initContainers.matches(j)
 	}
-	sameLists := len(r.initContainers) > 0 && len(r.containers) > 0 && &r.initContainers[0] == &r.containers[0]
 	ok := true
 	if !known || kind != admission.KindInit {
-		ok = anyContainer(j, r.containers)
+		ok = r.containers.matches(j)
 	}
-	if known && kind == admission.KindInit || !known && !sameLists { // once is enough for an unknown kind
-		ok = anyContainer(j, r.initContainers) && ok
+	// once is enough for an unknown kind
+	if known && kind == admission.KindInit || !known && r.initContainers != r.containers {
+		ok = r.initContainers.matches(j) && ok
 	}
 	return ok
 }
-
-func anyContainer(j *judgement, rules []containerRule) bool {
-	return len(rules) == 0 || anyOf(j, rules, (*containerRule).check)
-}
-
-type containerRule struct{ checks }
-
-func (r *containerRule) check(j *judgement) bool { return r.all(j) }
 
 // stateOf returns the state of a list, in which empty and nil are equal.
 func stateOf(v admission.Value[[]string]) admission.State {
@@ -144,15 +145,6 @@ func option(s string, known bool) admission.Value[string] {
 	default:
 		return admission.Set(s)
 	}
-}
-
-type imageRule struct{ registry, image, tag *valueRule[string] }
-
-func (r *imageRule) check(j *judgement) bool {
-	name := &j.subject.image
-	ok := r.registry.compare(j, name.registry)
-	ok = r.image.compare(j, name.name) && ok
-	return r.tag.compare(j, name.tag) && ok
 }
 
 type imageName struct {
@@ -187,19 +179,12 @@ func registryOf(host string) string {
 	return host
 }
 
-// A volumeRule is a compiled VolumeRestriction. Its checks are about the volume, those of mount about a mount of it.
+// A volumeRule is a compiled VolumeRestriction. Its checks are about a volume and about a mount of one.
 type volumeRule struct {
 	leaf
 	CollectionRestriction
-	checks
 
-	mount checks
-}
-
-func (r *volumeRule) check(j *judgement) bool {
-	ok := !r.RequireEmpty || j.violated(&r.leaf, "not empty")
-	ok = r.checks.all(j) && ok
-	return (j.subject == nil || r.mount.all(j)) && ok
+	volume, mount *check
 }
 
 // checkVolumes compares the volumes of a pod, mounted or not, and their number.
@@ -214,7 +199,7 @@ func (r *podRule) checkVolumes(j *judgement, v admission.Value[[]admission.Volum
 	}
 	ok := true
 	for i := range r.volumes {
-		switch rule := &r.volumes[i]; {
+		switch rule := r.volumes[i]; {
 		case !rule.ForbidEmpty:
 		case known:
 			ok = rule.CollectionRestriction.check(j, &rule.leaf, len(volumes)) && ok
@@ -228,8 +213,8 @@ func (r *podRule) checkVolumes(j *judgement, v admission.Value[[]admission.Volum
 		if !ok && j.decided() {
 			break
 		}
-		j.values = valuesOf(&admission.Mount{Volume: volumes[i]})
-		ok = anyOf(j, r.volumes, (*volumeRule).check) && ok
+		j.view = &j.volumes[i]
+		ok = r.volume.matches(j) && ok
 	}
 	return ok
 }
@@ -247,9 +232,8 @@ func (r *podRule) checkMounts(j *judgement, s *subject) bool {
 		if !ok && j.decided() {
 			break
 		}
-		j.mount, j.values = s.mounts[i].Path, s.mounts[i].values
-		ok = anyOf(j, r.volumes, (*volumeRule).check) && ok
+		j.view = &s.mounts[i]
+		ok = r.mount.matches(j) && ok
 	}
-	j.mount = ""
 	return ok
 }

@@ -11,30 +11,39 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
-// checks compare the values of a view, in the order of the table of fields. Each reports whether its value matches.
-type checks []fieldCheck //nolint:recvcheck // add completes a new value
-
-type fieldCheck struct {
-	field *Field
-	check func(*judgement) bool
+// A check compares one value of a view, or all of them, and reports whether it matches. Policies of the same mode with
+// the same restriction at the same path share a check. Its answer depends on nothing else but the view, so a judgement
+// compares each view once. A nil check matches every view.
+type check struct {
+	field   *Field
+	compare func(*judgement) bool
+	number  int // the index of its answers, among the checks of the type of view
 }
 
-func (c *checks) add(f *Field, check func(*judgement) bool) { *c = append(*c, fieldCheck{f, check}) }
+// An answer is whether a view matches a check.
+type answer uint8
 
-func (c checks) sort() {
-	slices.SortStableFunc(c, func(a, b fieldCheck) int { return a.field.number - b.field.number })
-}
+const (
+	notCompared answer = iota
+	matched
+	different
+)
 
-// all reports whether all values match. Without a report it ends with the first that does not.
-func (c checks) all(j *judgement) bool {
-	ok := true
-	for i := range c {
-		ok = c[i].check(j) && ok
-		if !ok && j.report == nil {
-			break
+func (c *check) matches(j *judgement) bool {
+	if c == nil {
+		return true
+	}
+	if j.report != nil {
+		return c.compare(j)
+	}
+	a := &j.answers[c.number]
+	if *a == notCompared {
+		*a = different
+		if c.compare(j) {
+			*a = matched
 		}
 	}
-	return ok
+	return *a == matched
 }
 
 // value returns the check of a value of the view.
