@@ -38,7 +38,7 @@ func (s *suite) restore(k *node.Kubelet, image node.Pushed, look func(o node.Out
 }
 
 // refused restores through pullgated, and wants that refused where containerd restores.
-func (s *suite) refused(t runtimeTest, image node.Pushed) {
+func (s *suite) refused(t runtimeTest, image node.Pushed) (text string) {
 	s.Helper()
 	s.restore(s.k, image, func(o node.Outcome) {
 		switch {
@@ -49,7 +49,9 @@ func (s *suite) refused(t runtimeTest, image node.Pushed) {
 		case o.State != node.CreateFailed || !strings.Contains(o.Text, "PermissionDenied") || !strings.Contains(o.Text, "allowRestores"):
 			s.Errorf("%s: %v; want CreateContainerError with PermissionDenied and allowRestores", image.Name, o)
 		}
+		text = strings.ReplaceAll(o.Text, image.Name, "IMAGE")
 	})
+	return text
 }
 
 // idUnder returns the ID of the image that containerd has under a name.
@@ -151,4 +153,34 @@ func TestCheckpointPlantsAnImageUnderANameOfOthers(t *testing.T) {
 		s.must(s.k.Remove(t.Context(), owner))
 		s.wantMetric(marks, "pullgate_preloaded_marks")
 	})
+}
+
+// The errors of containerd for a checkpoint reveal whether another image is on the node.
+func TestErrorsOfACheckpointDoNotRevealWhatIsOnTheNode(t *testing.T) {
+	on(t, func(t runtimeTest) {
+		s := begin(t)
+		direct := s.dial(s.node.Containerd.Endpoint())
+		app := s.private("errors/app:1", node.Image{})
+		owner := pod("team-a", app, node.IfNotPresent, node.Alice())
+		s.keep(owner, app, node.Running, -1)
+		absent := strings.TrimSuffix(app.Name, ":1") + ":2"
+		here := s.public("errors/here:1", checkpoint("errors", app.Name, "INVALID NAME"))
+		gone := s.public("errors/gone:1", checkpoint("errors", absent, "INVALID NAME"))
+		if t.forges() {
+			var texts []string
+			for _, image := range []node.Pushed{here, gone} {
+				s.restore(direct, image, func(o node.Outcome) {
+					_, what, _ := strings.Cut(o.Text, "code = ")
+					texts = append(texts, strings.NewReplacer(app.Name, "BASE", absent, "BASE").Replace(what))
+				})
+			}
+			if texts[0] == texts[1] {
+				t.Fatalf("control: containerd answers both times %q; want different errors", texts[0])
+			}
+		}
+		if present, missing := s.refused(t, here), s.refused(t, gone); present != missing {
+			t.Errorf("the answers for a present and for an absent image differ:\n%s\n%s", present, missing)
+		}
+		s.must(s.k.Remove(t.Context(), owner))
+	}, containerd22)
 }

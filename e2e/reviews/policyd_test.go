@@ -1,12 +1,14 @@
 package reviews_test
 
 import (
+	"errors"
 	"regexp"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )
 
@@ -20,6 +22,7 @@ func TestWithoutPolicyd(t *testing.T) {
 		fail, repair func(*world) error
 		within       time.Duration
 		asked        bool // it got the question
+		during       bool // it fails while it waits for the backend
 	}{
 		"killed": { // the socket stays open
 			fail:   func(w *world) error { return w.policyd.Kill() },
@@ -30,6 +33,13 @@ func TestWithoutPolicyd(t *testing.T) {
 			fail:   func(w *world) error { return w.policyd.Close() },
 			repair: func(w *world) error { return w.policyd.Reopen(w.Context()) },
 			within: 10 * time.Second,
+		},
+		"killed during the review": {
+			fail:   func(w *world) error { return w.policyd.Kill() },
+			repair: func(w *world) error { return w.policyd.Start(w.Context()) },
+			within: 30 * time.Second,
+			asked:  true,
+			during: true,
 		},
 		"suspended": {
 			fail:   func(w *world) error { return syscall.Kill(w.policyd.PID(), syscall.SIGSTOP) },
@@ -69,13 +79,30 @@ func TestWithoutPolicyd(t *testing.T) {
 				return "denied by the image review backend main-" + value + " after .*: not scanned"
 			}
 			each(denied)
-			w.must(c.fail(w))
+			failed := make(chan error, 1)
+			if c.during {
+				b.Set(app, reviewbackend.Answer{Failure: reviewbackend.Hang})
+				before := len(b.Requests())
+				go func() {
+					if !host.Within(20*time.Second, func() bool { return len(b.Requests()) == before+len(policies) }) {
+						failed <- errors.New("the backends were not asked")
+						return
+					}
+					failed <- c.fail(w)
+				}()
+			} else {
+				w.must(c.fail(w))
+			}
 			each(func(value string) string {
 				if c.asked || value == "false" {
 					return "no valid answer from the image review backend main-" + value + " after .* pullgate-policyd .*; denied"
 				}
 				return "^$"
 			})
+			if c.during {
+				w.must(<-failed)
+				b.Set(app, reviewbackend.Answer{Deny: true, Reason: "not scanned"})
+			}
 			want := 2.0
 			if c.asked {
 				want = 0

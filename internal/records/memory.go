@@ -155,10 +155,11 @@ func (t *tx) putRecord(r Record) {
 
 // count notes that something new about a pair was written.
 func (t *tx) count(p Pair) {
-	if e := t.entry(p); e != nil { // nil after an error
-		t.writes++
-		e.written = t.writes
+	if t.err != nil {
+		return // the entry may be one that others read
 	}
+	t.writes++
+	t.entry(p).written = t.writes
 }
 
 // rewriteRecord is putRecord for a write that says nothing new about the image, so that Prune need not spare the

@@ -56,15 +56,15 @@ func TestNodeNameFollowsFromTheClientCertificate(t *testing.T) {
 		} {
 			o := podsource.Options{Kubeconfig: kubeconfig(t, "https://10.0.0.1", config), Key: credential.NewKey()}
 			s, err := podsource.New(o)
-			if want == "" {
-				if !errors.Is(err, podsource.ErrNodeName) || !strings.Contains(err.Error(), "common name") {
-					t.Errorf("%s of %q: New = %v; want ErrNodeName, and where it was looked for", form, user, err)
-				}
-				o.NodeName = "given"
-				s, err = podsource.New(o)
-			}
-			if err != nil || want != "" && s.NodeName() != want || want == "" && s.NodeName() != "given" {
+			switch {
+			case want == "" && (!errors.Is(err, podsource.ErrNodeName) || !strings.Contains(err.Error(), "common name")):
+				t.Errorf("%s of %q: New = %v; want ErrNodeName, and where it was looked for", form, user, err)
+			case want != "" && (err != nil || s.NodeName() != want):
 				t.Errorf("%s of %q: New = %v; want node %q, nil", form, user, err, want)
+			}
+			o.NodeName = "given" // takes precedence
+			if s, err = podsource.New(o); err != nil || s.NodeName() != "given" {
+				t.Errorf("%s of %q with NodeName: New = %v; want node given, nil", form, user, err)
 			}
 		}
 	}

@@ -85,7 +85,8 @@ func (c *certificates) expiry() time.Time { return c.current.Load().Certificates
 func (c *certificates) scan() (contents [3][]byte, sum [sha256.Size]byte, err error) {
 	hash := sha256.New()
 	for i, file := range [...]struct{ field, path string }{
-		{"https.certFile", c.files.CertFile}, {"https.keyFile", c.files.KeyFile},
+		{"https.certFile", c.files.CertFile},
+		{"https.keyFile", c.files.KeyFile},
 		{"https.clientCAFile", c.files.ClientCAFile},
 	} {
 		if file.path == "" {

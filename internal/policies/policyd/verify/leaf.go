@@ -141,6 +141,7 @@ func newMaterial(s *requirement.Signer, trusted *root.TrustedRoot) (m *material,
 	return m, err
 }
 
+//nolint:gochecknoglobals // a constant table
 var hashes = map[string]crypto.Hash{"sha256": crypto.SHA256, "sha384": crypto.SHA384, "sha512": crypto.SHA512}
 
 //nolint:ireturn // the interface of sigstore-go

@@ -127,12 +127,18 @@ var (
 )
 
 // outcomes are the labels of requests for metrics, with the error of each. Any other error is invalid.
+//
+//nolint:gochecknoglobals // a constant table
 var outcomes = []struct {
 	err   error
 	label string
 }{
-	{nil, "ok"}, {ErrNotFound, "not_found"}, {ErrDenied, "denied"}, {ErrUnavailable, "unavailable"},
-	{ErrTooLarge, "too_large"}, {ErrMalformed, "invalid"},
+	{nil, "ok"},
+	{ErrNotFound, "not_found"},
+	{ErrDenied, "denied"},
+	{ErrUnavailable, "unavailable"},
+	{ErrTooLarge, "too_large"},
+	{ErrMalformed, "invalid"},
 }
 
 // Outcome returns the label of a request that ended with this error.
