@@ -62,7 +62,9 @@ func command() *cobra.Command {
 		}),
 	}
 	cmd.Flags().StringVar(&f.config, "config", defaultConfig, "configuration `file`; it must exist")
-	cmd.Flags().BoolVar(&f.check, "check-config", false, "check the configuration and the files that it names, print all errors, and exit; safe beside a running pullgate-policyd")
+	cmd.Flags().BoolVar(&f.check, "check-config", false,
+		"check the configuration and the files that it names, print all errors, and exit; safe beside a running "+
+			"pullgate-policyd")
 	f.Add(cmd)
 	manifests := manifestsCommand()
 	program.Finish(manifests)
@@ -119,7 +121,8 @@ func check(cmd *cobra.Command, path string) error {
 	for _, w := range warnings {
 		cmd.PrintErrln("Warning: " + w)
 	}
-	_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: configuration is valid\n  policies %q, pullgated -> %s, https %q, metrics %q\n",
+	_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: configuration is valid\n  policies %q, pullgated -> %s, https %q, "+
+		"metrics %q\n",
 		path, c.Policies, node, c.HTTPS.Listen, c.Metrics.Listen)
 	return err
 }

@@ -72,13 +72,18 @@ func manifestsCommand() *cobra.Command {
 	flags.StringVar(&f.Namespace, "namespace", "pullgate", "`namespace` of the objects")
 	flags.StringVar(&f.Image, "image", "", "`image` whose entry point is pullgate-policyd (required without --url)")
 	flags.StringVar(&f.policies, "policies", "", "`folder` of policy files: that of the nodes")
-	flags.StringVar(&f.trustedRoot, "trusted-root", "", "`file` for the ConfigMap pullgate-trusted-root: the trusted_root.json of the nodes")
-	flags.StringVar(&f.caFile, "ca-file", "", "`file` with the PEM certificates of the authority that signs the certificate of pullgate-policyd (required without --url)")
+	flags.StringVar(&f.trustedRoot, "trusted-root", "",
+		"`file` for the ConfigMap pullgate-trusted-root: the trusted_root.json of the nodes")
+	flags.StringVar(&f.caFile, "ca-file", "", "`file` with the PEM certificates of the authority that signs the "+
+		"certificate of pullgate-policyd (required without --url)")
 	flags.StringVar(&f.URL, "url", "", "https `URL` of a pullgate-policyd outside of the cluster")
 	flags.StringVar(&f.config, "config", "", "`file` with a PolicydConfiguration, of which podTemplates are used")
-	flags.StringVar(&f.FailurePolicy, "failure-policy", "Ignore", "`policy` of kube-apiserver if the webhook does not answer: Ignore or Fail; without the flag, that of the policies")
-	flags.StringSliceVar(&f.Exclude, "exclude-namespaces", []string{"kube-system"}, "`namespaces` that the webhook does not judge, besides that of --namespace; the nodes judge them")
-	flags.DurationVar(&f.Timeout, "timeout", 10*time.Second, "`time` that kube-apiserver waits for an answer, 1s to 30s; without the flag, that of the policies")
+	flags.StringVar(&f.FailurePolicy, "failure-policy", "Ignore",
+		"`policy` of kube-apiserver if the webhook does not answer: Ignore or Fail; without the flag, that of the policies")
+	flags.StringSliceVar(&f.Exclude, "exclude-namespaces", []string{"kube-system"},
+		"`namespaces` that the webhook does not judge, besides that of --namespace; the nodes judge them")
+	flags.DurationVar(&f.Timeout, "timeout", 10*time.Second,
+		"`time` that kube-apiserver waits for an answer, 1s to 30s; without the flag, that of the policies")
 	return cmd
 }
 
@@ -116,7 +121,8 @@ func (f *manifestsFlags) read() (errs []error) {
 	if f.caFile != "" {
 		ca, err := disk.Read(f.caFile, webhook.MaxCA)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("--ca-file: %w; give the file with the certificate of the authority that signs the one of pullgate-policyd", err))
+			errs = append(errs, fmt.Errorf("--ca-file: %w; give the file with the certificate of the authority that signs the "+
+				"one of pullgate-policyd", err))
 		}
 		f.CA = ca
 	}

@@ -256,7 +256,8 @@ func resultsOf(r ReviewRequest, response *policyv1.ReviewResponse) ([]ReviewResu
 		results = append(results, ReviewResult{
 			Backend: got.GetBackend(), Image: got.GetImage(), Allowed: got.GetAllowed(), Reason: got.GetReason(),
 			AuditAnnotations: got.GetAuditAnnotations(),
-			Cached:           got.GetCached(), Failed: got.GetFailed() || got.GetFailedOpen(), Duration: got.GetDuration().AsDuration(),
+			Cached:           got.GetCached(), Failed: got.GetFailed() || got.GetFailedOpen(),
+			Duration: got.GetDuration().AsDuration(),
 		})
 	}
 	return results, nil

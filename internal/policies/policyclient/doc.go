@@ -30,7 +30,7 @@
 // repository meets the requirement. [Endorser.Validate] only looks it up. [Endorser.PullVerifier] asks pullgate-policyd
 // after a pull, writes the endorsement, and then answers.
 //
-//	pull answered by the runtime ──▶ record of the pull ──▶ PullVerifier: verify ──▶ endorsement on disk ──▶ answer to the kubelet
+//	pull answered by the runtime ──▶ record ──▶ PullVerifier: verify ──▶ endorsement on disk ──▶ answer to the kubelet
 //
 // What cannot be verified leaves no endorsement, whatever the cause, and the next pull tries again.
 package policyclient

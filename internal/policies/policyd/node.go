@@ -139,7 +139,9 @@ func (s *nodeServer) Review(ctx context.Context, r *policyv1.ReviewRequest) (*po
 }
 
 // ask asks the backends about each image by itself, about all at the same time.
-func (s *nodeServer) ask(ctx context.Context, c review.Clients, r *policyv1.ReviewRequest) (all []*policyv1.ReviewResult) {
+func (s *nodeServer) ask(ctx context.Context, c review.Clients,
+	r *policyv1.ReviewRequest,
+) (all []*policyv1.ReviewResult) {
 	var subjects []review.Subject
 	for i, images := range [][]string{r.GetImages(), r.GetVolumeImages()} {
 		for _, image := range slices.Compact(slices.Sorted(slices.Values(images))) {

@@ -283,7 +283,9 @@ func (a *attempts) heldUp() bool {
 	return a.sent.IsZero() || a.queued && time.Since(a.sent) < attemptTimeout
 }
 
-func (c *Client) request(ctx context.Context, turn inflight.Turn[attempts], key specKey, body []byte) (a attempts, _ error) {
+func (c *Client) request(ctx context.Context, turn inflight.Turn[attempts], key specKey, body []byte) (a attempts,
+	_ error,
+) {
 	if known, ok := c.known(key); ok { // the request before this one ended after the caller had looked
 		return attempts{status: known, cached: true}, nil
 	}

@@ -103,7 +103,10 @@ func (r *run) blob(ctx context.Context, repository, digest string) ([]byte, erro
 
 // answer notes whether an error is the answer of a registry, and returns it.
 func (r *run) answer(err error) error {
-	answers := []error{registry.ErrNotFound, registry.ErrDenied, registry.ErrMismatch, registry.ErrTooLarge, registry.ErrMalformed}
+	answers := []error{
+		registry.ErrNotFound, registry.ErrDenied, registry.ErrMismatch, registry.ErrTooLarge,
+		registry.ErrMalformed,
+	}
 	for _, of := range answers {
 		r.answered = r.answered || err == nil || errors.Is(err, of)
 	}
@@ -243,8 +246,11 @@ func missOf(err error) miss {
 	return m
 }
 
-// plain returns the text of an error without the package that the errors of a registry begin with.
-func plain(text string) string { return strings.ReplaceAll(text, "registry: ", "") }
+// plain returns the text of an error without the package that the errors of a registry begin with, and without the
+// error that sigstore-go formats although there is none.
+func plain(text string) string {
+	return strings.NewReplacer("registry: ", "", "; error: %!w(<nil>)", "").Replace(text)
+}
 
 // maxText bounds texts of registries and signatures in messages, maxMiss texts made of several, in characters.
 const maxText, maxMiss = 200, 600

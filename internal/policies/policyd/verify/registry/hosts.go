@@ -316,7 +316,8 @@ func (h *host) setAddress(address string, overridePath bool) error {
 		full = "https://" + full
 	}
 	u, err := url.Parse(full)
-	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.User != nil || u.RawQuery+u.Fragment != "" {
+	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.User != nil ||
+		u.RawQuery+u.Fragment != "" {
 		return fmt.Errorf("server or host %q: must be an http or https URL without user, query and fragment",
 			withoutUser(address))
 	}

@@ -248,7 +248,8 @@ func (s *session) classify(ctx context.Context, err error) error {
 	)
 	switch {
 	case errors.Is(err, errLocalAddress):
-		return malformed("a redirect, a token server or an image of a pod leads to a loopback, link-local or metadata address")
+		return malformed("a redirect, a token server or an image of a pod leads to a loopback, link-local or metadata " +
+			"address")
 	case ctx.Err() != nil:
 		return s.ended(ctx)
 	case errors.As(err, &header) && string(header.RecordHeader[:]) == "HTTP/":
@@ -350,7 +351,9 @@ func parseChallenge(ctx context.Context, registry name.Registry, resp *http.Resp
 }
 
 // token requests a token. The token server is the one that the challenge names.
-func (s *session) token(ctx context.Context, registry name.Registry, credential admission.Login, c *transport.Challenge) (string, error) {
+func (s *session) token(ctx context.Context, registry name.Registry, credential admission.Login,
+	c *transport.Challenge,
+) (string, error) {
 	scope := c.Parameters["scope"]
 	if scope == "" {
 		scope = "repository:" + s.repository.path + ":pull"
