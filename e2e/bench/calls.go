@@ -11,11 +11,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/pullgate/pullgate/e2e/host"
 )
 
 // A cell is one kind of calls by so many callers at the same time.

@@ -92,7 +92,8 @@ func run(ctx context.Context, args []string, stdout io.Writer) error {
 
 // document returns performance.md with new sections; those that were not measured stay as they are in the old one.
 func document(old string, measured map[string]string) string {
-	text := "# Performance\n\nWhat pullgated costs. Written by `make bench`; do not edit it.\n"
+	var text strings.Builder
+	text.WriteString("# Performance\n\nWhat pullgated costs. Written by `make bench`; do not edit it.\n")
 	for _, p := range parts() {
 		section, ok := measured[p.title]
 		if !ok {
@@ -100,10 +101,10 @@ func document(old string, measured map[string]string) string {
 			section, _, _ = strings.Cut(section, "\n## ")
 		}
 		if section != "" {
-			text += "\n## " + p.title + "\n\n" + section
+			text.WriteString("\n## " + p.title + "\n\n" + section)
 		}
 	}
-	return text
+	return text.String()
 }
 
 // machine says on which machine this is measured, and what else it does.

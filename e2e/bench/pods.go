@@ -8,12 +8,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pullgate/pullgate/e2e/node"
+	"github.com/pullgate/pullgate/e2e/release"
 	"golang.org/x/sync/errgroup"
 	internalapi "k8s.io/cri-api/pkg/apis"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/pullgate/pullgate/e2e/node"
-	"github.com/pullgate/pullgate/e2e/release"
 )
 
 // The calls of the start of a pod that are timed, and the whole: from RunPodSandbox to the answer of StartContainer.
@@ -176,7 +175,9 @@ func (w *way) startOne(ctx context.Context, p *node.Pod, present bool) error {
 func (w *way) startCrowd(ctx context.Context, name string, size int, pod func(i int) *node.Pod) error {
 	// The calls of a crowd are not among those of single pods.
 	crowd := *w.kubelet
-	crowd.Runtime = w.kubelet.Runtime.(timedRuntime).RuntimeService
+	if timed, ok := w.kubelet.Runtime.(timedRuntime); ok {
+		crowd.Runtime = timed.RuntimeService
+	}
 	pods, outcomes := make([]*node.Pod, size), make([]node.Outcome, size)
 	all := func(limit int, f func(i int)) {
 		var running errgroup.Group

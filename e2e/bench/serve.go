@@ -11,12 +11,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
 const limit = 16 << 20

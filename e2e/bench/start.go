@@ -10,10 +10,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
-	"github.com/pullgate/pullgate/e2e/host"
 )
 
 // startLimit bounds the time of one start.
