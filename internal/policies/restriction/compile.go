@@ -522,7 +522,10 @@ func describe(r *StringRestriction) string {
 	if r.Regex != "" {
 		parts = append(parts, "matching "+r.Regex)
 	}
-	return cmp.Or(strings.Join(parts, "; "), "any value")
+	if len(parts) == 0 {
+		return "any value"
+	}
+	return strings.Join(parts, "; ")
 }
 
 func describeRanges(ranges []NumericRange) string {

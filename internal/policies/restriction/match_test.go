@@ -30,6 +30,7 @@ var matches = map[string]struct {
 	"not in the whitelist":                   {"{metadata: {name: {whitelist: [webs]}}}", nil, `policy test: spec.metadata.name: "web" is not allowed; allowed: webs`},
 	"in the blacklist":                       {"{metadata: {name: {whitelist: [web], blacklist: [web]}}}", nil, `"web" is not allowed; allowed: web; not web`},
 	"a regex matches the whole value":        {"{metadata: {name: {regex: 'w|web'}}}", nil, ""},
+	"an empty value is allowed":              {"{metadata: {name: {whitelist: ['']}}}", nil, "allowed: \n"},
 	"a regex does not match a part":          {"{metadata: {name: {regex: 'we'}}}", nil, "allowed: matching we"},
 	"a regex does not match a line":          {"{metadata: {labels: {values: {app: {regex: 'web'}}}}}", func(w *world) { w.pod.Labels = set(map[string]string{"app": "web\nx"}) }, "spec.metadata.labels.values[app]"},
 	"a flag does not unanchor a regex":       {"{metadata: {labels: {values: {app: {regex: '(?m)web$'}}}}}", func(w *world) { w.pod.Labels = set(map[string]string{"app": "web\nx"}) }, "spec.metadata.labels.values[app]"},
@@ -145,7 +146,7 @@ func TestMatches(t *testing.T) {
 			switch {
 			case tc.want == "" && (!d.Admitted || len(d.Violations) > 0):
 				t.Errorf("Judge = %+v; want the pod admitted", d)
-			case tc.want != "" && (d.Admitted || len(d.Violations) != 1 || !strings.Contains(d.Violations[0].String(), tc.want)):
+			case tc.want != "" && (d.Admitted || len(d.Violations) != 1 || !strings.Contains(d.Violations[0].String()+"\n", tc.want)):
 				t.Errorf("Judge = %v, %q; want one violation with %q", d.Admitted, d.Violations, tc.want)
 			}
 		})
