@@ -291,14 +291,19 @@ func (s *scenario) look(o *outcome) *outcome {
 	return o
 }
 
+// notConnected matches what a kubelet reports after a restart of pullgated until it connects again, up to 3 s later: a
+// gRPC client repeats the last error of its connection while it backs off.
+var notConnected = regexp.MustCompile(`code = Unavailable desc = (connection error|error reading from server)`)
+
 // stateOf returns the state of a pod in one word, "" if it is not decided yet.
 func stateOf(p *corev1.Pod) (state, text string) {
 	up := 0
 	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		if w := c.State.Waiting; w != nil {
-			switch w.Reason {
-			case "", "ContainerCreating", "PodInitializing":
-			case "ImagePullBackOff": // what comes between two tries
+			switch {
+			case w.Reason == "", w.Reason == "ContainerCreating", w.Reason == "PodInitializing":
+			case notConnected.MatchString(w.Message): // the kubelet retries
+			case w.Reason == "ImagePullBackOff": // what comes between two tries
 				return pullFailed, w.Message
 			default:
 				return w.Reason, w.Message
