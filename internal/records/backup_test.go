@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // backup returns a backup as a file.
@@ -29,9 +30,7 @@ func backup(t *testing.T, s *records.Store) (path string) {
 		}
 		reported = n
 	})
-	if err != nil {
-		t.Fatalf("Backup() = %v; want nil", err)
-	}
+	testkit.Must(t, err)
 	if reported != int64(copied.Len()) {
 		t.Errorf("size = %d; want %d", reported, copied.Len())
 	}
@@ -46,7 +45,7 @@ func TestBackupOpensAndHoldsWhatTheStoreHeld(t *testing.T) {
 	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})
 	under := begin(t, s, other) // a pull is under way
 	copied := backup(t, s)
-	must(t, s.Prove(under, records.Result{Pair: pair(id2, other), Credential: bob, At: noon()}))
+	testkit.Must(t, s.Prove(under, records.Result{Pair: pair(id2, other), Credential: bob, At: noon()}))
 	wantFiles(t, path, filepath.Base(path))
 
 	r, report := open(t, copied, records.Options{KeyExists: true})
@@ -56,7 +55,7 @@ func TestBackupOpensAndHoldsWhatTheStoreHeld(t *testing.T) {
 	if diff := cmp.Diff(lookup(t, s, pair(id1, app)), lookup(t, r, pair(id1, app))); diff != "" {
 		t.Errorf("facts (-store +backup):\n%s", diff)
 	}
-	must(t, r.Trust())
+	testkit.Must(t, r.Trust())
 	if got := mark(t, r, pair(id2, other)); got != nil {
 		t.Errorf("what the pull brought is marked preloaded: %v", got)
 	}
@@ -117,8 +116,7 @@ func TestBackupIsNotMuchLargerThanTheStore(t *testing.T) {
 		many = append(many, pair(fmt.Sprintf("sha256:%064x", n), app))
 	}
 	mark(t, s, many...)
-	stats, err := s.Stats()
-	must(t, err)
+	stats := testkit.Value(s.Stats())(t)
 	info, err := os.Stat(backup(t, s))
 	if err != nil || info.Size() > stats.Bytes+1<<20 {
 		t.Errorf("the backup has %d bytes, %v; want hardly more than the store's %d", info.Size(), err, stats.Bytes)
@@ -264,8 +262,7 @@ func TestBackupThatWouldFillTheDiskIsRefused(t *testing.T) {
 func opened(t *testing.T, path string, times int) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); runtime.Gosched() {
-		links, err := filepath.Glob("/proc/self/fd/*")
-		must(t, err)
+		links := testkit.Value(filepath.Glob("/proc/self/fd/*"))(t)
 		found := 0
 		for _, link := range links {
 			if to, err := os.Readlink(link); err == nil && to == path {
@@ -316,7 +313,7 @@ func TestOpenThatWaitsFollowsAFileThatIsReplaced(t *testing.T) {
 	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})
 	replacement := backup(t, s)
 	waiting := wait(t, path)
-	must(t, os.Rename(replacement, path))
+	testkit.Must(t, os.Rename(replacement, path))
 	if err := s.Close(); err != nil { // the store whose file is not at the path any more
 		t.Error(err)
 	}
@@ -334,7 +331,7 @@ func TestOpenThatWaitsForAFileThatIsRemovedBeginsInDistrust(t *testing.T) {
 	path := newPath(t)
 	s, _ := open(t, path, records.Options{})
 	waiting := wait(t, path)
-	must(t, os.Remove(path))
+	testkit.Must(t, os.Remove(path))
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}

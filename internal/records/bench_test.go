@@ -11,6 +11,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
@@ -20,9 +21,7 @@ func BenchmarkLookup(b *testing.B) {
 	writeFile(b, path, all.content)
 	s, _ := open(b, path, records.Options{})
 	for i := 0; b.Loop(); i++ {
-		if _, err := s.Lookup(all.pairs[i%len(all.pairs)]); err != nil {
-			b.Fatal(err)
-		}
+		testkit.Value(s.Lookup(all.pairs[i%len(all.pairs)]))(b)
 	}
 }
 
@@ -62,7 +61,7 @@ func BenchmarkSettle(b *testing.B) {
 			}
 		})
 		b.StartTimer()
-		must(b, s.Settle(settlement(all...)))
+		testkit.Must(b, s.Settle(settlement(all...)))
 		b.StopTimer()
 		close(done)
 		pulls.Wait()
@@ -86,7 +85,7 @@ func BenchmarkBeginListed(b *testing.B) {
 		if err != nil || len(gone) > 0 {
 			b.Fatal(gone, err)
 		}
-		must(b, s.Drop(in))
+		testkit.Must(b, s.Drop(in))
 	}
 }
 
@@ -98,9 +97,9 @@ func BenchmarkOpen(b *testing.B) {
 	manyRecords(b, path, 10_000, 1)
 	for b.Loop() {
 		s, _, err := records.Open(path, records.Options{})
-		must(b, err)
+		testkit.Must(b, err)
 		b.StopTimer()
-		must(b, s.Close())
+		testkit.Must(b, s.Close())
 		b.StartTimer()
 	}
 }
@@ -118,7 +117,7 @@ func TestMemoryOfFactsIsBounded(t *testing.T) {
 	for i := range 500 {
 		uses[numbered(i)] = records.Use{At: time.Now()}
 	}
-	must(t, s.Touch(uses))
+	testkit.Must(t, s.Touch(uses))
 	if written := heap() - before; loaded > 5<<20 || written > 5<<20 {
 		t.Errorf("%d bytes after the load, %d after every record was written; want at most 5 MB", loaded, written)
 	} else {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // The environment variables of the child of a crash test.
@@ -30,7 +31,7 @@ func TestChild(t *testing.T) {
 		t.Skip("run by the crash tests")
 	}
 	s, report, err := records.Open(path, records.Options{Now: noon(), KeyExists: os.Getenv(childKey) != ""})
-	must(t, err)
+	testkit.Must(t, err)
 	fmt.Println("opened")
 	if report.Distrust == nil {
 		for round := range rounds {
@@ -38,7 +39,7 @@ func TestChild(t *testing.T) {
 				var intent records.Intent
 				for _, step := range scenario.steps {
 					fmt.Printf("try %s-%d\n", scenario.name, round)
-					must(t, step(s, scenarioPair(scenario.name, round), &intent))
+					testkit.Must(t, step(s, scenarioPair(scenario.name, round), &intent))
 					fmt.Printf("ack %s-%d\n", scenario.name, round)
 				}
 			}

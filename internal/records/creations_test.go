@@ -5,20 +5,19 @@ import (
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // scan marks those of the pairs that are due.
 func scan(t *testing.T, s *records.Store, pairs ...records.Pair) []records.Pair {
 	t.Helper()
-	marked, err := s.MarkPreloaded(records.Scan{Pairs: pairs, Now: at(9)})
-	must(t, err)
+	marked := testkit.Value(s.MarkPreloaded(records.Scan{Pairs: pairs, Now: at(9)}))(t)
 	return marked
 }
 
 func beginCreation(t *testing.T, s *records.Store, image string, listed ...records.Pair) uint64 {
 	t.Helper()
-	id, err := s.BeginCreation(records.Creation{Image: image, Listed: listed, Begun: noon()})
-	must(t, err)
+	id := testkit.Value(s.BeginCreation(records.Creation{Image: image, Listed: listed, Begun: noon()}))(t)
 	return id
 }
 
@@ -33,7 +32,7 @@ func TestNothingIsMarkedThatWasNotListedBeforeEveryCreation(t *testing.T) {
 	if got := scan(t, s, before, between, after); !slices.Equal(got, []records.Pair{before}) {
 		t.Errorf("marked %v; want %v alone", got, before)
 	}
-	must(t, s.DropCreation(one, ""))
+	testkit.Must(t, s.DropCreation(one, ""))
 	if got := scan(t, s, between, after); !slices.Equal(got, []records.Pair{between}) {
 		t.Errorf("marked %v; want %v alone", got, between)
 	}
@@ -54,10 +53,10 @@ func TestDropCreationDropsLostOnesOfTheSameImage(t *testing.T) {
 	s, _ := open(t, newPath(t), records.Options{})
 	lost, again, another := beginCreation(t, s, "a"), beginCreation(t, s, "a"), beginCreation(t, s, "b")
 	for _, id := range []uint64{lost, another} {
-		must(t, s.EndCreation(id, at(1)))
+		testkit.Must(t, s.EndCreation(id, at(1)))
 	}
 	running := beginCreation(t, s, "a")
-	must(t, s.DropCreation(again, "a"))
+	testkit.Must(t, s.DropCreation(again, "a"))
 	left, err := s.Creations()
 	if err != nil || len(left) != 2 || left[0].ID != another || left[1].ID != running {
 		t.Errorf("Creations = %v, %v; want %d of another image and %d, which is in progress", left, err, another, running)
@@ -69,7 +68,7 @@ func TestLostCreationsOfAnImageAreOne(t *testing.T) {
 	s, _ := open(t, newPath(t), records.Options{})
 	both, first := pair(id1, app), pair(id2, app)
 	for _, listed := range [][]records.Pair{{both, first}, {both}, {both, first}} {
-		must(t, s.EndCreation(beginCreation(t, s, "a", listed...), at(1)))
+		testkit.Must(t, s.EndCreation(beginCreation(t, s, "a", listed...), at(1)))
 	}
 	left, err := s.Creations()
 	if err != nil || len(left) != 1 || !slices.Equal(left[0].Listed, []records.Pair{both}) {

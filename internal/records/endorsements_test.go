@@ -27,16 +27,13 @@ func endorsement(p records.Pair, requirement string) records.Endorsement {
 
 func endorse(tb testing.TB, s *records.Store, all ...records.Endorsement) {
 	tb.Helper()
-	if err := s.Endorse(all); err != nil {
-		tb.Fatalf("Endorse(%v) = %v; want nil", all, err)
-	}
+	testkit.Must(tb, s.Endorse(all))
 }
 
 // endorsed returns all endorsements of a store.
 func endorsed(tb testing.TB, s *records.Store) (all []records.Endorsement) {
 	tb.Helper()
-	found, err := s.EndorsementsAfter("", 1<<20)
-	must(tb, err)
+	found := testkit.Value(s.EndorsementsAfter("", 1<<20))(tb)
 	for _, e := range found {
 		all = append(all, e.Value)
 	}
@@ -45,8 +42,7 @@ func endorsed(tb testing.TB, s *records.Store) (all []records.Endorsement) {
 
 func formatOf(tb testing.TB, s *records.Store) int {
 	tb.Helper()
-	stats, err := s.Stats()
-	must(tb, err)
+	stats := testkit.Value(s.Stats())(tb)
 	return stats.Format
 }
 
@@ -391,7 +387,7 @@ func endorsedStore(tb testing.TB, n int) (path string, pairs []records.Pair) {
 	tb.Helper()
 	path = tb.TempDir() + "/records.db"
 	s, _, err := records.Open(path, records.Options{Now: noon()})
-	must(tb, err)
+	testkit.Must(tb, err)
 	var all []records.Endorsement
 	for i := range n {
 		p := pair(fmt.Sprintf("sha256:%064x", i), fmt.Sprintf("repo.test/team-%d/app", i%50))
@@ -415,7 +411,7 @@ func BenchmarkOpenWithEndorsements(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				s, _, err := records.Open(path, records.Options{KeyExists: true})
-				must(b, err)
+				testkit.Must(b, err)
 				closeStore(b, s)
 			}
 		})

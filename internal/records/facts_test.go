@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
@@ -101,7 +102,7 @@ func TestProveEvictsTheLongestUnusedOfMaxProofs(t *testing.T) {
 	}
 	// The oldest is in use, the next one is not.
 	uses := map[records.Pair]records.Use{p: {At: at(500), Credentials: map[credential.ID]time.Time{id(0): at(500)}}}
-	must(t, s.Touch(uses))
+	testkit.Must(t, s.Touch(uses))
 	prove(t, s, records.Result{Pair: p, Credential: alice, At: at(600)})
 	rec := lookup(t, s, p).Record
 	if !rec.OlderGrants {
@@ -140,7 +141,7 @@ func TestTouchMovesLastUsedForwardOnly(t *testing.T) {
 		return map[records.Pair]records.Use{p: u, absent: u}
 	}
 	for _, u := range []map[records.Pair]records.Use{uses(20, 15), uses(5, 5), nil} {
-		must(t, s.Touch(u))
+		testkit.Must(t, s.Touch(u))
 		got := lookup(t, s, p).Record
 		if !got.LastUsed.Equal(at(20)) || !got.Proofs[0].LastUsed.Equal(at(15)) || !got.Proofs[1].LastUsed.Equal(at(10)) {
 			t.Errorf("after %v: last used %v, alice %v, bob %v; want %v, %v, %v", u,
@@ -157,10 +158,8 @@ func TestTouchMovesLastUsedForwardOnly(t *testing.T) {
 
 func TestTrustLetsTheNextScanBeTheFirst(t *testing.T) {
 	s := newStore(t)
-	if _, err := s.MarkPreloaded(records.Scan{First: true, Now: noon()}); err != nil {
-		t.Fatal(err)
-	}
-	must(t, s.Trust())
+	testkit.Value(s.MarkPreloaded(records.Scan{First: true, Now: noon()}))(t)
+	testkit.Must(t, s.Trust())
 	if once, err := s.ScannedOnce(); once || err != nil {
 		t.Errorf("ScannedOnce() = %v, %v; want false, nil", once, err)
 	}
@@ -268,7 +267,7 @@ func TestPruneBoundsRecordsOfImagesThatAreGone(t *testing.T) {
 		pairs = append(pairs, pair(fmt.Sprintf("sha256:%d", n), app))
 	}
 	lost = append(lost, begin(t, s, app))
-	must(t, s.Settle(records.Settlement{Intents: lost, Present: pairs, Now: noon()}))
+	testkit.Must(t, s.Settle(records.Settlement{Intents: lost, Present: pairs, Now: noon()}))
 	first := map[string]struct{}{"sha256:any": {}}
 	for _, p := range pairs[more:] {
 		first[p.ImageID] = struct{}{}
@@ -279,9 +278,7 @@ func TestPruneBoundsRecordsOfImagesThatAreGone(t *testing.T) {
 		if len(present) == 1 {
 			of.Now = at(100000)
 		}
-		if _, err := s.Prune(of); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(s.Prune(of))(t)
 	}
 	st, err := s.Stats()
 	if err != nil || st.Records != records.MaxGone {

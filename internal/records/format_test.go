@@ -16,6 +16,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata/format-2.db; not allowed once format 2 is released")
@@ -45,21 +46,21 @@ func writeFormat(t *testing.T, path string, format int) {
 	listed(t, s)
 	lost := begin(t, s, "repo.test/lost")
 	settled := begin(t, s, "repo.test/settled")
-	must(t, s.End(lost, at(3)))
-	must(t, s.Settle(records.Settlement{Intents: []records.Intent{settled}, Present: []records.Pair{pair(id2, "repo.test/settled")}, Now: at(4)}))
+	testkit.Must(t, s.End(lost, at(3)))
+	testkit.Must(t, s.Settle(records.Settlement{Intents: []records.Intent{settled}, Present: []records.Pair{pair(id2, "repo.test/settled")}, Now: at(4)}))
 	if _, err := s.MarkPreloaded(records.Scan{
 		Pairs: []records.Pair{pair("sha256:3", app)}, Origin: "start", Now: at(5), First: true,
 	}); err != nil {
 		t.Fatal(err)
 	}
-	must(t, s.SetKeyFingerprint("f00d"))
+	testkit.Must(t, s.SetKeyFingerprint("f00d"))
 	for _, end := range []func(id uint64) error{
 		func(id uint64) error { return s.DropCreation(id, "") },
 		func(id uint64) error { _, err := s.SettleCreations([]uint64{id}, nil, at(7)); return err },
 		func(id uint64) error { return s.EndCreation(id, at(7)) },
 	} {
 		id, err := s.BeginCreation(records.Creation{Image: "lost", Listed: []records.Pair{pair("sha256:4", app)}, Begun: at(6)})
-		must(t, errors.Join(err, end(id)))
+		testkit.Must(t, errors.Join(err, end(id)))
 	}
 	if format >= 2 {
 		endorse(t, s, endorsedInFormat2()...)
@@ -242,9 +243,7 @@ func TestFormatIsAsItsDrawingSays(t *testing.T) {
 	path, distrusted := newPath(t), newPath(t)
 	writeFormat(t, path, 2)
 	s, _ := open(t, distrusted, records.Options{KeyExists: true})
-	if _, err := s.Revoke(records.Revocation{Repository: "repo.test/any"}, time.Now(), nil); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(s.Revoke(records.Revocation{Repository: "repo.test/any"}, time.Now(), nil))(t)
 	closeStore(t, s)
 	file := dump(t, path)
 	for _, key := range []string{"distrust", "revoked"} {

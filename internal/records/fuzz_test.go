@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // stored returns one value of each bucket, with its key.
@@ -27,8 +28,7 @@ func stored(tb testing.TB) map[string][3][]byte {
 		"endorsements": {append(key(p), "\x00"+signedByTeam...), endorsement(p, signedByTeam)},
 		"meta":         {[]byte("distrust"), records.Distrust{Since: noon(), Reason: "lost"}},
 	} {
-		b, err := records.Encode(bucket, value.key, value.v)
-		must(tb, err)
+		b := testkit.Value(records.Encode(bucket, value.key, value.v))(tb)
 		all[bucket] = [3][]byte{[]byte(bucket), value.key, b}
 	}
 	return all
@@ -71,10 +71,7 @@ func FuzzDecodeOfAnySummedJSONNeverPanics(f *testing.F) {
 		if !json.Valid(payload) {
 			return
 		}
-		value, err := records.Encode(bucket, key, json.RawMessage(payload))
-		if err != nil {
-			t.Fatalf("Encode(%s) = %v; want nil", payload, err)
-		}
+		value := testkit.Value(records.Encode(bucket, key, json.RawMessage(payload)))(t)
 		if _, err := records.Decode(bucket, key, value); err != nil && !errors.Is(err, records.ErrUnreadable) && !errors.Is(err, records.ErrNewerFormat) {
 			t.Errorf("Decode(%s) = %v; want nil or ErrUnreadable", payload, err)
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 func settlement(intents ...records.Intent) records.Settlement {
@@ -70,9 +71,7 @@ func lostPulls(tb testing.TB, s *records.Store, n int) []records.Intent {
 	tb.Helper()
 	for i := range n {
 		repository := fmt.Sprintf("tenant.test/%05d/%0200d", i, i)
-		if _, err := s.Begin(repository+":1", repository, noon()); err != nil {
-			tb.Fatal(err)
-		}
+		testkit.Value(s.Begin(repository+":1", repository, noon()))(tb)
 	}
 	begun, err := s.Intents()
 	if err = errors.Join(err, s.EndAll(begun, at(1))); err != nil {
@@ -101,7 +100,7 @@ func TestSettleIsLinearAndInBatches(t *testing.T) {
 		asked := 0
 		of.Brought = func(records.Intent, records.Pair) bool { asked++; return true }
 		transactions = 0
-		must(t, s.Settle(of))
+		testkit.Must(t, s.Settle(of))
 		if want := (n + records.MaxBatch - 1) / records.MaxBatch; transactions != want || asked != len(of.Present) {
 			t.Errorf("settling %d intents took %d transactions and looked at %d pairs; want %d and %d", n, transactions, asked, want, len(of.Present))
 		}

@@ -6,6 +6,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // A copy of a scanned store is distrusted, and the scan after the end of distrust is a first one. Before the end of
@@ -23,7 +24,7 @@ func TestDueInDistrustIsWhatTheNextScanMarks(t *testing.T) {
 	if err != nil || len(due) != 1 || s.Distrusted() == nil {
 		t.Fatalf("Due = %v, %v, distrusted %v; want %s in distrust", due, err, s.Distrusted(), other)
 	}
-	must(t, s.Trust())
+	testkit.Must(t, s.Trust())
 	if got := mark(t, s, both...); len(got) != 1 || got[0] != due[0] {
 		t.Errorf("MarkPreloaded = %v; want %v", got, due)
 	}
@@ -32,7 +33,5 @@ func TestDueInDistrustIsWhatTheNextScanMarks(t *testing.T) {
 // firstScan makes the first scan of a node without images.
 func firstScan(t *testing.T, s *records.Store) {
 	t.Helper()
-	if _, err := s.MarkPreloaded(records.Scan{Now: at(0), First: true}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(s.MarkPreloaded(records.Scan{Now: at(0), First: true}))(t)
 }

@@ -23,7 +23,7 @@ func TestLookupDuringACommitSeesTheFactsFromBefore(t *testing.T) {
 		}
 		return write(b, at)
 	})
-	must(t, s.Prove(in, records.Result{Pair: p, Credential: alice, At: noon()}))
+	testkit.Must(t, s.Prove(in, records.Result{Pair: p, Credential: alice, At: noon()}))
 	if f := lookup(t, s, p); during == 0 || f.Record == nil || f.Intents != 0 {
 		t.Errorf("facts after %d writes to the file = %+v; want the record alone", during, f)
 	}

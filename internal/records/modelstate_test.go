@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
@@ -229,8 +230,7 @@ func (m *model) unlisted(repository string, scan []records.Pair) bool {
 // latest returns the most recently written intent.
 func (m *model) latest(t *testing.T, s *records.Store) (last records.Intent) {
 	t.Helper()
-	all, err := s.Intents()
-	must(t, err)
+	all := testkit.Value(s.Intents())(t)
 	for _, in := range all {
 		if in.ID > last.ID {
 			last = in

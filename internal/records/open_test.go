@@ -45,7 +45,7 @@ func TestReopenedStoreHoldsWhatWasWritten(t *testing.T) {
 	begin(t, s, other)
 	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})
 	mark(t, s, pair(id2, app))
-	must(t, s.SetKeyFingerprint("f1"))
+	testkit.Must(t, s.SetKeyFingerprint("f1"))
 	want := []known{lookup(t, s, pair(id1, app)), lookup(t, s, pair(id2, app)), lookup(t, s, pair(id1, other))}
 	closeStore(t, s)
 
@@ -78,9 +78,7 @@ func TestLostStoreBeginsInDistrustThatOnlyTrustEnds(t *testing.T) {
 			t.Fatalf("Report after reopening = %+v; want distrust since %v", report, noon())
 		}
 	}
-	if err := s.Trust(); err != nil {
-		t.Fatalf("Trust() = %v; want nil", err)
-	}
+	testkit.Must(t, s.Trust())
 	closeStore(t, s)
 	if s, report = open(t, path, records.Options{}); report.Distrust != nil || s.Distrusted() != nil {
 		t.Errorf("Distrust after Trust = %v; want nil", report.Distrust)
@@ -115,8 +113,7 @@ func TestOpenRefusesNewerFormat(t *testing.T) {
 
 func wantFiles(t *testing.T, path string, want ...string) {
 	t.Helper()
-	entries, err := os.ReadDir(filepath.Dir(path))
-	must(t, err)
+	entries := testkit.Value(os.ReadDir(filepath.Dir(path)))(t)
 	var got []string
 	for _, e := range entries {
 		got = append(got, e.Name())
@@ -151,7 +148,7 @@ func TestOpenRefusesWhatIsNoRegularFile(t *testing.T) {
 		"dangling link": func(path string) error { return os.Symlink("nowhere", path) },
 	} {
 		path := newPath(t)
-		must(t, put(path))
+		testkit.Must(t, put(path))
 		if s, _, err := records.Open(path, records.Options{}); err == nil {
 			t.Errorf("Open of a %s = nil; want an error", name)
 			closeStore(t, s)
@@ -334,7 +331,7 @@ func TestDamageSetsAsideBesideEarlierDamage(t *testing.T) {
 func TestStoreThatIsMissingBesideASetAsideOneBeginsInDistrust(t *testing.T) {
 	for _, dir := range []string{"plain", "with [brackets", "with [a-b] * ?"} {
 		path := filepath.Join(t.TempDir(), dir, "records.db")
-		must(t, os.Mkdir(filepath.Dir(path), 0o700))
+		testkit.Must(t, os.Mkdir(filepath.Dir(path), 0o700))
 		writeFile(t, path+".damaged-20260504T120000Z", nil)
 		_, report := open(t, path, records.Options{})
 		if !report.Created || report.Distrust == nil {
@@ -382,7 +379,7 @@ func TestOpenRemovesAValueWithAFlippedBit(t *testing.T) {
 				return tx.Bucket([]byte(bucket)).Put(key(victim), flipped)
 			})
 			s, report, err := records.Open(path, records.Options{})
-			must(t, err)
+			testkit.Must(t, err)
 			where := bucket + " " + id1 + " " + app
 			if report.Created || report.Distrust == nil || !strings.Contains(report.Distrust.Reason, where) || !strings.Contains(report.Damage, where) {
 				t.Errorf("bit %d: Report = %+v; want the same store in distrust, because of %s", bit, report, where)
@@ -402,7 +399,7 @@ func TestOpenRemovesAValueWithAFlippedBit(t *testing.T) {
 			if v := verify(t, s); len(v.Problems) > 0 {
 				t.Errorf("problems %v; want none, the value is removed", v.Problems)
 			}
-			must(t, errors.Join(s.Close(), os.Remove(report.SetAside)))
+			testkit.Must(t, errors.Join(s.Close(), os.Remove(report.SetAside)))
 			if s, report, err = records.Open(path, records.Options{}); err != nil || report.Damage != "" || report.Distrust == nil {
 				t.Errorf("bit %d: second Open = %+v, %v; want distrust and no damage", bit, report, err)
 			}
@@ -417,7 +414,7 @@ func TestOpenThatFailsLeavesOneCopy(t *testing.T) {
 	s, _ := open(t, path, records.Options{})
 	prove(t, s, records.Result{Pair: pair(id1, app), Open: true})
 	closeStore(t, s)
-	must(t, testkit.Damage(path, string(key(pair(id1, app)))))
+	testkit.Must(t, testkit.Damage(path, string(key(pair(id1, app)))))
 
 	unwritable := time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC) // no JSON
 	for n := range 3 {
@@ -436,8 +433,7 @@ func TestOpenThatFailsLeavesOneCopy(t *testing.T) {
 // examineAside returns how many values a file has, and where the first problem is.
 func examineAside(t *testing.T, path string) (values int, where string) {
 	t.Helper()
-	v, err := records.VerifyFile(t.Context(), bytes.NewReader(readFile(t, path)))
-	must(t, err)
+	v := testkit.Value(records.VerifyFile(t.Context(), bytes.NewReader(readFile(t, path))))(t)
 	if len(v.Problems) > 0 {
 		where = v.Problems[0].Where
 	}
@@ -484,8 +480,7 @@ func TestDamagedSequenceOverwritesNothing(t *testing.T) {
 	path := newPath(t)
 	s, _ := open(t, path, records.Options{})
 	first := begin(t, s, app)
-	creation, err := s.BeginCreation(records.Creation{Image: "first", Begun: noon()})
-	must(t, err)
+	creation := testkit.Value(s.BeginCreation(records.Creation{Image: "first", Begun: noon()}))(t)
 	closeStore(t, s)
 	inFile(t, path, func(tx *bolt.Tx) error {
 		return errors.Join(tx.Bucket([]byte("intents")).SetSequence(0), tx.Bucket([]byte("creations")).SetSequence(0))

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
@@ -91,9 +92,7 @@ func newOpen(t *testing.T) (*records.Store, records.Report) {
 func TestRevokeReportsMarksAndKeepsThem(t *testing.T) {
 	s := newStore(t)
 	p := pair(id1, app)
-	if _, err := s.MarkPreloaded(records.Scan{Pairs: []records.Pair{p}, Now: noon()}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(s.MarkPreloaded(records.Scan{Pairs: []records.Pair{p}, Now: noon()}))(t)
 	got, err := s.Revoke(records.Revocation{Repository: app}, at(50), nil)
 	if err != nil || len(got.Marked) != 1 || got.Marked[0].Pair != p || len(got.Proofs)+len(got.Closed) > 0 || !lookup(t, s, p).Marked {
 		t.Errorf("Revoke = %+v, %v; want the mark named, and there", got, err)
@@ -110,8 +109,7 @@ func TestRevokeNotesWhenAlsoWhatRestsOnNoProof(t *testing.T) {
 	mark(t, s, marked)
 	prove(t, s, records.Result{Pair: proved, Credential: alice, At: at(1)})
 	prove(t, s, records.Result{Pair: rotated, Credential: bob, At: at(1)})
-	reported, err := s.Revocable(records.Revocation{Credential: alice})
-	must(t, err)
+	reported := testkit.Value(s.Revocable(records.Revocation{Credential: alice}))(t)
 	got, err := s.Revoke(records.Revocation{Credential: alice}, at(50), []records.Pair{proved, rotated, none, marked})
 	if err != nil || !cmp.Equal(reported, got) || len(got.Proofs) != 1 {
 		t.Errorf("Revoke = %+v, %v, and reports %+v; want alice's proof, and the same", got, err, reported)
@@ -157,7 +155,7 @@ func TestTimesOfAProof(t *testing.T) {
 	}
 	deny := func(by credential.ID, when int) {
 		t.Helper()
-		must(t, s.Deny(records.Intent{}, records.Denial{Pair: p, Credential: by, At: at(when)}))
+		testkit.Must(t, s.Deny(records.Intent{}, records.Denial{Pair: p, Credential: by, At: at(when)}))
 	}
 	deny(alice, 0)
 	if f := lookup(t, s, p); f.Record != nil {
@@ -188,9 +186,7 @@ func TestTimesOfAProof(t *testing.T) {
 		t.Errorf("rotated proof = %+v; want all times of the one that it replaces", got)
 	}
 
-	if _, err := s.Revoke(records.Revocation{Repository: app}, at(50), nil); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(s.Revoke(records.Revocation{Repository: app}, at(50), nil))(t)
 	prove(t, s, records.Result{Pair: p, Credential: alice, At: at(20)})
 	for used, want := range map[int]int{19: 0, 20: 1} {
 		err := s.Touch(map[records.Pair]records.Use{p: {

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
@@ -24,9 +25,8 @@ func TestRotationNeitherGrowsARecordNorPushesOthersOut(t *testing.T) {
 		err := s.Touch(map[records.Pair]records.Use{p: {
 			At: at(2), Credentials: map[credential.ID]time.Time{alice: at(2)}, Secrets: map[credential.ID][]records.SecretRef{alice: {own}},
 		}})
-		must(t, err)
-		rotated, err := s.Rotate(records.Rotation{Pair: p, Secret: own, Credential: credential.ID(fmt.Sprintf("%04x", i)), At: at(3)})
-		must(t, err)
+		testkit.Must(t, err)
+		rotated := testkit.Value(s.Rotate(records.Rotation{Pair: p, Secret: own, Credential: credential.ID(fmt.Sprintf("%04x", i)), At: at(3)}))(t)
 		if !rotated {
 			refused++
 		}

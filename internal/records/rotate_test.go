@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
@@ -127,7 +128,7 @@ func TestTouchNotesSecrets(t *testing.T) {
 			At: at(i), Credentials: map[credential.ID]time.Time{alice: at(i)},
 			Secrets: map[credential.ID][]records.SecretRef{alice: {secret(fmt.Sprint(i), "n", "s"), pull}, bob: {pull}},
 		}})
-		must(t, err)
+		testkit.Must(t, err)
 	}
 	got := lookup(t, s, p).Record.Proofs
 	if len(got) != 1 || len(got[0].Secrets) != records.MaxSecrets || got[0].LastUsed != at(records.MaxSecrets-1) {

@@ -48,9 +48,7 @@ func open(tb testing.TB, path string, o records.Options) (*records.Store, record
 		o.Now = noon()
 	}
 	s, report, err := records.Open(path, o)
-	if err != nil {
-		tb.Fatalf("Open(%s) = %v; want nil", path, err)
-	}
+	testkit.Must(tb, err)
 	tb.Cleanup(func() {
 		closeStore(tb, s)
 		checkFile(tb, path)
@@ -75,9 +73,7 @@ func closeStore(tb testing.TB, s *records.Store) {
 func checkFile(tb testing.TB, path string) {
 	tb.Helper()
 	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: 10 * time.Second})
-	if err != nil {
-		tb.Fatalf("bolt.Open(%s) = %v; want nil", path, err)
-	}
+	testkit.Must(tb, err)
 	err = db.View(func(tx *bolt.Tx) error {
 		all := boltfile.Walk(bytes.NewReader(readFile(tb, path)), boltfile.Visitor{})
 		for err := range tx.Check() {
@@ -93,10 +89,7 @@ func checkFile(tb testing.TB, path string) {
 // inFile runs f on the file of a closed store.
 func inFile(tb testing.TB, path string, f func(*bolt.Tx) error) {
 	tb.Helper()
-	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: 10 * time.Second})
-	if err != nil {
-		tb.Fatalf("bolt.Open(%s) = %v; want nil", path, err)
-	}
+	db := testkit.Value(bolt.Open(path, 0o600, &bolt.Options{Timeout: 10 * time.Second}))(tb)
 	if err := errors.Join(db.Update(f), db.Close()); err != nil {
 		tb.Errorf("transaction in %s: %v; want nil", path, err)
 	}
@@ -106,7 +99,7 @@ func inFile(tb testing.TB, path string, f func(*bolt.Tx) error) {
 func damage(tb testing.TB, path string, s **records.Store, key []byte) {
 	tb.Helper()
 	closeStore(tb, *s)
-	must(tb, testkit.Damage(path, string(key)))
+	testkit.Must(tb, testkit.Damage(path, string(key)))
 	*s, _ = open(tb, path, records.Options{})
 }
 
@@ -115,30 +108,24 @@ func key(p records.Pair) []byte { return []byte(p.ImageID + "\x00" + p.Repositor
 
 func readFile(tb testing.TB, path string) []byte {
 	tb.Helper()
-	content, err := os.ReadFile(path)
-	must(tb, err)
+	content := testkit.Value(os.ReadFile(path))(tb)
 	return content
 }
 
 func writeFile(tb testing.TB, path string, content []byte) {
 	tb.Helper()
-	must(tb, os.WriteFile(path, content, 0o600))
+	testkit.Must(tb, os.WriteFile(path, content, 0o600))
 }
 
 // must ends a test that cannot go on.
 func must(tb testing.TB, err error) {
 	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	testkit.Must(tb, err)
 }
 
 func begin(tb testing.TB, s *records.Store, repository string) records.Intent {
 	tb.Helper()
-	in, err := s.Begin(repository+":v1", repository, noon())
-	if err != nil {
-		tb.Fatalf("Begin(%q) = %v; want nil", repository, err)
-	}
+	in := testkit.Value(s.Begin(repository+":v1", repository, noon()))(tb)
 	return in
 }
 
@@ -147,9 +134,7 @@ func prove(tb testing.TB, s *records.Store, r records.Result) {
 	if r.At.IsZero() {
 		r.At = noon()
 	}
-	if err := s.Prove(begin(tb, s, r.Pair.Repository), r); err != nil {
-		tb.Fatalf("Prove(%v) = %v; want nil", r.Pair, err)
-	}
+	testkit.Must(tb, s.Prove(begin(tb, s, r.Pair.Repository), r))
 }
 
 func mark(tb testing.TB, s *records.Store, pairs ...records.Pair) []records.Pair {
@@ -157,9 +142,7 @@ func mark(tb testing.TB, s *records.Store, pairs ...records.Pair) []records.Pair
 	marked, err := s.MarkPreloaded(records.Scan{
 		Pairs: pairs, Origin: "start", Now: noon(),
 	})
-	if err != nil {
-		tb.Fatalf("MarkPreloaded(%v) = %v; want nil", pairs, err)
-	}
+	testkit.Must(tb, err)
 	return marked
 }
 
@@ -185,14 +168,8 @@ func knownOf(f records.Facts) known {
 // lookup returns the facts about a pair, by Lookup and Describe.
 func lookup(tb testing.TB, s *records.Store, p records.Pair) known {
 	tb.Helper()
-	d, err := s.Describe(p)
-	if err != nil {
-		tb.Fatalf("Describe(%v) = %v; want nil", p, err)
-	}
-	got, err := s.Lookup(p)
-	if err != nil {
-		tb.Fatalf("Lookup(%v) = %v; want nil", p, err)
-	}
+	d := testkit.Value(s.Describe(p))(tb)
+	got := testkit.Value(s.Lookup(p))(tb)
 	if diff := cmp.Diff(d.Facts, got); diff != "" {
 		tb.Errorf("Lookup(%v) (-Describe +Lookup):\n%s", p, diff)
 	}
@@ -231,7 +208,7 @@ func fill(tb testing.TB) filled {
 	tb.Helper()
 	path := filepath.Join(tb.TempDir(), "records.db")
 	s, _, err := records.Open(path, records.Options{Now: noon()})
-	must(tb, err)
+	testkit.Must(tb, err)
 	var all filled
 	n := func(n int, kind string) records.Pair {
 		p := pair(fmt.Sprintf("sha256:%064x", n), fmt.Sprintf("repo.test/%s/%d", kind, n))
@@ -248,7 +225,7 @@ func fill(tb testing.TB) filled {
 	for _, p := range unproved {
 		intents = append(intents, begin(tb, s, p.Repository))
 	}
-	must(tb, s.Settle(records.Settlement{Intents: intents, Present: unproved, Now: noon()}))
+	testkit.Must(tb, s.Settle(records.Settlement{Intents: intents, Present: unproved, Now: noon()}))
 	for i := range 20 {
 		prove(tb, s, records.Result{Pair: n(i, "open"), Open: true})
 		prove(tb, s, records.Result{Pair: n(i, "proved"), Credential: alice, Secrets: []records.SecretRef{
@@ -272,10 +249,9 @@ func fill(tb testing.TB) filled {
 	closeStore(tb, s)
 	// bbolt lets the file grow by 1 MiB at once. Damage after the used pages has no effect, so that two pages of the rest
 	// are enough.
-	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true})
-	must(tb, err)
-	must(tb, db.View(func(tx *bolt.Tx) error { all.used = int(tx.Size()); return nil }))
-	must(tb, db.Close())
+	db := testkit.Value(bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true}))(tb)
+	testkit.Must(tb, db.View(func(tx *bolt.Tx) error { all.used = int(tx.Size()); return nil }))
+	testkit.Must(tb, db.Close())
 	all.content = readFile(tb, path)[:all.used+2*os.Getpagesize()]
 	return all
 }
@@ -288,8 +264,7 @@ func pruning(present map[string]struct{}, before uint64) records.Pruning {
 // contents returns the records and marks of a store.
 func contents(tb testing.TB, s *records.Store) (all []records.Record, marks []records.Mark) {
 	tb.Helper()
-	images, err := s.Images("", math.MaxInt)
-	must(tb, err)
+	images := testkit.Value(s.Images("", math.MaxInt))(tb)
 	for _, i := range images {
 		all, marks = append(all, i.Records...), append(marks, i.Marks...)
 	}
@@ -307,7 +282,7 @@ func listed(tb testing.TB, s *records.Store) {
 	if err == nil {
 		_, err = s.Prune(pruning(present, s.Written()))
 	}
-	must(tb, err)
+	testkit.Must(tb, err)
 }
 
 // A panic in a transaction fails its call and every later one, and is reported with its stack.
@@ -317,9 +292,9 @@ func TestPanicInATransactionIsReported(t *testing.T) {
 	s, _, err := records.Open(newPath(t), records.Options{OnPanic: func(value any, at []byte) {
 		values, stack = append(values, value), string(at)
 	}})
-	must(t, err)
+	testkit.Must(t, err)
 	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})
-	must(t, s.Ping())
+	testkit.Must(t, s.Ping())
 	if len(values) > 0 {
 		t.Fatalf("panics %v; want none", values)
 	}

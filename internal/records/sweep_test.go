@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 var errDisk = errors.New("the disk says no")
@@ -43,7 +44,7 @@ func failsAt(t *testing.T, what string, content []byte, n, burst int, fail func(
 	path := newPath(t)
 	writeFile(t, path, content) // made once: each write transaction waits for the disk
 	s, _, err := records.Open(path, records.Options{Now: noon()})
-	must(t, err)
+	testkit.Must(t, err)
 	at, recovered := 0, false
 	early := state(t, s, pair(id1, app))
 	s.OnWrite(func(write records.WriteAt, b []byte, offset int64) (int, error) {

@@ -11,6 +11,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // A flipped bit in the head of a page or of its elements can lead bbolt to any place.
@@ -61,7 +62,7 @@ func TestFlippedBitOfAKeyLetsNothingBeMarked(t *testing.T) {
 			flipped[bit/8] ^= 1 << (bit % 8)
 			moveKey(t, path, bucket, sound, flipped)
 			s, report, err := records.Open(path, records.Options{})
-			must(t, err)
+			testkit.Must(t, err)
 			if got := mark(t, s, p); got != nil || report.Created || report.Distrust == nil {
 				t.Errorf("bit %d of the key in %s: MarkPreloaded = %v, Report = %+v; want none, and the store in distrust", bit, bucket, got, report)
 			}

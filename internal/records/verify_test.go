@@ -20,14 +20,12 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 func verify(t *testing.T, s *records.Store) records.Verification {
 	t.Helper()
-	v, err := s.Verify(t.Context())
-	if err != nil {
-		t.Fatalf("Verify() = %v; want nil", err)
-	}
+	v := testkit.Value(s.Verify(t.Context()))(t)
 	return v
 }
 
@@ -42,7 +40,7 @@ func TestVerifyCountsEveryValueOfASoundStore(t *testing.T) {
 		}
 	}
 	wantSound("new store")
-	must(t, s.Trust())
+	testkit.Must(t, s.Trust())
 	prove(t, s, records.Result{Pair: pair(id1, app), Credential: alice})
 	listed(t, s)
 	begin(t, s, other)
@@ -95,8 +93,7 @@ func TestVerifyReportsEachUnreadableValue(t *testing.T) {
 			begin(t, s, app)
 			closeStore(t, s)
 			inFile(t, path, tc.damage)
-			v, err := records.VerifyFile(t.Context(), bytes.NewReader(readFile(t, path)))
-			must(t, err)
+			v := testkit.Value(records.VerifyFile(t.Context(), bytes.NewReader(readFile(t, path))))(t)
 			if name == "other bucket" {
 				want := records.Problem{Where: records.WhereTree, What: `bucket "secrets" is unknown`}
 				if len(v.Problems) != 2 || v.Problems[0] != want {
@@ -137,7 +134,7 @@ func TestVerifyOutlivesDamagedPagesOfAnOpenStore(t *testing.T) {
 		path := newPath(t)
 		writeFile(t, path, all.content)
 		s, _, err := records.Open(path, records.Options{})
-		must(t, err)
+		testkit.Must(t, err)
 		what := "all but four pages cut off"
 		if page < len(all.content)/size {
 			damaged := slices.Clone(all.content)
@@ -165,9 +162,9 @@ func TestVerifyOutlivesDamagedPagesOfAnOpenStore(t *testing.T) {
 func writeInto(t *testing.T, path string, content []byte) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	must(t, err)
+	testkit.Must(t, err)
 	_, err = f.WriteAt(content, 0)
-	must(t, errors.Join(err, f.Close()))
+	testkit.Must(t, errors.Join(err, f.Close()))
 }
 
 func TestVerifyEndsWithItsContext(t *testing.T) {
@@ -194,8 +191,7 @@ func TestVerifyReportsABoundedNumberOfProblems(t *testing.T) {
 		}
 		return err
 	})
-	v, err := records.VerifyFile(t.Context(), bytes.NewReader(readFile(t, path)))
-	must(t, err)
+	v := testkit.Value(records.VerifyFile(t.Context(), bytes.NewReader(readFile(t, path))))(t)
 	if len(v.Problems) != records.MaxProblems || v.Omitted != 7 || v.Values != records.MaxProblems+8 {
 		t.Errorf("Verification of %d values with %d problems, %d omitted; want %d, %d, 7",
 			v.Values, len(v.Problems), v.Omitted, records.MaxProblems+8, records.MaxProblems)
@@ -285,8 +281,7 @@ func TestHugeStoreIsVerifiedAndBackedUpInBoundedMemory(t *testing.T) {
 
 func size(t *testing.T, path string) int64 {
 	t.Helper()
-	info, err := os.Stat(path)
-	must(t, err)
+	info := testkit.Value(os.Stat(path))(t)
 	return info.Size()
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 func compare(a, b records.Pair) int {
@@ -20,8 +21,7 @@ func pagesAreTheModel(t *testing.T, s *records.Store, m *model, size int) {
 	t.Helper()
 	var found, marked []records.Pair
 	for from, more := "", true; more; {
-		page, err := s.Images(from, size)
-		must(t, err)
+		page := testkit.Value(s.Images(from, size))(t)
 		for _, i := range page {
 			from = records.After(i.ImageID)
 			for _, r := range i.Records {
@@ -38,8 +38,7 @@ func pagesAreTheModel(t *testing.T, s *records.Store, m *model, size int) {
 	wantPairs(t, "marks of Images", marked, marks)
 	marked = nil
 	for after, more := "", true; more; {
-		page, err := s.MarksAfter(after, size)
-		must(t, err)
+		page := testkit.Value(s.MarksAfter(after, size))(t)
 		for _, mark := range page {
 			after = mark.Key
 			marked = append(marked, mark.Value.Pair)
@@ -49,8 +48,7 @@ func pagesAreTheModel(t *testing.T, s *records.Store, m *model, size int) {
 	wantPairs(t, "MarksAfter", marked, marks)
 	intents := map[uint64]records.Intent{}
 	for after, more := "", true; more; {
-		page, err := s.IntentsAfter(after, size)
-		must(t, err)
+		page := testkit.Value(s.IntentsAfter(after, size))(t)
 		for _, in := range page {
 			intents[in.Value.ID], after = in.Value, in.Key
 		}
@@ -58,8 +56,7 @@ func pagesAreTheModel(t *testing.T, s *records.Store, m *model, size int) {
 	}
 	var endorsed, wantEndorsed []records.Endorsement
 	for after, more := "", true; more; {
-		page, err := s.EndorsementsAfter(after, size)
-		must(t, err)
+		page := testkit.Value(s.EndorsementsAfter(after, size))(t)
 		for _, e := range page {
 			endorsed, after = append(endorsed, e.Value), e.Key
 		}

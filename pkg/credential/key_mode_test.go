@@ -10,19 +10,18 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
 func TestLoadKeyRefusesAnExposedKey(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.key")
-	if _, err := credential.CreateKey(path); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(credential.CreateKey(path))(t)
 	for mode := range fs.FileMode(0o1000) {
 		if mode&0o400 == 0 {
 			continue // only root can read it, and the test may run as another user
 		}
-		must(t, os.Chmod(path, mode))
+		testkit.Must(t, os.Chmod(path, mode))
 		_, err := credential.LoadKey(path)
 		if mode&0o077 == 0 {
 			if err != nil {
@@ -45,7 +44,7 @@ func TestLoadKeyRefusesAnExposedKey(t *testing.T) {
 // If a pipe without a writer were opened like a file, the start would block without a limit.
 func TestLoadKeyDoesNotWaitForAPipe(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.key")
-	must(t, syscall.Mkfifo(path, 0o600))
+	testkit.Must(t, syscall.Mkfifo(path, 0o600))
 	if _, err := credential.LoadKey(path); !errors.Is(err, credential.ErrDamagedKey) {
 		t.Errorf("LoadKey of a pipe = %v; want ErrDamagedKey", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
@@ -24,8 +25,7 @@ func mustBeAlone(t *testing.T, path string) {
 
 func TestCreateKeyWritesWhatLoadKeyReads(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.key")
-	created, err := credential.CreateKey(path)
-	must(t, err)
+	created := testkit.Value(credential.CreateKey(path))(t)
 	info, err := os.Stat(path)
 	if err != nil || info.Mode() != 0o600 || info.Size() != 65 {
 		t.Errorf("key file: mode %v, %d bytes, %v; want -rw-------, 65", info.Mode(), info.Size(), err)
@@ -40,7 +40,7 @@ func TestCreateKeyWritesWhatLoadKeyReads(t *testing.T) {
 
 func TestCreateKeyReplacesNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.key")
-	must(t, os.WriteFile(path, []byte("garbage"), 0o600))
+	testkit.Must(t, os.WriteFile(path, []byte("garbage"), 0o600))
 	if _, err := credential.CreateKey(path); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("CreateKey over a file = %v; want fs.ErrExist", err)
 	}
@@ -67,8 +67,7 @@ func TestCreateKeyOfManyOneWins(t *testing.T) {
 	}
 	close(begin)
 	wg.Wait()
-	loaded, err := credential.LoadKey(path)
-	must(t, err)
+	loaded := testkit.Value(credential.LoadKey(path))(t)
 	won := 0
 	for i, err := range errs {
 		switch {
@@ -121,7 +120,7 @@ func TestLoadKeyRefuses(t *testing.T) {
 		"zeros after loss": strings.Repeat("\x00", 65),
 	} {
 		path := filepath.Join(t.TempDir(), "node.key")
-		must(t, os.WriteFile(path, []byte(content), 0o600))
+		testkit.Must(t, os.WriteFile(path, []byte(content), 0o600))
 		_, err := credential.LoadKey(path)
 		if !errors.Is(err, credential.ErrDamagedKey) || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: LoadKey = %v; want ErrDamagedKey with the path", name, err)
@@ -131,7 +130,7 @@ func TestLoadKeyRefuses(t *testing.T) {
 	}
 	for _, content := range []string{good, good + "\n"} {
 		path := filepath.Join(t.TempDir(), "node.key")
-		must(t, os.WriteFile(path, []byte(content), 0o600))
+		testkit.Must(t, os.WriteFile(path, []byte(content), 0o600))
 		if _, err := credential.LoadKey(path); err != nil {
 			t.Errorf("LoadKey of %q = %v; want nil", content, err)
 		}
@@ -157,7 +156,7 @@ func FuzzLoadKey(f *testing.F) {
 	}
 	path := filepath.Join(f.TempDir(), "node.key")
 	f.Fuzz(func(t *testing.T, content []byte) {
-		must(t, os.WriteFile(path, content, 0o600))
+		testkit.Must(t, os.WriteFile(path, content, 0o600))
 		k, err := credential.LoadKey(path)
 		digits := bytes.TrimSuffix(content, []byte("\n"))
 		valid := len(digits) == 64 && len(bytes.Trim(digits, "0123456789abcdefABCDEF")) == 0

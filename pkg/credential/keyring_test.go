@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
@@ -28,19 +29,15 @@ func config(tb testing.TB, keys ...string) credential.Config {
 
 func parse(tb testing.TB, file any) credential.Config {
 	tb.Helper()
-	payload, err := json.Marshal(file)
-	must(tb, err)
-	c, err := credential.ParseDockerConfigJSON(payload)
-	must(tb, err)
+	payload := testkit.Value(json.Marshal(file))(tb)
+	c := testkit.Value(credential.ParseDockerConfigJSON(payload))(tb)
 	return c
 }
 
 // must ends a test that cannot go on.
 func must(tb testing.TB, err error) {
 	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	testkit.Must(tb, err)
 }
 
 // user returns the ID that config makes for a key.
@@ -240,18 +237,14 @@ func TestEntriesAreReadAsKubeletsReadThem(t *testing.T) {
 
 func TestAnEmptyEntryIsAnonymousAndHasNoID(t *testing.T) {
 	for _, entry := range []string{`{}`, `null`, `{"username":"","password":""}`, `{"auth":"` + auth(":") + `"}`, `{"email":"e"}`} {
-		c, err := credential.ParseDockercfg([]byte(`{"repo.test":` + entry + `}`))
-		if err != nil {
-			t.Fatalf("%s: %v", entry, err)
-		}
+		c := testkit.Value(credential.ParseDockercfg([]byte(`{"repo.test":` + entry + `}`)))(t)
 		ring := credential.SealedKeyring{c.Seal(credential.NewKey())}
 		if offers := ring.Lookup("repo.test/app"); len(offers) != 0 || entries(c) != 1 {
 			t.Errorf("%s: %d offers of %d entries; want none of one", entry, len(offers), entries(c))
 		}
 	}
 	// It still prevents the use of docker's alias, as in a kubelet.
-	c, err := credential.ParseDockercfg([]byte(`{"docker.io":{},"index.docker.io":{"username":"u"}}`))
-	must(t, err)
+	c := testkit.Value(credential.ParseDockercfg([]byte(`{"docker.io":{},"index.docker.io":{"username":"u"}}`)))(t)
 	ring := credential.SealedKeyring{c.Seal(credential.NewKey())}
 	if offers := ring.Lookup("docker.io/library/busybox"); len(offers) != 0 {
 		t.Errorf("%d sealed offers beside an empty one; want none", len(offers))

@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 	"sigs.k8s.io/yaml"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
@@ -206,14 +207,10 @@ func TestErrorsShowNothingOfAPayload(t *testing.T) {
 
 func TestNothingShowsAKey(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "node.key")
-	created, err := credential.CreateKey(path)
-	must(t, err)
-	text, err := os.ReadFile(path)
-	must(t, err)
-	secret, err := hex.DecodeString(strings.TrimSpace(string(text)))
-	must(t, err)
-	loaded, err := credential.LoadKey(path)
-	must(t, err)
+	created := testkit.Value(credential.CreateKey(path))(t)
+	text := testkit.Value(os.ReadFile(path))(t)
+	secret := testkit.Value(hex.DecodeString(strings.TrimSpace(string(text))))(t)
+	loaded := testkit.Value(credential.LoadKey(path))(t)
 	mustNotShow(t, "created key", secret, shapesOf(created))
 	mustNotShow(t, "loaded key", secret, shapesOf(loaded))
 	for name, s := range map[string]string{"fingerprint": loaded.Fingerprint(), "ID": string(loaded.ID(credential.New(credential.Login{Username: "u", Password: canary})))} {

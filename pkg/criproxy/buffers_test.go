@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
@@ -55,9 +56,7 @@ func TestBuffersAreReleased(t *testing.T) {
 			before := criproxytest.Buffers().InUse()
 			const calls = 50
 			for range calls {
-				if err := call(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Must(t, call(t.Context()))
 			}
 			// A leak of ours leaks a reference in every call, and a message has several buffers. grpc itself leaks one now and
 			// then, to the garbage collector, when the answer to a message comes before SendMsg has noted that it was sent.

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
@@ -98,10 +99,7 @@ func TestRuntimeThatClosesEveryConnectionIsNotDialledInALoop(t *testing.T) {
 			_ = c.Close()
 		}
 	})
-	up, err := Dial("unix://" + filepath.Clean(socket))
-	if err != nil {
-		t.Fatal(err)
-	}
+	up := testkit.Value(Dial("unix://" + filepath.Clean(socket)))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	var changes atomic.Int64
 	watching.Go(func() { up.Watch(ctx, func(bool) { changes.Add(1) }) })

@@ -8,23 +8,19 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // queue returns a listener, and what connects to it.
 func queue(t *testing.T) (l *drainListener, connect func() net.Conn) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
-	inner, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	inner := testkit.Value(net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path}))(t)
 	l = newDrainListener(inner)
 	t.Cleanup(func() { _ = l.Close() })
 	return l, func() net.Conn {
-		conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		conn := testkit.Value((&net.Dialer{}).DialContext(t.Context(), "unix", path))(t)
 		t.Cleanup(func() { _ = conn.Close() })
 		return conn
 	}
@@ -47,18 +43,14 @@ func accept(l net.Listener) <-chan taken {
 func TestPausedListenerLeavesConnectionsInTheQueue(t *testing.T) {
 	l, connect := queue(t)
 	waiting := accept(l)
-	if err := l.Pause(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, l.Pause(t.Context()))
 	connect()
 	select {
 	case got := <-waiting:
 		t.Errorf("Accept of a paused listener = %v, %v; want it to wait", got.conn, got.err)
 	case <-time.After(50 * time.Millisecond): //nolint:forbidigo // nothing is to come
 	}
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, l.Close())
 	if got := <-waiting; !errors.Is(got.err, net.ErrClosed) {
 		t.Errorf("Accept after Close = %v; want net.ErrClosed", got.err)
 	}
@@ -91,9 +83,7 @@ func TestPauseWaitsForHandshakes(t *testing.T) {
 				return
 			case <-time.After(50 * time.Millisecond): //nolint:forbidigo // nothing is to come
 			}
-			if err := tc.handshake(got.conn); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, tc.handshake(got.conn))
 			if err := <-paused; !errors.Is(err, tc.want) {
 				t.Errorf("Pause = %v; want %v", err, tc.want)
 			}

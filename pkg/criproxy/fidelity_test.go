@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 )
@@ -64,10 +65,7 @@ func serveOn(tb testing.TB, l net.Listener, endpoint string) (server *criproxy.S
 // upstream returns the connection to an endpoint. It is closed at the end of the test.
 func upstream(tb testing.TB, endpoint string) *criproxy.Upstream {
 	tb.Helper()
-	up, err := criproxy.Dial(endpoint)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	up := testkit.Value(criproxy.Dial(endpoint))(tb)
 	tb.Cleanup(func() { _ = up.Close() }) // a test may have closed it
 	return up
 }
@@ -103,10 +101,7 @@ func TestForwardingIsTransparent(t *testing.T) {
 
 func client(tb testing.TB, endpoint string, options ...grpc.DialOption) *grpc.ClientConn {
 	tb.Helper()
-	cc, err := grpc.NewClient(endpoint, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	cc := testkit.Value(grpc.NewClient(endpoint, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...))(tb)
 	tb.Cleanup(func() { _ = cc.Close() })
 	return cc
 }
@@ -134,9 +129,7 @@ func TestReconnectAfterTheRuntimeRestarts(t *testing.T) {
 		_, err := runs.Version(t.Context(), &runtimeapi.VersionRequest{})
 		return err
 	}
-	if err := version(); err != nil {
-		t.Fatalf("Version = %v; want nil", err)
-	}
+	testkit.Must(t, version())
 	for range 3 {
 		runtime.Stop()
 		for down := time.Now(); time.Since(down) < 300*time.Millisecond; { // the back-off grows
@@ -172,15 +165,9 @@ func TestOpenStreamEndsWithUnavailable(t *testing.T) {
 			echo := criproxytest.NewEcho(t)
 			proxied, server := serveBefore(t, echo.Endpoint())
 			stream, err := client(t, proxied).NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, "/runtime.v1.RuntimeService/GetContainerEvents")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := stream.SendMsg(&runtimeapi.GetEventsRequest{}); err != nil {
-				t.Fatal(err)
-			}
-			if err := stream.RecvMsg(&runtimeapi.ContainerEventResponse{}); err != nil {
-				t.Fatalf("first message = %v; want the echo", err)
-			}
+			testkit.Must(t, err)
+			testkit.Must(t, stream.SendMsg(&runtimeapi.GetEventsRequest{}))
+			testkit.Must(t, stream.RecvMsg(&runtimeapi.ContainerEventResponse{}))
 			began := time.Now()
 			go end(echo, server)
 			err = stream.RecvMsg(&runtimeapi.ContainerEventResponse{})
@@ -268,9 +255,7 @@ func benchmarkVersion(b *testing.B, through bool) {
 	}
 	runs := runtimeapi.NewRuntimeServiceClient(client(b, endpoint))
 	for b.Loop() {
-		if _, err := runs.Version(b.Context(), &runtimeapi.VersionRequest{}); err != nil {
-			b.Fatal(err)
-		}
+		testkit.Value(runs.Version(b.Context(), &runtimeapi.VersionRequest{}))(b)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
@@ -62,9 +63,7 @@ func TestRuntimeThatSendsNothingCountsAsAbsent(t *testing.T) {
 		t.Fatal(err)
 	}
 	echo := criproxytest.NewEcho(t)
-	if err := os.Symlink(strings.TrimPrefix(echo.Endpoint(), "unix://"), socket); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Symlink(strings.TrimPrefix(echo.Endpoint(), "unix://"), socket))
 	for back := time.Now(); version(t.Context()) != nil; time.Sleep(10 * time.Millisecond) {
 		if time.Since(back) > 10*time.Second {
 			t.Fatal("no call gets through 10 s after a runtime has replaced the one that sends nothing")

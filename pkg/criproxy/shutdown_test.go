@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 )
@@ -68,10 +69,7 @@ func TestShutdownServesOnUntilALongCallEnds(t *testing.T) {
 // A connection without a call does not delay a stop for longer than kubelets wait.
 func TestIdleConnectionDoesNotDelayShutdown(t *testing.T) {
 	proxied, server := serveBefore(t, criproxytest.NewRuntime(t).Endpoint())
-	conn, err := (&net.Dialer{}).DialContext(t.Context(), "unix", proxied[len("unix://"):])
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := testkit.Value((&net.Dialer{}).DialContext(t.Context(), "unix", proxied[len("unix://"):]))(t)
 	defer func() { _ = conn.Close() }()
 	if _, err := conn.Read(make([]byte, 1)); err != nil { // the handshake is done
 		t.Fatal(err)
@@ -110,9 +108,7 @@ func TestHandoverFailsNoCall(t *testing.T) {
 	}
 	socket := filepath.Join(filepath.Dir(runtime.Endpoint()[len("unix://"):]), "kept.sock")
 	kept, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: socket})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	defer func() { _ = kept.Close() }()
 
 	var callers errgroup.Group
@@ -144,14 +140,9 @@ func TestHandoverFailsNoCall(t *testing.T) {
 		})
 	})
 	for range rounds {
-		f, err := kept.File()
-		if err != nil {
-			t.Fatal(err)
-		}
+		f := testkit.Value(kept.File())(t)
 		l, err := net.FileListener(f)
-		if err := errors.Join(err, f.Close()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, errors.Join(err, f.Close()))
 		_, stop := serveOn(t, l, runtime.Endpoint())
 		for before := answered.Load(); answered.Load() < before+200; {
 			time.Sleep(time.Millisecond)
@@ -160,13 +151,9 @@ func TestHandoverFailsNoCall(t *testing.T) {
 	}
 	close(over)
 	last, err := kept.File() // clients that still wait are answered too
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	l, err := net.FileListener(last)
-	if err := errors.Join(err, last.Close()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, errors.Join(err, last.Close()))
 	_, stop := serveOn(t, l, runtime.Endpoint())
 	defer stop()
 	if err := callers.Wait(); err != nil {
@@ -196,10 +183,7 @@ func dialAsKubelet(t *testing.T, endpoint string) *grpc.ClientConn {
 	t.Helper()
 	params := grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: 5 * time.Second}
 	params.Backoff.MaxDelay = 3 * time.Second
-	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(params), grpc.WithAuthority("localhost"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := testkit.Value(grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(params), grpc.WithAuthority("localhost")))(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }

@@ -7,6 +7,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -22,14 +23,9 @@ type line struct {
 
 func names(tb testing.TB) []line {
 	tb.Helper()
-	data, err := os.ReadFile("testdata/names.yaml")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	data := testkit.Value(os.ReadFile("testdata/names.yaml"))(tb)
 	var lines []line
-	if err := yaml.UnmarshalStrict(data, &lines); err != nil {
-		tb.Fatal(err)
-	}
+	testkit.Must(tb, yaml.UnmarshalStrict(data, &lines))
 	if len(lines) != 11 {
 		tb.Fatalf("testdata/names.yaml has %d lines; want 11, or this test runs too few of them", len(lines))
 	}
@@ -113,10 +109,7 @@ func TestParseRefuses(t *testing.T) {
 func TestNamesCompareByMeaning(t *testing.T) {
 	parse := func(s string) imageref.Name {
 		t.Helper()
-		n, err := imageref.Parse(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		n := testkit.Value(imageref.Parse(s))(t)
 		return n
 	}
 	for _, c := range []struct {

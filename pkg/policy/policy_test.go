@@ -7,6 +7,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 )
@@ -36,10 +37,9 @@ type table struct {
 
 func policies(tb testing.TB) table {
 	tb.Helper()
-	data, err := os.ReadFile("testdata/policies.yaml")
-	must(tb, err)
+	data := testkit.Value(os.ReadFile("testdata/policies.yaml"))(tb)
 	var all table
-	must(tb, yaml.UnmarshalStrict(data, &all))
+	testkit.Must(tb, yaml.UnmarshalStrict(data, &all))
 	if got := [4]int{len(all.Valid), len(all.Invalid), len(all.Matches), len(all.Combined)}; got != [4]int{5, 10, 10, 3} {
 		tb.Fatalf("testdata/policies.yaml has %v lines; want 5, 10, 10 and 3, or this test runs too few of them", got)
 	}
@@ -49,15 +49,12 @@ func policies(tb testing.TB) table {
 // must ends a test that cannot go on.
 func must(tb testing.TB, err error) {
 	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	testkit.Must(tb, err)
 }
 
 func mustNew(tb testing.TB, mode string, list ...string) policy.Policy {
 	tb.Helper()
-	p, err := policy.New(mode, list)
-	must(tb, err)
+	p := testkit.Value(policy.New(mode, list))(tb)
 	return p
 }
 
@@ -79,8 +76,7 @@ func TestConformanceOfSyntax(t *testing.T) {
 
 func TestConformanceOfMatching(t *testing.T) {
 	for _, l := range policies(t).Matches {
-		n, err := imageref.Parse(l.Image)
-		must(t, err)
+		n := testkit.Value(imageref.Parse(l.Image))(t)
 		p := mustNew(t, allowlisted, l.List...)
 		got := p.Judge(policy.Evidence{Repository: n.Repository(), ByID: l.ResolvedAsID})
 		if (got.Reason == policy.Allowlisted) != l.Match || (got.Verdict == policy.Allow) != l.Match {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -36,7 +37,7 @@ func proofOf(i int) records.Proof {
 func writeRecords(b *testing.B, path string, all []records.Record) {
 	b.Helper()
 	db, err := bolt.Open(path, 0o600, nil)
-	must(b, err)
+	testkit.Must(b, err)
 	err = db.Update(func(tx *bolt.Tx) error {
 		for _, r := range all {
 			payload, err := json.Marshal(r)
@@ -54,8 +55,8 @@ func writeRecords(b *testing.B, path string, all []records.Record) {
 		}
 		return nil
 	})
-	must(b, db.Close())
-	must(b, err)
+	testkit.Must(b, db.Close())
+	testkit.Must(b, err)
 }
 
 // newJudge returns a tracker on a store with images, each with a record of a number of proofs, and a request for each
@@ -79,8 +80,8 @@ func newJudge(b *testing.B, images, proofs int, o tracker.Options) (*tracker.Tra
 	}
 	path := filepath.Join(b.TempDir(), "records.db")
 	store, _, err := records.Open(path, records.Options{})
-	must(b, err)
-	must(b, store.Close())
+	testkit.Must(b, err)
+	testkit.Must(b, store.Close())
 	writeRecords(b, path, all)
 	if store, _, err = records.Open(path, records.Options{}); err != nil {
 		b.Fatal(err)
@@ -155,7 +156,7 @@ func BenchmarkCheckCold100(b *testing.B) {
 	n := 0
 	for b.Loop() {
 		b.StopTimer()
-		must(b, store.SetKeyFingerprint("f"))
+		testkit.Must(b, store.SetKeyFingerprint("f"))
 		b.StartTimer()
 		for _, r := range all {
 			if !judge(t, r) {

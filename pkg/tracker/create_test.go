@@ -13,6 +13,7 @@ import (
 	"unsafe"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -90,7 +91,7 @@ func TestCreateBringsAnImageThatWasRemovedSinceTheList(t *testing.T) {
 		removed := w.BeginRemoval()
 		w.runtime.set(checkpoint)
 		removed()
-		must(t, w.Removed(t.Context(), id1))
+		testkit.Must(t, w.Removed(t.Context(), id1))
 		c := w.begun(checkpoint)
 		w.runtime.set(private, checkpoint)
 		time.Sleep(time.Millisecond)
@@ -115,10 +116,10 @@ func TestLostCreateIsSettledAfterAnHour(t *testing.T) {
 			if got := w.marks(); !slices.Equal(got, []records.Pair{pairOf(id3, "repo.test/before")}) {
 				t.Errorf("marked %v; want what was there before the create alone", got)
 			}
-			must(t, w.SettleCreates(t.Context()))
+			testkit.Must(t, w.SettleCreates(t.Context()))
 			time.Sleep(2 * time.Hour)
 		}
-		must(t, w.SettleCreates(t.Context()))
+		testkit.Must(t, w.SettleCreates(t.Context()))
 		w.want(w.check(pod("bob"), app+":2", brought), policy.Reverify, policy.NotProved)
 		if left, err := w.store.Creations(); err != nil || len(left) > 0 {
 			t.Errorf("Creations = %v, %v; want none", left, err)
@@ -219,12 +220,12 @@ func TestCreateThatCannotBeWrittenHoldsScans(t *testing.T) {
 		c.Restored(t.Context())
 		full = false
 		w.want(w.check(pod("bob"), app+":2", brought), policy.Reverify, policy.Untracked)
-		must(t, w.SettleCreates(t.Context()))
+		testkit.Must(t, w.SettleCreates(t.Context()))
 		w.want(w.check(pod("bob"), app+":2", brought), policy.Reverify, policy.Untracked)
 		w.restart()
 		w.want(w.check(pod("bob"), app+":2", brought), policy.Reverify, policy.Untracked)
 		time.Sleep(2 * time.Hour)
-		must(t, w.SettleCreates(t.Context()))
+		testkit.Must(t, w.SettleCreates(t.Context()))
 		w.want(w.check(pod("bob"), app+":2", brought), policy.Reverify, policy.NotProved)
 	})
 }

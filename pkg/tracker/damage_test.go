@@ -28,8 +28,7 @@ func setting(t *testing.T, name string, otherwise uint64) uint64 {
 	if !ok {
 		return otherwise
 	}
-	n, err := strconv.ParseUint(text, 10, 64)
-	must(t, err)
+	n := testkit.Value(strconv.ParseUint(text, 10, 64))(t)
 	return n
 }
 
@@ -96,7 +95,7 @@ func filledStore(t *testing.T) (content []byte, images, private []tracker.Image)
 	for n := range 8 {
 		img("preloaded", n)
 	}
-	must(t, w.Sync(t.Context()))
+	testkit.Must(t, w.Sync(t.Context()))
 	for n := range 40 {
 		i := img("private", n)
 		w.pulled(pod("owner"), i.Names[0].String(), i.ID, fmt.Sprintf("password %d", n))
@@ -104,16 +103,15 @@ func filledStore(t *testing.T) (content []byte, images, private []tracker.Image)
 	}
 	for n := range 8 {
 		name := fmt.Sprintf("repo.test/lost/app%d:1", n)
-		must(t, w.begin(name).Lost())
+		testkit.Must(t, w.begin(name).Lost())
 		private = append(private, img("lost", n))
 	}
 	// What only the time of a revocation, or a record without proofs, keeps from being used.
 	w.revokes(records.Revocation{Repository: "repo.test/private/app7"})
-	must(t, w.Sync(t.Context()))
+	testkit.Must(t, w.Sync(t.Context()))
 	w.want(w.check(pod("stranger"), images[0].Names[0].String(), images[0]), policy.Allow, policy.Preloaded)
 	w.close()
-	content, err := os.ReadFile(w.path)
-	must(t, err)
+	content = testkit.Value(os.ReadFile(w.path))(t)
 	w.open()
 	return content, images, private
 }
@@ -122,17 +120,16 @@ func filledStore(t *testing.T) (content []byte, images, private []tracker.Image)
 func openFlipped(t *testing.T, damaged []byte, images, private []tracker.Image, what string) (outcome string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "records.db")
-	must(t, os.WriteFile(path, damaged, 0o600))
+	testkit.Must(t, os.WriteFile(path, damaged, 0o600))
 	panicked := func(value any, stack []byte) { t.Errorf("%s: panic %v\n%s", what, value, stack) }
 	s, report, err := records.Open(path, records.Options{Now: time.Now(), KeyExists: true, OnPanic: panicked})
 	if errors.Is(err, records.ErrNewerFormat) {
 		return "newer format"
 	}
-	must(t, err)
+	testkit.Must(t, err)
 	defer func() {
-		must(t, s.Close())
-		file, err := os.Open(path)
-		must(t, err)
+		testkit.Must(t, s.Close())
+		file := testkit.Value(os.Open(path))(t)
 		defer func() { _ = file.Close() }()
 		if v, err := records.VerifyFile(t.Context(), file); err != nil || len(v.Problems) > 0 {
 			t.Errorf("%s: the store has problems %v after two scans, %v", what, v.Problems, err)

@@ -16,8 +16,7 @@ import (
 // contents of its Secrets from a pod source. Where the coordinates of the Secrets are needed, the stricter verdict is
 // correct without them.
 func TestDecisions(t *testing.T) {
-	table, err := testkit.ReadDecisions()
-	must(t, err)
+	table := testkit.Value(testkit.ReadDecisions())(t)
 	ran := map[string]int{}
 	for _, c := range table.Cases {
 		ran[c.Needs]++
@@ -35,9 +34,8 @@ func TestDecisions(t *testing.T) {
 func decide(t *testing.T, table testkit.Decisions, c testkit.Case, bySecrets bool) {
 	t.Helper()
 	mode, allowlist, err := testkit.Policy(c.Policy)
-	must(t, err)
-	p, err := policy.New(mode, allowlist)
-	must(t, err)
+	testkit.Must(t, err)
+	p := testkit.Value(policy.New(mode, allowlist))(t)
 	asks := tracker.Pod{UID: "uid-of-the-pod", Namespace: "team-of-the-pod"}
 	rules := tracker.Rules{Policy: p}
 	switch c.Exempt {

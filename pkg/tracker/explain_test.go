@@ -71,15 +71,14 @@ func explainedOverTime(t *testing.T, random *rand.Rand) {
 			if mode == policy.ModeNeverVerifyAllowlistedImages {
 				list = []string{"repo.test/other"}
 			}
-			p, err := policy.New(string(mode), list)
-			must(t, err)
+			p := testkit.Value(policy.New(string(mode), list))(t)
 			w.SetRules(tracker.Rules{
 				Policy: p, ExemptStaticPods: pick(2) == 0, ExemptNamespaces: []string{"team-exempt"},
 				Validity: time.Duration(pick(3)) * time.Hour, Grace: time.Duration(pick(2)) * time.Hour,
 			})
 		case 1, 2, 3:
 			pull, err := w.BeginPull(t.Context(), imageref.New(names[pick(3)]), images[pick(4)])
-			must(t, err)
+			testkit.Must(t, err)
 			proof := tracker.Proof{ImageID: []string{id1, id2}[pick(2)], Pod: tracker.Pod{}}
 			if pick(4) > 0 {
 				pw := passwords[pick(3)]
@@ -96,7 +95,7 @@ func explainedOverTime(t *testing.T, random *rand.Rand) {
 			default:
 				_, err = pull.Proved(proof)
 			}
-			must(t, err)
+			testkit.Must(t, err)
 		case 4:
 			w.runtime.set(images[1+pick(3)])
 		case 5:
@@ -121,7 +120,7 @@ func explainedOverTime(t *testing.T, random *rand.Rand) {
 			err := w.store.Prove(records.Intent{}, records.Result{
 				Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.ID(secret(passwords[pick(3)])), At: time.Now().Add(time.Hour),
 			})
-			must(t, err)
+			testkit.Must(t, err)
 		case 11:
 			w.EndPod(fmt.Sprintf("pod-%d", pick(20)))
 		case 12:

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -75,8 +76,7 @@ func TestScanWithNothingToMarkWritesNothing(t *testing.T) {
 	w.lost("repo.test/lost:1")
 	img := image(id1, app+":1", "repo.test/lost:1") // the lost pull may have brought it
 	w.runtime.set(image(id3, "repo.test/any:1"), img)
-	before, err := w.store.LastWrite()
-	must(t, err)
+	before := testkit.Value(w.store.LastWrite())(t)
 	w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.Untracked)
 	if after, err := w.store.LastWrite(); after != before || err != nil {
 		t.Errorf("the scan wrote: transaction %d, then %d, %v", before, after, err)
@@ -200,7 +200,7 @@ func TestImageThatWasRemovedThroughPullgateCanBeImported(t *testing.T) {
 	done := w.BeginRemoval()
 	w.runtime.set(anyImage)
 	done()
-	must(t, w.Removed(t.Context(), id1))
+	testkit.Must(t, w.Removed(t.Context(), id1))
 	w.runtime.set(anyImage, img)
 	w.want(w.check(pod("bob"), app+":1", img), policy.Allow, policy.Preloaded)
 }

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -11,7 +13,5 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // must ends a test that cannot go on.
 func must(tb testing.TB, err error) {
 	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	testkit.Must(tb, err)
 }

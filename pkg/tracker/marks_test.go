@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -80,9 +81,7 @@ func TestGrantDoesNotOutliveAForgottenMarkThatRacesWithIt(t *testing.T) {
 	w.runtime.set(img)
 	w.sync()
 	for round := range 100 {
-		if _, err := w.accept(records.Selection{ImageID: id1}, false); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(w.accept(records.Selection{ImageID: id1}, false))(t)
 		var wg sync.WaitGroup
 		start := make(chan struct{})
 		for i := range 3 {
@@ -159,9 +158,7 @@ func TestAcceptRefusesProvedImages(t *testing.T) {
 	imported := image(id2, app+":2")
 	w.runtime.set(image(id1, app+":1"), imported)
 	of := records.Selection{Repository: app}
-	if _, err := w.store.ForgetMarks(records.Selection{All: true}, time.Now()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(w.store.ForgetMarks(records.Selection{All: true}, time.Now()))(t)
 	plan, err := w.AcceptMarks(t.Context(), tracker.Acceptance{Selection: of, DryRun: true})
 	if err != nil || len(plan.Pairs) != 2 || len(plan.Proved) != 1 || plan.Proved[0].Pair != pairOf(id1, app) || len(plan.Proved[0].Proofs) != 1 {
 		t.Fatalf("dry run = %+v, %v; want two pairs, and the record of %s", plan, err, id1)
@@ -170,8 +167,7 @@ func TestAcceptRefusesProvedImages(t *testing.T) {
 		t.Errorf("AcceptMarks = %+v, %v; want ErrProved", got, err)
 	}
 	w.want(w.check(pod("bob"), app+":1", image(id1, app+":1")), policy.Reverify, policy.NotProved)
-	name, err := imageref.Parse(app + ":2")
-	must(t, err)
+	name := testkit.Value(imageref.Parse(app + ":2"))(t)
 	got, err := w.AcceptMarks(t.Context(), tracker.Acceptance{Selection: of, Name: name})
 	if err != nil || !slices.Equal(got.Pairs, []records.Pair{pairOf(id2, app)}) {
 		t.Errorf("AcceptMarks of a tag = %+v, %v; want %s alone", got, err, id2)
@@ -241,7 +237,7 @@ func TestAcceptAllTakesOnlyWhatNothingIsKnownOf(t *testing.T) {
 	if got, err := w.accept(all, true); err != nil || !slices.Equal(got, want) {
 		t.Errorf("dry run while a pull is in progress = %v, %v; want %v", got, err, want)
 	}
-	must(t, lost.Lost())
+	testkit.Must(t, lost.Lost())
 	for _, dryRun := range []bool{true, false} {
 		if got, err := w.accept(all, dryRun); err != nil || !slices.Equal(got, want) {
 			t.Errorf("AcceptMarks(all, dry run %v) = %v, %v; want %v", dryRun, got, err, want)

@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -62,9 +63,7 @@ func TestCredentialWithoutUserNameProvesForItsNamespace(t *testing.T) {
 	w, img := namespaceWorld(t)
 	token := credential.New(credential.Login{IdentityToken: "token"})
 	pull := w.begin(app + ":1")
-	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: token, Pod: inNamespace("a1", "team-a")}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(pull.Proved(tracker.Proof{ImageID: id1, Credential: token, Pod: inNamespace("a1", "team-a")}))(t)
 	ask := func(p tracker.Pod) tracker.Verdict {
 		return w.Check(t.Context(), tracker.Request{Pod: p, Name: imageref.New(app + ":1"), Image: img, Credentials: []credential.Credential{token}})
 	}
@@ -116,14 +115,13 @@ func TestProofOfANamespaceExpiresAndLosesItsGrace(t *testing.T) {
 	err := w.store.Prove(records.Intent{}, records.Result{
 		Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.NamespaceID("team-a"), At: time.Now().Add(-90 * time.Minute),
 	})
-	must(t, err)
+	testkit.Must(t, err)
 	ask := func() tracker.Verdict {
 		return w.Check(t.Context(), tracker.Request{Pod: inNamespace("", "team-a"), Name: imageref.New(app + ":1"), Image: img, Unasked: true})
 	}
 	w.want(ask(), policy.Allow, policy.ProvedInGrace)
-	pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), img)
-	must(t, err)
-	must(t, pull.Denied(img, credential.Credential{}, inNamespace("a1", "team-a")))
+	pull := testkit.Value(w.BeginPull(t.Context(), imageref.New(app+":1"), img))(t)
+	testkit.Must(t, pull.Denied(img, credential.Credential{}, inNamespace("a1", "team-a")))
 	w.want(ask(), policy.Reverify, policy.ProofExpired)
 }
 

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -129,9 +130,7 @@ func TestImportOfBytesThatATenantPulled(t *testing.T) {
 		if !slices.Equal(e.Known.RecordedAs, []string{mine}) {
 			t.Errorf("Explain: rivals %v; want %s", e.Known.RecordedAs, mine)
 		}
-		if _, err := w.accept(records.Selection{Repository: system, ImageID: id2}, false); err != nil {
-			t.Fatalf("AcceptMarks = %v; want nil", err)
-		}
+		testkit.Value(w.accept(records.Selection{Repository: system, ImageID: id2}, false))(t)
 		w.want(w.check(pod("dns"), system+":1", img), policy.Allow, policy.Preloaded)
 	})
 }

@@ -71,8 +71,7 @@ func TestUsesOfManyJudgementsAreNoted(t *testing.T) {
 		if err := w.Flush(); err != nil {
 			t.Error(err)
 		}
-		f, err := w.store.Describe(records.Pair{ImageID: id1, Repository: app})
-		must(t, err)
+		f := testkit.Value(w.store.Describe(records.Pair{ImageID: id1, Repository: app}))(t)
 		p := f.Record.Proofs[0]
 		if len(p.Secrets) != 1 || p.Secrets[0] != ref || p.LastUsed.Before(began) || f.Record.LastUsed.Before(began) {
 			t.Errorf("record = %+v; want the Secret, and times of use after %v", f.Record, began)

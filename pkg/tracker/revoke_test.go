@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -90,8 +91,7 @@ func TestGrantDoesNotOutliveARevocationThatRacesWithIt(t *testing.T) {
 		}
 		close(start)
 		wg.Wait()
-		f, err := w.store.Describe(records.Pair{ImageID: id1, Repository: app})
-		must(t, err)
+		f := testkit.Value(w.store.Describe(records.Pair{ImageID: id1, Repository: app}))(t)
 		if len(f.Record.Proofs) == 0 && w.Grants() > 0 {
 			t.Fatalf("round %d: %d grants, and nothing is proved", round, w.Grants())
 		}
@@ -149,7 +149,7 @@ func useBeforeRevocation(t *testing.T, between time.Duration) {
 		w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))})
 		time.Sleep(between)
 		w.pulled(tracker.Pod{}, app+":1", id1, "alice")
-		must(t, w.Flush())
+		testkit.Must(t, w.Flush())
 		if got := by("b", "u2", "unseen"); got != policy.NotProved {
 			t.Errorf("by a credential that no registry has seen = %s; want not_proved", got)
 		}

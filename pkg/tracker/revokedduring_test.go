@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -35,9 +36,7 @@ func TestPullDuringWhichItsProofIsRevokedProvesNothing(t *testing.T) {
 			if name == "a twin's Secret" { // it holds the same credential, and is noted with it
 				pull := w.begin(app + ":1")
 				held := []tracker.Secret{{Credential: key(w, "alice"), Ref: ref("u2")}}
-				if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("alice"), Secrets: held}); err != nil {
-					t.Fatal(err)
-				}
+				testkit.Value(pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("alice"), Secrets: held}))(t)
 			}
 			pull := w.begin(app + ":1")
 			w.revokes(tc.revoke(w))
@@ -117,7 +116,7 @@ func TestRestartDoesNotRestoreAGrantThatEndedWithoutAProof(t *testing.T) {
 func TestRevocationLeavesMarkedPairsWithoutARecord(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	w.runtime.set(image(id1, app+":1"))
-	must(t, w.Sync(t.Context()))
+	testkit.Must(t, w.Sync(t.Context()))
 	w.want(w.check(pod("a"), app+":1", image(id1, app+":1")), policy.Allow, policy.Preloaded)
 	w.revokes(records.Revocation{Repository: app})
 	f, err := w.store.Describe(records.Pair{ImageID: id1, Repository: app})
@@ -168,7 +167,7 @@ func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testin
 	img, bob := image(id1, app+":1"), records.Revocation{Credential: w.key.ID(secret("bob"))}
 	removed := func() { // the record is removed too
 		w.runtime.set(image(id2, "repo.test/any:1"))
-		must(t, w.Prune(t.Context()))
+		testkit.Must(t, w.Prune(t.Context()))
 	}
 	w.pulled(pod("bob"), app+":1", id1, "bob")
 	created := time.Now()
@@ -177,9 +176,7 @@ func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testin
 	removed()
 	w.pulled(pod("alice"), app+":1", id1, "alice")
 	// It keeps the known facts about a grant.
-	if _, err := w.handOver(func(*records.Store) {}, func(s string) string { return s }); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(w.handOver(func(*records.Store) {}, func(s string) string { return s }))(t)
 	w.pulled(pod("bob"), "repo.test/other:1", id3, "bob") // else the revocation matches nothing
 	w.want(w.check(pod("bob"), app+":1", img), policy.Allow, policy.Granted)
 	w.revokes(bob)
@@ -189,9 +186,7 @@ func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testin
 		"directly in the runtime": removed,
 		"through pullgate": func() { // then the record that contains the revocation is deleted
 			gone := records.Pruning{Images: map[string]struct{}{id2: {}}, Before: w.store.Written(), Removed: id1, Now: time.Now()}
-			if _, err := w.store.Prune(gone); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Value(w.store.Prune(gone))(t)
 		},
 	} {
 		remove()
@@ -305,7 +300,7 @@ func TestRevocationThatMatchesNothingChangesNothing(t *testing.T) {
 			img := image(id1, app+":1")
 			w.pulled(pod("a"), app+":1", id1, "alice")
 			w.runtime.set(image(id2, "repo.test/any:1"))
-			must(t, w.Prune(t.Context()))
+			testkit.Must(t, w.Prune(t.Context()))
 			created := time.Now()
 			for range 2 {
 				w.restart()
@@ -335,13 +330,13 @@ func TestRevocationIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.T) {
 		"which an earlier process has seen": func(w *world, created time.Time) {
 			_, err := w.handOver(func(*records.Store) {}, func(s string) string {
 				var handed map[string]any
-				must(t, json.Unmarshal([]byte(s), &handed))
+				testkit.Must(t, json.Unmarshal([]byte(s), &handed))
 				handed["latest"] = created
 				data, err := json.Marshal(handed)
-				must(t, err)
+				testkit.Must(t, err)
 				return string(data)
 			})
-			must(t, err)
+			testkit.Must(t, err)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -426,7 +421,7 @@ func TestRevocationEndsARestoredGrantThatIsOlderThanTheRecord(t *testing.T) {
 	img := image(id1, app+":1")
 	w.pulled(pod("alice"), app+":1", id1, "alice")
 	w.runtime.set(image(id2, "repo.test/any:1"))
-	must(t, w.Removed(t.Context(), id1))
+	testkit.Must(t, w.Removed(t.Context(), id1))
 	w.runtime.set(image(id2, "repo.test/any:1"), img)
 	w.pulled(pod("bob"), app+":1", id1, "bob")
 	w.want(w.check(pod("alice"), app+":1", img), policy.Allow, policy.Granted)

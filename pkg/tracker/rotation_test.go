@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -63,7 +64,7 @@ func TestRevocationOfASecretFindsWhatAnotherOneRotatedFrom(t *testing.T) {
 	other := records.SecretRef{UID: "u2", Namespace: "team-m", Name: "other"}
 	w.pulledWith("m1", ownSecret, "leaked")
 	w.want(w.Check(t.Context(), w.holding("m2", other, "leaked")), policy.Allow, policy.Proved)
-	must(t, w.Flush()) // the use, with its Secret
+	testkit.Must(t, w.Flush()) // the use, with its Secret
 	w.want(w.Check(t.Context(), w.holding("m3", other, "next")), policy.Allow, policy.Proved)
 	w.want(w.Check(t.Context(), w.holding("m4", other, "last")), policy.Allow, policy.Proved)
 	got, err := w.Revoke(t.Context(), tracker.Revocation{Revocation: records.Revocation{Secret: ownSecret}})
@@ -126,8 +127,7 @@ func TestProofsOfOneNamespaceDoNotEvictOthers(t *testing.T) {
 // While nothing is verified, a pod gets grants for the images that it uses, not for those that it asks about.
 func TestVerdictByPolicyLeavesNoGrantUntilTheImageIsUsed(t *testing.T) {
 	rules := func(policyName string, allowlist ...string) tracker.Rules {
-		p, err := policy.New(policyName, allowlist)
-		must(t, err)
+		p := testkit.Value(policy.New(policyName, allowlist))(t)
 		return tracker.Rules{Policy: p}
 	}
 	exempt := rules("AlwaysVerify")
@@ -171,13 +171,12 @@ func TestUseWithoutANameLeavesNoGrantByAMark(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	img := image(id1, app+":1")
 	w.runtime.set(img)
-	must(t, w.Sync(t.Context()))
+	testkit.Must(t, w.Sync(t.Context()))
 	if v := w.Check(t.Context(), tracker.Request{Pod: pod("mallory"), Image: img, Using: true}); v.Reason != policy.Preloaded {
 		t.Errorf("use without a name = %v by %s; want Allow by preloaded", v.Verdict, v.Reason)
 	}
 	w.want(w.check(pod("user"), app+":1", img), policy.Allow, policy.Preloaded)
-	always, err := policy.New("AlwaysVerify", nil)
-	must(t, err)
+	always := testkit.Value(policy.New("AlwaysVerify", nil))(t)
 	w.SetRules(tracker.Rules{Policy: always})
 	w.want(w.check(pod("mallory"), app+":1", img), policy.Reverify, policy.NotProved)
 	w.want(w.check(pod("user"), app+":1", img), policy.Allow, policy.Granted)

@@ -148,7 +148,7 @@ func (w *world) held(t *testing.T, d *datadriven.TestData) (held []tracker.Secre
 		}
 		for _, v := range a.Vals {
 			var s testkit.Secret
-			must(t, s.UnmarshalText([]byte(v)))
+			testkit.Must(t, s.UnmarshalText([]byte(v)))
 			held = append(held, tracker.Secret{
 				Credential: w.key.ID(secret(s.Content)),
 				Ref:        records.SecretRef{UID: s.UID, Namespace: s.Namespace, Name: s.Name},
@@ -222,8 +222,7 @@ func (w *world) password(id credential.ID) string {
 
 func span(t *testing.T, s string) time.Duration {
 	t.Helper()
-	d, err := time.ParseDuration(s)
-	must(t, err)
+	d := testkit.Value(time.ParseDuration(s))(t)
 	return d
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -40,9 +41,8 @@ func TestClockThatIsSetForwardSettlesNothingEarly(t *testing.T) {
 		w.runtime.set(image(id3, "repo.test/any:1"))
 		w.lost(app + ":1")
 		setForward := func() { // as if the pull had ended two hours before now
-			all, err := w.store.Intents()
-			must(t, err)
-			must(t, w.store.EndAll(all, time.Now().Add(-2*time.Hour)))
+			all := testkit.Value(w.store.Intents())(t)
+			testkit.Must(t, w.store.EndAll(all, time.Now().Add(-2*time.Hour)))
 		}
 		setForward()
 		w.settle()
@@ -78,7 +78,7 @@ func TestFailedFlushKeepsEarlierAndLaterNotes(t *testing.T) {
 	if len(got) != 2 || got[0] != first || got[1] != second {
 		t.Errorf("noted Secrets = %v; want %v and %v", got, first, second)
 	}
-	must(t, w.Flush())
+	testkit.Must(t, w.Flush())
 	f, err := w.store.Describe(pair)
 	if err != nil || len(f.Record.Proofs[0].Secrets) != 2 {
 		t.Errorf("Secrets on disk = %+v, %v; want both", f.Record, err)

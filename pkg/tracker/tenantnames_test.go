@@ -5,6 +5,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -13,8 +14,7 @@ import (
 // Some versions of containerd give an image a name from a checkpoint that a tenant made. Such a name must not give
 // other pods access to an image that needs proof.
 func TestNameFromACheckpointDoesNotExemptAProvedImage(t *testing.T) {
-	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"})
-	must(t, err)
+	p := testkit.Value(policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"}))(t)
 	w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}})
 	w.pulled(pod("alice"), app+":1", id1, "alice")
 	const added = "docker.io/library/added:1"
@@ -27,7 +27,7 @@ func TestNameFromACheckpointDoesNotExemptAProvedImage(t *testing.T) {
 	}
 	// A name that the image had before stays allowlisted, although a pod later pulls the image by another name.
 	w.runtime.set(image(id2, "docker.io/library/known:1"))
-	must(t, w.Sync(t.Context()))
+	testkit.Must(t, w.Sync(t.Context()))
 	w.pulled(pod("alice"), "repo.test/team/copy:1", id2, "alice")
 	known := image(id2, "docker.io/library/known:1", "repo.test/team/copy:1")
 	w.want(w.check(pod("bob"), "docker.io/library/known:1", known), policy.Allow, policy.Allowlisted)
@@ -46,7 +46,7 @@ func TestNameFromACheckpointDoesNotExemptAProvedImage(t *testing.T) {
 func TestNameThatALostPullDidNotAskForIsNotPreloaded(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	pull := w.begin(app + ":1")
-	must(t, pull.Lost())
+	testkit.Must(t, pull.Lost())
 	img := image(id1, app+":1", "repo.test/mallory/x:1")
 	w.runtime.set(img, image(id2, "repo.test/any:1"))
 	if v := w.check(pod("mallory"), "repo.test/mallory/x:1", img); v.Allowed() {
@@ -57,8 +57,7 @@ func TestNameThatALostPullDidNotAskForIsNotPreloaded(t *testing.T) {
 	}
 	w.want(w.check(pod("bob"), "repo.test/any:1", image(id2, "repo.test/any:1")), policy.Allow, policy.Preloaded)
 
-	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"repo.test/mallory/*"})
-	must(t, err)
+	p := testkit.Value(policy.New("NeverVerifyAllowlistedImages", []string{"repo.test/mallory/*"}))(t)
 	w.SetRules(tracker.Rules{Policy: p})
 	if v := w.check(pod("dora"), "repo.test/mallory/x:1", img); v.Allowed() {
 		t.Errorf("pre-check of the other name on the allowlist: %v by %s; want Reverify", v.Verdict, v.Reason)
@@ -69,9 +68,7 @@ func TestGrantedPodsHasAPodThatEndedDuringItsPull(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	pull := w.begin(app + ":1")
 	w.EndPod("alice")
-	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("a"), Pod: pod("alice")}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("a"), Pod: pod("alice")}))(t)
 	if got := w.GrantedPods(); len(got) != 1 || got[0] != "alice" {
 		t.Errorf("GrantedPods = %v; want alice, for the caller to end", got)
 	}
@@ -80,14 +77,13 @@ func TestGrantedPodsHasAPodThatEndedDuringItsPull(t *testing.T) {
 // A lost pull of the added name's repository settles as a record with nothing proved. That does not make the name
 // trustworthy.
 func TestRecordWithNothingProvedDoesNotExemptANameFromACheckpoint(t *testing.T) {
-	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"})
-	must(t, err)
+	p := testkit.Value(policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"}))(t)
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}})
 		w.pulled(pod("alice"), app+":1", id1, "alice")
 		const added = "docker.io/library/added:1"
 		pull := w.begin(added)
-		must(t, pull.Lost())
+		testkit.Must(t, pull.Lost())
 		img := image(id1, app+":1", added)
 		w.runtime.set(img)
 		time.Sleep(2 * time.Hour)
@@ -104,8 +100,7 @@ func TestRecordWithNothingProvedDoesNotExemptANameFromACheckpoint(t *testing.T) 
 // A name that a tenant gives to an image without any record does not exempt the image, although the name is on the
 // allowlist: another name of the image is not on the allowlist.
 func TestAllowlistedNameDoesNotExemptAnImageWithANameThatIsNotListed(t *testing.T) {
-	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*", "repo.test/listed/*"})
-	must(t, err)
+	p := testkit.Value(policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*", "repo.test/listed/*"}))(t)
 	const given = "docker.io/library/given:1"
 	imported := image(id2, "repo.test/other:1")
 	for _, tc := range []struct {
@@ -120,7 +115,7 @@ func TestAllowlistedNameDoesNotExemptAnImageWithANameThatIsNotListed(t *testing.
 			} else {
 				w.runtime.set(private, imported)
 			}
-			must(t, w.Sync(t.Context()))
+			testkit.Must(t, w.Sync(t.Context()))
 			w.runtime.set(private, imported)
 			if v := w.check(pod("mallory"), app+":1", private); v.Allowed() {
 				t.Fatalf("its own name: %v by %s; want Reverify", v.Verdict, v.Reason)
@@ -137,7 +132,7 @@ func TestAllowlistedNameDoesNotExemptAnImageWithANameThatIsNotListed(t *testing.
 		})
 	}
 	w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}, VerifyUntracked: true})
-	must(t, w.Sync(t.Context()))
+	testkit.Must(t, w.Sync(t.Context()))
 	both := image(id3, given, "repo.test/listed/copy:1")
 	w.runtime.set(both)
 	w.want(w.check(pod("bob"), given, both), policy.Allow, policy.Allowlisted)
@@ -146,11 +141,10 @@ func TestAllowlistedNameDoesNotExemptAnImageWithANameThatIsNotListed(t *testing.
 // The name that a checkpoint gave to an imported image does not exempt the image after its own name has moved to
 // another image.
 func TestNameFromACheckpointDoesNotExemptAnImageWithoutAnotherName(t *testing.T) {
-	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"})
-	must(t, err)
+	p := testkit.Value(policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"}))(t)
 	const given, before = "docker.io/library/given:1", "docker.io/library/before:1"
 	w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}, VerifyUntracked: true})
-	must(t, w.Sync(t.Context()))
+	testkit.Must(t, w.Sync(t.Context()))
 	checkpoint, listed := image(id2, "repo.test/checkpoint:1"), image(id3, before)
 	w.runtime.set(image(id1, app+":1"), checkpoint, listed)
 	c := w.begun(checkpoint)
@@ -166,12 +160,11 @@ func TestNameFromACheckpointDoesNotExemptAnImageWithoutAnotherName(t *testing.T)
 
 // The runtime may have given an image the name in a create whose end the store does not have yet.
 func TestNameFromACheckpointDoesNotExemptBeforeTheCreateIsSettled(t *testing.T) {
-	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"})
-	must(t, err)
+	p := testkit.Value(policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"}))(t)
 	const given, before = "docker.io/library/given:1", "docker.io/library/before:1"
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p}, VerifyUntracked: true})
-		must(t, w.Sync(t.Context()))
+		testkit.Must(t, w.Sync(t.Context()))
 		checkpoint, listed, img := image(id2, "repo.test/checkpoint:1"), image(id3, before), image(id1, given)
 		w.runtime.set(image(id1, app+":1"), checkpoint, listed)
 		c := w.begun(checkpoint)
@@ -181,9 +174,9 @@ func TestNameFromACheckpointDoesNotExemptBeforeTheCreateIsSettled(t *testing.T) 
 		w.want(w.check(pod("mallory"), given, img), policy.Reverify, policy.Untracked)
 		w.want(w.check(pod("mallory"), before, listed), policy.Allow, policy.Allowlisted)
 		time.Sleep(time.Hour)
-		must(t, w.SettleCreates(t.Context()))
+		testkit.Must(t, w.SettleCreates(t.Context()))
 		time.Sleep(time.Hour)
-		must(t, w.SettleCreates(t.Context()))
+		testkit.Must(t, w.SettleCreates(t.Context()))
 		w.want(w.check(pod("mallory"), given, img), policy.Reverify, policy.NotProved)
 		w.want(w.check(pod("mallory"), before, listed), policy.Allow, policy.Allowlisted)
 	})

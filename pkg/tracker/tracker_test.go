@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -122,9 +123,7 @@ func TestPruneThatRacesWithAPullKeepsItsRecord(t *testing.T) {
 		w.runtime.mu.Unlock()
 		w.pulled(pod("alice"), app+":1", id1, "alice")
 	}
-	if err := w.Prune(t.Context()); err != nil {
-		t.Fatalf("Prune = %v; want nil", err)
-	}
+	testkit.Must(t, w.Prune(t.Context()))
 	w.want(w.check(pod("carol"), app+":1", image(id1, app+":1"), "alice"), policy.Allow, policy.Proved)
 	w.want(w.check(pod("carol"), "repo.test/gone/app:1", image(id3, "repo.test/gone/app:1"), "alice"), policy.Reverify, policy.NotProved)
 }
@@ -187,8 +186,7 @@ func TestStoreThatFailsOpensNothing(t *testing.T) {
 }
 
 func TestNamesThatAreNoneAreExemptFromNothing(t *testing.T) {
-	p, err := policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"})
-	must(t, err)
+	p := testkit.Value(policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*"}))(t)
 	w := newWorld(t, tracker.Options{Rules: tracker.Rules{Policy: p, ExemptNamespaces: []string{"team-bob"}}})
 	hex := strings.Repeat("7", 64)
 	for _, name := range []string{hex, "Repo.test/App", "https://repo.test/app", "repo.test/app/"} {
@@ -242,9 +240,7 @@ func TestUsesReachTheDiskWithAFlush(t *testing.T) {
 	if got := lastUsed(w); got != before {
 		t.Errorf("last used = %v before the flush; want it unchanged, %v", got, before)
 	}
-	if err := w.Flush(); err != nil {
-		t.Fatalf("Flush = %v; want nil", err)
-	}
+	testkit.Must(t, w.Flush())
 	if got := lastUsed(w); got == before {
 		t.Errorf("last used = %v after the flush; want it later", got)
 	}
@@ -275,8 +271,7 @@ func TestAJudgementSeesOldRulesOrNewOnes(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	var both []tracker.Rules
 	for _, repository := range []string{"repo.test/a", "repo.test/b"} {
-		p, err := policy.New(string(policy.ModeNeverVerifyAllowlistedImages), []string{repository})
-		must(t, err)
+		p := testkit.Value(policy.New(string(policy.ModeNeverVerifyAllowlistedImages), []string{repository}))(t)
 		both = append(both, tracker.Rules{Policy: p})
 	}
 	w.SetRules(both[0])

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/policy"
@@ -52,8 +53,7 @@ func overTime(t *testing.T, random *rand.Rand) {
 		var did string
 		switch random.IntN(8) {
 		case 0:
-			pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), img)
-			must(t, err)
+			pull := testkit.Value(w.BeginPull(t.Context(), imageref.New(app+":1"), img))(t)
 			held, bySecret := []tracker.Secret{}, random.IntN(2) == 0
 			if bySecret {
 				held = []tracker.Secret{{Credential: w.key.ID(secret(pw)), Ref: ref}}
@@ -63,16 +63,13 @@ func overTime(t *testing.T, random *rand.Rand) {
 					}
 				}
 			}
-			if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret(pw), Secrets: held}); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Value(pull.Proved(tracker.Proof{ImageID: id1, Credential: secret(pw), Secrets: held}))(t)
 			was := model[pw]
 			model[pw] = &confirmed{at: time.Now(), held: bySecret || was != nil && was.held}
 			did = fmt.Sprintf("%s confirmed, by its Secret: %v", pw, bySecret)
 		case 1:
-			pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), img)
-			must(t, err)
-			must(t, pull.Denied(img, secret(pw), tracker.Pod{}))
+			pull := testkit.Value(w.BeginPull(t.Context(), imageref.New(app+":1"), img))(t)
+			testkit.Must(t, pull.Denied(img, secret(pw), tracker.Pod{}))
 			if m := model[pw]; m != nil {
 				m.denied = true
 			}
@@ -81,7 +78,7 @@ func overTime(t *testing.T, random *rand.Rand) {
 			w.restart()
 			did = "restart"
 		case 3:
-			must(t, w.Flush())
+			testkit.Must(t, w.Flush())
 			did = "flush"
 		default:
 			d := minutes(40)
@@ -132,7 +129,7 @@ func TestProofFromTheFutureIsValidNoLongerThanOneFromNow(t *testing.T) {
 		t.Helper()
 		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: validity, Grace: grace}, VerifyUntracked: true})
 		err := w.store.Prove(records.Intent{}, records.Result{Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.ID(secret("alice")), At: time.Now().Add(ahead)})
-		must(t, err)
+		testkit.Must(t, err)
 		return w
 	}
 	n := 0
@@ -172,10 +169,9 @@ func TestDenialBeforeAProofFromTheFutureEndsItsGrace(t *testing.T) {
 		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: 2 * time.Hour, Grace: time.Hour}, VerifyUntracked: true})
 		img := image(id1, app+":1")
 		err := w.store.Prove(records.Intent{}, records.Result{Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.ID(secret("alice")), At: time.Now().Add(time.Hour)})
-		must(t, err)
-		pull, err := w.BeginPull(t.Context(), imageref.New(app+":1"), img)
-		must(t, err)
-		must(t, pull.Denied(img, secret("alice"), tracker.Pod{}))
+		testkit.Must(t, err)
+		pull := testkit.Value(w.BeginPull(t.Context(), imageref.New(app+":1"), img))(t)
+		testkit.Must(t, pull.Denied(img, secret("alice"), tracker.Pod{}))
 		time.Sleep(time.Second)
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
@@ -190,7 +186,7 @@ func TestDenialBeforeAProofFromTheFutureEndsItsGrace(t *testing.T) {
 func TestProofFromTheFutureIsSetBackBeforeItIsRotated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: time.Hour}, VerifyUntracked: true})
-		must(t, w.store.Prove(records.Intent{}, records.Result{
+		testkit.Must(t, w.store.Prove(records.Intent{}, records.Result{
 			Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.ID(secret("old")), Secrets: []records.SecretRef{ref("u1")}, At: time.Now().Add(24 * time.Hour),
 		}))
 		holding := func(uid string) tracker.Request { return w.holding(uid, ref("u1"), "new") }

@@ -8,17 +8,14 @@ import (
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 func TestRead(t *testing.T) {
 	dir := t.TempDir()
 	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
-	if err := os.WriteFile(file, []byte("12345"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(file, link); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte("12345"), 0o600))
+	testkit.Must(t, os.Symlink(file, link))
 	for _, tc := range []struct {
 		name, path string
 		limit      int64
@@ -38,9 +35,7 @@ func TestRead(t *testing.T) {
 
 func TestReadOfLargeFiles(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, []byte("123"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(file, []byte("123"), 0o600))
 	if got, err := disk.Read(file, 2); got != nil || !errors.Is(err, disk.ErrTooLarge) || err.Error() != file+": too large: more than 2 bytes" {
 		t.Errorf("Read = %q, %v; want ErrTooLarge", got, err)
 	}
@@ -49,9 +44,7 @@ func TestReadOfLargeFiles(t *testing.T) {
 func TestReadOfOtherKindsOfFiles(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "pipe")
-	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, syscall.Mkfifo(pipe, 0o600))
 	for _, path := range []string{pipe, dir, filepath.Join(dir, "absent"), "/dev/zero"} {
 		t.Run(filepath.Base(path), func(t *testing.T) {
 			if got, err := disk.Read(path, 10); err == nil {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 var errFill = errors.New("no more")
@@ -44,7 +45,7 @@ func TestWriteIsAllOrNothing(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, "file")
 			if tc.before != "" {
-				must(t, os.WriteFile(path, []byte(tc.before), 0o600))
+				testkit.Must(t, os.WriteFile(path, []byte(tc.before), 0o600))
 			}
 			if err := disk.Write(path, disk.Options{Replace: tc.replace}, tc.fill(path)); !errors.Is(err, tc.wantErr) {
 				t.Errorf("Write = %v; want %v", err, tc.wantErr)
@@ -71,10 +72,10 @@ func with(s string, err error) func(string) func(io.Writer) error {
 func TestWriteReplacesOnlyRegularFiles(t *testing.T) {
 	dir := t.TempDir()
 	link := filepath.Join(dir, "link")
-	must(t, os.Symlink(filepath.Join(dir, "target"), link))
+	testkit.Must(t, os.Symlink(filepath.Join(dir, "target"), link))
 	// It represents any device: a test that goes wrong must not replace one of the system.
 	pipe := filepath.Join(dir, "pipe")
-	must(t, syscall.Mkfifo(pipe, 0o600))
+	testkit.Must(t, syscall.Mkfifo(pipe, 0o600))
 	for _, path := range []string{link, dir, pipe} {
 		if err := disk.Write(path, disk.Options{Replace: true}, text("x", nil)); !errors.Is(err, disk.ErrNoFile) {
 			t.Errorf("Write(%s) = %v; want %v", path, err, disk.ErrNoFile)
@@ -101,9 +102,9 @@ func TestWriteAttributes(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "file")
 			if tc.before != 0 {
-				must(t, errors.Join(os.WriteFile(path, nil, 0o600), os.Chmod(path, tc.before)))
+				testkit.Must(t, errors.Join(os.WriteFile(path, nil, 0o600), os.Chmod(path, tc.before)))
 			}
-			must(t, disk.Write(path, tc.o, text("x", nil)))
+			testkit.Must(t, disk.Write(path, tc.o, text("x", nil)))
 			if info, err := os.Stat(path); err != nil || info.Mode() != tc.want {
 				t.Errorf("mode %v, %v; want %v", info.Mode(), err, tc.want)
 			}
@@ -114,13 +115,13 @@ func TestWriteAttributes(t *testing.T) {
 func TestWriteFollowsLinks(t *testing.T) {
 	dir := t.TempDir()
 	link, target := filepath.Join(dir, "link"), filepath.Join(dir, "target")
-	must(t, os.Symlink("target", link))
+	testkit.Must(t, os.Symlink("target", link))
 	o := disk.Options{Replace: true, FollowLinks: true}
 	if err := disk.Write(link, o, text("x", nil)); !errors.Is(err, disk.ErrNoFile) {
 		t.Errorf("Write through a dangling link = %v; want %v", err, disk.ErrNoFile)
 	}
-	must(t, os.WriteFile(target, []byte("old"), 0o600))
-	must(t, disk.Write(link, o, text("new", nil)))
+	testkit.Must(t, os.WriteFile(target, []byte("old"), 0o600))
+	testkit.Must(t, disk.Write(link, o, text("new", nil)))
 	to, err := os.Readlink(link)
 	if content, readErr := os.ReadFile(target); err != nil || readErr != nil || to != "target" || string(content) != "new" {
 		t.Errorf("link to %q, content %q, %v, %v; want target, new", to, content, err, readErr)
@@ -129,9 +130,9 @@ func TestWriteFollowsLinks(t *testing.T) {
 
 func TestWriteReplacesATemporaryFileThatACrashLeft(t *testing.T) {
 	dir := t.TempDir()
-	must(t, os.WriteFile(filepath.Join(dir, ".new"), []byte("half of a longer file"), 0o644))
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, ".new"), []byte("half of a longer file"), 0o644))
 	path := filepath.Join(dir, "file")
-	must(t, disk.Write(path, disk.Options{Temporary: ".new"}, text("new", nil)))
+	testkit.Must(t, disk.Write(path, disk.Options{Temporary: ".new"}, text("new", nil)))
 	entries, err := os.ReadDir(dir)
 	content, readErr := os.ReadFile(path)
 	if err != nil || readErr != nil || len(entries) != 1 || string(content) != "new" {
@@ -142,9 +143,7 @@ func TestWriteReplacesATemporaryFileThatACrashLeft(t *testing.T) {
 // must ends a test that cannot go on.
 func must(tb testing.TB, err error) {
 	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	testkit.Must(tb, err)
 }
 
 func TestSyncFolder(t *testing.T) {

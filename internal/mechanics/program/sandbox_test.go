@@ -7,15 +7,14 @@ import (
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // A folder is also writable by its other names.
 func TestSandboxFollowsLinks(t *testing.T) {
 	dir := t.TempDir()
 	for _, err := range []error{os.Mkdir(filepath.Join(dir, "real"), 0o700), os.Symlink("real", filepath.Join(dir, "link"))} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 	}
 	unit := program.SandboxOf(t.Context(), func(context.Context, string, ...string) ([]byte, error) {
 		return []byte("LoadState=loaded\nProtectSystem=strict\nReadWritePaths=" + filepath.Join(dir, "real") + "\n"), nil

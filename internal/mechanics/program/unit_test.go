@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // A check reads what the unit can read, and no other thread of the process changes.
@@ -18,18 +19,18 @@ func TestAsUnit(t *testing.T) {
 		t.Skip("only root can act as another user")
 	}
 	dir, err := os.MkdirTemp("", "unit") //nolint:usetesting // other users can enter only a folder that is not below that of the test
-	must(t, err)
+	testkit.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	must(t, os.Chmod(dir, 0o755))
+	testkit.Must(t, os.Chmod(dir, 0o755))
 	const nobody = 65534
 	path := func(name string) string { return filepath.Join(dir, name) }
 	for name, file := range map[string]struct {
 		owner int
 		mode  os.FileMode
 	}{"of root": {0, 0o600}, "of nobody": {nobody, 0o600}, "of all": {0, 0o644}, "of root's group": {0, 0o640}} {
-		must(t, os.WriteFile(path(name), nil, 0o600))
-		must(t, os.Chmod(path(name), file.mode))
-		must(t, os.Chown(path(name), file.owner, 0))
+		testkit.Must(t, os.WriteFile(path(name), nil, 0o600))
+		testkit.Must(t, os.Chmod(path(name), file.mode))
+		testkit.Must(t, os.Chown(path(name), file.owner, 0))
 	}
 	for unit, readable := range map[string]string{
 		"LoadState=not-found\nUser=nobody\n":                                "of all, of nobody, of root, of root's group",
@@ -54,9 +55,7 @@ func TestAsUnit(t *testing.T) {
 		if all := len(read) == 4; got != readable || (err == nil) != all || !all && (!errors.Is(err, fs.ErrPermission) || !strings.Contains(program.HintOf(err), "a.service runs")) {
 			t.Errorf("%q reads %s, %v; want %s", unit, got, err, readable)
 		}
-		if _, err := os.ReadFile(path("of nobody")); err != nil {
-			t.Fatalf("after %q: %v; want the process unchanged", unit, err)
-		}
+		testkit.Value(os.ReadFile(path("of nobody")))(t)
 	}
 	run := func(context.Context, string, ...string) ([]byte, error) {
 		return []byte("LoadState=loaded\nUser=nosuchuser\n"), nil
@@ -69,7 +68,5 @@ func TestAsUnit(t *testing.T) {
 // must ends a test that cannot go on.
 func must(tb testing.TB, err error) {
 	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	testkit.Must(tb, err)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 func socket(path string) sockets.Socket {
@@ -18,8 +19,7 @@ func socket(path string) sockets.Socket {
 
 func TestBind(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "new", "s")
-	l, err := socket(path).Bind(t.Context())
-	must(t, err)
+	l := testkit.Value(socket(path).Bind(t.Context()))(t)
 	for name, want := range map[string]os.FileMode{path: 0o600, filepath.Dir(path): 0o700} {
 		if info, err := os.Stat(name); err != nil || info.Mode().Perm() != want {
 			t.Errorf("mode of %s = %v, %v; want %v", name, info.Mode(), err, want)
@@ -28,22 +28,20 @@ func TestBind(t *testing.T) {
 	if _, err := socket(path).Bind(t.Context()); !errors.Is(err, sockets.ErrInUse) || !strings.Contains(program.HintOf(err), "systemctl status prog") {
 		t.Errorf("a socket that is served: %v; want ErrInUse with a hint", err)
 	}
-	must(t, l.Close())
+	testkit.Must(t, l.Close())
 	// One that a crash has left.
 	stale, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
-	must(t, err)
+	testkit.Must(t, err)
 	stale.SetUnlinkOnClose(false)
-	must(t, stale.Close())
+	testkit.Must(t, stale.Close())
 	l, err = socket(path).Bind(t.Context())
-	if err != nil {
-		t.Fatalf("a stale socket: %v; want it replaced", err)
-	}
-	must(t, l.Close())
+	testkit.Must(t, err)
+	testkit.Must(t, l.Close())
 }
 
 func TestBindRefuses(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
-	must(t, os.WriteFile(file, nil, 0o600))
+	testkit.Must(t, os.WriteFile(file, nil, 0o600))
 	if _, err := socket(file).Bind(t.Context()); err == nil || program.HintOf(err) != "remove it, or set a.listen to another path" {
 		t.Errorf("a file: %v; want an error with a hint", err)
 	}
@@ -65,7 +63,5 @@ func TestInheritWithoutSystemd(t *testing.T) {
 // must ends a test that cannot go on.
 func must(tb testing.TB, err error) {
 	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	testkit.Must(tb, err)
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // A server runs until the end of the test, or until stop.
@@ -35,10 +36,7 @@ func limits(h http.HandlerFunc) sockets.HTTPOptions {
 
 func start(t *testing.T, o sockets.HTTPOptions) *server {
 	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	s := &server{T: t, address: l.Addr().String()}
 	o.Log, o.Panicked = ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true))), func() { s.panicked.Add(1) }
 	ctx, cancel := context.WithCancel(t.Context())
@@ -113,18 +111,14 @@ func TestSlowClientsAreDisconnected(t *testing.T) {
 		"a request, then nothing": "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
 	} {
 		c := s.dial()
-		if _, err := io.WriteString(c, sent); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(io.WriteString(c, sent))(t)
 		if !closed(c) {
 			t.Errorf("%s: the connection is open", name)
 		}
 	}
 	// One byte at a time does not extend the limit.
 	c := s.dial()
-	if _, err := io.WriteString(c, "POST / HTTP/1.1\r\nHost: x\r\nX: "); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(io.WriteString(c, "POST / HTTP/1.1\r\nHost: x\r\nX: "))(t)
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for begin := time.Now(); ; <-tick.C {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // A holder accepts connections and holds them.
@@ -29,10 +30,7 @@ type holder struct {
 func serve(t *testing.T, limit int, replace bool) *holder {
 	t.Helper()
 	s := &holder{T: t, path: filepath.Join(t.TempDir(), "s"), accepted: make(chan net.Conn, 100), log: &bytes.Buffer{}}
-	inner, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", s.path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	inner := testkit.Value((&net.ListenConfig{}).Listen(t.Context(), "unix", s.path))(t)
 	l := sockets.LimitConns(inner, limit, replace, textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(s.log))))
 	ended := make(chan struct{})
 	go func() {
@@ -80,9 +78,7 @@ func TestListenerClosesConnectionsBeyondItsLimits(t *testing.T) {
 	}
 	// A closed connection makes room for one, however often it is closed.
 	c := <-s.accepted
-	if err := c.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, c.Close())
 	_ = c.Close()
 	if !s.dial() || s.dial() {
 		t.Error("after one was closed: want room for one connection and no more")

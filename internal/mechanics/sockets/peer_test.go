@@ -7,22 +7,14 @@ import (
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 func TestPeerOf(t *testing.T) {
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", filepath.Join(t.TempDir(), "s"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value((&net.ListenConfig{}).Listen(t.Context(), "unix", filepath.Join(t.TempDir(), "s")))(t)
 	defer func() { _ = l.Close() }()
-	dialled, err := (&net.Dialer{}).DialContext(t.Context(), "unix", l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	taken, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	dialled := testkit.Value((&net.Dialer{}).DialContext(t.Context(), "unix", l.Addr().String()))(t)
+	taken := testkit.Value(l.Accept())(t)
 	defer func() { _ = taken.Close() }()
 	for name, c := range map[string]net.Conn{"who dialled": taken, "who listens": dialled} {
 		got, err := sockets.PeerOf(c)
@@ -30,9 +22,7 @@ func TestPeerOf(t *testing.T) {
 			t.Errorf("%s = %+v, %v; want this process", name, got, err)
 		}
 	}
-	if err := dialled.Close(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, dialled.Close())
 	if got, err := sockets.PeerOf(dialled); err == nil {
 		t.Errorf("of a closed connection = %+v; want an error", got)
 	}

@@ -11,14 +11,12 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/mechanics/sockets"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // A pod that can reach the address may hold as many connections as it likes; the kubelet's probes are answered.
 func TestHeldConnectionsKeepNoProbeOut(t *testing.T) {
-	l, err := sockets.ListenTCP(t.Context(), "metrics.listen", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(sockets.ListenTCP(t.Context(), "metrics.listen", "127.0.0.1:0"))(t)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
@@ -26,10 +24,7 @@ func TestHeldConnectionsKeepNoProbeOut(t *testing.T) {
 		done <- sockets.ServeStatus(ctx, l, sockets.Status{Metrics: http.NotFoundHandler(), Ready: ready, Log: klog.Background().V(99)})
 	}()
 	probe := func() (net.Conn, error) {
-		c, err := (&net.Dialer{}).DialContext(ctx, "tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := testkit.Value((&net.Dialer{}).DialContext(ctx, "tcp", l.Addr().String()))(t)
 		t.Cleanup(func() { _ = c.Close() })
 		if _, err := io.WriteString(c, "GET /healthz HTTP/1.1\r\nHost: node\r\n\r\n"); err != nil {
 			return c, err
@@ -40,10 +35,8 @@ func TestHeldConnectionsKeepNoProbeOut(t *testing.T) {
 		}
 		return c, err
 	}
-	for i := range 100 {
-		if _, err := probe(); err != nil {
-			t.Fatalf("probe %d beside %d held connections: %v", i, i, err)
-		}
+	for range 100 {
+		testkit.Value(probe())(t)
 	}
 	stop()
 	if err := <-done; err != nil {

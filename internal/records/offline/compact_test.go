@@ -15,19 +15,20 @@ import (
 
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/records/offline"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // loosen creates many free pages in a store.
 func loosen(t *testing.T, path string) {
 	t.Helper()
 	s, _, err := records.Open(path, records.Options{Now: noon()})
-	must(t, err)
+	testkit.Must(t, err)
 	for n := range 300 {
 		id, err := s.Begin("n", fmt.Sprintf("repo.test/%d/%0200d", n, 0), noon())
 		if err == nil && n%10 > 0 {
 			err = s.Drop(id)
 		}
-		must(t, err)
+		testkit.Must(t, err)
 	}
 	var pairs []records.Pair
 	for n := range 5000 {
@@ -37,7 +38,7 @@ func loosen(t *testing.T, path string) {
 	if err == nil {
 		_, err = s.Prune(records.Pruning{Images: map[string]struct{}{id1: {}, id2: {}}, Before: s.Written()})
 	}
-	must(t, errors.Join(err, s.Close()))
+	testkit.Must(t, errors.Join(err, s.Close()))
 }
 
 // content returns what bbolt reads from a file.
@@ -57,18 +58,15 @@ func TestCompactKeepsEveryValueModeAndOwner(t *testing.T) {
 	path := newStore(t)
 	loosen(t, path)
 	change(t, path, damageValue) // an unreadable value is a fact, too
-	must(t, os.Chmod(path, 0o640))
+	testkit.Must(t, os.Chmod(path, 0o640))
 	owner := 0
 	if os.Getuid() == 0 {
 		owner = 1234
-		must(t, os.Chown(path, owner, owner))
+		testkit.Must(t, os.Chown(path, owner, owner))
 	}
-	must(t, os.WriteFile(path+".compact", []byte("left by a crash"), 0o600))
+	testkit.Must(t, os.WriteFile(path+".compact", []byte("left by a crash"), 0o600))
 	before, was := content(t, path), stat(t, path)
-	c, err := offline.Compact(t.Context(), path)
-	if err != nil {
-		t.Fatalf("Compact = %v; want nil", err)
-	}
+	c := testkit.Value(offline.Compact(t.Context(), path))(t)
 	is := stat(t, path)
 	if c.Before != was.Size() || c.After != is.Size() || c.After > c.Before/2 {
 		t.Errorf("Compact = %+v; the file had %d bytes, and has %d", c, was.Size(), is.Size())
@@ -97,8 +95,7 @@ func TestCompactKeepsEveryValueModeAndOwner(t *testing.T) {
 
 func stat(t *testing.T, path string) os.FileInfo {
 	t.Helper()
-	info, err := os.Stat(path)
-	must(t, err)
+	info := testkit.Value(os.Stat(path))(t)
 	return info
 }
 
@@ -138,9 +135,9 @@ func TestCompactOnAFullDiskLeavesTheOldStore(t *testing.T) {
 	loosen(t, path)
 	before, failed := content(t, path), 0
 	var disk syscall.Statfs_t
-	must(t, syscall.Statfs(dir, &disk))
+	testkit.Must(t, syscall.Statfs(dir, &disk))
 	for room := int64(0); ; room += 8 << 10 { // from 0, until it suffices
-		must(t, os.WriteFile(ballast, bytes.Repeat([]byte{1}, int(int64(disk.Bavail)*disk.Bsize-room)), 0o600))
+		testkit.Must(t, os.WriteFile(ballast, bytes.Repeat([]byte{1}, int(int64(disk.Bavail)*disk.Bsize-room)), 0o600))
 		_, err := offline.Compact(t.Context(), path)
 		if err == nil {
 			break
@@ -188,7 +185,7 @@ func TestCompactAndStartsOfADaemonLoseNothing(t *testing.T) {
 			t.Fatalf("Open = %+v, %v; want the store", report, err)
 		}
 		_, err = s.Begin("n", fmt.Sprintf("repo.test/written/%d", n), noon())
-		must(t, errors.Join(err, s.Close()))
+		testkit.Must(t, errors.Join(err, s.Close()))
 	}
 	close(stop)
 	for range 2 {
@@ -204,7 +201,7 @@ func TestCompactAndStartsOfADaemonLoseNothing(t *testing.T) {
 func TestCompactThatWaitedCompactsTheFileThatIsThereNow(t *testing.T) {
 	path, other := newStore(t), newStore(t)
 	s, _, err := records.Open(path, records.Options{})
-	must(t, err)
+	testkit.Must(t, err)
 	change(t, other, damageValue)
 	want := content(t, other)
 	ended := make(chan error)
@@ -215,7 +212,7 @@ func TestCompactThatWaitedCompactsTheFileThatIsThereNow(t *testing.T) {
 	for opened(t, path) < 2 {
 		runtime.Gosched()
 	}
-	must(t, errors.Join(os.Rename(other, path), s.Close()))
+	testkit.Must(t, errors.Join(os.Rename(other, path), s.Close()))
 	if err := <-ended; err != nil {
 		t.Errorf("Compact = %v; want nil", err)
 	}
@@ -227,8 +224,7 @@ func TestCompactThatWaitedCompactsTheFileThatIsThereNow(t *testing.T) {
 // opened returns how often this process has a file open.
 func opened(t *testing.T, path string) (n int) {
 	t.Helper()
-	links, err := filepath.Glob("/proc/self/fd/*")
-	must(t, err)
+	links := testkit.Value(filepath.Glob("/proc/self/fd/*"))(t)
 	for _, link := range links {
 		if to, err := os.Readlink(link); err == nil && to == path {
 			n++

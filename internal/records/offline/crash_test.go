@@ -13,6 +13,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
 	"github.com/pullgate/pullgate/internal/records/offline"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 const childPath = "PULLGATE_TEST_COMPACT"
@@ -23,9 +24,7 @@ func TestChild(t *testing.T) {
 	if path == "" {
 		t.Skip("run by the crash test")
 	}
-	if _, err := offline.Compact(t.Context(), path); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Value(offline.Compact(t.Context(), path))(t)
 }
 
 func TestCompactThatIsKilledLeavesAWholeStore(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/records/offline"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 const (
@@ -41,7 +42,7 @@ func newStore(t *testing.T) (path string) {
 func fill(t *testing.T, path string) {
 	t.Helper()
 	s, _, err := records.Open(path, records.Options{Now: noon()})
-	must(t, err)
+	testkit.Must(t, err)
 	_, err = s.MarkPreloaded(records.Scan{
 		Pairs: []records.Pair{{ImageID: id2, Repository: app}}, Origin: "start", Now: noon(), First: true,
 	})
@@ -53,23 +54,20 @@ func fill(t *testing.T, path string) {
 	endorsed := records.Endorsement{Pair: proved.Pair, Requirement: "v1:team", Digest: "sha256:d1", Signers: []string{"key <team>"}, At: noon()}
 	err = errors.Join(err, beginErr, s.Prove(intent, proved), s.SetKeyFingerprint("f00d"), s.Endorse([]records.Endorsement{endorsed}))
 	_, beginErr = s.Begin("repo.test/lost:\u202ev1\u009b", "repo.test/lost", noon())
-	must(t, errors.Join(err, beginErr, s.Close()))
+	testkit.Must(t, errors.Join(err, beginErr, s.Close()))
 }
 
 // must ends a test that cannot go on.
 func must(tb testing.TB, err error) {
 	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	testkit.Must(tb, err)
 }
 
 // change changes the file of a closed store directly.
 func change(t *testing.T, path string, f func(*bolt.Tx) error) {
 	t.Helper()
-	db, err := bolt.Open(path, 0o600, &bolt.Options{Timeout: 10 * time.Second})
-	must(t, err)
-	must(t, errors.Join(db.Update(f), db.Close()))
+	db := testkit.Value(bolt.Open(path, 0o600, &bolt.Options{Timeout: 10 * time.Second}))(t)
+	testkit.Must(t, errors.Join(db.Update(f), db.Close()))
 }
 
 func damageValue(tx *bolt.Tx) error {
@@ -78,24 +76,20 @@ func damageValue(tx *bolt.Tx) error {
 
 func edit(t *testing.T, path string, f func([]byte) []byte) {
 	t.Helper()
-	content, err := os.ReadFile(path)
-	must(t, err)
-	must(t, os.WriteFile(path, f(content), 0o600))
+	content := testkit.Value(os.ReadFile(path))(t)
+	testkit.Must(t, os.WriteFile(path, f(content), 0o600))
 }
 
 // state returns the visible state of a file and of the files in its directory.
 func state(t *testing.T, path string) string {
 	t.Helper()
-	entries, err := os.ReadDir(filepath.Dir(path))
-	must(t, err)
+	entries := testkit.Value(os.ReadDir(filepath.Dir(path)))(t)
 	var b strings.Builder
 	for _, e := range entries {
-		info, err := e.Info()
-		must(t, err)
+		info := testkit.Value(e.Info())(t)
 		_, _ = fmt.Fprintln(&b, info.Name(), info.Mode(), info.Size(), info.ModTime())
 		if info.Mode().IsRegular() {
-			content, err := os.ReadFile(filepath.Join(filepath.Dir(path), e.Name()))
-			must(t, err)
+			content := testkit.Value(os.ReadFile(filepath.Join(filepath.Dir(path), e.Name())))(t)
 			b.Write(content)
 		}
 	}
@@ -164,28 +158,28 @@ func TestCheckReportsDamageAndChangesNothing(t *testing.T) {
 		"absent": {
 			damage: func(t *testing.T, path string) {
 				t.Helper()
-				must(t, os.Remove(path))
+				testkit.Must(t, os.Remove(path))
 			},
 			wantErr: os.ErrNotExist, text: "no such file",
 		},
 		"link": {
 			damage: func(t *testing.T, path string) {
 				t.Helper()
-				must(t, errors.Join(os.Rename(path, path+".real"), os.Symlink(path+".real", path)))
+				testkit.Must(t, errors.Join(os.Rename(path, path+".real"), os.Symlink(path+".real", path)))
 			},
 			text: "is a symbolic link",
 		},
 		"directory": {
 			damage: func(t *testing.T, path string) {
 				t.Helper()
-				must(t, errors.Join(os.Remove(path), os.Mkdir(path, 0o700)))
+				testkit.Must(t, errors.Join(os.Remove(path), os.Mkdir(path, 0o700)))
 			},
 			text: "not a regular file",
 		},
 		"pipe": {
 			damage: func(t *testing.T, path string) {
 				t.Helper()
-				must(t, errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)))
+				testkit.Must(t, errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)))
 			},
 			text: "not a regular file",
 		},
@@ -229,8 +223,7 @@ func TestCheckReportsDamageAndChangesNothing(t *testing.T) {
 // Check reports what would make a daemon set the file aside.
 func TestCheckFindsWhatOpenFinds(t *testing.T) {
 	original, used := newStore(t), 0
-	content, err := os.ReadFile(original)
-	must(t, err)
+	content := testkit.Value(os.ReadFile(original))(t)
 	change(t, original, func(tx *bolt.Tx) error { used = int(tx.Size()); return nil })
 	// Damage in unused pages at the end of the file has no effect; two of those pages are enough.
 	content = content[:used+2*os.Getpagesize()]
@@ -257,7 +250,7 @@ func damageEach(t *testing.T, content []byte, first, step int) (found int) {
 		damaged := bytes.Clone(content)
 		damaged[at] ^= 0x24
 		path := filepath.Join(t.TempDir(), "records.db")
-		must(t, os.WriteFile(path, damaged, 0o600))
+		testkit.Must(t, os.WriteFile(path, damaged, 0o600))
 		v, checkErr := offline.Check(t.Context(), path)
 		s, report, err := records.Open(path, records.Options{Now: noon()})
 		if err == nil {
@@ -316,13 +309,11 @@ func TestDumpWritesEveryValueInALine(t *testing.T) {
 func TestDumpReportsDamageAndPrintsTheRest(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "records.db")
 	s, _, err := records.Open(path, records.Options{Now: noon()})
-	must(t, err)
+	testkit.Must(t, err)
 	for n := range 300 {
-		if _, err := s.Begin("n", fmt.Sprintf("repo.test/%03d/%0100d", n, 0), noon()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Value(s.Begin("n", fmt.Sprintf("repo.test/%03d/%0100d", n, 0), noon()))(t)
 	}
-	must(t, s.Close())
+	testkit.Must(t, s.Close())
 	edit(t, path, func(b []byte) []byte { // one page with values in it
 		at := bytes.LastIndex(b, []byte("repo.test/150/")) &^ 4095
 		clear(b[at : at+4096])
@@ -387,7 +378,7 @@ func calls() map[string]func(ctx context.Context, path string) error {
 func TestStoreThatADaemonHasOpenIsInUse(t *testing.T) {
 	path := newStore(t)
 	s, _, err := records.Open(path, records.Options{})
-	must(t, err)
+	testkit.Must(t, err)
 	before := state(t, path)
 	began := time.Now()
 	var wg sync.WaitGroup // each waits for the lock, as long as the others

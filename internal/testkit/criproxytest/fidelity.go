@@ -88,9 +88,7 @@ func link(tb testing.TB, endpoint string) *grpc.ClientConn {
 	tb.Helper()
 	cc, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(RawCodec{}), grpc.MaxCallRecvMsgSize(limit)))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	testkit.Must(tb, err)
 	tb.Cleanup(func() { _ = cc.Close() }) // a row may have closed it
 	return cc
 }

@@ -20,6 +20,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // An Image is one that the fake runtime has, or that its registry gives.
@@ -91,9 +93,7 @@ func NewRuntime(tb testing.TB) *Runtime {
 func SocketDir(tb testing.TB) string {
 	tb.Helper()
 	dir, err := os.MkdirTemp("", "cri") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		tb.Fatal(err)
-	}
+	testkit.Must(tb, err)
 	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
@@ -101,10 +101,7 @@ func SocketDir(tb testing.TB) string {
 // Listen listens on a unix socket. The caller closes the listener.
 func Listen(tb testing.TB, socket string) net.Listener {
 	tb.Helper()
-	l, err := (&net.ListenConfig{}).Listen(tb.Context(), "unix", socket)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	l := testkit.Value((&net.ListenConfig{}).Listen(tb.Context(), "unix", socket))(tb)
 	return l
 }
 

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
@@ -63,10 +64,7 @@ func TestRuntimeMovesATag(t *testing.T) {
 	if id, err := k.Pull(t.Context(), nil, "busybox", ""); id != id2 || err != nil {
 		t.Fatalf("pull = %q, %v; want %s", id, err, id2)
 	}
-	resp, err := k.Images.ListImages(t.Context(), &runtimeapi.ListImagesRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp := testkit.Value(k.Images.ListImages(t.Context(), &runtimeapi.ListImagesRequest{}))(t)
 	for _, i := range resp.GetImages() {
 		if tags := i.GetRepoTags(); (len(tags) == 1) != (i.GetId() == id2) {
 			t.Errorf("image %s has the tags %v", i.GetId(), tags)
@@ -119,20 +117,14 @@ func TestRuntimeAnswersAsCRIODoes(t *testing.T) {
 				t.Errorf("a short name without a search list = %v; want Unknown", err)
 			}
 
-			pulled, err := k.Images.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: repository + ":1"}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			pulled := testkit.Value(k.Images.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: repository + ":1"}}))(t)
 			i, err := status1(pulled.GetImageRef())
 			if err != nil || i.GetId() != hex2 || (pulled.GetImageRef() == hex2) != (profile == criproxytest.CRIO) {
 				t.Errorf("pull = %q, which is %q, %v; want the image in the form of the profile", pulled.GetImageRef(), i.GetId(), err)
 			}
 
 			alice := k.Pod("alice")
-			container, err := k.Create(t.Context(), alice, pulled.GetImageRef(), repository+":1")
-			if err != nil {
-				t.Fatal(err)
-			}
+			container := testkit.Value(k.Create(t.Context(), alice, pulled.GetImageRef(), repository+":1"))(t)
 			list, err := k.Runtime.ListContainers(t.Context(), &runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{Id: container}})
 			if err != nil || len(list.GetContainers()) != 1 {
 				t.Fatalf("ListContainers = %v, %v", list, err)

@@ -32,6 +32,8 @@ import (
 	"github.com/sigstore/sigstore-go/pkg/testing/ca"
 	"github.com/sigstore/sigstore-go/pkg/tlog"
 	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // Types of statements, and the identity of the certificates.
@@ -43,27 +45,16 @@ const (
 	GitHubWorkflow = "1.3.6.1.4.1.57264.1."
 )
 
-// must returns the result of a call, must(call)(t), whose error ends the test.
-func must[T any](v T, err error) func(tb testing.TB) T {
-	return func(tb testing.TB) T {
-		tb.Helper()
-		if err != nil {
-			tb.Fatal(err)
-		}
-		return v
-	}
-}
-
 // NewKey returns a new key.
 func NewKey(tb testing.TB) *ecdsa.PrivateKey {
 	tb.Helper()
-	return must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(tb)
+	return testkit.Value(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(tb)
 }
 
 // PublicDER returns a public key as PKIX.
 func PublicDER(tb testing.TB, key crypto.PublicKey) []byte {
 	tb.Helper()
-	return must(x509.MarshalPKIXPublicKey(key))(tb)
+	return testkit.Value(x509.MarshalPKIXPublicKey(key))(tb)
 }
 
 // A Statement is what an image is signed with. The zero value of each field is the right one.
@@ -85,13 +76,13 @@ func (s Statement) JSON(tb testing.TB) []byte {
 	for _, d := range s.Digests {
 		subjects = append(subjects, map[string]any{"digest": map[string]string{"sha256": d[len("sha256:"):]}})
 	}
-	return must(json.Marshal(map[string]any{"_type": s.Kind, "subject": subjects, "predicateType": s.Predicate, "predicate": map[string]any{}}))(tb)
+	return testkit.Value(json.Marshal(map[string]any{"_type": s.Kind, "subject": subjects, "predicateType": s.Predicate, "predicate": map[string]any{}}))(tb)
 }
 
 // Sign returns the signature of data.
 func Sign(tb testing.TB, key *ecdsa.PrivateKey, data []byte) []byte {
 	tb.Helper()
-	return must(ecdsa.SignASN1(rand.Reader, key, SumOf(data)))(tb)
+	return testkit.Value(ecdsa.SignASN1(rand.Reader, key, SumOf(data)))(tb)
 }
 
 // Envelope returns a bundle without the key, and its signature.
@@ -111,7 +102,7 @@ func Envelope(tb testing.TB, key *ecdsa.PrivateKey, payload []byte) *protobundle
 // BundleJSON returns a bundle as it is stored.
 func BundleJSON(tb testing.TB, b *protobundle.Bundle) []byte {
 	tb.Helper()
-	return must(protojson.Marshal(b))(tb)
+	return testkit.Value(protojson.Marshal(b))(tb)
 }
 
 // KeyBundle returns a bundle that is signed with a key.
@@ -139,11 +130,11 @@ type Authority struct {
 // NewAuthority returns a new authority.
 func NewAuthority(tb testing.TB) *Authority {
 	tb.Helper()
-	virtual := must(ca.NewVirtualSigstore())(tb)
+	virtual := testkit.Value(ca.NewVirtualSigstore())(tb)
 	rootCert, rootKey, err := ca.GenerateRootCa()
-	must(rootCert, err)(tb)
+	testkit.Must(tb, err)
 	issuer, key, err := ca.GenerateFulcioIntermediate(rootCert, rootKey)
-	must(issuer, err)(tb)
+	testkit.Must(tb, err)
 	return &Authority{VirtualSigstore: virtual, Root: rootCert, RootKey: rootKey, Issuer: issuer, Key: key, CTFE: NewKey(tb)}
 }
 
@@ -162,10 +153,10 @@ func (a *Authority) TrustedRoot(tb testing.TB, change func(*root.FulcioCertifica
 		BaseURL: "https://ctfe.test", ID: logID(tb, a.CTFE), ValidityPeriodStart: time.Now().Add(-time.Hour),
 		HashFunc: crypto.SHA256, SignatureHashFunc: crypto.SHA256, PublicKey: a.CTFE.Public(),
 	}
-	trusted := must(root.NewTrustedRoot(root.TrustedRootMediaType01, []root.CertificateAuthority{authority},
+	trusted := testkit.Value(root.NewTrustedRoot(root.TrustedRootMediaType01, []root.CertificateAuthority{authority},
 		map[string]*root.TransparencyLog{hex.EncodeToString(certLog.ID): certLog}, a.TimestampingAuthorities(),
 		map[string]*root.TransparencyLog{hex.EncodeToString(log.ID): log}))(tb)
-	return must(trusted.MarshalJSON())(tb)
+	return testkit.Value(trusted.MarshalJSON())(tb)
 }
 
 func logID(tb testing.TB, key *ecdsa.PrivateKey) []byte {
@@ -177,8 +168,7 @@ func logID(tb testing.TB, key *ecdsa.PrivateKey) []byte {
 func (a *Authority) Log(tb testing.TB) *root.TransparencyLog {
 	tb.Helper()
 	for id, log := range a.RekorLogs() {
-		raw, err := hex.DecodeString(id)
-		log.ID = must(raw, err)(tb)
+		log.ID = testkit.Value(hex.DecodeString(id))(tb)
 		return log
 	}
 	tb.Fatal("no log")
@@ -205,12 +195,12 @@ func (a *Authority) Certificate(tb testing.TB, change func(*LeafOptions)) (*x509
 		change(&o)
 	}
 	key := NewKey(tb)
-	subject := must(url.Parse(o.Subject))(tb)
+	subject := testkit.Value(url.Parse(o.Subject))(tb)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now().Add(o.From), NotAfter: time.Now().Add(o.Until),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning}, URIs: []*url.URL{subject},
 	}
-	encoded := must(asn1.MarshalWithParams(o.Issuer, "utf8"))(tb)
+	encoded := testkit.Value(asn1.MarshalWithParams(o.Issuer, "utf8"))(tb)
 	add := func(last int, value []byte) {
 		template.ExtraExtensions = append(template.ExtraExtensions, pkix.Extension{
 			Id: asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 57264, 1, last}, Value: value,
@@ -222,8 +212,8 @@ func (a *Authority) Certificate(tb testing.TB, change func(*LeafOptions)) (*x509
 		add(last, []byte(o.Extensions[id]))
 	}
 	issue := func() *x509.Certificate {
-		der := must(x509.CreateCertificate(rand.Reader, template, a.Issuer, key.Public(), a.Key))(tb)
-		return must(x509.ParseCertificate(der))(tb)
+		der := testkit.Value(x509.CreateCertificate(rand.Reader, template, a.Issuer, key.Public(), a.Key))(tb)
+		return testkit.Value(x509.ParseCertificate(der))(tb)
 	}
 	cert := issue()
 	if o.NoSCT {
@@ -239,16 +229,16 @@ func (a *Authority) Certificate(tb testing.TB, change func(*LeafOptions)) (*x509
 func (a *Authority) timestampOf(tb testing.TB, key *ecdsa.PrivateKey, cert *x509.Certificate) []byte {
 	tb.Helper()
 	sct := ct.SignedCertificateTimestamp{SCTVersion: ct.V1, LogID: ct.LogID{KeyID: [32]byte(logID(tb, key))}, Timestamp: uint64(time.Now().UnixMilli())}
-	input := must(ct.SerializeSCTSignatureInput(sct, ct.LogEntry{Leaf: ct.MerkleTreeLeaf{
+	input := testkit.Value(ct.SerializeSCTSignatureInput(sct, ct.LogEntry{Leaf: ct.MerkleTreeLeaf{
 		Version: ct.V1, LeafType: ct.TimestampedEntryLeafType, TimestampedEntry: &ct.TimestampedEntry{
 			Timestamp: sct.Timestamp, EntryType: ct.PrecertLogEntryType,
 			PrecertEntry: &ct.PreCert{IssuerKeyHash: sha256.Sum256(a.Issuer.RawSubjectPublicKeyInfo), TBSCertificate: cert.RawTBSCertificate},
 		},
 	}}))(tb)
 	sct.Signature = ct.DigitallySigned{Algorithm: tls.SignatureAndHashAlgorithm{Hash: tls.SHA256, Signature: tls.ECDSA}, Signature: Sign(tb, key, input)}
-	list := must(x509util.MarshalSCTsIntoSCTList([]*ct.SignedCertificateTimestamp{&sct}))(tb)
-	bytes := must(tls.Marshal(*list))(tb)
-	return must(asn1.Marshal(bytes))(tb)
+	list := testkit.Value(x509util.MarshalSCTsIntoSCTList([]*ct.SignedCertificateTimestamp{&sct}))(tb)
+	bytes := testkit.Value(tls.Marshal(*list))(tb)
+	return testkit.Value(asn1.Marshal(bytes))(tb)
 }
 
 // CertificatePEM returns a certificate as PEM.
@@ -259,13 +249,13 @@ func CertificatePEM(cert *x509.Certificate) []byte {
 // Entry returns the log entry of a body, with inclusion proof and promise.
 func (a *Authority) Entry(tb testing.TB, kind string, body any, at time.Time) *protorekor.TransparencyLogEntry {
 	tb.Helper()
-	data := must(json.Marshal(map[string]any{"apiVersion": "0.0.1", "kind": kind, "spec": body}))(tb)
+	data := testkit.Value(json.Marshal(map[string]any{"apiVersion": "0.0.1", "kind": kind, "spec": body}))(tb)
 	id := a.Log(tb).ID
-	set := must(a.RekorSignPayload(tlog.RekorPayload{
+	set := testkit.Value(a.RekorSignPayload(tlog.RekorPayload{
 		Body: base64.StdEncoding.EncodeToString(data), IntegratedTime: at.Unix(), LogIndex: 0, LogID: hex.EncodeToString(id),
 	}))(tb)
-	proof := must(a.GetInclusionProof(data))(tb)
-	rootHash := must(hex.DecodeString(*proof.RootHash))(tb)
+	proof := testkit.Value(a.GetInclusionProof(data))(tb)
+	rootHash := testkit.Value(hex.DecodeString(*proof.RootHash))(tb)
 	return &protorekor.TransparencyLogEntry{
 		LogId: &protocommon.LogId{KeyId: id}, KindVersion: &protorekor.KindVersion{Kind: kind, Version: "0.0.1"}, IntegratedTime: at.Unix(),
 		InclusionPromise: &protorekor.InclusionPromise{SignedEntryTimestamp: set},
@@ -285,7 +275,7 @@ func SHA256Of(data []byte) map[string]string {
 func (a *Authority) EnvelopeEntry(tb testing.TB, b *protobundle.Bundle, verifier []byte, at time.Time) *protorekor.TransparencyLogEntry {
 	tb.Helper()
 	e := b.GetDsseEnvelope()
-	whole := must(json.Marshal(map[string]any{"payload": e.Payload, "payloadType": e.PayloadType, "signatures": []any{map[string]any{"sig": e.Signatures[0].Sig}}}))(tb)
+	whole := testkit.Value(json.Marshal(map[string]any{"payload": e.Payload, "payloadType": e.PayloadType, "signatures": []any{map[string]any{"sig": e.Signatures[0].Sig}}}))(tb)
 	return a.Entry(tb, "dsse", map[string]any{
 		"envelopeHash": SHA256Of(whole), "payloadHash": SHA256Of(e.Payload),
 		"signatures": []any{map[string]any{"signature": e.Signatures[0].Sig, "verifier": verifier}},
@@ -296,7 +286,7 @@ func (a *Authority) EnvelopeEntry(tb testing.TB, b *protobundle.Bundle, verifier
 func (a *Authority) KeylessBundle(tb testing.TB, cert *x509.Certificate, key *ecdsa.PrivateKey, payload []byte, at time.Time) *protobundle.Bundle {
 	tb.Helper()
 	b := Envelope(tb, key, payload)
-	stamp := must(a.TimestampResponse(b.GetDsseEnvelope().Signatures[0].Sig))(tb)
+	stamp := testkit.Value(a.TimestampResponse(b.GetDsseEnvelope().Signatures[0].Sig))(tb)
 	b.VerificationMaterial = &protobundle.VerificationMaterial{
 		Content:                   &protobundle.VerificationMaterial_Certificate{Certificate: &protocommon.X509Certificate{RawBytes: cert.Raw}},
 		TlogEntries:               []*protorekor.TransparencyLogEntry{a.EnvelopeEntry(tb, b, CertificatePEM(cert), at)},
@@ -317,7 +307,7 @@ func (a *Authority) SimpleAnnotations(tb testing.TB, cert *x509.Certificate, key
 		"data":      map[string]any{"hash": SHA256Of(payload)},
 		"signature": map[string]any{"content": sig, "publicKey": map[string]any{"content": CertificatePEM(cert)}},
 	}, at)
-	log := must(json.Marshal(map[string]any{
+	log := testkit.Value(json.Marshal(map[string]any{
 		"SignedEntryTimestamp": entry.InclusionPromise.SignedEntryTimestamp,
 		"Payload": map[string]any{
 			"body": entry.CanonicalizedBody, "integratedTime": entry.IntegratedTime, "logIndex": 0, "logID": hex.EncodeToString(entry.LogId.KeyId),

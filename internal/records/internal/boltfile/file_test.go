@@ -13,6 +13,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/internal/records/internal/boltfile"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 func TestErrorOfTheSystemIsNoDamage(t *testing.T) {
@@ -29,18 +30,16 @@ func TestErrorOfTheSystemIsNoDamage(t *testing.T) {
 func file(t *testing.T, content []byte) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "file.db")
-	must(t, os.WriteFile(path, content, 0o600))
+	testkit.Must(t, os.WriteFile(path, content, 0o600))
 	return path
 }
 
 // fault reads a memory map beyond the end of its file, like a read of a disk that fails.
 func fault(t *testing.T) {
 	t.Helper()
-	f, err := os.Open(file(t, []byte("short")))
-	must(t, err)
+	f := testkit.Value(os.Open(file(t, []byte("short"))))(t)
 	defer func() { _ = f.Close() }()
-	memory, err := syscall.Mmap(int(f.Fd()), 0, 2*os.Getpagesize(), syscall.PROT_READ, syscall.MAP_SHARED)
-	must(t, err)
+	memory := testkit.Value(syscall.Mmap(int(f.Fd()), 0, 2*os.Getpagesize(), syscall.PROT_READ, syscall.MAP_SHARED))(t)
 	defer func() { _ = syscall.Munmap(memory) }()
 	t.Error("read", memory[os.Getpagesize()])
 }
@@ -61,11 +60,11 @@ func TestFaultWhileASoundFileIsOpenedIsNotDamage(t *testing.T) {
 		t.Errorf("Open = %v, %v, %v; want an error that is not damage", f, damage, err)
 	}
 	f, damage, err = openFile(path, boltfile.Options{}) // the disk works again, and no lock is held
-	must(t, errors.Join(damage, err))
-	must(t, f.Close())
+	testkit.Must(t, errors.Join(damage, err))
+	testkit.Must(t, f.Close())
 
 	// The same fault in a file that is shorter than its tree.
-	must(t, os.WriteFile(path, content[:len(content)/2], 0o600))
+	testkit.Must(t, os.WriteFile(path, content[:len(content)/2], 0o600))
 	if _, damage, err := openFile(path, boltfile.Options{}); damage == nil || err != nil {
 		t.Errorf("Open of half a file = %v, %v; want damage", damage, err)
 	}
@@ -79,8 +78,8 @@ func TestNoCallWaitsAfterAPanic(t *testing.T) {
 			t.Errorf("panic %v; want a failed read", value)
 		}
 	}})
-	must(t, errors.Join(damage, err))
-	must(t, os.Truncate(path, 0))
+	testkit.Must(t, errors.Join(damage, err))
+	testkit.Must(t, os.Truncate(path, 0))
 	nothing := func(*bolt.Tx) error { return nil }
 	for n, call := range []func() error{
 		func() error { return f.Update(nothing) }, func() error { return f.Update(nothing) }, func() error { return f.View(nothing) }, f.Close,

@@ -25,8 +25,7 @@ import (
 func write(tb testing.TB, changes ...func(tx *bolt.Tx) error) []byte {
 	tb.Helper()
 	path := filepath.Join(tb.TempDir(), "file.db")
-	db, err := bolt.Open(path, 0o600, nil)
-	must(tb, err)
+	db := testkit.Value(bolt.Open(path, 0o600, nil))(tb)
 	for _, change := range changes {
 		if err := db.Update(change); err != nil {
 			tb.Error(err)
@@ -35,17 +34,14 @@ func write(tb testing.TB, changes ...func(tx *bolt.Tx) error) []byte {
 	if err := db.Close(); err != nil {
 		tb.Error(err)
 	}
-	content, err := os.ReadFile(path)
-	must(tb, err)
+	content := testkit.Value(os.ReadFile(path))(tb)
 	return content
 }
 
 // must ends a test that cannot go on.
 func must(tb testing.TB, err error) {
 	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
+	testkit.Must(tb, err)
 }
 
 // fill puts n values into a bucket.
@@ -94,9 +90,8 @@ func read(content []byte) (lines, damage []string) {
 func openCopy(tb testing.TB, content []byte) *bolt.DB {
 	tb.Helper()
 	path := filepath.Join(tb.TempDir(), "copy.db")
-	must(tb, os.WriteFile(path, content, 0o600))
-	db, err := bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true})
-	must(tb, err)
+	testkit.Must(tb, os.WriteFile(path, content, 0o600))
+	db := testkit.Value(bolt.Open(path, 0o600, &bolt.Options{ReadOnly: true}))(tb)
 	return db
 }
 
@@ -330,9 +325,7 @@ func TestWalkFindsAllDamageThatBoltsCheckFinds(t *testing.T) {
 			continue // bbolt's check might not survive it
 		}
 		sound++
-		if err := checkByBolt(t, damaged); err != nil {
-			t.Fatalf("seed %d: Walk finds no damage; bbolt's check finds %v", seed, err)
-		}
+		testkit.Must(t, checkByBolt(t, damaged))
 	}
 	if sound < files/20 {
 		t.Errorf("%d of the files were sound to Walk; want more to compare", sound)
