@@ -182,7 +182,7 @@ golangci: ## run golangci-lint over every module
 	for m in $(MODULES); do (cd $$m && $(GOLANGCI) run --config '$(CURDIR)/.golangci.yml' ./...); done
 
 .PHONY: checks
-checks: ## check imports, links, documentation of what operators see, and the layout of the tree
+checks: ## check imports, links, documentation of what operators see, and the length of lines
 	cd .ci/checks && go test -count=1 ./...
 
 .PHONY: monitoring

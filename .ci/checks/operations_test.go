@@ -3,14 +3,12 @@ package checks_test
 import (
 	"go/ast"
 	"go/token"
-	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
 	"testing"
-
-	"github.com/pullgate/pullgate/checks"
 )
 
 // Operators see log messages, flags and metrics before the source, so each of them is documented: log messages in
@@ -18,8 +16,9 @@ import (
 // in its page.
 func TestOperatorsDocumentationIsComplete(t *testing.T) {
 	pages := map[string]string{
-		"log message": "log-messages.md", "flag of pullgated": "pullgated.md", "flag of pullgatectl": "pullgatectl.md", "metric": "metrics.md",
-		"flag of pullgate-policyd": "pullgate-policyd.md", "metric of pullgate-policyd": "pullgate-policyd.md",
+		"log message": "log-messages.md", "metric": "metrics.md", "metric of pullgate-policyd": "pullgate-policyd.md",
+		"flag of pullgated": "pullgated.md", "flag of pullgatectl": "pullgatectl.md",
+		"flag of pullgate-policyd": "pullgate-policyd.md",
 	}
 	manual := map[string]string{}
 	for what, page := range pages {
@@ -27,64 +26,47 @@ func TestOperatorsDocumentationIsComplete(t *testing.T) {
 	}
 	metric := regexp.MustCompile(`^(pullgate|image_pull)_[a-z_]+$`)
 	seen := map[string]int{}
-	know := func(what, text string, at token.Position) {
-		seen[what]++
-		if pages[what] == "" {
-			t.Errorf("%s: this test knows no page for a %s", at, what)
-		} else if !strings.Contains(manual[what], text) {
-			t.Errorf("%s: docs/%s does not know %s %q", at, pages[what], what, text)
+	programs(t, func(name string, fset *token.FileSet, f *ast.File) {
+		know := func(what, text string, n ast.Node) {
+			if seen[what]++; !strings.Contains(manual[what], text) {
+				t.Errorf("%s: docs/%s does not know %s %q", fset.Position(n.Pos()), pages[what], what, text)
+			}
 		}
-	}
-	err := checks.Programs(os.DirFS(root), func(_ string, fset *token.FileSet, f *ast.File) error {
+		// What makes a flag is in the folder of its program, or in the package cli that pullgatectl's commands share.
+		program, kind := strings.Replace(path.Base(path.Dir(name)), "cli", "pullgatectl", 1), "metric"
+		if f.Name.Name == "policyd" {
+			kind = "metric of pullgate-policyd"
+		}
 		ast.Inspect(f, func(n ast.Node) bool {
 			switch n := n.(type) {
 			case *ast.CallExpr:
-				if s, ok := n.Fun.(*ast.SelectorExpr); ok && s.Sel.Name == "Error" && len(n.Args) > 1 && !isNamed(s.X, "status") {
-					if text, ok := literal(n.Args[1]); ok {
-						know("log message", text, fset.Position(n.Pos()))
-					}
+				s, ok := n.Fun.(*ast.SelectorExpr)
+				if !ok || len(n.Args) < 2 {
+					break
 				}
-				if s, ok := n.Fun.(*ast.SelectorExpr); ok && strings.Contains(s.Sel.Name, "Var") && len(n.Args) > 2 {
-					if name, ok := literal(n.Args[1]); ok && (f.Name.Name == "main" || f.Name.Name == "cli") {
-						know("flag of "+program(fset.Position(n.Pos())), "`-"+strings.Repeat("-", min(1, len(name)-1))+name, fset.Position(n.Pos()))
-					}
+				from, _ := s.X.(*ast.Ident)
+				text, ok := literal(n.Args[1])
+				switch {
+				case !ok:
+				case s.Sel.Name == "Error" && (from == nil || from.Name != "status"):
+					know("log message", text, n)
+				case strings.Contains(s.Sel.Name, "Var") && len(n.Args) > 2 && (f.Name.Name == "main" || f.Name.Name == "cli"):
+					know("flag of "+program, "`-"+strings.Repeat("-", min(1, len(text)-1))+text, n)
 				}
 			case *ast.BasicLit:
-				if text, ok := literal(n); ok && metric.MatchString(text) && (f.Name.Name == "metrics" || f.Name.Name == "policyd") {
-					what, at := "metric", fset.Position(n.Pos())
-					if f.Name.Name == "policyd" {
-						what = "metric of pullgate-policyd"
-					}
-					know(what, text, at)
+				text, ok := literal(n)
+				if ok && metric.MatchString(text) && (f.Name.Name == "metrics" || f.Name.Name == "policyd") {
+					know(kind, text, n)
 				}
 			}
 			return true
 		})
-		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	for what := range pages {
 		if seen[what] == 0 {
 			t.Errorf("no %s found in the source, so this test looks in the wrong place", what)
 		}
 	}
-}
-
-// program is the one that has a flag: what makes it is in its folder, or in the package cli that pullgatectl's commands
-// share.
-func program(at token.Position) string {
-	if dir := filepath.Base(filepath.Dir(at.Filename)); dir != "cli" {
-		return dir
-	}
-	return "pullgatectl"
-}
-
-// isNamed reports whether e is the bare name of a package or a variable.
-func isNamed(e ast.Expr, name string) bool {
-	id, ok := e.(*ast.Ident)
-	return ok && id.Name == name
 }
 
 func literal(e ast.Expr) (string, bool) {
@@ -99,7 +81,7 @@ func literal(e ast.Expr) (string, bool) {
 // A drop-in of a unit adds flags without a copy of ExecStart=, by a variable that the page of the program names.
 func TestUnitsTakeFlagsFromAVariable(t *testing.T) {
 	for program, variable := range map[string]string{"pullgated": "PULLGATED_FLAGS", "pullgate-policyd": "POLICYD_FLAGS"} {
-		unit, page := read(t, filepath.Join(root, "systemd", program+".service")), read(t, filepath.Join(root, "docs", program+".md"))
+		unit, page := read(t, root+"/systemd/"+program+".service"), read(t, root+"/docs/"+program+".md")
 		if !strings.Contains(unit, "/"+program+" $"+variable+"\n") {
 			t.Errorf("systemd/%s.service: ExecStart= does not have $%s", program, variable)
 		}

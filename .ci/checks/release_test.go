@@ -18,14 +18,16 @@ func TestReleaseFollowsItsChecklist(t *testing.T) {
 		}
 		return all
 	}
-	written, followed := steps("docs/design/releasing.md", `(?m)^\d+\. \*\*(.+)\.\*\*`), steps(".ci/release", `(?m)^step "(.+)"$`)
+	written := steps("docs/design/releasing.md", `(?m)^\d+\. \*\*(.+)\.\*\*`)
+	followed := steps(".ci/release", `(?m)^step "(.+)"$`)
 	if len(written) == 0 || !slices.Equal(written, followed) {
 		t.Errorf("docs/design/releasing.md lists %q, make release follows %q; want the same", written, followed)
 	}
 }
 
 func TestChangelogIsReadyOrHasAnError(t *testing.T) {
-	const ready = "# Changelog\n\n## 1.2.3 – 2026-12-24\n\nStore format: 2.\n\n### Added\n\n- Something.\n\n## 1.2.2 – 2026-11-24\n"
+	const ready = "# Changelog\n\n## 1.2.3 – 2026-12-24\n\nStore format: 2.\n\n### Added\n\n- Something.\n\n" +
+		"## 1.2.2 – 2026-11-24\n"
 	for name, tc := range map[string]struct{ old, new, want string }{
 		"ready":                  {"", "", ""},
 		"still unreleased":       {"1.2.3 – 2026-12-24", "Unreleased", "newest section is '## Unreleased'"},

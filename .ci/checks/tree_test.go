@@ -1,84 +1,92 @@
+// Package checks_test holds the rules of the house that no linter holds: what packages may import, what is documented,
+// where links lead, and how long lines are. It is a module of its own, so that the go.mod of the project lists what
+// ships and nothing else.
 package checks_test
 
 import (
-	"crypto/sha256"
-	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"testing/fstest"
-
-	"github.com/pullgate/pullgate/checks"
+	"unicode/utf8"
 )
 
 // root is the root of the project, seen from this package.
 const root = "../.."
 
-func TestTreeFollowsTheLayout(t *testing.T) {
-	found, err := checks.Layout(os.DirFS(root))
+// walk calls f for every file with the extension, but for those that are not source: testdata, and what is built or
+// fetched.
+func walk(t *testing.T, fsys fs.FS, ext string, f func(name, content string)) {
+	t.Helper()
+	skipped := []string{"testdata", "vendor", "node_modules", "bin", "dist", ".git", ".cache"}
+	must(t, fs.WalkDir(fsys, ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && slices.Contains(skipped, d.Name()) {
+			return fs.SkipDir
+		}
+		if !d.IsDir() && path.Ext(name) == ext {
+			content, err := fs.ReadFile(fsys, name)
+			must(t, err)
+			f(name, string(content))
+		}
+		return nil
+	}))
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range found {
-		t.Error(f)
-	}
 }
 
-func TestRelativeLinksAreValid(t *testing.T) {
-	broken, err := checks.Links(os.DirFS(root))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, d := range broken {
-		t.Error(d)
-	}
+// Every line has at most 120 columns; a tab counts as one. In Markdown, code, tables and headings may be longer, and
+// the target of a link is not counted; in Go, generated files, preformatted text and what has no space to break at. The
+// code of tests may be longer, but not its comments.
+func TestLinesHaveAtMost120Columns(t *testing.T) {
+	unbroken := regexp.MustCompile("\\]\\([^()\\s]*\\)|`[^`]{100,}`")
+	long := func(line string) bool { return utf8.RuneCountInString(line) > 120 }
+	walk(t, os.DirFS(root), ".md", func(name, text string) {
+		free := regexp.MustCompile(`^(    |#|\s*\|)`)
+		for n, line := range strings.Split(fence.ReplaceAllStringFunc(text, lineEnds), "\n") {
+			if !free.MatchString(line) && long(unbroken.ReplaceAllString(line, "]")) {
+				t.Errorf("%s:%d: longer than 120 columns", name, n+1)
+			}
+		}
+	})
+	generated := regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
+	walk(t, os.DirFS(root), ".go", func(name, text string) {
+		if generated.MatchString(text) {
+			return
+		}
+		free := regexp.MustCompile(`^\s*//(\t|go:|nolint)`)
+		test := regexp.MustCompile(`^(e2e|internal/testkit)/|_test\.go$`).MatchString(name)
+		for n, line := range strings.Split(text, "\n") {
+			line = strings.TrimSuffix(line, "\r")
+			comment, isComment := strings.CutPrefix(strings.TrimSpace(line), "// ")
+			if long(line) && !free.MatchString(line) && (!test || isComment) && !(isComment && !strings.Contains(comment, " ")) {
+				t.Errorf("%s:%d: longer than 120 columns", name, n+1)
+			}
+		}
+	})
 }
 
-func TestLinksFindsBrokenLinks(t *testing.T) {
-	files := tree("docs/b.md", "# A `code` heading, two words\n## Twice\n## Twice\n", "docs/sub/x.txt", "",
-		"a.md", strings.Join([]string{
-			"[file](docs/b.md) [folder](docs/sub) ![image](docs/sub/x.txt \"title\") [self](#top)",
-			"[heading](docs/b.md#a-code-heading-two-words) [second](docs/b.md#twice-1)",
-			"[out](https://example.com/x.md) [mail](mailto:a@example.com)",
-			"`[code](gone-in-code.md)`",
-			"```\n[code](gone-in-fence.md)\n```",
-			"[dead](docs/gone.md) [dead heading](docs/b.md#gone) [rooted](/docs/b.md) [up](../up.md)",
-			"[definition]: docs/defined.md",
-			"# Top",
-		}, "\n"))
-	want := []string{
-		"a.md: docs/gone.md: no such file",
-		"a.md: docs/b.md#gone: no such heading in docs/b.md",
-		"a.md: /docs/b.md: begins at the root of the host, not of the project",
-		"a.md: ../up.md: no such file",
-		"a.md: docs/defined.md: no such file",
-	}
-	if broken, err := checks.Links(files); err != nil || !slices.Equal(broken, want) {
-		t.Errorf("Links = %q, %v; want %q, nil", broken, err, want)
-	}
-}
-
-// tree returns files from pairs of name and content.
-func tree(pairs ...string) fstest.MapFS {
-	files := fstest.MapFS{}
-	for i := 0; i < len(pairs); i += 2 {
-		files[pairs[i]] = &fstest.MapFile{Data: []byte(pairs[i+1])}
-	}
-	return files
-}
+// lineEnds returns the ends of the lines of a text alone.
+func lineEnds(text string) string { return strings.Repeat("\n", strings.Count(text, "\n")) }
 
 func TestContributingShowsMakeHelp(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "make", "-s", "help")
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "MAKEFLAGS=")
 	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var want strings.Builder
 	for l := range strings.Lines(string(out)) {
 		want.WriteString("    " + strings.TrimPrefix(l, "  "))
@@ -91,36 +99,12 @@ func TestContributingShowsMakeHelp(t *testing.T) {
 	}
 }
 
-func TestEveryMakeTargetHasADescription(t *testing.T) {
-	makefile := read(t, filepath.Join(root, "Makefile"))
-	for l := range strings.Lines(makefile) {
-		for target := range strings.FieldsSeq(strings.TrimPrefix(l, ".PHONY:")) {
-			if strings.HasPrefix(l, ".PHONY:") && !regexp.MustCompile(`(?m)^`+target+`:.*## .+`).MatchString(makefile) {
-				t.Errorf("Makefile: target %s has no \"## what it is for\"", target)
-			}
-		}
-	}
-}
-
-func TestLicenceIsApache2(t *testing.T) {
-	const apache2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
-	if got := fmt.Sprintf("%x", sha256.Sum256([]byte(read(t, filepath.Join(root, "LICENSE"))))); got != apache2 {
-		t.Errorf("LICENSE has the SHA-256 %s; want %s, the text of Apache-2.0 as published", got, apache2)
-	}
-}
-
 func TestInstalledLinksAreValid(t *testing.T) {
 	dir := t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), filepath.Join(root, ".ci/install-docs"), dir).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), root+"/.ci/install-docs", dir).CombinedOutput(); err != nil {
 		t.Fatalf("install-docs: %v\n%s", err, out)
 	}
-	broken, err := checks.Links(os.DirFS(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, d := range broken {
-		t.Error(d)
-	}
+	links(t, os.DirFS(dir))
 	for _, example := range []string{"config.yaml", "logrotate.conf", "alerts.yml", "dashboard.json"} {
 		if _, err := os.Stat(filepath.Join(dir, "examples", example)); err != nil {
 			t.Error(err)
@@ -128,22 +112,10 @@ func TestInstalledLinksAreValid(t *testing.T) {
 	}
 }
 
-func TestNamedDocumentsExist(t *testing.T) {
-	wrong, err := checks.Named(os.DirFS(root))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, w := range wrong {
-		t.Error(w)
-	}
-}
-
 func read(t *testing.T, name string) string {
 	t.Helper()
 	content, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(content)
 }
 
@@ -156,9 +128,7 @@ func TestNamedFoldersAndTestsExist(t *testing.T) {
 	for _, pattern := range []string{"cmd", "e2e", "internal", "pkg"} {
 		out, err := exec.CommandContext(t.Context(), "grep", "-rhoE", "--include=*_test.go", `^func Test\w+\(`,
 			filepath.Join(root, pattern)).Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		tests.Write(out)
 	}
 	for _, page := range []string{"CONTRIBUTING.md", "docs/architecture.md"} {

@@ -16,7 +16,10 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-const name, id = "registry.example/team/app:1", "sha256:7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed"
+const (
+	name = "registry.example/team/app:1"
+	id   = "sha256:7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed"
+)
 
 // A node stands for a container runtime and a registry: the image arrives with the first pull that the registry allows.
 type node struct{ marker string }
@@ -48,9 +51,12 @@ func run(dir, pod, user, password string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, t.Flush(), t.Close()) }() // a daemon calls t.Run instead of t.Flush
-	who, login := tracker.Pod{UID: pod, Namespace: pod}, credential.New(credential.Login{Username: user, Password: password})
+	who := tracker.Pod{UID: pod, Namespace: pod}
+	login := credential.New(credential.Login{Username: user, Password: password})
 	image, _ := runtime.Image(ctx, name)
-	v := t.Check(ctx, tracker.Request{Pod: who, Name: imageref.New(name), Image: image, Credentials: []credential.Credential{login}})
+	request := tracker.Request{Pod: who, Name: imageref.New(name), Image: image}
+	request.Credentials = []credential.Credential{login}
+	v := t.Check(ctx, request)
 	if !v.Allowed() {
 		pull, err := t.BeginPull(ctx, imageref.New(name), image)
 		if err != nil {

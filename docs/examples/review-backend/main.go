@@ -38,12 +38,14 @@ func review(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "another token, or no approved.txt", http.StatusForbidden) // any status but 2xx is a failure
 		return
 	}
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&review); err != nil || review.Kind != "ImageReview" {
+	err = json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&review)
+	if err != nil || review.Kind != "ImageReview" {
 		http.Error(w, "not an ImageReview", http.StatusBadRequest)
 		return
 	}
 	denied := slices.IndexFunc(review.Spec.Containers, func(c map[string]string) bool {
-		return !slices.ContainsFunc(strings.Fields(string(approved)), func(p string) bool { return strings.HasPrefix(c["image"], p) })
+		isOf := func(prefix string) bool { return strings.HasPrefix(c["image"], prefix) }
+		return !slices.ContainsFunc(strings.Fields(string(approved)), isOf)
 	})
 	review.Status.Allowed = denied < 0
 	if ticket := review.Spec.Annotations[breakGlass]; denied >= 0 && ticket != "" {

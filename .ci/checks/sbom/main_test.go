@@ -1,4 +1,4 @@
-package sbom_test
+package main
 
 import (
 	"bytes"
@@ -7,31 +7,18 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/pullgate/pullgate/checks/sbom"
 )
 
 // The test's own program is one that was built from modules.
 func TestBillNamesTheModulesOfAProgram(t *testing.T) {
+	t.Setenv("SOURCE_DATE_EPOCH", "1700000000")
 	path, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	at := time.Unix(1_700_000_000, 0)
-	bill, err := sbom.Of([]string{path}, at)
-	if err != nil {
-		t.Fatal(err)
-	}
 	var text, again bytes.Buffer
-	if err := bill.Write(&text); err != nil {
-		t.Fatal(err)
-	}
-	if bill, err = sbom.Of([]string{path, path}, at); err != nil {
-		t.Fatal(err)
-	}
-	if err := bill.Write(&again); err != nil {
-		t.Fatal(err)
+	if run([]string{path}, &text) != nil || run([]string{path, path}, &again) != nil {
+		t.Fatal("the program has no bill")
 	}
 	var read struct {
 		BOMFormat  string
@@ -57,11 +44,12 @@ func TestBillNamesTheModulesOfAProgram(t *testing.T) {
 }
 
 func TestBillOfAnotherFileIsAnError(t *testing.T) {
+	t.Setenv("SOURCE_DATE_EPOCH", "1700000000")
 	path := t.TempDir() + "/text"
 	if err := os.WriteFile(path, []byte("no program"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := sbom.Of([]string{path}, time.Time{}); err == nil {
-		t.Error("Of a text = nil; want an error")
+	if err := run([]string{path}, &bytes.Buffer{}); err == nil {
+		t.Error("the bill of a text = nil; want an error")
 	}
 }
