@@ -99,7 +99,7 @@ func (p *policies) fields() []string {
 // openPolicies reads the policy files.
 func openPolicies(o Options, m *metrics.Metrics, store policyclient.EndorsementStore) (*policies, error) {
 	p := &policies{
-		log: o.Log.WithName("policies"), metrics: m, watcher: policyfiles.NewWatcher(),
+		log: o.Log.WithName("policies"), metrics: m, watcher: new(policyfiles.Watcher),
 		from: restriction.SourceOf(o.Config.PodSource.Kubeconfig != ""), config: o.Config.Admission,
 		grace: o.Config.RegistryUnavailableGrace.Value(), store: store,
 		endorsing: policyclient.NewEndorserState(), kubelet: make(chan string, 1),

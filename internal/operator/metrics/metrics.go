@@ -16,7 +16,6 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
-	"github.com/pullgate/pullgate/internal/policies/restriction"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/policy"
 )
@@ -480,9 +479,7 @@ func Validators() []string {
 }
 
 // PolicyKinds returns the values of the label kind.
-func PolicyKinds() []string {
-	return append([]string{restriction.Kind, policyfiles.BackendKind}, policyfiles.SignatureKinds()...)
-}
+func PolicyKinds() []string { return policyfiles.Kinds() }
 
 // AdmissionCalls returns the values of the label call. Only signatures are judged at the last two.
 func AdmissionCalls() []string {

@@ -55,7 +55,7 @@ func satisfies(v, want policyfiles.Version, signatures bool) bool {
 }
 
 func openPolicies(c config.Policyd, n *namespaces, s *verify.Service, m *metrics, log klog.Logger) (*policies, error) {
-	p := &policies{log: log, metrics: m, paths: paths(c), namespaces: n, signatures: s, watcher: policyfiles.NewWatcher()}
+	p := &policies{log: log, metrics: m, paths: paths(c), namespaces: n, signatures: s, watcher: new(policyfiles.Watcher)}
 	p.chain = admission.New(admission.Rules{}, p.panicked)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -182,7 +182,7 @@ func (p *policies) useLocked(set *policyfiles.Set) error {
 	}
 	var counts []any
 	for _, k := range policyfiles.Kinds() {
-		counts = append(counts, k.Name, set.Len(k.Name))
+		counts = append(counts, k, set.Len(k))
 	}
 	p.log.Info("Policies read", "policies", p.paths.Folder, "hash", set.Hash, "trustedRoot", version.TrustedRoot,
 		"ignored", set.Ignored, "kinds", counts)

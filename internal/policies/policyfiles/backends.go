@@ -63,9 +63,6 @@ func (s Backends) Warnings() []string {
 	return all
 }
 
-// BackendsOf returns the backends of a folder; nil if it has none.
-func BackendsOf(s *Set) Backends { return Of[Backends](s, BackendKind) }
-
 // Log logs the backends that are in use from now on.
 func (s Backends) Log(log klog.Logger) {
 	for _, b := range s {

@@ -16,35 +16,22 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
-// notes are policies for tests: the texts of the files.
-type notes []string
+// note returns the file of a backend with a text.
+func note(text string) string { return "imagePolicy:\n  kubeConfigFile: /" + text + "\n" }
 
-func (n notes) Len() int { return len(n) }
+const (
+	wrong   = "imagePolicy: {kubeConfigFile: x, allowTTL: -2}\n"
+	wrongAt = `imagePolicy.kubeConfigFile: Invalid value: "x": must be an absolute path, as in ` +
+		"/etc/pullgate/scanner.kubeconfig (line 1)"
+)
 
-// kinds are Note and Rule. A file that contains the word "wrong" has two errors.
-func kinds() []policyfiles.Kind {
-	read := func(list []policyfiles.File) (policyfiles.Policies, error) {
-		var all notes
-		var errs []error
-		for _, f := range list {
-			if strings.Contains(string(f.Data), "wrong") {
-				errs = append(errs, fmt.Errorf("%s: spec.a: wrong", f.Name), fmt.Errorf("%s: spec.b: wrong", f.Name))
-			}
-			_, text, _ := strings.Cut(string(f.Data), "text: ")
-			all = append(all, strings.TrimSpace(text))
-		}
-		return all, errors.Join(errs...)
+// notesOf returns the texts of the backends of a set.
+func notesOf(s *policyfiles.Set) (all []string) {
+	for _, b := range policyfiles.BackendsOf(s) {
+		all = append(all, b.Kubeconfig[1:])
 	}
-	return []policyfiles.Kind{
-		{Name: "Note", APIVersions: []string{"test/v1", "test/v1beta1"}, Read: read},
-		{Name: "Rule", APIVersions: []string{"test/v1"}, Read: read},
-		{Name: "Setting", Key: "settings", Read: read},
-	}
+	return all
 }
-
-const header = "apiVersion: test/v1\nkind: Note\n"
-
-func note(text string) string { return header + "text: " + text + "\n" }
 
 func must(tb testing.TB, errs ...error) {
 	tb.Helper()
@@ -70,22 +57,32 @@ func put(tb testing.TB, path, content string) {
 }
 
 func read(dir string) (*policyfiles.Set, error) {
-	return policyfiles.ReadKinds(policyfiles.Paths{Folder: dir}, kinds())
+	return policyfiles.Read(policyfiles.Paths{Folder: dir})
 }
 
 func TestReadReadsAllKinds(t *testing.T) {
-	dir := folder(
-		t, "b.yaml", note("b"), "a.yml", "# a comment\n---\n"+note("a"), "beta.yaml", strings.Replace(note("beta"), "v1", "v1beta1", 1),
-		"c.json", `{"kind": "Rule", "apiVersion": "test/v1", "text": "text: c"}`, "flow.yaml", "{apiVersion: test/v1, kind: Note, x: 'text: flow'}",
-		"late.yaml", "text: late\nkind:   'Note' # quoted\r\napiVersion: \"test/v1\"\r\n",
-		"keyed.yaml", "other: 1\nsettings:\n  kind: Note\n", "keyed.json", `{"settings": {}}`, ".hidden.yaml", "not a policy",
-		"README.md", "", "a.yaml~", "", "a.yaml.bak", "", "noext", "")
+	const rest = "metadata: {name: NAME}\nspec: {images: [{glob: a}], authorities: [{static: {action: pass}}]}\n"
+	policy := func(name, header string) string { return header + strings.Replace(rest, "NAME", name, 1) }
+	dir := folder(t, "b.yaml", note("b"), "a.yml", "# a comment\n---\n"+note("a"),
+		"keyed.yaml", "match: {}\n"+note("keyed"), "key.json", `{"imagePolicy": {"kubeConfigFile": "/json"}}`,
+		"v1beta1.yaml", policy("b", "apiVersion: policy.sigstore.dev/v1beta1\nkind: ClusterImagePolicy\n"),
+		"v1alpha1.yaml", policy("a", "# kind: x\nkind: ClusterImagePolicy\napiVersion: policy.sigstore.dev/v1alpha1\n"),
+		"quoted.yaml", policy("c", "kind:   'ClusterImagePolicy' # x\r\napiVersion: \"policy.sigstore.dev/v1beta1\"\r\n"),
+		"c.json", `{"kind": "PodRestriction", "apiVersion": "policy/v1alpha1", "metadata": {"name": "c"}}`,
+		"flow.yaml", "{apiVersion: policy.pullgate.dev/v1alpha1, kind: PodRestriction, metadata: {name: flow}}",
+		".hidden.yaml", "not a policy", "README.md", "", "a.yaml~", "", "a.yaml.bak", "", "noext", "")
 	must(t, os.Mkdir(filepath.Join(dir, "folder.yaml"), 0o755), os.Mkdir(filepath.Join(dir, ".git"), 0o755))
 	s, err := read(dir)
 	must(t, err)
-	got := policyfiles.Of[notes](s, "Note")
-	if len(got) != 5 || got[0] != "a" || got[1] != "b" || s.Len("Note") != 5 || s.Len("Rule") != 1 || s.Len("Setting") != 2 || s.Len("Other") != 0 {
-		t.Errorf("notes %q, %d rules, %d settings; want five of all spellings in the order of the files, one and two", got, s.Len("Rule"), s.Len("Setting"))
+	if got := notesOf(s); !slices.Equal(got, []string{"a", "b", "json", "keyed"}) {
+		t.Errorf("backends %q; want those of all spellings by name", got)
+	}
+	for kind, want := range map[string]int{
+		"ImagePolicy": 4, "ClusterImagePolicy": 3, "PodRestriction": 2, "ClusterPolicy": 0, "Other": 0,
+	} {
+		if got := s.Len(kind); got != want {
+			t.Errorf("%d policies of kind %s; want %d", got, kind, want)
+		}
 	}
 	if want := []string{"README.md", "a.yaml.bak", "a.yaml~", "folder.yaml", "noext"}; !slices.Equal(s.Ignored, want) {
 		t.Errorf("ignored %q; want %q", s.Ignored, want)
@@ -93,41 +90,30 @@ func TestReadReadsAllKinds(t *testing.T) {
 }
 
 func TestReadOfNoFolderAndOfAnEmptyOne(t *testing.T) {
-	s, err := policyfiles.ReadKinds(policyfiles.Paths{NamespaceLabels: "/absent"}, kinds())
-	if s != nil || err != nil || s.Len("Note") != 0 || policyfiles.Of[notes](s, "Note") != nil {
+	s, err := policyfiles.Read(policyfiles.Paths{NamespaceLabels: "/absent"})
+	if s != nil || err != nil || s.Len("ImagePolicy") != 0 || notesOf(s) != nil {
 		t.Errorf("no folder: %v, %v; want nil, nil", s, err)
 	}
 	s, err = read(folder(t))
-	if err != nil || s.Hash == "" || s.Len("Note") != 0 || policyfiles.Of[notes](s, "Note") != nil {
+	if err != nil || s.Hash == "" || s.Len("ImagePolicy") != 0 || notesOf(s) != nil {
 		t.Errorf("empty folder: %+v, %v; want no policy and no error", s, err)
 	}
 }
 
 func TestReadReportsAllErrors(t *testing.T) {
-	dir := folder(
-		t, "a.yaml", header+"wrong\n", "b.yaml", note("valid"), "c.yaml", "", "d.yaml", "apiVersion: test/v1\nkind: Nota\n", "e.yaml", "kind: Zebra\n",
-		"i.yaml", "setings: {}\n", "j.yaml", "kind: Setting\nsettings: {}\n",
-		"f.yaml", "apiVersion: test/v2\nkind: Note\n", "g.yaml", "kind: [\n", "h.yaml", "kind: Rule\napiVersion: test/v1\nwrong", "big.yaml", header+strings.Repeat("#", 1<<20))
-	must(t, syscall.Mkfifo(filepath.Join(dir, "pipe.yaml"), 0o644), os.Symlink("absent.yaml", filepath.Join(dir, "link.yaml")), os.Symlink("/etc/hostname", filepath.Join(dir, "out.yaml")))
+	dir := folder(t, "a.yaml", wrong, "b.yaml", note("valid"), "c.yaml", "", "d.yaml", "kind: PodRestrictionn\n",
+		"e.yaml", "kind: Zebra\n", "f.yaml", "apiVersion: policy/v2\nkind: PodRestriction\n", "g.yaml", "kind: [\n",
+		"h.yaml", "kind: PodRestriction\napiVersion: policy/v1alpha1\nmetadata: {name: h}\nspec: {a: {}, b: {}}\n",
+		"i.yaml", "imagePolci: {}\n", "j.yaml", "kind: ImagePolicy\nimagePolicy: {}\n",
+		"big.yaml", note("x")+strings.Repeat("#", 1<<20))
+	must(t, syscall.Mkfifo(filepath.Join(dir, "pipe.yaml"), 0o644),
+		os.Symlink("absent.yaml", filepath.Join(dir, "link.yaml")),
+		os.Symlink("/etc/hostname", filepath.Join(dir, "out.yaml")))
 	s, err := read(dir)
 	if s != nil || err == nil {
 		t.Fatalf("Read = %v, %v; want an error and nothing else", s, err)
 	}
-	wants := []string{
-		"big.yaml: more than 1 MiB", "link.yaml: symbolic link to absent.yaml: no such file or directory; it must lead to a file inside the folder",
-		"out.yaml: symbolic link to /etc/hostname: path escapes from parent; it must lead to a file inside the folder", "pipe.yaml: not a regular file",
-		`c.yaml: kind: Unsupported value: "": supported values: "Note", "Rule", or the field settings instead of kind`, `d.yaml: kind: Unsupported value: "Nota": did you mean Note? (line 2)`,
-		`e.yaml: kind: Unsupported value: "Zebra": supported values: "Note", "Rule", or the field settings instead of kind (line 1)`,
-		`f.yaml: apiVersion: Unsupported value: "test/v2": supported values: "test/v1", "test/v1beta1" (line 1)`, "g.yaml: error converting YAML to JSON: yaml: line 1: did not find expected node content",
-		"i.yaml: setings: unknown field; did you mean settings? (line 1)", `j.yaml: kind: Unsupported value: "Setting": supported values: "Note", "Rule", or the field settings instead of kind (line 1)`,
-		"a.yaml: spec.a: wrong", "a.yaml: spec.b: wrong", "h.yaml: spec.a: wrong", "h.yaml: spec.b: wrong",
-	}
-	for i, want := range wants {
-		wants[i] = filepath.Join(dir, "") + "/" + want
-	}
-	if diff := cmp.Diff(wants, strings.Split(err.Error(), "\n")); diff != "" {
-		t.Errorf("errors (-want +got):\n%s", diff)
-	}
+	compare(t, "testdata/folder-errors.golden", strings.ReplaceAll(err.Error(), dir, "DIR")+"\n")
 }
 
 func TestReadRefusesFolders(t *testing.T) {
@@ -162,7 +148,7 @@ func TestReadBoundsFilesAndBytes(t *testing.T) {
 		put(t, fmt.Sprintf("%s/%04d.yaml", dir, i), note("x"))
 	}
 	put(t, dir+"/README", "not counted")
-	if s, err := read(dir); err != nil || s.Len("Note") != 1000 {
+	if s, err := read(dir); err != nil || s.Len("ImagePolicy") != 1000 {
 		t.Errorf("1,000 files: %v; want all of them", err)
 	}
 	put(t, dir+"/one.yaml", note("x"))
@@ -174,7 +160,7 @@ func TestReadBoundsFilesAndBytes(t *testing.T) {
 	for i := range 16 {
 		put(t, fmt.Sprintf("%s/%d.yaml", dir, i), full)
 	}
-	if s, err := read(dir); err != nil || s.Len("Note") != 16 {
+	if s, err := read(dir); err != nil || s.Len("ImagePolicy") != 16 {
 		t.Errorf("16 files of 1 MiB: %v; want all of them", err)
 	}
 	put(t, dir+"/one.yaml", note("x"))
@@ -201,12 +187,12 @@ func TestReadFollowsLinksInsideTheFolder(t *testing.T) {
 	dir := folder(t)
 	configMap(t, dir, "1", "a.yaml", note("a1"), "b.yaml", note("b1"))
 	first, err := read(dir)
-	if got := policyfiles.Of[notes](first, "Note"); err != nil || !slices.Equal(got, notes{"a1", "b1"}) || len(first.Ignored) > 0 {
+	if got := notesOf(first); err != nil || !slices.Equal(got, []string{"a1", "b1"}) || len(first.Ignored) > 0 {
 		t.Fatalf("notes %q, ignored %q, %v; want those of the version", got, first.Ignored, err)
 	}
 	configMap(t, dir, "2", "a.yaml", note("a2"), "b.yaml", note("b1"))
 	second, err := read(dir)
-	if got := policyfiles.Of[notes](second, "Note"); err != nil || !slices.Equal(got, notes{"a2", "b1"}) || second.Hash == first.Hash {
+	if got := notesOf(second); err != nil || !slices.Equal(got, []string{"a2", "b1"}) || second.Hash == first.Hash {
 		t.Errorf("notes %q, %v; want those of the next version, with another hash", got, err)
 	}
 	link := filepath.Join(t.TempDir(), "link")
@@ -235,7 +221,7 @@ func TestReadNeverMixesVersions(t *testing.T) {
 		default:
 		}
 		s, err := read(dir)
-		if got := policyfiles.Of[notes](s, "Note"); err == nil && got[0] != got[1] {
+		if got := notesOf(s); err == nil && got[0] != got[1] {
 			t.Fatalf("notes %q; want one version", got)
 		} else if err != nil && !strings.Contains(err.Error(), "..data was replaced") {
 			t.Fatal(err)
@@ -268,7 +254,7 @@ func TestReadNamespaceLabels(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "namespaces.yaml")
 	load := func(text string) (*policyfiles.Set, error) {
 		put(t, path, text)
-		return policyfiles.ReadKinds(policyfiles.Paths{Folder: dir, NamespaceLabels: path}, kinds())
+		return policyfiles.Read(policyfiles.Paths{Folder: dir, NamespaceLabels: path})
 	}
 	s, err := load("team-a: {tier: dev, kubernetes.io/metadata.name: team-a}\nteam-b:\nteam-c: {'n': '1'}\n")
 	want := map[string]map[string]string{
@@ -281,10 +267,11 @@ func TestReadNamespaceLabels(t *testing.T) {
 	if s, err := load(""); err != nil || len(s.NamespaceLabels) != 0 {
 		t.Errorf("an empty file: %v, %v; want no labels", s, err)
 	}
-	put(t, dir+"/wrong.yaml", header+"wrong")
+	put(t, dir+"/wrong.yaml", wrong)
 	_, err = load("Team: {tier: dev}\nb: {'a b': 'c d', num: 1, kubernetes.io/metadata.name: c}\n")
 	for _, want := range []string{
-		dir + "/wrong.yaml: spec.a: wrong", path + `: [b][num]: Invalid type: number`, path + `: [Team]: Invalid value: "Team"`, path + `: [b][a b]: Invalid value: "a b"`,
+		dir + "/wrong.yaml: " + wrongAt, path + `: [b][num]: Invalid type: number`,
+		path + `: [Team]: Invalid value: "Team"`, path + `: [b][a b]: Invalid value: "a b"`,
 		path + `: [b][a b]: Invalid value: "c d"`, path + `: [b][kubernetes.io/metadata.name]: Invalid value: "c": must be the name of the namespace`,
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -302,11 +289,11 @@ func TestReadNamespaceLabels(t *testing.T) {
 		t.Errorf("writable by all: %v", err)
 	}
 	must(t, os.Remove(path))
-	if _, err := policyfiles.ReadKinds(policyfiles.Paths{Folder: dir, NamespaceLabels: path}, kinds()); err == nil || strings.Count(err.Error(), path) != 1 {
+	if _, err := policyfiles.Read(policyfiles.Paths{Folder: dir, NamespaceLabels: path}); err == nil || strings.Count(err.Error(), path) != 1 {
 		t.Errorf("absent: %v; want an error with the path once", err)
 	}
 	must(t, syscall.Mkfifo(path, 0o644))
-	if _, err := policyfiles.ReadKinds(policyfiles.Paths{Folder: dir, NamespaceLabels: path}, kinds()); err == nil || err.Error() != path+": not a regular file" {
+	if _, err := policyfiles.Read(policyfiles.Paths{Folder: dir, NamespaceLabels: path}); err == nil || err.Error() != path+": not a regular file" {
 		t.Errorf("a pipe: %v", err)
 	}
 }
@@ -319,11 +306,11 @@ func TestAnyOwner(t *testing.T) {
 	for _, p := range []string{dir, path, labels} {
 		must(t, os.Chmod(p, 0o777))
 	}
-	set, err := policyfiles.ReadKinds(policyfiles.Paths{Folder: dir, NamespaceLabels: labels, AnyOwner: true}, kinds())
-	if err != nil || set.Len("Note") != 1 || set.NamespaceLabels["team"]["a"] != "b" {
+	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir, NamespaceLabels: labels, AnyOwner: true})
+	if err != nil || set.Len("ImagePolicy") != 1 || set.NamespaceLabels["team"]["a"] != "b" {
 		t.Errorf("Read = %v, %v; want a policy and labels", set, err)
 	}
-	if _, err := policyfiles.ReadKinds(policyfiles.Paths{Folder: dir, NamespaceLabels: labels}, kinds()); err == nil {
+	if _, err := policyfiles.Read(policyfiles.Paths{Folder: dir, NamespaceLabels: labels}); err == nil {
 		t.Error("Read without AnyOwner = nil; want errors")
 	}
 }
@@ -356,8 +343,8 @@ func TestVolume(t *testing.T) {
 	} {
 		dir, data := volume(t, tc.mode, "a.yaml", note("a"))
 		must(t, tc.change(dir, data))
-		set, err := policyfiles.ReadKinds(policyfiles.Paths{Folder: dir, Volume: true}, kinds())
-		if tc.want == "" && (err != nil || !slices.Equal(policyfiles.Of[notes](set, "Note"), notes{"a"}) || len(set.Ignored) > 0) || tc.want != "" && (err == nil || !strings.HasSuffix(err.Error(), tc.want)) {
+		set, err := policyfiles.Read(policyfiles.Paths{Folder: dir, Volume: true})
+		if tc.want == "" && (err != nil || !slices.Equal(notesOf(set), []string{"a"}) || len(set.Ignored) > 0) || tc.want != "" && (err == nil || !strings.HasSuffix(err.Error(), tc.want)) {
 			t.Errorf("%s: %v; want %q", name, err, tc.want)
 		}
 		if _, err := read(dir); err == nil || !strings.Contains(err.Error(), "mode 0777: writable by others") {
@@ -370,7 +357,7 @@ func TestVolume(t *testing.T) {
 	}
 	for _, path := range []string{dir, data, data + "/a.yaml"} {
 		must(t, os.Chown(path, 1000, 0))
-		if _, err := policyfiles.ReadKinds(policyfiles.Paths{Folder: dir, Volume: true}, kinds()); err == nil || !strings.Contains(err.Error(), "owned by user 1000") {
+		if _, err := policyfiles.Read(policyfiles.Paths{Folder: dir, Volume: true}); err == nil || !strings.Contains(err.Error(), "owned by user 1000") {
 			t.Errorf("%s of another user: %v; want an error", path, err)
 		}
 		must(t, os.Chown(path, 0, 0))

@@ -1,14 +1,13 @@
 package policyfiles
 
 import (
-	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"maps"
 	"regexp"
 	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -19,82 +18,91 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
-// A Kind is a kind of policy files.
-type Kind struct {
-	// Name identifies the kind. It is the value of kind in the files, unless they have a Key.
-	Name string
-	// APIVersions are the values of apiVersion in the files.
-	APIVersions []string
-	// Key is set for files without a kind. It is a field that only the files of this kind have.
-	Key string
-	// Read reads all files of the kind. It is not called if there is none. The error joins all errors; each begins with
-	// the name of its file. Read must accept no file with another apiVersion or kind, or without the key.
-	Read func([]File) (Policies, error)
+type kind struct {
+	name string
+	// versions are the values of apiVersion. A backend has no header, but the field backendKey.
+	versions []string
+	// read reads all files of the kind into a set, and returns their number. It accepts no file of another kind. The
+	// error joins all errors; each begins with the name of its file.
+	read func(*Set, []File) (int, error)
 }
 
-// Policies are the policies of one kind. They are immutable.
-type Policies interface {
-	// Len returns the number of policies.
-	Len() int
+func kinds() []kind {
+	return []kind{
+		{restriction.Kind, []string{restriction.APIVersion, restriction.ProposedAPIVersion}, readRestrictions},
+		{BackendKind, nil, readBackends},
+		{KyvernoKind, []string{KyvernoVersion}, readSignatures(LoadKyverno)},
+		{CIPKind, cipVersions(), readSignatures(LoadCIP)},
+	}
 }
 
-func kindOf(data []byte, kinds []Kind) (*Kind, error) {
+func readRestrictions(s *Set, list []File) (n int, err error) {
+	s.restrictions, err = restriction.Load(list)
+	return s.restrictions.Len(), err
+}
+
+func readBackends(s *Set, list []File) (n int, err error) {
+	s.backends, err = LoadBackends(list)
+	return s.backends.Len(), err
+}
+
+func readSignatures(load func([]File, time.Time) (*requirement.Policies, error)) func(*Set, []File) (int, error) {
+	return func(s *Set, list []File) (int, error) {
+		p, err := load(list, time.Now())
+		if err != nil {
+			return 0, err
+		}
+		s.signatures = append(s.signatures, p)
+		return p.Count, nil
+	}
+}
+
+// Kinds returns the names of the kinds of policy files.
+func Kinds() (names []string) {
+	for _, k := range kinds() {
+		names = append(names, k.name)
+	}
+	return names
+}
+
+func kindOf(data []byte) (string, error) {
 	h, ok := scanHeader(data)
 	if !ok {
 		if err := yaml.Unmarshal(data, &h); err != nil {
-			return nil, err
+			return "", err
 		}
 	}
 	if h.Kind == "" {
-		return kindByKey(data, kinds)
-	}
-	i := slices.IndexFunc(kinds, func(k Kind) bool { return k.Key == "" && k.Name == h.Kind })
-	if i < 0 {
-		return nil, unknownKind(h.Kind, kinds)
-	}
-	if !slices.Contains(kinds[i].APIVersions, h.APIVersion) {
-		return nil, field.NotSupported(field.NewPath("apiVersion"), h.APIVersion, kinds[i].APIVersions)
-	}
-	return &kinds[i], nil
-}
-
-func kindByKey(data []byte, kinds []Kind) (*Kind, error) {
-	var fields map[string]any
-	if err := yaml.Unmarshal(data, &fields); err != nil {
-		return nil, err
-	}
-	var keys []string
-	for i, k := range kinds {
-		if k.Key == "" {
-			continue
+		var fields map[string]any
+		if err := yaml.Unmarshal(data, &fields); err != nil {
+			return "", err
 		}
-		if _, ok := fields[k.Key]; ok {
-			return &kinds[i], nil
+		if _, ok := fields[backendKey]; ok {
+			return BackendKind, nil
 		}
-		keys = append(keys, k.Key)
-	}
-	for _, name := range slices.Sorted(maps.Keys(fields)) {
-		if near := strictyaml.Nearest(name, keys); near != "" {
-			return nil, fmt.Errorf("%s: unknown field; did you mean %s?", name, near)
+		for _, name := range slices.Sorted(maps.Keys(fields)) {
+			if near := strictyaml.Nearest(name, []string{backendKey}); near != "" {
+				return "", fmt.Errorf("%s: unknown field; did you mean %s?", name, near)
+			}
 		}
 	}
-	return nil, unknownKind("", kinds)
-}
-
-func unknownKind(kind string, kinds []Kind) error {
 	var names []string
-	var keys strings.Builder
-	for _, k := range kinds {
-		if k.Key == "" {
-			names = append(names, k.Name)
-		} else {
-			keys.WriteString(", or the field " + k.Key + " instead of kind")
+	for _, k := range kinds() {
+		switch {
+		case k.versions == nil:
+		case k.name != h.Kind:
+			names = append(names, k.name)
+		case !slices.Contains(k.versions, h.APIVersion):
+			return "", field.NotSupported(field.NewPath("apiVersion"), h.APIVersion, k.versions)
+		default:
+			return k.name, nil
 		}
 	}
-	if near := strictyaml.Nearest(kind, names); near != "" {
-		return fmt.Errorf("kind: Unsupported value: %q: did you mean %s?", kind, near)
+	if near := strictyaml.Nearest(h.Kind, names); near != "" {
+		return "", fmt.Errorf("kind: Unsupported value: %q: did you mean %s?", h.Kind, near)
 	}
-	return fmt.Errorf("%w%s", field.NotSupported(field.NewPath("kind"), kind, names), &keys)
+	return "", fmt.Errorf("%w, or the field %s instead of kind",
+		field.NotSupported(field.NewPath("kind"), h.Kind, names), backendKey)
 }
 
 type header struct {
@@ -103,49 +111,19 @@ type header struct {
 }
 
 // usual is a line of a header as it is usually written.
-var usual = regexp.MustCompile(`^(apiVersion|kind):[ \t]+["']?([A-Za-z0-9./-]+)["']?[ \t]*(#.*)?\r?\n?$`)
+var usual = regexp.MustCompile(`(?m)^(apiVersion|kind):[ \t]+["']?([A-Za-z0-9./-]+)["']?[ \t]*(#.*)?\r?$`)
 
 // scanHeader finds the header in a document that is written as usual; ok is false in all others. Decoding YAML takes as
-// long as all other steps of reading a policy together, so it is not done twice. An error here cannot admit a pod,
-// because Kind.Read checks the header.
+// long as all other steps together, so it is not done twice. An error here admits no pod: kind.read checks the header.
 func scanHeader(data []byte) (h header, ok bool) {
-	for line := range bytes.Lines(data) {
-		if line[0] != 'a' && line[0] != 'k' {
-			continue
-		}
-		m := usual.FindSubmatch(line)
-		switch {
-		case m == nil:
-			continue
-		case string(m[1]) == "kind":
+	for _, m := range usual.FindAllSubmatch(data, 2) {
+		if string(m[1]) == "kind" {
 			h.Kind = string(m[2])
-		default:
+		} else {
 			h.APIVersion = string(m[2])
 		}
-		if h.Kind != "" && h.APIVersion != "" {
-			return h, true
-		}
 	}
-	return header{}, false
-}
-
-// Kinds returns the kinds of policy files.
-func Kinds() []Kind {
-	return []Kind{
-		{
-			Name: restriction.Kind, APIVersions: []string{restriction.APIVersion, restriction.ProposedAPIVersion},
-			Read: func(list []File) (Policies, error) { return restriction.Load(list) },
-		},
-		{Name: BackendKind, Key: backendKey, Read: func(list []File) (Policies, error) { return LoadBackends(list) }},
-		{
-			Name: KyvernoKind, APIVersions: []string{KyvernoVersion},
-			Read: func(list []File) (Policies, error) { return LoadKyverno(list, time.Now()) },
-		},
-		{
-			Name: CIPKind, APIVersions: cipVersions(),
-			Read: func(list []File) (Policies, error) { return LoadCIP(list, time.Now()) },
-		},
-	}
+	return h, h.Kind != "" && h.APIVersion != ""
 }
 
 // Requirements returns the rules of a folder about signatures; a set without rules if it has none.
@@ -156,19 +134,17 @@ func Requirements(s *Set) *requirement.Set {
 // SignatureNotes returns the notes about the policy files of Requirements.
 func SignatureNotes(s *Set) (notes []string) {
 	for _, p := range signaturePolicies(s) {
-		if p != nil {
-			notes = append(notes, p.Notes...)
-		}
+		notes = append(notes, p.Notes...)
 	}
 	return notes
 }
 
 // Webhook returns what the policies of a folder require of the webhook.
-func Webhook(s *Set) requirement.Webhook {
-	if p := Of[*requirement.Policies](s, KyvernoKind); p != nil { // the other dialect does not have the fields
-		return p.Webhook
+func Webhook(s *Set) (w requirement.Webhook) {
+	for _, p := range signaturePolicies(s) {
+		w = cmp.Or(w, p.Webhook) // only one dialect has the fields
 	}
-	return requirement.Webhook{}
+	return w
 }
 
 // SignatureKinds returns the kinds of policies about signatures.
@@ -187,7 +163,10 @@ func NeedSignatures(s *requirement.Set) (needed, byTrustedRoot bool) {
 }
 
 func signaturePolicies(s *Set) []*requirement.Policies {
-	return []*requirement.Policies{Of[*requirement.Policies](s, KyvernoKind), Of[*requirement.Policies](s, CIPKind)}
+	if s == nil {
+		return nil
+	}
+	return s.signatures
 }
 
 // A Version identifies policy files and a trusted root: the hash of the set, and TrustedRootID.
@@ -213,7 +192,18 @@ func TrustedRootID(s *Set) string {
 
 // Restrictions returns the PodRestrictions of a folder; nil, which admits every pod, if it has none.
 func Restrictions(s *Set) *restriction.Set {
-	return Of[*restriction.Set](s, restriction.Kind)
+	if s == nil {
+		return nil
+	}
+	return s.restrictions
+}
+
+// BackendsOf returns the image review backends of a folder; nil if it has none.
+func BackendsOf(s *Set) Backends {
+	if s == nil {
+		return nil
+	}
+	return s.backends
 }
 
 // Unjudged returns what the PodRestrictions of a folder restrict and a source of views never carries. The labels of

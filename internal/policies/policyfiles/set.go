@@ -7,6 +7,8 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
 )
 
 // Paths are what a Set is read from.
@@ -37,65 +39,55 @@ type Set struct {
 	// TrustedRoot is the content of the file, which is not decoded here; nil if there is none.
 	TrustedRoot []byte
 
-	byKind map[string]Policies
+	restrictions *restriction.Set
+	backends     Backends
+	signatures   []*requirement.Policies // of each dialect
+	number       map[string]int          // of policies, by kind
 }
 
 // Len returns the number of policies of a kind. A nil Set has none.
 func (s *Set) Len(kind string) int {
-	if s == nil || s.byKind[kind] == nil {
+	if s == nil {
 		return 0
 	}
-	return s.byKind[kind].Len()
+	return s.number[kind]
 }
 
 // Empty reports whether a set has no policies. A nil Set has none.
-func (s *Set) Empty() bool { return s == nil || len(s.byKind) == 0 }
-
-// Of returns the policies of a kind as the type that Kind.Read of the kind returns; the zero value if the folder has
-// none.
-func Of[P Policies](s *Set, kind string) P {
-	var none P
-	if s == nil {
-		return none
-	}
-	if p, ok := s.byKind[kind].(P); ok {
-		return p
-	}
-	return none
-}
+func (s *Set) Empty() bool { return s == nil || len(s.number) == 0 }
 
 // Read reads paths. It returns a complete set, or an error that joins all errors of all files, each with the path of
 // the file. The set is nil if Paths.Folder is "".
-func Read(p Paths) (*Set, error) { return NewWatcher().Load(p) }
+func Read(p Paths) (*Set, error) { return new(Watcher).Load(p) }
 
 // ReadFiles is Read, and also returns the files.
 func ReadFiles(p Paths) (*Set, []File, error) {
 	c := scan(p)
-	set, err := c.decode(p, Kinds())
+	set, err := c.decode(p)
 	return set, c.files, err
 }
 
-func (c *contents) decode(p Paths, kinds []Kind) (*Set, error) {
-	s := &Set{Hash: c.hash, Ignored: c.ignored, TrustedRoot: c.trustedRoot, byKind: map[string]Policies{}}
+func (c *contents) decode(p Paths) (*Set, error) {
+	s := &Set{Hash: c.hash, Ignored: c.ignored, TrustedRoot: c.trustedRoot, number: map[string]int{}}
 	errs := c.errs
 	byKind := map[string][]File{}
 	for _, f := range c.files {
-		k, err := kindOf(f.Data, kinds)
+		k, err := kindOf(f.Data)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", f.Name, strictyaml.WithLines(f.Data, []error{err})[0]))
 			continue
 		}
-		byKind[k.Name] = append(byKind[k.Name], f)
+		byKind[k] = append(byKind[k], f)
 	}
-	for _, k := range kinds {
-		if len(byKind[k.Name]) == 0 {
+	for _, k := range kinds() {
+		if len(byKind[k.name]) == 0 {
 			continue
 		}
-		policies, err := k.Read(byKind[k.Name])
+		n, err := k.read(s, byKind[k.name])
 		if err != nil {
 			errs = append(errs, safetext.Split(err)...)
 		}
-		s.byKind[k.Name] = policies
+		s.number[k.name] = n
 	}
 	if p.NamespaceLabels != "" && c.labels != nil { // nil after an error
 		labels, invalid := parseLabels(p.NamespaceLabels, c.labels)
@@ -108,17 +100,14 @@ func (c *contents) decode(p Paths, kinds []Kind) (*Set, error) {
 	return s, nil
 }
 
-// A Watcher reads paths again when their content has changed. It is for one goroutine at a time.
+// A Watcher reads paths again when their content has changed. It is for one goroutine at a time. The zero value reads
+// nothing before Load.
 type Watcher struct {
-	kinds []Kind
 	paths Paths
 	// decoded are the contents that Load or Poll returned last, valid or not. pending are other contents that the last
 	// Poll saw first.
 	decoded, pending [sha256.Size]byte
 }
-
-// NewWatcher returns a watcher. It reads nothing before Load.
-func NewWatcher() *Watcher { return &Watcher{kinds: Kinds()} }
 
 // Load reads paths now, as Read does. The following calls of Poll read these paths, also after an error.
 func (w *Watcher) Load(p Paths) (*Set, error) {
@@ -152,5 +141,5 @@ func (w *Watcher) Poll() (set *Set, changed bool, err error) {
 
 func (w *Watcher) decode(c *contents) (*Set, error) {
 	w.decoded = c.sum()
-	return c.decode(w.paths, w.kinds)
+	return c.decode(w.paths)
 }

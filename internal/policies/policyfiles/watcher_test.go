@@ -14,7 +14,7 @@ func TestPollReturnsChangesOnceTheyAreComplete(t *testing.T) {
 	dir := folder(t, "a.yaml", note("a"))
 	labels := filepath.Join(t.TempDir(), "namespaces.yaml")
 	put(t, labels, "a: {}")
-	w := policyfiles.NewWatcherOf(kinds())
+	var w policyfiles.Watcher
 	same := func(when string) {
 		t.Helper()
 		if s, changed, err := w.Poll(); s != nil || changed || err != nil {
@@ -22,7 +22,7 @@ func TestPollReturnsChangesOnceTheyAreComplete(t *testing.T) {
 		}
 	}
 	same("before Load")
-	if s, err := w.Load(policyfiles.Paths{Folder: dir, NamespaceLabels: labels}); err != nil || s.Len("Note") != 1 {
+	if s, err := w.Load(policyfiles.Paths{Folder: dir, NamespaceLabels: labels}); err != nil || s.Len("ImagePolicy") != 1 {
 		t.Fatalf("Load = %v, %v", s, err)
 	}
 	same("unchanged")
@@ -30,12 +30,12 @@ func TestPollReturnsChangesOnceTheyAreComplete(t *testing.T) {
 		t.Helper()
 		same(when + ", seen once")
 		s, changed, err := w.Poll()
-		if got := policyfiles.Of[notes](s, "Note"); err != nil || !changed || !slices.Equal(got, want) {
+		if got := notesOf(s); err != nil || !changed || !slices.Equal(got, want) {
 			t.Errorf("%s: %q, %v, %v; want %q", when, got, changed, err, want)
 		}
 		same(when + ", seen before")
 	}
-	put(t, dir+"/b.yaml", header)
+	put(t, dir+"/b.yaml", "imagePolicy:\n")
 	same("a file that is being written")
 	put(t, dir+"/b.yaml", note("b"))
 	changes("a new file", "a", "b")
@@ -55,7 +55,7 @@ func TestPollReturnsChangesOnceTheyAreComplete(t *testing.T) {
 
 func TestPollReturnsAnErrorOnce(t *testing.T) {
 	dir := folder(t, "a.yaml", note("a"))
-	w := policyfiles.NewWatcherOf(kinds())
+	var w policyfiles.Watcher
 	_, err := w.Load(policyfiles.Paths{Folder: dir})
 	must(t, err)
 	poll := func(when, want string) {
@@ -69,8 +69,8 @@ func TestPollReturnsAnErrorOnce(t *testing.T) {
 			t.Errorf("%s, again: %v, %v, %v; want no change", when, s, changed, err)
 		}
 	}
-	put(t, dir+"/b.yaml", header+"wrong")
-	poll("an invalid file", "b.yaml: spec.a: wrong")
+	put(t, dir+"/b.yaml", wrong)
+	poll("an invalid file", "b.yaml: "+wrongAt)
 	must(t, os.Chmod(dir, 0o777))
 	poll("another error", "writable by others")
 	must(t, os.Chmod(dir, 0o755), os.Remove(dir+"/b.yaml"))
@@ -82,8 +82,8 @@ func TestPollReturnsAnErrorOnce(t *testing.T) {
 }
 
 func TestLoadOfAnInvalidFolderIsPolled(t *testing.T) {
-	dir := folder(t, "a.yaml", header+"wrong")
-	w := policyfiles.NewWatcherOf(kinds())
+	dir := folder(t, "a.yaml", wrong)
+	var w policyfiles.Watcher
 	if s, err := w.Load(policyfiles.Paths{Folder: dir}); s != nil || err == nil {
 		t.Fatalf("Load = %v, %v; want an error", s, err)
 	}
@@ -92,7 +92,7 @@ func TestLoadOfAnInvalidFolderIsPolled(t *testing.T) {
 	}
 	put(t, dir+"/a.yaml", note("a"))
 	_, _, _ = w.Poll()
-	if s, changed, err := w.Poll(); !changed || err != nil || s.Len("Note") != 1 {
+	if s, changed, err := w.Poll(); !changed || err != nil || s.Len("ImagePolicy") != 1 {
 		t.Errorf("Poll = %v, %v, %v; want the valid file", s, changed, err)
 	}
 	if s, err := w.Load(policyfiles.Paths{}); s != nil || err != nil {
@@ -111,7 +111,7 @@ func BenchmarkPoll(b *testing.B) {
 	for i := range 1000 {
 		put(b, filepath.Join(dir, "p"+string(rune('a'+i%26))+strings.Repeat("x", i/26)+".yaml"), note(strings.Repeat("x", 1400)))
 	}
-	w := policyfiles.NewWatcherOf(kinds())
+	var w policyfiles.Watcher
 	b.Run("Load", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
