@@ -101,7 +101,6 @@ func read(path string) (config.Policyd, error) {
 	return c, nil
 }
 
-// check prints the effect of a configuration, and what a start with it would refuse.
 func check(cmd *cobra.Command, path string) error {
 	c, err := read(path)
 	if err != nil {

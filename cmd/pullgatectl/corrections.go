@@ -74,7 +74,7 @@ func preloadedListCommand(c *cli.Console) *cobra.Command {
 	cmd.Flags().StringVar(&request.ImageId, "image-id", "",
 		"only those of the image with this `ID`, or with this ID prefix")
 	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListPreloaded,
-		func(v cli.View, p *cli.Page, r *adminv1.ListPreloadedResponse) { v.Marks(p, r.GetMarks()) })
+		cli.View.Preloaded)
 }
 
 // pairFlags adds the flags of accept and forget that select pairs; all is the name of the flag of whole.
@@ -192,9 +192,7 @@ again if the policy comes back. Endorsements are removed with their image.`,
 		"only those for the requirement with this `hash`, or with this prefix of a hash")
 	flags.StringVar(&request.Signer, "signer", "", "only those with this `signer`, written as in the list")
 	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListEndorsements,
-		func(v cli.View, p *cli.Page, r *adminv1.ListEndorsementsResponse) {
-			v.Endorsements(p, r.GetEndorsements())
-		})
+		func(v cli.View, p *cli.Page, r *adminv1.ListEndorsementsResponse) { v.Endorsements(p, r) })
 }
 
 func endorsementRevokeCommand(c *cli.Console) *cobra.Command {
@@ -233,16 +231,12 @@ endorsements, which earlier versions of pullgated can open.` + cli.Changing,
 			Question: "Revoke these endorsements?",
 			Nothing:  "Nothing to revoke: no endorsement matches.",
 			Empty:    func(r *adminv1.RevokeEndorsementsResponse) bool { return len(r.GetEndorsements()) == 0 },
-			Plan:     cli.View.EndorsementRevocation,
+			Plan:     func(v cli.View, p *cli.Page, r *adminv1.RevokeEndorsementsResponse) { v.Endorsements(p, r) },
 			Done:     cli.View.EndorsementsRevoked,
 		})
 }
 
 func distrustCommand(c *cli.Console) *cobra.Command {
-	return cli.Group("distrust", "End the distrust of a store that was lost and created again", "", distrustEndCommand(c))
-}
-
-func distrustEndCommand(c *cli.Console) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "end",
 		Short: "Trust the store again, and mark images without a record preloaded",
@@ -251,12 +245,13 @@ now and have no record are marked preloaded, for every pod. First check the list
 --dry-run, and remove images from the node that not every pod may use.` + cli.Changing,
 		Args: cobra.NoArgs,
 	}
-	return cli.ChangeCommand(c, cmd, &adminv1.EndDistrustRequest{}, adminv1.PullRecordsClient.EndDistrust,
+	cli.ChangeCommand(c, cmd, &adminv1.EndDistrustRequest{}, adminv1.PullRecordsClient.EndDistrust,
 		cli.Change[*adminv1.EndDistrustResponse]{
 			Question: "End distrust?",
 			Plan:     cli.View.Trusting,
 			Done:     cli.View.Trusted,
 		})
+	return cli.Group("distrust", "End the distrust of a store that was lost and created again", "", cmd)
 }
 
 func coordinates(flag, value string) (namespace, name string, err error) {
@@ -267,7 +262,6 @@ func coordinates(flag, value string) (namespace, name string, err error) {
 	return namespace, name, nil
 }
 
-// secret reads a Secret from the values of --secret and --secret-uid; nil if both are empty.
 func secret(name, uid string) (*adminv1.SecretRef, error) {
 	s := &adminv1.SecretRef{Uid: uid}
 	if name != "" {

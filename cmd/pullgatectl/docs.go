@@ -84,7 +84,6 @@ func documented(cmd *cobra.Command) *cobra.Command {
 	return root
 }
 
-// A page is a document of docs/ that is also a manual page.
 type page struct {
 	file    string // in docs/
 	name    string

@@ -19,34 +19,20 @@ import (
 // listing makes cmd request a list by ask, a method of the API, and print it. It adds the flag --limit.
 func listing[Q proto.Message, A cli.ListPage](c *cli.Console, cmd *cobra.Command, o *cli.Output, request Q,
 	ask func(adminv1.PullRecordsClient, context.Context, Q, ...grpc.CallOption) (A, error),
-	draw func(cli.View, *cli.Page, A),
+	draw func(cli.View, *cli.Page, A), then ...func(A) error,
 ) *cobra.Command {
-	var limit int
-	cmd.Flags().IntVar(&limit, "limit", 0, "list `N` entries at most; 0 is all")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if limit < 0 {
-			return cli.Misused("0 is all", "--limit %d: it is 0 or more", limit)
+	limit := cmd.Flags().Uint("limit", 0, "list `N` entries at most; 0 is all")
+	return cli.ShowCommand(c, cmd, o, func(ctx context.Context, api adminv1.PullRecordsClient, _ []string) (A, error) {
+		//nolint:gosec // a limit that overflows is no limit
+		answer, count, err := cli.List(ctx, api, int(*limit), request, ask)
+		if err == nil && answer.GetNextPageToken() != "" {
+			_, _ = fmt.Fprintf(c.Err, "pullgatectl: there are more than these %d, --limit 0 lists all\n", count)
 		}
-		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
-			answer, count, err := cli.List(ctx, api, limit, request, ask)
-			if err != nil {
-				return err
-			}
-			if answer.GetNextPageToken() != "" {
-				_, _ = fmt.Fprintf(c.Err, "pullgatectl: there are more than these %d, --limit 0 lists all\n", count)
-			}
-			return c.Print(o, answer, func(v cli.View, p *cli.Page) { draw(v, p, answer) })
-		})
-	}
-	c.CompleteFlags(cmd)
-	return cmd
+		return answer, err
+	}, draw, then...)
 }
 
 func intentsCommand(c *cli.Console) *cobra.Command {
-	return cli.Group("intents", "Show pulls in progress or with unknown outcome", "", intentsListCommand(c))
-}
-
-func intentsListCommand(c *cli.Console) *cobra.Command {
 	var request adminv1.ListIntentsRequest
 	cmd := &cobra.Command{
 		Use:   "list",
@@ -57,15 +43,11 @@ unknown outcome is resolved by a list of images at least an hour later.`,
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&request.Repository, "repository", "", "only those of this `repository`")
-	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListIntents,
-		func(v cli.View, p *cli.Page, r *adminv1.ListIntentsResponse) { v.Intents(p, r.GetIntents()) })
+	listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListIntents, cli.View.Intents)
+	return cli.Group("intents", "Show pulls in progress or with unknown outcome", "", cmd)
 }
 
 func grantsCommand(c *cli.Console) *cobra.Command {
-	return cli.Group("grants", "Show which pods may use which images", "", grantsListCommand(c))
-}
-
-func grantsListCommand(c *cli.Console) *cobra.Command {
 	var pod string
 	request := adminv1.ListGrantsRequest{Pod: &adminv1.PodRef{}}
 	cmd := &cobra.Command{
@@ -86,8 +68,8 @@ or "granted" for a grant that was restored from a running container.`,
 	cmd.Flags().StringVar(&request.Pod.Namespace, "namespace", "", "only those of pods of this `namespace`")
 	cmd.Flags().StringVar(&request.Repository, "repository", "", "only those of this `repository`")
 	cmd.MarkFlagsMutuallyExclusive("pod", "namespace")
-	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListGrants,
-		func(v cli.View, p *cli.Page, r *adminv1.ListGrantsResponse) { v.Grants(p, r.GetGrants()) })
+	listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListGrants, cli.View.Grants)
+	return cli.Group("grants", "Show which pods may use which images", "", cmd)
 }
 
 func imagesCommand(c *cli.Console) *cobra.Command {
@@ -137,8 +119,7 @@ ACCESS shows which pods may use it:
 	flags.StringVar(&olderThan, "older-than", "", "only images with a record older than this `age`, as in 30d")
 	flags.StringVar(&unusedFor, "unused-for", "", "only what has not been used for this `age`, as in 12h")
 	return listing(c, cmd, cli.OutputFlags(cmd), &adminv1.ListImagesRequest{Filter: f},
-		adminv1.PullRecordsClient.ListImages,
-		func(v cli.View, p *cli.Page, r *adminv1.ListImagesResponse) { v.Images(p, r.GetImages()) })
+		adminv1.PullRecordsClient.ListImages, cli.View.Images)
 }
 
 // before returns the time that is as long ago as the value of a flag; nil if the flag is not set.
@@ -168,7 +149,7 @@ func imagesGetCommand(c *cli.Console) *cobra.Command {
 		answer, err := api.GetImage(ctx, &adminv1.GetImageRequest{Image: args[0]})
 		return answer.GetImage(), err
 	}
-	return cli.ShowCommand(c, cmd, cli.OutputFlags(cmd), get, cli.View.Image, nil)
+	return cli.ShowCommand(c, cmd, cli.OutputFlags(cmd), get, cli.View.Image)
 }
 
 func podsCommand(c *cli.Console) *cobra.Command {
@@ -200,29 +181,17 @@ With --denied, the exit code is 4 if a pod needs proof or is denied, and 0 if no
 	}
 	cmd.Flags().BoolVar(&request.Denied, "denied", false,
 		"only what needs proof or is denied; exit code 4 if there is any")
-	denied := 0
-	list := func(
-		api adminv1.PullRecordsClient, ctx context.Context, q *adminv1.ListPodsRequest, o ...grpc.CallOption,
-	) (*adminv1.ListPodsResponse, error) {
-		r, err := api.ListPods(ctx, q, o...)
-		denied += len(r.GetImages())
-		return r, err
-	}
-	listing(c, cmd, cli.FormatFlag(cmd), &request, list, cli.View.Pods)
-	run := cmd.RunE
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		err := run(cmd, args)
-		if err == nil && request.GetDenied() && denied > 0 {
-			return &cli.ExitError{Code: cli.ExitNeedsProof}
-		}
-		return err
-	}
-	return cmd
+	return listing(c, cmd, cli.FormatFlag(cmd), &request, adminv1.PullRecordsClient.ListPods, cli.View.Pods,
+		func(r *adminv1.ListPodsResponse) error {
+			if request.GetDenied() && len(r.GetImages()) > 0 {
+				return &cli.ExitError{Code: cli.ExitNeedsProof}
+			}
+			return nil
+		})
 }
 
 func watchCommand(c *cli.Console) *cobra.Command {
 	var request adminv1.WatchDecisionsRequest
-	var limit int
 	cmd := &cobra.Command{
 		Use:   "watch",
 		Short: "Print decisions as they are made",
@@ -238,12 +207,9 @@ read some are left out, and stderr has their number.`,
 	}
 	cmd.Flags().StringVar(&request.Namespace, "namespace", "", "only those about pods of this `namespace`")
 	cmd.Flags().StringVar(&request.Repository, "repository", "", "only those about this `repository`")
-	cmd.Flags().IntVar(&limit, "limit", 0, "end after `N` decisions; 0 is never")
+	limit := cmd.Flags().Uint("limit", 0, "end after `N` decisions; 0 is never")
 	o := cli.OutputFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if limit < 0 {
-			return cli.Misused("0 is never", "--limit %d: it is 0 or more", limit)
-		}
 		interrupted := cmd.Context()
 		err := c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
 			ctx, cancel := context.WithCancel(ctx)
@@ -252,7 +218,7 @@ read some are left out, and stderr has their number.`,
 			if err != nil {
 				return err
 			}
-			return follow(c, o, limit, stream.Recv)
+			return follow(c, o, *limit, stream.Recv)
 		})
 		if interrupted.Err() != nil {
 			err = nil // Ctrl-C is the normal end
@@ -264,7 +230,7 @@ read some are left out, and stderr has their number.`,
 }
 
 // follow prints decisions until there are limit of them, or next fails.
-func follow(c *cli.Console, o *cli.Output, limit int, next func() (*adminv1.WatchDecisionsResponse, error)) error {
+func follow(c *cli.Console, o *cli.Output, limit uint, next func() (*adminv1.WatchDecisionsResponse, error)) error {
 	p := c.Page()
 	if o.Format == cli.AsTable {
 		o.View(c).DecisionHead(p)
@@ -272,7 +238,7 @@ func follow(c *cli.Console, o *cli.Output, limit int, next func() (*adminv1.Watc
 			return err
 		}
 	}
-	for n := 0; limit == 0 || n < limit; n++ {
+	for n := uint(0); limit == 0 || n < limit; n++ {
 		d, err := next()
 		if errors.Is(err, io.EOF) {
 			return program.Hintf("pullgated is stopping or restarting; see systemctl status pullgated",

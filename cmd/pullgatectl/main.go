@@ -23,7 +23,6 @@ type machine struct {
 	enabler nodeenable.Enabler // points the kubelet
 }
 
-// run runs the command given by the arguments and returns the exit code.
 func run(args []string, c *cli.Console, on machine) int { return c.Run(rootCommand(c, on), args) }
 
 const long = `pullgatectl asks the pullgated of this node what it knows, and corrects it: which
@@ -55,7 +54,6 @@ const examples = `  # How are daemon, store and runtime?
   pullgatectl revoke --secret team-a/regcred --dry-run
   pullgatectl revoke --secret team-a/regcred`
 
-// rootCommand makes the tree of commands.
 func rootCommand(c *cli.Console, on machine) *cobra.Command {
 	on.node.Stale = nodeenable.Stale
 	// Each command has a constructor that takes the console.
@@ -119,5 +117,5 @@ func statusCommand(c *cli.Console) *cobra.Command {
 		if configuration {
 			v.Configuration(p, s)
 		}
-	}, nil)
+	})
 }

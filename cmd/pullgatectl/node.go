@@ -217,7 +217,6 @@ func nodeChange(c *cli.Console, enabler nodeenable.Enabler, cmd *cobra.Command,
 	return cmd
 }
 
-// nodeFailure adds the exit code, or a missing hint, to an error of nodeenable.
 func nodeFailure(err error) error {
 	switch {
 	case errors.Is(err, nodeenable.ErrNotReached):
@@ -328,7 +327,6 @@ func statusFor(ctx context.Context, c *cli.Console, listen string) (status *admi
 	return status, err
 }
 
-// showFindings prints each finding with its remediation below it.
 func showFindings(p *cli.Page, found []doctor.Finding) {
 	colours := map[doctor.Level]cli.Colour{
 		doctor.OK: cli.Good, doctor.Warn: cli.Heed, doctor.Fail: cli.Bad,

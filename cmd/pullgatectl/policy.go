@@ -153,7 +153,6 @@ func loginOf(c *cli.Console, creds string) (*adminv1.RegistryLogin, error) {
 	return &adminv1.RegistryLogin{Username: user, Password: password}, nil
 }
 
-// verifiedExit returns the error that ends the program with the exit code of a verification.
 func verifiedExit(r *adminv1.VerifyImageResponse, image string) error {
 	rules := r.GetRules()
 	if d := r.GetDefaultRule(); d != nil {
@@ -284,7 +283,6 @@ func policyTestCommand(c *cli.Console) *cobra.Command {
 	return cmd
 }
 
-// settings returns what is tested, by the flags and the configuration.
 func (t *policyTest) settings(cmd *cobra.Command) (policyfiles.TestSettings, error) {
 	var s policyfiles.TestSettings
 	if t.at != atNode && t.at != atAdmission {
@@ -324,7 +322,6 @@ func (t *policyTest) invalid(err error) error {
 	return cli.Misused("correct the files", "no pod was tested: %s", cli.Count(len(all), "error", "errors"))
 }
 
-// read returns the pods of all files. The error joins those of all files.
 func (t *policyTest) read(stdin io.Reader) ([]policyfiles.TestPod, error) {
 	var workloads []podfile.Workload // that the webhook judges too
 	for _, w := range config.BuiltInPodTemplates() {

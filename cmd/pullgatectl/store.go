@@ -61,7 +61,6 @@ store, set a longer --timeout.`,
 // defaultStore is the path of the store unless stateDir sets another one.
 const defaultStore = "/var/lib/pullgate/records.db"
 
-// offlineCommand makes a command for an offline store.
 func offlineCommand(cmd *cobra.Command, do func(ctx context.Context, file string) error) *cobra.Command {
 	cmd.Args = cobra.MaximumNArgs(1)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -158,7 +157,6 @@ func damagedIf(places int) error {
 		"%s of the store cannot be read", cli.Count(places, "place", "places"))
 }
 
-// offlineFailure adds a hint to an error of the file of a store.
 func offlineFailure(err error) error {
 	switch {
 	case errors.Is(err, offline.ErrInUse):
@@ -226,7 +224,6 @@ used only on this node, with the node.key of the same time: keep that beside it.
 	return cmd
 }
 
-// backupFailure adds a hint to an error of a backup or of its file.
 func backupFailure(err error) error {
 	switch {
 	case errors.Is(err, disk.ErrExists):

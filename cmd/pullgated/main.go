@@ -109,7 +109,6 @@ func start(cmd *cobra.Command, f flags, log klog.Logger, reload <-chan os.Signal
 	})
 }
 
-// read reads the configuration. Its errors are those of the command line.
 func read(path string, load func() (config.Config, bool, error)) (config.Config, bool, error) {
 	c, found, err := load()
 	if errors.Is(err, fs.ErrNotExist) && !errors.Is(err, config.ErrInvalid) {

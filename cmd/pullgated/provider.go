@@ -202,7 +202,6 @@ func (a *bufferedAnswer) Write(p []byte) (int, error) {
 	return a.to.Write(p)
 }
 
-// release forwards the kept bytes.
 func (a *bufferedAnswer) release() error {
 	a.passing = true
 	if _, err := a.buffered.WriteTo(a.to); err != nil {

@@ -19,7 +19,6 @@ func invalid(path, value, detail string) *field.Error {
 	return field.Invalid(field.NewPath(path), value, detail)
 }
 
-// oneOf returns an error unless value is one of the supported values.
 func oneOf[T ~string](path string, value T, supported ...T) field.ErrorList {
 	if slices.Contains(supported, value) {
 		return nil
@@ -76,7 +75,6 @@ func checkEndpoint(path, value string) field.ErrorList {
 	}
 }
 
-// isPath reports whether a string is the absolute path of a file in its shortest form.
 func isPath(s string) bool {
 	return filepath.IsAbs(s) && filepath.Clean(s) == s && s != "/"
 }

@@ -39,7 +39,6 @@ const (
 	UnjudgedRefuse = "Refuse"
 )
 
-// maxSize bounds the file; a configuration has a few lines.
 const maxSize = 1 << 20
 
 // ErrInvalid is returned for an invalid configuration; the text has every reason, one on each line.
@@ -199,7 +198,6 @@ func (d Duration) Value() time.Duration {
 	return v
 }
 
-// valid reports whether Parse accepts a duration.
 func (d Duration) valid() bool {
 	v, err := time.ParseDuration(string(d))
 	return err == nil && v == d.Value()

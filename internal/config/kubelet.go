@@ -23,7 +23,6 @@ type kubelet struct {
 	Allowlist  []string `json:"preloadedImagesVerificationAllowlist"`
 }
 
-// inKubelet returns the prefix of errors about a kubelet's file.
 func inKubelet(path string) string { return "kubeletConfig: " + path + ": " }
 
 // loadKubelet reads a kubelet's configuration file. An absent file is an error, because the operator named it. A field

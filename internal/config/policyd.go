@@ -231,7 +231,6 @@ func checkHTTPS(c *Policyd) field.ErrorList {
 	return errs
 }
 
-// fieldPath is the path of a PodTemplate.
 var fieldPath = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_-]*(\.[A-Za-z_][A-Za-z0-9_-]*)*$`)
 
 // maxSegments bounds the path of a PodTemplate, because the webhook reads an object once for each segment.

@@ -30,8 +30,6 @@ func pairTo(p records.Pair) *adminv1.Pair {
 	return &adminv1.Pair{ImageId: text(p.ImageID), Repository: text(p.Repository)}
 }
 
-func pairsTo(pairs []records.Pair) []*adminv1.Pair { return all(pairs, pairTo) }
-
 func all[A, B any](list []A, to func(A) B) []B {
 	made := make([]B, 0, len(list))
 	for _, one := range list {
@@ -92,7 +90,6 @@ func (s *Server) endorsements() func(records.Endorsement) *adminv1.Endorsement {
 	}
 }
 
-// proofTo converts a proof, with its expiry by the rules in force.
 func proofTo(rules tracker.Rules, p records.Proof) *adminv1.Proof {
 	return &adminv1.Proof{
 		CredentialId: string(p.Credential), Secrets: all(p.Secrets, secretTo),

@@ -30,30 +30,22 @@ func (s *Server) Revoke(ctx context.Context, req *adminv1.RevokeRequest) (*admin
 	if id := req.GetCredentialId(); id != "" && !credentialForm.MatchString(id) {
 		return nil, invalid("credential_id: %q is none; allowed are 64 hexadecimal digits, lower case", id)
 	}
-	repository, err := repositoryOf("repository", req.GetRepository())
+	repository, err := repositoryAlone(req.GetRepository())
 	if err != nil {
-		return nil, err
-	}
-	if err := nameless(req.GetRepository()); err != nil {
 		return nil, err
 	}
 	if err := wholeID(req.GetImageId()); err != nil {
 		return nil, err
 	}
-	secret := req.GetSecret()
-	switch {
-	case secret.GetUid() == "" && (secret.GetName() == "") != (secret.GetNamespace() == ""):
+	if s := req.GetSecret(); s.GetUid() == "" && (s.GetName() == "") != (s.GetNamespace() == "") {
 		return nil, invalid("secret: give its UID, or both its namespace and its name")
-	case req.GetNamespace() != "" && secret.GetNamespace() != "" && req.GetNamespace() != secret.GetNamespace():
-		return nil, invalid("namespace: %q is not that of secret, %q; give one of them", req.GetNamespace(),
-			secret.GetNamespace())
+	}
+	secret, err := secretOf("", req.GetSecret(), req.GetNamespace())
+	if err != nil {
+		return nil, err
 	}
 	r.Revocation = records.Revocation{
-		ImageID: req.GetImageId(), Repository: repository, Credential: credential.ID(req.GetCredentialId()),
-		Secret: records.SecretRef{UID: secret.GetUid(), Namespace: secret.GetNamespace(), Name: secret.GetName()},
-	}
-	if req.GetNamespace() != "" {
-		r.Secret.Namespace = req.GetNamespace()
+		ImageID: req.GetImageId(), Repository: repository, Credential: credential.ID(req.GetCredentialId()), Secret: secret,
 	}
 	gone, err := s.c.Tracker.Revoke(ctx, r)
 	if err != nil {
@@ -64,27 +56,25 @@ func (s *Server) Revoke(ctx context.Context, req *adminv1.RevokeRequest) (*admin
 		Proofs: all(gone.Proofs, func(p records.RevokedProof) *adminv1.RevokedProof {
 			return &adminv1.RevokedProof{Pair: pairTo(p.Pair), Proof: proofTo(rules, p.Proof)}
 		}),
-		Closed: pairsTo(gone.Closed),
+		Closed: all(gone.Closed, pairTo),
 		Grants: all(gone.Grants, s.names().grant),
 		Marked: all(gone.Marked, markTo),
 	}, nil
 }
 
-// nameless refuses a tag and a digest where they would be ignored: records and marks are by repository.
-func nameless(repository string) error {
-	if !imageref.NameOnly(repository) {
-		return invalid("repository: %q has a tag or a digest, and all images of a repository are selected; give the "+
-			"repository alone, or image_id", repository)
+// repositoryAlone is repositoryOf without a tag and a digest, which would be ignored: records and marks are by
+// repository.
+func repositoryAlone(name string) (string, error) {
+	repository, err := repositoryOf("repository", name)
+	if err == nil && !imageref.NameOnly(name) {
+		err = invalid("repository: %q has a tag or a digest, and all images of a repository are selected; give the "+
+			"repository alone, or image_id", name)
 	}
-	return nil
+	return repository, err
 }
 
-// selection returns the pairs that a request selects.
 func selection(repository, imageID, allName string, whole bool) (of records.Selection, err error) {
-	of = records.Selection{ImageID: imageID, All: whole}
-	if of.Repository, err = repositoryOf("repository", repository); err != nil {
-		return of, err
-	}
+	of = records.Selection{ImageID: imageID, Repository: repository, All: whole}
 	if of.All && (of.ImageID != "" || of.Repository != "") {
 		return of, invalid("%s excludes repository and image_id; give one or the other", allName)
 	}
@@ -95,7 +85,11 @@ func selection(repository, imageID, allName string, whole bool) (of records.Sele
 func (s *Server) AcceptPreloaded(
 	ctx context.Context, req *adminv1.AcceptPreloadedRequest,
 ) (*adminv1.AcceptPreloadedResponse, error) {
-	of, err := selection(req.GetRepository(), req.GetImageId(), "all_untracked", req.GetAllUntracked())
+	repository, err := repositoryOf("repository", req.GetRepository())
+	if err != nil {
+		return nil, err
+	}
+	of, err := selection(repository, req.GetImageId(), "all_untracked", req.GetAllUntracked())
 	if err != nil {
 		return nil, err
 	}
@@ -104,7 +98,7 @@ func (s *Server) AcceptPreloaded(
 		Confirmation: req.GetConfirmation(),
 	}
 	if !imageref.NameOnly(req.GetRepository()) {
-		a.Name, _ = imageref.Parse(req.GetRepository()) // selection has parsed it
+		a.Name, _ = imageref.Parse(req.GetRepository()) // repositoryOf has parsed it
 	}
 	accepted, err := s.c.Tracker.AcceptMarks(ctx, a)
 	if err != nil {
@@ -112,7 +106,7 @@ func (s *Server) AcceptPreloaded(
 	}
 	rules := s.c.Tracker.Rules()
 	return &adminv1.AcceptPreloadedResponse{
-		Accepted: pairsTo(accepted.Pairs), Confirmation: accepted.Confirmation,
+		Accepted: all(accepted.Pairs, pairTo), Confirmation: accepted.Confirmation,
 		Proved: all(accepted.Proved, func(r records.Record) *adminv1.Record { return recordTo(rules, r) }),
 	}, nil
 }
@@ -121,11 +115,12 @@ func (s *Server) AcceptPreloaded(
 func (s *Server) ForgetPreloaded(
 	ctx context.Context, req *adminv1.ForgetPreloadedRequest,
 ) (*adminv1.ForgetPreloadedResponse, error) {
-	of, err := selection(req.GetRepository(), req.GetImageId(), "all", req.GetAll())
+	repository, err := repositoryAlone(req.GetRepository())
 	if err != nil {
 		return nil, err
 	}
-	if err := nameless(req.GetRepository()); err != nil {
+	of, err := selection(repository, req.GetImageId(), "all", req.GetAll())
+	if err != nil {
 		return nil, err
 	}
 	gone, err := s.c.Tracker.ForgetMarks(ctx, of, req.GetDryRun())
@@ -134,7 +129,7 @@ func (s *Server) ForgetPreloaded(
 	}
 	return &adminv1.ForgetPreloadedResponse{
 		Forgotten: all(gone.Marks, markTo), Grants: all(gone.Grants, s.names().grant),
-		StillOpen: pairsTo(gone.Open),
+		StillOpen: all(gone.Open, pairTo),
 	}, nil
 }
 
@@ -142,11 +137,12 @@ func (s *Server) ForgetPreloaded(
 func (s *Server) RevokeEndorsements(
 	ctx context.Context, req *adminv1.RevokeEndorsementsRequest,
 ) (*adminv1.RevokeEndorsementsResponse, error) {
-	pairs, err := selection(req.GetRepository(), req.GetImageId(), "all", req.GetAll())
+	repository, err := repositoryAlone(req.GetRepository())
 	if err != nil {
 		return nil, err
 	}
-	if err := nameless(req.GetRepository()); err != nil {
+	pairs, err := selection(repository, req.GetImageId(), "all", req.GetAll())
+	if err != nil {
 		return nil, err
 	}
 	of := records.EndorsementSelection{
@@ -193,6 +189,6 @@ func (s *Server) EndDistrust(
 		s.c.Trusted()
 	}
 	return &adminv1.EndDistrustResponse{
-		Ended: distrustTo(&ended), Accepted: pairsTo(due),
+		Ended: distrustTo(&ended), Accepted: all(due, pairTo),
 	}, nil
 }

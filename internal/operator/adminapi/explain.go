@@ -73,7 +73,6 @@ func (s *Server) judge(
 	return c
 }
 
-// identity returns the fields of a pod that a verdict depends on.
 func identity(p tracker.Pod) tracker.Pod {
 	return tracker.Pod{UID: p.UID, Namespace: p.Namespace, Static: p.Static}
 }
@@ -96,7 +95,7 @@ func (s *Server) resolve(
 		if d := s.c.Tracker.CheckID(identity(p), name); d.Verdict != policy.Allow {
 			return i, &d, nil
 		}
-		return i, nil, refuse(codes.Unavailable, "the runtime cannot say what %q stands for: %s; "+seeRuntime,
+		return i, nil, status.Errorf(codes.Unavailable, "the runtime cannot say what %q stands for: %s; "+seeRuntime,
 			name.String(), status.Convert(err).Message())
 	}
 	return i, nil, fmt.Errorf("%w what %q stands for: %s", errUnasked, name.String(), status.Convert(err).Message())
@@ -137,11 +136,11 @@ func (s *Server) podOf(req *adminv1.ExplainRequest) (tracker.Pod, error) {
 	case 1:
 		return found[0], nil
 	case 0:
-		return tracker.Pod{}, refuse(codes.NotFound,
+		return tracker.Pod{}, status.Errorf(codes.NotFound,
 			"pod %s has no sandbox on this node; a pod of its namespace that is new can be asked about by namespace", what)
 	default:
 		uids := all(found, func(p tracker.Pod) string { return p.UID })
-		return tracker.Pod{}, refuse(codes.FailedPrecondition,
+		return tracker.Pod{}, status.Errorf(codes.FailedPrecondition,
 			"pods of several UIDs are or were %s; give one of them: %s", what, strings.Join(uids, ", "))
 	}
 }
@@ -205,9 +204,6 @@ func (s *Server) explained(c explanation, present tracker.Image) *adminv1.Explai
 func (s *Server) askPolicies(
 	ctx context.Context, req *adminv1.ExplainRequest, who tracker.Pod, name imageref.Ref, present tracker.Image,
 ) []admission.Explanation {
-	if s.c.Gate == nil {
-		return nil
-	}
 	var containers []string
 	switch {
 	case req.GetContainer() != "":
@@ -223,8 +219,18 @@ func (s *Server) askPolicies(
 	if len(containers) == 0 {
 		containers = []string{""}
 	}
+	return s.explainPolicies(ctx, who, containers, present, name, req.GetImage(), req.GetAsk())
+}
+
+// explainPolicies asks the gate about containers with a present image, which the spec of the pod names so.
+func (s *Server) explainPolicies(ctx context.Context, who tracker.Pod, containers []string, present tracker.Image,
+	name imageref.Ref, inSpec string, ask bool,
+) []admission.Explanation {
+	if s.c.Gate == nil {
+		return nil
+	}
 	image := admission.Image{ID: present.ID, Names: present.Names, Requested: name}
-	return s.c.Gate.ExplainPolicies(ctx, who, containers, image, req.GetImage(), req.GetAsk())
+	return s.c.Gate.ExplainPolicies(ctx, who, containers, image, inSpec, ask)
 }
 
 func (s *Server) unjudged() (n int32) {
@@ -255,7 +261,6 @@ func policyAnswerTo(e admission.Explanation) *adminv1.PolicyAnswer {
 	return a
 }
 
-// texts returns a map that a message can hold.
 func texts(m map[string]string) map[string]string {
 	valid := make(map[string]string, len(m))
 	for k, v := range m {

@@ -109,7 +109,6 @@ func (c explanation) Remedies() []string {
 	return append(all, c.remedies()...)
 }
 
-// remedies returns what would change the verdict.
 func (c explanation) remedies() []string {
 	switch {
 	case c.Reason == policy.Absent:
@@ -121,7 +120,6 @@ func (c explanation) remedies() []string {
 	}
 }
 
-// denials returns what would change an Allow.
 func (c explanation) denials() []string {
 	revoke := "`pullgatectl revoke " + c.pair() + "`"
 	reloaded := reload + ". Pods that hold a grant keep it until they end, or until " + revoke + "."
@@ -164,7 +162,6 @@ func (c explanation) denials() []string {
 	}
 }
 
-// permissions returns what would change a Reverify.
 func (c explanation) permissions() []string {
 	var all []string
 	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
@@ -207,7 +204,6 @@ func (c explanation) addNames(add func(string, ...any)) {
 	add("Name the image in the pod's spec by its repository, with a tag or a digest%s.", where)
 }
 
-// addProofs adds the ways in which the pod could prove access.
 func (c explanation) addProofs(add func(string, ...any)) {
 	repository := c.Pair.Repository
 	switch {
@@ -246,7 +242,6 @@ func (c explanation) addProofs(add func(string, ...any)) {
 	}
 }
 
-// addMark adds how an operator could open the image to every pod.
 func (c explanation) addMark(add func(string, ...any)) {
 	if c.Evidence.Preloaded || c.mode() != policy.ModeNeverVerifyPreloadedImages {
 		return
@@ -299,7 +294,6 @@ func (c explanation) Summary(image string) string {
 	return text + "."
 }
 
-// needsProof reports whether the verdict is Reverify.
 func (c explanation) needsProof() bool { return !c.Allowed() && c.Reason != policy.Absent }
 
 // stateNeedsProof is the state of an image that a pull has to bring: a proof, or signatures that are verified.
@@ -344,18 +338,16 @@ func (c explanation) State(reported func(admission.Finding) bool) string {
 
 func notAsked(f admission.Finding) bool { return f.Reason == admission.NotAsked && !f.Audit }
 
-func (c explanation) denied() []admission.Explanation {
-	return slices.DeleteFunc(slices.Clone(c.Policies),
-		func(e admission.Explanation) bool { return e.Admitted() || !e.Certain })
-}
+func (c explanation) denied() []admission.Explanation { return c.notAdmitted(true) }
 
 // undecided returns the calls whose answer depends on what is not known now.
-func (c explanation) undecided() []admission.Explanation {
+func (c explanation) undecided() []admission.Explanation { return c.notAdmitted(false) }
+
+func (c explanation) notAdmitted(certain bool) []admission.Explanation {
 	return slices.DeleteFunc(slices.Clone(c.Policies),
-		func(e admission.Explanation) bool { return e.Admitted() || e.Certain })
+		func(e admission.Explanation) bool { return e.Admitted() || e.Certain != certain })
 }
 
-// sandboxDenied reports whether policies deny the sandbox, so that the kubelet asks for no image.
 func (c explanation) sandboxDenied() bool {
 	return slices.ContainsFunc(c.denied(), func(e admission.Explanation) bool { return e.Stage == admission.StageSandbox })
 }
@@ -408,7 +400,6 @@ func container(e admission.Explanation) string {
 	}
 }
 
-// policyConsequences returns what follows from the answers of policies at the kubelet's calls.
 func (c explanation) policyConsequences() (all []string) {
 	for _, e := range c.denied() {
 		switch {
@@ -436,7 +427,6 @@ func (c explanation) policyConsequences() (all []string) {
 	return all
 }
 
-// policyRemedies returns what would change the answers of policies that deny or are not known.
 func (c explanation) policyRemedies() (all []string) {
 	add := func(format string, args ...any) {
 		if s := fmt.Sprintf(format, args...); !slices.Contains(all, s) {
@@ -468,7 +458,6 @@ func (c explanation) policyRemedies() (all []string) {
 	return all
 }
 
-// starts returns the outcome of a pull that proves access.
 func (c explanation) starts() string {
 	if len(c.denied()) > 0 {
 		return "access is recorded"

@@ -62,7 +62,6 @@ func short(id string) string {
 	return id[:min(digits, len(id))]
 }
 
-// pair returns the pair as flags of pullgatectl.
 func (c explanation) pair() string {
 	return "--image-id " + c.Pair.ImageID + " --repository " + c.Pair.Repository
 }
@@ -87,7 +86,6 @@ func (c explanation) secretOf(id credential.ID) string {
 	return ""
 }
 
-// credential returns the credential that the verdict depends on.
 func (c explanation) credential() string {
 	what := "credential " + short(string(c.Credential))
 	if s := c.secretOf(c.Credential); s != "" {
@@ -132,7 +130,6 @@ func (c explanation) valid(p records.Proof) bool {
 
 func (c explanation) mode() policy.Mode { return c.Rules.Policy.Mode() }
 
-// enumerated joins items with commas and "and".
 func enumerated(items []string) string {
 	const most = 5
 	if len(items) > most {
@@ -242,7 +239,6 @@ func (c explanation) open() string {
 		"credential of the node.", c.Pair.Repository, since)
 }
 
-// grantedBy returns the basis of the pod's grant.
 func (c explanation) grantedBy() string {
 	if c.Grant == nil {
 		return "what the grant depends on is unknown"

@@ -1,19 +1,19 @@
 package adminapi
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/base64"
-	"encoding/binary"
 	"fmt"
 	"hash/fnv"
 	"math"
 	"regexp"
 	"slices"
 	"strings"
-	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/pullgate/pullgate/internal/records"
@@ -29,100 +29,83 @@ const (
 	maxPageBytes = 1 << 20
 )
 
-// A listRequest has the fields that every request for a page has.
 type listRequest interface {
 	proto.Message
 	GetPageSize() int32
 	GetPageToken() string
 }
 
-// A page is the requested page of a list, and collects its entries.
-type page[T proto.Message] struct {
-	size  int
-	after string // the key of the last entry of the previous page; "" for none
-	scope uint64 // of the list and its filter, so that a token is valid for no other list
-
-	entries []T
-	bytes   int
-	last    string
-	next    string // the token of the next page; "" as long as this may be the last one
-}
-
-func pageOf[T proto.Message](req listRequest) (p page[T], err error) {
-	p.size = min(int(req.GetPageSize()), maxPage)
-	if p.size < 0 {
-		return p, invalid("page_size: %d is not allowed; allowed is 0, which means %d, up to %d", p.size, defaultPage,
-			maxPage)
-	}
-	if p.size == 0 {
-		p.size = defaultPage
-	}
+// position returns the key after which a page begins, "" for the first page, and a hash of the list and its filter, with
+// which tokens begin so that they are valid for no other list.
+func position(req listRequest) (after string, scope []byte, err error) {
 	filter := proto.Clone(req).ProtoReflect()
 	fields := filter.Descriptor().Fields()
 	filter.Clear(fields.ByName("page_size"))
 	filter.Clear(fields.ByName("page_token"))
 	text, err := proto.MarshalOptions{Deterministic: true}.Marshal(filter.Interface())
 	if err != nil {
-		return p, invalid("the filter is not readable: %v", err)
+		return "", nil, invalid("the filter is not readable: %v", err)
 	}
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(filter.Descriptor().Name())) // a hash never fails
 	_, _ = h.Write(text)
-	p.scope = h.Sum64()
+	scope = h.Sum(nil)
 	if req.GetPageToken() == "" {
-		return p, nil
+		return "", scope, nil
 	}
 	token, err := base64.RawURLEncoding.DecodeString(req.GetPageToken())
-	if err != nil || len(token) <= 8 || binary.BigEndian.Uint64(token) != p.scope {
-		return p, invalid("page_token: not one of this list with this filter; begin again without")
+	if err != nil || len(token) <= len(scope) || !bytes.HasPrefix(token, scope) {
+		return "", nil, invalid("page_token: not one of this list with this filter; begin again without")
 	}
-	p.after = string(token[8:])
-	return p, nil
-}
-
-// add adds an entry. If the page has no room for it, the page is full and the entry is not added.
-func (p *page[T]) add(key string, entry T) (full bool) {
-	size := proto.Size(entry)
-	if len(p.entries) > 0 && (len(p.entries) >= p.size || p.bytes+size > maxPageBytes) {
-		p.next = base64.RawURLEncoding.EncodeToString(append(binary.BigEndian.AppendUint64(nil, p.scope), p.last...))
-		return true
-	}
-	p.entries, p.bytes, p.last = append(p.entries, entry), p.bytes+size, key
-	return false
+	return string(token[len(scope):]), scope, nil
 }
 
 // separator joins the parts of a key. It does not occur in an image ID, a repository or a UID.
 const separator = "\x00"
 
-// list returns the requested page of entries, which read returns in the order of their keys, from the one after a key.
-// to makes the entry of the answer, and reports whether it is selected; repository is that of the request, "" for any.
+// list returns the requested page of entries, which read returns in the order of their keys, from the one after a key,
+// and the token of the next page. to makes the entry of the answer, and reports whether it is selected; repository is
+// that of the request, "" for any.
 func list[T any, M proto.Message](ctx context.Context, req listRequest,
 	read func(after string, limit int) ([]records.Keyed[T], error),
 	to func(repository string, entry T) (made M, selected bool),
-) (p page[M], err error) {
-	if p, err = pageOf[M](req); err != nil {
-		return p, err
+) (page []M, next string, err error) {
+	size := min(int(req.GetPageSize()), maxPage)
+	if size < 0 {
+		return nil, "", invalid("page_size: %d is not allowed; allowed is 0, which means %d, up to %d", size, defaultPage,
+			maxPage)
+	}
+	size = cmp.Or(size, defaultPage)
+	after, scope, err := position(req)
+	if err != nil {
+		return nil, "", err
 	}
 	repository := ""
 	if r, ok := req.(interface{ GetRepository() string }); ok {
 		if repository, err = repositoryOf("repository", r.GetRepository()); err != nil {
-			return p, err
+			return nil, "", err
 		}
 	}
-	found, err := read(p.after, math.MaxInt)
+	found, err := read(after, math.MaxInt)
 	if err != nil {
-		return p, err
+		return nil, "", err
 	}
+	total, last := 0, ""
 	for _, e := range found {
 		made, selected := to(repository, e.Value)
 		if err := ctx.Err(); err != nil {
-			return p, err
+			return nil, "", err
 		}
-		if selected && p.add(e.Key, made) {
-			break
+		if !selected {
+			continue
 		}
+		total += proto.Size(made)
+		if len(page) > 0 && (len(page) >= size || total > maxPageBytes) {
+			return page, base64.RawURLEncoding.EncodeToString(append(scope, last...)), nil
+		}
+		page, last = append(page, made), e.Key
 	}
-	return p, nil
+	return page, "", nil
 }
 
 // keyed returns how list reads entries that are in memory.
@@ -138,27 +121,27 @@ func keyed[T any](entries []T, key func(T) string) func(string, int) ([]records.
 	}
 }
 
-// fits reports whether a value is the wanted one, or any one is.
 func fits(wanted, got string) bool { return wanted == "" || wanted == got }
 
 // ListIntents lists pull intents.
 func (s *Server) ListIntents(
 	ctx context.Context, req *adminv1.ListIntentsRequest,
 ) (*adminv1.ListIntentsResponse, error) {
-	p, err := list(ctx, req, s.c.Store.IntentsAfter, func(repository string, in records.Intent) (*adminv1.Intent, bool) {
+	page, next, err := list(ctx, req, s.c.Store.IntentsAfter,
+		func(repository string, in records.Intent) (*adminv1.Intent, bool) {
 		return intentTo(in), fits(repository, in.Repository)
 	})
-	return &adminv1.ListIntentsResponse{Intents: p.entries, NextPageToken: p.next}, err
+	return &adminv1.ListIntentsResponse{Intents: page, NextPageToken: next}, err
 }
 
 // ListPreloaded lists preloaded marks.
 func (s *Server) ListPreloaded(
 	ctx context.Context, req *adminv1.ListPreloadedRequest,
 ) (*adminv1.ListPreloadedResponse, error) {
-	p, err := list(ctx, req, s.c.Store.MarksAfter, func(repository string, m records.Mark) (*adminv1.Mark, bool) {
+	page, next, err := list(ctx, req, s.c.Store.MarksAfter, func(repository string, m records.Mark) (*adminv1.Mark, bool) {
 		return markTo(m), fits(repository, m.Pair.Repository) && begins(m.Pair.ImageID, req.GetImageId())
 	})
-	return &adminv1.ListPreloadedResponse{Marks: p.entries, NextPageToken: p.next}, err
+	return &adminv1.ListPreloadedResponse{Marks: page, NextPageToken: next}, err
 }
 
 // ListEndorsements lists endorsements.
@@ -166,13 +149,13 @@ func (s *Server) ListEndorsements(
 	ctx context.Context, req *adminv1.ListEndorsementsRequest,
 ) (*adminv1.ListEndorsementsResponse, error) {
 	to := s.endorsements()
-	p, err := list(ctx, req, s.c.Store.EndorsementsAfter,
+	page, next, err := list(ctx, req, s.c.Store.EndorsementsAfter,
 		func(repository string, e records.Endorsement) (*adminv1.Endorsement, bool) {
 			return to(e), fits(repository, e.Pair.Repository) && begins(e.Pair.ImageID, req.GetImageId()) &&
 				strings.HasPrefix(e.Requirement, req.GetRequirement()) &&
 				(req.GetSigner() == "" || slices.Contains(e.Signers, req.GetSigner()))
 		})
-	return &adminv1.ListEndorsementsResponse{Endorsements: p.entries, NextPageToken: p.next}, err
+	return &adminv1.ListEndorsementsResponse{Endorsements: page, NextPageToken: next}, err
 }
 
 // ListGrants lists grants.
@@ -182,12 +165,12 @@ func (s *Server) ListGrants(ctx context.Context, req *adminv1.ListGrantsRequest)
 		pod := known[g.Pod]
 		return fits(of.GetUid(), g.Pod) && fits(of.GetNamespace(), pod.Namespace) && fits(of.GetName(), pod.Name)
 	})
-	p, err := list(ctx, req, keyed(grants, func(g tracker.Grant) string {
+	page, next, err := list(ctx, req, keyed(grants, func(g tracker.Grant) string {
 		return strings.Join([]string{g.Pod, g.Pair.ImageID, g.Pair.Repository}, separator)
 	}), func(repository string, g tracker.Grant) (*adminv1.Grant, bool) {
 		return known.grant(g), fits(repository, g.Pair.Repository)
 	})
-	return &adminv1.ListGrantsResponse{Grants: p.entries, NextPageToken: p.next}, err
+	return &adminv1.ListGrantsResponse{Grants: page, NextPageToken: next}, err
 }
 
 // ListPolicies lists the policies in use.
@@ -198,11 +181,11 @@ func (s *Server) ListPolicies(
 	if s.c.Policies != nil {
 		in = s.c.Policies()
 	}
-	p, err := list(ctx, req, keyed(in.GetPolicies(), func(policy *adminv1.Policy) string {
+	page, next, err := list(ctx, req, keyed(in.GetPolicies(), func(policy *adminv1.Policy) string {
 		return policy.GetKind() + separator + policy.GetName()
 	}), func(_ string, policy *adminv1.Policy) (*adminv1.Policy, bool) { return policy, true })
 	return &adminv1.ListPoliciesResponse{
-		Policies: p.entries, NextPageToken: p.next, Folder: in.GetFolder(), Hash: in.GetHash(),
+		Policies: page, NextPageToken: next, Folder: in.GetFolder(), Hash: in.GetHash(),
 		ReloadError: in.GetReloadError(), Enforcing: in.GetEnforcing(), RefuseUnjudged: in.GetRefuseUnjudged(),
 		Warnings: all(in.GetWarnings(), text),
 	}, err
@@ -227,13 +210,10 @@ func repositoryOf(field, name string) (string, error) {
 	return n.Repository(), nil
 }
 
-// A filter selects images; the zero value selects all.
 type filter struct {
+	*adminv1.ImageFilter
 	repository string
-	imageID    string
 	secret     records.SecretRef
-	created    time.Time // before it
-	unused     time.Time // since it
 }
 
 func filterOf(f *adminv1.ImageFilter) (filter, error) {
@@ -241,27 +221,18 @@ func filterOf(f *adminv1.ImageFilter) (filter, error) {
 	if err != nil {
 		return filter{}, err
 	}
-	selected := filter{
-		repository: repository, imageID: f.GetImageId(),
-		secret: records.SecretRef{
-			UID: f.GetSecret().GetUid(), Namespace: f.GetSecret().GetNamespace(),
-			Name: f.GetSecret().GetName(),
-		},
+	secret, err := secretOf("filter.", f.GetSecret(), f.GetNamespace())
+	return filter{f, repository, secret}, err
+}
+
+// secretOf returns the Secret that a request selects by its fields secret and namespace; in is the path to these.
+func secretOf(in string, s *adminv1.SecretRef, namespace string) (records.SecretRef, error) {
+	of := records.SecretRef{UID: s.GetUid(), Namespace: cmp.Or(namespace, s.GetNamespace()), Name: s.GetName()}
+	if s.GetNamespace() != "" && s.GetNamespace() != of.Namespace {
+		return of, invalid("%snamespace: %q is not that of %ssecret, %q; give one of them", in, namespace, in,
+			s.GetNamespace())
 	}
-	if ns := f.GetNamespace(); ns != "" {
-		if selected.secret.Namespace != "" && selected.secret.Namespace != ns {
-			return filter{}, invalid("filter.namespace: %q is not that of filter.secret, %q; give one of them", ns,
-				selected.secret.Namespace)
-		}
-		selected.secret.Namespace = ns
-	}
-	if t := f.GetCreatedBefore(); t != nil {
-		selected.created = t.AsTime()
-	}
-	if t := f.GetUnusedSince(); t != nil {
-		selected.unused = t.AsTime()
-	}
-	return selected, nil
+	return of, nil
 }
 
 // begins reports whether an image ID begins with a text, with "sha256:" or without.
@@ -269,7 +240,6 @@ func begins(id, with string) bool {
 	return strings.HasPrefix(id, with) || strings.HasPrefix(strings.TrimPrefix(id, "sha256:"), with)
 }
 
-// An image is what the runtime and the store have under one image ID.
 type image struct {
 	tracker.Image // of an absent image only the ID
 	present       bool
@@ -278,7 +248,7 @@ type image struct {
 
 // narrow reduces an image to the facts about the repository, and reports whether it is selected.
 func (f filter) narrow(i *image) bool {
-	if f.imageID != "" && !begins(i.ID, f.imageID) {
+	if !begins(i.ID, f.GetImageId()) {
 		return false
 	}
 	if f.repository != "" {
@@ -290,31 +260,21 @@ func (f filter) narrow(i *image) bool {
 			return false
 		}
 	}
-	return f.proved(i.facts) && f.aged(i.facts)
-}
-
-func (f filter) proved(facts records.ImageFacts) bool {
-	if f.secret == (records.SecretRef{}) {
-		return true
-	}
 	by := records.Revocation{Secret: f.secret}
-	return slices.ContainsFunc(facts.Records, func(r records.Record) bool {
+	if f.secret != (records.SecretRef{}) && !slices.ContainsFunc(i.facts.Records, func(r records.Record) bool {
 		return slices.ContainsFunc(r.Proofs, func(p records.Proof) bool { return by.Selects(p.Credential, p.Secrets) })
-	})
-}
-
-// aged reports whether the facts are at least as old, and unused for at least as long, as the filter requires.
-func (f filter) aged(facts records.ImageFacts) bool {
-	if !f.created.IsZero() &&
-		!slices.ContainsFunc(facts.Records, func(r records.Record) bool { return r.Created.Before(f.created) }) &&
-		!slices.ContainsFunc(facts.Marks, func(m records.Mark) bool { return m.Set.Before(f.created) }) {
+	}) {
 		return false
 	}
-	if f.unused.IsZero() {
-		return true
+	if t := f.GetCreatedBefore(); t != nil &&
+		!slices.ContainsFunc(i.facts.Records, func(r records.Record) bool { return r.Created.Before(t.AsTime()) }) &&
+		!slices.ContainsFunc(i.facts.Marks, func(m records.Mark) bool { return m.Set.Before(t.AsTime()) }) {
+		return false
 	}
-	used := func(r records.Record) bool { return !r.LastUsed.Before(f.unused) || !r.Created.Before(f.unused) }
-	return len(facts.Records) > 0 && !slices.ContainsFunc(facts.Records, used)
+	t := f.GetUnusedSince()
+	return t == nil || len(i.facts.Records) > 0 && !slices.ContainsFunc(i.facts.Records, func(r records.Record) bool {
+		return !r.LastUsed.Before(t.AsTime()) || !r.Created.Before(t.AsTime())
+	})
 }
 
 // ListImages lists images, ordered by ID.
@@ -327,12 +287,12 @@ func (s *Server) ListImages(ctx context.Context, req *adminv1.ListImagesRequest)
 	if err != nil {
 		return nil, err
 	}
-	p, err := list(ctx, req, keyed(images, func(i image) string { return i.ID }),
+	page, next, err := list(ctx, req, keyed(images, func(i image) string { return i.ID }),
 		func(_ string, i image) (*adminv1.Image, bool) {
 			selected := f.narrow(&i)
 			return s.imageTo(i, asked), selected
 		})
-	return &adminv1.ListImagesResponse{Images: p.entries, NextPageToken: p.next}, err
+	return &adminv1.ListImagesResponse{Images: page, NextPageToken: next}, err
 }
 
 // images returns every image of the runtime or the store. asked reports whether the runtime answered.
@@ -418,11 +378,11 @@ func (s *Server) GetImage(ctx context.Context, req *adminv1.GetImageRequest) (*a
 		return &adminv1.GetImageResponse{Image: s.imageTo(found[0], asked)}, nil
 	case len(found) > 1:
 		ids := all(found, func(i image) string { return i.ID })
-		return nil, refuse(codes.FailedPrecondition, "%q is the beginning of several image IDs; give more of one: %s",
+		return nil, status.Errorf(codes.FailedPrecondition, "%q is the beginning of several image IDs; give more of one: %s",
 			wanted, strings.Join(ids[:min(10, len(ids))], ", "))
 	case !asked && !isID:
 		return nil, fmt.Errorf("%w what %q stands for; give an image ID", errUnasked, wanted)
 	default:
-		return nil, refuse(codes.NotFound, "neither the runtime nor the store knows %q", wanted)
+		return nil, status.Errorf(codes.NotFound, "neither the runtime nor the store knows %q", wanted)
 	}
 }

@@ -46,8 +46,9 @@ func (s *Server) ListPods(ctx context.Context, req *adminv1.ListPodsRequest) (*a
 	}
 	waiting, cancel := context.WithTimeout(ctx, secretsLimit)
 	defer cancel()
-	runtime := resolver{Server: s, known: map[string]resolved{}}
-	p, err := list(ctx, req, keyed(s.podImages(), podImage.key), func(_ string, row podImage) (*adminv1.PodImage, bool) {
+	runtime := resolver{Server: s, known: map[string]tracker.Image{}}
+	page, next, err := list(ctx, req, keyed(s.podImages(), podImage.key),
+		func(_ string, row podImage) (*adminv1.PodImage, bool) {
 		c, state := s.stateOf(ctx, waiting, &runtime, row, func(f admission.Finding) bool {
 			return !policies.GetEnforcing() && !reported[f.Policy]
 		})
@@ -62,7 +63,7 @@ func (s *Server) ListPods(ctx context.Context, req *adminv1.ListPodsRequest) (*a
 	})
 	rules := s.c.Tracker.Rules()
 	return &adminv1.ListPodsResponse{
-		Images: p.entries, NextPageToken: p.next, PoliciesEnforcing: policies.GetEnforcing(),
+		Images: page, NextPageToken: next, PoliciesEnforcing: policies.GetEnforcing(),
 		Enforcing: !s.c.Settings.Shadow && rules.Policy.Mode() != policy.ModeNeverVerify,
 	}, err
 }
@@ -93,57 +94,46 @@ func (s *Server) stateOf(
 ) (c explanation, state string) {
 	if row.Image.Empty() { // only a pod that may use every image has a state without one
 		c.Decision = s.c.Tracker.CheckID(identity(row.Pod), imageref.New(anyID))
-		c.Policies = s.explainPolicies(ctx, row, tracker.Image{})
+		c.Policies = s.explainPolicies(ctx, row.Pod, []string{row.Container}, tracker.Image{}, row.Image, "", false)
 		if state = c.State(reported); state == stateNeedsProof {
 			state = "unknown"
 		}
 		return c, state
 	}
-	image := runtime.image(ctx, row.Pod, row.Image)
-	if image.err != nil {
+	present, refused, err := runtime.image(ctx, row.Pod, row.Image)
+	if err != nil {
 		return c, "unknown"
 	}
-	c = s.judge(waiting, row.Pod, row.Image, image.present, image.refused)
-	c.Policies = s.explainPolicies(ctx, row, image.present)
+	c = s.judge(waiting, row.Pod, row.Image, present, refused)
+	name := row.Image.String()
+	c.Policies = s.explainPolicies(ctx, row.Pod, []string{row.Container}, present, row.Image, name, false)
 	return c, c.State(reported)
 }
 
 // anyID is an image ID that no image has.
 const anyID = "sha256:0000000000000000000000000000000000000000000000000000000000000000"
 
-func (s *Server) explainPolicies(ctx context.Context, row podImage, present tracker.Image) []admission.Explanation {
-	if s.c.Gate == nil {
-		return nil
-	}
-	image := admission.Image{ID: present.ID, Names: present.Names, Requested: row.Image}
-	return s.c.Gate.ExplainPolicies(ctx, row.Pod, []string{row.Container}, image, row.Image.String(), false)
-}
-
 // A resolver asks the runtime once for each name, and no more after the runtime could not be reached.
 type resolver struct {
 	*Server
-	known map[string]resolved
+	known map[string]tracker.Image
 	down  error
 }
 
-type resolved struct {
-	present tracker.Image
-	refused *policy.Decision
-	err     error
-}
-
 // image returns what the runtime has under a name. An error can depend on the pod, and is not kept.
-func (r *resolver) image(ctx context.Context, who tracker.Pod, name imageref.Ref) (i resolved) {
-	i, ok := r.known[name.String()]
+func (r *resolver) image(
+	ctx context.Context, who tracker.Pod, name imageref.Ref,
+) (present tracker.Image, refused *policy.Decision, err error) {
+	present, ok := r.known[name.String()]
 	if ok || r.down != nil {
-		return resolved{i.present, nil, r.down}
+		return present, nil, r.down
 	}
-	i.present, i.refused, i.err = r.resolve(ctx, who, name)
+	present, refused, err = r.resolve(ctx, who, name)
 	switch {
-	case i.err == nil && i.refused == nil:
-		r.known[name.String()] = i
-	case errors.Is(i.err, errUnasked):
-		r.down = i.err
+	case err == nil && refused == nil:
+		r.known[name.String()] = present
+	case errors.Is(err, errUnasked):
+		r.down = err
 	}
-	return i
+	return present, refused, err
 }

@@ -212,7 +212,6 @@ func (s *Server) stream(
 	})
 }
 
-// A stoppable is a stream whose context ends when the server stops.
 type stoppable struct {
 	grpc.ServerStream
 	ctx context.Context //nolint:containedctx // it is that of the stream
@@ -242,20 +241,21 @@ func (s *Server) guard(method string, f func() error) (err error) {
 var (
 	// errUnasked is the beginning of an error that says for what the runtime was to be asked.
 	errUnasked  = errors.New("the runtime cannot be asked")
-	errStopping = refuse(codes.Unavailable, "pullgated is stopping; try again when it is back")
+	errStopping = status.Error(codes.Unavailable, "pullgated is stopping; try again when it is back")
 )
 
 const seeRuntime = "see that the runtime runs, and the log of pullgated"
 
-// refuse returns an error with the code and the text that the caller gets.
-func refuse(code codes.Code, format string, args ...any) error {
-	return status.Errorf(code, format, args...)
+func invalid(format string, args ...any) error {
+	return status.Errorf(codes.InvalidArgument, format, args...)
 }
 
-func invalid(format string, args ...any) error { return refuse(codes.InvalidArgument, format, args...) }
-
-// codeOf is the table of errors, their codes and what the caller can do. Every other error is Internal.
-func codeOf(err error) (code codes.Code, todo string, listed bool) {
+// answer makes the status of an error that ended a call, and reports whether the log should explain it. Errors that the
+// table does not list are Internal.
+func answer(err error) (explain bool, answered error) {
+	if err == nil {
+		return false, nil
+	}
 	for _, row := range []struct {
 		is   error
 		code codes.Code
@@ -280,31 +280,17 @@ func codeOf(err error) (code codes.Code, todo string, listed bool) {
 		{context.Canceled, codes.Canceled, ""},
 		{context.DeadlineExceeded, codes.DeadlineExceeded, ""},
 	} {
-		if errors.Is(err, row.is) {
-			return row.code, row.todo, true
+		if !errors.Is(err, row.is) {
+			continue
 		}
-	}
-	return codes.Internal, "", false
-}
-
-// answer makes the status of an error that ended a call, and reports whether the log should explain it.
-func answer(err error) (explain bool, answered error) {
-	if err == nil {
-		return false, nil
-	}
-	code, todo, listed := codeOf(err)
-	if !listed {
-		if _, ok := status.FromError(err); ok { // from gRPC itself, for example when a stream is broken
-			return false, err
+		text := strings.TrimPrefix(strings.TrimPrefix(err.Error(), "tracker: "), "back up records: ")
+		if row.todo != "" {
+			text += "; " + row.todo
 		}
-		return true, status.Error(codes.Internal, "internal error, see the log of pullgated")
+		return false, status.Error(row.code, text)
 	}
-	text := err.Error()
-	for _, of := range []string{"tracker: ", "back up records: "} {
-		text = strings.TrimPrefix(text, of)
+	if _, ok := status.FromError(err); ok { // from gRPC itself, for example when a stream is broken
+		return false, err
 	}
-	if todo != "" {
-		text += "; " + todo
-	}
-	return false, status.Error(code, text)
+	return true, status.Error(codes.Internal, "internal error, see the log of pullgated")
 }

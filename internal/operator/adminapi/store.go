@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -15,7 +16,6 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// maxChunk bounds the size of one message of a backup, in bytes.
 const maxChunk = 256 << 10
 
 // VerifyStore reads the whole store.
@@ -50,12 +50,12 @@ func (s *Server) Backup(_ *adminv1.BackupRequest, stream adminv1.PullRecords_Bac
 		return err
 	default:
 		s.c.Log.Error(err, "Failed to back up the store")
-		return refuse(codes.DataLoss, "the store could not be read to its end; the data that was sent is not a complete "+
+		return status.Errorf(codes.DataLoss, "the store could not be read to its end; the data that was sent is not a " +
+			"complete "+
 			"backup; see the answer of VerifyStore, and the log of pullgated")
 	}
 }
 
-// A sender sends the written bytes in messages.
 type sender struct {
 	stream adminv1.PullRecords_BackupServer
 	size   int64 // sent with the first message
@@ -98,7 +98,6 @@ func distrustTo(d *records.Distrust) *adminv1.Distrust {
 	return &adminv1.Distrust{Since: timestamp(d.Since), Reason: d.Reason}
 }
 
-// maxReported is how many credentials one report may have.
 const maxReported = 256
 
 // NodeCredentials accepts the reports of credential providers.
@@ -115,7 +114,8 @@ func (s *Server) ReportNodeCredentials(
 		return nil, err
 	}
 	if req.GetKeyFingerprint() != s.c.KeyFingerprint {
-		return nil, refuse(codes.FailedPrecondition, "the IDs were made with another key than that of this pullgated; "+
+		return nil, status.Errorf(codes.FailedPrecondition,
+			"the IDs were made with another key than that of this pullgated; "+
 			"give credential-provider the stateDir of pullgated as --state-dir, or restart pullgated if its node.key was "+
 			"replaced")
 	}
@@ -155,5 +155,4 @@ func checkReport(req *adminv1.ReportNodeCredentialsRequest, now time.Time) error
 	return nil
 }
 
-// unknownFields reports whether a newer version sent a message.
 func unknownFields(m proto.Message) bool { return len(m.ProtoReflect().GetUnknown()) > 0 }

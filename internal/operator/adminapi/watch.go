@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -25,7 +26,7 @@ func (s *Server) WatchDecisions(
 		return (namespace == "" || d.Pod.Namespace == namespace) && (repository == "" || d.Repository == repository)
 	})
 	if !ok {
-		return refuse(codes.ResourceExhausted, "%d others watch decisions already; end one of them", maxWatchers)
+		return status.Errorf(codes.ResourceExhausted, "%d others watch decisions already; end one of them", maxWatchers)
 	}
 	defer s.c.Decisions.forget(w)
 	// The headers tell the caller that the stream has every decision from now on.

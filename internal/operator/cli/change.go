@@ -61,7 +61,6 @@ func (c *Console) Agree(ctx context.Context, how *Consent, question string, plan
 	return c.confirm(ctx, question)
 }
 
-// show writes a plan to stderr.
 func (c *Console) show(plan func(*Page)) error {
 	p := c.page(c.errTerminal)
 	plan(p)
@@ -219,7 +218,7 @@ func (v View) Revocation(p *Page, r *adminv1.RevokeResponse) {
 		p.PaintProse(Heed, "", "%s preloaded and not touched by this: under a policy that exempts preloaded images every "+
 			"pod may still use marked images. `pullgatectl preloaded forget` ends that.",
 			Count(len(r.GetMarked()), "pair is", "pairs are"))
-		v.Marks(p, r.GetMarked())
+		v.marks(p, r.GetMarked())
 	}
 }
 
@@ -229,7 +228,7 @@ func (v View) ending(p *Page, grants []*adminv1.Grant) {
 	}
 	p.Gap()
 	p.Prose("", "Grants that end; running containers continue, and new containers of these pods are judged again:")
-	v.Grants(p, grants)
+	v.grants(p, grants)
 }
 
 // Revoked prints what was revoked, in one sentence.
@@ -268,7 +267,7 @@ func (View) Accepted(p *Page, r *adminv1.AcceptPreloadedResponse) {
 
 // Forgetting prints which marks are removed, or would be.
 func (v View) Forgetting(p *Page, r *adminv1.ForgetPreloadedResponse) {
-	v.Marks(p, r.GetForgotten())
+	v.marks(p, r.GetForgotten())
 	v.ending(p, r.GetGrants())
 	if len(r.GetStillOpen()) > 0 {
 		p.Gap()
@@ -282,11 +281,6 @@ func (v View) Forgetting(p *Page, r *adminv1.ForgetPreloadedResponse) {
 func (View) Forgotten(p *Page, r *adminv1.ForgetPreloadedResponse) {
 	p.Prose("", "Forgot %s, ended %s. The images need proof from now on.", Count(len(r.GetForgotten()), "mark", "marks"),
 		Count(len(r.GetGrants()), "grant", "grants"))
-}
-
-// EndorsementRevocation prints which endorsements are revoked, or would be.
-func (v View) EndorsementRevocation(p *Page, r *adminv1.RevokeEndorsementsResponse) {
-	v.Endorsements(p, r.GetEndorsements())
 }
 
 // EndorsementsRevoked prints what was revoked, in one sentence.

@@ -296,11 +296,11 @@ func TestEmptyAnswersHaveAMessage(t *testing.T) {
 	v := cli.View{Now: time.Unix(0, 0).UTC()}
 	for name, draw := range map[string]func(*cli.Page){
 		"Status":       func(p *cli.Page) { v.Status(p, nil) },
-		"Images":       func(p *cli.Page) { v.Images(p, []*adminv1.Image{nil}) },
+		"Images":       func(p *cli.Page) { v.Images(p, &adminv1.ListImagesResponse{Images: []*adminv1.Image{nil}}) },
 		"Image":        func(p *cli.Page) { v.Image(p, nil) },
-		"Intents":      func(p *cli.Page) { v.Intents(p, []*adminv1.Intent{nil}) },
-		"Grants":       func(p *cli.Page) { v.Grants(p, []*adminv1.Grant{nil}) },
-		"Marks":        func(p *cli.Page) { v.Marks(p, []*adminv1.Mark{nil}) },
+		"Intents":      func(p *cli.Page) { v.Intents(p, &adminv1.ListIntentsResponse{Intents: []*adminv1.Intent{nil}}) },
+		"Grants":       func(p *cli.Page) { v.Grants(p, &adminv1.ListGrantsResponse{Grants: []*adminv1.Grant{nil}}) },
+		"Preloaded":    func(p *cli.Page) { v.Preloaded(p, &adminv1.ListPreloadedResponse{Marks: []*adminv1.Mark{nil}}) },
 		"Explanation":  func(p *cli.Page) { v.Explanation(p, nil) },
 		"Decision":     func(p *cli.Page) { v.Decision(p, nil) },
 		"Trusting":     func(p *cli.Page) { v.Trusting(p, nil) },
@@ -323,7 +323,7 @@ func TestTheSameAnswerIsTheSameText(t *testing.T) {
 	var first string
 	for range 20 {
 		p := &cli.Page{}
-		v.Images(p, []*adminv1.Image{image})
+		v.Images(p, &adminv1.ListImagesResponse{Images: []*adminv1.Image{image}})
 		v.Image(p, image)
 		got := string(p.Take())
 		if first == "" {

@@ -59,7 +59,6 @@ func (c *Console) At(endpoint string) *Console {
 	return &at
 }
 
-// socket returns the path of the daemon's socket.
 func (c *Console) socket() (string, error) {
 	if c.endpoint != "" {
 		return Path("--endpoint", c.endpoint)
@@ -155,7 +154,6 @@ func (l Link) limited(ctx context.Context) (context.Context, context.CancelFunc)
 	return context.WithTimeout(ctx, l.Limit)
 }
 
-// reach waits for the connection and reports whether there is one.
 func (l Link) reach(ctx context.Context, conn *grpc.ClientConn) bool {
 	ctx, cancel := l.limited(ctx)
 	defer cancel()

@@ -76,7 +76,6 @@ func policyAnswers(p *Page, e *adminv1.ExplainResponse) {
 	}
 }
 
-// notAsked reports whether a finding is missing because explain was not to ask.
 func notAsked(f *adminv1.Finding) bool { return f.GetReason() == "NOT_ASKED" && !f.GetAudit() }
 
 func printFinding(p *Page, f *adminv1.Finding) {
@@ -108,7 +107,6 @@ func sentences(p *Page, title string, list []string) {
 	}
 }
 
-// evidence prints the facts that the verdict depends on, one in each row.
 func (v View) evidence(p *Page, e *adminv1.ExplainResponse) {
 	row := func(name, format string, args ...any) { p.Prose(fmt.Sprintf("  %-13s", name), format, args...) }
 	facts := e.GetEvidence()
@@ -168,7 +166,6 @@ func (v View) evidence(p *Page, e *adminv1.ExplainResponse) {
 	}
 }
 
-// recordRows prints which credentials proved access.
 func (v View) recordRows(row func(name, format string, args ...any), facts *adminv1.Evidence) {
 	r := facts.GetRecord()
 	switch {

@@ -120,7 +120,6 @@ func (c *Console) CompleteImages(cmd *cobra.Command, args []string, begun string
 	return c.complete(cmd, begun, ofImages((*adminv1.Image).GetNames)), cobra.ShellCompDirectiveNoFileComp
 }
 
-// patience is how long a completion waits for the daemon.
 const patience = time.Second
 
 // harmless matches text that a shell takes as one word without special meaning, however its completion scripts quote.
@@ -160,56 +159,45 @@ func IsID(image string) bool { return beginningOfID.MatchString(strings.TrimPref
 func expandIDs(ctx context.Context, api adminv1.PullRecordsClient, request proto.Message) error {
 	m := request.ProtoReflect()
 	for _, of := range []struct {
-		field  protoreflect.Name
-		whole  *regexp.Regexp
-		expand func(context.Context, adminv1.PullRecordsClient, string) (string, error)
+		field              protoreflect.Name
+		flag, none, advice string
+		whole              *regexp.Regexp
 	}{
-		{"image_id", wholeImageID, expandImageID},
-		{"credential_id", wholeCredentialID, expandCredentialID},
-		{"requirement", wholeRequirement, expandRequirement},
+		{field: "image_id", flag: "image-id", whole: wholeImageID},
+		{
+			"credential_id", "credential", "no credential that proved access has an ID with this prefix",
+			"pullgatectl images get IMAGE has those of an image", wholeCredentialID,
+		},
+		{
+			"requirement", "requirement", "no endorsement is for a requirement with this prefix",
+			"pullgatectl endorsement list shows the requirements", wholeRequirement,
+		},
 	} {
 		field := m.Descriptor().Fields().ByName(of.field)
 		if field == nil || !m.Has(field) || of.whole.MatchString(m.Get(field).String()) {
 			continue
 		}
-		id, err := of.expand(ctx, api, m.Get(field).String())
+		id := m.Get(field).String()
+		var err error
+		switch {
+		case of.flag != "requirement" && !IsID(id):
+			return Misused("give 7 digits or more; pullgatectl images list and images get show 12",
+				"--%s %q: not an ID, and not at least the first 7 digits of one", of.flag, id)
+		case of.flag == "image-id":
+			var answer *adminv1.GetImageResponse
+			if answer, err = api.GetImage(ctx, &adminv1.GetImageRequest{Image: id}); err != nil {
+				return fmt.Errorf("--image-id %s: %w", id, err)
+			}
+			id = answer.GetImage().GetImageId()
+		default:
+			id, err = expand(ctx, api, of.flag, id, of.advice, of.none)
+		}
 		if err != nil {
 			return err
 		}
 		m.Set(field, protoreflect.ValueOfString(id))
 	}
 	return nil
-}
-
-func expandImageID(ctx context.Context, api adminv1.PullRecordsClient, id string) (string, error) {
-	if !IsID(id) {
-		return "", notAnID("image-id", id)
-	}
-	answer, err := api.GetImage(ctx, &adminv1.GetImageRequest{Image: id})
-	if err != nil {
-		return "", fmt.Errorf("--image-id %s: %w", id, err)
-	}
-	return answer.GetImage().GetImageId(), nil
-}
-
-// expandCredentialID searches the credentials that have proved access.
-func expandCredentialID(ctx context.Context, api adminv1.PullRecordsClient, id string) (string, error) {
-	if !beginningOfID.MatchString(id) {
-		return "", notAnID("credential", id)
-	}
-	return expand(ctx, api, "credential", id,
-		"pullgatectl images get IMAGE has those of an image", "no credential that proved access has an ID with this prefix")
-}
-
-// expandRequirement searches the requirements that images were endorsed for.
-func expandRequirement(ctx context.Context, api adminv1.PullRecordsClient, hash string) (string, error) {
-	return expand(ctx, api, "requirement", hash,
-		"pullgatectl endorsement list shows the requirements", "no endorsement is for a requirement with this prefix")
-}
-
-func notAnID(flag, id string) error {
-	return Misused("give 7 digits or more; pullgatectl images list and images get show 12",
-		"--%s %q: not an ID, and not at least the first 7 digits of one", flag, id)
 }
 
 // expand returns the only known value of a flag with a prefix. none is the error if there is none.

@@ -17,7 +17,6 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// mostOfPage is the maximum number of entries in one request.
 const mostOfPage = 100
 
 // A ListPage is an answer with a page of a list. Its first field has the entries.
@@ -66,9 +65,9 @@ func List[Q proto.Message, A ListPage](ctx context.Context, api adminv1.PullReco
 }
 
 // Images prints which pods may use which image, a line for each repository of an image.
-func (v View) Images(p *Page, images []*adminv1.Image) {
+func (v View) Images(p *Page, r *adminv1.ListImagesResponse) {
 	var rows [][]string
-	for _, i := range images {
+	for _, i := range r.GetImages() {
 		known := repositories(i)
 		for _, k := range known {
 			since := k.record.GetCreated()
@@ -153,14 +152,14 @@ func (v View) record(p *Page, r *adminv1.Record) {
 	}
 }
 
-// expiry returns when a proof or an endorsement has to be renewed.
 func (v View) expiry(expires *timestamppb.Timestamp) string {
 	return strings.TrimPrefix(v.ago(expires), "at ")
 }
 
 // Intents prints the pulls without a known result.
-func (v View) Intents(p *Page, intents []*adminv1.Intent) {
-	tableOf(p, []string{"REPOSITORY", "NAME", "STATE", "BEGUN", "ANSWER LOST"}, intents, func(i *adminv1.Intent) []string {
+func (v View) Intents(p *Page, r *adminv1.ListIntentsResponse) {
+	head := []string{"REPOSITORY", "NAME", "STATE", "BEGUN", "ANSWER LOST"}
+	tableOf(p, head, r.GetIntents(), func(i *adminv1.Intent) []string {
 		state := "in progress"
 		if i.GetEnded() != nil {
 			state = "answer lost"
@@ -170,7 +169,9 @@ func (v View) Intents(p *Page, intents []*adminv1.Intent) {
 }
 
 // Grants prints which pods may use which images.
-func (v View) Grants(p *Page, grants []*adminv1.Grant) {
+func (v View) Grants(p *Page, r *adminv1.ListGrantsResponse) { v.grants(p, r.GetGrants()) }
+
+func (v View) grants(p *Page, grants []*adminv1.Grant) {
 	tableOf(p, []string{"POD", "UID", "REPOSITORY", "IMAGE ID", "REASON", "CREDENTIAL"}, grants,
 		func(g *adminv1.Grant) []string {
 			name := ""
@@ -178,8 +179,7 @@ func (v View) Grants(p *Page, grants []*adminv1.Grant) {
 				name = podName(g.GetPod())
 			}
 			return []string{
-				name, g.GetPod().GetUid(), g.GetPair().GetRepository(), v.ID(g.GetPair().GetImageId()),
-				g.GetReason(),
+				name, g.GetPod().GetUid(), g.GetPair().GetRepository(), v.ID(g.GetPair().GetImageId()), g.GetReason(),
 				v.ID(g.GetCredentialId()),
 			}
 		})
@@ -200,7 +200,6 @@ func (View) Pods(p *Page, r *adminv1.ListPodsResponse) {
 	}
 }
 
-// pullSecrets returns with which Secrets a pull would prove access.
 func pullSecrets(i *adminv1.PodImage) string {
 	switch names := strings.Join(i.GetPullSecrets(), ", "); {
 	case i.GetState() != "needs proof":
@@ -212,17 +211,19 @@ func pullSecrets(i *adminv1.PodImage) string {
 	}
 }
 
-// Marks prints the preloaded images.
-func (v View) Marks(p *Page, marks []*adminv1.Mark) {
+// Preloaded prints the preloaded images.
+func (v View) Preloaded(p *Page, r *adminv1.ListPreloadedResponse) { v.marks(p, r.GetMarks()) }
+
+func (v View) marks(p *Page, marks []*adminv1.Mark) {
 	tableOf(p, []string{"REPOSITORY", "IMAGE ID", "SINCE", "SET BY"}, marks, func(m *adminv1.Mark) []string {
 		return []string{m.GetPair().GetRepository(), v.ID(m.GetPair().GetImageId()), v.age(m.GetSet()), m.GetOrigin()}
 	})
 }
 
 // Endorsements prints for which images signatures were verified.
-func (v View) Endorsements(p *Page, endorsements []*adminv1.Endorsement) {
+func (v View) Endorsements(p *Page, r interface{ GetEndorsements() []*adminv1.Endorsement }) {
 	head := []string{"REPOSITORY", "IMAGE ID", "RULES", "REQUIREMENT", "SIGNERS", "VERIFIED", "EXPIRES"}
-	tableOf(p, head, endorsements, func(e *adminv1.Endorsement) []string {
+	tableOf(p, head, r.GetEndorsements(), func(e *adminv1.Endorsement) []string {
 		rules, expires := strings.Join(e.GetRules(), "; "), v.expiry(e.GetExpires())
 		switch {
 		case e.GetVerified() == nil:
@@ -253,7 +254,6 @@ func (v View) pairs(p *Page, pairs []*adminv1.Pair) {
 	})
 }
 
-// A repository contains the facts about one repository of an image.
 type repository struct {
 	repository string
 	record     *adminv1.Record
@@ -261,7 +261,6 @@ type repository struct {
 	unreadable bool
 }
 
-// repositories returns the facts about an image, by repository.
 func repositories(i *adminv1.Image) []*repository {
 	by := map[string]*repository{}
 	of := func(name string) *repository {
@@ -327,7 +326,6 @@ func secretNames(secrets []*adminv1.SecretRef) string {
 	return strings.Join(all, ", ")
 }
 
-// origin returns in a sentence what set a mark.
 func origin(o string) string {
 	switch o {
 	case "first start":
@@ -382,7 +380,6 @@ func (v View) Decision(p *Page, d *adminv1.WatchDecisionsResponse) {
 	}, v.decisionWidths())
 }
 
-// verdict returns the word for a verdict in the log and in the decision log.
 func verdict(v adminv1.Verdict) string {
 	switch v {
 	case adminv1.Verdict_VERDICT_ALLOW:

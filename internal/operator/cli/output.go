@@ -98,10 +98,10 @@ func (c *Console) Print(o *Output, m any, draw func(View, *Page)) error {
 	return c.Emit(b)
 }
 
-// ShowCommand makes cmd make a call and print its answer; then, unless nil, returns the error of the command.
+// ShowCommand makes cmd make a call and print its answer; then returns the error of the command.
 func ShowCommand[R any](c *Console, cmd *cobra.Command, o *Output,
 	call func(ctx context.Context, api adminv1.PullRecordsClient, args []string) (R, error), draw func(View, *Page, R),
-	then func(R) error,
+	then ...func(R) error,
 ) *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		return c.Ask(cmd.Context(), func(ctx context.Context, api adminv1.PullRecordsClient) error {
@@ -109,10 +109,10 @@ func ShowCommand[R any](c *Console, cmd *cobra.Command, o *Output,
 			if err == nil {
 				err = c.Print(o, answer, func(v View, p *Page) { draw(v, p, answer) })
 			}
-			if err == nil && then != nil {
-				err = then(answer)
+			if err != nil || len(then) == 0 {
+				return err
 			}
-			return err
+			return then[0](answer)
 		})
 	}
 	c.CompleteFlags(cmd)

@@ -3,12 +3,11 @@ package cli
 import (
 	"bytes"
 	"fmt"
-	"regexp"
-	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
 
+	"github.com/prometheus/common/model"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/apimachinery/pkg/util/duration"
 
@@ -204,7 +203,6 @@ func (v View) lasting(t *timestamppb.Timestamp) string {
 
 func (View) date(t *timestamppb.Timestamp) string { return t.AsTime().UTC().Format(time.RFC3339) }
 
-// podName returns the best known name of a pod.
 func podName(p *adminv1.PodRef) string {
 	switch {
 	case p.GetName() != "":
@@ -238,37 +236,16 @@ func Count[N int | int64 | uint64](n N, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-const day = 24 * time.Hour
-
 // age returns a duration as kubectl does: 3d4h, 5m10s, 0s. A negative one is 0s, since clocks differ a little.
 func age(d time.Duration) string { return duration.HumanDuration(max(0, d)) }
 
-var ageForm = regexp.MustCompile(`^(?:(\d{1,3})y)?(?:(\d{1,5})d)?([^yd]*)$`)
-
 // ParseAge reads a positive duration with days and years: 30d, 1y, 3d4h, 90m.
 func ParseAge(s string) (time.Duration, error) {
-	part := ageForm.FindStringSubmatch(s)
-	if part == nil {
-		return 0, errAge(s)
+	age, err := model.ParseDuration(s)
+	if err != nil || age <= 0 {
+		return 0, fmt.Errorf("%q is not an age; write 30d, 12h or 3d4h", s)
 	}
-	years, _ := strconv.Atoi("0" + part[1])
-	days, _ := strconv.Atoi("0" + part[2])
-	var rest time.Duration
-	if part[3] != "" {
-		var err error
-		if rest, err = time.ParseDuration(part[3]); err != nil || rest < 0 {
-			return 0, errAge(s)
-		}
-	}
-	all := time.Duration(365*years+days)*day + rest
-	if all <= 0 {
-		return 0, errAge(s)
-	}
-	return all, nil
-}
-
-func errAge(s string) error {
-	return fmt.Errorf("%q is not an age; write 30d, 12h or 3d4h", s)
+	return time.Duration(age), nil
 }
 
 // Size returns a number of bytes in the largest unit that fits.

@@ -98,7 +98,6 @@ func (v View) Configuration(p *Page, s *adminv1.GetStatusResponse) {
 	p.Text("  ", s.GetConfiguration())
 }
 
-// also returns the known parts of a runtime's name and version.
 func also(name, version string) string {
 	if name == "" {
 		return ""
@@ -163,7 +162,6 @@ func (View) Policies(p *Page, r *adminv1.ListPoliciesResponse) {
 	}
 }
 
-// reviewBackends prints image review backends, if there are some.
 func reviewBackends(p *Page, backends []*adminv1.Policy) {
 	if len(backends) == 0 {
 		return
@@ -187,7 +185,6 @@ func reviewBackends(p *Page, backends []*adminv1.Policy) {
 	})
 }
 
-// signatureRules prints rules about signatures, if there are some.
 func signatureRules(p *Page, policies []*adminv1.Policy) {
 	if len(policies) == 0 {
 		return
@@ -219,7 +216,6 @@ func signatureRules(p *Page, policies []*adminv1.Policy) {
 	p.Table([]string{"KIND", "NAME", "RULE", "MODE", "NAMESPACES", "IMAGES", "REQUIRES"}, rows)
 }
 
-// kept returns how long answers are kept.
 func kept(d *durationpb.Duration) string {
 	if d.AsDuration() == 0 {
 		return "no cache"

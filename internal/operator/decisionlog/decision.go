@@ -48,7 +48,6 @@ type Recorder interface {
 	Record(d Decision)
 }
 
-// written is a decision in the form of a line.
 type written struct {
 	V            int     `json:"v"`
 	Time         string  `json:"time"`
@@ -73,7 +72,6 @@ type written struct {
 	Policies []finding `json:"policies,omitempty"`
 }
 
-// A finding is what one validator said, by one policy and rule.
 type finding struct {
 	Validator  string `json:"validator"`
 	Policy     string `json:"policy,omitempty"`
@@ -135,7 +133,6 @@ type secret struct {
 	Name      string `json:"name,omitempty"`
 }
 
-// An entry is a decision in the queue.
 type entry struct {
 	at      time.Time
 	before  uint64 // decisions that were dropped between the previous entry and this one

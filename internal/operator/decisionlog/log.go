@@ -137,7 +137,6 @@ func (l *Log) Run(ctx context.Context) {
 // Close closes the file. Run must have returned, or must not have been called.
 func (l *Log) Close() error { return l.to.Close() }
 
-// flush stops accepting decisions, and writes the queued ones.
 func (l *Log) flush() {
 	l.mu.Lock()
 	l.closed = true
@@ -206,7 +205,6 @@ func (l *Log) swap() error {
 // ErrNotALog means that a file cannot be a log of decisions; the log does not write to it.
 var ErrNotALog = errors.New("decisions: not a log of decisions")
 
-// errEnded is the error of Reopen after Run.
 var errEnded = errors.New("decisions: log has ended")
 
 // PathHint says what to do about a path that cannot be used.
@@ -216,14 +214,12 @@ const PathHint = "set decisionLog.path to a file of its own in a directory that 
 // mode is the mode of a new file. An existing file keeps its mode.
 const mode = 0o600
 
-// A sink is the destination of lines.
 type sink interface {
 	io.WriteCloser
 	// Gone reports whether no path leads to the file any more, so that further writes would be lost.
 	Gone() bool
 }
 
-// A file is a sink on disk.
 type file struct {
 	*os.File
 

@@ -15,7 +15,6 @@ import (
 // directory at every start, so only its content shows that there are such files.
 const defaultAuthDir = "/etc/crio/auth"
 
-// provider is the plugin that writes auth files of namespaces.
 const provider = "crio-credential-provider"
 
 // NamespaceCredentials returns what shows that CRI-O pulls, or may pull, with credentials that it holds for a
@@ -143,7 +142,6 @@ func (h Host) uncommented(path string) (string, error) {
 	return strings.Join(lines, ""), nil
 }
 
-// glob returns the paths of the host that match a pattern, in order.
 func (h Host) glob(pattern string) []string {
 	found, _ := filepath.Glob(h.Path(pattern)) // an error is of the pattern
 	for i, f := range found {

@@ -23,7 +23,6 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// configuration checks the file that the daemon reads.
 func (n Node) configuration(context.Context) []Finding {
 	if n.ConfigErr != nil {
 		return []Finding{failed(n.ConfigErr, "correct what it names, then run pullgated --check-config",
@@ -184,7 +183,6 @@ func (n Node) recorded(ctx context.Context) []Finding {
 	return []Finding{ok("%s is valid, with %d values", path, v.Values)}
 }
 
-// state checks the files of the state directory.
 func (n Node) state(context.Context) []Finding {
 	dir := n.Config.StateDir
 	info, err := os.Lstat(n.Path(dir))
@@ -234,7 +232,6 @@ func socketPath(endpoint string) string {
 	return endpoint
 }
 
-// sockets checks the owner of each socket and the process that answers there.
 func (n Node) sockets(ctx context.Context) []Finding {
 	var all []Finding
 	folders := []string{}
@@ -261,7 +258,6 @@ func (n Node) sockets(ctx context.Context) []Finding {
 	return append(all, n.runtimeSocket(ctx, socketPath(n.Config.RuntimeEndpoint)))
 }
 
-// own checks a socket of pullgated.
 func (n Node) own(ctx context.Context, field, path string) (all []Finding) {
 	info, err := n.socket(path)
 	if err != nil {
@@ -316,7 +312,6 @@ func (n Node) socket(path string) (fs.FileInfo, error) {
 	return info, err
 }
 
-// peer connects to a socket and returns the process that listens there.
 func (n Node) peer(ctx context.Context, path string) (process, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

@@ -18,7 +18,6 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// patience is how long a check waits for one process, socket or host.
 const patience = 2 * time.Second
 
 // A Level is the severity of a finding.
@@ -187,7 +186,6 @@ func (n Node) read(path string) string {
 
 // glob returns the paths of the node that match a pattern, in order.
 
-// counted returns a number of things: "1 record", "2 records".
 func counted[N ~int | ~uint64 | ~int64](n N, thing string) string {
 	if n != 1 {
 		thing += "s"

@@ -19,7 +19,6 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 )
 
-// kubelet checks which endpoints the kubelet dials, now and after its next start.
 func (n Node) kubelet(ctx context.Context) []Finding {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -57,7 +56,6 @@ func (n Node) kubeletFiles(ctx context.Context, s Settings) []Finding {
 	return all
 }
 
-// kubeletRoot compares the root directory of a kubelet with admission.kubeletRoot, if there are policies.
 func (n Node) kubeletRoot(s Settings) []Finding {
 	if err := s.CheckRoot(n.Config.Admission.KubeletRoot); err != nil && n.Config.Admission.Policies != "" {
 		return []Finding{fail(program.HintOf(err), "%v", err)}
@@ -245,7 +243,6 @@ func (h Host) ProcessSettings(pid int) (Settings, error) {
 	return h.settings(configured, before)
 }
 
-// words are the arguments of a process, without the program.
 func (p Process) words() []word {
 	var all []word
 	for i, arg := range p.Args {
@@ -256,7 +253,6 @@ func (p Process) words() []word {
 	return all
 }
 
-// find returns the unit that runs the kubelet.
 func (h Host) find(ctx context.Context, name string) (Unit, error) {
 	if name != "" {
 		if path.Ext(name) == "" {

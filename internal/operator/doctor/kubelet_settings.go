@@ -117,7 +117,6 @@ func (s Settings) CheckRoot(configured string) error {
 		configured, s.Root.Value, s.Root.From)
 }
 
-// take sets an endpoint unless it is empty.
 func take(to *Setting, endpoint Setting) {
 	if endpoint.Value != "" {
 		*to = endpoint
@@ -290,7 +289,6 @@ func (r rancher) read(h Host, file string) error {
 	return nil
 }
 
-// one returns the effective value of an option that has one value.
 func (r rancher) one(name string, short ...string) word {
 	var found word
 	for _, v := range r.values[name] {

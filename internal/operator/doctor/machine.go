@@ -31,7 +31,6 @@ const (
 	littleNodes = 1000
 )
 
-// disk checks the file system of the store.
 func (n Node) disk(context.Context) []Finding {
 	dir := n.Config.StateDir
 	d, err := n.Disk(n.Path(dir))
@@ -56,7 +55,6 @@ func (n Node) disk(context.Context) []Finding {
 	return all
 }
 
-// space checks the free space of the store's file system.
 func (n Node) space(context.Context) []Finding {
 	dir := n.Config.StateDir
 	d, err := n.Disk(n.Path(dir))
@@ -92,7 +90,6 @@ func (n Node) boot(ctx context.Context) []Finding {
 		"pullgated is not enabled: after the next boot the kubelet would reach no runtime")}
 }
 
-// clock compares the clock with earlier times in the store. Proofs have times.
 func (n Node) clock(context.Context) []Finding {
 	var all []Finding
 	now := n.Now()
@@ -352,7 +349,6 @@ func (n Node) mirrors(ctx context.Context) (all []Finding) {
 	return append(all, answers...)
 }
 
-// ask sends a request without credentials to a mirror.
 func (n Node) ask(ctx context.Context, m mirror) Finding {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -470,7 +466,6 @@ func (n Node) containerdFile(path string, r *registries) (dirs []string) {
 	return dirs
 }
 
-// hostsFile adds the content of the hosts.toml of a registry.
 func (n Node) hostsFile(path string, r *registries) {
 	type host struct {
 		OverridePath bool           `toml:"override_path"`

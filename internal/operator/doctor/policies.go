@@ -134,7 +134,6 @@ func (n Node) askPolicyd(ctx context.Context, path, hash, without string) Findin
 	return ok("%s answers at %s, with the policy files of %s", policydProgram, path, n.Config.Admission.Policies)
 }
 
-// policydUnits checks that the socket is there after the next boot, if systemd has it.
 func (n Node) policydUnits(ctx context.Context, without string) []Finding {
 	unit, loaded := program.Show(ctx, n.Run, policydSocket, "UnitFileState")
 	// without the unit, another program starts pullgate-policyd
@@ -145,7 +144,6 @@ func (n Node) policydUnits(ctx context.Context, without string) []Finding {
 	return nil
 }
 
-// policydFolder compares the configuration files of pullgate-policyd and pullgated.
 func (n Node) policydFolder() []Finding {
 	c, err := config.LoadPolicyd(n.Path(policydConfig))
 	switch {
@@ -284,7 +282,6 @@ func (n Node) visible(ctx context.Context) (paths []string) {
 	return paths
 }
 
-// account returns the IDs of a user of the node and of the user's group.
 func (n Node) account(name string) (uid, gid int, known bool) {
 	for line := range strings.Lines(n.read("/etc/passwd")) {
 		fields := strings.Split(line, ":")

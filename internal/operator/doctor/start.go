@@ -109,7 +109,6 @@ func (n Node) startPodSource(context.Context) []Finding {
 	return all
 }
 
-// startPolicies reads the policy files as the daemon does.
 func (n Node) startPolicies(context.Context) (all []Finding) {
 	c := n.Config
 	add := func(found []Finding) { all = append(all, found...) }
@@ -161,7 +160,6 @@ func (n Node) startPolicies(context.Context) (all []Finding) {
 	return all
 }
 
-// startSignatures checks what the rules about signatures need.
 func startSignatures(a config.Admission, set *policyfiles.Set) (all []Finding) {
 	add := func(found []Finding) { all = append(all, found...) }
 	for _, n := range policyfiles.SignatureNotes(set) {
@@ -221,7 +219,6 @@ func (n Node) startSandbox(ctx context.Context) []Finding {
 		problem("admission.trustedRoot", unit.Sees(c.Admission.TrustedRoot)))
 }
 
-// usableStateDir reports why the files of the store could not be made in a folder.
 func usableStateDir(dir string) error {
 	if err := usableFolder(dir); err != nil {
 		return program.WithHint(err, "set stateDir to a directory on a local disk that pullgated may write")
@@ -255,7 +252,6 @@ func inMemory(dir string) string {
 	return dir + " is in memory (tmpfs): a reboot loses all proofs, and marks the images of the node preloaded"
 }
 
-// usableFolder reports why a folder could not be used or made.
 func usableFolder(dir string) error {
 	info, err := os.Stat(dir)
 	if errors.Is(err, fs.ErrNotExist) && dir != "/" {

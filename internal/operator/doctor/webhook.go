@@ -40,7 +40,6 @@ const (
 // errUntested means that a webhook could not be tested from here, and that an API server may reach it.
 var errUntested = errors.New("cannot be tested from here")
 
-// webhook checks that the webhooks of pullgate that are registered in the cluster can be reached.
 func (n Node) webhook(ctx context.Context) (all []Finding) {
 	switch {
 	case n.Kubeconfig == "":
@@ -74,7 +73,6 @@ func (n Node) webhook(ctx context.Context) (all []Finding) {
 	return all
 }
 
-// webhookFinding checks one registered webhook.
 func (n Node) webhookFinding(
 	ctx context.Context, api apiServer, configuration string, w admissionregistrationv1.ValidatingWebhook,
 ) Finding {
@@ -141,7 +139,6 @@ func (n Node) probe(
 	return target, note, err
 }
 
-// dialFirst connects to the first address that can be reached.
 func (n Node) dialFirst(ctx context.Context, at endpoint) (net.Conn, error) {
 	var errs []error
 	for _, address := range at.addresses {
@@ -159,7 +156,6 @@ func (n Node) dialFirst(ctx context.Context, at endpoint) (net.Conn, error) {
 	return nil, errors.Join(errs...)
 }
 
-// endpointOf returns where a URL leads.
 func endpointOf(address string) (endpoint, error) {
 	u, err := url.Parse(address)
 	if err != nil || u.Scheme != "https" || u.Hostname() == "" {
@@ -296,7 +292,6 @@ func (a apiServer) resolve(ctx context.Context, of *admissionregistrationv1.Serv
 	return at, nil
 }
 
-// portName returns the name of a port, which the ports of endpoints have too.
 func portName(ports []corev1.ServicePort, port int32) string {
 	for _, p := range ports {
 		if p.Port == port {

@@ -23,7 +23,6 @@ import (
 // other replaces every label value that is not of its fixed set.
 const other = "other"
 
-// unknown is the pull policy if no pod source knows it.
 const unknown = "unknown"
 
 // Metrics are the metrics of one daemon. Its methods may be called concurrently, the Set ones before a scrape.
@@ -55,7 +54,6 @@ type Metrics struct {
 	admission    admissionMetrics
 }
 
-// A method is counted by its name.
 type method struct {
 	label    string
 	answered func() prometheus.Counter // with OK; looked up once, because every call of the node is counted
@@ -304,7 +302,6 @@ func (m *Metrics) ForwardedCall(method, code string, judged bool, took time.Dura
 	calls().Observe(took.Seconds())
 }
 
-// ok is the status code of calls that have succeeded.
 const ok = "OK"
 
 func codeNames() []string {
@@ -351,7 +348,6 @@ func number(b bool) float64 {
 	return 0
 }
 
-// gaugeFunc registers a gauge that is asked for at each scrape.
 func (m *Metrics) gaugeFunc(name, help string, value func() float64) {
 	m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value))
 }

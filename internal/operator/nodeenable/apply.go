@@ -200,7 +200,6 @@ func remove(h doctor.Host, file string) error {
 	return err
 }
 
-// removeTemporary removes the file that an interrupted write has left.
 func removeTemporary(h doctor.Host, file string) error {
 	path := h.Path(file)
 	if target, err := filepath.EvalSymlinks(path); err == nil {

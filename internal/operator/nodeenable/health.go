@@ -229,7 +229,6 @@ func (w *watcher) watch(ctx context.Context) error {
 	}
 }
 
-// errUnhealthy is why a watch ended.
 var errUnhealthy = errors.New("the kubelet was not healthy")
 
 // check returns the current problem, and how often systemd has restarted the unit.

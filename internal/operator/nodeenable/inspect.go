@@ -35,7 +35,6 @@ type inspection struct {
 	unknownReason error
 }
 
-// kept is a file that this package wrote or changed.
 type kept struct {
 	path   string
 	before []byte // nil: the file did not exist
@@ -151,7 +150,6 @@ const (
 	oursModified // by another program or person
 )
 
-// sign puts the first line before a body.
 func sign(body string) []byte {
 	return []byte(signature + checksum([]byte(body))[:checksumDigits] + "\n" + body)
 }
@@ -203,7 +201,6 @@ func ownFiles(n doctor.Kubelet) []string {
 	return files
 }
 
-// A change is the new content of a file.
 type change struct {
 	path    string
 	content []byte
@@ -260,7 +257,6 @@ ExecStart=%[2]s --container-runtime-endpoint=%[3]s --image-service-endpoint=%[3]
 // Journal is the path of the journal. It does not depend on a configuration, which may be missing.
 const Journal = "/var/lib/pullgate/node-enable.json"
 
-// journalVersion is the version of the journals that this package writes and reads.
 const journalVersion = 1
 
 // Phases of a journal.
@@ -283,14 +279,12 @@ type journal struct {
 	File     noted  `json:"file"`
 }
 
-// noted is the change of a file.
 type noted struct {
 	Path    string   `json:"path"`
 	Lines   []line   `json:"lines,omitempty"`   // the replaced lines; none if this package wrote the whole file
 	Folders []string `json:"folders,omitempty"` // the folders that were made for the file, the outermost first
 }
 
-// readJournal returns the journal, nil if there is none.
 func readJournal(h doctor.Host) (*journal, error) {
 	content, err := h.ReadFile(Journal)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -50,7 +50,6 @@ type Step struct {
 	mode    fs.FileMode
 }
 
-// kubeletWait is the default of Enabler.Wait.
 const kubeletWait = 2 * time.Minute
 
 // Enable plans to point the kubelet at pullgated. It refuses a node that would not be healthy afterwards, or whose
@@ -253,14 +252,12 @@ func restartSteps(unit string, reload bool) []Step {
 	return steps
 }
 
-// isUnitFile reports whether systemd reads a file.
 func isUnitFile(file string) bool { return strings.HasSuffix(path.Dir(file), ".service.d") }
 
 func noteStep(text string, j journal) Step {
 	return Step{Action: Note, Text: text, Path: Journal, content: j.marshal(), mode: 0o600}
 }
 
-// found describes how the kubelet of a node is run and what it dials.
 func found(n doctor.Kubelet) string {
 	d := n.Dials()
 	text := fmt.Sprintf("%s (%s) is %s. The kubelet dials %s, set by %s", n.Unit.Name, n.Kind, n.Unit.Active,
