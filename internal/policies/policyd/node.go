@@ -276,8 +276,8 @@ func (s *nodeServer) Verify(ctx context.Context, r *policyv1.VerifyRequest) (*po
 	}
 	c := r.GetCredential()
 	report, err := s.policies.signatures.Verify(ctx, set.rules, verify.Request{
-		Name: name, ImageID: r.GetImageId(), Digests: r.GetDigests(), Requirements: r.GetRequirements(),
-		List: r.GetListSignatures(), Credential: admission.Login{
+		Image:        verify.Image{Name: name, ID: r.GetImageId(), Digests: r.GetDigests()},
+		Requirements: r.GetRequirements(), List: r.GetListSignatures(), Credential: admission.Login{
 			Username: c.GetUsername(), Password: c.GetPassword(),
 			IdentityToken: c.GetIdentityToken(), RegistryToken: c.GetRegistryToken(),
 		},

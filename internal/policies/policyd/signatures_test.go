@@ -56,7 +56,7 @@ type verifier struct {
 	answer func(ctx context.Context, image verify.Image) (requirement.Result, error)
 }
 
-func (v *verifier) Verify(ctx context.Context, image verify.Image, want []verify.Wanted, cred admission.Login, _ bool) (requirement.Report, error) {
+func (v *verifier) Verify(ctx context.Context, image verify.Image, want []*requirement.Rule, cred admission.Login, _ bool) (requirement.Report, error) {
 	v.mu.Lock()
 	v.asked, v.creds = append(v.asked, image), append(v.creds, cred)
 	v.mu.Unlock()

@@ -260,7 +260,7 @@ func TestOtherRepositories(t *testing.T) {
 				return all.open(name, cred)
 			}
 			v := must(verify.New(verify.Options{Open: c.options.Open, Platform: "linux/amd64"}))(t)
-			report := must(v.Verify(t.Context(), c.image, []verify.Wanted{{Hash: "h", Requirement: c.want[0]}}, credential, false))(t)
+			report := must(v.Verify(t.Context(), c.image, []*requirement.Rule{{Hash: "h", Requirement: c.want[0]}}, credential, false))(t)
 			expect(t, report.Results[0], tc.expect)
 		})
 	}
@@ -383,7 +383,7 @@ func (s *silent) Referrers(ctx context.Context, _ string) ([]registry.Descriptor
 func TestErrorsOfTheCall(t *testing.T) {
 	m, i := withImage(t)
 	v := must(verify.New(verify.Options{Open: repositories{repository: m}.open}))(t)
-	want := []verify.Wanted{{Hash: "h", Requirement: keyLeaf(t, sigstoretest.NewKey(t))}}
+	want := []*requirement.Rule{{Hash: "h", Requirement: keyLeaf(t, sigstoretest.NewKey(t))}}
 	for _, name := range []string{"", "A B", "sha256:" + strings.Repeat("0", 64)} {
 		if _, err := v.Verify(t.Context(), verify.Image{Name: imageref.New(name), ID: i.id}, want, admission.Login{}, false); !errors.Is(err, verify.ErrName) {
 			t.Errorf("name %q: %v; want ErrName", name, err)

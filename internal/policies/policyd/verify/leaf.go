@@ -271,15 +271,15 @@ func (l *leaf) verify(s *signature, digest string) (signer string, err error) {
 	if err != nil {
 		return "", err
 	}
-	artifact, option := sigverify.WithArtifactDigest("sha256", raw), sigverify.WithKey()
+	entity, artifact, option := s.keyed, sigverify.WithArtifactDigest("sha256", raw), sigverify.WithKey()
 	if s.payload != nil {
 		artifact = sigverify.WithArtifact(bytes.NewReader(s.payload))
 	}
 	if l.signed.Keyless != nil {
-		option = sigverify.WithoutIdentitiesUnsafe() // hasIdentity follows
+		entity, option = s.bundle, sigverify.WithoutIdentitiesUnsafe() // hasIdentity follows
 	}
 	policy := sigverify.NewPolicy(artifact, option)
-	if _, err := l.verifier.Verify(s.entity(l.signed.Keyless == nil), policy); err != nil {
+	if _, err := l.verifier.Verify(entity, policy); err != nil {
 		return "", fmt.Errorf("the signature is not valid for this signer: %w", err)
 	}
 	if l.signed.Keyless == nil {

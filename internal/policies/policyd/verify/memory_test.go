@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -17,11 +15,9 @@ import (
 	"time"
 
 	ocidigest "github.com/opencontainers/go-digest"
-	"k8s.io/klog/v2/ktesting"
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
-	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -83,16 +79,9 @@ func TestMemoryOfHostileSignatures(t *testing.T) {
 	}
 	percent, limit := debug.SetGCPercent(50), debug.SetMemoryLimit(128<<20) // as the program does
 	defer func() { debug.SetGCPercent(percent); debug.SetMemoryLimit(limit) }()
-	dir := t.TempDir()
-	noError(t, os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(signed("signed", "**", "")), 0o600))
-	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir})
-	noError(t, err)
-	s, err := verify.NewService(verify.ServiceOptions{Config: config.DefaultPolicyd(), Log: ktesting.NewLogger(t, ktesting.NewConfig())})
-	noError(t, err)
-	defer s.Close()
-	rules, err := s.Compile(set)
-	noError(t, err)
+	s, rules, hash := realService(t, config.DefaultPolicyd())
 	h, manifest, image := hostile()
+	r := verify.Request{Image: verify.Image{ID: image, Digests: []string{manifest}}, Requirements: []string{hash}}
 	var hosts []string
 	for range 3 {
 		server := httptest.NewServer(h)
@@ -110,10 +99,9 @@ func TestMemoryOfHostileSignatures(t *testing.T) {
 	var all sync.WaitGroup
 	for n := range 24 {
 		all.Go(func() {
-			report, err := s.Verify(t.Context(), rules, verify.Request{
-				Name: imageref.New(fmt.Sprintf("%s/app:%d", hosts[n%len(hosts)], n)), ImageID: image, Digests: []string{manifest},
-				Requirements: []string{policyfiles.Requirements(set).Rules()[0].Hash},
-			})
+			r := r
+			r.Name = imageref.New(fmt.Sprintf("%s/app:%d", hosts[n%len(hosts)], n))
+			report, err := s.Verify(t.Context(), rules, r)
 			if err != nil || !strings.Contains(report.Results[0].Message, "a statement of") {
 				t.Errorf("Verify = %+v, %v; want a signature that is read and does not count", report, err)
 			}
@@ -139,24 +127,14 @@ func TestMemoryOfHostileSignatures(t *testing.T) {
 // What waits for memory that other images take is no answer about its image, so that no tenant has the image of
 // another denied.
 func TestWaitForMemoryIsNoAnswer(t *testing.T) {
-	dir := t.TempDir()
-	noError(t, os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(signed("signed", "**", "")), 0o600))
-	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir})
-	noError(t, err)
 	c := config.DefaultPolicyd()
 	c.Limits.Time = "1s"
-	s, err := verify.NewService(verify.ServiceOptions{Config: c, Log: ktesting.NewLogger(t, ktesting.NewConfig())})
-	noError(t, err)
-	defer s.Close()
-	rules, err := s.Compile(set)
-	noError(t, err)
+	s, rules, hash := realService(t, c)
 	h, manifest, image := hostile()
+	r := verify.Request{Image: verify.Image{ID: image, Digests: []string{manifest}}, Requirements: []string{hash}}
 	server := httptest.NewServer(h)
 	defer server.Close()
-	r := verify.Request{
-		Name: imageref.New(server.Listener.Addr().String() + "/app:1"), ImageID: image, Digests: []string{manifest},
-		Requirements: []string{policyfiles.Requirements(set).Rules()[0].Hash},
-	}
+	r.Name = imageref.New(server.Listener.Addr().String() + "/app:1")
 	defer s.TakeMemory()()
 	if report, err := s.Verify(t.Context(), rules, r); !errors.Is(err, verify.ErrBusy) {
 		t.Errorf("Verify without memory = %+v, %v; want ErrBusy", report.Results, err)

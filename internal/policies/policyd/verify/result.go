@@ -19,7 +19,7 @@ func rank(reason string) int {
 	}, reason)
 }
 
-func (r *run) result(w Wanted) requirement.Result {
+func (r *run) result(w *requirement.Rule) requirement.Result {
 	out := requirement.Result{Requirement: w.Hash, Met: r.met(w)}
 	var missing []*leaf
 	for _, s := range w.Requirement.Signers() {

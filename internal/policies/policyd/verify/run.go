@@ -20,7 +20,7 @@ type run struct {
 	repository string // of the image
 	credential admission.Login
 	list       bool
-	want       []Wanted
+	want       []*requirement.Rule
 	leaves     map[*requirement.Signer]*leaf
 	order      []*leaf // of leaves
 
@@ -69,11 +69,11 @@ func (r *run) judge(ctx context.Context) {
 }
 
 func (r *run) done() bool {
-	open := func(w Wanted) bool { return w.Requirement.NeedsSignature() && !r.met(w) }
+	open := func(w *requirement.Rule) bool { return w.NeedsSignature() && !r.met(w) }
 	return !r.list && !slices.ContainsFunc(r.want, open)
 }
 
-func (r *run) met(w Wanted) bool {
+func (r *run) met(w *requirement.Rule) bool {
 	return w.Requirement.Met(func(s *requirement.Signer) bool { l := r.leaves[s]; return l != nil && l.signer != "" })
 }
 

@@ -50,7 +50,9 @@ var (
 )
 
 // A Func verifies the signatures of an image; see [Verifier.Verify].
-type Func func(ctx context.Context, i Image, want []Wanted, cred admission.Login, list bool) (requirement.Report, error)
+type Func func(ctx context.Context, i Image, want []*requirement.Rule, cred admission.Login, list bool) (
+	requirement.Report, error,
+)
 
 // ServiceOptions are the settings of a Service.
 type ServiceOptions struct {
@@ -117,13 +119,13 @@ func (s *Service) Close() {
 type Rules struct {
 	set             *requirement.Set
 	trusted         bool // there is a trusted root
-	byHash          map[string]*requirement.Requirement
+	byHash          map[string]*requirement.Rule
 	verify, webhook Func
 }
 
 // Compile returns the rules of policy files. The error says why the trusted root cannot be used.
 func (s *Service) Compile(set *policyfiles.Set) (*Rules, error) {
-	r := &Rules{set: policyfiles.Requirements(set), byHash: map[string]*requirement.Requirement{}}
+	r := &Rules{set: policyfiles.Requirements(set), byHash: map[string]*requirement.Rule{}}
 	var root []byte
 	if set != nil {
 		root = set.TrustedRoot
@@ -131,7 +133,7 @@ func (s *Service) Compile(set *policyfiles.Set) (*Rules, error) {
 	r.trusted = root != nil
 	for i := range r.set.Rules() {
 		if rule := &r.set.Rules()[i]; rule.Requirement != nil {
-			r.byHash[rule.Hash] = rule.Requirement
+			r.byHash[rule.Hash] = rule
 		}
 	}
 	if v := s.options.Verify; v != nil {
@@ -169,18 +171,6 @@ func (r *Rules) Verifies() bool {
 	return needed
 }
 
-func (r *Rules) wanted(hashes []string) ([]Wanted, error) {
-	want := make([]Wanted, len(hashes))
-	for i, hash := range hashes {
-		found, ok := r.byHash[hash]
-		if !ok {
-			return nil, fmt.Errorf("%w %.80q", ErrUnknownRequirement, hash)
-		}
-		want[i] = Wanted{Hash: hash, Requirement: found}
-	}
-	return want, nil
-}
-
 // credential returns the one for a repository. passed is that of the pull, which is for the registry of the image.
 func (s *Service) credential(repository string, passed admission.Login) admission.Login {
 	switch s.options.Config.Credentials {
@@ -199,12 +189,9 @@ func (s *Service) credential(repository string, passed admission.Login) admissio
 
 // A Request asks which requirements an image meets.
 type Request struct {
-	// Name is the name in the pod. ImageID is the ID on the node, and Digests are hints; see [Image].
-	Name    imageref.Ref
-	ImageID string
-	Digests []string
-	// Requirements are hashes.
-	Requirements []string
+	Image
+
+	Requirements []string        // hashes
 	Credential   admission.Login // that of the pull. It is used only if the configuration says so
 	List         bool            // List asks for the signatures that are found
 }
@@ -212,19 +199,21 @@ type Request struct {
 // Verify returns one result for each requirement. An error says nothing about the image; it is one of this package, or
 // that of ctx. The verification ends when all callers that wait for it have left.
 func (s *Service) Verify(ctx context.Context, rules *Rules, r Request) (requirement.Report, error) {
-	want, err := rules.wanted(r.Requirements)
-	if err != nil {
-		return requirement.Report{}, err
+	want := make([]*requirement.Rule, len(r.Requirements))
+	for i, hash := range r.Requirements {
+		if want[i] = rules.byHash[hash]; want[i] == nil {
+			return requirement.Report{}, fmt.Errorf("%w %.80q", ErrUnknownRequirement, hash)
+		}
 	}
 	k := key{
-		rules: rules, name: r.Name, imageID: r.ImageID, list: r.List,
+		rules: rules, name: r.Name, imageID: r.ID, list: r.List,
 		digests: strings.Join(r.Digests, "\n"), requirements: strings.Join(r.Requirements, "\n"),
 	}
 	if s.options.Config.Credentials == config.CredentialsPull {
 		k.credential = r.Credential
 	}
 	return s.share(ctx, k, func(ctx context.Context) (requirement.Report, error) {
-		report, err := rules.verify(ctx, Image{Name: r.Name, ID: r.ImageID, Digests: r.Digests}, want, k.credential, r.List)
+		report, err := rules.verify(ctx, r.Image, want, k.credential, r.List)
 		if err == nil {
 			s.countAll(report)
 		}

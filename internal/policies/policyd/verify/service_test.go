@@ -75,7 +75,7 @@ type world struct {
 	creds    []admission.Login
 }
 
-func (w *world) answer(ctx context.Context, image verify.Image, want []verify.Wanted, cred admission.Login, _ bool) (requirement.Report, error) {
+func (w *world) answer(ctx context.Context, image verify.Image, want []*requirement.Rule, cred admission.Login, _ bool) (requirement.Report, error) {
 	w.verified.Add(1)
 	w.mu.Lock()
 	w.creds = append(w.creds, cred)
@@ -98,24 +98,12 @@ func newWorld(t *testing.T, policies ...string) *world {
 		return requirement.Result{Met: true, Signers: []string{"k"}, Digest: someDigest}, nil
 	}
 	w.resolve = func(string, string) (string, error) { return someDigest, nil }
-	dir := t.TempDir()
-	for i, text := range policies {
-		noError(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i, ".yaml")), []byte(text), 0o600))
-	}
-	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir})
-	noError(t, err)
 	w.log = ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
-	w.Service, err = verify.NewService(verify.ServiceOptions{
+	w.Service, w.rules, w.requirements = newService(t, verify.ServiceOptions{
 		Config: config.DefaultPolicyd(), Log: w.log, Verify: w.answer,
 		Resolve:  func(repository, tag string) (string, error) { w.resolved.Add(1); return w.resolve(repository, tag) },
 		Verified: func(outcome string) { w.mu.Lock(); defer w.mu.Unlock(); w.outcomes[outcome]++ },
-	})
-	noError(t, err)
-	t.Cleanup(w.Close)
-	if w.rules, err = w.Compile(set); err != nil {
-		t.Fatal(err)
-	}
-	w.requirements = policyfiles.Requirements(set)
+	}, policies...)
 	for _, r := range w.requirements.Rules() {
 		if r.Hash != "" {
 			w.hashes = append(w.hashes, r.Hash)
@@ -124,8 +112,31 @@ func newWorld(t *testing.T, policies ...string) *world {
 	return w
 }
 
+// newService returns a service with policies.
+func newService(t *testing.T, o verify.ServiceOptions, policies ...string) (
+	*verify.Service, *verify.Rules, *requirement.Set,
+) {
+	t.Helper()
+	dir := t.TempDir()
+	for i, text := range policies {
+		noError(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i, ".yaml")), []byte(text), 0o600))
+	}
+	set := must(policyfiles.Read(policyfiles.Paths{Folder: dir}))(t)
+	s := must(verify.NewService(o))(t)
+	t.Cleanup(s.Close)
+	return s, must(s.Compile(set))(t), policyfiles.Requirements(set)
+}
+
+// realService returns a service that uses registries, and the hash of the requirement of its rule for all images.
+func realService(t *testing.T, c config.Policyd) (s *verify.Service, rules *verify.Rules, hash string) {
+	t.Helper()
+	log := ktesting.NewLogger(t, ktesting.NewConfig())
+	s, rules, all := newService(t, verify.ServiceOptions{Config: c, Log: log}, signed("signed", "**", ""))
+	return s, rules, all.Rules()[0].Hash
+}
+
 func (w *world) request(name string) verify.Request {
-	return verify.Request{Name: imageref.New(name), ImageID: "sha256:1", Requirements: w.hashes[:1]}
+	return verify.Request{Image: verify.Image{Name: imageref.New(name), ID: "sha256:1"}, Requirements: w.hashes[:1]}
 }
 
 func (w *world) judge(t *testing.T, images ...string) (findings []admission.Finding, undetermined []string) {
@@ -397,15 +408,7 @@ func TestResultsAreCached(t *testing.T) {
 // The webhook judges images of a pod that nothing has pulled, also with --dry-run=server. A tenant neither makes it
 // connect to a local address nor learns what is there.
 func TestWebhookConnectsToNoLocalAddress(t *testing.T) {
-	dir := t.TempDir()
-	noError(t, os.WriteFile(filepath.Join(dir, "p.yaml"), []byte(signed("signed", "**", "")), 0o600))
-	set, err := policyfiles.Read(policyfiles.Paths{Folder: dir})
-	noError(t, err)
-	s, err := verify.NewService(verify.ServiceOptions{Config: config.DefaultPolicyd(), Log: ktesting.NewLogger(t, ktesting.NewConfig())})
-	noError(t, err)
-	defer s.Close()
-	rules, err := s.Compile(set)
-	noError(t, err)
+	s, rules, _ := realService(t, config.DefaultPolicyd())
 	var connected atomic.Int64
 	listen := func() net.Listener {
 		l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")

@@ -2,6 +2,7 @@ package verify
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/dsa" //nolint:staticcheck // timestamps can have such keys
 	"crypto/rsa"
 	_ "crypto/sha512" // for signatures that a log has with SHA-384 and SHA-512
@@ -22,7 +23,6 @@ import (
 	protocommon "github.com/sigstore/protobuf-specs/gen/pb-go/common/v1"
 	protorekor "github.com/sigstore/protobuf-specs/gen/pb-go/rekor/v1"
 	"github.com/sigstore/sigstore-go/pkg/bundle"
-	"github.com/sigstore/sigstore-go/pkg/tlog"
 	sigverify "github.com/sigstore/sigstore-go/pkg/verify"
 	"github.com/sigstore/sigstore/pkg/cryptoutils"
 	"golang.org/x/crypto/cryptobyte"
@@ -38,9 +38,9 @@ const predicateType = "https://sigstore.dev/cosign/sign/v1"
 type signature struct {
 	digests     []string          // what it is about. They are of the bytes that are signed
 	certificate *x509.Certificate // nil if it is made with a key
-	// entity returns what is verified, withKey as a signature that is made with a key.
-	entity  func(withKey bool) sigverify.SignedEntity
-	payload []byte // what is signed, if it is not in the entity
+	// bundle is what is verified, and keyed the same as a signature that is made with a key.
+	bundle, keyed sigverify.SignedEntity
+	payload       []byte // what is signed, if it is not in the bundle
 }
 
 var errNotSignature = errors.New("not a signature of an image")
@@ -101,7 +101,7 @@ func parseBundle(data []byte) (*signature, error) {
 	if !slices.Contains([]string{"https://in-toto.io/Statement/v1", "https://in-toto.io/Statement/v0.1"}, said.Type) {
 		return nil, fmt.Errorf("%w: a statement of type %s", errNotSignature, clean(said.Type))
 	}
-	s := &signature{entity: func(bool) sigverify.SignedEntity { return b }}
+	s := &signature{bundle: b, keyed: b}
 	for _, subject := range said.Subject {
 		s.digests = append(s.digests, digestPrefix+subject.Digest["sha256"])
 	}
@@ -199,67 +199,98 @@ func parseSimple(payload []byte, annotations map[string]string) (*signature, err
 	if said.Critical.Type != simpleType {
 		return nil, fmt.Errorf("%w: a payload of type %s", errNotSignature, clean(said.Critical.Type))
 	}
-	e := simpleEntity{algorithm: "sha256"}
-	var err error
-	if e.signature, err = base64.StdEncoding.DecodeString(annotations[signatureAnnotation]); err != nil {
+	made, err := base64.StdEncoding.DecodeString(annotations[signatureAnnotation])
+	if err != nil {
 		return nil, fmt.Errorf("invalid signature: %w", err)
 	}
+	byKey := &protobundle.VerificationMaterial_PublicKey{PublicKey: &protocommon.PublicKeyIdentifier{}}
+	material := &protobundle.VerificationMaterial{Content: byKey}
+	s := &signature{digests: []string{said.Critical.Image.Digest}, payload: payload}
+	var chain []*x509.Certificate
 	if text := annotations[certificateAnnotation]; text != "" {
 		list, err := parseCertificates(text)
 		if err != nil {
 			return nil, fmt.Errorf("invalid certificate: %w", err)
 		}
-		e.certificate = list[0]
+		s.certificate = list[0]
 		if text := annotations[chainAnnotation]; text != "" {
-			if e.chain, err = parseCertificates(text); err != nil {
+			if chain, err = parseCertificates(text); err != nil {
 				return nil, fmt.Errorf("invalid certificate chain: %w", err)
 			}
 		}
 	}
+	algorithm := "sha256"
 	if text := annotations[logAnnotation]; text != "" {
-		entry, err := parseEntry([]byte(text))
+		entry, hash, err := parseEntry([]byte(text))
 		if err != nil {
 			return nil, fmt.Errorf("invalid log entry: %w", err)
 		}
-		e.entries = append(e.entries, entry)
-		if _, algorithm, ok := entry.GetHashedRekordDigest(); ok {
-			e.algorithm = algorithm
-		}
+		material.TlogEntries = append(material.TlogEntries, entry)
+		algorithm = cmp.Or(hash, algorithm)
 	}
 	if text := annotations[timestampAnnotation]; text != "" {
 		var t struct{ SignedRFC3161Timestamp []byte }
 		if err := json.Unmarshal([]byte(text), &t); err != nil {
 			return nil, fmt.Errorf("invalid timestamp: %w", err)
 		}
-		readable, err := isTimestamp(t.SignedRFC3161Timestamp)
-		if err != nil {
-			return nil, err
-		}
-		if readable {
-			e.timestamps = append(e.timestamps, t.SignedRFC3161Timestamp)
+		material.TimestampVerificationData = &protobundle.TimestampVerificationData{
+			Rfc3161Timestamps: []*protocommon.RFC3161SignedTimestamp{{SignedTimestamp: t.SignedRFC3161Timestamp}},
 		}
 	}
-	e.digest = sum(e.algorithm, payload)
-	return &signature{
-		digests: []string{said.Critical.Image.Digest}, certificate: e.certificate, payload: payload,
-		entity: func(withKey bool) sigverify.SignedEntity {
-			e := e
-			if withKey { // a certificate beside a signature that is made with a key says nothing about the key
-				e.certificate = nil
-			}
-			return &e
-		},
-	}, nil
+	message := &protobundle.Bundle{
+		MediaType: bundleMediaType + "+json;version=0.1", VerificationMaterial: material,
+		Content: &protobundle.Bundle_MessageSignature{MessageSignature: &protocommon.MessageSignature{
+			Signature: made, MessageDigest: sum(algorithm, payload),
+		}},
+	}
+	if err := bound(message); err != nil {
+		return nil, err
+	}
+	b, err := bundle.NewBundle(message)
+	if err != nil {
+		return nil, err
+	}
+	s.bundle, s.keyed = b, b // a certificate beside a signature that is made with a key says nothing about the key
+	if s.certificate != nil {
+		s.bundle = &simple{b, chained{bundle.NewCertificate(s.certificate), chain}}
+	}
+	return s, nil
 }
 
-func sum(algorithm string, data []byte) []byte {
-	hash, ok := hashes[algorithm]
-	if !ok {
-		return nil
+// A simple signature is a bundle with a certificate, and with those between it and the root.
+type simple struct {
+	*bundle.Bundle
+
+	certificate chained
+}
+
+// VerificationContent returns the certificate.
+//
+//nolint:ireturn // the interface of sigstore-go
+func (s *simple) VerificationContent() (sigverify.VerificationContent, error) {
+	return s.certificate, nil
+}
+
+// A chained certificate comes with those between it and the root, which are not trusted by themselves.
+type chained struct {
+	sigverify.VerificationContent
+
+	chain []*x509.Certificate
+}
+
+// Intermediates returns the certificates that lead to a root.
+func (c chained) Intermediates() []*x509.Certificate { return c.chain }
+
+// sum returns a digest of data. That of another algorithm than these is empty, and is never verified.
+func sum(algorithm string, data []byte) *protocommon.HashOutput {
+	name := "SHA2_" + strings.TrimPrefix(algorithm, "sha")
+	out := &protocommon.HashOutput{Algorithm: protocommon.HashAlgorithm(protocommon.HashAlgorithm_value[name])}
+	if hash, ok := hashes[algorithm]; ok {
+		h := hash.New()
+		h.Write(data) // does not fail
+		out.Digest = h.Sum(nil)
 	}
-	h := hash.New()
-	h.Write(data) // does not fail
-	return h.Sum(nil)
+	return out
 }
 
 const maxChain = 10
@@ -278,7 +309,8 @@ func parseCertificates(text string) ([]*x509.Certificate, error) {
 	return all, err
 }
 
-func parseEntry(text []byte) (*tlog.Entry, error) {
+// parseEntry returns a log entry, and the hash algorithm that it says.
+func parseEntry(text []byte) (entry *protorekor.TransparencyLogEntry, algorithm string, err error) {
 	var b struct {
 		SignedEntryTimestamp []byte
 		Payload              struct {
@@ -289,81 +321,34 @@ func parseEntry(text []byte) (*tlog.Entry, error) {
 		}
 	}
 	if err := json.Unmarshal(text, &b); err != nil {
-		return nil, err
-	}
-	if err := checkEntry(b.Payload.Body); err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	id, err := hex.DecodeString(b.Payload.LogID)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	var kind struct {
+	var body struct {
 		Kind       string `json:"kind"`
 		APIVersion string `json:"apiVersion"`
+		Spec       struct {
+			Data struct {
+				Hash struct {
+					Algorithm string `json:"algorithm"`
+				} `json:"hash"`
+			} `json:"data"`
+		} `json:"spec"`
 	}
-	if err := json.Unmarshal(b.Payload.Body, &kind); err != nil {
-		return nil, err
+	if err := json.Unmarshal(b.Payload.Body, &body); err != nil {
+		return nil, "", err
 	}
-	return tlog.ParseTransparencyLogEntry(&protorekor.TransparencyLogEntry{
+	return &protorekor.TransparencyLogEntry{
 		LogIndex: b.Payload.LogIndex, LogId: &protocommon.LogId{KeyId: id},
-		KindVersion:       &protorekor.KindVersion{Kind: kind.Kind, Version: kind.APIVersion},
+		KindVersion:       &protorekor.KindVersion{Kind: body.Kind, Version: body.APIVersion},
 		IntegratedTime:    b.Payload.IntegratedTime,
 		InclusionPromise:  &protorekor.InclusionPromise{SignedEntryTimestamp: b.SignedEntryTimestamp},
 		CanonicalizedBody: b.Payload.Body,
-	})
+	}, body.Spec.Data.Hash.Algorithm, nil
 }
-
-// A simpleEntity is a signature of the older form as sigstore-go verifies it.
-type simpleEntity struct {
-	sigverify.BaseSignedEntity
-
-	signature, digest []byte
-	algorithm         string // of digest
-	certificate       *x509.Certificate
-	chain             []*x509.Certificate
-	entries           []*tlog.Entry
-	timestamps        [][]byte
-}
-
-// HasInclusionPromise reports whether there is a log entry; in this form it has a promise.
-func (e *simpleEntity) HasInclusionPromise() bool { return len(e.entries) > 0 }
-
-// Version returns the version of bundles with the same content.
-func (e *simpleEntity) Version() (string, error) { return "v0.1", nil }
-
-// SignatureContent returns the signature.
-//
-//nolint:ireturn // the interface of sigstore-go
-func (e *simpleEntity) SignatureContent() (sigverify.SignatureContent, error) {
-	return bundle.NewMessageSignature(e.digest, e.algorithm, e.signature), nil
-}
-
-// VerificationContent returns the certificate, or that the signature is made with a key.
-//
-//nolint:ireturn // the interface of sigstore-go
-func (e *simpleEntity) VerificationContent() (sigverify.VerificationContent, error) {
-	if e.certificate == nil {
-		return &bundle.PublicKey{}, nil
-	}
-	return &chained{VerificationContent: bundle.NewCertificate(e.certificate), chain: e.chain}, nil
-}
-
-// TlogEntries returns the entries of the transparency log.
-func (e *simpleEntity) TlogEntries() ([]*tlog.Entry, error) { return slices.Clone(e.entries), nil }
-
-// Timestamps returns the signed timestamps.
-func (e *simpleEntity) Timestamps() ([][]byte, error) { return slices.Clone(e.timestamps), nil }
-
-// A chained certificate comes with those between it and the root, which are not trusted by themselves.
-type chained struct {
-	sigverify.VerificationContent
-
-	chain []*x509.Certificate
-}
-
-// Intermediates returns the certificates that lead to a root.
-func (c *chained) Intermediates() []*x509.Certificate { return c.chain }
 
 // maxKey is the size of the largest key that a signature may bring, in bits. Who pushes a signature chooses the keys
 // in it, and one of 64 KiB takes half a minute for each check, which nothing can end.

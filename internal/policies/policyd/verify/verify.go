@@ -91,18 +91,12 @@ type Image struct {
 	Digests []string
 }
 
-// A Wanted is a requirement that is verified, and its hash.
-type Wanted struct {
-	Hash        string
-	Requirement *requirement.Requirement
-}
-
 // ErrName is returned by Verify for an image without a valid name.
 var ErrName = errors.New("verify: invalid image name")
 
 // Verify reports which requirements the image meets. cred is sent to the registry of the image alone. With list,
 // signatures are read also after all requirements are met. An error says nothing about the image.
-func (v *Verifier) Verify(ctx context.Context, image Image, want []Wanted, cred admission.Login, list bool) (
+func (v *Verifier) Verify(ctx context.Context, image Image, want []*requirement.Rule, cred admission.Login, list bool) (
 	requirement.Report, error,
 ) {
 	if !image.Name.Parsed() || image.Name.MayBeImageID() {

@@ -39,9 +39,9 @@ func (c check) report(tb testing.TB) requirement.Report {
 	}
 	c.options.Platform = "linux/amd64"
 	v := must(verify.New(c.options))(tb)
-	var want []verify.Wanted
+	var want []*requirement.Rule
 	for _, r := range c.want {
-		want = append(want, verify.Wanted{Hash: r.Hash(""), Requirement: r})
+		want = append(want, &requirement.Rule{Hash: r.Hash(""), Requirement: r})
 	}
 	report := must(v.Verify(tb.Context(), c.image, want, admission.Login{}, c.list))(tb)
 	for i, r := range report.Results {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -138,22 +137,18 @@ func (a answer) unknown(r requirement.Result, ok bool, name imageref.Ref, requir
 func (s *Service) ask(ctx context.Context, rules *Rules, name imageref.Ref, applied []*requirement.Rule) (
 	results map[string]requirement.Result, err error,
 ) {
-	hashes := make([]string, len(applied))
-	for i, r := range applied {
-		hashes[i] = r.Hash
-	}
-	slices.Sort(hashes)
-	hashes = slices.Compact(hashes)
-	want, err := rules.wanted(hashes)
-	if err != nil {
-		return nil, err
-	}
+	want := slices.SortedFunc(slices.Values(applied),
+		func(a, b *requirement.Rule) int { return cmp.Compare(a.Hash, b.Hash) })
+	want = slices.CompactFunc(want, func(a, b *requirement.Rule) bool { return a.Hash == b.Hash })
 	if digest, ok := s.digestOf(name); ok {
 		if results, missing := s.known(name.Repository(), digest, want); len(missing) == 0 {
 			return results, nil
 		}
 	}
-	k := key{rules: rules, name: name, requirements: strings.Join(hashes, "\n"), webhook: true}
+	k := key{rules: rules, name: name, webhook: true}
+	for _, w := range want {
+		k.requirements += w.Hash + "\n"
+	}
 	report, err := s.share(ctx, k, func(ctx context.Context) (report requirement.Report, err error) {
 		ctx, cancel := context.WithTimeout(ctx, s.limit)
 		defer cancel()
@@ -223,9 +218,10 @@ const (
 type fact struct{ repository, digest, requirement string }
 
 // known returns the results that are cached, and the requirements without one.
-func (s *Service) known(repository, digest string, want []Wanted) (map[string]requirement.Result, []Wanted) {
-	var missing []Wanted
-	results := map[string]requirement.Result{}
+func (s *Service) known(repository, digest string, want []*requirement.Rule) (
+	results map[string]requirement.Result, missing []*requirement.Rule,
+) {
+	results = map[string]requirement.Result{}
 	for _, w := range want {
 		value, _ := s.results.Get(fact{repository, digest, w.Hash})
 		if r, ok := value.(requirement.Result); ok {

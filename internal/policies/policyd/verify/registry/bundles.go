@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
@@ -35,7 +34,7 @@ const (
 // nothing in them is trusted: content is checked against digests, and bundles are signed. A nil *bundles has nothing.
 type bundles struct {
 	folder string
-	made   sync.Map // manifests and bundles of lists that were returned, []byte by digest.Digest
+	made   map[digest.Digest][]byte // manifests and bundles of lists that were returned
 }
 
 func (b *bundles) blobPath(d digest.Digest) string {
@@ -63,10 +62,8 @@ func (b *bundles) blob(d digest.Digest, limit int64) ([]byte, bool, error) {
 	if b == nil {
 		return nil, false, nil
 	}
-	var data []byte
-	if made, ok := b.made.Load(d); ok {
-		data, _ = made.([]byte)
-	} else {
+	data, ok := b.made[d]
+	if !ok {
 		var err error
 		data, err = readFile(b.blobPath(d), limit)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -169,7 +166,6 @@ func (b *bundles) referrer(of digest.Digest, bundle []byte) Descriptor {
 		panic(err) // texts and numbers
 	}
 	d := digest.FromBytes(manifest)
-	b.made.Store(d, manifest)
-	b.made.Store(layer, bundle)
+	b.made[d], b.made[layer] = manifest, bundle
 	return Descriptor{MediaType: ociManifest, ArtifactType: bundleType, Digest: d.String(), Size: int64(len(manifest))}
 }

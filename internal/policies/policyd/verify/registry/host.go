@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 )
@@ -181,7 +182,6 @@ func (c *Client) Close() {
 // and tokens are kept in it. It asks no registry; another name is an error of each method.
 func (c *Client) Repository(repository string, credential admission.Login) *Repository {
 	r := &Repository{client: c, name: repository, credential: credential}
-	r.sessions = sync.OnceValues(r.open)
 	named, err := reference.ParseNamed(repository)
 	if err != nil || named.String() != repository || !strings.Contains(repository, "/") {
 		r.invalid = malformed("repository %q is not normalised", repository)
@@ -189,7 +189,7 @@ func (c *Client) Repository(repository string, credential admission.Login) *Repo
 	}
 	r.domain, r.path = reference.Domain(named), reference.Path(named)
 	if c.options.Bundles != "" {
-		r.bundles = &bundles{folder: c.options.Bundles}
+		r.bundles = &bundles{folder: c.options.Bundles, made: map[digest.Digest][]byte{}}
 	}
 	return r
 }

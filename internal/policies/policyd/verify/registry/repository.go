@@ -9,7 +9,6 @@ import (
 	"net/url"
 	"regexp"
 	"strings"
-	"sync/atomic"
 
 	"github.com/distribution/reference"
 	"github.com/opencontainers/go-digest"
@@ -55,7 +54,7 @@ type Descriptor struct {
 	Annotations  map[string]string `json:"annotations"`
 }
 
-// A Repository reads one repository with one credential. Its methods may be called concurrently.
+// A Repository reads one repository with one credential, for one goroutine.
 //
 // The hosts of the registry are asked in their order, until one has the object. If none has it, the error is that of
 // the last one, the registry itself; content that is invalid is reported in any case.
@@ -69,37 +68,36 @@ type Repository struct {
 	invalid            error
 	bundles            *bundles
 
-	sessions func() ([]*session, error) // with the hosts of the registry
-
-	answered atomic.Bool // a server has answered
+	sessions []*session // with the hosts of the registry; nil before the first request
+	answered bool       // a server has answered
 }
 
-func (r *Repository) open() ([]*session, error) {
+func (r *Repository) open() error {
+	if r.invalid != nil || r.sessions != nil {
+		return r.invalid
+	}
 	hosts, err := r.client.hosts(r.domain)
-	sessions := make([]*session, 0, len(hosts))
+	if err != nil {
+		r.client.options.Count(Outcome(err))
+	}
 	for _, h := range hosts {
 		s := &session{host: h, repository: r, scheme: h.scheme}
 		if _, port, _ := cutPort(h.address); h.explicitTLS && port != "80" {
 			s.scheme = "https"
 		}
-		sessions = append(sessions, s)
+		r.sessions = append(r.sessions, s)
 	}
-	return sessions, err
+	return err
 }
 
 // each calls ask with the hosts that can what is needed, until it returns nil.
 func (r *Repository) each(ctx context.Context, need capabilities, ask func(*session) error) error {
-	if r.invalid != nil {
-		return r.invalid
-	}
-	sessions, err := r.sessions()
-	if err != nil {
-		r.client.options.Count(Outcome(err))
+	if err := r.open(); err != nil {
 		return err
 	}
-	err = fmt.Errorf("%w: no host of %s in %s has the capability", ErrUnavailable, r.domain, hostsFile)
+	err := fmt.Errorf("%w: no host of %s in %s has the capability", ErrUnavailable, r.domain, hostsFile)
 	var invalid error
-	for _, s := range sessions {
+	for _, s := range r.sessions {
 		if s.host.can&need == 0 {
 			continue
 		}
@@ -231,19 +229,12 @@ func (r *Repository) Referrers(ctx context.Context, of string) (list []Descripto
 }
 
 func (s *session) referrers(ctx context.Context, d digest.Digest) ([]Descriptor, string, error) {
-	s.mu.Lock()
-	tagOnly := s.noReferrers
-	s.mu.Unlock()
-	if !tagOnly {
+	if !s.noReferrers {
 		list, err := s.referrersByAPI(ctx, d)
 		if !errors.Is(err, errNoAPI) {
 			return list, ByAPI, err
 		}
-		if errors.Is(err, errNoRoute) {
-			s.mu.Lock()
-			s.noReferrers = true
-			s.mu.Unlock()
-		}
+		s.noReferrers = errors.Is(err, errNoRoute)
 	}
 	tag := d.Algorithm().String() + "-" + d.Encoded()
 	a, err := s.get(ctx, request{what: "referrers", path: "/manifests/" + tag, accept: ociIndex, limit: maxManifest})

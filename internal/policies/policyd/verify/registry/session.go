@@ -13,7 +13,6 @@ import (
 	"net/netip"
 	"net/url"
 	"strings"
-	"sync"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -32,12 +31,11 @@ const (
 	userAgent = "pullgate-policyd"
 )
 
-// A session asks one host for one repository. Its methods may be called concurrently.
+// A session asks one host for one repository.
 type session struct {
 	host       *host
 	repository *Repository
 
-	mu            sync.Mutex
 	scheme        string // the one that the host speaks
 	authorization string // the header that the last challenge asked for, "" before the first
 	noReferrers   bool   // the host does not have the API for referrers
@@ -119,13 +117,9 @@ func (s *session) authorized(ctx context.Context, r request) (*http.Response, er
 	}
 	_, _ = io.CopyN(io.Discard, resp.Body, maxDrain)
 	_ = resp.Body.Close() // it was only read
-	authorization, err := s.authorize(ctx, resp)
-	if err != nil {
+	if s.authorization, err = s.authorize(ctx, resp); err != nil {
 		return nil, err
 	}
-	s.mu.Lock()
-	s.authorization = authorization
-	s.mu.Unlock()
 	return s.send(ctx, r)
 }
 
@@ -134,32 +128,20 @@ func (s *session) fallBack(err error) bool {
 	if s.host.scheme != "http" || !errors.Is(err, http.ErrSchemeMismatch) {
 		return false
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.scheme = "http"
 	return true
 }
 
-func (s *session) state() (scheme, authorization string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.scheme, s.authorization
-}
-
 // own reports whether a URL is one of the host itself.
-func (s *session) own(u *url.URL) bool {
-	scheme, _ := s.state()
-	return u.Scheme == scheme && u.Host == s.host.address
-}
+func (s *session) own(u *url.URL) bool { return u.Scheme == s.scheme && u.Host == s.host.address }
 
 func (s *session) send(ctx context.Context, r request) (*http.Response, error) {
 	u := r.url
 	if u == nil {
-		u = &url.URL{Host: s.host.address, Path: s.host.path + "/" + s.repository.path + r.path}
+		u = &url.URL{Scheme: s.scheme, Host: s.host.address, Path: s.host.path + "/" + s.repository.path + r.path}
 		if s.host.mirror {
 			u.RawQuery = url.Values{"ns": {s.repository.domain}}.Encode()
 		}
-		u.Scheme, _ = s.state()
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), http.NoBody)
 	if err != nil {
@@ -203,8 +185,8 @@ func (s *session) roundTrip(req *http.Request) (*http.Response, error) {
 	for key, values := range s.host.header {
 		req.Header[key] = append(req.Header[key], values...)
 	}
-	if _, authorization := s.state(); authorization != "" {
-		req.Header.Set("Authorization", authorization)
+	if s.authorization != "" {
+		req.Header.Set("Authorization", s.authorization)
 	}
 	return s.exchange(req)
 }
@@ -233,7 +215,7 @@ func (s *session) exchange(req *http.Request) (resp *http.Response, err error) {
 	if err != nil {
 		return nil, s.classify(ctx, err)
 	}
-	s.repository.answered.Store(true)
+	s.repository.answered = true
 	return resp, nil
 }
 
@@ -262,7 +244,7 @@ func (s *session) classify(ctx context.Context, err error) error {
 }
 
 func (s *session) ended(ctx context.Context) error {
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) && s.repository.answered.Load() {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) && s.repository.answered {
 		return fmt.Errorf("%w: the time for all requests is over", ErrTooLarge)
 	}
 	return fmt.Errorf("%w: %w", ErrUnavailable, ctx.Err())
