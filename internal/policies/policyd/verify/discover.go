@@ -158,14 +158,14 @@ func layers(at place, data []byte) ([]candidate, error) {
 
 // readSource reads one source. One with many gets at most half of what is read before the others had their turn.
 func (r *run) readSource(ctx context.Context, list []candidate) {
-	share := max(1, r.v.limits.Signatures/2)
+	most := int(r.v.limits.Signatures)
 	for i, c := range list {
 		if r.done() || ctx.Err() != nil {
 			return
 		}
-		if i >= share || r.read >= r.v.limits.Signatures {
+		if i >= max(1, most/2) || r.read >= r.v.limits.Signatures {
 			// More than this will not be read, and each takes memory.
-			waiting := list[i:min(len(list), i+max(0, r.v.limits.Signatures-len(r.rest)))]
+			waiting := list[i:min(len(list), i+max(0, most-len(r.rest)))]
 			r.rest = append(r.rest, waiting...)
 			r.dropped += len(list) - i - len(waiting)
 			return
@@ -203,9 +203,9 @@ func (r *run) readCandidate(ctx context.Context, c candidate) {
 }
 
 func (r *run) readLayer(ctx context.Context, c candidate) {
-	if c.holds.Size > r.v.limits.Bytes {
+	if most := r.v.limits.Bytes.Value(); c.holds.Size > most {
 		r.unreadable(ctx, c.place, fmt.Errorf("%w: a signature has %d bytes, and at most %d are read",
-			registry.ErrTooLarge, c.holds.Size, r.v.limits.Bytes))
+			registry.ErrTooLarge, c.holds.Size, most))
 		return
 	}
 	data, err := r.blob(ctx, c.repository, c.holds.Digest.String())

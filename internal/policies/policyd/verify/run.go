@@ -29,7 +29,7 @@ type run struct {
 	documents int             // how many entries of indexes were read
 	links     []string        // digests that lead to the image
 	seen      map[place]bool
-	read      int         // how many signatures were read
+	read      int64       // how many signatures were read
 	rest      []candidate // signatures that wait, because their source has many
 	dropped   int         // how many more wait, of which none would be read
 	answered  bool        // whether a registry has answered
@@ -91,7 +91,7 @@ func (r *run) manifest(ctx context.Context, repository, reference string) (regis
 }
 
 func (r *run) blob(ctx context.Context, repository, digest string) ([]byte, error) {
-	data, err := r.at(repository).Blob(ctx, digest, r.v.limits.Bytes)
+	data, err := r.at(repository).Blob(ctx, digest, r.v.limits.Bytes.Value())
 	if err = r.answer(err); err != nil {
 		return nil, err
 	}
@@ -140,7 +140,7 @@ func (r *run) failed(ctx context.Context, repository string, err error) {
 	switch {
 	case ctx.Err() != nil && r.answered:
 		p.reason = requirement.LimitExceeded
-		p.text = fmt.Sprintf("%s: the verification took more than %s", repository, r.v.limits.Time)
+		p.text = fmt.Sprintf("%s: the verification took more than %s", repository, r.v.limits.Time.Value())
 	case ctx.Err() != nil, errors.Is(err, registry.ErrUnavailable):
 		p.reason = requirement.RegistryUnavailable
 	case errors.Is(err, registry.ErrDenied):

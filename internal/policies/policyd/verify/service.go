@@ -151,13 +151,12 @@ func (s *Service) Compile(set *policyfiles.Set) (*Rules, error) {
 }
 
 func (s *Service) newVerifier(client *registry.Client, root []byte) (Func, error) {
-	limits := s.options.Config.Limits
 	v, err := New(Options{
 		Open: func(repository string, passed admission.Login) Repository {
 			return client.Repository(repository, s.credential(repository, passed))
 		},
 		TrustedRoot: root,
-		Limits:      Limits{Signatures: int(limits.Signatures), Bytes: limits.Bytes.Value(), Time: limits.Time.Value()},
+		Limits:      s.options.Config.Limits,
 	})
 	if err != nil {
 		return nil, err

@@ -11,6 +11,7 @@ import (
 	"github.com/containerd/platforms"
 	"github.com/sigstore/sigstore-go/pkg/root"
 
+	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
@@ -27,59 +28,35 @@ type Repository interface {
 	Referrers(ctx context.Context, digest string) ([]registry.Descriptor, string, error)
 }
 
-// Limits bound what the verification of one image costs.
-type Limits struct {
-	Signatures int           // how many signatures are read; 0 means 50
-	Bytes      int64         // the size of the largest signature; 0 means 8 MiB
-	Time       time.Duration // how long it takes; 0 means 60 s
-}
-
 // Options configure a Verifier.
 type Options struct {
 	// Open returns a repository by its normalised name, such as registry.example/team/app.
 	Open        func(repository string, cred admission.Login) Repository
 	TrustedRoot []byte // the content of a trusted_root.json; nil if there is none
-	Limits      Limits
+	Limits      config.SignatureLimits
 	// Platform is the platform of the images, such as linux/arm64/v8; "" means that of this machine.
 	Platform string
-	// Now is time.Now if it is nil. It decides about the trusted root when it is loaded, and about no signature.
-	Now func() time.Time
 }
 
 // A Verifier verifies signatures of images. It is safe for concurrent use and keeps nothing between calls.
 type Verifier struct {
 	open     func(repository string, cred admission.Login) Repository
 	trusted  *root.TrustedRoot // nil if there is none
-	limits   Limits
+	limits   config.SignatureLimits
 	platform platforms.MatchComparer
 }
 
 // New returns a Verifier. It is an error if the trusted root is not valid or has expired.
 func New(o Options) (*Verifier, error) {
-	v := &Verifier{open: o.Open, limits: Limits{
-		Signatures: cmp.Or(max(o.Limits.Signatures, 0), 50),
-		Bytes:      cmp.Or(max(o.Limits.Bytes, 0), 8<<20),
-		Time:       cmp.Or(max(o.Limits.Time, 0), time.Minute),
-	}}
-	platform := platforms.DefaultSpec()
-	if o.Platform != "" {
-		var err error
-		if platform, err = platforms.Parse(o.Platform); err != nil {
-			return nil, fmt.Errorf("platform %q: %w", o.Platform, err)
-		}
+	platform, err := platforms.Parse(cmp.Or(o.Platform, platforms.DefaultString()))
+	if err != nil {
+		return nil, fmt.Errorf("platform %q: %w", o.Platform, err)
 	}
-	v.platform = platforms.Only(platform)
+	v := &Verifier{open: o.Open, limits: o.Limits, platform: platforms.Only(platform)}
 	if o.TrustedRoot != nil {
-		now := time.Now
-		if o.Now != nil {
-			now = o.Now
-		}
-		var err error
-		if v.trusted, err = parseTrustedRoot(o.TrustedRoot, now()); err != nil {
-			return nil, fmt.Errorf("trusted root: %w", err)
-		}
+		v.trusted, err = parseTrustedRoot(o.TrustedRoot, time.Now())
 	}
-	return v, nil
+	return v, err
 }
 
 // An Image is what is verified.
@@ -121,7 +98,7 @@ func (v *Verifier) Verify(ctx context.Context, image Image, want []*requirement.
 		}
 	}
 	if !r.done() {
-		limited, cancel := context.WithTimeout(ctx, v.limits.Time)
+		limited, cancel := context.WithTimeout(ctx, v.limits.Time.Value())
 		defer cancel()
 		r.judge(limited)
 		if err := context.Cause(ctx); err != nil {
@@ -158,12 +135,12 @@ func parseTrustedRoot(data []byte, now time.Time) (*root.TrustedRoot, error) {
 
 // ExpiredParts returns a text for each part that has ended. It is an error if a Verifier would not accept the root.
 func ExpiredParts(trustedRoot []byte, now time.Time) (expired []string, err error) {
-	v, err := New(Options{TrustedRoot: trustedRoot, Now: func() time.Time { return now }})
-	if err != nil || v.trusted == nil {
+	trusted, err := parseTrustedRoot(trustedRoot, now)
+	if err != nil {
 		return nil, err
 	}
-	all := partsOf(v.trusted)
-	for _, l := range v.trusted.CTLogs() {
+	all := partsOf(trusted)
+	for _, l := range trusted.CTLogs() {
 		all = append(all, part{"certificate log " + l.BaseURL, l.ValidityPeriodEnd})
 	}
 	for _, p := range all {

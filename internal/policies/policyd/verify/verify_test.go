@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
@@ -22,6 +23,7 @@ type check struct {
 	image        verify.Image
 	want         []*requirement.Requirement
 	list         bool
+	credential   admission.Login
 }
 
 // newCheck returns the check of an image whose index is the hint.
@@ -37,13 +39,13 @@ func (c check) report(tb testing.TB) requirement.Report {
 	if c.options.Open == nil {
 		c.options.Open = c.repositories.open
 	}
-	c.options.Platform = "linux/amd64"
+	c.options.Platform, c.options.Limits = "linux/amd64", config.DefaultPolicyd().Limits
 	v := must(verify.New(c.options))(tb)
 	var want []*requirement.Rule
 	for _, r := range c.want {
 		want = append(want, &requirement.Rule{Hash: r.Hash(""), Requirement: r})
 	}
-	report := must(v.Verify(tb.Context(), c.image, want, admission.Login{}, c.list))(tb)
+	report := must(v.Verify(tb.Context(), c.image, want, c.credential, c.list))(tb)
 	for i, r := range report.Results {
 		if r.Requirement != want[i].Hash || r.Met != (r.Reason == "") || r.Met != (r.Message == "") {
 			tb.Errorf("inconsistent result: %+v", r)

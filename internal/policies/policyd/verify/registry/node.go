@@ -54,7 +54,9 @@ func (n *NodeCredentials) For(repository string) (admission.Login, error) {
 }
 
 type account struct {
-	Username, Password, Auth, IdentityToken, RegistryToken string
+	admission.Login
+
+	Auth string
 }
 
 func readAccounts(path string) (map[string]account, error) {
@@ -86,7 +88,5 @@ func (a account) credential() (admission.Login, error) {
 		}
 		a.Username, a.Password = user, strings.TrimRight(password, "\x00")
 	}
-	return admission.Login{
-		Username: a.Username, Password: a.Password, IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken,
-	}, nil
+	return a.Login, nil
 }
