@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -27,37 +26,11 @@ const (
 	versionLimit = 2 * time.Second
 )
 
-// inForce is the configuration that is in use, and the result of the last attempt to read it.
+// inForce is the configuration that is in use, and the result of the last attempt to read it. It is immutable.
 type inForce struct {
-	mu     sync.Mutex // guards the fields below; no function is called under it
 	config config.Config
 	found  bool            // config is from a file, and not the defaults
-	reload *adminv1.Reload // immutable; its Error is "" if the result is in force
-}
-
-func newInForce(c config.Config, found bool) *inForce {
-	return &inForce{config: c, found: found, reload: &adminv1.Reload{At: timestamppb.Now()}}
-}
-
-// took notes that a configuration was read; only some of it can change while the daemon runs.
-func (f *inForce) took(at time.Time, c config.Config, found bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.found = found
-	f.config, f.reload = config.Reloaded(f.config, c), &adminv1.Reload{At: timestamppb.New(at)}
-}
-
-// refused notes that the configuration that was read is not in use.
-func (f *inForce) refused(at time.Time, why error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.reload = &adminv1.Reload{At: timestamppb.New(at), Error: why.Error()}
-}
-
-func (f *inForce) get() (c config.Config, found bool, reload *adminv1.Reload) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.config, f.found, f.reload
+	reload *adminv1.Reload // its Error is "" if the result is in force
 }
 
 // adminOf returns the server of the admin API for the parts.
@@ -65,12 +38,16 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 	feed *adminapi.Feed,
 ) *adminapi.Server {
 	log, started := o.Log.WithName("admin"), time.Now()
+	var source adminapi.PodSource
+	if p.source != nil {
+		source = p.source
+	}
 	return adminapi.New(adminapi.Config{
 		Tracker:         p.tracker,
 		Store:           store,
 		Runtime:         runtime,
 		Pods:            index,
-		PodSource:       unlessNil[adminapi.PodSource](p.source, adminSource{p.source}),
+		PodSource:       source,
 		Gate:            p.gate,
 		NodeCredentials: p.node,
 		KeyFingerprint:  p.key.Fingerprint(),
@@ -78,8 +55,7 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 		Policies:        p.policies.list,
 		Signatures:      p.policies,
 		EndorsementValidity: func() time.Duration {
-			c, _, _ := p.inForce.get()
-			return c.Admission.EndorsementValidity.Value()
+			return p.inForce.Load().config.Admission.EndorsementValidity.Value()
 		},
 		RevokingEndorsements: p.policies.endorsing.NoteRevocation,
 		Trusted:              func() { p.metrics.StoreDistrusted(store.Distrusted() != nil) },
@@ -93,7 +69,8 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 		Log:       log,
 		StorePath: filepath.Join(o.Config.StateDir, tracker.StoreFile),
 		Status: func(ctx context.Context) *adminv1.GetStatusResponse {
-			c, found, reload := p.inForce.get()
+			now := p.inForce.Load()
+			c := now.config
 			// An empty list is shown as [], not as null.
 			c.Exempt.Namespaces = append([]string{}, c.Exempt.Namespaces...)
 			c.PreloadedImagesVerificationAllowlist = append([]string{}, c.PreloadedImagesVerificationAllowlist...)
@@ -105,10 +82,15 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 				Version: o.Version, Commit: o.Commit, Started: timestamppb.New(started),
 				Enforcing:     !c.NoPullImageSecretRecheck && c.Policy().Mode() != policy.ModeNeverVerify,
 				Policy:        string(c.Policy().Mode()),
-				Configuration: string(text), Reload: reload,
-				ConfigurationPath: o.ConfigPath, ConfigurationFound: found, NotListening: p.service.notListening(),
-				Runtime:   &adminv1.RuntimeStatus{Endpoint: c.RuntimeEndpoint, Up: p.conns.up()},
-				PodSource: p.source.status(), DecisionLog: p.decisions.status(),
+				Configuration: string(text), Reload: now.reload,
+				ConfigurationPath: o.ConfigPath, ConfigurationFound: now.found, NotListening: p.service.notListening(),
+				Runtime:     &adminv1.RuntimeStatus{Endpoint: c.RuntimeEndpoint, Up: p.conns.up()},
+				DecisionLog: p.decisions.status(),
+			}
+			if p.source != nil {
+				s.PodSource = &adminv1.PodSourceStatus{
+					Node: p.source.NodeName(), Synced: p.source.Synced(), Pods: int64(p.source.Len()),
+				}
 			}
 			limited, cancel := context.WithTimeout(ctx, versionLimit)
 			defer cancel()
@@ -120,8 +102,7 @@ func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, ru
 	})
 }
 
-// serveAdmin serves the admin API until ctx ends. If serving fails, the daemon continues: no pod waits for the admin
-// API.
+// serveAdmin serves the admin API until ctx ends. If it fails, the daemon continues: no pod waits for the admin API.
 func serveAdmin(ctx context.Context, log klog.Logger, p parts) {
 	listener := p.on.admin.wait(ctx)
 	if listener == nil {

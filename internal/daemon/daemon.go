@@ -12,12 +12,14 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/gate/nodecreds"
 	"github.com/pullgate/pullgate/internal/gate/podindex"
+	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/operator/adminapi"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/operator/metrics"
@@ -25,13 +27,13 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/criproxy"
 	"github.com/pullgate/pullgate/pkg/tracker"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
 // drainLimit is how long unary calls in progress may take when the daemon stops (docs/design/0016).
 const drainLimit = 10 * time.Second
 
-// reconcileEvery is how often pullgated itself reads the list of sandboxes, because a kubelet may read it in a way that
-// pullgated does not see.
+// reconcileEvery is how often pullgated itself lists the sandboxes: it does not see every list of a kubelet.
 const reconcileEvery = time.Minute
 
 // syncRetry is the time after the first sync that fails. It doubles with each further one, up to reconcileEvery.
@@ -40,8 +42,7 @@ const syncRetry = time.Second
 // Options are the flags of pullgated and its configuration.
 type Options struct {
 	Config config.Config
-	// ConfigPath is the absolute path of the configuration file. If the file is absent, ConfigFound is false and Config
-	// has the defaults.
+	// ConfigPath is the absolute path of the configuration file; without ConfigFound, Config has the defaults.
 	ConfigPath  string
 	ConfigFound bool
 	// AcceptPresentImages ends the distrust of a store and marks the images on the node preloaded, once.
@@ -57,9 +58,8 @@ type Options struct {
 	Ready func()
 }
 
-// Run runs the daemon until ctx ends, and returns when everything that it started has ended. It returns nil after an
-// orderly stop, and an error if it could not start or continue (a program.HintError if an operator can act on it). The
-// config package must have validated the configuration.
+// Run runs the daemon until ctx ends and everything that it started has ended. An error is a program.HintError if an
+// operator can act on it. The config package must have validated the configuration.
 func Run(ctx context.Context, o Options) (err error) {
 	m := metrics.New(o.Version, o.GoVersion, criproxy.Methods())
 	m.ConfigRead(true, time.Now())
@@ -109,13 +109,19 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	source.keep(admitting.fields())
+	var facts gate.PodSource
+	var views gate.ViewSource
+	keep := func([]string) {}
+	if source != nil {
+		facts, views, keep = source, source, source.KeepFields
+	}
+	keep(admitting.fields())
 	index := podindex.New()
 	judge := gate.New(gate.Config{
 		Tracker:        trk,
 		Pods:           index,
 		Runtime:        runtime,
-		PodSource:      unlessNil[gate.PodSource](source, source),
+		PodSource:      facts,
 		Metrics:        m,
 		Log:            o.Log.WithName("gate"),
 		Decisions:      decided{log: log, feed: feed},
@@ -123,11 +129,11 @@ func Run(ctx context.Context, o Options) (err error) {
 		OutageFallback: o.Config.RegistryOutageFallback,
 		AlwaysPrecheck: gate.AlwaysPrecheck(o.Config.KubeletSkipsAlwaysPrecheck),
 		AllowRestores:  o.Config.AllowRestores,
-		Admission:      admitting.forGate(unlessNil[gate.ViewSource](source, source)),
+		Admission:      admitting.forGate(views),
 	})
 	admitting.published = func() {
-		source.keep(admitting.fields()) // first, so that the pod source has what the new policies use
-		judge.SetAdmission(admitting.forGate(unlessNil[gate.ViewSource](source, source)))
+		keep(admitting.fields()) // first, so that the pod source has what the new policies use
+		judge.SetAdmission(admitting.forGate(views))
 	}
 	server := criproxy.New(criproxy.Config{
 		Runtime:  conns.runtime,
@@ -155,9 +161,10 @@ func Run(ctx context.Context, o Options) (err error) {
 	svc.ready()
 	p := parts{
 		conns: conns, key: key, store: store, tracker: trk, node: node, source: source, decisions: log, gate: judge,
-		server: server, metrics: m, on: on, inForce: newInForce(c, o.ConfigFound), service: svc, policies: admitting,
+		server: server, metrics: m, on: on, inForce: &atomic.Pointer[inForce]{}, service: svc, policies: admitting,
 		stopping: &atomic.Bool{},
 	}
+	p.inForce.Store(&inForce{c, o.ConfigFound, &adminv1.Reload{At: timestamppb.Now()}})
 	m.SetInForce(p.inMetrics)
 	p.admin = adminOf(o, p, store, index, runtime, feed)
 	return serve(ctx, o, p)
@@ -178,7 +185,7 @@ func observe(m *metrics.Metrics, trk *tracker.Tracker, log klog.Logger) {
 
 // inMetrics returns what the metrics say of the configuration and the policies in use.
 func (p parts) inMetrics() metrics.InForce {
-	c, _, _ := p.inForce.get()
+	c := p.inForce.Load().config
 	used := p.policies.list()
 	return metrics.InForce{
 		Shadow: c.NoPullImageSecretRecheck, Policy: c.ImagePullCredentialsVerificationPolicy,
@@ -193,21 +200,21 @@ type parts struct {
 	store     *records.Store
 	tracker   *tracker.Tracker
 	node      *nodecreds.Credentials
-	source    *podSource   // nil if there is none
-	decisions *decisionLog // nil if there is none
+	source    *podsource.Source // nil if there is none
+	decisions *decisionLog      // nil if there is none
 	gate      *gate.Gate
 	server    *criproxy.Server
 	metrics   *metrics.Metrics
 	admin     *adminapi.Server
 	on        listeners
-	inForce   *inForce
+	inForce   *atomic.Pointer[inForce] // stored by reload
 	service   *service
 	policies  *policies    // used by reload
 	stopping  *atomic.Bool // for /readyz
 }
 
-// serve runs the parts. When ctx ends or one of them fails, it stops them in reverse order: the CRI first, while
-// everything that a call in progress needs still exists.
+// serve runs the parts until ctx ends or one fails. The CRI stops first, while everything that its calls need still
+// exists.
 func serve(ctx context.Context, o Options, p parts) error {
 	// behind is the context of everything that must run longer than the drained calls.
 	behind, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -221,7 +228,14 @@ func serve(ctx context.Context, o Options, p parts) error {
 		back.Go(func() error { p.decisions.Run(behind); return nil })
 	}
 	if p.source != nil {
-		back.Go(func() error { p.source.run(behind, o.Log.WithName("podSource")); return nil })
+		back.Go(func() error {
+			log := o.Log.WithName("podSource")
+			if err := p.source.Run(klog.NewContext(behind, log)); err != nil { // the daemon continues
+				log.Error(err, "Pod source ended: falling back to CRI data only",
+					"hint", "set podSource.nodeName and restart pullgated")
+			}
+			return nil
+		})
 	}
 	back.Go(func() error { return p.node.Run(klog.NewContext(behind, o.Log.WithName("nodeCredentials"))) })
 	if p.on.web != nil {
@@ -322,8 +336,7 @@ func watch(ctx context.Context, log klog.Logger, p parts) {
 	_ = g.Wait() // none of them returns an error
 }
 
-// logUpstream logs the state of the connection to the runtime. Many unlogged changes mean that the runtime closes the
-// connections that it accepts.
+// logUpstream logs the state of a connection. Many unlogged changes mean that the runtime closes what it accepts.
 func logUpstream(ctx context.Context, log klog.Logger, endpoint string, isUp bool, unlogged int) {
 	log = log.WithValues("endpoint", endpoint)
 	if unlogged > 0 {
@@ -336,8 +349,7 @@ func logUpstream(ctx context.Context, log klog.Logger, endpoint string, isUp boo
 	log.Error(whyNotReached(ctx, endpoint), "Failed to reach the runtime: calls fail until it is back")
 }
 
-// whyNotReached returns the error of another connection to the socket of the runtime, for example that there is no such
-// file.
+// whyNotReached returns the error of another connection to the socket of the runtime, such as that there is no file.
 func whyNotReached(ctx context.Context, endpoint string) error {
 	ctx, cancel := context.WithTimeout(ctx, stateLogInterval)
 	defer cancel()

@@ -14,8 +14,8 @@ import (
 // maxGrants bounds the file of grants, in bytes; a grant takes a few hundred bytes.
 const maxGrants = 64 << 20
 
-// handOver writes the grants of pods to a file for the next process. Otherwise that process would deny a container to a
-// pod that was granted an image and has not started its container yet. Without the file pods prove access again.
+// handOver writes the grants to a file for the next process, which would otherwise deny containers to pods that have
+// not started theirs yet. Without the file pods prove access again.
 func handOver(o Options, t *tracker.Tracker) {
 	data, err := t.HandOver()
 	if err == nil {
@@ -30,8 +30,7 @@ func handOver(o Options, t *tracker.Tracker) {
 	}
 }
 
-// takeOver restores the grants that the last process has written. It first deletes the file, so that no later start
-// finds them: a grant that ended meanwhile must not be restored.
+// takeOver restores the grants of the last process. It deletes the file first: a grant that ends later must not return.
 func takeOver(o Options, t *tracker.Tracker) {
 	path := filepath.Join(o.Config.StateDir, grantsFile)
 	data, err := disk.Read(path, maxGrants)

@@ -39,8 +39,8 @@ type optional struct {
 	listener net.Listener // nil until it is bound
 }
 
-// start tries to bind the listener. If another process answers at its socket, start returns an error: that process is
-// another pullgated, or clients would take it for this one. start logs every other failure, and wait tries again.
+// start tries to bind the listener. It returns an error if another process, probably another pullgated, serves the
+// socket. It logs every other failure, and wait tries again.
 func (l *optional) start(ctx context.Context) (err error) {
 	l.listener, err = l.bind(ctx)
 	if err == nil || errors.Is(err, sockets.ErrInUse) {

@@ -37,8 +37,8 @@ func policyPaths(c config.Admission) policyfiles.Paths {
 	return policyfiles.Paths{Folder: c.Policies, NamespaceLabels: c.NamespaceLabels, TrustedRoot: c.TrustedRoot}
 }
 
-// policies keeps a chain up to date with the policy files and the section admission of the configuration. reload, poll,
-// list, followed and the chain may be called concurrently.
+// policies keeps a chain up to date with the policy files and the configuration. reload, poll, list, followed and the
+// chain may be called concurrently.
 type policies struct {
 	log     klog.Logger
 	metrics *metrics.Metrics
@@ -53,8 +53,8 @@ type policies struct {
 	signatures atomic.Pointer[signatureSet] // never nil
 	following  singleflight.Group           // of followed, by hash
 
-	// mu guards the fields that follow. It is held while the files are read, so no call waits for it, except those that
-	// pullgate-policyd could not answer because it has other files.
+	// mu guards the fields that follow, also while files are read. Only calls wait for it that pullgate-policyd could not
+	// answer because it has other files.
 	mu      sync.Mutex
 	watcher *policyfiles.Watcher
 	config  config.Admission
@@ -116,8 +116,7 @@ func openPolicies(o Options, m *metrics.Metrics, store policyclient.EndorsementS
 	return p, nil
 }
 
-// reload reads the policy files again, by a new configuration. If they are invalid, the last valid ones stay in use,
-// under the new settings.
+// reload reads the policy files by a new configuration. If they are invalid, it applies that to the last valid ones.
 func (p *policies) reload(c config.Config) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -228,8 +227,7 @@ func (p *policies) report() {
 	}
 }
 
-// compareKubelet compares admission.kubeletRoot with the kubelet of the host whenever policies come into use, until ctx
-// ends. It runs beside the calls of the CRI, because it asks systemd.
+// compareKubelet compares admission.kubeletRoot with the kubelet whenever policies come into use. It waits for systemd.
 func (p *policies) compareKubelet(ctx context.Context, host doctor.Host) {
 	for {
 		select {

@@ -11,12 +11,10 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
-// failureInterval is the interval of log lines about one image review backend that fails, and about signatures that are
-// not verified.
+// failureInterval is the interval of log lines about one failing backend, and about signatures that are not verified.
 const failureInterval = time.Minute
 
-// A policydClient is the connection to pullgate-policyd, and what is logged about it. It connects for the first
-// question. Its methods may be called concurrently.
+// A policydClient is the connection to pullgate-policyd, and what is logged about it. It may be used concurrently.
 type policydClient struct {
 	*policyclient.Client
 

@@ -14,8 +14,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// list returns the policies in use for the admin API, nil if there are none. It may be called concurrently with the
-// other methods.
+// list returns the policies in use for the admin API, nil if there are none. It may be called concurrently.
 func (p *policies) list() *adminv1.ListPoliciesResponse { return p.listed.Load() }
 
 // keepList makes list return what is in use now. err is why that is not the present content of the folder.

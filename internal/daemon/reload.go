@@ -4,15 +4,17 @@ import (
 	"context"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
+	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
 // reopenLimit bounds the wait for a disk that does not answer: the new policy must apply all the same.
 const reopenLimit = 5 * time.Second
 
-// reload reloads for each value of Options.Reload until ctx ends. In between it reads the policy files when they
-// change.
+// reload reloads for each value of Options.Reload, and reads the policy files when they change, until ctx ends.
 func reload(ctx context.Context, o Options, p parts) {
 	tick := time.NewTicker(policyInterval)
 	defer tick.Stop()
@@ -46,18 +48,21 @@ func reopen(ctx context.Context, o Options, p parts) {
 
 // reread applies the fields of the configuration that may change, if the whole configuration is valid.
 func reread(o Options, p parts) {
-	at := time.Now()
+	now := *p.inForce.Load()
 	c, found, err := o.Load()
-	p.metrics.ConfigRead(err == nil, at)
+	p.metrics.ConfigRead(err == nil, time.Now())
+	now.reload = &adminv1.Reload{At: timestamppb.Now()}
 	if err != nil {
 		err = safetext.OneLine(err) // it has a line for each invalid field
-		p.inForce.refused(at, err)
+		now.reload.Error = err.Error()
+		p.inForce.Store(&now)
 		o.Log.Error(err, "Failed to reload the configuration: the previous one stays in use")
 		return
 	}
 	p.tracker.SetRules(rules(c))
 	p.gate.SetAllowRestores(c.AllowRestores)
-	p.inForce.took(at, c, found)
+	now.config, now.found = config.Reloaded(now.config, c), found // only some fields can change while the daemon runs
+	p.inForce.Store(&now)
 	p.service.enforces(c.ImagePullCredentialsVerificationPolicy)
 	o.Log.Info("Configuration reloaded", "policy", c.ImagePullCredentialsVerificationPolicy,
 		"allowlist", len(c.PreloadedImagesVerificationAllowlist),

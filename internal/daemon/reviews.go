@@ -9,8 +9,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
 
-// settleTime is the time between two readings of the policy files when pullgate-policyd has other ones. They are used
-// if both are the same, because files may be written at the moment.
+// settleTime is the time after which policy files, which may be being written, are read again when policyd has others.
 const settleTime = 250 * time.Millisecond
 
 // reviewedFields returns the fields of pods that image reviews use, for the pod source.
@@ -36,8 +35,8 @@ func (p *policies) reviewBy(set *policyfiles.Set) *policyclient.Reviewer {
 	})
 }
 
-// followed reads the policy files again if those in use are still of a version. It returns when they were read, and
-// false if ctx ended before. All calls that wait at the same time are answered by the same readings.
+// followed reads the policy files again if those in use are of a version. It returns false if ctx ends first.
+// Concurrent calls share the readings.
 func (p *policies) followed(ctx context.Context, in policyfiles.Version) bool {
 	// A reading that began before this call may have been too early for it, so there is a second one.
 	for last := false; ; last = true {

@@ -7,8 +7,7 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
-// warnOfRuntimeCredentials logs a warning if CRI-O has credentials for namespaces on this node, and the configuration
-// states that the runtime has none. root is the root of the node's files.
+// warnOfRuntimeCredentials warns if CRI-O has credentials for namespaces, and the configuration says that it has none.
 func warnOfRuntimeCredentials(log klog.Logger, c config.Config, root string) {
 	if c.RuntimeCredentials == config.RuntimeCredentialsPerNamespace {
 		return

@@ -14,8 +14,7 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// A service reports the state of the daemon to systemd, if systemd requests it (Type=notify). Its methods may be called
-// concurrently.
+// A service reports the state of the daemon to systemd (Type=notify). Its methods may be called concurrently.
 type service struct {
 	log    klog.Logger
 	shadow bool
@@ -35,31 +34,28 @@ func newService(log klog.Logger, c config.Config) *service {
 }
 
 // ready reports that the socket is served, with the configuration that was read last.
-func (s *service) ready() {
+func (s *service) ready() { s.set(func() {}, sd.SdNotifyReady) }
+
+// set changes the state, and reports it to systemd if its status changes or there are more lines.
+func (s *service) set(change func(), lines ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.notify(sd.SdNotifyReady, s.status())
+	before := s.status()
+	if change(); len(lines) > 0 || s.status() != before {
+		s.notify(append(lines, s.status())...)
+	}
 }
 
 // reached reports whether the runtime is connected.
-func (s *service) reached(up bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.up = up
-	s.notify(s.status())
-}
+func (s *service) reached(up bool) { s.set(func() { s.up = up }) }
 
-// bound notes that the listener of a field could not be bound, or, with nil, that it is bound.
+// bound reports that the listener of a field could not be bound, or, with nil, that it is bound.
 func (s *service) bound(field string, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	before := len(s.unbound)
-	if s.unbound[field] = err; err == nil {
-		delete(s.unbound, field)
-	}
-	if len(s.unbound) != before {
-		s.notify(s.status())
-	}
+	s.set(func() {
+		if s.unbound[field] = err; err == nil {
+			delete(s.unbound, field)
+		}
+	})
 }
 
 // notListening returns the listeners that could not be bound, ordered by field.
@@ -77,20 +73,11 @@ func (s *service) reloading() {
 	s.notify(sd.SdNotifyReloading, strings.TrimSpace(sd.SdNotifyMonotonicUsec()))
 }
 
-// enforces notes which policy is in use.
-func (s *service) enforces(policy string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.policy = policy
-}
+// enforces reports which policy is in use.
+func (s *service) enforces(policy string) { s.set(func() { s.policy = policy }) }
 
 // stop reports that the daemon stops.
-func (s *service) stop() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.stopping = true
-	s.notify(sd.SdNotifyStopping, s.status())
-}
+func (s *service) stop() { s.set(func() { s.stopping = true }, sd.SdNotifyStopping) }
 
 // alive notifies the watchdog.
 func (s *service) alive() { s.notify(sd.SdNotifyWatchdog) }
@@ -101,23 +88,17 @@ func (s *service) status() string {
 	if s.shadow {
 		mode = "shadow mode, proofs are not required"
 	}
-	switch {
-	case s.stopping:
+	state := "the runtime is not reached, calls fail until it is back"
+	if s.up {
+		state = "the runtime is reached"
+	}
+	if len(s.unbound) > 0 {
+		state += "; not listening: " + strings.Join(slices.Sorted(maps.Keys(s.unbound)), ", ")
+	}
+	if s.stopping {
 		return "STATUS=Stopping, calls under way are drained"
-	case s.up:
-		return fmt.Sprintf("STATUS=Serving the kubelet (%s); the runtime is reached%s", mode, s.withoutLocked())
-	default:
-		return fmt.Sprintf("STATUS=Serving the kubelet (%s); the runtime is not reached, calls fail until it is back%s",
-			mode, s.withoutLocked())
 	}
-}
-
-// withoutLocked returns the names of the fields whose listeners could not be bound.
-func (s *service) withoutLocked() string {
-	if len(s.unbound) == 0 {
-		return ""
-	}
-	return "; not listening: " + strings.Join(slices.Sorted(maps.Keys(s.unbound)), ", ")
+	return fmt.Sprintf("STATUS=Serving the kubelet (%s); %s", mode, state)
 }
 
 func (s *service) notify(lines ...string) {

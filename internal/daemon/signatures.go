@@ -8,8 +8,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 )
 
-// A signatureSet is what the policy files in use require of signatures. It is immutable. The zero value requires
-// nothing.
+// A signatureSet is what the policy files in use require of signatures, nothing in the zero value. It is immutable.
 type signatureSet struct {
 	rules *requirement.Set
 	// version identifies what pullgate-policyd must verify by.

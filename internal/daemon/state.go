@@ -35,8 +35,7 @@ func storeHint(err error) error {
 	}
 }
 
-// panicked ends the process after a panic in a transaction of the store: bbolt may hold its locks for ever. systemd
-// starts pullgated again.
+// panicked ends the process after a panic in a transaction: bbolt may hold its locks for ever. systemd restarts it.
 func panicked(log klog.Logger, path string) func(value any, stack []byte) {
 	return func(value any, stack []byte) {
 		err := fmt.Errorf("panic: %v", value)

@@ -9,8 +9,8 @@ import (
 const stateLogInterval = time.Second
 
 // logStates logs the changes that it receives, until ctx ends: each state at most once in stateLogInterval, and always
-// the final state. unlogged is the number of changes that were not logged since the last line. The initial state of a
-// connection is down. That is not a change: it is logged if it lasts.
+// the final state. unlogged is the number of changes since the last line. The initial state, down, is logged if it
+// lasts.
 func logStates(ctx context.Context, changes <-chan bool, log func(up bool, unlogged int)) {
 	var (
 		state    bool

@@ -15,15 +15,13 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy"
 )
 
-// A part of the daemon is checked for an answer. An error is an answer: the watchdog logs it and notifies systemd,
-// because a restart repairs a part that hangs, not a part that fails.
+// A part of the daemon is checked for an answer, which may be an error: a restart repairs what hangs, not what fails.
 type part struct {
 	name string
 	ask  func(ctx context.Context) error
 }
 
-// A watchdog notifies systemd while all of its parts answer. If systemd gets no notification for too long
-// (WatchdogSec=), it kills the daemon and starts it again.
+// A watchdog notifies systemd while all of its parts answer. Otherwise systemd restarts the daemon (WatchdogSec=).
 type watchdog struct {
 	every time.Duration // the interval between checks, and the limit for each answer
 	parts []part
@@ -60,8 +58,7 @@ func runWatchdog(ctx context.Context, o Options, p parts) error {
 	return nil
 }
 
-// storePart checks the store with a read, and with a write transaction that writes nothing: no pull can begin without
-// one.
+// storePart checks the store with a read and an empty write transaction: no pull can begin without one.
 func storePart(s *records.Store) part {
 	return part{"store", func(context.Context) error { _, err := s.KeyFingerprint(); return errors.Join(err, s.Ping()) }}
 }

@@ -30,6 +30,6 @@ func (p parts) ready() (text string, ready bool) {
 	case !p.gate.Synced():
 		return "not yet synced with the runtime", false
 	default:
-		return "ok" + p.source.state(), true
+		return "ok" + sourceState(p.source), true
 	}
 }

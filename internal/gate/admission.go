@@ -19,11 +19,9 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// Admission is the admission chain, with what the views need that it judges. It does not change after it was passed to
-// a gate.
+// Admission is the admission chain, with what its views need. It does not change after it was passed to a gate.
 type Admission struct {
-	// Chain must not be nil. It remembers the containers that pods have started, so it is the same one as long as there
-	// are policies.
+	// Chain must not be nil. It remembers the started containers, so it is the same one as long as there are policies.
 	Chain *admission.Chain
 	// NamespaceLabels are the labels by namespace. Those of a namespace that is not a key are not known.
 	NamespaceLabels map[string]map[string]string
@@ -43,8 +41,8 @@ type ViewSource interface {
 	View(ctx context.Context, uid string) (pod admission.Pod, containers []admission.Container, ok bool)
 }
 
-// SetAdmission replaces Config.Admission for every call that begins after it returns; nil means that there are no
-// policies. With another chain than before, the next judged call rebuilds its list of started containers.
+// SetAdmission replaces Config.Admission for every call that begins after it returns; nil means no policies. With
+// another chain than before, the next judged call rebuilds its list of started containers.
 func (g *Gate) SetAdmission(a *Admission) { g.admitting.Store(a) }
 
 // chain returns the chain; nil, of which all methods may be called, if there are no policies.
@@ -55,8 +53,7 @@ func (g *Gate) chain() *admission.Chain {
 	return nil
 }
 
-// markStarted notes in the chain that a container was started. Its restart is admitted then, whatever the policies say
-// by that time.
+// markStarted notes in the chain that a container was started, so that its restart is admitted.
 func (g *Gate) markStarted(c createdContainer) {
 	if chain := g.chain(); chain != nil {
 		g.mark(chain, c.uid, c.name, c.imageID, c.mounted)
@@ -85,8 +82,7 @@ type candidate struct {
 
 	// reported is what the runtime says of the created container; nil before it was created.
 	reported *runtimeapi.Container
-	// restored means that the runtime has restored the container from a checkpoint, or was asked to, whatever it says of
-	// it.
+	// restored means that the runtime has, or may have, restored the container from a checkpoint, whatever it reports.
 	restored bool
 	// gone means that the container was removed before it was read back.
 	gone bool
@@ -104,8 +100,7 @@ type candidate struct {
 	admitted admission.Decision
 }
 
-// candidate returns the candidate for a sandbox or a container that a call would create. The configurations must be
-// those that are forwarded; container is nil for a sandbox.
+// candidate returns what a call would create by the forwarded configurations; container is nil for a sandbox.
 func (g *Gate) candidate(
 	c *call, who tracker.Pod, sandbox *runtimeapi.PodSandboxConfig, container *runtimeapi.ContainerConfig,
 ) *candidate {
@@ -113,8 +108,7 @@ func (g *Gate) candidate(
 	return &candidate{use: g.use(c, who, name), sandbox: sandbox, container: container}
 }
 
-// A check returns the error for the client if a candidate may not be created or started. It adds its decision to the
-// candidate.
+// A check adds its decision to a candidate, and returns the error for the client if it is denied.
 type check func(context.Context, *candidate) error
 
 // run runs checks in order until one fails, and then notes what they have decided.
@@ -129,9 +123,9 @@ func (g *Gate) run(ctx context.Context, c *candidate, checks ...check) (err erro
 }
 
 // conclude notes the decision about a candidate, and those about the images that it mounts. A container that a policy
-// denies has one decision: the log must not say of it that its images were allowed. A container that policies admit is
-// noted once for each pod, container, image ID and content of the policies, and each time that a validator admits it
-// without an answer; a sandbox only if a policy would deny it.
+// denies has one decision: the log must not say that its images were allowed. An admitted container is noted once for
+// each pod, container, image ID and policy hash, and whenever a validator failed open; a sandbox only if a policy would
+// deny it.
 func (g *Gate) conclude(c *candidate) {
 	switch {
 	case c.asked:
@@ -146,8 +140,7 @@ func (g *Gate) conclude(c *candidate) {
 	}
 }
 
-// noteAdmission notes the decision about a candidate for which the chain was asked, and reports whether the chain
-// admits it.
+// noteAdmission notes the decision of the chain about a candidate, and reports whether the chain admits it.
 func (g *Gate) noteAdmission(c *candidate) bool {
 	d := c.decision(tracker.Verdict{})
 	if c.own != nil {
@@ -175,8 +168,7 @@ func (g *Gate) noteAdmission(c *candidate) bool {
 	return true
 }
 
-// admit asks the chain about a candidate. A denial is the error for the client, with the code PermissionDenied. A new
-// sandbox of a pod that has run is exempt only as far as the pod was not edited.
+// admit asks the chain about a candidate. A new sandbox of a pod that has run is exempt as far as it was not edited.
 func (g *Gate) admit(ctx context.Context, c *candidate) error {
 	if c.policies == nil || c.late {
 		return nil
@@ -213,8 +205,7 @@ func (g *Gate) admit(ctx context.Context, c *candidate) error {
 	return refusal(c.pod, c.admitted, c.otherRoot())
 }
 
-// otherRoot returns the start of an error text if a mount shows that the kubelet keeps its files elsewhere than in
-// KubeletRoot; "" otherwise.
+// otherRoot returns the start of an error text if a mount shows that the kubelet has another root; "" otherwise.
 func (c *candidate) otherRoot() string {
 	root := criview.OtherRoot(c.container, c.pod.UID, c.policies.KubeletRoot)
 	if root == "" {
@@ -231,8 +222,8 @@ func refusal(who tracker.Pod, d admission.Decision, remark string) error {
 		"pullgate: pod %s/%s: %s%s", who.Namespace, who.Name, remark, text)
 }
 
-// editedSince returns the view of the latest sandbox of a pod if a new one has other labels or annotations; nil if they
-// are the same. Almost nothing else of a pod can be edited, and a tenant can end a sandbox.
+// editedSince returns the view of a pod's latest sandbox if a new one has other labels or annotations, else nil. Little
+// else of a pod can be edited, and a tenant can end a sandbox.
 func (g *Gate) editedSince(ctx context.Context, c *candidate) (*admission.Pod, error) {
 	latest, err := g.c.Runtime.latestSandbox(ctx, c.pod.UID)
 	if err != nil {
@@ -268,9 +259,8 @@ func (c *candidate) subject() admission.Subject {
 	return s
 }
 
-// subjectImage returns the image of the container for the chain. A restored container can be on any image, whatever the
-// runtime reports, so its image is unknown, and no earlier start of the container counts. The runtime may have given
-// another image the name of the judged one.
+// subjectImage returns the image of the container for the chain. That of a restored container is unknown, whatever the
+// runtime reports, and another image may have been given the name of the judged one.
 func (c *candidate) subjectImage() admission.Image {
 	img := admissionImage(c.image, c.name)
 	if c.instead != nil {
@@ -300,8 +290,7 @@ func (a *Admission) identified(view admission.Pod, who tracker.Pod) admission.Po
 	return view
 }
 
-// view returns what the CRI and the pod source say about a candidate, and what the pod source says about the pod's
-// other containers.
+// view returns what the CRI and the pod source say about a candidate and about the pod's other containers.
 func (g *Gate) view(
 	ctx context.Context, c *candidate,
 ) (pod admission.Pod, container *admission.Container, others []admission.Container) {
@@ -332,15 +321,13 @@ func (c *candidate) criView() (admission.Pod, *admission.Container) {
 		pod, container := criview.Container(c.sandbox, c.container, c.policies.KubeletRoot)
 		return pod, &container
 	}
-	// The configuration of the sandbox is missing, or is that of another pod: all about the pod is unknown, except its own
-	// volumes.
+	// The sandbox configuration is missing or another pod's: all about the pod is unknown, except its own volumes.
 	own := &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Uid: c.pod.UID}}
 	_, container := criview.Container(own, c.container, c.policies.KubeletRoot)
 	return admission.Pod{}, &container
 }
 
-// merge adds the view of the pod source, and returns the pod's other containers. Each field in which the two differ is
-// counted, and logged once for each pod.
+// merge adds the view of the pod source. A field in which the two differ is counted, and logged once for each pod.
 func (g *Gate) merge(
 	ctx context.Context, c *candidate, pod admission.Pod, container *admission.Container,
 ) (admission.Pod, *admission.Container, []admission.Container) {

@@ -120,7 +120,7 @@ type slowSource struct {
 	asked []string
 }
 
-func (s *slowSource) Secrets(ctx context.Context, uid string, image imageref.Ref) []tracker.Secret {
+func (s *slowSource) Secrets(ctx context.Context, uid string, image imageref.Ref) ([]tracker.Secret, bool) {
 	s.mu.Lock()
 	s.asked = append(s.asked, uid)
 	s.mu.Unlock()

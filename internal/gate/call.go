@@ -69,8 +69,7 @@ func (g *Gate) use(c *call, p tracker.Pod, name imageref.Ref) *use {
 	return u
 }
 
-// secrets returns the known credentials of the pod's pull secrets for the image. The first time it may wait for the API
-// server.
+// secrets returns the known credentials of the pod's pull secrets for the image. The first call may wait.
 func (g *Gate) secrets(ctx context.Context, u *use) []tracker.Secret {
 	if u.fetched {
 		return u.known
@@ -79,7 +78,7 @@ func (g *Gate) secrets(ctx context.Context, u *use) []tracker.Secret {
 	if g.c.PodSource == nil || u.pod.UID == "" || u.pod.Static || u.name.Empty() {
 		return nil
 	}
-	u.known = g.c.PodSource.Secrets(ctx, u.pod.UID, u.name)
+	u.known, _ = g.c.PodSource.Secrets(ctx, u.pod.UID, u.name)
 	if len(u.known) <= credential.MaxOffers {
 		return u.known
 	}
@@ -93,9 +92,9 @@ func (g *Gate) secrets(ctx context.Context, u *use) []tracker.Secret {
 	return u.known
 }
 
-// decide judges a use by a check of the tracker. It neither counts nor notes its decision. If nothing else allows a
-// request without credentials, it uses those of the pod's Secrets. It fetches them before every refusal, so that the
-// duration of a refusal does not reveal the reason.
+// decide judges a use by a check of the tracker; it neither counts nor notes the decision. A request without
+// credentials uses those of the pod's Secrets if nothing else allows it. They are fetched before every refusal, so that
+// its duration does not reveal the reason.
 func (g *Gate) decide(
 	ctx context.Context, u *use, r tracker.Request, check func(context.Context, tracker.Request) tracker.Verdict,
 ) decisionlog.Decision {

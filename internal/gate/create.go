@@ -16,8 +16,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// createContainer judges again, for the exact pod. Before the runtime creates the container, it judges the image and
-// every image that the container mounts. Afterwards it judges the image that the container really has.
+// createContainer judges the image and every mounted image for the exact pod, and afterwards the image that the
+// container really has.
 func (g *Gate) createContainer(
 	ctx context.Context, c *criproxy.Call, req *runtimeapi.CreateContainerRequest,
 ) ([]byte, error) {
@@ -61,8 +61,7 @@ func (g *Gate) createContainer(
 	return raw, nil
 }
 
-// created reads a created container back, and removes it if it may not be started. since are the revocations before it
-// was judged.
+// created reads a created container back, and removes it if it may not be started. since is from before the judgement.
 func (g *Gate) created(ctx context.Context, n *candidate, id string, create *tracker.Create, since uint64) error {
 	asked, err := g.readBack(ctx, n, id)
 	if err == nil && g.c.Tracker.Revocations() != since {
@@ -91,8 +90,8 @@ func (g *Gate) created(ctx context.Context, n *candidate, id string, create *tra
 	return err
 }
 
-// createFailed returns the answer to a call for which the runtime returned an error. If the image may be a checkpoint,
-// the error could reveal which other images are on the node, so the answer is the same as for a denied container.
+// createFailed returns the answer to a call that the runtime failed. For an image that may be a checkpoint the error
+// could reveal which images are on the node, so the answer is the same as for a denied container.
 func (g *Gate) createFailed(ctx context.Context, n *candidate, create *tracker.Create, err error) error {
 	if aborted(err) {
 		return err // the runtime may complete it, so the create is lost
@@ -114,8 +113,8 @@ func (g *Gate) withholds(who tracker.Pod, create *tracker.Create) bool {
 	return !g.c.Shadow && !create.Ordinary() && !g.c.Tracker.Exempt(who)
 }
 
-// notCreated is the answer to a create from an image that may be a checkpoint. It is the same if the runtime failed, as
-// it does if the image that the checkpoint names is absent, and if it created a container that was denied.
+// notCreated is the answer to a create from an image that may be a checkpoint. It is the same if the runtime failed,
+// perhaps because the image that the checkpoint names is absent, and if the container was denied.
 func (g *Gate) notCreated(n *candidate) error {
 	if g.allowRestores.Load() {
 		g.pods.refuse(n.pod.UID, n.name, n.image.ID)
@@ -126,8 +125,7 @@ func (g *Gate) notCreated(n *candidate) error {
 			"configuration", n.pod.Namespace, n.pod.Name, n.name.String())
 }
 
-// podOf returns the pod of a sandbox: the one in the index, which comes from answers of the runtime; for a sandbox that
-// is not in the index yet, the one that the kubelet sends in the call.
+// podOf returns the pod of a sandbox from the index or, for one that is not there yet, from the kubelet's call.
 func (g *Gate) podOf(sandboxID string, config *runtimeapi.PodSandboxConfig) tracker.Pod {
 	if p, ok := g.c.Pods.BySandbox(sandboxID); ok {
 		return p
@@ -135,8 +133,7 @@ func (g *Gate) podOf(sandboxID string, config *runtimeapi.PodSandboxConfig) trac
 	return identify(config)
 }
 
-// mayUseImage judges the image of a container. The runtime refuses an absent image. If the image arrives before the
-// call, it is judged when it is read back.
+// mayUseImage judges the image of a container. An image that arrives only now is judged when it is read back.
 func (g *Gate) mayUseImage(ctx context.Context, n *candidate) (err error) {
 	img := g.shown(n)
 	if img.ID == "" {
@@ -146,8 +143,7 @@ func (g *Gate) mayUseImage(ctx context.Context, n *candidate) (err error) {
 	return err
 }
 
-// mayMountImages judges every image that a container mounts. A mount is not read back, so its image must be present to
-// be judged.
+// mayMountImages judges the images that a container mounts, which must be present: mounts are not read back.
 func (g *Gate) mayMountImages(ctx context.Context, n *candidate) error {
 	n.mounts = nil
 	for _, m := range n.container.GetMounts() {
@@ -172,8 +168,7 @@ func (g *Gate) mayMountImages(ctx context.Context, n *candidate) error {
 	return nil
 }
 
-// judgeFound judges what the runtime says of an image, and returns the image, the zero value if it is absent or denied.
-// The decision is nil if there is none.
+// judgeFound judges what the runtime says of an image. It returns the zero image if that is absent or denied.
 func (g *Gate) judgeFound(
 	ctx context.Context, u *use, spec *runtimeapi.ImageSpec, img tracker.Image, err error,
 ) (tracker.Image, *decisionlog.Decision, error) {
@@ -194,8 +189,7 @@ func (g *Gate) judgeFound(
 }
 
 // judgeAbsent judges an image that the runtime does not have, or cannot resolve. A pod that could not use the image
-// gets the same answer as for a present one. Otherwise the runtime returns an error itself; if it creates a container
-// nevertheless, for example from the file of a checkpoint, that is read back.
+// gets the same answer as for a present one. Otherwise the runtime refuses, or what it creates is read back.
 func (g *Gate) judgeAbsent(ctx context.Context, u *use, spec *runtimeapi.ImageSpec) (*decisionlog.Decision, error) {
 	if g.c.Shadow || g.allowRestores.Load() && g.mayRestore(ctx) {
 		return nil, nil //nolint:nilnil // there is no decision
@@ -213,8 +207,8 @@ func (g *Gate) judgeAbsent(ctx context.Context, u *use, spec *runtimeapi.ImageSp
 	return &d, denied
 }
 
-// named adds a name to an image that has another tag or digest of the name's repository. The kubelet resolved the name
-// at the pre-check, and the tag may have moved since; the pair of image ID and repository is the same.
+// named adds a name to an image that has another tag or digest of the name's repository: the tag may have moved since
+// the pre-check, and the pair of image ID and repository is the same.
 func named(img tracker.Image, name imageref.Ref) tracker.Image {
 	if name.Parsed() && slices.Contains(img.Repositories(), name.Repository()) {
 		img.Names = append([]imageref.Ref{name}, img.Names...)
@@ -222,8 +216,7 @@ func named(img tracker.Image, name imageref.Ref) tracker.Image {
 	return img
 }
 
-// drop removes a container that must not be started. If that fails, the container stays in state created, and the gate
-// denies its start.
+// drop removes a denied container. If that fails, the container stays created, and the gate denies its start.
 func (g *Gate) drop(ctx context.Context, id string) {
 	if err := g.c.Runtime.removeContainer(ctx, id); err != nil {
 		g.c.Log.Error(err, "Failed to remove a denied container: StartContainer will be denied")

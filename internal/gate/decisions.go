@@ -12,15 +12,13 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// Reasons of the gate, in addition to those of the package policy. They deny calls that the tracker did not judge, or
-// allowed.
+// Reasons of the gate. They deny calls that the tracker did not judge, or allowed.
 const (
 	// ContainerRefused hides an image from a pod that was denied a container on it.
 	ContainerRefused policy.Reason = "container_refused"
 	// Restored refuses a container, or a pod, that was or would be restored from a checkpoint.
 	Restored policy.Reason = "restored"
-	// CreateFailed replaces the error of a runtime that failed to create a container from an image that may be a
-	// checkpoint.
+	// CreateFailed replaces the error of a runtime for an image that may be a checkpoint.
 	CreateFailed policy.Reason = "creation_failed"
 )
 
@@ -30,8 +28,7 @@ func overruled(v tracker.Verdict, why policy.Reason) tracker.Verdict {
 	return v
 }
 
-// note records a decision in Config.Decisions, and in the journal unless it repeats a denial. For repeated denials the
-// journal has one line a minute, with their number.
+// note records a decision in Config.Decisions and in the journal, which has one line a minute for a repeated denial.
 func (g *Gate) note(d decisionlog.Decision) {
 	d = g.complete(d)
 	g.journal(d)

@@ -9,10 +9,9 @@ import (
 )
 
 // ExplainPolicies returns what the policies say about the sandbox of a pod, and about containers with an image that its
-// spec names so; nothing if there are no policies. A container with the name "" is one that is not known. The pod
-// source shows what the kubelet will send; without it almost everything is unknown. A denial is not certain while the
-// list of started containers is not complete, nor what validators would ask for over the network, unless ask is true.
-// ExplainPolicies has no effect: nothing is noted or counted.
+// spec names so; nothing without policies. A container named "" is not known. Without a pod source almost everything is
+// unknown. A denial is not certain before the gate is synced, nor what validators ask over the network unless ask is
+// set. Nothing is noted or counted.
 func (g *Gate) ExplainPolicies(
 	ctx context.Context, who tracker.Pod, containers []string, image admission.Image, name string, ask bool,
 ) []admission.Explanation {

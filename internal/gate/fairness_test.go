@@ -29,11 +29,11 @@ type guesser struct {
 	guesses []tracker.Secret
 }
 
-func (g *guesser) Secrets(ctx context.Context, uid string, image imageref.Ref) []tracker.Secret {
+func (g *guesser) Secrets(ctx context.Context, uid string, image imageref.Ref) ([]tracker.Secret, bool) {
 	if !strings.HasPrefix(uid, g.of) {
 		return g.fakeSource.Secrets(ctx, uid, image)
 	}
-	return g.guesses
+	return g.guesses, true
 }
 
 // globs returns a Secret with entries that all match repo.test, each with another password.

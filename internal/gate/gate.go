@@ -21,8 +21,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A Gate acts on the verdicts of the tracker: it hides images, denies calls and answers pulls. handlers.go lists its
-// handlers.
+// A Gate acts on the verdicts of the tracker: it hides images, denies calls and answers pulls.
 type Gate struct {
 	c Config // AllowRestores and Admission in it are only those that New got
 	// skipsAlways is the result of the last pre-check about the kubelet.
@@ -45,25 +44,20 @@ type Gate struct {
 type Metrics interface {
 	// Verdict is called for every judgement, with the name of the CRI call.
 	Verdict(call string, d policy.Decision)
-	// Refused is called for every ImageStatus that was answered as if the image were absent, and for every other call that
-	// was answered with PermissionDenied for another reason than a policy.
+	// Refused is called for every hidden ImageStatus, and every PermissionDenied for another reason than a policy.
 	Refused(call string)
 	// Recheck is called when a pod was allowed to use a present image, or was not: outcome is Hit or the label of the
-	// KEP's miss. took is the duration of the handling; for a miss it includes the pull.
+	// KEP's miss; took includes the pull.
 	Recheck(pullPolicy, outcome string, took time.Duration)
 	// CredentialsIgnored is called when a pod has more credentials for an image than the gate considers.
 	CredentialsIgnored()
-	// PullUnresolved is called for every successful pull that was not recorded, because the runtime did not report the
-	// pulled image.
+	// PullUnresolved is called for every pull that was not recorded because the runtime did not report the image.
 	PullUnresolved()
-	// CreationRefused is called for every CreateContainer, StartContainer and RestorePod that was refused although its
-	// images were allowed: CreationRestored or CreationFailed.
+	// CreationRefused is called for what is refused although its images were allowed: CreationRestored or CreationFailed.
 	CreationRefused(reason string)
-	// Admission is called for each decision of the admission chain for which it asked validators, with the name of the CRI
-	// call.
+	// Admission is called for each decision of the chain for which it asked validators, with the CRI call.
 	Admission(call string, d admission.Decision)
-	// ViewConflict is called for each field in which the CRI and the API server differed about a pod that the chain
-	// judged.
+	// ViewConflict is called for each field in which the CRI and the API server differed about a pod.
 	ViewConflict(field string)
 }
 
@@ -76,11 +70,9 @@ type Config struct {
 	PodSource PodSource
 	Metrics   Metrics
 	Log       klog.Logger
-	// Decisions records every decision except a repeated Allow; nil records none. Log gets a line for each decision, and
-	// one line a minute for a repeated denial.
+	// Decisions records every decision except a repeated Allow; nil records none.
 	Decisions decisionlog.Recorder
-	// Shadow is noPullImageSecretRecheck: verdicts are recorded and counted, and not enforced. Policies are enforced
-	// nevertheless.
+	// Shadow is noPullImageSecretRecheck: verdicts are not enforced, policies are.
 	Shadow bool
 	// OutageFallback is registryOutageFallback.
 	OutageFallback bool
@@ -92,8 +84,7 @@ type Config struct {
 	Admission *Admission
 }
 
-// New returns a gate. Every field of the configuration except PodSource, Decisions, Admission and the switches must be
-// set.
+// New returns a gate. Every field except PodSource, Decisions, Admission and the switches must be set.
 func New(c Config) *Gate {
 	g := &Gate{c: c}
 	g.skipsAlways.Store(c.AlwaysPrecheck == AlwaysSkipped)
@@ -120,8 +111,7 @@ type described interface {
 	GetAnnotations() map[string]string
 }
 
-// identify returns the pod of a sandbox. The kubelet writes the configuration and its annotations, so they are
-// trustworthy.
+// identify returns the pod of a sandbox from what the kubelet, or the runtime, reports of it.
 func identify(c described) tracker.Pod {
 	m := c.GetMetadata()
 	return tracker.Pod{
@@ -169,8 +159,7 @@ func (g *Gate) hit(pullPolicy string, v tracker.Verdict, began time.Time) {
 	}
 }
 
-// deny returns the error for a container that may not be created or started. It says what is missing and what to do,
-// and contains only names from the request.
+// deny returns the error for a denied container: what is missing and what to do, with names from the request alone.
 func (g *Gate) deny(u *use, v tracker.Verdict) error {
 	g.c.Metrics.Refused(u.method)
 	what := fmt.Sprintf("image %q", u.name.String())
@@ -193,8 +182,8 @@ func (g *Gate) deny(u *use, v tracker.Verdict) error {
 		u.pod.Namespace, u.pod.Name, what, missing, todo)
 }
 
-// unnamed says why access cannot be proved for a name that the runtime resolves to an image without that name. It
-// depends only on the name, so that it reveals nothing about the images on the node.
+// unnamed says why access cannot be proved for a name that the resolved image does not have. It depends only on the
+// name, so that it reveals nothing about the images on the node.
 func unnamed(name imageref.Ref) (missing, todo string) {
 	switch {
 	case name.IsShort():
@@ -208,8 +197,7 @@ func unnamed(name imageref.Ref) (missing, todo string) {
 	}
 }
 
-// aborted reports whether an error only says that the call itself did not complete, so that it reveals nothing about an
-// image.
+// aborted reports whether an error only says that the call did not complete, and so reveals nothing about an image.
 func aborted(err error) bool {
 	switch status.Code(err) {
 	case codes.Canceled, codes.DeadlineExceeded, codes.Unavailable:

@@ -9,8 +9,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy"
 )
 
-// Handlers returns the calls that the gate answers, by their full method: those that it judges, and those that it
-// reads. Every other call is forwarded unchanged.
+// Handlers returns the calls that the gate judges or reads, by full method. Every other call is forwarded unchanged.
 func (g *Gate) Handlers() map[string]criproxy.Handler {
 	return map[string]criproxy.Handler{
 		// Access to images.
@@ -30,8 +29,7 @@ func (g *Gate) Handlers() map[string]criproxy.Handler {
 	}
 }
 
-// decoded returns a handler that reads the request for f, and counts it until f returns. A call that cannot be read
-// cannot be judged, so it is refused.
+// decoded returns a handler that decodes and holds the request for f. What cannot be decoded is refused.
 func decoded[M any, P interface {
 	*M
 	proto.Message

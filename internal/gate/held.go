@@ -10,18 +10,15 @@ import (
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 )
 
-// Bytes of requests whose handlers have not answered. A pod always has room for ownShare, which is more than the
-// requests of ordinary pods take. Beyond it, a pod may hold podLimit, the largest message, and all pods together
-// sharedLimit. So neither a pod with any number of calls nor any number of pods makes an ordinary call of another pod
-// fail.
+// Bytes of requests whose handlers have not answered. A pod always has room for ownShare. Beyond it, a pod may hold
+// podLimit, the largest message, and all pods together sharedLimit: no pods make an ordinary call of another one fail.
 const (
 	ownShare    = 512 << 10
 	podLimit    = 16 << 20
 	sharedLimit = 64 << 20
 )
 
-// heldRequests bounds the memory of requests while their handlers wait, for a registry, an image review or the runtime.
-// The zero value holds none. It may be used concurrently.
+// heldRequests bounds the memory of requests while their handlers wait. It may be used concurrently.
 type heldRequests struct {
 	mu    sync.Mutex
 	total int
@@ -54,8 +51,8 @@ func (h *heldRequests) addLocked(pod string, bytes int) {
 	}
 }
 
-// holderOf returns what identifies the pod of a request among those that are held: its UID, or for a pre-check, which
-// has none, the annotation by which it is found. Requests without a pod share one.
+// holderOf returns what identifies the pod of a request: its UID, or the annotation by which a pre-check's pod is
+// found. Requests without a pod share one.
 func holderOf(request proto.Message) string {
 	switch r := request.(type) {
 	case interface {

@@ -8,9 +8,8 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// AlwaysPrecheck says whether the kubelet sends a pre-check for containers with imagePullPolicy Always (kubelets up to
-// 1.31 do). If so, a PullImage after a hidden pre-check may be one that must reach the registry. A kubelet does not
-// report its version; the version of gRPC in its user agent shows its age roughly.
+// AlwaysPrecheck says whether the kubelet sends a pre-check for imagePullPolicy Always, as it does up to 1.31. If so, a
+// PullImage after a hidden pre-check may have to reach the registry. Only the version of gRPC shows a kubelet's age.
 type AlwaysPrecheck string
 
 // The values of kubeletSkipsAlwaysPrecheck. The zero value is AlwaysAuto, too.
@@ -23,12 +22,11 @@ const (
 	AlwaysSent AlwaysPrecheck = "false"
 )
 
-// firstSkipping is the minor version of grpc-go in kubelet 1.33. Kubelets 1.28 to 1.32 have up to 1.65. Kubelet 1.32
-// skips the pre-check too, but is treated like an older one, which costs a manifest request and opens nothing.
+// firstSkipping is the minor version of grpc-go in kubelet 1.33; 1.28 to 1.32 have up to 1.65. Kubelet 1.32 skips the
+// pre-check too, but is treated like an older one, which costs a manifest request and opens nothing.
 const firstSkipping = 68
 
-// Skips reports whether a PullImage that follows a hidden pre-check is certainly a request to prove access, and not an
-// Always that must reach the registry.
+// Skips reports whether a PullImage after a hidden pre-check certainly proves access, and is not an Always.
 func (a AlwaysPrecheck) Skips(ctx context.Context) bool {
 	switch a {
 	case AlwaysSkipped:

@@ -361,11 +361,11 @@ func (s modelSource) PullPolicies(uid string, name imageref.Ref) ([]string, bool
 	return []string{s.w.pullPolicy[p.at]}, true
 }
 
-func (s modelSource) Secrets(_ context.Context, uid string, _ imageref.Ref) (all []tracker.Secret) {
+func (s modelSource) Secrets(_ context.Context, uid string, _ imageref.Ref) (all []tracker.Secret, complete bool) {
 	for _, h := range s.w.held(s.byUID(uid)) {
 		all = append(all, tracker.Secret{Ref: h.ref, Credential: s.w.key.ID(credential.New(credential.Login{Username: "tenant", Password: h.password}))})
 	}
-	return all
+	return all, true
 }
 
 func (modelSource) Candidates(map[string]string, imageref.Ref) ([]string, bool) { return nil, false }

@@ -12,24 +12,20 @@ import (
 )
 
 const (
-	// maxPods limits the number of pods with a state. It is far more than a node runs; the state of an ended pod is
-	// removed earlier.
+	// maxPods limits the number of pods with a state. It is far more than a node runs.
 	maxPods = 4096
 	// maxEntries limits each set of a state. Few pods use as many images or containers.
 	maxEntries = 64
-	// repeatInterval is the interval of journal lines for a repeated denial. A kubelet may try to create a container
-	// several times a second, and each line has some 400 bytes.
+	// repeatInterval is the interval of journal lines, of 400 bytes, for a denial that kubelets repeat every second.
 	repeatInterval = time.Minute
 )
 
-// A podKey identifies a pod by its UID, or by the config.seen of its pre-checks, which have no UID. Only one of them is
-// set.
+// A podKey identifies a pod by its UID or, for its pre-checks, which have none, by their config.seen.
 type podKey struct{ uid, seen string }
 
-// podStates is what the gate remembers about pods. A pod's own entries displace only entries of the same pod, and the
-// state of a pod that has a sandbox is displaced only if all have one. To lose a state is safe: a pull without a hidden
-// pre-check goes to the registry, and a container that is not cleared is read back when it starts. The zero value is
-// empty and ready to use; it may be used concurrently.
+// podStates is what the gate remembers about pods. A pod's entries displace only its own, and a pod without a sandbox
+// is displaced first. To lose a state is safe: a pull without a hidden pre-check goes to the registry, and a container
+// that is not cleared is read back when it starts. The zero value is empty; it may be used concurrently.
 type podStates struct {
 	// has reports whether a pod has a sandbox; nil is never. It must not call back.
 	has func(podKey) bool
@@ -44,19 +40,16 @@ type podState struct {
 	age  uint64
 	seen bool // the pod has had a sandbox
 
-	// hidden are the names of hidden pre-checks: a PullImage of the same pod for the same name may be a request to prove
-	// access to the image on the node. A name stays until the pod gets a grant for it or a later pre-check is allowed. The
-	// value says that the image lacked an endorsement.
+	// hidden are the names of hidden pre-checks, until the pod gets a grant or a later pre-check is allowed: a PullImage
+	// for such a name may prove access to the image on the node. The value says that the image lacked an endorsement.
 	hidden entries[bool]
-	// refused are the images of denied containers, by the name, or the ID if there is no name. The next pre-check is
-	// hidden and leads to a pull.
+	// refused are the images of denied containers, by name or else ID. The next pre-check is hidden and leads to a pull.
 	refused entries[struct{}]
 	// logged are facts that were logged or noted once.
 	logged entries[struct{}]
 	// denials are the last denials that got a line in the journal.
 	denials entries[*denial]
-	// created are the containers whose image has been read back after their creation, by ID, which may be started; and
-	// those of which it is being read back.
+	// created are the containers, by ID, that have been read back and may be started, or are being read back.
 	created entries[createdContainer]
 	// shown are the images that a pre-check or a pull has shown to the pod a moment ago.
 	shown entries[shownImage]
@@ -139,8 +132,7 @@ func (e *entries[V]) take(key string) (value V, ok bool) {
 	return value, ok
 }
 
-// with calls f with the state of a pod and the age of a new entry. Without the state it makes one if it may, else it
-// does not call f.
+// with calls f with the state of a pod and the age of a new entry. It makes a missing state only if it may.
 func (s *podStates) with(k podKey, mayAdd bool, f func(p *podState, age uint64)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -185,8 +177,7 @@ func (s *podStates) oldestLocked() (oldest podKey) {
 	return oldest
 }
 
-// end removes the states of ended pods. Of a pre-check's pod only the index knows that it has ended: its state is
-// removed if it has had a sandbox and has none now.
+// end removes the states of ended pods. That of a pre-check's pod is removed if it has had a sandbox and has none now.
 func (s *podStates) end(uids []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -278,8 +269,7 @@ func (s *podStates) once(uid, kind, fact string) (first bool) {
 }
 
 // repeats reports whether a decision gets no line in the journal, and how many about the same call, pod, image and
-// container got none since the last line. A denial gets a line if it differs from the last denial, or if that one is a
-// minute old; every other decision gets a line.
+// container got none since the last line. Only the same denial within a minute gets none.
 func (s *podStates) repeats(d decisionlog.Decision) (skipped int, repeated bool) {
 	denies := !d.Verdict.Allowed() || wouldDeny(d)
 	key := joined(d.Call, d.Pod.Namespace, d.Pod.Name, d.Image, d.Container)
@@ -315,8 +305,7 @@ func (s *podStates) clear(id string, c createdContainer) {
 	s.with(podKey{uid: c.uid}, true, func(p *podState, age uint64) { p.created.set(id, age, c) })
 }
 
-// created returns what is known of a created container; ok is false if nothing is. If it takes the container, it is
-// forgotten.
+// created returns what is known of a created container. If it takes the container, it is forgotten.
 func (s *podStates) created(id string, take bool) (c createdContainer, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

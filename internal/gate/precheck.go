@@ -16,15 +16,14 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// manyLimit limits the time for judging all pods that may have sent one pre-check: getting the Secrets of each may take
-// a while, and the kubelet waits for the answer.
+// manyLimit limits the time for judging all pods that may have sent one pre-check, for which the kubelet waits.
 const manyLimit = 3 * time.Second
 
 // absent is the answer of a runtime for an absent image: an empty message.
 var absent = []byte{} //nolint:gochecknoglobals // the constant of its type
 
 // isPrecheck reports whether an ImageStatus is judged. Only a kubelet that decides whether to pull sends both of its
-// own annotations. Its call for the image's user has none: if that call were hidden, the container would run as root.
+// annotations. If its call for the image's user were hidden, the container would run as root.
 func isPrecheck(r *runtimeapi.ImageStatusRequest) bool {
 	a := r.GetImage().GetAnnotations()
 	return !r.GetVerbose() && a[podindex.SeenAnnotation] != "" && a[podindex.SourceAnnotation] != ""
@@ -36,8 +35,8 @@ type precheck struct {
 
 	name imageref.Ref
 	seen string // the value of SeenAnnotation
-	// uses are those of the pods of which one has sent it. If no pod is known, it is the use of an unknown one: it may use
-	// what every pod may use, and the source annotation shows whether it is static.
+	// uses are those of the pods of which one has sent it. If no pod is known, it is that of an unknown one, which may use
+	// what every pod may use; the source annotation shows whether it is static.
 	uses []*use
 	// identified means that the pod that sent it is known, or that no pod is.
 	identified bool
@@ -135,9 +134,8 @@ func (g *Gate) hides(ctx context.Context, p *precheck, img tracker.Image) bool {
 	return false
 }
 
-// judgePrecheck judges a pre-check; it allows the pre-check if it allows each pod that may have sent it. It has no
-// effect on several pods: at the creation of a container it is known which pod uses the image, and the gate makes the
-// grant and its decision then. It logs one decision, which names the pod if there is only one.
+// judgePrecheck allows a pre-check if it allows each pod that may have sent it. With several it makes no grant: the
+// creation of the container does, for the exact pod. It notes one decision, with the pod if there is only one.
 func (g *Gate) judgePrecheck(ctx context.Context, p *precheck, img tracker.Image) tracker.Verdict {
 	if p.identified {
 		u := p.uses[0]
@@ -172,8 +170,8 @@ func (g *Gate) judgePrecheck(ctx context.Context, p *precheck, img tracker.Image
 	return d.Verdict
 }
 
-// waitAsIfPresent takes as long as the judgement of a present image. Otherwise a tenant that names Secrets that are
-// slow to get could learn from the duration which images are present.
+// waitAsIfPresent takes as long as the judgement of a present image. Otherwise a tenant with slow Secrets could learn
+// from the duration which images are present.
 func (g *Gate) waitAsIfPresent(ctx context.Context, p *precheck) {
 	if g.c.Shadow {
 		return
@@ -183,8 +181,8 @@ func (g *Gate) waitAsIfPresent(ctx context.Context, p *precheck) {
 	}
 }
 
-// answerError answers a pre-check for which the runtime returned an error, such as for an ambiguous prefix of an image
-// ID. That error would reveal that such images are present.
+// answerError answers a pre-check that the runtime failed. Its error, such as for an ambiguous prefix of an image ID,
+// would reveal that images are present.
 func (g *Gate) answerError(ctx context.Context, p *precheck, err error) ([]byte, error) {
 	if g.c.Shadow || aborted(err) {
 		return nil, err

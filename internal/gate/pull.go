@@ -72,8 +72,8 @@ func (g *Gate) pullCall(c *call, req *runtimeapi.PullImageRequest) *pullCall {
 	return p
 }
 
-// isRevalidation reports whether a pull is a request to prove access to an image on the node, if there is one, and not
-// one that must reach the registry, and whether that is known.
+// isRevalidation reports whether a pull proves access to an image on the node, if there is one, and need not reach the
+// registry, and whether that is known.
 func (g *Gate) isRevalidation(p *pullCall) (exact, revalidation bool) {
 	switch p.pullPolicy {
 	case tracker.PullAlways:
@@ -87,8 +87,8 @@ func (g *Gate) isRevalidation(p *pullCall) (exact, revalidation bool) {
 	}
 }
 
-// pullImage answers a request to prove access if the pod's credential has a proof, and forwards every other pull
-// between its intent and its record (docs/architecture.md).
+// pullImage answers a request to prove access if the credential has a proof, and forwards every other pull between its
+// intent and its record (docs/architecture.md).
 func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call, req *runtimeapi.PullImageRequest) ([]byte, error) {
 	g.ready(ctx)
 	p := g.pullCall(g.newCall(ctx, "PullImage"), req)
@@ -109,12 +109,12 @@ func (g *Gate) judgePull(ctx context.Context, p *pullCall, unasked bool) tracker
 	return g.judge(ctx, p.use, tracker.Request{Image: p.present, Credentials: own, Unasked: unasked})
 }
 
-// answered reports whether a verdict answers a request to prove access. If no pre-check was hidden, the kubelet pulls
+// answered reports whether a verdict answers a request to prove access. Without a hidden pre-check, the kubelet pulls
 // for another reason, such as its own records.
 func (p *pullCall) answered(v tracker.Verdict) bool { return answers(v) && (p.hidden || v.Proved) }
 
-// answers reports whether a verdict answers a pull. A grant of the pod does not: it may depend on another credential,
-// and a kubelet must not record a credential as valid that no registry has accepted.
+// answers reports whether a verdict answers a pull. A grant does not: a kubelet must not record a credential as valid
+// that no registry has accepted.
 func answers(v tracker.Verdict) bool {
 	return v.Allowed() && (v.Proved || v.Reason != policy.Granted)
 }
@@ -138,8 +138,7 @@ func (g *Gate) answerFromNode(ctx context.Context, p *pullCall) ([]byte, error) 
 func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]byte, error) {
 	proved := g.c.Shadow && p.present.ID != "" && g.judgePull(ctx, p, false).Allowed()
 
-	// Before the intent, because this may take a while, and before the call to the runtime, because the client may
-	// disconnect afterwards.
+	// Before the intent, because it may take a while, and before the client may disconnect.
 	var podSecrets []tracker.Secret
 	if !p.cred.Anonymous() {
 		podSecrets = g.secrets(ctx, p.use)
@@ -163,8 +162,7 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 		}
 		g.c.Log.Error(err, "Denied a pull: failed to write the store of pull records", p.keys()...)
 		g.pullEnded(p, podSecrets, tracker.Verdict{}, outcome.Error, admission.Decision{})
-		// The kubelet gives the pod the reason RegistryUnavailable for a text that begins with it; with code Unknown it shows
-		// only the text.
+		// The kubelet gives the pod the reason with which the text begins; with code Unknown it shows only the text.
 		return nil, refuse(codes.Unknown, "STORE_NOT_WRITABLE",
 			"RegistryUnavailable: pullgate cannot write its store of pull records on this node; see the log of pullgated and "+
 				"the disk that holds its state directory")
@@ -214,8 +212,8 @@ func (g *Gate) realPull(ctx context.Context, c *criproxy.Call, p *pullCall) ([]b
 	return nil, err
 }
 
-// mayServeWithoutStore reports whether the image on the node may answer a pull without a writable intent. If the pull
-// must reach the registry, that is allowed only for a pod that is exempt or has a grant.
+// mayServeWithoutStore reports whether the image on the node may answer a pull without a writable intent. A pull that
+// must reach the registry is answered only for a pod that is exempt or has a grant.
 func (p *pullCall) mayServeWithoutStore(v tracker.Verdict) bool {
 	if p.pullPolicy != tracker.PullAlways {
 		return v.Allowed()
@@ -228,8 +226,8 @@ func (p *pullCall) mayServeWithoutStore(v tracker.Verdict) bool {
 	}
 }
 
-// verified writes the record of a successful pull, for the image ID that ImageStatus reports. If the runtime does not
-// report one, there is no record and no grant: the intent stays on disk, so that the image needs proof.
+// verified writes the record of a successful pull, for the image ID that ImageStatus reports. Without one, the intent
+// stays on disk, so that the image needs proof.
 func (g *Gate) verified(
 	ctx context.Context, pull *tracker.Pull, p *pullCall, podSecrets []tracker.Secret, raw []byte,
 ) (v tracker.Verdict, out outcome.Outcome, pulled tracker.Image) {
@@ -249,8 +247,8 @@ func (g *Gate) verified(
 	return v, outcome.Verified, pulled
 }
 
-// pulledImage returns the image that a pull brought. The image_ref of the answer may differ from its ID: before CRI
-// 0.36 it may be a digest. Therefore the requested name and image_ref must both be on the node, as one image.
+// pulledImage returns the image that a pull brought. The image_ref of the answer may be a digest (before CRI 0.36), so
+// the requested name and image_ref must both be on the node, as one image.
 func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (tracker.Image, error) {
 	var resp runtimeapi.PullImageResponse
 	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
@@ -286,8 +284,7 @@ func (g *Gate) pulledImage(ctx context.Context, p *pullCall, raw []byte) (tracke
 	return requested, nil
 }
 
-// pullEnded notes the outcome of a pull; after a failure only the name of the image is known. signed is what the
-// policies about signatures say about its image.
+// pullEnded notes the outcome of a pull. signed is what the policies about signatures say about its image.
 func (g *Gate) pullEnded(
 	p *pullCall, podSecrets []tracker.Secret, v tracker.Verdict, out outcome.Outcome, signed admission.Decision,
 ) {
@@ -297,7 +294,7 @@ func (g *Gate) pullEnded(
 }
 
 // countPull counts a pull of a present image, unless only an endorsement is missing. In shadow mode a pull with an
-// earlier proof is a hit, because an enforcing gate would not have asked the registry.
+// earlier proof is a hit: an enforcing gate would not have asked the registry.
 func (g *Gate) countPull(p *pullCall, proved bool, out outcome.Outcome) {
 	switch {
 	case p.present.ID == "", p.unendorsed:
@@ -308,15 +305,10 @@ func (g *Gate) countPull(p *pullCall, proved bool, out outcome.Outcome) {
 	}
 }
 
-// serveLocalImage reports whether the image on the node may answer a failed pull.
-//
-// If the kubelet also sends pre-checks for Always, it is unknown whether this pull had to reach the registry. The gate
-// forwarded it, but a pod that has proved access must not depend on the registry, and an exempt pod must not depend on
-// pullgate.
-//
-// A known request to prove access was forwarded because its proof has expired or is missing. If the registry is down,
-// an expired proof counts during its grace. The error of a mirror does not show that the registry is down: the registry
-// behind the mirror may have denied the pull.
+// serveLocalImage reports whether the image on the node may answer a failed pull. A known request to prove access was
+// forwarded because its proof is expired or missing; if the registry is down, an expired proof counts during its grace.
+// The error of a mirror does not show that. If it is unknown whether the pull had to reach the registry, a pod with a
+// proof must not depend on the registry, nor an exempt pod on pullgate.
 func (g *Gate) serveLocalImage(
 	ctx context.Context, p *pullCall, out outcome.Outcome, err error,
 ) (v tracker.Verdict, ok bool) {
@@ -334,8 +326,7 @@ func (g *Gate) serveLocalImage(
 		v = g.judgePull(ctx, p, unasked)
 		return v, answers(v)
 	}
-	// Only an exempt pod. Without its UID, so that a pull that the registry has just refused leaves no grant, which would
-	// allow the next pre-check.
+	// Without its UID, so that a pull that the registry has just refused leaves no grant for the next pre-check.
 	anonymous := g.use(p.call, tracker.Pod{Namespace: p.pod.Namespace, Name: p.pod.Name, Static: p.pod.Static}, p.name)
 	v = g.judge(ctx, anonymous, tracker.Request{Image: p.present, Credentials: []credential.Credential{}})
 	return v, v.Reason == policy.ExemptStaticPod || v.Reason == policy.ExemptNamespace

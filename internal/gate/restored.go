@@ -37,14 +37,13 @@ func wasRestored(c *runtimeapi.Container) bool {
 // SetAllowRestores replaces allowRestores for every call that begins after it returns.
 func (g *Gate) SetAllowRestores(allow bool) { g.allowRestores.Store(allow) }
 
-// mayUseRestored reports whether a pod may have restored containers. The image ID that the runtime reports for such a
-// container can belong to another image than its root file system (docs/design/0022), so it proves nothing.
+// mayUseRestored reports whether a pod may have restored containers. The image ID that the runtime reports for one can
+// belong to another image than its root file system (docs/design/0022), so it proves nothing.
 func (g *Gate) mayUseRestored(who tracker.Pod) bool {
 	return g.c.Shadow || g.allowRestores.Load() || g.c.Tracker.Exempt(who)
 }
 
-// refusedRestore counts a container or a pod that is denied because it was, or would be, restored, and returns the
-// decision.
+// refusedRestore counts a container or a pod that is denied because it was, or would be, restored.
 func (g *Gate) refusedRestore(u *use, imageID string) *decisionlog.Decision {
 	g.c.Metrics.Refused(u.method)
 	g.c.Metrics.CreationRefused(CreationRestored)
@@ -54,8 +53,8 @@ func (g *Gate) refusedRestore(u *use, imageID string) *decisionlog.Decision {
 	return &d
 }
 
-// restorePod judges each container configuration as createContainer does. Restored containers are in state created; if
-// one of them is denied, the gate removes the whole sandbox.
+// restorePod judges each container configuration as createContainer does, and removes the whole sandbox if one of the
+// restored containers, which are not started yet, is denied.
 func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call, req *runtimeapi.RestorePodRequest) ([]byte, error) {
 	g.ready(ctx)
 	own, who := g.newCall(ctx, "RestorePod"), identify(req.GetConfig())
@@ -116,12 +115,10 @@ func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call, req *runtimeapi
 	return raw, nil
 }
 
-// restoring says whether the runtime may restore checkpoints, as far as it is known since the connection to it was
-// made.
+// restoring says whether the runtime may restore checkpoints, if that is known since it was connected.
 type restoring struct{ known, may bool }
 
-// mayRestore reports whether the runtime may restore a container from a checkpoint: every runtime except containerd
-// before 2.0, and every runtime with an unknown version.
+// mayRestore reports whether the runtime may restore checkpoints: all except containerd before 2.0.
 func (g *Gate) mayRestore(ctx context.Context) bool {
 	since := g.restoring.Load()
 	if since != nil && since.known {

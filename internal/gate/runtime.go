@@ -15,8 +15,8 @@ import (
 // ownCallLimit limits the duration of a call of a Runtime.
 const ownCallLimit = 10 * time.Second
 
-// A Runtime makes pullgate's own calls to the container runtime, in addition to the forwarded ones. It implements
-// [tracker.Runtime]. Its methods may be called concurrently.
+// A Runtime makes pullgate's own calls to the container runtime. It implements [tracker.Runtime]. It may be used
+// concurrently.
 type Runtime struct {
 	runtime, image *criproxy.Upstream
 }
@@ -59,8 +59,7 @@ func (r *Runtime) Image(ctx context.Context, name string) (tracker.Image, error)
 	return r.imageOf(ctx, &runtimeapi.ImageSpec{Image: name})
 }
 
-// imageOf is Image for the image specification of a client's call. A runtime may have several images under one name,
-// one for each runtime_handler, so imageOf sends the whole specification.
+// imageOf is Image for a client's whole specification: a runtime may have one image under a name per runtime_handler.
 func (r *Runtime) imageOf(ctx context.Context, spec *runtimeapi.ImageSpec) (tracker.Image, error) {
 	resp, err := own[runtimeapi.ImageStatusResponse](ctx, r.image, runtimeapi.ImageService_ImageStatus_FullMethodName,
 		&runtimeapi.ImageStatusRequest{Image: spec}, fmt.Sprintf("ask the runtime for image %q", spec.GetImage()))

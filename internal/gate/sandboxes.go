@@ -72,8 +72,7 @@ func (g *Gate) listPodSandbox(
 
 // removeImage removes the records of an image together with the image.
 func (g *Gate) removeImage(ctx context.Context, c *criproxy.Call, req *runtimeapi.RemoveImageRequest) ([]byte, error) {
-	// The call removed an image that is present before it and absent afterwards. Without an answer the records stay, with
-	// nothing proved.
+	// The call removed an image that is present before and absent afterwards. Without an answer the records stay.
 	img, _ := g.c.Runtime.Image(ctx, req.GetImage().GetImage())
 	done := g.c.Tracker.BeginRemoval()
 	defer done()
@@ -81,8 +80,7 @@ func (g *Gate) removeImage(ctx context.Context, c *criproxy.Call, req *runtimeap
 	raw, err := c.Forward(ctx)
 	ended(err)
 	done()
-	// The image may be removed even if the client has disconnected or the runtime's answer was lost. An image that the
-	// runtime still has keeps its records.
+	// The image may be gone even if the answer was lost. One that the runtime still has keeps its records.
 	own, cancel := context.WithTimeout(context.WithoutCancel(ctx), ownCallLimit)
 	defer cancel()
 	if err := g.c.Tracker.Removed(own, img.ID); err != nil {

@@ -14,20 +14,17 @@ import (
 // The two shortcuts of a creation, and why they open nothing (docs/design/0035): an image is not asked for again
 // (shown), and a container is read back after the answer (readLater).
 
-// shownFor limits the age of what a pod was shown. A kubelet creates the container right after the pre-check or the
-// pull.
+// shownFor limits the age of what a pod was shown. A kubelet creates the container right afterwards.
 const shownFor = 10 * time.Second
 
 // lostFor is how long a call whose answer was lost may still change images: as long as its intent stays.
 const lostFor = time.Hour
 
-// imageID matches a whole image ID. A runtime resolves it to the image whose content has this digest, or to nothing:
-// never as a name.
+// imageID matches a whole image ID, which a runtime never resolves as a name.
 var imageID = regexp.MustCompile(`^(sha256:)?[0-9a-f]{64}$`)
 
-// imageChanges counts the calls through pullgated that can change which images are on the node and which names they
-// have: pulls, removals, and creations that may restore a checkpoint. The zero value has none. It may be used
-// concurrently.
+// imageChanges counts the calls that can change which images are on the node and their names: pulls, removals, and
+// creations that may restore a checkpoint. It may be used concurrently.
 type imageChanges struct {
 	begun, ended atomic.Uint64
 	lost         atomic.Int64 // when the last call with a lost answer ended, in nanoseconds of Unix time
@@ -52,8 +49,7 @@ func (c *imageChanges) quiet() (state uint64, ok bool) {
 	return begun, begun == ended && (lost == 0 || time.Since(time.Unix(0, lost)) > lostFor)
 }
 
-// shown returns the image of a container as the runtime showed it to this pod a moment ago, the zero value if the
-// runtime has to be asked.
+// shown returns the image of a container as the runtime showed it to this pod a moment ago; zero: ask the runtime.
 func (g *Gate) shown(n *candidate) tracker.Image {
 	spec := n.container.GetImage()
 	state, quiet := g.changes.quiet()
@@ -74,15 +70,15 @@ func (g *Gate) show(u *use, spec *runtimeapi.ImageSpec, img tracker.Image, state
 	}
 }
 
-// mayAnswerFirst reports whether the answer to a creation may precede the read-back: the call names the judged image by
-// its ID, the image is known not to be a checkpoint, and nothing was revoked since it was judged.
+// mayAnswerFirst reports whether the read-back may follow the answer: the call names the judged image by its ID, the
+// image is known not to be a checkpoint, and nothing was revoked since it was judged.
 func (g *Gate) mayAnswerFirst(n *candidate, create *tracker.Create, since uint64) bool {
 	return !g.c.Shadow && !g.allowRestores.Load() && create.Ordinary() && g.c.Tracker.Revocations() == since &&
 		n.image.ID == n.container.GetImage().GetImage() && imageID.MatchString(n.image.ID)
 }
 
-// readLater reads a container back while the answer is on its way; its start waits for the result. Until then the
-// request counts as held. ok is false if there is no room for it.
+// readLater reads a container back while the answer is on its way; its start waits for the result. The request counts
+// as held until then, if there is room for it.
 func (g *Gate) readLater(n *candidate, id string, bytes int, readBack func() error) (ok bool) {
 	release, ok := g.held.hold(n.pod.UID, bytes)
 	if !ok {
@@ -103,8 +99,7 @@ func (g *Gate) readLater(n *candidate, id string, bytes int, readBack func() err
 // Wait waits for work that continues after the answer to a call. The caller calls it when no call is served any more.
 func (g *Gate) Wait() { g.later.Wait() }
 
-// maybeReading waits until a container that is being read back has been read. It reports whether the container may be
-// started.
+// maybeReading waits for the read-back of a container, if there is one, and reports whether it may be started.
 func (g *Gate) maybeReading(ctx context.Context, id string) (cleared bool, err error) {
 	c, ok := g.pods.created(id, false)
 	if !ok || c.reading == nil {

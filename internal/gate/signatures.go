@@ -17,9 +17,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// lacksEndorsement reports whether an image has to be hidden from a pre-check, because the image needs verification for
-// one of the pods that may have sent it, and a pull can bring that. v is the verdict about the credentials of the
-// pre-check.
+// lacksEndorsement reports whether an image has to be hidden from a pre-check, because one of the pods that may have
+// sent it needs a verification that a pull can bring. v is the verdict about credentials.
 func (g *Gate) lacksEndorsement(ctx context.Context, p *precheck, img tracker.Image, v tracker.Verdict) bool {
 	a := p.signing()
 	if a == nil {
@@ -61,10 +60,9 @@ func (g *Gate) lacksEndorsement(ctx context.Context, p *precheck, img tracker.Im
 	return false
 }
 
-// verifySignatures asks pullgate-policyd to verify the signatures of the image of a pull that have no endorsement, with
-// the credential of the pull. The error is the answer to the pull if the pod may not use the image without them. A pull
-// for no pod has none. Nor has that of a pod that has started a container from the image: its restarts are not judged,
-// and another container is denied when it is created.
+// verifySignatures has the missing signatures of a pulled image verified, with the credential of the pull. The error is
+// the answer to the pull if the pod may not use the image without them. A pull for no pod has none, nor has that of a
+// pod that has started a container from the image: restarts are not judged, and new containers are denied later.
 func (g *Gate) verifySignatures(ctx context.Context, p *pullCall, img tracker.Image) (admission.Decision, error) {
 	a := p.signing()
 	if a == nil {
@@ -97,8 +95,7 @@ func (g *Gate) verifySignatures(ctx context.Context, p *pullCall, img tracker.Im
 	return d, criproxy.Refuse(codes.Unknown, string(reason), begins+text)
 }
 
-// digestsOf returns the digests that the runtime has for an image that was pulled by a name: those of the repository of
-// the name come first.
+// digestsOf returns the digests of a pulled image, those of the repository of the name first.
 func digestsOf(name imageref.Ref, img tracker.Image) (digests []string) {
 	names := append([]imageref.Ref{name}, img.Names...)
 	for _, own := range []bool{true, false} {
@@ -123,8 +120,8 @@ func (g *Gate) noteUnverified(p *pullCall, d admission.Decision) {
 	g.pullEnded(p, nil, v, out, d)
 }
 
-// leadToPull hides the image of a denied container from the next pre-check, so that a pull brings the endorsement. With
-// imagePullPolicy Never there is none.
+// leadToPull hides the image of a denied container from the next pre-check, so that a pull, if there is one, brings the
+// endorsement.
 func (g *Gate) leadToPull(c *candidate) {
 	for _, image := range append([]admission.Image{c.subjectImage()}, c.mounts...) {
 		if g.use(c.call, c.pod, image.Requested).pullPolicy != tracker.PullNever {
@@ -133,8 +130,8 @@ func (g *Gate) leadToPull(c *candidate) {
 	}
 }
 
-// endorsedLate denies a container that is judged when it starts, if the image that it has lacks an endorsement. Other
-// policies judged the container when it was created.
+// endorsedLate denies a container that is judged when it starts, if its real image lacks an endorsement. The other
+// policies judged it when it was created.
 func (g *Gate) endorsedLate(ctx context.Context, c *candidate) error {
 	a := c.signing()
 	if a == nil || !c.late {

@@ -10,27 +10,22 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A PodSource has facts about pods that the CRI does not have: their pull policies, and the credentials in their pull
-// secrets. Its methods may be called concurrently. A missing fact only makes verdicts stricter.
+// A PodSource has facts about pods that the CRI does not have. Its methods may be called concurrently. A missing fact
+// only makes verdicts stricter.
 type PodSource interface {
-	// PullPolicies returns the imagePullPolicy of each use of an image by the pod; known is false for a pod that the
-	// source does not have at the moment.
+	// PullPolicies returns the imagePullPolicy of each use of an image by the pod, if the source has the pod.
 	PullPolicies(uid string, image imageref.Ref) (policies []string, known bool)
-	// Secrets returns the known credentials of the pod's pull secrets for an image, in the order in which a kubelet would
-	// try them. The first credential.MaxOffers are considered; one more says that there are more. Secrets may wait a few
-	// seconds.
-	Secrets(ctx context.Context, uid string, image imageref.Ref) []tracker.Secret
-	// Candidates returns the UIDs of the pods that may have sent a pre-check for an image with these annotations; ok is
-	// false if there may be others.
+	// Secrets returns the known credentials of the pod's pull secrets for an image, in a kubelet's order. The first
+	// credential.MaxOffers are considered; one more says that there are more. Secrets may wait a few seconds.
+	Secrets(ctx context.Context, uid string, image imageref.Ref) (secrets []tracker.Secret, complete bool)
+	// Candidates returns the UIDs of the pods that may have sent a pre-check; ok is false if there may be others.
 	Candidates(annotations map[string]string, image imageref.Ref) (uids []string, ok bool)
 }
 
-// SkipsAlways reports whether the kubelet sends no pre-check for containers with imagePullPolicy Always, by the
-// configuration or by the last pre-check.
+// SkipsAlways reports whether the kubelet sends no pre-check for Always, by the configuration or the last pre-check.
 func (g *Gate) SkipsAlways() bool { return g.skipsAlways.Load() }
 
-// Refusal returns the decision of the gate on the next pre-check of a pod for an image if it overrules the tracker; ok
-// is false otherwise. It has no effect.
+// Refusal returns the decision on the next pre-check of a pod if it overrules the tracker. It has no effect.
 func (g *Gate) Refusal(uid string, image imageref.Ref, imageID string) (d policy.Decision, ok bool) {
 	if !g.pods.willRefuse(uid, image, imageID) {
 		return d, false
@@ -39,8 +34,8 @@ func (g *Gate) Refusal(uid string, image imageref.Ref, imageID string) (d policy
 }
 
 // candidates returns the pods of which one has sent a pre-check with an unknown config.seen, for example after a
-// restart of the kubelet; nil if that is not certain. Only a pod with a sandbox can have sent it. If the source does
-// not have such a pod, that pod may have sent it too.
+// restart of the kubelet; nil if that is not certain. Only a pod with a sandbox, which the source must have, can have
+// sent it.
 func (g *Gate) candidates(annotations map[string]string, image imageref.Ref) (who []tracker.Pod) {
 	if g.c.PodSource == nil || podindex.StaticSource(annotations[podindex.SourceAnnotation]) {
 		return nil

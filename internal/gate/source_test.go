@@ -41,12 +41,12 @@ func (f *fakeSource) PullPolicies(uid string, image imageref.Ref) ([]string, boo
 	return p.policies, ok
 }
 
-func (f *fakeSource) Secrets(_ context.Context, uid string, _ imageref.Ref) (held []tracker.Secret) {
+func (f *fakeSource) Secrets(_ context.Context, uid string, _ imageref.Ref) (held []tracker.Secret, complete bool) {
 	secrets := f.pods[uid].secrets
 	for _, ref := range slices.SortedFunc(maps.Keys(secrets), func(a, b records.SecretRef) int { return strings.Compare(a.UID, b.UID) }) {
 		held = append(held, tracker.Secret{Ref: ref, Credential: f.key.ID(credential.New(credential.Login{Username: "tenant", Password: secrets[ref]}))})
 	}
-	return held
+	return held, true
 }
 
 func (f *fakeSource) Candidates(map[string]string, imageref.Ref) ([]string, bool) {

@@ -14,9 +14,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// startContainer forwards the start of a container with an image that has been read back. If it has not been read back,
-// because the answer to the creation was lost or pullgated restarted, startContainer reads it back now. In shadow mode
-// it does so for policies about signatures alone.
+// startContainer forwards the start of a container that has been read back. Otherwise, because the answer to the
+// creation was lost or pullgated restarted, it reads it back now; in shadow mode for policies about signatures alone.
 func (g *Gate) startContainer(
 	ctx context.Context, c *criproxy.Call, req *runtimeapi.StartContainerRequest,
 ) ([]byte, error) {
@@ -40,14 +39,13 @@ func (g *Gate) startContainer(
 	return raw, err
 }
 
-// readBack clears a created container for its start if it is on the judged image, or on another one that the pod may
-// use. It reports whether the container is on the judged image and was not restored.
+// readBack clears a created container for its start if its pod may use the image that it really has. It reports whether
+// that is the judged image and was not restored.
 func (g *Gate) readBack(ctx context.Context, n *candidate, id string) (asked bool, err error) {
 	c, err := g.c.Runtime.container(ctx, id)
 	switch {
 	case g.c.Shadow && c == nil:
-		// In shadow mode images that came with the container need proof, and a missing proof denies nothing. Policies are
-		// enforced: the image is unknown.
+		// Shadow mode denies nothing for a missing proof. Policies are enforced: the image is unknown.
 		n.restored = true
 		return false, g.run(ctx, n.on(nil, tracker.Image{}), g.admit)
 	case err != nil:
@@ -124,8 +122,8 @@ func (g *Gate) notRestored(_ context.Context, n *candidate) error {
 		n.reported.GetId(), n.pod.Namespace, n.pod.Name)
 }
 
-// mayUseInstead judges an image that a container has instead of the judged one. The runtime may have given it the
-// requested name, so that name proves nothing.
+// mayUseInstead judges another image than the judged one. It may have been given the requested name, which proves
+// nothing.
 func (g *Gate) mayUseInstead(ctx context.Context, n *candidate) error {
 	if g.c.Shadow || n.image.ID == n.instead.ID && n.image.ID != "" {
 		return nil
@@ -181,8 +179,8 @@ func (g *Gate) lateReadBack(ctx context.Context, own *call, id string) error {
 	return err
 }
 
-// usedSpec returns the image of a container as the runtime reports it. If the runtime does not report the pod's name
-// for it and the pod uses the image in one repository, it has that name.
+// usedSpec returns the image of a container as the runtime reports it, with the pod's name for it if that is the only
+// one that the pod uses.
 func (g *Gate) usedSpec(ctx context.Context, who tracker.Pod, c *runtimeapi.Container) *runtimeapi.ImageSpec {
 	spec := c.GetImage()
 	if spec.GetUserSpecifiedImage() != "" || g.c.PodSource == nil {

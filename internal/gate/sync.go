@@ -22,8 +22,7 @@ import (
 // readyLimit limits how long a judged call waits for the gate to be synced.
 const readyLimit = 5 * time.Second
 
-// firstPause and longestPause limit the pause after a failed attempt to sync, before a judged call makes the next
-// attempt. The daemon's own attempts do not wait for it.
+// firstPause and longestPause limit the pause after a failed sync until a judged call, but not the daemon, tries again.
 const firstPause, longestPause = time.Second, 30 * time.Second
 
 // restoreAtOnce is the number of concurrent requests for containers or images.
@@ -32,8 +31,7 @@ const restoreAtOnce = 8
 // reconcileTries limits how often Reconcile requests a list of sandboxes again after a race with a change.
 const reconcileTries = 5
 
-// synced holds whether the state in memory has been rebuilt from the runtime since the connection to it was made. The
-// zero value means no.
+// synced holds whether the state in memory has been rebuilt since the runtime was connected. The zero value means no.
 type synced struct {
 	done     atomic.Bool
 	restored atomic.Bool
@@ -53,8 +51,7 @@ type attempt struct {
 	err  error
 }
 
-// Disconnected says that the connection to the runtime was lost; the gate rebuilds the state in memory when the
-// connection is back.
+// Disconnected says that the runtime was lost; the gate rebuilds the state in memory when it is back.
 func (g *Gate) Disconnected() {
 	g.synced.done.Store(false)
 	g.restoring.Store(&restoring{})
@@ -64,8 +61,8 @@ func (g *Gate) Disconnected() {
 }
 
 // Sync rebuilds the state in memory from the runtime: the sandboxes, and the first time what started containers show;
-// then it prunes records and sets marks. After an error pods are unknown and have no grants, which is stricter. If an
-// attempt is in progress, Sync waits for it.
+// then it prunes records and sets marks. After an error pods have no grants, which is stricter. Concurrent calls share
+// an attempt.
 func (g *Gate) Sync(ctx context.Context) error {
 	s := &g.synced
 	if g.rebuilt() {
@@ -158,8 +155,7 @@ func (s *synced) pausing() bool {
 	return s.attempt == nil && time.Since(s.failed) < s.pause
 }
 
-// Reconcile makes the index of pods equal to the sandboxes of the runtime, and ends the grants of pods without a
-// sandbox.
+// Reconcile makes the index of pods equal to the sandboxes of the runtime, and ends the grants of other pods.
 func (g *Gate) Reconcile(ctx context.Context) error {
 	for range reconcileTries {
 		since := g.c.Pods.Now()
@@ -185,19 +181,15 @@ type started struct {
 	restored bool // from a checkpoint
 }
 
-// Evidence is an image that a container runs on or mounts: the runtime's name for it, and the pod's name for it, which
-// is empty if the runtime does not report it.
+// Evidence is an image that a container uses: the runtime's name for it, and the pod's name if that is reported.
 type evidence struct {
 	image string
 	name  imageref.Ref
 }
 
 // restoreStarted gives pods the grants that their containers show, and marks these containers as started in the chain,
-// which may be nil. Only started containers count, because the gate has allowed them. A container that was only created
-// may not have been denied yet because of a crash.
-//
-// It requests each image from the runtime separately: the list of all images can be too large to send. A tenant can
-// cause that with images that have a long USER.
+// which may be nil. A container that was only created may not have been denied yet because of a crash. It requests each
+// image separately: a tenant can make the list of all images too large to send, with a long USER.
 func (g *Gate) restoreStarted(ctx context.Context, chain *admission.Chain) error {
 	all, err := g.c.Runtime.containers(ctx, nil)
 	if err != nil {
@@ -250,9 +242,8 @@ func (g *Gate) restoreStarted(ctx context.Context, chain *admission.Chain) error
 	return nil
 }
 
-// usedNames returns the names of an image that a pod uses according to the pod source; all names if the source does not
-// have the pod. CRI-O does not report the name with which a container was created (user_specified_image); it chooses
-// the name that it reports.
+// usedNames returns the names of an image that a pod uses, or all if the source does not have the pod: CRI-O does not
+// report with which name a container was created (user_specified_image).
 func (g *Gate) usedNames(p tracker.Pod, names []imageref.Ref) (used []imageref.Ref) {
 	if g.c.PodSource == nil {
 		return names
@@ -304,8 +295,8 @@ func (g *Gate) startedOf(ctx context.Context, c *runtimeapi.Container) (started,
 	return s, nil
 }
 
-// imageOrID returns an image of the runtime. If the runtime fails, it returns an image with only the ID. If the image
-// is absent, it returns the zero value: the next pod that uses the image has to pull it.
+// imageOrID returns an image of the runtime: only the ID if that fails, and the zero value if the image is absent, so
+// that the next pod has to pull it.
 func (g *Gate) imageOrID(ctx context.Context, name string) tracker.Image {
 	img, err := g.c.Runtime.Image(ctx, name)
 	if err != nil {

@@ -14,8 +14,7 @@ import (
 // terminationGraceAnnotation is an annotation of a container.
 const terminationGraceAnnotation = "io.kubernetes.pod.terminationGracePeriod"
 
-// Sandbox returns the view of a pod from the configuration of its sandbox. What the CRI carries with containers is
-// unknown in it.
+// Sandbox returns the view of a pod from its sandbox. What the CRI carries with containers is unknown in it.
 func Sandbox(config *runtimeapi.PodSandboxConfig) admission.Pod {
 	meta, sc := config.GetMetadata(), config.GetLinux().GetSecurityContext()
 	p := admission.Pod{
@@ -30,8 +29,8 @@ func Sandbox(config *runtimeapi.PodSandboxConfig) admission.Pod {
 	return p
 }
 
-// Container returns the view of a pod and of one of its containers from the configurations in a call that creates the
-// container. kubeletRoot is the root directory of the kubelet, below which it keeps the volumes of pods.
+// Container returns the view of a pod and of a container from a call that creates it. The kubelet keeps the volumes of
+// pods below kubeletRoot.
 func Container(
 	sandbox *runtimeapi.PodSandboxConfig, config *runtimeapi.ContainerConfig, kubeletRoot string,
 ) (admission.Pod, admission.Container) {
@@ -119,8 +118,7 @@ func terminationGrace(annotations map[string]string) admission.Value[int64] {
 	return admission.Set(seconds)
 }
 
-// user returns the number of the user that a container runs as: that of the pod or, if it has none, that of the image.
-// The number of a user that is given by name is unknown.
+// user returns the numeric user of a container: the pod's or else the image's. A user given by name is unknown.
 func user(sc *runtimeapi.LinuxContainerSecurityContext) admission.Value[int64] {
 	u := sc.GetRunAsUser()
 	if u == nil || sc.GetRunAsUsername() != "" {

@@ -35,15 +35,14 @@ func newPodDir(kubeletRoot, uid, container string) podDir {
 	return podDir{prefix: prefix + "/", container: container}
 }
 
-// inside returns the part of a path that is in the folder of the pod. A path with an element that is empty, . or .. is
-// not inside.
+// inside returns the part of a path that is in the folder of the pod, without elements that are empty, "." or "..".
 func (d podDir) inside(p string) (rest string, ok bool) {
 	rest, ok = strings.CutPrefix(p, d.prefix)
 	return rest, ok && d.prefix != "" && fs.ValidPath(rest) && rest != "."
 }
 
-// OtherRoot returns the folder that looks like the root directory of the kubelet by the mounts of a pod's container, if
-// that is not kubeletRoot; "" otherwise. It is for messages alone.
+// OtherRoot returns what looks like the root directory of the kubelet by a container's mounts, if that is not
+// kubeletRoot; "" otherwise. It is for messages alone.
 func OtherRoot(config *runtimeapi.ContainerConfig, uid, kubeletRoot string) string {
 	for _, m := range config.GetMounts() {
 		root, _, ok := strings.Cut(m.GetHostPath(), "/pods/"+uid+"/")
@@ -92,8 +91,7 @@ func mounts(config *runtimeapi.ContainerConfig, dir podDir) []admission.Mount {
 	return all
 }
 
-// mounted returns the pod's name for an image that is mounted. Without it, what the runtime finds the image by counts
-// as the name, unless it may be an image ID.
+// mounted returns the pod's name for a mounted image, or else what the runtime finds it by, unless that may be an ID.
 func mounted(image *runtimeapi.ImageSpec) admission.Value[string] {
 	if image == nil {
 		return admission.Absent[string]()

@@ -15,8 +15,7 @@ import (
 )
 
 const (
-	// defaultLifetime is how long an answer without a lifetime counts as used. Plugins do not receive the default in the
-	// kubelet's configuration.
+	// defaultLifetime is that of an answer without one. Plugins do not receive the default of the kubelet.
 	defaultLifetime = 24 * time.Hour
 	// margin is added to the lifetime of an answer, for a pull that begins at its end.
 	margin = time.Hour
@@ -30,8 +29,8 @@ var (
 	errAnswer  = errors.New("the provider's answer is not valid for a kubelet")
 )
 
-// A Report contains the IDs of the credentials that one credential provider gave to the node. A Report without
-// credentials need not be sent.
+// A Report contains the IDs of the credentials that a credential provider gave to the node; without any, it need not be
+// sent.
 type Report struct {
 	// KeyFingerprint is the fingerprint of the key for the IDs.
 	KeyFingerprint string
@@ -47,9 +46,8 @@ type ReportedCredential struct {
 }
 
 // ReportOf returns the report of an exchange between a kubelet and a credential provider, with IDs under the key in a
-// file. It has no credentials if the answer has none, or if the answer is bound to a service account. An error is one
-// line without any credential. Any unknown part of the exchange is an error: a field of a newer version may restrict
-// the answer to less than the node.
+// file; it is empty if the answer is bound to a service account. Any unknown part of the exchange is an error: it may
+// restrict the answer to less than the node. An error is one line without any credential.
 func ReportOf(request, answer []byte, keyFile string, now time.Time) (Report, error) {
 	version, nodeWide, err := nodeWide(request)
 	if err != nil || !nodeWide {
@@ -92,9 +90,8 @@ func (h header) is(kind string) bool {
 	return ok && h.Kind == kind && slices.Contains([]string{"v1", "v1beta1", "v1alpha1"}, version)
 }
 
-// nodeWide reports whether the answer to a request is for every pod of the node, and returns the version of the
-// request. An answer that is bound to a service account is not for every pod. Neither is an answer to a request with an
-// unknown field, which may bind the answer to something else.
+// nodeWide returns the version of a request, and whether its answer is for every pod and not bound to a service
+// account. An unknown field, which may bind it to something else, is an error.
 func nodeWide(request []byte) (apiVersion string, wide bool, err error) {
 	var r struct {
 		header
@@ -119,8 +116,7 @@ type account struct {
 	Password string `json:"password"`
 }
 
-// parse reads an answer of the time now, to a request of a version: when the kubelet no longer uses it, and its
-// accounts by the pattern of images that they are for. No error contains any of the content.
+// parse returns when the kubelet no longer uses an answer, and its accounts by image pattern. No error quotes it.
 func parse(
 	answer []byte, apiVersion string, now time.Time,
 ) (expires time.Time, accounts map[string]account, err error) {

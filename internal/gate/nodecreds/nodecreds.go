@@ -57,9 +57,8 @@ type reported struct {
 	expiry time.Time
 }
 
-// New returns the credentials that these files offer now; Run keeps them up to date. A file that is absent offers
-// nothing. Neither does a file that cannot be read or is malformed, which is logged. Files are in the format of
-// docker's config.json, or of .dockercfg if that is their name.
+// New returns the credentials that these files, config.json or .dockercfg, offer now; Run keeps them up to date. A file
+// that is absent, cannot be read or is malformed offers nothing.
 func New(ctx context.Context, files []string, key credential.Key) *Credentials {
 	c := &Credentials{key: key, reports: map[string]reported{}}
 	for _, path := range files {
@@ -83,8 +82,8 @@ func (c *Credentials) Run(ctx context.Context) error {
 	}
 }
 
-// Offers reports whether the node offers a credential for a repository (docker.io/library/busybox): the kubelet would
-// send it for an image of the repository, whichever pod asks. An anonymous credential is not offered.
+// Offers reports whether the kubelet would send the credential for an image of the repository, whichever pod asks. An
+// anonymous credential is not offered.
 func (c *Credentials) Offers(repository string, id credential.ID) bool {
 	if id == "" {
 		return false
@@ -106,10 +105,8 @@ func (c *Credentials) Offers(repository string, id credential.ID) bool {
 	return false
 }
 
-// Add notes that a credential provider returned a credential for images that match the patterns, until expiry. An
-// answer that is bound to one service account is not the node's and must not be added. If the same report comes again,
-// Add only changes its expiry. Add reports whether the report is new: the same credential was not offered at this
-// moment.
+// Add notes that a credential provider returned a credential for images that match the patterns, until expiry. It must
+// not be bound to a service account. The same report only changes the expiry; Add reports whether it is new.
 func (c *Credentials) Add(patterns []string, id credential.ID, expiry time.Time) (news bool) {
 	now := time.Now()
 	if id == "" || !now.Before(expiry) {

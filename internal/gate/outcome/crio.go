@@ -83,8 +83,7 @@ func ofCRIO(text string) (out Outcome, early, ok bool) {
 	return out, out != Error, true
 }
 
-// both returns the outcome of two attempts at one registry: the registry was not reached only if neither attempt got an
-// answer.
+// both returns the outcome of two attempts at one registry. It was not reached only if neither got an answer.
 func both(a, b Outcome) Outcome {
 	for _, o := range []Outcome{Error, Denied, Unavailable} {
 		if a == o || b == o {

@@ -27,13 +27,11 @@ func (o Outcome) Label() string {
 	}[o]
 }
 
-// resolving is the beginning of every containerd error for a pull that ended before anything was fetched. A pull that
-// fails later may have stored the image: containerd looks it up again and tags it afterwards. Only the beginning is
-// matched, because later errors can quote a registry.
+// resolving is the beginning of every containerd error before anything was fetched. A pull that fails later may have
+// stored the image. Only the beginning is matched, because later errors can quote a registry.
 var resolving = regexp.MustCompile(`^(?:failed to pull and unpack image(?: "[^" ]*")?: )?failed to resolve `)
 
-// Definite reports whether a pull with this outcome and error certainly brought no image, so that
-// its intent can be deleted.
+// Definite reports whether the pull certainly brought no image, so that its intent can be deleted.
 func (o Outcome) Definite(err error) bool {
 	if o != Denied && o != Unreached {
 		return false
@@ -48,16 +46,15 @@ func (o Outcome) Definite(err error) bool {
 // RegistryDown reports whether the registry could not be asked.
 func (o Outcome) RegistryDown() bool { return o == Unreached || o == Unavailable }
 
-// mirrorText matches the URL of every request that containerd sends to a mirror. The URL contains the name of the
-// registry. mirrorText matches no image name, because a tenant chooses image names.
+// mirrorText matches the URL of every request that containerd sends to a mirror, and no image name, which a tenant
+// chooses.
 var mirrorText = regexp.MustCompile(`https?://[^ "]*\?ns=`)
 
-// FromMirror reports whether the error is from a request to a mirror. containerd then does not report the error of the
-// registry behind the mirror, which may have denied the pull.
+// FromMirror reports whether a mirror was asked: the registry behind it may have denied the pull unreported.
 func FromMirror(err error) bool { return mirrorText.MatchString(status.Convert(err).Message()) }
 
-// The texts of containerd 1.6 to 2.4, which reports nearly everything with code Unknown. Each text has a space or a
-// capital letter, so an image name, which the text quotes and a tenant chooses, cannot contain it.
+// The texts of containerd 1.6 to 2.4, which reports nearly everything with code Unknown. Each has a space or a capital
+// letter, so an image name, which the text quotes and a tenant chooses, cannot contain it.
 var (
 	deniedText = regexp.MustCompile(`401 Unauthorized|403 Forbidden|404 Not Found|pull access denied|` +
 		`authorization failed|insufficient_scope: |unauthorized: authentication|denied: requested access`)
@@ -95,8 +92,7 @@ func Of(err error) Outcome {
 		}
 		return Error
 	case codes.Unavailable:
-		// The error of gRPC for a lost connection names a unix socket or the transport. The error of the runtime names its
-		// operation and the reference.
+		// The runtime names its operation and the reference; gRPC names a unix socket or the transport.
 		if strings.Contains(text, "failed to ") && !strings.Contains(text, "dial unix") {
 			return Unavailable
 		}

@@ -12,15 +12,14 @@ import (
 
 // Annotations that a kubelet writes on every pod that it runs. It overwrites the values of the pod's author.
 const (
-	// SeenAnnotation holds the time at which the kubelet first saw the pod, RFC 3339 with nanoseconds. After a restart of
-	// the kubelet a pod gets a new value, and its sandbox keeps the old one.
+	// SeenAnnotation is when the kubelet first saw the pod. After a restart of the kubelet a pod gets a new value, and its
+	// sandbox keeps the old one.
 	SeenAnnotation = "kubernetes.io/config.seen"
 	// SourceAnnotation holds the source of the pod: "api", "file" or "http".
 	SourceAnnotation = "kubernetes.io/config.source"
 )
 
-// StaticSource reports whether a value of [SourceAnnotation] is that of a static pod, which the kubelet reads from a
-// file or a URL and not from the API server.
+// StaticSource reports whether a value of [SourceAnnotation] is that of a static pod, from a file or a URL.
 func StaticSource(source string) bool { return source == "file" || source == "http" }
 
 // A Sandbox is one sandbox of a pod in the runtime.
@@ -34,8 +33,7 @@ type Sandbox struct {
 // An Epoch identifies one state of an [Index].
 type Epoch uint64
 
-// An Index maps the sandboxes of the runtime, and the config.seen values of pods, to pods. Its methods may be called
-// concurrently.
+// An Index maps the sandboxes of the runtime, and config.seen values, to pods. It may be used concurrently.
 type Index struct {
 	// mu guards the following fields. It is never held across a call to another package.
 	mu        sync.Mutex
@@ -73,8 +71,7 @@ func (x *Index) Add(s Sandbox) {
 	x.seen.add(s.Seen, s.Pod)
 }
 
-// Learn adds a value that the kubelet itself sent for a pod, such as in PullImage.sandbox_config. The next
-// [Index.Reconcile] at which the pod has no sandbox removes it.
+// Learn adds a value that the kubelet sent for a pod, until an [Index.Reconcile] at which the pod has no sandbox.
 func (x *Index) Learn(seen string, p tracker.Pod) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -135,8 +132,7 @@ func (x *Index) Has(uid string) bool {
 	return false
 }
 
-// Remove removes a sandbox, after RemovePodSandbox. It returns the UIDs, at most one, of pods that now have no sandbox.
-// An unknown sandbox changes nothing.
+// Remove removes a sandbox, if it is known, and returns the UID of its pod if that has no sandbox now.
 func (x *Index) Remove(id string) (ended []string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -156,10 +152,9 @@ func (x *Index) Now() Epoch {
 	return x.epoch
 }
 
-// Reconcile makes the index equal to a full list of the runtime's sandboxes that was requested at since. It returns the
-// UIDs of pods that had a sandbox or a learned value and have no sandbox in the list. If a sandbox was added or removed
-// in the meantime, also by another list, the list may be stale: then nothing changes, ok is false, and the caller
-// requests another list.
+// Reconcile makes the index equal to a full list of sandboxes that was requested at since, and returns the UIDs of pods
+// that had a sandbox or a learned value and have no sandbox now. If the sandboxes changed in the meantime, the list may
+// be stale: then nothing changes, ok is false, and the caller requests another list.
 func (x *Index) Reconcile(since Epoch, list []Sandbox) (ended []string, ok bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

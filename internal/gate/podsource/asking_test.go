@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/pullgate/pullgate/internal/gate/podindex"
@@ -29,8 +28,8 @@ func TestPodsMatchesByPresentAnnotationsAndImage(t *testing.T) {
 			w.api.change("ADDED", p)
 		}
 		w.start()
-		if found, _ := w.source.Pods(nil, imageref.New(app)); len(found) != 5 {
-			t.Errorf("Pods = %v at the start; want all five: what they had before is not known", names(found))
+		if found, _ := w.source.Candidates(nil, imageref.New(app)); len(found) != 5 {
+			t.Errorf("Candidates = %v at the start; want all five: what they had before is not known", found)
 		}
 		w.pass(time.Minute)
 		asks := func(extra ...string) map[string]string {
@@ -54,15 +53,15 @@ func TestPodsMatchesByPresentAnnotationsAndImage(t *testing.T) {
 			"none":                     {map[string]string{podindex.SeenAnnotation: "x", podindex.SourceAnnotation: "api"}, app, []string{"u6"}},
 			"moved between key, value": {map[string]string{"k": "vconfig.kubernetes.io/x"}, app, []string{}},
 		} {
-			found, ok := w.source.Pods(tc.annotations, imageref.New(tc.image))
-			if diff := cmp.Diff(tc.want, names(found)); diff != "" || !ok {
-				t.Errorf("%s: ok %v (-want +got):\n%s", name, ok, diff)
+			found, ok := w.source.Candidates(tc.annotations, imageref.New(tc.image))
+			if !slices.Equal(found, tc.want) || !ok {
+				t.Errorf("%s: %q, ok %v; want %q", name, found, ok, tc.want)
 			}
 		}
 		if _, ok := w.source.ByUID("u5"); ok {
 			t.Error("a mirror pod is known; no kubelet runs it")
 		}
-		if found, ok := w.source.Pods(asks(), imageref.New("no image")); ok || found != nil {
+		if found, ok := w.source.Candidates(asks(), imageref.New("no image")); ok || found != nil {
 			t.Errorf("Pods of no image = %v, %v; want nothing known", found, ok)
 		}
 		// A tenant edits its pod so that it equals another one: from then on both are found.
@@ -70,29 +69,29 @@ func TestPodsMatchesByPresentAnnotationsAndImage(t *testing.T) {
 		p.Annotations = map[string]string{"k": "v", "config.kubernetes.io/x": ""}
 		w.api.change("MODIFIED", p)
 		w.pass(0)
-		if found, _ := w.source.Pods(asks(), imageref.New(app)); len(found) != 3 {
-			t.Errorf("Pods = %v after a third became equal; want three", names(found))
+		if found, _ := w.source.Candidates(asks(), imageref.New(app)); len(found) != 3 {
+			t.Errorf("Candidates = %v after a third became equal; want three", found)
 		}
 		// Its kubelet may not have the change yet, so this pod may be the one that asks.
-		if found, _ := w.source.Pods(asks("k", "w"), imageref.New(app)); !slices.Equal(names(found), []string{"u3"}) {
-			t.Errorf("Pods = %v of what it had before; want it", names(found))
+		if found, _ := w.source.Candidates(asks("k", "w"), imageref.New(app)); !slices.Equal(found, []string{"u3"}) {
+			t.Errorf("Candidates = %v of what it had before; want it", found)
 		}
 		w.pass(time.Minute)
-		if found, _ := w.source.Pods(asks("k", "w"), imageref.New(app)); len(found) != 0 {
-			t.Errorf("Pods = %v of what it had a minute ago; want none", names(found))
+		if found, _ := w.source.Candidates(asks("k", "w"), imageref.New(app)); len(found) != 0 {
+			t.Errorf("Candidates = %v of what it had a minute ago; want none", found)
 		}
 		// The same for its image.
 		p.Spec.Containers[0].Image = "repo.test/next"
 		w.api.change("MODIFIED", p)
 		w.pass(0)
-		if found, _ := w.source.Pods(asks(), imageref.New(app)); len(found) != 3 {
-			t.Errorf("Pods = %v of the image that it had before; want it too", names(found))
+		if found, _ := w.source.Candidates(asks(), imageref.New(app)); len(found) != 3 {
+			t.Errorf("Candidates = %v of the image that it had before; want it too", found)
 		}
 		// A pod that is new to the node had no other state before.
 		w.api.change("ADDED", pod("new", "u7", "repo.test/new"))
 		w.pass(0)
-		if found, _ := w.source.Pods(asks("k", "w"), imageref.New(app)); !slices.Equal(names(found), []string{"u3"}) {
-			t.Errorf("Pods = %v; want none that is new and uses another image", names(found))
+		if found, _ := w.source.Candidates(asks("k", "w"), imageref.New(app)); !slices.Equal(found, []string{"u3"}) {
+			t.Errorf("Candidates = %v; want none that is new and uses another image", found)
 		}
 	})
 }

@@ -35,8 +35,7 @@ const (
 	dialTimeout = 10 * time.Second
 )
 
-// client is a client of the API server. It decodes only the types that it requests, so that the types of the other API
-// groups are not linked in.
+// client is a client of the API server, which decodes, and links in, only the types that it requests.
 type client struct {
 	core rest.Interface
 	http *http.Client
@@ -45,8 +44,7 @@ type client struct {
 // dialFunc makes connections.
 type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
 
-// load reads a kubeconfig. The error wraps ErrKubeconfig, and fs.ErrNotExist too if the file, or one that
-// its current context names, is absent.
+// load reads a kubeconfig. The error wraps ErrKubeconfig, and fs.ErrNotExist if a file that it needs is absent.
 func load(path string) (config *rest.Config, err error) {
 	file, err := clientcmd.LoadFromFile(path)
 	if err == nil {
@@ -126,8 +124,7 @@ func (c *client) secret(ctx context.Context, namespace, name string) (*corev1.Se
 	return s, err
 }
 
-// nodeOfCertificate returns the node whose kubelet the client certificate is for. ok is false if there is no
-// client certificate.
+// nodeOfCertificate returns the node of a kubelet's client certificate; ok is false if there is none.
 func nodeOfCertificate(config *rest.Config) (node string, ok bool, err error) {
 	data := config.CertData
 	if len(data) == 0 && config.CertFile != "" {

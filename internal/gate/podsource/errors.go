@@ -2,8 +2,7 @@ package podsource
 
 import "errors"
 
-// ErrNotKnown is returned with the credentials of a pod if the list may be incomplete: a Secret is missing, malformed
-// or could not be read.
+// ErrNotKnown says that the credentials of a pod may be incomplete: a Secret is missing, malformed or unreadable.
 var ErrNotKnown = errors.New("podsource: not all credentials of the pod are known")
 
 // ErrNodeName is returned if no node name is given and the kubeconfig does not determine one.

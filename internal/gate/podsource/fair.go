@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	// pace and burst limit how often the Secrets of one namespace are read: burst at once, then one in each pace. A
-	// namespace with 500 pods, each with its own Secret, stays below the limit.
+	// pace and burst limit how often the Secrets of one namespace are read. One with 500 pods, each with its own Secret,
+	// stays below the limit.
 	pace  = 50 * time.Millisecond
 	burst = 500
 	// idle is how long a reader waits if the queue is empty.
@@ -86,8 +86,7 @@ func (q *fairQueue) remove(e *secret) {
 	}
 }
 
-// pop removes and returns the next Secret to read. If there is none, it returns nil, and how long it takes at most
-// until there may be one without a push.
+// pop removes and returns the next Secret to read; nil if there is none, and when there may be one without a push.
 func (q *fairQueue) pop(now time.Time) (*secret, time.Duration) {
 	wait := q.retry(now)
 	for u := range urgencies {

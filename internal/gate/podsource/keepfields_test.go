@@ -16,7 +16,7 @@ func TestFieldsThatChangeAreReadAgain(t *testing.T) {
 		w.source.KeepFields([]string{"spec.spec.restartPolicy"})
 		w.start()
 		view := func() admission.Pod {
-			view, _, ok := w.byUID("u1").View()
+			view, _, ok := w.source.View(w.Context(), "u1")
 			if !ok {
 				w.Fatal("the pod has no view")
 			}
@@ -38,7 +38,7 @@ func TestFieldsThatChangeAreReadAgain(t *testing.T) {
 		}
 		w.source.KeepFields(nil)
 		w.pass(100 * time.Millisecond)
-		if _, _, ok := w.byUID("u1").View(); ok || w.source.KeepsFields() {
+		if _, _, ok := w.source.View(w.Context(), "u1"); ok {
 			w.Error("the view is kept without policies")
 		}
 	})

@@ -32,14 +32,14 @@ const kubeletLag = time.Minute
 // mirrorAnnotation is on the API server's copies of static pods, which a kubelet does not run.
 const mirrorAnnotation = corev1.MirrorPodAnnotationKey
 
-// A Pod is a pod of this node as the API server had it at one moment. It does not change. nil, of which all methods may
-// be called, uses no image, and its credentials are not known.
+// A Pod is a pod of this node as the API server had it at one moment. It is immutable. The methods of nil may be
+// called: it uses no image, and its credentials are not known.
 type Pod struct {
 	tracker.Pod
 
 	annotations [sha256.Size]byte
 	changed     time.Time // when a change of annotations or uses was seen; zero if never
-	uses        []use
+	uses        []Use
 	secrets     []key       // those that the pod names, in the pod's order
 	cut         bool        // the pod names more
 	ended       bool        // its containers have ended, and no container will be started
@@ -48,64 +48,31 @@ type Pod struct {
 	logged      atomic.Bool // it was logged that its Secrets have too many wildcards
 }
 
-type use struct {
-	container string // its name; "" if a volume uses the image
-	image     imageref.Name
-	policy    string // as the API server has it
-}
-
-// PullPolicies returns the imagePullPolicy of each use of an image by the pod, in the order of its spec; nothing if it
-// does not use it. The name may be the one in the spec or the one that the kubelet sends.
-func (p *Pod) PullPolicies(image imageref.Ref) (policies []string) {
-	for _, u := range p.Uses(image) {
-		policies = append(policies, u.PullPolicy)
-	}
-	return policies
-}
-
 // A Use is one use of an image by a pod: by a container, or by a volume, which has no name here.
-type Use struct{ Container, PullPolicy string }
+type Use struct {
+	Container  string
+	Image      imageref.Ref
+	PullPolicy string // as the API server has it
+}
 
-// Uses returns each use of an image by the pod, as PullPolicies does.
+// Uses returns each use of an image by the pod, in the order of its spec. The name may be the one in the spec or the
+// one that the kubelet sends.
 func (p *Pod) Uses(image imageref.Ref) (uses []Use) {
 	if p == nil || !image.Parsed() {
 		return nil
 	}
 	for _, u := range p.uses {
-		if u.image == image.Name() {
-			uses = append(uses, Use{u.container, u.policy})
+		if u.Image.Name() == image.Name() {
+			uses = append(uses, u)
 		}
 	}
 	return uses
 }
 
-// Images returns the images that the pod uses, with the names of their containers.
-func (p *Pod) Images() (images []ContainerImage) {
-	for _, u := range p.uses {
-		images = append(images, ContainerImage{u.container, imageref.New(u.image.String())})
-	}
-	return images
-}
-
-// A ContainerImage is the image of a container, or of a volume, which has no name here.
-type ContainerImage struct {
-	Container string
-	Image     imageref.Ref
-}
-
-// Ended reports whether all containers of the pod have ended and will not be restarted.
-func (p *Pod) Ended() bool { return p.ended }
-
-// Credentials returns the credentials of the pod's pull secrets for an image, in the order in which a kubelet would
-// send them. It waits at most two seconds for a Secret that has to be read. It does not wait for a Secret that was read
-// before and cannot be read again at present.
-//
-// It returns each credential of a Secret once, and at most one more than the credential.MaxOffers that are considered.
-//
-// ErrNotKnown means that the list is incomplete: a Secret is missing, malformed, could not be read or has too many
-// wildcards. The credentials in the list are still the pod's. An empty list without an error means that the pod's
-// Secrets have no credential for the image; the pull need not be anonymous, because the node may have its own
-// credentials.
+// Credentials returns the credentials of the pod's pull secrets for an image, each once, in the order in which a
+// kubelet would send them, and at most one more than credential.MaxOffers. It waits at most two seconds for a Secret
+// that has to be read. ErrNotKnown means that the list is incomplete. An empty list without an error means that the
+// Secrets have none for the image; the node may have its own.
 func (p *Pod) Credentials(ctx context.Context, image imageref.Ref) ([]tracker.Secret, error) {
 	if p == nil || !image.Parsed() {
 		return nil, ErrNotKnown
@@ -172,17 +139,11 @@ func podOf(api *corev1.Pod) *Pod {
 
 func (p *Pod) use(container, image string, policy corev1.PullPolicy) {
 	if ref := imageref.New(image); ref.Parsed() && len(p.uses) < maxUses {
-		p.uses = append(p.uses, use{container, ref.Name(), string(policy)})
+		p.uses = append(p.uses, Use{container, ref, string(policy)})
 	}
 }
 
-// has reports whether the pod uses an image.
-func (p *Pod) has(image imageref.Name) bool {
-	return slices.ContainsFunc(p.uses, func(u use) bool { return u.image == image })
-}
-
-// hash returns one value for all annotations except those that a kubelet overwrites, so that large annotations are not
-// kept.
+// hash returns one value for all annotations except those that a kubelet overwrites: annotations can be large.
 func hash(annotations map[string]string) [sha256.Size]byte {
 	h := sha256.New()
 	put := func(s string) {

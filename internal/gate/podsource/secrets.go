@@ -18,25 +18,24 @@ import (
 const (
 	// readAge is the maximum age of the stored content of a Secret when it is needed.
 	readAge = 10 * time.Second
-	// maxAgeMissing is the same for a Secret that did not exist the first time; it may be created at any moment. It
-	// doubles each time that the Secret does not exist, up to 2^missingDoublings times that.
+	// maxAgeMissing is the same for a Secret that did not exist, which may be created at any moment. It doubles each time,
+	// up to 2^missingDoublings times that.
 	maxAgeMissing    = 2 * time.Second
 	missingDoublings = 4
-	// missingPace is how much each missing Secret of a namespace adds to that for all of them, up to maxMissing. So the
-	// API server gets at most one unsuccessful GET in this time.
+	// missingPace is what each missing Secret of a namespace adds to that for all of them, up to maxMissing: it is the
+	// least interval of unsuccessful GETs.
 	missingPace = 100 * time.Millisecond
 	maxMissing  = 5 * time.Minute
 	// maxWait bounds how long one call waits for the API server. The kubelet waits for pullgated.
 	maxWait = 2 * time.Second
 	// getTimeout bounds one GET.
 	getTimeout = 10 * time.Second
-	// minRetry and maxRetry bound the pause before a Secret that was never read is requested again without a call that
-	// needs it.
+	// minRetry and maxRetry bound the pause before a Secret that was never read is requested again without a call.
 	minRetry, maxRetry = 200 * time.Millisecond, 30 * time.Second
 	// readers is how many Secrets are read at the same time. Each response takes some megabytes for a moment.
 	readers = 2
-	// maxSize bounds the memory of all Secrets, in bytes. Above it, the namespace that uses most loses its least recently
-	// used Secret, which is read again when it is needed. A namespace that does not use more than its share loses none.
+	// maxSize bounds the content of all Secrets, in bytes. Above it, the namespace that uses most, and more than its
+	// share, loses its least recently used Secret, which is read again when it is needed.
 	maxSize = 8 << 20
 )
 
@@ -193,8 +192,7 @@ func (s *secrets) get(ctx context.Context, keys []key) []answer {
 	return answers
 }
 
-// lookup returns the known content of a Secret, and a channel that is closed when the attempt to read it ends; nil if
-// the caller need not wait.
+// lookup returns the known content of a Secret, and a channel that ends with the attempt to read it; nil: do not wait.
 func (s *secrets) lookup(k key) (answer, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -301,8 +299,7 @@ func (s *secrets) fetch(ctx context.Context, get getter, k key) (got, error) {
 	}, nil
 }
 
-// configOf reads a pull secret as kubelets do: a Secret of another type, or without the key of its type, has no
-// credentials.
+// configOf reads a pull secret as kubelets do: one of another type, or without the key of its type, has no credentials.
 func configOf(s *corev1.Secret) (credential.Config, error) {
 	if payload := s.Data[corev1.DockerConfigJsonKey]; s.Type == corev1.SecretTypeDockerConfigJson && len(payload) > 0 {
 		return credential.ParseDockerConfigJSON(payload)
@@ -394,7 +391,7 @@ func (s *secrets) keepLocked(e *secret, a answer) {
 }
 
 // evictableLocked returns the Secret to evict for another one: the least recently used one of the namespace that uses
-// most. It returns nil if no namespace uses more than an equal share of the memory.
+// most, nil if none uses more than an equal share.
 func (s *secrets) evictableLocked(e *secret) *secret {
 	holders := 0
 	for _, n := range s.byName {

@@ -159,9 +159,9 @@ func TestSourceIsSafeForConcurrentUse(t *testing.T) {
 					name := fmt.Sprintf("%d-%d", g, i%5)
 					w.api.put(secret("s"+name, fmt.Sprint(i), "repo.test"))
 					w.api.change("ADDED", pod(name, fmt.Sprintf("u%s-%d", name, i), app, "s"+name, "shared"))
-					found, _ := w.source.Pods(map[string]string{"app": name}, imageref.New(app))
-					for _, p := range found {
-						_, _ = p.Credentials(w.Context(), imageref.New(app))
+					found, _ := w.source.Candidates(map[string]string{"app": name}, imageref.New(app))
+					for _, uid := range found {
+						_, _ = w.source.Secrets(w.Context(), uid, imageref.New(app))
 					}
 					if rand.N(3) == 0 {
 						w.api.change("DELETED", pod(name, "", app))

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,6 +17,7 @@ import (
 
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
+	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
 // Options are the settings of a [Source].
@@ -59,8 +58,8 @@ type Source struct {
 }
 
 // New returns a source without pods; Run fills it. The error wraps ErrKubeconfig if the kubeconfig is malformed, and
-// ErrNodeName if its client certificate is not a kubelet's and NodeName is not set. It is not an error if the
-// kubeconfig, or a file that it names, is absent: the kubelet may not have written it yet, and Run waits for it.
+// ErrNodeName if its client certificate is not a kubelet's and NodeName is not set. Run waits for a kubeconfig, or a
+// file that it names, that is absent.
 func New(o Options) (*Source, error) {
 	if o.Failed == nil {
 		o.Failed = func(Reason) {}
@@ -102,12 +101,9 @@ func (s *Source) NodeName() string {
 	return ""
 }
 
-// Run keeps the source up to date until the context ends, then returns nil. It returns earlier only if the node's name
-// cannot be determined: then the error wraps ErrNodeName. Run counts every other failure, logs it once and tries again.
-// It may be called once.
-//
-// When Run returns, everything that it started has ended, except the goroutines with which client-go watches a client
-// certificate in files; they end when the garbage collector finds that they are unused.
+// Run keeps the source up to date until the context ends, then returns nil, or until it fails to determine the node's
+// name (ErrNodeName). It counts every other failure, logs it once and tries again. It may be called once. What remains
+// when it returns are client-go's watches of certificate files, which end with the garbage collector.
 func (s *Source) Run(ctx context.Context) error {
 	defer s.ended.Store(true)
 	c, err := s.connect(ctx)
@@ -136,8 +132,8 @@ func (s *Source) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// connect reads the kubeconfig and determines the node's name. It tries until it succeeds. The client must be closed
-// even if there is an error, which is that of the context or wraps ErrNodeName.
+// connect reads the kubeconfig and determines the node's name, and retries until the error is ErrNodeName or the
+// context's. The client must be closed even then.
 func (s *Source) connect(ctx context.Context) (*client, error) {
 	log := klog.FromContext(ctx)
 	var c *client
@@ -176,8 +172,8 @@ func (s *Source) open(ctx context.Context) (*client, error) {
 	return c, nil
 }
 
-// Synced reports whether the pods of the node have been listed and are being watched. It is false while the API server
-// is unreachable; the source then keeps its pods and Secrets.
+// Synced reports whether the pods of the node have been listed and are being watched. Without, the source keeps its
+// pods and Secrets.
 func (s *Source) Synced() bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -192,19 +188,58 @@ func (s *Source) ByUID(uid string) (*Pod, bool) {
 	return p, ok
 }
 
-// ByName returns the pod with a namespace and name.
-func (s *Source) ByName(namespace, name string) (*Pod, bool) {
+// Find returns the pod with a UID or, if it is "", with a namespace and name.
+func (s *Source) Find(uid, namespace, name string) []tracker.Pod {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	p, ok := s.byKey[key{namespace, name}]
-	return p, ok
+	p := s.byUID[uid]
+	if uid == "" {
+		p = s.byKey[key{namespace, name}]
+	}
+	if p == nil {
+		return nil
+	}
+	return []tracker.Pod{p.Pod}
 }
 
-// All returns all known pods, in no order.
-func (s *Source) All() []*Pod {
+// A Listed pod is one of all known pods.
+type Listed struct {
+	tracker.Pod
+	Ended bool // whether all its containers have ended and will not be restarted
+	Uses  []Use
+}
+
+// Pods returns all known pods, in no order. The caller must not modify their uses.
+func (s *Source) Pods() (all []Listed) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	return slices.Collect(maps.Values(s.byUID))
+	for _, p := range s.byUID {
+		all = append(all, Listed{p.Pod, p.ended, p.uses})
+	}
+	return all
+}
+
+// Uses returns each use of an image by a pod, if the pod is known.
+func (s *Source) Uses(uid string, image imageref.Ref) (uses []Use, known bool) {
+	p, known := s.ByUID(uid)
+	return p.Uses(image), known
+}
+
+// PullPolicies returns the imagePullPolicy of each use of an image by a pod, if the pod is known.
+func (s *Source) PullPolicies(uid string, image imageref.Ref) (policies []string, known bool) {
+	uses, known := s.Uses(uid, image)
+	for _, u := range uses {
+		policies = append(policies, u.PullPolicy)
+	}
+	return policies, known
+}
+
+// Secrets returns the known credentials of a pod's pull secrets for an image, and whether the list is complete. It
+// awaits the pod.
+func (s *Source) Secrets(ctx context.Context, uid string, image imageref.Ref) (found []tracker.Secret, complete bool) {
+	p, _ := s.Await(ctx, uid)
+	found, err := p.Credentials(ctx, image)
+	return found, err == nil
 }
 
 // Len returns how many pods are known.
@@ -214,8 +249,7 @@ func (s *Source) Len() int {
 	return len(s.byKey)
 }
 
-// Await returns the pod with a UID. If the pod is not known yet, Await waits for it at most a second: a kubelet may
-// receive a pod earlier.
+// Await returns the pod with a UID. It waits at most a second for it: a kubelet may receive a pod earlier.
 func (s *Source) Await(ctx context.Context, uid string) (*Pod, bool) {
 	if s.ended.Load() {
 		return s.ByUID(uid)
@@ -237,31 +271,28 @@ func (s *Source) Await(ctx context.Context, uid string) (*Pod, bool) {
 	}
 }
 
-// Pods returns all pods of the node, sorted by UID, that use an image and whose annotations equal the given ones,
-// except those that the kubelet itself writes (kubernetes.io/config.seen, config.source and config.mirror; only static
-// pods have kubernetes.io/config.hash). The result includes each pod whose annotations or images changed less than a
-// minute ago, or that was listed first when the source was synced less than a minute ago: the kubelet may still have
-// its previous state. It does not include mirror pods, which a kubelet does not run.
+// Candidates returns the UIDs, sorted, of the pods that may have sent a pre-check with an unknown config.seen, for
+// example after a restart of the kubelet: they use the image, and have the annotations, except those that the kubelet
+// itself writes. A pod that changed less than a minute ago, or was first listed so recently, is among them, because the
+// kubelet may still have its previous state. A mirror pod, which a kubelet does not run, is not.
 //
-// Pods identifies the pods that may have sent a pre-check with an unknown config.seen, for example after a restart of
-// the kubelet. Equal annotations do not prove identity: a tenant can give its pod the annotations of another one, and
-// the kubelet may receive that pod earlier. So an image must be allowed to each of these pods. Only those with a
-// sandbox can have sent the pre-check, and the exact pod must be judged again when its container is created.
+// Equal annotations do not prove identity: a tenant can give its pod those of another one. So an image must be allowed
+// to each of these pods with a sandbox, and the exact pod be judged again when its container is created.
 //
 // ok is false while the source is not synced: there may be pods that are not known. If ok is true and there are no
 // pods, the watch has not reported the pod yet.
-func (s *Source) Pods(annotations map[string]string, image imageref.Ref) (found []*Pod, ok bool) {
+func (s *Source) Candidates(annotations map[string]string, image imageref.Ref) (uids []string, ok bool) {
 	if !image.Parsed() || !s.Synced() {
 		return nil, false
 	}
-	name, want, now := image.Name(), hash(annotations), time.Now()
+	want, now := hash(annotations), time.Now()
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	for _, p := range s.byUID {
-		if now.Sub(p.changed) < kubeletLag || p.annotations == want && p.has(name) {
-			found = append(found, p)
+	for uid, p := range s.byUID {
+		if now.Sub(p.changed) < kubeletLag || p.annotations == want && len(p.Uses(image)) > 0 {
+			uids = append(uids, uid)
 		}
 	}
-	slices.SortFunc(found, func(a, b *Pod) int { return strings.Compare(a.UID, b.UID) })
-	return found, true
+	slices.Sort(uids)
+	return uids, true
 }

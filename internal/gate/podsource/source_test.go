@@ -3,6 +3,7 @@ package podsource_test
 import (
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,14 +19,6 @@ import (
 )
 
 const app = "repo.test/team/app:v1"
-
-func names(of []*podsource.Pod) []string {
-	got := []string{}
-	for _, p := range of {
-		got = append(got, p.UID)
-	}
-	return got
-}
 
 func (w *world) byUID(uid string) *podsource.Pod {
 	w.Helper()
@@ -77,13 +70,16 @@ func TestPullPoliciesOfEachUse(t *testing.T) {
 			"":                                       nil,
 			"repo.test/team/ap":                      nil,
 		} {
-			if diff := cmp.Diff(want, got.PullPolicies(imageref.New(image))); diff != "" {
-				t.Errorf("PullPolicies(%q) (-want +got):\n%s", image, diff)
+			if got, _ := w.source.PullPolicies("u1", imageref.New(image)); !slices.Equal(got, want) {
+				t.Errorf("PullPolicies(%q) = %q; want %q", image, got, want)
 			}
 		}
-		want := []podsource.Use{{Container: "other", PullPolicy: "Never"}, {Container: "debug", PullPolicy: "IfNotPresent"}, {PullPolicy: "Always"}}
-		if diff := cmp.Diff(want, got.Uses(imageref.New("busybox"))); diff != "" {
-			t.Errorf("Uses (-want +got):\n%s", diff)
+		var of []string
+		for _, u := range got.Uses(imageref.New("busybox")) {
+			of = append(of, u.Container)
+		}
+		if want := []string{"other", "debug", ""}; !slices.Equal(of, want) {
+			t.Errorf("Uses by %q; want %q", of, want)
 		}
 	})
 }
@@ -96,8 +92,8 @@ func TestNothingIsKnownBeforeTheFirstList(t *testing.T) {
 			if _, ok := w.source.ByUID("u1"); ok || w.source.Synced() {
 				t.Error("a pod is known, or the source synced, before any list")
 			}
-			if found, ok := w.source.Pods(nil, imageref.New(app)); ok || found != nil {
-				t.Errorf("Pods = %v, %v before any list; want nothing known", found, ok)
+			if found, ok := w.source.Candidates(nil, imageref.New(app)); ok || found != nil {
+				t.Errorf("Candidates = %v, %v before any list; want nothing known", found, ok)
 			}
 			w.start()
 		}
@@ -238,8 +234,8 @@ func TestWhatIsKnownStaysKnownDuringAnOutageOfTheAPIServer(t *testing.T) {
 		if w.source.Synced() || w.failed(podsource.Unreachable) == 0 {
 			t.Errorf("synced %v, %d times unreachable; want false after some", w.source.Synced(), w.failed(podsource.Unreachable))
 		}
-		if found, ok := w.source.Pods(map[string]string{"app": "web"}, imageref.New(app)); ok || found != nil {
-			t.Errorf("Pods = %v, %v; want nothing known: there may be others", found, ok)
+		if found, ok := w.source.Candidates(map[string]string{"app": "web"}, imageref.New(app)); ok || found != nil {
+			t.Errorf("Candidates = %v, %v; want nothing known: there may be others", found, ok)
 		}
 		w.wantCredentials("u1", app, true, w.cred("pull", "s1", "repo.test"))
 		began := time.Now()
@@ -354,11 +350,11 @@ func TestAPodThatIsMadeAgainHasAnotherUID(t *testing.T) {
 		if _, ok := w.source.ByUID("u1"); ok {
 			t.Error("the pod that was replaced is known")
 		}
-		if p, ok := w.source.ByName("team-a", "web"); !ok || p.UID != "u2" || w.source.Len() != 1 {
-			t.Errorf("ByName = %v, %v of %d pods; want the one that replaced it, alone", p.UID, ok, w.source.Len())
+		if p := w.source.Find("", "team-a", "web"); len(p) != 1 || p[0].UID != "u2" || w.source.Len() != 1 {
+			t.Errorf("Find = %v of %d pods; want the one that replaced it, alone", p, w.source.Len())
 		}
-		if p, ok := w.source.ByName("team-b", "web"); ok {
-			t.Errorf("ByName of another namespace = %v; want none", p.UID)
+		if p := w.source.Find("", "team-b", "web"); len(p) > 0 {
+			t.Errorf("Find of another namespace = %v; want none", p)
 		}
 		w.wantCredentials("u2", app, true, w.cred("next", "s2", "repo.test"))
 		if got, err := old.Credentials(w.Context(), imageref.New(app)); len(got) != 0 || !errors.Is(err, podsource.ErrNotKnown) {

@@ -36,7 +36,7 @@ func (s store) put(api *corev1.Pod, listed bool) {
 		p = podOf(api)
 		p.from = s.secrets
 		p.view = viewOf(api, s.kept())
-		old, _ := s.ByName(at.namespace, at.name)
+		old := s.byKey[at] // without the lock: only the reflector changes it
 		// Before the pod can be found, and not for a change of its status: most changes are of the status.
 		if old == nil || old.Pod != p.Pod || !slices.Equal(old.secrets, p.secrets) {
 			s.secrets.need(p.secrets)

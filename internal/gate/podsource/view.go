@@ -20,9 +20,8 @@ type view struct {
 // ReviewAnnotations is the field admission.Pod.ReviewAnnotations for KeepFields.
 const ReviewAnnotations = "reviewAnnotations"
 
-// KeepFields sets the fields that the views of pods have, by the paths that restriction.Field has; without fields there
-// are no views. If the fields change while the source runs, it lists the pods again; until then, new fields are
-// unknown.
+// KeepFields sets the fields that views have, by the paths of restriction.Field; without fields there are no views. If
+// they change while the source runs, it lists the pods again; until then, new fields are unknown.
 func (s *Source) KeepFields(paths []string) {
 	paths = slices.Compact(slices.Sorted(slices.Values(paths)))
 	if before := s.fields.Swap(&paths); before == nil && len(paths) == 0 || before != nil && slices.Equal(*before, paths) {
@@ -35,16 +34,16 @@ func (s *Source) KeepFields(paths []string) {
 	}
 }
 
-// KeepsFields reports whether there are views.
-func (s *Source) KeepsFields() bool { return len(s.kept()) > 0 }
-
-// View returns the view of the pod and of all its containers, with the fields of KeepFields; ok is false if there are
-// no views. The caller must not modify it.
-func (p *Pod) View() (pod admission.Pod, containers []admission.Container, ok bool) {
-	if p == nil || p.view == nil {
+// View returns the view of a pod and of its containers, with the fields of KeepFields; ok is false if there is none.
+// The caller must not modify it.
+func (s *Source) View(ctx context.Context, uid string) (pod admission.Pod, containers []admission.Container, ok bool) {
+	if len(s.kept()) == 0 {
 		return pod, nil, false
 	}
-	return p.view.pod, p.view.containers, true
+	if p, known := s.Await(ctx, uid); known && p.view != nil {
+		return p.view.pod, p.view.containers, true
+	}
+	return pod, nil, false
 }
 
 // kept returns the fields of views.

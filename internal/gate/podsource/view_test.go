@@ -77,8 +77,7 @@ func TestStoreKeepsViewsOnlyWithPolicies(t *testing.T) {
 		if err := (store{s}).Add(somePod()); err != nil {
 			t.Fatal(err)
 		}
-		p, _ := s.ByUID("1")
-		if _, _, ok := p.View(); ok != step.view {
+		if _, _, ok := s.View(t.Context(), "1"); ok != step.view {
 			t.Errorf("%v: view %t; want %t", step.fields, ok, step.view)
 		}
 	}

@@ -21,8 +21,8 @@ import (
 const (
 	// listTimeout bounds one list of the node's pods.
 	listTimeout = 30 * time.Second
-	// watchTimeout bounds the time until an API server answers the request for a watch. Some proxies withhold the answer
-	// until the first event, which is a bookmark after at most a minute.
+	// watchTimeout bounds the wait for the answer to a watch. Some proxies withhold it until the first event, which is a
+	// bookmark after at most a minute.
 	watchTimeout = 90 * time.Second
 	// healthy is the time without a failure after which the back-off is reset.
 	healthy = 2 * time.Minute
@@ -31,8 +31,7 @@ const (
 // errSlow is the cause of a request that was cancelled.
 var errSlow = errors.New("podsource: the API server does not respond")
 
-// pause returns the back-off between attempts. It has jitter because thousands of nodes connect at the same time when
-// an API server becomes reachable again.
+// pause returns the back-off between attempts, with jitter because thousands of nodes may connect at the same time.
 func pause() wait.Backoff {
 	return wait.Backoff{Duration: 500 * time.Millisecond, Cap: 15 * time.Second, Steps: 20, Factor: 2, Jitter: 1}
 }
@@ -82,8 +81,8 @@ type podsOf struct {
 	log    klog.Logger
 }
 
-// IsWatchListSemanticsUnSupported prevents the reflector from streaming the first list. API servers before 1.27 ignore
-// that request, and the reflector would wait for the end of the list without a limit.
+// IsWatchListSemanticsUnSupported prevents the reflector from streaming the first list: it would wait for an API server
+// before 1.27 without a limit.
 func (p *podsOf) IsWatchListSemanticsUnSupported() bool { return true }
 
 // ListWithContext lists the pods.
@@ -127,8 +126,7 @@ func (p *podsOf) WatchWithContext(ctx context.Context, o metav1.ListOptions) (wa
 	return watched, nil
 }
 
-// pass forwards the events of a watch until there are no more or their reader has stopped, and then stops the watch. It
-// reports the errors among them.
+// pass forwards the events of a watch until there are no more or their reader has stopped. It reports errors.
 func pass(in watch.Interface, out chan<- watch.Event, stopped <-chan struct{}, failed func(error)) {
 	defer in.Stop()
 	for {

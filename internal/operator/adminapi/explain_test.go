@@ -566,10 +566,10 @@ func secretsOf(i *adminv1.PodImage) string {
 	return ""
 }
 
-func sourced(p tracker.Pod, images ...string) adminapi.SourcedPod {
-	s := adminapi.SourcedPod{Pod: p}
+func sourced(p tracker.Pod, images ...string) podsource.Listed {
+	s := podsource.Listed{Pod: p}
 	for i, name := range images {
-		s.Images = append(s.Images, podsource.ContainerImage{Container: string(rune('a' + i)), Image: imageref.New(name)})
+		s.Uses = append(s.Uses, podsource.Use{Container: string(rune('a' + i)), Image: imageref.New(name)})
 	}
 	return s
 }
@@ -613,7 +613,7 @@ func TestListPodsHasTheStateOfEachImage(t *testing.T) {
 			}
 			n.secrets["uid-sig"] = []tracker.Secret{w.secretWith("bob"), w.secretWith("bob")}
 			n.pods = []tracker.Pod{aPod("alice"), aPod("bob"), aPod("ended"), {UID: "new", Namespace: "team", Name: "unsourced"}, {UID: "s", Namespace: "exempt", Name: "static"}}
-			n.listed = []adminapi.SourcedPod{
+			n.listed = []podsource.Listed{
 				ended, sourced(aPod("alice"), app+":1", "repo.test/absent:1"), sourced(aPod("bob"), app+":1"), sourced(aPod("carol"), app+":1", pre),
 				sourced(aPod("eve"), pre), sourced(aPod("sig"), pre), sourced(aPod("twice"), app+":1"),
 			}

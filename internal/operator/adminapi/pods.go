@@ -17,17 +17,10 @@ import (
 // secretsLimit bounds how long one page of ListPods waits for Secrets that were never read.
 const secretsLimit = 5 * time.Second
 
-// A SourcedPod is a pod of the pod source.
-type SourcedPod struct {
-	tracker.Pod
-	Ended  bool                       // whether all its containers have ended and will not be restarted
-	Images []podsource.ContainerImage // the images of its containers and volumes
-}
-
 // A podImage is a row of ListPods. An empty image means that the images of the pod are not known.
 type podImage struct {
 	tracker.Pod
-	podsource.ContainerImage
+	podsource.Use
 }
 
 func (p podImage) key() string {
@@ -73,7 +66,7 @@ func (s *Server) podImages() (rows []podImage) {
 	if s.c.PodSource != nil {
 		for _, p := range s.c.PodSource.Pods() {
 			sourced[p.UID] = true
-			for _, i := range p.Images {
+			for _, i := range p.Uses {
 				if !p.Ended {
 					rows = append(rows, podImage{p.Pod, i})
 				}

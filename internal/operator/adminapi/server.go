@@ -59,7 +59,7 @@ type PodSource interface { //nolint:interfacebloat // one source has four kinds 
 	// Find returns the pods with the UID or, if it is "", with the namespace and name.
 	Find(uid, namespace, name string) []tracker.Pod
 	// Pods returns all pods, with the images that they use.
-	Pods() []SourcedPod
+	Pods() []podsource.Listed
 	// Uses returns each use of an image by the pod; known is false for a pod that the source does not have.
 	Uses(uid string, image imageref.Ref) (uses []podsource.Use, known bool)
 	// Secrets returns the credentials for an image, and whether the list is complete. It may wait a few seconds.

@@ -60,7 +60,7 @@ type node struct {
 	err      error // of the runtime
 	pods     []tracker.Pod
 	sourced  []tracker.Pod
-	listed   []adminapi.SourcedPod
+	listed   []podsource.Listed
 	asked    int                         // about an image
 	policies map[string][]string         // by UID
 	using    map[string][]string         // containers, by UID
@@ -108,7 +108,7 @@ func (n *node) Find(uid, namespace, name string) (found []tracker.Pod) {
 	return found
 }
 
-func (n *node) Pods() []adminapi.SourcedPod {
+func (n *node) Pods() []podsource.Listed {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.Clone(n.listed)
