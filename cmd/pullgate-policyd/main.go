@@ -121,7 +121,6 @@ func check(cmd *cobra.Command, path string) error {
 		cmd.PrintErrln("Warning: " + w)
 	}
 	_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: configuration is valid\n  policies %q, pullgated -> %s, https %q, "+
-		"metrics %q\n",
-		path, c.Policies, node, c.HTTPS.Listen, c.Metrics.Listen)
+		"metrics %q\n", path, c.Policies, node, c.HTTPS.Listen, c.Metrics.Listen)
 	return err
 }

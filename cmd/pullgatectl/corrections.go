@@ -73,8 +73,7 @@ func preloadedListCommand(c *cli.Console) *cobra.Command {
 	cmd.Flags().StringVar(&request.Repository, "repository", "", "only those of this `repository`")
 	cmd.Flags().StringVar(&request.ImageId, "image-id", "",
 		"only those of the image with this `ID`, or with this ID prefix")
-	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListPreloaded,
-		cli.View.Preloaded)
+	return listing(c, cmd, cli.OutputFlags(cmd), &request, adminv1.PullRecordsClient.ListPreloaded, cli.View.Preloaded)
 }
 
 // pairFlags adds the flags of accept and forget that select pairs; all is the name of the flag of whole.

@@ -270,8 +270,7 @@ func policyTestCommand(c *cli.Console) *cobra.Command {
 		}
 		result := policies.Test(pods)
 		if err := c.Print(o, result, func(_ cli.View, p *cli.Page) {
-			printTest(p, result,
-				settings.RefuseUnjudged)
+			printTest(p, result, settings.RefuseUnjudged)
 		}); err != nil {
 			return err
 		}

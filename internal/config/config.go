@@ -45,57 +45,39 @@ const maxSize = 1 << 20
 var ErrInvalid = errors.New("config: invalid")
 
 // A Config is a whole configuration. Default returns the defaults; the zero value is not valid.
-// docs/configuration.md explains each field. A field with the tag reload:"yes" can change while the daemon runs.
+// docs/configuration.md explains each field; "" as a path or an endpoint means none. A field with the tag reload:"yes"
+// can change while the daemon runs.
 type Config struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 
-	// Listen is the endpoint that the kubelet dials, unix:// and an absolute path.
-	Listen string `json:"listen"`
-	// RuntimeEndpoint is the runtime's endpoint for the RuntimeService.
+	Listen          string `json:"listen"`
 	RuntimeEndpoint string `json:"runtimeEndpoint"`
 	// ImageEndpoint is the runtime's endpoint for the ImageService; "" means RuntimeEndpoint. Load sets it.
-	ImageEndpoint string `json:"imageEndpoint"`
-	// StateDir is the directory of the store and the node's key.
-	StateDir string `json:"stateDir"`
-	// NoPullImageSecretRecheck is shadow mode: proofs are recorded and counted, and a missing proof denies nothing. It
-	// does not affect the policies of Admission.
-	NoPullImageSecretRecheck bool `json:"noPullImageSecretRecheck"`
+	ImageEndpoint            string `json:"imageEndpoint"`
+	StateDir                 string `json:"stateDir"`
+	NoPullImageSecretRecheck bool   `json:"noPullImageSecretRecheck"`
 	// ImagePullCredentialsVerificationPolicy and PreloadedImagesVerificationAllowlist have the same meaning as in a
 	// kubelet's configuration.
 	ImagePullCredentialsVerificationPolicy string   `json:"imagePullCredentialsVerificationPolicy" reload:"yes"`
 	PreloadedImagesVerificationAllowlist   []string `json:"preloadedImagesVerificationAllowlist" reload:"yes"`
 	// KubeletConfig is the path of a kubelet's configuration file, from which the two fields above are taken; "" means
 	// none. Parse sets them.
-	KubeletConfig string `json:"kubeletConfig" reload:"yes"`
-	// Exempt selects the pods that may use every image.
-	Exempt Exempt `json:"exempt" reload:"yes"`
-	// UntrackedImages selects how images are treated that appear without a pull.
-	UntrackedImages string `json:"untrackedImages"`
-	// AllowRestores lets pods that are not exempt have containers that are restored from a checkpoint.
-	AllowRestores bool `json:"allowRestores" reload:"yes"`
-	// KubeletSkipsAlwaysPrecheck reports whether the version of the kubelet is 1.32 or newer.
-	KubeletSkipsAlwaysPrecheck Tristate `json:"kubeletSkipsAlwaysPrecheck"`
-	// RegistryOutageFallback allows an image on the node to replace a pull that fails.
-	RegistryOutageFallback bool `json:"registryOutageFallback"`
-	// CredentialValidity is how long a proof counts; 0 means without limit.
-	CredentialValidity Duration `json:"credentialValidity" reload:"yes"`
-	// RegistryUnavailableGrace is how much longer a proof or an endorsement counts that cannot be renewed.
-	RegistryUnavailableGrace Duration `json:"registryUnavailableGrace" reload:"yes"`
-	// NodeCredentials are the credentials that the node itself offers to every pod.
-	NodeCredentials NodeCredentials `json:"nodeCredentials"`
-	// RuntimeCredentials reports whether the runtime itself holds credentials for the pods of a namespace.
-	RuntimeCredentials string `json:"runtimeCredentials"`
-	// PodSource is the API server, the source of the pods' pull policies and pull secrets.
-	PodSource PodSource `json:"podSource"`
-	// Metrics is the HTTP server for scrapes and probes.
-	Metrics Metrics `json:"metrics"`
-	// Admin is the admin API.
-	Admin Admin `json:"admin"`
-	// DecisionLog is the file that decisions are appended to.
-	DecisionLog DecisionLog `json:"decisionLog"`
-	// Admission are the policies that restrict pods beyond their credentials.
-	Admission Admission `json:"admission"`
+	KubeletConfig              string          `json:"kubeletConfig" reload:"yes"`
+	Exempt                     Exempt          `json:"exempt" reload:"yes"`
+	UntrackedImages            string          `json:"untrackedImages"`
+	AllowRestores              bool            `json:"allowRestores" reload:"yes"`
+	KubeletSkipsAlwaysPrecheck Tristate        `json:"kubeletSkipsAlwaysPrecheck"`
+	RegistryOutageFallback     bool            `json:"registryOutageFallback"`
+	CredentialValidity         Duration        `json:"credentialValidity" reload:"yes"`
+	RegistryUnavailableGrace   Duration        `json:"registryUnavailableGrace" reload:"yes"`
+	NodeCredentials            NodeCredentials `json:"nodeCredentials"`
+	RuntimeCredentials         string          `json:"runtimeCredentials"`
+	PodSource                  PodSource       `json:"podSource"`
+	Metrics                    Metrics         `json:"metrics"`
+	Admin                      Admin           `json:"admin"`
+	DecisionLog                DecisionLog     `json:"decisionLog"`
+	Admission                  Admission       `json:"admission"`
 
 	policy policy.Policy
 }
@@ -108,21 +90,17 @@ type Exempt struct {
 
 // NodeCredentials are the credentials that the node itself offers to every pod.
 type NodeCredentials struct {
-	// DockerConfigFiles are the files that the kubelet reads credentials from.
 	DockerConfigFiles []string `json:"dockerConfigFiles"`
 }
 
 // PodSource is the connection of this node to the API server.
 type PodSource struct {
-	// Kubeconfig is the path of a kubeconfig; "" means that there is no pod source.
 	Kubeconfig string `json:"kubeconfig"`
-	// NodeName is the name of the node; "" means the name in the identity of the kubeconfig.
-	NodeName string `json:"nodeName"`
+	NodeName   string `json:"nodeName"`
 }
 
 // Metrics is the HTTP server for scrapes and probes.
 type Metrics struct {
-	// Listen is host:port; "" means no server.
 	Listen string `json:"listen"`
 }
 
@@ -135,34 +113,23 @@ type Admin struct {
 
 // DecisionLog is the file that decisions are appended to.
 type DecisionLog struct {
-	// Path is an absolute path; "" means no file.
 	Path string `json:"path"`
 }
 
 // Admission are the policies that restrict pods beyond their credentials.
 type Admission struct {
-	// Policies is the path of the folder of policy files; "" means that there are no policies.
-	Policies string `json:"policies" reload:"yes"`
-	// Enforce reports whether denials of policies are enforced; false reports them only.
-	Enforce bool `json:"enforce" reload:"yes"`
-	// Exempt selects the pods that policies do not apply to.
-	Exempt Exempt `json:"exempt" reload:"yes"`
-	// Unjudged is what happens to a pod if a policy restricts a field that this node never sees.
-	Unjudged string `json:"unjudged" reload:"yes"`
-	// NamespaceLabels is the path of a file with the labels of namespaces; "" means that they are not known.
+	Policies        string `json:"policies" reload:"yes"`
+	Enforce         bool   `json:"enforce" reload:"yes"`
+	Exempt          Exempt `json:"exempt" reload:"yes"`
+	Unjudged        string `json:"unjudged" reload:"yes"`
 	NamespaceLabels string `json:"namespaceLabels" reload:"yes"`
-	// KubeletRoot is the kubelet's --root-dir, from which types of volumes are derived.
-	KubeletRoot string `json:"kubeletRoot" reload:"yes"`
-	// RecheckRestarts has policies applied to containers that their pod has started before.
-	RecheckRestarts bool `json:"recheckRestarts" reload:"yes"`
+	KubeletRoot     string `json:"kubeletRoot" reload:"yes"`
+	RecheckRestarts bool   `json:"recheckRestarts" reload:"yes"`
 	// TrustedRoot is the path of the sigstore trusted root that pullgate-policyd verifies signatures by, the same as its
 	// trustedRoot; "" means none. It is not decoded here: what was verified by another one does not count.
-	TrustedRoot string `json:"trustedRoot" reload:"yes"`
-	// EndorsementValidity is how long it counts that the signatures of an image were verified; 0 means without limit.
+	TrustedRoot         string   `json:"trustedRoot" reload:"yes"`
 	EndorsementValidity Duration `json:"endorsementValidity" reload:"yes"`
-	// PolicydSocket is the endpoint of pullgate-policyd, unix:// and an absolute path. It is dialed only if a policy needs
-	// it.
-	PolicydSocket string `json:"policydSocket"`
+	PolicydSocket       string   `json:"policydSocket"`
 }
 
 // A Tristate is auto, true or false. The zero value is not valid.

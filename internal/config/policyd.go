@@ -19,38 +19,25 @@ import (
 const PolicydKind = "PolicydConfiguration"
 
 // A Policyd is a whole configuration of pullgate-policyd. DefaultPolicyd returns the defaults; the zero value is
-// not valid. All fields need a restart.
+// not valid. docs/pullgate-policyd.md explains each field. All fields need a restart.
 type Policyd struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 
-	// Policies is the path of the folder of policy files, the same as admission.policies of pullgated; "" means that there
-	// are none.
-	Policies string `json:"policies"`
-	// Node is the server for pullgated.
-	Node PolicydNode `json:"node"`
-	// Metrics is the HTTP server for scrapes and probes.
-	Metrics Metrics `json:"metrics"`
-	// HTTPS is the server for kube-apiserver: webhook and image review backend.
-	HTTPS HTTPS `json:"https"`
-	// PodTemplates are the custom resources that contain pod templates.
+	Policies     string        `json:"policies"`
+	Node         PolicydNode   `json:"node"`
+	Metrics      Metrics       `json:"metrics"`
+	HTTPS        HTTPS         `json:"https"`
 	PodTemplates []PodTemplate `json:"podTemplates"`
-	// Kubeconfig is the path of a kubeconfig for the watch of namespaces; "" means the configuration inside a cluster,
-	// then KUBECONFIG.
-	Kubeconfig string `json:"kubeconfig"`
+	Kubeconfig   string        `json:"kubeconfig"`
 	// TrustedRoot is the path of a trusted_root.json, the same as admission.trustedRoot of pullgated; "" means that there
 	// is none.
-	TrustedRoot string `json:"trustedRoot"`
-	// Registries says how registries are reached.
-	Registries Registries `json:"registries"`
-	// Credentials selects the credentials for registries: CredentialsPull, CredentialsNode or CredentialsNone.
-	Credentials string `json:"credentials"`
-	// NodeCredentials are the credentials that CredentialsNode uses.
+	TrustedRoot     string          `json:"trustedRoot"`
+	Registries      Registries      `json:"registries"`
+	Credentials     string          `json:"credentials"`
 	NodeCredentials NodeCredentials `json:"nodeCredentials"`
-	// Bundles is the path of a folder of signature bundles, which are used beside those of registries; "" means none.
-	Bundles string `json:"bundles"`
-	// Limits bound the verification of the signatures of one image.
-	Limits SignatureLimits `json:"limits"`
+	Bundles         string          `json:"bundles"`
+	Limits          SignatureLimits `json:"limits"`
 }
 
 // Values of Policyd.Credentials.
@@ -65,18 +52,14 @@ const (
 
 // Registries says how registries are reached.
 type Registries struct {
-	// HostsDir is the path of a folder with containerd's hosts.toml files; "" means that registries are reached by their
-	// names.
 	HostsDir string `json:"hostsDir"`
 }
 
 // SignatureLimits bound the verification of the signatures of one image.
 type SignatureLimits struct {
-	// Signatures is how many signatures are read, and Bytes the largest of them.
-	Signatures int64 `json:"signatures"`
-	Bytes      Size  `json:"bytes"`
-	// Time bounds the verification.
-	Time Duration `json:"time"`
+	Signatures int64    `json:"signatures"`
+	Bytes      Size     `json:"bytes"`
+	Time       Duration `json:"time"`
 }
 
 // A Size is a number of bytes in the form of Kubernetes, "8Mi". The zero value is not valid.
@@ -115,31 +98,23 @@ const (
 
 // PolicydNode is the server for pullgated.
 type PolicydNode struct {
-	// Listen is the endpoint that pullgated dials, unix:// and an absolute path; "" means the socket that systemd passes
-	// on, if any.
 	Listen string `json:"listen"`
 }
 
 // HTTPS is a server with TLS.
 type HTTPS struct {
-	// Listen is host:port; "" means no server.
-	Listen string `json:"listen"`
-	// CertFile and KeyFile are the paths of the certificate, with its intermediates, and of its key, both in PEM.
-	CertFile string `json:"certFile"`
-	KeyFile  string `json:"keyFile"`
-	// ClientCAFile is the path of the CA certificates, in PEM, that must have signed the certificates of clients; "" means
-	// that clients need none.
+	Listen       string `json:"listen"`
+	CertFile     string `json:"certFile"`
+	KeyFile      string `json:"keyFile"`
 	ClientCAFile string `json:"clientCAFile"`
 }
 
-// A PodTemplate says where the objects of a resource have a pod template. Several can be about one resource.
+// A PodTemplate says where the objects of a resource have a pod template. Several can be about one resource, and all its
+// versions are judged. A list on the path, or at its end, stands for all of its elements.
 type PodTemplate struct {
-	// Group and Resource are those of the API: batch.example.org and trainings. All versions are judged.
 	Group    string `json:"group"`
 	Resource string `json:"resource"`
-	// Path has the names of the fields that lead to the template, separated by dots: spec.worker.template. A list on the
-	// path, or at its end, stands for all of its elements. An object without the path has no pod template there.
-	Path string `json:"path"`
+	Path     string `json:"path"`
 }
 
 // BuiltInPodTemplates returns where the resources of Kubernetes have pod templates. Their versions have them in the

@@ -170,9 +170,8 @@ func (s *Server) RevokeEndorsements(
 		return nil, fmt.Errorf("%w: %w", tracker.ErrStore, err)
 	}
 	if !req.GetDryRun() {
-		s.c.Log.Info("Endorsements revoked", "imageID", of.ImageID, "repository", of.Repository,
-			"requirement", of.Requirement, "signer", of.Signer,
-			"digest", of.Digest, "all", of.All, "endorsements", len(found))
+		s.c.Log.Info("Endorsements revoked", "imageID", of.ImageID, "repository", of.Repository, "requirement",
+			of.Requirement, "signer", of.Signer, "digest", of.Digest, "all", of.All, "endorsements", len(found))
 	}
 	return &adminv1.RevokeEndorsementsResponse{Endorsements: all(found, s.endorsements())}, nil
 }

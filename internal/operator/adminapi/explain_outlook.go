@@ -408,9 +408,8 @@ func (c explanation) policyConsequences() (all []string) {
 				"FailedCreatePodSandBox, and no image is pulled.", by(e))}
 		case e.Answer == admission.Unverified:
 			all = append(all, fmt.Sprintf("The image counts as absent until its signatures are verified for %s. With "+
-				"imagePullPolicy IfNotPresent or Always the kubelet pulls it, "+
-				"which verifies them: the pod then starts, or waits with SignatureValidationFailed or RegistryUnavailable. With "+
-				"Never it stays in ErrImageNeverPull.", by(e)))
+				"imagePullPolicy IfNotPresent or Always the kubelet pulls it, which verifies them: the pod then starts, or waits "+
+				"with SignatureValidationFailed or RegistryUnavailable. With Never it stays in ErrImageNeverPull.", by(e)))
 		default:
 			state := "CreateContainerError"
 			if slices.ContainsFunc(e.Findings, signatures) {

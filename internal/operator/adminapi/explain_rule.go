@@ -264,8 +264,7 @@ func (c explanation) proved() string {
 	text := fmt.Sprintf("%s proved access to %s; %s", upper(c.credential()), c.Pair.Repository, confirmed)
 	if len(p.RotatedFrom) > 0 {
 		text = fmt.Sprintf("%s is carried over and not yet confirmed by the registry: the Secret proved access to %s with "+
-			"an earlier content; %s",
-			upper(c.credential()), c.Pair.Repository, confirmed)
+			"an earlier content; %s", upper(c.credential()), c.Pair.Repository, confirmed)
 	}
 	expires := c.Rules.Expires(p)
 	switch until, _ := c.graceful(); {

@@ -42,18 +42,18 @@ func (s *Server) ListPods(ctx context.Context, req *adminv1.ListPodsRequest) (*a
 	runtime := resolver{Server: s, known: map[string]tracker.Image{}}
 	page, next, err := list(ctx, req, keyed(s.podImages(), podImage.key),
 		func(_ string, row podImage) (*adminv1.PodImage, bool) {
-		c, state := s.stateOf(ctx, waiting, &runtime, row, func(f admission.Finding) bool {
-			return !policies.GetEnforcing() && !reported[f.Policy]
+			c, state := s.stateOf(ctx, waiting, &runtime, row, func(f admission.Finding) bool {
+				return !policies.GetEnforcing() && !reported[f.Policy]
+			})
+			image := &adminv1.PodImage{
+				Namespace: row.Namespace, Pod: row.Name, Uid: row.UID, Container: row.Container,
+				Image: text(row.Image.String()), State: text(state),
+			}
+			if state == stateNeedsProof {
+				image.PullSecrets, image.PullSecretsKnown = c.pullSecrets(), c.CredentialsKnown
+			}
+			return image, !req.GetDenied() || state == stateNeedsProof || strings.HasPrefix(state, "denied by ")
 		})
-		image := &adminv1.PodImage{
-			Namespace: row.Namespace, Pod: row.Name, Uid: row.UID, Container: row.Container,
-			Image: text(row.Image.String()), State: text(state),
-		}
-		if state == stateNeedsProof {
-			image.PullSecrets, image.PullSecretsKnown = c.pullSecrets(), c.CredentialsKnown
-		}
-		return image, !req.GetDenied() || state == stateNeedsProof || strings.HasPrefix(state, "denied by ")
-	})
 	rules := s.c.Tracker.Rules()
 	return &adminv1.ListPodsResponse{
 		Images: page, NextPageToken: next, PoliciesEnforcing: policies.GetEnforcing(),

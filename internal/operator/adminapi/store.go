@@ -50,9 +50,8 @@ func (s *Server) Backup(_ *adminv1.BackupRequest, stream adminv1.PullRecords_Bac
 		return err
 	default:
 		s.c.Log.Error(err, "Failed to back up the store")
-		return status.Errorf(codes.DataLoss, "the store could not be read to its end; the data that was sent is not a " +
-			"complete "+
-			"backup; see the answer of VerifyStore, and the log of pullgated")
+		return status.Errorf(codes.DataLoss, "the store could not be read to its end; the data that was sent is not a "+
+			"complete backup; see the answer of VerifyStore, and the log of pullgated")
 	}
 }
 
@@ -116,8 +115,8 @@ func (s *Server) ReportNodeCredentials(
 	if req.GetKeyFingerprint() != s.c.KeyFingerprint {
 		return nil, status.Errorf(codes.FailedPrecondition,
 			"the IDs were made with another key than that of this pullgated; "+
-			"give credential-provider the stateDir of pullgated as --state-dir, or restart pullgated if its node.key was "+
-			"replaced")
+				"give credential-provider the stateDir of pullgated as --state-dir, or restart pullgated if its node.key was "+
+				"replaced")
 	}
 	var added []string
 	for _, c := range req.GetCredentials() {

@@ -256,8 +256,7 @@ func (v View) Acceptance(p *Page, r *adminv1.AcceptPreloadedResponse) {
 	})
 	p.Gap()
 	p.PaintProse(Heed, "", "Access to %s was proved with credentials. Accepting them opens them to every pod, and needs "+
-		"--including-proved.",
-		Count(len(r.GetProved()), "of these pairs", "of these pairs"))
+		"--including-proved.", Count(len(r.GetProved()), "of these pairs", "of these pairs"))
 }
 
 // Accepted prints what was marked, in one sentence.
@@ -286,8 +285,7 @@ func (View) Forgotten(p *Page, r *adminv1.ForgetPreloadedResponse) {
 // EndorsementsRevoked prints what was revoked, in one sentence.
 func (View) EndorsementsRevoked(p *Page, r *adminv1.RevokeEndorsementsResponse) {
 	p.Prose("", "Revoked %s. Where a policy requires it, the images are pulled and verified again before a new pod can "+
-		"use them.",
-		Count(len(r.GetEndorsements()), "endorsement", "endorsements"))
+		"use them.", Count(len(r.GetEndorsements()), "endorsement", "endorsements"))
 }
 
 // Trusting prints what the end of distrust opens, or would open.

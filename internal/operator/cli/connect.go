@@ -175,9 +175,8 @@ func notReached(path string, cause error) *ExitError {
 	switch {
 	case cause == nil:
 		return &ExitError{ExitNotReached, program.Hintf("give --endpoint the socket of admin.listen, not that of the CRI; "+
-			"ss -xlp lists who listens",
-			"reach pullgated on %s: the program that listens there does not answer as pullgated does, or not within --timeout",
-			path)}
+			"ss -xlp lists who listens", "reach pullgated on %s: the program that listens there does not answer as pullgated "+
+			"does, or not within --timeout", path)}
 	case errors.Is(cause, fs.ErrPermission):
 		advice = "run it as root, or as the user that pullgated runs as"
 	case errors.Is(cause, syscall.ECONNREFUSED):

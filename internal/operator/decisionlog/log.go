@@ -5,14 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 )
 
@@ -227,9 +224,11 @@ type file struct {
 }
 
 // openFile opens a file for appending and creates it if it does not exist. Its directory must exist.
-func openFile(path string) (*file, error) {
+func openFile(path string) (*file, error) { return open(path, os.O_CREATE) }
+
+func open(path string, flag int) (*file, error) {
 	// Without O_NONBLOCK, opening a named pipe would wait for a reader without a limit.
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND|os.O_CREATE|syscall.O_NONBLOCK, mode)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND|flag|syscall.O_NONBLOCK, mode)
 	if err != nil {
 		return nil, err
 	}
@@ -240,30 +239,13 @@ func openFile(path string) (*file, error) {
 	return &file{File: f, torn: torn}, nil
 }
 
-// CheckPath reports why Open would fail, without creating or changing a file.
+// CheckPath reports why Open would fail for the file at a path, without creating or changing it.
 func CheckPath(path string) error {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND|syscall.O_NONBLOCK, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		dir := filepath.Dir(path)
-		info, err := os.Stat(dir)
-		switch {
-		case err != nil:
-			return err
-		case !info.IsDir():
-			return fmt.Errorf("%s is not a directory", dir)
-		}
-		if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
-			return &fs.PathError{Op: "write to", Path: dir, Err: err}
-		}
-		return nil
-	}
+	f, err := open(path, 0)
 	if err != nil {
 		return err
 	}
-	if _, err = check(f); err != nil {
-		err = fmt.Errorf("%w: %s %w", ErrNotALog, path, err)
-	}
-	return errors.Join(err, f.Close())
+	return f.Close()
 }
 
 // check refuses a file that this package has not written, because a wrong path in a configuration would damage it. It

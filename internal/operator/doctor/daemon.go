@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,8 +62,7 @@ func (n Node) daemon(context.Context) []Finding {
 				"the policy is NeverVerify: every pod may use every image"))
 		} else {
 			add(warn("remove noPullImageSecretRecheck and restart pullgated, once image_pull_secret_recheck_miss shows what "+
-				"that costs",
-				"shadow mode: a missing proof is recorded and counted, and denies nothing"))
+				"that costs", "shadow mode: a missing proof is recorded and counted, and denies nothing"))
 		}
 	}
 	for _, l := range s.GetNotListening() {
@@ -105,10 +105,7 @@ func (n Node) otherConfiguration() []Finding {
 		return nil // the status has no path
 	}
 	for _, p := range n.running("pullgated") {
-		file := flagValue(n.commandLine(p.pid), "--config")
-		if file == "" {
-			file = defaultConfig
-		}
+		file := cmp.Or(last(n.words(p.pid), "config").text, defaultConfig)
 		if !filepath.IsAbs(file) {
 			cwd, err := os.Readlink(n.Path("/proc", strconv.Itoa(p.pid), "cwd"))
 			if err != nil {
@@ -144,15 +141,13 @@ func (n Node) recorded(ctx context.Context) []Finding {
 	if s := n.Status.GetStore(); s != nil {
 		if d := s.GetDistrust(); d != nil {
 			all = append(all, warn("list the images with pullgatectl distrust end --dry-run, then end distrust, or let pods "+
-				"prove access again",
-				"the store is distrusted since %s, no further image is marked preloaded: %s",
+				"prove access again", "the store is distrusted since %s, no further image is marked preloaded: %s",
 				d.GetSince().AsTime().Format(time.RFC3339), d.GetReason()))
 		}
 		if m := s.GetMarks(); m > 0 &&
 			policyOf(n.Status.GetConfiguration()) == string(policy.ModeNeverVerifyPreloadedImages) {
 			all = append(all, warn("list them with pullgatectl preloaded list; close those that not every pod may use with "+
-				"pullgatectl preloaded forget",
-				"%s: every pod may use an image that is marked", counted(m, "preloaded mark")))
+				"pullgatectl preloaded forget", "%s: every pod may use an image that is marked", counted(m, "preloaded mark")))
 		}
 		if len(all) == 0 {
 			all = append(all, ok("%s, %s, no preloaded mark that counts, not distrusted", counted(s.GetRecords(), "record"),
@@ -176,9 +171,8 @@ func (n Node) recorded(ctx context.Context) []Finding {
 		return []Finding{unknown("run it as root", "%s: %v", path, err)}
 	case len(v.Problems) > 0:
 		return []Finding{fail("check the disk; for a damaged store see "+
-			"https://github.com/pullgate/pullgate/blob/main/docs/store.md#a-lost-or-damaged-store",
-			"%s cannot be read in %s, the first: %s: %s", path, counted(len(v.Problems)+v.Omitted, "place"), v.Problems[0].Where,
-			v.Problems[0].What)}
+			"https://github.com/pullgate/pullgate/blob/main/docs/store.md#a-lost-or-damaged-store", "%s cannot be read in %s, "+
+			"the first: %s: %s", path, counted(len(v.Problems)+v.Omitted, "place"), v.Problems[0].Where, v.Problems[0].What)}
 	}
 	return []Finding{ok("%s is valid, with %d values", path, v.Values)}
 }
@@ -273,8 +267,7 @@ func (n Node) own(ctx context.Context, field, path string) (all []Finding) {
 		all = append(all, fail("systemctl restart pullgated", "%s: %s: %v", field, path, err))
 	case peer.name != "" && peer.name != "pullgated" && peer.name != "systemd": // systemd keeps it for pullgated
 		all = append(all, fail(fmt.Sprintf("stop process %d, or set %s to another path, then restart pullgated", peer.pid,
-			field),
-			"%s: %s is served by %s", field, path, peer))
+			field), "%s: %s is served by %s", field, path, peer))
 	case len(all) == 0:
 		all = append(all, ok("%s: %s is served by %s", field, path, peer))
 	}
@@ -388,19 +381,4 @@ func (n Node) ownProcess(pid int) bool {
 
 func (n Node) nameOf(pid int) string {
 	return strings.TrimSpace(n.read("/proc/" + strconv.Itoa(pid) + "/comm"))
-}
-
-// flagValue returns the last value of a flag, NAME=VALUE or NAME VALUE, by any of its names; "" for none.
-func flagValue(args []string, names ...string) (value string) {
-	for i, arg := range args {
-		name, joined, isJoined := strings.Cut(arg, "=")
-		switch {
-		case !slices.Contains(names, name):
-		case isJoined:
-			value = joined
-		case i+1 < len(args):
-			value = args[i+1]
-		}
-	}
-	return value
 }

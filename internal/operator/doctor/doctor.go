@@ -184,8 +184,6 @@ func (n Node) read(path string) string {
 	return string(b)
 }
 
-// glob returns the paths of the node that match a pattern, in order.
-
 func counted[N ~int | ~uint64 | ~int64](n N, thing string) string {
 	if n != 1 {
 		thing += "s"

@@ -243,8 +243,7 @@ func (h Host) ProcessSettings(pid int) (Settings, error) {
 	return h.settings(configured, before)
 }
 
-func (p Process) words() []word {
-	var all []word
+func (p Process) words() (all []word) {
 	for i, arg := range p.Args {
 		if i > 0 {
 			all = append(all, word{arg, fmt.Sprintf("the command line of process %d", p.PID)})
@@ -272,18 +271,18 @@ func (h Host) find(ctx context.Context, name string) (Unit, error) {
 		return Unit{}, err
 	}
 	loaded := slices.DeleteFunc(all, func(u Unit) bool { return !u.Loaded })
-	if up := slices.DeleteFunc(slices.Clone(loaded), func(u Unit) bool { return !u.Up() }); len(up) > 0 {
-		loaded = up
+	if slices.ContainsFunc(loaded, Unit.Up) {
+		loaded = slices.DeleteFunc(loaded, func(u Unit) bool { return !u.Up() })
+	}
+	var names []string
+	for _, u := range loaded {
+		names = append(names, u.Name)
 	}
 	switch len(loaded) {
 	case 0:
 		return Unit{}, fmt.Errorf("%w: systemd has none of the units %s", ErrNoKubelet, strings.Join(units(), ", "))
 	case 1:
 		return loaded[0], nil
-	}
-	var names []string
-	for _, u := range loaded {
-		names = append(names, u.Name)
 	}
 	return Unit{}, fmt.Errorf("%w: %s", ErrSeveralKubelets, strings.Join(names, " and "))
 }
@@ -378,11 +377,9 @@ func (h Host) isChanged(path string) bool {
 }
 
 func (h Host) exists(path string) bool {
-	if content, ok := h.changed[filepath.Clean(path)]; ok {
-		return content != nil
-	}
+	content, changed := h.changed[filepath.Clean(path)]
 	_, err := os.Stat(h.Path(path))
-	return err == nil
+	return content != nil || !changed && err == nil
 }
 
 // A Process is one that runs.
@@ -401,6 +398,9 @@ func (h Host) kubeletOf(mainPID int) Process {
 	}
 	return Process{}
 }
+
+// words returns the arguments of a process, without the program.
+func (h Host) words(pid int) []word { return Process{pid, h.commandLine(pid)}.words() }
 
 func (h Host) pids() (pids []int) {
 	entries, _ := os.ReadDir(h.Path("/proc")) // without it no process is known

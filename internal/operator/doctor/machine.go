@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -110,9 +111,8 @@ func (n Node) clock(context.Context) []Finding {
 	}
 	if skew := newest.Sub(now); skew > time.Minute {
 		all = append(all, fail("correct the clock; if it is correct now, it was ahead before, and proofs from that time "+
-			"count from when pullgated detects it",
-			"the clock was set back: %s at %s, which is %s from now", of, newest.UTC().Format(time.RFC3339),
-			skew.Round(time.Second)))
+			"count from when pullgated detects it", "the clock was set back: %s at %s, which is %s from now", of,
+			newest.UTC().Format(time.RFC3339), skew.Round(time.Second)))
 	}
 	const remediation = "run chrony, systemd-timesyncd or another NTP client: the age of a proof depends on the clock"
 	switch step, err := n.ClockInStep(); {
@@ -178,8 +178,7 @@ func (n Node) runtimeVersion(ctx context.Context) Finding {
 		return crioVersion(v)
 	case !strings.HasPrefix(name, "containerd") && name != crio && name != "crio":
 		return warn("use containerd or CRI-O; if you keep it, watch pullgate_pulls_unresolved_total and see that pods "+
-			"without a credential are denied",
-			"the runtime is %s %s, which pullgate was never tested with", name, text)
+			"without a credential are denied", "the runtime is %s %s, which pullgate was never tested with", name, text)
 	case err != nil:
 		return unknown("check it with crictl version", "the runtime is %s %s, which is not a version that can be compared",
 			name, text)
@@ -373,9 +372,8 @@ func (n Node) ask(ctx context.Context, m mirror) Finding {
 	case http.StatusUnauthorized, http.StatusForbidden:
 		return ok("the mirror %s (%s) requires credentials", m.base, m.where)
 	case http.StatusOK:
-		return warn("configure it to require the registry's credentials, or do not use it for private images",
-			"the mirror %s (%s) serves requests without credentials: every pod can prove access to what it serves", m.base,
-			m.where)
+		return warn("configure it to require the registry's credentials, or do not use it for private images", "the mirror "+
+			"%s (%s) serves requests without credentials: every pod can prove access to what it serves", m.base, m.where)
 	}
 	return unknown("check that it requires credentials", "the mirror %s (%s) answers with status %d", m.base, m.where,
 		response.StatusCode)
@@ -403,7 +401,8 @@ func (n Node) registries() (r registries) {
 // containerdFiles returns the configuration files of the running containerd, or the usual ones.
 func (n Node) containerdFiles() (files []string) {
 	for _, p := range n.running("containerd") {
-		if file := flagValue(n.commandLine(p.pid), "--config", "-c"); file != "" {
+		words := n.words(p.pid)
+		if file := cmp.Or(last(words, "config").text, last(words, "c").text); file != "" {
 			files = append(files, file)
 		}
 	}
@@ -505,7 +504,7 @@ func hasSecret(header map[string]any) bool {
 
 // toml reads a file, and reports whether the file exists and can be read.
 func (n Node) toml(path string, into any, r *registries) bool {
-	if _, err := os.Stat(n.Path(path)); os.IsNotExist(err) {
+	if !n.exists(path) {
 		return false
 	}
 	if err := toml.Unmarshal([]byte(n.read(path)), into); err != nil {

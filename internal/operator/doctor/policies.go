@@ -187,8 +187,7 @@ func (n Node) policydFiles(ctx context.Context, backends []policyfiles.Backend) 
 		}
 		if visible != nil && !slices.ContainsFunc(visible, func(dir string) bool { return within(path, dir) }) {
 			all = append(all, fail(fmt.Sprintf("move it below /etc/pullgate, or add BindReadOnlyPaths=%s under [Service] with "+
-				"systemctl edit %s", filepath.Dir(path), policydService),
-				"%s is not visible to %s", path, policydService))
+				"systemctl edit %s", filepath.Dir(path), policydService), "%s is not visible to %s", path, policydService))
 		}
 		all = append(all, n.readable(path, uid, gid, secret)...)
 	}

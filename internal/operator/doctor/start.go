@@ -89,8 +89,11 @@ func (n Node) startDecisionLog(context.Context) []Finding {
 		return nil
 	}
 	err := decisionlog.CheckPath(path)
-	if dir := filepath.Dir(path); dir == logsDirectory && errors.Is(err, fs.ErrNotExist) {
-		err = usableFolder(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		dir := filepath.Dir(path)
+		if _, err = os.Stat(dir); err == nil || dir == logsDirectory {
+			err = usableFolder(dir)
+		}
 	}
 	return problem("decisionLog.path", program.WithHint(err, decisionlog.PathHint))
 }
@@ -212,11 +215,10 @@ func (n Node) startSandbox(ctx context.Context) []Finding {
 	if c.ImageEndpoint != c.RuntimeEndpoint {
 		all = append(all, caution("imageEndpoint", unit.Sees(strings.TrimPrefix(c.ImageEndpoint, "unix://")))...)
 	}
-	return slices.Concat(all, caution("podSource.kubeconfig", unit.Sees(c.PodSource.Kubeconfig)),
-		problem("kubeletConfig", unit.Sees(c.KubeletConfig)),
-		problem("admission.policies", unit.Sees(c.Admission.Policies)),
-		problem("admission.namespaceLabels", unit.Sees(c.Admission.NamespaceLabels)),
-		problem("admission.trustedRoot", unit.Sees(c.Admission.TrustedRoot)))
+	return slices.Concat(all, caution("podSource.kubeconfig", unit.Sees(c.PodSource.Kubeconfig)), problem("kubeletConfig",
+		unit.Sees(c.KubeletConfig)), problem("admission.policies", unit.Sees(c.Admission.Policies)),
+		problem("admission.namespaceLabels", unit.Sees(c.Admission.NamespaceLabels)), problem("admission.trustedRoot",
+			unit.Sees(c.Admission.TrustedRoot)))
 }
 
 func usableStateDir(dir string) error {
@@ -301,35 +303,12 @@ func usableAddress(ctx context.Context, address string) error {
 	return fmt.Errorf("%s: %w; pullgated serves the CRI, and tries again until it succeeds", address, err)
 }
 
-// bindable binds an address and releases it. It does not listen: no client connects, and a daemon can bind it too.
 func bindable(ctx context.Context, address string) error {
-	host, port, err := net.SplitHostPort(address)
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
 	if err != nil {
-		return err
+		return errors.Unwrap(err) // the caller names the address
 	}
-	number, err := net.DefaultResolver.LookupPort(ctx, "tcp", port)
-	if err != nil {
-		return err
-	}
-	ips := []net.IPAddr{{IP: net.IPv4zero}}
-	if host != "" {
-		if ips, err = net.DefaultResolver.LookupIPAddr(ctx, host); err != nil {
-			return err
-		}
-	}
-	family, to := unix.AF_INET6, unix.Sockaddr(&unix.SockaddrInet6{Port: number, Addr: [16]byte(ips[0].IP.To16())})
-	if ip := ips[0].IP.To4(); ip != nil {
-		family, to = unix.AF_INET, &unix.SockaddrInet4{Port: number, Addr: [4]byte(ip)}
-	}
-	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return os.NewSyscallError("socket", err)
-	}
-	defer func() { _ = unix.Close(fd) }() // nothing was written to it
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-		return os.NewSyscallError("setsockopt", err)
-	}
-	return os.NewSyscallError("bind", unix.Bind(fd, to))
+	return l.Close()
 }
 
 // isPullgated reports whether a pullgated serves its metrics at an address.
@@ -340,8 +319,7 @@ func isPullgated(ctx context.Context, address string) bool {
 	if err != nil {
 		return false
 	}
-	transport := &http.Transport{DisableKeepAlives: true}
-	resp, err := transport.RoundTrip(req)
+	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
 	if err != nil {
 		return false
 	}

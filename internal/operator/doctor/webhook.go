@@ -183,37 +183,27 @@ func greet(ctx context.Context, conn net.Conn, serverName string, caBundle []byt
 			return "", errors.New("caBundle has no certificate")
 		}
 	}
-	status, allow, err := request(ctx, tls.Client(conn, settings), serverName)
+	encrypted := tls.Client(conn, settings)
+	if err := encrypted.HandshakeContext(ctx); err != nil {
+		return "", err
+	}
+	dial := func(context.Context, string, string) (net.Conn, error) { return encrypted, nil }
+	transport := &http.Transport{DialTLSContext: dial, DisableKeepAlives: true}
+	defer transport.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+serverName+webhookPath, nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := transport.RoundTrip(req)
 	switch {
 	case err != nil && strings.Contains(err.Error(), "tls: certificate required"):
 		return "; it wants a client certificate, so no request was sent", nil
 	case err != nil:
 		return "", err
-	case status != http.StatusMethodNotAllowed || allow != http.MethodPost:
-		return "", fmt.Errorf("it answers %d to GET %s, as the webhook of pullgate does not", status, webhookPath)
+	case resp.StatusCode != http.StatusMethodNotAllowed || resp.Header.Get("Allow") != http.MethodPost:
+		err = fmt.Errorf("it answers %d to GET %s, as the webhook of pullgate does not", resp.StatusCode, webhookPath)
 	}
-	return "", nil
-}
-
-// request sends GET over a connection, and returns the status and the methods that are allowed.
-func request(ctx context.Context, conn *tls.Conn, host string) (status int, allow string, err error) {
-	if err := conn.HandshakeContext(ctx); err != nil {
-		return 0, "", err
-	}
-	transport := &http.Transport{DialTLSContext: func(context.Context, string, string) (net.Conn, error) {
-		return conn,
-			nil
-	}, DisableKeepAlives: true}
-	defer transport.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+host+webhookPath, nil)
-	if err != nil {
-		return 0, "", err
-	}
-	resp, err := transport.RoundTrip(req)
-	if err != nil {
-		return 0, "", err
-	}
-	return resp.StatusCode, resp.Header.Get("Allow"), resp.Body.Close()
+	return "", errors.Join(err, resp.Body.Close())
 }
 
 // An apiServer answers requests as JSON.

@@ -65,8 +65,7 @@ func New(version, goVersion string, methods []string) *Metrics {
 	for _, full := range methods {
 		label := full[strings.LastIndex(full, "/")+1:]
 		m.methods[full] = method{label, sync.OnceValue(func() prometheus.Counter {
-			return m.forwarded.WithLabelValues(label,
-				ok)
+			return m.forwarded.WithLabelValues(label, ok)
 		})}
 	}
 	// From a verdict in memory to a pull of gigabytes.
@@ -384,9 +383,8 @@ type InForce struct {
 
 // SetInForce gives the function that returns at each scrape what the node enforces.
 func (m *Metrics) SetInForce(get func() InForce) {
-	config := prometheus.NewDesc("pullgate_config_info",
-		"1, with what the node enforces as labels: in mode shadow a missing proof denies nothing.",
-		[]string{"mode", "policy", "policies_hash"}, nil)
+	config := prometheus.NewDesc("pullgate_config_info", "1, with what the node enforces as labels: in mode shadow a "+
+		"missing proof denies nothing.", []string{"mode", "policy", "policies_hash"}, nil)
 	policies := prometheus.NewDesc("pullgate_admission_enforcing",
 		"1 if denials of policies are enforced, 0 if they are only reported.", nil, nil)
 	m.registry.MustRegister(prometheus.CollectorFunc(func(to chan<- prometheus.Metric) {

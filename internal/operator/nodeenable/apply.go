@@ -58,13 +58,10 @@ func (s Enabler) same(ctx context.Context, p Plan) error {
 		plan = s.Enable
 	}
 	now, err := plan(ctx)
-	if err != nil {
-		return err
+	if err == nil && !reflect.DeepEqual(now.Steps, p.Steps) {
+		err = program.Hintf("run it again", "%w", ErrChanged)
 	}
-	if !reflect.DeepEqual(now.Steps, p.Steps) {
-		return program.Hintf("run it again", "%w", ErrChanged)
-	}
-	return nil
+	return err
 }
 
 // do executes the steps of a plan, and returns how many it began.
@@ -190,10 +187,15 @@ func write(h doctor.Host, file string, content []byte, mode fs.FileMode) error {
 
 func remove(h doctor.Host, file string) error {
 	file = h.Path(file)
-	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	err := os.Remove(file)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		err = disk.SyncFolder(filepath.Dir(file))
 	}
-	err := disk.SyncFolder(filepath.Dir(file))
+	return present(err)
+}
+
+// present returns an error except one that says that there is no such file.
+func present(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -205,11 +207,7 @@ func removeTemporary(h doctor.Host, file string) error {
 	if target, err := filepath.EvalSymlinks(path); err == nil {
 		path = target
 	}
-	err := os.Remove(filepath.Join(filepath.Dir(path), temporary))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
+	return present(os.Remove(filepath.Join(filepath.Dir(path), temporary)))
 }
 
 // lock prevents changes of the same node by other processes until the file is closed.

@@ -81,9 +81,8 @@ func (s Enabler) forwards(_ context.Context, l inspection) error {
 	}{{"runtimeEndpoint", s.Daemon.RuntimeEndpoint, c.Runtime}, {"imageEndpoint", s.Daemon.ImageEndpoint, c.Image}} {
 		switch {
 		case doctor.Same(v.kubelet.Value, s.Daemon.Listen):
-			return program.Hintf("remove it there, then try again",
-				"only one endpoint of %s is set to pullgated, by %s, which pullgatectl did not write", l.base.Unit.Name,
-				v.kubelet.From)
+			return program.Hintf("remove it there, then try again", "only one endpoint of %s is set to pullgated, by %s, which "+
+				"pullgatectl did not write", l.base.Unit.Name, v.kubelet.From)
 		case !s.sameSocket(v.kubelet.Value, v.ours):
 			return program.Hintf(fmt.Sprintf("set %s: %s in pullgated's configuration, then systemctl restart pullgated",
 				v.field, v.kubelet.Value),
@@ -249,23 +248,23 @@ func (w *watcher) check(ctx context.Context) (restarts int, err error) {
 	}
 	// If the kubelet's settings cannot be read, only the unit is checked.
 	n, err := w.s.Host.Discover(ctx, w.unit)
-	if err != nil {
-		if w.endpoint == "" {
-			return u.Restarts, nil
+	if err == nil {
+		if why := w.s.unhealthy(ctx, n.Configured.Healthz); why != "" {
+			return u.Restarts, errors.New(why)
 		}
-		return u.Restarts, err
-	}
-	if why := w.s.unhealthy(ctx, n.Configured.Healthz); why != "" {
-		return u.Restarts, errors.New(why)
+		err = w.arrives(ctx, n)
 	}
 	if w.endpoint == "" {
-		return u.Restarts, nil
+		err = nil
 	}
-	return u.Restarts, w.arrives(ctx, n)
+	return u.Restarts, err
 }
 
 // arrives returns why it is not certain that the kubelet's calls arrive.
 func (w *watcher) arrives(ctx context.Context, n doctor.Kubelet) error {
+	if w.endpoint == "" {
+		return nil
+	}
 	if n.Running != nil && !n.Running.Through(w.endpoint) {
 		return fmt.Errorf("the kubelet dials %s, set by %s", n.Running.Runtime.Value, n.Running.Runtime.From)
 	}

@@ -31,8 +31,7 @@ type inspection struct {
 	// files are the unchanged files that this package wrote; modifiedByOthers are the changed ones.
 	files            []kept
 	modifiedByOthers []string
-	// unknownReason is why node and base are unknown, except for the unit, which the journal names.
-	unknownReason error
+	unknown          bool // node and base are not known, except for the unit, which the journal names
 }
 
 type kept struct {
@@ -40,39 +39,44 @@ type kept struct {
 	before []byte // nil: the file did not exist
 }
 
-func (s Enabler) inspect(ctx context.Context) (inspection, error) {
-	j, err := readJournal(s.Host)
-	if err != nil {
-		return inspection{}, err
+// inspect returns the state of the node. If the error is why node and base are unknown, the rest of it is known.
+func (s Enabler) inspect(ctx context.Context) (l inspection, err error) {
+	if l.journal, err = readJournal(s.Host); err != nil {
+		return l, err
 	}
 	unit := s.Unit
-	if unit == "" && j != nil {
-		unit = j.Unit
+	if unit == "" && l.journal != nil {
+		unit = l.journal.Unit
 	}
-	l := inspection{journal: j}
-	if l.node, l.unknownReason = s.Host.Discover(ctx, unit); l.unknownReason != nil {
-		if j == nil {
-			return inspection{}, l.unknownReason
+	var why error
+	if l.node, why = s.Host.Discover(ctx, unit); why != nil {
+		if l.journal == nil {
+			return l, why
 		}
-		l.node = doctor.Kubelet{Unit: doctor.Unit{Name: unit}}
+		l.unknown, l.node = true, doctor.Kubelet{Unit: doctor.Unit{Name: unit}}
 	}
 	if err := l.own(s.Host); err != nil {
-		return inspection{}, err
+		l.unknown = false
+		return l, err
 	}
 	without := map[string][]byte{}
 	for _, f := range l.files {
 		without[f.path] = f.before
 	}
 	l.host = s.Host.With(without)
-	if l.unknownReason == nil {
-		l.base, err = l.host.Discover(ctx, unit)
+	if !l.unknown {
+		l.base, why = l.host.Discover(ctx, unit)
 	}
-	return l, err
+	return l, why
 }
 
 // own finds the files that this package wrote, by the journal or, without it, by their names and first lines.
 func (l *inspection) own(h doctor.Host) error {
-	candidates := ownFiles(l.node)
+	ofUnit, ofConfig := ownFiles(l.node)
+	candidates := []string{ofUnit}
+	if ofConfig != "" {
+		candidates = append(candidates, ofConfig)
+	}
 	if l.journal != nil && len(l.journal.File.Lines) > 0 {
 		if err := l.ownLines(h, l.journal.File); err != nil {
 			return err
@@ -81,15 +85,12 @@ func (l *inspection) own(h doctor.Host) error {
 		candidates = append(candidates, l.journal.File.Path)
 	}
 	for _, file := range candidates {
-		owner, err := ownerOf(h, file)
-		if err != nil {
-			return fmt.Errorf("find the owner of %s: %w", file, err)
-		}
-		switch owner {
-		case absent, ofOthers:
-		case oursModified:
+		switch owner, err := ownerOf(h, file); {
+		case err != nil:
+			return err
+		case owner == oursModified:
 			l.modifiedByOthers = append(l.modifiedByOthers, file)
-		case ours:
+		case owner == ours:
 			l.files = append(l.files, kept{path: file})
 		}
 	}
@@ -120,19 +121,18 @@ func (s Enabler) listen(l inspection) string {
 	return s.Daemon.Listen
 }
 
-// byHand returns the hint for a file of another owner, which this package does not change.
-func byHand(l inspection) string {
-	restart := "systemctl restart " + l.node.Unit.Name
-	if len(l.modifiedByOthers) > 0 {
-		was := ""
-		if l.journal != nil && l.journal.Runtime != "" {
-			was = "; the kubelet dialled " + l.journal.Runtime + " before"
-		}
-		return fmt.Sprintf("remove pullgated's endpoint from %s by hand, or remove the file if it contains nothing else, "+
-			"then systemctl daemon-reload and %s%s", l.modifiedByOthers[0], restart, was)
+// unmodified returns an error if others changed a file that this package wrote, which it does not touch then.
+func (l inspection) unmodified() error {
+	if len(l.modifiedByOthers) == 0 {
+		return nil
 	}
-	return fmt.Sprintf("remove pullgated's endpoint from %s by hand, then systemctl daemon-reload and %s",
-		l.node.Dials().Runtime.From, restart)
+	file, was := l.modifiedByOthers[0], ""
+	if l.journal != nil && l.journal.Runtime != "" {
+		was = "; the kubelet dialled " + l.journal.Runtime + " before"
+	}
+	return program.Hintf(fmt.Sprintf("remove pullgated's endpoint from %s by hand, or remove the file if it contains "+
+		"nothing else, then systemctl daemon-reload and systemctl restart %s%s", file, l.node.Unit.Name, was),
+		"%s was written by pullgatectl node enable and changed since; it is left as it is", file)
 }
 
 // The first line of every file that this package writes ends with a checksum of the following lines.
@@ -165,7 +165,7 @@ func ownerOf(h doctor.Host, file string) (ownership, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return absent, nil
 	case err != nil:
-		return absent, err
+		return absent, fmt.Errorf("find the owner of %s: %w", file, err)
 	}
 	line, body, _ := bytes.Cut(content, []byte("\n"))
 	sum, ok := strings.CutPrefix(string(line), signature)
@@ -179,26 +179,16 @@ func ownerOf(h doctor.Host, file string) (ownership, error) {
 	}
 }
 
-// Places of this package's files on a node.
-func unitFile(n doctor.Kubelet) string {
-	return path.Join("/etc/systemd/system", n.Unit.Name+".d", "90-pullgate.conf")
-}
-
-func kubeletFile(n doctor.Kubelet) string {
-	return path.Join(n.Configured.ConfigDir, "90-pullgate.conf")
-}
-
-func rancherFile(n doctor.Kubelet) string { return n.RancherConfig + ".d/90-pullgate.yaml" }
-
-// ownFiles returns where files of this package may be on a node.
-func ownFiles(n doctor.Kubelet) []string {
-	files := []string{unitFile(n)}
-	if n.RancherConfig != "" {
-		files = append(files, rancherFile(n))
-	} else if n.Configured.ConfigDir != "" {
-		files = append(files, kubeletFile(n))
+// ownFiles returns where files of this package may be on a node: a drop-in of the unit, and one of the configuration of
+// k3s, RKE2 or the kubelet, "" if there is no folder for it.
+func ownFiles(n doctor.Kubelet) (ofUnit, ofConfig string) {
+	switch dir := n.Configured.ConfigDir; {
+	case n.RancherConfig != "":
+		ofConfig = n.RancherConfig + ".d/90-pullgate.yaml"
+	case dir != "":
+		ofConfig = path.Join(dir, "90-pullgate.conf")
 	}
-	return files
+	return path.Join("/etc/systemd/system", n.Unit.Name+".d", "90-pullgate.conf"), ofConfig
 }
 
 type change struct {
@@ -210,18 +200,18 @@ type change struct {
 // planChange returns the change that makes the kubelet of a node dial endpoint, if it does not yet.
 func planChange(h doctor.Host, n doctor.Kubelet, endpoint string) (change, error) {
 	c := n.Configured
+	ofUnit, ofConfig := ownFiles(n)
 	switch {
 	case n.Kind.Rancher():
-		return change{path: rancherFile(n), content: sign(fmt.Sprintf(rancherBody, endpoint))}, nil
+		return change{path: ofConfig, content: sign(fmt.Sprintf(rancherBody, endpoint))}, nil
 	case c.ConfigDir != "" && !c.FlagsSetEndpoint:
-		return change{path: kubeletFile(n), content: sign(fmt.Sprintf(kubeletBody, endpoint))}, nil
+		return change{path: ofConfig, content: sign(fmt.Sprintf(kubeletBody, endpoint))}, nil
 	case n.Program == "kubelet":
-		return change{path: unitFile(n), content: sign(fmt.Sprintf(unitBody, n.ExecStartFrom, n.ExecStart, endpoint))}, nil
+		return change{path: ofUnit, content: sign(fmt.Sprintf(unitBody, n.ExecStartFrom, n.ExecStart, endpoint))}, nil
 	case c.FlagsSetEndpoint:
 		return change{}, program.Hintf(fmt.Sprintf("have %s give the kubelet --container-runtime-endpoint=%s and no "+
-			"--image-service-endpoint, then restart %s", n.Program, endpoint, n.Unit.Name),
-			"%s runs %s, a program of its own that gives the kubelet its endpoint as a flag, against which no file counts",
-			n.Unit.Name, n.Program)
+			"--image-service-endpoint, then restart %s", n.Program, endpoint, n.Unit.Name), "%s runs %s, a program of its own "+
+			"that gives the kubelet its endpoint as a flag, against which no file counts", n.Unit.Name, n.Program)
 	case c.ConfigFile != "":
 		return edit(h, c.ConfigFile, endpoint)
 	default:
@@ -297,8 +287,7 @@ func readJournal(h doctor.Host) (*journal, error) {
 	switch {
 	case err != nil:
 		return nil, program.Hintf("move the file away if pullgatectl never wrote it; otherwise check the disk, and "+
-			"configure the kubelet's endpoint by hand",
-			"read the journal %s: %w", Journal, err)
+			"configure the kubelet's endpoint by hand", "read the journal %s: %w", Journal, err)
 	case j.Version != journalVersion:
 		return nil, program.Hintf("use the pullgatectl that wrote it",
 			"the journal %s has version %d, and this pullgatectl supports %d", Journal, j.Version, journalVersion)

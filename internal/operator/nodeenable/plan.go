@@ -57,11 +57,7 @@ const kubeletWait = 2 * time.Minute
 func (s Enabler) Enable(ctx context.Context) (Plan, error) {
 	l, err := s.inspect(ctx)
 	if err == nil {
-		err = l.unknownReason
-	}
-	if err == nil && len(l.modifiedByOthers) > 0 {
-		err = program.Hintf(byHand(l), "%s was written by pullgatectl node enable and changed since; it is left as it is",
-			l.modifiedByOthers[0])
+		err = l.unmodified()
 	}
 	if err != nil {
 		return Plan{}, err
@@ -111,7 +107,7 @@ func (s Enabler) target(ctx context.Context, l inspection) (change, error) {
 	if c.lines == nil {
 		owner, err := ownerOf(l.host, c.path)
 		if err != nil {
-			return change{}, fmt.Errorf("find the owner of %s: %w", c.path, err)
+			return change{}, err
 		}
 		if owner == ofOthers {
 			return change{}, program.Hintf("move it away if it is not needed",
@@ -184,23 +180,23 @@ func (s Enabler) wait() time.Duration {
 
 // Disable plans to revert what Enable did. It needs neither pullgated nor its configuration.
 func (s Enabler) Disable(ctx context.Context) (Plan, error) {
-	l, err := s.inspect(ctx)
-	if err != nil {
-		return Plan{}, err
+	l, why := s.inspect(ctx)
+	if why != nil && !l.unknown {
+		return Plan{}, why
 	}
-	if len(l.modifiedByOthers) > 0 {
-		return Plan{}, program.Hintf(byHand(l), "%s was written by pullgatectl node enable and changed since; it is left "+
-			"as it is", l.modifiedByOthers[0])
+	if err := l.unmodified(); err != nil {
+		return Plan{}, err
 	}
 	p := Plan{Steps: []Step{}, inspection: l}
 	listen := s.listen(l)
-	if l.unknownReason != nil {
+	if l.unknown {
 		p.Found = []string{fmt.Sprintf("The kubelet's settings are unknown (%v); the changes in the journal are reverted.",
-			l.unknownReason)}
+			why)}
 	} else {
 		p.Found = []string{found(l.node)}
 		if base := l.base.Configured; doctor.Same(base.Runtime.Value, listen) || doctor.Same(base.Image.Value, listen) {
-			return Plan{}, program.Hintf(byHand(inspection{node: doctor.Kubelet{Unit: l.base.Unit, Configured: base}}),
+			return Plan{}, program.Hintf(fmt.Sprintf("remove pullgated's endpoint from %s by hand, then systemctl "+
+				"daemon-reload and systemctl restart %s", base.Runtime.From, l.base.Unit.Name),
 				"the kubelet is pointed at pullgated by %s, which pullgatectl did not write", base.Runtime.From)
 		}
 	}
@@ -209,24 +205,18 @@ func (s Enabler) Disable(ctx context.Context) (Plan, error) {
 		p.Found = append(p.Found, "Already disabled, nothing to do.")
 		return p, nil
 	}
-	p.Steps = s.disableSteps(l)
-	return p, nil
-}
-
-func (s Enabler) disableSteps(l inspection) []Step {
-	var steps []Step
+	reload := l.journal != nil && isUnitFile(l.journal.File.Path)
 	for _, f := range l.files {
-		steps = append(steps, s.back(f))
+		p.Steps = append(p.Steps, s.back(f))
+		reload = reload || isUnitFile(f.path)
 	}
-	reload := slices.ContainsFunc(l.files, func(f kept) bool { return isUnitFile(f.path) })
-	reload = reload || l.journal != nil && isUnitFile(l.journal.File.Path)
-	steps = append(steps, restartSteps(l.node.Unit.Name, reload)...)
-	steps = append(steps, Step{Action: Watch, Text: fmt.Sprintf("watch it for up to %s: the unit stays up and the "+
+	p.Steps = append(p.Steps, restartSteps(l.node.Unit.Name, reload)...)
+	p.Steps = append(p.Steps, Step{Action: Watch, Text: fmt.Sprintf("watch it for up to %s: the unit stays up and the "+
 		"kubelet is healthy", s.wait())})
 	if l.journal != nil {
-		steps = append(steps, Step{Action: Remove, Text: "remove " + Journal, Path: Journal})
+		p.Steps = append(p.Steps, Step{Action: Remove, Text: "remove " + Journal, Path: Journal})
 	}
-	return steps
+	return p, nil
 }
 
 func (s Enabler) back(f kept) Step {
@@ -241,15 +231,12 @@ func (s Enabler) back(f kept) Step {
 }
 
 func restartSteps(unit string, reload bool) []Step {
-	commands := [][]string{{"systemctl", "restart", "--no-block", unit}}
-	if reload {
-		commands = append([][]string{{"systemctl", "daemon-reload"}}, commands...)
+	restart := Step{Action: Run, Command: []string{"systemctl", "restart", "--no-block", unit}}
+	restart.Text = "run " + strings.Join(restart.Command, " ")
+	if !reload {
+		return []Step{restart}
 	}
-	var steps []Step
-	for _, c := range commands {
-		steps = append(steps, Step{Action: Run, Text: "run " + strings.Join(c, " "), Command: c})
-	}
-	return steps
+	return []Step{{Action: Run, Text: "run systemctl daemon-reload", Command: []string{"systemctl", "daemon-reload"}}, restart}
 }
 
 func isUnitFile(file string) bool { return strings.HasSuffix(path.Dir(file), ".service.d") }
@@ -269,7 +256,7 @@ func found(n doctor.Kubelet) string {
 }
 
 // diff returns the lines in which two contents differ, without their common beginning and end.
-func diff(before, after []byte) []string {
+func diff(before, after []byte) (all []string) {
 	was, now := lines(before), lines(after)
 	for len(was) > 0 && len(now) > 0 && was[0] == now[0] {
 		was, now = was[1:], now[1:]
@@ -277,7 +264,6 @@ func diff(before, after []byte) []string {
 	for len(was) > 0 && len(now) > 0 && was[len(was)-1] == now[len(now)-1] {
 		was, now = was[:len(was)-1], now[:len(now)-1]
 	}
-	var all []string
 	for _, l := range was {
 		all = append(all, strings.TrimRight("- "+l, " "))
 	}
@@ -335,9 +321,6 @@ type Status struct {
 // Status inspects the node and changes nothing.
 func (s Enabler) Status(ctx context.Context) (Status, error) {
 	l, err := s.inspect(ctx)
-	if err == nil {
-		err = l.unknownReason
-	}
 	if err != nil {
 		return Status{}, err
 	}
@@ -391,9 +374,6 @@ func (s Enabler) wrong(ctx context.Context, l inspection) []string {
 func Stale(ctx context.Context, host doctor.Host, listen string) (string, error) {
 	s := Enabler{Host: host, Daemon: Daemon{Config: config.Config{Listen: listen}}}
 	l, err := s.inspect(ctx)
-	if err == nil {
-		err = l.unknownReason
-	}
 	if err != nil {
 		return "", err
 	}
