@@ -171,14 +171,15 @@ func (p *process) store(table testkit.Decisions, c testkit.Case, profile criprox
 		t.Fatal(err)
 	}
 	if c.Intent != "" {
-		if _, err := s.Begin(table.Intents[c.Intent].Name, "repo.test/team/app", time.Now()); err != nil {
+		if _, _, err := s.BeginListed(table.Intents[c.Intent].Name, "repo.test/team/app", time.Now(), nil); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if c.Record != "" {
 		rec := table.Records[c.Record]
 		pair := records.Pair{ImageID: profile.ID(testkit.ImageID(rec.ID)), Repository: rec.Repository}
-		intent, err := s.Begin(rec.Repository+":1", rec.Repository, time.Now())
+		present := map[string]struct{}{pair.ImageID: {}}
+		intent, _, err := s.BeginListed(rec.Repository+":1", rec.Repository, time.Now(), present)
 		must(t, err)
 		result := records.Result{Pair: pair, Open: rec.Open, At: time.Now()}
 		for _, secret := range rec.Secrets {

@@ -88,7 +88,7 @@ func TestWatchdogIsNotNotifiedWhileTheStoreHangs(t *testing.T) {
 	}
 	store, _, err := records.Open(filepath.Join(t.TempDir(), "records.db"), records.Options{Now: time.Now()})
 	must(t, err)
-	if _, err := store.Begin("repo.test/app:1", "repo.test/app", time.Now()); err != nil {
+	if _, _, err := store.BeginListed("repo.test/app:1", "repo.test/app", time.Now(), nil); err != nil {
 		t.Fatal(err)
 	}
 	notified := make(chan struct{}, 1)
@@ -154,7 +154,7 @@ func TestWatchdogIsNotNotifiedWhileAWriteHangs(t *testing.T) {
 	}})
 	must(t, err)
 	go func() {
-		_, err := store.AcceptMarks([]records.Pair{{ImageID: "sha256:1", Repository: "repo.test/app"}}, "operator", time.Now())
+		_, err := store.AcceptMarks([]records.Pair{{ImageID: "sha256:1", Repository: "repo.test/app"}}, "operator", time.Now(), false)
 		written <- err
 	}()
 	<-writing

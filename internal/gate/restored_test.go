@@ -1,7 +1,6 @@
 package gate_test
 
 import (
-	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -40,7 +39,7 @@ func (p *proxy) withCheckpoint(checkpoint criproxytest.Image) (mallory *criproxy
 // pairs returns the pairs that have a mark, and those that have a record with nothing proved.
 func (p *proxy) pairs() (marked, closed []records.Pair) {
 	p.t.Helper()
-	images, err := p.store.Images("", math.MaxInt)
+	images, err := p.store.Images()
 	p.must(err)
 	for _, i := range images {
 		for _, m := range i.Marks {
@@ -193,7 +192,7 @@ func TestImageThatCameWithALostCreateIsNotMarkedAfterARestart(t *testing.T) {
 	p.runtime.SetImages(criproxytest.Image{ID: id3, Names: []string{planted}}, imported)
 	restarted := tracker.New(store, p.key, gate.NewRuntime(p.up, p.up), tracker.Options{})
 	p.must(restarted.Sync(t.Context()))
-	marks, err := store.MarksAfter("", 1)
+	marks, err := store.Marks()
 	if p.must(err); len(marks) > 0 {
 		t.Errorf("marked after the restart: %v", marks)
 	}

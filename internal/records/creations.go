@@ -24,11 +24,10 @@ type Creation struct {
 // BeginCreation writes a creation and returns its ID. The runtime may be asked when BeginCreation returns nil. From
 // Listed it keeps the pairs without record and mark. It ignores c.ID.
 func (s *Store) BeginCreation(c Creation) (id uint64, err error) {
-	return write(s, "write creation of a container", "", func(t *tx) (uint64, error) {
-		c.ID = t.lastCreation + 1
-		c.Listed = t.unknown(c.Listed)
+	return write(s, "write creation of a container", "", func(t *tx) uint64 {
+		c.ID, c.Listed = t.lastCreation+1, t.unknown(c.Listed)
 		t.putCreation(c)
-		return c.ID, nil
+		return c.ID
 	})
 }
 
@@ -40,10 +39,10 @@ func (t *facts) unknown(pairs []Pair) []Pair {
 // EndCreation notes that the answer of the runtime was lost. The creation stays until it is settled. It replaces
 // earlier ones of the same image, so that there are not more creations than images.
 func (s *Store) EndCreation(id uint64, at time.Time) error {
-	return s.update("end creation of a container", "", func(t *tx) error {
+	return s.update("end creation of a container", "", func(t *tx) {
 		n := slices.IndexFunc(t.creations, func(c Creation) bool { return c.ID == id })
 		if n < 0 {
-			return nil
+			return
 		}
 		c := t.creations[n]
 		c.Ended, c.Listed = at, slices.Clone(c.Listed)
@@ -54,20 +53,18 @@ func (s *Store) EndCreation(id uint64, at time.Time) error {
 			}
 		}
 		t.putCreation(c)
-		return nil
 	})
 }
 
 // DropCreation deletes a creation that brought no image, because the image turned out not to be a checkpoint. It also
 // deletes the creations of the same image whose answer was lost: image is their Image, "" for none.
 func (s *Store) DropCreation(id uint64, image string) error {
-	return s.update("drop creation of a container", "", func(t *tx) error {
+	return s.update("drop creation of a container", "", func(t *tx) {
 		for _, c := range t.creations {
 			if c.ID == id || image != "" && c.Image == image && !c.Ended.IsZero() {
 				t.deleteCreation(c.ID)
 			}
 		}
-		return nil
 	})
 }
 
@@ -75,7 +72,7 @@ func (s *Store) DropCreation(id uint64, image string) error {
 // record nor mark, and is missing in Listed of at least one of them. Each such pair gets a record without proofs, and
 // is returned. Without creations every present pair without record and mark gets one.
 func (s *Store) SettleCreations(ids []uint64, present []Pair, now time.Time) ([]Pair, error) {
-	return write(s, "settle creations of containers", "", func(t *tx) (closed []Pair, err error) {
+	return write(s, "settle creations of containers", "", func(t *tx) (closed []Pair) {
 		var settled []Creation
 		for _, c := range t.creations {
 			if slices.Contains(ids, c.ID) {
@@ -90,13 +87,13 @@ func (s *Store) SettleCreations(ids []uint64, present []Pair, now time.Time) ([]
 			t.putRecord(Record{Pair: p, Created: now})
 			closed = append(closed, p)
 		}
-		return closed, nil
+		return closed
 	})
 }
 
 // Creations returns every creation, ordered by ID.
 func (s *Store) Creations() ([]Creation, error) {
-	return read(s, "read creations of containers", func(t *facts) ([]Creation, error) { return t.creations, nil })
+	return read(s, "read creations of containers", func(t *facts) []Creation { return t.creations })
 }
 
 // listedByAll reports whether a pair was present before each of the creations.

@@ -87,7 +87,7 @@ func (s *Store) Endorse(all []Endorsement) error {
 			return err
 		}
 	}
-	return s.update("write endorsements of "+all[0].Pair.Repository, crashpoint.Endorse, func(t *tx) error {
+	return s.update("write endorsements of "+all[0].Pair.Repository, crashpoint.Endorse, func(t *tx) {
 		written, pairs := map[string]bool{}, map[Pair]bool{}
 		for _, e := range all {
 			e.Signers = bounded(e.Signers)
@@ -97,7 +97,6 @@ func (s *Store) Endorse(all []Endorsement) error {
 		for p := range pairs {
 			t.boundEndorsements(p, written)
 		}
-		return nil
 	})
 }
 
@@ -164,20 +163,18 @@ func (s EndorsementSelection) Selects(e Endorsement) bool {
 // RevokeEndorsements deletes the selected endorsements, in one transaction, and returns them. Their images need
 // verification again. With the last endorsement of the store its format becomes 1 again.
 func (s *Store) RevokeEndorsements(of EndorsementSelection) ([]Endorsement, error) {
-	return write(s, "revoke endorsements", crashpoint.Withdraw, func(t *tx) ([]Endorsement, error) {
+	return write(s, "revoke endorsements", crashpoint.Withdraw, func(t *tx) []Endorsement {
 		found := t.selectedEndorsements(of)
 		for _, e := range found {
 			t.deleteEndorsement(e)
 		}
-		return found, nil
+		return found
 	})
 }
 
-// RevocableEndorsements returns what RevokeEndorsements would delete, and changes nothing.
-func (s *Store) RevocableEndorsements(of EndorsementSelection) ([]Endorsement, error) {
-	return read(s, "look for endorsements", func(t *facts) ([]Endorsement, error) {
-		return t.selectedEndorsements(of), nil
-	})
+// SelectedEndorsements returns the selected endorsements, ordered by image ID, repository and requirement.
+func (s *Store) SelectedEndorsements(of EndorsementSelection) ([]Endorsement, error) {
+	return read(s, "look for endorsements", func(t *facts) []Endorsement { return t.selectedEndorsements(of) })
 }
 
 func (t *facts) selectedEndorsements(of EndorsementSelection) (found []Endorsement) {

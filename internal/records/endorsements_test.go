@@ -31,13 +31,9 @@ func endorse(tb testing.TB, s *records.Store, all ...records.Endorsement) {
 }
 
 // endorsed returns all endorsements of a store.
-func endorsed(tb testing.TB, s *records.Store) (all []records.Endorsement) {
+func endorsed(tb testing.TB, s *records.Store) []records.Endorsement {
 	tb.Helper()
-	found := testkit.Value(s.EndorsementsAfter("", 1<<20))(tb)
-	for _, e := range found {
-		all = append(all, e.Value)
-	}
-	return all
+	return testkit.Value(s.SelectedEndorsements(records.EndorsementSelection{All: true}))(tb)
 }
 
 func formatOf(tb testing.TB, s *records.Store) int {
@@ -245,9 +241,9 @@ func TestRevokeEndorsementsDeletesWhatIsSelected(t *testing.T) {
 				left = append(left, e)
 			}
 		}
-		would, err := s.RevocableEndorsements(tc.of)
+		would, err := s.SelectedEndorsements(tc.of)
 		if diff := cmp.Diff(want, would); diff != "" || err != nil {
-			t.Errorf("RevocableEndorsements(%+v) (-want +got), %v:\n%s", tc.of, err, diff)
+			t.Errorf("SelectedEndorsements(%+v) (-want +got), %v:\n%s", tc.of, err, diff)
 		}
 		got, err := s.RevokeEndorsements(tc.of)
 		if diff := cmp.Diff(want, got); diff != "" || err != nil {

@@ -2,12 +2,20 @@ package records
 
 import (
 	"reflect"
+	"time"
 	"unsafe"
+
+	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
 )
 
 // Hooks for the tests in records_test.
 
 const MaxBatch = maxBatch
+
+// Begin writes an intent and leaves the marks of the repository.
+func (s *Store) Begin(name, repository string, now time.Time) (Intent, error) {
+	return write(s, "begin", crashpoint.Begin, func(t *tx) Intent { return t.begin(name, repository, now) })
+}
 
 func Encode(bucket string, key []byte, v any) ([]byte, error) { return encode(bucket, key, v) }
 

@@ -243,7 +243,7 @@ func TestFormatIsAsItsDrawingSays(t *testing.T) {
 	path, distrusted := newPath(t), newPath(t)
 	writeFormat(t, path, 2)
 	s, _ := open(t, distrusted, records.Options{KeyExists: true})
-	testkit.Value(s.Revoke(records.Revocation{Repository: "repo.test/any"}, time.Now(), nil))(t)
+	testkit.Value(s.Revoke(records.Revocation{Repository: "repo.test/any"}, time.Now(), nil, false))(t)
 	closeStore(t, s)
 	file := dump(t, path)
 	for _, key := range []string{"distrust", "revoked"} {

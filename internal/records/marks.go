@@ -23,23 +23,23 @@ type Scan struct {
 // under any of its names; the store has no other repository of the image ([Facts.MayBeMarked]); the list of every
 // [Creation] has the pair. Pairs contains every pair of an image, or none.
 func (s *Store) MarkPreloaded(sc Scan) ([]Pair, error) {
-	return write(s, "write preloaded marks", crashpoint.Mark, func(t *tx) ([]Pair, error) {
+	return write(s, "write preloaded marks", crashpoint.Mark, func(t *tx) []Pair {
 		if t.meta.distrust != nil {
-			return nil, nil
+			return nil
 		}
 		pairs := t.due(sc.Pairs, sc.Brought)
 		t.mark(pairs, sc.Origin, sc.Now)
 		if sc.First {
 			t.putMeta(metaScanned, sc.Now)
 		}
-		return pairs, nil
+		return pairs
 	})
 }
 
 // Due returns the pairs that MarkPreloaded would mark, with Scan.Brought, if the store is trusted and the list is
 // current.
 func (s *Store) Due(pairs []Pair, brought func(Intent, Pair) bool) ([]Pair, error) {
-	return read(s, "look for what is preloaded", func(t *facts) ([]Pair, error) { return t.due(pairs, brought), nil })
+	return read(s, "look for what is preloaded", func(t *facts) []Pair { return t.due(pairs, brought) })
 }
 
 func (t *facts) due(pairs []Pair, brought func(Intent, Pair) bool) (found []Pair) {
@@ -102,18 +102,12 @@ type Acceptable struct {
 }
 
 // AcceptMarks marks the pairs that have no mark yet, whatever else is in the store about them, also in a distrusted
-// store, and returns them. Records and intents stay as they are.
-func (s *Store) AcceptMarks(pairs []Pair, origin string, now time.Time) (Acceptable, error) {
-	return write(s, "accept preloaded marks", crashpoint.Accept, func(t *tx) (Acceptable, error) {
-		found := t.acceptable(pairs)
+// store, and returns them. Records and intents stay as they are. A dry run changes nothing.
+func (s *Store) AcceptMarks(pairs []Pair, origin string, now time.Time, dryRun bool) (Acceptable, error) {
+	look := func(t *facts) Acceptable { return t.acceptable(pairs) }
+	return correct(s, "accept preloaded marks", crashpoint.Accept, dryRun, look, func(t *tx, found Acceptable) {
 		t.mark(found.Pairs, origin, now)
-		return found, nil
 	})
-}
-
-// Acceptable returns what AcceptMarks would mark.
-func (s *Store) Acceptable(pairs []Pair) (Acceptable, error) {
-	return read(s, "look for pairs without a mark", func(t *facts) (Acceptable, error) { return t.acceptable(pairs), nil })
 }
 
 func (t *facts) acceptable(pairs []Pair) (found Acceptable) {
@@ -143,13 +137,10 @@ type Forgotten struct {
 //
 // A selection with only a repository selects the images that have a mark in it, and ForgetMarks removes all marks of
 // these images: the same content must not stay usable under another name, which a tenant may have given it. With an
-// image ID and a repository, ForgetMarks removes only the mark of that pair.
-func (s *Store) ForgetMarks(of Selection, now time.Time) (Forgotten, error) {
-	return write(s, "forget preloaded marks", crashpoint.Forget, func(t *tx) (Forgotten, error) {
-		gone := t.forgettable(of)
-		if len(gone.Marks) == 0 {
-			return gone, nil
-		}
+// image ID and a repository, ForgetMarks removes only the mark of that pair. A dry run changes nothing.
+func (s *Store) ForgetMarks(of Selection, now time.Time, dryRun bool) (Forgotten, error) {
+	look := func(t *facts) Forgotten { return t.forgettable(of) }
+	return correct(s, "forget preloaded marks", crashpoint.Forget, dryRun, look, func(t *tx, gone Forgotten) {
 		for _, m := range gone.Marks {
 			rec := Record{Pair: m.Pair, Created: now}
 			if known := t.record(m.Pair); known != nil {
@@ -159,14 +150,10 @@ func (s *Store) ForgetMarks(of Selection, now time.Time) (Forgotten, error) {
 			t.putRecord(rec)
 			t.deleteMark(m.Pair)
 		}
-		t.noteRevoked(now)
-		return gone, nil
+		if len(gone.Marks) > 0 {
+			t.noteRevoked(now)
+		}
 	})
-}
-
-// Forgettable returns what ForgetMarks would remove.
-func (s *Store) Forgettable(of Selection) (Forgotten, error) {
-	return read(s, "look for preloaded marks", func(t *facts) (Forgotten, error) { return t.forgettable(of), nil })
 }
 
 func (t *facts) forgettable(of Selection) (found Forgotten) {
@@ -203,6 +190,11 @@ func (s Selection) Covers(p Pair) bool {
 		(s.Repository == "" || s.Repository == p.Repository)
 }
 
+// Marks returns every mark, ordered by image ID and repository.
+func (s *Store) Marks() ([]Mark, error) {
+	return read(s, "list preloaded marks", func(t *facts) []Mark { return t.selectedMarks(Selection{All: true}.Covers) })
+}
+
 // selectedMarks returns the marks of the selected pairs.
 func (t *facts) selectedMarks(selected func(Pair) bool) (found []Mark) {
 	for p, e := range t.all() {
@@ -227,5 +219,5 @@ func (t *facts) unlistedRepositories(listed map[string]bool) map[string]bool {
 
 // ScannedOnce reports whether a first scan has been made.
 func (s *Store) ScannedOnce() (bool, error) {
-	return read(s, "look for the first scan", func(t *facts) (bool, error) { return t.meta.scanned, nil })
+	return read(s, "look for the first scan", func(t *facts) bool { return t.meta.scanned })
 }

@@ -49,7 +49,7 @@ func TestLookupSeesEveryWriteThatHasReturned(t *testing.T) {
 			for n := 1; n <= steps; n++ {
 				if n%2 == 1 {
 					prove(t, s, records.Result{Pair: p, Credential: alice, At: at(n)})
-				} else if _, err := s.Revoke(records.Revocation{Repository: p.Repository}, at(n), nil); err != nil {
+				} else if _, err := s.Revoke(records.Revocation{Repository: p.Repository}, at(n), nil, false); err != nil {
 					t.Error(err)
 				}
 				done[i].Store(int64(n))

@@ -14,36 +14,26 @@ import (
 // name replaces all of them: one of these pulls may have brought any image of the repository.
 const MaxUnresolved = 64
 
-// Begin writes the intent of a pull and returns it; the call that ends the pull takes it. When the error is nil, the
-// caller may call the runtime.
-func (s *Store) Begin(name, repository string, now time.Time) (Intent, error) {
-	return write(s, "write pull intent for "+repository, crashpoint.Begin, func(t *tx) (Intent, error) {
-		return t.begin(name, repository, now), nil
-	})
-}
-
-// BeginListed does the same and deletes, in the same transaction, those marks of the repository whose image is not in
-// present. present contains the IDs of the images that the runtime lists under the repository. Otherwise the pull could
-// bring back an image that was marked and has been removed. BeginListed returns the pairs of the deleted marks. If
-// present is nil, because the runtime was not asked, and the repository has marks, it writes nothing and returns
-// ErrMarked with their pairs.
+// BeginListed writes the intent of a pull and returns it; the call that ends the pull takes it. When the error is nil,
+// the caller may call the runtime. In the same transaction it deletes those marks of the repository whose image is not
+// in present, and returns their pairs: the pull could bring back an image that was marked and has been removed. present
+// contains the IDs of the images that the runtime lists under the repository. If it is nil, because the runtime was not
+// asked, and the repository has marks, BeginListed writes nothing and returns ErrMarked with their pairs.
 func (s *Store) BeginListed(
 	name, repository string, now time.Time, present map[string]struct{},
 ) (in Intent, unmarked []Pair, err error) {
-	in, err = write(s, "write pull intent for "+repository, crashpoint.Begin, func(t *tx) (Intent, error) {
-		marked := t.marksOf(repository)
-		if len(marked) > 0 && present == nil {
-			unmarked = marked
-			return Intent{}, ErrMarked
+	in, err = write(s, "write pull intent for "+repository, crashpoint.Begin, func(t *tx) Intent {
+		unmarked = slices.DeleteFunc(t.marksOf(repository), func(p Pair) bool {
+			_, ok := present[p.ImageID]
+			return ok
+		})
+		if len(unmarked) > 0 && present == nil {
+			t.err = ErrMarked
 		}
-		for _, p := range marked {
-			if _, ok := present[p.ImageID]; ok {
-				continue
-			}
+		for _, p := range unmarked {
 			t.deleteMark(p)
-			unmarked = append(unmarked, p)
 		}
-		return t.begin(name, repository, now), nil
+		return t.begin(name, repository, now)
 	})
 	return in, unmarked, err
 }
@@ -77,7 +67,7 @@ func (s *Store) Prove(in Intent, r Result) error {
 	if !r.Open && r.Credential == "" {
 		return errors.New("records: neither open nor a credential, nothing is proved")
 	}
-	return s.update("write pull record for "+r.Pair.Repository, crashpoint.Prove, func(t *tx) error {
+	return s.update("write pull record for "+r.Pair.Repository, crashpoint.Prove, func(t *tx) {
 		rec := Record{Pair: r.Pair, Created: later(r.At, r.Created), Unlisted: true}
 		if known := t.record(r.Pair); known != nil {
 			rec = known.clone()
@@ -93,7 +83,6 @@ func (s *Store) Prove(in Intent, r Result) error {
 		}
 		t.putRecord(rec)
 		t.deleteIntent(in)
-		return nil
 	})
 }
 
@@ -195,10 +184,7 @@ func (s *Store) Written() uint64 {
 
 // Drop deletes the intent of a pull that certainly brought no image. An unknown intent is not an error.
 func (s *Store) Drop(in Intent) error {
-	return s.update("drop pull intent", crashpoint.Drop, func(t *tx) error {
-		t.deleteIntent(in)
-		return nil
-	})
+	return s.update("drop pull intent", crashpoint.Drop, func(t *tx) { t.deleteIntent(in) })
 }
 
 // A Denial states that a registry refused a credential.
@@ -211,10 +197,9 @@ type Denial struct {
 // Deny deletes the intent of a pull that a registry refused. If the record has a proof of the credential, Deny notes
 // the refusal in it, in the same transaction. The proof stays, with its times.
 func (s *Store) Deny(in Intent, d Denial) error {
-	return s.update("note that "+d.Pair.Repository+" was denied", crashpoint.Drop, func(t *tx) error {
+	return s.update("note that "+d.Pair.Repository+" was denied", crashpoint.Drop, func(t *tx) {
 		t.deny(d)
 		t.deleteIntent(in)
-		return nil
 	})
 }
 

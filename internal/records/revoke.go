@@ -77,25 +77,27 @@ type Revoked struct {
 // time of the revocation.
 //
 // The records of the pairs in used get that time too: grants for these pairs depend on what is revoked, although no
-// proof shows it any more. If such a pair has neither record nor mark, it gets a record without proofs.
-func (s *Store) Revoke(r Revocation, at time.Time, used []Pair) (Revoked, error) {
-	return write(s, "revoke", crashpoint.Revoke, func(t *tx) (Revoked, error) {
-		gone, changed := t.revocable(r)
+// proof shows it any more. If such a pair has neither record nor mark, it gets a record without proofs. A dry run
+// changes nothing.
+func (s *Store) Revoke(r Revocation, at time.Time, used []Pair, dryRun bool) (Revoked, error) {
+	var changed []Record
+	look := func(t *facts) (found Revoked) {
+		found, changed = t.revocable(r)
+		return found
+	}
+	return correct(s, "revoke", crashpoint.Revoke, dryRun, look, func(t *tx, _ Revoked) {
 		for _, rec := range t.withUsed(changed, used, at) {
 			rec.Revoked = later(rec.Revoked, at)
 			t.putRecord(rec)
 		}
 		t.noteRevoked(at)
-		return gone, nil
 	})
 }
 
 // LastRevoked returns when Revoke last wrote something, whatever it selected, or marks were last forgotten. It is the
 // zero time if this never happened.
 func (s *Store) LastRevoked() (time.Time, error) {
-	return read(s, "read the time of the last revocation", func(t *facts) (time.Time, error) {
-		return t.meta.revoked, nil
-	})
+	return read(s, "read the time of the last revocation", func(t *facts) time.Time { return t.meta.revoked })
 }
 
 func (t *tx) noteRevoked(at time.Time) { t.putMeta(metaRevoked, later(t.meta.revoked, at)) }
@@ -114,14 +116,6 @@ func (t *tx) withUsed(recs []Record, used []Pair, at time.Time) []Record {
 		}
 	}
 	return recs
-}
-
-// Revocable returns what Revoke would revoke, and changes nothing.
-func (s *Store) Revocable(r Revocation) (Revoked, error) {
-	return read(s, "look for what to revoke", func(t *facts) (Revoked, error) {
-		found, _ := t.revocable(r)
-		return found, nil
-	})
 }
 
 func (t *facts) revocable(r Revocation) (found Revoked, changed []Record) {

@@ -62,12 +62,12 @@ func TestRevokeTakesBackWhatIsSelectedAndNothingElse(t *testing.T) {
 				return now
 			}
 			want := map[records.Pair]string{a: "a11ce b0b", b: "a11ce", open: "open a11ce"}
-			would, err := s.Revocable(tc.by)
+			would, err := s.Revoke(tc.by, at(50), nil, true)
 			if diff := cmp.Diff(want, left()); err != nil || diff != "" {
 				t.Errorf("Revocable = %v and changes something (-want +got):\n%s", err, diff)
 			}
 			maps.Copy(want, tc.want)
-			got, err := s.Revoke(tc.by, at(50), nil)
+			got, err := s.Revoke(tc.by, at(50), nil, false)
 			if diff := cmp.Diff(would, got); err != nil || diff != "" {
 				t.Errorf("Revoke = %v; and what it would be (-) and was (+):\n%s", err, diff)
 			}
@@ -77,7 +77,7 @@ func TestRevokeTakesBackWhatIsSelectedAndNothingElse(t *testing.T) {
 			if n := len(got.Proofs) + len(got.Closed); (n > 0) != (tc.want != nil) {
 				t.Errorf("Revoke reports %d; want some: %v", n, tc.want != nil)
 			}
-			if again, err := s.Revoke(tc.by, at(50), nil); err != nil || len(again.Proofs)+len(again.Closed) > 0 {
+			if again, err := s.Revoke(tc.by, at(50), nil, false); err != nil || len(again.Proofs)+len(again.Closed) > 0 {
 				t.Errorf("Revoke again = %+v, %v; want nothing left", again, err)
 			}
 		})
@@ -93,11 +93,11 @@ func TestRevokeReportsMarksAndKeepsThem(t *testing.T) {
 	s := newStore(t)
 	p := pair(id1, app)
 	testkit.Value(s.MarkPreloaded(records.Scan{Pairs: []records.Pair{p}, Now: noon()}))(t)
-	got, err := s.Revoke(records.Revocation{Repository: app}, at(50), nil)
+	got, err := s.Revoke(records.Revocation{Repository: app}, at(50), nil, false)
 	if err != nil || len(got.Marked) != 1 || got.Marked[0].Pair != p || len(got.Proofs)+len(got.Closed) > 0 || !lookup(t, s, p).Marked {
 		t.Errorf("Revoke = %+v, %v; want the mark named, and there", got, err)
 	}
-	if got, err := s.Revoke(records.Revocation{Credential: alice}, at(50), nil); err != nil || len(got.Marked) > 0 {
+	if got, err := s.Revoke(records.Revocation{Credential: alice}, at(50), nil, false); err != nil || len(got.Marked) > 0 {
 		t.Errorf("Revoke of a credential = %+v, %v; want no word of marks", got, err)
 	}
 }
@@ -109,8 +109,8 @@ func TestRevokeNotesWhenAlsoWhatRestsOnNoProof(t *testing.T) {
 	mark(t, s, marked)
 	prove(t, s, records.Result{Pair: proved, Credential: alice, At: at(1)})
 	prove(t, s, records.Result{Pair: rotated, Credential: bob, At: at(1)})
-	reported := testkit.Value(s.Revocable(records.Revocation{Credential: alice}))(t)
-	got, err := s.Revoke(records.Revocation{Credential: alice}, at(50), []records.Pair{proved, rotated, none, marked})
+	reported := testkit.Value(s.Revoke(records.Revocation{Credential: alice}, at(50), nil, true))(t)
+	got, err := s.Revoke(records.Revocation{Credential: alice}, at(50), []records.Pair{proved, rotated, none, marked}, false)
 	if err != nil || !cmp.Equal(reported, got) || len(got.Proofs) != 1 {
 		t.Errorf("Revoke = %+v, %v, and reports %+v; want alice's proof, and the same", got, err, reported)
 	}
@@ -123,7 +123,7 @@ func TestRevokeNotesWhenAlsoWhatRestsOnNoProof(t *testing.T) {
 		t.Errorf("marked pair = %+v; want the mark alone", f)
 	}
 	// A clock that was set back does not hide a revocation.
-	if _, err := s.Revoke(records.Revocation{Credential: bob}, at(40), nil); err != nil || !lookup(t, s, rotated).Record.Revoked.Equal(at(50)) {
+	if _, err := s.Revoke(records.Revocation{Credential: bob}, at(40), nil, false); err != nil || !lookup(t, s, rotated).Record.Revoked.Equal(at(50)) {
 		t.Errorf("Revoke = %v, record %+v; want it revoked at 50, the later time", err, lookup(t, s, rotated).Record)
 	}
 }
@@ -186,7 +186,7 @@ func TestTimesOfAProof(t *testing.T) {
 		t.Errorf("rotated proof = %+v; want all times of the one that it replaces", got)
 	}
 
-	testkit.Value(s.Revoke(records.Revocation{Repository: app}, at(50), nil))(t)
+	testkit.Value(s.Revoke(records.Revocation{Repository: app}, at(50), nil, false))(t)
 	prove(t, s, records.Result{Pair: p, Credential: alice, At: at(20)})
 	for used, want := range map[int]int{19: 0, 20: 1} {
 		err := s.Touch(map[records.Pair]records.Use{p: {

@@ -26,16 +26,16 @@ func (s *Store) Rotate(r Rotation) (bool, error) {
 		return false, nil
 	}
 	what := "rotate a credential for " + r.Pair.Repository
-	return write(s, what, crashpoint.Rotate, func(t *tx) (bool, error) {
+	return write(s, what, crashpoint.Rotate, func(t *tx) bool {
 		known := t.record(r.Pair)
 		if known == nil {
-			return false, nil
+			return false
 		}
 		rec, rotated := known.Rotated(r)
 		if rotated {
 			t.putRecord(rec)
 		}
-		return rotated, nil
+		return rotated
 	})
 }
 

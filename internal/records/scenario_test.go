@@ -3,7 +3,6 @@ package records_test
 import (
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -44,7 +43,7 @@ func scenarios() []scenario {
 		return err
 	}
 	revoke := func(s *records.Store, p records.Pair, _ *records.Intent) error {
-		_, err := s.Revoke(records.Revocation{Repository: p.Repository}, noon(), nil)
+		_, err := s.Revoke(records.Revocation{Repository: p.Repository}, noon(), nil, false)
 		return err
 	}
 	deny := func(s *records.Store, p records.Pair, intent *records.Intent) error {
@@ -57,11 +56,11 @@ func scenarios() []scenario {
 		return err
 	}
 	accept := func(s *records.Store, p records.Pair, _ *records.Intent) error {
-		_, err := s.AcceptMarks([]records.Pair{p}, "operator", noon())
+		_, err := s.AcceptMarks([]records.Pair{p}, "operator", noon(), false)
 		return err
 	}
 	forget := func(s *records.Store, p records.Pair, _ *records.Intent) error {
-		_, err := s.ForgetMarks(records.Selection{ImageID: p.ImageID}, noon())
+		_, err := s.ForgetMarks(records.Selection{ImageID: p.ImageID}, noon(), false)
 		return err
 	}
 	endorse := func(s *records.Store, p records.Pair, _ *records.Intent) error {
@@ -76,14 +75,14 @@ func scenarios() []scenario {
 	}
 	prune := func(s *records.Store, p records.Pair, _ *records.Intent) error {
 		present := map[string]struct{}{}
-		known, err := s.Images("", math.MaxInt)
+		known, err := s.Images()
 		for _, i := range known {
 			present[i.ImageID] = struct{}{}
 		}
-		endorsed, endorsedErr := s.EndorsementsAfter("", math.MaxInt)
+		endorsed, endorsedErr := s.SelectedEndorsements(records.EndorsementSelection{All: true})
 		err = errors.Join(err, endorsedErr)
 		for _, e := range endorsed {
-			present[e.Value.Pair.ImageID] = struct{}{}
+			present[e.Pair.ImageID] = struct{}{}
 		}
 		delete(present, p.ImageID)
 		present["sha256:any"] = struct{}{}

@@ -46,34 +46,38 @@ func (s *Store) fail(why error) {
 }
 
 // read returns the result of f for the present facts, or the zero value and an error that begins with what.
-func read[T any](s *Store, what string, f func(*facts) (T, error)) (v T, err error) {
+func read[T any](s *Store, what string, f func(*facts) T) (v T, err error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if err = s.failed; err == nil {
-		v, err = f(s.facts)
+	if s.failed != nil {
+		return v, fmt.Errorf("%s: %w", what, s.failed)
 	}
-	if err != nil {
-		var none T
-		return none, fmt.Errorf("%s: %w", what, err)
-	}
-	return v, nil
+	return f(s.facts), nil
 }
 
 // write is read in a write transaction, between two crash points. If it returns no error, the change is on disk.
-func write[T any](s *Store, what, point string, f func(*tx) (T, error)) (v T, err error) {
-	err = s.update(what, point, func(t *tx) error {
-		v, err = f(t)
-		return err
-	})
-	if err != nil {
-		var none T
+func write[T any](s *Store, what, point string, f func(*tx) T) (T, error) {
+	var v, none T
+	if err := s.update(what, point, func(t *tx) { v = f(t) }); err != nil {
 		return none, err
 	}
 	return v, nil
 }
 
+// correct returns what look finds, and passes it to do in a write transaction, unless it is a dry run.
+func correct[T any](s *Store, what, point string, dryRun bool, look func(*facts) T, do func(*tx, T)) (T, error) {
+	if dryRun {
+		return read(s, what, look)
+	}
+	return write(s, what, point, func(t *tx) T {
+		found := look(&t.facts)
+		do(t, found)
+		return found
+	})
+}
+
 // update runs one write transaction; after nil the change is on disk and in memory.
-func (s *Store) update(what, point string, f func(*tx) error) error {
+func (s *Store) update(what, point string, f func(*tx)) error {
 	crashpoint.Hit(crashpoint.Before(point))
 	if err := s.transact(f); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
@@ -82,18 +86,15 @@ func (s *Store) update(what, point string, f func(*tx) error) error {
 	return nil
 }
 
-func (s *Store) transact(f func(*tx) error) error {
+func (s *Store) transact(f func(*tx)) error {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	if err := s.usable(); err != nil {
 		return err
 	}
 	t := beginTx(s.facts) // only a writer changes them
-	if err := errors.Join(f(t), t.err); err != nil {
-		return err // nothing is written
-	}
-	if len(t.changes) == 0 {
-		return nil
+	if f(t); t.err != nil || len(t.changes) == 0 {
+		return t.err // nothing is written
 	}
 	began := time.Now()
 	err := s.file.Update(t.write)
@@ -155,8 +156,8 @@ func (s *Store) reload() error {
 
 // Ping waits until the store can begin a write transaction, and writes nothing.
 func (s *Store) Ping() error {
-	err := s.transact(func(*tx) error {
-		return s.file.Update(func(*bolt.Tx) error { return errPing })
+	err := s.transact(func(t *tx) {
+		t.err = s.file.Update(func(*bolt.Tx) error { return errPing })
 	})
 	if errors.Is(err, errPing) {
 		return nil
@@ -213,24 +214,20 @@ func (s *Store) Distrusted() *Distrust {
 
 // Trust ends distrust, and makes the next scan a first scan.
 func (s *Store) Trust() error {
-	return s.update("end distrust", "", func(t *tx) error {
+	return s.update("end distrust", "", func(t *tx) {
 		t.deleteMeta(metaDistrust)
 		t.deleteMeta(metaScanned)
-		return nil
 	})
 }
 
 // SetKeyFingerprint notes with which key the credential IDs of the store were made.
 func (s *Store) SetKeyFingerprint(fingerprint string) error {
-	return s.update("note the fingerprint of the key", "", func(t *tx) error {
-		t.putMeta(metaKey, fingerprint)
-		return nil
-	})
+	return s.update("note the fingerprint of the key", "", func(t *tx) { t.putMeta(metaKey, fingerprint) })
 }
 
 // KeyFingerprint returns what SetKeyFingerprint noted, "" for nothing.
 func (s *Store) KeyFingerprint() (string, error) {
-	return read(s, "read the fingerprint of the key", func(f *facts) (string, error) { return f.meta.key, nil })
+	return read(s, "read the fingerprint of the key", func(f *facts) string { return f.meta.key })
 }
 
 // LastWrite returns the number of the last write transaction. If it has not changed, no program has written to the
@@ -263,7 +260,7 @@ func (s *Store) Stats() (Stats, error) {
 	if err != nil {
 		return Stats{}, fmt.Errorf("count records: %w", err)
 	}
-	return read(s, "count records", func(f *facts) (Stats, error) {
+	return read(s, "count records", func(f *facts) Stats {
 		n := Stats{Bytes: info.Size(), Format: f.meta.format, Endorsements: f.endorsed}
 		for _, e := range f.all() {
 			if e.record != nil {
@@ -276,6 +273,6 @@ func (s *Store) Stats() (Stats, error) {
 		for _, all := range f.intents {
 			n.Intents += len(all)
 		}
-		return n, nil
+		return n
 	})
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -115,12 +114,6 @@ func readFile(tb testing.TB, path string) []byte {
 func writeFile(tb testing.TB, path string, content []byte) {
 	tb.Helper()
 	testkit.Must(tb, os.WriteFile(path, content, 0o600))
-}
-
-// must ends a test that cannot go on.
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	testkit.Must(tb, err)
 }
 
 func begin(tb testing.TB, s *records.Store, repository string) records.Intent {
@@ -264,7 +257,7 @@ func pruning(present map[string]struct{}, before uint64) records.Pruning {
 // contents returns the records and marks of a store.
 func contents(tb testing.TB, s *records.Store) (all []records.Record, marks []records.Mark) {
 	tb.Helper()
-	images := testkit.Value(s.Images("", math.MaxInt))(tb)
+	images := testkit.Value(s.Images())(tb)
 	for _, i := range images {
 		all, marks = append(all, i.Records...), append(marks, i.Marks...)
 	}
@@ -275,7 +268,7 @@ func contents(tb testing.TB, s *records.Store) (all []records.Record, marks []re
 func listed(tb testing.TB, s *records.Store) {
 	tb.Helper()
 	present := map[string]struct{}{"sha256:any": {}}
-	known, err := s.Images("", math.MaxInt)
+	known, err := s.Images()
 	for _, i := range known {
 		present[i.ImageID] = struct{}{}
 	}

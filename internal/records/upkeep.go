@@ -45,7 +45,7 @@ func (u Use) Merge(with Use) Use {
 
 // Touch writes last-used times. Pairs and credentials without a record are skipped.
 func (s *Store) Touch(uses map[Pair]Use) error {
-	return s.update("write last-used times", "", func(t *tx) error {
+	return s.update("write last-used times", "", func(t *tx) {
 		for p, u := range uses {
 			known := t.record(p)
 			if known == nil {
@@ -65,14 +65,13 @@ func (s *Store) Touch(uses map[Pair]Use) error {
 			}
 			t.rewriteRecord(r)
 		}
-		return nil
 	})
 }
 
 // Clamp sets the times of every proof and endorsement that are in the future to now, because the clock was set back. It
 // returns the number of records and endorsements with such times, and writes nothing if there are none.
 func (s *Store) Clamp(now time.Time) (int, error) {
-	return write(s, "set proofs back with the clock", "", func(t *tx) (int, error) { return t.clamp(now), nil })
+	return write(s, "set proofs back with the clock", "", func(t *tx) int { return t.clamp(now) })
 }
 
 func (t *tx) clamp(now time.Time) (n int) {
@@ -144,7 +143,7 @@ func (s *Store) Prune(of Pruning) (Pruned, error) {
 	if len(of.Images) == 0 {
 		return Pruned{}, ErrNoImages
 	}
-	return write(s, "prune", crashpoint.Prune, func(t *tx) (Pruned, error) { return t.prune(of), nil })
+	return write(s, "prune", crashpoint.Prune, func(t *tx) Pruned { return t.prune(of) })
 }
 
 func (t *tx) prune(of Pruning) (done Pruned) {
@@ -239,11 +238,10 @@ func (s *Store) Settle(of Settlement) error {
 // inBatches runs f for each of the intents, in transactions of a bounded size.
 func (s *Store) inBatches(intents []Intent, what, point string, f func(*tx, Intent)) error {
 	for batch := range slices.Chunk(intents, maxBatch) {
-		err := s.update(what, point, func(t *tx) error {
+		err := s.update(what, point, func(t *tx) {
 			for _, in := range batch {
 				f(t, in)
 			}
-			return nil
 		})
 		if err != nil {
 			return err

@@ -312,7 +312,7 @@ func TestVerifyThatTakesLongHoldsUpNoCall(t *testing.T) {
 		for n := range 10_000 {
 			pairs = append(pairs, pair(fmt.Sprintf("sha256:%064d", n), other))
 		}
-		if _, err := s.AcceptMarks(pairs, "operator", noon()); err != nil {
+		if _, err := s.AcceptMarks(pairs, "operator", noon(), false); err != nil {
 			t.Errorf("AcceptMarks = %v; want nil", err)
 		}
 		if _, err := s.Lookup(pair(id1, app)); err != nil {

@@ -16,60 +16,38 @@ func compare(a, b records.Pair) int {
 	return strings.Compare(a.ImageID+"\x00"+a.Repository, b.ImageID+"\x00"+b.Repository)
 }
 
-// pagesAreTheModel walks everything page by page.
-func pagesAreTheModel(t *testing.T, s *records.Store, m *model, size int) {
+// listsAreTheModel compares the lists of a store with a model.
+func listsAreTheModel(t *testing.T, s *records.Store, m *model) {
 	t.Helper()
-	var found, marked []records.Pair
-	for from, more := "", true; more; {
-		page := testkit.Value(s.Images(from, size))(t)
-		for _, i := range page {
-			from = records.After(i.ImageID)
-			for _, r := range i.Records {
-				found = append(found, r.Pair)
-			}
-			for _, mark := range i.Marks {
-				marked = append(marked, mark.Pair)
-			}
+	var found, marked, listed []records.Pair
+	for _, i := range testkit.Value(s.Images())(t) {
+		for _, r := range i.Records {
+			found = append(found, r.Pair)
 		}
-		more = len(page) == size
+		for _, mark := range i.Marks {
+			marked = append(marked, mark.Pair)
+		}
 	}
 	wantPairs(t, "records of Images", found, slices.SortedFunc(maps.Keys(m.records), compare))
 	marks := slices.SortedFunc(maps.Keys(m.marks), compare)
 	wantPairs(t, "marks of Images", marked, marks)
-	marked = nil
-	for after, more := "", true; more; {
-		page := testkit.Value(s.MarksAfter(after, size))(t)
-		for _, mark := range page {
-			after = mark.Key
-			marked = append(marked, mark.Value.Pair)
-		}
-		more = len(page) == size
+	for _, mark := range testkit.Value(s.Marks())(t) {
+		listed = append(listed, mark.Pair)
 	}
-	wantPairs(t, "MarksAfter", marked, marks)
+	wantPairs(t, "Marks", listed, marks)
 	intents := map[uint64]records.Intent{}
-	for after, more := "", true; more; {
-		page := testkit.Value(s.IntentsAfter(after, size))(t)
-		for _, in := range page {
-			intents[in.Value.ID], after = in.Value, in.Key
-		}
-		more = len(page) == size
-	}
-	var endorsed, wantEndorsed []records.Endorsement
-	for after, more := "", true; more; {
-		page := testkit.Value(s.EndorsementsAfter(after, size))(t)
-		for _, e := range page {
-			endorsed, after = append(endorsed, e.Value), e.Key
-		}
-		more = len(page) == size
-	}
-	for _, p := range slices.SortedFunc(maps.Keys(m.endorsed), compare) {
-		wantEndorsed = append(wantEndorsed, m.ofPair(p)...)
-	}
-	if !cmp.Equal(endorsed, wantEndorsed) {
-		t.Fatalf("EndorsementsAfter = %v; want %v", endorsed, wantEndorsed)
+	for _, in := range testkit.Value(s.Intents())(t) {
+		intents[in.ID] = in
 	}
 	if !cmp.Equal(intents, m.intents) {
-		t.Fatalf("IntentsAfter = %v; want %v", intents, m.intents)
+		t.Fatalf("Intents = %v; want %v", intents, m.intents)
+	}
+	var want []records.Endorsement
+	for _, p := range slices.SortedFunc(maps.Keys(m.endorsed), compare) {
+		want = append(want, m.ofPair(p)...)
+	}
+	if got := endorsed(t, s); !cmp.Equal(got, want) {
+		t.Fatalf("endorsements = %v; want %v", got, want)
 	}
 }
 

@@ -34,12 +34,6 @@ func parse(tb testing.TB, file any) credential.Config {
 	return c
 }
 
-// must ends a test that cannot go on.
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	testkit.Must(tb, err)
-}
-
 // user returns the ID that config makes for a key.
 func user(key credential.Key, name string) credential.ID {
 	return key.ID(credential.New(credential.Login{Username: name, Password: "p"}))

@@ -46,12 +46,6 @@ func policies(tb testing.TB) table {
 	return all
 }
 
-// must ends a test that cannot go on.
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	testkit.Must(tb, err)
-}
-
 func mustNew(tb testing.TB, mode string, list ...string) policy.Policy {
 	tb.Helper()
 	p := testkit.Value(policy.New(mode, list))(tb)

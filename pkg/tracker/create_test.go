@@ -28,7 +28,7 @@ func (w *world) begun(img tracker.Image) *tracker.Create {
 
 func (w *world) scanned() {
 	w.t.Helper()
-	must(w.t, w.Sync(w.t.Context()))
+	testkit.Must(w.t, w.Sync(w.t.Context()))
 }
 
 func (w *world) marks() (marked []records.Pair) {

@@ -111,8 +111,9 @@ func (w *world) prepare(table testkit.Decisions, c testkit.Case) {
 	}
 	rec := table.Records[c.Record]
 	pair := records.Pair{ImageID: testkit.ImageID(rec.ID), Repository: rec.Repository}
-	intent, err := w.store.Begin(rec.Repository+":1", rec.Repository, time.Now())
-	must(w.t, err)
+	present := map[string]struct{}{pair.ImageID: {}}
+	intent, _, err := w.store.BeginListed(rec.Repository+":1", rec.Repository, time.Now(), present)
+	testkit.Must(w.t, err)
 	result := records.Result{Pair: pair, Open: rec.Open, At: time.Now()}
 	for _, s := range rec.Secrets {
 		result.Credential = w.key.ID(credential.New(credential.Login{Username: s.Username(), Password: s.Content}))
@@ -123,8 +124,8 @@ func (w *world) prepare(table testkit.Decisions, c testkit.Case) {
 	} else {
 		err = w.store.Settle(records.Settlement{Intents: []records.Intent{intent}, Present: []records.Pair{pair}, Now: time.Now()})
 	}
-	must(w.t, err)
+	testkit.Must(w.t, err)
 	if rec.Unreadable {
-		must(w.t, w.store.Close()) // the facts of a store that cannot be used are unknown
+		testkit.Must(w.t, w.store.Close()) // the facts of a store that cannot be used are unknown
 	}
 }

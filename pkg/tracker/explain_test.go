@@ -44,8 +44,8 @@ type state struct {
 func (w *world) state() state {
 	w.t.Helper()
 	file, err := os.ReadFile(w.path)
-	must(w.t, err)
-	all := w.GrantsAfter(tracker.Grant{}, 1000, func(tracker.Grant) bool { return true })
+	testkit.Must(w.t, err)
+	all := w.SelectedGrants(func(tracker.Grant) bool { return true })
 	return state{File: sha256.Sum256(file), Grants: all, Uses: w.Uses(), Holds: w.Holds()}
 }
 

@@ -171,21 +171,20 @@ func (g Grant) compare(with Grant) int {
 		strings.Compare(g.Pair.Repository, with.Pair.Repository))
 }
 
-// GrantsAfter returns at most limit of the grants that keep selects, sorted by pod and pair, that follow after; the
-// zero value precedes all grants.
-func (t *Tracker) GrantsAfter(after Grant, limit int, keep func(Grant) bool) []Grant {
+// SelectedGrants returns the grants that keep selects, sorted by pod and pair.
+func (t *Tracker) SelectedGrants(keep func(Grant) bool) []Grant {
 	var found []Grant
 	t.mu.Lock()
 	for uid, of := range t.grants {
 		for p, g := range of {
-			if one := g.public(uid, p); after.compare(one) < 0 && keep(one) {
+			if one := g.public(uid, p); keep(one) {
 				found = append(found, one)
 			}
 		}
 	}
 	t.mu.Unlock()
 	slices.SortFunc(found, Grant.compare)
-	return found[:min(limit, len(found))]
+	return found
 }
 
 // Grants returns the number of grants.

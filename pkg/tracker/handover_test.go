@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/policy"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -14,12 +15,12 @@ import (
 func (w *world) handOver(between func(s *records.Store), change func(string) string) (int, error) {
 	w.t.Helper()
 	data, err := w.HandOver()
-	must(w.t, err)
+	testkit.Must(w.t, err)
 	w.close()
 	s, _, err := records.Open(w.path, records.Options{})
-	must(w.t, err)
+	testkit.Must(w.t, err)
 	between(s)
-	must(w.t, s.Close())
+	testkit.Must(w.t, s.Close())
 	w.open()
 	return w.TakeOver([]byte(change(string(data))))
 }
@@ -48,7 +49,7 @@ func TestGrantsThatMayBeStaleAreNotTakenOver(t *testing.T) {
 		change  func(string) string
 	}{
 		"something was revoked": {func(s *records.Store) {
-			if _, err := s.Revoke(records.Revocation{Repository: app}, time.Now(), nil); err != nil {
+			if _, err := s.Revoke(records.Revocation{Repository: app}, time.Now(), nil, false); err != nil {
 				t.Error(err)
 			}
 		}, same},

@@ -39,10 +39,7 @@ func (t *Tracker) ForgetMarks(ctx context.Context, of records.Selection, dryRun 
 	}
 	t.turn.Lock()
 	defer t.turn.Unlock()
-	gone, err := t.store.Forgettable(of)
-	if err == nil && !dryRun {
-		gone, err = t.store.ForgetMarks(of, t.noteTime(time.Now()))
-	}
+	gone, err := t.store.ForgetMarks(of, t.noteTime(time.Now()), dryRun)
 	if err != nil {
 		return Forgotten{}, unwritten(err)
 	}
@@ -150,16 +147,14 @@ func (t *Tracker) AcceptMarks(ctx context.Context, a Acceptance) (Accepted, erro
 			return Accepted{}, err
 		}
 	}
-	found, err := t.store.Acceptable(selected)
+	found, err := t.store.AcceptMarks(selected, byOperator, time.Now(), true)
 	if err != nil {
 		return Accepted{}, unwritten(err)
 	}
 	if err := a.agree(found); err != nil {
 		return Accepted{}, err
 	}
-	if !a.DryRun {
-		found, err = t.store.AcceptMarks(selected, byOperator, time.Now())
-	}
+	found, err = t.store.AcceptMarks(selected, byOperator, time.Now(), a.DryRun)
 	return t.accepted(a, found, err)
 }
 

@@ -158,7 +158,7 @@ func TestAcceptRefusesProvedImages(t *testing.T) {
 	imported := image(id2, app+":2")
 	w.runtime.set(image(id1, app+":1"), imported)
 	of := records.Selection{Repository: app}
-	testkit.Value(w.store.ForgetMarks(records.Selection{All: true}, time.Now()))(t)
+	testkit.Value(w.store.ForgetMarks(records.Selection{All: true}, time.Now(), false))(t)
 	plan, err := w.AcceptMarks(t.Context(), tracker.Acceptance{Selection: of, DryRun: true})
 	if err != nil || len(plan.Pairs) != 2 || len(plan.Proved) != 1 || plan.Proved[0].Pair != pairOf(id1, app) || len(plan.Proved[0].Proofs) != 1 {
 		t.Fatalf("dry run = %+v, %v; want two pairs, and the record of %s", plan, err, id1)
@@ -310,26 +310,16 @@ func TestCorrectionsThatCannotBeMadeChangeNothing(t *testing.T) {
 	w.want(w.check(pod("new"), app+":1", img), policy.Allow, policy.Preloaded)
 }
 
-func TestGrantsAreListedInOrderFromAnywhere(t *testing.T) {
+func TestGrantsAreListedInOrder(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	for i := range 10 {
 		w.pulled(pod(fmt.Sprintf("pod-%d", 9-i)), app+":1", []string{id1, id2}[i%2], "x")
 		w.pulled(pod(fmt.Sprintf("pod-%d", 9-i)), other+":1", id1, "y")
 	}
-	everything := func(tracker.Grant) bool { return true }
-	var after tracker.Grant
-	var all []tracker.Grant
-	for {
-		page := w.GrantsAfter(after, 3, everything)
-		if len(page) == 0 {
-			break
-		}
-		all, after = append(all, page...), page[len(page)-1]
+	if all := w.SelectedGrants(func(tracker.Grant) bool { return true }); len(all) != 20 {
+		t.Errorf("grants: %v; want all 20", all)
 	}
-	if !slices.Equal(all, w.GrantsAfter(tracker.Grant{}, 100, everything)) || len(all) != 20 {
-		t.Errorf("by pages: %v; want all 20 in their order", all)
-	}
-	some := w.GrantsAfter(tracker.Grant{}, 100, func(g tracker.Grant) bool { return g.Pair.Repository == other })
+	some := w.SelectedGrants(func(g tracker.Grant) bool { return g.Pair.Repository == other })
 	if len(some) != 10 || some[0].Pod != "pod-0" || some[0].Credential != w.key.ID(secret("y")) || some[0].Reason != policy.Proved {
 		t.Errorf("of one repository: %+v; want 10 with what they rest on", some)
 	}

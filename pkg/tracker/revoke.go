@@ -66,20 +66,18 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 			"containers that are created until then prove access again after a restart",
 			"time", at, "ahead", ahead)
 	}
-	gone, err := t.store.Revocable(r.Revocation)
+	gone, err := t.store.Revoke(r.Revocation, at, nil, true)
 	if err != nil {
 		return Revoked{}, unwritten(err)
 	}
-	pairs, matches := t.noteRevocation(scopeOf(r, gone, unknown))
+	s := scopeOf(r, gone, unknown)
+	pairs, matches := t.noteRevocation(s)
 	if !matches {
 		return Revoked{Revoked: gone}, nil
 	}
-	if !r.DryRun {
-		if gone, err = t.store.Revoke(r.Revocation, at, pairs); err != nil {
-			return Revoked{}, unwritten(err)
-		}
+	if gone, err = t.store.Revoke(r.Revocation, at, pairs, r.DryRun); err != nil {
+		return Revoked{}, unwritten(err)
 	}
-	s := scopeOf(r, gone, unknown)
 	all := Revoked{Revoked: gone, Grants: t.endGrants(r.DryRun, s.touched, s.includes)}
 	if !r.DryRun {
 		t.log.Info("Revoked", "credentialID", r.Credential, "imageID", r.ImageID, "repository", r.Repository, "secret",

@@ -93,7 +93,7 @@ func TestRestartDoesNotRestoreAGrantThatEndedWithoutAProof(t *testing.T) {
 			func(w *world) {
 				w.pulled(pod("a"), app+":1", id1, "alice")
 				w.runtime.set(image(id2, "repo.test/any:1"))
-				must(w.t, w.Prune(w.t.Context()))
+				testkit.Must(w.t, w.Prune(w.t.Context()))
 			},
 			func(*world) records.Revocation { return records.Revocation{Repository: app} },
 		},

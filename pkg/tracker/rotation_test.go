@@ -36,7 +36,7 @@ func (w *world) pulledWith(uid string, ref records.SecretRef, password string) {
 func (w *world) revokeCredential(password string) tracker.Revoked {
 	w.t.Helper()
 	got, err := w.Revoke(w.t.Context(), tracker.Revocation{Revocation: records.Revocation{Credential: w.key.ID(secret(password))}})
-	must(w.t, err)
+	testkit.Must(w.t, err)
 	return got
 }
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -257,7 +256,7 @@ func (t *Tracker) presentImages(ctx context.Context) ([]Image, error) {
 	if errors.Is(err, errNoAgreement) || ctx.Err() != nil {
 		return nil, err
 	}
-	known, each := t.store.Images("", math.MaxInt)
+	known, each := t.store.Images()
 	ids := make([]string, 0, len(known))
 	for _, k := range known {
 		ids = append(ids, k.ImageID)

@@ -3,7 +3,6 @@ package tracker_test
 import (
 	"context"
 	"errors"
-	"math"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -126,15 +125,15 @@ func (w *world) loseStore() {
 	if err == nil {
 		err = store.Close()
 	}
-	must(w.t, err)
+	testkit.Must(w.t, err)
 	w.open()
 }
 
 // contents returns the records and marks of the store.
 func (w *world) contents() (all []records.Record, marks []records.Mark) {
 	w.t.Helper()
-	images, err := w.store.Images("", math.MaxInt)
-	must(w.t, err)
+	images, err := w.store.Images()
+	testkit.Must(w.t, err)
 	for _, i := range images {
 		all, marks = append(all, i.Records...), append(marks, i.Marks...)
 	}
@@ -153,7 +152,7 @@ func (w *world) damage(p records.Pair) {
 	w.t.Helper()
 	w.close()
 	defer w.open()
-	must(w.t, testkit.Damage(w.path, p.ImageID+"\x00"+p.Repository))
+	testkit.Must(w.t, testkit.Damage(w.path, p.ImageID+"\x00"+p.Repository))
 }
 
 func image(id string, names ...string) tracker.Image { return tracker.NewImage(id, names...) }

@@ -140,12 +140,6 @@ func TestWriteReplacesATemporaryFileThatACrashLeft(t *testing.T) {
 	}
 }
 
-// must ends a test that cannot go on.
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	testkit.Must(tb, err)
-}
-
 func TestSyncFolder(t *testing.T) {
 	dir := t.TempDir()
 	if err := disk.SyncFolder(dir); err != nil {

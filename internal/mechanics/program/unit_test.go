@@ -64,9 +64,3 @@ func TestAsUnit(t *testing.T) {
 		t.Errorf("a user that does not exist: %v; want an error with a hint", err)
 	}
 }
-
-// must ends a test that cannot go on.
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	testkit.Must(tb, err)
-}

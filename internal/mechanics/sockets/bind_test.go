@@ -59,9 +59,3 @@ func TestInheritWithoutSystemd(t *testing.T) {
 		t.Errorf("Inherit = %v, %v; want nil, nil", l, err)
 	}
 }
-
-// must ends a test that cannot go on.
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	testkit.Must(tb, err)
-}

@@ -159,7 +159,7 @@ func (s *Server) RevokeEndorsements(
 	}
 	var found []records.Endorsement
 	if req.GetDryRun() {
-		found, err = s.c.Store.RevocableEndorsements(of)
+		found, err = s.c.Store.SelectedEndorsements(of)
 	} else {
 		if s.c.RevokingEndorsements != nil {
 			s.c.RevokingEndorsements()

@@ -187,9 +187,9 @@ func endorsedNode(t *testing.T, change ...func(c *adminapi.Config)) *world {
 	return w
 }
 
-func endorsedIn(w *world) []records.Keyed[records.Endorsement] {
+func endorsedIn(w *world) []records.Endorsement {
 	w.t.Helper()
-	all, err := w.store.EndorsementsAfter("", 100)
+	all, err := w.store.SelectedEndorsements(records.EndorsementSelection{All: true})
 	if err != nil {
 		w.t.Error(err)
 	}

@@ -448,13 +448,13 @@ func TestListsArePagedInOrder(t *testing.T) {
 		img := numbered(i)
 		name := img.Names[0].String()
 		w.node.do(func(n *node) { n.images = append(n.images, img) })
-		if _, err := w.store.Begin(name, "repo.test/lost", time.Now()); err != nil {
+		if _, _, err := w.store.BeginListed(name, "repo.test/lost", time.Now(), nil); err != nil {
 			t.Fatal(err)
 		}
 		w.pulled(aPod([]string{"one", "two"}[i%2]), "repo.test/pulled:1", img.ID, "x")
 	}
 	must(t, w.store.Drop(records.Intent{}))
-	if _, err := w.store.AcceptMarks(pairsOf(25), "operator", time.Now()); err != nil {
+	if _, err := w.store.AcceptMarks(pairsOf(25), "operator", time.Now(), false); err != nil {
 		t.Fatal(err)
 	}
 	for name, list := range map[string]func(token string) (keys []string, next string){

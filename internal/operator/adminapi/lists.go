@@ -7,7 +7,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"hash/fnv"
-	"math"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -35,8 +35,8 @@ type listRequest interface {
 	GetPageToken() string
 }
 
-// position returns the key after which a page begins, "" for the first page, and a hash of the list and its filter. Tokens
-// begin with it, so that they are valid for no other list.
+// position returns the key after which a page begins, "" for the first page, and a hash of the list and its filter, with
+// which tokens begin so that they are valid for no other list.
 func position(req listRequest) (after string, scope []byte, err error) {
 	filter := proto.Clone(req).ProtoReflect()
 	fields := filter.Descriptor().Fields()
@@ -63,11 +63,10 @@ func position(req listRequest) (after string, scope []byte, err error) {
 // separator joins the parts of a key. It does not occur in an image ID, a repository or a UID.
 const separator = "\x00"
 
-// list returns the requested page of entries, which read returns in the order of their keys, from the one after a key,
-// and the token of the next page. to makes the entry of the answer, and reports whether it is selected; repository is
-// that of the request, "" for any.
-func list[T any, M proto.Message](ctx context.Context, req listRequest,
-	read func(after string, limit int) ([]records.Keyed[T], error),
+// list returns the requested page of the entries that read returns, in the order of their keys, and the token of the
+// next page. to makes the entry of the answer, and reports whether it is selected; repository is that of the request,
+// "" for any.
+func list[T any, M proto.Message](ctx context.Context, req listRequest, read func() ([]T, error), key func(T) string,
 	to func(repository string, entry T) (made M, selected bool),
 ) (page []M, next string, err error) {
 	size := min(int(req.GetPageSize()), maxPage)
@@ -86,13 +85,19 @@ func list[T any, M proto.Message](ctx context.Context, req listRequest,
 			return nil, "", err
 		}
 	}
-	found, err := read(after, math.MaxInt)
+	found, err := read()
 	if err != nil {
 		return nil, "", err
 	}
-	total, last := 0, ""
+	entries := make(map[string]T, len(found))
 	for _, e := range found {
-		made, selected := to(repository, e.Value)
+		if k := key(e); k > after {
+			entries[k] = e
+		}
+	}
+	total, last := 0, ""
+	for _, k := range slices.Sorted(maps.Keys(entries)) {
+		made, selected := to(repository, entries[k])
 		if err := ctx.Err(); err != nil {
 			return nil, "", err
 		}
@@ -103,22 +108,14 @@ func list[T any, M proto.Message](ctx context.Context, req listRequest,
 		if len(page) > 0 && (len(page) >= size || total > maxPageBytes) {
 			return page, base64.RawURLEncoding.EncodeToString(append(scope, last...)), nil
 		}
-		page, last = append(page, made), e.Key
+		page, last = append(page, made), k
 	}
 	return page, "", nil
 }
 
-// keyed returns how list reads entries that are in memory.
-func keyed[T any](entries []T, key func(T) string) func(string, int) ([]records.Keyed[T], error) {
-	return func(after string, _ int) (found []records.Keyed[T], err error) {
-		for _, e := range entries {
-			if k := key(e); k > after {
-				found = append(found, records.Keyed[T]{Key: k, Value: e})
-			}
-		}
-		slices.SortFunc(found, func(a, b records.Keyed[T]) int { return cmp.Compare(a.Key, b.Key) })
-		return found, nil
-	}
+// inMemory returns how list reads entries that are in memory.
+func inMemory[T any](entries []T) func() ([]T, error) {
+	return func() ([]T, error) { return entries, nil }
 }
 
 func fits(wanted, got string) bool { return wanted == "" || wanted == got }
@@ -127,10 +124,11 @@ func fits(wanted, got string) bool { return wanted == "" || wanted == got }
 func (s *Server) ListIntents(
 	ctx context.Context, req *adminv1.ListIntentsRequest,
 ) (*adminv1.ListIntentsResponse, error) {
-	page, next, err := list(ctx, req, s.c.Store.IntentsAfter,
-		func(repository string, in records.Intent) (*adminv1.Intent, bool) {
-			return intentTo(in), fits(repository, in.Repository)
-		})
+	page, next, err := list(ctx, req, s.c.Store.Intents, func(in records.Intent) string {
+		return fmt.Sprintf("%s%s%020d", in.Repository, separator, in.ID)
+	}, func(repository string, in records.Intent) (*adminv1.Intent, bool) {
+		return intentTo(in), fits(repository, in.Repository)
+	})
 	return &adminv1.ListIntentsResponse{Intents: page, NextPageToken: next}, err
 }
 
@@ -138,7 +136,9 @@ func (s *Server) ListIntents(
 func (s *Server) ListPreloaded(
 	ctx context.Context, req *adminv1.ListPreloadedRequest,
 ) (*adminv1.ListPreloadedResponse, error) {
-	page, next, err := list(ctx, req, s.c.Store.MarksAfter, func(repository string, m records.Mark) (*adminv1.Mark, bool) {
+	page, next, err := list(ctx, req, s.c.Store.Marks, func(m records.Mark) string {
+		return m.Pair.ImageID + separator + m.Pair.Repository
+	}, func(repository string, m records.Mark) (*adminv1.Mark, bool) {
 		return markTo(m), fits(repository, m.Pair.Repository) && begins(m.Pair.ImageID, req.GetImageId())
 	})
 	return &adminv1.ListPreloadedResponse{Marks: page, NextPageToken: next}, err
@@ -149,25 +149,28 @@ func (s *Server) ListEndorsements(
 	ctx context.Context, req *adminv1.ListEndorsementsRequest,
 ) (*adminv1.ListEndorsementsResponse, error) {
 	to := s.endorsements()
-	page, next, err := list(ctx, req, s.c.Store.EndorsementsAfter,
-		func(repository string, e records.Endorsement) (*adminv1.Endorsement, bool) {
-			return to(e), fits(repository, e.Pair.Repository) && begins(e.Pair.ImageID, req.GetImageId()) &&
-				strings.HasPrefix(e.Requirement, req.GetRequirement()) &&
-				(req.GetSigner() == "" || slices.Contains(e.Signers, req.GetSigner()))
-		})
+	page, next, err := list(ctx, req, func() ([]records.Endorsement, error) {
+		return s.c.Store.SelectedEndorsements(records.EndorsementSelection{All: true})
+	}, func(e records.Endorsement) string {
+		return strings.Join([]string{e.Pair.ImageID, e.Pair.Repository, e.Requirement}, separator)
+	}, func(repository string, e records.Endorsement) (*adminv1.Endorsement, bool) {
+		return to(e), fits(repository, e.Pair.Repository) && begins(e.Pair.ImageID, req.GetImageId()) &&
+			strings.HasPrefix(e.Requirement, req.GetRequirement()) &&
+			(req.GetSigner() == "" || slices.Contains(e.Signers, req.GetSigner()))
+	})
 	return &adminv1.ListEndorsementsResponse{Endorsements: page, NextPageToken: next}, err
 }
 
 // ListGrants lists grants.
 func (s *Server) ListGrants(ctx context.Context, req *adminv1.ListGrantsRequest) (*adminv1.ListGrantsResponse, error) {
 	known, of := s.names(), req.GetPod()
-	grants := s.c.Tracker.GrantsAfter(tracker.Grant{}, math.MaxInt, func(g tracker.Grant) bool {
+	grants := s.c.Tracker.SelectedGrants(func(g tracker.Grant) bool {
 		pod := known[g.Pod]
 		return fits(of.GetUid(), g.Pod) && fits(of.GetNamespace(), pod.Namespace) && fits(of.GetName(), pod.Name)
 	})
-	page, next, err := list(ctx, req, keyed(grants, func(g tracker.Grant) string {
+	page, next, err := list(ctx, req, inMemory(grants), func(g tracker.Grant) string {
 		return strings.Join([]string{g.Pod, g.Pair.ImageID, g.Pair.Repository}, separator)
-	}), func(repository string, g tracker.Grant) (*adminv1.Grant, bool) {
+	}, func(repository string, g tracker.Grant) (*adminv1.Grant, bool) {
 		return known.grant(g), fits(repository, g.Pair.Repository)
 	})
 	return &adminv1.ListGrantsResponse{Grants: page, NextPageToken: next}, err
@@ -181,9 +184,9 @@ func (s *Server) ListPolicies(
 	if s.c.Policies != nil {
 		in = s.c.Policies()
 	}
-	page, next, err := list(ctx, req, keyed(in.GetPolicies(), func(policy *adminv1.Policy) string {
+	page, next, err := list(ctx, req, inMemory(in.GetPolicies()), func(policy *adminv1.Policy) string {
 		return policy.GetKind() + separator + policy.GetName()
-	}), func(_ string, policy *adminv1.Policy) (*adminv1.Policy, bool) { return policy, true })
+	}, func(_ string, policy *adminv1.Policy) (*adminv1.Policy, bool) { return policy, true })
 	return &adminv1.ListPoliciesResponse{
 		Policies: page, NextPageToken: next, Folder: in.GetFolder(), Hash: in.GetHash(),
 		ReloadError: in.GetReloadError(), Enforcing: in.GetEnforcing(), RefuseUnjudged: in.GetRefuseUnjudged(),
@@ -287,7 +290,7 @@ func (s *Server) ListImages(ctx context.Context, req *adminv1.ListImagesRequest)
 	if err != nil {
 		return nil, err
 	}
-	page, next, err := list(ctx, req, keyed(images, func(i image) string { return i.ID }),
+	page, next, err := list(ctx, req, inMemory(images), func(i image) string { return i.ID },
 		func(_ string, i image) (*adminv1.Image, bool) {
 			selected := f.narrow(&i)
 			return s.imageTo(i, asked), selected
@@ -307,7 +310,7 @@ func (s *Server) images(ctx context.Context) (found []image, asked bool, err err
 		at[i.ID] = len(found)
 		found = append(found, image{Image: i, present: true})
 	}
-	known, err := s.c.Store.Images("", math.MaxInt)
+	known, err := s.c.Store.Images()
 	for _, facts := range known {
 		i, ok := at[facts.ImageID]
 		if !ok {

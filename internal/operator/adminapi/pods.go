@@ -40,7 +40,7 @@ func (s *Server) ListPods(ctx context.Context, req *adminv1.ListPodsRequest) (*a
 	waiting, cancel := context.WithTimeout(ctx, secretsLimit)
 	defer cancel()
 	runtime := resolver{Server: s, known: map[string]tracker.Image{}}
-	page, next, err := list(ctx, req, keyed(s.podImages(), podImage.key),
+	page, next, err := list(ctx, req, inMemory(s.podImages()), podImage.key,
 		func(_ string, row podImage) (*adminv1.PodImage, bool) {
 			c, state := s.stateOf(ctx, waiting, &runtime, row, func(f admission.Finding) bool {
 				return !policies.GetEnforcing() && !reported[f.Policy]

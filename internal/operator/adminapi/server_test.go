@@ -543,7 +543,7 @@ var filledFile = sync.OnceValues(func() (content []byte, err error) {
 	for i := range 20_000 {
 		pairs = append(pairs, records.Pair{ImageID: numbered(i).ID, Repository: app})
 	}
-	if _, err := s.AcceptMarks(pairs, "operator", time.Now()); err != nil {
+	if _, err := s.AcceptMarks(pairs, "operator", time.Now(), false); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	if err := s.Close(); err != nil {
@@ -650,7 +650,7 @@ func TestKeysThatAreNotUTF8AreReported(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "records.db")
 	s, _, err := records.Open(path, records.Options{})
 	must(t, err)
-	if _, err := s.AcceptMarks([]records.Pair{{ImageID: id1, Repository: app}}, "operator", time.Now()); err != nil {
+	if _, err := s.AcceptMarks([]records.Pair{{ImageID: id1, Repository: app}}, "operator", time.Now(), false); err != nil {
 		t.Fatal(err)
 	}
 	content, err := os.ReadFile(path)

@@ -24,7 +24,7 @@ func loosen(t *testing.T, path string) {
 	s, _, err := records.Open(path, records.Options{Now: noon()})
 	testkit.Must(t, err)
 	for n := range 300 {
-		id, err := s.Begin("n", fmt.Sprintf("repo.test/%d/%0200d", n, 0), noon())
+		id, _, err := s.BeginListed("n", fmt.Sprintf("repo.test/%d/%0200d", n, 0), noon(), nil)
 		if err == nil && n%10 > 0 {
 			err = s.Drop(id)
 		}
@@ -85,7 +85,7 @@ func TestCompactKeepsEveryValueModeAndOwner(t *testing.T) {
 	if err != nil || report.Created || report.Distrust == nil {
 		t.Fatalf("Open = %+v, %v; want the store, in distrust for the unreadable value", report, err)
 	}
-	if in, err := s.Begin("n", "r", noon()); err != nil || in.ID != 303 {
+	if in, _, err := s.BeginListed("n", "r", noon(), nil); err != nil || in.ID != 303 {
 		t.Errorf("Begin = %d, %v; want 303, the next one", in.ID, err)
 	}
 	if err := s.Close(); err != nil {
@@ -184,7 +184,7 @@ func TestCompactAndStartsOfADaemonLoseNothing(t *testing.T) {
 		if err != nil || report != (records.Report{}) {
 			t.Fatalf("Open = %+v, %v; want the store", report, err)
 		}
-		_, err = s.Begin("n", fmt.Sprintf("repo.test/written/%d", n), noon())
+		_, _, err = s.BeginListed("n", fmt.Sprintf("repo.test/written/%d", n), noon(), nil)
 		testkit.Must(t, errors.Join(err, s.Close()))
 	}
 	close(stop)

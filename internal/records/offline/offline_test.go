@@ -46,21 +46,15 @@ func fill(t *testing.T, path string) {
 	_, err = s.MarkPreloaded(records.Scan{
 		Pairs: []records.Pair{{ImageID: id2, Repository: app}}, Origin: "start", Now: noon(), First: true,
 	})
-	intent, beginErr := s.Begin(app+":v1", app, noon())
+	intent, _, beginErr := s.BeginListed(app+":v1", app, noon(), map[string]struct{}{id2: {}})
 	proved := records.Result{
 		Pair: records.Pair{ImageID: id1, Repository: app}, Credential: "a11ce", At: noon(),
 		Secrets: []records.SecretRef{{UID: "7b0a7a3c", Namespace: "team", Name: "pull"}},
 	}
 	endorsed := records.Endorsement{Pair: proved.Pair, Requirement: "v1:team", Digest: "sha256:d1", Signers: []string{"key <team>"}, At: noon()}
 	err = errors.Join(err, beginErr, s.Prove(intent, proved), s.SetKeyFingerprint("f00d"), s.Endorse([]records.Endorsement{endorsed}))
-	_, beginErr = s.Begin("repo.test/lost:\u202ev1\u009b", "repo.test/lost", noon())
+	_, _, beginErr = s.BeginListed("repo.test/lost:\u202ev1\u009b", "repo.test/lost", noon(), nil)
 	testkit.Must(t, errors.Join(err, beginErr, s.Close()))
-}
-
-// must ends a test that cannot go on.
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	testkit.Must(tb, err)
 }
 
 // change changes the file of a closed store directly.
@@ -311,7 +305,8 @@ func TestDumpReportsDamageAndPrintsTheRest(t *testing.T) {
 	s, _, err := records.Open(path, records.Options{Now: noon()})
 	testkit.Must(t, err)
 	for n := range 300 {
-		testkit.Value(s.Begin("n", fmt.Sprintf("repo.test/%03d/%0100d", n, 0), noon()))(t)
+		_, _, err := s.BeginListed("n", fmt.Sprintf("repo.test/%03d/%0100d", n, 0), noon(), nil)
+		testkit.Must(t, err)
 	}
 	testkit.Must(t, s.Close())
 	edit(t, path, func(b []byte) []byte { // one page with values in it

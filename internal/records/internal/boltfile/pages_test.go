@@ -38,12 +38,6 @@ func write(tb testing.TB, changes ...func(tx *bolt.Tx) error) []byte {
 	return content
 }
 
-// must ends a test that cannot go on.
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	testkit.Must(tb, err)
-}
-
 // fill puts n values into a bucket.
 func fill(bucket string, n int, value string) func(tx *bolt.Tx) error {
 	return func(tx *bolt.Tx) error {
