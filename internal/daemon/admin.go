@@ -20,10 +20,8 @@ import (
 )
 
 const (
-	// adminStopLimit is how long calls of the admin API in progress may take when the daemon stops.
-	adminStopLimit = 2 * time.Second
-	// versionLimit bounds the call that asks the runtime for its version.
-	versionLimit = 2 * time.Second
+	adminStopLimit = 2 * time.Second // how long calls of the admin API in progress may take when the daemon stops
+	versionLimit   = 2 * time.Second // bounds the call that asks the runtime for its version
 )
 
 // inForce is the configuration that is in use, and the result of the last attempt to read it. It is immutable.
@@ -33,7 +31,6 @@ type inForce struct {
 	reload *adminv1.Reload // its Error is "" if the result is in force
 }
 
-// adminOf returns the server of the admin API for the parts.
 func adminOf(o Options, p parts, store *records.Store, index *podindex.Index, runtime *gate.Runtime,
 	feed *adminapi.Feed,
 ) *adminapi.Server {

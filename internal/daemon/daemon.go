@@ -1,3 +1,4 @@
+// Package daemon implements pullgated from its parts. Run is the list of its steps.
 package daemon
 
 import (
@@ -20,6 +21,7 @@ import (
 	"github.com/pullgate/pullgate/internal/gate/nodecreds"
 	"github.com/pullgate/pullgate/internal/gate/podindex"
 	"github.com/pullgate/pullgate/internal/gate/podsource"
+	"github.com/pullgate/pullgate/internal/mechanics/sockets"
 	"github.com/pullgate/pullgate/internal/operator/adminapi"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/operator/metrics"
@@ -41,9 +43,8 @@ const syncRetry = time.Second
 
 // Options are the flags of pullgated and its configuration.
 type Options struct {
-	Config config.Config
-	// ConfigPath is the absolute path of the configuration file; without ConfigFound, Config has the defaults.
-	ConfigPath  string
+	Config      config.Config
+	ConfigPath  string // the absolute path of the configuration file; without ConfigFound, Config has the defaults
 	ConfigFound bool
 	// AcceptPresentImages ends the distrust of a store and marks the images on the node preloaded, once.
 	AcceptPresentImages bool
@@ -54,8 +55,7 @@ type Options struct {
 	Load func() (c config.Config, found bool, err error)
 	// Version and GoVersion are in pullgate_build_info, Version and Commit in the admin API.
 	Version, GoVersion, Commit string
-	// Ready is called once when clients can connect to the socket; nil is allowed.
-	Ready func()
+	Ready                      func() // called once when clients can connect to the socket; nil is allowed
 }
 
 // Run runs the daemon until ctx ends and everything that it started has ended. An error is a program.HintError if an
@@ -170,7 +170,6 @@ func Run(ctx context.Context, o Options) (err error) {
 	return serve(ctx, o, p)
 }
 
-// observe gives the metrics what they say of the store and the grants.
 func observe(m *metrics.Metrics, trk *tracker.Tracker, log klog.Logger) {
 	m.SetStore(func() records.Stats {
 		s, err := trk.Store().Stats()
@@ -183,7 +182,6 @@ func observe(m *metrics.Metrics, trk *tracker.Tracker, log klog.Logger) {
 	m.StoreDistrusted(trk.Store().Distrusted() != nil)
 }
 
-// inMetrics returns what the metrics say of the configuration and the policies in use.
 func (p parts) inMetrics() metrics.InForce {
 	c := p.inForce.Load().config
 	used := p.policies.list()
@@ -361,7 +359,6 @@ func whyNotReached(ctx context.Context, endpoint string) error {
 	return errors.New("the socket accepts connections, and the runtime closed the last one or does not answer")
 }
 
-// accept ends distrust if the operator requests it.
 func accept(o Options, store *records.Store) error {
 	if !o.AcceptPresentImages {
 		return nil
@@ -420,4 +417,29 @@ func (c connections) close() error {
 		err = errors.Join(err, u.Close())
 	}
 	return err
+}
+
+// serveWeb serves /metrics, /healthz and /readyz until ctx ends. It starts when its address can be bound.
+func serveWeb(ctx context.Context, log klog.Logger, p parts) error {
+	listener := p.on.web.wait(ctx)
+	if listener == nil {
+		return nil
+	}
+	return sockets.ServeStatus(ctx, listener, sockets.Status{
+		Metrics: p.metrics.Handler(), Ready: p.ready,
+		Panicked: p.metrics.Panic, Log: log,
+	})
+}
+
+func (p parts) ready() (text string, ready bool) {
+	switch {
+	case p.stopping.Load():
+		return "stopping", false
+	case !p.conns.up():
+		return "the runtime is not reached", false
+	case !p.gate.Synced():
+		return "not yet synced with the runtime", false
+	default:
+		return "ok" + sourceState(p.source), true
+	}
 }

@@ -77,7 +77,6 @@ func (l *optional) wait(ctx context.Context) net.Listener {
 	}
 }
 
-// criSocketOf returns the socket that the kubelet dials.
 func criSocketOf(c config.Config) sockets.Socket {
 	return sockets.Socket{Program: programName, Field: "listen", Endpoint: c.Listen, Name: criSocket}
 }

@@ -25,10 +25,8 @@ import (
 )
 
 const (
-	// policyInterval is how often the policy files are read.
-	policyInterval = 3 * time.Second
-	// kubeletLimit is how long systemd may take to show the unit of the kubelet.
-	kubeletLimit = 10 * time.Second
+	policyInterval = 3 * time.Second  // how often the policy files are read
+	kubeletLimit   = 10 * time.Second // how long systemd may take to show the unit of the kubelet
 	// maxUnjudgedLogged is how many fields are logged that this node never sees. The metric counts all of them.
 	maxUnjudgedLogged = 20
 )
@@ -55,18 +53,16 @@ type policies struct {
 
 	// mu guards the fields that follow, also while files are read. Only calls wait for it that pullgate-policyd could not
 	// answer because it has other files.
-	mu      sync.Mutex
-	watcher *policyfiles.Watcher
-	config  config.Admission
-	grace   time.Duration    // registryUnavailableGrace
-	set     *policyfiles.Set // the last valid one; nil while there are no policies
-	chain   *admission.Chain // nil while there are no policies
-	review  *policyclient.Reviewer
-	// published is called after each change, with mu held; nil until the gate exists.
-	published func()
+	mu        sync.Mutex
+	watcher   *policyfiles.Watcher
+	config    config.Admission
+	grace     time.Duration    // registryUnavailableGrace
+	set       *policyfiles.Set // the last valid one; nil while there are no policies
+	chain     *admission.Chain // nil while there are no policies
+	review    *policyclient.Reviewer
+	published func() // called after each change, with mu held; nil until the gate exists
 }
 
-// close ends the connection to pullgate-policyd.
 func (p *policies) close() error { return p.policyd.Close() }
 
 // forGate returns what the gate asks, nil while there are no policies. views is the pod source, nil if there is none.
@@ -84,7 +80,6 @@ func (p *policies) forGate(views gate.ViewSource) *gate.Admission {
 	return a
 }
 
-// fields returns the fields that the policies use.
 func (p *policies) fields() []string {
 	if p.set == nil {
 		return nil
@@ -96,7 +91,6 @@ func (p *policies) fields() []string {
 	return used
 }
 
-// openPolicies reads the policy files.
 func openPolicies(o Options, m *metrics.Metrics, store policyclient.EndorsementStore) (*policies, error) {
 	p := &policies{
 		log: o.Log.WithName("policies"), metrics: m, watcher: new(policyfiles.Watcher),
@@ -125,7 +119,6 @@ func (p *policies) reload(c config.Config) {
 	p.apply(set, err)
 }
 
-// poll reads the policy files again if they have changed.
 func (p *policies) poll() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -177,7 +170,6 @@ func (p *policies) use(set *policyfiles.Set, err error) {
 	p.report()
 }
 
-// rules returns the rules of the chain by the set and the configuration in use.
 func (p *policies) rules() admission.Rules {
 	r := admission.Rules{
 		PolicyHash: p.set.Hash, AuditOnly: !p.config.Enforce, RecheckRestarts: p.config.RecheckRestarts,
@@ -199,7 +191,6 @@ func (p *policies) rules() admission.Rules {
 	return r
 }
 
-// report counts and logs the policies that are in use from now on.
 func (p *policies) report() {
 	fields := policyfiles.Unjudged(p.set, p.from)
 	p.metrics.PoliciesRead(true)

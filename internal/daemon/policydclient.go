@@ -1,14 +1,19 @@
 package daemon
 
 import (
+	"context"
 	"errors"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
 )
 
 // failureInterval is the interval of log lines about one failing backend, and about signatures that are not verified.
@@ -24,7 +29,6 @@ type policydClient struct {
 	failed map[string]*failing
 }
 
-// failing is a backend that failed.
 type failing struct {
 	logged  time.Time
 	skipped int // failures since then
@@ -38,7 +42,6 @@ func newPolicydClient(log klog.Logger, endpoint string) (*policydClient, error) 
 	return &policydClient{Client: c, log: log, failed: map[string]*failing{}}, nil
 }
 
-// notReviewed logs a failed review, for each backend at most once in each failureInterval.
 func (d *policydClient) notReviewed(f policyclient.ReviewFailure) {
 	skipped, due := d.due(f.Answer.Backend)
 	if !due {
@@ -49,7 +52,6 @@ func (d *policydClient) notReviewed(f policyclient.ReviewFailure) {
 		"image", f.Answer.Image, "pod", klog.KRef(f.Namespace, f.Pod), "took", f.Answer.Took, "repeated", skipped)
 }
 
-// notVerified logs a verification without a result, at most one in each failureInterval.
 func (d *policydClient) notVerified(f policyclient.VerificationFailure) {
 	skipped, due := d.due("")
 	if !due {
@@ -82,14 +84,114 @@ func (d *policydClient) due(backend string) (skipped int, due bool) {
 func (d *policydClient) keep(backends []policyfiles.Backend) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	kept := map[string]*failing{}
-	if f := d.failed[""]; f != nil { // of signatures
-		kept[""] = f
+	maps.DeleteFunc(d.failed, func(name string, _ *failing) bool {
+		of := func(b policyfiles.Backend) bool { return b.Name == name }
+		return name != "" && !slices.ContainsFunc(backends, of) // "" is about signatures
+	})
+}
+
+// settleTime is the time after which policy files, which may be being written, are read again when policyd has others.
+const settleTime = 250 * time.Millisecond
+
+func reviewedFields() []string {
+	return []string{podsource.ReviewAnnotations, "spec.spec.containers[].image[]", "spec.spec.volumes[]"}
+}
+
+// reviewBy returns the validator that asks the backends of a set, which can be nil.
+func (p *policies) reviewBy(set *policyfiles.Set) *policyclient.Reviewer {
+	backends, hash := policyfiles.BackendsOf(set), ""
+	if set != nil {
+		hash = set.Hash
 	}
-	for _, b := range backends {
-		if f := d.failed[b.Name]; f != nil {
-			kept[b.Name] = f
+	p.policyd.keep(backends)
+	return policyclient.NewReviewer(backends, policyclient.ReviewerOptions{
+		Client: p.policyd, PolicyHash: hash, Failed: p.policyd.notReviewed,
+		Successor: func(ctx context.Context) *policyclient.Reviewer {
+			if !p.followed(ctx, policyfiles.VersionOf(set)) {
+				return nil
+			}
+			return p.validator()
+		},
+	})
+}
+
+// followed reads the policy files again if those in use are of a version. It returns false if ctx ends first.
+// Concurrent calls share the readings.
+func (p *policies) followed(ctx context.Context, in policyfiles.Version) bool {
+	// A reading that began before this call may have been too early for it, so there is a second one.
+	for last := false; ; last = true {
+		read := p.following.DoChan(in.Hash+in.TrustedRoot, func() (any, error) {
+			changed := p.follow(in)
+			if !changed {
+				time.Sleep(settleTime)
+				changed = p.follow(in)
+			}
+			return changed, nil
+		})
+		select {
+		case <-ctx.Done():
+			return false
+		case r := <-read:
+			if changed, _ := r.Val.(bool); changed || last || !r.Shared {
+				return true
+			}
 		}
 	}
-	d.failed = kept
+}
+
+// follow reads the policy files again if those in use are of a version, and reports whether others are in use then.
+func (p *policies) follow(in policyfiles.Version) (changed bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.set != nil && policyfiles.VersionOf(p.set) == in {
+		p.pollLocked()
+	}
+	return p.set == nil || policyfiles.VersionOf(p.set) != in
+}
+
+func (p *policies) validator() *policyclient.Reviewer {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.review
+}
+
+// A signatureSet is what the policy files in use require of signatures, nothing in the zero value. It is immutable.
+type signatureSet struct {
+	rules *requirement.Set
+	// version identifies what pullgate-policyd must verify by.
+	version  policyfiles.Version
+	endorser *policyclient.Endorser // nil if there are no rules
+}
+
+// useSignatures makes the rules of a set those in use. It is also called when the settings have changed.
+func (p *policies) useSignatures(set *policyfiles.Set) {
+	s := signatureSet{version: policyfiles.VersionOf(set)}
+	if set != nil {
+		s.rules = policyfiles.Requirements(set)
+	}
+	if len(s.rules.Rules()) > 0 {
+		s.endorser = policyclient.NewEndorser(s.rules, policyclient.EndorserOptions{
+			Store: p.store, Verifier: p.policyd, State: p.endorsing,
+			PolicyHash: s.version.Hash, TrustedRoot: s.version.TrustedRoot,
+			Validity: p.config.EndorsementValidity.Value(), Grace: p.grace,
+			Successor: func(ctx context.Context) *policyclient.Endorser {
+				if !p.followed(ctx, s.version) {
+					return nil
+				}
+				return p.signatures.Load().endorser
+			},
+			Failed: p.policyd.notVerified, Outcome: p.metrics.Verification,
+		})
+	}
+	p.signatures.Store(&s)
+}
+
+// Rules returns the rules about signatures in use.
+func (p *policies) Rules() *requirement.Set { return p.signatures.Load().rules }
+
+// Verify has requirements of the rules in use verified. It stores nothing.
+func (p *policies) Verify(ctx context.Context, r policyclient.VerifyRequest) (requirement.Report, error) {
+	s := p.signatures.Load()
+	r.PolicyHash, r.TrustedRoot = s.version.Hash, s.version.TrustedRoot
+	return p.policyd.Verify(ctx, r)
 }

@@ -46,7 +46,6 @@ func (s *service) set(change func(), lines ...string) {
 	}
 }
 
-// reached reports whether the runtime is connected.
 func (s *service) reached(up bool) { s.set(func() { s.up = up }) }
 
 // bound reports that the listener of a field could not be bound, or, with nil, that it is bound.
@@ -58,7 +57,6 @@ func (s *service) bound(field string, err error) {
 	})
 }
 
-// notListening returns the listeners that could not be bound, ordered by field.
 func (s *service) notListening() (all []*adminv1.NotListening) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -68,21 +66,16 @@ func (s *service) notListening() (all []*adminv1.NotListening) {
 	return all
 }
 
-// reloading reports that the configuration is being read again, until ready is called.
 func (s *service) reloading() {
 	s.notify(sd.SdNotifyReloading, strings.TrimSpace(sd.SdNotifyMonotonicUsec()))
 }
 
-// enforces reports which policy is in use.
 func (s *service) enforces(policy string) { s.set(func() { s.policy = policy }) }
 
-// stop reports that the daemon stops.
 func (s *service) stop() { s.set(func() { s.stopping = true }, sd.SdNotifyStopping) }
 
-// alive notifies the watchdog.
 func (s *service) alive() { s.notify(sd.SdNotifyWatchdog) }
 
-// status returns the line that systemctl status shows.
 func (s *service) status() string {
 	mode := s.policy
 	if s.shadow {

@@ -3,12 +3,17 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"os"
 	"path/filepath"
 
 	"k8s.io/klog/v2"
 
+	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/mechanics/disk"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
+	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
@@ -51,7 +56,6 @@ func panicked(log klog.Logger, path string) func(value any, stack []byte) {
 	}
 }
 
-// logReport logs what a start has found in the state directory.
 func logReport(log klog.Logger, dir string, r tracker.Report) {
 	path, keyPath := filepath.Join(dir, tracker.StoreFile), KeyPath(dir)
 	if r.Key.Exposed != nil {
@@ -107,7 +111,66 @@ func logKey(log klog.Logger, path string, r tracker.KeyReport) {
 	}
 }
 
-// distrustHint describes how an operator lets pods use the images on the node of a distrusted store.
 const distrustHint = "pullgatectl preloaded accept IMAGE opens one image to every pod, " +
 	"pullgatectl distrust end opens all that nothing is known of; " +
 	"without the admin API start once with --accept-present-images"
+
+// maxGrants bounds the file of grants, in bytes; a grant takes a few hundred bytes.
+const maxGrants = 64 << 20
+
+// handOver writes the grants to a file for the next process, which would otherwise deny containers to pods that have
+// not started theirs yet. Without the file pods prove access again.
+func handOver(o Options, t *tracker.Tracker) {
+	data, err := t.HandOver()
+	if err == nil {
+		err = disk.Write(filepath.Join(o.Config.StateDir, grantsFile), disk.Options{Replace: true}, func(w io.Writer) error {
+			_, err := w.Write(data)
+			return err
+		})
+	}
+	if err != nil {
+		o.Log.Info("Grants not handed over to the next start, pods whose containers are being created prove access again",
+			"err", err)
+	}
+}
+
+// takeOver restores the grants of the last process. It deletes the file first: a grant that ends later must not return.
+func takeOver(o Options, t *tracker.Tracker) {
+	path := filepath.Join(o.Config.StateDir, grantsFile)
+	data, err := disk.Read(path, maxGrants)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	n := 0
+	if err = errors.Join(err, removeFile(path)); err == nil {
+		n, err = t.TakeOver(data)
+	}
+	if err != nil {
+		o.Log.Info("Failed to take over the grants of the last run: pods with containers in creation must prove access again",
+			"err", err)
+		return
+	}
+	o.Log.Info("Grants of the last run taken over", "grants", n)
+}
+
+func removeFile(path string) error {
+	if err := os.Remove(path); err != nil {
+		return err
+	}
+	return disk.SyncFolder(filepath.Dir(path))
+}
+
+// warnOfRuntimeCredentials warns if CRI-O has credentials for namespaces, and the configuration says that it has none.
+func warnOfRuntimeCredentials(log klog.Logger, c config.Config, root string) {
+	if c.RuntimeCredentials == config.RuntimeCredentialsPerNamespace {
+		return
+	}
+	found, unread := doctor.Host{Root: root}.NamespaceCredentials()
+	if len(found) > 0 {
+		log.Error(nil, "CRI-O pulls with credentials of namespaces, and runtimeCredentials is none: "+
+			"such pulls open images to every pod; set runtimeCredentials: perNamespace", "found", found)
+	}
+	for _, err := range unread {
+		log.Info("Failed to find out whether CRI-O has credentials of namespaces", "err", err)
+	}
+}

@@ -28,16 +28,9 @@ type watchdog struct {
 	feed  func()
 	log   klog.Logger
 
-	open   map[string]*question // by part; a part that hangs gets no further question
-	failed map[string]bool      // by part, its last answer
+	open   map[string]chan error // the next answer, by part; a part that hangs gets no further question
+	failed map[string]bool       // by part, its last answer
 	asking sync.WaitGroup
-}
-
-// A question is a check of a part.
-type question struct {
-	over     <-chan struct{} // closed at the end of its time limit
-	answered chan struct{}
-	err      error // readable after the answer
 }
 
 // runWatchdog notifies systemd's watchdog until ctx ends, if there is one.
@@ -65,12 +58,11 @@ func storePart(s *records.Store) part {
 
 func newWatchdog(log klog.Logger, patience time.Duration, feed func(), parts ...part) *watchdog {
 	return &watchdog{
-		every: patience / 3, parts: parts, feed: feed, log: log, open: map[string]*question{},
+		every: patience / 3, parts: parts, feed: feed, log: log, open: map[string]chan error{},
 		failed: map[string]bool{},
 	}
 }
 
-// run checks and notifies until ctx ends and every question is answered.
 func (w *watchdog) run(ctx context.Context) {
 	defer w.asking.Wait()
 	for ctx.Err() == nil {
@@ -82,16 +74,17 @@ func (w *watchdog) run(ctx context.Context) {
 func (w *watchdog) round(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, w.every)
 	defer cancel()
+	late := map[string]bool{}
 	for _, p := range w.parts {
-		if w.open[p.name] == nil {
-			q := &question{over: limited.Done(), answered: make(chan struct{})}
-			w.open[p.name] = q
-			w.asking.Go(func() { defer close(q.answered); q.err = p.ask(limited) })
+		if late[p.name] = w.open[p.name] != nil; !late[p.name] {
+			answer := make(chan error, 1)
+			w.open[p.name] = answer
+			w.asking.Go(func() { answer <- p.ask(limited) })
 		}
 	}
 	var unresponsive []string
 	for _, p := range w.parts {
-		if !w.answered(limited, p.name) {
+		if !w.answered(limited, p.name, late[p.name]) {
 			unresponsive = append(unresponsive, p.name)
 		}
 	}
@@ -107,28 +100,60 @@ func (w *watchdog) round(ctx context.Context) {
 	<-limited.Done()
 }
 
-// answered waits for the answer of a part. An answer after the time limit counts as none.
-func (w *watchdog) answered(limited context.Context, name string) bool {
-	q := w.open[name]
+// answered waits for the answer of a part. One after the time limit of its round counts as none.
+func (w *watchdog) answered(limited context.Context, name string, late bool) bool {
+	var err error
 	select {
-	case <-q.answered:
+	case err = <-w.open[name]:
+		delete(w.open, name)
 	case <-limited.Done():
-		select {
-		case <-q.answered:
-			delete(w.open, name)
-		default:
-		}
+	}
+	if late || limited.Err() != nil {
 		return false
 	}
-	delete(w.open, name)
-	select {
-	case <-q.over: // the limit of this round or of an earlier one
-		return false
-	default:
+	if err != nil && !w.failed[name] {
+		w.log.Error(err, "A part of pullgated answers with an error", "part", name)
 	}
-	if q.err != nil && !w.failed[name] {
-		w.log.Error(q.err, "A part of pullgated answers with an error", "part", name)
-	}
-	w.failed[name] = q.err != nil
+	w.failed[name] = err != nil
 	return true
+}
+
+// stateLogInterval is the minimum time between two log lines of the same state of a connection.
+const stateLogInterval = time.Second
+
+// logStates logs the changes that it receives, until ctx ends: each state at most once in stateLogInterval, and always
+// the final state. unlogged is the number of changes since the last line. The initial state, down, is logged if it
+// lasts.
+func logStates(ctx context.Context, changes <-chan bool, log func(up bool, unlogged int)) {
+	var (
+		state    bool
+		at       = map[bool]time.Time{false: time.Now()}
+		received int
+		begins   = true // no change has been received
+		pending  bool   // only the initial state has been received, and it was not logged
+	)
+	due := time.NewTimer(0)
+	defer due.Stop()
+	<-due.C
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case state = <-changes:
+			if pending = begins && !state; !pending {
+				received++
+			}
+			begins = false
+		case <-due.C:
+		}
+		if received == 0 && !pending {
+			continue
+		}
+		if logged, ok := at[state]; ok && time.Since(logged) < stateLogInterval {
+			due.Reset(stateLogInterval - time.Since(logged))
+			continue
+		}
+		log(state, max(received-1, 0))
+		at[state], received, pending = time.Now(), 0, false
+	}
 }

@@ -25,8 +25,7 @@ type Admission struct {
 	Chain *admission.Chain
 	// NamespaceLabels are the labels by namespace. Those of a namespace that is not a key are not known.
 	NamespaceLabels map[string]map[string]string
-	// KubeletRoot is the folder below which the kubelet keeps the volumes of pods.
-	KubeletRoot string
+	KubeletRoot     string // the folder below which the kubelet keeps the volumes of pods
 	// Views adds what the CRI does not carry; nil if there is no pod source.
 	Views ViewSource
 	// Endorser judges and verifies signatures; nil if no policy is about them. It is one of the validators of Chain too.
@@ -80,14 +79,11 @@ type candidate struct {
 	image     tracker.Image               // of the container; the zero value if it was absent when it was judged
 	mounts    []admission.Image           // that the container mounts
 
-	// reported is what the runtime says of the created container; nil before it was created.
-	reported *runtimeapi.Container
+	reported *runtimeapi.Container // what the runtime says of the created container; nil before it was created
 	// restored means that the runtime has, or may have, restored the container from a checkpoint, whatever it reports.
 	restored bool
-	// gone means that the container was removed before it was read back.
-	gone bool
-	// late means that the container is judged when it starts, and without its configuration.
-	late bool
+	gone     bool // the container was removed before it was read back
+	late     bool // the container is judged when it starts, and without its configuration
 	// instead is the image with which the candidate was judged, if the container has another one. That one is image.
 	instead *tracker.Image
 	// undescribed means that the call has no configuration of the container, so nothing is known about it except its name.
@@ -215,7 +211,6 @@ func (c *candidate) otherRoot() string {
 		root, c.policies.KubeletRoot)
 }
 
-// refusal returns the error for a call that the chain denies. remark is put before the reasons of the chain.
 func refusal(who tracker.Pod, d admission.Decision, remark string) error {
 	reason, text := d.Refusal()
 	return refuse(codes.PermissionDenied, string(reason),
@@ -309,7 +304,6 @@ func (g *Gate) view(
 // namedInCall reports whether the call has the pod's name for the image. A kubelet always sends it.
 func (c *candidate) namedInCall() bool { return c.container.GetImage().GetUserSpecifiedImage() != "" }
 
-// criView returns what the messages of the call say.
 func (c *candidate) criView() (admission.Pod, *admission.Container) {
 	if c.container == nil {
 		return criview.Sandbox(c.sandbox), nil

@@ -22,12 +22,10 @@ type call struct {
 	policies    *Admission // nil if there are none
 }
 
-// newCall decodes what the metadata of a call says.
 func (g *Gate) newCall(ctx context.Context, method string) *call {
 	return &call{method, time.Now(), g.c.AlwaysPrecheck.Skips(ctx), g.admitting.Load()}
 }
 
-// keys returns the keys and values that identify the use in the log.
 func (u *use) keys() []any {
 	return []any{"image", u.name.String(), "pod", klog.KRef(u.pod.Namespace, u.pod.Name)}
 }
@@ -127,7 +125,6 @@ func (g *Gate) explain(ctx context.Context, r tracker.Request) tracker.Verdict {
 	return g.c.Tracker.Explain(ctx, r).Verdict
 }
 
-// decision returns a decision about the use that was taken now.
 func (u *use) decision(v tracker.Verdict) decisionlog.Decision {
 	return decisionlog.Decision{
 		Call: u.method, Pod: u.pod, Image: u.name.String(), Repository: u.name.Repository(),

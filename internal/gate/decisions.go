@@ -22,7 +22,6 @@ const (
 	CreateFailed policy.Reason = "creation_failed"
 )
 
-// overruled returns a verdict that denies for a reason of the gate.
 func overruled(v tracker.Verdict, why policy.Reason) tracker.Verdict {
 	v.Decision = policy.Decision{Verdict: policy.Reverify, Reason: why}
 	return v
@@ -37,21 +36,18 @@ func (g *Gate) note(d decisionlog.Decision) {
 	}
 }
 
-// noteRepeatedAllow logs at a debug level that a pod was allowed an image again.
 func (g *Gate) noteRepeatedAllow(d decisionlog.Decision) {
 	if log := g.c.Log.V(2); log.Enabled() {
 		log.Info("Allowed again", facts(g.complete(d))...)
 	}
 }
 
-// complete sets what depends on the verdict.
 func (g *Gate) complete(d decisionlog.Decision) decisionlog.Decision {
 	d.Shadow = g.c.Shadow && d.Verdict.Reason != AdmissionDenied   // which shadow mode does not affect
 	d.Repository = cmp.Or(d.Verdict.Pair.Repository, d.Repository) // a pull that did not succeed has no pair
 	return d
 }
 
-// facts returns the keys and values of a decision's line in the journal.
 func facts(d decisionlog.Decision) []any {
 	all := []any{
 		"call", d.Call, "image", d.Image, "imageID", d.Verdict.Pair.ImageID, "pod", klog.KRef(d.Pod.Namespace, d.Pod.Name),
@@ -114,7 +110,6 @@ func (g *Gate) journal(d decisionlog.Decision) {
 	}
 }
 
-// wouldDeny reports whether a policy that only reports does not admit.
 func wouldDeny(d decisionlog.Decision) bool {
 	return slices.ContainsFunc(d.Admission.Findings, func(f admission.Finding) bool {
 		return f.Audit && f.Answer != admission.Admit

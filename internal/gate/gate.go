@@ -1,6 +1,17 @@
+// Package gate implements the judged calls of the CRI, by which a pod gets to use an image: it decodes them, gets a
+// verdict from the tracker and acts on it.
+//
+//	criproxy.Server ──▶ Gate ──▶ tracker: may this pod use this image?
+//	                      └────▶ podindex: which pod is asking?
+//
+// [Gate.Handlers] is the table of these calls. For a pod that has to prove access, ImageStatus is answered as if the
+// image were absent, so that the kubelet pulls it with the pod's credentials. A PullImage is recorded, or answered
+// without the registry. A container on an image that its pod may not use is denied. The gate also reads the calls that
+// create and remove pods, and keeps the tracker in sync with the runtime.
 package gate
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"sync"
@@ -9,6 +20,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
@@ -23,9 +35,8 @@ import (
 
 // A Gate acts on the verdicts of the tracker: it hides images, denies calls and answers pulls.
 type Gate struct {
-	c Config // AllowRestores and Admission in it are only those that New got
-	// skipsAlways is the result of the last pre-check about the kubelet.
-	skipsAlways atomic.Bool
+	c           Config      // AllowRestores and Admission in it are only those that New got
+	skipsAlways atomic.Bool // the result of the last pre-check about the kubelet
 
 	pods          podStates
 	synced        synced
@@ -63,25 +74,19 @@ type Metrics interface {
 
 // Config holds the parts and the settings of a [Gate].
 type Config struct {
-	Tracker *tracker.Tracker
-	Pods    *podindex.Index
-	Runtime *Runtime
-	// PodSource has facts about pods that the CRI does not have; nil if there is none.
-	PodSource PodSource
+	Tracker   *tracker.Tracker
+	Pods      *podindex.Index
+	Runtime   *Runtime
+	PodSource PodSource // has facts about pods that the CRI does not have; nil if there is none
 	Metrics   Metrics
 	Log       klog.Logger
 	// Decisions records every decision except a repeated Allow; nil records none.
-	Decisions decisionlog.Recorder
-	// Shadow is noPullImageSecretRecheck: verdicts are not enforced, policies are.
-	Shadow bool
-	// OutageFallback is registryOutageFallback.
-	OutageFallback bool
-	// AlwaysPrecheck is kubeletSkipsAlwaysPrecheck.
-	AlwaysPrecheck AlwaysPrecheck
-	// AllowRestores is allowRestores; SetAllowRestores changes it.
-	AllowRestores bool
-	// Admission has the policies, nil if there are none; SetAdmission changes it.
-	Admission *Admission
+	Decisions      decisionlog.Recorder
+	Shadow         bool           // noPullImageSecretRecheck: verdicts are not enforced, policies are
+	OutageFallback bool           // registryOutageFallback
+	AlwaysPrecheck AlwaysPrecheck // kubeletSkipsAlwaysPrecheck
+	AllowRestores  bool           // allowRestores; SetAllowRestores changes it
+	Admission      *Admission     // has the policies, nil if there are none; SetAdmission changes it
 }
 
 // New returns a gate. Every field except PodSource, Decisions, Admission and the switches must be set.
@@ -122,7 +127,6 @@ func identify(c described) tracker.Pod {
 	}
 }
 
-// refuse returns the answer to a call that the gate refuses.
 func refuse(code codes.Code, reason, format string, args ...any) error {
 	return criproxy.Refuse(code, reason, fmt.Sprintf(format, args...))
 }
@@ -142,7 +146,6 @@ func (g *Gate) count(d decisionlog.Decision) {
 	g.noteVerdict(d)
 }
 
-// noteVerdict notes a verdict, unless it is a repeated Allow.
 func (g *Gate) noteVerdict(d decisionlog.Decision) {
 	// it is unknown whether an unknown pod was allowed before
 	if !d.Verdict.Allowed() || d.Verdict.First || d.Pod.UID == "" {
@@ -204,5 +207,44 @@ func aborted(err error) bool {
 		return true
 	default:
 		return false
+	}
+}
+
+// Handlers returns the calls that the gate judges or reads, by full method. Every other call is forwarded unchanged.
+func (g *Gate) Handlers() map[string]criproxy.Handler {
+	return map[string]criproxy.Handler{
+		// Access to images.
+		runtimeapi.ImageService_ImageStatus_FullMethodName:       decoded(g, g.imageStatus),
+		runtimeapi.ImageService_PullImage_FullMethodName:         decoded(g, g.pullImage),
+		runtimeapi.RuntimeService_CreateContainer_FullMethodName: decoded(g, g.createContainer),
+		runtimeapi.RuntimeService_StartContainer_FullMethodName:  decoded(g, g.startContainer),
+		runtimeapi.RuntimeService_RestorePod_FullMethodName:      decoded(g, g.restorePod),
+
+		// Images on the node.
+		runtimeapi.ImageService_RemoveImage_FullMethodName: decoded(g, g.removeImage),
+
+		// Pods on the node.
+		runtimeapi.RuntimeService_RunPodSandbox_FullMethodName:    decoded(g, g.runPodSandbox),
+		runtimeapi.RuntimeService_RemovePodSandbox_FullMethodName: decoded(g, g.removePodSandbox),
+		runtimeapi.RuntimeService_ListPodSandbox_FullMethodName:   decoded(g, g.listPodSandbox),
+	}
+}
+
+// decoded returns a handler that decodes and holds the request for f. What cannot be decoded is refused.
+func decoded[M any, P interface {
+	*M
+	proto.Message
+}](g *Gate, f func(ctx context.Context, c *criproxy.Call, request P) ([]byte, error)) criproxy.Handler {
+	return func(ctx context.Context, c *criproxy.Call) ([]byte, error) {
+		request := P(new(M))
+		if proto.Unmarshal(c.Request, request) != nil {
+			return nil, errUndecodable()
+		}
+		release, ok := g.held.hold(holderOf(request), len(c.Request))
+		if !ok {
+			return nil, errTooManyBytes()
+		}
+		defer release()
+		return f(ctx, c, request)
 	}
 }

@@ -18,7 +18,6 @@ const (
 	sharedLimit = 64 << 20
 )
 
-// heldRequests bounds the memory of requests while their handlers wait. It may be used concurrently.
 type heldRequests struct {
 	mu    sync.Mutex
 	total int

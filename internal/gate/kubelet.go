@@ -15,11 +15,9 @@ type AlwaysPrecheck string
 // The values of kubeletSkipsAlwaysPrecheck. The zero value is AlwaysAuto, too.
 const (
 	// AlwaysAuto judges each call by its user agent.
-	AlwaysAuto AlwaysPrecheck = "auto"
-	// AlwaysSkipped is set for a kubelet from 1.32 on.
-	AlwaysSkipped AlwaysPrecheck = "true"
-	// AlwaysSent is set for a kubelet up to 1.31.
-	AlwaysSent AlwaysPrecheck = "false"
+	AlwaysAuto    AlwaysPrecheck = "auto"
+	AlwaysSkipped AlwaysPrecheck = "true"  // set for a kubelet from 1.32 on
+	AlwaysSent    AlwaysPrecheck = "false" // set for a kubelet up to 1.31
 )
 
 // firstSkipping is the minor version of grpc-go in kubelet 1.33; 1.28 to 1.32 have up to 1.65. Kubelet 1.32 skips the

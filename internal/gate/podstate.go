@@ -12,10 +12,8 @@ import (
 )
 
 const (
-	// maxPods limits the number of pods with a state. It is far more than a node runs.
-	maxPods = 4096
-	// maxEntries limits each set of a state. Few pods use as many images or containers.
-	maxEntries = 64
+	maxPods    = 4096 // limits the number of pods with a state. It is far more than a node runs
+	maxEntries = 64   // limits each set of a state. Few pods use as many images or containers
 	// repeatInterval is the interval of journal lines, of 400 bytes, for a denial that kubelets repeat every second.
 	repeatInterval = time.Minute
 )
@@ -35,7 +33,6 @@ type podStates struct {
 	pods map[podKey]*podState
 }
 
-// A podState is what the gate remembers about one pod, until the pod ends.
 type podState struct {
 	age  uint64
 	seen bool // the pod has had a sandbox
@@ -45,14 +42,11 @@ type podState struct {
 	hidden entries[bool]
 	// refused are the images of denied containers, by name or else ID. The next pre-check is hidden and leads to a pull.
 	refused entries[struct{}]
-	// logged are facts that were logged or noted once.
-	logged entries[struct{}]
-	// denials are the last denials that got a line in the journal.
-	denials entries[*denial]
+	logged  entries[struct{}] // facts that were logged or noted once
+	denials entries[*denial]  // the last denials that got a line in the journal
 	// created are the containers, by ID, that have been read back and may be started, or are being read back.
 	created entries[createdContainer]
-	// shown are the images that a pre-check or a pull has shown to the pod a moment ago.
-	shown entries[shownImage]
+	shown   entries[shownImage] // the images that a pre-check or a pull has shown to the pod a moment ago
 }
 
 // A createdContainer is what the gate has to know about a container when it starts.
@@ -212,7 +206,6 @@ func (s *podStates) hide(seen string, name imageref.Ref, unendorsed bool) (added
 	return added
 }
 
-// show notes that a pre-check is not hidden any more.
 func (s *podStates) show(seen string, name imageref.Ref) {
 	s.with(podKey{seen: seen}, false, func(p *podState, _ uint64) { _, _ = p.hidden.take(nameKey(name)) })
 }
@@ -240,21 +233,15 @@ func (s *podStates) refuse(uid string, name imageref.Ref, imageID string) {
 	}
 }
 
-// refused reports, once, whether a pod was denied a container on the image since the last report.
-func (s *podStates) refused(uid string, name imageref.Ref, imageID string) (yes bool) {
+// refused reports whether a pod was denied a container on the image. If it takes that, it is reported once.
+func (s *podStates) refused(uid string, name imageref.Ref, imageID string, take bool) (yes bool) {
 	s.with(podKey{uid: uid}, false, func(p *podState, _ uint64) {
-		_, named := p.refused.take(refusalKey(name, imageID))
-		_, byID := p.refused.take(imageID)
-		yes = named || byID
-	})
-	return yes
-}
-
-// willRefuse reports what refused would report, and has no effect.
-func (s *podStates) willRefuse(uid string, name imageref.Ref, imageID string) (yes bool) {
-	s.with(podKey{uid: uid}, false, func(p *podState, _ uint64) {
-		_, named := p.refused.get(refusalKey(name, imageID))
-		_, byID := p.refused.get(imageID)
+		report := p.refused.get
+		if take {
+			report = p.refused.take
+		}
+		_, named := report(refusalKey(name, imageID))
+		_, byID := report(imageID)
 		yes = named || byID
 	})
 	return yes

@@ -61,7 +61,7 @@ func TestPodsAreBoundedAndEnd(t *testing.T) {
 	}
 	hidden, _ := s.isHidden("victim", name)
 	_, cleared := s.created("container", false)
-	if !hidden || !cleared || !s.willRefuse("victim", name, "id") {
+	if !hidden || !cleared || !s.refused("victim", name, "id", false) {
 		t.Error("the state of a pod with a sandbox is displaced")
 	}
 	if first, _ := s.isHidden("seen0", name); first {
@@ -71,7 +71,7 @@ func TestPodsAreBoundedAndEnd(t *testing.T) {
 	s.end([]string{"victim"})
 	hidden, _ = s.isHidden("victim", name)
 	_, cleared = s.created("container", false)
-	if hidden || cleared || s.willRefuse("victim", name, "id") {
+	if hidden || cleared || s.refused("victim", name, "id", false) {
 		t.Error("the state of an ended pod is kept")
 	}
 	if n := len(s.pods); n != maxPods-2 {
@@ -84,14 +84,14 @@ func TestRefusalIsReportedOnce(t *testing.T) {
 	name := imageref.New("busybox")
 	s.refuse("uid", name, "id")
 	s.refuse("uid", imageref.Ref{}, "other")
-	if !s.willRefuse("uid", name, "id") || !s.refused("uid", name, "id") || s.refused("uid", name, "id") || s.willRefuse("uid", name, "id") {
+	if !s.refused("uid", name, "id", false) || !s.refused("uid", name, "id", true) || s.refused("uid", name, "id", true) || s.refused("uid", name, "id", false) {
 		t.Error("want a refusal reported once")
 	}
-	if !s.refused("uid", imageref.New("any"), "other") {
+	if !s.refused("uid", imageref.New("any"), "other", true) {
 		t.Error("want a refusal by image ID reported for every name")
 	}
 	s.refuse("", name, "id")
-	if s.willRefuse("", name, "id") {
+	if s.refused("", name, "id", false) {
 		t.Error("want no refusal of an unknown pod")
 	}
 }

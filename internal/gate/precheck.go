@@ -29,7 +29,6 @@ func isPrecheck(r *runtimeapi.ImageStatusRequest) bool {
 	return !r.GetVerbose() && a[podindex.SeenAnnotation] != "" && a[podindex.SourceAnnotation] != ""
 }
 
-// A precheck is an ImageStatus that is judged.
 type precheck struct {
 	*call
 
@@ -37,12 +36,10 @@ type precheck struct {
 	seen string // the value of SeenAnnotation
 	// uses are those of the pods of which one has sent it. If no pod is known, it is that of an unknown one, which may use
 	// what every pod may use; the source annotation shows whether it is static.
-	uses []*use
-	// identified means that the pod that sent it is known, or that no pod is.
-	identified bool
+	uses       []*use
+	identified bool // the pod that sent it is known, or that no pod is
 }
 
-// precheck decodes a pre-check.
 func (g *Gate) precheck(c *call, image *runtimeapi.ImageSpec) *precheck {
 	annotations := image.GetAnnotations()
 	p := &precheck{call: c, name: imageref.New(image.GetImage()), seen: annotations[podindex.SeenAnnotation]}
@@ -140,7 +137,7 @@ func (g *Gate) judgePrecheck(ctx context.Context, p *precheck, img tracker.Image
 	if p.identified {
 		u := p.uses[0]
 		v := g.judge(ctx, u, tracker.Request{Image: img})
-		if g.pods.refused(u.pod.UID, u.name, v.Pair.ImageID) && v.Allowed() {
+		if g.pods.refused(u.pod.UID, u.name, v.Pair.ImageID, true) && v.Allowed() {
 			v = overruled(v, ContainerRefused)
 			g.note(u.decision(v))
 		}
@@ -150,7 +147,7 @@ func (g *Gate) judgePrecheck(ctx context.Context, p *precheck, img tracker.Image
 	var d decisionlog.Decision
 	for i, u := range p.uses {
 		one := g.decide(ctx, u, tracker.Request{Image: img}, g.explain)
-		if one.Verdict.Allowed() && g.pods.willRefuse(u.pod.UID, u.name, one.Verdict.Pair.ImageID) {
+		if one.Verdict.Allowed() && g.pods.refused(u.pod.UID, u.name, one.Verdict.Pair.ImageID, false) {
 			one.Verdict = overruled(one.Verdict, ContainerRefused)
 		}
 		first := d.Verdict.First || one.Verdict.First
@@ -199,7 +196,6 @@ func (g *Gate) answerError(ctx context.Context, p *precheck, err error) ([]byte,
 	return nil, err
 }
 
-// image converts an image of the runtime.
 func image(i *runtimeapi.Image) tracker.Image {
 	if i.GetId() == "" {
 		return tracker.Image{}

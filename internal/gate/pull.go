@@ -21,21 +21,19 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A pullCall is one PullImage.
 type pullCall struct {
 	*use
 
-	image   *runtimeapi.ImageSpec // as the client sent it
-	cred    credential.Credential
-	login   admission.Login // what the runtime uses of it; only if there are policies about signatures
-	seen    string          // the value of SeenAnnotation
-	present tracker.Image   // the image that has the name on the node before the pull
-	hidden  bool            // a pre-check of this pod for this name is hidden
-	state   uint64          // of the images on the node when it was read, see imageChanges
-	quiet   bool            // that state is known
-	// unendorsed means that it is hidden because the image lacked an endorsement.
-	unendorsed bool
-	noPod      bool // crictl, kubeadm
+	image      *runtimeapi.ImageSpec // as the client sent it
+	cred       credential.Credential
+	login      admission.Login // what the runtime uses of it; only if there are policies about signatures
+	seen       string          // the value of SeenAnnotation
+	present    tracker.Image   // the image that has the name on the node before the pull
+	hidden     bool            // a pre-check of this pod for this name is hidden
+	state      uint64          // of the images on the node when it was read, see imageChanges
+	quiet      bool            // that state is known
+	unendorsed bool            // it is hidden because the image lacked an endorsement
+	noPod      bool            // crictl, kubeadm
 
 	exact        bool // it is known whether the registry must be asked
 	revalidation bool // the registry need not be asked if the credential is proved

@@ -16,10 +16,8 @@ import (
 
 // Reasons to deny a create although its images were allowed, for [Metrics].
 const (
-	// CreationRestored is for a container, or a pod, that was restored from a checkpoint.
-	CreationRestored = "restored"
-	// CreationFailed is for an error of the runtime that the answer does not contain.
-	CreationFailed = "runtime_error"
+	CreationRestored = "restored"      // for a container, or a pod, that was restored from a checkpoint
+	CreationFailed   = "runtime_error" // for an error of the runtime that the answer does not contain
 )
 
 // The annotations that containerd sets on a restored container, over those of the checkpoint.

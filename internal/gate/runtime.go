@@ -73,7 +73,6 @@ func (r *Runtime) Version(ctx context.Context) (name, version string, err error)
 	return resp.GetRuntimeName(), resp.GetRuntimeVersion(), err
 }
 
-// latestSandbox returns the sandbox of a pod that was created last, nil if there is none.
 func (r *Runtime) latestSandbox(ctx context.Context, uid string) (latest *runtimeapi.PodSandbox, err error) {
 	resp, err := r.listSandboxes(ctx)
 	for _, s := range resp.GetItems() {
@@ -84,7 +83,6 @@ func (r *Runtime) latestSandbox(ctx context.Context, uid string) (latest *runtim
 	return latest, err
 }
 
-// listSandboxes lists every sandbox of the runtime.
 func (r *Runtime) listSandboxes(ctx context.Context) (*runtimeapi.ListPodSandboxResponse, error) {
 	const method = runtimeapi.RuntimeService_ListPodSandbox_FullMethodName
 	return own[runtimeapi.ListPodSandboxResponse](ctx, r.runtime, method,
@@ -116,7 +114,6 @@ func (r *Runtime) container(ctx context.Context, id string) (*runtimeapi.Contain
 	return nil, nil //nolint:nilnil // absence is an answer here
 }
 
-// containerStatus returns the status of a container.
 func (r *Runtime) containerStatus(ctx context.Context, c *runtimeapi.Container) (*runtimeapi.ContainerStatus, error) {
 	const method = runtimeapi.RuntimeService_ContainerStatus_FullMethodName
 	resp, err := own[runtimeapi.ContainerStatusResponse](ctx, r.runtime, method,
@@ -124,7 +121,6 @@ func (r *Runtime) containerStatus(ctx context.Context, c *runtimeapi.Container) 
 	return resp.GetStatus(), err
 }
 
-// removeContainer removes a container that must not be started.
 func (r *Runtime) removeContainer(ctx context.Context, id string) error {
 	const method = runtimeapi.RuntimeService_RemoveContainer_FullMethodName
 	_, err := own[runtimeapi.RemoveContainerResponse](ctx, r.runtime, method,
@@ -132,7 +128,6 @@ func (r *Runtime) removeContainer(ctx context.Context, id string) error {
 	return err
 }
 
-// removeSandbox stops and removes a sandbox with all its containers.
 func (r *Runtime) removeSandbox(ctx context.Context, id string) error {
 	const stop = runtimeapi.RuntimeService_StopPodSandbox_FullMethodName
 	const remove = runtimeapi.RuntimeService_RemovePodSandbox_FullMethodName

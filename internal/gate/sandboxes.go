@@ -11,7 +11,6 @@ import (
 	"github.com/pullgate/pullgate/pkg/criproxy"
 )
 
-// runPodSandbox asks the admission chain about the pod, and adds the created sandbox and its pod to the index.
 func (g *Gate) runPodSandbox(
 	ctx context.Context, c *criproxy.Call, req *runtimeapi.RunPodSandboxRequest,
 ) ([]byte, error) {
@@ -28,7 +27,6 @@ func (g *Gate) runPodSandbox(
 	return raw, err
 }
 
-// sandboxCreated adds the sandbox of an answer to RunPodSandbox to the index.
 func (g *Gate) sandboxCreated(config *runtimeapi.PodSandboxConfig, response []byte) {
 	var resp runtimeapi.RunPodSandboxResponse
 	if err := criproxy.DecodeAnswer(response, &resp); err != nil {
@@ -38,7 +36,6 @@ func (g *Gate) sandboxCreated(config *runtimeapi.PodSandboxConfig, response []by
 	g.c.Pods.Add(sandbox(resp.GetPodSandboxId(), config))
 }
 
-// removePodSandbox ends the grants of a pod when its last sandbox is removed.
 func (g *Gate) removePodSandbox(
 	ctx context.Context, c *criproxy.Call, req *runtimeapi.RemovePodSandboxRequest,
 ) ([]byte, error) {
@@ -70,7 +67,6 @@ func (g *Gate) listPodSandbox(
 	return raw, nil
 }
 
-// removeImage removes the records of an image together with the image.
 func (g *Gate) removeImage(ctx context.Context, c *criproxy.Call, req *runtimeapi.RemoveImageRequest) ([]byte, error) {
 	// The call removed an image that is present before and absent afterwards. Without an answer the records stay.
 	img, _ := g.c.Runtime.Image(ctx, req.GetImage().GetImage())
@@ -89,7 +85,6 @@ func (g *Gate) removeImage(ctx context.Context, c *criproxy.Call, req *runtimeap
 	return raw, err
 }
 
-// endPods forgets pods that have ended.
 func (g *Gate) endPods(uids []string) {
 	for _, uid := range uids {
 		g.c.Tracker.EndPod(uid)
@@ -113,7 +108,6 @@ func sandboxes(r *runtimeapi.ListPodSandboxResponse) []podindex.Sandbox {
 	return list
 }
 
-// sandbox returns what the index of pods has to know of a sandbox.
 func sandbox(id string, c described) podindex.Sandbox {
 	return podindex.Sandbox{ID: id, Pod: identify(c), Seen: c.GetAnnotations()[podindex.SeenAnnotation]}
 }

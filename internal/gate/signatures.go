@@ -37,7 +37,7 @@ func (g *Gate) lacksEndorsement(ctx context.Context, p *precheck, img tracker.Im
 	}
 	for _, u := range uses {
 		// A container that the pod has started may be restarted, unless the pod was denied another one on the image.
-		denied := v.Reason == ContainerRefused || g.pods.willRefuse(u.pod.UID, u.name, img.ID)
+		denied := v.Reason == ContainerRefused || g.pods.refused(u.pod.UID, u.name, img.ID, false)
 		if u.pullPolicy == tracker.PullNever || !denied && a.Chain.HasStarted(u.pod.UID, img.ID) {
 			continue
 		}
@@ -69,7 +69,7 @@ func (g *Gate) verifySignatures(ctx context.Context, p *pullCall, img tracker.Im
 		return admission.Decision{}, nil
 	}
 	started := a.Chain.HasStarted(p.pod.UID, img.ID)
-	if started && !p.hidden && !g.pods.willRefuse(p.pod.UID, p.name, img.ID) {
+	if started && !p.hidden && !g.pods.refused(p.pod.UID, p.name, img.ID, false) {
 		return admission.Decision{}, nil // a restart
 	}
 	verifier := a.Endorser.PullVerifier(admission.Pull{
@@ -109,7 +109,6 @@ func digestsOf(name imageref.Ref, img tracker.Image) (digests []string) {
 	return digests
 }
 
-// noteUnverified notes a pull that was not answered with the image on the node, because the image lacks an endorsement.
 func (g *Gate) noteUnverified(p *pullCall, d admission.Decision) {
 	out := outcome.Unavailable
 	if d.Answer == admission.Deny {
@@ -156,7 +155,6 @@ func (g *Gate) endorsedLate(ctx context.Context, c *candidate) error {
 	return refusal(c.pod, d, "")
 }
 
-// admissionImage returns an image that a pod uses under a name, which is empty if the call does not have it.
 func admissionImage(img tracker.Image, name imageref.Ref) admission.Image {
 	return admission.Image{ID: img.ID, Names: img.Names, Requested: name}
 }

@@ -27,7 +27,7 @@ func (g *Gate) SkipsAlways() bool { return g.skipsAlways.Load() }
 
 // Refusal returns the decision on the next pre-check of a pod if it overrules the tracker. It has no effect.
 func (g *Gate) Refusal(uid string, image imageref.Ref, imageID string) (d policy.Decision, ok bool) {
-	if !g.pods.willRefuse(uid, image, imageID) {
+	if !g.pods.refused(uid, image, imageID, false) {
 		return d, false
 	}
 	return overruled(tracker.Verdict{}, ContainerRefused).Decision, true

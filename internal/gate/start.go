@@ -103,7 +103,6 @@ func (c *candidate) on(reported *runtimeapi.Container, img tracker.Image) *candi
 	return of
 }
 
-// again returns the candidate without its decisions.
 func (c *candidate) again() *candidate {
 	of := *c
 	of.own, of.mounted, of.asked, of.admitted = nil, nil, false, admission.Decision{}
@@ -147,7 +146,6 @@ func (g *Gate) mayUseInstead(ctx context.Context, n *candidate) error {
 	return g.deny(n.use, shown)
 }
 
-// lateReadBack judges a container by the runtime's report about it.
 func (g *Gate) lateReadBack(ctx context.Context, own *call, id string) error {
 	c, err := g.c.Runtime.container(ctx, id)
 	if err != nil {
@@ -196,7 +194,6 @@ func (g *Gate) usedSpec(ctx context.Context, who tracker.Pod, c *runtimeapi.Cont
 	}
 }
 
-// readMounts asks the runtime for the mounts of a created container.
 func (g *Gate) readMounts(ctx context.Context, n *candidate) error {
 	shown, err := g.c.Runtime.containerStatus(ctx, n.reported)
 	n.container.Mounts = shown.GetMounts()

@@ -35,8 +35,7 @@ const reconcileTries = 5
 type synced struct {
 	done     atomic.Bool
 	restored atomic.Bool
-	// marked is the chain that has the started containers, nil if none has.
-	marked atomic.Pointer[admission.Chain]
+	marked   atomic.Pointer[admission.Chain] // the chain that has the started containers, nil if none has
 
 	mu       sync.Mutex    // guards the following fields
 	attempt  *attempt      // the one in progress; nil if there is none
@@ -172,7 +171,6 @@ func (g *Gate) Reconcile(ctx context.Context) error {
 	return fmt.Errorf("list sandboxes of the runtime: they changed during each of %d lists", reconcileTries)
 }
 
-// A started is a container that has been started, with its pod.
 type started struct {
 	pod      tracker.Pod
 	name     string     // in the pod
@@ -260,7 +258,6 @@ func (g *Gate) usedNames(p tracker.Pod, names []imageref.Ref) (used []imageref.R
 	return used
 }
 
-// each calls f for 0 to n-1, a few concurrently.
 func each(n int, f func(i int)) {
 	var g errgroup.Group
 	g.SetLimit(restoreAtOnce)

@@ -1,3 +1,8 @@
+// Package criview implements the view of a pod that a kubelet's CRI messages give.
+//
+// The messages describe what will run: defaults are filled in, and values of the pod are merged into its containers.
+// They do not carry every field of a pod, and no message says to which of the pod's lists a container belongs.
+// Everything here is a function of the messages; a message of a client that is not a kubelet can have any content.
 package criview
 
 import (
@@ -11,7 +16,6 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
-// terminationGraceAnnotation is an annotation of a container.
 const terminationGraceAnnotation = "io.kubernetes.pod.terminationGracePeriod"
 
 // Sandbox returns the view of a pod from its sandbox. What the CRI carries with containers is unknown in it.
@@ -105,7 +109,6 @@ func setNamespaces(p *admission.Pod, options ...*runtimeapi.NamespaceOption) {
 	}
 }
 
-// terminationGrace reads the annotation that a kubelet writes on each container.
 func terminationGrace(annotations map[string]string) admission.Value[int64] {
 	s, ok := annotations[terminationGraceAnnotation]
 	if !ok {

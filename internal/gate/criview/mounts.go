@@ -129,7 +129,6 @@ func volumeInside(rest, whole string) admission.Volume {
 	}
 }
 
-// volumeOf returns a volume that is not a hostPath.
 func volumeOf(name admission.Value[string]) admission.Volume {
 	return admission.Volume{Type: name, HostPath: admission.Absent[string](), HostPathType: admission.Absent[string]()}
 }
@@ -158,7 +157,6 @@ func volumeType(folder string) admission.Value[string] {
 	return admission.Value[string]{}
 }
 
-// pluginTypes are the types of the volumes of plugins with another name.
 var pluginTypes = map[string]string{ //nolint:gochecknoglobals // a constant table
 	"aws-ebs":         "awsElasticBlockStore",
 	"azure-disk":      "azureDisk",

@@ -15,13 +15,10 @@ import (
 )
 
 const (
-	// defaultLifetime is that of an answer without one. Plugins do not receive the default of the kubelet.
-	defaultLifetime = 24 * time.Hour
-	// margin is added to the lifetime of an answer, for a pull that begins at its end.
-	margin = time.Hour
+	defaultLifetime = 24 * time.Hour // of an answer without one; plugins do not receive the default of the kubelet
+	margin          = time.Hour      // added to the lifetime of an answer, for a pull that begins at its end
 )
 
-// group is the prefix of every apiVersion of the plugin protocol.
 const group = "credentialprovider.kubelet.k8s.io/"
 
 var (
@@ -32,11 +29,9 @@ var (
 // A Report contains the IDs of the credentials that a credential provider gave to the node; without any, it need not be
 // sent.
 type Report struct {
-	// KeyFingerprint is the fingerprint of the key for the IDs.
-	KeyFingerprint string
-	// Expires is when the kubelet no longer uses the answer.
-	Expires     time.Time
-	Credentials []ReportedCredential
+	KeyFingerprint string    // the fingerprint of the key for the IDs
+	Expires        time.Time // when the kubelet no longer uses the answer
+	Credentials    []ReportedCredential
 }
 
 // A ReportedCredential is the ID of a credential, with the patterns of its images.
@@ -78,7 +73,6 @@ func ReportOf(request, answer []byte, keyFile string, now time.Time) (Report, er
 	return r, nil
 }
 
-// header contains the fields of every message of the protocol.
 type header struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -110,7 +104,6 @@ func nodeWide(request []byte) (apiVersion string, wide bool, err error) {
 	return r.APIVersion, r.ServiceAccountToken == "" && len(r.ServiceAccountAnnotations) == 0, nil
 }
 
-// account is an entry of an answer.
 type account struct {
 	Username string `json:"username"`
 	Password string `json:"password"`

@@ -1,3 +1,13 @@
+// Package nodecreds implements the set of credentials that the node itself offers to every pod.
+//
+// They come from docker configuration files, such as the kubelet's /var/lib/kubelet/config.json, and from
+// credential provider plugins, whose answers are reported. A pull that succeeds with one of them
+// proves nothing about the pod, and opens the image to all pods of the node.
+//
+// The package reads each file as a whole every few seconds, and keeps only its last content: a file that is absent,
+// truncated or malformed offers nothing. Polling is better than a notification here: it detects a rename and a changed
+// symlink in a parent directory, works on a file system without notifications, and costs a few microseconds.
+// Credentials are stored as IDs.
 package nodecreds
 
 import (
@@ -19,20 +29,16 @@ import (
 )
 
 const (
-	// interval is how often the files are read.
-	interval = 3 * time.Second
-	// maxPatterns is how many patterns of one report are kept.
-	maxPatterns = 256
-	// maxReports is how many reports are kept. Above it, the one that expires first is removed.
-	maxReports = 1000
+	interval    = 3 * time.Second // how often the files are read
+	maxPatterns = 256             // how many patterns of one report are kept
+	maxReports  = 1000            // how many reports are kept; above it, the one that expires first is removed
 )
 
 // Credentials are the credentials that the node offers. Its methods may be called concurrently.
 type Credentials struct {
 	key credential.Key
 
-	// reading is locked by the goroutine that reads the files, and guards files.
-	reading sync.Mutex
+	reading sync.Mutex // locked by the goroutine that reads the files, and guards files
 	files   []file
 
 	// mu guards the fields below. Lock order: reading, then mu.
@@ -50,7 +56,6 @@ type file struct {
 	logged string            // describes the latest message about it
 }
 
-// reported is an answer of a credential provider.
 type reported struct {
 	id     credential.ID
 	ring   credential.SealedKeyring
@@ -149,7 +154,6 @@ func (c *Credentials) makeRoomLocked(now time.Time) {
 	}
 }
 
-// read updates the offered credentials from the files.
 func (c *Credentials) read(ctx context.Context) {
 	c.reading.Lock()
 	defer c.reading.Unlock()

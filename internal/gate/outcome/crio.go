@@ -121,7 +121,6 @@ func ofSource(text string) Outcome {
 	return Error
 }
 
-// ofRequest returns the outcome of a request that got no answer.
 func ofRequest(text string) Outcome {
 	switch {
 	case crioUnreached.MatchString(text):

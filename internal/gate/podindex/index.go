@@ -1,3 +1,13 @@
+// Package podindex implements the index by which the gate identifies the pod of a call.
+//
+// A kubelet's pre-check (ImageStatus) has no pod UID. It has the pod's annotations, including the value that the
+// kubelet itself wrote under kubernetes.io/config.seen. The pod's sandbox has the same value, and UID, namespace and
+// name. An [Index] holds the sandboxes of the runtime and returns the pods that have a value.
+//
+// The index is only in memory; it is rebuilt from the runtime's list of sandboxes. A value that is not in the index
+// identifies no pod. A value of two pods identifies both; a caller must then allow only what each of them may use. The
+// index compares only config.seen: a tenant can edit the other annotations of its pod, and the annotations of a sandbox
+// do not change.
 package podindex
 
 import (
@@ -14,9 +24,8 @@ import (
 const (
 	// SeenAnnotation is when the kubelet first saw the pod. After a restart of the kubelet a pod gets a new value, and its
 	// sandbox keeps the old one.
-	SeenAnnotation = "kubernetes.io/config.seen"
-	// SourceAnnotation holds the source of the pod: "api", "file" or "http".
-	SourceAnnotation = "kubernetes.io/config.source"
+	SeenAnnotation   = "kubernetes.io/config.seen"
+	SourceAnnotation = "kubernetes.io/config.source" // holds the source of the pod: "api", "file" or "http"
 )
 
 // StaticSource reports whether a value of [SourceAnnotation] is that of a static pod, from a file or a URL.
@@ -24,10 +33,9 @@ func StaticSource(source string) bool { return source == "file" || source == "ht
 
 // A Sandbox is one sandbox of a pod in the runtime.
 type Sandbox struct {
-	ID  string
-	Pod tracker.Pod
-	// Seen is the value of SeenAnnotation; "" for a sandbox that a client other than a kubelet created.
-	Seen string
+	ID   string
+	Pod  tracker.Pod
+	Seen string // the value of SeenAnnotation; "" for a sandbox that a client other than a kubelet created
 }
 
 // An Epoch identifies one state of an [Index].
@@ -36,11 +44,10 @@ type Epoch uint64
 // An Index maps the sandboxes of the runtime, and config.seen values, to pods. It may be used concurrently.
 type Index struct {
 	// mu guards the following fields. It is never held across a call to another package.
-	mu        sync.Mutex
-	epoch     Epoch
-	sandboxes map[string]Sandbox
-	// learned holds the values from PullImage that no sandbox has, and seen holds those of all pods.
-	learned, seen values
+	mu            sync.Mutex
+	epoch         Epoch
+	sandboxes     map[string]Sandbox
+	learned, seen values // learned holds the values from PullImage that no sandbox has, and seen holds those of all pods
 }
 
 // values are the pods of each value of SeenAnnotation, by UID; almost always one pod.
@@ -111,7 +118,6 @@ func (x *Index) All() []tracker.Pod {
 	return sorted(by)
 }
 
-// sorted returns pods by UID, sorted by it.
 func sorted(by map[string]tracker.Pod) []tracker.Pod {
 	pods := make([]tracker.Pod, 0, len(by))
 	for _, uid := range slices.Sorted(maps.Keys(by)) {

@@ -22,17 +22,13 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/klog/v2"
 )
 
 const (
-	// userAgent is the user agent in audit logs.
-	userAgent = "pullgated"
-	// nodeUser is the prefix of the user names of kubelets.
-	nodeUser = "system:node:"
-	// dialTimeout bounds a connection attempt.
-	dialTimeout = 10 * time.Second
+	userAgent   = "pullgated"      // the user agent in audit logs
+	nodeUser    = "system:node:"   // the prefix of the user names of kubelets
+	dialTimeout = 10 * time.Second // bounds a connection attempt
 )
 
 // client is a client of the API server, which decodes, and links in, only the types that it requests.
@@ -41,7 +37,6 @@ type client struct {
 	http *http.Client
 }
 
-// dialFunc makes connections.
 type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
 
 // load reads a kubeconfig. The error wraps ErrKubeconfig, and fs.ErrNotExist if a file that it needs is absent.
@@ -51,10 +46,13 @@ func load(path string) (config *rest.Config, err error) {
 		err = clientcmd.ResolveLocalPaths(file)
 	}
 	if err == nil {
-		err = filesExist(file)
-	}
-	if err == nil {
 		config, err = clientcmd.NewDefaultClientConfig(*file, &clientcmd.ConfigOverrides{}).ClientConfig()
+	}
+	if err == nil && file.Contexts[file.CurrentContext] != nil { // client-go has looked for the other files
+		user := file.AuthInfos[file.Contexts[file.CurrentContext].AuthInfo]
+		if user != nil && user.TokenFile != "" {
+			_, err = os.Stat(user.TokenFile)
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrKubeconfig, path, err)
@@ -62,28 +60,6 @@ func load(path string) (config *rest.Config, err error) {
 	return config, nil
 }
 
-// filesExist returns an error if one of the files is absent that the current context of a kubeconfig needs.
-func filesExist(file *clientcmdapi.Config) error {
-	var names []string
-	current := file.Contexts[file.CurrentContext]
-	if current == nil {
-		return nil // and the kubeconfig is refused
-	}
-	if c := file.Clusters[current.Cluster]; c != nil {
-		names = append(names, c.CertificateAuthority)
-	}
-	if u := file.AuthInfos[current.AuthInfo]; u != nil {
-		names = append(names, u.ClientCertificate, u.ClientKey, u.TokenFile)
-	}
-	for _, name := range names {
-		if _, err := os.Stat(name); name != "" && err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// newClient makes a client with its own transport.
 func newClient(config *rest.Config, dial dialFunc) (*client, error) {
 	if dial == nil {
 		dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext
@@ -112,10 +88,8 @@ func newClient(config *rest.Config, dial dialFunc) (*client, error) {
 	return &client{core, transport}, nil
 }
 
-// close closes the connections that are not in use.
 func (c *client) close() { utilnet.CloseIdleConnectionsFor(c.http.Transport) }
 
-// secret gets a Secret.
 func (c *client) secret(ctx context.Context, namespace, name string) (*corev1.Secret, error) {
 	// At a high verbosity client-go would log the answer.
 	ctx = klog.NewContext(ctx, logr.Discard())
@@ -149,7 +123,6 @@ func nodeOfCertificate(config *rest.Config) (node string, ok bool, err error) {
 	return "", false, fmt.Errorf("%w: client certificate: no certificate in it", ErrKubeconfig)
 }
 
-// nodeOfUser returns the node in a kubelet's user name.
 func nodeOfUser(user, source string) (string, error) {
 	node, ok := strings.CutPrefix(user, nodeUser)
 	if !ok || node == "" {

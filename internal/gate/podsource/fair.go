@@ -11,8 +11,7 @@ const (
 	// stays below the limit.
 	pace  = 50 * time.Millisecond
 	burst = 500
-	// idle is how long a reader waits if the queue is empty.
-	idle = time.Hour
+	idle  = time.Hour // how long a reader waits if the queue is empty
 )
 
 // An urgency orders reads. All Secrets that a caller waits for are read before any other.
@@ -35,7 +34,6 @@ type namespace struct {
 	size    int // bytes of their content
 }
 
-// delay returns how long the namespace has to wait for its next read.
 func (n *namespace) delay(now time.Time) time.Duration {
 	return n.paid.Add(-(burst - 1) * pace).Sub(now)
 }
@@ -51,7 +49,6 @@ type fairQueue struct {
 	retries []retry
 }
 
-// A retry is a Secret that could not be read, and the time of the next attempt.
 type retry struct {
 	at time.Time
 	e  *secret
@@ -72,7 +69,6 @@ func (q *fairQueue) push(e *secret, u urgency) {
 	}
 }
 
-// remove removes a Secret from the queue, if it is queued.
 func (q *fairQueue) remove(e *secret) {
 	if e.queued == nil {
 		return

@@ -20,10 +20,8 @@ import (
 )
 
 const (
-	// maxUses is how many uses of images by one pod are kept. The source does not know the others.
-	maxUses = 1000
-	// maxSecrets is how many pull secrets of one pod are read.
-	maxSecrets = 100
+	maxUses    = 1000 // how many uses of images by one pod are kept
+	maxSecrets = 100  // how many pull secrets of one pod are read
 )
 
 // kubeletLag is how long after a change a kubelet may still have the previous state of a pod.

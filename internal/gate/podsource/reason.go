@@ -13,30 +13,19 @@ type Reason string
 
 // The values of a Reason.
 const (
-	// Kubeconfig means that a kubeconfig, or a file that it names, is absent or cannot be read.
-	Kubeconfig Reason = "kubeconfig"
-	// Unreachable means that the API server cannot be reached.
-	Unreachable Reason = "unreachable"
-	// Timeout means that the API server does not answer in time.
-	Timeout Reason = "timeout"
-	// Unauthorized means 401: the API server does not accept the identity.
-	Unauthorized Reason = "unauthorized"
-	// Forbidden means 403: the identity lacks a permission.
-	Forbidden Reason = "forbidden"
-	// Missing means that a Secret that a pod names does not exist.
-	Missing Reason = "missing"
-	// Malformed means that a pull secret cannot be parsed.
-	Malformed Reason = "malformed"
+	Kubeconfig   Reason = "kubeconfig"   // a kubeconfig, or a file that it names, is absent or cannot be read
+	Unreachable  Reason = "unreachable"  // the API server cannot be reached
+	Timeout      Reason = "timeout"      // the API server does not answer in time
+	Unauthorized Reason = "unauthorized" // means 401: the API server does not accept the identity
+	Forbidden    Reason = "forbidden"    // means 403: the identity lacks a permission
+	Missing      Reason = "missing"      // a Secret that a pod names does not exist
+	Malformed    Reason = "malformed"    // a pull secret cannot be parsed
 	// Excessive means that the pull secrets of one pod have so many wildcards that some are ignored.
 	Excessive Reason = "excessive"
-	// Expired means 410: the watch fell behind and is restarted.
-	Expired Reason = "expired"
-	// Throttled means 429.
-	Throttled Reason = "throttled"
-	// Server means a 5xx of the API server.
-	Server Reason = "server"
-	// Other means every other failure.
-	Other Reason = "other"
+	Expired   Reason = "expired"   // means 410: the watch fell behind and is restarted
+	Throttled Reason = "throttled" // means 429
+	Server    Reason = "server"    // means a 5xx of the API server
+	Other     Reason = "other"     // means every other failure
 )
 
 // Reasons returns every value of a Reason.
@@ -47,7 +36,6 @@ func Reasons() []Reason {
 	}
 }
 
-// reasonOf returns the reason for an error of a request, or of what it needs.
 func reasonOf(err error) Reason {
 	var network net.Error
 	var status apierrors.APIStatus

@@ -16,8 +16,7 @@ import (
 )
 
 const (
-	// readAge is the maximum age of the stored content of a Secret when it is needed.
-	readAge = 10 * time.Second
+	readAge = 10 * time.Second // the maximum age of the stored content of a Secret when it is needed
 	// maxAgeMissing is the same for a Secret that did not exist, which may be created at any moment. It doubles each time,
 	// up to 2^missingDoublings times that.
 	maxAgeMissing    = 2 * time.Second
@@ -26,28 +25,23 @@ const (
 	// least interval of unsuccessful GETs.
 	missingPace = 100 * time.Millisecond
 	maxMissing  = 5 * time.Minute
-	// maxWait bounds how long one call waits for the API server. The kubelet waits for pullgated.
-	maxWait = 2 * time.Second
-	// getTimeout bounds one GET.
-	getTimeout = 10 * time.Second
+	maxWait     = 2 * time.Second  // bounds how long one call waits for the API server. The kubelet waits for pullgated
+	getTimeout  = 10 * time.Second // bounds one GET
 	// minRetry and maxRetry bound the pause before a Secret that was never read is requested again without a call.
 	minRetry, maxRetry = 200 * time.Millisecond, 30 * time.Second
-	// readers is how many Secrets are read at the same time. Each response takes some megabytes for a moment.
-	readers = 2
+	readers            = 2 // how many Secrets are read at the same time. Each response takes some megabytes for a moment
 	// maxSize bounds the content of all Secrets, in bytes. Above it, the namespace that uses most, and more than its
 	// share, loses its least recently used Secret, which is read again when it is needed.
 	maxSize = 8 << 20
 )
 
-// A key names a Secret.
 type key struct{ namespace, name string }
 
 // answer is the known content of one Secret. The zero value means none.
 type answer struct {
 	ref    records.SecretRef
 	sealed credential.Sealed
-	// whole means that nothing is missing.
-	whole bool
+	whole  bool // nothing is missing
 }
 
 // secret is the stored state of one Secret that some pod names.
@@ -57,11 +51,10 @@ type secret struct {
 	in        *namespace
 	forgotten bool // no pod names it any more
 
-	known bool      // answer is from the API server
-	read  time.Time // when answer was requested; zero if never, or if it has to be requested again
-	used  time.Time
-	// failed is when the last attempt failed; zero if it succeeded.
-	failed        time.Time
+	known         bool      // answer is from the API server
+	read          time.Time // when answer was requested; zero if never, or if it has to be requested again
+	used          time.Time
+	failed        time.Time // when the last attempt failed; zero if it succeeded
 	failures      int
 	retryAt       time.Time // when a Secret that was never read is requested again
 	misses        int       // how often in a row it did not exist
@@ -92,7 +85,6 @@ func (e *secret) missed(times int) {
 	}
 }
 
-// getter gets one Secret from the API server.
 type getter func(ctx context.Context, namespace, name string) (*corev1.Secret, error)
 
 // secrets are the pull secrets that the pods of the node name. Its methods may be called concurrently.
@@ -145,7 +137,6 @@ func (s *secrets) addLocked(k key) *secret {
 	return e
 }
 
-// forget removes Secrets that no pod names any more.
 func (s *secrets) forget(keys []key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,7 +157,6 @@ func (s *secrets) forget(keys []key) {
 	}
 }
 
-// get returns the known content of the Secrets, in the same order.
 func (s *secrets) get(ctx context.Context, keys []key) []answer {
 	ctx, cancel := context.WithTimeout(ctx, maxWait)
 	defer cancel()
@@ -227,7 +217,6 @@ func (s *secrets) enqueueLocked(e *secret, u urgency) {
 	s.wake()
 }
 
-// wake makes one reader check the queue.
 func (s *secrets) wake() {
 	select {
 	case s.work <- struct{}{}:
@@ -235,7 +224,6 @@ func (s *secrets) wake() {
 	}
 }
 
-// run reads Secrets until the context ends.
 func (s *secrets) run(ctx context.Context, get getter) {
 	log := klog.FromContext(ctx)
 	timer := time.NewTimer(idle)
@@ -272,14 +260,12 @@ func (s *secrets) next() (*secret, time.Duration) {
 	return e, wait
 }
 
-// got is the result of a GET.
 type got struct {
 	answer
 	version   string
 	malformed error
 }
 
-// fetch reads a Secret and keeps only IDs of its content.
 func (s *secrets) fetch(ctx context.Context, get getter, k key) (got, error) {
 	ctx, cancel := context.WithTimeout(ctx, getTimeout)
 	defer cancel()
@@ -410,7 +396,6 @@ func (s *secrets) evictableLocked(e *secret) *secret {
 	return oldest
 }
 
-// dropLocked deletes the content of a Secret.
 func (s *secrets) dropLocked(e *secret) {
 	if e.known {
 		s.size -= e.sealed.Size()

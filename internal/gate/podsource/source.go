@@ -1,3 +1,22 @@
+// Package podsource implements the pod source: it returns the pods of one node according to the API server, and the
+// credentials in their pull secrets.
+//
+// A [Source] watches the pods that are bound to the node and gets the Secrets that they name. It needs only the
+// permissions that the Node authorizer gives the kubelet's own identity: list and watch of pods with the field selector
+// spec.nodeName, and get of single Secrets that pods of the node name. It does not read service accounts, because
+// admission copies their pull secrets into each pod.
+//
+// The source reads a Secret when a pod arrives, and again when the Secret is needed and its content is older than ten
+// seconds. A kubelet watches each Secret, which costs one watch for each and shows a change a little earlier. Content
+// that is up to ten seconds old is safe to use: the pod had these credentials, and a pull always uses those of the
+// kubelet.
+//
+// Of a Secret the source keeps only the IDs of its credentials and their patterns; of a pod the images and pull
+// policies, the names of its Secrets, and a hash of its annotations. All of it is bounded, whatever a tenant writes.
+//
+// The source never reports missing knowledge as absence: a pod that the watch has not reported yet is not found, and
+// for a Secret that could not be read it returns [ErrNotKnown]. While the API server is unreachable, slow or denies
+// requests, the source keeps its pods and Secrets.
 package podsource
 
 import (
@@ -22,14 +41,10 @@ import (
 
 // Options are the settings of a [Source].
 type Options struct {
-	// Kubeconfig is the path of a kubeconfig, normally the kubelet's own.
-	Kubeconfig string
-	// NodeName is the name of the node; "" means the name in the identity of the kubeconfig.
-	NodeName string
-	// Key is the key for the IDs of credentials.
-	Key credential.Key
-	// Failed is called for each failure; nil is allowed. It may be called concurrently and must not block.
-	Failed func(Reason)
+	Kubeconfig string         // the path of a kubeconfig, normally the kubelet's own
+	NodeName   string         // the name of the node; "" means the name in the identity of the kubeconfig
+	Key        credential.Key // the key for the IDs of credentials
+	Failed     func(Reason)   // called for each failure; nil is allowed. It may be called concurrently and must not block
 
 	dial dialFunc // the network of a test; nil means the network of the machine
 }
@@ -44,17 +59,15 @@ type Source struct {
 	ended   atomic.Bool              // Run has returned: there are no more changes
 
 	// mu guards the fields below. It is never held during a call to secrets.
-	mu    sync.RWMutex
-	byKey map[key]*Pod // by namespace and name
-	byUID map[string]*Pod
-	named map[key]int // how many pods name a Secret
-	// relist has the pods listed again; nil before the first list.
-	relist context.CancelFunc
-	// arrived is closed and replaced when a pod is added or changed.
-	arrived chan struct{}
-	up      bool // the pods have been listed and are being watched
-	logged  bool // it was logged that they are not
-	watch   int  // the number of the latest watch
+	mu      sync.RWMutex
+	byKey   map[key]*Pod // by namespace and name
+	byUID   map[string]*Pod
+	named   map[key]int        // how many pods name a Secret
+	relist  context.CancelFunc // has the pods listed again; nil before the first list
+	arrived chan struct{}      // closed and replaced when a pod is added or changed
+	up      bool               // the pods have been listed and are being watched
+	logged  bool               // it was logged that they are not
+	watch   int                // the number of the latest watch
 }
 
 // New returns a source without pods; Run fills it. The error wraps ErrKubeconfig if the kubeconfig is malformed, and
@@ -296,3 +309,12 @@ func (s *Source) Candidates(annotations map[string]string, image imageref.Ref) (
 	slices.Sort(uids)
 	return uids, true
 }
+
+// ErrNotKnown says that the credentials of a pod may be incomplete: a Secret is missing, malformed or unreadable.
+var ErrNotKnown = errors.New("podsource: not all credentials of the pod are known")
+
+// ErrNodeName is returned if no node name is given and the kubeconfig does not determine one.
+var ErrNodeName = errors.New("podsource: node name not known")
+
+// ErrKubeconfig is returned for a kubeconfig that cannot be used.
+var ErrKubeconfig = errors.New("podsource: kubeconfig cannot be used")

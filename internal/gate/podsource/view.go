@@ -46,7 +46,6 @@ func (s *Source) View(ctx context.Context, uid string) (pod admission.Pod, conta
 	return pod, nil, false
 }
 
-// kept returns the fields of views.
 func (s *Source) kept() []string {
 	if fields := s.fields.Load(); fields != nil {
 		return *fields
@@ -63,7 +62,6 @@ func (s *Source) untilRelist(ctx context.Context) (context.Context, context.Canc
 	return ctx, cancel
 }
 
-// viewOf returns the view of a pod with some fields; nil without fields.
 func viewOf(p *corev1.Pod, fields []string) *view {
 	if len(fields) == 0 {
 		return nil

@@ -19,16 +19,13 @@ import (
 )
 
 const (
-	// listTimeout bounds one list of the node's pods.
-	listTimeout = 30 * time.Second
+	listTimeout = 30 * time.Second // bounds one list of the node's pods
 	// watchTimeout bounds the wait for the answer to a watch. Some proxies withhold it until the first event, which is a
 	// bookmark after at most a minute.
 	watchTimeout = 90 * time.Second
-	// healthy is the time without a failure after which the back-off is reset.
-	healthy = 2 * time.Minute
+	healthy      = 2 * time.Minute // the time without a failure after which the back-off is reset
 )
 
-// errSlow is the cause of a request that was cancelled.
 var errSlow = errors.New("podsource: the API server does not respond")
 
 // pause returns the back-off between attempts, with jitter because thousands of nodes may connect at the same time.
@@ -59,7 +56,6 @@ func (s *Source) noteWatchEnded(watch int) {
 	}
 }
 
-// noteError notes that a request failed, or could not be made.
 func (s *Source) noteError(ctx context.Context, log klog.Logger, err error) {
 	if ctx.Err() != nil {
 		return // Run is ending
@@ -126,7 +122,6 @@ func (p *podsOf) WatchWithContext(ctx context.Context, o metav1.ListOptions) (wa
 	return watched, nil
 }
 
-// pass forwards the events of a watch until there are no more or their reader has stopped. It reports errors.
 func pass(in watch.Interface, out chan<- watch.Event, stopped <-chan struct{}, failed func(error)) {
 	defer in.Stop()
 	for {
@@ -149,7 +144,6 @@ func pass(in watch.Interface, out chan<- watch.Event, stopped <-chan struct{}, f
 	}
 }
 
-// follow keeps the source equal to the pods of the node until the context ends.
 func (s *Source) follow(ctx context.Context, c cache.Getter, log klog.Logger) {
 	only := fields.OneTermEqualSelector("spec.nodeName", s.NodeName())
 	p := &podsOf{cache.NewListWatchFromClient(c, "pods", metav1.NamespaceAll, only), s, log}

@@ -1,2 +1,0 @@
-// Package daemon implements pullgated from its parts. Run is the list of its steps.
-package daemon
