@@ -13,13 +13,15 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // bearer asks for a token of a realm.
 func bearer(realm string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Authorization") != "Bearer good" {
-			w.Header().Set("Www-Authenticate", fmt.Sprintf(`Bearer realm=%q,service="registry",scope="repository:team/app:pull"`, realm))
+			const challenge = `Bearer realm=%q,service="registry",scope="repository:team/app:pull"`
+			w.Header().Set("Www-Authenticate", fmt.Sprintf(challenge, realm))
 			w.WriteHeader(http.StatusUnauthorized)
 			return
 		}
@@ -31,9 +33,9 @@ func bearer(realm string, next http.Handler) http.Handler {
 func tokens(w http.ResponseWriter, r *http.Request) {
 	user, password, _ := r.BasicAuth()
 	switch {
-	case r.Method == http.MethodPost && r.FormValue("refresh_token") == canary && r.FormValue("grant_type") == "refresh_token":
+	case r.Method == "POST" && r.FormValue("refresh_token") == canary && r.FormValue("grant_type") == "refresh_token":
 		_, _ = w.Write([]byte(`{"access_token":"good"}`))
-	case r.Method == http.MethodGet && user == "alice" && password == canary && r.FormValue("scope") == "repository:team/app:pull":
+	case r.Method == "GET" && user == "alice" && password == canary && r.FormValue("scope") == "repository:team/app:pull":
 		_, _ = w.Write([]byte(`{"token":"good"}`))
 	default:
 		w.WriteHeader(http.StatusUnauthorized)
@@ -41,7 +43,6 @@ func tokens(w http.ResponseWriter, r *http.Request) {
 }
 
 func TestAuthentication(t *testing.T) {
-	password := admission.Login{Username: "alice", Password: canary}
 	identity, token := admission.Login{IdentityToken: canary}, admission.Login{RegistryToken: "good"}
 	viaToken := func(next http.Handler) http.Handler { return bearer("https://token.test/token", next) }
 	for _, tc := range []struct {
@@ -50,11 +51,11 @@ func TestAuthentication(t *testing.T) {
 		credential admission.Login
 		want       error
 	}{
-		{"Basic", basic, password, nil},
+		{"Basic", basic, alice, nil},
 		{"Basic without credential", basic, admission.Login{}, registry.ErrDenied},
 		{"Basic with another password", basic, admission.Login{Username: "alice", Password: "other"}, registry.ErrDenied},
 		{"Basic with an identity token", basic, identity, registry.ErrDenied},
-		{"Bearer with a password", viaToken, password, nil},
+		{"Bearer with a password", viaToken, alice, nil},
 		{"Bearer with an identity token", viaToken, identity, nil},
 		{"Bearer with a registry token", viaToken, token, nil},
 		{"Bearer with another registry token", viaToken, admission.Login{RegistryToken: "bad"}, registry.ErrDenied},
@@ -68,7 +69,7 @@ func TestAuthentication(t *testing.T) {
 			n.https("token.test", http.HandlerFunc(tokens))
 			r := n.client(registry.Options{}).Repository(repository, tc.credential)
 			for range 2 {
-				if _, err := r.Manifest(t.Context(), "1"); !errors.Is(err, tc.want) {
+				if err := tagged(t, r); !errors.Is(err, tc.want) {
 					t.Errorf("Manifest = %v; want %v", err, tc.want)
 				}
 			}
@@ -85,21 +86,12 @@ func TestAnonymousToken(t *testing.T) {
 	put(t, h, "team/app", "1", ociManifest, manifest("image", "", ""))
 	n.https("registry.test", bearer("https://token.test/", h))
 	n.https("token.test", answerWith(200, `{"token":"good"}`))
-	if _, err := n.client(registry.Options{}).Repository(repository, admission.Login{}).Manifest(t.Context(), "1"); err != nil {
-		t.Errorf("Manifest = %v", err)
-	}
+	testkit.Must(t, tagged(t, n.client(registry.Options{}).Repository(repository, admission.Login{})))
 }
 
 func TestA401AfterA200(t *testing.T) {
-	for _, tc := range []struct {
-		name      string
-		refreshed bool // a new token is accepted
-		want      error
-	}{
-		{"the token has expired", true, nil},
-		{"access is withdrawn", false, registry.ErrDenied},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
+	for then, want := range map[int64]error{2: nil, -1: registry.ErrDenied} { // which token is valid then
+		t.Run(fmt.Sprint(want), func(t *testing.T) {
 			n, h := newNetwork(t), images(true)
 			put(t, h, "team/app", "1", ociManifest, manifest("image", "", ""))
 			var issued, valid atomic.Int64
@@ -116,15 +108,10 @@ func TestA401AfterA200(t *testing.T) {
 			}))
 			r := n.repository()
 			valid.Store(1)
-			if _, err := r.Manifest(t.Context(), "1"); err != nil {
-				t.Fatal(err)
-			}
-			valid.Store(-1)
-			if tc.refreshed {
-				valid.Store(2)
-			}
-			if _, err := r.Manifest(t.Context(), "1"); !errors.Is(err, tc.want) {
-				t.Errorf("Manifest = %v; want %v", err, tc.want)
+			testkit.Must(t, tagged(t, r))
+			valid.Store(then)
+			if err := tagged(t, r); !errors.Is(err, want) {
+				t.Errorf("Manifest = %v; want %v", err, want)
 			}
 			if got := n.seen(); len(got) != 6 {
 				t.Errorf("%d requests, want 6: %v", len(got), got)
@@ -163,8 +150,8 @@ func TestTokenServers(t *testing.T) {
 			n.https("redirects.test", answerWith(307, "", "Location", "https://other.test/"))
 			n.https("other.test", http.HandlerFunc(tokens))
 			n.resolved["metadata.test:443"], n.resolved["127.0.0.1:443"] = "169.254.169.254:443", "127.0.0.1:443"
-			for _, c := range []admission.Login{{Username: "alice", Password: canary}, {IdentityToken: canary}} {
-				_, err := n.client(registry.Options{}).Repository(repository, c).Manifest(t.Context(), "1")
+			for _, c := range []admission.Login{alice, {IdentityToken: canary}} {
+				err := tagged(t, n.client(registry.Options{}).Repository(repository, c))
 				if !errors.Is(err, tc.want) || strings.Contains(fmt.Sprintf("%v %+v %#v", err, err, err), canary) {
 					t.Errorf("Manifest = %v; want %v", err, tc.want)
 				}
@@ -182,11 +169,7 @@ func TestTokenOverHTTPForARegistryOverHTTP(t *testing.T) {
 	put(t, h, "team/app", "1", ociManifest, manifest("image", "", ""))
 	n.http("registry.test", bearer("http://token.test/", h))
 	n.http("token.test", http.HandlerFunc(tokens))
-	hosts := write(t, t.TempDir(), map[string]string{"registry.test/hosts.toml": `server = "http://registry.test"`})
-	r := n.client(registry.Options{HostsDir: hosts}).Repository(repository, admission.Login{Username: "alice", Password: canary})
-	if _, err := r.Manifest(t.Context(), "1"); err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, tagged(t, n.configured(`server = "http://registry.test"`, alice)))
 }
 
 func TestNodeCredentials(t *testing.T) {

@@ -7,10 +7,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 func TestBundlesNeedNoRegistry(t *testing.T) {
@@ -28,8 +30,9 @@ func TestBundlesNeedNoRegistry(t *testing.T) {
 	n := newNetwork(t)
 	r := n.client(registry.Options{Bundles: folder}).Repository(repository, admission.Login{})
 	ctx := t.Context()
-	if m, err := r.Manifest(ctx, d.String()); err != nil || string(m.Data) != image || m.MediaType != ociManifest || m.Digest != d.String() {
-		t.Errorf("Manifest = %v, %v", m, err)
+	want := registry.Manifest{MediaType: ociManifest, Digest: d.String(), Data: []byte(image)}
+	if m, err := r.Manifest(ctx, d.String()); err != nil || !cmp.Equal(m, want) {
+		t.Errorf("Manifest = %v, %v; want %v", m, err, want)
 	}
 	list, by, err := r.Referrers(ctx, d.String())
 	if err != nil || len(list) != 3 || by != registry.ByFolder {
@@ -45,9 +48,10 @@ func TestBundlesNeedNoRegistry(t *testing.T) {
 			Layers       []registry.Descriptor
 			Subject      registry.Descriptor
 		}
-		if err := json.Unmarshal(m.Data, &content); err != nil || content.Subject.Digest != d.String() || len(content.Layers) != 1 ||
-			content.ArtifactType != "application/vnd.dev.sigstore.bundle.v0.3+json" {
-			t.Fatalf("Manifest of bundle %d = %s, %v", i, m.Data, err)
+		testkit.Must(t, json.Unmarshal(m.Data, &content))
+		const kind = "application/vnd.dev.sigstore.bundle.v0.3+json"
+		if content.Subject.Digest != d.String() || len(content.Layers) != 1 || content.ArtifactType != kind {
+			t.Fatalf("Manifest of bundle %d = %s", i, m.Data)
 		}
 		if got, err := r.Blob(ctx, content.Layers[0].Digest, 100); err != nil || string(got) != want {
 			t.Errorf("Blob of bundle %d = %s, %v; want %s", i, got, err, want)
@@ -91,13 +95,16 @@ func TestBundlesAreBounded(t *testing.T) {
 		"in one file": {dir + "/a.json": strings.Repeat("{}", 101)},
 		"in two":      {dir + "/a.json": strings.Repeat("{}", 60), dir + "/b.json": strings.Repeat("{}", 60)},
 	} {
-		r := newNetwork(t).client(registry.Options{Bundles: write(t, t.TempDir(), files)}).Repository(repository, admission.Login{})
+		c := newNetwork(t).client(registry.Options{Bundles: write(t, t.TempDir(), files)})
+		r := c.Repository(repository, admission.Login{})
 		if list, _, err := r.Referrers(t.Context(), d.String()); !errors.Is(err, registry.ErrTooLarge) {
 			t.Errorf("%s: Referrers = %d, %v; want ErrTooLarge", name, len(list), err)
 		}
 	}
-	r := newNetwork(t).client(registry.Options{Bundles: write(t, t.TempDir(), map[string]string{dir + "/a.json": "{} text"})}).Repository(repository, admission.Login{})
-	if list, _, err := r.Referrers(t.Context(), d.String()); !errors.Is(err, registry.ErrMalformed) || !strings.Contains(err.Error(), "a.json") {
+	folder := write(t, t.TempDir(), map[string]string{dir + "/a.json": "{} text"})
+	r := newNetwork(t).client(registry.Options{Bundles: folder}).Repository(repository, admission.Login{})
+	list, _, err := r.Referrers(t.Context(), d.String())
+	if !errors.Is(err, registry.ErrMalformed) || !strings.Contains(err.Error(), "a.json") {
 		t.Errorf("Referrers = %d, %v; want ErrMalformed with the file", len(list), err)
 	}
 }

@@ -5,11 +5,14 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -19,148 +22,148 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // serving answers each request with the content of a digest, by its name.
 func serving(content string) http.Handler { return answerWith(200, content) }
 
-// hosts returns the hosts of requests in their order, without repetitions.
-func hostsOf(requests []string) []string {
-	var hosts []string
-	for _, r := range requests {
-		if host, _, _ := strings.Cut(r, "/"); len(hosts) == 0 || hosts[len(hosts)-1] != host {
-			hosts = append(hosts, host)
-		}
+// hostsOf returns the hosts of requests in their order, without repetitions.
+func hostsOf(requests []string) string {
+	for i, r := range requests {
+		requests[i], _, _ = strings.Cut(r, "/")
 	}
-	return hosts
+	return strings.Join(slices.Compact(requests), " ")
 }
 
 func TestHostsAreAskedInOrder(t *testing.T) {
 	data := string(manifest("image", "", ""))
-	d := digest.FromString(data).String()
-	const mirrors = `[host."https://z.test"]
-[host."https://a.test"]
-`
+	const mirrors = "[host.'https://z.test']\n[host.'https://a.test']\n"
+	const pulls = "[host.'https://z.test']\ncapabilities = ['pull']"
+	const pushes = "[host.'https://z.test']\ncapabilities = ['push']"
 	for _, tc := range []struct {
-		name, folder, toml string
-		servers            map[string]http.Handler
-		tag                bool
-		want               []string // that are asked
-		err                error
+		name, toml string
+		servers    string // with their answer: data, other content, or a status
+		tag        bool
+		want       string // that are asked
+		err        error
 	}{
-		{"order of the file", "registry.test", mirrors, map[string]http.Handler{"z.test": serving(data), "a.test": serving(data)}, true, []string{"z.test"}, nil},
-		{"the next if the first is down", "registry.test", mirrors, map[string]http.Handler{"a.test": serving(data)}, true, []string{"a.test"}, nil},
-		{"the next if the first does not have it", "registry.test", mirrors, map[string]http.Handler{"z.test": status(404), "a.test": serving(data)}, true, []string{"z.test", "a.test"}, nil},
-		{"the next if the first denies", "registry.test", mirrors, map[string]http.Handler{"z.test": status(403), "a.test": serving(data)}, true, []string{"z.test", "a.test"}, nil},
-		{"the next if the first has other content", "registry.test", mirrors, map[string]http.Handler{"z.test": serving("other"), "a.test": serving(data)}, false, []string{"z.test", "a.test"}, nil},
-		{"the registry at the end", "registry.test", mirrors, map[string]http.Handler{"z.test": status(500), "a.test": status(404), "registry.test": serving(data)}, true, []string{"z.test", "a.test", "registry.test"}, nil},
-		{"the error is that of the registry", "registry.test", mirrors, map[string]http.Handler{"z.test": status(500), "registry.test": status(404)}, true, []string{"z.test", "registry.test"}, registry.ErrNotFound},
-		{"down is no answer", "registry.test", mirrors, map[string]http.Handler{"z.test": status(404)}, true, []string{"z.test"}, registry.ErrUnavailable},
-		{"invalid content is reported in any case", "registry.test", mirrors, map[string]http.Handler{"z.test": serving("other"), "registry.test": status(503)}, false, []string{"z.test", "registry.test"}, registry.ErrMismatch},
-		{"server in place of the registry", "registry.test", `server = "https://z.test"`, map[string]http.Handler{"z.test": serving(data), "registry.test": serving(data)}, true, []string{"z.test"}, nil},
-		{"server without scheme", "registry.test", `server = "z.test"`, map[string]http.Handler{"z.test": serving(data)}, true, []string{"z.test"}, nil},
-		{"_default", "_default", mirrors, map[string]http.Handler{"z.test": serving(data)}, true, []string{"z.test"}, nil},
-		{"another registry", "other.test", mirrors, map[string]http.Handler{"z.test": serving(data), "registry.test": serving(data)}, true, []string{"registry.test"}, nil},
-		{"no resolve for tags", "registry.test", "[host.\"https://z.test\"]\ncapabilities = [\"pull\"]", map[string]http.Handler{"z.test": serving(data), "registry.test": serving(data)}, true, []string{"registry.test"}, nil},
-		{"pull for digests", "registry.test", "[host.\"https://z.test\"]\ncapabilities = [\"pull\"]", map[string]http.Handler{"z.test": serving(data), "registry.test": serving(data)}, false, []string{"z.test"}, nil},
-		{"push is neither", "registry.test", "[host.\"https://z.test\"]\ncapabilities = [\"push\"]", map[string]http.Handler{"z.test": serving(data), "registry.test": serving(data)}, false, []string{"registry.test"}, nil},
-		{"no host at all", "registry.test", "server = \"https://registry.test\"\ncapabilities = [\"push\"]", map[string]http.Handler{"registry.test": serving(data)}, false, nil, registry.ErrUnavailable},
-		{"http", "registry.test", `server = "http://plain.test"`, map[string]http.Handler{"plain.test": serving(data)}, true, []string{"plain.test"}, nil},
-		{"dial_timeout", "registry.test", "[host.\"https://z.test\"]\ndial_timeout = \"1s\"", map[string]http.Handler{"registry.test": serving(data)}, true, []string{"registry.test"}, nil},
-		{"unknown keys", "registry.test", "new = 1\n[host.\"https://z.test\"]\nnew = {a = 1}", map[string]http.Handler{"z.test": serving(data)}, true, []string{"z.test"}, nil},
-		{"an empty file", "registry.test", "", map[string]http.Handler{"registry.test": serving(data)}, true, []string{"registry.test"}, nil},
+		{"order of the file", mirrors, "z.test=data a.test=data", true, "z.test", nil},
+		{"the next if the first is down", mirrors, "a.test=data", true, "a.test", nil},
+		{"the next if the first does not have it", mirrors, "z.test=404 a.test=data", true, "z.test a.test", nil},
+		{"the next if the first denies", mirrors, "z.test=403 a.test=data", true, "z.test a.test", nil},
+		{"the next if the first has other content", mirrors, "z.test=other a.test=data", false, "z.test a.test", nil},
+		{
+			"the registry at the end", mirrors, "z.test=500 a.test=404 registry.test=data", true,
+			"z.test a.test registry.test", nil,
+		},
+		{
+			"the error is that of the registry", mirrors, "z.test=500 registry.test=404", true,
+			"z.test registry.test", registry.ErrNotFound,
+		},
+		{"down is no answer", mirrors, "z.test=404", true, "z.test", registry.ErrUnavailable},
+		{
+			"invalid content is reported in any case", mirrors, "z.test=other registry.test=503", false,
+			"z.test registry.test", registry.ErrMismatch,
+		},
+		{"server in place of the registry", "server = 'https://z.test'", "z.test=data a.test=data", true, "z.test", nil},
+		{"server without scheme", "server = 'z.test'", "z.test=data", true, "z.test", nil},
+		{"_default", mirrors, "z.test=data", true, "z.test", nil},
+		{"other.test", mirrors, "z.test=data registry.test=data", true, "registry.test", nil},
+		{"no resolve for tags", pulls, "z.test=data registry.test=data", true, "registry.test", nil},
+		{"pull for digests", pulls, "z.test=data registry.test=data", false, "z.test", nil},
+		{"push is neither", pushes, "z.test=data registry.test=data", false, "registry.test", nil},
+		{
+			"no host at all", "server = 'https://registry.test'\ncapabilities = ['push']", "registry.test=data", false,
+			"", registry.ErrUnavailable,
+		},
+		{"http", "server = 'http://plain.test'", "plain.test=data", true, "plain.test", nil},
+		{"dial_timeout", "[host.'https://z.test']\ndial_timeout = '1s'", "registry.test=data", true, "registry.test", nil},
+		{"unknown keys", "new = 1\n[host.'https://z.test']\nnew = {a = 1}", "z.test=data", true, "z.test", nil},
+		{"an empty file", "", "registry.test=data", true, "registry.test", nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			n := newNetwork(t)
-			for name, h := range tc.servers {
+			for server := range strings.FieldsSeq(tc.servers) {
+				name, answer, _ := strings.Cut(server, "=")
+				h := serving(strings.Replace(answer, "data", data, 1))
+				if code, err := strconv.Atoi(answer); err == nil {
+					h = status(code)
+				}
 				if name == "plain.test" {
 					n.http(name, h)
 				} else {
 					n.https(name, h)
 				}
 			}
-			hosts := write(t, t.TempDir(), map[string]string{tc.folder + "/hosts.toml": tc.toml})
-			ref := d
+			folder, ref := "registry.test", digest.FromString(data).String()
+			if tc.name == "_default" || tc.name == "other.test" {
+				folder = tc.name
+			}
 			if tc.tag {
 				ref = "1"
 			}
-			_, err := n.client(registry.Options{HostsDir: hosts}).Repository(repository, admission.Login{}).Manifest(t.Context(), ref)
-			if got := hostsOf(n.seen()); !cmp.Equal(got, tc.want) || !errors.Is(err, tc.err) {
+			hosts := write(t, t.TempDir(), map[string]string{folder + "/hosts.toml": tc.toml})
+			_, err := n.client(registry.Options{HostsDir: hosts}).Repository(repository, alice).Manifest(t.Context(), ref)
+			if got := hostsOf(n.seen()); got != tc.want || !errors.Is(err, tc.err) {
 				t.Errorf("asked %v, %v; want %v, %v", got, err, tc.want, tc.err)
 			}
 		})
 	}
 }
 
-func TestFolderOfARegistryWithAPort(t *testing.T) {
-	for _, folder := range []string{"registry.test_5000_", "registry.test:5000"} {
-		n := newNetwork(t)
-		n.https("z.test", serving("x"))
-		hosts := write(t, t.TempDir(), map[string]string{
-			folder + "/hosts.toml":        `server = "https://z.test"`,
-			"registry.test/hosts.toml":    `server = "https://wrong.test"`,
-			"_default/hosts.toml":         `server = "https://wrong.test"`,
-			"registry.test_443_/wrong.md": ``,
-		})
-		r := n.client(registry.Options{HostsDir: hosts}).Repository("registry.test:5000/app", admission.Login{})
-		if _, err := r.Manifest(t.Context(), "1"); err != nil {
-			t.Errorf("%s: %v", folder, err)
-		}
-		if got, want := n.seen(), []string{"z.test/v2/app/manifests/1?ns=registry.test%3A5000"}; !cmp.Equal(got, want) {
-			t.Errorf("%s: requests %v; want %v", folder, got, want)
-		}
-	}
-}
-
+// The first request of a name, with the folder of hosts.toml.
 func TestPathsOfHosts(t *testing.T) {
-	for toml, want := range map[string]string{
-		`server = "https://registry.test"`:                            "registry.test/v2/team/app/manifests/1",
-		`server = "https://z.test"`:                                   "z.test/v2/team/app/manifests/1?ns=registry.test",
-		`server = "https://z.test/"`:                                  "z.test/v2/team/app/manifests/1?ns=registry.test",
-		`server = "https://z.test/v2/cache/"`:                         "z.test/v2/cache/v2/team/app/manifests/1?ns=registry.test",
-		`server = "https://z.test/cache"`:                             "z.test/cache/v2/team/app/manifests/1?ns=registry.test",
-		`server = "https://z.test/cache/v2"`:                          "z.test/cache/v2/team/app/manifests/1?ns=registry.test",
-		"server = \"https://z.test/v2/cache/\"\noverride_path = true": "z.test/v2/cache/team/app/manifests/1?ns=registry.test",
-		"server = \"https://z.test\"\noverride_path = true":           "z.test/team/app/manifests/1?ns=registry.test",
+	const own, port, path = "registry.test/team/app", "registry.test:5000/app", "/v2/team/app/manifests/1"
+	for _, tc := range []struct{ name, folder, toml, want string }{
+		{own, "registry.test", "server = 'https://registry.test'", "registry.test" + path},
+		{own, "registry.test", "server = 'https://z.test'", "z.test" + path + "?ns=registry.test"},
+		{own, "registry.test", "server = 'https://z.test/'", "z.test" + path + "?ns=registry.test"},
+		{own, "registry.test", "server = 'https://z.test/v2/cache/'", "z.test/v2/cache" + path + "?ns=registry.test"},
+		{own, "registry.test", "server = 'https://z.test/cache'", "z.test/cache" + path + "?ns=registry.test"},
+		{own, "registry.test", "server = 'https://z.test/cache/v2'", "z.test/cache" + path + "?ns=registry.test"},
+		{
+			own, "registry.test", "server = 'https://z.test/v2/cache/'\noverride_path = true",
+			"z.test/v2/cache/team/app/manifests/1?ns=registry.test",
+		},
+		{
+			own, "registry.test", "server = 'https://z.test'\noverride_path = true",
+			"z.test/team/app/manifests/1?ns=registry.test",
+		},
+		{port, "registry.test_5000_", "server = 'https://z.test'", "z.test/v2/app/manifests/1?ns=registry.test%3A5000"},
+		{port, "registry.test:5000", "server = 'https://z.test'", "z.test/v2/app/manifests/1?ns=registry.test%3A5000"},
+		{"docker.io/library/busybox", "none", "", "registry-1.docker.io/v2/library/busybox/manifests/1"},
 	} {
 		n := newNetwork(t)
-		n.https("z.test", serving("x"))
-		n.https("registry.test", serving("x"))
-		hosts := write(t, t.TempDir(), map[string]string{"registry.test/hosts.toml": toml})
-		_, err := n.client(registry.Options{HostsDir: hosts}).Repository(repository, admission.Login{}).Manifest(t.Context(), "1")
-		if got := n.seen(); err != nil || !cmp.Equal(got, []string{want}) {
-			t.Errorf("%s: requests %v, %v; want %s", toml, got, err, want)
+		for _, name := range []string{"z.test", "registry.test", "registry-1.docker.io"} {
+			n.https(name, serving("x"))
 		}
-	}
-}
-
-func TestDockerHub(t *testing.T) {
-	n := newNetwork(t)
-	n.https("registry-1.docker.io", serving("x"))
-	c := n.client(registry.Options{})
-	if _, err := c.Repository("docker.io/library/busybox", admission.Login{}).Manifest(t.Context(), "1"); err != nil {
-		t.Error(err)
-	}
-	if got, want := n.seen(), []string{"registry-1.docker.io/v2/library/busybox/manifests/1"}; !cmp.Equal(got, want) {
-		t.Errorf("requests %v; want %v", got, want)
+		files := map[string]string{tc.folder + "/hosts.toml": tc.toml}
+		if tc.name == port { // other folders
+			files["registry.test/hosts.toml"] = "server = 'https://wrong.test'"
+			files["_default/hosts.toml"] = files["registry.test/hosts.toml"]
+			files["registry.test_443_/wrong.md"] = ""
+		}
+		hosts := write(t, t.TempDir(), files)
+		err := tagged(t, n.client(registry.Options{HostsDir: hosts}).Repository(tc.name, admission.Login{}))
+		if got := n.seen(); err != nil || !cmp.Equal(got, []string{tc.want}) {
+			t.Errorf("%s, %s: requests %v, %v; want %s", tc.name, tc.toml, got, err, tc.want)
+		}
 	}
 }
 
 // A registry on this machine is asked over https, without verification, and over http if it does not speak https.
 func TestLocalhost(t *testing.T) {
-	for name, serve := range map[string]func(*network, string, http.Handler) *httptest.Server{"http": (*network).http, "https": (*network).https} {
-		t.Run(name, func(t *testing.T) {
-			n := newNetwork(t)
-			address := serve(n, "localhost:5000", basic(serving("x"))).Listener.Addr().String()
-			n.servers[address] = address
-			for _, registryName := range []string{address, strings.Replace(address, "127.0.0.1", "localhost", 1)} {
-				n.servers[registryName] = address
-				c := n.client(registry.Options{RootCAs: x509.NewCertPool()})
-				if _, err := c.Repository(registryName+"/app", admission.Login{Username: "alice", Password: canary}).Manifest(t.Context(), "1"); err != nil {
-					t.Errorf("%s: %v; want nil", registryName, err)
-				}
+	n := newNetwork(t)
+	for _, serve := range []func(string, http.Handler) *httptest.Server{n.http, n.https} {
+		address := serve("localhost:5000", basic(serving("x"))).Listener.Addr().String()
+		for _, name := range []string{address, strings.Replace(address, "127.0.0.1", "localhost", 1)} {
+			n.servers[name] = address
+			c := n.client(registry.Options{RootCAs: x509.NewCertPool()})
+			if err := tagged(t, c.Repository(name+"/app", alice)); err != nil {
+				t.Errorf("%s: %v; want nil", name, err)
 			}
-		})
+		}
 	}
 }
 
@@ -169,7 +172,7 @@ func TestNoHTTPWithoutConfiguration(t *testing.T) {
 	for _, name := range []string{"10.0.0.1:5000", "192.168.1.1:80", "registry.local:5000", "registry.test:80"} {
 		n := newNetwork(t)
 		n.http(name, basic(serving("x")))
-		_, err := n.client(registry.Options{}).Repository(name+"/app", admission.Login{Username: "alice", Password: canary}).Manifest(t.Context(), "1")
+		err := tagged(t, n.client(registry.Options{}).Repository(name+"/app", alice))
 		if got := n.seen(); !errors.Is(err, registry.ErrUnavailable) || got != nil {
 			t.Errorf("%s: %v, requests %v; want ErrUnavailable and none", name, err, got)
 		}
@@ -177,15 +180,14 @@ func TestNoHTTPWithoutConfiguration(t *testing.T) {
 }
 
 func TestTLSOfHosts(t *testing.T) {
-	a, err := authority()
-	must(t, err)
-	pair, err := a.Issue(pkix.Name{CommonName: "node"}, time.Time{})
-	must(t, err)
+	a := testkit.Value(authority())(t)
+	pair := testkit.Value(a.Issue(pkix.Name{CommonName: "node"}, time.Time{}))(t)
+	ca, both := string(a.PEM()), string(pair.Certificate)+string(pair.Key)
 	files := map[string]string{
-		"registry.test/ca.pem":     string(a.PEM()),
+		"registry.test/ca.pem":     ca,
 		"registry.test/node.crt.":  string(pair.Certificate),
 		"registry.test/node.key":   string(pair.Key),
-		"registry.test/both.pem":   string(pair.Certificate) + string(pair.Key),
+		"registry.test/both.pem":   both,
 		"registry.test/readme.txt": "",
 	}
 	for _, tc := range []struct {
@@ -199,14 +201,16 @@ func TestTLSOfHosts(t *testing.T) {
 		{"list of ca", `ca = ["ca.pem", "ca.pem"]`, nil, false, nil},
 		{"skip_verify", `skip_verify = true`, nil, false, nil},
 		{"skip_verify = false", `skip_verify = false`, nil, false, registry.ErrUnavailable},
-		{"of another host", "[host.\"https://down.test\"]\nskip_verify = true\nca = \"ca.pem\"", nil, false, registry.ErrUnavailable},
+		{"another host", "[host.'https://down.test']\nskip_verify = true\nca='ca.pem'", nil, false, registry.ErrUnavailable},
 		{"no client certificate", `ca = "ca.pem"`, nil, true, registry.ErrUnavailable},
 		{"client in one file", "ca = \"ca.pem\"\nclient = \"both.pem\"", nil, true, nil},
 		{"client in a list", "ca = \"ca.pem\"\nclient = [\"both.pem\"]", nil, true, nil},
 		{"client in pairs", "ca = \"ca.pem\"\nclient = [[\"node.crt.\", \"node.key\"]]", nil, true, nil},
 		{"client in a pair with one file", "ca = \"ca.pem\"\nclient = [[\"both.pem\", \"\"]]", nil, true, nil},
-		{"docker's names", "", map[string]string{"registry.test/x.crt": string(a.PEM()), "registry.test/x.cert": string(pair.Certificate), "registry.test/x.key": string(pair.Key)}, true, nil},
-		{"docker's names without key", "", map[string]string{"registry.test/x.crt": string(a.PEM()), "registry.test/x.cert": string(pair.Certificate) + string(pair.Key)}, true, nil},
+		{"docker's names", "", map[string]string{
+			"registry.test/x.crt": ca, "registry.test/x.cert": string(pair.Certificate), "registry.test/x.key": string(pair.Key),
+		}, true, nil},
+		{"docker's, no key", "", map[string]string{"registry.test/x.crt": ca, "registry.test/x.cert": both}, true, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			n := newNetwork(t)
@@ -221,8 +225,8 @@ func TestTLSOfHosts(t *testing.T) {
 			if err := registry.CheckHosts(hosts); err != nil {
 				t.Errorf("CheckHosts = %v", err)
 			}
-			r := n.client(registry.Options{HostsDir: hosts, RootCAs: x509.NewCertPool()}).Repository(repository, admission.Login{})
-			if _, err := r.Manifest(t.Context(), "1"); !errors.Is(err, tc.want) {
+			c := n.client(registry.Options{HostsDir: hosts, RootCAs: x509.NewCertPool()})
+			if err := tagged(t, c.Repository(repository, alice)); !errors.Is(err, tc.want) {
 				t.Errorf("Manifest = %v; want %v", err, tc.want)
 			}
 		})
@@ -237,14 +241,11 @@ func TestHeadersAreSentToTheirHostAlone(t *testing.T) {
 		w.WriteHeader(404)
 	}))
 	n.https("registry.test", serving("x"))
-	hosts := write(t, t.TempDir(), map[string]string{"registry.test/hosts.toml": `[host."https://z.test"]
+	testkit.Must(t, tagged(t, n.configured(`[host."https://z.test"]
 [host."https://z.test".header]
-  Authorization = "Basic ` + canary + `"
+  Authorization = "Basic `+canary+`"
   x-list = ["a", "b"]
-`})
-	if _, err := n.client(registry.Options{HostsDir: hosts}).Repository(repository, admission.Login{}).Manifest(t.Context(), "1"); err != nil {
-		t.Error(err)
-	}
+`, admission.Login{})))
 	if got.Get("Authorization") != "Basic "+canary || !cmp.Equal(got.Values("X-List"), []string{"a", "b"}) {
 		t.Errorf("header %v", got)
 	}
@@ -260,18 +261,14 @@ func TestWhichHostsReceiveTheCredential(t *testing.T) {
 		want       []string
 	}{
 		{"a mirror that may only pull", "[host.\"https://z.test\"]\ncapabilities = [\"pull\"]", []string{"registry.test"}},
-		{"a mirror that may resolve", "[host.\"https://z.test\"]\ncapabilities = [\"pull\", \"resolve\"]", []string{"z.test"}},
+		{"a mirror that may resolve", "[host.'https://z.test']\ncapabilities = ['pull', 'resolve']", []string{"z.test"}},
 		{"server", `server = "https://z.test"`, []string{"z.test"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			n := newNetwork(t)
 			n.https("z.test", basic(serving("x")))
 			n.https("registry.test", basic(serving("x")))
-			hosts := write(t, t.TempDir(), map[string]string{"registry.test/hosts.toml": tc.toml})
-			r := n.client(registry.Options{HostsDir: hosts}).Repository(repository, admission.Login{Username: "alice", Password: canary})
-			if _, err := r.Blob(t.Context(), digest.FromString("x").String(), 10); err != nil {
-				t.Error(err)
-			}
+			testkit.Value(n.configured(tc.toml, alice).Blob(t.Context(), digest.FromString("x").String(), 10))(t)
 			if got := n.leaked(); !cmp.Equal(got, tc.want) {
 				t.Errorf("%v received the credential; want %v", got, tc.want)
 			}
@@ -282,14 +279,13 @@ func TestWhichHostsReceiveTheCredential(t *testing.T) {
 // What a list of signatures leads to is judged by its signature, so that a host need not be trusted with tags.
 func TestSignaturesAreReadFromHostsThatMayPull(t *testing.T) {
 	subject := digest.FromString("subject").String()
-	hosts := write(t, t.TempDir(), map[string]string{"registry.test/hosts.toml": "[host.\"https://z.test\"]\ncapabilities = [\"pull\"]"})
 	tag := strings.Replace(subject, ":", "-", 1)
 
 	n, h := newNetwork(t), images(true)
 	n.https("z.test", h)
 	put(t, h, "team/app", tag+".sig", ociManifest, manifest("old signature", "", ""))
 	put(t, h, "team/app", "", ociManifest, manifest("signature", "", subject))
-	r := n.client(registry.Options{HostsDir: hosts}).Repository(repository, admission.Login{})
+	r := n.configured("[host.'https://z.test']\ncapabilities = ['pull']", admission.Login{})
 	if list, _, err := r.Referrers(t.Context(), subject); err != nil || len(list) != 1 {
 		t.Errorf("Referrers = %v, %v; want one", list, err)
 	}
@@ -297,11 +293,12 @@ func TestSignaturesAreReadFromHostsThatMayPull(t *testing.T) {
 		t.Errorf("Manifest of the signature tag: %v", err)
 	}
 	// Without any, the next host is asked; as it is down, there may be some.
-	if list, _, err := r.Referrers(t.Context(), digest.FromString("other").String()); !errors.Is(err, registry.ErrUnavailable) {
+	other := digest.FromString("other").String()
+	if list, _, err := r.Referrers(t.Context(), other); !errors.Is(err, registry.ErrUnavailable) {
 		t.Errorf("Referrers = %v, %v; want ErrUnavailable", list, err)
 	}
 	n.https("registry.test", images(true))
-	if list, _, err := r.Referrers(t.Context(), digest.FromString("other").String()); err != nil || len(list) != 0 {
+	if list, _, err := r.Referrers(t.Context(), other); err != nil || len(list) != 0 {
 		t.Errorf("Referrers = %v, %v; want none", list, err)
 	}
 }
@@ -319,8 +316,8 @@ func TestHostsAreReadWhenTheyChange(t *testing.T) {
 		{`server = "https://a.test"`, "a.test"},
 	} {
 		write(t, hosts, map[string]string{"registry.test/hosts.toml": step.toml})
-		_, err := c.Repository(repository, admission.Login{}).Manifest(t.Context(), "1")
-		if got := strings.Join(hostsOf(n.seen()), " "); got != step.want || (err == nil) != (got != "") {
+		err := tagged(t, c.Repository(repository, admission.Login{}))
+		if got := hostsOf(n.seen()); got != step.want || (err == nil) != (got != "") {
 			t.Errorf("%s: asked %s, %v; want %s", step.toml, got, err, step.want)
 		}
 	}
@@ -332,7 +329,7 @@ func TestInvalidHosts(t *testing.T) {
 		"server = 1\n":                               "server: not valid TOML, or a value of a wrong type",
 		`server = "ftp://a"`:                         `server or host "ftp://a": must be an http or https URL`,
 		`server = "https://"`:                        `server or host "https://": must be`,
-		`server = "https://u:` + canary + `@a"`:      `server or host "https://[redacted]@a": must be an http or https URL without user`,
+		`server = "https://u:` + canary + `@a"`:      `host "https://[redacted]@a": must be an http or https URL`,
 		`server = "https://a?k=` + canary + `"`:      `server or host "https://a": must be`,
 		`capabilities = ["pull", "delete"]`:          `capabilities: "delete": must be pull, resolve, push or referrers`,
 		`capabilities = "pull"`:                      `capabilities: not valid TOML, or a value of a wrong type`,
@@ -342,7 +339,7 @@ func TestInvalidHosts(t *testing.T) {
 		`ca = [1]`:                                   "ca: must be a string or a list of strings",
 		`ca = "absent.pem"`:                          "registry.test/absent.pem: no such file or directory",
 		`ca = "hosts.toml"`:                          "ca: hosts.toml: no certificate in PEM",
-		`client = [["hosts.toml"]]`:                  "client: must be a path, a list of paths, or a list of [certificate, key]",
+		`client = [["hosts.toml"]]`:                  "client: must be a path, a list of paths, or a list of [certificate",
 		`client = {a = 1}`:                           "client: must be a path",
 		`client = "hosts.toml"`:                      "client: tls: failed to find any PEM data",
 		`skip_verify = "no"`:                         "skip_verify: not valid TOML, or a value of a wrong type",
@@ -359,13 +356,14 @@ func TestInvalidHosts(t *testing.T) {
 		hosts := write(t, t.TempDir(), map[string]string{"registry.test/hosts.toml": toml})
 		n := newNetwork(t)
 		n.https("registry.test", serving("x"))
-		_, err := n.client(registry.Options{HostsDir: hosts}).Repository(repository, admission.Login{}).Manifest(t.Context(), "1")
+		err := tagged(t, n.client(registry.Options{HostsDir: hosts}).Repository(repository, admission.Login{}))
 		if !errors.Is(err, registry.ErrUnavailable) || n.seen() != nil {
 			t.Errorf("%.60s: Manifest = %v; want ErrUnavailable", toml, err)
 		}
 		check := registry.CheckHosts(hosts)
 		for _, err := range []error{err, check} {
-			if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), canary) || !strings.Contains(err.Error(), "registry.test") {
+			text := fmt.Sprint(err)
+			if !strings.Contains(text, want) || strings.Contains(text, canary) || !strings.Contains(text, "registry.test") {
 				t.Errorf("%.60s: %v; want %q", toml, err, want)
 			}
 		}
@@ -383,9 +381,7 @@ func TestAbsentFolderOfHosts(t *testing.T) {
 	n := newNetwork(t)
 	n.https("registry.test", serving("x"))
 	c := n.client(registry.Options{HostsDir: filepath.Join(t.TempDir(), "absent")})
-	if _, err := c.Repository(repository, admission.Login{}).Manifest(t.Context(), "1"); err != nil {
-		t.Error(err)
-	}
+	testkit.Must(t, tagged(t, c.Repository(repository, admission.Login{})))
 }
 
 func TestLocalAddresses(t *testing.T) {
@@ -436,7 +432,7 @@ func TestUntrustedHosts(t *testing.T) {
 				file, content, _ := strings.Cut(port(tc.hosts), "=")
 				o.HostsDir = write(t, t.TempDir(), map[string]string{file: content})
 			}
-			_, err := n.client(o).Repository(port(tc.repository), admission.Login{}).Manifest(t.Context(), "1")
+			err := tagged(t, n.client(o).Repository(port(tc.repository), admission.Login{}))
 			if asked := len(n.seen()) > 0; asked != tc.asked || (err == nil) != tc.asked {
 				t.Errorf("asked: %v, %v; want %v", asked, err, tc.asked)
 			}
@@ -449,14 +445,19 @@ func TestUntrustedHosts(t *testing.T) {
 
 // A redirect of a registry that a tenant chooses does not tell what is at an address.
 func TestUntrustedHostsTellErrorsNotApart(t *testing.T) {
-	for target, h := range map[string]http.Handler{"down.test": nil, "absent.test": http.NotFoundHandler(), "teapot.test": answerWith(418, ""), "other.test": answerWith(200, "x")} {
+	for target, h := range map[string]http.Handler{
+		"down.test": nil, "absent.test": http.NotFoundHandler(), "teapot.test": status(418), "other.test": serving("x"),
+	} {
 		n := newNetwork(t)
 		n.https("registry.test", answerWith(307, "", "Location", "https://"+target+"/x"))
 		if h != nil {
 			n.https(target, h)
 		}
-		_, err := n.client(registry.Options{Untrusted: true}).Repository(repository, admission.Login{}).Blob(t.Context(), digest.FromString("content").String(), 100)
-		for _, other := range []error{registry.ErrNotFound, registry.ErrDenied, registry.ErrMismatch, registry.ErrTooLarge, registry.ErrMalformed} {
+		r := n.client(registry.Options{Untrusted: true}).Repository(repository, admission.Login{})
+		_, err := r.Blob(t.Context(), digest.FromString("content").String(), 100)
+		for _, other := range []error{
+			registry.ErrNotFound, registry.ErrDenied, registry.ErrMismatch, registry.ErrTooLarge, registry.ErrMalformed,
+		} {
 			if errors.Is(err, other) || !errors.Is(err, registry.ErrUnavailable) {
 				t.Errorf("%s: %v; want ErrUnavailable alone", target, err)
 			}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // Whatever ends a wait, nothing of the budgets is lost, and one registry does not hold what others need.
@@ -21,16 +22,16 @@ func TestReservationsGiveEverythingBack(t *testing.T) {
 		const total, share = 100, 50
 		all, own, others := semaphore.NewWeighted(total), semaphore.NewWeighted(share), semaphore.NewWeighted(share)
 		first := registry.NewReservation(share, own, all)
-		must(t, first.Grow(t.Context(), 4)) // 20
-		must(t, first.Grow(t.Context(), 1)) // held already
-		must(t, first.Grow(t.Context(), 1<<40))
+		testkit.Must(t, first.Grow(t.Context(), 4)) // 20
+		testkit.Must(t, first.Grow(t.Context(), 1)) // held already
+		testkit.Must(t, first.Grow(t.Context(), 1<<40))
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		second := registry.NewReservation(share, own, all)
 		go func() { done <- second.Grow(ctx, 4) }()
 		synctest.Wait()
 		other := registry.NewReservation(share, others, all)
-		must(t, other.Grow(t.Context(), 1<<40))
+		testkit.Must(t, other.Grow(t.Context(), 1<<40))
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
 			t.Errorf("a second document of the registry: %v; want it to wait until it is canceled", err)
@@ -52,7 +53,7 @@ func TestLargeDocumentsWait(t *testing.T) {
 		n := newNetwork(t)
 		n.https("registry.test", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if !known {
-				must(t, http.NewResponseController(w).Flush())
+				testkit.Must(t, http.NewResponseController(w).Flush())
 			}
 			content := small
 			if strings.HasSuffix(r.URL.Path, digest.FromString(large).String()) {
@@ -61,23 +62,27 @@ func TestLargeDocumentsWait(t *testing.T) {
 			_, _ = w.Write([]byte(content))
 		}))
 		budget := semaphore.NewWeighted(1 << 20)
-		must(t, budget.Acquire(t.Context(), 1<<20))
+		testkit.Must(t, budget.Acquire(t.Context(), 1<<20))
 		r := registry.NewReservation(1<<20, budget)
 		ctx := registry.WithReservation(t.Context(), r)
 		repository := n.repository()
-		if got, err := repository.Blob(ctx, digest.FromString(small).String(), 1<<20); err != nil || string(got) != small {
+		read := func(ctx context.Context, what string, limit int64) (string, error) {
+			got, err := repository.Blob(ctx, digest.FromString(what).String(), limit)
+			return string(got), err
+		}
+		if got, err := read(ctx, small, 1<<20); err != nil || got != small {
 			t.Errorf("a small one: %d bytes, %v", len(got), err)
 		}
 		limited, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
-		if _, err := repository.Blob(limited, digest.FromString(large).String(), 1<<20); !errors.Is(err, registry.ErrTooLarge) {
+		if _, err := read(limited, large, 1<<20); !errors.Is(err, registry.ErrTooLarge) {
 			t.Errorf("a large one: %v; want it to wait until the time is over", err)
 		}
 		cancel()
 		budget.Release(1 << 20)
-		if got, err := repository.Blob(ctx, digest.FromString(large).String(), 1<<20); err != nil || string(got) != large {
+		if got, err := read(ctx, large, 1<<20); err != nil || got != large {
 			t.Errorf("a large one: %d bytes, %v", len(got), err)
 		}
-		if _, err := repository.Blob(ctx, digest.FromString(large).String(), 64<<10); !errors.Is(err, registry.ErrTooLarge) {
+		if _, err := read(ctx, large, 64<<10); !errors.Is(err, registry.ErrTooLarge) {
 			t.Errorf("one above the limit: %v; want ErrTooLarge", err)
 		}
 		if r.Release(); !budget.TryAcquire(1 << 20) {

@@ -53,25 +53,16 @@ type network struct {
 
 func newNetwork(t *testing.T) *network {
 	t.Helper()
-	return &network{t: t, servers: map[string]string{}, resolved: map[string]string{}, secrets: map[string]bool{}, outcomes: map[string]int{}}
+	none := func() map[string]string { return map[string]string{} }
+	return &network{t: t, servers: none(), resolved: none(), secrets: map[string]bool{}, outcomes: map[string]int{}}
 }
 
 // https serves a handler over TLS under a name, "registry.test" or "registry.test:5000".
 func (n *network) https(name string, h http.Handler) *httptest.Server {
 	n.t.Helper()
-	a, err := authority()
-	if err != nil {
-		n.t.Fatal(err)
-	}
 	host, _, hasPort := strings.Cut(name, ":")
-	pair, err := a.Issue(pkix.Name{CommonName: "server"}, time.Time{}, host)
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	certificate, err := pair.TLS()
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	pair := testkit.Value(testkit.Value(authority())(n.t).Issue(pkix.Name{CommonName: "server"}, time.Time{}, host))(n.t)
+	certificate := testkit.Value(pair.TLS())(n.t)
 	s := httptest.NewUnstartedServer(n.record(name, h))
 	s.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}}
 	s.Config.ErrorLog = log.New(io.Discard, "", 0)
@@ -137,22 +128,15 @@ func (n *network) leaked() []string {
 // client returns a client in the network.
 func (n *network) client(o registry.Options) *registry.Client {
 	n.t.Helper()
-	a, err := authority()
-	if err != nil {
-		n.t.Fatal(err)
-	}
 	if o.RootCAs == nil {
-		o.RootCAs = a.Pool()
+		o.RootCAs = testkit.Value(authority())(n.t).Pool()
 	}
 	o.Count = func(outcome string) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		n.outcomes[outcome]++
 	}
-	c, err := registry.New(o)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	c := testkit.Value(registry.New(o))(n.t)
 	registry.SetDial(c, func(ctx context.Context, d *net.Dialer, network, address string) (net.Conn, error) {
 		n.mu.Lock()
 		server, as := n.servers[address], n.resolved[address]
@@ -169,10 +153,26 @@ func (n *network) client(o registry.Options) *registry.Client {
 	return c
 }
 
-// repository returns the repository of a client without hosts.toml, with the canary as password.
+var alice = admission.Login{Username: "alice", Password: canary}
+
+// repository returns the repository of a client without hosts.toml.
 func (n *network) repository() *registry.Repository {
 	n.t.Helper()
-	return n.client(registry.Options{}).Repository(repository, admission.Login{Username: "alice", Password: canary})
+	return n.client(registry.Options{}).Repository(repository, alice)
+}
+
+// configured returns the repository of a client with a hosts.toml for its registry.
+func (n *network) configured(toml string, credential admission.Login) *registry.Repository {
+	n.t.Helper()
+	hosts := write(n.t, n.t.TempDir(), map[string]string{"registry.test/hosts.toml": toml})
+	return n.client(registry.Options{HostsDir: hosts}).Repository(repository, credential)
+}
+
+// tagged returns the error of reading the manifest with the tag 1.
+func tagged(t *testing.T, r *registry.Repository) error {
+	t.Helper()
+	_, err := r.Manifest(t.Context(), "1")
+	return err
 }
 
 // images is go-containerregistry's registry.
@@ -205,7 +205,8 @@ func manifest(of, artifactType, subject string) []byte {
 	if subject != "" {
 		subject = fmt.Sprintf(`,"subject":{"mediaType":%q,"digest":%q,"size":2}`, ociManifest, subject)
 	}
-	return fmt.Appendf(nil, `{"schemaVersion":2,"mediaType":%q,"artifactType":%q,"config":{"mediaType":"x","digest":%q,"size":2},"layers":[]%s}`,
+	const config = `"config":{"mediaType":"x","digest":%q,"size":2}`
+	return fmt.Appendf(nil, `{"schemaVersion":2,"mediaType":%q,"artifactType":%q,`+config+`,"layers":[]%s}`,
 		ociManifest, artifactType, digest.FromString(of), subject)
 }
 
@@ -214,8 +215,8 @@ func write(t *testing.T, folder string, files map[string]string) string {
 	t.Helper()
 	for name, content := range files {
 		path := filepath.Join(folder, name)
-		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		must(t, os.WriteFile(path, []byte(content), 0o600))
+		testkit.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		testkit.Must(t, os.WriteFile(path, []byte(content), 0o600))
 	}
 	return folder
 }

@@ -36,7 +36,9 @@ func TestContentIsReadByTagAndDigest(t *testing.T) {
 	if _, err := r.Blob(t.Context(), blob, 5); !errors.Is(err, registry.ErrTooLarge) {
 		t.Errorf("Blob of one byte less = %v; want ErrTooLarge", err)
 	}
-	if _, err := r.Manifest(t.Context(), "1.5"); !errors.Is(err, registry.ErrNotFound) || !strings.Contains(err.Error(), "1.5 of registry.test/team/app at registry.test") {
+	const named = "1.5 of registry.test/team/app at registry.test"
+	_, err := r.Manifest(t.Context(), "1.5")
+	if !errors.Is(err, registry.ErrNotFound) || !strings.Contains(err.Error(), named) {
 		t.Errorf("Manifest of an unknown tag = %v; want ErrNotFound", err)
 	}
 	if want := map[string]int{"ok": 3, "too_large": 1, "not_found": 1}; !cmp.Equal(n.outcomes, want) {
@@ -53,21 +55,26 @@ func TestContentIsReadByTagAndDigest(t *testing.T) {
 func TestNamesAreChecked(t *testing.T) {
 	n := newNetwork(t)
 	c := n.client(registry.Options{})
-	for _, name := range []string{"", "busybox", "library/busybox", "registry.test", "registry.test/a:1", "registry.test/../a", "registry.test/A", "u:p@registry.test/a", "registry.test/a?b"} {
-		if _, err := c.Repository(name, admission.Login{}).Manifest(t.Context(), "latest"); !errors.Is(err, registry.ErrMalformed) {
+	for _, name := range []string{
+		"", "busybox", "library/busybox", "registry.test", "registry.test/a:1", "registry.test/../a", "registry.test/A",
+		"u:p@registry.test/a", "registry.test/a?b",
+	} {
+		if err := tagged(t, c.Repository(name, admission.Login{})); !errors.Is(err, registry.ErrMalformed) {
 			t.Errorf("Manifest of %q = %v; want ErrMalformed", name, err)
 		}
 	}
 	r := c.Repository(repository, admission.Login{})
-	for _, ref := range []string{"", "a/b", "../b", "a?b", "sha256:1234", "sha256:" + strings.Repeat("A", 64), "md5:d41d8cd98f00b204e9800998ecf8427e", "sha256:../../x"} {
-		if _, err := r.Manifest(t.Context(), ref); !errors.Is(err, registry.ErrMalformed) {
-			t.Errorf("Manifest(%q) = %v; want ErrMalformed", ref, err)
-		}
-		if _, err := r.Blob(t.Context(), ref, 10); !errors.Is(err, registry.ErrMalformed) {
-			t.Errorf("Blob(%q) = %v; want ErrMalformed", ref, err)
-		}
-		if _, _, err := r.Referrers(t.Context(), ref); !errors.Is(err, registry.ErrMalformed) {
-			t.Errorf("Referrers(%q) = %v; want ErrMalformed", ref, err)
+	for _, ref := range []string{
+		"", "a/b", "../b", "a?b", "sha256:1234", "sha256:" + strings.Repeat("A", 64), "md5:d41d8cd98f00b204e9800998ecf8427e",
+		"sha256:../../x",
+	} {
+		_, manifest := r.Manifest(t.Context(), ref)
+		_, blob := r.Blob(t.Context(), ref, 10)
+		_, _, referrers := r.Referrers(t.Context(), ref)
+		for _, err := range []error{manifest, blob, referrers} {
+			if !errors.Is(err, registry.ErrMalformed) {
+				t.Errorf("%q: %v; want ErrMalformed", ref, err)
+			}
 		}
 	}
 	if got := n.seen(); got != nil {
@@ -79,14 +86,15 @@ func TestReferrersAreFoundByAPIAndByTag(t *testing.T) {
 	subject := digest.FromString("subject").String()
 	signature := manifest("signature", "application/signature", subject)
 	tag := strings.Replace(subject, ":", "-", 1)
-	index := fmt.Appendf(nil, `{"schemaVersion":2,"mediaType":%q,"manifests":[{"mediaType":%q,"artifactType":"any","digest":%q,"size":%d}]}`,
-		ociIndex, ociManifest, digest.FromBytes(signature), len(signature))
+	const list = `{"mediaType":%q,"manifests":[{"mediaType":%q,"artifactType":"a","digest":%q,"size":%d}]}`
+	index := fmt.Appendf(nil, list, ociIndex, ociManifest, digest.FromBytes(signature), len(signature))
 	for _, api := range []bool{true, false} {
 		n, h := newNetwork(t), images(api)
 		n.https("registry.test", h)
 		put(t, h, "team/app", "1", ociManifest, manifest("image", "", ""))
 		r := n.repository()
-		by, requests := registry.ByTag, []string{"registry.test/v2/team/app/referrers/" + subject, "registry.test/v2/team/app/manifests/" + tag}
+		const path = "registry.test/v2/team/app/"
+		by, requests := registry.ByTag, []string{path + "referrers/" + subject, path + "manifests/" + tag}
 		if api {
 			by, requests = registry.ByAPI, requests[:1]
 		}
@@ -102,7 +110,8 @@ func TestReferrersAreFoundByAPIAndByTag(t *testing.T) {
 			put(t, h, "team/app", tag, ociIndex, index)
 		}
 		list, foundBy, err = r.Referrers(t.Context(), subject)
-		if err != nil || len(list) != 1 || foundBy != by || list[0].Digest != digest.FromBytes(signature).String() || list[0].MediaType != ociManifest {
+		want := digest.FromBytes(signature).String()
+		if err != nil || len(list) != 1 || foundBy != by || list[0].Digest != want || list[0].MediaType != ociManifest {
 			t.Errorf("API %v: Referrers = %v, %s, %v; want the signature by %s", api, list, foundBy, err, by)
 		}
 		// A host that does not have the API is not asked for it again.
@@ -123,7 +132,8 @@ func pages(entries, last int) http.Handler {
 		}
 		var list []string
 		for i := range entries {
-			list = append(list, fmt.Sprintf(`{"mediaType":%q,"digest":%q,"size":1}`, ociManifest, digest.FromString(fmt.Sprint(page, i))))
+			d := digest.FromString(fmt.Sprint(page, i))
+			list = append(list, fmt.Sprintf(`{"mediaType":%q,"digest":%q,"size":1}`, ociManifest, d))
 		}
 		_, _ = fmt.Fprintf(w, `{"schemaVersion":2,"manifests":[%s]}`, strings.Join(list, ","))
 	})
@@ -162,7 +172,8 @@ func TestPagesOfReferrersAreBounded(t *testing.T) {
 // The entries of a list are counted before it is decoded: each takes far more memory than its text.
 func TestALongListOfReferrersIsNotDecoded(t *testing.T) {
 	n := newNetwork(t)
-	n.https("registry.test", answerWith(http.StatusOK, `{"manifests":[{}`+strings.Repeat(",{}", 1_300_000)+"]}", "Content-Type", ociIndex))
+	body := `{"manifests":[{}` + strings.Repeat(",{}", 1_300_000) + "]}"
+	n.https("registry.test", answerWith(http.StatusOK, body, "Content-Type", ociIndex))
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	_, _, err := n.repository().Referrers(t.Context(), digest.FromString("subject").String())
@@ -210,33 +221,38 @@ func TestHostileAnswers(t *testing.T) {
 			_ = conn.Close()
 		}
 	})
+	denied, notFound, malformed := registry.ErrDenied, registry.ErrNotFound, registry.ErrMalformed
+	unavailable, mismatch, tooLarge := registry.ErrUnavailable, registry.ErrMismatch, registry.ErrTooLarge
+	index := func(body string, header ...string) http.Handler {
+		return answerWith(200, body, append(header, "Content-Type", ociIndex)...)
+	}
 	for _, tc := range []struct {
 		name                      string
 		h                         http.Handler
 		manifest, blob, referrers error
 	}{
-		{"401 without challenge", status(401), registry.ErrDenied, registry.ErrDenied, registry.ErrDenied},
-		{"401 with an unknown challenge", answerWith(401, "", "Www-Authenticate", "Negotiate x"), registry.ErrDenied, registry.ErrDenied, registry.ErrDenied},
-		{"403", status(403), registry.ErrDenied, registry.ErrDenied, registry.ErrDenied},
-		{"404", status(404), registry.ErrNotFound, registry.ErrNotFound, nil},
-		{"418", status(418), registry.ErrMalformed, registry.ErrMalformed, registry.ErrMalformed},
-		{"429", status(429), registry.ErrDenied, registry.ErrDenied, registry.ErrDenied},
-		{"503", status(503), registry.ErrUnavailable, registry.ErrUnavailable, registry.ErrUnavailable},
-		{"204", status(204), registry.ErrMalformed, registry.ErrMalformed, registry.ErrMalformed},
-		{"other content", answerWith(200, "other"), registry.ErrMismatch, registry.ErrMismatch, registry.ErrMalformed},
-		{"other content, compressed", answerWith(200, "\x1f\x8b\x08\x00", "Content-Encoding", "gzip"), registry.ErrMismatch, registry.ErrMismatch, registry.ErrMalformed},
-		{"no JSON", answerWith(200, "[", "Content-Type", ociIndex), registry.ErrMismatch, registry.ErrMismatch, registry.ErrMalformed},
-		{"an invalid digest", answerWith(200, `{"manifests":[{"digest":"sha256:/../"}]}`, "Content-Type", ociIndex), registry.ErrMismatch, registry.ErrMismatch, registry.ErrMalformed},
-		{"next page elsewhere", answerWith(200, `{}`, "Content-Type", ociIndex, "Link", `<https://other.test/>; rel="next"`), registry.ErrMismatch, registry.ErrMismatch, registry.ErrMalformed},
-		{"endless", endless, registry.ErrTooLarge, registry.ErrTooLarge, registry.ErrTooLarge},
-		{"length", answerWith(200, "", "Content-Length", "5000000", "Content-Type", ociIndex), registry.ErrTooLarge, registry.ErrTooLarge, registry.ErrTooLarge},
-		{"cut", cut, registry.ErrMalformed, registry.ErrMalformed, registry.ErrMalformed},
-		{"a large header", answerWith(200, "", "X-Large", strings.Repeat("x", 100<<10)), registry.ErrMalformed, registry.ErrMalformed, registry.ErrMalformed},
-		{"not HTTP", notHTTP, registry.ErrMalformed, registry.ErrMalformed, registry.ErrMalformed},
-		{"closed", closed, registry.ErrUnavailable, registry.ErrUnavailable, registry.ErrUnavailable},
-		{"redirect to itself", answerWith(307, "", "Location", "/v2/"), registry.ErrMalformed, registry.ErrMalformed, registry.ErrMalformed},
-		{"redirect without location", status(307), registry.ErrMalformed, registry.ErrMalformed, registry.ErrMalformed},
-		{"redirect to an invalid location", answerWith(307, "", "Location", "https://%zz"), registry.ErrMalformed, registry.ErrMalformed, registry.ErrMalformed},
+		{"401 without challenge", status(401), denied, denied, denied},
+		{"401 with an unknown challenge", answerWith(401, "", "Www-Authenticate", "Negotiate x"), denied, denied, denied},
+		{"403", status(403), denied, denied, denied},
+		{"404", status(404), notFound, notFound, nil},
+		{"418", status(418), malformed, malformed, malformed},
+		{"429", status(429), denied, denied, denied},
+		{"503", status(503), unavailable, unavailable, unavailable},
+		{"204", status(204), malformed, malformed, malformed},
+		{"other content", answerWith(200, "other"), mismatch, mismatch, malformed},
+		{"compressed", answerWith(200, "\x1f\x8b\x08\x00", "Content-Encoding", "gzip"), mismatch, mismatch, malformed},
+		{"no JSON", index("["), mismatch, mismatch, malformed},
+		{"an invalid digest", index(`{"manifests":[{"digest":"sha256:/../"}]}`), mismatch, mismatch, malformed},
+		{"next page elsewhere", index("{}", "Link", `<https://other.test/>; rel="next"`), mismatch, mismatch, malformed},
+		{"endless", endless, tooLarge, tooLarge, tooLarge},
+		{"length", index("", "Content-Length", "5000000"), tooLarge, tooLarge, tooLarge},
+		{"cut", cut, malformed, malformed, malformed},
+		{"a large header", answerWith(200, "", "X-Large", strings.Repeat("x", 100<<10)), malformed, malformed, malformed},
+		{"not HTTP", notHTTP, malformed, malformed, malformed},
+		{"closed", closed, unavailable, unavailable, unavailable},
+		{"redirect to itself", answerWith(307, "", "Location", "/v2/"), malformed, malformed, malformed},
+		{"redirect without location", status(307), malformed, malformed, malformed},
+		{"redirect to an invalid location", answerWith(307, "", "Location", "https://%zz"), malformed, malformed, malformed},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			n := newNetwork(t)
@@ -245,12 +261,10 @@ func TestHostileAnswers(t *testing.T) {
 			_, manifest := r.Manifest(t.Context(), d)
 			_, blob := r.Blob(t.Context(), d, 1<<20)
 			_, _, referrers := r.Referrers(t.Context(), d)
-			for what, errs := range map[string][2]error{"Manifest": {manifest, tc.manifest}, "Blob": {blob, tc.blob}, "Referrers": {referrers, tc.referrers}} {
-				if !errors.Is(errs[0], errs[1]) {
-					t.Errorf("%s = %v; want %v", what, errs[0], errs[1])
-				}
-				if errs[0] != nil && (strings.Contains(errs[0].Error(), canary) || strings.ContainsAny(errs[0].Error(), "\x1b\n")) {
-					t.Errorf("%s = %q", what, errs[0])
+			for _, errs := range [][2]error{{manifest, tc.manifest}, {blob, tc.blob}, {referrers, tc.referrers}} {
+				text := fmt.Sprint(errs[0])
+				if !errors.Is(errs[0], errs[1]) || strings.Contains(text, canary) || strings.ContainsAny(text, "\x1b\n") {
+					t.Errorf("%q; want %v", errs[0], errs[1])
 				}
 			}
 			if got := n.leaked(); got != nil {
@@ -351,9 +365,7 @@ func TestBlobsAreRedirectedWithoutSecrets(t *testing.T) {
 			n.https("hostile.test", basic(content))
 			n.https("other.test", answerWith(200, "other"))
 			n.resolved["127.0.0.1:443"], n.resolved["metadata.test:443"] = "127.0.0.1:443", "169.254.169.254:443"
-			hosts := write(t, t.TempDir(), map[string]string{"registry.test/hosts.toml": "[header]\nX-Secret = \"" + canary + "\"\n"})
-			r := n.client(registry.Options{HostsDir: hosts}).Repository(repository, admission.Login{Username: "alice", Password: canary})
-			got, err := r.Blob(t.Context(), d, 100)
+			got, err := n.configured("[header]\nX-Secret = '"+canary+"'\n", alice).Blob(t.Context(), d, 100)
 			if !errors.Is(err, tc.want) || err == nil && string(got) != "content" {
 				t.Errorf("Blob = %q, %v; want %v", got, err, tc.want)
 			}
