@@ -14,6 +14,7 @@ import (
 	"unicode"
 
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // A tenant who has many images reviewed at the same time, about which the backend takes long, gets none of them
@@ -38,7 +39,9 @@ func TestTooManyReviewsDeny(t *testing.T) {
 			results := make([]review.Result, tc.reviews)
 			for i := range results {
 				all.Go(func() {
-					results[i] = ask(t, c, ctx, review.Subject{Namespace: fmt.Sprint("ns", i%tc.namespaces), Images: []string{fmt.Sprint("image-", i)}})
+					s := image(fmt.Sprint("image-", i))
+					s.Namespace = fmt.Sprint("ns", i%tc.namespaces)
+					results[i] = ask(t, c, ctx, s)
 				})
 			}
 			all.Wait()
@@ -69,7 +72,9 @@ func TestFullNamespaceDelaysNoOther(t *testing.T) {
 		c := client(t, backend(), f)
 		var all sync.WaitGroup
 		for i := range 600 {
-			all.Go(func() { ask(t, c, t.Context(), review.Subject{Namespace: "full", Images: []string{fmt.Sprint(i)}}) })
+			s := image(fmt.Sprint(i))
+			s.Namespace = "full"
+			all.Go(func() { ask(t, c, t.Context(), s) })
 		}
 		synctest.Wait()
 		if r := ask(t, c, t.Context(), image("a")); !r.Allowed || r.Err != nil || r.Took > time.Second {
@@ -89,14 +94,19 @@ func TestTooLargeSubjectDenies(t *testing.T) {
 	}}
 	c := client(t, backend(), f)
 	for name, annotation := range map[string]string{
-		"text": strings.Repeat("x", 200<<10), "escaped": strings.Repeat("<", 60<<10), "one byte": strings.Repeat("x", review.MaxBody),
+		"text": strings.Repeat("x", 200<<10), "escaped": strings.Repeat("<", 60<<10),
+		"one byte": strings.Repeat("x", review.MaxBody),
 	} {
-		s := review.Subject{Namespace: "team", Images: []string{"a"}, Annotations: map[string]string{"a.image-policy.k8s.io/b": annotation}}
+		s := image("a")
+		s.Annotations = map[string]string{"a.image-policy.k8s.io/b": annotation}
 		if r := ask(t, c, t.Context(), s); r.Allowed || r.FailedOpen || !errors.Is(r.Err, review.ErrTooLarge) {
 			t.Errorf("%s: %+v; want a denial", name, r)
 		}
 	}
-	s := review.Subject{Images: []string{"a"}, Annotations: map[string]string{"a.image-policy.k8s.io/b": strings.Repeat("x", 60<<10), "unrelated": strings.Repeat("x", 1<<20)}}
+	s := image("a")
+	s.Annotations = map[string]string{
+		"a.image-policy.k8s.io/b": strings.Repeat("x", 60<<10), "unrelated": strings.Repeat("x", 1<<20),
+	}
 	if r := ask(t, c, t.Context(), s); r.Err != nil || f.requests() != 1 {
 		t.Errorf("%+v after %d requests; want the answer of the backend", r, f.requests())
 	}
@@ -108,7 +118,10 @@ func TestErrorsAreOnePrintableLine(t *testing.T) {
 		return nil, fmt.Errorf("valid for a\nW1122 forged\x1b[2J\u202e\xff%s", strings.Repeat("x", 200<<10))
 	}}
 	r := ask(t, client(t, backend(), f), t.Context(), image("a"))
-	if text := r.Err.Error(); !strings.HasPrefix(text, "valid for a W1122 forged [2J ") || len(text) > 1024 || strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) {
+	hidden := func(r rune) bool { return !unicode.IsPrint(r) }
+	text := r.Err.Error()
+	if !strings.HasPrefix(text, "valid for a W1122 forged [2J ") || len(text) > 1024 ||
+		strings.ContainsFunc(text, hidden) {
 		t.Errorf("%.200q of %d bytes", text, len(text))
 	}
 }
@@ -122,20 +135,20 @@ func TestAnswersOfAnotherBackendAreNotKept(t *testing.T) {
 	s := newSet(t, b)
 	is := func(when string, allowed, cached bool) {
 		t.Helper()
-		if r := s.Clients().Review(t.Context(), image("a")); len(r) != 1 || r[0].Allowed != allowed || r[0].Cached != cached || r[0].Err != nil {
+		r := s.Clients().Review(t.Context(), image("a"))
+		if len(r) != 1 || r[0].Allowed != allowed || r[0].Cached != cached || r[0].Err != nil {
 			t.Errorf("%s: %+v; want allowed %v, cached %v", when, r, allowed, cached)
 		}
 	}
 	is("first", true, false)
-	text, err := os.ReadFile(b.Kubeconfig)
-	must(t, err)
+	text := testkit.Value(os.ReadFile(b.Kubeconfig))(t)
 	for _, change := range []struct {
 		when, from, to  string
 		allowed, cached bool
 	}{{"another token", "one", "two", true, true}, {"another server", first, second, false, false}} {
 		text = []byte(strings.Replace(string(text), change.from, change.to, 1))
 		put(t, b.Kubeconfig, text)
-		must(t, s.Reload())
+		testkit.Must(t, s.Reload())
 		is(change.when, change.allowed, change.cached)
 	}
 }

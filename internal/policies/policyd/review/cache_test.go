@@ -20,11 +20,13 @@ func TestCacheLifetime(t *testing.T) {
 		after  time.Duration
 		cached bool
 	}{
-		"allow":                    {nil, allow, time.Hour, true},
-		"allow, expired":           {nil, allow, time.Hour + 1, false},
-		"deny":                     {nil, deny, 30 * time.Second, true},
-		"deny, expired":            {nil, deny, 30*time.Second + 1, false},
-		"allow, other TTL":         {func(b *policyfiles.Backend) { b.AllowTTL = time.Minute }, allow, time.Minute + 1, false},
+		"allow":          {nil, allow, time.Hour, true},
+		"allow, expired": {nil, allow, time.Hour + 1, false},
+		"deny":           {nil, deny, 30 * time.Second, true},
+		"deny, expired":  {nil, deny, 30*time.Second + 1, false},
+		"allow, other TTL": {
+			func(b *policyfiles.Backend) { b.AllowTTL = time.Minute }, allow, time.Minute + 1, false,
+		},
 		"deny, other TTL":          {func(b *policyfiles.Backend) { b.DenyTTL = time.Minute }, deny, time.Minute, true},
 		"allow, no cache":          {func(b *policyfiles.Backend) { b.AllowTTL = 0 }, allow, 0, false},
 		"deny, no cache for allow": {func(b *policyfiles.Backend) { b.AllowTTL = 0 }, deny, 0, true},
@@ -40,7 +42,8 @@ func TestCacheLifetime(t *testing.T) {
 			first := ask(t, cl, t.Context(), image("a"))
 			time.Sleep(c.after)
 			second := ask(t, cl, t.Context(), image("a"))
-			if first.Cached || second.Cached != c.cached || first.Allowed != second.Allowed || first.Reason != second.Reason || (f.requests() == 1) != c.cached {
+			if first.Cached || second.Cached != c.cached || first.Allowed != second.Allowed || first.Reason != second.Reason ||
+				(f.requests() == 1) != c.cached {
 				t.Errorf("%s: %+v, then %+v with %d requests; want cached: %v", name, first, second, f.requests(), c.cached)
 			}
 		})
@@ -116,9 +119,11 @@ func TestCacheKeyIsTheSpec(t *testing.T) {
 		}
 	}
 	for name, s := range map[string]review.Subject{
-		"the same":         first,
-		"other annotation": {Namespace: "a", Images: []string{"1", "2"}, Annotations: map[string]string{marked: "1", "more": "x"}},
-		"as a volume":      {Namespace: "a", Images: []string{"1"}, Volumes: []string{"2"}, Annotations: first.Annotations},
+		"the same": first,
+		"other annotation": {
+			Namespace: "a", Images: []string{"1", "2"}, Annotations: map[string]string{marked: "1", "more": "x"},
+		},
+		"as a volume": {Namespace: "a", Images: []string{"1"}, Volumes: []string{"2"}, Annotations: first.Annotations},
 	} {
 		if r := ask(t, c, t.Context(), s); !r.Cached {
 			t.Errorf("%s: not cached", name)

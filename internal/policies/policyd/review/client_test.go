@@ -20,6 +20,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policies/policyd/review"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // A fake is a backend without a network. answer is called for each attempt with its number, from 1.
@@ -59,8 +60,9 @@ func respond(status int, body string, header ...string) *http.Response {
 }
 
 const (
-	allow = `{"apiVersion":"imagepolicy.k8s.io/v1alpha1","kind":"ImageReview","status":{"allowed":true,"auditAnnotations":{"by":"test"}}}`
-	deny  = `{"apiVersion":"imagepolicy.k8s.io/v1alpha1","kind":"ImageReview","status":{"allowed":false,"reason":"not scanned"}}`
+	header = `{"apiVersion":"imagepolicy.k8s.io/v1alpha1","kind":"ImageReview","status":`
+	allow  = header + `{"allowed":true,"auditAnnotations":{"by":"test"}}}`
+	deny   = header + `{"allowed":false,"reason":"not scanned"}}`
 )
 
 // always answers each attempt.
@@ -89,7 +91,8 @@ func slow(d time.Duration, status int, body string) *fake {
 // backend returns the configuration of a backend that admits on failure.
 func backend() policyfiles.Backend {
 	return policyfiles.Backend{
-		Name: "test", AllowTTL: time.Hour, DenyTTL: 30 * time.Second, RetryBackoff: 500 * time.Millisecond, DefaultAllow: true, IncludeImageVolumes: true,
+		Name: "test", AllowTTL: time.Hour, DenyTTL: 30 * time.Second, RetryBackoff: 500 * time.Millisecond,
+		DefaultAllow: true, IncludeImageVolumes: true,
 	}
 }
 
@@ -105,7 +108,8 @@ func image(name string) review.Subject {
 }
 
 // ask reviews a subject that the backend reviews.
-func ask(t *testing.T, c *review.Client, ctx context.Context, s review.Subject) review.Result { //nolint:revive // as testing.T
+func ask(t *testing.T, c *review.Client, ctx context.Context,
+	s review.Subject) review.Result { //nolint:revive // as testing.T
 	t.Helper()
 	r, ok := c.Review(ctx, s)
 	if !ok {
@@ -115,23 +119,30 @@ func ask(t *testing.T, c *review.Client, ctx context.Context, s review.Subject) 
 }
 
 func TestBody(t *testing.T) {
-	recorded := `{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","metadata":{},"spec":{"containers":[{"image":"app:1"},{"image":"init:1"}],"annotations":{"x.image-policy.k8s.io/break-glass":"T-7"},"namespace":"default"},"status":{"allowed":false}}`
+	body := func(containers, more string) string {
+		return `{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","metadata":{},"spec":{"containers":[` +
+			containers + `],` + more + `},"status":{"allowed":false}}` // as kube-apiserver sends it
+	}
+	const digest = "r.example:5000/a/B@sha256:beb6bd6a68f114c1dc2ea4b28db81bdf91de202a9014972bec5e4d9171d90ed"
 	f := always(200, allow)
 	c := client(t, backend(), f)
 	ask(t, c, t.Context(), review.Subject{
-		Namespace: "default", Images: []string{"app:1", "init:1"},
-		Annotations: map[string]string{
-			"x.image-policy.k8s.io/break-glass": "T-7", "image-policy.k8s.io/nothing-before": "canary", "other": "canary", "x.image-policy.k8s.io": "canary",
+		Namespace: "default", Images: []string{"app:1", "init:1"}, Annotations: map[string]string{
+			"x.image-policy.k8s.io/break-glass": "T-7", "image-policy.k8s.io/nothing-before": "canary", "other": "canary",
+			"x.image-policy.k8s.io": "canary",
 		},
 	})
-	if f.bodies[0] != recorded {
-		t.Errorf("body\n%s\nwant that of kube-apiserver\n%s", f.bodies[0], recorded)
-	}
-	const digest = "r.example:5000/a/B@sha256:beb6bd6a68f114c1dc2ea4b28db81bdf91de202a9014972bec5e4d9171d90ed"
-	ask(t, c, t.Context(), review.Subject{Namespace: "team", Images: []string{digest}, Volumes: []string{"data"}, Annotations: map[string]string{"a": "b"}})
-	want := `{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","metadata":{},"spec":{"containers":[{"image":"` + digest + `"},{"image":"data"}],"namespace":"team"},"status":{"allowed":false}}`
-	if f.bodies[1] != want {
-		t.Errorf("body\n%s\nwant\n%s", f.bodies[1], want)
+	ask(t, c, t.Context(), review.Subject{
+		Namespace: "team", Images: []string{digest}, Volumes: []string{"data"}, Annotations: map[string]string{"a": "b"},
+	})
+	for i, want := range []string{
+		body(`{"image":"app:1"},{"image":"init:1"}`,
+			`"annotations":{"x.image-policy.k8s.io/break-glass":"T-7"},"namespace":"default"`),
+		body(`{"image":"`+digest+`"},{"image":"data"}`, `"namespace":"team"`),
+	} {
+		if f.bodies[i] != want {
+			t.Errorf("body\n%s\nwant\n%s", f.bodies[i], want)
+		}
 	}
 }
 
@@ -139,7 +150,8 @@ func TestBody(t *testing.T) {
 // types must not be sent before it is decided that it may be.
 func TestRequestHasNoOtherFields(t *testing.T) {
 	for typ, want := range map[reflect.Type]int{
-		reflect.TypeFor[review.Subject](): 4, reflect.TypeFor[v1alpha1.ImageReview](): 4, reflect.TypeFor[v1alpha1.ImageReviewSpec](): 3, reflect.TypeFor[v1alpha1.ImageReviewContainerSpec](): 1,
+		reflect.TypeFor[review.Subject](): 4, reflect.TypeFor[v1alpha1.ImageReview](): 4,
+		reflect.TypeFor[v1alpha1.ImageReviewSpec](): 3, reflect.TypeFor[v1alpha1.ImageReviewContainerSpec](): 1,
 	} {
 		if typ.NumField() != want {
 			t.Errorf("%v has %d fields; want %d", typ, typ.NumField(), want)
@@ -152,7 +164,7 @@ func TestWhatIsReviewed(t *testing.T) {
 		var all []string
 		for _, body := range f.bodies {
 			var r v1alpha1.ImageReview
-			must(t, json.Unmarshal([]byte(body), &r))
+			testkit.Must(t, json.Unmarshal([]byte(body), &r))
 			for _, c := range r.Spec.Containers {
 				all = append(all, c.Image)
 			}
@@ -160,69 +172,78 @@ func TestWhatIsReviewed(t *testing.T) {
 		return all
 	}
 	for name, c := range map[string]struct {
-		namespaces []string
-		volumes    bool
-		subject    review.Subject
-		want       string
+		namespaces      []string
+		volumes         bool
+		images, volumed string
+		want            string
 	}{
-		"all":                    {nil, true, review.Subject{Namespace: "a", Images: []string{"1", "2"}, Volumes: []string{"3"}}, "[1 2 3]"},
-		"without volumes":        {nil, false, review.Subject{Namespace: "a", Images: []string{"1"}, Volumes: []string{"3"}}, "[1]"},
-		"a volume":               {nil, true, review.Subject{Namespace: "a", Volumes: []string{"3"}}, "[3]"},
-		"a volume, without them": {nil, false, review.Subject{Namespace: "a", Volumes: []string{"3"}}, "[]"},
-		"no image":               {nil, true, review.Subject{Namespace: "a"}, "[]"},
-		"a namespace":            {[]string{"b", "a"}, true, review.Subject{Namespace: "a", Images: []string{"1"}}, "[1]"},
-		"another namespace":      {[]string{"b"}, true, review.Subject{Namespace: "a", Images: []string{"1"}}, "[]"},
+		"all":                    {nil, true, "1 2", "3", "[1 2 3]"},
+		"without volumes":        {nil, false, "1", "3", "[1]"},
+		"a volume":               {nil, true, "", "3", "[3]"},
+		"a volume, without them": {nil, false, "", "3", "[]"},
+		"no image":               {nil, true, "", "", "[]"},
+		"a namespace":            {[]string{"b", "a"}, true, "1", "", "[1]"},
+		"another namespace":      {[]string{"b"}, true, "1", "", "[]"},
 	} {
+		subject := review.Subject{Namespace: "a", Images: strings.Fields(c.images), Volumes: strings.Fields(c.volumed)}
 		f := always(200, deny)
 		b := backend()
 		b.Namespaces, b.IncludeImageVolumes = c.namespaces, c.volumes
-		r, ok := client(t, b, f).Review(t.Context(), c.subject)
+		r, ok := client(t, b, f).Review(t.Context(), subject)
 		if got := fmt.Sprint(images(f)); got != c.want || ok != (c.want != "[]") || r.Allowed {
 			t.Errorf("%s: %v, %v reviewed; want %v", name, ok, got, c.want)
 		}
 	}
 }
 
-// failing are attempts that do not bring an answer, and how many of them are made.
-func failing() map[string]struct {
+// A failure is a backend without an answer, how many attempts are made, and the error.
+type failure struct {
 	fake     *fake
 	attempts int
 	want     string
-} {
-	type row = struct {
-		fake     *fake
-		attempts int
-		want     string
-	}
+}
+
+func failing() map[string]failure {
 	connection := func(err error) *fake {
 		return &fake{answer: func(int, *http.Request) (*http.Response, error) { return nil, err }}
 	}
-	return map[string]row{
-		"refused":            {connection(fmt.Errorf("dial: %w", syscall.ECONNREFUSED)), 5, "attempt 5: dial: connection refused"},
-		"reset":              {connection(syscall.ECONNRESET), 5, "attempt 5: connection reset by peer"},
-		"closed":             {connection(io.EOF), 5, "attempt 5: EOF"},
-		"TLS":                {connection(errors.New("tls: unknown authority")), 1, "tls: unknown authority"},
-		"hangs":              {hang(), 1, "timed out"},
-		"500":                {always(500, deny), 5, "attempt 5: status 500 Internal Server Error"},
-		"504":                {always(504, ""), 5, "attempt 5: status 504 Gateway Timeout"},
-		"429":                {always(429, ""), 5, "attempt 5: status 429 Too Many Requests"},
-		"429 for ever":       {always(429, "", "Retry-After", "99999999999999"), 1, "status 429 Too Many Requests"},
-		"503":                {always(503, ""), 1, "status 503 Service Unavailable"},
-		"503, Retry-After":   {always(503, "", "Retry-After", "1"), 5, "attempt 5: status 503 Service Unavailable"},
-		"403":                {always(403, allow), 1, "status 403 Forbidden"},
-		"302":                {always(302, allow, "Location", "https://other.test/", "Retry-After", "1"), 1, "status 302 Found"},
-		"204":                {always(204, ""), 1, "status 204 without a body"},
-		"empty":              {always(200, ""), 1, "status 200 without a body"},
-		"half":               {always(200, allow[:len(allow)/2]), 1, "the answer is not an ImageReview: unexpected end of JSON input"},
-		"two":                {always(200, allow+allow), 1, "the answer is not an ImageReview: invalid character '{' after top-level value"},
-		"HTML":               {always(200, "<html>"), 1, "the answer is not an ImageReview: invalid character '<' looking for beginning of value"},
-		"list":               {always(200, "[]"), 1, "the answer is not an ImageReview: json: cannot unmarshal array"},
-		"another kind":       {always(200, `{"kind":"Status","apiVersion":"v1","status":"Success"}`), 1, `the answer is "Status" of "v1"; must be ImageReview of imagepolicy.k8s.io/v1alpha1`},
-		"another kind only":  {always(200, strings.Replace(allow, "ImageReview", "Pod", 1)), 1, `the answer is "Pod" of "imagepolicy.k8s.io/v1alpha1"; must be`},
-		"another version":    {always(200, strings.Replace(allow, "v1alpha1", "v1", 1)), 1, `the answer is "ImageReview" of "imagepolicy.k8s.io/v1"; must be`},
-		"status":             {always(200, `{"kind":"ImageReview","status":"allowed"}`), 1, "the answer has an invalid status: json: cannot unmarshal string"},
-		"allowed, a string":  {always(200, `{"kind":"ImageReview","status":{"allowed":"true"}}`), 1, "the answer has an invalid status: json: cannot unmarshal string"},
-		"one byte too large": {always(200, allow+strings.Repeat(" ", 256<<10+1-len(allow))), 1, "the answer has more than 256 KiB"},
+	invalid := func(body, want string) failure { return failure{always(200, body), 1, want} }
+	const (
+		notOne    = "the answer is not an ImageReview: "
+		badStatus = "the answer has an invalid status: json: cannot unmarshal string"
+		is, must  = "the answer is ", "; must be ImageReview of imagepolicy.k8s.io/v1alpha1"
+		ever      = "99999999999999"
+	)
+	return map[string]failure{
+		"refused": {connection(fmt.Errorf("dial: %w", syscall.ECONNREFUSED)), 5,
+			"attempt 5: dial: connection refused"},
+		"reset":            {connection(syscall.ECONNRESET), 5, "attempt 5: connection reset by peer"},
+		"closed":           {connection(io.EOF), 5, "attempt 5: EOF"},
+		"TLS":              {connection(errors.New("tls: unknown authority")), 1, "tls: unknown authority"},
+		"hangs":            {hang(), 1, "timed out"},
+		"500":              {always(500, deny), 5, "attempt 5: status 500 Internal Server Error"},
+		"504":              {always(504, ""), 5, "attempt 5: status 504 Gateway Timeout"},
+		"429":              {always(429, ""), 5, "attempt 5: status 429 Too Many Requests"},
+		"429 for ever":     {always(429, "", "Retry-After", ever), 1, "status 429 Too Many Requests"},
+		"503":              {always(503, ""), 1, "status 503 Service Unavailable"},
+		"503, Retry-After": {always(503, "", "Retry-After", "1"), 5, "attempt 5: status 503 Service Unavailable"},
+		"403":              {always(403, allow), 1, "status 403 Forbidden"},
+		"302": {always(302, allow, "Location", "https://other.test/", "Retry-After", "1"), 1,
+			"status 302 Found"},
+		"204":          {always(204, ""), 1, "status 204 without a body"},
+		"empty":        invalid("", "status 200 without a body"),
+		"half":         invalid(allow[:len(allow)/2], notOne+"unexpected end of JSON input"),
+		"two":          invalid(allow+allow, notOne+"invalid character '{' after top-level value"),
+		"HTML":         invalid("<html>", notOne+"invalid character '<' looking for beginning of value"),
+		"list":         invalid("[]", notOne+"json: cannot unmarshal array"),
+		"another kind": invalid(`{"kind":"Status","apiVersion":"v1","status":"Success"}`, is+`"Status" of "v1"`+must),
+		"another kind only": invalid(strings.Replace(allow, "ImageReview", "Pod", 1),
+			is+`"Pod" of "imagepolicy.k8s.io/v1alpha1"`+must),
+		"another version": invalid(strings.Replace(allow, "v1alpha1", "v1", 1),
+			is+`"ImageReview" of "imagepolicy.k8s.io/v1"`+must),
+		"status":             invalid(`{"kind":"ImageReview","status":"allowed"}`, badStatus),
+		"allowed, a string":  invalid(`{"kind":"ImageReview","status":{"allowed":"true"}}`, badStatus),
+		"one byte too large": invalid(allow+strings.Repeat(" ", 256<<10+1-len(allow)), "the answer has more than 256 KiB"),
 	}
 }
 
@@ -237,7 +258,8 @@ func TestFailures(t *testing.T) {
 				for n := 1; n <= 2; n++ { // a failure is not cached
 					start := time.Now()
 					r := ask(t, cl, t.Context(), image("a"))
-					if r.Allowed != defaultAllow || r.FailedOpen != defaultAllow || r.Cached || r.Reason != "" || r.Err == nil || !strings.HasPrefix(r.Err.Error(), c.want) {
+					if r.Allowed != defaultAllow || r.FailedOpen != defaultAllow || r.Cached || r.Reason != "" ||
+						!strings.HasPrefix(fmt.Sprint(r.Err), c.want) {
 						t.Errorf("%s: %+v; want defaultAllow, marked, and %s", name, r, c.want)
 					}
 					if got := c.fake.requests(); got != n*c.attempts {
@@ -254,26 +276,35 @@ func TestFailures(t *testing.T) {
 
 func TestAnswers(t *testing.T) {
 	for name, c := range map[string]struct {
-		body string
-		want review.Result
+		body    string
+		allowed bool
+		reason  string
+		audit   map[string]string
 	}{
-		"allow":             {allow, review.Result{Answer: policyfiles.Answer{Allowed: true}, AuditAnnotations: map[string]string{"by": "test"}}},
-		"deny":              {deny, review.Result{Answer: policyfiles.Answer{Reason: "not scanned"}}},
-		"no kind":           {`{"status":{"allowed":true}}`, review.Result{Answer: policyfiles.Answer{Allowed: true}}},
-		"no status":         {`{"kind":"ImageReview"}`, review.Result{}},
-		"null":              {`{"status":null}`, review.Result{}},
-		"no answer":         {`{"status":{"reason":"x"}}`, review.Result{Answer: policyfiles.Answer{Reason: "x"}}},
-		"another spelling":  {`{"status":{"allowed":false,"Allowed":true}}`, review.Result{}},
-		"a reason to allow": {`{"status":{"allowed":true,"reason":"x"}}`, review.Result{Answer: policyfiles.Answer{Allowed: true}}},
-		"a long reason":     {`{"status":{"reason":"` + strings.Repeat("ä", 3000) + `"}}`, review.Result{Answer: policyfiles.Answer{Reason: strings.Repeat("ä", 512)}}},
-		"several lines":     {`{"status":{"reason":"\na\r\nb\u0000\u001b\u202ec\n"}}`, review.Result{Answer: policyfiles.Answer{Reason: "a  b   c"}}},
-		"many annotations":  {`{"status":{"auditAnnotations":{"b":"` + strings.Repeat("x", 9000) + `","a":"1"}}}`, review.Result{AuditAnnotations: map[string]string{"a": "1"}}},
-		"exactly 256 KiB":   {allow + strings.Repeat(" ", 256<<10-len(allow)), review.Result{Answer: policyfiles.Answer{Allowed: true}, AuditAnnotations: map[string]string{"by": "test"}}},
-		"fields of the API": {`{"metadata":{"creationTimestamp":null,"x":1},"spec":7,"status":{"allowed":true},"new":{}}`, review.Result{Answer: policyfiles.Answer{Allowed: true}}},
+		"allow":             {allow, true, "", map[string]string{"by": "test"}},
+		"deny":              {deny, false, "not scanned", nil},
+		"no kind":           {`{"status":{"allowed":true}}`, true, "", nil},
+		"no status":         {`{"kind":"ImageReview"}`, false, "", nil},
+		"null":              {`{"status":null}`, false, "", nil},
+		"no answer":         {`{"status":{"reason":"x"}}`, false, "x", nil},
+		"another spelling":  {`{"status":{"allowed":false,"Allowed":true}}`, false, "", nil},
+		"a reason to allow": {`{"status":{"allowed":true,"reason":"x"}}`, true, "", nil},
+		"a long reason": {`{"status":{"reason":"` + strings.Repeat("ä", 3000) + `"}}`, false, strings.Repeat("ä", 512),
+			nil},
+		"several lines": {`{"status":{"reason":"\na\r\nb\u0000\u001b\u202ec\n"}}`, false, "a  b   c", nil},
+		"many annotations": {
+			`{"status":{"auditAnnotations":{"b":"` + strings.Repeat("x", 9000) + `","a":"1"}}}`, false, "",
+			map[string]string{"a": "1"},
+		},
+		"exactly 256 KiB": {allow + strings.Repeat(" ", 256<<10-len(allow)), true, "", map[string]string{"by": "test"}},
+		"fields of the API": {
+			`{"metadata":{"creationTimestamp":null,"x":1},"spec":7,"status":{"allowed":true},"new":{}}`, true, "", nil,
+		},
 	} {
 		r := ask(t, client(t, backend(), always(201, c.body)), t.Context(), image("a"))
-		if r.Allowed != c.want.Allowed || r.Reason != c.want.Reason || !maps.Equal(r.AuditAnnotations, c.want.AuditAnnotations) || r.FailedOpen || r.Err != nil || r.Backend != "test" {
-			t.Errorf("%s: %+v; want %+v", name, r, c.want)
+		if r.Allowed != c.allowed || r.Reason != c.reason || !maps.Equal(r.AuditAnnotations, c.audit) || r.FailedOpen ||
+			r.Err != nil || r.Backend != "test" {
+			t.Errorf("%s: %+v; want %+v", name, r, c)
 		}
 	}
 }
@@ -286,8 +317,12 @@ func TestAttemptsAreSpaced(t *testing.T) {
 	}{
 		"backoff": {time.Second, nil, [4]int64{1000, 1500, 2250, 3375}, [4]int64{1200, 1800, 2700, 4050}},
 		"no wait": {0, nil, [4]int64{}, [4]int64{}},
-		"later":   {time.Second, []string{"Retry-After", "3"}, [4]int64{3000, 3000, 3000, 3375}, [4]int64{3000, 3000, 3000, 4050}},
-		"a date":  {time.Second, []string{"Retry-After", "Sat, 01 Jan 2000 00:00:10 GMT"}, [4]int64{10000, 1500, 2250, 3375}, [4]int64{10000, 1800, 2700, 4050}},
+		"later": {time.Second, []string{"Retry-After", "3"}, [4]int64{3000, 3000, 3000, 3375},
+			[4]int64{3000, 3000, 3000, 4050}},
+		"a date": {
+			time.Second, []string{"Retry-After", "Sat, 01 Jan 2000 00:00:10 GMT"},
+			[4]int64{10000, 1500, 2250, 3375}, [4]int64{10000, 1800, 2700, 4050},
+		},
 	} {
 		synctest.Test(t, func(t *testing.T) { // its clock begins at 2000-01-01
 			b := backend()
@@ -295,8 +330,8 @@ func TestAttemptsAreSpaced(t *testing.T) {
 			f := always(429, "", c.header...)
 			ask(t, client(t, b, f), t.Context(), image("a"))
 			for i := range 4 {
-				if d := f.at[i+1].Sub(f.at[i]); d < time.Duration(c.min[i])*time.Millisecond || d > time.Duration(c.max[i])*time.Millisecond {
-					t.Errorf("%s: %v after attempt %d; want %v to %v ms", name, d, i+1, c.min[i], c.max[i])
+				if d := f.at[i+1].Sub(f.at[i]).Milliseconds(); d < c.min[i] || d > c.max[i] {
+					t.Errorf("%s: %d ms after attempt %d; want %d to %d", name, d, i+1, c.min[i], c.max[i])
 				}
 			}
 		})
@@ -306,28 +341,23 @@ func TestAttemptsAreSpaced(t *testing.T) {
 func TestAnswerAfterFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{answer: func(n int, _ *http.Request) (*http.Response, error) {
-			switch n {
-			case 1:
+			if n == 1 {
 				return nil, syscall.ECONNREFUSED
-			case 2:
-				return respond(429, "", "Retry-After", "2"), nil
-			case 3:
-				return respond(500, ""), nil
-			case 4:
-				return respond(504, ""), nil
-			default:
-				return respond(200, deny), nil
 			}
+			return respond([]int{429, 500, 504, 200}[n-2], deny, "Retry-After", "2"), nil
 		}}
 		c := client(t, backend(), f)
-		if r := ask(t, c, t.Context(), image("a")); r.Allowed || r.Err != nil || r.Reason != "not scanned" || f.requests() != 5 {
+		if r := ask(t, c, t.Context(), image("a")); r.Allowed || r.Err != nil || r.Reason != "not scanned" ||
+			f.requests() != 5 {
 			t.Errorf("%+v after %d attempts; want the answer of the fifth", r, f.requests())
 		}
 	})
 }
 
 func TestDeadline(t *testing.T) {
-	for name, f := range map[string]*fake{"hangs": hang(), "429": always(429, "", "Retry-After", "20"), "refused": failing()["refused"].fake} {
+	for name, f := range map[string]*fake{
+		"hangs": hang(), "429": always(429, "", "Retry-After", "20"), "refused": failing()["refused"].fake,
+	} {
 		synctest.Test(t, func(t *testing.T) {
 			b := backend()
 			b.RetryBackoff = time.Minute
@@ -335,7 +365,8 @@ func TestDeadline(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
 			r := ask(t, c, ctx, image("a"))
-			if !r.FailedOpen || ctx.Err() != nil || r.Took != 9*time.Second || !strings.HasPrefix(r.Err.Error(), "no answer within 9s") {
+			within := strings.HasPrefix(fmt.Sprint(r.Err), "no answer within 9s")
+			if !r.FailedOpen || ctx.Err() != nil || r.Took != 9*time.Second || !within {
 				t.Errorf("%s: %+v, context: %v; want a failure a second before the deadline", name, r, ctx.Err())
 			}
 		})

@@ -26,5 +26,6 @@ func NewClient(b policyfiles.Backend) (*Client, error) {
 
 // NewClientWith returns a client that sends its reviews with a transport.
 func NewClientWith(b policyfiles.Backend, transport http.RoundTripper) *Client {
-	return newClient(b, &connection{&target{url: "https://backend.test/", tls: &tls.Config{}, authorize: func(*http.Request) {}}, transport})
+	t := &target{url: "https://backend.test/", tls: &tls.Config{}, authorize: func(*http.Request) {}}
+	return newClient(b, &connection{t, transport})
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
@@ -32,9 +33,11 @@ func TestChain(t *testing.T) {
 			c.image.Digests = []string{i.index}
 		}, "met"},
 		"wrong hints, then the tag": {func(_ *memory, i image, c *check) {
-			c.image.Digests = []string{"", "x", "@", "sha256:", "repo.test/other@" + digestOf(nil), i.id, strings.ToUpper(i.index)}
+			c.image.Digests = []string{"", "x", "@", "sha256:", "repo.test/other@" + digestOf(nil), i.id,
+				strings.ToUpper(i.index)}
 		}, "met"},
-		"the tag moved, and the hint leads to the image": {func(m *memory, _ image, _ *check) { m.putImage(t, "other", "1") }, "met"},
+		"the tag moved, and the hint leads to the image": {func(m *memory, _ image, _ *check) { m.putImage(t, "other", "1") },
+			"met"},
 		"the tag moved, and there is no hint": {func(m *memory, _ image, c *check) {
 			m.putImage(t, "other", "1")
 			c.image.Digests = nil
@@ -46,12 +49,14 @@ func TestChain(t *testing.T) {
 			m.putImage(t, "other", "1")
 			clear(m.referrers)
 		}, "SIGNATURE_MISSING; no signature was found"},
-		"ID without the algorithm": {func(_ *memory, i image, c *check) { c.image.ID = strings.TrimPrefix(i.id, "sha256:") }, "met"},
-		"no ID":                    {func(_ *memory, _ image, c *check) { c.image.ID, c.image.Digests = "", nil }, "met"},
+		"ID without the algorithm": {func(_ *memory, i image, c *check) { c.image.ID = strings.TrimPrefix(i.id, "sha256:") },
+			"met"},
+		"no ID": {func(_ *memory, _ image, c *check) { c.image.ID, c.image.Digests = "", nil }, "met"},
 		"another image on the node": {func(_ *memory, _ image, c *check) {
 			c.image.ID = digestOf([]byte("evil"))
 		}, "CONTENT_MISMATCH; leads to another image"},
-		"no image in the registry": {func(m *memory, _ image, _ *check) { clear(m.manifests) }, "REGISTRY_DENIED; could not be verified; does not have the image"},
+		"no image in the registry": {func(m *memory, _ image, _ *check) { clear(m.manifests) },
+			"REGISTRY_DENIED; could not be verified; does not have the image"},
 		"platform entry exchanged": {func(m *memory, i image, c *check) {
 			evil := m.put(t, manifestOf(digestOf([]byte("evil"))))
 			m.put(t, indexOf(entry(evil, "amd64")), "1")
@@ -185,13 +190,15 @@ func TestRegistryErrors(t *testing.T) {
 		err    error
 		expect string
 	}{
-		"not reachable":                    {"", registry.ErrUnavailable, "REGISTRY_UNAVAILABLE; could not be verified"},
-		"denied":                           {"", registry.ErrDenied, "REGISTRY_DENIED"},
-		"nothing is there":                 {"", registry.ErrNotFound, "REGISTRY_DENIED; does not have the image, or does not show it"},
-		"denied after the image was read":  {listed, registry.ErrDenied, "REGISTRY_DENIED"},
-		"the list fails":                   {listed, registry.ErrUnavailable, "REGISTRY_UNAVAILABLE"},
-		"too many in the list":             {listed, registry.ErrTooLarge, "LIMIT_EXCEEDED"},
-		"list is not valid":                {listed, registry.ErrMalformed, "SIGNATURE_INVALID; could not be verified; invalid answer"},
+		"not reachable": {"", registry.ErrUnavailable, "REGISTRY_UNAVAILABLE; could not be verified"},
+		"denied":        {"", registry.ErrDenied, "REGISTRY_DENIED"},
+		"nothing is there": {"", registry.ErrNotFound,
+			"REGISTRY_DENIED; does not have the image, or does not show it"},
+		"denied after the image was read": {listed, registry.ErrDenied, "REGISTRY_DENIED"},
+		"the list fails":                  {listed, registry.ErrUnavailable, "REGISTRY_UNAVAILABLE"},
+		"too many in the list":            {listed, registry.ErrTooLarge, "LIMIT_EXCEEDED"},
+		"list is not valid": {listed, registry.ErrMalformed,
+			"SIGNATURE_INVALID; could not be verified; invalid answer"},
 		"the signature is not there":       {object, registry.ErrNotFound, "SIGNATURE_MISSING; not found"},
 		"denied after the list":            {object, registry.ErrDenied, "REGISTRY_DENIED"},
 		"the signature fails":              {object, registry.ErrUnavailable, "REGISTRY_UNAVAILABLE"},
@@ -234,8 +241,9 @@ func TestOtherRepositories(t *testing.T) {
 	}{
 		"at the image":                          {repository, named, "met"},
 		"at the repository that the rule names": {signatures, named, "met"},
-		"at one that the rule does not name":    {signatures, func() *requirement.Requirement { return keyLeaf(t, key) }, "SIGNATURE_MISSING"},
-		"the same bytes at another repository":  {elsewhere, named, "SIGNATURE_MISSING"},
+		"at one that the rule does not name": {signatures, func() *requirement.Requirement { return keyLeaf(t, key) },
+			"SIGNATURE_MISSING"},
+		"the same bytes at another repository": {elsewhere, named, "SIGNATURE_MISSING"},
 		"one repository for each of two signers": {signatures, func() *requirement.Requirement {
 			r := requirement.AtLeast(2, *named(), *keyLeaf(t, sigstoretest.NewKey(t)))
 			return &r
@@ -286,7 +294,8 @@ func TestManySignatures(t *testing.T) {
 	}
 	signType := map[string]string{"dev.sigstore.bundle.predicateType": signType}
 	with := func(at string) map[string]string {
-		return map[string]string{"dev.sigstore.bundle.predicateType": signType["dev.sigstore.bundle.predicateType"], "org.opencontainers.image.created": at}
+		return map[string]string{"dev.sigstore.bundle.predicateType": signType["dev.sigstore.bundle.predicateType"],
+			"org.opencontainers.image.created": at}
 	}
 	for name, tc := range map[string]struct {
 		sign   func(m *memory, i image)
@@ -323,7 +332,8 @@ func TestManySignatures(t *testing.T) {
 		var layers []object
 		for j := range 1000 {
 			layers = append(layers, object{
-				"digest": m.putBlob(fmt.Appendf(nil, "%d", j)), "size": 1, "annotations": object{"dev.cosignproject.cosign/signature": "eA=="},
+				"digest": m.putBlob(fmt.Appendf(nil, "%d", j)), "size": 1,
+				"annotations": object{"dev.cosignproject.cosign/signature": "eA=="},
 			})
 		}
 		m.put(t, object{"config": object{}, "layers": layers}, strings.Replace(i.index, ":", "-", 1)+".sig")
@@ -334,7 +344,8 @@ func TestManySignatures(t *testing.T) {
 	t.Run("one that is too large", func(t *testing.T) {
 		m, i := withImage(t)
 		m.put(t, object{"config": object{}, "layers": []object{{
-			"digest": m.putBlob([]byte("x")), "size": 8<<20 + 1, "annotations": object{"dev.cosignproject.cosign/signature": "eA=="},
+			"digest": m.putBlob([]byte("x")), "size": 8<<20 + 1,
+			"annotations": object{"dev.cosignproject.cosign/signature": "eA=="},
 		}}}, strings.Replace(i.index, ":", "-", 1)+".sig")
 		expect(t, newCheck(m, i, keyLeaf(t, key)).result(t), "LIMIT_EXCEEDED; a signature has 8388609 bytes")
 	})
@@ -342,12 +353,13 @@ func TestManySignatures(t *testing.T) {
 
 func attachGood(t *testing.T, m *memory, i image, key *ecdsa.PrivateKey, annotations map[string]string) {
 	t.Helper()
-	m.attach(t, i.index, sigstoretest.BundleJSON(t, sigstoretest.KeyBundle(t, key, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t))), annotations)
+	m.attach(t, i.index, sigstoretest.BundleJSON(t, sigstoretest.KeyBundle(t, key, about(t, i.index))), annotations)
 }
 
 // A registry that answers, and then never does.
 func TestTimeLimit(t *testing.T) {
-	for answers, want := range map[bool]string{true: "LIMIT_EXCEEDED; took more than 1m0s", false: "REGISTRY_UNAVAILABLE"} {
+	for answers, want := range map[bool]string{true: "LIMIT_EXCEEDED; took more than 1m0s",
+		false: "REGISTRY_UNAVAILABLE"} {
 		synctest.Test(t, func(t *testing.T) {
 			m, i := withImage(t)
 			c := newCheck(m, i, keyLeaf(t, sigstoretest.NewKey(t)))
@@ -379,10 +391,11 @@ func (s *silent) Referrers(ctx context.Context, _ string) ([]registry.Descriptor
 
 func TestErrorsOfTheCall(t *testing.T) {
 	m, i := withImage(t)
-	v := must(verify.New(verify.Options{Open: repositories{repository: m}.open}))(t)
+	v := testkit.Value(verify.New(verify.Options{Open: repositories{repository: m}.open}))(t)
 	want := []*requirement.Rule{{Hash: "h", Requirement: keyLeaf(t, sigstoretest.NewKey(t))}}
 	for _, name := range []string{"", "A B", "sha256:" + strings.Repeat("0", 64)} {
-		if _, err := v.Verify(t.Context(), verify.Image{Name: imageref.New(name), ID: i.id}, want, admission.Login{}, false); !errors.Is(err, verify.ErrName) {
+		if _, err := v.Verify(t.Context(), verify.Image{Name: imageref.New(name), ID: i.id}, want, admission.Login{},
+			false); !errors.Is(err, verify.ErrName) {
 			t.Errorf("name %q: %v; want ErrName", name, err)
 		}
 	}
@@ -414,9 +427,9 @@ func TestListSignatures(t *testing.T) {
 	m, i := withImage(t)
 	attachKey(t, m, i.index, key)
 	attachKey(t, m, i.manifest, sigstoretest.NewKey(t))
-	m.attach(t, i.index, sigstoretest.BundleJSON(t, a.KeylessBundle(t, cert, leafKey, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t), time.Now())), nil)
-	m.attach(t, i.index, sigstoretest.BundleJSON(t, sigstoretest.KeyBundle(t, key, sigstoretest.Statement{Predicate: attestType, Digests: []string{i.index}}.JSON(t))), nil)
-	m.attachSimple(t, i.index, sigstoretest.SimplePayload(i.index), a.SimpleAnnotations(t, nil, key, sigstoretest.SimplePayload(i.index), time.Now()))
+	m.bundle(t, i.index, a.KeylessBundle(t, cert, leafKey, about(t, i.index), time.Now()))
+	m.bundle(t, i.index, sigstoretest.KeyBundle(t, key, attestation(t, i.index)))
+	m.attachSimple(t, i.index, payloadOf(i.index), a.SimpleAnnotations(t, nil, key, payloadOf(i.index), time.Now()))
 	c := newCheck(m, i, keyLeaf(t, key))
 	c.list = true
 	var lines []string
@@ -427,14 +440,17 @@ func TestListSignatures(t *testing.T) {
 			subject = "manifest"
 		}
 		signer := strings.Replace(f.Signer, c.want[0].SignedBy.String(), "the key", 1)
-		lines = append(lines, fmt.Sprintf("%s %s %q %v %s", f.FoundBy, subject, signer, f.Counts, strings.ReplaceAll(f.Reason, i.index, "the index")))
+		lines = append(lines, fmt.Sprintf("%s %s %q %v %s", f.FoundBy, subject, signer, f.Counts,
+			strings.ReplaceAll(f.Reason, i.index, "the index")))
 	}
 	slices.Sort(lines)
 	want := []string{
 		`referrers index "" false not a signature of an image: an attestation of type https://cyclonedx.org/bom`,
-		`referrers index "identity ` + workflow + ` of issuer ` + issuer + `" false signed by identity ` + workflow + ` of issuer ` + issuer + `, and not with a key`,
+		`referrers index "identity ` + workflow + ` of issuer ` + issuer + `" false signed by identity ` + workflow +
+			` of issuer ` + issuer + `, and not with a key`,
 		`referrers index "the key" true valid for the index`,
-		`referrers manifest "" false the signature is not valid for this signer: failed to verify signature: could not verify envelope: accepted signatures do not match threshold, Found: 0, Expected 1`,
+		`referrers manifest "" false the signature is not valid for this signer: failed to verify signature: ` +
+			`could not verify envelope: accepted signatures do not match threshold, Found: 0, Expected 1`,
 		`sig-tag index "the key" true valid for the index`,
 	}
 	if !slices.Equal(lines, want) || !report.Results[0].Met {

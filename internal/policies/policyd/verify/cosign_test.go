@@ -21,13 +21,14 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
 func recorded(t *testing.T, name string) []byte {
 	t.Helper()
-	return must(os.ReadFile(filepath.Join("testdata", "cosign", name)))(t)
+	return testkit.Value(os.ReadFile(filepath.Join("testdata", "cosign", name)))(t)
 }
 
 // recordedKey requires a signature with the key of the recorded ones.
@@ -37,7 +38,8 @@ func recordedKey(t *testing.T) *requirement.Requirement {
 	if _, err := x509.ParsePKIXPublicKey(block.Bytes); err != nil {
 		t.Fatal(err)
 	}
-	return &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: block.Bytes, Hash: "sha256"}}}
+	return &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: block.Bytes,
+		Hash: "sha256"}}}
 }
 
 const (
@@ -57,11 +59,14 @@ func TestRecordedSignatures(t *testing.T) {
 		want  string
 		by    string
 	}{
-		"present form":                 {true, map[string]string{"": "bundle-manifest.json"}, "met", "referrers"},
-		"present form by fallback tag": {false, map[string]string{"": "bundle-manifest.json", fallback: ""}, "met", "fallback-tag"},
-		"older form":                   {true, map[string]string{fallback + ".sig": "simple-manifest.json"}, "met", "sig-tag"},
-		"older form without the API":   {false, map[string]string{fallback + ".sig": "simple-manifest.json"}, "met", "sig-tag"},
-		"none":                         {true, nil, "SIGNATURE_MISSING", ""},
+		"present form": {true, map[string]string{"": "bundle-manifest.json"}, "met", "referrers"},
+		"present form by fallback tag": {false, map[string]string{"": "bundle-manifest.json", fallback: ""}, "met",
+			"fallback-tag"},
+		"older form": {true, map[string]string{fallback + ".sig": "simple-manifest.json"}, "met",
+			"sig-tag"},
+		"older form without the API": {false, map[string]string{fallback + ".sig": "simple-manifest.json"}, "met",
+			"sig-tag"},
+		"none": {true, nil, "SIGNATURE_MISSING", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var requests atomic.Int32
@@ -82,7 +87,8 @@ func TestRecordedSignatures(t *testing.T) {
 			}
 			for _, blob := range []string{"bundle.json", "simple-payload.json"} {
 				data := recorded(t, blob)
-				send(t, http.MethodPost, server.URL+"/v2/team/app/blobs/uploads/?digest="+digestOf(data), "application/octet-stream", data)
+				send(t, http.MethodPost, server.URL+"/v2/team/app/blobs/uploads/?digest="+digestOf(data),
+					"application/octet-stream", data)
 			}
 			put("", recordedManifest, recorded(t, "manifest.json"))
 			put("", recordedManifest, recorded(t, "other-manifest.json"))
@@ -93,16 +99,18 @@ func TestRecordedSignatures(t *testing.T) {
 					continue
 				}
 				put(tag, recordedIndex, encode(t, object{"schemaVersion": 2, "mediaType": recordedIndex, "manifests": []object{{
-					"mediaType": recordedManifest, "digest": digestOf(recorded(t, "bundle-manifest.json")), "size": len(recorded(t, "bundle-manifest.json")),
+					"mediaType": recordedManifest, "digest": digestOf(recorded(t, "bundle-manifest.json")),
+					"size": len(recorded(t, "bundle-manifest.json")),
 				}}}))
 			}
 			requests.Store(0)
 
-			client := must(registry.New(registry.Options{}))(t)
+			client := testkit.Value(registry.New(registry.Options{}))(t)
 			defer client.Close()
 			c := check{
-				image: verify.Image{Name: imageref.New(strings.TrimPrefix(server.URL, "http://") + "/team/app:1"), ID: recordedID, Digests: []string{index}},
-				want:  []*requirement.Requirement{recordedKey(t)},
+				image: verify.Image{Name: imageref.New(strings.TrimPrefix(server.URL, "http://") + "/team/app:1"), ID: recordedID,
+					Digests: []string{index}},
+				want: []*requirement.Requirement{recordedKey(t)},
 			}
 			c.options.Open = func(name string, cred admission.Login) verify.Repository {
 				return client.Repository(name, cred)
@@ -112,7 +120,8 @@ func TestRecordedSignatures(t *testing.T) {
 				t.Errorf("%d requests; want at most 7", n)
 			}
 			c.list = true
-			if found := c.report(t).Signatures; tc.by != "" && (len(found) != 1 || found[0].FoundBy != tc.by || !found[0].Counts) {
+			if found := c.report(t).Signatures; tc.by != "" &&
+				(len(found) != 1 || found[0].FoundBy != tc.by || !found[0].Counts) {
 				t.Errorf("found %+v; want one by %s", found, tc.by)
 			}
 			c.list, c.want = false, []*requirement.Requirement{keyLeaf(t, sigstoretest.NewKey(t))}
@@ -125,7 +134,7 @@ func TestRecordedSignatures(t *testing.T) {
 
 func send(t *testing.T, method, url, kind string, data []byte) {
 	t.Helper()
-	request := must(http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(string(data))))(t)
+	request := testkit.Value(http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(string(data))))(t)
 	request.Header.Set("Content-Type", kind)
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {

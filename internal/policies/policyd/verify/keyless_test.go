@@ -15,6 +15,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 )
 
@@ -24,7 +25,8 @@ func keyless(change func(*requirement.Signer)) *requirement.Requirement {
 		Keyless: &requirement.Keyless{
 			Issuer: requirement.Exactly(issuer), Subject: requirement.Glob("https://github.com/team/app/*"),
 			Extensions: map[string]string{
-				githubWorkflow + "2": "push", githubWorkflow + "3": "0123abcd", githubWorkflow + "5": "team/app", githubWorkflow + "6": "refs/tags/v1",
+				githubWorkflow + "2": "push", githubWorkflow + "3": "0123abcd", githubWorkflow + "5": "team/app",
+				githubWorkflow + "6": "refs/tags/v1",
 			},
 		},
 		Log: &requirement.Log{},
@@ -57,6 +59,8 @@ func TestKeyless(t *testing.T) {
 			s.Log.Keys = [][]byte{sigstoretest.PublicDER(t, from.Log(t).PublicKey)}
 		}
 	}
+	noSCT := func(o *sigstoretest.LeafOptions) { o.NoSCT = true }
+	const badSCT = "SIGNATURE_INVALID; failed to verify signed certificate timestamp"
 	for name, tc := range map[string]keylessCase{
 		"right identity":     {expect: "met"},
 		"own roots and logs": {expect: "met", want: ownRoots(a), noTrusted: true},
@@ -65,20 +69,18 @@ func TestKeyless(t *testing.T) {
 			want:   func(s *requirement.Signer) { s.Keyless.Roots = [][]byte{a.Root.Raw} },
 			bundle: func(m *protobundle.VerificationMaterial) {
 				if leaf := m.GetCertificate(); leaf != nil {
-					m.Content = &protobundle.VerificationMaterial_X509CertificateChain{X509CertificateChain: &protocommon.X509CertificateChain{
-						Certificates: []*protocommon.X509Certificate{leaf, {RawBytes: a.Issuer.Raw}},
-					}}
+					m.Content = chainOf(leaf.RawBytes, a.Issuer.Raw)
 				}
 			},
 		},
 		"roots of another authority": {expect: "SIGNATURE_INVALID; transparency log", want: ownRoots(other), noTrusted: true},
 		"only the roots of another authority": {
-			expect: "SIGNATURE_INVALID; the signature is not valid for this signer: failed to verify leaf certificate",
+			expect: "SIGNATURE_INVALID; not valid for this signer: failed to verify leaf certificate",
 			want:   func(s *requirement.Signer) { s.Keyless.Roots = [][]byte{other.Root.Raw, other.Issuer.Raw} },
 		},
 		"no trusted root": {expect: "SIGNATURE_INVALID; relies on a trusted root, and none is configured", noTrusted: true},
 		"wrong workflow": {
-			expect:      "IDENTITY_MISMATCH; does not count: signed by identity https://github.com/other/app of issuer " + issuer,
+			expect:      "IDENTITY_MISMATCH; signed by identity https://github.com/other/app of issuer " + issuer,
 			certificate: func(o *sigstoretest.LeafOptions) { o.Subject = "https://github.com/other/app" },
 		},
 		"wrong issuer": {
@@ -94,12 +96,13 @@ func TestKeyless(t *testing.T) {
 			certificate: func(o *sigstoretest.LeafOptions) { o.Issuer = "https://i.test/\n\x1b[31m" },
 		},
 		"certificate expired before the log entry": {
-			expect: "SIGNATURE_INVALID; the signature is not valid for this signer: failed to verify log inclusion: integrated time outside certificate validity",
+			expect: "SIGNATURE_INVALID; integrated time outside certificate validity",
 			at:     10 * time.Minute,
 		},
 		"certificate expired after the log entry": {
-			expect: "met", at: -15 * time.Minute, certificate: func(o *sigstoretest.LeafOptions) { o.From, o.Until = -20*time.Minute, -10*time.Minute },
-			bundle: func(m *protobundle.VerificationMaterial) { m.TimestampVerificationData = nil }, // which is of now
+			expect: "met", at: -15 * time.Minute,
+			certificate: func(o *sigstoretest.LeafOptions) { o.From, o.Until = -20*time.Minute, -10*time.Minute },
+			bundle:      func(m *protobundle.VerificationMaterial) { m.TimestampVerificationData = nil }, // which is of now
 			trusted: func(ca *root.FulcioCertificateAuthority, _ *root.TransparencyLog) {
 				ca.Intermediates = []*x509.Certificate{reissued(t, a)}
 			},
@@ -110,16 +113,16 @@ func TestKeyless(t *testing.T) {
 			bundle: func(m *protobundle.VerificationMaterial) { m.TlogEntries = nil },
 		},
 		"timestamp instead of a log entry": {
-			expect: "met", simple: "SIGNATURE_INVALID; the signature is not valid for this signer: failed to verify timestamps",
+			expect: "met", simple: "SIGNATURE_INVALID; not valid for this signer: failed to verify timestamps",
 			bundle: func(m *protobundle.VerificationMaterial) { m.TlogEntries = nil },
 			want:   func(s *requirement.Signer) { s.Log, s.Timestamp = nil, &requirement.Timestamp{} },
 		},
 		"log entry and timestamp": {
-			expect: "met", simple: "SIGNATURE_INVALID; the signature is not valid for this signer: failed to verify timestamps",
+			expect: "met", simple: "SIGNATURE_INVALID; not valid for this signer: failed to verify timestamps",
 			want: func(s *requirement.Signer) { s.Timestamp = &requirement.Timestamp{} },
 		},
 		"missing timestamp": {
-			expect: "SIGNATURE_INVALID; the signature is not valid for this signer: failed to verify timestamps",
+			expect: "SIGNATURE_INVALID; not valid for this signer: failed to verify timestamps",
 			bundle: func(m *protobundle.VerificationMaterial) { m.TimestampVerificationData = nil },
 			want:   func(s *requirement.Signer) { s.Timestamp = &requirement.Timestamp{} },
 		},
@@ -127,10 +130,11 @@ func TestKeyless(t *testing.T) {
 			expect: "SIGNATURE_INVALID; nothing proves when",
 			want:   func(s *requirement.Signer) { s.Log = nil },
 		},
-		"no SCT":              {expect: "SIGNATURE_INVALID; the signature is not valid for this signer: failed to verify signed certificate timestamp", certificate: func(o *sigstoretest.LeafOptions) { o.NoSCT = true }},
-		"SCT by another log":  {expect: "SIGNATURE_INVALID; failed to verify signed certificate timestamp", certificate: func(o *sigstoretest.LeafOptions) { o.CTFE = other.CTFE }},
-		"no SCT is necessary": {expect: "met", certificate: func(o *sigstoretest.LeafOptions) { o.NoSCT = true }, want: func(s *requirement.Signer) { s.Keyless.IgnoreSCT = true }},
-		"log by URL":          {expect: "met", want: func(s *requirement.Signer) { s.Log.URL = "https://REKOR.localhost/" }},
+		"no SCT":             {expect: badSCT, certificate: noSCT},
+		"SCT by another log": {expect: badSCT, certificate: func(o *sigstoretest.LeafOptions) { o.CTFE = other.CTFE }},
+		"no SCT is necessary": {expect: "met", certificate: noSCT,
+			want: func(s *requirement.Signer) { s.Keyless.IgnoreSCT = true }},
+		"log by URL": {expect: "met", want: func(s *requirement.Signer) { s.Log.URL = "https://REKOR.localhost/" }},
 		"another log by URL": {
 			expect: "SIGNATURE_INVALID; has no transparency log with the URL",
 			want:   func(s *requirement.Signer) { s.Log.URL = "https://rekor.test" },
@@ -142,7 +146,7 @@ func TestKeyless(t *testing.T) {
 			},
 		},
 		"authority that was not valid yet": {
-			expect: "SIGNATURE_INVALID; the signature is not valid for this signer: failed to verify leaf certificate",
+			expect: "SIGNATURE_INVALID; not valid for this signer: failed to verify leaf certificate",
 			trusted: func(ca *root.FulcioCertificateAuthority, _ *root.TransparencyLog) {
 				ca.ValidityPeriodStart = time.Now().Add(time.Minute)
 			},
@@ -164,18 +168,18 @@ func TestKeyless(t *testing.T) {
 				expect(t, c.result(t), expected)
 			}
 			judge(tc.expect, func(m *memory, i image) {
-				b := a.KeylessBundle(t, cert, key, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t), at)
+				b := a.KeylessBundle(t, cert, key, about(t, i.index), at)
 				if tc.bundle != nil {
 					tc.bundle(b.VerificationMaterial)
 				}
-				m.attach(t, i.index, sigstoretest.BundleJSON(t, b), nil)
+				m.bundle(t, i.index, b)
 			})
 			simple := tc.simple
 			if simple == "" {
 				simple = tc.expect
 			}
 			judge(simple, func(m *memory, i image) {
-				annotations := a.SimpleAnnotations(t, cert, key, sigstoretest.SimplePayload(i.index), at)
+				annotations := a.SimpleAnnotations(t, cert, key, payloadOf(i.index), at)
 				var material protobundle.VerificationMaterial
 				material.TlogEntries = append(material.TlogEntries, nil)
 				if tc.bundle != nil {
@@ -184,10 +188,18 @@ func TestKeyless(t *testing.T) {
 				if material.TlogEntries == nil {
 					delete(annotations, "dev.sigstore.cosign/bundle")
 				}
-				m.attachSimple(t, i.index, sigstoretest.SimplePayload(i.index), annotations)
+				m.attachSimple(t, i.index, payloadOf(i.index), annotations)
 			})
 		})
 	}
+}
+
+func chainOf(certificates ...[]byte) *protobundle.VerificationMaterial_X509CertificateChain {
+	var chain protocommon.X509CertificateChain
+	for _, der := range certificates {
+		chain.Certificates = append(chain.Certificates, &protocommon.X509Certificate{RawBytes: der})
+	}
+	return &protobundle.VerificationMaterial_X509CertificateChain{X509CertificateChain: &chain}
 }
 
 // reissued returns the certificate of the issuer, valid for longer.
@@ -195,21 +207,22 @@ func reissued(t *testing.T, a *sigstoretest.Authority) *x509.Certificate {
 	t.Helper()
 	template := *a.Issuer
 	template.NotBefore = time.Now().Add(-time.Hour)
-	der := must(x509.CreateCertificate(rand.Reader, &template, a.Root, a.Issuer.PublicKey, a.RootKey))(t)
-	return must(x509.ParseCertificate(der))(t)
+	der := testkit.Value(x509.CreateCertificate(rand.Reader, &template, a.Root, a.Issuer.PublicKey, a.RootKey))(t)
+	return testkit.Value(x509.ParseCertificate(der))(t)
 }
 
 func TestKeyAndCertificateDoNotReplaceEachOther(t *testing.T) {
 	a := sigstoretest.NewAuthority(t)
 	cert, key := a.Certificate(t, nil)
 	m, i := withImage(t)
-	m.attach(t, i.index, sigstoretest.BundleJSON(t, a.KeylessBundle(t, cert, key, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t), time.Now())), nil)
-	expect(t, newCheck(m, i, keyLeaf(t, sigstoretest.NewKey(t))).result(t), "SIGNATURE_MISSING; signed by identity https://github.com/team/app/")
+	m.bundle(t, i.index, a.KeylessBundle(t, cert, key, about(t, i.index), time.Now()))
+	c := newCheck(m, i, keyLeaf(t, sigstoretest.NewKey(t)))
+	expect(t, c.result(t), "SIGNATURE_MISSING; signed by identity https://github.com/team/app/")
 
 	m = newMemory()
 	attachKey(t, m, i.index, key)
 	m.putImage(t, "app", "1")
-	c := newCheck(m, i, keyless(nil))
+	c = newCheck(m, i, keyless(nil))
 	c.options.TrustedRoot = a.TrustedRoot(t, nil)
 	expect(t, c.result(t), "SIGNATURE_MISSING; signed with a key")
 }
@@ -224,11 +237,12 @@ func TestKeyWithLog(t *testing.T) {
 	}{"with an entry": {true, "met"}, "without": {false, "SIGNATURE_INVALID; transparency log"}} {
 		t.Run(name, func(t *testing.T) {
 			m, i := withImage(t)
-			b := sigstoretest.KeyBundle(t, key, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t))
+			b := sigstoretest.KeyBundle(t, key, about(t, i.index))
 			if tc.logged {
-				b.VerificationMaterial.TlogEntries = append(b.VerificationMaterial.TlogEntries, a.EnvelopeEntry(t, b, sigstoretest.PublicPEM(t, key), time.Now()))
+				entry := a.EnvelopeEntry(t, b, sigstoretest.PublicPEM(t, key), time.Now())
+				b.VerificationMaterial.TlogEntries = append(b.VerificationMaterial.TlogEntries, entry)
 			}
-			m.attach(t, i.index, sigstoretest.BundleJSON(t, b), nil)
+			m.bundle(t, i.index, b)
 			expect(t, newCheck(m, i, want).result(t), tc.expect)
 		})
 	}
@@ -239,14 +253,12 @@ func TestOlderBundles(t *testing.T) {
 	cert, key := a.Certificate(t, nil)
 	for _, version := range []string{"+json;version=0.1", "+json;version=0.2", "+json;version=0.3", ".v0.3+json"} {
 		m, i := withImage(t)
-		b := a.KeylessBundle(t, cert, key, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t), time.Now())
+		b := a.KeylessBundle(t, cert, key, about(t, i.index), time.Now())
 		b.MediaType = "application/vnd.dev.sigstore.bundle" + version
 		if version < "+json;version=0.3" {
-			b.VerificationMaterial.Content = &protobundle.VerificationMaterial_X509CertificateChain{
-				X509CertificateChain: &protocommon.X509CertificateChain{Certificates: []*protocommon.X509Certificate{{RawBytes: cert.Raw}, {RawBytes: a.Issuer.Raw}}},
-			}
+			b.VerificationMaterial.Content = chainOf(cert.Raw, a.Issuer.Raw)
 		}
-		m.attach(t, i.index, sigstoretest.BundleJSON(t, b), nil)
+		m.bundle(t, i.index, b)
 		c := newCheck(m, i, keyless(nil))
 		c.options.TrustedRoot = a.TrustedRoot(t, nil)
 		if r := c.result(t); !r.Met {
@@ -264,6 +276,7 @@ func TestSecondVersionOfTheLog(t *testing.T) {
 		t.Fatal("unexpected type of authority")
 	}
 	own := [][]byte{authority.Root.Raw, authority.Intermediates[0].Raw}
+	keys := [][]byte{sigstoretest.PublicDER(t, a.Log(t).PublicKey)}
 	for name, tc := range map[string]struct {
 		change func(*requirement.Signer)
 		stamp  bool
@@ -271,31 +284,33 @@ func TestSecondVersionOfTheLog(t *testing.T) {
 	}{
 		"trusted root": {func(*requirement.Signer) {}, true, "met"},
 		"own log": {func(s *requirement.Signer) {
-			s.Log = &requirement.Log{URL: "https://rekor.localhost", Keys: [][]byte{sigstoretest.PublicDER(t, a.Log(t).PublicKey)}}
-			s.Timestamp = &requirement.Timestamp{}
+			s.Log, s.Timestamp = &requirement.Log{URL: "https://rekor.localhost", Keys: keys}, &requirement.Timestamp{}
 		}, true, "met"},
 		"own log without its URL": {func(s *requirement.Signer) {
-			s.Log = &requirement.Log{Keys: [][]byte{sigstoretest.PublicDER(t, a.Log(t).PublicKey)}}
-			s.Timestamp = &requirement.Timestamp{}
+			s.Log, s.Timestamp = &requirement.Log{Keys: keys}, &requirement.Timestamp{}
 		}, true, "SIGNATURE_INVALID; without baseUrl"},
-		"no timestamp": {func(*requirement.Signer) {}, false, "SIGNATURE_INVALID; the signature is not valid for this signer: failed to verify timestamps"},
+		"no timestamp": {func(*requirement.Signer) {}, false,
+			"SIGNATURE_INVALID; not valid for this signer: failed to verify timestamps"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, i := withImage(t)
-			entity := must(a.AttestHashedRekordV2(email, oidc, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t)))(t)
-			content := must(entity.SignatureContent())(t)
-			material := must(entity.VerificationContent())(t)
-			entries := must(entity.TlogEntries())(t)
-			stamps := must(entity.Timestamps())(t)
+			entity := testkit.Value(a.AttestHashedRekordV2(email, oidc, about(t, i.index)))(t)
+			content := testkit.Value(entity.SignatureContent())(t)
+			material := testkit.Value(entity.VerificationContent())(t)
+			entries := testkit.Value(entity.TlogEntries())(t)
+			stamps := testkit.Value(entity.Timestamps())(t)
 			raw := content.EnvelopeContent().RawEnvelope()
-			payload := must(raw.DecodeB64Payload())(t)
+			payload := testkit.Value(raw.DecodeB64Payload())(t)
 			b := &protobundle.Bundle{
 				MediaType: "application/vnd.dev.sigstore.bundle.v0.3+json",
 				Content: &protobundle.Bundle_DsseEnvelope{DsseEnvelope: &protodsse.Envelope{
-					Payload: payload, PayloadType: raw.PayloadType, Signatures: []*protodsse.Signature{{Sig: content.Signature(), Keyid: raw.Signatures[0].KeyID}},
+					Payload: payload, PayloadType: raw.PayloadType,
+					Signatures: []*protodsse.Signature{{Sig: content.Signature(), Keyid: raw.Signatures[0].KeyID}},
 				}},
 				VerificationMaterial: &protobundle.VerificationMaterial{
-					Content:     &protobundle.VerificationMaterial_Certificate{Certificate: &protocommon.X509Certificate{RawBytes: material.Certificate().Raw}},
+					Content: &protobundle.VerificationMaterial_Certificate{
+						Certificate: &protocommon.X509Certificate{RawBytes: material.Certificate().Raw},
+					},
 					TlogEntries: []*protorekor.TransparencyLogEntry{entries[0].TransparencyLogEntry()},
 				},
 			}
@@ -304,9 +319,10 @@ func TestSecondVersionOfTheLog(t *testing.T) {
 					Rfc3161Timestamps: []*protocommon.RFC3161SignedTimestamp{{SignedTimestamp: stamps[0]}},
 				}
 			}
-			m.attach(t, i.index, sigstoretest.BundleJSON(t, b), nil)
+			m.bundle(t, i.index, b)
 			c := newCheck(m, i, keyless(func(s *requirement.Signer) {
-				s.Keyless = &requirement.Keyless{Issuer: requirement.Exactly(oidc), Subject: requirement.Exactly(email), Roots: own, IgnoreSCT: true}
+				s.Keyless = &requirement.Keyless{Roots: own, IgnoreSCT: true}
+				s.Keyless.Issuer, s.Keyless.Subject = requirement.Exactly(oidc), requirement.Exactly(email)
 				tc.change(s)
 			}))
 			c.options.TrustedRoot = a.TrustedRoot(t, nil)
@@ -327,7 +343,10 @@ func TestTrustedRootIsChecked(t *testing.T) {
 		"empty":      {[]byte{}, time.Now(), "failed to proto-json unmarshal"},
 		"not JSON":   {[]byte("{"), time.Now(), "failed to proto-json unmarshal"},
 		"other file": {[]byte(`{"mediaType":"application/json"}`), time.Now(), "unsupported"},
-		"no part":    {[]byte(`{"mediaType":"application/vnd.dev.sigstore.trustedroot+json;version=0.1"}`), time.Now(), "has no certificate authority"},
+		"no part": {
+			[]byte(`{"mediaType":"application/vnd.dev.sigstore.trustedroot+json;version=0.1"}`), time.Now(),
+			"has no certificate authority",
+		},
 	} {
 		_, err := verify.ExpiredParts(tc.data, tc.now)
 		if got := text(err); tc.want == "" && err != nil || tc.want != "" && !strings.HasPrefix(got, tc.want) {

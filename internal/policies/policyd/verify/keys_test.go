@@ -18,6 +18,7 @@ import (
 	protocommon "github.com/sigstore/protobuf-specs/gen/pb-go/common/v1"
 
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 )
 
@@ -30,60 +31,64 @@ func hugeKey() *rsa.PublicKey {
 // timestampOf returns the answer of a timestamp authority with a token.
 func timestampOf(t *testing.T, signed *pkcs7.SignedData) []byte {
 	t.Helper()
-	return must(asn1.Marshal(struct {
+	return testkit.Value(asn1.Marshal(struct {
 		Status struct{ Status int }
 		Token  asn1.RawValue
-	}{Token: asn1.RawValue{FullBytes: must(signed.Finish())(t)}}))(t)
+	}{Token: asn1.RawValue{FullBytes: testkit.Value(signed.Finish())(t)}}))(t)
 }
 
 func TestHugeKeysAreNotUsed(t *testing.T) {
 	a, key := sigstoretest.NewAuthority(t), sigstoretest.NewKey(t)
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true}
-	der := must(x509.CreateCertificate(rand.Reader, template, template, hugeKey(), key))(t)
-	huge := must(x509.ParseCertificate(der))(t)
-	signed := must(pkcs7.NewSignedData([]byte("token")))(t)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true,
+		BasicConstraintsValid: true}
+	der := testkit.Value(x509.CreateCertificate(rand.Reader, template, template, hugeKey(), key))(t)
+	huge := testkit.Value(x509.ParseCertificate(der))(t)
+	signed := testkit.Value(pkcs7.NewSignedData([]byte("token")))(t)
 	signed.AddCertificate(huge)
 	stamp := timestampOf(t, signed)
 	public := pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: sigstoretest.PublicDER(t, hugeKey())})
 	logOf := func(signature any) map[string]any {
-		return map[string]any{"data": map[string]any{"hash": sigstoretest.SHA256Of(sigstoretest.SimplePayload("x"))}, "signature": signature}
+		return map[string]any{"data": map[string]any{"hash": sigstoretest.SHA256Of(payloadOf("x"))}, "signature": signature}
 	}
-	inLog := a.Entry(t, "hashedrekord", logOf(map[string]any{"content": make([]byte, 18_000), "publicKey": map[string]any{"content": public}}), time.Now())
+	inLog := a.Entry(t, "hashedrekord", logOf(map[string]any{"content": make([]byte, 18_000),
+		"publicKey": map[string]any{"content": public}}), time.Now())
 
 	for name, attach := range map[string]func(m *memory, i image){
 		"certificate": func(m *memory, i image) {
 			cert, leafKey := a.Certificate(t, nil)
-			b := a.KeylessBundle(t, cert, leafKey, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t), time.Now())
+			b := a.KeylessBundle(t, cert, leafKey, about(t, i.index), time.Now())
 			b.VerificationMaterial.GetCertificate().RawBytes = der
-			m.attach(t, i.index, sigstoretest.BundleJSON(t, b), nil)
+			m.bundle(t, i.index, b)
 		},
 		"timestamp": func(m *memory, i image) {
 			cert, leafKey := a.Certificate(t, nil)
-			b := a.KeylessBundle(t, cert, leafKey, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t), time.Now())
-			b.VerificationMaterial.TimestampVerificationData.Rfc3161Timestamps = []*protocommon.RFC3161SignedTimestamp{{SignedTimestamp: stamp}}
-			m.attach(t, i.index, sigstoretest.BundleJSON(t, b), nil)
+			b := a.KeylessBundle(t, cert, leafKey, about(t, i.index), time.Now())
+			stamps(b)[0] = &protocommon.RFC3161SignedTimestamp{SignedTimestamp: stamp}
+			m.bundle(t, i.index, b)
 		},
 		"log entry": func(m *memory, i image) {
-			b := sigstoretest.KeyBundle(t, key, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t))
+			b := sigstoretest.KeyBundle(t, key, about(t, i.index))
 			b.VerificationMaterial.TlogEntries = append(b.VerificationMaterial.TlogEntries, inLog)
-			m.attach(t, i.index, sigstoretest.BundleJSON(t, b), nil)
+			m.bundle(t, i.index, b)
 		},
 		"log entry with a field that is there twice": func(m *memory, i image) {
 			text := `{"SignedEntryTimestamp":"eA==","Payload":{"logID":"aa","body":"` + base64.StdEncoding.EncodeToString(
-				append(inLog.CanonicalizedBody[:len(inLog.CanonicalizedBody)-1:len(inLog.CanonicalizedBody)-1], `,"spec":{}}`...)) + `"}}`
-			m.attachSimple(t, i.index, sigstoretest.SimplePayload(i.index), map[string]string{
+				append(inLog.CanonicalizedBody[:len(inLog.CanonicalizedBody)-1:len(inLog.CanonicalizedBody)-1], `,"spec":{}}`...)) +
+				`"}}`
+			m.attachSimple(t, i.index, payloadOf(i.index), map[string]string{
 				"dev.cosignproject.cosign/signature": "eA==", "dev.sigstore.cosign/bundle": text,
 			})
 		},
 		"certificate of the older form": func(m *memory, i image) {
 			cert, leafKey := a.Certificate(t, nil)
-			annotations := a.SimpleAnnotations(t, cert, leafKey, sigstoretest.SimplePayload(i.index), time.Now())
+			annotations := a.SimpleAnnotations(t, cert, leafKey, payloadOf(i.index), time.Now())
 			annotations["dev.sigstore.cosign/chain"] = string(sigstoretest.CertificatePEM(huge))
-			m.attachSimple(t, i.index, sigstoretest.SimplePayload(i.index), annotations)
+			m.attachSimple(t, i.index, payloadOf(i.index), annotations)
 		},
 		"timestamp of the older form": func(m *memory, i image) {
-			m.attachSimple(t, i.index, sigstoretest.SimplePayload(i.index), map[string]string{
-				"dev.cosignproject.cosign/signature": "eA==", "dev.sigstore.cosign/rfc3161timestamp": string(encode(t, object{"SignedRFC3161Timestamp": stamp})),
+			m.attachSimple(t, i.index, payloadOf(i.index), map[string]string{
+				"dev.cosignproject.cosign/signature": "eA==", "dev.sigstore.cosign/rfc3161timestamp": string(encode(t,
+					object{"SignedRFC3161Timestamp": stamp})),
 			})
 		},
 	} {
@@ -105,20 +110,22 @@ func TestHugeKeysAreNotUsed(t *testing.T) {
 // element with the one around it reads the last ones 2^30 times and more.
 func TestOverlappingTimestampsAreNotRead(t *testing.T) {
 	const pairs = 60
-	token := slices.Concat([]byte{0x30, 0x81, 4*pairs + 4}, bytes.Repeat([]byte{0x30, 6, 0x30, 2}, pairs), []byte{5, 0, 5, 0})
+	token := slices.Concat([]byte{0x30, 0x81, 4*pairs + 4}, bytes.Repeat([]byte{0x30, 6, 0x30, 2}, pairs),
+		[]byte{5, 0, 5, 0})
 	stamp := slices.Concat([]byte{0x30, 0x81, byte(len(token) + 2), 0x30, 0}, token)
 	key := sigstoretest.NewKey(t)
 	for want, attach := range map[string]func(m *memory, i image){
 		"met": func(m *memory, i image) {
-			b := sigstoretest.KeyBundle(t, key, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t))
+			b := sigstoretest.KeyBundle(t, key, about(t, i.index))
 			b.VerificationMaterial.TimestampVerificationData = &protobundle.TimestampVerificationData{
 				Rfc3161Timestamps: []*protocommon.RFC3161SignedTimestamp{{SignedTimestamp: stamp}},
 			}
-			m.attach(t, i.index, sigstoretest.BundleJSON(t, b), nil)
+			m.bundle(t, i.index, b)
 		},
 		"SIGNATURE_INVALID": func(m *memory, i image) {
-			m.attachSimple(t, i.index, sigstoretest.SimplePayload(i.index), map[string]string{
-				"dev.cosignproject.cosign/signature": "eA==", "dev.sigstore.cosign/rfc3161timestamp": string(encode(t, object{"SignedRFC3161Timestamp": stamp})),
+			m.attachSimple(t, i.index, payloadOf(i.index), map[string]string{
+				"dev.cosignproject.cosign/signature": "eA==", "dev.sigstore.cosign/rfc3161timestamp": string(encode(t,
+					object{"SignedRFC3161Timestamp": stamp})),
 			})
 		},
 	} {
@@ -131,11 +138,11 @@ func TestOverlappingTimestampsAreNotRead(t *testing.T) {
 func TestManyTimestampsAreNotRead(t *testing.T) {
 	key := sigstoretest.NewKey(t)
 	m, i := withImage(t)
-	b := sigstoretest.KeyBundle(t, key, sigstoretest.Statement{Digests: []string{i.index}}.JSON(t))
+	b := sigstoretest.KeyBundle(t, key, about(t, i.index))
 	b.VerificationMaterial.TimestampVerificationData = &protobundle.TimestampVerificationData{
 		Rfc3161Timestamps: slices.Repeat([]*protocommon.RFC3161SignedTimestamp{{SignedTimestamp: []byte{5, 0}}}, 5),
 	}
-	m.attach(t, i.index, sigstoretest.BundleJSON(t, b), nil)
+	m.bundle(t, i.index, b)
 	expect(t, newCheck(m, i, keyLeaf(t, key)).result(t), "LIMIT_EXCEEDED; more than 4 timestamps")
 }
 
@@ -143,11 +150,12 @@ func TestManyTimestampsAreNotRead(t *testing.T) {
 // interrupts.
 func TestTimestampsHaveOneSigner(t *testing.T) {
 	key := sigstoretest.NewKey(t)
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
-	der := must(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
-	cert := must(x509.ParseCertificate(der))(t)
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour)}
+	der := testkit.Value(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
+	cert := testkit.Value(x509.ParseCertificate(der))(t)
 	for signers, want := range []bool{false, true, false} {
-		signed := must(pkcs7.NewSignedData([]byte("token")))(t)
+		signed := testkit.Value(pkcs7.NewSignedData([]byte("token")))(t)
 		for range signers {
 			if err := signed.SignWithoutAttr(cert, key, pkcs7.SignerInfoConfig{}); err != nil {
 				t.Fatal(err)

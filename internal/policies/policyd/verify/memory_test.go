@@ -37,7 +37,8 @@ func hostile() (h http.Handler, manifest, image string) {
 	image = ocidigest.FromString("image").String()
 	manifest = add("manifests", map[string]any{"config": map[string]any{"digest": image}})
 	var statement strings.Builder
-	fmt.Fprintf(&statement, `{"_type":"https://in-toto.io/Statement/v1","predicateType":"https://sigstore.dev/cosign/sign/v1","subject":[{}`)
+	fmt.Fprintf(&statement,
+		`{"_type":"https://in-toto.io/Statement/v1","predicateType":"https://sigstore.dev/cosign/sign/v1","subject":[{}`)
 	for n := range 33_000 {
 		fmt.Fprintf(&statement, `,{"digest":{"a%d":"%s"}}`, n, strings.Repeat("b", 120))
 	}
@@ -46,11 +47,13 @@ func hostile() (h http.Handler, manifest, image string) {
 		"mediaType":            "application/vnd.dev.sigstore.bundle.v0.3+json",
 		"verificationMaterial": map[string]any{"publicKey": map[string]any{"hint": "x"}},
 		"dsseEnvelope": map[string]any{
-			"payload": base64.StdEncoding.EncodeToString([]byte(statement.String())), "payloadType": "application/vnd.in-toto+json",
-			"signatures": []any{map[string]any{"sig": base64.StdEncoding.EncodeToString([]byte("nothing"))}},
+			"payload":     base64.StdEncoding.EncodeToString([]byte(statement.String())),
+			"payloadType": "application/vnd.in-toto+json",
+			"signatures":  []any{map[string]any{"sig": base64.StdEncoding.EncodeToString([]byte("nothing"))}},
 		},
 	})
-	layer := map[string]any{"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json", "digest": add("blobs", bundle), "size": len(bundle)}
+	layer := map[string]any{"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json", "digest": add("blobs", bundle),
+		"size": len(bundle)}
 	var referrers []any
 	for n := range 2 {
 		referrers = append(referrers, map[string]any{"digest": add("manifests", map[string]any{

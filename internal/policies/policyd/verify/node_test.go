@@ -87,9 +87,11 @@ func TestTheNodeAnswersAsTheWebhook(t *testing.T) {
 			}
 		}
 		n := &node{w, map[endorsed]bool{}}
-		e := policyclient.NewEndorser(w.requirements, policyclient.EndorserOptions{Store: n, Verifier: n, State: policyclient.NewEndorserState()})
+		e := policyclient.NewEndorser(w.requirements, policyclient.EndorserOptions{Store: n, Verifier: n,
+			State: policyclient.NewEndorserState()})
 		for range 10 {
-			image := hosts[r.IntN(len(hosts))] + []string{"/app", "/team/app", "/team/other", "/x/y/app", "/down"}[r.IntN(5)] + []string{"", ":1", "@" + someDigest}[r.IntN(3)]
+			image := hosts[r.IntN(len(hosts))] + []string{"/app", "/team/app", "/team/other", "/x/y/app", "/down"}[r.IntN(5)] +
+				[]string{"", ":1", "@" + someDigest}[r.IntN(3)]
 			if r.IntN(10) == 0 {
 				image = []string{"abcdef", someDigest, "A.test/app:B:C"}[r.IntN(3)]
 			}
@@ -106,7 +108,8 @@ func TestTheNodeAnswersAsTheWebhook(t *testing.T) {
 				open++
 			case webhook != here.Admitted():
 				_, text := here.Refusal()
-				t.Errorf("seed %d: %s: the webhook admits: %v, %s; the node admits: %v, %s; policies %s", seed, image, webhook, describe(findings), here.Admitted(), text, policies)
+				t.Errorf("seed %d: %s: the webhook admits: %v, %s; the node admits: %v, %s; policies %s", seed, image, webhook,
+					describe(findings), here.Admitted(), text, policies)
 			case webhook:
 				admitted++
 			default:

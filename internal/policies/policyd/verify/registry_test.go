@@ -10,9 +10,13 @@ import (
 	"sync/atomic"
 	"testing"
 
+	protobundle "github.com/sigstore/protobuf-specs/gen/pb-go/bundle/v1"
+
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/testkit"
+	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 )
 
 func digestOf(data []byte) string {
@@ -35,7 +39,8 @@ type memory struct {
 
 func newMemory() *memory {
 	return &memory{
-		manifests: map[string][]byte{}, blobs: map[string][]byte{}, referrers: map[string][]registry.Descriptor{}, failures: map[string]error{},
+		manifests: map[string][]byte{}, blobs: map[string][]byte{}, referrers: map[string][]registry.Descriptor{},
+		failures: map[string]error{},
 	}
 }
 
@@ -104,7 +109,7 @@ type object = map[string]any
 
 func encode(tb testing.TB, v any) []byte {
 	tb.Helper()
-	return must(json.Marshal(v))(tb)
+	return testkit.Value(json.Marshal(v))(tb)
 }
 
 // put stores a manifest, also under tags.
@@ -133,7 +138,14 @@ func (m *memory) attach(tb testing.TB, to string, bundle []byte, annotations map
 		"layers":  []object{{"mediaType": kind, "digest": m.putBlob(bundle), "size": len(bundle)}},
 		"subject": object{"digest": to}, "annotations": annotations,
 	})
-	m.referrers[to] = append(m.referrers[to], registry.Descriptor{Digest: digest, ArtifactType: "wrong/type", Annotations: annotations})
+	m.referrers[to] = append(m.referrers[to], registry.Descriptor{Digest: digest, ArtifactType: "wrong/type",
+		Annotations: annotations})
+}
+
+// bundle stores a bundle as a referrer of a digest.
+func (m *memory) bundle(tb testing.TB, to string, b *protobundle.Bundle) {
+	tb.Helper()
+	m.attach(tb, to, sigstoretest.BundleJSON(tb, b), nil)
 }
 
 // attachSimple stores a signature of the older form, beside those that are there.
@@ -146,9 +158,11 @@ func (m *memory) attachSimple(tb testing.TB, to string, payload []byte, annotati
 			tb.Fatal(err)
 		}
 	}
-	m.put(tb, object{"schemaVersion": 2, "config": object{"digest": digestOf([]byte("{}"))}, "layers": append(before.Layers, object{
-		"mediaType": "application/vnd.dev.cosign.simplesigning.v1+json", "digest": m.putBlob(payload), "size": len(payload), "annotations": annotations,
-	})}, tag)
+	m.put(tb, object{"schemaVersion": 2, "config": object{"digest": digestOf([]byte("{}"))},
+		"layers": append(before.Layers, object{
+			"mediaType": "application/vnd.dev.cosign.simplesigning.v1+json", "digest": m.putBlob(payload), "size": len(payload),
+			"annotations": annotations,
+		})}, tag)
 }
 
 // An image is a multi-architecture image: an index, the manifest for linux/amd64, and the digest of its configuration.
@@ -161,7 +175,8 @@ func (m *memory) putImage(tb testing.TB, text, tag string) image {
 	i.id = digestOf([]byte("config of " + text))
 	i.manifest = m.put(tb, manifestOf(i.id))
 	other := m.put(tb, manifestOf(digestOf([]byte("arm64 config of "+text))))
-	i.index = m.put(tb, indexOf(entry(other, "arm64"), entry(i.manifest, "amd64"), entry(digestOf([]byte("attestation")), "unknown")), tag)
+	i.index = m.put(tb, indexOf(entry(other, "arm64"), entry(i.manifest, "amd64"),
+		entry(digestOf([]byte("attestation")), "unknown")), tag)
 	return i
 }
 

@@ -25,6 +25,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -34,15 +35,18 @@ const publicKey = `-----BEGIN PUBLIC KEY-----
         -----END PUBLIC KEY-----
 `
 
+func policyHeader(name, glob string) string {
+	return fmt.Sprintf("apiVersion: policy.sigstore.dev/v1beta1\nkind: ClusterImagePolicy\nmetadata: {name: %s}\n"+
+		"spec:\n  images: [{glob: '%s'}]\n", name, glob)
+}
+
 // signed returns a policy that requires a signature by a key for images.
 func signed(name, glob, more string) string {
-	return "apiVersion: policy.sigstore.dev/v1beta1\nkind: ClusterImagePolicy\nmetadata: {name: " + name + "}\nspec:\n  images: [{glob: '" + glob + "'}]\n" + more +
-		"  authorities:\n  - name: key\n    key:\n      data: |\n        " + publicKey
+	return policyHeader(name, glob) + more + "  authorities:\n  - name: key\n    key:\n      data: |\n        " + publicKey
 }
 
 func static(name, glob, action string) string {
-	return "apiVersion: policy.sigstore.dev/v1beta1\nkind: ClusterImagePolicy\nmetadata: {name: " + name + "}\nspec:\n  images: [{glob: '" + glob + "'}]\n" +
-		"  authorities:\n  - static: {action: " + action + "}\n"
+	return policyHeader(name, glob) + "  authorities:\n  - static: {action: " + action + "}\n"
 }
 
 // digest is a kyverno policy that requires digests.
@@ -75,13 +79,15 @@ type world struct {
 	creds    []admission.Login
 }
 
-func (w *world) answer(ctx context.Context, image verify.Image, want []*requirement.Rule, cred admission.Login, _ bool) (requirement.Report, error) {
+func (w *world) answer(ctx context.Context, image verify.Image, want []*requirement.Rule, cred admission.Login,
+	_ bool) (
+	report requirement.Report, err error,
+) {
 	w.verified.Add(1)
 	w.mu.Lock()
 	w.creds = append(w.creds, cred)
 	w.mu.Unlock()
 	r, err := w.verify(ctx, image)
-	var report requirement.Report
 	for _, wanted := range want {
 		r.Requirement = wanted.Hash
 		report.Results = append(report.Results, r)
@@ -119,12 +125,12 @@ func newService(t *testing.T, o verify.ServiceOptions, policies ...string) (
 	t.Helper()
 	dir := t.TempDir()
 	for i, text := range policies {
-		noError(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i, ".yaml")), []byte(text), 0o600))
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i, ".yaml")), []byte(text), 0o600))
 	}
-	set := must(policyfiles.Read(policyfiles.Paths{Folder: dir}))(t)
-	s := must(verify.NewService(o))(t)
+	set := testkit.Value(policyfiles.Read(policyfiles.Paths{Folder: dir}))(t)
+	s := testkit.Value(verify.NewService(o))(t)
 	t.Cleanup(s.Close)
-	return s, must(s.Compile(set))(t), policyfiles.Requirements(set)
+	return s, testkit.Value(s.Compile(set))(t), policyfiles.Requirements(set)
 }
 
 // realService returns a service that uses registries, and the hash of the requirement of its rule for all images.
@@ -190,7 +196,8 @@ func TestVerificationsAreShared(t *testing.T) {
 		var all sync.WaitGroup
 		for _, r := range requests {
 			all.Go(func() {
-				if report, err := w.Service.Verify(t.Context(), w.rules, r); err != nil || len(report.Results) != 1 || !report.Results[0].Met {
+				report, err := w.Service.Verify(t.Context(), w.rules, r)
+				if err != nil || len(report.Results) != 1 || !report.Results[0].Met {
 					t.Errorf("Verify = %+v, %v; want met", report, err)
 				}
 			})
@@ -228,7 +235,8 @@ func TestSlowRegistryDelaysItselfAlone(t *testing.T) {
 		var errBusy atomic.Int64
 		for i := range 100 {
 			slow.Go(func() {
-				if _, err := w.Service.Verify(ctx, w.rules, w.request(fmt.Sprint("slow.test/app:", i))); errors.Is(err, verify.ErrBusy) {
+				_, err := w.Service.Verify(ctx, w.rules, w.request(fmt.Sprint("slow.test/app:", i)))
+				if errors.Is(err, verify.ErrBusy) {
 					errBusy.Add(1)
 				}
 			})
@@ -275,8 +283,8 @@ func TestCloseEndsVerifications(t *testing.T) {
 }
 
 func TestJudge(t *testing.T) {
-	w := newWorld(t, signed("key", "r.test/**", ""), signed("tried", "audit.test/**", "  mode: warn\n"), static("never", "never.test/**", "fail"), static("any", "any.test/**", "pass"),
-		fmt.Sprintf(digest, ""))
+	w := newWorld(t, signed("key", "r.test/**", ""), signed("tried", "audit.test/**", "  mode: warn\n"),
+		static("never", "never.test/**", "fail"), static("any", "any.test/**", "pass"), fmt.Sprintf(digest, ""))
 	w.verify = func(_ context.Context, image verify.Image) (requirement.Result, error) {
 		if image.Name.Name().IsDigest() && image.ID == "" && strings.Contains(image.Name.Repository(), "signed") {
 			return requirement.Result{Met: true, Signers: []string{"k"}, Digest: someDigest}, nil
@@ -284,8 +292,9 @@ func TestJudge(t *testing.T) {
 		return requirement.Result{Reason: requirement.IdentityMismatch, Message: "signed by x"}, nil
 	}
 	for images, want := range map[string]string{
-		"other.test/app:1": "", "r.test/signed:1": "Admit key", "r.test/app:1": "Deny IDENTITY_MISMATCH key", "audit.test/app:1": "Deny IDENTITY_MISMATCH tried audit",
-		"never.test/app:1": "Deny SIGNATURE_MISSING never", "any.test/app:1": "Admit any", "digest.test/app:1": "Deny DIGEST_REQUIRED digest",
+		"other.test/app:1": "", "r.test/signed:1": "Admit key", "r.test/app:1": "Deny IDENTITY_MISMATCH key",
+		"audit.test/app:1": "Deny IDENTITY_MISMATCH tried audit", "never.test/app:1": "Deny SIGNATURE_MISSING never",
+		"any.test/app:1": "Admit any", "digest.test/app:1": "Deny DIGEST_REQUIRED digest",
 		"digest.test/app@" + someDigest:  "Admit digest",
 		"r.test/signed@" + someDigest:    "Admit key",
 		"r.test/signed:1 r.test/app:1":   "Deny IDENTITY_MISMATCH key, Admit key",
@@ -297,7 +306,8 @@ func TestJudge(t *testing.T) {
 		}
 	}
 	got, _ := w.judge(t, "r.test/app:1")
-	if want := `image "r.test/app:1": policy key is not met: signed by x; required: key sha256:`; !strings.HasPrefix(got[0].Message, want) {
+	want := `image "r.test/app:1": policy key is not met: signed by x; required: key sha256:`
+	if !strings.HasPrefix(got[0].Message, want) {
 		t.Errorf("message %q; want %s", got[0].Message, want)
 	}
 	got, _ = w.judge(t, "r.test/signed:1")
@@ -319,35 +329,37 @@ func TestRulesForPodsAreNotForTemplates(t *testing.T) {
 
 // What only the node can know is not denied here.
 func TestUndetermined(t *testing.T) {
-	elsewhere := strings.Replace(signed("elsewhere", "else.test/**", ""), "  - name: key\n", "  - name: key\n    source: [{oci: other.test/signatures}]\n", 1)
+	elsewhere := strings.Replace(signed("elsewhere", "else.test/**", ""), "  - name: key\n",
+		"  - name: key\n    source: [{oci: other.test/signatures}]\n", 1)
 	keyless := strings.Replace(static("keyless", "keyless.test/**", "fail"), "static: {action: fail}",
 		"keyless: {url: 'https://fulcio.test', identities: [{issuer: 'https://issuer.test', subject: me}]}", 1)
 	w := newWorld(t, signed("key", "r.test/**", ""), elsewhere, keyless)
 	for name, tc := range map[string]struct {
-		image, want string
-		resolve     error
-		result      requirement.Result
-		err         error
+		image, want, reason string // want is the message of a result with a reason
+		resolve, err        error
 	}{
-		"no such image":            {"r.test/app:1", "not found", registry.ErrNotFound, requirement.Result{}, nil},
-		"denied by the registry":   {"r.test/app:1", "denied", registry.ErrDenied, requirement.Result{}, nil},
-		"not available":            {"r.test/app:1", "unavailable", registry.ErrUnavailable, requirement.Result{}, nil},
-		"signatures denied":        {"r.test/app:1", "no access", nil, requirement.Result{Reason: requirement.RegistryDenied, Message: "no access"}, nil},
-		"signatures not available": {"r.test/app:1", "down", nil, requirement.Result{Reason: requirement.RegistryUnavailable, Message: "down"}, nil},
-		"another platform":         {"r.test/app:1", "no manifest", nil, requirement.Result{Reason: requirement.ContentMismatch, Message: "no manifest"}, nil},
-		"in another repository":    {"else.test/app:1", "none there", nil, requirement.Result{Reason: requirement.SignatureMissing, Message: "none there"}, nil},
-		"without a trusted root":   {"keyless.test/app:1", "no trusted root", nil, requirement.Result{Reason: requirement.SignatureInvalid, Message: "no root"}, nil},
-		"a failure":                {"r.test/app:1", "defect", nil, requirement.Result{}, errors.New("defect")},
+		"no such image":            {"r.test/app:1", "not found", "", registry.ErrNotFound, nil},
+		"denied by the registry":   {"r.test/app:1", "denied", "", registry.ErrDenied, nil},
+		"not available":            {"r.test/app:1", "unavailable", "", registry.ErrUnavailable, nil},
+		"signatures denied":        {"r.test/app:1", "no access", requirement.RegistryDenied, nil, nil},
+		"signatures not available": {"r.test/app:1", "down", requirement.RegistryUnavailable, nil, nil},
+		"another platform":         {"r.test/app:1", "no manifest", requirement.ContentMismatch, nil, nil},
+		"in another repository":    {"else.test/app:1", "none there", requirement.SignatureMissing, nil, nil},
+		"without a trusted root":   {"keyless.test/app:1", "no trusted root", requirement.SignatureInvalid, nil, nil},
+		"a failure":                {"r.test/app:1", "defect", "", nil, errors.New("defect")},
 	} {
 		w.resolve = func(string, string) (string, error) { return "sha256:" + fmt.Sprintf("%064x", len(name)), tc.resolve }
-		w.verify = func(context.Context, verify.Image) (requirement.Result, error) { return tc.result, tc.err }
+		w.verify = func(context.Context, verify.Image) (requirement.Result, error) {
+			return requirement.Result{Reason: tc.reason, Message: tc.want}, tc.err
+		}
 		image := tc.image + strings.ReplaceAll(name, " ", "-")
 		got, undetermined := w.judge(t, image)
 		said := "it could not read them from the registry"
 		if tc.want == "no trusted root" {
 			said = "set trustedRoot"
 		}
-		if len(got) > 0 || len(undetermined) != 1 || !strings.HasPrefix(undetermined[0], `image "`+image+`": policy `) || !strings.Contains(undetermined[0], said) {
+		if len(got) > 0 || len(undetermined) != 1 || !strings.HasPrefix(undetermined[0], `image "`+image+`": policy `) ||
+			!strings.Contains(undetermined[0], said) {
 			t.Errorf("%s: %s, %q; want a sentence with %q", name, describe(got), undetermined, said)
 		}
 		if !strings.Contains(w.logged(t), tc.want) {
@@ -381,8 +393,10 @@ func TestResultsAreCached(t *testing.T) {
 		w.verify = func(context.Context, verify.Image) (requirement.Result, error) { return result, nil }
 		check := func(when string, want string, verified, resolved int64) {
 			t.Helper()
-			if got, undetermined := w.judge(t, "r.test/app:1"); describe(got) != want || w.verified.Load() != verified || w.resolved.Load() != resolved {
-				t.Errorf("%s: %s %q, %d verifications, %d resolved; want %s, %d, %d", when, describe(got), undetermined, w.verified.Load(), w.resolved.Load(), want, verified, resolved)
+			got, undetermined := w.judge(t, "r.test/app:1")
+			if describe(got) != want || w.verified.Load() != verified || w.resolved.Load() != resolved {
+				t.Errorf("%s: %s %q, %d verifications, %d resolved; want %s, %d, %d", when, describe(got), undetermined,
+					w.verified.Load(), w.resolved.Load(), want, verified, resolved)
 			}
 		}
 		check("first", "Admit key", 1, 1)
@@ -411,12 +425,11 @@ func TestWebhookConnectsToNoLocalAddress(t *testing.T) {
 	s, rules, _ := realService(t, config.DefaultPolicyd())
 	var connected atomic.Int64
 	listen := func() net.Listener {
-		l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-		noError(t, err)
+		l := testkit.Value((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 		return l
 	}
 	closed, open := listen(), listen()
-	noError(t, closed.Close())
+	testkit.Must(t, closed.Close())
 	defer func() { _ = open.Close() }()
 	go func() {
 		for {

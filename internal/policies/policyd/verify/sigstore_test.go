@@ -16,19 +16,23 @@ const (
 	githubWorkflow = sigstoretest.GitHubWorkflow
 )
 
-// must returns the result of a call, must(call)(t), whose error ends the test.
-func must[T any](v T, err error) func(tb testing.TB) T {
-	return func(tb testing.TB) T {
-		tb.Helper()
-		if err != nil {
-			tb.Fatal(err)
-		}
-		return v
-	}
+// about returns a statement that digests are signed, and attestation one of another kind.
+func about(tb testing.TB, digests ...string) []byte {
+	tb.Helper()
+	return sigstoretest.Statement{Digests: digests}.JSON(tb)
 }
+
+func attestation(tb testing.TB, digest string) []byte {
+	tb.Helper()
+	return sigstoretest.Statement{Predicate: attestType, Digests: []string{digest}}.JSON(tb)
+}
+
+// payloadOf returns what the older form signs.
+func payloadOf(digest string) []byte { return sigstoretest.SimplePayload(digest) }
 
 // keyLeaf requires a signature with a key.
 func keyLeaf(tb testing.TB, key *ecdsa.PrivateKey) *requirement.Requirement {
 	tb.Helper()
-	return &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: sigstoretest.PublicDER(tb, key.Public()), Hash: "sha256"}}}
+	public := sigstoretest.PublicDER(tb, key.Public())
+	return &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: public, Hash: "sha256"}}}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
@@ -40,12 +41,12 @@ func (c check) report(tb testing.TB) requirement.Report {
 		c.options.Open = c.repositories.open
 	}
 	c.options.Platform, c.options.Limits = "linux/amd64", config.DefaultPolicyd().Limits
-	v := must(verify.New(c.options))(tb)
+	v := testkit.Value(verify.New(c.options))(tb)
 	var want []*requirement.Rule
 	for _, r := range c.want {
 		want = append(want, &requirement.Rule{Hash: r.Hash(""), Requirement: r})
 	}
-	report := must(v.Verify(tb.Context(), c.image, want, c.credential, c.list))(tb)
+	report := testkit.Value(v.Verify(tb.Context(), c.image, want, c.credential, c.list))(tb)
 	for i, r := range report.Results {
 		if r.Requirement != want[i].Hash || r.Met != (r.Reason == "") || r.Met != (r.Message == "") {
 			tb.Errorf("inconsistent result: %+v", r)
@@ -89,24 +90,27 @@ func TestKeys(t *testing.T) {
 		want   func() *requirement.Requirement
 		expect string
 	}{
-		"index signed":                        {func(m *memory, i image) { attachKey(t, m, i.index, a) }, nil, "met"},
-		"platform manifest signed":            {func(m *memory, i image) { attachKey(t, m, i.manifest, a) }, nil, "met"},
-		"older form":                          {func(m *memory, i image) { attachSimpleKey(t, m, i.index, a) }, nil, "met"},
-		"older form of the platform manifest": {func(m *memory, i image) { attachSimpleKey(t, m, i.manifest, a) }, nil, "met"},
-		"no signature":                        {func(*memory, image) {}, nil, "SIGNATURE_MISSING; repo.test/team/app:1 is not signed with key sha256:; no signature was found"},
-		"wrong key":                           {func(m *memory, i image) { attachKey(t, m, i.index, b) }, nil, "SIGNATURE_INVALID; the signature is not valid for this signer: failed to verify signature"},
+		"index signed":             {func(m *memory, i image) { attachKey(t, m, i.index, a) }, nil, "met"},
+		"platform manifest signed": {func(m *memory, i image) { attachKey(t, m, i.manifest, a) }, nil, "met"},
+		"older form":               {func(m *memory, i image) { attachSimpleKey(t, m, i.index, a) }, nil, "met"},
+		"older form of the platform manifest": {func(m *memory, i image) { attachSimpleKey(t, m, i.manifest, a) }, nil,
+			"met"},
+		"no signature": {func(*memory, image) {}, nil,
+			"SIGNATURE_MISSING; repo.test/team/app:1 is not signed with key sha256:; no signature was found"},
+		"wrong key": {func(m *memory, i image) { attachKey(t, m, i.index, b) }, nil,
+			"SIGNATURE_INVALID; the signature is not valid for this signer: failed to verify signature"},
 		"wrong key, and the right one": {func(m *memory, i image) {
 			attachKey(t, m, i.index, b)
 			attachKey(t, m, i.index, a)
 		}, nil, "met"},
 		"attestation only": {func(m *memory, i image) {
-			m.attach(t, i.index, sigstoretest.BundleJSON(t, sigstoretest.KeyBundle(t, a, sigstoretest.Statement{Predicate: attestType, Digests: []string{i.index}}.JSON(t))), nil)
+			m.bundle(t, i.index, sigstoretest.KeyBundle(t, a, attestation(t, i.index)))
 		}, nil, "SIGNATURE_MISSING; not a signature of an image: an attestation of type https://cyclonedx.org/bom"},
 		"a signature of another image": {func(m *memory, i image) {
-			m.attach(t, i.index, sigstoretest.BundleJSON(t, sigstoretest.KeyBundle(t, a, sigstoretest.Statement{Digests: []string{digestOf(nil)}}.JSON(t))), nil)
+			m.bundle(t, i.index, sigstoretest.KeyBundle(t, a, about(t, digestOf(nil))))
 		}, nil, "SIGNATURE_INVALID; is for " + digestOf(nil) + ", and not for this image"},
 		"signature of two images": {func(m *memory, i image) {
-			m.attach(t, i.index, sigstoretest.BundleJSON(t, sigstoretest.KeyBundle(t, a, sigstoretest.Statement{Digests: []string{digestOf(nil), i.manifest}}.JSON(t))), nil)
+			m.bundle(t, i.index, sigstoretest.KeyBundle(t, a, about(t, digestOf(nil), i.manifest)))
 		}, nil, "met"},
 		"two of three": {func(m *memory, i image) {
 			attachKey(t, m, i.index, a)
@@ -116,7 +120,8 @@ func TestKeys(t *testing.T) {
 			attachKey(t, m, i.index, a)
 			attachKey(t, m, i.index, a)
 			attachKey(t, m, i.manifest, a)
-		}, twoOf, "SIGNATURE_MISSING; needs signatures of at least 2 of (key sha256:; 1 found (key sha256:; 2 missing (key sha256:; no other signature was found"},
+		}, twoOf, "SIGNATURE_MISSING; needs signatures of at least 2 of (key sha256:; 1 found (key sha256:; 2 missing (key " +
+			"sha256:; no other signature was found"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, noAPI := range []bool{false, true} {
@@ -140,14 +145,15 @@ func TestKeys(t *testing.T) {
 // attachKey signs a digest with a key.
 func attachKey(tb testing.TB, m *memory, digest string, key *ecdsa.PrivateKey) {
 	tb.Helper()
-	m.attach(tb, digest, sigstoretest.BundleJSON(tb, sigstoretest.KeyBundle(tb, key, sigstoretest.Statement{Digests: []string{digest}}.JSON(tb))), nil)
+	m.bundle(tb, digest, sigstoretest.KeyBundle(tb, key, about(tb, digest)))
 }
 
 // attachSimpleKey signs a digest with a key in the older form.
 func attachSimpleKey(tb testing.TB, m *memory, digest string, key *ecdsa.PrivateKey) {
 	tb.Helper()
-	payload := sigstoretest.SimplePayload(digest)
-	m.attachSimple(tb, digest, payload, (*sigstoretest.Authority)(nil).SimpleAnnotations(tb, nil, key, payload, time.Now()))
+	payload := payloadOf(digest)
+	m.attachSimple(tb, digest, payload, (*sigstoretest.Authority)(nil).SimpleAnnotations(tb, nil, key, payload,
+		time.Now()))
 }
 
 func text(err error) string {

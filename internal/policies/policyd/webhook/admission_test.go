@@ -20,22 +20,20 @@ import (
 
 // wrap returns objects of all resources with this pod spec, by resource.
 func wrap(spec string) map[string]request {
-	template := "{metadata: {labels: {a: b}}, spec: " + spec + "}"
-	in := func(group, resource, kind, object string) request {
-		return request{group: group, resource: resource, kind: kind, object: "{metadata: {name: app}, " + object + "}"}
-	}
+	template := "template: {metadata: {labels: {a: b}}, spec: " + spec + "}"
 	return map[string]request{
-		"pods":                     pod(spec),
-		"podtemplates":             in("", "podtemplates", "PodTemplate", "template: "+template),
-		"replicationcontrollers":   in("", "replicationcontrollers", "ReplicationController", "spec: {template: "+template+"}"),
-		"replicasets.apps":         in("apps", "replicasets", "ReplicaSet", "spec: {template: "+template+"}"),
-		"daemonsets.apps":          in("apps", "daemonsets", "DaemonSet", "spec: {template: "+template+"}"),
-		"statefulsets.apps":        in("apps", "statefulsets", "StatefulSet", "spec: {template: "+template+"}"),
-		"deployments.apps":         in("apps", "deployments", "Deployment", "spec: {template: "+template+"}"),
-		"jobs.batch":               in("batch", "jobs", "Job", "spec: {template: "+template+"}"),
-		"cronjobs.batch":           in("batch", "cronjobs", "CronJob", "spec: {jobTemplate: {spec: {template: "+template+"}}}"),
-		"workers.example.com":      in("example.com", "workers", "Worker", "spec: {worker: {template: "+template+"}}"),
-		"groupsofpods.example.com": in("example.com", "groupsofpods", "GroupOfPods", "spec: {groups: [{name: x}, {template: "+template+"}]}"),
+		"pods":                   pod(spec),
+		"podtemplates":           in("", "podtemplates", "PodTemplate", template),
+		"replicationcontrollers": in("", "replicationcontrollers", "ReplicationController", "spec: {"+template+"}"),
+		"replicasets.apps":       in("apps", "replicasets", "ReplicaSet", "spec: {"+template+"}"),
+		"daemonsets.apps":        in("apps", "daemonsets", "DaemonSet", "spec: {"+template+"}"),
+		"statefulsets.apps":      in("apps", "statefulsets", "StatefulSet", "spec: {"+template+"}"),
+		"deployments.apps":       in("apps", "deployments", "Deployment", "spec: {"+template+"}"),
+		"jobs.batch":             in("batch", "jobs", "Job", "spec: {"+template+"}"),
+		"cronjobs.batch":         in("batch", "cronjobs", "CronJob", "spec: {jobTemplate: {spec: {"+template+"}}}"),
+		"workers.example.com":    worker("{worker: {" + template + "}}"),
+		"groupsofpods.example.com": in("example.com", "groupsofpods", "GroupOfPods",
+			"spec: {groups: [{name: x}, {"+template+"}]}"),
 	}
 }
 
@@ -54,13 +52,16 @@ func TestEveryResourceIsJudged(t *testing.T) {
 		badInit   = "{containers: [{name: c, image: good.test/a}], initContainers: [{name: i, image: bad.test/a}]}"
 		onNetwork = "{hostNetwork: true, containers: [{name: c, image: good.test/a}]}"
 	)
-	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork, onlyGood, "}\nspec: {metadata: {name: {blacklist: [x]}}}"), Templates: templates()})
-	image := `policy b: container "%s": spec.spec.containers[0].image[0].registry: "bad.test" is not allowed; allowed: good.test`
+	c := chain(t, noHostNetwork, onlyGood, "}\nspec: {metadata: {name: {blacklist: [x]}}}")
+	w := newWorld(t, webhook.Options{Chain: c, Templates: templates()})
+	const field = "policy a: spec.spec.securityContext.hostNetwork: true is not allowed; allowed: false"
+	const image = `policy b: container "%s": spec.spec.containers[0].image[0].registry: ` +
+		`"bad.test" is not allowed; allowed: good.test`
 	for name, tc := range map[string]struct{ spec, want string }{
 		"admitted":        {good, ""},
 		"image":           {bad, fmt.Sprintf(image, "c")},
 		"init container":  {badInit, fmt.Sprintf(image, "i")},
-		"field of a pod":  {onNetwork, "policy a: spec.spec.securityContext.hostNetwork: true is not allowed; allowed: false"},
+		"field of a pod":  {onNetwork, field},
 		"without a field": {"{}", ""},
 	} {
 		before := wrap(`{nodeName: n, hostIPC: true, containers: [{name: c, image: "before.test/a"}]}`)
@@ -84,7 +85,9 @@ func TestEveryResourceIsJudged(t *testing.T) {
 			if want != "" {
 				outcome = webhook.Denied
 			}
-			if e := w.last(); e.Outcome != outcome || e.Resource != resource || e.Operation != "UPDATE" || e.Namespace != "team" || e.Name != "app" {
+			e := w.last()
+			is := []string{string(e.Outcome), e.Resource, e.Operation, e.Namespace, e.Name}
+			if !slices.Equal(is, []string{string(outcome), resource, "UPDATE", "team", "app"}) {
 				t.Errorf("%s, %s: event %+v; want %s", name, resource, e, outcome)
 			}
 		}
@@ -95,17 +98,23 @@ func TestWhatIsNotJudged(t *testing.T) {
 	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork)})
 	bad := "{hostNetwork: true, containers: [{name: c, image: a}]}"
 	for name, change := range map[string]func(q *request){
-		"deletion":             func(q *request) { q.operation = admissionv1.Delete },
-		"connection":           func(q *request) { q.operation, q.subresource = admissionv1.Connect, "exec" },
-		"status":               func(q *request) { q.operation, q.subresource = admissionv1.Update, "status" },
-		"binding":              func(q *request) { q.subresource = "binding" },
-		"config map":           func(q *request) { q.resource = "configmaps" },
-		"pods of metrics":      func(q *request) { q.group = "metrics.k8s.io" },
-		"another group":        func(q *request) { q.group, q.resource = "other.io", "deployments" },
-		"scale":                func(q *request) { q.group, q.resource, q.subresource = "apps", "deployments", "scale" },
-		"no configured path":   func(q *request) { q.group, q.resource = "example.com", "workers" },
-		"object without it":    func(q *request) { q.group, q.resource = "apps", "deployments"; q.object = "{metadata: {name: app}}" },
-		"controller, template": func(q *request) { q.resource = "replicationcontrollers"; q.object = "{spec: {template: null}}" },
+		"deletion":           func(q *request) { q.operation = admissionv1.Delete },
+		"connection":         func(q *request) { q.operation, q.subresource = admissionv1.Connect, "exec" },
+		"status":             func(q *request) { q.operation, q.subresource = admissionv1.Update, "status" },
+		"binding":            func(q *request) { q.subresource = "binding" },
+		"config map":         func(q *request) { q.resource = "configmaps" },
+		"pods of metrics":    func(q *request) { q.group = "metrics.k8s.io" },
+		"another group":      func(q *request) { q.group, q.resource = "other.io", "deployments" },
+		"scale":              func(q *request) { q.group, q.resource, q.subresource = "apps", "deployments", "scale" },
+		"no configured path": func(q *request) { q.group, q.resource = "example.com", "workers" },
+		"object without it": func(q *request) {
+			q.group, q.resource, q.object = "apps", "deployments",
+				"{metadata: {name: a}}"
+		},
+		"controller, template": func(q *request) {
+			q.resource, q.object = "replicationcontrollers",
+				"{spec: {template: null}}"
+		},
 	} {
 		q := pod(bad)
 		change(&q)
@@ -120,14 +129,16 @@ func TestMirrorPods(t *testing.T) {
 	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Review: deniesAll{}.Review})
 	const spec = "{nodeName: n1, hostNetwork: true, containers: [{name: c, image: a}]}"
 	for annotation, want := range map[string]bool{
-		"kubernetes.io/config.mirror: x": true, "kubernetes.io/config.mirror: ''": true, "kubernetes.io/config.source: file": false, "x: y": false,
+		"kubernetes.io/config.mirror: x": true, "kubernetes.io/config.mirror: ''": true,
+		"kubernetes.io/config.source: file": false, "x: y": false,
 	} {
 		q := pod(spec, annotation)
 		if r := w.ask(t, q); r.Allowed != want || (w.last().Outcome == webhook.MirrorPod) != want {
 			t.Errorf("%s: %s, outcome %s; want allowed %v", annotation, message(r), w.last().Outcome, want)
 		}
 	}
-	deployment := request{group: "apps", resource: "deployments", kind: "Deployment", object: "{metadata: {name: app}, spec: {template: {metadata: {annotations: {kubernetes.io/config.mirror: x}}, spec: " + spec + "}}}"}
+	deployment := in("apps", "deployments", "Deployment",
+		"spec: {template: {metadata: {annotations: {kubernetes.io/config.mirror: x}}, spec: "+spec+"}}")
 	if r := w.ask(t, deployment); r.Allowed {
 		t.Error("a template with the annotation is admitted")
 	}
@@ -136,7 +147,10 @@ func TestMirrorPods(t *testing.T) {
 // A chain that exempts static pods exempts no pod here because of its annotations.
 func TestStaticPodsAreNotExemptByAnnotation(t *testing.T) {
 	c := chain(t, noHostNetwork)
-	set := admission.Rules{ExemptStaticPods: true, ExemptNamespaces: []string{"kube-system"}, Validators: []admission.Named{{Name: "none", Validator: deniesAll{}}}}
+	set := admission.Rules{
+		ExemptStaticPods: true, ExemptNamespaces: []string{"kube-system"},
+		Validators: []admission.Named{{Name: "none", Validator: deniesAll{}}},
+	}
 	c.Set(set)
 	w := newWorld(t, webhook.Options{Chain: c})
 	if r := w.ask(t, pod("{containers: [{name: c, image: a}]}", "kubernetes.io/config.source: file")); r.Allowed {
@@ -144,7 +158,8 @@ func TestStaticPodsAreNotExemptByAnnotation(t *testing.T) {
 	}
 	set.ExemptNamespaces = []string{"team"}
 	c.Set(set)
-	if r := w.ask(t, pod("{containers: [{name: c, image: a}]}")); !r.Allowed || w.last().Decision.Exemption != admission.ExemptNamespace {
+	if r := w.ask(t, pod("{containers: [{name: c, image: a}]}")); !r.Allowed ||
+		w.last().Decision.Exemption != admission.ExemptNamespace {
 		t.Errorf("%s in an exempt namespace", message(r))
 	}
 }
@@ -163,40 +178,53 @@ func (d deniesAll) Review(ctx context.Context, _ review.Subject) []admission.Fin
 // An update of an object that violates a policy is admitted if it changes nothing that a policy judges.
 func TestUpdates(t *testing.T) {
 	const (
-		violating  = "{hostNetwork: true, containers: [{name: c, image: good.test/a, env: [{name: A, value: b}]}]}"
-		labelled   = "}\nspec: {metadata: {labels: {requireKeys: [team]}}}"
-		deployment = "{metadata: {name: app, finalizers: [x.io/y], labels: {l: m}}, spec: {replicas: 3, template: {metadata: {labels: {a: b}}, spec: " + violating + "}}}"
-		aPod       = "{metadata: {name: app, finalizers: [x.io/y], labels: {l: m, team: x}, annotations: {n: o}}, spec: " + violating + "}"
+		onlyTeam   = "}\nspec: {metadata: {labels: {requireKeys: [team]}}}"
+		elsewhere  = "}\nbinding: {namespaces: [other]}\nspec: {metadata: {labels: {requireKeys: [q]}}}"
+		container  = "{name: c, image: good.test/a, env: [{name: A, value: b}]}"
+		violating  = "{hostNetwork: true, containers: [" + container + "]}"
+		metadata   = "{metadata: {name: app, finalizers: [x.io/y], labels: {l: m"
+		deployment = metadata + "}}, spec: {replicas: 3, template: {metadata: {labels: {a: b}}, spec: " + violating + "}}}"
+		aPod       = metadata + ", team: x}, annotations: {n: o}}, spec: " + violating + "}"
+		finalizers = "finalizers: [x.io/y], =>"
 	)
-	both := func(from, to string) [2]string { return [2]string{from, to} }
+	none, labels := []string{noHostNetwork}, []string{noHostNetwork, onlyTeam}
 	for name, tc := range map[string]struct {
-		policies    []string
-		pod         [2]string // replaced in the pod
-		deployment  [2]string // replaced in the deployment
-		want        bool
-		wantOutcome webhook.Outcome
+		policies        []string
+		pod, deployment string // what is replaced, and what by
+		want            bool
+		outcome         webhook.Outcome
 	}{
-		"finalizer":                      {[]string{noHostNetwork}, both("finalizers: [x.io/y], ", ""), both("finalizers: [x.io/y], ", ""), true, webhook.Unchanged},
-		"label":                          {[]string{noHostNetwork}, both("l: m, ", ""), both("l: m", ""), true, webhook.Unchanged},
-		"replicas, tolerations":          {[]string{noHostNetwork}, both("hostNetwork: true,", "hostNetwork: true, tolerations: [{key: k}],"), both("replicas: 3", "replicas: 4"), true, webhook.Unchanged},
-		"environment":                    {[]string{noHostNetwork}, both("value: b", "value: c"), both("value: b", "value: c"), true, webhook.Unchanged},
-		"image, and no policy for it":    {[]string{noHostNetwork}, both("good.test", "bad.test"), both("good.test", "bad.test"), true, webhook.Unchanged},
-		"image, judged":                  {[]string{noHostNetwork, onlyGood}, both("good.test/a", "good.test/b"), both("good.test/a", "good.test/b"), false, webhook.Denied},
-		"label, and a policy for labels": {[]string{noHostNetwork, labelled}, both("l: m, ", ""), both("finalizers: [x.io/y], ", ""), true, ""},
-		"label that a policy requires":   {[]string{noHostNetwork, labelled}, both(", team: x", ""), both("finalizers: [x.io/y], ", ""), false, ""},
-		"label and another field":        {[]string{noHostNetwork, labelled, onlyGood}, both("l: m, team: x}, annotations: {n: o}}, spec: {hostNetwork: true, containers: [{name: c, image: good.test/a", "team: x}}, spec: {hostNetwork: true, containers: [{name: c, image: good.test/b"), both("finalizers: [x.io/y], ", ""), false, ""},
-		"violation ends":                 {[]string{noHostNetwork}, both("hostNetwork: true", "hostNetwork: false"), both("hostNetwork: true", "hostNetwork: false"), true, webhook.Allowed},
-		"policy of another namespace":    {[]string{noHostNetwork, "}\nbinding: {namespaces: [other]}\nspec: {metadata: {labels: {requireKeys: [q]}}}"}, both("l: m, ", ""), both("a: b", "a: c"), true, webhook.Unchanged},
+		"finalizer": {none, finalizers, finalizers, true, webhook.Unchanged},
+		"label":     {none, "l: m, =>", "l: m=>", true, webhook.Unchanged},
+		"replicas, toleration": {none, "true,=>true, tolerations: [{key: k}],", "replicas: 3=>replicas: 4", true,
+			webhook.Unchanged},
+		"environment":      {none, "value: b=>value: c", "value: b=>value: c", true, webhook.Unchanged},
+		"image, no policy": {none, "good.test=>bad.test", "good.test=>bad.test", true, webhook.Unchanged},
+		"image, judged": {
+			[]string{noHostNetwork, onlyGood}, "good.test/a=>good.test/b", "good.test/a=>good.test/b", false, webhook.Denied,
+		},
+		"label, and a policy for labels": {labels, "l: m, =>", finalizers, true, ""},
+		"label that a policy requires":   {labels, ", team: x=>", finalizers, false, ""},
+		"label and another field": {
+			[]string{noHostNetwork, onlyTeam, onlyGood}, "l: m, team: x}, annotations: {n: o}}, spec: {hostNetwork: true, " +
+				"containers: [{name: c, image: good.test/a=>team: x}}, spec: {hostNetwork: true, containers: [{name: c, " +
+				"image: good.test/b", finalizers, false, "",
+		},
+		"violation ends": {none, "true=>false", "true=>false", true, webhook.Allowed},
+		"policy of another namespace": {[]string{noHostNetwork, elsewhere}, "l: m, =>", "a: b=>a: c", true,
+			webhook.Unchanged},
 	} {
 		w := newWorld(t, webhook.Options{Chain: chain(t, tc.policies...)})
-		q := request{resource: "pods", kind: "Pod", old: aPod, object: strings.Replace(aPod, tc.pod[0], tc.pod[1], 1)}
-		if r := w.ask(t, q); r.Allowed != tc.want || tc.wantOutcome != "" && w.last().Outcome != tc.wantOutcome {
-			t.Errorf("%s: pod: %q, %s; want allowed %v, %s", name, message(r), w.last().Outcome, tc.want, tc.wantOutcome)
-		}
-		q = request{group: "apps", resource: "deployments", kind: "Deployment", old: deployment, object: strings.Replace(deployment, tc.deployment[0], tc.deployment[1], 1)}
-		want := tc.want || tc.wantOutcome == "" // the last change is none of the template
-		if r := w.ask(t, q); r.Allowed != want || tc.wantOutcome != "" && w.last().Outcome != tc.wantOutcome {
-			t.Errorf("%s: deployment: %q, %s; want allowed %v, %s", name, message(r), w.last().Outcome, want, tc.wantOutcome)
+		for _, q := range []request{
+			{resource: "pods", kind: "Pod", old: aPod, object: tc.pod},
+			{group: "apps", resource: "deployments", kind: "Deployment", old: deployment, object: tc.deployment},
+		} {
+			from, to, _ := strings.Cut(q.object, "=>")
+			q.object = strings.Replace(q.old, from, to, 1)
+			want := tc.want || tc.outcome == "" && q.group != "" // the last change is none of the template
+			if r := w.ask(t, q); r.Allowed != want || tc.outcome != "" && w.last().Outcome != tc.outcome {
+				t.Errorf("%s: %s: %q, %s; want allowed %v, %s", name, q.kind, message(r), w.last().Outcome, want, tc.outcome)
+			}
 		}
 	}
 }
@@ -215,10 +243,11 @@ func TestUpdateOfWhatCannotBeDecoded(t *testing.T) {
 func TestEphemeralContainers(t *testing.T) {
 	reviewer := &recorder{}
 	w := newWorld(t, webhook.Options{Chain: chain(t, onlyGood, noHostNetwork), Review: reviewer.Review})
+	const running = "{containers: [{name: c, image: bad.test/old}], ephemeralContainers: ["
 	spec := func(image, more string) string {
-		return "{containers: [{name: c, image: bad.test/old}], ephemeralContainers: [{name: e, image: good.test/a}, {name: f, image: " + image + "}]" + more + "}"
+		return running + "{name: e, image: good.test/a}, {name: f, image: " + image + "}]" + more + "}"
 	}
-	before := pod("{containers: [{name: c, image: bad.test/old}], ephemeralContainers: [{name: e, image: good.test/a}]}").object
+	before := pod(running + "{name: e, image: good.test/a}]}").object
 	for name, tc := range map[string]struct {
 		image, more string
 		want        string
@@ -230,7 +259,8 @@ func TestEphemeralContainers(t *testing.T) {
 		q := pod(spec(tc.image, tc.more))
 		q.subresource, q.old = "ephemeralcontainers", before
 		r := w.ask(t, q)
-		if r.Allowed != (tc.want == "") || !strings.Contains(message(r), tc.want) || strings.Contains(message(r), `container "c"`) {
+		if r.Allowed != (tc.want == "") || !strings.Contains(message(r), tc.want) ||
+			strings.Contains(message(r), `container "c"`) {
 			t.Errorf("%s: %q; want %q", name, message(r), tc.want)
 		}
 	}
@@ -252,10 +282,12 @@ func (r *recorder) Review(_ context.Context, p review.Subject) []admission.Findi
 func TestReviews(t *testing.T) {
 	reviewer := &recorder{}
 	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Review: reviewer.Review})
-	spec := "{containers: [{name: c, image: 'c:1', env: [{name: A, value: canary}]}], initContainers: [{name: i, image: 'i:1'}], volumes: [{name: v, image: {reference: 'v:1'}}, {name: w, emptyDir: {}}]}"
+	spec := "{containers: [{name: c, image: 'c:1', env: [{name: A, value: canary}]}], initContainers: " +
+		"[{name: i, image: 'i:1'}], volumes: [{name: v, image: {reference: 'v:1'}}, {name: w, emptyDir: {}}]}"
 	annotations := []string{"x.image-policy.k8s.io/break-glass: T-7", "image-policy.k8s.io/bare: x", "other.io/a: canary"}
 	want := review.Subject{
-		Namespace: "team", Annotations: map[string]string{"x.image-policy.k8s.io/break-glass": "T-7"}, Images: []string{"c:1", "i:1"}, Volumes: []string{"v:1"},
+		Namespace: "team", Annotations: map[string]string{"x.image-policy.k8s.io/break-glass": "T-7"},
+		Images: []string{"c:1", "i:1"}, Volumes: []string{"v:1"},
 	}
 	for resource, q := range wrap(spec) {
 		if resource == "pods" {
@@ -315,12 +347,16 @@ func TestAnswersOfReviews(t *testing.T) {
 		"no answer":   {[]admission.Finding{{Message: "?"}}, "403 pullgate: pod team/app: ?", nil},
 		"failed open": {[]admission.Finding{open}, "", map[string]string{"failed-open": "true"}},
 		"annotations": {
-			[]admission.Finding{annotated, {Answer: admission.Admit, AuditAnnotations: map[string]string{"ticket": "T-8", "other": "y"}}},
+			[]admission.Finding{annotated, {Answer: admission.Admit,
+				AuditAnnotations: map[string]string{"ticket": "T-8", "other": "y"}}},
 			"403 pullgate: pod team/app: backend: no",
 			map[string]string{"ticket": "T-7; T-8", "other": "y"},
 		},
 	} {
-		w := newWorld(t, webhook.Options{Review: func(context.Context, review.Subject) []admission.Finding { return tc.review }})
+		w := newWorld(t, webhook.Options{Review: func(context.Context,
+			review.Subject) []admission.Finding {
+			return tc.review
+		}})
 		r := w.ask(t, pod("{containers: [{name: c, image: a}]}"))
 		if d := cmp.Diff(tc.audit, r.AuditAnnotations); message(r) != tc.want || d != "" {
 			t.Errorf("%s: %q, annotations (-want +got) %s; want %q", name, message(r), d, tc.want)
@@ -334,6 +370,8 @@ func TestAnswersOfReviews(t *testing.T) {
 // Policies that only report answer with warnings; a dry run gets the same answer and is marked in the event.
 func TestWarningsAndDryRuns(t *testing.T) {
 	w := newWorld(t, webhook.Options{Chain: chain(t, audited+noHostNetwork, onlyGood)})
+	want := []string{"pullgate: audit: policy a: spec.spec.securityContext.hostNetwork: true is not allowed; allowed: " +
+		"false"}
 	for resource, q := range wrap("{hostNetwork: true, containers: [{name: c, image: good.test/a}]}") {
 		if strings.Contains(resource, "example.com") {
 			continue
@@ -341,7 +379,6 @@ func TestWarningsAndDryRuns(t *testing.T) {
 		for _, dry := range []bool{false, true} {
 			q.dryRun = dry
 			r := w.ask(t, q)
-			want := []string{"pullgate: audit: policy a: spec.spec.securityContext.hostNetwork: true is not allowed; allowed: false"}
 			if !r.Allowed || !slices.Equal(r.Warnings, want) || w.last().DryRun != dry {
 				t.Errorf("%s, dry run %v: %+v, event %+v; want %q", resource, dry, r, w.last(), want)
 			}
@@ -349,7 +386,8 @@ func TestWarningsAndDryRuns(t *testing.T) {
 	}
 	var many []string
 	for i := range 25 {
-		many = append(many, fmt.Sprintf("%s}\nspec: {spec: {securityContext: {hostNetwork: {require: false}}, terminationGracePeriodSeconds: {ranges: [{max: %d}]}}}", audited, i))
+		many = append(many, fmt.Sprintf("%s}\nspec: {spec: {securityContext: {hostNetwork: {require: false}}, "+
+			"terminationGracePeriodSeconds: {ranges: [{max: %d}]}}}", audited, i))
 	}
 	w = newWorld(t, webhook.Options{Chain: chain(t, many...)})
 	r := w.ask(t, pod("{hostNetwork: true, containers: [{name: c, image: a}]}"))
@@ -368,7 +406,8 @@ func (l labels) Labels(_ context.Context, namespace string) (map[string]string, 
 // Labels of namespaces decide which policies are bound. Labels that are not known bind policies that deny, and none
 // that accepts.
 func TestNamespaceLabels(t *testing.T) {
-	const selected = "}\nbinding: {mode: %s, namespaceSelector: {matchLabels: {tier: dev}}}\nspec: {spec: {securityContext: {hostNetwork: {require: %v}}}}"
+	const selected = "}\nbinding: {mode: %s, namespaceSelector: {matchLabels: {tier: dev}}}\n" +
+		"spec: {spec: {securityContext: {hostNetwork: {require: %v}}}}"
 	q := pod("{hostNetwork: true, containers: [{name: c, image: a}]}")
 	for name, tc := range map[string]struct {
 		namespaces   func(context.Context, string) (map[string]string, bool)
@@ -379,20 +418,22 @@ func TestNamespaceLabels(t *testing.T) {
 		"unknown":      {labels{}.Labels, false, false},
 		"no source":    {nil, false, false},
 	} {
-		if r := newWorld(t, webhook.Options{Chain: chain(t, fmt.Sprintf(selected, "Drop", false)), Labels: tc.namespaces}).ask(t, q); r.Allowed != tc.drop {
-			t.Errorf("%s, Drop: %q; want allowed %v", name, message(r), tc.drop)
-		}
+		dropping := chain(t, fmt.Sprintf(selected, "Drop", false))
 		accepting := chain(t, fmt.Sprintf(selected, "Accept", true), noHostNetwork)
-		if r := newWorld(t, webhook.Options{Chain: accepting, Labels: tc.namespaces}).ask(t, q); r.Allowed != tc.accept {
-			t.Errorf("%s, Accept: %q; want allowed %v", name, message(r), tc.accept)
+		for c, want := range map[*admission.Chain]bool{dropping: tc.drop, accepting: tc.accept} {
+			if r := newWorld(t, webhook.Options{Chain: c, Labels: tc.namespaces}).ask(t, q); r.Allowed != want {
+				t.Errorf("%s, Drop %v: %q; want allowed %v", name, c == dropping, message(r), want)
+			}
 		}
 	}
 }
 
 // The namespace is that of the request, whatever the object says.
 func TestNamespaceOfTheRequest(t *testing.T) {
-	w := newWorld(t, webhook.Options{Chain: chain(t, "}\nbinding: {namespaces: [team]}\nspec: {spec: {securityContext: {hostNetwork: {require: false}}}}")})
-	q := request{group: "apps", resource: "deployments", object: "{metadata: {namespace: other}, spec: {template: {metadata: {namespace: other}, spec: {hostNetwork: true}}}}"}
+	c := chain(t, strings.Replace(noHostNetwork, "\n", "\nbinding: {namespaces: [team]}\n", 1))
+	w := newWorld(t, webhook.Options{Chain: c})
+	q := request{group: "apps", resource: "deployments", object: "{metadata: {namespace: other}, " +
+		"spec: {template: {metadata: {namespace: other}, spec: {hostNetwork: true}}}}"}
 	if w.ask(t, q).Allowed {
 		t.Error("a namespace in the object decides")
 	}
@@ -401,8 +442,8 @@ func TestNamespaceOfTheRequest(t *testing.T) {
 // A review gets the deadline that the request names, with time for the answer.
 func TestDeadline(t *testing.T) {
 	for query, want := range map[string]time.Duration{
-		"?timeout=10s": 9 * time.Second, "?timeout=2s": 1800 * time.Millisecond, "": 9 * time.Second, "?timeout=x": 9 * time.Second, "?timeout=-1s": 9 * time.Second,
-		"?timeout=10h": 27 * time.Second,
+		"?timeout=10s": 9 * time.Second, "?timeout=2s": 1800 * time.Millisecond, "": 9 * time.Second,
+		"?timeout=x": 9 * time.Second, "?timeout=-1s": 9 * time.Second, "?timeout=10h": 27 * time.Second,
 	} {
 		var got time.Duration
 		w := newWorld(t, webhook.Options{Review: func(ctx context.Context, _ review.Subject) []admission.Finding {
@@ -419,9 +460,11 @@ func TestDeadline(t *testing.T) {
 
 // A panic denies, because an error would leave the answer to the failure policy.
 func TestPanicsDeny(t *testing.T) {
-	w := newWorld(t, webhook.Options{Review: func(context.Context, review.Subject) []admission.Finding { panic("defect") }})
+	panics := func(context.Context, review.Subject) []admission.Finding { panic("defect") }
+	w := newWorld(t, webhook.Options{Review: panics})
 	r := w.ask(t, pod("{containers: [{image: a}]}"))
-	if r.Allowed || r.Result.Code != http.StatusInternalServerError || w.last().Outcome != webhook.Failed || len(w.panics) != 1 {
+	if r.Allowed || r.Result.Code != http.StatusInternalServerError || w.last().Outcome != webhook.Failed ||
+		len(w.panics) != 1 {
 		t.Errorf("%+v, event %+v, panics %v; want a denial", r, w.last(), w.panics)
 	}
 }

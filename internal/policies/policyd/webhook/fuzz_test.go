@@ -12,7 +12,10 @@ import (
 
 // Whatever the body is, the answer is a status or a valid review, and no judgement panics.
 func FuzzAdmissionReview(f *testing.F) {
-	for _, q := range wrap("{hostNetwork: true, containers: [{name: c, image: a, volumeMounts: [{name: v, mountPath: /x, subPath: y}]}], volumes: [{name: v, hostPath: {path: /a}}]}") {
+	const spec = "{hostNetwork: true, containers: [{name: c, image: a, volumeMounts: [{name: v, mountPath: /x, subPath: " +
+		"y}]}], " +
+		"volumes: [{name: v, hostPath: {path: /a}}]}"
+	for _, q := range wrap(spec) {
 		f.Add(q.body(f))
 		q.old = q.object
 		f.Add(q.body(f))
@@ -21,8 +24,8 @@ func FuzzAdmissionReview(f *testing.F) {
 	ephemeral.subresource = "ephemeralcontainers"
 	f.Add(ephemeral.body(f))
 	f.Add(worker("{worker: [{template: {spec: {}}}, null, []]}").body(f))
-	reviewer := deniesAll{}
-	w := newWorld(f, webhook.Options{Chain: chain(f, noHostNetwork, onlyGood, "}\nspec: {spec: {volumes: [{hostPath: {path: {whitelist: [/a]}}}]}}"), Templates: templates(), Review: reviewer.Review})
+	c := chain(f, noHostNetwork, onlyGood, "}\nspec: {spec: {volumes: [{hostPath: {path: {whitelist: [/a]}}}]}}")
+	w := newWorld(f, webhook.Options{Chain: c, Templates: templates(), Review: deniesAll{}.Review})
 	f.Fuzz(func(t *testing.T, body []byte) {
 		answer := w.post(t.Context(), webhook.ValidatePath, body)
 		if len(w.panics) > 0 {
@@ -33,15 +36,16 @@ func FuzzAdmissionReview(f *testing.F) {
 			return
 		}
 		var review admissionv1.AdmissionReview
-		if err := json.Unmarshal(answer.Body.Bytes(), &review); err != nil || review.Response == nil || review.Response.UID == "" || review.Response.Allowed == (review.Response.Result != nil) {
+		err := json.Unmarshal(answer.Body.Bytes(), &review)
+		if r := review.Response; err != nil || r == nil || r.UID == "" || r.Allowed == (r.Result != nil) {
 			t.Errorf("answer %s", answer.Body)
 		}
 	})
 }
 
 func FuzzImageReview(f *testing.F) {
-	f.Add([]byte(`{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","spec":{"containers":[{"image":"good.test/a"}],"namespace":"team"}}`))
-	f.Add([]byte(`{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","spec":{"containers":[{"image":"a:b:c"},{}],"namespace":"x"}}`))
+	f.Add([]byte(imageReview + `,"spec":{"containers":[{"image":"good.test/a"}],"namespace":"team"}}`))
+	f.Add([]byte(imageReview + `,"spec":{"containers":[{"image":"a:b:c"},{}],"namespace":"x"}}`))
 	w := newWorld(f, webhook.Options{Chain: chain(f, onlyGood)})
 	f.Fuzz(func(t *testing.T, body []byte) {
 		answer := w.post(t.Context(), webhook.ImageReviewPath, body)

@@ -20,22 +20,26 @@ func TestManyValuesAreDenied(t *testing.T) {
 		for _, field := range []string{"containers", "volumes", "initContainers", "ephemeralContainers", "tolerations"} {
 			spec := `{"` + field + `":` + many + `}`
 			for name, body := range map[string]string{
-				"pod":             `"resource":{"resource":"pods","version":"v1"},"kind":{"version":"v1","kind":"Pod"},"object":{"spec":` + spec + `}`,
-				"custom resource": `"resource":{"group":"example.com","resource":"workers"},"object":{"spec":{"worker":{"template":{"spec":` + spec + `}}}}`,
+				"pod": `"resource":{"resource":"pods","version":"v1"},"kind":{"version":"v1","kind":"Pod"},"object":{"spec":` +
+					spec + `}`,
+				"custom resource": `"resource":{"group":"example.com","resource":"workers"},"object":{"spec":{"worker":` +
+					`{"template":{"spec":` + spec + `}}}}`,
 			} {
-				text := `{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{"uid":"u","operation":"CREATE","namespace":"team",` + body + `}}`
+				text := `{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{"uid":"u","operation":"CREATE",` +
+					`"namespace":"team",` + body + `}}`
 				before := allocated()
 				answer := send(t, w, webhook.ValidatePath, text)
 				if used := allocated() - before; used > 32<<20 {
 					t.Errorf("%s, %s of %s: %d MiB allocated", name, field, element, used>>20)
 				}
-				if !strings.Contains(answer, `"uid":"u","allowed":false`) || !strings.Contains(answer, "pullgate: the object is too large to be judged") {
+				if !strings.Contains(answer, `"uid":"u","allowed":false`) ||
+					!strings.Contains(answer, "object is too large to be judged") {
 					t.Errorf("%s, %s of %s: %s; want a denial", name, field, element, answer)
 				}
 			}
 		}
-		text := `{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","spec":{"namespace":"team","containers":` + many + `}}`
-		if answer := send(t, w, webhook.ImageReviewPath, text); !strings.Contains(answer, `"allowed":false,"reason":"pullgate: the review is too large to be judged"`) {
+		answer := send(t, w, webhook.ImageReviewPath, imageReview+`,"spec":{"namespace":"team","containers":`+many+`}}`)
+		if !strings.Contains(answer, `"allowed":false,"reason":"pullgate: the review is too large to be judged"`) {
 			t.Errorf("image review with %s: %s; want a denial", element, answer)
 		}
 	}
@@ -73,7 +77,8 @@ func (w waiting) Labels(context.Context, string) (map[string]string, bool) {
 
 // Large objects are judged one at a time. A review that takes long does not make others wait.
 func TestLargeObjectsWaitForEachOther(t *testing.T) {
-	large := strings.Replace(string(pod("{containers: [{name: c, image: a}]}").body(t)), `"object":{`, `"object":{"x":"`+strings.Repeat("x", 300<<10)+`",`, 1)
+	large := strings.Replace(string(pod("{containers: [{name: c, image: a}]}").body(t)),
+		`"object":{`, `"object":{"x":"`+strings.Repeat("x", 300<<10)+`",`, 1)
 	const allowed = `"allowed":true`
 	sendAll := func(w *world, n int, want string) *sync.WaitGroup {
 		var all sync.WaitGroup

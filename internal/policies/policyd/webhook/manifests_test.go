@@ -13,37 +13,26 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 var rewrite = flag.Bool("rewrite", false, "write the golden files")
 
-func mustManifest[T any](t *testing.T) func(T, error) T {
-	t.Helper()
-	return func(value T, err error) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return value
-	}
-}
-
 func manifestOptions(t *testing.T) webhook.ManifestOptions {
 	t.Helper()
 	return webhook.ManifestOptions{
-		Namespace: "pullgate", Image: "registry.example.com/pullgate-policyd:v1.0.0", CA: mustManifest[[]byte](t)(os.ReadFile("testdata/ca.crt")),
+		Namespace: "pullgate", Image: "registry.example.com/pullgate-policyd:v1.0.0",
+		CA:      testkit.Value(os.ReadFile("testdata/ca.crt"))(t),
 		Exclude: []string{"kube-system"}, FailurePolicy: "Ignore", Timeout: 10 * time.Second,
 	}
 }
@@ -51,52 +40,26 @@ func manifestOptions(t *testing.T) webhook.ManifestOptions {
 func withManifestPolicies(t *testing.T, folder string) webhook.ManifestOptions {
 	t.Helper()
 	o := manifestOptions(t)
-	o.Policies = mustManifest[*webhook.ManifestPolicies](t)(webhook.ReadManifestPolicies(folder))
+	o.Policies = testkit.Value(webhook.ReadManifestPolicies(folder))(t)
 	return o
 }
 
 func manifestText(t *testing.T, o webhook.ManifestOptions) string {
 	t.Helper()
 	var b bytes.Buffer
-	if err := webhook.WriteManifests(&b, o); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, webhook.WriteManifests(&b, o))
 	return b.String()
-}
-
-// scheme has the type of each kind that is printed.
-func scheme() map[string]func() runtime.Object {
-	return map[string]func() runtime.Object{
-		"v1/Namespace":                                    func() runtime.Object { return &corev1.Namespace{} },
-		"v1/ServiceAccount":                               func() runtime.Object { return &corev1.ServiceAccount{} },
-		"v1/ConfigMap":                                    func() runtime.Object { return &corev1.ConfigMap{} },
-		"v1/Service":                                      func() runtime.Object { return &corev1.Service{} },
-		"apps/v1/Deployment":                              func() runtime.Object { return &appsv1.Deployment{} },
-		"policy/v1/PodDisruptionBudget":                   func() runtime.Object { return &policyv1.PodDisruptionBudget{} },
-		"rbac.authorization.k8s.io/v1/ClusterRole":        func() runtime.Object { return &rbacv1.ClusterRole{} },
-		"rbac.authorization.k8s.io/v1/ClusterRoleBinding": func() runtime.Object { return &rbacv1.ClusterRoleBinding{} },
-		"admissionregistration.k8s.io/v1/ValidatingWebhookConfiguration": func() runtime.Object {
-			return &admissionregistrationv1.ValidatingWebhookConfiguration{}
-		},
-	}
 }
 
 // decodeManifests returns the documents of a text, each strictly decoded into its type.
 func decodeManifests(t *testing.T, text string) (objects []runtime.Object, kinds []string) {
 	t.Helper()
-	types := scheme()
 	for i, document := range strings.Split(text, "---\n") {
 		var header metav1.TypeMeta
-		if err := yaml.Unmarshal([]byte(document), &header); err != nil {
-			t.Fatalf("document %d: %v", i, err)
-		}
-		typeOf := types[header.APIVersion+"/"+header.Kind]
-		if typeOf == nil {
-			t.Fatalf("document %d: %s/%s", i, header.APIVersion, header.Kind)
-		}
-		object := typeOf()
+		testkit.Must(t, yaml.Unmarshal([]byte(document), &header))
+		object := testkit.Value(scheme.Scheme.New(header.GroupVersionKind()))(t)
 		if err := yaml.UnmarshalStrict([]byte(document), object); err != nil {
-			t.Fatalf("%s: %v", header.Kind, err)
+			t.Fatalf("document %d, %s: %v", i, header.Kind, err)
 		}
 		objects, kinds = append(objects, object), append(kinds, header.Kind)
 	}
@@ -124,34 +87,39 @@ func TestManifestsGolden(t *testing.T) {
 		{Group: "batch.example.org", Resource: "trainings", Path: "spec.master.template"},
 	}
 	policies := withManifestPolicies(t, "testdata/policies")
-	policies.Namespace, policies.Exclude, policies.Templates = "security", []string{"kube-system", "security", "monitoring"}, disk.Templates
-	for name, o := range map[string]webhook.ManifestOptions{"cluster": manifestOptions(t), "policies": policies, "disk": disk} {
+	policies.Namespace, policies.Templates = "security", disk.Templates
+	policies.Exclude = []string{"kube-system", "security", "monitoring"}
+	for name, o := range map[string]webhook.ManifestOptions{"cluster": manifestOptions(t), "policies": policies,
+		"disk": disk} {
 		golden, got := filepath.Join("testdata", name+".golden.yaml"), manifestText(t, o)
 		if *rewrite {
-			if err := os.WriteFile(golden, []byte(got), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, os.WriteFile(golden, []byte(got), 0o644))
 		}
-		if diff := cmp.Diff(string(mustManifest[[]byte](t)(os.ReadFile(golden))), got); diff != "" {
+		if diff := cmp.Diff(string(testkit.Value(os.ReadFile(golden))(t)), got); diff != "" {
 			t.Errorf("%s (-want +got), go test -rewrite:\n%s", golden, diff)
 		}
 		decodeManifests(t, got)
 	}
 }
 
+// bound returns a policy with a binding.
+func bound(name, binding string) []byte {
+	const header = "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: "
+	return []byte(header + name + "}\nbinding: " + binding + "\nspec: {}\n")
+}
+
 // The only permission is to read namespaces, and it exists only if a policy can need it.
 func TestManifestPermissions(t *testing.T) {
 	selects := t.TempDir()
 	for _, name := range []string{"a.yaml", "b.yml"} {
-		policy := "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: " + name[:1] + "}\nbinding: {namespaceSelector: {matchLabels: {tier: dev}}}\nspec: {}\n"
-		if err := os.WriteFile(filepath.Join(selects, name), []byte(policy), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(selects, name),
+			bound(name[:1], "{namespaceSelector: {matchLabels: {tier: dev}}}"), 0o666))
 	}
-	// The golden files show that without policies there is the permission too, and which one, and without a selector none.
+	// The golden files show which permission, also without policies, and that there is none without a selector.
 	objects, kinds := decodeManifests(t, manifestText(t, withManifestPolicies(t, selects)))
 	pod := findObject[*appsv1.Deployment](t, objects, "pullgate-policyd").Spec.Template.Spec
-	if !*pod.AutomountServiceAccountToken || !slices.Contains(kinds, "ClusterRole") || !slices.Contains(kinds, "ClusterRoleBinding") {
+	if !*pod.AutomountServiceAccountToken || !slices.Contains(kinds, "ClusterRole") ||
+		!slices.Contains(kinds, "ClusterRoleBinding") {
 		t.Errorf("token %t, %q; want the permission to read namespaces", *pod.AutomountServiceAccountToken, kinds)
 	}
 }
@@ -159,12 +127,13 @@ func TestManifestPermissions(t *testing.T) {
 // The configuration is valid, and names only what is mounted.
 func TestManifestConfiguration(t *testing.T) {
 	o := withManifestPolicies(t, "testdata/policies")
-	o.TrustedRoot = mustManifest[[]byte](t)(os.ReadFile("testdata/trusted_root.json"))
+	o.TrustedRoot = testkit.Value(os.ReadFile("testdata/trusted_root.json"))(t)
 	o.Templates = []config.PodTemplate{{Group: "a.example.org", Resource: "jobs", Path: "spec.template"}}
 	objects, _ := decodeManifests(t, manifestText(t, o))
 	pod := findObject[*appsv1.Deployment](t, objects, "pullgate-policyd").Spec.Template.Spec
 	container := pod.Containers[0]
-	c, err := config.ParsePolicyd([]byte(findObject[*corev1.ConfigMap](t, objects, "pullgate-policyd").Data["policyd.yaml"]))
+	configured := findObject[*corev1.ConfigMap](t, objects, "pullgate-policyd").Data
+	c, err := config.ParsePolicyd([]byte(configured["policyd.yaml"]))
 	want := config.DefaultPolicyd()
 	want.Policies, want.PodTemplates, want.Metrics.Listen = "/etc/pullgate/policies", o.Templates, ":9472"
 	want.TrustedRoot = "/etc/pullgate/trusted-root/trusted_root.json"
@@ -182,8 +151,8 @@ func TestManifestConfiguration(t *testing.T) {
 	if container.Args[0] != "--config=/etc/pullgate/config/policyd.yaml" || mounted["/etc/pullgate/config"] == "" {
 		t.Errorf("arguments %q, mounts %v", container.Args, mounted)
 	}
-	for _, path := range []string{c.Policies, filepath.Dir(c.HTTPS.CertFile), filepath.Dir(c.HTTPS.KeyFile), filepath.Dir(c.TrustedRoot)} {
-		if mounted[path] == "" {
+	for _, path := range []string{c.Policies + "/x", c.HTTPS.CertFile, c.HTTPS.KeyFile, c.TrustedRoot} {
+		if mounted[filepath.Dir(path)] == "" {
 			t.Errorf("%s is not mounted", path)
 		}
 	}
@@ -193,11 +162,12 @@ func TestManifestConfiguration(t *testing.T) {
 		}
 	}
 	files := findObject[*corev1.ConfigMap](t, objects, "pullgate-policies").Data
-	content := mustManifest[[]byte](t)(os.ReadFile("testdata/policies/no-host-network.yaml"))
+	content := testkit.Value(os.ReadFile("testdata/policies/no-host-network.yaml"))(t)
 	if len(files) != 1 || files["no-host-network.yaml"] != string(content) {
 		t.Errorf("policy files %q; want that of the folder, byte for byte", files)
 	}
-	if got := findObject[*corev1.ConfigMap](t, objects, "pullgate-trusted-root").Data["trusted_root.json"]; got != string(o.TrustedRoot) {
+	roots := findObject[*corev1.ConfigMap](t, objects, "pullgate-trusted-root").Data
+	if got := roots["trusted_root.json"]; got != string(o.TrustedRoot) {
 		t.Errorf("trusted root %q; want that of the file, byte for byte", got)
 	}
 }
@@ -208,7 +178,8 @@ func TestConfigurationChangesThePods(t *testing.T) {
 		o := manifestOptions(t)
 		change(&o)
 		objects, _ := decodeManifests(t, manifestText(t, o))
-		return findObject[*appsv1.Deployment](t, objects, "pullgate-policyd").Spec.Template.Annotations["pullgate.dev/configuration"]
+		annotations := findObject[*appsv1.Deployment](t, objects, "pullgate-policyd").Spec.Template.Annotations
+		return annotations["pullgate.dev/configuration"]
 	}
 	same := annotation(func(*webhook.ManifestOptions) {})
 	if got := annotation(func(o *webhook.ManifestOptions) { o.Timeout = time.Second }); got != same || got == "" {
@@ -222,30 +193,39 @@ func TestConfigurationChangesThePods(t *testing.T) {
 }
 
 func TestManifestErrors(t *testing.T) {
-	key := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: []byte("secret")})
-	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("no certificate")})
-	for want, change := range map[string]func(*webhook.ManifestOptions){
-		`--namespace: Invalid value: "A"`:                                                   func(o *webhook.ManifestOptions) { o.Namespace = "A" },
-		`--image: Invalid value: "": must be the name of an image`:                          func(o *webhook.ManifestOptions) { o.Image = "" },
-		`--image: Invalid value: "a b"`:                                                     func(o *webhook.ManifestOptions) { o.Image = "a b" },
-		`--ca-file: Required value: kube-apiserver trusts no certificate of a Service`:      func(o *webhook.ManifestOptions) { o.CA = nil },
-		`--ca-file: Invalid value: "0 bytes": no certificate in PEM`:                        func(o *webhook.ManifestOptions) { o.CA = []byte{} },
-		`--ca-file: Invalid value: "3 bytes": no certificate in PEM; one in DER`:            func(o *webhook.ManifestOptions) { o.CA = []byte("DER") },
-		`--ca-file: Forbidden: a block PRIVATE KEY`:                                         func(o *webhook.ManifestOptions) { o.CA = slices.Concat(o.CA, key) },
-		`--ca-file: Forbidden: certificate 2: x509: malformed certificate`:                  func(o *webhook.ManifestOptions) { o.CA = slices.Concat(o.CA, certificate) },
-		`--ca-file: Invalid value: "more than 1048576 bytes"`:                               func(o *webhook.ManifestOptions) { o.CA = make([]byte, webhook.MaxCA+1) },
-		`--trusted-root: Invalid value: "2 bytes"`:                                          func(o *webhook.ManifestOptions) { o.TrustedRoot = []byte("{}") },
-		`--trusted-root: Invalid value: "1047553 bytes": a ConfigMap`:                       func(o *webhook.ManifestOptions) { o.TrustedRoot = make([]byte, webhook.MaxTrustedRoot+1) },
-		`--exclude-namespaces: Invalid value: "a.b"`:                                        func(o *webhook.ManifestOptions) { o.Exclude = []string{"a.b"} },
-		`--failure-policy: Unsupported value: "ignore": supported values: "Ignore", "Fail"`: func(o *webhook.ManifestOptions) { o.FailurePolicy = "ignore" },
-		`--timeout: Invalid value: "31s": must be whole seconds from 1s to 30s`:             func(o *webhook.ManifestOptions) { o.Timeout = 31 * time.Second },
-		`--timeout: Invalid value: "1.5s"`:                                                  func(o *webhook.ManifestOptions) { o.Timeout = 1500 * time.Millisecond },
-		`--timeout: Invalid value: "0s"`:                                                    func(o *webhook.ManifestOptions) { o.Timeout = 0 },
-		`--url: Invalid value: "http://a": must be an https URL`:                            func(o *webhook.ManifestOptions) { o.URL = "http://a" },
-		`--url: Invalid value: "https://a/b"`:                                               func(o *webhook.ManifestOptions) { o.URL = "https://a/b" },
-		`--url: Invalid value: "https://a?b"`:                                               func(o *webhook.ManifestOptions) { o.URL = "https://a?b" },
-		`--url: Forbidden: must be an https URL`:                                            func(o *webhook.ManifestOptions) { o.URL = "https://a:secret@b" },
-		`podTemplates[0].resource: Invalid value: "jobs": the pod templates of this resource`: func(o *webhook.ManifestOptions) {
+	added := func(kind, content string) func(*webhook.ManifestOptions) {
+		block := pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: []byte(content)})
+		return func(o *webhook.ManifestOptions) { o.CA = slices.Concat(o.CA, block) }
+	}
+	type options = webhook.ManifestOptions
+	for want, change := range map[string]func(*options){
+		`--namespace: Invalid value: "A"`:                                        func(o *options) { o.Namespace = "A" },
+		`--image: Invalid value: "": must be the name of an image`:               func(o *options) { o.Image = "" },
+		`--image: Invalid value: "a b"`:                                          func(o *options) { o.Image = "a b" },
+		`--ca-file: Required value: kube-apiserver trusts no`:                    func(o *options) { o.CA = nil },
+		`--ca-file: Invalid value: "0 bytes": no certificate in PEM`:             func(o *options) { o.CA = []byte{} },
+		`--ca-file: Invalid value: "3 bytes": no certificate in PEM; one in DER`: func(o *options) { o.CA = []byte("DER") },
+		`--ca-file: Forbidden: a block PRIVATE KEY`:                              added("PRIVATE KEY", "secret"),
+		`--ca-file: Forbidden: certificate 2: x509: malf`:                        added("CERTIFICATE", "none"),
+		`--ca-file: Invalid value: "more than 1048576 bytes"`: func(o *options) {
+			o.CA = make([]byte,
+				webhook.MaxCA+1)
+		},
+		`--trusted-root: Invalid value: "2 bytes"`: func(o *options) { o.TrustedRoot = []byte("{}") },
+		`--trusted-root: Invalid value: "1047553 bytes": a ConfigMap`: func(o *options) {
+			o.TrustedRoot = make([]byte,
+				webhook.MaxTrustedRoot+1)
+		},
+		`--exclude-namespaces: Invalid value: "a.b"`:                  func(o *options) { o.Exclude = []string{"a.b"} },
+		`--failure-policy: Unsupported value: "ignore": supported`:    func(o *options) { o.FailurePolicy = "ignore" },
+		`--timeout: Invalid value: "31s": must be whole seconds from`: func(o *options) { o.Timeout = 31 * time.Second },
+		`--timeout: Invalid value: "1.5s"`:                            func(o *options) { o.Timeout = 3 * time.Second / 2 },
+		`--timeout: Invalid value: "0s"`:                              func(o *options) { o.Timeout = 0 },
+		`--url: Invalid value: "http://a": must be an https URL`:      func(o *options) { o.URL = "http://a" },
+		`--url: Invalid value: "https://a/b"`:                         func(o *options) { o.URL = "https://a/b" },
+		`--url: Invalid value: "https://a?b"`:                         func(o *options) { o.URL = "https://a?b" },
+		`--url: Forbidden: must be an https URL`:                      func(o *options) { o.URL = "https://a:secret@b" },
+		`podTemplates[0].resource: Invalid value: "jobs": the pod`: func(o *options) {
 			o.Templates = []config.PodTemplate{{Group: "batch", Resource: "jobs", Path: "spec.template"}}
 		},
 	} {
@@ -261,41 +241,37 @@ func TestManifestErrors(t *testing.T) {
 
 func TestPoliciesMustFitIntoAConfigMap(t *testing.T) {
 	dir := t.TempDir()
-	policy := string(mustManifest[[]byte](t)(os.ReadFile("testdata/policies/no-host-network.yaml")))
+	policy := string(testkit.Value(os.ReadFile("testdata/policies/no-host-network.yaml"))(t))
 	write := func(name, content string) {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644))
 	}
 	write("a.yaml", policy+strings.Repeat("#", 600<<10))
 	write("b.yaml", strings.Replace(policy, "no-host", "no-b", 1)+strings.Repeat("#", 600<<10))
 	write("README", "not a policy")
 	var b bytes.Buffer
-	if err := webhook.WriteManifests(&b, withManifestPolicies(t, dir)); err == nil || !strings.Contains(err.Error(), "--policies: Invalid value") || !strings.Contains(err.Error(), "at most 1 MiB") {
+	err := webhook.WriteManifests(&b, withManifestPolicies(t, dir))
+	text := fmt.Sprint(err)
+	if !strings.Contains(text, "--policies: Invalid value") || !strings.Contains(text, "at most 1 MiB") {
 		t.Errorf("1.2 MiB: %v", err)
 	}
 	write("b.yaml", "kind: x")
-	if _, err := webhook.ReadManifestPolicies(dir); err == nil || !strings.Contains(err.Error(), dir+"/b.yaml: kind: Unsupported value") {
+	_, err = webhook.ReadManifestPolicies(dir)
+	if !strings.Contains(fmt.Sprint(err), dir+"/b.yaml: kind: Unsupported value") {
 		t.Errorf("an invalid file: %v", err)
 	}
-	write("b.yaml", "# empty")
-	if err := os.Rename(dir+"/a.yaml", dir+"/a b.yaml"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(dir + "/b.yaml"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := webhook.ReadManifestPolicies(dir); err == nil || !strings.Contains(err.Error(), "a b.yaml: not a key of a ConfigMap") {
+	testkit.Must(t, os.Rename(dir+"/a.yaml", dir+"/a b.yaml"), os.Remove(dir+"/b.yaml"))
+	_, err = webhook.ReadManifestPolicies(dir)
+	if !strings.Contains(fmt.Sprint(err), "a b.yaml: not a key of a ConfigMap") {
 		t.Errorf("a file with a space: %v", err)
 	}
 }
 
 func TestNeedsNamespaces(t *testing.T) {
 	for binding, want := range map[string]bool{
-		"{mode: Drop}": false, "{namespaces: [a]}": false, "{namespaceSelector: {}}": false, "{namespaceSelector: {matchLabels: {a: b}}}": true,
+		"{mode: Drop}": false, "{namespaces: [a]}": false, "{namespaceSelector: {}}": false,
+		"{namespaceSelector: {matchLabels: {a: b}}}": true,
 	} {
-		set, err := restriction.Load([]restriction.File{{Name: "a", Data: []byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: a}\nbinding: " + binding + "\nspec: {}\n")}})
-		must(t, err)
+		set := testkit.Value(restriction.Load([]restriction.File{{Name: "a", Data: bound("a", binding)}}))(t)
 		if got := webhook.NeedsNamespaces(set); got != want {
 			t.Errorf("%s: %v; want %v", binding, got, want)
 		}

@@ -20,13 +20,14 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // chain returns a chain with policies, each the rest of a policy file after its name. The names are a, b, c, d, and
 // then a-4 and so on.
 func chain(tb testing.TB, policies ...string) *admission.Chain {
 	tb.Helper()
-	var list []restriction.File
+	list := make([]restriction.File, 0, len(policies))
 	for i, p := range policies {
 		name := "a-" + fmt.Sprint(i)
 		if i < 4 {
@@ -35,14 +36,11 @@ func chain(tb testing.TB, policies ...string) *admission.Chain {
 		text := "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: " + name + p + "\n"
 		list = append(list, restriction.File{Name: name, Data: []byte(text)})
 	}
-	return chainOf(tb, list)
-}
-
-func chainOf(tb testing.TB, list []restriction.File) *admission.Chain {
-	tb.Helper()
-	set, err := restriction.Load(list)
-	must(tb, err)
-	return admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.RestrictionValidator, Validator: restriction.NewValidator(set, restriction.Options{From: restriction.Node})}}}, nil)
+	set := testkit.Value(restriction.Load(list))(tb)
+	v := restriction.NewValidator(set, restriction.Options{From: restriction.Node})
+	return admission.New(admission.Rules{
+		Validators: []admission.Named{{Name: admission.RestrictionValidator, Validator: v}},
+	}, nil)
 }
 
 const (
@@ -69,9 +67,7 @@ func newWorld(tb testing.TB, o webhook.Options) *world {
 		w.events = append(w.events, e)
 	}
 	o.OnPanic = func(value any, _ []byte) { w.panics = append(w.panics, value) }
-	h, err := webhook.New(o)
-	must(tb, err)
-	w.Handler = h
+	w.Handler = testkit.Value(webhook.New(o))(tb)
 	return w
 }
 
@@ -102,7 +98,14 @@ type request struct {
 
 // pod returns a request for a pod with a spec and annotations.
 func pod(spec string, annotations ...string) request {
-	return request{resource: "pods", kind: "Pod", object: "{apiVersion: v1, kind: Pod, metadata: {name: app, annotations: {" + strings.Join(annotations, ", ") + "}}, spec: " + spec + "}"}
+	return request{resource: "pods", kind: "Pod", object: "{apiVersion: v1, kind: Pod, metadata: {name: app, " +
+		"annotations: {" +
+		strings.Join(annotations, ", ") + "}}, spec: " + spec + "}"}
+}
+
+// in returns a request for an object of another resource.
+func in(group, resource, kind, object string) request {
+	return request{group: group, resource: resource, kind: kind, object: "{metadata: {name: app}, " + object + "}"}
 }
 
 func (q request) body(tb testing.TB) []byte {
@@ -111,11 +114,7 @@ func (q request) body(tb testing.TB) []byte {
 		if text == "" {
 			return runtime.RawExtension{}
 		}
-		data, err := yaml.YAMLToJSON([]byte(text))
-		if err != nil {
-			tb.Fatalf("%v in %s", err, text)
-		}
-		return runtime.RawExtension{Raw: data}
+		return runtime.RawExtension{Raw: testkit.Value(yaml.YAMLToJSON([]byte(text)))(tb)}
 	}
 	operation := q.operation
 	if operation == "" {
@@ -127,14 +126,13 @@ func (q request) body(tb testing.TB) []byte {
 	review := admissionv1.AdmissionReview{
 		TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"},
 		Request: &admissionv1.AdmissionRequest{
-			UID: "uid-1", Kind: metav1.GroupVersionKind{Group: q.group, Version: "v1", Kind: q.kind}, Namespace: "team", Name: "app",
-			Resource: metav1.GroupVersionResource{Group: q.group, Version: "v1", Resource: q.resource}, SubResource: q.subresource,
-			Operation: operation, Object: raw(q.object), OldObject: raw(q.old), UserInfo: q.user, DryRun: &q.dryRun,
+			UID: "uid-1", Namespace: "team", Name: "app", SubResource: q.subresource, Operation: operation,
+			Kind:     metav1.GroupVersionKind{Group: q.group, Version: "v1", Kind: q.kind},
+			Resource: metav1.GroupVersionResource{Group: q.group, Version: "v1", Resource: q.resource},
+			Object:   raw(q.object), OldObject: raw(q.old), UserInfo: q.user, DryRun: &q.dryRun,
 		},
 	}
-	data, err := json.Marshal(review)
-	must(tb, err)
-	return data
+	return testkit.Value(json.Marshal(review))(tb)
 }
 
 // ask sends a request and returns the response, which it checks.
@@ -152,7 +150,8 @@ func decode(tb testing.TB, answer *httptest.ResponseRecorder) *admissionv1.Admis
 	}
 	r := review.Response
 	switch {
-	case review.APIVersion != "admission.k8s.io/v1" || review.Kind != "AdmissionReview" || r == nil || r.UID != "uid-1" || r.Patch != nil:
+	case review.APIVersion != "admission.k8s.io/v1" || review.Kind != "AdmissionReview" || r == nil || r.UID != "uid-1",
+		r.Patch != nil:
 		tb.Fatalf("answer %s; want a response for uid-1 without a patch", answer.Body)
 	case r.Allowed == (r.Result != nil):
 		tb.Fatalf("answer %s; want a result for a denial only", answer.Body)

@@ -23,46 +23,48 @@ import (
 func TestRefusedRequests(t *testing.T) {
 	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork)})
 	review := string(pod("{containers: [{name: c, image: a}]}").body(t))
-	image := `{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","spec":{"containers":[{"image":"a"}],"namespace":"team"}}`
+	image := imageReview + `,"spec":{"containers":[{"image":"a"}],"namespace":"team"}}`
+	const validate, reviews = "POST " + webhook.ValidatePath, "POST " + webhook.ImageReviewPath
+	deep := `"object":{"x":` + strings.Repeat(`{"x":`, 20000) + `1` + strings.Repeat(`}`, 20000) + `,`
+	with := func(text, from, to string) string { return strings.Replace(text, from, to, 1) }
 	for name, tc := range map[string]struct {
-		method, path, contentType, body string
-		status                          int
+		to, body string // method, path and type, application/json if there is none
+		status   int
 	}{
-		"other path":           {"POST", "/", "application/json", review, 404},
-		"path below":           {"POST", "/admission/validate/x", "application/json", review, 404},
-		"GET":                  {"GET", webhook.ValidatePath, "application/json", "", 405},
-		"PUT":                  {"PUT", webhook.ImageReviewPath, "application/json", image, 405},
-		"no content type":      {"POST", webhook.ValidatePath, "", review, 415},
-		"YAML":                 {"POST", webhook.ValidatePath, "application/yaml", review, 415},
-		"protobuf":             {"POST", webhook.ImageReviewPath, "application/vnd.kubernetes.protobuf", image, 415},
-		"malformed type":       {"POST", webhook.ValidatePath, "application/json;;", review, 415},
-		"charset":              {"POST", webhook.ValidatePath, "application/json; charset=utf-8", review, 200},
-		"empty":                {"POST", webhook.ValidatePath, "application/json", "", 400},
-		"null":                 {"POST", webhook.ValidatePath, "application/json", "null", 400},
-		"list":                 {"POST", webhook.ValidatePath, "application/json", "[]", 400},
-		"half":                 {"POST", webhook.ValidatePath, "application/json", review[:len(review)/2], 400},
-		"two":                  {"POST", webhook.ValidatePath, "application/json", review + review, 400},
-		"deep":                 {"POST", webhook.ValidatePath, "application/json", strings.Repeat("[", 1<<20), 413},
-		"deep object":          {"POST", webhook.ValidatePath, "application/json", strings.Replace(review, `"object":{`, `"object":{"x":`+strings.Repeat(`{"x":`, 20000)+`1`+strings.Repeat(`}`, 20000)+`,`, 1), 400},
-		"other version":        {"POST", webhook.ValidatePath, "application/json", strings.Replace(review, "admission.k8s.io/v1", "admission.k8s.io/v1beta1", 1), 400},
-		"other kind":           {"POST", webhook.ValidatePath, "application/json", strings.Replace(review, `"AdmissionReview"`, `"ImageReview"`, 1), 400},
-		"no request":           {"POST", webhook.ValidatePath, "application/json", `{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1"}`, 400},
-		"no uid":               {"POST", webhook.ValidatePath, "application/json", strings.Replace(review, "uid-1", "", 1), 400},
-		"wrong type":           {"POST", webhook.ValidatePath, "application/json", strings.Replace(review, `"uid-1"`, `7`, 1), 400},
-		"other case":           {"POST", webhook.ValidatePath, "application/json", strings.Replace(review, `"request"`, `"Request"`, 1), 400},
-		"review at the other":  {"POST", webhook.ImageReviewPath, "application/json", review, 400},
-		"image, empty":         {"POST", webhook.ImageReviewPath, "application/json", "", 400},
-		"image, half":          {"POST", webhook.ImageReviewPath, "application/json", image[:len(image)/2], 400},
-		"image, other version": {"POST", webhook.ImageReviewPath, "application/json", strings.Replace(image, "v1alpha1", "v1", 1), 400},
-		"image, wrong type":    {"POST", webhook.ImageReviewPath, "application/json", strings.Replace(image, `"a"`, `["canary"]`, 1), 400},
-		"too large, no uid":    {"POST", webhook.ValidatePath, "application/json", strings.Repeat(" ", 7<<20), 413},
-		"too large, nested":    {"POST", webhook.ValidatePath, "application/json", `{"request":{"object":{"uid":"x"` + strings.Repeat(" ", 7<<20), 413},
-		"too large, list":      {"POST", webhook.ValidatePath, "application/json", `[` + strings.Repeat("7,", 4<<20), 413},
+		"other path":           {"POST /", review, 404},
+		"path below":           {validate + "/x", review, 404},
+		"GET":                  {"GET " + webhook.ValidatePath, "", 405},
+		"PUT":                  {"PUT " + webhook.ImageReviewPath, image, 405},
+		"no content type":      {validate + " -", review, 415},
+		"YAML":                 {validate + " application/yaml", review, 415},
+		"protobuf":             {reviews + " application/vnd.kubernetes.protobuf", image, 415},
+		"malformed type":       {validate + " application/json;;", review, 415},
+		"charset":              {validate + " application/json;charset=utf-8", review, 200},
+		"empty":                {validate, "", 400},
+		"null":                 {validate, "null", 400},
+		"list":                 {validate, "[]", 400},
+		"half":                 {validate, review[:len(review)/2], 400},
+		"two":                  {validate, review + review, 400},
+		"deep":                 {validate, strings.Repeat("[", 1<<20), 413},
+		"deep object":          {validate, with(review, `"object":{`, deep), 400},
+		"other version":        {validate, with(review, "admission.k8s.io/v1", "admission.k8s.io/v1beta1"), 400},
+		"other kind":           {validate, with(review, `"AdmissionReview"`, `"ImageReview"`), 400},
+		"no request":           {validate, `{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1"}`, 400},
+		"no uid":               {validate, with(review, "uid-1", ""), 400},
+		"wrong type":           {validate, with(review, `"uid-1"`, `7`), 400},
+		"other case":           {validate, with(review, `"request"`, `"Request"`), 400},
+		"review at the other":  {reviews, review, 400},
+		"image, empty":         {reviews, "", 400},
+		"image, half":          {reviews, image[:len(image)/2], 400},
+		"image, other version": {reviews, with(image, "v1alpha1", "v1"), 400},
+		"image, wrong type":    {reviews, with(image, `"a"`, `["canary"]`), 400},
+		"too large, no uid":    {validate, strings.Repeat(" ", 7<<20), 413},
+		"too large, nested":    {validate, `{"request":{"object":{"uid":"x"` + strings.Repeat(" ", 7<<20), 413},
+		"too large, list":      {validate, `[` + strings.Repeat("7,", 4<<20), 413},
 	} {
-		r := httptest.NewRequestWithContext(t.Context(), tc.method, tc.path, strings.NewReader(tc.body))
-		if tc.contentType != "" {
-			r.Header.Set("Content-Type", tc.contentType)
-		}
+		to := append(strings.Fields(tc.to), "application/json")
+		r := httptest.NewRequestWithContext(t.Context(), to[0], to[1], strings.NewReader(tc.body))
+		r.Header.Set("Content-Type", strings.Trim(to[2], "-"))
 		answer := httptest.NewRecorder()
 		before := len(w.events)
 		w.ServeHTTP(answer, r)
@@ -86,7 +88,8 @@ func TestRefusedRequests(t *testing.T) {
 func TestTooLargeObjectsAreDenied(t *testing.T) {
 	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork)})
 	with := func(size int) []byte {
-		return bytes.Replace(pod("{containers: [{name: c, image: a, env: [{name: A, value: large}]}]}").body(t), []byte("large"), bytes.Repeat([]byte("x"), size), 1)
+		body := pod("{containers: [{name: c, image: a, env: [{name: A, value: large}]}]}").body(t)
+		return bytes.Replace(body, []byte("large"), bytes.Repeat([]byte("x"), size), 1)
 	}
 	body := with(7 << 20)
 	r := decode(t, w.post(t.Context(), webhook.ValidatePath, body))
@@ -96,7 +99,8 @@ func TestTooLargeObjectsAreDenied(t *testing.T) {
 	if body = with(5 << 20); !decode(t, w.post(t.Context(), webhook.ValidatePath, body)).Allowed {
 		t.Error("an object and the one before it, 5 MiB, are not judged")
 	}
-	if got := w.reviewImages(t, "team", "a:"+strings.Repeat("x", 4<<20)); got.Allowed || w.last().Outcome != webhook.Invalid {
+	if got := w.reviewImages(t, "team", "a:"+strings.Repeat("x", 4<<20)); got.Allowed ||
+		w.last().Outcome != webhook.Invalid {
 		t.Errorf("an image review: %+v; want a denial", got)
 	}
 }
@@ -111,7 +115,10 @@ func TestManyParts(t *testing.T) {
 	}
 	var policies []string
 	for i := range 100 {
-		policies = append(policies, fmt.Sprintf("}\nspec: {spec: {containers: [{image: [{registry: {whitelist: [r%d.test]}}], securityContext: {runAsUser: {forbidNil: true}, runAsGroup: {forbidNil: true}}}], volumes: [{volumeType: {whitelist: [secret]}}]}}", i))
+		policies = append(policies, fmt.Sprintf("}\nspec: {spec: {containers: [{image: [{registry: {whitelist: "+
+			"[r%d.test]}}], "+
+			"securityContext: {runAsUser: {forbidNil: true}, runAsGroup: {forbidNil: true}}}], "+
+			"volumes: [{volumeType: {whitelist: [secret]}}]}}", i))
 	}
 	w := newWorld(t, webhook.Options{Chain: chain(t, policies...), Templates: templates()})
 	list := func(n int, format string) string {
@@ -121,18 +128,19 @@ func TestManyParts(t *testing.T) {
 		}
 		return "[" + strings.Join(all, ", ") + "]"
 	}
-	mounts := list(11, "{name: v, mountPath: /%d}")
+	const named = "{name: c%d, image: a}"
+	mounted := "{name: c%d, volumeMounts: " + strings.ReplaceAll(list(11, "{name: v, mountPath: /%d}"), "%", "%%") + "}"
 	for name, tc := range map[string]struct {
 		spec string
 		code string
 	}{
-		"containers, limit":    {"{containers: " + list(1000, "{name: c%d, image: a}") + "}", "403"},
-		"containers":           {"{containers: " + list(1001, "{name: c%d, image: a}") + "}", "422"},
-		"init containers":      {"{initContainers: " + list(1001, "{name: c%d, image: a}") + "}", "422"},
-		"ephemeral containers": {"{ephemeralContainers: " + list(1001, "{name: c%d, image: a}") + "}", "422"},
+		"containers, limit":    {"{containers: " + list(1000, named) + "}", "403"},
+		"containers":           {"{containers: " + list(1001, named) + "}", "422"},
+		"init containers":      {"{initContainers: " + list(1001, named) + "}", "422"},
+		"ephemeral containers": {"{ephemeralContainers: " + list(1001, named) + "}", "422"},
 		"volumes, limit":       {"{volumes: " + list(1000, "{name: v%d, emptyDir: {}}") + "}", "403"},
 		"volumes":              {"{volumes: " + list(1001, "{name: v%d, emptyDir: {}}") + "}", "422"},
-		"mounts":               {"{containers: " + list(1000, "{name: c%d, volumeMounts: "+strings.ReplaceAll(mounts, "%", "%%")+"}") + "}", "422"},
+		"mounts":               {"{containers: " + list(1000, mounted) + "}", "422"},
 	} {
 		for _, resource := range []string{"pods", "deployments.apps"} {
 			began := time.Now()
@@ -149,7 +157,7 @@ func TestManyParts(t *testing.T) {
 			}
 		}
 	}
-	half := list(501, "{name: c%d, image: a}")
+	half := list(501, named)
 	spec := "{groups: [{template: {spec: {containers: " + half + "}}}, {template: {spec: {containers: " + half + "}}}]}"
 	q := wrap("{}")["groupsofpods.example.com"]
 	q.object = "{spec: " + spec + "}"
@@ -163,23 +171,28 @@ func TestManyParts(t *testing.T) {
 func TestInvalidObjectsAreDenied(t *testing.T) {
 	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork)})
 	for name, change := range map[string]func(q *request){
-		"no object":        func(q *request) { q.object = "" },
-		"null":             func(q *request) { q.object = "null" },
-		"list":             func(q *request) { q.object = "[]" },
-		"wrong type":       func(q *request) { q.object = "{spec: {containers: [{name: canary, env: canary}]}}" },
-		"number":           func(q *request) { q.object = "{spec: {containers: [{env: [{value: 4711}]}]}}" },
-		"quantity":         func(q *request) { q.object = "{spec: {containers: [{resources: {limits: {cpu: canary}}}]}}" },
-		"time":             func(q *request) { q.object = "{metadata: {creationTimestamp: canary}}" },
-		"other kind":       func(q *request) { q.kind = "Binding" },
-		"other group":      func(q *request) { q.group, q.resource, q.kind = "", "pods", "Scale" },
-		"no Deployment":    func(q *request) { q.group, q.resource, q.object = "apps", "deployments", "7" },
-		"spec of a text":   func(q *request) { q.group, q.resource, q.object = "apps", "deployments", "{spec: canary}" },
-		"template of text": func(q *request) { q.group, q.resource, q.object = "apps", "deployments", "{spec: {template: canary}}" },
+		"no object":      func(q *request) { q.object = "" },
+		"null":           func(q *request) { q.object = "null" },
+		"list":           func(q *request) { q.object = "[]" },
+		"wrong type":     func(q *request) { q.object = "{spec: {containers: [{name: canary, env: canary}]}}" },
+		"number":         func(q *request) { q.object = "{spec: {containers: [{env: [{value: 4711}]}]}}" },
+		"quantity":       func(q *request) { q.object = "{spec: {containers: [{resources: {limits: {cpu: canary}}}]}}" },
+		"time":           func(q *request) { q.object = "{metadata: {creationTimestamp: canary}}" },
+		"other kind":     func(q *request) { q.kind = "Binding" },
+		"other group":    func(q *request) { q.group, q.resource, q.kind = "", "pods", "Scale" },
+		"no Deployment":  func(q *request) { q.group, q.resource, q.object = "apps", "deployments", "7" },
+		"spec of a text": func(q *request) { q.group, q.resource, q.object = "apps", "deployments", "{spec: canary}" },
+		"template of text": func(q *request) {
+			q.group, q.resource, q.object = "apps", "deployments",
+				"{spec: {template: canary}}"
+		},
 	} {
 		q := pod("{containers: [{name: c, image: a}]}")
 		change(&q)
 		r := w.ask(t, q)
-		if got := message(r); !strings.HasPrefix(got, "422 pullgate: ") || strings.Contains(got, "canary") || strings.Contains(got, "4711") || w.last().Outcome != webhook.Invalid {
+		got := message(r)
+		shown := strings.Contains(got, "canary") || strings.Contains(got, "4711")
+		if !strings.HasPrefix(got, "422 pullgate: ") || shown || w.last().Outcome != webhook.Invalid {
 			t.Errorf("%s: %q, event %+v; want a denial", name, got, w.last())
 		}
 	}
@@ -188,7 +201,10 @@ func TestInvalidObjectsAreDenied(t *testing.T) {
 // Values of environment, labels and annotations are in no answer and no event.
 func TestNoValueOfTheObjectIsShown(t *testing.T) {
 	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Review: deniesAll{}.Review})
-	for resource, q := range wrap("{hostNetwork: true, containers: [{name: c, image: a, command: [canary], env: [{name: A, value: canary}]}], volumes: [{name: v, csi: {driver: d, volumeAttributes: {k: canary}}}]}") {
+	const spec = "{hostNetwork: true, containers: [{name: c, image: a, command: [canary], env: [{name: A, value: " +
+		"canary}]}]," +
+		" volumes: [{name: v, csi: {driver: d, volumeAttributes: {k: canary}}}]}"
+	for resource, q := range wrap(spec) {
 		q.object = strings.Replace(q.object, "name: app", "name: app, labels: {l: canary}", 1)
 		q.user.Username = "canary"
 		answer := w.post(t.Context(), webhook.ValidatePath, q.body(t))
@@ -203,14 +219,13 @@ func TestSlowClients(t *testing.T) {
 	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork)})
 	server := httptest.NewServer(w)
 	defer server.Close()
-	conn, err := net.Dial("tcp", server.Listener.Addr().String())
-	must(t, err)
+	conn := testkit.Value(net.Dial("tcp", server.Listener.Addr().String()))(t)
 	defer func() { _ = conn.Close() }()
 	began := time.Now()
-	if _, err := fmt.Fprintf(conn, "POST %s?timeout=300ms HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{", webhook.ValidatePath); err != nil {
-		t.Fatal(err)
-	}
-	must(t, conn.SetReadDeadline(time.Now().Add(20*time.Second)))
+	const header = "POST %s?timeout=300ms HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: " +
+		"1000\r\n\r\n{"
+	testkit.Value(fmt.Fprintf(conn, header, webhook.ValidatePath))(t)
+	testkit.Must(t, conn.SetReadDeadline(time.Now().Add(20*time.Second)))
 	answer, _ := io.ReadAll(conn)
 	if took := time.Since(began); took > 10*time.Second || !bytes.HasPrefix(answer, []byte("HTTP/1.1 400 ")) {
 		t.Errorf("after %v: %s; want an answer with the status 400", took, answer)
@@ -229,11 +244,8 @@ func TestRequestLastsAfterTheBody(t *testing.T) {
 	server := httptest.NewServer(w)
 	defer server.Close()
 	body := pod("{containers: [{name: c, image: a}]}").body(t)
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+webhook.ValidatePath+"?timeout=300ms", bytes.NewReader(body))
-	must(t, err)
-	request.Header.Set("Content-Type", "application/json")
-	answer, err := server.Client().Do(request)
-	must(t, err)
+	url := server.URL + webhook.ValidatePath + "?timeout=300ms"
+	answer := testkit.Value(server.Client().Post(url, "application/json", bytes.NewReader(body)))(t)
 	defer func() { _ = answer.Body.Close() }()
 	if text, _ := io.ReadAll(answer.Body); !bytes.Contains(text, []byte("team/app: no")) {
 		t.Errorf("answer %s; want that of the review at its deadline", text)

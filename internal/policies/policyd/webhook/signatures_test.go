@@ -24,7 +24,7 @@ type judge struct{ asked []webhook.SignedImages }
 func (j *judge) Judge(_ context.Context, s webhook.SignedImages) (findings []admission.Finding, undetermined []string) {
 	j.asked = append(j.asked, s)
 	for _, image := range s.Images {
-		f := admission.Finding{Validator: "endorsement", Policy: "p", Answer: admission.Deny, Reason: admission.SignatureMissing, Message: image + " is not signed"}
+		f := admission.Finding{Answer: admission.Deny, Reason: admission.SignatureMissing, Message: image + " is not signed"}
 		switch {
 		case strings.HasPrefix(image, "far"):
 			undetermined = append(undetermined, image+" is not judged here")
@@ -34,7 +34,7 @@ func (j *judge) Judge(_ context.Context, s webhook.SignedImages) (findings []adm
 		case strings.HasPrefix(image, "unmatched"):
 			f.Answer, f.Message = admission.Admit, image+" has no rule"
 		case !strings.HasPrefix(image, "bad"):
-			f = admission.Finding{Validator: "endorsement", Policy: "p", Answer: admission.Admit}
+			f = admission.Finding{Answer: admission.Admit}
 		}
 		findings = append(findings, f)
 	}
@@ -42,7 +42,8 @@ func (j *judge) Judge(_ context.Context, s webhook.SignedImages) (findings []adm
 }
 
 func TestSignaturesOfEveryImageOfEveryResource(t *testing.T) {
-	const spec = `{containers: [{name: c, image: "a:1"}, {name: d, image: "b:1"}], initContainers: [{name: i, image: "i:1"}],
+	const spec = `{containers: [{name: c, image: "a:1"}, {name: d, image: "b:1"}],
+		initContainers: [{name: i, image: "i:1"}],
 		volumes: [{name: v, image: {reference: "v:1"}}, {name: w, emptyDir: {}}]}`
 	for resource, q := range wrap(spec) {
 		j := &judge{}
@@ -50,7 +51,8 @@ func TestSignaturesOfEveryImageOfEveryResource(t *testing.T) {
 		if r := w.ask(t, q); !r.Allowed {
 			t.Errorf("%s: %s; want an admission", resource, message(r))
 		}
-		want := []webhook.SignedImages{{Namespace: "team", Images: []string{"a:1", "b:1", "i:1", "v:1"}, Template: resource != "pods"}}
+		images := []string{"a:1", "b:1", "i:1", "v:1"}
+		want := []webhook.SignedImages{{Namespace: "team", Images: images, Template: resource != "pods"}}
 		if diff := cmp.Diff(want, j.asked); diff != "" {
 			t.Errorf("%s: asked (-want +got):\n%s", resource, diff)
 		}
@@ -75,15 +77,17 @@ func TestSignaturesOfEveryImageOfEveryResource(t *testing.T) {
 func TestAnnotationsOfVerificationsProveNothing(t *testing.T) {
 	const spec = `{containers: [{name: c, image: "bad:1"}]}`
 	for _, annotation := range []string{
-		`kyverno.io/verify-images: '{"bad:1":"pass"}'`, `policy.pullgate.dev/signed: "true"`, `policy.sigstore.dev/verified: "true"`, `dev.cosignproject.cosign/signature: abc`,
+		`kyverno.io/verify-images: '{"bad:1":"pass"}'`, `policy.pullgate.dev/signed: "true"`,
+		`policy.sigstore.dev/verified: "true"`, `dev.cosignproject.cosign/signature: abc`,
 	} {
-		for resource, q := range map[string]request{
-			"pods":             pod(spec, annotation),
-			"deployments.apps": {group: "apps", resource: "deployments", kind: "Deployment", object: "{metadata: {name: app, annotations: {" + annotation + "}}, spec: {template: {metadata: {annotations: {" + annotation + "}}, spec: " + spec + "}}}"},
+		for _, q := range []request{
+			pod(spec, annotation),
+			in("apps", "deployments", "Deployment",
+				"spec: {template: {metadata: {annotations: {"+annotation+"}}, spec: "+spec+"}}"),
 		} {
 			w := newWorld(t, webhook.Options{Signatures: (&judge{}).Judge, Templates: templates()})
 			if r := w.ask(t, q); r.Allowed {
-				t.Errorf("%s with %s is admitted", resource, annotation)
+				t.Errorf("%s with %s is admitted", q.kind, annotation)
 			}
 		}
 	}
@@ -91,10 +95,11 @@ func TestAnnotationsOfVerificationsProveNothing(t *testing.T) {
 
 func TestSignaturesAfterRestrictionsAndBeforeReviews(t *testing.T) {
 	j, reviews := &judge{}, 0
-	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Signatures: j.Judge, Review: func(context.Context, review.Subject) []admission.Finding {
+	unscanned := func(context.Context, review.Subject) []admission.Finding {
 		reviews++
 		return []admission.Finding{{Answer: admission.Deny, Message: "not scanned"}}
-	}})
+	}
+	w := newWorld(t, webhook.Options{Chain: chain(t, noHostNetwork), Signatures: j.Judge, Review: unscanned})
 	for spec, want := range map[string]struct {
 		message        string
 		asked, reviews int
@@ -104,7 +109,8 @@ func TestSignaturesAfterRestrictionsAndBeforeReviews(t *testing.T) {
 		`{containers: [{name: c, image: "good:1"}]}`:                   {"not scanned", 1, 1},
 	} {
 		j.asked, reviews = nil, 0
-		if r := w.ask(t, pod(spec)); !strings.Contains(message(r), want.message) || len(j.asked) != want.asked || reviews != want.reviews {
+		r := w.ask(t, pod(spec))
+		if !strings.Contains(message(r), want.message) || len(j.asked) != want.asked || reviews != want.reviews {
 			t.Errorf("%s: %q with %d questions and %d reviews; want %+v", spec, message(r), len(j.asked), reviews, want)
 		}
 	}
@@ -112,9 +118,10 @@ func TestSignaturesAfterRestrictionsAndBeforeReviews(t *testing.T) {
 
 func TestSignaturesThatAreNotJudged(t *testing.T) {
 	w := newWorld(t, webhook.Options{Signatures: (&judge{}).Judge})
-	r := w.ask(t, pod(`{containers: [{name: a, image: "audit:1"}, {name: f, image: "far:1"}, {name: u, image: "unmatched:1"},
-		{name: c, image: "good:1"}]}`))
-	want := []string{"pullgate: audit: audit:1 is not signed", "pullgate: unmatched:1 has no rule", "pullgate: far:1 is not judged here"}
+	r := w.ask(t, pod(`{containers: [{name: a, image: "audit:1"}, {name: f, image: "far:1"},
+		{name: u, image: "unmatched:1"}, {name: c, image: "good:1"}]}`))
+	want := []string{"pullgate: audit: audit:1 is not signed", "pullgate: unmatched:1 has no rule",
+		"pullgate: far:1 is not judged here"}
 	if !r.Allowed || !slices.Equal(r.Warnings, want) {
 		t.Errorf("%q with the warnings %q; want an admission with %q", message(r), r.Warnings, want)
 	}
@@ -155,34 +162,28 @@ func TestSignaturesOfUpdates(t *testing.T) {
 			t.Errorf("%s: allowed %v, asked about %q; want %v, %q", name, r.Allowed, asked, tc.allowed, tc.asked)
 		}
 	}
-	// A template that is not changed makes no pods that it did not make before.
+	// A template that is not changed makes no pods that it did not make before, nor does one that keeps its images.
 	j := &judge{}
 	w := newWorld(t, webhook.Options{Signatures: j.Judge, Templates: templates()})
-	for resource, q := range wrap(`{containers: [{name: c, image: "bad:1"}]}`) {
-		if q.old = q.object; resource == "pods" {
-			continue
-		}
-		q.object = strings.Replace(q.object, "name: app", "name: app, labels: {a: b}", 1)
-		if r := w.ask(t, q); !r.Allowed || len(j.asked) > 0 {
-			t.Errorf("%s: allowed %v, asked about %v; want an admission without questions", resource, r.Allowed, j.asked)
-		}
-	}
-	// Nor does one that keeps its images.
-	before := wrap(`{containers: [{name: c, image: "bad:1"}]}`)
-	for resource, q := range wrap(`{terminationGracePeriodSeconds: 5, containers: [{name: c, image: "bad:1"}]}`) {
-		q.old = before[resource].object
-		if r := w.ask(t, q); !r.Allowed || len(j.asked) > 0 {
-			t.Errorf("%s with the same images: allowed %v, asked about %v; want an admission without questions", resource, r.Allowed, j.asked)
-		}
-	}
 	var many strings.Builder
 	for i := range 2001 {
 		fmt.Fprintf(&many, `, {name: c%d, image: "app:%d"}`, i, i)
 	}
-	for resource, q := range wrap(`{containers: [{name: c, image: "bad:1"}` + many.String() + `]}`) {
-		q.old = before[resource].object
-		if r := w.ask(t, q); r.Allowed || len(j.asked) > 0 {
-			t.Errorf("%s with many more images: allowed %v, asked about %d; want it denied without questions", resource, r.Allowed, len(j.asked))
+	before := wrap(`{containers: [{name: c, image: "bad:1"}]}`)
+	kept := wrap(`{terminationGracePeriodSeconds: 5, containers: [{name: c, image: "bad:1"}]}`)
+	tooMany := wrap(`{containers: [{name: c, image: "bad:1"}` + many.String() + `]}`)
+	for resource, q := range before {
+		if q.old = q.object; resource == "pods" {
+			continue
+		}
+		q.object = strings.Replace(q.object, "name: app", "name: app, labels: {a: b}", 1)
+		same, more := q, q
+		same.object, more.object = kept[resource].object, tooMany[resource].object
+		if !w.ask(t, q).Allowed || !w.ask(t, same).Allowed || len(j.asked) > 0 {
+			t.Errorf("%s, the same images: asked about %v; want an admission without questions", resource, j.asked)
+		}
+		if w.ask(t, more).Allowed || len(j.asked) > 0 {
+			t.Errorf("%s with many more images: asked about %d; want it denied without questions", resource, len(j.asked))
 		}
 	}
 }
@@ -211,11 +212,15 @@ func TestSlowRegistriesLeaveTime(t *testing.T) {
 }
 
 func TestSignaturesThatPanicDeny(t *testing.T) {
-	w := newWorld(t, webhook.Options{Signatures: func(context.Context, webhook.SignedImages) ([]admission.Finding, []string) { panic("defect") }})
-	if r := w.ask(t, pod(`{containers: [{name: c, image: "a:1"}]}`)); r.Allowed || r.Result.Code != http.StatusInternalServerError {
+	w := newWorld(t, webhook.Options{
+		Signatures: func(context.Context, webhook.SignedImages) ([]admission.Finding, []string) { panic("defect") },
+	})
+	if r := w.ask(t, pod(`{containers: [{name: c, image: "a:1"}]}`)); r.Allowed ||
+		r.Result.Code != http.StatusInternalServerError {
 		t.Errorf("%q; want a denial", message(r))
 	}
-	if status := w.reviewImages(t, "team", "a:1"); status.Allowed || w.last().Outcome != webhook.Failed || len(w.panics) != 2 {
+	if status := w.reviewImages(t, "team", "a:1"); status.Allowed || w.last().Outcome != webhook.Failed ||
+		len(w.panics) != 2 {
 		t.Errorf("an image review: %+v, event %+v; want a denial", status, w.last())
 	}
 }
@@ -233,8 +238,11 @@ func TestImageReviewsJudgeSignatures(t *testing.T) {
 		}
 	}
 	w = newWorld(t, webhook.Options{Signatures: j.Judge})
-	for images, want := range map[string]string{"good:1 far:1 audit:1": "", "good:1 bad:1 bad:2": "pullgate: bad:1 is not signed; bad:2 is not signed"} {
-		if status := w.reviewImages(t, "team", strings.Fields(images)...); status.Allowed != (want == "") || status.Reason != want {
+	for images, want := range map[string]string{
+		"good:1 far:1 audit:1": "", "good:1 bad:1 bad:2": "pullgate: bad:1 is not signed; bad:2 is not signed",
+	} {
+		if status := w.reviewImages(t, "team", strings.Fields(images)...); status.Allowed != (want == "") ||
+			status.Reason != want {
 			t.Errorf("%s: %+v; want %q", images, status, want)
 		}
 	}

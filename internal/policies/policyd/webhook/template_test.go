@@ -1,6 +1,7 @@
 package webhook_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -10,7 +11,7 @@ import (
 
 // worker returns a request about a custom resource with this field spec.
 func worker(spec string) request {
-	return request{group: "example.com", resource: "workers", kind: "Worker", object: "{metadata: {name: app}, spec: " + spec + "}"}
+	return in("example.com", "workers", "Worker", "spec: "+spec)
 }
 
 func TestPathsOfCustomResources(t *testing.T) {
@@ -20,29 +21,33 @@ func TestPathsOfCustomResources(t *testing.T) {
 		{Group: "example.com", Resource: "workers", Path: "spec.driver"},
 	}})
 	const denied = "403 pullgate: workers.example.com team/app: "
+	const first, second = denied + "spec.worker.template: policy a", denied + "spec.driver: policy a"
+	const third = denied + "spec.worker[3].template: policy a"
 	const invalid = "422 pullgate: workers.example.com team/app: invalid pod template: "
 	for name, tc := range map[string]struct{ spec, want string }{
-		"both good":              {"{worker: {template: " + good + "}, driver: " + good + "}", ""},
-		"first":                  {"{worker: {template: " + bad + "}, driver: " + good + "}", denied + "spec.worker.template: policy a"},
-		"second":                 {"{worker: {template: " + good + "}, driver: " + bad + "}", denied + "spec.driver: policy a"},
-		"the only one":           {"{driver: " + bad + "}", denied + "policy a"},
-		"no path":                {"{}", ""},
-		"nil on the path":        {"{worker: null}", ""},
-		"nil template":           {"{worker: {template: null}}", ""},
-		"no spec":                {"null", ""},
-		"empty template":         {"{worker: {template: {}}}", ""},
-		"other case":             {"{Worker: {template: " + bad + "}, worker: {Template: " + bad + ", template: {Spec: {hostNetwork: true}, spec: {HostNetwork: true}}}}", ""},
-		"list on the path":       {"{worker: [{template: " + good + "}, {}, null, {template: " + bad + "}]}", denied + "spec.worker[3].template: policy a"},
-		"list of templates":      {"{driver: [" + good + ", " + bad + "]}", denied + "spec.driver[1]: policy a"},
-		"empty list":             {"{driver: []}", ""},
-		"list in a list":         {"{driver: [[" + bad + "]]}", invalid + "spec.driver[0] is not an object"},
-		"text on the path":       {"{worker: x}", invalid + "spec.worker is not an object"},
-		"number":                 {"{driver: 7}", invalid + "spec.driver is not an object"},
-		"text as spec of a pod":  {"{driver: {spec: canary}}", invalid + "spec.driver is not a pod template"},
-		"text as boolean":        {"{driver: {spec: {hostNetwork: canary}}}", invalid + "spec.driver is not a pod template"},
-		"text as spec":           {"canary", invalid + "spec is not an object"},
-		"more than can be":       {"{driver: [" + strings.Repeat("{}, ", 100) + "{}]}", invalid + "there are more than 100"},
-		"as many as can be":      {"{driver: [" + strings.Repeat("{}, ", 99) + bad + "]}", denied + "spec.driver[99]: policy a"},
+		"both good":       {"{worker: {template: " + good + "}, driver: " + good + "}", ""},
+		"first":           {"{worker: {template: " + bad + "}, driver: " + good + "}", first},
+		"second":          {"{worker: {template: " + good + "}, driver: " + bad + "}", second},
+		"the only one":    {"{driver: " + bad + "}", denied + "policy a"},
+		"no path":         {"{}", ""},
+		"nil on the path": {"{worker: null}", ""},
+		"nil template":    {"{worker: {template: null}}", ""},
+		"no spec":         {"null", ""},
+		"empty template":  {"{worker: {template: {}}}", ""},
+		"other case": {"{Worker: {template: " + bad + "}, worker: {Template: " + bad +
+			", template: {Spec: {hostNetwork: true}, spec: {HostNetwork: true}}}}", ""},
+		"list on the path":      {"{worker: [{template: " + good + "}, {}, null, {template: " + bad + "}]}", third},
+		"list of templates":     {"{driver: [" + good + ", " + bad + "]}", denied + "spec.driver[1]: policy a"},
+		"empty list":            {"{driver: []}", ""},
+		"list in a list":        {"{driver: [[" + bad + "]]}", invalid + "spec.driver[0] is not an object"},
+		"text on the path":      {"{worker: x}", invalid + "spec.worker is not an object"},
+		"number":                {"{driver: 7}", invalid + "spec.driver is not an object"},
+		"text as spec of a pod": {"{driver: {spec: canary}}", invalid + "spec.driver is not a pod template"},
+		"text as boolean":       {"{driver: {spec: {hostNetwork: canary}}}", invalid + "spec.driver is not a pod template"},
+		"text as spec":          {"canary", invalid + "spec is not an object"},
+		"more than can be":      {"{driver: [" + strings.Repeat("{}, ", 100) + "{}]}", invalid + "there are more than 100"},
+		"as many as can be": {"{driver: [" + strings.Repeat("{}, ", 99) + bad + "]}",
+			denied + "spec.driver[99]: policy a"},
 		"unknown field of a pod": {"{driver: {spec: {newField: {x: y}, hostNetwork: true}}}", denied + "policy a"},
 	} {
 		got := message(w.ask(t, worker(tc.spec)))
@@ -59,9 +64,12 @@ func TestPathsOfCustomResources(t *testing.T) {
 
 // The fields that the API server sets in a pod are known in the template of a custom resource too.
 func TestDefaultsOfCustomResources(t *testing.T) {
-	w := newWorld(t, webhook.Options{Templates: templates(), Chain: chain(t, "}\nspec: {spec: {restartPolicy: {forbidNil: true}, dnsPolicy: {forbidNil: true}, terminationGracePeriodSeconds: {forbidNil: true}, containers: [{imagePullPolicy: {whitelist: [Always]}}]}}")})
+	w := newWorld(t, webhook.Options{Templates: templates(),
+		Chain: chain(t, "}\nspec: {spec: {restartPolicy: {forbidNil: true}, dnsPolicy: {forbidNil: true}, "+
+			"terminationGracePeriodSeconds: {forbidNil: true}, containers: [{imagePullPolicy: {whitelist: [Always]}}]}}")})
 	for image, want := range map[string]bool{"a": true, "a:1": false} {
-		if r := w.ask(t, worker("{worker: {template: {spec: {containers: [{name: c, image: '"+image+"'}]}}}}")); r.Allowed != want {
+		r := w.ask(t, worker("{worker: {template: {spec: {containers: [{name: c, image: '"+image+"'}]}}}}"))
+		if r.Allowed != want {
 			t.Errorf("image %s: %q; want allowed %v", image, message(r), want)
 		}
 	}
@@ -78,8 +86,11 @@ func TestNamesOfTemplates(t *testing.T) {
 }
 
 func TestInvalidTemplates(t *testing.T) {
-	_, err := webhook.New(webhook.Options{Templates: []config.PodTemplate{{Group: "apps", Resource: "deployments", Path: "spec.template"}, {Group: "a/b"}}})
-	if err == nil || !strings.Contains(err.Error(), "podTemplates[0].resource") || !strings.Contains(err.Error(), "podTemplates[1].group") {
+	_, err := webhook.New(webhook.Options{
+		Templates: []config.PodTemplate{{Group: "apps", Resource: "deployments", Path: "spec.template"}, {Group: "a/b"}},
+	})
+	text := fmt.Sprint(err)
+	if !strings.Contains(text, "podTemplates[0].resource") || !strings.Contains(text, "podTemplates[1].group") {
 		t.Errorf("New = %v; want errors of both templates", err)
 	}
 }
