@@ -26,25 +26,18 @@ import (
 )
 
 const (
-	// reviewLimit bounds a review. It is below the 2 minutes of a kubelet.
-	reviewLimit = 100 * time.Second
-	// verifyLimit bounds a verification. It is longer than pullgate-policyd takes (limits.time), so that its answer
-	// arrives.
-	verifyLimit = 75 * time.Second
-	// reconnectLimit is how long a call whose connection cannot be made, or is lost, tries again: a pullgate-policyd
-	// that restarts answers late.
-	reconnectLimit = 3 * time.Second
+	reviewLimit    = 100 * time.Second // below the 2 minutes of a kubelet
+	verifyLimit    = 75 * time.Second  // above the limits.time of pullgate-policyd, so that its answer arrives
+	reconnectLimit = 3 * time.Second   // how long a call without a connection retries: pullgate-policyd may restart
 	reconnectEvery = 100 * time.Millisecond
-	// connectLimit bounds one attempt to connect. A process that accepts and sends nothing counts as not reached.
-	connectLimit = 3 * time.Second
+	connectLimit   = 3 * time.Second // of one attempt; a process that accepts and sends nothing counts as not reached
 	// A connection without an answer is closed after both together: a stopped process does not close it.
 	pingAfter, pingLimit = 10 * time.Second, 5 * time.Second
 
-	// maxHeader bounds the header of an answer, in which the text of an error is too.
-	maxHeader = 16 << 10
-)
+	maxHeader = 16 << 10 // of an answer; the text of an error is in it
 
-const scheme = "unix://"
+	scheme = "unix://"
+)
 
 // Options are limits that differ in tests. A value that is 0 means the default.
 type Options struct {
@@ -97,16 +90,15 @@ func (c *Client) Close() error { return c.conn.Close() }
 
 func (c *Client) dial(ctx context.Context, _ string) (_ net.Conn, err error) {
 	defer func() { c.failure.Store(&err) }()
-	if err := checkSocket(c.path); err != nil {
+	if err := CheckSocket(c.path); err != nil {
 		return nil, err
 	}
 	return (&net.Dialer{}).DialContext(ctx, "unix", c.path)
 }
 
 // CheckSocket returns why a client would not connect to an endpoint; nil if it would. It does not connect.
-func CheckSocket(endpoint string) error { return checkSocket(strings.TrimPrefix(endpoint, scheme)) }
-
-func checkSocket(path string) error {
+func CheckSocket(endpoint string) error {
+	path := strings.TrimPrefix(endpoint, scheme)
 	info, err := os.Lstat(path)
 	if err != nil {
 		return err
@@ -121,7 +113,6 @@ func checkSocket(path string) error {
 	return nil
 }
 
-// checkServer returns an error if the process that listens is not trusted.
 func (c *Client) checkServer(uid int) error {
 	if trusted(uid) {
 		return nil
@@ -135,13 +126,10 @@ func trusted(uid int) bool { return uid == 0 || uid == os.Geteuid() }
 
 // A ReviewRequest asks about the images of a container.
 type ReviewRequest struct {
-	// PolicyHash is the hash of the caller's policy files.
-	PolicyHash string
-	Namespace  string
+	PolicyHash, Namespace string // the hash is that of the caller's policy files
 	// Images are the images of containers, VolumeImages those of image volumes, both as the pod has them.
 	Images, VolumeImages []string
-	// Annotations are the annotations of the pod for backends.
-	Annotations map[string]string
+	Annotations          map[string]string // of the pod, for backends
 	// Backends is how many backends can answer about each image. A larger answer is an error.
 	Backends int
 }
@@ -154,12 +142,9 @@ type ReviewResult struct {
 	// Reason is that of the backend; if Failed is true, what failed.
 	Reason           string
 	AuditAnnotations map[string]string
-	// Cached reports whether the answer is from the cache of pullgate-policyd.
-	Cached bool
-	// Failed reports whether the backend gave no valid answer.
-	Failed bool
-	// Duration is how long the backend took.
-	Duration time.Duration
+	Cached           bool // by pullgate-policyd
+	Failed           bool // the backend gave no valid answer
+	Duration         time.Duration
 }
 
 // Review returns one result for each backend that applies to the namespace and each image that it is asked about. The
@@ -180,11 +165,10 @@ func (c *Client) Review(ctx context.Context, r ReviewRequest) ([]ReviewResult, e
 	return resultsOf(r, response)
 }
 
-type call[R any] = func(context.Context, grpc.CallOption) (R, error)
-
-// ask makes a call within a limit, and repeats it for a while if there is no connection. An error wraps one of the
-// causes of this package, or is that of ctx if the caller canceled it.
-func ask[R any](ctx context.Context, c *Client, limit time.Duration, call call[R]) (R, error) {
+// ask makes a call within a limit, and repeats it for a while if there is no connection.
+func ask[R any](ctx context.Context, c *Client, limit time.Duration,
+	call func(context.Context, grpc.CallOption) (R, error),
+) (R, error) {
 	limited, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	begin := time.Now()
@@ -194,29 +178,24 @@ func ask[R any](ctx context.Context, c *Client, limit time.Duration, call call[R
 		if err == nil {
 			return response, nil
 		}
-		if errors.Is(ctx.Err(), context.Canceled) {
-			return response, ctx.Err()
-		}
 		cause := c.causeOf(err, server.Addr != nil)
-		if !errors.Is(cause, ErrNotReached) && !errors.Is(cause, ErrLost) || time.Since(begin) >= c.options.Reconnect {
-			return response, cause
-		}
-		again := time.NewTimer(reconnectEvery)
-		select {
-		case <-limited.Done():
-			again.Stop()
-			if errors.Is(ctx.Err(), context.Canceled) {
-				return response, ctx.Err()
+		again := errors.Is(cause, ErrNotReached) || errors.Is(cause, ErrLost)
+		if again && limited.Err() == nil && time.Since(begin) < c.options.Reconnect {
+			select {
+			case <-limited.Done():
+			case <-time.After(reconnectEvery):
+				c.conn.ResetConnectBackoff()
+				continue
 			}
-			return response, cause
-		case <-again.C:
 		}
-		c.conn.ResetConnectBackoff()
+		if errors.Is(ctx.Err(), context.Canceled) {
+			cause = ctx.Err()
+		}
+		return response, cause
 	}
 }
 
-// causeOf returns the cause of a status. sent says that this call, or an earlier one with the same question, had a
-// connection.
+// causeOf returns the cause of a status. sent says that this question had a connection.
 func (c *Client) causeOf(err error, sent bool) error {
 	s := status.Convert(err)
 	switch s.Code() {
@@ -265,16 +244,14 @@ func resultsOf(r ReviewRequest, response *policyv1.ReviewResponse) ([]ReviewResu
 
 // The causes of a review or a verification without an answer.
 var (
-	// ErrNotReached means that no connection could be made, so that the question was not sent.
+	// ErrNotReached means that there was no connection: the question was not sent.
 	ErrNotReached = errors.New("policyclient: pullgate-policyd not reached")
 	// ErrLost means that the connection was lost after the question had been sent, or that pullgate-policyd stops. The
 	// question itself can be the reason, so that this must not admit.
 	ErrLost = errors.New("policyclient: connection to pullgate-policyd lost")
-	// ErrUntrusted means that the socket, or the process that listens on it, belongs to another user than root. It was
-	// not used.
+	// ErrUntrusted means that another user than root owns the socket, which was not used, or listens on it.
 	ErrUntrusted = errors.New("policyclient: the socket of pullgate-policyd does not belong to root")
-	// ErrTimedOut means that there was no answer in time.
-	ErrTimedOut = errors.New("policyclient: pullgate-policyd timed out")
+	ErrTimedOut  = errors.New("policyclient: pullgate-policyd timed out")
 	// ErrOtherPolicies means that pullgate-policyd has other policy files, or another trusted root, than the caller.
 	ErrOtherPolicies = errors.New("policyclient: pullgate-policyd has other policy files")
 	// ErrFailed means that pullgate-policyd answered with an error, or not what it was asked for.

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"k8s.io/utils/lru"
-
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
@@ -34,18 +32,15 @@ type EndorserOptions struct {
 	State *EndorserState
 	// PolicyHash is the hash of the policy files, and TrustedRoot identifies the trusted root; "" if there is none.
 	PolicyHash, TrustedRoot string
-	// Validity is how long an endorsement counts; 0 means without end. Grace is how much longer it counts while its
-	// registry cannot be asked.
+	// Validity is how long an endorsement counts, 0 without end; Grace how much longer while its registry is unavailable.
 	Validity, Grace time.Duration
 	// Successor is called if pullgate-policyd has other policy files. It reads the files again and returns the Endorser
 	// that is then in use, which can be the same one, or nil. It returns when ctx ends, and may be called concurrently.
 	// nil means that the files are not read again.
 	Successor func(ctx context.Context) *Endorser
-	// Failed is called for each verification that failed or whose result could not be written. It may be called
-	// concurrently; nil is allowed.
-	Failed func(VerificationFailure)
-	// Outcome is called with the outcome of each verification, one of [Outcomes]. It may be called concurrently; nil is
-	// allowed.
+	// Failed is called for each verification that failed or whose result could not be written, and Outcome with the
+	// outcome of each. Both may be called concurrently, and be nil.
+	Failed  func(VerificationFailure)
 	Outcome func(outcome string)
 }
 
@@ -55,39 +50,21 @@ type VerificationFailure struct {
 	Err                       error
 }
 
-// An Endorser judges images by the rules of policies about signatures. It is immutable except for a cache, and its
-// methods may be called concurrently.
+// An Endorser judges images by the rules of policies about signatures. It is immutable.
 type Endorser struct {
 	rules   *requirement.Set
 	options EndorserOptions
-	cache   *lru.Cache // use to *requirement.Judgement
 }
 
 // NewEndorser returns an Endorser. A set without rules admits everything.
-func NewEndorser(rules *requirement.Set, o EndorserOptions) *Endorser {
-	return &Endorser{rules: rules, options: o, cache: lru.New(maxUses)}
-}
-
-type use struct {
-	namespace string
-	name      imageref.Ref
-}
-
-// maxUses bounds the cache. Tenants choose names.
-const maxUses = 4096
+func NewEndorser(rules *requirement.Set, o EndorserOptions) *Endorser { return &Endorser{rules, o} }
 
 func (e *Endorser) version() [2]string {
 	return [...]string{e.options.PolicyHash, e.options.TrustedRoot}
 }
 
-func (e *Endorser) rulesFor(namespace string, name imageref.Ref) *requirement.Judgement {
-	key := use{namespace, name}
-	if known, ok := cached[*requirement.Judgement](e.cache, key); ok {
-		return known
-	}
-	j := e.rules.For(namespace, name).Judge(name)
-	e.cache.Add(key, &j)
-	return &j
+func (e *Endorser) rulesFor(namespace string, name imageref.Ref) requirement.Judgement {
+	return e.rules.For(namespace, name).Judge(name)
 }
 
 // admitted is the answer if no rule applies. The chain does not modify it.
@@ -129,13 +106,12 @@ func (e *Endorser) Validate(_ context.Context, s admission.Subject) []admission.
 	return findings
 }
 
-// An endorsementState says whether an endorsement counts.
 type endorsementState uint8
 
 const (
 	missing endorsementState = iota
 	expired
-	inGrace // expired, and it counts because the registry cannot be asked
+	inGrace // expired, and it counts because the registry cannot be asked; so does what follows
 	valid
 )
 
@@ -163,31 +139,26 @@ func (e *Endorser) judge(r *requirement.Rule, name imageref.Ref, id string, now 
 	}
 	p := records.Pair{ImageID: id, Repository: name.Repository()}
 	got, state := e.find(p, r.Hash, now)
-	switch state {
-	case valid, inGrace:
+	if state >= inGrace {
 		text := fmt.Sprintf("image %q: it has the signatures that %s requires", name, r)
 		if state == inGrace {
-			text = fmt.Sprintf(
-				"image %q: its signatures met %s at %s, and its registry cannot be asked again", name, r,
+			text = fmt.Sprintf("image %q: its signatures met %s at %s, and its registry cannot be asked again", name, r,
 				got.At.UTC().Format(time.RFC3339))
 		}
 		f := r.Finding(admission.Admit, "", text)
 		f.Signers, f.Digest = got.Signers, got.Digest
 		return f
-	case missing, expired:
 	}
 	why := "has not verified them for this image yet"
 	if state == expired {
 		why = "verified them too long ago, at " + got.At.UTC().Format(time.RFC3339)
 	}
-	last := ""
 	if d, ok := e.options.State.denial(fact{p, r.Hash}); ok {
-		last = fmt.Sprintf("; the last verification denied it (%s): %s", d.reason, d.message)
+		why += fmt.Sprintf("; the last verification denied it (%s): %s", d.reason, d.message)
 	}
-	return missingFinding(r, fmt.Sprintf(
-		"image %q: %s requires signatures, and pullgate %s%s; a pull verifies them, so sign the image and do not use "+
-			"imagePullPolicy Never; required: %s",
-		name, r, why, last, safetext.Shorten(r.Requirement.String(), requirement.MaxText)))
+	return missingFinding(r, fmt.Sprintf("image %q: %s requires signatures, and pullgate %s; a pull verifies them, so "+
+		"sign the image and do not use imagePullPolicy Never; required: %s",
+		name, r, why, safetext.Shorten(r.Requirement.String(), requirement.MaxText)))
 }
 
 func missingFinding(r *requirement.Rule, message string) admission.Finding {

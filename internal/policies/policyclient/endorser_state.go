@@ -16,17 +16,14 @@ import (
 )
 
 const (
-	// deniedFor is how long a denial answers the next pull with the same credential.
-	deniedFor = 10 * time.Second
+	deniedFor = 10 * time.Second // how long a denial answers the next pull with the same credential
 	// unavailableFor is how long expired endorsements count after a registry could not be asked. It is the time from a
 	// pull to the creation of the container, with other images and init containers in between.
 	unavailableFor = 5 * time.Minute
-	// atOnce is the number of verifications at a time for the pods of one namespace. A tenant chooses registries, and
-	// one that is slow must not delay the images of others. It is a quarter of what pullgate-policyd does for one
-	// registry, so that a tenant does not occupy one that others use too.
-	atOnce = 2
-	// maxFacts bounds each of the memories. It is far more than the images of a node.
-	maxFacts = 4096
+	// atOnce bounds the verifications in flight for the pods of one namespace, whose tenant can choose a slow registry.
+	// It is a quarter of what pullgate-policyd does for one registry, which others may use too.
+	atOnce   = 2
+	maxFacts = 4096 // of each memory; far more than the images of a node
 )
 
 type fact struct {
@@ -37,8 +34,7 @@ type fact struct {
 type denied struct {
 	reason  admission.Reason
 	message string
-	// ofImage means that the image was denied, and not the credential.
-	ofImage bool
+	ofImage bool // not only the credential
 	at      time.Time
 }
 
@@ -49,8 +45,7 @@ type pullQuestion struct {
 
 type credentialID [sha256.Size]byte
 
-// A EndorserState is what all Endorsers of a process share: verifications that are in progress, and what the last ones
-// brought. It survives changes of the policies. Its methods may be called concurrently.
+// An EndorserState is what all Endorsers of a process share: verifications in flight, and the results of the last ones.
 type EndorserState struct {
 	key         [32]byte // of the process, so that an ID is of no use elsewhere
 	revocations atomic.Uint64
@@ -63,7 +58,7 @@ type EndorserState struct {
 	inFlight *inflight.Group[flightKey, pullResult]
 }
 
-// NewEndorserState returns an empty State.
+// NewEndorserState returns an empty state.
 func NewEndorserState() *EndorserState {
 	s := &EndorserState{
 		denials: lru.New(maxFacts), answers: lru.New(maxFacts), outages: lru.New(maxFacts),
@@ -73,8 +68,8 @@ func NewEndorserState() *EndorserState {
 	return s
 }
 
-// NoteRevocation must be called before endorsements are revoked. The result of a verification that is in progress by
-// then is discarded, because it may be older than what caused the revocation.
+// NoteRevocation must be called before endorsements are revoked. It discards the results of verifications in flight,
+// which may be older than what caused the revocation.
 func (s *EndorserState) NoteRevocation() { s.revocations.Add(1) }
 
 func (s *EndorserState) idOf(c admission.Login) (id credentialID) {
@@ -97,13 +92,11 @@ func (s *EndorserState) denial(f fact) (d denied, ok bool) {
 	return cached[denied](s.denials, f)
 }
 
-// deniedLately returns the last denial of a fact by a credential, if it is at most deniedFor ago.
 func (s *EndorserState) deniedLately(q pullQuestion, now time.Time) (denied, bool) {
 	d, ok := cached[denied](s.answers, q)
 	return d, ok && now.Sub(d.at) < deniedFor
 }
 
-// noteOutage notes that a registry could not be asked about a fact.
 func (s *EndorserState) noteOutage(f fact, at time.Time) {
 	if d, ok := s.denial(f); !ok || !d.ofImage {
 		s.outages.Add(f, at)

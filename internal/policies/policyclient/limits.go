@@ -13,19 +13,13 @@ import (
 // The limits of answers. pullgate-policyd parses data from the network and may be compromised, and pullgated runs as
 // root. Therefore pullgated accepts no answer that is larger than a correct answer to its request can be.
 const (
-	// maxTexts is how many bytes the reasons and audit annotations of an answer may have. pullgate-policyd itself sends
-	// fewer.
-	maxTexts = 96 << 10
-	// maxResult is how many bytes one result may have without these texts and without the name of the image.
-	maxResult = 512
-	// maxDigests is how many digests a request may have, and maxSignatures how many signatures an answer may list.
-	// pullgate-policyd sends no more than these limits and maxTexts allow.
+	maxTexts  = 96 << 10 // bytes of the reasons and audit annotations of an answer
+	maxResult = 512      // bytes of one result without these texts and the name of the image
+	// maxDigests bounds the digests of a request, and maxSignatures the signatures that an answer lists.
 	maxDigests, maxSignatures = 64, 200
-	// maxText, maxSigners and maxDigest bound a result of a verification: each of its texts, their number, and its
-	// digest.
+	// maxText, maxSigners and maxDigest bound the texts, signers and digest of a result of a verification.
 	maxText, maxSigners, maxDigest = 2 << 10, 64, 256
-	// maxOthers is how many fields an answer may have beside its results, also in later versions.
-	maxOthers = 16
+	maxOthers                      = 16 // fields beside the results, also in later versions
 )
 
 func (r *ReviewRequest) limits() []grpc.CallOption {

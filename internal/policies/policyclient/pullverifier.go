@@ -22,14 +22,10 @@ const pullVerifyLimit = 90 * time.Second
 
 // The outcomes of a verification of all requirements that an image needs. The first one that applies counts.
 const (
-	// NotStored means that an endorsement could not be written.
-	NotStored = "not_stored"
-	// Unavailable means that pullgate-policyd or the registry could not be asked.
-	Unavailable = "unavailable"
-	// Denied means that at least one requirement is not met.
-	Denied = "denied"
-	// Endorsed means that all are met.
-	Endorsed = "endorsed"
+	NotStored   = "not_stored"  // an endorsement could not be written
+	Unavailable = "unavailable" // pullgate-policyd or the registry could not be asked
+	Denied      = "denied"      // at least one requirement is not met
+	Endorsed    = "endorsed"    // all are met
 )
 
 // VerificationOutcomes returns all outcomes.
@@ -43,13 +39,9 @@ type pullVerifier struct {
 }
 
 // PullVerifier returns the validator for a pull. It judges the image by ID and by Requested, and mounted images not at
-// all.
-//
-// It first verifies the signatures that enforced and audited rules require and that have no endorsement, and then
-// returns a finding for each rule about signatures. Deny means that a requirement is not met, Unverified that this is
-// not known, because pullgate-policyd or the registry cannot be asked, or because the result cannot be written. If ctx
-// ends, a verification that has begun completes, so that the next pull finds its result. What only the creation of a
-// container can judge is left to Validate.
+// all. It verifies the signatures that rules require and that have no endorsement, and returns a finding for each rule
+// about signatures. Deny means that a requirement is not met, Unverified that this is not known or cannot be written.
+// If ctx ends, a verification that has begun completes, so that the next pull finds its result.
 func (e *Endorser) PullVerifier(p admission.Pull) admission.Validator { //nolint:ireturn // the chain asks any validator
 	return &pullVerifier{e, p}
 }
@@ -101,7 +93,6 @@ func (q *pullQuestions) unverified(e *Endorser, rules []*requirement.Rule, now t
 	return slices.Compact(hashes)
 }
 
-// needsVerification reports whether a requirement has to be verified: it has no endorsement and was not denied lately.
 func (e *Endorser) needsVerification(q *pullQuestions, hash string, now time.Time) bool {
 	_, state := e.find(q.pair, hash, now)
 	_, denied := e.options.State.deniedLately(q.of(hash), now)
@@ -109,15 +100,11 @@ func (e *Endorser) needsVerification(q *pullQuestions, hash string, now time.Tim
 }
 
 type pullResult struct {
-	// err is why there is none: the registry was not asked, or its answer is not used.
-	err error
-	// of are the results by requirement.
-	of map[string]requirement.Result
-	// stored is why endorsements could not be written.
-	stored error
+	err    error                         // why there is none, or it is not used
+	of     map[string]requirement.Result // by requirement
+	stored error                         // why endorsements could not be written
 }
 
-// shared returns the result of a verification, which other pulls can share.
 func (v *pullVerifier) shared(ctx context.Context, s *admission.Subject, q *pullQuestions, hashes []string) pullResult {
 	e := v.endorser
 	key := flightKey{
@@ -155,8 +142,7 @@ func (v *pullVerifier) verify(ctx context.Context, s *admission.Subject, q *pull
 	begun, revocations := time.Now(), e.options.State.revocations.Load()
 	request := VerifyRequest{
 		PolicyHash: e.options.PolicyHash, TrustedRoot: e.options.TrustedRoot, Name: s.Image.Requested.String(),
-		ImageID:      q.pair.ImageID,
-		Requirements: hashes, Credential: v.pull.Login,
+		ImageID: q.pair.ImageID, Requirements: hashes, Credential: v.pull.Login,
 	}
 	if v.pull.Digests != nil {
 		request.Digests = v.pull.Digests(ctx)
@@ -185,8 +171,7 @@ func (v *pullVerifier) verify(ctx context.Context, s *admission.Subject, q *pull
 		switch {
 		case r.Met:
 			met = append(met, records.Endorsement{
-				Pair: q.pair, Requirement: r.Requirement, Digest: r.Digest,
-				Signers: r.Signers, At: begun,
+				Pair: q.pair, Requirement: r.Requirement, Digest: r.Digest, Signers: r.Signers, At: begun,
 			})
 		case r.Unavailable():
 			e.options.State.noteOutage(fact{q.pair, r.Requirement}, begun)
@@ -198,20 +183,18 @@ func (v *pullVerifier) verify(ctx context.Context, s *admission.Subject, q *pull
 	return got
 }
 
-// noteDenial notes a denial. With one of the image an expired endorsement ends, so that it does not count while the
-// registry cannot be asked, now or later. One that another pod has got meanwhile stays: a tenant does not decide for
-// another one.
+// noteDenial notes a denial. One of the image ends an expired endorsement, so that it does not count in an outage. An
+// endorsement that another pod has got meanwhile stays: a tenant does not decide for another one.
 func (v *pullVerifier) noteDenial(q pullQuestion, r requirement.Result) error {
 	e := v.endorser
 	d := denied{reason: admission.Reason(r.Reason), message: safetext.Shorten(safetext.Line(r.Message, safetext.Event),
 		requirement.MaxText), ofImage: r.Reason != requirement.RegistryDenied, at: time.Now()}
-	memory := e.options.State
-	memory.denials.Add(q.fact, d)
-	memory.answers.Add(q, d)
+	e.options.State.denials.Add(q.fact, d)
+	e.options.State.answers.Add(q, d)
 	if !d.ofImage {
 		return nil
 	}
-	memory.outages.Remove(q.fact)
+	e.options.State.outages.Remove(q.fact)
 	old, state := e.find(q.pair, q.requirement, d.at)
 	if state == missing || state == valid {
 		return nil
@@ -270,10 +253,7 @@ func (e *Endorser) count(s *admission.Subject, p records.Pair, got pullResult) {
 		e.options.Outcome(outcome)
 	}
 	if failure != nil && e.options.Failed != nil {
-		e.options.Failed(VerificationFailure{
-			Image: s.Image.Requested.String(), ImageID: p.ImageID,
-			Namespace: s.Pod.Namespace, Err: failure,
-		})
+		e.options.Failed(VerificationFailure{s.Image.Requested.String(), p.ImageID, s.Pod.Namespace, failure})
 	}
 }
 
@@ -283,7 +263,7 @@ func (q *pullQuestions) judge(e *Endorser, r *requirement.Rule, name imageref.Re
 	_, state := e.find(q.pair, r.Hash, now)
 	d, denied := e.options.State.deniedLately(q.of(r.Hash), now)
 	switch {
-	case state == valid, state == inGrace:
+	case state >= inGrace:
 		return e.judge(r, name, q.pair.ImageID, now)
 	case answered && !said.Met && !said.Unavailable():
 		return r.NotMet(name, said.Reason, safetext.Line(said.Message, safetext.Event))

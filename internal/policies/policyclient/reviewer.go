@@ -26,9 +26,7 @@ type ReviewerOptions struct {
 	Client ReviewClient
 	// PolicyHash is the hash of the policy files that have the backends.
 	PolicyHash string
-	// Successor is called if pullgate-policyd has other policy files. It reads the files again and returns the
-	// validator that is then in use, which can be the same one. It returns when ctx ends, and may be called
-	// concurrently. nil means that the files are not read again.
+	// Successor is as EndorserOptions.Successor.
 	Successor func(ctx context.Context) *Reviewer
 	// Failed is called for each image that a backend gave no valid answer about, unless the caller ended the call. It
 	// may be called concurrently; nil is allowed.
@@ -73,14 +71,26 @@ func (v *Reviewer) judge(ctx context.Context, s *admission.Subject, again bool) 
 	case s.AssumeUnknown && (s.Offline || q.favorable()):
 		return admitted
 	case s.Offline:
-		return q.each(admission.NotAsked, "")
-	case !s.AssumeUnknown && q.incomplete():
-		return q.notKnown()
-	case q.tooLarge():
-		return q.refused()
+		return q.notAsked(admission.NotAsked, func(*policyfiles.Backend) (string, bool) { return "", true })
+	}
+	if unknown := q.notAsked(admission.FieldUnknown, q.unknown); len(unknown) > 0 && !s.AssumeUnknown {
+		return unknown
+	}
+	if q.tooLarge() {
+		return q.notAsked(admission.ReviewUnavailable, func(*policyfiles.Backend) (string, bool) {
+			return fmt.Sprintf(": the container has more than %d images, or their names and the annotations for "+
+				"backends have more than %d KiB; denied", maxImages, maxRequest>>10), true
+		})
+	}
+	r := ReviewRequest{
+		PolicyHash: v.options.PolicyHash, Namespace: q.namespace, VolumeImages: q.mounted, Annotations: q.annotations,
+		Backends: len(q.backends),
+	}
+	if q.image != "" {
+		r.Images = []string{q.image}
 	}
 	begun := time.Now()
-	results, err := v.options.Client.Review(ctx, q.request(v.options.PolicyHash))
+	results, err := v.options.Client.Review(ctx, r)
 	if errors.Is(err, ErrOtherPolicies) && again {
 		if next := v.options.Successor(ctx); next != nil && next.options.PolicyHash != v.options.PolicyHash {
 			return next.judge(ctx, s, false)
@@ -149,11 +159,9 @@ func (q *reviewQuestion) addMounts(mounts admission.Value[[]admission.Mount]) {
 	}
 }
 
-func (q *reviewQuestion) incomplete() bool {
-	return slices.ContainsFunc(q.backends, func(b policyfiles.Backend) bool { return len(q.unknown(&b)) > 0 })
-}
-
-func (q *reviewQuestion) unknown(b *policyfiles.Backend) (names []string) {
+// unknown reports whether a backend needs what is not known of the container, and what that is.
+func (q *reviewQuestion) unknown(b *policyfiles.Backend) (string, bool) {
+	var names []string
 	for _, f := range []struct {
 		name  string
 		known bool
@@ -167,24 +175,12 @@ func (q *reviewQuestion) unknown(b *policyfiles.Backend) (names []string) {
 			names = append(names, f.name)
 		}
 	}
-	return names
+	return ", because this is not known of the container: " + strings.Join(names, ", "), len(names) > 0
 }
 
-// favorable reports whether every backend could allow all images, by values that are not known. An annotation can make
-// it allow them.
+// favorable reports whether every backend could allow all images, by values that are not known.
 func (q *reviewQuestion) favorable() bool {
 	return q.namespace == "" || !q.annotationsKnown || q.image == "" && len(q.mounted) == 0
-}
-
-func (q *reviewQuestion) request(hash string) ReviewRequest {
-	r := ReviewRequest{
-		PolicyHash: hash, Namespace: q.namespace, VolumeImages: q.mounted, Annotations: q.annotations,
-		Backends: len(q.backends),
-	}
-	if q.image != "" {
-		r.Images = []string{q.image}
-	}
-	return r
 }
 
 func (q *reviewQuestion) images(b *policyfiles.Backend) (names []string) {
@@ -208,37 +204,21 @@ func (q *reviewQuestion) tooLarge() bool {
 	return len(q.mounted)+1 > maxImages || size > maxRequest
 }
 
-func (q *reviewQuestion) refused() []admission.Finding {
-	return q.each(admission.ReviewUnavailable, fmt.Sprintf(": the container has more than %d images, or their names and "+
-		"the annotations for backends have more than %d KiB; denied", maxImages, maxRequest>>10))
-}
-
-func (q *reviewQuestion) notKnown() (all []admission.Finding) {
+func (q *reviewQuestion) notAsked(reason admission.Reason,
+	why func(*policyfiles.Backend) (text string, denies bool),
+) (all []admission.Finding) {
 	for _, b := range q.backends {
-		if names := q.unknown(&b); len(names) > 0 {
-			all = append(all, notAsked(&b, admission.FieldUnknown,
-				", because this is not known of the container: "+strings.Join(names, ", ")))
+		if text, denies := why(&b); denies {
+			all = append(all, admission.Finding{
+				Answer: admission.Deny, Policy: b.Name, Reason: reason,
+				Message: "the image review backend " + b.Name + " was not asked" + text,
+			})
 		}
 	}
 	return all
 }
 
-func (q *reviewQuestion) each(reason admission.Reason, why string) (all []admission.Finding) {
-	for _, b := range q.backends {
-		all = append(all, notAsked(&b, reason, why))
-	}
-	return all
-}
-
-func notAsked(b *policyfiles.Backend, reason admission.Reason, why string) admission.Finding {
-	return admission.Finding{
-		Answer: admission.Deny, Policy: b.Name, Reason: reason,
-		Message: "the image review backend " + b.Name + " was not asked" + why,
-	}
-}
-
-// maxAnnotations bounds what is kept of all audit annotations about a container, in bytes. pullgate-policyd has limits
-// too; it is not trusted to keep them.
+// maxAnnotations bounds all audit annotations about a container, in bytes: pullgate-policyd is not trusted to do so.
 const maxAnnotations = 16 << 10
 
 type reviewAnswers struct {
@@ -284,7 +264,6 @@ func (a *reviewAnswers) failureOf(b *policyfiles.Backend) string {
 	return ""
 }
 
-// finding returns what a backend, or its failure policy, says about an image.
 func (a *reviewAnswers) finding(b *policyfiles.Backend, image, cause string) admission.Finding {
 	var own []ReviewResult
 	for _, r := range a.results {
@@ -331,24 +310,18 @@ func (a *reviewAnswers) failure(said policyfiles.Answer) admission.Finding {
 	if a.failed != nil && !errors.Is(a.err, context.Canceled) {
 		a.failed(ReviewFailure{Answer: said, Namespace: a.namespace, Pod: a.pod})
 	}
-	if said.Allowed {
-		return admission.Finding{Answer: admission.Admit, Policy: said.Backend, Message: said.String(), FailedOpen: true}
+	f := admission.Finding{Answer: admission.Admit, Policy: said.Backend, Message: said.String(), FailedOpen: true}
+	if !said.Allowed {
+		f.Answer, f.Reason, f.FailedOpen = admission.Deny, admission.ReviewUnavailable, false
 	}
-	return admission.Finding{
-		Answer: admission.Deny, Policy: said.Backend, Reason: admission.ReviewUnavailable,
-		Message: said.String(),
-	}
+	return f
 }
 
 func (a *reviewAnswers) annotations(all map[string]string) map[string]string {
-	var kept map[string]string
+	kept := map[string]string{}
 	for _, key := range slices.Sorted(maps.Keys(all)) {
-		a.annotated += len(key) + len(all[key])
-		if a.annotated > maxAnnotations {
+		if a.annotated += len(key) + len(all[key]); a.annotated > maxAnnotations {
 			break
-		}
-		if kept == nil {
-			kept = map[string]string{}
 		}
 		kept[key] = all[key]
 	}

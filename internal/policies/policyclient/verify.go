@@ -15,9 +15,7 @@ import (
 
 // A VerifyRequest asks which requirements an image meets.
 type VerifyRequest struct {
-	// PolicyHash is the hash of the caller's policy files, and TrustedRoot identifies its trusted root; "" if it has
-	// none.
-	PolicyHash, TrustedRoot string
+	PolicyHash, TrustedRoot string // of the caller; the trusted root is "" if it has none
 	// Name is the image as the pod has it, and ImageID the ID that the image has on the node. "" means the image that
 	// the registry has under the name; nothing may be stored by such an answer.
 	Name, ImageID string
@@ -25,8 +23,7 @@ type VerifyRequest struct {
 	Digests []string
 	// Requirements are the hashes of the requirements. None may be there twice.
 	Requirements []string
-	// Credential is that of the pull.
-	Credential admission.Login
+	Credential   admission.Login // of the pull
 	// ListSignatures asks for the signatures that are found.
 	ListSignatures bool
 }
@@ -57,21 +54,19 @@ func (c *Client) Verify(ctx context.Context, r VerifyRequest) (requirement.Repor
 }
 
 func verificationOf(r VerifyRequest, response *policyv1.VerifyResponse) (requirement.Report, error) {
-	switch {
+	var v requirement.Report
+	switch results, signatures := len(response.GetResults()), len(response.GetSignatures()); {
 	case response.GetPolicyHash() != r.PolicyHash:
-		return requirement.Report{}, fmt.Errorf("%w: the answer is by %.12s, the request by %.12s", ErrOtherPolicies,
+		return v, fmt.Errorf("%w: the answer is by %.12s, the request by %.12s", ErrOtherPolicies,
 			response.GetPolicyHash(), r.PolicyHash)
 	case response.GetTrustedRoot() != r.TrustedRoot:
-		return requirement.Report{}, fmt.Errorf("%w: the answer is by the trusted root %.12q, the request by %.12q",
-			ErrOtherPolicies, response.GetTrustedRoot(), r.TrustedRoot)
-	case len(response.GetResults()) != len(r.Requirements):
-		return requirement.Report{}, fmt.Errorf("%w: %d results for %d requirements", ErrFailed,
-			len(response.GetResults()), len(r.Requirements))
-	case len(response.GetSignatures()) > r.maxSignatures():
-		return requirement.Report{}, fmt.Errorf("%w: %d signatures; allowed are %d", ErrFailed,
-			len(response.GetSignatures()), r.maxSignatures())
+		return v, fmt.Errorf("%w: the answer is by the trusted root %.12q, the request by %.12q", ErrOtherPolicies,
+			response.GetTrustedRoot(), r.TrustedRoot)
+	case results != len(r.Requirements):
+		return v, fmt.Errorf("%w: %d results for %d requirements", ErrFailed, results, len(r.Requirements))
+	case signatures > r.maxSignatures():
+		return v, fmt.Errorf("%w: %d signatures; allowed are %d", ErrFailed, signatures, r.maxSignatures())
 	}
-	var v requirement.Report
 	for i, got := range response.GetResults() {
 		result := requirement.Result{
 			Requirement: got.GetRequirement(), Met: got.GetMet(), Reason: got.GetReason(), Message: got.GetMessage(),
@@ -85,8 +80,7 @@ func verificationOf(r VerifyRequest, response *policyv1.VerifyResponse) (require
 	for _, got := range response.GetSignatures() {
 		v.Signatures = append(v.Signatures, requirement.Signature{
 			Repository: got.GetRepository(), FoundBy: got.GetFoundBy(), Digest: got.GetDigest(), Subject: got.GetSubject(),
-			Signer: got.GetSigner(),
-			Counts: got.GetCounts(), Reason: got.GetReason(),
+			Signer: got.GetSigner(), Counts: got.GetCounts(), Reason: got.GetReason(),
 		})
 	}
 	return v, nil

@@ -37,7 +37,7 @@ func TestCIPMatch(t *testing.T) {
 		"match: [{group: tekton.dev, resource: tasks}, {}], ":          true,
 	} {
 		p, err := cip.Load(cipPolicy(match + "images: [{glob: '**'}], authorities: [{static: {action: fail}}]"))
-		if err != nil || (len(p.Rules) == 1) != want || p.Len() != 1 {
+		if err != nil || (len(p.Rules) == 1) != want || p.Count != 1 {
 			t.Errorf("%s: %+v, %v; want a rule: %v", match, p, err, want)
 			continue
 		}

@@ -148,7 +148,7 @@ func compare(t *testing.T, name, got string) {
 // describePolicies returns policies as text: rules, the hashes of what they require, and notes.
 func describePolicies(p *requirement.Policies) string {
 	var out strings.Builder
-	fmt.Fprintf(&out, "%d policies\n", p.Len())
+	fmt.Fprintf(&out, "%d policies\n", p.Count)
 	set := requirement.NewSet("root", p)
 	for _, r := range set.Rules() {
 		fmt.Fprintf(&out, "rule %s/%s of %s, %s\n", r.Policy, r.Name, r.Kind, r.Mode)

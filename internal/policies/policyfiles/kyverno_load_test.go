@@ -92,7 +92,7 @@ func TestLoadOfSeveralFiles(t *testing.T) {
 		return strings.Replace(kyvernoVerification(fields), "name: p", "name: "+name, 1)
 	}
 	p, err := kyverno.Load(named("second", "verifyDigest: true, default: deny"), named("first", "verifyDigest: true"), named("third", "default: deny"))
-	if err != nil || p.Len() != 3 || len(p.Rules) != 3 || p.Rules[0].Policy != "first" || p.Rules[0].File != "b.yaml" || p.Rules[1].Policy != "second" {
+	if err != nil || p.Count != 3 || len(p.Rules) != 3 || p.Rules[0].Policy != "first" || p.Rules[0].File != "b.yaml" || p.Rules[1].Policy != "second" {
 		t.Errorf("Load = %+v, %v; want three rules in the order of their policies", p, err)
 	}
 	_, err = kyverno.Load(named("p", "verifyDigest: true"), named("p", "verifyDigst: true"), "{")
@@ -204,7 +204,7 @@ func TestKyvernoNotes(t *testing.T) {
 		"a.yaml: spec.rules[0].match.any[0].resources.kinds[0]: no effect; a rule for Pod is for the pods of all workloads (line 4)",
 		"a.yaml: spec.rules[0].match: not enforced: the rule is not for pods; add Pod to kinds if it should be (line 4)",
 	}
-	if err != nil || len(p.Rules) != 0 || p.Len() != 1 || !slices.Equal(p.Notes, want) {
+	if err != nil || len(p.Rules) != 0 || p.Count != 1 || !slices.Equal(p.Notes, want) {
 		t.Errorf("Load = %+v, %v; want no rule and the notes\n%s", p, err, strings.Join(want, "\n"))
 	}
 	p, err = kyverno.Load(kyvernoVerification("mutateDigest: true"))
@@ -226,7 +226,7 @@ func TestCustomResources(t *testing.T) {
 		"a.yaml: spec.rules[0].match: not enforced: the rule is not for pods; add Pod to kinds if it should be (line 4)",
 		"b.yaml: spec.rules[0].match.any[0].resources.kinds[1]: " + note,
 	}
-	if err != nil || len(p.Rules) != 1 || p.Rules[0].Policy != "q" || p.Len() != 2 || !slices.Equal(p.Notes, want) {
+	if err != nil || len(p.Rules) != 1 || p.Rules[0].Policy != "q" || p.Count != 2 || !slices.Equal(p.Notes, want) {
 		t.Errorf("Load = %+v, %v; want the rule of q and the notes\n%s", p, err, strings.Join(want, "\n"))
 	}
 }

@@ -10,10 +10,9 @@ import (
 // hashVersion begins every hash. It changes if requirements with the same meaning get other hashes.
 const hashVersion = "v1:"
 
-// Hash returns a text that identifies what decides about the requirement: keys, identities, root certificates, counts.
-// Requirements that differ in any of this have different hashes. The order of a list does not change the hash, nor do
-// names or messages, which are not part of it. trustedRoot identifies the trusted root; it changes the hash of a
-// requirement that uses the trusted root, and no other.
+// Hash identifies what decides about the requirement: keys, identities, root certificates, counts. Requirements that
+// differ in any of this have different hashes; the order of a list, and messages, do not change it. trustedRoot
+// identifies the trusted root, and changes the hash of a requirement that uses it.
 func (r *Requirement) Hash(trustedRoot string) string {
 	root := ""
 	if r.UsesTrustedRoot() {

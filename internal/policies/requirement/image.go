@@ -15,18 +15,13 @@ type Syntax uint8
 
 // The syntaxes. In both, a wildcard stands for any number of characters, also for none.
 const (
-	// KyvernoSyntax is that of Kyverno: * includes slashes, and ? is one character other than slash and colon.
-	KyvernoSyntax Syntax = iota
-	// SigstoreSyntax is that of sigstore's policy-controller: * does not include slashes, and ** does.
-	SigstoreSyntax
+	KyvernoSyntax  Syntax = iota // of Kyverno: * includes slashes, and ? is one character other than slash and colon
+	SigstoreSyntax               // of sigstore's policy-controller: * does not include slashes, and ** does
 )
 
-// A Pattern matches names of images. A name and all other ways to write it match alike: nginx is
-// docker.io/library/nginx:latest and index.docker.io/nginx. A registry matches in upper and lower case, and with and
-// without the port 443.
-//
-// A pattern without a registry is of docker.io. One without a tag matches all tags. A name with a digest matches
-// whatever the tag of the pattern is, because the tag of the digest is not known.
+// A Pattern matches names of images, and all other ways to write them: nginx is docker.io/library/nginx:latest and
+// index.docker.io/nginx; the case and the port 443 of a registry do not matter. A pattern without a registry is of
+// docker.io. One without a tag matches all tags. A name with a digest matches whatever the tag of the pattern is.
 type Pattern struct {
 	text     string
 	prefixes []string // of all names that match, so that few names are compared with match
@@ -74,16 +69,14 @@ func ParsePattern(s string, syntax Syntax) (Pattern, error) {
 	return p, nil
 }
 
-// wildPort reports whether the port of a registry has wildcards: names are compared without the port 443, so whether
-// one matches is not clear.
+// wildPort reports whether the port of a registry has wildcards: names are compared without the port 443.
 func wildPort(s string) bool {
 	registry, _, below := strings.Cut(s, "/")
 	return below && strings.ContainsAny(registry[strings.LastIndex(registry, ":")+1:], "*?") &&
 		strings.Contains(registry, ":")
 }
 
-// spellOut returns patterns of complete names. If the first segment can be a registry and a part of a name in
-// docker.io, it returns both.
+// spellOut returns patterns of complete names, two if the first segment can be a registry or a part of a name.
 func spellOut(s string, syntax Syntax) []string {
 	first, rest, below := strings.Cut(s, "/")
 	wild := strings.ContainsAny(first, "*?")
@@ -114,8 +107,8 @@ func spellOut(s string, syntax Syntax) []string {
 	return append(all, "docker.io/library/"+s)
 }
 
-// withoutTag returns a pattern of the repositories that have a tag that the pattern matches; ok is false if these are
-// the ones that the pattern itself matches.
+// withoutTag returns a pattern of the repositories that have a tag that the pattern matches; ok is false if it is the
+// same pattern.
 func withoutTag(s string) (repository string, ok bool) {
 	start := strings.LastIndex(s, "/") + 1
 	if name, _, tagged := strings.Cut(s[start:], ":"); tagged {
@@ -139,7 +132,6 @@ func (p Pattern) matchesAnything() bool {
 	return false
 }
 
-// Matches reports whether an image name matches.
 func (p Pattern) Matches(n imageref.Name) bool { return p.matchesAny(spellings(n)) }
 
 func (p Pattern) matchesAny(spellings []string) bool {
@@ -170,5 +162,4 @@ func spellings(n imageref.Name) []string {
 	return all
 }
 
-// String returns the pattern as it is written.
 func (p Pattern) String() string { return p.text }

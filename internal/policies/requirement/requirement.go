@@ -14,19 +14,16 @@ import (
 // Requirement is met by no image. Requirements that readers return must not be modified.
 type Requirement struct {
 	// AtLeast is how many requirements of Of must be met. A value below 1 is never met.
-	AtLeast int
-	Of      []Requirement
-	// SignedBy is a leaf: the image has a signature of this signer.
-	SignedBy *Signer
-	// Static is a leaf that no signature decides.
-	Static *Static
+	AtLeast  int
+	Of       []Requirement
+	SignedBy *Signer // a leaf: the image has a signature of this signer
+	Static   *Static // a leaf that no signature decides
 }
 
 // A Static is met by every image or by none.
 type Static struct {
-	Pass bool
-	// Message is for the user of a denied pod.
-	Message string
+	Pass    bool
+	Message string // for the user of a denied pod
 }
 
 // A Signer is who must have signed an image, and how. One signature of the image must meet all of its fields. Either
@@ -34,50 +31,38 @@ type Static struct {
 type Signer struct {
 	Key     *Key
 	Keyless *Keyless
-	// Repository is where signatures count beside the repository of the image itself; "" if they count only there. It
-	// is normalised.
+	// Repository is where signatures count beside the repository of the image itself, normalised; "" if only there.
 	Repository string
-	// Log requires an entry in a transparency log; nil requires none.
-	Log *Log
-	// Timestamp requires a timestamp by an authority; nil requires none. A keyless signature needs a log entry or a
-	// timestamp.
+	// Log and Timestamp require an entry in a transparency log, and a timestamp. A keyless signature needs one of them.
+	Log       *Log
 	Timestamp *Timestamp
 }
 
 // A Key is a public key.
 type Key struct {
-	// Public is the key in PKIX form, in DER.
-	Public []byte
-	// Hash is the hash algorithm of the signatures, such as sha256.
-	Hash string
+	Public []byte // in PKIX form, in DER
+	Hash   string // the hash algorithm of the signatures, such as sha256
 }
 
 // A Keyless is a certificate with an identity, by an authority that a root certificate leads to.
 type Keyless struct {
-	// Issuer and Subject are the identity, and who vouches for it.
 	Issuer, Subject Text
-	// Extensions are values that the certificate has, by object identifier; see ExtensionID.
-	Extensions map[string]string
-	// Roots are root certificates in DER; nil means those of the trusted root.
-	Roots [][]byte
+	Extensions      map[string]string // values that the certificate has, by object identifier; see ExtensionID
+	Roots           [][]byte          // certificates in DER; nil means those of the trusted root
 	// IgnoreSCT accepts a certificate without a proof that it was published in a certificate log.
 	IgnoreSCT bool
-	// CTLogKeys are the keys of certificate logs, in PKIX form in DER; nil means those of the trusted root.
-	CTLogKeys [][]byte
+	CTLogKeys [][]byte // of certificate logs, in PKIX form in DER; nil means those of the trusted root
 }
 
 // A Log is a transparency log.
 type Log struct {
-	// URL selects a log of the trusted root; "" means any of them. It is not asked.
-	URL string
-	// Keys are the keys of the log, in PKIX form in DER; nil means those of the trusted root.
-	Keys [][]byte
+	URL  string   // selects a log of the trusted root; "" means any of them. It is not asked
+	Keys [][]byte // of the log, in PKIX form in DER; nil means those of the trusted root
 }
 
 // A Timestamp is an RFC 3161 timestamp.
 type Timestamp struct {
-	// Chain has the certificates of the authority in DER; nil means the authorities of the trusted root.
-	Chain [][]byte
+	Chain [][]byte // certificates of the authority in DER; nil means the authorities of the trusted root
 }
 
 // Met reports whether a requirement is met, given which of its leaves are met.
@@ -99,7 +84,7 @@ func (r *Requirement) Met(signed func(*Signer) bool) bool {
 	return met >= r.AtLeast
 }
 
-// NeedsSignature reports whether a signature decides: the requirement is neither met by every image nor by none.
+// NeedsSignature reports whether a signature decides: neither every image meets the requirement, nor none.
 func (r *Requirement) NeedsSignature() bool {
 	return r.Met(func(*Signer) bool { return true }) && !r.Met(func(*Signer) bool { return false })
 }
@@ -155,8 +140,7 @@ func (r *Requirement) String() string {
 }
 
 // Overlaps reports whether one signer can be both: the same key, or identities that one certificate is known to have.
-// What else a signature needs, such as a log entry, makes no difference. Of two regular expressions it is known only if
-// they are equal.
+// Of two regular expressions this is known only if they are equal.
 func (s *Signer) Overlaps(o *Signer) bool {
 	if s.Key != nil && o.Key != nil {
 		return bytes.Equal(s.Key.Public, o.Key.Public)
@@ -196,12 +180,10 @@ const (
 	SignatureInvalid = "SIGNATURE_INVALID"
 	IdentityMismatch = "IDENTITY_MISMATCH"
 	ContentMismatch  = "CONTENT_MISMATCH"
-	// RegistryDenied is for an image whose registry does not give its signatures to the credential.
-	RegistryDenied = "REGISTRY_DENIED"
-	// RegistryUnavailable is for an image whose registry was not reached.
-	RegistryUnavailable = "REGISTRY_UNAVAILABLE"
-	// LimitExceeded is for an image whose signatures are too many, or too large, or were not received in time.
-	LimitExceeded = "LIMIT_EXCEEDED"
+	RegistryDenied   = "REGISTRY_DENIED" // the registry does not give the signatures to the credential
+
+	RegistryUnavailable = "REGISTRY_UNAVAILABLE" // the registry was not reached
+	LimitExceeded       = "LIMIT_EXCEEDED"       // the signatures are too many, too large, or too late
 )
 
 // Reasons returns all reasons.
@@ -214,24 +196,18 @@ func Reasons() []string {
 
 // A Report says which requirements an image meets.
 type Report struct {
-	// Results has one result for each requirement, in their order.
-	Results []Result
-	// Signatures are those that were found, if they were asked for.
-	Signatures []Signature
+	Results    []Result    // one for each requirement, in their order
+	Signatures []Signature // those that were found, if they were asked for
 }
 
 // A Result is about one requirement.
 type Result struct {
-	// Requirement is the hash of the requirement.
-	Requirement string
-	// Met reports whether the image meets it. Reason and Message are why not; both are "" if it does. The message is a
-	// sentence for the user of the pod.
-	Met             bool
+	Requirement string // its hash
+	Met         bool
+	// Reason and Message are why it is not met; "" if it is. The message is a sentence for the user of the pod.
 	Reason, Message string
-	// Signers are those that the requirement names and that have signed, also if they are too few.
-	Signers []string
-	// Digest is the digest of the manifest or index that is signed and leads to the image; "" if there is none.
-	Digest string
+	Signers         []string // that the requirement names and that have signed, also if they are too few
+	Digest          string   // of the signed manifest or index that leads to the image; "" if there is none
 }
 
 // Unavailable reports whether the result is a failure, which says nothing about the image.
@@ -239,15 +215,11 @@ func (r Result) Unavailable() bool { return !r.Met && r.Reason == RegistryUnavai
 
 // A Signature is one that was found, valid or not.
 type Signature struct {
-	// Repository is where it was found, and FoundBy how: referrers, fallback-tag, sig-tag or bundles.
-	Repository, FoundBy string
-	// Digest is that of the manifest or file that holds it, and Subject that of what it is attached to.
-	Digest, Subject string
-	// Signer has signed: the fingerprint of a key, or subject and issuer of a certificate; "" if it is not known.
-	Signer string
-	// Counts reports whether it counts for one of the requirements, and Reason why or why not.
-	Counts bool
-	Reason string
+	Repository, FoundBy string // FoundBy is referrers, fallback-tag, sig-tag or bundles
+	Digest, Subject     string // of the manifest or file that holds it, and of what it is attached to
+	Signer              string // fingerprint of a key, or subject and issuer of a certificate; "" if it is not known
+	Counts              bool   // for one of the requirements
+	Reason              string // why it counts or does not
 }
 
 // ExtensionNames returns the names of all certificate extensions that a rule can have.

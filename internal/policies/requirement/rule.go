@@ -20,7 +20,6 @@ const (
 	Audit
 )
 
-// String returns the name of the mode.
 func (m Mode) String() string { return [...]string{"Enforce", "Audit"}[m] }
 
 // A Default says what happens to images that no rule matches.
@@ -38,26 +37,18 @@ func (d Default) String() string { return [...]string{"", "allow", "deny"}[d] }
 
 // A Rule is what a policy requires of the images that it is for.
 type Rule struct {
-	// Kind is the kind of the policy, and Policy its name. Name is the name of the rule in the policy.
-	Kind, Policy, Name string
-	// File is the name of the policy's file.
-	File string
-	Mode Mode
-	// Scope says which pods the rule is for.
-	Scope Scope
-	// Images are patterns. The rule is for an image that matches one of them.
-	Images []Pattern
+	Kind, Policy, File string // of the policy: its kind, name and file
+	Name               string // of the rule in the policy
+	Mode               Mode
+	Scope              Scope
+	Images             []Pattern // The rule is for an image that matches one of them.
 	// Requirement is nil if the rule only requires a digest or has a default. A Requirement that a static authority
 	// decides is not nil; see NeedsSignature.
-	Requirement *Requirement
-	// RequireDigest requires that the pod names the image by a digest.
-	RequireDigest bool
-	// Default is for images in the scope that match no rule of any policy.
-	Default Default
-	// PodsOnly says that the rule is not for pod templates of other objects.
-	PodsOnly bool
-	// Hash is the hash of Requirement. NewSet sets it; it is "" if Requirement is nil.
-	Hash string
+	Requirement   *Requirement
+	RequireDigest bool    // The pod must name the image by a digest.
+	Default       Default // for images in the scope that match no rule of any policy
+	PodsOnly      bool    // The rule is not for pod templates of other objects.
+	Hash          string  // of Requirement, "" if it is nil; NewSet sets it
 }
 
 // NeedsSignature reports whether a signature decides whether an image meets the rule; see Requirement.NeedsSignature.
@@ -105,8 +96,8 @@ func alternatives(list [][]Namespaces) string {
 	return strings.Join(texts, ", ")
 }
 
-// Includes reports whether pods of a namespace are in the scope. The namespace "" is an unknown one. It is included
-// unless every namespace is excluded.
+// Includes reports whether pods of a namespace are in the scope. "" is an unknown one, which is included unless every
+// namespace is excluded.
 func (s Scope) Includes(namespace string) bool {
 	return (s.Include == nil || selects(s.Include, namespace, true)) && !selects(s.Exclude, namespace, false)
 }
@@ -129,10 +120,8 @@ func (n Namespaces) include(namespace string, unknown bool) bool {
 
 // A Judgement is what rules say about an image. The zero value is about an image that no rule is for.
 type Judgement struct {
-	// Findings are about the rules that no signature decides. Those of rules in audit mode have Audit.
-	Findings []admission.Finding
-	// Signed are the rules that the signatures of the image decide.
-	Signed []*Rule
+	Findings []admission.Finding // about the rules that no signature decides
+	Signed   []*Rule             // those that the signatures of the image decide
 }
 
 // Judge returns what rules say about an image with this name in the pod. If the name is not known, a rule that can deny
@@ -148,16 +137,15 @@ func (a ImageRules) Judge(name imageref.Ref) (j Judgement) {
 			j.judge(r, name, denies, signed)
 		}
 	}
-	switch a.Default {
-	case DenyUnmatched:
-		j.Findings = append(j.Findings, a.DefaultRule.Finding(admission.Deny, admission.SignatureMissing, fmt.Sprintf(
-			"image %q: no policy about signatures has a rule for it, and %s denies such images; use an image that a policy "+
-				"has a rule for", name, a.DefaultRule)))
-	case AllowUnmatched:
-		j.Findings = append(j.Findings, a.DefaultRule.Finding(admission.Admit, admission.SignatureMissing, fmt.Sprintf(
-			"image %q: no policy about signatures has a rule for it, and %s allows such images", name, a.DefaultRule)))
-	case NoDefault:
+	if a.Default == NoDefault {
+		return j
 	}
+	answer, does := admission.Admit, "allows such images"
+	if a.Default == DenyUnmatched {
+		answer, does = admission.Deny, "denies such images; use an image that a policy has a rule for"
+	}
+	j.Findings = append(j.Findings, a.DefaultRule.Finding(answer, admission.SignatureMissing, fmt.Sprintf(
+		"image %q: no policy about signatures has a rule for it, and %s %s", name, a.DefaultRule, does)))
 	return j
 }
 
@@ -210,17 +198,14 @@ func (r *Rule) NotMet(name imageref.Ref, reason, text string) admission.Finding 
 // reasonOf returns the reason for the answer to a call. A registry that gives no signatures, or too many to read, is
 // the same as none.
 func reasonOf(verified string) admission.Reason {
-	reason := admission.Reason(verified)
-	if slices.Contains([]admission.Reason{
-		admission.SignatureInvalid, admission.IdentityMismatch,
-		admission.ContentMismatch,
-	}, reason) {
+	switch reason := admission.Reason(verified); reason {
+	case admission.SignatureInvalid, admission.IdentityMismatch, admission.ContentMismatch:
 		return reason
+	default:
+		return admission.SignatureMissing
 	}
-	return admission.SignatureMissing
 }
 
-// Finding returns a finding of a rule.
 func (r *Rule) Finding(answer admission.Answer, reason admission.Reason, message string) admission.Finding {
 	return admission.Finding{
 		Validator: admission.SignatureValidator, Policy: r.Policy, Rule: r.Name, Answer: answer, Reason: reason,
@@ -228,7 +213,6 @@ func (r *Rule) Finding(answer admission.Answer, reason admission.Reason, message
 	}
 }
 
-// String returns a rule and its policy for a sentence.
 func (r *Rule) String() string {
 	if r.Name == "" {
 		return "policy " + r.Policy
@@ -247,42 +231,25 @@ type Policies struct {
 	Rules []Rule
 	// Notes are sentences about fields that are valid and have no effect, or another one than in the program whose
 	// dialect it is. Each begins with the name of the file and the path of the field.
-	Notes []string
-	// Count is the number of policies.
-	Count int
-	// Webhook is what the policies with rules require of a webhook that judges them.
-	Webhook Webhook
+	Notes   []string
+	Count   int     // of policies
+	Webhook Webhook // what the policies with rules require of a webhook that judges them
 }
 
 // A Webhook has fields of a webhook configuration. They are zero if no policy has them.
 type Webhook struct {
-	// FailurePolicy is Fail if a policy says so, and otherwise Ignore.
-	FailurePolicy string
-	// TimeoutSeconds is the longest of all policies, from 1 to 30.
-	TimeoutSeconds int64
-}
-
-// Len returns the number of policies. Nil Policies have none.
-func (p *Policies) Len() int {
-	if p == nil {
-		return 0
-	}
-	return p.Count
+	FailurePolicy  string // Fail if a policy says so, and otherwise Ignore
+	TimeoutSeconds int64  // the longest of all policies, from 1 to 30
 }
 
 // A Set has the rules of all policies. It is immutable, and may be used concurrently. A nil Set has no rules.
-type Set struct {
-	rules []Rule
-}
+type Set struct{ rules []Rule }
 
-// NewSet returns the set of policies; nil ones are ignored. trustedRoot identifies the trusted root, for the hashes of
-// the requirements that use it.
+// NewSet returns the set of policies. trustedRoot identifies the trusted root, for the hashes of requirements.
 func NewSet(trustedRoot string, all ...*Policies) *Set {
 	s := &Set{}
 	for _, p := range all {
-		if p != nil {
-			s.rules = append(s.rules, p.Rules...)
-		}
+		s.rules = append(s.rules, p.Rules...)
 	}
 	slices.SortStableFunc(s.rules,
 		func(a, b Rule) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Policy, b.Policy)) })
@@ -306,8 +273,7 @@ func (s *Set) Rules() []Rule {
 type ImageRules struct { //nolint:recvcheck // setDefault completes a new value
 	// Rules are those that the image must meet, each in its own mode. The caller must not modify them.
 	Rules []*Rule
-	// Unknown says that the name of the image is not known, or can mean an image ID. Rules then has every rule for the
-	// namespace.
+	// Unknown says that the name is not known, or can mean an image ID. Rules has every rule for the namespace then.
 	Unknown bool
 	// Default is set if no rule matches the image and a rule for the namespace says what happens then. DefaultRule is
 	// one that says it, and an enforced one if there is any. For an enforced default only enforced rules count as
@@ -343,8 +309,7 @@ func (r *Rule) matches(names []string) bool {
 	return slices.ContainsFunc(r.Images, func(p Pattern) bool { return p.matchesAny(names) })
 }
 
-// setDefault sets the default of the rules for a namespace. A denial comes before an allowance, and an enforced one
-// before an audited one.
+// setDefault sets the default of a namespace: a denial before an allowance, an enforced one before an audited one.
 func (a *ImageRules) setDefault(rules []Rule, namespace string, onlyEnforced bool) {
 	for i := range rules {
 		r := &rules[i]

@@ -1,6 +1,7 @@
 package requirement
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"strings"
@@ -39,51 +40,36 @@ func Glob(pattern string) Text {
 
 // Regexp returns the Text of an RE2 expression that must match the whole text.
 func Regexp(pattern string) (Text, error) {
-	if _, err := regexp.Compile(pattern); err != nil { // alone, because a) | (b is valid in parentheses
-		return Text{}, err
-	}
-	match, err := regexp.Compile(`\A(?:` + pattern + `)\z`)
-	if err != nil {
+	_, err := regexp.Compile(pattern) // alone, because a) | (b is valid in parentheses
+	match, whole := regexp.Compile(`\A(?:` + pattern + `)\z`)
+	if err := cmp.Or(err, whole); err != nil {
 		return Text{}, err
 	}
 	return Text{form: regexpText, pattern: pattern, match: match}, nil
 }
 
-// expression returns the regular expression of a glob whose wildcards are given, longest first among those that begin
-// alike.
-func expression(glob string, wildcards map[string]string) string {
-	var out strings.Builder
+// expression returns the regular expression of a glob with wildcards of one or two characters.
+func expression(glob string, wildcards map[string]string) (out string) {
 	for rest := glob; rest != ""; {
-		for length := 2; length >= 0; length-- {
-			if length == 0 {
-				out.WriteString(regexp.QuoteMeta(rest[:1]))
-				rest = rest[1:]
-				break
-			}
-			if length <= len(rest) && wildcards[rest[:length]] != "" {
-				out.WriteString(wildcards[rest[:length]])
-				rest = rest[length:]
-				break
-			}
+		n := min(2, len(rest))
+		if wildcards[rest[:n]] == "" {
+			n = 1
 		}
+		out += cmp.Or(wildcards[rest[:n]], regexp.QuoteMeta(rest[:n]))
+		rest = rest[n:]
 	}
-	return out.String()
+	return out
 }
 
 // Matches reports whether the whole text matches.
 func (t Text) Matches(s string) bool {
-	switch t.form {
-	case exactText:
+	if t.form == exactText {
 		return s == t.pattern
-	case globText, regexpText:
-		return t.match.MatchString(s)
-	case noText:
 	}
-	return false
+	return t.match != nil && t.match.MatchString(s)
 }
 
-// overlaps reports whether a text is known to match both. Of two regular expressions, or one and a glob, this is known
-// only if they are equal.
+// overlaps reports whether a text is known to match both.
 func (t Text) overlaps(o Text) bool {
 	switch {
 	case t.form == exactText:
@@ -118,7 +104,6 @@ func globsOverlap(a, b []rune) bool {
 	return below[0]
 }
 
-// String returns the pattern, with its form if it is a regular expression.
 func (t Text) String() string {
 	if t.form == regexpText {
 		return fmt.Sprintf("matching %s", t.pattern)
