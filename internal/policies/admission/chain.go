@@ -2,7 +2,6 @@ package admission
 
 import (
 	"context"
-	"fmt"
 	"runtime/debug"
 	"slices"
 	"sync"
@@ -12,13 +11,9 @@ import (
 
 // Rules are what a chain decides by. The zero value has no validator and admits everything.
 type Rules struct {
-	// Validators are asked in parallel.
-	Validators []Named
-	// PolicyHash identifies the policies of the validators. It is in each decision.
-	PolicyHash string
-	// AuditOnly marks all findings Audit, so that nothing is denied.
-	AuditOnly bool
-	// ExemptStaticPods and ExemptNamespaces exempt pods.
+	Validators       []Named // asked in parallel
+	PolicyHash       string  // identifies the policies of the validators; it is in each decision
+	AuditOnly        bool    // marks all findings Audit, so that nothing is denied
 	ExemptStaticPods bool
 	ExemptNamespaces []string
 	// RecheckRestarts has a container judged again that its pod has started before, and a new sandbox of such a pod.
@@ -34,18 +29,12 @@ type Named struct {
 // A Chain asks validators. A nil Chain admits everything and remembers nothing. Its methods may be called concurrently.
 type Chain struct {
 	onPanic  func(validator string, value any, stack []byte)
-	rules    atomic.Pointer[rules]
+	rules    atomic.Pointer[Rules]
 	admitted admitted
 }
 
-// rules are prepared Rules. They are never modified.
-type rules struct {
-	Rules
-	namespaces map[string]bool
-}
-
 // none are the rules of a nil chain.
-var none rules //nolint:gochecknoglobals // never modified
+var none Rules //nolint:gochecknoglobals // never modified
 
 // New returns a chain with these rules. onPanic is called when a validator panics, with the value and the stack; nil is
 // allowed. It may be called concurrently.
@@ -58,16 +47,10 @@ func New(r Rules, onPanic func(validator string, value any, stack []byte)) *Chai
 // Set replaces the rules for each Evaluate that begins after it returns. The caller must not modify what r refers to
 // afterwards. Containers that were marked as admitted stay marked.
 func (c *Chain) Set(r Rules) {
-	prepared := &rules{Rules: r, namespaces: make(map[string]bool, len(r.ExemptNamespaces))}
-	for _, ns := range r.ExemptNamespaces {
-		if ns != "" { // an unknown namespace is never exempt
-			prepared.namespaces[ns] = true
-		}
-	}
-	c.rules.Store(prepared)
+	c.rules.Store(&r)
 }
 
-func (c *Chain) current() *rules {
+func (c *Chain) current() *Rules {
 	if c == nil {
 		return &none
 	}
@@ -75,16 +58,15 @@ func (c *Chain) current() *rules {
 }
 
 // MarkAdmitted notes that a pod has started a container from an image, so that its restart is admitted, and a new
-// sandbox for the pod. It does nothing if one of the three is "". The number of noted containers is limited; those of a
-// pod that exceeds the limit are judged again.
+// sandbox for the pod. It does nothing if one of the three is "". What exceeds the limits is judged again.
 func (c *Chain) MarkAdmitted(podUID, name, imageID string) {
 	if c != nil && podUID != "" && name != "" && imageID != "" {
 		c.admitted.note(podUID, container{name, imageID})
 	}
 }
 
-// MarkMounted notes that a pod has started a container that mounts an image, for HasStarted. The restart of a container
-// that mounts images is admitted only if all of them were noted: the tag of a volume can move while the pod runs.
+// MarkMounted notes that a pod has started a container that mounts an image. The restart of a container is admitted
+// only if all images that it mounts were noted: the tag of a volume can move while the pod runs.
 func (c *Chain) MarkMounted(podUID, imageID string) {
 	if c != nil && podUID != "" && imageID != "" {
 		c.admitted.note(podUID, container{imageID: imageID})
@@ -111,8 +93,8 @@ func (c *Chain) Evaluate(ctx context.Context, s Subject) Decision {
 	return c.evaluate(ctx, c.current(), s)
 }
 
-// Ask asks one validator, which need not be in the rules, as Evaluate asks those that are: it is not asked about a
-// subject that is exempt. It serves questions between those of Evaluate, such as whether a pull of an image would help.
+// Ask is Evaluate with one validator, which need not be in the rules. It serves questions between those of Evaluate,
+// such as whether a pull of an image would help.
 func (c *Chain) Ask(ctx context.Context, v Named, s Subject) Decision {
 	r := c.current()
 	if e := c.exemption(r, &s); e != "" {
@@ -121,20 +103,17 @@ func (c *Chain) Ask(ctx context.Context, v Named, s Subject) Decision {
 	return r.decision(c.ask(ctx, v, r.AuditOnly, s))
 }
 
-// An Explanation is what a chain would decide about a subject. The zero value is about a container without a name, and
-// denies.
+// An Explanation is what a chain would decide about a subject. The zero value denies.
 type Explanation struct {
 	Decision
-	Stage Stage
-	// Container is the name of the container; "" at StageSandbox, and if it is not known.
-	Container string
-	// Certain is false if the decision denies and could admit by the values of fields that are unknown in the subject.
-	Certain bool
+	Stage     Stage
+	Container string // its name; "" at StageSandbox, and if it is not known
+	Certain   bool   // false if the decision denies and could admit by the values of unknown fields
 }
 
-// Explain evaluates a subject that the caller knows in part. Like Evaluate, it has no effect on later decisions. If the
-// subject is Offline, what validators would ask for counts as unknown. If the container was started before, the
-// Explanation admits, and Findings are those that would deny or report another one, whatever the unknown fields are.
+// Explain evaluates a subject that the caller knows in part. If the subject is Offline, what validators would ask for
+// counts as unknown. If the container was started before, the Explanation admits, and Findings are those that would
+// deny or report another one, whatever the unknown fields are.
 func (c *Chain) Explain(ctx context.Context, s Subject) Explanation {
 	e := Explanation{Stage: s.Stage, Certain: true}
 	if s.Container != nil {
@@ -155,18 +134,18 @@ func (c *Chain) Explain(ctx context.Context, s Subject) Explanation {
 	return e
 }
 
-func (c *Chain) evaluate(ctx context.Context, r *rules, s Subject) Decision {
+func (c *Chain) evaluate(ctx context.Context, r *Rules, s Subject) Decision {
 	if e := c.exemption(r, &s); e != "" {
 		return r.exempted(e)
 	}
 	return r.decision(c.askAll(ctx, r, s))
 }
 
-func (r *rules) exempted(e Exemption) Decision {
+func (r *Rules) exempted(e Exemption) Decision {
 	return Decision{Answer: Admit, Exemption: e, PolicyHash: r.PolicyHash}
 }
 
-func (r *rules) decision(findings []Finding) Decision {
+func (r *Rules) decision(findings []Finding) Decision {
 	return Decision{Answer: answerOf(findings), Findings: findings, PolicyHash: r.PolicyHash}
 }
 
@@ -178,14 +157,12 @@ func (c *Chain) EvaluateEdited(ctx context.Context, before, edited Subject) Deci
 	if e := c.exemption(r, &edited); e != "" && e != StartedBefore {
 		return r.exempted(e)
 	}
-	unmet := map[[3]string]bool{}
-	for _, f := range c.askAll(ctx, r, before) {
-		if f.Answer != Admit && f.Reason != ValidatorFailed {
-			unmet[[...]string{f.Validator, f.Policy, f.Rule}] = true
-		}
-	}
+	denies := func(f Finding) bool { return f.Answer != Admit && f.Reason != ValidatorFailed }
+	unmet := c.askAll(ctx, r, before)
 	return r.decision(slices.DeleteFunc(c.askAll(ctx, r, edited), func(f Finding) bool {
-		return f.Answer != Admit && f.Reason != ValidatorFailed && unmet[[...]string{f.Validator, f.Policy, f.Rule}]
+		return denies(f) && slices.ContainsFunc(unmet, func(b Finding) bool {
+			return denies(b) && b.Validator == f.Validator && b.Policy == f.Policy && b.Rule == f.Rule
+		})
 	}))
 }
 
@@ -203,13 +180,13 @@ func (c *Chain) Same(a, b Subject) bool {
 // Exempts reports why the chain would ask no validator about a subject; "" if it would ask them.
 func (c *Chain) Exempts(s Subject) Exemption { return c.exemption(c.current(), &s) }
 
-func (c *Chain) exemption(r *rules, s *Subject) Exemption {
+func (c *Chain) exemption(r *Rules, s *Subject) Exemption {
 	switch {
 	case len(r.Validators) == 0:
 		return NoPolicies
 	case r.ExemptStaticPods && s.Pod.Static:
 		return ExemptStaticPod
-	case r.namespaces[s.Pod.Namespace]:
+	case s.Pod.Namespace != "" && slices.Contains(r.ExemptNamespaces, s.Pod.Namespace):
 		return ExemptNamespace
 	case !r.RecheckRestarts && c.startedBefore(s):
 		return StartedBefore
@@ -240,7 +217,7 @@ func (c *Chain) startedBefore(s *Subject) bool {
 }
 
 // askAll asks the validators in parallel, the first one in the goroutine of the caller.
-func (c *Chain) askAll(ctx context.Context, r *rules, s Subject) []Finding {
+func (c *Chain) askAll(ctx context.Context, r *Rules, s Subject) []Finding {
 	if len(r.Validators) == 1 {
 		return c.ask(ctx, r.Validators[0], r.AuditOnly, s)
 	}
@@ -262,18 +239,16 @@ func (c *Chain) askAll(ctx context.Context, r *rules, s Subject) []Finding {
 }
 
 // ask returns the findings of one validator: at least one.
-func (c *Chain) ask(ctx context.Context, v Named, auditOnly bool, s Subject) (findings []Finding) {
+func (c *Chain) ask(ctx context.Context, v Named, auditOnly bool, s Subject) []Finding {
 	began := time.Now()
-	returned := c.call(ctx, v, s)
+	findings := slices.Clone(c.call(ctx, v, s)) // the validator may return the same slice to all callers
 	took := time.Since(began)
-	if len(returned) == 0 {
-		returned = []Finding{failed(v.Name, auditOnly)}
+	if len(findings) == 0 {
+		findings = []Finding{failed(v.Name, auditOnly)}
 	}
-	findings = make([]Finding, len(returned)) // the validator may return the same slice to all callers
-	for j, f := range returned {
-		f.Validator, f.Duration = v.Name, took
-		f.Audit = f.Audit || auditOnly
-		findings[j] = f
+	for i := range findings {
+		f := &findings[i]
+		f.Validator, f.Duration, f.Audit = v.Name, took, f.Audit || auditOnly
 	}
 	return findings
 }
@@ -295,8 +270,7 @@ func (c *Chain) call(ctx context.Context, v Named, s Subject) (findings []Findin
 func failed(name string, auditOnly bool) Finding {
 	return Finding{
 		Validator: name, Answer: Deny, Reason: ValidatorFailed, Audit: auditOnly,
-		Message: fmt.Sprintf("validator %s failed, which is a defect of pullgate; see the log of pullgated on this node",
-			name),
+		Message: "validator " + name + " failed, which is a defect of pullgate; see the log of pullgated on this node",
 	}
 }
 
@@ -306,8 +280,7 @@ const (
 	maxContainers = 256 // per pod
 )
 
-// admitted holds the containers that pods have started, with the ID of the image. The zero value is empty and ready to
-// use; it may be used concurrently.
+// admitted holds the containers that pods have started, with the ID of the image. It may be used concurrently.
 type admitted struct {
 	mu sync.RWMutex
 	of map[string][]container // by pod UID; the latest container is the last one
@@ -317,8 +290,7 @@ type container struct{ name, imageID string }
 
 func (c container) equal(o container) bool { return c == o }
 
-// note notes a container. Above the limit, a pod loses the container that was noted first, and a further pod is not
-// noted.
+// note notes a container. Above the limits, a pod loses its first container, and a further pod is not noted.
 func (a *admitted) note(podUID string, c container) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -337,7 +309,6 @@ func (a *admitted) note(podUID string, c container) {
 	a.of[podUID] = append(list, c)
 }
 
-// has reports whether a pod has started a container that matches.
 func (a *admitted) has(podUID string, matches func(container) bool) bool {
 	a.mu.RLock()
 	defer a.mu.RUnlock()

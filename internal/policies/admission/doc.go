@@ -7,25 +7,18 @@
 //
 // The validators are not asked about pods that are exempt, and not about a container that its pod has started before
 // from the same image, nor about a new sandbox for a pod that has started containers. So new policies stop no workload
-// that runs, also after a reboot.
-//
-// The rules of a chain, its validators among them, are immutable and replaced as a whole: each decision uses either the
-// old rules or the new ones.
+// that runs, also after a reboot. The rules of a chain are immutable and replaced as a whole.
 //
 // # Views of pods
 //
-// [Pod] and [Container] are a neutral view of a pod and its containers, which validators judge. Several sources
-// describe a pod: the CRI messages of a kubelet, and a Pod of the API. Each fills the same types with what it knows. A
-// field that a source does not fill is unknown, which is the zero [Value], so it never satisfies a restriction by
-// accident. [Merge] completes what the CRI says with what the API says.
-//
-// The view has the fields that policies can use and no others. It holds no environment variable, no command and no
-// argument.
+// [Pod] and [Container] are the view of a pod and its containers that validators judge: the fields that policies can
+// use and no others, so no environment variable, command or argument. CRI messages of a kubelet and a Pod of the API
+// fill it with what they know. Another field is unknown, which is the zero [Value], and never satisfies a restriction
+// by accident. [Merge] completes what the CRI says with what the API says.
 //
 // # Names
 //
-// A Pod is a view here, not an object of the API. An [Image] is what a container uses, not an entry of the runtime's
-// list. A [Decision] is the answer of all policies: the decision about a call of the CRI is decisionlog.Decision, and
-// the one about proofs is tracker.Verdict. A [Login] is what a registry is asked with: credential.Credential is the
-// sealed value whose ID a proof contains.
+// A [Decision] is the answer of all policies: the decision about a call of the CRI is decisionlog.Decision, and the one
+// about proofs is tracker.Verdict. A [Login] is what a registry is asked with: credential.Credential is the sealed value
+// whose ID a proof contains.
 package admission

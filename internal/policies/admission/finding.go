@@ -27,10 +27,6 @@ const (
 	Admit
 )
 
-// Answers returns the names of all answers.
-func Answers() []string { return []string{Unverified.String(), Deny.String(), Admit.String()} }
-
-// String returns the name of the answer.
 func (a Answer) String() string {
 	switch a {
 	case Deny:
@@ -63,19 +59,15 @@ const (
 
 // A Subject is what the chain judges. Validators must not modify what it refers to.
 type Subject struct {
-	Stage Stage
-	Pod   Pod
-	// Container is the container that is created at StageContainer, and nil at the other stages.
-	Container *Container
+	Stage     Stage
+	Pod       Pod
+	Container *Container // that is created at StageContainer, nil at the other stages
 	// Containers are all containers of the pod that are reviewed, at the stages that are reviews. At StageContainer
 	// they are the other containers of the pod, none if they are not known.
 	Containers []Container
-	// Image is the image of Container.
-	Image Image
-	// Mounted are the images that Container mounts.
-	Mounted []Image
-	// AssumeUnknown asks for the answer under the most favorable values of all fields that are unknown; see
-	// Chain.Explain.
+	Image      Image   // of Container
+	Mounted    []Image // by Container
+	// AssumeUnknown asks for the answer under the most favorable values of all unknown fields; see Chain.Explain.
 	AssumeUnknown bool
 	// Offline forbids validators to use the network. One that would has findings with the reason NotAsked.
 	Offline bool
@@ -83,12 +75,9 @@ type Subject struct {
 
 // An Image is the image of a container as it is on the node. The zero value is an unknown image.
 type Image struct {
-	// ID is the runtime's ID of the image.
-	ID string
-	// Names are the names that the runtime has for the image.
-	Names []imageref.Ref
-	// Requested is the name that the pod has for the image.
-	Requested imageref.Ref
+	ID        string         // in the runtime
+	Names     []imageref.Ref // in the runtime
+	Requested imageref.Ref   // the name that the pod has
 }
 
 // A Reason names the case of a finding. It is the reason of the ErrorInfo in the answer to a denied call.
@@ -96,67 +85,42 @@ type Reason string
 
 // The reasons. A finding that admits has none, except one that is reported; see Finding.Reported.
 const (
-	// RestrictionViolated is for a field with a value that a restriction does not allow.
-	RestrictionViolated Reason = "RESTRICTION_VIOLATED"
-	// FieldUnknown is for a restricted field whose value is not known for this pod.
-	FieldUnknown Reason = "FIELD_UNKNOWN"
-	// ReviewDenied is for an image that a backend denied.
-	ReviewDenied Reason = "REVIEW_DENIED"
-	// ReviewUnavailable is for an image about which a backend gave no valid answer.
-	ReviewUnavailable Reason = "REVIEW_UNAVAILABLE"
-	// EndorsementMissing is for an image of which it is not known whether it has the signatures that a policy requires.
-	// A pull can bring that.
-	EndorsementMissing Reason = "ENDORSEMENT_MISSING"
-	// SignatureMissing is for an image without a signature, or with fewer than a policy requires.
-	SignatureMissing Reason = "SIGNATURE_MISSING"
-	// SignatureInvalid is for an image whose signatures are not valid: key, certificate, transparency log or timestamp.
-	SignatureInvalid Reason = "SIGNATURE_INVALID"
-	// IdentityMismatch is for an image with a valid signature of someone else.
-	IdentityMismatch Reason = "IDENTITY_MISMATCH"
-	// DigestRequired is for an image that must be named by a digest.
-	DigestRequired Reason = "DIGEST_REQUIRED"
-	// ContentMismatch is for an image that differs from what its registry has.
-	ContentMismatch Reason = "CONTENT_MISMATCH"
-	// ValidatorFailed is for a validator that panicked or returned no finding, which is a defect of pullgate.
-	ValidatorFailed Reason = "VALIDATOR_FAILED"
+	RestrictionViolated Reason = "RESTRICTION_VIOLATED" // a restriction does not allow the value of a field
+	FieldUnknown        Reason = "FIELD_UNKNOWN"        // a restricted field has no known value for this pod
+	ReviewDenied        Reason = "REVIEW_DENIED"        // a backend denied an image
+	ReviewUnavailable   Reason = "REVIEW_UNAVAILABLE"   // a backend gave no valid answer about an image
+	EndorsementMissing  Reason = "ENDORSEMENT_MISSING"  // whether signatures are present is not known; a pull can help
+	SignatureMissing    Reason = "SIGNATURE_MISSING"    // no signature, or fewer than a policy requires
+	SignatureInvalid    Reason = "SIGNATURE_INVALID"    // by key, certificate, transparency log or timestamp
+	IdentityMismatch    Reason = "IDENTITY_MISMATCH"    // a valid signature of someone else
+	DigestRequired      Reason = "DIGEST_REQUIRED"      // the image must be named by a digest
+	ContentMismatch     Reason = "CONTENT_MISMATCH"     // the image differs from what its registry has
+	ValidatorFailed     Reason = "VALIDATOR_FAILED"     // a validator panicked or returned nothing: a defect of pullgate
+	NotAsked            Reason = "NOT_ASKED"            // about a Subject that is Offline; in no decision about a call
 )
-
-// NotAsked is the reason of a finding about a Subject that is Offline. It is in no decision about a call.
-const NotAsked Reason = "NOT_ASKED"
 
 // Reasons returns all reasons of decisions about calls.
 func Reasons() []Reason {
 	return []Reason{
 		RestrictionViolated, FieldUnknown, ReviewDenied, ReviewUnavailable, EndorsementMissing, SignatureMissing,
-		SignatureInvalid, IdentityMismatch,
-		DigestRequired, ContentMismatch, ValidatorFailed,
+		SignatureInvalid, IdentityMismatch, DigestRequired, ContentMismatch, ValidatorFailed,
 	}
 }
 
 // A Finding is the answer of one validator for one policy and rule.
 type Finding struct {
-	// Validator is the name of the validator; the chain sets it.
-	Validator string
-	// Policy and Rule are the name of the policy and the path of the rule in it; "" if the finding is about all
-	// policies.
-	Policy, Rule string
+	Validator    string // its name; the chain sets it
+	Policy, Rule string // the name of the policy and the path of the rule; "" for all policies
 	Answer       Answer
 	Reason       Reason
-	// Message is a sentence for the user of the pod: field, value and what is allowed, or who was asked and what
-	// follows.
-	Message string
-	// Audit marks a finding that is reported and denies nothing.
-	Audit bool
-	// FailedOpen marks an Admit that was given because the validator could not get an answer.
-	FailedOpen bool
-	// Signers are those whose signatures meet the rule, and Digest is the digest that is signed; for rules about
-	// signatures only.
-	Signers []string
-	Digest  string
-	// AuditAnnotations are for logs of decisions. The validator bounds them.
-	AuditAnnotations map[string]string
-	// Duration is how long the validator took, for all of its findings together. The chain sets it.
-	Duration time.Duration
+	Message      string // a sentence for the user of the pod: what is allowed, or who was asked and what follows
+	Audit        bool   // the finding is reported and denies nothing
+	FailedOpen   bool   // an Admit because the validator could not get an answer
+	// Signers are those whose signatures meet the rule, and Digest is what is signed; for rules about signatures.
+	Signers          []string
+	Digest           string
+	AuditAnnotations map[string]string // for logs of decisions; the validator bounds them
+	Duration         time.Duration     // of the validator, for all of its findings; the chain sets it
 }
 
 // Reported reports whether the finding denies nothing and has to be reported: one in audit mode that does not admit, or
@@ -188,26 +152,19 @@ type Exemption string
 
 // The exemptions. The zero value means that the validators were asked.
 const (
-	// NoPolicies means that the chain has no validator, or that there is no chain.
-	NoPolicies Exemption = "no_policies"
-	// ExemptStaticPod and ExemptNamespace mean that the rules exempt the pod.
-	ExemptStaticPod Exemption = "exempt_static_pod"
-	ExemptNamespace Exemption = "exempt_namespace"
-	// StartedBefore means that this pod has started this container from this image before, or for a sandbox, that it
-	// has started any container.
+	NoPolicies      Exemption = "no_policies"       // no chain, or one without a validator
+	ExemptStaticPod Exemption = "exempt_static_pod" // by the rules
+	ExemptNamespace Exemption = "exempt_namespace"  // by the rules
+	// StartedBefore means that this pod has started this container from this image before; for a sandbox, any container.
 	StartedBefore Exemption = "started_before"
 )
 
 // A Decision is the answer of a chain. The zero value denies.
 type Decision struct {
-	// Answer combines the findings that are not marked Audit.
-	Answer Answer
-	// Exemption says why no validator was asked; "" if they were.
-	Exemption Exemption
-	// Findings are those of all validators, in the order of the validators.
-	Findings []Finding
-	// PolicyHash identifies the policies by which the chain decided; see Rules.
-	PolicyHash string
+	Answer     Answer    // combines the findings that are not marked Audit
+	Exemption  Exemption // why no validator was asked; "" if they were
+	Findings   []Finding // in the order of the validators
+	PolicyHash string    // see Rules
 }
 
 // DecisionOf returns the decision by findings that do not come from a chain. Without a finding it denies.
@@ -224,8 +181,7 @@ func (d Decision) Admitted() bool { return d.Answer == Admit }
 // maxMessages is how many findings a refusal has in full. Kubernetes cuts the message of an event at 1,024 bytes.
 const maxMessages = 3
 
-// Refusal returns the reason and the text of a decision that does not admit: those of the findings that decided. The
-// reason is that of the first one. Both are "" if the decision admits.
+// Refusal returns the reason and the text of the findings by which a decision does not admit; "" if it admits.
 func (d Decision) Refusal() (Reason, string) {
 	if d.Admitted() {
 		return "", ""
@@ -240,27 +196,19 @@ func (d Decision) Reported() string {
 }
 
 func (d Decision) sentences(of func(*Finding) bool) (reason Reason, text string) {
-	var (
-		messages []string
-		more     int
-	)
+	var messages []string
 	for i := range d.Findings {
-		switch f := &d.Findings[i]; {
-		case !of(f):
-		case len(messages) == maxMessages:
-			more++
-		default:
-			if messages == nil {
+		if f := &d.Findings[i]; of(f) {
+			if len(messages) == 0 {
 				reason = f.Reason
 			}
 			messages = append(messages, f.Message)
 		}
 	}
-	text = strings.Join(messages, "; ")
-	if more > 0 {
-		text += fmt.Sprintf("; and %d more", more)
+	if more := len(messages) - maxMessages; more > 0 {
+		messages = append(messages[:maxMessages], fmt.Sprintf("and %d more", more))
 	}
-	return reason, text
+	return reason, strings.Join(messages, "; ")
 }
 
 // answerOf combines findings. A value that is not an answer counts as Unverified.

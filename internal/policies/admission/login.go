@@ -9,17 +9,14 @@ import (
 // A Puller is a Validator that can also judge the image of one pull.
 type Puller interface {
 	Validator
-	// PullVerifier returns the validator for a pull. It judges the image by its ID and by Requested, and mounted images
-	// not at all.
+	// PullVerifier returns the validator for a pull. It judges no mounted images.
 	PullVerifier(p Pull) Validator
 }
 
 // A Pull is a pull after which signatures are verified.
 type Pull struct {
-	// Login is the one with which the image was pulled. Signatures are looked up with it.
-	Login Login
-	// Digests returns the digests that the runtime has for the image. They are hints. It is called only if the image
-	// has to be verified.
+	Login Login // with which the image was pulled, and signatures are looked up
+	// Digests returns the digests that the runtime has for the image, as hints, if the image has to be verified.
 	Digests func(ctx context.Context) []string
 }
 

@@ -3,6 +3,7 @@ package admission
 import (
 	"maps"
 	"path"
+	"reflect"
 	"slices"
 )
 
@@ -54,8 +55,7 @@ func (m *merger) pod(cri, api Pod) Pod {
 	return p
 }
 
-// groups separates the groups of the CRI by the Pod of the API. Those that the Pod does not have are groups of volumes,
-// which run as supplemental groups.
+// groups separates the groups of the CRI by the Pod of the API, which does not have the groups of volumes.
 func (m *merger) groups(p *Pod, api Pod) {
 	if p.SupplementalGroups.State() != StateUnknown || p.FSGroup.State() != StateUnknown ||
 		api.SupplementalGroups.State() == StateUnknown {
@@ -66,27 +66,19 @@ func (m *merger) groups(p *Pod, api Pod) {
 		p.SupplementalGroups, p.FSGroup = api.SupplementalGroups, api.FSGroup
 		return
 	}
-	fsGroup, state := api.FSGroup.Get()
 	listed, _ := api.SupplementalGroups.Get()
-	declared := slices.Clone(listed)
-	if state == StateSet {
-		declared = append(declared, fsGroup)
+	declared := listed
+	if fsGroup, state := api.FSGroup.Get(); state == StateSet {
+		declared = slices.Concat(listed, []int64{fsGroup})
 	}
-	for _, g := range declared {
-		if !slices.Contains(running, g) {
-			m.conflict("supplementalGroups")
-			return
-		}
+	if slices.ContainsFunc(declared, func(g int64) bool { return !slices.Contains(running, g) }) {
+		m.conflict("supplementalGroups")
+		return
 	}
-	supplemental := slices.Clone(listed)
-	for _, g := range running {
-		if !slices.Contains(declared, g) {
-			supplemental = append(supplemental, g)
-		}
-	}
+	ofVolumes := slices.DeleteFunc(slices.Clone(running), func(g int64) bool { return slices.Contains(declared, g) })
 	p.FSGroup, p.SupplementalGroups = api.FSGroup, api.SupplementalGroups
-	if len(supplemental) > len(listed) {
-		p.SupplementalGroups = Set(supplemental)
+	if len(ofVolumes) > 0 {
+		p.SupplementalGroups = Set(slices.Concat(listed, ofVolumes))
 	}
 }
 
@@ -110,9 +102,9 @@ func (m *merger) container(cri, api Container) Container {
 	return c
 }
 
-// mounts completes the mounts of the CRI by the volumes of the API. It keeps a mount that only the CRI has, such as one
-// of a device plugin. A pod can have several mounts at one path, which the API server compares as text and a runtime
-// mounts one above the other. It is unknown which is which, so they stay as the CRI has them.
+// mounts completes the mounts of the CRI by the volumes of the API. A mount that only the CRI has, such as one of a
+// device plugin, stays. So do several mounts at one path, which the API server compares as text and a runtime mounts
+// one above the other: it is unknown which is which.
 func (m *merger) mounts(cri, api Value[[]Mount]) Value[[]Mount] {
 	running, ok := cri.Effective()
 	if !ok {
@@ -120,18 +112,18 @@ func (m *merger) mounts(cri, api Value[[]Mount]) Value[[]Mount] {
 	}
 	list, _ := api.Effective()
 	declared, at := map[string][]Mount{}, map[string]int{}
-	for i := range list {
-		declared[path.Clean(list[i].Path)] = append(declared[path.Clean(list[i].Path)], list[i])
+	for _, m := range list {
+		declared[path.Clean(m.Path)] = append(declared[path.Clean(m.Path)], m)
 	}
-	for i := range running {
-		at[path.Clean(running[i].Path)]++
+	for _, m := range running {
+		at[path.Clean(m.Path)]++
 	}
 	all := slices.Clone(running)
 	for i := range all {
-		switch d := declared[path.Clean(all[i].Path)]; {
-		case len(d) == 1 && at[path.Clean(all[i].Path)] == 1:
-			all[i] = m.mount(all[i], d[0])
-		case len(d) > 0:
+		switch clean := path.Clean(all[i].Path); {
+		case len(declared[clean]) == 1 && at[clean] == 1:
+			all[i] = m.mount(all[i], declared[clean][0])
+		case len(declared[clean]) > 0:
 			m.conflict("volumeType")
 		}
 	}
@@ -175,17 +167,15 @@ func merge[T any](m *merger, field string, cri *Value[T], api Value[T], same fun
 	}
 }
 
-// derived returns the value of the CRI with the state of the API, for a field that the CRI does not carry. The value is
-// derived from another field, so a difference is not a conflict. Without a value of both it is unknown: what a pod does
-// not set is derived all the same.
+// derived returns the value of the CRI, which is derived from another field, with the state of the API. A difference is
+// not a conflict. Without a value of both it is unknown: what a pod does not set is derived all the same.
 func derived[T any](cri, api Value[T]) Value[T] {
 	switch {
 	case !cri.known && !api.known:
 		return Value[T]{}
 	case !cri.known:
 		return api
-	}
-	if cri.state == StateUnknown {
+	case cri.state == StateUnknown:
 		cri.state = api.state
 	}
 	return cri
@@ -202,22 +192,13 @@ func equal[T comparable](a, b T) bool { return a == b }
 
 // empty reports whether a value is an empty list or map, which is the same as none.
 func empty[T any](v T) bool {
-	switch v := any(v).(type) {
-	case []string:
-		return len(v) == 0
-	case []int64:
-		return len(v) == 0
-	case map[string]string:
-		return len(v) == 0
-	default:
-		return false
-	}
+	r := reflect.ValueOf(v)
+	return (r.Kind() == reflect.Slice || r.Kind() == reflect.Map) && r.Len() == 0
 }
 
 // Expected returns the view of the CRI messages by which a kubelet would create the sandbox of a pod or, unless
-// container is nil, the container, as far as a view of the Pod of the API shows it. What that view does not have is
-// unknown. So is what only the node knows, such as the user of an image. A claim shows itself and not the driver behind
-// it, and a subPath its volume.
+// container is nil, the container, as far as a view of the Pod of the API shows it. What only the node knows, such as
+// the user of an image, is unknown. A claim shows itself and not the driver behind it, and a subPath its volume.
 func Expected(api Pod, container *Container) (Pod, *Container) {
 	p := Pod{
 		UID: api.UID, Namespace: api.Namespace, Name: api.Name, Static: api.Static,

@@ -9,10 +9,8 @@ import (
 // A Pod is what one source says about a pod. Namespace, Name and UID are "" if the source does not know them.
 type Pod struct {
 	UID, Namespace, Name string
-	// Static reports whether the pod comes from a file or a URL and not from the API server.
-	Static bool
+	Static               bool // from a file or a URL, and not from the API server
 
-	// NamespaceLabels are the labels of the pod's namespace.
 	NamespaceLabels Value[map[string]string]
 	// Labels and Annotations are without those that a kubelet writes; see KubeletLabel and KubeletAnnotation.
 	Labels, Annotations Value[map[string]string]
@@ -23,8 +21,7 @@ type Pod struct {
 	ShareProcessNamespace         Value[bool]
 	FSGroup                       Value[int64]
 	SupplementalGroups            Value[[]int64]
-	// Groups are FSGroup, SupplementalGroups and the groups of volumes in one list, for a source that cannot separate
-	// them.
+	// Groups are FSGroup, SupplementalGroups and the groups of volumes, for a source that cannot separate them.
 	Groups Value[[]int64]
 
 	RestartPolicy, DNSPolicy                             Value[string]
@@ -48,10 +45,10 @@ const (
 // A Container is what one source says about one container of a pod. Security fields have the values of the pod where
 // the container does not override them.
 type Container struct {
-	Name string
-	Kind Value[Kind]
-	// Image is the image name as the pod has it.
-	Image           Value[string]
+	Name  string
+	Kind  Value[Kind]
+	Image Value[string] // the name as the pod has it
+
 	ImagePullPolicy Value[string]
 
 	Privileged, ReadOnlyRootFilesystem, AllowPrivilegeEscalation Value[bool]
@@ -60,8 +57,7 @@ type Container struct {
 	// CapabilitiesAdd and CapabilitiesDrop are as written. An empty list is the same as none.
 	CapabilitiesAdd, CapabilitiesDrop Value[[]string]
 	SELinux                           Value[SELinux]
-	// Mounts are the volumes that the container uses, one for each mount.
-	Mounts Value[[]Mount]
+	Mounts                            Value[[]Mount]
 }
 
 // SELinux are the SELinux options of a container. An empty string means that an option is not set.
@@ -79,27 +75,19 @@ type Volume struct {
 // A Mount is one use of a volume by a container.
 type Mount struct {
 	Volume
-	// Path is where the container sees the volume. It is different for each mount of a container.
-	Path string
-	// ReadOnly reports whether the container cannot write to the volume, be it because of the mount or because of the
-	// volume.
-	ReadOnly Value[bool]
-	// Propagation is None, HostToContainer or Bidirectional.
-	Propagation Value[string]
-	// Image is the name of the image that is mounted, as the pod has it; absent if it is not an image.
-	Image Value[string]
+	Path        string        // where the container sees the volume
+	ReadOnly    Value[bool]   // because of the mount or of the volume
+	Propagation Value[string] // None, HostToContainer or Bidirectional
+	Image       Value[string] // the name of the mounted image, as the pod has it; absent if it is not an image
 }
 
 // A State says what a source knows about a field of the pod.
 type State uint8
 
 const (
-	// StateUnknown is the zero value: the source does not say whether the pod sets the field.
-	StateUnknown State = iota
-	// StateAbsent means that the source carries the field and the pod does not set it.
-	StateAbsent
-	// StateSet means that the pod sets the field.
-	StateSet
+	StateUnknown State = iota // the source does not say whether the pod sets the field
+	StateAbsent               // the source carries the field and the pod does not set it
+	StateSet                  // the pod sets the field
 )
 
 // A Value is what a source knows about one field: whether the pod sets it, and the value that takes effect when the pod
@@ -121,8 +109,8 @@ func Absent[T any]() Value[T] { return Value[T]{state: StateAbsent} }
 // AbsentAs returns the Value of a field that the pod does not set, and whose default v takes effect.
 func AbsentAs[T any](v T) Value[T] { return Value[T]{value: v, state: StateAbsent, known: true} }
 
-// Effective returns the Value of a field of which the source knows the value that takes effect, and not whether the pod
-// sets it. The CRI carries a boolean so: false is both the default and an explicit false.
+// Effective returns the Value of a field of which the source knows only the value that takes effect. The CRI carries a
+// boolean so: false is both the default and an explicit false.
 func Effective[T any](v T) Value[T] { return Value[T]{value: v, known: true} }
 
 // Get returns the value that the pod sets, and the state. The value is the zero T unless the state is StateSet.
@@ -158,18 +146,15 @@ const (
 // ServiceAccountPath is where a container finds the token of its service account.
 const ServiceAccountPath = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// KubeletLabel reports whether a kubelet writes the label on each pod. It overwrites a label that a tenant has given
-// the same key, so no view contains it.
+// KubeletLabel reports whether a kubelet writes the label on each pod. No view contains these labels.
 func KubeletLabel(key string) bool {
 	return slices.Contains([]string{"io.kubernetes.pod.name", "io.kubernetes.pod.namespace", "io.kubernetes.pod.uid"}, key)
 }
 
-// KubeletAnnotation reports whether an annotation is one of those that a kubelet writes on each pod. No view contains
-// them.
+// KubeletAnnotation reports whether a kubelet writes the annotation on each pod. No view contains these annotations.
 func KubeletAnnotation(key string) bool { return strings.HasPrefix(key, "kubernetes.io/config.") }
 
-// ForReview returns the annotations that are meant for image review backends, by the rule of kube-apiserver's plugin
-// ImagePolicyWebhook.
+// ForReview returns the annotations that kube-apiserver's plugin ImagePolicyWebhook sends to backends.
 func ForReview(annotations map[string]string) map[string]string {
 	found := Without(annotations, func(key string) bool { return !strings.Contains(key, ".image-policy.k8s.io/") })
 	if len(found) == 0 {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
 	"slices"
 	"strings"
 
@@ -31,8 +32,7 @@ type Pod struct {
 	api *corev1.Pod
 }
 
-// A Workload is a resource whose objects have a pod template. Path is the names of the fields that lead to it,
-// separated by dots.
+// A Workload is a resource whose objects have a pod template, at a path of fields separated by dots.
 type Workload struct{ Group, Resource, Path string }
 
 // Read reads the Pods and pod templates of a file: one or more documents in YAML or JSON, each a Pod, one of the
@@ -69,13 +69,15 @@ type list struct {
 
 // readDocument reads a document, or an item of a List. A List in a List is an error: each level would be parsed again.
 func readDocument(data []byte, workloads []Workload, item bool) ([]Pod, error) {
-	var d list
+	var d *list
 	if err := yaml.Unmarshal(data, &d); err != nil {
 		return nil, err
 	}
-	switch {
-	case d.Kind == "" && d.APIVersion == "" && d.Items == nil && len(bytes.TrimSpace(withoutComments(data))) == 0:
+	if d == nil && !item {
 		return nil, nil // nothing between two separators
+	}
+	d = cmp.Or(d, &list{})
+	switch {
 	case d.APIVersion == "v1" && d.Kind == "Pod":
 		p, err := readPod(data)
 		return []Pod{p}, err
@@ -98,12 +100,9 @@ func readDocument(data []byte, workloads []Workload, item bool) ([]Pod, error) {
 }
 
 func templateOf(workloads []Workload, apiVersion, kind string) []string {
-	group, _, grouped := strings.Cut(apiVersion, "/")
-	if !grouped {
-		group = ""
-	}
+	group, _ := path.Split(apiVersion)
 	for _, t := range workloads {
-		if t.Group == group && t.Resource == strings.ToLower(kind)+"s" {
+		if t.Group == strings.TrimSuffix(group, "/") && t.Resource == strings.ToLower(kind)+"s" {
 			return strings.Split(t.Path, ".")
 		}
 	}
@@ -149,16 +148,6 @@ func decode(text []byte, into any) error {
 	return errors.Join(append(unknown, err)...)
 }
 
-func withoutComments(data []byte) []byte {
-	var rest []byte
-	for line := range bytes.Lines(data) {
-		if t := bytes.TrimSpace(line); !bytes.HasPrefix(t, []byte("#")) && !bytes.HasPrefix(t, []byte("---")) {
-			rest = append(rest, line...)
-		}
-	}
-	return rest
-}
-
 func readPod(data []byte) (Pod, error) {
 	text, err := yaml.YAMLToJSONStrict(data)
 	if err != nil {
@@ -179,7 +168,10 @@ func podOf(p corev1.Pod, kind string) (Pod, error) {
 	case len(p.Spec.Containers) == 0:
 		return Pod{}, fmt.Errorf("pod %s: spec.containers: Required value", name)
 	}
-	complete(&p)
+	// what the API server adds to a pod before admission webhooks see it, as far as a view has the fields
+	p.Namespace = cmp.Or(p.Namespace, corev1.NamespaceDefault)
+	SetDefaults(&p.Spec)
+	mountToken(&p.Spec)
 	return Pod{Kind: kind, Namespace: p.Namespace, Name: name, api: &p}, nil
 }
 
@@ -188,16 +180,11 @@ type Image struct{ Container, Name string }
 
 // Images returns the images that the pod uses.
 func (p Pod) Images() (images []Image) {
-	for _, list := range [][]corev1.Container{p.api.Spec.InitContainers, p.api.Spec.Containers} {
-		for i := range list {
-			images = append(images, Image{list[i].Name, list[i].Image})
-		}
+	for _, c := range containersOf(&p.api.Spec) {
+		images = append(images, Image{c.Name, c.Image})
 	}
-	for i := range p.api.Spec.EphemeralContainers {
-		images = append(images, Image{p.api.Spec.EphemeralContainers[i].Name, p.api.Spec.EphemeralContainers[i].Image})
-	}
-	for i := range p.api.Spec.Volumes {
-		if v := &p.api.Spec.Volumes[i]; v.Image != nil {
+	for _, v := range p.api.Spec.Volumes {
+		if v.Image != nil {
 			images = append(images, Image{"", v.Image.Reference})
 		}
 	}
@@ -228,11 +215,7 @@ func Templates(object []byte, paths [][]string) ([]Template, error) {
 }
 
 func walk(value []byte, path []string, at string, all *[]Template) error {
-	value = bytes.TrimSpace(value)
-	if len(value) == 0 || string(value) == "null" {
-		return nil
-	}
-	if value[0] != '[' {
+	if value = bytes.TrimSpace(value); !bytes.HasPrefix(value, []byte("[")) {
 		return walkObject(value, path, at, all)
 	}
 	var list []json.RawMessage
@@ -240,11 +223,7 @@ func walk(value []byte, path []string, at string, all *[]Template) error {
 		return NotDecoded(at, "a list")
 	}
 	for i, element := range list {
-		element = bytes.TrimSpace(element)
-		if string(element) == "null" {
-			continue
-		}
-		if err := walkObject(element, path, fmt.Sprintf("%s[%d]", at, i), all); err != nil {
+		if err := walkObject(bytes.TrimSpace(element), path, fmt.Sprintf("%s[%d]", at, i), all); err != nil {
 			return err
 		}
 	}
@@ -253,10 +232,12 @@ func walk(value []byte, path []string, at string, all *[]Template) error {
 
 // walkObject is walk for a value that is not a list. So the depth is limited by the length of the path.
 func walkObject(value []byte, path []string, at string, all *[]Template) error {
-	if value[0] != '{' {
+	switch {
+	case len(value) == 0, string(value) == "null":
+		return nil
+	case value[0] != '{':
 		return NotDecoded(at, "an object")
-	}
-	if len(path) == 0 {
+	case len(path) == 0:
 		if len(*all) == maxTemplates {
 			return fmt.Errorf("%w: there are more than %d", ErrTemplate, maxTemplates)
 		}
@@ -272,15 +253,7 @@ func walkObject(value []byte, path []string, at string, all *[]Template) error {
 
 // NotDecoded returns the ErrTemplate for a value of an object, without the cause: it can contain values.
 func NotDecoded(at, want string) error {
-	at = cmp.Or(at, "the object")
-	return fmt.Errorf("%w: %s is not %s", ErrTemplate, at, want)
-}
-
-// complete adds what the API server adds to a pod before admission webhooks see it, as far as a view has the fields.
-func complete(p *corev1.Pod) {
-	p.Namespace = cmp.Or(p.Namespace, corev1.NamespaceDefault)
-	SetDefaults(&p.Spec)
-	mountToken(&p.Spec)
+	return fmt.Errorf("%w: %s is not %s", ErrTemplate, cmp.Or(at, "the object"), want)
 }
 
 // SetDefaults sets the fields that the API server sets in each pod that lacks them, as far as a view has the fields.
@@ -333,9 +306,7 @@ func mountToken(s *corev1.PodSpec) {
 			corev1.VolumeMount{Name: tokenVolume, MountPath: admission.ServiceAccountPath, ReadOnly: true})
 	})
 	if used {
-		s.Volumes = append(s.Volumes, corev1.Volume{
-			Name:         tokenVolume,
-			VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}},
-		})
+		source := corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}}
+		s.Volumes = append(s.Volumes, corev1.Volume{Name: tokenVolume, VolumeSource: source})
 	}
 }

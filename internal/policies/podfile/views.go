@@ -24,24 +24,29 @@ type Start struct {
 
 // Node says how a node sees pods.
 type Node struct {
-	// PodSource reports whether it has the Pods of the API server.
-	PodSource bool
-	// ImageUser is the user of every image, which a node reads from the image; nil means that it is not known.
-	ImageUser *int64
+	PodSource bool   // It has the Pods of the API server.
+	ImageUser *int64 // the user of every image, which a node reads from the image; nil means that it is not known
 }
 
-// AtNode returns the views of CRI messages: that of the sandbox, and one for each container.
-//
-// A claim counts as a volume of type csi, because the driver behind it is not in the file.
-func (p Pod) AtNode(n Node) []Start {
+// AtNode returns the views of CRI messages: that of the sandbox, and one for each container. A claim counts as a volume
+// of type csi, because the driver behind it is not in the file.
+func (p Pod) AtNode(n Node) (starts []Start) {
 	api, containers := ViewOf(p.api)
-	sandbox, _ := admission.Expected(api, nil)
-	starts := []Start{n.start(sandbox, api, nil, nil)}
-	for i := range containers {
-		pod, c := admission.Expected(api, &containers[i])
-		n.complete(c, subPaths(&p.api.Spec, i))
-		start := n.start(pod, api, c, &containers[i])
+	list := containersOf(&p.api.Spec)
+	for i := -1; i < len(containers); i++ { // first the sandbox
+		var start Start
+		var c *admission.Container
+		if i >= 0 {
+			c = &containers[i]
+		}
+		start.Pod, start.Container = admission.Expected(api, c)
+		if c != nil {
+			n.complete(start.Container, list[i].VolumeMounts)
+		}
 		if n.PodSource {
+			start.Pod, start.Container, _ = admission.Merge(start.Pod, api, start.Container, c)
+		}
+		if n.PodSource && c != nil {
 			start.Others = slices.Delete(slices.Clone(containers), i, i+1)
 		}
 		starts = append(starts, start)
@@ -49,25 +54,18 @@ func (p Pod) AtNode(n Node) []Start {
 	return starts
 }
 
-func (n Node) start(pod, api admission.Pod, c, apiContainer *admission.Container) Start {
-	if n.PodSource {
-		pod, c, _ = admission.Merge(pod, api, c, apiContainer)
-	}
-	return Start{Pod: pod, Container: c}
-}
-
-// complete changes the view of a container to that of CRI messages. subPath reports which of its mounts have a subPath.
-func (n Node) complete(c *admission.Container, subPath []bool) {
+// complete changes the view of a container with mounts to that of CRI messages.
+func (n Node) complete(c *admission.Container, declared []corev1.VolumeMount) {
 	if n.ImageUser != nil && c.RunAsUser.State() != admission.StateSet {
 		c.RunAsUser = admission.Set(*n.ImageUser)
 		if _, known := c.RunAsNonRoot.Effective(); !known {
 			c.RunAsNonRoot = admission.Effective(*n.ImageUser != 0)
 		}
 	}
-	mounts, _ := c.Mounts.Effective() // a copy
+	mounts, _ := c.Mounts.Effective() // a copy, with the devices at the end
 	for i := range mounts {
 		switch kind, _ := mounts[i].Type.Get(); {
-		case subPath[i]:
+		case i < len(declared) && (declared[i].SubPath != "" || declared[i].SubPathExpr != ""):
 			mounts[i].Volume = admission.Volume{}
 		case kind == admission.TypePersistentVolumeClaim, kind == admission.TypeEphemeral:
 			mounts[i].Type = admission.Set("csi")
@@ -75,17 +73,11 @@ func (n Node) complete(c *admission.Container, subPath []bool) {
 	}
 }
 
-// subPaths reports for each mount of a view's container whether it has a subPath. index is that of the container in the
-// view.
-func subPaths(s *corev1.PodSpec, index int) []bool {
-	containers := slices.Concat(s.InitContainers, s.Containers)
-	for _, c := range s.EphemeralContainers {
-		containers = append(containers, corev1.Container(c.EphemeralContainerCommon))
-	}
-	c := &containers[index]
-	all := make([]bool, len(c.VolumeMounts)+len(c.VolumeDevices))
-	for i, m := range c.VolumeMounts {
-		all[i] = m.SubPath != "" || m.SubPathExpr != ""
+// containersOf returns the containers of all lists: init containers first, ephemeral ones last.
+func containersOf(s *corev1.PodSpec) []corev1.Container {
+	all := slices.Concat(s.InitContainers, s.Containers)
+	for i := range s.EphemeralContainers {
+		all = append(all, corev1.Container(s.EphemeralContainers[i].EphemeralContainerCommon))
 	}
 	return all
 }
@@ -94,7 +86,6 @@ func subPaths(s *corev1.PodSpec, index int) []bool {
 // ephemeralContainers last. The view shares memory with the pod, which must not change afterwards.
 func ViewOf(p *corev1.Pod) (admission.Pod, []admission.Container) {
 	spec := &p.Spec
-	volumes := volumesOf(spec.Volumes)
 	view := admission.Pod{
 		UID: string(p.UID), Namespace: p.Namespace, Name: p.Name,
 		Static: static(p.Annotations),
@@ -124,12 +115,25 @@ func ViewOf(p *corev1.Pod) (admission.Pod, []admission.Container) {
 			view.SupplementalGroups = admission.Set(sc.SupplementalGroups)
 		}
 	}
-	all := make([]admission.Volume, 0, len(spec.Volumes))
+	all, volumes := make([]admission.Volume, 0, len(spec.Volumes)), make(map[string]volume, len(spec.Volumes))
 	for i := range spec.Volumes {
-		all = append(all, volumeOf(&spec.Volumes[i].VolumeSource).view)
+		v := volumeOf(&spec.Volumes[i].VolumeSource)
+		volumes[spec.Volumes[i].Name], all = v, append(all, v.view)
 	}
 	view.Volumes = admission.Set(all)
-	return view, containersOf(spec, volumes)
+	list := containersOf(spec)
+	containers := make([]admission.Container, len(list))
+	for i := range list {
+		kind := admission.KindContainer
+		switch {
+		case i < len(spec.InitContainers):
+			kind = admission.KindInit
+		case i >= len(spec.InitContainers)+len(spec.Containers):
+			kind = admission.KindEphemeral
+		}
+		containers[i] = container(spec, &list[i], kind, volumes)
+	}
+	return view, containers
 }
 
 // static reports whether the annotations are those of the copy of a static pod in the API server, which no kubelet
@@ -137,21 +141,6 @@ func ViewOf(p *corev1.Pod) (admission.Pod, []admission.Container) {
 func static(annotations map[string]string) bool {
 	_, mirror := annotations[corev1.MirrorPodAnnotationKey]
 	return mirror
-}
-
-func containersOf(spec *corev1.PodSpec, volumes map[string]volume) []admission.Container {
-	all := make([]admission.Container, 0, len(spec.InitContainers)+len(spec.Containers)+len(spec.EphemeralContainers))
-	for i := range spec.InitContainers {
-		all = append(all, container(spec, &spec.InitContainers[i], admission.KindInit, volumes))
-	}
-	for i := range spec.Containers {
-		all = append(all, container(spec, &spec.Containers[i], admission.KindContainer, volumes))
-	}
-	for i := range spec.EphemeralContainers {
-		c := corev1.Container(spec.EphemeralContainers[i].EphemeralContainerCommon)
-		all = append(all, container(spec, &c, admission.KindEphemeral, volumes))
-	}
-	return all
 }
 
 func container(spec *corev1.PodSpec, c *corev1.Container, kind admission.Kind,
@@ -223,25 +212,15 @@ type volume struct {
 	readOnly bool // whatever the mount says
 }
 
-func volumesOf(list []corev1.Volume) map[string]volume {
-	all := make(map[string]volume, len(list))
-	for i := range list {
-		all[list[i].Name] = volumeOf(&list[i].VolumeSource)
-	}
-	return all
-}
-
 // volumeOf returns the view of a volume. The type of a volume without a source, or with one that this version of the
 // API does not have, is unknown.
 func volumeOf(s *corev1.VolumeSource) volume {
 	v := volume{view: admission.Volume{HostPath: admission.Absent[string](), HostPathType: admission.Absent[string]()}}
-	sources := reflect.ValueOf(s).Elem()
-	for i := range sources.NumField() {
-		source := sources.Field(i)
+	for f, source := range reflect.ValueOf(s).Elem().Fields() {
 		if source.IsNil() {
 			continue
 		}
-		name, _, _ := strings.Cut(sources.Type().Field(i).Tag.Get("json"), ",")
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		v.view.Type, v.image = admission.Set(name), admission.Absent[string]()
 		v.readOnly = readOnlyType(name) || readOnlySource(source.Elem())
 		break
@@ -254,8 +233,7 @@ func volumeOf(s *corev1.VolumeSource) volume {
 	}
 	if h := s.HostPath; h != nil {
 		v.view.HostPath = admission.Set(h.Path)
-		// The empty type is what the API server makes of none. It takes effect: the kubelet does not check what is
-		// there.
+		// The API server sets the empty type if there is none: the kubelet does not check what is there.
 		v.view.HostPathType = admission.AbsentAs("")
 		if h.Type != nil && *h.Type != corev1.HostPathUnset {
 			v.view.HostPathType = admission.Set(string(*h.Type))
@@ -266,12 +244,7 @@ func volumeOf(s *corev1.VolumeSource) volume {
 
 // readOnlyType reports whether kubelets mount every volume of the type read-only.
 func readOnlyType(name string) bool {
-	switch name {
-	case "configMap", "downwardAPI", "projected", "secret", admission.TypeImage:
-		return true
-	default:
-		return false
-	}
+	return slices.Contains([]string{"configMap", "downwardAPI", "projected", "secret", admission.TypeImage}, name)
 }
 
 func readOnlySource(source reflect.Value) bool {
@@ -284,24 +257,22 @@ func readOnlySource(source reflect.Value) bool {
 
 func mountsOf(c *corev1.Container, volumes map[string]volume) []admission.Mount {
 	all := make([]admission.Mount, 0, len(c.VolumeMounts)+len(c.VolumeDevices))
-	for i := range c.VolumeMounts {
-		m := &c.VolumeMounts[i]
-		v := volumes[m.Name] // a volume that the pod does not have is unknown
+	add := func(name, path string, readOnly bool, propagation *corev1.MountPropagationMode) {
+		v := volumes[name] // a volume that the pod does not have is unknown
 		mount := admission.Mount{
-			Volume: v.view, Path: absolute(m.MountPath),
-			ReadOnly: admission.Set(m.ReadOnly || v.readOnly), Propagation: admission.Absent[string](), Image: v.image,
+			Volume: v.view, Path: absolute(path),
+			ReadOnly: admission.Set(readOnly || v.readOnly), Propagation: admission.Absent[string](), Image: v.image,
 		}
-		if m.MountPropagation != nil {
-			mount.Propagation = admission.Set(string(*m.MountPropagation))
+		if propagation != nil {
+			mount.Propagation = admission.Set(string(*propagation))
 		}
 		all = append(all, mount)
 	}
+	for _, m := range c.VolumeMounts {
+		add(m.Name, m.MountPath, m.ReadOnly, m.MountPropagation)
+	}
 	for _, d := range c.VolumeDevices {
-		v := volumes[d.Name]
-		all = append(all, admission.Mount{
-			Volume: v.view, Path: absolute(d.DevicePath), ReadOnly: admission.Set(v.readOnly),
-			Propagation: admission.Absent[string](), Image: v.image,
-		})
+		add(d.Name, d.DevicePath, false, nil)
 	}
 	return all
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/policies/restriction"
@@ -85,8 +86,8 @@ func golden(t *testing.T, name string, got []byte) {
 	if os.Getenv("UPDATE") != "" {
 		must(t, os.WriteFile(name, got, 0o600))
 	}
-	if want := read(t, name); string(want) != string(got) {
-		t.Errorf("%s:\n%s\nwant\n%s", name, got, want)
+	if diff := cmp.Diff(string(read(t, name)), string(got)); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", name, diff)
 	}
 }
 
