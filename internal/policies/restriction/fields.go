@@ -13,15 +13,10 @@ import (
 type Exactness uint8
 
 const (
-	// Never means that the source does not carry the field.
-	Never Exactness = iota
-	// Derived means that the value is computed from other data. Whether the pod sets the field is not known.
-	Derived
-	// Effective means that the value which will run is known. Whether the pod sets it or leaves it to the default is
-	// not known.
-	Effective
-	// Exact means that the value is known, and whether the pod sets it.
-	Exact
+	Never     Exactness = iota // The source does not carry the field.
+	Derived                    // The value is computed from other data; whether the pod sets it is not known.
+	Effective                  // The value that takes effect is known; whether the pod sets it is not known.
+	Exact                      // The value is known, and whether the pod sets it.
 )
 
 // String returns the word for an exactness in tables.
@@ -31,12 +26,9 @@ func (e Exactness) String() string { return [...]string{"–", "derived", "effec
 type Source uint8
 
 const (
-	// Admission is a Pod of the API server that is complete: an admission review, or a file.
-	Admission Source = iota
-	// Node are the CRI messages of a kubelet.
-	Node
-	// NodeWithPodSource are CRI messages together with the Pod of the API server.
-	NodeWithPodSource
+	Admission         Source = iota // a complete Pod: an admission review, or a file
+	Node                            // the CRI messages of a kubelet
+	NodeWithPodSource               // CRI messages together with the Pod of the API server
 )
 
 // SourceOf returns the source of a node, with a pod source or without.
@@ -49,24 +41,18 @@ func SourceOf(podSource bool) Source {
 
 // A Field is one field that a policy can restrict, and how each source knows it.
 type Field struct {
-	// Path is the path in the spec of a policy; [] stands for an index.
-	Path string
-	// ByContainer reports whether the CRI carries the field with each container, and not with the sandbox of the pod.
-	ByContainer bool
-	// Node, PodSource and Admission are the exactness by source.
-	Node, PodSource, Admission Exactness
-	// Note says what else matters.
-	Note string
+	Path        string // in the spec of a policy; [] stands for an index
+	ByContainer bool   // The CRI carries the field with each container, and not with the sandbox.
 
-	// view are the names of the fields of the view, without spaces if policies restrict the value itself.
-	view string
-	// number is the position in the table, and index that in the values of the view.
-	number, index int
-	// of is the type of the view.
-	of reflect.Type
+	Node, PodSource, Admission Exactness // by source
+
+	Note string // what else matters
+
+	view          string       // names of fields of the view, without spaces if policies restrict the value itself
+	number, index int          // the position in the table, and in the values of the view
+	of            reflect.Type // of the view
 }
 
-// at returns how a source knows the field.
 func (f *Field) at(s Source) Exactness {
 	return [...]Exactness{Admission: f.Admission, Node: f.Node, NodeWithPodSource: f.PodSource}[s]
 }
@@ -75,11 +61,14 @@ func (f *Field) at(s Source) Exactness {
 const (
 	pathNamespaceSelector = "binding.namespaceSelector"
 	pathName              = "spec.metadata.name"
+	pathGrace             = "spec.spec.terminationGracePeriodSeconds"
 	pathContainers        = "spec.spec.containers[]"
 	pathImages            = pathContainers + ".image[]"
 	pathSecurity          = pathContainers + ".securityContext"
 	pathPodSecurity       = "spec.spec.securityContext"
 	pathVolumes           = "spec.spec.volumes[]"
+
+	viewGroups = "SupplementalGroups FSGroup Groups"
 )
 
 // fields are all fields, in the order of the documentation and of violations.
@@ -92,10 +81,7 @@ var fields = []*Field{ //nolint:gochecknoglobals // a constant table
 	{Path: "spec.spec.dnsPolicy", view: "DNSPolicy"},
 	{Path: "spec.spec.nodeSelector", view: "NodeSelector"},
 	{Path: "spec.spec.activeDeadlineSeconds", view: "ActiveDeadlineSeconds"},
-	{
-		Path: "spec.spec.terminationGracePeriodSeconds", ByContainer: true, Node: Exact,
-		view: "TerminationGracePeriodSeconds",
-	},
+	{Path: pathGrace, ByContainer: true, Node: Exact, view: "TerminationGracePeriodSeconds"},
 	{
 		Path: "spec.spec.automountServiceAccountToken", ByContainer: true, Node: Derived, Note: "token's path mounted",
 		view: "AutomountServiceAccountToken",
@@ -106,13 +92,10 @@ var fields = []*Field{ //nolint:gochecknoglobals // a constant table
 	{Path: pathPodSecurity + ".shareProcessNamespace", Node: Effective, view: "ShareProcessNamespace"},
 	// The CRI has one list of both, which only both together separate.
 	{
-		Path: pathPodSecurity + ".supplementalGroups", Node: Derived, view: "SupplementalGroups FSGroup Groups",
+		Path: pathPodSecurity + ".supplementalGroups", Node: Derived, view: viewGroups,
 		Note: "with fsGroup and volumes' groups; each must fit either field",
 	},
-	{
-		Path: pathPodSecurity + ".fsGroup", Node: Derived, view: "SupplementalGroups FSGroup Groups",
-		Note: "see supplementalGroups",
-	},
+	{Path: pathPodSecurity + ".fsGroup", Node: Derived, view: viewGroups, Note: "see supplementalGroups"},
 	{Path: pathVolumes, Node: Derived, Note: "only mounted volumes count"},
 	{
 		Path: pathVolumes + ".volumeType", Node: Derived, view: "Type",
@@ -134,10 +117,7 @@ var fields = []*Field{ //nolint:gochecknoglobals // a constant table
 		view: "AllowPrivilegeEscalation",
 	},
 	{Path: pathSecurity + ".runAsNonRoot", Node: Derived, Note: "user is not 0", view: "RunAsNonRoot"},
-	{
-		Path: pathSecurity + ".runAsUser", Node: Exact, Note: "image's user included; user names unknown",
-		view: "RunAsUser",
-	},
+	{Path: pathSecurity + ".runAsUser", Node: Exact, Note: "image's user included; user names unknown", view: "RunAsUser"},
 	{Path: pathSecurity + ".runAsGroup", Node: Exact, Note: "nil: the group of the image", view: "RunAsGroup"},
 	{Path: pathSecurity + ".readOnlyRootFilesystem", Node: Effective, view: "ReadOnlyRootFilesystem"},
 	{Path: pathSecurity + ".capabilities", Node: Exact, view: "CapabilitiesAdd CapabilitiesDrop"},
@@ -146,7 +126,7 @@ var fields = []*Field{ //nolint:gochecknoglobals // a constant table
 	{Path: pathSecurity + ".seLinuxOptions", Node: Exact, view: "SELinux"},
 }
 
-// fieldAt finds fields by their paths, and valuesIn are the positions of the values of a view, by its type.
+// fieldAt has the fields by path, and valuesIn the positions of the values of a view, by its type.
 var fieldAt, valuesIn = number() //nolint:gochecknoglobals // of a constant table
 
 func number() (map[string]*Field, map[reflect.Type][][]int) {
@@ -174,16 +154,14 @@ func number() (map[string]*Field, map[reflect.Type][][]int) {
 }
 
 // Fields returns all fields, in the order of the documentation.
-func Fields() []Field {
-	all := make([]Field, len(fields))
-	for i, f := range fields {
-		all[i] = *f
+func Fields() (all []Field) {
+	for _, f := range fields {
+		all = append(all, *f)
 	}
 	return all
 }
 
-// Keep returns a copy of the view of a pod and of its containers that has only the fields with these paths, as
-// Field.Path has them.
+// Keep returns a copy of a view that has only the fields with these paths, as Field.Path has them.
 func Keep(pod *admission.Pod, containers []admission.Container, paths []string) (admission.Pod, []admission.Container) {
 	var kept admission.Pod
 	keptContainers := make([]admission.Container, len(containers))
@@ -215,8 +193,8 @@ func copyFields(to, from any, names string) {
 	}
 }
 
-// Same reports whether two pods, which are in the same namespace, have the same values in all fields that policies of
-// the namespace restrict. Judge then gives the same answer for both. It returns false if it is in doubt.
+// Same reports whether two pods of a namespace have the same values in all fields that policies of the namespace
+// restrict, so that Judge gives the same answer for both. It returns false if it is in doubt.
 func (s *Set) Same(a, b *admission.Pod, containersOfA, containersOfB []admission.Container) bool {
 	restricted := map[string]bool{}
 	for _, p := range s.all() {

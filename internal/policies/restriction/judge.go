@@ -27,13 +27,11 @@ type policy struct {
 
 // Options say where the view of a judgement comes from, and what is compared.
 type Options struct {
-	From Source
-	// Refuse makes a field that the source never carries violate a Drop policy. By default it is ignored.
-	Refuse bool
+	From   Source
+	Refuse bool // A field that the source never carries violates a Drop policy. By default it is ignored.
 	// Stage says which restrictions are compared: all of them, except at StageTemplate and StageImageReview.
 	Stage admission.Stage
-	// AssumeUnknown makes a field match that the source carries and whose value is unknown. A pod that is denied even
-	// so is denied whatever the values are. It is for explanations only.
+	// AssumeUnknown makes a field match that the source carries and whose value is unknown. For explanations only.
 	AssumeUnknown bool
 	// Others are the other containers of the pod, if the source knows them. An Accept policy must match them too.
 	Others []admission.Container
@@ -49,9 +47,8 @@ func (o *Options) inScope(f *Field) bool {
 
 // A Decision is the answer for a pod. The zero Decision denies.
 type Decision struct {
-	Admitted bool
-	// AcceptedBy is the name of the first Accept policy that the pod matches; "" if there is none.
-	AcceptedBy string
+	Admitted   bool
+	AcceptedBy string // the first Accept policy that the pod matches; "" if there is none
 	// Violations are those of the Drop policies, ordered by policy, at most 100 of each. In an admitted pod each is of
 	// a policy that only reports.
 	Violations []Violation
@@ -59,23 +56,16 @@ type Decision struct {
 
 // A Violation is one field of a pod that does not match a policy.
 type Violation struct {
-	Policy string `json:"policy"`
-	// Audit reports whether the policy only reports.
-	Audit bool `json:"audit"`
-	// Path is the path of the restriction in the policy.
-	Path string `json:"path"`
-	// Container and Mount are the name of the container and the path of its mount that the violation is about; "" if it
-	// is not about one.
-	Container string `json:"container"`
-	Mount     string `json:"mount"`
-	// Unknown reports whether the field is not known. Value is "" then.
-	Unknown bool `json:"unknown"`
-	// Value is the value of the pod, shortened; Allowed describes the values that match.
-	Value   string `json:"value"`
-	Allowed string `json:"allowed"`
+	Policy    string `json:"policy"`
+	Audit     bool   `json:"audit"`     // The policy only reports.
+	Path      string `json:"path"`      // of the restriction in the policy
+	Container string `json:"container"` // its name; "" if the violation is not about one
+	Mount     string `json:"mount"`     // its path; "" if the violation is not about one
+	Unknown   bool   `json:"unknown"`   // The field is not known. Value is "" then.
+	Value     string `json:"value"`     // of the pod, shortened
+	Allowed   string `json:"allowed"`   // describes the values that match
 }
 
-// String returns the violation as a sentence for the user of the pod.
 func (v Violation) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "policy %s: ", v.Policy)
@@ -85,21 +75,18 @@ func (v Violation) String() string {
 	if v.Mount != "" {
 		fmt.Fprintf(&b, "mount %s: ", shown(v.Mount))
 	}
+	what := v.Value + " is not allowed"
 	if v.Unknown {
-		fmt.Fprintf(&b, "%s: the value is not known", v.Path)
-	} else {
-		fmt.Fprintf(&b, "%s: %s is not allowed", v.Path, v.Value)
+		what = "the value is not known"
 	}
-	fmt.Fprintf(&b, "; allowed: %s", v.Allowed)
+	fmt.Fprintf(&b, "%s: %s; allowed: %s", v.Path, what, v.Allowed)
 	return b.String()
 }
 
-// Judge compares a pod with the policies that are bound to its namespace.
-//
-// At admission, containers are all containers of the pod. At the node they are the one that is about to be created;
-// none means that only the sandbox is, and fields that the CRI carries with containers are left to later judgements.
-// Without Options.Others a container is judged for itself there, so two containers of a pod can be accepted by
-// different Accept policies.
+// Judge compares a pod with the policies that are bound to its namespace. At admission, containers are all those of the
+// pod. At the node they are the one that is created; none means the sandbox, and fields that the CRI carries with
+// containers are left to later judgements. Without Options.Others, two containers of a pod can be accepted by different
+// Accept policies there.
 func (s *Set) Judge(p *admission.Pod, containers []admission.Container, o Options) Decision {
 	if s.Len() == 0 {
 		return Decision{Admitted: true}
@@ -148,18 +135,11 @@ type judgement struct {
 	*view                // that is compared
 }
 
-// matches reports whether a pod matches a policy. unbound is the answer if the policy is not bound to the pod's
-// namespace.
+// matches reports whether a pod matches a policy, and unbound if the policy is not bound to its namespace.
 func (j *judgement) matches(p *policy, unbound bool) bool {
 	j.accept = p.accept
-	switch p.binding.includes(j.pod) {
-	case no:
+	if in := p.binding.includes(j.pod); in == no || in == unknown && p.accept {
 		return unbound
-	case unknown:
-		if p.accept {
-			return unbound
-		}
-	case yes:
 	}
 	j.view = j.podView
 	ok := p.rule.values.matches(j)
@@ -176,8 +156,7 @@ func (j *judgement) matches(p *policy, unbound bool) bool {
 	return ok
 }
 
-// maxViolations bounds what is reported of one policy, because a tenant chooses the numbers of containers and of
-// mounts.
+// maxViolations bounds what is reported of one policy: a tenant chooses the numbers of containers and of mounts.
 const maxViolations = 100
 
 // decided reports whether a further comparison of a pod that does not match so far changes nothing.
@@ -195,23 +174,18 @@ func (j *judgement) explain(p *policy) []Violation {
 	return found
 }
 
-func (j *judgement) violated(l *leaf, value string) bool {
-	if j.report != nil {
-		j.add(Violation{Path: l.path, Value: value, Allowed: l.allowed})
-	}
-	return false
-}
+func (j *judgement) violated(l *leaf, value string) bool { return j.add(l, Violation{Value: value}) }
 
 func (j *judgement) unknown(l *leaf) bool {
 	if l.field.at(j.From) == Never {
 		return j.unjudged(l)
 	}
-	return j.leftOut(l) || j.AssumeUnknown || j.violatedByUnknown(l)
+	return j.leftOut(l) || j.AssumeUnknown || j.add(l, Violation{Unknown: true})
 }
 
 // unjudged is the answer for what the source never carries.
 func (j *judgement) unjudged(l *leaf) bool {
-	return j.leftOut(l) || !j.accept && (!j.Refuse || j.violatedByUnknown(l))
+	return j.leftOut(l) || !j.accept && (!j.Refuse || j.add(l, Violation{Unknown: true}))
 }
 
 // leftOut reports whether a field is left to another judgement: to that of each container, or by the scope.
@@ -219,18 +193,16 @@ func (j *judgement) leftOut(l *leaf) bool {
 	return j.sandbox && l.field.ByContainer || !j.inScope(l.field)
 }
 
-func (j *judgement) violatedByUnknown(l *leaf) bool {
+// add adds a violation of a leaf to the report, and returns false.
+func (j *judgement) add(l *leaf, v Violation) bool {
 	if j.report != nil {
-		j.add(Violation{Path: l.path, Unknown: true, Allowed: l.allowed})
+		v.Path, v.Allowed = l.path, l.allowed
+		if j.subject != nil {
+			v.Container, v.Mount = j.subject.container.Name, j.mount
+		}
+		*j.report = append(*j.report, v)
 	}
 	return false
-}
-
-func (j *judgement) add(v Violation) {
-	if j.subject != nil {
-		v.Container, v.Mount = j.subject.container.Name, j.mount
-	}
-	*j.report = append(*j.report, v)
 }
 
 // A view is a pod, a container, or a mount or a volume of one.
@@ -282,17 +254,16 @@ func (s *Set) subjects(containers []admission.Container) []subject {
 // maxCompared bounds the comparisons for one mount, because a tenant chooses the number of mounts.
 const maxCompared = 32
 
-// mounts returns the mounts that differ in more than their paths in the container; no policy restricts that path.
-// Containers have many similar mounts, and each is compared with each policy.
+// mounts returns the mounts that differ in more than their paths in the container, which no policy restricts.
 func (s *Set) mounts(v admission.Value[[]admission.Mount]) []view {
 	mounts, _ := v.Effective()
 	kept := make([]*admission.Mount, 0, len(mounts))
 	for i := range mounts {
-		m := &mounts[i]
-		if !slices.ContainsFunc(kept[:min(len(kept), maxCompared)], func(d *admission.Mount) bool {
-			return d.Volume == m.Volume && d.ReadOnly == m.ReadOnly && d.Propagation == m.Propagation
-		}) {
-			kept = append(kept, m)
+		same := func(d *admission.Mount) bool {
+			return d.Volume == mounts[i].Volume && d.ReadOnly == mounts[i].ReadOnly && d.Propagation == mounts[i].Propagation
+		}
+		if !slices.ContainsFunc(kept[:min(len(kept), maxCompared)], same) {
+			kept = append(kept, &mounts[i])
 		}
 	}
 	all := views(s, kept...)

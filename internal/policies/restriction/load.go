@@ -31,55 +31,44 @@ func Load(files []File) (*Set, error) {
 		errs   []error
 		fileOf = map[string]string{} // by the name of the policy
 	)
-	for i, r := range readAll(files, known) {
-		name := files[i].Name
-		if r.err != nil {
-			errs = append(errs, inFile(name, r.err)...)
+	policies, invalid := readAll(files, known)
+	for i, p := range policies {
+		if p != nil && fileOf[p.name] != "" {
+			err := fmt.Errorf("metadata.name: Duplicate value: %q: also in %s; each policy needs its own name", p.name,
+				fileOf[p.name])
+			invalid[i] = strictyaml.WithLines(files[i].Data, []error{err})[0]
+		}
+		if invalid[i] == nil {
+			fileOf[p.name] = files[i].Name
 			continue
 		}
-		if other, taken := fileOf[r.compiled.name]; taken {
-			err := fmt.Errorf("metadata.name: Duplicate value: %q: also in %s; each policy needs its own name",
-				r.compiled.name, other)
-			errs = append(errs, inFile(name, errors.Join(strictyaml.WithLines(files[i].Data, []error{err})...))...)
-			continue
+		for _, err := range safetext.Split(invalid[i]) {
+			errs = append(errs, fmt.Errorf("%s: %w", files[i].Name, err))
 		}
-		fileOf[r.compiled.name] = name
-		s.policies = append(s.policies, r.compiled)
 	}
 	if len(errs) > 0 {
 		return nil, errors.Join(errs...)
 	}
-	s.checks = known.counts
+	s.policies, s.checks = policies, known.counts
 	slices.SortFunc(s.policies, func(a, b *policy) int { return cmp.Compare(a.name, b.name) })
 	return &s, nil
 }
 
-type reading struct {
-	compiled *policy
-	err      error
-}
-
-func readAll(files []File, known *interned) []reading {
-	all := make([]reading, len(files))
+// readAll compiles files in parallel, and returns nil and an error in place of one that is invalid.
+func readAll(files []File, known *interned) ([]*policy, []error) {
+	all, errs := make([]*policy, len(files)), make([]error, len(files))
 	var next atomic.Int64
 	var workers sync.WaitGroup
 	for range min(runtime.GOMAXPROCS(0), len(files)) {
 		workers.Go(func() {
 			decoder := newDecoder()
 			for i := next.Add(1) - 1; i < int64(len(files)); i = next.Add(1) - 1 {
-				_, all[i].compiled, all[i].err = parse(decoder, known, files[i].Data)
+				_, all[i], errs[i] = parse(decoder, known, files[i].Data)
 			}
 		})
 	}
 	workers.Wait()
-	return all
-}
-
-func inFile(name string, err error) (all []error) {
-	for _, e := range safetext.Split(err) {
-		all = append(all, fmt.Errorf("%s: %w", name, e))
-	}
-	return all
+	return all, errs
 }
 
 func (s *Set) all() []*policy {
@@ -94,12 +83,11 @@ func (s *Set) Len() int { return len(s.all()) }
 
 // A Summary says what a policy is bound to and how it takes part in decisions.
 type Summary struct {
-	Name string
-	Mode BindingMode
-	// Audit reports whether the policy only reports.
-	Audit bool
-	// Everywhere reports whether the policy is bound to all namespaces. Otherwise it is bound to Namespaces and to those
-	// that Selector selects, in the notation of kubectl --selector.
+	Name  string
+	Mode  BindingMode
+	Audit bool // The policy only reports.
+	// Everywhere says that the policy is bound to all namespaces. Otherwise it is bound to Namespaces and to those that
+	// Selector selects, in the notation of kubectl --selector.
 	Everywhere bool
 	Namespaces []string
 	Selector   string
@@ -109,16 +97,12 @@ type Summary struct {
 func (s *Set) Policies() []Summary {
 	var all []Summary
 	for _, p := range s.all() {
-		b := &p.binding
-		sum := Summary{
-			Name: p.name, Mode: BindingModeDrop, Audit: p.audit, Everywhere: b.everywhere(),
-			Namespaces: b.namespaces,
-		}
+		sum := Summary{p.name, BindingModeDrop, p.audit, p.binding.everywhere(), p.binding.namespaces, ""}
 		if p.accept {
 			sum.Mode = BindingModeAccept
 		}
-		if b.selector != nil {
-			sum.Selector = b.selector.String()
+		if p.binding.selector != nil {
+			sum.Selector = p.binding.selector.String()
 		}
 		all = append(all, sum)
 	}
@@ -151,8 +135,7 @@ func (s *Set) Unjudged(from Source) []PolicyField {
 	return found
 }
 
-// Restricted returns the paths of the fields that at least one policy restricts, as Field.Path has them, in order. A
-// source of views need not keep any others.
+// Restricted returns the paths of the fields that at least one policy restricts, as Field.Path has them, in order.
 func (s *Set) Restricted() []string {
 	var paths []string
 	for _, p := range s.all() {
@@ -165,8 +148,7 @@ func (s *Set) Restricted() []string {
 }
 
 // Parse reads one policy from its YAML and checks it. The error joins all errors of the document; each names the path
-// of the field, the value and what is allowed, and the line. A policy that Parse returns has its canonical form: YAML
-// of it, parsed again, is the same policy.
+// of the field, the value and what is allowed, and the line. YAML of the policy, parsed again, is the same policy.
 func Parse(data []byte) (*PodRestriction, error) {
 	p, _, err := parse(newDecoder(), newInterned(), data)
 	return p, err
@@ -215,13 +197,11 @@ func newDecoder() *strictyaml.Decoder {
 // rewriteAllowNil reads allowNil, the opposite of forbidNil.
 func rewriteAllowNil(m *strictyaml.Mapping) {
 	const name = "allowNil"
-	v, ok := m.Fields[name]
-	if !ok {
-		return
-	}
+	v, given := m.Fields[name]
 	delete(m.Fields, name)
 	allow, isBool := v.(bool)
 	switch _, both := m.Fields["forbidNil"]; {
+	case !given:
 	case !isBool:
 		m.Errorf(name, "Invalid value: %v: must be true or false", v)
 	case both:
@@ -231,14 +211,10 @@ func rewriteAllowNil(m *strictyaml.Mapping) {
 	}
 }
 
-// rewriteVolumeType reads volumeType.values. The types of the proposal make a list of volumeType, of which a volume has
-// one.
+// rewriteVolumeType reads volumeType.values: the types of the proposal make a list of volumeType.
 func rewriteVolumeType(m *strictyaml.Mapping) {
-	inner, ok := m.Fields["volumeType"].(map[any]any)
-	if !ok || len(inner) != 1 {
-		return
-	}
-	if values, ok := inner["values"]; ok {
+	inner, _ := m.Fields["volumeType"].(map[any]any)
+	if values, ok := inner["values"]; ok && len(inner) == 1 {
 		m.Fields["volumeType"] = values
 	}
 }
