@@ -31,7 +31,6 @@ func (s *Store) BeginCreation(c Creation) (id uint64, err error) {
 	})
 }
 
-// unknown returns the pairs that have neither record nor mark.
 func (t *facts) unknown(pairs []Pair) []Pair {
 	return slices.DeleteFunc(slices.Clone(pairs), t.known)
 }
@@ -96,7 +95,6 @@ func (s *Store) Creations() ([]Creation, error) {
 	return read(s, "read creations of containers", func(t *facts) []Creation { return t.creations })
 }
 
-// listedByAll reports whether a pair was present before each of the creations.
 func listedByAll(all []Creation, p Pair) bool {
 	return !slices.ContainsFunc(all, func(c Creation) bool { return !slices.Contains(c.Listed, p) })
 }

@@ -37,10 +37,8 @@ type Endorsement struct {
 
 func (e *Endorsement) key() []byte { return append(e.Pair.prefix(), e.Requirement...) }
 
-// prefix returns the beginning of the keys of the endorsements of a pair.
 func (p Pair) prefix() []byte { return append(p.key(), 0) }
 
-// endorsementOf returns the fields that the key of an endorsement contains.
 func endorsementOf(key []byte) Endorsement {
 	p := pairOf(key)
 	repository, requirement, _ := strings.Cut(p.Repository, "\x00")
@@ -112,7 +110,6 @@ func (e *Endorsement) check() error {
 	return nil
 }
 
-// bounded returns the signers that are stored.
 func bounded(signers []string) []string {
 	signers = slices.Clone(signers[:min(len(signers), MaxSigners)])
 	for i, signer := range signers {
@@ -121,7 +118,6 @@ func bounded(signers []string) []string {
 	return signers
 }
 
-// boundEndorsements deletes the oldest endorsements of a pair beyond MaxEndorsements.
 func (t *tx) boundEndorsements(p Pair, keep map[string]bool) {
 	all := t.entry(p).endorsements
 	excess := len(all) - MaxEndorsements

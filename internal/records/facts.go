@@ -60,7 +60,6 @@ func (p *Proof) Counts(from SecretRef) bool {
 	return len(p.RotatedFrom) == 0 || slices.Contains(p.Secrets, from)
 }
 
-// namespace returns the namespace of the proof, "" if it is not known.
 func (p *Proof) namespace() string {
 	if p.Namespace == "" && len(p.Secrets) > 0 {
 		return p.Secrets[0].Namespace
@@ -68,7 +67,6 @@ func (p *Proof) namespace() string {
 	return p.Namespace
 }
 
-// note adds a Secret that holds the credential.
 func (p *Proof) note(ref SecretRef) {
 	if len(p.Secrets) < MaxSecrets && !slices.Contains(p.Secrets, ref) {
 		p.Secrets = append(p.Secrets, ref)

@@ -80,7 +80,6 @@ func (t *tx) mark(pairs []Pair, origin string, now time.Time) {
 	}
 }
 
-// marksOf returns the pairs of a repository that have a mark.
 func (t *facts) marksOf(repository string) (pairs []Pair) {
 	if t.marked[repository] == 0 {
 		return nil
@@ -195,7 +194,6 @@ func (s *Store) Marks() ([]Mark, error) {
 	return read(s, "list preloaded marks", func(t *facts) []Mark { return t.selectedMarks(Selection{All: true}.Covers) })
 }
 
-// selectedMarks returns the marks of the selected pairs.
 func (t *facts) selectedMarks(selected func(Pair) bool) (found []Mark) {
 	for p, e := range t.all() {
 		if e.mark != nil && selected(p) {

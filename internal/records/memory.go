@@ -32,7 +32,6 @@ type facts struct {
 // An image is what is known about an image ID, ordered by repository.
 type image []entry
 
-// An entry is what is known about one pair.
 type entry struct {
 	repository   string
 	record       *Record
@@ -42,7 +41,6 @@ type entry struct {
 	written      uint64        // the value of facts.writes when it was last written
 }
 
-// meta are the values of the meta bucket.
 type meta struct {
 	format   int
 	distrust *Distrust
@@ -55,7 +53,6 @@ func (i image) find(repository string) (at int, ok bool) {
 	return slices.BinarySearchFunc(i, repository, func(e entry, r string) int { return strings.Compare(e.repository, r) })
 }
 
-// entry returns what is known about a repository, nil if nothing is.
 func (i image) entry(repository string) *entry {
 	if at, ok := i.find(repository); ok {
 		return &i[at]
@@ -117,7 +114,6 @@ func (t *facts) record(p Pair) *Record {
 	return nil
 }
 
-// known reports whether a pair has a record or a mark.
 func (t *facts) known(p Pair) bool {
 	e := t.entry(p)
 	return e != nil && (e.record != nil || e.mark != nil)
@@ -304,7 +300,6 @@ func (t *tx) setImage(bucket string, key []byte, value any) {
 	}
 }
 
-// countMark counts a mark of a repository that is set or removed.
 func (t *tx) countMark(repository string, before, now bool) {
 	if before == now {
 		return
@@ -386,7 +381,6 @@ func (m *meta) set(key string, value any) {
 	}
 }
 
-// write writes the changes of a transaction into the file.
 func (t *tx) write(b *bolt.Tx) error {
 	for _, c := range t.changes {
 		// creations and endorsements have a bucket from the first one on

@@ -28,7 +28,6 @@ const (
 	formatEndorsing = 2
 )
 
-// asideInfix follows a store's path in the name of a damaged file that was set aside.
 const asideInfix = ".damaged-"
 
 // The keys of the meta bucket.
@@ -70,7 +69,6 @@ type Report struct {
 	Distrust *Distrust
 }
 
-// A newerFormatError is a format that this code does not support.
 type newerFormatError struct{ found int }
 
 func (e newerFormatError) Error() string {
@@ -142,7 +140,6 @@ func OpenLocked(file *os.File, o boltfile.Options) (f *boltfile.File, damage, er
 	return f, damage, err
 }
 
-// absent returns the distrust of a new store, nil for none.
 func absent(path string, o Options) (*Distrust, error) {
 	aside, err := lastAside(path)
 	switch {
@@ -167,7 +164,6 @@ func lastAside(path string) (last string, err error) {
 	return last, err
 }
 
-// check checks the format and the required buckets and keys.
 func check(tx *bolt.Tx) error {
 	meta := tx.Bucket([]byte(bucketMeta))
 	if meta == nil {
@@ -239,7 +235,6 @@ func create(path string, o Options, distrust *Distrust) (*boltfile.File, error) 
 	return f, errors.Join(damage, err)
 }
 
-// asideOf returns an unused name beside a damaged file.
 func asideOf(path string, now time.Time) string {
 	base := path + asideInfix + now.UTC().Format("20060102T150405Z")
 	to := base
@@ -251,7 +246,6 @@ func asideOf(path string, now time.Time) string {
 	}
 }
 
-// setAside renames a damaged file to an unused name.
 func setAside(path string, now time.Time) (string, error) {
 	to := asideOf(path, now)
 	if err := os.Rename(path, to); err != nil {
@@ -313,7 +307,6 @@ func readFacts(f *boltfile.File, path string, now time.Time, report *Report) (fo
 	return found, os.Rename(copied, aside)
 }
 
-// A place is a key in a bucket.
 type place struct {
 	bucket string
 	key    []byte

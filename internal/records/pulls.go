@@ -147,7 +147,6 @@ func (r *Record) evicted(added string) (index int) {
 	return index
 }
 
-// goesBefore reports whether the proof is evicted before another one of its namespace.
 func (p *Proof) goesBefore(other *Proof) bool {
 	if (len(p.Secrets) == 0) != (len(other.Secrets) == 0) {
 		return len(p.Secrets) == 0

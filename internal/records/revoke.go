@@ -102,7 +102,6 @@ func (s *Store) LastRevoked() (time.Time, error) {
 
 func (t *tx) noteRevoked(at time.Time) { t.putMeta(metaRevoked, later(t.meta.revoked, at)) }
 
-// withUsed adds the records of further pairs.
 func (t *tx) withUsed(recs []Record, used []Pair, at time.Time) []Record {
 	for _, p := range used {
 		if slices.ContainsFunc(recs, func(r Record) bool { return r.Pair == p }) {

@@ -87,7 +87,6 @@ func (r *Record) rotate(to Rotation) (rotated bool) {
 	return true
 }
 
-// union returns the credentials of both, each once.
 func union(a, b []credential.ID) []credential.ID {
 	all := slices.Clone(a)
 	for _, id := range b {
@@ -98,7 +97,6 @@ func union(a, b []credential.ID) []credential.ID {
 	return all
 }
 
-// keep copies the times of another proof, if they are later.
 func (p *Proof) keep(of Proof) {
 	p.FirstProved, p.LastProved = later(p.FirstProved, of.FirstProved), later(p.LastProved, of.LastProved)
 	p.Denied = later(p.Denied, of.Denied)

@@ -195,7 +195,6 @@ func (t *facts) lookup(p Pair) (f Facts) {
 	return f
 }
 
-// rival reports whether the record of another repository of an image needs proof.
 func (e *entry) rival() bool { return e.record != nil && !e.record.Open }
 
 // otherMark reports whether the mark of another repository of an image counts. None counts before the first scan, when

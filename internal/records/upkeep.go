@@ -1,7 +1,6 @@
 package records
 
 import (
-	"maps"
 	"slices"
 	"time"
 
@@ -16,31 +15,6 @@ type Use struct {
 	// Secrets are those by which one of Credentials was used, if they are to be noted with it. They are not noted if the
 	// use was before the credential was first proved.
 	Secrets map[credential.ID][]SecretRef
-}
-
-// Merge returns the union of two uses. It is a deep copy.
-func (u Use) Merge(with Use) Use {
-	u.At = later(u.At, with.At)
-	u.Credentials, u.Secrets = maps.Clone(u.Credentials), maps.Clone(u.Secrets)
-	for id, at := range with.Credentials {
-		if u.Credentials == nil {
-			u.Credentials = map[credential.ID]time.Time{}
-		}
-		u.Credentials[id] = later(u.Credentials[id], at)
-	}
-	for id, refs := range with.Secrets {
-		if u.Secrets == nil {
-			u.Secrets = map[credential.ID][]SecretRef{}
-		}
-		all := slices.Clone(u.Secrets[id])
-		for _, ref := range refs {
-			if len(all) < MaxSecrets && !slices.Contains(all, ref) {
-				all = append(all, ref)
-			}
-		}
-		u.Secrets[id] = all
-	}
-	return u
 }
 
 // Touch writes last-used times. Pairs and credentials without a record are skipped.
@@ -191,7 +165,6 @@ func (t *tx) prune(of Pruning) (done Pruned) {
 	return done
 }
 
-// boundGone deletes the records of gone images beyond MaxGone.
 func (t *tx) boundGone() {
 	var gone []*Record
 	for _, r := range t.records() {
@@ -235,7 +208,6 @@ func (s *Store) Settle(of Settlement) error {
 	})
 }
 
-// inBatches runs f for each of the intents, in transactions of a bounded size.
 func (s *Store) inBatches(intents []Intent, what, point string, f func(*tx, Intent)) error {
 	for batch := range slices.Chunk(intents, maxBatch) {
 		err := s.update(what, point, func(t *tx) {

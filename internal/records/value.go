@@ -59,7 +59,6 @@ func isFormat(bucket string, key []byte) bool {
 	return bucket == bucketMeta && string(key) == metaFormat
 }
 
-// sound reports whether the checksum of a value matches its bucket, its key and its content.
 func sound(bucket string, key, stored []byte) bool {
 	return len(stored) >= sumSize && binary.BigEndian.Uint32(stored) == sum(bucket, key, stored[sumSize:])
 }
@@ -105,7 +104,6 @@ func decode(bucket string, key, stored []byte) (any, error) {
 	}
 }
 
-// isPlace reports whether a store has values of a known type at the place.
 func isPlace(bucket string, key []byte) bool {
 	if bucket == bucketMeta {
 		return slices.Contains([]string{metaFormat, metaDistrust, metaScanned, metaKey, metaRevoked}, string(key))
@@ -134,7 +132,6 @@ func (in Intent) key() []byte {
 	return binary.BigEndian.AppendUint64([]byte(in.Repository+"\x00"), in.ID)
 }
 
-// intentOf returns the fields that the key of an intent contains, and the zero value for a key that is too short.
 func intentOf(key []byte) Intent {
 	at := len(key) - 8
 	if at < 1 {

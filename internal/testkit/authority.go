@@ -66,7 +66,6 @@ func (a *Authority) Issue(subject pkix.Name, until time.Time, names ...string) (
 	return Pair{encode("CERTIFICATE", der), encode("EC PRIVATE KEY", private)}, nil
 }
 
-// sign returns a certificate with a new key, signed by an authority; without one by itself.
 func sign(template *x509.Certificate, until time.Time, by *Authority) ([]byte, *ecdsa.PrivateKey, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -107,7 +107,6 @@ func (a *auths) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// account is one entry.
 type account struct{ credential Credential }
 
 // UnmarshalJSON reads the fields that kubelets read and send.

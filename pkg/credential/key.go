@@ -23,7 +23,6 @@ var ErrDamagedKey = errors.New("credential: key file damaged")
 // key, or have chosen it.
 var ErrExposedKey = errors.New("credential: key file exposed")
 
-// keySize is the size of a key in bytes, that of the hash.
 const keySize = sha256.Size
 
 // An ID identifies a credential on one node: 64 hexadecimal digits. The zero value is the ID of an anonymous

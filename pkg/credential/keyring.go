@@ -83,7 +83,6 @@ func (k SealedKeyring) Lookup(repository string) []SealedOffer {
 	return offers
 }
 
-// found is one offered credential, with the key of its pattern.
 type found struct {
 	key   string
 	offer SealedOffer
@@ -125,14 +124,12 @@ func (k SealedKeyring) search(repository string, n, work int) (offers []SealedOf
 	return offers, whole
 }
 
-// beginning is the result of [first] for the entries of one Sealed.
 type beginning struct {
 	entries []entry[ID] // without anonymous ones and repetitions
 	matched bool        // an entry matches, possibly an anonymous one
 	whole   bool        // no entry was omitted because of its cost
 }
 
-// first returns the first n entries that match, are not anonymous and have different values.
 func first(entries []entry[ID], n, work int, fits func(pattern) bool, cost func(pattern) int) (got beginning) {
 	for _, e := range entries {
 		if len(got.entries) == n {

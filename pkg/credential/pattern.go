@@ -28,7 +28,6 @@ type pattern struct {
 	broken bool
 }
 
-// An entry is a pattern with the value that is offered to matching repositories.
 type entry[T any] struct {
 	pattern pattern
 	value   T
@@ -75,7 +74,6 @@ func (p pattern) clone() pattern {
 	return p
 }
 
-// size returns the approximate size in bytes of the pattern after clone.
 func (p pattern) size() int { return 72 + len(p.key) + len(p.host) + len(p.port) + len(p.path) }
 
 // mayMatch reports whether a pattern may match a repository, without comparing its wildcards.
@@ -84,10 +82,8 @@ func (p pattern) mayMatch(repository pattern) bool {
 		strings.Count(p.host, ".") == strings.Count(repository.host, ".")
 }
 
-// wild reports whether the host has wildcards.
 func (p pattern) wild() bool { return strings.ContainsAny(p.host, `*?[\`) }
 
-// cost returns approximately how many bytes matches compares.
 func (p pattern) cost(repository pattern) int {
 	if !p.mayMatch(repository) || !p.wild() {
 		return 1
@@ -116,7 +112,6 @@ func (p pattern) matches(repository pattern) bool {
 	return true
 }
 
-// isDefaultRegistry reports whether an image of this name comes from docker's registry.
 func isDefaultRegistry(repository string) bool {
 	first, _, more := strings.Cut(repository, "/")
 	switch {

@@ -12,7 +12,6 @@ import (
 // A frame is one message as it came off the wire. The zero value is an empty message.
 type frame struct{ data mem.BufferSlice }
 
-// free releases the frame's buffers; it is empty afterwards.
 func (f *frame) free() {
 	f.data.Free()
 	f.data = nil

@@ -45,7 +45,6 @@ func (d *dialer) connect(ctx context.Context, address string) (net.Conn, error) 
 	return conn, err
 }
 
-// due returns how many connections in a row were not answered, and how long to wait before the next one.
 func (d *dialer) due() (unanswered int, wait time.Duration) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -81,7 +80,6 @@ func (d *dialer) answer(err error) {
 	}
 }
 
-// dialSocket dials an address as gRPC gives it to a dialer: with a scheme if it is a path.
 func dialSocket(ctx context.Context, address string) (net.Conn, error) {
 	var socket net.Dialer
 	if path, ok := strings.CutPrefix(address, "unix:"); ok {

@@ -63,7 +63,6 @@ type drainListener struct {
 	pending sync.WaitGroup // accepted connections whose handshake is not done
 }
 
-// newDrainListener returns a listener that accepts the connections of another one.
 func newDrainListener(l net.Listener) *drainListener {
 	made := &drainListener{Listener: l, paused: make(chan struct{}), closed: make(chan struct{})}
 	made.close = sync.OnceFunc(func() { close(made.closed) })

@@ -51,7 +51,6 @@ func (c *Call) Forward(ctx context.Context) ([]byte, error) {
 	return response.data.Materialize(), nil
 }
 
-// handled hands a unary call to its handler.
 func handled(stream grpc.ServerStream, method string, u *Upstream, h Handler) error {
 	var request frame
 	if err := receive(stream, &request); err != nil {
@@ -70,7 +69,6 @@ func handled(stream grpc.ServerStream, method string, u *Upstream, h Handler) er
 	return answer(stream, c.header, c.trailer, &frame{data: mem.BufferSlice{mem.SliceBuffer(response)}}, err)
 }
 
-// unary forwards a call that has one request and one answer.
 func unary(stream grpc.ServerStream, method string, u *Upstream) error {
 	var request, response frame
 	if err := receive(stream, &request); err != nil {
@@ -107,7 +105,6 @@ func receive(stream grpc.ServerStream, f *frame) error {
 	}
 }
 
-// answer answers a unary call: with the header and the trailer of the runtime, and with a message or an error.
 func answer(stream grpc.ServerStream, header, trailer metadata.MD, message *frame, err error) error {
 	stream.SetTrailer(trailer)
 	if err := stream.SetHeader(header); err != nil {
@@ -184,7 +181,6 @@ func streamEnd(ctx context.Context, err error) error {
 	return err
 }
 
-// requests forwards the client's messages and its half-close.
 func requests(client grpc.ServerStream, runtime grpc.ClientStream) error {
 	for {
 		var f frame

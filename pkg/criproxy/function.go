@@ -19,7 +19,6 @@ func (f RuntimeFunc) Upstream() *Upstream {
 	return &Upstream{conn: function{f}, dialer: newDialer()}
 }
 
-// function is a connection to a RuntimeFunc.
 type function struct{ f RuntimeFunc }
 
 func (c function) Invoke(ctx context.Context, method string, args, reply any, _ ...grpc.CallOption) error {

@@ -10,7 +10,6 @@ import (
 // lastCalls is the part of Shutdown's time that is reserved for the calls that began after Shutdown did.
 const lastCalls = time.Second
 
-// errStopping is the status of streams that Shutdown ends.
 func errStopping() error {
 	return Refuse(codes.Unavailable, "STOPPING", "pullgated is stopping")
 }

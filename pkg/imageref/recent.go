@@ -19,7 +19,6 @@ var recent struct { //nolint:gochecknoglobals // what New returns does not depen
 	of map[string]Ref
 }
 
-// recentRef returns what parse returns for a name, or has returned before.
 func recentRef(s string, parse func(string) Ref) Ref {
 	if len(s) > maxRecentName {
 		return parse(s)

@@ -7,7 +7,6 @@ import (
 	"github.com/distribution/reference"
 )
 
-// allowedPattern is the end of every error about a pattern.
 const allowedPattern = "allowed is a repository, as in repo.test/team/app, or everything below a registry or a path, " +
 	"as in repo.test/team/*"
 

@@ -108,7 +108,6 @@ func (t *Tracker) question(r Request) question {
 	return q
 }
 
-// considered returns the Secrets of a request that count.
 func considered(secrets []Secret) []Secret {
 	return secrets[:min(len(secrets), credential.MaxOffers)]
 }
@@ -256,7 +255,6 @@ func (t *Tracker) grant(q *question, p records.Pair, done progress) Verdict {
 	return v
 }
 
-// evaluateLocked evaluates the present facts about a pair.
 func (t *Tracker) evaluateLocked(q *question, p records.Pair, done progress, now time.Time) (Verdict, effects) {
 	f := t.factsLocked(q, p)
 	f.progress = done
@@ -264,7 +262,6 @@ func (t *Tracker) evaluateLocked(q *question, p records.Pair, done progress, now
 	return j.Verdict, j.effects
 }
 
-// facts are all facts about a pair of a request.
 type facts struct {
 	records.Facts
 	unreadable error // why Facts is empty
@@ -281,7 +278,6 @@ func (t *Tracker) factsLocked(q *question, p records.Pair) (f facts) {
 	return f
 }
 
-// effects are what a verdict changes.
 type effects struct {
 	// scan: a scan may mark the image. The verdict is that without the mark.
 	scan bool
@@ -297,7 +293,6 @@ type effects struct {
 	from      records.SecretRef // this Secret is noted with the credential; the zero value is none
 }
 
-// A judgement is what evaluate has found.
 type judgement struct {
 	Verdict
 	effects
@@ -429,14 +424,12 @@ func rotated(r *records.Record, secrets []Secret, p records.Pair, now time.Time)
 	return nil, nil
 }
 
-// rotates reports whether a Secret proved access with other content than its present content.
 func rotates(r *records.Record, s Secret, secrets []Secret) bool {
 	return slices.ContainsFunc(r.Proofs, func(p records.Proof) bool {
 		return slices.Contains(p.Secrets, s.Ref) && !slices.Contains(secrets, Secret{Credential: p.Credential, Ref: s.Ref})
 	})
 }
 
-// rotate writes a rotation. If that fails, the image needs proof.
 func (t *Tracker) rotate(to records.Rotation) {
 	t.turn.Lock()
 	ok, err := t.store.Rotate(to)

@@ -35,6 +35,8 @@ type Create struct {
 	key      string // of the image; "" if the image cannot be known to be ordinary
 	note     uint64 // ID of the creation in the store; 0 is none
 	release  func() // ends the hold on scans of a create that has no creation in the store; guarded by Tracker.mu
+	// unwritten says that the end is not on disk yet, and holds scans.
+	unwritten bool
 
 	// Tracker.mu guards the following fields.
 	asked        bool     // From has returned: the runtime may have been called
@@ -222,29 +224,22 @@ func (c *Create) Dropped() {
 // end notes that the create has ended and its images were not recorded. If that cannot be written, scans mark nothing
 // until it is written.
 func (c *Create) end() {
-	ended := records.Creation{ID: c.note, Image: c.key, Begun: time.Now(), Ended: time.Now()}
-	if err := c.t.writeEnd(ended); err != nil {
+	if err := c.writeEnd(); err != nil {
 		c.t.log.Error(err, "Failed to write the end of a creation: no image is marked preloaded until then")
 		c.t.mu.Lock()
 		c.holdLocked()
-		c.t.unwritten = append(c.t.unwritten, unwrittenEnd{ended, c.release})
-		c.release = nil
+		c.t.unwritten, c.unwritten = append(c.t.unwritten, c), true
 		c.t.mu.Unlock()
 	}
 }
 
-// An unwrittenEnd is an ended creation that could not be written. It holds scans until it is written.
-type unwrittenEnd struct {
-	creation records.Creation
-	release  func()
-}
-
-func (t *Tracker) writeEnd(c records.Creation) error {
-	if c.ID == 0 {
-		_, err := t.beginCreation(c, nil)
+func (c *Create) writeEnd() error {
+	now := time.Now()
+	if c.note == 0 {
+		_, err := c.t.beginCreation(records.Creation{Image: c.key, Begun: now, Ended: now}, nil)
 		return err
 	}
-	return t.inTurn(func() error { return t.store.EndCreation(c.ID, c.Ended) })
+	return c.t.inTurn(func() error { return c.t.store.EndCreation(c.note, now) })
 }
 
 // beginCreation writes a creation, without the list unless no image was removed since it was requested: the record of a
@@ -268,14 +263,12 @@ func (c *Create) leave() {
 	t.mu.Lock()
 	delete(t.creating, c)
 	release := c.release
-	c.release = nil
 	t.mu.Unlock()
-	if release != nil {
+	if release != nil && !c.unwritten {
 		release()
 	}
 }
 
-// pullBeganLocked notes in the creates in progress that a pull of a repository began.
 func (t *Tracker) pullBeganLocked(repository string) {
 	for c := range t.creating {
 		c.pulled = append(c.pulled, repository)
@@ -355,7 +348,6 @@ func ordinaryKey(img Image) string {
 // Exempt reports whether the pod itself is exempt: it is static, or its namespace is exempt.
 func (t *Tracker) Exempt(p Pod) bool { return t.rules.Load().exemption(p) != policy.NotExempt }
 
-// settleCreations records the pairs that creations brought, and removes the creations.
 func (t *Tracker) settleCreations(ids []uint64, present []records.Pair) error {
 	t.turn.Lock()
 	defer t.turn.Unlock()
@@ -384,7 +376,6 @@ func (t *Tracker) SettleCreates(ctx context.Context) error {
 	return t.settleCreations(due, pairsOf(images))
 }
 
-// dueCreations returns the creations that ended at least an hour ago.
 func (t *Tracker) dueCreations(all []records.Creation) (due []uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -398,7 +389,6 @@ func (t *Tracker) dueCreations(all []records.Creation) (due []uint64) {
 	return due
 }
 
-// endCreations ends the creations that an earlier process left in progress.
 func (t *Tracker) endCreations() error {
 	all, err := t.store.Creations()
 	for _, c := range all {
@@ -410,19 +400,18 @@ func (t *Tracker) endCreations() error {
 	return err
 }
 
-// writeUnwritten writes the ends that could not be written before.
 func (t *Tracker) writeUnwritten() {
 	t.mu.Lock()
-	ends := t.unwritten
+	all := t.unwritten
 	t.unwritten = nil
 	t.mu.Unlock()
-	for _, e := range ends {
-		if err := t.writeEnd(e.creation); err != nil {
+	for _, c := range all {
+		if err := c.writeEnd(); err != nil {
 			t.mu.Lock()
-			t.unwritten = append(t.unwritten, e)
+			t.unwritten = append(t.unwritten, c)
 			t.mu.Unlock()
 			continue
 		}
-		e.release()
+		c.release()
 	}
 }

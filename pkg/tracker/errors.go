@@ -46,7 +46,6 @@ var (
 	ErrStore = errors.New("tracker: the store of pull records cannot be written")
 )
 
-// errRevokedSince says why the tracker restores no grant from a container.
 var errRevokedSince = errors.New("tracker: what allowed the container may have been revoked since it was created")
 
 func unwritten(err error) error { return fmt.Errorf("%w: %w", ErrStore, err) }

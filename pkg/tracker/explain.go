@@ -66,7 +66,6 @@ func (t *Tracker) explainPair(ctx context.Context, q *question, p records.Pair) 
 	return e
 }
 
-// wouldMark reports whether a scan would mark a pair now.
 func (t *Tracker) wouldMark(ctx context.Context, p records.Pair) bool {
 	s, ok := t.plan(ctx)
 	if !ok {

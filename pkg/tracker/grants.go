@@ -32,7 +32,6 @@ func byPolicy(r policy.Reason) bool {
 	return r == policy.NeverVerify || r == policy.Allowlisted || r == policy.ExemptStaticPod || r == policy.ExemptNamespace
 }
 
-// addGrantLocked adds a grant, unless the pod has one for the pair.
 func (t *Tracker) addGrantLocked(uid string, p records.Pair, g grant) {
 	if uid == "" {
 		return
@@ -49,7 +48,6 @@ func (t *Tracker) addGrantLocked(uid string, p records.Pair, g grant) {
 	delete(t.noted[uid], p)
 }
 
-// grantedByOthers reports whether a pod holds a grant for the pair by another credential, or by an unknown one.
 func (t *Tracker) grantedByOthers(p records.Pair, id credential.ID) bool {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -97,7 +95,6 @@ func (t *Tracker) Restore(p Pod, name imageref.Ref, img Image, created time.Time
 	}
 }
 
-// restorable returns the pairs for which a container on the image shows a grant. The error says why it shows none.
 func (t *Tracker) restorable(name imageref.Ref, img Image, created time.Time) (pairs []records.Pair, err error) {
 	last, err := t.store.LastRevoked()
 	switch {
@@ -201,9 +198,12 @@ func (t *Tracker) Grants() int {
 // noteUse notes that a pair and a credential, "" for none, were used now, and that a Secret holds the credential,
 // unless the Secret is the zero value.
 func (t *Tracker) noteUse(p records.Pair, by credential.ID, from records.SecretRef, now time.Time) {
-	now = now.Round(0) // without the reading of the monotonic clock
 	t.usesMu.Lock()
 	defer t.usesMu.Unlock()
+	t.noteUseLocked(p, by, from, now.Round(0)) // without the reading of the monotonic clock
+}
+
+func (t *Tracker) noteUseLocked(p records.Pair, by credential.ID, from records.SecretRef, now time.Time) {
 	u := t.uses[p]
 	u.At = now
 	if by != "" {

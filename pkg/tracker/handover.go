@@ -14,7 +14,6 @@ import (
 // handoverVersion is the format version of handed-over grants. Another version is refused.
 const handoverVersion = 1
 
-// A handover holds the grants of one process for the next one.
 type handover struct {
 	Version int `json:"version"`
 	// Store is the number of the last write to the store at the time of the handover. A later write to the store may

@@ -14,7 +14,6 @@ import (
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
-// byOperator is the origin of marks that an operator sets.
 const byOperator = "operator"
 
 // Forgotten lists what [Tracker.ForgetMarks] removed, or would remove.
@@ -79,7 +78,6 @@ type Accepted struct {
 	Confirmation string
 }
 
-// confirmation returns a digest of the pairs and of which of them have proofs.
 func confirmation(a records.Acceptable) string {
 	proved := map[records.Pair]bool{}
 	for _, r := range a.Proved {
@@ -205,7 +203,6 @@ func (t *Tracker) accepted(a Acceptance, marked records.Acceptable, err error) (
 	return Accepted{Acceptable: marked, Confirmation: confirmation(marked)}, nil
 }
 
-// present returns every image that is on the node.
 func (t *Tracker) present(ctx context.Context) ([]Image, error) {
 	images, err := t.runtime.Images(ctx)
 	if err != nil {

@@ -23,14 +23,9 @@ const (
 // A Report says what [Open] found and changed. Only an error stops the caller: after every loss images need proof, and
 // nothing is opened.
 type Report struct {
-	// Created means that Open made a new store.
-	Created bool
-	// SetAside is where a damaged store was moved to, "" if there was none. If Created is false, it is a copy of the store
-	// from which Open has removed the values that could not be read. Damage describes them.
-	SetAside, Damage string
-	// Distrust is set while the store is distrusted: no image counts as preloaded by a scan.
-	Distrust *records.Distrust
-	Key      KeyReport
+	// Report is about the store. While it is distrusted, no image counts as preloaded by a scan.
+	records.Report
+	Key KeyReport
 }
 
 // A KeyReport says what happened to the node's key. Without the old key, no proof from before matches.
@@ -79,8 +74,7 @@ func Open(dir string, rt Runtime, o Options) (*Tracker, Report, error) {
 	if err != nil {
 		return nil, Report{}, err
 	}
-	report.Created, report.Distrust = found.Created, found.Distrust
-	report.SetAside, report.Damage = found.SetAside, found.Damage
+	report.Report = found
 	kept := true
 	if keyErr != nil {
 		crashpoint.Hit(crashpoint.KeyMissing)
@@ -116,7 +110,6 @@ func replaceKey(path string, why error, store *records.Store, r *KeyReport) (key
 	return key, true
 }
 
-// noteKey notes in the store with which key it is written.
 func noteKey(store *records.Store, key credential.Key, r *KeyReport) {
 	old, err := store.KeyFingerprint()
 	if err == nil && old != key.Fingerprint() {

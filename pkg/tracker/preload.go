@@ -51,7 +51,6 @@ type plannedScan struct {
 	unchanged func() bool // the images are still those of the list
 }
 
-// due returns the pairs that the scan marks now.
 func (t *Tracker) due(s plannedScan) ([]records.Pair, error) {
 	if !s.unchanged() || t.store.Distrusted() != nil {
 		return nil, nil
@@ -59,7 +58,6 @@ func (t *Tracker) due(s plannedScan) ([]records.Pair, error) {
 	return t.store.Due(s.Pairs, s.Brought)
 }
 
-// plan returns the scan that may be made now; ok is false if there is none.
 func (t *Tracker) plan(ctx context.Context) (s plannedScan, ok bool) {
 	if t.store.Distrusted() != nil {
 		return s, false
@@ -117,7 +115,6 @@ func broughtBy(images []Image) func(records.Intent, records.Pair) bool {
 	}
 }
 
-// mayBeMarked reports whether a scan could mark the pair of an image.
 func mayBeMarked(f *records.Facts, p records.Pair, img Image) bool {
 	if f.Record != nil || f.Mark != nil || f.OtherRecords || f.OtherMarks {
 		return false

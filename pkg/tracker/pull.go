@@ -42,7 +42,7 @@ func (t *Tracker) BeginPull(ctx context.Context, name imageref.Ref, present Imag
 	p := &Pull{t: t, repository: repository, resumeScans: func() {}}
 	if !name.Parsed() {
 		// The intent is for a repository that no image has, so it does not prevent scans from marking what the pull brings.
-		p.resumeScans = t.holdScans()
+		p.resumeScans = t.BeginRemoval()
 	}
 	intent, err := t.writeIntent(ctx, name.String(), repository)
 	if err != nil {
@@ -91,7 +91,6 @@ func (t *Tracker) beginListed(name, repository string, present map[string]struct
 	return t.store.BeginListed(name, repository, time.Now(), present)
 }
 
-// idsUnder returns the IDs of the images that have a name of the repository.
 func idsUnder(repository string, images []Image) map[string]struct{} {
 	found := map[string]struct{}{}
 	for _, p := range pairsOf(images) {
@@ -174,7 +173,6 @@ func (p *Pull) proved(proof Proof) (Verdict, error) {
 	return v, err
 }
 
-// revokedSinceStart reports whether the scope of a revocation since the pull began includes the proof of the pull.
 func (p *Pull) revokedSinceStart(pair records.Pair, g grant) bool {
 	p.t.mu.Lock()
 	defer p.t.mu.Unlock()
@@ -204,7 +202,6 @@ func (p *Pull) Lost() error {
 	return p.end(func() error { return p.t.store.End(p.intent, time.Now()) })
 }
 
-// end ends the pull, unless it has ended before: write writes the end to disk.
 func (p *Pull) end(write func() error) (err error) {
 	p.once.Do(func() {
 		p.t.turn.Lock()
@@ -215,7 +212,6 @@ func (p *Pull) end(write func() error) (err error) {
 	return err
 }
 
-// finish removes the pull from the running ones, after its end is on disk.
 func (p *Pull) finish() {
 	p.t.mu.Lock()
 	delete(p.t.running, p.intent.ID)
@@ -224,14 +220,10 @@ func (p *Pull) finish() {
 	p.resumeScans()
 }
 
-// BeginRemoval is called before an image is removed. The caller calls the returned function after the removal has
-// succeeded or failed. In between no scan marks anything.
-func (t *Tracker) BeginRemoval() (done func()) { return t.holdScans() }
-
-// holdScans prevents scans from marking anything until done is called. A scan with an image list from before that call
-// marks nothing either. holdScans is for operations that change the images of the runtime and have no intent on disk.
-// done may be called more than once.
-func (t *Tracker) holdScans() (done func()) {
+// BeginRemoval is called before an image is removed, or before another change of the runtime's images that has no
+// intent on disk. The caller calls done, once or more often, after the removal has succeeded or failed. In between no
+// scan marks anything, nor does a scan with a list from before that call.
+func (t *Tracker) BeginRemoval() (done func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.holdScansLocked()
@@ -247,7 +239,6 @@ func (t *Tracker) holdScansLocked() (done func()) {
 	})
 }
 
-// scansHeld returns the number of holds so far, and whether one is in effect.
 func (t *Tracker) scansHeld() (holds uint64, held bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -118,7 +118,6 @@ func (t *Tracker) unrecorded(r records.Revocation) (map[records.Pair]bool, error
 	return none, nil
 }
 
-// A scope is what a revocation selects.
 type scope struct {
 	by      Revocation
 	closes  bool
@@ -135,7 +134,6 @@ func scopeOf(by Revocation, gone records.Revoked, unknown map[records.Pair]bool)
 	return s
 }
 
-// includes reports whether a grant depends on a revoked proof.
 func (r scope) includes(p records.Pair, g grant) bool {
 	switch {
 	case g.unnamed:
@@ -161,21 +159,6 @@ func (r scope) names(p records.Pair, g grant) bool {
 	return r.by.Covers(p) && (r.by.Whole() || g.credential != "" && r.by.SelectsAny(g.credential, g.before, g.secrets))
 }
 
-// matchesLocked reports whether a revocation revokes a proof, closes a record, or selects a grant by its known facts.
-func (t *Tracker) matchesLocked(r scope) bool {
-	if len(r.gone) > 0 || r.closes {
-		return true
-	}
-	for _, of := range t.grants {
-		for p, g := range of {
-			if r.names(p, g) {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // noteRevocation adds the scope to the running pulls, so that a pull that writes its record later does not prove again
 // what is revoked. It returns the pairs of the grants that will end, and whether the revocation matches anything. In a
 // dry run it adds nothing.
@@ -187,11 +170,10 @@ func (t *Tracker) noteRevocation(r scope) (pairs []records.Pair, matches bool) {
 			p.revoked = append(p.revoked, r)
 		}
 	}
-	if !t.matchesLocked(r) {
-		return nil, false
-	}
+	matches = len(r.gone) > 0 || r.closes
 	for _, of := range t.grants {
 		for p, g := range of {
+			matches = matches || r.names(p, g)
 			// Also for a grant without a name: a container that it allowed can mount the image of another repository by its
 			// name.
 			if r.includes(p, g) && !slices.Contains(pairs, p) {
@@ -199,7 +181,7 @@ func (t *Tracker) noteRevocation(r scope) (pairs []records.Pair, matches bool) {
 			}
 		}
 	}
-	return pairs, true
+	return pairs, matches
 }
 
 // endGrants ends the grants that depends selects, after the facts on which they depend are deleted from disk, and

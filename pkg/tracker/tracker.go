@@ -122,7 +122,7 @@ type Tracker struct {
 	lists     *lists
 	creating  map[*Create]struct{} // those in progress
 	ordinary  map[string]bool      // images that are not checkpoints, by ordinaryKey
-	unwritten []unwrittenEnd
+	unwritten []*Create            // with ends that are not on disk
 
 	endedCreations ends // by ID
 }
@@ -172,7 +172,6 @@ func (t *Tracker) SetRules(r Rules) {
 	t.rules.Store(&r)
 }
 
-// exemption returns why the pod itself is exempt, if it is.
 func (r *Rules) exemption(p Pod) policy.Exemption {
 	switch {
 	case p.Static && r.ExemptStaticPods:
@@ -202,7 +201,6 @@ func (i Image) Repositories() []string {
 	return slices.Compact(all)
 }
 
-// pairsOf returns every (image ID, repository) of a list.
 func pairsOf(images []Image) []records.Pair {
 	var pairs []records.Pair
 	for _, i := range images {
@@ -213,7 +211,6 @@ func pairsOf(images []Image) []records.Pair {
 	return pairs
 }
 
-// logPairs logs one line for each pair.
 func (t *Tracker) logPairs(message string, pairs []records.Pair, more ...any) {
 	for _, p := range pairs {
 		t.log.WithCallDepth(1).Info(message, append([]any{"imageID", p.ImageID, "repository", p.Repository}, more...)...)

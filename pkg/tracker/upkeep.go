@@ -143,7 +143,6 @@ func (e ends) due(id uint64, next ends) bool {
 	return time.Since(since) >= settleAfter
 }
 
-// inTurn runs a write to the store in its turn.
 func (t *Tracker) inTurn(write func() error) error {
 	t.turn.Lock()
 	defer t.turn.Unlock()
@@ -173,12 +172,20 @@ func (t *Tracker) takeUses() map[records.Pair]records.Use {
 	return uses
 }
 
-// keepUses restores the uses that could not be written, and merges them with the uses noted since.
 func (t *Tracker) keepUses(uses map[records.Pair]records.Use) {
 	t.usesMu.Lock()
 	defer t.usesMu.Unlock()
 	for p, u := range uses {
-		t.uses[p] = u.Merge(t.uses[p])
+		since, used := t.uses[p]
+		t.uses[p] = u
+		for id, at := range since.Credentials {
+			for _, ref := range append(since.Secrets[id], records.SecretRef{}) {
+				t.noteUseLocked(p, id, ref, at)
+			}
+		}
+		if used {
+			t.noteUseLocked(p, "", records.SecretRef{}, since.At)
+		}
 	}
 }
 

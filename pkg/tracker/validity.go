@@ -56,12 +56,10 @@ func (t *Tracker) clamp() {
 	}
 }
 
-// ahead reports whether a record has a proof from the future that clamp would change.
 func (r *Rules) ahead(f *records.Facts, now time.Time) bool {
 	return r.Validity > 0 && f.LatestProof.After(now)
 }
 
-// clamped returns the record that clamp leaves.
 func clamped(r *records.Record, now time.Time) *records.Record {
 	next := *r
 	next.Proofs = slices.Clone(r.Proofs)
@@ -95,7 +93,6 @@ func (q *question) proof(r *records.Record, now time.Time) (best bestProof) {
 	return best
 }
 
-// consider takes the proof of a credential if it is better.
 func (b *bestProof) consider(rules *Rules, r *records.Record, id credential.ID, from records.SecretRef, now time.Time) {
 	if b.status == Valid {
 		return

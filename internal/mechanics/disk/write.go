@@ -98,7 +98,6 @@ func Write(path string, o Options, fill func(io.Writer) error) (err error) {
 	return SyncFolder(filepath.Dir(path))
 }
 
-// create creates the temporary file of path, with mode 0600.
 func create(path, temporary string) (*os.File, error) {
 	dir := filepath.Dir(path)
 	if temporary == "" {
@@ -111,7 +110,6 @@ func create(path, temporary string) (*os.File, error) {
 	return os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 }
 
-// setAttributes gives f the mode and the owner that o asks for.
 func setAttributes(f *os.File, path string, o Options) error {
 	mode := o.Mode
 	if o.KeepAttributes {

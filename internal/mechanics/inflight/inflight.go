@@ -282,7 +282,6 @@ func (g *Group[K, R]) fly(ctx context.Context, f *flight[R], t *tenant) (result 
 	return f.Run(ctx, Turn[R]{Waited: waited, Memory: t.memory, Note: note})
 }
 
-// begin reports whether the work was not canceled while it waited.
 func (g *Group[K, R]) begin(ctx context.Context, f *flight[R]) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

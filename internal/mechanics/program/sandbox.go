@@ -16,7 +16,6 @@ type Sandbox struct {
 	visible  []string            // to which hidden does not apply
 }
 
-// bind is the setting that shows one path.
 const bind = "BindReadOnlyPaths="
 
 // SandboxOf returns the sandbox of a unit. Without systemd or the unit it restricts nothing. A nil Runner is one for
@@ -98,7 +97,6 @@ func below(path string, folders []string) bool {
 	return false
 }
 
-// resolved follows the symbolic links in the part of a path that exists.
 func resolved(path string) string {
 	found, err := filepath.EvalSymlinks(path)
 	switch {

@@ -7,7 +7,6 @@ import (
 	"time"
 )
 
-// limit bounds the wait for systemd.
 const limit = 2 * time.Second
 
 // A Runner runs a program and returns what it wrote to stdout.

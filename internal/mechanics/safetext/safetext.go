@@ -45,7 +45,6 @@ func Shorten(s string, limit int) string {
 	return string([]rune(s[:min(len(s), 4*limit)])[:limit-1]) + "…"
 }
 
-// cut returns a copy of at most limit bytes, without a part of a character at the end.
 func cut(s string, limit int) string {
 	if len(s) > limit {
 		s = strings.ToValidUTF8(s[:limit], "")

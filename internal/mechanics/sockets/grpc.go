@@ -20,7 +20,6 @@ type PeerCredentials struct {
 	Server func(uid int) error
 }
 
-// An other is the process at the other end of a connection.
 type other struct {
 	credentials.CommonAuthInfo
 	uid int

@@ -88,7 +88,6 @@ func ServeHTTP(ctx context.Context, l net.Listener, o HTTPOptions) error {
 	return err
 }
 
-// handler returns the handler with the limits of a request.
 func (o HTTPOptions) handler() http.Handler {
 	turns, waiting := semaphore.NewWeighted(int64(o.Requests)), semaphore.NewWeighted(int64(o.Waiting))
 	var next atomic.Int64 // requests that wait for their turn
@@ -126,7 +125,6 @@ func (o HTTPOptions) takeTurn(ctx context.Context, turns *semaphore.Weighted, ne
 	return turns.Acquire(ctx, 1) == nil
 }
 
-// A turn is the place of a request in one of two limits.
 type turn struct{ held, waiting *semaphore.Weighted }
 
 type turnKey struct{}

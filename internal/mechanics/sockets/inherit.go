@@ -54,7 +54,6 @@ func (s Socket) Inherit() (_ net.Listener, err error) {
 	return l, nil
 }
 
-// otherThan returns the error for a socket of systemd that is not the configured one.
 func (s Socket) otherThan(path string) error {
 	configured := cmp.Or(s.Endpoint, "a Unix socket")
 	edit := "give the same path in the configuration and in ListenStream= of %s (systemctl edit %[1]s)"

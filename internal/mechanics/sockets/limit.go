@@ -53,7 +53,6 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 	}
 }
 
-// add adds a connection. If it exceeds the limit, surplus is the connection to be closed.
 func (l *limitedListener) add(c *conn) (surplus *conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -68,7 +67,6 @@ func (l *limitedListener) add(c *conn) (surplus *conn) {
 	return surplus
 }
 
-// note logs that a connection was closed, unless that was logged a moment ago.
 func (l *limitedListener) note() {
 	l.mu.Lock()
 	l.closed++
@@ -85,7 +83,6 @@ func (l *limitedListener) note() {
 	}
 }
 
-// A conn counts until it is closed.
 type conn struct {
 	net.Conn
 	of *limitedListener

@@ -112,7 +112,6 @@ func Nearest(mistyped string, names []string) (near string) {
 	return near
 }
 
-// distance returns how many letters must be added, removed or replaced to convert a to b.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

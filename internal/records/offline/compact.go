@@ -24,7 +24,6 @@ import (
 // next call replaces it.
 const compactSuffix = ".compact"
 
-// batchBytes is approximately how much one transaction writes; bbolt keeps it in memory.
 const batchBytes = 4 << 20
 
 // A Compaction has the size of the file in bytes before and after compaction.

@@ -45,7 +45,6 @@ func check(ctx context.Context, f *os.File) (records.Verification, error) {
 	return v, err
 }
 
-// A line is a line of a dump.
 type line struct {
 	V          int             `json:"v"`
 	Bucket     string          `json:"bucket,omitempty"`

@@ -87,7 +87,6 @@ func (e *Echo) Stop() { e.server.Stop() }
 // Next returns the channel that gets what the echo sees of the one call with this value of the metadata "call".
 func (e *Echo) Next(call string) <-chan Seen { return e.of(call) }
 
-// of returns the channel of a call's Seen.
 func (e *Echo) of(call string) chan Seen {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -97,7 +96,6 @@ func (e *Echo) of(call string) chan Seen {
 	return e.seen[call]
 }
 
-// hang returns the channel that is closed when a call hangs.
 func (e *Echo) hang(call string) chan struct{} {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -224,7 +222,6 @@ func replies(stream grpc.ServerStream, md metadata.MD) error {
 	return nil
 }
 
-// inShort returns a short text that identifies a message.
 func inShort(m []byte) string {
 	return fmt.Sprintf("%d bytes %x", len(m), sha256.Sum256(m))
 }

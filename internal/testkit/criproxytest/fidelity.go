@@ -26,7 +26,6 @@ const (
 	shortLimit = 200 * time.Millisecond
 )
 
-// limit is the largest message that kubelets and containerd take.
 const limit = 16 << 20
 
 // Observed is everything that both ends see of one call.
@@ -64,7 +63,6 @@ func Fidelity(t *testing.T, echo *Echo, proxied string) {
 	})
 }
 
-// heavy says that a row takes more memory than many calls at once should.
 func (r row) heavy() bool {
 	size := 0
 	for _, m := range r.send {
@@ -222,5 +220,4 @@ func (r row) make(ctx context.Context, cc *grpc.ClientConn, o *Observed, answere
 	return err
 }
 
-// passes says that the row's deadline passes.
 func (r row) passes() bool { return r.limit == shortLimit }

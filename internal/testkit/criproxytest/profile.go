@@ -85,7 +85,6 @@ func (r *Runtime) resolveCRIOLocked(name string) (*Image, error) {
 	return nil, nil //nolint:nilnil // absent
 }
 
-// fullNameLocked returns a name with its registry, as CRI-O resolves it.
 func (r *Runtime) fullNameLocked(name string) (string, error) {
 	if _, err := reference.ParseDockerRef(name); err != nil {
 		return "", errNotParsed
@@ -103,7 +102,6 @@ func (r *Runtime) fullNameLocked(name string) (string, error) {
 	}
 }
 
-// unresolvedCRIO is CRI-O's answer to a call about a name that it cannot resolve.
 func unresolvedCRIO(name string, err error) error {
 	if errors.Is(err, errNotParsed) {
 		return status.Errorf(codes.Unknown, "cannot parse input: %q: %v", name, err)
@@ -126,7 +124,6 @@ func repoDigest(name string, img Image) string {
 	return repository + "@sha256:" + hex.EncodeToString(sum[:])
 }
 
-// pulledCRIOLocked adds what a pull brought, and returns the answer's image_ref.
 func (r *Runtime) pulledCRIOLocked(name string, img Image) (string, error) {
 	full, err := r.fullNameLocked(name)
 	if err != nil {
@@ -165,7 +162,6 @@ func (r *Runtime) removeCRIOLocked(name string, i *Image) error {
 	return nil
 }
 
-// message is an image as the runtime reports it.
 func (r *Runtime) message(i *Image) *runtimeapi.Image {
 	m := &runtimeapi.Image{Id: r.profile.ID(i.ID), Size: 1}
 	for _, n := range i.Names {
@@ -204,7 +200,6 @@ func everyDigest(names []string) []string {
 	return all
 }
 
-// asListedLocked returns a container as a list of the runtime has it.
 func (r *Runtime) asListedLocked(c *runtimeapi.Container) *runtimeapi.Container {
 	if r.profile == Containerd {
 		return c
@@ -228,7 +223,6 @@ func (r *Runtime) asListedLocked(c *runtimeapi.Container) *runtimeapi.Container 
 	return c
 }
 
-// refusal returns an error of the fake's registry in the words of the runtime.
 func (p Profile) refusal(name string, err error) error {
 	source := fmt.Sprintf("initializing source docker://%s: ", name)
 	switch {
@@ -264,7 +258,6 @@ func exactContentType() []grpc.ServerOption {
 	}
 }
 
-// knownConns are credentials by which a call knows its connection.
 type knownConns struct {
 	credentials.TransportCredentials
 }
@@ -273,7 +266,6 @@ func (knownConns) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, e
 	return c, knownConn{c}, nil
 }
 
-// A knownConn is the connection of a call.
 type knownConn struct{ net.Conn }
 
 // AuthType makes it a [credentials.AuthInfo].

@@ -47,7 +47,6 @@ func (c *keepingCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	return c.CodecV2.Unmarshal(data, v)
 }
 
-// take returns the bytes that a message was decoded from, once.
 func (c *keepingCodec) take(v any) []byte {
 	kept, _ := c.kept.LoadAndDelete(v)
 	b, _ := kept.([]byte)
@@ -60,7 +59,6 @@ func CallRaw(ctx context.Context, conn *grpc.ClientConn, method string, message 
 	return answer, err
 }
 
-// rawAnswer is an answer that is sent as it is.
 type rawAnswer []byte
 
 // Marshal encodes a message, or sends a rawAnswer.

@@ -21,7 +21,6 @@ func normal(name string) string {
 	return name
 }
 
-// isID reports whether a name is a whole image ID.
 func isID(name string) bool {
 	hex, ok := strings.CutPrefix(name, "sha256:")
 	return ok && len(hex) == 64 && strings.Trim(hex, "0123456789abcdef") == ""

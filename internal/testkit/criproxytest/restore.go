@@ -5,7 +5,6 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// restoreLocked brings what a checkpoint brings and returns the ID of the image that the container says it is on.
 func (r *Runtime) restoreLocked(checkpoint Image, name string) (on string, err error) {
 	for _, b := range checkpoint.Brings {
 		for _, n := range b.Names {

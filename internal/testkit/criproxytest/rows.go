@@ -10,7 +10,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A row is one property of forwarding.
 type row struct {
 	name   string
 	method string
@@ -61,7 +60,6 @@ func readMethods() []string {
 	}
 }
 
-// rows is the table: one row a property.
 func rows() []row {
 	// Fields that no version of the CRI knows, and bytes that are not a message at all.
 	odd := []byte{0xfa, 0x3e, 0x03, 'n', 'e', 'w', 0x08, 0x96, 0x01}
@@ -157,7 +155,6 @@ func rows() []row {
 	return all
 }
 
-// pull is a request for an image, with what is added to it.
 func pull(and []byte) []byte {
 	m, err := proto.Marshal(&runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: "repo.test/fidelity:1"}})
 	if err != nil {

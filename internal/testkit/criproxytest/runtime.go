@@ -77,7 +77,6 @@ type Runtime struct {
 	codec   keepingCodec
 }
 
-// A received is one call that a runtime got.
 type received struct {
 	method  string // its short name
 	request []byte // as it came

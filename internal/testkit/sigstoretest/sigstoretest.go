@@ -225,7 +225,6 @@ func (a *Authority) Certificate(tb testing.TB, change func(*LeafOptions)) (*x509
 	return issue(), key
 }
 
-// timestampOf returns the extension by which a certificate log proves a certificate.
 func (a *Authority) timestampOf(tb testing.TB, key *ecdsa.PrivateKey, cert *x509.Certificate) []byte {
 	tb.Helper()
 	sct := ct.SignedCertificateTimestamp{SCTVersion: ct.V1, LogID: ct.LogID{KeyID: [32]byte(logID(tb, key))}, Timestamp: uint64(time.Now().UnixMilli())}

@@ -90,7 +90,6 @@ func room(path string, n int64) error {
 	return nil
 }
 
-// untilDone writes until ctx is done.
 type untilDone struct {
 	ctx context.Context //nolint:containedctx // of the one call that makes it
 	w   io.Writer

@@ -14,7 +14,6 @@ var (
 	ErrUnreadable = errors.New("records: stored value unreadable")
 )
 
-// A failedReadError is a fault in the file's memory map.
 type failedReadError struct{ fault any }
 
 func (e failedReadError) Error() string { return fmt.Sprintf("a read of the file failed: %v", e.fault) }

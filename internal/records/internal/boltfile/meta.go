@@ -35,7 +35,6 @@ type meta struct {
 	root, free uint64
 }
 
-// parseMeta reads the beginning of a meta page.
 func parseMeta(page []byte) (meta, error) {
 	if len(page) < metaEnd {
 		return meta{}, errors.New("the file is too short")

@@ -34,7 +34,6 @@ type Visitor struct {
 	Damage func(error) error
 }
 
-// A walker walks the pages of a file.
 type walker struct {
 	file    io.ReaderAt
 	size    uint64 // of a page
@@ -113,7 +112,6 @@ func (w *walker) metas() error {
 	return nil
 }
 
-// free marks the pages of the free list; no other page may refer to them.
 func (w *walker) free(id uint64) error {
 	page, err := w.page(id)
 	if err != nil {
@@ -136,7 +134,6 @@ func (w *walker) free(id uint64) error {
 	return nil
 }
 
-// page reads a page with its overflow pages.
 func (w *walker) page(id uint64) ([]byte, error) {
 	high := uint64(len(w.seen))
 	if id < 2 || id >= high {
@@ -162,7 +159,6 @@ func (w *walker) page(id uint64) ([]byte, error) {
 	return w.read(id, (1+more)*w.size)
 }
 
-// read reads the first n bytes from a page on, which are in bounds.
 func (w *walker) read(id, n uint64) ([]byte, error) {
 	b := make([]byte, n)
 	if _, err := w.file.ReadAt(b, int64(id*w.size)); err != nil { //nolint:gosec // in bounds
@@ -182,7 +178,6 @@ func (w *walker) walk(id uint64, bucket string, low, high []byte) error {
 	return w.elements(page, fmt.Sprintf("page %d", id), bucket, low, high)
 }
 
-// An entry is an element of a page, decoded.
 type entry struct {
 	key, value []byte
 	child      uint64 // of a branch page
