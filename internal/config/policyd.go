@@ -109,8 +109,8 @@ type HTTPS struct {
 	ClientCAFile string `json:"clientCAFile"`
 }
 
-// A PodTemplate says where the objects of a resource have a pod template. Several can be about one resource, and all its
-// versions are judged. A list on the path, or at its end, stands for all of its elements.
+// A PodTemplate says where the objects of a resource have a pod template. Several can be about one resource, and all
+// versions of it are judged. A list on the path, or at its end, stands for all of its elements.
 type PodTemplate struct {
 	Group    string `json:"group"`
 	Resource string `json:"resource"`

@@ -35,8 +35,8 @@ type listRequest interface {
 	GetPageToken() string
 }
 
-// position returns the key after which a page begins, "" for the first page, and a hash of the list and its filter, with
-// which tokens begin so that they are valid for no other list.
+// position returns the key after which a page begins, "" for the first page, and a hash of the list and its filter.
+// Tokens begin with it, so that they are valid for no other list.
 func position(req listRequest) (after string, scope []byte, err error) {
 	filter := proto.Clone(req).ProtoReflect()
 	fields := filter.Descriptor().Fields()

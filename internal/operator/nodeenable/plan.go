@@ -236,7 +236,8 @@ func restartSteps(unit string, reload bool) []Step {
 	if !reload {
 		return []Step{restart}
 	}
-	return []Step{{Action: Run, Text: "run systemctl daemon-reload", Command: []string{"systemctl", "daemon-reload"}}, restart}
+	reloading := []string{"systemctl", "daemon-reload"}
+	return []Step{{Action: Run, Text: "run systemctl daemon-reload", Command: reloading}, restart}
 }
 
 func isUnitFile(file string) bool { return strings.HasSuffix(path.Dir(file), ".service.d") }
