@@ -55,30 +55,19 @@ policies do not deny it, as far as is known; 2 and 3 as for every command.`,
 		}
 		return answer, err
 	}
-	cmd.PreRunE = func(_ *cobra.Command, args []string) error {
-		request.Image = args[0]
-		given := 0
-		if pod.GetName() != "" {
-			given++
-			ns, name, err := coordinates("pod", pod.GetName())
-			if err != nil {
-				return err
-			}
-			pod.Namespace, pod.Name = ns, name
-		}
-		if pod.GetUid() != "" {
-			given++
-		}
-		request.Who = &adminv1.ExplainRequest_Pod{Pod: &pod}
+	cmd.PreRunE = func(_ *cobra.Command, args []string) (err error) {
+		request.Image, request.Who = args[0], &adminv1.ExplainRequest_Pod{Pod: &pod}
 		if namespace != "" {
-			given++
 			request.Who = &adminv1.ExplainRequest_Namespace{Namespace: namespace}
 		}
-		if given != 1 {
-			return cli.Misused("the verdict depends on the pod", "give one of --pod, --pod-uid and --namespace")
+		if pod.GetName() == "" {
+			return nil
 		}
-		return nil
+		pod.Namespace, pod.Name, err = coordinates("pod", pod.GetName())
+		return err
 	}
+	cmd.MarkFlagsOneRequired("pod", "pod-uid", "namespace")
+	cmd.MarkFlagsMutuallyExclusive("pod", "pod-uid", "namespace")
 	return cli.ShowCommand(c, cmd, cli.OutputFlags(cmd), explain, cli.View.Explanation,
 		func(e *adminv1.ExplainResponse) error { return exitOf(e, request.GetImage()) })
 }

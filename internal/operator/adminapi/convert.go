@@ -65,18 +65,13 @@ func intentTo(in records.Intent) *adminv1.Intent {
 
 // endorsements returns a function that converts endorsements, with their expiry and the rules in use.
 func (s *Server) endorsements() func(records.Endorsement) *adminv1.Endorsement {
-	rules, validity := map[string][]string{}, time.Duration(0)
-	if s.c.Signatures != nil {
-		for _, r := range s.c.Signatures.Rules().Rules() {
-			name := r.Policy
-			if r.Name != "" {
-				name += ", rule " + r.Name
-			}
-			rules[r.Hash] = append(rules[r.Hash], name)
+	rules, validity := map[string][]string{}, s.c.EndorsementValidity()
+	for _, r := range s.c.Signatures.Rules().Rules() {
+		name := r.Policy
+		if r.Name != "" {
+			name += ", rule " + r.Name
 		}
-	}
-	if s.c.EndorsementValidity != nil {
-		validity = s.c.EndorsementValidity()
+		rules[r.Hash] = append(rules[r.Hash], name)
 	}
 	return func(e records.Endorsement) *adminv1.Endorsement {
 		expires := e.Until

@@ -161,9 +161,7 @@ func (s *Server) RevokeEndorsements(
 	if req.GetDryRun() {
 		found, err = s.c.Store.SelectedEndorsements(of)
 	} else {
-		if s.c.RevokingEndorsements != nil {
-			s.c.RevokingEndorsements()
-		}
+		s.c.RevokingEndorsements()
 		found, err = s.c.Store.RevokeEndorsements(of)
 	}
 	if err != nil {

@@ -62,7 +62,7 @@ func (s *Server) judge(
 	if refused != nil {
 		c.Decision, c.Evidence.ByID = *refused, true
 	}
-	if s.c.Gate != nil && c.Allowed() {
+	if c.Allowed() {
 		if d, ok := s.c.Gate.Refusal(who.UID, name, c.Pair.ImageID); ok {
 			c.Decision = d
 		}
@@ -151,7 +151,7 @@ func (s *Server) learn(ctx context.Context, c *explanation, name imageref.Ref) {
 	}
 	uses, known := s.c.PodSource.Uses(c.Pod.UID, name)
 	policies := all(uses, func(u podsource.Use) string { return u.PullPolicy })
-	c.PullPolicy = tracker.PrecheckPolicy(policies, s.c.Gate != nil && s.c.Gate.SkipsAlways())
+	c.PullPolicy = tracker.PrecheckPolicy(policies, s.c.Gate.SkipsAlways())
 	if c.PodKnown = known; known && !c.Pod.Static {
 		c.Secrets, c.CredentialsKnown = s.c.PodSource.Secrets(ctx, c.Pod.UID, name)
 	}
@@ -226,17 +226,11 @@ func (s *Server) askPolicies(
 func (s *Server) explainPolicies(ctx context.Context, who tracker.Pod, containers []string, present tracker.Image,
 	name imageref.Ref, inSpec string, ask bool,
 ) []admission.Explanation {
-	if s.c.Gate == nil {
-		return nil
-	}
 	image := admission.Image{ID: present.ID, Names: present.Names, Requested: name}
 	return s.c.Gate.ExplainPolicies(ctx, who, containers, image, inSpec, ask)
 }
 
 func (s *Server) unjudged() (n int32) {
-	if s.c.Policies == nil {
-		return 0
-	}
 	for _, p := range s.c.Policies().GetPolicies() {
 		n += int32(len(p.GetUnjudged())) //nolint:gosec // bounded by the size of the policy files
 	}

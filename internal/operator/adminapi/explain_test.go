@@ -126,7 +126,7 @@ type aGate struct {
 func (g aGate) SkipsAlways() bool { return g.skips }
 
 func (g aGate) Refusal(uid string, _ imageref.Ref, _ string) (policy.Decision, bool) {
-	return policy.Decision{Verdict: policy.Reverify, Reason: "container_refused"}, uid == g.refused
+	return policy.Decision{Verdict: policy.Reverify, Reason: "container_refused"}, uid != "" && uid == g.refused
 }
 
 func (g aGate) ExplainPolicies(_ context.Context, who tracker.Pod, containers []string, image admission.Image, name string, ask bool) []admission.Explanation {

@@ -180,10 +180,7 @@ func (s *Server) ListGrants(ctx context.Context, req *adminv1.ListGrantsRequest)
 func (s *Server) ListPolicies(
 	ctx context.Context, req *adminv1.ListPoliciesRequest,
 ) (*adminv1.ListPoliciesResponse, error) {
-	var in *adminv1.ListPoliciesResponse
-	if s.c.Policies != nil {
-		in = s.c.Policies()
-	}
+	in := s.c.Policies()
 	page, next, err := list(ctx, req, inMemory(in.GetPolicies()), func(policy *adminv1.Policy) string {
 		return policy.GetKind() + separator + policy.GetName()
 	}, func(_ string, policy *adminv1.Policy) (*adminv1.Policy, bool) { return policy, true })

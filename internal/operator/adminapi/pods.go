@@ -29,10 +29,7 @@ func (p podImage) key() string {
 
 // ListPods lists the images of pods that have not ended.
 func (s *Server) ListPods(ctx context.Context, req *adminv1.ListPodsRequest) (*adminv1.ListPodsResponse, error) {
-	var policies *adminv1.ListPoliciesResponse
-	if s.c.Policies != nil {
-		policies = s.c.Policies()
-	}
+	policies := s.c.Policies()
 	reported := map[string]bool{} // policies that would only report
 	for _, policy := range policies.GetPolicies() {
 		reported[policy.GetName()] = policy.GetAudit()

@@ -80,14 +80,14 @@ type Gate interface {
 		ask bool) []admission.Explanation
 }
 
-// Config contains the parts of a [Server]. Every field except PodSource and Gate must be set.
+// Config contains the parts of a [Server]. Every field except PodSource must be set.
 type Config struct {
 	Tracker   *tracker.Tracker
 	Store     *records.Store
 	Runtime   Runtime
 	Pods      Pods
 	PodSource PodSource // nil if there is none
-	Gate      Gate      // nil if no gate enforces verdicts
+	Gate      Gate
 	// NodeCredentials accepts reports. Their IDs must be made with the key of KeyFingerprint.
 	NodeCredentials NodeCredentials
 	KeyFingerprint  string
@@ -95,12 +95,12 @@ type Config struct {
 	StorePath       string // the path of the file of the store
 	// Status returns a new answer of GetStatus, without what is from the tracker and the store.
 	Status func(ctx context.Context) *adminv1.GetStatusResponse
-	// Policies returns all policies in use, by kind and name; it is nil, or returns nil, if there are none.
+	// Policies returns all policies in use, by kind and name; nil if there are none.
 	Policies   func() *adminv1.ListPoliciesResponse
-	Signatures Signatures // asks about signatures of images; nil if no policy can require them
-	// EndorsementValidity returns how long an endorsement counts, 0 for without limit; nil means the same.
+	Signatures Signatures
+	// EndorsementValidity returns how long an endorsement counts, 0 for without limit.
 	EndorsementValidity func() time.Duration
-	// RevokingEndorsements is called before endorsements are revoked; nil is allowed.
+	// RevokingEndorsements is called before endorsements are revoked.
 	RevokingEndorsements func()
 	// Trusted is called when an operator has ended the distrust of the store.
 	Trusted func()

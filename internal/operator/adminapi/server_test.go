@@ -175,6 +175,8 @@ func newWorldOn(t *testing.T, store *records.Store, o tracker.Options, change ..
 			return &adminv1.GetStatusResponse{Version: "v0", Configuration: "kind: x\n"}
 		},
 		Trusted: func() { w.trusted++ }, Panic: func() { w.panics++ }, Log: klog.Background().V(99),
+		Gate: aGate{}, Signatures: &verifier{}, Policies: func() *adminv1.ListPoliciesResponse { return nil },
+		EndorsementValidity: func() time.Duration { return 0 }, RevokingEndorsements: func() {},
 	}
 	for _, f := range change {
 		f(&c)
@@ -1006,7 +1008,6 @@ func TestVerifyImageRefuses(t *testing.T) {
 	}{
 		"no image":             {&verifier{rules: signed}, "", codes.InvalidArgument},
 		"an image ID":          {&verifier{rules: signed}, "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", codes.InvalidArgument},
-		"no policy folder":     {nil, "repo.test/a:1", codes.FailedPrecondition},
 		"no rule":              {&verifier{}, "repo.test/a:1", codes.FailedPrecondition},
 		"policyd not reached":  {&verifier{rules: signed, err: policyclient.ErrNotReached}, "repo.test/a:1", codes.Unavailable},
 		"an error with quotes": {&verifier{rules: signed, err: errors.New("a\xff")}, "repo.test/a:1", codes.Unavailable},

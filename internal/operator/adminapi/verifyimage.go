@@ -33,7 +33,7 @@ func (s *Server) VerifyImage(
 		return nil, status.Errorf(codes.InvalidArgument,
 			"image %q: must be the name of an image, as in registry.example/team/app:1.4", text(req.GetImage()))
 	}
-	if s.c.Signatures == nil || len(s.c.Signatures.Rules().Rules()) == 0 {
+	if len(s.c.Signatures.Rules().Rules()) == 0 {
 		return nil, status.Error(codes.FailedPrecondition,
 			"no policy in use requires signatures; pullgatectl policy list shows the policies")
 	}

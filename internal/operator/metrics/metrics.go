@@ -1,11 +1,11 @@
 package metrics
 
 import (
+	"cmp"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -28,10 +28,7 @@ const unknown = "unknown"
 // Metrics are the metrics of one daemon. Its methods may be called concurrently, the Set ones before a scrape.
 type Metrics struct {
 	registry *prometheus.Registry
-	methods  map[string]method // every full method that is counted by name
-
-	// The series of callDuration. They are looked up once, because every call of the node is counted.
-	judgedCalls, otherCalls func() prometheus.Observer
+	methods  map[string]string // the label of every full method that is counted by name
 
 	hit, miss    *prometheus.HistogramVec
 	verdicts     *prometheus.CounterVec
@@ -54,19 +51,11 @@ type Metrics struct {
 	admission    admissionMetrics
 }
 
-type method struct {
-	label    string
-	answered func() prometheus.Counter // with OK; looked up once, because every call of the node is counted
-}
-
 // New returns metrics with a registry. methods are the full methods, "/runtime.v1.ImageService/PullImage", to name.
 func New(version, goVersion string, methods []string) *Metrics {
-	m := &Metrics{registry: prometheus.NewRegistry(), methods: map[string]method{}}
+	m := &Metrics{registry: prometheus.NewRegistry(), methods: map[string]string{}}
 	for _, full := range methods {
-		label := full[strings.LastIndex(full, "/")+1:]
-		m.methods[full] = method{label, sync.OnceValue(func() prometheus.Counter {
-			return m.forwarded.WithLabelValues(label, ok)
-		})}
+		m.methods[full] = full[strings.LastIndex(full, "/")+1:]
 	}
 	// From a verdict in memory to a pull of gigabytes.
 	recheck := []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
@@ -92,8 +81,6 @@ func New(version, goVersion string, methods []string) *Metrics {
 		"method", "code")
 	m.callDuration = histogramVec("pullgate_call_duration_seconds",
 		"Seconds that a call took from its arrival to its answer, the runtime's part included.", calls, "judged")
-	m.judgedCalls = sync.OnceValue(func() prometheus.Observer { return m.callDuration.WithLabelValues("true") })
-	m.otherCalls = sync.OnceValue(func() prometheus.Observer { return m.callDuration.WithLabelValues("false") })
 	m.storeSync = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name:    "pullgate_store_sync_seconds",
 		Help:    "Seconds that a write to the store of pull records took until it was on disk.",
@@ -286,26 +273,14 @@ func (m *Metrics) CreationRefused(reason string) {
 // ForwardedCall counts a call at its end. code is the name of a status code; a method that is not one
 // of those that New was given is counted as "other".
 func (m *Metrics) ForwardedCall(method, code string, judged bool, took time.Duration) {
-	switch known, named := m.methods[method]; {
-	case named && code == ok:
-		known.answered().Inc()
-	case named:
-		m.forwarded.WithLabelValues(known.label, oneOf(codeNames(), code, other)).Inc()
-	default:
-		m.forwarded.WithLabelValues(other, oneOf(codeNames(), code, other)).Inc()
-	}
-	calls := m.otherCalls
-	if judged {
-		calls = m.judgedCalls
-	}
-	calls().Observe(took.Seconds())
+	label := cmp.Or(m.methods[method], other)
+	m.forwarded.WithLabelValues(label, oneOf(codeNames(), code, other)).Inc()
+	m.callDuration.WithLabelValues(strconv.FormatBool(judged)).Observe(took.Seconds())
 }
-
-const ok = "OK"
 
 func codeNames() []string {
 	return []string{
-		ok, "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound", "AlreadyExists",
+		"OK", "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound", "AlreadyExists",
 		"PermissionDenied", "ResourceExhausted", "FailedPrecondition", "Aborted", "OutOfRange", "Unimplemented",
 		"Internal", "Unavailable", "DataLoss", "Unauthenticated",
 	}
