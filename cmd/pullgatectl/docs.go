@@ -208,7 +208,6 @@ func (p page) markdown(text []byte, date time.Time) []byte {
 	return b.Bytes()
 }
 
-// cellsOf returns the cells of a row of a table, nil for another line.
 func cellsOf(line string) []string {
 	if !strings.HasPrefix(line, "| ") {
 		return nil

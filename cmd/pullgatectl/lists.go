@@ -122,7 +122,6 @@ ACCESS shows which pods may use it:
 		adminv1.PullRecordsClient.ListImages, cli.View.Images)
 }
 
-// before returns the time that is as long ago as the value of a flag; nil if the flag is not set.
 func before(c *cli.Console, flag, age string) (*timestamppb.Timestamp, error) {
 	if age == "" {
 		return nil, nil
@@ -229,7 +228,6 @@ read some are left out, and stderr has their number.`,
 	return cmd
 }
 
-// follow prints decisions until there are limit of them, or next fails.
 func follow(c *cli.Console, o *cli.Output, limit uint, next func() (*adminv1.WatchDecisionsResponse, error)) error {
 	p := c.Page()
 	if o.Format == cli.AsTable {

@@ -315,7 +315,6 @@ runtime is asked once, without credentials, and each webhook, unless --no-networ
 	return cmd
 }
 
-// statusFor asks the daemon for its status, on the socket of its configuration unless a flag gives another.
 func statusFor(ctx context.Context, c *cli.Console, listen string) (status *adminv1.GetStatusResponse, err error) {
 	if listen == "" && !c.HasEndpoint() {
 		return nil, errors.New("it has no admin API: admin.listen is empty")

@@ -138,7 +138,6 @@ and 3 as for every command.`,
 		}, func(r *adminv1.VerifyImageResponse) error { return verifiedExit(r, request.GetImage()) })
 }
 
-// loginOf returns the value of --creds, with a password that it asks for if the value has none.
 func loginOf(c *cli.Console, creds string) (*adminv1.RegistryLogin, error) {
 	user, password, given := strings.Cut(creds, ":")
 	if user == "" {

@@ -58,7 +58,6 @@ store, set a longer --timeout.`,
 		func(r *adminv1.VerifyStoreResponse) error { return damagedIf(len(r.GetProblems())) })
 }
 
-// defaultStore is the path of the store unless stateDir sets another one.
 const defaultStore = "/var/lib/pullgate/records.db"
 
 func offlineCommand(cmd *cobra.Command, do func(ctx context.Context, file string) error) *cobra.Command {

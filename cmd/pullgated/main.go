@@ -121,7 +121,6 @@ func read(path string, load func() (config.Config, bool, error)) (config.Config,
 	return c, found, nil
 }
 
-// check prints the effect of a configuration, and what a start with it would refuse or do without.
 func check(cmd *cobra.Command, path string, load func() (config.Config, bool, error)) error {
 	c, found, err := read(path, load)
 	if err != nil {

@@ -182,7 +182,6 @@ func checkDurations(c *Config) (errs field.ErrorList) {
 	return errs
 }
 
-// checkPolicy makes the policy from the fields of this file, or from those of the kubelet's file.
 func checkPolicy(c *Config) (errs []error) {
 	const mode, allowlist = "imagePullCredentialsVerificationPolicy", "preloadedImagesVerificationAllowlist"
 	from := "" // prefix of errors about the policy

@@ -238,7 +238,6 @@ func LoadPresent(path string) (Config, error) {
 	return Parse(data)
 }
 
-// readFile reads a file, as far as decode accepts it.
 func readFile(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

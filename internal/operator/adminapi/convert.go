@@ -57,13 +57,10 @@ func markTo(m records.Mark) *adminv1.Mark {
 }
 
 func intentTo(in records.Intent) *adminv1.Intent {
-	return &adminv1.Intent{
-		Id: in.ID, Name: in.Name, Repository: text(in.Repository), Begun: timestamp(in.Begun),
-		Ended: timestamp(in.Ended),
-	}
+	begun, ended := timestamp(in.Begun), timestamp(in.Ended)
+	return &adminv1.Intent{Id: in.ID, Name: in.Name, Repository: text(in.Repository), Begun: begun, Ended: ended}
 }
 
-// endorsements returns a function that converts endorsements, with their expiry and the rules in use.
 func (s *Server) endorsements() func(records.Endorsement) *adminv1.Endorsement {
 	rules, validity := map[string][]string{}, s.c.EndorsementValidity()
 	for _, r := range s.c.Signatures.Rules().Rules() {
@@ -97,9 +94,8 @@ func proofTo(rules tracker.Rules, p records.Proof) *adminv1.Proof {
 func recordTo(rules tracker.Rules, r records.Record) *adminv1.Record {
 	return &adminv1.Record{
 		Pair: pairTo(r.Pair), Open: r.Open, Opened: timestamp(r.Opened), Created: timestamp(r.Created),
-		LastUsed: timestamp(r.LastUsed),
-		Proofs:   all(r.Proofs, func(p records.Proof) *adminv1.Proof { return proofTo(rules, p) }),
-		Revoked:  timestamp(r.Revoked),
+		LastUsed: timestamp(r.LastUsed), Revoked: timestamp(r.Revoked),
+		Proofs: all(r.Proofs, func(p records.Proof) *adminv1.Proof { return proofTo(rules, p) }),
 	}
 }
 
@@ -115,18 +111,12 @@ func verdictTo(d policy.Decision) adminv1.Verdict {
 }
 
 func standingTo(s tracker.CredentialStatus) adminv1.CredentialStanding {
-	switch s {
-	case tracker.Valid:
-		return adminv1.CredentialStanding_CREDENTIAL_STANDING_PROVED
-	case tracker.InGrace:
-		return adminv1.CredentialStanding_CREDENTIAL_STANDING_IN_GRACE
-	case tracker.Expired:
-		return adminv1.CredentialStanding_CREDENTIAL_STANDING_EXPIRED
-	case tracker.Rotated:
-		return adminv1.CredentialStanding_CREDENTIAL_STANDING_ROTATED
-	case tracker.ProvedNothing:
-	}
-	return adminv1.CredentialStanding_CREDENTIAL_STANDING_UNSPECIFIED
+	return map[tracker.CredentialStatus]adminv1.CredentialStanding{
+		tracker.Valid:   adminv1.CredentialStanding_CREDENTIAL_STANDING_PROVED,
+		tracker.InGrace: adminv1.CredentialStanding_CREDENTIAL_STANDING_IN_GRACE,
+		tracker.Expired: adminv1.CredentialStanding_CREDENTIAL_STANDING_EXPIRED,
+		tracker.Rotated: adminv1.CredentialStanding_CREDENTIAL_STANDING_ROTATED,
+	}[s]
 }
 
 // names finds the pod of a UID among the pods that have a sandbox.
@@ -144,7 +134,6 @@ func (n names) grant(g tracker.Grant) *adminv1.Grant {
 	p := n[g.Pod]
 	p.UID = g.Pod
 	return &adminv1.Grant{
-		Pod: podTo(p), Pair: pairTo(g.Pair), Reason: string(g.Reason),
-		CredentialId: string(g.Credential),
+		Pod: podTo(p), Pair: pairTo(g.Pair), Reason: string(g.Reason), CredentialId: string(g.Credential),
 	}
 }

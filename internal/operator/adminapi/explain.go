@@ -168,13 +168,9 @@ func (s *Server) explained(c explanation, present tracker.Image) *adminv1.Explai
 	if present.ID == "" {
 		e.Presence = adminv1.Presence_PRESENCE_ABSENT
 	}
-	switch c.Evidence.Exempt {
-	case policy.StaticPod:
-		e.Exemption = string(policy.ExemptStaticPod)
-	case policy.ExemptedNamespace:
-		e.Exemption = string(policy.ExemptNamespace)
-	case policy.NotExempt:
-	}
+	e.Exemption = map[policy.Exemption]string{
+		policy.StaticPod: string(policy.ExemptStaticPod), policy.ExemptedNamespace: string(policy.ExemptNamespace),
+	}[c.Evidence.Exempt]
 	if c.Unreadable != nil {
 		e.Unreadable = text(c.Unreadable.Error())
 	}
@@ -204,20 +200,14 @@ func (s *Server) explained(c explanation, present tracker.Image) *adminv1.Explai
 func (s *Server) askPolicies(
 	ctx context.Context, req *adminv1.ExplainRequest, who tracker.Pod, name imageref.Ref, present tracker.Image,
 ) []admission.Explanation {
-	var containers []string
-	switch {
-	case req.GetContainer() != "":
-		containers = []string{req.GetContainer()}
-	case s.c.PodSource != nil && who.UID != "":
+	containers := []string{req.GetContainer()}
+	if s.c.PodSource != nil && who.UID != "" && req.GetContainer() == "" {
 		uses, _ := s.c.PodSource.Uses(who.UID, name)
-		for _, u := range uses {
-			if u.Container != "" {
-				containers = append(containers, u.Container)
-			}
+		of := slices.DeleteFunc(all(uses, func(u podsource.Use) string { return u.Container }),
+			func(name string) bool { return name == "" })
+		if len(of) > 0 {
+			containers = of
 		}
-	}
-	if len(containers) == 0 {
-		containers = []string{""}
 	}
 	return s.explainPolicies(ctx, who, containers, present, name, req.GetImage(), req.GetAsk())
 }

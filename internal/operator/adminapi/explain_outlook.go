@@ -191,14 +191,8 @@ func (c explanation) permissions() []string {
 }
 
 func (c explanation) addNames(add func(string, ...any)) {
-	var repositories []string
-	for _, n := range c.Names {
-		if n.Parsed() && !slices.Contains(repositories, n.Repository()) {
-			repositories = append(repositories, n.Repository())
-		}
-	}
 	where := ""
-	if len(repositories) > 0 {
+	if repositories := (tracker.Image{Names: c.Names}).Repositories(); len(repositories) > 0 {
 		where = "; this image is in " + enumerated(repositories)
 	}
 	add("Name the image in the pod's spec by its repository, with a tag or a digest%s.", where)
@@ -340,7 +334,6 @@ func notAsked(f admission.Finding) bool { return f.Reason == admission.NotAsked 
 
 func (c explanation) denied() []admission.Explanation { return c.notAdmitted(true) }
 
-// undecided returns the calls whose answer depends on what is not known now.
 func (c explanation) undecided() []admission.Explanation { return c.notAdmitted(false) }
 
 func (c explanation) notAdmitted(certain bool) []admission.Explanation {

@@ -40,7 +40,6 @@ type Settings struct {
 	PerNamespace    bool // runtimeCredentials: perNamespace
 }
 
-// who returns the pod as the subject of a sentence.
 func (c explanation) who() string {
 	switch {
 	case c.Pod.UID == "" && c.Pod.Namespace == "":
@@ -73,7 +72,6 @@ func named(s records.SecretRef) string {
 	return "Secret " + s.Namespace + "/" + s.Name
 }
 
-// secretOf returns the Secret that has a credential, or the namespace for which the runtime has it; "" if unknown.
 func (c explanation) secretOf(id credential.ID) string {
 	for _, s := range c.Secrets {
 		if s.Credential == id {
@@ -117,7 +115,6 @@ func (c explanation) proof() (p records.Proof, rotated bool) {
 	return p, false
 }
 
-// graceful returns the end of the proof's grace, and whether the grace has not ended yet.
 func (c explanation) graceful() (until time.Time, lasts bool) {
 	p, _ := c.proof()
 	return c.Rules.Expires(p).Add(c.Rules.Grace), c.Evidence.InGrace || slices.Contains(c.Statuses, tracker.InGrace)
@@ -308,7 +305,6 @@ func (c explanation) notProved() string {
 		repository, c.ownCredentials())
 }
 
-// ownCredentials returns why the pod's credentials are not among the proved credentials.
 func (c explanation) ownCredentials() string {
 	names := c.secretNames()
 	switch {
@@ -350,7 +346,6 @@ func (c explanation) pulling() string {
 	return fmt.Sprintf("A pull of %s is in progress; %s.", c.Pair.Repository, unproved)
 }
 
-// whyUnmarked returns why a scan does not mark an untracked image preloaded.
 func (c explanation) whyUnmarked() string {
 	const tenant = ", and a tenant may have added this name"
 	switch {

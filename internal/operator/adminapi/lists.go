@@ -113,7 +113,6 @@ func list[T any, M proto.Message](ctx context.Context, req listRequest, read fun
 	return page, "", nil
 }
 
-// inMemory returns how list reads entries that are in memory.
 func inMemory[T any](entries []T) func() ([]T, error) {
 	return func() ([]T, error) { return entries, nil }
 }
@@ -197,7 +196,6 @@ var (
 	unparsedForm = regexp.MustCompile(`^unparsed/[0-9a-f]{64}$`)
 )
 
-// repositoryOf returns the repository of a name in any form, "" for "".
 func repositoryOf(field, name string) (string, error) {
 	if name == "" || unparsedForm.MatchString(name) {
 		return name, nil // a name that does not parse has such a repository

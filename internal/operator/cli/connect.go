@@ -169,7 +169,6 @@ func (l Link) reach(ctx context.Context, conn *grpc.ClientConn) bool {
 	}
 }
 
-// notReached returns the error for a socket on which pullgated does not answer; cause is nil if another program did.
 func notReached(path string, cause error) *ExitError {
 	var advice string
 	switch {
@@ -191,7 +190,6 @@ func notReached(path string, cause error) *ExitError {
 	return &ExitError{ExitNotReached, program.Hintf(advice, "reach pullgated on %s: %w", path, cause)}
 }
 
-// answered returns an error of the daemon with the daemon's message and a hint, and any other one as it is.
 func answered(err error) error {
 	answer, ok := errors.AsType[interface {
 		error

@@ -89,7 +89,6 @@ func (c *Console) Run(root *cobra.Command, args []string) int {
 	return c.complain(exitError(err))
 }
 
-// note makes every command record that it has begun.
 func note(cmd *cobra.Command, begun *bool) {
 	if do := cmd.RunE; do != nil {
 		cmd.RunE = func(cmd *cobra.Command, args []string) error {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -223,16 +224,11 @@ func ofSecrets(secrets ...*adminv1.SecretRef) string {
 }
 
 func standing(s adminv1.CredentialStanding) string {
-	switch s {
-	case adminv1.CredentialStanding_CREDENTIAL_STANDING_PROVED:
-		return "proved access"
-	case adminv1.CredentialStanding_CREDENTIAL_STANDING_IN_GRACE:
-		return "proof expired, valid while the registry is unavailable"
-	case adminv1.CredentialStanding_CREDENTIAL_STANDING_EXPIRED:
-		return "proof expired"
-	case adminv1.CredentialStanding_CREDENTIAL_STANDING_ROTATED:
-		return "will be carried over: the Secret proved access with its earlier content"
-	case adminv1.CredentialStanding_CREDENTIAL_STANDING_UNSPECIFIED:
-	}
-	return "not proved"
+	return cmp.Or(map[adminv1.CredentialStanding]string{
+		adminv1.CredentialStanding_CREDENTIAL_STANDING_PROVED:   "proved access",
+		adminv1.CredentialStanding_CREDENTIAL_STANDING_IN_GRACE: "proof expired, valid while the registry is unavailable",
+		adminv1.CredentialStanding_CREDENTIAL_STANDING_EXPIRED:  "proof expired",
+		adminv1.CredentialStanding_CREDENTIAL_STANDING_ROTATED: "will be carried over: the Secret proved access with its " +
+			"earlier content",
+	}[s], "not proved")
 }

@@ -125,7 +125,6 @@ const patience = time.Second
 // harmless matches text that a shell takes as one word without special meaning, however its completion scripts quote.
 var harmless = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$`)
 
-// complete returns the daemon's values with a prefix. Errors would disturb the command line and are not printed.
 func (c *Console) complete(cmd *cobra.Command, begun string, from source) []string {
 	quick := *c
 	quick.timeout = patience

@@ -109,14 +109,13 @@ func (v View) Image(p *Page, i *adminv1.Image) {
 		if k.mark != nil {
 			p.Line("  Preloaded %s, set by %s.", v.lasting(k.mark.GetSet()), origin(k.mark.GetOrigin()))
 		}
-		switch r := k.record; {
+		switch {
 		case k.unreadable:
 			p.Line("  Its record is unreadable: it needs proof under every policy.")
-		case r == nil && k.mark == nil:
+		case k.record != nil:
+			v.record(p, k.record)
+		case k.mark == nil:
 			p.Line("  Untracked: it needs proof.")
-		case r == nil:
-		default:
-			v.record(p, r)
 		}
 	}
 }
@@ -239,7 +238,6 @@ func (v View) Endorsements(p *Page, r interface{ GetEndorsements() []*adminv1.En
 	})
 }
 
-// requirement returns the hash of a requirement, which begins with the version of the hash.
 func (v View) requirement(hash string) string {
 	version, digits, ok := strings.Cut(hash, ":")
 	if !ok {
@@ -286,7 +284,6 @@ func repositories(i *adminv1.Image) []*repository {
 	})
 }
 
-// access returns in a word or two which pods may use it.
 func (k *repository) access() string {
 	var all []string
 	if k.mark != nil {
@@ -308,18 +305,13 @@ func (k *repository) access() string {
 }
 
 func presence(p adminv1.Presence) string {
-	switch p {
-	case adminv1.Presence_PRESENCE_PRESENT:
-		return "yes"
-	case adminv1.Presence_PRESENCE_ABSENT:
-		return "no"
-	case adminv1.Presence_PRESENCE_UNSPECIFIED:
-	}
-	return "unknown"
+	return cmp.Or(map[adminv1.Presence]string{
+		adminv1.Presence_PRESENCE_PRESENT: "yes", adminv1.Presence_PRESENCE_ABSENT: "no",
+	}[p], "unknown")
 }
 
 func secretNames(secrets []*adminv1.SecretRef) string {
-	all := make([]string, 0, len(secrets))
+	var all []string
 	for _, s := range secrets {
 		all = append(all, secretName(s))
 	}
@@ -327,16 +319,10 @@ func secretNames(secrets []*adminv1.SecretRef) string {
 }
 
 func origin(o string) string {
-	switch o {
-	case "first start":
-		return "the very first start"
-	case "untracked":
-		return "a scan, when a pod asked for the image"
-	case "operator":
-		return "an operator"
-	default:
-		return o
-	}
+	return cmp.Or(map[string]string{
+		"first start": "the very first start", "untracked": "a scan, when a pod asked for the image",
+		"operator": "an operator",
+	}[o], o)
 }
 
 // decisionWidths are the usual column widths: a table without an end cannot wait for its widest cell. The last column
@@ -381,12 +367,7 @@ func (v View) Decision(p *Page, d *adminv1.WatchDecisionsResponse) {
 }
 
 func verdict(v adminv1.Verdict) string {
-	switch v {
-	case adminv1.Verdict_VERDICT_ALLOW:
-		return "Allow"
-	case adminv1.Verdict_VERDICT_REVERIFY:
-		return "Reverify"
-	case adminv1.Verdict_VERDICT_UNSPECIFIED:
-	}
-	return ""
+	return map[adminv1.Verdict]string{
+		adminv1.Verdict_VERDICT_ALLOW: "Allow", adminv1.Verdict_VERDICT_REVERIFY: "Reverify",
+	}[v]
 }

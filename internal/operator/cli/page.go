@@ -189,7 +189,6 @@ func (v View) ago(t *timestamppb.Timestamp) string {
 	}
 }
 
-// lasting returns how long a state has lasted: "for 3d4h", "since 2026-01-02T15:04:05Z".
 func (v View) lasting(t *timestamppb.Timestamp) string {
 	switch {
 	case t == nil:

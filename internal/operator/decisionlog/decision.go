@@ -88,7 +88,6 @@ type finding struct {
 // maxFindings bounds the findings in a line. There can be some for each of 1,000 policies.
 const maxFindings = 100
 
-// findingsOf returns the findings of a line: those that decided first, then those that failed open.
 func findingsOf(d admission.Decision) []finding {
 	var decided, open, admitting, others []finding
 	for _, f := range d.Findings {
@@ -139,7 +138,6 @@ type entry struct {
 	decided Decision
 }
 
-// line returns the written form of the entry; dropped is the number of missing decisions before it.
 func (e *entry) line(dropped uint64) ([]byte, error) {
 	var b bytes.Buffer
 	to := json.NewEncoder(&b)

@@ -151,7 +151,6 @@ func (l *Log) flush() {
 	l.drop(late)
 }
 
-// write writes one line, or counts the decision as dropped.
 func (l *Log) write(e *entry) {
 	l.missing += e.before
 	line, err := e.line(l.missing)

@@ -72,13 +72,11 @@ var (
 	providerConfig = regexp.MustCompile(`image-credential-provider-config["']?[\s=]+["']?(/[^\s"']*)`)
 )
 
-// authDirs returns the directories in which CRI-O is configured to look for auth files of namespaces, and the default.
 func (h Host) authDirs() []string {
 	files := []string{"/etc/crio/crio.conf", "/etc/default/crio", "/etc/sysconfig/crio"}
 	return h.values(authDir, slices.Concat(files, h.glob("/etc/crio/crio.conf.d/*"), h.startedBy("crio")), defaultAuthDir)
 }
 
-// providerConfigs returns the files from which kubelets are configured to read credential providers from.
 func (h Host) providerConfigs() (files []string) {
 	settings := []string{"/etc/default/kubelet", "/etc/sysconfig/kubelet", "/var/lib/kubelet/kubeadm-flags.env"}
 	for _, which := range []string{"k3s", "rke2"} {
@@ -110,7 +108,6 @@ func (h Host) startedBy(program string) (files []string) {
 	return files
 }
 
-// values returns the values of a setting in the files, and a default.
 func (h Host) values(setting *regexp.Regexp, files []string, byDefault string) []string {
 	all := []string{byDefault}
 	for _, file := range files {

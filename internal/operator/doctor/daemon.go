@@ -134,7 +134,6 @@ func policyOf(configuration string) string {
 	return c.Policy
 }
 
-// recorded checks the content of the store, through the daemon or, without it, in the file.
 func (n Node) recorded(ctx context.Context) []Finding {
 	path := filepath.Join(n.Config.StateDir, tracker.StoreFile)
 	var all []Finding
@@ -320,7 +319,6 @@ func (n Node) peer(ctx context.Context, path string) (process, error) {
 	return process{pid: int(who.Pid), name: n.nameOf(int(who.Pid))}, nil
 }
 
-// dialError returns why the connection to a socket failed: permission denied, connection refused or timed out.
 func dialError(err error) error {
 	switch {
 	case errors.Is(err, fs.ErrPermission):

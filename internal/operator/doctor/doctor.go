@@ -155,7 +155,6 @@ func Failed(all []Finding) bool {
 	return slices.ContainsFunc(all, func(f Finding) bool { return f.Level == Fail })
 }
 
-// filled returns the node with the machine's own values for the fields that are not set.
 func (n Node) filled() Node {
 	if n.Root == "" {
 		n.Root = "/"
@@ -226,7 +225,6 @@ var ErrNoKubelet = errors.New("doctor: no kubelet found")
 // ErrSeveralKubelets is returned if several units may run the kubelet, and not exactly one of them runs.
 var ErrSeveralKubelets = errors.New("doctor: several units may run the kubelet")
 
-// An access is the owner and the permissions of a file.
 type access struct {
 	uid, gid int // -1 if they are not known
 	mode     fs.FileMode

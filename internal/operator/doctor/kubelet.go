@@ -44,7 +44,6 @@ func (n Node) kubelet(ctx context.Context) []Finding {
 	return append([]Finding{now}, others...)
 }
 
-// kubeletFiles checks the root directory of a kubelet, and the file that pullgatectl node enable wrote for it.
 func (n Node) kubeletFiles(ctx context.Context, s Settings) []Finding {
 	all := n.kubeletRoot(s)
 	if n.Stale == nil {
@@ -63,7 +62,6 @@ func (n Node) kubeletRoot(s Settings) []Finding {
 	return nil
 }
 
-// rootDirectory checks that the volumes of pods are where policies expect them.
 func (n Node) rootDirectory(ctx context.Context) []Finding {
 	if n.Config.Admission.Policies == "" {
 		return nil
@@ -92,7 +90,6 @@ func (h Host) CheckRoot(ctx context.Context, unit, root string) error {
 	return found.Configured.CheckRoot(root)
 }
 
-// kubeletProcesses checks the running kubelets, if no unit shows what a kubelet dials.
 func (n Node) kubeletProcesses(why error) (all []Finding) {
 	if errors.Is(why, ErrSeveralKubelets) || errors.Is(why, fs.ErrPermission) {
 		return []Finding{unknown("run it as root; pullgatectl node status --unit UNIT shows it for one unit",
@@ -388,7 +385,6 @@ type Process struct {
 	Args []string
 }
 
-// kubeletOf returns the kubelet that a unit runs or has started; a zero Process for none, as under k3s.
 func (h Host) kubeletOf(mainPID int) Process {
 	for _, pid := range append([]int{mainPID}, h.pids()...) {
 		args := h.commandLine(pid)
@@ -421,7 +417,6 @@ func (h Host) commandLine(pid int) []string {
 	return strings.Split(strings.TrimSuffix(string(content), "\x00"), "\x00")
 }
 
-// descends reports whether a process was started by another, or by one that it has started.
 func (h Host) descends(pid, ancestor int) bool {
 	for range 32 { // the chain may change under the eyes
 		if pid == ancestor {

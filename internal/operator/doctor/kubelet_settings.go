@@ -134,7 +134,6 @@ func (s Settings) healthz() string {
 	return "http://" + net.JoinHostPort(ip, strconv.Itoa(s.healthzPort)) + "/healthz"
 }
 
-// readKubelet adds the settings of a kubelet's configuration file, or of a part of one.
 func (h Host) readKubelet(file string, s *Settings) error {
 	content, err := h.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -258,7 +257,6 @@ func (h Host) rancher(s service) (rancher, error) {
 	return r, nil
 }
 
-// read adds the settings of one file: a key replaces its earlier value, unless it ends with "+".
 func (r rancher) read(h Host, file string) error {
 	content, err := h.ReadFile(file)
 	var given map[string]any

@@ -66,7 +66,6 @@ func (n Node) policies(ctx context.Context) []Finding {
 	return append(all, n.policydFiles(ctx, backends)...)
 }
 
-// policyPaths returns where the policy files are, as pullgated reads them.
 func (n Node) policyPaths() policyfiles.Paths {
 	rooted := func(path string) string {
 		if path == "" {
@@ -112,7 +111,6 @@ func (n Node) policyd(ctx context.Context, path, hash, without string) []Finding
 	return append(all, n.askPolicyd(ctx, path, hash, without))
 }
 
-// askPolicyd compares the policy files of the folder with those of pullgate-policyd. No backend is asked.
 func (n Node) askPolicyd(ctx context.Context, path, hash, without string) Finding {
 	client, err := policyclient.New("unix://"+n.Path(path),
 		policyclient.Options{Review: 3 * patience, Reconnect: patience})
@@ -166,7 +164,6 @@ func (n Node) policydFolder() []Finding {
 	return nil
 }
 
-// policydFiles checks that pullgate-policyd can read what it needs, and no other user the credentials for backends.
 func (n Node) policydFiles(ctx context.Context, backends []policyfiles.Backend) []Finding {
 	uid, gid, known := n.account(policydProgram)
 	if !known {
@@ -218,7 +215,6 @@ func (n Node) policydFiles(ctx context.Context, backends []policyfiles.Backend) 
 	return all
 }
 
-// readable checks that a user can read a file or a folder, and if it is a secret that others cannot.
 func (n Node) readable(path string, uid, gid int, secret bool) []Finding {
 	info, err := os.Stat(n.Path(path))
 	switch {
@@ -263,7 +259,6 @@ func within(path, dir string) bool {
 	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// visible returns what the unit of pullgate-policyd sees of the node; nil if systemd does not have it.
 func (n Node) visible(ctx context.Context) (paths []string) {
 	unit, loaded := program.Show(ctx, n.Run, policydService, "BindReadOnlyPaths", "BindPaths")
 	if !loaded {
@@ -299,7 +294,6 @@ type namedFile struct {
 	secret bool
 }
 
-// filesOf returns the files that a kubeconfig names. Its values are not kept: they can be secrets.
 func (n Node) filesOf(kubeconfig string) (all []namedFile) {
 	c, err := clientcmd.Load([]byte(n.read(kubeconfig)))
 	if err != nil {

@@ -59,7 +59,6 @@ func caution(field string, err error) []Finding {
 	return []Finding{warn(program.HintOf(err), "%s: %v", field, err)}
 }
 
-// optional returns the finding of a listener that the daemon tries to bind until it succeeds.
 func optional(field, endpoint string, usable func(string) error) []Finding {
 	if endpoint == "" {
 		return nil
@@ -200,7 +199,6 @@ func (n Node) startRuntime(context.Context) (all []Finding) {
 	return all
 }
 
-// startSandbox checks whether the unit of pullgated lets it write and see what the configuration names.
 func (n Node) startSandbox(ctx context.Context) []Finding {
 	c, unit := n.Config, program.SandboxOf(ctx, n.Run, "pullgated.service")
 	all := problem("stateDir", unit.Writes(c.StateDir))
@@ -238,7 +236,6 @@ func usableStateDir(dir string) error {
 	return nil
 }
 
-// volatile reports that a folder, or the nearest one above it that exists, does not survive a reboot.
 func volatile(dir string) error {
 	found, err := disk.StatsOf(dir)
 	switch {
@@ -276,7 +273,6 @@ func usableFolder(dir string) error {
 	return err
 }
 
-// usableSocket reports why a socket could not be made. An existing one may be the daemon's, or systemd's.
 func usableSocket(endpoint string) error {
 	path := strings.TrimPrefix(endpoint, "unix://")
 	if err := usableFolder(filepath.Dir(path)); err != nil {
@@ -311,7 +307,6 @@ func bindable(ctx context.Context, address string) error {
 	return l.Close()
 }
 
-// isPullgated reports whether a pullgated serves its metrics at an address.
 func isPullgated(ctx context.Context, address string) bool {
 	ctx, cancel := context.WithTimeout(ctx, scrapeLimit)
 	defer cancel()

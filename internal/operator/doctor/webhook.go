@@ -104,14 +104,12 @@ func pathOf(c admissionregistrationv1.WebhookClientConfig) string {
 	return u.Path
 }
 
-// An endpoint is where a webhook is called.
 type endpoint struct {
 	addresses  []string // of the connection; the first that can be reached is used
 	serverName string   // of the certificate
 	elsewhere  bool     // says that an API server may reach an address although this machine does not
 }
 
-// probe makes a request to a webhook. It returns where an API server calls it, and what was not tested.
 func (n Node) probe(
 	ctx context.Context, api apiServer, c admissionregistrationv1.WebhookClientConfig,
 ) (target, note string, err error) {
@@ -206,7 +204,6 @@ func greet(ctx context.Context, conn net.Conn, serverName string, caBundle []byt
 	return "", errors.Join(err, resp.Body.Close())
 }
 
-// An apiServer answers requests as JSON.
 type apiServer struct {
 	client *http.Client
 	base   string
@@ -225,7 +222,6 @@ func apiServerOf(kubeconfig string) (apiServer, error) {
 	return apiServer{client: client, base: strings.TrimSuffix(config.Host, "/")}, nil
 }
 
-// get reads an object. The error is an apierrors.StatusError if the answer is not 200.
 func (a apiServer) get(ctx context.Context, path string, into any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.base+path, nil)
 	if err != nil {

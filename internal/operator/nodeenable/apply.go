@@ -51,7 +51,6 @@ func (s Enabler) Apply(ctx context.Context, p Plan) (err error) {
 	return s.rollBack(ctx, p, did, err)
 }
 
-// same makes the plan again under the lock, and compares it.
 func (s Enabler) same(ctx context.Context, p Plan) error {
 	plan := s.Disable
 	if p.Enable {
@@ -64,7 +63,6 @@ func (s Enabler) same(ctx context.Context, p Plan) error {
 	return err
 }
 
-// do executes the steps of a plan, and returns how many it began.
 func (s Enabler) do(ctx context.Context, p Plan) (began int, err error) {
 	w := &watcher{s: s, unit: p.inspection.node.Unit.Name}
 	if p.Enable {
@@ -146,7 +144,6 @@ func (s Enabler) rollBack(ctx context.Context, p Plan, began int, why error) err
 	}
 }
 
-// showLog reports the last lines of a unit's log, which show more than checks from outside.
 func (s Enabler) showLog(ctx context.Context, unit string) {
 	out, err := s.command(context.WithoutCancel(ctx), "journalctl", "--unit="+unit, fmt.Sprintf("--lines=%d", tail),
 		"--no-pager", "--output=cat")

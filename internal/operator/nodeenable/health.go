@@ -92,7 +92,6 @@ func (s Enabler) forwards(_ context.Context, l inspection) error {
 	return nil
 }
 
-// sameSocket reports whether two endpoints are one socket, by their names or by a link.
 func (s Enabler) sameSocket(a, b string) bool {
 	if doctor.Same(a, b) {
 		return true
@@ -102,7 +101,6 @@ func (s Enabler) sameSocket(a, b string) bool {
 	return errA == nil && errB == nil && infoA.Mode().Type() == os.ModeSocket && os.SameFile(infoA, infoB)
 }
 
-// answers refuses a pullgated that does not answer, or does not reach the runtime.
 func (s Enabler) answers(ctx context.Context, _ inspection) error {
 	if err := s.dial(ctx, doctor.Socket(s.Daemon.Listen)); err != nil {
 		return program.Hintf("systemctl status pullgated has the reason; pullgated must run first", "%w on %s: %v",
@@ -230,7 +228,6 @@ func (w *watcher) watch(ctx context.Context) error {
 
 var errUnhealthy = errors.New("the kubelet was not healthy")
 
-// check returns the current problem, and how often systemd has restarted the unit.
 func (w *watcher) check(ctx context.Context) (restarts int, err error) {
 	units, err := w.s.Host.Units(ctx, w.unit)
 	if err != nil {
@@ -260,7 +257,6 @@ func (w *watcher) check(ctx context.Context) (restarts int, err error) {
 	return u.Restarts, err
 }
 
-// arrives returns why it is not certain that the kubelet's calls arrive.
 func (w *watcher) arrives(ctx context.Context, n doctor.Kubelet) error {
 	if w.endpoint == "" {
 		return nil

@@ -97,7 +97,6 @@ func (l *inspection) own(h doctor.Host) error {
 	return nil
 }
 
-// ownLines finds the lines that this package put into a file of another owner.
 func (l *inspection) ownLines(h doctor.Host, f noted) error {
 	content, err := h.ReadFile(f.Path)
 	if err != nil {
@@ -311,7 +310,6 @@ type line struct {
 	Now string `json:"now"`
 }
 
-// edit sets the endpoints in a kubelet's configuration file and does not change anything else.
 func edit(h doctor.Host, file, endpoint string) (change, error) {
 	content, err := h.ReadFile(file)
 	if err != nil {
@@ -377,7 +375,6 @@ func takenBack(text string, l line) bool {
 	return len(places(text, key+":")) == 0
 }
 
-// places returns where lines are in a text, from the beginning of a line.
 func places(text, lines string) [][]int {
 	begin := "(?m)^"
 	if strings.HasPrefix(lines, "\n") {

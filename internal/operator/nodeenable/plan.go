@@ -97,7 +97,6 @@ func (s Enabler) enabled(l inspection) bool {
 	return l.node.Configured.Through(e) && l.node.Dials().Through(e)
 }
 
-// target returns the change that enables, after a check that it does.
 func (s Enabler) target(ctx context.Context, l inspection) (change, error) {
 	endpoint := s.Daemon.Listen
 	c, err := planChange(l.host, l.base, endpoint)
@@ -256,7 +255,6 @@ func found(n doctor.Kubelet) string {
 	return text + "."
 }
 
-// diff returns the lines in which two contents differ, without their common beginning and end.
 func diff(before, after []byte) (all []string) {
 	was, now := lines(before), lines(after)
 	for len(was) > 0 && len(now) > 0 && was[0] == now[0] {
