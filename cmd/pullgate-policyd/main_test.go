@@ -24,14 +24,8 @@ func TestScripts(t *testing.T) {
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Condition:           func(name string) (bool, error) { return name == "root" && os.Geteuid() == 0, nil },
-		Cmds:                map[string]func(*testscript.TestScript, bool, []string){"status": testkit.Status, "expand": testkit.Expand},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"status": testkit.Status, "expand": testkit.Expand,
+		},
 	})
-}
-
-// must ends a test that cannot go on.
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
 }

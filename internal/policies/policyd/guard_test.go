@@ -12,13 +12,15 @@ import (
 
 func TestPanicOfACallIsAnswered(t *testing.T) {
 	s := newNodeServer(nil, newMetrics("v", "go"), ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true))))
-	answer, err := s.guard(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/x"}, func(ctx context.Context, _ any) (any, error) {
+	panics := func(ctx context.Context, _ any) (any, error) {
 		if _, limited := ctx.Deadline(); !limited {
 			t.Error("a call without a limit")
 		}
 		panic("secret")
-	})
-	if answer != nil || status.Code(err) != codes.Internal || status.Convert(err).Message() != "internal error, see the log of pullgate-policyd" {
+	}
+	answer, err := s.guard(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/x"}, panics)
+	const want = "internal error, see the log of pullgate-policyd"
+	if answer != nil || status.Code(err) != codes.Internal || status.Convert(err).Message() != want {
 		t.Errorf("guard = %v, %v; want Internal without the cause", answer, err)
 	}
 }

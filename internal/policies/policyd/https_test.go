@@ -1,6 +1,7 @@
 package policyd_test
 
 import (
+	"bytes"
 	"crypto/tls"
 	"crypto/x509/pkix"
 	"fmt"
@@ -19,23 +20,20 @@ import (
 
 func newAuthority(t *testing.T) *testkit.Authority {
 	t.Helper()
-	ca, err := testkit.NewAuthority("CA")
-	must(t, err)
-	return ca
+	return testkit.Value(testkit.NewAuthority("CA"))(t)
 }
 
 func issue(t *testing.T, ca *testkit.Authority) testkit.Pair {
 	t.Helper()
-	pair, err := ca.Issue(pkix.Name{CommonName: "localhost"}, time.Time{})
-	must(t, err)
-	return pair
+	return testkit.Value(ca.Issue(pkix.Name{CommonName: "localhost"}, time.Time{}))(t)
 }
 
 // https has the process serve HTTPS.
 func (p *process) https(cert testkit.Pair) {
 	p.write("tls.crt", string(cert.Certificate))
 	p.write("tls.key", string(cert.Key))
-	p.config.HTTPS.Listen, p.config.HTTPS.CertFile, p.config.HTTPS.KeyFile = "127.0.0.1:0", p.path("tls.crt"), p.path("tls.key")
+	p.config.HTTPS.Listen = "127.0.0.1:0"
+	p.config.HTTPS.CertFile, p.config.HTTPS.KeyFile = p.path("tls.crt"), p.path("tls.key")
 }
 
 // post sends a body over a connection of its own, and returns status and answer.
@@ -44,8 +42,7 @@ func (p *process) post(c *tls.Config, path string, body io.Reader) (int, string,
 	c.ServerName = "localhost"
 	tr := &http.Transport{TLSClientConfig: c, ForceAttemptHTTP2: true}
 	defer tr.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(p.Context(), http.MethodPost, "https://"+p.at.HTTPS+path, body)
-	must(p, err)
+	req := testkit.Value(http.NewRequestWithContext(p.Context(), http.MethodPost, "https://"+p.at.HTTPS+path, body))(p)
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := tr.RoundTrip(req)
 	if err != nil {
@@ -56,11 +53,33 @@ func (p *process) post(c *tls.Config, path string, body io.Reader) (int, string,
 	return resp.StatusCode, string(text), err
 }
 
+// Specs of pods.
+const (
+	appPod    = `{"containers":[{"name":"c","image":"app:1"}]}`
+	onNetwork = `{"containers":[{"name":"c","image":"app:1"}],"hostNetwork":true}`
+)
+
 // admissionReview returns the review of a pod.
-func admissionReview(dryRun bool, spec string) string {
-	return fmt.Sprintf(`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u-1","kind":{"version":"v1","kind":"Pod"},"resource":{"version":"v1","resource":"pods"},
-		"operation":"CREATE","namespace":"team","name":"app","dryRun":%v,"object":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"app","namespace":"team"},"spec":%s}}}`, dryRun, spec)
+func admissionReview(namespace string, dryRun bool, spec string) string {
+	return fmt.Sprintf(`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u-1",
+		"kind":{"version":"v1","kind":"Pod"},"resource":{"version":"v1","resource":"pods"},
+		"operation":"CREATE","namespace":%q,"name":"app","dryRun":%v,"object":{"apiVersion":"v1","kind":"Pod",
+		"metadata":{"name":"app","namespace":"team"},"spec":%s}}}`, namespace, dryRun, spec)
 }
+
+// judge returns the answer to the review of a pod, or the error.
+func (p *process) judge(c *tls.Config, spec string) string {
+	p.Helper()
+	body := strings.NewReader(admissionReview("team", false, spec))
+	code, text, err := p.post(c, webhook.ValidatePath+"?timeout=30s", body)
+	if err != nil || code != http.StatusOK {
+		return fmt.Sprintf("%d %s %v", code, text, err)
+	}
+	return text
+}
+
+// trusting returns the configuration of a client that trusts a CA.
+func trusting(ca *testkit.Authority) *tls.Config { return &tls.Config{RootCAs: ca.Pool()} }
 
 func TestHTTPSServesTheWebhook(t *testing.T) {
 	ca := newAuthority(t)
@@ -80,43 +99,48 @@ func TestHTTPSServesTheWebhook(t *testing.T) {
 	p.start()
 	ask := func(path, body string) string {
 		t.Helper()
-		code, text, err := p.post(&tls.Config{RootCAs: ca.Pool()}, path, strings.NewReader(body))
+		code, text, err := p.post(trusting(ca), path, strings.NewReader(body))
 		if err != nil || code != http.StatusOK {
 			t.Errorf("%s: answer %d %q, %v", path, code, text, err)
 		}
 		return text
 	}
 	for spec, want := range map[string]string{
-		`{"containers":[{"name":"c","image":"app:1"}]}`:                        `"allowed":true,"auditAnnotations":{"ticket":"T-7"}`,
-		`{"containers":[{"name":"c","image":"app:1"}],"hostNetwork":true}`:     `no-host-network`,
-		`{"containers":[{"name":"c","image":"denied:1"}]}`:                     `not scanned`,
-		`{"containers":[{"name":"c","image":"fails:1"}]}`:                      `no valid answer from the image review backend scan`,
-		`{"containers":[{"name":"c","image":"app:1"},{"name":"d","image":7}]}`: `cannot be decoded`,
+		appPod:    `"allowed":true,"auditAnnotations":{"ticket":"T-7"}`,
+		onNetwork: `no-host-network`,
+		`{"containers":[{"name":"c","image":"denied:1"}]}`: `not scanned`,
+		`{"containers":[{"name":"c","image":"fails:1"}]}`:  `no valid answer from the image review backend scan`,
+		`{"containers":[{"name":"d","image":7}]}`:          `cannot be decoded`,
 	} {
 		for _, dryRun := range []bool{false, true} {
-			if text := ask(webhook.ValidatePath+"?timeout=10s", admissionReview(dryRun, spec)); !strings.Contains(text, want) || !strings.Contains(text, `"uid":"u-1"`) {
+			text := ask(webhook.ValidatePath+"?timeout=10s", admissionReview("team", dryRun, spec))
+			if !strings.Contains(text, want) || !strings.Contains(text, `"uid":"u-1"`) {
 				t.Errorf("%s: %s; want %s", spec, text, want)
 			}
 		}
 	}
-	review := `{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","metadata":{},"spec":{"containers":[{"image":"app:1"}],"namespace":"team"},"status":{"allowed":false}}`
+	const review = `{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","metadata":{},` +
+		`"spec":{"containers":[{"image":"app:1"}],"namespace":"team"},"status":{"allowed":false}}`
 	if text := ask(webhook.ImageReviewPath+"?timeout=30s", review); !strings.Contains(text, `"allowed":true`) {
 		t.Errorf("an image review: %s; want an approval", text)
 	}
 	for _, line := range []string{
-		`pullgate_policyd_webhook_requests_total{outcome="allowed",path="/admission/validate"} 2`, `pullgate_policyd_webhook_requests_total{outcome="denied",path="/admission/validate"} 6`,
-		`pullgate_policyd_webhook_requests_total{outcome="allowed",path="/imagereview"} 1`, `pullgate_policyd_webhook_seconds_count{path="/admission/validate"} 10`,
-		"pullgate_policyd_certificate_last_reload_success 1",
+		`webhook_requests_total{outcome="allowed",path="/admission/validate"} 2`,
+		`webhook_requests_total{outcome="denied",path="/admission/validate"} 6`,
+		`webhook_requests_total{outcome="allowed",path="/imagereview"} 1`,
+		`webhook_seconds_count{path="/admission/validate"} 10`, "certificate_last_reload_success 1",
 	} {
-		p.has(line)
+		p.has("pullgate_policyd_" + line)
 	}
 	if log := p.log.String(); strings.Count(log, "\"Denied\"") != 8 || !strings.Contains(log, "dryRun=true") {
 		t.Errorf("log:\n%s", log)
 	}
-	if code, _, err := p.post(&tls.Config{RootCAs: ca.Pool()}, webhook.ValidatePath, io.LimitReader(zeros{}, 8<<20)); err == nil && code != http.StatusRequestEntityTooLarge {
+	code, _, err := p.post(trusting(ca), webhook.ValidatePath, bytes.NewReader(make([]byte, 8<<20)))
+	if err == nil && code != http.StatusRequestEntityTooLarge {
 		t.Errorf("a body of 8 MiB: %d; want 413", code)
 	}
-	if _, _, err := p.post(&tls.Config{RootCAs: ca.Pool(), MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10}, "/", nil); err == nil {
+	old := &tls.Config{RootCAs: ca.Pool(), MaxVersion: tls.VersionTLS11, MinVersion: tls.VersionTLS10}
+	if _, _, err := p.post(old, "/", nil); err == nil {
 		t.Error("TLS 1.1 is accepted")
 	}
 }
@@ -141,7 +165,7 @@ func TestWebhookAnswersBesideSlowReviews(t *testing.T) {
 			sent <- struct{}{}
 			return 0, io.EOF
 		}))
-		code, text, err := p.post(&tls.Config{RootCAs: ca.Pool()}, webhook.ValidatePath+"?timeout=30s", read)
+		code, text, err := p.post(trusting(ca), webhook.ValidatePath+"?timeout=30s", read)
 		if err == nil && (code != http.StatusOK || !strings.Contains(text, `"allowed":true`)) {
 			err = fmt.Errorf("%d %s", code, text)
 		}
@@ -150,7 +174,7 @@ func TestWebhookAnswersBesideSlowReviews(t *testing.T) {
 	slow := make(chan error, reviews)
 	for i := range cap(slow) {
 		go func() {
-			slow <- ask(admissionReview(false, fmt.Sprintf(`{"containers":[{"name":"c","image":"app:%d"}]}`, i)))
+			slow <- ask(admissionReview("team", false, fmt.Sprintf(`{"containers":[{"name":"c","image":"app:%d"}]}`, i)))
 		}()
 	}
 	for range reviews {
@@ -160,8 +184,7 @@ func TestWebhookAnswersBesideSlowReviews(t *testing.T) {
 		<-asked
 	}
 	begin := time.Now()
-	other := strings.Replace(admissionReview(false, `{"containers":[{"name":"c","image":"app:1"}]}`), `"operation":"CREATE","namespace":"team"`, `"operation":"CREATE","namespace":"other"`, 1)
-	if err := ask(other); err != nil || time.Since(begin) > 10*time.Second {
+	if err := ask(admissionReview("other", false, appPod)); err != nil || time.Since(begin) > 10*time.Second {
 		t.Errorf("a pod of another namespace: %v after %v", err, time.Since(begin))
 	}
 	close(release)
@@ -179,10 +202,6 @@ metadata: {name: no-host-network}
 spec: {spec: {securityContext: {hostNetwork: {require: false}}}}
 `
 
-type zeros struct{}
-
-func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
-
 // A readerFunc is a function as a reader.
 type readerFunc func([]byte) (int, error)
 
@@ -194,12 +213,12 @@ func TestHTTPSWithoutNode(t *testing.T) {
 	p.https(issue(t, ca))
 	p.config.Node.Listen, p.config.Policies = "", ""
 	p.start()
-	if code, _, err := p.post(&tls.Config{RootCAs: ca.Pool()}, "/x", nil); err != nil || code != http.StatusNotFound || p.at.Node != "" {
+	code, _, err := p.post(trusting(ca), "/x", nil)
+	if err != nil || code != http.StatusNotFound || p.at.Node != "" {
 		t.Errorf("answer %d, %v; want 404, and no node server", code, err)
 	}
-	code, text, err := p.post(&tls.Config{RootCAs: ca.Pool()}, webhook.ValidatePath, strings.NewReader(admissionReview(false, `{"containers":[{"name":"c","image":"app:1"}]}`)))
-	if err != nil || code != http.StatusOK || !strings.Contains(text, `"allowed":true`) {
-		t.Errorf("without policies: %d %s, %v; want an admission", code, text, err)
+	if text := p.judge(trusting(ca), appPod); !strings.Contains(text, `"allowed":true`) {
+		t.Errorf("without policies: %s; want an admission", text)
 	}
 }
 
@@ -213,7 +232,7 @@ func TestHTTPSReadsCertificatesAgain(t *testing.T) {
 	p.https(issue(t, first))
 	p.start()
 	trusts := func(a *testkit.Authority) bool {
-		_, _, err := p.post(&tls.Config{RootCAs: a.Pool()}, "/x", nil)
+		_, _, err := p.post(trusting(a), "/x", nil)
 		return err == nil
 	}
 	if !trusts(first) || trusts(second) {
@@ -232,7 +251,8 @@ func TestHTTPSReadsCertificatesAgain(t *testing.T) {
 	p.until("the second certificate", func() bool { return trusts(second) })
 	p.has("pullgate_policyd_certificate_last_reload_success 1")
 	// Nothing of a key is in the log.
-	if log := p.log.String(); strings.Contains(log, "PRIVATE") || !strings.Contains(log, "private key does not match public key") {
+	log := p.log.String()
+	if strings.Contains(log, "PRIVATE") || !strings.Contains(log, "private key does not match public key") {
 		t.Errorf("log:\n%s", log)
 	}
 }
@@ -242,23 +262,23 @@ func TestHTTPSReadsCertificatesAgain(t *testing.T) {
 func TestOneWebhookForTwoClusters(t *testing.T) {
 	ca, one, two := newAuthority(t), newAuthority(t), newAuthority(t)
 	p := prepareWith(t, serveBackend(t, func(_ string, s imagepolicyv1alpha1.ImageReviewSpec) verdict {
-		return &imagepolicyv1alpha1.ImageReviewStatus{Allowed: s.Containers[0].Image == "scanned:1", Reason: "not scanned"}
+		return &imagepolicyv1alpha1.ImageReviewStatus{Allowed: s.Containers[0].Image == "app:1", Reason: "not scanned"}
 	}))
 	p.https(issue(t, ca))
 	p.write("ca.crt", string(one.PEM())+string(two.PEM()))
 	p.config.HTTPS.ClientCAFile = p.path("ca.crt")
 	p.write("policies/no-host-network.yaml", noHostNetwork)
 	p.start()
-	for cluster, tc := range map[*testkit.Authority][]struct{ spec, want string }{
-		one: {{`{"containers":[{"name":"c","image":"scanned:1"}]}`, `"allowed":true`}, {`{"containers":[{"name":"c","image":"scanned:1"}],"hostNetwork":true}`, "no-host-network"}},
-		two: {{`{"containers":[{"name":"c","image":"other:1"}]}`, "not scanned"}, {`{"containers":[{"name":"c","image":"scanned:1"}]}`, `"allowed":true`}},
+	unscanned := strings.Replace(appPod, "app:1", "other:1", 1)
+	for cluster, tc := range map[*testkit.Authority]map[string]string{
+		one: {appPod: `"allowed":true`, onNetwork: "no-host-network"},
+		two: {unscanned: "not scanned", appPod: `"allowed":true`},
 	} {
-		cert, err := issue(t, cluster).TLS()
-		must(t, err)
-		for _, pod := range tc {
-			code, text, err := p.post(&tls.Config{RootCAs: ca.Pool(), Certificates: []tls.Certificate{cert}}, webhook.ValidatePath, strings.NewReader(admissionReview(false, pod.spec)))
-			if err != nil || code != http.StatusOK || !strings.Contains(text, pod.want) {
-				t.Errorf("%s: %d %s, %v; want %s", pod.spec, code, text, err, pod.want)
+		client := trusting(ca)
+		client.Certificates = []tls.Certificate{testkit.Value(issue(t, cluster).TLS())(t)}
+		for spec, want := range tc {
+			if text := p.judge(client, spec); !strings.Contains(text, want) {
+				t.Errorf("%s: %s; want %s", spec, text, want)
 			}
 		}
 	}
@@ -272,9 +292,7 @@ func TestHTTPSClientCertificates(t *testing.T) {
 	p.config.HTTPS.ClientCAFile = p.path("ca.crt")
 	p.start()
 	with := func(c testkit.Pair) *tls.Config {
-		cert, err := c.TLS()
-		must(t, err)
-		return &tls.Config{RootCAs: ca.Pool(), Certificates: []tls.Certificate{cert}}
+		return &tls.Config{RootCAs: ca.Pool(), Certificates: []tls.Certificate{testkit.Value(c.TLS())(t)}}
 	}
 	if code, _, err := p.post(with(issue(t, clients)), "/x", nil); err != nil || code != http.StatusNotFound {
 		t.Errorf("a client with a certificate: %d, %v; want 404", code, err)
@@ -282,7 +300,7 @@ func TestHTTPSClientCertificates(t *testing.T) {
 	if _, _, err := p.post(with(issue(t, ca)), "/x", nil); err == nil {
 		t.Error("a certificate of another CA is accepted")
 	}
-	if _, _, err := p.post(&tls.Config{RootCAs: ca.Pool()}, "/x", nil); err == nil {
+	if _, _, err := p.post(trusting(ca), "/x", nil); err == nil {
 		t.Error("a client without a certificate is accepted")
 	}
 }

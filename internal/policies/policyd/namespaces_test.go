@@ -1,7 +1,6 @@
 package policyd_test
 
 import (
-	"crypto/tls"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -9,8 +8,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-
-	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 )
 
 // The namespaces are watched while a policy selects some by their labels, and not otherwise.
@@ -25,7 +22,8 @@ func TestNamespacesAreWatchedWhileAPolicyNeedsThem(t *testing.T) {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		case r.URL.Query().Get("watch") == "":
 			w.Header().Set("Content-Type", "application/json")
-			_, _ = fmt.Fprint(w, `{"apiVersion":"v1","kind":"NamespaceList","metadata":{"resourceVersion":"1"},"items":[{"metadata":{"name":"team","resourceVersion":"1","labels":{"tier":"dev"}}}]}`)
+			_, _ = fmt.Fprint(w, `{"apiVersion":"v1","kind":"NamespaceList","metadata":{"resourceVersion":"1"},"items":[
+				{"metadata":{"name":"team","resourceVersion":"1","labels":{"tier":"dev"}}}]}`)
 		default:
 			watches.Add(1)
 			defer watches.Add(-1)
@@ -38,16 +36,11 @@ func TestNamespacesAreWatchedWhileAPolicyNeedsThem(t *testing.T) {
 	ca := newAuthority(t)
 	p := prepare(t)
 	p.https(issue(t, ca))
-	p.write("api.kubeconfig", "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: '"+api.URL+"'}}]\ncontexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n")
+	p.write("api.kubeconfig", "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: '"+api.URL+"'}}]\n"+
+		"contexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n")
 	p.config.Kubeconfig = p.path("api.kubeconfig")
 	p.start()
-	allowed := func() bool {
-		_, text, err := p.post(&tls.Config{RootCAs: ca.Pool()}, webhook.ValidatePath, strings.NewReader(admissionReview(false, `{"containers":[{"name":"c","image":"app:1"}],"hostNetwork":true}`)))
-		if err != nil {
-			t.Error(err)
-		}
-		return strings.Contains(text, `"allowed":true`)
-	}
+	allowed := func() bool { return strings.Contains(p.judge(trusting(ca), onNetwork), `"allowed":true`) }
 	if !allowed() || requests.Load() > 0 {
 		t.Errorf("without such a policy: %d requests; want an admission and none", requests.Load())
 	}

@@ -14,6 +14,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // apiserver answers requests for namespaces as a kube-apiserver does, in JSON.
@@ -41,7 +43,8 @@ func (a *apiserver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.requests[kind]++
 	labels, exists := a.all[name]
 	broken := a.broken
-	list := corev1.NamespaceList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NamespaceList"}, ListMeta: metav1.ListMeta{ResourceVersion: "1"}}
+	list := corev1.NamespaceList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}}
+	list.APIVersion, list.Kind = "v1", "NamespaceList"
 	for name, labels := range a.all {
 		if !a.hidden[name] {
 			list.Items = append(list.Items, namespace(name, labels))
@@ -67,14 +70,15 @@ func (a *apiserver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case kind == "list":
 		_ = json.NewEncoder(w).Encode(list)
 	case !exists:
-		http.Error(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}`, http.StatusNotFound)
+		http.Error(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}`, 404)
 	default:
 		_ = json.NewEncoder(w).Encode(namespace(name, labels))
 	}
 }
 
 func namespace(name string, labels map[string]string) corev1.Namespace {
-	return corev1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}, ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels, ResourceVersion: "2"}}
+	meta := metav1.ObjectMeta{Name: name, Labels: labels, ResourceVersion: "2"}
+	return corev1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}, ObjectMeta: meta}
 }
 
 func (a *apiserver) count(kind string) int {
@@ -97,31 +101,27 @@ func eventually(t *testing.T, what string, ok func() bool) {
 
 func TestNamespaceWatch(t *testing.T) {
 	a := &apiserver{
-		all: map[string]map[string]string{"dev": {"tier": "dev"}, "new": {"tier": "new"}}, hidden: map[string]bool{"new": true},
-		requests: map[string]int{}, events: make(chan string),
+		all:    map[string]map[string]string{"dev": {"tier": "dev"}, "new": {"tier": "new"}},
+		hidden: map[string]bool{"new": true}, requests: map[string]int{}, events: make(chan string),
 	}
 	server := httptest.NewServer(a)
 	defer server.Close()
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	content := "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: '" + server.URL + "'}}]\n" +
 		"contexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n"
-	if err := os.WriteFile(kubeconfig, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(kubeconfig, []byte(content), 0o600))
 	w := newNamespaces(t.Context(), kubeconfig)
 	if _, ok := w.labels(t.Context(), "dev"); ok || a.count("get") > 0 {
 		t.Error("labels are known, or were requested, before the watch runs")
 	}
-	if err := w.watch(true); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, w.watch(true))
 	eventually(t, "synced", w.ready)
 	check := func(namespace string, want map[string]string, requests int) {
 		t.Helper()
 		before := a.count("get")
 		labels, ok := w.labels(t.Context(), namespace)
 		if ok != (want != nil) || !maps.Equal(labels, want) || a.count("get")-before != requests {
-			t.Errorf("Labels(%s) = %v, %v with %d requests; want %v with %d", namespace, labels, ok, a.count("get")-before, want, requests)
+			t.Errorf("Labels(%s) = %v, %v; want %v with %d requests", namespace, labels, ok, want, requests)
 		}
 	}
 	check("dev", map[string]string{"tier": "dev"}, 0)
@@ -129,11 +129,8 @@ func TestNamespaceWatch(t *testing.T) {
 	check("absent", nil, 1)
 	check("", nil, 0)
 
-	event, err := json.Marshal(map[string]any{"type": "MODIFIED", "object": namespace("dev", map[string]string{"tier": "prod"})})
-	if err != nil {
-		t.Fatal(err)
-	}
-	a.events <- string(event)
+	changed := namespace("dev", map[string]string{"tier": "prod"})
+	a.events <- string(testkit.Value(json.Marshal(map[string]any{"type": "MODIFIED", "object": changed}))(t))
 	eventually(t, "the change", func() bool {
 		labels, _ := w.labels(t.Context(), "dev")
 		return labels["tier"] == "prod"

@@ -9,13 +9,12 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	imagepolicyv1alpha1 "k8s.io/api/imagepolicy/v1alpha1"
 
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
+	"github.com/pullgate/pullgate/internal/testkit"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
 
@@ -42,12 +41,13 @@ func TestReviewPassesRequestAndResults(t *testing.T) {
 	p.start()
 	request := p.request()
 	request.Images, request.VolumeImages = []string{"app:1", "app:1"}, []string{"vol:1", "app:1"}
-	request.Annotations = map[string]string{"x.image-policy.k8s.io/a": "1", "image-policy.k8s.io/b": "2", "other": "secret"}
-	results, err := p.client().Review(t.Context(), request)
-	must(t, err)
+	const mine = "x.image-policy.k8s.io/a"
+	request.Annotations = map[string]string{mine: "1", "image-policy.k8s.io/b": "2", "other": "secret"}
+	results := testkit.Value(p.client().Review(t.Context(), request))(t)
 	var got []string
 	for _, r := range results {
-		got = append(got, fmt.Sprintf("%s %s allowed=%v cached=%v failed=%v open=%v %v", r.Backend, r.Image, r.Allowed, r.Cached, r.Failed, r.Allowed && r.Failed, r.AuditAnnotations))
+		got = append(got, fmt.Sprintf("%s %s allowed=%v cached=%v failed=%v open=%v %v", r.Backend, r.Image, r.Allowed,
+			r.Cached, r.Failed, r.Allowed && r.Failed, r.AuditAnnotations))
 		if r.Failed == (r.Reason == "" || r.Reason == "not signed") {
 			t.Errorf("%s: reason %q", r.Backend, r.Reason)
 		}
@@ -68,15 +68,22 @@ func TestReviewPassesRequestAndResults(t *testing.T) {
 	}
 	for range len(seen) {
 		s := <-seen
-		wanted := imagepolicyv1alpha1.ImageReviewSpec{Namespace: "team", Containers: s.Containers, Annotations: map[string]string{"x.image-policy.k8s.io/a": "1"}}
+		wanted := imagepolicyv1alpha1.ImageReviewSpec{
+			Namespace: "team", Containers: s.Containers, Annotations: map[string]string{mine: "1"},
+		}
 		if diff := cmp.Diff(wanted, s); diff != "" || len(s.Containers) != 1 {
 			t.Errorf("request (-want +got):\n%s", diff)
 		}
 	}
-	if again, err := p.client().Review(t.Context(), request); err != nil || !slices.ContainsFunc(again, func(r policyclient.ReviewResult) bool { return r.Cached && r.Backend == "scan" && r.Allowed }) {
-		t.Errorf("again: %+v, %v; want an answer of the cache", again, err)
+	again := testkit.Value(p.client().Review(t.Context(), request))(t)
+	known := func(r policyclient.ReviewResult) bool { return r.Cached && r.Backend == "scan" && r.Allowed }
+	if !slices.ContainsFunc(again, known) {
+		t.Errorf("again: %+v; want an answer of the cache", again)
 	}
-	for _, line := range []string{`{cached="true",outcome="allowed"} 1`, `{cached="false",outcome="failed_open"} 4`, `{cached="false",outcome="failed_closed"} 2`, `{cached="false",outcome="denied"} 1`} {
+	for _, line := range []string{
+		`{cached="true",outcome="allowed"} 1`, `{cached="false",outcome="failed_open"} 4`,
+		`{cached="false",outcome="failed_closed"} 2`, `{cached="false",outcome="denied"} 1`,
+	} {
 		p.has("pullgate_policyd_reviews_total" + line)
 	}
 }
@@ -86,7 +93,8 @@ func TestDenialArrivesBesideLongTexts(t *testing.T) {
 	long := strings.Repeat("x", 8000)
 	b := serveBackend(t, func(path string, s imagepolicyv1alpha1.ImageReviewSpec) verdict {
 		if path == "/first" {
-			return &imagepolicyv1alpha1.ImageReviewStatus{Allowed: s.Containers[0].Image != "image-255", Reason: "not signed", AuditAnnotations: map[string]string{"k": "v"}}
+			allowed := s.Containers[0].Image != "image-255"
+			return &imagepolicyv1alpha1.ImageReviewStatus{Allowed: allowed, Reason: "not signed"}
 		}
 		return &imagepolicyv1alpha1.ImageReviewStatus{Allowed: true, AuditAnnotations: map[string]string{"k": long}}
 	})
@@ -114,9 +122,7 @@ func TestDenialArrivesBesideLongTexts(t *testing.T) {
 func TestReviewRefusesRequests(t *testing.T) {
 	p := prepare(t)
 	p.start()
-	conn, err := grpc.NewClient(p.config.Node.Listen, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	must(t, err)
-	defer func() { _ = conn.Close() }()
+	conn := p.connect()
 	hash := p.hash()
 	for name, tc := range map[string]struct {
 		request *policyv1.ReviewRequest
@@ -126,9 +132,13 @@ func TestReviewRefusesRequests(t *testing.T) {
 		"no namespace": {&policyv1.ReviewRequest{PolicyHash: hash, Images: []string{"b"}}, codes.InvalidArgument},
 		"no image":     {&policyv1.ReviewRequest{PolicyHash: hash, Namespace: "a"}, codes.OK},
 		"other files":  {&policyv1.ReviewRequest{PolicyHash: "other", Namespace: "a"}, codes.FailedPrecondition},
-		"257 images":   {&policyv1.ReviewRequest{PolicyHash: hash, Namespace: "a", Images: make([]string, 200), VolumeImages: make([]string, 57)}, codes.InvalidArgument},
-		"2 MiB":        {&policyv1.ReviewRequest{PolicyHash: hash, Namespace: "a", Images: []string{strings.Repeat("x", 2<<20)}}, codes.ResourceExhausted},
-		"a valid one":  {&policyv1.ReviewRequest{PolicyHash: hash, Namespace: "a", VolumeImages: []string{"b"}}, codes.OK},
+		"257 images": {&policyv1.ReviewRequest{
+			PolicyHash: hash, Namespace: "a", Images: make([]string, 200), VolumeImages: make([]string, 57),
+		}, codes.InvalidArgument},
+		"2 MiB": {&policyv1.ReviewRequest{
+			PolicyHash: hash, Namespace: "a", Images: []string{strings.Repeat("x", 2<<20)},
+		}, codes.ResourceExhausted},
+		"a valid one": {&policyv1.ReviewRequest{PolicyHash: hash, Namespace: "a", VolumeImages: []string{"b"}}, codes.OK},
 	} {
 		if _, err := policyv1.NewPolicyClient(conn).Review(t.Context(), tc.request); status.Code(err) != tc.want {
 			t.Errorf("%s: %v; want %v", name, err, tc.want)
@@ -154,7 +164,9 @@ func TestNodeServerSurvivesHostileClients(t *testing.T) {
 	for range 100 {
 		dial()
 	}
-	p.until("connections beyond the limit are closed", func() bool { return strings.Contains(p.log.String(), "Too many connections") })
+	p.until("connections beyond the limit are closed", func() bool {
+		return strings.Contains(p.log.String(), "Too many connections")
+	})
 	p.closes(map[string]net.Conn{"silent": silent, "garbage": garbage})
 	// The silent ones are gone, so that a new client is accepted.
 	p.until("a review of a new client", func() bool {

@@ -21,6 +21,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 	imagepolicyv1alpha1 "k8s.io/api/imagepolicy/v1alpha1"
 	"k8s.io/klog/v2/textlogger"
 
@@ -44,9 +46,7 @@ type backend struct {
 func serveBackend(t *testing.T, answer func(path string, review imagepolicyv1alpha1.ImageReviewSpec) verdict) *backend {
 	t.Helper()
 	ca := newAuthority(t)
-	cert := issue(t, ca)
-	pair, err := cert.TLS()
-	must(t, err)
+	pair := testkit.Value(issue(t, ca).TLS())(t)
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var review imagepolicyv1alpha1.ImageReview
 		if err := json.NewDecoder(r.Body).Decode(&review); err != nil {
@@ -67,13 +67,16 @@ func serveBackend(t *testing.T, answer func(path string, review imagepolicyv1alp
 
 func (b *backend) kubeconfig(path string) string {
 	_, port, _ := strings.Cut(strings.TrimPrefix(b.URL, "https://"), ":")
-	return fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: b, cluster: {server: 'https://localhost:%s%s', certificate-authority-data: %s}}]\n"+
-		"contexts: [{name: b, context: {cluster: b}}]\ncurrent-context: b\n", port, path, base64.StdEncoding.EncodeToString(b.ca.PEM()))
+	return fmt.Sprintf("apiVersion: v1\nkind: Config\n"+
+		"clusters: [{name: b, cluster: {server: 'https://localhost:%s%s', certificate-authority-data: %s}}]\n"+
+		"contexts: [{name: b, context: {cluster: b}}]\ncurrent-context: b\n",
+		port, path, base64.StdEncoding.EncodeToString(b.ca.PEM()))
 }
 
 // policy returns a policy file for a kubeconfig, with further fields.
 func policy(kubeconfig string, fields ...string) string {
-	return "imagePolicy: {kubeConfigFile: " + kubeconfig + ", retryBackoff: 1, defaultAllow: false" + strings.Join(append([]string{""}, fields...), ", ") + "}\n"
+	fields = append(fields, "retryBackoff: 1", "defaultAllow: false")
+	return "imagePolicy: {kubeConfigFile: " + kubeconfig + ", " + strings.Join(fields, ", ") + "}\n"
 }
 
 const wrong = "imagePolicy: {}"
@@ -141,7 +144,7 @@ func prepareWith(t *testing.T, b *backend) *process {
 	p.config.Policies = p.path("policies")
 	p.config.Node.Listen = "unix://" + p.path("policy.sock")
 	p.config.Metrics.Listen = "127.0.0.1:0"
-	must(t, os.Mkdir(p.config.Policies, 0o755))
+	testkit.Must(t, os.Mkdir(p.config.Policies, 0o755))
 	p.write("first.kubeconfig", b.kubeconfig("/first"))
 	p.write("policies/scan.yaml", policy(p.path("first.kubeconfig")))
 	p.options = policyd.Options{Reload: p.reload, Version: "v1", GoVersion: "go"}
@@ -152,7 +155,7 @@ func (p *process) path(name string) string { return filepath.Join(p.dir, name) }
 
 func (p *process) write(name, content string) {
 	p.Helper()
-	must(p, os.WriteFile(p.path(name), []byte(content), 0o644))
+	testkit.Must(p, os.WriteFile(p.path(name), []byte(content), 0o644))
 }
 
 // run runs the process; ready is closed when it serves, and done has its result.
@@ -196,8 +199,16 @@ func (p *process) stop() error {
 
 func (p *process) client() *policyclient.Client {
 	p.Helper()
-	c, err := policyclient.New(p.config.Node.Listen, policyclient.Options{})
-	must(p, err)
+	c := testkit.Value(policyclient.New(p.config.Node.Listen, policyclient.Options{}))(p)
+	p.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// connect returns a connection for requests that the client would not send.
+func (p *process) connect() *grpc.ClientConn {
+	p.Helper()
+	insecure := grpc.WithTransportCredentials(insecure.NewCredentials())
+	c := testkit.Value(grpc.NewClient(p.config.Node.Listen, insecure))(p)
 	p.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -215,24 +226,21 @@ func (p *process) request() policyclient.ReviewRequest {
 // get returns a page of the metrics server.
 func (p *process) get(path string) (int, string) {
 	p.Helper()
-	req, err := http.NewRequestWithContext(p.Context(), http.MethodGet, "http://"+p.at.Metrics+path, nil)
-	must(p, err)
+	req := testkit.Value(http.NewRequestWithContext(p.Context(), http.MethodGet, "http://"+p.at.Metrics+path, nil))(p)
 	req.Close = true
 	resp, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(req)
 	if err != nil {
 		return 0, err.Error()
 	}
 	defer func() { _ = resp.Body.Close() }()
-	text, err := io.ReadAll(resp.Body)
-	must(p, err)
+	text := testkit.Value(io.ReadAll(resp.Body))(p)
 	return resp.StatusCode, string(text)
 }
 
 // dial opens a connection that sends nothing by itself.
 func (p *process) dial(network, address string) net.Conn {
 	p.Helper()
-	c, err := (&net.Dialer{}).DialContext(p.Context(), network, address)
-	must(p, err)
+	c := testkit.Value((&net.Dialer{}).DialContext(p.Context(), network, address))(p)
 	p.Cleanup(func() { _ = c.Close() })
 	return c
 }
@@ -277,9 +285,9 @@ func (p *process) has(line string) {
 func TestRunServesNodeAndMetricsAndStops(t *testing.T) {
 	p := prepare(t)
 	p.start()
-	results, err := p.client().Review(t.Context(), p.request())
-	if err != nil || len(results) != 1 || !results[0].Allowed || results[0].Backend != "scan" || results[0].Image != "app:1" {
-		t.Errorf("Review = %+v, %v; want one approval", results, err)
+	results := testkit.Value(p.client().Review(t.Context(), p.request()))(t)
+	if len(results) != 1 || !results[0].Allowed || results[0].Backend+" "+results[0].Image != "scan app:1" {
+		t.Errorf("Review = %+v; want one approval", results)
 	}
 	for path, want := range map[string]string{"/healthz": "ok\n", "/readyz": "ok\n"} {
 		if code, text := p.get(path); code != 200 || text != want {
@@ -287,7 +295,8 @@ func TestRunServesNodeAndMetricsAndStops(t *testing.T) {
 		}
 	}
 	for _, line := range []string{
-		`pullgate_policyd_reviews_total{cached="false",outcome="allowed"} 1`, `pullgate_policyd_reviews_total{cached="false",outcome="failed_open"} 0`,
+		`pullgate_policyd_reviews_total{cached="false",outcome="allowed"} 1`,
+		`pullgate_policyd_reviews_total{cached="false",outcome="failed_open"} 0`,
 		"pullgate_policyd_policies_last_reload_success 1", `pullgate_policyd_build_info{goversion="go",version="v1"} 1`,
 	} {
 		p.has(line)
@@ -311,25 +320,39 @@ func TestRunRefusesToStart(t *testing.T) {
 	taken := prepare(t)
 	taken.start()
 	cert := issue(t, newAuthority(t))
+	secure := func(change func(*process)) func(*process) {
+		return func(p *process) { p.https(cert); change(p) }
+	}
 	for name, tc := range map[string]struct {
 		change func(p *process)
 		want   string
 	}{
-		"nothing to serve":  {func(p *process) { p.config.Node.Listen = "" }, "nothing to serve"},
-		"a policy is wrong": {func(p *process) { p.write("policies/b.yaml", wrong) }, "b.yaml: imagePolicy.kubeConfigFile: Required value"},
-		"no kubeconfig":     {func(p *process) { _ = os.Remove(p.path("first.kubeconfig")) }, "scan.yaml: imagePolicy.kubeConfigFile: "},
-		"no API server":     {func(p *process) { p.https(cert); p.write("policies/s.yaml", selected) }, "a policy has binding.namespaceSelector"},
-		"a template": {func(p *process) {
-			p.https(cert)
+		"nothing to serve": {func(p *process) { p.config.Node.Listen = "" }, "nothing to serve"},
+		"a policy is wrong": {
+			func(p *process) { p.write("policies/b.yaml", wrong) }, "b.yaml: imagePolicy.kubeConfigFile: Required value",
+		},
+		"no kubeconfig": {
+			func(p *process) { _ = os.Remove(p.path("first.kubeconfig")) }, "scan.yaml: imagePolicy.kubeConfigFile: ",
+		},
+		"no API server": {
+			secure(func(p *process) { p.write("policies/s.yaml", selected) }), "a policy has binding.namespaceSelector",
+		},
+		"a template": {secure(func(p *process) {
 			p.config.PodTemplates = []config.PodTemplate{{Resource: "pods", Path: "spec"}}
-		}, "podTemplates[0]"},
-		"no policy folder":   {func(p *process) { p.config.Policies = p.path("absent") }, "absent: no such file"},
-		"socket in use":      {func(p *process) { p.config.Node.Listen = taken.config.Node.Listen }, "socket in use"},
-		"address in use":     {func(p *process) { p.config.Metrics.Listen = taken.at.Metrics }, "listen on metrics.listen 127.0.0.1:"},
-		"no certificate":     {func(p *process) { p.https(cert); _ = os.Remove(p.path("tls.crt")) }, "https.certFile: open "},
-		"key of another":     {func(p *process) { p.https(cert); p.write("tls.key", string(issue(p.T, newAuthority(p.T)).Key)) }, "private key does not match public key"},
-		"CA without a block": {func(p *process) { p.https(cert); p.config.HTTPS.ClientCAFile = p.path("policies/scan.yaml") }, "has no certificate in PEM"},
-		"https in use":       {func(p *process) { p.https(cert); p.config.HTTPS.Listen = taken.at.Metrics }, "listen on https.listen"},
+		}), "podTemplates[0]"},
+		"no policy folder": {func(p *process) { p.config.Policies = p.path("absent") }, "absent: no such file"},
+		"socket in use":    {func(p *process) { p.config.Node.Listen = taken.config.Node.Listen }, "socket in use"},
+		"address in use": {
+			func(p *process) { p.config.Metrics.Listen = taken.at.Metrics }, "listen on metrics.listen 127.0.0.1:",
+		},
+		"no certificate": {secure(func(p *process) { _ = os.Remove(p.path("tls.crt")) }), "https.certFile: open "},
+		"key of another": {secure(func(p *process) {
+			p.write("tls.key", string(issue(p.T, newAuthority(p.T)).Key))
+		}), "private key does not match public key"},
+		"CA without a block": {secure(func(p *process) {
+			p.config.HTTPS.ClientCAFile = p.path("policies/scan.yaml")
+		}), "has no certificate in PEM"},
+		"https in use": {secure(func(p *process) { p.config.HTTPS.Listen = taken.at.Metrics }), "listen on https.listen"},
 	} {
 		p := prepare(t)
 		tc.change(p)
@@ -406,7 +429,8 @@ func TestReviewWithoutPolicies(t *testing.T) {
 	request := p.request()
 	p.config.Policies = ""
 	p.start()
-	if _, err := p.client().Review(t.Context(), request); !errors.Is(err, policyclient.ErrOtherPolicies) || !strings.Contains(err.Error(), `policies: ""`) {
+	_, err := p.client().Review(t.Context(), request)
+	if !errors.Is(err, policyclient.ErrOtherPolicies) || !strings.Contains(err.Error(), `policies: ""`) {
 		t.Errorf("without policies: %v; want ErrOtherPolicies that names the field", err)
 	}
 }

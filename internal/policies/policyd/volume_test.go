@@ -1,7 +1,6 @@
 package policyd_test
 
 import (
-	"crypto/tls"
 	"errors"
 	"os"
 	"path/filepath"
@@ -10,7 +9,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/policyd"
-	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
 	"github.com/pullgate/pullgate/internal/testkit"
 )
 
@@ -26,7 +24,7 @@ func (p *process) volume(name, version string, contents map[string]string) {
 		}
 	}
 	errs = append(errs, os.Symlink(data, dir+"/..data_tmp"), os.Rename(dir+"/..data_tmp", dir+"/..data"))
-	must(p, errors.Join(errs...))
+	testkit.Must(p, errors.Join(errs...))
 }
 
 // In a pod, the configuration, the policies and the certificate are volumes. They are read again when the kubelet
@@ -49,31 +47,24 @@ policies: ` + p.path("pod-policies") + `
 https: {listen: "127.0.0.1:0", certFile: ` + p.path("pod-tls/tls.crt") + `, keyFile: ` + p.path("pod-tls/tls.key") + `}
 metrics: {listen: "localhost:0"}
 `})
-	c, err := config.LoadPolicyd(p.path("pod-config/policyd.yaml"))
-	must(t, err)
+	c := testkit.Value(config.LoadPolicyd(p.path("pod-config/policyd.yaml")))(t)
 	if _, err := policyd.Examine(t.Context(), c); err != nil {
 		t.Errorf("Examine = %v; want nil", err)
 	}
 	p.config = c
 	p.start()
-	answer := func(a *testkit.Authority) string {
-		body := admissionReview(false, `{"containers":[{"name":"c","image":"app:1"}],"hostNetwork":true}`)
-		_, text, err := p.post(&tls.Config{RootCAs: a.Pool()}, webhook.ValidatePath, strings.NewReader(body))
-		if err != nil {
-			return err.Error()
-		}
-		return text
-	}
+	answer := func(a *testkit.Authority) string { return p.judge(trusting(a), onNetwork) }
 	if text := answer(first); !strings.Contains(text, "no-host-network") {
 		t.Fatalf("answer %s\n%s", text, p.log)
 	}
-	p.volume("pod-policies", "2", map[string]string{"policy.yaml": strings.Replace(noHostNetwork, "no-host-network", "second", 1)})
+	renamed := strings.Replace(noHostNetwork, "no-host-network", "second", 1)
+	p.volume("pod-policies", "2", map[string]string{"policy.yaml": renamed})
 	p.volume("pod-tls", "2", map[string]string{"tls.crt": string(next.Certificate), "tls.key": string(next.Key)})
 	p.until("the second version", func() bool { return strings.Contains(answer(second), "second") })
 	p.has("pullgate_policyd_policies_last_reload_success 1")
 
 	// A folder that is not a volume is not accepted with such a mode.
-	must(t, os.Chmod(p.path("policies"), 0o777))
+	testkit.Must(t, os.Chmod(p.path("policies"), 0o777))
 	c.Policies = p.path("policies")
 	if _, err := policyd.Examine(t.Context(), c); err == nil {
 		t.Error("Examine = nil for a folder that everyone can write to; want an error")
