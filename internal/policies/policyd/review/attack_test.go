@@ -119,7 +119,7 @@ func TestErrorsAreOnePrintableLine(t *testing.T) {
 	}}
 	r := ask(t, client(t, backend(), f), t.Context(), image("a"))
 	hidden := func(r rune) bool { return !unicode.IsPrint(r) }
-	text := r.Err.Error()
+	text := r.Failure
 	if !strings.HasPrefix(text, "valid for a W1122 forged [2J ") || len(text) > 1024 ||
 		strings.ContainsFunc(text, hidden) {
 		t.Errorf("%.200q of %d bytes", text, len(text))

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -24,6 +25,7 @@ import (
 	kjson "sigs.k8s.io/json"
 
 	"github.com/pullgate/pullgate/internal/mechanics/inflight"
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 )
@@ -148,8 +150,8 @@ func (c *Client) Review(ctx context.Context, s Subject) (r Result, ok bool) {
 	r.Answer = policyfiles.Answer{Backend: c.backend.Name, Allowed: status.Allowed, Reason: status.Reason, Cached: cached}
 	r.AuditAnnotations = status.AuditAnnotations
 	if err != nil {
-		r.Err = causeOf(err)
-		r.Failure = r.Err.Error()
+		r.Err = err
+		r.Failure = safetext.Line(strings.TrimPrefix(err.Error(), "review: "), safetext.Event)
 	}
 	if err != nil && !denies(err) {
 		r.Allowed, r.FailedOpen = c.backend.DefaultAllow, c.backend.DefaultAllow

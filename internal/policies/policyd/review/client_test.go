@@ -259,7 +259,7 @@ func TestFailures(t *testing.T) {
 					start := time.Now()
 					r := ask(t, cl, t.Context(), image("a"))
 					if r.Allowed != defaultAllow || r.FailedOpen != defaultAllow || r.Cached || r.Reason != "" ||
-						!strings.HasPrefix(fmt.Sprint(r.Err), c.want) {
+						!strings.HasPrefix(r.Failure, c.want) {
 						t.Errorf("%s: %+v; want defaultAllow, marked, and %s", name, r, c.want)
 					}
 					if got := c.fake.requests(); got != n*c.attempts {
@@ -365,7 +365,7 @@ func TestDeadline(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
 			r := ask(t, c, ctx, image("a"))
-			within := strings.HasPrefix(fmt.Sprint(r.Err), "no answer within 9s")
+			within := strings.HasPrefix(r.Failure, "no answer within 9s")
 			if !r.FailedOpen || ctx.Err() != nil || r.Took != 9*time.Second || !within {
 				t.Errorf("%s: %+v, context: %v; want a failure a second before the deadline", name, r, ctx.Err())
 			}

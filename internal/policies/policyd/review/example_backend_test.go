@@ -75,7 +75,7 @@ func TestExampleBackend(t *testing.T) {
 		}
 	}
 	r, _ := client("other").Review(t.Context(), image("busybox:1.36"))
-	if !strings.Contains(fmt.Sprint(r.Err), "status 403") {
+	if !strings.Contains(r.Failure, "status 403") {
 		t.Errorf("another token: %s; want a failure", r)
 	}
 }

@@ -132,7 +132,7 @@ type Result struct {
 	AuditAnnotations map[string]string
 	// FailedOpen reports that the images are allowed because the backend did not answer.
 	FailedOpen bool
-	Err        error // the error of Failure; nil if the backend did answer
+	Err        error // nil if the backend did answer. Its text can be that of a backend; Failure is for logs
 }
 
 func bounded(s v1alpha1.ImageReviewStatus) v1alpha1.ImageReviewStatus {
@@ -153,18 +153,3 @@ func bounded(s v1alpha1.ImageReviewStatus) v1alpha1.ImageReviewStatus {
 	}
 	return kept
 }
-
-// A cause is an error with a text for logs and messages. The error itself can have text of a backend.
-type cause struct {
-	error
-	text string
-}
-
-// causeOf returns an error with such a text.
-func causeOf(err error) error {
-	return &cause{err, safetext.Line(strings.TrimPrefix(err.Error(), "review: "), safetext.Event)}
-}
-
-func (c *cause) Error() string { return c.text }
-
-func (c *cause) Unwrap() error { return c.error }

@@ -246,7 +246,7 @@ func TestHostileBackends(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), limit)
 				before := allocated()
 				r := ask(t, cl, ctx, image("a"))
-				if r.Allowed != defaultAllow || r.FailedOpen != defaultAllow || !strings.HasPrefix(fmt.Sprint(r.Err), c.want) {
+				if r.Allowed != defaultAllow || r.FailedOpen != defaultAllow || !strings.HasPrefix(r.Failure, c.want) {
 					t.Errorf("%v; want defaultAllow, marked, and %s", r, c.want)
 				}
 				used := allocated() - before // by the backend too
@@ -277,12 +277,12 @@ func TestBackendWithoutAListener(t *testing.T) {
 	c := over(t, kubeconfig(t, a, "server: "+silent, ""))
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	if r := ask(t, c, ctx, image("a")); !r.FailedOpen || !strings.HasPrefix(r.Err.Error(), "no answer within ") {
+	if r := ask(t, c, ctx, image("a")); !r.FailedOpen || !strings.HasPrefix(r.Failure, "no answer within ") {
 		t.Errorf("silent: %v", r)
 	}
 	testkit.Must(t, l.Close())
 	if r := ask(t, c, t.Context(), image("a")); !r.FailedOpen ||
-		!strings.HasPrefix(r.Err.Error(), "attempt 5: dial tcp 127.0.0.1:") {
+		!strings.HasPrefix(r.Failure, "attempt 5: dial tcp 127.0.0.1:") {
 		t.Errorf("stopped: %v", r)
 	}
 }

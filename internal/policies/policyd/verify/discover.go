@@ -83,33 +83,25 @@ func (r *run) referrers(ctx context.Context, repository, digest string) ([]candi
 	list, by, err := r.at(repository).Referrers(ctx, digest)
 	_ = r.answer(err)
 	// Signatures of the present form first, then whatever does not say what it is, then attestations.
-	rank := func(d registry.Descriptor) int {
+	var groups [3][]registry.Descriptor
+	for _, d := range list {
+		rank := 1
 		switch predicate := d.Annotations[predicateAnnotation]; {
 		case predicate == predicateType:
-			return 0
+			rank = 0
 		case predicate != "":
-			return 2
+			rank = 2
 		}
-		return 1
+		groups[rank] = append(groups[rank], d)
 	}
-	slices.SortStableFunc(list, func(a, b registry.Descriptor) int {
-		if c := rank(a) - rank(b); c != 0 {
-			return c
-		}
-		return created(b).Compare(created(a))
-	})
 	var all []candidate
-	for len(list) > 0 {
-		same := 1
-		for same < len(list) && rank(list[same]) == rank(list[0]) {
-			same++
-		}
-		for _, d := range fromBothEnds(list[:same]) {
+	for _, group := range groups {
+		slices.SortStableFunc(group, func(a, b registry.Descriptor) int { return created(b).Compare(created(a)) })
+		for _, d := range fromBothEnds(group) {
 			if isDigest(d.Digest) {
 				all = append(all, candidate{place: place{repository: repository, by: by, digest: d.Digest, subject: digest}})
 			}
 		}
-		list = list[same:]
 	}
 	return all, err
 }

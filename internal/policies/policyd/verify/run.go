@@ -103,13 +103,7 @@ func (r *run) blob(ctx context.Context, repository, digest string) ([]byte, erro
 
 // answer notes whether an error is the answer of a registry, and returns it.
 func (r *run) answer(err error) error {
-	answers := []error{
-		registry.ErrNotFound, registry.ErrDenied, registry.ErrMismatch, registry.ErrTooLarge,
-		registry.ErrMalformed,
-	}
-	for _, of := range answers {
-		r.answered = r.answered || err == nil || errors.Is(err, of)
-	}
+	r.answered = r.answered || !errors.Is(err, registry.ErrUnavailable)
 	return err
 }
 

@@ -58,10 +58,9 @@ type Func func(ctx context.Context, i Image, want []*requirement.Rule, cred admi
 type ServiceOptions struct {
 	Config config.Policyd // Config must have been validated by the package config
 	Log    klog.Logger
-	// Requested gets the outcome of each request to a registry, and Verified that of each requirement; nil is allowed.
+	// Requested gets the outcome of each request to a registry, and Verified that of each requirement.
 	Requested, Verified func(outcome string)
-	// OnPanic is called when a verification panics; nil is allowed.
-	OnPanic func(value any, stack []byte)
+	OnPanic             func(value any, stack []byte) // is called when a verification panics
 
 	Verify  Func // Verify and Resolve replace those that use registries, for tests; nil means these
 	Resolve func(repository, tag string) (string, error)
@@ -100,9 +99,9 @@ func NewService(o ServiceOptions) (*Service, error) {
 		PerTenant: maxPerRegistry, Total: maxVerifications, TotalSize: maxFlights, TenantMemory: memoryPerRegistry,
 		Wait: waitLimit,
 	}, func(err error) {
-		s.count(Failed)
-		if p, ok := errors.AsType[*inflight.PanicError](err); ok && s.options.OnPanic != nil {
-			s.options.OnPanic(p.Value, p.Stack)
+		o.Verified(Failed)
+		if p, ok := errors.AsType[*inflight.PanicError](err); ok {
+			o.OnPanic(p.Value, p.Stack)
 		}
 	})
 	return s, nil
@@ -222,16 +221,10 @@ func (s *Service) Verify(ctx context.Context, rules *Rules, r Request) (requirem
 
 func (s *Service) countAll(report requirement.Report) {
 	for _, r := range report.Results {
-		if r.Met {
-			s.count(Met)
-		} else {
-			s.count(strings.ToLower(r.Reason))
+		outcome := Met
+		if !r.Met {
+			outcome = strings.ToLower(r.Reason)
 		}
-	}
-}
-
-func (s *Service) count(outcome string) {
-	if s.options.Verified != nil {
 		s.options.Verified(outcome)
 	}
 }

@@ -127,6 +127,11 @@ func newService(t *testing.T, o verify.ServiceOptions, policies ...string) (
 	for i, text := range policies {
 		testkit.Must(t, os.WriteFile(filepath.Join(dir, fmt.Sprint(i, ".yaml")), []byte(text), 0o600))
 	}
+	if o.Verified == nil {
+		o.Verified = func(string) {}
+	}
+	o.Requested = func(string) {}
+	o.OnPanic = func(value any, _ []byte) { t.Errorf("panic: %v", value) }
 	set := testkit.Value(policyfiles.Read(policyfiles.Paths{Folder: dir}))(t)
 	s := testkit.Value(verify.NewService(o))(t)
 	t.Cleanup(s.Close)

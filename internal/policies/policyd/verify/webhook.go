@@ -49,7 +49,7 @@ func (s *Service) Judge(ctx context.Context, rules *Rules, namespace string, ima
 	asked.SetLimit(maxAtOnce)
 	for i, q := range open {
 		asked.Go(func() error {
-			answers[i].results, answers[i].err = s.ask(ctx, rules, q.name, q.rules)
+			answers[i].Report, answers[i].err = s.ask(ctx, rules, q.name, q.rules)
 			return nil
 		})
 	}
@@ -77,8 +77,9 @@ func applied(a requirement.ImageRules, template bool) requirement.ImageRules {
 }
 
 type answer struct {
-	results map[string]requirement.Result
-	err     error
+	requirement.Report
+
+	err error
 }
 
 // judge returns the findings of rules, and a sentence for each that cannot be judged. trusted says that this process
@@ -87,8 +88,12 @@ func (a answer) judge(log klog.Logger, name imageref.Ref, rules []*requirement.R
 	findings []admission.Finding, undetermined []string,
 ) {
 	for _, r := range rules {
-		result, ok := a.results[r.Hash]
-		unknown, why := a.unknown(result, ok, name, r.Requirement), "it could not read them from the registry"
+		var result requirement.Result
+		i := slices.IndexFunc(a.Results, func(result requirement.Result) bool { return result.Requirement == r.Hash })
+		if i >= 0 {
+			result = a.Results[i]
+		}
+		unknown, why := a.unknown(result, i >= 0, name, r.Requirement), "it could not read them from the registry"
 		if !trusted && !result.Met && r.Requirement.UsesTrustedRoot() {
 			unknown, why = "no trusted root", "it has no trusted root; set trustedRoot to that of the nodes"
 		}
@@ -133,55 +138,49 @@ func (a answer) unknown(r requirement.Result, ok bool, name imageref.Ref, requir
 	return ""
 }
 
-// ask returns the results for the image that the registry has under a name, by requirement, or why there are none.
+// ask returns the results for the image that the registry has under a name, or why there are none.
 func (s *Service) ask(ctx context.Context, rules *Rules, name imageref.Ref, applied []*requirement.Rule) (
-	results map[string]requirement.Result, err error,
+	report requirement.Report, err error,
 ) {
 	want := slices.SortedFunc(slices.Values(applied),
 		func(a, b *requirement.Rule) int { return cmp.Compare(a.Hash, b.Hash) })
 	want = slices.CompactFunc(want, func(a, b *requirement.Rule) bool { return a.Hash == b.Hash })
 	if digest, ok := s.digestOf(name); ok {
-		if results, missing := s.known(name.Repository(), digest, want); len(missing) == 0 {
-			return results, nil
+		if report, missing := s.known(name.Repository(), digest, want); len(missing) == 0 {
+			return report, nil
 		}
 	}
 	k := key{rules: rules, name: name, webhook: true}
 	for _, w := range want {
 		k.requirements += w.Hash + "\n"
 	}
-	report, err := s.share(ctx, k, func(ctx context.Context) (report requirement.Report, err error) {
+	report, err = s.share(ctx, k, func(ctx context.Context) (report requirement.Report, err error) {
 		ctx, cancel := context.WithTimeout(ctx, s.limit)
 		defer cancel()
 		digest, err := s.resolve(ctx, name)
 		if err != nil {
 			return report, err
 		}
-		results, missing := s.known(name.Repository(), digest, want)
-		if len(missing) > 0 {
-			image := Image{Name: imageref.New(name.Repository() + "@" + digest)}
-			got, err := rules.webhook(ctx, image, missing, admission.Login{}, false)
-			if err != nil {
-				return report, err
-			}
-			s.countAll(got)
-			for _, r := range got.Results {
-				s.keep(fact{name.Repository(), digest, r.Requirement}, r)
-				results[r.Requirement] = r
-			}
+		report, missing := s.known(name.Repository(), digest, want)
+		if len(missing) == 0 {
+			return report, nil
 		}
-		for _, w := range want {
-			report.Results = append(report.Results, results[w.Hash])
+		image := Image{Name: imageref.New(name.Repository() + "@" + digest)}
+		got, err := rules.webhook(ctx, image, missing, admission.Login{}, false)
+		if err != nil {
+			return report, err
 		}
+		s.countAll(got)
+		for _, r := range got.Results {
+			s.keep(fact{name.Repository(), digest, r.Requirement}, r)
+		}
+		report.Results = append(report.Results, got.Results...)
 		return report, nil
 	})
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		err = errors.New("the verification is not finished in time")
 	}
-	results = map[string]requirement.Result{}
-	for _, r := range report.Results {
-		results[r.Requirement] = r
-	}
-	return results, err
+	return report, err
 }
 
 // resolve returns the digest of the manifest or index with a name. One that is named by its digest is read too: what
@@ -217,20 +216,19 @@ const (
 // A fact is what a result is about. The hash covers the trusted root; the repository is where signatures count.
 type fact struct{ repository, digest, requirement string }
 
-// known returns the results that are cached, and the requirements without one.
+// known returns the results that are cached, and the rules without one.
 func (s *Service) known(repository, digest string, want []*requirement.Rule) (
-	results map[string]requirement.Result, missing []*requirement.Rule,
+	report requirement.Report, missing []*requirement.Rule,
 ) {
-	results = map[string]requirement.Result{}
 	for _, w := range want {
 		value, _ := s.results.Get(fact{repository, digest, w.Hash})
 		if r, ok := value.(requirement.Result); ok {
-			results[w.Hash] = r
+			report.Results = append(report.Results, r)
 		} else {
 			missing = append(missing, w)
 		}
 	}
-	return results, missing
+	return report, missing
 }
 
 // keep caches a result, unless it says nothing about the image.

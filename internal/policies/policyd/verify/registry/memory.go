@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"golang.org/x/sync/semaphore"
 )
@@ -126,35 +127,17 @@ var (
 	ErrMalformed = errors.New("registry: invalid answer")
 )
 
-// outcomes are the labels of requests for metrics, with the error of each. Any other error is invalid.
-//
-//nolint:gochecknoglobals // a constant table
-var outcomes = []struct {
-	err   error
-	label string
-}{
-	{nil, "ok"},
-	{ErrNotFound, "not_found"},
-	{ErrDenied, "denied"},
-	{ErrUnavailable, "unavailable"},
-	{ErrTooLarge, "too_large"},
-	{ErrMalformed, "invalid"},
+// Outcomes returns the labels of requests for metrics.
+func Outcomes() []string {
+	return []string{"ok", "not_found", "denied", "unavailable", "too_large", "invalid"}
 }
 
 // Outcome returns the label of a request that ended with this error.
 func Outcome(err error) string {
-	for _, o := range outcomes {
-		if errors.Is(err, o.err) {
-			return o.label
-		}
+	i := slices.IndexFunc([]error{nil, ErrNotFound, ErrDenied, ErrUnavailable, ErrTooLarge},
+		func(known error) bool { return errors.Is(err, known) })
+	if i < 0 {
+		return "invalid"
 	}
-	return "invalid"
-}
-
-// Outcomes returns all labels.
-func Outcomes() (all []string) {
-	for _, o := range outcomes {
-		all = append(all, o.label)
-	}
-	return all
+	return Outcomes()[i]
 }
