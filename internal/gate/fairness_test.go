@@ -51,11 +51,11 @@ func globs(t *testing.T, key credential.Key, first, n int, right bool) credentia
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := credential.ParseDockerConfigJSON(payload)
+	sealed, err := credential.ParseDockerConfigJSON(payload, key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c.Seal(key)
+	return sealed
 }
 
 func TestAPodCannotGuessPasswordsByThousands(t *testing.T) {

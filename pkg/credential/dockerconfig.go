@@ -15,53 +15,44 @@ const (
 	MaxEntries = 4096
 )
 
-// A Config is a parsed docker configuration: credentials, and patterns of the registries and repositories that they are
-// for. The zero value has none. It cannot be printed, logged or marshalled.
-type Config struct {
-	redacted
-
-	reveal func() []entry[Credential]
-}
-
 // ParseDockerConfigJSON reads the ".dockerconfigjson" of a Secret of the type kubernetes.io/dockerconfigjson, or a
-// config.json of docker. It reads the fields as kubelets do: from an entry it uses auth if it is set, otherwise
-// username and password. It ignores everything else (email, identitytoken, credential helpers), because kubelets never
-// send it. It omits an entry whose key is not a URL. If the auth of an entry is malformed, it returns ErrMalformed for
-// the whole payload.
-func ParseDockerConfigJSON(payload []byte) (Config, error) {
+// config.json of docker, and returns the IDs of its credentials under a key. It reads the fields as kubelets do: auth if
+// it is set, otherwise username and password. It ignores everything else (email, identitytoken, credential helpers),
+// because kubelets never send it, and an entry whose key is not a URL. If the auth of an entry is malformed, it returns
+// ErrMalformed for the whole payload.
+func ParseDockerConfigJSON(payload []byte, k Key) (Sealed, error) {
 	var file struct {
 		Auths auths `json:"auths"`
 	}
-	return parse(payload, &file, &file.Auths)
+	return parse(payload, k, &file, &file.Auths)
 }
 
 // ParseDockercfg reads the ".dockercfg" of a Secret of the type kubernetes.io/dockercfg, which has the content that
 // ParseDockerConfigJSON reads under "auths".
-func ParseDockercfg(payload []byte) (Config, error) {
+func ParseDockercfg(payload []byte, k Key) (Sealed, error) {
 	var file auths
-	return parse(payload, &file, &file)
+	return parse(payload, k, &file, &file)
 }
 
 // parse reads a payload into file, which contains found.
-func parse(payload []byte, file any, found *auths) (Config, error) {
+func parse(payload []byte, k Key, file any, found *auths) (Sealed, error) {
 	if len(payload) > MaxPayload {
-		return Config{}, fmt.Errorf("%w: %d bytes, at most %d are read", ErrTooLarge, len(payload), MaxPayload)
+		return Sealed{}, fmt.Errorf("%w: %d bytes, at most %d are read", ErrTooLarge, len(payload), MaxPayload)
 	}
 	// The error of encoding/json quotes the content, so it is not wrapped.
 	if err := json.Unmarshal(payload, file); err != nil {
 		if found.many {
-			return Config{}, fmt.Errorf("%w: more than %d entries", ErrTooLarge, MaxEntries)
+			return Sealed{}, fmt.Errorf("%w: more than %d entries", ErrTooLarge, MaxEntries)
 		}
-		return Config{}, ErrMalformed
+		return Sealed{}, ErrMalformed
 	}
-	entries := make([]entry[Credential], 0, len(found.byKey))
+	var entries []entry
 	for key, a := range found.byKey {
 		if p, ok := parseKey(key); ok {
-			entries = append(entries, entry[Credential]{p, a.credential})
+			entries = append(entries, entry{p.clone(), k.ID(a.credential)})
 		}
 	}
-	order(entries)
-	return Config{reveal: func() []entry[Credential] { return entries }}, nil
+	return newSealed(entries), nil
 }
 
 // auths is a JSON object of entries, by what they are for. It stops at MaxEntries, so that the memory for a payload
@@ -147,21 +138,4 @@ func splitAuth(auth string) (username, password string, err error) {
 		return "", "", ErrMalformed
 	}
 	return username, password, nil
-}
-
-func (c Config) entries() []entry[Credential] {
-	if c.reveal == nil {
-		return nil
-	}
-	return c.reveal()
-}
-
-// Seal returns the configuration with IDs instead of the credentials.
-func (c Config) Seal(k Key) Sealed {
-	all := c.entries()
-	sealed := make([]entry[ID], 0, len(all))
-	for _, e := range all {
-		sealed = append(sealed, entry[ID]{e.pattern.clone(), k.ID(e.value)})
-	}
-	return newSealed(sealed)
 }

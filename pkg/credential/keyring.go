@@ -14,35 +14,37 @@ const MaxOffers = 16
 // milliseconds. Secrets may contain tens of thousands of patterns with wildcards.
 const maxWork = 1 << 20
 
-// A Sealed is a Config with IDs instead of its credentials. It may be used concurrently. The zero value has none. It
-// cannot be printed, because the patterns are part of a secret too.
+// A Sealed is a docker configuration with IDs instead of its credentials. It may be used concurrently. The zero value
+// has none. It cannot be printed, because the patterns are part of a secret too.
 type Sealed struct {
 	redacted
 
-	reveal func() []entry[ID]
+	reveal func() []entry
 }
 
 // NewSealed returns one ID under several patterns, as a credential provider reports it. It omits invalid patterns, and
 // all patterns if the ID is that of an anonymous credential.
 func NewSealed(patterns []string, id ID) Sealed {
-	var entries []entry[ID]
+	var entries []entry
 	for _, s := range patterns {
 		if p, ok := parseKey(s); ok && id != "" {
-			entries = append(entries, entry[ID]{p.clone(), id})
+			entries = append(entries, entry{p.clone(), id})
 		}
 	}
-	order(entries)
 	return newSealed(entries)
 }
 
-func newSealed(entries []entry[ID]) Sealed {
+// newSealed orders the keys in reverse, so that of two keys with the same beginning the longer, more specific one is
+// first.
+func newSealed(entries []entry) Sealed {
 	if len(entries) == 0 {
 		return Sealed{}
 	}
-	return Sealed{reveal: func() []entry[ID] { return entries }}
+	slices.SortStableFunc(entries, func(a, b entry) int { return cmp.Compare(b.pattern.key, a.pattern.key) })
+	return Sealed{reveal: func() []entry { return entries }}
 }
 
-func (s Sealed) entries() []entry[ID] {
+func (s Sealed) entries() []entry {
 	if s.reveal == nil {
 		return nil
 	}
@@ -125,12 +127,12 @@ func (k SealedKeyring) search(repository string, n, work int) (offers []SealedOf
 }
 
 type beginning struct {
-	entries []entry[ID] // without anonymous ones and repetitions
+	entries []entry // without anonymous ones and repetitions
 	matched bool        // an entry matches, possibly an anonymous one
 	whole   bool        // no entry was omitted because of its cost
 }
 
-func first(entries []entry[ID], n, work int, fits func(pattern) bool, cost func(pattern) int) (got beginning) {
+func first(entries []entry, n, work int, fits func(pattern) bool, cost func(pattern) int) (got beginning) {
 	for _, e := range entries {
 		if len(got.entries) == n {
 			break
@@ -142,7 +144,7 @@ func first(entries []entry[ID], n, work int, fits func(pattern) bool, cost func(
 			continue
 		}
 		got.matched = true
-		if e.value != "" && !slices.ContainsFunc(got.entries, func(g entry[ID]) bool { return g.value == e.value }) {
+		if e.value != "" && !slices.ContainsFunc(got.entries, func(g entry) bool { return g.value == e.value }) {
 			got.entries = append(got.entries, e)
 		}
 	}

@@ -17,8 +17,11 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
+// testKey is the key of every configuration.
+var testKey = credential.NewKey() //nolint:gochecknoglobals // it does not change
+
 // config makes a configuration. The user of each entry has the name of its key.
-func config(tb testing.TB, keys ...string) credential.Config {
+func config(tb testing.TB, keys ...string) credential.Sealed {
 	tb.Helper()
 	auths := map[string]any{}
 	for _, k := range keys {
@@ -27,39 +30,30 @@ func config(tb testing.TB, keys ...string) credential.Config {
 	return parse(tb, map[string]any{"auths": auths})
 }
 
-func parse(tb testing.TB, file any) credential.Config {
+func parse(tb testing.TB, file any) credential.Sealed {
 	tb.Helper()
 	payload := testkit.Value(json.Marshal(file))(tb)
-	c := testkit.Value(credential.ParseDockerConfigJSON(payload))(tb)
-	return c
+	return testkit.Value(credential.ParseDockerConfigJSON(payload, testKey))(tb)
 }
 
 // user returns the ID that config makes for a key.
-func user(key credential.Key, name string) credential.ID {
-	return key.ID(credential.New(credential.Login{Username: name, Password: "p"}))
+func user(name string) credential.ID {
+	return testKey.ID(credential.New(credential.Login{Username: name, Password: "p"}))
 }
 
 // offered returns the credentials that pull secrets offer, as "from:user".
-func offered(tb testing.TB, secrets []credential.Config, repository string, users ...string) []string {
+func offered(tb testing.TB, secrets []credential.Sealed, repository string, users ...string) []string {
 	tb.Helper()
-	key := credential.NewKey()
 	names := map[credential.ID]string{}
 	for _, u := range users {
-		names[user(key, u)] = u
-	}
-	var ring credential.SealedKeyring
-	for _, c := range secrets {
-		ring = append(ring, c.Seal(key))
+		names[user(u)] = u
 	}
 	got := []string{}
-	for _, o := range ring.Lookup(repository) {
+	for _, o := range credential.SealedKeyring(secrets).Lookup(repository) {
 		got = append(got, fmt.Sprintf("%d:%s", o.From, names[o.ID]))
 	}
 	return got
 }
-
-// entries returns how many entries a configuration has.
-func entries(c credential.Config) int { return c.Seal(credential.NewKey()).Len() }
 
 // The cases are those of the Kubernetes documentation, page "Images", on the interpretation of
 // config.json: globs match within one component of the host, a path is a prefix, and every entry
@@ -90,7 +84,7 @@ func TestKeysMatchAsDocumented(t *testing.T) {
 		{"my-registry", "my-registry.example/images", false},
 		{"example", "my-registry.example/images", false},
 	} {
-		if got := len(offered(t, []credential.Config{config(t, tc.key)}, tc.image, tc.key)) == 1; got != tc.want {
+		if got := len(offered(t, []credential.Sealed{config(t, tc.key)}, tc.image, tc.key)) == 1; got != tc.want {
 			t.Errorf("%s matches %s: %v; want %v", tc.key, tc.image, got, tc.want)
 		}
 	}
@@ -162,7 +156,7 @@ func TestKeysMatchAsKubeletsDo(t *testing.T) {
 		{"registry-1.docker.io", "docker.io/library/busybox", false},
 		{"*.docker.io", "docker.io/library/busybox", false},
 	} {
-		if got := len(offered(t, []credential.Config{config(t, tc.key)}, tc.image, tc.key)) == 1; got != tc.want {
+		if got := len(offered(t, []credential.Sealed{config(t, tc.key)}, tc.image, tc.key)) == 1; got != tc.want {
 			t.Errorf("%q matches %s: %v; want %v", tc.key, tc.image, got, tc.want)
 		}
 	}
@@ -186,7 +180,7 @@ func TestLookupOrdersByPatternThenBySecret(t *testing.T) {
 		{"nothing", [][]string{{}, {"other.test"}}, "repo.test/app", []string{}},
 		{"no secrets", nil, "repo.test/app", []string{}},
 	} {
-		var ring []credential.Config
+		var ring []credential.Sealed
 		var users []string
 		for _, keys := range tc.secrets {
 			ring = append(ring, config(t, keys...))
@@ -199,7 +193,6 @@ func TestLookupOrdersByPatternThenBySecret(t *testing.T) {
 }
 
 func TestEntriesAreReadAsKubeletsReadThem(t *testing.T) {
-	key := credential.NewKey()
 	for _, tc := range []struct {
 		name, entry        string
 		username, password string
@@ -216,13 +209,13 @@ func TestEntriesAreReadAsKubeletsReadThem(t *testing.T) {
 		{"nulls", `{"username":"u","password":"p","auth":null,"email":null}`, "u", "p"},
 		{"no password", `{"username":"u"}`, "u", ""},
 	} {
-		c, err := credential.ParseDockercfg([]byte(`{"repo.test":` + tc.entry + `}`))
+		c, err := credential.ParseDockercfg([]byte(`{"repo.test":` + tc.entry + `}`), testKey)
 		if err != nil {
 			t.Errorf("%s: %v", tc.name, err)
 			continue
 		}
-		offers := credential.SealedKeyring{c.Seal(key)}.Lookup("repo.test/app")
-		want := key.ID(credential.New(credential.Login{Username: tc.username, Password: tc.password}))
+		offers := credential.SealedKeyring{c}.Lookup("repo.test/app")
+		want := testKey.ID(credential.New(credential.Login{Username: tc.username, Password: tc.password}))
 		if len(offers) != 1 || offers[0].ID != want {
 			t.Errorf("%s: %d offers, or another credential; want %q, %q", tc.name, len(offers), tc.username, tc.password)
 		}
@@ -231,15 +224,15 @@ func TestEntriesAreReadAsKubeletsReadThem(t *testing.T) {
 
 func TestAnEmptyEntryIsAnonymousAndHasNoID(t *testing.T) {
 	for _, entry := range []string{`{}`, `null`, `{"username":"","password":""}`, `{"auth":"` + auth(":") + `"}`, `{"email":"e"}`} {
-		c := testkit.Value(credential.ParseDockercfg([]byte(`{"repo.test":` + entry + `}`)))(t)
-		ring := credential.SealedKeyring{c.Seal(credential.NewKey())}
-		if offers := ring.Lookup("repo.test/app"); len(offers) != 0 || entries(c) != 1 {
-			t.Errorf("%s: %d offers of %d entries; want none of one", entry, len(offers), entries(c))
+		c := testkit.Value(credential.ParseDockercfg([]byte(`{"repo.test":` + entry + `}`), testKey))(t)
+		ring := credential.SealedKeyring{c}
+		if offers := ring.Lookup("repo.test/app"); len(offers) != 0 || c.Len() != 1 {
+			t.Errorf("%s: %d offers of %d entries; want none of one", entry, len(offers), c.Len())
 		}
 	}
 	// It still prevents the use of docker's alias, as in a kubelet.
-	c := testkit.Value(credential.ParseDockercfg([]byte(`{"docker.io":{},"index.docker.io":{"username":"u"}}`)))(t)
-	ring := credential.SealedKeyring{c.Seal(credential.NewKey())}
+	c := testkit.Value(credential.ParseDockercfg([]byte(`{"docker.io":{},"index.docker.io":{"username":"u"}}`), testKey))(t)
+	ring := credential.SealedKeyring{c}
 	if offers := ring.Lookup("docker.io/library/busybox"); len(offers) != 0 {
 		t.Errorf("%d sealed offers beside an empty one; want none", len(offers))
 	}
@@ -258,22 +251,22 @@ func TestMalformedPayloadsAreRefusedAsAWhole(t *testing.T) {
 		`{"auths":{` + good + `,"repo.test":{"auth":"` + auth("no colon") + `"}}}`,
 		`{"auths":{` + good + `,"repo.test":` + strings.Repeat(`{"a":`, 20000) + `1` + strings.Repeat(`}`, 20000) + `}}`,
 	} {
-		c, err := credential.ParseDockerConfigJSON([]byte(payload))
-		if !errors.Is(err, credential.ErrMalformed) || entries(c) != 0 {
-			t.Errorf("%.80s: %d entries, %v; want ErrMalformed", payload, entries(c), err)
+		c, err := credential.ParseDockerConfigJSON([]byte(payload), testKey)
+		if !errors.Is(err, credential.ErrMalformed) || c.Len() != 0 {
+			t.Errorf("%.80s: %d entries, %v; want ErrMalformed", payload, c.Len(), err)
 		}
 	}
 	for _, payload := range []string{`{}`, `null`, `{"auths":null}`, `{"auths":{}}`, `{"credsStore":"x","HttpHeaders":{"a":"b"}}`} {
-		if c, err := credential.ParseDockerConfigJSON([]byte(payload)); err != nil || entries(c) != 0 {
-			t.Errorf("%s: %d entries, %v; want none, nil", payload, entries(c), err)
+		if c, err := credential.ParseDockerConfigJSON([]byte(payload), testKey); err != nil || c.Len() != 0 {
+			t.Errorf("%s: %d entries, %v; want none, nil", payload, c.Len(), err)
 		}
 	}
 }
 
 func TestAKeyThatIsNotAURLIsSkippedAlone(t *testing.T) {
 	c := config(t, "repo.test", "%zz", "a b", "repo.test:port", strings.Repeat("a", 600))
-	if got := offered(t, []credential.Config{c}, "repo.test/app", "repo.test"); entries(c) != 1 || len(got) != 1 {
-		t.Errorf("%d entries, %q offered; want the one that is a URL", entries(c), got)
+	if got := offered(t, []credential.Sealed{c}, "repo.test/app", "repo.test"); c.Len() != 1 || len(got) != 1 {
+		t.Errorf("%d entries, %q offered; want the one that is a URL", c.Len(), got)
 	}
 }
 
@@ -284,18 +277,18 @@ func TestPayloadsAreBounded(t *testing.T) {
 		fmt.Fprintf(&b, `"r%d.test":{"auth":"YTpi"},`, i)
 	}
 	most := strings.TrimSuffix(b.String(), ",") + "}}"
-	if c, err := credential.ParseDockerConfigJSON([]byte(most)); err != nil || entries(c) != credential.MaxEntries {
-		t.Errorf("%d entries, %v; want %d, nil", entries(c), err, credential.MaxEntries)
+	if c, err := credential.ParseDockerConfigJSON([]byte(most), testKey); err != nil || c.Len() != credential.MaxEntries {
+		t.Errorf("%d entries, %v; want %d, nil", c.Len(), err, credential.MaxEntries)
 	}
 	for name, payload := range map[string]string{
 		"one entry more": b.String() + `"more.test":{}}}`,
 		"one byte more":  `{}` + strings.Repeat(" ", credential.MaxPayload-1),
 	} {
-		if c, err := credential.ParseDockerConfigJSON([]byte(payload)); !errors.Is(err, credential.ErrTooLarge) || entries(c) != 0 {
-			t.Errorf("%s: %d entries, %v; want ErrTooLarge", name, entries(c), err)
+		if c, err := credential.ParseDockerConfigJSON([]byte(payload), testKey); !errors.Is(err, credential.ErrTooLarge) || c.Len() != 0 {
+			t.Errorf("%s: %d entries, %v; want ErrTooLarge", name, c.Len(), err)
 		}
 	}
-	if _, err := credential.ParseDockerConfigJSON([]byte(`{}` + strings.Repeat(" ", credential.MaxPayload-2))); err != nil {
+	if _, err := credential.ParseDockerConfigJSON([]byte(`{}` + strings.Repeat(" ", credential.MaxPayload-2)), testKey); err != nil {
 		t.Errorf("%d bytes: %v; want nil", credential.MaxPayload, err)
 	}
 }
@@ -323,23 +316,21 @@ func FuzzParseDockerConfig(f *testing.F) {
 		f.Add([]byte(s), "repo.test/team/app")
 		f.Add([]byte(s), "docker.io/library/busybox")
 	}
-	key := credential.NewKey()
 	f.Fuzz(func(t *testing.T, payload []byte, repository string) {
-		for name, parse := range map[string]func([]byte) (credential.Config, error){"json": credential.ParseDockerConfigJSON, "cfg": credential.ParseDockercfg} {
-			c, err := parse(payload)
-			if err != nil && (entries(c) != 0 || !errors.Is(err, credential.ErrMalformed) && !errors.Is(err, credential.ErrTooLarge)) {
-				t.Errorf("%s: %d entries, %v; want one of the two errors and nothing", name, entries(c), err)
+		for name, parse := range map[string]func([]byte, credential.Key) (credential.Sealed, error){"json": credential.ParseDockerConfigJSON, "cfg": credential.ParseDockercfg} {
+			c, err := parse(payload, testKey)
+			if err != nil && (c.Len() != 0 || !errors.Is(err, credential.ErrMalformed) && !errors.Is(err, credential.ErrTooLarge)) {
+				t.Errorf("%s: %d entries, %v; want one of the two errors and nothing", name, c.Len(), err)
 			}
-			_ = credential.SealedKeyring{c.Seal(key), c.Seal(key)}.Lookup(repository)
+			_ = credential.SealedKeyring{c, c}.Lookup(repository)
 		}
 	})
 }
 
 func TestFirstReturnsTheBeginningOfLookup(t *testing.T) {
-	key := credential.NewKey()
 	rings := []credential.SealedKeyring{{
-		config(t, "repo.test/team/app", "repo.test", "*.test/team", "other.test", "index.docker.io").Seal(key),
-		config(t, "repo.test/team", "r*.test", "[r]epo.test", "repo.test:443").Seal(key),
+		config(t, "repo.test/team/app", "repo.test", "*.test/team", "other.test", "index.docker.io"),
+		config(t, "repo.test/team", "r*.test", "[r]epo.test", "repo.test:443"),
 		{},
 	}}
 	seed := rand.Uint64()
@@ -354,7 +345,7 @@ func TestFirstReturnsTheBeginningOfLookup(t *testing.T) {
 			for range random.IntN(4) {
 				auths[keys[random.IntN(len(keys))]] = users[random.IntN(len(users))]
 			}
-			ring[i] = parse(t, map[string]any{"auths": auths}).Seal(key)
+			ring[i] = parse(t, map[string]any{"auths": auths})
 		}
 		rings = append(rings, ring)
 	}
@@ -389,7 +380,7 @@ func globs(tb testing.TB, key credential.Key, secrets int, host string) credenti
 		auths[k] = map[string]string{"username": "u", "password": fmt.Sprint(i)}
 	}
 	// One Secret many times: sealing each entry would take longer than the tested code.
-	return slices.Repeat(credential.SealedKeyring{parse(tb, map[string]any{"auths": auths}).Seal(key)}, secrets)
+	return slices.Repeat(credential.SealedKeyring{parse(tb, map[string]any{"auths": auths})}, secrets)
 }
 
 func TestTheWorkOfFirstIsBounded(t *testing.T) {
@@ -403,7 +394,7 @@ func TestTheWorkOfFirstIsBounded(t *testing.T) {
 		t.Errorf("First of thousands of wildcards that do not match = %d, %v; want none, and false", len(got), whole)
 	}
 	// A valid Secret beside such Secrets is considered.
-	good := append(none, config(t, "repo.test").Seal(key))
+	good := append(none, config(t, "repo.test"))
 	if got, _ := good.First("repo.test/team/app", credential.MaxOffers); len(got) != 1 {
 		t.Errorf("First = %d beside Secrets with too many wildcards; want 1", len(got))
 	}

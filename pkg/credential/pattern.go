@@ -1,11 +1,9 @@
 package credential
 
 import (
-	"cmp"
 	"net"
 	"net/url"
 	"path/filepath"
-	"slices"
 	"strings"
 )
 
@@ -28,9 +26,10 @@ type pattern struct {
 	broken bool
 }
 
-type entry[T any] struct {
+// An entry is a pattern with the ID that is offered to matching repositories, "" for an anonymous credential.
+type entry struct {
 	pattern pattern
-	value   T
+	value   ID
 }
 
 // parseKey reads a key of a docker configuration. It ignores the scheme and docker's API version.
@@ -121,10 +120,4 @@ func isDefaultRegistry(repository string) bool {
 		return true
 	}
 	return !strings.ContainsAny(first, ".:")
-}
-
-// order sorts entries for look-ups: the keys in reverse order, so that of two keys with the same beginning the longer,
-// more specific one is first.
-func order[T any](entries []entry[T]) {
-	slices.SortStableFunc(entries, func(a, b entry[T]) int { return cmp.Compare(b.pattern.key, a.pattern.key) })
 }

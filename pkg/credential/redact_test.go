@@ -167,13 +167,10 @@ func TestNothingShowsAConfiguration(t *testing.T) {
 		"auth":     fmt.Sprintf(`{"repo.test":{"auth":%q}}`, auth("u:"+canary)),
 		"key":      fmt.Sprintf(`{"https://u:%s@repo.test/%s":{"username":"u","password":"p"}}`, canary, canary),
 	} {
-		c, err := credential.ParseDockercfg([]byte(payload))
-		if err != nil || entries(c) != 1 {
-			t.Fatalf("%s: %d entries, %v; want 1, nil", field, entries(c), err)
+		sealed, err := credential.ParseDockercfg([]byte(payload), testKey)
+		if err != nil || sealed.Len() != 1 {
+			t.Fatalf("%s: %d entries, %v; want 1, nil", field, sealed.Len(), err)
 		}
-		sealed := c.Seal(credential.NewKey())
-		mustNotShow(t, field, []byte(canary), shapesOf(c))
-		mustNotShow(t, field+" in a list", []byte(canary), map[string]any{"list": []credential.Config{c}, "pointer": &[]credential.Config{c}})
 		mustNotShow(t, field+" sealed", []byte(canary), shapesOf(sealed))
 		mustNotShow(t, field+" in a sealed keyring", []byte(canary), map[string]any{"keyring": credential.SealedKeyring{sealed}})
 		for _, offer := range (credential.SealedKeyring{sealed}).Lookup("repo.test/" + canary) {
@@ -193,9 +190,9 @@ func TestErrorsShowNothingOfAPayload(t *testing.T) {
 		"auth of one field":  fmt.Sprintf(`{"auths":{"repo.test":{"auth":%q}}}`, auth(canary)),
 		"too large":          fmt.Sprintf(`{"auths":{%q:{}}}`, strings.Repeat(canary, credential.MaxPayload/len(canary))),
 	} {
-		c, err := credential.ParseDockerConfigJSON([]byte(payload))
-		if err == nil || entries(c) != 0 {
-			t.Errorf("%s: %d entries, %v; want an error", name, entries(c), err)
+		c, err := credential.ParseDockerConfigJSON([]byte(payload), testKey)
+		if err == nil || c.Len() != 0 {
+			t.Errorf("%s: %d entries, %v; want an error", name, c.Len(), err)
 			continue
 		}
 		mustNotShow(t, name, []byte(canary), map[string]any{"error": err, "text": err.Error()})
@@ -223,7 +220,7 @@ func TestNothingShowsAKey(t *testing.T) {
 func TestRedactedIsWhatIsShown(t *testing.T) {
 	for name, v := range map[string]any{
 		"credential": credential.New(credential.Login{Username: "u", Password: canary}), "anonymous": credential.Credential{}, "key": credential.NewKey(), "zero key": credential.Key{},
-		"zero configuration": credential.Config{}, "zero sealed configuration": credential.Sealed{},
+		"zero sealed configuration": credential.Sealed{},
 		"sealed configuration": credential.NewSealed([]string{canary}, "id"),
 	} {
 		for how, text := range renderings(v) {

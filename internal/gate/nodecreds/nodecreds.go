@@ -197,7 +197,7 @@ func (f *file) read(key credential.Key) error {
 	if filepath.Base(f.path) == ".dockercfg" {
 		parse = credential.ParseDockercfg
 	}
-	config, err := parse(content) // it is empty after an error
-	f.sealed, f.sum, f.err = config.Seal(key), sum, err
+	sealed, err := parse(content, key) // it is empty after an error
+	f.sealed, f.sum, f.err = sealed, sum, err
 	return err
 }

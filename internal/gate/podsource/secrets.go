@@ -273,11 +273,11 @@ func (s *secrets) fetch(ctx context.Context, get getter, k key) (got, error) {
 	if err != nil {
 		return got{}, err
 	}
-	config, err := configOf(secret)
+	sealed, err := sealedOf(secret, s.seal)
 	return got{
 		answer: answer{
 			ref:    records.SecretRef{UID: string(secret.UID), Namespace: k.namespace, Name: k.name},
-			sealed: config.Seal(s.seal),
+			sealed: sealed,
 			whole:  err == nil,
 		},
 		version:   secret.ResourceVersion,
@@ -285,15 +285,15 @@ func (s *secrets) fetch(ctx context.Context, get getter, k key) (got, error) {
 	}, nil
 }
 
-// configOf reads a pull secret as kubelets do: one of another type, or without the key of its type, has no credentials.
-func configOf(s *corev1.Secret) (credential.Config, error) {
+// sealedOf reads a pull secret as kubelets do: one of another type, or without the key of its type, has no credentials.
+func sealedOf(s *corev1.Secret, k credential.Key) (credential.Sealed, error) {
 	if payload := s.Data[corev1.DockerConfigJsonKey]; s.Type == corev1.SecretTypeDockerConfigJson && len(payload) > 0 {
-		return credential.ParseDockerConfigJSON(payload)
+		return credential.ParseDockerConfigJSON(payload, k)
 	}
 	if payload := s.Data[corev1.DockerConfigKey]; s.Type == corev1.SecretTypeDockercfg && len(payload) > 0 {
-		return credential.ParseDockercfg(payload)
+		return credential.ParseDockercfg(payload, k)
 	}
-	return credential.Config{}, nil
+	return credential.Sealed{}, nil
 }
 
 // done notes the result of an attempt, wakes the callers that wait for it, and logs and counts a failure.
