@@ -18,7 +18,7 @@
 //
 // # Names
 //
-// A [Decision] is the answer of all policies: the decision about a call of the CRI is decisionlog.Decision, and the one
-// about proofs is tracker.Verdict. A [Login] is what a registry is asked with: credential.Credential is the sealed value
-// whose ID a proof contains.
+// A [Decision] is the answer of all policies: the decision about a call of the CRI is decisionlog.Decision, and that
+// about proofs is tracker.Verdict. A [Login] is what a registry is asked with: credential.Credential is the sealed
+// value whose ID a proof contains.
 package admission
