@@ -17,32 +17,23 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
 )
 
-// BackendKind is the name of the kind of policy files.
 const BackendKind = "ImagePolicy"
 
 const backendKey = "imagePolicy"
 
 // A Backend says how images are reviewed, with the defaults filled in.
 type Backend struct {
-	// Name is the name of the file without its folder and suffix. It is unique in a Backends.
-	Name string
-	// File is the path of the file.
-	File string
-	// Kubeconfig is the absolute path of the file with the address and the credentials.
-	Kubeconfig string
-	// AllowTTL and DenyTTL are how long answers are cached; 0 means that they are not.
-	AllowTTL, DenyTTL time.Duration
-	// RetryBackoff is the time between the first two attempts.
-	RetryBackoff time.Duration
-	// DefaultAllow reports whether images are admitted if the backend does not answer. It is true if the file leaves it
-	// out.
-	DefaultAllow bool
-	// DefaultAllowAbsent reports whether the file leaves defaultAllow out.
-	DefaultAllowAbsent bool
-	// Namespaces are those whose pods are reviewed; nil means all. The caller must not modify it.
-	Namespaces []string
-	// IncludeImageVolumes reports whether images that are mounted as volumes are reviewed.
-	IncludeImageVolumes bool
+	Name       string // of the file without its folder and suffix, unique in a Backends
+	File       string // its path
+	Kubeconfig string // the absolute path of the file with the address and the credentials
+
+	AllowTTL, DenyTTL time.Duration // of cached answers; 0 means that they are not cached
+	RetryBackoff      time.Duration // between the first two attempts
+
+	DefaultAllow        bool     // Images are admitted if the backend does not answer. It is true if it is absent.
+	DefaultAllowAbsent  bool     // The file leaves defaultAllow out.
+	Namespaces          []string // whose pods are reviewed; nil means all
+	IncludeImageVolumes bool     // Images that are mounted as volumes are reviewed.
 }
 
 // Backends are the backends of all files, by name, all of which must allow an image. The caller must not modify them.
@@ -52,8 +43,7 @@ type Backends []Backend
 func (s Backends) Len() int { return len(s) }
 
 // Warnings returns a sentence about each file that is valid and probably does not say what its author means.
-func (s Backends) Warnings() []string {
-	var all []string
+func (s Backends) Warnings() (all []string) {
 	for _, b := range s {
 		if b.DefaultAllowAbsent {
 			all = append(all, fmt.Sprintf("%s: %s.defaultAllow: absent: pullgate admits images if the backend does not "+
@@ -67,9 +57,8 @@ func (s Backends) Warnings() []string {
 func (s Backends) Log(log klog.Logger) {
 	for _, b := range s {
 		log.Info("Image review backend in use", "backend", b.Name, "file", b.File, "defaultAllow", b.DefaultAllow,
-			"defaultAllowAbsent", b.DefaultAllowAbsent,
-			"allowTTL", b.AllowTTL, "denyTTL", b.DenyTTL, "namespaces", b.Namespaces, "includeImageVolumes",
-			b.IncludeImageVolumes)
+			"defaultAllowAbsent", b.DefaultAllowAbsent, "allowTTL", b.AllowTTL, "denyTTL", b.DenyTTL,
+			"namespaces", b.Namespaces, "includeImageVolumes", b.IncludeImageVolumes)
 	}
 	for _, w := range s.Warnings() {
 		log.Info("Policy file is valid, but may not do what you intend", "warning", w)
@@ -78,22 +67,15 @@ func (s Backends) Log(log klog.Logger) {
 
 // An Answer is what a backend, or its failure policy, says about an image.
 type Answer struct {
-	// Backend is the name of the backend, Image the name of the image as the pod has it; "" if the answer is about
-	// several.
-	Backend, Image string
+	Backend, Image string // names; the image is as the pod has it, "" if the answer is about several
 	Allowed        bool
-	// Reason is that of the backend; it can be "".
-	Reason string
-	// Failure says why there is no valid answer of the backend; "" if there is one.
-	Failure string
-	// Cached reports whether it is an earlier answer.
-	Cached bool
-	// Took is how long the backend was waited for.
-	Took time.Duration
+	Reason         string        // of the backend; it can be ""
+	Failure        string        // why there is no valid answer; "" if there is one
+	Cached         bool          // It is an earlier answer.
+	Took           time.Duration // how long the backend was waited for
 }
 
-// String returns a sentence for users: which backend was asked, how long it took, and what follows. It is the same at
-// the node and in the webhook.
+// String returns a sentence for users, the same at the node and in the webhook.
 func (a Answer) String() string {
 	var b strings.Builder
 	if a.Image != "" {
@@ -104,19 +86,18 @@ func (a Answer) String() string {
 	if a.Allowed {
 		follows = "allowed"
 	}
-	if a.Failure != "" {
-		if a.Allowed {
-			follows += ", because its defaultAllow is not false"
-		}
+	switch {
+	case a.Failure != "" && a.Allowed:
+		follows += ", because its defaultAllow is not false"
+		fallthrough
+	case a.Failure != "":
 		fmt.Fprintf(&b, "no valid answer from the image review backend %s after %v: %s; %s", a.Backend, took, a.Failure,
 			follows)
 		return b.String()
-	}
-	fmt.Fprintf(&b, "%s by the image review backend %s", follows, a.Backend)
-	if a.Cached {
-		b.WriteString(" (cached)")
-	} else {
-		fmt.Fprintf(&b, " after %v", took)
+	case a.Cached:
+		fmt.Fprintf(&b, "%s by the image review backend %s (cached)", follows, a.Backend)
+	default:
+		fmt.Fprintf(&b, "%s by the image review backend %s after %v", follows, a.Backend, took)
 	}
 	if a.Reason != "" {
 		b.WriteString(": " + a.Reason)
@@ -124,18 +105,7 @@ func (a Answer) String() string {
 	return b.String()
 }
 
-// The defaults.
-const (
-	defaultAllowTTL = time.Hour
-	defaultDenyTTL  = 30 * time.Second
-	defaultBackoff  = 500 * time.Millisecond
-)
-
-// The largest values.
-const (
-	maxTTL     = 87600 * time.Hour
-	maxBackoff = 5 * time.Minute
-)
+const maxTTL = 87600 * time.Hour
 
 type backendDocument struct {
 	ImagePolicy         *backendPolicy `json:"imagePolicy"`
@@ -157,12 +127,9 @@ type backendMatch struct {
 
 // LoadBackends reads files into Backends: all of them or none. The error joins all errors of all files; each begins
 // with the name of the file.
-func LoadBackends(list []File) (Backends, error) {
-	var (
-		all    Backends
-		errs   []error
-		fileOf = map[string]string{} // by the name of the backend
-	)
+func LoadBackends(list []File) (all Backends, err error) {
+	var errs []error
+	fileOf := map[string]string{} // by the name of the backend
 	for _, f := range list {
 		b, invalid := parseBackend(f)
 		for _, err := range invalid {
@@ -209,7 +176,7 @@ func parseBackend(f File) (Backend, []error) {
 	return b, strictyaml.WithLines(f.Data, errs)
 }
 
-// setPolicy checks the fields under the key. Fields of another type are zero, and have an error already.
+// setPolicy checks the fields under the key. mistyped says that some are zero because they have an error already.
 func (b *Backend) setPolicy(p *backendPolicy, mistyped bool) (errs []error) {
 	path := field.NewPath(backendKey)
 	const want = "must be an absolute path, as in /etc/pullgate/scanner.kubeconfig"
@@ -227,11 +194,11 @@ func (b *Backend) setPolicy(p *backendPolicy, mistyped bool) (errs []error) {
 		units, off        string
 		to                *time.Duration
 	}{
-		{"allowTTL", p.AllowTTL, time.Second, defaultAllowTTL, maxTTL, "seconds", "no cache", &b.AllowTTL},
-		{"denyTTL", p.DenyTTL, time.Second, defaultDenyTTL, maxTTL, "seconds", "no cache", &b.DenyTTL},
+		{"allowTTL", p.AllowTTL, time.Second, time.Hour, maxTTL, "seconds", "no cache", &b.AllowTTL},
+		{"denyTTL", p.DenyTTL, time.Second, 30 * time.Second, maxTTL, "seconds", "no cache", &b.DenyTTL},
 		{
-			"retryBackoff", p.RetryBackoff, time.Millisecond, defaultBackoff, maxBackoff, "milliseconds", "no wait",
-			&b.RetryBackoff,
+			"retryBackoff", p.RetryBackoff, time.Millisecond, 500 * time.Millisecond, 5 * time.Minute, "milliseconds",
+			"no wait", &b.RetryBackoff,
 		},
 	} {
 		switch most := int64(d.max / d.unit); {

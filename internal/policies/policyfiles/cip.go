@@ -13,7 +13,6 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 )
 
-// CIPKind is the kind of policy files.
 const CIPKind = "ClusterImagePolicy"
 
 func cipVersions() []string {
@@ -21,8 +20,7 @@ func cipVersions() []string {
 }
 
 // LoadCIP reads policy files: all of them or none. The error joins all errors of all files; each begins with the name
-// of the file, and names the path of the field, its value and what is allowed, and the line. now is for the notes about
-// certificates that have expired.
+// of the file, and names the path of the field, its value and what is allowed, and the line. now is for notes.
 func LoadCIP(files []File, now time.Time) (*requirement.Policies, error) {
 	return loadDialect(files, func(data []byte) dialectPolicy { return parseCIP(data, now) })
 }
@@ -53,8 +51,7 @@ func (c *cipCompiler) spec(at *field.Path, s *cipSpec) {
 	if len(s.Authorities) == 0 {
 		c.Required(at.Child("authorities"), "must have at least one entry; static: {action: pass} requires no signature")
 	}
-	oneOf := requirement.AtLeast(1, c.Distinct(nodes)...)
-	r.Requirement = &oneOf
+	r.Requirement = new(requirement.AtLeast(1, c.Distinct(nodes)...))
 	if s.Match == nil || c.matchesPods(at.Child("match"), *s.Match) {
 		c.Rules = []requirement.Rule{r}
 	}
@@ -144,32 +141,28 @@ func (c *cipCompiler) sources(at *field.Path, list []cipSource, signers []requir
 		for _, n := range signers {
 			s := *n.SignedBy
 			s.Repository = repository
-			all = append(all, requirementNode{Requirement: requirement.Requirement{SignedBy: &s}, At: at.Index(i)})
+			all = append(all, signedBy(at.Index(i), s))
 		}
 	}
 	return all
 }
 
 func (c *cipCompiler) static(at *field.Path, a *cipAuthority) []requirementNode {
-	for _, other := range []alternative{
+	for _, other := range given([]alternative{
 		{"source", a.Source != nil},
 		{"ctlog", a.CTLog != nil},
 		{"rfc3161timestamp", a.RFC3161Timestamp != nil},
 		{"signatureFormat", a.SignatureFormat != nil},
-	} {
-		if other.Given {
-			c.Invalid(at.Child(other.Name), other.Name, "must be absent beside static, which no signature decides")
-		}
+	}) {
+		c.Invalid(at.Child(other), other, "must be absent beside static, which no signature decides")
 	}
 	at = at.Child("static")
 	if a.Static.Action == nil {
 		c.Required(at.Child("action"), "must be pass or fail")
 	}
 	pass := c.OneOf(at.Child("action"), a.Static.Action, "fail", "pass") == "pass"
-	return []requirementNode{{
-		At:          at,
-		Requirement: requirement.Requirement{Static: &requirement.Static{Pass: pass, Message: a.Static.Message}},
-	}}
+	static := &requirement.Static{Pass: pass, Message: a.Static.Message}
+	return []requirementNode{{requirement.Requirement{Static: static}, at}}
 }
 
 func (c *cipCompiler) signers(at *field.Path, a *cipAuthority) []requirementNode {
@@ -197,7 +190,7 @@ func (c *cipCompiler) key(at *field.Path, k *cipKey, common requirement.Signer) 
 		return nil
 	}
 	hash := c.OneOf(at.Child("hashAlgorithm"), k.HashAlgorithm, "sha256", "sha384", "sha512")
-	keys := c.Keys(at.Child("data"), *k.Data, "write the public key itself, as cosign public-key --key prints it")
+	keys := c.Keys(at.Child("data"), *k.Data, keyItself)
 	if len(keys) > 1 {
 		c.Invalid(at.Child("data"), "several PEM blocks", "must be one public key; write an authority for each")
 		return nil
@@ -206,7 +199,7 @@ func (c *cipCompiler) key(at *field.Path, k *cipKey, common requirement.Signer) 
 	for _, public := range keys {
 		s := common
 		s.Key = &requirement.Key{Public: public, Hash: hash}
-		nodes = append(nodes, requirementNode{Requirement: requirement.Requirement{SignedBy: &s}, At: at})
+		nodes = append(nodes, signedBy(at, s))
 	}
 	return nodes
 }
@@ -241,24 +234,32 @@ func (c *cipCompiler) keyless(at *field.Path, k *cipKeyless, common requirement.
 			Issuer:    c.Identity(at, "issuer", id.Issuer, id.IssuerRegExp, requirement.Exactly),
 			Subject:   c.Identity(at, "subject", id.Subject, id.SubjectRegExp, requirement.Exactly),
 			Roots:     roots,
-			IgnoreSCT: k.InsecureIgnoreSCT != nil && *k.InsecureIgnoreSCT,
+			IgnoreSCT: isTrue(k.InsecureIgnoreSCT),
 		}
-		nodes = append(nodes, requirementNode{Requirement: requirement.Requirement{SignedBy: &s}, At: at})
+		nodes = append(nodes, signedBy(at, s))
 	}
 	return nodes
 }
 
-type cipDocument = dialectDocument[cipSpec]
+type (
+	cipDocument = dialectDocument[cipSpec]
+	cipImage    struct {
+		Glob string `json:"glob"`
+	}
+	cipSource struct {
+		OCI *string `json:"oci"`
+	}
+	cipLog struct {
+		URL *string `json:"url"`
+	}
+	cipTimestamp struct{}
+)
 
 type cipSpec struct {
 	Images      []cipImage     `json:"images"`
 	Authorities []cipAuthority `json:"authorities"`
 	Mode        *string        `json:"mode"`
 	Match       *[]cipMatch    `json:"match"`
-}
-
-type cipImage struct {
-	Glob string `json:"glob"`
 }
 
 type cipMatch struct {
@@ -302,16 +303,6 @@ type cipStatic struct {
 	Message string  `json:"message"`
 }
 
-type cipSource struct {
-	OCI *string `json:"oci"`
-}
-
-type cipLog struct {
-	URL *string `json:"url"`
-}
-
-type cipTimestamp struct{}
-
 // trustRoots is what to do instead of a reference to a TrustRoot.
 const trustRoots = "references to a TrustRoot are not supported; remove it, and add the content to the file " +
 	"trustedRoot of the configuration of pullgate-policyd"
@@ -344,20 +335,11 @@ func cipDecoder() *strictyaml.Decoder {
 }
 
 func refuseCIPPolicy(m *strictyaml.Mapping) {
-	policy, ok := m.Fields["policy"]
+	policy, _ := m.Fields["policy"].(map[any]any)
+	language, ok := map[string]string{"cue": "CUE", "rego": "Rego"}[fmt.Sprint(policy["type"])]
 	if !ok {
-		return
+		language = "policies in a language"
 	}
-	delete(m.Fields, "policy")
-	language := "policies in a language"
-	if p, ok := policy.(map[any]any); ok {
-		switch p["type"] {
-		case "cue":
-			language = "CUE"
-		case "rego":
-			language = "Rego"
-		}
-	}
-	m.Errorf("policy", "%s", fmt.Sprintf("not supported: %s; write who must sign in authorities, or in a ClusterPolicy "+
-		"of kyverno.io/v1 with count", language))
+	refuseFields(map[string]string{"policy": "not supported: " + language + "; write who must sign in authorities, or " +
+		"in a ClusterPolicy of kyverno.io/v1 with count"})(m)
 }

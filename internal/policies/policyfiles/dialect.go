@@ -31,12 +31,9 @@ type dialectPolicy struct {
 }
 
 func loadDialect(files []File, parse func(data []byte) dialectPolicy) (*requirement.Policies, error) {
-	var (
-		all    []dialectPolicy
-		errs   []error
-		notes  []string
-		fileOf = map[string]string{}
-	)
+	var all []dialectPolicy
+	var errs []error
+	loaded, fileOf := &requirement.Policies{Count: len(files)}, map[string]string{}
 	for _, f := range files {
 		p := parse(f.Data)
 		if other, taken := fileOf[p.Name]; taken && p.Name != "" {
@@ -48,7 +45,7 @@ func loadDialect(files []File, parse func(data []byte) dialectPolicy) (*requirem
 			errs = append(errs, fmt.Errorf("%s: %w", f.Name, err))
 		}
 		for _, note := range strictyaml.WithLines(f.Data, p.Notes) {
-			notes = append(notes, f.Name+": "+note.Error())
+			loaded.Notes = append(loaded.Notes, f.Name+": "+note.Error())
 		}
 		for i := range p.Rules {
 			p.Rules[i].File, p.Rules[i].Policy = f.Name, p.Name
@@ -59,7 +56,6 @@ func loadDialect(files []File, parse func(data []byte) dialectPolicy) (*requirem
 		return nil, errors.Join(errs...)
 	}
 	slices.SortFunc(all, func(a, b dialectPolicy) int { return cmp.Compare(a.Name, b.Name) })
-	loaded := &requirement.Policies{Notes: notes, Count: len(all)}
 	for _, p := range all {
 		loaded.Rules = append(loaded.Rules, p.Rules...)
 		if w := &loaded.Webhook; len(p.Rules) > 0 {
@@ -102,17 +98,13 @@ type dialectMetadata struct {
 	Annotations map[string]string `json:"annotations"`
 }
 
-// IgnoreServerFields removes the fields of an object that the API server sets, so that the output of kubectl get -o
-// yaml is a policy file. It is a rewrite of the type of the document.
+// ignoreServerFields is a rewrite that removes what the API server sets: kubectl get -o yaml prints a policy file.
 func ignoreServerFields(m *strictyaml.Mapping) {
 	delete(m.Fields, "status")
-	metadata, ok := m.Fields["metadata"].(map[any]any)
-	if !ok {
-		return
-	}
+	metadata, _ := m.Fields["metadata"].(map[any]any)
 	for _, name := range []string{
-		"uid", "resourceVersion", "generation", "creationTimestamp", "managedFields",
-		"selfLink", "ownerReferences", "finalizers",
+		"uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink", "ownerReferences",
+		"finalizers",
 	} {
 		delete(metadata, name)
 	}
@@ -132,12 +124,9 @@ func refuseFields(instead map[string]string) func(*strictyaml.Mapping) {
 }
 
 type checker struct {
-	Errs []error
-	// Notes begin with the path of the field.
-	Notes []error
-	// Incomplete says that fields are missing because they have errors already. Missing fields are then not reported
-	// again.
-	Incomplete bool
+	Errs       []error
+	Notes      []error // each begins with the path of the field
+	Incomplete bool    // fields can be missing because they have errors already, and are not reported again
 }
 
 func (c *checker) Invalid(at *field.Path, value any, allowed string) {
@@ -171,28 +160,29 @@ type alternative struct {
 	Given bool
 }
 
-// Only returns the name of the alternative that is given; ok is false, and an error reported, unless exactly one is.
-func (c *checker) Only(at *field.Path, allowed string, all []alternative) (name string, ok bool) {
-	var given []string
+func given(all []alternative) (names []string) {
 	for _, a := range all {
 		if a.Given {
-			given = append(given, a.Name)
+			names = append(names, a.Name)
 		}
 	}
-	switch len(given) {
-	case 0:
-		c.Required(at, allowed)
-		return "", false
-	case 1:
-		return given[0], true
-	default:
-		c.Invalid(at, strings.Join(given, ", "), allowed)
-		return "", false
-	}
+	return names
 }
 
-// OneOf returns the value of a field that has one of a few values, the first of them if it is absent or invalid. A
-// field with a value of another type is empty, and has an error already.
+// Only returns the name of the alternative that is given; ok is false, and an error reported, unless exactly one is.
+func (c *checker) Only(at *field.Path, allowed string, all []alternative) (name string, ok bool) {
+	switch names := given(all); len(names) {
+	case 0:
+		c.Required(at, allowed)
+	case 1:
+		return names[0], true
+	default:
+		c.Invalid(at, strings.Join(names, ", "), allowed)
+	}
+	return "", false
+}
+
+// OneOf returns the value of a field that has one of a few values, the first of them if it is absent or invalid.
 func (c *checker) OneOf(at *field.Path, value *string, allowed ...string) string {
 	if value == nil || *value == "" && c.Incomplete {
 		return allowed[0]
@@ -214,8 +204,8 @@ func (c *checker) Pattern(at *field.Path, text string, syntax requirement.Syntax
 
 const maxIdentity = 2048
 
-// Identity returns the issuer or the subject of a certificate. name is the name of its field, beside which there can be
-// a field for a regular expression; exactly one of the two must be present. of makes the text of a value.
+// Identity returns the issuer or the subject of a certificate, from the field of that name or the one for a regular
+// expression: exactly one of the two must be present. of makes the text of a value.
 func (c *checker) Identity(at *field.Path, name string, value, expression *string,
 	of func(string) requirement.Text,
 ) requirement.Text {
@@ -258,6 +248,10 @@ type requirementNode struct {
 	At *field.Path
 }
 
+func signedBy(at *field.Path, s requirement.Signer) requirementNode {
+	return requirementNode{requirement.Requirement{SignedBy: &s}, at}
+}
+
 // Distinct returns the requirements of a list. One that equals an earlier one is an error, because one signature would
 // count twice. It is not reported beside other errors, because parts of requirements that are missing are equal.
 func (c *checker) Distinct(nodes []requirementNode) []requirement.Requirement {
@@ -276,16 +270,17 @@ func (c *checker) Distinct(nodes []requirementNode) []requirement.Requirement {
 	return all
 }
 
-const minRSABits = 2048
+const (
+	minRSABits = 2048
+	keyItself  = "write the public key itself, as cosign public-key --key prints it"
+)
 
 // Keys returns the public keys of a field in PKIX form, in DER. instead says what to write in place of a reference to a
 // key elsewhere. No error has a part of the value: it could be a private key.
 func (c *checker) Keys(at *field.Path, text, instead string) [][]byte {
 	return c.blocks(at, text, "public keys", "-----BEGIN PUBLIC KEY-----", instead, func(b *pem.Block) ([]byte, error) {
-		var (
-			public crypto.PublicKey
-			err    error
-		)
+		var public crypto.PublicKey
+		var err error
 		switch b.Type {
 		case "PUBLIC KEY":
 			public, err = x509.ParsePKIXPublicKey(b.Bytes)
@@ -343,14 +338,12 @@ func (c *checker) blocks(at *field.Path, text, what, begin, instead string,
 	parse func(*pem.Block) ([]byte, error),
 ) [][]byte {
 	var all [][]byte
+	if scheme, isReference := reference(strings.TrimSpace(text)); isReference {
+		c.Invalid(at, scheme, "references are not supported; "+instead)
+		return nil
+	}
 	for n := 1; strings.TrimSpace(text) != ""; n++ {
 		text = strings.TrimSpace(text)
-		if n == 1 {
-			if scheme, isReference := reference(text); isReference {
-				c.Invalid(at, scheme, fmt.Sprintf("references are not supported; %s", instead))
-				return nil
-			}
-		}
 		block, rest := pem.Decode([]byte(text))
 		const begins = "-----BEGIN "
 		// Decode skips what is not valid, and a key that is skipped would not be required.

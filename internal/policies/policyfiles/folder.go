@@ -31,22 +31,17 @@ type File = restriction.File
 
 // contents are what the paths hold at one moment. Errors are a part of them.
 type contents struct {
-	files   []File
-	ignored []string
-	labels  []byte
-	// trustedRoot is the content of the file of that name.
-	trustedRoot []byte
-	errs        []error
-	hash        string // of the files; names are without the folder
+	files               []File
+	ignored             []string
+	labels, trustedRoot []byte // the contents of the files
+	errs                []error
+	hash                string // of the files; names are without the folder
 }
 
 func scan(p Paths) *contents {
-	c := &contents{}
-	for range scanTries {
-		var stable bool
-		if c, stable = scanFolder(p); stable {
-			break
-		}
+	c, stable := scanFolder(p)
+	for try := 1; !stable && try < scanTries; try++ {
+		c, stable = scanFolder(p)
 	}
 	for _, f := range []struct {
 		path string
@@ -64,7 +59,7 @@ func scan(p Paths) *contents {
 }
 
 // sum identifies contents, also those that cannot be used.
-func (c *contents) sum() (sum [sha256.Size]byte) {
+func (c *contents) sum() [sha256.Size]byte {
 	h := sha256.New()
 	add(h, []byte(c.hash))
 	add(h, c.labels)
@@ -75,8 +70,7 @@ func (c *contents) sum() (sum [sha256.Size]byte) {
 	for _, err := range c.errs {
 		add(h, []byte(err.Error()))
 	}
-	h.Sum(sum[:0])
-	return sum
+	return [sha256.Size]byte(h.Sum(nil))
 }
 
 // add hashes a field with its length, so that no other fields have the same hash.
@@ -177,23 +171,21 @@ func readIn(root *os.Root, name string, anyOwner bool) ([]byte, error) {
 		}
 		return nil, err
 	}
-	data, err := read(f, maxFile, anyOwner)
-	return data, errors.Join(err, f.Close())
+	return read(f, maxFile, anyOwner)
 }
 
-// read returns the content of a regular file that only its owner can write; see Paths.AnyOwner.
+// read returns the content of a regular file that only its owner can write, and closes it; see Paths.AnyOwner.
 func read(f *os.File, limit int, anyOwner bool) ([]byte, error) {
+	defer func() { _ = f.Close() }() // nothing was written to it
 	info, err := f.Stat()
+	switch {
+	case err == nil && !info.Mode().IsRegular():
+		err = errors.New("not a regular file")
+	case err == nil && !anyOwner:
+		err = checkOwner(info)
+	}
 	if err != nil {
 		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, errors.New("not a regular file")
-	}
-	if !anyOwner {
-		if err := checkOwner(info); err != nil {
-			return nil, err
-		}
 	}
 	content, err := io.ReadAll(io.LimitReader(f, int64(limit)+1))
 	if len(content) > limit {

@@ -12,27 +12,26 @@ import (
 
 const maxAttestorDepth = 16
 
-func (c *kyvernoCompiler) attestors(at *field.Path, sets []kyvernoAttestors,
-	repository string,
-) *requirement.Requirement {
+func (c *kyvernoCompiler) attestors(at *field.Path, sets []kyvernoAttestors, repository string) (
+	all requirement.Requirement,
+) {
 	var nodes []requirementNode
 	for i := range sets {
-		nodes = append(nodes, requirementNode{Requirement: c.set(at.Index(i), &sets[i], repository, 1), At: at.Index(i)})
+		nodes = append(nodes, requirementNode{c.set(at.Index(i), &sets[i], repository, 1), at.Index(i)})
 	}
-	all := requirement.AtLeast(len(nodes), c.Distinct(nodes)...)
-	return &all
+	return requirement.AtLeast(len(nodes), c.Distinct(nodes)...)
 }
 
-func (c *kyvernoCompiler) set(at *field.Path, s *kyvernoAttestors, repository string,
-	depth int,
-) requirement.Requirement {
-	if depth > maxAttestorDepth {
+func (c *kyvernoCompiler) set(at *field.Path, s *kyvernoAttestors, repository string, depth int) (
+	none requirement.Requirement,
+) {
+	switch {
+	case depth > maxAttestorDepth:
 		c.Invalid(at, "attestor", fmt.Sprintf("sets of attestors can be nested %d deep", maxAttestorDepth))
-		return requirement.Requirement{}
-	}
-	if len(s.Entries) == 0 {
+		return none
+	case len(s.Entries) == 0:
 		c.Required(at.Child("entries"), "must have at least one entry")
-		return requirement.Requirement{}
+		return none
 	}
 	var nodes []requirementNode
 	before := len(c.Errs)
@@ -45,7 +44,7 @@ func (c *kyvernoCompiler) set(at *field.Path, s *kyvernoAttestors, repository st
 		if *s.Count < 0 || *s.Count > int64(count) && !c.Incomplete && len(c.Errs) == before {
 			c.Invalid(at.Child("count"), *s.Count,
 				fmt.Sprintf("must be between 0 and %d, the number of entries; 0 means all of them", count))
-			return requirement.Requirement{}
+			return none
 		}
 		count = int(min(*s.Count, int64(count)))
 	}
@@ -55,7 +54,7 @@ func (c *kyvernoCompiler) set(at *field.Path, s *kyvernoAttestors, repository st
 	return requirement.AtLeast(count, of...)
 }
 
-// countedTwice reports an entry of a set for which a signer can count who counts for an earlier entry too. Then fewer
+// countedTwice reports an entry of a set for which a signer can count who counts for an earlier entry too: fewer
 // signers than count says could meet the set.
 func (c *kyvernoCompiler) countedTwice(nodes []requirementNode, count int) {
 	for i := range nodes {
@@ -90,7 +89,7 @@ func (c *kyvernoCompiler) entry(at *field.Path, e *kyvernoEntry, repository stri
 	case e.Keyless != nil:
 		return c.keyless(at, e.Keyless, repository)
 	default:
-		return []requirementNode{{Requirement: c.set(at, e.Attestor, repository, depth+1), At: at}}
+		return []requirementNode{{c.set(at, e.Attestor, repository, depth+1), at}}
 	}
 }
 
@@ -104,11 +103,10 @@ func (c *kyvernoCompiler) keys(at *field.Path, k *kyvernoKey, repository string)
 	log := c.log(at.Child("rekor"), k.Rekor)
 	timestamp, _, _ := c.ctlog(at.Child("ctlog"), k.CTLog)
 	var nodes []requirementNode
-	for _, public := range c.Keys(text, *k.PublicKeys,
-		"write the public key itself, as cosign public-key --key prints it") {
-		nodes = append(nodes, requirementNode{At: text, Requirement: requirement.Requirement{SignedBy: &requirement.Signer{
+	for _, public := range c.Keys(text, *k.PublicKeys, keyItself) {
+		nodes = append(nodes, signedBy(text, requirement.Signer{
 			Key: &requirement.Key{Public: public, Hash: hash}, Repository: repository, Log: log, Timestamp: timestamp,
-		}}})
+		}))
 	}
 	return nodes
 }
@@ -137,7 +135,7 @@ func (c *kyvernoCompiler) keyless(at *field.Path, k *kyvernoKeyless, repository 
 	if k.Roots != nil {
 		out.Roots = c.certificates(at.Child("roots"), *k.Roots, c.now, true)
 	}
-	s := &requirement.Signer{Keyless: out, Repository: repository, Log: &requirement.Log{}}
+	s := requirement.Signer{Keyless: out, Repository: repository, Log: &requirement.Log{}}
 	if k.Rekor != nil {
 		s.Log = c.log(at.Child("rekor"), k.Rekor)
 	}
@@ -145,7 +143,7 @@ func (c *kyvernoCompiler) keyless(at *field.Path, k *kyvernoKeyless, repository 
 	if s.Log == nil && s.Timestamp == nil {
 		s.Timestamp = &requirement.Timestamp{} // something must prove that the certificate was valid
 	}
-	return []requirementNode{{Requirement: requirement.Requirement{SignedBy: s}, At: at}}
+	return []requirementNode{signedBy(at, s)}
 }
 
 func (c *kyvernoCompiler) log(at *field.Path, r *kyvernoRekor) *requirement.Log {
@@ -156,26 +154,26 @@ func (c *kyvernoCompiler) log(at *field.Path, r *kyvernoRekor) *requirement.Log 
 	if r.URL != nil {
 		log.URL = c.URL(at.Child("url"), *r.URL)
 	}
-	if r.PubKey != nil {
-		log.Keys = c.Keys(at.Child("pubkey"), *r.PubKey, "write the public key of the log itself")
-	}
+	log.Keys = c.logKeys(at, r.PubKey)
 	if isTrue(r.IgnoreTlog) {
 		return nil
 	}
 	return log
 }
 
-func (c *kyvernoCompiler) ctlog(at *field.Path, l *kyvernoCTLog) (t *requirement.Timestamp, keys [][]byte,
-	ignoreSCT bool,
-) {
+func (c *kyvernoCompiler) logKeys(at *field.Path, text *string) [][]byte {
+	if text == nil {
+		return nil
+	}
+	return c.Keys(at.Child("pubkey"), *text, "write the public key of the log itself")
+}
+
+func (c *kyvernoCompiler) ctlog(at *field.Path, l *kyvernoCTLog) (t *requirement.Timestamp, _ [][]byte, ignore bool) {
 	if l == nil {
 		return nil, nil, false
 	}
 	if l.TSACertChain != nil {
 		t = &requirement.Timestamp{Chain: c.certificates(at.Child("tsaCertChain"), *l.TSACertChain, c.now, false)}
 	}
-	if l.PubKey != nil {
-		keys = c.Keys(at.Child("pubkey"), *l.PubKey, "write the public key of the log itself")
-	}
-	return t, keys, isTrue(l.IgnoreSCT)
+	return t, c.logKeys(at, l.PubKey), isTrue(l.IgnoreSCT)
 }

@@ -3,6 +3,7 @@ package policyfiles
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -19,9 +20,7 @@ const (
 // autogenAnnotation with the value none says that the rules of a policy are for pods only, and not for pod templates.
 const autogenAnnotation = "pod-policies.kyverno.io/autogen-controllers"
 
-// LoadKyverno reads policy files: all of them or none. The error joins all errors of all files; each begins with the
-// name of the file, and names the path of the field, its value and what is allowed, and the line. now is for the notes
-// about certificates that have expired.
+// LoadKyverno is LoadCIP for ClusterPolicies.
 func LoadKyverno(files []File, now time.Time) (*requirement.Policies, error) {
 	defaults := map[requirement.Default]string{} // from the default to the file that has it
 	policies, err := loadDialect(files, func(data []byte) dialectPolicy { return parseKyverno(data, now) })
@@ -47,8 +46,8 @@ type kyvernoCompiler struct {
 	now      time.Time
 	mode     requirement.Mode
 	podsOnly bool
-	// extractors are those of the current rule.
-	extractors map[string]any
+
+	extractors map[string]any // of the current rule
 }
 
 func parseKyverno(data []byte, now time.Time) dialectPolicy {
@@ -80,16 +79,15 @@ func (c *kyvernoCompiler) spec(at *field.Path, s *kyvernoSpec) {
 	for i := range s.Rules {
 		at, r := at.Child("rules").Index(i), &s.Rules[i]
 		if first, taken := names[r.Name]; taken && r.Name != "" {
-			c.Errs = append(c.Errs, fmt.Errorf("%s: Duplicate value: %q: also the name of rules[%d]; each rule needs its own "+
-				"name", at.Child("name"), r.Name, first))
+			c.Errs = append(c.Errs, fmt.Errorf("%s: Duplicate value: %q: also the name of rules[%d]; each rule needs its "+
+				"own name", at.Child("name"), r.Name, first))
 		}
 		names[r.Name] = i
 		c.rule(at, r)
 	}
 }
 
-// spare checks the fields of a spec that have no effect at nodes. webhookConfiguration has newer names of two of them,
-// which come first.
+// spare checks the fields of a spec that have no effect at nodes. webhookConfiguration has newer names of two of them.
 func (c *kyvernoCompiler) spare(at *field.Path, s *kyvernoSpec) {
 	c.webhook(at.Child("failurePolicy"), s.FailurePolicy, at.Child("webhookTimeoutSeconds"), s.WebhookTimeoutSeconds)
 	if w := s.WebhookConfiguration; w != nil {
@@ -130,12 +128,10 @@ func (c *kyvernoCompiler) action(at *field.Path, value *string, absent requireme
 	if value == nil {
 		return absent
 	}
-	switch c.OneOf(at, value, "Enforce", "Audit", "enforce", "audit") {
-	case "Audit", "audit":
+	if strings.EqualFold(c.OneOf(at, value, "Enforce", "Audit", "enforce", "audit"), "audit") {
 		return requirement.Audit
-	default:
-		return requirement.Enforce
 	}
+	return requirement.Enforce
 }
 
 func (c *kyvernoCompiler) rule(at *field.Path, r *kyvernoRule) {
@@ -201,7 +197,7 @@ func (c *kyvernoCompiler) verification(at *field.Path, v *kyvernoVerification, o
 		repository = c.Repository(at.Child("repository"), *v.Repository)
 	}
 	if len(v.Attestors) > 0 {
-		out.Requirement = c.attestors(at.Child("attestors"), v.Attestors, repository)
+		out.Requirement = new(c.attestors(at.Child("attestors"), v.Attestors, repository))
 	}
 	hasEffect := out.Requirement != nil || out.RequireDigest || out.Default != requirement.NoDefault
 	switch {

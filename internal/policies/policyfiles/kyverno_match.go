@@ -41,17 +41,11 @@ func (c *kyvernoCompiler) scope(at *field.Path, r *kyvernoRule) (s requirement.S
 }
 
 func (c *kyvernoCompiler) alternatives(at *field.Path, m *kyvernoMatch, needsKinds bool) [][]requirement.Namespaces {
-	given := 0
-	for _, ok := range []bool{m.Resources != nil, m.Any != nil, m.All != nil} {
-		if ok {
-			given++
-		}
-	}
-	switch {
-	case given == 0:
+	switch names := given([]alternative{{"any", m.Any != nil}, {"all", m.All != nil}, {"", m.Resources != nil}}); {
+	case len(names) == 0:
 		c.Required(at, "must have any, all or resources")
 		return nil
-	case given > 1:
+	case len(names) > 1:
 		c.Invalid(at, "any, all, resources", "must have one of them")
 		return nil
 	case m.Resources != nil:
@@ -74,9 +68,9 @@ func (c *kyvernoCompiler) alternatives(at *field.Path, m *kyvernoMatch, needsKin
 	return [][]requirement.Namespaces{all}
 }
 
-func (c *kyvernoCompiler) filters(at *field.Path, list []kyvernoFilter,
-	needsKinds bool,
-) (all []requirement.Namespaces, complete bool) {
+func (c *kyvernoCompiler) filters(at *field.Path, list []kyvernoFilter, needsKinds bool) (
+	all []requirement.Namespaces, complete bool,
+) {
 	if len(list) == 0 {
 		c.Required(at, "must have at least one entry")
 	}
@@ -92,8 +86,8 @@ func (c *kyvernoCompiler) filters(at *field.Path, list []kyvernoFilter,
 	return all, len(all) == len(list) && len(all) > 0
 }
 
-func (c *kyvernoCompiler) resources(at *field.Path, r *kyvernoResources, needsKinds bool) (ns requirement.Namespaces,
-	ok bool,
+func (c *kyvernoCompiler) resources(at *field.Path, r *kyvernoResources, needsKinds bool) (
+	ns requirement.Namespaces, ok bool,
 ) {
 	switch {
 	case r.Kinds == nil && (needsKinds || r.Namespaces == nil):

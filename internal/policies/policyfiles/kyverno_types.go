@@ -128,8 +128,8 @@ func kyvernoDecoder() *strictyaml.Decoder {
 			"validationFailureActionOverrides": "not supported; write one policy for each action, with namespaces in match",
 		}),
 		reflect.TypeFor[kyvernoRule]():         rewriteRule,
-		reflect.TypeFor[kyvernoMatch]():        refuseUsers,
-		reflect.TypeFor[kyvernoFilter]():       refuseUsers,
+		reflect.TypeFor[kyvernoMatch]():        refuseAll(onlyCluster, "subjects", "roles", "clusterRoles"),
+		reflect.TypeFor[kyvernoFilter]():       refuseAll(onlyCluster, "subjects", "roles", "clusterRoles"),
 		reflect.TypeFor[kyvernoResources]():    refuseSelectors,
 		reflect.TypeFor[kyvernoVerification](): rewriteVerification,
 		reflect.TypeFor[kyvernoAttestors](): refuseFields(map[string]string{
@@ -140,12 +140,18 @@ func kyvernoDecoder() *strictyaml.Decoder {
 	}}
 }
 
+// refuseAll is refuseFields with one text.
+func refuseAll(instead string, names ...string) func(*strictyaml.Mapping) {
+	all := map[string]string{}
+	for _, name := range names {
+		all[name] = instead
+	}
+	return refuseFields(all)
+}
+
 func rewriteRule(m *strictyaml.Mapping) {
-	refuseFields(map[string]string{
-		"mutate": notYet, "validate": notYet, "generate": notYet, "preconditions": notYet, "celPreconditions": notYet,
-		"context":    notYet,
-		"imagePaths": "belongs to verifyImages; move it there",
-	})(m)
+	refuseAll(notYet, "mutate", "validate", "generate", "preconditions", "celPreconditions", "context")(m)
+	refuseFields(map[string]string{"imagePaths": "belongs to verifyImages; move it there"})(m)
 	_, isList := m.Fields["imageVerify"].([]any)
 	_, isMapping := m.Fields["verifyImages"].(map[any]any)
 	_, both := m.Fields["imageVerify"]
@@ -157,32 +163,25 @@ func rewriteRule(m *strictyaml.Mapping) {
 	}
 }
 
-func refuseUsers(m *strictyaml.Mapping) {
-	refuseFields(map[string]string{"subjects": onlyCluster, "roles": onlyCluster, "clusterRoles": onlyCluster})(m)
-}
-
 func refuseSelectors(m *strictyaml.Mapping) {
-	const useNamespaces = "not supported; use kinds and namespaces"
+	refuseAll("not supported; use kinds and namespaces", "name", "names", "annotations", "selector")(m)
 	refuseFields(map[string]string{
-		"name": useNamespaces, "names": useNamespaces, "annotations": useNamespaces, "selector": useNamespaces,
 		"namespaceSelector": "not supported; write the names in namespaces", "operations": onlyCluster,
 	})(m)
 }
 
 func rewriteVerification(m *strictyaml.Mapping) {
-	const useAttestors = "not supported; write an entry of attestors"
 	m.Rename("images", "imageReferences")
 	m.Rename("digestVerify", "verifyDigest")
 	m.Rename("digestMutate", "mutateDigest")
+	refuseAll(notYet, "mutate", "validate", "attestations", "attestions")(m)
+	refuseAll("not supported; write an entry of attestors", "key", "roots", "subject", "issuer", "additionalExtensions")(m)
 	refuseFields(map[string]string{
-		"mutate": notYet, "validate": notYet, "attestations": notYet, "attestions": notYet,
 		"skipImageReferences": "not supported; write imageReferences that do not match these images",
 		"imageRegistryCredentials": "not supported; pullgate-policyd uses the credentials that the field credentials of " +
 			"its configuration selects",
 		"annotations": "annotations of signatures are not supported; remove it",
 		"image":       "not supported; write imageReferences",
-		"key":         useAttestors, "roots": useAttestors, "subject": useAttestors, "issuer": useAttestors,
-		"additionalExtensions": useAttestors,
 	})(m)
 }
 
@@ -193,16 +192,10 @@ func rewriteEntry(m *strictyaml.Mapping) {
 		"certificates": "certificates are not supported; write the public key of the certificate in keys.publicKeys",
 		"annotations":  "annotations of signatures are not supported; remove it",
 	})(m)
-	inside := map[string]string{}
-	for _, name := range []string{
-		"subject", "subjectRegExp", "issuer", "issuerRegExp", "roots", "additionalExtensions",
-		"rekor", "ctlog",
-	} {
-		inside[name] = "belongs below keyless; indent it"
-	}
 	if v, ok := m.Fields["keyless"]; ok && v == nil {
 		before := len(m.Fields)
-		refuseFields(inside)(m)
+		refuseAll("belongs below keyless; indent it", "subject", "subjectRegExp", "issuer", "issuerRegExp", "roots",
+			"additionalExtensions", "rekor", "ctlog")(m)
 		if len(m.Fields) < before {
 			delete(m.Fields, "keyless") // its error would be that it has no value
 		}

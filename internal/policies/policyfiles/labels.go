@@ -23,13 +23,10 @@ func readOther(path string, anyOwner bool) ([]byte, error) {
 		return nil, err
 	}
 	data, err := read(f, maxOther, anyOwner)
-	if err := errors.Join(err, f.Close()); err != nil {
-		if _, ok := errors.AsType[*fs.PathError](err); ok {
-			return nil, err
-		}
-		return nil, fmt.Errorf("%s: %w", path, err)
+	if err != nil && !errors.As(err, new(*fs.PathError)) {
+		err = fmt.Errorf("%s: %w", path, err)
 	}
-	return data, nil
+	return data, err
 }
 
 // nameLabel is a label that the API server sets on each namespace, to the name.
@@ -54,6 +51,10 @@ func parseLabels(path string, data []byte) (map[string]map[string]string, []erro
 		if name, ok := labels[ns][nameLabel]; ok && name != ns {
 			invalid(name, "must be the name of the namespace", ns, nameLabel)
 		}
+		if labels[ns] == nil {
+			labels[ns] = map[string]string{}
+		}
+		labels[ns][nameLabel] = ns
 		for _, key := range slices.Sorted(maps.Keys(labels[ns])) {
 			for _, detail := range validation.IsQualifiedName(key) {
 				invalid(key, detail, ns, key)
@@ -62,13 +63,6 @@ func parseLabels(path string, data []byte) (map[string]map[string]string, []erro
 				invalid(labels[ns][key], detail, ns, key)
 			}
 		}
-	}
-	for ns, of := range labels {
-		if of == nil {
-			of = map[string]string{}
-			labels[ns] = of
-		}
-		of[nameLabel] = ns
 	}
 	errs = strictyaml.WithLines(data, errs)
 	for i, err := range errs {

@@ -13,14 +13,10 @@ import (
 
 // Paths are what a Set is read from.
 type Paths struct {
-	// Folder is the folder of policy files; "" means that there are no policies, and nothing is read.
-	Folder string
-	// NamespaceLabels is a YAML file with the labels of namespaces; "" means that they are not known.
-	NamespaceLabels string
-	// TrustedRoot is a file with certificates and keys that signatures are verified by; "" means that there is none.
-	TrustedRoot string
-	// AnyOwner reads files regardless of who owns them and who can write to them. It is for a check of policies that is
-	// not enforced, for example in a checkout of their sources.
+	Folder          string // of policy files; "" means that there are no policies, and nothing is read
+	NamespaceLabels string // a YAML file with the labels of namespaces; "" means that they are not known
+	TrustedRoot     string // a file with certificates and keys that signatures are verified by; "" means none
+	// AnyOwner reads files regardless of who owns them and who can write to them, for tests of policies.
 	AnyOwner bool
 	// Volume accepts a folder that everyone can write to if it is a volume of a ConfigMap: a kubelet makes such a
 	// folder with mode 0777, and mounts it read-only into the container. Instead of the folder, the one that its link
@@ -30,14 +26,10 @@ type Paths struct {
 
 // A Set has the policies of all files of a folder. It is immutable.
 type Set struct {
-	// Hash identifies the names and contents of the policy files.
-	Hash string
-	// Ignored are the names of entries of the folder that are not policy files. Hidden ones are not among them.
-	Ignored []string
-	// NamespaceLabels are the labels by namespace. Those of a namespace that is not a key are not known.
-	NamespaceLabels map[string]map[string]string
-	// TrustedRoot is the content of the file, which is not decoded here; nil if there is none.
-	TrustedRoot []byte
+	Hash            string                       // of the names and contents of the policy files
+	Ignored         []string                     // names of entries that are not policy files, without hidden ones
+	NamespaceLabels map[string]map[string]string // by namespace; others are not known
+	TrustedRoot     []byte                       // the content of the file; nil if there is none
 
 	restrictions *restriction.Set
 	backends     Backends
@@ -104,8 +96,7 @@ func (c *contents) decode(p Paths) (*Set, error) {
 // nothing before Load.
 type Watcher struct {
 	paths Paths
-	// decoded are the contents that Load or Poll returned last, valid or not. pending are other contents that the last
-	// Poll saw first.
+	// decoded are the contents that Load or Poll returned last, valid or not, and pending others that Poll saw first.
 	decoded, pending [sha256.Size]byte
 }
 

@@ -13,24 +13,18 @@ import (
 
 // TestSettings say which policies are tested, and who judges.
 type TestSettings struct {
-	// Folder has the policy files. Their owners and modes are not checked.
-	Folder string
-	// NamespaceLabels is a file with the labels of namespaces; "" means that they are not known.
-	NamespaceLabels string
+	// Folder and NamespaceLabels are as in Paths. Owners and modes are not checked.
+	Folder, NamespaceLabels string
 	// AtAdmission judges as an admission webhook does, by the whole Pod. Otherwise a node judges.
-	AtAdmission bool
-	// Node says how the node sees pods.
-	Node podfile.Node
-	// RefuseUnjudged makes a restriction that the node cannot judge deny.
-	RefuseUnjudged bool
+	AtAdmission    bool
+	Node           podfile.Node // how the node sees pods
+	RefuseUnjudged bool         // A restriction that the node cannot judge denies.
 }
 
-// Tester are policies that pods are compared with.
+// A Tester has policies that pods are compared with.
 type Tester struct {
-	// Ignored are the names of entries of the folder that are not policy files.
-	Ignored []string
+	*Set
 
-	set     *Set
 	options restriction.Options
 	node    podfile.Node
 }
@@ -44,17 +38,11 @@ func NewTester(s TestSettings) (*Tester, error) {
 	if set.Empty() {
 		return nil, fmt.Errorf("%s: no policy file", s.Folder)
 	}
-	p := &Tester{
-		Ignored: set.Ignored, set: set,
-		options: restriction.Options{From: restriction.Node, Refuse: s.RefuseUnjudged}, node: s.Node,
+	o := restriction.Options{From: restriction.SourceOf(s.Node.PodSource), Refuse: s.RefuseUnjudged}
+	if s.AtAdmission {
+		o.From = restriction.Admission
 	}
-	switch {
-	case s.AtAdmission:
-		p.options.From = restriction.Admission
-	case s.Node.PodSource:
-		p.options.From = restriction.NodeWithPodSource
-	}
-	return p, nil
+	return &Tester{set, o, s.Node}, nil
 }
 
 // A TestPod is a pod with the name of its file.
@@ -65,11 +53,9 @@ type TestPod struct {
 
 // A TestResult says which pods are admitted. Its JSON form is for scripts.
 type TestResult struct {
-	Pods []TestedPod `json:"pods"`
-	// Unjudged are the restrictions that the node cannot judge.
-	Unjudged []restriction.PolicyField `json:"unjudged"`
-	// NotAsked are the image review backends. They can deny a pod that is admitted here.
-	NotAsked []string `json:"notAsked"`
+	Pods     []TestedPod               `json:"pods"`
+	Unjudged []restriction.PolicyField `json:"unjudged"` // what the node cannot judge
+	NotAsked []string                  `json:"notAsked"` // backends, which can deny a pod that is admitted here
 }
 
 // A TestedPod is the result for one pod.
@@ -80,11 +66,9 @@ type TestedPod struct {
 	Name      string `json:"name"`
 	Admitted  bool   `json:"admitted"`
 	// AcceptedBy are the Accept policies that the pod, or a container of it, matches.
-	AcceptedBy []string `json:"acceptedBy"`
-	// Violations of an admitted pod are of policies that only report.
-	Violations []TestViolation `json:"violations"`
-	// NotJudged are the rules that the signatures of an image decide, a sentence each. They can deny a pod that is
-	// admitted here.
+	AcceptedBy []string        `json:"acceptedBy"`
+	Violations []TestViolation `json:"violations"` // of an admitted pod: of policies that only report
+	// NotJudged are sentences about rules that signatures decide. They can deny a pod that is admitted here.
 	NotJudged []string `json:"notJudged"`
 }
 
@@ -101,8 +85,8 @@ func (p *Tester) Test(pods []TestPod) *TestResult {
 	for _, pod := range pods {
 		r.Pods = append(r.Pods, p.test(pod))
 	}
-	r.Unjudged = append(r.Unjudged, Unjudged(p.set, p.options.From)...)
-	for _, b := range BackendsOf(p.set) {
+	r.Unjudged = append(r.Unjudged, Unjudged(p.Set, p.options.From)...)
+	for _, b := range BackendsOf(p.Set) {
 		r.NotAsked = append(r.NotAsked, b.Name)
 	}
 	return r
@@ -115,7 +99,7 @@ func (p *Tester) test(pod TestPod) TestedPod {
 		AcceptedBy: []string{}, Violations: []TestViolation{}, NotJudged: []string{},
 	}
 	for _, i := range pod.Images() {
-		t.addImage(i, Requirements(p.set).For(pod.Namespace, imageref.New(i.Name)))
+		t.addImage(i, Requirements(p.Set).For(pod.Namespace, imageref.New(i.Name)))
 	}
 	if p.options.From == restriction.Admission {
 		view, containers := pod.AtAdmission()
@@ -133,12 +117,12 @@ func (p *Tester) test(pod TestPod) TestedPod {
 }
 
 func (p *Tester) judge(pod admission.Pod, containers, others []admission.Container) restriction.Decision {
-	if labels, ok := p.set.NamespaceLabels[pod.Namespace]; ok {
+	if labels, ok := p.NamespaceLabels[pod.Namespace]; ok {
 		pod.NamespaceLabels = admission.Set(labels)
 	}
 	options := p.options
 	options.Others = others
-	return Restrictions(p.set).Judge(&pod, containers, options)
+	return Restrictions(p.Set).Judge(&pod, containers, options)
 }
 
 func (t *TestedPod) addImage(i podfile.Image, rules requirement.ImageRules) {
