@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"runtime"
 
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
@@ -86,7 +85,7 @@ func start(cmd *cobra.Command, f flags, log klog.Logger, reload <-chan os.Signal
 	}
 	program.BoundMemory()
 	return policyd.Run(klog.NewContext(cmd.Context(), log), policyd.Options{
-		Config: c, Log: log, Reload: reload, Version: program.Version, GoVersion: runtime.Version(),
+		Config: c, Log: log, Reload: reload, Version: program.Version,
 	})
 }
 

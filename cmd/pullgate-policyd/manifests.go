@@ -118,14 +118,19 @@ func (f *manifestsFlags) print(cmd *cobra.Command) error {
 }
 
 func (f *manifestsFlags) read() (errs []error) {
-	if f.caFile != "" {
-		ca, err := disk.Read(f.caFile, webhook.MaxCA)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("--ca-file: %w; give the file with the certificate of the authority that signs the "+
-				"one of pullgate-policyd", err))
+	file := func(flag, path string, limit int64, hint string) []byte {
+		if path == "" {
+			return nil
 		}
-		f.CA = ca
+		data, err := disk.Read(path, limit)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("--%s: %w%s", flag, err, hint))
+		}
+		return data
 	}
+	f.CA = file("ca-file", f.caFile, webhook.MaxCA,
+		"; give the file with the certificate of the authority that signs the one of pullgate-policyd")
+	f.TrustedRoot = file("trusted-root", f.trustedRoot, webhook.MaxTrustedRoot, "")
 	if f.config != "" {
 		c, err := config.LoadPolicyd(f.config)
 		if err != nil {
@@ -139,13 +144,6 @@ func (f *manifestsFlags) read() (errs []error) {
 			errs = append(errs, fmt.Errorf("--policies:\n%w", err))
 		}
 		f.Policies = policies
-	}
-	if f.trustedRoot != "" {
-		root, err := disk.Read(f.trustedRoot, webhook.MaxTrustedRoot)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("--trusted-root: %w", err))
-		}
-		f.TrustedRoot = root
 	}
 	return errs
 }

@@ -40,7 +40,6 @@ func openCertificates(c config.HTTPS, m *metrics, log klog.Logger) (*certificate
 	return certs, nil
 }
 
-// examineHTTPS returns why the files of https cannot be used, nil if they can, or if there is no server.
 func examineHTTPS(c config.HTTPS) error {
 	if c.Listen == "" {
 		return nil
@@ -81,7 +80,6 @@ func (c *certificates) report(err error) {
 
 func (c *certificates) expiry() time.Time { return c.current.Load().Certificates[0].Leaf.NotAfter }
 
-// scan returns the contents of certificate, key and authorities, and a hash of them and of the error.
 func (c *certificates) scan() (contents [3][]byte, sum [sha256.Size]byte, err error) {
 	hash := sha256.New()
 	for i, file := range [...]struct{ field, path string }{
@@ -102,7 +100,6 @@ func (c *certificates) scan() (contents [3][]byte, sum [sha256.Size]byte, err er
 	return contents, [sha256.Size]byte(hash.Sum(nil)), err
 }
 
-// decode uses what scan has returned for the next handshakes, unless it is invalid.
 func (c *certificates) decode(contents [3][]byte, sum [sha256.Size]byte, err error) error {
 	c.read, c.pending = sum, sum
 	if err != nil {

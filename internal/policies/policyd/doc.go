@@ -5,9 +5,7 @@
 //	kube-apiserver ──────HTTPS─────▶ webhook.Handler ──┘
 //	scrapes, probes ──────HTTP─────▶ /metrics, /healthz, /readyz
 //
-// It reads the policy folder that pullgated reads, all of it or nothing, at the start, when it changes and on SIGHUP. A
-// request of pullgated has the hash of the policy files that pullgated uses. If it differs, the folder is read again;
-// if it still differs, the request is answered with FailedPrecondition. The kubeconfigs of the backends are a part of
-// the set: a set whose kubeconfigs cannot be read is not used. The namespaces of the cluster are watched while a policy
-// of a webhook selects namespaces by their labels.
+// It reads the policy folder that pullgated reads, with the kubeconfigs of the backends, all of it or nothing. A request
+// of pullgated has the hash of the policy files that pullgated uses. If it differs, the folder is read again; if it
+// still differs, the request is answered with FailedPrecondition.
 package policyd

@@ -11,7 +11,7 @@ import (
 )
 
 func TestPanicOfACallIsAnswered(t *testing.T) {
-	s := newNodeServer(nil, newMetrics("v", "go"), ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true))))
+	s := newNodeServer(nil, newMetrics("v"), ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true))))
 	panics := func(ctx context.Context, _ any) (any, error) {
 		if _, limited := ctx.Deadline(); !limited {
 			t.Error("a call without a limit")

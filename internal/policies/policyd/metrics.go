@@ -1,6 +1,7 @@
 package policyd
 
 import (
+	"runtime"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -28,7 +29,7 @@ type metrics struct {
 	signatures                           sync.Once
 }
 
-func newMetrics(version, goVersion string) *metrics {
+func newMetrics(version string) *metrics {
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
 		reviews: counterVec("reviews_total",
@@ -62,7 +63,7 @@ func newMetrics(version, goVersion string) *metrics {
 	}
 	info := gauge("build_info", "1, with the version of pullgate and of Go as labels.")
 	m.registry.MustRegister(m.reviews, m.mismatches, m.panics, m.policiesRead,
-		prometheus.WrapCollectorWith(prometheus.Labels{"version": version, "goversion": goVersion}, info),
+		prometheus.WrapCollectorWith(prometheus.Labels{"version": version, "goversion": runtime.Version()}, info),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	info.Set(1)
 	// Queries need the series from the start.
@@ -96,7 +97,6 @@ func (m *metrics) verifiesSignatures() {
 	})
 }
 
-// servesWebhook adds the metrics of the webhook, which do not exist without it.
 func (m *metrics) servesWebhook() {
 	m.registry.MustRegister(m.webhook, m.webhookTook)
 	for _, path := range []string{webhook.ValidatePath, webhook.ImageReviewPath} {

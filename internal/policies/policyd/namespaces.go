@@ -81,7 +81,6 @@ func (n *namespaces) close() {
 	n.running.Wait()
 }
 
-// ready reports whether the watch, if there is one, has listed the namespaces.
 func (n *namespaces) ready() bool {
 	w := n.current.Load()
 	return w == nil || w.controller.HasSynced()

@@ -76,7 +76,6 @@ func newNodeServer(p *policies, m *metrics, log klog.Logger) *nodeServer {
 	return s
 }
 
-// serve answers calls until ctx ends, and then waits at most stopLimit for those in progress.
 func (s *nodeServer) serve(ctx context.Context, l net.Listener) error {
 	done := make(chan error, 1)
 	go func() { done <- s.grpc.Serve(sockets.LimitConns(l, nodeConnections, false, s.log)) }()
@@ -138,7 +137,6 @@ func (s *nodeServer) Review(ctx context.Context, r *policyv1.ReviewRequest) (*po
 	return &policyv1.ReviewResponse{PolicyHash: set.Hash, Results: results}, nil
 }
 
-// ask asks the backends about each image by itself, about all at the same time.
 func (s *nodeServer) ask(ctx context.Context, c review.Clients,
 	r *policyv1.ReviewRequest,
 ) (all []*policyv1.ReviewResult) {
@@ -229,7 +227,6 @@ func (s *nodeServer) inUse() string {
 	return programName + " has no policy files (policies: \"\")"
 }
 
-// validUTF8 returns texts that a message can hold: those of a backend are not ours.
 func validUTF8(texts map[string]string) map[string]string {
 	valid := make(map[string]string, len(texts))
 	for k, v := range texts {
@@ -326,7 +323,6 @@ func (s *nodeServer) notVerified(ctx context.Context, name imageref.Ref, err err
 	return status.Error(codes.Internal, "internal error, see the log of "+programName)
 }
 
-// responseOf returns the answer for a report, whose texts can be those of a registry.
 func responseOf(v policyfiles.Version, report requirement.Report) *policyv1.VerifyResponse {
 	response := &policyv1.VerifyResponse{PolicyHash: v.Hash, TrustedRoot: v.TrustedRoot}
 	left := budget(maxTexts)

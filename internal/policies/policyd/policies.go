@@ -71,8 +71,7 @@ func openPolicies(c config.Policyd, n *namespaces, s *verify.Service, m *metrics
 	return p, nil
 }
 
-// paths returns how files are read. In a cluster the folder is a volume of a ConfigMap. On a node, pullgated does not
-// use such a folder, and no other files than those of pullgated are used for it.
+// paths returns how files are read. In a cluster the folder is a volume of a ConfigMap, which pullgated refuses.
 func paths(c config.Policyd) policyfiles.Paths {
 	return policyfiles.Paths{Folder: c.Policies, TrustedRoot: c.TrustedRoot, Volume: true}
 }
@@ -98,8 +97,8 @@ func (p *policies) refresh(signal bool) {
 	p.noteLocked(&p.failure.kubeconfigs, err, "Failed to read the kubeconfig of a backend: the previous one stays in use")
 }
 
-// with returns the policy files of a version, which it reads again if those in use are of another one; nil means that
-// the files are too. A matching version shows that the files are complete, so that nothing is waited for.
+// with returns the policy files of a version, which it reads again if those in use have another one; nil means that the
+// files have, too.
 func (p *policies) with(want policyfiles.Version, signatures bool) *inUse {
 	if set := p.current.Load(); set == nil || satisfies(set.version, want, signatures) {
 		return set
@@ -130,7 +129,6 @@ func (p *policies) with(want policyfiles.Version, signatures bool) *inUse {
 	return nil
 }
 
-// takeLocked uses a set that was read, or after an error the last valid one.
 func (p *policies) takeLocked(set *policyfiles.Set, err error) {
 	if p.paths.Folder == "" {
 		return
@@ -142,7 +140,6 @@ func (p *policies) takeLocked(set *policyfiles.Set, err error) {
 	p.noteLocked(&p.failure.folder, err, message, "policies", p.paths.Folder)
 }
 
-// noteLocked keeps a failure, and logs it when it is new.
 func (p *policies) noteLocked(failure *error, err error, message string, keysAndValues ...any) {
 	if err != nil && (*failure == nil || (*failure).Error() != err.Error()) {
 		p.log.Error(safetext.OneLine(err), message, keysAndValues...)

@@ -29,7 +29,7 @@ func TestRequestsForOtherFilesShareAReading(t *testing.T) {
 	c := config.DefaultPolicyd()
 	c.Policies = dir
 	o := Options{Config: c, Log: textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))}
-	m := newMetrics("v", "go")
+	m := newMetrics("v")
 	signatures, err := newSignatures(o, m)
 	if err != nil {
 		t.Fatal(err)

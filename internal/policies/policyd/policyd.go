@@ -51,9 +51,9 @@ type Options struct {
 	Config config.Policyd // Config must have been validated by the package config
 	Log    klog.Logger
 	// Each value of Reload reads the policy folder and the certificates again; nil: never.
-	Reload             <-chan os.Signal
-	Version, GoVersion string      // Version and GoVersion are in pullgate_policyd_build_info
-	Verify             verify.Func // Verify replaces the one that asks registries, for tests; nil means this one
+	Reload  <-chan os.Signal
+	Version string      // Version is in pullgate_policyd_build_info
+	Verify  verify.Func // Verify replaces the one that asks registries, for tests; nil means this one
 	// Ready is called once when clients can connect; nil is allowed.
 	Ready func(Addresses)
 }
@@ -64,7 +64,7 @@ type Addresses struct{ Node, HTTPS, Metrics string }
 // Run runs the process until ctx ends, and returns when everything that it started has ended: nil after an orderly
 // stop, an error if it could not start or continue (a program.HintError if an operator can act on it).
 func Run(ctx context.Context, o Options) error {
-	m := newMetrics(o.Version, o.GoVersion)
+	m := newMetrics(o.Version)
 	var labels *namespaces
 	if o.Config.HTTPS.Listen != "" {
 		labels = newNamespaces(context.WithoutCancel(ctx), o.Config.Kubeconfig)
@@ -234,16 +234,14 @@ func ready(stopping *atomic.Bool, p *policies) (text string, ready bool) {
 	}
 }
 
-// notify reports a state to systemd, if systemd requests it (Type=notify).
 func notify(log klog.Logger, state string) {
 	if _, err := sd.SdNotify(false, state); err != nil {
 		log.Info("Failed to notify systemd of the status", "status", state, "err", err)
 	}
 }
 
-// Examine returns why the files that a configuration names cannot be used, all errors at once; nil if they can. Each
-// warning is a sentence about a file that can be used and probably does not say what its author means. It binds no
-// address and asks no server but systemd.
+// Examine returns why the files that a configuration names cannot be used, all errors at once. Each warning is about a
+// file that probably does not say what its author means. It binds no address and asks no server but systemd.
 func Examine(ctx context.Context, c config.Policyd) (warnings []string, err error) {
 	var errs []error
 	if err := nodeSocketOf(c).CheckUnit(ctx, nil); err != nil {

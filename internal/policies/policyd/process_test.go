@@ -14,6 +14,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -147,7 +148,7 @@ func prepareWith(t *testing.T, b *backend) *process {
 	testkit.Must(t, os.Mkdir(p.config.Policies, 0o755))
 	p.write("first.kubeconfig", b.kubeconfig("/first"))
 	p.write("policies/scan.yaml", policy(p.path("first.kubeconfig")))
-	p.options = policyd.Options{Reload: p.reload, Version: "v1", GoVersion: "go"}
+	p.options = policyd.Options{Reload: p.reload, Version: "v1"}
 	return p
 }
 
@@ -297,7 +298,7 @@ func TestRunServesNodeAndMetricsAndStops(t *testing.T) {
 	for _, line := range []string{
 		`pullgate_policyd_reviews_total{cached="false",outcome="allowed"} 1`,
 		`pullgate_policyd_reviews_total{cached="false",outcome="failed_open"} 0`,
-		"pullgate_policyd_policies_last_reload_success 1", `pullgate_policyd_build_info{goversion="go",version="v1"} 1`,
+		"pullgate_policyd_policies_last_reload_success 1", fmt.Sprintf("pullgate_policyd_build_info{goversion=%q,version=%q} 1", runtime.Version(), "v1"),
 	} {
 		p.has(line)
 	}

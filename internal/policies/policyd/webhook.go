@@ -71,7 +71,9 @@ func (p *policies) reviewPod(ctx context.Context, s review.Subject) []admission.
 	return all
 }
 
-func (p *policies) judgeImages(ctx context.Context, s webhook.SignedImages) ([]admission.Finding, []string) {
+func (p *policies) judgeImages(ctx context.Context, namespace string, images []string, template bool) (
+	findings []admission.Finding, undetermined []string,
+) {
 	set := p.current.Load()
 	if set == nil {
 		return nil, nil
@@ -79,5 +81,5 @@ func (p *policies) judgeImages(ctx context.Context, s webhook.SignedImages) ([]a
 	if set.rules.Verifies() {
 		sockets.Wait(ctx)
 	}
-	return p.signatures.Judge(ctx, set.rules, s.Namespace, s.Images, s.Template)
+	return p.signatures.Judge(ctx, set.rules, namespace, images, template)
 }

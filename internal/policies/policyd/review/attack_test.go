@@ -63,27 +63,6 @@ func TestTooManyReviewsDeny(t *testing.T) {
 	}
 }
 
-// Another namespace is not affected by one that has no room.
-func TestFullNamespaceDelaysNoOther(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := &fake{answer: func(_ int, req *http.Request) (*http.Response, error) {
-			return slow(time.Second, 200, allow).answer(0, req)
-		}}
-		c := client(t, backend(), f)
-		var all sync.WaitGroup
-		for i := range 600 {
-			s := image(fmt.Sprint(i))
-			s.Namespace = "full"
-			all.Go(func() { ask(t, c, t.Context(), s) })
-		}
-		synctest.Wait()
-		if r := ask(t, c, t.Context(), image("a")); !r.Allowed || r.Err != nil || r.Took > time.Second {
-			t.Errorf("%+v; want an answer after a second", r)
-		}
-		all.Wait()
-	})
-}
-
 // A backend accepts bodies up to some size, which a tenant could exceed.
 func TestTooLargeSubjectDenies(t *testing.T) {
 	f := &fake{answer: func(_ int, req *http.Request) (*http.Response, error) {

@@ -50,56 +50,6 @@ func TestCacheLifetime(t *testing.T) {
 	}
 }
 
-func TestCorrectedDenyTakesEffect(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		fixed := time.Now().Add(10 * time.Second)
-		c := client(t, backend(), &fake{answer: func(int, *http.Request) (*http.Response, error) {
-			if time.Now().Before(fixed) {
-				return respond(200, deny), nil
-			}
-			return respond(200, allow), nil
-		}})
-		for time.Now().Before(fixed) {
-			if r := ask(t, c, t.Context(), image("a")); r.Allowed {
-				t.Errorf("allowed at %v", time.Now())
-			}
-			time.Sleep(time.Second)
-		}
-		for !ask(t, c, t.Context(), image("a")).Allowed {
-			time.Sleep(time.Second)
-		}
-		if d := time.Since(fixed); d > 30*time.Second {
-			t.Errorf("allowed %v after the correction; want at most 30s", d)
-		}
-	})
-}
-
-func TestCacheOutlivesTheBackend(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		up := true
-		b := backend()
-		b.DefaultAllow = false
-		c := client(t, b, &fake{answer: func(int, *http.Request) (*http.Response, error) {
-			if up {
-				return respond(200, allow), nil
-			}
-			return respond(403, ""), nil
-		}})
-		ask(t, c, t.Context(), image("a"))
-		up = false
-		if r := ask(t, c, t.Context(), image("a")); !r.Allowed || !r.Cached || r.FailedOpen {
-			t.Errorf("known: %+v; want the cached allow", r)
-		}
-		if r := ask(t, c, t.Context(), image("b")); r.Allowed || r.Err == nil {
-			t.Errorf("unknown: %+v; want a denial", r)
-		}
-		time.Sleep(time.Hour + 1)
-		if r := ask(t, c, t.Context(), image("a")); r.Allowed || r.Err == nil {
-			t.Errorf("expired: %+v; want a denial", r)
-		}
-	})
-}
-
 func TestCacheKeyIsTheSpec(t *testing.T) {
 	const marked = "x.image-policy.k8s.io/a"
 	annotated := func(value string) map[string]string { return map[string]string{marked: value, "other": value} }

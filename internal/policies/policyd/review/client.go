@@ -160,7 +160,6 @@ func (c *Client) Review(ctx context.Context, s Subject) (r Result, ok bool) {
 	return r, true
 }
 
-// denies reports whether a review without an answer denies, whatever the default of the backend is.
 func denies(err error) bool {
 	return isAny(err, ErrBusy, ErrTooLarge, ErrClosed, ErrNotUTF8, context.Canceled)
 }
@@ -201,8 +200,11 @@ func (c *Client) ask(ctx context.Context, spec v1alpha1.ImageReviewSpec) (
 		return status, false, ErrTooLarge
 	}
 	key := specKey(sha256.Sum256(body))
-	ctx, cancel := answerBefore(ctx)
-	defer cancel()
+	if deadline, ok := ctx.Deadline(); ok { // the caller needs time for the answer
+		early, cancel := context.WithDeadline(ctx, deadline.Add(-min(time.Until(deadline)/10, time.Second)))
+		defer cancel()
+		ctx = early
+	}
 	start := time.Now()
 	if known, ok := c.known(key); ok {
 		return known, true, nil
@@ -256,15 +258,6 @@ func checkTexts(spec v1alpha1.ImageReviewSpec) error {
 		return ErrTooLarge
 	}
 	return nil
-}
-
-// answerBefore returns a context that ends before the deadline of ctx, so that its owner gets an answer.
-func answerBefore(ctx context.Context) (context.Context, context.CancelFunc) {
-	deadline, ok := ctx.Deadline()
-	if !ok {
-		return context.WithCancel(ctx)
-	}
-	return context.WithDeadline(ctx, deadline.Add(-min(time.Until(deadline)/10, time.Second)))
 }
 
 func (a *attempts) leftAfter(d time.Duration, left error) error {
@@ -332,25 +325,21 @@ func (c *Client) retry(ctx context.Context, to *connection, body []byte, note fu
 			err = fmt.Errorf("attempt %d: %w", n, err)
 		}
 		why, ok := errors.AsType[*failure](err)
-		if !ok || !why.again || n == maxAttempts || !pause(ctx, max(backoff.Step(), why.after), func() { note(err) }) {
+		if !ok || !why.again || n == maxAttempts {
 			return none, err
 		}
-	}
-}
-
-// pause waits before the next attempt. It returns false if the request ends before.
-func pause(ctx context.Context, d time.Duration, begin func()) bool {
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= d {
-		return false
-	}
-	begin()
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
+		pause := max(backoff.Step(), why.after)
+		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= pause {
+			return none, err
+		}
+		note(err)
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return none, err
+		}
 	}
 }
 
@@ -402,7 +391,6 @@ func (f *failure) Unwrap() error { return f.err }
 
 func failed(format string, args ...any) error { return &failure{err: fmt.Errorf(format, args...)} }
 
-// send makes one attempt. Every error is a failure.
 func (c *connection) send(ctx context.Context, body []byte) (v1alpha1.ImageReviewStatus, error) {
 	var none v1alpha1.ImageReviewStatus
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)

@@ -35,7 +35,6 @@ func (t *target) sameBackend(other *target) bool {
 	return t.url == other.url && t.tls.ServerName == other.tls.ServerName && t.tls.RootCAs.Equal(other.tls.RootCAs)
 }
 
-// readTarget reads a kubeconfig and the files that it names. Each error begins with the path of the kubeconfig.
 func readTarget(path string) (*target, []error) {
 	r := reader{dir: filepath.Dir(path)}
 	t, err := r.target(path)

@@ -2,7 +2,6 @@ package review_test
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -116,22 +115,6 @@ func TestKubeconfigErrors(t *testing.T) {
 		}
 		if len(lines) != len(wants) {
 			t.Errorf("%s: %d errors; want %d:\n%v", text, len(lines), len(wants), err)
-		}
-	}
-}
-
-func TestKubeconfigFile(t *testing.T) {
-	dir := t.TempDir()
-	testkit.Must(t, os.Mkdir(filepath.Join(dir, "folder"), 0o700))
-	put(t, filepath.Join(dir, "large"), []byte(strings.Repeat("#", 1<<20+1)))
-	for name, want := range map[string]string{
-		"absent": "no such file or directory", "folder": "not a regular file", "large": "too large: more than 1048576 bytes",
-	} {
-		b := backend()
-		b.File, b.Kubeconfig = "/p/b.yaml", filepath.Join(dir, name)
-		_, err := review.NewClient(b)
-		if text := fmt.Sprint(err); text != "/p/b.yaml: imagePolicy.kubeConfigFile: "+b.Kubeconfig+": "+want {
-			t.Errorf("%s: %v; want %s", name, err, want)
 		}
 	}
 }

@@ -24,7 +24,7 @@ type Set struct {
 }
 
 // Replace makes a set ask these backends, or returns the errors of all kubeconfigs and changes nothing. A backend that
-// the set has already keeps its cache. Reviews in progress end as they would have without the change.
+// the set has already keeps its cache.
 func (s *Set) Replace(backends []policyfiles.Backend) error {
 	targets := make([]*target, len(backends))
 	var errs []error
@@ -63,8 +63,8 @@ func (s *Set) dropIdleLocked() {
 	s.removed = slices.DeleteFunc(s.removed, (*Client).closeIdle)
 }
 
-// Reload reads all kubeconfigs again, with the certificates, keys and tokens that they name. Those that have changed
-// are used from now on. It returns the errors of all that cannot be read; their last valid content stays in use.
+// Reload reads all kubeconfigs again, with the files that they name. It returns the errors of those that are invalid;
+// their last valid content stays in use.
 func (s *Set) Reload() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,11 +124,9 @@ const maxAnnotations = 8192
 
 // A Result is what one backend says. The zero value denies.
 type Result struct {
-	// Answer is about all images. Its Reason and its Failure are one line of at most 1,024 bytes. It has a Reason only
-	// if the backend denied.
+	// Answer is about all images. Its Reason, only of a denial, and its Failure are one line of at most 1,024 bytes.
 	policyfiles.Answer
-	// AuditAnnotations are what the backend wants to have in audit logs, at most 8 KiB. The keys have no prefix. The
-	// caller must not modify the map.
+	// AuditAnnotations, at most 8 KiB, have keys without a prefix. The caller must not modify the map.
 	AuditAnnotations map[string]string
 	// FailedOpen reports that the images are allowed because the backend did not answer.
 	FailedOpen bool

@@ -67,7 +67,6 @@ func (r *run) search(ctx context.Context, c chain) {
 	r.rest = nil
 }
 
-// repositories returns where signatures count: the repository of the image, then those that requirements name.
 func (r *run) repositories() []string {
 	all := []string{r.repository}
 	for _, l := range r.order {
@@ -106,7 +105,6 @@ func (r *run) referrers(ctx context.Context, repository, digest string) ([]candi
 	return all, err
 }
 
-// created returns when a manifest was made, as it says; the zero time if it does not.
 func created(d registry.Descriptor) time.Time {
 	t, _ := time.Parse(time.RFC3339, d.Annotations[ocispec.AnnotationCreated])
 	return t
@@ -379,7 +377,6 @@ func (r *run) follow(ctx context.Context, m registry.Manifest, c *chain) error {
 	return last
 }
 
-// entries returns the entries of an index that can be for the platform, the best first.
 func (r *run) entries(all []ocispec.Descriptor) []ocispec.Descriptor {
 	var fit, unknown []ocispec.Descriptor
 	for _, e := range all {

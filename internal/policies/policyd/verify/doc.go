@@ -14,13 +14,10 @@
 // signature by its predicate type alone; an attestation by the same key does not count. Certificates, transparency
 // logs and timestamps are verified offline, with what the requirement contains or with a trusted root.
 //
-// All input is untrusted. The limits of the configuration bound what it costs. Input that exceeds a limit denies, and so does input that no
-// part of this package can read.
+// All input is untrusted. The limits of the configuration bound what it costs. Input that exceeds a limit denies, and so
+// does input that no part of this package can read.
 //
-// pullgated asks a [Service] about an image on its node, with the credential of the pull, and gets each result; nothing
-// is kept. The webhook asks about a name: the image is the one that the registry has under it, and results are cached,
-// because the webhook only reports early what the nodes enforce. What it cannot determine is not denied there.
-//
-// Requests for the same verification share one. A slow registry delays only its own images, until so many registries
-// are slow that all verifications wait.
+// pullgated asks a [Service] about an image on its node, with the credential of the pull; nothing is kept. The webhook
+// asks about the image that the registry has under a name, and results are cached, because it only reports early what
+// the nodes enforce. What it cannot determine is not denied there. A slow registry delays only its own images.
 package verify

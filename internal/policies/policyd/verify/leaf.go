@@ -217,7 +217,6 @@ func timestampAuthority(chain [][]byte) ([]root.TimestampingAuthority, error) {
 	return all, nil
 }
 
-// selectLogs returns the logs with a URL, all of them if it is "".
 func selectLogs(all map[string]*root.TransparencyLog, address string) map[string]*root.TransparencyLog {
 	selected := maps.Clone(all)
 	maps.DeleteFunc(selected, func(_ string, l *root.TransparencyLog) bool {
@@ -250,13 +249,10 @@ func logs(keys [][]byte, address string) (map[string]*root.TransparencyLog, erro
 	return all, nil
 }
 
-// errIdentity is returned for a valid signature by another identity.
 var errIdentity = errors.New("signed by")
 
-// errKind is returned for a signature with a certificate where a key is required, and the other way round.
 var errKind = errors.New("signed")
 
-// verify returns who has made a signature of a digest, if it meets the leaf.
 func (l *leaf) verify(s *signature, digest string) (signer string, err error) {
 	if l.err != nil {
 		return "", l.err
@@ -288,7 +284,6 @@ func (l *leaf) verify(s *signature, digest string) (signer string, err error) {
 	return hasIdentity(l.signed.Keyless, s.certificate)
 }
 
-// hasIdentity returns the identity of a verified certificate, if it is the one that is required.
 func hasIdentity(want *requirement.Keyless, cert *x509.Certificate) (string, error) {
 	got, err := certificate.SummarizeCertificate(cert)
 	if err != nil {

@@ -109,12 +109,10 @@ func sentence(name string, want *requirement.Requirement, signers []string, miss
 	return b.String()
 }
 
-// longDigest matches digests; the first digits of each are enough in a message.
 var longDigest = regexp.MustCompile(`(sha256:[0-9a-f]{12})[0-9a-f]+`)
 
 func shortDigests(s string) string { return longDigest.ReplaceAllString(s, "$1") }
 
-// static returns the message of what denies in a requirement that no signature decides.
 func static(r *requirement.Requirement) string {
 	if r.Static != nil && r.Static.Message != "" {
 		return ": " + clean(r.Static.Message)

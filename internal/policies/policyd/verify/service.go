@@ -71,9 +71,7 @@ type Service struct {
 	options ServiceOptions
 	// registry is for images that the node has pulled, and webhook for images of pods that may never run.
 	registry, webhook *registry.Client
-	node              *registry.NodeCredentials
 	results, digests  *cache.LRUExpireCache // for the webhook
-	limit             time.Duration         // of one verification
 
 	inFlight *inflight.Group[key, requirement.Report]
 	memory   *semaphore.Weighted
@@ -82,9 +80,8 @@ type Service struct {
 // NewService returns a service. It asks no registry. The caller must close it.
 func NewService(o ServiceOptions) (*Service, error) {
 	s := &Service{
-		options: o, limit: o.Config.Limits.Time.Value(), memory: semaphore.NewWeighted(maxMemory),
+		options: o, memory: semaphore.NewWeighted(maxMemory),
 		results: cache.NewLRUExpireCache(cacheSize), digests: cache.NewLRUExpireCache(cacheSize),
-		node: registry.NewNodeCredentials(o.Config.NodeCredentials.DockerConfigFiles),
 	}
 	options := registry.Options{HostsDir: o.Config.Registries.HostsDir, Bundles: o.Config.Bundles, Count: o.Requested}
 	var err error
@@ -175,7 +172,7 @@ func (s *Service) credential(repository string, passed admission.Login) admissio
 	case config.CredentialsPull:
 		return passed
 	case config.CredentialsNode:
-		c, err := s.node.For(repository)
+		c, err := registry.NodeLogin(s.options.Config.NodeCredentials.DockerConfigFiles, repository)
 		if err != nil { // the registry is asked without a credential, and denies
 			s.options.Log.Error(err, "Failed to read the credentials of the node")
 		}
@@ -194,8 +191,7 @@ type Request struct {
 	List         bool            // List asks for the signatures that are found
 }
 
-// Verify returns one result for each requirement. An error says nothing about the image; it is one of this package, or
-// that of ctx. The verification ends when all callers that wait for it have left.
+// Verify returns one result for each requirement. An error, of this package or of ctx, says nothing about the image.
 func (s *Service) Verify(ctx context.Context, rules *Rules, r Request) (requirement.Report, error) {
 	want := make([]*requirement.Rule, len(r.Requirements))
 	for i, hash := range r.Requirements {
@@ -229,8 +225,7 @@ func (s *Service) countAll(report requirement.Report) {
 	}
 }
 
-// Examine returns why the files for the verification of signatures cannot be used, all errors at once. A nil set cannot
-// be read. Each warning is a sentence about a file that probably is not what its author means.
+// Examine is the part of policyd.Examine about signatures. A nil set cannot be read.
 func Examine(c config.Policyd, set *policyfiles.Set, now time.Time) (warnings []string, err error) {
 	var errs []error
 	if set != nil && set.TrustedRoot != nil {
@@ -256,7 +251,7 @@ func Examine(c config.Policyd, set *policyfiles.Set, now time.Time) (warnings []
 	}
 	if c.Credentials == config.CredentialsNode {
 		files := c.NodeCredentials.DockerConfigFiles
-		if _, err := registry.NewNodeCredentials(files).For("registry.invalid/image"); err != nil {
+		if _, err := registry.NodeLogin(files, "registry.invalid/image"); err != nil {
 			errs = append(errs, fmt.Errorf("nodeCredentials.dockerConfigFiles: %w", err))
 		}
 		exists := func(path string) bool { _, err := os.Stat(path); return err == nil }

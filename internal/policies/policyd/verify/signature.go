@@ -438,7 +438,6 @@ func checkEntry(body []byte) error {
 	}
 }
 
-// checkPEM checks the keys and certificates of a text, which may be something else.
 func checkPEM(text []byte) error {
 	for {
 		var block *pem.Block

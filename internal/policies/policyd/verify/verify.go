@@ -176,7 +176,6 @@ func partsOf(trusted *root.TrustedRoot) (all []part) {
 	return all
 }
 
-// earliest returns the earlier of two ends; the zero time is no end.
 func earliest(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b

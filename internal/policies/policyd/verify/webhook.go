@@ -23,8 +23,7 @@ const maxAtOnce = 8
 const maxLogged = 10
 
 // Judge returns a finding for each image and rule that applies, and a sentence for each image that cannot be judged
-// here; it is not denied. Registries are not asked if a rule denies without that. template says that the images, which
-// are as written, are those of a pod template: some rules are for pods only. Judge returns when ctx ends.
+// here; it is not denied. template says that the images are those of a pod template: some rules are for pods only.
 func (s *Service) Judge(ctx context.Context, rules *Rules, namespace string, images []string, template bool) (
 	findings []admission.Finding, undetermined []string,
 ) {
@@ -138,7 +137,6 @@ func (a answer) unknown(r requirement.Result, ok bool, name imageref.Ref, requir
 	return ""
 }
 
-// ask returns the results for the image that the registry has under a name, or why there are none.
 func (s *Service) ask(ctx context.Context, rules *Rules, name imageref.Ref, applied []*requirement.Rule) (
 	report requirement.Report, err error,
 ) {
@@ -155,7 +153,7 @@ func (s *Service) ask(ctx context.Context, rules *Rules, name imageref.Ref, appl
 		k.requirements += w.Hash + "\n"
 	}
 	report, err = s.share(ctx, k, func(ctx context.Context) (report requirement.Report, err error) {
-		ctx, cancel := context.WithTimeout(ctx, s.limit)
+		ctx, cancel := context.WithTimeout(ctx, s.options.Config.Limits.Time.Value())
 		defer cancel()
 		digest, err := s.resolve(ctx, name)
 		if err != nil {
@@ -216,7 +214,6 @@ const (
 // A fact is what a result is about. The hash covers the trusted root; the repository is where signatures count.
 type fact struct{ repository, digest, requirement string }
 
-// known returns the results that are cached, and the rules without one.
 func (s *Service) known(repository, digest string, want []*requirement.Rule) (
 	report requirement.Report, missing []*requirement.Rule,
 ) {
@@ -231,7 +228,6 @@ func (s *Service) known(repository, digest string, want []*requirement.Rule) (
 	return report, missing
 }
 
-// keep caches a result, unless it says nothing about the image.
 func (s *Service) keep(f fact, r requirement.Result) {
 	if r.Met {
 		s.results.Add(f, r, metFor)

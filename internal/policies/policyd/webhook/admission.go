@@ -220,7 +220,7 @@ func (h *Handler) judgePod(ctx context.Context, q *question) answer {
 	if a.denies() {
 		return a
 	}
-	if a = h.signatures(ctx, q, a, h.newImages(q, pod, old)); a.denies() {
+	if a = h.signatures(ctx, q, a, q.newImages(pod, old)); a.denies() {
 		return a
 	}
 	return h.review(ctx, q, a, pod, old)
@@ -238,8 +238,7 @@ func decodePod(object []byte) (*corev1.Pod, error) {
 	return pod, nil
 }
 
-// restrictions asks the chain about a pod or pod template. The outcome is Unchanged without asking it if the one before
-// the update, which is nil if it is not known, is the same in all that the chain judges.
+// restrictions asks the chain about a pod or pod template, unless an update changes nothing that the chain judges.
 func (h *Handler) restrictions(ctx context.Context, q *question, pod, old *corev1.Pod) answer {
 	chain, s := h.options.Chain, q.subject(pod)
 	if chain.Exempts(s) == "" {
@@ -304,7 +303,6 @@ const (
 	maxMounts     = 10000
 )
 
-// add adds a pod, and reports whether a limit is exceeded.
 func (n *size) add(s *corev1.PodSpec) bool {
 	n.containers += len(s.Containers) + len(s.InitContainers) + len(s.EphemeralContainers)
 	n.volumes += len(s.Volumes)
@@ -321,25 +319,23 @@ func (n *size) add(s *corev1.PodSpec) bool {
 
 const tooManyParts = "the object has more than 1000 containers, 1000 volumes or 10000 mounts"
 
-func (h *Handler) newImages(q *question, pod, old *corev1.Pod) SignedImages {
-	s := SignedImages{Namespace: q.Namespace, Images: q.imagesOf(pod)}
-	if old != nil {
-		s.Images = slices.DeleteFunc(s.Images, sets.New(q.imagesOf(old)...).Has)
+// newImages returns the images of a pod without those before the update.
+func (q *question) newImages(pod, old *corev1.Pod) []string {
+	imagesOf := func(p *corev1.Pod) []string {
+		r := q.reviewed(p)
+		return append(r.Images, r.Volumes...)
 	}
-	return s
+	if old == nil {
+		return imagesOf(pod)
+	}
+	return slices.DeleteFunc(imagesOf(pod), sets.New(imagesOf(old)...).Has)
 }
 
-func (q *question) imagesOf(p *corev1.Pod) []string {
-	r := q.reviewed(p)
-	return append(r.Images, r.Volumes...)
-}
-
-// signatures judges the signatures of images, and adds the findings to an answer that admits.
-func (h *Handler) signatures(ctx context.Context, q *question, a answer, s SignedImages) answer {
+func (h *Handler) signatures(ctx context.Context, q *question, a answer, images []string) answer {
 	switch {
-	case h.options.Signatures == nil || len(s.Images) == 0:
+	case h.options.Signatures == nil || len(images) == 0:
 		return a
-	case len(s.Images) > maxContainers+maxVolumes:
+	case len(images) > maxContainers+maxVolumes:
 		return invalidAnswer(tooManyParts)
 	}
 	// A registry can take all of the time, and backends need some.
@@ -349,7 +345,7 @@ func (h *Handler) signatures(ctx context.Context, q *question, a answer, s Signe
 		ctx = half
 	}
 	q.release()
-	findings, undetermined := h.options.Signatures(ctx, s)
+	findings, undetermined := h.options.Signatures(ctx, q.Namespace, images, !q.pods)
 	a.warnings = undetermined
 	if len(findings) == 0 {
 		return a
@@ -357,7 +353,6 @@ func (h *Handler) signatures(ctx context.Context, q *question, a answer, s Signe
 	return a.with(findings)
 }
 
-// reviewed returns what backends may know about a pod or about its ephemeral containers.
 func (q *question) reviewed(p *corev1.Pod) review.Subject {
 	out := review.Subject{Namespace: q.Namespace, Annotations: admission.ForReview(p.Annotations)}
 	if q.ephemeral {
@@ -379,7 +374,6 @@ func (q *question) reviewed(p *corev1.Pod) review.Subject {
 	return out
 }
 
-// review has the backends review a pod that restrictions and rules about signatures admit.
 func (h *Handler) review(ctx context.Context, q *question, a answer, pod, old *corev1.Pod) answer {
 	if h.options.Review == nil {
 		return a
@@ -440,7 +434,7 @@ func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
 	if q.update {
 		before, _ = podfile.Templates(q.OldObject.Raw, q.template.paths)
 	}
-	images := SignedImages{Namespace: q.Namespace, Template: true}
+	var images []string
 	for _, t := range templates {
 		if slices.ContainsFunc(before, func(b podfile.Template) bool { return bytes.Equal(b.Data, t.Data) }) {
 			continue
@@ -465,7 +459,7 @@ func (h *Handler) judgeTemplates(ctx context.Context, q *question) answer {
 		}
 		all.decision.Findings = append(all.decision.Findings, a.decision.Findings...)
 		all.decision.PolicyHash, all.decision.Exemption = a.decision.PolicyHash, a.decision.Exemption
-		images.Images = append(images.Images, h.newImages(q, pod, old).Images...)
+		images = append(images, q.newImages(pod, old)...)
 	}
 	return h.signatures(ctx, q, all, images)
 }

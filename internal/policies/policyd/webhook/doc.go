@@ -12,23 +12,17 @@
 //	built-in kinds with a pod template, and custom resources of Options.Templates
 //	                           restrictions and signatures; the pods are judged again, and only their images are reviewed
 //
-// The node enforces in any case; the webhook reports early. It uses the chain and the files of the node, so the text of
-// a denial is the same.
+// The node enforces in any case; the webhook reports early, with the chain, the files and the texts of the node.
 //
 //   - An update is admitted if it changes nothing that a policy judges: it can remove finalizers from an object that
 //     violates a newer policy. A change of labels or annotations of a pod is denied only for a rule that the pod met
 //     before, as at the node.
 //   - A mirror pod is admitted, because a denial hides a pod that runs. No kubelet runs a pod of the API server with
 //     the annotation kubernetes.io/config.mirror, so that it exempts nothing.
-//   - Findings of policies that only report become warnings.
-//   - A dry run gets the answer of a real request. The handler has no state and no other effect.
-//   - An object that cannot be decoded is denied, and so is a request whose judgement panics.
+//   - An object that cannot be decoded or exceeds a limit is denied, and so is a request whose judgement panics.
 //
-// # Bounds
-//
-// A handler ends before the timeout that the request names, or after 10 s. Bodies are limited, and so are the pod
-// templates of an object and the images of a review. Large objects are decoded one at a time. The server that uses the
-// handler limits connections and the time for headers.
+// A handler ends before the timeout that the request names, or after 10 s. The server that uses it limits connections
+// and the time for headers.
 //
 // No answer and no Event contains a value of the object other than those in the sentence of a denial.
 //

@@ -57,19 +57,15 @@ type Options struct {
 	Review func(context.Context, review.Subject) []admission.Finding
 	// Signatures returns the findings of rules about signatures, none if no rule is for the images, and a sentence for
 	// each image that cannot be judged. Such an image is not denied, because the node judges it again.
-	Signatures func(context.Context, SignedImages) (findings []admission.Finding, undetermined []string)
-	Templates  []config.PodTemplate // Templates say where custom resources have pod templates
+	// template says that the images, which are as written and can repeat, are those of a pod template.
+	Signatures func(ctx context.Context, namespace string, images []string, template bool) (
+		findings []admission.Finding, undetermined []string,
+	)
+	Templates []config.PodTemplate // Templates say where custom resources have pod templates
 	// Observe is called with each answer before it is sent.
 	Observe func(Event)
 	// OnPanic is called when the judgement of a request panics.
 	OnPanic func(value any, stack []byte)
-}
-
-// SignedImages are images of pods or of pod templates in a namespace. Images are as written, and can repeat.
-type SignedImages struct {
-	Namespace string
-	Images    []string
-	Template  bool
 }
 
 // An Outcome says how a request was answered.
@@ -226,7 +222,6 @@ type received struct {
 	done func()
 }
 
-// receive reads a body, and waits until it may be decoded.
 func (h *Handler) receive(ctx context.Context, w http.ResponseWriter, r *http.Request, limit int64) (
 	b received, refused *refusal,
 ) {
@@ -270,7 +265,6 @@ func values(text []byte) (n int) {
 	return n
 }
 
-// panicked reports whether a recovered value is one of a panic, and passes it on.
 func (h *Handler) panicked(value any) bool {
 	if value != nil && h.options.OnPanic != nil {
 		h.options.OnPanic(value, debug.Stack())

@@ -50,7 +50,10 @@ func (h *Handler) imageReview(ctx context.Context, b received, event *Event) (re
 		return nil, refuse(http.StatusBadRequest, "apiVersion and kind must be "+version+" and "+imageReviewKind)
 	}
 	event.Namespace = review.Spec.Namespace
-	images := distinct(review.Spec.Containers)
+	images := sets.New[string]()
+	for _, c := range review.Spec.Containers {
+		images.Insert(c.Image)
+	}
 	switch {
 	case len(images) == 0:
 		deny(Invalid, "the review has no image")
@@ -59,13 +62,13 @@ func (h *Handler) imageReview(ctx context.Context, b received, event *Event) (re
 		deny(Invalid, fmt.Sprintf("the review has more than %d images", maxImages))
 		return answer, nil
 	}
-	denied, refused := h.deniedImages(ctx, review.Spec.Namespace, images, event)
+	denied, refused := h.deniedImages(ctx, review.Spec.Namespace, sets.List(images), event)
 	if refused != nil {
 		return nil, refused
 	}
 	if len(denied) == 0 {
 		b.done()
-		denied = h.unsignedImages(ctx, review.Spec.Namespace, images, event)
+		denied = h.unsignedImages(ctx, review.Spec.Namespace, sets.List(images), event)
 	}
 	event.Outcome, answer.Status.Allowed = Allowed, true
 	if len(denied) > 0 {
@@ -74,7 +77,6 @@ func (h *Handler) imageReview(ctx context.Context, b received, event *Event) (re
 	return answer, nil
 }
 
-// deniedImages returns a text for each image that is denied, and adds the findings to the event.
 func (h *Handler) deniedImages(ctx context.Context, namespace string, images []string, event *Event) (
 	denied []string, refused *refusal,
 ) {
@@ -106,13 +108,12 @@ func (h *Handler) deniedImages(ctx context.Context, namespace string, images []s
 	return denied, nil
 }
 
-// unsignedImages is deniedImages for rules about signatures.
 func (h *Handler) unsignedImages(ctx context.Context, namespace string, images []string, event *Event) []string {
 	var denied []string
 	if h.options.Signatures == nil {
 		return nil
 	}
-	findings, _ := h.options.Signatures(ctx, SignedImages{Namespace: namespace, Images: images})
+	findings, _ := h.options.Signatures(ctx, namespace, images, false)
 	if len(findings) == 0 {
 		return nil
 	}
@@ -124,17 +125,6 @@ func (h *Handler) unsignedImages(ctx context.Context, namespace string, images [
 		}
 	}
 	return denied
-}
-
-func distinct(containers []imagepolicyv1alpha1.ImageReviewContainerSpec) (images []string) {
-	seen := sets.New[string]()
-	for _, c := range containers {
-		if !seen.Has(c.Image) {
-			seen.Insert(c.Image)
-			images = append(images, c.Image)
-		}
-	}
-	return images
 }
 
 func reason(denied []string) string {

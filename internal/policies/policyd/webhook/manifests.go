@@ -190,12 +190,18 @@ type rule struct {
 
 // rulesOf returns a rule for each group and version. The API server converts objects of Kubernetes' groups to v1.
 func rulesOf(templates []config.PodTemplate) (rules []rule) {
-	builtIn := Resources(nil)
-	for _, r := range Resources(templates) {
-		version := "*"
-		if slices.Contains(builtIn, r) {
-			version = "v1"
-		}
+	versions := map[schema.GroupResource]string{{Resource: "pods"}: "v1", {Resource: "pods/ephemeralcontainers"}: "v1"}
+	for _, t := range templates {
+		versions[schema.GroupResource{Group: t.Group, Resource: t.Resource}] = "*"
+	}
+	for _, t := range config.BuiltInPodTemplates() {
+		versions[schema.GroupResource{Group: t.Group, Resource: t.Resource}] = "v1"
+	}
+	resources := slices.SortedFunc(maps.Keys(versions), func(a, b schema.GroupResource) int {
+		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Resource, b.Resource))
+	})
+	for _, r := range resources {
+		version := versions[r]
 		if n := len(rules); n > 0 && rules[n-1].Group == r.Group && rules[n-1].Version == version {
 			rules[n-1].Resources = append(rules[n-1].Resources, r.Resource)
 		} else {
@@ -203,17 +209,6 @@ func rulesOf(templates []config.PodTemplate) (rules []rule) {
 		}
 	}
 	return rules
-}
-
-// Resources returns what a Handler with these templates judges, with subresources, by API group and name.
-func Resources(templates []config.PodTemplate) []schema.GroupResource {
-	all := map[schema.GroupResource]bool{{Resource: "pods"}: true, {Resource: "pods/ephemeralcontainers"}: true}
-	for _, t := range slices.Concat(config.BuiltInPodTemplates(), templates) {
-		all[schema.GroupResource{Group: t.Group, Resource: t.Resource}] = true
-	}
-	return slices.SortedFunc(maps.Keys(all), func(a, b schema.GroupResource) int {
-		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Resource, b.Resource))
-	})
 }
 
 func (o ManifestOptions) validate() error {

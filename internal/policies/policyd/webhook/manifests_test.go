@@ -22,7 +22,6 @@ import (
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/policies/policyd/webhook"
-	"github.com/pullgate/pullgate/internal/policies/restriction"
 	"github.com/pullgate/pullgate/internal/testkit"
 )
 
@@ -99,28 +98,6 @@ func TestManifestsGolden(t *testing.T) {
 			t.Errorf("%s (-want +got), go test -rewrite:\n%s", golden, diff)
 		}
 		decodeManifests(t, got)
-	}
-}
-
-// bound returns a policy with a binding.
-func bound(name, binding string) []byte {
-	const header = "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: "
-	return []byte(header + name + "}\nbinding: " + binding + "\nspec: {}\n")
-}
-
-// The only permission is to read namespaces, and it exists only if a policy can need it.
-func TestManifestPermissions(t *testing.T) {
-	selects := t.TempDir()
-	for _, name := range []string{"a.yaml", "b.yml"} {
-		testkit.Must(t, os.WriteFile(filepath.Join(selects, name),
-			bound(name[:1], "{namespaceSelector: {matchLabels: {tier: dev}}}"), 0o666))
-	}
-	// The golden files show which permission, also without policies, and that there is none without a selector.
-	objects, kinds := decodeManifests(t, manifestText(t, withManifestPolicies(t, selects)))
-	pod := findObject[*appsv1.Deployment](t, objects, "pullgate-policyd").Spec.Template.Spec
-	if !*pod.AutomountServiceAccountToken || !slices.Contains(kinds, "ClusterRole") ||
-		!slices.Contains(kinds, "ClusterRoleBinding") {
-		t.Errorf("token %t, %q; want the permission to read namespaces", *pod.AutomountServiceAccountToken, kinds)
 	}
 }
 
@@ -266,14 +243,21 @@ func TestPoliciesMustFitIntoAConfigMap(t *testing.T) {
 	}
 }
 
-func TestNeedsNamespaces(t *testing.T) {
+// The only permission is to read namespaces, and it exists only if a policy needs it. The golden files show which one.
+func TestManifestPermissions(t *testing.T) {
 	for binding, want := range map[string]bool{
 		"{mode: Drop}": false, "{namespaces: [a]}": false, "{namespaceSelector: {}}": false,
 		"{namespaceSelector: {matchLabels: {a: b}}}": true,
 	} {
-		set := testkit.Value(restriction.Load([]restriction.File{{Name: "a", Data: bound("a", binding)}}))(t)
-		if got := webhook.NeedsNamespaces(set); got != want {
-			t.Errorf("%s: %v; want %v", binding, got, want)
+		folder := t.TempDir()
+		policy := "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: a}\nbinding: " + binding +
+			"\nspec: {}\n"
+		testkit.Must(t, os.WriteFile(filepath.Join(folder, "a.yaml"), []byte(policy), 0o666))
+		objects, kinds := decodeManifests(t, manifestText(t, withManifestPolicies(t, folder)))
+		pod := findObject[*appsv1.Deployment](t, objects, "pullgate-policyd").Spec.Template.Spec
+		roles := slices.Contains(kinds, "ClusterRole") && slices.Contains(kinds, "ClusterRoleBinding")
+		if token := *pod.AutomountServiceAccountToken; token != want || roles != want {
+			t.Errorf("%s: token %v, %q; want the permission to read namespaces: %v", binding, token, kinds, want)
 		}
 	}
 	if webhook.NeedsNamespaces(nil) {

@@ -19,11 +19,19 @@ import (
 
 // A judge records what it is asked. It denies images whose name begins with bad, reports those with audit, cannot judge
 // those with far, and has no rule for those with unmatched.
-type judge struct{ asked []webhook.SignedImages }
+type judge struct{ asked []signed }
 
-func (j *judge) Judge(_ context.Context, s webhook.SignedImages) (findings []admission.Finding, undetermined []string) {
-	j.asked = append(j.asked, s)
-	for _, image := range s.Images {
+type signed struct {
+	Namespace string
+	Images    []string
+	Template  bool
+}
+
+func (j *judge) Judge(_ context.Context, namespace string, images []string, template bool) (
+	findings []admission.Finding, undetermined []string,
+) {
+	j.asked = append(j.asked, signed{namespace, images, template})
+	for _, image := range images {
 		f := admission.Finding{Answer: admission.Deny, Reason: admission.SignatureMissing, Message: image + " is not signed"}
 		switch {
 		case strings.HasPrefix(image, "far"):
@@ -52,7 +60,7 @@ func TestSignaturesOfEveryImageOfEveryResource(t *testing.T) {
 			t.Errorf("%s: %s; want an admission", resource, message(r))
 		}
 		images := []string{"a:1", "b:1", "i:1", "v:1"}
-		want := []webhook.SignedImages{{Namespace: "team", Images: images, Template: resource != "pods"}}
+		want := []signed{{Namespace: "team", Images: images, Template: resource != "pods"}}
 		if diff := cmp.Diff(want, j.asked); diff != "" {
 			t.Errorf("%s: asked (-want +got):\n%s", resource, diff)
 		}
@@ -194,9 +202,9 @@ func TestSlowRegistriesLeaveTime(t *testing.T) {
 		start := time.Now()
 		var left time.Duration
 		w := newWorld(t, webhook.Options{
-			Signatures: func(ctx context.Context, s webhook.SignedImages) ([]admission.Finding, []string) {
+			Signatures: func(ctx context.Context, _ string, images []string, _ bool) ([]admission.Finding, []string) {
 				<-ctx.Done()
-				return nil, []string{s.Images[0] + " is late"}
+				return nil, []string{images[0] + " is late"}
 			},
 			Review: func(ctx context.Context, _ review.Subject) []admission.Finding {
 				deadline, _ := ctx.Deadline()
@@ -213,7 +221,7 @@ func TestSlowRegistriesLeaveTime(t *testing.T) {
 
 func TestSignaturesThatPanicDeny(t *testing.T) {
 	w := newWorld(t, webhook.Options{
-		Signatures: func(context.Context, webhook.SignedImages) ([]admission.Finding, []string) { panic("defect") },
+		Signatures: func(context.Context, string, []string, bool) ([]admission.Finding, []string) { panic("defect") },
 	})
 	if r := w.ask(t, pod(`{containers: [{name: c, image: "a:1"}]}`)); r.Allowed ||
 		r.Result.Code != http.StatusInternalServerError {

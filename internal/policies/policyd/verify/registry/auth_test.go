@@ -184,14 +184,12 @@ func TestNodeCredentials(t *testing.T) {
 		"broken.json": `{"auths":{"registry.test":{"auth":"` + canary + `"}}}`,
 		"text.json":   canary,
 	})
-	file := func(names ...string) *registry.NodeCredentials {
-		var paths []string
-		for _, name := range names {
-			paths = append(paths, dir+"/"+name)
+	login := func(repository string, names ...string) (admission.Login, error) {
+		for i, name := range names {
+			names[i] = dir + "/" + name
 		}
-		return registry.NewNodeCredentials(paths)
+		return registry.NodeLogin(names, repository)
 	}
-	both := file("absent.json", "config.json", ".dockercfg")
 	for name, want := range map[string]admission.Login{
 		"docker.io/library/busybox": {Username: "hub", Password: "pw"},
 		"registry.test/other/app":   {Username: "all", Password: "pw"},
@@ -202,16 +200,16 @@ func TestNodeCredentials(t *testing.T) {
 		"only.test/app":             {RegistryToken: "rt"},
 		"registry.test:5000/app":    {},
 	} {
-		if got, err := both.For(name); err != nil || got != want {
+		if got, err := login(name, "absent.json", "config.json", ".dockercfg"); err != nil || got != want {
 			t.Errorf("For(%s) is not the wanted credential, or %v", name, err)
 		}
 	}
 	for _, name := range []string{"broken.json", "text.json", "."} {
-		if got, err := file(name).For(repository); err == nil || !got.Anonymous() || strings.Contains(err.Error(), canary) {
+		if got, err := login(repository, name); err == nil || !got.Anonymous() || strings.Contains(err.Error(), canary) {
 			t.Errorf("For of %s: error %v; want one without content", name, err)
 		}
 	}
-	if got, err := registry.NewNodeCredentials(nil).For(repository); err != nil || !got.Anonymous() {
+	if got, err := login(repository); err != nil || !got.Anonymous() {
 		t.Errorf("For without files: %v", err)
 	}
 }

@@ -57,7 +57,6 @@ func (b *bundles) knows(d digest.Digest) bool {
 	return false
 }
 
-// blob returns the content with a digest, and false if the folder does not have it.
 func (b *bundles) blob(d digest.Digest, limit int64) ([]byte, bool, error) {
 	if b == nil {
 		return nil, false, nil

@@ -10,7 +10,7 @@ import (
 func IsLocal(ip netip.Addr) bool { return isLocal(ip) }
 
 // SetDial replaces how a client connects.
-func SetDial(c *Client, dial func(ctx context.Context, d *net.Dialer, network, address string) (net.Conn, error)) {
+func SetDial(c *Client, dial func(d *net.Dialer, ctx context.Context, network, address string) (net.Conn, error)) {
 	c.dial = dial
 }
 

@@ -76,7 +76,7 @@ func (c *Client) transport(h *host) *http.Transport {
 			if ctx.Value(foreignKey{}) != nil && !local {
 				d.ControlContext = refuseLocal
 			}
-			return c.dial(ctx, d, network, address)
+			return c.dial(d, ctx, network, address)
 		},
 		TLSClientConfig:        h.tls,
 		TLSHandshakeTimeout:    min(h.dialTimeout, 10*time.Second),
@@ -145,7 +145,7 @@ type Options struct {
 // A Client asks registries. It may be used concurrently.
 type Client struct {
 	options Options
-	dial    func(ctx context.Context, d *net.Dialer, network, address string) (net.Conn, error) // replaced in tests
+	dial    func(d *net.Dialer, ctx context.Context, network, address string) (net.Conn, error) // replaced in tests
 
 	mu         sync.Mutex
 	registries map[string]*registryHosts // by registry as it is named in references
@@ -161,11 +161,7 @@ func New(o Options) (*Client, error) {
 	if o.Count == nil {
 		o.Count = func(string) {}
 	}
-	return &Client{options: o, dial: dial, registries: map[string]*registryHosts{}}, nil
-}
-
-func dial(ctx context.Context, d *net.Dialer, network, address string) (net.Conn, error) {
-	return d.DialContext(ctx, network, address)
+	return &Client{options: o, dial: (*net.Dialer).DialContext, registries: map[string]*registryHosts{}}, nil
 }
 
 // Close closes the connections that are not in use. The Client can be used further.
@@ -194,7 +190,6 @@ func (c *Client) Repository(repository string, credential admission.Login) *Repo
 	return r
 }
 
-// hosts returns the hosts of a registry as the files say now.
 func (c *Client) hosts(domain string) ([]*host, error) {
 	fresh, err := loadHosts(c.options.HostsDir, domain, c.options.RootCAs)
 	if err != nil {

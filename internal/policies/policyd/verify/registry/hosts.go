@@ -34,7 +34,6 @@ const (
 	defaultDialTimeout = 30 * time.Second
 )
 
-// capabilities are what a host may be asked for.
 type capabilities uint8
 
 const (
@@ -120,7 +119,6 @@ func (h *host) setDefault(registry string) *host {
 	return h
 }
 
-// isLoopback reports whether an address is on this machine by its name.
 func isLoopback(address string) bool {
 	host, _, _ := cutPort(address)
 	host = strings.Trim(host, "[]")
@@ -366,23 +364,17 @@ func (h *host) setHeader(fields map[string]any) error {
 }
 
 func texts(value any) ([]string, error) {
-	switch value := value.(type) {
-	case string:
-		return []string{value}, nil
-	case []any:
-		all := make([]string, len(value))
-		ok := true
-		for i, v := range value {
-			all[i], ok = v.(string)
-			if !ok {
-				break
-			}
-		}
-		if ok {
-			return all, nil
+	list, ok := value.([]any)
+	if !ok {
+		list = []any{value}
+	}
+	all := make([]string, len(list))
+	for i, v := range list {
+		if all[i], ok = v.(string); !ok {
+			return nil, errors.New("must be a string or a list of strings")
 		}
 	}
-	return nil, errors.New("must be a string or a list of strings")
+	return all, nil
 }
 
 func (r *folderReader) setTLS(h *host, s hostSettings) error {

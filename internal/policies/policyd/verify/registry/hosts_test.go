@@ -376,14 +376,6 @@ func TestInvalidHosts(t *testing.T) {
 	}
 }
 
-// An absent folder has no registries.
-func TestAbsentFolderOfHosts(t *testing.T) {
-	n := newNetwork(t)
-	n.https("registry.test", serving("x"))
-	c := n.client(registry.Options{HostsDir: filepath.Join(t.TempDir(), "absent")})
-	testkit.Must(t, tagged(t, c.Repository(repository, admission.Login{})))
-}
-
 func TestLocalAddresses(t *testing.T) {
 	for address, want := range map[string]bool{
 		"127.0.0.1": true, "127.8.8.8": true, "::1": true, "::ffff:127.0.0.1": true, "64:ff9b::7f00:1": true,

@@ -28,8 +28,7 @@ type Reservation struct {
 	held    int64
 }
 
-// NewReservation returns a reservation that holds nothing. It takes at most limit from each budget, in their order;
-// none of them may be smaller. A document that would need more takes limit.
+// NewReservation returns a reservation that takes at most limit from each budget, in their order; none may be smaller.
 func NewReservation(limit int64, budgets ...*semaphore.Weighted) *Reservation {
 	return &Reservation{budgets: budgets, limit: limit}
 }
@@ -119,11 +118,9 @@ var (
 	ErrUnavailable = errors.New("registry: unavailable")
 	// ErrMismatch means that the content does not have the digest that was asked for.
 	ErrMismatch = errors.New("registry: content has another digest")
-	// ErrTooLarge means that the answer exceeds a limit: its size, its number of entries, or the time of the context
-	// after the registry had begun to answer.
+	// ErrTooLarge means that the answer exceeds a limit, such as the time of the context after its beginning.
 	ErrTooLarge = errors.New("registry: limit exceeded")
-	// ErrMalformed means that the answer is not one that a registry may give: other content, a redirect that is not
-	// followed, an unusable challenge. A name or digest that is not valid is one too.
+	// ErrMalformed means that the answer, a name or a digest is invalid, or that a redirect is not followed.
 	ErrMalformed = errors.New("registry: invalid answer")
 )
 

@@ -137,7 +137,7 @@ func (n *network) client(o registry.Options) *registry.Client {
 		n.outcomes[outcome]++
 	}
 	c := testkit.Value(registry.New(o))(n.t)
-	registry.SetDial(c, func(ctx context.Context, d *net.Dialer, network, address string) (net.Conn, error) {
+	registry.SetDial(c, func(d *net.Dialer, ctx context.Context, network, address string) (net.Conn, error) {
 		n.mu.Lock()
 		server, as := n.servers[address], n.resolved[address]
 		n.mu.Unlock()

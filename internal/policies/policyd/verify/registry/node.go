@@ -16,21 +16,14 @@ import (
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
-// NodeCredentials are the credentials of docker configuration files. It may be used concurrently.
-type NodeCredentials struct{ files []string }
-
-// NewNodeCredentials returns those of config.json files, or .dockercfg if that is their name, read when needed.
-func NewNodeCredentials(files []string) *NodeCredentials {
-	return &NodeCredentials{files: slices.Clone(files)}
-}
-
-// For returns the credential for a repository, docker.io/library/busybox; the zero value if there is none. Entries
-// match as for kubelets: of several the most specific one, and of the same ones that of the first file. A file that
-// cannot be read is an error, unless it is absent. Credential helpers are not run.
-func (n *NodeCredentials) For(repository string) (admission.Login, error) {
+// NodeLogin returns the credential for a repository, docker.io/library/busybox, in files that are config.json or, if
+// that is their name, .dockercfg; the zero value if there is none. Entries match as for kubelets: of several the most
+// specific one, and of the same ones that of the first file. A file that cannot be read is an error, unless it is
+// absent. Credential helpers are not run.
+func NodeLogin(files []string, repository string) (admission.Login, error) {
 	var ring credential.SealedKeyring
 	var entries []account
-	for _, path := range n.files {
+	for _, path := range files {
 		found, err := readAccounts(path)
 		if err != nil {
 			return admission.Login{}, err
@@ -44,7 +37,7 @@ func (n *NodeCredentials) For(repository string) (admission.Login, error) {
 	for _, offer := range ring.Lookup(repository) {
 		c, err := entries[offer.From].credential()
 		if err != nil {
-			return admission.Login{}, fmt.Errorf("%s: an entry for %s: %w", strings.Join(n.files, ", "), repository, err)
+			return admission.Login{}, fmt.Errorf("%s: an entry for %s: %w", strings.Join(files, ", "), repository, err)
 		}
 		if !c.Anonymous() {
 			return c, nil

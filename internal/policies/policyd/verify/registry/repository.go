@@ -55,12 +55,9 @@ type Descriptor struct {
 }
 
 // A Repository reads one repository with one credential, for one goroutine.
-//
 // The hosts of the registry are asked in their order, until one has the object. If none has it, the error is that of
-// the last one, the registry itself; content that is invalid is reported in any case.
-//
-// With a folder of bundles, an object that the folder has is taken from there, and for a digest that it knows no
-// registry is asked for referrers or signature tags. See docs/registries.md for its layout.
+// the last one, the registry itself; content that is invalid is reported in any case. An object that the folder of
+// bundles has is taken from there, and for a digest that it knows no registry is asked for signatures.
 type Repository struct {
 	client             *Client
 	name, domain, path string
@@ -90,7 +87,6 @@ func (r *Repository) open() error {
 	return err
 }
 
-// each calls ask with the hosts that can what is needed, until it returns nil.
 func (r *Repository) each(ctx context.Context, need capabilities, ask func(*session) error) error {
 	if err := r.open(); err != nil {
 		return err
@@ -288,7 +284,6 @@ func (s *session) referrersByAPI(ctx context.Context, d digest.Digest) ([]Descri
 	}
 }
 
-// nextPage returns where a list goes on, nil at its end.
 func nextPage(a answer) (*url.URL, error) {
 	for _, link := range a.header.Values("Link") {
 		target, parameters, ok := strings.Cut(link, ">")

@@ -282,19 +282,6 @@ func TestNoConnectionIsUnavailable(t *testing.T) {
 	}
 }
 
-func TestUnknownAuthorityIsUnavailable(t *testing.T) {
-	n := newNetwork(t)
-	n.https("other.test", images(true))
-	n.servers["registry.test:443"] = n.servers["other.test:443"] // a certificate for another name
-	_, err := n.repository().Manifest(t.Context(), "latest")
-	if !errors.Is(err, registry.ErrUnavailable) || !strings.Contains(err.Error(), "certificate") {
-		t.Errorf("Manifest = %v; want ErrUnavailable because of the certificate", err)
-	}
-	if got := n.seen(); got != nil {
-		t.Errorf("requests %v; want none", got)
-	}
-}
-
 func TestTime(t *testing.T) {
 	// An answer that is given when the client has gone could still be read.
 	hang := func(r *http.Request) {

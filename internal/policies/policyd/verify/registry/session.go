@@ -59,7 +59,6 @@ type answer struct {
 	data      []byte
 }
 
-// get sends a request and reads the answer. Its errors are those of the package.
 func (s *session) get(ctx context.Context, r request) (answer, error) {
 	a, err := s.fetch(ctx, r)
 	options := s.repository.client.options
@@ -106,7 +105,6 @@ func (s *session) fetch(ctx context.Context, r request) (answer, error) {
 	return answer{strings.ToLower(strings.TrimSpace(mediaType)), resp.Header, resp.Request.URL, data}, nil
 }
 
-// authorized returns the answer to a request. If the host asks for a credential, the request is sent a second time.
 func (s *session) authorized(ctx context.Context, r request) (*http.Response, error) {
 	resp, err := s.send(ctx, r)
 	if err != nil && s.fallBack(err) {
@@ -132,7 +130,6 @@ func (s *session) fallBack(err error) bool {
 	return true
 }
 
-// own reports whether a URL is one of the host itself.
 func (s *session) own(u *url.URL) bool { return u.Scheme == s.scheme && u.Host == s.host.address }
 
 func (s *session) send(ctx context.Context, r request) (*http.Response, error) {
@@ -203,7 +200,6 @@ func foreign(req *http.Request) (*http.Request, error) {
 	return req.WithContext(context.WithValue(req.Context(), foreignKey{}, true)), nil
 }
 
-// exchange sends a request and classifies the error.
 func (s *session) exchange(req *http.Request) (resp *http.Response, err error) {
 	ctx := req.Context()
 	if !s.own(req.URL) || s.repository.client.options.Untrusted && !s.host.named {
