@@ -55,8 +55,8 @@ func (s *Store) EndCreation(id uint64, at time.Time) error {
 	})
 }
 
-// DropCreation deletes a creation that brought no image, because the image turned out not to be a checkpoint. It also
-// deletes the creations of the same image whose answer was lost: image is their Image, "" for none.
+// DropCreation deletes a creation that brought no image, and those of the same image whose answer was lost: image is
+// their Image, "" for none.
 func (s *Store) DropCreation(id uint64, image string) error {
 	return s.update("drop creation of a container", "", func(t *tx) {
 		for _, c := range t.creations {
@@ -67,9 +67,8 @@ func (s *Store) DropCreation(id uint64, image string) error {
 	})
 }
 
-// SettleCreations deletes creations, in one transaction. A pair may have come with them if it is present, has neither
-// record nor mark, and is missing in Listed of at least one of them. Each such pair gets a record without proofs, and
-// is returned. Without creations every present pair without record and mark gets one.
+// SettleCreations deletes creations, in one transaction. Each present pair without record and mark that is missing in
+// Listed of one of them, or every one if there are no creations, gets a record without proofs, and is returned.
 func (s *Store) SettleCreations(ids []uint64, present []Pair, now time.Time) ([]Pair, error) {
 	return write(s, "settle creations of containers", "", func(t *tx) (closed []Pair) {
 		var settled []Creation

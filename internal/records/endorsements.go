@@ -9,9 +9,8 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
 )
 
-// MaxEndorsements bounds the endorsements of one pair. There is one for each requirement, and they outlive the policy
-// that had the requirement, because the policy may come back. Beyond the bound, [Store.Endorse] deletes those that were
-// verified first. With the image or its name, [Store.Prune] deletes all of them.
+// MaxEndorsements bounds the endorsements of one pair, one for each requirement. They outlive the policy, which may
+// come back. Beyond the bound, [Store.Endorse] deletes those that were verified first.
 const MaxEndorsements = 256
 
 // MaxSigners and MaxSignerBytes bound what an endorsement says about its signers. Endorse cuts off what is beyond.
@@ -45,8 +44,8 @@ func endorsementOf(key []byte) Endorsement {
 	return Endorsement{Pair: Pair{ImageID: p.ImageID, Repository: repository}, Requirement: requirement}
 }
 
-// Endorsed returns the endorsement of a pair for a requirement, if there is one. Endorsed does not judge its times. The
-// caller must not change the Signers.
+// Endorsed returns the endorsement of a pair for a requirement, if there is one, whatever its times. The caller must
+// not change the Signers.
 func (s *Store) Endorsed(p Pair, requirement string) (Endorsement, bool) {
 	all := s.endorsementsOf(p)
 	for i := range all {
@@ -72,10 +71,8 @@ func (s *Store) endorsementsOf(p Pair) []Endorsement {
 	return nil
 }
 
-// Endorse writes endorsements, in one transaction. An endorsement replaces the earlier one of the same pair and
-// requirement. The first one in a store raises its format to 2. For each pair Endorse deletes the oldest others beyond
-// [MaxEndorsements], and none that it has just written. It returns an error, and writes nothing, if an endorsement has
-// no image ID, repository or requirement.
+// Endorse writes endorsements, in one transaction. One replaces the earlier one of the same pair and requirement. The
+// first one in a store raises its format to 2. An endorsement without image ID, repository or requirement is an error.
 func (s *Store) Endorse(all []Endorsement) error {
 	if len(all) == 0 {
 		return nil

@@ -53,9 +53,8 @@ type Proof struct {
 	Namespace string `json:"namespace,omitempty"`
 }
 
-// Counts reports whether the proof counts for a request with its credential. from is the Secret of the credential if it
-// is known. A credential that no registry has confirmed counts only from its own Secrets, because another tenant may
-// have made it up.
+// Counts reports whether the proof counts for a request with its credential from a Secret. A credential that no
+// registry has confirmed counts only from its own Secrets, because another tenant may have made it up.
 func (p *Proof) Counts(from SecretRef) bool {
 	return len(p.RotatedFrom) == 0 || slices.Contains(p.Secrets, from)
 }
@@ -114,9 +113,8 @@ type Intent struct {
 	Name       string    `json:"name"`
 	Repository string    `json:"repository"`
 	Begun      time.Time `json:"begun"`
-	// Ended is when the pull ended without a known result. It is zero while the pull is in progress, and if the process
-	// that began it died. Such an intent may represent several pulls, and its Name is empty if their names differ; see
-	// [MaxUnresolved].
+	// Ended is when the pull ended without a known result; zero while it is in progress or if its process died. Such an
+	// intent may represent several pulls, and has no Name if their names differ; see [MaxUnresolved].
 	Ended time.Time `json:"ended,omitzero"`
 }
 

@@ -18,10 +18,10 @@ type Scan struct {
 	Brought func(Intent, Pair) bool
 }
 
-// MarkPreloaded marks every pair of the scan that is due, and returns these pairs. A pair is due if all of this is
-// true: the store is trusted; the pair has neither record nor mark; no pull with an intent may have brought the image
-// under any of its names; the store has no other repository of the image ([Facts.MayBeMarked]); the list of every
-// [Creation] has the pair. Pairs contains every pair of an image, or none.
+// MarkPreloaded marks every pair of the scan that is due, and returns these pairs. A pair is due if the store is
+// trusted, has nothing about the image that prevents it ([Facts.MayBeMarked]), no pull with an intent may have brought
+// the image under any of its names, and the list of every [Creation] has the pair. Pairs contains every pair of an
+// image, or none.
 func (s *Store) MarkPreloaded(sc Scan) ([]Pair, error) {
 	return write(s, "write preloaded marks", crashpoint.Mark, func(t *tx) []Pair {
 		if t.meta.distrust != nil {
@@ -130,13 +130,11 @@ type Forgotten struct {
 	Open []Pair
 }
 
-// ForgetMarks removes marks, in one transaction, and returns them. A pair without a record gets a record without
-// proofs: it needs proof, and no scan marks it again. The record gets the time, as in a revocation. An empty selection
-// removes nothing.
+// ForgetMarks removes marks, in one transaction, and returns them. A pair without a record gets one without proofs: it
+// needs proof, and no scan marks it again. The record gets the time, as in a revocation.
 //
-// A selection with only a repository selects the images that have a mark in it, and ForgetMarks removes all marks of
-// these images: the same content must not stay usable under another name, which a tenant may have given it. With an
-// image ID and a repository, ForgetMarks removes only the mark of that pair. A dry run changes nothing.
+// A selection with only a repository selects all marks of the images that have a mark in it: the same content must not
+// stay usable under another name, which a tenant may have given it. A dry run changes nothing.
 func (s *Store) ForgetMarks(of Selection, now time.Time, dryRun bool) (Forgotten, error) {
 	look := func(t *facts) Forgotten { return t.forgettable(of) }
 	return correct(s, "forget preloaded marks", crashpoint.Forget, dryRun, look, func(t *tx, gone Forgotten) {

@@ -16,7 +16,7 @@ import (
 )
 
 // facts are all facts of a store. They never change in place: a write transaction makes new ones, and the store uses
-// them once they are on disk. What a caller gets stays as it is, and the caller must not change it.
+// them once they are on disk. A caller must not change what it gets.
 type facts struct {
 	images    map[string]image    // by image ID
 	intents   map[string][]Intent // by repository, ordered by ID
@@ -158,8 +158,7 @@ func (t *tx) count(p Pair) {
 	t.entry(p).written = t.writes
 }
 
-// rewriteRecord is putRecord for a write that says nothing new about the image, so that Prune need not spare the
-// record.
+// rewriteRecord is putRecord for a write that says nothing new about the image: Prune need not spare the record.
 func (t *tx) rewriteRecord(r Record) { t.put(bucketRecords, r.Pair.key(), r) }
 
 func (t *tx) deleteRecord(p Pair) { t.remove(bucketRecords, p.key()) }
@@ -188,8 +187,7 @@ func (t *tx) putEndorsement(e Endorsement) {
 // rewriteEndorsement is what rewriteRecord is for a record.
 func (t *tx) rewriteEndorsement(e Endorsement) { t.put(bucketEndorsements, e.key(), e) }
 
-// deleteEndorsement deletes an endorsement. The last one takes the format along, so that a version that knows no
-// endorsements can open the store again.
+// deleteEndorsement lowers the format with the last one, so that an older version can open the store again.
 func (t *tx) deleteEndorsement(e Endorsement) {
 	t.remove(bucketEndorsements, e.key())
 	if t.endorsed == 0 {

@@ -48,9 +48,8 @@ type Options struct {
 	Now time.Time
 	// LockWait bounds the wait for the file lock; the zero value is 2 s.
 	LockWait time.Duration
-	// OnPanic is called for a panic in a transaction, with its value and the stack; nil is allowed. The call that made the
-	// transaction returns ErrUnreadable. bbolt may hold its locks for ever after a panic: calls in progress may not
-	// return, and every later call fails. So the program should end.
+	// OnPanic is called for a panic in a transaction, which returns ErrUnreadable; nil is allowed. bbolt may hold its
+	// locks for ever then, and every later call fails. So the program should end.
 	OnPanic func(value any, stack []byte)
 	// OnSync is called with the duration of each write transaction; nil is allowed.
 	OnSync func(time.Duration)
@@ -77,9 +76,8 @@ func (e newerFormatError) Error() string {
 
 func (e newerFormatError) Is(target error) bool { return target == ErrNewerFormat }
 
-// Open opens the store at path, or creates a new one. It returns ErrNewerFormat or ErrInUse, or an opaque error if the
-// file cannot be opened or read. Open sets a file with a damaged tree aside and returns no error for it; nor does it
-// for values that cannot be read, which it removes: see [Report].
+// Open opens the store at path, or creates a new one. The error is ErrNewerFormat or ErrInUse, or that of the disk. A
+// damaged tree, which Open sets aside, and values that cannot be read, which it removes, are not errors: see [Report].
 func Open(path string, o Options) (*Store, Report, error) {
 	if o.Now.IsZero() {
 		o.Now = time.Now()
@@ -256,8 +254,7 @@ func setAside(path string, now time.Time) (string, error) {
 }
 
 // readFacts reads all facts. It removes the values that cannot be read under their key, and distrusts the store, in one
-// transaction. Such a value may be the record of an image whose key is damaged: without it, that image looks untracked,
-// and the next scan would mark it. A copy of the file stays beside it.
+// transaction: one of them may be the record of an image, which a scan would mark without it. A copy stays beside it.
 func readFacts(f *boltfile.File, path string, now time.Time, report *Report) (found *facts, err error) {
 	aside, copied := asideOf(path, now), path+".copy" // one name, so that starts that fail leave at most one copy
 	var lost []place

@@ -10,15 +10,14 @@ import (
 )
 
 // MaxUnresolved bounds the intents of one repository whose pulls have ended without a known result. Pulls of the same
-// name have one intent, that of the latest end. If there would be more than MaxUnresolved intents, one intent without a
-// name replaces all of them: one of these pulls may have brought any image of the repository.
+// name have one intent, that of the latest end. One intent without a name replaces more than MaxUnresolved: one of
+// these pulls may have brought any image of the repository.
 const MaxUnresolved = 64
 
-// BeginListed writes the intent of a pull and returns it; the call that ends the pull takes it. When the error is nil,
-// the caller may call the runtime. In the same transaction it deletes those marks of the repository whose image is not
-// in present, and returns their pairs: the pull could bring back an image that was marked and has been removed. present
-// contains the IDs of the images that the runtime lists under the repository. If it is nil, because the runtime was not
-// asked, and the repository has marks, BeginListed writes nothing and returns ErrMarked with their pairs.
+// BeginListed writes the intent of a pull and returns it; afterwards the caller may call the runtime. In the same
+// transaction it deletes the marks of the repository whose image is not in present, the images that the runtime lists
+// under it, and returns their pairs: the pull could bring back an image that was removed. If present is nil and the
+// repository has marks, BeginListed writes nothing and returns ErrMarked with their pairs.
 func (s *Store) BeginListed(
 	name, repository string, now time.Time, present map[string]struct{},
 ) (in Intent, unmarked []Pair, err error) {
@@ -61,8 +60,8 @@ type Result struct {
 	Revoked bool
 }
 
-// Prove writes a record and deletes the intent, in one transaction. An open record stays open. A Secret is noted with
-// the credential and removed from every other one, as by Rotate.
+// Prove writes a record and deletes the intent, in one transaction. An open record stays open. A Secret is removed from
+// every other credential, as by Rotate.
 func (s *Store) Prove(in Intent, r Result) error {
 	if !r.Open && r.Credential == "" {
 		return errors.New("records: neither open nor a credential, nothing is proved")
@@ -123,9 +122,8 @@ func (r *Record) prove(by Result) {
 	r.Proofs = append(r.Proofs, p)
 }
 
-// evicted returns the index of the proof to evict for a new proof of a namespace. The evicted proof belongs to the
-// namespace that would have the most, and to the new proof's namespace if that has as many as the others. So no
-// namespace can evict the proofs of a namespace with fewer.
+// evicted returns the index of the proof to evict for a new proof of a namespace: one of the namespace that would have
+// the most, so that no namespace can evict the proofs of a namespace with fewer.
 func (r *Record) evicted(added string) (index int) {
 	held := map[string]int{added: 1}
 	for i := range r.Proofs {
@@ -154,8 +152,7 @@ func (p *Proof) goesBefore(other *Proof) bool {
 	return p.LastUsed.Before(other.LastUsed)
 }
 
-// release removes a Secret from every credential except one, because the Secret does not contain the others any more.
-// It deletes a proof that has lost its last Secret.
+// release removes a Secret from every credential except one, and a proof that has lost its last Secret.
 func (r *Record) release(ref SecretRef, but credential.ID) {
 	r.Proofs = slices.DeleteFunc(r.Proofs, func(p Proof) bool {
 		return p.Credential != but && len(p.Secrets) == 1 && p.Secrets[0] == ref

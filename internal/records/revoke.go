@@ -73,12 +73,9 @@ type Revoked struct {
 }
 
 // Revoke revokes the selected proofs, in one transaction, and returns them. A record stays even without proofs: its
-// image needs proof, and is never marked preloaded. Records that are selected as a whole, or that lose a proof, get the
-// time of the revocation.
-//
-// The records of the pairs in used get that time too: grants for these pairs depend on what is revoked, although no
-// proof shows it any more. If such a pair has neither record nor mark, it gets a record without proofs. A dry run
-// changes nothing.
+// image needs proof, and is never marked preloaded. Records that are selected as a whole or lose a proof get the time.
+// So do the records of the pairs in used, whose grants depend on what is revoked although no proof shows it any more;
+// such a pair without record and mark gets a record without proofs. A dry run changes nothing.
 func (s *Store) Revoke(r Revocation, at time.Time, used []Pair, dryRun bool) (Revoked, error) {
 	var changed []Record
 	look := func(t *facts) (found Revoked) {
@@ -94,8 +91,7 @@ func (s *Store) Revoke(r Revocation, at time.Time, used []Pair, dryRun bool) (Re
 	})
 }
 
-// LastRevoked returns when Revoke last wrote something, whatever it selected, or marks were last forgotten. It is the
-// zero time if this never happened.
+// LastRevoked returns when Revoke last wrote something or marks were forgotten; the zero time is never.
 func (s *Store) LastRevoked() (time.Time, error) {
 	return read(s, "read the time of the last revocation", func(t *facts) time.Time { return t.meta.revoked })
 }

@@ -17,10 +17,9 @@ type Rotation struct {
 }
 
 // Rotate replaces the credential with which a Secret proved access by the one that the Secret contains now, and reports
-// whether it did. It does so only if the pair's record names the Secret, is not full of other proofs, and the Secret
-// has not changed more than MaxRotations times since a registry confirmed it. The new proof keeps the times of the old
-// one, unless a registry has confirmed the new credential. The new proof is not confirmed; see [Proof.RotatedFrom]. If
-// other Secrets contain the old credential as well, it stays with them; otherwise Rotate deletes it.
+// whether it did. The record must name the Secret, have room, and show at most MaxRotations changes since a registry
+// confirmed the Secret. The new proof keeps the times of the old one and is not confirmed ([Proof.RotatedFrom]), unless
+// a registry has confirmed the new credential. The old credential stays with other Secrets that contain it.
 func (s *Store) Rotate(r Rotation) (bool, error) {
 	if r.Credential == "" || r.Secret.UID == "" {
 		return false, nil

@@ -126,8 +126,7 @@ func (s *Store) usable() error {
 	return s.reload()
 }
 
-// reload reads the facts from the file after a failed write: it is unknown what that has written. Until reload
-// succeeds, every call fails.
+// reload reads the facts again: it is unknown what the failed write has written. Until then every call fails.
 func (s *Store) reload() error {
 	var now *facts
 	err := s.file.View(func(b *bolt.Tx) (err error) {
@@ -168,8 +167,8 @@ func (s *Store) Ping() error {
 // errPing ends the transaction of Ping without a write.
 var errPing = errors.New("nothing to write")
 
-// Lookup returns the facts about a pair. An error means that the facts are not known; the pair then needs proof
-// whatever the policy. The caller must not change the Record.
+// Lookup returns the facts about a pair. After an error the pair needs proof whatever the policy. The caller must not
+// change the Record.
 func (s *Store) Lookup(p Pair) (Facts, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -198,8 +197,7 @@ func (t *facts) lookup(p Pair) (f Facts) {
 func (e *entry) rival() bool { return e.record != nil && !e.record.Open }
 
 // otherMark reports whether the mark of another repository of an image counts. None counts before the first scan, when
-// all names of an image have the same age. A tenant may have given a preloaded image a name later; under it, the image
-// would stay usable after an operator has removed the mark of the first name (docs/design/0024).
+// all names have the same age. A tenant may have given a preloaded image a name later (docs/design/0024).
 func (t *facts) otherMark(e *entry) bool {
 	return e.mark != nil && t.meta.scanned && t.meta.distrust == nil // the next scan of a distrusted store is a first one
 }
@@ -229,8 +227,7 @@ func (s *Store) KeyFingerprint() (string, error) {
 	return read(s, "read the fingerprint of the key", func(f *facts) string { return f.meta.key })
 }
 
-// LastWrite returns the number of the last write transaction. If it has not changed, no program has written to the
-// file.
+// LastWrite returns the number of the last write transaction of any program.
 func (s *Store) LastWrite() (number uint64, err error) {
 	err = s.file.View(func(tx *bolt.Tx) error {
 		number = uint64(tx.ID()) //nolint:gosec // it begins at 0 and goes up

@@ -42,8 +42,8 @@ func (s *Store) Touch(uses map[Pair]Use) error {
 	})
 }
 
-// Clamp sets the times of every proof and endorsement that are in the future to now, because the clock was set back. It
-// returns the number of records and endorsements with such times, and writes nothing if there are none.
+// Clamp sets proofs and endorsements from the future to now, because the clock was set back, and returns how many
+// records and endorsements had such times.
 func (s *Store) Clamp(now time.Time) (int, error) {
 	return write(s, "set proofs back with the clock", "", func(t *tx) int { return t.clamp(now) })
 }
@@ -104,15 +104,12 @@ type Pruning struct {
 	Now     time.Time
 }
 
-// Prune deletes the marks and endorsements of pairs that are not present. It deletes the records of images that are not
-// present if every pod could use them or if they were removed through pullgate. The records of other images that are
-// not present lose their proofs and stay: a runtime may omit an image from its lists and have it again after its next
-// restart, and then the image must not look untracked.
+// Prune deletes the marks and endorsements of pairs that are not present, and the records of absent images that every
+// pod could use or that were removed through pullgate. Other records of absent images lose their proofs and stay: a
+// runtime may omit an image from its lists until its next restart, and then the image must not look untracked.
 //
-// A record whose image no list has contained may have a wrong image ID, and the image that the pull really brought may
-// be on the node. So Prune writes an intent of its repository, as for a pull that has ended without a known result.
-//
-// Prune refuses a Pruning without images with ErrNoImages.
+// A record whose image no list has contained may have a wrong image ID. Prune writes an intent of its repository, as
+// for a pull with an unknown result. Without images it returns ErrNoImages.
 func (s *Store) Prune(of Pruning) (Pruned, error) {
 	if len(of.Images) == 0 {
 		return Pruned{}, ErrNoImages
@@ -181,7 +178,7 @@ func (t *tx) boundGone() {
 	}
 }
 
-// maxBatch bounds the intents that one transaction ends or settles, so that other writes do not wait long for it.
+// maxBatch bounds one transaction, so that other writes do not wait long for it.
 const maxBatch = 250
 
 // A Settlement deletes the intents of pulls that can no longer bring an image.
@@ -195,9 +192,8 @@ type Settlement struct {
 	Now     time.Time
 }
 
-// Settle writes a record without proofs for each pair that one of the pulls may have brought and that has neither
-// record nor mark, and deletes the intents, in transactions of a bounded size. After an error, some of them may have
-// been settled. An unknown intent is not an error.
+// Settle writes a record without proofs for each pair without record and mark that one of the pulls may have brought,
+// and deletes the intents, in transactions of a bounded size. An unknown intent is not an error.
 func (s *Store) Settle(of Settlement) error {
 	present := map[string][]Pair{}
 	for _, p := range of.Present {

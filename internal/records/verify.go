@@ -47,9 +47,8 @@ func (v *Verification) add(where string, err error) {
 	v.Problems = append(v.Problems, Problem{Where: where, What: err.Error()})
 }
 
-// Verify reads every value in one snapshot and returns the values that cannot be read; it changes nothing. An error
-// means that it was not completed. Verify does not block other calls, unless the file has to be mapped again because it
-// has grown.
+// Verify reads every value in one snapshot and returns those that cannot be read. An error means that it was not
+// completed. It does not block other calls, unless the file has to be mapped again because it has grown.
 func (s *Store) Verify(ctx context.Context) (Verification, error) {
 	s.writing.Lock()
 	begun := sync.OnceFunc(s.writing.Unlock)
@@ -98,9 +97,8 @@ func verify(ctx context.Context, walk func(boltfile.Visitor) error) (Verificatio
 }
 
 // Backup writes a consistent copy of the store, which [Open] accepts, while other calls continue. The copy is
-// distrusted: when it is put back, it does not know which images were pulled after it was made, and a scan would mark
-// them as preloaded. Before the first byte, Backup calls size with the number of bytes that follow; nil is allowed.
-// After an error, the written bytes are not a complete copy.
+// distrusted: when it is put back, it does not know the images that were pulled later. Before the first byte, Backup
+// calls size with the number of bytes; nil is allowed. After an error, the written bytes are not a complete copy.
 func (s *Store) Backup(ctx context.Context, w io.Writer, size func(int64)) error {
 	if err := s.file.Copy(ctx, w, size, func(tx *bolt.Tx) error { return distrustCopy(tx, time.Now()) }); err != nil {
 		return fmt.Errorf("back up records: %w", err)
@@ -136,9 +134,7 @@ func Payload(bucket string, key, stored []byte) (json.RawMessage, error) {
 	return stored[sumSize:], nil
 }
 
-// KeyText returns a key as printable text: an image ID and a repository, for an endorsement followed by the
-// requirement, a repository and the number of an intent, the number of a creation, or a name. It quotes a key that is
-// not printable.
+// KeyText returns a key as printable text. It quotes a key that is not printable.
 func KeyText(bucket string, key []byte) string {
 	text := string(key)
 	switch bucket {

@@ -74,12 +74,11 @@ type SealedOffer struct {
 }
 
 // Lookup returns the credentials that a kubelet would try for an image of this repository (docker.io/library/busybox),
-// in the kubelet's order: the most specific pattern first, and for one pattern in the order of the Secrets. Where the
-// order of a kubelet is random, within one Secret that has a registry twice, Lookup returns any order. It omits an
-// entry that sends nothing, because that has no ID, and repetitions of a credential of the same Sealed.
+// in the kubelet's order: the most specific pattern first, then in the order of the Secrets; within one Secret that has
+// a registry twice, in any order. It omits entries that send nothing, and repetitions of a credential of the same
+// Sealed.
 //
-// An empty result means that no entry matches. The pull need not be anonymous: the node may have its own credentials,
-// and some Secret may not have been read.
+// The pull need not be anonymous without a result: the node may have credentials, and some Secret may not be read.
 func (k SealedKeyring) Lookup(repository string) []SealedOffer {
 	offers, _ := k.search(repository, math.MaxInt, math.MaxInt)
 	return offers
@@ -128,8 +127,8 @@ func (k SealedKeyring) search(repository string, n, work int) (offers []SealedOf
 
 type beginning struct {
 	entries []entry // without anonymous ones and repetitions
-	matched bool        // an entry matches, possibly an anonymous one
-	whole   bool        // no entry was omitted because of its cost
+	matched bool    // an entry matches, possibly an anonymous one
+	whole   bool    // no entry was omitted because of its cost
 }
 
 func first(entries []entry, n, work int, fits func(pattern) bool, cost func(pattern) int) (got beginning) {

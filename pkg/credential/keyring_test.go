@@ -209,7 +209,7 @@ func TestEntriesAreReadAsKubeletsReadThem(t *testing.T) {
 		{"nulls", `{"username":"u","password":"p","auth":null,"email":null}`, "u", "p"},
 		{"no password", `{"username":"u"}`, "u", ""},
 	} {
-		c, err := credential.ParseDockercfg([]byte(`{"repo.test":` + tc.entry + `}`), testKey)
+		c, err := credential.ParseDockercfg([]byte(`{"repo.test":`+tc.entry+`}`), testKey)
 		if err != nil {
 			t.Errorf("%s: %v", tc.name, err)
 			continue
@@ -224,7 +224,7 @@ func TestEntriesAreReadAsKubeletsReadThem(t *testing.T) {
 
 func TestAnEmptyEntryIsAnonymousAndHasNoID(t *testing.T) {
 	for _, entry := range []string{`{}`, `null`, `{"username":"","password":""}`, `{"auth":"` + auth(":") + `"}`, `{"email":"e"}`} {
-		c := testkit.Value(credential.ParseDockercfg([]byte(`{"repo.test":` + entry + `}`), testKey))(t)
+		c := testkit.Value(credential.ParseDockercfg([]byte(`{"repo.test":`+entry+`}`), testKey))(t)
 		ring := credential.SealedKeyring{c}
 		if offers := ring.Lookup("repo.test/app"); len(offers) != 0 || c.Len() != 1 {
 			t.Errorf("%s: %d offers of %d entries; want none of one", entry, len(offers), c.Len())
@@ -288,7 +288,7 @@ func TestPayloadsAreBounded(t *testing.T) {
 			t.Errorf("%s: %d entries, %v; want ErrTooLarge", name, c.Len(), err)
 		}
 	}
-	if _, err := credential.ParseDockerConfigJSON([]byte(`{}` + strings.Repeat(" ", credential.MaxPayload-2)), testKey); err != nil {
+	if _, err := credential.ParseDockerConfigJSON([]byte(`{}`+strings.Repeat(" ", credential.MaxPayload-2)), testKey); err != nil {
 		t.Errorf("%d bytes: %v; want nil", credential.MaxPayload, err)
 	}
 }

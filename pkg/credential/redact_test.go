@@ -221,7 +221,7 @@ func TestRedactedIsWhatIsShown(t *testing.T) {
 	for name, v := range map[string]any{
 		"credential": credential.New(credential.Login{Username: "u", Password: canary}), "anonymous": credential.Credential{}, "key": credential.NewKey(), "zero key": credential.Key{},
 		"zero sealed configuration": credential.Sealed{},
-		"sealed configuration": credential.NewSealed([]string{canary}, "id"),
+		"sealed configuration":      credential.NewSealed([]string{canary}, "id"),
 	} {
 		for how, text := range renderings(v) {
 			switch how {

@@ -14,10 +14,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// A dialer makes the connections of an [Upstream]. gRPC makes the next connection at once when one ends that was up,
-// so a runtime that accepts connections and closes each would be dialled in a busy loop. The dialer counts a connection
-// on which no call was answered as a failed attempt: the next one is not made before a delay that grows with the number
-// of such connections in a row, from firstRetry to longestRetry. Its methods may be called concurrently.
+// A dialer makes the connections of an [Upstream]. gRPC connects again at once when a connection ends that was up, so a
+// runtime that closes each would be dialled in a busy loop. A connection on which no call was answered counts as a
+// failed attempt: the next one waits for a back-off, from firstRetry to longestRetry. Its methods may be called
+// concurrently.
 type dialer struct {
 	dial func(ctx context.Context, address string) (net.Conn, error)
 	now  func() time.Time

@@ -14,11 +14,10 @@ func errStopping() error {
 	return Refuse(codes.Unavailable, "STOPPING", "pullgated is stopping")
 }
 
-// Shutdown ends the server before ctx does. It serves on until the unary calls have ended that were under way when it
-// was called, so that a long one does not delay other clients. Then it accepts no more connections: clients that
-// connect wait in the accept queue of the socket for the next process that serves it. Streams end with Unavailable,
-// clients get GOAWAY, so that they reconnect, and the calls that they have begun are answered. Calls that are left at
-// the end of ctx are cancelled. Shutdown returns when no call is left.
+// Shutdown ends the server before ctx does. It serves on until the unary calls that are in flight have ended, so that a
+// long one does not delay other clients. Then it accepts no more connections: clients wait in the accept queue of the
+// socket for the next process. Streams end with Unavailable, clients get GOAWAY, and the calls that they have begun are
+// answered. At the end of ctx the remaining calls are cancelled. Shutdown returns when no call is left.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.underWay.Wait(ctx, lastCalls)
 	if err := s.listener.Swap(nil).Pause(ctx); err != nil {

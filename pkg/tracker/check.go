@@ -176,8 +176,7 @@ func repositoryOf(name imageref.Ref) string {
 	return "unparsed/" + hex.EncodeToString(sum[:])
 }
 
-// byID reports whether the request has only an image ID for a pair, so that access cannot be proved: the name is an ID,
-// the runtime resolved the name to an image without that name, or the image has no name.
+// byID reports whether the request has only an image ID for a pair, so that access cannot be proved.
 func (r *Request) byID(p records.Pair) bool {
 	if r.Name.Empty() {
 		return p.Repository == ""
@@ -211,8 +210,8 @@ func (t *Tracker) checkPair(ctx context.Context, q *question, p records.Pair) Ve
 // progress is what a judgement has tried already, with or without success.
 type progress struct{ scanned, clamped, rotated bool }
 
-// repeated judges a pair. If the verdict has no effect but a later time of use, because the pod was allowed to use the
-// pair before, it notes that time and reports that this was all. Many judgements can do this at the same time.
+// repeated judges a pair. If the verdict has no effect but a later time of use, it notes that time and reports that
+// this was all. Many judgements can do this at the same time.
 func (t *Tracker) repeated(q *question, p records.Pair, done progress) (Verdict, effects, bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
@@ -372,10 +371,9 @@ func (r *Request) leavesGrant(reason policy.Reason) bool {
 	return !byPolicy(reason) || r.Using
 }
 
-// allowlists reports whether the allowlist exempts the pair from proof. A tenant can give any image of the node a
-// further name (docs/design/0022). If nothing is proved or marked for the pair itself, its name may be such a name, and
-// the image is exempt only if the pair has no record, did not come with a create, and every repository on the image is
-// on the allowlist.
+// allowlists reports whether the allowlist exempts the pair from proof. A tenant can give any image a further name
+// (docs/design/0022). So a name for which nothing is proved or marked exempts the image only if the pair has no record,
+// did not come with a create, and every repository on the image is on the allowlist.
 func (r *Rules) allowlists(f *records.Facts, p records.Pair, img Image) bool {
 	if !r.Policy.Allowlisted(p.Repository) {
 		return false
@@ -408,9 +406,8 @@ func proofOf(r *records.Record, id credential.ID, from records.SecretRef) *recor
 	return nil
 }
 
-// rotated looks for a Secret that proved access with a credential that it no longer holds. It returns the record in
-// which the present credential replaces that one, and the rotation that writes it; nil if there is none. The new proof
-// is as old as the one that it replaces. A Secret with a new UID is another Secret, whatever its name.
+// rotated looks for a Secret that proved access with a credential that it no longer holds. It returns the record with
+// the present credential, as old as the other one, and the rotation that writes it; nil if there is none.
 func rotated(r *records.Record, secrets []Secret, p records.Pair, now time.Time) (*records.Record, *records.Rotation) {
 	for _, s := range secrets {
 		if !rotates(r, s, secrets) {

@@ -20,14 +20,13 @@ import (
 // learns them again.
 const maxOrdinary = 10_000
 
-// A Create is one call that creates containers. It begins before the image is looked up, and ends when the caller
-// reports its end by exactly one of Created, Failed, Restored, Lost and Dropped. Later calls change nothing, so that a
-// caller can defer Lost. Only one goroutine uses it.
+// A Create is one call that creates containers. It begins before the image is looked up, and ends with exactly one of
+// Created, Failed, Restored, Lost and Dropped. Later calls change nothing, so that a caller can defer Lost. Only one
+// goroutine uses it.
 //
-// A runtime that restores a checkpoint may pull images and give names to images while it creates a container. An image
-// is known to be ordinary, that is, not a checkpoint, after a container was created from it and not restored. Every
-// other create is written to the store before the caller calls the runtime (records.Creation), so that no scan marks
-// images that it brings, also after a crash.
+// A runtime that restores a checkpoint may pull and name images meanwhile. An image is ordinary, not a checkpoint,
+// after a container was created from it and not restored. Every other create is on disk before the caller calls the
+// runtime (records.Creation), so that no scan marks what it brings, also after a crash.
 type Create struct {
 	t        *Tracker
 	restores bool
@@ -46,9 +45,8 @@ type Create struct {
 	unsteady     bool     // a name of the image may have moved to another manifest since
 }
 
-// BeginCreate begins a create. restores says that the runtime may restore checkpoints; if it cannot, every image is
-// ordinary. The caller calls BeginCreate before it looks up the image, because a pull could move the image's names
-// afterwards.
+// BeginCreate begins a create, before the image is looked up: a pull could move its names afterwards. restores says
+// that the runtime may restore checkpoints; otherwise every image is ordinary.
 func (t *Tracker) BeginCreate(restores bool) *Create {
 	c := &Create{t: t, restores: restores}
 	t.mu.Lock()
@@ -60,10 +58,9 @@ func (t *Tracker) BeginCreate(restores bool) *Create {
 	return c
 }
 
-// From sets the image from which the container is to be created; the zero value is an unknown image. The caller may
-// call the runtime after From returns. From writes to disk unless the image is known to be ordinary. If that write
-// fails, the create continues and scans mark nothing until it has ended: a full disk must not stop a pod that may use
-// its image.
+// From sets the image from which the container is to be created; the zero value is an unknown image. Then the caller
+// may call the runtime. From writes to disk unless the image is ordinary. If that write fails, the create continues and
+// scans mark nothing until it has ended: a full disk must not stop a pod that may use its image.
 func (c *Create) From(ctx context.Context, img Image) {
 	if !c.restores {
 		return
@@ -165,10 +162,9 @@ func (c *Create) Failed(ctx context.Context) {
 	c.Restored(ctx)
 }
 
-// Restored ends a create that was restored, or that has a container on another image than the requested one. When it
-// returns, each pair that the runtime lists now, that has neither record nor mark and that was not listed before has a
-// record with nothing proved. (If the creation could not be written, it is not known what was listed before.) If these
-// pairs cannot be listed or written, the create counts as Lost. ctx should outlast the call of the client.
+// Restored ends a create that was restored, or has a container on another image. When it returns, each pair without
+// record and mark that the runtime lists now and did not list before has a record with nothing proved. If these pairs
+// cannot be listed or written, the create counts as Lost. ctx should outlast the call of the client.
 func (c *Create) Restored(ctx context.Context) {
 	c.once.Do(func() {
 		t := c.t
@@ -221,8 +217,7 @@ func (c *Create) Dropped() {
 	})
 }
 
-// end notes that the create has ended and its images were not recorded. If that cannot be written, scans mark nothing
-// until it is written.
+// end notes that the create has ended and its images were not recorded; until that is written, scans mark nothing.
 func (c *Create) end() {
 	if err := c.writeEnd(); err != nil {
 		c.t.log.Error(err, "Failed to write the end of a creation: no image is marked preloaded until then")
@@ -242,8 +237,7 @@ func (c *Create) writeEnd() error {
 	return c.t.inTurn(func() error { return c.t.store.EndCreation(c.note, now) })
 }
 
-// beginCreation writes a creation, without the list unless no image was removed since it was requested: the record of a
-// removed image is deleted.
+// beginCreation writes a creation, without the list if an image was removed since: its record is deleted.
 func (t *Tracker) beginCreation(c records.Creation, unchanged func() bool) (id uint64, err error) {
 	t.turn.Lock()
 	defer t.turn.Unlock()
@@ -316,9 +310,8 @@ func (t *Tracker) NoteOrdinary(img Image) {
 	}
 }
 
-// ordinaryKey identifies an image with its names. The manifest determines whether an image is a checkpoint, and
-// manifests can share an image ID. A runtime adds the digest of each manifest that it pulls to the names, so all names
-// of an image with at most one digest belong to one manifest. For every other image the key is "".
+// ordinaryKey identifies an image with its names, if they belong to one manifest, which determines whether it is a
+// checkpoint: a runtime adds the digest of each manifest that it pulls. Otherwise the key is "".
 func ordinaryKey(img Image) string {
 	if img.ID == "" {
 		return ""
@@ -356,9 +349,8 @@ func (t *Tracker) settleCreations(ids []uint64, present []records.Pair) error {
 	return err
 }
 
-// SettleCreates ends creations with an answer that was lost at least an hour ago; they cannot bring images any more. A
-// pair that is present by then, that was not present before and that has neither record nor mark gets a record with
-// nothing proved.
+// SettleCreates ends creations whose answer was lost at least an hour ago. A pair without record and mark that is
+// present by then and was not before gets a record with nothing proved.
 func (t *Tracker) SettleCreates(ctx context.Context) error {
 	t.writeUnwritten()
 	all, err := t.store.Creations()

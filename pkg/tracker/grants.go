@@ -59,16 +59,14 @@ func (t *Tracker) grantedByOthers(p records.Pair, id credential.ID) bool {
 	return false
 }
 
-// Restore gives a pod the grants that its container shows: the container was started on the image, so the pod had been
-// allowed to use the image. It is called for the containers that the runtime has when the program starts. Only a
-// started container is evidence; a container that was only created may have been about to be denied. Without a name (a
-// CRI before 1.28 does not report it) the grants are for every repository of the image.
+// Restore gives a pod the grants that its container shows. It is called at the start, for the containers that were
+// started on the image: a container that was only created may have been about to be denied. Without a name (a CRI
+// before 1.28 does not report it) the grants are for every repository of the image.
 //
-// The proof that allowed the pod is unknown. Restore therefore creates no grant for a pair if anything of the pair was
-// revoked since the container was created. It creates none if anything was revoked since then and the pair has no
-// record, or has a record that is younger than the container. Without a name it creates no grant at all after such a
-// revocation: the container may use a repository that the image has lost, and its record with it. It also creates no
-// grant for a container with a creation time in the future: the clock was set back, and the order of events is unknown.
+// The proof that allowed the pod is unknown. So there is no grant for a pair of which anything was revoked since the
+// container was created, and, if anything at all was revoked since then, none without a name and none for a pair
+// without a record or with a younger one. There is none for a container from the future: the order of events is
+// unknown.
 func (t *Tracker) Restore(p Pod, name imageref.Ref, img Image, created time.Time) {
 	t.noteTime(created)
 	if img.ID == "" {
@@ -119,8 +117,7 @@ func (t *Tracker) restorable(name imageref.Ref, img Image, created time.Time) (p
 }
 
 // noteTime notes a time at which a container may have been created, and returns the latest one so far. Revocations and
-// new records get the latest time. If the clock is set back, none of them therefore seems older than a container that
-// was allowed before it.
+// new records get it, so that none of them seems older than such a container after the clock is set back.
 func (t *Tracker) noteTime(at time.Time) time.Time {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -195,8 +192,7 @@ func (t *Tracker) Grants() int {
 	return n
 }
 
-// noteUse notes that a pair and a credential, "" for none, were used now, and that a Secret holds the credential,
-// unless the Secret is the zero value.
+// noteUse notes that a pair and a credential were used now, and that a Secret holds the credential.
 func (t *Tracker) noteUse(p records.Pair, by credential.ID, from records.SecretRef, now time.Time) {
 	t.usesMu.Lock()
 	defer t.usesMu.Unlock()

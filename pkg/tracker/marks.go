@@ -24,9 +24,8 @@ type Forgotten struct {
 }
 
 // ForgetMarks removes preloaded marks, so that their pairs need proof, and ends the grants that depend on them: on
-// disk, then in memory, then it returns. A selection by repository only selects whole images: all marks of the images
-// that have a mark of the repository. No scan marks such a pair again as long as its image stays. A restored grant ends
-// with the mark of its pair, because its reason is unknown.
+// disk, then in memory, then it returns. A selection by repository only selects all marks of the images that have one
+// in it. No scan marks such a pair again as long as its image stays. A restored grant ends with the mark of its pair.
 //
 // After an error no grant has ended; if the disk failed during the write, the marks may be deleted nevertheless.
 func (t *Tracker) ForgetMarks(ctx context.Context, of records.Selection, dryRun bool) (Forgotten, error) {
@@ -107,11 +106,8 @@ func (a *Acceptance) agree(found records.Acceptable) error {
 }
 
 // AcceptMarks marks the selected images on the node as preloaded, by order of an operator, and returns the pairs that
-// had no mark. An error means that nothing is marked.
-//
-// For a selection by repository only, AcceptMarks marks nothing if there are rivals: ErrRivals. A distrusted store has
-// lost its proofs, so every further repository of the image counts as a rival. For a selection of all images (All),
-// AcceptMarks marks only the pairs that a scan would mark, and none in a distrusted store: ErrDistrusted.
+// had no mark. An error means that nothing is marked: for a selection by repository only, [ErrRivals]; for a selection
+// of all images, which marks only what a scan would mark, [ErrDistrusted].
 func (t *Tracker) AcceptMarks(ctx context.Context, a Acceptance) (Accepted, error) {
 	switch {
 	case a.Empty():

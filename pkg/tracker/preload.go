@@ -9,24 +9,16 @@ import (
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
-// scan marks the pairs that are due as preloaded.
+// scan marks the pairs that are due as preloaded. It requests the images of the runtime, without a lock, and then marks
+// in its turn. It must not mark an image that a pull brought:
 //
-// A scan requests the images of the runtime, without a lock, and then marks in its turn. It must not mark an image that
-// a pull brought. For a pull of a repository there are these cases:
+// A pull whose intent is on disk is in progress or has no known result, and the store marks nothing that it may have
+// brought (broughtBy). A pull that succeeded, or was settled, has left a record, and the store marks no image with a
+// record. A pull that was refused brought nothing. The runtime receives a pull whose intent is written after the marks
+// later, so its image is not in the list.
 //
-//   - Its intent was written before the marks and is on disk: the pull is in progress, or it ended without a known
-//     result. The store then marks no image that the pull may have brought; broughtBy determines these images.
-//   - It succeeded before the marks. The transaction that removed the intent wrote a record of the image, and the store
-//     marks no image that has a record.
-//   - It was refused before the marks, and brought nothing.
-//   - It ended without a known result long ago and its intent was settled before the marks. The settlement wrote a
-//     record of each image that the pull may have brought and that had neither record nor mark.
-//   - Its intent is written after the marks. The runtime receives the pull after the intent is on disk, so the image
-//     was not in the list.
-//
-// A pull in progress therefore does not stop a scan of other repositories, independent of its duration. Operations
-// without an intent stop a scan: from before the request of the list until the turn of the scan there must be no
-// removal, no operation that creates a container, and no pull of an invalid name.
+// So a pull in progress does not stop a scan of other repositories. An operation without an intent does: a removal, a
+// create, or a pull of an invalid name between the request of the list and the turn of the scan.
 func (t *Tracker) scan(ctx context.Context) {
 	s, ok := t.plan(ctx)
 	if !ok {
@@ -88,14 +80,12 @@ func (t *Tracker) plan(ctx context.Context) (s plannedScan, ok bool) {
 	}, true
 }
 
-// broughtBy returns a function that reports whether the pull of an intent may have brought an image of a list of the
-// runtime.
+// broughtBy returns a function that reports whether the pull of an intent may have brought an image of a list.
 //
-// A runtime that completes a pull gives the image the requested name and the digest, in that name's repository, under
-// which it found the image. Another pull may remove the name again; the digest stays as long as the image. The pull
-// therefore did not bring an image that has another name of the repository and no digest of it (an import leaves such
-// an image). If a digest was requested, the pull did not bring an image without this digest. An image that was present
-// before the pull began has a mark: [Tracker.Run] marks what is due each minute.
+// A runtime that completes a pull gives the image the requested name and the digest, in that name's repository. Another
+// pull may remove the name again; the digest stays. So the pull did not bring an image with another name of the
+// repository and no digest of it, as an import leaves it, nor, if it requested a digest, one without this digest. An
+// image that was present before the pull began has a mark: [Tracker.Run] marks what is due each minute.
 func broughtBy(images []Image) func(records.Intent, records.Pair) bool {
 	names := map[records.Pair][]imageref.Name{}
 	for _, i := range images {

@@ -26,11 +26,10 @@ type Pull struct {
 	revoked     []scope // scopes of the revocations since the pull began; guarded by Tracker.mu
 }
 
-// BeginPull writes the intent of a pull to disk; the caller may call the runtime when BeginPull returns nil. present is
-// the image that has the name on the node now, the zero value if there is none. If present is due for a preloaded mark,
-// BeginPull marks it first, because a pull leaves a record. Preloaded marks of the repository end if the runtime does
-// not list their image under it any more. The error is ErrNoIntent, or ErrRuntime if the runtime did not return the
-// image list that this requires.
+// BeginPull writes the intent of a pull to disk; then the caller may call the runtime. present is the image that has
+// the name on the node now, the zero value if there is none. If it is due for a preloaded mark, it is marked first,
+// because a pull leaves a record. Marks of the repository end if the runtime does not list their image under it any
+// more. The error is ErrNoIntent, or ErrRuntime if the runtime did not return the list that this requires.
 func (t *Tracker) BeginPull(ctx context.Context, name imageref.Ref, present Image) (*Pull, error) {
 	repository := repositoryOf(name)
 	if present.ID != "" && present.Carries(name.Name()) {
@@ -57,9 +56,8 @@ func (t *Tracker) BeginPull(ctx context.Context, name imageref.Ref, present Imag
 	return p, nil
 }
 
-// writeIntent writes the intent of a pull. In the same transaction it deletes the marks of the repository for images
-// that the runtime does not list under it any more. It requests the images of the runtime only if the repository has
-// marks.
+// writeIntent writes the intent of a pull, and deletes the marks of the repository for images that the runtime does not
+// list under it any more. It requests the images only if there are such marks.
 func (t *Tracker) writeIntent(ctx context.Context, name, repository string) (records.Intent, error) {
 	in, marked, err := t.beginListed(name, repository, nil)
 	if errors.Is(err, records.ErrMarked) {
@@ -117,10 +115,9 @@ type Proof struct {
 }
 
 // Proved ends the pull as a success: one transaction writes the record and deletes the intent, then the pod gets its
-// grant; the caller answers afterwards. If the record cannot be written, the intent stays, the pod still gets its grant
-// (the registry has just allowed the pull), and Proved returns the error. It takes no context: the runtime has pulled,
-// and the record must not be lost if the client disconnects. A pull does not prove what was revoked since it began,
-// because the registry may have answered before the revocation: the verdict is then Reverify.
+// grant; the caller answers afterwards. If the record cannot be written, the intent stays, the pod still gets its
+// grant, and Proved returns the error. It takes no context: the record must not be lost if the client disconnects. A
+// pull does not prove what was revoked since it began: the verdict is then Reverify.
 func (p *Pull) Proved(proof Proof) (Verdict, error) {
 	var v Verdict
 	var err error
@@ -179,9 +176,9 @@ func (p *Pull) revokedSinceStart(pair records.Pair, g grant) bool {
 	return slices.ContainsFunc(p.revoked, func(s scope) bool { return s.includes(pair, g) })
 }
 
-// Denied ends the pull: the registry denied it, so it certainly pulled nothing. The intent is deleted. An earlier proof
-// by the credential counts as long as it is valid, but has no grace, because grace is for a registry that cannot be
-// asked. present is the image that had the name, and pod is the pod of the pull.
+// Denied ends the pull: the registry denied it. The intent is deleted. An earlier proof by the credential has no grace
+// from now on, because the registry can be asked. present is the image that had the name, and pod is the pod of the
+// pull.
 func (p *Pull) Denied(present Image, by credential.Credential, pod Pod) error {
 	return p.end(func() error {
 		pair := records.Pair{ImageID: present.ID, Repository: p.repository}

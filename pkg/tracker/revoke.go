@@ -25,24 +25,17 @@ type Revoked struct {
 	Grants []Grant
 }
 
-// Revoke revokes proofs and ends the grants that depend on them: on disk, then in memory, then it returns. A revoked
-// credential may prove access again at the registry. A selection by repository or image ID closes open records as well;
-// marks stay, and Revoked lists them.
+// Revoke revokes proofs and ends the grants that depend on them: on disk, then in memory, then it returns. A selection
+// by repository or image ID closes open records as well, and ends all grants of the selected pairs; marks stay. A
+// revocation that matches no proof, no open record and no grant changes nothing: its selection may be a mistake.
 //
-// A revocation that matches no proof, no open record and no grant changes nothing, and its result has neither proofs
-// nor grants: its selection may be a mistake. A restored grant whose proof is unknown matches only a selection by its
-// repository or image ID.
+// Any other selection ends the grants that depend on a selected credential, or on one of a selected Secret. The proof
+// of a restored grant is unknown: such a grant ends with any revoked proof of its pair, and if no record shows which
+// credential had proved access when its container was created; one without a name ends with every revocation that may
+// select its image. No grant is restored from a container that is older than the revocation, and a pull that began
+// before it does not prove again what is revoked.
 //
-// A selection by repository or image ID only ends all grants of the selected pairs. Any other selection ends the grants
-// that depend on a selected credential, or on a credential of a selected Secret. The proof on which a restored grant
-// depends is unknown. Such a grant ends with any revoked proof of its pair, and also if no record shows which
-// credential had proved access to its pair when its container was created. If the container did not show the name of
-// its image, the grant ends with every revocation that may select the image. No grant is restored later from a
-// container that was created before the revocation, see [Tracker.Restore]. A pull that began before the revocation does
-// not prove again what is revoked.
-//
-// After an error no grant has ended and the proofs are on disk as before. If the disk failed during the write, the
-// revocation may be on disk. Revoke again.
+// After an error no grant has ended. If the disk failed during the write, the revocation may be on disk. Revoke again.
 func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 	if r.Empty() {
 		return Revoked{}, ErrNothingSelected
@@ -91,8 +84,7 @@ func (t *Tracker) Revoke(ctx context.Context, r Revocation) (Revoked, error) {
 // not changed, no grant was revoked.
 func (t *Tracker) Revocations() uint64 { return t.revocations.Load() }
 
-// unrecorded returns the pairs of restored grants for which no record shows which credential had proved access when the
-// grant's container was created.
+// unrecorded returns the pairs of restored grants for which no record shows which credential had proved access then.
 func (t *Tracker) unrecorded(r records.Revocation) (map[records.Pair]bool, error) {
 	created := map[records.Pair]time.Time{} // creation time of the oldest container
 	t.mu.Lock()
@@ -159,9 +151,8 @@ func (r scope) names(p records.Pair, g grant) bool {
 	return r.by.Covers(p) && (r.by.Whole() || g.credential != "" && r.by.SelectsAny(g.credential, g.before, g.secrets))
 }
 
-// noteRevocation adds the scope to the running pulls, so that a pull that writes its record later does not prove again
-// what is revoked. It returns the pairs of the grants that will end, and whether the revocation matches anything. In a
-// dry run it adds nothing.
+// noteRevocation adds the scope to the running pulls, which must not prove again what is revoked, unless it is a dry
+// run. It returns the pairs of the grants that will end, and whether the revocation matches anything.
 func (t *Tracker) noteRevocation(r scope) (pairs []records.Pair, matches bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -184,9 +175,8 @@ func (t *Tracker) noteRevocation(r scope) (pairs []records.Pair, matches bool) {
 	return pairs, matches
 }
 
-// endGrants ends the grants that depends selects, after the facts on which they depend are deleted from disk, and
-// discards the unwritten uses of the pairs in unused. In a dry run it only returns the grants. A judgement that adds a
-// grant after that reads the facts again.
+// endGrants ends the grants that depends selects, whose facts are deleted from disk, and discards the unwritten uses of
+// the pairs in unused. In a dry run it only returns the grants.
 func (t *Tracker) endGrants(dryRun bool, unused map[records.Pair]bool,
 	depends func(p records.Pair, g grant) bool,
 ) (ended []Grant) {

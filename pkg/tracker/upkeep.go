@@ -35,10 +35,9 @@ func (t *Tracker) Sync(ctx context.Context) error {
 	return err
 }
 
-// Prune deletes the marks and endorsements of images that the runtime no longer has, and removes the proofs from their
-// records. It needs two full lists that agree and are not empty. It does not change what was written since the first
-// list was requested, so that a concurrent pull keeps its record. The record of an image stays, with nothing proved,
-// unless every pod could use the image: the runtime may have the image again.
+// Prune deletes the marks and endorsements of images that the runtime no longer has, and the proofs of their records.
+// It needs two full lists that agree and are not empty, and spares what was written since the first was requested. The
+// record of an image stays, with nothing proved, unless every pod could use the image: the runtime may have it again.
 func (t *Tracker) Prune(ctx context.Context) error { return t.prune(ctx, "") }
 
 // Removed does the same after a client removed an image, and deletes the records of that image.
@@ -76,10 +75,9 @@ func (t *Tracker) prune(ctx context.Context, removed string) error {
 	return nil
 }
 
-// Settle deletes the intents of pulls that ended without a known result and cannot bring an image any more. An image
-// that such a pull may have brought, without record and mark, gets a record with nothing proved, so that it needs
-// proof. An intent stays for an hour by the process's own time after the end of its pull, or after the start of the
-// process if the pull is from an earlier process. A clock that is set forward therefore settles nothing early.
+// Settle deletes the intents of pulls with an unknown result that cannot bring an image any more. An image that one may
+// have brought, without record and mark, gets a record with nothing proved. An intent stays for an hour by the
+// process's own time after the end of its pull, so that a clock that is set forward settles nothing early.
 func (t *Tracker) Settle(ctx context.Context) error {
 	intents, err := t.store.Intents()
 	if err != nil {

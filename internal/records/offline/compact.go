@@ -20,8 +20,7 @@ import (
 	"github.com/pullgate/pullgate/internal/records/internal/boltfile"
 )
 
-// compactSuffix follows a store's path in the name of the file that Compact makes. If a crash leaves such a file, the
-// next call replaces it.
+// compactSuffix is that of the file that Compact makes. The next call replaces one that a crash left.
 const compactSuffix = ".compact"
 
 const batchBytes = 4 << 20
@@ -30,8 +29,8 @@ const batchBytes = 4 << 20
 type Compaction struct{ Before, After int64 }
 
 // Compact replaces the file at path by one that has the same values without free pages, with the same mode and owner.
-// It keeps a value that cannot be decoded, because that value makes an image need proof. It returns ErrDamaged for a
-// file with a damaged structure, and ErrNewerFormat for a file of a newer format.
+// It keeps values that cannot be decoded: they make images need proof. The error is ErrDamaged for a damaged structure,
+// and ErrNewerFormat for a newer format.
 func Compact(ctx context.Context, path string) (c Compaction, err error) {
 	file, err := boltfile.Lock(ctx, path, false, 0)
 	if err == nil {

@@ -13,13 +13,12 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/disk"
 )
 
-// Copy writes a consistent copy of the file, also during write transactions. Before it sends the copy, it applies
-// change to the copy, in one transaction; the file itself does not change. Before the first byte it calls size with the
-// number of bytes that follow; nil is allowed. After an error, the written bytes are not a complete copy.
+// Copy writes a consistent copy of the file, also during write transactions, after change was applied to the copy.
+// Before the first byte it calls size with the number of bytes; nil is allowed. After an error, the copy is not
+// complete.
 //
-// Copy first makes the copy in an unnamed file in the same directory, and sends it from there: a bbolt read transaction
-// that waits for a slow w would block the write that has to enlarge the memory map, and every call that waits for that
-// write.
+// The copy is sent from an unnamed file in the same directory: a read transaction that waits for a slow w would block
+// the write that has to enlarge the memory map, and every call that waits for that write.
 func (f *File) Copy(ctx context.Context, w io.Writer, size func(int64), change func(*bolt.Tx) error) error {
 	err := f.copy(ctx, w, size, change)
 	if err != nil && ctx.Err() != nil {

@@ -26,10 +26,9 @@ const (
 type Options struct {
 	// ReadOnly says that Lock opened the file for reading.
 	ReadOnly bool
-	// OnPanic is called for a panic in a transaction, with its value and the stack, before the transaction returns
-	// ErrUnreadable; nil is allowed. The cause is a failed read ([FailedRead]), a damaged page, or an error in the
-	// program. bbolt may hold its locks for ever after a panic, so every later transaction fails and the file cannot be
-	// closed.
+	// OnPanic is called for a panic in a transaction, which then returns ErrUnreadable; nil is allowed. The cause is a
+	// failed read ([FailedRead]), a damaged page, or an error in the program. Every later transaction fails, and Close
+	// too.
 	OnPanic func(value any, stack []byte)
 	// Check checks the content of the file after its structure was checked; an error means that the file is damaged.
 	Check func(*bolt.Tx) error
@@ -45,9 +44,8 @@ type File struct {
 	panicked atomic.Bool // in a transaction
 }
 
-// Lock opens the file at path, which must be a regular file, and locks it like bbolt: readOnly together with other
-// readers, otherwise alone. It returns the file that is at path when it has the lock. wait bounds the wait for the
-// lock; 0 means 2 s. The error is then ErrInUse.
+// Lock opens the regular file at path and locks it like bbolt: readOnly together with other readers, otherwise alone.
+// It returns the file that is at path when it has the lock, or ErrInUse after wait; 0 means 2 s.
 func Lock(ctx context.Context, path string, readOnly bool, wait time.Duration) (*os.File, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(wait, lockWait), ErrInUse)
 	defer cancel()
@@ -114,9 +112,8 @@ func inPlace(path string, f *os.File) bool {
 	return err == nil && statErr == nil && os.SameFile(now, info)
 }
 
-// OpenLocked opens a file that Lock has returned, and reads all of it. For a damaged file it returns the damage instead
-// of a File. err says nothing about the content; it is an error of the file system. If OpenLocked returns no File, it
-// has closed the file.
+// OpenLocked opens a file that Lock has returned, and reads all of it. For a damaged file it returns the damage; err is
+// an error of the file system. If OpenLocked returns no File, it has closed the file.
 func OpenLocked(file *os.File, o Options) (f *File, damage, err error) {
 	// Before bbolt reads the file, because bbolt does not validate it. Walk finds all damage that bbolt's own check finds.
 	if err := Walk(file, Visitor{}); err != nil {
@@ -154,9 +151,8 @@ func Create(path string) (*File, error) {
 	return f, nil
 }
 
-// mapped is how much of the address space is reserved for the file, in bytes. The reservation costs nothing, and bbolt
-// does not have to enlarge the memory map of a smaller file: that would wait for every reader, and all other calls
-// would wait for it. allocated is by how much the file grows.
+// mapped is how much of the address space is reserved for the file: to enlarge the memory map, bbolt would wait for
+// every reader, and all other calls for it. allocated is by how much the file grows.
 const (
 	mapped    = 256 << 20
 	allocated = 1 << 20
@@ -194,13 +190,12 @@ func (f *File) closeDamaged() error {
 	return nil
 }
 
-// View runs a read transaction and returns a panic in it as an error; see Options.OnPanic.
+// View runs a read transaction; see Options.OnPanic.
 func (f *File) View(do func(*bolt.Tx) error) error {
 	return f.guarded(func() error { return f.DB.View(do) })
 }
 
-// Update runs a write transaction and returns a panic in it as an error; see Options.OnPanic. After nil the change is
-// on disk.
+// Update runs a write transaction; see Options.OnPanic. After nil the change is on disk.
 func (f *File) Update(do func(*bolt.Tx) error) error {
 	return f.guarded(func() error { return f.DB.Update(do) })
 }
@@ -232,8 +227,7 @@ func (f *File) Walk(begun func(), v Visitor) error {
 	})
 }
 
-// guard runs f and returns a panic as an error, also a fault in the file's memory map. Before it returns, it calls
-// onPanic unless that is nil.
+// guard runs f and returns a panic as an error, also a fault in the file's memory map.
 func guard(onPanic func(value any, stack []byte), f func() error) (err error) {
 	old := debug.SetPanicOnFault(true)
 	defer debug.SetPanicOnFault(old)

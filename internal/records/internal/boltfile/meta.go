@@ -83,8 +83,8 @@ func newest(file io.ReaderAt) (meta, error) {
 	return meta{}, err
 }
 
-// checkMetas returns the damage of the meta pages of a file to which no process writes. bbolt ignores a damaged one.
-// That may be the newer one: then the last transaction, perhaps a revocation, would be lost.
+// checkMetas returns the damage of the meta pages of a file. bbolt ignores a damaged one: if that is the newer one, the
+// last transaction, perhaps a revocation, would be lost.
 func checkMetas(file io.ReaderAt, m meta) error {
 	for id := range uint64(2) {
 		if _, err := metaAt(file, id*m.pageSize); err != nil {

@@ -167,9 +167,8 @@ func (w *walker) read(id, n uint64) ([]byte, error) {
 	return b, nil
 }
 
-// walk walks a page whose first key must be low unless low is nil, and whose keys must be below high unless high is
-// nil. bbolt would also read a page whose first key is above low, but its next write there would damage the tree
-// further.
+// walk walks a page whose first key must be low unless that is nil, and whose keys must be below high unless that is
+// nil. bbolt would read a page whose first key is above low, but its next write there would damage the tree further.
 func (w *walker) walk(id uint64, bucket string, low, high []byte) error {
 	page, err := w.page(id)
 	if err != nil {
