@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/testkit"
@@ -52,9 +51,7 @@ func TestBackupOpensAndHoldsWhatTheStoreHeld(t *testing.T) {
 	if report.Created || report.SetAside != "" || report.Distrust == nil {
 		t.Errorf("Report = %+v; want the store, as distrusted as it was", report)
 	}
-	if diff := cmp.Diff(lookup(t, s, pair(id1, app)), lookup(t, r, pair(id1, app))); diff != "" {
-		t.Errorf("facts (-store +backup):\n%s", diff)
-	}
+	testkit.Equal(t, "facts", lookup(t, r, pair(id1, app)), lookup(t, s, pair(id1, app)))
 	testkit.Must(t, r.Trust())
 	if got := mark(t, r, pair(id2, other)); got != nil {
 		t.Errorf("what the pull brought is marked preloaded: %v", got)
@@ -73,9 +70,7 @@ func TestBackupIsTheStoreAsItWas(t *testing.T) {
 		t.Error("the backup is not distrusted")
 	}
 	delete(copied["meta"], "distrust")
-	if diff := cmp.Diff(copied, fileOf(t, all.content)); diff != "" {
-		t.Errorf("keys and values (-backup +store):\n%s", diff)
-	}
+	testkit.Equal(t, "keys and values", fileOf(t, all.content), copied)
 }
 
 // A copy does not know what was pulled after it was made. Those images must not be marked preloaded when the copy is

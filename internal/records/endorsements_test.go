@@ -52,9 +52,7 @@ func TestEndorsementIsForItsPairAndRequirement(t *testing.T) {
 		if got, ok := s.Endorsed(team.Pair, signedByTeam); !ok || !cmp.Equal(got, team) {
 			t.Errorf("Endorsed = %+v, %v; want %+v", got, ok, team)
 		}
-		if diff := cmp.Diff([]records.Endorsement{both, team}, s.Endorsements(team.Pair)); diff != "" {
-			t.Errorf("Endorsements (-want +got):\n%s", diff)
-		}
+		testkit.Equal(t, "Endorsements", s.Endorsements(team.Pair), []records.Endorsement{both, team})
 		for _, other := range []struct {
 			pair        records.Pair
 			requirement string
@@ -123,9 +121,7 @@ func TestUnreadableEndorsementDoesNotCount(t *testing.T) {
 	if _, ok := s.Endorsed(damaged.Pair, signedByTeam); ok {
 		t.Error("an endorsement that cannot be read counts")
 	}
-	if diff := cmp.Diff([]records.Endorsement{sound}, s.Endorsements(damaged.Pair)); diff != "" {
-		t.Errorf("Endorsements (-want +got):\n%s", diff)
-	}
+	testkit.Equal(t, "Endorsements", s.Endorsements(damaged.Pair), []records.Endorsement{sound})
 	endorse(t, s, damaged) // verified again
 	if got, ok := s.Endorsed(damaged.Pair, signedByTeam); !ok || !cmp.Equal(got, damaged) {
 		t.Errorf("Endorsed = %+v, %v; want %+v", got, ok, damaged)
@@ -182,9 +178,7 @@ func TestEndorsementsOfAPairAreBounded(t *testing.T) {
 		many = append(many, endorsement(p, fmt.Sprintf("v2:%04d", n)))
 	}
 	endorse(t, s, many...)
-	if diff := cmp.Diff(many, s.Endorsements(p)); diff != "" {
-		t.Errorf("Endorsements (-want +got):\n%s", diff)
-	}
+	testkit.Equal(t, "Endorsements", s.Endorsements(p), many)
 	if _, ok := s.Endorsed(neighbour.Pair, signedByTeam); !ok {
 		t.Error("the endorsement of another pair is gone")
 	}
@@ -249,9 +243,7 @@ func TestRevokeEndorsementsDeletesWhatIsSelected(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" || err != nil {
 			t.Errorf("RevokeEndorsements(%+v) (-want +got), %v:\n%s", tc.of, err, diff)
 		}
-		if diff := cmp.Diff(left, endorsed(t, s)); diff != "" {
-			t.Errorf("endorsements after the revocation of %+v (-want +got):\n%s", tc.of, diff)
-		}
+		testkit.Equal(t, fmt.Sprintf("endorsements after the revocation of %+v", tc.of), endorsed(t, s), left)
 		for _, e := range want {
 			if _, ok := s.Endorsed(e.Pair, e.Requirement); ok {
 				t.Errorf("Endorsed(%v) after its revocation = true", e)
@@ -269,9 +261,7 @@ func TestClampSetsEndorsementsBack(t *testing.T) {
 		t.Errorf("Clamp = %d, %v; want 1, nil", n, err)
 	}
 	ahead.At = noon()
-	if diff := cmp.Diff([]records.Endorsement{ahead, before}, endorsed(t, s)); diff != "" {
-		t.Errorf("endorsements (-want +got):\n%s", diff)
-	}
+	testkit.Equal(t, "endorsements", endorsed(t, s), []records.Endorsement{ahead, before})
 	if n, err := s.Clamp(noon()); n != 0 || err != nil {
 		t.Errorf("second Clamp = %d, %v; want 0, nil", n, err)
 	}

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/testkit"
@@ -17,81 +16,13 @@ import (
 
 func at(minutes int) time.Time { return noon().Add(time.Duration(minutes) * time.Minute) }
 
-func TestProveWritesWhatThePullProved(t *testing.T) {
-	p := pair(id1, app)
-	secret := func(name string) records.SecretRef {
-		return records.SecretRef{UID: "u-" + name, Namespace: "team", Name: name}
-	}
-	proof := func(id credential.ID, first, last int, refs ...records.SecretRef) records.Proof {
-		return records.Proof{Credential: id, Secrets: refs, FirstProved: at(first), LastProved: at(last), LastUsed: at(last)}
-	}
-	proved := func(id credential.ID, minutes int, refs ...records.SecretRef) records.Result {
-		return records.Result{Pair: p, Credential: id, Secrets: refs, At: at(minutes)}
-	}
-	opened := func(minutes int) records.Result { return records.Result{Pair: p, Open: true, At: at(minutes)} }
-	for name, tc := range map[string]struct {
-		pulls []records.Result
-		want  records.Record
-	}{
-		"one credential": {
-			[]records.Result{proved(alice, 1, secret("x"))},
-			records.Record{Pair: p, Created: at(1), LastUsed: at(1), Proofs: []records.Proof{proof(alice, 1, 1, secret("x"))}},
-		},
-		"two credentials": {
-			[]records.Result{proved(alice, 1), proved(bob, 2)},
-			records.Record{Pair: p, Created: at(1), LastUsed: at(2), Proofs: []records.Proof{proof(alice, 1, 1), proof(bob, 2, 2)}},
-		},
-		"one credential again, of another secret": {
-			[]records.Result{proved(alice, 1, secret("x")), proved(alice, 2, secret("x"), secret("y"))},
-			records.Record{Pair: p, Created: at(1), LastUsed: at(2), Proofs: []records.Proof{proof(alice, 1, 2, secret("x"), secret("y"))}},
-		},
-		"a clock that was set back": {
-			[]records.Result{proved(alice, 5), proved(alice, 2)},
-			records.Record{Pair: p, Created: at(5), LastUsed: at(5), Proofs: []records.Proof{
-				{Credential: alice, FirstProved: at(2), LastProved: at(2), LastUsed: at(5)},
-			}},
-		},
-		"open": {
-			[]records.Result{opened(1)},
-			records.Record{Pair: p, Open: true, Opened: at(1), Created: at(1), LastUsed: at(1)},
-		},
-		"open stays open": {
-			[]records.Result{opened(1), proved(alice, 2), opened(3)},
-			records.Record{
-				Pair: p, Open: true, Opened: at(1), Created: at(1), LastUsed: at(3),
-				Proofs: []records.Proof{proof(alice, 2, 2)},
-			},
-		},
-		"open keeps the proofs": {
-			[]records.Result{proved(alice, 1), opened(2)},
-			records.Record{
-				Pair: p, Open: true, Opened: at(2), Created: at(1), LastUsed: at(2),
-				Proofs: []records.Proof{proof(alice, 1, 1)},
-			},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := newStore(t)
-			for _, r := range tc.pulls {
-				prove(t, s, r)
-			}
-			tc.want.Unlisted = true
-			if diff := cmp.Diff(known{Record: &tc.want}, lookup(t, s, p)); diff != "" {
-				t.Errorf("facts (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
 func TestProveOfNothingIsRefusedAndTheIntentStays(t *testing.T) {
 	s := newStore(t)
 	intent := begin(t, s, app)
 	if err := s.Prove(intent, records.Result{Pair: pair(id1, app), At: noon()}); err == nil {
 		t.Error("Prove without open and credential = nil; want an error")
 	}
-	if diff := cmp.Diff(known{Intents: 1}, lookup(t, s, pair(id1, app))); diff != "" {
-		t.Errorf("facts (-want +got):\n%s", diff)
-	}
+	testkit.Equal(t, "facts", lookup(t, s, pair(id1, app)), known{Intents: 1})
 }
 
 func TestProveEvictsTheLongestUnusedOfMaxProofs(t *testing.T) {
@@ -127,9 +58,7 @@ func TestProveReplacesADamagedRecord(t *testing.T) {
 	want := known{Record: &records.Record{Pair: p, Created: at(9), LastUsed: at(9), Unlisted: true, Proofs: []records.Proof{
 		{Credential: alice, FirstProved: at(9), LastProved: at(9), LastUsed: at(9)},
 	}}}
-	if diff := cmp.Diff(want, lookup(t, s, p)); diff != "" {
-		t.Errorf("facts (-want +got):\n%s", diff)
-	}
+	testkit.Equal(t, "facts", lookup(t, s, p), want)
 }
 
 func TestTouchMovesLastUsedForwardOnly(t *testing.T) {

@@ -102,16 +102,12 @@ func wantFormat(t *testing.T, s *records.Store, format int) {
 	if diff := cmp.Diff(wantCreated, created); diff != "" || err != nil {
 		t.Errorf("Creations (-want +got), %v:\n%s", err, diff)
 	}
-	if got := formatOf(t, s); got != format {
-		t.Errorf("format = %d; want %d", got, format)
-	}
+	testkit.Equal(t, "format", formatOf(t, s), format)
 	var wantEndorsed []records.Endorsement
 	if format >= 2 {
 		wantEndorsed = endorsedInFormat2()
 	}
-	if diff := cmp.Diff(wantEndorsed, endorsed(t, s)); diff != "" {
-		t.Errorf("endorsements (-want +got):\n%s", diff)
-	}
+	testkit.Equal(t, "endorsements", endorsed(t, s), wantEndorsed)
 	if f, err := s.KeyFingerprint(); f != "f00d" || err != nil {
 		t.Errorf("KeyFingerprint() = %q, %v; want f00d, nil", f, err)
 	}
@@ -127,9 +123,7 @@ func TestEveryFormatOpens(t *testing.T) {
 		path := newPath(t)
 		writeFile(t, path, readFile(t, goldenOf(format)))
 		s, report := open(t, path, records.Options{KeyExists: true})
-		if diff := cmp.Diff(records.Report{}, report); diff != "" {
-			t.Errorf("format %d: Report (-want +got):\n%s", format, diff)
-		}
+		testkit.Equal(t, fmt.Sprintf("format %d: Report", format), report, records.Report{})
 		wantFormat(t, s, format)
 		prove(t, s, records.Result{Pair: pair(id1, app), Credential: bob})
 		if got := lookup(t, s, pair(id1, app)); len(got.Record.Proofs) != 2 {
@@ -284,7 +278,5 @@ func TestFormatIsAsItsDrawingSays(t *testing.T) {
 	if len(drawing) != len(got) {
 		t.Errorf("the drawing has %d buckets, the file %d", len(drawing), len(got))
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("keys (-drawing +file):\n%s", diff)
-	}
+	testkit.Equal(t, "keys", got, want)
 }

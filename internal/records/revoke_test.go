@@ -71,9 +71,7 @@ func TestRevokeTakesBackWhatIsSelectedAndNothingElse(t *testing.T) {
 			if diff := cmp.Diff(would, got); err != nil || diff != "" {
 				t.Errorf("Revoke = %v; and what it would be (-) and was (+):\n%s", err, diff)
 			}
-			if diff := cmp.Diff(want, left()); diff != "" {
-				t.Errorf("left (-want +got):\n%s", diff)
-			}
+			testkit.Equal(t, "left", left(), want)
 			if n := len(got.Proofs) + len(got.Closed); (n > 0) != (tc.want != nil) {
 				t.Errorf("Revoke reports %d; want some: %v", n, tc.want != nil)
 			}
@@ -163,8 +161,8 @@ func TestTimesOfAProof(t *testing.T) {
 	}
 	prove(t, s, records.Result{Pair: p, Credential: alice, At: at(9)})
 	prove(t, s, records.Result{Pair: p, Credential: alice, At: at(5)})
-	if got := only(); !got.LastProved.Equal(at(5)) || !got.LastUsed.Equal(at(9)) {
-		t.Errorf("proof = %+v; want it proved last at 5, when the registry last confirmed it", got)
+	if got := only(); !got.FirstProved.Equal(at(5)) || !got.LastProved.Equal(at(5)) || !got.LastUsed.Equal(at(9)) {
+		t.Errorf("proof = %+v; want it proved first and last at 5, when the registry last confirmed it", got)
 	}
 	deny(bob, 6)
 	if got := only(); !got.Denied.IsZero() {

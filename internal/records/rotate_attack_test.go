@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/testkit"
@@ -62,7 +61,5 @@ func TestPullWithANewCredentialOfTheSecretRemovesTheOldOne(t *testing.T) {
 		got = append(got, fmt.Sprint(p.Credential, len(p.Secrets)))
 	}
 	want := []string{fmt.Sprint(carol, 1), fmt.Sprint("none", 0), fmt.Sprint(bob, 1)}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("proofs with their number of Secrets (-want +got):\n%s", diff)
-	}
+	testkit.Equal(t, "proofs with their number of Secrets", got, want)
 }

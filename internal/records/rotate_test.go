@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/testkit"
@@ -110,9 +109,7 @@ func TestRotateReplacesWhatTheSecretProved(t *testing.T) {
 			if got != tc.rotated || err != nil {
 				t.Errorf("Rotate = %v, %v; want %v, nil", got, err, tc.rotated)
 			}
-			if diff := cmp.Diff(tc.want, lookup(t, s, p).Record.Proofs); diff != "" {
-				t.Errorf("proofs (-want +got):\n%s", diff)
-			}
+			testkit.Equal(t, "proofs", lookup(t, s, p).Record.Proofs, tc.want)
 		})
 	}
 }

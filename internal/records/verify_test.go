@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/internal/records"
@@ -35,9 +34,7 @@ func TestVerifyCountsEveryValueOfASoundStore(t *testing.T) {
 	want := 2 // format, distrust
 	wantSound := func(what string) {
 		t.Helper()
-		if diff := cmp.Diff(records.Verification{Values: want}, verify(t, s)); diff != "" {
-			t.Errorf("%s: Verification (-want +got):\n%s", what, diff)
-		}
+		testkit.Equal(t, fmt.Sprintf("%s: Verification", what), verify(t, s), records.Verification{Values: want})
 	}
 	wantSound("new store")
 	testkit.Must(t, s.Trust())

@@ -1,6 +1,10 @@
 package testkit
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
 
 // Must ends the test if one of the errors is not nil.
 func Must(tb testing.TB, errs ...error) {
@@ -18,5 +22,13 @@ func Value[T any](v T, err error) func(testing.TB) T {
 		tb.Helper()
 		Must(tb, err)
 		return v
+	}
+}
+
+// Equal makes the test fail if got is not want.
+func Equal[T any](tb testing.TB, what string, got, want T) {
+	tb.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		tb.Errorf("%s (-want +got):\n%s", what, diff)
 	}
 }

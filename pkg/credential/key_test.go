@@ -172,9 +172,7 @@ func FuzzLoadKey(f *testing.F) {
 // The ID of a namespace differs from that of every credential, whatever credential a tenant makes.
 func TestNamespaceIDIsThatOfNoCredential(t *testing.T) {
 	key := credential.NewKey()
-	if got := key.NamespaceID(""); got != "" {
-		t.Errorf("ID of no namespace = %q; want none", got)
-	}
+	testkit.Equal(t, "ID of no namespace", key.NamespaceID(""), "")
 	ids := map[credential.ID]string{credential.ID(key.Fingerprint()): "fingerprint"}
 	see := func(what string, id credential.ID) {
 		t.Helper()

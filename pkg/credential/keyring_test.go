@@ -186,9 +186,7 @@ func TestLookupOrdersByPatternThenBySecret(t *testing.T) {
 			ring = append(ring, config(t, keys...))
 			users = append(users, keys...)
 		}
-		if diff := cmp.Diff(tc.want, offered(t, ring, tc.image, users...)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", tc.name, diff)
-		}
+		testkit.Equal(t, tc.name, offered(t, ring, tc.image, users...), tc.want)
 	}
 }
 

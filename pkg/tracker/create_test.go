@@ -173,9 +173,7 @@ func TestWhenAnImageIsOrdinary(t *testing.T) {
 			if tc.during != nil {
 				tc.during(w)
 			}
-			if got := c.Ordinary(); got != tc.want {
-				t.Errorf("Ordinary = %v; want %v", got, tc.want)
-			}
+			testkit.Equal(t, "Ordinary", c.Ordinary(), tc.want)
 			c.Created()
 		})
 	}

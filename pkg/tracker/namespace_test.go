@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/testkit"
@@ -131,9 +130,7 @@ func TestExplainOfANamespacesProof(t *testing.T) {
 	e := w.Explain(t.Context(), tracker.Request{Pod: inNamespace("", "team-a"), Name: imageref.New(app + ":1"), Image: img})
 	w.want(e.Verdict, policy.Allow, policy.Proved)
 	want := []records.SecretRef{{Namespace: "team-a"}}
-	if diff := cmp.Diff(want, e.Known.Record.Proofs[0].Secrets); diff != "" {
-		t.Errorf("what the proof is from (-want +got):\n%s", diff)
-	}
+	testkit.Equal(t, "what the proof is from", e.Known.Record.Proofs[0].Secrets, want)
 	if !want[0].OfNamespace() || (records.SecretRef{Namespace: "team-a", Name: "pull"}).OfNamespace() {
 		t.Error("OfNamespace does not distinguish a namespace and a Secret")
 	}

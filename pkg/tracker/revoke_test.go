@@ -150,9 +150,7 @@ func useBeforeRevocation(t *testing.T, between time.Duration) {
 		time.Sleep(between)
 		w.pulled(tracker.Pod{}, app+":1", id1, "alice")
 		testkit.Must(t, w.Flush())
-		if got := by("b", "u2", "unseen"); got != policy.NotProved {
-			t.Errorf("by a credential that no registry has seen = %s; want not_proved", got)
-		}
+		testkit.Equal(t, "by a credential that no registry has seen", by("b", "u2", "unseen"), policy.NotProved)
 	})
 }
 

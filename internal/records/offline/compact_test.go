@@ -77,9 +77,7 @@ func TestCompactKeepsEveryValueModeAndOwner(t *testing.T) {
 	if s, ok := is.Sys().(*syscall.Stat_t); owner > 0 && (!ok || int(s.Uid) != owner || int(s.Gid) != owner) {
 		t.Errorf("owner %+v; want %d", s, owner)
 	}
-	if diff := cmp.Diff(before, content(t, path)); diff != "" {
-		t.Errorf("values (-before +after):\n%s", diff)
-	}
+	testkit.Equal(t, "values", content(t, path), before)
 	alone(t, path)
 	s, report, err := records.Open(path, records.Options{})
 	if err != nil || report.Created || report.Distrust == nil {
@@ -114,9 +112,7 @@ func TestCompactOfACompactStoreIsTheSame(t *testing.T) {
 		if err != nil || c.After > c.Before {
 			t.Fatalf("Compact = %+v, %v; want no larger one", c, err)
 		}
-		if diff := cmp.Diff(before, content(t, path)); diff != "" {
-			t.Errorf("values (-before +after):\n%s", diff)
-		}
+		testkit.Equal(t, "values", content(t, path), before)
 	}
 }
 
@@ -149,9 +145,7 @@ func TestCompactOnAFullDiskLeavesTheOldStore(t *testing.T) {
 		if _, err := os.Stat(path + ".compact"); err == nil {
 			t.Errorf("room for %d bytes: a part of the new file still exists", room)
 		}
-		if diff := cmp.Diff(before, content(t, path)); diff != "" {
-			t.Fatalf("room for %d bytes: values (-before +after):\n%s", room, diff)
-		}
+		testkit.Equal(t, fmt.Sprintf("room for %d bytes: values", room), content(t, path), before)
 	}
 	if diff := cmp.Diff(before, content(t, path)); diff != "" || failed < 3 {
 		t.Errorf("after %d failures: values (-before +after):\n%s", failed, diff)
@@ -216,9 +210,7 @@ func TestCompactThatWaitedCompactsTheFileThatIsThereNow(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Errorf("Compact = %v; want nil", err)
 	}
-	if diff := cmp.Diff(want, content(t, path)); diff != "" {
-		t.Errorf("values (-before +after):\n%s", diff)
-	}
+	testkit.Equal(t, "values", content(t, path), want)
 }
 
 // opened returns how often this process has a file open.

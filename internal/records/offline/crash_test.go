@@ -43,15 +43,11 @@ func TestCompactThatIsKilledLeavesAWholeStore(t *testing.T) {
 			if status, ok := exit.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
 				t.Fatalf("the child = %v; want it killed\n%s", err, out)
 			}
-			if diff := cmp.Diff(before, content(t, path)); diff != "" {
-				t.Errorf("values (-before +after):\n%s", diff)
-			}
+			testkit.Equal(t, "values", content(t, path), before)
 			if _, err := offline.Compact(t.Context(), path); err != nil {
 				t.Errorf("Compact afterwards = %v; want nil", err)
 			}
-			if diff := cmp.Diff(before, content(t, path)); diff != "" {
-				t.Errorf("values after another (-before +after):\n%s", diff)
-			}
+			testkit.Equal(t, "values after another", content(t, path), before)
 			alone(t, path)
 		})
 	}

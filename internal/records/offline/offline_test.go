@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	bolt "go.etcd.io/bbolt"
 
 	"github.com/pullgate/pullgate/internal/records"
@@ -192,9 +191,7 @@ func TestCheckReportsDamageAndChangesNothing(t *testing.T) {
 			}
 			switch {
 			case tc.text == "" && tc.where == "":
-				if diff := cmp.Diff(records.Verification{Values: 7}, v); diff != "" {
-					t.Errorf("Verification (-want +got):\n%s", diff)
-				}
+				testkit.Equal(t, "Verification", v, records.Verification{Values: 7})
 			case tc.where != "" && (len(v.Problems) == 0 || v.Problems[0].Where != tc.where || !strings.Contains(v.Problems[0].What, tc.what)):
 				t.Errorf("Problems = %q; want %s: … %s …", v.Problems, tc.where, tc.what)
 			}
@@ -293,9 +290,7 @@ func TestDumpWritesEveryValueInALine(t *testing.T) {
 			if err != nil || v.Values != 7 || len(v.Problems) != tc.want {
 				t.Errorf("Dump = %+v, %v; want 7 values, %d problems", v, err, tc.want)
 			}
-			if diff := cmp.Diff(strings.Replace(dumped, "RECORD", tc.record, 1), got.String()); diff != "" {
-				t.Errorf("lines (-want +got):\n%s", diff)
-			}
+			testkit.Equal(t, "lines", got.String(), strings.Replace(dumped, "RECORD", tc.record, 1))
 		})
 	}
 }
