@@ -262,7 +262,8 @@ func startDaemon(answers string) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{dir: dir, socket: filepath.Join(dir, "admin.sock"), served: make(chan struct{}), answers: map[string][]string{}}
+	d := &daemon{dir: dir, socket: filepath.Join(dir, "admin.sock"), served: make(chan struct{}),
+		answers: map[string][]string{}}
 	d.methods = adminv1.File_pullgate_admin_v1_pull_records_proto.Services().Get(0).Methods()
 	files, err := filepath.Glob(filepath.Join(answers, "*.json"))
 	if err != nil {
@@ -403,7 +404,8 @@ func terminal(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	cmd := exec.Command(path, args[4:]...)
 	cmd.Dir = ts.Getenv("WORK")
-	cmd.Env = append(os.Environ(), "PULLGATECTL_ENDPOINT="+ts.Getenv("PULLGATECTL_ENDPOINT"), "TERM="+ts.Getenv("TERM"), "NO_COLOR="+ts.Getenv("NO_COLOR"))
+	cmd.Env = append(os.Environ(), "PULLGATECTL_ENDPOINT="+ts.Getenv("PULLGATECTL_ENDPOINT"), "TERM="+ts.Getenv("TERM"),
+		"NO_COLOR="+ts.Getenv("NO_COLOR"))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = theirs, theirs, theirs
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	ts.Check(cmd.Start())
@@ -460,7 +462,8 @@ const docs = "../../docs"
 
 // The output in the manual is the real output. `UPDATE=1 go test` writes it again.
 func TestManualShowsWhatIsPrinted(t *testing.T) {
-	pages := map[string]int{"pullgatectl.md": 6, "restrictions.md": 1, "require-signatures.md": 1, "leaked-credential.md": 2, "troubleshooting.md": 1}
+	pages := map[string]int{"pullgatectl.md": 6, "restrictions.md": 1, "require-signatures.md": 1,
+		"leaked-credential.md": 2, "troubleshooting.md": 1}
 	for page, commands := range pages {
 		t.Run(page, func(t *testing.T) { testPage(t, filepath.Join(docs, page), commands) })
 	}

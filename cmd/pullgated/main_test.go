@@ -54,10 +54,13 @@ func TestLoaderOfTheDefaultPath(t *testing.T) {
 	cmd.SetErr(io.Discard)
 	cmd.SetContext(t.Context())
 	c.StateDir = t.TempDir()
-	if err := check(cmd, path, func() (config.Config, bool, error) { return c, found, nil }); err != nil || !strings.HasPrefix(out.String(), path+": not found: using defaults; enforcing with policy NeverVerifyPreloadedImages\n") {
+	if err := check(cmd, path, func() (config.Config, bool, error) { return c, found, nil }); err != nil ||
+		!strings.HasPrefix(out.String(), path+": not found: using defaults; enforcing with policy "+
+			"NeverVerifyPreloadedImages\n") {
 		t.Errorf("check = %v, prints %q; want a message that the file was not found", err, out.String())
 	}
-	if err := os.WriteFile(path, []byte("apiVersion: config.pullgate.dev/v1alpha1\nkind: PullgateConfiguration\n"), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte("apiVersion: config.pullgate.dev/v1alpha1\nkind: PullgateConfiguration\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	if _, found, err := load(); err != nil || !found {

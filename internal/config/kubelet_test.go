@@ -14,7 +14,8 @@ import (
 
 const (
 	kubeletHeader = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
-	names         = "imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages\npreloadedImagesVerificationAllowlist: [busybox]\n"
+	names         = "imagePullCredentialsVerificationPolicy: " +
+		"NeverVerifyAllowlistedImages\npreloadedImagesVerificationAllowlist: [busybox]\n"
 )
 
 // withKubelet parses a configuration that takes the policy from a kubelet's file with this content.
@@ -34,16 +35,22 @@ func TestKubeletConfigGivesThePolicy(t *testing.T) {
 	}{
 		"neither is set": {kubeletHeader, policy.ModeNeverVerifyPreloadedImages, nil},
 		"both are set":   {kubeletHeader + names, policy.ModeNeverVerifyAllowlistedImages, []string{"busybox"}},
-		"policy alone":   {kubeletHeader + "imagePullCredentialsVerificationPolicy: AlwaysVerify\n", policy.ModeAlwaysVerify, nil},
-		"null and empty": {kubeletHeader + "imagePullCredentialsVerificationPolicy: \"\"\npreloadedImagesVerificationAllowlist:\n", policy.ModeNeverVerifyPreloadedImages, nil},
-		"JSON":           {`{"kind":"KubeletConfiguration","apiVersion":"kubelet.config.k8s.io/v1beta1","imagePullCredentialsVerificationPolicy":"NeverVerify"}`, policy.ModeNeverVerify, nil},
+		"policy alone": {kubeletHeader + "imagePullCredentialsVerificationPolicy: AlwaysVerify\n", policy.ModeAlwaysVerify,
+			nil},
+		"null and empty": {kubeletHeader + "imagePullCredentialsVerificationPolicy: " +
+			"\"\"\npreloadedImagesVerificationAllowlist:\n", policy.ModeNeverVerifyPreloadedImages, nil},
+		"JSON": {`{"kind":"KubeletConfiguration","apiVersion":"kubelet.config.k8s.io/v1beta1",` +
+			`"imagePullCredentialsVerificationPolicy":"NeverVerify"}`, policy.ModeNeverVerify, nil},
 		// Fields of kubelets of other versions, and fields that the kubelet also treats as other fields.
-		"other fields": {kubeletHeader + "cgroupDriver: systemd\nfromTheFuture: {a: [1, {b: null}]}\nauthentication: 5\n" + names, policy.ModeNeverVerifyAllowlistedImages, []string{"busybox"}},
-		"other case":   {kubeletHeader + "ImagePullCredentialsVerificationPolicy: AlwaysVerify\n", policy.ModeNeverVerifyPreloadedImages, nil},
+		"other fields": {kubeletHeader + "cgroupDriver: systemd\nfromTheFuture: {a: [1, {b: null}]}\nauthentication: 5\n" +
+			names, policy.ModeNeverVerifyAllowlistedImages, []string{"busybox"}},
+		"other case": {kubeletHeader + "ImagePullCredentialsVerificationPolicy: AlwaysVerify\n",
+			policy.ModeNeverVerifyPreloadedImages, nil},
 	} {
 		path, got, err := withKubelet(t, tc.content, "")
 		want := config.Default()
-		want.KubeletConfig, want.ImagePullCredentialsVerificationPolicy, want.PreloadedImagesVerificationAllowlist = path, string(tc.mode), tc.allowlist
+		want.KubeletConfig, want.ImagePullCredentialsVerificationPolicy, want.PreloadedImagesVerificationAllowlist = path,
+			string(tc.mode), tc.allowlist
 		mustBe(t, name, got, err, want)
 		if p := got.Policy(); p.Mode() != tc.mode || p.Allowlisted("docker.io/library/busybox") != (tc.allowlist != nil) {
 			t.Errorf("%s: policy %s; want %s with allowlist %v", name, p.Mode(), tc.mode, tc.allowlist)
@@ -56,19 +63,27 @@ func TestKubeletConfigIsRefused(t *testing.T) {
 		content, own string
 		want         []string // FILE represents the path
 	}{
-		"other kind":       {"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: CredentialProviderConfig\n", "", []string{`kubeletConfig: FILE: kind: Unsupported value: "CredentialProviderConfig": supported values: "KubeletConfiguration"`}},
-		"other apiVersion": {"apiVersion: kubelet.config.k8s.io/v1\nkind: KubeletConfiguration\n", "", []string{`kubeletConfig: FILE: apiVersion: Unsupported value: "kubelet.config.k8s.io/v1": supported values: "kubelet.config.k8s.io/v1beta1"`}},
+		"other kind": {"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: CredentialProviderConfig\n", "",
+			[]string{`kubeletConfig: FILE: kind: Unsupported value: "CredentialProviderConfig": supported values: ` +
+				`"KubeletConfiguration"`}},
+		"other apiVersion": {"apiVersion: kubelet.config.k8s.io/v1\nkind: KubeletConfiguration\n", "",
+			[]string{`kubeletConfig: FILE: apiVersion: Unsupported value: "kubelet.config.k8s.io/v1": ` +
+				`supported values: "kubelet.config.k8s.io/v1beta1"`}},
 		"empty": {"", "", []string{
-			`kubeletConfig: FILE: apiVersion: Unsupported value: "": supported values: "kubelet.config.k8s.io/v1beta1"`, `kubeletConfig: FILE: kind: Unsupported value: "": supported values: "KubeletConfiguration"`,
+			`kubeletConfig: FILE: apiVersion: Unsupported value: "": supported values: "kubelet.config.k8s.io/v1beta1"`,
+			`kubeletConfig: FILE: kind: Unsupported value: "": supported values: "KubeletConfiguration"`,
 		}},
-		"wrong types": {kubeletHeader + "imagePullCredentialsVerificationPolicy: 1\npreloadedImagesVerificationAllowlist: busybox\n", "", []string{
+		"wrong types": {kubeletHeader + "imagePullCredentialsVerificationPolicy: 1\npreloadedImagesVerificationAllowlist: " +
+			"busybox\n", "", []string{
 			"kubeletConfig: FILE: imagePullCredentialsVerificationPolicy: Invalid type: number: must be a string, in quotes",
 		}},
 		"no list": {kubeletHeader + "preloadedImagesVerificationAllowlist: busybox\n", "", []string{
 			`kubeletConfig: FILE: preloadedImagesVerificationAllowlist: Invalid type: string: must be a list`,
 		}},
-		"wrong values": {kubeletHeader + "imagePullCredentialsVerificationPolicy: Sometimes\npreloadedImagesVerificationAllowlist: [a, 'b:1']\n", "", []string{
-			`kubeletConfig: FILE: imagePullCredentialsVerificationPolicy: Unsupported value: "Sometimes": supported values: `, `kubeletConfig: FILE: preloadedImagesVerificationAllowlist[1]: "b:1" is not allowed`,
+		"wrong values": {kubeletHeader + "imagePullCredentialsVerificationPolicy: " +
+			"Sometimes\npreloadedImagesVerificationAllowlist: [a, 'b:1']\n", "", []string{
+			`kubeletConfig: FILE: imagePullCredentialsVerificationPolicy: Unsupported value: "Sometimes": supported values: `,
+			`kubeletConfig: FILE: preloadedImagesVerificationAllowlist[1]: "b:1" is not allowed`,
 		}},
 		"no YAML": {"a: [\n", "", []string{"kubeletConfig: FILE: ", "line 1"}},
 		"a list":  {"- a\n", "", []string{"kubeletConfig: FILE: "}},
@@ -78,9 +93,12 @@ func TestKubeletConfigIsRefused(t *testing.T) {
 		"policy given twice": {kubeletHeader, "imagePullCredentialsVerificationPolicy: AlwaysVerify\n", []string{
 			"imagePullCredentialsVerificationPolicy: Forbidden: the policy is that of kubeletConfig; set one of the two",
 		}},
-		"given twice, equal and empty": {kubeletHeader, "imagePullCredentialsVerificationPolicy: NeverVerifyPreloadedImages\npreloadedImagesVerificationAllowlist: []\n", []string{
-			"imagePullCredentialsVerificationPolicy: Forbidden: the policy is that of kubeletConfig", "preloadedImagesVerificationAllowlist: Forbidden: the policy is that of kubeletConfig",
-		}},
+		"given twice, equal and empty": {kubeletHeader,
+			"imagePullCredentialsVerificationPolicy: NeverVerifyPreloadedImages\npreloadedImagesVerificationAllowlist: []\n",
+			[]string{
+				"imagePullCredentialsVerificationPolicy: Forbidden: the policy is that of kubeletConfig",
+				"preloadedImagesVerificationAllowlist: Forbidden: the policy is that of kubeletConfig",
+			}},
 		"beside other errors": {kubeletHeader + "imagePullCredentialsVerificationPolicy: 1\n", "stateDir: x\n", []string{
 			`stateDir: Invalid value: "x"`, "kubeletConfig: FILE: imagePullCredentialsVerificationPolicy: Invalid type: number",
 		}},
@@ -98,7 +116,8 @@ func TestKubeletConfigIsRefused(t *testing.T) {
 		mustBe(t, name, got, nil, config.Config{})
 	}
 	// Null means that the field is not set.
-	if _, _, err := withKubelet(t, kubeletHeader, "imagePullCredentialsVerificationPolicy:\npreloadedImagesVerificationAllowlist: null\n"); err != nil {
+	if _, _, err := withKubelet(t, kubeletHeader,
+		"imagePullCredentialsVerificationPolicy:\npreloadedImagesVerificationAllowlist: null\n"); err != nil {
 		t.Errorf("null beside kubeletConfig = %v; want nil", err)
 	}
 }
@@ -109,10 +128,12 @@ func TestKubeletConfigMustBeThere(t *testing.T) {
 	pipe := filepath.Join(dir, "pipe")
 	must(t, syscall.Mkfifo(pipe, 0o600))
 	for path, want := range map[string]string{
-		filepath.Join(dir, "absent"): "kubeletConfig: open " + filepath.Join(dir, "absent") + ": no such file or directory; must be a KubeletConfiguration that pullgated can read",
-		dir:                          "kubeletConfig: " + dir + ": not a regular file; must be",
-		pipe:                         "kubeletConfig: " + pipe + ": not a regular file; must be",
-		"kubelet.yaml":               `kubeletConfig: Invalid value: "kubelet.yaml": must be an absolute path, as in /var/lib/kubelet/config.yaml`,
+		filepath.Join(dir, "absent"): "kubeletConfig: open " + filepath.Join(dir, "absent") +
+			": no such file or directory; must be a KubeletConfiguration that pullgated can read",
+		dir:  "kubeletConfig: " + dir + ": not a regular file; must be",
+		pipe: "kubeletConfig: " + pipe + ": not a regular file; must be",
+		"kubelet.yaml": `kubeletConfig: Invalid value: "kubelet.yaml": must be an absolute path, as in ` +
+			`/var/lib/kubelet/config.yaml`,
 	} {
 		_, err := config.Parse([]byte(header + "kubeletConfig: " + path + "\n"))
 		if !errors.Is(err, config.ErrInvalid) || !strings.Contains(err.Error(), want) {

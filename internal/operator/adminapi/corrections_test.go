@@ -35,21 +35,24 @@ func TestRevokeEndsWhatItsDryRunListed(t *testing.T) {
 		"repository":       {&adminv1.RevokeRequest{Repository: app}, 1, 0, 1, 0},
 		"image ID":         {&adminv1.RevokeRequest{ImageId: id1}, 1, 0, 1, 0},
 		"Secret by UID":    {&adminv1.RevokeRequest{Secret: &adminv1.SecretRef{Uid: "uid-alice"}}, 1, 0, 1, 0},
-		"Secret by name":   {&adminv1.RevokeRequest{Secret: &adminv1.SecretRef{Namespace: "team", Name: "alice"}}, 1, 0, 1, 0},
-		"namespace":        {&adminv1.RevokeRequest{Namespace: "team"}, 1, 0, 1, 0},
-		"marked":           {&adminv1.RevokeRequest{Repository: "repo.test/pre"}, 0, 0, 1, 1},
-		"both":             {&adminv1.RevokeRequest{Repository: "repo.test/pre", Namespace: "team"}, 0, 0, 0, 0},
+		"Secret by name": {&adminv1.RevokeRequest{Secret: &adminv1.SecretRef{Namespace: "team", Name: "alice"}}, 1, 0, 1,
+			0},
+		"namespace": {&adminv1.RevokeRequest{Namespace: "team"}, 1, 0, 1, 0},
+		"marked":    {&adminv1.RevokeRequest{Repository: "repo.test/pre"}, 0, 0, 1, 1},
+		"both":      {&adminv1.RevokeRequest{Repository: "repo.test/pre", Namespace: "team"}, 0, 0, 0, 0},
 	} {
 		tc.req.DryRun = true
 		r, err := w.Revoke(t.Context(), tc.req)
-		if err != nil || len(r.GetProofs()) != tc.proofs || len(r.GetClosed()) != tc.closed || len(r.GetGrants()) != tc.grants || len(r.GetMarked()) != tc.marked {
+		if err != nil || len(r.GetProofs()) != tc.proofs || len(r.GetClosed()) != tc.closed ||
+			len(r.GetGrants()) != tc.grants || len(r.GetMarked()) != tc.marked {
 			t.Errorf("%s = %v, %v; want %+v", name, r, err, tc)
 		}
 	}
 	if v := w.try(aPod("alice"), app+":1"); v.Reason != policy.Granted {
 		t.Fatalf("alice after dry runs = %+v; want her grant still there", v)
 	}
-	w.tracker.Restore(tracker.Pod{UID: "uid-restored", Namespace: "team"}, imageref.New(""), tracker.NewImage(id1, app+":1"), time.Now())
+	w.tracker.Restore(tracker.Pod{UID: "uid-restored", Namespace: "team"}, imageref.New(""),
+		tracker.NewImage(id1, app+":1"), time.Now())
 	for name, req := range map[string]*adminv1.RevokeRequest{
 		"Secret":     {Secret: &adminv1.SecretRef{Namespace: "team-x", Name: "typo"}},
 		"credential": {CredentialId: strings.Repeat("0", 64)},
@@ -57,14 +60,17 @@ func TestRevokeEndsWhatItsDryRunListed(t *testing.T) {
 		"image ID":   {ImageId: "sha256:" + strings.Repeat("0", 64)},
 	} {
 		before := w.tracker.Grants()
-		if r, err := w.Revoke(t.Context(), req); err != nil || !proto.Equal(r, &adminv1.RevokeResponse{}) || w.tracker.Grants() != before {
-			t.Errorf("Revoke of a %s that matches nothing = %v, %v with %d grants; want nothing, and %d", name, r, err, w.tracker.Grants(), before)
+		if r, err := w.Revoke(t.Context(), req); err != nil || !proto.Equal(r, &adminv1.RevokeResponse{}) ||
+			w.tracker.Grants() != before {
+			t.Errorf("Revoke of a %s that matches nothing = %v, %v with %d grants; want nothing, and %d", name, r, err,
+				w.tracker.Grants(), before)
 		}
 	}
 	would, err := w.Revoke(t.Context(), &adminv1.RevokeRequest{Repository: app, DryRun: true})
 	must(t, err)
 	done, err := w.Revoke(t.Context(), &adminv1.RevokeRequest{Repository: app})
-	if err != nil || !proto.Equal(would, done) || done.GetGrants()[0].GetPod().GetName() != "alice" || done.GetGrants()[0].GetCredentialId() != string(w.id("alice")) {
+	if err != nil || !proto.Equal(would, done) || done.GetGrants()[0].GetPod().GetName() != "alice" ||
+		done.GetGrants()[0].GetCredentialId() != string(w.id("alice")) {
 		t.Errorf("Revoke = %v, %v; want what the dry run listed, %v", done, err, would)
 	}
 	if v := w.try(aPod("alice"), app+":1"); v.Allowed() {
@@ -75,14 +81,17 @@ func TestRevokeEndsWhatItsDryRunListed(t *testing.T) {
 func TestMarksAreAcceptedAndForgottenOverTheWire(t *testing.T) {
 	w := aNode(t)
 	for _, dryRun := range []bool{true, false} {
-		got, err := w.AcceptPreloaded(t.Context(), &adminv1.AcceptPreloadedRequest{Repository: app, DryRun: dryRun, IncludingProved: !dryRun})
-		if err != nil || len(got.GetProved()) != 1 || got.GetConfirmation() == "" || len(got.GetAccepted()) != 1 || got.GetAccepted()[0].GetImageId() != id1 || w.try(aPod("bob"), app+":1").Allowed() == dryRun {
+		got, err := w.AcceptPreloaded(t.Context(), &adminv1.AcceptPreloadedRequest{Repository: app, DryRun: dryRun,
+			IncludingProved: !dryRun})
+		if err != nil || len(got.GetProved()) != 1 || got.GetConfirmation() == "" || len(got.GetAccepted()) != 1 ||
+			got.GetAccepted()[0].GetImageId() != id1 || w.try(aPod("bob"), app+":1").Allowed() == dryRun {
 			t.Errorf("AcceptPreloaded(dry run %v) = %v, %v", dryRun, got, err)
 		}
 	}
 	for _, dryRun := range []bool{true, false} {
 		got, err := w.ForgetPreloaded(t.Context(), &adminv1.ForgetPreloadedRequest{ImageId: id1, DryRun: dryRun})
-		if err != nil || len(got.GetForgotten()) != 1 || got.GetForgotten()[0].GetOrigin() != "operator" || len(got.GetGrants()) != 1 || w.try(aPod("bob"), app+":1").Allowed() != dryRun {
+		if err != nil || len(got.GetForgotten()) != 1 || got.GetForgotten()[0].GetOrigin() != "operator" ||
+			len(got.GetGrants()) != 1 || w.try(aPod("bob"), app+":1").Allowed() != dryRun {
 			t.Errorf("ForgetPreloaded(dry run %v) = %v, %v", dryRun, got, err)
 		}
 	}
@@ -104,26 +113,35 @@ func TestCorrectionsRefuseEmptySelections(t *testing.T) {
 		err  error
 		code codes.Code
 	}{
-		"revoke nothing":           {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{DryRun: true})), codes.InvalidArgument},
-		"half a Secret":            {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{Secret: &adminv1.SecretRef{Name: "x"}})), codes.InvalidArgument},
-		"short credential":         {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{CredentialId: "abc"})), codes.InvalidArgument},
-		"beginning of an image ID": {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{ImageId: "sha256:1111111"})), codes.InvalidArgument},
-		"no repository":            {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{Repository: "UPPER CASE"})), codes.InvalidArgument},
-		"revoke a tag":             {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{Repository: app + ":1"})), codes.InvalidArgument},
+		"revoke nothing": {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{DryRun: true})), codes.InvalidArgument},
+		"half a Secret": {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{Secret: &adminv1.SecretRef{Name: "x"}})),
+			codes.InvalidArgument},
+		"short credential": {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{CredentialId: "abc"})),
+			codes.InvalidArgument},
+		"beginning of an image ID": {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{ImageId: "sha256:1111111"})),
+			codes.InvalidArgument},
+		"no repository": {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{Repository: "UPPER CASE"})),
+			codes.InvalidArgument},
+		"revoke a tag": {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{Repository: app + ":1"})),
+			codes.InvalidArgument},
 		"two namespaces": {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{
 			Namespace: "a", Secret: &adminv1.SecretRef{Namespace: "b", Name: "c"},
 		})), codes.InvalidArgument},
-		"accept nothing":        {accept(&adminv1.AcceptPreloadedRequest{}), codes.InvalidArgument},
-		"accept all and some":   {accept(&adminv1.AcceptPreloadedRequest{AllUntracked: true, ImageId: id1}), codes.InvalidArgument},
+		"accept nothing": {accept(&adminv1.AcceptPreloadedRequest{}), codes.InvalidArgument},
+		"accept all and some": {accept(&adminv1.AcceptPreloadedRequest{AllUntracked: true, ImageId: id1}),
+			codes.InvalidArgument},
 		"accept an absent tag":  {accept(&adminv1.AcceptPreloadedRequest{Repository: app + ":none"}), codes.NotFound},
 		"accept what is absent": {accept(&adminv1.AcceptPreloadedRequest{Repository: "repo.test/nothing"}), codes.NotFound},
 		"accept proved":         {accept(&adminv1.AcceptPreloadedRequest{Repository: app}), codes.FailedPrecondition},
 		"accept what was not confirmed": {accept(&adminv1.AcceptPreloadedRequest{
 			Repository: app, IncludingProved: true, Confirmation: "x",
 		}), codes.Aborted},
-		"forget nothing":              {errOf(w.ForgetPreloaded(ctx, &adminv1.ForgetPreloadedRequest{})), codes.InvalidArgument},
-		"forget a digest":             {errOf(w.ForgetPreloaded(ctx, &adminv1.ForgetPreloadedRequest{Repository: app + "@" + id1})), codes.InvalidArgument},
-		"forget all and some":         {errOf(w.ForgetPreloaded(ctx, &adminv1.ForgetPreloadedRequest{All: true, Repository: app})), codes.InvalidArgument},
+		"forget nothing": {errOf(w.ForgetPreloaded(ctx, &adminv1.ForgetPreloadedRequest{})),
+			codes.InvalidArgument},
+		"forget a digest": {errOf(w.ForgetPreloaded(ctx,
+			&adminv1.ForgetPreloadedRequest{Repository: app + "@" + id1})), codes.InvalidArgument},
+		"forget all and some": {errOf(w.ForgetPreloaded(ctx,
+			&adminv1.ForgetPreloadedRequest{All: true, Repository: app})), codes.InvalidArgument},
 		"end distrust that has ended": {errOf(w.EndDistrust(ctx, &adminv1.EndDistrustRequest{})), codes.FailedPrecondition},
 	} {
 		if status.Code(tc.err) != tc.code || strings.Contains(status.Convert(tc.err).Message(), "tracker:") {
@@ -131,14 +149,17 @@ func TestCorrectionsRefuseEmptySelections(t *testing.T) {
 		}
 	}
 	w.node.do(func(n *node) { n.err = status.Error(codes.Unavailable, "down") })
-	if _, err := w.AcceptPreloaded(ctx, &adminv1.AcceptPreloadedRequest{ImageId: id1}); status.Code(err) != codes.Unavailable {
+	if _, err := w.AcceptPreloaded(ctx,
+		&adminv1.AcceptPreloadedRequest{ImageId: id1}); status.Code(err) != codes.Unavailable {
 		t.Errorf("without a runtime = %v; want Unavailable", err)
 	}
 	must(t, w.store.Close())
-	if _, err := w.Revoke(ctx, &adminv1.RevokeRequest{ImageId: id1}); status.Code(err) != codes.Unavailable || w.tracker.Grants() != 1 {
+	if _, err := w.Revoke(ctx, &adminv1.RevokeRequest{ImageId: id1}); status.Code(err) != codes.Unavailable ||
+		w.tracker.Grants() != 1 {
 		t.Errorf("without a store = %v with %d grants; want Unavailable and the grant", err, w.tracker.Grants())
 	}
-	if _, err := w.ListImages(ctx, &adminv1.ListImagesRequest{}); status.Code(err) != codes.Internal || status.Convert(err).Message() != "internal error, see the log of pullgated" {
+	if _, err := w.ListImages(ctx, &adminv1.ListImagesRequest{}); status.Code(err) != codes.Internal ||
+		status.Convert(err).Message() != "internal error, see the log of pullgated" {
 		t.Errorf("what the table does not list = %v; want Internal without a word more", err)
 	}
 }
@@ -148,7 +169,8 @@ func TestDistrustEndsOverTheWire(t *testing.T) {
 	must(t, err)
 	w := newWorldOn(t, store, tracker.Options{VerifyUntracked: true})
 	w.node.do(func(n *node) { n.images = []tracker.Image{tracker.NewImage(id1, app+":1")} })
-	if _, err := w.AcceptPreloaded(t.Context(), &adminv1.AcceptPreloadedRequest{AllUntracked: true}); status.Code(err) != codes.FailedPrecondition {
+	if _, err := w.AcceptPreloaded(t.Context(),
+		&adminv1.AcceptPreloadedRequest{AllUntracked: true}); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("AcceptPreloaded(all) = %v; want FailedPrecondition", err)
 	}
 	for _, dryRun := range []bool{true, false} {
@@ -158,7 +180,8 @@ func TestDistrustEndsOverTheWire(t *testing.T) {
 		}
 	}
 	st, err := w.GetStatus(t.Context(), &adminv1.GetStatusRequest{})
-	if err != nil || st.GetStore().GetDistrust() != nil || st.GetStore().GetMarks() != 1 || st.GetStore().GetFormat() != 1 {
+	if err != nil || st.GetStore().GetDistrust() != nil || st.GetStore().GetMarks() != 1 ||
+		st.GetStore().GetFormat() != 1 {
 		t.Errorf("GetStatus = %v, %v; want the mark, and no distrust", st, err)
 	}
 }
@@ -176,11 +199,13 @@ func endorsedNode(t *testing.T, change ...func(c *adminapi.Config)) *world {
 	w := newWorld(t, tracker.Options{}, change...)
 	of := func(id, repository, requirement, signer string) records.Endorsement {
 		return records.Endorsement{
-			Pair: records.Pair{ImageID: id, Repository: repository}, Requirement: requirement, Digest: "sha256:d1", Signers: []string{signer, "release"}, At: endorsedAt(),
+			Pair: records.Pair{ImageID: id, Repository: repository}, Requirement: requirement, Digest: "sha256:d1",
+			Signers: []string{signer, "release"}, At: endorsedAt(),
 		}
 	}
 	if err := w.store.Endorse([]records.Endorsement{
-		of(id1, app, inUse, "alice"), of(id1, app, old, "bob"), of(id1, "repo.test/other", inUse, "alice"), of(id2, app, inUse, "bob"),
+		of(id1, app, inUse, "alice"), of(id1, app, old, "bob"), of(id1, "repo.test/other", inUse, "alice"),
+		of(id2, app, inUse, "bob"),
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -225,7 +250,8 @@ func TestListEndorsementsSelectsByEveryField(t *testing.T) {
 		"signer":                {&adminv1.ListEndorsementsRequest{Signer: "bob"}, 2},
 		"another one of it":     {&adminv1.ListEndorsementsRequest{Signer: "release"}, 4},
 		"beginning of a signer": {&adminv1.ListEndorsementsRequest{Signer: "bo"}, 0},
-		"all fields":            {&adminv1.ListEndorsementsRequest{Repository: app, ImageId: id1, Requirement: old, Signer: "bob"}, 1},
+		"all fields": {&adminv1.ListEndorsementsRequest{Repository: app, ImageId: id1, Requirement: old,
+			Signer: "bob"}, 1},
 	} {
 		for _, size := range []int32{0, 1, 2} {
 			req := proto.CloneOf(tc.req)
@@ -237,10 +263,12 @@ func TestListEndorsementsSelectsByEveryField(t *testing.T) {
 	}
 	got := w.endorsements(&adminv1.ListEndorsementsRequest{Requirement: old})[0]
 	if got.GetPair().GetImageId() != id1 || got.GetPair().GetRepository() != app || got.GetDigest() != "sha256:d1" ||
-		!slices.Equal(got.GetSigners(), []string{"bob", "release"}) || !got.GetVerified().AsTime().Equal(endorsedAt()) || got.GetExpires() != nil || len(got.GetRules()) > 0 {
+		!slices.Equal(got.GetSigners(), []string{"bob", "release"}) || !got.GetVerified().AsTime().Equal(endorsedAt()) ||
+		got.GetExpires() != nil || len(got.GetRules()) > 0 {
 		t.Errorf("endorsement = %v; want what was stored", got)
 	}
-	for _, req := range []*adminv1.ListEndorsementsRequest{{Repository: "UPPER CASE"}, {PageToken: "%%%"}, {PageSize: -1}} {
+	for _, req := range []*adminv1.ListEndorsementsRequest{{Repository: "UPPER CASE"}, {PageToken: "%%%"},
+		{PageSize: -1}} {
 		if _, err := w.ListEndorsements(t.Context(), req); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("ListEndorsements(%v) = %v; want InvalidArgument", req, err)
 		}
@@ -249,7 +277,8 @@ func TestListEndorsementsSelectsByEveryField(t *testing.T) {
 
 func TestListEndorsementsHasRulesAndExpiry(t *testing.T) {
 	v := &verifier{rules: []requirement.Rule{
-		{Kind: "ClusterPolicy", Policy: "signed", Name: "app", Images: patterns(t, "repo.test/*"), Requirement: signedBy("a")},
+		{Kind: "ClusterPolicy", Policy: "signed", Name: "app", Images: patterns(t, "repo.test/*"),
+			Requirement: signedBy("a")},
 		{Kind: "ClusterImagePolicy", Policy: "same", Images: patterns(t, "repo.test/*"), Requirement: signedBy("a")},
 		{Kind: "ClusterPolicy", Policy: "another", Images: patterns(t, "repo.test/*"), Requirement: signedBy("b")},
 	}}
@@ -257,7 +286,8 @@ func TestListEndorsementsHasRulesAndExpiry(t *testing.T) {
 		c.Signatures = v
 		c.EndorsementValidity = func() time.Duration { return time.Hour }
 	})
-	base := records.Endorsement{Pair: records.Pair{ImageID: id1, Repository: app}, Requirement: signedBy("a").Hash("root"), Digest: "d", At: endorsedAt()}
+	base := records.Endorsement{Pair: records.Pair{ImageID: id1, Repository: app}, Requirement: signedBy("a").Hash("root"),
+		Digest: "d", At: endorsedAt()}
 	early, late := base, base
 	early.Pair.ImageID, early.Until = id2, endorsedAt().Add(time.Minute)
 	late.Pair.ImageID, late.Until = id3, endorsedAt().Add(24*time.Hour)
@@ -293,7 +323,8 @@ func TestRevokeEndorsementsDeletesWhatItsDryRunListed(t *testing.T) {
 		})
 		tc.req.DryRun = true
 		would, err := w.RevokeEndorsements(t.Context(), tc.req)
-		if err != nil || len(would.GetEndorsements()) != tc.want || len(w.endorsements(&adminv1.ListEndorsementsRequest{})) != 4 {
+		if err != nil || len(would.GetEndorsements()) != tc.want ||
+			len(w.endorsements(&adminv1.ListEndorsementsRequest{})) != 4 {
 			t.Errorf("%s: dry run = %v, %v; want %d", name, would, err, tc.want)
 		}
 		tc.req.DryRun = false
@@ -334,7 +365,8 @@ func TestRevokeEndorsementsRefusesUnclearSelections(t *testing.T) {
 		}
 	}
 	must(t, w.store.Close())
-	if got, err := w.RevokeEndorsements(t.Context(), &adminv1.RevokeEndorsementsRequest{All: true}); status.Code(err) != codes.Unavailable {
+	if got, err := w.RevokeEndorsements(t.Context(),
+		&adminv1.RevokeEndorsementsRequest{All: true}); status.Code(err) != codes.Unavailable {
 		t.Errorf("RevokeEndorsements without a store = %v, %v; want Unavailable", got, err)
 	}
 }

@@ -73,7 +73,8 @@ func record(r records.Record) change {
 func provedBy(ids ...credential.ID) change {
 	var r records.Record
 	for _, c := range ids {
-		r.Proofs = append(r.Proofs, records.Proof{Credential: c, FirstProved: hour(0), LastProved: hour(1), Secrets: []records.SecretRef{{UID: "u0", Namespace: "team-a", Name: "pull"}}})
+		r.Proofs = append(r.Proofs, records.Proof{Credential: c, FirstProved: hour(0), LastProved: hour(1),
+			Secrets: []records.SecretRef{{UID: "u0", Namespace: "team-a", Name: "pull"}}})
 	}
 	return record(r)
 }
@@ -109,7 +110,8 @@ func cases() []struct {
 	newPod := tracker.Pod{Namespace: "team-b"}
 	holds := []tracker.Secret{{Credential: bob, Ref: pull}}
 	one := func(title string, p tracker.Pod, e tracker.Explanation, change ...func(c *explanation)) c {
-		made := explanation{Explanation: e, Image: imageref.New(name), Names: []imageref.Ref{imageref.New(name)}, Pod: p, PullPolicy: "unknown", Settings: Settings{OutageFallback: true}}
+		made := explanation{Explanation: e, Image: imageref.New(name), Names: []imageref.Ref{imageref.New(name)}, Pod: p,
+			PullPolicy: "unknown", Settings: Settings{OutageFallback: true}}
 		for _, f := range change {
 			f(&made)
 		}
@@ -129,13 +131,19 @@ func cases() []struct {
 	}
 	return []c{
 		one("absent", web, judged(policy.Absent, false)),
-		one("static pod", tracker.Pod{UID: "uid", Namespace: "kube-system", Name: "etcd", Static: true}, judged(policy.ExemptStaticPod, true)),
+		one("static pod", tracker.Pod{UID: "uid", Namespace: "kube-system", Name: "etcd", Static: true},
+			judged(policy.ExemptStaticPod, true)),
 		one("exempt namespace", web, judged(policy.ExemptNamespace, true)),
-		one("unreadable", web, judged(policy.RecordUnreadable, false, func(e *tracker.Explanation) { e.Unreadable = errors.New("wrong checksum of 80 bytes") })),
+		one("unreadable", web, judged(policy.RecordUnreadable, false,
+			func(e *tracker.Explanation) { e.Unreadable = errors.New("wrong checksum of 80 bytes") })),
 		one("NeverVerify", web, judged(policy.NeverVerify, true, ruled(with(policy.ModeNeverVerify, 0, 0)))),
-		one("an image ID", web, judged(policy.ImageIDName, false, func(e *tracker.Explanation) { e.Evidence.ByID = true }), func(c *explanation) { c.Image = imageref.New(id) }),
-		one("a name that the image does not have", newPod, judged(policy.ImageIDName, false, func(e *tracker.Explanation) { e.Evidence.ByID = true }), func(c *explanation) { c.Image, c.Names = imageref.New("7692ac1:latest"), nil }),
-		one("no name at all", web, judged(policy.ImageIDName, false, func(e *tracker.Explanation) { e.Evidence.ByID = true }), func(c *explanation) { c.Image, c.Names = imageref.New("UPPER"), nil }),
+		one("an image ID", web, judged(policy.ImageIDName, false, func(e *tracker.Explanation) { e.Evidence.ByID = true }),
+			func(c *explanation) { c.Image = imageref.New(id) }),
+		one("a name that the image does not have", newPod,
+			judged(policy.ImageIDName, false, func(e *tracker.Explanation) { e.Evidence.ByID = true }),
+			func(c *explanation) { c.Image, c.Names = imageref.New("7692ac1:latest"), nil }),
+		one("no name at all", web, judged(policy.ImageIDName, false, func(e *tracker.Explanation) { e.Evidence.ByID = true }),
+			func(c *explanation) { c.Image, c.Names = imageref.New("UPPER"), nil }),
 		one("allowlisted", web, judged(policy.Allowlisted, true, ruled(with(policy.ModeNeverVerifyAllowlistedImages, 0, 0)))),
 		one("preloaded since the first start", web, judged(policy.Preloaded, true, marked("first start"))),
 		one("preloaded by an operator", newPod, judged(policy.Preloaded, true, marked("operator"))),
@@ -144,15 +152,25 @@ func cases() []struct {
 		one("granted by a proof", web, judged(policy.Granted, true, provedBy(alice), granted(policy.Proved))),
 		one("granted by a mark that is gone", web, judged(policy.Granted, true, granted(policy.Preloaded))),
 		one("granted by a container", web, judged(policy.Granted, true, granted(policy.Granted))),
-		one("proved for ever", web, judged(policy.Proved, true, provedBy(alice, bob), provedAs(bob, tracker.Valid)), source("IfNotPresent", true, holds...)),
-		one("proved for a day", web, judged(policy.Proved, true, provedBy(bob), provedAs(bob, tracker.Valid), ruled(with("", 24, 0))), source("Never", true, holds...)),
-		one("proved by a rotated Secret", web, judged(policy.Proved, true, record(records.Record{Proofs: []records.Proof{{Credential: alice, LastProved: hour(1), Secrets: []records.SecretRef{pull}}}}), provedAs(bob, tracker.Rotated)), source("mixed", true, holds...)),
+		one("proved for ever", web, judged(policy.Proved, true, provedBy(alice, bob), provedAs(bob, tracker.Valid)),
+			source("IfNotPresent", true, holds...)),
+		one("proved for a day", web, judged(policy.Proved, true, provedBy(bob), provedAs(bob, tracker.Valid),
+			ruled(with("", 24, 0))), source("Never", true, holds...)),
+		one("proved by a rotated Secret", web, judged(policy.Proved, true,
+			record(records.Record{Proofs: []records.Proof{{Credential: alice, LastProved: hour(1),
+				Secrets: []records.SecretRef{pull}}}}), provedAs(bob, tracker.Rotated)), source("mixed", true, holds...)),
 		one("proved, old kubelets", web, judged(policy.Proved, true, provedBy(bob), provedAs(bob, tracker.Valid))),
-		one("proved for its namespace by the runtime", web, judged(policy.Proved, true, record(records.Record{Proofs: []records.Proof{{Credential: alice, LastProved: hour(1), Secrets: []records.SecretRef{{Namespace: "team-b"}}}}}), provedAs(alice, tracker.Valid)), perNamespace),
-		one("in grace", web, judged(policy.ProvedInGrace, true, provedBy(bob), provedAs(bob, tracker.InGrace), ruled(with("", 24, 4)), func(e *tracker.Explanation) { e.InGrace, e.Evidence.InGrace = true, true }), source("Never", true, holds...)),
+		one("proved for its namespace by the runtime", web,
+			judged(policy.Proved, true, record(records.Record{Proofs: []records.Proof{{Credential: alice, LastProved: hour(1),
+				Secrets: []records.SecretRef{{Namespace: "team-b"}}}}}), provedAs(alice, tracker.Valid)), perNamespace),
+		one("in grace", web, judged(policy.ProvedInGrace, true, provedBy(bob), provedAs(bob, tracker.InGrace),
+			ruled(with("", 24, 4)), func(e *tracker.Explanation) { e.InGrace, e.Evidence.InGrace = true, true }),
+			source("Never", true, holds...)),
 		one("expired", web, expires(0, tracker.Expired), source("Never", true, holds...)),
 		one("expired, in grace for others", web, expires(4, tracker.InGrace), source("IfNotPresent", true, holds...)),
-		one("expired and denied since", web, judged(policy.ProofExpired, false, record(records.Record{Proofs: []records.Proof{{Credential: bob, LastProved: hour(1), Denied: hour(30)}}}), provedAs(bob, tracker.Expired), ruled(with("", 24, 4))), source("Always", true, holds...)),
+		one("expired and denied since", web, judged(policy.ProofExpired, false,
+			record(records.Record{Proofs: []records.Proof{{Credential: bob, LastProved: hour(1), Denied: hour(30)}}}),
+			provedAs(bob, tracker.Expired), ruled(with("", 24, 4))), source("Always", true, holds...)),
 		one("not proved, no pod source", web, notProved()),
 		one("not proved, new pod of a namespace", newPod, notProved()),
 		one("not proved, pod source does not know the pod", web, notProved(), unknownPod),
@@ -161,31 +179,43 @@ func cases() []struct {
 		one("not proved, with a Secret", web, notProved(), source("Always", true, holds...)),
 		one("not proved, runtimeCredentials is perNamespace", web, notProved(), source("IfNotPresent", true), perNamespace),
 		one("not proved, in shadow", web, notProved(), source("IfNotPresent", true, holds...), shadow),
-		one("not proved, static pod that is not exempt", tracker.Pod{UID: "uid", Namespace: "kube-system", Name: "etcd", Static: true}, notProved()),
-		one("not proved, the record is full", web, judged(policy.NotProved, false, provedBy(alice), provedAs("", tracker.Rotated)), source("IfNotPresent", true, holds...)),
+		one("not proved, static pod that is not exempt",
+			tracker.Pod{UID: "uid", Namespace: "kube-system", Name: "etcd", Static: true}, notProved()),
+		one("not proved, the record is full", web, judged(policy.NotProved, false, provedBy(alice),
+			provedAs("", tracker.Rotated)), source("IfNotPresent", true, holds...)),
 		one("revoked or forgotten", web, judged(policy.NotProved, false, record(records.Record{Revoked: hour(3)}))),
 		one("settled", web, judged(policy.NotProved, false, record(records.Record{}))),
-		one("marked, but AlwaysVerify", web, judged(policy.NotProved, false, marked("first start"), ruled(with(policy.ModeAlwaysVerify, 0, 0)))),
-		one("not on the allowlist", web, judged(policy.NotProved, false, provedBy(alice), ruled(with(policy.ModeNeverVerifyAllowlistedImages, 0, 0)))),
-		one("on the allowlist, settled", web, judged(policy.NotProved, false, record(records.Record{}), ruled(with(policy.ModeNeverVerifyAllowlistedImages, 0, 0)),
+		one("marked, but AlwaysVerify", web, judged(policy.NotProved, false, marked("first start"),
+			ruled(with(policy.ModeAlwaysVerify, 0, 0)))),
+		one("not on the allowlist", web, judged(policy.NotProved, false, provedBy(alice),
+			ruled(with(policy.ModeNeverVerifyAllowlistedImages, 0, 0)))),
+		one("on the allowlist, settled", web, judged(policy.NotProved, false, record(records.Record{}),
+			ruled(with(policy.ModeNeverVerifyAllowlistedImages, 0, 0)),
 			func(e *tracker.Explanation) { e.Pair.Repository = "registry.example/platform/app" })),
 		one("being pulled", web, judged(policy.Pulling, false, func(e *tracker.Explanation) {
 			e.Known.Intents = []records.Intent{{ID: 1, Name: name, Repository: repo, Begun: hour(1)}}
 		})),
 		one("lost pull", newPod, judged(policy.Pulling, false, func(e *tracker.Explanation) {
-			e.Known.Intents = []records.Intent{{ID: 1, Name: name, Repository: repo, Begun: hour(1)}, {ID: 2, Name: repo + ":2", Repository: repo, Begun: hour(1), Ended: hour(2)}}
+			e.Known.Intents = []records.Intent{{ID: 1, Name: name, Repository: repo, Begun: hour(1)},
+				{ID: 2, Name: repo + ":2", Repository: repo, Begun: hour(1), Ended: hour(2)}}
 		})),
 		one("untracked in distrust", web, judged(policy.Untracked, false, func(e *tracker.Explanation) {
 			e.Distrust = &records.Distrust{Since: hour(0), Reason: "the store was damaged"}
 		})),
-		one("untracked beside a mark", web, judged(policy.Untracked, false, func(e *tracker.Explanation) { e.Known.MarkedAs = []string{"registry.example/team-c/app"} })),
-		one("untracked beside a rival", web, judged(policy.Untracked, false, func(e *tracker.Explanation) { e.Known.RecordedAs = []string{"registry.example/team-c/app"} })),
-		one("untracked, untrackedImages is Verify", web, judged(policy.Untracked, false), func(c *explanation) { c.VerifyUntracked = true }),
+		one("untracked beside a mark", web, judged(policy.Untracked, false,
+			func(e *tracker.Explanation) { e.Known.MarkedAs = []string{"registry.example/team-c/app"} })),
+		one("untracked beside a rival", web, judged(policy.Untracked, false,
+			func(e *tracker.Explanation) { e.Known.RecordedAs = []string{"registry.example/team-c/app"} })),
+		one("untracked, untrackedImages is Verify", web, judged(policy.Untracked, false),
+			func(c *explanation) { c.VerifyUntracked = true }),
 		one("untracked, removal in progress", web, judged(policy.Untracked, false)),
-		one("not proved, by an expired proof of another pod", web, judged(policy.NotProved, false, record(records.Record{Proofs: []records.Proof{{Credential: alice, LastProved: time.Unix(0, 0)}}}), ruled(with("", 24, 0)))),
-		one("proved by a carried-over credential", web, judged(policy.Proved, true, record(records.Record{Proofs: []records.Proof{
-			{Credential: bob, RotatedFrom: []credential.ID{alice}, LastProved: hour(1), Secrets: []records.SecretRef{pull}},
-		}}), provedAs(bob, tracker.Valid)), source("IfNotPresent", true, holds...)),
+		one("not proved, by an expired proof of another pod", web,
+			judged(policy.NotProved, false, record(records.Record{Proofs: []records.Proof{{Credential: alice,
+				LastProved: time.Unix(0, 0)}}}), ruled(with("", 24, 0)))),
+		one("proved by a carried-over credential", web,
+			judged(policy.Proved, true, record(records.Record{Proofs: []records.Proof{
+				{Credential: bob, RotatedFrom: []credential.ID{alice}, LastProved: hour(1), Secrets: []records.SecretRef{pull}},
+			}}), provedAs(bob, tracker.Valid)), source("IfNotPresent", true, holds...)),
 	}
 }
 
@@ -202,11 +232,16 @@ func policyCases() []struct {
 		return e
 	}
 	admitted := answer(admission.StageSandbox, true, admission.Finding{Answer: admission.Admit})
-	denies := admission.Finding{Validator: "restriction", Policy: "baseline", Answer: admission.Deny, Reason: admission.RestrictionViolated}
-	audit := admission.Finding{Validator: "restriction", Policy: "reported", Answer: admission.Deny, Reason: admission.RestrictionViolated, Audit: true}
-	review := admission.Finding{Validator: "review", Policy: "scanner", Answer: admission.Deny, Reason: admission.ReviewDenied}
-	notAsked := admission.Finding{Validator: "review", Policy: "scanner", Answer: admission.Deny, Reason: admission.NotAsked}
-	unsigned := admission.Finding{Validator: "endorsement", Policy: "signed", Answer: admission.Deny, Reason: admission.SignatureMissing}
+	denies := admission.Finding{Validator: "restriction", Policy: "baseline", Answer: admission.Deny,
+		Reason: admission.RestrictionViolated}
+	audit := admission.Finding{Validator: "restriction", Policy: "reported", Answer: admission.Deny,
+		Reason: admission.RestrictionViolated, Audit: true}
+	review := admission.Finding{Validator: "review", Policy: "scanner", Answer: admission.Deny,
+		Reason: admission.ReviewDenied}
+	notAsked := admission.Finding{Validator: "review", Policy: "scanner", Answer: admission.Deny,
+		Reason: admission.NotAsked}
+	unsigned := admission.Finding{Validator: "endorsement", Policy: "signed", Answer: admission.Deny,
+		Reason: admission.SignatureMissing}
 	unverified := admission.Finding{Validator: "endorsement", Policy: "signed", Reason: admission.EndorsementMissing}
 	var made []struct {
 		title string
@@ -218,7 +253,8 @@ func policyCases() []struct {
 	}{
 		{"proved, old kubelets", []admission.Explanation{admitted, answer(admission.StageContainer, true, denies, audit)}},
 		{"open", []admission.Explanation{admitted, answer(admission.StageContainer, true, review, denies)}},
-		{"absent", []admission.Explanation{answer(admission.StageSandbox, true, denies), answer(admission.StageContainer, true, denies)}},
+		{"absent", []admission.Explanation{answer(admission.StageSandbox, true, denies),
+			answer(admission.StageContainer, true, denies)}},
 		{"granted by a proof", []admission.Explanation{admitted, answer(admission.StageContainer, false, notAsked)}},
 		{"not proved, no Secrets", []admission.Explanation{admitted, answer(admission.StageContainer, true, denies)}},
 		{"expired", []admission.Explanation{admitted, answer(admission.StageContainer, true, unsigned)}},
@@ -271,15 +307,18 @@ func TestEveryReasonHasWholeSentences(t *testing.T) {
 					sentences := slices.Concat([]string{v.Summary(name), v.Rule()}, v.Consequences(), v.Remedies())
 					seen := map[string]bool{}
 					for _, s := range sentences {
-						if s == "" || !strings.HasSuffix(s, ".") || strings.Contains(s, "  ") || strings.Contains(s, "%!") || strings.Contains(s, "0001-01-01") || seen[s] {
+						if s == "" || !strings.HasSuffix(s, ".") || strings.Contains(s, "  ") || strings.Contains(s, "%!") ||
+							strings.Contains(s, "0001-01-01") || seen[s] {
 							t.Errorf("%s, pod source %v, %s: %q", c.title, source, pullPolicy, s)
 						}
 						seen[s] = true
 					}
 					if len(v.Remedies()) == 0 || len(v.Consequences()) < 3 {
-						t.Errorf("%s, pod source %v, %s: %q; want what becomes of each pull policy, and what would change it", c.title, source, pullPolicy, sentences)
+						t.Errorf("%s, pod source %v, %s: %q; want what becomes of each pull policy, and what would change it", c.title,
+							source, pullPolicy, sentences)
 					}
-					if i := strings.Index(strings.Join(v.Consequences(), "\n"), "imagePullPolicy "); pullPolicy[0] < 'a' && !strings.HasPrefix(strings.Join(v.Consequences(), "\n")[i:], "imagePullPolicy "+pullPolicy) {
+					if i := strings.Index(strings.Join(v.Consequences(), "\n"), "imagePullPolicy "); pullPolicy[0] < 'a' &&
+						!strings.HasPrefix(strings.Join(v.Consequences(), "\n")[i:], "imagePullPolicy "+pullPolicy) {
 						t.Errorf("%s: %q; want that of %s first", c.title, v.Consequences(), pullPolicy)
 					}
 				}
@@ -306,6 +345,7 @@ func TestStateOfAContainerThatWasStarted(t *testing.T) {
 }
 
 // Stream is the interceptor of streams.
-func (s *Server) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+func (s *Server) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo,
+	handler grpc.StreamHandler) error {
 	return s.stream(srv, stream, info, handler)
 }

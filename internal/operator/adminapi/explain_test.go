@@ -35,19 +35,22 @@ func (w *world) explain(req *adminv1.ExplainRequest) *adminv1.ExplainResponse {
 }
 
 func of(name, image string) *adminv1.ExplainRequest {
-	return &adminv1.ExplainRequest{Image: image, Who: &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Namespace: "team", Name: name}}}
+	return &adminv1.ExplainRequest{Image: image, Who: &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Namespace: "team",
+		Name: name}}}
 }
 
 // aNode has one image in two repositories, one of which alice pulled, and three pods.
 func aNode(t *testing.T, change ...func(c *adminapi.Config)) *world {
 	t.Helper()
-	w := newWorld(t, tracker.Options{VerifyUntracked: true, Rules: tracker.Rules{Validity: time.Hour, ExemptNamespaces: []string{"exempt"}}}, change...)
+	w := newWorld(t, tracker.Options{VerifyUntracked: true,
+		Rules: tracker.Rules{Validity: time.Hour, ExemptNamespaces: []string{"exempt"}}}, change...)
 	w.node.do(func(n *node) { n.images = []tracker.Image{tracker.NewImage(id2, "repo.test/pre:1")} })
 	must(t, w.tracker.Sync(t.Context()))
 	w.pulled(aPod("alice"), app+":1", id1, "alice")
 	w.node.do(func(n *node) {
 		n.images = append(n.images, tracker.NewImage(id1, app+":1", "repo.test/other:latest"))
-		n.pods = []tracker.Pod{aPod("alice"), aPod("bob"), {UID: "old", Namespace: "team", Name: "twice"}, {UID: "new", Namespace: "team", Name: "twice"}}
+		n.pods = []tracker.Pod{aPod("alice"), aPod("bob"), {UID: "old", Namespace: "team", Name: "twice"},
+			{UID: "new", Namespace: "team", Name: "twice"}}
 		n.sourced = []tracker.Pod{aPod("bob"), aPod("carol"), aPod("dave")}
 		n.policies["uid-bob"] = []string{"Never", "Never"}
 		n.policies["uid-carol"] = []string{"Always", "IfNotPresent"}
@@ -63,36 +66,44 @@ func aNode(t *testing.T, change ...func(c *adminapi.Config)) *world {
 func TestExplainReturnsVerdictAndEvidence(t *testing.T) {
 	w := aNode(t)
 	e := w.explain(of("bob", app+":1"))
-	if e.GetVerdict() != adminv1.Verdict_VERDICT_REVERIFY || e.GetReason() != "not_proved" || e.GetPair().GetImageId() != id1 || e.GetPod().GetUid() != "uid-bob" {
+	if e.GetVerdict() != adminv1.Verdict_VERDICT_REVERIFY || e.GetReason() != "not_proved" ||
+		e.GetPair().GetImageId() != id1 || e.GetPod().GetUid() != "uid-bob" {
 		t.Errorf("bob = %v; want Reverify by not_proved", e)
 	}
 	ev := e.GetEvidence()
-	if ev.GetPullPolicy() != "Never" || !ev.GetCredentialsKnown() || len(ev.GetCredentials()) != 1 || ev.GetRecord().GetProofs()[0].GetExpires() == nil ||
-		ev.GetPolicy() != "NeverVerifyPreloadedImages" || !ev.GetEnforcing() || ev.GetPresence() != adminv1.Presence_PRESENCE_PRESENT {
+	if ev.GetPullPolicy() != "Never" || !ev.GetCredentialsKnown() || len(ev.GetCredentials()) != 1 ||
+		ev.GetRecord().GetProofs()[0].GetExpires() == nil ||
+		ev.GetPolicy() != "NeverVerifyPreloadedImages" || !ev.GetEnforcing() ||
+		ev.GetPresence() != adminv1.Presence_PRESENCE_PRESENT {
 		t.Errorf("evidence = %v; want the record with what expires, and his credential", ev)
 	}
-	if len(e.GetConsequences()) != 3 || !strings.Contains(e.GetConsequences()[0], "ErrImageNeverPull") || len(e.GetRemedies()) == 0 || !strings.Contains(e.GetRule(), "Secret team/bob") {
+	if len(e.GetConsequences()) != 3 || !strings.Contains(e.GetConsequences()[0], "ErrImageNeverPull") ||
+		len(e.GetRemedies()) == 0 || !strings.Contains(e.GetRule(), "Secret team/bob") {
 		t.Errorf("text = %q %q %q; want that of his own pull policy first", e.GetRule(), e.GetConsequences(), e.GetRemedies())
 	}
 
 	e = w.explain(of("dave", app+":1"))
-	if c := e.GetEvidence().GetCredentials(); len(c) != 1 || c[0].GetStanding() != adminv1.CredentialStanding_CREDENTIAL_STANDING_ROTATED || e.GetReason() != "proved" {
+	if c := e.GetEvidence().GetCredentials(); len(c) != 1 ||
+		c[0].GetStanding() != adminv1.CredentialStanding_CREDENTIAL_STANDING_ROTATED || e.GetReason() != "proved" {
 		t.Errorf("dave = %v; want the new content of his Secret in the place of the old one", e)
 	}
 	e = w.explain(of("carol", app+":1"))
 	// her Secret still contains the credential that proved access, and has not been rotated
 	standing := []adminv1.CredentialStanding{
-		adminv1.CredentialStanding_CREDENTIAL_STANDING_UNSPECIFIED, adminv1.CredentialStanding_CREDENTIAL_STANDING_PROVED, adminv1.CredentialStanding_CREDENTIAL_STANDING_UNSPECIFIED,
+		adminv1.CredentialStanding_CREDENTIAL_STANDING_UNSPECIFIED, adminv1.CredentialStanding_CREDENTIAL_STANDING_PROVED,
+		adminv1.CredentialStanding_CREDENTIAL_STANDING_UNSPECIFIED,
 	}
 	for i, c := range e.GetEvidence().GetCredentials() {
 		if c.GetStanding() != standing[i] {
 			t.Errorf("credential %d = %v; want %v", i, c, standing[i])
 		}
 	}
-	if e.GetVerdict() != adminv1.Verdict_VERDICT_ALLOW || e.GetReason() != "proved" || e.GetEvidence().GetPullPolicy() != "mixed" || e.GetEvidence().GetGrant() != nil {
+	if e.GetVerdict() != adminv1.Verdict_VERDICT_ALLOW || e.GetReason() != "proved" ||
+		e.GetEvidence().GetPullPolicy() != "mixed" || e.GetEvidence().GetGrant() != nil {
 		t.Errorf("carol = %v; want Allow by proved, and no grant by the question", e)
 	}
-	if e := w.explain(of("alice", app+":1")); e.GetReason() != "granted" || e.GetEvidence().GetGrant().GetReason() != "proved" || e.GetEvidence().GetCredentialsKnown() {
+	if e := w.explain(of("alice", app+":1")); e.GetReason() != "granted" ||
+		e.GetEvidence().GetGrant().GetReason() != "proved" || e.GetEvidence().GetCredentialsKnown() {
 		t.Errorf("alice = %v; want Allow by her grant", e)
 	}
 	if n := w.tracker.Grants(); n != 1 {
@@ -104,12 +115,14 @@ func TestExplainReturnsVerdictAndEvidence(t *testing.T) {
 func TestExplainJudgesByThePullPolicy(t *testing.T) {
 	w := aNode(t)
 	w.tracker.SetRules(tracker.Rules{Validity: time.Hour, Grace: time.Hour})
-	err := w.store.Prove(records.Intent{}, records.Result{Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.id("bob"), At: time.Now().Add(-90 * time.Minute)})
+	err := w.store.Prove(records.Intent{}, records.Result{Pair: records.Pair{ImageID: id1, Repository: app},
+		Credential: w.id("bob"), At: time.Now().Add(-90 * time.Minute)})
 	must(t, err)
 	for policy, want := range map[string]string{"Never": "proved_in_grace", "IfNotPresent": "proof_expired"} {
 		w.node.do(func(n *node) { n.policies["uid-bob"] = []string{policy} })
 		e := w.explain(of("bob", app+":1"))
-		if e.GetReason() != want || e.GetEvidence().GetCredentials()[0].GetStanding() != adminv1.CredentialStanding_CREDENTIAL_STANDING_IN_GRACE {
+		if e.GetReason() != want ||
+			e.GetEvidence().GetCredentials()[0].GetStanding() != adminv1.CredentialStanding_CREDENTIAL_STANDING_IN_GRACE {
 			t.Errorf("with %s = %v; want %s", policy, e, want)
 		}
 	}
@@ -120,7 +133,8 @@ type aGate struct {
 	skips   bool
 	refused string
 	// nil: no policies
-	explain func(who tracker.Pod, containers []string, image admission.Image, name string, ask bool) []admission.Explanation
+	explain func(who tracker.Pod, containers []string, image admission.Image, name string,
+		ask bool) []admission.Explanation
 }
 
 func (g aGate) SkipsAlways() bool { return g.skips }
@@ -129,7 +143,8 @@ func (g aGate) Refusal(uid string, _ imageref.Ref, _ string) (policy.Decision, b
 	return policy.Decision{Verdict: policy.Reverify, Reason: "container_refused"}, uid != "" && uid == g.refused
 }
 
-func (g aGate) ExplainPolicies(_ context.Context, who tracker.Pod, containers []string, image admission.Image, name string, ask bool) []admission.Explanation {
+func (g aGate) ExplainPolicies(_ context.Context, who tracker.Pod, containers []string, image admission.Image,
+	name string, ask bool) []admission.Explanation {
 	if g.explain == nil {
 		return nil
 	}
@@ -142,7 +157,8 @@ func TestExplainJudgesSeveralUsesAsTheGateDoes(t *testing.T) {
 	for skips, want := range map[bool][2]string{true: {"Never", "proved_in_grace"}, false: {"mixed", "proof_expired"}} {
 		w := aNode(t, func(c *adminapi.Config) { c.Gate = aGate{skips: skips} })
 		w.tracker.SetRules(tracker.Rules{Validity: time.Hour, Grace: time.Hour})
-		err := w.store.Prove(records.Intent{}, records.Result{Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.id("bob"), At: time.Now().Add(-90 * time.Minute)})
+		err := w.store.Prove(records.Intent{}, records.Result{Pair: records.Pair{ImageID: id1, Repository: app},
+			Credential: w.id("bob"), At: time.Now().Add(-90 * time.Minute)})
 		must(t, err)
 		w.node.do(func(n *node) { n.policies["uid-bob"] = []string{"Always", "Never"} })
 		e := w.explain(of("bob", app+":1"))
@@ -155,7 +171,8 @@ func TestExplainJudgesSeveralUsesAsTheGateDoes(t *testing.T) {
 func TestExplainOfAPodThatWasDeniedAContainer(t *testing.T) {
 	w := aNode(t, func(c *adminapi.Config) { c.Gate = aGate{refused: "uid-alice"} })
 	e := w.explain(of("alice", app+":1"))
-	if e.GetVerdict() != adminv1.Verdict_VERDICT_REVERIFY || e.GetReason() != "container_refused" || !strings.Contains(e.GetRule(), "denied a container") {
+	if e.GetVerdict() != adminv1.Verdict_VERDICT_REVERIFY || e.GetReason() != "container_refused" ||
+		!strings.Contains(e.GetRule(), "denied a container") {
 		t.Errorf("alice = %v; want Reverify by container_refused, and what that is", e)
 	}
 	if e := w.explain(of("dave", app+":1")); e.GetVerdict() != adminv1.Verdict_VERDICT_ALLOW {
@@ -184,12 +201,14 @@ func TestExplainWithoutAPod(t *testing.T) {
 			t.Errorf("Explain(%v) = %v; want %v by %s", tc.req, e, tc.verdict, tc.reason)
 		}
 	}
-	if e := w.explain(in("any", "repo.test/nothing:1")); e.GetPair().GetRepository() != "repo.test/nothing" || e.GetEvidence().GetPresence() != adminv1.Presence_PRESENCE_ABSENT {
+	if e := w.explain(in("any", "repo.test/nothing:1")); e.GetPair().GetRepository() != "repo.test/nothing" ||
+		e.GetEvidence().GetPresence() != adminv1.Presence_PRESENCE_ABSENT {
 		t.Errorf("absent = %v; want its repository", e)
 	}
 	// A runtime that finds several images for the beginning of an ID answers with an error.
 	w.node.do(func(n *node) { n.err = status.Error(codes.Unknown, "ambiguous") })
-	if e := w.explain(in("any", "sha256:11111111")); e.GetReason() != "image_id_name" || e.GetEvidence().GetPresence() != adminv1.Presence_PRESENCE_UNSPECIFIED {
+	if e := w.explain(in("any", "sha256:11111111")); e.GetReason() != "image_id_name" ||
+		e.GetEvidence().GetPresence() != adminv1.Presence_PRESENCE_UNSPECIFIED {
 		t.Errorf("ambiguous = %v; want Reverify by image_id_name", e)
 	}
 }
@@ -204,7 +223,8 @@ func TestExplainRefuses(t *testing.T) {
 		code codes.Code
 		want string
 	}{
-		"no image":       {&adminv1.ExplainRequest{Who: &adminv1.ExplainRequest_Namespace{Namespace: "team"}}, codes.InvalidArgument, "image"},
+		"no image": {&adminv1.ExplainRequest{Who: &adminv1.ExplainRequest_Namespace{Namespace: "team"}},
+			codes.InvalidArgument, "image"},
 		"no pod":         {&adminv1.ExplainRequest{Image: app}, codes.InvalidArgument, "namespace"},
 		"half a pod":     {by(&adminv1.PodRef{Namespace: "team"}), codes.InvalidArgument, "UID"},
 		"unknown pod":    {by(&adminv1.PodRef{Namespace: "team", Name: "absent"}), codes.NotFound, "team/absent"},
@@ -227,7 +247,8 @@ func TestExplainRefuses(t *testing.T) {
 		t.Errorf("by name = %v; want the pod of the pod source", e.GetPod())
 	}
 	w.node.do(func(n *node) { n.err = status.Error(codes.Unavailable, "down") })
-	if _, err := w.Explain(t.Context(), of("bob", app+":1")); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "down") {
+	if _, err := w.Explain(t.Context(), of("bob", app+":1")); status.Code(err) != codes.Unavailable ||
+		!strings.Contains(err.Error(), "down") {
 		t.Errorf("without a runtime = %v; want Unavailable, and why", err)
 	}
 }
@@ -236,7 +257,8 @@ func TestGetImageFindsByIDBeginningAndName(t *testing.T) {
 	w := aNode(t)
 	w.pulled(aPod("x"), "repo.test/third:1", id3, "x") // which the runtime does not have
 	for name, want := range map[string]string{
-		id1: id1, strings.TrimPrefix(id1, "sha256:"): id1, "2222222": id2, "sha256:22222222": id2, "11111111": id1, "11111113": id3,
+		id1: id1, strings.TrimPrefix(id1, "sha256:"): id1, "2222222": id2, "sha256:22222222": id2, "11111111": id1,
+		"11111113": id3,
 		app + ":1": id1, "repo.test/other": id1,
 	} {
 		resp, err := w.GetImage(t.Context(), &adminv1.GetImageRequest{Image: name})
@@ -245,25 +267,30 @@ func TestGetImageFindsByIDBeginningAndName(t *testing.T) {
 		}
 	}
 	resp, err := w.GetImage(t.Context(), &adminv1.GetImageRequest{Image: id1})
-	if i := resp.GetImage(); err != nil || i.GetPresence() != adminv1.Presence_PRESENCE_PRESENT || len(i.GetRecords()) != 1 || len(i.GetUntracked()) != 1 || i.GetUntracked()[0] != "repo.test/other" {
+	if i := resp.GetImage(); err != nil || i.GetPresence() != adminv1.Presence_PRESENCE_PRESENT ||
+		len(i.GetRecords()) != 1 || len(i.GetUntracked()) != 1 || i.GetUntracked()[0] != "repo.test/other" {
 		t.Errorf("GetImage = %v, %v; want the record, and the untracked repository", i, err)
 	}
 	for name, code := range map[string]codes.Code{
 		"": codes.InvalidArgument, "sha256:12": codes.InvalidArgument, "UPPER CASE": codes.InvalidArgument,
-		"1111111": codes.FailedPrecondition, "sha256:4444444": codes.NotFound, "repo.test/nothing": codes.NotFound, "deadbee": codes.NotFound,
+		"1111111": codes.FailedPrecondition, "sha256:4444444": codes.NotFound, "repo.test/nothing": codes.NotFound,
+		"deadbee": codes.NotFound,
 	} {
 		if _, err := w.GetImage(t.Context(), &adminv1.GetImageRequest{Image: name}); status.Code(err) != code {
 			t.Errorf("GetImage(%q) = %v; want %v", name, err, code)
 		}
 	}
-	if resp, err := w.GetImage(t.Context(), &adminv1.GetImageRequest{Image: id3}); err != nil || resp.GetImage().GetPresence() != adminv1.Presence_PRESENCE_ABSENT {
+	if resp, err := w.GetImage(t.Context(), &adminv1.GetImageRequest{Image: id3}); err != nil ||
+		resp.GetImage().GetPresence() != adminv1.Presence_PRESENCE_ABSENT {
 		t.Errorf("what the runtime does not have = %v, %v; want it absent", resp, err)
 	}
 	w.node.do(func(n *node) { n.err = status.Error(codes.Unavailable, "down"); n.images = nil })
-	if _, err := w.GetImage(t.Context(), &adminv1.GetImageRequest{Image: app + ":1"}); status.Code(err) != codes.Unavailable {
+	if _, err := w.GetImage(t.Context(), &adminv1.GetImageRequest{Image: app +
+		":1"}); status.Code(err) != codes.Unavailable {
 		t.Errorf("by name without a runtime = %v; want Unavailable", err)
 	}
-	if resp, err := w.GetImage(t.Context(), &adminv1.GetImageRequest{Image: id1}); err != nil || resp.GetImage().GetPresence() != adminv1.Presence_PRESENCE_UNSPECIFIED {
+	if resp, err := w.GetImage(t.Context(), &adminv1.GetImageRequest{Image: id1}); err != nil ||
+		resp.GetImage().GetPresence() != adminv1.Presence_PRESENCE_UNSPECIFIED {
 		t.Errorf("by ID without a runtime = %v, %v; want what the store knows", resp, err)
 	}
 }
@@ -276,22 +303,27 @@ func TestExplainPolicies(t *testing.T) {
 		Ask        bool
 	}
 	var asked []question
-	gate := aGate{explain: func(who tracker.Pod, containers []string, image admission.Image, name string, ask bool) []admission.Explanation {
+	gate := aGate{explain: func(who tracker.Pod, containers []string, image admission.Image, name string,
+		ask bool) []admission.Explanation {
 		asked = append(asked, question{who.UID, containers, image.ID, name, ask})
 		found := admission.Finding{
-			Validator: "v", Policy: "p", Rule: "r", Answer: admission.Deny, Reason: admission.FieldUnknown, Audit: true, FailedOpen: true, Message: "m",
+			Validator: "v", Policy: "p", Rule: "r", Answer: admission.Deny, Reason: admission.FieldUnknown, Audit: true,
+			FailedOpen: true, Message: "m",
 			AuditAnnotations: map[string]string{"k": "v\xff"}, Signers: []string{"key\xff"}, Digest: "d",
 		}
 		return []admission.Explanation{
-			{Stage: admission.StageSandbox, Certain: true, Decision: admission.Decision{Answer: admission.Admit, Exemption: admission.StartedBefore}},
-			{Container: "a", Certain: true, Decision: admission.Decision{Answer: admission.Deny, Findings: []admission.Finding{found}}},
+			{Stage: admission.StageSandbox, Certain: true, Decision: admission.Decision{Answer: admission.Admit,
+				Exemption: admission.StartedBefore}},
+			{Container: "a", Certain: true, Decision: admission.Decision{Answer: admission.Deny,
+				Findings: []admission.Finding{found}}},
 			{Container: "b", Decision: admission.Decision{Answer: admission.Deny}},
 		}
 	}}
 	w := aNode(t, func(c *adminapi.Config) {
 		c.Gate = gate
 		c.Policies = func() *adminv1.ListPoliciesResponse {
-			return &adminv1.ListPoliciesResponse{Policies: []*adminv1.Policy{{Unjudged: []string{"a", "b"}}, {}, {Unjudged: []string{"c"}}}}
+			return &adminv1.ListPoliciesResponse{Policies: []*adminv1.Policy{{Unjudged: []string{"a", "b"}}, {},
+				{Unjudged: []string{"c"}}}}
 		}
 	})
 	w.node.do(func(n *node) { n.using = map[string][]string{"uid-bob": {"a", "b"}} })
@@ -301,7 +333,8 @@ func TestExplainPolicies(t *testing.T) {
 	want := &adminv1.ExplainResponse{UnjudgedRestrictions: 3, PolicyAnswers: []*adminv1.PolicyAnswer{
 		{Call: "RunPodSandbox", Admission: adminv1.Admission_ADMISSION_ADMIT, Exemption: "started_before"},
 		{Call: "CreateContainer", Container: "a", Admission: adminv1.Admission_ADMISSION_DENY, Findings: []*adminv1.Finding{
-			{Validator: "v", Policy: "p", Rule: "r", Answer: "Deny", Reason: "FIELD_UNKNOWN", Audit: true, FailedOpen: true, Message: "m", AuditAnnotations: map[string]string{"k": "v\ufffd"}, Signers: []string{"key\ufffd"}, Digest: "d"},
+			{Validator: "v", Policy: "p", Rule: "r", Answer: "Deny", Reason: "FIELD_UNKNOWN", Audit: true, FailedOpen: true,
+				Message: "m", AuditAnnotations: map[string]string{"k": "v\ufffd"}, Signers: []string{"key\ufffd"}, Digest: "d"},
 		}},
 		{Call: "CreateContainer", Container: "b"},
 	}}
@@ -311,7 +344,8 @@ func TestExplainPolicies(t *testing.T) {
 	ask.Container, ask.Ask = "c", true
 	w.explain(ask)
 	w.explain(of("alice", app+":1"))
-	w.explain(&adminv1.ExplainRequest{Image: "repo.test/absent:1", Who: &adminv1.ExplainRequest_Namespace{Namespace: "team"}})
+	w.explain(&adminv1.ExplainRequest{Image: "repo.test/absent:1",
+		Who: &adminv1.ExplainRequest_Namespace{Namespace: "team"}})
 	if d := cmp.Diff([]question{
 		{"uid-bob", []string{"a", "b"}, id1, app + ":1", false},
 		{"uid-bob", []string{"c"}, id1, app + ":1", true},
@@ -424,13 +458,14 @@ func TestListsRefusePageTokensOfOthers(t *testing.T) {
 	token := first.GetNextPageToken()
 	images := func(r *adminv1.ListImagesRequest) error { return errOf(w.ListImages(t.Context(), r)) }
 	for name, err := range map[string]error{
-		"garbage":        images(&adminv1.ListImagesRequest{PageToken: "%%%"}),
-		"another filter": images(&adminv1.ListImagesRequest{PageToken: token, Filter: &adminv1.ImageFilter{Namespace: "team"}}),
-		"another list":   errOf(w.ListGrants(t.Context(), &adminv1.ListGrantsRequest{PageToken: token})),
-		"pods":           errOf(w.ListPods(t.Context(), &adminv1.ListPodsRequest{PageToken: "x"})),
-		"negative":       errOf(w.ListPreloaded(t.Context(), &adminv1.ListPreloadedRequest{PageSize: -1})),
-		"policies":       errOf(w.ListPolicies(t.Context(), &adminv1.ListPoliciesRequest{PageSize: -1})),
-		"no name":        errOf(w.ListIntents(t.Context(), &adminv1.ListIntentsRequest{Repository: "UPPER CASE"})),
+		"garbage": images(&adminv1.ListImagesRequest{PageToken: "%%%"}),
+		"another filter": images(&adminv1.ListImagesRequest{PageToken: token,
+			Filter: &adminv1.ImageFilter{Namespace: "team"}}),
+		"another list": errOf(w.ListGrants(t.Context(), &adminv1.ListGrantsRequest{PageToken: token})),
+		"pods":         errOf(w.ListPods(t.Context(), &adminv1.ListPodsRequest{PageToken: "x"})),
+		"negative":     errOf(w.ListPreloaded(t.Context(), &adminv1.ListPreloadedRequest{PageSize: -1})),
+		"policies":     errOf(w.ListPolicies(t.Context(), &adminv1.ListPoliciesRequest{PageSize: -1})),
+		"no name":      errOf(w.ListIntents(t.Context(), &adminv1.ListIntentsRequest{Repository: "UPPER CASE"})),
 		"two namespaces": images(&adminv1.ListImagesRequest{Filter: &adminv1.ImageFilter{
 			Namespace: "a", Secret: &adminv1.SecretRef{Namespace: "b"},
 		}}),
@@ -459,19 +494,26 @@ func TestListsArePagedInOrder(t *testing.T) {
 	}
 	for name, list := range map[string]func(token string) (keys []string, next string){
 		"intents": func(token string) ([]string, string) {
-			resp, err := w.ListIntents(t.Context(), &adminv1.ListIntentsRequest{PageSize: 10, PageToken: token, Repository: "repo.test/lost"})
+			resp, err := w.ListIntents(t.Context(), &adminv1.ListIntentsRequest{PageSize: 10, PageToken: token,
+				Repository: "repo.test/lost"})
 			must(t, err)
-			return keysOf(resp.GetIntents(), func(in *adminv1.Intent) string { return string(rune(in.GetId())) }), resp.GetNextPageToken()
+			return keysOf(resp.GetIntents(), func(in *adminv1.Intent) string { return string(rune(in.GetId())) }),
+				resp.GetNextPageToken()
 		},
 		"marks": func(token string) ([]string, string) {
 			resp, err := w.ListPreloaded(t.Context(), &adminv1.ListPreloadedRequest{PageSize: 10, PageToken: token})
 			must(t, err)
-			return keysOf(resp.GetMarks(), func(m *adminv1.Mark) string { return m.GetPair().GetImageId() }), resp.GetNextPageToken()
+			return keysOf(resp.GetMarks(), func(m *adminv1.Mark) string { return m.GetPair().GetImageId() }),
+				resp.GetNextPageToken()
 		},
 		"grants": func(token string) ([]string, string) {
-			resp, err := w.ListGrants(t.Context(), &adminv1.ListGrantsRequest{PageSize: 10, PageToken: token, Pod: &adminv1.PodRef{Namespace: "team"}})
+			resp, err := w.ListGrants(t.Context(), &adminv1.ListGrantsRequest{PageSize: 10, PageToken: token,
+				Pod: &adminv1.PodRef{Namespace: "team"}})
 			must(t, err)
-			return keysOf(resp.GetGrants(), func(g *adminv1.Grant) string { return g.GetPod().GetUid() + g.GetPair().GetImageId() }), resp.GetNextPageToken()
+			return keysOf(resp.GetGrants(), func(g *adminv1.Grant) string {
+				return g.GetPod().GetUid() +
+					g.GetPair().GetImageId()
+			}), resp.GetNextPageToken()
 		},
 	} {
 		all, token := list("")
@@ -503,9 +545,11 @@ func TestPageOfLargeImagesEndsEarly(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	for i := range 2 {
 		for c := range 20 {
-			r := records.Result{Pair: records.Pair{ImageID: numbered(i).ID, Repository: app}, Credential: w.id(fmt.Sprint(c)), At: time.Now()}
+			r := records.Result{Pair: records.Pair{ImageID: numbered(i).ID, Repository: app}, Credential: w.id(fmt.Sprint(c)),
+				At: time.Now()}
 			for s := range records.MaxSecrets {
-				r.Secrets = append(r.Secrets, records.SecretRef{UID: fmt.Sprintf("%036d", c*1000+s), Namespace: strings.Repeat("n", 63), Name: strings.Repeat("s", 253)})
+				r.Secrets = append(r.Secrets, records.SecretRef{UID: fmt.Sprintf("%036d", c*1000+s),
+					Namespace: strings.Repeat("n", 63), Name: strings.Repeat("s", 253)})
 			}
 			must(t, w.store.Prove(records.Intent{}, r))
 		}
@@ -515,7 +559,8 @@ func TestPageOfLargeImagesEndsEarly(t *testing.T) {
 		t.Fatalf("ListImages = %d images, %v; want one, and another page", len(first.GetImages()), err)
 	}
 	second, err := w.ListImages(t.Context(), &adminv1.ListImagesRequest{PageToken: first.GetNextPageToken()})
-	if err != nil || len(second.GetImages()) != 1 || second.GetNextPageToken() != "" || second.GetImages()[0].GetImageId() != numbered(1).ID {
+	if err != nil || len(second.GetImages()) != 1 || second.GetNextPageToken() != "" ||
+		second.GetImages()[0].GetImageId() != numbered(1).ID {
 		t.Errorf("the next page = %d images, %v; want the other one, and the end", len(second.GetImages()), err)
 	}
 }
@@ -547,7 +592,8 @@ func (w *world) podRows(denied bool) (rows []string) {
 		r, err := w.ListPods(w.t.Context(), &adminv1.ListPodsRequest{Denied: denied, PageSize: 2, PageToken: token})
 		must(w.t, err)
 		for _, i := range r.GetImages() {
-			rows = append(rows, strings.Join([]string{i.GetNamespace() + "/" + i.GetPod(), i.GetUid(), i.GetContainer(), i.GetImage(), i.GetState()}, " ")+secretsOf(i))
+			rows = append(rows, strings.Join([]string{i.GetNamespace() + "/" + i.GetPod(), i.GetUid(), i.GetContainer(),
+				i.GetImage(), i.GetState()}, " ")+secretsOf(i))
 		}
 		if token = r.GetNextPageToken(); token == "" {
 			return rows
@@ -580,12 +626,14 @@ func TestListPodsHasTheStateOfEachImage(t *testing.T) {
 			return admission.Finding{Validator: "v", Policy: name, Answer: answer, Reason: reason, Audit: audit || !enforce}
 		}
 		certain := true
-		gate := aGate{explain: func(who tracker.Pod, containers []string, _ admission.Image, _ string, ask bool) []admission.Explanation {
+		gate := aGate{explain: func(who tracker.Pod, containers []string, _ admission.Image, _ string,
+			ask bool) []admission.Explanation {
 			if ask || len(containers) != 1 {
 				t.Errorf("asked about %v of %v, over the network: %v", containers, who, ask)
 			}
 			findings := map[string][]admission.Finding{
-				"bob": {finding("reported", admission.Deny, admission.RestrictionViolated, true), finding("baseline", admission.Deny, admission.RestrictionViolated, false)},
+				"bob": {finding("reported", admission.Deny, admission.RestrictionViolated, true),
+					finding("baseline", admission.Deny, admission.RestrictionViolated, false)},
 				"eve": {finding("scanner", admission.Deny, admission.NotAsked, false)},
 				"sig": {finding("signed", admission.Unverified, admission.EndorsementMissing, false)},
 			}[who.Name]
@@ -593,15 +641,18 @@ func TestListPodsHasTheStateOfEachImage(t *testing.T) {
 				findings = []admission.Finding{finding("", admission.Admit, "", false)}
 			}
 			return []admission.Explanation{
-				{Stage: admission.StageSandbox, Certain: true, Decision: admission.Decision{Answer: admission.Admit, Exemption: admission.StartedBefore}},
-				{Container: containers[0], Certain: certain && who.Name != "eve" || !enforce, Decision: admission.DecisionOf(findings)},
+				{Stage: admission.StageSandbox, Certain: true, Decision: admission.Decision{Answer: admission.Admit,
+					Exemption: admission.StartedBefore}},
+				{Container: containers[0], Certain: certain && who.Name != "eve" || !enforce,
+					Decision: admission.DecisionOf(findings)},
 			}
 		}}
 		w := aNode(t, func(c *adminapi.Config) {
 			c.Gate = gate
 			c.Settings.Shadow = !enforce // the states are the same
 			c.Policies = func() *adminv1.ListPoliciesResponse {
-				return &adminv1.ListPoliciesResponse{Enforcing: enforce, Policies: []*adminv1.Policy{{Name: "reported", Audit: true}}}
+				return &adminv1.ListPoliciesResponse{Enforcing: enforce,
+					Policies: []*adminv1.Policy{{Name: "reported", Audit: true}}}
 			}
 		})
 		pre := "repo.test/pre:1"
@@ -612,9 +663,11 @@ func TestListPodsHasTheStateOfEachImage(t *testing.T) {
 				n.policies[uid], n.secrets[uid] = []string{"IfNotPresent"}, nil
 			}
 			n.secrets["uid-sig"] = []tracker.Secret{w.secretWith("bob"), w.secretWith("bob")}
-			n.pods = []tracker.Pod{aPod("alice"), aPod("bob"), aPod("ended"), {UID: "new", Namespace: "team", Name: "unsourced"}, {UID: "s", Namespace: "exempt", Name: "static"}}
+			n.pods = []tracker.Pod{aPod("alice"), aPod("bob"), aPod("ended"), {UID: "new", Namespace: "team", Name: "unsourced"},
+				{UID: "s", Namespace: "exempt", Name: "static"}}
 			n.listed = []podsource.Listed{
-				ended, sourced(aPod("alice"), app+":1", "repo.test/absent:1"), sourced(aPod("bob"), app+":1"), sourced(aPod("carol"), app+":1", pre),
+				ended, sourced(aPod("alice"), app+":1", "repo.test/absent:1"), sourced(aPod("bob"), app+":1"),
+				sourced(aPod("carol"), app+":1", pre),
 				sourced(aPod("eve"), pre), sourced(aPod("sig"), pre), sourced(aPod("twice"), app+":1"),
 			}
 		})
@@ -652,10 +705,12 @@ func TestListPodsAgreesWithExplain(t *testing.T) {
 	w := aNode(t)
 	w.node.do(func(n *node) {
 		for _, name := range []string{"alice", "bob", "carol", "dave"} {
-			n.listed = append(n.listed, sourced(aPod(name), app+":1", "repo.test/other:latest", "repo.test/pre:1", "repo.test/absent:1", id1))
+			n.listed = append(n.listed, sourced(aPod(name), app+":1", "repo.test/other:latest", "repo.test/pre:1",
+				"repo.test/absent:1", id1))
 		}
 	})
-	want := map[adminv1.Verdict]string{adminv1.Verdict_VERDICT_ALLOW: "runs", adminv1.Verdict_VERDICT_REVERIFY: "needs proof", adminv1.Verdict_VERDICT_UNSPECIFIED: "unknown"}
+	want := map[adminv1.Verdict]string{adminv1.Verdict_VERDICT_ALLOW: "runs",
+		adminv1.Verdict_VERDICT_REVERIFY: "needs proof", adminv1.Verdict_VERDICT_UNSPECIFIED: "unknown"}
 	r, err := w.ListPods(t.Context(), &adminv1.ListPodsRequest{})
 	must(t, err)
 	if len(r.GetImages()) < 20 {
@@ -665,7 +720,8 @@ func TestListPodsAgreesWithExplain(t *testing.T) {
 		if i.GetImage() == "" {
 			continue
 		}
-		e := w.explain(&adminv1.ExplainRequest{Image: i.GetImage(), Who: &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Uid: i.GetUid()}}})
+		e := w.explain(&adminv1.ExplainRequest{Image: i.GetImage(),
+			Who: &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Uid: i.GetUid()}}})
 		if i.GetState() != want[e.GetVerdict()] {
 			t.Errorf("%v; explain says %v by %s", i, e.GetVerdict(), e.GetReason())
 		}
@@ -702,10 +758,12 @@ func TestListPolicies(t *testing.T) {
 	in := &adminv1.ListPoliciesResponse{Folder: "/p", Hash: "h", ReloadError: "e", Enforcing: true, RefuseUnjudged: true}
 	for i := range 5 {
 		in.Policies = append(in.Policies, &adminv1.Policy{
-			Kind: "PodRestriction", Name: fmt.Sprint("policy-", i), Mode: "Drop", Audit: true, Namespaces: []string{"a"}, NamespaceSelector: "b=c", Unjudged: []string{"d"},
+			Kind: "PodRestriction", Name: fmt.Sprint("policy-", i), Mode: "Drop", Audit: true, Namespaces: []string{"a"},
+			NamespaceSelector: "b=c", Unjudged: []string{"d"},
 		})
 	}
-	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) { c.Policies = func() *adminv1.ListPoliciesResponse { return in } })
+	w := newWorld(t, tracker.Options{},
+		func(c *adminapi.Config) { c.Policies = func() *adminv1.ListPoliciesResponse { return in } })
 	got := &adminv1.ListPoliciesResponse{}
 	for more := true; more; more = got.GetNextPageToken() != "" {
 		r, err := w.ListPolicies(t.Context(), &adminv1.ListPoliciesRequest{PageSize: 2, PageToken: got.GetNextPageToken()})
@@ -720,7 +778,8 @@ func TestListPolicies(t *testing.T) {
 
 func TestListPoliciesWithoutAny(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
-	if r, err := w.ListPolicies(t.Context(), &adminv1.ListPoliciesRequest{}); err != nil || r.GetFolder() != "" || len(r.GetPolicies()) != 0 {
+	if r, err := w.ListPolicies(t.Context(), &adminv1.ListPoliciesRequest{}); err != nil || r.GetFolder() != "" ||
+		len(r.GetPolicies()) != 0 {
 		t.Errorf("ListPolicies = %v, %v; want nothing", r, err)
 	}
 }

@@ -234,7 +234,8 @@ func (w *world) pulled(pod tracker.Pod, name, id, password string) {
 }
 
 func (w *world) secretWith(password string) tracker.Secret {
-	return tracker.Secret{Credential: w.id(password), Ref: records.SecretRef{UID: "uid-" + password, Namespace: "team", Name: password}}
+	return tracker.Secret{Credential: w.id(password),
+		Ref: records.SecretRef{UID: "uid-" + password, Namespace: "team", Name: password}}
 }
 
 func aPod(name string) tracker.Pod {
@@ -246,7 +247,8 @@ func (w *world) try(pod tracker.Pod, name string) tracker.Verdict {
 	w.t.Helper()
 	i, err := w.node.Image(w.t.Context(), name)
 	must(w.t, err)
-	return w.tracker.Check(w.t.Context(), tracker.Request{Pod: tracker.Pod{UID: pod.UID, Namespace: pod.Namespace}, Name: imageref.New(name), Image: i})
+	return w.tracker.Check(w.t.Context(), tracker.Request{Pod: tracker.Pod{UID: pod.UID, Namespace: pod.Namespace},
+		Name: imageref.New(name), Image: i})
 }
 
 func numbered(n int) tracker.Image {
@@ -256,13 +258,7 @@ func numbered(n int) tracker.Image {
 // errOf returns the error of a call.
 func errOf[R any](_ R, err error) error { return err }
 
-// must ends a test that cannot go on.
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -288,7 +284,8 @@ func TestAsAnotherUser(t *testing.T) {
 	}
 	_, health := healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{})
 	_, unknown := c.GetImage(ctx, &adminv1.GetImageRequest{Image: strings.Repeat("x", 1<<20)})
-	fmt.Println("unary:", status.Code(unary), "stream:", status.Code(err), "health:", status.Code(health), "large:", status.Code(unknown), status.Convert(unary).Message())
+	fmt.Println("unary:", status.Code(unary), "stream:", status.Code(err), "health:", status.Code(health), "large:",
+		status.Code(unknown), status.Convert(unary).Message())
 }
 
 func TestOnlyRootAndOurOwnUserMayCall(t *testing.T) {
@@ -312,7 +309,8 @@ func TestOnlyRootAndOurOwnUserMayCall(t *testing.T) {
 	cmd.Dir = filepath.Dir(w.socket)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	out, err := cmd.CombinedOutput()
-	want := "unary: PermissionDenied stream: PermissionDenied health: PermissionDenied large: PermissionDenied user 65534 may not call"
+	want := "unary: PermissionDenied stream: PermissionDenied health: PermissionDenied large: PermissionDenied user " +
+		"65534 may not call"
 	if err != nil || !strings.Contains(string(out), want) {
 		t.Errorf("another user's process prints %s, %v; want %s", out, err, want)
 	}
@@ -320,7 +318,8 @@ func TestOnlyRootAndOurOwnUserMayCall(t *testing.T) {
 
 func TestServerKeepsItsLimits(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
-	if _, err := w.GetImage(t.Context(), &adminv1.GetImageRequest{Image: strings.Repeat("x", 1<<20)}); status.Code(err) != codes.ResourceExhausted {
+	if _, err := w.GetImage(t.Context(), &adminv1.GetImageRequest{Image: strings.Repeat("x",
+		1<<20)}); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("a request of more than 1 MiB = %v; want ResourceExhausted", err)
 	}
 	var conns []net.Conn
@@ -360,7 +359,8 @@ func TestServerKeepsItsLimits(t *testing.T) {
 	conn := w.dial()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	if _, err := adminv1.NewPullRecordsClient(conn).GetStatus(ctx, &adminv1.GetStatusRequest{}, grpc.WaitForReady(true)); err != nil {
+	if _, err := adminv1.NewPullRecordsClient(conn).GetStatus(ctx, &adminv1.GetStatusRequest{},
+		grpc.WaitForReady(true)); err != nil {
 		t.Errorf("after the others hung up: %v; want an answer", err)
 	}
 }
@@ -369,7 +369,8 @@ func TestPanicStaysWithinItsCall(t *testing.T) {
 	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) {
 		c.Status = func(context.Context) *adminv1.GetStatusResponse { panic("no status") }
 	})
-	if _, err := w.GetStatus(t.Context(), &adminv1.GetStatusRequest{}); status.Code(err) != codes.Internal || strings.Contains(err.Error(), "no status") || w.panics != 1 {
+	if _, err := w.GetStatus(t.Context(), &adminv1.GetStatusRequest{}); status.Code(err) != codes.Internal ||
+		strings.Contains(err.Error(), "no status") || w.panics != 1 {
 		t.Errorf("a call that panics = %v, %d counted; want Internal, and the panic only in the log", err, w.panics)
 	}
 	if _, err := w.ListGrants(t.Context(), &adminv1.ListGrantsRequest{}); err != nil {
@@ -383,7 +384,8 @@ func TestHealthIsThatOfTheCRI(t *testing.T) {
 	check := func(want healthv1.HealthCheckResponse_ServingStatus) {
 		t.Helper()
 		for _, service := range []string{"", "pullgate.admin.v1.PullRecords"} {
-			if got, err := h.Check(t.Context(), &healthv1.HealthCheckRequest{Service: service}); err != nil || got.GetStatus() != want {
+			if got, err := h.Check(t.Context(), &healthv1.HealthCheckRequest{Service: service}); err != nil ||
+				got.GetStatus() != want {
 				t.Errorf("health of %q = %v, %v; want %v", service, got, err, want)
 			}
 		}
@@ -488,17 +490,18 @@ func TestStreamIsAnsweredWhenItsHandlerHasReturned(t *testing.T) {
 		}
 	}()
 	go func() {
-		answered <- w.server.Stream(nil, idleStream{ctx: t.Context()}, &grpc.StreamServerInfo{}, func(_ any, stream grpc.ServerStream) error {
-			w.server.Shutdown(t.Context())
-			select {
-			case <-stream.Context().Done():
-			case err := <-answered: // the check below reports it
-				answered <- err
-			}
-			close(cancelled)
-			<-goOn // like a Send to a client that does not read
-			return stream.Context().Err()
-		})
+		answered <- w.server.Stream(nil, idleStream{ctx: t.Context()}, &grpc.StreamServerInfo{},
+			func(_ any, stream grpc.ServerStream) error {
+				w.server.Shutdown(t.Context())
+				select {
+				case <-stream.Context().Done():
+				case err := <-answered: // the check below reports it
+					answered <- err
+				}
+				close(cancelled)
+				<-goOn // like a Send to a client that does not read
+				return stream.Context().Err()
+			})
 	}()
 	<-cancelled
 	select {
@@ -578,7 +581,8 @@ func TestBackupSendsAWholeStoreWhileItIsWritten(t *testing.T) {
 		}
 		must(t, err)
 		if (piece.GetSize() != 0) != (n == 0) || len(piece.GetChunk()) > 1<<20 {
-			t.Errorf("piece %d: %d bytes, size %d; want the size with the first alone", n, len(piece.GetChunk()), piece.GetSize())
+			t.Errorf("piece %d: %d bytes, size %d; want the size with the first alone", n, len(piece.GetChunk()),
+				piece.GetSize())
 		}
 		if n == 1 { // the first message does not wait for the reader
 			w.pulled(aPod("late"), "repo.test/late:1", id1, "late")
@@ -634,10 +638,12 @@ func TestVerifyStoreReportsUnreadableValues(t *testing.T) {
 	w := newWorldOn(t, s, tracker.Options{})
 	must(t, testkit.Damage(path, numbered(0).ID+"\x00"+app))
 	v, err := w.VerifyStore(t.Context(), &adminv1.VerifyStoreRequest{})
-	if err != nil || v.GetValues() < 20_000 || len(v.GetProblems()) != 1 || !strings.Contains(fmt.Sprint(v.GetProblems()), "marks") || v.GetOmitted() != 0 || v.GetTook().AsDuration() <= 0 {
+	if err != nil || v.GetValues() < 20_000 || len(v.GetProblems()) != 1 ||
+		!strings.Contains(fmt.Sprint(v.GetProblems()), "marks") || v.GetOmitted() != 0 || v.GetTook().AsDuration() <= 0 {
 		t.Errorf("VerifyStore = %v, %v; want one problem", v, err)
 	}
-	if marks, err := w.ListPreloaded(t.Context(), &adminv1.ListPreloadedRequest{ImageId: numbered(0).ID}); err != nil || len(marks.GetMarks()) != 1 {
+	if marks, err := w.ListPreloaded(t.Context(), &adminv1.ListPreloadedRequest{ImageId: numbered(0).ID}); err != nil ||
+		len(marks.GetMarks()) != 1 {
 		t.Errorf("ListPreloaded = %v, %v; want the mark", marks, err)
 	}
 	// The facts in memory are those from before; the next start removes the value.
@@ -652,7 +658,8 @@ func TestKeysThatAreNotUTF8AreReported(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "records.db")
 	s, _, err := records.Open(path, records.Options{})
 	must(t, err)
-	if _, err := s.AcceptMarks([]records.Pair{{ImageID: id1, Repository: app}}, "operator", time.Now(), false); err != nil {
+	if _, err := s.AcceptMarks([]records.Pair{{ImageID: id1, Repository: app}}, "operator", time.Now(),
+		false); err != nil {
 		t.Fatal(err)
 	}
 	content, err := os.ReadFile(path)
@@ -672,16 +679,20 @@ func TestKeysThatAreNotUTF8AreReported(t *testing.T) {
 	if r, err := w.ListPreloaded(t.Context(), &adminv1.ListPreloadedRequest{}); err != nil || len(r.GetMarks()) != 1 {
 		t.Errorf("ListPreloaded = %v, %v; want one", r, err)
 	}
-	if r, err := w.Revoke(t.Context(), &adminv1.RevokeRequest{ImageId: id1, DryRun: true}); err != nil || len(r.GetMarked()) != 1 {
+	if r, err := w.Revoke(t.Context(), &adminv1.RevokeRequest{ImageId: id1, DryRun: true}); err != nil ||
+		len(r.GetMarked()) != 1 {
 		t.Errorf("Revoke = %v, %v; want the mark", r, err)
 	}
-	if r, err := w.ForgetPreloaded(t.Context(), &adminv1.ForgetPreloadedRequest{All: true}); err != nil || len(r.GetForgotten()) != 1 {
+	if r, err := w.ForgetPreloaded(t.Context(), &adminv1.ForgetPreloadedRequest{All: true}); err != nil ||
+		len(r.GetForgotten()) != 1 {
 		t.Errorf("ForgetPreloaded = %v, %v; want the mark", r, err)
 	}
 }
 
 // watch begins to watch, and returns when the stream has every later decision.
-func (w *world) watch(req *adminv1.WatchDecisionsRequest) adminv1.PullRecords_WatchDecisionsClient { //nolint:ireturn // what the client gives
+//
+//nolint:ireturn // what the client gives
+func (w *world) watch(req *adminv1.WatchDecisionsRequest) adminv1.PullRecords_WatchDecisionsClient {
 	w.t.Helper()
 	stream, err := w.WatchDecisions(w.t.Context(), req)
 	must(w.t, err)
@@ -693,9 +704,11 @@ func (w *world) watch(req *adminv1.WatchDecisionsRequest) adminv1.PullRecords_Wa
 
 func decided(namespace, image string) decisionlog.Decision {
 	return decisionlog.Decision{
-		Call: "PullImage", Pod: tracker.Pod{UID: "uid", Namespace: namespace, Name: "web"}, Image: image, Repository: strings.TrimSuffix(image, ":1"),
+		Call: "PullImage", Pod: tracker.Pod{UID: "uid", Namespace: namespace, Name: "web"}, Image: image,
+		Repository: strings.TrimSuffix(image, ":1"),
 		Verdict: tracker.Verdict{
-			Decision: policy.Decision{Verdict: policy.Allow, Reason: policy.Proved}, Pair: records.Pair{ImageID: id1, Repository: app},
+			Decision:   policy.Decision{Verdict: policy.Allow, Reason: policy.Proved},
+			Pair:       records.Pair{ImageID: id1, Repository: app},
 			Credential: "c0ffee",
 		},
 		Secret:     records.SecretRef{UID: "u", Namespace: namespace, Name: "pull"},
@@ -725,8 +738,10 @@ func TestWatchSendsDecisionsFromNowOn(t *testing.T) {
 			if err != nil || d.GetPod().GetNamespace()+" "+d.GetImage() != want {
 				t.Fatalf("%s: %v, %v; want %s", name, d, err, want)
 			}
-			if d.GetTime() == nil || d.GetCall() != "PullImage" || d.GetVerdict() != adminv1.Verdict_VERDICT_ALLOW || d.GetReason() != "proved" || d.GetCredentialId() != "c0ffee" ||
-				d.GetSecret().GetName() != "pull" || d.GetOutcome() != "verified" || d.GetTook().AsDuration() != time.Second || !d.GetShadow() || d.GetDropped() != 0 || d.GetPair().GetImageId() != id1 {
+			if d.GetTime() == nil || d.GetCall() != "PullImage" || d.GetVerdict() != adminv1.Verdict_VERDICT_ALLOW ||
+				d.GetReason() != "proved" || d.GetCredentialId() != "c0ffee" ||
+				d.GetSecret().GetName() != "pull" || d.GetOutcome() != "verified" || d.GetTook().AsDuration() != time.Second ||
+				!d.GetShadow() || d.GetDropped() != 0 || d.GetPair().GetImageId() != id1 {
 				t.Errorf("%s: %v; want every field", name, d)
 			}
 		}
@@ -831,6 +846,8 @@ func (r reported) Add(patterns []string, id credential.ID, _ time.Time) bool {
 }
 
 func TestReportNodeCredentials(t *testing.T) {
+	const invalid = codes.InvalidArgument
+	type report = adminv1.ReportNodeCredentialsRequest
 	got := reported{}
 	log := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	sink, ok := log.GetSink().(ktesting.Underlier)
@@ -844,36 +861,45 @@ func TestReportNodeCredentials(t *testing.T) {
 	id := strings.Repeat("0a", 32)
 	unknown := protowire.AppendVarint(protowire.AppendTag(nil, 99, protowire.VarintType), 1)
 	for name, tc := range map[string]struct {
-		change func(r *adminv1.ReportNodeCredentialsRequest)
+		change func(r *report)
 		code   codes.Code
 		want   string
 	}{
-		"valid":           {func(*adminv1.ReportNodeCredentialsRequest) {}, codes.OK, ""},
-		"valid once more": {func(*adminv1.ReportNodeCredentialsRequest) {}, codes.OK, ""},
-		"expired": {func(r *adminv1.ReportNodeCredentialsRequest) {
+		"valid":           {func(*report) {}, codes.OK, ""},
+		"valid once more": {func(*report) {}, codes.OK, ""},
+		"expired": {func(r *report) {
 			r.Expires = timestamppb.New(time.Now().Add(-time.Second))
-		}, codes.InvalidArgument, "expires"},
-		"no expiry":      {func(r *adminv1.ReportNodeCredentialsRequest) { r.Expires = nil }, codes.InvalidArgument, "expires"},
-		"invalid expiry": {func(r *adminv1.ReportNodeCredentialsRequest) { r.Expires.Nanos = -1 }, codes.InvalidArgument, "expires"},
-		"no credentials": {func(r *adminv1.ReportNodeCredentialsRequest) { r.Credentials = nil }, codes.InvalidArgument, "must be 1 to 256"},
-		"too many": {func(r *adminv1.ReportNodeCredentialsRequest) {
+		}, invalid, "expires"},
+		"no expiry": {func(r *report) { r.Expires = nil }, invalid,
+			"expires"},
+		"invalid expiry": {func(r *report) { r.Expires.Nanos = -1 }, invalid,
+			"expires"},
+		"no credentials": {func(r *report) { r.Credentials = nil }, invalid,
+			"must be 1 to 256"},
+		"too many": {func(r *report) {
 			for range 256 {
 				r.Credentials = append(r.Credentials, r.Credentials[0])
 			}
-		}, codes.InvalidArgument, "must be 1 to 256"},
-		"short ID":      {func(r *adminv1.ReportNodeCredentialsRequest) { r.Credentials[0].CredentialId = id[1:] }, codes.InvalidArgument, "credentials[0].credential_id"},
-		"upper-case ID": {func(r *adminv1.ReportNodeCredentialsRequest) { r.Credentials[0].CredentialId = strings.ToUpper(id) }, codes.InvalidArgument, "credentials[0].credential_id"},
-		"no images":     {func(r *adminv1.ReportNodeCredentialsRequest) { r.Credentials[0].Images = nil }, codes.InvalidArgument, "credentials[0].images"},
-		"a later invalid one": {func(r *adminv1.ReportNodeCredentialsRequest) {
+		}, invalid, "must be 1 to 256"},
+		"short ID": {func(r *report) { r.Credentials[0].CredentialId = id[1:] },
+			invalid, "credentials[0].credential_id"},
+		"upper-case ID": {func(r *report) { r.Credentials[0].CredentialId = strings.ToUpper(id) },
+			invalid, "credentials[0].credential_id"},
+		"no images": {func(r *report) { r.Credentials[0].Images = nil },
+			invalid, "credentials[0].images"},
+		"a later invalid one": {func(r *report) {
 			r.Credentials = append(r.Credentials, &adminv1.NodeCredential{CredentialId: "x", Images: []string{"a"}})
-		}, codes.InvalidArgument, "credentials[1]"},
-		"of a newer version":            {func(r *adminv1.ReportNodeCredentialsRequest) { r.ProtoReflect().SetUnknown(unknown) }, codes.InvalidArgument, "same version"},
-		"credential of a newer version": {func(r *adminv1.ReportNodeCredentialsRequest) { r.Credentials[0].ProtoReflect().SetUnknown(unknown) }, codes.InvalidArgument, "same version"},
-		"too large": {func(r *adminv1.ReportNodeCredentialsRequest) {
+		}, invalid, "credentials[1]"},
+		"of a newer version": {func(r *report) { r.ProtoReflect().SetUnknown(unknown) }, invalid, "same version"},
+		"one of a newer version": {func(r *report) { r.Credentials[0].ProtoReflect().SetUnknown(unknown) },
+			invalid, "same version"},
+		"too large": {func(r *report) {
 			r.Credentials[0].Images = []string{strings.Repeat("a", 1<<20)}
 		}, codes.ResourceExhausted, "larger"},
-		"another key":    {func(r *adminv1.ReportNodeCredentialsRequest) { r.KeyFingerprint = id }, codes.FailedPrecondition, "--state-dir"},
-		"no fingerprint": {func(r *adminv1.ReportNodeCredentialsRequest) { r.KeyFingerprint = "" }, codes.FailedPrecondition, "--state-dir"},
+		"another key": {func(r *report) { r.KeyFingerprint = id }, codes.FailedPrecondition,
+			"--state-dir"},
+		"no fingerprint": {func(r *report) { r.KeyFingerprint = "" }, codes.FailedPrecondition,
+			"--state-dir"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			clear(got)
@@ -899,7 +925,8 @@ func TestReportNodeCredentials(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if after := strings.Count(buffer.String(), "Node credentials reported"); before == 0 || after != before || !strings.Contains(buffer.String(), id) {
+	if after := strings.Count(buffer.String(), "Node credentials reported"); before == 0 || after != before ||
+		!strings.Contains(buffer.String(), id) {
 		t.Errorf("%d log lines, then %d; want a line with the ID for each new credential alone:\n%s", before, after, buffer)
 	}
 }
@@ -907,11 +934,16 @@ func TestReportNodeCredentials(t *testing.T) {
 // A report may have the maximum number of credentials, with long patterns.
 func TestReportOf256Credentials(t *testing.T) {
 	got := reported{}
-	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) { c.NodeCredentials, c.KeyFingerprint = got, "fingerprint" })
-	r := &adminv1.ReportNodeCredentialsRequest{KeyFingerprint: "fingerprint", Expires: timestamppb.New(time.Now().Add(time.Hour))}
+	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) {
+		c.NodeCredentials, c.KeyFingerprint = got,
+			"fingerprint"
+	})
+	r := &adminv1.ReportNodeCredentialsRequest{KeyFingerprint: "fingerprint",
+		Expires: timestamppb.New(time.Now().Add(time.Hour))}
 	for i := range 256 {
 		r.Credentials = append(r.Credentials, &adminv1.NodeCredential{
-			CredentialId: fmt.Sprintf("%064x", i), Images: []string{strings.Repeat("a", 250) + ".test", strings.Repeat("b", 250) + ".test"},
+			CredentialId: fmt.Sprintf("%064x", i), Images: []string{strings.Repeat("a", 250) + ".test",
+				strings.Repeat("b", 250) + ".test"},
 		})
 	}
 	if _, err := w.ReportNodeCredentials(t.Context(), r); err != nil || len(got) != 256 {
@@ -939,12 +971,14 @@ func (v *verifier) Verify(_ context.Context, r policyclient.VerifyRequest) (requ
 		result.Requirement = hash
 		answer.Results = append(answer.Results, result)
 	}
-	answer.Signatures = []requirement.Signature{{Repository: "repo.test/team/app", FoundBy: "referrers", Digest: "sha256:1", Subject: "sha256:2", Signer: "key", Counts: true, Reason: "valid"}}
+	answer.Signatures = []requirement.Signature{{Repository: "repo.test/team/app", FoundBy: "referrers",
+		Digest: "sha256:1", Subject: "sha256:2", Signer: "key", Counts: true, Reason: "valid"}}
 	return answer, v.err
 }
 
 func signedBy(key string) *requirement.Requirement {
-	return &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: []byte(key), Hash: "sha256"}}}
+	return &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: []byte(key),
+		Hash: "sha256"}}}
 }
 
 func patterns(t *testing.T, list ...string) (all []requirement.Pattern) {
@@ -960,28 +994,35 @@ func patterns(t *testing.T, list ...string) (all []requirement.Pattern) {
 func TestVerifyImage(t *testing.T) {
 	v := &verifier{
 		rules: []requirement.Rule{
-			{Kind: "ClusterPolicy", Policy: "team", Name: "signed", Images: patterns(t, "repo.test/team/*"), Requirement: signedBy("a")},
-			{Kind: "ClusterPolicy", Policy: "team", Name: "pinned", Images: patterns(t, "repo.test/team/*"), RequireDigest: true, Mode: requirement.Audit},
+			{Kind: "ClusterPolicy", Policy: "team", Name: "signed", Images: patterns(t, "repo.test/team/*"),
+				Requirement: signedBy("a")},
+			{Kind: "ClusterPolicy", Policy: "team", Name: "pinned", Images: patterns(t, "repo.test/team/*"), RequireDigest: true,
+				Mode: requirement.Audit},
 			{Kind: "ClusterPolicy", Policy: "any", Images: patterns(t, "repo.test/any/*"), Requirement: &requirement.Requirement{
 				AtLeast: 1, Of: []requirement.Requirement{*signedBy("c"), {Static: &requirement.Static{Pass: true}}},
 			}},
-			{Kind: "ClusterPolicy", Policy: "zone", Name: "others", Images: patterns(t, "repo.test/none/*"), Requirement: signedBy("b"), Default: requirement.DenyUnmatched},
+			{Kind: "ClusterPolicy", Policy: "zone", Name: "others", Images: patterns(t, "repo.test/none/*"),
+				Requirement: signedBy("b"), Default: requirement.DenyUnmatched},
 		},
-		result: requirement.Result{Reason: requirement.IdentityMismatch, Message: "signed by someone else", Digest: "sha256:2"},
+		result: requirement.Result{Reason: requirement.IdentityMismatch, Message: "signed by someone else",
+			Digest: "sha256:2"},
 	}
 	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) { c.Signatures = v })
 	r, err := w.VerifyImage(t.Context(), &adminv1.VerifyImageRequest{
 		Image: "repo.test/team/app:1", Namespace: "team", Credential: &adminv1.RegistryLogin{Username: "u", Password: "p"},
 	})
 	must(t, err)
-	if len(v.asked) != 1 || v.asked[0].Credential != (admission.Login{Username: "u", Password: "p"}) || len(v.asked[0].Requirements) != 1 || !v.asked[0].ListSignatures || v.asked[0].Name != "repo.test/team/app:1" {
+	if len(v.asked) != 1 || v.asked[0].Credential != (admission.Login{Username: "u", Password: "p"}) ||
+		len(v.asked[0].Requirements) != 1 || !v.asked[0].ListSignatures || v.asked[0].Name != "repo.test/team/app:1" {
 		t.Fatalf("pullgate-policyd was asked %v; want one question about one requirement", v.asked)
 	}
-	if len(r.GetRules()) != 2 || r.GetDefaultRule() != nil || len(r.GetSignatures()) != 1 || r.GetImage().GetRepository() != "repo.test/team/app" {
+	if len(r.GetRules()) != 2 || r.GetDefaultRule() != nil || len(r.GetSignatures()) != 1 ||
+		r.GetImage().GetRepository() != "repo.test/team/app" {
 		t.Fatalf("VerifyImage = %v; want two rules and a signature", r)
 	}
 	signed, pinned := r.GetRules()[0], r.GetRules()[1]
-	if signed.GetMet() || signed.GetReason() != requirement.IdentityMismatch || signed.GetMessage() != "signed by someone else" || signed.GetRequires() == "" {
+	if signed.GetMet() || signed.GetReason() != requirement.IdentityMismatch ||
+		signed.GetMessage() != "signed by someone else" || signed.GetRequires() == "" {
 		t.Errorf("rule about signatures: %v; want what pullgate-policyd said", signed)
 	}
 	if pinned.GetMet() || pinned.GetReason() != "DIGEST_REQUIRED" || !pinned.GetAudit() {
@@ -994,22 +1035,26 @@ func TestVerifyImage(t *testing.T) {
 	}
 
 	r, err = w.VerifyImage(t.Context(), &adminv1.VerifyImageRequest{Image: "repo.test/other/app:1", Namespace: "team"})
-	if err != nil || len(r.GetRules()) != 0 || r.GetDefaultRule().GetRequires() != "deny" || r.GetDefaultRule().GetMet() || len(v.asked) != 1 {
+	if err != nil || len(r.GetRules()) != 0 || r.GetDefaultRule().GetRequires() != "deny" || r.GetDefaultRule().GetMet() ||
+		len(v.asked) != 1 {
 		t.Errorf("VerifyImage of an image that no rule is for = %v, %v; want the default, and nothing asked", r, err)
 	}
 }
 
 func TestVerifyImageRefuses(t *testing.T) {
-	signed := []requirement.Rule{{Kind: "ClusterPolicy", Policy: "team", Images: patterns(t, "*"), Requirement: signedBy("a")}}
+	signed := []requirement.Rule{{Kind: "ClusterPolicy", Policy: "team", Images: patterns(t, "*"),
+		Requirement: signedBy("a")}}
 	for name, tc := range map[string]struct {
 		signatures adminapi.Signatures
 		image      string
 		want       codes.Code
 	}{
-		"no image":             {&verifier{rules: signed}, "", codes.InvalidArgument},
-		"an image ID":          {&verifier{rules: signed}, "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", codes.InvalidArgument},
-		"no rule":              {&verifier{}, "repo.test/a:1", codes.FailedPrecondition},
-		"policyd not reached":  {&verifier{rules: signed, err: policyclient.ErrNotReached}, "repo.test/a:1", codes.Unavailable},
+		"no image": {&verifier{rules: signed}, "", codes.InvalidArgument},
+		"an image ID": {&verifier{rules: signed},
+			"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", codes.InvalidArgument},
+		"no rule": {&verifier{}, "repo.test/a:1", codes.FailedPrecondition},
+		"policyd not reached": {&verifier{rules: signed, err: policyclient.ErrNotReached}, "repo.test/a:1",
+			codes.Unavailable},
 		"an error with quotes": {&verifier{rules: signed, err: errors.New("a\xff")}, "repo.test/a:1", codes.Unavailable},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -72,13 +72,16 @@ func TestAskReportsWhyTheDaemonIsNotReached(t *testing.T) {
 		cause error
 		hint  string
 	}{
-		"no socket":          {cli.Link{Path: "/no/such.sock", Limit: time.Second}, syscall.ENOENT, "systemctl status pullgated"},
-		"no answer":          {cli.Link{Path: unanswered, Limit: 50 * time.Millisecond}, nil, "not that of the CRI"},
-		"closed":             {cli.Link{Path: closing, Limit: time.Second}, nil, "not that of the CRI"},
-		"HTTP/1":             {cli.Link{Path: http1, Limit: time.Second}, nil, "not that of the CRI"},
-		"permission denied":  {cli.Link{Path: "/s", Limit: time.Second, Dial: dial(os.NewSyscallError("connect", syscall.EACCES))}, syscall.EACCES, "run it as root"},
-		"connection refused": {cli.Link{Path: "/s", Dial: dial(syscall.ECONNREFUSED)}, syscall.ECONNREFUSED, "systemctl start pullgated"},
-		"another error":      {cli.Link{Path: "/s", Dial: dial(syscall.EPROTOTYPE)}, syscall.EPROTOTYPE, "--endpoint"},
+		"no socket": {cli.Link{Path: "/no/such.sock", Limit: time.Second}, syscall.ENOENT,
+			"systemctl status pullgated"},
+		"no answer": {cli.Link{Path: unanswered, Limit: 50 * time.Millisecond}, nil, "not that of the CRI"},
+		"closed":    {cli.Link{Path: closing, Limit: time.Second}, nil, "not that of the CRI"},
+		"HTTP/1":    {cli.Link{Path: http1, Limit: time.Second}, nil, "not that of the CRI"},
+		"permission denied": {cli.Link{Path: "/s", Limit: time.Second,
+			Dial: dial(os.NewSyscallError("connect", syscall.EACCES))}, syscall.EACCES, "run it as root"},
+		"connection refused": {cli.Link{Path: "/s", Dial: dial(syscall.ECONNREFUSED)}, syscall.ECONNREFUSED,
+			"systemctl start pullgated"},
+		"another error": {cli.Link{Path: "/s", Dial: dial(syscall.EPROTOTYPE)}, syscall.EPROTOTYPE, "--endpoint"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			begun := time.Now()
@@ -87,8 +90,10 @@ func TestAskReportsWhyTheDaemonIsNotReached(t *testing.T) {
 				t.Errorf("Ask took %v; want no more than the limit of %v", took, tc.link.Limit)
 			}
 			e, ok := errors.AsType[*cli.ExitError](err)
-			if !ok || e.Code != cli.ExitNotReached || tc.cause != nil && !errors.Is(err, tc.cause) || !strings.Contains(program.HintOf(err), tc.hint) || !strings.Contains(err.Error(), tc.link.Path) {
-				t.Errorf("Ask = %v; want that %s is not reached, because of %v, and the hint %q", err, tc.link.Path, tc.cause, tc.hint)
+			if !ok || e.Code != cli.ExitNotReached || tc.cause != nil && !errors.Is(err, tc.cause) ||
+				!strings.Contains(program.HintOf(err), tc.hint) || !strings.Contains(err.Error(), tc.link.Path) {
+				t.Errorf("Ask = %v; want that %s is not reached, because of %v, and the hint %q", err, tc.link.Path, tc.cause,
+					tc.hint)
 			}
 		})
 	}
@@ -117,7 +122,8 @@ func TestPathAcceptsOnlyUnixSockets(t *testing.T) {
 		"":                                    "",
 	} {
 		got, err := cli.Path("--endpoint", endpoint)
-		if e, wrong := errors.AsType[*cli.ExitError](err); got != want || wrong != (want == "") || wrong && (e.Code != cli.ExitUsage || program.HintOf(err) == "" || !strings.HasPrefix(e.Error(), "--endpoint ")) {
+		if e, wrong := errors.AsType[*cli.ExitError](err); got != want || wrong != (want == "") || wrong &&
+			(e.Code != cli.ExitUsage || program.HintOf(err) == "" || !strings.HasPrefix(e.Error(), "--endpoint ")) {
 			t.Errorf("Path(%q) = %q, %v; want %q", endpoint, got, err, want)
 		}
 	}
@@ -151,8 +157,9 @@ func TestSafeRemovesTerminalControls(t *testing.T) {
 
 func TestParseAge(t *testing.T) {
 	for s, want := range map[string]time.Duration{
-		"59s": 59 * time.Second, "90m": 90 * time.Minute, "5m10s": 310 * time.Second, "3d4h": 76 * time.Hour, "30d": 720 * time.Hour,
-		"1y": 8760 * time.Hour, "2y10d": 17760 * time.Hour, "1y1h": 8761 * time.Hour,
+		"59s": 59 * time.Second, "90m": 90 * time.Minute, "5m10s": 310 * time.Second, "3d4h": 76 * time.Hour,
+		"30d": 720 * time.Hour,
+		"1y":  8760 * time.Hour, "2y10d": 17760 * time.Hour, "1y1h": 8761 * time.Hour,
 	} {
 		if got, err := cli.ParseAge(s); err != nil || got != want {
 			t.Errorf("ParseAge(%s) = %v, %v; want %v", s, got, err, want)
@@ -166,7 +173,8 @@ func TestParseAge(t *testing.T) {
 }
 
 func TestSizeTakesTheLargestUnit(t *testing.T) {
-	for want, n := range map[string]int64{"0 B": 0, "1023 B": 1023, "1.0 KiB": 1024, "1.5 MiB": 3 << 19, "2.0 GiB": 2 << 30, "4096.0 TiB": 4 << 50} {
+	for want, n := range map[string]int64{"0 B": 0, "1023 B": 1023, "1.0 KiB": 1024, "1.5 MiB": 3 << 19,
+		"2.0 GiB": 2 << 30, "4096.0 TiB": 4 << 50} {
 		if got := cli.Size(n); got != want {
 			t.Errorf("Size(%d) = %s; want %s", n, got, want)
 		}
@@ -219,7 +227,8 @@ func TestMessagesAreSafeAndComplete(t *testing.T) {
 }
 
 func TestYAMLQuotesStringsOfOtherTypes(t *testing.T) {
-	out, err := cli.YAML(&adminv1.ListIntentsResponse{Intents: []*adminv1.Intent{{Id: 7, Name: "registry.example/a", Repository: "no"}}})
+	out, err := cli.YAML(&adminv1.ListIntentsResponse{Intents: []*adminv1.Intent{{Id: 7, Name: "registry.example/a",
+		Repository: "no"}}})
 	const want = "intents:\n- id: \"7\"\n  name: registry.example/a\n  repository: \"no\"\nnextPageToken: \"\"\n"
 	if err != nil || string(out) != want {
 		t.Errorf("YAML =\n%s, %v; want\n%s", out, err, want)
@@ -266,10 +275,12 @@ func TestProseIsWrappedBelowItsBeginning(t *testing.T) {
 	lines := strings.Split(page, "\n")
 	narrow := &cli.Page{Width: 30}
 	narrow.Prose("- ", "Use `pullgatectl preloaded accept IMAGE` to open the image to every pod.")
-	if got, want := string(narrow.Take()), "- Use `pullgatectl preloaded accept IMAGE`\n  to open the image to every\n  pod.\n"; got != want {
+	if got, want := string(narrow.Take()), "- Use `pullgatectl preloaded accept IMAGE`\n  to open the image to every\n  "+
+		"pod.\n"; got != want {
 		t.Errorf("the narrow page is\n%s; want\n%s", got, want)
 	}
-	if len(lines) != 4 || len(lines[0]) > 90 || !strings.HasPrefix(lines[1], "    word") || !strings.HasSuffix(lines[1], "end") || len(lines[2]) != 120 {
+	if len(lines) != 4 || len(lines[0]) > 90 || !strings.HasPrefix(lines[1], "    word") ||
+		!strings.HasSuffix(lines[1], "end") || len(lines[2]) != 120 {
 		t.Errorf("the page is\n%s", page)
 	}
 }
@@ -280,7 +291,8 @@ func TestIDIsShortened(t *testing.T) {
 	for _, tc := range []struct {
 		id, short string
 	}{
-		{"", ""}, {"sha256:", ""}, {"sha256:abc", "abc"}, {"abc", "abc"}, {"sha256:0123456789abcdef", "0123456789ab"}, {"0123456789abcdef", "0123456789ab"},
+		{"", ""}, {"sha256:", ""}, {"sha256:abc", "abc"}, {"abc", "abc"}, {"sha256:0123456789abcdef", "0123456789ab"},
+		{"0123456789abcdef", "0123456789ab"},
 	} {
 		if got := (cli.View{}).ID(tc.id); got != tc.short {
 			t.Errorf("ID(%q) = %q; want %q", tc.id, got, tc.short)
@@ -318,7 +330,8 @@ func TestEmptyAnswersHaveAMessage(t *testing.T) {
 }
 
 func TestTheSameAnswerIsTheSameText(t *testing.T) {
-	image := &adminv1.Image{Untracked: []string{"b", "a", "c"}, Marks: []*adminv1.Mark{{Pair: &adminv1.Pair{Repository: "d"}}}}
+	image := &adminv1.Image{Untracked: []string{"b", "a", "c"},
+		Marks: []*adminv1.Mark{{Pair: &adminv1.Pair{Repository: "d"}}}}
 	v := cli.View{Now: time.Unix(0, 0).UTC()}
 	var first string
 	for range 20 {

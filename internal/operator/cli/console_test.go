@@ -21,7 +21,8 @@ import (
 // consoleWith returns a console without a terminal.
 func consoleWith(environment map[string]string) (c *Console, out, err *bytes.Buffer) {
 	out, err = &bytes.Buffer{}, &bytes.Buffer{}
-	return &Console{in: strings.NewReader(""), Out: out, Err: err, getenv: func(name string) string { return environment[name] }}, out, err
+	return &Console{in: strings.NewReader(""), Out: out, Err: err,
+		getenv: func(name string) string { return environment[name] }}, out, err
 }
 
 func TestAtYieldsToTheCallersEndpoint(t *testing.T) {
@@ -78,7 +79,8 @@ func TestAgreeShowsBeforeItReturns(t *testing.T) {
 func TestAgreeFailsIfThePlanIsNotShown(t *testing.T) {
 	c, _, _ := consoleWith(nil)
 	c.Err = broken{}
-	if err := c.Agree(t.Context(), &Consent{yes: true}, "Do it?", func(p *Page) { p.Line("the plan") }); !errors.Is(err, errBroken) {
+	if err := c.Agree(t.Context(), &Consent{yes: true}, "Do it?", func(p *Page) { p.Line("the plan") }); !errors.Is(err,
+		errBroken) {
 		t.Errorf("Agree() = %v; want %v", err, errBroken)
 	}
 }
@@ -110,7 +112,8 @@ func TestInterruptedCommandKeepsItsHint(t *testing.T) {
 		want string
 	}{
 		"no change": {fmt.Errorf("ask: %w", context.Canceled), "interrupted"},
-		"a hint":    {program.Hintf("run pullgatectl node disable", "not enabled: %w", context.Canceled), "not enabled: context canceled"},
+		"a hint": {program.Hintf("run pullgatectl node disable", "not enabled: %w", context.Canceled),
+			"not enabled: context canceled"},
 	} {
 		if got := exitError(tc.err); got.Error() != tc.want || got.Code != ExitFailed {
 			t.Errorf("%s: exitError = %v, code %d; want %q, code %d", name, got, got.Code, tc.want, ExitFailed)

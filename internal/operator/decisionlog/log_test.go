@@ -21,17 +21,12 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/pullgate/pullgate/internal/operator/decisionlog"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// must ends a test that cannot go on.
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 // A log is a log under test.
 type log struct {
@@ -173,7 +168,8 @@ func TestAFullQueueDropsAndTheNextLineHasTheNumber(t *testing.T) {
 			t.Errorf("%d lines; want %d", len(s.lines), decisionlog.QueueLimit+3)
 		}
 		for i, line := range s.lines {
-			if counts := strings.Contains(line, `"dropped":3`); counts != strings.Contains(line, "image-4000") || strings.Contains(line, `"dropped"`) != counts {
+			if counts := strings.Contains(line, `"dropped":3`); counts != strings.Contains(line, "image-4000") ||
+				strings.Contains(line, `"dropped"`) != counts {
 				t.Errorf("line %d: %s; want the 3 in the first line that was recorded after them", i, line)
 			}
 		}
@@ -204,7 +200,8 @@ func TestAFailingWriteIsCountedAndLoggedOnce(t *testing.T) {
 			t.Errorf("%d dropped; want 4", n)
 		}
 		journal := l.journal.String()
-		if strings.Count(journal, "Failed to write the decision log") != 2 || strings.Count(journal, "Decision log written again") != 2 || strings.Count(journal, full.Error()) != 2 {
+		if strings.Count(journal, "Failed to write the decision log") != 2 ||
+			strings.Count(journal, "Decision log written again") != 2 || strings.Count(journal, full.Error()) != 2 {
 			t.Errorf("journal:\n%s\nwant each of the two failures once, and its end", journal)
 		}
 	})
@@ -315,7 +312,8 @@ func TestRecordReopenAndRunAtOnce(t *testing.T) {
 	}
 	// No line follows drops after the last line, so they are in no line.
 	if n := uint64(len(lines)) + l.dropped.Load(); n != writers*each || counted > l.dropped.Load() {
-		t.Errorf("%d lines and %d dropped, of which lines count %d; want %d in all", len(lines), l.dropped.Load(), counted, writers*each)
+		t.Errorf("%d lines and %d dropped, of which lines count %d; want %d in all", len(lines), l.dropped.Load(), counted,
+			writers*each)
 	}
 }
 
@@ -351,7 +349,8 @@ func TestOpenRefusesOtherFiles(t *testing.T) {
 		fifo:                         decisionlog.ErrNotALog,
 		"/dev/null":                  decisionlog.ErrNotALog,
 	} {
-		if _, err := decisionlog.Open(decisionlog.Options{Path: path}); !errors.Is(err, want) || !strings.Contains(err.Error(), path) {
+		if _, err := decisionlog.Open(decisionlog.Options{Path: path}); !errors.Is(err, want) ||
+			!strings.Contains(err.Error(), path) {
 			t.Errorf("Open(%s) = %v; want %v, and the path", path, err, want)
 		}
 	}
@@ -368,7 +367,8 @@ func TestOpenContinuesAfterAnIncompleteLine(t *testing.T) {
 	l.run()
 	l.stop()
 	text, err := os.ReadFile(path)
-	if lines := strings.Split(string(text), "\n"); err != nil || len(lines) != 4 || lines[1] != `{"v":1,"ti` || !strings.Contains(lines[2], "image-1") {
+	if lines := strings.Split(string(text), "\n"); err != nil || len(lines) != 4 || lines[1] != `{"v":1,"ti` ||
+		!strings.Contains(lines[2], "image-1") {
 		t.Errorf("%q, %v; want the new line to stand for itself", text, err)
 	}
 }
@@ -456,7 +456,9 @@ func TestAnOldFileThatCannotBeClosedFailsNothing(t *testing.T) {
 	}
 	l.Record(named(1))
 	l.stop()
-	if n := l.dropped.Load(); n != 0 || len(closable.lines) != 1 || strings.Count(l.journal.String(), "quota exceeded") != 1 {
-		t.Errorf("%d dropped, lines %q, journal %q; want one line, and what could not be closed", n, closable.lines, l.journal)
+	if n := l.dropped.Load(); n != 0 || len(closable.lines) != 1 ||
+		strings.Count(l.journal.String(), "quota exceeded") != 1 {
+		t.Errorf("%d dropped, lines %q, journal %q; want one line, and what could not be closed", n, closable.lines,
+			l.journal)
 	}
 }

@@ -23,7 +23,8 @@ import (
 // whole returns a Decision with a value in every field.
 func whole() decisionlog.Decision {
 	return decisionlog.Decision{
-		Call: "PullImage", Pod: tracker.Pod{UID: "u", Namespace: "ns", Name: "n", Static: true}, Image: "repo.test/a:1", Repository: "repo.test/a",
+		Call: "PullImage", Pod: tracker.Pod{UID: "u", Namespace: "ns", Name: "n", Static: true}, Image: "repo.test/a:1",
+		Repository: "repo.test/a",
 		Verdict: tracker.Verdict{
 			Decision: policy.Decision{Verdict: policy.Allow, Reason: policy.Proved}, Credential: "c",
 			Pair: records.Pair{ImageID: "sha256:1", Repository: "repo.test/a"},
@@ -32,9 +33,12 @@ func whole() decisionlog.Decision {
 		PullPolicy: "Always", Outcome: "verified", Took: 1500 * time.Millisecond, Shadow: true,
 		Container: "web",
 		Admission: admission.Decision{Answer: admission.Deny, PolicyHash: "h", Findings: []admission.Finding{
-			{Validator: "review", Policy: "scanner", Answer: admission.Admit, FailedOpen: true, AuditAnnotations: map[string]string{"ticket": "<T-7>"}},
-			{Validator: "endorsement", Policy: "q", Answer: admission.Admit, Signers: []string{"key sha256:1"}, Digest: "sha256:2"},
-			{Validator: "restriction", Policy: "p", Rule: "spec", Answer: admission.Deny, Reason: admission.RestrictionViolated, Message: "a sentence"},
+			{Validator: "review", Policy: "scanner", Answer: admission.Admit, FailedOpen: true,
+				AuditAnnotations: map[string]string{"ticket": "<T-7>"}},
+			{Validator: "endorsement", Policy: "q", Answer: admission.Admit, Signers: []string{"key sha256:1"},
+				Digest: "sha256:2"},
+			{Validator: "restriction", Policy: "p", Rule: "spec", Answer: admission.Deny, Reason: admission.RestrictionViolated,
+				Message: "a sentence"},
 		}},
 	}
 }
@@ -98,29 +102,38 @@ func TestALineHasTheDecision(t *testing.T) {
 	first, rest, _ := strings.Cut(string(text), "\n")
 	least, second, _ := strings.Cut(rest, "\n")
 	timeless := regexp.MustCompile(`"time":"[^"]*"`).ReplaceAllString(least, `"time":"T"`)
-	if want := `{"v":1,"time":"T","call":"","image":"","verdict":"Reverify","pullPolicy":"","shadow":false,"took":0}`; timeless != want {
+	want := `{"v":1,"time":"T","call":"","image":"","verdict":"Reverify","pullPolicy":"","shadow":false,"took":0}`
+	if timeless != want {
 		t.Errorf("a line of which nothing is known\n%s\nwant\n%s", timeless, want)
 	}
 	at := regexp.MustCompile(`"time":"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z)",`).FindStringSubmatch(first)
 	if at == nil {
 		t.Fatalf("%s: no time in RFC 3339 with nine digits", first)
 	}
-	if when, err := time.Parse(time.RFC3339Nano, at[1]); err != nil || when.Before(before.Add(-time.Second)) || when.After(time.Now()) {
+	if when, err := time.Parse(time.RFC3339Nano, at[1]); err != nil || when.Before(before.Add(-time.Second)) ||
+		when.After(time.Now()) {
 		t.Errorf("time %s, %v; want now", at[1], err)
 	}
-	const want = `{"v":1,"time":"T","call":"PullImage","pod":{"uid":"u","namespace":"ns","name":"n","static":true},"image":"repo.test/a:1","imageID":"sha256:1",` +
-		`"repository":"repo.test/a","verdict":"Allow","reason":"proved","credentialID":"c","secret":{"namespace":"ns","name":"s"},` +
-		`"pullPolicy":"Always","outcome":"verified","shadow":true,"took":1.5,"container":"web","digest":"sha256:2","policyHash":"h","policies":[` +
-		`{"validator":"restriction","policy":"p","rule":"spec","answer":"Deny","reason":"RESTRICTION_VIOLATED","audit":false,"failedOpen":false},` +
-		`{"validator":"review","policy":"scanner","answer":"Admit","audit":false,"failedOpen":true,"auditAnnotations":{"ticket":"<T-7>"}},{"validator":"endorsement","policy":"q","answer":"Admit","audit":false,"failedOpen":false,"signers":["key sha256:1"]}]}`
-	if got := strings.Replace(first, at[1], "T", 1); got != want {
-		t.Errorf("line\n%s\nwant\n%s", got, want)
+	const whole = `{"v":1,"time":"T","call":"PullImage","pod":{"uid":"u","namespace":"ns","name":"n","static":true},` +
+		`"image":"repo.test/a:1","imageID":"sha256:1",` +
+		`"repository":"repo.test/a","verdict":"Allow","reason":"proved","credentialID":"c",` +
+		`"secret":{"namespace":"ns","name":"s"},` +
+		`"pullPolicy":"Always","outcome":"verified","shadow":true,"took":1.5,"container":"web","digest":"sha256:2",` +
+		`"policyHash":"h","policies":[` +
+		`{"validator":"restriction","policy":"p","rule":"spec","answer":"Deny","reason":"RESTRICTION_VIOLATED",` +
+		`"audit":false,"failedOpen":false},` +
+		`{"validator":"review","policy":"scanner","answer":"Admit","audit":false,"failedOpen":true,` +
+		`"auditAnnotations":{"ticket":"<T-7>"}},{"validator":"endorsement",` +
+		`"policy":"q","answer":"Admit","audit":false,"failedOpen":false,"signers":["key sha256:1"]}]}`
+	if got := strings.Replace(first, at[1], "T", 1); got != whole {
+		t.Errorf("line\n%s\nwant\n%s", got, whole)
 	}
 	// A name from a tenant stays within its line, and is cut between two characters.
 	var odd map[string]any
 	must(t, json.Unmarshal([]byte(second), &odd))
 	image, _ := odd["image"].(string)
-	if n := strings.Count(second, "\n"); n != 1 || !strings.HasPrefix(image, "<a>&\n") || !strings.HasSuffix(image, "é") || len(image) > 1024 {
+	if n := strings.Count(second, "\n"); n != 1 || !strings.HasPrefix(image, "<a>&\n") ||
+		!strings.HasSuffix(image, "é") || len(image) > 1024 {
 		t.Errorf("%d lines, image %q; want one line and at most 1024 bytes", n, image)
 	}
 }
@@ -131,12 +144,14 @@ func TestALineHasTheFindingsThatMatter(t *testing.T) {
 	l := newLog(t, path)
 	l.run()
 	for _, last := range []admission.Finding{
-		{Validator: "review", Policy: "last", Answer: admission.Admit, FailedOpen: true}, {Validator: "review", Policy: "last", Answer: admission.Deny},
+		{Validator: "review", Policy: "last", Answer: admission.Admit, FailedOpen: true},
+		{Validator: "review", Policy: "last", Answer: admission.Deny},
 	} {
 		d := whole()
 		d.Admission.Answer, d.Admission.Findings = last.Answer, nil
 		for range 300 {
-			d.Admission.Findings = append(d.Admission.Findings, admission.Finding{Validator: "review", Answer: admission.Admit, FailedOpen: last.Answer == admission.Deny})
+			d.Admission.Findings = append(d.Admission.Findings,
+				admission.Finding{Validator: "review", Answer: admission.Admit, FailedOpen: last.Answer == admission.Deny})
 		}
 		d.Admission.Findings = append(d.Admission.Findings, last)
 		l.Record(d)
@@ -170,7 +185,10 @@ func TestManualHasEveryField(t *testing.T) {
 		}
 	}
 	fields := everything(t)
-	maps.DeleteFunc(fields, func(name, kind string) bool { return kind == "object" && name != "policies.auditAnnotations" })
+	maps.DeleteFunc(fields, func(name, kind string) bool {
+		return kind == "object" &&
+			name != "policies.auditAnnotations"
+	})
 	want := slices.Sorted(maps.Keys(fields))
 	slices.Sort(got)
 	if !slices.Equal(got, want) {
@@ -202,7 +220,8 @@ func TestManualsLineIsOne(t *testing.T) {
 // program returns the jq program of the manual.
 func program(t *testing.T) string {
 	t.Helper()
-	m := regexp.MustCompile(`(?s)jq -Rr --arg repository registry\.example/team-a/app '([^']*)' /var/log/pullgate/decisions\.log`).FindStringSubmatch(manual(t))
+	m := regexp.MustCompile(`(?s)jq -Rr --arg repository registry\.example/team-a/app '([^']*)' ` +
+		`/var/log/pullgate/decisions\.log`).FindStringSubmatch(manual(t))
 	if m == nil {
 		t.Fatal("docs/decision-log.md has no jq program that asks who used an image")
 	}
@@ -226,7 +245,8 @@ func TestManualsQueryNamesFieldsThatExist(t *testing.T) {
 func TestManualsQueryFindsThePodsThatUsedAnImage(t *testing.T) {
 	const repository = "registry.example/team-a/app"
 	decided := func(pod, repository string, verdict policy.Verdict, outcome string, shadow bool) decisionlog.Decision {
-		d := decisionlog.Decision{Call: "PullImage", Image: repository + ":1", Repository: repository, Outcome: outcome, Shadow: shadow}
+		d := decisionlog.Decision{Call: "PullImage", Image: repository + ":1", Repository: repository, Outcome: outcome,
+			Shadow: shadow}
 		d.Verdict.Verdict = verdict
 		if pod != "" {
 			d.Pod = tracker.Pod{UID: pod, Namespace: "ns", Name: pod}
@@ -254,7 +274,8 @@ func TestManualsQueryFindsThePodsThatUsedAnImage(t *testing.T) {
 		t.Skip("no jq on this machine")
 	}
 	must(t, appendTo(l.path, "{\"v\":1,\"torn\n"))
-	out, err := exec.CommandContext(t.Context(), jq, "-Rr", "--arg", "repository", repository, program(t), l.path).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), jq, "-Rr", "--arg", "repository", repository, program(t),
+		l.path).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"encoding/pem"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"io/fs"
@@ -26,6 +27,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -42,6 +44,8 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
+
+var must = testkit.Must
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -62,6 +66,7 @@ type testNode struct {
 }
 
 const (
+	configPath    = "/etc/pullgate/config.yaml"
 	kubeletPID    = 812
 	containerdPID = 500
 )
@@ -77,12 +82,13 @@ func newNode(t *testing.T) *testNode {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	n := &testNode{
-		t: t, versions: map[int]string{kubeletPID: "Kubernetes v1.34.4\n", containerdPID: "containerd github.com/containerd/containerd/v2 v2.1.9 abc\n"},
+		t: t, versions: map[int]string{kubeletPID: "Kubernetes v1.34.4\n",
+			containerdPID: "containerd github.com/containerd/containerd/v2 v2.1.9 abc\n"},
 		disk: disk.Stats{Bytes: 10 << 30, Free: 5 << 30, Inodes: 1 << 20, FreeNodes: 1 << 19}, inStep: true,
 		units: map[string]string{}, sockets: map[string]*net.UnixListener{}, hosts: map[string]string{},
 	}
 	n.Node = doctor.Node{
-		Host: doctor.Host{Root: root, Command: n.run}, Config: config.Default(), ConfigPath: "/etc/pullgate/config.yaml", Status: healthy(),
+		Host: doctor.Host{Root: root, Command: n.run}, Config: config.Default(), ConfigPath: configPath, Status: healthy(),
 		Dial:        n.dial,
 		ClockInStep: func() (bool, error) { return n.inStep, n.clockErr },
 		Disk:        func(string) (disk.Stats, error) { return n.disk, nil },
@@ -107,7 +113,8 @@ func newNode(t *testing.T) *testNode {
 	n.process(strconv.Itoa(os.Getpid()), "pullgated", "/usr/local/bin/pullgated")
 	n.process(strconv.Itoa(containerdPID), "containerd", "/usr/bin/containerd")
 	n.process(strconv.Itoa(kubeletPID), "kubelet", "/usr/bin/kubelet", "--config=/var/lib/kubelet/config.yaml",
-		"--container-runtime-endpoint=unix:///run/containerd/containerd.sock", "--container-runtime-endpoint=unix:///run/pullgate/cri.sock")
+		"--container-runtime-endpoint=unix:///run/containerd/containerd.sock",
+		"--container-runtime-endpoint=unix:///run/pullgate/cri.sock")
 	return n
 }
 
@@ -116,8 +123,9 @@ func healthy() *adminv1.GetStatusResponse {
 		Version: "v0.9.0", Enforcing: true, Started: timestamppb.New(now().Add(-time.Hour)),
 		Configuration: "imagePullCredentialsVerificationPolicy: NeverVerifyPreloadedImages\n",
 		Store:         &adminv1.StoreStatus{Path: "/var/lib/pullgate/records.db", Records: 3},
-		Runtime:       &adminv1.RuntimeStatus{Endpoint: "unix:///run/containerd/containerd.sock", Up: true, Name: "containerd", Version: "2.1.9"},
-		PodSource:     &adminv1.PodSourceStatus{Node: "node-7", Synced: true, Pods: 41},
+		Runtime: &adminv1.RuntimeStatus{Endpoint: "unix:///run/containerd/containerd.sock", Up: true,
+			Name: "containerd", Version: "2.1.9"},
+		PodSource: &adminv1.PodSourceStatus{Node: "node-7", Synced: true, Pods: 41},
 	}
 }
 
@@ -248,7 +256,8 @@ func (n *testNode) unit(name string, pid int, execStart string, dropIns ...strin
 	}
 	path := "/etc/systemd/system/" + name
 	n.file(path, 0o644, "[Service]\nExecStart="+execStart+"\n")
-	n.units[name] = fmt.Sprintf("LoadState=loaded\n%s\nMainPID=%d\nFragmentPath=%s\nDropInPaths=%s", state, pid, path, strings.Join(dropIns, " "))
+	n.units[name] = fmt.Sprintf("LoadState=loaded\n%s\nMainPID=%d\nFragmentPath=%s\nDropInPaths=%s", state, pid, path,
+		strings.Join(dropIns, " "))
 }
 
 // kubeletArgs changes the arguments of the kubelet.
@@ -279,96 +288,116 @@ func TestHealthyNodeNeedsNoRemediation(t *testing.T) {
 
 // A row is one problem of a node.
 type row struct {
-	name        string
-	change      func(n *testNode)
-	check       string
-	level       doctor.Level
-	found       string // a part of it
-	remediation string // a part of it
+	name   string
+	change func(n *testNode)
 }
 
-// play runs rows: the checks find the problem of each, and no other.
-func play(t *testing.T, rows []row) {
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+// play runs rows, and compares with a golden file which findings each of them changes.
+func play(t *testing.T, rows []row, before ...func(n *testNode)) {
 	t.Helper()
+	shown := func(change ...func(n *testNode)) (all []string) {
+		n := newNode(t)
+		for _, f := range change {
+			f(n)
+		}
+		names := strings.NewReplacer(n.Root, "", fmt.Sprint("process ", os.Getpid()), "process PID")
+		for _, f := range n.Examine(t.Context(), doctor.OnRequest) {
+			if f.Remediation == "" && f.Level != doctor.OK {
+				t.Errorf("%+v; want what to do", f)
+			}
+			all = append(all, names.Replace(fmt.Sprintf("  %s %s: %s\n", f.Level, f.Check, f)))
+		}
+		return all
+	}
+	var got strings.Builder
+	note := func(name string, all, known []string) {
+		all = slices.DeleteFunc(slices.Clone(all), func(line string) bool { return slices.Contains(known, line) })
+		got.WriteString(name + ":\n" + strings.Join(all, ""))
+	}
+	base := shown(before...)
+	if len(before) > 0 {
+		note("before", base, shown())
+	}
 	for _, r := range rows {
 		t.Run(r.name, func(t *testing.T) {
-			n := newNode(t)
-			r.change(n)
-			all := n.Examine(t.Context(), doctor.OnRequest)
-			fits := 0
-			for _, f := range all {
-				switch {
-				case f.Check == r.check && f.Level == r.level && strings.Contains(f.Found, r.found):
-					fits++
-					if !strings.Contains(f.Remediation, r.remediation) || f.Remediation == "" && f.Level != doctor.OK {
-						t.Errorf("remediation = %q; want … %s …", f.Remediation, r.remediation)
-					}
-				case f.Level != doctor.OK:
-					t.Errorf("also %+v", f)
-				}
-			}
-			if fits != 1 {
-				t.Errorf("findings = %+v; want one %s of %s: … %s …", all, r.level, r.check, r.found)
-			}
-			if want := r.level == doctor.Fail; doctor.Failed(all) != want {
-				t.Errorf("Failed = %v; want %v", !want, want)
-			}
+			note(r.name, shown(append(before, r.change)...), base)
 		})
 	}
+	file := filepath.Join("testdata", t.Name()+".txt")
+	if *update {
+		must(t, os.WriteFile(file, []byte(got.String()), 0o644))
+	}
+	want, err := os.ReadFile(file)
+	must(t, err)
+	if diff := cmp.Diff(string(want), got.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func chmod(path string, mode os.FileMode) func(*testNode) {
+	return func(n *testNode) { n.must(os.Chmod(n.path(path), mode)) }
+}
+
+func chown(path string, uid, gid int) func(*testNode) {
+	return func(n *testNode) { n.must(os.Chown(n.path(path), uid, gid)) }
+}
+
+func remove(path string) func(*testNode) {
+	return func(n *testNode) { n.must(os.RemoveAll(n.path(path))) }
 }
 
 func TestConfiguration(t *testing.T) {
 	play(t, []row{
-		{"absent", func(n *testNode) { n.must(os.Remove(n.path(n.ConfigPath))) }, "configuration", doctor.OK, "every field has its default", ""},
-		{"invalid in several fields", func(n *testNode) { n.ConfigErr = errors.New("config: invalid:\nlisten: no\nx: y") }, "configuration", doctor.Fail, "config: invalid: listen: no; x: y", "--check-config"},
-		{"invalid", func(n *testNode) { n.ConfigErr = errors.New("listen: no") }, "configuration", doctor.Fail, "could not be loaded", "pullgated --check-config"},
-		{"accessible to all users", func(n *testNode) { n.must(os.Chmod(n.path(n.ConfigPath), 0o646)) }, "configuration", doctor.Fail, "mode 0646", "chmod go-w /etc/pullgate/config.yaml"},
+		{"absent", remove(configPath)},
+		{"invalid in several fields", func(n *testNode) { n.ConfigErr = errors.New("config: invalid:\nlisten: no\nx: y") }},
+		{"invalid", func(n *testNode) { n.ConfigErr = errors.New("listen: no") }},
+		{"accessible to all users", chmod(configPath, 0o646)},
 		{"a group's", func(n *testNode) {
 			n.must(os.Chmod(n.path(n.ConfigPath), 0o664))
 			n.must(os.Chown(n.path(n.ConfigPath), 0, 1000))
-		}, "configuration", doctor.Fail, "group 1000", "chown root:root"},
-		{"a user's", func(n *testNode) { n.must(os.Chown(n.path(n.ConfigPath), 1000, 0)) }, "configuration", doctor.Fail, "user 1000", "chown root:root"},
-		{"of root's group", func(n *testNode) { n.must(os.Chmod(n.path(n.ConfigPath), 0o664)) }, "configuration", doctor.OK, "is valid", ""},
+		}},
+		{"a user's", chown(configPath, 1000, 0)},
+		{"of root's group", chmod(configPath, 0o664)},
 	})
 }
 
 func TestDaemon(t *testing.T) {
 	play(t, []row{
-		{"shadow mode", func(n *testNode) { n.Status.Enforcing = false }, "daemon", doctor.Warn, "shadow mode", "noPullImageSecretRecheck"},
+		{"shadow mode", func(n *testNode) { n.Status.Enforcing = false }},
 		{"verifies never", func(n *testNode) {
 			n.Status.Enforcing = false
 			n.Status.Configuration = "imagePullCredentialsVerificationPolicy: NeverVerify\n"
-		}, "daemon", doctor.Warn, "NeverVerify", "another one"},
-		{"refused reload", func(n *testNode) { n.Status.Reload = &adminv1.Reload{At: timestamppb.New(now()), Error: "listen: no"} }, "daemon", doctor.Warn, "refused", "systemctl reload pullgated"},
-		{"runtime unavailable", func(n *testNode) { n.Status.Runtime.Up = false }, "daemon", doctor.Fail, "does not reach the runtime", "runtimeEndpoint"},
-		{"no pod source", func(n *testNode) { n.Status.PodSource = nil }, "daemon", doctor.OK, "no pod source", ""},
-		{"pod source behind", func(n *testNode) { n.Status.PodSource.Synced = false }, "daemon", doctor.Warn, "not synced", "API server"},
-		{"decisions dropped", func(n *testNode) { n.Status.DecisionLog = &adminv1.DecisionLogStatus{Path: "/d", Dropped: 12} }, "daemon", doctor.Warn, "12 decisions", "/d"},
+		}},
+		{"refused reload", func(n *testNode) {
+			n.Status.Reload = &adminv1.Reload{At: timestamppb.New(now()),
+				Error: "listen: no"}
+		}},
+		{"runtime unavailable", func(n *testNode) { n.Status.Runtime.Up = false }},
+		{"no pod source", func(n *testNode) { n.Status.PodSource = nil }},
+		{"pod source behind", func(n *testNode) { n.Status.PodSource.Synced = false }},
+		{"decisions dropped", func(n *testNode) {
+			n.Status.DecisionLog = &adminv1.DecisionLogStatus{Path: "/d",
+				Dropped: 12}
+		}},
 		{"distrust", func(n *testNode) {
 			n.Status.Store.Distrust = &adminv1.Distrust{Since: timestamppb.New(now()), Reason: "lost"}
-		}, "records", doctor.Warn, "distrusted since 2026-05-04T12:00:00Z, no further image is marked preloaded: lost", "distrust end"},
-		{"marks", func(n *testNode) { n.Status.Store.Marks = 41 }, "records", doctor.Warn, "41 preloaded marks: every pod may use an image that is marked", "preloaded forget"},
-		{"one mark", func(n *testNode) { n.Status.Store.Marks = 1 }, "records", doctor.Warn, "1 preloaded mark: every pod", "preloaded forget"},
+		}},
+		{"marks", func(n *testNode) { n.Status.Store.Marks = 41 }},
+		{"one mark", func(n *testNode) { n.Status.Store.Marks = 1 }},
 		{"marks that do not count", func(n *testNode) {
 			n.Status.Store.Marks = 41
 			n.Status.Configuration = "imagePullCredentialsVerificationPolicy: AlwaysVerify\n"
-		}, "records", doctor.OK, "3 records", ""},
+		}},
 	})
-}
-
-// withoutDaemon removes the daemon and its sockets from a node, and runs the other checks.
-func withoutDaemon(t *testing.T, change func(n *testNode)) []doctor.Finding {
-	t.Helper()
-	n := newNode(t)
-	n.Status, n.StatusErr = nil, errors.New("connection refused")
-	change(n)
-	return n.Examine(t.Context(), doctor.OnRequest)
 }
 
 func wantFinding(t *testing.T, all []doctor.Finding, check string, level doctor.Level, found string) {
 	t.Helper()
 	for _, f := range all {
-		if f.Check == check && f.Level == level && strings.Contains(f.Found, found) && (f.Remediation != "" || level == doctor.OK) {
+		if f.Check == check && f.Level == level && strings.Contains(f.Found, found) &&
+			(f.Remediation != "" || level == doctor.OK) {
 			return
 		}
 	}
@@ -379,98 +408,61 @@ func TestChecksWithoutTheDaemon(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
-	store := func(n *testNode) {
-		n.t.Helper()
+	store := func(n *testNode) *records.Store {
 		n.must(os.Remove(n.path("/var/lib/pullgate/records.db")))
 		s, _, err := records.Open(n.path("/var/lib/pullgate/records.db"), records.Options{Now: now()})
-		n.must(err)
-		n.must(s.Close())
+		n.must(errors.Join(err, os.Chtimes(n.path("/var/lib/pullgate/records.db"), now(), now())))
+		return s
 	}
-	for _, tc := range []struct {
-		name   string
-		change func(n *testNode)
-		level  doctor.Level
-		found  string
-	}{
-		{"valid store", store, doctor.OK, "is valid, with 1 values"},
-		{"no store", func(n *testNode) { n.must(os.Remove(n.path("/var/lib/pullgate/records.db"))) }, doctor.Unknown, "/var/lib/pullgate/records.db not found"},
-		{"damaged store", func(*testNode) {}, doctor.Fail, "the first: tree: the file is too short"},
+	rows := []row{
+		{"valid store", func(n *testNode) { n.must(store(n).Close()) }},
+		{"no store", remove("/var/lib/pullgate/records.db")},
 		{"store in use", func(n *testNode) {
-			store(n)
-			s, _, err := records.Open(n.path("/var/lib/pullgate/records.db"), records.Options{})
-			n.must(err)
+			s := store(n)
 			n.t.Cleanup(func() { _ = s.Close() })
-		}, doctor.Unknown, "is open in a pullgated that does not respond"},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			all := withoutDaemon(t, tc.change)
-			wantFinding(t, all, "daemon", doctor.Fail, "does not respond: connection refused")
-			wantFinding(t, all, "records", tc.level, tc.found)
-			wantFinding(t, all, "kubelet", doctor.OK, "dials /run/pullgate/cri.sock")
-			if !doctor.Failed(all) {
-				t.Error("Failed = false; want true")
-			}
-		})
+		}},
 	}
+	play(t, rows, func(n *testNode) { n.Status, n.StatusErr = nil, errors.New("connection refused") })
 }
 
 func TestSockets(t *testing.T) {
-	mode := func(path string, mode os.FileMode) func(*testNode) {
-		return func(n *testNode) { n.must(os.Chmod(n.path(path), mode)) }
-	}
-	own := func(path string, uid, gid int) func(*testNode) {
-		return func(n *testNode) { n.must(os.Chown(n.path(path), uid, gid)) }
-	}
 	const cri, runtime = "/run/pullgate/cri.sock", "/run/containerd/containerd.sock"
 	play(t, []row{
-		{"accessible to all users", mode(cri, 0o666), "sockets", doctor.Fail, cri + " has mode 0666", "chmod 0600 " + cri},
-		{"a user's", own(cri, 1000, 0), "sockets", doctor.Fail, "user 1000", "chown root:root"},
-		{"folder that others write", mode("/run/pullgate", 0o777), "sockets", doctor.Fail, "/run/pullgate has mode 0777", ""},
-		{"absent", func(n *testNode) { n.must(os.Remove(n.path(cri))) }, "sockets", doctor.Fail, "listen: " + cri + " not found", "systemctl status pullgated"},
+		{"accessible to all users", chmod(cri, 0o666)},
+		{"a user's", chown(cri, 1000, 0)},
+		{"folder that others write", chmod("/run/pullgate", 0o777)},
+		{"absent", remove(cri)},
 		{"no socket", func(n *testNode) {
 			n.must(os.Remove(n.path("/run/pullgate/admin.sock")))
 			n.file("/run/pullgate/admin.sock", 0o600, "")
-		}, "sockets", doctor.Fail, "admin.listen: /run/pullgate/admin.sock is not a socket", "admin.listen"},
-		{"connection refused", func(n *testNode) { n.must(n.sockets[cri].Close()) }, "sockets", doctor.Fail, "listen: " + cri + ": connection refused", "systemctl restart pullgated"},
+		}},
+		{"connection refused", func(n *testNode) { n.must(n.sockets[cri].Close()) }},
 		{"not wanted", func(n *testNode) {
 			n.Config.Admin.Listen = ""
 			n.must(os.Remove(n.path("/run/pullgate/admin.sock")))
-		}, "sockets", doctor.OK, "listen", ""},
-		{"runtime's, accessible to all users", mode(runtime, 0o666), "sockets", doctor.Fail, "bypass pullgate", "grpc.gid"},
-		{"runtime's, a group's", own(runtime, 0, 999), "sockets", doctor.Fail, "group 999", "only root"},
-		{"runtime's, absent", func(n *testNode) { n.must(os.Remove(n.path(runtime))) }, "sockets", doctor.Fail, "runtimeEndpoint: " + runtime + " not found", "runtimeEndpoint"},
-		{"runtime's, connection refused", func(n *testNode) { n.must(n.sockets[runtime].Close()) }, "sockets", doctor.Fail, "the runtime's " + runtime + ": connection refused", "systemctl"},
+		}},
+		{"runtime's, accessible to all users", chmod(runtime, 0o666)},
+		{"runtime's, a group's", chown(runtime, 0, 999)},
+		{"runtime's, absent", remove(runtime)},
+		{"runtime's, connection refused", func(n *testNode) { n.must(n.sockets[runtime].Close()) }},
 	})
 }
 
-func TestSocketsNameTheListeningProcess(t *testing.T) {
-	n := newNode(t)
-	n.process(strconv.Itoa(os.Getpid()), "socat")
-	all := n.Examine(t.Context(), doctor.OnRequest)
-	wantFinding(t, all, "sockets", doctor.Fail, "listen: /run/pullgate/cri.sock is served by socat (process "+strconv.Itoa(os.Getpid())+")")
-}
-
 // Each cause has its own message, because each has another remedy.
-func TestFailedDialHasItsReason(t *testing.T) {
-	for _, tc := range []struct {
-		err                error
-		level              doctor.Level
-		found, remediation string
-	}{
-		{syscall.EACCES, doctor.Unknown, "permission denied", "root"},
-		{syscall.ECONNREFUSED, doctor.Fail, "connection refused, no process listens there", "systemctl restart pullgated"},
-		{context.DeadlineExceeded, doctor.Fail, "timed out after 2s, a process has it open and does not accept connections", "systemctl restart pullgated"},
-	} {
-		n := newNode(t)
-		n.Dial = func(context.Context, string, string) (net.Conn, error) {
-			return nil, &net.OpError{Op: "dial", Net: "unix", Err: tc.err}
-		}
-		for _, f := range n.Examine(t.Context(), doctor.OnRequest) {
-			if strings.HasPrefix(f.Found, "listen: ") && (f.Level != tc.level || !strings.Contains(f.Found, tc.found) || !strings.Contains(f.Remediation, tc.remediation)) {
-				t.Errorf("%v: %+v; want %s: … %s …", tc.err, f, tc.level, tc.found)
+func TestSocketsNameTheCause(t *testing.T) {
+	failing := func(err error) func(*testNode) {
+		return func(n *testNode) {
+			n.Dial = func(context.Context, string, string) (net.Conn, error) {
+				return nil, &net.OpError{Op: "dial", Net: "unix", Err: err}
 			}
 		}
 	}
+	play(t, []row{
+		{"another process", func(n *testNode) { n.process(strconv.Itoa(os.Getpid()), "socat") }},
+		{"permission denied", failing(syscall.EACCES)},
+		{"connection refused", failing(syscall.ECONNREFUSED)},
+		{"timed out", failing(context.DeadlineExceeded)},
+	})
 }
 
 // A user other than root can determine little, and must not get the advice to restart a running daemon.
@@ -527,7 +519,8 @@ func TestDaemonWithAnotherConfigurationIsTheCause(t *testing.T) {
 				if f.Level != doctor.Fail {
 					continue
 				}
-				if fails++; f.Check != "daemon" || !strings.Contains(f.Found, "runs with the configuration /etc/elsewhere.yaml") || f.Remediation != "pullgatectl doctor --config /etc/elsewhere.yaml" {
+				if fails++; f.Check != "daemon" || !strings.Contains(f.Found, "runs with the configuration /etc/elsewhere.yaml") ||
+					f.Remediation != "pullgatectl doctor --config /etc/elsewhere.yaml" {
 					t.Errorf("%+v; want the cause alone", f)
 				}
 			}
@@ -539,51 +532,50 @@ func TestDaemonWithAnotherConfigurationIsTheCause(t *testing.T) {
 	n := newNode(t)
 	n.Status.ConfigurationPath, n.Status.ConfigurationFound = "/etc/pullgate/config.yaml", true
 	n.Status.NotListening = []*adminv1.NotListening{{Field: "metrics.listen", Error: "address already in use"}}
-	wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "daemon", doctor.Warn, "metrics.listen is not bound, pullgated tries again: address already in use")
+	wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "daemon", doctor.Warn,
+		"metrics.listen is not bound, pullgated tries again: address already in use")
 }
 
 func TestState(t *testing.T) {
-	mode := func(path string, mode os.FileMode) func(*testNode) {
-		return func(n *testNode) { n.must(os.Chmod(n.path(path), mode)) }
-	}
 	const dir = "/var/lib/pullgate"
 	play(t, []row{
-		{"open directory", mode(dir, 0o755), "state", doctor.Fail, "mode 0755", "chmod 0700 " + dir},
-		{"open store", mode(dir+"/records.db", 0o640), "state", doctor.Fail, "records.db has mode 0640", "chmod 0600"},
-		{"open key", mode(dir+"/node.key", 0o604), "state", doctor.Fail, "node.key has mode 0604", "chmod 0600"},
-		{"a user's key", func(n *testNode) { n.must(os.Chown(n.path(dir+"/node.key"), 1000, 0)) }, "state", doctor.Fail, "user 1000", "chown root"},
-		{"tighter", mode(dir+"/records.db", 0o400), "state", doctor.OK, "accessible to root only", ""},
-		{"key without a store", func(n *testNode) { n.must(os.Remove(n.path(dir + "/records.db"))) }, "state", doctor.Warn, "is missing in", "restore both"},
+		{"open directory", chmod(dir, 0o755)},
+		{"open store", chmod(dir+"/records.db", 0o640)},
+		{"open key", chmod(dir+"/node.key", 0o604)},
+		{"a user's key", chown(dir+"/node.key", 1000, 0)},
+		{"tighter", chmod(dir+"/records.db", 0o400)},
+		{"key without a store", remove(dir + "/records.db")},
 		{"store that is a link", func(n *testNode) {
 			n.must(os.Rename(n.path(dir+"/records.db"), n.path(dir+"/real")))
 			n.must(os.Symlink("real", n.path(dir+"/records.db")))
 			n.must(os.Remove(n.path(dir + "/node.key")))
-		}, "state", doctor.Fail, "not a regular file", "move it away"},
-		{"set aside", func(n *testNode) { n.file(dir+"/records.db.damaged-20260504T120000Z", 0o600, "") }, "state", doctor.Warn, "set aside as " + dir + "/records.db.damaged-20260504T120000Z", "store dump"},
+		}},
+		{"set aside", func(n *testNode) { n.file(dir+"/records.db.damaged-20260504T120000Z", 0o600, "") }},
 		{"file in its place", func(n *testNode) {
 			n.must(os.RemoveAll(n.path(dir)))
 			n.file(dir, 0o700, "")
-		}, "state", doctor.Fail, "is not a directory", "stateDir"},
-		{"absent", func(n *testNode) { n.must(os.RemoveAll(n.path(dir))) }, "state", doctor.Unknown, dir + " not found", "start pullgated"},
-		{"remote", func(n *testNode) { n.disk.Remote = true }, "disk", doctor.Fail, "network file system", "local disk"},
-		{"in memory", func(n *testNode) { n.disk.Volatile = true }, "disk", doctor.Warn, "is in memory (tmpfs)", "on a disk"},
-		{"full", func(n *testNode) { n.disk.Free = 1 << 20 }, "disk", doctor.Fail, "1 MiB free", "free space"},
-		{"nearly full", func(n *testNode) { n.disk.Free = 63 << 20 }, "disk", doctor.Warn, "63 MiB free", "free space"},
-		{"no inodes", func(n *testNode) { n.disk.FreeNodes = 3 }, "disk", doctor.Warn, "3 inodes free", "inode"},
-		{"as many inodes as wanted", func(n *testNode) { n.disk.Inodes, n.disk.FreeNodes = 0, 0 }, "disk", doctor.OK, "free", ""},
-		{"clock alone", func(n *testNode) { n.inStep = false }, "clock", doctor.Warn, "the clock is not synchronized", "NTP"},
-		{"clock unknown", func(n *testNode) { n.clockErr = errors.New("not permitted") }, "clock", doctor.Unknown, "not permitted", "NTP"},
-		{"daemon started in the future", func(n *testNode) { n.Status.Started = timestamppb.New(now().Add(time.Hour)) }, "clock", doctor.Fail, "pullgated started at 2026-05-04T13:00:00Z, which is 1h0m0s from now", "correct the clock"},
+		}},
+		{"absent", remove(dir)},
+		{"remote", func(n *testNode) { n.disk.Remote = true }},
+		{"in memory", func(n *testNode) { n.disk.Volatile = true }},
+		{"full", func(n *testNode) { n.disk.Free = 1 << 20 }},
+		{"nearly full", func(n *testNode) { n.disk.Free = 63 << 20 }},
+		{"no inodes", func(n *testNode) { n.disk.FreeNodes = 3 }},
+		{"as many inodes as wanted", func(n *testNode) { n.disk.Inodes, n.disk.FreeNodes = 0, 0 }},
+		{"clock alone", func(n *testNode) { n.inStep = false }},
+		{"clock unknown", func(n *testNode) { n.clockErr = errors.New("not permitted") }},
+		{"daemon started in the future", func(n *testNode) { n.Status.Started = timestamppb.New(now().Add(time.Hour)) }},
 		{"store written in the future", func(n *testNode) {
 			later := now().Add(2 * time.Minute)
 			n.must(os.Chtimes(n.path(dir+"/records.db"), later, later))
-		}, "clock", doctor.Fail, "records.db was written at", "correct the clock"},
-		{"a little skew", func(n *testNode) { n.Status.Started = timestamppb.New(now().Add(time.Second)) }, "clock", doctor.OK, "", ""},
+		}},
+		{"a little skew", func(n *testNode) { n.Status.Started = timestamppb.New(now().Add(time.Second)) }},
 	})
 }
 
 func TestExamineOfTheMachineItselfEnds(t *testing.T) {
-	all := doctor.Node{Config: config.Default(), ConfigPath: filepath.Join(t.TempDir(), "none"), StatusErr: errors.New("none"), NoNetwork: true}.Examine(t.Context(), doctor.OnRequest)
+	all := doctor.Node{Config: config.Default(), ConfigPath: filepath.Join(t.TempDir(), "none"),
+		StatusErr: errors.New("none"), NoNetwork: true}.Examine(t.Context(), doctor.OnRequest)
 	for _, f := range all {
 		if f.Found == "" || f.Level == "" || f.Level != doctor.OK && f.Remediation == "" {
 			t.Errorf("%+v; want what was found, and what to do", f)
@@ -604,83 +596,49 @@ func TestPanicOfACheckIsAFinding(t *testing.T) {
 	wantFinding(t, all, "clock", doctor.OK, "")
 }
 
-// newCRIO is a node without problems, with CRI-O.
-func newCRIO(t *testing.T) *testNode {
-	t.Helper()
-	n := newNode(t)
-	n.Status.Runtime.Name, n.Status.Runtime.Version = "cri-o", "1.36.3"
-	n.directory("/etc/crio/auth", 0o755) // CRI-O makes this directory
-	return n
-}
-
-func TestVersionsOfCRIO(t *testing.T) {
-	for _, tc := range []struct {
-		name, version string
-		level         doctor.Level
-		found         string
-	}{
-		{"cri-o", "1.36.3", doctor.OK, "CRI-O is version 1.36.3: 1.34.4 and 1.36.3 were tested by hand"},
-		{"cri-o", "1.34.4", doctor.OK, "CRI-O is version 1.34.4"},
-		{"cri-o", "1.33.13", doctor.Warn, "CRI-O is version 1.33.13, older than"},
-		{"cri-o", "main", doctor.Unknown, "cri-o main, which is not a version"},
-		{"docker", "28.0.1", doctor.Warn, "the runtime is docker 28.0.1, which pullgate was never tested with"},
-	} {
-		n := newCRIO(t)
-		n.Status.Runtime.Name, n.Status.Runtime.Version = tc.name, tc.version
-		wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "versions", tc.level, tc.found)
+func TestCRIO(t *testing.T) {
+	// of is CRI-O of a version, which makes a directory for auth files.
+	of := func(name, version string, then ...func(*testNode)) func(*testNode) {
+		return func(n *testNode) {
+			n.Status.Runtime.Name, n.Status.Runtime.Version = name, version
+			n.directory("/etc/crio/auth", 0o755)
+			for _, f := range then {
+				f(n)
+			}
+		}
 	}
-	// Without the daemon the check runs the CRI-O program.
-	n := newCRIO(t)
-	n.Status.Runtime.Name, n.Status.Runtime.Version = "", ""
-	n.process(strconv.Itoa(os.Getpid()), "crio")
-	n.versions[os.Getpid()] = "crio version 1.36.3\n"
-	wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "versions", doctor.OK, "CRI-O is version 1.36.3")
-	wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "cri-o", doctor.OK, "holds no credentials of namespaces")
-}
-
-func TestCredentialsOfNamespacesNeedTheSetting(t *testing.T) {
-	for name, change := range map[string]func(n *testNode){
-		"an auth file": func(n *testNode) { n.file("/etc/crio/auth/team-a-00.json", 0o600, "{}") },
-		"a configured directory": func(n *testNode) {
+	file := func(path, content string) func(*testNode) { return func(n *testNode) { n.file(path, 0o600, content) } }
+	perNamespace := func(n *testNode) { n.Config.RuntimeCredentials = "perNamespace" }
+	search := func(list string) string { return "unqualified-search-registries = [" + list + "]\n" }
+	const conf, dropIn = "/etc/containers/registries.conf", "/etc/containers/registries.conf.d/10.conf"
+	authFile := file("/etc/crio/auth/team-a-00.json", "{}")
+	play(t, []row{
+		{"no credentials of namespaces", of("cri-o", "1.36.3")},
+		{"1.34.4", of("cri-o", "1.34.4")},
+		{"older than tested", of("cri-o", "1.33.13")},
+		{"of no version", of("cri-o", "main")},
+		{"another runtime", of("docker", "28.0.1")},
+		{"without the daemon", of("", "", func(n *testNode) { // the check runs the program
+			n.process(strconv.Itoa(os.Getpid()), "crio")
+			n.versions[os.Getpid()] = "crio version 1.36.3\n"
+		})},
+		{"an auth file", of("cri-o", "1.36.3", authFile)},
+		{"an auth file, perNamespace", of("cri-o", "1.36.3", authFile, perNamespace)},
+		{"an auth file that containerd does not read", of("containerd", "2.1.9", authFile)},
+		{"a configured directory", of("cri-o", "1.36.3", func(n *testNode) {
 			n.file("/etc/crio/crio.conf.d/10-auth.conf", 0o600, "[crio.image]\nnamespaced_auth_dir = \"/srv/auth\"\n")
 			n.directory("/srv/auth/in-use", 0o700)
-		},
-		"the credential provider": func(n *testNode) {
-			n.kubeletArgs("--container-runtime-endpoint=unix:///run/pullgate/cri.sock", "--image-credential-provider-config=/etc/providers.yaml")
+		})},
+		{"the credential provider", of("cri-o", "1.36.3", func(n *testNode) {
+			n.kubeletArgs("--container-runtime-endpoint=unix:///run/pullgate/cri.sock",
+				"--image-credential-provider-config=/etc/providers.yaml")
 			n.file("/etc/providers.yaml", 0o600, "providers:\n- name: crio-credential-provider\n")
-		},
-	} {
-		n := newCRIO(t)
-		wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "cri-o", doctor.OK, "holds no credentials of namespaces")
-		change(n)
-		all := n.Examine(t.Context(), doctor.OnRequest)
-		wantFinding(t, all, "cri-o", doctor.Fail, "such a pull opens the image to every pod")
-		if !doctor.Failed(all) {
-			t.Errorf("%s: doctor does not fail", name)
-		}
-		n.Config.RuntimeCredentials = "perNamespace"
-		wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "cri-o", doctor.OK, "runtimeCredentials is perNamespace")
-		// Another runtime does not read these files.
-		n.Config.RuntimeCredentials = "none"
-		n.Status.Runtime.Name, n.Status.Runtime.Version = "containerd", "2.1.4"
-		if all := n.Examine(t.Context(), doctor.OnRequest); doctor.Failed(all) {
-			t.Errorf("%s, with containerd: doctor fails: %+v", name, all)
-		}
-	}
-}
-
-func TestSearchRegistriesOfShortNames(t *testing.T) {
-	n := newCRIO(t)
-	n.file("/etc/containers/registries.conf", 0o644, "unqualified-search-registries = [\"docker.io\"]\n")
-	for _, f := range n.Examine(t.Context(), doctor.OnRequest) {
-		if f.Check == "cri-o" && f.Level != doctor.OK {
-			t.Errorf("with docker.io alone: %+v; want nothing", f)
-		}
-	}
-	n.file("/etc/containers/registries.conf.d/10.conf", 0o644, "unqualified-search-registries = [\"quay.io\", \"docker.io\"]\n")
-	wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "cri-o", doctor.Warn, "10.conf has CRI-O look for short names in quay.io")
-	n.file("/etc/containers/registries.conf", 0o644, "[[")
-	wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "cri-o", doctor.Unknown, "registries.conf")
+		})},
+		{"short names of docker.io", of("cri-o", "1.36.3", file(conf, search(`"docker.io"`)))},
+		{"short names elsewhere", of("cri-o", "1.36.3", file(conf, search(`"docker.io"`)),
+			file(dropIn, search(`"quay.io", "docker.io"`)))},
+		{"registries that cannot be read", of("cri-o", "1.36.3", file(conf, "[["))},
+	})
 }
 
 func TestMirrors(t *testing.T) {
@@ -692,47 +650,50 @@ func TestMirrors(t *testing.T) {
 	serve := func(address string, status int, then func(*testNode)) func(*testNode) {
 		return func(n *testNode) { n.serve(address, status); then(n) }
 	}
-	const one = "server = \"https://registry-1.docker.io\"\n[host.\"https://mirror.test\"]\n  capabilities = [\"pull\", \"resolve\"]\n"
+	const one = "server = \"https://registry-1.docker.io\"\n[host.\"https://mirror.test\"]\n  capabilities = [\"pull\", " +
+		"\"resolve\"]\n"
 	play(t, []row{
-		{"requires credentials", serve("mirror.test:443", http.StatusUnauthorized, hostsFile(one)), "mirrors", doctor.OK, "the mirror https://mirror.test (" + hosts + ") requires credentials", ""},
-		{"forbids", serve("mirror.test:443", http.StatusForbidden, hostsFile(one)), "mirrors", doctor.OK, "requires credentials", ""},
-		{"requires no credentials", serve("mirror.test:443", http.StatusOK, hostsFile(one)), "mirrors", doctor.Warn, "serves requests without credentials", "private images"},
-		{"answers with another status", serve("mirror.test:443", http.StatusBadGateway, hostsFile(one)), "mirrors", doctor.Unknown, "answers with status 502", "requires credentials"},
-		{"redirects", serve("mirror.test:443", http.StatusFound, hostsFile(one)), "mirrors", doctor.Unknown, "answers with status 302", "requires credentials"},
-		{"is unavailable", hostsFile(one), "mirrors", doctor.Unknown, "does not respond", "once it is available"},
-		{"is not asked", func(n *testNode) { n.NoNetwork = true; hostsFile(one)(n) }, "mirrors", doctor.Unknown, "whether the mirror https://mirror.test", "--no-network"},
-		{
-			"with a path of its own", serve("mirror.test:80", http.StatusOK, hostsFile("[host.\"http://user:hunter2@mirror.test/v2/cache\"]\noverride_path = true\n")),
-			"mirrors", doctor.Warn, "the mirror http://mirror.test/v2/cache (", "",
-		},
-		{"a server elsewhere", serve("other.test:443", http.StatusOK, hostsFile("server = \"https://other.test\"\n")), "mirrors", doctor.Warn, "https://other.test", ""},
-		{"the registry itself", hostsFile("server = \"https://docker.io\"\n"), "mirrors", doctor.OK, "no mirror", ""},
-		{"a credential in a header", hostsFile("server = \"https://docker.io\"\n[header]\n  authorization = \"Basic hunter2\"\n"), "mirrors", doctor.Warn, hosts + " gives the runtime credentials of its own", "pull secrets"},
-		{"a file that cannot be read", hostsFile("server = "), "mirrors", doctor.Unknown, hosts + ": toml:", "correct the file"},
+		{"requires credentials", serve("mirror.test:443", http.StatusUnauthorized, hostsFile(one))},
+		{"forbids", serve("mirror.test:443", http.StatusForbidden, hostsFile(one))},
+		{"requires no credentials", serve("mirror.test:443", http.StatusOK, hostsFile(one))},
+		{"answers with another status", serve("mirror.test:443", http.StatusBadGateway, hostsFile(one))},
+		{"redirects", serve("mirror.test:443", http.StatusFound, hostsFile(one))},
+		{"is unavailable", hostsFile(one)},
+		{"is not asked", func(n *testNode) { n.NoNetwork = true; hostsFile(one)(n) }},
+		{"with a path of its own", serve("mirror.test:80", http.StatusOK,
+			hostsFile("[host.\"http://user:hunter2@mirror.test/v2/cache\"]\noverride_path = true\n"))},
+		{"a server elsewhere", serve("other.test:443", http.StatusOK, hostsFile("server = \"https://other.test\"\n"))},
+		{"the registry itself", hostsFile("server = \"https://docker.io\"\n")},
+		{"a credential in a header", hostsFile("server = \"https://docker.io\"\n[header]\n  authorization = \"Basic " +
+			"hunter2\"\n")},
+		{"a file that cannot be read", hostsFile("server = ")},
 		{"version 2", serve("mirror.test:443", http.StatusOK, func(n *testNode) {
 			n.file("/etc/hosts.d/docker.io/hosts.toml", 0o644, one)
-			n.file(config, 0o644, "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\n  config_path = \"/etc/hosts.d\"\n")
-		}), "mirrors", doctor.Warn, "(/etc/hosts.d/docker.io/hosts.toml)", ""},
+			n.file(config, 0o644, "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\n  config_path = "+
+				"\"/etc/hosts.d\"\n")
+		})},
 		{"version 3, two directories, imported", serve("mirror.test:443", http.StatusOK, func(n *testNode) {
 			n.file("/etc/b/docker.io/hosts.toml", 0o644, one)
 			n.file(config, 0o644, "version = 3\nimports = [\"conf.d/*.toml\"]\n")
-			n.file("/etc/containerd/conf.d/1.toml", 0o644, "[plugins.'io.containerd.cri.v1.images'.registry]\nconfig_path = '/etc/a:/etc/b'\n")
-		}), "mirrors", doctor.Warn, "(/etc/b/docker.io/hosts.toml)", ""},
+			n.file("/etc/containerd/conf.d/1.toml", 0o644, "[plugins.'io.containerd.cri.v1.images'.registry]\nconfig_path = "+
+				"'/etc/a:/etc/b'\n")
+		})},
 		{"the old way", serve("mirror.test:80", http.StatusOK, func(n *testNode) {
 			n.file(config, 0o644, "[plugins.cri.registry.mirrors.\"docker.io\"]\n  endpoint = [\"http://mirror.test\"]\n")
-		}), "mirrors", doctor.Warn, "(" + config + ")", ""},
+		})},
 		{"the runtime's own credentials", func(n *testNode) {
-			n.file(config, 0o644, "[plugins.\"io.containerd.grpc.v1.cri\".registry.configs.\"x.test\".auth]\n  password = \"hunter2\"\n")
-		}, "mirrors", doctor.Warn, config + " gives the runtime credentials of its own", "pull secrets"},
+			n.file(config, 0o644, "[plugins.\"io.containerd.grpc.v1.cri\".registry.configs.\"x.test\".auth]\n  password = "+
+				"\"hunter2\"\n")
+		}},
 		{"the file of the containerd that runs", serve("mirror.test:80", http.StatusOK, func(n *testNode) {
 			n.process("500", "containerd", "/usr/bin/containerd", "-c", "/opt/c.toml")
 			n.file("/opt/c.toml", 0o644, "[plugins.cri.registry.mirrors.\"docker.io\"]\n  endpoint = [\"http://mirror.test\"]\n")
 			n.file(config, 0o644, "not read [")
-		}), "mirrors", doctor.Warn, "(/opt/c.toml)", ""},
+		})},
 		{"twice the same", serve("mirror.test:443", http.StatusUnauthorized, func(n *testNode) {
 			hostsFile(one)(n)
 			n.file("/etc/containerd/certs.d/_default/hosts.toml", 0o644, "[host.'mirror.test']\n")
-		}), "mirrors", doctor.OK, "requires credentials", ""},
+		})},
 	})
 }
 
@@ -740,7 +701,8 @@ func TestEachMirrorIsAskedOnceWithoutCredentials(t *testing.T) {
 	n := newNode(t)
 	asked := n.serve("mirror.test:80", http.StatusUnauthorized)
 	n.file("/etc/containerd/certs.d/a/hosts.toml", 0o644,
-		"[host.\"http://user:hunter2@mirror.test/x?token=hunter2\"]\n[host.\"http://user:hunter2@mirror.test/x?token=hunter2\".header]\nAuthorization = \"Bearer hunter2\"\n"+
+		"[host.\"http://user:hunter2@mirror.test/x?token=hunter2\"]\n"+
+			"[host.\"http://user:hunter2@mirror.test/x?token=hunter2\".header]\nAuthorization = \"Bearer hunter2\"\n"+
 			"[host.\"http://mirror.test/y/\"]\noverride_path = true\n[host.\"http://mirror.test/z/v2\"]\n")
 	for _, f := range n.Examine(t.Context(), doctor.OnRequest) {
 		if strings.Contains(f.Found+f.Remediation, "hunter2") {
@@ -784,9 +746,12 @@ func (n *testNode) reviews() *policyServer {
 	n.t.Helper()
 	n.directory("/", 0o755)
 	n.policyFiles("imagePolicy: {kubeConfigFile: " + backendConfig + ", defaultAllow: false}\n")
-	n.file("/etc/passwd", 0o644, "root:x:0:0::/root:/bin/sh\npullgate-policyd:x:991:"+strconv.Itoa(policydGroup)+"::/:/usr/sbin/nologin\n")
-	n.file("/etc/pullgate/policyd.yaml", 0o644, "apiVersion: config.pullgate.dev/v1alpha1\nkind: PolicydConfiguration\npolicies: /etc/pullgate/policies\n")
-	n.file(backendConfig, 0o640, "clusters: [{name: c, cluster: {server: https://scanner.test, certificate-authority: ca.crt}}]\n"+
+	n.file("/etc/passwd", 0o644,
+		"root:x:0:0::/root:/bin/sh\npullgate-policyd:x:991:"+strconv.Itoa(policydGroup)+"::/:/usr/sbin/nologin\n")
+	n.file("/etc/pullgate/policyd.yaml", 0o644, "apiVersion: config.pullgate.dev/v1alpha1\nkind: "+
+		"PolicydConfiguration\npolicies: /etc/pullgate/policies\n")
+	n.file(backendConfig, 0o640, "clusters: [{name: c, cluster: {server: https://scanner.test, certificate-authority: "+
+		"ca.crt}}]\n"+
 		"users: [{name: u, user: {client-certificate: /etc/pullgate/client.crt, client-key: /etc/pullgate/client.key}}]\n")
 	n.file("/etc/pullgate/ca.crt", 0o644, "x")
 	n.file("/etc/pullgate/client.crt", 0o644, "x")
@@ -795,7 +760,8 @@ func (n *testNode) reviews() *policyServer {
 		n.must(os.Chown(n.path(secret), 0, policydGroup))
 	}
 	n.units["pullgate-policyd.socket"] = "LoadState=loaded\nUnitFileState=enabled"
-	n.units["pullgate-policyd.service"] = "LoadState=loaded\nBindPaths=\nBindReadOnlyPaths=/etc/pullgate:/etc/pullgate:rbind -/etc/ssl:/etc/ssl:rbind"
+	n.units["pullgate-policyd.service"] = "LoadState=loaded\nBindPaths=\n" +
+		"BindReadOnlyPaths=/etc/pullgate:/etc/pullgate:rbind -/etc/ssl:/etc/ssl:rbind"
 	n.process(strconv.Itoa(os.Getpid()), "systemd", "/sbin/init") // it keeps all sockets
 	set, err := policyfiles.Read(policyfiles.Paths{Folder: n.path("/etc/pullgate/policies")})
 	n.must(err)
@@ -808,7 +774,8 @@ func (n *testNode) reviews() *policyServer {
 func (n *testNode) policyFiles(other string) {
 	n.t.Helper()
 	n.Config.Admission.Policies = "/etc/pullgate/policies"
-	n.file("/etc/pullgate/policies/all.yaml", 0o644, "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: all}\nspec: {}\n")
+	n.file("/etc/pullgate/policies/all.yaml", 0o644,
+		"apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: all}\nspec: {}\n")
 	if other != "" {
 		n.file("/etc/pullgate/policies/scanner.yaml", 0o644, other)
 	}
@@ -834,78 +801,63 @@ func (n *testNode) servePolicies(s *policyServer) {
 
 func TestPoliciesWithoutBackends(t *testing.T) {
 	play(t, []row{
-		{"valid", func(n *testNode) { n.policyFiles("") }, "policies", doctor.OK, "none of them needs pullgate-policyd", ""},
-		{"invalid", func(n *testNode) { n.policyFiles("imagePolicy: {}\n") }, "policies", doctor.Fail, "imagePolicy.kubeConfigFile: Required value", "pullgated --check-config"},
-		{"no folder", func(n *testNode) { n.Config.Admission.Policies = "/etc/pullgate/absent" }, "policies", doctor.Fail, "no such file or directory", "pullgated --check-config"},
+		{"valid", func(n *testNode) { n.policyFiles("") }},
+		{"invalid", func(n *testNode) { n.policyFiles("imagePolicy: {}\n") }},
+		{"no folder", func(n *testNode) { n.Config.Admission.Policies = "/etc/pullgate/absent" }},
 	})
 }
 
 func TestReviews(t *testing.T) {
 	rows := []row{
-		{"healthy", func(*testNode) {}, "policies", doctor.OK, "answers at " + policySocket + ", with the policy files of /etc/pullgate/policies", ""},
-		{"readable", func(*testNode) {}, "policies", doctor.OK, "can read every file that the policies need", ""},
-		{"no socket", func(n *testNode) { n.must(os.Remove(n.path(policySocket))) }, "policies", doctor.Fail, policySocket + " not found, and a policy file needs it", "systemctl enable --now pullgate-policyd.socket"},
+		{"no socket", remove(policySocket)},
 		{"a file", func(n *testNode) {
 			n.must(os.Remove(n.path(policySocket)))
 			n.file(policySocket, 0o600, "")
-		}, "policies", doctor.Fail, "is not a socket", "compare admission.policydSocket"},
-		{"a user's socket", func(n *testNode) { n.must(os.Chown(n.path(policySocket), 1000, 0)) }, "policies", doctor.Fail, "belongs to user 1000, group 0: pullgated does not use it", "systemctl restart pullgate-policyd.socket"},
-		{"open to others", func(n *testNode) { n.must(os.Chmod(n.path(policySocket), 0o666)) }, "policies", doctor.Fail, "has mode 0666", "chmod 0600"},
-		{"no process", func(n *testNode) { n.must(n.sockets[policySocket].Close()) }, "policies", doctor.Fail, "connection refused, no process listens there", "systemctl restart pullgate-policyd.socket"},
-		{"disabled", func(n *testNode) { n.units["pullgate-policyd.socket"] = "LoadState=loaded\nUnitFileState=disabled" }, "policies", doctor.Warn, "pullgate-policyd.socket is disabled: after the next boot", "systemctl enable"},
-		{"not under systemd", func(n *testNode) { n.units = map[string]string{} }, "policies", doctor.OK, "answers at", ""},
-		{"no configuration", func(n *testNode) { n.must(os.Remove(n.path("/etc/pullgate/policyd.yaml"))) }, "policies", doctor.Warn, "/etc/pullgate/policyd.yaml not found", "pullgate-policyd.md"},
-		{"an invalid configuration", func(n *testNode) { n.file("/etc/pullgate/policyd.yaml", 0o644, "kind: x\n") }, "policies", doctor.Fail, "/etc/pullgate/policyd.yaml: ", "pullgate-policyd --check-config"},
+		}},
+		{"a user's socket", chown(policySocket, 1000, 0)},
+		{"open to others", chmod(policySocket, 0o666)},
+		{"no process", func(n *testNode) { n.must(n.sockets[policySocket].Close()) }},
+		{"disabled", func(n *testNode) { n.units["pullgate-policyd.socket"] = "LoadState=loaded\nUnitFileState=disabled" }},
+		{"not under systemd", func(n *testNode) { n.units = map[string]string{} }},
+		{"no configuration", remove("/etc/pullgate/policyd.yaml")},
+		{"an invalid configuration", func(n *testNode) { n.file("/etc/pullgate/policyd.yaml", 0o644, "kind: x\n") }},
 		{"another folder", func(n *testNode) {
-			n.file("/etc/pullgate/policyd.yaml", 0o644, "apiVersion: config.pullgate.dev/v1alpha1\nkind: PolicydConfiguration\npolicies: /etc/other\n")
-		}, "policies", doctor.Fail, `has the policy folder "/etc/other"`, "set policies in /etc/pullgate/policyd.yaml to /etc/pullgate/policies"},
-		{"no user", func(n *testNode) { n.file("/etc/passwd", 0o644, "root:x:0:0::/root:/bin/sh\n") }, "policies", doctor.Warn, "the user pullgate-policyd does not exist", "systemd-sysusers"},
-		{"a policy file for root only", func(n *testNode) { n.must(os.Chmod(n.path("/etc/pullgate/policies/all.yaml"), 0o600)) }, "policies", doctor.Fail, "/etc/pullgate/policies/all.yaml has mode 0600", "chmod 0644"},
-		{"a folder for root only", func(n *testNode) { n.must(os.Chmod(n.path("/etc/pullgate/policies"), 0o700)) }, "policies", doctor.Fail, "/etc/pullgate/policies has mode 0700", "chmod 0755"},
-		{"a kubeconfig for root only", func(n *testNode) { n.must(os.Chmod(n.path(backendConfig), 0o600)) }, "policies", doctor.Fail, "the user pullgate-policyd cannot read it", "chown root:pullgate-policyd " + backendConfig + " && chmod 0640"},
-		{"a kubeconfig for everyone", func(n *testNode) { n.must(os.Chmod(n.path(backendConfig), 0o644)) }, "policies", doctor.Warn, "other users can read the credentials for a backend", "chmod 0640 " + backendConfig},
+			n.file("/etc/pullgate/policyd.yaml", 0o644, "apiVersion: config.pullgate.dev/v1alpha1\nkind: "+
+				"PolicydConfiguration\npolicies: /etc/other\n")
+		}},
+		{"no user", func(n *testNode) { n.file("/etc/passwd", 0o644, "root:x:0:0::/root:/bin/sh\n") }},
+		{"a policy file for root only", chmod("/etc/pullgate/policies/all.yaml", 0o600)},
+		{"a folder for root only", chmod("/etc/pullgate/policies", 0o700)},
+		{"a kubeconfig for root only", chmod(backendConfig, 0o600)},
+		{"a kubeconfig for everyone", chmod(backendConfig, 0o644)},
 		{"a kubeconfig of another group", func(n *testNode) {
 			n.must(os.Chown(n.path(backendConfig), 991, 1000))
-		}, "policies", doctor.Warn, "group 1000: other users can read", "chown root:pullgate-policyd"},
-		{"no kubeconfig", func(n *testNode) { n.must(os.Remove(n.path(backendConfig))) }, "policies", doctor.Fail, backendConfig + " not found", "correct the file that names it"},
-		{"a key for everyone", func(n *testNode) { n.must(os.Chmod(n.path("/etc/pullgate/client.key"), 0o644)) }, "policies", doctor.Warn, "/etc/pullgate/client.key has mode 0644", "chmod 0640"},
-		{"no authority", func(n *testNode) { n.must(os.Remove(n.path("/etc/pullgate/ca.crt"))) }, "policies", doctor.Fail, "/etc/pullgate/ca.crt not found", "create it"},
+		}},
+		{"no kubeconfig", remove(backendConfig)},
+		{"a key for everyone", chmod("/etc/pullgate/client.key", 0o644)},
+		{"no authority", remove("/etc/pullgate/ca.crt")},
 		{"an authority that is not visible", func(n *testNode) {
 			n.file("/opt/ca.crt", 0o644, "x")
 			n.must(os.Remove(n.path("/etc/pullgate/ca.crt")))
 			n.must(os.Chmod(n.path("/opt"), 0o755))
 			n.file(backendConfig, 0o640, "clusters: [{name: c, cluster: {certificate-authority: /opt/ca.crt}}]\n")
 			n.must(os.Chown(n.path(backendConfig), 0, policydGroup))
-		}, "policies", doctor.Fail, "/opt/ca.crt is not visible to pullgate-policyd.service", "BindReadOnlyPaths=/opt"},
-		{"below a closed folder", func(n *testNode) { n.must(os.Chmod(n.path("/etc/pullgate"), 0o750)) }, "policies", doctor.Fail, "/etc/pullgate/policyd.yaml is not accessible to the user pullgate-policyd: /etc/pullgate has mode 0750", "chmod g+x /etc/pullgate"},
+		}},
+		{"below a closed folder", chmod("/etc/pullgate", 0o750)},
 	}
-	for i := range rows {
-		change := rows[i].change
-		rows[i].change = func(n *testNode) {
-			n.reviews()
-			change(n)
-		}
-	}
-	play(t, rows)
+	play(t, rows, func(n *testNode) { n.reviews() })
 }
 
 func TestPolicydAnswers(t *testing.T) {
 	play(t, []row{
-		{"other policies", func(n *testNode) { n.reviews().hash = "other" }, "policies", doctor.Fail, "pullgate-policyd has other policy files than /etc/pullgate/policies", "set policies in /etc/pullgate/policyd.yaml"},
-		{"it fails", func(n *testNode) { n.reviews().fail = status.Error(codes.Internal, "internal error") }, "policies", doctor.Fail, "pullgate-policyd does not answer", "journalctl -u pullgate-policyd"},
+		// The sockets of pullgated are served by the same process here, so that it is found there too.
+		{"another process", func(n *testNode) {
+			n.reviews()
+			n.process(strconv.Itoa(os.Getpid()), "nc", "/usr/bin/nc")
+		}},
+		{"other policies", func(n *testNode) { n.reviews().hash = "other" }},
+		{"it fails", func(n *testNode) { n.reviews().fail = status.Error(codes.Internal, "internal error") }},
 	})
-}
-
-// The sockets of pullgated are served by the same process here, so that it is found there too.
-func TestSocketOfPolicydIsServedByAnotherProcess(t *testing.T) {
-	n := newNode(t)
-	n.reviews()
-	n.process(strconv.Itoa(os.Getpid()), "nc", "/usr/bin/nc")
-	if all := n.Examine(t.Context(), doctor.OnRequest); !slices.ContainsFunc(all, func(f doctor.Finding) bool {
-		return f.Check == "policies" && f.Level == doctor.Fail && strings.Contains(f.Found, policySocket+" is served by nc") && strings.Contains(f.Remediation, "stop process")
-	}) {
-		t.Errorf("findings = %+v; want that another process has the socket", all)
-	}
 }
 
 // A cluster is an API server whose answers are texts by path; a path without one is not found.
@@ -922,7 +874,8 @@ func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	authority, err := testkit.NewAuthority("authority of the webhook")
 	must(t, err)
-	c := &cluster{T: t, answers: map[string]string{}, authority: authority, hosts: map[string]string{}, kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
+	c := &cluster{T: t, answers: map[string]string{}, authority: authority, hosts: map[string]string{},
+		kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		answer, ok := c.answers[r.URL.Path]
 		switch {
@@ -939,9 +892,11 @@ func newCluster(t *testing.T) *cluster {
 		}
 	}))
 	t.Cleanup(server.Close)
-	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters: [{name: c, cluster: {server: %q, certificate-authority-data: %s}}]\n"+
+	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters: [{name: c, cluster: {server: %q, "+
+		"certificate-authority-data: %s}}]\n"+
 		"users: [{name: u, user: {token: t}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n",
-		server.URL, base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})))
+		server.URL, base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE",
+			Bytes: server.Certificate().Raw})))
 	must(t, os.WriteFile(c.kubeconfig, []byte(text), 0o600))
 	return c
 }
@@ -951,8 +906,10 @@ const list = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurati
 // register registers one webhook of pullgate by a client configuration, beside another one.
 func (c *cluster) register(clientConfig string) {
 	c.answers[list] = fmt.Sprintf(`{"kind":"ValidatingWebhookConfigurationList","items":[
-		{"metadata":{"name":"other"},"webhooks":[{"name":"other.test","failurePolicy":"Fail","clientConfig":{"url":"https://other.test/validate"}}]},
-		{"metadata":{"name":"pullgate"},"webhooks":[{"name":"pods.pullgate.dev","failurePolicy":"Ignore","clientConfig":{%s,"caBundle":%q}}]}]}`,
+		{"metadata":{"name":"other"},"webhooks":[{"name":"other.test","failurePolicy":"Fail",
+			"clientConfig":{"url":"https://other.test/validate"}}]},
+		{"metadata":{"name":"pullgate"},"webhooks":[{"name":"pods.pullgate.dev","failurePolicy":"Ignore",
+			"clientConfig":{%s,"caBundle":%q}}]}]}`,
 		clientConfig, base64.StdEncoding.EncodeToString(c.authority.PEM()))
 }
 
@@ -1018,12 +975,19 @@ func TestWebhookByURL(t *testing.T) {
 		level doctor.Level
 		want  string
 	}{
-		"reached":           {func(c *cluster) { c.serve("localhost:8443", c.authority, time.Time{}, unchanged) }, doctor.OK, ": reached"},
-		"not served":        {func(*cluster) {}, doctor.Fail, "no route to host: pods are admitted without it, and the node enforces"},
-		"another authority": {func(c *cluster) { c.serve("localhost:8443", other, time.Time{}, unchanged) }, doctor.Fail, "certificate signed by unknown authority"},
-		"expired":           {func(c *cluster) { c.serve("localhost:8443", c.authority, time.Now().Add(-time.Minute), unchanged) }, doctor.Fail, "certificate has expired"},
+		"reached": {func(c *cluster) { c.serve("localhost:8443", c.authority, time.Time{}, unchanged) }, doctor.OK,
+			": reached"},
+		"not served": {func(*cluster) {}, doctor.Fail,
+			"no route to host: pods are admitted without it, and the node enforces"},
+		"another authority": {func(c *cluster) { c.serve("localhost:8443", other, time.Time{}, unchanged) }, doctor.Fail,
+			"certificate signed by unknown authority"},
+		"expired": {func(c *cluster) {
+			c.serve("localhost:8443", c.authority, time.Now().Add(-time.Minute),
+				unchanged)
+		}, doctor.Fail, "certificate has expired"},
 		"another server": {func(c *cluster) {
-			c.serve("localhost:8443", c.authority, time.Time{}, func(s *httptest.Server) { s.Config.Handler = http.NotFoundHandler() })
+			c.serve("localhost:8443", c.authority, time.Time{},
+				func(s *httptest.Server) { s.Config.Handler = http.NotFoundHandler() })
 		}, doctor.Fail, "answers 404"},
 		"without TLS": {func(c *cluster) {
 			s := httptest.NewServer(http.NotFoundHandler())
@@ -1053,7 +1017,8 @@ func TestWebhookOfAService(t *testing.T) {
 		ports   = `"ports":[{"name":"https","port":8443},{"name":"metrics","port":9472}]`
 		ip      = `{"spec":{"type":"ClusterIP","clusterIP":"10.96.0.9",` + ports + `}}`
 		ready   = `{"items":[{"ports":[{"name":"metrics","port":9472},{"name":"https","port":10443}],
-			"endpoints":[{"addresses":["10.1.0.1"],"conditions":{"ready":false}},{"addresses":["10.1.0.2"],"conditions":{"ready":true}}]}]}`
+			"endpoints":[{"addresses":["10.1.0.1"],"conditions":{"ready":false}},
+				{"addresses":["10.1.0.2"],"conditions":{"ready":true}}]}]}`
 		byIP, byEndpoint, byNone = "10.96.0.9:8443", "10.1.0.2:10443", ""
 	)
 	for name, tc := range map[string]struct {
@@ -1062,22 +1027,29 @@ func TestWebhookOfAService(t *testing.T) {
 		level   doctor.Level
 		want    string
 	}{
-		"by the cluster IP":      {map[string]string{service: ip, slices: ready}, byIP, doctor.OK, ": reached"},
-		"by an endpoint":         {map[string]string{service: ip, slices: ready}, byEndpoint, doctor.OK, ": reached"},
-		"headless":               {map[string]string{service: `{"spec":{"clusterIP":"None",` + ports + `}}`, slices: ready}, byEndpoint, doctor.OK, ": reached"},
-		"another name":           {map[string]string{service: `{"spec":{"type":"ExternalName","externalName":"elsewhere.test"}}`}, "elsewhere.test:8443", doctor.OK, ": reached"},
+		"by the cluster IP": {map[string]string{service: ip, slices: ready}, byIP, doctor.OK, ": reached"},
+		"by an endpoint":    {map[string]string{service: ip, slices: ready}, byEndpoint, doctor.OK, ": reached"},
+		"headless": {map[string]string{service: `{"spec":{"clusterIP":"None",` + ports + `}}`, slices: ready},
+			byEndpoint, doctor.OK, ": reached"},
+		"another name": {map[string]string{service: `{"spec":{"type":"ExternalName","externalName":"elsewhere.test"}}`},
+			"elsewhere.test:8443", doctor.OK, ": reached"},
 		"endpoints not readable": {map[string]string{service: ip, slices: ""}, byIP, doctor.OK, ": reached"},
-		"no endpoint":            {map[string]string{service: ip, slices: `{"items":[]}`}, byIP, doctor.Fail, "no ready endpoint"},
-		"no endpoint is ready":   {map[string]string{service: ip, slices: strings.ReplaceAll(ready, "true", "false")}, byIP, doctor.Fail, "no ready endpoint"},
-		"absent":                 {map[string]string{}, byIP, doctor.Fail, "the service does not exist"},
-		"not readable":           {map[string]string{service: ""}, byIP, doctor.Unknown, "the address of the service is not known: forbidden: " + service},
-		"not routed from here":   {map[string]string{service: ip, slices: ready}, byNone, doctor.Unknown, "no route to host"},
-		"headless, not readable": {map[string]string{service: `{"spec":{"clusterIP":"None"}}`, slices: ""}, byEndpoint, doctor.Unknown, "the service has no cluster IP: forbidden"},
+		"no endpoint": {map[string]string{service: ip, slices: `{"items":[]}`}, byIP, doctor.Fail,
+			"no ready endpoint"},
+		"no endpoint is ready": {map[string]string{service: ip, slices: strings.ReplaceAll(ready, "true", "false")}, byIP,
+			doctor.Fail, "no ready endpoint"},
+		"absent": {map[string]string{}, byIP, doctor.Fail, "the service does not exist"},
+		"not readable": {map[string]string{service: ""}, byIP, doctor.Unknown,
+			"the address of the service is not known: forbidden: " + service},
+		"not routed from here": {map[string]string{service: ip, slices: ready}, byNone, doctor.Unknown, "no route to host"},
+		"headless, not readable": {map[string]string{service: `{"spec":{"clusterIP":"None"}}`, slices: ""}, byEndpoint,
+			doctor.Unknown, "the service has no cluster IP: forbidden"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newCluster(t)
-			c.register(`"service":{"namespace":"pullgate-system","name":"pullgate-policyd","path":"/admission/validate","port":8443}`)
+			c.register(`"service":{"namespace":"pullgate-system","name":"pullgate-policyd",` +
+				`"path":"/admission/validate","port":8443}`)
 			maps.Copy(c.answers, tc.answers)
 			if tc.serve != byNone {
 				c.serve(tc.serve, c.authority, time.Time{}, unchanged)
@@ -1099,17 +1071,10 @@ func TestWebhooksThatAreNotKnown(t *testing.T) {
 	c.answers[list] = strings.Replace(c.answers[list], "Ignore", "Fail", 1)
 	c.find(doctor.Fail, "no pod is created or changed", "delete the webhook")
 	found := c.findings(func(n *doctor.Node) { n.NoNetwork = true })
-	if len(found) != 1 || found[0].Level != doctor.Unknown || !strings.Contains(found[0].Found, "not tested without a network") {
+	if len(found) != 1 || found[0].Level != doctor.Unknown ||
+		!strings.Contains(found[0].Found, "not tested without a network") {
 		t.Errorf("findings without a network %+v; want one, unknown", found)
 	}
 	c.kubeconfig = filepath.Join(t.TempDir(), "absent")
 	c.find(doctor.Unknown, "absent: no such file")
-}
-
-// must ends a test that cannot go on.
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
 }

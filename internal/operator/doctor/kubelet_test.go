@@ -26,64 +26,84 @@ const (
 
 func TestWhatTheKubeletDials(t *testing.T) {
 	kubeletConfig := func(runtime, images string) string {
-		return fmt.Sprintf("kind: KubeletConfiguration\ncontainerRuntimeEndpoint: %q\nimageServiceEndpoint: %q\n", runtime, images)
+		return fmt.Sprintf("kind: KubeletConfiguration\ncontainerRuntimeEndpoint: %q\nimageServiceEndpoint: %q\n", runtime,
+			images)
 	}
 	const file = "/var/lib/kubelet/config.yaml"
 	const dropIn = "/etc/systemd/system/kubelet.service.d/20-pullgate.conf"
+	const enabled = "/etc/systemd/system/kubelet.service.d/90-pullgate.conf"
 	play(t, []row{
-		{"the runtime", func(n *testNode) { n.kubeletArgs("--container-runtime-endpoint=" + theirs) }, "kubelet", doctor.Fail, "kubelet (process 812) dials /run/containerd/containerd.sock (the command line of process 812), which bypasses pullgate", "pullgatectl node enable"},
-		{"its default", func(n *testNode) { n.kubeletArgs() }, "kubelet", doctor.Fail, "(the kubelet's default)", "pullgatectl node enable"},
-		{"two words", func(n *testNode) { n.kubeletArgs("--container-runtime-endpoint", ours) }, "kubelet", doctor.OK, "dials /run/pullgate/cri.sock", ""},
-		{"one hyphen, no scheme, /var/run", func(n *testNode) { n.kubeletArgs("-container-runtime-endpoint=/var/run/pullgate//cri.sock") }, "kubelet", doctor.OK, "dials", ""},
+		{"the runtime", func(n *testNode) { n.kubeletArgs("--container-runtime-endpoint=" + theirs) }},
+		{"its default", func(n *testNode) { n.kubeletArgs() }},
+		{"two words", func(n *testNode) { n.kubeletArgs("--container-runtime-endpoint", ours) }},
+		{"one hyphen, no scheme, /var/run",
+			func(n *testNode) { n.kubeletArgs("-container-runtime-endpoint=/var/run/pullgate//cri.sock") }},
 		{"its file", func(n *testNode) {
 			n.file(file, 0o600, kubeletConfig(ours, ""))
 			n.kubeletArgs("--config", file)
-		}, "kubelet", doctor.OK, "(" + file + ")", ""},
+		}},
 		{"its file, and a flag over it", func(n *testNode) {
 			n.file(file, 0o600, kubeletConfig(ours, ""))
 			n.kubeletArgs("--config="+file, "--container-runtime-endpoint="+theirs)
-		}, "kubelet", doctor.Fail, "(the command line of process 812)", ""},
+		}},
 		{"a file over its file", func(n *testNode) {
 			n.file(file, 0o600, kubeletConfig(theirs, ""))
 			n.file("/etc/kubelet.d/10-a.conf", 0o600, kubeletConfig(theirs, ""))
 			n.file("/etc/kubelet.d/20-b.conf", 0o600, kubeletConfig(ours, ""))
 			n.kubeletArgs("--config="+file, "--config-dir=/etc/kubelet.d")
-		}, "kubelet", doctor.OK, "(/etc/kubelet.d/20-b.conf)", ""},
+		}},
 		{"images elsewhere", func(n *testNode) {
 			n.kubeletArgs("--container-runtime-endpoint="+ours, "--image-service-endpoint="+theirs)
-		}, "kubelet", doctor.Fail, "pulls through /run/containerd/containerd.sock", "image service endpoint"},
+		}},
 		{"images elsewhere, by its file", func(n *testNode) {
 			n.file(file, 0o600, kubeletConfig("", theirs))
 			n.kubeletArgs("--container-runtime-endpoint="+ours, "--config="+file)
-		}, "kubelet", doctor.Fail, "pullgate sees no pull", ""},
+		}},
 		{"images here", func(n *testNode) {
 			n.kubeletArgs("--container-runtime-endpoint="+ours, "--image-service-endpoint="+ours)
-		}, "kubelet", doctor.OK, "dials", ""},
-		{"underscores", func(n *testNode) { n.kubeletArgs("--container_runtime_endpoint=" + ours) }, "kubelet", doctor.OK, "dials /run/pullgate/cri.sock (the command line of process 812)", ""},
+		}},
+		{"underscores", func(n *testNode) { n.kubeletArgs("--container_runtime_endpoint=" + ours) }},
 		{"a file that cannot be read", func(n *testNode) {
 			n.file(file, 0o600, "\t{")
 			n.kubeletArgs("--container-runtime-endpoint="+ours, "--config="+file)
-		}, "kubelet", doctor.Unknown, "what kubelet (process 812) dials: read the kubelet's configuration " + file, "root"},
+		}},
 		{"two units that run one", func(n *testNode) {
 			n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet")
 			n.unit("k3s.service", 900, "/usr/local/bin/k3s server")
-		}, "kubelet", doctor.Unknown, "kubelet.service and k3s.service", "--unit"},
+		}},
 		{"a drop-in that it was not started with", func(n *testNode) {
 			n.kubeletArgs("--container-runtime-endpoint=" + ours)
 			n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet --container-runtime-endpoint="+ours, dropIn)
-			n.file(dropIn, 0o644, "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet \\\n  --container-runtime-endpoint="+theirs+"\n# --container-runtime-endpoint="+ours+"\n")
-		}, "kubelet", doctor.Warn, "the kubelet of kubelet.service dials /run/containerd/containerd.sock (" + dropIn + "), which bypasses pullgate, once it is restarted", "pullgatectl node enable"},
+			n.file(dropIn, 0o644, "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet \\\n  --container-runtime-endpoint="+
+				theirs+"\n# --container-runtime-endpoint="+ours+"\n")
+		}},
+		{"a drop-in of node enable with an earlier command line of the unit", func(n *testNode) {
+			n.kubeletArgs("--container-runtime-endpoint=" + ours)
+			n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet --new", enabled)
+			body := "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --container-runtime-endpoint=" + ours +
+				" --image-service-endpoint=" + ours + "\n"
+			sum := sha256.Sum256([]byte(body))
+			n.file(enabled, 0o644, "# Written by pullgatectl node enable, removed by pullgatectl node disable; checksum of "+
+				"the rest: "+hex.EncodeToString(sum[:8])+"\n"+body)
+		}},
+		{"a restart is due", func(n *testNode) {
+			n.kubeletArgs()
+			n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet --container-runtime-endpoint="+ours)
+		}},
 		{"kubeadm's flags, and the drop-in over them", func(n *testNode) {
 			n.kubeletArgs("--container-runtime-endpoint="+theirs, "--container-runtime-endpoint="+ours)
 			n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet", dropIn)
-			n.file("/var/lib/kubelet/kubeadm-flags.env", 0o644, `KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=`+theirs+` --pod-infra-container-image=x"`)
-			n.file(dropIn, 0o644, "[Service]\nEnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env\nExecStart=\nExecStart=/usr/bin/kubelet $KUBELET_KUBEADM_ARGS --container-runtime-endpoint="+ours+"\n")
-		}, "kubelet", doctor.OK, "dials", ""},
+			n.file("/var/lib/kubelet/kubeadm-flags.env", 0o644,
+				`KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=`+theirs+` --pod-infra-container-image=x"`)
+			n.file(dropIn, 0o644, "[Service]\nEnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env\nExecStart=\n"+
+				"ExecStart=/usr/bin/kubelet $KUBELET_KUBEADM_ARGS --container-runtime-endpoint="+ours+"\n")
+		}},
 	})
 }
 
 func TestRootDirectoryOfTheKubelet(t *testing.T) {
-	const found = "admission.kubeletRoot is /var/lib/kubelet, and the kubelet's --root-dir is /data/kubelet (the command line of process 812)"
+	const found = "admission.kubeletRoot is /var/lib/kubelet, and the kubelet's --root-dir is /data/kubelet (the " +
+		"command line of process 812)"
 	for _, policies := range []string{"", "/etc/pullgate/policies"} {
 		for _, unit := range []bool{false, true} {
 			n := newNode(t)
@@ -102,117 +122,76 @@ func TestRootDirectoryOfTheKubelet(t *testing.T) {
 	}
 }
 
-// The drop-in of node enable repeats the command line of the unit as it was.
-func TestDropInWithAnEarlierCommandLine(t *testing.T) {
-	const dropIn = "/etc/systemd/system/kubelet.service.d/90-pullgate.conf"
-	n := newNode(t)
-	n.kubeletArgs("--container-runtime-endpoint=" + ours)
-	n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet --new", dropIn)
-	body := "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --container-runtime-endpoint=" + ours + " --image-service-endpoint=" + ours + "\n"
-	sum := sha256.Sum256([]byte(body))
-	n.file(dropIn, 0o644, "# Written by pullgatectl node enable, removed by pullgatectl node disable; checksum of the rest: "+hex.EncodeToString(sum[:8])+"\n"+body)
-	all := n.Examine(t.Context(), doctor.OnRequest)
-	wantFinding(t, all, "kubelet", doctor.OK, "dials /run/pullgate/cri.sock")
-	wantFinding(t, all, "kubelet", doctor.Warn, "changed since pullgatectl node enable wrote "+dropIn)
-}
-
-func TestKubeletThatHasToBeRestarted(t *testing.T) {
-	n := newNode(t)
-	n.kubeletArgs()
-	n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet --container-runtime-endpoint="+ours)
-	all := n.Examine(t.Context(), doctor.OnRequest)
-	wantFinding(t, all, "kubelet", doctor.Fail, "kubelet (process 812) dials /run/containerd/containerd.sock (the kubelet's default)")
-	wantFinding(t, all, "kubelet", doctor.Warn, "the kubelet of kubelet.service dials /run/pullgate/cri.sock (/etc/systemd/system/kubelet.service), once it is restarted")
-}
-
 // If doctor reads the settings correctly, they are correct here: the flags and the configuration of k3s and RKE2, and a
 // kubelet that does not run.
 func TestKubeletByItsUnit(t *testing.T) {
-	for _, tc := range []struct {
-		name, unit, execStart string
-		files                 map[string]string
-		level                 doctor.Level
-		found                 string
-	}{
-		{"no unit", "", "", nil, doctor.Unknown, "no kubelet process found"},
-		{"its file", "kubelet.service", "/usr/bin/kubelet --config=/etc/kubelet.yaml", map[string]string{
-			"/etc/kubelet.yaml": "containerRuntimeEndpoint: " + ours,
-		}, doctor.OK, "(/etc/kubelet.yaml)"},
-		{"its default", "kubelet.service", "/usr/bin/kubelet", nil, doctor.Fail, "(the kubelet's default), which bypasses pullgate"},
-		{
-			"k3s, --kubelet-arg=", "k3s.service", "/usr/local/bin/k3s server --kubelet-arg=container-runtime-endpoint=" + ours, nil,
-			doctor.OK, "the kubelet of k3s.service dials /run/pullgate/cri.sock (/etc/systemd/system/k3s.service)",
-		},
-		{"k3s, as pullgatectl node enable points it", "k3s.service", "/usr/local/bin/k3s server", map[string]string{
-			"/etc/rancher/k3s/config.yaml":                    "kubelet-arg: [v=2]",
-			"/etc/rancher/k3s/config.yaml.d/90-pullgate.yaml": "kubelet-arg+:\n- container-runtime-endpoint=" + ours + "\n- image-service-endpoint=" + ours,
-		}, doctor.OK, "(/etc/rancher/k3s/config.yaml.d/90-pullgate.yaml)"},
-		{"k3s, its own containerd", "k3s.service", "/usr/local/bin/k3s server", nil, doctor.Fail, "dials /run/k3s/containerd/containerd.sock (k3s itself)"},
-		{"k3s that sends images elsewhere", "k3s.service", "/usr/local/bin/k3s server", map[string]string{
-			"/etc/rancher/k3s/config.yaml": "container-runtime-endpoint: " + ours + "\nkubelet-arg: [v=2, image-service-endpoint=" + theirs + "]",
-		}, doctor.Fail, "pulls through"},
-		{"RKE2, a drop-in", "rke2-agent.service", "/usr/local/bin/rke2 agent", map[string]string{
-			"/etc/rancher/rke2/config.yaml":          "container-runtime-endpoint: " + ours,
-			"/etc/rancher/rke2/config.yaml.d/a.yaml": "container-runtime-endpoint: " + theirs,
-		}, doctor.Fail, "(/etc/rancher/rke2/config.yaml.d/a.yaml)"},
-		{"RKE2", "rke2-server.service", "/usr/local/bin/rke2 server", map[string]string{
-			"/etc/rancher/rke2/config.yaml": "kubelet-arg: container_runtime_endpoint=" + ours,
-		}, doctor.OK, "(/etc/rancher/rke2/config.yaml)"},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			n := newNode(t)
+	of := func(unit, execStart string, files ...string) func(*testNode) {
+		return func(n *testNode) {
 			n.gone(kubeletPID)
-			if tc.unit != "" {
-				n.unit(tc.unit, 0, tc.execStart)
+			n.unit(unit, 0, execStart)
+			for i := 0; i < len(files); i += 2 {
+				n.file(files[i], 0o644, files[i+1])
 			}
-			for path, content := range tc.files {
-				n.file(path, 0o644, content)
-			}
-			all := n.Examine(t.Context(), doctor.OnRequest)
-			wantFinding(t, all, "kubelet", tc.level, tc.found)
-			wantFinding(t, all, "versions", doctor.Unknown, "no kubelet process found")
-		})
+		}
 	}
+	const k3s, runtime = "/usr/local/bin/k3s server", "container-runtime-endpoint: "
+	play(t, []row{
+		{"no unit", func(n *testNode) { n.gone(kubeletPID) }},
+		{"its file", of("kubelet.service", "/usr/bin/kubelet --config=/etc/kubelet.yaml",
+			"/etc/kubelet.yaml", "containerRuntimeEndpoint: "+ours)},
+		{"its default", of("kubelet.service", "/usr/bin/kubelet")},
+		{"k3s, --kubelet-arg=", of("k3s.service", k3s+" --kubelet-arg=container-runtime-endpoint="+ours)},
+		{"k3s, as pullgatectl node enable points it", of("k3s.service", k3s,
+			"/etc/rancher/k3s/config.yaml", "kubelet-arg: [v=2]", "/etc/rancher/k3s/config.yaml.d/90-pullgate.yaml",
+			"kubelet-arg+:\n- container-runtime-endpoint="+ours+"\n- image-service-endpoint="+ours)},
+		{"k3s, its own containerd", of("k3s.service", k3s)},
+		{"k3s that sends images elsewhere", of("k3s.service", k3s, "/etc/rancher/k3s/config.yaml",
+			runtime+ours+"\nkubelet-arg: [v=2, image-service-endpoint="+theirs+"]")},
+		{"RKE2, a drop-in", of("rke2-agent.service", "/usr/local/bin/rke2 agent", "/etc/rancher/rke2/config.yaml",
+			runtime+ours, "/etc/rancher/rke2/config.yaml.d/a.yaml", runtime+theirs)},
+		{"RKE2", of("rke2-server.service", "/usr/local/bin/rke2 server", "/etc/rancher/rke2/config.yaml",
+			"kubelet-arg: container_runtime_endpoint="+ours)},
+	})
 }
 
 func TestK3sWithoutAUnit(t *testing.T) {
-	n := newNode(t)
-	n.gone(kubeletPID)
-	n.process("900", "k3s-server", "/usr/local/bin/k3s server")
-	n.versions[900] = "k3s version v1.33.5+k3s1 (abc)\ngo version go1.24.6\n"
-	all := n.Examine(t.Context(), doctor.OnRequest)
-	wantFinding(t, all, "kubelet", doctor.Fail, "k3s-server (process 900) dials /run/k3s/containerd/containerd.sock (k3s itself)")
-	wantFinding(t, all, "versions", doctor.OK, "k3s-server (process 900) is version 1.33.5")
-	n.file("/etc/rancher/k3s/config.yaml", 0o600, "container-runtime-endpoint: "+ours)
-	wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "kubelet", doctor.OK, "(/etc/rancher/k3s/config.yaml)")
-	n.must(os.Remove(n.path("/etc/rancher/k3s/config.yaml")))
-	n.process("900", "k3s-server", "/usr/local/bin/k3s", "server", "--kubelet-arg=container-runtime-endpoint="+ours)
-	wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "kubelet", doctor.OK, "(the command line of process 900)")
+	running := func(args ...string) func(*testNode) {
+		return func(n *testNode) {
+			n.gone(kubeletPID)
+			n.process("900", "k3s-server", args...)
+			n.versions[900] = "k3s version v1.33.5+k3s1 (abc)\ngo version go1.24.6\n"
+		}
+	}
+	play(t, []row{
+		{"its own containerd", running("/usr/local/bin/k3s server")},
+		{"its file", func(n *testNode) {
+			running("/usr/local/bin/k3s server")(n)
+			n.file("/etc/rancher/k3s/config.yaml", 0o600, "container-runtime-endpoint: "+ours)
+		}},
+		{"its flag", running("/usr/local/bin/k3s", "server", "--kubelet-arg=container-runtime-endpoint="+ours)},
+	})
 }
 
 func TestVersions(t *testing.T) {
 	play(t, []row{
-		{"old kubelet", func(n *testNode) { n.versions[kubeletPID] = "Kubernetes v1.27.16" }, "versions", doctor.Fail, "1.27.16, older than 1.28", "upgrade the kubelet"},
-		{"kubelet that does not print it", func(n *testNode) { n.versions[kubeletPID] = "?" }, "versions", doctor.Unknown, "--version does not print a version", "root"},
-		{"kubelet that fails", func(n *testNode) { n.versions[kubeletPID] = "" }, "versions", doctor.Unknown, "exit status 1", "root"},
+		{"old kubelet", func(n *testNode) { n.versions[kubeletPID] = "Kubernetes v1.27.16" }},
+		{"kubelet that does not print it", func(n *testNode) { n.versions[kubeletPID] = "?" }},
+		{"kubelet that fails", func(n *testNode) { n.versions[kubeletPID] = "" }},
 		{"oldest", func(n *testNode) {
 			n.versions[kubeletPID] = "Kubernetes v1.28.0"
 			n.Status.Runtime.Version = "1.6.0"
-		}, "versions", doctor.OK, "containerd is version 1.6.0", ""},
-		{"containerd that restores under any name", func(n *testNode) { n.Status.Runtime.Version = "v2.2.4" }, "versions", doctor.Warn, "containerd 2.2.4 restores containers from checkpoint images", "upgrade containerd"},
-		{"its first release that does not", func(n *testNode) { n.Status.Runtime.Version = "v2.2.5" }, "versions", doctor.OK, "containerd is version 2.2.5", ""},
-		{"old containerd", func(n *testNode) { n.Status.Runtime.Version = "v1.5.18" }, "versions", doctor.Fail, "1.5.18, older than 1.6", "upgrade containerd"},
-		{"containerd of no version", func(n *testNode) { n.Status.Runtime.Version = "main" }, "versions", doctor.Unknown, "containerd main", "crictl version"},
+		}},
+		{"containerd that restores under any name", func(n *testNode) { n.Status.Runtime.Version = "v2.2.4" }},
+		{"its first release that does not", func(n *testNode) { n.Status.Runtime.Version = "v2.2.5" }},
+		{"old containerd", func(n *testNode) { n.Status.Runtime.Version = "v1.5.18" }},
+		{"containerd of no version", func(n *testNode) { n.Status.Runtime.Version = "main" }},
+		{"containerd, without the daemon", func(n *testNode) {
+			n.Status.Runtime.Name, n.Status.Runtime.Version = "", ""
+			n.process(strconv.Itoa(os.Getpid()), "containerd")
+			n.versions[os.Getpid()] = n.versions[containerdPID]
+		}},
+		{"CRI-O", func(n *testNode) { n.Status.Runtime.Name, n.Status.Runtime.Version = "cri-o", "1.33.1" }},
 	})
-	n := newNode(t)
-	n.Status.Runtime.Name, n.Status.Runtime.Version = "", ""
-	n.process(strconv.Itoa(os.Getpid()), "containerd")
-	n.versions[os.Getpid()] = n.versions[containerdPID]
-	wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "versions", doctor.OK, "containerd is version 2.1.9")
-	n.Status.Runtime.Name, n.Status.Runtime.Version = "cri-o", "1.33.1"
-	all := n.Examine(t.Context(), doctor.OnRequest)
-	wantFinding(t, all, "versions", doctor.Warn, "CRI-O is version 1.33.1")
-	wantFinding(t, all, "mirrors", doctor.Unknown, "which mirrors cri-o has")
 }
 
 // A tenant may give its process any name. The check neither trusts nor runs it.
@@ -291,7 +270,8 @@ func systemctl(units string) func(context.Context, string, ...string) ([]byte, e
 func show(n doctor.Kubelet) string {
 	var b strings.Builder
 	line := func(format string, args ...any) { _, _ = fmt.Fprintf(&b, format+"\n", args...) }
-	first := fmt.Sprintf("%s %s %s, kubelet run by %s, process %d", n.Kind, n.Unit.Name, n.Unit.Active, n.Program, n.Process.PID)
+	first := fmt.Sprintf("%s %s %s, kubelet run by %s, process %d", n.Kind, n.Unit.Name, n.Unit.Active, n.Program,
+		n.Process.PID)
 	if n.RancherConfig != "" {
 		first += ", configuration " + n.RancherConfig
 	}
@@ -311,7 +291,8 @@ func show(n doctor.Kubelet) string {
 		}
 		return s
 	}
-	line("configured: config %s, config-dir %s, healthz %s", dash(n.Configured.ConfigFile), dash(n.Configured.ConfigDir), dash(n.Configured.Healthz))
+	line("configured: config %s, config-dir %s, healthz %s", dash(n.Configured.ConfigFile), dash(n.Configured.ConfigDir),
+		dash(n.Configured.Healthz))
 	if n.Running == nil {
 		line("running: not seen")
 	} else {
@@ -356,6 +337,10 @@ DropInPaths=
 `
 
 func TestDiscoverReportsWhatItCannotDetermine(t *testing.T) {
+	two := func(kubelet, k3s string) string {
+		return "-- systemctl --\nId=kubelet.service\nLoadState=loaded\nActiveState=" + kubelet +
+			"\n\nId=k3s.service\nLoadState=loaded\nActiveState=" + k3s + "\n"
+	}
 	for _, tc := range []struct {
 		name, archive, unit, want string
 		is                        error
@@ -364,24 +349,35 @@ func TestDiscoverReportsWhatItCannotDetermine(t *testing.T) {
 		{"no unit of that name", kubeletUnit, "other", "systemd has no unit other.service", doctor.ErrNoKubelet},
 		{
 			"two that run",
-			"-- systemctl --\nId=kubelet.service\nLoadState=loaded\nActiveState=active\n\nId=k3s.service\nLoadState=loaded\nActiveState=active\n",
+			two("active", "active"),
 			"", "kubelet.service and k3s.service", doctor.ErrSeveralKubelets,
 		},
 		{
 			"two of which none runs",
-			"-- systemctl --\nId=kubelet.service\nLoadState=loaded\nActiveState=failed\n\nId=k3s.service\nLoadState=loaded\nActiveState=inactive\n",
+			two("failed", "inactive"),
 			"", "kubelet.service and k3s.service", doctor.ErrSeveralKubelets,
 		},
 		{"no ExecStart", kubeletUnit, "", "kubelet.service has no ExecStart=", nil},
-		{"a unit file that is gone", "-- systemctl --\nId=kubelet.service\nLoadState=loaded\nActiveState=active\nFragmentPath=/gone\n", "", "/gone: no such file", nil},
-		{"a line that is not a setting", kubeletUnit + "nonsense\n", "", "read /etc/systemd/system/kubelet.service: unexpected newline", nil},
-		{"a file of variables that is gone", kubeletUnit + "ExecStart=/usr/bin/kubelet\nEnvironmentFile=/gone.env\n", "", "/gone.env: no such file", nil},
-		{"a configuration that is gone", kubeletUnit + "ExecStart=/usr/bin/kubelet --config=/gone.yaml\n", "", "/gone.yaml: no such file", nil},
-		{"a configuration that is not YAML", kubeletUnit + "ExecStart=/usr/bin/kubelet --config=/etc/k.yaml\n-- etc/k.yaml --\n: {\n", "", "read the kubelet's configuration /etc/k.yaml", nil},
-		{"a port that is not a number", kubeletUnit + "ExecStart=/usr/bin/kubelet --healthz-port=x\n", "", "--healthz-port", nil},
-		{"a script without a kubelet", kubeletUnit + "ExecStart=/usr/bin/start\n", "", "no kubelet was found among its processes", nil},
-		{"a configuration of k3s at a URL", kubeletUnit + "ExecStart=/usr/bin/k3s server --config=https://x/y\n", "", "not an absolute path", nil},
-		{"a configuration of k3s that is not YAML", kubeletUnit + "ExecStart=/usr/bin/k3s server\n-- etc/rancher/k3s/config.yaml --\n: {\n", "", "read configuration /etc/rancher/k3s/config.yaml", nil},
+		{"a unit file that is gone", strings.Replace(kubeletUnit, "FragmentPath=/", "FragmentPath=/gone/", 1), "",
+			"no such file", nil},
+		{"a line that is not a setting", kubeletUnit + "nonsense\n", "",
+			"read /etc/systemd/system/kubelet.service: unexpected newline", nil},
+		{"a file of variables that is gone", kubeletUnit + "ExecStart=/usr/bin/kubelet\nEnvironmentFile=/gone.env\n", "",
+			"/gone.env: no such file", nil},
+		{"a configuration that is gone", kubeletUnit + "ExecStart=/usr/bin/kubelet --config=/gone.yaml\n", "",
+			"/gone.yaml: no such file", nil},
+		{"a configuration that is not YAML", kubeletUnit +
+			"ExecStart=/usr/bin/kubelet --config=/etc/k.yaml\n-- etc/k.yaml --\n: {\n", "",
+			"read the kubelet's configuration /etc/k.yaml", nil},
+		{"a port that is not a number", kubeletUnit + "ExecStart=/usr/bin/kubelet --healthz-port=x\n", "", "--healthz-port",
+			nil},
+		{"a script without a kubelet", kubeletUnit + "ExecStart=/usr/bin/start\n", "",
+			"no kubelet was found among its processes", nil},
+		{"a configuration of k3s at a URL", kubeletUnit + "ExecStart=/usr/bin/k3s server --config=https://x/y\n", "",
+			"not an absolute path", nil},
+		{"a configuration of k3s that is not YAML", kubeletUnit +
+			"ExecStart=/usr/bin/k3s server\n-- etc/rancher/k3s/config.yaml --\n: {\n", "",
+			"read configuration /etc/rancher/k3s/config.yaml", nil},
 		{"a unit without a name", "-- systemctl --\nId=kubelet.service\nMainPID=x\n", "", `MainPID="x" is not a number`, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -396,8 +392,10 @@ func TestDiscoverReportsWhatItCannotDetermine(t *testing.T) {
 
 func TestDiscoverReadsLongLines(t *testing.T) {
 	long := strings.Repeat(" --v=2", 1000)
-	h, _ := unpack(t, txtar.Parse([]byte(kubeletUnit+"ExecStart=/usr/bin/kubelet"+long+" $ARGS\nEnvironmentFile=/etc/a.env\n-- etc/a.env --\nx\n")))
-	if err := os.WriteFile(h.Path("/etc/a.env"), []byte("ARGS="+long+" --container-runtime-endpoint=unix:///run/x.sock\n"), 0o600); err != nil {
+	h, _ := unpack(t, txtar.Parse([]byte(kubeletUnit+"ExecStart=/usr/bin/kubelet"+long+
+		" $ARGS\nEnvironmentFile=/etc/a.env\n-- etc/a.env --\nx\n")))
+	if err := os.WriteFile(h.Path("/etc/a.env"), []byte("ARGS="+long+" --container-runtime-endpoint=unix:///run/x.sock\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := h.Discover(t.Context(), ""); err != nil || n.Configured.Runtime.Value != "unix:///run/x.sock" {
@@ -410,8 +408,10 @@ func TestWithReadsTheNodeAsItWouldBe(t *testing.T) {
 -- etc/kubelet.d/50.conf --
 containerRuntimeEndpoint: unix:///run/50.sock
 `)))
-	const dropIn, later, conf = "/etc/systemd/system/kubelet.service.d/90.conf", "/etc/systemd/system/kubelet.service.d/95.conf", "/etc/kubelet.d/"
-	flags := "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --config-dir=/etc/kubelet.d --container-runtime-endpoint=unix:///run/"
+	const dropIn, later, conf = "/etc/systemd/system/kubelet.service.d/90.conf",
+		"/etc/systemd/system/kubelet.service.d/95.conf", "/etc/kubelet.d/"
+	flags := "[Service]\nExecStart=\nExecStart=/usr/bin/kubelet --config-dir=/etc/kubelet.d " +
+		"--container-runtime-endpoint=unix:///run/"
 	for _, tc := range []struct {
 		name    string
 		changed map[string][]byte
@@ -419,13 +419,19 @@ containerRuntimeEndpoint: unix:///run/50.sock
 	}{
 		{"nothing", nil, "unix:///run/50.sock"},
 		{"a file is gone", map[string][]byte{conf + "50.conf": nil}, "unix:///run/containerd/containerd.sock"},
-		{"a file before it", map[string][]byte{conf + "40.conf": []byte("containerRuntimeEndpoint: unix:///run/40.sock")}, "unix:///run/50.sock"},
-		{"a file after it", map[string][]byte{conf + "60.conf": []byte("containerRuntimeEndpoint: unix:///run/60.sock")}, "unix:///run/60.sock"},
-		{"a file of another kind", map[string][]byte{conf + "60.conf.bak": []byte("containerRuntimeEndpoint: unix:///run/60.sock")}, "unix:///run/50.sock"},
-		{"another content", map[string][]byte{conf + "50.conf": []byte("containerRuntimeEndpoint: unix:///run/new.sock")}, "unix:///run/new.sock"},
+		{"a file before it", map[string][]byte{conf + "40.conf": []byte("containerRuntimeEndpoint: unix:///run/40.sock")},
+			"unix:///run/50.sock"},
+		{"a file after it", map[string][]byte{conf + "60.conf": []byte("containerRuntimeEndpoint: unix:///run/60.sock")},
+			"unix:///run/60.sock"},
+		{"a file of another kind", map[string][]byte{conf +
+			"60.conf.bak": []byte("containerRuntimeEndpoint: unix:///run/60.sock")}, "unix:///run/50.sock"},
+		{"another content", map[string][]byte{conf + "50.conf": []byte("containerRuntimeEndpoint: unix:///run/new.sock")},
+			"unix:///run/new.sock"},
 		{"a drop-in of the unit", map[string][]byte{dropIn: []byte(flags + "90.sock")}, "unix:///run/90.sock"},
-		{"two of them", map[string][]byte{later: []byte(flags + "95.sock"), dropIn: []byte(flags + "90.sock")}, "unix:///run/95.sock"},
-		{"one of another unit", map[string][]byte{"/etc/systemd/system/k3s.service.d/90.conf": []byte(flags + "90.sock")}, "unix:///run/50.sock"},
+		{"two of them", map[string][]byte{later: []byte(flags + "95.sock"), dropIn: []byte(flags + "90.sock")},
+			"unix:///run/95.sock"},
+		{"one of another unit", map[string][]byte{"/etc/systemd/system/k3s.service.d/90.conf": []byte(flags + "90.sock")},
+			"unix:///run/50.sock"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			n, err := h.With(tc.changed).Discover(t.Context(), "")

@@ -193,7 +193,8 @@ func TestWhatQueriesCountBeginsAtZero(t *testing.T) {
 		m.Refused(c)
 		for _, r := range policy.Reasons() {
 			d := policy.Decision{Reason: r}
-			if slices.Contains(strings.Fields("exempt_static_pod exempt_namespace never_verify allowlisted preloaded open granted "+
+			if slices.Contains(strings.Fields("exempt_static_pod exempt_namespace never_verify allowlisted preloaded open "+
+				"granted "+
 				"proved proved_in_grace"), string(r)) {
 				d.Verdict = policy.Allow
 			}
@@ -212,7 +213,8 @@ func TestWhatQueriesCountBeginsAtZero(t *testing.T) {
 		{"restriction", creating, []admission.Reason{"RESTRICTION_VIOLATED", "FIELD_UNKNOWN", "VALIDATOR_FAILED"}},
 		{"review", creating, []admission.Reason{"REVIEW_DENIED", "REVIEW_UNAVAILABLE", "VALIDATOR_FAILED"}},
 		{"endorsement", metrics.AdmissionCalls(), []admission.Reason{
-			"SIGNATURE_MISSING", "SIGNATURE_INVALID", "IDENTITY_MISMATCH", "DIGEST_REQUIRED", "CONTENT_MISMATCH", "FIELD_UNKNOWN",
+			"SIGNATURE_MISSING", "SIGNATURE_INVALID", "IDENTITY_MISMATCH", "DIGEST_REQUIRED", "CONTENT_MISMATCH",
+			"FIELD_UNKNOWN",
 			"VALIDATOR_FAILED",
 		}},
 	} {
@@ -236,7 +238,8 @@ func TestWhatQueriesCountBeginsAtZero(t *testing.T) {
 			}
 		}
 	}
-	m.Admission("CreateContainer", admission.Decision{Findings: []admission.Finding{{Validator: "review", Answer: admission.Admit, FailedOpen: true}}})
+	m.Admission("CreateContainer", admission.Decision{Findings: []admission.Finding{{Validator: "review",
+		Answer: admission.Admit, FailedOpen: true}}})
 	for _, o := range policyclient.VerificationOutcomes() {
 		m.Verification(o)
 	}
@@ -273,7 +276,8 @@ func TestUnknownValuesMakeNoSeries(t *testing.T) {
 	}
 	// A method is counted by its last part only if it is the whole one that was given.
 	m.ForwardedCall("/runtime.v1alpha2.ImageService/PullImage", "OK", false, 0)
-	if all := strings.Join(series(t, m), "\n"); strings.Count(all, `"PullImage"`) != strings.Count(strings.Join(before, "\n"), `"PullImage"`) {
+	if all := strings.Join(series(t, m), "\n"); strings.Count(all,
+		`"PullImage"`) != strings.Count(strings.Join(before, "\n"), `"PullImage"`) {
 		t.Error("a method of another service is counted as PullImage")
 	}
 }
@@ -314,7 +318,8 @@ func TestEveryValueOfASetIsCountedAsItself(t *testing.T) {
 
 // codes are the names of gRPC's status codes, which the contract of labels rests on.
 func codes() []string {
-	return strings.Fields("OK Canceled Unknown InvalidArgument DeadlineExceeded NotFound AlreadyExists PermissionDenied ResourceExhausted " +
+	return strings.Fields("OK Canceled Unknown InvalidArgument DeadlineExceeded NotFound AlreadyExists PermissionDenied " +
+		"ResourceExhausted " +
 		"FailedPrecondition Aborted OutOfRange Unimplemented Internal Unavailable DataLoss Unauthenticated")
 }
 
@@ -340,8 +345,10 @@ func TestScrape(t *testing.T) {
 		`pullgate_forwarded_calls_total{code="OK",method="PullImage"} 1`,
 		`pullgate_call_duration_seconds_count{judged="true"} 1`,
 		`kubelet_imagemanager_ondisk_pulledrecords 5`, `kubelet_imagemanager_ondisk_pullintents 6`,
-		`pullgate_pull_records 5`, `pullgate_pull_intents 6`, `pullgate_preloaded_marks 7`, `pullgate_endorsements 8`, `pullgate_store_bytes 8192`, `pullgate_grants 4`,
-		`pullgate_store_sync_seconds_count 1`, `pullgate_store_distrusted 1`, `pullgate_upstream_up 1`, `pullgate_panics_total 1`,
+		`pullgate_pull_records 5`, `pullgate_pull_intents 6`, `pullgate_preloaded_marks 7`, `pullgate_endorsements 8`,
+		`pullgate_store_bytes 8192`, `pullgate_grants 4`,
+		`pullgate_store_sync_seconds_count 1`, `pullgate_store_distrusted 1`, `pullgate_upstream_up 1`,
+		`pullgate_panics_total 1`,
 		`pullgate_build_info{goversion="go1.26",version="v1.2.3"} 1`,
 		`pullgate_config_info{mode="shadow",policies_hash="abc",policy="AlwaysVerify"} 1`, `pullgate_admission_enforcing 0`,
 		`# TYPE pullgate_verdicts_total counter`,
@@ -354,7 +361,8 @@ func TestScrape(t *testing.T) {
 
 func TestChecksAreCountedAsAKubeletDoes(t *testing.T) {
 	want := map[policy.Reason]string{policy.RecordUnreadable: "error"}
-	for _, r := range []policy.Reason{policy.ExemptStaticPod, policy.ExemptNamespace, policy.NeverVerify, policy.Allowlisted, policy.Preloaded} {
+	for _, r := range []policy.Reason{policy.ExemptStaticPod, policy.ExemptNamespace, policy.NeverVerify,
+		policy.Allowlisted, policy.Preloaded} {
 		want[r] = "credentialPolicyAllowed"
 	}
 	for _, r := range []policy.Reason{policy.Open, policy.Granted, policy.Proved, policy.ProvedInGrace} {
@@ -419,12 +427,14 @@ func TestWithoutPoliciesThereIsNoSeriesOfThem(t *testing.T) {
 	m.PoliciesRead(false)
 	m.Policies(func(string) int { return 3 }, 1)
 	m.NoPolicies()
-	if n, err := testutil.GatherAndCount(m.Registry(), "pullgate_admission_policies", "pullgate_admission_unjudged_fields", "pullgate_admission_last_reload_success"); n != 0 || err != nil {
+	if n, err := testutil.GatherAndCount(m.Registry(), "pullgate_admission_policies", "pullgate_admission_unjudged_fields",
+		"pullgate_admission_last_reload_success"); n != 0 || err != nil {
 		t.Errorf("%d gauges after policies were switched off, %v; want none", n, err)
 	}
 }
 
 func TestAdmissionCountsFindings(t *testing.T) {
+	const answers = "pullgate_admission_answers_total"
 	m := metrics.New("v1", "go1", nil)
 	m.PoliciesRead(false)
 	m.Policies(func(string) int { return 3 }, 2)
@@ -432,19 +442,21 @@ func TestAdmissionCountsFindings(t *testing.T) {
 	m.ViewConflict("team-a/secret")
 	m.Admission("CreateContainer", admission.Decision{Findings: []admission.Finding{
 		{Validator: "restriction", Answer: admission.Admit, Duration: 20 * time.Microsecond},
-		{Validator: "restriction", Answer: admission.Deny, Reason: admission.FieldUnknown, Audit: true, Duration: 20 * time.Microsecond},
+		{Validator: "restriction", Answer: admission.Deny, Reason: admission.FieldUnknown, Audit: true,
+			Duration: 20 * time.Microsecond},
 	}})
 	m.Admission("RestorePod", admission.Decision{Findings: []admission.Finding{
 		{Validator: "review", Policy: "scanner", Answer: admission.Admit, FailedOpen: true},
 		{Validator: "review", Policy: "other", Answer: admission.Deny, Reason: admission.ReviewUnavailable},
 	}})
-	m.Admission("Exec", admission.Decision{Findings: []admission.Finding{{Validator: "mine", Answer: admission.Deny, Reason: "MINE"}}})
+	m.Admission("Exec", admission.Decision{Findings: []admission.Finding{{Validator: "mine", Answer: admission.Deny,
+		Reason: "MINE"}}})
 	m.Admission("CreateContainer", admission.Decision{Answer: admission.Admit, Exemption: admission.ExemptStaticPod})
 	text := page(m)
 	for _, want := range []string{
-		`pullgate_admission_answers_total{answer="Admit",audit="false",call="CreateContainer",reason="none",validator="restriction"} 1`,
-		`pullgate_admission_answers_total{answer="Deny",audit="true",call="CreateContainer",reason="FIELD_UNKNOWN",validator="restriction"} 1`,
-		`pullgate_admission_answers_total{answer="Deny",audit="false",call="RestorePod",reason="RESTRICTION_VIOLATED",validator="restriction"} 0`,
+		answers + `{answer="Admit",audit="false",call="CreateContainer",reason="none",validator="restriction"} 1`,
+		answers + `{answer="Deny",audit="true",call="CreateContainer",reason="FIELD_UNKNOWN",validator="restriction"} 1`,
+		answers + `{answer="Deny",audit="false",call="RestorePod",reason="RESTRICTION_VIOLATED",validator="restriction"} 0`,
 		`pullgate_admission_answers_total{answer="Deny",audit="false",call="other",reason="other",validator="other"} 1`,
 		`pullgate_admission_seconds_bucket{validator="restriction",le="2.5e-05"} 1`,
 		`pullgate_admission_seconds_count{validator="restriction"} 1`,
@@ -452,8 +464,8 @@ func TestAdmissionCountsFindings(t *testing.T) {
 		`pullgate_admission_view_conflicts_total{field="other"} 1`,
 		`pullgate_admission_policies{kind="PodRestriction"} 3`,
 		`pullgate_admission_policies{kind="ImagePolicy"} 3`,
-		`pullgate_admission_answers_total{answer="Deny",audit="false",call="CreateContainer",reason="REVIEW_DENIED",validator="review"} 0`,
-		`pullgate_admission_answers_total{answer="Deny",audit="false",call="RestorePod",reason="REVIEW_UNAVAILABLE",validator="review"} 1`,
+		answers + `{answer="Deny",audit="false",call="CreateContainer",reason="REVIEW_DENIED",validator="review"} 0`,
+		answers + `{answer="Deny",audit="false",call="RestorePod",reason="REVIEW_UNAVAILABLE",validator="review"} 1`,
 		`pullgate_admission_seconds_count{validator="review"} 1`,
 		`pullgate_admission_failed_open_total{validator="review"} 1`,
 		"pullgate_admission_unjudged_fields 2",
@@ -471,15 +483,22 @@ func TestConflictFieldsAreThoseOfAView(t *testing.T) {
 		flag, number, text := admission.Set(b), admission.Set(n), admission.Set(s)
 		mapping := admission.Set(map[string]string{"a": s})
 		pod := admission.Pod{
-			Labels: mapping, Annotations: mapping, ReviewAnnotations: mapping, HostNetwork: flag, HostPID: flag, HostIPC: flag, ShareProcessNamespace: flag,
-			FSGroup: number, SupplementalGroups: admission.Set([]int64{n}), Groups: admission.Set([]int64{n}), TerminationGracePeriodSeconds: number,
-			ActiveDeadlineSeconds: number, RestartPolicy: text, DNSPolicy: text, NodeSelector: mapping, AutomountServiceAccountToken: flag,
+			Labels: mapping, Annotations: mapping, ReviewAnnotations: mapping, HostNetwork: flag, HostPID: flag, HostIPC: flag,
+			ShareProcessNamespace: flag,
+			FSGroup:               number, SupplementalGroups: admission.Set([]int64{n}), Groups: admission.Set([]int64{n}),
+			TerminationGracePeriodSeconds: number,
+			ActiveDeadlineSeconds:         number, RestartPolicy: text, DNSPolicy: text, NodeSelector: mapping,
+			AutomountServiceAccountToken: flag,
 		}
 		volume := admission.Volume{Type: text, HostPath: text, HostPathType: text}
 		return pod, &admission.Container{
-			Name: "main", Image: text, ImagePullPolicy: text, Privileged: flag, ReadOnlyRootFilesystem: flag, AllowPrivilegeEscalation: flag,
-			RunAsNonRoot: flag, RunAsUser: number, RunAsGroup: number, CapabilitiesAdd: admission.Set([]string{s}), CapabilitiesDrop: admission.Set([]string{s}),
-			SELinux: admission.Set(admission.SELinux{Type: s}), Mounts: admission.Set([]admission.Mount{{Volume: volume, Path: "/m", ReadOnly: flag, Propagation: text, Image: text}}),
+			Name: "main", Image: text, ImagePullPolicy: text, Privileged: flag, ReadOnlyRootFilesystem: flag,
+			AllowPrivilegeEscalation: flag,
+			RunAsNonRoot:             flag, RunAsUser: number, RunAsGroup: number, CapabilitiesAdd: admission.Set([]string{s}),
+			CapabilitiesDrop: admission.Set([]string{s}),
+			SELinux:          admission.Set(admission.SELinux{Type: s}),
+			Mounts: admission.Set([]admission.Mount{{Volume: volume, Path: "/m", ReadOnly: flag, Propagation: text,
+				Image: text}}),
 		}
 	}
 	cri, running := view(1, "a", true)
