@@ -24,6 +24,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -54,17 +55,20 @@ func (p *process) operator() *operator {
 			o.answers = append(o.answers, wire, text)
 		}
 	}
-	conn, err := grpc.NewClient("unix://"+p.path("run/admin.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, resp any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	conn, err := grpc.NewClient("unix://"+p.path("run/admin.sock"),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, resp any, cc *grpc.ClientConn,
+			invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 			err := invoke(ctx, method, req, resp, cc, opts...)
 			keep(method, resp)
 			return err
 		}),
-		grpc.WithStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+		grpc.WithStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
+			open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 			s, err := open(ctx, desc, cc, method, opts...)
 			return kept{s, func(m any) { keep(method, m) }}, err
 		}))
-	must(p.t, err)
+	testkit.Must(p.t, err)
 	p.t.Cleanup(func() { _ = conn.Close() })
 	o.PullRecordsClient, o.conn = adminv1.NewPullRecordsClient(conn), conn
 	return o
@@ -110,10 +114,11 @@ func aTenantsNode(t *testing.T, settings ...string) (*process, *criproxytest.Run
 func aPolicy(t *testing.T) (folder string) {
 	t.Helper()
 	folder = filepath.Join(t.TempDir(), "policies")
-	must(t, os.Mkdir(folder, 0o755))
-	err := os.WriteFile(filepath.Join(folder, "a.yaml"), []byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: a}\n"+
-		"spec: {spec: {dnsPolicy: {whitelist: [Default]}, securityContext: {hostNetwork: {require: false}}}}\n"), 0o644)
-	must(t, err)
+	testkit.Must(t, os.Mkdir(folder, 0o755))
+	err := os.WriteFile(filepath.Join(folder, "a.yaml"),
+		[]byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: a}\n"+
+			"spec: {spec: {dnsPolicy: {whitelist: [Default]}, securityContext: {hostNetwork: {require: false}}}}\n"), 0o644)
+	testkit.Must(t, err)
 	return folder
 }
 
@@ -121,13 +126,15 @@ func TestExplainShowsWhatPoliciesAnswer(t *testing.T) {
 	p, _, k := aTenantsNode(t, "admission: {policies: "+aPolicy(t)+"}")
 	o := p.operator()
 	bob := k.Pod("bob")
-	e := ask(o, o.Explain, &adminv1.ExplainRequest{Image: pre, Who: &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Uid: bob.UID}}})
+	e := ask(o, o.Explain, &adminv1.ExplainRequest{Image: pre,
+		Who: &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Uid: bob.UID}}})
 	a := e.GetPolicyAnswers()
 	if len(a) != 2 || e.GetUnjudgedRestrictions() != 1 {
 		t.Fatalf("Explain = %v; want the sandbox and a container, and one restriction that is not judged", e)
 	}
 	for _, a := range a { // nothing shows before the call whether the pod uses the network of the node
-		if f := a.GetFindings(); a.GetAdmission() != adminv1.Admission_ADMISSION_UNSPECIFIED || len(f) != 1 || f[0].GetReason() != "FIELD_UNKNOWN" || !strings.HasSuffix(f[0].GetRule(), "hostNetwork") {
+		if f := a.GetFindings(); a.GetAdmission() != adminv1.Admission_ADMISSION_UNSPECIFIED || len(f) != 1 ||
+			f[0].GetReason() != "FIELD_UNKNOWN" || !strings.HasSuffix(f[0].GetRule(), "hostNetwork") {
 			t.Errorf("policies answer %v; want that the host network is not known", a)
 		}
 	}
@@ -135,30 +142,36 @@ func TestExplainShowsWhatPoliciesAnswer(t *testing.T) {
 
 // Every rpc once, over the socket of the built binary; no answer contains a credential.
 func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
-	p, r, k := aTenantsNode(t, "credentialValidity: 24h", "decisionLog: {path: "+filepath.Join(t.TempDir(), "decisions.log")+"}", "admission: {policies: "+aPolicy(t)+"}")
+	p, r, k := aTenantsNode(t, "credentialValidity: 24h",
+		"decisionLog: {path: "+filepath.Join(t.TempDir(), "decisions.log")+"}", "admission: {policies: "+aPolicy(t)+"}")
 	o := p.operator()
 	watching, stopWatching := context.WithCancel(t.Context())
 	defer stopWatching()
 	decisions, err := o.WatchDecisions(watching, &adminv1.WatchDecisionsRequest{Namespace: "bob"})
-	must(t, err)
+	testkit.Must(t, err)
 	if _, err := decisions.Header(); err != nil {
 		t.Fatal(err)
 	}
 
 	st := ask(o, o.GetStatus, &adminv1.GetStatusRequest{})
-	if st.GetStore().GetRecords() != 1 || st.GetStore().GetMarks() != 1 || st.GetGrants() != 1 || !st.GetEnforcing() || st.GetPolicy() != "NeverVerifyPreloadedImages" || !st.GetRuntime().GetUp() || st.GetRuntime().GetVersion() == "" ||
-		!strings.Contains(st.GetConfiguration(), "credentialValidity: 24h") || st.GetReload().GetAt() == nil || st.GetReload().GetError() != "" ||
-		st.GetStarted() == nil || st.GetCommit() == "" || st.GetDecisionLog().GetPath() == "" || st.GetStore().GetPath() != p.path("state/records.db") {
+	if st.GetStore().GetRecords() != 1 || st.GetStore().GetMarks() != 1 || st.GetGrants() != 1 || !st.GetEnforcing() ||
+		st.GetPolicy() != "NeverVerifyPreloadedImages" || !st.GetRuntime().GetUp() || st.GetRuntime().GetVersion() == "" ||
+		!strings.Contains(st.GetConfiguration(), "credentialValidity: 24h") || st.GetReload().GetAt() == nil ||
+		st.GetReload().GetError() != "" ||
+		st.GetStarted() == nil || st.GetCommit() == "" || st.GetDecisionLog().GetPath() == "" ||
+		st.GetStore().GetPath() != p.path("state/records.db") {
 		t.Errorf("GetStatus = %v; want what the node has", st)
 	}
 	images := ask(o, o.ListImages, &adminv1.ListImagesRequest{}).GetImages()
-	if len(images) != 2 || images[0].GetImageId() != id1 || len(images[0].GetRecords()[0].GetProofs()) != 1 || len(images[1].GetMarks()) != 1 {
+	if len(images) != 2 || images[0].GetImageId() != id1 || len(images[0].GetRecords()[0].GetProofs()) != 1 ||
+		len(images[1].GetMarks()) != 1 {
 		t.Errorf("ListImages = %v; want alice's and the preloaded one", images)
 	}
 	if i := ask(o, o.GetImage, &adminv1.GetImageRequest{Image: app}).GetImage(); i.GetImageId() != id1 {
 		t.Errorf("GetImage = %v; want alice's", i)
 	}
-	if l := ask(o, o.ListPreloaded, &adminv1.ListPreloadedRequest{}).GetMarks(); len(l) != 1 || l[0].GetOrigin() != "first start" {
+	if l := ask(o, o.ListPreloaded, &adminv1.ListPreloadedRequest{}).GetMarks(); len(l) != 1 ||
+		l[0].GetOrigin() != "first start" {
 		t.Errorf("ListPreloaded = %v; want the mark of the first start", l)
 	}
 	grants := ask(o, o.ListGrants, &adminv1.ListGrantsRequest{}).GetGrants()
@@ -166,22 +179,27 @@ func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
 		t.Errorf("ListGrants = %v; want alice's", grants)
 	}
 
-	if l := ask(o, o.ListPolicies, &adminv1.ListPoliciesRequest{}); len(l.GetPolicies()) != 1 || l.GetPolicies()[0].GetName() != "a" || !l.GetEnforcing() || l.GetHash() == "" {
+	if l := ask(o, o.ListPolicies, &adminv1.ListPoliciesRequest{}); len(l.GetPolicies()) != 1 ||
+		l.GetPolicies()[0].GetName() != "a" || !l.GetEnforcing() || l.GetHash() == "" {
 		t.Errorf("ListPolicies = %v; want the policy a", l)
 	}
 
-	if l := ask(o, o.ListPods, &adminv1.ListPodsRequest{}); len(l.GetImages()) == 0 || l.GetImages()[0].GetState() != "unknown" || !l.GetEnforcing() || !l.GetPoliciesEnforcing() {
+	if l := ask(o, o.ListPods, &adminv1.ListPodsRequest{}); len(l.GetImages()) == 0 ||
+		l.GetImages()[0].GetState() != "unknown" || !l.GetEnforcing() || !l.GetPoliciesEnforcing() {
 		t.Errorf("ListPods = %v; want that nothing is known without a pod source", l)
 	}
 
 	bob := k.Pod("bob")
 	prechecked(t, k, "bob's pre-check", bob, app, "")
 	d, err := decisions.Recv()
-	if err != nil || d.GetCall() != "ImageStatus" || d.GetReason() != "not_proved" || d.GetPod().GetUid() != bob.UID || d.GetVerdict() != adminv1.Verdict_VERDICT_REVERIFY {
+	if err != nil || d.GetCall() != "ImageStatus" || d.GetReason() != "not_proved" || d.GetPod().GetUid() != bob.UID ||
+		d.GetVerdict() != adminv1.Verdict_VERDICT_REVERIFY {
 		t.Errorf("WatchDecisions = %v, %v; want bob's pre-check", d, err)
 	}
-	e := ask(o, o.Explain, &adminv1.ExplainRequest{Image: app, Who: &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Uid: bob.UID}}})
-	if e.GetReason() != "not_proved" || e.GetEvidence().GetRecord().GetProofs()[0].GetExpires() == nil || len(e.GetRemedies()) == 0 {
+	e := ask(o, o.Explain, &adminv1.ExplainRequest{Image: app,
+		Who: &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Uid: bob.UID}}})
+	if e.GetReason() != "not_proved" || e.GetEvidence().GetRecord().GetProofs()[0].GetExpires() == nil ||
+		len(e.GetRemedies()) == 0 {
 		t.Errorf("Explain = %v; want no proof of bob's", e)
 	}
 
@@ -195,19 +213,23 @@ func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
 		t.Errorf("ListIntents = %v; want the lost pull", l)
 	}
 
-	if got := ask(o, o.AcceptPreloaded, &adminv1.AcceptPreloadedRequest{ImageId: id1, IncludingProved: true}); len(got.GetAccepted()) != 1 || k.Precheck(bob, app) != id1 {
+	if got := ask(o, o.AcceptPreloaded, &adminv1.AcceptPreloadedRequest{ImageId: id1,
+		IncludingProved: true}); len(got.GetAccepted()) != 1 || k.Precheck(bob, app) != id1 {
 		t.Errorf("AcceptPreloaded = %v; want bob let in", got)
 	}
-	if got := ask(o, o.ForgetPreloaded, &adminv1.ForgetPreloadedRequest{All: true}); len(got.GetForgotten()) != 2 || k.Precheck(bob, app) != "" {
+	if got := ask(o, o.ForgetPreloaded, &adminv1.ForgetPreloadedRequest{All: true}); len(got.GetForgotten()) != 2 ||
+		k.Precheck(bob, app) != "" {
 		t.Errorf("ForgetPreloaded = %v; want bob kept out again", got)
 	}
-	if got := ask(o, o.Revoke, &adminv1.RevokeRequest{CredentialId: e.GetEvidence().GetRecord().GetProofs()[0].GetCredentialId()}); len(got.GetProofs()) != 1 || len(got.GetGrants()) != 1 {
+	of := &adminv1.RevokeRequest{CredentialId: e.GetEvidence().GetRecord().GetProofs()[0].GetCredentialId()}
+	if got := ask(o, o.Revoke, of); len(got.GetProofs()) != 1 || len(got.GetGrants()) != 1 {
 		t.Errorf("Revoke = %v; want alice's proof and grant", got)
 	}
 	if _, err := o.EndDistrust(t.Context(), &adminv1.EndDistrustRequest{}); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("EndDistrust of a trusted store = %v; want FailedPrecondition", err)
 	}
-	if _, err := o.ReportNodeCredentials(t.Context(), &adminv1.ReportNodeCredentialsRequest{}); status.Code(err) != codes.InvalidArgument {
+	if _, err := o.ReportNodeCredentials(t.Context(),
+		&adminv1.ReportNodeCredentialsRequest{}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("ReportNodeCredentials without credentials = %v; want InvalidArgument", err)
 	}
 	if l := ask(o, o.ListEndorsements, &adminv1.ListEndorsementsRequest{}).GetEndorsements(); len(l) != 0 {
@@ -216,7 +238,8 @@ func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
 	if l := ask(o, o.RevokeEndorsements, &adminv1.RevokeEndorsementsRequest{All: true}).GetEndorsements(); len(l) != 0 {
 		t.Errorf("RevokeEndorsements = %v; want none", l)
 	}
-	if _, err := o.VerifyImage(t.Context(), &adminv1.VerifyImageRequest{Image: app}); status.Code(err) != codes.FailedPrecondition {
+	if _, err := o.VerifyImage(t.Context(),
+		&adminv1.VerifyImageRequest{Image: app}); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("VerifyImage without a policy about signatures = %v; want FailedPrecondition", err)
 	}
 	o.store(p)
@@ -237,7 +260,9 @@ func (o *operator) findsNoCredential(password string) {
 	if len(o.answers) < 20 {
 		o.t.Errorf("%d answers were looked at", len(o.answers))
 	}
-	for _, form := range []string{password, hex.EncodeToString([]byte(password)), base64.StdEncoding.EncodeToString([]byte(password)), base64.StdEncoding.EncodeToString([]byte("tenant:" + password))} {
+	for _, form := range []string{password, hex.EncodeToString([]byte(password)),
+		base64.StdEncoding.EncodeToString([]byte(password)),
+		base64.StdEncoding.EncodeToString([]byte("tenant:" + password))} {
 		for _, a := range o.answers {
 			if bytes.Contains(a, []byte(form)) {
 				o.t.Errorf("an answer holds the credential as %s: %q", form, a)
@@ -249,7 +274,8 @@ func (o *operator) findsNoCredential(password string) {
 // store makes the calls about the whole store.
 func (o *operator) store(p *process) {
 	o.t.Helper()
-	if v := ask(o, o.VerifyStore, &adminv1.VerifyStoreRequest{}); v.GetValues() < 4 || len(v.GetProblems()) > 0 || v.GetTook() == nil {
+	if v := ask(o, o.VerifyStore, &adminv1.VerifyStoreRequest{}); v.GetValues() < 4 || len(v.GetProblems()) > 0 ||
+		v.GetTook() == nil {
 		o.t.Errorf("VerifyStore = %v; want a valid store", v)
 	}
 	if copied := o.backup(); len(copied) < 4096 {
@@ -261,14 +287,14 @@ func (o *operator) store(p *process) {
 func (o *operator) backup() (copied []byte) {
 	o.t.Helper()
 	stream, err := o.Backup(o.t.Context(), &adminv1.BackupRequest{})
-	must(o.t, err)
+	testkit.Must(o.t, err)
 	size := int64(-1)
 	for {
 		piece, err := stream.Recv()
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		must(o.t, err)
+		testkit.Must(o.t, err)
 		if size < 0 {
 			size = piece.GetSize()
 		}
@@ -278,63 +304,6 @@ func (o *operator) backup() (copied []byte) {
 		o.t.Errorf("%d bytes of %d", len(copied), size)
 	}
 	return copied
-}
-
-// A new daemon that gets a backup of a running daemon and its key decides the same.
-func TestBackupRestoredIntoANewDaemonJudgesTheSame(t *testing.T) {
-	p, r, _ := aTenantsNode(t)
-	o := p.operator()
-	copied := o.backup()
-	before := ask(o, o.ListImages, &adminv1.ListImagesRequest{}).GetImages()
-	p.stop()
-
-	restored := prepare(t, p.runtime, "kubeletSkipsAlwaysPrecheck: true", "untrackedImages: Verify")
-	key, err := os.ReadFile(p.path("state/node.key"))
-	if err == nil {
-		err = errors.Join(os.Mkdir(restored.path("state"), 0o700), os.WriteFile(restored.path("state/records.db"), copied, 0o600), os.WriteFile(restored.path("state/node.key"), key, 0o600))
-	}
-	must(t, err)
-	restored.start()
-	ro := restored.operator()
-	after := ask(ro, ro.ListImages, &adminv1.ListImagesRequest{}).GetImages()
-	if len(after) != len(before) {
-		t.Fatalf("restored: %v; want %v", after, before)
-	}
-	for i := range after {
-		if !proto.Equal(after[i], before[i]) {
-			t.Errorf("restored: %v; want %v", after[i], before[i])
-		}
-	}
-	k := restored.kubelet()
-	serves(r, "repo.test/nothing:1", "", "") // the registry refuses everything
-	carol := k.Pod("carol")
-	prechecked(t, k, "carol's pre-check", carol, app, "")
-	if id, err := k.Pull(t.Context(), carol, app, canary); err != nil || id != id1 {
-		t.Errorf("carol's pull with the proved credential = %q, %v; want the image at once", id, err)
-	}
-	if id, err := k.Pull(t.Context(), k.Pod("dora"), app, "another"); err == nil {
-		t.Errorf("dora's pull with another = %q; want it refused", id)
-	}
-	prechecked(t, k, "pre-check of the preloaded image", carol, pre, id2)
-}
-
-// A revocation ends a grant at once: the pod's next pre-check is hidden.
-func TestRevocationOverTheWireEndsAGrantAtOnce(t *testing.T) {
-	p, r, k := aTenantsNode(t)
-	alice := k.Pod("alice")
-	k.MustPull(alice, app, canary)
-	if got := k.Precheck(alice, app); got != id1 {
-		t.Fatalf("alice's pre-check = %q; want the image", got)
-	}
-	serves(r, "repo.test/nothing:1", "", "")
-	o := p.operator()
-	got := ask(o, o.Revoke, &adminv1.RevokeRequest{Repository: repositoryOf(app)})
-	if len(got.GetGrants()) != 2 || k.Precheck(alice, app) != "" {
-		t.Errorf("Revoke = %v; want both grants ended, and the image hidden", got)
-	}
-	if _, err := k.Create(t.Context(), alice, id1, app); status.Code(err) != codes.PermissionDenied {
-		t.Errorf("alice's container = %v; want PermissionDenied", err)
-	}
 }
 
 // A forgotten mark stays forgotten: after a restart with its scan, and for the container that ran.
@@ -348,7 +317,9 @@ func TestForgottenMarkSurvivesARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := p.operator()
-	if got := ask(o, o.ForgetPreloaded, &adminv1.ForgetPreloadedRequest{Repository: repositoryOf(pre)}); len(got.GetForgotten()) != 1 || len(got.GetGrants()) != 1 {
+	if got := ask(o, o.ForgetPreloaded,
+		&adminv1.ForgetPreloadedRequest{Repository: repositoryOf(pre)}); len(got.GetForgotten()) != 1 ||
+		len(got.GetGrants()) != 1 {
 		t.Errorf("ForgetPreloaded = %v; want the mark and bob's grant", got)
 	}
 	p.stop()
@@ -358,23 +329,6 @@ func TestForgottenMarkSurvivesARestart(t *testing.T) {
 		if got := k.Precheck(x, pre); got != "" {
 			t.Errorf("%s's pre-check after the restart = %q; want it hidden", name, got)
 		}
-	}
-}
-
-// An operator ends the distrust after a lost store while the daemon runs.
-func TestDistrustIsEndedWhileTheDaemonRuns(t *testing.T) {
-	p, _, _ := aTenantsNode(t)
-	p.stop()
-	must(t, os.Remove(p.path("state/records.db")))
-	p.start()
-	k, o := p.kubelet(), p.operator()
-	bob := k.Pod("bob")
-	if st := ask(o, o.GetStatus, &adminv1.GetStatusRequest{}); k.Precheck(bob, pre) != "" || st.GetStore().GetDistrust() == nil || p.metric("pullgate_store_distrusted") != 1 {
-		t.Errorf("GetStatus = %v; want distrust, and the image hidden", st)
-	}
-	got := ask(o, o.EndDistrust, &adminv1.EndDistrustRequest{})
-	if len(got.GetAccepted()) != 2 || k.Precheck(bob, pre) != id2 || p.metric("pullgate_store_distrusted") != 0 {
-		t.Errorf("EndDistrust = %v; want the present images marked preloaded", got)
 	}
 }
 
@@ -394,7 +348,7 @@ func TestAdminSocketIsForItsOwnerAndHealthIsThatOfTheCRI(t *testing.T) {
 	if err == nil {
 		_, err = w.Header()
 	}
-	must(t, err)
+	testkit.Must(t, err)
 	began := time.Now()
 	p.stop()
 	if _, err := w.Recv(); status.Code(err) != codes.Unavailable || time.Since(began) > 10*time.Second {
@@ -409,7 +363,7 @@ func TestAdminSocketIsForItsOwnerAndHealthIsThatOfTheCRI(t *testing.T) {
 func TestAdminSocketInUseStopsTheStart(t *testing.T) {
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
 	l, err := net.Listen("unix", p.path("admin.sock"))
-	must(t, err)
+	testkit.Must(t, err)
 	defer func() { _ = l.Close() }()
 	p.configure("admin: {listen: \"unix://" + p.path("admin.sock") + "\"}")
 	p.spawn()
@@ -432,15 +386,18 @@ func TestStatusHasTheConfigurationInForce(t *testing.T) {
 	p.hup(reloaded)
 	st := ask(o, o.GetStatus, &adminv1.GetStatusRequest{})
 	if st.GetConfigurationPath() != p.path("config.yaml") || !st.GetConfigurationFound() {
-		t.Errorf("configuration of %q, found: %v; want %s, found", st.GetConfigurationPath(), st.GetConfigurationFound(), p.path("config.yaml"))
+		t.Errorf("configuration of %q, found: %v; want %s, found", st.GetConfigurationPath(), st.GetConfigurationFound(),
+			p.path("config.yaml"))
 	}
-	if c := st.GetConfiguration(); !strings.Contains(c, "credentialValidity: 1h") || !strings.Contains(c, "untrackedImages: Preloaded") || st.GetReload().GetError() != "" {
+	if c := st.GetConfiguration(); !strings.Contains(c, "credentialValidity: 1h") ||
+		!strings.Contains(c, "untrackedImages: Preloaded") || st.GetReload().GetError() != "" {
 		t.Errorf("after a reload = %v; want what can change taken over, and nothing else", st)
 	}
 	p.configure("credentialValidity: nonsense")
 	p.hup(notReloaded)
 	st = ask(o, o.GetStatus, &adminv1.GetStatusRequest{})
-	if !strings.Contains(st.GetConfiguration(), "credentialValidity: 1h") || !strings.Contains(st.GetReload().GetError(), "credentialValidity") {
+	if !strings.Contains(st.GetConfiguration(), "credentialValidity: 1h") ||
+		!strings.Contains(st.GetReload().GetError(), "credentialValidity") {
 		t.Errorf("after a bad file = %v; want the previous one, and the error", st)
 	}
 }

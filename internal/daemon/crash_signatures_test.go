@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
@@ -45,7 +46,8 @@ func (v *verifyingPolicyd) Verify(_ context.Context, r *policyv1.VerifyRequest) 
 	for _, hash := range r.GetRequirements() {
 		result := &policyv1.VerifyResult{Requirement: hash, Met: v.signed.Load(), Signers: []string{"key"}, Digest: id1}
 		if !result.GetMet() {
-			result.Reason, result.Message, result.Signers, result.Digest = "REGISTRY_UNAVAILABLE", "the registry was not reached", nil, ""
+			result.Reason, result.Message, result.Signers, result.Digest = "REGISTRY_UNAVAILABLE",
+				"the registry was not reached", nil, ""
 		}
 		response.Results = append(response.Results, result)
 	}
@@ -58,19 +60,22 @@ func (v *verifyingPolicyd) Verify(_ context.Context, r *policyv1.VerifyRequest) 
 func TestKilledWhileSignaturesAreVerified(t *testing.T) {
 	written := []string{crashpoint.After(crashpoint.Endorse), crashpoint.Endorsed}
 	for _, point := range slices.Concat(written, []string{
-		crashpoint.Pulled, crashpoint.Before(crashpoint.Prove), crashpoint.After(crashpoint.Prove), crashpoint.Verified, crashpoint.Before(crashpoint.Endorse), crashpoint.Recorded,
+		crashpoint.Pulled, crashpoint.Before(crashpoint.Prove), crashpoint.After(crashpoint.Prove), crashpoint.Verified,
+		crashpoint.Before(crashpoint.Endorse), crashpoint.Recorded,
 	}) {
 		t.Run(point, func(t *testing.T) {
 			ctx, r := t.Context(), criproxytest.NewRuntime(t)
 			var policyd verifyingPolicyd
 			policyd.signed.Store(true)
 			p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true")
-			p.configure("kubeletSkipsAlwaysPrecheck: true", "admission: {policies: "+p.path("policies")+", policydSocket: \"unix://"+p.path("policy.sock")+"\"}")
-			for _, err := range []error{os.Mkdir(p.path("policies"), 0o755), os.WriteFile(p.path("policies/signed.yaml"), []byte(signedOnly), 0o600)} {
-				must(t, err)
+			p.configure("kubeletSkipsAlwaysPrecheck: true",
+				"admission: {policies: "+p.path("policies")+", policydSocket: \"unix://"+p.path("policy.sock")+"\"}")
+			for _, err := range []error{os.Mkdir(p.path("policies"), 0o755),
+				os.WriteFile(p.path("policies/signed.yaml"), []byte(signedOnly), 0o600)} {
+				testkit.Must(t, err)
 			}
 			listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", p.path("policy.sock"))
-			must(t, err)
+			testkit.Must(t, err)
 			server := grpc.NewServer()
 			policyv1.RegisterPolicyServer(server, &policyd)
 			done := make(chan struct{})
@@ -98,7 +103,8 @@ func TestKilledWhileSignaturesAreVerified(t *testing.T) {
 			endorsed := slices.Contains(written, point)
 			carol := k.Pod("carol")
 			if id, err := k.Pull(ctx, carol, app, "good"); (err == nil) != endorsed {
-				t.Errorf("a pull with the right credential while the registry is down = %q, %v; want success: %v", id, err, endorsed)
+				t.Errorf("a pull with the right credential while the registry is down = %q, %v; want success: %v", id, err,
+					endorsed)
 			}
 			if id, err := k.Create(ctx, carol, id1, app); (err == nil) != endorsed {
 				t.Errorf("a container = %q, %v; want success: %v", id, err, endorsed)

@@ -13,6 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/mechanics/crashpoint"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
@@ -31,9 +32,12 @@ func TestKilledAtEveryPoint(t *testing.T) {
 	// revocation and changes of marks need an operator. The tests of the store cover them. Signatures have a scenario of
 	// their own.
 	elsewhere := []string{
-		crashpoint.Before(crashpoint.Settle), crashpoint.After(crashpoint.Settle), crashpoint.Before(crashpoint.Rotate), crashpoint.After(crashpoint.Rotate),
-		crashpoint.Before(crashpoint.Revoke), crashpoint.After(crashpoint.Revoke), crashpoint.Before(crashpoint.Accept), crashpoint.After(crashpoint.Accept),
-		crashpoint.Before(crashpoint.Forget), crashpoint.After(crashpoint.Forget), crashpoint.Before(crashpoint.Withdraw), crashpoint.After(crashpoint.Withdraw),
+		crashpoint.Before(crashpoint.Settle), crashpoint.After(crashpoint.Settle), crashpoint.Before(crashpoint.Rotate),
+		crashpoint.After(crashpoint.Rotate),
+		crashpoint.Before(crashpoint.Revoke), crashpoint.After(crashpoint.Revoke), crashpoint.Before(crashpoint.Accept),
+		crashpoint.After(crashpoint.Accept),
+		crashpoint.Before(crashpoint.Forget), crashpoint.After(crashpoint.Forget), crashpoint.Before(crashpoint.Withdraw),
+		crashpoint.After(crashpoint.Withdraw),
 		crashpoint.Verified, crashpoint.Before(crashpoint.Endorse), crashpoint.After(crashpoint.Endorse),
 		crashpoint.CompactWritten, crashpoint.CompactRenamed, // not in a daemon
 	}
@@ -68,8 +72,8 @@ func TestKilledAtEveryPoint(t *testing.T) {
 // damagedBefore replaces the store by one that cannot be read.
 func damagedBefore(p *process) {
 	p.t.Helper()
-	must(p.t, os.MkdirAll(p.path("state"), 0o700))
-	must(p.t, os.WriteFile(p.path("state/records.db"), []byte(strings.Repeat("damaged", 4096)), 0o600))
+	testkit.Must(p.t, os.MkdirAll(p.path("state"), 0o700))
+	testkit.Must(p.t, os.WriteFile(p.path("state/records.db"), []byte(strings.Repeat("damaged", 4096)), 0o600))
 }
 
 // scenario runs until the daemon is killed: a pull, a container, a refused pull, a lost one, a removal.
@@ -119,7 +123,7 @@ func after(t *testing.T, r *criproxytest.Runtime, p *process, was answered, dist
 	k := p.kubelet()
 	bob, carol := k.Pod("bob"), k.Pod("carol")
 	present, err := k.Images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: app}})
-	must(t, err)
+	testkit.Must(t, err)
 	prechecked(t, k, "bob's pre-check of alice's image", bob, app, "")
 	for _, password := range []string{"", "bad"} {
 		if id, err := k.Pull(ctx, bob, app, password); err == nil {
@@ -135,7 +139,8 @@ func after(t *testing.T, r *criproxytest.Runtime, p *process, was answered, dist
 		prechecked(t, k, "carol's pre-check", carol, app, "") // until she shows her credential
 		before := r.Calls("PullImage")
 		if id, err := k.Pull(ctx, carol, app, "good"); id != id1 || err != nil || r.Calls("PullImage") != before {
-			t.Errorf("carol's pull with the proved credential = %q, %v after %d calls; want the image at once", id, err, r.Calls("PullImage")-before)
+			t.Errorf("carol's pull with the proved credential = %q, %v after %d calls; want the image at once", id, err,
+				r.Calls("PullImage")-before)
 		}
 	}
 	want := id2

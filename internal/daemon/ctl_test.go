@@ -30,7 +30,7 @@ type ctl struct {
 func newCtl(t *testing.T, p *process) *ctl {
 	t.Helper()
 	dir, err := others()
-	must(t, err)
+	testkit.Must(t, err)
 	return &ctl{t: t, path: filepath.Join(dir, "pullgatectl"), endpoint: "unix://" + p.path("run/admin.sock")}
 }
 
@@ -77,9 +77,10 @@ func TestPullgatectlShowsAndCorrects(t *testing.T) {
 	r.SetImages(criproxytest.Image{ID: id2, Names: []string{pre}})
 	serves(r, app, canary, id1)
 	policies := t.TempDir()
-	policy := "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: dns}\nbinding: {namespaces: [carol]}\n" +
+	policy := "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: dns}\nbinding: " +
+		"{namespaces: [carol]}\n" +
 		"spec: {spec: {dnsPolicy: {whitelist: [Default]}}}\n"
-	must(t, os.WriteFile(filepath.Join(policies, "dns.yaml"), []byte(policy), 0o600))
+	testkit.Must(t, os.WriteFile(filepath.Join(policies, "dns.yaml"), []byte(policy), 0o600))
 	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", "admission: {policies: "+policies+"}")
 	p.start()
 	c, k := newCtl(t, p), p.kubelet()
@@ -114,7 +115,8 @@ func TestPullgatectlShowsAndCorrects(t *testing.T) {
 	c.prints(0, "Revoked 1 proof", "revoke", "--repository", repositoryOf(app), "--yes")
 	c.prints(4, "needs proof", "explain", app, "--pod-uid", alice.UID)
 	prechecked(t, k, "after the revocation the pre-check", alice, app, "")
-	if _, errs := c.run(5, "revoke", "--repository", repositoryOf(app), "--yes"); !strings.Contains(errs, "no proof, open image or grant matches") {
+	if _, errs := c.run(5, "revoke", "--repository", repositoryOf(app), "--yes"); !strings.Contains(errs,
+		"no proof, open image or grant matches") {
 		t.Errorf("a second revocation prints %q", errs)
 	}
 
@@ -138,7 +140,8 @@ func TestPullgatectlShowsAndCorrects(t *testing.T) {
 	if os.Getuid() == 0 {
 		otherUser := c.command(t.Context(), "status")
 		otherUser.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-		if _, errs := c.finish(3, otherUser); !strings.Contains(errs, "permission denied") || !strings.Contains(errs, "run it as root") {
+		if _, errs := c.finish(3, otherUser); !strings.Contains(errs, "permission denied") ||
+			!strings.Contains(errs, "run it as root") {
 			t.Errorf("another user gets %q", errs)
 		}
 	}
@@ -146,7 +149,8 @@ func TestPullgatectlShowsAndCorrects(t *testing.T) {
 	if _, errs := c.run(3, "status"); !strings.Contains(errs, "systemctl status pullgated") {
 		t.Errorf("without a daemon it prints %q", errs)
 	}
-	for _, form := range []string{canary, hex.EncodeToString([]byte(canary)), base64.StdEncoding.EncodeToString([]byte(canary))} {
+	for _, form := range []string{canary, hex.EncodeToString([]byte(canary)),
+		base64.StdEncoding.EncodeToString([]byte(canary))} {
 		if strings.Contains(c.output.String(), form) {
 			t.Errorf("pullgatectl has printed a credential as %s", form)
 		}
@@ -161,9 +165,10 @@ func TestPullgatectlListsPodsThatWouldBeDenied(t *testing.T) {
 	serves(r, app, canary, id1)
 	policies := t.TempDir()
 	file := filepath.Join(policies, "dns.yaml")
-	policy := "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: dns}\nbinding: {namespaces: [source]}\n" +
+	policy := "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: dns}\nbinding: " +
+		"{namespaces: [source]}\n" +
 		"spec: {spec: {dnsPolicy: {whitelist: [Default]}}}\n"
-	must(t, os.WriteFile(file, []byte(policy), 0o600))
+	testkit.Must(t, os.WriteFile(file, []byte(policy), 0o600))
 	x := (&criproxytest.Kubelet{}).PodFrom("source", "api")
 	api := newAPIServer(t, x, testkit.Case{Image: app})
 	spec, ok := api.pod["spec"].(map[string]any)
@@ -171,14 +176,15 @@ func TestPullgatectlListsPodsThatWouldBeDenied(t *testing.T) {
 		t.Fatalf("the pod of the API server has no spec: %v", api.pod)
 	}
 	spec["dnsPolicy"] = "ClusterFirst"
-	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", api.settings(), "noPullImageSecretRecheck: true", "admission: {enforce: false, policies: "+policies+"}")
+	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", api.settings(), "noPullImageSecretRecheck: true",
+		"admission: {enforce: false, policies: "+policies+"}")
 	p.start()
 	p.until("pullgate_pod_source_synced", 1)
 	c, k := newCtl(t, p), p.kubelet()
 	k.MustPull(k.Pod("alice"), app, canary)
 	c.prints(4, "source/"+x.UID+"  main       "+app+"  denied by dns", "pods", "--denied")
 	c.prints(4, "Policies are not enforced", "pods", "--denied")
-	must(t, os.Remove(file))
+	testkit.Must(t, os.Remove(file))
 	p.hup(reloaded)
 	c.prints(4, "source/"+x.UID+"  main       "+app+"  needs proof", "pods", "--denied")
 	c.prints(4, "needs proof to use "+app, "explain", app, "--pod-uid", x.UID)
@@ -192,7 +198,7 @@ func TestPullgatectlEndsDistrust(t *testing.T) {
 	p := prepare(t, r.Endpoint())
 	p.start()
 	p.stop()
-	must(t, os.Remove(p.path("state/records.db")))
+	testkit.Must(t, os.Remove(p.path("state/records.db")))
 	p.start()
 	c := newCtl(t, p)
 	c.prints(0, "in distrust since", "status")
@@ -202,7 +208,13 @@ func TestPullgatectlEndsDistrust(t *testing.T) {
 	if _, errs := c.run(1, "preloaded", "accept", "--all-untracked", "--yes"); !strings.Contains(errs, "distrust") {
 		t.Errorf("preloaded accept in distrust prints %q", errs)
 	}
+	if got := p.metric("pullgate_store_distrusted"); got != 1 {
+		t.Errorf("pullgate_store_distrusted = %v in distrust; want 1", got)
+	}
 	c.prints(0, "Distrust has ended", "distrust", "end", "--yes")
+	if got := p.metric("pullgate_store_distrusted"); got != 0 {
+		t.Errorf("pullgate_store_distrusted = %v after the end of distrust; want 0", got)
+	}
 	c.prints(0, "may use", "explain", pre, "--namespace", "bob")
 	if out, _ := c.run(0, "status"); strings.Contains(out, "distrust") {
 		t.Errorf("after the end of distrust the status is\n%s", out)
@@ -218,7 +230,7 @@ func (c *ctl) watches(k *criproxytest.Kubelet, pod *criproxytest.Pod) {
 	watch := c.command(ctx, "watch", "--limit", "1", "--repository", app, "-o", "json")
 	var out bytes.Buffer
 	watch.Stdout = &out
-	must(c.t, watch.Start())
+	testkit.Must(c.t, watch.Start())
 	done := make(chan error, 1)
 	go func() { done <- watch.Wait() }()
 	for ticks := time.NewTicker(20 * time.Millisecond); ; {
@@ -229,7 +241,8 @@ func (c *ctl) watches(k *criproxytest.Kubelet, pod *criproxytest.Pod) {
 				Call, Verdict, Image string
 				Pod                  struct{ UID string }
 			}
-			if err := errors.Join(err, json.Unmarshal(out.Bytes(), &d)); err != nil || d.Verdict != "VERDICT_REVERIFY" || d.Image != app || d.Pod.UID != pod.UID {
+			if err := errors.Join(err, json.Unmarshal(out.Bytes(), &d)); err != nil || d.Verdict != "VERDICT_REVERIFY" ||
+				d.Image != app || d.Pod.UID != pod.UID {
 				c.t.Errorf("watch prints %s, %v; want the hidden pre-check", &out, err)
 			}
 			return

@@ -211,8 +211,7 @@ type parts struct {
 	stopping  *atomic.Bool // for /readyz
 }
 
-// serve runs the parts until ctx ends or one fails. The CRI stops first, while everything that its calls need still
-// exists.
+// serve runs the parts until ctx ends or one fails. The CRI stops first, while all that its calls need still exists.
 func serve(ctx context.Context, o Options, p parts) error {
 	// behind is the context of everything that must run longer than the drained calls.
 	behind, stop := context.WithCancel(context.WithoutCancel(ctx))

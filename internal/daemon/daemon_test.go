@@ -10,12 +10,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
@@ -40,15 +40,16 @@ func serves(r *criproxytest.Runtime, name, password, id string) {
 
 // Every row of the forwarding table, through the built binary.
 func TestBuiltBinaryForwardsTransparently(t *testing.T) {
-	echo := criproxytest.NewEcho(t)
-	p := prepare(t, echo.Endpoint())
-	p.spawn()
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if _, err := p.get("/healthz"); err == nil {
-			break
-		}
+	for _, profile := range []criproxytest.Profile{criproxytest.Containerd, criproxytest.CRIO} {
+		echo := criproxytest.NewEchoAs(t, profile)
+		p := prepare(t, echo.Endpoint())
+		p.spawn()
+		eventually(t, "pullgated to serve", func() bool {
+			_, err := p.get("/healthz")
+			return err == nil
+		})
+		criproxytest.Fidelity(t, echo, p.endpoint())
 	}
-	criproxytest.Fidelity(t, echo, p.endpoint())
 }
 
 func TestSocketIsForItsOwnerAlone(t *testing.T) {
@@ -81,25 +82,28 @@ func TestStaleSocketIsReplacedAndALiveOneRefused(t *testing.T) {
 	// Another state directory, the same socket.
 	second := prepare(t, p.runtime, "metrics: {listen: \"\"}")
 	text, err := os.ReadFile(p.path("config.yaml"))
-	must(t, err)
+	testkit.Must(t, err)
 	other := strings.NewReplacer(p.path("state"), second.path("state"), p.metrics, second.metrics).Replace(string(text))
-	must(t, os.WriteFile(second.path("config.yaml"), []byte(other), 0o600))
+	testkit.Must(t, os.WriteFile(second.path("config.yaml"), []byte(other), 0o600))
 	second.spawn()
-	if code := second.wait(); code != 1 || !strings.Contains(second.out.String(), "socket in use") || !strings.Contains(second.out.String(), "hint:") {
+	if code := second.wait(); code != 1 || !strings.Contains(second.out.String(), "socket in use") ||
+		!strings.Contains(second.out.String(), "hint:") {
 		t.Errorf("second daemon on a live socket: exit %d, %q; want 1, what and a hint", code, second.out)
 	}
 
 	// The same state directory, another socket.
-	must(t, os.WriteFile(second.path("config.yaml"), []byte(strings.ReplaceAll(string(text), "run/cri.sock", "run/other.sock")), 0o600))
+	testkit.Must(t, os.WriteFile(second.path("config.yaml"),
+		[]byte(strings.ReplaceAll(string(text), "run/cri.sock", "run/other.sock")), 0o600))
 	second.spawn()
-	if code := second.wait(); code != 1 || !strings.Contains(second.out.String(), "in use") || !strings.Contains(second.out.String(), "hint: another pullgated") {
+	if code := second.wait(); code != 1 || !strings.Contains(second.out.String(), "in use") ||
+		!strings.Contains(second.out.String(), "hint: another pullgated") {
 		t.Errorf("second daemon on a store in use: exit %d, %q; want 1, what and a hint", code, second.out)
 	}
 
 	// A file that is not a socket.
 	third := prepare(t, p.runtime)
-	must(t, os.Mkdir(third.path("run"), 0o700))
-	must(t, os.WriteFile(third.path("run/cri.sock"), []byte("precious"), 0o600))
+	testkit.Must(t, os.Mkdir(third.path("run"), 0o700))
+	testkit.Must(t, os.WriteFile(third.path("run/cri.sock"), []byte("precious"), 0o600))
 	third.spawn()
 	if code := third.wait(); code != 1 || !strings.Contains(third.out.String(), "not a socket") {
 		t.Errorf("daemon on a regular file: exit %d, %q; want 1", code, third.out)
@@ -112,22 +116,23 @@ func TestStaleSocketIsReplacedAndALiveOneRefused(t *testing.T) {
 // If the metrics address and the other sockets cannot be bound, the daemon still serves the CRI, and tries them again.
 func TestCRIIsServedWithoutTheOtherListeners(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
+	testkit.Must(t, err)
 	defer func() { _ = l.Close() }()
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
 	p.metrics = l.Addr().String()
 	p.configure("admin: {listen: \"unix://" + p.path("occupied") + "\"}")
-	must(t, os.WriteFile(p.path("occupied"), nil, 0o600))
+	testkit.Must(t, os.WriteFile(p.path("occupied"), nil, 0o600))
 	m := notified(p)
 	p.spawn()
 	m.receives(`(?s).*the runtime is reached; not listening: admin.listen, metrics.listen`)
 	p.kubelet().Pod("alice")
-	for _, want := range []string{`field="metrics.listen"`, "address already in use", `field="admin.listen"`, "is not a socket", "hint="} {
+	for _, want := range []string{`field="metrics.listen"`, "address already in use", `field="admin.listen"`,
+		"is not a socket", "hint="} {
 		if !strings.Contains(p.out.String(), want) {
 			t.Errorf("log does not contain %q:\n%s", want, p.out)
 		}
 	}
-	must(t, errors.Join(l.Close(), os.Remove(p.path("occupied"))))
+	testkit.Must(t, errors.Join(l.Close(), os.Remove(p.path("occupied"))))
 	if !p.ready() {
 		t.Error("metrics are not served after the address was freed")
 	}
@@ -162,7 +167,7 @@ func TestCheckConfigBesideARunningDaemon(t *testing.T) {
 	p.stop()
 	before := tree(t, p.dir)
 	l, err := net.Listen("tcp", p.metrics)
-	must(t, err)
+	testkit.Must(t, err)
 	defer func() { _ = l.Close() }()
 	if got := check(); !strings.Contains(got, "warning: metrics.listen: "+p.metrics+": bind: address already in use") {
 		t.Errorf("with the address in use: %s; want a warning", got)
@@ -186,7 +191,7 @@ func tree(t *testing.T, dir string) string {
 		}
 		return err
 	})
-	must(t, err)
+	testkit.Must(t, err)
 	return b.String()
 }
 
@@ -196,13 +201,10 @@ func TestDaemonStartsWithoutARuntime(t *testing.T) {
 	r.Stop()
 	p := prepare(t, r.Endpoint())
 	p.spawn()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if _, err := p.get("/healthz"); err == nil {
-			break
-		} else if time.Now().After(end) {
-			t.Fatal(err)
-		}
-	}
+	eventually(t, "pullgated to serve", func() bool {
+		_, err := p.get("/healthz")
+		return err == nil
+	})
 	if _, err := p.get("/readyz"); err == nil || !strings.Contains(err.Error(), "runtime") {
 		t.Errorf("/readyz = %v; want not ready without the runtime", err)
 	}
@@ -262,7 +264,7 @@ func TestLostKeyMakesOldProofsMatchNothing(t *testing.T) {
 			serves(r, app, "good", id1)
 			k.MustPull(k.Pod("alice"), app, "good")
 			p.stop()
-			must(t, change(p.path("state/node.key")))
+			testkit.Must(t, change(p.path("state/node.key")))
 			p.start()
 			if !strings.Contains(p.out.String(), "no proof that was recorded before matches") {
 				t.Errorf("log = %q; want an error", p.out)

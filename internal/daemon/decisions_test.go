@@ -20,7 +20,7 @@ import (
 // and there is no pull.
 func TestDecisionsOverTheSocket(t *testing.T) {
 	table, err := testkit.ReadDecisions()
-	must(t, err)
+	testkit.Must(t, err)
 	profiles := criproxytest.Profiles()
 	if testkit.Raced {
 		profiles = profiles[:1] // `make race` runs all of them without the detector
@@ -47,8 +47,9 @@ func decide(t *testing.T, table testkit.Decisions, c testkit.Case, profile cripr
 	t.Helper()
 	t.Parallel()
 	mode, allowlist, err := testkit.Policy(c.Policy)
-	must(t, err)
-	settings := []string{"imagePullCredentialsVerificationPolicy: " + mode, "untrackedImages: Verify", "kubeletSkipsAlwaysPrecheck: true"}
+	testkit.Must(t, err)
+	settings := []string{"imagePullCredentialsVerificationPolicy: " + mode, "untrackedImages: Verify",
+		"kubeletSkipsAlwaysPrecheck: true"}
 	if len(allowlist) > 0 {
 		settings = append(settings, "preloadedImagesVerificationAllowlist: ["+allowlist[0]+"]")
 	}
@@ -83,7 +84,8 @@ func decide(t *testing.T, table testkit.Decisions, c testkit.Case, profile cripr
 	var images []criproxytest.Image
 	switch {
 	case c.RuntimeError == "ambiguous":
-		images = []criproxytest.Image{{ID: testkit.ImageID("ID2"), Names: []string{"repo.test/a:1"}}, {ID: "sha256:7f" + id1[9:], Names: []string{"repo.test/b:1"}}}
+		images = []criproxytest.Image{{ID: testkit.ImageID("ID2"), Names: []string{"repo.test/a:1"}},
+			{ID: "sha256:7f" + id1[9:], Names: []string{"repo.test/b:1"}}}
 	case c.ResolvedAsID:
 		images = []criproxytest.Image{{ID: id, Names: []string{app}}}
 	case id != "":
@@ -104,7 +106,7 @@ func decide(t *testing.T, table testkit.Decisions, c testkit.Case, profile cripr
 	}
 	k := p.kubelet()
 	if !c.Grant {
-		must(t, k.Sandbox(t.Context(), x))
+		testkit.Must(t, k.Sandbox(t.Context(), x))
 	}
 	writes := p.metric("pullgate_store_sync_seconds_count")
 	got := k.Precheck(x, c.Image)
@@ -139,7 +141,7 @@ func decide(t *testing.T, table testkit.Decisions, c testkit.Case, profile cripr
 func holdGrant(t *testing.T, r *criproxytest.Runtime, x *criproxytest.Pod, id, name string) {
 	t.Helper()
 	sandbox, err := r.RunPodSandbox(t.Context(), &runtimeapi.RunPodSandboxRequest{Config: x.Config})
-	must(t, err)
+	testkit.Must(t, err)
 	x.Sandbox = sandbox.GetPodSandboxId()
 	made, err := r.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
 		PodSandboxId: x.Sandbox,
@@ -148,19 +150,19 @@ func holdGrant(t *testing.T, r *criproxytest.Runtime, x *criproxytest.Pod, id, n
 	if err == nil {
 		_, err = r.StartContainer(t.Context(), &runtimeapi.StartContainerRequest{ContainerId: made.GetContainerId()})
 	}
-	must(t, err)
+	testkit.Must(t, err)
 }
 
 // store writes the initial state of a case, with the daemon's own library.
 func (p *process) store(table testkit.Decisions, c testkit.Case, profile criproxytest.Profile) {
 	t := p.t
 	t.Helper()
-	must(t, os.MkdirAll(p.path("state"), 0o700))
+	testkit.Must(t, os.MkdirAll(p.path("state"), 0o700))
 	path := p.path("state/records.db")
 	s, _, err := records.Open(path, records.Options{})
-	must(t, err)
+	testkit.Must(t, err)
 	key, err := credential.CreateKey(filepath.Join(p.path("state"), "node.key"))
-	must(t, err)
+	testkit.Must(t, err)
 	if c.Mark != "" {
 		pair := records.Pair{ImageID: profile.ID(testkit.ImageID(c.ID)), Repository: "repo.test/any/pre"}
 		if _, err := s.MarkPreloaded(records.Scan{Pairs: []records.Pair{pair}}); err != nil {
@@ -180,18 +182,19 @@ func (p *process) store(table testkit.Decisions, c testkit.Case, profile criprox
 		pair := records.Pair{ImageID: profile.ID(testkit.ImageID(rec.ID)), Repository: rec.Repository}
 		present := map[string]struct{}{pair.ImageID: {}}
 		intent, _, err := s.BeginListed(rec.Repository+":1", rec.Repository, time.Now(), present)
-		must(t, err)
+		testkit.Must(t, err)
 		result := records.Result{Pair: pair, Open: rec.Open, At: time.Now()}
 		for _, secret := range rec.Secrets {
 			result.Credential = key.ID(credential.New(credential.Login{Username: "tenant", Password: secret.Content}))
-			result.Secrets = append(result.Secrets, records.SecretRef{UID: secret.UID, Namespace: secret.Namespace, Name: secret.Name})
+			result.Secrets = append(result.Secrets, records.SecretRef{UID: secret.UID, Namespace: secret.Namespace,
+				Name: secret.Name})
 		}
 		if rec.Open || result.Credential != "" {
 			err = s.Prove(intent, result)
 		} else {
 			err = s.Settle(records.Settlement{Intents: []records.Intent{intent}, Present: []records.Pair{pair}, Now: time.Now()})
 		}
-		must(t, err)
+		testkit.Must(t, err)
 	}
-	must(t, s.Close())
+	testkit.Must(t, s.Close())
 }

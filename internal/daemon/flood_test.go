@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // If a runtime closes each connection that it accepts, as CRI-O does with a client that it does not understand, the
@@ -14,7 +16,7 @@ func TestRuntimeThatClosesEveryConnectionDoesNotFloodTheLog(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "runtime.sock")
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", socket)
-	must(t, err)
+	testkit.Must(t, err)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -31,7 +33,8 @@ func TestRuntimeThatClosesEveryConnectionDoesNotFloodTheLog(t *testing.T) {
 	p := prepare(t, "unix://"+socket)
 	p.spawn()
 	began := time.Now()
-	eventually(t, "a state that is logged a second later", func() bool { return strings.Count(p.out.String(), "Failed to reach the runtime") > 1 })
+	eventually(t, "a state that is logged a second later",
+		func() bool { return strings.Count(p.out.String(), "Failed to reach the runtime") > 1 })
 	log := p.out.String()
 	seconds := int(time.Since(began).Seconds()) + 1
 	for _, message := range []string{"Runtime reached", "Failed to reach the runtime", "Failed to sync"} {

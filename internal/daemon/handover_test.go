@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
@@ -42,7 +43,7 @@ func TestGrantsSurviveOnlyAnOrderlyStop(t *testing.T) {
 		}
 	}
 	handed, err := os.ReadFile(p.path("state/grants.json"))
-	must(t, err)
+	testkit.Must(t, err)
 	if info, err := os.Stat(p.path("state/grants.json")); err != nil || info.Mode() != 0o600 {
 		t.Errorf("grants.json: %v, %v; want it for root alone", info.Mode(), err)
 	}
@@ -58,7 +59,7 @@ func TestGrantsSurviveOnlyAnOrderlyStop(t *testing.T) {
 	// The file of a stop that was before the last write to the store.
 	k.MustPull(k.Pod("bob"), app, "good")
 	p.stop()
-	must(t, os.WriteFile(p.path("state/grants.json"), handed, 0o600))
+	testkit.Must(t, os.WriteFile(p.path("state/grants.json"), handed, 0o600))
 	p.start()
 	sees("with stale grants", "")
 }
@@ -66,9 +67,9 @@ func TestGrantsSurviveOnlyAnOrderlyStop(t *testing.T) {
 // A failed start, whatever is invalid in the configuration, leaves the grants for the next start.
 func TestGrantsSurviveAFailedStart(t *testing.T) {
 	p, k, alice := stoppedAfterAPull(t)
-	must(t, os.WriteFile(p.path("malformed"), []byte("clusters: ["), 0o600))
+	testkit.Must(t, os.WriteFile(p.path("malformed"), []byte("clusters: ["), 0o600))
 	l, err := net.Listen("unix", p.path("taken.sock"))
-	must(t, err)
+	testkit.Must(t, err)
 	defer func() { _ = l.Close() }()
 	for name, wrong := range map[string]string{
 		"kubeconfig":   "podSource: {kubeconfig: " + p.path("malformed") + "}",
@@ -90,13 +91,13 @@ func TestGrantsSurviveAFailedStart(t *testing.T) {
 func TestGrantsDoNotSurviveALostStore(t *testing.T) {
 	p, k, alice := stoppedAfterAPull(t)
 	fresh, _, err := records.Open(p.path("fresh.db"), records.Options{KeyExists: true})
-	must(t, err)
+	testkit.Must(t, err)
 	number, err := fresh.LastWrite()
-	must(t, errors.Join(err, fresh.Close(), os.Remove(p.path("state/records.db"))))
+	testkit.Must(t, errors.Join(err, fresh.Close(), os.Remove(p.path("state/records.db"))))
 	handed, err := os.ReadFile(p.path("state/grants.json"))
-	must(t, err)
+	testkit.Must(t, err)
 	same := regexp.MustCompile(`"store":[0-9]+`).ReplaceAll(handed, fmt.Appendf(nil, `"store":%d`, number))
-	must(t, os.WriteFile(p.path("state/grants.json"), same, 0o600))
+	testkit.Must(t, os.WriteFile(p.path("state/grants.json"), same, 0o600))
 	p.start()
 	prechecked(t, k, "pre-check on a store that was lost", alice, app, "")
 }

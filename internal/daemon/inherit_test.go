@@ -13,6 +13,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
@@ -31,13 +32,13 @@ func (p *process) activate() {
 // bind makes a socket and keeps it open, as systemd does.
 func (p *process) bind(path string) *os.File {
 	p.t.Helper()
-	must(p.t, os.MkdirAll(filepath.Dir(path), 0o700))
+	testkit.Must(p.t, os.MkdirAll(filepath.Dir(path), 0o700))
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
-	must(p.t, err)
+	testkit.Must(p.t, err)
 	l.SetUnlinkOnClose(false)
 	f, err := l.File()
-	must(p.t, err)
-	must(p.t, l.Close())
+	testkit.Must(p.t, err)
+	testkit.Must(p.t, l.Close())
 	p.t.Cleanup(func() { _ = f.Close() })
 	return f
 }
@@ -76,10 +77,11 @@ func TestSocketOfSystemdIsServedAndLeftToIt(t *testing.T) {
 func TestSocketOfSystemdByAnotherPathOfTheSameFile(t *testing.T) {
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
 	p.sockets = map[string]*os.File{"cri": p.bind(p.path("run/cri.sock"))}
-	must(t, os.Symlink(p.path("run"), p.path("var-run")))
+	testkit.Must(t, os.Symlink(p.path("run"), p.path("var-run")))
 	text, err := os.ReadFile(p.path("config.yaml"))
-	must(t, err)
-	must(t, os.WriteFile(p.path("config.yaml"), []byte(strings.ReplaceAll(string(text), "/run/cri.sock", "/var-run/cri.sock")), 0o600))
+	testkit.Must(t, err)
+	testkit.Must(t, os.WriteFile(p.path("config.yaml"),
+		[]byte(strings.ReplaceAll(string(text), "/run/cri.sock", "/var-run/cri.sock")), 0o600))
 	p.start()
 }
 
@@ -109,7 +111,7 @@ func TestWrongSocketOfSystemdIsRefused(t *testing.T) {
 		"no socket": {
 			func(p *process) map[string]*os.File {
 				f, err := os.Open(p.path("config.yaml"))
-				must(p.t, err)
+				testkit.Must(p.t, err)
 				p.t.Cleanup(func() { _ = f.Close() })
 				return map[string]*os.File{"cri": f}
 			},
@@ -118,9 +120,9 @@ func TestWrongSocketOfSystemdIsRefused(t *testing.T) {
 		"a TCP socket": {
 			func(p *process) map[string]*os.File {
 				l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
-				must(p.t, err)
+				testkit.Must(p.t, err)
 				f, err := l.File()
-				must(p.t, err)
+				testkit.Must(p.t, err)
 				p.t.Cleanup(func() { _, _ = l.Close(), f.Close() })
 				return map[string]*os.File{"cri": f}
 			},

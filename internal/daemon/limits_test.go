@@ -20,7 +20,7 @@ func holdConnections(t *testing.T, n int, network, address string, use func(net.
 	t.Helper()
 	for range n {
 		c, err := net.DialTimeout(network, address, 5*time.Second)
-		must(t, err)
+		testkit.Must(t, err)
 		t.Cleanup(func() { _ = c.Close() })
 		use(c)
 	}
@@ -75,9 +75,9 @@ func TestManyConnectionsOfOneProcessToTheCRI(t *testing.T) {
 	holdConnections(t, connections, "unix", p.path("run/cri.sock"), func(c net.Conn) {
 		const preface, settings = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 		_, err := c.Write([]byte(preface + settings))
-		must(t, err)
+		testkit.Must(t, err)
 		_, err = io.ReadFull(c, make([]byte, 2*len(settings))) // the server's SETTINGS, and its acknowledgement of ours
-		must(t, err)
+		testkit.Must(t, err)
 	})
 	each := (p.resident() - before) / connections
 	t.Logf("%d kB resident with one connection, %d kB more for each of %d that are idle", before, each, connections)
@@ -95,9 +95,9 @@ func TestManyConnectionsOfOneProcessToTheCRI(t *testing.T) {
 func (p *process) resident() (kB int) {
 	p.t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
-	must(p.t, err)
+	testkit.Must(p.t, err)
 	_, after, _ := strings.Cut(string(status), "VmRSS:")
 	_, err = fmt.Sscan(after, &kB)
-	must(p.t, err)
+	testkit.Must(p.t, err)
 	return kB
 }

@@ -36,7 +36,9 @@ var program = sync.OnceValues(func() (path string, err error) {
 })
 
 // others builds pullgatectl and pullgate-policyd once, and returns their folder.
-var others = sync.OnceValues(func() (string, error) { return build(command("pullgatectl"), command("pullgate-policyd")) })
+var others = sync.OnceValues(func() (string, error) {
+	return build(command("pullgatectl"), command("pullgate-policyd"))
+})
 
 func command(name string) string { return "github.com/pullgate/pullgate/cmd/" + name }
 

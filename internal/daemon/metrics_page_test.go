@@ -25,7 +25,8 @@ func busyScrape(t *testing.T) string {
 	r := criproxytest.NewRuntime(t)
 	api := newAPIServer(t, (&criproxytest.Kubelet{}).PodFrom("source", "api"), testkit.Case{Image: app})
 	policies := newPolicyFolder(t)
-	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", api.settings(), "admission: {policies: "+policies+"}")
+	p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", api.settings(),
+		"admission: {policies: "+policies+"}")
 	serves(r, app, "good", id1)
 	p.start()
 	p.until("pullgate_pod_source_synced", 1)
@@ -43,7 +44,7 @@ func busyScrape(t *testing.T) string {
 		t.Fatal("a pull with a wrong password succeeds")
 	}
 	page, err := p.get("/metrics")
-	must(t, err)
+	testkit.Must(t, err)
 	return page
 }
 
@@ -54,7 +55,8 @@ func newPolicyFolder(t *testing.T) string {
 	dir := filepath.Join(t.TempDir(), "policies")
 	text, err := restriction.Preset("baseline")
 	if err := errors.Join(err, os.Mkdir(dir, 0o755), os.WriteFile(filepath.Join(dir, "baseline.yaml"), text, 0o644),
-		os.WriteFile(filepath.Join(dir, "scanner.yaml"), []byte("imagePolicy: {kubeConfigFile: /etc/scanner.kubeconfig}\n"), 0o644),
+		os.WriteFile(filepath.Join(dir, "scanner.yaml"), []byte("imagePolicy: {kubeConfigFile: /etc/scanner.kubeconfig}\n"),
+			0o644),
 		os.WriteFile(filepath.Join(dir, "signed.yaml"), []byte(`apiVersion: policy.sigstore.dev/v1beta1
 kind: ClusterImagePolicy
 metadata: {name: signed}
@@ -71,7 +73,7 @@ func TestMetricsPageIsARealScrape(t *testing.T) {
 	t.Parallel()
 	page, scrape := readMetricsPage(t), busyScrape(t)
 	problems, err := promlint.New(strings.NewReader(scrape)).Lint()
-	must(t, err)
+	testkit.Must(t, err)
 	for _, p := range problems {
 		t.Errorf("promlint: %s: %s", p.Metric, p.Text)
 	}
@@ -96,7 +98,7 @@ type metricsPage struct {
 func readMetricsPage(t *testing.T) metricsPage {
 	t.Helper()
 	text, err := os.ReadFile("../../docs/metrics.md")
-	must(t, err)
+	testkit.Must(t, err)
 	page := metricsPage{metrics: map[string]string{}, units: map[string]string{}}
 	ofMetrics, _, _ := strings.Cut(string(text), "\n## Labels\n")
 	quoted := regexp.MustCompile("`([^`]+)`")

@@ -16,6 +16,7 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
@@ -46,7 +47,8 @@ func newNode(t *testing.T, settings ...string) *node {
 	})
 	p := prepare(t, r.Endpoint())
 	n := &node{process: p, runtime: r, file: p.path("config.json")}
-	p.configure(append(settings, "kubeletSkipsAlwaysPrecheck: true", "nodeCredentials: {dockerConfigFiles: ["+n.file+"]}", p.decisionLog())...)
+	p.configure(append(settings, "kubeletSkipsAlwaysPrecheck: true", "nodeCredentials: {dockerConfigFiles: ["+n.file+"]}",
+		p.decisionLog())...)
 	return n
 }
 
@@ -59,19 +61,16 @@ func (n *node) start() {
 // offers replaces the node's docker configuration by a rename, as kubelets and cloud agents do.
 func (n *node) offers(repository, password string) {
 	n.t.Helper()
-	content := fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, repository, base64.StdEncoding.EncodeToString([]byte("tenant:"+password)))
-	must(n.t, os.WriteFile(n.file+".new", []byte(content), 0o600))
-	must(n.t, os.Rename(n.file+".new", n.file))
+	content := fmt.Sprintf(`{"auths":{%q:{"auth":%q}}}`, repository,
+		base64.StdEncoding.EncodeToString([]byte("tenant:"+password)))
+	testkit.Must(n.t, os.WriteFile(n.file+".new", []byte(content), 0o600))
+	testkit.Must(n.t, os.Rename(n.file+".new", n.file))
 }
 
 // wantLog waits until the log contains a text the given number of times.
 func (n *node) wantLog(text string, times int) {
 	n.t.Helper()
-	for end := time.Now().Add(20 * time.Second); strings.Count(n.out.String(), text) < times; time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			n.t.Fatalf("the log does not contain %q %d times:\n%s", text, times, n.out)
-		}
-	}
+	eventually(n.t, text, func() bool { return strings.Count(n.out.String(), text) >= times })
 }
 
 // pulled makes a new pod of a namespace pull with a password.
@@ -95,8 +94,10 @@ func (n *node) runs(namespace, image string, want bool) {
 func (n *node) provide(password, request string) (stdout, stderr string) {
 	n.t.Helper()
 	bin := pullgated(n.t)
-	answer := `{"kind":"CredentialProviderResponse","apiVersion":"credentialprovider.kubelet.k8s.io/v1","cacheDuration":"1h","auth":{"*.test/team":{"username":"tenant","password":"` + password + `"}}}`
-	cmd := exec.Command(bin, "credential-provider", "--socket", n.path("run/admin.sock"), "--state-dir", n.path("state"), "--", "printf", "%s", answer)
+	answer := `{"kind":"CredentialProviderResponse",` + apiVersion + `,"cacheDuration":"1h",` +
+		`"auth":{"*.test/team":{"username":"tenant","password":"` + password + `"}}}`
+	cmd := exec.Command(bin, "credential-provider", "--socket", n.path("run/admin.sock"), "--state-dir", n.path("state"),
+		"--", "printf", "%s", answer)
 	var out, errs bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(request), &out, &errs
 	if err := cmd.Run(); err != nil || out.String() != answer {
@@ -105,13 +106,16 @@ func (n *node) provide(password, request string) (stdout, stderr string) {
 	return out.String(), errs.String()
 }
 
-const asks = `{"kind":"CredentialProviderRequest","apiVersion":"credentialprovider.kubelet.k8s.io/v1","image":"repo.test/team/app:1"}`
+const (
+	apiVersion = `"apiVersion":"credentialprovider.kubelet.k8s.io/v1"`
+	asks       = `{"kind":"CredentialProviderRequest",` + apiVersion + `,"image":"repo.test/team/app:1"}`
+)
 
 // leaksNothing searches everything that the daemon has written for secrets.
 func (n *node) leaksNothing() {
 	n.t.Helper()
 	page, err := n.get("/metrics")
-	must(n.t, err)
+	testkit.Must(n.t, err)
 	n.stop()
 	written := map[string][]byte{"log": []byte(n.out.String()), "metrics": []byte(page)}
 	err = filepath.WalkDir(n.path("state"), func(path string, d fs.DirEntry, err error) error {
@@ -129,7 +133,8 @@ func (n *node) leaksNothing() {
 	for where, content := range written {
 		for _, secret := range []string{nodeToken, nodeToken2} {
 			whole := "tenant:" + secret
-			for _, form := range []string{secret, hex.EncodeToString([]byte(secret)), base64.StdEncoding.EncodeToString([]byte(secret)), base64.StdEncoding.EncodeToString([]byte(whole))} {
+			for _, form := range []string{secret, hex.EncodeToString([]byte(secret)),
+				base64.StdEncoding.EncodeToString([]byte(secret)), base64.StdEncoding.EncodeToString([]byte(whole))} {
 				if bytes.Contains(content, []byte(form)) {
 					n.t.Errorf("%s holds a credential as %s", where, form)
 				}
@@ -162,7 +167,7 @@ func TestNodesFileOpensAndRotationNeedsNoRegistry(t *testing.T) {
 	n.runs("bob", other, false)
 
 	// The file and its credentials are gone; the images that it opened stay open.
-	must(t, os.Remove(n.file))
+	testkit.Must(t, os.Remove(n.file))
 	n.wantLog("Node credentials absent", 1)
 	n.runs("erin", app, true)
 	n.leaksNothing()
@@ -194,7 +199,8 @@ func TestReportedCredentialOpens(t *testing.T) {
 		}
 	}
 	// If it is bound to a service account, it is a pod's own.
-	if _, stderr := n.provide(nodeToken2, strings.Replace(asks, `"image"`, `"serviceAccountToken":"t","image"`, 1)); stderr != "" {
+	if _, stderr := n.provide(nodeToken2, strings.Replace(asks, `"image"`, `"serviceAccountToken":"t","image"`,
+		1)); stderr != "" {
 		t.Errorf("credential-provider prints %q; want nothing", stderr)
 	}
 	n.pulled("alice", app, nodeToken2)
@@ -218,7 +224,8 @@ func TestRestartForgetsReports(t *testing.T) {
 	n.provide(nodeToken, asks)
 	n.pulled("alice", app, nodeToken)
 	n.stop()
-	if _, stderr := n.provide(nodeToken, asks); !strings.Contains(stderr, "not reported") || strings.Contains(stderr, nodeToken) {
+	if _, stderr := n.provide(nodeToken, asks); !strings.Contains(stderr, "not reported") ||
+		strings.Contains(stderr, nodeToken) {
 		t.Errorf("credential-provider prints %q without the daemon; want the reason, and no credential", stderr)
 	}
 	n.start()
@@ -240,8 +247,9 @@ func TestPluginEndsWithItsWrapper(t *testing.T) {
 	for name, sig := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "terminated": syscall.SIGTERM} {
 		t.Run(name, func(t *testing.T) {
 			pid := filepath.Join(t.TempDir(), "pid")
-			cmd := exec.Command(bin, "credential-provider", "--", "sh", "-c", `echo $$ >"$0".new; mv "$0".new "$0"; exec sleep 1000`, pid)
-			must(t, cmd.Start())
+			cmd := exec.Command(bin, "credential-provider", "--", "sh", "-c",
+				`echo $$ >"$0".new; mv "$0".new "$0"; exec sleep 1000`, pid)
+			testkit.Must(t, cmd.Start())
 			t.Cleanup(func() { _ = cmd.Process.Kill() })
 			var plugin int
 			eventually(t, "the plugin to start", func() bool {
@@ -251,7 +259,7 @@ func TestPluginEndsWithItsWrapper(t *testing.T) {
 				}
 				return err == nil
 			})
-			must(t, cmd.Process.Signal(sig))
+			testkit.Must(t, cmd.Process.Signal(sig))
 			_ = cmd.Wait()
 			eventually(t, "the plugin to end", func() bool {
 				stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", plugin))

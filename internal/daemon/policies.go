@@ -35,8 +35,7 @@ func policyPaths(c config.Admission) policyfiles.Paths {
 	return policyfiles.Paths{Folder: c.Policies, NamespaceLabels: c.NamespaceLabels, TrustedRoot: c.TrustedRoot}
 }
 
-// policies keeps a chain up to date with the policy files and the configuration. reload, poll, list, followed and the
-// chain may be called concurrently.
+// policies keeps a chain up to date. reload, poll, list, followed and the chain may be called concurrently.
 type policies struct {
 	log     klog.Logger
 	metrics *metrics.Metrics

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
-	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/pullgate/pullgate/internal/config"
@@ -25,6 +24,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
+	"github.com/pullgate/pullgate/internal/testkit"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -34,19 +34,19 @@ const (
 	devOnly       = "binding: {mode: Accept, namespaceSelector: {matchLabels: {tier: dev}}}\nspec: {}\n"
 )
 
-// A logText is what was logged. It can be written concurrently.
-type logText struct {
+// A LogText is what was logged or printed. It can be read while it is written.
+type LogText struct {
 	mu sync.Mutex
 	b  bytes.Buffer
 }
 
-func (l *logText) Write(p []byte) (int, error) {
+func (l *LogText) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.b.Write(p)
 }
 
-func (l *logText) String() string {
+func (l *LogText) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.b.String()
@@ -56,7 +56,7 @@ func (l *logText) String() string {
 type policyTest struct {
 	*testing.T
 	dir     string
-	log     logText
+	log     LogText
 	metrics *metrics.Metrics
 	options Options
 	*policies
@@ -65,35 +65,30 @@ type policyTest struct {
 func newPolicyTest(t *testing.T, specs ...string) *policyTest {
 	t.Helper()
 	p := &policyTest{T: t, dir: filepath.Join(t.TempDir(), "policies"), metrics: metrics.New("v1", "go1", nil)}
-	must(t, os.Mkdir(p.dir, 0o755))
+	testkit.Must(t, os.Mkdir(p.dir, 0o755))
 	for i, spec := range specs {
 		p.put(fmt.Sprintf("p%d", i), spec)
 	}
-	p.options = Options{Config: config.Default(), Log: textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&p.log)))}
+	p.options = Options{Config: config.Default(),
+		Log: textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&p.log)))}
 	p.options.Config.Admission.Policies = p.dir
 	return p
-}
-
-func must(tb testing.TB, errs ...error) {
-	tb.Helper()
-	if err := errors.Join(errs...); err != nil {
-		tb.Fatal(err)
-	}
 }
 
 // put writes a policy.
 func (p *policyTest) put(name, spec string) {
 	p.Helper()
-	text := fmt.Sprintf("apiVersion: %s\nkind: %s\nmetadata: {name: %s}\n%s", restriction.APIVersion, restriction.Kind, name, spec)
-	must(p.T, os.WriteFile(filepath.Join(p.dir, name+".yaml"), []byte(text), 0o644))
+	text := fmt.Sprintf("apiVersion: %s\nkind: %s\nmetadata: {name: %s}\n%s", restriction.APIVersion, restriction.Kind,
+		name, spec)
+	testkit.Must(p.T, os.WriteFile(filepath.Join(p.dir, name+".yaml"), []byte(text), 0o644))
 }
 
 func (p *policyTest) open() {
 	p.Helper()
 	opened, err := openPolicies(p.options, p.metrics, nil)
-	must(p.T, err)
+	testkit.Must(p.T, err)
 	p.policies = opened
-	p.Cleanup(func() { must(p.T, opened.close()) })
+	p.Cleanup(func() { testkit.Must(p.T, opened.close()) })
 }
 
 // change reloads with another configuration.
@@ -107,8 +102,10 @@ func (p *policyTest) change(f func(c *config.Admission)) {
 // denies asks the chain about a pod on the network of the node.
 func (p *policyTest) denies(when string, want bool) {
 	p.Helper()
-	pod := admission.Pod{UID: "uid", Namespace: "team", Name: "app", HostNetwork: admission.Set(true), NamespaceLabels: p.labels("team")}
-	if d := p.chain.Evaluate(p.Context(), admission.Subject{Stage: admission.StageSandbox, Pod: pod}); d.Admitted() == want {
+	pod := admission.Pod{UID: "uid", Namespace: "team", Name: "app", HostNetwork: admission.Set(true),
+		NamespaceLabels: p.labels("team")}
+	if d := p.chain.Evaluate(p.Context(), admission.Subject{Stage: admission.StageSandbox,
+		Pod: pod}); d.Admitted() == want {
 		p.Errorf("%s: %+v; want a denial: %v", when, d, want)
 	}
 }
@@ -147,7 +144,8 @@ func (p *policyTest) says(when string, times int, text string) {
 // none.
 func TestPoliciesCompareTheDirectoryOfTheKubelet(t *testing.T) {
 	root := t.TempDir()
-	must(t, os.Mkdir(root+"/pods", 0o700), os.WriteFile(filepath.Join(root, "kubelet.service"), []byte("[Service]\nExecStart=/usr/bin/kubelet --root-dir=/data/kubelet\n"), 0o600))
+	testkit.Must(t, os.Mkdir(root+"/pods", 0o700), os.WriteFile(filepath.Join(root, "kubelet.service"),
+		[]byte("[Service]\nExecStart=/usr/bin/kubelet --root-dir=/data/kubelet\n"), 0o600))
 	unit := "Id=kubelet.service\nLoadState=loaded\nActiveState=active\nFragmentPath=/kubelet.service\n"
 	const other = "admission.kubeletRoot is /var/lib/kubelet, and the kubelet's --root-dir is /data/kubelet"
 	for name, tc := range map[string]struct {
@@ -157,8 +155,9 @@ func TestPoliciesCompareTheDirectoryOfTheKubelet(t *testing.T) {
 	}{
 		"another root directory": {doctor.Host{Root: root, Command: systemctl(unit)}, "/var/lib/kubelet", other},
 		"its root directory":     {doctor.Host{Root: root, Command: systemctl(unit)}, "/data/kubelet", ""},
-		"no kubelet":             {doctor.Host{Root: root, Command: systemctl("")}, root + "/absent", "admission.kubeletRoot: " + root + "/absent/pods not found"},
-		"no kubelet, its pods":   {doctor.Host{Root: root, Command: systemctl("")}, root, ""},
+		"no kubelet": {doctor.Host{Root: root, Command: systemctl("")}, root + "/absent",
+			"admission.kubeletRoot: " + root + "/absent/pods not found"},
+		"no kubelet, its pods": {doctor.Host{Root: root, Command: systemctl("")}, root, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPolicyTest(t, noHostNetwork)
@@ -218,7 +217,8 @@ func TestNoPoliciesLeaveNoTrace(t *testing.T) {
 func TestInvalidPoliciesPreventTheStart(t *testing.T) {
 	p := newPolicyTest(t, "spec: {spec: {hostNetwrk: true}}\n", "spec: {}\nspek: {}\n")
 	_, err := openPolicies(p.options, p.metrics, nil)
-	for _, want := range []string{p.dir + "/p0.yaml: spec.spec.hostNetwrk: unknown field", p.dir + "/p1.yaml: spek: unknown field; did you mean spec?"} {
+	for _, want := range []string{p.dir + "/p0.yaml: spec.spec.hostNetwrk: unknown field",
+		p.dir + "/p1.yaml: spek: unknown field; did you mean spec?"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("openPolicies = %v; want %s", err, want)
 		}
@@ -232,9 +232,12 @@ func TestPoliciesFollowTheConfiguration(t *testing.T) {
 	p := newPolicyTest(t, noHostNetwork, neverSeen)
 	p.open()
 	p.denies("at the start", true)
-	p.shows("at the start", `pullgate_admission_policies{kind="PodRestriction"} 2`, "pullgate_admission_unjudged_fields 1", "pullgate_admission_last_reload_success 1")
+	p.shows("at the start", `pullgate_admission_policies{kind="PodRestriction"} 2`, "pullgate_admission_unjudged_fields 1",
+		"pullgate_admission_last_reload_success 1")
 	p.says("at the start", 1, `"Policies read" logger="policies" policies="`+p.dir+`" restrictions=2 hash="`)
-	p.says("at the start", 1, `"Policy restricts a field that this node never sees" logger="policies" policy="p1" field="spec.spec.dnsPolicy" unjudged="Ignore"`)
+	p.says("at the start", 1,
+		`"Policy restricts a field that this node never sees" logger="policies" policy="p1" `+
+			`field="spec.spec.dnsPolicy" unjudged="Ignore"`)
 	chain := p.chain
 	p.change(func(c *config.Admission) { c.Enforce = false })
 	p.denies("enforce: false", false)
@@ -244,7 +247,7 @@ func TestPoliciesFollowTheConfiguration(t *testing.T) {
 	p.denies("exempt", false)
 	p.change(func(c *config.Admission) { c.Exempt.Namespaces = nil })
 	p.denies("not exempt", true)
-	must(t, os.Remove(p.dir+"/p0.yaml"))
+	testkit.Must(t, os.Remove(p.dir+"/p0.yaml"))
 	p.change(func(*config.Admission) {})
 	p.denies("an allowed field that is never seen", false)
 	p.change(func(c *config.Admission) { c.Unjudged = config.UnjudgedRefuse })
@@ -280,13 +283,13 @@ func TestTheLastValidPoliciesStay(t *testing.T) {
 	p.change(func(c *config.Admission) { c.Enforce, c.Policies = true, p.dir+"-absent" })
 	p.denies("the folder is absent", true)
 	p.change(func(c *config.Admission) { c.Policies = p.dir })
-	must(t, os.Remove(p.dir+"/wrong.yaml"))
+	testkit.Must(t, os.Remove(p.dir+"/wrong.yaml"))
 	p.put("p0", "spec: {}\n")
 	p.poll()
 	p.poll()
 	p.denies("valid again", false)
 	p.shows("valid again", "pullgate_admission_last_reload_success 1")
-	must(t, os.Rename(p.dir, p.dir+"-moved"))
+	testkit.Must(t, os.Rename(p.dir, p.dir+"-moved"))
 	p.poll()
 	p.poll()
 	if p.set.Len(restriction.Kind) != 1 {
@@ -314,15 +317,15 @@ func TestNamespaceLabelsAreReadWithThePolicies(t *testing.T) {
 	p.denies("labels are not known", true)
 	p.shows("labels are not known", "pullgate_admission_unjudged_fields 1")
 	labels := filepath.Join(t.TempDir(), "namespaces.yaml")
-	must(t, os.WriteFile(labels, []byte("team: {tier: prod}\n"), 0o600))
+	testkit.Must(t, os.WriteFile(labels, []byte("team: {tier: prod}\n"), 0o600))
 	p.change(func(c *config.Admission) { c.NamespaceLabels = labels })
 	p.denies("other labels", true)
 	p.shows("labels are known", "pullgate_admission_unjudged_fields 0")
-	must(t, os.WriteFile(labels, []byte("team: {tier: dev}\n"), 0o600))
+	testkit.Must(t, os.WriteFile(labels, []byte("team: {tier: dev}\n"), 0o600))
 	p.poll()
 	p.poll()
 	p.denies("bound by labels", false)
-	must(t, os.WriteFile(labels, []byte("team: [dev]\n"), 0o600))
+	testkit.Must(t, os.WriteFile(labels, []byte("team: [dev]\n"), 0o600))
 	p.poll()
 	p.poll()
 	p.denies("an invalid file", false)
@@ -366,49 +369,27 @@ func TestAPanicOfAValidatorIsLoggedAndCounted(t *testing.T) {
 	p.says("a validator panics", 1, "A validator of policies panicked, the container is denied")
 }
 
-func BenchmarkReadPolicies(b *testing.B) {
-	dir := b.TempDir()
-	must(b, os.Chmod(dir, 0o755))
-	preset, err := restriction.Preset("restricted")
-	must(b, err)
-	for i := range 1000 {
-		text := strings.Replace(string(preset), "name: restricted", fmt.Sprintf("name: restricted-%d", i), 1)
-		must(b, os.WriteFile(fmt.Sprintf("%s/%d.yaml", dir, i), []byte(text), 0o644))
-	}
-	o := Options{Config: config.Default(), Log: klog.Background()}
-	o.Config.Admission.Policies = dir
-	p, err := openPolicies(o, metrics.New("v1", "go1", nil), nil)
-	must(b, err)
-	defer func() { must(b, p.close()) }()
-	if n := p.set.Len(restriction.Kind); n != 1000 {
-		b.Fatalf("%d policies; want 1000", n)
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := p.watcher.Load(policyPaths(p.config)); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
 func TestPoliciesAreListed(t *testing.T) {
 	p := newPolicyTest(t, noHostNetwork, neverSeen, devOnly)
 	p.open()
 	l := p.list()
-	if l.GetFolder() != p.dir || l.GetHash() == "" || l.GetReloadError() != "" || !l.GetEnforcing() || l.GetRefuseUnjudged() {
+	if l.GetFolder() != p.dir || l.GetHash() == "" || l.GetReloadError() != "" || !l.GetEnforcing() ||
+		l.GetRefuseUnjudged() {
 		t.Errorf("list = %+v", l)
 	}
 	want := &adminv1.ListPoliciesResponse{Policies: []*adminv1.Policy{
 		{Kind: "PodRestriction", Name: "p0", Mode: "Drop", AllNamespaces: true},
 		{Kind: "PodRestriction", Name: "p1", Mode: "Drop", AllNamespaces: true, Unjudged: []string{"spec.spec.dnsPolicy"}},
-		{Kind: "PodRestriction", Name: "p2", Mode: "Accept", NamespaceSelector: "tier=dev", Unjudged: []string{"binding.namespaceSelector"}},
+		{Kind: "PodRestriction", Name: "p2", Mode: "Accept", NamespaceSelector: "tier=dev",
+			Unjudged: []string{"binding.namespaceSelector"}},
 	}}
 	if !proto.Equal(&adminv1.ListPoliciesResponse{Policies: l.GetPolicies()}, want) {
 		t.Errorf("list has %v; want %v", l.GetPolicies(), want)
 	}
 	p.put("p1", "spek: {}\n")
 	p.change(func(c *config.Admission) { c.Enforce, c.Unjudged = false, config.UnjudgedRefuse })
-	if l := p.list(); !strings.Contains(l.GetReloadError(), "p1.yaml: spek: unknown field") || l.GetEnforcing() || !l.GetRefuseUnjudged() || len(l.GetPolicies()) != 3 {
+	if l := p.list(); !strings.Contains(l.GetReloadError(), "p1.yaml: spek: unknown field") || l.GetEnforcing() ||
+		!l.GetRefuseUnjudged() || len(l.GetPolicies()) != 3 {
 		t.Errorf("after an invalid change: %+v", l)
 	}
 	p.change(func(c *config.Admission) { c.Policies = "" })

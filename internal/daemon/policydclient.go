@@ -115,8 +115,7 @@ func (p *policies) reviewBy(set *policyfiles.Set) *policyclient.Reviewer {
 	})
 }
 
-// followed reads the policy files again if those in use are of a version. It returns false if ctx ends first.
-// Concurrent calls share the readings.
+// followed reads the policy files again if those in use are of a version; false if ctx ends first. Calls share it.
 func (p *policies) followed(ctx context.Context, in policyfiles.Version) bool {
 	// A reading that began before this call may have been too early for it, so there is a second one.
 	for last := false; ; last = true {

@@ -1,7 +1,6 @@
 package daemon_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,13 +13,13 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/daemon"
 	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
@@ -37,25 +36,7 @@ type process struct {
 
 	cmd  *exec.Cmd
 	done chan struct{}
-	out  *output
-}
-
-// output is what a process prints; it can be read while the process runs.
-type output struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.b.String()
+	out  *daemon.LogText
 }
 
 // pullgated returns the path of the built pullgated. It skips the test with -short.
@@ -65,7 +46,7 @@ func pullgated(t *testing.T) string {
 		t.Skip("runs pullgated as a process")
 	}
 	bin, err := program()
-	must(t, err)
+	testkit.Must(t, err)
 	return bin
 }
 
@@ -76,9 +57,9 @@ func prepare(t *testing.T, runtime string, settings ...string) *process {
 	dir := criproxytest.SocketDir(t)
 	// Its own address, so that no other test gets the port before the daemon does.
 	l, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254)))
-	must(t, err)
+	testkit.Must(t, err)
 	p := &process{t: t, dir: dir, metrics: l.Addr().String(), runtime: runtime}
-	must(t, l.Close())
+	testkit.Must(t, l.Close())
 	p.configure(settings...)
 	t.Cleanup(func() {
 		p.kill()
@@ -96,7 +77,7 @@ func (p *process) configure(settings ...string) {
 		"apiVersion: config.pullgate.dev/v1alpha1", "kind: PullgateConfiguration", "listen: " + p.endpoint(),
 		"runtimeEndpoint: " + p.runtime, "stateDir: " + p.path("state"), "metrics: {listen: \"" + p.metrics + "\"}",
 	}, settings...)
-	must(p.t, os.WriteFile(p.path("config.yaml"), []byte(strings.Join(lines, "\n")+"\n"), 0o600))
+	testkit.Must(p.t, os.WriteFile(p.path("config.yaml"), []byte(strings.Join(lines, "\n")+"\n"), 0o600))
 }
 
 func (p *process) path(name string) string { return filepath.Join(p.dir, name) }
@@ -108,17 +89,18 @@ func (p *process) spawn(args ...string) {
 	p.t.Helper()
 	bin := pullgated(p.t)
 	p.wantNoRace()
-	p.out, p.done = &output{}, make(chan struct{})
+	p.out, p.done = &daemon.LogText{}, make(chan struct{})
 	p.cmd = exec.Command(bin, append([]string{"--config", p.path("config.yaml")}, args...)...)
 	p.cmd.Env = append(os.Environ(), p.env...)
 	if len(p.sockets) > 0 {
 		p.activate()
 	}
 	if p.maxFiles > 0 {
-		p.cmd.Path, p.cmd.Args = "/bin/sh", append([]string{"sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, p.maxFiles)}, p.cmd.Args...)
+		p.cmd.Path, p.cmd.Args = "/bin/sh", append([]string{"sh", "-c",
+			fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, p.maxFiles)}, p.cmd.Args...)
 	}
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
-	must(p.t, p.cmd.Start())
+	testkit.Must(p.t, p.cmd.Start())
 	go func(cmd *exec.Cmd, done chan struct{}) { _ = cmd.Wait(); close(done) }(p.cmd, p.done)
 }
 
@@ -172,11 +154,11 @@ func (p *process) get(path string) (string, error) {
 func (p *process) metric(series string) float64 {
 	p.t.Helper()
 	page, err := p.get("/metrics")
-	must(p.t, err)
+	testkit.Must(p.t, err)
 	for line := range strings.Lines(page) {
 		if value, ok := strings.CutPrefix(line, series+" "); ok {
 			v, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
-			must(p.t, err)
+			testkit.Must(p.t, err)
 			return v
 		}
 	}
@@ -203,7 +185,7 @@ func (p *process) wait() int {
 
 func (p *process) stop() {
 	p.t.Helper()
-	must(p.t, p.cmd.Process.Signal(syscall.SIGTERM))
+	testkit.Must(p.t, p.cmd.Process.Signal(syscall.SIGTERM))
 	if code := p.wait(); code != 0 {
 		p.t.Errorf("exit code after SIGTERM = %d; want 0\n%s", code, p.out)
 	}
@@ -213,14 +195,6 @@ func (p *process) kill() {
 	if p.cmd != nil && p.cmd.ProcessState == nil {
 		_ = p.cmd.Process.Kill()
 		<-p.done
-	}
-}
-
-// must ends a test that cannot go on.
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
 	}
 }
 
@@ -239,9 +213,10 @@ func TestProcessEndsWhenItCannotReadItsStore(t *testing.T) {
 	p.start()
 	k := p.kubelet()
 	pod := k.Pod("team")
-	must(t, os.Truncate(p.path("state/records.db"), 0)) // reads of the memory map fail, as on a disk that fails
+	testkit.Must(t, os.Truncate(p.path("state/records.db"), 0)) // reads of the memory map fail, as on a disk that fails
 	_, _ = k.Pull(t.Context(), pod, "repo.test/app:1", "alice")
-	if code, out := p.wait(), p.out.String(); code != 1 || !strings.Contains(out, "Failed to read the store of pull records: exiting") ||
+	if code, out := p.wait(), p.out.String(); code != 1 ||
+		!strings.Contains(out, "Failed to read the store of pull records: exiting") ||
 		!strings.Contains(out, "dmesg") || strings.Contains(out, "goroutine") {
 		t.Errorf("exit code %d; want 1, a sentence and no stack", code)
 	}
@@ -259,10 +234,11 @@ func TestStartWithAnUnreadableValueSaysSo(t *testing.T) {
 	k := p.kubelet()
 	id := k.MustPull(k.Pod("team"), "repo.test/app:1", "alice")
 	p.stop()
-	must(t, testkit.Damage(p.path("state/records.db"), id+"\x00repo.test/app"))
+	testkit.Must(t, testkit.Damage(p.path("state/records.db"), id+"\x00repo.test/app"))
 	p.start()
 	const said = "Removed values that cannot be read from the store of pull records"
-	if out := p.out.String(); !strings.Contains(out, said) || !strings.Contains(out, id+" repo.test/app") || p.metric("pullgate_store_distrusted") != 1 {
+	if out := p.out.String(); !strings.Contains(out, said) || !strings.Contains(out, id+" repo.test/app") ||
+		p.metric("pullgate_store_distrusted") != 1 {
 		t.Errorf("pullgate_store_distrusted %v; want 1, and in the log: %s", p.metric("pullgate_store_distrusted"), said)
 	}
 	prechecked(t, p.kubelet(), "pre-check of another pod", p.kubelet().Pod("other"), "repo.test/app:1", "")

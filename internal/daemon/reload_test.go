@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
@@ -27,22 +28,18 @@ func (p *process) decisionLog() string { return "decisionLog: {path: " + p.path(
 func (p *process) hup(message string) {
 	p.t.Helper()
 	before := strings.Count(p.out.String(), message)
-	must(p.t, p.cmd.Process.Signal(syscall.SIGHUP))
-	for end := time.Now().Add(20 * time.Second); strings.Count(p.out.String(), message) == before; time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			p.t.Fatalf("the log does not contain %q after SIGHUP:\n%s", message, p.out)
-		}
-	}
+	testkit.Must(p.t, p.cmd.Process.Signal(syscall.SIGHUP))
+	eventually(p.t, message, func() bool { return strings.Count(p.out.String(), message) > before })
 }
 
 // decisions reads the decision log and its rotated files.
 func (p *process) decisions() (all []map[string]any) {
 	p.t.Helper()
 	files, err := filepath.Glob(p.path("decisions.log*"))
-	must(p.t, err)
+	testkit.Must(p.t, err)
 	for _, path := range files {
 		text, err := os.ReadFile(path)
-		must(p.t, err)
+		testkit.Must(p.t, err)
 		for line := range strings.Lines(string(text)) {
 			var object map[string]any
 			if err := json.Unmarshal([]byte(line), &object); err != nil {
@@ -81,7 +78,8 @@ func TestSIGHUPChangesVerdictsAndABadFileDoesNot(t *testing.T) {
 	sees("AlwaysVerify", "alice", "")
 	prechecked(t, k, "pre-check of a pod with a grant", holder, pre, id2) // the grant stands
 	read := p.metric("pullgate_config_last_reload_success_timestamp_seconds")
-	if now := float64(time.Now().Unix()); read < now-100 || read > now+1 || p.metric("pullgate_config_last_reload_success") != 1 {
+	if now := float64(time.Now().Unix()); read < now-100 || read > now+1 ||
+		p.metric("pullgate_config_last_reload_success") != 1 {
 		t.Errorf("configuration read at %v, success %v; want now, 1", read, p.metric("pullgate_config_last_reload_success"))
 	}
 
@@ -99,15 +97,16 @@ func TestSIGHUPChangesVerdictsAndABadFileDoesNot(t *testing.T) {
 			t.Errorf("line %q; want it to contain %s", logged, wrong)
 		}
 	}
-	if p.metric("pullgate_config_last_reload_success") != 0 || p.metric("pullgate_config_last_reload_success_timestamp_seconds") != read {
+	if p.metric("pullgate_config_last_reload_success") != 0 ||
+		p.metric("pullgate_config_last_reload_success_timestamp_seconds") != read {
 		t.Error("the metrics do not show that the last reading failed, and that the previous configuration is in use")
 	}
 
-	must(t, os.WriteFile(p.path("config.yaml"), []byte("# an incomplete write\n"), 0o600))
+	testkit.Must(t, os.WriteFile(p.path("config.yaml"), []byte("# an incomplete write\n"), 0o600))
 	p.hup(notReloaded)
 	sees("a file without fields", "alice", "")
 
-	must(t, os.Remove(p.path("config.yaml")))
+	testkit.Must(t, os.Remove(p.path("config.yaml")))
 	p.hup(notReloaded)
 	sees("no file", "alice", "")
 
@@ -127,8 +126,9 @@ func TestSIGHUPReadsTheKubeletsFileAgain(t *testing.T) {
 	p := prepare(t, r.Endpoint())
 	theirs := func(policy string) {
 		t.Helper()
-		text := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nimagePullCredentialsVerificationPolicy: " + policy + "\n"
-		must(t, os.WriteFile(p.path("kubelet.yaml"), []byte(text), 0o600))
+		text := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: " +
+			"KubeletConfiguration\nimagePullCredentialsVerificationPolicy: " + policy + "\n"
+		testkit.Must(t, os.WriteFile(p.path("kubelet.yaml"), []byte(text), 0o600))
 	}
 	theirs("AlwaysVerify")
 	p.configure("kubeletConfig: " + p.path("kubelet.yaml"))
@@ -151,29 +151,21 @@ func TestSIGHUPBeforeTheDaemonIsReadyIsAppliedLater(t *testing.T) {
 	p.start()
 	p.stop()
 	db, err := bolt.Open(p.path("state/records.db"), 0o600, nil) // holds the lock
-	must(t, err)
+	testkit.Must(t, err)
 	p.spawn()
-	for end := time.Now().Add(10 * time.Second); !p.hasOpen(p.path("state/records.db")); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("pullgated does not open its store")
-		}
-	}
+	eventually(t, "pullgated to open its store", func() bool { return p.hasOpen(p.path("state/records.db")) })
 	err = p.cmd.Process.Signal(syscall.SIGHUP)
-	must(t, errors.Join(err, db.Close()))
+	testkit.Must(t, errors.Join(err, db.Close()))
 	if !p.ready() {
 		t.Fatalf("SIGHUP before it was up ended pullgated:\n%s", p.out)
 	}
-	for end := time.Now().Add(10 * time.Second); !strings.Contains(p.out.String(), reloaded); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("SIGHUP before it was up is forgotten:\n%s", p.out)
-		}
-	}
+	eventually(t, reloaded, func() bool { return strings.Contains(p.out.String(), reloaded) })
 }
 
 // hasOpen reports whether the process has a file open.
 func (p *process) hasOpen(path string) bool {
 	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.cmd.Process.Pid))
-	must(p.t, err)
+	testkit.Must(p.t, err)
 	for _, fd := range fds {
 		if to, err := os.Readlink(fd); err == nil && to == path {
 			return true
@@ -201,7 +193,7 @@ func TestDecisionLogOverRotations(t *testing.T) {
 		if _, err := k.Pull(t.Context(), x, app, "wrong"+canary); err == nil {
 			t.Fatal("a wrong credential pulls")
 		}
-		must(t, os.Rename(p.path("decisions.log"), fmt.Sprintf("%s.%d", p.path("decisions.log"), turn)))
+		testkit.Must(t, os.Rename(p.path("decisions.log"), fmt.Sprintf("%s.%d", p.path("decisions.log"), turn)))
 		p.hup(reloaded)
 	}
 	p.stop()
@@ -215,7 +207,8 @@ func TestDecisionLogOverRotations(t *testing.T) {
 	}
 	// A pull with a wrong credential is decided only if a pre-check was hidden.
 	for what, want := range map[string]int{
-		"PullImage Allow verified": 1, "PullImage Allow ": turns - 1, "ImageStatus Reverify ": turns - 1, "PullImage Reverify denied": turns,
+		"PullImage Allow verified": 1, "PullImage Allow ": turns - 1, "ImageStatus Reverify ": turns - 1,
+		"PullImage Reverify denied": turns,
 	} {
 		if got[what] != want {
 			t.Errorf("%d decisions %q; want %d; all: %v", got[what], what, want, got)
@@ -237,14 +230,16 @@ func TestDecisionLogOverRotations(t *testing.T) {
 
 func TestDecisionLogThatCannotBeOpenedKeepsTheDaemonFromStarting(t *testing.T) {
 	p := prepare(t, criproxytest.NewRuntime(t).Endpoint())
-	must(t, os.WriteFile(p.path("precious"), []byte("precious\n"), 0o600))
+	testkit.Must(t, os.WriteFile(p.path("precious"), []byte("precious\n"), 0o600))
 	for path, want := range map[string]string{
-		p.path("nowhere/decisions.log"): "no such file or directory", p.dir: "is a directory", p.path("precious"): "not a log of decisions",
+		p.path("nowhere/decisions.log"): "no such file or directory", p.dir: "is a directory",
+		p.path("precious"): "not a log of decisions",
 	} {
 		p.configure("decisionLog: {path: " + path + "}")
 		p.spawn()
 		out := p.out
-		if code := p.wait(); code != 1 || !strings.Contains(out.String(), "open decisionLog.path: ") || !strings.Contains(out.String(), want) || !strings.Contains(out.String(), "hint: set decisionLog.path") {
+		if code := p.wait(); code != 1 || !strings.Contains(out.String(), "open decisionLog.path: ") ||
+			!strings.Contains(out.String(), want) || !strings.Contains(out.String(), "hint: set decisionLog.path") {
 			t.Errorf("%s: exit %d, %q; want 1, what and a hint", path, code, out)
 		}
 		if _, err := os.Lstat(p.path("run/cri.sock")); !errors.Is(err, fs.ErrNotExist) {
@@ -258,13 +253,13 @@ func TestDecisionsContinueWithoutTheLog(t *testing.T) {
 	r := criproxytest.NewRuntime(t)
 	p := prepare(t, r.Endpoint())
 	dir := p.path("log")
-	must(t, os.Mkdir(dir, 0o700))
+	testkit.Must(t, os.Mkdir(dir, 0o700))
 	path := filepath.Join(dir, "decisions.log")
 	p.configure("decisionLog: {path: " + path + "}")
 	serves(r, app, "good", id1)
 	p.start()
 	k := p.kubelet()
-	must(t, os.RemoveAll(dir))
+	testkit.Must(t, os.RemoveAll(dir))
 	for i := range 3 {
 		if _, err := k.Pull(t.Context(), k.Pod(fmt.Sprintf("tenant%d", i)), app, "good"); err != nil {
 			t.Errorf("pull = %v; want nil", err)
@@ -275,7 +270,7 @@ func TestDecisionsContinueWithoutTheLog(t *testing.T) {
 		t.Errorf("logged %d times that the log is not written; want once", n)
 	}
 	p.hup("Failed to reopen the decision log: still writing to the old file")
-	must(t, os.Mkdir(dir, 0o700))
+	testkit.Must(t, os.Mkdir(dir, 0o700))
 	if _, err := k.Pull(t.Context(), k.Pod("last"), app, "good"); err != nil {
 		t.Errorf("pull = %v; want nil", err)
 	}
@@ -312,14 +307,15 @@ func TestPoliciesAreReadOnSIGHUPAndWhenTheyChange(t *testing.T) {
 	pod.Config.Linux = &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
 		NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE},
 	}}
-	if err := k.Sandbox(t.Context(), pod); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "policy baseline: spec.spec.securityContext.hostNetwork") {
+	if err := k.Sandbox(t.Context(), pod); status.Code(err) != codes.PermissionDenied ||
+		!strings.Contains(err.Error(), "policy baseline: spec.spec.securityContext.hostNetwork") {
 		t.Errorf("sandbox with the host network = %v; want it denied by the policy", err)
 	}
 	wrong := filepath.Join(dir, "wrong.yaml")
-	must(t, os.WriteFile(wrong, []byte("kind: PodRestriction\n"), 0o644))
+	testkit.Must(t, os.WriteFile(wrong, []byte("kind: PodRestriction\n"), 0o644))
 	p.until("pullgate_admission_last_reload_success", 0) // without a signal
 	p.hup("Failed to read the policies: the previous ones stay in use")
-	must(t, os.Remove(wrong))
+	testkit.Must(t, os.Remove(wrong))
 	p.hup("Policies read")
 	p.until("pullgate_admission_last_reload_success", 1)
 	p.configure("imagePullCredentialsVerificationPolicy: AlwaysVerify", "admission: {enforce: false, policies: "+dir+"}")

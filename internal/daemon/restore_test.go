@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/records/offline"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
@@ -47,7 +48,7 @@ func TestRestoreByTheStepsOfTheManual(t *testing.T) {
 				key, readErr := os.ReadFile(other.path("state/node.key"))
 				err = errors.Join(err, readErr, os.WriteFile(p.path("state/node.key"), key, 0o600))
 			}
-			must(t, err)
+			testkit.Must(t, err)
 			if v, err := offline.Check(t.Context(), p.path("state/records.db")); err != nil || len(v.Problems) > 0 {
 				t.Errorf("store check = %+v, %v; want it valid", v, err)
 			}

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/internal/daemon"
 	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
@@ -52,17 +53,21 @@ func newReviewedNode(t *testing.T, r *criproxytest.Runtime) *reviewedNode {
 			t.Errorf("the backend got %s", text)
 		}
 		denied := strings.Contains(fmt.Sprint(review["spec"]), ":bad")
-		review["status"] = map[string]any{"allowed": !denied, "reason": "the tag is bad", "auditAnnotations": map[string]string{"scan": "S-1"}}
+		review["status"] = map[string]any{"allowed": !denied, "reason": "the tag is bad",
+			"auditAnnotations": map[string]string{"scan": "S-1"}}
 		_ = json.NewEncoder(w).Encode(review)
 	}))
 	t.Cleanup(n.backend.Close)
 	n.process = prepare(t, r.Endpoint())
 	n.socket = n.path("policy.sock")
-	n.configure("admission: {policies: "+n.policies+", policydSocket: 'unix://"+n.socket+"'}", "decisionLog: {path: "+n.path("decisions.log")+"}")
+	n.configure("admission: {policies: "+n.policies+", policydSocket: 'unix://"+n.socket+"'}",
+		"decisionLog: {path: "+n.path("decisions.log")+"}")
 	ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: n.backend.Certificate().Raw})
-	kubeconfig := fmt.Sprintf("{apiVersion: v1, kind: Config, clusters: [{name: b, cluster: {server: '%s', certificate-authority-data: %s}}], contexts: [{name: b, context: {cluster: b}}], current-context: b}",
+	kubeconfig := fmt.Sprintf("{apiVersion: v1, kind: Config, clusters: [{name: b, cluster: {server: '%s', "+
+		"certificate-authority-data: %s}}], contexts: [{name: b, context: {cluster: b}}], current-context: b}",
 		n.backend.URL, base64.StdEncoding.EncodeToString(ca))
-	must(t, errors.Join(os.Mkdir(n.policies, 0o755), os.WriteFile(n.path("kubeconfig"), []byte(kubeconfig), 0o600)))
+	testkit.Must(t, errors.Join(os.Mkdir(n.policies, 0o755),
+		os.WriteFile(n.path("kubeconfig"), []byte(kubeconfig), 0o600)))
 	n.setBackend("false")
 	return n
 }
@@ -70,21 +75,23 @@ func newReviewedNode(t *testing.T, r *criproxytest.Runtime) *reviewedNode {
 // setBackend writes the policy file.
 func (n *reviewedNode) setBackend(defaultAllow string) {
 	n.t.Helper()
-	text := fmt.Sprintf("imagePolicy: {kubeConfigFile: %s, defaultAllow: %s, retryBackoff: 1}\nmatch: {namespaces: [team]}\n", n.path("kubeconfig"), defaultAllow)
-	must(n.t, os.WriteFile(filepath.Join(n.policies, "scanner.yaml"), []byte(text), 0o644))
+	text := fmt.Sprintf("imagePolicy: {kubeConfigFile: %s, defaultAllow: %s, retryBackoff: 1}\nmatch: {namespaces: "+
+		"[team]}\n", n.path("kubeconfig"), defaultAllow)
+	testkit.Must(n.t, os.WriteFile(filepath.Join(n.policies, "scanner.yaml"), []byte(text), 0o644))
 }
 
 // startPolicyd runs pullgate-policyd until stopPolicyd, or the end of the test.
 func (n *reviewedNode) startPolicyd() {
 	n.t.Helper()
 	dir, err := others()
-	must(n.t, err)
-	text := fmt.Sprintf("apiVersion: config.pullgate.dev/v1alpha1\nkind: PolicydConfiguration\npolicies: %s\nnode: {listen: 'unix://%s'}\nmetrics: {listen: ''}\n", n.policies, n.socket)
-	must(n.t, os.WriteFile(n.path("policyd.yaml"), []byte(text), 0o600))
+	testkit.Must(n.t, err)
+	text := fmt.Sprintf("apiVersion: config.pullgate.dev/v1alpha1\nkind: PolicydConfiguration\npolicies: %s\nnode: "+
+		"{listen: 'unix://%s'}\nmetrics: {listen: ''}\n", n.policies, n.socket)
+	testkit.Must(n.t, os.WriteFile(n.path("policyd.yaml"), []byte(text), 0o600))
 	n.policyd = exec.Command(filepath.Join(dir, "pullgate-policyd"), "--config", n.path("policyd.yaml"))
-	out := &output{}
+	out := &daemon.LogText{}
 	n.policyd.Stderr = out
-	must(n.t, n.policyd.Start())
+	testkit.Must(n.t, n.policyd.Start())
 	n.t.Cleanup(func() {
 		n.stopPolicyd()
 		if n.t.Failed() {
@@ -110,11 +117,12 @@ func (n *reviewedNode) create(k *criproxytest.Kubelet, namespace, id, name strin
 	x.Config.Labels = map[string]string{"canary": "canary"}
 	x.Config.Annotations["note"] = "canary"
 	x.Config.Annotations["x.image-policy.k8s.io/ticket"] = "T-7"
-	must(n.t, k.Sandbox(n.t.Context(), x))
+	testkit.Must(n.t, k.Sandbox(n.t.Context(), x))
 	_, err := k.Runtime.CreateContainer(n.t.Context(), &runtimeapi.CreateContainerRequest{
 		PodSandboxId: x.Sandbox, SandboxConfig: x.Config, Config: &runtimeapi.ContainerConfig{
-			Metadata: &runtimeapi.ContainerMetadata{Name: "main"}, Image: &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: name},
-			Envs: []*runtimeapi.KeyValue{{Key: "canary", Value: []byte("canary")}},
+			Metadata: &runtimeapi.ContainerMetadata{Name: "main"},
+			Image:    &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: name},
+			Envs:     []*runtimeapi.KeyValue{{Key: "canary", Value: []byte("canary")}},
 		},
 	})
 	return err
@@ -131,7 +139,8 @@ func TestImageReviewsOverTheSockets(t *testing.T) {
 	k := n.kubelet()
 
 	// Without pullgate-policyd.
-	if err := n.create(k, "team", id2, pre); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "image review backend scanner") {
+	if err := n.create(k, "team", id2, pre); status.Code(err) != codes.PermissionDenied ||
+		!strings.Contains(err.Error(), "image review backend scanner") {
 		t.Errorf("without pullgate-policyd: %v; want PermissionDenied", err)
 	}
 	if err := n.create(k, "else", id2, bad); err != nil {
@@ -143,7 +152,9 @@ func TestImageReviewsOverTheSockets(t *testing.T) {
 		t.Errorf("an image that the backend allows: %v; want nil", err)
 	}
 	err := n.create(k, "team", id2, bad)
-	if status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), `image "repo.test/any/pre:bad": denied by the image review backend scanner after `) || !strings.HasSuffix(err.Error(), ": the tag is bad") {
+	if status.Code(err) != codes.PermissionDenied ||
+		!strings.Contains(err.Error(), `image "repo.test/any/pre:bad": denied by the image review backend scanner after `) ||
+		!strings.HasSuffix(err.Error(), ": the tag is bad") {
 		t.Errorf("an image that the backend denies: %v; want PermissionDenied with its reason", err)
 	}
 	before := n.asked.Load()
@@ -161,10 +172,12 @@ func TestImageReviewsOverTheSockets(t *testing.T) {
 	}
 
 	ctl := newCtl(t, n.process)
-	if out, _ := ctl.run(0, "policy", "list"); !strings.Contains(out, "ImagePolicy  scanner  false         1h0m0s    30s      reviewed       team") {
+	if out, _ := ctl.run(0, "policy", "list"); !strings.Contains(out,
+		"ImagePolicy  scanner  false         1h0m0s    30s      reviewed       team") {
 		t.Errorf("policy list:\n%s", out)
 	}
-	if out, _ := ctl.run(0, "explain", pre, "--namespace", "team"); !strings.Contains(out, "image review backends were not asked; use --ask") {
+	if out, _ := ctl.run(0, "explain", pre, "--namespace", "team"); !strings.Contains(out,
+		"image review backends were not asked; use --ask") {
 		t.Errorf("explain:\n%s", out)
 	}
 
@@ -184,7 +197,7 @@ func TestImageReviewsOverTheSockets(t *testing.T) {
 	}
 	n.stop()
 	text, err := os.ReadFile(n.path("decisions.log"))
-	must(t, err)
+	testkit.Must(t, err)
 	lines := slices.Collect(strings.Lines(string(text)))
 	for what, want := range map[string]int{
 		`"reason":"REVIEW_UNAVAILABLE"`:                            1,
@@ -194,7 +207,8 @@ func TestImageReviewsOverTheSockets(t *testing.T) {
 		`"validator":"review","policy":"scanner","answer":"Admit"`: 52,
 		`"verdict":"Reverify","reason":"admission_denied"`:         3,
 	} {
-		if got := len(slices.DeleteFunc(slices.Clone(lines), func(l string) bool { return !strings.Contains(l, what) })); got != want {
+		if got := len(slices.DeleteFunc(slices.Clone(lines),
+			func(l string) bool { return !strings.Contains(l, what) })); got != want {
 			t.Errorf("the decision log has %d lines with %s; want %d", got, what, want)
 		}
 	}
@@ -219,7 +233,7 @@ func TestACachedReviewIsFast(t *testing.T) {
 	for i := range 320 {
 		for _, namespace := range []string{"else", "team"} {
 			x := k.PodFrom(namespace, "api")
-			must(t, k.Sandbox(t.Context(), x))
+			testkit.Must(t, k.Sandbox(t.Context(), x))
 			begun := time.Now()
 			if _, err := k.Create(t.Context(), x, id2, pre); err != nil {
 				t.Fatal(err)
@@ -236,6 +250,7 @@ func TestACachedReviewIsFast(t *testing.T) {
 	with, without := median("team"), median("else")
 	t.Logf("p50 of CreateContainer: %v with a cached review, %v without: %v more", with, without, with-without)
 	if with-without > 3*time.Millisecond || n.asked.Load() != 1 {
-		t.Errorf("a cached review adds %v, and the backend was asked %d times; want at most 0.5 ms on an idle machine, and once", with-without, n.asked.Load())
+		t.Errorf("a cached review adds %v, and the backend was asked %d times; want at most 0.5 ms on an idle machine, and "+
+			"once", with-without, n.asked.Load())
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
@@ -65,7 +66,7 @@ func (p *policyd) Review(_ context.Context, r *policyv1.ReviewRequest) (*policyv
 func (p *policyd) serve(t *testing.T, path string) (stop func()) {
 	t.Helper()
 	l, err := (&net.ListenConfig{}).Listen(t.Context(), "unix", path)
-	must(t, err)
+	testkit.Must(t, err)
 	s := grpc.NewServer(grpc.WaitForHandlers(true))
 	policyv1.RegisterPolicyServer(s, p)
 	done := make(chan struct{})
@@ -84,7 +85,8 @@ func (p *policyd) requests() int {
 // putBackend writes a policy file that names a backend.
 func putBackend(t *testing.T, dir, name, content string) {
 	t.Helper()
-	must(t, os.WriteFile(filepath.Join(dir, name+".yaml"), []byte("imagePolicy: {kubeConfigFile: /etc/scanner.kubeconfig"+content), 0o644))
+	testkit.Must(t, os.WriteFile(filepath.Join(dir, name+".yaml"),
+		[]byte("imagePolicy: {kubeConfigFile: /etc/scanner.kubeconfig"+content), 0o644))
 }
 
 // newReviewTest returns policies, with pullgate-policyd at a socket.
@@ -103,8 +105,10 @@ func (p *policyTest) socket() string {
 // review asks the chain about a container in a namespace.
 func (p *policyTest) review(namespace string) admission.Decision {
 	return p.chain.Evaluate(p.Context(), admission.Subject{
-		Pod:       admission.Pod{UID: "uid", Namespace: namespace, Name: "app", HostNetwork: admission.Set(false), ReviewAnnotations: admission.Set(map[string]string(nil))},
-		Container: &admission.Container{Name: "main", Image: admission.Set("app:1"), Mounts: admission.Set([]admission.Mount{})},
+		Pod: admission.Pod{UID: "uid", Namespace: namespace, Name: "app", HostNetwork: admission.Set(false),
+			ReviewAnnotations: admission.Set(map[string]string(nil))},
+		Container: &admission.Container{Name: "main", Image: admission.Set("app:1"),
+			Mounts: admission.Set([]admission.Mount{})},
 	})
 }
 
@@ -126,8 +130,11 @@ func TestReviews(t *testing.T) {
 	}
 	putBackend(t, p.dir, "scanner", ", defaultAllow: false}\nmatch: {namespaces: [team]}")
 	p.change(func(*config.Admission) {})
-	p.says("with a backend", 1, `"Image review backend in use" logger="policies" backend="scanner" file="`+p.dir+`/scanner.yaml" defaultAllow=false defaultAllowAbsent=false allowTTL="1h0m0s" denyTTL="30s" namespaces=["team"] includeImageVolumes=true`)
-	p.shows("with a backend", `pullgate_admission_policies{kind="ImagePolicy"} 1`, `pullgate_admission_failed_open_total{validator="review"} 0`)
+	p.says("with a backend", 1,
+		`"Image review backend in use" logger="policies" backend="scanner" file="`+p.dir+`/scanner.yaml" defaultAllow=false `+
+			`defaultAllowAbsent=false allowTTL="1h0m0s" denyTTL="30s" namespaces=["team"] includeImageVolumes=true`)
+	p.shows("with a backend", `pullgate_admission_policies{kind="ImagePolicy"} 1`,
+		`pullgate_admission_failed_open_total{validator="review"} 0`)
 	p.reviews("of another namespace", "else", "")
 	if d.requests() != 0 {
 		t.Errorf("%d requests; want none before a container is reviewed", d.requests())
@@ -137,13 +144,14 @@ func TestReviews(t *testing.T) {
 	d.denied = []string{"app:1"}
 	d.mu.Unlock()
 	p.reviews("denied", "team", admission.ReviewDenied)
-	if want := []string{"reviewAnnotations", "spec.spec.containers[].image[]", "spec.spec.volumes[]"}; !slices.Equal(p.fields()[1:], want) {
+	if want := []string{"reviewAnnotations", "spec.spec.containers[].image[]",
+		"spec.spec.volumes[]"}; !slices.Equal(p.fields()[1:], want) {
 		t.Errorf("fields %q; want those of the restriction and %q", p.fields(), want)
 	}
 
 	// Both processes have the same files, which the labels of namespaces are not among.
 	labels := filepath.Join(t.TempDir(), "labels.yaml")
-	must(t, os.WriteFile(labels, []byte("team: {tier: dev}\n"), 0o644))
+	testkit.Must(t, os.WriteFile(labels, []byte("team: {tier: dev}\n"), 0o644))
 	p.change(func(c *config.Admission) { c.NamespaceLabels = labels })
 	p.reviews("with labels of namespaces", "team", admission.ReviewDenied)
 
@@ -154,7 +162,7 @@ func TestReviews(t *testing.T) {
 	p.says("with changed files", 1, `"Policy file is valid, but may not do what you intend"`)
 	putBackend(t, p.dir, "scanner", "}\nmatch: {namespaces: [else]}")
 	p.reviews("with files by which no backend applies", "team", "")
-	must(t, os.Remove(filepath.Join(p.dir, "scanner.yaml")))
+	testkit.Must(t, os.Remove(filepath.Join(p.dir, "scanner.yaml")))
 	p.reviews("without a backend again", "else", "")
 	if n := len(p.fields()); n != 1 {
 		t.Errorf("%d fields; want that of the restriction", n)
@@ -171,9 +179,9 @@ func TestReviewsWithOtherFiles(t *testing.T) {
 	putBackend(t, p.dir, "scanner", ", defaultAllow: false}")
 	p.open()
 	d.serve(t, p.socket())
-	must(t, os.WriteFile(filepath.Join(p.dir, "typo.yaml"), []byte("imagePolici: {}\n"), 0o644))
+	testkit.Must(t, os.WriteFile(filepath.Join(p.dir, "typo.yaml"), []byte("imagePolici: {}\n"), 0o644))
 	p.reviews("invalid", "team", admission.ReviewUnavailable)
-	must(t, os.Remove(filepath.Join(p.dir, "typo.yaml")))
+	testkit.Must(t, os.Remove(filepath.Join(p.dir, "typo.yaml")))
 	d.folder = t.TempDir()
 	before := d.requests()
 	p.reviews("another folder", "team", admission.ReviewUnavailable)
@@ -196,7 +204,8 @@ func TestReviewsWithoutPolicyd(t *testing.T) {
 	p.reviews("no backend", "else", "")
 	var all sync.WaitGroup
 	all.Go(func() {
-		if got := p.review("open"); !got.Admitted() || len(got.Findings) != 2 || !got.Findings[0].FailedOpen || !got.Findings[1].FailedOpen {
+		if got := p.review("open"); !got.Admitted() || len(got.Findings) != 2 || !got.Findings[0].FailedOpen ||
+			!got.Findings[1].FailedOpen {
 			t.Errorf("defaultAllow true and absent: %+v; want Admit, both marked", got)
 		}
 	})
@@ -204,8 +213,9 @@ func TestReviewsWithoutPolicyd(t *testing.T) {
 	all.Go(func() { p.reviews("one of each", "both", admission.ReviewUnavailable) })
 	all.Wait()
 	for _, backend := range []string{"absent", "closed", "open"} {
-		p.says("each backend", 1, `"Failed to review an image: falling back to defaultAllow of the backend" err="pullgate-policyd not reached: `+
-			`lstat `+p.socket()+`: no such file or directory" logger="policies" backend="`+backend+`"`)
+		p.says("each backend", 1,
+			`"Failed to review an image: falling back to defaultAllow of the backend" err="pullgate-policyd not reached: `+
+				`lstat `+p.socket()+`: no such file or directory" logger="policies" backend="`+backend+`"`)
 	}
 	d.serve(t, p.socket())
 	p.reviews("a pullgate-policyd that starts", "closed", "")
@@ -217,7 +227,8 @@ func TestFailuresOfReviewsAreLoggedOnceAMinute(t *testing.T) {
 		p := newPolicyTest(t)
 		d := &policydClient{log: p.options.Log, failed: map[string]*failing{}}
 		report := func(backend string) {
-			d.notReviewed(policyclient.ReviewFailure{Answer: policyfiles.Answer{Backend: backend, Failure: "cause of " + backend}})
+			d.notReviewed(policyclient.ReviewFailure{Answer: policyfiles.Answer{Backend: backend,
+				Failure: "cause of " + backend}})
 		}
 		for range 5 {
 			report("a")
@@ -261,10 +272,12 @@ func TestBackendsAreListed(t *testing.T) {
 	putBackend(t, p.dir, "scanner", ", denyTTL: -1}\nincludeImageVolumes: false\nmatch: {namespaces: [team]}")
 	p.open()
 	l := p.list()
-	want := &adminv1.Policy{Kind: "ImagePolicy", Name: "scanner", Namespaces: []string{"team"}, ReviewBackend: &adminv1.ReviewBackend{
-		AllowTtl: durationpb.New(time.Hour), DenyTtl: durationpb.New(0), DefaultAllow: true, DefaultAllowAbsent: true,
-	}}
-	if got := l.GetPolicies(); len(got) != 2 || !proto.Equal(got[0], want) || got[1].GetReviewBackend() != nil || len(l.GetWarnings()) != 1 {
+	want := &adminv1.Policy{Kind: "ImagePolicy", Name: "scanner", Namespaces: []string{"team"},
+		ReviewBackend: &adminv1.ReviewBackend{
+			AllowTtl: durationpb.New(time.Hour), DenyTtl: durationpb.New(0), DefaultAllow: true, DefaultAllowAbsent: true,
+		}}
+	if got := l.GetPolicies(); len(got) != 2 || !proto.Equal(got[0], want) || got[1].GetReviewBackend() != nil ||
+		len(l.GetWarnings()) != 1 {
 		t.Errorf("list %v; want %v and a warning", l, want)
 	}
 }
@@ -296,7 +309,7 @@ func TestExamineOfBackends(t *testing.T) {
 	if got := warnings(); strings.Contains(got, "policydSocket") {
 		t.Errorf("warnings %s; want none about the socket", got)
 	}
-	must(t, os.Remove(p.socket()), os.WriteFile(p.socket(), nil, 0o600))
+	testkit.Must(t, os.Remove(p.socket()), os.WriteFile(p.socket(), nil, 0o600))
 	if got := warnings(); !strings.Contains(got, "is not a socket") {
 		t.Errorf("warnings %s; want one about the file", got)
 	}

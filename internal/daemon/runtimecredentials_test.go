@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/pullgate/pullgate/internal/config"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 func TestWarningOfRuntimeCredentials(t *testing.T) {
@@ -21,12 +22,13 @@ func TestWarningOfRuntimeCredentials(t *testing.T) {
 		warnOfRuntimeCredentials(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&out))), c, root)
 		return out.String()
 	}
-	must(t, os.MkdirAll(filepath.Join(root, "/etc/crio/auth"), 0o755))
+	testkit.Must(t, os.MkdirAll(filepath.Join(root, "/etc/crio/auth"), 0o755))
 	if got := logged(config.RuntimeCredentialsNone); got != "" {
 		t.Errorf("with the empty directory that CRI-O makes: %s; want nothing", got)
 	}
-	must(t, os.Mkdir(filepath.Join(root, "/etc/crio/auth/in-use"), 0o700))
-	if got := logged(config.RuntimeCredentialsNone); !strings.Contains(got, warning) || !strings.Contains(got, "/etc/crio/auth") {
+	testkit.Must(t, os.Mkdir(filepath.Join(root, "/etc/crio/auth/in-use"), 0o700))
+	if got := logged(config.RuntimeCredentialsNone); !strings.Contains(got, warning) ||
+		!strings.Contains(got, "/etc/crio/auth") {
 		t.Errorf("with auth files that were used: %q; want a warning that names the directory", got)
 	}
 	if got := logged(config.RuntimeCredentialsPerNamespace); got != "" {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 )
 
@@ -23,7 +24,7 @@ func notified(p *process) *manager {
 	p.t.Helper()
 	path := p.path("notify")
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Net: "unixgram", Name: path})
-	must(p.t, err)
+	testkit.Must(p.t, err)
 	p.t.Cleanup(func() { _ = conn.Close() })
 	p.env = append(p.env, "NOTIFY_SOCKET="+path)
 	return &manager{p.t, conn}
@@ -32,7 +33,7 @@ func notified(p *process) *manager {
 // next returns the next message, "" if none comes within the limit.
 func (m *manager) next(limit time.Duration) string {
 	m.t.Helper()
-	must(m.t, m.conn.SetReadDeadline(time.Now().Add(limit)))
+	testkit.Must(m.t, m.conn.SetReadDeadline(time.Now().Add(limit)))
 	var b [4096]byte
 	n, err := m.conn.Read(b[:])
 	if err != nil {
@@ -61,7 +62,8 @@ func TestSystemdReceivesTheStateOfTheDaemon(t *testing.T) {
 	p := prepare(t, r.Endpoint())
 	m := notified(p)
 	p.spawn()
-	m.receives(`READY=1\nSTATUS=Serving the kubelet \(NeverVerifyPreloadedImages\); the runtime is not reached, calls fail until it is back`)
+	m.receives(`READY=1\nSTATUS=Serving the kubelet \(NeverVerifyPreloadedImages\); ` +
+		`the runtime is not reached, calls fail until it is back`)
 	m.receives(`STATUS=Serving the kubelet \(NeverVerifyPreloadedImages\); the runtime is reached`)
 	r.Stop()
 	m.receives(`STATUS=.*the runtime is not reached.*`)
@@ -77,7 +79,7 @@ func TestSystemdReceivesTheStateOfTheDaemon(t *testing.T) {
 	m.receives(`RELOADING=1\n.*`)
 	m.receives(`READY=1\nSTATUS=Serving the kubelet \(AlwaysVerify\); the runtime is reached`)
 
-	must(t, p.cmd.Process.Signal(syscall.SIGTERM))
+	testkit.Must(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	m.receives(`STOPPING=1\nSTATUS=Stopping, calls under way are drained`)
 	if code := p.wait(); code != 0 {
 		t.Errorf("exit code %d; want 0", code)
@@ -108,17 +110,17 @@ func TestWatchdogIsNotifiedByADaemonThatResponds(t *testing.T) {
 		t.Errorf("%v calls counted; the daemon's own probes do not count", got)
 	}
 
-	must(t, p.cmd.Process.Signal(syscall.SIGSTOP))
+	testkit.Must(t, p.cmd.Process.Signal(syscall.SIGSTOP))
 	for m.next(50*time.Millisecond) != "" { // messages that were already sent
 	}
 	if message := m.next(time.Second); message != "" {
 		t.Errorf("systemd received %q from a stopped process", message)
 	}
-	must(t, p.cmd.Process.Signal(syscall.SIGCONT))
+	testkit.Must(t, p.cmd.Process.Signal(syscall.SIGCONT))
 	m.receives("WATCHDOG=1")
 
 	// A missing socket file must not end the existing connections.
-	must(t, os.Remove(p.path("run/cri.sock")))
+	testkit.Must(t, os.Remove(p.path("run/cri.sock")))
 	eventually(t, "a log line about the missing socket", func() bool {
 		return strings.Contains(p.out.String(), "A part of pullgated answers with an error")
 	})

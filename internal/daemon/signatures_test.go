@@ -10,6 +10,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -32,19 +33,20 @@ spec:
 func TestSignaturesFollowPoliciesAndTrustedRoot(t *testing.T) {
 	p := newPolicyTest(t, noHostNetwork)
 	root := filepath.Join(t.TempDir(), "trusted_root.json")
-	must(t, os.WriteFile(root, []byte("{}"), 0o600))
+	testkit.Must(t, os.WriteFile(root, []byte("{}"), 0o600))
 	p.options.Config.Admission.TrustedRoot = root
 	p.open()
 	if a := p.forGate(nil); a.Endorser != nil {
 		t.Error("policies that are not about signatures have an endorser")
 	}
 
-	must(t, os.WriteFile(filepath.Join(p.dir, "signed.yaml"), []byte(signedImages), 0o600))
+	testkit.Must(t, os.WriteFile(filepath.Join(p.dir, "signed.yaml"), []byte(signedImages), 0o600))
 	p.change(func(*config.Admission) {})
 	if needed, _ := policyfiles.NeedSignatures(p.Rules()); p.forGate(nil).Endorser == nil || !needed {
 		t.Fatal("a policy about signatures has no endorser")
 	}
-	p.shows("with signatures", `pullgate_admission_policies{kind="ClusterPolicy"} 1`, `pullgate_collections_total{outcome="denied"} 0`)
+	p.shows("with signatures", `pullgate_admission_policies{kind="ClusterPolicy"} 1`,
+		`pullgate_collections_total{outcome="denied"} 0`)
 	hash := func() string {
 		t.Helper()
 		rules := p.Rules().For("team", imageref.New("repo.test/team/app:1")).Rules
@@ -55,14 +57,14 @@ func TestSignaturesFollowPoliciesAndTrustedRoot(t *testing.T) {
 	}
 	before, endorser := hash(), p.forGate(nil).Endorser
 
-	must(t, os.WriteFile(root, []byte(`{"mediaType":"other"}`), 0o600))
+	testkit.Must(t, os.WriteFile(root, []byte(`{"mediaType":"other"}`), 0o600))
 	p.poll()
 	p.poll()
 	if hash() == before || p.forGate(nil).Endorser == endorser {
 		t.Error("another trusted root has the same requirements; want that what was verified by the old one does not count")
 	}
 	now := hash()
-	must(t, os.Remove(root))
+	testkit.Must(t, os.Remove(root))
 	p.poll()
 	p.poll()
 	if hash() != now {
@@ -70,7 +72,7 @@ func TestSignaturesFollowPoliciesAndTrustedRoot(t *testing.T) {
 	}
 	p.says("no trusted root", 1, root)
 
-	must(t, os.WriteFile(root, []byte("{}"), 0o600), os.Remove(filepath.Join(p.dir, "signed.yaml")))
+	testkit.Must(t, os.WriteFile(root, []byte("{}"), 0o600), os.Remove(filepath.Join(p.dir, "signed.yaml")))
 	p.change(func(*config.Admission) {})
 	if a := p.forGate(nil); a.Endorser != nil || len(p.Rules().Rules()) != 0 {
 		t.Error("the policy about signatures is gone, and its rules are in use")
@@ -80,12 +82,12 @@ func TestSignaturesFollowPoliciesAndTrustedRoot(t *testing.T) {
 // A rule that relies on the trusted root can never be met without one.
 func TestStartWantsTheTrustedRoot(t *testing.T) {
 	p := newPolicyTest(t)
-	must(t, os.WriteFile(filepath.Join(p.dir, "signed.yaml"), []byte(signedImages), 0o600))
+	testkit.Must(t, os.WriteFile(filepath.Join(p.dir, "signed.yaml"), []byte(signedImages), 0o600))
 	for _, root := range []string{"", "root.json"} {
 		c := p.options.Config
 		if root != "" {
 			c.Admission.TrustedRoot = filepath.Join(t.TempDir(), root)
-			must(t, os.WriteFile(c.Admission.TrustedRoot, []byte("{}"), 0o600))
+			testkit.Must(t, os.WriteFile(c.Admission.TrustedRoot, []byte("{}"), 0o600))
 		}
 		text := ""
 		for _, f := range (doctor.Node{Config: c}).Examine(t.Context(), doctor.BeforeStart) {
@@ -101,7 +103,7 @@ func TestStartWantsTheTrustedRoot(t *testing.T) {
 
 func TestValidityTakesEffectOnReload(t *testing.T) {
 	p := newPolicyTest(t)
-	must(t, os.WriteFile(filepath.Join(p.dir, "signed.yaml"), []byte(signedImages), 0o600))
+	testkit.Must(t, os.WriteFile(filepath.Join(p.dir, "signed.yaml"), []byte(signedImages), 0o600))
 	p.open()
 	before := p.forGate(nil).Endorser
 	p.change(func(c *config.Admission) { c.EndorsementValidity = config.Duration(time.Hour.String()) })

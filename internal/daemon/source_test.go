@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
@@ -32,15 +31,17 @@ func newAPIServer(t *testing.T, x *criproxytest.Pod, c testkit.Case) *apiServer 
 		named = append(named, map[string]string{"name": s.Name})
 		entry := map[string]string{"username": s.Username(), "password": s.Content}
 		config, err := json.Marshal(map[string]any{"auths": map[string]any{"repo.test": entry}})
-		must(t, err)
+		testkit.Must(t, err)
 		a.secrets[s.Name] = map[string]any{
 			"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/dockerconfigjson",
-			"metadata": map[string]any{"name": s.Name, "namespace": x.Config.GetMetadata().GetNamespace(), "uid": s.UID, "resourceVersion": "1"},
-			"data":     map[string]string{".dockerconfigjson": base64.StdEncoding.EncodeToString(config)},
+			"metadata": map[string]any{"name": s.Name, "namespace": x.Config.GetMetadata().GetNamespace(), "uid": s.UID,
+				"resourceVersion": "1"},
+			"data": map[string]string{".dockerconfigjson": base64.StdEncoding.EncodeToString(config)},
 		}
 	}
 	a.pod = map[string]any{
-		"metadata": map[string]any{"name": x.UID, "namespace": x.Config.GetMetadata().GetNamespace(), "uid": x.UID, "resourceVersion": "1"},
+		"metadata": map[string]any{"name": x.UID, "namespace": x.Config.GetMetadata().GetNamespace(), "uid": x.UID,
+			"resourceVersion": "1"},
 		"spec": map[string]any{
 			"nodeName": "node", "imagePullSecrets": named,
 			"containers": []map[string]string{{"name": "main", "image": c.Image, "imagePullPolicy": "Never"}},
@@ -51,7 +52,7 @@ func newAPIServer(t *testing.T, x *criproxytest.Pod, c testkit.Case) *apiServer 
 	t.Cleanup(server.Close)
 	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters: [{name: c, cluster: {server: %q}}]\n"+
 		"users: [{name: u, user: {token: t}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n", server.URL)
-	must(t, os.WriteFile(a.kubeconfig, []byte(text), 0o600))
+	testkit.Must(t, os.WriteFile(a.kubeconfig, []byte(text), 0o600))
 	return a
 }
 
@@ -68,14 +69,16 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer = a.secrets[name]
 	case r.URL.Path != "/api/v1/pods":
 		w.WriteHeader(http.StatusNotFound)
-		answer = map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": http.StatusNotFound}
+		answer = map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound",
+			"code": http.StatusNotFound}
 	case r.URL.Query().Get("watch") != "":
 		w.WriteHeader(http.StatusOK)
 		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
 		return
 	default:
-		answer = map[string]any{"kind": "PodList", "apiVersion": "v1", "metadata": map[string]any{"resourceVersion": "1"}, "items": []any{a.pod}}
+		answer = map[string]any{"kind": "PodList", "apiVersion": "v1", "metadata": map[string]any{"resourceVersion": "1"},
+			"items": []any{a.pod}}
 	}
 	_ = json.NewEncoder(w).Encode(answer) // the client may have gone
 }
@@ -83,9 +86,5 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // until waits until a metric has a value.
 func (p *process) until(metric string, want float64) {
 	p.t.Helper()
-	for end := time.Now().Add(20 * time.Second); p.metric(metric) != want; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			p.t.Fatalf("%s is %v; want %v", metric, p.metric(metric), want)
-		}
-	}
+	eventually(p.t, metric, func() bool { return p.metric(metric) == want })
 }

@@ -11,6 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
@@ -34,7 +35,8 @@ func TestValidityAndGraceOverTheSocket(t *testing.T) {
 			r.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
 			r.Do(func(r *criproxytest.Runtime) {
 				r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
-					return criproxytest.Image{}, status.Error(codes.Unknown, "failed to resolve reference: dial tcp 127.0.0.1:1: connect: connection refused")
+					return criproxytest.Image{}, status.Error(codes.Unknown,
+						"failed to resolve reference: dial tcp 127.0.0.1:1: connect: connection refused")
 				}
 			})
 			p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true", tc.settings)
@@ -47,7 +49,8 @@ func TestValidityAndGraceOverTheSocket(t *testing.T) {
 			}
 			id, err := k.Pull(t.Context(), x, app, "good")
 			if (err == nil && id == id1) != tc.runs || (r.Calls("PullImage") > 0) != tc.asked {
-				t.Errorf("pull = %q, %v, the registry was asked %d times; want the image: %v, asked: %v", id, err, r.Calls("PullImage"), tc.runs, tc.asked)
+				t.Errorf("pull = %q, %v, the registry was asked %d times; want the image: %v, asked: %v", id, err,
+					r.Calls("PullImage"), tc.runs, tc.asked)
 			}
 			verdict := map[bool]string{true: "Allow", false: "Reverify"}[tc.runs]
 			if p.metric(`pullgate_verdicts_total{call="PullImage",reason="`+tc.reason+`",verdict="`+verdict+`"}`) == 0 {
@@ -60,15 +63,15 @@ func TestValidityAndGraceOverTheSocket(t *testing.T) {
 // provedBefore makes a store with a proof of that age.
 func (p *process) provedBefore(age time.Duration) {
 	p.t.Helper()
-	must(p.t, os.MkdirAll(p.path("state"), 0o700))
+	testkit.Must(p.t, os.MkdirAll(p.path("state"), 0o700))
 	s, _, err := records.Open(p.path("state/records.db"), records.Options{})
-	must(p.t, err)
+	testkit.Must(p.t, err)
 	key, err := credential.CreateKey(p.path("state/node.key"))
-	must(p.t, err)
+	testkit.Must(p.t, err)
 	err = s.Prove(records.Intent{}, records.Result{
 		Pair:       records.Pair{ImageID: id1, Repository: strings.TrimSuffix(app, ":1")},
 		Credential: key.ID(credential.New(credential.Login{Username: "tenant", Password: "good"})), At: time.Now().Add(-age),
 	})
-	must(p.t, err)
-	must(p.t, s.Close())
+	testkit.Must(p.t, err)
+	testkit.Must(p.t, s.Close())
 }

@@ -121,9 +121,8 @@ func (w *watchdog) answered(limited context.Context, name string, late bool) boo
 // stateLogInterval is the minimum time between two log lines of the same state of a connection.
 const stateLogInterval = time.Second
 
-// logStates logs the changes that it receives, until ctx ends: each state at most once in stateLogInterval, and always
-// the final state. unlogged is the number of changes since the last line. The initial state, down, is logged if it
-// lasts.
+// logStates logs changes until ctx ends: each state at most once in stateLogInterval, and always the final one.
+// unlogged is the number of changes since the last line. The initial state, down, is logged if it lasts.
 func logStates(ctx context.Context, changes <-chan bool, log func(up bool, unlogged int)) {
 	var (
 		state    bool

@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // testWatchdog runs a watchdog of 30 s, and returns the number of its notifications.
@@ -68,7 +69,8 @@ func TestWatchdogIsNotNotifiedWhileAPartHangs(t *testing.T) {
 					part{"healthy", func(context.Context) error { return nil }},
 					part{"unresponsive", func(ctx context.Context) error { return unresponsive(ctx, goOn) }})
 				time.Sleep(10 * time.Minute)
-				if got := notified.Load(); got != 0 || !strings.Contains(logged(), "unresponsive") || strings.Contains(logged(), "healthy") {
+				if got := notified.Load(); got != 0 || !strings.Contains(logged(), "unresponsive") ||
+					strings.Contains(logged(), "healthy") {
 					t.Errorf("notified %d times, logged %q; want never, and the name of the part", got, logged())
 				}
 				close(goOn)
@@ -81,38 +83,45 @@ func TestWatchdogIsNotNotifiedWhileAPartHangs(t *testing.T) {
 	}
 }
 
+// watchStore runs a watchdog of 300 ms on a store, until stop is called.
+func watchStore(t *testing.T, store *records.Store) (notified <-chan struct{}, logged func() string, stop func()) {
+	t.Helper()
+	notifications, done := make(chan struct{}, 1), make(chan struct{})
+	ctx, cancel := context.WithCancel(t.Context())
+	log, logged := recorder(t)
+	go func() {
+		defer close(done)
+		newWatchdog(log, 300*time.Millisecond, func() {
+			select {
+			case notifications <- struct{}{}:
+			default:
+			}
+		}, storePart(store)).run(ctx)
+	}()
+	return notifications, logged, func() { cancel(); <-done }
+}
+
 // If one reader does not end, and another call waits for it, the store blocks all later calls.
 func TestWatchdogIsNotNotifiedWhileTheStoreHangs(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
 	store, _, err := records.Open(filepath.Join(t.TempDir(), "records.db"), records.Options{Now: time.Now()})
-	must(t, err)
+	testkit.Must(t, err)
 	if _, _, err := store.BeginListed("repo.test/app:1", "repo.test/app", time.Now(), nil); err != nil {
 		t.Fatal(err)
 	}
-	notified := make(chan struct{}, 1)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	log, logged := recorder(t)
-	go func() {
-		defer close(done)
-		newWatchdog(log, 300*time.Millisecond, func() {
-			select {
-			case notified <- struct{}{}:
-			default:
-			}
-		}, storePart(store)).run(ctx)
-	}()
+	notified, logged, stop := watchStore(t, store)
 	<-notified
 
 	reading, release, closed := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {
-		_, _ = store.Due([]records.Pair{{ImageID: "sha256:1", Repository: "repo.test/app"}}, func(records.Intent, records.Pair) bool {
-			close(reading)
-			<-release
-			return true
-		})
+		_, _ = store.Due([]records.Pair{{ImageID: "sha256:1", Repository: "repo.test/app"}},
+			func(records.Intent, records.Pair) bool {
+				close(reading)
+				<-release
+				return true
+			})
 	}()
 	<-reading
 	// The close of a file waits for its readers, and new readers wait for the close.
@@ -138,8 +147,7 @@ func TestWatchdogIsNotNotifiedWhileTheStoreHangs(t *testing.T) {
 	if err := <-closed; err != nil {
 		t.Error(err)
 	}
-	cancel()
-	<-done
+	stop()
 }
 
 // A write that does not end keeps every pull from beginning, although reads still work.
@@ -149,29 +157,20 @@ func TestWatchdogIsNotNotifiedWhileAWriteHangs(t *testing.T) {
 	}
 	writing, release, written := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	var hangs sync.Once
-	store, _, err := records.Open(filepath.Join(t.TempDir(), "records.db"), records.Options{Now: time.Now(), OnSync: func(time.Duration) {
-		hangs.Do(func() { close(writing); <-release })
-	}})
-	must(t, err)
+	store, _, err := records.Open(filepath.Join(t.TempDir(), "records.db"),
+		records.Options{Now: time.Now(), OnSync: func(time.Duration) {
+			hangs.Do(func() { close(writing); <-release })
+		}})
+	testkit.Must(t, err)
 	go func() {
-		_, err := store.AcceptMarks([]records.Pair{{ImageID: "sha256:1", Repository: "repo.test/app"}}, "operator", time.Now(), false)
+		_, err := store.AcceptMarks([]records.Pair{{ImageID: "sha256:1", Repository: "repo.test/app"}}, "operator",
+			time.Now(), false)
 		written <- err
 	}()
 	<-writing
-	notified := make(chan struct{}, 1)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	log, logged := recorder(t)
-	go func() {
-		defer close(done)
-		newWatchdog(log, 300*time.Millisecond, func() {
-			select {
-			case notified <- struct{}{}:
-			default:
-			}
-		}, storePart(store)).run(ctx)
-	}()
-	for end := time.Now().Add(20 * time.Second); !strings.Contains(logged(), "does not answer"); time.Sleep(10 * time.Millisecond) {
+	notified, logged, stop := watchStore(t, store)
+	for end := time.Now().Add(20 * time.Second); !strings.Contains(logged(),
+		"does not answer"); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("logged %q; want that the store does not answer", logged())
 		}
@@ -181,9 +180,8 @@ func TestWatchdogIsNotNotifiedWhileAWriteHangs(t *testing.T) {
 	}
 	close(release)
 	<-notified
-	cancel()
-	<-done
-	must(t, errors.Join(<-written, store.Close()))
+	stop()
+	testkit.Must(t, errors.Join(<-written, store.Close()))
 }
 
 // recorder returns a logger, and a function that returns its lines.

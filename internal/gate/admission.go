@@ -34,9 +34,8 @@ type Admission struct {
 
 // A ViewSource has views of pods as the API server has them. Its methods may be called concurrently.
 type ViewSource interface {
-	// View returns the view of a pod and of all its containers; ok is false for a pod that the source does not have. It
-	// may have only the fields that policies use, and may wait a second for a pod that a kubelet received earlier. The
-	// caller does not modify the result.
+	// View returns the view of a pod and of all its containers, with the fields that policies use. It may wait a second
+	// for a pod that a kubelet received earlier. The caller does not modify the result.
 	View(ctx context.Context, uid string) (pod admission.Pod, containers []admission.Container, ok bool)
 }
 

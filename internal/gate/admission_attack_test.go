@@ -29,9 +29,7 @@ func TestRestoredContainerWithoutAConfigurationIsJudged(t *testing.T) {
 	}
 	p.runtime.Do(func(r *criproxytest.Runtime) { r.Rewrite = extra })
 	restore := func() error {
-		_, err := p.Runtime.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{
-			Config: p.PodFrom("team", "api").Config, ContainerConfigs: []*runtimeapi.ContainerConfig{ordinary()},
-		})
+		_, err := p.restorePod(p.PodFrom("team", "api"), ordinary())
 		return err
 	}
 	p.wantCode(restore(), codes.PermissionDenied, "a container without a configuration")
@@ -52,7 +50,8 @@ func TestRestoredContainersDoNotCountAsStarted(t *testing.T) {
 	p := newProxyWithPolicies(t, restoring(), policies(t))
 	x := p.Pod("team")
 	p.runtime.SetImages(
-		criproxytest.Image{ID: id3, Names: []string{"repo.test/other:1"}, Restores: id2, Claims: id2}, criproxytest.Image{ID: id2, Names: []string{anyImage}},
+		criproxytest.Image{ID: id3, Names: []string{"repo.test/other:1"}, Restores: id2, Claims: id2},
+		img(id2, anyImage),
 	)
 	checkpoint := privileged()
 	checkpoint.Image = &runtimeapi.ImageSpec{Image: id3, UserSpecifiedImage: "repo.test/other:1"}
@@ -88,7 +87,8 @@ func TestPoliciesInShadowModeWithoutReadBack(t *testing.T) {
 // Without the configuration of a sandbox that is not known either, nothing is known about the pod.
 func TestPolicyOnAPodWithoutAConfiguration(t *testing.T) {
 	p := newProxyWithPolicies(t, exact(), policies(t, noHostNetwork))
-	_, err := p.Runtime.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: "unknown", Config: ordinary()})
+	_, err := p.Runtime.CreateContainer(t.Context(),
+		&runtimeapi.CreateContainerRequest{PodSandboxId: "unknown", Config: ordinary()})
 	wantDenied(t, "no configuration", err, admission.FieldUnknown, "hostNetwork")
 }
 
@@ -112,7 +112,8 @@ func TestNewSandboxWithEditedMetadataIsJudged(t *testing.T) {
 			}
 			again.Config.Annotations["harmless"] = when
 			if err := p.Sandbox(t.Context(), again); err != nil {
-				t.Errorf("%s: %s with another annotation, which violates what it violated before: %v; want a new sandbox", when, name, err)
+				t.Errorf("%s: %s with another annotation, which violates what it violated before: %v; want a new sandbox", when,
+					name, err)
 			}
 		}
 		x.Config.Annotations["devices"] = "/dev/kmsg"
@@ -128,16 +129,4 @@ func TestNewSandboxWithEditedMetadataIsJudged(t *testing.T) {
 	if err := p.Sandbox(t.Context(), x); status.Code(err) == codes.OK || status.Code(err) == codes.PermissionDenied {
 		t.Errorf("while the runtime does not say what the pod was: %v; want the error of the runtime", err)
 	}
-}
-
-// A client that is not a kubelet may send no name. A tenant can edit the one in the API server while the container is
-// created.
-func TestImageNameOfTheAPIServerIsNotUsed(t *testing.T) {
-	a := policies(t, ownRegistry)
-	a.Views = mainOf{anyImage}
-	p := newProxyWithPolicies(t, exact(), a)
-	config := ordinary()
-	config.Image.UserSpecifiedImage = ""
-	_, err := p.create(p.Pod("team"), config)
-	p.wantCode(err, codes.PermissionDenied, "a container without a name")
 }

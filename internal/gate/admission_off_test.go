@@ -14,7 +14,8 @@ import (
 func TestOffIsOff(t *testing.T) {
 	g := New(Config{Pods: podindex.New()})
 	pull := &pullCall{use: &use{call: g.newCall(t.Context(), "PullImage")}}
-	n := g.candidate(g.newCall(t.Context(), "CreateContainer"), tracker.Pod{UID: "1"}, &runtimeapi.PodSandboxConfig{}, &runtimeapi.ContainerConfig{})
+	n := g.candidate(g.newCall(t.Context(), "CreateContainer"), tracker.Pod{UID: "1"}, &runtimeapi.PodSandboxConfig{},
+		&runtimeapi.ContainerConfig{})
 	allocations := testing.AllocsPerRun(100, func() {
 		if g.run(t.Context(), n, g.admit) != nil || n.asked {
 			t.Error("a container is judged without policies")

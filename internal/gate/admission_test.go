@@ -39,27 +39,14 @@ const (
 	audited       = "audit "
 )
 
-// rulesOf returns rules with a policy for each spec. A spec that begins with audited is a policy in audit mode.
+// rulesOf returns rules with the policies of setOf.
 func rulesOf(tb testing.TB, specs ...string) admission.Rules {
 	tb.Helper()
-	var files []restriction.File
-	for i, spec := range specs {
-		spec, isAudited := strings.CutPrefix(spec, audited)
-		mode := ""
-		if isAudited {
-			mode = ", annotations: {policy.pullgate.dev/mode: Audit}"
-		}
-		name := fmt.Sprintf("policy-%d", i)
-		files = append(files, restriction.File{Name: name + ".yaml", Data: fmt.Appendf(nil,
-			"apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: %s%s}\nspec: %s\n", name, mode, spec)})
-	}
-	set, err := restriction.Load(files)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	set := setOf(tb, specs...)
 	return admission.Rules{
 		PolicyHash: "hash of " + strings.Join(specs, ""), ExemptStaticPods: true,
-		Validators: []admission.Named{{Name: admission.RestrictionValidator, Validator: restriction.NewValidator(set, restriction.Options{From: restriction.Node})}},
+		Validators: []admission.Named{{Name: admission.RestrictionValidator,
+			Validator: restriction.NewValidator(set, restriction.Options{From: restriction.Node})}},
 	}
 }
 
@@ -78,7 +65,7 @@ func newProxyWithPolicies(tb testing.TB, c gate.Config, a *gate.Admission) *prox
 	tb.Helper()
 	c.Admission = a
 	p := newProxy(tb, tracker.Options{Rules: tracker.Rules{ExemptStaticPods: true}}, c)
-	p.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}}, criproxytest.Image{ID: id3, Names: []string{"repo.test/other:1"}})
+	p.runtime.SetImages(img(id2, anyImage), img(id3, "repo.test/other:1"))
 	return p
 }
 
@@ -103,7 +90,8 @@ func privileged() *runtimeapi.ContainerConfig {
 
 // create creates a container in the sandbox of a pod.
 func (p *proxy) create(x *criproxytest.Pod, config *runtimeapi.ContainerConfig) (string, error) {
-	resp, err := p.Runtime.CreateContainer(p.t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: x.Sandbox, SandboxConfig: x.Config, Config: config})
+	resp, err := p.Runtime.CreateContainer(p.t.Context(),
+		&runtimeapi.CreateContainerRequest{PodSandboxId: x.Sandbox, SandboxConfig: x.Config, Config: config})
 	return resp.GetContainerId(), err
 }
 
@@ -144,7 +132,7 @@ func hostNetwork(x *criproxytest.Pod) *criproxytest.Pod {
 func TestPolicyDeniesACallBeforeItIsForwarded(t *testing.T) {
 	p := newProxyWithPolicies(t, restoring(), policies(t, noHostNetwork, notPrivileged, notRoot))
 	restore := func(x *criproxytest.Pod, config *runtimeapi.ContainerConfig) error {
-		_, err := p.Runtime.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{Config: x.Config, ContainerConfigs: []*runtimeapi.ContainerConfig{ordinary(), config}})
+		_, err := p.restorePod(x, ordinary(), config)
 		return err
 	}
 	byName := ordinary()
@@ -155,16 +143,23 @@ func TestPolicyDeniesACallBeforeItIsForwarded(t *testing.T) {
 		reason admission.Reason
 		field  string
 	}{
-		{"RunPodSandbox", func() error { return p.Sandbox(t.Context(), hostNetwork(p.PodFrom("team", "api"))) }, admission.RestrictionViolated, "hostNetwork"},
-		{"CreateContainer", func() error { _, err := p.create(p.Pod("team"), privileged()); return err }, admission.RestrictionViolated, "privileged"},
-		{"CreateContainer", func() error { _, err := p.create(p.Pod("team"), byName); return err }, admission.FieldUnknown, "runAsUser"},
-		{"RestorePod", func() error { return restore(hostNetwork(p.PodFrom("team", "api")), ordinary()) }, admission.RestrictionViolated, "hostNetwork"},
-		{"RestorePod", func() error { return restore(p.PodFrom("team", "api"), privileged()) }, admission.RestrictionViolated, "privileged"},
+		{"RunPodSandbox", func() error { return p.Sandbox(t.Context(), hostNetwork(p.PodFrom("team", "api"))) },
+			admission.RestrictionViolated, "hostNetwork"},
+		{"CreateContainer", func() error { _, err := p.create(p.Pod("team"), privileged()); return err },
+			admission.RestrictionViolated, "privileged"},
+		{"CreateContainer", func() error { _, err := p.create(p.Pod("team"), byName); return err }, admission.FieldUnknown,
+			"runAsUser"},
+		{"RestorePod", func() error { return restore(hostNetwork(p.PodFrom("team", "api")), ordinary()) },
+			admission.RestrictionViolated, "hostNetwork"},
+		{"RestorePod", func() error { return restore(p.PodFrom("team", "api"), privileged()) }, admission.RestrictionViolated,
+			"privileged"},
 	} {
 		wantDenied(t, tc.call, tc.do(), tc.reason, "pod team/team-", "policy policy-", tc.field, "allowed")
 	}
-	if n := p.runtime.Calls("CreateContainer") + p.runtime.Calls("RestorePod"); n != 0 || p.runtime.Calls("RunPodSandbox") != 2 {
-		t.Errorf("%d calls that create containers were forwarded, and RunPodSandbox %d times; want none, and that of 2 admitted pods", n, p.runtime.Calls("RunPodSandbox"))
+	if n := p.runtime.Calls("CreateContainer") + p.runtime.Calls("RestorePod"); n != 0 ||
+		p.runtime.Calls("RunPodSandbox") != 2 {
+		t.Errorf("%d calls that create containers were forwarded, and RunPodSandbox %d times; want none, and that of 2 "+
+			"admitted pods", n, p.runtime.Calls("RunPodSandbox"))
 	}
 	x := p.Pod("team")
 	p.run(x, ordinary())
@@ -185,7 +180,7 @@ func TestCredentialVerdictComesFirst(t *testing.T) {
 		c := exact()
 		c.Shadow = shadow
 		p := newProxyWithPolicies(t, c, policies(t, notPrivileged))
-		p.serves(app, "good", criproxytest.Image{ID: id1})
+		p.serves(app, "good", img(id1))
 		p.MustPull(p.Pod("alice"), app, "good")
 		config := privileged()
 		config.Image = &runtimeapi.ImageSpec{Image: id1, UserSpecifiedImage: app}
@@ -229,7 +224,8 @@ func TestAttacksOnPolicies(t *testing.T) {
 		x.Config.Labels = map[string]string{"io.kubernetes.pod.name": "web", "io.kubernetes.pod.namespace": "team"}
 		return x
 	}
-	wantDenied(t, "a label that a kubelet writes", p.Sandbox(t.Context(), labelled()), admission.RestrictionViolated, "spec.metadata.labels")
+	wantDenied(t, "a label that a kubelet writes", p.Sandbox(t.Context(), labelled()), admission.RestrictionViolated,
+		"spec.metadata.labels")
 
 	p.gate.SetAdmission(policies(t, noHostNetwork, notPrivileged, noHostPath, noEtc))
 	x, other := p.Pod("team"), p.Pod("team")
@@ -245,7 +241,8 @@ func TestAttacksOnPolicies(t *testing.T) {
 		_, err := p.create(x, ordinary(&runtimeapi.Mount{ContainerPath: "/data", HostPath: path}))
 		wantDenied(t, name, err, admission.RestrictionViolated, `container "main"`, `mount "/data"`)
 	}
-	_, err := p.create(x, ordinary(&runtimeapi.Mount{ContainerPath: "/data", HostPath: "/var/lib/kubelet/pods/" + x.UID + "/volume-subpaths/data/main/0"}))
+	_, err := p.create(x, ordinary(&runtimeapi.Mount{ContainerPath: "/data",
+		HostPath: "/var/lib/kubelet/pods/" + x.UID + "/volume-subpaths/data/main/0"}))
 	wantDenied(t, "a subPath", err, admission.FieldUnknown, "volumeType")
 	if _, err := p.create(x, ordinary(&runtimeapi.Mount{ContainerPath: "/data", HostPath: volumes(x.UID)})); err != nil {
 		t.Errorf("a volume of the pod itself: %v; want it admitted", err)
@@ -285,7 +282,8 @@ func TestPolicyChangesBetweenSandboxAndContainer(t *testing.T) {
 	before := p.Pod("team")
 	a.Chain.Set(rulesOf(t, noHostNetwork, notPrivileged))
 	_, err := p.create(before, privileged())
-	wantDenied(t, "a policy that is stricter since the sandbox was created", err, admission.RestrictionViolated, "policy-1")
+	wantDenied(t, "a policy that is stricter since the sandbox was created", err, admission.RestrictionViolated,
+		"policy-1")
 	a.Chain.Set(rulesOf(t))
 	if _, err := p.create(before, privileged()); err != nil {
 		t.Errorf("a policy that is gone since the sandbox was created: %v; want the container", err)
@@ -400,13 +398,15 @@ func (s *spy) Validate(_ context.Context, subject admission.Subject) []admission
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.asked = append(s.asked, subject)
-	return []admission.Finding{{Policy: "spy", Answer: admission.Deny, Reason: admission.RestrictionViolated, Message: "spy"}}
+	return []admission.Finding{{Policy: "spy", Answer: admission.Deny, Reason: admission.RestrictionViolated,
+		Message: "spy"}}
 }
 
 func TestValidatorsAreNotAskedAboutExemptPods(t *testing.T) {
 	s := &spy{}
 	p := newProxyWithPolicies(t, exact(), chainOf(admission.Rules{
-		Validators: []admission.Named{{Name: "spy", Validator: s}}, ExemptStaticPods: true, ExemptNamespaces: []string{"kube-system"},
+		Validators: []admission.Named{{Name: "spy", Validator: s}}, ExemptStaticPods: true,
+		ExemptNamespaces: []string{"kube-system"},
 	}))
 	static := p.PodFrom("team", "file")
 	p.must(p.Sandbox(t.Context(), static))
@@ -454,7 +454,11 @@ func TestAuditDeniesNothing(t *testing.T) {
 			continue
 		}
 		for _, d := range got {
-			if !d.Verdict.Allowed() || d.Admission.PolicyHash == "" || !slices.ContainsFunc(d.Admission.Findings, func(f admission.Finding) bool { return f.Audit && f.Answer == admission.Deny }) {
+			if !d.Verdict.Allowed() || d.Admission.PolicyHash == "" ||
+				!slices.ContainsFunc(d.Admission.Findings, func(f admission.Finding) bool {
+					return f.Audit &&
+						f.Answer == admission.Deny
+				}) {
 				t.Errorf("%s: %s has %+v; want Allow with a finding in audit mode", name, d.Call, d)
 			}
 		}
@@ -487,7 +491,8 @@ func TestDecisionsOfPolicies(t *testing.T) {
 	k.mu.Lock()
 	got := slices.Clone(k.all)
 	k.mu.Unlock()
-	if len(got) != 1 || got[0].Image != "" || len(got[0].Admission.Findings) == 0 || got[0].Admission.Findings[0].Policy != "policy-0" {
+	if len(got) != 1 || got[0].Image != "" || len(got[0].Admission.Findings) == 0 ||
+		got[0].Admission.Findings[0].Policy != "policy-0" {
 		t.Errorf("decisions %+v; want one with the policy", got)
 	}
 	k.wants(t, "a denied sandbox", "RunPodSandbox team: Reverify admission_denied unknown")
@@ -498,11 +503,13 @@ type apiViews map[string]admission.Pod
 
 func (v apiViews) View(_ context.Context, uid string) (admission.Pod, []admission.Container, bool) {
 	p, ok := v[uid]
-	return p, []admission.Container{{Name: "init", Kind: admission.Set(admission.KindInit), Privileged: admission.Set(false)}}, ok
+	return p, []admission.Container{{Name: "init", Kind: admission.Set(admission.KindInit),
+		Privileged: admission.Set(false)}}, ok
 }
 
 func TestPodSourceAddsToTheView(t *testing.T) {
-	const onlyInit = "{spec: {restartPolicy: {whitelist: [Always]}, initContainers: [{}], containers: [{securityContext: {privileged: {require: false}}}]}}"
+	const onlyInit = "{spec: {restartPolicy: {whitelist: [Always]}, initContainers: [{}], containers: " +
+		"[{securityContext: {privileged: {require: false}}}]}}"
 	views := apiViews{}
 	s := &spy{}
 	rules := rulesOf(t, onlyInit)
@@ -511,7 +518,8 @@ func TestPodSourceAddsToTheView(t *testing.T) {
 	a.Views, a.NamespaceLabels = views, map[string]map[string]string{"team": {"tier": "low"}}
 	p := newProxyWithPolicies(t, exact(), nil)
 	x, unknown := p.Pod("team"), p.Pod("else")
-	views[x.UID] = admission.Pod{RestartPolicy: admission.Set("Always"), HostNetwork: admission.Set(true), Labels: admission.Set(map[string]string{"a": "b"})}
+	views[x.UID] = admission.Pod{RestartPolicy: admission.Set("Always"), HostNetwork: admission.Set(true),
+		Labels: admission.Set(map[string]string{"a": "b"})}
 	p.gate.SetAdmission(a)
 	config := privileged()
 	config.Metadata.Name = "init"
@@ -540,8 +548,10 @@ func TestPodSourceAddsToTheView(t *testing.T) {
 	if got.Pod.HostNetwork != admission.Set(false) || got.Container.Privileged != admission.Set(true) {
 		t.Errorf("view %+v, %+v; want what the CRI says", got.Pod, got.Container)
 	}
-	if labels, _ := got.Pod.NamespaceLabels.Get(); labels["tier"] != "low" || none.Pod.NamespaceLabels.State() != admission.StateUnknown {
-		t.Errorf("labels of the namespaces %v and %v; want those of the file, and unknown ones", got.Pod.NamespaceLabels, none.Pod.NamespaceLabels)
+	if labels, _ := got.Pod.NamespaceLabels.Get(); labels["tier"] != "low" ||
+		none.Pod.NamespaceLabels.State() != admission.StateUnknown {
+		t.Errorf("labels of the namespaces %v and %v; want those of the file, and unknown ones", got.Pod.NamespaceLabels,
+			none.Pod.NamespaceLabels)
 	}
 	if none.Pod.RestartPolicy.State() != admission.StateUnknown {
 		t.Errorf("view %+v of a pod that the source does not have; want an unknown restart policy", none.Pod)
@@ -626,7 +636,8 @@ func TestPoliciesJudgeTheImageThatRuns(t *testing.T) {
 				x := p.Pod("team")
 				p.run(x, privileged()) // a restart on this image would be admitted
 				checkpoint := []criproxytest.Image{
-					{ID: id2, Names: []string{anyImage}, Restores: id3, Claims: claims}, {ID: id3, Names: []string{"repo.test/other:1"}},
+					{ID: id2, Names: []string{anyImage}, Restores: id3, Claims: claims},
+					{ID: id3, Names: []string{"repo.test/other:1"}},
 				}
 				p.runtime.SetImages(checkpoint...)
 				a.Chain.Set(rulesOf(t, tc.policy))
@@ -637,7 +648,7 @@ func TestPoliciesJudgeTheImageThatRuns(t *testing.T) {
 				}
 				p.runtime.SetImages(checkpoint...) // the runtime has moved the name
 				sandbox := p.PodFrom("team", "api")
-				_, err = p.Runtime.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{Config: sandbox.Config, ContainerConfigs: []*runtimeapi.ContainerConfig{privileged()}})
+				_, err = p.restorePod(sandbox, privileged())
 				p.wantCode(err, tc.want, "restored pod")
 			})
 		}

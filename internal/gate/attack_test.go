@@ -22,7 +22,8 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-var errOutage = status.Error(codes.Unknown, "failed to pull and unpack image: failed to resolve reference: dial tcp 127.0.0.1:1: connect: connection refused")
+var errOutage = status.Error(codes.Unknown, "failed to pull and unpack image: failed to resolve reference: dial tcp "+
+	"127.0.0.1:1: connect: connection refused")
 
 // outage makes the registry unreachable.
 func (p *proxy) outage() {
@@ -75,7 +76,7 @@ func TestAHiddenPrecheckAndAGrantProveNoCredential(t *testing.T) {
 	for name, policies := range map[string][]string{"policy known": {"IfNotPresent"}, "policy not known": nil} {
 		t.Run(name, func(t *testing.T) {
 			p, f := newProxyWithSource(t, exact())
-			p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app, other}})
+			p.runtime.SetImages(img(id1, app, other))
 			x := p.Pod("carol")
 			for _, image := range []string{app, other} {
 				p.wantPrecheck(x, image, "", "pre-check of %s (or this test shows nothing)", image)
@@ -106,7 +107,8 @@ func TestAlwaysIsNotAnsweredFromTheNodeWithoutAStore(t *testing.T) {
 		}
 		p.failWrites()
 		if id, err := p.Pull(t.Context(), x, app, "good"); (err == nil) != tc.want {
-			t.Errorf("%s, granted %v: pull without a store = %q, %v; want it answered: %v", tc.policy, tc.granted, id, err, tc.want)
+			t.Errorf("%s, granted %v: pull without a store = %q, %v; want it answered: %v", tc.policy, tc.granted, id, err,
+				tc.want)
 		}
 	}
 }
@@ -153,10 +155,7 @@ func (p *proxy) slowed(f *fakeSource, takes time.Duration) *slowSource {
 func TestDurationOfAPrecheckDoesNotRevealAnImage(t *testing.T) {
 	p, f := newProxyWithSource(t, exact())
 	s := p.slowed(f, 0)
-	p.runtime.SetImages(
-		criproxytest.Image{ID: id1, Names: []string{app, "repo.test/rival/app:1"}},
-		criproxytest.Image{ID: id2, Names: []string{"repo.test/any:2"}}, criproxytest.Image{ID: id3, Names: []string{"repo.test/any:3"}},
-	)
+	p.runtime.SetImages(img(id1, app, "repo.test/rival/app:1"), img(id2, "repo.test/any:2"), img(id3, "repo.test/any:3"))
 	x := p.Pod("mallory")
 	f.addPod(x, "bad", "Never")
 	for name, image := range map[string]string{
@@ -199,7 +198,8 @@ func TestManyWhoMayBeAskingDoNotTakeForEver(t *testing.T) {
 			}}}
 			got := p.Precheck(asks, app)
 			if took, n := time.Since(began), s.took(); took > 10*time.Second || n > tc.asked {
-				t.Errorf("pre-check took %v and asked for the Secrets of %d pods; want at most %d in some seconds", took, n, tc.asked)
+				t.Errorf("pre-check took %v and asked for the Secrets of %d pods; want at most %d in some seconds", took, n,
+					tc.asked)
 			}
 			if want := map[string]string{"good": id1, "bad": ""}[tc.password]; got != want {
 				t.Errorf("pre-check = %q; want %q", got, want)

@@ -16,8 +16,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// createContainer judges the image and every mounted image for the exact pod, and afterwards the image that the
-// container really has.
+// createContainer judges the image and the mounted ones for the exact pod, and then the image that the container has.
 func (g *Gate) createContainer(
 	ctx context.Context, c *criproxy.Call, req *runtimeapi.CreateContainerRequest,
 ) ([]byte, error) {

@@ -21,13 +21,10 @@ import (
 
 func TestCreateContainerIsTheSecondGate(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())
-	p.serves(app, "good", criproxytest.Image{ID: id1})
+	p.serves(app, "good", img(id1))
 	alice, bob := p.Pod("alice"), p.Pod("bob")
 	p.MustPull(alice, app, "good")
-	p.runtime.SetImages(
-		criproxytest.Image{ID: id1, Names: []string{app}},
-		criproxytest.Image{ID: id2, Names: []string{"repo.test/any:2"}},
-	)
+	p.runtime.SetImages(img(id1, app), img(id2, "repo.test/any:2"))
 	mount := &runtimeapi.Mount{Image: &runtimeapi.ImageSpec{Image: id1, UserSpecifiedImage: app}}
 	gone := &runtimeapi.Mount{Image: &runtimeapi.ImageSpec{Image: id3, UserSpecifiedImage: "repo.test/gone:1"}}
 	for _, tc := range []struct {
@@ -76,27 +73,28 @@ func TestCreateDoesNotRevealWhichImagesArePresent(t *testing.T) {
 			p, alice := newProxyOfAlice(t, tracker.Options{}, exact())
 			hex := strings.TrimPrefix(id1, "sha256:")
 			p.runtime.Do(func(r *criproxytest.Runtime) { r.Release = release })
-			p.runtime.SetImages(
-				criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{"repo.test/any:2"}},
-				criproxytest.Image{ID: id3, Names: []string{"repo.test/any:3"}},
-			)
+			p.runtime.SetImages(img(id1, app), img(id2, "repo.test/any:2"), img(id3, "repo.test/any:3"))
 			bob := p.Pod("bob")
 			answers := map[string][]string{}
 			for what, image := range map[string][2]string{
 				"present": {id1, app}, "absent": {strings.Replace(id1, hex[:8], "99999999", 1), app},
-				"present, by a prefix": {hex[:12], hex[:12]}, "absent, by a prefix": {"999999999999", "999999999999"}, "ambiguous": {"2", "2"},
+				"present, by a prefix": {hex[:12], hex[:12]}, "absent, by a prefix": {"999999999999", "999999999999"},
+				"ambiguous": {"2", "2"},
 			} {
 				_, err := p.Create(t.Context(), bob, image[0], image[1])
-				_, mounted := p.Create(t.Context(), bob, id2, "repo.test/any:2", &runtimeapi.Mount{Image: &runtimeapi.ImageSpec{Image: image[0], UserSpecifiedImage: image[1]}})
+				_, mounted := p.Create(t.Context(), bob, id2, "repo.test/any:2",
+					&runtimeapi.Mount{Image: &runtimeapi.ImageSpec{Image: image[0], UserSpecifiedImage: image[1]}})
 				for kind, err := range map[string]error{"image ": err, "mount ": mounted} {
 					kind += map[bool]string{true: "by a name", false: "by an ID"}[image[1] == app]
-					answer := status.Code(err).String() + strings.ReplaceAll(status.Convert(err).Message(), strconv.Quote(image[1]), "IMAGE")
-					if answers[kind] = append(answers[kind], answer); answer != answers[kind][0] || status.Code(err) != codes.PermissionDenied {
+					answer := status.Code(err).String() + strings.ReplaceAll(status.Convert(err).Message(), strconv.Quote(image[1]),
+						"IMAGE")
+					if answers[kind] = append(answers[kind], answer); answer != answers[kind][0] ||
+						status.Code(err) != codes.PermissionDenied {
 						t.Errorf("%s, %s: %v; want PermissionDenied, as %s", kind, what, err, answers[kind][0])
 					}
 				}
 			}
-			p.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{"repo.test/any:2"}})
+			p.runtime.SetImages(img(id2, "repo.test/any:2"))
 			want := codes.NotFound
 			if release[1] == "2.4.2" { // every image may be a checkpoint, whose base may be absent
 				want = codes.PermissionDenied
@@ -104,19 +102,6 @@ func TestCreateDoesNotRevealWhichImagesArePresent(t *testing.T) {
 			p.wantCreate(alice, id1, app, want, "alice's absent image")
 		})
 	}
-}
-
-// A pod that was refused a container has to prove access, even for an image that its pre-check would show.
-func TestRefusedContainerHidesTheNextPrecheck(t *testing.T) {
-	p, _ := newProxyOfAlice(t, tracker.Options{}, restoring())
-	both := []criproxytest.Image{{ID: id1, Names: []string{app}}, {ID: id2, Names: []string{"repo.test/any:2"}, Restores: id1}}
-	p.runtime.SetImages(both...)
-	bob := p.Pod("bob")
-	p.wantPrecheck(bob, "repo.test/any:2", id2, "pre-check")
-	p.wantCreate(bob, id2, "repo.test/any:2", codes.PermissionDenied, "container that lands on alice's image")
-	p.runtime.SetImages(both...)
-	p.wantPrecheck(bob, "repo.test/any:2", "", "next pre-check")
-	p.wantPrecheck(bob, "repo.test/any:2", id2, "pre-check after that")
 }
 
 // containerd puts a container that is created from a checkpoint image on the image that the checkpoint names, and gives
@@ -131,9 +116,9 @@ func TestCheckpointImageDoesNotRevealTheImageItNames(t *testing.T) {
 	p.wantPrecheck(mallory, checkpointImage, "", "pre-check of the moved name")
 	p.wantCreate(mallory, id1, checkpointImage, codes.PermissionDenied, "container on the moved name")
 	// Alice may restore onto her own image.
-	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpointImage}, Restores: id1})
+	p.runtime.SetImages(img(id1, app), criproxytest.Image{ID: id2, Names: []string{checkpointImage}, Restores: id1})
 	p.MustPull(alice, checkpointImage, "mallorys")
-	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpointImage}, Restores: id1})
+	p.runtime.SetImages(img(id1, app), criproxytest.Image{ID: id2, Names: []string{checkpointImage}, Restores: id1})
 	p.wantCreate(alice, id2, checkpointImage, codes.OK, "alice's container")
 }
 
@@ -153,27 +138,23 @@ func TestContainerThatWasNotReadBackIsReadBackAtItsStart(t *testing.T) {
 			}
 		}},
 	} {
-		p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpointImage}, Restores: id1})
-		made, err := p.runtime.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
-			PodSandboxId: mallory.Sandbox,
-			Config:       &runtimeapi.ContainerConfig{Image: &runtimeapi.ImageSpec{Image: id2, UserSpecifiedImage: checkpointImage}},
-		})
-		p.must(err)
-		tc.end(made.GetContainerId())
+		p.runtime.SetImages(img(id1, app), criproxytest.Image{ID: id2, Names: []string{checkpointImage}, Restores: id1})
+		made := p.behind(mallory, id2, checkpointImage)
+		tc.end(made)
 		p.restart()
 		p.wantPrecheck(mallory, app, "", "%s: pre-check of alice's image (such a container is not evidence)", tc.what)
 		p.wantPrecheck(mallory, checkpointImage, "", "%s: pre-check of the moved name", tc.what)
 		if tc.what == "created" {
-			p.wantCode(p.Start(t.Context(), made.GetContainerId()), codes.PermissionDenied, "%s: start", tc.what)
+			p.wantCode(p.Start(t.Context(), made), codes.PermissionDenied, "%s: start", tc.what)
 			p.wantNoContainers("%s: the denied one removed", tc.what)
 		}
 	}
 	// A container that alice had created and not started starts after a restart.
-	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
+	p.runtime.SetImages(img(id1, app))
 	if _, err := p.Pull(t.Context(), alice, app, "good"); err == nil {
 		t.Fatal("the registry serves mallory's image only now")
 	}
-	p.serves(app, "good", criproxytest.Image{ID: id1})
+	p.serves(app, "good", img(id1))
 	p.MustPull(alice, app, "good")
 	id, err := p.Create(t.Context(), alice, id1, app)
 	p.must(err)
@@ -187,22 +168,17 @@ func TestContainerThatWasNotReadBackIsReadBackAtItsStart(t *testing.T) {
 func TestRestorePodIsJudgedLikeCreateContainer(t *testing.T) {
 	const checkpoint = "repo.test/bob/checkpoint:1"
 	p, alice := newProxyOfAlice(t, tracker.Options{}, restoring())
-	restore := func(x *criproxytest.Pod, id, name string) (*runtimeapi.RestorePodResponse, error) {
-		return p.Runtime.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{Config: x.Config, ContainerConfigs: []*runtimeapi.ContainerConfig{
-			{Metadata: &runtimeapi.ContainerMetadata{Name: "main"}, Image: &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: name}},
-		}})
-	}
 	bob := p.PodFrom("bob", "api")
-	if _, err := restore(bob, id1, app); status.Code(err) != codes.PermissionDenied {
+	if _, err := p.restorePod(bob, container(id1, app)); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("bob restores on alice's image: %v; want PermissionDenied", err)
 	}
 	p.serves(checkpoint, "bobs", criproxytest.Image{ID: id2, Restores: id1})
 	p.MustPull(bob, checkpoint, "bobs")
-	if _, err := restore(bob, id2, checkpoint); status.Code(err) != codes.PermissionDenied {
+	if _, err := p.restorePod(bob, container(id2, checkpoint)); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("bob restores a checkpoint onto alice's image: %v; want PermissionDenied", err)
 	}
 	p.wantNoContainers("the sandbox removed with them")
-	resp, err := restore(alice, id1, app)
+	resp, err := p.restorePod(alice, container(id1, app))
 	if err != nil {
 		t.Fatalf("alice restores on her image: %v; want nil", err)
 	}
@@ -214,34 +190,9 @@ func TestRestorePodIsJudgedLikeCreateContainer(t *testing.T) {
 // An ID that the runtime would expand does not start a container that was not read back.
 func TestShortContainerIDIsReadBackToo(t *testing.T) {
 	p, mallory := aliceAndMallory(t, tracker.Options{VerifyUntracked: true}, exact(), criproxytest.Image{Restores: id1})
-	made, err := p.runtime.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
-		PodSandboxId: mallory.Sandbox,
-		Config:       &runtimeapi.ContainerConfig{Image: &runtimeapi.ImageSpec{Image: id2, UserSpecifiedImage: checkpointImage}},
-	})
-	p.must(err)
-	short := strings.TrimSuffix(made.GetContainerId(), made.GetContainerId()[len(made.GetContainerId())-1:])
-	p.wantCode(p.Start(t.Context(), short), codes.PermissionDenied, "start by %q of container %q", short, made.GetContainerId())
-}
-
-// An error does not reveal whether the base image of a checkpoint is on the node.
-func TestAbsentBaseOfACheckpointIsAnsweredAsAForbiddenOne(t *testing.T) {
-	const checkpoint = "repo.test/bob/checkpoint:1"
-	p, _ := newProxyOfAlice(t, tracker.Options{}, exact())
-	var answers []string
-	for _, base := range []string{id1, "absent"} {
-		p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{checkpoint}, Restores: base})
-		bob := &criproxytest.Pod{UID: "bob", Config: &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Uid: "bob", Namespace: "bob", Name: "bob"}}}
-		p.serves(checkpoint, "bobs", criproxytest.Image{ID: id2, Restores: base})
-		p.MustPull(bob, checkpoint, "bobs")
-		_, err := p.Create(t.Context(), bob, id2, checkpoint)
-		if err == nil {
-			t.Fatalf("container on a checkpoint of %s was created", base)
-		}
-		answers = append(answers, err.Error())
-	}
-	if answers[0] != answers[1] {
-		t.Errorf("the answer reveals whether the image is present:\n%s\n%s", answers[0], answers[1])
-	}
+	made := p.behind(mallory, id2, checkpointImage)
+	short := made[:len(made)-1]
+	p.wantCode(p.Start(t.Context(), short), codes.PermissionDenied, "start by %q of container %q", short, made)
 }
 
 // Access is revoked while the runtime creates the container. The runtime's creation time of the container is later, so
@@ -249,7 +200,8 @@ func TestAbsentBaseOfACheckpointIsAnsweredAsAForbiddenOne(t *testing.T) {
 func TestCreateDuringWhichAccessIsRevokedIsDenied(t *testing.T) {
 	for name, tc := range map[string]struct{ takeBack func(p *proxy) error }{
 		"a proof": {func(p *proxy) error {
-			_, err := p.tracker.Revoke(t.Context(), tracker.Revocation{Revocation: records.Revocation{Repository: "repo.test/team/app"}})
+			_, err := p.tracker.Revoke(t.Context(),
+				tracker.Revocation{Revocation: records.Revocation{Repository: "repo.test/team/app"}})
 			return err
 		}},
 		"a mark": {func(p *proxy) error {
@@ -259,13 +211,13 @@ func TestCreateDuringWhichAccessIsRevokedIsDenied(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newProxy(t, tracker.Options{}, exact())
-			p.serves(app, "good", criproxytest.Image{ID: id1, Names: []string{app}})
+			p.serves(app, "good", img(id1, app))
 			alice := p.Pod("alice")
 			if name == "a proof" {
 				_, err := p.Pull(t.Context(), alice, app, "good")
 				p.must(err)
 			} else {
-				p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
+				p.runtime.SetImages(img(id1, app))
 				p.must(p.gate.Sync(t.Context()))
 			}
 			p.wantCreate(alice, id1, app, codes.OK, "create")
@@ -289,8 +241,8 @@ func TestMountsAreJudgedAtALateStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := newProxy(t, tracker.Options{Rules: tracker.Rules{Policy: rules}}, exact())
-	p.serves(app, "good", criproxytest.Image{ID: id1, Names: []string{app}})
-	p.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{base}})
+	p.serves(app, "good", img(id1, app))
+	p.runtime.SetImages(img(id2, base))
 	alice := p.Pod("alice")
 	p.MustPull(alice, app, "good")
 	mount := &runtimeapi.Mount{ContainerPath: "/m", Image: &runtimeapi.ImageSpec{Image: id1, UserSpecifiedImage: app}}
@@ -309,13 +261,9 @@ func TestLateStartWithoutANameLeavesNoGrantByPolicy(t *testing.T) {
 	never, err := policy.New(string(policy.ModeNeverVerify), nil)
 	p.must(err)
 	p.tracker.SetRules(tracker.Rules{Policy: never})
-	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app, "repo.test/zoe/app:1"}})
+	p.runtime.SetImages(img(id1, app, "repo.test/zoe/app:1"))
 	bob := p.Pod("bob")
-	made, err := p.runtime.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{
-		PodSandboxId: bob.Sandbox, Config: &runtimeapi.ContainerConfig{Image: &runtimeapi.ImageSpec{Image: id1}},
-	})
-	p.must(err)
-	p.must(p.Start(t.Context(), made.GetContainerId()))
+	p.must(p.Start(t.Context(), p.behind(bob, id1, "")))
 	p.tracker.SetRules(tracker.Rules{})
 	p.wantPrecheck(bob, app, "", "bob's pre-check of alice's repository")
 }

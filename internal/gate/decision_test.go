@@ -41,7 +41,8 @@ func (k *keeper) since() (said []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, d := range k.all {
-		line := fmt.Sprintf("%s %s: %s %s %s %s", d.Call, d.Pod.Namespace, d.Verdict.Verdict.String(), d.Verdict.Reason, d.Outcome, d.PullPolicy)
+		line := fmt.Sprintf("%s %s: %s %s %s %s", d.Call, d.Pod.Namespace, d.Verdict.Verdict.String(), d.Verdict.Reason,
+			d.Outcome, d.PullPolicy)
 		if d.Secret.Name != "" {
 			line += " by " + d.Secret.Name
 		}
@@ -65,7 +66,7 @@ func (k *keeper) wants(t *testing.T, what string, want ...string) {
 func TestDecisionsAreNotedOnce(t *testing.T) {
 	k, c := kept(exact())
 	p := newProxy(t, tracker.Options{}, c)
-	p.serves(app, "good", criproxytest.Image{ID: id1})
+	p.serves(app, "good", img(id1))
 	alice, bob := p.Pod("alice"), p.Pod("bob")
 	pull := func(x *criproxytest.Pod, password string) {
 		t.Helper()
@@ -82,14 +83,15 @@ func TestDecisionsAreNotedOnce(t *testing.T) {
 	p.Precheck(bob, app)
 	k.wants(t, "a hidden pre-check", "ImageStatus bob: Reverify not_proved unknown")
 	pull(bob, "bad")
-	k.wants(t, "a pull with a wrong credential", "PullImage bob: Reverify not_proved unknown", "PullImage bob: Reverify denied unknown")
+	k.wants(t, "a pull with a wrong credential", "PullImage bob: Reverify not_proved unknown",
+		"PullImage bob: Reverify denied unknown")
 	pull(bob, "good")
 	k.wants(t, "a pull that is answered from the node", "PullImage bob: Allow proved unknown")
 	if _, err := p.Create(t.Context(), p.Pod("carol"), id1, app); err == nil {
 		t.Error("carol's container is created")
 	}
 	k.wants(t, "a container that is denied", "CreateContainer carol: Reverify not_proved unknown")
-	p.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{"repo.test/b:1"}}, criproxytest.Image{ID: id3, Names: []string{"repo.test/c:1"}})
+	p.runtime.SetImages(img(id2, "repo.test/b:1"), img(id3, "repo.test/c:1"))
 	prefix := "sha256:2" // of two images
 	if underTest() != criproxytest.Containerd {
 		prefix = id2[:3] // CRI-O does not accept a shorter one
@@ -106,10 +108,11 @@ func TestRefusalsOfTheGatesOwnAreNoted(t *testing.T) {
 	k, c := kept(restoring())
 	p := newProxy(t, tracker.Options{}, c)
 	const landing, gone = "repo.test/any:2", "repo.test/any:3"
-	p.serves(app, "good", criproxytest.Image{ID: id1})
+	p.serves(app, "good", img(id1))
 	p.MustPull(p.Pod("alice"), app, "good")
 	all := []criproxytest.Image{
-		{ID: id1, Names: []string{app}}, {ID: id2, Names: []string{landing}, Restores: id1}, {ID: id3, Names: []string{gone}, Restores: "sha256:9"},
+		{ID: id1, Names: []string{app}}, {ID: id2, Names: []string{landing}, Restores: id1},
+		{ID: id3, Names: []string{gone}, Restores: "sha256:9"},
 	}
 	p.runtime.SetImages(all...)
 	bob := p.Pod("bob")
@@ -121,7 +124,8 @@ func TestRefusalsOfTheGatesOwnAreNoted(t *testing.T) {
 		}
 		p.runtime.SetImages(all...)
 		if name == gone {
-			k.wants(t, "a checkpoint of an absent image", "CreateContainer bob: Allow preloaded unknown", "CreateContainer bob: Reverify creation_failed unknown")
+			k.wants(t, "a checkpoint of an absent image", "CreateContainer bob: Allow preloaded unknown",
+				"CreateContainer bob: Reverify creation_failed unknown")
 			continue
 		}
 		k.wants(t, "another image than the one asked for", "CreateContainer bob: Reverify not_proved unknown")
@@ -139,7 +143,8 @@ func TestDecisionsHaveSecretAndPullPolicy(t *testing.T) {
 	f.addPod(mixed, "bad", "Never", "IfNotPresent")
 	p.Precheck(never, app)
 	p.Precheck(mixed, app)
-	k.wants(t, "pre-checks", "ImageStatus never: Allow proved Never by pull", "ImageStatus mixed: Reverify not_proved mixed")
+	k.wants(t, "pre-checks", "ImageStatus never: Allow proved Never by pull",
+		"ImageStatus mixed: Reverify not_proved mixed")
 }
 
 func TestShadowIsNotedWithEachDecision(t *testing.T) {
@@ -157,7 +162,8 @@ func TestAPullThatTheStoreRefusesIsNoted(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, c)
 	x := p.Pod("alice")
 	p.must(p.store.Close())
-	if _, err := p.Images.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: app}, SandboxConfig: x.Config}); err == nil {
+	if _, err := p.Images.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: app},
+		SandboxConfig: x.Config}); err == nil {
 		t.Error("a pull without an intent passes")
 	}
 	k.wants(t, "a pull without an intent", "PullImage alice: Reverify error unknown")

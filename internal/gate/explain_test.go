@@ -2,6 +2,7 @@ package gate_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -53,12 +55,16 @@ func answer(e admission.Explanation) string {
 
 func TestExplainPolicies(t *testing.T) {
 	const violated, unknown = " RESTRICTION_VIOLATED", " FIELD_UNKNOWN"
-	const privilegedAccepted = "accept {spec: {containers: [{securityContext: {privileged: {require: true}, runAsUser: {ranges: [{min: 1}]}}}]}}"
+	const privilegedAccepted = "accept {spec: {containers: [{securityContext: {privileged: {require: true}, runAsUser: " +
+		"{ranges: [{min: 1}]}}}]}}"
 	main := admission.Container{
-		Name: "main", Kind: admission.Set(admission.KindContainer), Image: admission.Set(anyImage), Privileged: admission.Absent[bool](), ReadOnlyRootFilesystem: admission.Absent[bool](),
-		RunAsUser: admission.Absent[int64](), RunAsNonRoot: admission.Absent[bool](), Mounts: admission.Set([]admission.Mount{}),
+		Name: "main", Kind: admission.Set(admission.KindContainer), Image: admission.Set(anyImage),
+		Privileged: admission.Absent[bool](), ReadOnlyRootFilesystem: admission.Absent[bool](),
+		RunAsUser: admission.Absent[int64](), RunAsNonRoot: admission.Absent[bool](),
+		Mounts: admission.Set([]admission.Mount{}),
 	}
-	pod := admission.Pod{HostNetwork: admission.Set(false), ShareProcessNamespace: admission.Absent[bool](), AutomountServiceAccountToken: admission.Absent[bool]()}
+	pod := admission.Pod{HostNetwork: admission.Set(false), ShareProcessNamespace: admission.Absent[bool](),
+		AutomountServiceAccountToken: admission.Absent[bool]()}
 	with := func(change func(c *admission.Container)) admission.Container {
 		c := main
 		change(&c)
@@ -74,29 +80,39 @@ func TestExplainPolicies(t *testing.T) {
 	}{
 		"no restriction of the pod": {notPrivileged, pod, main, "admit", "admit"},
 		"a value that is denied":    {notPrivileged, pod, isPrivileged, "admit", "deny" + violated},
-		"of the sandbox":            {noHostNetwork, admission.Pod{HostNetwork: admission.Set(true)}, main, "deny" + violated, "deny" + violated},
-		"the default is denied":     {"{spec: {containers: [{securityContext: {readOnlyRootFilesystem: {require: true}}}]}}", pod, main, "admit", "deny" + violated},
-		"the token is not mounted":  {"{spec: {automountServiceAccountToken: {require: true}}}", pod, main, "admit", "deny" + violated},
-		"the user of the image":     {notRoot, pod, main, "admit", "unknown" + unknown},
-		"not root by the image":     {"{spec: {containers: [{securityContext: {runAsNonRoot: {require: true}}}]}}", pod, main, "admit", "unknown" + unknown},
-		"a user of the pod":         {notRoot, pod, with(func(c *admission.Container) { c.RunAsUser = admission.Set[int64](0) }), "admit", "deny" + violated},
-		"denied and unknown":        {notRoot + "\n" + notPrivileged, pod, isPrivileged, "admit", "deny" + unknown + violated},
-		"can be accepted":           {privilegedAccepted + "\n" + notPrivileged, pod, isPrivileged, "admit", "unknown" + violated},
+		"of the sandbox": {noHostNetwork, admission.Pod{HostNetwork: admission.Set(true)}, main, "deny" + violated,
+			"deny" + violated},
+		"the default is denied": {"{spec: {containers: [{securityContext: {readOnlyRootFilesystem: {require: true}}}]}}",
+			pod, main, "admit", "deny" + violated},
+		"the token is not mounted": {"{spec: {automountServiceAccountToken: {require: true}}}", pod, main, "admit",
+			"deny" + violated},
+		"the user of the image": {notRoot, pod, main, "admit", "unknown" + unknown},
+		"not root by the image": {"{spec: {containers: [{securityContext: {runAsNonRoot: {require: true}}}]}}", pod, main,
+			"admit", "unknown" + unknown},
+		"a user of the pod": {notRoot, pod,
+			with(func(c *admission.Container) { c.RunAsUser = admission.Set[int64](0) }), "admit", "deny" + violated},
+		"denied and unknown": {notRoot + "\n" + notPrivileged, pod, isPrivileged, "admit",
+			"deny" + unknown + violated},
+		"can be accepted": {privilegedAccepted + "\n" + notPrivileged, pod, isPrivileged, "admit",
+			"unknown" + violated},
 		"cannot be accepted": {privilegedAccepted + "\n" + notPrivileged, pod, with(func(c *admission.Container) {
 			c.Privileged, c.RunAsUser = admission.Set(true), admission.Set[int64](0)
 		}), "admit", "deny" + violated},
-		"an image":  {ownRegistry, pod, main, "admit", "admit"},
-		"audited":   {audited + notPrivileged, pod, isPrivileged, "admit", "admit" + violated},
-		"mounts":    {noHostPath, pod, with(func(c *admission.Container) { c.Mounts = admission.Value[[]admission.Mount]{} }), "admit", "unknown" + unknown},
+		"an image": {ownRegistry, pod, main, "admit", "admit"},
+		"audited":  {audited + notPrivileged, pod, isPrivileged, "admit", "admit" + violated},
+		"mounts": {noHostPath, pod, with(func(c *admission.Container) { c.Mounts = admission.Value[[]admission.Mount]{} }),
+			"admit", "unknown" + unknown},
 		"not bound": {"elsewhere " + notPrivileged, pod, isPrivileged, "admit", "admit"},
-		"propagation": {"{spec: {volumes: [{mount: {mountPropagation: {whitelist: [HostToContainer]}}}]}}", pod, with(func(c *admission.Container) {
-			c.Mounts = admission.Set([]admission.Mount{{Path: "/a", Propagation: admission.Absent[string]()}})
-		}), "admit", "deny" + violated},
+		"propagation": {"{spec: {volumes: [{mount: {mountPropagation: {whitelist: [HostToContainer]}}}]}}", pod,
+			with(func(c *admission.Container) {
+				c.Mounts = admission.Set([]admission.Mount{{Path: "/a", Propagation: admission.Absent[string]()}})
+			}), "admit", "deny" + violated},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := policies(t)
 			a.Chain.Set(admission.Rules{Validators: []admission.Named{{
-				Name: admission.RestrictionValidator, Validator: restriction.NewValidator(setOf(t, strings.Split(tc.policies, "\n")...), restriction.Options{From: restriction.NodeWithPodSource}),
+				Name: admission.RestrictionValidator, Validator: restriction.NewValidator(setOf(t,
+					strings.Split(tc.policies, "\n")...), restriction.Options{From: restriction.NodeWithPodSource}),
 			}}})
 			a.Views = oneContainer{"uid", tc.pod, tc.container}
 			p := newProxyWithPolicies(t, exact(), a)
@@ -116,7 +132,8 @@ func TestExplainPolicies(t *testing.T) {
 				}
 			}
 			all := explain("uid")
-			if len(all) != 2 || all[0].Stage != admission.StageSandbox || all[0].Container != "" || all[1].Stage != admission.StageContainer || all[1].Container != "main" {
+			if len(all) != 2 || all[0].Stage != admission.StageSandbox || all[0].Container != "" ||
+				all[1].Stage != admission.StageContainer || all[1].Container != "main" {
 				t.Fatalf("explained %+v; want the sandbox and the container", all)
 			}
 			if got := [2]string{answer(all[0]), answer(all[1])}; got != [2]string{tc.sandbox, tc.want} {
@@ -126,32 +143,29 @@ func TestExplainPolicies(t *testing.T) {
 	}
 }
 
-// setOf returns a set like rulesOf. A spec that begins with "accept " is an Accept policy, one with "elsewhere " is
-// bound to another namespace.
-func setOf(t *testing.T, specs ...string) *restriction.Set {
-	t.Helper()
+// setOf returns a set with a policy for each spec. A spec that begins with audited is in audit mode, one with "accept "
+// an Accept policy, and one with "elsewhere " is bound to another namespace.
+func setOf(tb testing.TB, specs ...string) *restriction.Set {
+	tb.Helper()
 	var files []restriction.File
 	for i, spec := range specs {
-		binding, annotations := "mode: Drop", ""
-		for prefix, set := range map[string]func(){
-			"accept ":    func() { binding = "mode: Accept" },
-			"elsewhere ": func() { binding = "namespaces: [elsewhere]" },
-			audited:      func() { annotations = ", annotations: {policy.pullgate.dev/mode: Audit}" },
-		} {
-			if rest, ok := strings.CutPrefix(spec, prefix); ok {
-				spec = rest
-				set()
-			}
+		kind, rest, _ := strings.Cut(spec, " ")
+		extra := map[string][2]string{
+			"audit": {", annotations: {policy.pullgate.dev/mode: Audit}"}, "accept": {"", "binding: {mode: Accept}\n"},
+			"elsewhere": {"", "binding: {namespaces: [elsewhere]}\n"},
 		}
-		name := string(rune('a' + i))
-		files = append(files, restriction.File{Name: name, Data: []byte(
-			"apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: " + name + annotations + "}\nbinding: {" + binding + "}\nspec: " + spec + "\n")})
+		set, ok := extra[kind]
+		if ok {
+			spec = rest
+		}
+		name := fmt.Sprintf("policy-%d", i)
+		files = append(files, restriction.File{Name: name + ".yaml", Data: fmt.Appendf(nil,
+			"apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: %s%s}\n%sspec: %s\n",
+			name, set[0], set[1], spec)})
 	}
-	s, err := restriction.Load(files)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
+	set, err := restriction.Load(files)
+	testkit.Must(tb, err)
+	return set
 }
 
 // Exemptions are those of the gate, and the question has no effect.
@@ -172,9 +186,11 @@ func TestExplainPoliciesHasNoEffect(t *testing.T) {
 	p.run(x, privileged())
 	a.Chain.Set(rulesOf(t, noHostNetwork, notPrivileged))
 	a.Views = apiViews{x.UID: {HostNetwork: admission.Set(true)}}
-	running, fresh := tracker.Pod{UID: x.UID, Namespace: "team", Name: x.UID}, tracker.Pod{UID: "fresh", Namespace: "team", Name: "fresh"}
+	running, fresh := tracker.Pod{UID: x.UID, Namespace: "team", Name: x.UID},
+		tracker.Pod{UID: "fresh", Namespace: "team", Name: "fresh"}
 	ask := func(who tracker.Pod, container string) (all []string) {
-		for _, e := range p.gate.ExplainPolicies(t.Context(), who, []string{container}, admission.Image{ID: id2}, anyImage, false) {
+		for _, e := range p.gate.ExplainPolicies(t.Context(), who, []string{container}, admission.Image{ID: id2}, anyImage,
+			false) {
 			all = append(all, answer(e))
 		}
 		return all
@@ -191,10 +207,13 @@ func TestExplainPoliciesHasNoEffect(t *testing.T) {
 			container string
 			want      []string
 		}{
-			"a container that was started": {running, "main", []string{"started_before" + violated, "started_before" + violated}},
-			"another one of the pod":       {running, "other", []string{"started_before" + violated, "deny FIELD_UNKNOWN RESTRICTION_VIOLATED"}},
-			"a new pod":                    {fresh, "main", []string{"unknown FIELD_UNKNOWN", "unknown FIELD_UNKNOWN"}},
-			"a static pod":                 {tracker.Pod{UID: x.UID, Namespace: "team", Static: true}, "main", []string{"exempt_static_pod", "exempt_static_pod"}},
+			"a container that was started": {running, "main",
+				[]string{"started_before" + violated, "started_before" + violated}},
+			"another one of the pod": {running, "other",
+				[]string{"started_before" + violated, "deny FIELD_UNKNOWN RESTRICTION_VIOLATED"}},
+			"a new pod": {fresh, "main", []string{"unknown FIELD_UNKNOWN", "unknown FIELD_UNKNOWN"}},
+			"a static pod": {tracker.Pod{UID: x.UID, Namespace: "team", Static: true}, "main",
+				[]string{"exempt_static_pod", "exempt_static_pod"}},
 		} {
 			if d := cmp.Diff(tc.want, ask(tc.who, tc.container)); d != "" {
 				t.Errorf("%s (-want +got):\n%s", name, d)
@@ -214,7 +233,8 @@ func TestExplainPoliciesHasNoEffect(t *testing.T) {
 	_, err := p.create(x, config)
 	wantDenied(t, "a container that was asked about", err, admission.RestrictionViolated)
 	p.gate.SetAdmission(nil)
-	if all := p.gate.ExplainPolicies(t.Context(), running, []string{"main"}, admission.Image{}, anyImage, false); all != nil {
+	if all := p.gate.ExplainPolicies(t.Context(), running, []string{"main"}, admission.Image{}, anyImage,
+		false); all != nil {
 		t.Errorf("without policies: %+v; want nothing", all)
 	}
 }

@@ -45,7 +45,8 @@ func globs(t *testing.T, key credential.Key, first, n int, right bool) credentia
 		if right && i == n/2 {
 			password = "good"
 		}
-		auths["r"+strings.Repeat("*", i%64)+"e"+strings.Repeat("*", i/64)+"po.test"] = map[string]string{"username": "tenant", "password": password}
+		auths["r"+strings.Repeat("*", i%64)+"e"+strings.Repeat("*", i/64)+"po.test"] = map[string]string{"username": "tenant",
+			"password": password}
 	}
 	payload, err := json.Marshal(map[string]any{"auths": auths})
 	if err != nil {
@@ -72,7 +73,8 @@ func TestAPodCannotGuessPasswordsByThousands(t *testing.T) {
 		ring = append(ring, globs(t, p.key, s*entries, entries, s == 7))
 	}
 	secret := func(o credential.SealedOffer) tracker.Secret {
-		return tracker.Secret{Credential: o.ID, Ref: records.SecretRef{UID: fmt.Sprint("s", o.From), Namespace: "mallory", Name: fmt.Sprint("s", o.From)}}
+		return tracker.Secret{Credential: o.ID, Ref: records.SecretRef{UID: fmt.Sprint("s", o.From), Namespace: "mallory",
+			Name: fmt.Sprint("s", o.From)}}
 	}
 	var all []tracker.Secret
 	for _, o := range ring.Lookup("repo.test/team/app") {
@@ -85,7 +87,8 @@ func TestAPodCannotGuessPasswordsByThousands(t *testing.T) {
 	for _, o := range offers {
 		first = append(first, secret(o))
 	}
-	right := tracker.Secret{Credential: p.key.ID(credential.New(credential.Login{Username: "tenant", Password: "good"})), Ref: records.SecretRef{UID: "s", Namespace: "mallory", Name: "s"}}
+	right := tracker.Secret{Credential: p.key.ID(credential.New(credential.Login{Username: "tenant", Password: "good"})),
+		Ref: records.SecretRef{UID: "s", Namespace: "mallory", Name: "s"}}
 	wrong := first[:credential.MaxOffers-1]
 	for name, tc := range map[string]struct {
 		guesses []tracker.Secret
@@ -141,9 +144,10 @@ func TestHiddenPrechecksArePerPod(t *testing.T) {
 // A pull needs its intent on disk, for an exempt pod as well; a present image needs no disk.
 func TestAFullDiskStopsNoExemptPodWhoseImageIsThere(t *testing.T) {
 	const absent, present = "repo.test/sys/new:1", "repo.test/sys/old:1"
-	p := newProxy(t, tracker.Options{Rules: tracker.Rules{ExemptStaticPods: true, ExemptNamespaces: []string{"kube-system"}}}, exact())
-	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{present}})
-	p.serves(absent, "", criproxytest.Image{ID: id2})
+	p := newProxy(t, tracker.Options{Rules: tracker.Rules{ExemptStaticPods: true,
+		ExemptNamespaces: []string{"kube-system"}}}, exact())
+	p.runtime.SetImages(img(id1, present))
+	p.serves(absent, "", img(id2))
 	static := p.PodFrom("kube-system", "file")
 	p.must(p.Sandbox(t.Context(), static))
 	p.failWrites()
@@ -154,8 +158,10 @@ func TestAFullDiskStopsNoExemptPodWhoseImageIsThere(t *testing.T) {
 		}
 		_, err := p.Pull(t.Context(), x, absent, "")
 		message := status.Convert(err).Message()
-		if !strings.HasPrefix(message, "RegistryUnavailable: ") || !strings.Contains(message, "cannot write its store") || p.runtime.Calls("PullImage") != 0 {
-			t.Errorf("%s: pull of an absent image = %v; want RegistryUnavailable, that the store cannot be written, and no pull", x.UID, err)
+		if !strings.HasPrefix(message, "RegistryUnavailable: ") || !strings.Contains(message, "cannot write its store") ||
+			p.runtime.Calls("PullImage") != 0 {
+			t.Errorf("%s: pull of an absent image = %v; want RegistryUnavailable, that the store cannot be written, and no pull",
+				x.UID, err)
 		}
 	}
 }
@@ -198,7 +204,7 @@ func TestWaitingPullsOfAPodRefuseOnlyItsOwn(t *testing.T) {
 	goOn := make(chan struct{})
 	p.runtime.Do(func(r *criproxytest.Runtime) {
 		r.Registry = func(name string, _ *runtimeapi.AuthConfig) (criproxytest.Image, error) {
-			return criproxytest.Image{ID: id1, Names: []string{name}}, nil
+			return img(id1, name), nil
 		}
 		r.BeforeAnswer = func(method string) {
 			if method == "PullImage" {

@@ -57,8 +57,7 @@ type Metrics interface {
 	Verdict(call string, d policy.Decision)
 	// Refused is called for every hidden ImageStatus, and every PermissionDenied for another reason than a policy.
 	Refused(call string)
-	// Recheck is called when a pod was allowed to use a present image, or was not: outcome is Hit or the label of the
-	// KEP's miss; took includes the pull.
+	// Recheck is called when a present image is allowed (outcome Hit) or pulled (the label of the KEP's miss).
 	Recheck(pullPolicy, outcome string, took time.Duration)
 	// CredentialsIgnored is called when a pod has more credentials for an image than the gate considers.
 	CredentialsIgnored()
@@ -133,11 +132,6 @@ func refuse(code codes.Code, reason, format string, args ...any) error {
 
 func errUndecodableAnswer(method string) error {
 	return refuse(codes.Internal, "UNDECODABLE_ANSWER", "pullgate cannot read the runtime's answer to %s", method)
-}
-
-func errUndecodable() error {
-	return refuse(codes.InvalidArgument, "UNDECODABLE_REQUEST",
-		"pullgate cannot read this request, which it has to judge; kubelet and pullgate may differ in their CRI version")
 }
 
 // count counts a verdict and notes it, unless it is a repeated Allow.
@@ -238,11 +232,13 @@ func decoded[M any, P interface {
 	return func(ctx context.Context, c *criproxy.Call) ([]byte, error) {
 		request := P(new(M))
 		if proto.Unmarshal(c.Request, request) != nil {
-			return nil, errUndecodable()
+			return nil, refuse(codes.InvalidArgument, "UNDECODABLE_REQUEST", "pullgate cannot read this request, "+
+				"which it has to judge; kubelet and pullgate may differ in their CRI version")
 		}
 		release, ok := g.held.hold(holderOf(request), len(c.Request))
 		if !ok {
-			return nil, errTooManyBytes()
+			return nil, refuse(codes.ResourceExhausted, "TOO_MANY_BYTES_OF_REQUESTS", "pullgate: the requests of this pod "+
+				"that have no answer yet take too much memory; the kubelet tries again")
 		}
 		defer release()
 		return f(ctx, c, request)

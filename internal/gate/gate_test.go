@@ -21,46 +21,25 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-func TestTenantHasToProveAccessToAnImageOnTheNode(t *testing.T) {
-	p := newProxy(t, tracker.Options{}, exact())
-	p.serves(app, "good", criproxytest.Image{ID: id1})
-	alice, bob, carol := p.Pod("alice"), p.Pod("bob"), p.Pod("carol")
-
-	p.wantPrecheck(alice, app, "", "pre-check of an absent image")
-	p.wantPull(alice, app, "good", id1, "alice's pull")
-	p.wantPrecheck(alice, app, id1, "alice's pre-check (she has a grant)")
-	p.wantPrecheck(bob, app, "", "bob's pre-check")
-	if _, err := p.Pull(t.Context(), bob, app, "bad"); status.Code(err) != codes.Unknown || !strings.Contains(err.Error(), "401 Unauthorized") && !strings.Contains(err.Error(), "authentication required") {
-		t.Errorf("bob's pull = %v; want the runtime's own answer", err)
-	}
-	before := p.runtime.Calls("PullImage")
-	p.wantPrecheck(carol, app, "", "carol's pre-check (her credential is not known yet)")
-	p.wantPull(carol, app, "good", id1, "carol's pull")
-	if got := p.runtime.Calls("PullImage"); got != before {
-		t.Errorf("the runtime was asked %d times more; want not at all", got-before)
-	}
-	p.wantPrecheck(carol, app, id1, "carol's pre-check")
-	p.wantCounts(map[string]int{"recheck hit": 1, "recheck denied": 1, "refused ImageStatus": 2})
-}
-
 // Of the ImageStatus calls only pre-checks are judged: if the user of an image cannot be read, the container runs as
 // root.
 func TestCallsThatAreNoPrecheckAreNeverAltered(t *testing.T) {
 	p := newProxy(t, tracker.Options{VerifyUntracked: true}, exact())
-	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
+	p.runtime.SetImages(img(id1, app))
 	bob := p.Pod("bob")
 	if got := p.Precheck(bob, app); got == id1 {
 		// The very first scan marks the present images, so use a name that came later.
-		p.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{app}})
+		p.runtime.SetImages(img(id2, app))
 	}
 	p.wantPrecheck(bob, app, "", "pre-check (or this test shows nothing)")
 	seen := map[string]string{podindex.SeenAnnotation: bob.Config.GetAnnotations()[podindex.SeenAnnotation]}
 	source := map[string]string{podindex.SourceAnnotation: "api"}
 	for name, req := range map[string]*runtimeapi.ImageStatusRequest{
-		"no annotations":   {Image: &runtimeapi.ImageSpec{Image: app}},
-		"no source":        {Image: &runtimeapi.ImageSpec{Image: app, Annotations: seen}},
-		"no config.seen":   {Image: &runtimeapi.ImageSpec{Image: app, Annotations: source}},
-		"verbose precheck": {Image: &runtimeapi.ImageSpec{Image: app, Annotations: bob.Config.GetAnnotations()}, Verbose: true},
+		"no annotations": {Image: &runtimeapi.ImageSpec{Image: app}},
+		"no source":      {Image: &runtimeapi.ImageSpec{Image: app, Annotations: seen}},
+		"no config.seen": {Image: &runtimeapi.ImageSpec{Image: app, Annotations: source}},
+		"verbose precheck": {Image: &runtimeapi.ImageSpec{Image: app, Annotations: bob.Config.GetAnnotations()},
+			Verbose: true},
 	} {
 		resp, err := p.Images.ImageStatus(t.Context(), req)
 		if err != nil || resp.GetImage().GetId() != id2 {
@@ -75,11 +54,7 @@ func TestCallsThatAreNoPrecheckAreNeverAltered(t *testing.T) {
 
 func TestImageIDsAndTheirPrefixesAreAbsent(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())
-	p.runtime.SetImages(
-		criproxytest.Image{ID: id1, Names: []string{app}},
-		criproxytest.Image{ID: id2, Names: []string{"repo.test/any:2"}},
-		criproxytest.Image{ID: id3, Names: []string{"repo.test/any:3"}},
-	)
+	p.runtime.SetImages(img(id1, app), img(id2, "repo.test/any:2"), img(id3, "repo.test/any:3"))
 	bob := p.Pod("bob")
 	for _, name := range []string{"sha256:1", "sha256:2", "sha256:9", id1, strings.TrimPrefix(id1, "sha256:"), "1", "2"} {
 		p.wantPrecheck(bob, name, "", "pre-check of %s", name)
@@ -98,7 +73,7 @@ func TestConcurrentPullsNeverShareAResult(t *testing.T) {
 		rounds = 60
 	}
 	p := newProxy(t, tracker.Options{}, exact())
-	p.serves(app, "good", criproxytest.Image{ID: id1})
+	p.serves(app, "good", img(id1))
 	for round := range rounds {
 		good, bad := p.Pod(fmt.Sprintf("good%d", round)), p.Pod(fmt.Sprintf("bad%d", round))
 		var wg sync.WaitGroup
@@ -138,7 +113,7 @@ func TestAnswerThatIsLostLeavesAnIntent(t *testing.T) {
 		r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
 			cancel()
 			<-ended // the gate has ended this call
-			return criproxytest.Image{ID: id1}, nil
+			return img(id1), nil
 		}
 		r.BeforeAnswer = func(method string) {
 			if method == "PullImage" {
@@ -193,7 +168,8 @@ func TestRemovalWhoseAnswerIsLostTakesTheRecords(t *testing.T) {
 }
 
 func TestSandboxesTellWhoAsks(t *testing.T) {
-	p, _ := newProxyOfAlice(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"system"}, ExemptStaticPods: true}, VerifyUntracked: true}, exact())
+	p, _ := newProxyOfAlice(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"system"},
+		ExemptStaticPods: true}, VerifyUntracked: true}, exact())
 	system := p.Pod("system")
 	p.wantPrecheck(system, app, id1, "exempt namespace's pre-check")
 	p.wantPrecheck(p.PodFrom("kube-system", "file"), app, id1, "static pod's pre-check (though its sandbox is not known)")
@@ -217,7 +193,8 @@ func TestSandboxesTellWhoAsks(t *testing.T) {
 	p.MustPull(dora, app, "good")
 	_, err = p.runtime.RemovePodSandbox(t.Context(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: dora.Sandbox})
 	p.must(err)
-	_, err = p.Runtime.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{Id: "sandbox-1"}})
+	_, err = p.Runtime.ListPodSandbox(t.Context(),
+		&runtimeapi.ListPodSandboxRequest{Filter: &runtimeapi.PodSandboxFilter{Id: "sandbox-1"}})
 	p.must(err)
 	p.wantPrecheck(dora, app, id1, "pre-check after a filtered list (such a list ends no pod)")
 	_, err = p.Runtime.ListPodSandbox(t.Context(), &runtimeapi.ListPodSandboxRequest{})
@@ -259,10 +236,11 @@ func TestKubeletThatPrechecksAlwaysReachesTheRegistry(t *testing.T) {
 
 // A pull that may be for Always is treated as such: the registry decides, also at the next attempt.
 func TestProvedPullThatTheRegistryRefusesLeavesNoGrant(t *testing.T) {
-	p, _ := newProxyOfAlice(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"system"}}}, gate.Config{AlwaysPrecheck: gate.AlwaysSent, OutageFallback: true})
+	p, _ := newProxyOfAlice(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"system"}}},
+		gate.Config{AlwaysPrecheck: gate.AlwaysSent, OutageFallback: true})
 	carol := p.Pod("carol")
 	p.wantPrecheck(carol, app, "", "pre-check (or this test shows nothing)")
-	p.serves(app, "another", criproxytest.Image{ID: id1})
+	p.serves(app, "another", img(id1))
 	for range 2 {
 		if id, err := p.Pull(t.Context(), carol, app, "good"); err == nil {
 			t.Errorf("pull that the registry refuses = %q; want its refusal", id)
@@ -299,7 +277,7 @@ func TestIntentIsOnDiskBeforeTheRuntimeIsAskedAndTheRecordBeforeTheAnswer(t *tes
 	p.runtime.Do(func(r *criproxytest.Runtime) {
 		r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
 			events = append(events, "runtime asked with "+p.onDisk())
-			return criproxytest.Image{ID: id1}, nil
+			return img(id1), nil
 		}
 	})
 	alice := p.Pod("alice")
@@ -319,9 +297,9 @@ func TestIntentIsOnDiskBeforeTheRuntimeIsAskedAndTheRecordBeforeTheAnswer(t *tes
 // The record of an image is deleted with the image, and with it the revocation in the record.
 func TestNoGrantIsRestoredForAnImageThatIsGone(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())
-	other := criproxytest.Image{ID: id2, Names: []string{"repo.test/other:1"}}
+	other := img(id2, "repo.test/other:1")
 	p.runtime.SetImages(other)
-	p.serves(app, "good", criproxytest.Image{ID: id1, Names: []string{app}})
+	p.serves(app, "good", img(id1, app))
 	a := p.Pod("team-a")
 	_, err := p.Pull(t.Context(), a, app, "good")
 	p.must(err)

@@ -113,7 +113,8 @@ type proxy struct {
 func newProxy(tb testing.TB, o tracker.Options, c gate.Config) *proxy {
 	tb.Helper()
 	dir := criproxytest.SocketDir(tb)
-	p := &proxy{t: tb, runtime: criproxytest.NewRuntimeAs(tb, underTest()), options: o, config: c, dir: dir, key: credential.NewKey()}
+	p := &proxy{t: tb, runtime: criproxytest.NewRuntimeAs(tb, underTest()), options: o, config: c, dir: dir,
+		key: credential.NewKey()}
 	p.start()
 	tb.Cleanup(p.stop)
 	return p
@@ -124,7 +125,7 @@ func newProxy(tb testing.TB, o tracker.Options, c gate.Config) *proxy {
 func newProxyOfAlice(tb testing.TB, o tracker.Options, c gate.Config) (p *proxy, alice *criproxytest.Pod) {
 	tb.Helper()
 	p = newProxy(tb, o, c)
-	p.serves(app, "good", criproxytest.Image{ID: id1})
+	p.serves(app, "good", img(id1))
 	alice = p.Pod("alice")
 	p.MustPull(alice, app, "good")
 	return p, alice
@@ -191,6 +192,37 @@ func (p *proxy) restart() {
 	p.t.Helper()
 	p.stop()
 	p.start()
+}
+
+// img returns an image with names.
+func img(id string, names ...string) criproxytest.Image {
+	return criproxytest.Image{ID: id, Names: names}
+}
+
+// restorePod asks for the restore of a pod.
+func (p *proxy) restorePod(
+	x *criproxytest.Pod, containers ...*runtimeapi.ContainerConfig,
+) (*runtimeapi.RestorePodResponse, error) {
+	request := &runtimeapi.RestorePodRequest{Config: x.Config, ContainerConfigs: containers}
+	return p.Runtime.RestorePod(p.t.Context(), request)
+}
+
+// container returns the configuration of a container on an image ID that the pod names so.
+func container(id, name string, mounts ...*runtimeapi.Mount) *runtimeapi.ContainerConfig {
+	return &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: "main"}, Mounts: mounts,
+		Image: &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: name},
+	}
+}
+
+// behind creates a container without the gate.
+func (p *proxy) behind(x *criproxytest.Pod, id, name string) (containerID string) {
+	p.t.Helper()
+	made, err := p.runtime.CreateContainer(p.t.Context(), &runtimeapi.CreateContainerRequest{
+		PodSandboxId: x.Sandbox, Config: container(id, name),
+	})
+	p.must(err)
+	return made.GetContainerId()
 }
 
 // serves makes the registry return an image for a name to clients with the password.

@@ -3,7 +3,6 @@ package gate
 import (
 	"sync"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -50,8 +49,7 @@ func (h *heldRequests) addLocked(pod string, bytes int) {
 	}
 }
 
-// holderOf returns what identifies the pod of a request: its UID, or the annotation by which a pre-check's pod is
-// found. Requests without a pod share one.
+// holderOf returns what identifies the pod of a request: its UID or, for a pre-check, config.seen; "" without a pod.
 func holderOf(request proto.Message) string {
 	switch r := request.(type) {
 	case interface {
@@ -67,9 +65,4 @@ func holderOf(request proto.Message) string {
 	default:
 		return ""
 	}
-}
-
-func errTooManyBytes() error {
-	return refuse(codes.ResourceExhausted, "TOO_MANY_BYTES_OF_REQUESTS",
-		"pullgate: the requests of this pod that have no answer yet take too much memory; the kubelet tries again")
 }

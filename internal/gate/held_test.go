@@ -55,6 +55,7 @@ func TestHeldRequestsAreSharedFairly(t *testing.T) {
 }
 
 func TestHolderOfARequest(t *testing.T) {
+	seen := map[string]string{podindex.SeenAnnotation: "now"}
 	config := &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Uid: "u"}}
 	for _, tc := range []struct {
 		got, want string
@@ -63,7 +64,7 @@ func TestHolderOfARequest(t *testing.T) {
 		{holderOf(&runtimeapi.CreateContainerRequest{SandboxConfig: config}), "u"},
 		{holderOf(&runtimeapi.RunPodSandboxRequest{Config: config}), "u"},
 		{holderOf(&runtimeapi.RestorePodRequest{Config: config}), "u"},
-		{holderOf(&runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Annotations: map[string]string{podindex.SeenAnnotation: "now"}}}), "now"},
+		{holderOf(&runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Annotations: seen}}), "now"},
 		{holderOf(&runtimeapi.PullImageRequest{}), ""},
 		{holderOf(&runtimeapi.StartContainerRequest{ContainerId: "c"}), ""},
 	} {

@@ -216,14 +216,16 @@ func (w *modelWorld) honest(at uint8, name string) {
 
 // tryHonest does the calls of a kubelet for an honest pod, and returns what failed. again says that another attempt may
 // help.
-func (w *modelWorld) tryHonest(p *modelPod, name, password string, reachable, proved bool) (failure string, again bool) {
+func (w *modelWorld) tryHonest(p *modelPod, name, password string, reachable, proved bool) (failure string,
+	again bool) {
 	shown := w.doPrecheck(p, name, &interruption{})
 	if contentOf(shown) >= firstCheckpoint {
 		return "", false // if nothing is verified, a checkpoint that has got the name may be in its place
 	}
 	if shown == "" {
 		if !w.doPull(p, name, password, &interruption{}) {
-			return fmt.Sprintf("a pull of %s by %s with a good credential fails (registry reached: %v, proved before: %v)", name, p.uid, reachable, proved), false
+			return fmt.Sprintf("a pull of %s by %s with a good credential fails (registry reached: %v, proved before: %v)", name,
+				p.uid, reachable, proved), false
 		}
 	}
 	c, ok := w.on(name)
@@ -274,7 +276,9 @@ func (w *modelWorld) removeImage(o op) {
 		return
 	}
 	w.interrupted(&interruption{method: "RemoveImage", how: o.how}, func(ctx context.Context) {
-		_ = w.call(ctx, runtimeapi.ImageService_RemoveImage_FullMethodName, &runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: o.content.id()}}, &runtimeapi.RemoveImageResponse{})
+		_ = w.call(ctx, runtimeapi.ImageService_RemoveImage_FullMethodName,
+			&runtimeapi.RemoveImageRequest{Image: &runtimeapi.ImageSpec{Image: o.content.id()}},
+			&runtimeapi.RemoveImageResponse{})
 	}, func() {})
 }
 

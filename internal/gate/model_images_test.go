@@ -77,7 +77,8 @@ func (r *modelRuntime) unname(name string) {
 			continue
 		}
 		delete(names, name)
-		if !slices.ContainsFunc(slices.Collect(maps.Keys(names)), func(n string) bool { return repositoryOf(n) == repositoryOf(name) && !strings.Contains(n, "@") }) {
+		if !slices.ContainsFunc(slices.Collect(maps.Keys(names)),
+			func(n string) bool { return repositoryOf(n) == repositoryOf(name) && !strings.Contains(n, "@") }) {
 			delete(names, c.manifest(repositoryOf(name)))
 		}
 		if len(names) == 0 {
@@ -125,7 +126,8 @@ func (r *modelRuntime) fetch(name, password string) (content, error) {
 	return c, nil
 }
 
-func (r *modelRuntime) pullImage(q *runtimeapi.PullImageRequest, x *interruption) (*runtimeapi.PullImageResponse, error) {
+func (r *modelRuntime) pullImage(q *runtimeapi.PullImageRequest, x *interruption) (*runtimeapi.PullImageResponse,
+	error) {
 	name := q.GetImage().GetImage()
 	c, err := r.fetch(name, q.GetAuth().GetPassword())
 	if err != nil {

@@ -3,7 +3,6 @@ package gate_test
 import (
 	"fmt"
 	"math/rand/v2"
-	"strings"
 	"time"
 )
 
@@ -120,14 +119,6 @@ const (
 	credentialKinds
 )
 
-func (c credentialKind) String() string {
-	return [...]string{"without a credential", "with its Secret", "with its other Secret", "with its first password", "with junk", "with the node's credential"}[c]
-}
-
-func (h how) String() string {
-	return [...]string{"", "; the runtime is slow", "; the runtime is slow to answer", "; the answer is lost", "; the connection breaks, the runtime continues later"}[h]
-}
-
 // wait returns the duration of an opWait.
 func (o op) wait() time.Duration {
 	switch n := o.n % 16; {
@@ -144,101 +135,18 @@ func (o op) wait() time.Duration {
 	}
 }
 
+var opNames = [...]string{
+	"import before the first start", "pre-check", "pull", "create", "start the newest container", "run", "run honestly",
+	"restore pod", "remove", "remove in the runtime", "untag in the runtime", "tag in the runtime",
+	"import into the runtime", "push", "push a checkpoint", "change a Secret", "recreate a Secret", "revoke", "accept",
+	"forget", "change the policy", "end the pod", "restart the kubelet", "restart", "kill", "kill and lose the store",
+	"end the distrust", "restart the runtime", "begin or end an outage", "release a slow call", "cancel a slow call",
+	"end a late call", "wait", "change signatures",
+}
+
 func (o op) String() string {
-	who, name, other := slots[o.pod].who, modelNames[o.name], modelNames[o.other]
-	tenant := [...]string{"alice", "bob"}[o.pod%2]
-	var s string
-	switch o.kind {
-	case opImportFirst:
-		s = fmt.Sprintf("before the first start an operator imports %v as %s", o.content, name)
-	case opPrecheck:
-		s = fmt.Sprintf("%s: pre-check of %s", who, name)
-		if o.how != uninterrupted {
-			s += "; the list of images is slow"
-		}
-		return s
-	case opPull:
-		s = fmt.Sprintf("%s: pull of %s %v%v", who, name, o.cred, o.how)
-	case opCreate:
-		s = fmt.Sprintf("%s: create a container on %s", who, name)
-		switch o.n % 8 {
-		case 1:
-			s += fmt.Sprintf(", by the ID of %v", o.content)
-		case 2:
-			s += fmt.Sprintf(", mounting %s", other)
-		}
-		s += o.how.String()
-	case opStart:
-		s = fmt.Sprintf("%s: start the newest container", who)
-	case opRun:
-		s = fmt.Sprintf("%s: pre-check, pull %v if need be, create and start %s", who, o.cred, name)
-	case opHonest:
-		s = fmt.Sprintf("%s: run %s with a good credential", slots[o.pod%4].who, name)
-	case opRestorePod:
-		s = fmt.Sprintf("%s: restore the pod from %s", who, name)
-	case opRemove:
-		s = fmt.Sprintf("the kubelet removes %v%v", o.content, o.how)
-	case opDirectRemove:
-		s = fmt.Sprintf("%v is removed directly in the runtime", o.content)
-	case opUntag:
-		s = fmt.Sprintf("the name %s is removed in the runtime", name)
-	case opTag:
-		s = fmt.Sprintf("an operator names %v %s in the runtime", o.content, name)
-	case opImport:
-		s = fmt.Sprintf("an operator imports %v as %s", o.content, name)
-	case opPush:
-		s = fmt.Sprintf("%v is pushed as %s", o.content, name)
-	case opCheckpoint:
-		s = fmt.Sprintf("bob pushes %s: %v", checkpointNames[int(o.n)%checkpoints], o.checkpoint())
-	case opRotate:
-		s = fmt.Sprintf("%s changes Secret %d to %s", tenant, o.pod/2%2, [...]string{"its next password", "its next password; the one before ends", "junk", "its first password"}[o.n%4])
-	case opRecreate:
-		s = fmt.Sprintf("%s recreates Secret %d", tenant, o.pod/2%2)
-	case opRevoke:
-		s = "an operator revokes " + [...]string{"everything of " + repositoryOf(name), "everything of " + o.content.String(), tenant + "'s first password", "what " + tenant + "'s Secret 0 holds", tenant + "'s Secret 0", "what comes from Secrets of namespace " + tenant, "junk"}[o.n%7]
-	case opAccept, opForget:
-		s = "an operator " + map[opKind]string{opAccept: "accepts as preloaded ", opForget: "forgets the preloaded marks of "}[o.kind] +
-			[...]string{"everything", repositoryOf(name), o.content.String(), o.content.String() + " under " + repositoryOf(name)}[o.n%4]
-		if o.kind == opAccept && o.n/4%2 == 0 {
-			s += ", proved images included"
-		}
-	case opPolicy:
-		s = "the policy is " + modelPolicies[int(o.n)%len(modelPolicies)]
-	case opEndPod:
-		s = who + " ends"
-	case opNewSeen:
-		s = "the kubelet restarts: " + who + " has another config.seen"
-	case opRestart:
-		s = "pullgated restarts"
-	case opKill:
-		s = "pullgated is killed and started again"
-	case opLose:
-		s = "pullgated is killed, loses its store and is started again"
-	case opTrust:
-		s = "an operator ends the distrust of the store"
-	case opRuntimeRestart:
-		s = "the runtime restarts"
-	case opOutage:
-		s = "the registries are " + [...]string{"not reached", "reached"}[o.n%2]
-	case opRelease:
-		s = fmt.Sprintf("slow call %d continues", o.n%4)
-	case opCancel:
-		s = fmt.Sprintf("slow call %d is cancelled", o.n%4)
-	case opLate:
-		s = "the runtime ends an old call"
-	case opWait:
-		return fmt.Sprintf("%v pass", o.wait())
-	case opSign:
-		s = [...]string{"the policy about signatures gets another key", fmt.Sprintf("the signature of %v is removed", o.content), "pullgate-policyd stops, or starts"}[min(o.n%8, 2)]
-		if o.n%8 > 2 {
-			s = fmt.Sprintf("%v is signed", o.content)
-		}
-	case opKinds:
-	}
-	if o.gap >= time.Second {
-		s += fmt.Sprintf(" (%v later)", o.gap)
-	}
-	return s
+	return fmt.Sprintf("%s: pod %s, name %s, other name %s, content %v, credential %d, how %d, n %d, gap %v",
+		opNames[o.kind], slots[o.pod].who, modelNames[o.name], modelNames[o.other], o.content, o.cred, o.how, o.n, o.gap)
 }
 
 // checkpoint returns the checkpoint that bob pushes.
@@ -251,20 +159,6 @@ func (o op) checkpoint() checkpoint {
 		c.reportedAs = bobApp
 	}
 	return c
-}
-
-func (c checkpoint) String() string {
-	s := "restored on " + c.base
-	if c.given != "" {
-		s += ", which it names " + c.given
-	}
-	if c.reportedAs != "" {
-		s += ", reported as " + c.reportedAs
-	}
-	if c.failing {
-		s += ", and fails"
-	}
-	return s
 }
 
 // Relative frequency of each kind of operation.
@@ -301,13 +195,15 @@ func weighted(r *rand.Rand, weights []int) int {
 func randomOps(r *rand.Rand, n int) []op {
 	ops := make([]op, 0, n)
 	for range r.IntN(4) {
-		ops = append(ops, op{kind: opImportFirst, content: content(1 + r.IntN(contents)), name: uint8(weighted(r, nameWeights[:9]))})
+		ops = append(ops, op{kind: opImportFirst, content: content(1 + r.IntN(contents)),
+			name: uint8(weighted(r, nameWeights[:9]))})
 	}
 	for len(ops) < n {
 		o := op{
 			kind: opKind(weighted(r, opWeights[:])), pod: uint8(weighted(r, slotWeights)), name: uint8(weighted(r, nameWeights)),
-			other: uint8(weighted(r, nameWeights)), content: content(weighted(r, contentWeights)), cred: credentialKind(weighted(r, []int{4, 16, 2, 3, 4, 1})),
-			n: uint8(r.IntN(256)), gap: time.Millisecond,
+			other: uint8(weighted(r, nameWeights)), content: content(weighted(r, contentWeights)),
+			cred: credentialKind(weighted(r, []int{4, 16, 2, 3, 4, 1})),
+			n:    uint8(r.IntN(256)), gap: time.Millisecond,
 		}
 		if r.IntN(8) == 0 {
 			o.how = 1 + how(r.IntN(int(hows)-1))
@@ -324,7 +220,8 @@ func randomOps(r *rand.Rand, n int) []op {
 }
 
 // modelPolicies are the verification policies that a world may have.
-var modelPolicies = []string{"NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages", "AlwaysVerify", "NeverVerify"}
+var modelPolicies = []string{"NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages", "AlwaysVerify",
+	"NeverVerify"}
 
 // A setting is the initial configuration of a world.
 type setting struct {
@@ -347,7 +244,8 @@ func randomSetting(r *rand.Rand) setting {
 		kind: runtimeKind{
 			pullsBase: one(4), givesNames: !one(4), digests: one(4), noEcho: one(5), noImageID: one(5), noUserImage: one(8),
 		},
-		policy: modelPolicies[weighted(r, []int{10, 5, 3, 1})], verify: one(6), podSource: one(2), exempt: one(2), skips: !one(3), fallback: one(2),
+		policy: modelPolicies[weighted(r, []int{10, 5, 3, 1})], verify: one(6), podSource: one(2), exempt: one(2),
+		skips: !one(3), fallback: one(2),
 	}
 	if one(5) {
 		s.validity, s.grace = 5*time.Minute, 5*time.Minute
@@ -357,27 +255,4 @@ func randomSetting(r *rand.Rand) setting {
 	}
 	s.signatures = one(3)
 	return s
-}
-
-func (s setting) String() string {
-	parts := []string{s.policy}
-	add := func(is bool, what string) {
-		if is {
-			parts = append(parts, what)
-		}
-	}
-	add(s.verify, "untrackedImages: Verify")
-	add(s.podSource, "pod source, pull policies "+strings.Join(s.pullPolicy[:], " "))
-	add(s.exempt, "static pods and kube-system are exempt")
-	add(!s.skips, "kubelet sends a pre-check for Always")
-	add(s.fallback, "registryOutageFallback")
-	add(s.validity > 0, fmt.Sprintf("credentialValidity %v, grace %v", s.validity, s.grace))
-	add(s.kind.pullsBase, "runtime pulls the base of a checkpoint")
-	add(s.kind.givesNames, "runtime names the base of a checkpoint")
-	add(s.kind.digests, "runtime answers a pull with a digest")
-	add(s.kind.noEcho, "runtime does not report user_specified_image")
-	add(s.kind.noImageID, "runtime does not report image_id")
-	add(s.kind.noUserImage, "kubelet does not send user_specified_image")
-	add(s.signatures, "images of "+signedRegistry+" must be signed")
-	return strings.Join(parts, "; ")
 }

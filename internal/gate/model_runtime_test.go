@@ -189,7 +189,8 @@ var errBroken = status.Error(codes.Unavailable, "error reading from server: EOF"
 
 func (c *modelConn) call(ctx context.Context, method string, request []byte) ([]byte, error) {
 	response, err := c.carry(ctx, method, request)
-	if x, _ := ctx.Value(interruptionKey{}).(*interruption); err == nil && x != nil && x.pull != nil && strings.HasSuffix(method, "/PullImage") {
+	if x, _ := ctx.Value(interruptionKey{}).(*interruption); err == nil && x != nil && x.pull != nil &&
+		strings.HasSuffix(method, "/PullImage") {
 		x.pull.answered()
 	}
 	return response, err
@@ -285,55 +286,65 @@ func (r *modelRuntime) do(method string, request []byte, x *interruption) ([]byt
 	case "ListImages":
 		return answers(request, &runtimeapi.ListImagesRequest{}, r.listImages)
 	case "PullImage":
-		return answers(request, &runtimeapi.PullImageRequest{}, func(q *runtimeapi.PullImageRequest) (*runtimeapi.PullImageResponse, error) {
-			return r.pullImage(q, x)
-		})
+		return answers(request, &runtimeapi.PullImageRequest{},
+			func(q *runtimeapi.PullImageRequest) (*runtimeapi.PullImageResponse, error) {
+				return r.pullImage(q, x)
+			})
 	case "RemoveImage":
 		return answers(request, &runtimeapi.RemoveImageRequest{}, r.removeImage)
 	case "CreateContainer":
-		return answers(request, &runtimeapi.CreateContainerRequest{}, func(q *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
-			id, err := r.create(q.GetPodSandboxId(), q.GetConfig(), x)
-			return &runtimeapi.CreateContainerResponse{ContainerId: id}, err
-		})
+		return answers(request, &runtimeapi.CreateContainerRequest{},
+			func(q *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
+				id, err := r.create(q.GetPodSandboxId(), q.GetConfig(), x)
+				return &runtimeapi.CreateContainerResponse{ContainerId: id}, err
+			})
 	case "RestorePod":
-		return answers(request, &runtimeapi.RestorePodRequest{}, func(q *runtimeapi.RestorePodRequest) (*runtimeapi.RestorePodResponse, error) {
-			return r.restorePod(q, x)
-		})
+		return answers(request, &runtimeapi.RestorePodRequest{},
+			func(q *runtimeapi.RestorePodRequest) (*runtimeapi.RestorePodResponse, error) {
+				return r.restorePod(q, x)
+			})
 	case "StartContainer":
 		return answers(request, &runtimeapi.StartContainerRequest{}, r.startContainer)
 	case "RemoveContainer":
-		return answers(request, &runtimeapi.RemoveContainerRequest{}, func(q *runtimeapi.RemoveContainerRequest) (*runtimeapi.RemoveContainerResponse, error) {
-			r.forget(func(c *modelContainer) bool { return c.GetId() == q.GetContainerId() })
-			return &runtimeapi.RemoveContainerResponse{}, nil
-		})
+		return answers(request, &runtimeapi.RemoveContainerRequest{},
+			func(q *runtimeapi.RemoveContainerRequest) (*runtimeapi.RemoveContainerResponse, error) {
+				r.forget(func(c *modelContainer) bool { return c.GetId() == q.GetContainerId() })
+				return &runtimeapi.RemoveContainerResponse{}, nil
+			})
 	case "StopContainer":
-		return answers(request, &runtimeapi.StopContainerRequest{}, func(*runtimeapi.StopContainerRequest) (*runtimeapi.StopContainerResponse, error) {
-			return &runtimeapi.StopContainerResponse{}, nil
-		})
+		return answers(request, &runtimeapi.StopContainerRequest{},
+			func(*runtimeapi.StopContainerRequest) (*runtimeapi.StopContainerResponse, error) {
+				return &runtimeapi.StopContainerResponse{}, nil
+			})
 	case "ListContainers":
 		return answers(request, &runtimeapi.ListContainersRequest{}, r.listContainers)
 	case "ContainerStatus":
 		return answers(request, &runtimeapi.ContainerStatusRequest{}, r.containerStatus)
 	case "RunPodSandbox":
-		return answers(request, &runtimeapi.RunPodSandboxRequest{}, func(q *runtimeapi.RunPodSandboxRequest) (*runtimeapi.RunPodSandboxResponse, error) {
-			return &runtimeapi.RunPodSandboxResponse{PodSandboxId: r.sandbox(q.GetConfig())}, nil
-		})
+		return answers(request, &runtimeapi.RunPodSandboxRequest{},
+			func(q *runtimeapi.RunPodSandboxRequest) (*runtimeapi.RunPodSandboxResponse, error) {
+				return &runtimeapi.RunPodSandboxResponse{PodSandboxId: r.sandbox(q.GetConfig())}, nil
+			})
 	case "StopPodSandbox":
-		return answers(request, &runtimeapi.StopPodSandboxRequest{}, func(*runtimeapi.StopPodSandboxRequest) (*runtimeapi.StopPodSandboxResponse, error) {
-			return &runtimeapi.StopPodSandboxResponse{}, nil
-		})
+		return answers(request, &runtimeapi.StopPodSandboxRequest{},
+			func(*runtimeapi.StopPodSandboxRequest) (*runtimeapi.StopPodSandboxResponse, error) {
+				return &runtimeapi.StopPodSandboxResponse{}, nil
+			})
 	case "RemovePodSandbox":
-		return answers(request, &runtimeapi.RemovePodSandboxRequest{}, func(q *runtimeapi.RemovePodSandboxRequest) (*runtimeapi.RemovePodSandboxResponse, error) {
-			delete(r.sandboxes, q.GetPodSandboxId())
-			r.forget(func(c *modelContainer) bool { return c.GetPodSandboxId() == q.GetPodSandboxId() })
-			return &runtimeapi.RemovePodSandboxResponse{}, nil
-		})
+		return answers(request, &runtimeapi.RemovePodSandboxRequest{},
+			func(q *runtimeapi.RemovePodSandboxRequest) (*runtimeapi.RemovePodSandboxResponse, error) {
+				delete(r.sandboxes, q.GetPodSandboxId())
+				r.forget(func(c *modelContainer) bool { return c.GetPodSandboxId() == q.GetPodSandboxId() })
+				return &runtimeapi.RemovePodSandboxResponse{}, nil
+			})
 	case "ListPodSandbox":
 		return answers(request, &runtimeapi.ListPodSandboxRequest{}, r.listPodSandbox)
 	case "Version":
-		return answers(request, &runtimeapi.VersionRequest{}, func(*runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
-			return &runtimeapi.VersionResponse{Version: "0.1.0", RuntimeName: "model", RuntimeVersion: "1", RuntimeApiVersion: "v1"}, nil
-		})
+		return answers(request, &runtimeapi.VersionRequest{},
+			func(*runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
+				return &runtimeapi.VersionResponse{Version: "0.1.0", RuntimeName: "model", RuntimeVersion: "1",
+					RuntimeApiVersion: "v1"}, nil
+			})
 	}
 	return nil, status.Error(codes.Unimplemented, method)
 }
@@ -387,7 +398,9 @@ func (r *modelRuntime) create(sandbox string, config *runtimeapi.ContainerConfig
 		}
 		annotations = map[string]string{"restored": "true", "checkpointImage": config.GetImage().GetImage()}
 	}
-	c := &modelContainer{real: []content{on}, mounts: config.GetMounts(), asked: []string{config.GetImage().GetUserSpecifiedImage()}, pod: r.sandboxes[sandbox].GetMetadata().GetUid(), created: time.Now()}
+	c := &modelContainer{real: []content{on}, mounts: config.GetMounts(),
+		asked: []string{config.GetImage().GetUserSpecifiedImage()}, pod: r.sandboxes[sandbox].GetMetadata().GetUid(),
+		created: time.Now()}
 	if x != nil {
 		c.may, c.key = x.may, x.key
 	}
@@ -399,8 +412,9 @@ func (r *modelRuntime) create(sandbox string, config *runtimeapi.ContainerConfig
 		c.real, c.asked = append(c.real, mounted), append(c.asked, m.GetImage().GetUserSpecifiedImage())
 	}
 	c.Container = &runtimeapi.Container{
-		Id: r.id("container"), PodSandboxId: sandbox, Metadata: config.GetMetadata(), ImageRef: reported.id(), CreatedAt: c.created.UnixNano(),
-		Image: &runtimeapi.ImageSpec{Image: config.GetImage().GetImage()}, Annotations: annotations,
+		Id: r.id("container"), PodSandboxId: sandbox, Metadata: config.GetMetadata(), ImageRef: reported.id(),
+		CreatedAt: c.created.UnixNano(),
+		Image:     &runtimeapi.ImageSpec{Image: config.GetImage().GetImage()}, Annotations: annotations,
 	}
 	if !r.kind.noEcho {
 		c.Image.UserSpecifiedImage = config.GetImage().GetUserSpecifiedImage()
@@ -413,7 +427,8 @@ func (r *modelRuntime) create(sandbox string, config *runtimeapi.ContainerConfig
 	return c.GetId(), nil
 }
 
-func (r *modelRuntime) restorePod(q *runtimeapi.RestorePodRequest, x *interruption) (*runtimeapi.RestorePodResponse, error) {
+func (r *modelRuntime) restorePod(q *runtimeapi.RestorePodRequest, x *interruption) (*runtimeapi.RestorePodResponse,
+	error) {
 	resp := &runtimeapi.RestorePodResponse{PodSandboxId: r.sandbox(q.GetConfig())}
 	for _, config := range q.GetContainerConfigs() {
 		id, err := r.create(resp.GetPodSandboxId(), config, x)
@@ -421,7 +436,8 @@ func (r *modelRuntime) restorePod(q *runtimeapi.RestorePodRequest, x *interrupti
 			delete(r.sandboxes, resp.GetPodSandboxId())
 			return nil, err
 		}
-		resp.RestoredContainers = append(resp.RestoredContainers, &runtimeapi.RestoredContainer{Name: config.GetMetadata().GetName(), ContainerId: id})
+		resp.RestoredContainers = append(resp.RestoredContainers,
+			&runtimeapi.RestoredContainer{Name: config.GetMetadata().GetName(), ContainerId: id})
 	}
 	return resp, nil
 }
@@ -449,14 +465,16 @@ func (r *modelRuntime) forget(which func(*modelContainer) bool) {
 func (r *modelRuntime) listContainers(q *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
 	resp := &runtimeapi.ListContainersResponse{}
 	for _, id := range r.order {
-		if f := q.GetFilter(); strings.HasPrefix(id, f.GetId()) && (f.GetPodSandboxId() == "" || f.GetPodSandboxId() == r.containers[id].GetPodSandboxId()) {
+		if f := q.GetFilter(); strings.HasPrefix(id, f.GetId()) &&
+			(f.GetPodSandboxId() == "" || f.GetPodSandboxId() == r.containers[id].GetPodSandboxId()) {
 			resp.Containers = append(resp.Containers, r.containers[id].Container)
 		}
 	}
 	return resp, nil
 }
 
-func (r *modelRuntime) containerStatus(q *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
+func (r *modelRuntime) containerStatus(q *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse,
+	error) {
 	c := r.containers[q.GetContainerId()]
 	if c == nil {
 		return nil, status.Errorf(codes.NotFound, "container %q: not found", q.GetContainerId())

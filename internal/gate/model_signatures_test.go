@@ -69,7 +69,8 @@ func ruleOfKey(key int) *requirement.Set {
 	}
 	return requirement.NewSet("", &requirement.Policies{Rules: []requirement.Rule{{
 		Policy: "signed", Images: []requirement.Pattern{p},
-		Requirement: &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: fmt.Append(nil, key), Hash: "sha256"}}},
+		Requirement: &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: fmt.Append(nil,
+			key), Hash: "sha256"}}},
 	}}})
 }
 
@@ -83,7 +84,8 @@ func (n *modelNotary) begin() {
 
 // apply makes the policy that of the running gate.
 func (n *modelNotary) apply() {
-	e := policyclient.NewEndorser(n.set(), policyclient.EndorserOptions{Store: n.w.store, Verifier: n, State: n.state, PolicyHash: fmt.Sprint(n.key)})
+	e := policyclient.NewEndorser(n.set(), policyclient.EndorserOptions{Store: n.w.store, Verifier: n, State: n.state,
+		PolicyHash: fmt.Sprint(n.key)})
 	rules := admission.Rules{
 		PolicyHash: fmt.Sprint(n.key), ExemptStaticPods: true, ExemptNamespaces: []string{systemNamespace},
 		Validators: []admission.Named{{Name: admission.SignatureValidator, Validator: e}},

@@ -113,14 +113,16 @@ func (r revocation) selects(password string, secrets []secretRef) bool {
 
 func newTruth() *truth {
 	return &truth{
-		present: map[pair]bool{}, imported: map[pair]bool{}, again: map[pair]int{}, named: map[pair]bool{}, open: map[pair]bool{},
+		present: map[pair]bool{}, imported: map[pair]bool{}, again: map[pair]int{}, named: map[pair]bool{},
+		open:   map[pair]bool{},
 		live:   map[pair]map[string]bool{},
 		proofs: map[pair][]*modelProof{}, grants: map[string]map[pair][]reason{},
 	}
 }
 
 func allowlisted(repository string) bool {
-	return strings.HasPrefix(repository, "docker.io/library/") && !strings.HasPrefix(repository, "docker.io/library/sha256")
+	return strings.HasPrefix(repository, "docker.io/library/") &&
+		!strings.HasPrefix(repository, "docker.io/library/sha256")
 }
 
 // why returns the reasons for which a pod may use a pair now, none if it may not use the pair.

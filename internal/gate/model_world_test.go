@@ -105,7 +105,8 @@ type modelWorld struct {
 func newModelWorld(s setting, path string) *modelWorld {
 	t := newTruth()
 	w := &modelWorld{
-		setting: s, path: path, key: credential.NewKey(), truth: t, runtime: newModelRuntime(s.kind, t), counts: map[string]int{},
+		setting: s, path: path, key: credential.NewKey(), truth: t, runtime: newModelRuntime(s.kind, t),
+		counts:  map[string]int{},
 		secrets: map[string][2]*modelSecret{}, good: map[string][]string{"alice": {"a0"}, "bob": {"b0"}},
 	}
 	w.notary = newModelNotary(w)
@@ -282,7 +283,8 @@ func (w *modelWorld) pod(at uint8) *modelPod {
 	}
 	p := w.newPod(at)
 	var resp runtimeapi.RunPodSandboxResponse
-	if err := w.call(context.Background(), runtimeapi.RuntimeService_RunPodSandbox_FullMethodName, &runtimeapi.RunPodSandboxRequest{Config: p.config()}, &resp); err != nil {
+	if err := w.call(context.Background(), runtimeapi.RuntimeService_RunPodSandbox_FullMethodName,
+		&runtimeapi.RunPodSandboxRequest{Config: p.config()}, &resp); err != nil {
 		w.fail("model: RunPodSandbox of %s: %v", p.who, err)
 	}
 	p.sandbox = resp.GetPodSandboxId()
@@ -314,7 +316,8 @@ func (w *modelWorld) endPod(at uint8) {
 		return
 	}
 	w.pods[at] = nil
-	w.must(w.call(context.Background(), runtimeapi.RuntimeService_RemovePodSandbox_FullMethodName, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.sandbox}, &runtimeapi.RemovePodSandboxResponse{}))
+	w.must(w.call(context.Background(), runtimeapi.RuntimeService_RemovePodSandbox_FullMethodName,
+		&runtimeapi.RemovePodSandboxRequest{PodSandboxId: p.sandbox}, &runtimeapi.RemovePodSandboxResponse{}))
 	delete(w.truth.grants, p.uid)
 }
 
@@ -363,7 +366,8 @@ func (s modelSource) PullPolicies(uid string, name imageref.Ref) ([]string, bool
 
 func (s modelSource) Secrets(_ context.Context, uid string, _ imageref.Ref) (all []tracker.Secret, complete bool) {
 	for _, h := range s.w.held(s.byUID(uid)) {
-		all = append(all, tracker.Secret{Ref: h.ref, Credential: s.w.key.ID(credential.New(credential.Login{Username: "tenant", Password: h.password}))})
+		all = append(all, tracker.Secret{Ref: h.ref,
+			Credential: s.w.key.ID(credential.New(credential.Login{Username: "tenant", Password: h.password}))})
 	}
 	return all, true
 }

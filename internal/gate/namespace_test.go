@@ -6,7 +6,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -31,7 +30,7 @@ func TestRuntimeCredentialOpensItsNamespaceAlone(t *testing.T) {
 		}
 		p.wantCreate(x, id1, app, wanted, "container of %s with %s", namespace, policy)
 	}
-	p.serves(app, "", criproxytest.Image{ID: id1})
+	p.serves(app, "", img(id1))
 	first := p.Pod("team-a")
 	f.addPod(first, "", "IfNotPresent")
 	if id, err := p.Pull(t.Context(), first, app, ""); err != nil || id != id1 {
@@ -39,7 +38,7 @@ func TestRuntimeCredentialOpensItsNamespaceAlone(t *testing.T) {
 	}
 
 	// The runtime holds no credential for other namespaces.
-	p.serves(app, "another", criproxytest.Image{ID: id1})
+	p.serves(app, "another", img(id1))
 	for _, policy := range []string{"IfNotPresent", "Never"} {
 		runs("team-a", policy, true)
 		runs("team-b", policy, false)
@@ -66,7 +65,7 @@ func TestRuntimeCredentialOpensItsNamespaceAlone(t *testing.T) {
 // crictl and kubeadm pull for no pod, with the node's credentials.
 func TestPullForNoPodOpensWithRuntimeCredentialsPerNamespace(t *testing.T) {
 	p := newProxy(t, tracker.Options{RuntimeCredentialsPerNamespace: true}, exact())
-	p.serves(app, "", criproxytest.Image{ID: id1})
+	p.serves(app, "", img(id1))
 	p.MustPull(nil, app, "")
 	p.wantPrecheck(p.Pod("team-b"), app, id1, "pre-check after a pull for no pod")
 }

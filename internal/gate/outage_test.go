@@ -18,7 +18,7 @@ import (
 // An allowed call reaches the runtime byte for byte: unknown fields are still in it.
 func TestJudgedRequestReachesTheRuntimeAsItCame(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, restoring())
-	p.serves(app, "good", criproxytest.Image{ID: id1})
+	p.serves(app, "good", img(id1))
 	alice := p.Pod("alice")
 	container := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: "main"},
@@ -32,17 +32,20 @@ func TestJudgedRequestReachesTheRuntimeAsItCame(t *testing.T) {
 	}{
 		{runtimeapi.ImageService_PullImage_FullMethodName, func() proto.Message {
 			return &runtimeapi.PullImageRequest{
-				Image: &runtimeapi.ImageSpec{Image: app}, Auth: &runtimeapi.AuthConfig{Username: "u", Password: "good"}, SandboxConfig: alice.Config,
+				Image: &runtimeapi.ImageSpec{Image: app}, Auth: &runtimeapi.AuthConfig{Username: "u", Password: "good"},
+				SandboxConfig: alice.Config,
 			}
 		}, &runtimeapi.PullImageResponse{}},
 		{runtimeapi.RuntimeService_CreateContainer_FullMethodName, func() proto.Message {
-			return &runtimeapi.CreateContainerRequest{PodSandboxId: alice.Sandbox, SandboxConfig: alice.Config, Config: container}
+			return &runtimeapi.CreateContainerRequest{PodSandboxId: alice.Sandbox, SandboxConfig: alice.Config,
+				Config: container}
 		}, &created},
 		{runtimeapi.RuntimeService_StartContainer_FullMethodName, func() proto.Message {
 			return &runtimeapi.StartContainerRequest{ContainerId: created.GetContainerId()}
 		}, &runtimeapi.StartContainerResponse{}},
 		{runtimeapi.RuntimeService_RestorePod_FullMethodName, func() proto.Message {
-			return &runtimeapi.RestorePodRequest{Config: alice.Config, ContainerConfigs: []*runtimeapi.ContainerConfig{container}}
+			return &runtimeapi.RestorePodRequest{Config: alice.Config,
+				ContainerConfigs: []*runtimeapi.ContainerConfig{container}}
 		}, &runtimeapi.RestorePodResponse{}},
 	} {
 		name := tc.method[strings.LastIndex(tc.method, "/")+1:]
@@ -64,7 +67,7 @@ func TestJudgedRequestReachesTheRuntimeAsItCame(t *testing.T) {
 // The runtime completes the pull, and the connection to it breaks before it answers.
 func TestConnectionThatBreaksBeforeTheAnswerLeavesAnIntent(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())
-	p.serves(app, "good", criproxytest.Image{ID: id1})
+	p.serves(app, "good", img(id1))
 	alice, bob := p.Pod("alice"), p.Pod("bob")
 	p.beforeAnswer("PullImage", func() {
 		p.runtime.Stop()

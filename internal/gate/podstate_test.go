@@ -84,7 +84,8 @@ func TestRefusalIsReportedOnce(t *testing.T) {
 	name := imageref.New("busybox")
 	s.refuse("uid", name, "id")
 	s.refuse("uid", imageref.Ref{}, "other")
-	if !s.refused("uid", name, "id", false) || !s.refused("uid", name, "id", true) || s.refused("uid", name, "id", true) || s.refused("uid", name, "id", false) {
+	if !s.refused("uid", name, "id", false) || !s.refused("uid", name, "id", true) || s.refused("uid", name, "id", true) ||
+		s.refused("uid", name, "id", false) {
 		t.Error("want a refusal reported once")
 	}
 	if !s.refused("uid", imageref.New("any"), "other", true) {
@@ -93,19 +94,5 @@ func TestRefusalIsReportedOnce(t *testing.T) {
 	s.refuse("", name, "id")
 	if s.refused("", name, "id", false) {
 		t.Error("want no refusal of an unknown pod")
-	}
-}
-
-func BenchmarkHideAndShow(b *testing.B) {
-	var s podStates
-	for i := range maxPods {
-		for j := range maxEntries {
-			s.hide(fmt.Sprint(i), imageref.New(fmt.Sprintf("busybox:%d", j)), false)
-		}
-	}
-	name := imageref.New("busybox:7")
-	for b.Loop() {
-		s.show("7", name)
-		s.hide("7", name, false)
 	}
 }

@@ -167,8 +167,7 @@ func (g *Gate) judgePrecheck(ctx context.Context, p *precheck, img tracker.Image
 	return d.Verdict
 }
 
-// waitAsIfPresent takes as long as the judgement of a present image. Otherwise a tenant with slow Secrets could learn
-// from the duration which images are present.
+// waitAsIfPresent fetches Secrets as for a present image, so that the duration does not reveal which are present.
 func (g *Gate) waitAsIfPresent(ctx context.Context, p *precheck) {
 	if g.c.Shadow {
 		return
@@ -178,8 +177,7 @@ func (g *Gate) waitAsIfPresent(ctx context.Context, p *precheck) {
 	}
 }
 
-// answerError answers a pre-check that the runtime failed. Its error, such as for an ambiguous prefix of an image ID,
-// would reveal that images are present.
+// answerError answers a pre-check that the runtime failed with an error that would reveal that images are present.
 func (g *Gate) answerError(ctx context.Context, p *precheck, err error) ([]byte, error) {
 	if g.c.Shadow || aborted(err) {
 		return nil, err

@@ -70,8 +70,7 @@ func (g *Gate) pullCall(c *call, req *runtimeapi.PullImageRequest) *pullCall {
 	return p
 }
 
-// isRevalidation reports whether a pull proves access to an image on the node, if there is one, and need not reach the
-// registry, and whether that is known.
+// isRevalidation reports whether it is known if a pull must reach the registry, and whether it need not.
 func (g *Gate) isRevalidation(p *pullCall) (exact, revalidation bool) {
 	switch p.pullPolicy {
 	case tracker.PullAlways:
@@ -85,8 +84,7 @@ func (g *Gate) isRevalidation(p *pullCall) (exact, revalidation bool) {
 	}
 }
 
-// pullImage answers a request to prove access if the credential has a proof, and forwards every other pull between its
-// intent and its record (docs/architecture.md).
+// pullImage answers a request to prove access for a proved credential, and forwards every other pull.
 func (g *Gate) pullImage(ctx context.Context, c *criproxy.Call, req *runtimeapi.PullImageRequest) ([]byte, error) {
 	g.ready(ctx)
 	p := g.pullCall(g.newCall(ctx, "PullImage"), req)
@@ -107,12 +105,10 @@ func (g *Gate) judgePull(ctx context.Context, p *pullCall, unasked bool) tracker
 	return g.judge(ctx, p.use, tracker.Request{Image: p.present, Credentials: own, Unasked: unasked})
 }
 
-// answered reports whether a verdict answers a request to prove access. Without a hidden pre-check, the kubelet pulls
-// for another reason, such as its own records.
+// answered reports whether a verdict answers a request to prove access, which follows a hidden pre-check.
 func (p *pullCall) answered(v tracker.Verdict) bool { return answers(v) && (p.hidden || v.Proved) }
 
-// answers reports whether a verdict answers a pull. A grant does not: a kubelet must not record a credential as valid
-// that no registry has accepted.
+// answers reports whether a verdict answers a pull. A grant does not: a kubelet must not record an untried credential.
 func answers(v tracker.Verdict) bool {
 	return v.Allowed() && (v.Proved || v.Reason != policy.Granted)
 }
@@ -224,8 +220,7 @@ func (p *pullCall) mayServeWithoutStore(v tracker.Verdict) bool {
 	}
 }
 
-// verified writes the record of a successful pull, for the image ID that ImageStatus reports. Without one, the intent
-// stays on disk, so that the image needs proof.
+// verified writes the record of a successful pull. If the image ID is not known, the intent stays on disk.
 func (g *Gate) verified(
 	ctx context.Context, pull *tracker.Pull, p *pullCall, podSecrets []tracker.Secret, raw []byte,
 ) (v tracker.Verdict, out outcome.Outcome, pulled tracker.Image) {

@@ -21,7 +21,8 @@ const digest1 = "repo.test/team/app@sha256:d111111111111111111111111111111111111
 // pullRef pulls with the good password and returns the image_ref of the answer.
 func (p *proxy) pullRef(x *criproxytest.Pod, name string) (string, error) {
 	resp, err := p.Images.PullImage(p.t.Context(), &runtimeapi.PullImageRequest{
-		Image: &runtimeapi.ImageSpec{Image: name}, SandboxConfig: x.Config, Auth: &runtimeapi.AuthConfig{Username: "tenant", Password: "good"},
+		Image: &runtimeapi.ImageSpec{Image: name}, SandboxConfig: x.Config,
+		Auth: &runtimeapi.AuthConfig{Username: "tenant", Password: "good"},
 	})
 	return resp.GetImageRef(), err
 }
@@ -31,7 +32,7 @@ func TestPullIsRecordedUnderTheImageID(t *testing.T) {
 	for name, ref := range map[string]string{"image ID": id1, "repo digest": digest1, "name": app} {
 		t.Run(name, func(t *testing.T) {
 			p := newProxy(t, tracker.Options{}, exact())
-			p.serves(app, "good", criproxytest.Image{ID: id1, Names: []string{digest1}})
+			p.serves(app, "good", img(id1, digest1))
 			p.runtime.Do(func(r *criproxytest.Runtime) { r.ImageRef = func(string, criproxytest.Image) string { return ref } })
 			alice, bob := p.Pod("alice"), p.Pod("bob")
 			if got, err := p.pullRef(alice, app); got != ref || err != nil {
@@ -94,7 +95,7 @@ func TestPullThatCannotBeResolvedOpensNothing(t *testing.T) {
 			p.runtime.Do(func(r *criproxytest.Runtime) { r.Fail = tc.fail })
 			if tc.ref == id2 {
 				// It is on the node, and belongs to another tenant.
-				p.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{"repo.test/other/app:1"}})
+				p.runtime.SetImages(img(id2, "repo.test/other/app:1"))
 			}
 			if got, err := p.pullRef(alice, app); got != tc.ref || err != nil {
 				t.Errorf("pull = %q, %v; want the runtime's own answer, %q", got, err, tc.ref)
@@ -123,7 +124,7 @@ func TestPullThatCannotBeResolvedOpensNothing(t *testing.T) {
 // The runtime has pulled, so the record is kept if a client disconnects while pullgated resolves the answer.
 func TestClientThatHangsUpAfterThePullKeepsTheRecord(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, exact())
-	p.serves(app, "good", criproxytest.Image{ID: id1})
+	p.serves(app, "good", img(id1))
 	alice, bob := p.Pod("alice"), p.Pod("bob")
 	ctx, hangUp := context.WithCancel(t.Context())
 	pulled, answered := false, make(chan struct{})

@@ -20,16 +20,11 @@ const (
 	CreationFailed   = "runtime_error" // for an error of the runtime that the answer does not contain
 )
 
-// The annotations that containerd sets on a restored container, over those of the checkpoint.
-const (
-	restoredAnnotation        = "restored"
-	checkpointImageAnnotation = "checkpointImage"
-)
-
-// wasRestored reports whether the runtime restored a container from a checkpoint.
+// wasRestored reports whether the runtime restored a container, by the annotations that containerd sets on it, over
+// those of the checkpoint.
 func wasRestored(c *runtimeapi.Container) bool {
-	_, from := c.GetAnnotations()[checkpointImageAnnotation]
-	return from || c.GetAnnotations()[restoredAnnotation] == "true"
+	_, from := c.GetAnnotations()["checkpointImage"]
+	return from || c.GetAnnotations()["restored"] == "true"
 }
 
 // SetAllowRestores replaces allowRestores for every call that begins after it returns.
@@ -51,8 +46,7 @@ func (g *Gate) refusedRestore(u *use, imageID string) *decisionlog.Decision {
 	return &d
 }
 
-// restorePod judges each container configuration as createContainer does, and removes the whole sandbox if one of the
-// restored containers, which are not started yet, is denied.
+// restorePod judges each container as createContainer does. It removes the whole sandbox if a restored one is denied.
 func (g *Gate) restorePod(ctx context.Context, c *criproxy.Call, req *runtimeapi.RestorePodRequest) ([]byte, error) {
 	g.ready(ctx)
 	own, who := g.newCall(ctx, "RestorePod"), identify(req.GetConfig())

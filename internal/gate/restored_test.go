@@ -7,7 +7,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/records"
@@ -21,7 +20,8 @@ const checkpointImage = "repo.test/mallory/checkpoint:1"
 
 // aliceAndMallory returns a proxy with alice's image on the node, and a pod of mallory that may use mallory's
 // checkpoint image.
-func aliceAndMallory(t *testing.T, o tracker.Options, c gate.Config, checkpoint criproxytest.Image) (p *proxy, mallory *criproxytest.Pod) {
+func aliceAndMallory(t *testing.T, o tracker.Options, c gate.Config, checkpoint criproxytest.Image) (p *proxy,
+	mallory *criproxytest.Pod) {
 	t.Helper()
 	p, _ = newProxyOfAlice(t, o, c)
 	return p, p.withCheckpoint(checkpoint)
@@ -56,22 +56,27 @@ func (p *proxy) pairs() (marked, closed []records.Pair) {
 
 // The runtime reports mallory's own image for a container with the root file system of alice's image.
 func TestRestoredContainerIsRefusedWhateverImageItReports(t *testing.T) {
-	for _, mode := range []policy.Mode{policy.ModeAlwaysVerify, policy.ModeNeverVerify, policy.ModeNeverVerifyPreloadedImages} {
+	for _, mode := range []policy.Mode{policy.ModeAlwaysVerify, policy.ModeNeverVerify,
+		policy.ModeNeverVerifyPreloadedImages} {
 		t.Run(string(mode), func(t *testing.T) {
 			rules, err := policy.New(string(mode), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
 			k, c := kept(exact())
-			p, mallory := aliceAndMallory(t, tracker.Options{Rules: tracker.Rules{Policy: rules}}, c, criproxytest.Image{Restores: id1, Claims: id2})
+			p, mallory := aliceAndMallory(t, tracker.Options{Rules: tracker.Rules{Policy: rules}}, c,
+				criproxytest.Image{Restores: id1, Claims: id2})
 			k.since()
 			_, err = p.Create(t.Context(), mallory, id2, checkpointImage)
-			wantDenied(t, "container", err, "CONTAINER_NOT_CREATED", "mallory/"+mallory.UID, checkpointImage, "checkpoint", "allowRestores")
+			wantDenied(t, "container", err, "CONTAINER_NOT_CREATED", "mallory/"+mallory.UID, checkpointImage, "checkpoint",
+				"allowRestores")
 			p.wantNoContainers("the restored one removed")
 			if got := p.counts.get(); got["creation refused restored"] != 1 || got["refused CreateContainer"] != 1 {
 				t.Errorf("counted %v; want one denial and one restored container", got)
 			}
-			if got := k.since(); !slices.ContainsFunc(got, func(s string) bool { return strings.Contains(s, "Reverify restored") }) {
+			if got := k.since(); !slices.ContainsFunc(got, func(s string) bool {
+				return strings.Contains(s, "Reverify restored")
+			}) {
 				t.Errorf("decisions = %v; want one by restored", got)
 			}
 		})
@@ -80,19 +85,17 @@ func TestRestoredContainerIsRefusedWhateverImageItReports(t *testing.T) {
 
 func TestRestoredContainerIsRefusedAtItsStartAndByRestorePod(t *testing.T) {
 	p, mallory := aliceAndMallory(t, tracker.Options{}, exact(), criproxytest.Image{Restores: id1, Claims: id2})
-	config := &runtimeapi.ContainerConfig{
-		Metadata: &runtimeapi.ContainerMetadata{Name: "main"}, Image: &runtimeapi.ImageSpec{Image: id2, UserSpecifiedImage: checkpointImage},
-	}
-	made, err := p.runtime.CreateContainer(t.Context(), &runtimeapi.CreateContainerRequest{PodSandboxId: mallory.Sandbox, Config: config})
-	p.must(err)
-	wantDenied(t, "start of a container that was not read back", p.Start(t.Context(), made.GetContainerId()), "RESTORE_NOT_ALLOWED", "allowRestores")
+	made := p.behind(mallory, id2, checkpointImage)
+	wantDenied(t, "start of a container that was not read back", p.Start(t.Context(), made),
+		"RESTORE_NOT_ALLOWED", "allowRestores")
 	p.wantNoContainers("the restored one removed")
-	_, err = p.Runtime.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{Config: mallory.Config, ContainerConfigs: []*runtimeapi.ContainerConfig{config}})
+	_, err := p.restorePod(mallory, container(id2, checkpointImage))
 	wantDenied(t, "RestorePod", err, "RESTORE_NOT_ALLOWED", "allowRestores")
 	if got := p.runtime.Calls("RestorePod"); got != 0 {
 		t.Errorf("the runtime got RestorePod %d times; want it refused before", got)
 	}
-	if got := p.counts.get(); got["creation refused restored"] != 2 || got["refused StartContainer"] != 1 || got["refused RestorePod"] != 1 {
+	if got := p.counts.get(); got["creation refused restored"] != 2 || got["refused StartContainer"] != 1 ||
+		got["refused RestorePod"] != 1 {
 		t.Errorf("counted %v; want a denial of StartContainer and of RestorePod, both as restored", got)
 	}
 }
@@ -109,7 +112,8 @@ func TestRestoredContainerIsAllowedByExemptionShadowModeAndAllowRestores(t *test
 		"allowRestores":    {tracker.Rules{}, restoring()},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, mallory := aliceAndMallory(t, tracker.Options{Rules: tc.rules}, tc.config, criproxytest.Image{Restores: id1, Claims: id2})
+			p, mallory := aliceAndMallory(t, tracker.Options{Rules: tc.rules}, tc.config,
+				criproxytest.Image{Restores: id1, Claims: id2})
 			id, err := p.Create(t.Context(), mallory, id2, checkpointImage)
 			if err != nil {
 				t.Fatalf("container = %v; want it created", err)
@@ -131,7 +135,8 @@ func TestAllowRestoresTakesEffectWithoutARestart(t *testing.T) {
 const planted = "repo.test/team/app:2"
 
 func planting(fails error) criproxytest.Image {
-	return criproxytest.Image{Restores: id3, Brings: []criproxytest.Image{{ID: id3, Names: []string{planted}}}, Fails: fails}
+	return criproxytest.Image{Restores: id3, Brings: []criproxytest.Image{{ID: id3, Names: []string{planted}}},
+		Fails: fails}
 }
 
 // A runtime itself pulls the image that a checkpoint names and gives it the name from the checkpoint. That image must
@@ -160,7 +165,8 @@ func TestImageThatCameWithACheckpointNeedsProof(t *testing.T) {
 			want := records.Pair{ImageID: id3, Repository: "repo.test/team/app"}
 			marked, closed := p.pairs()
 			if slices.Contains(during, want) || slices.Contains(marked, want) {
-				t.Errorf("marked while and after the container was created: %v and %v; want neither to have %v", during, marked, want)
+				t.Errorf("marked while and after the container was created: %v and %v; want neither to have %v", during, marked,
+					want)
 			}
 			if !slices.Contains(closed, want) {
 				t.Errorf("records with nothing proved: %v; want %v among them", closed, want)
@@ -189,7 +195,7 @@ func TestImageThatCameWithALostCreateIsNotMarkedAfterARestart(t *testing.T) {
 	store, _, err := records.Open(crashed, records.Options{})
 	p.must(err)
 	defer func() { p.must(store.Close()) }()
-	p.runtime.SetImages(criproxytest.Image{ID: id3, Names: []string{planted}}, imported)
+	p.runtime.SetImages(img(id3, planted), imported)
 	restarted := tracker.New(store, p.key, gate.NewRuntime(p.up, p.up), tracker.Options{})
 	p.must(restarted.Sync(t.Context()))
 	marks, err := store.Marks()
@@ -249,9 +255,10 @@ func TestErrorOfACreateFromAnOrdinaryImagePassesUnchanged(t *testing.T) {
 		"the image has another name since": {before: func(p *proxy, alice *criproxytest.Pod) {
 			_, err := p.Create(t.Context(), alice, id1, app)
 			p.must(err)
-			p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app, "repo.test/given:1"}})
+			p.runtime.SetImages(img(id1, app, "repo.test/given:1"))
 		}},
-		"containerd 1.6": {release: [2]string{"containerd", "1.6.20~ds1"}, passes: true, before: func(*proxy, *criproxytest.Pod) {}},
+		"containerd 1.6": {release: [2]string{"containerd", "1.6.20~ds1"}, passes: true,
+			before: func(*proxy, *criproxytest.Pod) {}},
 		"containerd 2.2": {release: [2]string{"containerd", "v2.2.3"}, before: func(*proxy, *criproxytest.Pod) {}},
 		"exempt":         {exempt: true, passes: true, before: func(*proxy, *criproxytest.Pod) {}},
 	} {
@@ -262,13 +269,14 @@ func TestErrorOfACreateFromAnOrdinaryImagePassesUnchanged(t *testing.T) {
 			}
 			p := newProxy(t, o, exact())
 			p.runtime.Do(func(r *criproxytest.Runtime) { r.Release = tc.release })
-			p.serves(app, "good", criproxytest.Image{ID: id1})
+			p.serves(app, "good", img(id1))
 			alice := p.Pod("alice")
 			p.MustPull(alice, app, "good")
 			tc.before(p, alice)
 			p.fails("CreateContainer", device)
 			_, err := p.Create(t.Context(), alice, id1, app)
-			if passed := status.Code(err) == codes.Internal && strings.Contains(err.Error(), "no such device"); passed != tc.passes || err == nil {
+			if passed := status.Code(err) == codes.Internal &&
+				strings.Contains(err.Error(), "no such device"); passed != tc.passes || err == nil {
 				t.Errorf("container = %v; want the error of the runtime to pass: %v", err, tc.passes)
 			}
 			p.fails("CreateContainer", status.Error(codes.DeadlineExceeded, "took too long"))

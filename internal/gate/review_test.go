@@ -3,7 +3,6 @@ package gate_test
 import (
 	"context"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -32,7 +31,8 @@ type policyd struct {
 	asked []policyclient.ReviewRequest
 }
 
-func (p *policyd) Review(ctx context.Context, r policyclient.ReviewRequest) (all []policyclient.ReviewResult, err error) {
+func (p *policyd) Review(ctx context.Context, r policyclient.ReviewRequest) (all []policyclient.ReviewResult,
+	err error) {
 	p.mu.Lock()
 	p.asked = append(p.asked, r)
 	p.mu.Unlock()
@@ -64,13 +64,15 @@ func (p *policyd) requests() int {
 // reviewed returns rules by which a backend reviews the images of pods; beside says what stands in its file.
 func reviewed(tb testing.TB, p *policyd, beside string) admission.Rules {
 	tb.Helper()
-	set, err := policyfiles.LoadBackends([]policyfiles.File{{Name: "scanner.yaml", Data: []byte("imagePolicy: {kubeConfigFile: /k, defaultAllow: " + beside)}})
+	set, err := policyfiles.LoadBackends([]policyfiles.File{{Name: "scanner.yaml",
+		Data: []byte("imagePolicy: {kubeConfigFile: /k, defaultAllow: " + beside)}})
 	if err != nil {
 		tb.Fatal(err)
 	}
 	return admission.Rules{
 		PolicyHash: beside, ExemptStaticPods: true, ExemptNamespaces: []string{"kube-system"},
-		Validators: []admission.Named{{Name: admission.ReviewValidator, Validator: policyclient.NewReviewer(set, policyclient.ReviewerOptions{Client: p, PolicyHash: "h"})}},
+		Validators: []admission.Named{{Name: admission.ReviewValidator,
+			Validator: policyclient.NewReviewer(set, policyclient.ReviewerOptions{Client: p, PolicyHash: "h"})}},
 	}
 }
 
@@ -114,7 +116,7 @@ func TestReviewsAtTheCreationOfContainers(t *testing.T) {
 	wantDenied(t, "an image volume that the backend denies", err, admission.ReviewDenied, sentence)
 	restored := p.PodFrom("team", "api")
 	before := p.runtime.Calls("RestorePod")
-	_, err = p.Runtime.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{Config: restored.Config, ContainerConfigs: []*runtimeapi.ContainerConfig{ordinary(), onOther("second")}})
+	_, err = p.restorePod(restored, ordinary(), onOther("second"))
 	wantDenied(t, "a pod that is restored with such an image", err, admission.ReviewDenied, sentence)
 	if n := p.runtime.Calls("RestorePod") - before; n != 0 {
 		t.Errorf("the runtime got RestorePod %d times; want it denied before", n)
@@ -126,16 +128,18 @@ func TestReviewsOfRestoredContainers(t *testing.T) {
 	for _, byDefault := range []string{failOpen, failClosed} {
 		k, c := kept(restoring())
 		p := newProxyWithPolicies(t, c, chainOf(reviewed(t, &policyd{}, byDefault)))
-		checkpoint := []criproxytest.Image{{ID: id2, Names: []string{anyImage}, Restores: id3, Claims: id2}, {ID: id3, Names: []string{otherImage}}}
+		checkpoint := []criproxytest.Image{{ID: id2, Names: []string{anyImage}, Restores: id3, Claims: id2},
+			{ID: id3, Names: []string{otherImage}}}
 		p.runtime.SetImages(checkpoint...)
 		_, err := p.create(p.Pod("team"), ordinary())
 		p.wantCode(err, codes.PermissionDenied, "a restored container")
-		if n := len(k.all); n != 2 || k.all[1].Verdict.Allowed() || k.all[1].Admission.Findings[0].Reason != admission.FieldUnknown {
+		if n := len(k.all); n != 2 || k.all[1].Verdict.Allowed() ||
+			k.all[1].Admission.Findings[0].Reason != admission.FieldUnknown {
 			t.Errorf("decisions %+v; want Allow for the checkpoint and a denial of what was restored", k.all)
 		}
 		p.runtime.SetImages(checkpoint...)
 		restored := p.PodFrom("team", "api")
-		_, err = p.Runtime.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{Config: restored.Config, ContainerConfigs: []*runtimeapi.ContainerConfig{ordinary()}})
+		_, err = p.restorePod(restored, ordinary())
 		p.wantCode(err, codes.PermissionDenied, "a restored pod")
 	}
 }
@@ -176,7 +180,8 @@ func TestReviewsThatFail(t *testing.T) {
 				t.Errorf("defaultAllow true: %v; want nil", err)
 			}
 			if !admits {
-				wantDenied(t, "defaultAllow false", err, admission.ReviewUnavailable, "no valid answer from the image review backend scanner", "pullgate-policyd not reached; denied")
+				wantDenied(t, "defaultAllow false", err, admission.ReviewUnavailable,
+					"no valid answer from the image review backend scanner", "pullgate-policyd not reached; denied")
 			}
 		}
 		if len(k.all) != 2 {
@@ -187,17 +192,6 @@ func TestReviewsThatFail(t *testing.T) {
 				t.Errorf("defaultAllow %v: %+v; want failedOpen: %v", admits, d, admits)
 			}
 		}
-	}
-}
-
-func TestDecisionsOfReviewsHaveAuditAnnotations(t *testing.T) {
-	k, c := kept(exact())
-	p := newProxyWithPolicies(t, c, chainOf(reviewed(t, &policyd{denied: []string{otherImage}}, failClosed)))
-	x := p.Pod("team")
-	p.run(x, ordinary())
-	_, _ = p.create(x, onOther("second"))
-	if len(k.all) != 2 || k.all[0].Admission.Findings[0].AuditAnnotations["scan"] != anyImage || k.all[1].Admission.Findings[0].AuditAnnotations["scan"] != otherImage {
-		t.Errorf("decisions %+v; want two with the audit annotations", k.all)
 	}
 }
 
@@ -213,7 +207,7 @@ func TestDecisionsOfReviewsHaveTheImageThatStarted(t *testing.T) {
 	p := newProxy(t, tracker.Options{Rules: tracker.Rules{Policy: never}}, c)
 	x := p.Pod("team")
 	for _, id := range []string{id2, id3} { // the tag moves
-		p.runtime.SetImages(criproxytest.Image{ID: id, Names: []string{anyImage}})
+		p.runtime.SetImages(img(id, anyImage))
 		config := ordinary()
 		config.Image.Image = id
 		p.run(x, config)
@@ -225,62 +219,10 @@ func TestDecisionsOfReviewsHaveTheImageThatStarted(t *testing.T) {
 	for i, id := range []string{id2, id3} {
 		got := k.all[i]
 		f := got.Admission.Findings
-		if got.Image != anyImage || got.Verdict.Pair.ImageID != id || len(f) != 1 || f[0].Policy != "scanner" || f[0].Answer != admission.Admit {
+		if got.Image != anyImage || got.Verdict.Pair.ImageID != id || len(f) != 1 || f[0].Policy != "scanner" ||
+			f[0].Answer != admission.Admit {
 			t.Errorf("decision %+v; want %s, its image %s and the answer of the backend", got, anyImage, id)
 		}
-	}
-}
-
-// A container that its pod has started before is not reviewed again, unless recheckRestarts is true. Pods that are
-// exempt are not reviewed.
-func TestReviewsOfRestartsAndExemptPods(t *testing.T) {
-	d := &policyd{}
-	rules := reviewed(t, d, failClosed)
-	p := newProxyWithPolicies(t, exact(), chainOf(rules))
-	x := p.Pod("team")
-	p.run(x, ordinary())
-	if n := d.requests(); n != 1 {
-		t.Errorf("%d requests about a new container; want 1", n)
-	}
-	d.denied = []string{anyImage} // the backend changes its decision
-	check := func(when string) {
-		t.Helper()
-		p.run(x, ordinary())
-		if n := d.requests(); n != 0 {
-			t.Errorf("%s: %d requests about a restart; want none", when, n)
-		}
-		_, err := p.create(p.Pod("new-"+strings.ReplaceAll(when, " ", "-")), ordinary())
-		wantDenied(t, when+": a new pod", err, admission.ReviewDenied)
-		d.requests()
-	}
-	check("at once")
-	p.config.Admission = chainOf(rules)
-	p.restart()
-	check("after a restart of pullgated")
-	static := p.PodFrom("team", "file")
-	p.must(p.Sandbox(t.Context(), static))
-	for _, exempt := range []*criproxytest.Pod{static, p.Pod("kube-system")} {
-		p.run(exempt, ordinary())
-	}
-	if n := d.requests(); n != 0 {
-		t.Errorf("%d requests about exempt pods; want none", n)
-	}
-	rules.RecheckRestarts, rules.ExemptStaticPods = true, false
-	p.gate.SetAdmission(chainOf(rules))
-	_, err := p.create(x, ordinary())
-	wantDenied(t, "with recheckRestarts", err, admission.ReviewDenied)
-	_, err = p.create(static, ordinary())
-	wantDenied(t, "a static pod that is not exempt", err, admission.ReviewDenied)
-}
-
-func TestReviewsThatAreOnlyReported(t *testing.T) {
-	k, c := kept(exact())
-	rules := reviewed(t, &policyd{denied: []string{anyImage}}, failClosed)
-	rules.AuditOnly = true
-	p := newProxyWithPolicies(t, c, chainOf(rules))
-	p.run(p.Pod("team"), ordinary())
-	if len(k.all) != 1 || !k.all[0].Verdict.Allowed() || len(k.all[0].Admission.Findings) != 1 || k.all[0].Admission.Findings[0].Reason != admission.ReviewDenied {
-		t.Errorf("decisions %+v; want Allow with a denial that is only reported", k.all)
 	}
 }
 
@@ -324,7 +266,8 @@ func TestOnlyReviewedCallsWait(t *testing.T) {
 	// A caller that does not wait any longer.
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	_, err = p.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pods[0].Sandbox, SandboxConfig: pods[0].Config, Config: ordinary()})
+	_, err = p.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pods[0].Sandbox,
+		SandboxConfig: pods[0].Config, Config: ordinary()})
 	// Client and server see the deadline at the same time, so that either can be first.
 	if code := status.Code(err); code != codes.DeadlineExceeded && code != codes.PermissionDenied {
 		t.Errorf("a create that ends before the review: %v; want DeadlineExceeded, or the denial", err)
@@ -375,5 +318,6 @@ type source struct{}
 
 func (source) View(context.Context, string) (admission.Pod, []admission.Container, bool) {
 	return admission.Pod{ReviewAnnotations: admission.Set(map[string]string(nil))},
-		[]admission.Container{{Name: "main", Image: admission.Set(anyImage), Mounts: admission.Set([]admission.Mount{})}}, true
+		[]admission.Container{{Name: "main", Image: admission.Set(anyImage), Mounts: admission.Set([]admission.Mount{})}},
+		true
 }

@@ -15,8 +15,7 @@ import (
 // ownCallLimit limits the duration of a call of a Runtime.
 const ownCallLimit = 10 * time.Second
 
-// A Runtime makes pullgate's own calls to the container runtime. It implements [tracker.Runtime]. It may be used
-// concurrently.
+// A Runtime makes pullgate's own calls to the container runtime, as [tracker.Runtime] and for the gate.
 type Runtime struct {
 	runtime, image *criproxy.Upstream
 }

@@ -21,19 +21,16 @@ func (g *Gate) runPodSandbox(
 		}
 	}
 	raw, err := c.Forward(ctx)
-	if err == nil {
-		g.sandboxCreated(req.GetConfig(), raw)
-	}
-	return raw, err
-}
-
-func (g *Gate) sandboxCreated(config *runtimeapi.PodSandboxConfig, response []byte) {
 	var resp runtimeapi.RunPodSandboxResponse
-	if err := criproxy.DecodeAnswer(response, &resp); err != nil {
-		g.c.Log.Error(err, "Failed to decode the runtime's answer: the pod is unknown until the runtime lists its sandbox")
-		return
+	if err != nil {
+		return raw, err
 	}
-	g.c.Pods.Add(sandbox(resp.GetPodSandboxId(), config))
+	if err := criproxy.DecodeAnswer(raw, &resp); err != nil {
+		g.c.Log.Error(err, "Failed to decode the runtime's answer: the pod is unknown until the runtime lists its sandbox")
+		return raw, nil
+	}
+	g.c.Pods.Add(sandbox(resp.GetPodSandboxId(), req.GetConfig()))
+	return raw, nil
 }
 
 func (g *Gate) removePodSandbox(

@@ -77,8 +77,7 @@ func (g *Gate) mayAnswerFirst(n *candidate, create *tracker.Create, since uint64
 		n.image.ID == n.container.GetImage().GetImage() && imageID.MatchString(n.image.ID)
 }
 
-// readLater reads a container back while the answer is on its way; its start waits for the result. The request counts
-// as held until then, if there is room for it.
+// readLater reads a container back, while its start waits and its request counts as held, if there is room for it.
 func (g *Gate) readLater(n *candidate, id string, bytes int, readBack func() error) (ok bool) {
 	release, ok := g.held.hold(n.pod.UID, bytes)
 	if !ok {

@@ -32,7 +32,7 @@ func (p *proxy) asked(x *criproxytest.Pod, id string) int {
 }
 
 func TestImageThatThePodWasShownIsNotAskedForAgain(t *testing.T) {
-	other := criproxytest.Image{ID: id3, Names: []string{"repo.test/other:1"}}
+	other := img(id3, "repo.test/other:1")
 	for name, tc := range map[string]struct {
 		// between the pre-check and the creation by the pod that it returns
 		then func(p *proxy, x *criproxytest.Pod) *criproxytest.Pod
@@ -80,7 +80,8 @@ func TestImageThatThePodWasShownIsNotAskedForAgain(t *testing.T) {
 func TestRevocationIsSeenBetweenPrecheckAndCreation(t *testing.T) {
 	p, alice := newOrdinary(t)
 	p.wantPrecheck(alice, app, id1, "pre-check")
-	_, err := p.tracker.Revoke(t.Context(), tracker.Revocation{Revocation: records.Revocation{Repository: "repo.test/team/app"}})
+	_, err := p.tracker.Revoke(t.Context(),
+		tracker.Revocation{Revocation: records.Revocation{Repository: "repo.test/team/app"}})
 	p.must(err)
 	p.wantCreate(alice, id1, app, codes.PermissionDenied, "creation after a revocation")
 }
@@ -88,9 +89,7 @@ func TestRevocationIsSeenBetweenPrecheckAndCreation(t *testing.T) {
 // The start waits for the read-back. A container that is on another image is denied then, and removed.
 func TestStartWaitsForTheReadBack(t *testing.T) {
 	p, alice := newOrdinary(t)
-	p.runtime.SetImages(
-		criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{"repo.test/secret:1"}},
-	)
+	p.runtime.SetImages(img(id1, app), img(id2, "repo.test/secret:1"))
 	p.must(p.createAndStart(alice, id1, app)) // the image has other names now
 	for _, revealed := range []bool{false, true} {
 		read, answered := make(chan struct{}), make(chan struct{})

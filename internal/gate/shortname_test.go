@@ -7,7 +7,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
@@ -17,7 +16,7 @@ func TestDenialOfANameThatTheImageDoesNotHave(t *testing.T) {
 	const elsewhere = "quay.test/secret/pause:3.9"
 	hex := strings.TrimPrefix(id1, "sha256:")
 	p := newProxy(t, tracker.Options{}, exact())
-	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{elsewhere}})
+	p.runtime.SetImages(img(id1, elsewhere))
 	for name, want := range map[string]string{
 		"pause:3.9":             "write the registry in the name of the image, as in REGISTRY/pause:3.9",
 		"team/app":              "write the registry in the name of the image, as in REGISTRY/team/app",

@@ -119,8 +119,7 @@ func (g *Gate) noteUnverified(p *pullCall, d admission.Decision) {
 	g.pullEnded(p, nil, v, out, d)
 }
 
-// leadToPull hides the image of a denied container from the next pre-check, so that a pull, if there is one, brings the
-// endorsement.
+// leadToPull hides the image of a denied container from the next pre-check, so that a pull brings the endorsement.
 func (g *Gate) leadToPull(c *candidate) {
 	for _, image := range append([]admission.Image{c.subjectImage()}, c.mounts...) {
 		if g.use(c.call, c.pod, image.Requested).pullPolicy != tracker.PullNever {
@@ -129,8 +128,7 @@ func (g *Gate) leadToPull(c *candidate) {
 	}
 }
 
-// endorsedLate denies a container that is judged when it starts, if its real image lacks an endorsement. The other
-// policies judged it when it was created.
+// endorsedLate denies a container at its start if its image lacks an endorsement. Other policies judged it before.
 func (g *Gate) endorsedLate(ctx context.Context, c *candidate) error {
 	a := c.signing()
 	if a == nil || !c.late {

@@ -104,7 +104,8 @@ func signedBy(tb testing.TB, key, images string) requirement.Rule {
 	}
 	return requirement.Rule{
 		Kind: "ClusterPolicy", Policy: "images", Name: "by-" + key, Images: []requirement.Pattern{p},
-		Requirement: &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: []byte(key), Hash: "sha256"}}},
+		Requirement: &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: []byte(key),
+			Hash: "sha256"}}},
 	}
 }
 
@@ -147,9 +148,10 @@ func (c current) RevokeEndorsements(of records.EndorsementSelection) ([]records.
 // newSigning returns a proxy with rules about signatures. The registry gives app as id1 for the password good.
 func newSigning(tb testing.TB, c gate.Config, rules ...requirement.Rule) *signing {
 	tb.Helper()
-	s := &signing{notary: &notary{}, state: policyclient.NewEndorserState(), rules: admission.Rules{ExemptStaticPods: true, ExemptNamespaces: []string{"kube-system"}}}
+	s := &signing{notary: &notary{}, state: policyclient.NewEndorserState(),
+		rules: admission.Rules{ExemptStaticPods: true, ExemptNamespaces: []string{"kube-system"}}}
 	s.proxy = newProxy(tb, tracker.Options{Rules: tracker.Rules{ExemptStaticPods: true}}, c)
-	s.serves(app, "good", criproxytest.Image{ID: id1})
+	s.serves(app, "good", img(id1))
 	s.use(rules...)
 	return s
 }
@@ -162,7 +164,8 @@ func (s *signing) use(rules ...requirement.Rule) {
 	for _, r := range set.Rules() {
 		hash += r.Hash
 	}
-	e := policyclient.NewEndorser(set, policyclient.EndorserOptions{Store: current{s}, Verifier: s.notary, State: s.state, PolicyHash: hash, Validity: s.validity, Grace: s.grace})
+	e := policyclient.NewEndorser(set, policyclient.EndorserOptions{Store: current{s}, Verifier: s.notary, State: s.state,
+		PolicyHash: hash, Validity: s.validity, Grace: s.grace})
 	s.rules.PolicyHash, s.rules.Validators = hash, []admission.Named{{Name: admission.SignatureValidator, Validator: e}}
 	chain := admission.New(s.rules, nil)
 	if s.config.Admission != nil {
@@ -201,7 +204,8 @@ func (s *signing) wantRun(x *criproxytest.Pod, container, name, password, what s
 }
 
 // wantPulled is wantRun, and reports a pull that was not wanted, or one that is missing.
-func (s *signing) wantPulled(x *criproxytest.Pod, container, name, password string, want bool, what string, args ...any) {
+func (s *signing) wantPulled(x *criproxytest.Pod, container, name, password string, want bool, what string,
+	args ...any) {
 	s.t.Helper()
 	if pulled, err := s.runs(x, container, name, password); err != nil || pulled != want {
 		s.t.Errorf("%s: pulled %v, %v; want the container, and a pull: %v", fmt.Sprintf(what, args...), pulled, err, want)
@@ -228,11 +232,13 @@ func TestASignedImageRuns(t *testing.T) {
 	x := s.Pod("team")
 	s.wantPulled(x, "main", app, "good", true, "the first pod")
 	asked := s.requests()
-	if len(asked) != 1 || asked[0].Name != app || asked[0].ImageID != id1 || asked[0].Credential.Password != "good" || len(asked[0].Requirements) != 1 {
+	if len(asked) != 1 || asked[0].Name != app || asked[0].ImageID != id1 || asked[0].Credential.Password != "good" ||
+		len(asked[0].Requirements) != 1 {
 		t.Errorf("asked %d times: %+v; want once, with image, credential and requirement", len(asked), asked)
 	}
 	// A second pod that proves access needs no verification.
-	if pulled, err := s.runs(s.Pod("team"), "main", app, "good"); err != nil || !pulled || len(s.requests()) != 0 || s.runtime.Calls("PullImage") != 1 {
+	if pulled, err := s.runs(s.Pod("team"), "main", app, "good"); err != nil || !pulled || len(s.requests()) != 0 ||
+		s.runtime.Calls("PullImage") != 1 {
 		t.Errorf("the second pod: %v, pulled %v; want it without verification", err, pulled)
 	}
 	s.restart()
@@ -248,7 +254,8 @@ func TestAnnotationsOfVerificationsProveNothing(t *testing.T) {
 	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))
 	x := s.Pod("team")
 	maps.Copy(x.Config.Annotations, map[string]string{
-		"kyverno.io/verify-images": `{"` + app + `":"pass","` + id1 + `":"pass"}`, "policy.pullgate.dev/signed": "true", "dev.cosignproject.cosign/signature": "abc",
+		"kyverno.io/verify-images": `{"` + app + `":"pass","` + id1 + `":"pass"}`, "policy.pullgate.dev/signed": "true",
+		"dev.cosignproject.cosign/signature": "abc",
 	})
 	_, err := s.runs(x, "main", app, "good")
 	wantPullError(t, "unsigned, with annotations", err, "SignatureValidationFailed", "no signature was found")
@@ -263,7 +270,8 @@ func TestAnUnsignedImageWaitsUntilItIsSigned(t *testing.T) {
 	s := newSigning(t, c, signedBy(t, "a", "repo.test/*"))
 	x := s.Pod("team")
 	_, err := s.runs(x, "main", app, "good")
-	wantPullError(t, "unsigned", err, "SignatureValidationFailed", "rule by-a of policy images", "no signature was found", "key sha256:")
+	wantPullError(t, "unsigned", err, "SignatureValidationFailed", "rule by-a of policy images", "no signature was found",
+		"key sha256:")
 	if got := s.onDisk(); got != "0 intents, 1 records" {
 		t.Errorf("on disk %s; want the record of the pull, and no endorsement", got)
 	}
@@ -274,16 +282,20 @@ func TestAnUnsignedImageWaitsUntilItIsSigned(t *testing.T) {
 	if n := len(s.requests()); n != 1 || s.runtime.Calls("PullImage") != 1 {
 		t.Errorf("%d verifications, %d pulls; want one of each", n, s.runtime.Calls("PullImage"))
 	}
-	k.wants(t, "an unsigned image", "ImageStatus team: Reverify admission_denied unknown", "PullImage team: Reverify admission_denied denied unknown")
-	if c := s.counts.get(); c["recheck hit"] != 0 || c["admission ImageStatus Unverified"] != 1 || c["admission PullImage Deny"] != 2 {
+	k.wants(t, "an unsigned image", "ImageStatus team: Reverify admission_denied unknown",
+		"PullImage team: Reverify admission_denied denied unknown")
+	if c := s.counts.get(); c["recheck hit"] != 0 || c["admission ImageStatus Unverified"] != 1 ||
+		c["admission PullImage Deny"] != 2 {
 		t.Errorf("metrics %v; want a hidden pre-check and two denied pulls of the chain", c)
 	}
 	_, err = s.Create(t.Context(), x, id1, app)
-	wantDenied(t, "a create without a pull", err, admission.EndorsementMissing, "the last verification denied it (SIGNATURE_MISSING)", "a pull verifies them")
+	wantDenied(t, "a create without a pull", err, admission.EndorsementMissing,
+		"the last verification denied it (SIGNATURE_MISSING)", "a pull verifies them")
 	s.sign(id1, "*")
 	s.forgetDenials()
 	if _, err := s.runs(x, "main", app, "good"); err != nil || s.runtime.Calls("PullImage") != 1 {
-		t.Errorf("once it is signed: %v, %d pulls; want the container without another pull", err, s.runtime.Calls("PullImage"))
+		t.Errorf("once it is signed: %v, %d pulls; want the container without another pull", err,
+			s.runtime.Calls("PullImage"))
 	}
 }
 
@@ -303,7 +315,8 @@ func TestEndorsementsAndCredentials(t *testing.T) {
 	s.wantPrecheck(bob, app, "", "the pre-check of another tenant")
 	_, err = s.Create(t.Context(), bob, id1, app)
 	wantDenied(t, "another tenant without a credential", err, "ACCESS_NOT_PROVED")
-	if _, err := s.Pull(t.Context(), bob, app, "bad"); status.Code(err) != codes.Unknown || strings.Contains(err.Error(), "Signature") {
+	if _, err := s.Pull(t.Context(), bob, app, "bad"); status.Code(err) != codes.Unknown ||
+		strings.Contains(err.Error(), "Signature") {
 		t.Errorf("a pull with a credential that the registry denies: %v; want its error", err)
 	}
 	_, err = s.runs(bob, "main", app, "good")
@@ -320,7 +333,8 @@ func TestEndorsementsAndCredentials(t *testing.T) {
 	s.use(signedBy(t, "b", "repo.test/*"))
 	s.set(func(n *notary) { n.signed, n.err = nil, policyclient.ErrNotReached })
 	_, err = s.runs(s.Pod("alice"), "main", app, "good")
-	wantPullError(t, "without pullgate-policyd", err, "RegistryUnavailable", "pullgate-policyd not reached", "the next pull tries again")
+	wantPullError(t, "without pullgate-policyd", err, "RegistryUnavailable", "pullgate-policyd not reached",
+		"the next pull tries again")
 	s.set(func(n *notary) { n.err, n.reason = nil, "REGISTRY_UNAVAILABLE" })
 	_, err = s.runs(s.Pod("alice"), "main", app, "good")
 	wantPullError(t, "without the registry of signatures", err, "RegistryUnavailable", "REGISTRY_UNAVAILABLE")
@@ -342,7 +356,8 @@ func TestEndorsementsAndCredentials(t *testing.T) {
 }
 
 func TestRulesThatNeedNoSignature(t *testing.T) {
-	digest, static, none := signedBy(t, "a", "repo.test/*"), signedBy(t, "b", "repo.test/*"), signedBy(t, "c", "none.test/*")
+	digest, static, none := signedBy(t, "a", "repo.test/*"), signedBy(t, "b", "repo.test/*"),
+		signedBy(t, "c", "none.test/*")
 	digest.RequireDigest = true
 	static.Requirement = &requirement.Requirement{Static: &requirement.Static{Message: "use another registry"}}
 	none.Default = requirement.DenyUnmatched
@@ -381,7 +396,8 @@ func TestAuditedRulesAreVerifiedAndDenyNothing(t *testing.T) {
 		if _, err := s.runs(s.Pod("team"), "main", app, "good"); err != nil || len(s.requests()) != 1 {
 			t.Errorf("auditOnly %v: %v; want the container after a verification", auditOnly, err)
 		}
-		if f := k.all[0].Admission.Findings; len(f) != 1 || !f[0].Audit || f[0].Answer != admission.Deny || f[0].Reason != admission.SignatureMissing {
+		if f := k.all[0].Admission.Findings; len(f) != 1 || !f[0].Audit || f[0].Answer != admission.Deny ||
+			f[0].Reason != admission.SignatureMissing {
 			t.Errorf("auditOnly %v: findings of the pull %+v; want an audited denial", auditOnly, f)
 		}
 		s.wantPrecheck(s.Pod("other"), app, "", "auditOnly %v: the pre-check of another tenant", auditOnly)
@@ -390,10 +406,11 @@ func TestAuditedRulesAreVerifiedAndDenyNothing(t *testing.T) {
 
 func TestExemptPodsAreNotVerified(t *testing.T) {
 	s := newSigning(t, exact(), signedBy(t, "a", "*"))
-	s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}})
+	s.runtime.SetImages(img(id2, anyImage))
 	static := s.PodFrom("kube-public", "file")
 	s.must(s.Sandbox(t.Context(), static))
-	for name, x := range map[string]*criproxytest.Pod{"a static pod": static, "an exempt namespace": s.Pod("kube-system")} {
+	for name, x := range map[string]*criproxytest.Pod{"a static pod": static,
+		"an exempt namespace": s.Pod("kube-system")} {
 		s.wantPulled(x, "main", anyImage, "", false, "%s", name)
 	}
 	if n := len(s.requests()); n != 0 {
@@ -413,7 +430,7 @@ func TestImagePullPolicyNever(t *testing.T) {
 	c := exact()
 	c.PodSource = src
 	s := newSigning(t, c, signedBy(t, "a", "repo.test/*"))
-	s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}})
+	s.runtime.SetImages(img(id2, anyImage))
 	x := s.Pod("team")
 	src.pods[x.UID] = sourcePod{policies: []string{tracker.PullNever}}
 	for range 2 { // also after the denial of a container
@@ -432,9 +449,10 @@ func TestImagePullPolicyNever(t *testing.T) {
 	// Always is a real pull, and verifies only what is missing.
 	z := s.Pod("team")
 	src.pods[z.UID] = sourcePod{policies: []string{tracker.PullAlways}}
-	s.serves(anyImage, "good", criproxytest.Image{ID: id2})
+	s.serves(anyImage, "good", img(id2))
 	s.requests()
-	if _, err := s.Pull(t.Context(), z, anyImage, "good"); err != nil || len(s.requests()) != 0 || s.runtime.Calls("PullImage") != 1 {
+	if _, err := s.Pull(t.Context(), z, anyImage, "good"); err != nil || len(s.requests()) != 0 ||
+		s.runtime.Calls("PullImage") != 1 {
 		t.Errorf("Always: %v; want a pull at the registry without a verification", err)
 	}
 }
@@ -446,7 +464,7 @@ func TestRestartsNeedNoEndorsement(t *testing.T) {
 	x, mounting := s.Pod("team"), s.Pod("team")
 	s.wantRun(x, "main", app, "good", "container")
 	s.MustPull(mounting, app, "good")
-	s.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{"free.test/any:2"}})
+	s.runtime.SetImages(img(id1, app), img(id2, "free.test/any:2"))
 	withVolume := ordinary(imageMount(id1, app))
 	withVolume.Image = &runtimeapi.ImageSpec{Image: id2, UserSpecifiedImage: "free.test/any:2"}
 	s.run(mounting, withVolume)
@@ -463,7 +481,8 @@ func TestRestartsNeedNoEndorsement(t *testing.T) {
 		if !pulled {
 			t.Errorf("%s: no pull for the second attempt", when)
 		}
-		wantDenied(t, when+": an ephemeral container of an unsigned image", err, admission.EndorsementMissing, "SIGNATURE_MISSING")
+		wantDenied(t, when+": an ephemeral container of an unsigned image", err, admission.EndorsementMissing,
+			"SIGNATURE_MISSING")
 		_, err = s.runs(s.Pod("new-"+strings.ReplaceAll(when, " ", "-")), "main", app, "good")
 		wantPullError(t, when+": a new pod", err, "SignatureValidationFailed")
 	}
@@ -489,7 +508,7 @@ func TestRestartsNeedNoEndorsement(t *testing.T) {
 // and others restart.
 func TestPrechecksOfUnknownPods(t *testing.T) {
 	s := newSigning(t, exact())
-	s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}})
+	s.runtime.SetImages(img(id2, anyImage))
 	x := s.Pod("team")
 	s.run(x, ordinary())
 	s.use(signedBy(t, "a", "repo.test/*"))
@@ -541,7 +560,7 @@ func TestANewContainerWithAlwaysIsVerified(t *testing.T) {
 
 func TestImageVolumesNeedEndorsements(t *testing.T) {
 	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/team/*"))
-	s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}})
+	s.runtime.SetImages(img(id2, anyImage))
 	x := s.Pod("team")
 	_, err := s.Pull(t.Context(), x, app, "good")
 	wantPullError(t, "an unsigned image volume", err, "SignatureValidationFailed")
@@ -566,13 +585,13 @@ func TestARestartWithAnotherImageVolume(t *testing.T) {
 	const volume = "repo.test/volume:1"
 	for _, when := range []string{"at once", "after a restart of pullgated"} {
 		s := newSigning(t, exact(), signedBy(t, "a", "repo.test/volume"))
-		s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}}, criproxytest.Image{ID: id1, Names: []string{volume}})
+		s.runtime.SetImages(img(id2, anyImage), img(id1, volume))
 		s.sign(id1, "*")
 		x := s.Pod("team")
-		s.serves(volume, "good", criproxytest.Image{ID: id1})
+		s.serves(volume, "good", img(id1))
 		s.MustPull(x, volume, "good")
 		s.run(x, ordinary(imageMount(id1, volume)))
-		s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}}, criproxytest.Image{ID: id1, Names: []string{"repo.test/volume:0"}}, criproxytest.Image{ID: id3, Names: []string{volume}})
+		s.runtime.SetImages(img(id2, anyImage), img(id1, "repo.test/volume:0"), img(id3, volume))
 		if when != "at once" {
 			s.restart()
 		}
@@ -586,7 +605,8 @@ func TestARestartWithAnotherImageVolume(t *testing.T) {
 func TestRestoredContainersHaveNoEndorsement(t *testing.T) {
 	for _, claims := range []string{"", id2} {
 		s := newSigning(t, restoring(), signedBy(t, "a", "repo.test/*"))
-		s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}, Restores: id3, Claims: claims}, criproxytest.Image{ID: id3, Names: []string{otherImage}})
+		s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}, Restores: id3, Claims: claims},
+			img(id3, otherImage))
 		s.sign(id2, "*")
 		x := s.Pod("team")
 		if pulled, err := s.runs(x, "main", anyImage, ""); status.Code(err) != codes.PermissionDenied {
@@ -596,7 +616,7 @@ func TestRestoredContainersHaveNoEndorsement(t *testing.T) {
 			t.Errorf("%d containers are left; want none", n)
 		}
 		restored := s.PodFrom("team", "api")
-		_, err := s.Runtime.RestorePod(t.Context(), &runtimeapi.RestorePodRequest{Config: restored.Config, ContainerConfigs: []*runtimeapi.ContainerConfig{ordinary()}})
+		_, err := s.restorePod(restored, ordinary())
 		s.wantCode(err, codes.PermissionDenied, "a restored pod, claims %q", claims)
 	}
 }
@@ -620,8 +640,11 @@ func TestRestoredContainersHaveNoEndorsementWhateverTheRuntimeSays(t *testing.T)
 		t.Fatal(err)
 	}
 	id := lost.GetRestoredContainers()[0].GetContainerId()
-	s.wantCode(s.Start(t.Context(), id), codes.PermissionDenied, "the start of a restored container, the answer to RestorePod being lost")
-	if left, err := s.runtime.ListContainers(t.Context(), &runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{Id: id}}); err != nil || len(left.GetContainers()) > 0 {
+	s.wantCode(s.Start(t.Context(), id), codes.PermissionDenied,
+		"the start of a restored container, the answer to RestorePod being lost")
+	if left, err := s.runtime.ListContainers(t.Context(),
+		&runtimeapi.ListContainersRequest{Filter: &runtimeapi.ContainerFilter{Id: id}}); err != nil ||
+		len(left.GetContainers()) > 0 {
 		t.Errorf("the container after it was denied: %v, %v; want none", left, err)
 	}
 }
@@ -630,7 +653,7 @@ func TestRestoredContainersHaveNoEndorsementWhateverTheRuntimeSays(t *testing.T)
 // lost.
 func TestTheRealImageNeedsTheEndorsement(t *testing.T) {
 	s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))
-	s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}})
+	s.runtime.SetImages(img(id2, anyImage))
 	s.sign(id2, "*")
 	x := s.Pod("team")
 	if _, err := s.Pull(t.Context(), x, app, "good"); err == nil {
@@ -639,14 +662,14 @@ func TestTheRealImageNeedsTheEndorsement(t *testing.T) {
 	s.wantRun(x, "main", anyImage, "", "container")
 	// The runtime resolves the ID that was judged to another image.
 	s.beforeAnswer("ImageStatus", func() {
-		s.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app, anyImage}})
+		s.runtime.SetImages(img(id1, app, anyImage))
 	})
 	_, err := s.create(x, ordinary())
 	if status.Code(err) != codes.PermissionDenied && status.Code(err) != codes.NotFound {
 		t.Errorf("a container on another image: %v; want PermissionDenied", err)
 	}
 	s.runtime.Do(func(r *criproxytest.Runtime) { r.BeforeAnswer = nil })
-	s.runtime.SetImages(criproxytest.Image{ID: id2, Names: []string{anyImage}})
+	s.runtime.SetImages(img(id2, anyImage))
 	made, err := s.create(x, ordinary())
 	s.must(err)
 	created, err := s.create(s.Pod("other"), ordinary())
@@ -657,7 +680,8 @@ func TestTheRealImageNeedsTheEndorsement(t *testing.T) {
 		t.Errorf("a container that the pod has started before: %v", err)
 	}
 	// CRI-O may not report the name with which it was created; then the name is not known.
-	if err := s.Start(t.Context(), created); status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), "policy images") {
+	if err := s.Start(t.Context(), created); status.Code(err) != codes.PermissionDenied ||
+		!strings.Contains(err.Error(), "policy images") {
 		t.Errorf("a container that was created by an earlier process: %v; want it denied by the policy", err)
 	}
 }
@@ -679,7 +703,7 @@ func TestSignaturesInShadowMode(t *testing.T) {
 	c := exact()
 	c.Shadow = true
 	s := newSigning(t, c, signedBy(t, "a", "repo.test/*"))
-	s.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
+	s.runtime.SetImages(img(id1, app))
 	x := s.Pod("team")
 	if pulled, err := s.runs(x, "main", app, "good"); !pulled {
 		t.Errorf("unsigned: %v; want it hidden", err)
@@ -691,7 +715,7 @@ func TestSignaturesInShadowMode(t *testing.T) {
 	s.wantRun(x, "main", app, "good", "signed")
 	s.wantPrecheck(s.Pod("other"), app, id1, "the pre-check of a pod without a credential")
 	// A container that this process has not read back, as after a lost answer.
-	s.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{anyImage}})
+	s.runtime.SetImages(img(id1, app), img(id2, anyImage))
 	s.sign(id2, "*")
 	s.wantRun(x, "second", anyImage, "", "container")
 	left, err := s.create(s.Pod("other"), ordinary())
@@ -712,7 +736,8 @@ func TestARevocationDuringAVerification(t *testing.T) {
 	})
 	x := s.Pod("team")
 	_, err := s.runs(x, "main", app, "good")
-	wantPullError(t, "during a revocation", err, "RegistryUnavailable", "endorsements were revoked during the verification")
+	wantPullError(t, "during a revocation", err, "RegistryUnavailable",
+		"endorsements were revoked during the verification")
 	if _, err := s.runs(x, "main", app, "good"); err != nil || len(s.requests()) != 2 {
 		t.Errorf("afterwards: %v; want it verified again", err)
 	}
@@ -803,7 +828,8 @@ func TestValidityOfEndorsements(t *testing.T) {
 // pullgated is killed between the answer of the runtime and its own. Afterwards no container starts without an
 // endorsement, and the next pull brings it.
 func TestKilledDuringAVerification(t *testing.T) {
-	for point, endorsed := range map[string]bool{"the runtime has answered": false, "verifying": false, "verified": false, "written": true} {
+	for point, endorsed := range map[string]bool{"the runtime has answered": false, "verifying": false, "verified": false,
+		"written": true} {
 		s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))
 		s.sign(id1, "*")
 		left := ""

@@ -10,8 +10,7 @@ import (
 	"github.com/pullgate/pullgate/pkg/tracker"
 )
 
-// A PodSource has facts about pods that the CRI does not have. Its methods may be called concurrently. A missing fact
-// only makes verdicts stricter.
+// A PodSource has facts about pods that the CRI does not have. A missing one makes verdicts stricter.
 type PodSource interface {
 	// PullPolicies returns the imagePullPolicy of each use of an image by the pod, if the source has the pod.
 	PullPolicies(uid string, image imageref.Ref) (policies []string, known bool)
@@ -33,9 +32,8 @@ func (g *Gate) Refusal(uid string, image imageref.Ref, imageID string) (d policy
 	return overruled(tracker.Verdict{}, ContainerRefused).Decision, true
 }
 
-// candidates returns the pods of which one has sent a pre-check with an unknown config.seen, for example after a
-// restart of the kubelet; nil if that is not certain. Only a pod with a sandbox, which the source must have, can have
-// sent it.
+// candidates returns the pods that may have sent a pre-check with an unknown config.seen, for example after a restart
+// of the kubelet; nil if that is not certain. Only a pod with a sandbox, which the source must have, can have sent it.
 func (g *Gate) candidates(annotations map[string]string, image imageref.Ref) (who []tracker.Pod) {
 	if g.c.PodSource == nil || podindex.StaticSource(annotations[podindex.SourceAnnotation]) {
 		return nil

@@ -43,8 +43,10 @@ func (f *fakeSource) PullPolicies(uid string, image imageref.Ref) ([]string, boo
 
 func (f *fakeSource) Secrets(_ context.Context, uid string, _ imageref.Ref) (held []tracker.Secret, complete bool) {
 	secrets := f.pods[uid].secrets
-	for _, ref := range slices.SortedFunc(maps.Keys(secrets), func(a, b records.SecretRef) int { return strings.Compare(a.UID, b.UID) }) {
-		held = append(held, tracker.Secret{Ref: ref, Credential: f.key.ID(credential.New(credential.Login{Username: "tenant", Password: secrets[ref]}))})
+	for _, ref := range slices.SortedFunc(maps.Keys(secrets),
+		func(a, b records.SecretRef) int { return strings.Compare(a.UID, b.UID) }) {
+		held = append(held, tracker.Secret{Ref: ref, Credential: f.key.ID(credential.New(credential.Login{Username: "tenant",
+			Password: secrets[ref]}))})
 	}
 	return held, true
 }
@@ -69,7 +71,7 @@ func newProxyWithSource(t *testing.T, c gate.Config) (*proxy, *fakeSource) {
 	c.PodSource = f
 	p := newProxy(t, tracker.Options{Rules: tracker.Rules{ExemptStaticPods: true}}, c)
 	f.key = p.key
-	p.serves(app, "good", criproxytest.Image{ID: id1})
+	p.serves(app, "good", img(id1))
 	alice := p.Pod("alice")
 	f.addPod(alice, "good", "IfNotPresent")
 	p.wantPull(alice, app, "good", id1, "alice's pull")
@@ -97,7 +99,8 @@ func TestPrecheckIsJudgedByThePodsSecrets(t *testing.T) {
 		f.addPod(x, tc.password, tc.policies...)
 		p.wantPrecheck(x, app, tc.want, "%s, %v with %q: pre-check", tc.namespace, tc.policies, tc.password)
 		if _, err := p.Create(t.Context(), x, id1, app); (err == nil) != (tc.want != "") {
-			t.Errorf("%s, %v with %q: container = %v; want it if the pre-check is allowed", tc.namespace, tc.policies, tc.password, err)
+			t.Errorf("%s, %v with %q: container = %v; want it if the pre-check is allowed", tc.namespace, tc.policies,
+				tc.password, err)
 		}
 	}
 	if got := p.runtime.Calls("PullImage"); got != before {
@@ -113,7 +116,7 @@ func TestPrecheckIsJudgedByThePodsSecrets(t *testing.T) {
 func TestSecretThatIsNotNotedIsNotRotated(t *testing.T) {
 	p, f := newProxyWithSource(t, exact())
 	unknown := p.Pod("team")
-	p.serves("repo.test/team/other:1", "good", criproxytest.Image{ID: id2})
+	p.serves("repo.test/team/other:1", "good", img(id2))
 	p.MustPull(unknown, "repo.test/team/other:1", "good")
 	x := p.Pod("team")
 	f.addPod(x, "rotated", "Never")
@@ -277,7 +280,7 @@ func TestGrantsThatNameNoRepositoryAreForThoseThatThePodUses(t *testing.T) {
 			for name, x := range map[string]*criproxytest.Pod{app: alice, other: bob} {
 				f.addPod(x, "", "IfNotPresent")
 				f.named[x.UID] = []string{name}
-				p.serves(name, "good", criproxytest.Image{ID: id1})
+				p.serves(name, "good", img(id1))
 				p.MustPull(x, name, "good")
 			}
 			p.must(p.createAndStart(alice, id1, ""))

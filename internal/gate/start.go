@@ -39,8 +39,7 @@ func (g *Gate) startContainer(
 	return raw, err
 }
 
-// readBack clears a created container for its start if its pod may use the image that it really has. It reports whether
-// that is the judged image and was not restored.
+// readBack clears a created container if its pod may use its image. It reports whether that is the judged image.
 func (g *Gate) readBack(ctx context.Context, n *candidate, id string) (asked bool, err error) {
 	c, err := g.c.Runtime.container(ctx, id)
 	switch {
@@ -121,8 +120,7 @@ func (g *Gate) notRestored(_ context.Context, n *candidate) error {
 		n.reported.GetId(), n.pod.Namespace, n.pod.Name)
 }
 
-// mayUseInstead judges another image than the judged one. It may have been given the requested name, which proves
-// nothing.
+// mayUseInstead judges another image than the judged one; the requested name, which it may have, proves nothing.
 func (g *Gate) mayUseInstead(ctx context.Context, n *candidate) error {
 	if g.c.Shadow || n.image.ID == n.instead.ID && n.image.ID != "" {
 		return nil
@@ -177,8 +175,7 @@ func (g *Gate) lateReadBack(ctx context.Context, own *call, id string) error {
 	return err
 }
 
-// usedSpec returns the image of a container as the runtime reports it, with the pod's name for it if that is the only
-// one that the pod uses.
+// usedSpec returns the image of a container, with the pod's name for it if that uses one alone.
 func (g *Gate) usedSpec(ctx context.Context, who tracker.Pod, c *runtimeapi.Container) *runtimeapi.ImageSpec {
 	spec := c.GetImage()
 	if spec.GetUserSpecifiedImage() != "" || g.c.PodSource == nil {

@@ -59,9 +59,8 @@ func (g *Gate) Disconnected() {
 	g.synced.pause = 0
 }
 
-// Sync rebuilds the state in memory from the runtime: the sandboxes, and the first time what started containers show;
-// then it prunes records and sets marks. After an error pods have no grants, which is stricter. Concurrent calls share
-// an attempt.
+// Sync rebuilds the state in memory from the runtime; then it prunes records and sets marks. After an error pods have
+// no grants, which is stricter. Concurrent calls share an attempt.
 func (g *Gate) Sync(ctx context.Context) error {
 	s := &g.synced
 	if g.rebuilt() {
@@ -292,8 +291,7 @@ func (g *Gate) startedOf(ctx context.Context, c *runtimeapi.Container) (started,
 	return s, nil
 }
 
-// imageOrID returns an image of the runtime: only the ID if that fails, and the zero value if the image is absent, so
-// that the next pod has to pull it.
+// imageOrID returns an image of the runtime; only its ID if that fails, and the zero value if it is absent.
 func (g *Gate) imageOrID(ctx context.Context, name string) tracker.Image {
 	img, err := g.c.Runtime.Image(ctx, name)
 	if err != nil {

@@ -31,7 +31,7 @@ func running(t *testing.T) (p *proxy, alice *criproxytest.Pod) {
 
 func TestImageListThatIsTooLargeDeniesNoPod(t *testing.T) {
 	p, alice := running(t)
-	p.serves("repo.test/team/old:1", "good", criproxytest.Image{ID: id2})
+	p.serves("repo.test/team/old:1", "good", img(id2))
 	p.MustPull(alice, "repo.test/team/old:1", "good")
 	p.runtime.Do(func(r *criproxytest.Runtime) { r.Fail = tooLarge })
 	p.restart()
@@ -43,7 +43,7 @@ func TestImageListThatIsTooLargeDeniesNoPod(t *testing.T) {
 		t.Error("not synced with the runtime")
 	}
 	// Proofs are deleted with their images.
-	p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}})
+	p.runtime.SetImages(img(id1, app))
 	if err := p.tracker.Prune(t.Context()); err != nil {
 		t.Errorf("Prune = %v; want nil", err)
 	}
@@ -62,7 +62,7 @@ func TestImageListThatIsTooLargeDeniesNoPod(t *testing.T) {
 		t.Errorf("%d proofs of the image that is there, %d of the other; want 1 and 0", one, two)
 	}
 	// As with a list, the answer does not count if the runtime has none of the recorded images.
-	p.runtime.SetImages(criproxytest.Image{ID: id3, Names: []string{"repo.test/any:1"}})
+	p.runtime.SetImages(img(id3, "repo.test/any:1"))
 	if err := p.tracker.Prune(t.Context()); err == nil {
 		t.Error("Prune = nil for a runtime that has no image with a record; want an error")
 	}
@@ -93,7 +93,7 @@ func TestTextThatIsNotUTF8HidesNothing(t *testing.T) {
 		t.Run(method, func(t *testing.T) {
 			p, alice := running(t)
 			p.Pod("mallory-text")
-			p.runtime.SetImages(criproxytest.Image{ID: id1, Names: []string{app}}, criproxytest.Image{ID: id2, Names: []string{"repo.test/mallory-text:1"}})
+			p.runtime.SetImages(img(id1, app), img(id2, "repo.test/mallory-text:1"))
 			p.runtime.Do(func(r *criproxytest.Runtime) {
 				r.Rewrite = func(m string, answer []byte) []byte {
 					if m != method {

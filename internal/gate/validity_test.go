@@ -37,7 +37,7 @@ func (p *proxy) ages(age time.Duration) {
 // registryFails makes every pull end with a text of the runtime; "" restores the registry.
 func (p *proxy) registryFails(text string) {
 	if text == "" {
-		p.serves(app, "good", criproxytest.Image{ID: id1})
+		p.serves(app, "good", img(id1))
 		return
 	}
 	p.runtime.Do(func(r *criproxytest.Runtime) {
@@ -52,7 +52,8 @@ func (p *proxy) registryFails(text string) {
 
 const (
 	away   = "dial tcp 127.0.0.1:1: connect: connection refused"
-	mirror = `failed to do request: Head "https://mirror.test:5000/v2/app/manifests/1?ns=repo.test": dial tcp 127.0.0.1:1: connect: connection refused`
+	mirror = `failed to do request: Head "https://mirror.test:5000/v2/app/manifests/1?ns=repo.test": ` +
+		`dial tcp 127.0.0.1:1: connect: connection refused`
 	busy   = "unexpected status from HEAD request: 503 Service Unavailable"
 	denied = "unexpected status from HEAD request: 403 Forbidden"
 	broken = "the manifest is not one"
@@ -64,11 +65,13 @@ const (
 	behindDown  = "(Mirrors also failed: [mirror.test/team/app:1: " + crioAway + "]): " + app + ": "
 	crioDenied  = "unable to pull image or OCI artifact: pull image err: " + crioSource + behindDown + crioRefused +
 		"; artifact err: image reference: get manifest from ref: create image source: " + behindDown + crioRefused
-	crioDown = "RegistryUnavailable: unable to pull image: " + crioSource + "(Mirrors also failed: [mirror.test/team/app:1: " + crioRefused + "]): " + app + ": " + crioAway
+	crioDown = "RegistryUnavailable: unable to pull image: " + crioSource +
+		"(Mirrors also failed: [mirror.test/team/app:1: " + crioRefused + "]): " + app + ": " + crioAway
 )
 
 func TestExpiredProofIsRenewedOrStandsForItsGrace(t *testing.T) {
-	before, without := gate.Config{OutageFallback: true, AlwaysPrecheck: gate.AlwaysSent}, gate.Config{AlwaysPrecheck: gate.AlwaysSent}
+	before, without := gate.Config{OutageFallback: true, AlwaysPrecheck: gate.AlwaysSent},
+		gate.Config{AlwaysPrecheck: gate.AlwaysSent}
 	exactly := gate.Config{AlwaysPrecheck: gate.AlwaysSkipped}
 	for _, tc := range []struct {
 		name     string
@@ -85,8 +88,10 @@ func TestExpiredProofIsRenewedOrStandsForItsGrace(t *testing.T) {
 		{"IfNotPresent, expired, away", exact(), []string{"IfNotPresent"}, graced, away, false, 1, true},
 		{"IfNotPresent, expired, its mirror away", exact(), []string{"IfNotPresent"}, graced, mirror, false, 1, false},
 		{"IfNotPresent, valid, its mirror away", exact(), []string{"IfNotPresent"}, young, mirror, true, 0, true},
-		{"IfNotPresent, expired, denied, its mirror away, CRI-O", exact(), []string{"IfNotPresent"}, graced, crioDenied, false, 1, false},
-		{"IfNotPresent, expired, away, its mirror denied, CRI-O", exact(), []string{"IfNotPresent"}, graced, crioDown, false, 1, true},
+		{"IfNotPresent, expired, denied, its mirror away, CRI-O", exact(), []string{"IfNotPresent"}, graced, crioDenied,
+			false, 1, false},
+		{"IfNotPresent, expired, away, its mirror denied, CRI-O", exact(), []string{"IfNotPresent"}, graced, crioDown, false,
+			1, true},
 		{"not known, old kubelet, expired, denied, its mirror away, CRI-O", before, nil, graced, crioDenied, false, 1, false},
 		{"IfNotPresent, expired, busy", exact(), []string{"IfNotPresent"}, graced, busy, false, 1, true},
 		{"IfNotPresent, expired, denied", exact(), []string{"IfNotPresent"}, graced, denied, false, 1, false},
@@ -181,7 +186,8 @@ func TestGraceIsForProofsThatCannotBeRenewed(t *testing.T) {
 	p.registryFails("")
 	pull(true)
 	p.wantCounts(map[string]int{
-		"recheck unavailable IfNotPresent": 4, "recheck denied IfNotPresent": 1, "recheck verified IfNotPresent": 1, "refused ImageStatus": 7,
+		"recheck unavailable IfNotPresent": 4, "recheck denied IfNotPresent": 1, "recheck verified IfNotPresent": 1,
+		"refused ImageStatus": 7,
 	})
 }
 
@@ -229,7 +235,8 @@ func TestRevocationOutlivesARestart(t *testing.T) {
 		return x
 	}
 	early := start()
-	got, err := p.tracker.Revoke(t.Context(), tracker.Revocation{Revocation: records.Revocation{Credential: p.key.ID(tenant("good"))}})
+	got, err := p.tracker.Revoke(t.Context(),
+		tracker.Revocation{Revocation: records.Revocation{Credential: p.key.ID(tenant("good"))}})
 	if err != nil || len(got.Grants) != 2 {
 		t.Fatalf("Revoke = %+v, %v; want the grants of both pods", got, err)
 	}
@@ -247,10 +254,11 @@ func TestRevocationDuringAPull(t *testing.T) {
 	p.runtime.Do(func(r *criproxytest.Runtime) {
 		r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
 			if revoke {
-				_, err := p.tracker.Revoke(t.Context(), tracker.Revocation{Revocation: records.Revocation{Credential: p.key.ID(tenant("good"))}})
+				_, err := p.tracker.Revoke(t.Context(),
+					tracker.Revocation{Revocation: records.Revocation{Credential: p.key.ID(tenant("good"))}})
 				p.must(err)
 			}
-			return criproxytest.Image{ID: id1}, nil
+			return img(id1), nil
 		}
 	})
 	if id, err := p.Pull(t.Context(), x, app, "good"); err != nil || id != id1 {
@@ -262,7 +270,8 @@ func TestRevocationDuringAPull(t *testing.T) {
 	p.wantPrecheck(x, app, "", "pre-check after the refusal (so that the kubelet pulls)")
 	before := p.runtime.Calls("PullImage")
 	if _, err := p.Pull(t.Context(), x, app, "good"); err != nil || p.runtime.Calls("PullImage") != before+1 {
-		t.Errorf("pull = %v, and the registry was asked %d times; want nil and once", err, p.runtime.Calls("PullImage")-before)
+		t.Errorf("pull = %v, and the registry was asked %d times; want nil and once", err,
+			p.runtime.Calls("PullImage")-before)
 	}
 	p.wantCreate(x, id1, app, codes.OK, "container after the next pull")
 }

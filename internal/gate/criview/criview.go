@@ -33,8 +33,7 @@ func Sandbox(config *runtimeapi.PodSandboxConfig) admission.Pod {
 	return p
 }
 
-// Container returns the view of a pod and of a container from a call that creates it. The kubelet keeps the volumes of
-// pods below kubeletRoot.
+// Container returns the view of a pod and of a container from a call that creates it. kubeletRoot has the volumes.
 func Container(
 	sandbox *runtimeapi.PodSandboxConfig, config *runtimeapi.ContainerConfig, kubeletRoot string,
 ) (admission.Pod, admission.Container) {

@@ -1,7 +1,6 @@
 package criview_test
 
 import (
-	"fmt"
 	"reflect"
 	"strings"
 	"testing"
@@ -27,9 +26,11 @@ func sandbox() *runtimeapi.PodSandboxConfig {
 		Labels: map[string]string{
 			"app": "web", "io.kubernetes.pod.name": "web", "io.kubernetes.pod.namespace": "team-a", "io.kubernetes.pod.uid": uid,
 		},
-		Annotations: map[string]string{"note": "x", "a.image-policy.k8s.io/b": "c", "kubernetes.io/config.seen": "2026-01-02T03:04:05.6Z", "kubernetes.io/config.source": "api"},
+		Annotations: map[string]string{"note": "x", "a.image-policy.k8s.io/b": "c",
+			"kubernetes.io/config.seen": "2026-01-02T03:04:05.6Z", "kubernetes.io/config.source": "api"},
 		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
-			NamespaceOptions:   &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE, Pid: runtimeapi.NamespaceMode_CONTAINER},
+			NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE,
+				Pid: runtimeapi.NamespaceMode_CONTAINER},
 			SupplementalGroups: []int64{2000, 5},
 		}},
 	}
@@ -42,8 +43,9 @@ func containerWith(mounts ...*runtimeapi.Mount) *runtimeapi.ContainerConfig {
 		Image:    &runtimeapi.ImageSpec{Image: "sha256:12", UserSpecifiedImage: "registry.test/web:1"},
 		Mounts:   mounts,
 		Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
-			NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE, Pid: runtimeapi.NamespaceMode_CONTAINER},
-			RunAsUser:        &runtimeapi.Int64Value{Value: 0},
+			NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE,
+				Pid: runtimeapi.NamespaceMode_CONTAINER},
+			RunAsUser: &runtimeapi.Int64Value{Value: 0},
 		}},
 	}
 }
@@ -55,7 +57,8 @@ func diff(want, got any) string {
 func TestSandbox(t *testing.T) {
 	want := admission.Pod{
 		UID: uid, Namespace: "team-a", Name: "web",
-		Labels: admission.Set(map[string]string{"app": "web"}), Annotations: admission.Set(map[string]string{"note": "x", "a.image-policy.k8s.io/b": "c"}),
+		Labels:            admission.Set(map[string]string{"app": "web"}),
+		Annotations:       admission.Set(map[string]string{"note": "x", "a.image-policy.k8s.io/b": "c"}),
 		ReviewAnnotations: admission.Set(map[string]string{"a.image-policy.k8s.io/b": "c"}),
 		HostNetwork:       admission.Set(true), HostPID: admission.Set(false), HostIPC: admission.Set(false),
 		ShareProcessNamespace: admission.Effective(false), Groups: admission.Set([]int64{2000, 5}),
@@ -74,8 +77,10 @@ func TestContainerWithDefaults(t *testing.T) {
 	p, c := criview.Container(sandbox(), containerWith(), root)
 	want := admission.Container{
 		Name: "web", Image: admission.Set("registry.test/web:1"),
-		Privileged: admission.Effective(false), ReadOnlyRootFilesystem: admission.Effective(false), AllowPrivilegeEscalation: admission.Effective(true),
-		RunAsUser: admission.Set[int64](0), RunAsNonRoot: admission.Effective(false), RunAsGroup: admission.Absent[int64](),
+		Privileged: admission.Effective(false), ReadOnlyRootFilesystem: admission.Effective(false),
+		AllowPrivilegeEscalation: admission.Effective(true),
+		RunAsUser:                admission.Set[int64](0), RunAsNonRoot: admission.Effective(false),
+		RunAsGroup:      admission.Absent[int64](),
 		CapabilitiesAdd: admission.Absent[[]string](), CapabilitiesDrop: admission.Absent[[]string](),
 		SELinux: admission.Absent[admission.SELinux](), Mounts: admission.Set([]admission.Mount{}),
 	}
@@ -91,34 +96,46 @@ func TestContainerWithDefaults(t *testing.T) {
 }
 
 func TestContainerWithEverything(t *testing.T) {
-	config := containerWith(&runtimeapi.Mount{ContainerPath: "/var/run/secrets/kubernetes.io/serviceaccount/", HostPath: root + "/pods/" + uid + "/volumes/kubernetes.io~projected/token", Readonly: true})
+	config := containerWith(&runtimeapi.Mount{ContainerPath: "/var/run/secrets/kubernetes.io/serviceaccount/",
+		HostPath: root + "/pods/" + uid + "/volumes/kubernetes.io~projected/token", Readonly: true})
 	config.Annotations = map[string]string{"io.kubernetes.pod.terminationGracePeriod": "30"}
 	sc := config.Linux.SecurityContext
 	sc.Privileged, sc.ReadonlyRootfs, sc.NoNewPrivs = true, true, true
 	sc.RunAsUser, sc.RunAsGroup = &runtimeapi.Int64Value{Value: 1000}, &runtimeapi.Int64Value{Value: 7}
 	sc.SelinuxOptions = &runtimeapi.SELinuxOption{Type: "spc_t"}
-	sc.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"CHOWN"}, AddAmbientCapabilities: []string{"KILL"}, DropCapabilities: []string{"ALL"}}
+	sc.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"CHOWN"}, AddAmbientCapabilities: []string{"KILL"},
+		DropCapabilities: []string{"ALL"}}
 	sc.SupplementalGroups = []int64{9}
-	sc.NamespaceOptions = &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_POD, Ipc: runtimeapi.NamespaceMode_NODE}
+	sc.NamespaceOptions = &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_POD,
+		Ipc: runtimeapi.NamespaceMode_NODE}
 	p, c := criview.Container(sandbox(), config, root)
 	want := admission.Container{
 		Name: "web", Image: admission.Set("registry.test/web:1"),
-		Privileged: admission.Set(true), ReadOnlyRootFilesystem: admission.Set(true), AllowPrivilegeEscalation: admission.Set(false),
-		RunAsUser: admission.Set[int64](1000), RunAsNonRoot: admission.Effective(true), RunAsGroup: admission.Set[int64](7),
-		CapabilitiesAdd: admission.Set([]string{"CHOWN", "KILL"}), CapabilitiesDrop: admission.Set([]string{"ALL"}), SELinux: admission.Set(admission.SELinux{Type: "spc_t"}),
+		Privileged: admission.Set(true), ReadOnlyRootFilesystem: admission.Set(true),
+		AllowPrivilegeEscalation: admission.Set(false),
+		RunAsUser:                admission.Set[int64](1000), RunAsNonRoot: admission.Effective(true),
+		RunAsGroup:      admission.Set[int64](7),
+		CapabilitiesAdd: admission.Set([]string{"CHOWN", "KILL"}), CapabilitiesDrop: admission.Set([]string{"ALL"}),
+		SELinux: admission.Set(admission.SELinux{Type: "spc_t"}),
 		Mounts: admission.Set([]admission.Mount{{
-			Volume: admission.Volume{Type: admission.Set("projected"), HostPath: admission.Absent[string](), HostPathType: admission.Absent[string]()},
-			Path:   "/var/run/secrets/kubernetes.io/serviceaccount/", ReadOnly: admission.Set(true), Propagation: admission.Effective("None"), Image: admission.Absent[string](),
+			Volume: admission.Volume{Type: admission.Set("projected"), HostPath: admission.Absent[string](),
+				HostPathType: admission.Absent[string]()},
+			Path: "/var/run/secrets/kubernetes.io/serviceaccount/", ReadOnly: admission.Set(true),
+			Propagation: admission.Effective("None"), Image: admission.Absent[string](),
 		}}),
 	}
 	if d := diff(want, c); d != "" {
 		t.Errorf("Container (-want +got):\n%s", d)
 	}
-	if p.HostNetwork != admission.Set(true) || p.HostIPC != admission.Set(true) || p.ShareProcessNamespace != admission.Set(true) {
-		t.Errorf("namespaces %+v, %+v, %+v; want those of the sandbox and of the container", p.HostNetwork, p.HostIPC, p.ShareProcessNamespace)
+	if p.HostNetwork != admission.Set(true) || p.HostIPC != admission.Set(true) ||
+		p.ShareProcessNamespace != admission.Set(true) {
+		t.Errorf("namespaces %+v, %+v, %+v; want those of the sandbox and of the container", p.HostNetwork, p.HostIPC,
+			p.ShareProcessNamespace)
 	}
-	if p.TerminationGracePeriodSeconds != admission.Set[int64](30) || p.AutomountServiceAccountToken != admission.Effective(true) {
-		t.Errorf("termination grace %+v, token %+v; want 30 and true", p.TerminationGracePeriodSeconds, p.AutomountServiceAccountToken)
+	if p.TerminationGracePeriodSeconds != admission.Set[int64](30) ||
+		p.AutomountServiceAccountToken != admission.Effective(true) {
+		t.Errorf("termination grace %+v, token %+v; want 30 and true", p.TerminationGracePeriodSeconds,
+			p.AutomountServiceAccountToken)
 	}
 	if g, _ := p.Groups.Effective(); len(g) != 1 || g[0] != 9 {
 		t.Errorf("groups %v; want those of the container", g)
@@ -135,11 +152,15 @@ func TestUnknownForThisPod(t *testing.T) {
 	box := sandbox()
 	box.Linux = nil
 	p, c := criview.Container(box, config, root)
-	if c.Image != (admission.Value[string]{}) || c.RunAsUser != (admission.Value[int64]{}) || c.RunAsNonRoot != (admission.Value[bool]{}) || c.Kind != (admission.Value[admission.Kind]{}) {
-		t.Errorf("image %+v, user %+v, non-root %+v, kind %+v; want all unknown", c.Image, c.RunAsUser, c.RunAsNonRoot, c.Kind)
+	if c.Image != (admission.Value[string]{}) || c.RunAsUser != (admission.Value[int64]{}) ||
+		c.RunAsNonRoot != (admission.Value[bool]{}) || c.Kind != (admission.Value[admission.Kind]{}) {
+		t.Errorf("image %+v, user %+v, non-root %+v, kind %+v; want all unknown", c.Image, c.RunAsUser, c.RunAsNonRoot,
+			c.Kind)
 	}
-	if p.TerminationGracePeriodSeconds != (admission.Value[int64]{}) || p.ShareProcessNamespace != (admission.Value[bool]{}) {
-		t.Errorf("termination grace %+v, shared processes %+v; want both unknown", p.TerminationGracePeriodSeconds, p.ShareProcessNamespace)
+	if p.TerminationGracePeriodSeconds != (admission.Value[int64]{}) ||
+		p.ShareProcessNamespace != (admission.Value[bool]{}) {
+		t.Errorf("termination grace %+v, shared processes %+v; want both unknown", p.TerminationGracePeriodSeconds,
+			p.ShareProcessNamespace)
 	}
 }
 
@@ -150,33 +171,42 @@ func TestVolumes(t *testing.T) {
 		return admission.Volume{Type: admission.Set("hostPath"), HostPath: admission.Set(p)}
 	}
 	volume := func(name string) admission.Volume {
-		return admission.Volume{Type: admission.Set(name), HostPath: admission.Absent[string](), HostPathType: admission.Absent[string]()}
+		return admission.Volume{Type: admission.Set(name), HostPath: admission.Absent[string](),
+			HostPathType: admission.Absent[string]()}
 	}
 	for path, want := range map[string]admission.Volume{
-		own + "/volumes/kubernetes.io~secret/s":                             volume("secret"),
-		own + "/volumes/kubernetes.io~empty-dir/e":                          volume("emptyDir"),
-		own + "/volumes/kubernetes.io~configmap/c":                          volume("configMap"),
-		own + "/volumes/kubernetes.io~csi/pv-1/mount":                       volume("csi"),
-		own + "/volumes/kubernetes.io~local-volume/pv-1":                    volume("persistentVolumeClaim"),
-		own + "/volumes/example.com~driver/v":                               volume("flexVolume"),
-		own + "/volume-subpaths/v/web/0":                                    {},
-		"/var/log/pods":                                                     host("/var/log/pods"),
-		"//var//log":                                                        host("//var//log"),
-		"":                                                                  host(""),
-		root + "/pods/" + other + "/volumes/kubernetes.io~secret/s":         host(root + "/pods/" + other + "/volumes/kubernetes.io~secret/s"),
-		root + "/pods/" + other + "/volume-subpaths/v/web/0":                host(root + "/pods/" + other + "/volume-subpaths/v/web/0"),
-		own + "/volumes/../../" + other + "/volumes/kubernetes.io~a/b":      host(own + "/volumes/../../" + other + "/volumes/kubernetes.io~a/b"),
-		own + "/volumes/kubernetes.io~secret/../../../x":                    host(own + "/volumes/kubernetes.io~secret/../../../x"),
-		own + "//volumes/kubernetes.io~secret/s":                            host(own + "//volumes/kubernetes.io~secret/s"),
-		own + "/volumes/kubernetes.io~secret/s/":                            host(own + "/volumes/kubernetes.io~secret/s/"),
-		own + "/volumes/kubernetes.io~secret/s/deeper":                      host(own + "/volumes/kubernetes.io~secret/s/deeper"),
-		own + "/volumes/kubernetes.io~secret":                               host(own + "/volumes/kubernetes.io~secret"),
-		own + "/volumes/kubernetes.io~secret/s/mount":                       host(own + "/volumes/kubernetes.io~secret/s/mount"),
-		own + "x/volumes/kubernetes.io~secret/s":                            host(own + "x/volumes/kubernetes.io~secret/s"),
-		own + "/volumesx/kubernetes.io~secret/s":                            host(own + "/volumesx/kubernetes.io~secret/s"),
-		own:                                                                 host(own),
-		"/var/lib/kubelet2/pods/" + uid + "/volumes/kubernetes.io~secret/s": host("/var/lib/kubelet2/pods/" + uid + "/volumes/kubernetes.io~secret/s"),
-		"/tmp" + own + "/volumes/kubernetes.io~secret/s":                    host("/tmp" + own + "/volumes/kubernetes.io~secret/s"),
+		own + "/volumes/kubernetes.io~secret/s":          volume("secret"),
+		own + "/volumes/kubernetes.io~empty-dir/e":       volume("emptyDir"),
+		own + "/volumes/kubernetes.io~configmap/c":       volume("configMap"),
+		own + "/volumes/kubernetes.io~csi/pv-1/mount":    volume("csi"),
+		own + "/volumes/kubernetes.io~local-volume/pv-1": volume("persistentVolumeClaim"),
+		own + "/volumes/example.com~driver/v":            volume("flexVolume"),
+		own + "/volume-subpaths/v/web/0":                 {},
+		"/var/log/pods":                                  host("/var/log/pods"),
+		"//var//log":                                     host("//var//log"),
+		"":                                               host(""),
+		root + "/pods/" + other + "/volumes/kubernetes.io~secret/s": host(root + "/pods/" + other +
+			"/volumes/kubernetes.io~secret/s"),
+		root + "/pods/" + other + "/volume-subpaths/v/web/0": host(root + "/pods/" + other +
+			"/volume-subpaths/v/web/0"),
+		own + "/volumes/../../" + other + "/volumes/kubernetes.io~a/b": host(own + "/volumes/../../" + other +
+			"/volumes/kubernetes.io~a/b"),
+		own + "/volumes/kubernetes.io~secret/../../../x": host(own +
+			"/volumes/kubernetes.io~secret/../../../x"),
+		own + "//volumes/kubernetes.io~secret/s": host(own + "//volumes/kubernetes.io~secret/s"),
+		own + "/volumes/kubernetes.io~secret/s/": host(own + "/volumes/kubernetes.io~secret/s/"),
+		own + "/volumes/kubernetes.io~secret/s/deeper": host(own +
+			"/volumes/kubernetes.io~secret/s/deeper"),
+		own + "/volumes/kubernetes.io~secret": host(own + "/volumes/kubernetes.io~secret"),
+		own + "/volumes/kubernetes.io~secret/s/mount": host(own +
+			"/volumes/kubernetes.io~secret/s/mount"),
+		own + "x/volumes/kubernetes.io~secret/s": host(own + "x/volumes/kubernetes.io~secret/s"),
+		own + "/volumesx/kubernetes.io~secret/s": host(own + "/volumesx/kubernetes.io~secret/s"),
+		own:                                      host(own),
+		"/var/lib/kubelet2/pods/" + uid + "/volumes/kubernetes.io~secret/s": host("/var/lib/kubelet2/pods/" + uid +
+			"/volumes/kubernetes.io~secret/s"),
+		"/tmp" + own + "/volumes/kubernetes.io~secret/s": host("/tmp" + own +
+			"/volumes/kubernetes.io~secret/s"),
 	} {
 		_, c := criview.Container(sandbox(), containerWith(&runtimeapi.Mount{ContainerPath: "/v", HostPath: path}), root)
 		mounts, _ := c.Mounts.Effective()
@@ -184,7 +214,8 @@ func TestVolumes(t *testing.T) {
 			t.Errorf("%s is %+v; want %+v", path, mounts, want)
 		}
 	}
-	_, c := criview.Container(sandbox(), containerWith(&runtimeapi.Mount{HostPath: own + "/volumes/plugin/v"}, &runtimeapi.Mount{HostPath: own + "/volumes/kubernetes.io~new/v"}), root)
+	_, c := criview.Container(sandbox(), containerWith(&runtimeapi.Mount{HostPath: own + "/volumes/plugin/v"},
+		&runtimeapi.Mount{HostPath: own + "/volumes/kubernetes.io~new/v"}), root)
 	mounts, _ := c.Mounts.Effective()
 	for _, m := range mounts {
 		if m.Type != (admission.Value[string]{}) {
@@ -199,7 +230,8 @@ func TestUIDThatIsAPath(t *testing.T) {
 		box := sandbox()
 		box.Metadata.Uid = uid
 		path := root + "/pods/" + other + "/volumes/kubernetes.io~secret/s"
-		_, c := criview.Container(box, containerWith(&runtimeapi.Mount{HostPath: path}, &runtimeapi.Mount{HostPath: root + "/pods/volumes/kubernetes.io~secret/s"}), root)
+		_, c := criview.Container(box, containerWith(&runtimeapi.Mount{HostPath: path},
+			&runtimeapi.Mount{HostPath: root + "/pods/volumes/kubernetes.io~secret/s"}), root)
 		mounts, _ := c.Mounts.Effective()
 		for _, m := range mounts {
 			if m.Type != admission.Set("hostPath") {
@@ -229,13 +261,17 @@ func TestFilesOfTheKubeletAreNotVolumes(t *testing.T) {
 }
 
 func TestImageVolumesAndBlockDevices(t *testing.T) {
-	config := containerWith(&runtimeapi.Mount{ContainerPath: "/i", Image: &runtimeapi.ImageSpec{Image: "sha256:1"}, Readonly: true},
+	config := containerWith(&runtimeapi.Mount{ContainerPath: "/i", Image: &runtimeapi.ImageSpec{Image: "sha256:1"},
+		Readonly: true},
 		&runtimeapi.Mount{ContainerPath: "/both", Image: &runtimeapi.ImageSpec{}, HostPath: "/etc"},
-		&runtimeapi.Mount{ContainerPath: "/named", Image: &runtimeapi.ImageSpec{Image: "sha256:1", UserSpecifiedImage: "data:1"}, ImageSubPath: "sub"},
-		&runtimeapi.Mount{ContainerPath: "/etc/hosts", Image: &runtimeapi.ImageSpec{Image: "data:2"}, HostPath: root + "/pods/" + uid + "/etc-hosts"},
+		&runtimeapi.Mount{ContainerPath: "/named", Image: &runtimeapi.ImageSpec{Image: "sha256:1",
+			UserSpecifiedImage: "data:1"}, ImageSubPath: "sub"},
+		&runtimeapi.Mount{ContainerPath: "/etc/hosts", Image: &runtimeapi.ImageSpec{Image: "data:2"},
+			HostPath: root + "/pods/" + uid + "/etc-hosts"},
 		&runtimeapi.Mount{ContainerPath: "/hex", Image: &runtimeapi.ImageSpec{Image: "abcdef"}})
 	config.Devices = []*runtimeapi.Device{
-		{ContainerPath: "/dev/block", HostPath: root + "/pods/" + uid + "/volumeDevices/kubernetes.io~csi/pv-1", Permissions: "r"},
+		{ContainerPath: "/dev/block", HostPath: root + "/pods/" + uid + "/volumeDevices/kubernetes.io~csi/pv-1",
+			Permissions: "r"},
 		{ContainerPath: "/dev/gpu", HostPath: "/dev/gpu0", Permissions: "mrw"},
 	}
 	_, c := criview.Container(sandbox(), config, root)
@@ -251,7 +287,8 @@ func TestImageVolumesAndBlockDevices(t *testing.T) {
 	}
 	// An image ID does not count as the name in the pod.
 	unknown := admission.Value[string]{}
-	if d := diff([]admission.Value[string]{unknown, unknown, admission.Set("data:1"), admission.Set("data:2"), unknown, admission.Absent[string]()}, images); d != "" {
+	if d := diff([]admission.Value[string]{unknown, unknown, admission.Set("data:1"), admission.Set("data:2"), unknown,
+		admission.Absent[string]()}, images); d != "" {
 		t.Errorf("names of images (-want +got):\n%s", d)
 	}
 }
@@ -268,41 +305,52 @@ func TestPresetRestrictedAtTheNode(t *testing.T) {
 	}
 	const volumes = root + "/pods/" + uid + "/volumes/"
 	for name, tc := range map[string]struct {
-		change func(box *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig, sc *runtimeapi.LinuxContainerSecurityContext)
-		want   string
+		change func(box *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig,
+			sc *runtimeapi.LinuxContainerSecurityContext)
+		want string
 	}{
-		"the pod": {func(*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig, *runtimeapi.LinuxContainerSecurityContext) {
+		"the pod": {func(*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig,
+			*runtimeapi.LinuxContainerSecurityContext) {
 		}, ""},
-		"privileged": {func(_ *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig, sc *runtimeapi.LinuxContainerSecurityContext) {
+		"privileged": {func(_ *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig,
+			sc *runtimeapi.LinuxContainerSecurityContext) {
 			sc.Privileged = true
 		}, "securityContext.privileged"},
-		"the user of an image": {func(_ *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig, sc *runtimeapi.LinuxContainerSecurityContext) {
+		"the user of an image": {func(_ *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig,
+			sc *runtimeapi.LinuxContainerSecurityContext) {
 			sc.RunAsUser.Value = 0
 		}, "securityContext.runAs"},
-		"a user by name": {func(_ *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig, sc *runtimeapi.LinuxContainerSecurityContext) {
+		"a user by name": {func(_ *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig,
+			sc *runtimeapi.LinuxContainerSecurityContext) {
 			sc.RunAsUser, sc.RunAsUsername = nil, "web"
 		}, "the value is not known"},
-		"the network of the node": {func(box *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig, _ *runtimeapi.LinuxContainerSecurityContext) {
+		"the network of the node": {func(box *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig,
+			_ *runtimeapi.LinuxContainerSecurityContext) {
 			box.Linux.SecurityContext.NamespaceOptions.Network = runtimeapi.NamespaceMode_NODE
 		}, "securityContext.hostNetwork"},
-		"a Secret of another pod": {func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig, _ *runtimeapi.LinuxContainerSecurityContext) {
+		"a Secret of another pod": {func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig,
+			_ *runtimeapi.LinuxContainerSecurityContext) {
 			c.Mounts[0].HostPath = root + "/pods/" + other + "/volumes/kubernetes.io~secret/s"
 		}, `"hostPath" is not allowed`},
-		"a subPath": {func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig, _ *runtimeapi.LinuxContainerSecurityContext) {
+		"a subPath": {func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig,
+			_ *runtimeapi.LinuxContainerSecurityContext) {
 			c.Mounts[0].HostPath = root + "/pods/" + uid + "/volume-subpaths/s/web/0"
 		}, "volumeType: the value is not known"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			box := sandbox()
 			box.Linux.SecurityContext.NamespaceOptions.Network = runtimeapi.NamespaceMode_POD
-			config := containerWith(&runtimeapi.Mount{ContainerPath: "/s", HostPath: volumes + "kubernetes.io~secret/s"}, &runtimeapi.Mount{ContainerPath: "/etc/hosts", HostPath: root + "/pods/" + uid + "/etc-hosts"})
+			config := containerWith(&runtimeapi.Mount{ContainerPath: "/s", HostPath: volumes + "kubernetes.io~secret/s"},
+				&runtimeapi.Mount{ContainerPath: "/etc/hosts", HostPath: root + "/pods/" + uid + "/etc-hosts"})
 			sc := config.Linux.SecurityContext
 			sc.NamespaceOptions.Network = runtimeapi.NamespaceMode_POD
-			sc.RunAsUser.Value, sc.NoNewPrivs, sc.Capabilities = 1000, true, &runtimeapi.Capability{DropCapabilities: []string{"ALL"}}
+			sc.RunAsUser.Value, sc.NoNewPrivs, sc.Capabilities = 1000, true,
+				&runtimeapi.Capability{DropCapabilities: []string{"ALL"}}
 			tc.change(box, config, sc)
 			p, c := criview.Container(box, config, root)
 			d := set.Judge(&p, []admission.Container{c}, restriction.Options{From: restriction.Node})
-			if tc.want == "" && !d.Admitted || tc.want != "" && (d.Admitted || !strings.Contains(d.Violations[0].String(), tc.want)) {
+			if tc.want == "" && !d.Admitted || tc.want != "" &&
+				(d.Admitted || !strings.Contains(d.Violations[0].String(), tc.want)) {
 				t.Errorf("Judge = %v, %v; want a violation with %q", d.Admitted, d.Violations, tc.want)
 			}
 		})
@@ -334,22 +382,9 @@ func FuzzCRIMessages(f *testing.F) {
 		}
 		p, c := criview.Container(req.GetSandboxConfig(), req.GetConfig(), root)
 		d := set.Judge(&p, []admission.Container{c}, restriction.Options{From: restriction.Node})
-		if d.Admitted && (req.GetConfig().GetLinux().GetSecurityContext().GetPrivileged() || !req.GetConfig().GetLinux().GetSecurityContext().GetNoNewPrivs()) {
+		if d.Admitted && (req.GetConfig().GetLinux().GetSecurityContext().GetPrivileged() ||
+			!req.GetConfig().GetLinux().GetSecurityContext().GetNoNewPrivs()) {
 			t.Errorf("a container that can gain privileges is admitted: %v", &req)
 		}
 	})
-}
-
-func BenchmarkContainer(b *testing.B) {
-	config := containerWith()
-	for i := range 30 {
-		config.Mounts = append(config.Mounts, &runtimeapi.Mount{
-			ContainerPath: fmt.Sprintf("/mnt/%d", i), HostPath: fmt.Sprintf("%s/pods/%s/volumes/kubernetes.io~configmap/v%d", root, uid, i), Readonly: true,
-		})
-	}
-	box := sandbox()
-	b.ReportAllocs()
-	for b.Loop() {
-		criview.Container(box, config, root)
-	}
 }

@@ -41,8 +41,7 @@ func (d podDir) inside(p string) (rest string, ok bool) {
 	return rest, ok && d.prefix != "" && fs.ValidPath(rest) && rest != "."
 }
 
-// OtherRoot returns what looks like the root directory of the kubelet by a container's mounts, if that is not
-// kubeletRoot; "" otherwise. It is for messages alone.
+// OtherRoot returns what a mount shows to be the root of the kubelet, if that is not kubeletRoot. It is for messages.
 func OtherRoot(config *runtimeapi.ContainerConfig, uid, kubeletRoot string) string {
 	for _, m := range config.GetMounts() {
 		root, _, ok := strings.Cut(m.GetHostPath(), "/pods/"+uid+"/")

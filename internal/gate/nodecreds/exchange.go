@@ -26,8 +26,7 @@ var (
 	errAnswer  = errors.New("the provider's answer is not valid for a kubelet")
 )
 
-// A Report contains the IDs of the credentials that a credential provider gave to the node; without any, it need not be
-// sent.
+// A Report contains the IDs of the credentials that a credential provider gave to the node. An empty one is not sent.
 type Report struct {
 	KeyFingerprint string    // the fingerprint of the key for the IDs
 	Expires        time.Time // when the kubelet no longer uses the answer

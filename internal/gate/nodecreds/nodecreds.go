@@ -1,13 +1,8 @@
-// Package nodecreds implements the set of credentials that the node itself offers to every pod.
-//
-// They come from docker configuration files, such as the kubelet's /var/lib/kubelet/config.json, and from
-// credential provider plugins, whose answers are reported. A pull that succeeds with one of them
-// proves nothing about the pod, and opens the image to all pods of the node.
-//
-// The package reads each file as a whole every few seconds, and keeps only its last content: a file that is absent,
-// truncated or malformed offers nothing. Polling is better than a notification here: it detects a rename and a changed
-// symlink in a parent directory, works on a file system without notifications, and costs a few microseconds.
-// Credentials are stored as IDs.
+// Package nodecreds implements the set of credentials that the node itself offers to every pod, from docker
+// configuration files and from reported answers of credential provider plugins. A pull with one of them proves nothing
+// about the pod, and opens the image to all pods of the node. The package reads each file as a whole every few seconds,
+// which detects every kind of change on every file system. A file that is absent, truncated or malformed offers
+// nothing. Credentials are stored as IDs.
 package nodecreds
 
 import (
@@ -87,8 +82,7 @@ func (c *Credentials) Run(ctx context.Context) error {
 	}
 }
 
-// Offers reports whether the kubelet would send the credential for an image of the repository, whichever pod asks. An
-// anonymous credential is not offered.
+// Offers reports whether the kubelet would send the credential, which is not anonymous, for an image of the repository.
 func (c *Credentials) Offers(repository string, id credential.ID) bool {
 	if id == "" {
 		return false

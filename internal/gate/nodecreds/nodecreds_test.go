@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -19,6 +18,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/pullgate/pullgate/internal/gate/nodecreds"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 )
 
@@ -32,16 +32,9 @@ func config(registry, password string) string {
 	return fmt.Sprintf(`{"auths":{%q:{"username":"u","password":%q}}}`, registry, password)
 }
 
-func must(tb testing.TB, errs ...error) {
-	tb.Helper()
-	if err := errors.Join(errs...); err != nil {
-		tb.Fatal(err)
-	}
-}
-
 func put(tb testing.TB, path, content string) {
 	tb.Helper()
-	must(tb, os.WriteFile(path, []byte(content), 0o600))
+	testkit.Must(tb, os.WriteFile(path, []byte(content), 0o600))
 }
 
 // node is credentials that are kept up to date in a bubble, with their log.
@@ -56,7 +49,8 @@ func inNode(t *testing.T, files []string, f func(n *node)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		n := &node{T: t, key: credential.NewKey()}
-		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(10), textlogger.Output(&n.log)))))
+		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(),
+			textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(10), textlogger.Output(&n.log)))))
 		n.creds = nodecreds.New(ctx, files, n.key)
 		done := make(chan error, 1)
 		go func() { done <- n.creds.Run(ctx) }()
@@ -65,7 +59,8 @@ func inNode(t *testing.T, files []string, f func(n *node)) {
 		if err := <-done; err != nil {
 			t.Errorf("Run = %v; want nil", err)
 		}
-		if strings.Contains(n.log.String(), canary) || strings.Contains(n.log.String(), base64.StdEncoding.EncodeToString([]byte(canary))) {
+		if strings.Contains(n.log.String(), canary) || strings.Contains(n.log.String(),
+			base64.StdEncoding.EncodeToString([]byte(canary))) {
 			t.Errorf("the log shows what is in the file:\n%s", n.log.String())
 		}
 	})
@@ -120,24 +115,24 @@ func TestOffersTheCredentialsOfTheFiles(t *testing.T) {
 
 func TestCredentialsOfARemovedFileAreDropped(t *testing.T) {
 	for name, change := range map[string]func(n *node, path string){
-		"removed":         func(n *node, path string) { must(n, os.Remove(path)) },
+		"removed":         func(n *node, path string) { testkit.Must(n, os.Remove(path)) },
 		"emptied":         func(n *node, path string) { put(n, path, "") },
 		"cut off":         func(n *node, path string) { put(n, path, config("repo.test", canary)[:50]) },
 		"malformed":       func(n *node, path string) { put(n, path, `{"auths":{"repo.test":{"auth":"`+canary+`"}}}`) },
 		"too large":       func(n *node, path string) { put(n, path, strings.Repeat(" ", 2<<20)) },
 		"without entries": func(n *node, path string) { put(n, path, "{}") },
-		"a directory":     func(n *node, path string) { must(n, os.Remove(path), os.Mkdir(path, 0o700)) },
-		"a named pipe":    func(n *node, path string) { must(n, os.Remove(path), syscall.Mkfifo(path, 0o600)) },
-		"a loop":          func(n *node, path string) { must(n, os.Remove(path), os.Symlink(path, path)) },
+		"a directory":     func(n *node, path string) { testkit.Must(n, os.Remove(path), os.Mkdir(path, 0o700)) },
+		"a named pipe":    func(n *node, path string) { testkit.Must(n, os.Remove(path), syscall.Mkfifo(path, 0o600)) },
+		"a loop":          func(n *node, path string) { testkit.Must(n, os.Remove(path), os.Symlink(path, path)) },
 		"below a file": func(n *node, path string) {
-			must(n, os.RemoveAll(filepath.Dir(path)))
+			testkit.Must(n, os.RemoveAll(filepath.Dir(path)))
 			put(n, filepath.Dir(path), "")
 		},
 		"of another secret": func(n *node, path string) { put(n, path, config("repo.test", "b")) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "dir", "config.json")
-			must(t, os.Mkdir(filepath.Dir(path), 0o700))
+			testkit.Must(t, os.Mkdir(filepath.Dir(path), 0o700))
 			put(t, path, config("repo.test", "a"))
 			inNode(t, []string{path}, func(n *node) {
 				n.want(app, "a", true)
@@ -150,7 +145,7 @@ func TestCredentialsOfARemovedFileAreDropped(t *testing.T) {
 				if n.log.Len() != before {
 					t.Errorf("logged more than once:\n%s", n.log.String())
 				}
-				must(t, os.RemoveAll(filepath.Dir(path)), os.Mkdir(filepath.Dir(path), 0o700))
+				testkit.Must(t, os.RemoveAll(filepath.Dir(path)), os.Mkdir(filepath.Dir(path), 0o700))
 				put(t, path, config("repo.test", "a"))
 				n.later()
 				n.want(app, "a", true)
@@ -166,27 +161,28 @@ func TestReplacementsAreSeen(t *testing.T) {
 	inNode(t, []string{path}, func(n *node) {
 		// By a rename, with the same size and time.
 		info, err := os.Stat(path)
-		must(t, err)
+		testkit.Must(t, err)
 		put(t, path+".new", config("repo.test", "b"))
-		must(t, os.Chtimes(path+".new", info.ModTime(), info.ModTime()), os.Rename(path+".new", path))
+		testkit.Must(t, os.Chtimes(path+".new", info.ModTime(), info.ModTime()), os.Rename(path+".new", path))
 		n.later()
 		n.want(app, "a", false)
 		n.want(app, "b", true)
 		// In place, with the same size and time.
 		put(t, path, config("repo.test", "c"))
-		must(t, os.Chtimes(path, info.ModTime(), info.ModTime()))
+		testkit.Must(t, os.Chtimes(path, info.ModTime(), info.ModTime()))
 		n.later()
 		n.want(app, "b", false)
 		n.want(app, "c", true)
 	})
 	// Like a Secret mounted by Kubernetes: the file is a link into a folder that is a link.
-	must(t, os.Remove(path), os.Mkdir(filepath.Join(dir, "v1"), 0o700), os.Mkdir(filepath.Join(dir, "v2"), 0o700),
+	testkit.Must(t, os.Remove(path), os.Mkdir(filepath.Join(dir, "v1"), 0o700), os.Mkdir(filepath.Join(dir, "v2"), 0o700),
 		os.Symlink("v1", filepath.Join(dir, "..data")), os.Symlink("..data/config.json", path))
 	put(t, filepath.Join(dir, "v1", "config.json"), config("repo.test", "a"))
 	put(t, filepath.Join(dir, "v2", "config.json"), config("repo.test", "b"))
 	inNode(t, []string{path}, func(n *node) {
 		n.want(app, "a", true)
-		must(t, os.Symlink("v2", filepath.Join(dir, "..tmp")), os.Rename(filepath.Join(dir, "..tmp"), filepath.Join(dir, "..data")))
+		testkit.Must(t, os.Symlink("v2", filepath.Join(dir, "..tmp")),
+			os.Rename(filepath.Join(dir, "..tmp"), filepath.Join(dir, "..data")))
 		n.later()
 		n.want(app, "a", false)
 		n.want(app, "b", true)

@@ -27,9 +27,12 @@ func namesOf(t reflect.Type) (names []string) {
 func TestProtocolHasNoUnknownField(t *testing.T) {
 	for want, all := range map[string][]reflect.Type{
 		"image serviceAccountAnnotations serviceAccountToken": {reflect.TypeFor[v1.CredentialProviderRequest]()},
-		"image":                           {reflect.TypeFor[v1beta1.CredentialProviderRequest](), reflect.TypeFor[v1alpha1.CredentialProviderRequest]()},
-		"auth cacheDuration cacheKeyType": {reflect.TypeFor[v1.CredentialProviderResponse](), reflect.TypeFor[v1beta1.CredentialProviderResponse](), reflect.TypeFor[v1alpha1.CredentialProviderResponse]()},
-		"password username":               {reflect.TypeFor[v1.AuthConfig](), reflect.TypeFor[v1beta1.AuthConfig](), reflect.TypeFor[v1alpha1.AuthConfig]()},
+		"image": {reflect.TypeFor[v1beta1.CredentialProviderRequest](),
+			reflect.TypeFor[v1alpha1.CredentialProviderRequest]()},
+		"auth cacheDuration cacheKeyType": {reflect.TypeFor[v1.CredentialProviderResponse](),
+			reflect.TypeFor[v1beta1.CredentialProviderResponse](), reflect.TypeFor[v1alpha1.CredentialProviderResponse]()},
+		"password username": {reflect.TypeFor[v1.AuthConfig](), reflect.TypeFor[v1beta1.AuthConfig](),
+			reflect.TypeFor[v1alpha1.AuthConfig]()},
 	} {
 		for _, typ := range all {
 			if got := strings.Join(namesOf(typ), " "); got != want {
@@ -43,7 +46,8 @@ func TestReportReadsTheTypesOfTheKubelet(t *testing.T) {
 	n := newKeyNode(t)
 	req := v1.CredentialProviderRequest{Image: "repo.test/team/app:1"}
 	req.APIVersion, req.Kind = v1.SchemeGroupVersion.String(), "CredentialProviderRequest"
-	resp := v1.CredentialProviderResponse{CacheKeyType: v1.RegistryPluginCacheKeyType, Auth: map[string]v1.AuthConfig{"repo.test": {Username: "u", Password: "p"}}}
+	resp := v1.CredentialProviderResponse{CacheKeyType: v1.RegistryPluginCacheKeyType,
+		Auth: map[string]v1.AuthConfig{"repo.test": {Username: "u", Password: "p"}}}
 	resp.APIVersion, resp.Kind = v1.SchemeGroupVersion.String(), "CredentialProviderResponse"
 	for _, bound := range []bool{false, true} {
 		want := map[string]string{n.id("u", "p"): "repo.test"}

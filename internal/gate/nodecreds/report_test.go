@@ -14,15 +14,17 @@ import (
 )
 
 const (
-	request = `{"kind":"CredentialProviderRequest","apiVersion":"credentialprovider.kubelet.k8s.io/v1","image":"repo.test/team/app:1"}`
+	version = `"apiVersion":"credentialprovider.kubelet.k8s.io/v1",`
+	request = `{"kind":"CredentialProviderRequest",` + version + `"image":"repo.test/team/app:1"}`
 )
 
 // answer returns an answer of a provider with these members after its header.
 func answer(members string) string {
-	return `{"kind":"CredentialProviderResponse","apiVersion":"credentialprovider.kubelet.k8s.io/v1",` + members + `}`
+	return `{"kind":"CredentialProviderResponse",` + version + members + `}`
 }
 
-var good = answer(`"cacheKeyType":"Registry","cacheDuration":"6h0m0s","auth":{"*.repo.test":{"username":"u","password":"` + canary + `"}}`)
+var good = answer(`"cacheKeyType":"Registry","cacheDuration":"6h0m0s",` +
+	`"auth":{"*.repo.test":{"username":"u","password":"` + canary + `"}}`)
 
 // A keyNode has a key.
 type keyNode struct {
@@ -70,13 +72,22 @@ func TestReportHasTheCredentialsOfThePlugin(t *testing.T) {
 		answer string
 		want   map[string]string
 	}{
-		"one":       {good, map[string]string{n.id("u", canary): "*.repo.test"}},
-		"several":   {answer(`"auth":{"b.test":{"username":"u","password":"p"},"a.test/x":{"username":"u","password":"p"},"c.test":{"username":"v","password":"p"}}`), map[string]string{n.id("u", "p"): "a.test/x b.test", n.id("v", "p"): "c.test"}},
-		"anonymous": {answer(`"auth":{"b.test":{"username":"","password":""},"c.test":{"username":"v","password":"p"}}`), map[string]string{n.id("v", "p"): "c.test"}},
-		"unknown fields, which a kubelet ignores": {answer(`"more":1,"auth":{"c.test":{"username":"v","password":"p","more":{}}}`), map[string]string{n.id("v", "p"): "c.test"}},
-		"nothing but anonymous":                   {answer(`"auth":{"b.test":{"username":"","password":""}}`), map[string]string{}},
-		"no entry":                                {answer(`"cacheDuration":"1h","auth":{}`), map[string]string{}},
-		"no auth":                                 {answer(`"auth":null`), map[string]string{}},
+		"one": {good, map[string]string{n.id("u", canary): "*.repo.test"}},
+		"several": {
+			answer(`"auth":{"b.test":{"username":"u","password":"p"},"a.test/x":{"username":"u","password":"p"},` +
+				`"c.test":{"username":"v","password":"p"}}`),
+			map[string]string{n.id("u", "p"): "a.test/x b.test", n.id("v", "p"): "c.test"},
+		},
+		"anonymous": {answer(`"auth":{"b.test":{"username":"","password":""},"c.test":{"username":"v","password":"p"}}`),
+			map[string]string{n.id("v", "p"): "c.test"}},
+		"unknown fields, which a kubelet ignores": {
+			answer(`"more":1,"auth":{"c.test":{"username":"v","password":"p","more":{}}}`),
+			map[string]string{n.id("v", "p"): "c.test"},
+		},
+		"nothing but anonymous": {answer(`"auth":{"b.test":{"username":"","password":""}}`),
+			map[string]string{}},
+		"no entry": {answer(`"cacheDuration":"1h","auth":{}`), map[string]string{}},
+		"no auth":  {answer(`"auth":null`), map[string]string{}},
 	} {
 		r, err := n.report(request, tc.answer)
 		if err != nil {
@@ -131,7 +142,8 @@ func TestReportOmitsCredentialsThatAreNotTheNodes(t *testing.T) {
 		"answer to a request of another age": {strings.Replace(request, "k8s.io/v1", "k8s.io/v1beta1", 1), true},
 	} {
 		r, err := n.report(tc.request, good)
-		if (err != nil) != tc.refused || err != nil && (strings.Contains(err.Error(), canary) || strings.Contains(err.Error(), "\n")) {
+		if (err != nil) != tc.refused || err != nil && (strings.Contains(err.Error(), canary) ||
+			strings.Contains(err.Error(), "\n")) {
 			t.Errorf("%s: Report = %v; want an error in one line without the content: %v", name, err, tc.refused)
 		}
 		n.want(name, r, map[string]string{})
@@ -164,7 +176,8 @@ func TestReportNeedsTheKey(t *testing.T) {
 	} {
 		n.keyFile = keyFile
 		r, err := n.report(request, good)
-		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") || strings.Contains(err.Error(), canary) {
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") ||
+			strings.Contains(err.Error(), canary) {
 			t.Errorf("Report = %v; want one line with %q, without the credential", err, want)
 		}
 		n.want(keyFile, r, map[string]string{})

@@ -19,9 +19,8 @@ var crioText = regexp.MustCompile(`^(?:RegistryUnavailable: )?(?:pull image: )?`
 var crioPull = regexp.MustCompile(`^(?:RegistryUnavailable: )?(?:pull image: )?` +
 	`unable to pull image(?: or OCI artifact)?: `)
 
-// CRI-O tries to pull a source that is not an image once more as an OCI artifact, and then reports both errors.
-// crioArtifact is the beginning of a second error that also ended before anything was fetched; of 1.33 and 1.34, and of
-// 1.35 and newer.
+// CRI-O tries a source that is not an image once more as an OCI artifact, and reports both errors. crioArtifact begins
+// a second error that also ended before anything was fetched (1.33 and 1.34; 1.35 and newer).
 const artifactErr = "; artifact err: "
 
 var crioArtifact = regexp.MustCompile(`^(?:get manifest: build image source: |` +

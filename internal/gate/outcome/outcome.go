@@ -51,8 +51,7 @@ func (o Outcome) Definite(err error) bool {
 // RegistryDown reports whether the registry could not be asked.
 func (o Outcome) RegistryDown() bool { return o == Unreached || o == Unavailable }
 
-// mirrorText matches the URL of every request that containerd sends to a mirror, and no image name, which a tenant
-// chooses.
+// mirrorText matches the URL of every request of containerd to a mirror, and no image name, which a tenant chooses.
 var mirrorText = regexp.MustCompile(`https?://[^ "]*\?ns=`)
 
 // FromMirror reports whether a mirror was asked: the registry behind it may have denied the pull unreported.

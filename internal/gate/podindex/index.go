@@ -1,13 +1,7 @@
-// Package podindex implements the index by which the gate identifies the pod of a call.
-//
-// A kubelet's pre-check (ImageStatus) has no pod UID. It has the pod's annotations, including the value that the
-// kubelet itself wrote under kubernetes.io/config.seen. The pod's sandbox has the same value, and UID, namespace and
-// name. An [Index] holds the sandboxes of the runtime and returns the pods that have a value.
-//
-// The index is only in memory; it is rebuilt from the runtime's list of sandboxes. A value that is not in the index
-// identifies no pod. A value of two pods identifies both; a caller must then allow only what each of them may use. The
-// index compares only config.seen: a tenant can edit the other annotations of its pod, and the annotations of a sandbox
-// do not change.
+// Package podindex implements the index by which the gate identifies the pod of a call. A kubelet's pre-check has no
+// pod UID, but the value that the kubelet wrote on the pod under kubernetes.io/config.seen, as the pod's sandbox has
+// it. The index is rebuilt from the runtime's list of sandboxes. A value of two pods identifies both; a caller must
+// then allow only what each of them may use. A tenant can edit other annotations, so they are not compared.
 package podindex
 
 import (
@@ -22,8 +16,8 @@ import (
 
 // Annotations that a kubelet writes on every pod that it runs. It overwrites the values of the pod's author.
 const (
-	// SeenAnnotation is when the kubelet first saw the pod. After a restart of the kubelet a pod gets a new value, and its
-	// sandbox keeps the old one.
+	// SeenAnnotation is when the kubelet first saw the pod. After its restart a pod gets a new value, its sandbox does
+	// not.
 	SeenAnnotation   = "kubernetes.io/config.seen"
 	SourceAnnotation = "kubernetes.io/config.source" // holds the source of the pod: "api", "file" or "http"
 )

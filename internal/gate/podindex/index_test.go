@@ -116,7 +116,8 @@ func TestReconcileRefusesAListOlderThanTheLastOne(t *testing.T) {
 	x := podindex.New()
 	x.Add(sandbox("s1", "u1", "t1"))
 	since := x.Now() // of both lists
-	if ended, ok := x.Reconcile(since, []podindex.Sandbox{sandbox("s2", "u2", "t2")}); !ok || !slices.Equal(ended, []string{"u1"}) {
+	if ended, ok := x.Reconcile(since, []podindex.Sandbox{sandbox("s2", "u2", "t2")}); !ok ||
+		!slices.Equal(ended, []string{"u1"}) {
 		t.Fatalf("Reconcile = %v, %v; want u1 ended", ended, ok)
 	}
 	if ended, ok := x.Reconcile(since, []podindex.Sandbox{sandbox("s1", "u1", "t1")}); ok || ended != nil {

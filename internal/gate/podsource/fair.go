@@ -7,8 +7,7 @@ import (
 )
 
 const (
-	// pace and burst limit how often the Secrets of one namespace are read. One with 500 pods, each with its own Secret,
-	// stays below the limit.
+	// pace and burst limit the reads of one namespace. One with 500 pods, each with its own Secret, stays below.
 	pace  = 50 * time.Millisecond
 	burst = 500
 	idle  = time.Hour // how long a reader waits if the queue is empty

@@ -131,7 +131,8 @@ func TestMissingSecretsAreRequestedAtGrowingIntervals(t *testing.T) {
 				n := w.failed(podsource.Missing)
 				t.Logf("%d missing Secrets that are asked for all the time: %d GETs in five minutes", tc.secrets, n)
 				if n > tc.most || n < 2*tc.secrets {
-					t.Errorf("%d missing Secrets caused %d GETs in five minutes; want at most %d, and each more than once", tc.secrets, n, tc.most)
+					t.Errorf("%d missing Secrets caused %d GETs in five minutes; want at most %d, and each more than once", tc.secrets,
+						n, tc.most)
 				}
 				stop()
 			})

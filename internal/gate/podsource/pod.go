@@ -53,8 +53,7 @@ type Use struct {
 	PullPolicy string // as the API server has it
 }
 
-// Uses returns each use of an image by the pod, in the order of its spec. The name may be the one in the spec or the
-// one that the kubelet sends.
+// Uses returns each use of an image by the pod, in the order of its spec, which may write the name in another way.
 func (p *Pod) Uses(image imageref.Ref) (uses []Use) {
 	if p == nil || !image.Parsed() {
 		return nil

@@ -376,8 +376,7 @@ func (s *secrets) keepLocked(e *secret, a answer) {
 	}
 }
 
-// evictableLocked returns the Secret to evict for another one: the least recently used one of the namespace that uses
-// most, nil if none uses more than an equal share.
+// evictableLocked returns the least recently used Secret of the namespace that uses most, and more than its share.
 func (s *secrets) evictableLocked(e *secret) *secret {
 	holders := 0
 	for _, n := range s.byName {

@@ -2,13 +2,9 @@ package podsource_test
 
 import (
 	"bytes"
-	"context"
 	"encoding/base64"
 	"fmt"
 	"math/rand/v2"
-	"net/http"
-	"net/http/httptest"
-	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -18,7 +14,6 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/pullgate/pullgate/internal/gate/podsource"
-	"github.com/pullgate/pullgate/internal/policies/restriction"
 	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -49,7 +44,8 @@ func TestNothingOfASecretIsLogged(t *testing.T) {
 	inWorld(t, func(w *world) {
 		out := &locked{}
 		good, bad := secret("good", "s1"), secret("bad", "s2")
-		good.Data[corev1.DockerConfigJsonKey] = []byte(`{"auths":{"repo.test/` + canary + `":{"username":"u","password":"` + canary + `"}}}`)
+		good.Data[corev1.DockerConfigJsonKey] = []byte(`{"auths":{"repo.test/` + canary + `":{"username":"u","password":"` +
+			canary + `"}}}`)
 		bad.Data[corev1.DockerConfigJsonKey] = []byte(`{"auths":{"repo.test":{"password":["` + canary + `"]}}}`)
 		w.api.put(good)
 		w.api.put(bad)
@@ -60,7 +56,8 @@ func TestNothingOfASecretIsLogged(t *testing.T) {
 		w.pass(time.Minute)
 		_, _ = w.byUID("u1").Credentials(w.Context(), imageref.New(app))
 		text := out.String()
-		for _, form := range []string{canary, base64.StdEncoding.EncodeToString([]byte(canary)), base64.StdEncoding.EncodeToString(good.Data[corev1.DockerConfigJsonKey])[:80]} {
+		for _, form := range []string{canary, base64.StdEncoding.EncodeToString([]byte(canary)),
+			base64.StdEncoding.EncodeToString(good.Data[corev1.DockerConfigJsonKey])[:80]} {
 			if strings.Contains(text, form) {
 				t.Errorf("the log shows %s:\n%s", form, text)
 			}
@@ -138,7 +135,8 @@ func TestSecretsTogetherAreBounded(t *testing.T) {
 		}
 		// An evicted Secret is read again when it is needed.
 		for i := range n {
-			if got, err := w.byUID(fmt.Sprintf("us%d", i)).Credentials(w.Context(), imageref.New(app)); err != nil || len(got) != 1 {
+			if got, err := w.byUID(fmt.Sprintf("us%d", i)).Credentials(w.Context(), imageref.New(app)); err != nil ||
+				len(got) != 1 {
 				t.Errorf("pod %d: %d credentials, %v; want 1, nil", i, len(got), err)
 			}
 		}
@@ -180,120 +178,4 @@ func TestSourceIsSafeForConcurrentUse(t *testing.T) {
 			t.Errorf("%d Secrets of %d bytes are left of pods that are gone; want none", n, bytes)
 		}
 	})
-}
-
-// BenchmarkHeapOf500Pods reports the memory for a node with 500 pods: the final heap, and the maximum. policies is
-// small with policies that use every field.
-func BenchmarkHeapOf500Pods(b *testing.B) {
-	small := func(name, uid string) *corev1.Secret { return secret(name, uid, "repo.test", "other.test") }
-	var all []string
-	for _, f := range restriction.Fields() {
-		all = append(all, f.Path)
-	}
-	for _, c := range []struct {
-		name   string
-		like   func(name, uid string) *corev1.Secret
-		fields []string
-	}{
-		{"small", small, nil},
-		{"policies", small, all},
-		{"1MiB", func(name, uid string) *corev1.Secret { return large(name, uid, 1) }, nil},
-	} {
-		b.Run(c.name, func(b *testing.B) {
-			for b.Loop() {
-				heapOf500Pods(b, c.like, c.fields)
-			}
-		})
-	}
-}
-
-// heapOf500Pods has a server that only returns stored bytes, so that only the source is measured.
-func heapOf500Pods(b *testing.B, like func(name, uid string) *corev1.Secret, fields []string) {
-	b.Helper()
-	list, one := answersOf500Pods(like)
-	api := newAPIServer()
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		switch {
-		case strings.Contains(r.URL.Path, "/secrets/"):
-			_, _ = w.Write(one)
-		case r.URL.Query().Get("watch") == "":
-			_, _ = w.Write(list)
-		default:
-			api.watch(w, r)
-		}
-	}))
-	defer server.Close()
-	base := heap()
-	most, stays := measure(b, server.URL, fields)
-	api.hangUp()
-	b.ReportMetric((float64(most)-float64(base))/(1<<20), "MiB-most")
-	b.ReportMetric((float64(stays)-float64(base))/(1<<20), "MiB-stays")
-}
-
-// answersOf500Pods returns a list of pods, and one Secret that is the answer for every name.
-func answersOf500Pods(like func(name, uid string) *corev1.Secret) (list, secret []byte) {
-	api := newAPIServer()
-	for i := range 500 {
-		p := pod(fmt.Sprintf("p%d", i), fmt.Sprintf("u%d", i), app, fmt.Sprintf("s%d", i))
-		p.Annotations["kubectl.kubernetes.io/last-applied-configuration"] = strings.Repeat("x", 4000)
-		for v := range 6 {
-			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: fmt.Sprintf("volume-%d", v), VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}})
-		}
-		for range 3 {
-			c := corev1.Container{Name: "c", Image: app, ImagePullPolicy: "Always"}
-			for e := range 30 {
-				c.Env = append(c.Env, corev1.EnvVar{Name: fmt.Sprintf("VARIABLE_%d", e), Value: strings.Repeat("y", 40)})
-			}
-			for v := range 6 {
-				c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: fmt.Sprintf("volume-%d", v), MountPath: fmt.Sprintf("/mnt/%d", v)})
-			}
-			p.Spec.Containers = append(p.Spec.Containers, c)
-		}
-		api.change("ADDED", p)
-	}
-	api.put(like("any", "any"))
-	stored := func(f func(w http.ResponseWriter)) []byte {
-		r := httptest.NewRecorder()
-		f(r)
-		return r.Body.Bytes()
-	}
-	return stored(api.list), stored(func(w http.ResponseWriter) { api.secret(w, "team-a/any") })
-}
-
-func heap() uint64 {
-	runtime.GC()
-	runtime.GC() // the content of a pool survives one collection
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return m.HeapAlloc
-}
-
-// measure runs a source until it has read everything and returns the maximum and the final size of the heap.
-func measure(b *testing.B, url string, fields []string) (most, stays uint64) {
-	b.Helper()
-	s, err := podsource.New(podsource.Options{Kubeconfig: kubeconfig(b, url, nil), NodeName: "node-1", Key: credential.NewKey()})
-	if err != nil {
-		b.Fatal(err)
-	}
-	s.KeepFields(fields)
-	ctx, cancel := context.WithCancel(b.Context())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	var m runtime.MemStats
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for range tick.C {
-		runtime.ReadMemStats(&m)
-		most = max(most, m.HeapAlloc)
-		if _, n := s.Size(); n == 500 && s.Idle() {
-			break
-		}
-	}
-	stays = heap()
-	cancel()
-	if err := <-done; err != nil {
-		b.Errorf("Run = %v; want nil", err)
-	}
-	return most, stays
 }

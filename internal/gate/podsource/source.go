@@ -1,22 +1,14 @@
-// Package podsource implements the pod source: it returns the pods of one node according to the API server, and the
-// credentials in their pull secrets.
+// Package podsource implements the pod source: the pods of one node according to the API server, and the credentials in
+// their pull secrets.
 //
-// A [Source] watches the pods that are bound to the node and gets the Secrets that they name. It needs only the
-// permissions that the Node authorizer gives the kubelet's own identity: list and watch of pods with the field selector
-// spec.nodeName, and get of single Secrets that pods of the node name. It does not read service accounts, because
-// admission copies their pull secrets into each pod.
+// A [Source] needs only the permissions that the Node authorizer gives the kubelet's own identity: it watches the pods
+// with the field selector spec.nodeName, and gets single Secrets that they name. Admission copies the pull secrets of
+// service accounts into pods. A Secret is read when a pod arrives, and again when it is needed and its content is ten
+// seconds old. That is safe: the pod had these credentials, and a pull always uses those of the kubelet.
 //
-// The source reads a Secret when a pod arrives, and again when the Secret is needed and its content is older than ten
-// seconds. A kubelet watches each Secret, which costs one watch for each and shows a change a little earlier. Content
-// that is up to ten seconds old is safe to use: the pod had these credentials, and a pull always uses those of the
-// kubelet.
-//
-// Of a Secret the source keeps only the IDs of its credentials and their patterns; of a pod the images and pull
-// policies, the names of its Secrets, and a hash of its annotations. All of it is bounded, whatever a tenant writes.
-//
-// The source never reports missing knowledge as absence: a pod that the watch has not reported yet is not found, and
-// for a Secret that could not be read it returns [ErrNotKnown]. While the API server is unreachable, slow or denies
-// requests, the source keeps its pods and Secrets.
+// The source keeps the IDs and patterns of credentials; of a pod the images, pull policies, names of Secrets, and a hash
+// of its annotations. All of it is bounded, whatever a tenant writes. Missing knowledge is never reported as absence:
+// see [ErrNotKnown]. While the API server does not answer, the source keeps what it has.
 package podsource
 
 import (
@@ -185,8 +177,7 @@ func (s *Source) open(ctx context.Context) (*client, error) {
 	return c, nil
 }
 
-// Synced reports whether the pods of the node have been listed and are being watched. Without, the source keeps its
-// pods and Secrets.
+// Synced reports whether the pods have been listed and are being watched. Without, the known ones stay known.
 func (s *Source) Synced() bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -247,8 +238,7 @@ func (s *Source) PullPolicies(uid string, image imageref.Ref) (policies []string
 	return policies, known
 }
 
-// Secrets returns the known credentials of a pod's pull secrets for an image, and whether the list is complete. It
-// awaits the pod.
+// Secrets returns the known credentials of a pod's pull secrets, and whether the list is complete. It awaits the pod.
 func (s *Source) Secrets(ctx context.Context, uid string, image imageref.Ref) (found []tracker.Secret, complete bool) {
 	p, _ := s.Await(ctx, uid)
 	found, err := p.Credentials(ctx, image)

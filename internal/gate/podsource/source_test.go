@@ -33,22 +33,28 @@ func (w *world) byUID(uid string) *podsource.Pod {
 func (w *world) wantCredentials(uid, image string, whole bool, want ...tracker.Secret) {
 	w.Helper()
 	got, err := w.byUID(uid).Credentials(w.Context(), imageref.New(image))
-	if diff := cmp.Diff(want, got); diff != "" || whole != (err == nil) || err != nil && !errors.Is(err, podsource.ErrNotKnown) {
+	if diff := cmp.Diff(want, got); diff != "" || whole != (err == nil) || err != nil &&
+		!errors.Is(err, podsource.ErrNotKnown) {
 		w.Errorf("Credentials(%s) of %s = %v; want whole %v (-want +got):\n%s", image, uid, err, whole, diff)
 	}
 }
 
 func (w *world) cred(secret, uid, registry string) tracker.Secret {
-	return tracker.Secret{Credential: w.id(registry, uid), Ref: records.SecretRef{UID: uid, Namespace: "team-a", Name: secret}}
+	return tracker.Secret{Credential: w.id(registry, uid),
+		Ref: records.SecretRef{UID: uid, Namespace: "team-a", Name: secret}}
 }
 
 func TestPullPoliciesOfEachUse(t *testing.T) {
 	inWorld(t, func(w *world) {
 		p := pod("web", "u1", app)
-		p.Spec.InitContainers = []corev1.Container{{Name: "prepare", Image: "repo.test/team/app:v1", ImagePullPolicy: "Always"}, {Name: "other", Image: "busybox", ImagePullPolicy: "Never"}}
-		p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debug", Image: "busybox:latest", ImagePullPolicy: "IfNotPresent"}}}
+		p.Spec.InitContainers = []corev1.Container{{Name: "prepare", Image: "repo.test/team/app:v1",
+			ImagePullPolicy: "Always"}, {Name: "other", Image: "busybox", ImagePullPolicy: "Never"}}
+		debug := corev1.EphemeralContainerCommon{Name: "debug", Image: "busybox:latest", ImagePullPolicy: "IfNotPresent"}
+		p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: debug}}
 		p.Spec.Volumes = []corev1.Volume{
-			{Name: "data", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "docker.io/library/busybox", PullPolicy: "Always"}}},
+			{Name: "data", VolumeSource: corev1.VolumeSource{
+				Image: &corev1.ImageVolumeSource{Reference: "docker.io/library/busybox", PullPolicy: "Always"},
+			}},
 			{Name: "empty"},
 		}
 		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: "broken", Image: "no image"})
@@ -97,7 +103,8 @@ func TestNothingIsKnownBeforeTheFirstList(t *testing.T) {
 			}
 			w.start()
 		}
-		if _, err := (*podsource.Pod)(nil).Credentials(w.Context(), imageref.New(app)); !errors.Is(err, podsource.ErrNotKnown) {
+		if _, err := (*podsource.Pod)(nil).Credentials(w.Context(), imageref.New(app)); !errors.Is(err,
+			podsource.ErrNotKnown) {
 			t.Errorf("Credentials of no pod = %v; want ErrNotKnown", err)
 		}
 		w.api.refusing(func(*http.Request) int { return 0 })
@@ -114,11 +121,13 @@ func TestCredentialsComeInTheOrderOfTheKubelet(t *testing.T) {
 		w.api.put(secret("first", "s1", "repo.test", "other.test"))
 		w.api.put(secret("second", "s2", "repo.test/team", "repo.test"))
 		old := secret("old", "s3")
-		old.Type, old.Data = corev1.SecretTypeDockercfg, map[string][]byte{corev1.DockerConfigKey: []byte(`{"https://repo.test/v1/":{"auth":"cmVwby50ZXN0OnMz"}}`)}
+		old.Type, old.Data = corev1.SecretTypeDockercfg,
+			map[string][]byte{corev1.DockerConfigKey: []byte(`{"https://repo.test/v1/":{"auth":"cmVwby50ZXN0OnMz"}}`)}
 		w.api.put(old)
 		w.api.change("ADDED", pod("web", "u1", app, "first", "", "second", "old"))
 		w.start()
-		w.wantCredentials("u1", app, true, w.cred("second", "s2", "repo.test/team"), w.cred("first", "s1", "repo.test"), w.cred("second", "s2", "repo.test"), w.cred("old", "s3", "repo.test"))
+		w.wantCredentials("u1", app, true, w.cred("second", "s2", "repo.test/team"), w.cred("first", "s1", "repo.test"),
+			w.cred("second", "s2", "repo.test"), w.cred("old", "s3", "repo.test"))
 		w.wantCredentials("u1", "other.test/app", true, w.cred("first", "s1", "other.test"))
 		w.wantCredentials("u1", "busybox", true)
 		w.wantCredentials("u1", "no image", false)
@@ -232,7 +241,8 @@ func TestWhatIsKnownStaysKnownDuringAnOutageOfTheAPIServer(t *testing.T) {
 		w.net.cut(true)
 		w.pass(time.Hour)
 		if w.source.Synced() || w.failed(podsource.Unreachable) == 0 {
-			t.Errorf("synced %v, %d times unreachable; want false after some", w.source.Synced(), w.failed(podsource.Unreachable))
+			t.Errorf("synced %v, %d times unreachable; want false after some", w.source.Synced(),
+				w.failed(podsource.Unreachable))
 		}
 		if found, ok := w.source.Candidates(map[string]string{"app": "web"}, imageref.New(app)); ok || found != nil {
 			t.Errorf("Candidates = %v, %v; want nothing known: there may be others", found, ok)
@@ -270,10 +280,12 @@ func TestTheWatchSurvives(t *testing.T) {
 		harm    func(w *world)
 		reasons []podsource.Reason
 	}{
-		"a watch that ends":          {func(w *world) { w.api.hangUp() }, nil},
-		"a broken connection":        {func(w *world) { w.net.cut(false) }, nil},
-		"410 in the stream":          {func(w *world) { w.api.send(event{"ERROR", status(410)}) }, []podsource.Reason{podsource.Expired}},
-		"500 in the stream":          {func(w *world) { w.api.send(event{"ERROR", status(500)}) }, []podsource.Reason{podsource.Server}},
+		"a watch that ends":   {func(w *world) { w.api.hangUp() }, nil},
+		"a broken connection": {func(w *world) { w.net.cut(false) }, nil},
+		"410 in the stream": {func(w *world) { w.api.send(event{"ERROR", status(410)}) },
+			[]podsource.Reason{podsource.Expired}},
+		"500 in the stream": {func(w *world) { w.api.send(event{"ERROR", status(500)}) },
+			[]podsource.Reason{podsource.Server}},
 		"invalid data in the stream": {func(w *world) { w.api.send(event{"ADDED", "x"}) }, nil},
 		"403 for a while":            {refusesFor(403), []podsource.Reason{podsource.Forbidden}},
 		"401 for a while":            {refusesFor(401), []podsource.Reason{podsource.Unauthorized}},
@@ -357,7 +369,8 @@ func TestAPodThatIsMadeAgainHasAnotherUID(t *testing.T) {
 			t.Errorf("Find of another namespace = %v; want none", p)
 		}
 		w.wantCredentials("u2", app, true, w.cred("next", "s2", "repo.test"))
-		if got, err := old.Credentials(w.Context(), imageref.New(app)); len(got) != 0 || !errors.Is(err, podsource.ErrNotKnown) {
+		if got, err := old.Credentials(w.Context(), imageref.New(app)); len(got) != 0 ||
+			!errors.Is(err, podsource.ErrNotKnown) {
 			t.Errorf("Credentials of the pod that is gone = %v, %v; want none, ErrNotKnown", got, err)
 		}
 		if _, n := w.source.Size(); n != 1 {

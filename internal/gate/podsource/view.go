@@ -34,8 +34,7 @@ func (s *Source) KeepFields(paths []string) {
 	}
 }
 
-// View returns the view of a pod and of its containers, with the fields of KeepFields; ok is false if there is none.
-// The caller must not modify it.
+// View returns the view of a pod and of its containers, if there is one. The caller must not modify it.
 func (s *Source) View(ctx context.Context, uid string) (pod admission.Pod, containers []admission.Container, ok bool) {
 	if len(s.kept()) == 0 {
 		return pod, nil, false

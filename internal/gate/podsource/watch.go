@@ -20,8 +20,7 @@ import (
 
 const (
 	listTimeout = 30 * time.Second // bounds one list of the node's pods
-	// watchTimeout bounds the wait for the answer to a watch. Some proxies withhold it until the first event, which is a
-	// bookmark after at most a minute.
+	// watchTimeout bounds the wait for the answer to a watch: some proxies withhold it until the first bookmark, a minute.
 	watchTimeout = 90 * time.Second
 	healthy      = 2 * time.Minute // the time without a failure after which the back-off is reset
 )
@@ -77,8 +76,7 @@ type podsOf struct {
 	log    klog.Logger
 }
 
-// IsWatchListSemanticsUnSupported prevents the reflector from streaming the first list: it would wait for an API server
-// before 1.27 without a limit.
+// IsWatchListSemanticsUnSupported prevents a streamed first list, which an API server before 1.27 would never end.
 func (p *podsOf) IsWatchListSemanticsUnSupported() bool { return true }
 
 // ListWithContext lists the pods.
