@@ -254,15 +254,21 @@ func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
 	o.findsNoCredential(canary)
 }
 
+// formsOf returns the forms in which a password can leak.
+func formsOf(password string) []string {
+	base := base64.StdEncoding.EncodeToString
+	return []string{
+		password, hex.EncodeToString([]byte(password)), base([]byte(password)), base([]byte("tenant:" + password)),
+	}
+}
+
 // findsNoCredential searches every answer for a password.
 func (o *operator) findsNoCredential(password string) {
 	o.t.Helper()
 	if len(o.answers) < 20 {
 		o.t.Errorf("%d answers were looked at", len(o.answers))
 	}
-	for _, form := range []string{password, hex.EncodeToString([]byte(password)),
-		base64.StdEncoding.EncodeToString([]byte(password)),
-		base64.StdEncoding.EncodeToString([]byte("tenant:" + password))} {
+	for _, form := range formsOf(password) {
 		for _, a := range o.answers {
 			if bytes.Contains(a, []byte(form)) {
 				o.t.Errorf("an answer holds the credential as %s: %q", form, a)

@@ -3,8 +3,6 @@ package daemon_test
 import (
 	"bytes"
 	"context"
-	"encoding/base64"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"os"
@@ -149,8 +147,7 @@ func TestPullgatectlShowsAndCorrects(t *testing.T) {
 	if _, errs := c.run(3, "status"); !strings.Contains(errs, "systemctl status pullgated") {
 		t.Errorf("without a daemon it prints %q", errs)
 	}
-	for _, form := range []string{canary, hex.EncodeToString([]byte(canary)),
-		base64.StdEncoding.EncodeToString([]byte(canary))} {
+	for _, form := range formsOf(canary) {
 		if strings.Contains(c.output.String(), form) {
 			t.Errorf("pullgatectl has printed a credential as %s", form)
 		}

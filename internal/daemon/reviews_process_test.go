@@ -16,7 +16,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -214,43 +213,5 @@ func TestImageReviewsOverTheSockets(t *testing.T) {
 	}
 	if t.Failed() {
 		t.Logf("decision log:\n%s", text)
-	}
-}
-
-// A review that pullgate-policyd has in its cache adds at most 0.5 ms to the creation of a container. The test has a
-// larger limit, because other programs run on its machine.
-func TestACachedReviewIsFast(t *testing.T) {
-	if testkit.Raced {
-		t.Skip("measures time")
-	}
-	r := criproxytest.NewRuntime(t)
-	r.SetImages(criproxytest.Image{ID: id2, Names: []string{pre}})
-	n := newReviewedNode(t, r)
-	n.startPolicyd()
-	n.start()
-	k := n.kubelet()
-	took := map[string][]time.Duration{}
-	for i := range 320 {
-		for _, namespace := range []string{"else", "team"} {
-			x := k.PodFrom(namespace, "api")
-			testkit.Must(t, k.Sandbox(t.Context(), x))
-			begun := time.Now()
-			if _, err := k.Create(t.Context(), x, id2, pre); err != nil {
-				t.Fatal(err)
-			}
-			if i >= 20 { // warm
-				took[namespace] = append(took[namespace], time.Since(begun))
-			}
-		}
-	}
-	median := func(namespace string) time.Duration {
-		slices.Sort(took[namespace])
-		return took[namespace][len(took[namespace])/2]
-	}
-	with, without := median("team"), median("else")
-	t.Logf("p50 of CreateContainer: %v with a cached review, %v without: %v more", with, without, with-without)
-	if with-without > 3*time.Millisecond || n.asked.Load() != 1 {
-		t.Errorf("a cached review adds %v, and the backend was asked %d times; want at most 0.5 ms on an idle machine, and "+
-			"once", with-without, n.asked.Load())
 	}
 }

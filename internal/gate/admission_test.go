@@ -9,7 +9,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/go-logr/logr/funcr"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -430,23 +429,19 @@ func TestAuditDeniesNothing(t *testing.T) {
 		"enforce: false":         chainOf(auditOnly),
 	} {
 		k, c := kept(exact())
-		var journal []string
-		c.Log = funcr.New(func(_, line string) {
-			k.mu.Lock()
-			defer k.mu.Unlock()
-			journal = append(journal, line)
-		}, funcr.Options{})
+		log, lines := journaled(0)
+		c.Log = log
 		p := newProxyWithPolicies(t, c, a)
 		x := hostNetwork(p.PodFrom("team", "api"))
 		p.must(p.Sandbox(t.Context(), x))
 		p.run(x, privileged())
 		p.run(x, privileged()) // a restart
 		k.mu.Lock()
-		got, lines := slices.Clone(k.all), strings.Join(journal, "\n")
+		got := slices.Clone(k.all)
 		k.mu.Unlock()
 		for _, call := range []string{"RunPodSandbox", "CreateContainer"} {
-			if n := strings.Count(lines, `"msg"="Would deny" "call"="`+call); n != 1 {
-				t.Errorf("%s: the journal has %d lines about %s; want one:\n%s", name, n, call, lines)
+			if n := lines(`"msg":"Would deny","call":"` + call); len(n) != 1 {
+				t.Errorf("%s: the journal has the lines %q about %s; want one", name, n, call)
 			}
 		}
 		if len(got) != 2 || got[0].Call != "RunPodSandbox" || got[1].Call != "CreateContainer" {
@@ -560,18 +555,9 @@ func TestPodSourceAddsToTheView(t *testing.T) {
 
 // A difference between the two views is counted each time, and logged once for each pod and field.
 func TestDifferencesOfViews(t *testing.T) {
-	var (
-		mu     sync.Mutex
-		logged []string
-	)
 	c := exact()
-	c.Log = funcr.NewJSON(func(line string) {
-		mu.Lock()
-		defer mu.Unlock()
-		if strings.Contains(line, "The kubelet and the API server differ") {
-			logged = append(logged, line)
-		}
-	}, funcr.Options{})
+	log, lines := journaled(0)
+	c.Log = log
 	views := apiViews{}
 	a := policies(t, noHostNetwork)
 	a.Views = views
@@ -594,27 +580,19 @@ func TestDifferencesOfViews(t *testing.T) {
 			t.Errorf("%s: counted %d times; want %d", field, counted[field], n)
 		}
 	}
-	mu.Lock()
-	defer mu.Unlock()
-	for _, field := range []string{"hostNetwork", "labels", "privileged"} {
-		for _, x := range []*criproxytest.Pod{x, other} {
-			want := 1
-			if field == "labels" && x == other {
-				want = 0
-			}
-			n := 0
-			for _, line := range logged {
-				if strings.Contains(line, `"field":"`+field+`"`) && strings.Contains(line, x.UID) {
-					n++
-				}
-			}
-			if n != want {
-				t.Errorf("%s of pod %s: %d lines; want %d: %q", field, x.UID, n, want, logged)
-			}
-		}
+	var logged []string
+	for _, line := range lines("The kubelet and the API server differ") {
+		_, field, _ := strings.Cut(line, `"field":"`)
+		field, _, _ = strings.Cut(field, `"`)
+		logged = append(logged, fmt.Sprintf("%s, first pod: %v", field, strings.Contains(line, x.UID)))
 	}
-	if len(logged) != 5 {
-		t.Errorf("%d lines; want 5: %q", len(logged), logged)
+	slices.Sort(logged)
+	want := []string{
+		"hostNetwork, first pod: false", "hostNetwork, first pod: true", "labels, first pod: true",
+		"privileged, first pod: false", "privileged, first pod: true",
+	}
+	if !slices.Equal(logged, want) {
+		t.Errorf("logged %q; want %q", logged, want)
 	}
 }
 

@@ -5,10 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
-	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -170,16 +168,9 @@ func setOf(tb testing.TB, specs ...string) *restriction.Set {
 
 // Exemptions are those of the gate, and the question has no effect.
 func TestExplainPoliciesHasNoEffect(t *testing.T) {
-	var (
-		mu    sync.Mutex
-		lines []string
-	)
 	k, c := kept(exact())
-	c.Log = funcr.New(func(_, line string) {
-		mu.Lock()
-		defer mu.Unlock()
-		lines = append(lines, line)
-	}, funcr.Options{Verbosity: 4})
+	log, lines := journaled(4)
+	c.Log = log
 	a := policies(t)
 	p := newProxyWithPolicies(t, c, a)
 	x := p.Pod("team")
@@ -195,9 +186,7 @@ func TestExplainPoliciesHasNoEffect(t *testing.T) {
 		}
 		return all
 	}
-	mu.Lock()
-	before := len(lines)
-	mu.Unlock()
+	before := len(lines(""))
 	k.since()
 	counted := p.counts.get()
 	const violated = " RESTRICTION_VIOLATED" // which is shown, and stops no restart
@@ -223,11 +212,9 @@ func TestExplainPoliciesHasNoEffect(t *testing.T) {
 	if d := cmp.Diff(counted, p.counts.get()); d != "" {
 		t.Errorf("questions are counted (-before +after):\n%s", d)
 	}
-	mu.Lock()
-	if len(lines) != before || len(k.since()) != 0 {
-		t.Errorf("questions are logged: %q", lines[before:])
+	if after := lines(""); len(after) != before || len(k.since()) != 0 {
+		t.Errorf("questions are logged: %q", after[before:])
 	}
-	mu.Unlock()
 	config := privileged()
 	config.Metadata = &runtimeapi.ContainerMetadata{Name: "other"}
 	_, err := p.create(x, config)

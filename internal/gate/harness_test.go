@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -192,6 +193,27 @@ func (p *proxy) restart() {
 	p.t.Helper()
 	p.stop()
 	p.start()
+}
+
+// journaled returns a logger, and a function that returns the lines with a text that it has logged.
+func journaled(level int) (log klog.Logger, lines func(text string) []string) {
+	var mu sync.Mutex
+	var all []string
+	log = funcr.NewJSON(func(line string) {
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, line)
+	}, funcr.Options{Verbosity: level})
+	return log, func(text string) (found []string) {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, line := range all {
+			if strings.Contains(line, text) {
+				found = append(found, line)
+			}
+		}
+		return found
+	}
 }
 
 // img returns an image with names.

@@ -1,6 +1,7 @@
 package criview_test
 
 import (
+	stdcmp "cmp"
 	"reflect"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/pullgate/pullgate/internal/gate/criview"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 const (
@@ -174,7 +176,7 @@ func TestVolumes(t *testing.T) {
 		return admission.Volume{Type: admission.Set(name), HostPath: admission.Absent[string](),
 			HostPathType: admission.Absent[string]()}
 	}
-	for path, want := range map[string]admission.Volume{
+	volumes := map[string]admission.Volume{
 		own + "/volumes/kubernetes.io~secret/s":          volume("secret"),
 		own + "/volumes/kubernetes.io~empty-dir/e":       volume("emptyDir"),
 		own + "/volumes/kubernetes.io~configmap/c":       volume("configMap"),
@@ -182,32 +184,20 @@ func TestVolumes(t *testing.T) {
 		own + "/volumes/kubernetes.io~local-volume/pv-1": volume("persistentVolumeClaim"),
 		own + "/volumes/example.com~driver/v":            volume("flexVolume"),
 		own + "/volume-subpaths/v/web/0":                 {},
-		"/var/log/pods":                                  host("/var/log/pods"),
-		"//var//log":                                     host("//var//log"),
-		"":                                               host(""),
-		root + "/pods/" + other + "/volumes/kubernetes.io~secret/s": host(root + "/pods/" + other +
-			"/volumes/kubernetes.io~secret/s"),
-		root + "/pods/" + other + "/volume-subpaths/v/web/0": host(root + "/pods/" + other +
-			"/volume-subpaths/v/web/0"),
-		own + "/volumes/../../" + other + "/volumes/kubernetes.io~a/b": host(own + "/volumes/../../" + other +
-			"/volumes/kubernetes.io~a/b"),
-		own + "/volumes/kubernetes.io~secret/../../../x": host(own +
-			"/volumes/kubernetes.io~secret/../../../x"),
-		own + "//volumes/kubernetes.io~secret/s": host(own + "//volumes/kubernetes.io~secret/s"),
-		own + "/volumes/kubernetes.io~secret/s/": host(own + "/volumes/kubernetes.io~secret/s/"),
-		own + "/volumes/kubernetes.io~secret/s/deeper": host(own +
-			"/volumes/kubernetes.io~secret/s/deeper"),
-		own + "/volumes/kubernetes.io~secret": host(own + "/volumes/kubernetes.io~secret"),
-		own + "/volumes/kubernetes.io~secret/s/mount": host(own +
-			"/volumes/kubernetes.io~secret/s/mount"),
-		own + "x/volumes/kubernetes.io~secret/s": host(own + "x/volumes/kubernetes.io~secret/s"),
-		own + "/volumesx/kubernetes.io~secret/s": host(own + "/volumesx/kubernetes.io~secret/s"),
-		own:                                      host(own),
-		"/var/lib/kubelet2/pods/" + uid + "/volumes/kubernetes.io~secret/s": host("/var/lib/kubelet2/pods/" + uid +
-			"/volumes/kubernetes.io~secret/s"),
-		"/tmp" + own + "/volumes/kubernetes.io~secret/s": host("/tmp" + own +
-			"/volumes/kubernetes.io~secret/s"),
+	}
+	for _, path := range []string{
+		"", "/var/log/pods", "//var//log", own,
+		root + "/pods/" + other + "/volumes/kubernetes.io~secret/s", root + "/pods/" + other + "/volume-subpaths/v/web/0",
+		own + "/volumes/../../" + other + "/volumes/kubernetes.io~a/b", own + "/volumes/kubernetes.io~secret/../../../x",
+		own + "//volumes/kubernetes.io~secret/s", own + "/volumes/kubernetes.io~secret/s/",
+		own + "/volumes/kubernetes.io~secret/s/deeper", own + "/volumes/kubernetes.io~secret",
+		own + "/volumes/kubernetes.io~secret/s/mount", own + "x/volumes/kubernetes.io~secret/s",
+		own + "/volumesx/kubernetes.io~secret/s", "/tmp" + own + "/volumes/kubernetes.io~secret/s",
+		"/var/lib/kubelet2/pods/" + uid + "/volumes/kubernetes.io~secret/s",
 	} {
+		volumes[path] = host(path)
+	}
+	for path, want := range volumes {
 		_, c := criview.Container(sandbox(), containerWith(&runtimeapi.Mount{ContainerPath: "/v", HostPath: path}), root)
 		mounts, _ := c.Mounts.Effective()
 		if len(mounts) != 1 || mounts[0].Volume != want {
@@ -293,64 +283,50 @@ func TestImageVolumesAndBlockDevices(t *testing.T) {
 	}
 }
 
+// restricted returns the preset of the level Restricted.
+func restricted(tb testing.TB) *restriction.Set {
+	tb.Helper()
+	preset := testkit.Value(restriction.Preset("restricted"))(tb)
+	return testkit.Value(restriction.Load([]restriction.File{{Name: "restricted", Data: preset}}))(tb)
+}
+
 // What a kubelet sends for a pod of the level Restricted is admitted by the preset, and with one privilege it is not.
 func TestPresetRestrictedAtTheNode(t *testing.T) {
-	preset, err := restriction.Preset("restricted")
-	if err != nil {
-		t.Fatal(err)
-	}
-	set, err := restriction.Load([]restriction.File{{Name: "restricted", Data: preset}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	const volumes = root + "/pods/" + uid + "/volumes/"
+	set := restricted(t)
+	type security = runtimeapi.LinuxContainerSecurityContext
 	for name, tc := range map[string]struct {
-		change func(box *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig,
-			sc *runtimeapi.LinuxContainerSecurityContext)
-		want string
+		change func(sc *security) // nil: none
+		path   string             // of the first mount, if it is another one
+		want   string
 	}{
-		"the pod": {func(*runtimeapi.PodSandboxConfig, *runtimeapi.ContainerConfig,
-			*runtimeapi.LinuxContainerSecurityContext) {
-		}, ""},
-		"privileged": {func(_ *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig,
-			sc *runtimeapi.LinuxContainerSecurityContext) {
-			sc.Privileged = true
-		}, "securityContext.privileged"},
-		"the user of an image": {func(_ *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig,
-			sc *runtimeapi.LinuxContainerSecurityContext) {
-			sc.RunAsUser.Value = 0
-		}, "securityContext.runAs"},
-		"a user by name": {func(_ *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig,
-			sc *runtimeapi.LinuxContainerSecurityContext) {
-			sc.RunAsUser, sc.RunAsUsername = nil, "web"
-		}, "the value is not known"},
-		"the network of the node": {func(box *runtimeapi.PodSandboxConfig, _ *runtimeapi.ContainerConfig,
-			_ *runtimeapi.LinuxContainerSecurityContext) {
-			box.Linux.SecurityContext.NamespaceOptions.Network = runtimeapi.NamespaceMode_NODE
-		}, "securityContext.hostNetwork"},
-		"a Secret of another pod": {func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig,
-			_ *runtimeapi.LinuxContainerSecurityContext) {
-			c.Mounts[0].HostPath = root + "/pods/" + other + "/volumes/kubernetes.io~secret/s"
-		}, `"hostPath" is not allowed`},
-		"a subPath": {func(_ *runtimeapi.PodSandboxConfig, c *runtimeapi.ContainerConfig,
-			_ *runtimeapi.LinuxContainerSecurityContext) {
-			c.Mounts[0].HostPath = root + "/pods/" + uid + "/volume-subpaths/s/web/0"
-		}, "volumeType: the value is not known"},
+		"the pod":              {nil, "", ""},
+		"privileged":           {func(sc *security) { sc.Privileged = true }, "", "securityContext.privileged"},
+		"the user of an image": {func(sc *security) { sc.RunAsUser.Value = 0 }, "", "securityContext.runAs"},
+		"a user by name": {
+			func(sc *security) { sc.RunAsUser, sc.RunAsUsername = nil, "web" }, "", "the value is not known",
+		},
+		"the network of the node": {
+			func(sc *security) { sc.NamespaceOptions.Network = runtimeapi.NamespaceMode_NODE }, "",
+			"securityContext.hostNetwork",
+		},
+		"a Secret of another pod": {nil, other + "/volumes/kubernetes.io~secret/s", `"hostPath" is not allowed`},
+		"a subPath":               {nil, uid + "/volume-subpaths/s/web/0", "volumeType: the value is not known"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			box := sandbox()
 			box.Linux.SecurityContext.NamespaceOptions.Network = runtimeapi.NamespaceMode_POD
-			config := containerWith(&runtimeapi.Mount{ContainerPath: "/s", HostPath: volumes + "kubernetes.io~secret/s"},
+			path := stdcmp.Or(tc.path, uid+"/volumes/kubernetes.io~secret/s")
+			config := containerWith(&runtimeapi.Mount{ContainerPath: "/s", HostPath: root + "/pods/" + path},
 				&runtimeapi.Mount{ContainerPath: "/etc/hosts", HostPath: root + "/pods/" + uid + "/etc-hosts"})
 			sc := config.Linux.SecurityContext
-			sc.NamespaceOptions.Network = runtimeapi.NamespaceMode_POD
-			sc.RunAsUser.Value, sc.NoNewPrivs, sc.Capabilities = 1000, true,
-				&runtimeapi.Capability{DropCapabilities: []string{"ALL"}}
-			tc.change(box, config, sc)
+			sc.NamespaceOptions.Network, sc.RunAsUser.Value, sc.NoNewPrivs = runtimeapi.NamespaceMode_POD, 1000, true
+			sc.Capabilities = &runtimeapi.Capability{DropCapabilities: []string{"ALL"}}
+			if tc.change != nil {
+				tc.change(sc)
+			}
 			p, c := criview.Container(box, config, root)
 			d := set.Judge(&p, []admission.Container{c}, restriction.Options{From: restriction.Node})
-			if tc.want == "" && !d.Admitted || tc.want != "" &&
-				(d.Admitted || !strings.Contains(d.Violations[0].String(), tc.want)) {
+			if d.Admitted != (tc.want == "") || !d.Admitted && !strings.Contains(d.Violations[0].String(), tc.want) {
 				t.Errorf("Judge = %v, %v; want a violation with %q", d.Admitted, d.Violations, tc.want)
 			}
 		})
@@ -367,14 +343,7 @@ func FuzzCRIMessages(f *testing.F) {
 		}
 		f.Add(raw)
 	}
-	preset, err := restriction.Preset("restricted")
-	if err != nil {
-		f.Fatal(err)
-	}
-	set, err := restriction.Load([]restriction.File{{Name: "restricted", Data: preset}})
-	if err != nil {
-		f.Fatal(err)
-	}
+	set := restricted(f)
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		var req runtimeapi.CreateContainerRequest
 		if proto.Unmarshal(raw, &req) != nil {

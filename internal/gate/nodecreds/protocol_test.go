@@ -1,7 +1,6 @@
 package nodecreds_test
 
 import (
-	"encoding/json"
 	"reflect"
 	"slices"
 	"strings"
@@ -39,34 +38,5 @@ func TestProtocolHasNoUnknownField(t *testing.T) {
 				t.Errorf("%s has %s; want %s", typ, got, want)
 			}
 		}
-	}
-}
-
-func TestReportReadsTheTypesOfTheKubelet(t *testing.T) {
-	n := newKeyNode(t)
-	req := v1.CredentialProviderRequest{Image: "repo.test/team/app:1"}
-	req.APIVersion, req.Kind = v1.SchemeGroupVersion.String(), "CredentialProviderRequest"
-	resp := v1.CredentialProviderResponse{CacheKeyType: v1.RegistryPluginCacheKeyType,
-		Auth: map[string]v1.AuthConfig{"repo.test": {Username: "u", Password: "p"}}}
-	resp.APIVersion, resp.Kind = v1.SchemeGroupVersion.String(), "CredentialProviderResponse"
-	for _, bound := range []bool{false, true} {
-		want := map[string]string{n.id("u", "p"): "repo.test"}
-		if bound {
-			req.ServiceAccountToken, req.ServiceAccountAnnotations = "t", map[string]string{"a": "b"}
-			want = map[string]string{}
-		}
-		request, err := json.Marshal(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		answer, err := json.Marshal(resp)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r, err := n.report(string(request), string(answer))
-		if err != nil {
-			t.Errorf("Report = %v; want nil", err)
-		}
-		n.want(string(request), r, want)
 	}
 }

@@ -6,9 +6,9 @@
 // service accounts into pods. A Secret is read when a pod arrives, and again when it is needed and its content is ten
 // seconds old. That is safe: the pod had these credentials, and a pull always uses those of the kubelet.
 //
-// The source keeps the IDs and patterns of credentials; of a pod the images, pull policies, names of Secrets, and a hash
-// of its annotations. All of it is bounded, whatever a tenant writes. Missing knowledge is never reported as absence:
-// see [ErrNotKnown]. While the API server does not answer, the source keeps what it has.
+// The source keeps the IDs and patterns of credentials; of a pod the images, pull policies, names of Secrets, and a
+// hash of its annotations. All of it is bounded, whatever a tenant writes. Missing knowledge is never reported as
+// absence: see [ErrNotKnown]. While the API server does not answer, the source keeps what it has.
 package podsource
 
 import (
