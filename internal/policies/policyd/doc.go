@@ -5,7 +5,7 @@
 //	kube-apiserver ──────HTTPS─────▶ webhook.Handler ──┘
 //	scrapes, probes ──────HTTP─────▶ /metrics, /healthz, /readyz
 //
-// It reads the policy folder that pullgated reads, with the kubeconfigs of the backends, all of it or nothing. A request
-// of pullgated has the hash of the policy files that pullgated uses. If it differs, the folder is read again; if it
-// still differs, the request is answered with FailedPrecondition.
+// It reads the policy folder of pullgated, with the kubeconfigs of the backends, all of it or nothing. A request of
+// pullgated has the hash of the policy files that pullgated uses. If it differs, the folder is read again; if it still
+// differs, the request is answered with FailedPrecondition.
 package policyd

@@ -35,12 +35,10 @@ import (
 // Limits of the node server. Its only client is pullgated, with one connection.
 const (
 	nodeMaxRequest  = 1 << 20
-	nodeMaxHeader   = 16 << 10
 	nodeConnections = 32
 	// nodeStreams is how many reviews one connection may have at the same time. It is more than the pods of a node, so
 	// that those that wait for a backend that does not answer delay no other.
-	nodeStreams        = 4096
-	nodeHandshakeLimit = 5 * time.Second
+	nodeStreams = 4096
 	// nodeCallLimit bounds a call, whatever deadline the caller gave it. It is below the 2 minutes of a kubelet.
 	nodeCallLimit = 110 * time.Second
 	maxImages     = 256      // how many images one request may have
@@ -62,9 +60,9 @@ func newNodeServer(p *policies, m *metrics, log klog.Logger) *nodeServer {
 	s.grpc = grpc.NewServer(
 		grpc.Creds(sockets.PeerCredentials{}),
 		grpc.InTapHandle(sockets.RootOrSelf(programName, "policy API")),
-		grpc.ConnectionTimeout(nodeHandshakeLimit),
+		grpc.ConnectionTimeout(5*time.Second),
 		grpc.MaxRecvMsgSize(nodeMaxRequest),
-		grpc.MaxHeaderListSize(nodeMaxHeader),
+		grpc.MaxHeaderListSize(16<<10),
 		grpc.MaxConcurrentStreams(nodeStreams),
 		grpc.WaitForHandlers(true),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}),

@@ -34,18 +34,6 @@ const (
 	stopLimit    = 10 * time.Second // how long requests in progress may take when the process stops
 )
 
-// Limits of the HTTPS server, whose clients may be anyone who reaches the address.
-const (
-	httpsReadLimit   = 5 * time.Second
-	httpsWriteLimit  = 35 * time.Second // a webhook may be given 30 s
-	httpsIdleLimit   = 2 * time.Minute  // an API server keeps its connections
-	httpsConnections = 512
-	httpsRequests    = 32
-	httpsWaiting     = 1024
-	// httpsMaxBody fits an AdmissionReview with two objects of 3 MiB, the most that an API server accepts.
-	httpsMaxBody = 7 << 20
-)
-
 // Options are the configuration of the process and its parts.
 type Options struct {
 	Config config.Policyd // Config must have been validated by the package config
@@ -211,10 +199,11 @@ func serveHTTPS(ctx context.Context, o Options, l net.Listener, p *policies, cer
 	if err != nil {
 		return err
 	}
-	err = sockets.ServeHTTP(ctx, l, sockets.HTTPOptions{
-		Handler: handler, TLS: certs.tlsConfig(),
-		Connections: httpsConnections, Requests: httpsRequests, Waiting: httpsWaiting, MaxBody: httpsMaxBody,
-		ReadLimit: httpsReadLimit, WriteLimit: httpsWriteLimit, IdleLimit: httpsIdleLimit, StopLimit: stopLimit,
+	err = sockets.ServeHTTP(ctx, l, sockets.HTTPOptions{ // whose clients may be anyone who reaches the address
+		Handler: handler, TLS: certs.tlsConfig(), Connections: 512, Requests: 32, Waiting: 1024,
+		MaxBody:   7 << 20,                                       // fits an AdmissionReview with two objects of 3 MiB, the most that an API server accepts
+		ReadLimit: 5 * time.Second, WriteLimit: 35 * time.Second, // a webhook may be given 30 s
+		IdleLimit: 2 * time.Minute, StopLimit: stopLimit, // an API server keeps its connections
 		Panicked: m.panics.Inc, Log: o.Log.WithName("https"),
 	})
 	if err != nil {
@@ -243,10 +232,7 @@ func notify(log klog.Logger, state string) {
 // Examine returns why the files that a configuration names cannot be used, all errors at once. Each warning is about a
 // file that probably does not say what its author means. It binds no address and asks no server but systemd.
 func Examine(ctx context.Context, c config.Policyd) (warnings []string, err error) {
-	var errs []error
-	if err := nodeSocketOf(c).CheckUnit(ctx, nil); err != nil {
-		errs = append(errs, err)
-	}
+	errs := []error{nodeSocketOf(c).CheckUnit(ctx, nil)}
 	set, err := policyfiles.Read(paths(c))
 	if err != nil {
 		errs = append(errs, fmt.Errorf("policies:\n%w", err))
@@ -267,9 +253,8 @@ func Examine(ctx context.Context, c config.Policyd) (warnings []string, err erro
 		errs = append(errs, unit.Sees(path))
 	}
 	if h.Listen != "" && webhook.NeedsNamespaces(policyfiles.Restrictions(set)) {
-		if _, err := apiServer(c.Kubeconfig); err != nil {
-			errs = append(errs, err)
-		}
+		_, err := apiServer(c.Kubeconfig)
+		errs = append(errs, err)
 	}
 	notes, err := verify.Examine(c, set, time.Now())
 	warnings = slices.Concat(backends.Warnings(), policyfiles.SignatureNotes(set), notes)

@@ -298,7 +298,8 @@ func TestRunServesNodeAndMetricsAndStops(t *testing.T) {
 	for _, line := range []string{
 		`pullgate_policyd_reviews_total{cached="false",outcome="allowed"} 1`,
 		`pullgate_policyd_reviews_total{cached="false",outcome="failed_open"} 0`,
-		"pullgate_policyd_policies_last_reload_success 1", fmt.Sprintf("pullgate_policyd_build_info{goversion=%q,version=%q} 1", runtime.Version(), "v1"),
+		"pullgate_policyd_policies_last_reload_success 1",
+		fmt.Sprintf("pullgate_policyd_build_info{goversion=%q,version=%q} 1", runtime.Version(), "v1"),
 	} {
 		p.has(line)
 	}

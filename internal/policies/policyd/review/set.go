@@ -26,17 +26,12 @@ type Set struct {
 // Replace makes a set ask these backends, or returns the errors of all kubeconfigs and changes nothing. A backend that
 // the set has already keeps its cache.
 func (s *Set) Replace(backends []policyfiles.Backend) error {
-	targets := make([]*target, len(backends))
-	var errs []error
+	targets, errs := make([]*target, len(backends)), make([]error, len(backends))
 	for i, b := range backends {
-		t, err := targetOf(b)
-		if err != nil {
-			errs = append(errs, err)
-		}
-		targets[i] = t
+		targets[i], errs[i] = targetOf(b)
 	}
-	if len(errs) > 0 {
-		return errors.Join(errs...)
+	if err := errors.Join(errs...); err != nil {
+		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -72,11 +67,9 @@ func (s *Set) Reload() error {
 	var errs []error
 	for _, c := range s.clients {
 		t, err := targetOf(c.backend)
-		if err != nil {
-			errs = append(errs, err)
-			continue
+		if errs = append(errs, err); err == nil {
+			c.use(t)
 		}
-		c.use(t)
 	}
 	return errors.Join(errs...)
 }

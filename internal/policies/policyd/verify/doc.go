@@ -14,8 +14,8 @@
 // signature by its predicate type alone; an attestation by the same key does not count. Certificates, transparency
 // logs and timestamps are verified offline, with what the requirement contains or with a trusted root.
 //
-// All input is untrusted. The limits of the configuration bound what it costs. Input that exceeds a limit denies, and so
-// does input that no part of this package can read.
+// All input is untrusted. The limits of the configuration bound what it costs. Input that exceeds a limit denies, and
+// so does input that no part of this package can read.
 //
 // pullgated asks a [Service] about an image on its node, with the credential of the pull; nothing is kept. The webhook
 // asks about the image that the registry has under a name, and results are cached, because it only reports early what
