@@ -108,8 +108,7 @@ func image(name string) review.Subject {
 }
 
 // ask reviews a subject that the backend reviews.
-func ask(t *testing.T, c *review.Client, ctx context.Context,
-	s review.Subject) review.Result { //nolint:revive // as testing.T
+func ask(t *testing.T, c *review.Client, ctx context.Context, s review.Subject) review.Result { //nolint:revive // tests
 	t.Helper()
 	r, ok := c.Review(ctx, s)
 	if !ok {
@@ -215,8 +214,10 @@ func failing() map[string]failure {
 		ever      = "99999999999999"
 	)
 	return map[string]failure{
-		"refused": {connection(fmt.Errorf("dial: %w", syscall.ECONNREFUSED)), 5,
-			"attempt 5: dial: connection refused"},
+		"refused": {
+			connection(fmt.Errorf("dial: %w", syscall.ECONNREFUSED)), 5,
+			"attempt 5: dial: connection refused",
+		},
 		"reset":            {connection(syscall.ECONNRESET), 5, "attempt 5: connection reset by peer"},
 		"closed":           {connection(io.EOF), 5, "attempt 5: EOF"},
 		"TLS":              {connection(errors.New("tls: unknown authority")), 1, "tls: unknown authority"},
@@ -228,8 +229,10 @@ func failing() map[string]failure {
 		"503":              {always(503, ""), 1, "status 503 Service Unavailable"},
 		"503, Retry-After": {always(503, "", "Retry-After", "1"), 5, "attempt 5: status 503 Service Unavailable"},
 		"403":              {always(403, allow), 1, "status 403 Forbidden"},
-		"302": {always(302, allow, "Location", "https://other.test/", "Retry-After", "1"), 1,
-			"status 302 Found"},
+		"302": {
+			always(302, allow, "Location", "https://other.test/", "Retry-After", "1"), 1,
+			"status 302 Found",
+		},
 		"204":          {always(204, ""), 1, "status 204 without a body"},
 		"empty":        invalid("", "status 200 without a body"),
 		"half":         invalid(allow[:len(allow)/2], notOne+"unexpected end of JSON input"),
@@ -289,8 +292,10 @@ func TestAnswers(t *testing.T) {
 		"no answer":         {`{"status":{"reason":"x"}}`, false, "x", nil},
 		"another spelling":  {`{"status":{"allowed":false,"Allowed":true}}`, false, "", nil},
 		"a reason to allow": {`{"status":{"allowed":true,"reason":"x"}}`, true, "", nil},
-		"a long reason": {`{"status":{"reason":"` + strings.Repeat("ä", 3000) + `"}}`, false, strings.Repeat("ä", 512),
-			nil},
+		"a long reason": {
+			`{"status":{"reason":"` + strings.Repeat("ä", 3000) + `"}}`, false, strings.Repeat("ä", 512),
+			nil,
+		},
 		"several lines": {`{"status":{"reason":"\na\r\nb\u0000\u001b\u202ec\n"}}`, false, "a  b   c", nil},
 		"many annotations": {
 			`{"status":{"auditAnnotations":{"b":"` + strings.Repeat("x", 9000) + `","a":"1"}}}`, false, "",
@@ -317,11 +322,17 @@ func TestAttemptsAreSpaced(t *testing.T) {
 	}{
 		"backoff": {time.Second, nil, [4]int64{1000, 1500, 2250, 3375}, [4]int64{1200, 1800, 2700, 4050}},
 		"no wait": {0, nil, [4]int64{}, [4]int64{}},
-		"later": {time.Second, []string{"Retry-After", "3"}, [4]int64{3000, 3000, 3000, 3375},
-			[4]int64{3000, 3000, 3000, 4050}},
+		"later": {
+			time.Second,
+			[]string{"Retry-After", "3"},
+			[4]int64{3000, 3000, 3000, 3375},
+			[4]int64{3000, 3000, 3000, 4050},
+		},
 		"a date": {
-			time.Second, []string{"Retry-After", "Sat, 01 Jan 2000 00:00:10 GMT"},
-			[4]int64{10000, 1500, 2250, 3375}, [4]int64{10000, 1800, 2700, 4050},
+			time.Second,
+			[]string{"Retry-After", "Sat, 01 Jan 2000 00:00:10 GMT"},
+			[4]int64{10000, 1500, 2250, 3375},
+			[4]int64{10000, 1800, 2700, 4050},
 		},
 	} {
 		synctest.Test(t, func(t *testing.T) { // its clock begins at 2000-01-01

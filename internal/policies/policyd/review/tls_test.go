@@ -227,8 +227,10 @@ func TestHostileBackends(t *testing.T) {
 			_, _ = w.Write([]byte{0x1f, 0x8b})
 		}, nil, "the answer is not an ImageReview"},
 		"wrong CA": {says(allow), with(other, time.Hour), unverified + "certificate signed by unknown authority"},
-		"expired certificate": {says(allow), with(a, -time.Minute),
-			unverified + "certificate has expired or is not yet valid"},
+		"expired certificate": {
+			says(allow), with(a, -time.Minute),
+			unverified + "certificate has expired or is not yet valid",
+		},
 		"TLS 1.1": {says(allow), old, "remote error: tls: protocol version not supported"},
 	} {
 		t.Run(name, func(t *testing.T) {

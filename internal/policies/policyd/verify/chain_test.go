@@ -33,11 +33,15 @@ func TestChain(t *testing.T) {
 			c.image.Digests = []string{i.index}
 		}, "met"},
 		"wrong hints, then the tag": {func(_ *memory, i image, c *check) {
-			c.image.Digests = []string{"", "x", "@", "sha256:", "repo.test/other@" + digestOf(nil), i.id,
-				strings.ToUpper(i.index)}
+			c.image.Digests = []string{
+				"", "x", "@", "sha256:", "repo.test/other@" + digestOf(nil), i.id,
+				strings.ToUpper(i.index),
+			}
 		}, "met"},
-		"the tag moved, and the hint leads to the image": {func(m *memory, _ image, _ *check) { m.putImage(t, "other", "1") },
-			"met"},
+		"the tag moved, and the hint leads to the image": {
+			func(m *memory, _ image, _ *check) { m.putImage(t, "other", "1") },
+			"met",
+		},
 		"the tag moved, and there is no hint": {func(m *memory, _ image, c *check) {
 			m.putImage(t, "other", "1")
 			c.image.Digests = nil
@@ -49,14 +53,18 @@ func TestChain(t *testing.T) {
 			m.putImage(t, "other", "1")
 			clear(m.referrers)
 		}, "SIGNATURE_MISSING; no signature was found"},
-		"ID without the algorithm": {func(_ *memory, i image, c *check) { c.image.ID = strings.TrimPrefix(i.id, "sha256:") },
-			"met"},
+		"ID without the algorithm": {
+			func(_ *memory, i image, c *check) { c.image.ID = strings.TrimPrefix(i.id, "sha256:") },
+			"met",
+		},
 		"no ID": {func(_ *memory, _ image, c *check) { c.image.ID, c.image.Digests = "", nil }, "met"},
 		"another image on the node": {func(_ *memory, _ image, c *check) {
 			c.image.ID = digestOf([]byte("evil"))
 		}, "CONTENT_MISMATCH; leads to another image"},
-		"no image in the registry": {func(m *memory, _ image, _ *check) { clear(m.manifests) },
-			"REGISTRY_DENIED; could not be verified; does not have the image"},
+		"no image in the registry": {
+			func(m *memory, _ image, _ *check) { clear(m.manifests) },
+			"REGISTRY_DENIED; could not be verified; does not have the image",
+		},
 		"platform entry exchanged": {func(m *memory, i image, c *check) {
 			evil := m.put(t, manifestOf(digestOf([]byte("evil"))))
 			m.put(t, indexOf(entry(evil, "amd64")), "1")
@@ -192,13 +200,17 @@ func TestRegistryErrors(t *testing.T) {
 	}{
 		"not reachable": {"", registry.ErrUnavailable, "REGISTRY_UNAVAILABLE; could not be verified"},
 		"denied":        {"", registry.ErrDenied, "REGISTRY_DENIED"},
-		"nothing is there": {"", registry.ErrNotFound,
-			"REGISTRY_DENIED; does not have the image, or does not show it"},
+		"nothing is there": {
+			"", registry.ErrNotFound,
+			"REGISTRY_DENIED; does not have the image, or does not show it",
+		},
 		"denied after the image was read": {listed, registry.ErrDenied, "REGISTRY_DENIED"},
 		"the list fails":                  {listed, registry.ErrUnavailable, "REGISTRY_UNAVAILABLE"},
 		"too many in the list":            {listed, registry.ErrTooLarge, "LIMIT_EXCEEDED"},
-		"list is not valid": {listed, registry.ErrMalformed,
-			"SIGNATURE_INVALID; could not be verified; invalid answer"},
+		"list is not valid": {
+			listed, registry.ErrMalformed,
+			"SIGNATURE_INVALID; could not be verified; invalid answer",
+		},
 		"the signature is not there":       {object, registry.ErrNotFound, "SIGNATURE_MISSING; not found"},
 		"denied after the list":            {object, registry.ErrDenied, "REGISTRY_DENIED"},
 		"the signature fails":              {object, registry.ErrUnavailable, "REGISTRY_UNAVAILABLE"},
@@ -241,8 +253,10 @@ func TestOtherRepositories(t *testing.T) {
 	}{
 		"at the image":                          {repository, named, "met"},
 		"at the repository that the rule names": {signatures, named, "met"},
-		"at one that the rule does not name": {signatures, func() *requirement.Requirement { return keyLeaf(t, key) },
-			"SIGNATURE_MISSING"},
+		"at one that the rule does not name": {
+			signatures, func() *requirement.Requirement { return keyLeaf(t, key) },
+			"SIGNATURE_MISSING",
+		},
 		"the same bytes at another repository": {elsewhere, named, "SIGNATURE_MISSING"},
 		"one repository for each of two signers": {signatures, func() *requirement.Requirement {
 			r := requirement.AtLeast(2, *named(), *keyLeaf(t, sigstoretest.NewKey(t)))
@@ -294,8 +308,10 @@ func TestManySignatures(t *testing.T) {
 	}
 	signType := map[string]string{"dev.sigstore.bundle.predicateType": signType}
 	with := func(at string) map[string]string {
-		return map[string]string{"dev.sigstore.bundle.predicateType": signType["dev.sigstore.bundle.predicateType"],
-			"org.opencontainers.image.created": at}
+		return map[string]string{
+			"dev.sigstore.bundle.predicateType": signType["dev.sigstore.bundle.predicateType"],
+			"org.opencontainers.image.created":  at,
+		}
 	}
 	for name, tc := range map[string]struct {
 		sign   func(m *memory, i image)
@@ -358,8 +374,10 @@ func attachGood(t *testing.T, m *memory, i image, key *ecdsa.PrivateKey, annotat
 
 // A registry that answers, and then never does.
 func TestTimeLimit(t *testing.T) {
-	for answers, want := range map[bool]string{true: "LIMIT_EXCEEDED; took more than 1m0s",
-		false: "REGISTRY_UNAVAILABLE"} {
+	for answers, want := range map[bool]string{
+		true:  "LIMIT_EXCEEDED; took more than 1m0s",
+		false: "REGISTRY_UNAVAILABLE",
+	} {
 		synctest.Test(t, func(t *testing.T) {
 			m, i := withImage(t)
 			c := newCheck(m, i, keyLeaf(t, sigstoretest.NewKey(t)))

@@ -38,8 +38,10 @@ func recordedKey(t *testing.T) *requirement.Requirement {
 	if _, err := x509.ParsePKIXPublicKey(block.Bytes); err != nil {
 		t.Fatal(err)
 	}
-	return &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: block.Bytes,
-		Hash: "sha256"}}}
+	return &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{
+		Public: block.Bytes,
+		Hash:   "sha256",
+	}}}
 }
 
 const (
@@ -60,12 +62,24 @@ func TestRecordedSignatures(t *testing.T) {
 		by    string
 	}{
 		"present form": {true, map[string]string{"": "bundle-manifest.json"}, "met", "referrers"},
-		"present form by fallback tag": {false, map[string]string{"": "bundle-manifest.json", fallback: ""}, "met",
-			"fallback-tag"},
-		"older form": {true, map[string]string{fallback + ".sig": "simple-manifest.json"}, "met",
-			"sig-tag"},
-		"older form without the API": {false, map[string]string{fallback + ".sig": "simple-manifest.json"}, "met",
-			"sig-tag"},
+		"present form by fallback tag": {
+			false,
+			map[string]string{"": "bundle-manifest.json", fallback: ""},
+			"met",
+			"fallback-tag",
+		},
+		"older form": {
+			true,
+			map[string]string{fallback + ".sig": "simple-manifest.json"},
+			"met",
+			"sig-tag",
+		},
+		"older form without the API": {
+			false,
+			map[string]string{fallback + ".sig": "simple-manifest.json"},
+			"met",
+			"sig-tag",
+		},
 		"none": {true, nil, "SIGNATURE_MISSING", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -108,8 +122,10 @@ func TestRecordedSignatures(t *testing.T) {
 			client := testkit.Value(registry.New(registry.Options{}))(t)
 			defer client.Close()
 			c := check{
-				image: verify.Image{Name: imageref.New(strings.TrimPrefix(server.URL, "http://") + "/team/app:1"), ID: recordedID,
-					Digests: []string{index}},
+				image: verify.Image{
+					Name: imageref.New(strings.TrimPrefix(server.URL, "http://") + "/team/app:1"), ID: recordedID,
+					Digests: []string{index},
+				},
 				want: []*requirement.Requirement{recordedKey(t)},
 			}
 			c.options.Open = func(name string, cred admission.Login) verify.Repository {

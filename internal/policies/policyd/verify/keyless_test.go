@@ -132,8 +132,10 @@ func TestKeyless(t *testing.T) {
 		},
 		"no SCT":             {expect: badSCT, certificate: noSCT},
 		"SCT by another log": {expect: badSCT, certificate: func(o *sigstoretest.LeafOptions) { o.CTFE = other.CTFE }},
-		"no SCT is necessary": {expect: "met", certificate: noSCT,
-			want: func(s *requirement.Signer) { s.Keyless.IgnoreSCT = true }},
+		"no SCT is necessary": {
+			expect: "met", certificate: noSCT,
+			want: func(s *requirement.Signer) { s.Keyless.IgnoreSCT = true },
+		},
 		"log by URL": {expect: "met", want: func(s *requirement.Signer) { s.Log.URL = "https://REKOR.localhost/" }},
 		"another log by URL": {
 			expect: "SIGNATURE_INVALID; has no transparency log with the URL",
@@ -227,6 +229,17 @@ func TestKeyAndCertificateDoNotReplaceEachOther(t *testing.T) {
 	expect(t, c.result(t), "SIGNATURE_MISSING; signed with a key")
 }
 
+// A certificate beside a signature that is made with a key says nothing about the key.
+func TestKeyBesideACertificate(t *testing.T) {
+	a, key := sigstoretest.NewAuthority(t), sigstoretest.NewKey(t)
+	m, i := withImage(t)
+	payload := payloadOf(i.index)
+	annotations := (*sigstoretest.Authority)(nil).SimpleAnnotations(t, nil, key, payload, time.Now())
+	annotations["dev.sigstore.cosign/certificate"] = string(sigstoretest.CertificatePEM(a.Issuer))
+	m.attachSimple(t, i.index, payload, annotations)
+	expect(t, newCheck(m, i, keyLeaf(t, key)).result(t), "met")
+}
+
 func TestKeyWithLog(t *testing.T) {
 	a, key := sigstoretest.NewAuthority(t), sigstoretest.NewKey(t)
 	want := keyLeaf(t, key)
@@ -289,8 +302,10 @@ func TestSecondVersionOfTheLog(t *testing.T) {
 		"own log without its URL": {func(s *requirement.Signer) {
 			s.Log, s.Timestamp = &requirement.Log{Keys: keys}, &requirement.Timestamp{}
 		}, true, "SIGNATURE_INVALID; without baseUrl"},
-		"no timestamp": {func(*requirement.Signer) {}, false,
-			"SIGNATURE_INVALID; not valid for this signer: failed to verify timestamps"},
+		"no timestamp": {
+			func(*requirement.Signer) {}, false,
+			"SIGNATURE_INVALID; not valid for this signer: failed to verify timestamps",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, i := withImage(t)

@@ -39,8 +39,10 @@ func timestampOf(t *testing.T, signed *pkcs7.SignedData) []byte {
 
 func TestHugeKeysAreNotUsed(t *testing.T) {
 	a, key := sigstoretest.NewAuthority(t), sigstoretest.NewKey(t)
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true,
-		BasicConstraintsValid: true}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true,
+		BasicConstraintsValid: true,
+	}
 	der := testkit.Value(x509.CreateCertificate(rand.Reader, template, template, hugeKey(), key))(t)
 	huge := testkit.Value(x509.ParseCertificate(der))(t)
 	signed := testkit.Value(pkcs7.NewSignedData([]byte("token")))(t)
@@ -50,8 +52,10 @@ func TestHugeKeysAreNotUsed(t *testing.T) {
 	logOf := func(signature any) map[string]any {
 		return map[string]any{"data": map[string]any{"hash": sigstoretest.SHA256Of(payloadOf("x"))}, "signature": signature}
 	}
-	inLog := a.Entry(t, "hashedrekord", logOf(map[string]any{"content": make([]byte, 18_000),
-		"publicKey": map[string]any{"content": public}}), time.Now())
+	inLog := a.Entry(t, "hashedrekord", logOf(map[string]any{
+		"content":   make([]byte, 18_000),
+		"publicKey": map[string]any{"content": public},
+	}), time.Now())
 
 	for name, attach := range map[string]func(m *memory, i image){
 		"certificate": func(m *memory, i image) {
@@ -150,8 +154,10 @@ func TestManyTimestampsAreNotRead(t *testing.T) {
 // interrupts.
 func TestTimestampsHaveOneSigner(t *testing.T) {
 	key := sigstoretest.NewKey(t)
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour),
-		NotAfter: time.Now().Add(time.Hour)}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour),
+		NotAfter: time.Now().Add(time.Hour),
+	}
 	der := testkit.Value(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
 	cert := testkit.Value(x509.ParseCertificate(der))(t)
 	for signers, want := range []bool{false, true, false} {

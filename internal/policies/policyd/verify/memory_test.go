@@ -52,8 +52,10 @@ func hostile() (h http.Handler, manifest, image string) {
 			"signatures":  []any{map[string]any{"sig": base64.StdEncoding.EncodeToString([]byte("nothing"))}},
 		},
 	})
-	layer := map[string]any{"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json", "digest": add("blobs", bundle),
-		"size": len(bundle)}
+	layer := map[string]any{
+		"mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json", "digest": add("blobs", bundle),
+		"size": len(bundle),
+	}
 	var referrers []any
 	for n := range 2 {
 		referrers = append(referrers, map[string]any{"digest": add("manifests", map[string]any{

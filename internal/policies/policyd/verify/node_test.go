@@ -87,8 +87,10 @@ func TestTheNodeAnswersAsTheWebhook(t *testing.T) {
 			}
 		}
 		n := &node{w, map[endorsed]bool{}}
-		e := policyclient.NewEndorser(w.requirements, policyclient.EndorserOptions{Store: n, Verifier: n,
-			State: policyclient.NewEndorserState()})
+		e := policyclient.NewEndorser(w.requirements, policyclient.EndorserOptions{
+			Store: n, Verifier: n,
+			State: policyclient.NewEndorserState(),
+		})
 		for range 10 {
 			image := hosts[r.IntN(len(hosts))] + []string{"/app", "/team/app", "/team/other", "/x/y/app", "/down"}[r.IntN(5)] +
 				[]string{"", ":1", "@" + someDigest}[r.IntN(3)]

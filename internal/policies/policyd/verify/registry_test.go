@@ -138,8 +138,10 @@ func (m *memory) attach(tb testing.TB, to string, bundle []byte, annotations map
 		"layers":  []object{{"mediaType": kind, "digest": m.putBlob(bundle), "size": len(bundle)}},
 		"subject": object{"digest": to}, "annotations": annotations,
 	})
-	m.referrers[to] = append(m.referrers[to], registry.Descriptor{Digest: digest, ArtifactType: "wrong/type",
-		Annotations: annotations})
+	m.referrers[to] = append(m.referrers[to], registry.Descriptor{
+		Digest: digest, ArtifactType: "wrong/type",
+		Annotations: annotations,
+	})
 }
 
 // bundle stores a bundle as a referrer of a digest.
@@ -158,11 +160,13 @@ func (m *memory) attachSimple(tb testing.TB, to string, payload []byte, annotati
 			tb.Fatal(err)
 		}
 	}
-	m.put(tb, object{"schemaVersion": 2, "config": object{"digest": digestOf([]byte("{}"))},
+	m.put(tb, object{
+		"schemaVersion": 2, "config": object{"digest": digestOf([]byte("{}"))},
 		"layers": append(before.Layers, object{
 			"mediaType": "application/vnd.dev.cosign.simplesigning.v1+json", "digest": m.putBlob(payload), "size": len(payload),
 			"annotations": annotations,
-		})}, tag)
+		}),
+	}, tag)
 }
 
 // An image is a multi-architecture image: an index, the manifest for linux/amd64, and the digest of its configuration.

@@ -49,8 +49,10 @@ func TestTamperedBundles(t *testing.T) {
 	another := func(b parts) parts {
 		return a.KeylessBundle(t, cert, key, about(t, evil.index), time.Now())
 	}
-	met := []string{"nothing", "kind of the log entry",
-		"no promise of the log"} // the body says it; the timestamp says when
+	met := []string{
+		"nothing", "kind of the log entry",
+		"no promise of the log",
+	} // the body says it; the timestamp says when
 	for name, change := range map[string]func(parts){
 		"nothing": func(parts) {},
 		"statement about another image": func(b parts) {
@@ -191,8 +193,10 @@ func TestTamperedSimpleSignatures(t *testing.T) {
 		"signature not encoded": {set(made, "%"), false},
 		"empty signature":       {set(made, ""), false},
 		"another certificate":   {set(prefix+"certificate", string(sigstoretest.CertificatePEM(otherCert))), false},
-		"certificate of evil": {set(prefix+"certificate", string(sigstoretest.CertificatePEM(evilAuthority.Issuer))),
-			false},
+		"certificate of evil": {
+			set(prefix+"certificate", string(sigstoretest.CertificatePEM(evilAuthority.Issuer))),
+			false,
+		},
 		"certificate not PEM":    {set(prefix+"certificate", "x"), false},
 		"no certificate":         {set(prefix+"certificate", ""), false},
 		"no chain":               {set(prefix+"chain", ""), true}, // the trusted root has it

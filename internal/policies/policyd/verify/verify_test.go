@@ -93,12 +93,18 @@ func TestKeys(t *testing.T) {
 		"index signed":             {func(m *memory, i image) { attachKey(t, m, i.index, a) }, nil, "met"},
 		"platform manifest signed": {func(m *memory, i image) { attachKey(t, m, i.manifest, a) }, nil, "met"},
 		"older form":               {func(m *memory, i image) { attachSimpleKey(t, m, i.index, a) }, nil, "met"},
-		"older form of the platform manifest": {func(m *memory, i image) { attachSimpleKey(t, m, i.manifest, a) }, nil,
-			"met"},
-		"no signature": {func(*memory, image) {}, nil,
-			"SIGNATURE_MISSING; repo.test/team/app:1 is not signed with key sha256:; no signature was found"},
-		"wrong key": {func(m *memory, i image) { attachKey(t, m, i.index, b) }, nil,
-			"SIGNATURE_INVALID; the signature is not valid for this signer: failed to verify signature"},
+		"older form of the platform manifest": {
+			func(m *memory, i image) { attachSimpleKey(t, m, i.manifest, a) }, nil,
+			"met",
+		},
+		"no signature": {
+			func(*memory, image) {}, nil,
+			"SIGNATURE_MISSING; repo.test/team/app:1 is not signed with key sha256:; no signature was found",
+		},
+		"wrong key": {
+			func(m *memory, i image) { attachKey(t, m, i.index, b) }, nil,
+			"SIGNATURE_INVALID; the signature is not valid for this signer: failed to verify signature",
+		},
 		"wrong key, and the right one": {func(m *memory, i image) {
 			attachKey(t, m, i.index, b)
 			attachKey(t, m, i.index, a)

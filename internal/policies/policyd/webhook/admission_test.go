@@ -196,8 +196,10 @@ func TestUpdates(t *testing.T) {
 	}{
 		"finalizer": {none, finalizers, finalizers, true, webhook.Unchanged},
 		"label":     {none, "l: m, =>", "l: m=>", true, webhook.Unchanged},
-		"replicas, toleration": {none, "true,=>true, tolerations: [{key: k}],", "replicas: 3=>replicas: 4", true,
-			webhook.Unchanged},
+		"replicas, toleration": {
+			none, "true,=>true, tolerations: [{key: k}],", "replicas: 3=>replicas: 4", true,
+			webhook.Unchanged,
+		},
 		"environment":      {none, "value: b=>value: c", "value: b=>value: c", true, webhook.Unchanged},
 		"image, no policy": {none, "good.test=>bad.test", "good.test=>bad.test", true, webhook.Unchanged},
 		"image, judged": {
@@ -211,8 +213,11 @@ func TestUpdates(t *testing.T) {
 				"image: good.test/b", finalizers, false, "",
 		},
 		"violation ends": {none, "true=>false", "true=>false", true, webhook.Allowed},
-		"policy of another namespace": {[]string{noHostNetwork, elsewhere}, "l: m, =>", "a: b=>a: c", true,
-			webhook.Unchanged},
+		"policy of another namespace": {
+			[]string{noHostNetwork, elsewhere},
+			"l: m, =>", "a: b=>a: c", true,
+			webhook.Unchanged,
+		},
 	} {
 		w := newWorld(t, webhook.Options{Chain: chain(t, tc.policies...)})
 		for _, q := range []request{
@@ -347,14 +352,17 @@ func TestAnswersOfReviews(t *testing.T) {
 		"no answer":   {[]admission.Finding{{Message: "?"}}, "403 pullgate: pod team/app: ?", nil},
 		"failed open": {[]admission.Finding{open}, "", map[string]string{"failed-open": "true"}},
 		"annotations": {
-			[]admission.Finding{annotated, {Answer: admission.Admit,
-				AuditAnnotations: map[string]string{"ticket": "T-8", "other": "y"}}},
+			[]admission.Finding{annotated, {
+				Answer:           admission.Admit,
+				AuditAnnotations: map[string]string{"ticket": "T-8", "other": "y"},
+			}},
 			"403 pullgate: pod team/app: backend: no",
 			map[string]string{"ticket": "T-7; T-8", "other": "y"},
 		},
 	} {
 		w := newWorld(t, webhook.Options{Review: func(context.Context,
-			review.Subject) []admission.Finding {
+			review.Subject,
+		) []admission.Finding {
 			return tc.review
 		}})
 		r := w.ask(t, pod("{containers: [{name: c, image: a}]}"))

@@ -74,8 +74,10 @@ func TestImageReview(t *testing.T) {
 		"unknown labels":      {"new", []string{"good.test/a"}, `"latest" is not allowed`},
 		"no namespace":        {"", []string{"good.test/a:1"}, "policy b"},
 		"no image":            {"team", nil, "no image"},
-		"four denied": {"team", strings.Fields("a.test/1 a.test/2 a.test/3 a.test/4 a.test/4"),
-			"; and 1 more images"},
+		"four denied": {
+			"team", strings.Fields("a.test/1 a.test/2 a.test/3 a.test/4 a.test/1"),
+			"; and 1 more images",
+		},
 		"long name": {"team", []string{"a.test/" + strings.Repeat("x", 9000)}, `…": policy a`},
 	} {
 		got := w.reviewImages(t, tc.namespace, tc.images...)

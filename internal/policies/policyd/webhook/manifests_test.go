@@ -88,8 +88,10 @@ func TestManifestsGolden(t *testing.T) {
 	policies := withManifestPolicies(t, "testdata/policies")
 	policies.Namespace, policies.Templates = "security", disk.Templates
 	policies.Exclude = []string{"kube-system", "security", "monitoring"}
-	for name, o := range map[string]webhook.ManifestOptions{"cluster": manifestOptions(t), "policies": policies,
-		"disk": disk} {
+	for name, o := range map[string]webhook.ManifestOptions{
+		"cluster": manifestOptions(t), "policies": policies,
+		"disk": disk,
+	} {
 		golden, got := filepath.Join("testdata", name+".golden.yaml"), manifestText(t, o)
 		if *rewrite {
 			testkit.Must(t, os.WriteFile(golden, []byte(got), 0o644))

@@ -245,7 +245,8 @@ func TestRequestLastsAfterTheBody(t *testing.T) {
 	defer server.Close()
 	body := pod("{containers: [{name: c, image: a}]}").body(t)
 	url := server.URL + webhook.ValidatePath + "?timeout=300ms"
-	answer := testkit.Value(server.Client().Post(url, "application/json", bytes.NewReader(body)))(t)
+	answer, err := server.Client().Post(url, "application/json", bytes.NewReader(body))
+	testkit.Must(t, err)
 	defer func() { _ = answer.Body.Close() }()
 	if text, _ := io.ReadAll(answer.Body); !bytes.Contains(text, []byte("team/app: no")) {
 		t.Errorf("answer %s; want that of the review at its deadline", text)

@@ -128,8 +128,10 @@ func TestSignaturesThatAreNotJudged(t *testing.T) {
 	w := newWorld(t, webhook.Options{Signatures: (&judge{}).Judge})
 	r := w.ask(t, pod(`{containers: [{name: a, image: "audit:1"}, {name: f, image: "far:1"},
 		{name: u, image: "unmatched:1"}, {name: c, image: "good:1"}]}`))
-	want := []string{"pullgate: audit: audit:1 is not signed", "pullgate: unmatched:1 has no rule",
-		"pullgate: far:1 is not judged here"}
+	want := []string{
+		"pullgate: audit: audit:1 is not signed", "pullgate: unmatched:1 has no rule",
+		"pullgate: far:1 is not judged here",
+	}
 	if !r.Allowed || !slices.Equal(r.Warnings, want) {
 		t.Errorf("%q with the warnings %q; want an admission with %q", message(r), r.Warnings, want)
 	}

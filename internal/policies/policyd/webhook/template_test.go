@@ -46,8 +46,10 @@ func TestPathsOfCustomResources(t *testing.T) {
 		"text as boolean":       {"{driver: {spec: {hostNetwork: canary}}}", invalid + "spec.driver is not a pod template"},
 		"text as spec":          {"canary", invalid + "spec is not an object"},
 		"more than can be":      {"{driver: [" + strings.Repeat("{}, ", 100) + "{}]}", invalid + "there are more than 100"},
-		"as many as can be": {"{driver: [" + strings.Repeat("{}, ", 99) + bad + "]}",
-			denied + "spec.driver[99]: policy a"},
+		"as many as can be": {
+			"{driver: [" + strings.Repeat("{}, ", 99) + bad + "]}",
+			denied + "spec.driver[99]: policy a",
+		},
 		"unknown field of a pod": {"{driver: {spec: {newField: {x: y}, hostNetwork: true}}}", denied + "policy a"},
 	} {
 		got := message(w.ask(t, worker(tc.spec)))
@@ -64,9 +66,11 @@ func TestPathsOfCustomResources(t *testing.T) {
 
 // The fields that the API server sets in a pod are known in the template of a custom resource too.
 func TestDefaultsOfCustomResources(t *testing.T) {
-	w := newWorld(t, webhook.Options{Templates: templates(),
+	w := newWorld(t, webhook.Options{
+		Templates: templates(),
 		Chain: chain(t, "}\nspec: {spec: {restartPolicy: {forbidNil: true}, dnsPolicy: {forbidNil: true}, "+
-			"terminationGracePeriodSeconds: {forbidNil: true}, containers: [{imagePullPolicy: {whitelist: [Always]}}]}}")})
+			"terminationGracePeriodSeconds: {forbidNil: true}, containers: [{imagePullPolicy: {whitelist: [Always]}}]}}"),
+	})
 	for image, want := range map[string]bool{"a": true, "a:1": false} {
 		r := w.ask(t, worker("{worker: {template: {spec: {containers: [{name: c, image: '"+image+"'}]}}}}"))
 		if r.Allowed != want {
