@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/testkit"
 )

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-
 	"github.com/pullgate/pullgate/internal/records"
 	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"

@@ -149,21 +149,15 @@ func (e *Echo) play(stream grpc.ServerStream, md metadata.MD, saw *Seen) error {
 		<-stream.Context().Done()
 		return stream.Context().Err()
 	}
-	if code := md.Get(doFail); len(code) == 1 {
-		return failure(code[0])
+	if len(md.Get(doFail)) > 0 {
+		return failure(number(md, doFail, 0))
 	}
 	return nil
 }
 
 // read takes the client's messages, and echoes them unless something else is to be sent.
 func read(stream grpc.ServerStream, md metadata.MD, saw *Seen) error {
-	most := -1
-	if n := md.Get(doRead); len(n) == 1 {
-		var err error
-		if most, err = strconv.Atoi(n[0]); err != nil {
-			return err
-		}
-	}
+	most := number(md, doRead, -1)
 	for len(saw.Messages) != most {
 		var m []byte
 		err := stream.RecvMsg(&m)
@@ -185,12 +179,8 @@ func read(stream grpc.ServerStream, md metadata.MD, saw *Seen) error {
 }
 
 // failure is a status with details, one of them of a type that only the sender knows.
-func failure(code string) error {
-	n, err := strconv.ParseUint(code, 10, 32)
-	if err != nil {
-		return err
-	}
-	s, err := status.New(codes.Code(n), "asked to fail: ÄÖ % \n").WithDetails(&errdetails.ErrorInfo{Domain: "echo", Reason: "ASKED"}, &errdetails.RetryInfo{})
+func failure(code int) error {
+	s, err := status.New(codes.Code(uint32(code)), "asked to fail: ÄÖ % \n").WithDetails(&errdetails.ErrorInfo{Domain: "echo", Reason: "ASKED"}, &errdetails.RetryInfo{})
 	if err != nil {
 		return err
 	}
@@ -199,18 +189,18 @@ func failure(code string) error {
 	return status.FromProto(p).Err()
 }
 
+// number returns a number in the metadata.
+func number(md metadata.MD, key string, otherwise int) int {
+	if values := md.Get(key); len(values) == 1 {
+		n, _ := strconv.Atoi(values[0]) // of a row
+		return n
+	}
+	return otherwise
+}
+
 func replies(stream grpc.ServerStream, md metadata.MD) error {
-	n, err := strconv.Atoi(md.Get(doReplies)[0])
-	if err != nil {
-		return err
-	}
-	size := 1
-	if s := md.Get(doSize); len(s) == 1 {
-		if size, err = strconv.Atoi(s[0]); err != nil {
-			return err
-		}
-	}
-	for i := range n {
+	size := number(md, doSize, 1)
+	for i := range number(md, doReplies, 0) {
 		m := make([]byte, size)
 		if size > 0 {
 			m[0] = byte(i)

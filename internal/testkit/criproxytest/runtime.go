@@ -1,8 +1,10 @@
 package criproxytest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -100,8 +102,7 @@ func SocketDir(tb testing.TB) string {
 // Listen listens on a unix socket. The caller closes the listener.
 func Listen(tb testing.TB, socket string) net.Listener {
 	tb.Helper()
-	l := testkit.Value((&net.ListenConfig{}).Listen(tb.Context(), "unix", socket))(tb)
-	return l
+	return testkit.Value((&net.ListenConfig{}).Listen(tb.Context(), "unix", socket))(tb)
 }
 
 // NewRuntimeAs starts a runtime that has nothing.
@@ -163,15 +164,7 @@ func (r *Runtime) SetImages(images ...Image) {
 
 // Calls returns how often a method was called, by its short name.
 func (r *Runtime) Calls(method string) int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	n := 0
-	for _, c := range r.calls {
-		if c.method == method {
-			n++
-		}
-	}
-	return n
+	return len(r.Requests(method))
 }
 
 // Requests returns the bytes of every call of a method as they came, by its short name, oldest first.
@@ -190,12 +183,7 @@ func (r *Runtime) Requests(method string) (all [][]byte) {
 func (r *Runtime) Containers() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var ids []string
-	for id := range r.containers {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	return ids
+	return slices.Sorted(maps.Keys(r.containers))
 }
 
 func (r *Runtime) note(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
@@ -490,11 +478,10 @@ func (r *Runtime) ContainerStatus(_ context.Context, req *runtimeapi.ContainerSt
 func (r *Runtime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	name, version := r.Release[0], r.Release[1]
-	if name == "" {
-		name, version = "fake", "1"
-	}
-	return &runtimeapi.VersionResponse{Version: "0.1.0", RuntimeName: name, RuntimeVersion: version, RuntimeApiVersion: "v1"}, nil
+	return &runtimeapi.VersionResponse{
+		Version: "0.1.0", RuntimeName: cmp.Or(r.Release[0], "fake"), RuntimeVersion: cmp.Or(r.Release[1], "1"),
+		RuntimeApiVersion: "v1",
+	}, nil
 }
 
 // Status says that the runtime is ready.

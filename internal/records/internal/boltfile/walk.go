@@ -55,25 +55,19 @@ func Walk(file io.ReaderAt, v Visitor) error {
 // walk walks what a meta page refers to. damage is that of the meta pages; m is the zero value if none can be read.
 func walk(file io.ReaderAt, m meta, damage error, v Visitor) error {
 	w := &walker{file: file, size: m.pageSize, visitor: v}
-	if damage != nil {
-		if err := w.damage(damage); err != nil || m.pages == 0 {
-			return err
-		}
+	if err := w.damage(damage); err != nil || m.pages == 0 {
+		return err
 	}
 	end := int64(m.pages * m.pageSize) //nolint:gosec // parseMeta has checked it
 	if _, err := file.ReadAt(make([]byte, 1), end-1); err != nil {
 		return w.damage(fmt.Errorf("the file is shorter than its %d pages: %w", m.pages, err))
 	}
 	w.seen = make([]bool, m.pages)
-	if err := w.metas(); err != nil {
-		if err := w.damage(err); err != nil {
-			return err
-		}
+	if err := w.damage(w.metas()); err != nil {
+		return err
 	}
-	if err := w.free(m.free); err != nil {
-		if err := w.damage(fmt.Errorf("free list: %w", err)); err != nil {
-			return err
-		}
+	if err := w.damage(w.free(m.free)); err != nil {
+		return err
 	}
 	if err := w.walk(m.root, "", nil, nil); err != nil {
 		return err
@@ -90,7 +84,11 @@ func walk(file io.ReaderAt, m meta, damage error, v Visitor) error {
 	return nil
 }
 
+// damage reports damage, nil for none. It returns an error if the walk must end.
 func (w *walker) damage(err error) error {
+	if err == nil {
+		return nil
+	}
 	w.damages++
 	if w.visitor.Damage == nil || IsSystem(err) {
 		return err
@@ -115,19 +113,19 @@ func (w *walker) metas() error {
 func (w *walker) free(id uint64) error {
 	page, err := w.page(id)
 	if err != nil {
-		return err
+		return fmt.Errorf("free list: %w", err)
 	}
 	ids, count := page[pageHead:], uint64(binary.NativeEndian.Uint16(page[10:]))
 	if count == math.MaxUint16 { // the first one counts the others
 		ids, count = ids[8:], u64(ids)
 	}
 	if binary.NativeEndian.Uint16(page[8:]) != freePage || count > uint64(len(ids)/8) {
-		return errors.New("wrong head")
+		return errors.New("free list: wrong head")
 	}
 	for i := range count {
 		free := u64(ids[8*i:])
 		if free < 2 || free >= uint64(len(w.seen)) || w.seen[free] {
-			return fmt.Errorf("page %d is out of bounds or referenced twice", free)
+			return fmt.Errorf("free list: page %d is out of bounds or referenced twice", free)
 		}
 		w.seen[free] = true
 	}
