@@ -22,7 +22,8 @@ const (
 )
 
 func endorsement(p records.Pair, requirement string) records.Endorsement {
-	return records.Endorsement{Pair: p, Requirement: requirement, Digest: "sha256:d1", Signers: []string{"key team.pub"}, At: noon()}
+	return records.Endorsement{Pair: p, Requirement: requirement, Digest: "sha256:d1", Signers: []string{"key team.pub"},
+		At: noon()}
 }
 
 func endorse(tb testing.TB, s *records.Store, all ...records.Endorsement) {
@@ -89,7 +90,8 @@ func TestEndorseRefusesWhatCannotBeAKey(t *testing.T) {
 	s := newStore(t)
 	for _, bad := range []records.Endorsement{
 		endorsement(pair("", app), signedByTeam), endorsement(pair(id1, ""), signedByTeam), endorsement(pair(id1, app), ""),
-		endorsement(pair(id1+"\x00a", app), signedByTeam), endorsement(pair(id1, app+"\x00"), signedByTeam), endorsement(pair(id1, app), "v1\x00"),
+		endorsement(pair(id1+"\x00a", app), signedByTeam), endorsement(pair(id1, app+"\x00"), signedByTeam),
+		endorsement(pair(id1, app), "v1\x00"),
 	} {
 		if err := s.Endorse([]records.Endorsement{endorsement(pair(id1, app), signedByBoth), bad}); err == nil {
 			t.Errorf("Endorse(%+v) = nil; want an error", bad)
@@ -136,7 +138,8 @@ func TestMovedEndorsementDoesNotCount(t *testing.T) {
 	endorse(t, s, e)
 	closeStore(t, s)
 	to := pair(id2, app)
-	moveKey(t, path, "endorsements", []byte(id1+"\x00"+app+"\x00"+signedByTeam), []byte(id2+"\x00"+app+"\x00"+signedByTeam))
+	moveKey(t, path, "endorsements", []byte(id1+"\x00"+app+"\x00"+signedByTeam),
+		[]byte(id2+"\x00"+app+"\x00"+signedByTeam))
 	s, _ = open(t, path, records.Options{})
 	for _, p := range []records.Pair{e.Pair, to} {
 		if got, ok := s.Endorsed(p, signedByTeam); ok {
@@ -167,7 +170,8 @@ func TestEndorsementsOfAPairAreBounded(t *testing.T) {
 	if got := s.Endorsements(p); len(got) != records.MaxEndorsements {
 		t.Errorf("%d endorsements; want %d", len(got), records.MaxEndorsements)
 	}
-	for requirement, want := range map[string]bool{"v1:new": true, all[0].Requirement: true, all[len(all)-2].Requirement: true, all[len(all)-1].Requirement: false} {
+	for requirement, want := range map[string]bool{"v1:new": true, all[0].Requirement: true,
+		all[len(all)-2].Requirement: true, all[len(all)-1].Requirement: false} {
 		if _, ok := s.Endorsed(p, requirement); ok != want {
 			t.Errorf("Endorsed(%s) = %v; want %v: the oldest one is deleted", requirement, ok, want)
 		}
@@ -191,8 +195,10 @@ func TestSignersOfAnEndorsementAreBounded(t *testing.T) {
 	e.Signers[1] = "x" + e.Signers[1] // cut in the middle of a character
 	endorse(t, s, e)
 	got, ok := s.Endorsed(e.Pair, signedByTeam)
-	if !ok || len(got.Signers) != records.MaxSigners || len(got.Signers[0]) != records.MaxSignerBytes || got.Signers[1] != "x"+strings.Repeat("é", records.MaxSignerBytes/2-1) {
-		t.Errorf("Endorsed = %+v, %v; want %d signers of at most %d bytes", got, ok, records.MaxSigners, records.MaxSignerBytes)
+	if !ok || len(got.Signers) != records.MaxSigners || len(got.Signers[0]) != records.MaxSignerBytes ||
+		got.Signers[1] != "x"+strings.Repeat("é", records.MaxSignerBytes/2-1) {
+		t.Errorf("Endorsed = %+v, %v; want %d signers of at most %d bytes", got, ok, records.MaxSigners,
+			records.MaxSignerBytes)
 	}
 }
 
@@ -380,7 +386,8 @@ func endorsedStore(tb testing.TB, n int) (path string, pairs []records.Pair) {
 		pairs = append(pairs, p)
 		e := endorsement(p, "v1:"+strings.Repeat("0123456789abcdef", 4))
 		e.Digest = "sha256:" + strings.Repeat("fedcba9876543210", 4)
-		e.Signers = []string{"https://github.com/org/repository/.github/workflows/release.yaml@refs/heads/main (https://token.actions.githubusercontent.com)"}
+		e.Signers = []string{"https://github.com/org/repository/.github/workflows/release.yaml@refs/heads/main " +
+			"(https://token.actions.githubusercontent.com)"}
 		all = append(all, e)
 	}
 	for batch := range slices.Chunk(all, 1000) {

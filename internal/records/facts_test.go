@@ -54,9 +54,10 @@ func TestProveReplacesADamagedRecord(t *testing.T) {
 	prove(t, s, records.Result{Pair: p, Open: true})
 	damage(t, path, &s, key(p))
 	prove(t, s, records.Result{Pair: p, Credential: alice, At: at(9)})
-	want := known{Record: &records.Record{Pair: p, Created: at(9), LastUsed: at(9), Unlisted: true, Proofs: []records.Proof{
-		{Credential: alice, FirstProved: at(9), LastProved: at(9), LastUsed: at(9)},
-	}}}
+	want := known{Record: &records.Record{Pair: p, Created: at(9), LastUsed: at(9), Unlisted: true,
+		Proofs: []records.Proof{
+			{Credential: alice, FirstProved: at(9), LastProved: at(9), LastUsed: at(9)},
+		}}}
 	testkit.Equal(t, "facts", lookup(t, s, p), want)
 }
 
@@ -167,7 +168,8 @@ func TestClosedStoreFailsEveryCall(t *testing.T) {
 	_, counted := s.Stats()
 	for name, err := range map[string]error{
 		"Begin": begun, "Lookup": looked, "Prune": pruned, "MarkPreloaded": marked, "Stats": counted,
-		"Prove": s.Prove(records.Intent{}, records.Result{Open: true}), "Drop": s.Drop(records.Intent{}), "End": s.End(records.Intent{ID: 1}, noon()),
+		"Prove": s.Prove(records.Intent{}, records.Result{Open: true}), "Drop": s.Drop(records.Intent{}),
+		"End":    s.End(records.Intent{ID: 1}, noon()),
 		"Settle": s.Settle(settlement(records.Intent{ID: 1})), "Touch": s.Touch(nil), "Trust": s.Trust(),
 	} {
 		if err == nil {

@@ -47,7 +47,8 @@ func writeFormat(t *testing.T, path string, format int) {
 	lost := begin(t, s, "repo.test/lost")
 	settled := begin(t, s, "repo.test/settled")
 	testkit.Must(t, s.End(lost, at(3)))
-	testkit.Must(t, s.Settle(records.Settlement{Intents: []records.Intent{settled}, Present: []records.Pair{pair(id2, "repo.test/settled")}, Now: at(4)}))
+	testkit.Must(t, s.Settle(records.Settlement{Intents: []records.Intent{settled},
+		Present: []records.Pair{pair(id2, "repo.test/settled")}, Now: at(4)}))
 	if _, err := s.MarkPreloaded(records.Scan{
 		Pairs: []records.Pair{pair("sha256:3", app)}, Origin: "start", Now: at(5), First: true,
 	}); err != nil {
@@ -59,7 +60,8 @@ func writeFormat(t *testing.T, path string, format int) {
 		func(id uint64) error { _, err := s.SettleCreations([]uint64{id}, nil, at(7)); return err },
 		func(id uint64) error { return s.EndCreation(id, at(7)) },
 	} {
-		id, err := s.BeginCreation(records.Creation{Image: "lost", Listed: []records.Pair{pair("sha256:4", app)}, Begun: at(6)})
+		id, err := s.BeginCreation(records.Creation{Image: "lost", Listed: []records.Pair{pair("sha256:4", app)},
+			Begun: at(6)})
 		testkit.Must(t, errors.Join(err, end(id)))
 	}
 	if format >= 2 {
@@ -141,7 +143,8 @@ func TestEveryFormatIsWhatIsWritten(t *testing.T) {
 		writeFormat(t, path, format)
 		writeFile(t, golden, readFile(t, goldenOf(format)))
 		if diff := cmp.Diff(dump(t, golden), dump(t, path)); diff != "" {
-			t.Errorf("format %d: keys and values differ from testdata, which is a new format (-testdata +written):\n%s", format, diff)
+			t.Errorf("format %d: keys and values differ from testdata, which is a new format (-testdata +written):\n%s", format,
+				diff)
 		}
 	}
 }
@@ -246,7 +249,8 @@ func TestFormatIsAsItsDrawingSays(t *testing.T) {
 
 	sequence := binary.BigEndian.AppendUint64(nil, 3)
 	fill := func(key, id, repository string) string {
-		return strings.NewReplacer(" 00 ", "\x00", "<image ID>", id, "<repository>", repository, "<requirement>", signedByTeam,
+		return strings.NewReplacer(" 00 ", "\x00", "<image ID>", id, "<repository>", repository, "<requirement>",
+			signedByTeam,
 			"<sequence, 8 bytes>", string(sequence)).Replace(key)
 	}
 	want := map[string][]string{"meta": drawing["meta"]}

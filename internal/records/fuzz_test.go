@@ -64,7 +64,8 @@ func FuzzDecodeOfAnySummedJSONNeverPanics(f *testing.F) {
 	for _, seed := range stored(f) {
 		f.Add(string(seed[0]), seed[1], seed[2][4:])
 	}
-	for _, payload := range []string{"null", "[]", `"x"`, "{}", `{"proofs":[null]}`, `{"opened":"x"}`, `{"unknown":1}`, "1e999"} {
+	for _, payload := range []string{"null", "[]", `"x"`, "{}", `{"proofs":[null]}`, `{"opened":"x"}`, `{"unknown":1}`,
+		"1e999"} {
 		f.Add("records", []byte("key"), []byte(payload))
 	}
 	f.Fuzz(func(t *testing.T, bucket string, key, payload []byte) {
@@ -72,7 +73,8 @@ func FuzzDecodeOfAnySummedJSONNeverPanics(f *testing.F) {
 			return
 		}
 		value := testkit.Value(records.Encode(bucket, key, json.RawMessage(payload)))(t)
-		if _, err := records.Decode(bucket, key, value); err != nil && !errors.Is(err, records.ErrUnreadable) && !errors.Is(err, records.ErrNewerFormat) {
+		if _, err := records.Decode(bucket, key, value); err != nil && !errors.Is(err, records.ErrUnreadable) &&
+			!errors.Is(err, records.ErrNewerFormat) {
 			t.Errorf("Decode(%s) = %v; want nil or ErrUnreadable", payload, err)
 		}
 	})

@@ -102,7 +102,8 @@ func TestSettleIsLinearAndInBatches(t *testing.T) {
 		transactions = 0
 		testkit.Must(t, s.Settle(of))
 		if want := (n + records.MaxBatch - 1) / records.MaxBatch; transactions != want || asked != len(of.Present) {
-			t.Errorf("settling %d intents took %d transactions and looked at %d pairs; want %d and %d", n, transactions, asked, want, len(of.Present))
+			t.Errorf("settling %d intents took %d transactions and looked at %d pairs; want %d and %d", n, transactions, asked,
+				want, len(of.Present))
 		}
 		if left := namesOf(t, s); len(left) > 0 {
 			t.Errorf("%d of %d intents left; want none", len(left), n)

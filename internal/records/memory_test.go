@@ -70,7 +70,8 @@ func TestLookupSeesEveryWriteThatHasReturned(t *testing.T) {
 						seen, proved = int64(max(r.LastUsed.Sub(noon()), r.Revoked.Sub(noon()))/time.Minute), len(r.Proofs) > 0
 					}
 					if seen < returned || seen < last || proved != (seen%2 == 1) {
-						t.Errorf("Lookup sees step %d with proofs %v; step %d had returned, and step %d was seen before", seen, proved, returned, last)
+						t.Errorf("Lookup sees step %d with proofs %v; step %d had returned, and step %d was seen before", seen, proved,
+							returned, last)
 						return
 					}
 					last = seen

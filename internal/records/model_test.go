@@ -76,8 +76,10 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 				did = fmt.Sprintf("Begin(%s) = %d", p.Repository, in.ID)
 			} else {
 				var unmarked []records.Pair
-				if _, _, err := s.BeginListed(name, p.Repository, at(now), nil); errors.Is(err, records.ErrMarked) != m.marked(p.Repository) {
-					t.Errorf("BeginListed(%s) without a list = %v; the repository is marked: %v, after %q", p.Repository, err, m.marked(p.Repository), done)
+				if _, _, err := s.BeginListed(name, p.Repository, at(now), nil); errors.Is(err,
+					records.ErrMarked) != m.marked(p.Repository) {
+					t.Errorf("BeginListed(%s) without a list = %v; the repository is marked: %v, after %q", p.Repository, err,
+						m.marked(p.Repository), done)
 				} else if in := m.latest(t, s); err == nil {
 					m.intents[in.ID] = in
 				}
@@ -193,7 +195,8 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 				t.Errorf("%s = %+v, and before it would be %+v; want %d, after %q", did, got, would, want, done)
 			}
 		case 12:
-			in, d := intent(), records.Denial{Pair: somePair(), Credential: []credential.ID{alice, bob}[random.IntN(2)], At: at(now)}
+			in, d := intent(), records.Denial{Pair: somePair(), Credential: []credential.ID{alice, bob}[random.IntN(2)],
+				At: at(now)}
 			did, err = fmt.Sprintf("Deny(%d, %v)", in.ID, d), s.Deny(in, d)
 			m.deny(d)
 			delete(m.intents, in.ID)
@@ -293,7 +296,8 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 				t.Fatalf("facts of %v after %q (-want +got):\n%s", p, done, diff)
 			}
 			d, err := s.Describe(p)
-			if err != nil || !cmp.Equal(knownOf(d.Facts), m.facts(p)) || (len(d.RecordedAs) > 0) != d.OtherRecords || (len(d.MarkedAs) > 0) != d.OtherMarks {
+			if err != nil || !cmp.Equal(knownOf(d.Facts), m.facts(p)) || (len(d.RecordedAs) > 0) != d.OtherRecords ||
+				(len(d.MarkedAs) > 0) != d.OtherMarks {
 				t.Fatalf("Describe(%v) = %+v, %v after %q; want what Lookup says with what is behind it", p, d, err, done)
 			}
 		}

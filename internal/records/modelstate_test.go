@@ -61,7 +61,8 @@ func (m *model) prove(by records.Result, now int) {
 	}
 	r.LastUsed = at(now)
 	if !open && len(by.Secrets) > 0 {
-		r.Proofs = slices.DeleteFunc(slices.Clone(r.Proofs), func(p records.Proof) bool { return p.Credential != id && len(p.Secrets) > 0 })
+		r.Proofs = slices.DeleteFunc(slices.Clone(r.Proofs),
+			func(p records.Proof) bool { return p.Credential != id && len(p.Secrets) > 0 })
 	}
 	i := slices.IndexFunc(r.Proofs, func(p records.Proof) bool { return p.Credential == id })
 	switch {
@@ -155,7 +156,8 @@ func (m *model) revoke(by records.Revocation, now int) (n int) {
 		}
 		was, proofs := n, []records.Proof(nil)
 		for _, x := range r.Proofs {
-			if by.Credential != "" && by.Credential != x.Credential && !slices.Contains(x.RotatedFrom, by.Credential) || by.Secret.UID != "" && len(x.Secrets) == 0 {
+			if by.Credential != "" && by.Credential != x.Credential && !slices.Contains(x.RotatedFrom, by.Credential) ||
+				by.Secret.UID != "" && len(x.Secrets) == 0 {
 				proofs = append(proofs, x)
 			} else {
 				n++
@@ -220,7 +222,8 @@ func (m *model) marked(repository string) (found bool) {
 // unlisted reports whether the repository has a record whose image is neither in an earlier list nor in the scan.
 func (m *model) unlisted(repository string, scan []records.Pair) bool {
 	for p, r := range m.records {
-		if r.Unlisted && p.Repository == repository && !slices.ContainsFunc(scan, func(q records.Pair) bool { return q.ImageID == p.ImageID }) {
+		if r.Unlisted && p.Repository == repository && !slices.ContainsFunc(scan,
+			func(q records.Pair) bool { return q.ImageID == p.ImageID }) {
 			return true
 		}
 	}
@@ -254,7 +257,8 @@ func (m *model) endAt(id uint64, now time.Time) {
 	m.intents[id] = in
 }
 
-func (m *model) settle(intents []records.Intent, present []records.Pair, brought func(records.Intent, records.Pair) bool, now int) {
+func (m *model) settle(intents []records.Intent, present []records.Pair,
+	brought func(records.Intent, records.Pair) bool, now int) {
 	for _, in := range intents {
 		if _, ok := m.intents[in.ID]; !ok {
 			continue

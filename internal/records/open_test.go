@@ -357,7 +357,8 @@ func TestOpenRemovesAValueWithAFlippedBit(t *testing.T) {
 			s, report, err := records.Open(path, records.Options{})
 			testkit.Must(t, err)
 			where := bucket + " " + id1 + " " + app
-			if report.Created || report.Distrust == nil || !strings.Contains(report.Distrust.Reason, where) || !strings.Contains(report.Damage, where) {
+			if report.Created || report.Distrust == nil || !strings.Contains(report.Distrust.Reason, where) ||
+				!strings.Contains(report.Damage, where) {
 				t.Errorf("bit %d: Report = %+v; want the same store in distrust, because of %s", bit, report, where)
 			}
 			if _, damage := examineAside(t, report.SetAside); damage != where {
@@ -376,7 +377,8 @@ func TestOpenRemovesAValueWithAFlippedBit(t *testing.T) {
 				t.Errorf("problems %v; want none, the value is removed", v.Problems)
 			}
 			testkit.Must(t, errors.Join(s.Close(), os.Remove(report.SetAside)))
-			if s, report, err = records.Open(path, records.Options{}); err != nil || report.Damage != "" || report.Distrust == nil {
+			if s, report, err = records.Open(path, records.Options{}); err != nil || report.Damage != "" ||
+				report.Distrust == nil {
 				t.Errorf("bit %d: second Open = %+v, %v; want distrust and no damage", bit, report, err)
 			}
 			closeStore(t, s)

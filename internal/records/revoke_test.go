@@ -21,20 +21,28 @@ func TestRevokeTakesBackWhatIsSelectedAndNothingElse(t *testing.T) {
 		by   records.Revocation
 		want map[records.Pair]string // what is left; the other pair is unchanged
 	}{
-		"nothing":                       {records.Revocation{}, nil},
-		"a credential":                  {records.Revocation{Credential: alice}, map[records.Pair]string{a: "b0b", b: "", open: "open"}},
-		"a credential in a repository":  {records.Revocation{Credential: alice, Repository: app}, map[records.Pair]string{a: "b0b"}},
-		"an unknown credential":         {records.Revocation{Credential: "none"}, nil},
-		"a repository":                  {records.Revocation{Repository: other}, map[records.Pair]string{b: "", open: ""}},
-		"no part of a repository":       {records.Revocation{Repository: "repo.test/team"}, nil},
-		"an image":                      {records.Revocation{ImageID: id1}, map[records.Pair]string{a: "", b: ""}},
-		"an image in a repository":      {records.Revocation{ImageID: id2, Repository: other}, map[records.Pair]string{open: ""}},
-		"a Secret by its uid":           {records.Revocation{Secret: records.SecretRef{UID: "u2"}}, map[records.Pair]string{a: "a11ce"}},
-		"a Secret by its name":          {records.Revocation{Secret: records.SecretRef{Namespace: "team-a", Name: "pull"}}, map[records.Pair]string{a: "b0b", b: "", open: "open"}},
-		"the name in no such namespace": {records.Revocation{Secret: records.SecretRef{Namespace: "team-x", Name: "pull"}}, nil},
-		"a namespace":                   {records.Revocation{Secret: records.SecretRef{Namespace: "team-b"}}, map[records.Pair]string{a: "a11ce"}},
-		"another uid of the same name":  {records.Revocation{Secret: records.SecretRef{UID: "u9", Namespace: "team-b", Name: "pull"}}, nil},
-		"a credential of one Secret":    {records.Revocation{Credential: bob, Secret: records.SecretRef{UID: "u1"}}, nil},
+		"nothing": {records.Revocation{}, nil},
+		"a credential": {records.Revocation{Credential: alice},
+			map[records.Pair]string{a: "b0b", b: "", open: "open"}},
+		"a credential in a repository": {records.Revocation{Credential: alice, Repository: app},
+			map[records.Pair]string{a: "b0b"}},
+		"an unknown credential":   {records.Revocation{Credential: "none"}, nil},
+		"a repository":            {records.Revocation{Repository: other}, map[records.Pair]string{b: "", open: ""}},
+		"no part of a repository": {records.Revocation{Repository: "repo.test/team"}, nil},
+		"an image":                {records.Revocation{ImageID: id1}, map[records.Pair]string{a: "", b: ""}},
+		"an image in a repository": {records.Revocation{ImageID: id2, Repository: other},
+			map[records.Pair]string{open: ""}},
+		"a Secret by its uid": {records.Revocation{Secret: records.SecretRef{UID: "u2"}},
+			map[records.Pair]string{a: "a11ce"}},
+		"a Secret by its name": {records.Revocation{Secret: records.SecretRef{Namespace: "team-a", Name: "pull"}},
+			map[records.Pair]string{a: "b0b", b: "", open: "open"}},
+		"the name in no such namespace": {records.Revocation{Secret: records.SecretRef{Namespace: "team-x", Name: "pull"}},
+			nil},
+		"a namespace": {records.Revocation{Secret: records.SecretRef{Namespace: "team-b"}},
+			map[records.Pair]string{a: "a11ce"}},
+		"another uid of the same name": {records.Revocation{Secret: records.SecretRef{UID: "u9", Namespace: "team-b",
+			Name: "pull"}}, nil},
+		"a credential of one Secret": {records.Revocation{Credential: bob, Secret: records.SecretRef{UID: "u1"}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, _ := newOpen(t)
@@ -92,7 +100,8 @@ func TestRevokeReportsMarksAndKeepsThem(t *testing.T) {
 	p := pair(id1, app)
 	testkit.Value(s.MarkPreloaded(records.Scan{Pairs: []records.Pair{p}, Now: noon()}))(t)
 	got, err := s.Revoke(records.Revocation{Repository: app}, at(50), nil, false)
-	if err != nil || len(got.Marked) != 1 || got.Marked[0].Pair != p || len(got.Proofs)+len(got.Closed) > 0 || !lookup(t, s, p).Marked {
+	if err != nil || len(got.Marked) != 1 || got.Marked[0].Pair != p || len(got.Proofs)+len(got.Closed) > 0 ||
+		!lookup(t, s, p).Marked {
 		t.Errorf("Revoke = %+v, %v; want the mark named, and there", got, err)
 	}
 	if got, err := s.Revoke(records.Revocation{Credential: alice}, at(50), nil, false); err != nil || len(got.Marked) > 0 {
@@ -108,7 +117,8 @@ func TestRevokeNotesWhenAlsoWhatRestsOnNoProof(t *testing.T) {
 	prove(t, s, records.Result{Pair: proved, Credential: alice, At: at(1)})
 	prove(t, s, records.Result{Pair: rotated, Credential: bob, At: at(1)})
 	reported := testkit.Value(s.Revoke(records.Revocation{Credential: alice}, at(50), nil, true))(t)
-	got, err := s.Revoke(records.Revocation{Credential: alice}, at(50), []records.Pair{proved, rotated, none, marked}, false)
+	got, err := s.Revoke(records.Revocation{Credential: alice}, at(50), []records.Pair{proved, rotated, none, marked},
+		false)
 	if err != nil || !cmp.Equal(reported, got) || len(got.Proofs) != 1 {
 		t.Errorf("Revoke = %+v, %v, and reports %+v; want alice's proof, and the same", got, err, reported)
 	}
@@ -121,7 +131,8 @@ func TestRevokeNotesWhenAlsoWhatRestsOnNoProof(t *testing.T) {
 		t.Errorf("marked pair = %+v; want the mark alone", f)
 	}
 	// A clock that was set back does not hide a revocation.
-	if _, err := s.Revoke(records.Revocation{Credential: bob}, at(40), nil, false); err != nil || !lookup(t, s, rotated).Record.Revoked.Equal(at(50)) {
+	if _, err := s.Revoke(records.Revocation{Credential: bob}, at(40), nil, false); err != nil ||
+		!lookup(t, s, rotated).Record.Revoked.Equal(at(50)) {
 		t.Errorf("Revoke = %v, record %+v; want it revoked at 50, the later time", err, lookup(t, s, rotated).Record)
 	}
 }

@@ -21,10 +21,12 @@ func TestRotationNeitherGrowsARecordNorPushesOthersOut(t *testing.T) {
 	for i := range 2 * records.MaxProofs {
 		own := secret(fmt.Sprintf("m%d", i), "team-m", "own")
 		err := s.Touch(map[records.Pair]records.Use{p: {
-			At: at(2), Credentials: map[credential.ID]time.Time{alice: at(2)}, Secrets: map[credential.ID][]records.SecretRef{alice: {own}},
+			At: at(2), Credentials: map[credential.ID]time.Time{alice: at(2)},
+			Secrets: map[credential.ID][]records.SecretRef{alice: {own}},
 		}})
 		testkit.Must(t, err)
-		rotated := testkit.Value(s.Rotate(records.Rotation{Pair: p, Secret: own, Credential: credential.ID(fmt.Sprintf("%04x", i)), At: at(3)}))(t)
+		rotated := testkit.Value(s.Rotate(records.Rotation{Pair: p, Secret: own,
+			Credential: credential.ID(fmt.Sprintf("%04x", i)), At: at(3)}))(t)
 		if !rotated {
 			refused++
 		}
@@ -38,10 +40,12 @@ func TestRotationNeitherGrowsARecordNorPushesOthersOut(t *testing.T) {
 		left[p.Credential] = true
 	}
 	if !left[bob] || !left[alice] {
-		t.Errorf("bob's and alice's proofs are there: %v, %v; want both, no other rotation removes them", left[bob], left[alice])
+		t.Errorf("bob's and alice's proofs are there: %v, %v; want both, no other rotation removes them", left[bob],
+			left[alice])
 	}
 	// A credential that replaces its own proof needs no room.
-	if rotated, err := s.Rotate(records.Rotation{Pair: p, Secret: secret("m0", "team-m", "own"), Credential: carol, At: at(4)}); !rotated || err != nil {
+	if rotated, err := s.Rotate(records.Rotation{Pair: p, Secret: secret("m0", "team-m", "own"), Credential: carol,
+		At: at(4)}); !rotated || err != nil {
 		t.Errorf("Rotate in a full record = %v, %v; want true, nil", rotated, err)
 	}
 }

@@ -141,7 +141,10 @@ func state(t *testing.T, s *records.Store, p records.Pair) string {
 	if err != nil {
 		t.Error(err)
 	}
-	if slices.ContainsFunc(intents, func(in records.Intent) bool { return in.Repository == p.Repository && !in.Ended.IsZero() }) {
+	if slices.ContainsFunc(intents, func(in records.Intent) bool {
+		return in.Repository == p.Repository &&
+			!in.Ended.IsZero()
+	}) {
 		words = append(words, "ended")
 	}
 	if f.Record != nil && slices.ContainsFunc(f.Record.Proofs, func(p records.Proof) bool { return !p.Denied.IsZero() }) {

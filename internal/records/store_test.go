@@ -293,8 +293,10 @@ func TestPanicInATransactionIsReported(t *testing.T) {
 	}
 	s.OnWrite(func(records.WriteAt, []byte, int64) (int, error) { panic("a bug") })
 	_, err = s.Begin("name", app, noon())
-	if !errors.Is(err, records.ErrUnreadable) || len(values) != 1 || values[0] != "a bug" || !strings.Contains(stack, "TestPanicInATransactionIsReported") {
-		t.Errorf("Begin = %v, panics %v with the stack %q; want ErrUnreadable and the panic with its stack", err, values, stack)
+	if !errors.Is(err, records.ErrUnreadable) || len(values) != 1 || values[0] != "a bug" ||
+		!strings.Contains(stack, "TestPanicInATransactionIsReported") {
+		t.Errorf("Begin = %v, panics %v with the stack %q; want ErrUnreadable and the panic with its stack", err, values,
+			stack)
 	}
 	_, looked := s.Lookup(pair(id2, app))
 	for what, err := range map[string]error{"Lookup": looked, "Ping": s.Ping(), "Close": s.Close()} {

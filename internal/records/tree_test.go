@@ -64,7 +64,8 @@ func TestFlippedBitOfAKeyLetsNothingBeMarked(t *testing.T) {
 			s, report, err := records.Open(path, records.Options{})
 			testkit.Must(t, err)
 			if got := mark(t, s, p); got != nil || report.Created || report.Distrust == nil {
-				t.Errorf("bit %d of the key in %s: MarkPreloaded = %v, Report = %+v; want none, and the store in distrust", bit, bucket, got, report)
+				t.Errorf("bit %d of the key in %s: MarkPreloaded = %v, Report = %+v; want none, and the store in distrust", bit,
+					bucket, got, report)
 			}
 			closeStore(t, s)
 			writeFile(t, path, content)

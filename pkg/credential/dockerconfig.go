@@ -16,10 +16,9 @@ const (
 )
 
 // ParseDockerConfigJSON reads the ".dockerconfigjson" of a Secret of the type kubernetes.io/dockerconfigjson, or a
-// config.json of docker, and returns the IDs of its credentials under a key. It reads the fields as kubelets do: auth if
-// it is set, otherwise username and password. It ignores everything else (email, identitytoken, credential helpers),
-// because kubelets never send it, and an entry whose key is not a URL. If the auth of an entry is malformed, it returns
-// ErrMalformed for the whole payload.
+// config.json of docker, and returns the IDs of its credentials under a key. It reads the fields as kubelets do: auth
+// if it is set, otherwise username and password. It ignores everything else (email, identitytoken, credential helpers),
+// because kubelets never send it, and an entry whose key is not a URL. For a malformed auth it returns ErrMalformed.
 func ParseDockerConfigJSON(payload []byte, k Key) (Sealed, error) {
 	var file struct {
 		Auths auths `json:"auths"`

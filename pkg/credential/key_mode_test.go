@@ -29,7 +29,8 @@ func TestLoadKeyRefusesAnExposedKey(t *testing.T) {
 			}
 			continue
 		}
-		if !errors.Is(err, credential.ErrExposedKey) || errors.Is(err, credential.ErrDamagedKey) || errors.Is(err, fs.ErrNotExist) {
+		if !errors.Is(err, credential.ErrExposedKey) || errors.Is(err, credential.ErrDamagedKey) ||
+			errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("mode %#o: LoadKey = %v; want ErrExposedKey", mode, err)
 			continue
 		}

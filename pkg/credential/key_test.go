@@ -87,7 +87,8 @@ func TestCreateKeyOfManyOneWins(t *testing.T) {
 }
 
 func TestLoadKeyWithoutAFileNamesCreateKey(t *testing.T) {
-	if _, err := credential.LoadKey(filepath.Join(t.TempDir(), "node.key")); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "CreateKey") {
+	if _, err := credential.LoadKey(filepath.Join(t.TempDir(), "node.key")); !errors.Is(err, fs.ErrNotExist) ||
+		!strings.Contains(err.Error(), "CreateKey") {
 		t.Errorf("LoadKey = %v; want fs.ErrNotExist, and CreateKey named", err)
 	}
 }
@@ -122,7 +123,8 @@ func TestLoadKeyRefuses(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "node.key")
 		testkit.Must(t, os.WriteFile(path, []byte(content), 0o600))
 		_, err := credential.LoadKey(path)
-		if !errors.Is(err, credential.ErrDamagedKey) || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), path) {
+		if !errors.Is(err, credential.ErrDamagedKey) || errors.Is(err, fs.ErrNotExist) ||
+			!strings.Contains(err.Error(), path) {
 			t.Errorf("%s: LoadKey = %v; want ErrDamagedKey with the path", name, err)
 		} else if strings.Contains(err.Error(), good[:62]) || strings.Contains(err.Error(), canary) {
 			t.Errorf("%s: the error of LoadKey contains the content of the file: %v", name, err)
@@ -139,12 +141,14 @@ func TestLoadKeyRefuses(t *testing.T) {
 
 func TestLoadKeyDistinguishesAbsentFromUnreadable(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := credential.LoadKey(filepath.Join(dir, "absent")); !errors.Is(err, fs.ErrNotExist) || errors.Is(err, credential.ErrDamagedKey) {
+	if _, err := credential.LoadKey(filepath.Join(dir, "absent")); !errors.Is(err, fs.ErrNotExist) ||
+		errors.Is(err, credential.ErrDamagedKey) {
 		t.Errorf("LoadKey of a missing file = %v; want fs.ErrNotExist", err)
 	}
 	// If a caller took this for a missing key, it would make a new one.
 	_, err := credential.LoadKey(dir)
-	if !errors.Is(err, syscall.EISDIR) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, credential.ErrDamagedKey) || !strings.Contains(err.Error(), dir) {
+	if !errors.Is(err, syscall.EISDIR) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, credential.ErrDamagedKey) ||
+		!strings.Contains(err.Error(), dir) {
 		t.Errorf("LoadKey of a directory = %v; want EISDIR with the path", err)
 	}
 }

@@ -26,7 +26,8 @@ import (
 const canary = "cAnary-Of-The-Mine"
 
 func verbs() []string {
-	return strings.Fields("%v %+v %#v %s %+s %#s %d %+d %x %X %#x %q %+q %#q %p %#p %c %U %#U %e %E %f %g %t %b %o %O %w %z")
+	return strings.Fields("%v %+v %#v %s %+s %#s %d %+d %x %X %#x %q %+q %#q %p %#p %c %U %#U %e %E %f %g %t %b %o %O " +
+		"%w %z")
 }
 
 // shapesOf wraps a value in all types in which a caller may have it.
@@ -89,7 +90,8 @@ func renderings(v any) map[string]string {
 	log("klog text", textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&b))))
 	log("slog JSON through logr", logr.FromSlogHandler(slog.NewJSONHandler(&b, nil)))
 	log("slog text through logr", logr.FromSlogHandler(slog.NewTextHandler(&b, nil)))
-	for name, h := range map[string]slog.Handler{"slog JSON": slog.NewJSONHandler(&b, nil), "slog text": slog.NewTextHandler(&b, nil)} {
+	for name, h := range map[string]slog.Handler{"slog JSON": slog.NewJSONHandler(&b, nil),
+		"slog text": slog.NewTextHandler(&b, nil)} {
 		b.Reset()
 		slog.New(h).With("key", v).WithGroup("g").Info("Message", "key", v, slog.Group("h", "key", v))
 		out[name] = b.String()
@@ -103,7 +105,8 @@ func formsOf(secret []byte) map[string]string {
 	for _, b := range [][]byte{secret, []byte(hex.EncodeToString(secret))} {
 		for name, s := range map[string]string{
 			"raw": string(b), "hex": hex.EncodeToString(b), "base64": base64.RawStdEncoding.EncodeToString(b),
-			"base64url": base64.RawURLEncoding.EncodeToString(b), "Go": strings.TrimSuffix(strings.TrimPrefix(fmt.Sprintf("%#v", b), "[]byte{"), "}"),
+			"base64url": base64.RawURLEncoding.EncodeToString(b),
+			"Go":        strings.TrimSuffix(strings.TrimPrefix(fmt.Sprintf("%#v", b), "[]byte{"), "}"),
 		} {
 			forms[name+" of "+string(b)] = s
 		}
@@ -172,7 +175,8 @@ func TestNothingShowsAConfiguration(t *testing.T) {
 			t.Fatalf("%s: %d entries, %v; want 1, nil", field, sealed.Len(), err)
 		}
 		mustNotShow(t, field+" sealed", []byte(canary), shapesOf(sealed))
-		mustNotShow(t, field+" in a sealed keyring", []byte(canary), map[string]any{"keyring": credential.SealedKeyring{sealed}})
+		mustNotShow(t, field+" in a sealed keyring", []byte(canary),
+			map[string]any{"keyring": credential.SealedKeyring{sealed}})
 		for _, offer := range (credential.SealedKeyring{sealed}).Lookup("repo.test/" + canary) {
 			mustNotShow(t, field+" as a sealed offer", []byte(canary), shapesOf(offer))
 		}
@@ -210,7 +214,8 @@ func TestNothingShowsAKey(t *testing.T) {
 	loaded := testkit.Value(credential.LoadKey(path))(t)
 	mustNotShow(t, "created key", secret, shapesOf(created))
 	mustNotShow(t, "loaded key", secret, shapesOf(loaded))
-	for name, s := range map[string]string{"fingerprint": loaded.Fingerprint(), "ID": string(loaded.ID(credential.New(credential.Login{Username: "u", Password: canary})))} {
+	for name, s := range map[string]string{"fingerprint": loaded.Fingerprint(),
+		"ID": string(loaded.ID(credential.New(credential.Login{Username: "u", Password: canary})))} {
 		if shown(s, formsOf(secret)) != "" || shown(s, formsOf([]byte(canary))) != "" {
 			t.Errorf("%s %s shows the key or the credential", name, s)
 		}
@@ -219,7 +224,8 @@ func TestNothingShowsAKey(t *testing.T) {
 
 func TestRedactedIsWhatIsShown(t *testing.T) {
 	for name, v := range map[string]any{
-		"credential": credential.New(credential.Login{Username: "u", Password: canary}), "anonymous": credential.Credential{}, "key": credential.NewKey(), "zero key": credential.Key{},
+		"credential": credential.New(credential.Login{Username: "u", Password: canary}), "anonymous": credential.Credential{},
+		"key": credential.NewKey(), "zero key": credential.Key{},
 		"zero sealed configuration": credential.Sealed{},
 		"sealed configuration":      credential.NewSealed([]string{canary}, "id"),
 	} {

@@ -23,17 +23,21 @@ func TestContentTypeThatReachesTheRuntime(t *testing.T) {
 		call       func(call metadata.MD) error
 	}{
 		{"a kubelet's call", "application/grpc", func(id metadata.MD) error {
-			return through.Invoke(metadata.NewOutgoingContext(t.Context(), id), runtimeapi.RuntimeService_Version_FullMethodName, &runtimeapi.VersionRequest{}, &runtimeapi.VersionResponse{})
+			return through.Invoke(metadata.NewOutgoingContext(t.Context(), id), runtimeapi.RuntimeService_Version_FullMethodName,
+				&runtimeapi.VersionRequest{}, &runtimeapi.VersionResponse{})
 		}},
 		{"a raw call", "application/grpc", func(id metadata.MD) error {
-			_, err := criproxytest.CallRaw(metadata.NewOutgoingContext(t.Context(), id), direct, runtimeapi.RuntimeService_Version_FullMethodName, nil)
+			_, err := criproxytest.CallRaw(metadata.NewOutgoingContext(t.Context(), id), direct,
+				runtimeapi.RuntimeService_Version_FullMethodName, nil)
 			return err
 		}},
 		{"a call with a subtype", "application/grpc+proto", func(id metadata.MD) error {
-			return through.Invoke(metadata.NewOutgoingContext(t.Context(), id), runtimeapi.RuntimeService_Version_FullMethodName, &runtimeapi.VersionRequest{}, &runtimeapi.VersionResponse{}, grpc.CallContentSubtype("proto"))
+			return through.Invoke(metadata.NewOutgoingContext(t.Context(), id), runtimeapi.RuntimeService_Version_FullMethodName,
+				&runtimeapi.VersionRequest{}, &runtimeapi.VersionResponse{}, grpc.CallContentSubtype("proto"))
 		}},
 		{"a call of the proxy itself", "application/grpc", func(id metadata.MD) error {
-			return up.Invoke(metadata.NewOutgoingContext(t.Context(), id), runtimeapi.RuntimeService_Version_FullMethodName, &runtimeapi.VersionRequest{}, &runtimeapi.VersionResponse{})
+			return up.Invoke(metadata.NewOutgoingContext(t.Context(), id), runtimeapi.RuntimeService_Version_FullMethodName,
+				&runtimeapi.VersionRequest{}, &runtimeapi.VersionResponse{})
 		}},
 	} {
 		seen := echo.Next(tc.name)

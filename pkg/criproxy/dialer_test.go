@@ -80,7 +80,8 @@ func TestRuntimeThatClosesEveryConnectionIsNotDialledInALoop(t *testing.T) {
 		t.Skip("takes seconds")
 	}
 	runtime := criproxytest.NewRuntime(t)
-	if _, err := criproxytest.NewKubelet(t, runtime.Endpoint()).Runtime.Version(t.Context(), &runtimeapi.VersionRequest{}); err != nil {
+	if _, err := criproxytest.NewKubelet(t, runtime.Endpoint()).Runtime.Version(t.Context(),
+		&runtimeapi.VersionRequest{}); err != nil {
 		t.Fatal(err) // it serves, so that Stop takes its socket away
 	}
 	runtime.Stop()
@@ -121,7 +122,8 @@ func TestRuntimeThatClosesEveryConnectionIsNotDialledInALoop(t *testing.T) {
 	runtime.Start(t)
 	back := time.Now()
 	for err := errors.New("not called"); err != nil; {
-		err = up.Invoke(t.Context(), runtimeapi.RuntimeService_Version_FullMethodName, &runtimeapi.VersionRequest{}, &runtimeapi.VersionResponse{})
+		err = up.Invoke(t.Context(), runtimeapi.RuntimeService_Version_FullMethodName, &runtimeapi.VersionRequest{},
+			&runtimeapi.VersionResponse{})
 		if time.Since(back) > 10*time.Second {
 			t.Fatalf("Version 10 s after the runtime serves = %v", err)
 		}
@@ -134,7 +136,8 @@ func TestRuntimeThatClosesEveryConnectionIsNotDialledInALoop(t *testing.T) {
 		runtime.Start(t)
 		back = time.Now()
 		for err := errors.New("not called"); err != nil; {
-			err = up.Invoke(t.Context(), runtimeapi.RuntimeService_Version_FullMethodName, &runtimeapi.VersionRequest{}, &runtimeapi.VersionResponse{})
+			err = up.Invoke(t.Context(), runtimeapi.RuntimeService_Version_FullMethodName, &runtimeapi.VersionRequest{},
+				&runtimeapi.VersionResponse{})
 		}
 		if took := time.Since(back); took > 10*time.Second {
 			t.Errorf("connected %v after a restart of a runtime that answers; want about 0.2 s at most", took)

@@ -25,7 +25,11 @@ func TestEndpointsThatDiffer(t *testing.T) {
 	_, stop := serveWith(t, l, criproxy.Config{
 		Runtime: r, Image: i,
 		Handlers: map[string]criproxy.Handler{
-			runtimeapi.ImageService_ImageStatus_FullMethodName: func(ctx context.Context, c *criproxy.Call) ([]byte, error) { handled++; return c.Forward(ctx) },
+			runtimeapi.ImageService_ImageStatus_FullMethodName: func(ctx context.Context, c *criproxy.Call) ([]byte,
+				error) {
+				handled++
+				return c.Forward(ctx)
+			},
 		},
 	})
 	t.Cleanup(stop)
@@ -40,9 +44,12 @@ func TestEndpointsThatDiffer(t *testing.T) {
 		{runtimeapi.RuntimeService_Version_FullMethodName, runtime, nil, 1, codes.OK},
 		{runtimeapi.ImageService_ImageStatus_FullMethodName, images, nil, 1, codes.OK},
 		{runtimeapi.ImageService_ListImages_FullMethodName, images, nil, 1, codes.OK},
-		{runtimeapi.ImageService_ListImages_FullMethodName, images, []string{"do-replies", "0", "do-fail", "9"}, 0, codes.FailedPrecondition},
-		{runtimeapi.ImageService_StreamImages_FullMethodName, images, []string{"do-replies", "500", "do-size", "0"}, 500, codes.OK},
-		{runtimeapi.ImageService_StreamImages_FullMethodName, images, []string{"do-replies", "3", "do-size", "0", "do-fail", "9"}, 3, codes.FailedPrecondition},
+		{runtimeapi.ImageService_ListImages_FullMethodName, images, []string{"do-replies", "0", "do-fail", "9"}, 0,
+			codes.FailedPrecondition},
+		{runtimeapi.ImageService_StreamImages_FullMethodName, images, []string{"do-replies", "500", "do-size", "0"}, 500,
+			codes.OK},
+		{runtimeapi.ImageService_StreamImages_FullMethodName, images,
+			[]string{"do-replies", "3", "do-size", "0", "do-fail", "9"}, 3, codes.FailedPrecondition},
 		{"/runtime.v1.ImageService/NotYetInvented", images, nil, 1, codes.OK},
 		{"/runtime.v1.RuntimeService/NotYetInvented", runtime, nil, 1, codes.OK},
 	} {
@@ -81,8 +88,10 @@ func TestMethodsUnderAnotherSpellingAreNotPassedOn(t *testing.T) {
 	proxied, _ := serveBefore(t, echo.Endpoint())
 	cc := client(t, proxied)
 	for _, method := range []string{
-		"/runtime.v1.ImageService/Image%53tatus", "/runtime.v1.ImageService//ImageStatus", "//runtime.v1.ImageService/ImageStatus",
-		"/runtime.v1.ImageService/ImageStatus/", "/runtime.v1.ImageService/ImageStatus?x", "/runtime.v1.ImageService/./ImageStatus",
+		"/runtime.v1.ImageService/Image%53tatus", "/runtime.v1.ImageService//ImageStatus",
+		"//runtime.v1.ImageService/ImageStatus",
+		"/runtime.v1.ImageService/ImageStatus/", "/runtime.v1.ImageService/ImageStatus?x",
+		"/runtime.v1.ImageService/./ImageStatus",
 		"/runtime.v1.ImageService/", "/runtime.v1.ImageService/ImageStatus#", "/RUNTIME.v1.ImageService/ImageStatus",
 	} {
 		if _, err := criproxytest.CallRaw(t.Context(), cc, method, nil); status.Code(err) != codes.Unimplemented {

@@ -46,7 +46,10 @@ func serveOn(tb testing.TB, l net.Listener, endpoint string) (server *criproxy.S
 	server, end := serveWith(tb, l, criproxy.Config{
 		Runtime: up, Image: up,
 		Handlers: map[string]criproxy.Handler{
-			runtimeapi.ImageService_ImageStatus_FullMethodName: func(ctx context.Context, c *criproxy.Call) ([]byte, error) { return c.Forward(ctx) },
+			runtimeapi.ImageService_ImageStatus_FullMethodName: func(ctx context.Context, c *criproxy.Call) ([]byte,
+				error) {
+				return c.Forward(ctx)
+			},
 		},
 	})
 	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
@@ -101,7 +104,8 @@ func TestForwardingIsTransparent(t *testing.T) {
 
 func client(tb testing.TB, endpoint string, options ...grpc.DialOption) *grpc.ClientConn {
 	tb.Helper()
-	cc := testkit.Value(grpc.NewClient(endpoint, append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...))(tb)
+	cc := testkit.Value(grpc.NewClient(endpoint, append(options,
+		grpc.WithTransportCredentials(insecure.NewCredentials()))...))(tb)
 	tb.Cleanup(func() { _ = cc.Close() })
 	return cc
 }
@@ -112,8 +116,10 @@ func TestOtherServicesAreNotPassedOn(t *testing.T) {
 	proxied, _ := serveBefore(t, echo.Endpoint())
 	cc := client(t, proxied)
 	for _, method := range []string{
-		"/containerd.services.images.v1.Images/List", "/grpc.health.v1.Health/Check", "/runtime.v1alpha2.ImageService/ListImages",
-		"/runtime.v1.RuntimeService2/Version", "/runtime.v1/Version", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+		"/containerd.services.images.v1.Images/List", "/grpc.health.v1.Health/Check",
+		"/runtime.v1alpha2.ImageService/ListImages",
+		"/runtime.v1.RuntimeService2/Version", "/runtime.v1/Version",
+		"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
 	} {
 		if _, err := criproxytest.CallRaw(t.Context(), cc, method, nil); status.Code(err) != codes.Unimplemented {
 			t.Errorf("%s = %v; want Unimplemented", method, err)
@@ -164,7 +170,8 @@ func TestOpenStreamEndsWithUnavailable(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			echo := criproxytest.NewEcho(t)
 			proxied, server := serveBefore(t, echo.Endpoint())
-			stream, err := client(t, proxied).NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, "/runtime.v1.RuntimeService/GetContainerEvents")
+			stream, err := client(t, proxied).NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true, ServerStreams: true},
+				"/runtime.v1.RuntimeService/GetContainerEvents")
 			testkit.Must(t, err)
 			testkit.Must(t, stream.SendMsg(&runtimeapi.GetEventsRequest{}))
 			testkit.Must(t, stream.RecvMsg(&runtimeapi.ContainerEventResponse{}))
@@ -190,13 +197,17 @@ func TestPanicIsAnsweredAndCounted(t *testing.T) {
 	_, stop := serveWith(t, l, criproxy.Config{
 		Runtime: up, Image: up, Metrics: counted,
 		Handlers: map[string]criproxy.Handler{
-			runtimeapi.ImageService_PullImage_FullMethodName: func(context.Context, *criproxy.Call) ([]byte, error) { panic("a defect") },
+			runtimeapi.ImageService_PullImage_FullMethodName: func(context.Context, *criproxy.Call) ([]byte,
+				error) {
+				panic("a defect")
+			},
 		},
 	})
 	defer stop()
 	cc := client(t, "unix://"+l.Addr().String())
 	defer func() { _ = cc.Close() }()
-	if _, err := runtimeapi.NewImageServiceClient(cc).PullImage(t.Context(), &runtimeapi.PullImageRequest{}); status.Code(err) != codes.Internal {
+	if _, err := runtimeapi.NewImageServiceClient(cc).PullImage(t.Context(),
+		&runtimeapi.PullImageRequest{}); status.Code(err) != codes.Internal {
 		t.Errorf("call that panics = %v; want Internal", err)
 	}
 	if got := counted.panics.Load(); got != 1 {
@@ -208,14 +219,17 @@ func TestPanicIsAnsweredAndCounted(t *testing.T) {
 }
 
 func TestCallsAreLoggedAtLevel4(t *testing.T) {
-	for level, want := range map[int]string{3: "", 4: `"msg"="Call ended" "method"="/other.Service/Call" "code"="Unimplemented" "judged"=false "took"=`} {
+	for level, want := range map[int]string{3: "",
+		4: `"msg"="Call ended" "method"="/other.Service/Call" "code"="Unimplemented" "judged"=false "took"=`} {
 		up := upstream(t, criproxytest.NewEcho(t).Endpoint())
 		socket := t.TempDir() + "/proxy.sock"
 		var log strings.Builder // read when the server has ended
 		_, stop := serveWith(t, criproxytest.Listen(t, socket), criproxy.Config{
-			Runtime: up, Image: up, Log: funcr.New(func(_, line string) { log.WriteString(line) }, funcr.Options{Verbosity: level}),
+			Runtime: up, Image: up, Log: funcr.New(func(_, line string) { log.WriteString(line) },
+				funcr.Options{Verbosity: level}),
 		})
-		if _, err := criproxytest.CallRaw(t.Context(), client(t, "unix://"+socket), "/other.Service/Call", nil); status.Code(err) != codes.Unimplemented {
+		if _, err := criproxytest.CallRaw(t.Context(), client(t, "unix://"+socket), "/other.Service/Call",
+			nil); status.Code(err) != codes.Unimplemented {
 			t.Errorf("call of another service = %v; want Unimplemented", err)
 		}
 		stop()
@@ -260,7 +274,8 @@ func benchmarkVersion(b *testing.B, through bool) {
 }
 
 func TestHandlerOfAnUnknownMethodIsRefused(t *testing.T) {
-	for _, method := range []string{"ImageStatus", "/runtime.v1.ImageService/imageStatus", "/runtime.v1.RuntimeService/GetContainerEvents"} {
+	for _, method := range []string{"ImageStatus", "/runtime.v1.ImageService/imageStatus",
+		"/runtime.v1.RuntimeService/GetContainerEvents"} {
 		func() {
 			defer func() {
 				if recover() == nil {

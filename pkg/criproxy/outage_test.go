@@ -85,16 +85,19 @@ func TestReasonsOfCallsWithoutAnAnswer(t *testing.T) {
 	proxied, _ := serveBefore(t, "unix://"+r.socket)
 	cc := client(t, proxied)
 	for _, method := range []string{
-		runtimeapi.RuntimeService_Version_FullMethodName, runtimeapi.ImageService_ImageStatus_FullMethodName, "/runtime.v1.RuntimeService/NotYetInvented",
+		runtimeapi.RuntimeService_Version_FullMethodName, runtimeapi.ImageService_ImageStatus_FullMethodName,
+		"/runtime.v1.RuntimeService/NotYetInvented",
 	} {
-		_, err := criproxytest.CallRaw(metadata.NewOutgoingContext(t.Context(), metadata.Pairs("unavailable", "1")), cc, method, nil)
+		_, err := criproxytest.CallRaw(metadata.NewOutgoingContext(t.Context(), metadata.Pairs("unavailable", "1")), cc,
+			method, nil)
 		if status.Code(err) != codes.Unavailable || reason(err) != "" || status.Convert(err).Message() != "busy" {
 			t.Errorf("%s: Unavailable of the runtime became %v with reason %q", method, err, reason(err))
 		}
 		before := r.waits.Load()
 		lost := make(chan error, 1)
 		go func() {
-			_, err := criproxytest.CallRaw(metadata.NewOutgoingContext(t.Context(), metadata.Pairs("wait", "1")), cc, method, nil)
+			_, err := criproxytest.CallRaw(metadata.NewOutgoingContext(t.Context(), metadata.Pairs("wait", "1")), cc, method,
+				nil)
 			lost <- err
 		}()
 		for r.waits.Load() == before {

@@ -69,7 +69,8 @@ func TestSchedules(t *testing.T) {
 				both.Go(func() { got = proxied.play(seed + at) })
 				both.Wait()
 				if diff := cmp.Diff(want, got); diff != "" {
-					t.Errorf("PULLGATE_SCHEDULES=1 PULLGATE_SCHEDULES_SEED=%d: direct and proxied differ (-direct +proxied):\n%s", seed+at, diff)
+					t.Errorf("PULLGATE_SCHEDULES=1 PULLGATE_SCHEDULES_SEED=%d: direct and proxied differ (-direct +proxied):\n%s",
+						seed+at, diff)
 				}
 			}
 			return nil
@@ -118,7 +119,8 @@ func newRig(t *testing.T, proxied bool) *rig {
 	r.startRuntime()
 	if proxied {
 		var err error
-		if r.kept, err = net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: filepath.Join(dir, "proxy.sock")}); err != nil {
+		if r.kept, err = net.ListenUnix("unix", &net.UnixAddr{Net: "unix",
+			Name: filepath.Join(dir, "proxy.sock")}); err != nil {
 			t.Fatal(err)
 		}
 		r.startProxy()
@@ -145,7 +147,8 @@ func (r *rig) startRuntime() {
 		return
 	}
 	l.SetUnlinkOnClose(false) // the next runtime listens before this one has ended
-	r.runtime = grpc.NewServer(grpc.ForceServerCodecV2(criproxytest.RawCodec{}), grpc.UnknownServiceHandler(r.handle), grpc.MaxRecvMsgSize(16<<20))
+	r.runtime = grpc.NewServer(grpc.ForceServerCodecV2(criproxytest.RawCodec{}), grpc.UnknownServiceHandler(r.handle),
+		grpc.MaxRecvMsgSize(16<<20))
 	go func(s *grpc.Server) { _ = s.Serve(l) }(r.runtime) // ends with Stop
 }
 
@@ -172,7 +175,8 @@ func (r *rig) connect() {
 	var err error
 	r.client, err = grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{MinConnectTimeout: patience}), // with no delay between attempts
-		grpc.WithDefaultCallOptions(grpc.WaitForReady(true), grpc.ForceCodecV2(criproxytest.RawCodec{}), grpc.MaxCallRecvMsgSize(16<<20)))
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true), grpc.ForceCodecV2(criproxytest.RawCodec{}),
+			grpc.MaxCallRecvMsgSize(16<<20)))
 	if err != nil {
 		r.t.Error(err)
 	}
@@ -183,9 +187,11 @@ func (r *rig) settle() {
 	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
 	defer cancel()
 	for {
-		_, err := criproxytest.CallRaw(metadata.AppendToOutgoingContext(ctx, "settle", "1"), r.client, runtimeapi.RuntimeService_Version_FullMethodName, nil)
+		_, err := criproxytest.CallRaw(metadata.AppendToOutgoingContext(ctx, "settle", "1"), r.client,
+			runtimeapi.RuntimeService_Version_FullMethodName, nil)
 		if err == nil {
-			_, err = criproxytest.CallRaw(metadata.AppendToOutgoingContext(ctx, "settle", "1"), r.client, runtimeapi.ImageService_ImageStatus_FullMethodName, nil)
+			_, err = criproxytest.CallRaw(metadata.AppendToOutgoingContext(ctx, "settle", "1"), r.client,
+				runtimeapi.ImageService_ImageStatus_FullMethodName, nil)
 		}
 		if err == nil {
 			return
@@ -219,7 +225,8 @@ func (r *rig) handle(_ any, stream grpc.ServerStream) error {
 	defer close(c.ended)
 	method, _ := grpc.MethodFromServerStream(stream)
 	_, deadline := stream.Context().Deadline()
-	c.arrived <- fmt.Sprint(method, " ", short(request), " deadline ", deadline, " ", md.Get("x-text"), fmt.Sprintf("%x", md.Get("x-some-bin")), md.Get("content-type"))
+	c.arrived <- fmt.Sprint(method, " ", short(request), " deadline ", deadline, " ", md.Get("x-text"),
+		fmt.Sprintf("%x", md.Get("x-some-bin")), md.Get("content-type"))
 	for {
 		select {
 		case do := <-c.commands:
@@ -328,7 +335,8 @@ func (p *player) data() []byte {
 func (p *player) start(ctx context.Context) *scheduled {
 	p.begun++
 	name := fmt.Sprintf("%s-%d", p.prefix, p.begun)
-	c := &scheduled{arrived: make(chan string, 1), commands: make(chan func(grpc.ServerStream) error, 100), replies: make(chan string, 100), ended: make(chan struct{})}
+	c := &scheduled{arrived: make(chan string, 1), commands: make(chan func(grpc.ServerStream) error, 100),
+		replies: make(chan string, 100), ended: make(chan struct{})}
 	desc := &grpc.StreamDesc{}
 	switch p.rand.IntN(5) {
 	case 0, 1:
@@ -339,12 +347,14 @@ func (p *player) start(ctx context.Context) *scheduled {
 		c.kind, c.method, desc.ServerStreams = "stream", runtimeapi.RuntimeService_GetContainerEvents_FullMethodName, true
 		c.slow = p.rand.IntN(4) == 0
 	case 4:
-		c.kind, c.method, desc.ServerStreams, desc.ClientStreams = "both", "/runtime.v1.RuntimeService/NotYetInvented", true, true
+		c.kind, c.method, desc.ServerStreams, desc.ClientStreams = "both", "/runtime.v1.RuntimeService/NotYetInvented", true,
+			true
 	}
 	p.mu.Lock()
 	p.calls[name] = c
 	p.mu.Unlock()
-	md := metadata.Pairs("call", name, "x-text", fmt.Sprint(p.rand.IntN(100)), "x-some-bin", string([]byte{byte(p.rand.Uint32()), 0, 0xff}))
+	md := metadata.Pairs("call", name, "x-text", fmt.Sprint(p.rand.IntN(100)), "x-some-bin",
+		string([]byte{byte(p.rand.Uint32()), 0, 0xff}))
 	ctx, cancel := context.WithCancel(metadata.NewOutgoingContext(ctx, md))
 	hangs := time.AfterFunc(patience, cancel) // which shows as a difference
 	c.cancel = func() { hangs.Stop(); cancel() }
@@ -427,7 +437,8 @@ func (p *player) end() {
 		s := status.New(codes.Code(1+p.rand.IntN(16)), strings.Repeat("Ä % \n", p.rand.IntN(20)))
 		if p.rand.IntN(2) == 0 {
 			var err error
-			if s, err = s.WithDetails(&errdetails.ErrorInfo{Domain: "runtime", Reason: fmt.Sprint(p.rand.IntN(100))}); err != nil {
+			if s, err = s.WithDetails(&errdetails.ErrorInfo{Domain: "runtime",
+				Reason: fmt.Sprint(p.rand.IntN(100))}); err != nil {
 				p.t.Error(err)
 			}
 		}
@@ -478,7 +489,8 @@ func (p *player) finish(c *scheduled, determined int) {
 	switch determined {
 	case everything:
 		header, _ := c.stream.Header()
-		p.note("%s ends: %s %v %q %v, header %v, trailer %v", c.method, strings.Join(messages, ", "), s.Code(), s.Message(), s.Proto().GetDetails(), own(header), own(c.stream.Trailer()))
+		p.note("%s ends: %s %v %q %v, header %v, trailer %v", c.method, strings.Join(messages, ", "), s.Code(), s.Message(),
+			s.Proto().GetDetails(), own(header), own(c.stream.Trailer()))
 	case codeAlone:
 		p.note("%s ends: %v", c.method, s.Code())
 	}
@@ -513,7 +525,8 @@ func (p *player) cancel() {
 
 // deadline makes a call that the runtime does not answer in time. It may end before it is at the runtime.
 func (p *player) deadline() {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.t.Context()), time.Duration(1+p.rand.IntN(5))*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.t.Context()),
+		time.Duration(1+p.rand.IntN(5))*time.Millisecond)
 	defer cancel()
 	if c := p.start(ctx); c != nil {
 		var got []byte

@@ -48,7 +48,8 @@ func TestShutdownServesOnUntilALongCallEnds(t *testing.T) {
 		server.Shutdown(ctx)
 	}()
 	for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); {
-		for who, k := range map[string]runtimeapi.RuntimeServiceClient{"old": runs, "new": runtimeapi.NewRuntimeServiceClient(client(t, proxied))} {
+		for who, k := range map[string]runtimeapi.RuntimeServiceClient{"old": runs,
+			"new": runtimeapi.NewRuntimeServiceClient(client(t, proxied))} {
 			if _, err := k.Version(t.Context(), &runtimeapi.VersionRequest{}); err != nil {
 				t.Errorf("Version on a %s connection = %v; want it served", who, err)
 			}
@@ -120,7 +121,8 @@ func TestHandoverFailsNoCall(t *testing.T) {
 		var err error
 		if judge {
 			judged.Add(1)
-			_, err = runtimeapi.NewImageServiceClient(conn).ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: "repo.test/a:1"}})
+			_, err = runtimeapi.NewImageServiceClient(conn).ImageStatus(ctx,
+				&runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: "repo.test/a:1"}})
 		} else {
 			_, err = runtimeapi.NewRuntimeServiceClient(conn).Version(ctx, &runtimeapi.VersionRequest{})
 		}
@@ -183,7 +185,8 @@ func dialAsKubelet(t *testing.T, endpoint string) *grpc.ClientConn {
 	t.Helper()
 	params := grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: 5 * time.Second}
 	params.Backoff.MaxDelay = 3 * time.Second
-	conn := testkit.Value(grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(params), grpc.WithAuthority("localhost")))(t)
+	conn := testkit.Value(grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(params), grpc.WithAuthority("localhost")))(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }

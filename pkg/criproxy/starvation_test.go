@@ -75,11 +75,12 @@ func newCrowd(t *testing.T, proxied bool) *crowd {
 			}
 			return call.Forward(ctx)
 		}
-		_, stop := serveWith(t, criproxytest.Listen(t, r.socket+".proxy"), criproxy.Config{Runtime: up, Image: up, Handlers: map[string]criproxy.Handler{
-			runtimeapi.ImageService_PullImage_FullMethodName:         forward,
-			runtimeapi.ImageService_ImageStatus_FullMethodName:       forward,
-			runtimeapi.RuntimeService_CreateContainer_FullMethodName: waitOrForward,
-		}})
+		_, stop := serveWith(t, criproxytest.Listen(t, r.socket+".proxy"),
+			criproxy.Config{Runtime: up, Image: up, Handlers: map[string]criproxy.Handler{
+				runtimeapi.ImageService_PullImage_FullMethodName:         forward,
+				runtimeapi.ImageService_ImageStatus_FullMethodName:       forward,
+				runtimeapi.RuntimeService_CreateContainer_FullMethodName: waitOrForward,
+			}})
 		t.Cleanup(stop)
 		endpoint += ".proxy"
 	}
@@ -134,7 +135,8 @@ func (c *crowd) compare(alone, beside []time.Duration, waiting int) {
 	longest := slices.Max(beside)
 	c.t.Logf("%d calls beside %d that wait: median %v, longest %v; on another connection to the runtime %v and %v",
 		len(beside), waiting, median(beside), longest, median(alone), slices.Max(alone))
-	if most := max(longestAlone, 3*slices.Max(alone), 3*c.directly); os.Getenv("PULLGATE_STARVATION") != "" && longest > most {
+	if most := max(longestAlone, 3*slices.Max(alone), 3*c.directly); os.Getenv("PULLGATE_STARVATION") != "" &&
+		longest > most {
 		c.t.Errorf("a call took %v beside those that wait; want %v at most", longest, most)
 	}
 }
@@ -151,7 +153,8 @@ func (c *crowd) wait(ctx context.Context, where, method string, message []byte) 
 			_, _ = criproxytest.CallRaw(ctx, c.cc, method, message)
 			return
 		}
-		s, err := c.cc.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method, grpc.ForceCodecV2(criproxytest.RawCodec{}))
+		s, err := c.cc.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method,
+			grpc.ForceCodecV2(criproxytest.RawCodec{}))
 		if err == nil && s.SendMsg(&message) == nil && s.CloseSend() == nil {
 			<-ctx.Done()
 		}
@@ -192,15 +195,20 @@ func TestWaitingCallsStopNoOtherCall(t *testing.T) {
 		where, method string
 		calls, size   int
 	}{
-		"exec probes that hang":               {atRuntime, runtimeapi.RuntimeService_ExecSync_FullMethodName, many, 10},
-		"pulls":                               {atRuntime, runtimeapi.ImageService_PullImage_FullMethodName, many, 650},
-		"pulls of 16 kB":                      {atRuntime, runtimeapi.ImageService_PullImage_FullMethodName, 12, 16000},
-		"pulls of 1.7 MB":                     {atRuntime, runtimeapi.ImageService_PullImage_FullMethodName, 40, 1700000},
-		"containers":                          {atHandler, runtimeapi.RuntimeService_CreateContainer_FullMethodName, many, 100},
-		"containers of 16 kB":                 {atHandler, runtimeapi.RuntimeService_CreateContainer_FullMethodName, 60, 15500},
-		"containers of 1.7 MB":                {atHandler, runtimeapi.RuntimeService_CreateContainer_FullMethodName, 40, 1700000},
-		"streams":                             {atRuntime, runtimeapi.RuntimeService_GetContainerEvents_FullMethodName, many, 10},
-		"streams of a client that reads none": {atReader, runtimeapi.RuntimeService_GetContainerEvents_FullMethodName, many, 10},
+		"exec probes that hang": {atRuntime, runtimeapi.RuntimeService_ExecSync_FullMethodName, many, 10},
+		"pulls":                 {atRuntime, runtimeapi.ImageService_PullImage_FullMethodName, many, 650},
+		"pulls of 16 kB":        {atRuntime, runtimeapi.ImageService_PullImage_FullMethodName, 12, 16000},
+		"pulls of 1.7 MB":       {atRuntime, runtimeapi.ImageService_PullImage_FullMethodName, 40, 1700000},
+		"containers": {atHandler, runtimeapi.RuntimeService_CreateContainer_FullMethodName, many,
+			100},
+		"containers of 16 kB": {atHandler, runtimeapi.RuntimeService_CreateContainer_FullMethodName, 60,
+			15500},
+		"containers of 1.7 MB": {atHandler, runtimeapi.RuntimeService_CreateContainer_FullMethodName, 40,
+			1700000},
+		"streams": {atRuntime, runtimeapi.RuntimeService_GetContainerEvents_FullMethodName, many,
+			10},
+		"streams of a client that reads none": {atReader, runtimeapi.RuntimeService_GetContainerEvents_FullMethodName, many,
+			10},
 	} {
 		var directly time.Duration
 		for _, way := range []string{"direct", "proxied"} {
@@ -249,7 +257,8 @@ func TestConnectionsStopNoOtherCall(t *testing.T) {
 		"with a call that waits": func(c *crowd, ctx context.Context) io.Closer {
 			cc := client(c.t, c.endpoint, grpc.WithDefaultCallOptions(grpc.WaitForReady(true))) // its queue may be full
 			c.calls.Go(func() {
-				_, _ = criproxytest.CallRaw(metadata.AppendToOutgoingContext(ctx, atRuntime, "1"), cc, runtimeapi.RuntimeService_ExecSync_FullMethodName, []byte("x"))
+				_, _ = criproxytest.CallRaw(metadata.AppendToOutgoingContext(ctx, atRuntime, "1"), cc,
+					runtimeapi.RuntimeService_ExecSync_FullMethodName, []byte("x"))
 			})
 			return cc
 		},

@@ -48,7 +48,8 @@ func (r *waitingRuntime) start(t *testing.T) {
 	if u, ok := l.(*net.UnixListener); ok {
 		u.SetUnlinkOnClose(false)
 	}
-	r.server = grpc.NewServer(grpc.ForceServerCodecV2(criproxytest.RawCodec{}), grpc.UnknownServiceHandler(r.handle), grpc.MaxRecvMsgSize(16<<20), grpc.WaitForHandlers(true))
+	r.server = grpc.NewServer(grpc.ForceServerCodecV2(criproxytest.RawCodec{}), grpc.UnknownServiceHandler(r.handle),
+		grpc.MaxRecvMsgSize(16<<20), grpc.WaitForHandlers(true))
 	go func(s *grpc.Server) { _ = s.Serve(l) }(r.server) // ends with Stop
 }
 
@@ -100,7 +101,8 @@ func TestLongErrorEndsOneCall(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		for _, size := range []int{200 << 10, 300 << 10, 4 << 20} {
-			_, err := criproxytest.CallRaw(metadata.NewOutgoingContext(t.Context(), metadata.Pairs("fail", fmt.Sprint(size))), cc, runtimeapi.RuntimeService_ExecSync_FullMethodName, nil)
+			_, err := criproxytest.CallRaw(metadata.NewOutgoingContext(t.Context(), metadata.Pairs("fail", fmt.Sprint(size))),
+				cc, runtimeapi.RuntimeService_ExecSync_FullMethodName, nil)
 			if s := status.Convert(err); s.Code() != codes.Unknown || len(s.Message()) != size {
 				t.Errorf("%s: an error of %d bytes became %v with %d bytes", endpoint, size, s.Code(), len(s.Message()))
 			}

@@ -92,7 +92,8 @@ func TestParseNormalises(t *testing.T) {
 
 func TestParseRefuses(t *testing.T) {
 	for _, in := range []string{
-		"", " ", "busybox ", " busybox", ":1", "@" + digest, "busybox:", "busybox@", "busybox@sha256:38a8", "a//b", "/a", "a:1:2",
+		"", " ", "busybox ", " busybox", ":1", "@" + digest, "busybox:", "busybox@", "busybox@sha256:38a8", "a//b", "/a",
+		"a:1:2",
 		"busybox@sha1:0123456789012345678901234567890123456789", "busybox\n", "büsybox", "repo.test/App:1",
 		strings.TrimPrefix(digest, "sha256:"), // 64 hexadecimal digits are an image ID
 		"repo.test/" + strings.Repeat("a", 256),
@@ -101,7 +102,8 @@ func TestParseRefuses(t *testing.T) {
 			t.Errorf("Parse(%q) = %q, %v; want an error", in, n, err)
 		}
 		if r := imageref.New(in); r.String() != in || r.Parsed() || r.Repository() != "" || r.Empty() != (in == "") {
-			t.Errorf("New(%q) = %q, parsed %v, repository %q; want the name as written and nothing else", in, r, r.Parsed(), r.Repository())
+			t.Errorf("New(%q) = %q, parsed %v, repository %q; want the name as written and nothing else", in, r, r.Parsed(),
+				r.Repository())
 		}
 	}
 }
@@ -158,7 +160,8 @@ func FuzzParse(f *testing.F) {
 	for _, l := range names(f) {
 		f.Add(l.In)
 	}
-	for _, s := range []string{"", "sha256:7692", "[::1]:5000/app", "index.docker.io/x", "a@sha512:" + strings.Repeat("0", 128), "docker.io/a/b/c"} {
+	for _, s := range []string{"", "sha256:7692", "[::1]:5000/app", "index.docker.io/x",
+		"a@sha512:" + strings.Repeat("0", 128), "docker.io/a/b/c"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
@@ -187,8 +190,10 @@ func FuzzParse(f *testing.F) {
 
 func TestIsShort(t *testing.T) {
 	for name, want := range map[string]bool{
-		"pause": true, "pause:3.9": true, "team/app": true, "team/app@sha256:" + strings.Repeat("0", 64): true, "7692ac1:latest": true,
-		"docker.io/library/pause": false, "index.docker.io/pause": false, "localhost/pause": false, "127.0.0.1:5000/pause": false, "quay.test/pause:1": false,
+		"pause": true, "pause:3.9": true, "team/app": true, "team/app@sha256:" + strings.Repeat("0", 64): true,
+		"7692ac1:latest":          true,
+		"docker.io/library/pause": false, "index.docker.io/pause": false, "localhost/pause": false,
+		"127.0.0.1:5000/pause": false, "quay.test/pause:1": false,
 		"sha256:7692": false, "7692ac1": false, strings.Repeat("0", 64): false, "UPPER": false, "": false,
 	} {
 		if got := imageref.New(name).IsShort(); got != want {

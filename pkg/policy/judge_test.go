@@ -54,8 +54,14 @@ var grounds = []struct {
 	verdict policy.Verdict
 	is      func(policy.Policy, policy.Evidence) bool
 }{
-	{"exempt_static_pod", policy.Allow, func(_ policy.Policy, e policy.Evidence) bool { return e.Exempt == policy.StaticPod }},
-	{"exempt_namespace", policy.Allow, func(_ policy.Policy, e policy.Evidence) bool { return e.Exempt == policy.ExemptedNamespace }},
+	{"exempt_static_pod", policy.Allow, func(_ policy.Policy,
+		e policy.Evidence) bool {
+		return e.Exempt == policy.StaticPod
+	}},
+	{"exempt_namespace", policy.Allow, func(_ policy.Policy,
+		e policy.Evidence) bool {
+		return e.Exempt == policy.ExemptedNamespace
+	}},
 	{"record_unreadable", policy.Reverify, func(_ policy.Policy, e policy.Evidence) bool { return e.Unreadable }},
 	{"never_verify", policy.Allow, func(p policy.Policy, _ policy.Evidence) bool { return p.Mode() == "NeverVerify" }},
 	{"image_id_name", policy.Reverify, func(_ policy.Policy, e policy.Evidence) bool { return e.ByID }},
@@ -116,7 +122,8 @@ func TestJudgeIsMonotonic(t *testing.T) {
 			for name, more := range map[string]func(*policy.Evidence){
 				"open": func(e *policy.Evidence) { e.Open = true }, "granted": func(e *policy.Evidence) { e.Granted = true },
 				"proved": func(e *policy.Evidence) { e.Proved = true }, "in grace": func(e *policy.Evidence) { e.InGrace = true },
-				"expired": func(e *policy.Evidence) { e.Expired = true }, "exempt": func(e *policy.Evidence) { e.Exempt = policy.StaticPod },
+				"expired": func(e *policy.Evidence) { e.Expired = true },
+				"exempt":  func(e *policy.Evidence) { e.Exempt = policy.StaticPod },
 			} {
 				with := e
 				if more(&with); allowed && p.Judge(with).Verdict != policy.Allow {
@@ -137,7 +144,8 @@ func TestJudgeIsMonotonic(t *testing.T) {
 }
 
 func TestZeroValuesAreSafe(t *testing.T) {
-	if got := (policy.Policy{}).Judge(policy.Evidence{}); got != (policy.Decision{Verdict: policy.Reverify, Reason: policy.Untracked}) {
+	if got := (policy.Policy{}).Judge(policy.Evidence{}); got != (policy.Decision{Verdict: policy.Reverify,
+		Reason: policy.Untracked}) {
 		t.Errorf("zero Policy of zero Evidence = %v by %s; want Reverify by untracked", got.Verdict, got.Reason)
 	}
 	if (policy.Decision{}).Verdict == policy.Allow || (policy.Policy{}).Mode() != policy.ModeNeverVerifyPreloadedImages {

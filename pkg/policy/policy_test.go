@@ -96,7 +96,8 @@ func TestConformanceOfCombinations(t *testing.T) {
 			}
 			continue
 		case "names the four valid values":
-			says = []string{`"` + l.Policy + `"`, "NeverVerify", "NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages", "AlwaysVerify"}
+			says = []string{`"` + l.Policy + `"`, "NeverVerify", "NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages",
+				"AlwaysVerify"}
 		case "the list needs NeverVerifyAllowlistedImages":
 			says = []string{"preloadedImagesVerificationAllowlist", "needs NeverVerifyAllowlistedImages"}
 		default:
@@ -116,12 +117,14 @@ func TestAllowlistMatchesNormalisedRepositories(t *testing.T) {
 		match   string // repositories, separated by one space
 		not     string
 	}{
-		{"busybox", "docker.io/library/busybox", "docker.io/busybox docker.io/library/busybox2 docker.io/team/busybox repo.test/busybox"},
+		{"busybox", "docker.io/library/busybox", "docker.io/busybox docker.io/library/busybox2 docker.io/team/busybox " +
+			"repo.test/busybox"},
 		{"docker.io/busybox", "docker.io/library/busybox", "docker.io/team/busybox"},
 		{"index.docker.io/busybox", "docker.io/library/busybox", "index.docker.io/busybox"},
 		{"index.docker.io/team/app", "docker.io/team/app", "docker.io/team/app/x"},
 		{"team/app", "docker.io/team/app", "team/app repo.test/team/app"},
-		{"team/*", "docker.io/team/app docker.io/team/deep/app", "docker.io/team docker.io/teammate/app docker.io/library/team repo.test/team/app"},
+		{"team/*", "docker.io/team/app docker.io/team/deep/app",
+			"docker.io/team docker.io/teammate/app docker.io/library/team repo.test/team/app"},
 		{"library/*", "docker.io/library/busybox", "docker.io/team/app"},
 		{"docker.io/library/*", "docker.io/library/busybox", "docker.io/library docker.io/team/app"},
 		{"docker.io/*", "docker.io/library/busybox docker.io/team/app", "repo.test/app docker.io.evil.test/app"},
@@ -156,17 +159,22 @@ func TestAllowlistMatchesNormalisedRepositories(t *testing.T) {
 }
 
 func TestNewReportsAllErrors(t *testing.T) {
-	const allowed = "; allowed is a repository, as in repo.test/team/app, or everything below a registry or a path, as in repo.test/team/*"
-	p, err := policy.New(allowlisted, []string{"", "repo.test/fine", "repo.test/app:1", " a", "repo.test/a*", "/*", "repo.test/App", "repo.test//*", "repo.test/a:1/*"})
+	const allowed = "; allowed is a repository, as in repo.test/team/app, or everything below a registry or a path, as " +
+		"in repo.test/team/*"
+	p, err := policy.New(allowlisted, []string{"", "repo.test/fine", "repo.test/app:1", " a", "repo.test/a*", "/*",
+		"repo.test/App", "repo.test//*", "repo.test/a:1/*"})
 	want := strings.Join([]string{
 		`preloadedImagesVerificationAllowlist[0]: "" is not allowed: it is empty` + allowed,
 		`preloadedImagesVerificationAllowlist[2]: "repo.test/app:1" is not allowed: no tag may be given` + allowed,
 		`preloadedImagesVerificationAllowlist[3]: " a" is not allowed: it has surrounding space` + allowed,
-		`preloadedImagesVerificationAllowlist[4]: "repo.test/a*" is not allowed: a star only as the whole last segment` + allowed,
+		`preloadedImagesVerificationAllowlist[4]: "repo.test/a*" is not allowed: a star only as the whole last segment` +
+			allowed,
 		`preloadedImagesVerificationAllowlist[5]: "/*" is not allowed: a host is needed before the star` + allowed,
-		`preloadedImagesVerificationAllowlist[6]: "repo.test/App" is not allowed: repo.test/App is not an image name` + allowed,
+		`preloadedImagesVerificationAllowlist[6]: "repo.test/App" is not allowed: repo.test/App is not an image name` +
+			allowed,
 		`preloadedImagesVerificationAllowlist[7]: "repo.test//*" is not allowed: repo.test/ is not an image name` + allowed,
-		`preloadedImagesVerificationAllowlist[8]: "repo.test/a:1/*" is not allowed: repo.test/a:1 is not an image name` + allowed,
+		`preloadedImagesVerificationAllowlist[8]: "repo.test/a:1/*" is not allowed: repo.test/a:1 is not an image name` +
+			allowed,
 	}, "\n")
 	if err == nil || err.Error() != want {
 		t.Errorf("New:\n%v\nwant:\n%s", err, want)
@@ -197,13 +205,15 @@ func FuzzPattern(f *testing.F) {
 	for _, l := range all.Invalid {
 		f.Add(l.Pattern, "repo.test/app")
 	}
-	for _, s := range []string{"docker.io/*", "index.docker.io/*", "team/*", "localhost:5000/*", "[::1]:5000/*", "x/x/*", "//*", "*/*"} {
+	for _, s := range []string{"docker.io/*", "index.docker.io/*", "team/*", "localhost:5000/*", "[::1]:5000/*", "x/x/*",
+		"//*", "*/*"} {
 		f.Add(s, "docker.io/library/busybox")
 	}
 	f.Fuzz(func(t *testing.T, s, name string) {
 		p, err := policy.New(allowlisted, []string{s})
 		if err != nil {
-			if !strings.HasPrefix(err.Error(), "preloadedImagesVerificationAllowlist[0]: ") || !strings.Contains(err.Error(), "allowed is") {
+			if !strings.HasPrefix(err.Error(), "preloadedImagesVerificationAllowlist[0]: ") ||
+				!strings.Contains(err.Error(), "allowed is") {
 				t.Errorf("New with %q: %v; want the path and what is allowed", s, err)
 			}
 			return

@@ -56,8 +56,16 @@ func TestScanMarksWhatWasThereBeforeACreate(t *testing.T) {
 // The list of one create has what another create brought; the end of the other create closes that image.
 func TestConcurrentCreatesDoNotHideWhatTheOtherBrought(t *testing.T) {
 	for name, end := range map[string]func(ctx context.Context, restored, other *tracker.Create){
-		"the other ends first": func(ctx context.Context, restored, other *tracker.Create) { other.Created(); restored.Restored(ctx) },
-		"the other ends last":  func(ctx context.Context, restored, other *tracker.Create) { restored.Failed(ctx); other.Created() },
+		"the other ends first": func(ctx context.Context, restored,
+			other *tracker.Create) {
+			other.Created()
+			restored.Restored(ctx)
+		},
+		"the other ends last": func(ctx context.Context, restored,
+			other *tracker.Create) {
+			restored.Failed(ctx)
+			other.Created()
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -140,7 +148,8 @@ func TestCreatedContainerSettlesLostCreatesOfItsImage(t *testing.T) {
 }
 
 func TestWhenAnImageIsOrdinary(t *testing.T) {
-	const d1, d2 = "@sha256:38a8906435c4dd5f4258899d46621bfd8eea3ad6ff494ee3c2f17ef0321625bd", "@sha256:48a8906435c4dd5f4258899d46621bfd8eea3ad6ff494ee3c2f17ef0321625bd"
+	const d1, d2 = "@sha256:38a8906435c4dd5f4258899d46621bfd8eea3ad6ff494ee3c2f17ef0321625bd",
+		"@sha256:48a8906435c4dd5f4258899d46621bfd8eea3ad6ff494ee3c2f17ef0321625bd"
 	img := image(id1, app+":1", app+d1)
 	pulling := func(w *world, name string) *tracker.Pull {
 		p := w.begin(name)
@@ -151,10 +160,13 @@ func TestWhenAnImageIsOrdinary(t *testing.T) {
 		from   tracker.Image  // the zero value is that image
 		want   bool
 	}{
-		"nothing happens":               {want: true},
-		"pull of its repository":        {during: func(w *world) { pulling(w, app+":2") }},
-		"pull of another repository":    {during: func(w *world) { pulling(w, "repo.test/other:2") }, want: true},
-		"a checkpoint is restored":      {during: func(w *world) { w.begun(image(id2, "repo.test/c:1")).Restored(w.t.Context()) }},
+		"nothing happens":            {want: true},
+		"pull of its repository":     {during: func(w *world) { pulling(w, app+":2") }},
+		"pull of another repository": {during: func(w *world) { pulling(w, "repo.test/other:2") }, want: true},
+		"a checkpoint is restored": {during: func(w *world) {
+			w.begun(image(id2,
+				"repo.test/c:1")).Restored(w.t.Context())
+		}},
 		"a checkpoint may be restoring": {during: func(w *world) { w.begun(image(id2, "repo.test/c:1")) }},
 		"another name":                  {from: image(id1, app+":1", app+d1, "repo.test/given:1")},
 		"a second manifest":             {from: image(id1, app+":1", app+d1, app+d2)},

@@ -36,7 +36,8 @@ func TestGrantsAreHandedOverWithTheirDependencies(t *testing.T) {
 	}
 	w.want(w.check(pod("alice"), app+":1", img), policy.Allow, policy.Granted)
 	w.want(w.check(pod("bob"), app+":1", img), policy.Reverify, policy.NotProved)
-	if got := w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))}); len(got.Grants) != 2 || w.Grants() != 0 {
+	if got := w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))}); len(got.Grants) != 2 ||
+		w.Grants() != 0 {
 		t.Errorf("the revocation of the credential ended %v, %d grants are left; want both ended", got.Grants, w.Grants())
 	}
 }
@@ -58,10 +59,13 @@ func TestGrantsThatMayBeStaleAreNotTakenOver(t *testing.T) {
 				t.Error(err)
 			}
 		}, same},
-		"they are of another form": {nothing, func(s string) string { return strings.Replace(s, `"version":1`, `"version":2`, 1) }},
-		"they are cut off":         {nothing, func(s string) string { return s[:len(s)-3] }},
-		"they are empty":           {nothing, func(string) string { return "" }},
-		"they are nothing":         {nothing, func(string) string { return "{}" }},
+		"they are of another form": {nothing, func(s string) string {
+			return strings.Replace(s, `"version":1`, `"version":2`,
+				1)
+		}},
+		"they are cut off": {nothing, func(s string) string { return s[:len(s)-3] }},
+		"they are empty":   {nothing, func(string) string { return "" }},
+		"they are nothing": {nothing, func(string) string { return "{}" }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, tracker.Options{VerifyUntracked: true})

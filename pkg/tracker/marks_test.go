@@ -160,10 +160,12 @@ func TestAcceptRefusesProvedImages(t *testing.T) {
 	of := records.Selection{Repository: app}
 	testkit.Value(w.store.ForgetMarks(records.Selection{All: true}, time.Now(), false))(t)
 	plan, err := w.AcceptMarks(t.Context(), tracker.Acceptance{Selection: of, DryRun: true})
-	if err != nil || len(plan.Pairs) != 2 || len(plan.Proved) != 1 || plan.Proved[0].Pair != pairOf(id1, app) || len(plan.Proved[0].Proofs) != 1 {
+	if err != nil || len(plan.Pairs) != 2 || len(plan.Proved) != 1 || plan.Proved[0].Pair != pairOf(id1, app) ||
+		len(plan.Proved[0].Proofs) != 1 {
 		t.Fatalf("dry run = %+v, %v; want two pairs, and the record of %s", plan, err, id1)
 	}
-	if got, err := w.AcceptMarks(t.Context(), tracker.Acceptance{Selection: of, Confirmation: plan.Confirmation}); !errors.Is(err, tracker.ErrProved) || len(got.Pairs) > 0 {
+	if got, err := w.AcceptMarks(t.Context(), tracker.Acceptance{Selection: of,
+		Confirmation: plan.Confirmation}); !errors.Is(err, tracker.ErrProved) || len(got.Pairs) > 0 {
 		t.Errorf("AcceptMarks = %+v, %v; want ErrProved", got, err)
 	}
 	w.want(w.check(pod("bob"), app+":1", image(id1, app+":1")), policy.Reverify, policy.NotProved)
@@ -217,7 +219,8 @@ func TestAcceptByNameSparesWhatOthersProved(t *testing.T) {
 	w.want(w.check(pod("bob"), trusted+":1", image(id2, trusted+":1")), policy.Reverify, policy.Untracked)
 	for _, id := range []string{id1, id2} {
 		want := []records.Pair{pairOf(id, trusted)}
-		if got, err := w.accept(records.Selection{Repository: trusted, ImageID: id}, false); err != nil || !slices.Equal(got, want) {
+		if got, err := w.accept(records.Selection{Repository: trusted, ImageID: id}, false); err != nil ||
+			!slices.Equal(got, want) {
 			t.Errorf("AcceptMarks(%s of %s) = %v, %v; want %v", trusted, id, got, err, want)
 		}
 	}
@@ -231,7 +234,8 @@ func TestAcceptAllTakesOnlyWhatNothingIsKnownOf(t *testing.T) {
 	w.sync()
 	w.pulled(pod("alice"), app+":1", id1, "alice")
 	lost := w.begin("repo.test/lost:1")
-	w.runtime.set(image(id1, app+":1", "repo.test/evil:1"), image(id2, "repo.test/new:1"), image(id3, "repo.test/pre:1", "repo.test/lost:1"))
+	w.runtime.set(image(id1, app+":1", "repo.test/evil:1"), image(id2, "repo.test/new:1"),
+		image(id3, "repo.test/pre:1", "repo.test/lost:1"))
 	all := records.Selection{All: true}
 	want := []records.Pair{pairOf(id2, "repo.test/new")}
 	if got, err := w.accept(all, true); err != nil || !slices.Equal(got, want) {
@@ -268,7 +272,8 @@ func TestEndOfDistrustMarksPresentImagesPreloaded(t *testing.T) {
 	w.runtime.err = nil
 	for _, dryRun := range []bool{true, false} {
 		ended, due, err := w.EndDistrust(t.Context(), dryRun)
-		if err != nil || ended.Reason == "" || !slices.Equal(due, []records.Pair{pairOf(id1, app)}) || (w.store.Distrusted() != nil) != dryRun {
+		if err != nil || ended.Reason == "" || !slices.Equal(due, []records.Pair{pairOf(id1, app)}) ||
+			(w.store.Distrusted() != nil) != dryRun {
 			t.Fatalf("EndDistrust(dry run %v) = %+v, %v, %v, distrusted: %+v", dryRun, ended, due, err, w.store.Distrusted())
 		}
 	}
@@ -290,7 +295,8 @@ func TestCorrectionsThatCannotBeMadeChangeNothing(t *testing.T) {
 	if _, err := w.accept(records.Selection{}, true); !errors.Is(err, tracker.ErrNothingSelected) {
 		t.Errorf("AcceptMarks of nothing = %v; want ErrNothingSelected", err)
 	}
-	if _, err := w.accept(records.Selection{Repository: "repo.test/absent"}, false); !errors.Is(err, tracker.ErrNotPresent) {
+	if _, err := w.accept(records.Selection{Repository: "repo.test/absent"}, false); !errors.Is(err,
+		tracker.ErrNotPresent) {
 		t.Errorf("AcceptMarks of what is absent = %v; want ErrNotPresent", err)
 	}
 	canceled, cancel := context.WithCancel(t.Context())
@@ -303,7 +309,8 @@ func TestCorrectionsThatCannotBeMadeChangeNothing(t *testing.T) {
 	if !errors.Is(err, tracker.ErrStore) || len(got.Grants) > 0 || w.Grants() != 1 {
 		t.Errorf("ForgetMarks without a store = %+v, %v with %d grants; want ErrStore and the grant", got, err, w.Grants())
 	}
-	if _, err := w.Revoke(t.Context(), tracker.Revocation{Revocation: records.Revocation{Repository: app}}); !errors.Is(err, tracker.ErrStore) {
+	if _, err := w.Revoke(t.Context(),
+		tracker.Revocation{Revocation: records.Revocation{Repository: app}}); !errors.Is(err, tracker.ErrStore) {
 		t.Errorf("Revoke without a store = %v; want ErrStore", err)
 	}
 	w.open()
@@ -320,7 +327,8 @@ func TestGrantsAreListedInOrder(t *testing.T) {
 		t.Errorf("grants: %v; want all 20", all)
 	}
 	some := w.SelectedGrants(func(g tracker.Grant) bool { return g.Pair.Repository == other })
-	if len(some) != 10 || some[0].Pod != "pod-0" || some[0].Credential != w.key.ID(secret("y")) || some[0].Reason != policy.Proved {
+	if len(some) != 10 || some[0].Pod != "pod-0" || some[0].Credential != w.key.ID(secret("y")) ||
+		some[0].Reason != policy.Proved {
 		t.Errorf("of one repository: %+v; want 10 with what they rest on", some)
 	}
 }

@@ -63,7 +63,8 @@ func TestCredentialWithoutUserNameProvesForItsNamespace(t *testing.T) {
 	pull := w.begin(app + ":1")
 	testkit.Value(pull.Proved(tracker.Proof{ImageID: id1, Credential: token, Pod: inNamespace("a1", "team-a")}))(t)
 	ask := func(p tracker.Pod) tracker.Verdict {
-		return w.Check(t.Context(), tracker.Request{Pod: p, Name: imageref.New(app + ":1"), Image: img, Credentials: []credential.Credential{token}})
+		return w.Check(t.Context(), tracker.Request{Pod: p, Name: imageref.New(app + ":1"), Image: img,
+			Credentials: []credential.Credential{token}})
 	}
 	w.want(ask(inNamespace("b1", "team-b")), policy.Reverify, policy.NotProved)
 	w.want(ask(inNamespace("a2", "team-a")), policy.Allow, policy.Proved)
@@ -92,7 +93,9 @@ func TestRevocationByNamespaceEndsItsProof(t *testing.T) {
 		"namespace": func(*world) records.Revocation {
 			return records.Revocation{Secret: records.SecretRef{Namespace: "team-a"}}
 		},
-		"credential": func(w *world) records.Revocation { return records.Revocation{Credential: w.key.NamespaceID("team-a")} },
+		"credential": func(w *world) records.Revocation {
+			return records.Revocation{Credential: w.key.NamespaceID("team-a")}
+		},
 	} {
 		w, img := namespaceWorld(t)
 		w.pulled(inNamespace("a1", "team-a"), app+":1", id1, "")
@@ -111,11 +114,13 @@ func TestProofOfANamespaceExpiresAndLosesItsGrace(t *testing.T) {
 	w, img := namespaceWorld(t)
 	w.SetRules(tracker.Rules{Validity: time.Hour, Grace: time.Hour})
 	err := w.store.Prove(records.Intent{}, records.Result{
-		Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.NamespaceID("team-a"), At: time.Now().Add(-90 * time.Minute),
+		Pair: records.Pair{ImageID: id1, Repository: app}, Credential: w.key.NamespaceID("team-a"),
+		At: time.Now().Add(-90 * time.Minute),
 	})
 	testkit.Must(t, err)
 	ask := func() tracker.Verdict {
-		return w.Check(t.Context(), tracker.Request{Pod: inNamespace("", "team-a"), Name: imageref.New(app + ":1"), Image: img, Unasked: true})
+		return w.Check(t.Context(), tracker.Request{Pod: inNamespace("", "team-a"), Name: imageref.New(app + ":1"),
+			Image: img, Unasked: true})
 	}
 	w.want(ask(), policy.Allow, policy.ProvedInGrace)
 	pull := testkit.Value(w.BeginPull(t.Context(), imageref.New(app+":1"), img))(t)
@@ -126,7 +131,8 @@ func TestProofOfANamespaceExpiresAndLosesItsGrace(t *testing.T) {
 func TestExplainOfANamespacesProof(t *testing.T) {
 	w, img := namespaceWorld(t)
 	w.pulled(inNamespace("a1", "team-a"), app+":1", id1, "")
-	e := w.Explain(t.Context(), tracker.Request{Pod: inNamespace("", "team-a"), Name: imageref.New(app + ":1"), Image: img})
+	e := w.Explain(t.Context(), tracker.Request{Pod: inNamespace("", "team-a"), Name: imageref.New(app + ":1"),
+		Image: img})
 	w.want(e.Verdict, policy.Allow, policy.Proved)
 	want := []records.SecretRef{{Namespace: "team-a"}}
 	testkit.Equal(t, "what the proof is from", e.Known.Record.Proofs[0].Secrets, want)

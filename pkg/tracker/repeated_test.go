@@ -18,7 +18,8 @@ func TestJudgingAgainAllocatesNothing(t *testing.T) {
 	}
 	w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: time.Hour}})
 	w.pulled(pod("alice"), app+":1", id1, "alice")
-	own := []tracker.Secret{{Credential: w.key.ID(secret("alice")), Ref: records.SecretRef{UID: "u", Namespace: "team-bob", Name: "registry"}}}
+	own := []tracker.Secret{{Credential: w.key.ID(secret("alice")),
+		Ref: records.SecretRef{UID: "u", Namespace: "team-bob", Name: "registry"}}}
 	for name, r := range map[string]tracker.Request{
 		"granted":   {Pod: pod("alice")},
 		"proved":    {Pod: pod("bob"), Secrets: own},
@@ -47,7 +48,8 @@ func TestUsesOfManyJudgementsAreNoted(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	id, ref := w.key.ID(secret("alice")), records.SecretRef{UID: "u", Namespace: "team-bob", Name: "registry"}
 	r := tracker.Request{
-		Name: imageref.New(app + ":1"), Image: image(id1, app+":1"), Pod: pod("bob"), Secrets: []tracker.Secret{{Credential: id, Ref: ref}},
+		Name: imageref.New(app + ":1"), Image: image(id1, app+":1"), Pod: pod("bob"),
+		Secrets: []tracker.Secret{{Credential: id, Ref: ref}},
 	}
 	for range 3 {
 		w.pulled(tracker.Pod{}, app+":1", id1, "alice")

@@ -40,7 +40,8 @@ func TestRevocationThatCannotBeWrittenEndsNoGrant(t *testing.T) {
 	w.want(w.check(pod("carol"), app+":1", image(id1, app+":1"), "alice"), policy.Allow, policy.Proved)
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := w.Revoke(canceled, tracker.Revocation{Revocation: records.Revocation{Repository: app}}); !errors.Is(err, context.Canceled) {
+	if _, err := w.Revoke(canceled, tracker.Revocation{Revocation: records.Revocation{Repository: app}}); !errors.Is(err,
+		context.Canceled) {
 		t.Errorf("Revoke when the caller has gone = %v; want context.Canceled", err)
 	}
 	if _, err := w.Revoke(t.Context(), tracker.Revocation{DryRun: true}); !errors.Is(err, tracker.ErrNothingSelected) {
@@ -133,9 +134,10 @@ func useBeforeRevocation(t *testing.T, between time.Duration) {
 		w := newWorld(t, tracker.Options{VerifyUntracked: true})
 		img := image(id1, app+":1")
 		by := func(uid, holds, password string) policy.Reason {
-			return w.Check(t.Context(), tracker.Request{Pod: pod(uid), Name: imageref.New(app + ":1"), Image: img, Secrets: []tracker.Secret{{
-				Credential: w.key.ID(secret(password)), Ref: records.SecretRef{UID: holds, Namespace: "team", Name: "pull"},
-			}}}).Reason
+			return w.Check(t.Context(), tracker.Request{Pod: pod(uid), Name: imageref.New(app + ":1"), Image: img,
+				Secrets: []tracker.Secret{{
+					Credential: w.key.ID(secret(password)), Ref: records.SecretRef{UID: holds, Namespace: "team", Name: "pull"},
+				}}}).Reason
 		}
 		w.pulled(tracker.Pod{}, app+":1", id1, "alice")
 		if got := by("a", "u1", "alice"); got != policy.Proved {
@@ -156,18 +158,21 @@ func useBeforeRevocation(t *testing.T, between time.Duration) {
 
 // A grant that depends on another credential of the same pair stays.
 func TestRevocationEndsOnlyGrantsThatDependOnIt(t *testing.T) {
-	w := newWorld(t, tracker.Options{VerifyUntracked: true, Rules: tracker.Rules{ExemptNamespaces: []string{"team-exempt"}}})
+	w := newWorld(t, tracker.Options{VerifyUntracked: true,
+		Rules: tracker.Rules{ExemptNamespaces: []string{"team-exempt"}}})
 	other := "repo.test/team/other:1"
 	w.pulled(pod("alice"), app+":1", id1, "alice")
 	w.pulled(pod("bob"), app+":1", id1, "bob")
 	w.pulled(pod("alice"), other, id1, "alice")
 	w.pulled(pod("open"), "repo.test/pub:1", id2, "")
-	w.Check(t.Context(), tracker.Request{Pod: pod("exempt"), Name: imageref.New(app + ":1"), Image: image(id1, app+":1"), Using: true})
+	w.Check(t.Context(), tracker.Request{Pod: pod("exempt"), Name: imageref.New(app + ":1"), Image: image(id1, app+":1"),
+		Using: true})
 	if w.Grants() != 5 {
 		t.Fatalf("%d grants; want 5", w.Grants())
 	}
 	got := w.revokes(records.Revocation{Credential: w.key.ID(secret("alice")), Repository: app})
-	if len(got.Grants) != 1 || got.Grants[0].Pod != "alice" || got.Grants[0].Pair.Repository != app || len(got.Proofs) != 1 {
+	if len(got.Grants) != 1 || got.Grants[0].Pod != "alice" || got.Grants[0].Pair.Repository != app ||
+		len(got.Proofs) != 1 {
 		t.Errorf("Revoke = %+v; want alice's proof and her grant for the one repository", got)
 	}
 	w.want(w.check(pod("alice"), app+":1", image(id1, app+":1")), policy.Reverify, policy.NotProved)

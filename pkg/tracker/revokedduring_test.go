@@ -22,13 +22,19 @@ func TestPullDuringWhichItsProofIsRevokedProvesNothing(t *testing.T) {
 		revoke   func(w *world) records.Revocation
 		proves   bool
 	}{
-		"its credential":  {"alice", func(w *world) records.Revocation { return records.Revocation{Credential: key(w, "alice")} }, false},
+		"its credential": {"alice", func(w *world) records.Revocation {
+			return records.Revocation{Credential: key(w,
+				"alice")}
+		}, false},
 		"its Secret":      {"alice", func(*world) records.Revocation { return records.Revocation{Secret: ref("u1")} }, false},
 		"its repository":  {"alice", func(*world) records.Revocation { return records.Revocation{Repository: app} }, false},
 		"its image":       {"alice", func(*world) records.Revocation { return records.Revocation{ImageID: id1} }, false},
 		"an open pull":    {"", func(*world) records.Revocation { return records.Revocation{Repository: app} }, false},
 		"a twin's Secret": {"alice", func(*world) records.Revocation { return records.Revocation{Secret: ref("u2")} }, false},
-		"another one":     {"alice", func(w *world) records.Revocation { return records.Revocation{Credential: key(w, "bob")} }, true},
+		"another one": {"alice", func(w *world) records.Revocation {
+			return records.Revocation{Credential: key(w,
+				"bob")}
+		}, true},
 		"another's image": {"alice", func(*world) records.Revocation { return records.Revocation{ImageID: id2} }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -48,7 +54,8 @@ func TestPullDuringWhichItsProofIsRevokedProvesNothing(t *testing.T) {
 				t.Errorf("Proved = %v by %s, %v; want Allow: %v", v.Verdict, v.Reason, err, tc.proves)
 			}
 			granted := w.Grants()
-			if v := w.check(pod("b"), app+":1", image(id1, app+":1"), "alice"); v.Allowed() != tc.proves || granted == 1 != tc.proves {
+			if v := w.check(pod("b"), app+":1", image(id1, app+":1"), "alice"); v.Allowed() != tc.proves ||
+				granted == 1 != tc.proves {
 				t.Errorf("afterwards %v by %s, and %d grants; want proved: %v", v.Verdict, v.Reason, granted, tc.proves)
 			}
 			if left := w.intents(); len(left) > 0 {
@@ -67,7 +74,8 @@ func TestRevokedPullWithoutARecordLeavesNoGrant(t *testing.T) {
 	pull := w.begin(app + ":1")
 	w.revokes(records.Revocation{Credential: w.key.ID(secret("alice"))})
 	w.close()
-	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("alice"), Pod: pod("a")}); err == nil || w.Grants() > 0 {
+	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret("alice"), Pod: pod("a")}); err == nil ||
+		w.Grants() > 0 {
 		t.Errorf("Proved = %v with %d grants; want an error and none", err, w.Grants())
 	}
 	w.open()
@@ -84,7 +92,8 @@ func TestRestartDoesNotRestoreAGrantThatEndedWithoutAProof(t *testing.T) {
 		"its Secret holds another credential by now": {
 			func(w *world) {
 				w.pulledBy(pod("a"), "alice", "u1")
-				v := w.Check(w.t.Context(), tracker.Request{Pod: pod("b"), Name: imageref.New(app + ":1"), Image: img, Secrets: []tracker.Secret{{Credential: w.key.ID(secret("bob")), Ref: ref("u1")}}})
+				v := w.Check(w.t.Context(), tracker.Request{Pod: pod("b"), Name: imageref.New(app + ":1"), Image: img,
+					Secrets: []tracker.Secret{{Credential: w.key.ID(secret("bob")), Ref: ref("u1")}}})
 				w.want(v, policy.Allow, policy.Proved)
 			},
 			func(w *world) records.Revocation { return records.Revocation{Credential: w.key.ID(secret("alice"))} },
@@ -130,9 +139,10 @@ func TestRevocationBySecretIncludesUsesThatAreNotWritten(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	w.pulled(tracker.Pod{}, app+":1", id1, "alice")
 	by := func(uid string) tracker.Verdict {
-		return w.Check(t.Context(), tracker.Request{Pod: pod(uid), Name: imageref.New(app + ":1"), Image: image(id1, app+":1"), Secrets: []tracker.Secret{
-			{Credential: w.key.ID(secret("alice")), Ref: ref("u1")},
-		}})
+		return w.Check(t.Context(), tracker.Request{Pod: pod(uid), Name: imageref.New(app + ":1"),
+			Image: image(id1, app+":1"), Secrets: []tracker.Secret{
+				{Credential: w.key.ID(secret("alice")), Ref: ref("u1")},
+			}})
 	}
 	w.want(by("a"), policy.Allow, policy.Proved)
 	r := records.Revocation{Secret: ref("u1")}
@@ -185,7 +195,8 @@ func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testin
 	for how, remove := range map[string]func(){
 		"directly in the runtime": removed,
 		"through pullgate": func() { // then the record that contains the revocation is deleted
-			gone := records.Pruning{Images: map[string]struct{}{id2: {}}, Before: w.store.Written(), Removed: id1, Now: time.Now()}
+			gone := records.Pruning{Images: map[string]struct{}{id2: {}}, Before: w.store.Written(), Removed: id1,
+				Now: time.Now()}
 			testkit.Value(w.store.Prune(gone))(t)
 		},
 	} {
@@ -284,8 +295,10 @@ func TestRevocationThatMatchesNothingChangesNothing(t *testing.T) {
 		name string // by which the container's image is known
 		by   records.Revocation
 	}{
-		"Secret":                         {app + ":1", records.Revocation{Secret: records.SecretRef{Namespace: "team-x", Name: "typo"}}},
-		"Secret, grant without a name":   {"", records.Revocation{Secret: records.SecretRef{Namespace: "team-x", Name: "typo"}}},
+		"Secret": {app + ":1", records.Revocation{Secret: records.SecretRef{Namespace: "team-x",
+			Name: "typo"}}},
+		"Secret, grant without a name": {"", records.Revocation{Secret: records.SecretRef{Namespace: "team-x",
+			Name: "typo"}}},
 		"credential":                     {app + ":1", records.Revocation{Credential: "typo"}},
 		"credential, without a name":     {"", records.Revocation{Credential: "typo"}},
 		"repository":                     {app + ":1", records.Revocation{Repository: "repo.test/typo"}},
@@ -388,7 +401,8 @@ func TestWhatIsTakenAwayIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.
 			func(w *world) { w.pulled(pod("alice"), app+":1", id1, "alice") },
 			func(w *world) {
 				w.revokes(records.Revocation{Repository: app})
-				gone := records.Pruning{Images: map[string]struct{}{id2: {}}, Before: w.store.Written(), Removed: id1, Now: time.Now()}
+				gone := records.Pruning{Images: map[string]struct{}{id2: {}}, Before: w.store.Written(), Removed: id1,
+					Now: time.Now()}
 				if _, err := w.store.Prune(gone); err != nil {
 					w.t.Fatal(err)
 				}

@@ -28,14 +28,16 @@ func (w *world) pulledWith(uid string, ref records.SecretRef, password string) {
 	w.t.Helper()
 	pull := w.begin(app + ":1")
 	from := []tracker.Secret{{Credential: w.key.ID(secret(password)), Ref: ref}}
-	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret(password), Secrets: from, Pod: pod(uid)}); err != nil {
+	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret(password), Secrets: from,
+		Pod: pod(uid)}); err != nil {
 		w.t.Fatal(err)
 	}
 }
 
 func (w *world) revokeCredential(password string) tracker.Revoked {
 	w.t.Helper()
-	got, err := w.Revoke(w.t.Context(), tracker.Revocation{Revocation: records.Revocation{Credential: w.key.ID(secret(password))}})
+	got, err := w.Revoke(w.t.Context(),
+		tracker.Revocation{Revocation: records.Revocation{Credential: w.key.ID(secret(password))}})
 	testkit.Must(w.t, err)
 	return got
 }
@@ -133,7 +135,8 @@ func TestVerdictByPolicyLeavesNoGrantUntilTheImageIsUsed(t *testing.T) {
 	exempt := rules("AlwaysVerify")
 	exempt.ExemptNamespaces = []string{"team-mallory", "team-user"}
 	for name, lax := range map[string]tracker.Rules{
-		"NeverVerify": rules("NeverVerify"), "allowlist": rules("NeverVerifyAllowlistedImages", app), "exempt namespace": exempt,
+		"NeverVerify": rules("NeverVerify"), "allowlist": rules("NeverVerifyAllowlistedImages", app),
+		"exempt namespace": exempt,
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, tracker.Options{Rules: rules("AlwaysVerify")})
@@ -172,7 +175,8 @@ func TestUseWithoutANameLeavesNoGrantByAMark(t *testing.T) {
 	img := image(id1, app+":1")
 	w.runtime.set(img)
 	testkit.Must(t, w.Sync(t.Context()))
-	if v := w.Check(t.Context(), tracker.Request{Pod: pod("mallory"), Image: img, Using: true}); v.Reason != policy.Preloaded {
+	if v := w.Check(t.Context(), tracker.Request{Pod: pod("mallory"), Image: img,
+		Using: true}); v.Reason != policy.Preloaded {
 		t.Errorf("use without a name = %v by %s; want Allow by preloaded", v.Verdict, v.Reason)
 	}
 	w.want(w.check(pod("user"), app+":1", img), policy.Allow, policy.Preloaded)

@@ -74,12 +74,14 @@ func (w *world) play(t *testing.T, d *datadriven.TestData) string {
 	case "pull":
 		return w.playPull(name, arg, who, w.held(t, d))
 	case "check":
-		r := tracker.Request{Pod: who, Name: imageref.New(name), Image: w.find(scenarioID(arg("id"))), Except: full(arg("except")), Unasked: d.HasArg("unasked")}
+		r := tracker.Request{Pod: who, Name: imageref.New(name), Image: w.find(scenarioID(arg("id"))),
+			Except: full(arg("except")), Unasked: d.HasArg("unasked")}
 		if name == full("-") {
 			r.Name = imageref.Ref{}
 		}
 		if d.HasArg("secrets") {
-			for _, pw := range d.CmdArgs[slices.IndexFunc(d.CmdArgs, func(a datadriven.CmdArg) bool { return a.Key == "secrets" })].Vals {
+			for _, pw := range d.CmdArgs[slices.IndexFunc(d.CmdArgs,
+				func(a datadriven.CmdArg) bool { return a.Key == "secrets" })].Vals {
 				r.Credentials = append(r.Credentials, secret(pw))
 			}
 		}
@@ -177,7 +179,8 @@ func (w *world) playPull(name string, arg func(string) string, who tracker.Pod, 
 	case "crash":
 		return "" // the end is not reported
 	}
-	v, err := pull.Proved(tracker.Proof{ImageID: scenarioID(arg("id")), Credential: secret(arg("secret")), Secrets: held, Pod: who})
+	v, err := pull.Proved(tracker.Proof{ImageID: scenarioID(arg("id")), Credential: secret(arg("secret")), Secrets: held,
+		Pod: who})
 	if err != nil {
 		return said(err)
 	}

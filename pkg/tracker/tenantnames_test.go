@@ -21,7 +21,8 @@ func TestNameFromACheckpointDoesNotExemptAProvedImage(t *testing.T) {
 	img := image(id1, app+":1", added)
 	w.runtime.set(img)
 	w.want(w.check(pod("mallory"), added, img), policy.Reverify, policy.Untracked)
-	v := w.Check(t.Context(), tracker.Request{Pod: pod("mallory"), Image: img, Except: "repo.test/mallory/checkpoint", Substituted: true})
+	v := w.Check(t.Context(), tracker.Request{Pod: pod("mallory"), Image: img, Except: "repo.test/mallory/checkpoint",
+		Substituted: true})
 	if v.Allowed() {
 		t.Errorf("read back: %v by %s; want Reverify", v.Verdict, v.Reason)
 	}
@@ -100,7 +101,8 @@ func TestRecordWithNothingProvedDoesNotExemptANameFromACheckpoint(t *testing.T) 
 // A name that a tenant gives to an image without any record does not exempt the image, although the name is on the
 // allowlist: another name of the image is not on the allowlist.
 func TestAllowlistedNameDoesNotExemptAnImageWithANameThatIsNotListed(t *testing.T) {
-	p := testkit.Value(policy.New("NeverVerifyAllowlistedImages", []string{"docker.io/library/*", "repo.test/listed/*"}))(t)
+	p := testkit.Value(policy.New("NeverVerifyAllowlistedImages",
+		[]string{"docker.io/library/*", "repo.test/listed/*"}))(t)
 	const given = "docker.io/library/given:1"
 	imported := image(id2, "repo.test/other:1")
 	for _, tc := range []struct {

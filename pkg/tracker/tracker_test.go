@@ -125,7 +125,8 @@ func TestPruneThatRacesWithAPullKeepsItsRecord(t *testing.T) {
 	}
 	testkit.Must(t, w.Prune(t.Context()))
 	w.want(w.check(pod("carol"), app+":1", image(id1, app+":1"), "alice"), policy.Allow, policy.Proved)
-	w.want(w.check(pod("carol"), "repo.test/gone/app:1", image(id3, "repo.test/gone/app:1"), "alice"), policy.Reverify, policy.NotProved)
+	w.want(w.check(pod("carol"), "repo.test/gone/app:1", image(id3, "repo.test/gone/app:1"), "alice"), policy.Reverify,
+		policy.NotProved)
 }
 
 func TestPruneNeedsTwoEqualLists(t *testing.T) {
@@ -150,7 +151,8 @@ func TestPruneNeedsTwoEqualLists(t *testing.T) {
 
 // After any failure of the store images need proof, and exempt pods still run.
 func TestStoreThatFailsOpensNothing(t *testing.T) {
-	w := newWorld(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"kube-system"}, ExemptStaticPods: true}})
+	w := newWorld(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"kube-system"},
+		ExemptStaticPods: true}})
 	img := image(id1, app+":1")
 	w.pulled(pod("alice"), app+":1", id1, "alice")
 	w.want(w.check(pod("alice"), app+":1", img, "alice"), policy.Allow, policy.Granted)
@@ -194,8 +196,10 @@ func TestNamesThatAreNoneAreExemptFromNothing(t *testing.T) {
 	}
 	w.want(w.check(pod("bob"), "sha256:7", image("sha256:"+hex, app+":1")), policy.Allow, policy.ExemptNamespace)
 	w.want(w.check(pod("carol"), "sha256:7", image("sha256:"+hex, app+":1")), policy.Reverify, policy.ImageIDName)
-	w.want(w.check(pod("carol"), "busybox", image("sha256:"+hex, "docker.io/library/busybox:latest")), policy.Allow, policy.Allowlisted)
-	w.want(w.check(pod("carol"), "busybox", image("sha256:"+hex, "docker.io/library/busybox:1")), policy.Reverify, policy.ImageIDName)
+	w.want(w.check(pod("carol"), "busybox", image("sha256:"+hex, "docker.io/library/busybox:latest")), policy.Allow,
+		policy.Allowlisted)
+	w.want(w.check(pod("carol"), "busybox", image("sha256:"+hex, "docker.io/library/busybox:1")), policy.Reverify,
+		policy.ImageIDName)
 }
 
 func TestCheckIDHidesOnlyNamesThatAreIDs(t *testing.T) {

@@ -36,7 +36,8 @@ func TestRead(t *testing.T) {
 func TestReadOfLargeFiles(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	testkit.Must(t, os.WriteFile(file, []byte("123"), 0o600))
-	if got, err := disk.Read(file, 2); got != nil || !errors.Is(err, disk.ErrTooLarge) || err.Error() != file+": too large: more than 2 bytes" {
+	if got, err := disk.Read(file, 2); got != nil || !errors.Is(err, disk.ErrTooLarge) ||
+		err.Error() != file+": too large: more than 2 bytes" {
 		t.Errorf("Read = %q, %v; want ErrTooLarge", got, err)
 	}
 }

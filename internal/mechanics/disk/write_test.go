@@ -81,7 +81,8 @@ func TestWriteReplacesOnlyRegularFiles(t *testing.T) {
 			t.Errorf("Write(%s) = %v; want %v", path, err, disk.ErrNoFile)
 		}
 	}
-	if err := disk.Write(filepath.Join(dir, "gone", "file"), disk.Options{}, text("x", nil)); !errors.Is(err, os.ErrNotExist) {
+	if err := disk.Write(filepath.Join(dir, "gone", "file"), disk.Options{}, text("x", nil)); !errors.Is(err,
+		os.ErrNotExist) {
 		t.Errorf("Write into a folder that is not there = %v; want %v", err, os.ErrNotExist)
 	}
 }
@@ -123,7 +124,8 @@ func TestWriteFollowsLinks(t *testing.T) {
 	testkit.Must(t, os.WriteFile(target, []byte("old"), 0o600))
 	testkit.Must(t, disk.Write(link, o, text("new", nil)))
 	to, err := os.Readlink(link)
-	if content, readErr := os.ReadFile(target); err != nil || readErr != nil || to != "target" || string(content) != "new" {
+	if content, readErr := os.ReadFile(target); err != nil || readErr != nil || to != "target" ||
+		string(content) != "new" {
 		t.Errorf("link to %q, content %q, %v, %v; want target, new", to, content, err, readErr)
 	}
 }

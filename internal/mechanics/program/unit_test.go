@@ -18,7 +18,8 @@ func TestAsUnit(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can act as another user")
 	}
-	dir, err := os.MkdirTemp("", "unit") //nolint:usetesting // other users can enter only a folder that is not below that of the test
+	dir, err := os.MkdirTemp("",
+		"unit") //nolint:usetesting // other users can enter only a folder that is not below that of the test
 	testkit.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	testkit.Must(t, os.Chmod(dir, 0o755))
@@ -52,7 +53,8 @@ func TestAsUnit(t *testing.T) {
 			return failed
 		})
 		got := strings.Join(read, ", ")
-		if all := len(read) == 4; got != readable || (err == nil) != all || !all && (!errors.Is(err, fs.ErrPermission) || !strings.Contains(program.HintOf(err), "a.service runs")) {
+		if all := len(read) == 4; got != readable || (err == nil) != all || !all &&
+			(!errors.Is(err, fs.ErrPermission) || !strings.Contains(program.HintOf(err), "a.service runs")) {
 			t.Errorf("%q reads %s, %v; want %s", unit, got, err, readable)
 		}
 		testkit.Value(os.ReadFile(path("of nobody")))(t)
@@ -60,7 +62,8 @@ func TestAsUnit(t *testing.T) {
 	run := func(context.Context, string, ...string) ([]byte, error) {
 		return []byte("LoadState=loaded\nUser=nosuchuser\n"), nil
 	}
-	if err := program.AsUnit(t.Context(), run, "a.service", func() error { return nil }); err == nil || program.HintOf(err) == "" {
+	if err := program.AsUnit(t.Context(), run, "a.service", func() error { return nil }); err == nil ||
+		program.HintOf(err) == "" {
 		t.Errorf("a user that does not exist: %v; want an error with a hint", err)
 	}
 }

@@ -25,7 +25,8 @@ func TestBind(t *testing.T) {
 			t.Errorf("mode of %s = %v, %v; want %v", name, info.Mode(), err, want)
 		}
 	}
-	if _, err := socket(path).Bind(t.Context()); !errors.Is(err, sockets.ErrInUse) || !strings.Contains(program.HintOf(err), "systemctl status prog") {
+	if _, err := socket(path).Bind(t.Context()); !errors.Is(err, sockets.ErrInUse) ||
+		!strings.Contains(program.HintOf(err), "systemctl status prog") {
 		t.Errorf("a socket that is served: %v; want ErrInUse with a hint", err)
 	}
 	testkit.Must(t, l.Close())
@@ -42,7 +43,8 @@ func TestBind(t *testing.T) {
 func TestBindRefuses(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	testkit.Must(t, os.WriteFile(file, nil, 0o600))
-	if _, err := socket(file).Bind(t.Context()); err == nil || program.HintOf(err) != "remove it, or set a.listen to another path" {
+	if _, err := socket(file).Bind(t.Context()); err == nil ||
+		program.HintOf(err) != "remove it, or set a.listen to another path" {
 		t.Errorf("a file: %v; want an error with a hint", err)
 	}
 	if _, err := socket(file + "/s").Bind(t.Context()); err == nil {

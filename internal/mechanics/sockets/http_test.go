@@ -30,7 +30,8 @@ type server struct {
 
 func limits(h http.HandlerFunc) sockets.HTTPOptions {
 	return sockets.HTTPOptions{
-		Handler: h, Connections: 100, ReadLimit: time.Minute, WriteLimit: time.Minute, IdleLimit: time.Minute, StopLimit: time.Minute,
+		Handler: h, Connections: 100, ReadLimit: time.Minute, WriteLimit: time.Minute, IdleLimit: time.Minute,
+		StopLimit: time.Minute,
 	}
 }
 
@@ -107,7 +108,8 @@ func TestSlowClientsAreDisconnected(t *testing.T) {
 	o.ReadLimit, o.IdleLimit = 200*time.Millisecond, 200*time.Millisecond
 	s := start(t, o)
 	for name, sent := range map[string]string{
-		"nothing": "", "half a header": "POST / HTTP/1.1\r\nHost: x\r\n", "half a body": "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf",
+		"nothing": "", "half a header": "POST / HTTP/1.1\r\nHost: x\r\n",
+		"half a body":             "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhalf",
 		"a request, then nothing": "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
 	} {
 		c := s.dial()
@@ -164,7 +166,8 @@ func TestConnectionsAndRequestsAreBounded(t *testing.T) {
 	first := make(chan int, 1)
 	go func() { code, _ := s.ask("/", ""); first <- code }()
 	<-entered
-	if code, text := s.ask("/", ""); code != http.StatusServiceUnavailable || text != "too many requests at the same time\n" {
+	if code, text := s.ask("/", ""); code != http.StatusServiceUnavailable ||
+		text != "too many requests at the same time\n" {
 		t.Errorf("a second request: %d %q; want 503", code, text)
 	}
 	close(release)

@@ -84,7 +84,8 @@ func TestListenerClosesConnectionsBeyondItsLimits(t *testing.T) {
 		t.Error("after one was closed: want room for one connection and no more")
 	}
 	s.close()
-	if got := strings.Count(s.log.String(), "Too many connections"); got != 1 || !strings.Contains(s.log.String(), "limit") || !strings.Contains(s.log.String(), "hint") {
+	if got := strings.Count(s.log.String(), "Too many connections"); got != 1 ||
+		!strings.Contains(s.log.String(), "limit") || !strings.Contains(s.log.String(), "hint") {
 		t.Errorf("%d lines; want one with the reason and what to do:\n%s", got, s.log)
 	}
 }

@@ -37,9 +37,11 @@ func (u *upper) UnmarshalJSON(data []byte) error {
 func TestDecode(t *testing.T) {
 	got := document{Name: "kept", Items: []item{{"gone"}}}
 	var d strictyaml.Decoder
-	errs, err := d.Decode([]byte("flag: true\ncount: 3\nname:\nitems: null\ntexts: {a: b}\nsub: {path: /x}\nown: abc\n"), &got)
+	errs, err := d.Decode([]byte("flag: true\ncount: 3\nname:\nitems: null\ntexts: {a: b}\nsub: {path: /x}\nown: abc\n"),
+		&got)
 	three := int64(3)
-	want := document{inner: inner{true}, Name: "kept", Count: &three, Texts: map[string]string{"a": "b"}, Sub: &item{"/x"}, Own: "ABC"}
+	want := document{inner: inner{true}, Name: "kept", Count: &three, Texts: map[string]string{"a": "b"}, Sub: &item{"/x"},
+		Own: "ABC"}
 	if err != nil || len(errs) > 0 || !reflect.DeepEqual(got, want) {
 		t.Errorf("Decode = %+v, %v, %v; want %+v", got, errs, err, want)
 	}
@@ -48,7 +50,8 @@ func TestDecode(t *testing.T) {
 func TestDecodeReportsEveryError(t *testing.T) {
 	var got document
 	d := strictyaml.Decoder{Want: map[reflect.Type]string{reflect.TypeFor[inner](): "unused"}}
-	errs, err := d.Decode([]byte("flg: true\ncount: 1.5\nitems: [{path: 1}, x, {pth: /x}]\ntexts: {a: [b], 1: c}\nsub: []\nname: ok\ntrue: 1\n"), &got)
+	errs, err := d.Decode([]byte("flg: true\ncount: 1.5\nitems: [{path: 1}, x, {pth: /x}]\ntexts: {a: [b], 1: c}\nsub: "+
+		"[]\nname: ok\ntrue: 1\n"), &got)
 	want := []string{
 		"count: Invalid type: number: must be a whole number",
 		"flg: unknown field; did you mean flag?",
@@ -74,7 +77,8 @@ func TestDecodeReportsEveryError(t *testing.T) {
 
 func TestDecodeRefusesADocument(t *testing.T) {
 	for text, want := range map[string]string{
-		"[]": "the document is array; must be a mapping", "x": "the document is string", "a: 1\n---\nb: 1\n": "more than one document",
+		"[]": "the document is array; must be a mapping", "x": "the document is string",
+		"a: 1\n---\nb: 1\n":  "more than one document",
 		"name: a\nname: b\n": `key "name" already set`, "{": "yaml: line 1",
 	} {
 		var d strictyaml.Decoder
@@ -87,7 +91,8 @@ func TestDecodeRefusesADocument(t *testing.T) {
 func TestLenient(t *testing.T) {
 	var got document
 	d := strictyaml.Decoder{Lenient: true}
-	if errs, err := d.Decode([]byte("name: a\nname: b\nother: 1\n---\nx: y\n"), &got); err != nil || len(errs) > 0 || got.Name != "b" {
+	if errs, err := d.Decode([]byte("name: a\nname: b\nother: 1\n---\nx: y\n"), &got); err != nil || len(errs) > 0 ||
+		got.Name != "b" {
 		t.Errorf("Decode = %+v, %v, %v; want b and no error", got, errs, err)
 	}
 }
@@ -138,7 +143,8 @@ func TestRefuseNull(t *testing.T) {
 
 func TestNearest(t *testing.T) {
 	names := []string{"path", "pattern", "image"}
-	for mistyped, want := range map[string]string{"Path": "path", "paht": "", "imag": "image", "immage": "image", "patern": "pattern", "x": "", "": ""} {
+	for mistyped, want := range map[string]string{"Path": "path", "paht": "", "imag": "image", "immage": "image",
+		"patern": "pattern", "x": "", "": ""} {
 		if got := strictyaml.Nearest(mistyped, names); got != want {
 			t.Errorf("Nearest(%q) = %q; want %q", mistyped, got, want)
 		}
@@ -164,7 +170,8 @@ func TestDecodeRefusesKeysThatAreNoStrings(t *testing.T) {
 }
 
 func TestWithLines(t *testing.T) {
-	const data = "name: a # 1\nitems: &items\n- path: /x\n- {path: /y,\n   pth: /z}\ntexts:\n  a.b/c: d\n  a: {b/c: e}\nsub: *items\n"
+	const data = "name: a # 1\nitems: &items\n- path: /x\n- {path: /y,\n   pth: /z}\ntexts:\n  a.b/c: d\n  a: {b/c: " +
+		"e}\nsub: *items\n"
 	for text, want := range map[string]string{
 		"name: Invalid value: 1":        " (line 1)",
 		"items: Invalid value":          " (line 2)",
@@ -192,7 +199,8 @@ func TestWithLines(t *testing.T) {
 	}
 	for _, data := range []string{"", "# nothing\n", "- a\n", "a: [", "a: &a [*a]\n"} {
 		cause := errors.New("b: Required value")
-		if got := strictyaml.WithLines([]byte(data), []error{cause}); len(got) != 1 || !errors.Is(got[0], cause) || got[0].Error() != cause.Error() {
+		if got := strictyaml.WithLines([]byte(data), []error{cause}); len(got) != 1 || !errors.Is(got[0], cause) ||
+			got[0].Error() != cause.Error() {
 			t.Errorf("WithLines(%q) = %v; want the error unchanged", data, got)
 		}
 	}
@@ -207,9 +215,11 @@ func TestWritten(t *testing.T) {
 	d := strictyaml.Decoder{Rewrites: map[reflect.Type]func(*strictyaml.Mapping){
 		reflect.TypeFor[renamed](): func(m *strictyaml.Mapping) { m.Rename("title", "name") },
 	}}
-	for text, want := range map[string]string{"title: a\npath: b": "title path", "name: a\npath: b": "name path", "": "name path"} {
+	for text, want := range map[string]string{"title: a\npath: b": "title path", "name: a\npath: b": "name path",
+		"": "name path"} {
 		var got renamed
-		if errs, err := d.Decode([]byte(text), &got); err != nil || len(errs) > 0 || got.Written.Name("name")+" "+got.Written.Name("path") != want {
+		if errs, err := d.Decode([]byte(text), &got); err != nil || len(errs) > 0 ||
+			got.Written.Name("name")+" "+got.Written.Name("path") != want {
 			t.Errorf("%q: written %v, %v, %v; want %s", text, got.Written, errs, err, want)
 		}
 	}

@@ -50,8 +50,10 @@ func fill(t *testing.T, path string) {
 		Pair: records.Pair{ImageID: id1, Repository: app}, Credential: "a11ce", At: noon(),
 		Secrets: []records.SecretRef{{UID: "7b0a7a3c", Namespace: "team", Name: "pull"}},
 	}
-	endorsed := records.Endorsement{Pair: proved.Pair, Requirement: "v1:team", Digest: "sha256:d1", Signers: []string{"key <team>"}, At: noon()}
-	err = errors.Join(err, beginErr, s.Prove(intent, proved), s.SetKeyFingerprint("f00d"), s.Endorse([]records.Endorsement{endorsed}))
+	endorsed := records.Endorsement{Pair: proved.Pair, Requirement: "v1:team", Digest: "sha256:d1",
+		Signers: []string{"key <team>"}, At: noon()}
+	err = errors.Join(err, beginErr, s.Prove(intent, proved), s.SetKeyFingerprint("f00d"),
+		s.Endorse([]records.Endorsement{endorsed}))
 	_, _, beginErr = s.BeginListed("repo.test/lost:\u202ev1\u009b", "repo.test/lost", noon(), nil)
 	testkit.Must(t, errors.Join(err, beginErr, s.Close()))
 }
@@ -192,7 +194,8 @@ func TestCheckReportsDamageAndChangesNothing(t *testing.T) {
 			switch {
 			case tc.text == "" && tc.where == "":
 				testkit.Equal(t, "Verification", v, records.Verification{Values: 7})
-			case tc.where != "" && (len(v.Problems) == 0 || v.Problems[0].Where != tc.where || !strings.Contains(v.Problems[0].What, tc.what)):
+			case tc.where != "" && (len(v.Problems) == 0 || v.Problems[0].Where != tc.where ||
+				!strings.Contains(v.Problems[0].What, tc.what)):
 				t.Errorf("Problems = %q; want %s: … %s …", v.Problems, tc.where, tc.what)
 			}
 			if _, err := offline.Dump(t.Context(), path, io.Discard); (err == nil) != (tc.text == "") {
@@ -200,7 +203,8 @@ func TestCheckReportsDamageAndChangesNothing(t *testing.T) {
 			}
 			if sound := tc.text == "" && tc.where != records.WhereTree; !sound {
 				_, err := offline.Compact(t.Context(), path)
-				if err == nil || tc.text == "" && !errors.Is(err, offline.ErrDamaged) || tc.wantErr != nil && !errors.Is(err, tc.wantErr) {
+				if err == nil || tc.text == "" && !errors.Is(err, offline.ErrDamaged) || tc.wantErr != nil &&
+					!errors.Is(err, tc.wantErr) {
 					t.Errorf("Compact = %v; want it refused", err)
 				}
 			}
@@ -259,20 +263,26 @@ func damageEach(t *testing.T, content []byte, first, step int) (found int) {
 	return found
 }
 
-const dumped = `{"v":1,"bucket":"endorsements","key":"` + id1 + ` repo.test/team/app v1:team","value":{"pair":{"imageID":"` + id1 + `",` +
-	`"repository":"repo.test/team/app"},"requirement":"v1:team","digest":"sha256:d1","signers":["key \u003cteam\u003e"],"at":"2026-05-04T12:00:00Z"}}
-{"v":1,"bucket":"intents","key":"repo.test/lost 2","value":{"id":2,"name":"repo.test/lost:\u202ev1\u009b","repository":"repo.test/lost","begun":"2026-05-04T12:00:00Z"}}
-{"v":1,"bucket":"marks","key":"` + id2 + ` repo.test/team/app","value":{"pair":{"imageID":"` + id2 + `","repository":"repo.test/team/app"},"set":"2026-05-04T12:00:00Z","origin":"start"}}
+const day = `"2026-05-04T12:00:00Z"`
+
+const dumped = `{"v":1,"bucket":"endorsements","key":"` + id1 + ` repo.test/team/app v1:team","value":` +
+	`{"pair":{"imageID":"` + id1 + `","repository":"repo.test/team/app"},"requirement":"v1:team",` +
+	`"digest":"sha256:d1","signers":["key \u003cteam\u003e"],"at":` + day + `}}
+{"v":1,"bucket":"intents","key":"repo.test/lost 2","value":{"id":2,"name":"repo.test/lost:\u202ev1\u009b",` +
+	`"repository":"repo.test/lost","begun":` + day + `}}
+{"v":1,"bucket":"marks","key":"` + id2 + ` repo.test/team/app","value":{"pair":{"imageID":"` + id2 + `",` +
+	`"repository":"repo.test/team/app"},"set":` + day + `,"origin":"start"}}
 {"v":1,"bucket":"meta","key":"format","value":2}
 {"v":1,"bucket":"meta","key":"key","value":"f00d"}
-{"v":1,"bucket":"meta","key":"scanned","value":"2026-05-04T12:00:00Z"}
+{"v":1,"bucket":"meta","key":"scanned","value":` + day + `}
 {"v":1,"bucket":"records","key":"` + id1 + ` repo.test/team/app",RECORD}
 `
 
 func TestDumpWritesEveryValueInALine(t *testing.T) {
-	const sound = `"value":{"pair":{"imageID":"` + id1 + `","repository":"repo.test/team/app"},"created":"2026-05-04T12:00:00Z",` +
-		`"lastUsed":"2026-05-04T12:00:00Z","proofs":[{"credential":"a11ce","secrets":[{"uid":"7b0a7a3c","namespace":"team","name":"pull"}],` +
-		`"firstProved":"2026-05-04T12:00:00Z","lastProved":"2026-05-04T12:00:00Z","lastUsed":"2026-05-04T12:00:00Z"}],"unlisted":true}`
+	const sound = `"value":{"pair":{"imageID":"` + id1 +
+		`","repository":"repo.test/team/app"},"created":"2026-05-04T12:00:00Z",` +
+		`"lastUsed":` + day + `,"proofs":[{"credential":"a11ce","secrets":[{"uid":"7b0a7a3c","namespace":"team",` +
+		`"name":"pull"}],"firstProved":` + day + `,"lastProved":` + day + `,"lastUsed":` + day + `}],"unlisted":true}`
 	const unreadable = `"unreadable":"records: stored value unreadable: bucket records: wrong checksum of 7 bytes"`
 	for _, tc := range []struct {
 		name   string
@@ -313,7 +323,8 @@ func TestDumpReportsDamageAndPrintsTheRest(t *testing.T) {
 	v, err := offline.Dump(t.Context(), path, &got)
 	lines := strings.Split(strings.TrimSpace(got.String()), "\n")
 	if err != nil || len(v.Problems) != 1 || v.Values < 100 || v.Values == 301 || len(lines) != v.Values+1 {
-		t.Errorf("Dump = %d values, %q, %v in %d lines; want one problem and a part of 301 values", v.Values, v.Problems, err, len(lines))
+		t.Errorf("Dump = %d values, %q, %v in %d lines; want one problem and a part of 301 values", v.Values, v.Problems, err,
+			len(lines))
 	}
 	if !strings.Contains(got.String(), `{"v":1,"damage":"page `) {
 		t.Errorf("no line reports the damage:\n%.500s", got.String())

@@ -65,9 +65,11 @@ func NewEcho(tb testing.TB) *Echo {
 func NewEchoAs(tb testing.TB, profile Profile) *Echo {
 	tb.Helper()
 	dir := SocketDir(tb)
-	e := &Echo{endpoint: "unix://" + filepath.Join(dir, "echo.sock"), seen: map[string]chan Seen{}, hangs: map[string]chan struct{}{}}
+	e := &Echo{endpoint: "unix://" + filepath.Join(dir, "echo.sock"), seen: map[string]chan Seen{},
+		hangs: map[string]chan struct{}{}}
 	l := Listen(tb, filepath.Join(dir, "echo.sock"))
-	options := []grpc.ServerOption{grpc.ForceServerCodecV2(RawCodec{}), grpc.UnknownServiceHandler(e.handle), grpc.MaxRecvMsgSize(16 << 20)}
+	options := []grpc.ServerOption{grpc.ForceServerCodecV2(RawCodec{}), grpc.UnknownServiceHandler(e.handle),
+		grpc.MaxRecvMsgSize(16 << 20)}
 	if profile != Containerd {
 		e.exact = true
 		options = append(options, exactContentType()...)
@@ -124,7 +126,8 @@ func (e *Echo) handle(_ any, stream grpc.ServerStream) error {
 
 func (e *Echo) play(stream grpc.ServerStream, md metadata.MD, saw *Seen) error {
 	if len(md.Get(doBare)) == 0 {
-		if err := stream.SetHeader(metadata.Pairs("x-header", "one", "x-header", "two", "x-header-bin", "\x00\xff")); err != nil {
+		if err := stream.SetHeader(metadata.Pairs("x-header", "one", "x-header", "two", "x-header-bin",
+			"\x00\xff")); err != nil {
 			return err
 		}
 		stream.SetTrailer(metadata.Pairs("x-trailer", "one", "x-trailer", "two", "x-trailer-bin", "\x01\xfe"))
@@ -180,7 +183,9 @@ func read(stream grpc.ServerStream, md metadata.MD, saw *Seen) error {
 
 // failure is a status with details, one of them of a type that only the sender knows.
 func failure(code int) error {
-	s, err := status.New(codes.Code(uint32(code)), "asked to fail: ÄÖ % \n").WithDetails(&errdetails.ErrorInfo{Domain: "echo", Reason: "ASKED"}, &errdetails.RetryInfo{})
+	s, err := status.New(codes.Code(uint32(code)),
+		"asked to fail: ÄÖ % \n").WithDetails(
+		&errdetails.ErrorInfo{Domain: "echo", Reason: "ASKED"}, &errdetails.RetryInfo{})
 	if err != nil {
 		return err
 	}

@@ -46,7 +46,10 @@ type Observed struct {
 func Fidelity(t *testing.T, echo *Echo, proxied string) {
 	t.Helper()
 	direct, through := link(t, echo.Endpoint()), link(t, proxied)
-	table := slices.DeleteFunc(rows(), func(r row) bool { return echo.exact && (r.subtype != "" || testkit.Raced && r.heavy()) })
+	table := slices.DeleteFunc(rows(), func(r row) bool {
+		return echo.exact &&
+			(r.subtype != "" || testkit.Raced && r.heavy())
+	})
 	for _, r := range table {
 		t.Run(r.name, func(t *testing.T) { compare(t, echo, direct, through, r) })
 	}
@@ -68,7 +71,7 @@ func (r row) heavy() bool {
 	for _, m := range r.send {
 		size += len(m)
 	}
-	return size >= limit || slices.Contains(r.metadata, fmt.Sprint(limit)) || slices.Contains(r.metadata, fmt.Sprint(limit+1))
+	return size >= limit || slices.Contains(r.md, fmt.Sprint(limit)) || slices.Contains(r.md, fmt.Sprint(limit+1))
 }
 
 func compare(t *testing.T, echo *Echo, direct, through *grpc.ClientConn, r row) {
@@ -100,7 +103,7 @@ func observe(t *testing.T, echo *Echo, cc *grpc.ClientConn, r row) Observed {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	defer time.AfterFunc(callLimit, cancel).Stop() // a call that hangs fails its row and no other
-	pairs := append([]string{"call", id}, r.metadata...)
+	pairs := append([]string{"call", id}, r.md...)
 	if r.limit > 0 {
 		ctx, cancel = context.WithTimeout(ctx, r.limit)
 		defer cancel()
@@ -160,7 +163,8 @@ func (r row) make(ctx context.Context, cc *grpc.ClientConn, o *Observed, answere
 	if r.answers == 0 {
 		close(answered)
 	}
-	stream, err := cc.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, r.method, grpc.CallContentSubtype(r.subtype))
+	stream, err := cc.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, r.method,
+		grpc.CallContentSubtype(r.subtype))
 	if err != nil {
 		return err
 	}

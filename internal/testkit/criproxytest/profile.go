@@ -94,7 +94,8 @@ func (r *Runtime) fullNameLocked(name string) (string, error) {
 	}
 	switch r.Search {
 	case "":
-		return "", fmt.Errorf("short-name %q did not resolve to an alias and no unqualified-search registries are defined in \"/etc/containers/registries.conf\"", name)
+		return "", fmt.Errorf("short-name %q did not resolve to an alias and no unqualified-search registries are defined "+
+			"in \"/etc/containers/registries.conf\"", name)
 	case "docker.io":
 		return normal(name), nil
 	default:
@@ -231,9 +232,11 @@ func (p Profile) refusal(name string, err error) error {
 	case err.Error() == Denied(name).Error():
 		repository, tag, _ := strings.Cut(name, ":")
 		reason := fmt.Sprintf("reading manifest %s in %s: authentication required", tag, repository)
-		return status.Errorf(codes.Unknown, "unable to pull image or OCI artifact: pull image err: %s%s; artifact err: image reference: get manifest from ref: create image source: %s", source, reason, reason)
+		return status.Errorf(codes.Unknown, "unable to pull image or OCI artifact: pull image err: %s%s; artifact err: "+
+			"image reference: get manifest from ref: create image source: %s", source, reason, reason)
 	case err.Error() == Unreached(name).Error():
-		return status.Errorf(codes.Unknown, "RegistryUnavailable: unable to pull image: %spinging container registry repo.test: Get \"https://repo.test/v2/\": dial tcp 10.0.0.1:443: connect: connection refused", source)
+		return status.Errorf(codes.Unknown, "RegistryUnavailable: unable to pull image: %spinging container registry "+
+			"repo.test: Get \"https://repo.test/v2/\": dial tcp 10.0.0.1:443: connect: connection refused", source)
 	default:
 		return err
 	}
@@ -262,7 +265,8 @@ type knownConns struct {
 	credentials.TransportCredentials
 }
 
-func (knownConns) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo, error) { //nolint:ireturn // the method of an interface of grpc
+func (knownConns) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo,
+	error) { //nolint:ireturn // the method of an interface of grpc
 	return c, knownConn{c}, nil
 }
 

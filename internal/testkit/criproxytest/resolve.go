@@ -68,10 +68,12 @@ func (r *Runtime) unresolved(name string, err error) error {
 
 // Denied is what containerd answers for a pull that the registry refuses.
 func Denied(name string) error {
-	return status.Errorf(codes.Unknown, "failed to pull and unpack image %q: failed to resolve reference %q: pulling from host repo.test failed with status code [manifests 1]: 401 Unauthorized", name, name)
+	return status.Errorf(codes.Unknown, "failed to pull and unpack image %q: failed to resolve reference %q: pulling "+
+		"from host repo.test failed with status code [manifests 1]: 401 Unauthorized", name, name)
 }
 
 // Unreached is what containerd answers for a pull when the registry cannot be reached.
 func Unreached(name string) error {
-	return status.Errorf(codes.Unknown, "failed to pull and unpack image %q: failed to resolve reference %q: failed to do request: Head \"https://repo.test/v2/\": dial tcp 10.0.0.1:443: connect: connection refused", name, name)
+	return status.Errorf(codes.Unknown, "failed to pull and unpack image %q: failed to resolve reference %q: failed to "+
+		"do request: Head \"https://repo.test/v2/\": dial tcp 10.0.0.1:443: connect: connection refused", name, name)
 }

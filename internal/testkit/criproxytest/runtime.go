@@ -21,7 +21,7 @@ import (
 	_ "google.golang.org/grpc/encoding/proto" // the codec that is kept
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/internal/testkit"
 )
@@ -45,11 +45,11 @@ type Image struct {
 // with an empty message, and puts a container that is created from a checkpoint image on another image. Its fields may
 // be changed under Do.
 type Runtime struct {
-	runtimeapi.UnimplementedRuntimeServiceServer
-	runtimeapi.UnimplementedImageServiceServer
+	cri.UnimplementedRuntimeServiceServer
+	cri.UnimplementedImageServiceServer
 
 	// Registry answers a pull; a nil one has nothing.
-	Registry func(name string, auth *runtimeapi.AuthConfig) (Image, error)
+	Registry func(name string, auth *cri.AuthConfig) (Image, error)
 	// ImageRef returns the image_ref that answers a pull of a name; nil answers with the image's ID.
 	ImageRef func(name string, img Image) string
 	// Search is the registry that a name without one is looked for in by CRI-O; with "" such a name is an error.
@@ -66,10 +66,10 @@ type Runtime struct {
 
 	mu         sync.Mutex
 	images     []Image
-	sandboxes  map[string]*runtimeapi.PodSandbox
-	containers map[string]*runtimeapi.Container
+	sandboxes  map[string]*cri.PodSandbox
+	containers map[string]*cri.Container
 	started    map[string]bool
-	mounts     map[string][]*runtimeapi.Mount // by container
+	mounts     map[string][]*cri.Mount // by container
 	calls      []received
 	next       int
 
@@ -110,10 +110,10 @@ func NewRuntimeAs(tb testing.TB, profile Profile) *Runtime {
 	tb.Helper()
 	dir := SocketDir(tb)
 	r := &Runtime{
-		sandboxes:  map[string]*runtimeapi.PodSandbox{},
-		containers: map[string]*runtimeapi.Container{},
+		sandboxes:  map[string]*cri.PodSandbox{},
+		containers: map[string]*cri.Container{},
 		started:    map[string]bool{},
-		mounts:     map[string][]*runtimeapi.Mount{},
+		mounts:     map[string][]*cri.Mount{},
 		profile:    profile,
 		Search:     "docker.io",
 		socket:     filepath.Join(dir, "runtime.sock"),
@@ -129,13 +129,14 @@ func (r *Runtime) Start(tb testing.TB) {
 	tb.Helper()
 	l := Listen(tb, r.socket)
 	const limit = 16 << 20
-	options := []grpc.ServerOption{grpc.MaxRecvMsgSize(limit), grpc.UnaryInterceptor(r.note), grpc.ForceServerCodecV2(&r.codec)}
+	options := []grpc.ServerOption{grpc.MaxRecvMsgSize(limit), grpc.UnaryInterceptor(r.note),
+		grpc.ForceServerCodecV2(&r.codec)}
 	if r.profile != Containerd {
 		options = append(options, exactContentType()...)
 	}
 	r.server = grpc.NewServer(options...)
-	runtimeapi.RegisterRuntimeServiceServer(r.server, r)
-	runtimeapi.RegisterImageServiceServer(r.server, r)
+	cri.RegisterRuntimeServiceServer(r.server, r)
+	cri.RegisterImageServiceServer(r.server, r)
 	go func(s *grpc.Server) { _ = s.Serve(l) }(r.server) // ends with Stop
 }
 
@@ -186,7 +187,8 @@ func (r *Runtime) Containers() []string {
 	return slices.Sorted(maps.Keys(r.containers))
 }
 
-func (r *Runtime) note(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (r *Runtime) note(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any,
+	error) {
 	method := info.FullMethod[strings.LastIndex(info.FullMethod, "/")+1:]
 	r.mu.Lock()
 	r.calls = append(r.calls, received{method: method, request: r.codec.take(req)})
@@ -216,10 +218,10 @@ func (r *Runtime) note(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 }
 
 // ListImages returns all images.
-func (r *Runtime) ListImages(context.Context, *runtimeapi.ListImagesRequest) (*runtimeapi.ListImagesResponse, error) {
+func (r *Runtime) ListImages(context.Context, *cri.ListImagesRequest) (*cri.ListImagesResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	resp := &runtimeapi.ListImagesResponse{}
+	resp := &cri.ListImagesResponse{}
 	for i := range r.images {
 		resp.Images = append(resp.Images, r.message(&r.images[i]))
 	}
@@ -227,7 +229,7 @@ func (r *Runtime) ListImages(context.Context, *runtimeapi.ListImagesRequest) (*r
 }
 
 // ImageStatus resolves a name.
-func (r *Runtime) ImageStatus(_ context.Context, req *runtimeapi.ImageStatusRequest) (*runtimeapi.ImageStatusResponse, error) {
+func (r *Runtime) ImageStatus(_ context.Context, req *cri.ImageStatusRequest) (*cri.ImageStatusResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	i, err := r.resolveLocked(req.GetImage().GetImage())
@@ -235,9 +237,9 @@ func (r *Runtime) ImageStatus(_ context.Context, req *runtimeapi.ImageStatusRequ
 		return nil, r.unresolved(req.GetImage().GetImage(), err)
 	}
 	if i == nil {
-		return &runtimeapi.ImageStatusResponse{}, nil
+		return &cri.ImageStatusResponse{}, nil
 	}
-	resp := &runtimeapi.ImageStatusResponse{Image: r.message(i)}
+	resp := &cri.ImageStatusResponse{Image: r.message(i)}
 	if req.GetVerbose() {
 		resp.Info = map[string]string{"verbose": "yes"}
 	}
@@ -245,7 +247,7 @@ func (r *Runtime) ImageStatus(_ context.Context, req *runtimeapi.ImageStatusRequ
 }
 
 // PullImage asks the registry. A tag moves to the image that it gives.
-func (r *Runtime) PullImage(_ context.Context, req *runtimeapi.PullImageRequest) (*runtimeapi.PullImageResponse, error) {
+func (r *Runtime) PullImage(_ context.Context, req *cri.PullImageRequest) (*cri.PullImageResponse, error) {
 	r.mu.Lock()
 	registry := r.Registry
 	r.mu.Unlock()
@@ -271,7 +273,7 @@ func (r *Runtime) PullImage(_ context.Context, req *runtimeapi.PullImageRequest)
 	if r.ImageRef != nil {
 		ref = r.ImageRef(name, img)
 	}
-	return &runtimeapi.PullImageResponse{ImageRef: ref}, nil
+	return &cri.PullImageResponse{ImageRef: ref}, nil
 }
 
 func (r *Runtime) addLocked(name string, img Image) {
@@ -294,7 +296,7 @@ func (r *Runtime) addLocked(name string, img Image) {
 }
 
 // RemoveImage removes the image with all its names.
-func (r *Runtime) RemoveImage(_ context.Context, req *runtimeapi.RemoveImageRequest) (*runtimeapi.RemoveImageResponse, error) {
+func (r *Runtime) RemoveImage(_ context.Context, req *cri.RemoveImageRequest) (*cri.RemoveImageResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	i, err := r.resolveLocked(req.GetImage().GetImage())
@@ -302,13 +304,13 @@ func (r *Runtime) RemoveImage(_ context.Context, req *runtimeapi.RemoveImageRequ
 		return nil, r.unresolved(req.GetImage().GetImage(), err)
 	}
 	if i != nil && r.profile != Containerd {
-		return &runtimeapi.RemoveImageResponse{}, r.removeCRIOLocked(req.GetImage().GetImage(), i)
+		return &cri.RemoveImageResponse{}, r.removeCRIOLocked(req.GetImage().GetImage(), i)
 	}
 	if i != nil {
 		id := i.ID
 		r.images = slices.DeleteFunc(r.images, func(i Image) bool { return i.ID == id })
 	}
-	return &runtimeapi.RemoveImageResponse{}, nil
+	return &cri.RemoveImageResponse{}, nil
 }
 
 func (r *Runtime) idLocked(kind string) string {
@@ -317,24 +319,26 @@ func (r *Runtime) idLocked(kind string) string {
 }
 
 // RunPodSandbox makes a sandbox.
-func (r *Runtime) RunPodSandbox(_ context.Context, req *runtimeapi.RunPodSandboxRequest) (*runtimeapi.RunPodSandboxResponse, error) {
+func (r *Runtime) RunPodSandbox(_ context.Context, req *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	id := r.idLocked("sandbox")
-	r.sandboxes[id] = &runtimeapi.PodSandbox{
-		Id: id, Metadata: req.GetConfig().GetMetadata(), Labels: req.GetConfig().GetLabels(), Annotations: req.GetConfig().GetAnnotations(),
-		CreatedAt: time.Now().UnixNano(),
+	r.sandboxes[id] = &cri.PodSandbox{
+		Id: id, Metadata: req.GetConfig().GetMetadata(), Labels: req.GetConfig().GetLabels(),
+		Annotations: req.GetConfig().GetAnnotations(),
+		CreatedAt:   time.Now().UnixNano(),
 	}
-	return &runtimeapi.RunPodSandboxResponse{PodSandboxId: id}, nil
+	return &cri.RunPodSandboxResponse{PodSandboxId: id}, nil
 }
 
 // StopPodSandbox does nothing.
-func (*Runtime) StopPodSandbox(context.Context, *runtimeapi.StopPodSandboxRequest) (*runtimeapi.StopPodSandboxResponse, error) {
-	return &runtimeapi.StopPodSandboxResponse{}, nil
+func (*Runtime) StopPodSandbox(context.Context, *cri.StopPodSandboxRequest) (*cri.StopPodSandboxResponse, error) {
+	return &cri.StopPodSandboxResponse{}, nil
 }
 
 // RemovePodSandbox removes a sandbox and its containers.
-func (r *Runtime) RemovePodSandbox(_ context.Context, req *runtimeapi.RemovePodSandboxRequest) (*runtimeapi.RemovePodSandboxResponse, error) {
+func (r *Runtime) RemovePodSandbox(_ context.Context, req *cri.RemovePodSandboxRequest) (*cri.RemovePodSandboxResponse,
+	error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.sandboxes, req.GetPodSandboxId())
@@ -343,14 +347,15 @@ func (r *Runtime) RemovePodSandbox(_ context.Context, req *runtimeapi.RemovePodS
 			delete(r.containers, id)
 		}
 	}
-	return &runtimeapi.RemovePodSandboxResponse{}, nil
+	return &cri.RemovePodSandboxResponse{}, nil
 }
 
 // ListPodSandbox returns the sandboxes that a filter by ID lets through.
-func (r *Runtime) ListPodSandbox(_ context.Context, req *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
+func (r *Runtime) ListPodSandbox(_ context.Context, req *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse,
+	error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	resp := &runtimeapi.ListPodSandboxResponse{}
+	resp := &cri.ListPodSandboxResponse{}
 	for id, s := range r.sandboxes {
 		if want := req.GetFilter().GetId(); want == "" || want == id {
 			resp.Items = append(resp.Items, s)
@@ -361,14 +366,15 @@ func (r *Runtime) ListPodSandbox(_ context.Context, req *runtimeapi.ListPodSandb
 
 // CreateContainer puts a container on the image, or on what a checkpoint image names. The runtime then
 // also gives that image the name that was asked for, as containerd does.
-func (r *Runtime) CreateContainer(_ context.Context, req *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
+func (r *Runtime) CreateContainer(_ context.Context, req *cri.CreateContainerRequest) (*cri.CreateContainerResponse,
+	error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	id, err := r.createLocked(req.GetPodSandboxId(), req.GetConfig())
-	return &runtimeapi.CreateContainerResponse{ContainerId: id}, err
+	return &cri.CreateContainerResponse{ContainerId: id}, err
 }
 
-func (r *Runtime) createLocked(sandbox string, config *runtimeapi.ContainerConfig) (string, error) {
+func (r *Runtime) createLocked(sandbox string, config *cri.ContainerConfig) (string, error) {
 	i, err := r.resolveLocked(config.GetImage().GetImage())
 	if err != nil {
 		return "", status.Errorf(codes.Unknown, "failed to resolve image %q: %v", config.GetImage().GetImage(), err)
@@ -384,7 +390,7 @@ func (r *Runtime) createLocked(sandbox string, config *runtimeapi.ContainerConfi
 		annotations = map[string]string{"restored": "true", "checkpointImage": config.GetImage().GetUserSpecifiedImage()}
 	}
 	id := r.idLocked("container")
-	r.containers[id] = &runtimeapi.Container{
+	r.containers[id] = &cri.Container{
 		Id: id, PodSandboxId: sandbox, Metadata: config.GetMetadata(), Image: config.GetImage(), ImageRef: on, ImageId: on,
 		CreatedAt: time.Now().UnixNano(), Annotations: annotations,
 	}
@@ -393,27 +399,30 @@ func (r *Runtime) createLocked(sandbox string, config *runtimeapi.ContainerConfi
 }
 
 // RestorePod makes a sandbox with created containers.
-func (r *Runtime) RestorePod(_ context.Context, req *runtimeapi.RestorePodRequest) (*runtimeapi.RestorePodResponse, error) {
+func (r *Runtime) RestorePod(_ context.Context, req *cri.RestorePodRequest) (*cri.RestorePodResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	sandbox := r.idLocked("sandbox")
-	r.sandboxes[sandbox] = &runtimeapi.PodSandbox{Id: sandbox, Metadata: req.GetConfig().GetMetadata(), Annotations: req.GetConfig().GetAnnotations()}
-	resp := &runtimeapi.RestorePodResponse{PodSandboxId: sandbox}
+	r.sandboxes[sandbox] = &cri.PodSandbox{Id: sandbox, Metadata: req.GetConfig().GetMetadata(),
+		Annotations: req.GetConfig().GetAnnotations()}
+	resp := &cri.RestorePodResponse{PodSandboxId: sandbox}
 	for _, c := range req.GetContainerConfigs() {
 		id, err := r.createLocked(sandbox, c)
 		if err != nil {
 			return nil, err
 		}
-		resp.RestoredContainers = append(resp.RestoredContainers, &runtimeapi.RestoredContainer{Name: c.GetMetadata().GetName(), ContainerId: id})
+		resp.RestoredContainers = append(resp.RestoredContainers,
+			&cri.RestoredContainer{Name: c.GetMetadata().GetName(), ContainerId: id})
 	}
 	return resp, nil
 }
 
 // StartContainer starts a created container.
-func (r *Runtime) StartContainer(_ context.Context, req *runtimeapi.StartContainerRequest) (*runtimeapi.StartContainerResponse, error) {
+func (r *Runtime) StartContainer(_ context.Context, req *cri.StartContainerRequest) (*cri.StartContainerResponse,
+	error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var c *runtimeapi.Container
+	var c *cri.Container
 	for id, x := range r.containers {
 		if id == req.GetContainerId() || c == nil && strings.HasPrefix(id, req.GetContainerId()) {
 			c = x
@@ -422,34 +431,36 @@ func (r *Runtime) StartContainer(_ context.Context, req *runtimeapi.StartContain
 	if c == nil {
 		return nil, status.Errorf(codes.NotFound, "container %q: not found", req.GetContainerId())
 	}
-	c.State = runtimeapi.ContainerState_CONTAINER_RUNNING
+	c.State = cri.ContainerState_CONTAINER_RUNNING
 	r.started[c.GetId()] = true
-	return &runtimeapi.StartContainerResponse{}, nil
+	return &cri.StartContainerResponse{}, nil
 }
 
 // StopContainer ends a container, started or not.
-func (r *Runtime) StopContainer(_ context.Context, req *runtimeapi.StopContainerRequest) (*runtimeapi.StopContainerResponse, error) {
+func (r *Runtime) StopContainer(_ context.Context, req *cri.StopContainerRequest) (*cri.StopContainerResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if c := r.containers[req.GetContainerId()]; c != nil {
-		c.State = runtimeapi.ContainerState_CONTAINER_EXITED
+		c.State = cri.ContainerState_CONTAINER_EXITED
 	}
-	return &runtimeapi.StopContainerResponse{}, nil
+	return &cri.StopContainerResponse{}, nil
 }
 
 // RemoveContainer removes a container.
-func (r *Runtime) RemoveContainer(_ context.Context, req *runtimeapi.RemoveContainerRequest) (*runtimeapi.RemoveContainerResponse, error) {
+func (r *Runtime) RemoveContainer(_ context.Context, req *cri.RemoveContainerRequest) (*cri.RemoveContainerResponse,
+	error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.containers, req.GetContainerId())
-	return &runtimeapi.RemoveContainerResponse{}, nil
+	return &cri.RemoveContainerResponse{}, nil
 }
 
 // ListContainers returns the containers that a filter by ID lets through.
-func (r *Runtime) ListContainers(_ context.Context, req *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
+func (r *Runtime) ListContainers(_ context.Context, req *cri.ListContainersRequest) (*cri.ListContainersResponse,
+	error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	resp := &runtimeapi.ListContainersResponse{}
+	resp := &cri.ListContainersResponse{}
 	for id, c := range r.containers {
 		if strings.HasPrefix(id, req.GetFilter().GetId()) { // a prefix does for the whole ID
 			resp.Containers = append(resp.Containers, r.asListedLocked(c))
@@ -459,7 +470,8 @@ func (r *Runtime) ListContainers(_ context.Context, req *runtimeapi.ListContaine
 }
 
 // ContainerStatus says whether a container was ever started.
-func (r *Runtime) ContainerStatus(_ context.Context, req *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
+func (r *Runtime) ContainerStatus(_ context.Context, req *cri.ContainerStatusRequest) (*cri.ContainerStatusResponse,
+	error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c := r.containers[req.GetContainerId()]
@@ -467,26 +479,27 @@ func (r *Runtime) ContainerStatus(_ context.Context, req *runtimeapi.ContainerSt
 		return nil, status.Errorf(codes.NotFound, "container %q: not found", req.GetContainerId())
 	}
 	c = r.asListedLocked(c)
-	s := &runtimeapi.ContainerStatus{Id: c.GetId(), State: c.GetState(), Image: c.GetImage(), ImageRef: c.GetImageRef(), CreatedAt: c.GetCreatedAt(), Mounts: r.mounts[c.GetId()]}
+	s := &cri.ContainerStatus{Id: c.GetId(), State: c.GetState(), Image: c.GetImage(), ImageRef: c.GetImageRef(),
+		CreatedAt: c.GetCreatedAt(), Mounts: r.mounts[c.GetId()]}
 	if r.started[c.GetId()] {
 		s.StartedAt = 1
 	}
-	return &runtimeapi.ContainerStatusResponse{Status: s}, nil
+	return &cri.ContainerStatusResponse{Status: s}, nil
 }
 
 // Version names the fake, or what it says it is.
-func (r *Runtime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
+func (r *Runtime) Version(context.Context, *cri.VersionRequest) (*cri.VersionResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return &runtimeapi.VersionResponse{
+	return &cri.VersionResponse{
 		Version: "0.1.0", RuntimeName: cmp.Or(r.Release[0], "fake"), RuntimeVersion: cmp.Or(r.Release[1], "1"),
 		RuntimeApiVersion: "v1",
 	}, nil
 }
 
 // Status says that the runtime is ready.
-func (*Runtime) Status(context.Context, *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
-	return &runtimeapi.StatusResponse{Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
-		{Type: runtimeapi.RuntimeReady, Status: true}, {Type: runtimeapi.NetworkReady, Status: true},
+func (*Runtime) Status(context.Context, *cri.StatusRequest) (*cri.StatusResponse, error) {
+	return &cri.StatusResponse{Status: &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{
+		{Type: cri.RuntimeReady, Status: true}, {Type: cri.NetworkReady, Status: true},
 	}}}, nil
 }

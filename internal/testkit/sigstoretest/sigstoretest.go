@@ -76,7 +76,8 @@ func (s Statement) JSON(tb testing.TB) []byte {
 	for _, d := range s.Digests {
 		subjects = append(subjects, map[string]any{"digest": map[string]string{"sha256": d[len("sha256:"):]}})
 	}
-	return testkit.Value(json.Marshal(map[string]any{"_type": s.Kind, "subject": subjects, "predicateType": s.Predicate, "predicate": map[string]any{}}))(tb)
+	return testkit.Value(json.Marshal(map[string]any{"_type": s.Kind, "subject": subjects, "predicateType": s.Predicate,
+		"predicate": map[string]any{}}))(tb)
 }
 
 // Sign returns the signature of data.
@@ -109,13 +110,15 @@ func BundleJSON(tb testing.TB, b *protobundle.Bundle) []byte {
 func KeyBundle(tb testing.TB, key *ecdsa.PrivateKey, payload []byte) *protobundle.Bundle {
 	tb.Helper()
 	b := Envelope(tb, key, payload)
-	b.VerificationMaterial.Content = &protobundle.VerificationMaterial_PublicKey{PublicKey: &protocommon.PublicKeyIdentifier{Hint: "hint"}}
+	hint := &protocommon.PublicKeyIdentifier{Hint: "hint"}
+	b.VerificationMaterial.Content = &protobundle.VerificationMaterial_PublicKey{PublicKey: hint}
 	return b
 }
 
 // SimplePayload is what is signed in the older form.
 func SimplePayload(digest string) []byte {
-	return []byte(`{"critical":{"identity":{"docker-reference":"other.test/name"},"image":{"docker-manifest-digest":"` + digest +
+	return []byte(`{"critical":{"identity":{"docker-reference":"other.test/name"},"image":{"docker-manifest-digest":"` +
+		digest +
 		`"},"type":"cosign container image signature"},"optional":null}`)
 }
 
@@ -135,11 +138,13 @@ func NewAuthority(tb testing.TB) *Authority {
 	testkit.Must(tb, err)
 	issuer, key, err := ca.GenerateFulcioIntermediate(rootCert, rootKey)
 	testkit.Must(tb, err)
-	return &Authority{VirtualSigstore: virtual, Root: rootCert, RootKey: rootKey, Issuer: issuer, Key: key, CTFE: NewKey(tb)}
+	return &Authority{VirtualSigstore: virtual, Root: rootCert, RootKey: rootKey, Issuer: issuer, Key: key,
+		CTFE: NewKey(tb)}
 }
 
 // TrustedRoot returns the trusted_root.json of the authority, after a change of its parts.
-func (a *Authority) TrustedRoot(tb testing.TB, change func(*root.FulcioCertificateAuthority, *root.TransparencyLog)) []byte {
+func (a *Authority) TrustedRoot(tb testing.TB, change func(*root.FulcioCertificateAuthority,
+	*root.TransparencyLog)) []byte {
 	tb.Helper()
 	authority := &root.FulcioCertificateAuthority{
 		Root: a.Root, Intermediates: []*x509.Certificate{a.Issuer}, URI: "https://ca.test",
@@ -198,7 +203,8 @@ func (a *Authority) Certificate(tb testing.TB, change func(*LeafOptions)) (*x509
 	subject := testkit.Value(url.Parse(o.Subject))(tb)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now().Add(o.From), NotAfter: time.Now().Add(o.Until),
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning}, URIs: []*url.URL{subject},
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageCodeSigning},
+		URIs: []*url.URL{subject},
 	}
 	encoded := testkit.Value(asn1.MarshalWithParams(o.Issuer, "utf8"))(tb)
 	add := func(last int, value []byte) {
@@ -227,14 +233,17 @@ func (a *Authority) Certificate(tb testing.TB, change func(*LeafOptions)) (*x509
 
 func (a *Authority) timestampOf(tb testing.TB, key *ecdsa.PrivateKey, cert *x509.Certificate) []byte {
 	tb.Helper()
-	sct := ct.SignedCertificateTimestamp{SCTVersion: ct.V1, LogID: ct.LogID{KeyID: [32]byte(logID(tb, key))}, Timestamp: uint64(time.Now().UnixMilli())}
+	sct := ct.SignedCertificateTimestamp{SCTVersion: ct.V1, LogID: ct.LogID{KeyID: [32]byte(logID(tb, key))},
+		Timestamp: uint64(time.Now().UnixMilli())}
 	input := testkit.Value(ct.SerializeSCTSignatureInput(sct, ct.LogEntry{Leaf: ct.MerkleTreeLeaf{
 		Version: ct.V1, LeafType: ct.TimestampedEntryLeafType, TimestampedEntry: &ct.TimestampedEntry{
 			Timestamp: sct.Timestamp, EntryType: ct.PrecertLogEntryType,
-			PrecertEntry: &ct.PreCert{IssuerKeyHash: sha256.Sum256(a.Issuer.RawSubjectPublicKeyInfo), TBSCertificate: cert.RawTBSCertificate},
+			PrecertEntry: &ct.PreCert{IssuerKeyHash: sha256.Sum256(a.Issuer.RawSubjectPublicKeyInfo),
+				TBSCertificate: cert.RawTBSCertificate},
 		},
 	}}))(tb)
-	sct.Signature = ct.DigitallySigned{Algorithm: tls.SignatureAndHashAlgorithm{Hash: tls.SHA256, Signature: tls.ECDSA}, Signature: Sign(tb, key, input)}
+	sct.Signature = ct.DigitallySigned{Algorithm: tls.SignatureAndHashAlgorithm{Hash: tls.SHA256, Signature: tls.ECDSA},
+		Signature: Sign(tb, key, input)}
 	list := testkit.Value(x509util.MarshalSCTsIntoSCTList([]*ct.SignedCertificateTimestamp{&sct}))(tb)
 	bytes := testkit.Value(tls.Marshal(*list))(tb)
 	return testkit.Value(asn1.Marshal(bytes))(tb)
@@ -256,7 +265,8 @@ func (a *Authority) Entry(tb testing.TB, kind string, body any, at time.Time) *p
 	proof := testkit.Value(a.GetInclusionProof(data))(tb)
 	rootHash := testkit.Value(hex.DecodeString(*proof.RootHash))(tb)
 	return &protorekor.TransparencyLogEntry{
-		LogId: &protocommon.LogId{KeyId: id}, KindVersion: &protorekor.KindVersion{Kind: kind, Version: "0.0.1"}, IntegratedTime: at.Unix(),
+		LogId: &protocommon.LogId{KeyId: id}, KindVersion: &protorekor.KindVersion{Kind: kind, Version: "0.0.1"},
+		IntegratedTime:   at.Unix(),
 		InclusionPromise: &protorekor.InclusionPromise{SignedEntryTimestamp: set},
 		InclusionProof: &protorekor.InclusionProof{
 			TreeSize: *proof.TreeSize, RootHash: rootHash, Checkpoint: &protorekor.Checkpoint{Envelope: *proof.Checkpoint},
@@ -271,10 +281,12 @@ func SHA256Of(data []byte) map[string]string {
 }
 
 // EnvelopeEntry returns the log entry of a bundle whose key or certificate is verifier, in PEM form.
-func (a *Authority) EnvelopeEntry(tb testing.TB, b *protobundle.Bundle, verifier []byte, at time.Time) *protorekor.TransparencyLogEntry {
+func (a *Authority) EnvelopeEntry(tb testing.TB, b *protobundle.Bundle, verifier []byte,
+	at time.Time) *protorekor.TransparencyLogEntry {
 	tb.Helper()
 	e := b.GetDsseEnvelope()
-	whole := testkit.Value(json.Marshal(map[string]any{"payload": e.Payload, "payloadType": e.PayloadType, "signatures": []any{map[string]any{"sig": e.Signatures[0].Sig}}}))(tb)
+	whole := testkit.Value(json.Marshal(map[string]any{"payload": e.Payload, "payloadType": e.PayloadType,
+		"signatures": []any{map[string]any{"sig": e.Signatures[0].Sig}}}))(tb)
 	return a.Entry(tb, "dsse", map[string]any{
 		"envelopeHash": SHA256Of(whole), "payloadHash": SHA256Of(e.Payload),
 		"signatures": []any{map[string]any{"signature": e.Signatures[0].Sig, "verifier": verifier}},
@@ -282,20 +294,26 @@ func (a *Authority) EnvelopeEntry(tb testing.TB, b *protobundle.Bundle, verifier
 }
 
 // KeylessBundle returns a bundle that is signed by the identity of a certificate, with log entry and timestamp.
-func (a *Authority) KeylessBundle(tb testing.TB, cert *x509.Certificate, key *ecdsa.PrivateKey, payload []byte, at time.Time) *protobundle.Bundle {
+func (a *Authority) KeylessBundle(tb testing.TB, cert *x509.Certificate, key *ecdsa.PrivateKey, payload []byte,
+	at time.Time) *protobundle.Bundle {
 	tb.Helper()
 	b := Envelope(tb, key, payload)
 	stamp := testkit.Value(a.TimestampResponse(b.GetDsseEnvelope().Signatures[0].Sig))(tb)
 	b.VerificationMaterial = &protobundle.VerificationMaterial{
-		Content:                   &protobundle.VerificationMaterial_Certificate{Certificate: &protocommon.X509Certificate{RawBytes: cert.Raw}},
-		TlogEntries:               []*protorekor.TransparencyLogEntry{a.EnvelopeEntry(tb, b, CertificatePEM(cert), at)},
-		TimestampVerificationData: &protobundle.TimestampVerificationData{Rfc3161Timestamps: []*protocommon.RFC3161SignedTimestamp{{SignedTimestamp: stamp}}},
+		Content: &protobundle.VerificationMaterial_Certificate{
+			Certificate: &protocommon.X509Certificate{RawBytes: cert.Raw},
+		},
+		TlogEntries: []*protorekor.TransparencyLogEntry{a.EnvelopeEntry(tb, b, CertificatePEM(cert), at)},
+		TimestampVerificationData: &protobundle.TimestampVerificationData{
+			Rfc3161Timestamps: []*protocommon.RFC3161SignedTimestamp{{SignedTimestamp: stamp}},
+		},
 	}
 	return b
 }
 
 // SimpleAnnotations makes a signature of the older form, with certificate and log entry if cert is given.
-func (a *Authority) SimpleAnnotations(tb testing.TB, cert *x509.Certificate, key *ecdsa.PrivateKey, payload []byte, at time.Time) map[string]string {
+func (a *Authority) SimpleAnnotations(tb testing.TB, cert *x509.Certificate, key *ecdsa.PrivateKey, payload []byte,
+	at time.Time) map[string]string {
 	tb.Helper()
 	sig := Sign(tb, key, payload)
 	annotations := map[string]string{"dev.cosignproject.cosign/signature": base64.StdEncoding.EncodeToString(sig)}
@@ -309,11 +327,13 @@ func (a *Authority) SimpleAnnotations(tb testing.TB, cert *x509.Certificate, key
 	log := testkit.Value(json.Marshal(map[string]any{
 		"SignedEntryTimestamp": entry.InclusionPromise.SignedEntryTimestamp,
 		"Payload": map[string]any{
-			"body": entry.CanonicalizedBody, "integratedTime": entry.IntegratedTime, "logIndex": 0, "logID": hex.EncodeToString(entry.LogId.KeyId),
+			"body": entry.CanonicalizedBody, "integratedTime": entry.IntegratedTime, "logIndex": 0,
+			"logID": hex.EncodeToString(entry.LogId.KeyId),
 		},
 	}))(tb)
 	annotations["dev.sigstore.cosign/certificate"] = string(CertificatePEM(cert))
-	annotations["dev.sigstore.cosign/chain"] = string(bytes.Join([][]byte{CertificatePEM(a.Issuer), CertificatePEM(a.Root)}, nil))
+	annotations["dev.sigstore.cosign/chain"] = string(bytes.Join([][]byte{CertificatePEM(a.Issuer),
+		CertificatePEM(a.Root)}, nil))
 	annotations["dev.sigstore.cosign/bundle"] = string(log)
 	return annotations
 }

@@ -82,7 +82,8 @@ func TestNoCallWaitsAfterAPanic(t *testing.T) {
 	testkit.Must(t, os.Truncate(path, 0))
 	nothing := func(*bolt.Tx) error { return nil }
 	for n, call := range []func() error{
-		func() error { return f.Update(nothing) }, func() error { return f.Update(nothing) }, func() error { return f.View(nothing) }, f.Close,
+		func() error { return f.Update(nothing) }, func() error { return f.Update(nothing) },
+		func() error { return f.View(nothing) }, f.Close,
 	} {
 		if err := call(); !errors.Is(err, boltfile.ErrUnreadable) {
 			t.Errorf("call %d = %v; want ErrUnreadable", n, err)

@@ -248,13 +248,16 @@ func TestDamageThatBoltWouldFollow(t *testing.T) {
 			copy(first, second)
 			copy(second, kept)
 		}, "out of order"},
-		"another page's ID":        {number(leaf, 0, 3), "wrong head"},
-		"four billion pages":       {func(b []byte) { binary.NativeEndian.PutUint32(b[leaf*size+12:], 1<<32-1) }, "wrong head"},
-		"more elements than room":  {func(b []byte) { binary.NativeEndian.PutUint16(b[leaf*size+10:], 1<<16-1) }, "more elements"},
-		"fewer elements":           {func(b []byte) { b[leaf*size+10]-- }, "misplaced"},
-		"no elements":              {func(b []byte) { clear(b[leaf*size+10 : leaf*size+12]) }, "no elements"},
-		"no elements of few":       {func(b []byte) { clear(inline(b)[10:12]) }, "no elements"},
-		"a huge key":               {func(b []byte) { binary.NativeEndian.PutUint32(b[leaf*size+24:], 1<<32-1) }, "misplaced"},
+		"another page's ID": {number(leaf, 0, 3), "wrong head"},
+		"four billion pages": {func(b []byte) { binary.NativeEndian.PutUint32(b[leaf*size+12:], 1<<32-1) },
+			"wrong head"},
+		"more elements than room": {func(b []byte) { binary.NativeEndian.PutUint16(b[leaf*size+10:], 1<<16-1) },
+			"more elements"},
+		"fewer elements":     {func(b []byte) { b[leaf*size+10]-- }, "misplaced"},
+		"no elements":        {func(b []byte) { clear(b[leaf*size+10 : leaf*size+12]) }, "no elements"},
+		"no elements of few": {func(b []byte) { clear(inline(b)[10:12]) }, "no elements"},
+		"a huge key": {func(b []byte) { binary.NativeEndian.PutUint32(b[leaf*size+24:], 1<<32-1) },
+			"misplaced"},
 		"an unknown kind of value": {func(b []byte) { b[leaf*size+16] = 2 }, "misplaced"},
 		"an unknown kind of page":  {func(b []byte) { b[leaf*size+8] = 4 }, "unexpected flags 4"},
 		"a free page in use":       {number(list, 16, uint64(leaf)), "twice"},
@@ -282,7 +285,8 @@ func TestWalkFindsAllDamageThatBoltsCheckFinds(t *testing.T) {
 		t.Skip("takes seconds")
 	}
 	drop := func(tx *bolt.Tx) error { return tx.DeleteBucket([]byte("dropped")) }
-	content := write(t, fill("dropped", 200, "v"), fill("many", 400, strings.Repeat("v", 50)), fill("long", 3, strings.Repeat("v", 9000)), nested, drop, fill("few", 3, ""))
+	content := write(t, fill("dropped", 200, "v"), fill("many", 400, strings.Repeat("v", 50)),
+		fill("long", 3, strings.Repeat("v", 9000)), nested, drop, fill("few", 3, ""))
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))
 	size := os.Getpagesize()
@@ -390,7 +394,8 @@ func TestNewestOfWhatIsNoBoltFile(t *testing.T) {
 		"cut":       {content[:60], "too short"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := boltfile.Walk(bytes.NewReader(tc.content), boltfile.Visitor{}); err == nil || !strings.Contains(err.Error(), tc.want) {
+			if err := boltfile.Walk(bytes.NewReader(tc.content), boltfile.Visitor{}); err == nil ||
+				!strings.Contains(err.Error(), tc.want) {
 				t.Errorf("Walk = %v; want … %s …", err, tc.want)
 			}
 		})
@@ -429,7 +434,8 @@ func TestFailedReadIsNotDamage(t *testing.T) {
 			continue
 		}
 		damage := 0
-		err := boltfile.Walk(badSector{bytes.NewReader(content), at}, boltfile.Visitor{Damage: func(error) error { damage++; return nil }})
+		err := boltfile.Walk(badSector{bytes.NewReader(content), at},
+			boltfile.Visitor{Damage: func(error) error { damage++; return nil }})
 		if damage > 0 || err != nil && !errors.Is(err, syscall.EIO) || err == nil && at < 2*size && at%size == 0 {
 			t.Errorf("Walk with a bad sector at %d = %v, %d damages; want EIO alone", at, err, damage)
 		}
