@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -51,7 +52,10 @@ If nothing matches, nothing is changed and the exit code is 5, also with --dry-r
 			return len(r.GetProofs())+len(r.GetClosed())+len(r.GetGrants()) == 0
 		},
 		Plan: cli.View.Revocation,
-		Done: cli.View.Revoked,
+		Done: func(r *adminv1.RevokeResponse) string {
+			return fmt.Sprintf("Revoked %s, closed %s, ended %s.", cli.Count(len(r.GetProofs()), "proof", "proofs"),
+				cli.Count(len(r.GetClosed()), "open image", "open images"), cli.Count(len(r.GetGrants()), "grant", "grants"))
+		},
 	})
 }
 
@@ -131,7 +135,9 @@ marked; if they change meanwhile, none is. In a distrusted store --all-untracked
 			},
 			Empty: func(r *adminv1.AcceptPreloadedResponse) bool { return len(r.GetAccepted()) == 0 },
 			Plan:  cli.View.Acceptance,
-			Done:  cli.View.Accepted,
+			Done: func(r *adminv1.AcceptPreloadedResponse) string {
+				return fmt.Sprintf("Marked %s as preloaded.", cli.Count(len(r.GetAccepted()), "pair", "pairs"))
+			},
 		})
 }
 
@@ -157,7 +163,10 @@ grants that depend on the marks end at once.` + cli.Changing,
 				return len(r.GetForgotten())+len(r.GetGrants()) == 0
 			},
 			Plan: cli.View.Forgetting,
-			Done: cli.View.Forgotten,
+			Done: func(r *adminv1.ForgetPreloadedResponse) string {
+				return fmt.Sprintf("Forgot %s, ended %s. The images need proof from now on.",
+					cli.Count(len(r.GetForgotten()), "mark", "marks"), cli.Count(len(r.GetGrants()), "grant", "grants"))
+			},
 		})
 }
 
@@ -231,7 +240,10 @@ endorsements, which earlier versions of pullgated can open.` + cli.Changing,
 			Nothing:  "Nothing to revoke: no endorsement matches.",
 			Empty:    func(r *adminv1.RevokeEndorsementsResponse) bool { return len(r.GetEndorsements()) == 0 },
 			Plan:     func(v cli.View, p *cli.Page, r *adminv1.RevokeEndorsementsResponse) { v.Endorsements(p, r) },
-			Done:     cli.View.EndorsementsRevoked,
+			Done: func(r *adminv1.RevokeEndorsementsResponse) string {
+				return fmt.Sprintf("Revoked %s. Where a policy requires it, the images are pulled and verified again before a "+
+					"new pod can use them.", cli.Count(len(r.GetEndorsements()), "endorsement", "endorsements"))
+			},
 		})
 }
 
@@ -248,7 +260,10 @@ now and have no record are marked preloaded, for every pod. First check the list
 		cli.Change[*adminv1.EndDistrustResponse]{
 			Question: "End distrust?",
 			Plan:     cli.View.Trusting,
-			Done:     cli.View.Trusted,
+			Done: func(r *adminv1.EndDistrustResponse) string {
+				return fmt.Sprintf("Distrust has ended; the next scan marks %s preloaded.",
+					cli.Count(len(r.GetAccepted()), "pair", "pairs"))
+			},
 		})
 	return cli.Group("distrust", "End the distrust of a store that was lost and created again", "", cmd)
 }

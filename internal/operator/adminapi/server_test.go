@@ -935,8 +935,7 @@ func TestReportNodeCredentials(t *testing.T) {
 func TestReportOf256Credentials(t *testing.T) {
 	got := reported{}
 	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) {
-		c.NodeCredentials, c.KeyFingerprint = got,
-			"fingerprint"
+		c.NodeCredentials, c.KeyFingerprint = got, "fingerprint"
 	})
 	r := &adminv1.ReportNodeCredentialsRequest{KeyFingerprint: "fingerprint",
 		Expires: timestamppb.New(time.Now().Add(time.Hour))}

@@ -83,8 +83,8 @@ type Change[R proto.Message] struct {
 	Refuse func(R) error
 	// Empty reports whether a plan contains no change; nil means that it always contains one.
 	Empty func(R) bool
-	// Plan shows what would be done, and Done what was done.
-	Plan, Done func(View, *Page, R)
+	Plan  func(View, *Page, R) // shows what would be done
+	Done  func(R) string       // says in a sentence what was done
 }
 
 // ChangeCommand makes cmd show what a call would change, and make it if the user agrees. The field dry_run of the
@@ -154,7 +154,7 @@ func carryOut[R proto.Message](
 	if err != nil {
 		return err
 	}
-	return c.Print(o, did, func(v View, p *Page) { what.Done(v, p, did) })
+	return c.Print(o, did, func(_ View, p *Page) { p.Prose("", "%s", what.Done(did)) })
 }
 
 // Password returns a line of stdin. On a terminal it asks for it, without echo.
@@ -231,12 +231,6 @@ func (v View) ending(p *Page, grants []*adminv1.Grant) {
 	v.grants(p, grants)
 }
 
-// Revoked prints what was revoked, in one sentence.
-func (View) Revoked(p *Page, r *adminv1.RevokeResponse) {
-	p.Prose("", "Revoked %s, closed %s, ended %s.", Count(len(r.GetProofs()), "proof", "proofs"),
-		Count(len(r.GetClosed()), "open image", "open images"), Count(len(r.GetGrants()), "grant", "grants"))
-}
-
 // Acceptance prints which pairs are marked preloaded, or would be.
 func (v View) Acceptance(p *Page, r *adminv1.AcceptPreloadedResponse) {
 	if len(r.GetProved()) == 0 {
@@ -259,11 +253,6 @@ func (v View) Acceptance(p *Page, r *adminv1.AcceptPreloadedResponse) {
 		"--including-proved.", Count(len(r.GetProved()), "of these pairs", "of these pairs"))
 }
 
-// Accepted prints what was marked, in one sentence.
-func (View) Accepted(p *Page, r *adminv1.AcceptPreloadedResponse) {
-	p.Prose("", "Marked %s as preloaded.", Count(len(r.GetAccepted()), "pair", "pairs"))
-}
-
 // Forgetting prints which marks are removed, or would be.
 func (v View) Forgetting(p *Page, r *adminv1.ForgetPreloadedResponse) {
 	v.marks(p, r.GetForgotten())
@@ -276,18 +265,6 @@ func (v View) Forgetting(p *Page, r *adminv1.ForgetPreloadedResponse) {
 	}
 }
 
-// Forgotten prints which marks were removed, in one sentence.
-func (View) Forgotten(p *Page, r *adminv1.ForgetPreloadedResponse) {
-	p.Prose("", "Forgot %s, ended %s. The images need proof from now on.", Count(len(r.GetForgotten()), "mark", "marks"),
-		Count(len(r.GetGrants()), "grant", "grants"))
-}
-
-// EndorsementsRevoked prints what was revoked, in one sentence.
-func (View) EndorsementsRevoked(p *Page, r *adminv1.RevokeEndorsementsResponse) {
-	p.Prose("", "Revoked %s. Where a policy requires it, the images are pulled and verified again before a new pod can "+
-		"use them.", Count(len(r.GetEndorsements()), "endorsement", "endorsements"))
-}
-
 // Trusting prints what the end of distrust opens, or would open.
 func (v View) Trusting(p *Page, r *adminv1.EndDistrustResponse) {
 	p.Prose("", "The store is in distrust since %s: %s.", v.date(r.GetEnded().GetSince()), r.GetEnded().GetReason())
@@ -297,11 +274,6 @@ func (v View) Trusting(p *Page, r *adminv1.EndDistrustResponse) {
 	}
 	p.Prose("", "These images become preloaded, for every pod:")
 	v.pairs(p, r.GetAccepted())
-}
-
-// Trusted prints that distrust has ended, in one sentence.
-func (View) Trusted(p *Page, r *adminv1.EndDistrustResponse) {
-	p.Prose("", "Distrust has ended; the next scan marks %s preloaded.", Count(len(r.GetAccepted()), "pair", "pairs"))
 }
 
 // Verification prints the result of a verification of the store.

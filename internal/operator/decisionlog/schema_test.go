@@ -186,8 +186,7 @@ func TestManualHasEveryField(t *testing.T) {
 	}
 	fields := everything(t)
 	maps.DeleteFunc(fields, func(name, kind string) bool {
-		return kind == "object" &&
-			name != "policies.auditAnnotations"
+		return kind == "object" && name != "policies.auditAnnotations"
 	})
 	want := slices.Sorted(maps.Keys(fields))
 	slices.Sort(got)

@@ -371,15 +371,13 @@ func TestDaemon(t *testing.T) {
 			n.Status.Configuration = "imagePullCredentialsVerificationPolicy: NeverVerify\n"
 		}},
 		{"refused reload", func(n *testNode) {
-			n.Status.Reload = &adminv1.Reload{At: timestamppb.New(now()),
-				Error: "listen: no"}
+			n.Status.Reload = &adminv1.Reload{At: timestamppb.New(now()), Error: "listen: no"}
 		}},
 		{"runtime unavailable", func(n *testNode) { n.Status.Runtime.Up = false }},
 		{"no pod source", func(n *testNode) { n.Status.PodSource = nil }},
 		{"pod source behind", func(n *testNode) { n.Status.PodSource.Synced = false }},
 		{"decisions dropped", func(n *testNode) {
-			n.Status.DecisionLog = &adminv1.DecisionLogStatus{Path: "/d",
-				Dropped: 12}
+			n.Status.DecisionLog = &adminv1.DecisionLogStatus{Path: "/d", Dropped: 12}
 		}},
 		{"distrust", func(n *testNode) {
 			n.Status.Store.Distrust = &adminv1.Distrust{Since: timestamppb.New(now()), Reason: "lost"}
@@ -497,43 +495,31 @@ func TestWithoutRootWhatCannotBeReadIsUnknown(t *testing.T) {
 
 // If a daemon uses another configuration file, its other paths are not a failure of its sockets.
 func TestDaemonWithAnotherConfigurationIsTheCause(t *testing.T) {
-	for name, set := range map[string]func(n *testNode){
-		"its status names it": func(n *testNode) { n.Status.ConfigurationPath = "/etc/elsewhere.yaml" },
-		"its command line names it": func(n *testNode) {
-			n.Status, n.StatusErr = nil, syscall.ENOENT
-			n.process(strconv.Itoa(os.Getpid()), "pullgated", "/usr/local/bin/pullgated", "--config", "/etc/elsewhere.yaml")
-		},
-		"relative": func(n *testNode) {
-			n.Status, n.StatusErr = nil, syscall.ENOENT
-			n.process(strconv.Itoa(os.Getpid()), "pullgated", "./pullgated", "--config=elsewhere.yaml")
-			n.must(os.Symlink("/etc", n.path("/proc/"+strconv.Itoa(os.Getpid())+"/cwd")))
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			n := newNode(t)
-			set(n)
-			n.must(os.RemoveAll(n.path("/run/pullgate")))
-			n.must(os.Remove(n.path("/var/lib/pullgate/records.db"))) // the store is empty, and is read without the daemon
-			fails := 0
-			for _, f := range n.Examine(t.Context(), doctor.OnRequest) {
-				if f.Level != doctor.Fail {
-					continue
-				}
-				if fails++; f.Check != "daemon" || !strings.Contains(f.Found, "runs with the configuration /etc/elsewhere.yaml") ||
-					f.Remediation != "pullgatectl doctor --config /etc/elsewhere.yaml" {
-					t.Errorf("%+v; want the cause alone", f)
-				}
-			}
-			if fails != 1 {
-				t.Errorf("%d failures; want 1", fails)
-			}
-		})
+	pid := strconv.Itoa(os.Getpid())
+	without := func(n *testNode) { // the store is empty, and is read without the daemon
+		n.Status, n.StatusErr = nil, syscall.ENOENT
+		remove("/run/pullgate")(n)
+		remove("/var/lib/pullgate/records.db")(n)
 	}
-	n := newNode(t)
-	n.Status.ConfigurationPath, n.Status.ConfigurationFound = "/etc/pullgate/config.yaml", true
-	n.Status.NotListening = []*adminv1.NotListening{{Field: "metrics.listen", Error: "address already in use"}}
-	wantFinding(t, n.Examine(t.Context(), doctor.OnRequest), "daemon", doctor.Warn,
-		"metrics.listen is not bound, pullgated tries again: address already in use")
+	play(t, []row{
+		{"its status names it", func(n *testNode) {
+			n.Status.ConfigurationPath = "/etc/elsewhere.yaml"
+			remove("/run/pullgate")(n)
+		}},
+		{"its command line names it", func(n *testNode) {
+			without(n)
+			n.process(pid, "pullgated", "/usr/local/bin/pullgated", "--config", "/etc/elsewhere.yaml")
+		}},
+		{"relative", func(n *testNode) {
+			without(n)
+			n.process(pid, "pullgated", "./pullgated", "--config=elsewhere.yaml")
+			n.must(os.Symlink("/etc", n.path("/proc/"+pid+"/cwd")))
+		}},
+		{"the same one", func(n *testNode) {
+			n.Status.ConfigurationPath, n.Status.ConfigurationFound = "/etc/pullgate/config.yaml", true
+			n.Status.NotListening = []*adminv1.NotListening{{Field: "metrics.listen", Error: "address already in use"}}
+		}},
+	})
 }
 
 func TestState(t *testing.T) {
@@ -562,6 +548,9 @@ func TestState(t *testing.T) {
 		{"nearly full", func(n *testNode) { n.disk.Free = 63 << 20 }},
 		{"no inodes", func(n *testNode) { n.disk.FreeNodes = 3 }},
 		{"as many inodes as wanted", func(n *testNode) { n.disk.Inodes, n.disk.FreeNodes = 0, 0 }},
+		{"a check that panics", func(n *testNode) {
+			n.Disk = func(string) (disk.Stats, error) { panic("broken") }
+		}},
 		{"clock alone", func(n *testNode) { n.inStep = false }},
 		{"clock unknown", func(n *testNode) { n.clockErr = errors.New("not permitted") }},
 		{"daemon started in the future", func(n *testNode) { n.Status.Started = timestamppb.New(now().Add(time.Hour)) }},
@@ -586,14 +575,6 @@ func TestExamineOfTheMachineItselfEnds(t *testing.T) {
 	if got := (doctor.Node{Config: config.Default()}).Examine(ctx, doctor.OnRequest); len(got) < 10 {
 		t.Errorf("%d findings once the context has ended; want every check", len(got))
 	}
-}
-
-func TestPanicOfACheckIsAFinding(t *testing.T) {
-	n := newNode(t)
-	n.Disk = func(string) (disk.Stats, error) { panic("broken") }
-	all := n.Examine(t.Context(), doctor.OnRequest)
-	wantFinding(t, all, "disk", doctor.Unknown, "the check panicked: broken")
-	wantFinding(t, all, "clock", doctor.OK, "")
 }
 
 func TestCRIO(t *testing.T) {
@@ -982,8 +963,7 @@ func TestWebhookByURL(t *testing.T) {
 		"another authority": {func(c *cluster) { c.serve("localhost:8443", other, time.Time{}, unchanged) }, doctor.Fail,
 			"certificate signed by unknown authority"},
 		"expired": {func(c *cluster) {
-			c.serve("localhost:8443", c.authority, time.Now().Add(-time.Minute),
-				unchanged)
+			c.serve("localhost:8443", c.authority, time.Now().Add(-time.Minute), unchanged)
 		}, doctor.Fail, "certificate has expired"},
 		"another server": {func(c *cluster) {
 			c.serve("localhost:8443", c.authority, time.Time{},

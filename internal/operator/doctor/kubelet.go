@@ -46,11 +46,10 @@ func (n Node) kubelet(ctx context.Context) []Finding {
 
 func (n Node) kubeletFiles(ctx context.Context, s Settings) []Finding {
 	all := n.kubeletRoot(s)
-	if n.Stale == nil {
-		return all
-	}
-	if stale, err := n.Stale(ctx, n.Host, n.Config.Listen); err == nil && stale != "" {
-		all = append(all, warn("pullgatectl node enable", "%s", stale))
+	if n.Stale != nil {
+		if stale, err := n.Stale(ctx, n.Host, n.Config.Listen); err == nil && stale != "" {
+			all = append(all, warn("pullgatectl node enable", "%s", stale))
+		}
 	}
 	return all
 }
@@ -128,14 +127,10 @@ type Kind string
 
 // The kinds of nodes.
 const (
-	// KindKubelet is a systemd unit that runs the kubelet.
-	KindKubelet Kind = "kubelet"
-	// KindKubeadm is the same as kubeadm sets it up.
-	KindKubeadm Kind = "kubeadm"
-	// KindK3s runs the kubelet within itself.
-	KindK3s Kind = "k3s"
-	// KindRKE2 starts the kubelet, and is configured like k3s.
-	KindRKE2 Kind = "rke2"
+	KindKubelet Kind = "kubelet" // a systemd unit that runs the kubelet
+	KindKubeadm Kind = "kubeadm" // the same as kubeadm sets it up
+	KindK3s     Kind = "k3s"     // runs the kubelet within itself
+	KindRKE2    Kind = "rke2"    // starts the kubelet, and is configured like k3s
 )
 
 // Rancher reports whether the kubelet is configured by k3s or RKE2.

@@ -102,24 +102,20 @@ func TestWhatTheKubeletDials(t *testing.T) {
 }
 
 func TestRootDirectoryOfTheKubelet(t *testing.T) {
-	const found = "admission.kubeletRoot is /var/lib/kubelet, and the kubelet's --root-dir is /data/kubelet (the " +
-		"command line of process 812)"
-	for _, policies := range []string{"", "/etc/pullgate/policies"} {
-		for _, unit := range []bool{false, true} {
-			n := newNode(t)
+	at := func(policies string, unit bool) func(*testNode) {
+		return func(n *testNode) {
 			n.Config.Admission.Policies = policies
 			n.kubeletArgs("--container-runtime-endpoint="+ours, "--root-dir=/data/kubelet")
 			if unit {
 				n.unit("kubelet.service", kubeletPID, "/usr/bin/kubelet --container-runtime-endpoint="+ours)
 			}
-			all := n.Examine(t.Context(), doctor.OnRequest)
-			if policies != "" {
-				wantFinding(t, all, "kubelet", doctor.Fail, found)
-			} else if slices.ContainsFunc(all, func(f doctor.Finding) bool { return strings.Contains(f.Found, "kubeletRoot") }) {
-				t.Errorf("findings = %+v; want none about kubeletRoot without policies", all)
-			}
 		}
 	}
+	play(t, []row{
+		{"without policies", at("", false)}, {"without policies, in a unit", at("", true)},
+		{"with policies", at("/etc/pullgate/policies", false)},
+		{"with policies, in a unit", at("/etc/pullgate/policies", true)},
+	})
 }
 
 // If doctor reads the settings correctly, they are correct here: the flags and the configuration of k3s and RKE2, and a

@@ -185,16 +185,16 @@ func startSignatures(a config.Admission, set *policyfiles.Set) (all []Finding) {
 
 func (n Node) startRuntime(context.Context) (all []Finding) {
 	c := n.Config
-	for _, e := range []struct{ field, endpoint string }{
-		{"runtimeEndpoint", c.RuntimeEndpoint},
-		{"imageEndpoint", c.ImageEndpoint},
-	} {
-		path := strings.TrimPrefix(e.endpoint, "unix://")
-		_, err := os.Stat(path)
-		if errors.Is(err, fs.ErrNotExist) && (e.field == "runtimeEndpoint" || c.ImageEndpoint != c.RuntimeEndpoint) {
-			all = append(all, caution(e.field, fmt.Errorf("%s: not found; pullgated starts, and every call fails until the "+
+	missing := func(field, endpoint string) {
+		path := strings.TrimPrefix(endpoint, "unix://")
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			all = append(all, caution(field, fmt.Errorf("%s: not found; pullgated starts, and every call fails until the "+
 				"runtime listens there", path))...)
 		}
+	}
+	missing("runtimeEndpoint", c.RuntimeEndpoint)
+	if c.ImageEndpoint != c.RuntimeEndpoint {
+		missing("imageEndpoint", c.ImageEndpoint)
 	}
 	return all
 }

@@ -133,7 +133,7 @@ func (m *Metrics) begin() {
 			m.miss.WithLabelValues(p, o)
 		}
 	}
-	for _, r := range Results() {
+	for _, r := range []string{policyAllowed, recordFound, mustAuthenticate, checkFailed} {
 		m.checks.WithLabelValues(r)
 	}
 	for _, r := range CreationRefusals() {
@@ -183,9 +183,6 @@ func (m *Metrics) Handler() http.Handler {
 // Registry returns the registry, to gather from.
 func (m *Metrics) Registry() *prometheus.Registry { return m.registry }
 
-// Modes returns the values of the label mode: enforcing, and shadow mode.
-func Modes() []string { return []string{"enforce", "shadow"} }
-
 // PullPolicies returns the values of the label pull_policy.
 func PullPolicies() []string { return []string{"Always", "IfNotPresent", "Never", unknown} }
 
@@ -204,9 +201,6 @@ const (
 	mustAuthenticate = "mustAuthenticate"
 	checkFailed      = "error"
 )
-
-// Results returns the values of the label result.
-func Results() []string { return []string{policyAllowed, recordFound, mustAuthenticate, checkFailed} }
 
 // resultOf returns what the kubelet's own verification would call a verdict.
 func resultOf(d policy.Decision) string {
@@ -364,7 +358,7 @@ func (m *Metrics) SetInForce(get func() InForce) {
 		"1 if denials of policies are enforced, 0 if they are only reported.", nil, nil)
 	m.registry.MustRegister(prometheus.CollectorFunc(func(to chan<- prometheus.Metric) {
 		now := get()
-		mode := Modes()[int(number(now.Shadow))]
+		mode := map[bool]string{true: "shadow", false: "enforce"}[now.Shadow]
 		to <- prometheus.MustNewConstMetric(config, prometheus.GaugeValue, 1, mode, now.Policy, now.PoliciesHash)
 		if now.HasPolicies {
 			to <- prometheus.MustNewConstMetric(policies, prometheus.GaugeValue, number(now.PoliciesEnforced))

@@ -319,8 +319,7 @@ func TestEveryValueOfASetIsCountedAsItself(t *testing.T) {
 // codes are the names of gRPC's status codes, which the contract of labels rests on.
 func codes() []string {
 	return strings.Fields("OK Canceled Unknown InvalidArgument DeadlineExceeded NotFound AlreadyExists PermissionDenied " +
-		"ResourceExhausted " +
-		"FailedPrecondition Aborted OutOfRange Unimplemented Internal Unavailable DataLoss Unauthenticated")
+		"ResourceExhausted FailedPrecondition Aborted OutOfRange Unimplemented Internal Unavailable DataLoss Unauthenticated")
 }
 
 func TestScrape(t *testing.T) {

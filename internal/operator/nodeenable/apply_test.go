@@ -504,8 +504,7 @@ func TestEnableRefuses(t *testing.T) {
 		}},
 		{"a file of others in the way", "k3s", func(n *node) { n.put(rancherDropIn, "v: 1\n") }},
 		{"a later drop-in of k3s", "k3s", func(n *node) {
-			n.put("/etc/rancher/k3s/config.yaml.d/95-x.yaml",
-				"kubelet-arg: [v=2]\n")
+			n.put("/etc/rancher/k3s/config.yaml.d/95-x.yaml", "kubelet-arg: [v=2]\n")
 		}},
 		{"k3s's own command line", "k3s", func(n *node) {
 			n.put("/etc/systemd/system/k3s.service", "[Service]\nExecStart=/usr/local/bin/k3s server "+
@@ -527,8 +526,7 @@ func TestEnableRefuses(t *testing.T) {
 		}},
 		{"a script without a file", "plain-script", func(n *node) { n.put("/proc/72/cmdline", "/usr/bin/kubelet\x00") }},
 		{"a file in JSON", "plain-script", func(n *node) {
-			n.put("/etc/kubelet.yaml",
-				"{\"kind\": \"KubeletConfiguration\"}\n")
+			n.put("/etc/kubelet.yaml", "{\"kind\": \"KubeletConfiguration\"}\n")
 		}},
 		{"a value over two lines", "plain-script", func(n *node) {
 			n.put("/etc/kubelet.yaml", "containerRuntimeEndpoint:\n  unix:///run/containerd/containerd.sock\n")
@@ -741,12 +739,10 @@ func TestStatus(t *testing.T) {
 		}},
 		{"our drop-in changed", "k3s", func(n *node) {
 			must(n.t, n.enable())
-			n.put(rancherDropIn,
-				n.read(rancherDropIn)+"# mine\n")
+			n.put(rancherDropIn, n.read(rancherDropIn)+"# mine\n")
 		}},
 		{"our drop-in removed", "kubeadm-flags", func(n *node) {
-			must(n.t,
-				n.enable())
+			must(n.t, n.enable())
 			_ = os.Remove(filepath.Join(n.root, unitDropIn))
 		}},
 		{"interrupted", "k3s", func(n *node) { n.killed(2, n.enable) }},
