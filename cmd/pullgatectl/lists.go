@@ -23,7 +23,6 @@ func listing[Q proto.Message, A cli.ListPage](c *cli.Console, cmd *cobra.Command
 ) *cobra.Command {
 	limit := cmd.Flags().Uint("limit", 0, "list `N` entries at most; 0 is all")
 	return cli.ShowCommand(c, cmd, o, func(ctx context.Context, api adminv1.PullRecordsClient, _ []string) (A, error) {
-		//nolint:gosec // a limit that overflows is no limit
 		answer, count, err := cli.List(ctx, api, int(*limit), request, ask)
 		if err == nil && answer.GetNextPageToken() != "" {
 			_, _ = fmt.Fprintf(c.Err, "pullgatectl: there are more than these %d, --limit 0 lists all\n", count)

@@ -106,9 +106,7 @@ func TestScripts(t *testing.T) {
 		t.Skip("runs the program as a process")
 	}
 	store, err := filepath.Abs("../../internal/records/testdata/format-1.db")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata",
 		Deadline:            time.Now().Add(2 * time.Minute), // for a program that hangs
@@ -262,8 +260,10 @@ func startDaemon(answers string) (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{dir: dir, socket: filepath.Join(dir, "admin.sock"), served: make(chan struct{}),
-		answers: map[string][]string{}}
+	d := &daemon{
+		dir: dir, socket: filepath.Join(dir, "admin.sock"), served: make(chan struct{}),
+		answers: map[string][]string{},
+	}
 	d.methods = adminv1.File_pullgate_admin_v1_pull_records_proto.Services().Get(0).Methods()
 	files, err := filepath.Glob(filepath.Join(answers, "*.json"))
 	if err != nil {
@@ -462,8 +462,10 @@ const docs = "../../docs"
 
 // The output in the manual is the real output. `UPDATE=1 go test` writes it again.
 func TestManualShowsWhatIsPrinted(t *testing.T) {
-	pages := map[string]int{"pullgatectl.md": 6, "restrictions.md": 1, "require-signatures.md": 1,
-		"leaked-credential.md": 2, "troubleshooting.md": 1}
+	pages := map[string]int{
+		"pullgatectl.md": 6, "restrictions.md": 1, "require-signatures.md": 1,
+		"leaked-credential.md": 2, "troubleshooting.md": 1,
+	}
 	for page, commands := range pages {
 		t.Run(page, func(t *testing.T) { testPage(t, filepath.Join(docs, page), commands) })
 	}
@@ -476,17 +478,13 @@ func testPage(t *testing.T, manual string, atLeast int) {
 		t.Skip("no jq on this machine")
 	}
 	d, err := startDaemon(filepath.Join("testdata", "answers"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() {
 		d.stop()
 		_ = os.RemoveAll(d.dir)
 	})
 	raw, err := os.ReadFile(manual)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var want strings.Builder
 	inside, ran := false, 0
 	for line := range strings.Lines(string(raw)) {
@@ -512,17 +510,13 @@ func testPage(t *testing.T, manual string, atLeast int) {
 	if os.Getenv("UPDATE") == "" {
 		t.Fatalf("%s does not show what is printed; it would be\n%s", manual, want.String())
 	}
-	if err := os.WriteFile(manual, []byte(want.String()), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(manual, []byte(want.String()), 0o644))
 }
 
 // The policy in the page about signatures is the one that is tested there.
 func TestSignaturePageShowsItsPolicy(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join(docs, "require-signatures.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	policy, err := os.ReadFile(filepath.Join(docs, "examples/signature/policies/team-a.yaml"))
 	if err != nil || !strings.Contains(string(page), "```yaml\n"+string(policy)+"```\n") {
 		t.Errorf("the page does not show %s, %v", policy, err)
@@ -551,9 +545,7 @@ func cluster(t *testing.T) string {
 		"kubectl": "#!/bin/sh\necho node/node-1\necho node/node-2\n",
 		"ssh":     "#!/bin/sh\nshift\nexec sh -c \"$*\"\n",
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(script), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, name), []byte(script), 0o700))
 	}
 	return dir
 }

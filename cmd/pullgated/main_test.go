@@ -66,9 +66,7 @@ func TestLoaderOfTheDefaultPath(t *testing.T) {
 	if _, found, err := load(); err != nil || !found {
 		t.Errorf("present: found: %v, %v; want it found", found, err)
 	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.Remove(path))
 	if _, _, err := load(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("gone: %v; want ErrNotExist", err)
 	}

@@ -191,10 +191,14 @@ func TestParseFillsIn(t *testing.T) {
 	want.RuntimeEndpoint, want.ImageEndpoint = "unix:///run/r.sock", "unix:///run/r.sock"
 	mustBe(t, "runtimeEndpoint alone", c, err, want)
 
-	for listen, beside := range map[string]string{"unix:///run/other/cri.sock": "unix:///run/other/",
-		"unix:///a": "unix:///"} {
-		for _, node := range []string{"", "nodeCredentials:\nadmin:\n", "admin: {listen: }\n",
-			"nodeCredentials: {dockerConfigFiles: }\nadmin: {}\n"} {
+	for listen, beside := range map[string]string{
+		"unix:///run/other/cri.sock": "unix:///run/other/",
+		"unix:///a":                  "unix:///",
+	} {
+		for _, node := range []string{
+			"", "nodeCredentials:\nadmin:\n", "admin: {listen: }\n",
+			"nodeCredentials: {dockerConfigFiles: }\nadmin: {}\n",
+		} {
 			c, err := config.Parse([]byte(header + "listen: " + listen + "\n" + node))
 			want := config.Default()
 			want.Listen, want.Admin.Listen = listen, beside+"admin.sock"
@@ -269,18 +273,30 @@ func TestParseRefusesOtherDocuments(t *testing.T) {
 		yaml string
 		want []string
 	}{
-		"no header": {"listen: unix:///run/a.sock\n",
-			[]string{`apiVersion: Unsupported value: "": supported values: "config.pullgate.dev/v1alpha1"`,
-				`kind: Unsupported value: "": supported values: "PullgateConfiguration"`}},
-		"apiVersion of others": {"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: PullgateConfiguration\n",
+		"no header": {
+			"listen: unix:///run/a.sock\n",
+			[]string{
+				`apiVersion: Unsupported value: "": supported values: "config.pullgate.dev/v1alpha1"`,
+				`kind: Unsupported value: "": supported values: "PullgateConfiguration"`,
+			},
+		},
+		"apiVersion of others": {
+			"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: PullgateConfiguration\n",
 			[]string{`apiVersion: Unsupported value: "kubelet.config.k8s.io/v1beta1": supported values: ` +
-				`"config.pullgate.dev/v1alpha1"`}},
-		"kind of others": {"apiVersion: config.pullgate.dev/v1alpha1\nkind: KubeletConfiguration\n",
-			[]string{`kind: Unsupported value: "KubeletConfiguration": supported values: "PullgateConfiguration"`}},
-		"duplicate key": {header + "listen: unix:///run/a.sock\nlisten: unix:///run/b.sock\n",
-			[]string{`line 4: key "listen" already set`}},
-		"duplicate inside": {header + "metrics:\n  listen: ':1'\n  listen: ':2'\n",
-			[]string{`line 5: key "listen" already set`}},
+				`"config.pullgate.dev/v1alpha1"`},
+		},
+		"kind of others": {
+			"apiVersion: config.pullgate.dev/v1alpha1\nkind: KubeletConfiguration\n",
+			[]string{`kind: Unsupported value: "KubeletConfiguration": supported values: "PullgateConfiguration"`},
+		},
+		"duplicate key": {
+			header + "listen: unix:///run/a.sock\nlisten: unix:///run/b.sock\n",
+			[]string{`line 4: key "listen" already set`},
+		},
+		"duplicate inside": {
+			header + "metrics:\n  listen: ':1'\n  listen: ':2'\n",
+			[]string{`line 5: key "listen" already set`},
+		},
 		"list":               {"- a\n", []string{"array"}},
 		"text":               {"hello\n", []string{"string"}},
 		"no YAML":            {"a: [\n", []string{"line 1"}},
@@ -288,8 +304,10 @@ func TestParseRefusesOtherDocuments(t *testing.T) {
 		"two documents":      {header + "---\n" + header, []string{"more than one document"}},
 		"second without end": {header + "---", []string{"more than one document"}},
 		"second is broken":   {header + "---\na: [\n", []string{"more than one document"}},
-		"marker, two": {"---\n" + header + "---\nnoPullImageSecretRecheck: true\n",
-			[]string{"more than one document"}},
+		"marker, two": {
+			"---\n" + header + "---\nnoPullImageSecretRecheck: true\n",
+			[]string{"more than one document"},
+		},
 		"first is empty":      {"---\n---\n" + header, []string{"more than one document"}},
 		"ended, then more":    {header + "...\n---\nlisten: x\n", []string{"more than one document"}},
 		"marker with a value": {header + "--- {listen: x}\n", []string{"more than one document"}},
@@ -324,8 +342,10 @@ func TestParseRefusesOtherDocuments(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	golden, err := os.ReadFile("testdata/defaults.yaml")
 	must(f, err)
-	for _, s := range []string{"", header, string(golden), header + "---\n", "a: &a [*a]",
-		header + "exempt: {namespaces: [a]}"} {
+	for _, s := range []string{
+		"", header, string(golden), header + "---\n", "a: &a [*a]",
+		header + "exempt: {namespaces: [a]}",
+	} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

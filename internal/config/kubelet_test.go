@@ -35,8 +35,10 @@ func TestKubeletConfigGivesThePolicy(t *testing.T) {
 	}{
 		"neither is set": {kubeletHeader, policy.ModeNeverVerifyPreloadedImages, nil},
 		"both are set":   {kubeletHeader + names, policy.ModeNeverVerifyAllowlistedImages, []string{"busybox"}},
-		"policy alone": {kubeletHeader + "imagePullCredentialsVerificationPolicy: AlwaysVerify\n", policy.ModeAlwaysVerify,
-			nil},
+		"policy alone": {
+			kubeletHeader + "imagePullCredentialsVerificationPolicy: AlwaysVerify\n", policy.ModeAlwaysVerify,
+			nil,
+		},
 		"null and empty": {kubeletHeader + "imagePullCredentialsVerificationPolicy: " +
 			"\"\"\npreloadedImagesVerificationAllowlist:\n", policy.ModeNeverVerifyPreloadedImages, nil},
 		"JSON": {`{"kind":"KubeletConfiguration","apiVersion":"kubelet.config.k8s.io/v1beta1",` +
@@ -44,8 +46,10 @@ func TestKubeletConfigGivesThePolicy(t *testing.T) {
 		// Fields of kubelets of other versions, and fields that the kubelet also treats as other fields.
 		"other fields": {kubeletHeader + "cgroupDriver: systemd\nfromTheFuture: {a: [1, {b: null}]}\nauthentication: 5\n" +
 			names, policy.ModeNeverVerifyAllowlistedImages, []string{"busybox"}},
-		"other case": {kubeletHeader + "ImagePullCredentialsVerificationPolicy: AlwaysVerify\n",
-			policy.ModeNeverVerifyPreloadedImages, nil},
+		"other case": {
+			kubeletHeader + "ImagePullCredentialsVerificationPolicy: AlwaysVerify\n",
+			policy.ModeNeverVerifyPreloadedImages, nil,
+		},
 	} {
 		path, got, err := withKubelet(t, tc.content, "")
 		want := config.Default()
@@ -63,12 +67,16 @@ func TestKubeletConfigIsRefused(t *testing.T) {
 		content, own string
 		want         []string // FILE represents the path
 	}{
-		"other kind": {"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: CredentialProviderConfig\n", "",
+		"other kind": {
+			"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: CredentialProviderConfig\n", "",
 			[]string{`kubeletConfig: FILE: kind: Unsupported value: "CredentialProviderConfig": supported values: ` +
-				`"KubeletConfiguration"`}},
-		"other apiVersion": {"apiVersion: kubelet.config.k8s.io/v1\nkind: KubeletConfiguration\n", "",
+				`"KubeletConfiguration"`},
+		},
+		"other apiVersion": {
+			"apiVersion: kubelet.config.k8s.io/v1\nkind: KubeletConfiguration\n", "",
 			[]string{`kubeletConfig: FILE: apiVersion: Unsupported value: "kubelet.config.k8s.io/v1": ` +
-				`supported values: "kubelet.config.k8s.io/v1beta1"`}},
+				`supported values: "kubelet.config.k8s.io/v1beta1"`},
+		},
 		"empty": {"", "", []string{
 			`kubeletConfig: FILE: apiVersion: Unsupported value: "": supported values: "kubelet.config.k8s.io/v1beta1"`,
 			`kubeletConfig: FILE: kind: Unsupported value: "": supported values: "KubeletConfiguration"`,
@@ -93,12 +101,14 @@ func TestKubeletConfigIsRefused(t *testing.T) {
 		"policy given twice": {kubeletHeader, "imagePullCredentialsVerificationPolicy: AlwaysVerify\n", []string{
 			"imagePullCredentialsVerificationPolicy: Forbidden: the policy is that of kubeletConfig; set one of the two",
 		}},
-		"given twice, equal and empty": {kubeletHeader,
+		"given twice, equal and empty": {
+			kubeletHeader,
 			"imagePullCredentialsVerificationPolicy: NeverVerifyPreloadedImages\npreloadedImagesVerificationAllowlist: []\n",
 			[]string{
 				"imagePullCredentialsVerificationPolicy: Forbidden: the policy is that of kubeletConfig",
 				"preloadedImagesVerificationAllowlist: Forbidden: the policy is that of kubeletConfig",
-			}},
+			},
+		},
 		"beside other errors": {kubeletHeader + "imagePullCredentialsVerificationPolicy: 1\n", "stateDir: x\n", []string{
 			`stateDir: Invalid value: "x"`, "kubeletConfig: FILE: imagePullCredentialsVerificationPolicy: Invalid type: number",
 		}},

@@ -22,8 +22,10 @@ func TestParsePolicyd(t *testing.T) {
 	whole.Policies = "/etc/pullgate/policies"
 	whole.Node.Listen = "unix:///run/pullgate/policy.sock"
 	whole.Metrics.Listen = ""
-	whole.HTTPS = config.HTTPS{Listen: ":9443", CertFile: "/tls/tls.crt", KeyFile: "/tls/tls.key",
-		ClientCAFile: "/tls/ca.crt"}
+	whole.HTTPS = config.HTTPS{
+		Listen: ":9443", CertFile: "/tls/tls.crt", KeyFile: "/tls/tls.key",
+		ClientCAFile: "/tls/ca.crt",
+	}
 	whole.PodTemplates = []config.PodTemplate{
 		{Group: "batch.example.org", Resource: "trainings", Path: "spec.worker.template"},
 		{Group: "batch.example.org", Resource: "trainings", Path: "spec.master.template"},

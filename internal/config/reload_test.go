@@ -54,12 +54,18 @@ func TestNeedRestart(t *testing.T) {
 		{"", "credentialValidity: 24h\nregistryUnavailableGrace: 1h", nil},
 		{"", "noPullImageSecretRecheck: true", []string{"noPullImageSecretRecheck"}},
 		{"", "runtimeEndpoint: unix:///run/r.sock", []string{"runtimeEndpoint", "imageEndpoint"}},
-		{"", "admission: {policydSocket: unix:///run/p.sock, policies: /p, enforce: false, exempt: {namespaces: [a]}}",
-			[]string{"admission.policydSocket"}},
-		{"", "listen: unix:///run/a/cri.sock\ndecisionLog: {path: /a}\nexempt: {staticPods: false}",
-			[]string{"listen", "admin.listen", "decisionLog.path"}},
-		{"nodeCredentials: {dockerConfigFiles: [/a]}", "nodeCredentials: {dockerConfigFiles: [/a, /b]}",
-			[]string{"nodeCredentials.dockerConfigFiles"}},
+		{
+			"", "admission: {policydSocket: unix:///run/p.sock, policies: /p, enforce: false, exempt: {namespaces: [a]}}",
+			[]string{"admission.policydSocket"},
+		},
+		{
+			"", "listen: unix:///run/a/cri.sock\ndecisionLog: {path: /a}\nexempt: {staticPods: false}",
+			[]string{"listen", "admin.listen", "decisionLog.path"},
+		},
+		{
+			"nodeCredentials: {dockerConfigFiles: [/a]}", "nodeCredentials: {dockerConfigFiles: [/a, /b]}",
+			[]string{"nodeCredentials.dockerConfigFiles"},
+		},
 	} {
 		running, err1 := config.Parse([]byte(header + c.running))
 		next, err2 := config.Parse([]byte(header + c.next))

@@ -35,8 +35,10 @@ func TestRevokeEndsWhatItsDryRunListed(t *testing.T) {
 		"repository":       {&adminv1.RevokeRequest{Repository: app}, 1, 0, 1, 0},
 		"image ID":         {&adminv1.RevokeRequest{ImageId: id1}, 1, 0, 1, 0},
 		"Secret by UID":    {&adminv1.RevokeRequest{Secret: &adminv1.SecretRef{Uid: "uid-alice"}}, 1, 0, 1, 0},
-		"Secret by name": {&adminv1.RevokeRequest{Secret: &adminv1.SecretRef{Namespace: "team", Name: "alice"}}, 1, 0, 1,
-			0},
+		"Secret by name": {
+			&adminv1.RevokeRequest{Secret: &adminv1.SecretRef{Namespace: "team", Name: "alice"}}, 1, 0, 1,
+			0,
+		},
 		"namespace": {&adminv1.RevokeRequest{Namespace: "team"}, 1, 0, 1, 0},
 		"marked":    {&adminv1.RevokeRequest{Repository: "repo.test/pre"}, 0, 0, 1, 1},
 		"both":      {&adminv1.RevokeRequest{Repository: "repo.test/pre", Namespace: "team"}, 0, 0, 0, 0},
@@ -81,8 +83,10 @@ func TestRevokeEndsWhatItsDryRunListed(t *testing.T) {
 func TestMarksAreAcceptedAndForgottenOverTheWire(t *testing.T) {
 	w := aNode(t)
 	for _, dryRun := range []bool{true, false} {
-		got, err := w.AcceptPreloaded(t.Context(), &adminv1.AcceptPreloadedRequest{Repository: app, DryRun: dryRun,
-			IncludingProved: !dryRun})
+		got, err := w.AcceptPreloaded(t.Context(), &adminv1.AcceptPreloadedRequest{
+			Repository: app, DryRun: dryRun,
+			IncludingProved: !dryRun,
+		})
 		if err != nil || len(got.GetProved()) != 1 || got.GetConfirmation() == "" || len(got.GetAccepted()) != 1 ||
 			got.GetAccepted()[0].GetImageId() != id1 || w.try(aPod("bob"), app+":1").Allowed() == dryRun {
 			t.Errorf("AcceptPreloaded(dry run %v) = %v, %v", dryRun, got, err)
@@ -114,30 +118,44 @@ func TestCorrectionsRefuseEmptySelections(t *testing.T) {
 		code codes.Code
 	}{
 		"revoke nothing": {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{DryRun: true})), codes.InvalidArgument},
-		"half a Secret": {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{Secret: &adminv1.SecretRef{Name: "x"}})),
-			codes.InvalidArgument},
-		"short credential": {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{CredentialId: "abc"})),
-			codes.InvalidArgument},
-		"beginning of an image ID": {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{ImageId: "sha256:1111111"})),
-			codes.InvalidArgument},
-		"no repository": {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{Repository: "UPPER CASE"})),
-			codes.InvalidArgument},
-		"revoke a tag": {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{Repository: app + ":1"})),
-			codes.InvalidArgument},
+		"half a Secret": {
+			errOf(w.Revoke(ctx, &adminv1.RevokeRequest{Secret: &adminv1.SecretRef{Name: "x"}})),
+			codes.InvalidArgument,
+		},
+		"short credential": {
+			errOf(w.Revoke(ctx, &adminv1.RevokeRequest{CredentialId: "abc"})),
+			codes.InvalidArgument,
+		},
+		"beginning of an image ID": {
+			errOf(w.Revoke(ctx, &adminv1.RevokeRequest{ImageId: "sha256:1111111"})),
+			codes.InvalidArgument,
+		},
+		"no repository": {
+			errOf(w.Revoke(ctx, &adminv1.RevokeRequest{Repository: "UPPER CASE"})),
+			codes.InvalidArgument,
+		},
+		"revoke a tag": {
+			errOf(w.Revoke(ctx, &adminv1.RevokeRequest{Repository: app + ":1"})),
+			codes.InvalidArgument,
+		},
 		"two namespaces": {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{
 			Namespace: "a", Secret: &adminv1.SecretRef{Namespace: "b", Name: "c"},
 		})), codes.InvalidArgument},
 		"accept nothing": {accept(&adminv1.AcceptPreloadedRequest{}), codes.InvalidArgument},
-		"accept all and some": {accept(&adminv1.AcceptPreloadedRequest{AllUntracked: true, ImageId: id1}),
-			codes.InvalidArgument},
+		"accept all and some": {
+			accept(&adminv1.AcceptPreloadedRequest{AllUntracked: true, ImageId: id1}),
+			codes.InvalidArgument,
+		},
 		"accept an absent tag":  {accept(&adminv1.AcceptPreloadedRequest{Repository: app + ":none"}), codes.NotFound},
 		"accept what is absent": {accept(&adminv1.AcceptPreloadedRequest{Repository: "repo.test/nothing"}), codes.NotFound},
 		"accept proved":         {accept(&adminv1.AcceptPreloadedRequest{Repository: app}), codes.FailedPrecondition},
 		"accept what was not confirmed": {accept(&adminv1.AcceptPreloadedRequest{
 			Repository: app, IncludingProved: true, Confirmation: "x",
 		}), codes.Aborted},
-		"forget nothing": {errOf(w.ForgetPreloaded(ctx, &adminv1.ForgetPreloadedRequest{})),
-			codes.InvalidArgument},
+		"forget nothing": {
+			errOf(w.ForgetPreloaded(ctx, &adminv1.ForgetPreloadedRequest{})),
+			codes.InvalidArgument,
+		},
 		"forget a digest": {errOf(w.ForgetPreloaded(ctx,
 			&adminv1.ForgetPreloadedRequest{Repository: app + "@" + id1})), codes.InvalidArgument},
 		"forget all and some": {errOf(w.ForgetPreloaded(ctx,
@@ -250,8 +268,10 @@ func TestListEndorsementsSelectsByEveryField(t *testing.T) {
 		"signer":                {&adminv1.ListEndorsementsRequest{Signer: "bob"}, 2},
 		"another one of it":     {&adminv1.ListEndorsementsRequest{Signer: "release"}, 4},
 		"beginning of a signer": {&adminv1.ListEndorsementsRequest{Signer: "bo"}, 0},
-		"all fields": {&adminv1.ListEndorsementsRequest{Repository: app, ImageId: id1, Requirement: old,
-			Signer: "bob"}, 1},
+		"all fields": {&adminv1.ListEndorsementsRequest{
+			Repository: app, ImageId: id1, Requirement: old,
+			Signer: "bob",
+		}, 1},
 	} {
 		for _, size := range []int32{0, 1, 2} {
 			req := proto.CloneOf(tc.req)
@@ -267,8 +287,11 @@ func TestListEndorsementsSelectsByEveryField(t *testing.T) {
 		got.GetExpires() != nil || len(got.GetRules()) > 0 {
 		t.Errorf("endorsement = %v; want what was stored", got)
 	}
-	for _, req := range []*adminv1.ListEndorsementsRequest{{Repository: "UPPER CASE"}, {PageToken: "%%%"},
-		{PageSize: -1}} {
+	for _, req := range []*adminv1.ListEndorsementsRequest{
+		{Repository: "UPPER CASE"},
+		{PageToken: "%%%"},
+		{PageSize: -1},
+	} {
 		if _, err := w.ListEndorsements(t.Context(), req); status.Code(err) != codes.InvalidArgument {
 			t.Errorf("ListEndorsements(%v) = %v; want InvalidArgument", req, err)
 		}
@@ -277,8 +300,10 @@ func TestListEndorsementsSelectsByEveryField(t *testing.T) {
 
 func TestListEndorsementsHasRulesAndExpiry(t *testing.T) {
 	v := &verifier{rules: []requirement.Rule{
-		{Kind: "ClusterPolicy", Policy: "signed", Name: "app", Images: patterns(t, "repo.test/*"),
-			Requirement: signedBy("a")},
+		{
+			Kind: "ClusterPolicy", Policy: "signed", Name: "app", Images: patterns(t, "repo.test/*"),
+			Requirement: signedBy("a"),
+		},
 		{Kind: "ClusterImagePolicy", Policy: "same", Images: patterns(t, "repo.test/*"), Requirement: signedBy("a")},
 		{Kind: "ClusterPolicy", Policy: "another", Images: patterns(t, "repo.test/*"), Requirement: signedBy("b")},
 	}}
@@ -286,8 +311,10 @@ func TestListEndorsementsHasRulesAndExpiry(t *testing.T) {
 		c.Signatures = v
 		c.EndorsementValidity = func() time.Duration { return time.Hour }
 	})
-	base := records.Endorsement{Pair: records.Pair{ImageID: id1, Repository: app}, Requirement: signedBy("a").Hash("root"),
-		Digest: "d", At: endorsedAt()}
+	base := records.Endorsement{
+		Pair: records.Pair{ImageID: id1, Repository: app}, Requirement: signedBy("a").Hash("root"),
+		Digest: "d", At: endorsedAt(),
+	}
 	early, late := base, base
 	early.Pair.ImageID, early.Until = id2, endorsedAt().Add(time.Minute)
 	late.Pair.ImageID, late.Until = id3, endorsedAt().Add(24*time.Hour)

@@ -73,8 +73,10 @@ func record(r records.Record) change {
 func provedBy(ids ...credential.ID) change {
 	var r records.Record
 	for _, c := range ids {
-		r.Proofs = append(r.Proofs, records.Proof{Credential: c, FirstProved: hour(0), LastProved: hour(1),
-			Secrets: []records.SecretRef{{UID: "u0", Namespace: "team-a", Name: "pull"}}})
+		r.Proofs = append(r.Proofs, records.Proof{
+			Credential: c, FirstProved: hour(0), LastProved: hour(1),
+			Secrets: []records.SecretRef{{UID: "u0", Namespace: "team-a", Name: "pull"}},
+		})
 	}
 	return record(r)
 }
@@ -110,8 +112,10 @@ func cases() []struct {
 	newPod := tracker.Pod{Namespace: "team-b"}
 	holds := []tracker.Secret{{Credential: bob, Ref: pull}}
 	one := func(title string, p tracker.Pod, e tracker.Explanation, change ...func(c *explanation)) c {
-		made := explanation{Explanation: e, Image: imageref.New(name), Names: []imageref.Ref{imageref.New(name)}, Pod: p,
-			PullPolicy: "unknown", Settings: Settings{OutageFallback: true}}
+		made := explanation{
+			Explanation: e, Image: imageref.New(name), Names: []imageref.Ref{imageref.New(name)}, Pod: p,
+			PullPolicy: "unknown", Settings: Settings{OutageFallback: true},
+		}
 		for _, f := range change {
 			f(&made)
 		}
@@ -157,12 +161,16 @@ func cases() []struct {
 		one("proved for a day", web, judged(policy.Proved, true, provedBy(bob), provedAs(bob, tracker.Valid),
 			ruled(with("", 24, 0))), source("Never", true, holds...)),
 		one("proved by a rotated Secret", web, judged(policy.Proved, true,
-			record(records.Record{Proofs: []records.Proof{{Credential: alice, LastProved: hour(1),
-				Secrets: []records.SecretRef{pull}}}}), provedAs(bob, tracker.Rotated)), source("mixed", true, holds...)),
+			record(records.Record{Proofs: []records.Proof{{
+				Credential: alice, LastProved: hour(1),
+				Secrets: []records.SecretRef{pull},
+			}}}), provedAs(bob, tracker.Rotated)), source("mixed", true, holds...)),
 		one("proved, old kubelets", web, judged(policy.Proved, true, provedBy(bob), provedAs(bob, tracker.Valid))),
 		one("proved for its namespace by the runtime", web,
-			judged(policy.Proved, true, record(records.Record{Proofs: []records.Proof{{Credential: alice, LastProved: hour(1),
-				Secrets: []records.SecretRef{{Namespace: "team-b"}}}}}), provedAs(alice, tracker.Valid)), perNamespace),
+			judged(policy.Proved, true, record(records.Record{Proofs: []records.Proof{{
+				Credential: alice, LastProved: hour(1),
+				Secrets: []records.SecretRef{{Namespace: "team-b"}},
+			}}}), provedAs(alice, tracker.Valid)), perNamespace),
 		one("in grace", web, judged(policy.ProvedInGrace, true, provedBy(bob), provedAs(bob, tracker.InGrace),
 			ruled(with("", 24, 4)), func(e *tracker.Explanation) { e.InGrace, e.Evidence.InGrace = true, true }),
 			source("Never", true, holds...)),
@@ -196,8 +204,10 @@ func cases() []struct {
 			e.Known.Intents = []records.Intent{{ID: 1, Name: name, Repository: repo, Begun: hour(1)}}
 		})),
 		one("lost pull", newPod, judged(policy.Pulling, false, func(e *tracker.Explanation) {
-			e.Known.Intents = []records.Intent{{ID: 1, Name: name, Repository: repo, Begun: hour(1)},
-				{ID: 2, Name: repo + ":2", Repository: repo, Begun: hour(1), Ended: hour(2)}}
+			e.Known.Intents = []records.Intent{
+				{ID: 1, Name: name, Repository: repo, Begun: hour(1)},
+				{ID: 2, Name: repo + ":2", Repository: repo, Begun: hour(1), Ended: hour(2)},
+			}
 		})),
 		one("untracked in distrust", web, judged(policy.Untracked, false, func(e *tracker.Explanation) {
 			e.Distrust = &records.Distrust{Since: hour(0), Reason: "the store was damaged"}
@@ -210,8 +220,10 @@ func cases() []struct {
 			func(c *explanation) { c.VerifyUntracked = true }),
 		one("untracked, removal in progress", web, judged(policy.Untracked, false)),
 		one("not proved, by an expired proof of another pod", web,
-			judged(policy.NotProved, false, record(records.Record{Proofs: []records.Proof{{Credential: alice,
-				LastProved: time.Unix(0, 0)}}}), ruled(with("", 24, 0)))),
+			judged(policy.NotProved, false, record(records.Record{Proofs: []records.Proof{{
+				Credential: alice,
+				LastProved: time.Unix(0, 0),
+			}}}), ruled(with("", 24, 0)))),
 		one("proved by a carried-over credential", web,
 			judged(policy.Proved, true, record(records.Record{Proofs: []records.Proof{
 				{Credential: bob, RotatedFrom: []credential.ID{alice}, LastProved: hour(1), Secrets: []records.SecretRef{pull}},
@@ -232,16 +244,26 @@ func policyCases() []struct {
 		return e
 	}
 	admitted := answer(admission.StageSandbox, true, admission.Finding{Answer: admission.Admit})
-	denies := admission.Finding{Validator: "restriction", Policy: "baseline", Answer: admission.Deny,
-		Reason: admission.RestrictionViolated}
-	audit := admission.Finding{Validator: "restriction", Policy: "reported", Answer: admission.Deny,
-		Reason: admission.RestrictionViolated, Audit: true}
-	review := admission.Finding{Validator: "review", Policy: "scanner", Answer: admission.Deny,
-		Reason: admission.ReviewDenied}
-	notAsked := admission.Finding{Validator: "review", Policy: "scanner", Answer: admission.Deny,
-		Reason: admission.NotAsked}
-	unsigned := admission.Finding{Validator: "endorsement", Policy: "signed", Answer: admission.Deny,
-		Reason: admission.SignatureMissing}
+	denies := admission.Finding{
+		Validator: "restriction", Policy: "baseline", Answer: admission.Deny,
+		Reason: admission.RestrictionViolated,
+	}
+	audit := admission.Finding{
+		Validator: "restriction", Policy: "reported", Answer: admission.Deny,
+		Reason: admission.RestrictionViolated, Audit: true,
+	}
+	review := admission.Finding{
+		Validator: "review", Policy: "scanner", Answer: admission.Deny,
+		Reason: admission.ReviewDenied,
+	}
+	notAsked := admission.Finding{
+		Validator: "review", Policy: "scanner", Answer: admission.Deny,
+		Reason: admission.NotAsked,
+	}
+	unsigned := admission.Finding{
+		Validator: "endorsement", Policy: "signed", Answer: admission.Deny,
+		Reason: admission.SignatureMissing,
+	}
 	unverified := admission.Finding{Validator: "endorsement", Policy: "signed", Reason: admission.EndorsementMissing}
 	var made []struct {
 		title string
@@ -253,8 +275,10 @@ func policyCases() []struct {
 	}{
 		{"proved, old kubelets", []admission.Explanation{admitted, answer(admission.StageContainer, true, denies, audit)}},
 		{"open", []admission.Explanation{admitted, answer(admission.StageContainer, true, review, denies)}},
-		{"absent", []admission.Explanation{answer(admission.StageSandbox, true, denies),
-			answer(admission.StageContainer, true, denies)}},
+		{"absent", []admission.Explanation{
+			answer(admission.StageSandbox, true, denies),
+			answer(admission.StageContainer, true, denies),
+		}},
 		{"granted by a proof", []admission.Explanation{admitted, answer(admission.StageContainer, false, notAsked)}},
 		{"not proved, no Secrets", []admission.Explanation{admitted, answer(admission.StageContainer, true, denies)}},
 		{"expired", []admission.Explanation{admitted, answer(admission.StageContainer, true, unsigned)}},
@@ -346,6 +370,7 @@ func TestStateOfAContainerThatWasStarted(t *testing.T) {
 
 // Stream is the interceptor of streams.
 func (s *Server) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo,
-	handler grpc.StreamHandler) error {
+	handler grpc.StreamHandler,
+) error {
 	return s.stream(srv, stream, info, handler)
 }

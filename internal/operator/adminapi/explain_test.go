@@ -35,22 +35,29 @@ func (w *world) explain(req *adminv1.ExplainRequest) *adminv1.ExplainResponse {
 }
 
 func of(name, image string) *adminv1.ExplainRequest {
-	return &adminv1.ExplainRequest{Image: image, Who: &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Namespace: "team",
-		Name: name}}}
+	return &adminv1.ExplainRequest{Image: image, Who: &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{
+		Namespace: "team",
+		Name:      name,
+	}}}
 }
 
 // aNode has one image in two repositories, one of which alice pulled, and three pods.
 func aNode(t *testing.T, change ...func(c *adminapi.Config)) *world {
 	t.Helper()
-	w := newWorld(t, tracker.Options{VerifyUntracked: true,
-		Rules: tracker.Rules{Validity: time.Hour, ExemptNamespaces: []string{"exempt"}}}, change...)
+	w := newWorld(t, tracker.Options{
+		VerifyUntracked: true,
+		Rules:           tracker.Rules{Validity: time.Hour, ExemptNamespaces: []string{"exempt"}},
+	}, change...)
 	w.node.do(func(n *node) { n.images = []tracker.Image{tracker.NewImage(id2, "repo.test/pre:1")} })
 	must(t, w.tracker.Sync(t.Context()))
 	w.pulled(aPod("alice"), app+":1", id1, "alice")
 	w.node.do(func(n *node) {
 		n.images = append(n.images, tracker.NewImage(id1, app+":1", "repo.test/other:latest"))
-		n.pods = []tracker.Pod{aPod("alice"), aPod("bob"), {UID: "old", Namespace: "team", Name: "twice"},
-			{UID: "new", Namespace: "team", Name: "twice"}}
+		n.pods = []tracker.Pod{
+			aPod("alice"), aPod("bob"),
+			{UID: "old", Namespace: "team", Name: "twice"},
+			{UID: "new", Namespace: "team", Name: "twice"},
+		}
 		n.sourced = []tracker.Pod{aPod("bob"), aPod("carol"), aPod("dave")}
 		n.policies["uid-bob"] = []string{"Never", "Never"}
 		n.policies["uid-carol"] = []string{"Always", "IfNotPresent"}
@@ -115,8 +122,10 @@ func TestExplainReturnsVerdictAndEvidence(t *testing.T) {
 func TestExplainJudgesByThePullPolicy(t *testing.T) {
 	w := aNode(t)
 	w.tracker.SetRules(tracker.Rules{Validity: time.Hour, Grace: time.Hour})
-	err := w.store.Prove(records.Intent{}, records.Result{Pair: records.Pair{ImageID: id1, Repository: app},
-		Credential: w.id("bob"), At: time.Now().Add(-90 * time.Minute)})
+	err := w.store.Prove(records.Intent{}, records.Result{
+		Pair:       records.Pair{ImageID: id1, Repository: app},
+		Credential: w.id("bob"), At: time.Now().Add(-90 * time.Minute),
+	})
 	must(t, err)
 	for policy, want := range map[string]string{"Never": "proved_in_grace", "IfNotPresent": "proof_expired"} {
 		w.node.do(func(n *node) { n.policies["uid-bob"] = []string{policy} })
@@ -144,7 +153,8 @@ func (g aGate) Refusal(uid string, _ imageref.Ref, _ string) (policy.Decision, b
 }
 
 func (g aGate) ExplainPolicies(_ context.Context, who tracker.Pod, containers []string, image admission.Image,
-	name string, ask bool) []admission.Explanation {
+	name string, ask bool,
+) []admission.Explanation {
 	if g.explain == nil {
 		return nil
 	}
@@ -157,8 +167,10 @@ func TestExplainJudgesSeveralUsesAsTheGateDoes(t *testing.T) {
 	for skips, want := range map[bool][2]string{true: {"Never", "proved_in_grace"}, false: {"mixed", "proof_expired"}} {
 		w := aNode(t, func(c *adminapi.Config) { c.Gate = aGate{skips: skips} })
 		w.tracker.SetRules(tracker.Rules{Validity: time.Hour, Grace: time.Hour})
-		err := w.store.Prove(records.Intent{}, records.Result{Pair: records.Pair{ImageID: id1, Repository: app},
-			Credential: w.id("bob"), At: time.Now().Add(-90 * time.Minute)})
+		err := w.store.Prove(records.Intent{}, records.Result{
+			Pair:       records.Pair{ImageID: id1, Repository: app},
+			Credential: w.id("bob"), At: time.Now().Add(-90 * time.Minute),
+		})
 		must(t, err)
 		w.node.do(func(n *node) { n.policies["uid-bob"] = []string{"Always", "Never"} })
 		e := w.explain(of("bob", app+":1"))
@@ -223,8 +235,10 @@ func TestExplainRefuses(t *testing.T) {
 		code codes.Code
 		want string
 	}{
-		"no image": {&adminv1.ExplainRequest{Who: &adminv1.ExplainRequest_Namespace{Namespace: "team"}},
-			codes.InvalidArgument, "image"},
+		"no image": {
+			&adminv1.ExplainRequest{Who: &adminv1.ExplainRequest_Namespace{Namespace: "team"}},
+			codes.InvalidArgument, "image",
+		},
 		"no pod":         {&adminv1.ExplainRequest{Image: app}, codes.InvalidArgument, "namespace"},
 		"half a pod":     {by(&adminv1.PodRef{Namespace: "team"}), codes.InvalidArgument, "UID"},
 		"unknown pod":    {by(&adminv1.PodRef{Namespace: "team", Name: "absent"}), codes.NotFound, "team/absent"},
@@ -304,7 +318,8 @@ func TestExplainPolicies(t *testing.T) {
 	}
 	var asked []question
 	gate := aGate{explain: func(who tracker.Pod, containers []string, image admission.Image, name string,
-		ask bool) []admission.Explanation {
+		ask bool,
+	) []admission.Explanation {
 		asked = append(asked, question{who.UID, containers, image.ID, name, ask})
 		found := admission.Finding{
 			Validator: "v", Policy: "p", Rule: "r", Answer: admission.Deny, Reason: admission.FieldUnknown, Audit: true,
@@ -312,18 +327,25 @@ func TestExplainPolicies(t *testing.T) {
 			AuditAnnotations: map[string]string{"k": "v\xff"}, Signers: []string{"key\xff"}, Digest: "d",
 		}
 		return []admission.Explanation{
-			{Stage: admission.StageSandbox, Certain: true, Decision: admission.Decision{Answer: admission.Admit,
-				Exemption: admission.StartedBefore}},
-			{Container: "a", Certain: true, Decision: admission.Decision{Answer: admission.Deny,
-				Findings: []admission.Finding{found}}},
+			{Stage: admission.StageSandbox, Certain: true, Decision: admission.Decision{
+				Answer:    admission.Admit,
+				Exemption: admission.StartedBefore,
+			}},
+			{Container: "a", Certain: true, Decision: admission.Decision{
+				Answer:   admission.Deny,
+				Findings: []admission.Finding{found},
+			}},
 			{Container: "b", Decision: admission.Decision{Answer: admission.Deny}},
 		}
 	}}
 	w := aNode(t, func(c *adminapi.Config) {
 		c.Gate = gate
 		c.Policies = func() *adminv1.ListPoliciesResponse {
-			return &adminv1.ListPoliciesResponse{Policies: []*adminv1.Policy{{Unjudged: []string{"a", "b"}}, {},
-				{Unjudged: []string{"c"}}}}
+			return &adminv1.ListPoliciesResponse{Policies: []*adminv1.Policy{
+				{Unjudged: []string{"a", "b"}},
+				{},
+				{Unjudged: []string{"c"}},
+			}}
 		}
 	})
 	w.node.do(func(n *node) { n.using = map[string][]string{"uid-bob": {"a", "b"}} })
@@ -333,8 +355,10 @@ func TestExplainPolicies(t *testing.T) {
 	want := &adminv1.ExplainResponse{UnjudgedRestrictions: 3, PolicyAnswers: []*adminv1.PolicyAnswer{
 		{Call: "RunPodSandbox", Admission: adminv1.Admission_ADMISSION_ADMIT, Exemption: "started_before"},
 		{Call: "CreateContainer", Container: "a", Admission: adminv1.Admission_ADMISSION_DENY, Findings: []*adminv1.Finding{
-			{Validator: "v", Policy: "p", Rule: "r", Answer: "Deny", Reason: "FIELD_UNKNOWN", Audit: true, FailedOpen: true,
-				Message: "m", AuditAnnotations: map[string]string{"k": "v\ufffd"}, Signers: []string{"key\ufffd"}, Digest: "d"},
+			{
+				Validator: "v", Policy: "p", Rule: "r", Answer: "Deny", Reason: "FIELD_UNKNOWN", Audit: true, FailedOpen: true,
+				Message: "m", AuditAnnotations: map[string]string{"k": "v\ufffd"}, Signers: []string{"key\ufffd"}, Digest: "d",
+			},
 		}},
 		{Call: "CreateContainer", Container: "b"},
 	}}
@@ -344,8 +368,10 @@ func TestExplainPolicies(t *testing.T) {
 	ask.Container, ask.Ask = "c", true
 	w.explain(ask)
 	w.explain(of("alice", app+":1"))
-	w.explain(&adminv1.ExplainRequest{Image: "repo.test/absent:1",
-		Who: &adminv1.ExplainRequest_Namespace{Namespace: "team"}})
+	w.explain(&adminv1.ExplainRequest{
+		Image: "repo.test/absent:1",
+		Who:   &adminv1.ExplainRequest_Namespace{Namespace: "team"},
+	})
 	if d := cmp.Diff([]question{
 		{"uid-bob", []string{"a", "b"}, id1, app + ":1", false},
 		{"uid-bob", []string{"c"}, id1, app + ":1", true},
@@ -459,8 +485,10 @@ func TestListsRefusePageTokensOfOthers(t *testing.T) {
 	images := func(r *adminv1.ListImagesRequest) error { return errOf(w.ListImages(t.Context(), r)) }
 	for name, err := range map[string]error{
 		"garbage": images(&adminv1.ListImagesRequest{PageToken: "%%%"}),
-		"another filter": images(&adminv1.ListImagesRequest{PageToken: token,
-			Filter: &adminv1.ImageFilter{Namespace: "team"}}),
+		"another filter": images(&adminv1.ListImagesRequest{
+			PageToken: token,
+			Filter:    &adminv1.ImageFilter{Namespace: "team"},
+		}),
 		"another list": errOf(w.ListGrants(t.Context(), &adminv1.ListGrantsRequest{PageToken: token})),
 		"pods":         errOf(w.ListPods(t.Context(), &adminv1.ListPodsRequest{PageToken: "x"})),
 		"negative":     errOf(w.ListPreloaded(t.Context(), &adminv1.ListPreloadedRequest{PageSize: -1})),
@@ -489,13 +517,13 @@ func TestListsArePagedInOrder(t *testing.T) {
 		w.pulled(aPod([]string{"one", "two"}[i%2]), "repo.test/pulled:1", img.ID, "x")
 	}
 	must(t, w.store.Drop(records.Intent{}))
-	if _, err := w.store.AcceptMarks(pairsOf(25), "operator", time.Now(), false); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(w.store.AcceptMarks(pairsOf(25), "operator", time.Now(), false)))
 	for name, list := range map[string]func(token string) (keys []string, next string){
 		"intents": func(token string) ([]string, string) {
-			resp, err := w.ListIntents(t.Context(), &adminv1.ListIntentsRequest{PageSize: 10, PageToken: token,
-				Repository: "repo.test/lost"})
+			resp, err := w.ListIntents(t.Context(), &adminv1.ListIntentsRequest{
+				PageSize: 10, PageToken: token,
+				Repository: "repo.test/lost",
+			})
 			must(t, err)
 			return keysOf(resp.GetIntents(), func(in *adminv1.Intent) string { return string(rune(in.GetId())) }),
 				resp.GetNextPageToken()
@@ -507,8 +535,10 @@ func TestListsArePagedInOrder(t *testing.T) {
 				resp.GetNextPageToken()
 		},
 		"grants": func(token string) ([]string, string) {
-			resp, err := w.ListGrants(t.Context(), &adminv1.ListGrantsRequest{PageSize: 10, PageToken: token,
-				Pod: &adminv1.PodRef{Namespace: "team"}})
+			resp, err := w.ListGrants(t.Context(), &adminv1.ListGrantsRequest{
+				PageSize: 10, PageToken: token,
+				Pod: &adminv1.PodRef{Namespace: "team"},
+			})
 			must(t, err)
 			return keysOf(resp.GetGrants(), func(g *adminv1.Grant) string {
 				return g.GetPod().GetUid() + g.GetPair().GetImageId()
@@ -544,11 +574,15 @@ func TestPageOfLargeImagesEndsEarly(t *testing.T) {
 	w := newWorld(t, tracker.Options{})
 	for i := range 2 {
 		for c := range 20 {
-			r := records.Result{Pair: records.Pair{ImageID: numbered(i).ID, Repository: app}, Credential: w.id(fmt.Sprint(c)),
-				At: time.Now()}
+			r := records.Result{
+				Pair: records.Pair{ImageID: numbered(i).ID, Repository: app}, Credential: w.id(fmt.Sprint(c)),
+				At: time.Now(),
+			}
 			for s := range records.MaxSecrets {
-				r.Secrets = append(r.Secrets, records.SecretRef{UID: fmt.Sprintf("%036d", c*1000+s),
-					Namespace: strings.Repeat("n", 63), Name: strings.Repeat("s", 253)})
+				r.Secrets = append(r.Secrets, records.SecretRef{
+					UID:       fmt.Sprintf("%036d", c*1000+s),
+					Namespace: strings.Repeat("n", 63), Name: strings.Repeat("s", 253),
+				})
 			}
 			must(t, w.store.Prove(records.Intent{}, r))
 		}
@@ -591,8 +625,10 @@ func (w *world) podRows(denied bool) (rows []string) {
 		r, err := w.ListPods(w.t.Context(), &adminv1.ListPodsRequest{Denied: denied, PageSize: 2, PageToken: token})
 		must(w.t, err)
 		for _, i := range r.GetImages() {
-			rows = append(rows, strings.Join([]string{i.GetNamespace() + "/" + i.GetPod(), i.GetUid(), i.GetContainer(),
-				i.GetImage(), i.GetState()}, " ")+secretsOf(i))
+			rows = append(rows, strings.Join([]string{
+				i.GetNamespace() + "/" + i.GetPod(), i.GetUid(), i.GetContainer(),
+				i.GetImage(), i.GetState(),
+			}, " ")+secretsOf(i))
 		}
 		if token = r.GetNextPageToken(); token == "" {
 			return rows
@@ -626,13 +662,16 @@ func TestListPodsHasTheStateOfEachImage(t *testing.T) {
 		}
 		certain := true
 		gate := aGate{explain: func(who tracker.Pod, containers []string, _ admission.Image, _ string,
-			ask bool) []admission.Explanation {
+			ask bool,
+		) []admission.Explanation {
 			if ask || len(containers) != 1 {
 				t.Errorf("asked about %v of %v, over the network: %v", containers, who, ask)
 			}
 			findings := map[string][]admission.Finding{
-				"bob": {finding("reported", admission.Deny, admission.RestrictionViolated, true),
-					finding("baseline", admission.Deny, admission.RestrictionViolated, false)},
+				"bob": {
+					finding("reported", admission.Deny, admission.RestrictionViolated, true),
+					finding("baseline", admission.Deny, admission.RestrictionViolated, false),
+				},
 				"eve": {finding("scanner", admission.Deny, admission.NotAsked, false)},
 				"sig": {finding("signed", admission.Unverified, admission.EndorsementMissing, false)},
 			}[who.Name]
@@ -640,18 +679,24 @@ func TestListPodsHasTheStateOfEachImage(t *testing.T) {
 				findings = []admission.Finding{finding("", admission.Admit, "", false)}
 			}
 			return []admission.Explanation{
-				{Stage: admission.StageSandbox, Certain: true, Decision: admission.Decision{Answer: admission.Admit,
-					Exemption: admission.StartedBefore}},
-				{Container: containers[0], Certain: certain && who.Name != "eve" || !enforce,
-					Decision: admission.DecisionOf(findings)},
+				{Stage: admission.StageSandbox, Certain: true, Decision: admission.Decision{
+					Answer:    admission.Admit,
+					Exemption: admission.StartedBefore,
+				}},
+				{
+					Container: containers[0], Certain: certain && who.Name != "eve" || !enforce,
+					Decision: admission.DecisionOf(findings),
+				},
 			}
 		}}
 		w := aNode(t, func(c *adminapi.Config) {
 			c.Gate = gate
 			c.Settings.Shadow = !enforce // the states are the same
 			c.Policies = func() *adminv1.ListPoliciesResponse {
-				return &adminv1.ListPoliciesResponse{Enforcing: enforce,
-					Policies: []*adminv1.Policy{{Name: "reported", Audit: true}}}
+				return &adminv1.ListPoliciesResponse{
+					Enforcing: enforce,
+					Policies:  []*adminv1.Policy{{Name: "reported", Audit: true}},
+				}
 			}
 		})
 		pre := "repo.test/pre:1"
@@ -662,8 +707,11 @@ func TestListPodsHasTheStateOfEachImage(t *testing.T) {
 				n.policies[uid], n.secrets[uid] = []string{"IfNotPresent"}, nil
 			}
 			n.secrets["uid-sig"] = []tracker.Secret{w.secretWith("bob"), w.secretWith("bob")}
-			n.pods = []tracker.Pod{aPod("alice"), aPod("bob"), aPod("ended"), {UID: "new", Namespace: "team", Name: "unsourced"},
-				{UID: "s", Namespace: "exempt", Name: "static"}}
+			n.pods = []tracker.Pod{
+				aPod("alice"), aPod("bob"), aPod("ended"),
+				{UID: "new", Namespace: "team", Name: "unsourced"},
+				{UID: "s", Namespace: "exempt", Name: "static"},
+			}
 			n.listed = []podsource.Listed{
 				ended, sourced(aPod("alice"), app+":1", "repo.test/absent:1"), sourced(aPod("bob"), app+":1"),
 				sourced(aPod("carol"), app+":1", pre),
@@ -708,8 +756,10 @@ func TestListPodsAgreesWithExplain(t *testing.T) {
 				"repo.test/absent:1", id1))
 		}
 	})
-	want := map[adminv1.Verdict]string{adminv1.Verdict_VERDICT_ALLOW: "runs",
-		adminv1.Verdict_VERDICT_REVERIFY: "needs proof", adminv1.Verdict_VERDICT_UNSPECIFIED: "unknown"}
+	want := map[adminv1.Verdict]string{
+		adminv1.Verdict_VERDICT_ALLOW:    "runs",
+		adminv1.Verdict_VERDICT_REVERIFY: "needs proof", adminv1.Verdict_VERDICT_UNSPECIFIED: "unknown",
+	}
 	r, err := w.ListPods(t.Context(), &adminv1.ListPodsRequest{})
 	must(t, err)
 	if len(r.GetImages()) < 20 {
@@ -719,8 +769,10 @@ func TestListPodsAgreesWithExplain(t *testing.T) {
 		if i.GetImage() == "" {
 			continue
 		}
-		e := w.explain(&adminv1.ExplainRequest{Image: i.GetImage(),
-			Who: &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Uid: i.GetUid()}}})
+		e := w.explain(&adminv1.ExplainRequest{
+			Image: i.GetImage(),
+			Who:   &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Uid: i.GetUid()}},
+		})
 		if i.GetState() != want[e.GetVerdict()] {
 			t.Errorf("%v; explain says %v by %s", i, e.GetVerdict(), e.GetReason())
 		}

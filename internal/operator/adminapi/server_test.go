@@ -228,14 +228,14 @@ func (w *world) pulled(pod tracker.Pod, name, id, password string) {
 		proof.Credential = secret(password)
 		proof.Secrets = []tracker.Secret{w.secretWith(password)}
 	}
-	if _, err := pull.Proved(proof); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, errOf(pull.Proved(proof)))
 }
 
 func (w *world) secretWith(password string) tracker.Secret {
-	return tracker.Secret{Credential: w.id(password),
-		Ref: records.SecretRef{UID: "uid-" + password, Namespace: "team", Name: password}}
+	return tracker.Secret{
+		Credential: w.id(password),
+		Ref:        records.SecretRef{UID: "uid-" + password, Namespace: "team", Name: password},
+	}
 }
 
 func aPod(name string) tracker.Pod {
@@ -247,8 +247,10 @@ func (w *world) try(pod tracker.Pod, name string) tracker.Verdict {
 	w.t.Helper()
 	i, err := w.node.Image(w.t.Context(), name)
 	must(w.t, err)
-	return w.tracker.Check(w.t.Context(), tracker.Request{Pod: tracker.Pod{UID: pod.UID, Namespace: pod.Namespace},
-		Name: imageref.New(name), Image: i})
+	return w.tracker.Check(w.t.Context(), tracker.Request{
+		Pod:  tracker.Pod{UID: pod.UID, Namespace: pod.Namespace},
+		Name: imageref.New(name), Image: i,
+	})
 }
 
 func numbered(n int) tracker.Image {
@@ -410,14 +412,10 @@ func TestShutdownEndsStreamsAndDrainsCalls(t *testing.T) {
 	ctx := t.Context()
 	decisions, err := w.WatchDecisions(ctx, &adminv1.WatchDecisionsRequest{})
 	must(t, err)
-	if _, err := decisions.Header(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(decisions.Header()))
 	health, err := healthv1.NewHealthClient(w.conn).Watch(ctx, &healthv1.HealthCheckRequest{})
 	must(t, err)
-	if _, err := health.Recv(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(health.Recv()))
 	answered := make(chan string, 1)
 	go func() {
 		resp, err := w.GetStatus(ctx, &adminv1.GetStatusRequest{})
@@ -696,9 +694,7 @@ func (w *world) watch(req *adminv1.WatchDecisionsRequest) adminv1.PullRecords_Wa
 	w.t.Helper()
 	stream, err := w.WatchDecisions(w.t.Context(), req)
 	must(w.t, err)
-	if _, err := stream.Header(); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, errOf(stream.Header()))
 	return stream
 }
 
@@ -808,9 +804,7 @@ func TestSixteenMayWatch(t *testing.T) {
 	}
 	last, err := adminv1.NewPullRecordsClient(w.dial()).WatchDecisions(t.Context(), &adminv1.WatchDecisionsRequest{})
 	must(t, err)
-	if _, err := last.Header(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errOf(last.Header()))
 	refused, err := w.WatchDecisions(t.Context(), &adminv1.WatchDecisionsRequest{})
 	if err == nil {
 		_, err = refused.Recv()
@@ -870,36 +864,54 @@ func TestReportNodeCredentials(t *testing.T) {
 		"expired": {func(r *report) {
 			r.Expires = timestamppb.New(time.Now().Add(-time.Second))
 		}, invalid, "expires"},
-		"no expiry": {func(r *report) { r.Expires = nil }, invalid,
-			"expires"},
-		"invalid expiry": {func(r *report) { r.Expires.Nanos = -1 }, invalid,
-			"expires"},
-		"no credentials": {func(r *report) { r.Credentials = nil }, invalid,
-			"must be 1 to 256"},
+		"no expiry": {
+			func(r *report) { r.Expires = nil }, invalid,
+			"expires",
+		},
+		"invalid expiry": {
+			func(r *report) { r.Expires.Nanos = -1 }, invalid,
+			"expires",
+		},
+		"no credentials": {
+			func(r *report) { r.Credentials = nil }, invalid,
+			"must be 1 to 256",
+		},
 		"too many": {func(r *report) {
 			for range 256 {
 				r.Credentials = append(r.Credentials, r.Credentials[0])
 			}
 		}, invalid, "must be 1 to 256"},
-		"short ID": {func(r *report) { r.Credentials[0].CredentialId = id[1:] },
-			invalid, "credentials[0].credential_id"},
-		"upper-case ID": {func(r *report) { r.Credentials[0].CredentialId = strings.ToUpper(id) },
-			invalid, "credentials[0].credential_id"},
-		"no images": {func(r *report) { r.Credentials[0].Images = nil },
-			invalid, "credentials[0].images"},
+		"short ID": {
+			func(r *report) { r.Credentials[0].CredentialId = id[1:] },
+			invalid, "credentials[0].credential_id",
+		},
+		"upper-case ID": {
+			func(r *report) { r.Credentials[0].CredentialId = strings.ToUpper(id) },
+			invalid, "credentials[0].credential_id",
+		},
+		"no images": {
+			func(r *report) { r.Credentials[0].Images = nil },
+			invalid, "credentials[0].images",
+		},
 		"a later invalid one": {func(r *report) {
 			r.Credentials = append(r.Credentials, &adminv1.NodeCredential{CredentialId: "x", Images: []string{"a"}})
 		}, invalid, "credentials[1]"},
 		"of a newer version": {func(r *report) { r.ProtoReflect().SetUnknown(unknown) }, invalid, "same version"},
-		"one of a newer version": {func(r *report) { r.Credentials[0].ProtoReflect().SetUnknown(unknown) },
-			invalid, "same version"},
+		"one of a newer version": {
+			func(r *report) { r.Credentials[0].ProtoReflect().SetUnknown(unknown) },
+			invalid, "same version",
+		},
 		"too large": {func(r *report) {
 			r.Credentials[0].Images = []string{strings.Repeat("a", 1<<20)}
 		}, codes.ResourceExhausted, "larger"},
-		"another key": {func(r *report) { r.KeyFingerprint = id }, codes.FailedPrecondition,
-			"--state-dir"},
-		"no fingerprint": {func(r *report) { r.KeyFingerprint = "" }, codes.FailedPrecondition,
-			"--state-dir"},
+		"another key": {
+			func(r *report) { r.KeyFingerprint = id }, codes.FailedPrecondition,
+			"--state-dir",
+		},
+		"no fingerprint": {
+			func(r *report) { r.KeyFingerprint = "" }, codes.FailedPrecondition,
+			"--state-dir",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			clear(got)
@@ -937,12 +949,16 @@ func TestReportOf256Credentials(t *testing.T) {
 	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) {
 		c.NodeCredentials, c.KeyFingerprint = got, "fingerprint"
 	})
-	r := &adminv1.ReportNodeCredentialsRequest{KeyFingerprint: "fingerprint",
-		Expires: timestamppb.New(time.Now().Add(time.Hour))}
+	r := &adminv1.ReportNodeCredentialsRequest{
+		KeyFingerprint: "fingerprint",
+		Expires:        timestamppb.New(time.Now().Add(time.Hour)),
+	}
 	for i := range 256 {
 		r.Credentials = append(r.Credentials, &adminv1.NodeCredential{
-			CredentialId: fmt.Sprintf("%064x", i), Images: []string{strings.Repeat("a", 250) + ".test",
-				strings.Repeat("b", 250) + ".test"},
+			CredentialId: fmt.Sprintf("%064x", i), Images: []string{
+				strings.Repeat("a", 250) + ".test",
+				strings.Repeat("b", 250) + ".test",
+			},
 		})
 	}
 	if _, err := w.ReportNodeCredentials(t.Context(), r); err != nil || len(got) != 256 {
@@ -970,14 +986,18 @@ func (v *verifier) Verify(_ context.Context, r policyclient.VerifyRequest) (requ
 		result.Requirement = hash
 		answer.Results = append(answer.Results, result)
 	}
-	answer.Signatures = []requirement.Signature{{Repository: "repo.test/team/app", FoundBy: "referrers",
-		Digest: "sha256:1", Subject: "sha256:2", Signer: "key", Counts: true, Reason: "valid"}}
+	answer.Signatures = []requirement.Signature{{
+		Repository: "repo.test/team/app", FoundBy: "referrers",
+		Digest: "sha256:1", Subject: "sha256:2", Signer: "key", Counts: true, Reason: "valid",
+	}}
 	return answer, v.err
 }
 
 func signedBy(key string) *requirement.Requirement {
-	return &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: []byte(key),
-		Hash: "sha256"}}}
+	return &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{
+		Public: []byte(key),
+		Hash:   "sha256",
+	}}}
 }
 
 func patterns(t *testing.T, list ...string) (all []requirement.Pattern) {
@@ -993,18 +1013,26 @@ func patterns(t *testing.T, list ...string) (all []requirement.Pattern) {
 func TestVerifyImage(t *testing.T) {
 	v := &verifier{
 		rules: []requirement.Rule{
-			{Kind: "ClusterPolicy", Policy: "team", Name: "signed", Images: patterns(t, "repo.test/team/*"),
-				Requirement: signedBy("a")},
-			{Kind: "ClusterPolicy", Policy: "team", Name: "pinned", Images: patterns(t, "repo.test/team/*"), RequireDigest: true,
-				Mode: requirement.Audit},
+			{
+				Kind: "ClusterPolicy", Policy: "team", Name: "signed", Images: patterns(t, "repo.test/team/*"),
+				Requirement: signedBy("a"),
+			},
+			{
+				Kind: "ClusterPolicy", Policy: "team", Name: "pinned", Images: patterns(t, "repo.test/team/*"), RequireDigest: true,
+				Mode: requirement.Audit,
+			},
 			{Kind: "ClusterPolicy", Policy: "any", Images: patterns(t, "repo.test/any/*"), Requirement: &requirement.Requirement{
 				AtLeast: 1, Of: []requirement.Requirement{*signedBy("c"), {Static: &requirement.Static{Pass: true}}},
 			}},
-			{Kind: "ClusterPolicy", Policy: "zone", Name: "others", Images: patterns(t, "repo.test/none/*"),
-				Requirement: signedBy("b"), Default: requirement.DenyUnmatched},
+			{
+				Kind: "ClusterPolicy", Policy: "zone", Name: "others", Images: patterns(t, "repo.test/none/*"),
+				Requirement: signedBy("b"), Default: requirement.DenyUnmatched,
+			},
 		},
-		result: requirement.Result{Reason: requirement.IdentityMismatch, Message: "signed by someone else",
-			Digest: "sha256:2"},
+		result: requirement.Result{
+			Reason: requirement.IdentityMismatch, Message: "signed by someone else",
+			Digest: "sha256:2",
+		},
 	}
 	w := newWorld(t, tracker.Options{}, func(c *adminapi.Config) { c.Signatures = v })
 	r, err := w.VerifyImage(t.Context(), &adminv1.VerifyImageRequest{
@@ -1041,19 +1069,25 @@ func TestVerifyImage(t *testing.T) {
 }
 
 func TestVerifyImageRefuses(t *testing.T) {
-	signed := []requirement.Rule{{Kind: "ClusterPolicy", Policy: "team", Images: patterns(t, "*"),
-		Requirement: signedBy("a")}}
+	signed := []requirement.Rule{{
+		Kind: "ClusterPolicy", Policy: "team", Images: patterns(t, "*"),
+		Requirement: signedBy("a"),
+	}}
 	for name, tc := range map[string]struct {
 		signatures adminapi.Signatures
 		image      string
 		want       codes.Code
 	}{
 		"no image": {&verifier{rules: signed}, "", codes.InvalidArgument},
-		"an image ID": {&verifier{rules: signed},
-			"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", codes.InvalidArgument},
+		"an image ID": {
+			&verifier{rules: signed},
+			"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", codes.InvalidArgument,
+		},
 		"no rule": {&verifier{}, "repo.test/a:1", codes.FailedPrecondition},
-		"policyd not reached": {&verifier{rules: signed, err: policyclient.ErrNotReached}, "repo.test/a:1",
-			codes.Unavailable},
+		"policyd not reached": {
+			&verifier{rules: signed, err: policyclient.ErrNotReached}, "repo.test/a:1",
+			codes.Unavailable,
+		},
 		"an error with quotes": {&verifier{rules: signed, err: errors.New("a\xff")}, "repo.test/a:1", codes.Unavailable},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/cli"
+	"github.com/pullgate/pullgate/internal/testkit"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
@@ -28,14 +29,10 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func listen(t *testing.T, handle func(net.Conn)) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "link") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	path := filepath.Join(dir, "s")
 	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -72,15 +69,23 @@ func TestAskReportsWhyTheDaemonIsNotReached(t *testing.T) {
 		cause error
 		hint  string
 	}{
-		"no socket": {cli.Link{Path: "/no/such.sock", Limit: time.Second}, syscall.ENOENT,
-			"systemctl status pullgated"},
+		"no socket": {
+			cli.Link{Path: "/no/such.sock", Limit: time.Second},
+			syscall.ENOENT,
+			"systemctl status pullgated",
+		},
 		"no answer": {cli.Link{Path: unanswered, Limit: 50 * time.Millisecond}, nil, "not that of the CRI"},
 		"closed":    {cli.Link{Path: closing, Limit: time.Second}, nil, "not that of the CRI"},
 		"HTTP/1":    {cli.Link{Path: http1, Limit: time.Second}, nil, "not that of the CRI"},
-		"permission denied": {cli.Link{Path: "/s", Limit: time.Second,
-			Dial: dial(os.NewSyscallError("connect", syscall.EACCES))}, syscall.EACCES, "run it as root"},
-		"connection refused": {cli.Link{Path: "/s", Dial: dial(syscall.ECONNREFUSED)}, syscall.ECONNREFUSED,
-			"systemctl start pullgated"},
+		"permission denied": {cli.Link{
+			Path: "/s", Limit: time.Second,
+			Dial: dial(os.NewSyscallError("connect", syscall.EACCES)),
+		}, syscall.EACCES, "run it as root"},
+		"connection refused": {
+			cli.Link{Path: "/s", Dial: dial(syscall.ECONNREFUSED)},
+			syscall.ECONNREFUSED,
+			"systemctl start pullgated",
+		},
 		"another error": {cli.Link{Path: "/s", Dial: dial(syscall.EPROTOTYPE)}, syscall.EPROTOTYPE, "--endpoint"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -173,8 +178,10 @@ func TestParseAge(t *testing.T) {
 }
 
 func TestSizeTakesTheLargestUnit(t *testing.T) {
-	for want, n := range map[string]int64{"0 B": 0, "1023 B": 1023, "1.0 KiB": 1024, "1.5 MiB": 3 << 19,
-		"2.0 GiB": 2 << 30, "4096.0 TiB": 4 << 50} {
+	for want, n := range map[string]int64{
+		"0 B": 0, "1023 B": 1023, "1.0 KiB": 1024, "1.5 MiB": 3 << 19,
+		"2.0 GiB": 2 << 30, "4096.0 TiB": 4 << 50,
+	} {
 		if got := cli.Size(n); got != want {
 			t.Errorf("Size(%d) = %s; want %s", n, got, want)
 		}
@@ -200,9 +207,7 @@ func TestMessagesAreSafeAndComplete(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, err := format.write()
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			for i, r := range string(out) {
 				if r != '\n' && cli.Safe(string(r)) != string(r) {
 					t.Errorf("%q stands at %d in\n%q", r, i, out)
@@ -227,8 +232,10 @@ func TestMessagesAreSafeAndComplete(t *testing.T) {
 }
 
 func TestYAMLQuotesStringsOfOtherTypes(t *testing.T) {
-	out, err := cli.YAML(&adminv1.ListIntentsResponse{Intents: []*adminv1.Intent{{Id: 7, Name: "registry.example/a",
-		Repository: "no"}}})
+	out, err := cli.YAML(&adminv1.ListIntentsResponse{Intents: []*adminv1.Intent{{
+		Id: 7, Name: "registry.example/a",
+		Repository: "no",
+	}}})
 	const want = "intents:\n- id: \"7\"\n  name: registry.example/a\n  repository: \"no\"\nnextPageToken: \"\"\n"
 	if err != nil || string(out) != want {
 		t.Errorf("YAML =\n%s, %v; want\n%s", out, err, want)
@@ -291,7 +298,11 @@ func TestIDIsShortened(t *testing.T) {
 	for _, tc := range []struct {
 		id, short string
 	}{
-		{"", ""}, {"sha256:", ""}, {"sha256:abc", "abc"}, {"abc", "abc"}, {"sha256:0123456789abcdef", "0123456789ab"},
+		{"", ""},
+		{"sha256:", ""},
+		{"sha256:abc", "abc"},
+		{"abc", "abc"},
+		{"sha256:0123456789abcdef", "0123456789ab"},
 		{"0123456789abcdef", "0123456789ab"},
 	} {
 		if got := (cli.View{}).ID(tc.id); got != tc.short {
@@ -330,8 +341,10 @@ func TestEmptyAnswersHaveAMessage(t *testing.T) {
 }
 
 func TestTheSameAnswerIsTheSameText(t *testing.T) {
-	image := &adminv1.Image{Untracked: []string{"b", "a", "c"},
-		Marks: []*adminv1.Mark{{Pair: &adminv1.Pair{Repository: "d"}}}}
+	image := &adminv1.Image{
+		Untracked: []string{"b", "a", "c"},
+		Marks:     []*adminv1.Mark{{Pair: &adminv1.Pair{Repository: "d"}}},
+	}
 	v := cli.View{Now: time.Unix(0, 0).UTC()}
 	var first string
 	for range 20 {

@@ -21,8 +21,10 @@ import (
 // consoleWith returns a console without a terminal.
 func consoleWith(environment map[string]string) (c *Console, out, err *bytes.Buffer) {
 	out, err = &bytes.Buffer{}, &bytes.Buffer{}
-	return &Console{in: strings.NewReader(""), Out: out, Err: err,
-		getenv: func(name string) string { return environment[name] }}, out, err
+	return &Console{
+		in: strings.NewReader(""), Out: out, Err: err,
+		getenv: func(name string) string { return environment[name] },
+	}, out, err
 }
 
 func TestAtYieldsToTheCallersEndpoint(t *testing.T) {
@@ -112,8 +114,10 @@ func TestInterruptedCommandKeepsItsHint(t *testing.T) {
 		want string
 	}{
 		"no change": {fmt.Errorf("ask: %w", context.Canceled), "interrupted"},
-		"a hint": {program.Hintf("run pullgatectl node disable", "not enabled: %w", context.Canceled),
-			"not enabled: context canceled"},
+		"a hint": {
+			program.Hintf("run pullgatectl node disable", "not enabled: %w", context.Canceled),
+			"not enabled: context canceled",
+		},
 	} {
 		if got := exitError(tc.err); got.Error() != tc.want || got.Code != ExitFailed {
 			t.Errorf("%s: exitError = %v, code %d; want %q, code %d", name, got, got.Code, tc.want, ExitFailed)

@@ -33,12 +33,18 @@ func whole() decisionlog.Decision {
 		PullPolicy: "Always", Outcome: "verified", Took: 1500 * time.Millisecond, Shadow: true,
 		Container: "web",
 		Admission: admission.Decision{Answer: admission.Deny, PolicyHash: "h", Findings: []admission.Finding{
-			{Validator: "review", Policy: "scanner", Answer: admission.Admit, FailedOpen: true,
-				AuditAnnotations: map[string]string{"ticket": "<T-7>"}},
-			{Validator: "endorsement", Policy: "q", Answer: admission.Admit, Signers: []string{"key sha256:1"},
-				Digest: "sha256:2"},
-			{Validator: "restriction", Policy: "p", Rule: "spec", Answer: admission.Deny, Reason: admission.RestrictionViolated,
-				Message: "a sentence"},
+			{
+				Validator: "review", Policy: "scanner", Answer: admission.Admit, FailedOpen: true,
+				AuditAnnotations: map[string]string{"ticket": "<T-7>"},
+			},
+			{
+				Validator: "endorsement", Policy: "q", Answer: admission.Admit, Signers: []string{"key sha256:1"},
+				Digest: "sha256:2",
+			},
+			{
+				Validator: "restriction", Policy: "p", Rule: "spec", Answer: admission.Deny, Reason: admission.RestrictionViolated,
+				Message: "a sentence",
+			},
 		}},
 	}
 }
@@ -244,8 +250,10 @@ func TestManualsQueryNamesFieldsThatExist(t *testing.T) {
 func TestManualsQueryFindsThePodsThatUsedAnImage(t *testing.T) {
 	const repository = "registry.example/team-a/app"
 	decided := func(pod, repository string, verdict policy.Verdict, outcome string, shadow bool) decisionlog.Decision {
-		d := decisionlog.Decision{Call: "PullImage", Image: repository + ":1", Repository: repository, Outcome: outcome,
-			Shadow: shadow}
+		d := decisionlog.Decision{
+			Call: "PullImage", Image: repository + ":1", Repository: repository, Outcome: outcome,
+			Shadow: shadow,
+		}
 		d.Verdict.Verdict = verdict
 		if pod != "" {
 			d.Pod = tracker.Pod{UID: pod, Namespace: "ns", Name: pod}

@@ -19,15 +19,11 @@ func node(t *testing.T, files map[string]string) doctor.Host {
 		if strings.HasSuffix(path, "/") {
 			dir = path
 		}
-		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
 		if dir == path {
 			continue
 		}
-		if err := os.WriteFile(filepath.Join(root, path), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(root, path), []byte(content), 0o600))
 	}
 	return doctor.Host{Root: root}
 }
@@ -40,8 +36,10 @@ func TestNamespaceCredentials(t *testing.T) {
 	}{
 		"nothing":                        {nil, nil},
 		"the directory that CRI-O makes": {map[string]string{"/etc/crio/auth/": ""}, nil},
-		"an auth file": {map[string]string{"/etc/crio/auth/team-a-0.json": "{}"},
-			[]string{"/etc/crio/auth"}},
+		"an auth file": {
+			map[string]string{"/etc/crio/auth/team-a-0.json": "{}"},
+			[]string{"/etc/crio/auth"},
+		},
 		"an auth file that was used": {map[string]string{"/etc/crio/auth/in-use/": ""}, []string{"/etc/crio/auth"}},
 		"another directory": {map[string]string{
 			"/etc/crio/crio.conf.d/10.conf": "[crio.image]\nnamespaced_auth_dir = \"/srv/auth\"\n", "/srv/auth/in-use/": "",
@@ -69,8 +67,10 @@ func TestNamespaceCredentials(t *testing.T) {
 			"/var/lib/kubelet/kubeadm-flags.env": "KUBELET_KUBEADM_ARGS=\"" + flag + "/etc/providers.d\"\n",
 			"/etc/providers.d/a.yaml":            names,
 		}, []string{"/etc/providers.d/a.yaml"}},
-		"a provider of k3s": {map[string]string{"/var/lib/rancher/credentialprovider/config.yaml": names},
-			[]string{"/var/lib/rancher"}},
+		"a provider of k3s": {
+			map[string]string{"/var/lib/rancher/credentialprovider/config.yaml": names},
+			[]string{"/var/lib/rancher"},
+		},
 		"another provider": {map[string]string{
 			"/etc/default/kubelet": flag + "/etc/p.yaml", "/etc/p.yaml": "providers:\n# crio-credential-provider\n- name: ecr\n",
 		}, nil},
@@ -84,8 +84,10 @@ func TestNamespaceCredentials(t *testing.T) {
 }
 
 func TestNamespaceCredentialsReportsUnreadableFiles(t *testing.T) {
-	n := node(t, map[string]string{"/etc/crio/auth": "a file",
-		"/etc/default/kubelet": "--image-credential-provider-config=/etc/p.yaml", "/etc/p.yaml": strings.Repeat("x", 2<<20)})
+	n := node(t, map[string]string{
+		"/etc/crio/auth":       "a file",
+		"/etc/default/kubelet": "--image-credential-provider-config=/etc/p.yaml", "/etc/p.yaml": strings.Repeat("x", 2<<20),
+	})
 	if found, unread := n.NamespaceCredentials(); len(unread) != 2 || len(found) > 0 {
 		t.Errorf("NamespaceCredentials = %q, %v; want nothing found and two errors", found, unread)
 	}
@@ -100,11 +102,19 @@ func TestSearchRegistries(t *testing.T) {
 		broke int
 	}{
 		"nothing": {nil, "", "", 0},
-		"one": {map[string]string{conf: "unqualified-search-registries = [\"a.test\", \"b.test\"]\n"}, "a.test b.test",
-			conf, 0},
-		"overruled": {map[string]string{conf: "unqualified-search-registries = [\"a.test\"]",
-			dir + "1.conf": "unqualified-search-registries = [\"docker.io\"]", dir + "2.conf": "[aliases]\n"}, "docker.io",
-			dir + "1.conf", 0},
+		"one": {
+			map[string]string{conf: "unqualified-search-registries = [\"a.test\", \"b.test\"]\n"},
+			"a.test b.test",
+			conf, 0,
+		},
+		"overruled": {
+			map[string]string{
+				conf:           "unqualified-search-registries = [\"a.test\"]",
+				dir + "1.conf": "unqualified-search-registries = [\"docker.io\"]", dir + "2.conf": "[aliases]\n",
+			},
+			"docker.io",
+			dir + "1.conf", 0,
+		},
 		"no TOML": {map[string]string{conf: "[["}, "", "", 1},
 	} {
 		got, file, unread := node(t, tc.files).SearchRegistries()

@@ -77,13 +77,13 @@ func newNode(t *testing.T) *testNode {
 		t.Skip("the files of a node are root's")
 	}
 	root, err := os.MkdirTemp("", "d") //nolint:usetesting // a socket's path is short
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(root) })
 	n := &testNode{
-		t: t, versions: map[int]string{kubeletPID: "Kubernetes v1.34.4\n",
-			containerdPID: "containerd github.com/containerd/containerd/v2 v2.1.9 abc\n"},
+		t: t, versions: map[int]string{
+			kubeletPID:    "Kubernetes v1.34.4\n",
+			containerdPID: "containerd github.com/containerd/containerd/v2 v2.1.9 abc\n",
+		},
 		disk: disk.Stats{Bytes: 10 << 30, Free: 5 << 30, Inodes: 1 << 20, FreeNodes: 1 << 19}, inStep: true,
 		units: map[string]string{}, sockets: map[string]*net.UnixListener{}, hosts: map[string]string{},
 	}
@@ -123,17 +123,17 @@ func healthy() *adminv1.GetStatusResponse {
 		Version: "v0.9.0", Enforcing: true, Started: timestamppb.New(now().Add(-time.Hour)),
 		Configuration: "imagePullCredentialsVerificationPolicy: NeverVerifyPreloadedImages\n",
 		Store:         &adminv1.StoreStatus{Path: "/var/lib/pullgate/records.db", Records: 3},
-		Runtime: &adminv1.RuntimeStatus{Endpoint: "unix:///run/containerd/containerd.sock", Up: true,
-			Name: "containerd", Version: "2.1.9"},
+		Runtime: &adminv1.RuntimeStatus{
+			Endpoint: "unix:///run/containerd/containerd.sock", Up: true,
+			Name: "containerd", Version: "2.1.9",
+		},
 		PodSource: &adminv1.PodSourceStatus{Node: "node-7", Synced: true, Pods: 41},
 	}
 }
 
 func (n *testNode) must(err error) {
 	n.t.Helper()
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	must(n.t, err)
 }
 
 func (n *testNode) path(path string) string { return filepath.Join(n.Root, path) }
@@ -563,8 +563,10 @@ func TestState(t *testing.T) {
 }
 
 func TestExamineOfTheMachineItselfEnds(t *testing.T) {
-	all := doctor.Node{Config: config.Default(), ConfigPath: filepath.Join(t.TempDir(), "none"),
-		StatusErr: errors.New("none"), NoNetwork: true}.Examine(t.Context(), doctor.OnRequest)
+	all := doctor.Node{
+		Config: config.Default(), ConfigPath: filepath.Join(t.TempDir(), "none"),
+		StatusErr: errors.New("none"), NoNetwork: true,
+	}.Examine(t.Context(), doctor.OnRequest)
 	for _, f := range all {
 		if f.Found == "" || f.Level == "" || f.Level != doctor.OK && f.Remediation == "" {
 			t.Errorf("%+v; want what was found, and what to do", f)
@@ -855,8 +857,10 @@ func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	authority, err := testkit.NewAuthority("authority of the webhook")
 	must(t, err)
-	c := &cluster{T: t, answers: map[string]string{}, authority: authority, hosts: map[string]string{},
-		kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
+	c := &cluster{
+		T: t, answers: map[string]string{}, authority: authority, hosts: map[string]string{},
+		kubeconfig: filepath.Join(t.TempDir(), "kubeconfig"),
+	}
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		answer, ok := c.answers[r.URL.Path]
 		switch {
@@ -876,8 +880,10 @@ func newCluster(t *testing.T) *cluster {
 	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters: [{name: c, cluster: {server: %q, "+
 		"certificate-authority-data: %s}}]\n"+
 		"users: [{name: u, user: {token: t}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n",
-		server.URL, base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE",
-			Bytes: server.Certificate().Raw})))
+		server.URL, base64.StdEncoding.EncodeToString(pem.EncodeToMemory(&pem.Block{
+			Type:  "CERTIFICATE",
+			Bytes: server.Certificate().Raw,
+		})))
 	must(t, os.WriteFile(c.kubeconfig, []byte(text), 0o600))
 	return c
 }
@@ -956,12 +962,18 @@ func TestWebhookByURL(t *testing.T) {
 		level doctor.Level
 		want  string
 	}{
-		"reached": {func(c *cluster) { c.serve("localhost:8443", c.authority, time.Time{}, unchanged) }, doctor.OK,
-			": reached"},
-		"not served": {func(*cluster) {}, doctor.Fail,
-			"no route to host: pods are admitted without it, and the node enforces"},
-		"another authority": {func(c *cluster) { c.serve("localhost:8443", other, time.Time{}, unchanged) }, doctor.Fail,
-			"certificate signed by unknown authority"},
+		"reached": {
+			func(c *cluster) { c.serve("localhost:8443", c.authority, time.Time{}, unchanged) }, doctor.OK,
+			": reached",
+		},
+		"not served": {
+			func(*cluster) {}, doctor.Fail,
+			"no route to host: pods are admitted without it, and the node enforces",
+		},
+		"another authority": {
+			func(c *cluster) { c.serve("localhost:8443", other, time.Time{}, unchanged) }, doctor.Fail,
+			"certificate signed by unknown authority",
+		},
 		"expired": {func(c *cluster) {
 			c.serve("localhost:8443", c.authority, time.Now().Add(-time.Minute), unchanged)
 		}, doctor.Fail, "certificate has expired"},
@@ -1009,21 +1021,37 @@ func TestWebhookOfAService(t *testing.T) {
 	}{
 		"by the cluster IP": {map[string]string{service: ip, slices: ready}, byIP, doctor.OK, ": reached"},
 		"by an endpoint":    {map[string]string{service: ip, slices: ready}, byEndpoint, doctor.OK, ": reached"},
-		"headless": {map[string]string{service: `{"spec":{"clusterIP":"None",` + ports + `}}`, slices: ready},
-			byEndpoint, doctor.OK, ": reached"},
-		"another name": {map[string]string{service: `{"spec":{"type":"ExternalName","externalName":"elsewhere.test"}}`},
-			"elsewhere.test:8443", doctor.OK, ": reached"},
+		"headless": {
+			map[string]string{service: `{"spec":{"clusterIP":"None",` + ports + `}}`, slices: ready},
+			byEndpoint, doctor.OK, ": reached",
+		},
+		"another name": {
+			map[string]string{service: `{"spec":{"type":"ExternalName","externalName":"elsewhere.test"}}`},
+			"elsewhere.test:8443", doctor.OK, ": reached",
+		},
 		"endpoints not readable": {map[string]string{service: ip, slices: ""}, byIP, doctor.OK, ": reached"},
-		"no endpoint": {map[string]string{service: ip, slices: `{"items":[]}`}, byIP, doctor.Fail,
-			"no ready endpoint"},
-		"no endpoint is ready": {map[string]string{service: ip, slices: strings.ReplaceAll(ready, "true", "false")}, byIP,
-			doctor.Fail, "no ready endpoint"},
+		"no endpoint": {
+			map[string]string{service: ip, slices: `{"items":[]}`},
+			byIP, doctor.Fail,
+			"no ready endpoint",
+		},
+		"no endpoint is ready": {
+			map[string]string{service: ip, slices: strings.ReplaceAll(ready, "true", "false")},
+			byIP,
+			doctor.Fail, "no ready endpoint",
+		},
 		"absent": {map[string]string{}, byIP, doctor.Fail, "the service does not exist"},
-		"not readable": {map[string]string{service: ""}, byIP, doctor.Unknown,
-			"the address of the service is not known: forbidden: " + service},
+		"not readable": {
+			map[string]string{service: ""},
+			byIP, doctor.Unknown,
+			"the address of the service is not known: forbidden: " + service,
+		},
 		"not routed from here": {map[string]string{service: ip, slices: ready}, byNone, doctor.Unknown, "no route to host"},
-		"headless, not readable": {map[string]string{service: `{"spec":{"clusterIP":"None"}}`, slices: ""}, byEndpoint,
-			doctor.Unknown, "the service has no cluster IP: forbidden"},
+		"headless, not readable": {
+			map[string]string{service: `{"spec":{"clusterIP":"None"}}`, slices: ""},
+			byEndpoint,
+			doctor.Unknown, "the service has no cluster IP: forbidden",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

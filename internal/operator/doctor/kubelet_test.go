@@ -36,8 +36,10 @@ func TestWhatTheKubeletDials(t *testing.T) {
 		{"the runtime", func(n *testNode) { n.kubeletArgs("--container-runtime-endpoint=" + theirs) }},
 		{"its default", func(n *testNode) { n.kubeletArgs() }},
 		{"two words", func(n *testNode) { n.kubeletArgs("--container-runtime-endpoint", ours) }},
-		{"one hyphen, no scheme, /var/run",
-			func(n *testNode) { n.kubeletArgs("-container-runtime-endpoint=/var/run/pullgate//cri.sock") }},
+		{
+			"one hyphen, no scheme, /var/run",
+			func(n *testNode) { n.kubeletArgs("-container-runtime-endpoint=/var/run/pullgate//cri.sock") },
+		},
 		{"its file", func(n *testNode) {
 			n.file(file, 0o600, kubeletConfig(ours, ""))
 			n.kubeletArgs("--config", file)
@@ -112,7 +114,8 @@ func TestRootDirectoryOfTheKubelet(t *testing.T) {
 		}
 	}
 	play(t, []row{
-		{"without policies", at("", false)}, {"without policies, in a unit", at("", true)},
+		{"without policies", at("", false)},
+		{"without policies, in a unit", at("", true)},
 		{"with policies", at("/etc/pullgate/policies", false)},
 		{"with policies, in a unit", at("/etc/pullgate/policies", true)},
 	})
@@ -236,9 +239,7 @@ func unpack(t *testing.T, archive *txtar.Archive) (doctor.Host, map[string]strin
 		if strings.HasSuffix(f.Name, "/cmdline") {
 			content = []byte(strings.Join(strings.Fields(string(content)), "\x00") + "\x00")
 		}
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, content, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, content, 0o600)))
 	}
 	return doctor.Host{Root: root, Command: systemctl(rest["systemctl"])}, rest
 }
@@ -305,14 +306,10 @@ func TestDiscover(t *testing.T) {
 	for _, file := range archives {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
 			archive, err := txtar.ParseFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			h, rest := unpack(t, archive)
 			n, err := h.Discover(t.Context(), strings.TrimSpace(rest["unit"]))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if diff := cmp.Diff(rest["want"], show(n)); diff != "" {
 				t.Errorf("Discover (-want +got):\n%s", diff)
 			}
@@ -354,26 +351,44 @@ func TestDiscoverReportsWhatItCannotDetermine(t *testing.T) {
 			"", "kubelet.service and k3s.service", doctor.ErrSeveralKubelets,
 		},
 		{"no ExecStart", kubeletUnit, "", "kubelet.service has no ExecStart=", nil},
-		{"a unit file that is gone", strings.Replace(kubeletUnit, "FragmentPath=/", "FragmentPath=/gone/", 1), "",
-			"no such file", nil},
-		{"a line that is not a setting", kubeletUnit + "nonsense\n", "",
-			"read /etc/systemd/system/kubelet.service: unexpected newline", nil},
-		{"a file of variables that is gone", kubeletUnit + "ExecStart=/usr/bin/kubelet\nEnvironmentFile=/gone.env\n", "",
-			"/gone.env: no such file", nil},
-		{"a configuration that is gone", kubeletUnit + "ExecStart=/usr/bin/kubelet --config=/gone.yaml\n", "",
-			"/gone.yaml: no such file", nil},
-		{"a configuration that is not YAML", kubeletUnit +
-			"ExecStart=/usr/bin/kubelet --config=/etc/k.yaml\n-- etc/k.yaml --\n: {\n", "",
-			"read the kubelet's configuration /etc/k.yaml", nil},
-		{"a port that is not a number", kubeletUnit + "ExecStart=/usr/bin/kubelet --healthz-port=x\n", "", "--healthz-port",
-			nil},
-		{"a script without a kubelet", kubeletUnit + "ExecStart=/usr/bin/start\n", "",
-			"no kubelet was found among its processes", nil},
-		{"a configuration of k3s at a URL", kubeletUnit + "ExecStart=/usr/bin/k3s server --config=https://x/y\n", "",
-			"not an absolute path", nil},
-		{"a configuration of k3s that is not YAML", kubeletUnit +
-			"ExecStart=/usr/bin/k3s server\n-- etc/rancher/k3s/config.yaml --\n: {\n", "",
-			"read configuration /etc/rancher/k3s/config.yaml", nil},
+		{
+			"a unit file that is gone", strings.Replace(kubeletUnit, "FragmentPath=/", "FragmentPath=/gone/", 1), "",
+			"no such file", nil,
+		},
+		{
+			"a line that is not a setting", kubeletUnit + "nonsense\n", "",
+			"read /etc/systemd/system/kubelet.service: unexpected newline", nil,
+		},
+		{
+			"a file of variables that is gone", kubeletUnit + "ExecStart=/usr/bin/kubelet\nEnvironmentFile=/gone.env\n", "",
+			"/gone.env: no such file", nil,
+		},
+		{
+			"a configuration that is gone", kubeletUnit + "ExecStart=/usr/bin/kubelet --config=/gone.yaml\n", "",
+			"/gone.yaml: no such file", nil,
+		},
+		{
+			"a configuration that is not YAML", kubeletUnit +
+				"ExecStart=/usr/bin/kubelet --config=/etc/k.yaml\n-- etc/k.yaml --\n: {\n", "",
+			"read the kubelet's configuration /etc/k.yaml", nil,
+		},
+		{
+			"a port that is not a number", kubeletUnit + "ExecStart=/usr/bin/kubelet --healthz-port=x\n", "", "--healthz-port",
+			nil,
+		},
+		{
+			"a script without a kubelet", kubeletUnit + "ExecStart=/usr/bin/start\n", "",
+			"no kubelet was found among its processes", nil,
+		},
+		{
+			"a configuration of k3s at a URL", kubeletUnit + "ExecStart=/usr/bin/k3s server --config=https://x/y\n", "",
+			"not an absolute path", nil,
+		},
+		{
+			"a configuration of k3s that is not YAML", kubeletUnit +
+				"ExecStart=/usr/bin/k3s server\n-- etc/rancher/k3s/config.yaml --\n: {\n", "",
+			"read configuration /etc/rancher/k3s/config.yaml", nil,
+		},
 		{"a unit without a name", "-- systemctl --\nId=kubelet.service\nMainPID=x\n", "", `MainPID="x" is not a number`, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -415,19 +430,34 @@ containerRuntimeEndpoint: unix:///run/50.sock
 	}{
 		{"nothing", nil, "unix:///run/50.sock"},
 		{"a file is gone", map[string][]byte{conf + "50.conf": nil}, "unix:///run/containerd/containerd.sock"},
-		{"a file before it", map[string][]byte{conf + "40.conf": []byte("containerRuntimeEndpoint: unix:///run/40.sock")},
-			"unix:///run/50.sock"},
-		{"a file after it", map[string][]byte{conf + "60.conf": []byte("containerRuntimeEndpoint: unix:///run/60.sock")},
-			"unix:///run/60.sock"},
+		{
+			"a file before it",
+			map[string][]byte{conf + "40.conf": []byte("containerRuntimeEndpoint: unix:///run/40.sock")},
+			"unix:///run/50.sock",
+		},
+		{
+			"a file after it",
+			map[string][]byte{conf + "60.conf": []byte("containerRuntimeEndpoint: unix:///run/60.sock")},
+			"unix:///run/60.sock",
+		},
 		{"a file of another kind", map[string][]byte{conf +
 			"60.conf.bak": []byte("containerRuntimeEndpoint: unix:///run/60.sock")}, "unix:///run/50.sock"},
-		{"another content", map[string][]byte{conf + "50.conf": []byte("containerRuntimeEndpoint: unix:///run/new.sock")},
-			"unix:///run/new.sock"},
+		{
+			"another content",
+			map[string][]byte{conf + "50.conf": []byte("containerRuntimeEndpoint: unix:///run/new.sock")},
+			"unix:///run/new.sock",
+		},
 		{"a drop-in of the unit", map[string][]byte{dropIn: []byte(flags + "90.sock")}, "unix:///run/90.sock"},
-		{"two of them", map[string][]byte{later: []byte(flags + "95.sock"), dropIn: []byte(flags + "90.sock")},
-			"unix:///run/95.sock"},
-		{"one of another unit", map[string][]byte{"/etc/systemd/system/k3s.service.d/90.conf": []byte(flags + "90.sock")},
-			"unix:///run/50.sock"},
+		{
+			"two of them",
+			map[string][]byte{later: []byte(flags + "95.sock"), dropIn: []byte(flags + "90.sock")},
+			"unix:///run/95.sock",
+		},
+		{
+			"one of another unit",
+			map[string][]byte{"/etc/systemd/system/k3s.service.d/90.conf": []byte(flags + "90.sock")},
+			"unix:///run/50.sock",
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			n, err := h.With(tc.changed).Discover(t.Context(), "")

@@ -25,37 +25,70 @@ func TestExamineComparesTheSandboxOfTheUnit(t *testing.T) {
 		warnings []string
 	}{
 		"the defaults": {ownUnit, func(*config.Config) {}, nil, nil},
-		"the directory of logs": {ownUnit,
-			func(c *config.Config) { c.DecisionLog.Path = "/var/log/pullgate/d.log" }, nil, nil},
-		"another stateDir": {ownUnit, func(c *config.Config) { c.StateDir = "/srv/pullgate" },
-			[]string{"stateDir: " + cannotWrite}, nil},
-		"another directory of logs": {ownUnit, func(c *config.Config) { c.DecisionLog.Path = "/srv/pullgate/d.log" },
-			[]string{"decisionLog.path: " + cannotWrite}, nil},
-		"another socket": {ownUnit,
+		"the directory of logs": {
+			ownUnit,
+			func(c *config.Config) { c.DecisionLog.Path = "/var/log/pullgate/d.log" }, nil, nil,
+		},
+		"another stateDir": {
+			ownUnit, func(c *config.Config) { c.StateDir = "/srv/pullgate" },
+			[]string{"stateDir: " + cannotWrite},
+			nil,
+		},
+		"another directory of logs": {
+			ownUnit, func(c *config.Config) { c.DecisionLog.Path = "/srv/pullgate/d.log" },
+			[]string{"decisionLog.path: " + cannotWrite},
+			nil,
+		},
+		"another socket": {
+			ownUnit,
 			func(c *config.Config) { c.Admin.Listen = "unix:///srv/pullgate/a.sock" }, nil,
-			[]string{"admin.listen: " + cannotWrite}},
-		"a drop-in for it": {ownUnit + "ReadWritePaths=-/srv /other\n",
-			func(c *config.Config) { c.StateDir = "/srv/pullgate" }, nil, nil},
-		"a mount for it": {ownUnit + "BindPaths=/data:/srv/pullgate:rbind\n",
-			func(c *config.Config) { c.StateDir = "/srv/pullgate" }, nil, nil},
-		"a folder with a similar name": {ownUnit, func(c *config.Config) { c.StateDir = "/var/lib/pullgate-2" },
-			[]string{"does not let its program write /var/lib/pullgate-2"}, nil},
-		"another unit": {strings.Replace(ownUnit, "strict", "yes", 1),
-			func(c *config.Config) { c.StateDir = "/srv/pullgate" }, nil, nil},
-		"no unit": {"LoadState=not-found\n", func(c *config.Config) { c.StateDir = "/srv/pullgate" },
-			nil, nil},
+			[]string{"admin.listen: " + cannotWrite},
+		},
+		"a drop-in for it": {
+			ownUnit + "ReadWritePaths=-/srv /other\n",
+			func(c *config.Config) { c.StateDir = "/srv/pullgate" }, nil, nil,
+		},
+		"a mount for it": {
+			ownUnit + "BindPaths=/data:/srv/pullgate:rbind\n",
+			func(c *config.Config) { c.StateDir = "/srv/pullgate" }, nil, nil,
+		},
+		"a folder with a similar name": {
+			ownUnit, func(c *config.Config) { c.StateDir = "/var/lib/pullgate-2" },
+			[]string{"does not let its program write /var/lib/pullgate-2"},
+			nil,
+		},
+		"another unit": {
+			strings.Replace(ownUnit, "strict", "yes", 1),
+			func(c *config.Config) { c.StateDir = "/srv/pullgate" }, nil, nil,
+		},
+		"no unit": {
+			"LoadState=not-found\n", func(c *config.Config) { c.StateDir = "/srv/pullgate" },
+			nil, nil,
+		},
 		"no systemd": {"", func(c *config.Config) { c.StateDir = "/srv/pullgate" }, nil, nil},
-		"a runtime below /tmp": {ownUnit, func(c *config.Config) { c.RuntimeEndpoint = "unix:///tmp/c.sock" }, nil,
-			[]string{"runtimeEndpoint: pullgated.service hides /tmp/c.sock from its program; move it, or add PrivateTmp=no"}},
-		"a kubeconfig below /root": {ownUnit, func(c *config.Config) { c.PodSource.Kubeconfig = "/root/k.conf" }, nil,
+		"a runtime below /tmp": {
+			ownUnit, func(c *config.Config) { c.RuntimeEndpoint = "unix:///tmp/c.sock" }, nil,
+			[]string{"runtimeEndpoint: pullgated.service hides /tmp/c.sock from its program; move it, or add PrivateTmp=no"},
+		},
+		"a kubeconfig below /root": {
+			ownUnit, func(c *config.Config) { c.PodSource.Kubeconfig = "/root/k.conf" }, nil,
 			[]string{"podSource.kubeconfig: pullgated.service hides /root/k.conf from its program; move it, or add " +
-				"ProtectHome=read-only"}},
-		"policies below /home": {ownUnit, func(c *config.Config) { c.Admission.Policies = "/home/p" },
-			[]string{"admission.policies: pullgated.service hides /home/p"}, nil},
-		"policies below /home, mounted": {ownUnit + "BindReadOnlyPaths=/home/p\n",
-			func(c *config.Config) { c.Admission.Policies = "/home/p" }, nil, nil},
-		"state below /tmp, which is lost": {ownUnit, func(c *config.Config) { c.StateDir = "/tmp/pullgate" },
-			[]string{"stateDir: pullgated.service hides /tmp/pullgate"}, nil},
+				"ProtectHome=read-only"},
+		},
+		"policies below /home": {
+			ownUnit, func(c *config.Config) { c.Admission.Policies = "/home/p" },
+			[]string{"admission.policies: pullgated.service hides /home/p"},
+			nil,
+		},
+		"policies below /home, mounted": {
+			ownUnit + "BindReadOnlyPaths=/home/p\n",
+			func(c *config.Config) { c.Admission.Policies = "/home/p" }, nil, nil,
+		},
+		"state below /tmp, which is lost": {
+			ownUnit, func(c *config.Config) { c.StateDir = "/tmp/pullgate" },
+			[]string{"stateDir: pullgated.service hides /tmp/pullgate"},
+			nil,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := config.Default()

@@ -19,6 +19,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/policy"
 )
 
@@ -111,9 +112,7 @@ func ours(name string) bool {
 
 func TestNamesAndLabelsAreTheContract(t *testing.T) {
 	families, err := newMetrics().Registry().Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	got := map[string]string{}
 	runtime := 0
 	for _, f := range families {
@@ -142,9 +141,7 @@ func TestNamesAndLabelsAreTheContract(t *testing.T) {
 // one, add it to want, or rename the metric before it is released.
 func TestPromlint(t *testing.T) {
 	problems, err := testutil.GatherAndLint(newMetrics().Registry(), slices.Collect(maps.Keys(contract()))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	got, want := []string{}, []string{}
 	for _, p := range problems {
 		got = append(got, p.Metric+": "+p.Text)
@@ -157,9 +154,7 @@ func TestPromlint(t *testing.T) {
 func series(t *testing.T, m *metrics.Metrics) []string {
 	t.Helper()
 	families, err := m.Registry().Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	var all []string
 	for _, f := range families {
 		for _, x := range f.GetMetric() {
@@ -238,8 +233,10 @@ func TestWhatQueriesCountBeginsAtZero(t *testing.T) {
 			}
 		}
 	}
-	m.Admission("CreateContainer", admission.Decision{Findings: []admission.Finding{{Validator: "review",
-		Answer: admission.Admit, FailedOpen: true}}})
+	m.Admission("CreateContainer", admission.Decision{Findings: []admission.Finding{{
+		Validator: "review",
+		Answer:    admission.Admit, FailedOpen: true,
+	}}})
 	for _, o := range policyclient.VerificationOutcomes() {
 		m.Verification(o)
 	}
@@ -326,9 +323,7 @@ func TestScrape(t *testing.T) {
 	server := httptest.NewServer(newMetrics().Handler())
 	defer server.Close()
 	response, err := http.Get(server.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	body, err := io.ReadAll(response.Body)
 	if err != nil || response.Body.Close() != nil || response.StatusCode != http.StatusOK {
 		t.Fatalf("scrape: %s, %v", response.Status, err)
@@ -360,8 +355,10 @@ func TestScrape(t *testing.T) {
 
 func TestChecksAreCountedAsAKubeletDoes(t *testing.T) {
 	want := map[policy.Reason]string{policy.RecordUnreadable: "error"}
-	for _, r := range []policy.Reason{policy.ExemptStaticPod, policy.ExemptNamespace, policy.NeverVerify,
-		policy.Allowlisted, policy.Preloaded} {
+	for _, r := range []policy.Reason{
+		policy.ExemptStaticPod, policy.ExemptNamespace, policy.NeverVerify,
+		policy.Allowlisted, policy.Preloaded,
+	} {
 		want[r] = "credentialPolicyAllowed"
 	}
 	for _, r := range []policy.Reason{policy.Open, policy.Granted, policy.Proved, policy.ProvedInGrace} {
@@ -441,15 +438,19 @@ func TestAdmissionCountsFindings(t *testing.T) {
 	m.ViewConflict("team-a/secret")
 	m.Admission("CreateContainer", admission.Decision{Findings: []admission.Finding{
 		{Validator: "restriction", Answer: admission.Admit, Duration: 20 * time.Microsecond},
-		{Validator: "restriction", Answer: admission.Deny, Reason: admission.FieldUnknown, Audit: true,
-			Duration: 20 * time.Microsecond},
+		{
+			Validator: "restriction", Answer: admission.Deny, Reason: admission.FieldUnknown, Audit: true,
+			Duration: 20 * time.Microsecond,
+		},
 	}})
 	m.Admission("RestorePod", admission.Decision{Findings: []admission.Finding{
 		{Validator: "review", Policy: "scanner", Answer: admission.Admit, FailedOpen: true},
 		{Validator: "review", Policy: "other", Answer: admission.Deny, Reason: admission.ReviewUnavailable},
 	}})
-	m.Admission("Exec", admission.Decision{Findings: []admission.Finding{{Validator: "mine", Answer: admission.Deny,
-		Reason: "MINE"}}})
+	m.Admission("Exec", admission.Decision{Findings: []admission.Finding{{
+		Validator: "mine", Answer: admission.Deny,
+		Reason: "MINE",
+	}}})
 	m.Admission("CreateContainer", admission.Decision{Answer: admission.Admit, Exemption: admission.ExemptStaticPod})
 	text := page(m)
 	for _, want := range []string{
@@ -496,8 +497,10 @@ func TestConflictFieldsAreThoseOfAView(t *testing.T) {
 			RunAsNonRoot:             flag, RunAsUser: number, RunAsGroup: number, CapabilitiesAdd: admission.Set([]string{s}),
 			CapabilitiesDrop: admission.Set([]string{s}),
 			SELinux:          admission.Set(admission.SELinux{Type: s}),
-			Mounts: admission.Set([]admission.Mount{{Volume: volume, Path: "/m", ReadOnly: flag, Propagation: text,
-				Image: text}}),
+			Mounts: admission.Set([]admission.Mount{{
+				Volume: volume, Path: "/m", ReadOnly: flag, Propagation: text,
+				Image: text,
+			}}),
 		}
 	}
 	cri, running := view(1, "a", true)

@@ -65,8 +65,12 @@ func TestKilledAtEveryStep(t *testing.T) {
 	}
 	enable, disable := action{"enable", (*node).enable}, action{"disable", (*node).disable}
 	for _, kind := range enabling() {
-		for _, tc := range []struct{ first, next action }{{enable, enable}, {enable, disable}, {disable, enable},
-			{disable, disable}} {
+		for _, tc := range []struct{ first, next action }{
+			{enable, enable},
+			{enable, disable},
+			{disable, enable},
+			{disable, disable},
+		} {
 			t.Run(kind+"/"+tc.first.name+" then "+tc.next.name, func(t *testing.T) {
 				first, step := 0, 1
 				if testing.Short() || testkit.Raced { // there is one goroutine; make race runs all steps without the detector
@@ -320,8 +324,10 @@ func TestApplyRefusesAPlanForAnotherNode(t *testing.T) {
 
 // If a file cannot be written, the kubelet is not restarted.
 func TestEnableWithoutADisk(t *testing.T) {
-	for _, blocked := range []string{"/var/lib/pullgate/node-enable.json",
-		"/etc/rancher/k3s/config.yaml.d/90-pullgate.yaml/x"} {
+	for _, blocked := range []string{
+		"/var/lib/pullgate/node-enable.json",
+		"/etc/rancher/k3s/config.yaml.d/90-pullgate.yaml/x",
+	} {
 		t.Run(filepath.Base(blocked), func(t *testing.T) {
 			n := load(t, "k3s")
 			if strings.HasPrefix(blocked, "/var") {
@@ -575,10 +581,14 @@ func TestChangedSince(t *testing.T) {
 		want             string // of disable; "" means that it succeeds
 		left             func(was string) string
 	}{
-		{"our drop-in", "k3s", rancherDropIn, func(s string) string { return s + "node-label: [a=b]\n" }, "changed since",
-			nil},
-		{"our drop-in of the unit", "kubeadm-flags", unitDropIn,
-			func(s string) string { return strings.Replace(s, "[Unit]", "[Unit]\n# mine", 1) }, "changed since", nil},
+		{
+			"our drop-in", "k3s", rancherDropIn, func(s string) string { return s + "node-label: [a=b]\n" }, "changed since",
+			nil,
+		},
+		{
+			"our drop-in of the unit", "kubeadm-flags", unitDropIn,
+			func(s string) string { return strings.Replace(s, "[Unit]", "[Unit]\n# mine", 1) }, "changed since", nil,
+		},
 		{
 			"another line of their file", "plain-script", "/etc/kubelet.yaml",
 			func(s string) string { return s + "maxPods: 200\n" }, "",
@@ -711,8 +721,10 @@ func TestEnableWithoutMetrics(t *testing.T) {
 		{"connected", head + "0000000000000000: 00000003 00000000 00000000 0001 03 66 /run/pullgate/cri.sock\n", true},
 		{"listening alone", head + "0000000000000000: 00000002 00000000 00010000 0001 01 65 " +
 			"/run/pullgate/cri.sock\n0000000000000000: 00000003 00000000 00000000 0001 03 67\n", false},
-		{"another socket", head + "0000000000000000: 00000003 00000000 00000000 0001 03 66 /run/pullgate/admin.sock\n",
-			false},
+		{
+			"another socket", head + "0000000000000000: 00000003 00000000 00000000 0001 03 66 /run/pullgate/admin.sock\n",
+			false,
+		},
 	} {
 		t.Run(tc.name, withNode("k3s", func(n *node) {
 			n.metrics = ""
@@ -764,9 +776,7 @@ func TestStatus(t *testing.T) {
 func status(t *testing.T, c config.Config) *adminv1.GetStatusResponse {
 	t.Helper()
 	text, err := yaml.Marshal(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return &adminv1.GetStatusResponse{Configuration: string(text)}
 }
 
@@ -778,14 +788,22 @@ func TestRunningDaemon(t *testing.T) {
 		want   string
 	}{
 		{"defaults", func(*config.Config) {}, nil, "enforces NeverVerifyPreloadedImages"},
-		{"shadow mode", func(c *config.Config) { c.NoPullImageSecretRecheck = true }, nil,
-			"is in shadow mode: it records and counts, and denies nothing"},
-		{"no policy", func(c *config.Config) { c.ImagePullCredentialsVerificationPolicy = "NeverVerify" }, nil,
-			"requires no proof under the policy NeverVerify"},
-		{"distrusted", func(*config.Config) {}, &adminv1.StoreStatus{Distrust: &adminv1.Distrust{}},
-			"enforces NeverVerifyPreloadedImages, and distrusts its store: no image is marked preloaded"},
-		{"policy of the kubelet's file", func(c *config.Config) { c.KubeletConfig = "/var/lib/kubelet/config.yaml" }, nil,
-			"enforces NeverVerifyPreloadedImages"},
+		{
+			"shadow mode", func(c *config.Config) { c.NoPullImageSecretRecheck = true }, nil,
+			"is in shadow mode: it records and counts, and denies nothing",
+		},
+		{
+			"no policy", func(c *config.Config) { c.ImagePullCredentialsVerificationPolicy = "NeverVerify" }, nil,
+			"requires no proof under the policy NeverVerify",
+		},
+		{
+			"distrusted", func(*config.Config) {}, &adminv1.StoreStatus{Distrust: &adminv1.Distrust{}},
+			"enforces NeverVerifyPreloadedImages, and distrusts its store: no image is marked preloaded",
+		},
+		{
+			"policy of the kubelet's file", func(c *config.Config) { c.KubeletConfig = "/var/lib/kubelet/config.yaml" }, nil,
+			"enforces NeverVerifyPreloadedImages",
+		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := config.Default()

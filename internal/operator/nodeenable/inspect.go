@@ -121,7 +121,7 @@ func (s Enabler) listen(l inspection) string {
 }
 
 // unmodified returns an error if others changed a file that this package wrote, which it does not touch then.
-func (l inspection) unmodified() error {
+func (l *inspection) unmodified() error {
 	if len(l.modifiedByOthers) == 0 {
 		return nil
 	}
