@@ -27,21 +27,18 @@ func TestRevokeEndsWhatItsDryRunListed(t *testing.T) {
 		t.Fatalf("bob's %s = %v; want preloaded", pre, v)
 	}
 	for name, tc := range map[string]struct {
-		req                            *adminv1.RevokeRequest
+		req                            *revokeReq
 		proofs, closed, grants, marked int
 	}{
-		"credential":       {&adminv1.RevokeRequest{CredentialId: string(w.id("alice"))}, 1, 0, 1, 0},
-		"other credential": {&adminv1.RevokeRequest{CredentialId: string(w.id("bob"))}, 0, 0, 0, 0},
-		"repository":       {&adminv1.RevokeRequest{Repository: app}, 1, 0, 1, 0},
-		"image ID":         {&adminv1.RevokeRequest{ImageId: id1}, 1, 0, 1, 0},
-		"Secret by UID":    {&adminv1.RevokeRequest{Secret: &adminv1.SecretRef{Uid: "uid-alice"}}, 1, 0, 1, 0},
-		"Secret by name": {
-			&adminv1.RevokeRequest{Secret: &adminv1.SecretRef{Namespace: "team", Name: "alice"}}, 1, 0, 1,
-			0,
-		},
-		"namespace": {&adminv1.RevokeRequest{Namespace: "team"}, 1, 0, 1, 0},
-		"marked":    {&adminv1.RevokeRequest{Repository: "repo.test/pre"}, 0, 0, 1, 1},
-		"both":      {&adminv1.RevokeRequest{Repository: "repo.test/pre", Namespace: "team"}, 0, 0, 0, 0},
+		"credential":       {&revokeReq{CredentialId: string(w.id("alice"))}, 1, 0, 1, 0},
+		"other credential": {&revokeReq{CredentialId: string(w.id("bob"))}, 0, 0, 0, 0},
+		"repository":       {&revokeReq{Repository: app}, 1, 0, 1, 0},
+		"image ID":         {&revokeReq{ImageId: id1}, 1, 0, 1, 0},
+		"Secret by UID":    {&revokeReq{Secret: &secretRef{Uid: "uid-alice"}}, 1, 0, 1, 0},
+		"Secret by name":   {&revokeReq{Secret: &secretRef{Namespace: "team", Name: "alice"}}, 1, 0, 1, 0},
+		"namespace":        {&revokeReq{Namespace: "team"}, 1, 0, 1, 0},
+		"marked":           {&revokeReq{Repository: "repo.test/pre"}, 0, 0, 1, 1},
+		"both":             {&revokeReq{Repository: "repo.test/pre", Namespace: "team"}, 0, 0, 0, 0},
 	} {
 		tc.req.DryRun = true
 		r, err := w.Revoke(t.Context(), tc.req)
@@ -55,8 +52,8 @@ func TestRevokeEndsWhatItsDryRunListed(t *testing.T) {
 	}
 	w.tracker.Restore(tracker.Pod{UID: "uid-restored", Namespace: "team"}, imageref.New(""),
 		tracker.NewImage(id1, app+":1"), time.Now())
-	for name, req := range map[string]*adminv1.RevokeRequest{
-		"Secret":     {Secret: &adminv1.SecretRef{Namespace: "team-x", Name: "typo"}},
+	for name, req := range map[string]*revokeReq{
+		"Secret":     {Secret: &secretRef{Namespace: "team-x", Name: "typo"}},
 		"credential": {CredentialId: strings.Repeat("0", 64)},
 		"repository": {Repository: "repo.test/typo"},
 		"image ID":   {ImageId: "sha256:" + strings.Repeat("0", 64)},
@@ -68,9 +65,9 @@ func TestRevokeEndsWhatItsDryRunListed(t *testing.T) {
 				w.tracker.Grants(), before)
 		}
 	}
-	would, err := w.Revoke(t.Context(), &adminv1.RevokeRequest{Repository: app, DryRun: true})
+	would, err := w.Revoke(t.Context(), &revokeReq{Repository: app, DryRun: true})
 	must(t, err)
-	done, err := w.Revoke(t.Context(), &adminv1.RevokeRequest{Repository: app})
+	done, err := w.Revoke(t.Context(), &revokeReq{Repository: app})
 	if err != nil || !proto.Equal(would, done) || done.GetGrants()[0].GetPod().GetName() != "alice" ||
 		done.GetGrants()[0].GetCredentialId() != string(w.id("alice")) {
 		t.Errorf("Revoke = %v, %v; want what the dry run listed, %v", done, err, would)
@@ -83,7 +80,7 @@ func TestRevokeEndsWhatItsDryRunListed(t *testing.T) {
 func TestMarksAreAcceptedAndForgottenOverTheWire(t *testing.T) {
 	w := aNode(t)
 	for _, dryRun := range []bool{true, false} {
-		got, err := w.AcceptPreloaded(t.Context(), &adminv1.AcceptPreloadedRequest{
+		got, err := w.AcceptPreloaded(t.Context(), &acceptReq{
 			Repository: app, DryRun: dryRun,
 			IncludingProved: !dryRun,
 		})
@@ -93,17 +90,17 @@ func TestMarksAreAcceptedAndForgottenOverTheWire(t *testing.T) {
 		}
 	}
 	for _, dryRun := range []bool{true, false} {
-		got, err := w.ForgetPreloaded(t.Context(), &adminv1.ForgetPreloadedRequest{ImageId: id1, DryRun: dryRun})
+		got, err := w.ForgetPreloaded(t.Context(), &forgetReq{ImageId: id1, DryRun: dryRun})
 		if err != nil || len(got.GetForgotten()) != 1 || got.GetForgotten()[0].GetOrigin() != "operator" ||
 			len(got.GetGrants()) != 1 || w.try(aPod("bob"), app+":1").Allowed() != dryRun {
 			t.Errorf("ForgetPreloaded(dry run %v) = %v, %v", dryRun, got, err)
 		}
 	}
-	all, err := w.AcceptPreloaded(t.Context(), &adminv1.AcceptPreloadedRequest{AllUntracked: true})
+	all, err := w.AcceptPreloaded(t.Context(), &acceptReq{AllUntracked: true})
 	if err != nil || len(all.GetAccepted()) != 0 {
 		t.Errorf("AcceptPreloaded(all) = %v, %v; want nothing: a record of another repository is there", all, err)
 	}
-	gone, err := w.ForgetPreloaded(t.Context(), &adminv1.ForgetPreloadedRequest{All: true})
+	gone, err := w.ForgetPreloaded(t.Context(), &forgetReq{All: true})
 	if err != nil || len(gone.GetForgotten()) != 1 || gone.GetForgotten()[0].GetPair().GetImageId() != id2 {
 		t.Errorf("ForgetPreloaded(all) = %v, %v; want the last mark", gone, err)
 	}
@@ -112,54 +109,33 @@ func TestMarksAreAcceptedAndForgottenOverTheWire(t *testing.T) {
 func TestCorrectionsRefuseEmptySelections(t *testing.T) {
 	w := aNode(t)
 	ctx := t.Context()
-	accept := func(r *adminv1.AcceptPreloadedRequest) error { return errOf(w.AcceptPreloaded(ctx, r)) }
+	accept := func(r *acceptReq) error { return errOf(w.AcceptPreloaded(ctx, r)) }
 	for name, tc := range map[string]struct {
 		err  error
 		code codes.Code
 	}{
-		"revoke nothing": {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{DryRun: true})), codes.InvalidArgument},
-		"half a Secret": {
-			errOf(w.Revoke(ctx, &adminv1.RevokeRequest{Secret: &adminv1.SecretRef{Name: "x"}})),
-			codes.InvalidArgument,
-		},
-		"short credential": {
-			errOf(w.Revoke(ctx, &adminv1.RevokeRequest{CredentialId: "abc"})),
-			codes.InvalidArgument,
-		},
-		"beginning of an image ID": {
-			errOf(w.Revoke(ctx, &adminv1.RevokeRequest{ImageId: "sha256:1111111"})),
-			codes.InvalidArgument,
-		},
-		"no repository": {
-			errOf(w.Revoke(ctx, &adminv1.RevokeRequest{Repository: "UPPER CASE"})),
-			codes.InvalidArgument,
-		},
-		"revoke a tag": {
-			errOf(w.Revoke(ctx, &adminv1.RevokeRequest{Repository: app + ":1"})),
-			codes.InvalidArgument,
-		},
-		"two namespaces": {errOf(w.Revoke(ctx, &adminv1.RevokeRequest{
-			Namespace: "a", Secret: &adminv1.SecretRef{Namespace: "b", Name: "c"},
-		})), codes.InvalidArgument},
-		"accept nothing": {accept(&adminv1.AcceptPreloadedRequest{}), codes.InvalidArgument},
-		"accept all and some": {
-			accept(&adminv1.AcceptPreloadedRequest{AllUntracked: true, ImageId: id1}),
-			codes.InvalidArgument,
-		},
-		"accept an absent tag":  {accept(&adminv1.AcceptPreloadedRequest{Repository: app + ":none"}), codes.NotFound},
-		"accept what is absent": {accept(&adminv1.AcceptPreloadedRequest{Repository: "repo.test/nothing"}), codes.NotFound},
-		"accept proved":         {accept(&adminv1.AcceptPreloadedRequest{Repository: app}), codes.FailedPrecondition},
-		"accept what was not confirmed": {accept(&adminv1.AcceptPreloadedRequest{
+		"revoke nothing":           {errOf(w.Revoke(ctx, &revokeReq{DryRun: true})), invalid},
+		"half a Secret":            {errOf(w.Revoke(ctx, &revokeReq{Secret: &secretRef{Name: "x"}})), invalid},
+		"short credential":         {errOf(w.Revoke(ctx, &revokeReq{CredentialId: "abc"})), invalid},
+		"beginning of an image ID": {errOf(w.Revoke(ctx, &revokeReq{ImageId: "sha256:1111111"})), invalid},
+		"no repository":            {errOf(w.Revoke(ctx, &revokeReq{Repository: "UPPER CASE"})), invalid},
+		"revoke a tag":             {errOf(w.Revoke(ctx, &revokeReq{Repository: app + ":1"})), invalid},
+		"two namespaces": {errOf(w.Revoke(ctx, &revokeReq{
+			Namespace: "a", Secret: &secretRef{Namespace: "b", Name: "c"},
+		})), invalid},
+		"accept nothing":        {accept(&acceptReq{}), invalid},
+		"accept all and some":   {accept(&acceptReq{AllUntracked: true, ImageId: id1}), invalid},
+		"accept an absent tag":  {accept(&acceptReq{Repository: app + ":none"}), codes.NotFound},
+		"accept what is absent": {accept(&acceptReq{Repository: "repo.test/nothing"}), codes.NotFound},
+		"accept proved":         {accept(&acceptReq{Repository: app}), codes.FailedPrecondition},
+		"accept what was not confirmed": {accept(&acceptReq{
 			Repository: app, IncludingProved: true, Confirmation: "x",
 		}), codes.Aborted},
-		"forget nothing": {
-			errOf(w.ForgetPreloaded(ctx, &adminv1.ForgetPreloadedRequest{})),
-			codes.InvalidArgument,
-		},
+		"forget nothing": {errOf(w.ForgetPreloaded(ctx, &forgetReq{})), invalid},
 		"forget a digest": {errOf(w.ForgetPreloaded(ctx,
-			&adminv1.ForgetPreloadedRequest{Repository: app + "@" + id1})), codes.InvalidArgument},
+			&forgetReq{Repository: app + "@" + id1})), invalid},
 		"forget all and some": {errOf(w.ForgetPreloaded(ctx,
-			&adminv1.ForgetPreloadedRequest{All: true, Repository: app})), codes.InvalidArgument},
+			&forgetReq{All: true, Repository: app})), invalid},
 		"end distrust that has ended": {errOf(w.EndDistrust(ctx, &adminv1.EndDistrustRequest{})), codes.FailedPrecondition},
 	} {
 		if status.Code(tc.err) != tc.code || strings.Contains(status.Convert(tc.err).Message(), "tracker:") {
@@ -168,11 +144,11 @@ func TestCorrectionsRefuseEmptySelections(t *testing.T) {
 	}
 	w.node.do(func(n *node) { n.err = status.Error(codes.Unavailable, "down") })
 	if _, err := w.AcceptPreloaded(ctx,
-		&adminv1.AcceptPreloadedRequest{ImageId: id1}); status.Code(err) != codes.Unavailable {
+		&acceptReq{ImageId: id1}); status.Code(err) != codes.Unavailable {
 		t.Errorf("without a runtime = %v; want Unavailable", err)
 	}
 	must(t, w.store.Close())
-	if _, err := w.Revoke(ctx, &adminv1.RevokeRequest{ImageId: id1}); status.Code(err) != codes.Unavailable ||
+	if _, err := w.Revoke(ctx, &revokeReq{ImageId: id1}); status.Code(err) != codes.Unavailable ||
 		w.tracker.Grants() != 1 {
 		t.Errorf("without a store = %v with %d grants; want Unavailable and the grant", err, w.tracker.Grants())
 	}
@@ -188,7 +164,7 @@ func TestDistrustEndsOverTheWire(t *testing.T) {
 	w := newWorldOn(t, store, tracker.Options{VerifyUntracked: true})
 	w.node.do(func(n *node) { n.images = []tracker.Image{tracker.NewImage(id1, app+":1")} })
 	if _, err := w.AcceptPreloaded(t.Context(),
-		&adminv1.AcceptPreloadedRequest{AllUntracked: true}); status.Code(err) != codes.FailedPrecondition {
+		&acceptReq{AllUntracked: true}); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("AcceptPreloaded(all) = %v; want FailedPrecondition", err)
 	}
 	for _, dryRun := range []bool{true, false} {
@@ -240,7 +216,7 @@ func endorsedIn(w *world) []records.Endorsement {
 }
 
 // endorsements returns the endorsements of all pages.
-func (w *world) endorsements(req *adminv1.ListEndorsementsRequest) (found []*adminv1.Endorsement) {
+func (w *world) endorsements(req *endorsedReq) (found []*adminv1.Endorsement) {
 	w.t.Helper()
 	for {
 		resp, err := w.ListEndorsements(w.t.Context(), req)
@@ -257,18 +233,18 @@ func (w *world) endorsements(req *adminv1.ListEndorsementsRequest) (found []*adm
 func TestListEndorsementsSelectsByEveryField(t *testing.T) {
 	w := endorsedNode(t)
 	for name, tc := range map[string]struct {
-		req  *adminv1.ListEndorsementsRequest
+		req  *endorsedReq
 		want int
 	}{
-		"all":                   {&adminv1.ListEndorsementsRequest{}, 4},
-		"repository":            {&adminv1.ListEndorsementsRequest{Repository: app + ":1"}, 3},
-		"beginning of an ID":    {&adminv1.ListEndorsementsRequest{ImageId: id2[len("sha256:"):20]}, 1},
-		"requirement":           {&adminv1.ListEndorsementsRequest{Requirement: inUse}, 3},
-		"beginning of one":      {&adminv1.ListEndorsementsRequest{Requirement: "v1:22"}, 1},
-		"signer":                {&adminv1.ListEndorsementsRequest{Signer: "bob"}, 2},
-		"another one of it":     {&adminv1.ListEndorsementsRequest{Signer: "release"}, 4},
-		"beginning of a signer": {&adminv1.ListEndorsementsRequest{Signer: "bo"}, 0},
-		"all fields": {&adminv1.ListEndorsementsRequest{
+		"all":                   {&endorsedReq{}, 4},
+		"repository":            {&endorsedReq{Repository: app + ":1"}, 3},
+		"beginning of an ID":    {&endorsedReq{ImageId: id2[len("sha256:"):20]}, 1},
+		"requirement":           {&endorsedReq{Requirement: inUse}, 3},
+		"beginning of one":      {&endorsedReq{Requirement: "v1:22"}, 1},
+		"signer":                {&endorsedReq{Signer: "bob"}, 2},
+		"another one of it":     {&endorsedReq{Signer: "release"}, 4},
+		"beginning of a signer": {&endorsedReq{Signer: "bo"}, 0},
+		"all fields": {&endorsedReq{
 			Repository: app, ImageId: id1, Requirement: old,
 			Signer: "bob",
 		}, 1},
@@ -281,18 +257,18 @@ func TestListEndorsementsSelectsByEveryField(t *testing.T) {
 			}
 		}
 	}
-	got := w.endorsements(&adminv1.ListEndorsementsRequest{Requirement: old})[0]
+	got := w.endorsements(&endorsedReq{Requirement: old})[0]
 	if got.GetPair().GetImageId() != id1 || got.GetPair().GetRepository() != app || got.GetDigest() != "sha256:d1" ||
 		!slices.Equal(got.GetSigners(), []string{"bob", "release"}) || !got.GetVerified().AsTime().Equal(endorsedAt()) ||
 		got.GetExpires() != nil || len(got.GetRules()) > 0 {
 		t.Errorf("endorsement = %v; want what was stored", got)
 	}
-	for _, req := range []*adminv1.ListEndorsementsRequest{
+	for _, req := range []*endorsedReq{
 		{Repository: "UPPER CASE"},
 		{PageToken: "%%%"},
 		{PageSize: -1},
 	} {
-		if _, err := w.ListEndorsements(t.Context(), req); status.Code(err) != codes.InvalidArgument {
+		if _, err := w.ListEndorsements(t.Context(), req); status.Code(err) != invalid {
 			t.Errorf("ListEndorsements(%v) = %v; want InvalidArgument", req, err)
 		}
 	}
@@ -320,7 +296,7 @@ func TestListEndorsementsHasRulesAndExpiry(t *testing.T) {
 	late.Pair.ImageID, late.Until = id3, endorsedAt().Add(24*time.Hour)
 	must(t, w.store.Endorse([]records.Endorsement{base, early, late}))
 	want := map[string]time.Duration{id1: time.Hour, id2: time.Minute, id3: time.Hour}
-	for _, e := range w.endorsements(&adminv1.ListEndorsementsRequest{}) {
+	for _, e := range w.endorsements(&endorsedReq{}) {
 		if got := e.GetExpires().AsTime().Sub(endorsedAt()); got != want[e.GetPair().GetImageId()] {
 			t.Errorf("%s expires after %v; want %v", e.GetPair().GetImageId(), got, want[e.GetPair().GetImageId()])
 		}
@@ -332,16 +308,16 @@ func TestListEndorsementsHasRulesAndExpiry(t *testing.T) {
 
 func TestRevokeEndorsementsDeletesWhatItsDryRunListed(t *testing.T) {
 	for name, tc := range map[string]struct {
-		req  *adminv1.RevokeEndorsementsRequest
+		req  *unendorseReq
 		want int
 	}{
-		"repository":  {&adminv1.RevokeEndorsementsRequest{Repository: app}, 3},
-		"image ID":    {&adminv1.RevokeEndorsementsRequest{ImageId: id1}, 3},
-		"requirement": {&adminv1.RevokeEndorsementsRequest{Requirement: old}, 1},
-		"signer":      {&adminv1.RevokeEndorsementsRequest{Signer: "alice"}, 2},
-		"digest":      {&adminv1.RevokeEndorsementsRequest{Digest: "sha256:d1", ImageId: id2}, 1},
-		"no match":    {&adminv1.RevokeEndorsementsRequest{Requirement: "v1:"}, 0},
-		"all":         {&adminv1.RevokeEndorsementsRequest{All: true}, 4},
+		"repository":  {&unendorseReq{Repository: app}, 3},
+		"image ID":    {&unendorseReq{ImageId: id1}, 3},
+		"requirement": {&unendorseReq{Requirement: old}, 1},
+		"signer":      {&unendorseReq{Signer: "alice"}, 2},
+		"digest":      {&unendorseReq{Digest: "sha256:d1", ImageId: id2}, 1},
+		"no match":    {&unendorseReq{Requirement: "v1:"}, 0},
+		"all":         {&unendorseReq{All: true}, 4},
 	} {
 		noted := 0 // the store still has all endorsements when a revocation is noted
 		var w *world
@@ -351,7 +327,7 @@ func TestRevokeEndorsementsDeletesWhatItsDryRunListed(t *testing.T) {
 		tc.req.DryRun = true
 		would, err := w.RevokeEndorsements(t.Context(), tc.req)
 		if err != nil || len(would.GetEndorsements()) != tc.want ||
-			len(w.endorsements(&adminv1.ListEndorsementsRequest{})) != 4 {
+			len(w.endorsements(&endorsedReq{})) != 4 {
 			t.Errorf("%s: dry run = %v, %v; want %d", name, would, err, tc.want)
 		}
 		tc.req.DryRun = false
@@ -362,7 +338,7 @@ func TestRevokeEndorsementsDeletesWhatItsDryRunListed(t *testing.T) {
 		if noted != 4 {
 			t.Errorf("%s: noted with %d endorsements in the store; want once, with 4", name, noted)
 		}
-		if left := w.endorsements(&adminv1.ListEndorsementsRequest{}); len(left) != 4-tc.want {
+		if left := w.endorsements(&endorsedReq{}); len(left) != 4-tc.want {
 			t.Errorf("%s: %v are left; want %d", name, left, 4-tc.want)
 		}
 		s, err := w.GetStatus(t.Context(), &adminv1.GetStatusRequest{})
@@ -378,7 +354,7 @@ func TestRevokeEndorsementsDeletesWhatItsDryRunListed(t *testing.T) {
 
 func TestRevokeEndorsementsRefusesUnclearSelections(t *testing.T) {
 	w := endorsedNode(t)
-	for _, req := range []*adminv1.RevokeEndorsementsRequest{
+	for _, req := range []*unendorseReq{
 		{},
 		{DryRun: true},
 		{All: true, Repository: app},
@@ -387,13 +363,13 @@ func TestRevokeEndorsementsRefusesUnclearSelections(t *testing.T) {
 		{Repository: "UPPER CASE"},
 		{ImageId: id1[:20]},
 	} {
-		if got, err := w.RevokeEndorsements(t.Context(), req); status.Code(err) != codes.InvalidArgument {
+		if got, err := w.RevokeEndorsements(t.Context(), req); status.Code(err) != invalid {
 			t.Errorf("RevokeEndorsements(%v) = %v, %v; want InvalidArgument", req, got, err)
 		}
 	}
 	must(t, w.store.Close())
 	if got, err := w.RevokeEndorsements(t.Context(),
-		&adminv1.RevokeEndorsementsRequest{All: true}); status.Code(err) != codes.Unavailable {
+		&unendorseReq{All: true}); status.Code(err) != codes.Unavailable {
 		t.Errorf("RevokeEndorsements without a store = %v, %v; want Unavailable", got, err)
 	}
 }

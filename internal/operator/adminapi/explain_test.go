@@ -35,7 +35,7 @@ func (w *world) explain(req *adminv1.ExplainRequest) *adminv1.ExplainResponse {
 }
 
 func of(name, image string) *adminv1.ExplainRequest {
-	return &adminv1.ExplainRequest{Image: image, Who: &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{
+	return &adminv1.ExplainRequest{Image: image, Who: &adminv1.ExplainRequest_Pod{Pod: &podRef{
 		Namespace: "team",
 		Name:      name,
 	}}}
@@ -227,7 +227,7 @@ func TestExplainWithoutAPod(t *testing.T) {
 
 func TestExplainRefuses(t *testing.T) {
 	w := aNode(t)
-	by := func(p *adminv1.PodRef) *adminv1.ExplainRequest {
+	by := func(p *podRef) *adminv1.ExplainRequest {
 		return &adminv1.ExplainRequest{Image: app + ":1", Who: &adminv1.ExplainRequest_Pod{Pod: p}}
 	}
 	for name, tc := range map[string]struct {
@@ -235,29 +235,26 @@ func TestExplainRefuses(t *testing.T) {
 		code codes.Code
 		want string
 	}{
-		"no image": {
-			&adminv1.ExplainRequest{Who: &adminv1.ExplainRequest_Namespace{Namespace: "team"}},
-			codes.InvalidArgument, "image",
-		},
-		"no pod":         {&adminv1.ExplainRequest{Image: app}, codes.InvalidArgument, "namespace"},
-		"half a pod":     {by(&adminv1.PodRef{Namespace: "team"}), codes.InvalidArgument, "UID"},
-		"unknown pod":    {by(&adminv1.PodRef{Namespace: "team", Name: "absent"}), codes.NotFound, "team/absent"},
-		"unknown UID":    {by(&adminv1.PodRef{Uid: "absent"}), codes.NotFound, "absent"},
-		"pods of a name": {by(&adminv1.PodRef{Namespace: "team", Name: "twice"}), codes.FailedPrecondition, "old, new"},
+		"no image":       {&adminv1.ExplainRequest{Who: &adminv1.ExplainRequest_Namespace{}}, invalid, "image"},
+		"no pod":         {&adminv1.ExplainRequest{Image: app}, invalid, "namespace"},
+		"half a pod":     {by(&podRef{Namespace: "team"}), invalid, "UID"},
+		"unknown pod":    {by(&podRef{Namespace: "team", Name: "absent"}), codes.NotFound, "team/absent"},
+		"unknown UID":    {by(&podRef{Uid: "absent"}), codes.NotFound, "absent"},
+		"pods of a name": {by(&podRef{Namespace: "team", Name: "twice"}), codes.FailedPrecondition, "old, new"},
 	} {
 		_, err := w.Explain(t.Context(), tc.req)
 		if status.Code(err) != tc.code || !strings.Contains(status.Convert(err).Message(), tc.want) {
 			t.Errorf("%s = %v; want %v with %q", name, err, tc.code, tc.want)
 		}
 	}
-	if e := w.explain(by(&adminv1.PodRef{Uid: "old"})); e.GetPod().GetName() != "twice" {
+	if e := w.explain(by(&podRef{Uid: "old"})); e.GetPod().GetName() != "twice" {
 		t.Errorf("by UID = %v; want the pod", e.GetPod())
 	}
 	// The API server has one pod of a name. The runtime can still have the sandbox of one that was deleted.
 	w.node.do(func(n *node) {
 		n.sourced = append(n.sourced, tracker.Pod{UID: "new", Namespace: "team", Name: "twice"})
 	})
-	if e := w.explain(by(&adminv1.PodRef{Namespace: "team", Name: "twice"})); e.GetPod().GetUid() != "new" {
+	if e := w.explain(by(&podRef{Namespace: "team", Name: "twice"})); e.GetPod().GetUid() != "new" {
 		t.Errorf("by name = %v; want the pod of the pod source", e.GetPod())
 	}
 	w.node.do(func(n *node) { n.err = status.Error(codes.Unavailable, "down") })
@@ -286,7 +283,7 @@ func TestGetImageFindsByIDBeginningAndName(t *testing.T) {
 		t.Errorf("GetImage = %v, %v; want the record, and the untracked repository", i, err)
 	}
 	for name, code := range map[string]codes.Code{
-		"": codes.InvalidArgument, "sha256:12": codes.InvalidArgument, "UPPER CASE": codes.InvalidArgument,
+		"": invalid, "sha256:12": invalid, "UPPER CASE": invalid,
 		"1111111": codes.FailedPrecondition, "sha256:4444444": codes.NotFound, "repo.test/nothing": codes.NotFound,
 		"deadbee": codes.NotFound,
 	} {
@@ -390,7 +387,7 @@ func listen(t *testing.T, path string) net.Listener {
 }
 
 // images returns the images of all pages of ListImages.
-func (w *world) images(f *adminv1.ImageFilter, size int32) (found []*adminv1.Image) {
+func (w *world) images(f *imageFilter, size int32) (found []*adminv1.Image) {
 	w.t.Helper()
 	for token := ""; ; {
 		resp, err := w.ListImages(w.t.Context(), &adminv1.ListImagesRequest{Filter: f, PageSize: size, PageToken: token})
@@ -430,23 +427,23 @@ func TestListImagesSelectsByEveryField(t *testing.T) {
 	w.pulled(aPod("bob"), app+":1", id1, "bob")
 	past, soon := timestamppb.New(time.Now().Add(-time.Hour)), timestamppb.New(time.Now().Add(time.Hour))
 	for name, tc := range map[string]struct {
-		filter *adminv1.ImageFilter
+		filter *imageFilter
 		want   []string
 	}{
 		"all, by ID":                {nil, []string{id1, id3, id2}},
-		"repository":                {&adminv1.ImageFilter{Repository: app + ":other-tag"}, []string{id1}},
-		"repository without images": {&adminv1.ImageFilter{Repository: "nothing"}, nil},
-		"beginning of an ID":        {&adminv1.ImageFilter{ImageId: "1111111"}, []string{id1, id3}},
-		"beginning with sha256":     {&adminv1.ImageFilter{ImageId: "sha256:11111113"}, []string{id3}},
-		"Secret by UID":             {&adminv1.ImageFilter{Secret: &adminv1.SecretRef{Uid: "uid-bob"}}, []string{id1}},
-		"Secret by name":            {&adminv1.ImageFilter{Secret: &adminv1.SecretRef{Name: "alice"}}, []string{id3}},
-		"namespace":                 {&adminv1.ImageFilter{Namespace: "team"}, []string{id1, id3}},
-		"another namespace":         {&adminv1.ImageFilter{Namespace: "others"}, nil},
-		"repository and Secret":     {&adminv1.ImageFilter{Repository: app, Secret: &adminv1.SecretRef{Name: "alice"}}, nil},
-		"created before long":       {&adminv1.ImageFilter{CreatedBefore: past}, nil},
-		"created before soon":       {&adminv1.ImageFilter{CreatedBefore: soon}, []string{id1, id3, id2}},
-		"unused since long":         {&adminv1.ImageFilter{UnusedSince: past}, nil},
-		"unused since then, marks":  {&adminv1.ImageFilter{UnusedSince: soon}, []string{id1, id3}},
+		"repository":                {&imageFilter{Repository: app + ":other-tag"}, []string{id1}},
+		"repository without images": {&imageFilter{Repository: "nothing"}, nil},
+		"beginning of an ID":        {&imageFilter{ImageId: "1111111"}, []string{id1, id3}},
+		"beginning with sha256":     {&imageFilter{ImageId: "sha256:11111113"}, []string{id3}},
+		"Secret by UID":             {&imageFilter{Secret: &secretRef{Uid: "uid-bob"}}, []string{id1}},
+		"Secret by name":            {&imageFilter{Secret: &secretRef{Name: "alice"}}, []string{id3}},
+		"namespace":                 {&imageFilter{Namespace: "team"}, []string{id1, id3}},
+		"another namespace":         {&imageFilter{Namespace: "others"}, nil},
+		"repository and Secret":     {&imageFilter{Repository: app, Secret: &secretRef{Name: "alice"}}, nil},
+		"created before long":       {&imageFilter{CreatedBefore: past}, nil},
+		"created before soon":       {&imageFilter{CreatedBefore: soon}, []string{id1, id3, id2}},
+		"unused since long":         {&imageFilter{UnusedSince: past}, nil},
+		"unused since then, marks":  {&imageFilter{UnusedSince: soon}, []string{id1, id3}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, size := range []int32{1, 2, 0} {
@@ -460,7 +457,7 @@ func TestListImagesSelectsByEveryField(t *testing.T) {
 		})
 	}
 	// An answer about one repository does not show the others.
-	i := w.images(&adminv1.ImageFilter{Repository: "repo.test/other"}, 1)[0]
+	i := w.images(&imageFilter{Repository: "repo.test/other"}, 1)[0]
 	if len(i.GetNames()) != 1 || len(i.GetRecords()) != 0 || len(i.GetMarks()) != 1 || len(i.GetUntracked()) != 0 {
 		t.Errorf("image = %v; want the name and the mark of the one repository", i)
 	}
@@ -487,18 +484,18 @@ func TestListsRefusePageTokensOfOthers(t *testing.T) {
 		"garbage": images(&adminv1.ListImagesRequest{PageToken: "%%%"}),
 		"another filter": images(&adminv1.ListImagesRequest{
 			PageToken: token,
-			Filter:    &adminv1.ImageFilter{Namespace: "team"},
+			Filter:    &imageFilter{Namespace: "team"},
 		}),
 		"another list": errOf(w.ListGrants(t.Context(), &adminv1.ListGrantsRequest{PageToken: token})),
 		"pods":         errOf(w.ListPods(t.Context(), &adminv1.ListPodsRequest{PageToken: "x"})),
 		"negative":     errOf(w.ListPreloaded(t.Context(), &adminv1.ListPreloadedRequest{PageSize: -1})),
 		"policies":     errOf(w.ListPolicies(t.Context(), &adminv1.ListPoliciesRequest{PageSize: -1})),
 		"no name":      errOf(w.ListIntents(t.Context(), &adminv1.ListIntentsRequest{Repository: "UPPER CASE"})),
-		"two namespaces": images(&adminv1.ListImagesRequest{Filter: &adminv1.ImageFilter{
-			Namespace: "a", Secret: &adminv1.SecretRef{Namespace: "b"},
+		"two namespaces": images(&adminv1.ListImagesRequest{Filter: &imageFilter{
+			Namespace: "a", Secret: &secretRef{Namespace: "b"},
 		}}),
 	} {
-		if status.Code(err) != codes.InvalidArgument {
+		if status.Code(err) != invalid {
 			t.Errorf("%s = %v; want InvalidArgument", name, err)
 		}
 	}
@@ -537,7 +534,7 @@ func TestListsArePagedInOrder(t *testing.T) {
 		"grants": func(token string) ([]string, string) {
 			resp, err := w.ListGrants(t.Context(), &adminv1.ListGrantsRequest{
 				PageSize: 10, PageToken: token,
-				Pod: &adminv1.PodRef{Namespace: "team"},
+				Pod: &podRef{Namespace: "team"},
 			})
 			must(t, err)
 			return keysOf(resp.GetGrants(), func(g *adminv1.Grant) string {
@@ -556,7 +553,7 @@ func TestListsArePagedInOrder(t *testing.T) {
 			t.Errorf("%s: %d entries on %d pages: %s; want 25 on 3, in order", name, len(all), pages, strings.Join(all, "\n"))
 		}
 	}
-	resp, err := w.ListGrants(t.Context(), &adminv1.ListGrantsRequest{Pod: &adminv1.PodRef{Name: "two"}})
+	resp, err := w.ListGrants(t.Context(), &adminv1.ListGrantsRequest{Pod: &podRef{Name: "two"}})
 	if err != nil || len(resp.GetGrants()) != 12 {
 		t.Errorf("grants of one pod: %d, %v; want 12", len(resp.GetGrants()), err)
 	}
@@ -771,7 +768,7 @@ func TestListPodsAgreesWithExplain(t *testing.T) {
 		}
 		e := w.explain(&adminv1.ExplainRequest{
 			Image: i.GetImage(),
-			Who:   &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Uid: i.GetUid()}},
+			Who:   &adminv1.ExplainRequest_Pod{Pod: &podRef{Uid: i.GetUid()}},
 		})
 		if i.GetState() != want[e.GetVerdict()] {
 			t.Errorf("%v; explain says %v by %s", i, e.GetVerdict(), e.GetReason())

@@ -262,6 +262,19 @@ func errOf[R any](_ R, err error) error { return err }
 
 var must = testkit.Must
 
+const invalid = codes.InvalidArgument
+
+type (
+	revokeReq    = adminv1.RevokeRequest
+	acceptReq    = adminv1.AcceptPreloadedRequest
+	forgetReq    = adminv1.ForgetPreloadedRequest
+	imageFilter  = adminv1.ImageFilter
+	secretRef    = adminv1.SecretRef
+	endorsedReq  = adminv1.ListEndorsementsRequest
+	unendorseReq = adminv1.RevokeEndorsementsRequest
+	podRef       = adminv1.PodRef
+)
+
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // otherUser is the environment variable that makes this binary a client of the socket that it names.
@@ -677,11 +690,11 @@ func TestKeysThatAreNotUTF8AreReported(t *testing.T) {
 	if r, err := w.ListPreloaded(t.Context(), &adminv1.ListPreloadedRequest{}); err != nil || len(r.GetMarks()) != 1 {
 		t.Errorf("ListPreloaded = %v, %v; want one", r, err)
 	}
-	if r, err := w.Revoke(t.Context(), &adminv1.RevokeRequest{ImageId: id1, DryRun: true}); err != nil ||
+	if r, err := w.Revoke(t.Context(), &revokeReq{ImageId: id1, DryRun: true}); err != nil ||
 		len(r.GetMarked()) != 1 {
 		t.Errorf("Revoke = %v, %v; want the mark", r, err)
 	}
-	if r, err := w.ForgetPreloaded(t.Context(), &adminv1.ForgetPreloadedRequest{All: true}); err != nil ||
+	if r, err := w.ForgetPreloaded(t.Context(), &forgetReq{All: true}); err != nil ||
 		len(r.GetForgotten()) != 1 {
 		t.Errorf("ForgetPreloaded = %v, %v; want the mark", r, err)
 	}
@@ -750,7 +763,7 @@ func TestWatchSendsDecisionsFromNowOn(t *testing.T) {
 	if err == nil {
 		_, err = bad.Recv()
 	}
-	if status.Code(err) != codes.InvalidArgument {
+	if status.Code(err) != invalid {
 		t.Errorf("an invalid repository = %v; want InvalidArgument", err)
 	}
 }
@@ -840,7 +853,6 @@ func (r reported) Add(patterns []string, id credential.ID, _ time.Time) bool {
 }
 
 func TestReportNodeCredentials(t *testing.T) {
-	const invalid = codes.InvalidArgument
 	type report = adminv1.ReportNodeCredentialsRequest
 	got := reported{}
 	log := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
@@ -864,35 +876,20 @@ func TestReportNodeCredentials(t *testing.T) {
 		"expired": {func(r *report) {
 			r.Expires = timestamppb.New(time.Now().Add(-time.Second))
 		}, invalid, "expires"},
-		"no expiry": {
-			func(r *report) { r.Expires = nil }, invalid,
-			"expires",
-		},
-		"invalid expiry": {
-			func(r *report) { r.Expires.Nanos = -1 }, invalid,
-			"expires",
-		},
-		"no credentials": {
-			func(r *report) { r.Credentials = nil }, invalid,
-			"must be 1 to 256",
-		},
+		"no expiry":      {func(r *report) { r.Expires = nil }, invalid, "expires"},
+		"invalid expiry": {func(r *report) { r.Expires.Nanos = -1 }, invalid, "expires"},
+		"no credentials": {func(r *report) { r.Credentials = nil }, invalid, "must be 1 to 256"},
 		"too many": {func(r *report) {
 			for range 256 {
 				r.Credentials = append(r.Credentials, r.Credentials[0])
 			}
 		}, invalid, "must be 1 to 256"},
-		"short ID": {
-			func(r *report) { r.Credentials[0].CredentialId = id[1:] },
-			invalid, "credentials[0].credential_id",
-		},
+		"short ID": {func(r *report) { r.Credentials[0].CredentialId = id[1:] }, invalid, "credentials[0].credential_id"},
 		"upper-case ID": {
 			func(r *report) { r.Credentials[0].CredentialId = strings.ToUpper(id) },
 			invalid, "credentials[0].credential_id",
 		},
-		"no images": {
-			func(r *report) { r.Credentials[0].Images = nil },
-			invalid, "credentials[0].images",
-		},
+		"no images": {func(r *report) { r.Credentials[0].Images = nil }, invalid, "credentials[0].images"},
 		"a later invalid one": {func(r *report) {
 			r.Credentials = append(r.Credentials, &adminv1.NodeCredential{CredentialId: "x", Images: []string{"a"}})
 		}, invalid, "credentials[1]"},
@@ -904,14 +901,8 @@ func TestReportNodeCredentials(t *testing.T) {
 		"too large": {func(r *report) {
 			r.Credentials[0].Images = []string{strings.Repeat("a", 1<<20)}
 		}, codes.ResourceExhausted, "larger"},
-		"another key": {
-			func(r *report) { r.KeyFingerprint = id }, codes.FailedPrecondition,
-			"--state-dir",
-		},
-		"no fingerprint": {
-			func(r *report) { r.KeyFingerprint = "" }, codes.FailedPrecondition,
-			"--state-dir",
-		},
+		"another key":    {func(r *report) { r.KeyFingerprint = id }, codes.FailedPrecondition, "--state-dir"},
+		"no fingerprint": {func(r *report) { r.KeyFingerprint = "" }, codes.FailedPrecondition, "--state-dir"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			clear(got)
@@ -1078,10 +1069,10 @@ func TestVerifyImageRefuses(t *testing.T) {
 		image      string
 		want       codes.Code
 	}{
-		"no image": {&verifier{rules: signed}, "", codes.InvalidArgument},
+		"no image": {&verifier{rules: signed}, "", invalid},
 		"an image ID": {
 			&verifier{rules: signed},
-			"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", codes.InvalidArgument,
+			"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", invalid,
 		},
 		"no rule": {&verifier{}, "repo.test/a:1", codes.FailedPrecondition},
 		"policyd not reached": {

@@ -69,11 +69,7 @@ func TestAskReportsWhyTheDaemonIsNotReached(t *testing.T) {
 		cause error
 		hint  string
 	}{
-		"no socket": {
-			cli.Link{Path: "/no/such.sock", Limit: time.Second},
-			syscall.ENOENT,
-			"systemctl status pullgated",
-		},
+		"no socket": {cli.Link{Path: "/no/such.sock", Limit: time.Second}, syscall.ENOENT, "systemctl status pullgated"},
 		"no answer": {cli.Link{Path: unanswered, Limit: 50 * time.Millisecond}, nil, "not that of the CRI"},
 		"closed":    {cli.Link{Path: closing, Limit: time.Second}, nil, "not that of the CRI"},
 		"HTTP/1":    {cli.Link{Path: http1, Limit: time.Second}, nil, "not that of the CRI"},

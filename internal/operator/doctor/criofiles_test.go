@@ -36,11 +36,8 @@ func TestNamespaceCredentials(t *testing.T) {
 	}{
 		"nothing":                        {nil, nil},
 		"the directory that CRI-O makes": {map[string]string{"/etc/crio/auth/": ""}, nil},
-		"an auth file": {
-			map[string]string{"/etc/crio/auth/team-a-0.json": "{}"},
-			[]string{"/etc/crio/auth"},
-		},
-		"an auth file that was used": {map[string]string{"/etc/crio/auth/in-use/": ""}, []string{"/etc/crio/auth"}},
+		"an auth file":                   {map[string]string{"/etc/crio/auth/a.json": "{}"}, []string{"/etc/crio/auth"}},
+		"an auth file that was used":     {map[string]string{"/etc/crio/auth/in-use/": ""}, []string{"/etc/crio/auth"}},
 		"another directory": {map[string]string{
 			"/etc/crio/crio.conf.d/10.conf": "[crio.image]\nnamespaced_auth_dir = \"/srv/auth\"\n", "/srv/auth/in-use/": "",
 		}, []string{"/srv/auth"}},

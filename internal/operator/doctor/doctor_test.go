@@ -1011,6 +1011,7 @@ func TestWebhookOfAService(t *testing.T) {
 		ready   = `{"items":[{"ports":[{"name":"metrics","port":9472},{"name":"https","port":10443}],
 			"endpoints":[{"addresses":["10.1.0.1"],"conditions":{"ready":false}},
 				{"addresses":["10.1.0.2"],"conditions":{"ready":true}}]}]}`
+		nothing                  = `{"items":[]}`
 		byIP, byEndpoint, byNone = "10.96.0.9:8443", "10.1.0.2:10443", ""
 	)
 	for name, tc := range map[string]struct {
@@ -1029,13 +1030,9 @@ func TestWebhookOfAService(t *testing.T) {
 			map[string]string{service: `{"spec":{"type":"ExternalName","externalName":"elsewhere.test"}}`},
 			"elsewhere.test:8443", doctor.OK, ": reached",
 		},
-		"endpoints not readable": {map[string]string{service: ip, slices: ""}, byIP, doctor.OK, ": reached"},
-		"no endpoint": {
-			map[string]string{service: ip, slices: `{"items":[]}`},
-			byIP, doctor.Fail,
-			"no ready endpoint",
-		},
-		"no endpoint is ready": {
+		"endpoints unreadable": {map[string]string{service: ip, slices: ""}, byIP, doctor.OK, ": reached"},
+		"no endpoint":          {map[string]string{service: ip, slices: nothing}, byIP, doctor.Fail, "no ready endpoint"},
+		"none is ready": {
 			map[string]string{service: ip, slices: strings.ReplaceAll(ready, "true", "false")},
 			byIP,
 			doctor.Fail, "no ready endpoint",
@@ -1046,8 +1043,8 @@ func TestWebhookOfAService(t *testing.T) {
 			byIP, doctor.Unknown,
 			"the address of the service is not known: forbidden: " + service,
 		},
-		"not routed from here": {map[string]string{service: ip, slices: ready}, byNone, doctor.Unknown, "no route to host"},
-		"headless, not readable": {
+		"not routed here": {map[string]string{service: ip, slices: ready}, byNone, doctor.Unknown, "no route to host"},
+		"headless, unreadable": {
 			map[string]string{service: `{"spec":{"clusterIP":"None"}}`, slices: ""},
 			byEndpoint,
 			doctor.Unknown, "the service has no cluster IP: forbidden",

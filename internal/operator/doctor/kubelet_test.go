@@ -340,11 +340,7 @@ func TestDiscoverReportsWhatItCannotDetermine(t *testing.T) {
 	}{
 		{"no unit", "", "", "systemd has none of the units kubelet.service, k3s.service", doctor.ErrNoKubelet},
 		{"no unit of that name", kubeletUnit, "other", "systemd has no unit other.service", doctor.ErrNoKubelet},
-		{
-			"two that run",
-			two("active", "active"),
-			"", "kubelet.service and k3s.service", doctor.ErrSeveralKubelets,
-		},
+		{"two that run", two("active", "active"), "", "kubelet.service and k3s.service", doctor.ErrSeveralKubelets},
 		{
 			"two of which none runs",
 			two("failed", "inactive"),
