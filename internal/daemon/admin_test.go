@@ -312,32 +312,6 @@ func (o *operator) backup() (copied []byte) {
 	return copied
 }
 
-// A forgotten mark stays forgotten: after a restart with its scan, and for the container that ran.
-func TestForgottenMarkSurvivesARestart(t *testing.T) {
-	p, _, k := aTenantsNode(t)
-	bob := k.Pod("bob")
-	if got := k.Precheck(bob, pre); got != id2 {
-		t.Fatalf("bob's pre-check = %q; want the preloaded image", got)
-	}
-	if id, err := k.Create(t.Context(), bob, id2, pre); err != nil || k.Start(t.Context(), id) != nil {
-		t.Fatal(err)
-	}
-	o := p.operator()
-	if got := ask(o, o.ForgetPreloaded,
-		&adminv1.ForgetPreloadedRequest{Repository: repositoryOf(pre)}); len(got.GetForgotten()) != 1 ||
-		len(got.GetGrants()) != 1 {
-		t.Errorf("ForgetPreloaded = %v; want the mark and bob's grant", got)
-	}
-	p.stop()
-	p.start()
-	k = p.kubelet()
-	for name, x := range map[string]*criproxytest.Pod{"bob": bob, "carol": k.Pod("carol")} {
-		if got := k.Precheck(x, pre); got != "" {
-			t.Errorf("%s's pre-check after the restart = %q; want it hidden", name, got)
-		}
-	}
-}
-
 func TestAdminSocketIsForItsOwnerAndHealthIsThatOfTheCRI(t *testing.T) {
 	p, _, _ := aTenantsNode(t)
 	info, err := os.Lstat(p.path("run/admin.sock"))

@@ -3,14 +3,27 @@ package daemon
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/testkit"
 )
+
+func TestRulesAreThoseOfTheConfiguration(t *testing.T) {
+	c := config.Default()
+	c.Exempt.StaticPods, c.Exempt.Namespaces = true, []string{"kube-system"}
+	c.CredentialValidity, c.RegistryUnavailableGrace = "2h", "20m"
+	got := rules(c)
+	if !got.ExemptStaticPods || got.Validity != 2*time.Hour || got.Grace != 20*time.Minute ||
+		!slices.Equal(got.ExemptNamespaces, []string{"kube-system"}) {
+		t.Errorf("rules %+v; want what the configuration says", got)
+	}
+}
 
 func TestWarningOfRuntimeCredentials(t *testing.T) {
 	const warning = "set runtimeCredentials: perNamespace"

@@ -222,60 +222,6 @@ func TestShadowModeCountsWhatHasExpired(t *testing.T) {
 	p.wantCounts(map[string]int{"recheck hit Never": 1, "recheck unverified Never": 1})
 }
 
-// A restart does not restore a grant from a container that was created before a revocation.
-func TestRevocationOutlivesARestart(t *testing.T) {
-	p, _ := newProxyWithSource(t, exact())
-	start := func() *criproxytest.Pod {
-		t.Helper()
-		x := p.Pod("carol")
-		p.MustPull(x, app, "good")
-		id, err := p.Create(t.Context(), x, id1, app)
-		p.must(err)
-		p.must(p.Start(t.Context(), id))
-		return x
-	}
-	early := start()
-	got, err := p.tracker.Revoke(t.Context(),
-		tracker.Revocation{Revocation: records.Revocation{Credential: p.key.ID(tenant("good"))}})
-	if err != nil || len(got.Grants) != 2 {
-		t.Fatalf("Revoke = %+v, %v; want the grants of both pods", got, err)
-	}
-	p.wantPrecheck(early, app, "", "pre-check of a revoked pod")
-	late := start()
-	p.restart()
-	p.wantPrecheck(early, app, "", "pre-check of a revoked pod after a restart")
-	p.wantPrecheck(late, app, id1, "pre-check of a pod that was created after the revocation")
-}
-
-// If a credential is revoked during a pull, the pull brings the image and opens it to no pod; the kubelet pulls again.
-func TestRevocationDuringAPull(t *testing.T) {
-	p, _ := newProxyWithSource(t, exact())
-	x, revoke := p.Pod("carol"), true
-	p.runtime.Do(func(r *criproxytest.Runtime) {
-		r.Registry = func(string, *runtimeapi.AuthConfig) (criproxytest.Image, error) {
-			if revoke {
-				_, err := p.tracker.Revoke(t.Context(),
-					tracker.Revocation{Revocation: records.Revocation{Credential: p.key.ID(tenant("good"))}})
-				p.must(err)
-			}
-			return img(id1), nil
-		}
-	})
-	if id, err := p.Pull(t.Context(), x, app, "good"); err != nil || id != id1 {
-		t.Fatalf("pull = %q, %v; want the runtime's answer", id, err)
-	}
-	p.wantCreate(x, id1, app, codes.PermissionDenied, "container")
-	p.wantPrecheck(p.Pod("dora"), app, "", "pre-check of another pod")
-	revoke = false
-	p.wantPrecheck(x, app, "", "pre-check after the refusal (so that the kubelet pulls)")
-	before := p.runtime.Calls("PullImage")
-	if _, err := p.Pull(t.Context(), x, app, "good"); err != nil || p.runtime.Calls("PullImage") != before+1 {
-		t.Errorf("pull = %v, and the registry was asked %d times; want nil and once", err,
-			p.runtime.Calls("PullImage")-before)
-	}
-	p.wantCreate(x, id1, app, codes.OK, "container after the next pull")
-}
-
 // tenant is the credential that the tests pull with.
 func tenant(password string) credential.Credential {
 	return credential.New(credential.Login{Username: "tenant", Password: password})
