@@ -73,8 +73,7 @@ func (c *Chain) MarkMounted(podUID, imageID string) {
 	}
 }
 
-// HasStarted reports whether a pod has started a container that runs on an image or mounts it, and its restart is not
-// judged again.
+// HasStarted reports whether a pod has started a container with an image, and its restart is not judged again.
 func (c *Chain) HasStarted(podUID, imageID string) bool {
 	return c != nil && !c.rules.Load().RecheckRestarts && podUID != "" && imageID != "" &&
 		c.admitted.has(podUID, func(started container) bool { return started.imageID == imageID })
@@ -87,8 +86,7 @@ func (c *Chain) ForgetPod(podUID string) {
 	}
 }
 
-// Evaluate asks all validators, waits for them, and combines their findings. It asks none about a subject that is
-// exempt.
+// Evaluate asks all validators about a subject that is not exempt, and combines their findings.
 func (c *Chain) Evaluate(ctx context.Context, s Subject) Decision {
 	return c.evaluate(ctx, c.current(), s)
 }
@@ -166,8 +164,7 @@ func (c *Chain) EvaluateEdited(ctx context.Context, before, edited Subject) Deci
 	}))
 }
 
-// Same reports whether two subjects of the same stage and namespace are the same in all fields that a validator judges,
-// so that an update from one to the other cannot change the answer.
+// Same reports whether two subjects of a stage and namespace are the same in all fields that a validator judges.
 func (c *Chain) Same(a, b Subject) bool {
 	for _, v := range c.current().Validators {
 		if comparer, ok := v.Validator.(Comparer); !ok || !comparer.Same(a, b) {
@@ -195,8 +192,7 @@ func (c *Chain) exemption(r *Rules, s *Subject) Exemption {
 	}
 }
 
-// startedBefore reports whether the pod has started the container before or, for a sandbox, any container: after a
-// reboot a kubelet makes a new sandbox for a pod that ran.
+// startedBefore reports whether the pod has started the container or, for a sandbox, any one: a reboot ends sandboxes.
 func (c *Chain) startedBefore(s *Subject) bool {
 	switch s.Stage {
 	case StageContainer:

@@ -43,8 +43,7 @@ type Stage uint8
 
 // The stages.
 const (
-	// StageContainer is the creation of one container, also of a restored one. It is the only stage with a container
-	// that has an image ID.
+	// StageContainer is the creation or restoration of one container, whose image ID is known at no other stage.
 	StageContainer Stage = iota
 	// StageSandbox is the creation of the pod's sandbox. The subject has no container.
 	StageSandbox
@@ -52,8 +51,7 @@ const (
 	StageAdmission
 	// StageTemplate is the review of a pod template by the API server. The pods that are made of it get names later.
 	StageTemplate
-	// StageImageReview is an image review for the API server. Of the containers only the names of images are known, and
-	// only they are judged.
+	// StageImageReview is an image review for the API server. Only the names of images are known and judged.
 	StageImageReview
 )
 
@@ -132,11 +130,9 @@ func (f *Finding) Reported() bool {
 	return f.Audit
 }
 
-// A Comparer is a Validator that can tell which fields of a subject it judges. Other validators count as judging all of
-// them.
+// A Comparer is a Validator that knows which fields it judges. Other validators count as judging all of them.
 type Comparer interface {
-	// Same reports whether two subjects of the same stage and namespace have the same values in all fields that the
-	// validator judges.
+	// Same reports whether two subjects of a stage and namespace are the same in all fields that the validator judges.
 	Same(a, b Subject) bool
 }
 

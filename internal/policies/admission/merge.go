@@ -9,10 +9,8 @@ import (
 
 // Merge returns the view of a pod and one of its containers from two sources: CRI messages, and the Pod of the API.
 // Where both know a field, the CRI wins, because it describes what runs. conflicts are the names of the fields in which
-// they differ, in a fixed order.
-//
-// The CRI describes some fields with the defaults filled in, and derives others. A pod that leaves such a field out is
-// not a conflict. container and api may be nil; the result is then nil, or the container of the CRI.
+// they differ, in a fixed order. A field that a pod leaves out and the CRI has with the default is not a conflict.
+// container and api may be nil; the result is then nil, or the container of the CRI.
 func Merge(cri, api Pod, container, apiContainer *Container) (pod Pod, merged *Container, conflicts []string) {
 	var m merger
 	pod = m.pod(cri, api)
@@ -136,8 +134,7 @@ func (m *merger) mount(cri, api Mount) Mount {
 	merge(m, "mount.mountPropagation", &merged.Propagation, api.Propagation, equal)
 	merge(m, "mount.image", &merged.Image, api.Image, equal)
 	if claimed, _ := api.Type.Get(); claimed == TypePersistentVolumeClaim || claimed == TypeEphemeral {
-		// The CRI shows the volume behind the claim. Nothing overrides a hostPath, which a persistent volume can be
-		// too.
+		// The CRI shows the volume behind the claim. Nothing overrides a hostPath, which that can be too.
 		if runs, _ := cri.Type.Effective(); runs != TypeHostPath {
 			merged.Type = api.Type
 		}

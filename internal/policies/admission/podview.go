@@ -42,8 +42,7 @@ const (
 	KindEphemeral
 )
 
-// A Container is what one source says about one container of a pod. Security fields have the values of the pod where
-// the container does not override them.
+// A Container is what one source says about a container. Security fields have the values of the pod as defaults.
 type Container struct {
 	Name  string
 	Kind  Value[Kind]
@@ -90,10 +89,8 @@ const (
 	StateSet                  // the pod sets the field
 )
 
-// A Value is what a source knows about one field: whether the pod sets it, and the value that takes effect when the pod
-// runs. Either can be known without the other. The zero Value is unknown in both respects.
-//
-// A Value does not copy a slice or a map. Neither the source nor a reader may modify it afterwards.
+// A Value is what a source knows about one field: whether the pod sets it, and the value that takes effect. Either can
+// be known without the other; the zero Value has neither. A slice or map in it is not a copy and must not be modified.
 type Value[T any] struct {
 	value T
 	state State

@@ -79,7 +79,15 @@ func readDocument(data []byte, workloads []Workload, item bool) ([]Pod, error) {
 	d = cmp.Or(d, &list{})
 	switch {
 	case d.APIVersion == "v1" && d.Kind == "Pod":
-		p, err := readPod(data)
+		var pod corev1.Pod
+		text, err := yaml.YAMLToJSONStrict(data)
+		if err == nil {
+			err = decode(text, &pod)
+		}
+		if err != nil {
+			return nil, err
+		}
+		p, err := podOf(pod, d.Kind)
 		return []Pod{p}, err
 	case !item && d.APIVersion == "v1" && (d.Kind == "List" || d.Kind == "PodList"):
 		var pods []Pod
@@ -146,18 +154,6 @@ func readTemplates(data []byte, kind string, path []string) ([]Pod, error) {
 func decode(text []byte, into any) error {
 	unknown, err := kjson.UnmarshalStrict(text, into, kjson.DisallowUnknownFields)
 	return errors.Join(append(unknown, err)...)
-}
-
-func readPod(data []byte) (Pod, error) {
-	text, err := yaml.YAMLToJSONStrict(data)
-	if err != nil {
-		return Pod{}, err
-	}
-	var p corev1.Pod
-	if err := decode(text, &p); err != nil {
-		return Pod{}, err
-	}
-	return podOf(p, "Pod")
 }
 
 func podOf(p corev1.Pod, kind string) (Pod, error) {
@@ -289,8 +285,7 @@ func pullPolicy(image string) corev1.PullPolicy {
 
 const tokenVolume = "kube-api-access"
 
-// mountToken adds the volume with the token of the service account, unless the pod declines it. A service account that
-// declines it is not known here.
+// mountToken adds the volume with the token of the service account, unless the pod declines it.
 func mountToken(s *corev1.PodSpec) {
 	if s.AutomountServiceAccountToken != nil && !*s.AutomountServiceAccountToken {
 		return

@@ -86,9 +86,11 @@ func containersOf(s *corev1.PodSpec) []corev1.Container {
 // ephemeralContainers last. The view shares memory with the pod, which must not change afterwards.
 func ViewOf(p *corev1.Pod) (admission.Pod, []admission.Container) {
 	spec := &p.Spec
+	// No kubelet runs the copy of a static pod in the API server. A tenant can write other annotations too.
+	_, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]
 	view := admission.Pod{
 		UID: string(p.UID), Namespace: p.Namespace, Name: p.Name,
-		Static: static(p.Annotations),
+		Static: mirror,
 
 		Labels:      admission.Set(admission.Without(p.Labels, admission.KubeletLabel)),
 		Annotations: admission.Set(admission.Without(p.Annotations, admission.KubeletAnnotation)),
@@ -134,13 +136,6 @@ func ViewOf(p *corev1.Pod) (admission.Pod, []admission.Container) {
 		containers[i] = container(spec, &list[i], kind, volumes)
 	}
 	return view, containers
-}
-
-// static reports whether the annotations are those of the copy of a static pod in the API server, which no kubelet
-// runs. Every other annotation proves nothing, because a tenant can write it.
-func static(annotations map[string]string) bool {
-	_, mirror := annotations[corev1.MirrorPodAnnotationKey]
-	return mirror
 }
 
 func container(spec *corev1.PodSpec, c *corev1.Container, kind admission.Kind,
@@ -212,8 +207,7 @@ type volume struct {
 	readOnly bool // whatever the mount says
 }
 
-// volumeOf returns the view of a volume. The type of a volume without a source, or with one that this version of the
-// API does not have, is unknown.
+// volumeOf returns the view of a volume. The type without a source that this version of the API has is unknown.
 func volumeOf(s *corev1.VolumeSource) volume {
 	v := volume{view: admission.Volume{HostPath: admission.Absent[string](), HostPathType: admission.Absent[string]()}}
 	for f, source := range reflect.ValueOf(s).Elem().Fields() {

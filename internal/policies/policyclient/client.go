@@ -149,7 +149,7 @@ type ReviewResult struct {
 
 // Review returns one result for each backend that applies to the namespace and each image that it is asked about. The
 // caller must check that all backends that it expects are among them. An error wraps one of the causes of this package,
-// or is that of ctx if the caller canceled it. No text in it is from a backend.
+// or is that of ctx if the caller canceled it.
 func (c *Client) Review(ctx context.Context, r ReviewRequest) ([]ReviewResult, error) {
 	message := &policyv1.ReviewRequest{
 		PolicyHash: r.PolicyHash, Namespace: r.Namespace, Images: r.Images, VolumeImages: r.VolumeImages,
@@ -246,8 +246,7 @@ func resultsOf(r ReviewRequest, response *policyv1.ReviewResponse) ([]ReviewResu
 var (
 	// ErrNotReached means that there was no connection: the question was not sent.
 	ErrNotReached = errors.New("policyclient: pullgate-policyd not reached")
-	// ErrLost means that the connection was lost after the question had been sent, or that pullgate-policyd stops. The
-	// question itself can be the reason, so that this must not admit.
+	// ErrLost means that the connection was lost after the question had been sent. The question can be the reason.
 	ErrLost = errors.New("policyclient: connection to pullgate-policyd lost")
 	// ErrUntrusted means that another user than root owns the socket, which was not used, or listens on it.
 	ErrUntrusted = errors.New("policyclient: the socket of pullgate-policyd does not belong to root")

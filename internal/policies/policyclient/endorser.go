@@ -34,9 +34,8 @@ type EndorserOptions struct {
 	PolicyHash, TrustedRoot string
 	// Validity is how long an endorsement counts, 0 without end; Grace how much longer while its registry is unavailable.
 	Validity, Grace time.Duration
-	// Successor is called if pullgate-policyd has other policy files. It reads the files again and returns the Endorser
-	// that is then in use, which can be the same one, or nil. It returns when ctx ends, and may be called concurrently.
-	// nil means that the files are not read again.
+	// Successor is called, concurrently, if pullgate-policyd has other policy files. It reads the files again and returns
+	// the Endorser that is then in use, or nil. It returns when ctx ends. nil means that the files are not read again.
 	Successor func(ctx context.Context) *Endorser
 	// Failed is called for each verification that failed or whose result could not be written, and Outcome with the
 	// outcome of each. Both may be called concurrently, and be nil.
@@ -70,9 +69,8 @@ func (e *Endorser) rulesFor(namespace string, name imageref.Ref) requirement.Jud
 // admitted is the answer if no rule applies. The chain does not modify it.
 var admitted = []admission.Finding{{Answer: admission.Admit}} //nolint:gochecknoglobals // the constant of its type
 
-// Validate returns a finding for each rule that applies to the image of a container or to an image that it mounts, or
-// one that admits if there is none. It judges only at StageContainer, and asks no server. At stages that are not of a
-// node it returns none, which denies.
+// Validate returns a finding for each rule that applies to the image of a container or to one that it mounts, or one
+// that admits. It judges only at StageContainer. At stages that are not of a node it returns none, which denies.
 func (e *Endorser) Validate(_ context.Context, s admission.Subject) []admission.Finding {
 	if s.Stage == admission.StageSandbox {
 		return admitted

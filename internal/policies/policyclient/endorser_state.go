@@ -112,9 +112,7 @@ func (s *EndorserState) unavailable(f fact, now time.Time) bool {
 // A flightKey identifies a verification. Verifications with another credential are others: what a registry answers can
 // depend on it, and a tenant must not decide for another one.
 type flightKey struct {
-	pair                    records.Pair
-	name                    string
-	requirements            string // joined
-	policyHash, trustedRoot string
-	by                      credentialID
+	pullQuestions
+	name, requirements string // joined
+	version            [2]string
 }

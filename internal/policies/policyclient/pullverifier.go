@@ -107,10 +107,7 @@ type pullResult struct {
 
 func (v *pullVerifier) shared(ctx context.Context, s *admission.Subject, q *pullQuestions, hashes []string) pullResult {
 	e := v.endorser
-	key := flightKey{
-		pair: q.pair, name: s.Image.Requested.String(), requirements: strings.Join(hashes, " "),
-		policyHash: e.options.PolicyHash, trustedRoot: e.options.TrustedRoot, by: q.by,
-	}
+	key := flightKey{*q, s.Image.Requested.String(), strings.Join(hashes, " "), e.version()}
 	run := func(ctx context.Context, _ inflight.Turn[pullResult]) (pullResult, error) {
 		// The same verification may have ended between the look at the store and now.
 		still := slices.DeleteFunc(slices.Clone(hashes),
@@ -187,8 +184,7 @@ func (v *pullVerifier) verify(ctx context.Context, s *admission.Subject, q *pull
 // endorsement that another pod has got meanwhile stays: a tenant does not decide for another one.
 func (v *pullVerifier) noteDenial(q pullQuestion, r requirement.Result) error {
 	e := v.endorser
-	d := denied{reason: admission.Reason(r.Reason), message: safetext.Shorten(safetext.Line(r.Message, safetext.Event),
-		requirement.MaxText), ofImage: r.Reason != requirement.RegistryDenied, at: time.Now()}
+	d := denied{admission.Reason(r.Reason), sentence(r.Message), r.Reason != requirement.RegistryDenied, time.Now()}
 	e.options.State.denials.Add(q.fact, d)
 	e.options.State.answers.Add(q, d)
 	if !d.ofImage {
@@ -276,15 +272,18 @@ func (q *pullQuestions) judge(e *Endorser, r *requirement.Rule, name imageref.Re
 	}
 }
 
+func sentence(s string) string {
+	return safetext.Shorten(safetext.Line(s, safetext.Event), requirement.MaxText)
+}
+
 func whyUnverified(said requirement.Result, got *pullResult) string {
 	switch {
 	case got.stored != nil:
 		return "the store of pull records on this node cannot be written; see the log of pullgated"
 	case got.err != nil:
-		return safetext.Shorten(safetext.Line(strings.TrimPrefix(got.err.Error(), "policyclient: "), safetext.Event),
-			requirement.MaxText)
+		return sentence(strings.TrimPrefix(got.err.Error(), "policyclient: "))
 	case said.Message != "":
-		return safetext.Shorten(safetext.Line(said.Message, safetext.Event), requirement.MaxText)
+		return sentence(said.Message)
 	default:
 		return "pullgate-policyd gave no answer"
 	}

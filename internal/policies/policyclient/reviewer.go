@@ -28,8 +28,7 @@ type ReviewerOptions struct {
 	PolicyHash string
 	// Successor is as EndorserOptions.Successor.
 	Successor func(ctx context.Context) *Reviewer
-	// Failed is called for each image that a backend gave no valid answer about, unless the caller ended the call. It
-	// may be called concurrently; nil is allowed.
+	// Failed is called, concurrently, for each image without a valid answer, unless the caller ended the call; or nil.
 	Failed func(ReviewFailure)
 }
 
@@ -50,8 +49,7 @@ func NewReviewer(set policyfiles.Backends, o ReviewerOptions) *Reviewer {
 	return &Reviewer{backends: set, options: o}
 }
 
-// Validate returns a finding for each backend and image, or one that admits if no backend reviews the container. It
-// asks only at StageContainer. At stages that are not of a node it returns none, which denies.
+// Validate is as Endorser.Validate, with a finding for each backend and image.
 func (v *Reviewer) Validate(ctx context.Context, s admission.Subject) []admission.Finding {
 	if s.Stage == admission.StageSandbox {
 		return admitted

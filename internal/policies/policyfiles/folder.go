@@ -21,10 +21,9 @@ const (
 	maxFiles = 1000
 	maxFile  = 1 << 20
 	maxTotal = 16 << 20 // bounds the memory, and the work of each Poll
-)
 
-// scanTries is how often a folder is read again whose ..data is replaced in the meantime.
-const scanTries = 3
+	scanTries = 3 // of a folder whose ..data is replaced in the meantime
+)
 
 // A File is a policy file that was read.
 type File = restriction.File

@@ -150,8 +150,7 @@ func Webhook(s *Set) (w requirement.Webhook) {
 // SignatureKinds returns the kinds of policies about signatures.
 func SignatureKinds() []string { return []string{KyvernoKind, CIPKind} }
 
-// NeedSignatures reports whether a rule requires signatures, which pullgate-policyd verifies, and whether one relies on
-// the trusted root.
+// NeedSignatures reports whether a rule requires signatures, and whether one relies on the trusted root.
 func NeedSignatures(s *requirement.Set) (needed, byTrustedRoot bool) {
 	for _, r := range s.Rules() {
 		if r.NeedsSignature() {
@@ -162,26 +161,15 @@ func NeedSignatures(s *requirement.Set) (needed, byTrustedRoot bool) {
 	return needed, byTrustedRoot
 }
 
-func signaturePolicies(s *Set) []*requirement.Policies {
-	if s == nil {
-		return nil
-	}
-	return s.signatures
-}
+func signaturePolicies(s *Set) []*requirement.Policies { return cmp.Or(s, &Set{}).signatures }
 
 // A Version identifies policy files and a trusted root: the hash of the set, and TrustedRootID.
 type Version struct{ Hash, TrustedRoot string }
 
 // VersionOf returns the version of a set, the zero value for nil.
-func VersionOf(s *Set) Version {
-	if s == nil {
-		return Version{}
-	}
-	return Version{s.Hash, TrustedRootID(s)}
-}
+func VersionOf(s *Set) Version { return Version{cmp.Or(s, &Set{}).Hash, TrustedRootID(s)} }
 
-// TrustedRootID identifies the trusted root of a set: the SHA-256 of the file in hexadecimal digits, "" if there is
-// none.
+// TrustedRootID returns the SHA-256 of the trusted root of a set in hexadecimal digits, "" if there is none.
 func TrustedRootID(s *Set) string {
 	if s == nil || s.TrustedRoot == nil {
 		return ""
@@ -191,20 +179,10 @@ func TrustedRootID(s *Set) string {
 }
 
 // Restrictions returns the PodRestrictions of a folder; nil, which admits every pod, if it has none.
-func Restrictions(s *Set) *restriction.Set {
-	if s == nil {
-		return nil
-	}
-	return s.restrictions
-}
+func Restrictions(s *Set) *restriction.Set { return cmp.Or(s, &Set{}).restrictions }
 
 // BackendsOf returns the image review backends of a folder; nil if it has none.
-func BackendsOf(s *Set) Backends {
-	if s == nil {
-		return nil
-	}
-	return s.backends
-}
+func BackendsOf(s *Set) Backends { return cmp.Or(s, &Set{}).backends }
 
 // Unjudged returns what the PodRestrictions of a folder restrict and a source of views never carries. The labels of
 // namespaces are not in it if the set has them from a file.

@@ -17,7 +17,7 @@ const (
 	KyvernoKind    = "ClusterPolicy"
 )
 
-// autogenAnnotation with the value none says that the rules of a policy are for pods only, and not for pod templates.
+// autogenAnnotation with the value none says that the rules of a policy are not for pod templates.
 const autogenAnnotation = "pod-policies.kyverno.io/autogen-controllers"
 
 // LoadKyverno is LoadCIP for ClusterPolicies.

@@ -120,8 +120,7 @@ func (c *kyvernoCompiler) resources(at *field.Path, r *kyvernoResources, needsKi
 	return ns, ok
 }
 
-// kinds reports whether Pod is among the kinds. A custom resource has its group, or an extractor of its images; a
-// mistyped Pod is an error.
+// kinds reports whether Pod is among the kinds. A custom resource has its group, or an extractor of its images.
 func (c *kyvernoCompiler) kinds(at *field.Path, kinds []string) (pods bool) {
 	for i, name := range kinds {
 		_, extracted := c.extractors[name]

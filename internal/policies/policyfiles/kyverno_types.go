@@ -32,10 +32,8 @@ type kyvernoRule struct {
 	Exclude                *kyvernoMatch         `json:"exclude"`
 	SkipBackgroundRequests *bool                 `json:"skipBackgroundRequests"`
 	VerifyImages           []kyvernoVerification `json:"verifyImages"`
-	// ImageVerify is verifyImages as a mapping.
-	ImageVerify *kyvernoVerification `json:"imageVerify"`
-	// ImageExtractors say where the images of custom resources are, by kind.
-	ImageExtractors map[string]any `json:"imageExtractors"`
+	ImageVerify            *kyvernoVerification  `json:"imageVerify"`     // verifyImages as a mapping
+	ImageExtractors        map[string]any        `json:"imageExtractors"` // of custom resources, by kind
 }
 
 type kyvernoMatch struct {
@@ -66,8 +64,7 @@ type kyvernoVerification struct {
 	CosignOCI11     *bool              `json:"cosignOCI11"`
 	Repository      *string            `json:"repository"`
 	Attestors       []kyvernoAttestors `json:"attestors"`
-	// ImagePaths say where the images of a custom resource are.
-	ImagePaths any `json:"imagePaths"`
+	ImagePaths      any                `json:"imagePaths"` // of custom resources
 }
 
 type kyvernoAttestors struct {

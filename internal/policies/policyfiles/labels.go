@@ -32,8 +32,7 @@ func readOther(path string, anyOwner bool) ([]byte, error) {
 // nameLabel is a label that the API server sets on each namespace, to the name.
 const nameLabel = "kubernetes.io/metadata.name"
 
-// parseLabels reads the labels of namespaces, a mapping from the name of a namespace to its labels. Each namespace in
-// it gets nameLabel.
+// parseLabels reads the labels of namespaces by name. Each namespace gets nameLabel.
 func parseLabels(path string, data []byte) (map[string]map[string]string, []error) {
 	labels := map[string]map[string]string{}
 	var d strictyaml.Decoder

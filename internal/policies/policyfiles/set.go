@@ -1,6 +1,7 @@
 package policyfiles
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -38,12 +39,7 @@ type Set struct {
 }
 
 // Len returns the number of policies of a kind. A nil Set has none.
-func (s *Set) Len(kind string) int {
-	if s == nil {
-		return 0
-	}
-	return s.number[kind]
-}
+func (s *Set) Len(kind string) int { return cmp.Or(s, &Set{}).number[kind] }
 
 // Empty reports whether a set has no policies. A nil Set has none.
 func (s *Set) Empty() bool { return s == nil || len(s.number) == 0 }
@@ -92,8 +88,7 @@ func (c *contents) decode(p Paths) (*Set, error) {
 	return s, nil
 }
 
-// A Watcher reads paths again when their content has changed. It is for one goroutine at a time. The zero value reads
-// nothing before Load.
+// A Watcher reads paths again when their content has changed. It is for one goroutine at a time.
 type Watcher struct {
 	paths Paths
 	// decoded are the contents that Load or Poll returned last, valid or not, and pending others that Poll saw first.

@@ -145,8 +145,7 @@ func (t *TestedPod) addImage(i podfile.Image, rules requirement.ImageRules) {
 	}
 }
 
-// add adds a decision about the pod or about a part of it. A violation by the pod is in the decision about each of its
-// containers.
+// add adds a decision. A violation by the pod is in the decision about each of its containers.
 func (t *TestedPod) add(d restriction.Decision) {
 	t.Admitted = t.Admitted && d.Admitted
 	if d.AcceptedBy != "" && !slices.Contains(t.AcceptedBy, d.AcceptedBy) {

@@ -95,6 +95,5 @@ func blobs(list [][]byte) string {
 
 func call(name string, parts ...string) string { return name + "(" + strings.Join(parts, ",") + ")" }
 
-// quote returns a text in quotes. Everything beyond ASCII is escaped, because the characters that are printable differ
-// between versions of Go.
+// quote returns a text in quotes, in ASCII: which characters are printable differs between versions of Go.
 func quote(s string) string { return strconv.QuoteToASCII(s) }

@@ -107,8 +107,7 @@ func spellOut(s string, syntax Syntax) []string {
 	return append(all, "docker.io/library/"+s)
 }
 
-// withoutTag returns a pattern of the repositories that have a tag that the pattern matches; ok is false if it is the
-// same pattern.
+// withoutTag returns a pattern of the repositories with a tag that the pattern matches, unless it is the same pattern.
 func withoutTag(s string) (repository string, ok bool) {
 	start := strings.LastIndex(s, "/") + 1
 	if name, _, tagged := strings.Cut(s[start:], ":"); tagged {

@@ -101,8 +101,7 @@ func (r *Requirement) Signers() []*Signer {
 	return all
 }
 
-// UsesTrustedRoot reports whether the requirement relies on the trusted root, because a leaf has no root certificates
-// or keys of logs of its own.
+// UsesTrustedRoot reports whether a leaf has no root certificates or keys of logs of its own.
 func (r *Requirement) UsesTrustedRoot() bool {
 	for _, s := range r.Signers() {
 		k := s.Keyless

@@ -80,18 +80,15 @@ func alternatives(list [][]Namespaces) string {
 	for i, all := range list {
 		var each []string
 		for _, namespaces := range all {
-			if namespaces == nil {
-				continue // every namespace
+			var names []string
+			for _, n := range namespaces {
+				names = append(names, n.String())
 			}
-			names := make([]string, len(namespaces))
-			for j, n := range namespaces {
-				names[j] = n.String()
+			if namespaces != nil { // otherwise every namespace
+				each = append(each, strings.Join(names, ", "))
 			}
-			each = append(each, strings.Join(names, ", "))
 		}
-		if texts[i] = strings.Join(each, " and "); len(each) == 0 {
-			texts[i] = "all"
-		}
+		texts[i] = cmp.Or(strings.Join(each, " and "), "all")
 	}
 	return strings.Join(texts, ", ")
 }
@@ -109,13 +106,10 @@ func selects(alternatives [][]Namespaces, namespace string, unknown bool) bool {
 }
 
 func (n Namespaces) include(namespace string, unknown bool) bool {
-	switch {
-	case n == nil:
-		return true
-	case namespace == "":
+	if n != nil && namespace == "" {
 		return unknown
 	}
-	return slices.ContainsFunc(n, func(t Text) bool { return t.Matches(namespace) })
+	return n == nil || slices.ContainsFunc(n, func(t Text) bool { return t.Matches(namespace) })
 }
 
 // A Judgement is what rules say about an image. The zero value is about an image that no rule is for.
@@ -188,15 +182,13 @@ func denial(r *Rule) string {
 	return r.String() + " denies it, whatever its signatures are"
 }
 
-// NotMet returns the finding for an image whose signatures do not meet a rule. reason and text are those of the
-// verification.
+// NotMet returns the finding for an image that does not meet a rule by a verification with a reason and a text.
 func (r *Rule) NotMet(name imageref.Ref, reason, text string) admission.Finding {
 	return r.Finding(admission.Deny, reasonOf(reason), fmt.Sprintf(
 		"image %q: %s is not met: %s; required: %s", name, r, short(text), short(r.Requirement.String())))
 }
 
-// reasonOf returns the reason for the answer to a call. A registry that gives no signatures, or too many to read, is
-// the same as none.
+// reasonOf returns the reason of a finding. No access to signatures, or too many, is the same as none.
 func reasonOf(verified string) admission.Reason {
 	switch reason := admission.Reason(verified); reason {
 	case admission.SignatureInvalid, admission.IdentityMismatch, admission.ContentMismatch:

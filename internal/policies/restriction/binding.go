@@ -47,10 +47,7 @@ func (b *binding) includes(p *admission.Pod) inclusion {
 }
 
 func (b *binding) everywhere() bool {
-	if b.selector == nil {
-		return b.namespaces == nil
-	}
-	return b.selector.Empty()
+	return b.selector == nil && b.namespaces == nil || b.selector != nil && b.selector.Empty()
 }
 
 func (c *compiler) binding(p *field.Path, b *Binding) {

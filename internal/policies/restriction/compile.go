@@ -306,13 +306,13 @@ func (c *compiler) seLinux(at place, r *SELinuxOptionsRestriction) *check {
 	kind, level := c.str(at.part("type"), r.Type, same), c.str(at.part("level"), r.Level, same)
 	return c.check(at, r, func(j *judgement) bool {
 		v := j.subject.container.SELinux
-		options, known := v.Effective()
+		o, known := v.Effective()
 		known = known || v.State() == admission.StateAbsent
 		ok := l.checkNil(j, v.State())
-		ok = user.compare(j, option(options.User, known)) && ok
-		ok = role.compare(j, option(options.Role, known)) && ok
-		ok = kind.compare(j, option(options.Type, known)) && ok
-		return level.compare(j, option(options.Level, known)) && ok
+		ok = user.compare(j, option(o.User, known)) && ok
+		ok = role.compare(j, option(o.Role, known)) && ok
+		ok = kind.compare(j, option(o.Type, known)) && ok
+		return level.compare(j, option(o.Level, known)) && ok
 	})
 }
 
@@ -495,10 +495,7 @@ func (c *compiler) stringMap(at place, r *StringMapRestriction) *check {
 	c.required(at, "requiredKeys", r.RequiredKeys, r.CollectionRestriction)
 	notEmpty(c, at, "keyWhitelist", r.KeyWhitelist)
 	notEmpty(c, at, "keyBlacklist", r.KeyBlacklist)
-	rule := &mapRule{
-		leaf:                 c.leaf(at, PointerRestriction{}, describeKeys(r)),
-		StringMapRestriction: r,
-	}
+	rule := &mapRule{leaf: c.leaf(at, PointerRestriction{}, describeKeys(r)), StringMapRestriction: r}
 	c.collection(at, r.CollectionRestriction)
 	for _, key := range slices.Sorted(maps.Keys(r.Values)) {
 		value := r.Values[key]
@@ -522,7 +519,7 @@ func describe(r *StringRestriction) string {
 	if r.Regex != "" {
 		parts = append(parts, "matching "+r.Regex)
 	}
-	if len(parts) == 0 {
+	if parts == nil {
 		return "any value"
 	}
 	return strings.Join(parts, "; ")

@@ -9,8 +9,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
-// A Set is an immutable set of policies. It may be used by several goroutines. A nil Set and an empty one admit every
-// pod.
+// A Set is an immutable set of policies. A nil Set and an empty one admit every pod.
 type Set struct {
 	policies []*policy            // ordered by name, which are different
 	checks   map[reflect.Type]int // how many different ones the policies have, by the type of the view

@@ -176,8 +176,7 @@ func parse(d *strictyaml.Decoder, known *interned, data []byte) (*PodRestriction
 	return &p, compiled, nil
 }
 
-// newDecoder returns a decoder for policies. The proposal of PodRestriction spells some fields in two ways, in the
-// types and in the examples; both are read.
+// newDecoder returns a decoder for policies. The proposal of PodRestriction spells some fields in two ways.
 func newDecoder() *strictyaml.Decoder {
 	return &strictyaml.Decoder{RefuseNull: true, Rewrites: map[reflect.Type]func(*strictyaml.Mapping){
 		reflect.TypeFor[PointerRestriction](): rewriteAllowNil,

@@ -10,8 +10,8 @@ import (
 
 type podRule struct {
 	values, volume, mount, containers, initContainers *check
-	// volumes are those that volume and mount are of.
-	volumes []*volumeRule
+
+	volumes []*volumeRule // of volume and mount
 }
 
 func nameOf(p *admission.Pod) admission.Value[string] {
@@ -61,24 +61,18 @@ func checkGroups(j *judgement, supplemental, fs *valueRule[int64]) bool {
 func allOf(j *judgement, checks []*check) bool {
 	ok := true
 	for _, one := range checks {
-		ok = one.matches(j) && ok
-		if !ok && j.report == nil {
+		if ok = one.matches(j) && ok; !ok && j.report == nil {
 			break
 		}
 	}
 	return ok
 }
 
-// anyOf reports whether one of the checks matches. If none does, the report has the violations of the first check
-// with the fewest.
+// anyOf reports whether one of the checks matches. Otherwise it reports the violations of the check with the fewest.
 func anyOf(j *judgement, checks []*check) bool {
 	report := j.report
 	j.report = nil
-	matches := false
-	for i := 0; i < len(checks) && !matches; i++ {
-		matches = checks[i].matches(j)
-	}
-	if matches || report == nil {
+	if matches := slices.ContainsFunc(checks, func(c *check) bool { return c.matches(j) }); matches || report == nil {
 		j.report = report
 		return matches
 	}
@@ -142,9 +136,8 @@ func option(s string, known bool) admission.Value[string] {
 		return admission.Value[string]{}
 	case s == "":
 		return admission.Absent[string]()
-	default:
-		return admission.Set(s)
 	}
+	return admission.Set(s)
 }
 
 type imageName struct {

@@ -61,28 +61,24 @@ func valueIn[T any](j *judgement, f *Field) admission.Value[T] {
 }
 
 type leaf struct {
-	path  string // in the policy
-	field *Field
-	// allowed describes the values that match, for violations.
-	allowed               string
+	path    string // in the policy
+	field   *Field
+	allowed string // describes the values that match, for violations
+
 	forbidNil, requireNil bool
-	// needsState reports whether the value that takes effect is not enough for the rule.
-	needsState bool
+	needsState            bool // the value that takes effect is not enough for the rule
 }
 
 // checkNil compares whether the pod sets the field with what the rule wants.
 func (l *leaf) checkNil(j *judgement, s admission.State) bool {
-	if !l.forbidNil && !l.requireNil {
+	switch {
+	case !l.forbidNil && !l.requireNil:
 		return true
-	}
-	switch s {
-	case admission.StateSet:
+	case s == admission.StateSet:
 		return !l.requireNil || j.violated(l, "set")
-	case admission.StateAbsent:
+	case s == admission.StateAbsent:
 		return !l.forbidNil || j.violated(l, "nil")
-	case admission.StateUnknown:
-	}
-	if l.field.at(j.From) != Exact {
+	case l.field.at(j.From) != Exact:
 		return j.unjudged(l)
 	}
 	return j.unknown(l)
@@ -150,18 +146,12 @@ func allowsPath(whitelist, blacklist []string, regex *regexp.Regexp) func(string
 		return nil
 	}
 	return func(p string) bool {
-		if !plainPath(p) {
-			return false
-		}
-		p = path.Clean(p)
-		if whitelist != nil && !slices.ContainsFunc(whitelist, func(folder string) bool { return within(p, folder) }) {
-			return false
-		}
-		// A folder that contains a denied path gives access to it.
-		if slices.ContainsFunc(blacklist, func(folder string) bool { return within(p, folder) || within(folder, p) }) {
-			return false
-		}
-		return regex == nil || regex.MatchString(p)
+		clean := path.Clean(p)
+		in := func(folder string) bool { return within(clean, folder) }
+		contains := func(folder string) bool { return within(folder, clean) } // which gives access to it
+		return plainPath(p) && (whitelist == nil || slices.ContainsFunc(whitelist, in)) &&
+			!slices.ContainsFunc(blacklist, in) && !slices.ContainsFunc(blacklist, contains) &&
+			(regex == nil || regex.MatchString(clean))
 	}
 }
 

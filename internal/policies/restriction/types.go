@@ -43,8 +43,7 @@ const (
 	BindingModeDrop   BindingMode = "Drop"
 )
 
-// A Binding selects namespaces. One match of Namespaces or NamespaceSelector is enough; a binding with neither selects
-// all.
+// A Binding selects namespaces by Namespaces or NamespaceSelector; a binding with neither selects all.
 type Binding struct {
 	// Mode is Drop if it is empty.
 	Mode              BindingMode           `json:"mode,omitempty"`
@@ -101,8 +100,7 @@ type ImageRestriction struct {
 	Tag      *StringRestriction `json:"tag,omitempty"`
 }
 
-// A SecurityContextRestriction restricts the security context of a container, with the values of the pod where the
-// container does not override them.
+// A SecurityContextRestriction restricts the security context of a container, with the values of the pod as defaults.
 type SecurityContextRestriction struct {
 	Capabilities             *CapabilitiesRestriction   `json:"capabilities,omitempty"`
 	Privileged               *BoolRestriction           `json:"privileged,omitempty"`
@@ -178,8 +176,7 @@ type CollectionRestriction struct {
 	RequireEmpty bool `json:"requireEmpty,omitempty"`
 }
 
-// A StringRestriction restricts a string: it must be in the Whitelist if there is one, not in the Blacklist, and match
-// Regex.
+// A StringRestriction restricts a string: it must be in a Whitelist, not in the Blacklist, and match Regex.
 type StringRestriction struct {
 	PointerRestriction
 	Whitelist []string `json:"whitelist,omitempty"`
@@ -197,8 +194,7 @@ type StringMapRestriction struct {
 	Values       map[string]StringRestriction `json:"values,omitempty"`
 }
 
-// A StringListRestriction restricts a list: each element must match Values, and each of RequiredValues must be in the
-// list.
+// A StringListRestriction restricts a list: each element must match Values, and it must contain all RequiredValues.
 type StringListRestriction struct {
 	CollectionRestriction
 	Values         *StringRestriction `json:"values,omitempty"`

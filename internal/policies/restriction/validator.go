@@ -6,8 +6,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 )
 
-// maxPerPolicy is how many violations of one policy are reported. A tenant chooses the number of mounts, and each can
-// violate each policy.
+// maxPerPolicy bounds the violations of one policy that are reported: a tenant chooses the number of mounts.
 const maxPerPolicy = 10
 
 // A Validator compares subjects with a set of restrictions. It cannot fail.
@@ -23,8 +22,8 @@ func NewValidator(set *Set, node Options) *Validator {
 	return &Validator{set: set, node: node, admit: []admission.Finding{{Answer: admission.Admit}}}
 }
 
-// Validate returns a finding for each violation, or one that admits. It returns none, which denies, at StageContainer
-// without a container: restrictions of containers would not be compared.
+// Validate returns a finding for each violation, or one that admits, and none, which denies, at StageContainer without
+// a container: restrictions of containers would not be compared.
 func (v *Validator) Validate(_ context.Context, s admission.Subject) []admission.Finding {
 	options := v.node
 	options.AssumeUnknown = s.AssumeUnknown
@@ -63,12 +62,9 @@ func findings(d Decision) []admission.Finding {
 	if d.Admitted {
 		all = append(all, admission.Finding{Answer: admission.Admit, Policy: d.AcceptedBy})
 	}
-	enforced, policy, count := false, "", 0
+	enforced, count := false, map[string]int{}
 	for _, found := range d.Violations {
-		if found.Policy != policy {
-			policy, count = found.Policy, 0
-		}
-		if count++; count > maxPerPolicy {
+		if count[found.Policy]++; count[found.Policy] > maxPerPolicy {
 			continue
 		}
 		reason := admission.RestrictionViolated
