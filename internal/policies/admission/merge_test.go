@@ -32,22 +32,23 @@ func TestValue(t *testing.T) {
 
 func TestMergeOfBooleans(t *testing.T) {
 	unknown := admission.Value[bool]{}
-	for name, tc := range map[string]struct {
+	for _, tc := range []struct {
+		name           string
 		cri, api, want admission.Value[bool]
 		conflict       bool
 	}{
-		"the CRI fills in a default that the pod leaves out": {admission.Effective(false), admission.Absent[bool](), admission.AbsentAs(false), false},
-		"the CRI fills in a default that the pod sets":       {admission.Effective(false), admission.Set(false), admission.Set(false), false},
-		"the API does not know":                              {admission.Effective(false), unknown, admission.Effective(false), false},
-		"the CRI does not know":                              {unknown, admission.Set(true), admission.Set(true), false},
-		"both set it":                                        {admission.Set(true), admission.Set(true), admission.Set(true), false},
-		"the CRI wins":                                       {admission.Set(true), admission.Set(false), admission.Set(true), true},
-		"the CRI wins with a default":                        {admission.Effective(false), admission.Set(true), admission.Effective(false), true},
-		"only the CRI sets it":                               {admission.Set(true), admission.Absent[bool](), admission.Set(true), true},
+		{"the CRI fills in a default that the pod leaves out", admission.Effective(false), admission.Absent[bool](), admission.AbsentAs(false), false},
+		{"the CRI fills in a default that the pod sets", admission.Effective(false), admission.Set(false), admission.Set(false), false},
+		{"the API does not know", admission.Effective(false), unknown, admission.Effective(false), false},
+		{"the CRI does not know", unknown, admission.Set(true), admission.Set(true), false},
+		{"both set it", admission.Set(true), admission.Set(true), admission.Set(true), false},
+		{"the CRI wins", admission.Set(true), admission.Set(false), admission.Set(true), true},
+		{"the CRI wins with a default", admission.Effective(false), admission.Set(true), admission.Effective(false), true},
+		{"only the CRI sets it", admission.Set(true), admission.Absent[bool](), admission.Set(true), true},
 	} {
 		_, c, conflicts := admission.Merge(admission.Pod{}, admission.Pod{}, &admission.Container{Privileged: tc.cri}, &admission.Container{Privileged: tc.api})
 		if c.Privileged != tc.want || slices.Contains(conflicts, "privileged") != tc.conflict {
-			t.Errorf("%s: %+v, conflicts %q; want %+v, %v", name, c.Privileged, conflicts, tc.want, tc.conflict)
+			t.Errorf("%s: %+v, conflicts %q; want %+v, %v", tc.name, c.Privileged, conflicts, tc.want, tc.conflict)
 		}
 	}
 }

@@ -99,27 +99,28 @@ func TestReviewChecksAnswers(t *testing.T) {
 		return response, answer
 	})
 	c := dial(t, path, policyclient.Options{Reconnect: time.Millisecond})
-	for name, tc := range map[string]struct {
+	for _, tc := range []struct {
+		name     string
 		response *policyv1.ReviewResponse
 		err      error
 		want     error
 	}{
-		"empty":             {&policyv1.ReviewResponse{}, nil, policyclient.ErrOtherPolicies},
-		"other policies":    {&policyv1.ReviewResponse{PolicyHash: "x"}, nil, policyclient.ErrOtherPolicies},
-		"another image":     {&policyv1.ReviewResponse{PolicyHash: "hash", Results: []*policyv1.ReviewResult{{Backend: "b", Image: "x", Allowed: true}}}, nil, policyclient.ErrFailed},
-		"no backend":        {&policyv1.ReviewResponse{PolicyHash: "hash", Results: []*policyv1.ReviewResult{{Image: "app:1", Allowed: true}}}, nil, policyclient.ErrFailed},
-		"too large":         {&policyv1.ReviewResponse{PolicyHash: "hash", Results: []*policyv1.ReviewResult{{Backend: "b", Image: "app:1", Reason: strings.Repeat("x", 5<<20)}}}, nil, policyclient.ErrFailed},
-		"precondition":      {nil, status.Error(codes.FailedPrecondition, "x"), policyclient.ErrOtherPolicies},
-		"internal":          {nil, status.Error(codes.Internal, "x"), policyclient.ErrFailed},
-		"unimplemented":     {nil, status.Error(codes.Unimplemented, "x"), policyclient.ErrFailed},
-		"permission denied": {nil, status.Error(codes.PermissionDenied, "x"), policyclient.ErrFailed},
-		"canceled":          {nil, status.Error(codes.Canceled, "x"), policyclient.ErrFailed},
-		"timed out":         {nil, status.Error(codes.DeadlineExceeded, "x"), policyclient.ErrTimedOut},
-		"unavailable":       {nil, status.Error(codes.Unavailable, "x"), policyclient.ErrLost},
+		{"empty", &policyv1.ReviewResponse{}, nil, policyclient.ErrOtherPolicies},
+		{"other policies", &policyv1.ReviewResponse{PolicyHash: "x"}, nil, policyclient.ErrOtherPolicies},
+		{"another image", &policyv1.ReviewResponse{PolicyHash: "hash", Results: []*policyv1.ReviewResult{{Backend: "b", Image: "x", Allowed: true}}}, nil, policyclient.ErrFailed},
+		{"no backend", &policyv1.ReviewResponse{PolicyHash: "hash", Results: []*policyv1.ReviewResult{{Image: "app:1", Allowed: true}}}, nil, policyclient.ErrFailed},
+		{"too large", &policyv1.ReviewResponse{PolicyHash: "hash", Results: []*policyv1.ReviewResult{{Backend: "b", Image: "app:1", Reason: strings.Repeat("x", 5<<20)}}}, nil, policyclient.ErrFailed},
+		{"precondition", nil, status.Error(codes.FailedPrecondition, "x"), policyclient.ErrOtherPolicies},
+		{"internal", nil, status.Error(codes.Internal, "x"), policyclient.ErrFailed},
+		{"unimplemented", nil, status.Error(codes.Unimplemented, "x"), policyclient.ErrFailed},
+		{"permission denied", nil, status.Error(codes.PermissionDenied, "x"), policyclient.ErrFailed},
+		{"canceled", nil, status.Error(codes.Canceled, "x"), policyclient.ErrFailed},
+		{"timed out", nil, status.Error(codes.DeadlineExceeded, "x"), policyclient.ErrTimedOut},
+		{"unavailable", nil, status.Error(codes.Unavailable, "x"), policyclient.ErrLost},
 	} {
 		response, answer = tc.response, tc.err
 		if got, err := c.Review(t.Context(), request()); got != nil || !errors.Is(err, tc.want) {
-			t.Errorf("%s: %v, %v; want nil, %v", name, got, err, tc.want)
+			t.Errorf("%s: %v, %v; want nil, %v", tc.name, got, err, tc.want)
 		}
 	}
 }

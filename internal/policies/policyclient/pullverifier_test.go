@@ -125,7 +125,8 @@ func unmet(reason string) requirement.Result {
 }
 
 func TestEveryResult(t *testing.T) {
-	for name, tc := range map[string]struct {
+	for _, tc := range []struct {
+		name    string
 		result  requirement.Result
 		err     error
 		answer  admission.Answer
@@ -133,21 +134,21 @@ func TestEveryResult(t *testing.T) {
 		outcome string
 		again   int // requests of a second pull
 	}{
-		"met":          {met, nil, admission.Admit, "", policyclient.Endorsed, 0},
-		"missing":      {unmet("SIGNATURE_MISSING"), nil, admission.Deny, admission.SignatureMissing, policyclient.Denied, 0},
-		"invalid":      {unmet("SIGNATURE_INVALID"), nil, admission.Deny, admission.SignatureInvalid, policyclient.Denied, 0},
-		"identity":     {unmet("IDENTITY_MISMATCH"), nil, admission.Deny, admission.IdentityMismatch, policyclient.Denied, 0},
-		"content":      {unmet("CONTENT_MISMATCH"), nil, admission.Deny, admission.ContentMismatch, policyclient.Denied, 0},
-		"limit":        {unmet("LIMIT_EXCEEDED"), nil, admission.Deny, admission.SignatureMissing, policyclient.Denied, 0},
-		"denied":       {unmet("REGISTRY_DENIED"), nil, admission.Deny, admission.SignatureMissing, policyclient.Denied, 0},
-		"unavailable":  {unmet("REGISTRY_UNAVAILABLE"), nil, admission.Unverified, admission.EndorsementMissing, policyclient.Unavailable, 1},
-		"not reached":  {met, policyclient.ErrNotReached, admission.Unverified, admission.EndorsementMissing, policyclient.Unavailable, 1},
-		"timed out":    {met, policyclient.ErrTimedOut, admission.Unverified, admission.EndorsementMissing, policyclient.Unavailable, 1},
-		"other folder": {met, policyclient.ErrOtherPolicies, admission.Unverified, admission.EndorsementMissing, policyclient.Unavailable, 1},
-		"lost":         {met, policyclient.ErrLost, admission.Unverified, admission.EndorsementMissing, policyclient.Unavailable, 1},
-		"failed":       {met, policyclient.ErrFailed, admission.Unverified, admission.EndorsementMissing, policyclient.Unavailable, 1},
+		{"met", met, nil, admission.Admit, "", policyclient.Endorsed, 0},
+		{"missing", unmet("SIGNATURE_MISSING"), nil, admission.Deny, admission.SignatureMissing, policyclient.Denied, 0},
+		{"invalid", unmet("SIGNATURE_INVALID"), nil, admission.Deny, admission.SignatureInvalid, policyclient.Denied, 0},
+		{"identity", unmet("IDENTITY_MISMATCH"), nil, admission.Deny, admission.IdentityMismatch, policyclient.Denied, 0},
+		{"content", unmet("CONTENT_MISMATCH"), nil, admission.Deny, admission.ContentMismatch, policyclient.Denied, 0},
+		{"limit", unmet("LIMIT_EXCEEDED"), nil, admission.Deny, admission.SignatureMissing, policyclient.Denied, 0},
+		{"denied", unmet("REGISTRY_DENIED"), nil, admission.Deny, admission.SignatureMissing, policyclient.Denied, 0},
+		{"unavailable", unmet("REGISTRY_UNAVAILABLE"), nil, admission.Unverified, admission.EndorsementMissing, policyclient.Unavailable, 1},
+		{"not reached", met, policyclient.ErrNotReached, admission.Unverified, admission.EndorsementMissing, policyclient.Unavailable, 1},
+		{"timed out", met, policyclient.ErrTimedOut, admission.Unverified, admission.EndorsementMissing, policyclient.Unavailable, 1},
+		{"other folder", met, policyclient.ErrOtherPolicies, admission.Unverified, admission.EndorsementMissing, policyclient.Unavailable, 1},
+		{"lost", met, policyclient.ErrLost, admission.Unverified, admission.EndorsementMissing, policyclient.Unavailable, 1},
+		{"failed", met, policyclient.ErrFailed, admission.Unverified, admission.EndorsementMissing, policyclient.Unavailable, 1},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(tc.name, func(t *testing.T) {
 			v := &fakeVerifier{result: tc.result, err: tc.err}
 			var outcomes []string
 			e := fixture(t, v, func(o *policyclient.EndorserOptions) { o.Outcome = func(s string) { outcomes = append(outcomes, s) } })

@@ -129,40 +129,41 @@ func TestAnswers(t *testing.T) {
 		return func(policyclient.ReviewRequest) ([]policyclient.ReviewResult, error) { return all, nil }
 	}
 	notReached := fmt.Errorf("%w: no such file", policyclient.ErrNotReached)
-	for name, tc := range map[string]struct {
+	for _, tc := range []struct {
+		name   string
 		a, b   string
 		answer func(policyclient.ReviewRequest) ([]policyclient.ReviewResult, error)
 		reason admission.Reason // "" if it admits
 		open   []string         // backends that admit without an answer
 		texts  []string
 	}{
-		"all allow":                    {closed, closed, by(allows("a"), allows("b")), "", nil, nil},
-		"one denies":                   {open, open, by(allows("a"), denies("b")), admission.ReviewDenied, nil, []string{`image "app:1": denied by the image review backend b after 12ms: not signed`}},
-		"none answers, closed":         {closed, closed, fails(notReached), admission.ReviewUnavailable, nil, []string{"no valid answer from the image review backend a after 0s: pullgate-policyd not reached: no such file; denied"}},
-		"none answers, open":           {open, absent, fails(notReached), "", []string{"a", "b"}, nil},
-		"none answers, one is open":    {closed, absent, fails(notReached), admission.ReviewUnavailable, []string{"b"}, nil},
-		"untrusted":                    {absent, open, fails(policyclient.ErrUntrusted), admission.ReviewUnavailable, nil, nil},
-		"timed out":                    {absent, open, fails(policyclient.ErrTimedOut), admission.ReviewUnavailable, nil, nil},
-		"lost":                         {absent, open, fails(policyclient.ErrLost), admission.ReviewUnavailable, nil, []string{"connection to pullgate-policyd lost; denied"}},
-		"failed":                       {absent, open, fails(policyclient.ErrFailed), admission.ReviewUnavailable, nil, nil},
-		"other policies":               {absent, open, fails(policyclient.ErrOtherPolicies), admission.ReviewUnavailable, nil, nil},
-		"canceled":                     {open, absent, fails(context.Canceled), admission.ReviewUnavailable, nil, nil},
-		"a backend failed":             {open, closed, by(failed("a", true), allows("b")), "", []string{"a"}, nil},
-		"a backend failed, closed":     {closed, closed, by(failed("a", false), allows("b")), admission.ReviewUnavailable, nil, []string{"backend a after 3s: timed out; denied"}},
-		"policyd alone is open":        {closed, closed, by(failed("a", true), allows("b")), admission.ReviewUnavailable, nil, nil},
-		"policyd alone is closed":      {open, closed, by(failed("a", false), allows("b")), admission.ReviewUnavailable, nil, nil},
-		"missing":                      {closed, closed, by(allows("a")), admission.ReviewUnavailable, nil, []string{"backend b"}},
-		"missing, open":                {closed, open, by(allows("a")), admission.ReviewUnavailable, nil, nil},
-		"none":                         {closed, closed, list(), admission.ReviewUnavailable, nil, nil},
-		"twice":                        {closed, closed, by(allows("a"), allows("a"), allows("b")), admission.ReviewUnavailable, nil, []string{"backend a"}},
-		"twice, one denies":            {open, open, by(allows("a"), denies("a"), allows("b")), admission.ReviewDenied, nil, nil},
-		"twice, open":                  {open, closed, by(allows("a"), allows("a"), allows("b")), admission.ReviewUnavailable, nil, nil},
-		"another backend":              {closed, open, by(allows("a"), allows("b"), allows("c")), admission.ReviewUnavailable, nil, nil},
-		"another backend, a denial":    {open, open, by(denies("a"), allows("b"), allows("c")), admission.ReviewDenied, nil, nil},
-		"another image":                {closed, closed, list(about(allows("a")), other, about(allows("b"))), admission.ReviewUnavailable, nil, []string{"backend a"}},
-		"another image of an open one": {open, closed, list(about(allows("a")), other, about(allows("b"))), admission.ReviewUnavailable, nil, nil},
+		{"all allow", closed, closed, by(allows("a"), allows("b")), "", nil, nil},
+		{"one denies", open, open, by(allows("a"), denies("b")), admission.ReviewDenied, nil, []string{`image "app:1": denied by the image review backend b after 12ms: not signed`}},
+		{"none answers, closed", closed, closed, fails(notReached), admission.ReviewUnavailable, nil, []string{"no valid answer from the image review backend a after 0s: pullgate-policyd not reached: no such file; denied"}},
+		{"none answers, open", open, absent, fails(notReached), "", []string{"a", "b"}, nil},
+		{"none answers, one is open", closed, absent, fails(notReached), admission.ReviewUnavailable, []string{"b"}, nil},
+		{"untrusted", absent, open, fails(policyclient.ErrUntrusted), admission.ReviewUnavailable, nil, nil},
+		{"timed out", absent, open, fails(policyclient.ErrTimedOut), admission.ReviewUnavailable, nil, nil},
+		{"lost", absent, open, fails(policyclient.ErrLost), admission.ReviewUnavailable, nil, []string{"connection to pullgate-policyd lost; denied"}},
+		{"failed", absent, open, fails(policyclient.ErrFailed), admission.ReviewUnavailable, nil, nil},
+		{"other policies", absent, open, fails(policyclient.ErrOtherPolicies), admission.ReviewUnavailable, nil, nil},
+		{"canceled", open, absent, fails(context.Canceled), admission.ReviewUnavailable, nil, nil},
+		{"a backend failed", open, closed, by(failed("a", true), allows("b")), "", []string{"a"}, nil},
+		{"a backend failed, closed", closed, closed, by(failed("a", false), allows("b")), admission.ReviewUnavailable, nil, []string{"backend a after 3s: timed out; denied"}},
+		{"policyd alone is open", closed, closed, by(failed("a", true), allows("b")), admission.ReviewUnavailable, nil, nil},
+		{"policyd alone is closed", open, closed, by(failed("a", false), allows("b")), admission.ReviewUnavailable, nil, nil},
+		{"missing", closed, closed, by(allows("a")), admission.ReviewUnavailable, nil, []string{"backend b"}},
+		{"missing, open", closed, open, by(allows("a")), admission.ReviewUnavailable, nil, nil},
+		{"none", closed, closed, list(), admission.ReviewUnavailable, nil, nil},
+		{"twice", closed, closed, by(allows("a"), allows("a"), allows("b")), admission.ReviewUnavailable, nil, []string{"backend a"}},
+		{"twice, one denies", open, open, by(allows("a"), denies("a"), allows("b")), admission.ReviewDenied, nil, nil},
+		{"twice, open", open, closed, by(allows("a"), allows("a"), allows("b")), admission.ReviewUnavailable, nil, nil},
+		{"another backend", closed, open, by(allows("a"), allows("b"), allows("c")), admission.ReviewUnavailable, nil, nil},
+		{"another backend, a denial", open, open, by(denies("a"), allows("b"), allows("c")), admission.ReviewDenied, nil, nil},
+		{"another image", closed, closed, list(about(allows("a")), other, about(allows("b"))), admission.ReviewUnavailable, nil, []string{"backend a"}},
+		{"another image of an open one", open, closed, list(about(allows("a")), other, about(allows("b"))), admission.ReviewUnavailable, nil, nil},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(tc.name, func(t *testing.T) {
 			var failures []string
 			v := policyclient.NewReviewer(setOf(t, map[string]string{"a": tc.a, "b": tc.b}), policyclient.ReviewerOptions{
 				Client: &fakePolicyd{answer: tc.answer}, PolicyHash: "h", Failed: func(f policyclient.ReviewFailure) { failures = append(failures, f.Answer.Backend) },
@@ -189,7 +190,7 @@ func TestAnswers(t *testing.T) {
 					t.Errorf("failures %q; want %s", failures, o)
 				}
 			}
-			if name == "canceled" && failures != nil {
+			if tc.name == "canceled" && failures != nil {
 				t.Errorf("failures %q of a call that was canceled", failures)
 			}
 			for _, want := range tc.texts {
@@ -202,19 +203,20 @@ func TestAnswers(t *testing.T) {
 }
 
 func TestWhatIsNotKnownIsDenied(t *testing.T) {
-	for name, tc := range map[string]struct {
+	for _, tc := range []struct {
+		name   string
 		change func(*admission.Subject)
 		denied bool
 		of     string
 	}{
-		"image":                   {func(s *admission.Subject) { s.Container.Image = admission.Value[string]{} }, true, "the name of its image"},
-		"empty image":             {func(s *admission.Subject) { s.Container.Image = admission.Set("") }, true, "the name of its image"},
-		"mounts":                  {func(s *admission.Subject) { s.Container.Mounts = admission.Value[[]admission.Mount]{} }, true, "the images that it mounts"},
-		"an image that it mounts": {func(s *admission.Subject) { s.Container.Mounts = admission.Set([]admission.Mount{{Path: "/x"}}) }, true, "the images that it mounts"},
-		"annotations":             {func(s *admission.Subject) { s.Pod.ReviewAnnotations = admission.Value[map[string]string]{} }, true, "the annotations of its pod"},
-		"namespace":               {func(s *admission.Subject) { s.Pod.Namespace = "" }, true, "its namespace"},
-		"of another namespace":    {func(s *admission.Subject) { s.Pod.Namespace, s.Container.Image = "other", admission.Value[string]{} }, false, ""},
-		"labels":                  {func(s *admission.Subject) { s.Pod.Labels = admission.Value[map[string]string]{} }, false, ""},
+		{"image", func(s *admission.Subject) { s.Container.Image = admission.Value[string]{} }, true, "the name of its image"},
+		{"empty image", func(s *admission.Subject) { s.Container.Image = admission.Set("") }, true, "the name of its image"},
+		{"mounts", func(s *admission.Subject) { s.Container.Mounts = admission.Value[[]admission.Mount]{} }, true, "the images that it mounts"},
+		{"an image that it mounts", func(s *admission.Subject) { s.Container.Mounts = admission.Set([]admission.Mount{{Path: "/x"}}) }, true, "the images that it mounts"},
+		{"annotations", func(s *admission.Subject) { s.Pod.ReviewAnnotations = admission.Value[map[string]string]{} }, true, "the annotations of its pod"},
+		{"namespace", func(s *admission.Subject) { s.Pod.Namespace = "" }, true, "its namespace"},
+		{"of another namespace", func(s *admission.Subject) { s.Pod.Namespace, s.Container.Image = "other", admission.Value[string]{} }, false, ""},
+		{"labels", func(s *admission.Subject) { s.Pod.Labels = admission.Value[map[string]string]{} }, false, ""},
 	} {
 		p := &fakePolicyd{answer: by(allows("a"))}
 		v := policyclient.NewReviewer(setOf(t, map[string]string{"a": open + "\nmatch: {namespaces: [team]}"}), policyclient.ReviewerOptions{Client: p, PolicyHash: "h"})
@@ -222,7 +224,7 @@ func TestWhatIsNotKnownIsDenied(t *testing.T) {
 		tc.change(&s)
 		reason, text := admission.DecisionOf(v.Validate(t.Context(), s)).Refusal()
 		if (reason == admission.FieldUnknown) != tc.denied || !strings.Contains(text, tc.of) || tc.denied && len(p.asked) > 0 {
-			t.Errorf("%s: %s, %q, %d requests; want a denial without a request: %v", name, reason, text, len(p.asked), tc.denied)
+			t.Errorf("%s: %s, %q, %d requests; want a denial without a request: %v", tc.name, reason, text, len(p.asked), tc.denied)
 		}
 	}
 }

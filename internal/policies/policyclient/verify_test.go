@@ -98,27 +98,28 @@ func TestVerifyChecksAnswers(t *testing.T) {
 	var response *policyv1.VerifyResponse
 	var answer error
 	c := verifier(t, &response, &answer)
-	for name, tc := range map[string]struct {
+	for _, tc := range []struct {
+		name   string
 		change func(*policyv1.VerifyResponse)
 		want   error
 	}{
-		"other policies":         {func(r *policyv1.VerifyResponse) { r.PolicyHash = "x" }, policyclient.ErrOtherPolicies},
-		"another trusted root":   {func(r *policyv1.VerifyResponse) { r.TrustedRoot = "" }, policyclient.ErrOtherPolicies},
-		"no results":             {func(r *policyv1.VerifyResponse) { r.Results = nil }, policyclient.ErrFailed},
-		"a result is missing":    {func(r *policyv1.VerifyResponse) { r.Results = r.GetResults()[:1] }, policyclient.ErrFailed},
-		"a result more":          {func(r *policyv1.VerifyResponse) { r.Results = append(r.GetResults(), r.GetResults()[0]) }, policyclient.ErrFailed},
-		"another requirement":    {func(r *policyv1.VerifyResponse) { r.GetResults()[0].Requirement = "v1:b" }, policyclient.ErrFailed},
-		"another order":          {func(r *policyv1.VerifyResponse) { slices.Reverse(r.GetResults()) }, policyclient.ErrFailed},
-		"met, with a reason":     {func(r *policyv1.VerifyResponse) { r.GetResults()[0].Reason = "SIGNATURE_MISSING" }, policyclient.ErrFailed},
-		"no reason":              {func(r *policyv1.VerifyResponse) { r.GetResults()[1].Reason = "" }, policyclient.ErrFailed},
-		"an unknown reason":      {func(r *policyv1.VerifyResponse) { r.GetResults()[1].Reason = "NEW" }, policyclient.ErrFailed},
-		"a long message":         {func(r *policyv1.VerifyResponse) { r.GetResults()[1].Message = strings.Repeat("x", 3<<10) }, policyclient.ErrFailed},
-		"a long signer":          {func(r *policyv1.VerifyResponse) { r.GetResults()[0].Signers = []string{strings.Repeat("x", 3<<10)} }, policyclient.ErrFailed},
-		"many signers":           {func(r *policyv1.VerifyResponse) { r.GetResults()[0].Signers = make([]string, 65) }, policyclient.ErrFailed},
-		"a long digest":          {func(r *policyv1.VerifyResponse) { r.GetResults()[0].Digest = strings.Repeat("x", 257) }, policyclient.ErrFailed},
-		"signatures, not wanted": {func(r *policyv1.VerifyResponse) { r.Signatures = []*policyv1.FoundSignature{{}} }, policyclient.ErrFailed},
-		"too large":              {func(r *policyv1.VerifyResponse) { r.GetResults()[1].Message = strings.Repeat("x", 128<<10) }, policyclient.ErrFailed},
-		"too many fields": {func(r *policyv1.VerifyResponse) {
+		{"other policies", func(r *policyv1.VerifyResponse) { r.PolicyHash = "x" }, policyclient.ErrOtherPolicies},
+		{"another trusted root", func(r *policyv1.VerifyResponse) { r.TrustedRoot = "" }, policyclient.ErrOtherPolicies},
+		{"no results", func(r *policyv1.VerifyResponse) { r.Results = nil }, policyclient.ErrFailed},
+		{"a result is missing", func(r *policyv1.VerifyResponse) { r.Results = r.GetResults()[:1] }, policyclient.ErrFailed},
+		{"a result more", func(r *policyv1.VerifyResponse) { r.Results = append(r.GetResults(), r.GetResults()[0]) }, policyclient.ErrFailed},
+		{"another requirement", func(r *policyv1.VerifyResponse) { r.GetResults()[0].Requirement = "v1:b" }, policyclient.ErrFailed},
+		{"another order", func(r *policyv1.VerifyResponse) { slices.Reverse(r.GetResults()) }, policyclient.ErrFailed},
+		{"met, with a reason", func(r *policyv1.VerifyResponse) { r.GetResults()[0].Reason = "SIGNATURE_MISSING" }, policyclient.ErrFailed},
+		{"no reason", func(r *policyv1.VerifyResponse) { r.GetResults()[1].Reason = "" }, policyclient.ErrFailed},
+		{"an unknown reason", func(r *policyv1.VerifyResponse) { r.GetResults()[1].Reason = "NEW" }, policyclient.ErrFailed},
+		{"a long message", func(r *policyv1.VerifyResponse) { r.GetResults()[1].Message = strings.Repeat("x", 3<<10) }, policyclient.ErrFailed},
+		{"a long signer", func(r *policyv1.VerifyResponse) { r.GetResults()[0].Signers = []string{strings.Repeat("x", 3<<10)} }, policyclient.ErrFailed},
+		{"many signers", func(r *policyv1.VerifyResponse) { r.GetResults()[0].Signers = make([]string, 65) }, policyclient.ErrFailed},
+		{"a long digest", func(r *policyv1.VerifyResponse) { r.GetResults()[0].Digest = strings.Repeat("x", 257) }, policyclient.ErrFailed},
+		{"signatures, not wanted", func(r *policyv1.VerifyResponse) { r.Signatures = []*policyv1.FoundSignature{{}} }, policyclient.ErrFailed},
+		{"too large", func(r *policyv1.VerifyResponse) { r.GetResults()[1].Message = strings.Repeat("x", 128<<10) }, policyclient.ErrFailed},
+		{"too many fields", func(r *policyv1.VerifyResponse) {
 			r.ProtoReflect().SetUnknown([]byte(strings.Repeat("\x98\x06\x00", 30_000)))
 		}, policyclient.ErrFailed},
 	} {
@@ -126,7 +127,7 @@ func TestVerifyChecksAnswers(t *testing.T) {
 		tc.change(response)
 		got, err := c.Verify(t.Context(), verifyRequest())
 		if got.Results != nil || !errors.Is(err, tc.want) || err != nil && len(err.Error()) > 512 {
-			t.Errorf("%s: %v, %v; want none, %v", name, got, err, tc.want)
+			t.Errorf("%s: %v, %v; want none, %v", tc.name, got, err, tc.want)
 		}
 	}
 	for code, want := range map[codes.Code]error{

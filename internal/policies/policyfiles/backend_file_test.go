@@ -22,36 +22,37 @@ func readBackends(t *testing.T, pairs ...string) (policyfiles.Backends, string, 
 
 func TestLoad(t *testing.T) {
 	const minimal = "imagePolicy: {kubeConfigFile: /k}\n"
-	for name, c := range map[string]struct {
+	for _, c := range []struct {
+		name       string
 		file, text string
 		want       policyfiles.Backend
 	}{
-		"absent": {"a.yaml", minimal, policyfiles.Backend{
+		{"absent", "a.yaml", minimal, policyfiles.Backend{
 			Kubeconfig: "/k", AllowTTL: time.Hour, DenyTTL: 30 * time.Second, RetryBackoff: 500 * time.Millisecond,
 			DefaultAllow: true, DefaultAllowAbsent: true, IncludeImageVolumes: true,
 		}},
-		"zero": {"a.yml", "imagePolicy:\n  kubeConfigFile: /k\n  allowTTL: 0\n  denyTTL: 0\n  retryBackoff: 0\n  defaultAllow: false\n", policyfiles.Backend{
+		{"zero", "a.yml", "imagePolicy:\n  kubeConfigFile: /k\n  allowTTL: 0\n  denyTTL: 0\n  retryBackoff: 0\n  defaultAllow: false\n", policyfiles.Backend{
 			Kubeconfig: "/k", AllowTTL: time.Hour, DenyTTL: 30 * time.Second, RetryBackoff: 500 * time.Millisecond, IncludeImageVolumes: true,
 		}},
-		"off": {"a.yaml", "imagePolicy: {kubeConfigFile: /k, allowTTL: -1, denyTTL: -1, retryBackoff: -1, defaultAllow: true}", policyfiles.Backend{
+		{"off", "a.yaml", "imagePolicy: {kubeConfigFile: /k, allowTTL: -1, denyTTL: -1, retryBackoff: -1, defaultAllow: true}", policyfiles.Backend{
 			Kubeconfig: "/k", DefaultAllow: true, IncludeImageVolumes: true,
 		}},
-		"JSON": {"a.json", `{"imagePolicy": {"kubeConfigFile": "/etc/k/c", "allowTTL": 50, "denyTTL": 1, "retryBackoff": 300000, "defaultAllow": true},
+		{"JSON", "a.json", `{"imagePolicy": {"kubeConfigFile": "/etc/k/c", "allowTTL": 50, "denyTTL": 1, "retryBackoff": 300000, "defaultAllow": true},
 			"match": {"namespaces": ["a", "b"]}, "includeImageVolumes": false}`, policyfiles.Backend{
 			Kubeconfig: "/etc/k/c", AllowTTL: 50 * time.Second, DenyTTL: time.Second, RetryBackoff: 5 * time.Minute, DefaultAllow: true, Namespaces: []string{"a", "b"},
 		}},
-		"more than the plugin's maximum": {"a.yaml", "imagePolicy: {kubeConfigFile: /k, allowTTL: 86400, denyTTL: 315360000, defaultAllow: true}\nmatch: {}\nincludeImageVolumes: true\n", policyfiles.Backend{
+		{"more than the plugin's maximum", "a.yaml", "imagePolicy: {kubeConfigFile: /k, allowTTL: 86400, denyTTL: 315360000, defaultAllow: true}\nmatch: {}\nincludeImageVolumes: true\n", policyfiles.Backend{
 			Kubeconfig: "/k", AllowTTL: 24 * time.Hour, DenyTTL: 87600 * time.Hour, RetryBackoff: 500 * time.Millisecond, DefaultAllow: true, IncludeImageVolumes: true,
 		}},
 	} {
 		set, dir, err := readBackends(t, c.file, c.text)
 		c.want.Name, c.want.File = "a", filepath.Join(dir, c.file)
 		if diff := cmp.Diff(policyfiles.Backends{c.want}, set); err != nil || diff != "" || set.Len() != 1 {
-			t.Errorf("%s: %v (-want +got)\n%s", name, err, diff)
+			t.Errorf("%s: %v (-want +got)\n%s", c.name, err, diff)
 		}
 		warnings := set.Warnings()
 		if absent := len(warnings) == 1 && strings.HasPrefix(warnings[0], c.want.File+": imagePolicy.defaultAllow: absent: "); absent != c.want.DefaultAllowAbsent {
-			t.Errorf("%s: warnings %q", name, warnings)
+			t.Errorf("%s: warnings %q", c.name, warnings)
 		}
 	}
 }

@@ -325,19 +325,20 @@ func volume(t *testing.T, mode os.FileMode, pairs ...string) (dir, data string) 
 }
 
 func TestVolume(t *testing.T) {
-	for name, tc := range map[string]struct {
+	for _, tc := range []struct {
+		name   string
 		mode   os.FileMode
 		change func(dir, data string) error
 		want   string // of the error with Paths.Volume
 	}{
-		"a ConfigMap":       {0o777, func(string, string) error { return nil }, ""},
-		"with a sticky bit": {0o777 | os.ModeSticky, func(string, string) error { return nil }, ""},
-		"with fsGroup": {0o777 | os.ModeSetgid, func(dir, data string) error {
+		{"a ConfigMap", 0o777, func(string, string) error { return nil }, ""},
+		{"with a sticky bit", 0o777 | os.ModeSticky, func(string, string) error { return nil }, ""},
+		{"with fsGroup", 0o777 | os.ModeSetgid, func(dir, data string) error {
 			return errors.Join(os.Chmod(data, 0o755|os.ModeSetgid), os.Chmod(data+"/a.yaml", 0o644))
 		}, ""},
-		"its data is writable for others": {0o777, func(_, data string) error { return os.Chmod(data, 0o775) }, "mode 0775: writable by others than the owner; run chmod go-w"},
-		"a file is writable for others":   {0o777, func(_, data string) error { return os.Chmod(data+"/a.yaml", 0o666) }, "/a.yaml: mode 0666: writable by others than the owner; run chmod go-w"},
-		"not a volume": {0o777, func(dir, _ string) error {
+		{"its data is writable for others", 0o777, func(_, data string) error { return os.Chmod(data, 0o775) }, "mode 0775: writable by others than the owner; run chmod go-w"},
+		{"a file is writable for others", 0o777, func(_, data string) error { return os.Chmod(data+"/a.yaml", 0o666) }, "/a.yaml: mode 0666: writable by others than the owner; run chmod go-w"},
+		{"not a volume", 0o777, func(dir, _ string) error {
 			return errors.Join(os.Remove(dir+"/..data"), os.Remove(dir+"/a.yaml"), os.WriteFile(dir+"/a.yaml", []byte(note("a")), 0o644))
 		}, "mode 0777: writable by others than the owner; run chmod go-w"},
 	} {
@@ -345,10 +346,10 @@ func TestVolume(t *testing.T) {
 		must(t, tc.change(dir, data))
 		set, err := policyfiles.Read(policyfiles.Paths{Folder: dir, Volume: true})
 		if tc.want == "" && (err != nil || !slices.Equal(notesOf(set), []string{"a"}) || len(set.Ignored) > 0) || tc.want != "" && (err == nil || !strings.HasSuffix(err.Error(), tc.want)) {
-			t.Errorf("%s: %v; want %q", name, err, tc.want)
+			t.Errorf("%s: %v; want %q", tc.name, err, tc.want)
 		}
 		if _, err := read(dir); err == nil || !strings.Contains(err.Error(), "mode 0777: writable by others") {
-			t.Errorf("%s, without Volume: %v; want an error", name, err)
+			t.Errorf("%s, without Volume: %v; want an error", tc.name, err)
 		}
 	}
 	dir, data := volume(t, 0o777, "a.yaml", note("a"))

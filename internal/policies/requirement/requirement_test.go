@@ -198,50 +198,52 @@ func TestUsesTrustedRoot(t *testing.T) {
 	complete := func(s *requirement.Signer) {
 		s.Keyless.Roots, s.Keyless.CTLogKeys, s.Log.Keys = own, own, own
 	}
-	for name, tc := range map[string]struct {
+	for _, tc := range []struct {
+		name string
 		r    requirement.Requirement
 		want bool
 	}{
-		"key":              {a, false},
-		"key with a log":   {signed(requirement.Signer{Key: a.SignedBy.Key, Log: &requirement.Log{}}), true},
-		"own log":          {signed(requirement.Signer{Key: a.SignedBy.Key, Log: &requirement.Log{Keys: own}}), false},
-		"timestamp":        {signed(requirement.Signer{Key: a.SignedBy.Key, Timestamp: &requirement.Timestamp{}}), true},
-		"own timestamp":    {signed(requirement.Signer{Key: a.SignedBy.Key, Timestamp: &requirement.Timestamp{Chain: own}}), false},
-		"keyless":          {keyless(func(*requirement.Signer) {}), true},
-		"own roots only":   {keyless(func(s *requirement.Signer) { s.Keyless.Roots = own }), true},
-		"everything own":   {keyless(complete), false},
-		"without SCT":      {keyless(func(s *requirement.Signer) { complete(s); s.Keyless.CTLogKeys, s.Keyless.IgnoreSCT = nil, true }), false},
-		"one of the nodes": {requirement.AtLeast(1, a, requirement.AtLeast(1, a, keyless(func(*requirement.Signer) {}))), true},
+		{"key", a, false},
+		{"key with a log", signed(requirement.Signer{Key: a.SignedBy.Key, Log: &requirement.Log{}}), true},
+		{"own log", signed(requirement.Signer{Key: a.SignedBy.Key, Log: &requirement.Log{Keys: own}}), false},
+		{"timestamp", signed(requirement.Signer{Key: a.SignedBy.Key, Timestamp: &requirement.Timestamp{}}), true},
+		{"own timestamp", signed(requirement.Signer{Key: a.SignedBy.Key, Timestamp: &requirement.Timestamp{Chain: own}}), false},
+		{"keyless", keyless(func(*requirement.Signer) {}), true},
+		{"own roots only", keyless(func(s *requirement.Signer) { s.Keyless.Roots = own }), true},
+		{"everything own", keyless(complete), false},
+		{"without SCT", keyless(func(s *requirement.Signer) { complete(s); s.Keyless.CTLogKeys, s.Keyless.IgnoreSCT = nil, true }), false},
+		{"one of the nodes", requirement.AtLeast(1, a, requirement.AtLeast(1, a, keyless(func(*requirement.Signer) {}))), true},
 	} {
 		if got := tc.r.UsesTrustedRoot(); got != tc.want || (tc.r.Hash("r") != tc.r.Hash("s")) != tc.want {
-			t.Errorf("%s: UsesTrustedRoot = %v; want %v, and the root in the hash likewise", name, got, tc.want)
+			t.Errorf("%s: UsesTrustedRoot = %v; want %v, and the root in the hash likewise", tc.name, got, tc.want)
 		}
 	}
 }
 
 func TestMet(t *testing.T) {
 	a, b, c := key("a"), key("b"), key("c")
-	for name, tc := range map[string]struct {
+	for _, tc := range []struct {
+		name string
 		r    requirement.Requirement
 		want map[string]bool // by the signers
 	}{
-		"zero":            {requirement.Requirement{}, map[string]bool{"": false, "abc": false}},
-		"a key":           {a, map[string]bool{"": false, "a": true, "bc": false}},
-		"one of two":      {requirement.AtLeast(1, a, b), map[string]bool{"": false, "a": true, "b": true, "c": false}},
-		"all of two":      {requirement.AtLeast(2, a, b), map[string]bool{"": false, "a": false, "ab": true, "bc": false}},
-		"two of three":    {requirement.AtLeast(2, a, b, c), map[string]bool{"a": false, "ab": true, "ac": true, "bc": true, "abc": true}},
-		"nested":          {requirement.AtLeast(2, a, requirement.AtLeast(1, b, c)), map[string]bool{"a": false, "bc": false, "ab": true, "ac": true}},
-		"more than all":   {requirement.Requirement{AtLeast: 3, Of: []requirement.Requirement{a, b}}, map[string]bool{"abc": false}},
-		"none of":         {requirement.Requirement{Of: []requirement.Requirement{a, b}}, map[string]bool{"": false, "abc": false}},
-		"negative":        {requirement.Requirement{AtLeast: -1, Of: []requirement.Requirement{a}}, map[string]bool{"": false, "abc": false}},
-		"pass":            {static(true, ""), map[string]bool{"": true}},
-		"fail":            {static(false, ""), map[string]bool{"abc": false}},
-		"a key or pass":   {requirement.AtLeast(1, a, static(true, "")), map[string]bool{"": true}},
-		"all of no entry": {requirement.AtLeast(0), map[string]bool{"abc": false}},
+		{"zero", requirement.Requirement{}, map[string]bool{"": false, "abc": false}},
+		{"a key", a, map[string]bool{"": false, "a": true, "bc": false}},
+		{"one of two", requirement.AtLeast(1, a, b), map[string]bool{"": false, "a": true, "b": true, "c": false}},
+		{"all of two", requirement.AtLeast(2, a, b), map[string]bool{"": false, "a": false, "ab": true, "bc": false}},
+		{"two of three", requirement.AtLeast(2, a, b, c), map[string]bool{"a": false, "ab": true, "ac": true, "bc": true, "abc": true}},
+		{"nested", requirement.AtLeast(2, a, requirement.AtLeast(1, b, c)), map[string]bool{"a": false, "bc": false, "ab": true, "ac": true}},
+		{"more than all", requirement.Requirement{AtLeast: 3, Of: []requirement.Requirement{a, b}}, map[string]bool{"abc": false}},
+		{"none of", requirement.Requirement{Of: []requirement.Requirement{a, b}}, map[string]bool{"": false, "abc": false}},
+		{"negative", requirement.Requirement{AtLeast: -1, Of: []requirement.Requirement{a}}, map[string]bool{"": false, "abc": false}},
+		{"pass", static(true, ""), map[string]bool{"": true}},
+		{"fail", static(false, ""), map[string]bool{"abc": false}},
+		{"a key or pass", requirement.AtLeast(1, a, static(true, "")), map[string]bool{"": true}},
+		{"all of no entry", requirement.AtLeast(0), map[string]bool{"abc": false}},
 	} {
 		for signers, want := range tc.want {
 			if got := tc.r.Met(func(s *requirement.Signer) bool { return strings.Contains(signers, string(s.Key.Public)) }); got != want {
-				t.Errorf("%s, signed by %q: %v; want %v", name, signers, got, want)
+				t.Errorf("%s, signed by %q: %v; want %v", tc.name, signers, got, want)
 			}
 		}
 	}

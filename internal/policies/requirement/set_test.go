@@ -87,25 +87,26 @@ func TestDefaults(t *testing.T) {
 		r.Scope.Include = [][]requirement.Namespaces{{{requirement.Exactly("team")}}}
 	}
 	const deny, allow = requirement.DenyUnmatched, requirement.AllowUnmatched
-	for name, tc := range map[string]struct {
+	for _, tc := range []struct {
+		name                     string
 		rules                    []requirement.Rule
 		inNamespace, image, want string
 	}{
-		"absent":                  {[]requirement.Rule{rule(t, "a", "repo.test/*", nil)}, "team", "nginx", ""},
-		"deny":                    {[]requirement.Rule{rule(t, "a", "repo.test/*", with(deny, 0))}, "team", "nginx", "deny Enforce a"},
-		"deny, audited":           {[]requirement.Rule{rule(t, "a", "repo.test/*", with(deny, requirement.Audit))}, "team", "nginx", "deny Audit a"},
-		"allow":                   {[]requirement.Rule{rule(t, "a", "repo.test/*", with(allow, 0))}, "team", "nginx", "allow Enforce a"},
-		"deny, of two":            {[]requirement.Rule{rule(t, "a", "repo.test/*", with(deny, requirement.Audit)), rule(t, "b", "b.test/*", with(deny, 0)), rule(t, "c", "c.test/*", with(deny, requirement.Audit))}, "team", "nginx", "deny Enforce b"},
-		"a rule matches":          {[]requirement.Rule{rule(t, "a", "repo.test/*", with(deny, 0))}, "team", "repo.test/a", ""},
-		"another rule matches":    {[]requirement.Rule{rule(t, "a", "repo.test/*", with(deny, 0)), rule(t, "b", "nginx", nil)}, "team", "nginx", ""},
-		"an audited rule matches": {[]requirement.Rule{rule(t, "a", "repo.test/*", with(deny, 0)), rule(t, "b", "*", with(0, requirement.Audit))}, "team", "nginx", "deny Enforce a"},
-		"both audited":            {[]requirement.Rule{rule(t, "a", "repo.test/*", with(deny, requirement.Audit)), rule(t, "b", "*", with(0, requirement.Audit))}, "team", "nginx", ""},
-		"only a digest required":  {[]requirement.Rule{rule(t, "a", "repo.test/*", with(deny, 0)), rule(t, "b", "*", func(r *requirement.Rule) { r.Requirement, r.RequireDigest = nil, true })}, "team", "nginx", "deny Enforce a"},
-		"in another namespace":    {[]requirement.Rule{rule(t, "a", "repo.test/*", inTeam)}, "other", "nginx", ""},
-		"in the namespace":        {[]requirement.Rule{rule(t, "a", "repo.test/*", inTeam)}, "team", "nginx", "deny Enforce a"},
-		"in an unknown namespace": {[]requirement.Rule{rule(t, "a", "repo.test/*", inTeam)}, "", "nginx", "deny Enforce a"},
-		"matches elsewhere only":  {[]requirement.Rule{rule(t, "a", "repo.test/*", with(deny, 0)), rule(t, "b", "nginx", inTeam)}, "other", "nginx", "deny Enforce a"},
-		"the image is not known":  {[]requirement.Rule{rule(t, "a", "repo.test/*", with(deny, 0))}, "team", "", ""},
+		{"absent", []requirement.Rule{rule(t, "a", "repo.test/*", nil)}, "team", "nginx", ""},
+		{"deny", []requirement.Rule{rule(t, "a", "repo.test/*", with(deny, 0))}, "team", "nginx", "deny Enforce a"},
+		{"deny, audited", []requirement.Rule{rule(t, "a", "repo.test/*", with(deny, requirement.Audit))}, "team", "nginx", "deny Audit a"},
+		{"allow", []requirement.Rule{rule(t, "a", "repo.test/*", with(allow, 0))}, "team", "nginx", "allow Enforce a"},
+		{"deny, of two", []requirement.Rule{rule(t, "a", "repo.test/*", with(deny, requirement.Audit)), rule(t, "b", "b.test/*", with(deny, 0)), rule(t, "c", "c.test/*", with(deny, requirement.Audit))}, "team", "nginx", "deny Enforce b"},
+		{"a rule matches", []requirement.Rule{rule(t, "a", "repo.test/*", with(deny, 0))}, "team", "repo.test/a", ""},
+		{"another rule matches", []requirement.Rule{rule(t, "a", "repo.test/*", with(deny, 0)), rule(t, "b", "nginx", nil)}, "team", "nginx", ""},
+		{"an audited rule matches", []requirement.Rule{rule(t, "a", "repo.test/*", with(deny, 0)), rule(t, "b", "*", with(0, requirement.Audit))}, "team", "nginx", "deny Enforce a"},
+		{"both audited", []requirement.Rule{rule(t, "a", "repo.test/*", with(deny, requirement.Audit)), rule(t, "b", "*", with(0, requirement.Audit))}, "team", "nginx", ""},
+		{"only a digest required", []requirement.Rule{rule(t, "a", "repo.test/*", with(deny, 0)), rule(t, "b", "*", func(r *requirement.Rule) { r.Requirement, r.RequireDigest = nil, true })}, "team", "nginx", "deny Enforce a"},
+		{"in another namespace", []requirement.Rule{rule(t, "a", "repo.test/*", inTeam)}, "other", "nginx", ""},
+		{"in the namespace", []requirement.Rule{rule(t, "a", "repo.test/*", inTeam)}, "team", "nginx", "deny Enforce a"},
+		{"in an unknown namespace", []requirement.Rule{rule(t, "a", "repo.test/*", inTeam)}, "", "nginx", "deny Enforce a"},
+		{"matches elsewhere only", []requirement.Rule{rule(t, "a", "repo.test/*", with(deny, 0)), rule(t, "b", "nginx", inTeam)}, "other", "nginx", "deny Enforce a"},
+		{"the image is not known", []requirement.Rule{rule(t, "a", "repo.test/*", with(deny, 0))}, "team", "", ""},
 	} {
 		a := requirement.NewSet("", &requirement.Policies{Rules: tc.rules}).For(tc.inNamespace, imageref.New(tc.image))
 		got := ""
@@ -113,7 +114,7 @@ func TestDefaults(t *testing.T) {
 			got = fmt.Sprintf("%s %s %s", a.Default, a.DefaultRule.Mode, a.DefaultRule.Policy)
 		}
 		if got != tc.want || (a.DefaultRule == nil) != (a.Default == requirement.NoDefault) {
-			t.Errorf("%s: default %q; want %q", name, got, tc.want)
+			t.Errorf("%s: default %q; want %q", tc.name, got, tc.want)
 		}
 	}
 }

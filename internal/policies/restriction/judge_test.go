@@ -16,30 +16,31 @@ import (
 func TestBinding(t *testing.T) {
 	known := admission.Set(map[string]string{"team": "a"})
 	var unknown admission.Value[map[string]string]
-	for name, tc := range map[string]struct {
+	for _, tc := range []struct {
+		name         string
 		binding      string
 		labels       admission.Value[map[string]string]
 		drop, accept bool // whether a policy of the mode is bound
 	}{
-		"absent":                     {"{mode: MODE}", known, true, true},
-		"the namespace":              {"{mode: MODE, namespaces: [team-b, team-a]}", unknown, true, true},
-		"another namespace":          {"{mode: MODE, namespaces: [team-b]}", known, false, false},
-		"labels":                     {"{mode: MODE, namespaceSelector: {matchLabels: {team: a}}}", known, true, true},
-		"other labels":               {"{mode: MODE, namespaceSelector: {matchLabels: {team: b}}}", known, false, false},
-		"absent labels":              {"{mode: MODE, namespaceSelector: {matchLabels: {team: a}}}", admission.Absent[map[string]string](), false, false},
-		"unknown labels":             {"{mode: MODE, namespaceSelector: {matchLabels: {team: b}}}", unknown, true, false},
-		"an empty selector":          {"{mode: MODE, namespaceSelector: {}}", unknown, true, true},
-		"name or labels":             {"{mode: MODE, namespaces: [team-b], namespaceSelector: {matchLabels: {team: a}}}", known, true, true},
-		"labels or name":             {"{mode: MODE, namespaces: [team-a], namespaceSelector: {matchLabels: {team: b}}}", known, true, true},
-		"neither name nor labels":    {"{mode: MODE, namespaces: [team-b], namespaceSelector: {matchLabels: {team: b}}}", known, false, false},
-		"In":                         {"{mode: MODE, namespaceSelector: {matchExpressions: [{key: team, operator: In, values: [b, a]}]}}", known, true, true},
-		"NotIn":                      {"{mode: MODE, namespaceSelector: {matchExpressions: [{key: team, operator: NotIn, values: [a]}]}}", known, false, false},
-		"NotIn without the label":    {"{mode: MODE, namespaceSelector: {matchExpressions: [{key: tier, operator: NotIn, values: [a]}]}}", known, true, true},
-		"Exists":                     {"{mode: MODE, namespaceSelector: {matchExpressions: [{key: tier, operator: Exists}]}}", known, false, false},
-		"DoesNotExist":               {"{mode: MODE, namespaceSelector: {matchExpressions: [{key: tier, operator: DoesNotExist}]}}", known, true, true},
-		"all conditions must be met": {"{mode: MODE, namespaceSelector: {matchLabels: {team: a}, matchExpressions: [{key: tier, operator: Exists}]}}", known, false, false},
+		{"absent", "{mode: MODE}", known, true, true},
+		{"the namespace", "{mode: MODE, namespaces: [team-b, team-a]}", unknown, true, true},
+		{"another namespace", "{mode: MODE, namespaces: [team-b]}", known, false, false},
+		{"labels", "{mode: MODE, namespaceSelector: {matchLabels: {team: a}}}", known, true, true},
+		{"other labels", "{mode: MODE, namespaceSelector: {matchLabels: {team: b}}}", known, false, false},
+		{"absent labels", "{mode: MODE, namespaceSelector: {matchLabels: {team: a}}}", admission.Absent[map[string]string](), false, false},
+		{"unknown labels", "{mode: MODE, namespaceSelector: {matchLabels: {team: b}}}", unknown, true, false},
+		{"an empty selector", "{mode: MODE, namespaceSelector: {}}", unknown, true, true},
+		{"name or labels", "{mode: MODE, namespaces: [team-b], namespaceSelector: {matchLabels: {team: a}}}", known, true, true},
+		{"labels or name", "{mode: MODE, namespaces: [team-a], namespaceSelector: {matchLabels: {team: b}}}", known, true, true},
+		{"neither name nor labels", "{mode: MODE, namespaces: [team-b], namespaceSelector: {matchLabels: {team: b}}}", known, false, false},
+		{"In", "{mode: MODE, namespaceSelector: {matchExpressions: [{key: team, operator: In, values: [b, a]}]}}", known, true, true},
+		{"NotIn", "{mode: MODE, namespaceSelector: {matchExpressions: [{key: team, operator: NotIn, values: [a]}]}}", known, false, false},
+		{"NotIn without the label", "{mode: MODE, namespaceSelector: {matchExpressions: [{key: tier, operator: NotIn, values: [a]}]}}", known, true, true},
+		{"Exists", "{mode: MODE, namespaceSelector: {matchExpressions: [{key: tier, operator: Exists}]}}", known, false, false},
+		{"DoesNotExist", "{mode: MODE, namespaceSelector: {matchExpressions: [{key: tier, operator: DoesNotExist}]}}", known, true, true},
+		{"all conditions must be met", "{mode: MODE, namespaceSelector: {matchLabels: {team: a}, matchExpressions: [{key: tier, operator: Exists}]}}", known, false, false},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(tc.name, func(t *testing.T) {
 			pod := allowed()
 			pod.NamespaceLabels = tc.labels
 			drop := load(t, file("drop", strings.Replace(tc.binding, "MODE", "Drop", 1), "{metadata: {name: {blacklist: [web]}}}"))
@@ -77,21 +78,22 @@ func TestAcceptIsForTheWholePod(t *testing.T) {
 	set := load(t, file("a", "{mode: Accept}", of("team/a")), file("b", "{mode: Accept}", of("team/b")), file("drop", "", "{metadata: {name: {blacklist: [web]}}}"))
 	pod, a, b := allowed(), container("a"), container("b")
 	a.Image, b.Image = admission.Set("repo.test/team/a:1"), admission.Set("repo.test/team/b:1")
-	for name, tc := range map[string]struct {
+	for _, tc := range []struct {
+		name       string
 		containers []admission.Container
 		o          restriction.Options
 		accepted   string
 	}{
-		"the webhook":                      {[]admission.Container{a, b}, restriction.Options{From: restriction.Admission}, ""},
-		"the webhook, one container":       {[]admission.Container{a}, restriction.Options{From: restriction.Admission}, "a"},
-		"the pod source, a":                {[]admission.Container{a}, restriction.Options{From: restriction.NodeWithPodSource, Others: []admission.Container{b}}, ""},
-		"the pod source, b":                {[]admission.Container{b}, restriction.Options{From: restriction.NodeWithPodSource, Others: []admission.Container{a}}, ""},
-		"the pod source, equal containers": {[]admission.Container{b}, restriction.Options{From: restriction.NodeWithPodSource, Others: []admission.Container{b}}, "b"},
-		"without the pod source, a":        {[]admission.Container{a}, restriction.Options{From: restriction.Node}, "a"},
-		"without the pod source, b":        {[]admission.Container{b}, restriction.Options{From: restriction.Node}, "b"},
+		{"the webhook", []admission.Container{a, b}, restriction.Options{From: restriction.Admission}, ""},
+		{"the webhook, one container", []admission.Container{a}, restriction.Options{From: restriction.Admission}, "a"},
+		{"the pod source, a", []admission.Container{a}, restriction.Options{From: restriction.NodeWithPodSource, Others: []admission.Container{b}}, ""},
+		{"the pod source, b", []admission.Container{b}, restriction.Options{From: restriction.NodeWithPodSource, Others: []admission.Container{a}}, ""},
+		{"the pod source, equal containers", []admission.Container{b}, restriction.Options{From: restriction.NodeWithPodSource, Others: []admission.Container{b}}, "b"},
+		{"without the pod source, a", []admission.Container{a}, restriction.Options{From: restriction.Node}, "a"},
+		{"without the pod source, b", []admission.Container{b}, restriction.Options{From: restriction.Node}, "b"},
 	} {
 		if d := set.Judge(&pod, tc.containers, tc.o); d.AcceptedBy != tc.accepted || d.Admitted != (tc.accepted != "") {
-			t.Errorf("%s: admitted %v by %q; want by %q", name, d.Admitted, d.AcceptedBy, tc.accepted)
+			t.Errorf("%s: admitted %v by %q; want by %q", tc.name, d.Admitted, d.AcceptedBy, tc.accepted)
 		}
 	}
 	drop := load(t, file("drop", "", of("team/a")))
@@ -108,24 +110,25 @@ func TestCombination(t *testing.T) {
 	}
 	accept := func(name, spec string) restriction.File { return file(name, "{mode: Accept}", spec) }
 	drop := func(name, spec string) restriction.File { return file(name, "", spec) }
-	for name, tc := range map[string]struct {
+	for _, tc := range []struct {
+		name    string
 		files   []restriction.File
 		admit   bool
 		reports []string // policies with violations
 	}{
-		"no policy":                            {nil, true, nil},
-		"all Drop policies match":              {[]restriction.File{drop("a", yes), drop("b", yes)}, true, nil},
-		"one Drop policy does not":             {[]restriction.File{drop("a", yes), drop("b", no)}, false, []string{"b"}},
-		"every violated policy is named":       {[]restriction.File{drop("c", no), drop("a", no), drop("b", yes)}, false, []string{"a", "c"}},
-		"any Accept policy is enough":          {[]restriction.File{drop("a", no), accept("b", no), accept("c", yes)}, true, nil},
-		"no Accept policy matches":             {[]restriction.File{drop("a", no), accept("b", no)}, false, []string{"a"}},
-		"an Accept policy alone denies no pod": {[]restriction.File{accept("b", no)}, true, nil},
-		"audit reports":                        {[]restriction.File{audit(drop("a", no))}, true, []string{"a"}},
-		"audit beside enforcement":             {[]restriction.File{audit(drop("a", no)), drop("b", no)}, false, []string{"a", "b"}},
-		"an audited Accept does not admit":     {[]restriction.File{audit(accept("a", yes)), drop("b", no)}, false, []string{"b"}},
-		"an audited Accept meets audit":        {[]restriction.File{audit(accept("a", yes)), audit(drop("b", no))}, true, nil},
+		{"no policy", nil, true, nil},
+		{"all Drop policies match", []restriction.File{drop("a", yes), drop("b", yes)}, true, nil},
+		{"one Drop policy does not", []restriction.File{drop("a", yes), drop("b", no)}, false, []string{"b"}},
+		{"every violated policy is named", []restriction.File{drop("c", no), drop("a", no), drop("b", yes)}, false, []string{"a", "c"}},
+		{"any Accept policy is enough", []restriction.File{drop("a", no), accept("b", no), accept("c", yes)}, true, nil},
+		{"no Accept policy matches", []restriction.File{drop("a", no), accept("b", no)}, false, []string{"a"}},
+		{"an Accept policy alone denies no pod", []restriction.File{accept("b", no)}, true, nil},
+		{"audit reports", []restriction.File{audit(drop("a", no))}, true, []string{"a"}},
+		{"audit beside enforcement", []restriction.File{audit(drop("a", no)), drop("b", no)}, false, []string{"a", "b"}},
+		{"an audited Accept does not admit", []restriction.File{audit(accept("a", yes)), drop("b", no)}, false, []string{"b"}},
+		{"an audited Accept meets audit", []restriction.File{audit(accept("a", yes)), audit(drop("b", no))}, true, nil},
 	} {
-		t.Run(name, func(t *testing.T) {
+		t.Run(tc.name, func(t *testing.T) {
 			pod := allowed()
 			d := load(t, tc.files...).Judge(&pod, []admission.Container{container("web")}, restriction.Options{})
 			var reports []string

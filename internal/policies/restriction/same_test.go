@@ -69,30 +69,31 @@ func TestSame(t *testing.T) {
 		file("volumes", "", "{spec: {volumes: [{requireEmpty: true}]}}"),
 		file("elsewhere", "{namespaces: [other]}", "{metadata: {labels: {requireKeys: [x]}}}"))
 	base, c := allowed(), container("web")
-	for name, tc := range map[string]struct {
+	for _, tc := range []struct {
+		name   string
 		change func(p *admission.Pod, c *admission.Container)
 		want   bool
 	}{
-		"nothing": {func(*admission.Pod, *admission.Container) {}, true},
-		"labels": {func(p *admission.Pod, _ *admission.Container) {
+		{"nothing", func(*admission.Pod, *admission.Container) {}, true},
+		{"labels", func(p *admission.Pod, _ *admission.Container) {
 			p.Labels = admission.Set(map[string]string{"new": "x"})
 		}, true},
-		"host network":      {func(p *admission.Pod, _ *admission.Container) { p.HostNetwork = admission.Set(true) }, true},
-		"name of container": {func(_ *admission.Pod, c *admission.Container) { c.Name = "other" }, true},
-		"privileged":        {func(_ *admission.Pod, c *admission.Container) { c.Privileged = admission.Set(true) }, true},
-		"image":             {func(_ *admission.Pod, c *admission.Container) { c.Image = admission.Set("b.test/x:1") }, false},
-		"unknown image":     {func(_ *admission.Pod, c *admission.Container) { c.Image = admission.Value[string]{} }, false},
-		"kind":              {func(_ *admission.Pod, c *admission.Container) { c.Kind = admission.Set(admission.KindInit) }, false},
-		"volumes":           {func(p *admission.Pod, _ *admission.Container) { p.Volumes = admission.Set([]admission.Volume{{}}) }, false},
-		"mounts": {func(_ *admission.Pod, c *admission.Container) {
+		{"host network", func(p *admission.Pod, _ *admission.Container) { p.HostNetwork = admission.Set(true) }, true},
+		{"name of container", func(_ *admission.Pod, c *admission.Container) { c.Name = "other" }, true},
+		{"privileged", func(_ *admission.Pod, c *admission.Container) { c.Privileged = admission.Set(true) }, true},
+		{"image", func(_ *admission.Pod, c *admission.Container) { c.Image = admission.Set("b.test/x:1") }, false},
+		{"unknown image", func(_ *admission.Pod, c *admission.Container) { c.Image = admission.Value[string]{} }, false},
+		{"kind", func(_ *admission.Pod, c *admission.Container) { c.Kind = admission.Set(admission.KindInit) }, false},
+		{"volumes", func(p *admission.Pod, _ *admission.Container) { p.Volumes = admission.Set([]admission.Volume{{}}) }, false},
+		{"mounts", func(_ *admission.Pod, c *admission.Container) {
 			c.Mounts = admission.Set([]admission.Mount{{Path: "/x"}})
 		}, false},
-		"namespace": {func(p *admission.Pod, _ *admission.Container) { p.Namespace = "other" }, false},
+		{"namespace", func(p *admission.Pod, _ *admission.Container) { p.Namespace = "other" }, false},
 	} {
 		pod, changed := base, c
 		tc.change(&pod, &changed)
 		if got := set.Same(&base, &pod, []admission.Container{c}, []admission.Container{changed}); got != tc.want {
-			t.Errorf("%s: Same = %v; want %v", name, got, tc.want)
+			t.Errorf("%s: Same = %v; want %v", tc.name, got, tc.want)
 		}
 	}
 	if set.Same(&base, &base, []admission.Container{c}, []admission.Container{c, c}) {

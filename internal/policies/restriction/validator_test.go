@@ -52,39 +52,40 @@ func TestValidate(t *testing.T) {
 	static.Pod.Static = true
 	review.Stage, review.Containers, review.Container = admission.StageAdmission, []admission.Container{*review.Container}, nil
 	node := restriction.Options{From: restriction.Node}
-	for name, c := range map[string]struct {
+	for _, c := range []struct {
+		name     string
 		options  restriction.Options
 		policies [][3]string
 		subject  admission.Subject
 		want     admission.Answer
 		findings []string // policy, answer, reason and audit
 	}{
-		"no policy":        {node, nil, subject(yes, yes), admission.Admit, []string{" Admit  false"}},
-		"satisfied":        {node, [][3]string{{"a", plain, noHostNetwork}}, subject(no, yes), admission.Admit, []string{" Admit  false"}},
-		"violated":         {node, [][3]string{{"a", plain, noHostNetwork}}, subject(yes, no), admission.Deny, []string{"a Deny RESTRICTION_VIOLATED false"}},
-		"unknown here":     {node, [][3]string{{"a", plain, notPrivileged}}, subject(no, unknown), admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
-		"audit":            {node, [][3]string{{"a", audit, noHostNetwork}}, subject(yes, no), admission.Admit, []string{" Admit  false", "a Deny RESTRICTION_VIOLATED true"}},
-		"accepted":         {node, [][3]string{{"a", plain, noHostNetwork}, {"b", accept, notPrivileged}}, subject(yes, no), admission.Admit, []string{"b Admit  false"}},
-		"two violated":     {node, [][3]string{{"a", plain, noHostNetwork}, {"b", plain, notPrivileged}}, subject(yes, yes), admission.Deny, []string{"a Deny RESTRICTION_VIOLATED false", "b Deny RESTRICTION_VIOLATED false"}},
-		"sandbox":          {node, [][3]string{{"a", plain, notPrivileged}}, sandbox, admission.Admit, []string{" Admit  false"}},
-		"no container":     {node, [][3]string{{"a", plain, notPrivileged}}, noContainer, admission.Deny, []string{" Deny VALIDATOR_FAILED false"}},
-		"no stage":         {node, [][3]string{{"a", plain, notPrivileged}}, noStage, admission.Deny, []string{" Deny VALIDATOR_FAILED false"}},
-		"never carried":    {node, [][3]string{{"a", plain, never}}, subject(no, no), admission.Admit, []string{" Admit  false"}},
-		"refused":          {restriction.Options{From: restriction.Node, Refuse: true}, [][3]string{{"a", plain, never}}, subject(no, no), admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
-		"at the API":       {node, [][3]string{{"a", plain, never}}, review, admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
-		"carried by a Pod": {restriction.Options{From: restriction.NodeWithPodSource}, [][3]string{{"a", plain, never}}, subject(no, no), admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
-		"of a static Pod":  {restriction.Options{From: restriction.NodeWithPodSource}, [][3]string{{"a", plain, never}}, static, admission.Admit, []string{" Admit  false"}},
+		{"no policy", node, nil, subject(yes, yes), admission.Admit, []string{" Admit  false"}},
+		{"satisfied", node, [][3]string{{"a", plain, noHostNetwork}}, subject(no, yes), admission.Admit, []string{" Admit  false"}},
+		{"violated", node, [][3]string{{"a", plain, noHostNetwork}}, subject(yes, no), admission.Deny, []string{"a Deny RESTRICTION_VIOLATED false"}},
+		{"unknown here", node, [][3]string{{"a", plain, notPrivileged}}, subject(no, unknown), admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
+		{"audit", node, [][3]string{{"a", audit, noHostNetwork}}, subject(yes, no), admission.Admit, []string{" Admit  false", "a Deny RESTRICTION_VIOLATED true"}},
+		{"accepted", node, [][3]string{{"a", plain, noHostNetwork}, {"b", accept, notPrivileged}}, subject(yes, no), admission.Admit, []string{"b Admit  false"}},
+		{"two violated", node, [][3]string{{"a", plain, noHostNetwork}, {"b", plain, notPrivileged}}, subject(yes, yes), admission.Deny, []string{"a Deny RESTRICTION_VIOLATED false", "b Deny RESTRICTION_VIOLATED false"}},
+		{"sandbox", node, [][3]string{{"a", plain, notPrivileged}}, sandbox, admission.Admit, []string{" Admit  false"}},
+		{"no container", node, [][3]string{{"a", plain, notPrivileged}}, noContainer, admission.Deny, []string{" Deny VALIDATOR_FAILED false"}},
+		{"no stage", node, [][3]string{{"a", plain, notPrivileged}}, noStage, admission.Deny, []string{" Deny VALIDATOR_FAILED false"}},
+		{"never carried", node, [][3]string{{"a", plain, never}}, subject(no, no), admission.Admit, []string{" Admit  false"}},
+		{"refused", restriction.Options{From: restriction.Node, Refuse: true}, [][3]string{{"a", plain, never}}, subject(no, no), admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
+		{"at the API", node, [][3]string{{"a", plain, never}}, review, admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
+		{"carried by a Pod", restriction.Options{From: restriction.NodeWithPodSource}, [][3]string{{"a", plain, never}}, subject(no, no), admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
+		{"of a static Pod", restriction.Options{From: restriction.NodeWithPodSource}, [][3]string{{"a", plain, never}}, static, admission.Admit, []string{" Admit  false"}},
 	} {
 		d := chainOf(t, c.options, c.policies...).Evaluate(t.Context(), c.subject)
 		var got []string
 		for _, f := range d.Findings {
 			got = append(got, fmt.Sprintf("%s %v %s %v", f.Policy, f.Answer, f.Reason, f.Audit))
 			if f.Reason != admission.ValidatorFailed && (f.Answer == admission.Deny) != (f.Rule != "" && strings.Contains(f.Message, f.Rule) && strings.Contains(f.Message, f.Policy)) {
-				t.Errorf("%s: finding %+v; want a message with policy and rule for a denial only", name, f)
+				t.Errorf("%s: finding %+v; want a message with policy and rule for a denial only", c.name, f)
 			}
 		}
 		if d.Answer != c.want || !slices.Equal(got, c.findings) {
-			t.Errorf("%s: %v, %q; want %v, %q", name, d.Answer, got, c.want, c.findings)
+			t.Errorf("%s: %v, %q; want %v, %q", c.name, d.Answer, got, c.want, c.findings)
 		}
 	}
 }
