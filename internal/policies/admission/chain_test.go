@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // A validator is a function that validates.
@@ -255,6 +256,9 @@ func TestNilChainAdmitsWithoutAllocation(t *testing.T) {
 func TestZeroValuesDeny(t *testing.T) {
 	if (admission.Decision{}).Admitted() || (admission.Finding{}).Answer != admission.Unverified {
 		t.Error("a zero value admits")
+	}
+	if d := admission.DecisionOf(nil); d.Answer != admission.Deny {
+		t.Errorf("no finding: %+v; want a denial", d)
 	}
 	if r, text := (admission.Decision{}).Refusal(); r != "" || text != "" {
 		t.Errorf("Refusal of the zero decision = %q, %q", r, text)
@@ -523,23 +527,6 @@ func TestSame(t *testing.T) {
 	}
 }
 
-func TestDecisionOf(t *testing.T) {
-	for name, c := range map[string]struct {
-		findings []admission.Finding
-		want     admission.Answer
-	}{
-		"none":       {nil, admission.Deny},
-		"admit":      {[]admission.Finding{admit}, admission.Admit},
-		"deny":       {[]admission.Finding{admit, unverified, deny}, admission.Deny},
-		"unverified": {[]admission.Finding{admit, unverified}, admission.Unverified},
-		"audit":      {[]admission.Finding{auditDeny}, admission.Admit},
-	} {
-		if d := admission.DecisionOf(c.findings); d.Answer != c.want || len(d.Findings) != len(c.findings) {
-			t.Errorf("%s: %+v; want %v", name, d, c.want)
-		}
-	}
-}
-
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestLoginsAreNotPrinted(t *testing.T) {
@@ -555,9 +542,7 @@ func TestLoginsAreNotPrinted(t *testing.T) {
 	r := outer{c}
 	// fmt calls no method for the value of a pointer with a wrong verb
 	fmt.Fprintf(&b, "%v%+v%#v", []any{r, &r}, []any{r, &r}, []any{r, &r})
-	if err := json.NewEncoder(&b).Encode([]any{c, r}); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.NewEncoder(&b).Encode([]any{c, r}))
 	slog.New(slog.NewJSONHandler(&b, nil)).Info("x", "credential", c, "outer", r)
 	if out := b.String(); strings.Contains(out, canary) || strings.Contains(out, fmt.Sprintf("%x", canary)) || !strings.Contains(out, "[redacted]") {
 		t.Errorf("printed: %s; want no credential", out)

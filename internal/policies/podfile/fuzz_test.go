@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"testing"
+
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // Every file is refused or read, and a Pod that was read is read again from its printed form, which stays the same.
@@ -56,8 +58,6 @@ func FuzzRead(f *testing.F) {
 func printed(t *testing.T, p Pod) []byte {
 	t.Helper()
 	text, err := json.Marshal(p.api)
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	return text
 }

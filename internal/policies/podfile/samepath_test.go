@@ -13,6 +13,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/podfile"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // As allowedHostPaths of a PodSecurityPolicy: hostPath only below /var/log and read-only, and the usual volumes.
@@ -30,9 +31,7 @@ spec: {spec: {volumes: [
 // node with it, and the webhook agree.
 func TestMountsAtOnePathAreNotMistakenForEachOther(t *testing.T) {
 	set, err := restriction.Load([]restriction.File{{Name: "p.yaml", Data: []byte(readOnlyHostPaths)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	claimed := corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}
 	emptyDir := corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}
 	const uid, root = "8f6e0a6e-0000-4000-8000-000000000001", "/var/lib/kubelet"

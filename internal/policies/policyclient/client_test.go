@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
+	"github.com/pullgate/pullgate/internal/testkit"
 	policyv1 "github.com/pullgate/pullgate/proto/pullgate/policy/v1"
 )
 
@@ -345,10 +346,4 @@ func TestReviewTrustsRootAlone(t *testing.T) {
 	refuses("a process of another user", path)
 }
 
-// must ends a test that cannot go on.
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
-}
+var must = testkit.Must

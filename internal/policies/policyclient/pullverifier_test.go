@@ -68,9 +68,7 @@ func (v *fakeVerifier) requests() int {
 func signedRule(tb testing.TB, key, images string) requirement.Rule {
 	tb.Helper()
 	p, err := requirement.ParsePattern(images, requirement.KyvernoSyntax)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return requirement.Rule{
 		Policy: "images", Name: "by-" + key, Images: []requirement.Pattern{p},
 		Requirement: &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: []byte(key), Hash: "sha256"}}},
@@ -80,9 +78,7 @@ func signedRule(tb testing.TB, key, images string) requirement.Rule {
 func openStore(tb testing.TB) *records.Store {
 	tb.Helper()
 	s, _, err := records.Open(filepath.Join(tb.TempDir(), "records.db"), records.Options{})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	tb.Cleanup(func() {
 		if err := s.Close(); err != nil {
 			tb.Error(err)
@@ -160,7 +156,7 @@ func TestEveryResult(t *testing.T) {
 			if tc.answer == admission.Deny && !strings.Contains(text, "the sentence of pullgate-policyd; required: key sha256:") {
 				t.Errorf("%q does not say why and what is required", text)
 			}
-			after := admission.DecisionOf(e.Validate(t.Context(), containerOf("team", "repo.test/team/app:1")))
+			after := decide(t, e, containerOf("team", "repo.test/team/app:1"))
 			if after.Admitted() != (tc.answer == admission.Admit) {
 				t.Errorf("the container: %+v", after)
 			}
@@ -224,7 +220,7 @@ func TestADenialLeavesANewerEndorsement(t *testing.T) {
 		}
 		close(denied)
 		all.Wait()
-		if d := admission.DecisionOf(e.Validate(t.Context(), s)); !d.Admitted() {
+		if d := decide(t, e, s); !d.Admitted() {
 			t.Errorf("the image of alice after the denial of bob: %+v; want it admitted", d)
 		}
 	})
@@ -294,7 +290,7 @@ func TestAVerificationCompletesWithoutItsCaller(t *testing.T) {
 	v := &fakeVerifier{result: met, release: func(policyclient.VerifyRequest) { cancel() }}
 	e := fixture(t, v, nil)
 	e.PullVerifier(pulled("good")).Validate(ctx, containerOf("team", name))
-	if d := admission.DecisionOf(e.Validate(t.Context(), containerOf("team", name))); !d.Admitted() {
+	if d := decide(t, e, containerOf("team", name)); !d.Admitted() {
 		t.Errorf("%+v; want the endorsement", d)
 	}
 }
@@ -357,9 +353,7 @@ func TestATimeoutExtendsNoEndorsement(t *testing.T) {
 		expired := records.Endorsement{
 			Pair: records.Pair{ImageID: id, Repository: "repo.test/team/app"}, Requirement: hash, At: time.Now().Add(-2 * time.Hour),
 		}
-		if err := store.Endorse([]records.Endorsement{expired}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, store.Endorse([]records.Endorsement{expired}))
 		if d := verifyPull(e, containerOf("team", name), "good"); d.Admitted() != want {
 			t.Errorf("%v: %+v; want admitted %v", err, d, want)
 		}
@@ -375,9 +369,7 @@ func TestFaultsOfTheStore(t *testing.T) {
 		old := records.Endorsement{
 			Pair: records.Pair{ImageID: id, Repository: "repo.test/team/app"}, Requirement: hash, At: time.Now().Add(-2 * time.Hour),
 		}
-		if err := f.Store.Endorse([]records.Endorsement{old}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, f.Store.Endorse([]records.Endorsement{old}))
 		v.result = unmet("SIGNATURE_MISSING") // ends the expired endorsement
 		if d := verifyPull(e, containerOf("team", name), "good"); d.Answer != admission.Deny {
 			t.Errorf("fault %d: %+v; want a denial", fail, d)
@@ -388,7 +380,7 @@ func TestFaultsOfTheStore(t *testing.T) {
 		}
 		v.result = met
 		d := verifyPull(e, containerOf("team", name), "good2")
-		if container := admission.DecisionOf(e.Validate(t.Context(), containerOf("team", name))); container.Admitted() != d.Admitted() {
+		if container := decide(t, e, containerOf("team", name)); container.Admitted() != d.Admitted() {
 			t.Errorf("fault %d: pull %v, container %v", fail, d.Answer, container.Answer)
 		}
 		if d = verifyPull(e, containerOf("team", name), "good3"); !d.Admitted() {

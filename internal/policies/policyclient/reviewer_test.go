@@ -60,9 +60,7 @@ func setOf(tb testing.TB, contents map[string]string) policyfiles.Backends {
 		list = append(list, policyfiles.File{Name: name + ".yaml", Data: []byte("imagePolicy: {kubeConfigFile: /k" + contents[name])})
 	}
 	set, err := policyfiles.LoadBackends(list)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return set
 }
 
@@ -101,9 +99,20 @@ func denies(name string) policyclient.ReviewResult {
 	return policyclient.ReviewResult{Backend: name, Reason: "not signed", Duration: 12 * time.Millisecond}
 }
 
+func reviewer(t *testing.T, p *fakePolicyd, contents map[string]string) *policyclient.Reviewer {
+	t.Helper()
+	return policyclient.NewReviewer(setOf(t, contents), policyclient.ReviewerOptions{Client: p, PolicyHash: "h"})
+}
+
+// decide returns the decision of a validator alone.
+func decide(t *testing.T, v admission.Validator, s admission.Subject) admission.Decision {
+	t.Helper()
+	return admission.DecisionOf(v.Validate(t.Context(), s))
+}
+
 func TestRequestHasWhatBackendsMaySee(t *testing.T) {
 	p := &fakePolicyd{answer: by(allows("a"))}
-	v := policyclient.NewReviewer(setOf(t, map[string]string{"a": closed}), policyclient.ReviewerOptions{Client: p, PolicyHash: "h"})
+	v := reviewer(t, p, map[string]string{"a": closed})
 	got := v.Validate(t.Context(), subject(mount("data:1"), mount(""), mount("app:1"), mount("data:2"), mount("data:1")))
 	want := []policyclient.ReviewRequest{{
 		PolicyHash: "h", Namespace: "team", Images: []string{"app:1"}, VolumeImages: []string{"data:1", "data:2"},
@@ -168,7 +177,7 @@ func TestAnswers(t *testing.T) {
 			v := policyclient.NewReviewer(setOf(t, map[string]string{"a": tc.a, "b": tc.b}), policyclient.ReviewerOptions{
 				Client: &fakePolicyd{answer: tc.answer}, PolicyHash: "h", Failed: func(f policyclient.ReviewFailure) { failures = append(failures, f.Answer.Backend) },
 			})
-			d := admission.DecisionOf(v.Validate(t.Context(), subject()))
+			d := decide(t, v, subject())
 			reason, text := d.Refusal()
 			if reason != tc.reason || d.Admitted() != (tc.reason == "") {
 				t.Errorf("%s, %q; want %s", reason, text, tc.reason)
@@ -222,7 +231,7 @@ func TestWhatIsNotKnownIsDenied(t *testing.T) {
 		v := policyclient.NewReviewer(setOf(t, map[string]string{"a": open + "\nmatch: {namespaces: [team]}"}), policyclient.ReviewerOptions{Client: p, PolicyHash: "h"})
 		s := subject()
 		tc.change(&s)
-		reason, text := admission.DecisionOf(v.Validate(t.Context(), s)).Refusal()
+		reason, text := decide(t, v, s).Refusal()
 		if (reason == admission.FieldUnknown) != tc.denied || !strings.Contains(text, tc.of) || tc.denied && len(p.asked) > 0 {
 			t.Errorf("%s: %s, %q, %d requests; want a denial without a request: %v", tc.name, reason, text, len(p.asked), tc.denied)
 		}
@@ -237,14 +246,14 @@ func TestImageVolumesAreReviewedByBackendsThatIncludeThem(t *testing.T) {
 	}}
 	set := setOf(t, map[string]string{"all": closed, "own": closed + "\nincludeImageVolumes: false"})
 	v := policyclient.NewReviewer(set, policyclient.ReviewerOptions{Client: p})
-	if d := admission.DecisionOf(v.Validate(t.Context(), subject(mount("data:1")))); !d.Admitted() || len(d.Findings) != 3 {
+	if d := decide(t, v, subject(mount("data:1"))); !d.Admitted() || len(d.Findings) != 3 {
 		t.Errorf("%+v; want three findings that admit", d)
 	}
-	v = policyclient.NewReviewer(setOf(t, map[string]string{"own": closed + "\nincludeImageVolumes: false"}), policyclient.ReviewerOptions{Client: p})
+	v = reviewer(t, p, map[string]string{"own": closed + "\nincludeImageVolumes: false"})
 	p.answer, p.asked = by(allows("own")), nil
 	s := subject()
 	s.Container.Mounts = admission.Value[[]admission.Mount]{}
-	if d := admission.DecisionOf(v.Validate(t.Context(), s)); !d.Admitted() || p.asked[0].VolumeImages != nil {
+	if d := decide(t, v, s); !d.Admitted() || p.asked[0].VolumeImages != nil {
 		t.Errorf("%+v, asked %+v; want no question about mounts", d, p.asked)
 	}
 }
@@ -255,11 +264,11 @@ func TestPolicydIsAskedOnlyIfABackendApplies(t *testing.T) {
 	sandbox := subject()
 	sandbox.Stage, sandbox.Container = admission.StageSandbox, nil
 	for name, s := range map[string]admission.Subject{"another namespace": subject(), "a sandbox": sandbox} {
-		if d := admission.DecisionOf(v.Validate(t.Context(), s)); !d.Admitted() || p.asked != nil {
+		if d := decide(t, v, s); !d.Admitted() || p.asked != nil {
 			t.Errorf("%s: %+v after %d requests; want Admit without a request", name, d, len(p.asked))
 		}
 	}
-	v = policyclient.NewReviewer(setOf(t, map[string]string{"a": open}), policyclient.ReviewerOptions{Client: p})
+	v = reviewer(t, p, map[string]string{"a": open})
 	without := subject()
 	without.Container = nil
 	at := func(stage admission.Stage) admission.Subject { s := subject(); s.Stage = stage; return s }
@@ -273,7 +282,7 @@ func TestPolicydIsAskedOnlyIfABackendApplies(t *testing.T) {
 // A tenant must not be able to cause a failure that admits.
 func TestARequestThatIsTooLargeIsDenied(t *testing.T) {
 	p := &fakePolicyd{answer: by(allows("a"))}
-	v := policyclient.NewReviewer(setOf(t, map[string]string{"a": open}), policyclient.ReviewerOptions{Client: p})
+	v := reviewer(t, p, map[string]string{"a": open})
 	var many []admission.Mount
 	for i := range 64 {
 		many = append(many, mount(fmt.Sprint("data:", i)))
@@ -281,11 +290,11 @@ func TestARequestThatIsTooLargeIsDenied(t *testing.T) {
 	large := subject()
 	large.Pod.ReviewAnnotations = admission.Set(map[string]string{"a.image-policy.k8s.io/b": strings.Repeat("x", 513<<10)})
 	for name, s := range map[string]admission.Subject{"images": subject(many...), "annotations": large, "a name": subject(mount(strings.Repeat("x", 513<<10)))} {
-		if reason, text := admission.DecisionOf(v.Validate(t.Context(), s)).Refusal(); reason != admission.ReviewUnavailable || p.asked != nil {
+		if reason, text := decide(t, v, s).Refusal(); reason != admission.ReviewUnavailable || p.asked != nil {
 			t.Errorf("%s: %s, %.80q; want a denial without a request", name, reason, text)
 		}
 	}
-	if d := admission.DecisionOf(v.Validate(t.Context(), subject(many[:63]...))); !d.Admitted() {
+	if d := decide(t, v, subject(many[:63]...)); !d.Admitted() {
 		t.Errorf("64 images: %v; want Admit", d.Answer)
 	}
 }
@@ -356,7 +365,7 @@ func TestReviewerReadsOtherPoliciesAgain(t *testing.T) {
 		follow := func(context.Context) *policyclient.Reviewer { calls++; return next }
 		next = policyclient.NewReviewer(tc.next, policyclient.ReviewerOptions{Client: p, PolicyHash: tc.hash, Successor: follow})
 		v := policyclient.NewReviewer(set, policyclient.ReviewerOptions{Client: p, PolicyHash: "h1", Successor: follow})
-		if d := admission.DecisionOf(v.Validate(t.Context(), subject())); d.Admitted() != tc.admits || len(p.asked) != tc.asked || calls != 1 {
+		if d := decide(t, v, subject()); d.Admitted() != tc.admits || len(p.asked) != tc.asked || calls != 1 {
 			t.Errorf("%s: %+v after %d requests and %d readings; want %v after %d", name, d, len(p.asked), calls, tc.admits, tc.asked)
 		}
 	}

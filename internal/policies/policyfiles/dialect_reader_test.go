@@ -126,9 +126,7 @@ func pemText(t *testing.T, names ...string) string {
 func readFile(tb testing.TB, name string) string {
 	tb.Helper()
 	data, err := os.ReadFile(name)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return string(data)
 }
 
@@ -136,9 +134,7 @@ func readFile(tb testing.TB, name string) string {
 func compare(t *testing.T, name, got string) {
 	t.Helper()
 	if os.Getenv("UPDATE") != "" {
-		if err := os.WriteFile(name, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(name, []byte(got), 0o600))
 	}
 	if diff := cmp.Diff(readFile(t, name), got); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", name, diff)

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // note returns the file of a backend with a text.
@@ -33,12 +34,7 @@ func notesOf(s *policyfiles.Set) (all []string) {
 	return all
 }
 
-func must(tb testing.TB, errs ...error) {
-	tb.Helper()
-	if err := errors.Join(errs...); err != nil {
-		tb.Fatal(err)
-	}
-}
+var must = testkit.Must
 
 // folder returns a policy folder with files, given by name and content.
 func folder(tb testing.TB, pairs ...string) string {

@@ -63,9 +63,7 @@ func TestExpiredRoot(t *testing.T) {
 	file := kyvernoAttestorsOf("{entries: [{keyless: {issuer: i, subject: s, roots: " + pemText(t, "root.crt") + "}}]}")
 	kyverno.Valid(t, file)
 	p, err := policyfiles.LoadKyverno([]policyfiles.File{{Name: "a.yaml", Data: []byte(file)}}, now().AddDate(100, 0, 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if want := "expired at 2126-10-29T"; !slices.ContainsFunc(p.Notes, func(n string) bool { return strings.Contains(n, want) }) {
 		t.Errorf("notes about an expired root: %q; want %s", p.Notes, want)
 	}

@@ -8,6 +8,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -131,9 +132,7 @@ func TestPatternsOfTheConformanceTables(t *testing.T) {
 		if err == nil {
 			err = yaml.Unmarshal(data, into)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 	}
 	matches := func(pattern, image string) bool {
 		p, err := requirement.ParsePattern(pattern, requirement.KyvernoSyntax)

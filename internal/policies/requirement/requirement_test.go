@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 func signed(s requirement.Signer) requirement.Requirement {
@@ -45,9 +46,7 @@ func different(t *testing.T) []struct {
 } {
 	t.Helper()
 	expression, err := requirement.Regexp("https://git.test/team/*")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	same := func(*requirement.Signer) {}
 	a, b, c := key("a"), key("b"), key("c")
 	with := func(change func(*requirement.Keyless)) requirement.Requirement {
@@ -96,9 +95,7 @@ func TestHashIsThatOfEarlierVersions(t *testing.T) {
 		fmt.Fprintf(&text, "%s %s\n", r.Hash("root"), r.name)
 	}
 	want, err := os.ReadFile("testdata/hashes.golden")
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	if diff := cmp.Diff(string(want), text.String()); diff != "" {
 		t.Errorf("testdata/hashes.golden (-want +got):\n%s", diff)
 	}
@@ -276,9 +273,7 @@ func TestRequirementInWords(t *testing.T) {
 func TestText(t *testing.T) {
 	expression := func(s string) requirement.Text {
 		x, err := requirement.Regexp(s)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		return x
 	}
 	for name, tc := range map[string]struct {
@@ -329,9 +324,7 @@ func TestSignersOverlap(t *testing.T) {
 	text := func(s string) requirement.Text {
 		if s, ok := strings.CutPrefix(s, "matching "); ok {
 			x, err := requirement.Regexp(s)
-			if err != nil {
-				t.Fatal(err)
-			}
+			testkit.Must(t, err)
 			return x
 		}
 		return requirement.Glob(s)

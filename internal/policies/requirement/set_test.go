@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
 )
 
@@ -16,9 +17,7 @@ func rule(t *testing.T, name, images string, change func(*requirement.Rule)) req
 	r := requirement.Rule{Kind: "ClusterPolicy", Policy: name, Requirement: &k}
 	for pattern := range strings.FieldsSeq(images) {
 		p, err := requirement.ParsePattern(pattern, requirement.KyvernoSyntax)
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, err)
 		r.Images = append(r.Images, p)
 	}
 	if change != nil {
@@ -124,9 +123,7 @@ func BenchmarkFor(b *testing.B) {
 	var p requirement.Policies
 	for i := range 100 {
 		pattern, err := requirement.ParsePattern(fmt.Sprintf("registry-%d.test/team/*", i), requirement.KyvernoSyntax)
-		if err != nil {
-			b.Fatal(err)
-		}
+		testkit.Must(b, err)
 		k := key("a")
 		p.Rules = append(p.Rules, requirement.Rule{Policy: fmt.Sprint(i), Images: []requirement.Pattern{pattern}, Requirement: &k})
 	}

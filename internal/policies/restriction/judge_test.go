@@ -16,38 +16,39 @@ import (
 func TestBinding(t *testing.T) {
 	known := admission.Set(map[string]string{"team": "a"})
 	var unknown admission.Value[map[string]string]
+	const teamA, teamB = ", namespaceSelector: {matchLabels: {team: a}}", ", namespaceSelector: {matchLabels: {team: b}}"
 	for _, tc := range []struct {
 		name         string
 		binding      string
 		labels       admission.Value[map[string]string]
 		drop, accept bool // whether a policy of the mode is bound
 	}{
-		{"absent", "{mode: MODE}", known, true, true},
-		{"the namespace", "{mode: MODE, namespaces: [team-b, team-a]}", unknown, true, true},
-		{"another namespace", "{mode: MODE, namespaces: [team-b]}", known, false, false},
-		{"labels", "{mode: MODE, namespaceSelector: {matchLabels: {team: a}}}", known, true, true},
-		{"other labels", "{mode: MODE, namespaceSelector: {matchLabels: {team: b}}}", known, false, false},
-		{"absent labels", "{mode: MODE, namespaceSelector: {matchLabels: {team: a}}}", admission.Absent[map[string]string](), false, false},
-		{"unknown labels", "{mode: MODE, namespaceSelector: {matchLabels: {team: b}}}", unknown, true, false},
-		{"an empty selector", "{mode: MODE, namespaceSelector: {}}", unknown, true, true},
-		{"name or labels", "{mode: MODE, namespaces: [team-b], namespaceSelector: {matchLabels: {team: a}}}", known, true, true},
-		{"labels or name", "{mode: MODE, namespaces: [team-a], namespaceSelector: {matchLabels: {team: b}}}", known, true, true},
-		{"neither name nor labels", "{mode: MODE, namespaces: [team-b], namespaceSelector: {matchLabels: {team: b}}}", known, false, false},
-		{"In", "{mode: MODE, namespaceSelector: {matchExpressions: [{key: team, operator: In, values: [b, a]}]}}", known, true, true},
-		{"NotIn", "{mode: MODE, namespaceSelector: {matchExpressions: [{key: team, operator: NotIn, values: [a]}]}}", known, false, false},
-		{"NotIn without the label", "{mode: MODE, namespaceSelector: {matchExpressions: [{key: tier, operator: NotIn, values: [a]}]}}", known, true, true},
-		{"Exists", "{mode: MODE, namespaceSelector: {matchExpressions: [{key: tier, operator: Exists}]}}", known, false, false},
-		{"DoesNotExist", "{mode: MODE, namespaceSelector: {matchExpressions: [{key: tier, operator: DoesNotExist}]}}", known, true, true},
-		{"all conditions must be met", "{mode: MODE, namespaceSelector: {matchLabels: {team: a}, matchExpressions: [{key: tier, operator: Exists}]}}", known, false, false},
+		{"absent", "", known, true, true},
+		{"the namespace", ", namespaces: [team-b, team-a]", unknown, true, true},
+		{"another namespace", ", namespaces: [team-b]", known, false, false},
+		{"labels", teamA, known, true, true},
+		{"other labels", teamB, known, false, false},
+		{"absent labels", teamA, admission.Absent[map[string]string](), false, false},
+		{"unknown labels", teamB, unknown, true, false},
+		{"an empty selector", ", namespaceSelector: {}", unknown, true, true},
+		{"name or labels", ", namespaces: [team-b], namespaceSelector: {matchLabels: {team: a}}", known, true, true},
+		{"labels or name", ", namespaces: [team-a], namespaceSelector: {matchLabels: {team: b}}", known, true, true},
+		{"neither name nor labels", ", namespaces: [team-b], namespaceSelector: {matchLabels: {team: b}}", known, false, false},
+		{"In", ", namespaceSelector: {matchExpressions: [{key: team, operator: In, values: [b, a]}]}", known, true, true},
+		{"NotIn", ", namespaceSelector: {matchExpressions: [{key: team, operator: NotIn, values: [a]}]}", known, false, false},
+		{"NotIn without the label", ", namespaceSelector: {matchExpressions: [{key: tier, operator: NotIn, values: [a]}]}", known, true, true},
+		{"Exists", ", namespaceSelector: {matchExpressions: [{key: tier, operator: Exists}]}", known, false, false},
+		{"DoesNotExist", ", namespaceSelector: {matchExpressions: [{key: tier, operator: DoesNotExist}]}", known, true, true},
+		{"all conditions must be met", ", namespaceSelector: {matchLabels: {team: a}, matchExpressions: [{key: tier, operator: Exists}]}", known, false, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			pod := allowed()
 			pod.NamespaceLabels = tc.labels
-			drop := load(t, file("drop", strings.Replace(tc.binding, "MODE", "Drop", 1), "{metadata: {name: {blacklist: [web]}}}"))
+			drop := load(t, file("drop", "{mode: Drop"+tc.binding+"}", noWeb))
 			if d := drop.Judge(&pod, nil, restriction.Options{}); d.Admitted == tc.drop {
 				t.Errorf("bound as Drop: %v; want %v", !d.Admitted, tc.drop)
 			}
-			accept := load(t, file("accept", strings.Replace(tc.binding, "MODE", "Accept", 1), "{}"), file("deny", "", "{metadata: {name: {blacklist: [web]}}}"))
+			accept := load(t, file("accept", "{mode: Accept"+tc.binding+"}", "{}"), file("deny", "", noWeb))
 			if d := accept.Judge(&pod, nil, restriction.Options{}); d.Admitted != tc.accept || (d.AcceptedBy == "accept") != tc.accept {
 				t.Errorf("bound as Accept: %v by %q; want %v", d.Admitted, d.AcceptedBy, tc.accept)
 			}
@@ -59,8 +60,8 @@ func TestBinding(t *testing.T) {
 func TestUnknownNamespace(t *testing.T) {
 	pod := allowed()
 	pod.Namespace = ""
-	const no = "{metadata: {name: {blacklist: [web]}}}"
-	if d := load(t, file("drop", "{namespaces: [team-b]}", no)).Judge(&pod, nil, restriction.Options{From: restriction.Node}); d.Admitted {
+	const no = noWeb
+	if d := load(t, file("drop", "{namespaces: [team-b]}", no)).Judge(&pod, nil, restriction.Options{From: atNode}); d.Admitted {
 		t.Error("a Drop policy is not bound to an unknown namespace")
 	}
 	if d := load(t, file("accept", "{mode: Accept, namespaces: [team-b]}", "{}"), file("drop", "", no)).Judge(&pod, nil, restriction.Options{}); d.Admitted {
@@ -75,7 +76,7 @@ func TestAcceptIsForTheWholePod(t *testing.T) {
 	of := func(path string) string {
 		return "{spec: {containers: [{image: [{image: {whitelist: [" + path + "]}}]}]}}"
 	}
-	set := load(t, file("a", "{mode: Accept}", of("team/a")), file("b", "{mode: Accept}", of("team/b")), file("drop", "", "{metadata: {name: {blacklist: [web]}}}"))
+	set := load(t, file("a", "{mode: Accept}", of("team/a")), file("b", "{mode: Accept}", of("team/b")), file("drop", "", noWeb))
 	pod, a, b := allowed(), container("a"), container("b")
 	a.Image, b.Image = admission.Set("repo.test/team/a:1"), admission.Set("repo.test/team/b:1")
 	for _, tc := range []struct {
@@ -86,24 +87,24 @@ func TestAcceptIsForTheWholePod(t *testing.T) {
 	}{
 		{"the webhook", []admission.Container{a, b}, restriction.Options{From: restriction.Admission}, ""},
 		{"the webhook, one container", []admission.Container{a}, restriction.Options{From: restriction.Admission}, "a"},
-		{"the pod source, a", []admission.Container{a}, restriction.Options{From: restriction.NodeWithPodSource, Others: []admission.Container{b}}, ""},
-		{"the pod source, b", []admission.Container{b}, restriction.Options{From: restriction.NodeWithPodSource, Others: []admission.Container{a}}, ""},
-		{"the pod source, equal containers", []admission.Container{b}, restriction.Options{From: restriction.NodeWithPodSource, Others: []admission.Container{b}}, "b"},
-		{"without the pod source, a", []admission.Container{a}, restriction.Options{From: restriction.Node}, "a"},
-		{"without the pod source, b", []admission.Container{b}, restriction.Options{From: restriction.Node}, "b"},
+		{"the pod source, a", []admission.Container{a}, restriction.Options{From: withPods, Others: []admission.Container{b}}, ""},
+		{"the pod source, b", []admission.Container{b}, restriction.Options{From: withPods, Others: []admission.Container{a}}, ""},
+		{"the pod source, equal containers", []admission.Container{b}, restriction.Options{From: withPods, Others: []admission.Container{b}}, "b"},
+		{"without the pod source, a", []admission.Container{a}, restriction.Options{From: atNode}, "a"},
+		{"without the pod source, b", []admission.Container{b}, restriction.Options{From: atNode}, "b"},
 	} {
 		if d := set.Judge(&pod, tc.containers, tc.o); d.AcceptedBy != tc.accepted || d.Admitted != (tc.accepted != "") {
 			t.Errorf("%s: admitted %v by %q; want by %q", tc.name, d.Admitted, d.AcceptedBy, tc.accepted)
 		}
 	}
 	drop := load(t, file("drop", "", of("team/a")))
-	if d := drop.Judge(&pod, []admission.Container{a}, restriction.Options{From: restriction.NodeWithPodSource, Others: []admission.Container{b}}); !d.Admitted {
+	if d := drop.Judge(&pod, []admission.Container{a}, restriction.Options{From: withPods, Others: []admission.Container{b}}); !d.Admitted {
 		t.Errorf("violations %v of another container", d.Violations)
 	}
 }
 
 func TestCombination(t *testing.T) {
-	const no, yes = "{metadata: {name: {blacklist: [web]}}}", "{metadata: {name: {whitelist: [web]}}}"
+	const no, yes = noWeb, "{metadata: {name: {whitelist: [web]}}}"
 	audit := func(f restriction.File) restriction.File {
 		f.Data = []byte(strings.Replace(string(f.Data), "{name: "+f.Name[:len(f.Name)-5]+"}", "{name: "+f.Name[:len(f.Name)-5]+", annotations: {policy.pullgate.dev/mode: Audit}}", 1))
 		return f
@@ -142,7 +143,7 @@ func TestCombination(t *testing.T) {
 	}
 	var none *restriction.Set
 	pod := allowed()
-	if d := none.Judge(&pod, nil, restriction.Options{}); !d.Admitted || none.Len() != 0 || none.Unjudged(restriction.Node) != nil || none.Restricted() != nil {
+	if d := none.Judge(&pod, nil, restriction.Options{}); !d.Admitted || none.Len() != 0 || none.Unjudged(atNode) != nil || none.Restricted() != nil {
 		t.Errorf("a nil Set judges %+v; want the pod admitted and nothing else", d)
 	}
 	if (restriction.Decision{}).Admitted {
@@ -154,7 +155,7 @@ func TestUnjudgedNamesPolicyAndPath(t *testing.T) {
 	s := load(t, file("b", "{namespaceSelector: {matchLabels: {a: b}}}", "{spec: {restartPolicy: {whitelist: [Always]}, volumes: {forbidEmpty: true, hostPath: {type: {requireNil: true}}}}}"),
 		file("a", "{namespaceSelector: {}}", "{spec: {initContainers: [{imagePullPolicy: {whitelist: [Always]}, securityContext: {privileged: {allowNil: false, require: false}, runAsUser: {allowNil: false}}}]}}"))
 	for from, want := range map[restriction.Source][]restriction.PolicyField{
-		restriction.Node: {
+		atNode: {
 			{Policy: "a", Path: "spec.spec.initContainers[0].imagePullPolicy"},
 			{Policy: "a", Path: "spec.spec.initContainers[0].securityContext.privileged (whether it is set)"},
 			{Policy: "b", Path: "binding.namespaceSelector"},
@@ -162,8 +163,8 @@ func TestUnjudgedNamesPolicyAndPath(t *testing.T) {
 			{Policy: "b", Path: "spec.spec.volumes[0] (whether it is set)"},
 			{Policy: "b", Path: "spec.spec.volumes[0].hostPath.type"},
 		},
-		restriction.NodeWithPodSource: {{Policy: "b", Path: "binding.namespaceSelector"}},
-		restriction.Admission:         nil,
+		withPods:              {{Policy: "b", Path: "binding.namespaceSelector"}},
+		restriction.Admission: nil,
 	} {
 		if got := s.Unjudged(from); !slices.Equal(got, want) {
 			t.Errorf("Unjudged(%d) = %v; want %v", from, got, want)
@@ -257,7 +258,7 @@ func TestPresetsJudge(t *testing.T) {
 		data, err := restriction.Preset(name)
 		must(t, err)
 		s := load(t, restriction.File{Name: name, Data: data})
-		unjudged := s.Unjudged(restriction.Node)
+		unjudged := s.Unjudged(atNode)
 		if want := map[string]int{"restricted": 1}[name]; len(unjudged) != want { // whether runAsNonRoot is set
 			t.Errorf("%s: the node does not judge %v; want %d fields", name, unjudged, want)
 		}
@@ -328,7 +329,7 @@ func TestUnknownTypeOfVolume(t *testing.T) {
 		want  bool
 	}{"secret": {mount("/mnt", "secret"), true}, "configMap": {mount("/mnt", "configMap"), false}, "unknown": {unknown, false}} {
 		c.Mounts = admission.Set([]admission.Mount{test.mount})
-		if d := set.Judge(&pod, []admission.Container{c}, restriction.Options{From: restriction.Node}); d.Admitted != test.want {
+		if d := set.Judge(&pod, []admission.Container{c}, restriction.Options{From: atNode}); d.Admitted != test.want {
 			t.Errorf("%s: admitted = %v; want %v: %v", name, d.Admitted, test.want, d.Violations)
 		}
 	}
@@ -342,7 +343,7 @@ func TestReportsAreIndependent(t *testing.T) {
 		file("b", "", "{spec: {"+lists+"}}"))
 	pod, c := allowed(), container("web")
 	c.Kind, c.Privileged = admission.Value[admission.Kind]{}, admission.Set(false) // matches one list only
-	d := set.Judge(&pod, []admission.Container{c}, restriction.Options{From: restriction.NodeWithPodSource, AssumeUnknown: true})
+	d := set.Judge(&pod, []admission.Container{c}, restriction.Options{From: withPods, AssumeUnknown: true})
 	for _, v := range d.Violations {
 		if v.Policy == "b" {
 			t.Errorf("%v; want no violation of b", v)
@@ -370,7 +371,7 @@ func TestViolationsAreBounded(t *testing.T) {
 	c.Mounts = set(mounts)
 	c.Name = strings.Repeat("c", 1<<10)
 	pod := allowed()
-	d := load(t, files...).Judge(&pod, []admission.Container{c}, restriction.Options{From: restriction.Node})
+	d := load(t, files...).Judge(&pod, []admission.Container{c}, restriction.Options{From: atNode})
 	if d.Admitted || len(d.Violations) != policies*most {
 		t.Fatalf("Judge = %v with %d violations; want a denial with %d for each of %d policies", d.Admitted, len(d.Violations), most, policies)
 	}

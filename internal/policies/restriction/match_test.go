@@ -30,8 +30,8 @@ func image(s string) func(*world)              { return func(w *world) { w.conta
 func adds(s ...string) func(*world)            { return func(w *world) { w.container.CapabilitiesAdd = set(s) } }
 func kind(k admission.Kind) func(*world)       { return func(w *world) { w.container.Kind = set(k) } }
 
-// Each line has a spec, changes of the pod that allowed and container return, and a part of the violation; "" means
-// that the pod is admitted.
+// Each line has a name, a spec, changes of the pod that allowed and container return, and a part of the violation, with ≠
+// for "is not allowed; allowed:"; "" means that the pod is admitted.
 var matches = []struct {
 	name   string
 	spec   string
@@ -40,48 +40,48 @@ var matches = []struct {
 }{
 	{"an empty spec matches", "{}", nil, ""},
 	{"a whitelist", meta("name: {whitelist: [web]}"), nil, ""},
-	{"not in the whitelist", meta("name: {whitelist: [webs]}"), nil, `policy test: spec.metadata.name: "web" is not allowed; allowed: webs`},
-	{"in the blacklist", meta("name: {whitelist: [web], blacklist: [web]}"), nil, `"web" is not allowed; allowed: web; not web`},
+	{"not in the whitelist", meta("name: {whitelist: [webs]}"), nil, `policy test: spec.metadata.name: "web" ≠ webs`},
+	{"in the blacklist", meta("name: {whitelist: [web], blacklist: [web]}"), nil, `"web" ≠ web; not web`},
 	{"a regex matches the whole value", meta("name: {regex: 'w|web'}"), nil, ""},
 	{"an empty value is allowed", meta("name: {whitelist: ['']}"), nil, "allowed: \n"},
 	{"a regex does not match a part", meta("name: {regex: 'we'}"), nil, "allowed: matching we"},
 	{"a regex does not match a line", meta("labels: {values: {app: {regex: 'web'}}}"), func(w *world) { w.pod.Labels = set(map[string]string{"app": "web\nx"}) }, "spec.metadata.labels.values[app]"},
 	{"a flag does not unanchor a regex", meta("labels: {values: {app: {regex: '(?m)web$'}}}"), func(w *world) { w.pod.Labels = set(map[string]string{"app": "web\nx"}) }, "spec.metadata.labels.values[app]"},
 	{"nil passes", "{spec: {activeDeadlineSeconds: {ranges: [{max: 5}]}}}", nil, ""},
-	{"forbidNil", "{spec: {activeDeadlineSeconds: {forbidNil: true}}}", nil, "nil is not allowed; allowed: any number, not nil"},
+	{"forbidNil", "{spec: {activeDeadlineSeconds: {forbidNil: true}}}", nil, "nil ≠ any number, not nil"},
 	{"allowNil: false", "{spec: {activeDeadlineSeconds: {allowNil: false}}}", nil, "nil is not allowed"},
-	{"requireNil", "{spec: {dnsPolicy: {requireNil: true}}}", nil, "set is not allowed; allowed: nil"},
+	{"requireNil", "{spec: {dnsPolicy: {requireNil: true}}}", nil, "set ≠ nil"},
 	{"requireNil of nil", "{spec: {activeDeadlineSeconds: {requireNil: true}}}", nil, ""},
 	{"one range is enough", "{spec: {terminationGracePeriodSeconds: {ranges: [{max: 5}, {min: 30, max: 30}]}}}", nil, ""},
-	{"a bound above", "{spec: {terminationGracePeriodSeconds: {ranges: [{max: 29}]}}}", nil, "30 is not allowed; allowed: at most 29"},
-	{"a bound below", "{spec: {terminationGracePeriodSeconds: {ranges: [{min: 31}]}}}", nil, "30 is not allowed; allowed: at least 31"},
+	{"a bound above", "{spec: {terminationGracePeriodSeconds: {ranges: [{max: 29}]}}}", nil, "30 ≠ at most 29"},
+	{"a bound below", "{spec: {terminationGracePeriodSeconds: {ranges: [{min: 31}]}}}", nil, "30 ≠ at least 31"},
 	{"no range has it", "{spec: {terminationGracePeriodSeconds: {ranges: [{max: 29}, {min: 31, max: 40}]}}}", nil, "allowed: at most 29, 31 to 40"},
-	{"a boolean", "{spec: {securityContext: {hostNetwork: {require: false}}}}", func(w *world) { w.pod.HostNetwork = set(true) }, "spec.spec.securityContext.hostNetwork: true is not allowed; allowed: false"},
+	{"a boolean", "{spec: {securityContext: {hostNetwork: {require: false}}}}", func(w *world) { w.pod.HostNetwork = set(true) }, "spec.spec.securityContext.hostNetwork: true ≠ false"},
 	{"a nil boolean passes", security("readOnlyRootFilesystem: {require: true}"), nil, ""},
 	{"a nil boolean that is forbidden", security("readOnlyRootFilesystem: {require: true, forbidNil: true}"), nil, "nil is not allowed"},
 	{"nil privilege escalation counts", security("allowPrivilegeEscalation: {require: false}"), func(w *world) { w.container.AllowPrivilegeEscalation = admission.AbsentAs(true) }, "true is not allowed"},
-	{"required keys", meta("labels: {requiredKeys: [app, tier]}"), nil, "without the key tier is not allowed; allowed: with the keys app, tier"},
-	{"a key whitelist", meta("labels: {keyWhitelist: [app]}"), nil, `"team" is not allowed; allowed: only the keys app`},
+	{"required keys", meta("labels: {requiredKeys: [app, tier]}"), nil, "without the key tier ≠ with the keys app, tier"},
+	{"a key whitelist", meta("labels: {keyWhitelist: [app]}"), nil, `"team" ≠ only the keys app`},
 	{"a key blacklist", meta("labels: {keyBlacklist: [team]}"), nil, "the key team is not allowed"},
 	{"values of keys that are absent", meta("labels: {values: {tier: {whitelist: [a]}}}"), nil, ""},
 	{"values of keys that must be there", meta("labels: {values: {tier: {forbidNil: true}}}"), nil, "spec.metadata.labels.values[tier]: nil is not allowed"},
-	{"values of keys", meta("labels: {values: {app: {whitelist: [api]}}}"), nil, `spec.metadata.labels.values[app]: "web" is not allowed; allowed: api`},
-	{"a mapping that must be empty", meta("labels: {requireEmpty: true}"), nil, "not empty is not allowed; allowed: empty"},
-	{"a mapping that must not be empty", "{spec: {nodeSelector: {forbidEmpty: true}}}", nil, "empty is not allowed; allowed: not empty"},
-	{"required capabilities", security("capabilities: {drop: {requiredValues: [NET_RAW]}}"), nil, "without NET_RAW is not allowed; allowed: with NET_RAW"},
-	{"allowed capabilities", security("capabilities: {add: {values: {whitelist: [CHOWN]}}}"), adds("CHOWN", "SYS_ADMIN"), `capabilities.add.values: "SYS_ADMIN" is not allowed; allowed: CHOWN`},
+	{"values of keys", meta("labels: {values: {app: {whitelist: [api]}}}"), nil, `spec.metadata.labels.values[app]: "web" ≠ api`},
+	{"a mapping that must be empty", meta("labels: {requireEmpty: true}"), nil, "not empty ≠ empty"},
+	{"a mapping that must not be empty", "{spec: {nodeSelector: {forbidEmpty: true}}}", nil, "empty ≠ not empty"},
+	{"required capabilities", security("capabilities: {drop: {requiredValues: [NET_RAW]}}"), nil, "without NET_RAW ≠ with NET_RAW"},
+	{"allowed capabilities", security("capabilities: {add: {values: {whitelist: [CHOWN]}}}"), adds("CHOWN", "SYS_ADMIN"), `capabilities.add.values: "SYS_ADMIN" ≠ CHOWN`},
 	{"a capability in lower case", security("capabilities: {add: {values: {blacklist: [SYS_ADMIN]}}}"), adds("sys_admin"), `"sys_admin" is not allowed`},
 	{"a capability with a prefix", security("capabilities: {add: {values: {blacklist: [SYS_ADMIN]}}}"), adds("CAP_SYS_ADMIN"), `"CAP_SYS_ADMIN" is not allowed`},
-	{"ALL adds a denied capability", security("capabilities: {add: {values: {blacklist: [SYS_ADMIN]}}}"), adds("all"), `"all" is not allowed; allowed: not SYS_ADMIN`},
+	{"ALL adds a denied capability", security("capabilities: {add: {values: {blacklist: [SYS_ADMIN]}}}"), adds("all"), `"all" ≠ not SYS_ADMIN`},
 	{"a dropped capability with a prefix", security("capabilities: {drop: {requiredValues: [ALL]}}"), func(w *world) { w.container.CapabilitiesDrop = set([]string{"CAP_ALL"}) }, "without ALL"},
 	{"empty capabilities are nil", security("capabilities: {forbidNil: true}"), func(w *world) { w.container.CapabilitiesDrop = set([]string{}) }, "nil is not allowed"},
 	{"privileged beside dropped capabilities", security("privileged: {require: false}, capabilities: {drop: {requiredValues: [ALL]}}"), func(w *world) { w.container.Privileged = set(true) }, "privileged: true is not allowed"},
 	{"SELinux options", security("seLinuxOptions: {user: {requireNil: true}, type: {whitelist: [container_t]}}"), func(w *world) { w.container.SELinux = set(admission.SELinux{Type: "spc_t"}) }, `seLinuxOptions.type: "spc_t" is not allowed`},
 	{"no SELinux options", security("seLinuxOptions: {forbidNil: true}"), nil, "nil is not allowed"},
-	{"a group", "{spec: {securityContext: {supplementalGroups: {ranges: [{min: 1}]}}}}", func(w *world) { w.pod.SupplementalGroups = set([]int64{5, 0}) }, "supplementalGroups: 0 is not allowed; allowed: at least 1"},
+	{"a group", "{spec: {securityContext: {supplementalGroups: {ranges: [{min: 1}]}}}}", func(w *world) { w.pod.SupplementalGroups = set([]int64{5, 0}) }, "supplementalGroups: 0 ≠ at least 1"},
 	{"fsGroup", "{spec: {securityContext: {fsGroup: {ranges: [{min: 1}]}}}}", func(w *world) { w.pod.FSGroup = set[int64](0) }, "fsGroup: 0 is not allowed"},
 
-	{"a registry", images("{registry: {whitelist: [docker.io]}}"), nil, `container "web": spec.spec.containers[0].image[0].registry: "registry.test" is not allowed; allowed: docker.io`},
+	{"a registry", images("{registry: {whitelist: [docker.io]}}"), nil, `container "web": spec.spec.containers[0].image[0].registry: "registry.test" ≠ docker.io`},
 	{"a registry in upper case", images("{registry: {blacklist: [Registry.test]}}"), image("REGISTRY.test/web:1"), `registry: "registry.test" is not allowed`},
 	{"a registry with the default port", images("{registry: {blacklist: [registry.test]}}"), image("registry.test:443/web:1"), `registry: "registry.test" is not allowed`},
 	{"another name of Docker Hub", images("{registry: {blacklist: [docker.io]}}"), image("registry-1.docker.io/library/web:1"), `registry: "docker.io" is not allowed`},
@@ -100,7 +100,7 @@ var matches = []struct {
 	{"ephemeral containers", security("runAsUser: {requireNil: true}"), kind(admission.KindEphemeral), "spec.spec.containers[0]"},
 	{"an unknown kind matches both lists", "{spec: {containers: [{}], initContainers: [{securityContext: {runAsUser: {requireNil: true}}}]}}", func(w *world) { w.container.Kind = admission.Value[admission.Kind]{} }, "spec.spec.initContainers[0]"},
 
-	{"a volume type", volumes("{volumeType: {whitelist: [secret]}}"), mounts(mount("/a", "emptyDir")), `mount "/a": spec.spec.volumes[0].volumeType: "emptyDir" is not allowed; allowed: secret`},
+	{"a volume type", volumes("{volumeType: {whitelist: [secret]}}"), mounts(mount("/a", "emptyDir")), `mount "/a": spec.spec.volumes[0].volumeType: "emptyDir" ≠ secret`},
 	{"a volume that is not mounted", volumes("{volumeType: {whitelist: [secret]}}"), func(w *world) { w.pod.Volumes = set([]admission.Volume{mount("", "nfs").Volume}) }, `policy test: spec.spec.volumes[0].volumeType: "nfs" is not allowed`},
 	{"each volume has one entry", volumes("{volumeType: {whitelist: [secret]}}, {volumeType: {whitelist: [emptyDir]}, mount: {readOnly: {require: false}}}"), mounts(mount("/a", "emptyDir"), mount("/b", "secret")), ""},
 	{"an unknown list of volumes", volumes("{volumeType: {whitelist: [secret]}}"), func(w *world) { w.pod.Volumes = admission.Value[[]admission.Volume]{} }, "spec.spec.volumes[0]: the value is not known; allowed: volumes that match the list"},
@@ -111,12 +111,12 @@ var matches = []struct {
 		m.Propagation = set("Bidirectional")
 		w.container.Mounts = set([]admission.Mount{m})
 	}, `mountPropagation: "Bidirectional" is not allowed`},
-	{"no volumes", volumes("{requireEmpty: true}"), mounts(mount("/a", "emptyDir")), "spec.spec.volumes[0]: not empty is not allowed; allowed: empty"},
+	{"no volumes", volumes("{requireEmpty: true}"), mounts(mount("/a", "emptyDir")), "spec.spec.volumes[0]: not empty ≠ empty"},
 	{"no volumes, and there are none", volumes("{requireEmpty: true}"), nil, ""},
 	{"volumes are required", volumes("{forbidEmpty: true}"), nil, "spec.spec.volumes[0]: empty is not allowed"},
 	{"a hostPath", volumes("{hostPath: {path: {whitelist: [/var/log]}}}"), mounts(hostPath("/var/log/pods")), ""},
 	{"the folder itself", volumes("{hostPath: {path: {whitelist: [/var/log/]}}}"), mounts(hostPath("/var/log")), ""},
-	{"a similar name", volumes("{hostPath: {path: {whitelist: [/var/log]}}}"), mounts(hostPath("/var/logs")), `hostPath.path: "/var/logs" is not allowed; allowed: /var/log`},
+	{"a similar name", volumes("{hostPath: {path: {whitelist: [/var/log]}}}"), mounts(hostPath("/var/logs")), `hostPath.path: "/var/logs" ≠ /var/log`},
 	{"hostPath with ..", volumes("{hostPath: {path: {whitelist: [/var/log]}}}"), mounts(hostPath("/var/log/../log/pods")), "/var/log/../log/pods"},
 	{"a denied hostPath with ..", volumes("{hostPath: {path: {blacklist: [/etc]}}}"), mounts(hostPath("/var/../var/log")), "/var/../var/log"},
 	{"a regex of paths with ..", volumes("{hostPath: {path: {regex: '.*'}}}"), mounts(hostPath("/var/..")), "/var/.."},
@@ -136,7 +136,7 @@ var matches = []struct {
 		w.container.Mounts = set([]admission.Mount{m})
 	}, ""},
 	{"a subPath at the node", volumes("{volumeType: {blacklist: [hostPath]}}"), func(w *world) {
-		w.options.From = restriction.Node
+		w.options.From = atNode
 		m := mount("/a", "")
 		m.Volume = admission.Volume{}
 		w.container.Mounts = set([]admission.Mount{m})
@@ -147,6 +147,7 @@ var matches = []struct {
 func TestMatches(t *testing.T) {
 	for _, tc := range matches {
 		t.Run(tc.name, func(t *testing.T) {
+			want := strings.ReplaceAll(tc.want, " ≠ ", " is not allowed; allowed: ")
 			w := world{pod: allowed(), container: container("web")}
 			if tc.change != nil {
 				tc.change(&w)
@@ -155,8 +156,9 @@ func TestMatches(t *testing.T) {
 			switch {
 			case tc.want == "" && (!d.Admitted || len(d.Violations) > 0):
 				t.Errorf("Judge = %+v; want the pod admitted", d)
-			case tc.want != "" && (d.Admitted || len(d.Violations) != 1 || !strings.Contains(d.Violations[0].String()+"\n", tc.want)):
-				t.Errorf("Judge = %v, %q; want one violation with %q", d.Admitted, d.Violations, tc.want)
+			case want != "" && (d.Admitted || len(d.Violations) != 1 ||
+				!strings.Contains(d.Violations[0].String()+"\n", want)):
+				t.Errorf("Judge = %v, %q; want one violation with %q", d.Admitted, d.Violations, want)
 			}
 		})
 	}
@@ -165,7 +167,7 @@ func TestMatches(t *testing.T) {
 // A CRI carries some fields never, and some without the difference of nil and default.
 func TestUnknownFields(t *testing.T) {
 	node := func(w *world) {
-		w.options.From = restriction.Node
+		w.options.From = atNode
 		w.pod.RestartPolicy, w.pod.Volumes = admission.Value[string]{}, admission.Value[[]admission.Volume]{}
 		w.container.Privileged = admission.Effective(false)
 		w.container.RunAsNonRoot = admission.Effective(true)
@@ -184,25 +186,25 @@ func TestUnknownFields(t *testing.T) {
 		refuse bool
 		admit  bool
 	}{
-		{"never carried, ignored", "{spec: {restartPolicy: {whitelist: [Never]}}}", "Drop", nil, restriction.Node, false, true},
-		{"never carried, refused", "{spec: {restartPolicy: {whitelist: [Always]}}}", "Drop", nil, restriction.Node, true, false},
-		{"carried by the pod source", "{spec: {restartPolicy: {whitelist: [Never]}}}", "Drop", nil, restriction.NodeWithPodSource, false, false},
-		{"never carried of a container", "{spec: {containers: [{imagePullPolicy: {whitelist: [Always]}}]}}", "Drop", nil, restriction.Node, false, true},
-		{"a default, required", fmt.Sprintf(privileged, "{require: false}"), "Drop", nil, restriction.Node, true, true},
-		{"a default, nil or not is ignored", fmt.Sprintf(privileged, "{require: false, forbidNil: true}"), "Drop", nil, restriction.Node, false, true},
-		{"a default, nil or not is refused", fmt.Sprintf(privileged, "{require: false, forbidNil: true}"), "Drop", nil, restriction.Node, true, false},
-		{"a default that differs", fmt.Sprintf(privileged, "{require: true}"), "Drop", nil, restriction.Node, false, false},
-		{"a default, not in the pod source", fmt.Sprintf(privileged, "{forbidNil: true}"), "Drop", nil, restriction.NodeWithPodSource, false, false},
-		{"what is never carried accepts no pod", "{spec: {restartPolicy: {whitelist: [Always]}}}", "Accept", nil, restriction.Node, false, false},
-		{"a user given by name", security("runAsUser: {ranges: [{min: 1}]}"), "Drop", func(w *world) { w.container.RunAsUser = admission.Value[int64]{} }, restriction.Node, false, false},
-		{"an image name that is missing", images("{registry: {blacklist: [x]}}"), "Drop", func(w *world) { w.container.Image = admission.Value[string]{} }, restriction.Node, false, false},
-		{"each group fits one range", groups, "Drop", nil, restriction.Node, false, true},
-		{"a group that fits none", groups, "Drop", func(w *world) { w.pod.Groups = set([]int64{10}) }, restriction.Node, false, false},
-		{"only one of the ranges is given", "{spec: {securityContext: {fsGroup: {ranges: [{min: 1}]}}}}", "Drop", func(w *world) { w.pod.Groups = set([]int64{0}) }, restriction.Node, false, false},
-		{"groups where both must be nil", "{spec: {securityContext: {supplementalGroups: {requireNil: true}, fsGroup: {requireNil: true}}}}", "Drop", nil, restriction.Node, false, false},
-		{"a group that only one may have", "{spec: {securityContext: {supplementalGroups: {requireNil: true}, fsGroup: {ranges: [{min: 1}]}}}}", "Drop", nil, restriction.Node, false, true},
-		{"no group at all", "{spec: {securityContext: {fsGroup: {forbidNil: true}}}}", "Drop", func(w *world) { w.pod.Groups = set([]int64(nil)) }, restriction.Node, false, false},
-		{"volumes that are not mounted", volumes("{forbidEmpty: true}"), "Drop", nil, restriction.Node, false, true},
+		{"never carried, ignored", "{spec: {restartPolicy: {whitelist: [Never]}}}", "Drop", nil, atNode, false, true},
+		{"never carried, refused", "{spec: {restartPolicy: {whitelist: [Always]}}}", "Drop", nil, atNode, true, false},
+		{"carried by the pod source", "{spec: {restartPolicy: {whitelist: [Never]}}}", "Drop", nil, withPods, false, false},
+		{"never carried of a container", "{spec: {containers: [{imagePullPolicy: {whitelist: [Always]}}]}}", "Drop", nil, atNode, false, true},
+		{"a default, required", fmt.Sprintf(privileged, "{require: false}"), "Drop", nil, atNode, true, true},
+		{"a default, nil or not is ignored", fmt.Sprintf(privileged, "{require: false, forbidNil: true}"), "Drop", nil, atNode, false, true},
+		{"a default, nil or not is refused", fmt.Sprintf(privileged, "{require: false, forbidNil: true}"), "Drop", nil, atNode, true, false},
+		{"a default that differs", fmt.Sprintf(privileged, "{require: true}"), "Drop", nil, atNode, false, false},
+		{"a default, not in the pod source", fmt.Sprintf(privileged, "{forbidNil: true}"), "Drop", nil, withPods, false, false},
+		{"what is never carried accepts no pod", "{spec: {restartPolicy: {whitelist: [Always]}}}", "Accept", nil, atNode, false, false},
+		{"a user given by name", security("runAsUser: {ranges: [{min: 1}]}"), "Drop", func(w *world) { w.container.RunAsUser = admission.Value[int64]{} }, atNode, false, false},
+		{"an image name that is missing", images("{registry: {blacklist: [x]}}"), "Drop", func(w *world) { w.container.Image = admission.Value[string]{} }, atNode, false, false},
+		{"each group fits one range", groups, "Drop", nil, atNode, false, true},
+		{"a group that fits none", groups, "Drop", func(w *world) { w.pod.Groups = set([]int64{10}) }, atNode, false, false},
+		{"only one of the ranges is given", "{spec: {securityContext: {fsGroup: {ranges: [{min: 1}]}}}}", "Drop", func(w *world) { w.pod.Groups = set([]int64{0}) }, atNode, false, false},
+		{"groups where both must be nil", "{spec: {securityContext: {supplementalGroups: {requireNil: true}, fsGroup: {requireNil: true}}}}", "Drop", nil, atNode, false, false},
+		{"a group that only one may have", "{spec: {securityContext: {supplementalGroups: {requireNil: true}, fsGroup: {ranges: [{min: 1}]}}}}", "Drop", nil, atNode, false, true},
+		{"no group at all", "{spec: {securityContext: {fsGroup: {forbidNil: true}}}}", "Drop", func(w *world) { w.pod.Groups = set([]int64(nil)) }, atNode, false, false},
+		{"volumes that are not mounted", volumes("{forbidEmpty: true}"), "Drop", nil, atNode, false, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w := world{pod: allowed(), container: container("web")}
@@ -228,7 +230,7 @@ func TestSandboxHasNoContainers(t *testing.T) {
 		"containers: [{securityContext: {privileged: {require: false}}}], securityContext: {hostPID: {require: false}}}}")
 	pod := allowed()
 	pod.TerminationGracePeriodSeconds, pod.AutomountServiceAccountToken, pod.Volumes = admission.Value[int64]{}, admission.Value[bool]{}, admission.Value[[]admission.Volume]{}
-	for _, from := range []restriction.Source{restriction.Node, restriction.NodeWithPodSource} {
+	for _, from := range []restriction.Source{atNode, withPods} {
 		options := restriction.Options{From: from, Refuse: true}
 		if d := s.Judge(&pod, nil, options); !d.Admitted {
 			t.Errorf("Judge of a sandbox = %v; want it admitted", d.Violations)

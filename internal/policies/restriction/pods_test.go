@@ -7,14 +7,16 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
-}
+var must = testkit.Must
+
+const (
+	atNode, withPods = restriction.Node, restriction.NodeWithPodSource
+
+	noWeb = "{metadata: {name: {blacklist: [web]}}}" // a spec that the pod of allowed violates
+)
 
 // load returns a Set, and fails the test if a file is invalid.
 func load(tb testing.TB, files ...restriction.File) *restriction.Set {

@@ -137,7 +137,7 @@ func TestPropertiesOfSets(t *testing.T) {
 			files = append(files, r.file(string(rune('b'+i)), pick(r, "Drop", "Drop", "Accept")))
 		}
 		pod, containers := r.pod()
-		options := restriction.Options{From: pick(r, restriction.Admission, restriction.Node, restriction.NodeWithPodSource), Refuse: r.IntN(2) == 0}
+		options := restriction.Options{From: pick(r, restriction.Admission, atNode, withPods), Refuse: r.IntN(2) == 0}
 		judge := func(files []restriction.File) restriction.Decision {
 			return load(t, files...).Judge(&pod, containers, options)
 		}
@@ -216,7 +216,7 @@ func FuzzPolicyFile(f *testing.F) {
 			return
 		}
 		pod, containers := newRandom(1).pod()
-		for _, from := range []restriction.Source{restriction.Admission, restriction.Node, restriction.NodeWithPodSource} {
+		for _, from := range []restriction.Source{restriction.Admission, atNode, withPods} {
 			if d := s.Judge(&pod, containers, restriction.Options{From: from}); !d.Admitted && len(d.Violations) == 0 {
 				t.Error("a pod is denied without a reason")
 			}

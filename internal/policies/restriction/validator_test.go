@@ -19,9 +19,7 @@ func chainOf(tb testing.TB, options restriction.Options, policies ...[3]string) 
 		list = append(list, restriction.File{Name: p[0] + ".yaml", Data: []byte(text)})
 	}
 	set, err := restriction.Load(list)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must(tb, err)
 	return admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.RestrictionValidator, Validator: restriction.NewValidator(set, options)}}}, nil)
 }
 
@@ -51,7 +49,7 @@ func TestValidate(t *testing.T) {
 	review, static := subject(no, no), subject(no, no)
 	static.Pod.Static = true
 	review.Stage, review.Containers, review.Container = admission.StageAdmission, []admission.Container{*review.Container}, nil
-	node := restriction.Options{From: restriction.Node}
+	node := restriction.Options{From: atNode}
 	for _, c := range []struct {
 		name     string
 		options  restriction.Options
@@ -71,10 +69,10 @@ func TestValidate(t *testing.T) {
 		{"no container", node, [][3]string{{"a", plain, notPrivileged}}, noContainer, admission.Deny, []string{" Deny VALIDATOR_FAILED false"}},
 		{"no stage", node, [][3]string{{"a", plain, notPrivileged}}, noStage, admission.Deny, []string{" Deny VALIDATOR_FAILED false"}},
 		{"never carried", node, [][3]string{{"a", plain, never}}, subject(no, no), admission.Admit, []string{" Admit  false"}},
-		{"refused", restriction.Options{From: restriction.Node, Refuse: true}, [][3]string{{"a", plain, never}}, subject(no, no), admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
+		{"refused", restriction.Options{From: atNode, Refuse: true}, [][3]string{{"a", plain, never}}, subject(no, no), admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
 		{"at the API", node, [][3]string{{"a", plain, never}}, review, admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
-		{"carried by a Pod", restriction.Options{From: restriction.NodeWithPodSource}, [][3]string{{"a", plain, never}}, subject(no, no), admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
-		{"of a static Pod", restriction.Options{From: restriction.NodeWithPodSource}, [][3]string{{"a", plain, never}}, static, admission.Admit, []string{" Admit  false"}},
+		{"carried by a Pod", restriction.Options{From: withPods}, [][3]string{{"a", plain, never}}, subject(no, no), admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
+		{"of a static Pod", restriction.Options{From: withPods}, [][3]string{{"a", plain, never}}, static, admission.Admit, []string{" Admit  false"}},
 	} {
 		d := chainOf(t, c.options, c.policies...).Evaluate(t.Context(), c.subject)
 		var got []string
@@ -93,7 +91,7 @@ func TestValidate(t *testing.T) {
 // The stages that are reviews judge all containers at once. A template leaves the name to its pods, an image review all
 // but images.
 func TestReviews(t *testing.T) {
-	c := chainOf(t, restriction.Options{From: restriction.Node},
+	c := chainOf(t, restriction.Options{From: atNode},
 		[3]string{"a", plain, "{containers: [{image: [{registry: {whitelist: [a.test]}}]}]}, metadata: {name: {whitelist: [web]}}"},
 		[3]string{"b", plain, noHostNetwork})
 	image := func(name string) admission.Container {
@@ -141,7 +139,7 @@ func TestViolationsOfAPolicyAreBounded(t *testing.T) {
 	s := subject(admission.Set(false), admission.Set(false))
 	s.Container.Mounts = admission.Set(mounts)
 	noHostPath := "{volumes: [{volumeType: {blacklist: [hostPath]}}]}"
-	d := chainOf(t, restriction.Options{From: restriction.Node}, [3]string{"a", audit, noHostPath}, [3]string{"b", plain, noHostPath}).Evaluate(t.Context(), s)
+	d := chainOf(t, restriction.Options{From: atNode}, [3]string{"a", audit, noHostPath}, [3]string{"b", plain, noHostPath}).Evaluate(t.Context(), s)
 	perPolicy := map[string]int{}
 	for _, f := range d.Findings {
 		perPolicy[f.Policy]++
