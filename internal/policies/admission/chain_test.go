@@ -43,8 +43,9 @@ func named(all ...admission.Validator) (list []admission.Named) {
 }
 
 var (
-	admit      = admission.Finding{Answer: admission.Admit}
-	deny       = admission.Finding{Answer: admission.Deny, Policy: "p", Reason: admission.RestrictionViolated, Message: "no"}
+	admit = admission.Finding{Answer: admission.Admit}
+	deny  = admission.Finding{Answer: admission.Deny, Policy: "p", Reason: admission.RestrictionViolated,
+		Message: "no"}
 	unverified = admission.Finding{Message: "not yet"}
 	auditDeny  = admission.Finding{Answer: admission.Deny, Audit: true, Message: "would deny"}
 	noDuration = cmpopts.IgnoreFields(admission.Finding{}, "Duration")
@@ -66,26 +67,39 @@ func TestEvaluateCombinesFindings(t *testing.T) {
 		want       admission.Answer
 		findings   int
 	}{
-		"one admits":                 {validators: []admission.Validator{always(admit)}, want: admission.Admit, findings: 1},
-		"all admit":                  {validators: []admission.Validator{always(admit), always(admit, admit)}, want: admission.Admit, findings: 3},
-		"one denies":                 {validators: []admission.Validator{always(admit), always(admit, deny), always(unverified)}, want: admission.Deny, findings: 4},
-		"unverified outweighs admit": {validators: []admission.Validator{always(unverified), always(admit)}, want: admission.Unverified, findings: 2},
-		"only reported":              {validators: []admission.Validator{always(auditDeny), always(admit)}, want: admission.Admit, findings: 2},
-		"only reports":               {validators: []admission.Validator{always(auditDeny)}, want: admission.Admit, findings: 1},
-		"audit only":                 {validators: []admission.Validator{always(deny), always(unverified)}, auditOnly: true, want: admission.Admit, findings: 2},
-		"no finding":                 {validators: []admission.Validator{always()}, want: admission.Deny, findings: 1},
-		"one without finding":        {validators: []admission.Validator{always(admit), always()}, want: admission.Deny, findings: 2},
-		"panic":                      {validators: []admission.Validator{panics}, want: admission.Deny, findings: 1},
-		"panic of the first":         {validators: []admission.Validator{panics, always(admit)}, want: admission.Deny, findings: 2},
-		"panic of another":           {validators: []admission.Validator{always(admit), panics}, want: admission.Deny, findings: 2},
-		"panic, audit only":          {validators: []admission.Validator{always(deny), panics}, auditOnly: true, want: admission.Admit, findings: 2},
-		"no validator in the list":   {validators: []admission.Validator{nil}, want: admission.Deny, findings: 1},
-		"not an answer":              {validators: []admission.Validator{always(admission.Finding{Answer: 7})}, want: admission.Unverified, findings: 1},
+		"one admits": {validators: []admission.Validator{always(admit)}, want: admission.Admit, findings: 1},
+		"all admit": {validators: []admission.Validator{always(admit), always(admit, admit)},
+			want: admission.Admit, findings: 3},
+		"one denies": {validators: []admission.Validator{always(admit), always(admit, deny),
+			always(unverified)}, want: admission.Deny, findings: 4},
+		"unverified outweighs admit": {validators: []admission.Validator{always(unverified), always(admit)},
+			want: admission.Unverified, findings: 2},
+		"only reported": {validators: []admission.Validator{always(auditDeny), always(admit)},
+			want: admission.Admit, findings: 2},
+		"only reports": {validators: []admission.Validator{always(auditDeny)}, want: admission.Admit,
+			findings: 1},
+		"audit only": {validators: []admission.Validator{always(deny), always(unverified)}, auditOnly: true,
+			want: admission.Admit, findings: 2},
+		"no finding": {validators: []admission.Validator{always()}, want: admission.Deny, findings: 1},
+		"one without finding": {validators: []admission.Validator{always(admit), always()}, want: admission.Deny,
+			findings: 2},
+		"panic": {validators: []admission.Validator{panics}, want: admission.Deny, findings: 1},
+		"panic of the first": {validators: []admission.Validator{panics, always(admit)}, want: admission.Deny,
+			findings: 2},
+		"panic of another": {validators: []admission.Validator{always(admit), panics}, want: admission.Deny,
+			findings: 2},
+		"panic, audit only": {validators: []admission.Validator{always(deny), panics}, auditOnly: true,
+			want: admission.Admit, findings: 2},
+		"no validator in the list": {validators: []admission.Validator{nil}, want: admission.Deny, findings: 1},
+		"not an answer": {validators: []admission.Validator{always(admission.Finding{Answer: 7})},
+			want: admission.Unverified, findings: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			chain := admission.New(admission.Rules{Validators: named(c.validators...), AuditOnly: c.auditOnly, PolicyHash: "h"}, nil)
+			chain := admission.New(admission.Rules{Validators: named(c.validators...), AuditOnly: c.auditOnly, PolicyHash: "h"},
+				nil)
 			d := chain.Evaluate(t.Context(), subject())
-			if d.Answer != c.want || d.Admitted() != (c.want == admission.Admit) || len(d.Findings) != c.findings || d.PolicyHash != "h" || d.Exemption != "" {
+			if d.Answer != c.want || d.Admitted() != (c.want == admission.Admit) || len(d.Findings) != c.findings ||
+				d.PolicyHash != "h" || d.Exemption != "" {
 				t.Errorf("Evaluate = %+v; want %v with %d findings", d, c.want, c.findings)
 			}
 			for _, f := range d.Findings {
@@ -99,7 +113,8 @@ func TestEvaluateCombinesFindings(t *testing.T) {
 
 func TestEvaluateKeepsTheOrderOfValidatorsAndTheirSlices(t *testing.T) {
 	shared := []admission.Finding{admit, auditDeny}
-	chain := admission.New(admission.Rules{Validators: named(always(shared...), always(deny), always(unverified)), AuditOnly: true}, nil)
+	chain := admission.New(admission.Rules{Validators: named(always(shared...), always(deny), always(unverified)),
+		AuditOnly: true}, nil)
 	d := chain.Evaluate(t.Context(), subject())
 	as := func(f admission.Finding, v string) admission.Finding {
 		f.Validator, f.Audit = v, true
@@ -117,9 +132,10 @@ func TestEvaluateKeepsTheOrderOfValidatorsAndTheirSlices(t *testing.T) {
 func TestEvaluateReportsPanics(t *testing.T) {
 	var validatorName, stack string
 	o := func(v string, value any, s []byte) { validatorName, stack = v+fmt.Sprint(value), string(s) }
-	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: "review", Validator: validator(func(context.Context, admission.Subject) []admission.Finding {
-		panic("defect")
-	})}}}, o)
+	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: "review",
+		Validator: validator(func(context.Context, admission.Subject) []admission.Finding {
+			panic("defect")
+		})}}}, o)
 	reason, text := chain.Evaluate(t.Context(), subject()).Refusal()
 	if validatorName != "reviewdefect" || !strings.Contains(stack, "chain_test.go") {
 		t.Errorf("OnPanic got %q and the stack\n%s", validatorName, stack)
@@ -137,7 +153,8 @@ func TestEvaluateAsksInParallelAndOneWithoutGoroutine(t *testing.T) {
 				return []admission.Finding{f}
 			}
 		}
-		chain := admission.New(admission.Rules{Validators: named(slow(3*time.Second, deny), slow(5*time.Second, admit), slow(time.Second, admit))}, nil)
+		chain := admission.New(admission.Rules{Validators: named(slow(3*time.Second, deny), slow(5*time.Second, admit),
+			slow(time.Second, admit))}, nil)
 		began := time.Now()
 		d := chain.Evaluate(t.Context(), subject())
 		if took := time.Since(began); took != 5*time.Second || len(d.Findings) != 3 {
@@ -150,7 +167,8 @@ func TestEvaluateAsksInParallelAndOneWithoutGoroutine(t *testing.T) {
 		}
 	})
 	var on string
-	chain := admission.New(admission.Rules{Validators: named(validator(func(context.Context, admission.Subject) []admission.Finding {
+	chain := admission.New(admission.Rules{Validators: named(validator(func(context.Context,
+		admission.Subject) []admission.Finding {
 		on = goroutine()
 		return []admission.Finding{admit}
 	}))}, nil)
@@ -189,11 +207,13 @@ func TestExemptPodsReachNoValidator(t *testing.T) {
 	} {
 		chain, n := asked(c.rules)
 		d := chain.Evaluate(t.Context(), c.subject)
-		if d.Exemption != c.want || d.Admitted() != (c.want != "") || (n.Load() == 0) != (c.want != "") || chain.Exempts(c.subject) != c.want {
+		if d.Exemption != c.want || d.Admitted() != (c.want != "") || (n.Load() == 0) != (c.want != "") ||
+			chain.Exempts(c.subject) != c.want {
 			t.Errorf("%s: %+v, validators asked %d times; want exemption %q", name, d, n.Load(), c.want)
 		}
 	}
-	if d := admission.New(admission.Rules{}, nil).Evaluate(t.Context(), subject()); !d.Admitted() || d.Exemption != admission.NoPolicies {
+	if d := admission.New(admission.Rules{}, nil).Evaluate(t.Context(), subject()); !d.Admitted() ||
+		d.Exemption != admission.NoPolicies {
 		t.Errorf("a chain without validators: %+v; want %s", d, admission.NoPolicies)
 	}
 }
@@ -217,7 +237,8 @@ func TestExplain(t *testing.T) {
 	} {
 		chain := admission.New(admission.Rules{Validators: named(c.validators...)}, nil)
 		e := chain.Explain(t.Context(), subject())
-		if e.Answer != c.want || e.Certain != c.certain || e.Container != "main" || e.Stage != admission.StageContainer || len(e.Findings) != len(c.validators) {
+		if e.Answer != c.want || e.Certain != c.certain || e.Container != "main" || e.Stage != admission.StageContainer ||
+			len(e.Findings) != len(c.validators) {
 			t.Errorf("%s: Explain = %+v; want %v, certain %v", name, e, c.want, c.certain)
 		}
 	}
@@ -234,7 +255,8 @@ func TestExplain(t *testing.T) {
 		t.Errorf("started before: Explain = %+v; want Admit with 3 findings", e)
 	}
 	var chain *admission.Chain
-	if e := chain.Explain(t.Context(), admission.Subject{Stage: admission.StageSandbox}); !e.Admitted() || !e.Certain || e.Container != "" || e.Exemption != admission.NoPolicies {
+	if e := chain.Explain(t.Context(), admission.Subject{Stage: admission.StageSandbox}); !e.Admitted() || !e.Certain ||
+		e.Container != "" || e.Exemption != admission.NoPolicies {
 		t.Errorf("a nil chain: %+v; want Admit", e)
 	}
 }
@@ -299,7 +321,8 @@ func TestStartedContainersAreAdmitted(t *testing.T) {
 	check("the sandbox of another pod", of("uid-2", "", "", admission.StageSandbox), false)
 	check("the sandbox of an unknown pod", of("", "", "", admission.StageSandbox), false)
 	check("a review", of("uid-1", "main", "sha256:1", admission.StageAdmission), false)
-	for _, s := range []admission.Subject{of("", "main", "sha256:1", 0), of("uid-1", "", "sha256:1", 0), of("uid-1", "main", "", 0)} {
+	for _, s := range []admission.Subject{of("", "main", "sha256:1", 0), of("uid-1", "", "sha256:1", 0),
+		of("uid-1", "main", "", 0)} {
 		check("incomplete", s, false)
 	}
 	noContainer := started
@@ -351,7 +374,8 @@ func TestEvaluateProperties(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	pool := []admission.Finding{admit, deny, unverified, auditDeny, {Answer: admission.Unverified, Audit: true}, {Answer: admission.Admit, FailedOpen: true}}
+	pool := []admission.Finding{admit, deny, unverified, auditDeny, {Answer: admission.Unverified, Audit: true},
+		{Answer: admission.Admit, FailedOpen: true}}
 	answer := func(r admission.Rules) admission.Answer {
 		return admission.New(r, nil).Evaluate(t.Context(), subject()).Answer
 	}
@@ -366,10 +390,12 @@ func TestEvaluateProperties(t *testing.T) {
 		}
 		rules := admission.Rules{Validators: named(validators...)}
 		got := answer(rules)
-		if more := answer(admission.Rules{Validators: named(append([]admission.Validator{always(deny)}, validators...)...)}); more != admission.Deny {
+		if more := answer(admission.Rules{Validators: named(append([]admission.Validator{always(deny)},
+			validators...)...)}); more != admission.Deny {
 			t.Fatalf("with one more denial: %v", more)
 		}
-		if more := answer(admission.Rules{Validators: named(append([]admission.Validator{always(admit)}, validators...)...)}); more != got {
+		if more := answer(admission.Rules{Validators: named(append([]admission.Validator{always(admit)},
+			validators...)...)}); more != got {
 			t.Fatalf("with one more validator that admits: %v; want %v", more, got)
 		}
 		random.Shuffle(len(validators), func(i, j int) { validators[i], validators[j] = validators[j], validators[i] })
@@ -415,7 +441,8 @@ func TestSetReplacesRulesAtOnce(t *testing.T) {
 
 func TestRefusal(t *testing.T) {
 	finding := func(i int) admission.Finding {
-		return admission.Finding{Answer: admission.Deny, Reason: admission.FieldUnknown, Message: fmt.Sprintf("message %d", i)}
+		return admission.Finding{Answer: admission.Deny, Reason: admission.FieldUnknown,
+			Message: fmt.Sprintf("message %d", i)}
 	}
 	var many []admission.Finding
 	for i := range 6 {
@@ -515,11 +542,12 @@ func TestSame(t *testing.T) {
 		b      admission.Subject
 		expect bool
 	}{
-		"no chain":                       {nil, renamed, true},
-		"no validator":                   {admission.New(admission.Rules{}, nil), renamed, true},
-		"what is not judged":             {admission.New(admission.Rules{Validators: named(names)}, nil), labelled, true},
-		"what is judged":                 {admission.New(admission.Rules{Validators: named(names)}, nil), renamed, false},
-		"a validator that judges it all": {admission.New(admission.Rules{Validators: named(names, always(admit))}, nil), labelled, false},
+		"no chain":           {nil, renamed, true},
+		"no validator":       {admission.New(admission.Rules{}, nil), renamed, true},
+		"what is not judged": {admission.New(admission.Rules{Validators: named(names)}, nil), labelled, true},
+		"what is judged":     {admission.New(admission.Rules{Validators: named(names)}, nil), renamed, false},
+		"a validator that judges it all": {admission.New(admission.Rules{Validators: named(names, always(admit))}, nil),
+			labelled, false},
 	} {
 		if got := c.chain.Same(a, c.b); got != c.expect {
 			t.Errorf("%s: Same = %v; want %v", name, got, c.expect)
@@ -544,7 +572,8 @@ func TestLoginsAreNotPrinted(t *testing.T) {
 	fmt.Fprintf(&b, "%v%+v%#v", []any{r, &r}, []any{r, &r}, []any{r, &r})
 	testkit.Must(t, json.NewEncoder(&b).Encode([]any{c, r}))
 	slog.New(slog.NewJSONHandler(&b, nil)).Info("x", "credential", c, "outer", r)
-	if out := b.String(); strings.Contains(out, canary) || strings.Contains(out, fmt.Sprintf("%x", canary)) || !strings.Contains(out, "[redacted]") {
+	if out := b.String(); strings.Contains(out, canary) || strings.Contains(out, fmt.Sprintf("%x", canary)) ||
+		!strings.Contains(out, "[redacted]") {
 		t.Errorf("printed: %s; want no credential", out)
 	}
 	if got := c.MarshalLog(); got != "[redacted]" {

@@ -37,8 +37,10 @@ func TestMergeOfBooleans(t *testing.T) {
 		cri, api, want admission.Value[bool]
 		conflict       bool
 	}{
-		{"the CRI fills in a default that the pod leaves out", admission.Effective(false), admission.Absent[bool](), admission.AbsentAs(false), false},
-		{"the CRI fills in a default that the pod sets", admission.Effective(false), admission.Set(false), admission.Set(false), false},
+		{"the CRI fills in a default that the pod leaves out", admission.Effective(false), admission.Absent[bool](),
+			admission.AbsentAs(false), false},
+		{"the CRI fills in a default that the pod sets", admission.Effective(false), admission.Set(false),
+			admission.Set(false), false},
 		{"the API does not know", admission.Effective(false), unknown, admission.Effective(false), false},
 		{"the CRI does not know", unknown, admission.Set(true), admission.Set(true), false},
 		{"both set it", admission.Set(true), admission.Set(true), admission.Set(true), false},
@@ -46,7 +48,8 @@ func TestMergeOfBooleans(t *testing.T) {
 		{"the CRI wins with a default", admission.Effective(false), admission.Set(true), admission.Effective(false), true},
 		{"only the CRI sets it", admission.Set(true), admission.Absent[bool](), admission.Set(true), true},
 	} {
-		_, c, conflicts := admission.Merge(admission.Pod{}, admission.Pod{}, &admission.Container{Privileged: tc.cri}, &admission.Container{Privileged: tc.api})
+		_, c, conflicts := admission.Merge(admission.Pod{}, admission.Pod{}, &admission.Container{Privileged: tc.cri},
+			&admission.Container{Privileged: tc.api})
 		if c.Privileged != tc.want || slices.Contains(conflicts, "privileged") != tc.conflict {
 			t.Errorf("%s: %+v, conflicts %q; want %+v, %v", tc.name, c.Privileged, conflicts, tc.want, tc.conflict)
 		}
@@ -54,7 +57,8 @@ func TestMergeOfBooleans(t *testing.T) {
 }
 
 func TestMergeCompletesTheCRI(t *testing.T) {
-	cri := admission.Pod{UID: "1", Labels: admission.Set(map[string]string{"a": "b"}), Groups: admission.Set([]int64{2000, 5, 77})}
+	cri := admission.Pod{UID: "1", Labels: admission.Set(map[string]string{"a": "b"}),
+		Groups: admission.Set([]int64{2000, 5, 77})}
 	api := admission.Pod{
 		UID: "1", Labels: admission.Set(map[string]string{"a": "b"}), RestartPolicy: admission.Set("Never"),
 		FSGroup: admission.Set[int64](2000), SupplementalGroups: admission.Set([]int64{5}),
@@ -68,10 +72,12 @@ func TestMergeCompletesTheCRI(t *testing.T) {
 		}),
 	}
 	described := admission.Container{
-		Name: "web", Kind: admission.Set(admission.KindInit), RunAsUser: admission.Absent[int64](), RunAsNonRoot: admission.Absent[bool](),
+		Name: "web", Kind: admission.Set(admission.KindInit), RunAsUser: admission.Absent[int64](),
+		RunAsNonRoot: admission.Absent[bool](),
 		Mounts: admission.Set([]admission.Mount{
 			{Path: "/claim", Volume: admission.Volume{Type: admission.Set("persistentVolumeClaim")}},
-			{Path: "/sub", Volume: admission.Volume{Type: admission.Set("hostPath"), HostPath: admission.Set("/var/log"), HostPathType: admission.Absent[string]()}},
+			{Path: "/sub", Volume: admission.Volume{Type: admission.Set("hostPath"), HostPath: admission.Set("/var/log"),
+				HostPathType: admission.Absent[string]()}},
 			{Path: "/gone", Volume: admission.Volume{Type: admission.Set("secret")}},
 		}),
 	}
@@ -80,10 +86,13 @@ func TestMergeCompletesTheCRI(t *testing.T) {
 		t.Errorf("conflicts %q; want none", conflicts)
 	}
 	groups, _ := p.SupplementalGroups.Get()
-	if !slices.Equal(groups, []int64{5, 77}) || p.FSGroup != admission.Set[int64](2000) || p.RestartPolicy != admission.Set("Never") {
-		t.Errorf("groups %v, fsGroup %+v, restartPolicy %+v; want the group of a volume with the supplemental ones", groups, p.FSGroup, p.RestartPolicy)
+	if !slices.Equal(groups, []int64{5, 77}) || p.FSGroup != admission.Set[int64](2000) ||
+		p.RestartPolicy != admission.Set("Never") {
+		t.Errorf("groups %v, fsGroup %+v, restartPolicy %+v; want the group of a volume with the supplemental ones", groups,
+			p.FSGroup, p.RestartPolicy)
 	}
-	if c.Kind != admission.Set(admission.KindInit) || c.RunAsUser != admission.Set[int64](1000) || c.RunAsNonRoot != admission.AbsentAs(true) {
+	if c.Kind != admission.Set(admission.KindInit) || c.RunAsUser != admission.Set[int64](1000) ||
+		c.RunAsNonRoot != admission.AbsentAs(true) {
 		t.Errorf("kind %+v, user %+v, non-root %+v", c.Kind, c.RunAsUser, c.RunAsNonRoot)
 	}
 	mounts, _ := c.Mounts.Get()
@@ -109,23 +118,30 @@ func TestMergeKeepsTheUserOfAnImageUnknown(t *testing.T) {
 		t.Errorf("user %+v, non-root %+v; want unknown values", c.RunAsUser, c.RunAsNonRoot)
 	}
 	api.RunAsNonRoot = admission.Set(true) // the kubelet does not start it as user 0
-	if _, c, _ := admission.Merge(admission.Pod{}, admission.Pod{}, &admission.Container{}, api); c.RunAsNonRoot != admission.Set(true) {
+	if _, c, _ := admission.Merge(admission.Pod{}, admission.Pod{}, &admission.Container{},
+		api); c.RunAsNonRoot != admission.Set(true) {
 		t.Errorf("non-root %+v; want what the pod demands", c.RunAsNonRoot)
 	}
 }
 
 func TestMergeReportsConflicts(t *testing.T) {
 	mount := func(volumeType, host string) admission.Value[[]admission.Mount] {
-		return admission.Set([]admission.Mount{{Path: "/m", ReadOnly: admission.Set(host == "/a"), Volume: admission.Volume{Type: admission.Set(volumeType), HostPath: admission.Set(host)}}})
+		return admission.Set([]admission.Mount{{Path: "/m", ReadOnly: admission.Set(host == "/a"),
+			Volume: admission.Volume{Type: admission.Set(volumeType), HostPath: admission.Set(host)}}})
 	}
-	cri := admission.Pod{Labels: admission.Set(map[string]string{"a": "b"}), HostNetwork: admission.Set(true), Groups: admission.Set([]int64{1})}
-	api := admission.Pod{Labels: admission.Set(map[string]string{"a": "c"}), HostNetwork: admission.Set(false), SupplementalGroups: admission.Set([]int64{2}), FSGroup: admission.Absent[int64]()}
-	p, c, conflicts := admission.Merge(cri, api, &admission.Container{Mounts: mount("hostPath", "/a")}, &admission.Container{Mounts: mount("hostPath", "/b")})
-	if want := []string{"labels", "hostNetwork", "supplementalGroups", "mount.readOnly", "hostPath.path"}; !slices.Equal(conflicts, want) {
+	cri := admission.Pod{Labels: admission.Set(map[string]string{"a": "b"}), HostNetwork: admission.Set(true),
+		Groups: admission.Set([]int64{1})}
+	api := admission.Pod{Labels: admission.Set(map[string]string{"a": "c"}), HostNetwork: admission.Set(false),
+		SupplementalGroups: admission.Set([]int64{2}), FSGroup: admission.Absent[int64]()}
+	p, c, conflicts := admission.Merge(cri, api, &admission.Container{Mounts: mount("hostPath", "/a")},
+		&admission.Container{Mounts: mount("hostPath", "/b")})
+	if want := []string{"labels", "hostNetwork", "supplementalGroups", "mount.readOnly",
+		"hostPath.path"}; !slices.Equal(conflicts, want) {
 		t.Errorf("conflicts %q; want %q", conflicts, want)
 	}
 	mounts, _ := c.Mounts.Get()
-	if labels, _ := p.Labels.Get(); labels["a"] != "b" || p.HostNetwork != admission.Set(true) || mounts[0].HostPath != admission.Set("/a") {
+	if labels, _ := p.Labels.Get(); labels["a"] != "b" || p.HostNetwork != admission.Set(true) ||
+		mounts[0].HostPath != admission.Set("/a") {
 		t.Errorf("labels %v, host network %+v, path %+v; want those of the CRI", labels, p.HostNetwork, mounts[0].HostPath)
 	}
 	if p.SupplementalGroups.State() != admission.StateUnknown || p.FSGroup.State() != admission.StateUnknown {

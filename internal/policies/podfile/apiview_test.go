@@ -42,13 +42,17 @@ func TestEmptyPod(t *testing.T) {
 
 func TestContainersHaveTheValuesOfThePod(t *testing.T) {
 	_, containers := podfile.ViewOf(&corev1.Pod{Spec: corev1.PodSpec{
-		SecurityContext: &corev1.PodSecurityContext{RunAsUser: new(int64(1)), RunAsNonRoot: new(true), SELinuxOptions: &corev1.SELinuxOptions{Type: "a_t"}},
-		InitContainers:  []corev1.Container{{Name: "init"}},
+		SecurityContext: &corev1.PodSecurityContext{RunAsUser: new(int64(1)), RunAsNonRoot: new(true),
+			SELinuxOptions: &corev1.SELinuxOptions{Type: "a_t"}},
+		InitContainers: []corev1.Container{{Name: "init"}},
 		Containers: []corev1.Container{{Name: "web", SecurityContext: &corev1.SecurityContext{
-			RunAsUser: new(int64(2)), RunAsNonRoot: new(false), SELinuxOptions: &corev1.SELinuxOptions{User: "u"}, Privileged: new(false),
+			RunAsUser: new(int64(2)), RunAsNonRoot: new(false), SELinuxOptions: &corev1.SELinuxOptions{User: "u"},
+			Privileged:   new(false),
 			Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"CHOWN"}},
 		}}},
-		EphemeralContainers: []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debug", Image: "busybox"}}},
+		EphemeralContainers: []corev1.EphemeralContainer{{
+			EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debug", Image: "busybox"},
+		}},
 	}})
 	type summary struct {
 		Name    string
@@ -83,13 +87,16 @@ func TestContainersHaveTheValuesOfThePod(t *testing.T) {
 }
 
 func TestVolumes(t *testing.T) {
+	claim := &corev1.PersistentVolumeClaimVolumeSource{ReadOnly: true}
 	p, containers := podfile.ViewOf(&corev1.Pod{Spec: corev1.PodSpec{
 		Volumes: []corev1.Volume{
 			{Name: "s", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{}}},
-			{Name: "h", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "//var/log", Type: new(corev1.HostPathDirectory)}}},
+			{Name: "h", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "//var/log",
+				Type: new(corev1.HostPathDirectory)}}},
 			{Name: "h-nil", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}},
-			{Name: "h-empty", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/", Type: new(corev1.HostPathUnset)}}},
-			{Name: "c", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ReadOnly: true}}},
+			{Name: "h-empty", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/",
+				Type: new(corev1.HostPathUnset)}}},
+			{Name: "c", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: claim}},
 			{Name: "i", VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{ReadOnly: new(true)}}},
 			{Name: "none"},
 			{Name: "image", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "data:1"}}},
@@ -109,25 +116,34 @@ func TestVolumes(t *testing.T) {
 		}},
 	}})
 	volume := func(name string) admission.Volume {
-		return admission.Volume{Type: admission.Set(name), HostPath: admission.Absent[string](), HostPathType: admission.Absent[string]()}
+		return admission.Volume{Type: admission.Set(name), HostPath: admission.Absent[string](),
+			HostPathType: admission.Absent[string]()}
 	}
-	host := admission.Volume{Type: admission.Set("hostPath"), HostPath: admission.Set("//var/log"), HostPathType: admission.Set("Directory")}
-	unchecked := admission.Volume{Type: admission.Set("hostPath"), HostPath: admission.Set("/"), HostPathType: admission.AbsentAs("")}
+	host := admission.Volume{Type: admission.Set("hostPath"), HostPath: admission.Set("//var/log"),
+		HostPathType: admission.Set("Directory")}
+	unchecked := admission.Volume{Type: admission.Set("hostPath"), HostPath: admission.Set("/"),
+		HostPathType: admission.AbsentAs("")}
 	none := admission.Volume{HostPath: admission.Absent[string](), HostPathType: admission.Absent[string]()}
 	volumes, _ := p.Volumes.Get()
-	if d := diff([]admission.Volume{volume("secret"), host, unchecked, unchecked, volume("persistentVolumeClaim"), volume("csi"), none, volume("image"), volume("image")}, volumes); d != "" {
+	if d := diff([]admission.Volume{volume("secret"), host, unchecked, unchecked, volume("persistentVolumeClaim"),
+		volume("csi"), none, volume("image"), volume("image")}, volumes); d != "" {
 		t.Errorf("volumes (-want +got):\n%s", d)
 	}
 	mounts, _ := containers[0].Mounts.Get()
 	want := []admission.Mount{
-		{Volume: volume("secret"), Path: "/secret", ReadOnly: admission.Set(true), Propagation: admission.Absent[string](), Image: admission.Absent[string]()},
-		{Volume: host, Path: "/h", ReadOnly: admission.Set(true), Propagation: admission.Set("Bidirectional"), Image: admission.Absent[string]()},
-		{Volume: volume("csi"), Path: "/i", ReadOnly: admission.Set(true), Propagation: admission.Absent[string](), Image: admission.Absent[string]()},
+		{Volume: volume("secret"), Path: "/secret", ReadOnly: admission.Set(true), Propagation: admission.Absent[string](),
+			Image: admission.Absent[string]()},
+		{Volume: host, Path: "/h", ReadOnly: admission.Set(true), Propagation: admission.Set("Bidirectional"),
+			Image: admission.Absent[string]()},
+		{Volume: volume("csi"), Path: "/i", ReadOnly: admission.Set(true), Propagation: admission.Absent[string](),
+			Image: admission.Absent[string]()},
 		{Volume: none, Path: "/n", ReadOnly: admission.Set(false), Propagation: admission.Absent[string]()},
 		{Path: "/a", ReadOnly: admission.Set(false), Propagation: admission.Absent[string]()},
-		{Volume: volume("image"), Path: "/image", ReadOnly: admission.Set(true), Propagation: admission.Absent[string](), Image: admission.Set("data:1")},
+		{Volume: volume("image"), Path: "/image", ReadOnly: admission.Set(true), Propagation: admission.Absent[string](),
+			Image: admission.Set("data:1")},
 		{Volume: volume("image"), Path: "/no-image", ReadOnly: admission.Set(true), Propagation: admission.Absent[string]()},
-		{Volume: volume("persistentVolumeClaim"), Path: "/dev/c", ReadOnly: admission.Set(true), Propagation: admission.Absent[string](), Image: admission.Absent[string]()},
+		{Volume: volume("persistentVolumeClaim"), Path: "/dev/c", ReadOnly: admission.Set(true),
+			Propagation: admission.Absent[string](), Image: admission.Absent[string]()},
 	}
 	if d := diff(want, mounts); d != "" {
 		t.Errorf("mounts (-want +got):\n%s", d)
@@ -137,8 +153,9 @@ func TestVolumes(t *testing.T) {
 // Labels and annotations that a kubelet writes are not the tenant's, and a mirror pod is a copy of a static one.
 func TestWhatTheKubeletWrites(t *testing.T) {
 	p, _ := podfile.ViewOf(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{
-		Labels:      map[string]string{"app": "web", "io.kubernetes.pod.namespace": "kube-system"},
-		Annotations: map[string]string{"note": "x", "kubernetes.io/config.mirror": "1", "kubernetes.io/config.source": "file"},
+		Labels: map[string]string{"app": "web", "io.kubernetes.pod.namespace": "kube-system"},
+		Annotations: map[string]string{"note": "x", "kubernetes.io/config.mirror": "1",
+			"kubernetes.io/config.source": "file"},
 	}})
 	if labels, _ := p.Labels.Get(); len(labels) != 1 || labels["app"] != "web" {
 		t.Errorf("labels %v; want app", labels)
@@ -147,7 +164,9 @@ func TestWhatTheKubeletWrites(t *testing.T) {
 		t.Errorf("annotations %v, static %v; want note, true", annotations, p.Static)
 	}
 	// A tenant can write any annotation on a pod of the API server. A kubelet runs no pod with the one of mirror pods.
-	p, _ = podfile.ViewOf(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{"kubernetes.io/config.source": "file"}}})
+	p, _ = podfile.ViewOf(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Annotations: map[string]string{"kubernetes.io/config.source": "file"},
+	}})
 	if p.Static {
 		t.Error("a pod with the annotation of a source is static")
 	}

@@ -12,12 +12,19 @@ import (
 func FuzzRead(f *testing.F) {
 	for _, text := range []string{
 		"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: [{name: web, image: busybox}]}\n",
-		"apiVersion: v1\nkind: Pod\nmetadata: {generateName: a-, namespace: team}\nspec: {initContainers: [{name: i}], containers: [{name: web}], ephemeralContainers: [{name: e}]}\n---\n# nothing\n---\n",
-		"apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{name: web, volumeMounts: [{name: v, mountPath: m, subPath: s}], volumeDevices: [{name: v, devicePath: d}]}], volumes: [{name: v, hostPath: {path: /}}]}}\n",
-		`{"apiVersion":"v1","kind":"PodList","items":[{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a"},"spec":{"containers":[{"name":"web","image":"@"}]}}]}`,
-		"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: List, items: [null, {}]}]}]\n",
+		"apiVersion: v1\nkind: Pod\nmetadata: {generateName: a-, namespace: team}\nspec: {initContainers: [{name: i}], " +
+			"containers: [{name: web}], ephemeralContainers: [{name: e}]}\n---\n# nothing\n---\n",
+		"apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{name: " +
+			"web, volumeMounts: [{name: v, mountPath: m, subPath: s}], volumeDevices: [{name: v, devicePath: d}]}], volumes: " +
+			"[{name: v, hostPath: {path: /}}]}}\n",
+		`{"apiVersion":"v1","kind":"PodList","items":[{"apiVersion":"v1","kind":"Pod","metadata":{"name":"a"},
+			"spec":{"containers":[{"name":"web","image":"@"}]}}]}`,
+		"apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: List, items: " +
+			"[null, {}]}]}]\n",
 		"a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\nd: [*c, *c]\napiVersion: v1\nkind: Pod\n",
-		"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {automountServiceAccountToken: false, terminationGracePeriodSeconds: -1, securityContext: {fsGroup: 1, runAsUser: 0}, containers: [{securityContext: {capabilities: {add: [\"\"]}, seLinuxOptions: {}}}]}\n",
+		"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {automountServiceAccountToken: false, " +
+			"terminationGracePeriodSeconds: -1, securityContext: {fsGroup: 1, runAsUser: 0}, containers: [{securityContext: " +
+			"{capabilities: {add: [\"\"]}, seLinuxOptions: {}}}]}\n",
 		"", "---", "\xff", "{", "# x\n--- \n---\n", "kind: Pod\x00",
 	} {
 		f.Add([]byte(text))

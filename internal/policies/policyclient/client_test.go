@@ -44,7 +44,8 @@ func (f *fakeServer) Verify(ctx context.Context, r *policyv1.VerifyRequest) (*po
 }
 
 // serve serves a fake on a socket until the returned function is called, or the test ends.
-func serve(t *testing.T, path string, answer func(context.Context, *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error)) (stop func()) {
+func serve(t *testing.T, path string, answer func(context.Context, *policyv1.ReviewRequest) (*policyv1.ReviewResponse,
+	error)) (stop func()) {
 	t.Helper()
 	return serveFake(t, path, &fakeServer{answer: answer})
 }
@@ -71,14 +72,16 @@ func dial(t *testing.T, path string, o policyclient.Options) *policyclient.Clien
 }
 
 func request() policyclient.ReviewRequest {
-	return policyclient.ReviewRequest{PolicyHash: "hash", Namespace: "team", Images: []string{"app:1"}, VolumeImages: []string{"vol:1"}, Annotations: map[string]string{"k": "v"}, Backends: 1}
+	return policyclient.ReviewRequest{PolicyHash: "hash", Namespace: "team", Images: []string{"app:1"},
+		VolumeImages: []string{"vol:1"}, Annotations: map[string]string{"k": "v"}, Backends: 1}
 }
 
 // echo returns one result that allows each image.
 func echo(_ context.Context, r *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
 	resp := &policyv1.ReviewResponse{PolicyHash: r.GetPolicyHash()}
 	for _, image := range append(append([]string{}, r.GetImages()...), r.GetVolumeImages()...) {
-		resp.Results = append(resp.Results, &policyv1.ReviewResult{Backend: "b", Image: image, Allowed: true, Reason: r.GetNamespace() + r.GetAnnotations()["k"]})
+		resp.Results = append(resp.Results, &policyv1.ReviewResult{Backend: "b", Image: image, Allowed: true,
+			Reason: r.GetNamespace() + r.GetAnnotations()["k"]})
 	}
 	return resp, nil
 }
@@ -87,7 +90,8 @@ func TestReview(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	serve(t, path, echo)
 	got, err := dial(t, path, policyclient.Options{}).Review(t.Context(), request())
-	if err != nil || len(got) != 2 || !got[0].Allowed || got[0].Image != "app:1" || got[1].Image != "vol:1" || got[0].Reason != "teamv" {
+	if err != nil || len(got) != 2 || !got[0].Allowed || got[0].Image != "app:1" || got[1].Image != "vol:1" ||
+		got[0].Reason != "teamv" {
 		t.Errorf("Review = %+v, %v; want two results", got, err)
 	}
 }
@@ -108,9 +112,13 @@ func TestReviewChecksAnswers(t *testing.T) {
 	}{
 		{"empty", &policyv1.ReviewResponse{}, nil, policyclient.ErrOtherPolicies},
 		{"other policies", &policyv1.ReviewResponse{PolicyHash: "x"}, nil, policyclient.ErrOtherPolicies},
-		{"another image", &policyv1.ReviewResponse{PolicyHash: "hash", Results: []*policyv1.ReviewResult{{Backend: "b", Image: "x", Allowed: true}}}, nil, policyclient.ErrFailed},
-		{"no backend", &policyv1.ReviewResponse{PolicyHash: "hash", Results: []*policyv1.ReviewResult{{Image: "app:1", Allowed: true}}}, nil, policyclient.ErrFailed},
-		{"too large", &policyv1.ReviewResponse{PolicyHash: "hash", Results: []*policyv1.ReviewResult{{Backend: "b", Image: "app:1", Reason: strings.Repeat("x", 5<<20)}}}, nil, policyclient.ErrFailed},
+		{"another image", &policyv1.ReviewResponse{PolicyHash: "hash",
+			Results: []*policyv1.ReviewResult{{Backend: "b", Image: "x", Allowed: true}}}, nil, policyclient.ErrFailed},
+		{"no backend", &policyv1.ReviewResponse{PolicyHash: "hash",
+			Results: []*policyv1.ReviewResult{{Image: "app:1", Allowed: true}}}, nil, policyclient.ErrFailed},
+		{"too large", &policyv1.ReviewResponse{PolicyHash: "hash",
+			Results: []*policyv1.ReviewResult{{Backend: "b", Image: "app:1", Reason: strings.Repeat("x", 5<<20)}}}, nil,
+			policyclient.ErrFailed},
 		{"precondition", nil, status.Error(codes.FailedPrecondition, "x"), policyclient.ErrOtherPolicies},
 		{"internal", nil, status.Error(codes.Internal, "x"), policyclient.ErrFailed},
 		{"unimplemented", nil, status.Error(codes.Unimplemented, "x"), policyclient.ErrFailed},
@@ -167,14 +175,16 @@ func withUnknown(raw string) *policyv1.ReviewResponse {
 func TestReviewWithoutServer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	c := dial(t, path, policyclient.Options{Reconnect: 500 * time.Millisecond}) // several attempts
-	if _, err := c.Review(t.Context(), request()); !errors.Is(err, policyclient.ErrNotReached) || !errors.Is(err, fs.ErrNotExist) {
+	if _, err := c.Review(t.Context(), request()); !errors.Is(err, policyclient.ErrNotReached) ||
+		!errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no socket: %v; want ErrNotReached, not found", err)
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
 	must(t, err)
 	l.SetUnlinkOnClose(false)
 	must(t, l.Close())
-	if _, err := c.Review(t.Context(), request()); !errors.Is(err, policyclient.ErrNotReached) || !errors.Is(err, syscall.ECONNREFUSED) {
+	if _, err := c.Review(t.Context(), request()); !errors.Is(err, policyclient.ErrNotReached) ||
+		!errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("a socket that nobody listens on: %v; want ErrNotReached, connection refused", err)
 	}
 }
@@ -325,7 +335,8 @@ func TestReviewTrustsRootAlone(t *testing.T) {
 	// A socket that belongs to root, on which a process of another user listens.
 	shared := filepath.Join(dir, "shared")
 	self, err := os.ReadFile(os.Args[0])
-	if err = errors.Join(err, os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(dir, 0o755), os.Mkdir(shared, 0o755), os.Chown(shared, 65534, 65534),
+	if err = errors.Join(err, os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(dir, 0o755), os.Mkdir(shared, 0o755),
+		os.Chown(shared, 65534, 65534),
 		os.WriteFile(filepath.Join(dir, "server"), self, 0o755)); err != nil {
 		t.Fatal(err)
 	}

@@ -35,7 +35,8 @@ type fakeVerifier struct {
 	asked []policyclient.VerifyRequest
 }
 
-func (v *fakeVerifier) Verify(ctx context.Context, r policyclient.VerifyRequest) (answer requirement.Report, err error) {
+func (v *fakeVerifier) Verify(ctx context.Context, r policyclient.VerifyRequest) (answer requirement.Report,
+	err error) {
 	v.mu.Lock()
 	v.asked = append(v.asked, r)
 	v.mu.Unlock()
@@ -71,7 +72,8 @@ func signedRule(tb testing.TB, key, images string) requirement.Rule {
 	must(tb, err)
 	return requirement.Rule{
 		Policy: "images", Name: "by-" + key, Images: []requirement.Pattern{p},
-		Requirement: &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: []byte(key), Hash: "sha256"}}},
+		Requirement: &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: []byte(key),
+			Hash: "sha256"}}},
 	}
 }
 
@@ -90,11 +92,26 @@ func openStore(tb testing.TB) *records.Store {
 // fixture returns an Endorser with a rule for all images of repo.test, and what it uses.
 func fixture(tb testing.TB, v *fakeVerifier, change func(*policyclient.EndorserOptions)) *policyclient.Endorser {
 	tb.Helper()
-	o := policyclient.EndorserOptions{Store: openStore(tb), Verifier: v, State: policyclient.NewEndorserState(), PolicyHash: "h"}
+	o := policyclient.EndorserOptions{Store: openStore(tb), Verifier: v, State: policyclient.NewEndorserState(),
+		PolicyHash: "h"}
 	if change != nil {
 		change(&o)
 	}
-	return policyclient.NewEndorser(requirement.NewSet("", &requirement.Policies{Rules: []requirement.Rule{signedRule(tb, "a", "repo.test/*")}}), o)
+	return policyclient.NewEndorser(rules(tb), o)
+}
+
+func rules(tb testing.TB) *requirement.Set {
+	tb.Helper()
+	return requirement.NewSet("", &requirement.Policies{Rules: []requirement.Rule{signedRule(tb, "a", "repo.test/*")}})
+}
+
+// expire writes an endorsement that has expired.
+func expire(tb testing.TB, s *records.Store) {
+	tb.Helper()
+	must(tb, s.Endorse([]records.Endorsement{{
+		Pair:        records.Pair{ImageID: id, Repository: "repo.test/team/app"},
+		Requirement: rules(tb).Rules()[0].Hash, At: time.Now().Add(-2 * time.Hour),
+	}}))
 }
 
 func containerOf(namespace, image string) admission.Subject {
@@ -137,30 +154,42 @@ func TestEveryResult(t *testing.T) {
 		{"content", unmet("CONTENT_MISMATCH"), nil, admission.Deny, admission.ContentMismatch, policyclient.Denied, 0},
 		{"limit", unmet("LIMIT_EXCEEDED"), nil, admission.Deny, admission.SignatureMissing, policyclient.Denied, 0},
 		{"denied", unmet("REGISTRY_DENIED"), nil, admission.Deny, admission.SignatureMissing, policyclient.Denied, 0},
-		{"unavailable", unmet("REGISTRY_UNAVAILABLE"), nil, admission.Unverified, admission.EndorsementMissing, policyclient.Unavailable, 1},
-		{"not reached", met, policyclient.ErrNotReached, admission.Unverified, admission.EndorsementMissing, policyclient.Unavailable, 1},
-		{"timed out", met, policyclient.ErrTimedOut, admission.Unverified, admission.EndorsementMissing, policyclient.Unavailable, 1},
-		{"other folder", met, policyclient.ErrOtherPolicies, admission.Unverified, admission.EndorsementMissing, policyclient.Unavailable, 1},
+		{"unavailable", unmet("REGISTRY_UNAVAILABLE"), nil, admission.Unverified, admission.EndorsementMissing,
+			policyclient.Unavailable, 1},
+		{"not reached", met, policyclient.ErrNotReached, admission.Unverified, admission.EndorsementMissing,
+			policyclient.Unavailable, 1},
+		{"timed out", met, policyclient.ErrTimedOut, admission.Unverified, admission.EndorsementMissing,
+			policyclient.Unavailable, 1},
+		{"other folder", met, policyclient.ErrOtherPolicies, admission.Unverified, admission.EndorsementMissing,
+			policyclient.Unavailable, 1},
 		{"lost", met, policyclient.ErrLost, admission.Unverified, admission.EndorsementMissing, policyclient.Unavailable, 1},
-		{"failed", met, policyclient.ErrFailed, admission.Unverified, admission.EndorsementMissing, policyclient.Unavailable, 1},
+		{"failed", met, policyclient.ErrFailed, admission.Unverified, admission.EndorsementMissing, policyclient.Unavailable,
+			1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			v := &fakeVerifier{result: tc.result, err: tc.err}
 			var outcomes []string
-			e := fixture(t, v, func(o *policyclient.EndorserOptions) { o.Outcome = func(s string) { outcomes = append(outcomes, s) } })
+			e := fixture(t, v, func(o *policyclient.EndorserOptions) {
+				o.Outcome = func(s string) {
+					outcomes = append(outcomes,
+						s)
+				}
+			})
 			d := verifyPull(e, containerOf("team", "repo.test/team/app:1"), "good")
 			reason, text := d.Refusal()
 			if d.Answer != tc.answer || reason != tc.reason || !slices.Equal(outcomes, []string{tc.outcome}) {
 				t.Errorf("%v %s, outcomes %v; want %v %s, %s", d.Answer, reason, outcomes, tc.answer, tc.reason, tc.outcome)
 			}
-			if tc.answer == admission.Deny && !strings.Contains(text, "the sentence of pullgate-policyd; required: key sha256:") {
+			if tc.answer == admission.Deny && !strings.Contains(text,
+				"the sentence of pullgate-policyd; required: key sha256:") {
 				t.Errorf("%q does not say why and what is required", text)
 			}
 			after := decide(t, e, containerOf("team", "repo.test/team/app:1"))
 			if after.Admitted() != (tc.answer == admission.Admit) {
 				t.Errorf("the container: %+v", after)
 			}
-			if tc.answer == admission.Admit && (after.Findings[0].Digest != "sha256:signed" || len(after.Findings[0].Signers) != 1) {
+			if tc.answer == admission.Admit && (after.Findings[0].Digest != "sha256:signed" ||
+				len(after.Findings[0].Signers) != 1) {
 				t.Errorf("finding %+v; want digest and signer", after.Findings[0])
 			}
 			v.requests()
@@ -205,11 +234,12 @@ func TestDenialsAreOfOneCredential(t *testing.T) {
 func TestADenialLeavesANewerEndorsement(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		denied := make(chan struct{})
-		v := &fakeVerifier{result: met, byUser: map[string]requirement.Result{"bob": unmet("SIGNATURE_MISSING")}, release: func(r policyclient.VerifyRequest) {
-			if r.Credential.Password == "bob" {
-				<-denied
-			}
-		}}
+		v := &fakeVerifier{result: met, byUser: map[string]requirement.Result{"bob": unmet("SIGNATURE_MISSING")},
+			release: func(r policyclient.VerifyRequest) {
+				if r.Credential.Password == "bob" {
+					<-denied
+				}
+			}}
 		e := fixture(t, v, nil)
 		s := containerOf("team", name)
 		var all sync.WaitGroup
@@ -251,7 +281,8 @@ func TestSlowTenantsDelayOnlyThemselves(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		waiting := containerOf("mallory", "repo.test/slow/another:1")
-		if d := admission.DecisionOf(e.PullVerifier(pulled("good")).Validate(ctx, waiting)); d.Answer != admission.Unverified {
+		if d := admission.DecisionOf(e.PullVerifier(pulled("good")).Validate(ctx,
+			waiting)); d.Answer != admission.Unverified {
 			t.Errorf("a canceled pull: %+v; want Unverified", d)
 		}
 		close(slow)
@@ -299,8 +330,10 @@ func TestAVerificationCompletesWithoutItsCaller(t *testing.T) {
 func TestAPanicEndsTheVerification(t *testing.T) {
 	v := &fakeVerifier{result: met, release: func(policyclient.VerifyRequest) { panic("defect") }}
 	e := fixture(t, v, nil)
-	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.SignatureValidator, Validator: e}}}, nil)
-	d := chain.Ask(t.Context(), admission.Named{Name: admission.SignatureValidator, Validator: e.PullVerifier(pulled("good"))}, containerOf("team", name))
+	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.SignatureValidator,
+		Validator: e}}}, nil)
+	d := chain.Ask(t.Context(), admission.Named{Name: admission.SignatureValidator,
+		Validator: e.PullVerifier(pulled("good"))}, containerOf("team", name))
 	if d.Admitted() || d.Findings[0].Reason != admission.ValidatorFailed {
 		t.Errorf("%+v; want VALIDATOR_FAILED", d)
 	}
@@ -316,7 +349,8 @@ func TestEndorserReadsOtherPoliciesAgain(t *testing.T) {
 	e := fixture(t, old, func(o *policyclient.EndorserOptions) {
 		o.Successor = func(context.Context) *policyclient.Endorser { return next }
 	})
-	if d := verifyPull(e, containerOf("team", name), "good"); !d.Admitted() || old.requests() != 1 || current.requests() != 1 {
+	if d := verifyPull(e, containerOf("team", name), "good"); !d.Admitted() || old.requests() != 1 ||
+		current.requests() != 1 {
 		t.Errorf("%+v; want the answer by the policies that are read again", d)
 	}
 }
@@ -346,14 +380,14 @@ func (f *faulty) RevokeEndorsements(of records.EndorsementSelection) ([]records.
 
 // Only what is not reached forgives an expired endorsement: a tenant can choose an image whose verification takes long.
 func TestATimeoutExtendsNoEndorsement(t *testing.T) {
-	for err, want := range map[error]bool{policyclient.ErrTimedOut: false, policyclient.ErrLost: false, policyclient.ErrFailed: false, policyclient.ErrNotReached: true} {
+	for err, want := range map[error]bool{policyclient.ErrTimedOut: false, policyclient.ErrLost: false,
+		policyclient.ErrFailed: false, policyclient.ErrNotReached: true} {
 		store := openStore(t)
-		e := fixture(t, &fakeVerifier{err: err}, func(o *policyclient.EndorserOptions) { o.Store, o.Validity, o.Grace = store, time.Hour, 24*time.Hour })
-		hash := requirement.NewSet("", &requirement.Policies{Rules: []requirement.Rule{signedRule(t, "a", "repo.test/*")}}).Rules()[0].Hash
-		expired := records.Endorsement{
-			Pair: records.Pair{ImageID: id, Repository: "repo.test/team/app"}, Requirement: hash, At: time.Now().Add(-2 * time.Hour),
-		}
-		must(t, store.Endorse([]records.Endorsement{expired}))
+		e := fixture(t, &fakeVerifier{err: err}, func(o *policyclient.EndorserOptions) {
+			o.Store, o.Validity, o.Grace = store,
+				time.Hour, 24*time.Hour
+		})
+		expire(t, store)
 		if d := verifyPull(e, containerOf("team", name), "good"); d.Admitted() != want {
 			t.Errorf("%v: %+v; want admitted %v", err, d, want)
 		}
@@ -364,12 +398,11 @@ func TestFaultsOfTheStore(t *testing.T) {
 	for fail := 1; ; fail++ {
 		v := &fakeVerifier{result: met}
 		f := &faulty{Store: openStore(t), fail: fail}
-		e := fixture(t, v, func(o *policyclient.EndorserOptions) { o.Store, o.Validity, o.Grace = f, time.Hour, 24*time.Hour })
-		hash := requirement.NewSet("", &requirement.Policies{Rules: []requirement.Rule{signedRule(t, "a", "repo.test/*")}}).Rules()[0].Hash
-		old := records.Endorsement{
-			Pair: records.Pair{ImageID: id, Repository: "repo.test/team/app"}, Requirement: hash, At: time.Now().Add(-2 * time.Hour),
-		}
-		must(t, f.Store.Endorse([]records.Endorsement{old}))
+		e := fixture(t, v, func(o *policyclient.EndorserOptions) {
+			o.Store, o.Validity, o.Grace = f, time.Hour,
+				24*time.Hour
+		})
+		expire(t, f.Store)
 		v.result = unmet("SIGNATURE_MISSING") // ends the expired endorsement
 		if d := verifyPull(e, containerOf("team", name), "good"); d.Answer != admission.Deny {
 			t.Errorf("fault %d: %+v; want a denial", fail, d)

@@ -20,7 +20,8 @@ import (
 
 func verifyRequest() policyclient.VerifyRequest {
 	return policyclient.VerifyRequest{
-		PolicyHash: "hash", TrustedRoot: "root", Name: "registry.test/app:1", ImageID: "sha256:1", Digests: []string{"sha256:2"},
+		PolicyHash: "hash", TrustedRoot: "root", Name: "registry.test/app:1", ImageID: "sha256:1",
+		Digests:      []string{"sha256:2"},
 		Requirements: []string{"v1:a", "v1:b"},
 	}
 }
@@ -36,7 +37,8 @@ func verifyResponse() *policyv1.VerifyResponse {
 func verifier(t *testing.T, response **policyv1.VerifyResponse) *policyclient.Client {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
-	serveFake(t, path, &fakeServer{verify: func(context.Context, *policyv1.VerifyRequest) (*policyv1.VerifyResponse, error) {
+	serveFake(t, path, &fakeServer{verify: func(context.Context, *policyv1.VerifyRequest) (*policyv1.VerifyResponse,
+		error) {
 		return *response, nil
 	}})
 	return dial(t, path, policyclient.Options{Reconnect: time.Millisecond})
@@ -47,9 +49,11 @@ func TestVerify(t *testing.T) {
 	var asked *policyv1.VerifyRequest
 	response := verifyResponse()
 	response.Signatures = []*policyv1.FoundSignature{
-		{Repository: "registry.test/app", FoundBy: "referrers", Digest: "sha256:4", Subject: "sha256:2", Signer: "s", Counts: true, Reason: "r"},
+		{Repository: "registry.test/app", FoundBy: "referrers", Digest: "sha256:4", Subject: "sha256:2", Signer: "s",
+			Counts: true, Reason: "r"},
 	}
-	serveFake(t, path, &fakeServer{verify: func(_ context.Context, r *policyv1.VerifyRequest) (*policyv1.VerifyResponse, error) {
+	serveFake(t, path, &fakeServer{verify: func(_ context.Context, r *policyv1.VerifyRequest) (*policyv1.VerifyResponse,
+		error) {
 		asked = r
 		return response, nil
 	}})
@@ -63,15 +67,18 @@ func TestVerify(t *testing.T) {
 			{Requirement: "v1:b", Reason: requirement.SignatureMissing, Message: "no signature"},
 		},
 		Signatures: []requirement.Signature{
-			{Repository: "registry.test/app", FoundBy: "referrers", Digest: "sha256:4", Subject: "sha256:2", Signer: "s", Counts: true, Reason: "r"},
+			{Repository: "registry.test/app", FoundBy: "referrers", Digest: "sha256:4", Subject: "sha256:2", Signer: "s",
+				Counts: true, Reason: "r"},
 		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("Verify: %v, (-want +got):\n%s", err, diff)
 	}
 	wantAsked := &policyv1.VerifyRequest{
-		PolicyHash: "hash", TrustedRoot: "root", Name: "registry.test/app:1", ImageId: "sha256:1", Digests: []string{"sha256:2"}, Requirements: []string{"v1:a", "v1:b"},
-		Credential: &policyv1.RegistryCredential{Username: "u", Password: "p", IdentityToken: "i", RegistryToken: "r"}, ListSignatures: true,
+		PolicyHash: "hash", TrustedRoot: "root", Name: "registry.test/app:1", ImageId: "sha256:1",
+		Digests: []string{"sha256:2"}, Requirements: []string{"v1:a", "v1:b"},
+		Credential:     &policyv1.RegistryCredential{Username: "u", Password: "p", IdentityToken: "i", RegistryToken: "r"},
+		ListSignatures: true,
 	}
 	if !proto.Equal(asked, wantAsked) {
 		t.Errorf("asked %v; want %v", asked, wantAsked)
@@ -81,14 +88,17 @@ func TestVerify(t *testing.T) {
 func TestVerifyAsAnonymous(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	var asked *policyv1.VerifyRequest
-	serveFake(t, path, &fakeServer{verify: func(_ context.Context, r *policyv1.VerifyRequest) (*policyv1.VerifyResponse, error) {
+	serveFake(t, path, &fakeServer{verify: func(_ context.Context, r *policyv1.VerifyRequest) (*policyv1.VerifyResponse,
+		error) {
 		asked = r
 		return verifyResponse(), nil
 	}})
 	r := verifyRequest()
 	r.Digests = slices.Repeat([]string{"sha256:2"}, 100)
-	if _, err := dial(t, path, policyclient.Options{}).Verify(t.Context(), r); err != nil || asked.GetCredential() != nil || len(asked.GetDigests()) != 64 {
-		t.Errorf("asked with credential %v and %d digests, %v; want none and 64", asked.GetCredential() != nil, len(asked.GetDigests()), err)
+	if _, err := dial(t, path, policyclient.Options{}).Verify(t.Context(), r); err != nil ||
+		asked.GetCredential() != nil || len(asked.GetDigests()) != 64 {
+		t.Errorf("asked with credential %v and %d digests, %v; want none and 64", asked.GetCredential() != nil,
+			len(asked.GetDigests()), err)
 	}
 }
 
@@ -104,18 +114,29 @@ func TestVerifyChecksAnswers(t *testing.T) {
 		{"another trusted root", func(r *policyv1.VerifyResponse) { r.TrustedRoot = "" }, policyclient.ErrOtherPolicies},
 		{"no results", func(r *policyv1.VerifyResponse) { r.Results = nil }, policyclient.ErrFailed},
 		{"a result is missing", func(r *policyv1.VerifyResponse) { r.Results = r.GetResults()[:1] }, policyclient.ErrFailed},
-		{"a result more", func(r *policyv1.VerifyResponse) { r.Results = append(r.GetResults(), r.GetResults()[0]) }, policyclient.ErrFailed},
-		{"another requirement", func(r *policyv1.VerifyResponse) { r.GetResults()[0].Requirement = "v1:b" }, policyclient.ErrFailed},
+		{"a result more", func(r *policyv1.VerifyResponse) { r.Results = append(r.GetResults(), r.GetResults()[0]) },
+			policyclient.ErrFailed},
+		{"another requirement", func(r *policyv1.VerifyResponse) { r.GetResults()[0].Requirement = "v1:b" },
+			policyclient.ErrFailed},
 		{"another order", func(r *policyv1.VerifyResponse) { slices.Reverse(r.GetResults()) }, policyclient.ErrFailed},
-		{"met, with a reason", func(r *policyv1.VerifyResponse) { r.GetResults()[0].Reason = "SIGNATURE_MISSING" }, policyclient.ErrFailed},
+		{"met, with a reason", func(r *policyv1.VerifyResponse) { r.GetResults()[0].Reason = "SIGNATURE_MISSING" },
+			policyclient.ErrFailed},
 		{"no reason", func(r *policyv1.VerifyResponse) { r.GetResults()[1].Reason = "" }, policyclient.ErrFailed},
 		{"an unknown reason", func(r *policyv1.VerifyResponse) { r.GetResults()[1].Reason = "NEW" }, policyclient.ErrFailed},
-		{"a long message", func(r *policyv1.VerifyResponse) { r.GetResults()[1].Message = strings.Repeat("x", 3<<10) }, policyclient.ErrFailed},
-		{"a long signer", func(r *policyv1.VerifyResponse) { r.GetResults()[0].Signers = []string{strings.Repeat("x", 3<<10)} }, policyclient.ErrFailed},
-		{"many signers", func(r *policyv1.VerifyResponse) { r.GetResults()[0].Signers = make([]string, 65) }, policyclient.ErrFailed},
-		{"a long digest", func(r *policyv1.VerifyResponse) { r.GetResults()[0].Digest = strings.Repeat("x", 257) }, policyclient.ErrFailed},
-		{"signatures, not wanted", func(r *policyv1.VerifyResponse) { r.Signatures = []*policyv1.FoundSignature{{}} }, policyclient.ErrFailed},
-		{"too large", func(r *policyv1.VerifyResponse) { r.GetResults()[1].Message = strings.Repeat("x", 128<<10) }, policyclient.ErrFailed},
+		{"a long message", func(r *policyv1.VerifyResponse) { r.GetResults()[1].Message = strings.Repeat("x", 3<<10) },
+			policyclient.ErrFailed},
+		{"a long signer", func(r *policyv1.VerifyResponse) {
+			r.GetResults()[0].Signers = []string{strings.Repeat("x",
+				3<<10)}
+		}, policyclient.ErrFailed},
+		{"many signers", func(r *policyv1.VerifyResponse) { r.GetResults()[0].Signers = make([]string, 65) },
+			policyclient.ErrFailed},
+		{"a long digest", func(r *policyv1.VerifyResponse) { r.GetResults()[0].Digest = strings.Repeat("x", 257) },
+			policyclient.ErrFailed},
+		{"signatures, not wanted", func(r *policyv1.VerifyResponse) { r.Signatures = []*policyv1.FoundSignature{{}} },
+			policyclient.ErrFailed},
+		{"too large", func(r *policyv1.VerifyResponse) { r.GetResults()[1].Message = strings.Repeat("x", 128<<10) },
+			policyclient.ErrFailed},
 		{"too many fields", func(r *policyv1.VerifyResponse) {
 			r.ProtoReflect().SetUnknown([]byte(strings.Repeat("\x98\x06\x00", 30_000)))
 		}, policyclient.ErrFailed},
@@ -131,11 +152,13 @@ func TestVerifyChecksAnswers(t *testing.T) {
 
 func TestVerifyEnds(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	serveFake(t, path, &fakeServer{verify: func(ctx context.Context, _ *policyv1.VerifyRequest) (*policyv1.VerifyResponse, error) {
+	serveFake(t, path, &fakeServer{verify: func(ctx context.Context, _ *policyv1.VerifyRequest) (*policyv1.VerifyResponse,
+		error) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}})
-	if _, err := dial(t, path, policyclient.Options{Verify: 50 * time.Millisecond}).Verify(t.Context(), verifyRequest()); !errors.Is(err, policyclient.ErrTimedOut) {
+	if _, err := dial(t, path, policyclient.Options{Verify: 50 * time.Millisecond}).Verify(t.Context(),
+		verifyRequest()); !errors.Is(err, policyclient.ErrTimedOut) {
 		t.Errorf("after the limit: %v; want ErrTimedOut", err)
 	}
 }

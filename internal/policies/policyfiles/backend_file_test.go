@@ -31,18 +31,25 @@ func TestLoad(t *testing.T) {
 			Kubeconfig: "/k", AllowTTL: time.Hour, DenyTTL: 30 * time.Second, RetryBackoff: 500 * time.Millisecond,
 			DefaultAllow: true, DefaultAllowAbsent: true, IncludeImageVolumes: true,
 		}},
-		{"zero", "a.yml", "imagePolicy:\n  kubeConfigFile: /k\n  allowTTL: 0\n  denyTTL: 0\n  retryBackoff: 0\n  defaultAllow: false\n", policyfiles.Backend{
-			Kubeconfig: "/k", AllowTTL: time.Hour, DenyTTL: 30 * time.Second, RetryBackoff: 500 * time.Millisecond, IncludeImageVolumes: true,
+		{"zero", "a.yml", "imagePolicy:\n  kubeConfigFile: /k\n  allowTTL: 0\n  denyTTL: 0\n  retryBackoff: 0\n  " +
+			"defaultAllow: false\n", policyfiles.Backend{
+			Kubeconfig: "/k", AllowTTL: time.Hour, DenyTTL: 30 * time.Second, RetryBackoff: 500 * time.Millisecond,
+			IncludeImageVolumes: true,
 		}},
-		{"off", "a.yaml", "imagePolicy: {kubeConfigFile: /k, allowTTL: -1, denyTTL: -1, retryBackoff: -1, defaultAllow: true}", policyfiles.Backend{
+		{"off", "a.yaml", "imagePolicy: {kubeConfigFile: /k, allowTTL: -1, denyTTL: -1, retryBackoff: -1, defaultAllow: " +
+			"true}", policyfiles.Backend{
 			Kubeconfig: "/k", DefaultAllow: true, IncludeImageVolumes: true,
 		}},
-		{"JSON", "a.json", `{"imagePolicy": {"kubeConfigFile": "/etc/k/c", "allowTTL": 50, "denyTTL": 1, "retryBackoff": 300000, "defaultAllow": true},
-			"match": {"namespaces": ["a", "b"]}, "includeImageVolumes": false}`, policyfiles.Backend{
-			Kubeconfig: "/etc/k/c", AllowTTL: 50 * time.Second, DenyTTL: time.Second, RetryBackoff: 5 * time.Minute, DefaultAllow: true, Namespaces: []string{"a", "b"},
+		{"JSON", "a.json", `{"imagePolicy": {"kubeConfigFile": "/etc/k/c", "allowTTL": 50, "denyTTL": 1,
+			"retryBackoff": 300000, "defaultAllow": true}, "match": {"namespaces": ["a", "b"]},
+			"includeImageVolumes": false}`, policyfiles.Backend{
+			Kubeconfig: "/etc/k/c", AllowTTL: 50 * time.Second, DenyTTL: time.Second, RetryBackoff: 5 * time.Minute,
+			DefaultAllow: true, Namespaces: []string{"a", "b"},
 		}},
-		{"more than the plugin's maximum", "a.yaml", "imagePolicy: {kubeConfigFile: /k, allowTTL: 86400, denyTTL: 315360000, defaultAllow: true}\nmatch: {}\nincludeImageVolumes: true\n", policyfiles.Backend{
-			Kubeconfig: "/k", AllowTTL: 24 * time.Hour, DenyTTL: 87600 * time.Hour, RetryBackoff: 500 * time.Millisecond, DefaultAllow: true, IncludeImageVolumes: true,
+		{"more than the plugin's maximum", "a.yaml", "imagePolicy: {kubeConfigFile: /k, allowTTL: 86400, denyTTL: " +
+			"315360000, defaultAllow: true}\nmatch: {}\nincludeImageVolumes: true\n", policyfiles.Backend{
+			Kubeconfig: "/k", AllowTTL: 24 * time.Hour, DenyTTL: 87600 * time.Hour, RetryBackoff: 500 * time.Millisecond,
+			DefaultAllow: true, IncludeImageVolumes: true,
 		}},
 	} {
 		set, dir, err := readBackends(t, c.file, c.text)
@@ -51,7 +58,8 @@ func TestLoad(t *testing.T) {
 			t.Errorf("%s: %v (-want +got)\n%s", c.name, err, diff)
 		}
 		warnings := set.Warnings()
-		if absent := len(warnings) == 1 && strings.HasPrefix(warnings[0], c.want.File+": imagePolicy.defaultAllow: absent: "); absent != c.want.DefaultAllowAbsent {
+		if absent := len(warnings) == 1 && strings.HasPrefix(warnings[0],
+			c.want.File+": imagePolicy.defaultAllow: absent: "); absent != c.want.DefaultAllowAbsent {
 			t.Errorf("%s: warnings %q", c.name, warnings)
 		}
 	}
@@ -62,7 +70,8 @@ func TestLoadOfNoneAndOfSeveral(t *testing.T) {
 	if err != nil || none != nil || none.Len() != 0 || none.Warnings() != nil {
 		t.Errorf("an empty folder: %v, %v; want nil", none, err)
 	}
-	set, _, err := readBackends(t, "b.yaml", "imagePolicy: {kubeConfigFile: /b}", "a.yaml", "imagePolicy: {kubeConfigFile: /a}")
+	set, _, err := readBackends(t, "b.yaml", "imagePolicy: {kubeConfigFile: /b}", "a.yaml",
+		"imagePolicy: {kubeConfigFile: /a}")
 	if err != nil || set.Len() != 2 || set[0].Name != "a" || set[1].Kubeconfig != "/b" {
 		t.Errorf("two files: %v, %v", set, err)
 	}
@@ -79,14 +88,10 @@ func TestErrors(t *testing.T) {
 }
 
 func TestErrorsOfSeveralFiles(t *testing.T) {
-	set, dir, err := readBackends(t, "a.json", `{"imagePolicy": {"kubeConfigFile": "/k"}}`, "a.yaml", "imagePolicy: {kubeConfigFile: k}", "b.yaml", "imagePolicy: {allowTTL: -3}")
-	lines := []string{
-		`a.yaml: imagePolicy.kubeConfigFile: Invalid value: "k": must be an absolute path, as in /etc/pullgate/scanner.kubeconfig (line 1)`,
-		`a.yaml: the backend has the name "a", which the backend of ` + dir + `/a.json has too; rename one of the files`,
-		"b.yaml: imagePolicy.kubeConfigFile: Required value: must be an absolute path, as in /etc/pullgate/scanner.kubeconfig (line 1)",
-		"b.yaml: imagePolicy.allowTTL: Invalid value: -3: must be 1 to 315360000 seconds, 0 for the default 3600, or -1 for no cache (line 1)",
+	set, dir, err := readBackends(t, "a.json", `{"imagePolicy": {"kubeConfigFile": "/k"}}`, "a.yaml",
+		"imagePolicy: {kubeConfigFile: k}", "b.yaml", "imagePolicy: {allowTTL: -3}")
+	if set != nil || err == nil {
+		t.Fatalf("Read = %v, %v; want errors", set, err)
 	}
-	if want := dir + "/" + strings.Join(lines, "\n"+dir+"/"); set != nil || err == nil || err.Error() != want {
-		t.Errorf("Read = %v\n%v\nwant\n%s", set, err, want)
-	}
+	compare(t, "testdata/backends-errors.golden", strings.ReplaceAll(err.Error(), dir, "DIR")+"\n")
 }

@@ -11,7 +11,8 @@ import (
 )
 
 func TestCIPEveryField(t *testing.T) {
-	p := cip.Valid(t, readFile(t, "testdata/cip/every-field.yaml"), readFile(t, "testdata/cip/static.yaml"), readFile(t, "testdata/cip/pass.yaml"))
+	p := cip.Valid(t, readFile(t, "testdata/cip/every-field.yaml"), readFile(t, "testdata/cip/static.yaml"),
+		readFile(t, "testdata/cip/pass.yaml"))
 	compare(t, "testdata/cip/every-field.golden", describePolicies(p))
 }
 
@@ -52,7 +53,8 @@ func TestCIPMatch(t *testing.T) {
 
 // Regular expressions match the whole text, and each identity counts with its own issuer.
 func TestCIPIdentities(t *testing.T) {
-	p := cip.Valid(t, cipPolicy("images: [{glob: '**'}], authorities: [{keyless: {identities: [{issuerRegExp: 'https://a', subjectRegExp: 'x|y'}, {issuer: 'https://b.*', subject: z}]}}]"))
+	p := cip.Valid(t, cipPolicy("images: [{glob: '**'}], authorities: [{keyless: {identities: [{issuerRegExp: "+
+		"'https://a', subjectRegExp: 'x|y'}, {issuer: 'https://b.*', subject: z}]}}]"))
 	signers := p.Rules[0].Requirement.Signers()
 	if len(signers) != 2 || p.Rules[0].Requirement.AtLeast != 1 {
 		t.Fatalf("requirement %s; want one of two", p.Rules[0].Requirement)
@@ -83,15 +85,22 @@ func TestCIPIdentities(t *testing.T) {
 func TestDialectsHaveTheSameHash(t *testing.T) {
 	a, b := pemText(t, "a.pub"), pemText(t, "b.pub")
 	for ours, theirs := range map[string]string{
-		"{key: {data: " + a + "}}":                                                               "{entries: [{keys: {publicKeys: " + a + "}}]}",
-		"{key: {data: " + b + "}}, {key: {data: " + a + "}}":                                     "{count: 1, entries: [{keys: {publicKeys: " + pemText(t, "a.pub", "b.pub") + "}}]}",
-		"{source: [{oci: repo.test/s}], ctlog: {url: 'https://r.test'}, key: {data: " + a + "}}": "{entries: [{repository: repo.test/s, keys: {rekor: {url: 'https://r.test'}, publicKeys: " + a + "}}]}",
-		"{keyless: {identities: [{issuer: i, subjectRegExp: 's.*'}]}}":                           "{entries: [{keyless: {issuer: i, subjectRegExp: 's.*'}}]}",
-		"{ctlog: {}, keyless: {identities: [{issuer: i, subject: s}], insecureIgnoreSCT: true}}": "{entries: [{keyless: {issuer: i, subject: s, rekor: {ignoreTlog: true}, ctlog: {ignoreSCT: true}}}]}",
+		"{key: {data: " + a + "}}": "{entries: [{keys: " +
+			"{publicKeys: " + a + "}}]}",
+		"{key: {data: " + b + "}}, {key: {data: " + a +
+			"}}": "{count: 1, entries: [{keys: {publicKeys: " + pemText(t, "a.pub",
+			"b.pub") + "}}]}",
+		"{source: [{oci: repo.test/s}], ctlog: {url: 'https://r.test'}, key: {data: " + a +
+			"}}": "{entries: [{repository: repo.test/s, keys: {rekor: {url: 'https://r.test'}, publicKeys: " + a + "}}]}",
+		"{keyless: {identities: [{issuer: i, subjectRegExp: 's.*'}]}}": "{entries: [{keyless: " +
+			"{issuer: i, subjectRegExp: 's.*'}}]}",
+		"{ctlog: {}, keyless: {identities: [{issuer: i, subject: s}], insecureIgnoreSCT: true}}": "{entries: [{keyless: " +
+			"{issuer: i, subject: s, rekor: {ignoreTlog: true}, ctlog: {ignoreSCT: true}}}]}",
 	} {
 		p := cip.Valid(t, cipPolicy("images: [{glob: '**'}], authorities: ["+ours+"]"))
 		q := kyverno.Valid(t, "apiVersion: kyverno.io/v1\nkind: ClusterPolicy\nmetadata: {name: p}\n"+
-			"spec: {rules: [{name: r, match: {resources: {kinds: [Pod]}}, verifyImages: [{imageReferences: ['*'], attestors: ["+theirs+"]}]}]}\n")
+			"spec: {rules: [{name: r, match: {resources: {kinds: [Pod]}}, verifyImages: [{imageReferences: ['*'], "+
+			"attestors: ["+theirs+"]}]}]}\n")
 		if x, y := p.Rules[0].Requirement.Hash("r"), q.Rules[0].Requirement.Hash("r"); x != y {
 			t.Errorf("%s and %s have the hashes %s, %s; want the same", ours, theirs, x, y)
 		}
@@ -100,9 +109,11 @@ func TestDialectsHaveTheSameHash(t *testing.T) {
 
 // All rules of both dialects that match an image apply, each in its own mode.
 func TestRulesOfBothDialects(t *testing.T) {
-	p := cip.Valid(t, cipPolicy("mode: warn, images: [{glob: 'repo.test/**'}], authorities: [{key: {data: "+pemText(t, "a.pub")+"}}]"))
+	p := cip.Valid(t, cipPolicy("mode: warn, images: [{glob: 'repo.test/**'}], authorities: [{key: {data: "+pemText(t,
+		"a.pub")+"}}]"))
 	q := kyverno.Valid(t, "apiVersion: kyverno.io/v1\nkind: ClusterPolicy\nmetadata: {name: p}\n"+
-		"spec: {rules: [{name: r, match: {resources: {kinds: [Pod]}}, imageVerify: {images: ['repo.test/team/*'], default: deny, attestors: [{entries: [{keys: {publicKeys: "+pemText(t, "b.pub")+"}}]}]}}]}\n")
+		"spec: {rules: [{name: r, match: {resources: {kinds: [Pod]}}, imageVerify: {images: ['repo.test/team/*'], default: "+
+		"deny, attestors: [{entries: [{keys: {publicKeys: "+pemText(t, "b.pub")+"}}]}]}}]}\n")
 	set := requirement.NewSet("", p, q)
 	for image, want := range map[string]string{
 		"repo.test/team/app": "ClusterImagePolicy/p/ Audit, ClusterPolicy/p/r Enforce, ",
@@ -134,6 +145,7 @@ func FuzzCIP(f *testing.F) {
 		}
 	},
 		cipPolicy("mode: warn, images: [{glob: 'a/**'}], authorities: [{static: {action: fail}}]"),
-		cipPolicy("images: [{glob: '*'}], match: [{resource: pods}], authorities: [{ctlog: {}, source: [{oci: a}], keyless: {identities: [{issuer: i, subjectRegExp: s}]}}, {key: {data: k}}]"),
+		cipPolicy("images: [{glob: '*'}], match: [{resource: pods}], authorities: [{ctlog: {}, source: [{oci: a}], "+
+			"keyless: {identities: [{issuer: i, subjectRegExp: s}]}}, {key: {data: k}}]"),
 		cipPolicy("policy: {type: cue}, images: [], authorities: [{keyless: {ca-cert: {data: x}}}]"))
 }

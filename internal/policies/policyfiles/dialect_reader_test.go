@@ -148,7 +148,8 @@ func describePolicies(p *requirement.Policies) string {
 	set := requirement.NewSet("root", p)
 	for _, r := range set.Rules() {
 		fmt.Fprintf(&out, "rule %s/%s of %s, %s\n", r.Policy, r.Name, r.Kind, r.Mode)
-		fmt.Fprintf(&out, "  images %v, default %q, digest %v, pods only %v\n", r.Images, r.Default, r.RequireDigest, r.PodsOnly)
+		fmt.Fprintf(&out, "  images %v, default %q, digest %v, pods only %v\n", r.Images, r.Default, r.RequireDigest,
+			r.PodsOnly)
 		fmt.Fprintf(&out, "  namespaces %v without %v\n", r.Scope.Include, r.Scope.Exclude)
 		if r.Requirement == nil {
 			continue
@@ -179,7 +180,8 @@ func describe(out *strings.Builder, s *requirement.Signer) {
 		fmt.Fprintf(out, "      timestamp with %d certificates\n", len(t.Chain))
 	}
 	if k := s.Keyless; k != nil {
-		fmt.Fprintf(out, "      extensions %v, %d roots, ignore SCT %v, %d keys of certificate logs\n", k.Extensions, len(k.Roots), k.IgnoreSCT, len(k.CTLogKeys))
+		fmt.Fprintf(out, "      extensions %v, %d roots, ignore SCT %v, %d keys of certificate logs\n", k.Extensions,
+			len(k.Roots), k.IgnoreSCT, len(k.CTLogKeys))
 	}
 }
 

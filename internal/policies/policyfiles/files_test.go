@@ -268,7 +268,8 @@ func TestReadNamespaceLabels(t *testing.T) {
 	for _, want := range []string{
 		dir + "/wrong.yaml: " + wrongAt, path + `: [b][num]: Invalid type: number`,
 		path + `: [Team]: Invalid value: "Team"`, path + `: [b][a b]: Invalid value: "a b"`,
-		path + `: [b][a b]: Invalid value: "c d"`, path + `: [b][kubernetes.io/metadata.name]: Invalid value: "c": must be the name of the namespace`,
+		path + `: [b][a b]: Invalid value: "c d"`, path +
+			`: [b][kubernetes.io/metadata.name]: Invalid value: "c": must be the name of the namespace`,
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v\nwant it to have %s", err, want)
@@ -285,11 +286,13 @@ func TestReadNamespaceLabels(t *testing.T) {
 		t.Errorf("writable by all: %v", err)
 	}
 	must(t, os.Remove(path))
-	if _, err := policyfiles.Read(policyfiles.Paths{Folder: dir, NamespaceLabels: path}); err == nil || strings.Count(err.Error(), path) != 1 {
+	if _, err := policyfiles.Read(policyfiles.Paths{Folder: dir, NamespaceLabels: path}); err == nil ||
+		strings.Count(err.Error(), path) != 1 {
 		t.Errorf("absent: %v; want an error with the path once", err)
 	}
 	must(t, syscall.Mkfifo(path, 0o644))
-	if _, err := policyfiles.Read(policyfiles.Paths{Folder: dir, NamespaceLabels: path}); err == nil || err.Error() != path+": not a regular file" {
+	if _, err := policyfiles.Read(policyfiles.Paths{Folder: dir, NamespaceLabels: path}); err == nil ||
+		err.Error() != path+": not a regular file" {
 		t.Errorf("a pipe: %v", err)
 	}
 }
@@ -332,16 +335,20 @@ func TestVolume(t *testing.T) {
 		{"with fsGroup", 0o777 | os.ModeSetgid, func(dir, data string) error {
 			return errors.Join(os.Chmod(data, 0o755|os.ModeSetgid), os.Chmod(data+"/a.yaml", 0o644))
 		}, ""},
-		{"its data is writable for others", 0o777, func(_, data string) error { return os.Chmod(data, 0o775) }, "mode 0775: writable by others than the owner; run chmod go-w"},
-		{"a file is writable for others", 0o777, func(_, data string) error { return os.Chmod(data+"/a.yaml", 0o666) }, "/a.yaml: mode 0666: writable by others than the owner; run chmod go-w"},
+		{"its data is writable for others", 0o777, func(_, data string) error { return os.Chmod(data, 0o775) },
+			"mode 0775: writable by others than the owner; run chmod go-w"},
+		{"a file is writable for others", 0o777, func(_, data string) error { return os.Chmod(data+"/a.yaml", 0o666) },
+			"/a.yaml: mode 0666: writable by others than the owner; run chmod go-w"},
 		{"not a volume", 0o777, func(dir, _ string) error {
-			return errors.Join(os.Remove(dir+"/..data"), os.Remove(dir+"/a.yaml"), os.WriteFile(dir+"/a.yaml", []byte(note("a")), 0o644))
+			return errors.Join(os.Remove(dir+"/..data"), os.Remove(dir+"/a.yaml"),
+				os.WriteFile(dir+"/a.yaml", []byte(note("a")), 0o644))
 		}, "mode 0777: writable by others than the owner; run chmod go-w"},
 	} {
 		dir, data := volume(t, tc.mode, "a.yaml", note("a"))
 		must(t, tc.change(dir, data))
 		set, err := policyfiles.Read(policyfiles.Paths{Folder: dir, Volume: true})
-		if tc.want == "" && (err != nil || !slices.Equal(notesOf(set), []string{"a"}) || len(set.Ignored) > 0) || tc.want != "" && (err == nil || !strings.HasSuffix(err.Error(), tc.want)) {
+		if tc.want == "" && (err != nil || !slices.Equal(notesOf(set), []string{"a"}) || len(set.Ignored) > 0) ||
+			tc.want != "" && (err == nil || !strings.HasSuffix(err.Error(), tc.want)) {
 			t.Errorf("%s: %v; want %q", tc.name, err, tc.want)
 		}
 		if _, err := read(dir); err == nil || !strings.Contains(err.Error(), "mode 0777: writable by others") {
@@ -354,7 +361,8 @@ func TestVolume(t *testing.T) {
 	}
 	for _, path := range []string{dir, data, data + "/a.yaml"} {
 		must(t, os.Chown(path, 1000, 0))
-		if _, err := policyfiles.Read(policyfiles.Paths{Folder: dir, Volume: true}); err == nil || !strings.Contains(err.Error(), "owned by user 1000") {
+		if _, err := policyfiles.Read(policyfiles.Paths{Folder: dir, Volume: true}); err == nil ||
+			!strings.Contains(err.Error(), "owned by user 1000") {
 			t.Errorf("%s of another user: %v; want an error", path, err)
 		}
 		must(t, os.Chown(path, 0, 0))

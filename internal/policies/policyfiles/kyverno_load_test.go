@@ -12,7 +12,8 @@ import (
 )
 
 func TestExamplesOfTheProposal(t *testing.T) {
-	for _, name := range []string{"digest-corrected", "key-corrected", "keyless", "one-of-three-corrected", "tekton-corrected", "tekton-for-pods"} {
+	for _, name := range []string{"digest-corrected", "key-corrected", "keyless", "one-of-three-corrected",
+		"tekton-corrected", "tekton-for-pods"} {
 		p, err := kyverno.Load(readFile(t, "testdata/kyverno/proposal-"+name+".yaml"))
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -43,7 +44,8 @@ func TestKyvernoEveryField(t *testing.T) {
 
 // kyvernoVerification returns a policy with one entry of verifyImages, in flow style.
 func kyvernoVerification(fields string) string {
-	return kyvernoPolicy("match: {any: [{resources: {kinds: [Pod]}}]}, verifyImages: [{imageReferences: ['*'], " + fields + "}]")
+	return kyvernoPolicy("match: {any: [{resources: {kinds: [Pod]}}]}, verifyImages: [{imageReferences: ['*'], " + fields +
+		"}]")
 }
 
 const kyvernoHeader = "apiVersion: kyverno.io/v1\nkind: ClusterPolicy\nmetadata: {name: p}\n"
@@ -64,7 +66,8 @@ func TestExpiredRoot(t *testing.T) {
 	kyverno.Valid(t, file)
 	p, err := policyfiles.LoadKyverno([]policyfiles.File{{Name: "a.yaml", Data: []byte(file)}}, now().AddDate(100, 0, 0))
 	must(t, err)
-	if want := "expired at 2126-10-29T"; !slices.ContainsFunc(p.Notes, func(n string) bool { return strings.Contains(n, want) }) {
+	if want := "expired at 2126-10-29T"; !slices.ContainsFunc(p.Notes,
+		func(n string) bool { return strings.Contains(n, want) }) {
 		t.Errorf("notes about an expired root: %q; want %s", p.Notes, want)
 	}
 }
@@ -80,7 +83,8 @@ func TestNestedTooDeep(t *testing.T) {
 	if _, err := kyverno.Load(nested(16)); err != nil {
 		t.Errorf("16 deep: %v", err)
 	}
-	if _, err := kyverno.Load(nested(17)); err == nil || !strings.Contains(err.Error(), "sets of attestors can be nested 16 deep") {
+	if _, err := kyverno.Load(nested(17)); err == nil ||
+		!strings.Contains(err.Error(), "sets of attestors can be nested 16 deep") {
 		t.Errorf("17 deep: %v; want an error", err)
 	}
 }
@@ -89,8 +93,10 @@ func TestLoadOfSeveralFiles(t *testing.T) {
 	named := func(name, fields string) string {
 		return strings.Replace(kyvernoVerification(fields), "name: p", "name: "+name, 1)
 	}
-	p, err := kyverno.Load(named("second", "verifyDigest: true, default: deny"), named("first", "verifyDigest: true"), named("third", "default: deny"))
-	if err != nil || p.Count != 3 || len(p.Rules) != 3 || p.Rules[0].Policy != "first" || p.Rules[0].File != "b.yaml" || p.Rules[1].Policy != "second" {
+	p, err := kyverno.Load(named("second", "verifyDigest: true, default: deny"), named("first", "verifyDigest: true"),
+		named("third", "default: deny"))
+	if err != nil || p.Count != 3 || len(p.Rules) != 3 || p.Rules[0].Policy != "first" || p.Rules[0].File != "b.yaml" ||
+		p.Rules[1].Policy != "second" {
 		t.Errorf("Load = %+v, %v; want three rules in the order of their policies", p, err)
 	}
 	_, err = kyverno.Load(named("p", "verifyDigest: true"), named("p", "verifyDigst: true"), "{")
@@ -103,8 +109,10 @@ func TestLoadOfSeveralFiles(t *testing.T) {
 		t.Errorf("Load reports\n%v\nwant\n%s", err, strings.Join(want, "\n"))
 	}
 	_, err = kyverno.Load(named("a", "default: allow"), named("b", "default: deny"))
-	if want := `b.yaml (rule r): default: Invalid value: "deny": is allow in a.yaml (rule r); all rules must have the same default`; err == nil || err.Error() != want {
-		t.Errorf("two defaults: %v; want %s", err, want)
+	const twice = `b.yaml (rule r): default: Invalid value: "deny": is allow in a.yaml (rule r); all rules must have ` +
+		"the same default"
+	if err == nil || err.Error() != twice {
+		t.Errorf("two defaults: %v; want %s", err, twice)
 	}
 }
 
@@ -119,10 +127,13 @@ func TestSpellings(t *testing.T) {
 		return before
 	}
 	rule := func(verify string) string { return kyvernoPolicy("match: {resources: {kinds: [Pod]}}, " + verify) }
-	want := hash(rule("verifyImages: [{imageReferences: [a], verifyDigest: true, mutateDigest: true, attestors: [{entries: [{attestor: {entries: [{keys: {publicKeys: " + a + "}}]}}]}]}]"))
+	want := hash(rule("verifyImages: [{imageReferences: [a], verifyDigest: true, mutateDigest: true, attestors: " +
+		"[{entries: [{attestor: {entries: [{keys: {publicKeys: " + a + "}}]}}]}]}]"))
 	for _, verify := range []string{
-		"imageVerify: {images: [a], digestVerify: true, digestMutate: true, attestors: [{entries: [{attestors: {entries: [{staticKey: {key: " + a + "}}]}}]}]}",
-		"imageVerify: [{images: [a], verifyDigest: true, digestMutate: true, attestors: [{count: 0, entries: [{staticKey: {publicKeys: " + a + "}}]}]}]",
+		"imageVerify: {images: [a], digestVerify: true, digestMutate: true, attestors: [{entries: [{attestors: {entries: " +
+			"[{staticKey: {key: " + a + "}}]}}]}]}",
+		"imageVerify: [{images: [a], verifyDigest: true, digestMutate: true, attestors: [{count: 0, entries: [{staticKey: " +
+			"{publicKeys: " + a + "}}]}]}]",
 		"verifyImages: {images: [a], verifyDigest: true, attestors: [{count: 1, entries: [{keys: {key: " + a + "}}]}]}",
 	} {
 		if got := hash(rule(verify)); got != want {
@@ -145,15 +156,17 @@ func TestHashIsOfTheRequirementAlone(t *testing.T) {
 	}
 	want := hash(base)
 	for old, changed := range map[string]string{
-		"name: p": "name: q", "name: r": "name: s", "Enforce": "Audit", "'*'": "nginx", "kinds: [Pod]": "kinds: [Pod], namespaces: [a]",
-		"attestors": "default: deny, verifyDigest: true, attestors",
+		"name: p": "name: q", "name: r": "name: s", "Enforce": "Audit", "'*'": "nginx",
+		"kinds: [Pod]": "kinds: [Pod], namespaces: [a]",
+		"attestors":    "default: deny, verifyDigest: true, attestors",
 	} {
 		if got := hash(strings.Replace(base, old, changed, 1)); got != want {
 			t.Errorf("%s instead of %s has another hash", changed, old)
 		}
 	}
 	for old, changed := range map[string]string{
-		a: pemText(t, "b.pub"), "publicKeys": "rekor: {}, publicKeys", "attestors": "repository: repo.test/signatures, attestors",
+		a: pemText(t, "b.pub"), "publicKeys": "rekor: {}, publicKeys",
+		"attestors": "repository: repo.test/signatures, attestors",
 	} {
 		if got := hash(strings.Replace(base, old, changed, 1)); got == want {
 			t.Errorf("%s instead of %s has the same hash", changed, old)
@@ -162,21 +175,26 @@ func TestHashIsOfTheRequirementAlone(t *testing.T) {
 }
 
 func TestMatchAndExclude(t *testing.T) {
-	for match, want := range map[string]string{ // the namespaces of a, ab, b whose pods a rule is for
-		"match: {resources: {kinds: [Pod]}}":                                                                                         "a ab b",
-		"match: {resources: {kinds: [Deployment, '*/Pod'], namespaces: ['a?', b]}}":                                                  "ab b",
-		"match: {resources: {kinds: [Deployment], namespaces: [a]}}":                                                                 "",
-		"match: {any: [{resources: {kinds: [Pod], namespaces: [a]}}, {resources: {kinds: [Job]}}]}":                                  "a",
-		"match: {any: [{resources: {kinds: [Pod], namespaces: [a]}}, {resources: {kinds: [Pod]}}]}":                                  "a ab b",
-		"match: {all: [{resources: {kinds: [Pod], namespaces: ['a*']}}, {resources: {kinds: ['*'], namespaces: ['*b']}}]}":           "ab",
-		"match: {all: [{resources: {kinds: [Pod]}}, {resources: {kinds: [Job]}}]}":                                                   "",
-		"match: {resources: {kinds: [Pod]}}, exclude: {resources: {namespaces: [a]}}":                                                "ab b",
-		"match: {resources: {kinds: [Pod]}}, exclude: {resources: {kinds: [Job], namespaces: [a]}}":                                  "a ab b",
-		"match: {resources: {kinds: [Pod]}}, exclude: {any: [{resources: {namespaces: [a]}}, {resources: {namespaces: [b]}}]}":       "ab",
-		"match: {resources: {kinds: [Pod]}}, exclude: {all: [{resources: {namespaces: ['a*']}}, {resources: {namespaces: ['*b']}}]}": "a b",
-		"match: {resources: {kinds: [Pod]}}, exclude: {all: [{resources: {kinds: [Job]}}, {resources: {namespaces: ['*b']}}]}":       "a ab b",
-		"match: {resources: {kinds: [Pod], namespaces: ['a*']}}, exclude: {all: [{resources: {kinds: [Pod], namespaces: [ab, b]}}]}": "a",
+	const pods, exclude = "match: {resources: {kinds: [Pod]}}", "match: {resources: {kinds: [Pod]}}, exclude: "
+	const excludeAll = exclude + "{all: [{resources: {"
+	for _, tc := range [][2]string{ // and the namespaces of a, ab, b whose pods a rule is for
+		{pods, "a ab b"},
+		{"match: {resources: {kinds: [Deployment, '*/Pod'], namespaces: ['a?', b]}}", "ab b"},
+		{"match: {resources: {kinds: [Deployment], namespaces: [a]}}", ""},
+		{"match: {any: [{resources: {kinds: [Pod], namespaces: [a]}}, {resources: {kinds: [Job]}}]}", "a"},
+		{"match: {any: [{resources: {kinds: [Pod], namespaces: [a]}}, {resources: {kinds: [Pod]}}]}", "a ab b"},
+		{"match: {all: [{resources: {kinds: [Pod], namespaces: ['a*']}}, {resources: {kinds: ['*'], namespaces: ['*b']}}]}",
+			"ab"},
+		{"match: {all: [{resources: {kinds: [Pod]}}, {resources: {kinds: [Job]}}]}", ""},
+		{exclude + "{resources: {namespaces: [a]}}", "ab b"},
+		{exclude + "{resources: {kinds: [Job], namespaces: [a]}}", "a ab b"},
+		{exclude + "{any: [{resources: {namespaces: [a]}}, {resources: {namespaces: [b]}}]}", "ab"},
+		{excludeAll + "namespaces: ['a*']}}, {resources: {namespaces: ['*b']}}]}", "a b"},
+		{excludeAll + "kinds: [Job]}}, {resources: {namespaces: ['*b']}}]}", "a ab b"},
+		{"match: {resources: {kinds: [Pod], namespaces: ['a*']}}, exclude: {all: [{resources: {kinds: [Pod], " +
+			"namespaces: [ab, b]}}]}", "a"},
 	} {
+		match, want := tc[0], tc[1]
 		p, err := kyverno.Load(kyvernoPolicy(match + ", imageVerify: {images: ['*'], verifyDigest: true}"))
 		if err != nil {
 			t.Errorf("%s: %v", match, err)
@@ -195,18 +213,22 @@ func TestMatchAndExclude(t *testing.T) {
 }
 
 func TestKyvernoNotes(t *testing.T) {
-	noPods := kyvernoPolicy("match: {any: [{resources: {kinds: [Deployment]}}]}, verifyImages: [{imageReferences: ['*'], verifyDigest: true}]")
+	noPods := kyvernoPolicy("match: {any: [{resources: {kinds: [Deployment]}}]}, verifyImages: [{imageReferences: " +
+		"['*'], verifyDigest: true}]")
 	p, err := kyverno.Load(strings.Replace(noPods, "validationFailureAction: Enforce, ", "", 1))
 	want := []string{
-		"a.yaml: spec.validationFailureAction: absent: the policy is enforced here and audited by Kyverno; set it to Enforce or Audit (line 4)",
-		"a.yaml: spec.rules[0].match.any[0].resources.kinds[0]: no effect; a rule for Pod is for the pods of all workloads (line 4)",
+		"a.yaml: spec.validationFailureAction: absent: the policy is enforced here and audited by Kyverno; set it to " +
+			"Enforce or Audit (line 4)",
+		"a.yaml: spec.rules[0].match.any[0].resources.kinds[0]: no effect; a rule for Pod is for the pods of all workloads " +
+			"(line 4)",
 		"a.yaml: spec.rules[0].match: not enforced: the rule is not for pods; add Pod to kinds if it should be (line 4)",
 	}
 	if err != nil || len(p.Rules) != 0 || p.Count != 1 || !slices.Equal(p.Notes, want) {
 		t.Errorf("Load = %+v, %v; want no rule and the notes\n%s", p, err, strings.Join(want, "\n"))
 	}
 	p, err = kyverno.Load(kyvernoVerification("mutateDigest: true"))
-	if err != nil || len(p.Rules) != 0 || len(p.Notes) != 1 || !strings.Contains(p.Notes[0], ".mutateDigest: no effect until there is a mutating webhook") {
+	if err != nil || len(p.Rules) != 0 || len(p.Notes) != 1 ||
+		!strings.Contains(p.Notes[0], ".mutateDigest: no effect until there is a mutating webhook") {
 		t.Errorf("Load = %+v, %v; want no rule and a note", p, err)
 	}
 }
@@ -214,8 +236,10 @@ func TestKyvernoNotes(t *testing.T) {
 // A rule about custom resources is not an error, so that the other policies of the folder are enforced.
 func TestCustomResources(t *testing.T) {
 	custom := kyvernoPolicy("match: {any: [{resources: {kinds: [tekton.dev/v1beta1/TaskRun.status, PipelineRun]}}]}, " +
-		"imageExtractors: {PipelineRun: [{path: /spec/pipelineRef, value: bundle}]}, verifyImages: [{imageReferences: ['*'], verifyDigest: true, default: allow}]")
-	both := kyvernoPolicy("match: {any: [{resources: {kinds: [Pod, argoproj.io/v1alpha1/Workflow]}}]}, verifyImages: [{imageReferences: ['*'], verifyDigest: true, default: deny}]")
+		"imageExtractors: {PipelineRun: [{path: /spec/pipelineRef, value: bundle}]}, verifyImages: [{imageReferences: " +
+		"['*'], verifyDigest: true, default: allow}]")
+	both := kyvernoPolicy("match: {any: [{resources: {kinds: [Pod, argoproj.io/v1alpha1/Workflow]}}]}, verifyImages: " +
+		"[{imageReferences: ['*'], verifyDigest: true, default: deny}]")
 	p, err := kyverno.Load(custom, strings.Replace(both, "name: p", "name: q", 1))
 	const note = "not enforced: pullgate verifies only the images of pods (line 4)"
 	want := []string{
@@ -240,6 +264,8 @@ func FuzzKyverno(f *testing.F) {
 		}
 	},
 		kyvernoVerification("verifyDigest: true, default: deny"),
-		kyvernoAttestorsOf("{count: 1, entries: [{keyless: {issuer: i, subject: 's*', additionalExtensions: {githubWorkflowRef: r}, rekor: {ignoreTlog: true}}}, {staticKey: {key: k}}]}"),
-		kyvernoPolicy("match: {all: [{resources: {kinds: [Pod], namespaces: ['a*']}}]}, exclude: {resources: {namespaces: [ab]}}, imageVerify: {images: ['a/*:b'], attestors: [{entries: [{attestors: {count: 0, entries: []}}]}]}"))
+		kyvernoAttestorsOf("{count: 1, entries: [{keyless: {issuer: i, subject: 's*', additionalExtensions: "+
+			"{githubWorkflowRef: r}, rekor: {ignoreTlog: true}}}, {staticKey: {key: k}}]}"),
+		kyvernoPolicy("match: {all: [{resources: {kinds: [Pod], namespaces: ['a*']}}]}, exclude: {resources: {namespaces: "+
+			"[ab]}}, imageVerify: {images: ['a/*:b'], attestors: [{entries: [{attestors: {count: 0, entries: []}}]}]}"))
 }

@@ -17,7 +17,8 @@ func policyFolder(t *testing.T, policies ...string) string {
 	dir := t.TempDir()
 	for i, p := range policies {
 		name := string(rune('a' + i))
-		text := "apiVersion: " + restriction.APIVersion + "\nkind: " + restriction.Kind + "\nmetadata: {name: " + name + "}\n" + p
+		text := "apiVersion: " + restriction.APIVersion + "\nkind: " + restriction.Kind + "\nmetadata: {name: " + name +
+			"}\n" + p
 		must(t, os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600))
 	}
 	return dir
@@ -25,7 +26,8 @@ func policyFolder(t *testing.T, policies ...string) string {
 
 func pods(t *testing.T, text string) (all []policyfiles.TestPod) {
 	t.Helper()
-	found, err := podfile.Read([]byte(text), podfile.Workload{Group: "apps", Resource: "deployments", Path: "spec.template"})
+	found, err := podfile.Read([]byte(text), podfile.Workload{Group: "apps", Resource: "deployments",
+		Path: "spec.template"})
 	must(t, err)
 	for _, p := range found {
 		all = append(all, policyfiles.TestPod{Pod: p, File: "pods.yaml"})
@@ -33,8 +35,8 @@ func pods(t *testing.T, text string) (all []policyfiles.TestPod) {
 	return all
 }
 
-const twoContainers = `{apiVersion: v1, kind: Pod, metadata: {name: web, namespace: team}, spec: {hostNetwork: true, dnsPolicy: Default,
-	containers: [{name: one, image: "a.test/x:1"}, {name: two, image: "b.test/x:1"}]}}`
+const twoContainers = `{apiVersion: v1, kind: Pod, metadata: {name: web, namespace: team}, spec: {hostNetwork: true,
+	dnsPolicy: Default, containers: [{name: one, image: "a.test/x:1"}, {name: two, image: "b.test/x:1"}]}}`
 
 func TestWhoJudges(t *testing.T) {
 	dir := policyFolder(t,
@@ -61,7 +63,8 @@ func TestWhoJudges(t *testing.T) {
 			must(t, err)
 			r := p.Test(pods(t, twoContainers))
 			got := r.Pods[0]
-			if got.Admitted != tc.admitted || strings.Join(got.AcceptedBy, " ") != tc.acceptedBy || len(got.Violations) != tc.violations || len(r.Unjudged) != tc.unjudged {
+			if got.Admitted != tc.admitted || strings.Join(got.AcceptedBy, " ") != tc.acceptedBy ||
+				len(got.Violations) != tc.violations || len(r.Unjudged) != tc.unjudged {
 				t.Errorf("Test = %+v; want %+v", r, tc)
 			}
 			if denied := r.Denied() == 1; denied == tc.admitted {
@@ -73,7 +76,8 @@ func TestWhoJudges(t *testing.T) {
 
 // What the pod violates is reported once, not for the sandbox and for each container.
 func TestViolationsAreReportedOnce(t *testing.T) {
-	p, err := policyfiles.NewTester(policyfiles.TestSettings{Folder: policyFolder(t, "spec: {spec: {securityContext: {hostNetwork: {require: false}}}}\n")})
+	p, err := policyfiles.NewTester(policyfiles.TestSettings{Folder: policyFolder(t,
+		"spec: {spec: {securityContext: {hostNetwork: {require: false}}}}\n")})
 	must(t, err)
 	if r := p.Test(pods(t, twoContainers)); len(r.Pods[0].Violations) != 1 || r.Pods[0].Violations[0].Policy != "a" {
 		t.Errorf("violations %+v; want one", r.Pods[0].Violations)
@@ -81,7 +85,8 @@ func TestViolationsAreReportedOnce(t *testing.T) {
 }
 
 func TestNamespaceLabels(t *testing.T) {
-	dir := policyFolder(t, "binding: {namespaceSelector: {matchLabels: {tier: dev}}}\nspec: {spec: {securityContext: {hostNetwork: {require: false}}}}\n")
+	dir := policyFolder(t, "binding: {namespaceSelector: {matchLabels: {tier: dev}}}\nspec: {spec: {securityContext: "+
+		"{hostNetwork: {require: false}}}}\n")
 	for labels, denied := range map[string]int{"": 1, "team: {tier: dev}": 1, "team: {tier: prod}": 0, "other: {}": 1} {
 		s := policyfiles.TestSettings{Folder: dir}
 		if labels != "" {
@@ -101,11 +106,13 @@ func TestNamespaceLabels(t *testing.T) {
 func TestRulesAboutSignatures(t *testing.T) {
 	dir := t.TempDir()
 	for name, spec := range map[string]string{
-		"signed":    `{images: [{glob: "signed.test/**"}], authorities: [{keyless: {identities: [{issuer: i, subject: s}]}}]}`,
+		"signed": `{images: [{glob: "signed.test/**"}],
+			authorities: [{keyless: {identities: [{issuer: i, subject: s}]}}]}`,
 		"forbidden": `{images: [{glob: "forbidden.test/**"}], authorities: [{static: {action: fail}}]}`,
 		"reported":  `{mode: warn, images: [{glob: "reported.test/**"}], authorities: [{static: {action: fail}}]}`,
 	} {
-		text := "apiVersion: policy.sigstore.dev/v1beta1\nkind: ClusterImagePolicy\nmetadata: {name: " + name + "}\nspec: " + spec + "\n"
+		text := "apiVersion: policy.sigstore.dev/v1beta1\nkind: ClusterImagePolicy\nmetadata: {name: " + name + "}\nspec: " +
+			spec + "\n"
 		must(t, os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o600))
 	}
 	for image, want := range map[string]struct {
@@ -119,8 +126,10 @@ func TestRulesAboutSignatures(t *testing.T) {
 		for _, atAdmission := range []bool{true, false} {
 			p, err := policyfiles.NewTester(policyfiles.TestSettings{Folder: dir, AtAdmission: atAdmission})
 			must(t, err)
-			r := p.Test(pods(t, `{apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: team}, spec: {template: {spec: {containers: [{name: one, image: "`+image+`"}]}}}}`))
-			if got := r.Pods[0]; r.Denied() != want.denied || len(got.Violations) != want.violations || len(got.NotJudged) != want.notJudged || got.Kind != "Deployment" {
+			r := p.Test(pods(t, `{apiVersion: apps/v1, kind: Deployment, metadata: {name: web, namespace: team},
+				spec: {template: {spec: {containers: [{name: one, image: "`+image+`"}]}}}}`))
+			if got := r.Pods[0]; r.Denied() != want.denied || len(got.Violations) != want.violations ||
+				len(got.NotJudged) != want.notJudged || got.Kind != "Deployment" {
 				t.Errorf("%s, at admission %v: %+v; want %+v", image, atAdmission, got, want)
 			}
 		}
@@ -129,7 +138,8 @@ func TestRulesAboutSignatures(t *testing.T) {
 
 func TestReadRefusesAFolderWithoutPolicies(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := policyfiles.NewTester(policyfiles.TestSettings{Folder: dir}); err == nil || err.Error() != dir+": no policy file" {
+	if _, err := policyfiles.NewTester(policyfiles.TestSettings{Folder: dir}); err == nil ||
+		err.Error() != dir+": no policy file" {
 		t.Errorf("Read = %v; want that there is no policy", err)
 	}
 }

@@ -62,7 +62,8 @@ func TestPollReturnsAnErrorOnce(t *testing.T) {
 		t.Helper()
 		_, _, _ = w.Poll()
 		s, changed, err := w.Poll()
-		if !changed || (err == nil) != (want == "") || (s == nil) != (want != "") || err != nil && !strings.Contains(err.Error(), want) {
+		if !changed || (err == nil) != (want == "") || (s == nil) != (want != "") || err != nil &&
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, %v, %v; want %q", when, s, changed, err, want)
 		}
 		if s, changed, err := w.Poll(); s != nil || changed || err != nil {
@@ -109,7 +110,8 @@ func TestLoadOfAnInvalidFolderIsPolled(t *testing.T) {
 func BenchmarkPoll(b *testing.B) {
 	dir := folder(b)
 	for i := range 1000 {
-		put(b, filepath.Join(dir, "p"+string(rune('a'+i%26))+strings.Repeat("x", i/26)+".yaml"), note(strings.Repeat("x", 1400)))
+		put(b, filepath.Join(dir, "p"+string(rune('a'+i%26))+strings.Repeat("x", i/26)+".yaml"),
+			note(strings.Repeat("x", 1400)))
 	}
 	var w policyfiles.Watcher
 	b.Run("Load", func(b *testing.B) {

@@ -66,15 +66,21 @@ func different(t *testing.T) []struct {
 		{"a log", signed(requirement.Signer{Key: a.SignedBy.Key, Log: &requirement.Log{URL: "https://log.test"}})},
 		{"a log by key", signed(requirement.Signer{Key: a.SignedBy.Key, Log: &requirement.Log{Keys: [][]byte{[]byte("l")}}})},
 		{"timestamp", signed(requirement.Signer{Key: a.SignedBy.Key, Timestamp: &requirement.Timestamp{}})},
-		{"timestamp by", signed(requirement.Signer{Key: a.SignedBy.Key, Timestamp: &requirement.Timestamp{Chain: [][]byte{[]byte("l")}}})},
+		{"timestamp by", signed(requirement.Signer{Key: a.SignedBy.Key,
+			Timestamp: &requirement.Timestamp{Chain: [][]byte{[]byte("l")}}})},
 		{"identity", keyless(same)},
 		{"issuer", with(func(k *requirement.Keyless) { k.Issuer = requirement.Exactly("https://other.test") })},
 		{"subject", with(func(k *requirement.Keyless) { k.Subject = requirement.Glob("https://git.test/other/*") })},
 		{"subject as an expression", with(func(k *requirement.Keyless) { k.Subject = expression })},
-		{"subject as a text", with(func(k *requirement.Keyless) { k.Subject = requirement.Exactly("https://git.test/team/*") })},
+		{"subject as a text", with(func(k *requirement.Keyless) {
+			k.Subject = requirement.Exactly("https://git.test/team/*")
+		})},
 		{"no subject", with(func(k *requirement.Keyless) { k.Subject = requirement.Text{} })},
 		{"extension", with(func(k *requirement.Keyless) { k.Extensions = map[string]string{"1.2.3": "a"} })},
-		{"extensions exchanged", with(func(k *requirement.Keyless) { k.Extensions = map[string]string{"1.2.3": "b", "1.2.4": "a"} })},
+		{"extensions exchanged", with(func(k *requirement.Keyless) {
+			k.Extensions = map[string]string{"1.2.3": "b",
+				"1.2.4": "a"}
+		})},
 		{"roots", with(func(k *requirement.Keyless) { k.Roots = [][]byte{[]byte("r"), []byte("s")} })},
 		{"other roots", with(func(k *requirement.Keyless) { k.Roots = [][]byte{[]byte("rs")} })},
 		{"no SCT", with(func(k *requirement.Keyless) { k.IgnoreSCT = true })},
@@ -118,11 +124,15 @@ func TestHashIgnoresWhatDoesNotDecide(t *testing.T) {
 	a, b, c := key("a"), key("b"), key("c")
 	same := func(*requirement.Signer) {}
 	for name, pair := range map[string][2]requirement.Requirement{
-		"order":            {requirement.AtLeast(2, a, b, requirement.AtLeast(1, b, c)), requirement.AtLeast(2, requirement.AtLeast(1, c, b), b, a)},
-		"a list of one":    {requirement.Requirement{AtLeast: 1, Of: []requirement.Requirement{{AtLeast: 1, Of: []requirement.Requirement{a}}}}, a},
-		"message":          {static(false, "denied"), static(false, "")},
-		"never met":        {static(false, ""), requirement.Requirement{Of: []requirement.Requirement{a}}},
-		"a text as a glob": {keyless(func(s *requirement.Signer) { s.Keyless.Issuer = requirement.Glob("https://issuer.test") }), keyless(same)},
+		"order": {requirement.AtLeast(2, a, b, requirement.AtLeast(1, b, c)),
+			requirement.AtLeast(2, requirement.AtLeast(1, c, b), b, a)},
+		"a list of one": {requirement.Requirement{AtLeast: 1,
+			Of: []requirement.Requirement{{AtLeast: 1, Of: []requirement.Requirement{a}}}}, a},
+		"message":   {static(false, "denied"), static(false, "")},
+		"never met": {static(false, ""), requirement.Requirement{Of: []requirement.Requirement{a}}},
+		"a text as a glob": {
+			keyless(func(s *requirement.Signer) { s.Keyless.Issuer = requirement.Glob("https://issuer.test") }), keyless(same),
+		},
 		"order of roots": {
 			keyless(func(s *requirement.Signer) { s.Keyless.Roots = [][]byte{[]byte("r"), []byte("s")} }),
 			keyless(func(s *requirement.Signer) { s.Keyless.Roots = [][]byte{[]byte("s"), []byte("r"), []byte("s")} }),
@@ -204,12 +214,18 @@ func TestUsesTrustedRoot(t *testing.T) {
 		{"key with a log", signed(requirement.Signer{Key: a.SignedBy.Key, Log: &requirement.Log{}}), true},
 		{"own log", signed(requirement.Signer{Key: a.SignedBy.Key, Log: &requirement.Log{Keys: own}}), false},
 		{"timestamp", signed(requirement.Signer{Key: a.SignedBy.Key, Timestamp: &requirement.Timestamp{}}), true},
-		{"own timestamp", signed(requirement.Signer{Key: a.SignedBy.Key, Timestamp: &requirement.Timestamp{Chain: own}}), false},
+		{"own timestamp", signed(requirement.Signer{Key: a.SignedBy.Key, Timestamp: &requirement.Timestamp{Chain: own}}),
+			false},
 		{"keyless", keyless(func(*requirement.Signer) {}), true},
 		{"own roots only", keyless(func(s *requirement.Signer) { s.Keyless.Roots = own }), true},
 		{"everything own", keyless(complete), false},
-		{"without SCT", keyless(func(s *requirement.Signer) { complete(s); s.Keyless.CTLogKeys, s.Keyless.IgnoreSCT = nil, true }), false},
-		{"one of the nodes", requirement.AtLeast(1, a, requirement.AtLeast(1, a, keyless(func(*requirement.Signer) {}))), true},
+		{"without SCT", keyless(func(s *requirement.Signer) {
+			complete(s)
+			s.Keyless.CTLogKeys, s.Keyless.IgnoreSCT = nil,
+				true
+		}), false},
+		{"one of the nodes", requirement.AtLeast(1, a, requirement.AtLeast(1, a, keyless(func(*requirement.Signer) {}))),
+			true},
 	} {
 		if got := tc.r.UsesTrustedRoot(); got != tc.want || (tc.r.Hash("r") != tc.r.Hash("s")) != tc.want {
 			t.Errorf("%s: UsesTrustedRoot = %v; want %v, and the root in the hash likewise", tc.name, got, tc.want)
@@ -228,18 +244,25 @@ func TestMet(t *testing.T) {
 		{"a key", a, map[string]bool{"": false, "a": true, "bc": false}},
 		{"one of two", requirement.AtLeast(1, a, b), map[string]bool{"": false, "a": true, "b": true, "c": false}},
 		{"all of two", requirement.AtLeast(2, a, b), map[string]bool{"": false, "a": false, "ab": true, "bc": false}},
-		{"two of three", requirement.AtLeast(2, a, b, c), map[string]bool{"a": false, "ab": true, "ac": true, "bc": true, "abc": true}},
-		{"nested", requirement.AtLeast(2, a, requirement.AtLeast(1, b, c)), map[string]bool{"a": false, "bc": false, "ab": true, "ac": true}},
-		{"more than all", requirement.Requirement{AtLeast: 3, Of: []requirement.Requirement{a, b}}, map[string]bool{"abc": false}},
+		{"two of three", requirement.AtLeast(2, a, b, c),
+			map[string]bool{"a": false, "ab": true, "ac": true, "bc": true, "abc": true}},
+		{"nested", requirement.AtLeast(2, a, requirement.AtLeast(1, b, c)),
+			map[string]bool{"a": false, "bc": false, "ab": true, "ac": true}},
+		{"more than all", requirement.Requirement{AtLeast: 3, Of: []requirement.Requirement{a, b}},
+			map[string]bool{"abc": false}},
 		{"none of", requirement.Requirement{Of: []requirement.Requirement{a, b}}, map[string]bool{"": false, "abc": false}},
-		{"negative", requirement.Requirement{AtLeast: -1, Of: []requirement.Requirement{a}}, map[string]bool{"": false, "abc": false}},
+		{"negative", requirement.Requirement{AtLeast: -1, Of: []requirement.Requirement{a}},
+			map[string]bool{"": false, "abc": false}},
 		{"pass", static(true, ""), map[string]bool{"": true}},
 		{"fail", static(false, ""), map[string]bool{"abc": false}},
 		{"a key or pass", requirement.AtLeast(1, a, static(true, "")), map[string]bool{"": true}},
 		{"all of no entry", requirement.AtLeast(0), map[string]bool{"abc": false}},
 	} {
 		for signers, want := range tc.want {
-			if got := tc.r.Met(func(s *requirement.Signer) bool { return strings.Contains(signers, string(s.Key.Public)) }); got != want {
+			if got := tc.r.Met(func(s *requirement.Signer) bool {
+				return strings.Contains(signers,
+					string(s.Key.Public))
+			}); got != want {
 				t.Errorf("%s, signed by %q: %v; want %v", tc.name, signers, got, want)
 			}
 		}
@@ -248,8 +271,10 @@ func TestMet(t *testing.T) {
 		r    requirement.Requirement
 		want bool
 	}{
-		"a key": {a, true}, "pass": {static(true, ""), false}, "fail": {static(false, ""), false}, "zero": {requirement.Requirement{}, false},
-		"a key or pass": {requirement.AtLeast(1, a, static(true, "")), false}, "a key or fail": {requirement.AtLeast(1, a, static(false, "")), true},
+		"a key": {a, true}, "pass": {static(true, ""), false}, "fail": {static(false, ""), false},
+		"zero":          {requirement.Requirement{}, false},
+		"a key or pass": {requirement.AtLeast(1, a, static(true, "")), false},
+		"a key or fail": {requirement.AtLeast(1, a, static(false, "")), true},
 	} {
 		if got := tc.r.NeedsSignature(); got != tc.want {
 			t.Errorf("%s: NeedsSignature = %v; want %v", name, got, tc.want)
@@ -260,9 +285,10 @@ func TestMet(t *testing.T) {
 func TestRequirementInWords(t *testing.T) {
 	for want, r := range map[string]requirement.Requirement{
 		"nothing": static(true, ""), "no image is allowed": static(false, ""),
-		"key sha256:ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb":               key("a"),
-		"identity https://git.test/team/* of issuer https://issuer.test":                            keyless(func(*requirement.Signer) {}),
-		"at least 1 of (identity https://git.test/team/* of issuer https://issuer.test; no signer)": requirement.AtLeast(1, keyless(func(*requirement.Signer) {}), signed(requirement.Signer{})),
+		"key sha256:ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb": key("a"),
+		"identity https://git.test/team/* of issuer https://issuer.test":              keyless(func(*requirement.Signer) {}),
+		"at least 1 of (identity https://git.test/team/* of issuer https://issuer.test; no signer)": requirement.AtLeast(1,
+			keyless(func(*requirement.Signer) {}), signed(requirement.Signer{})),
 	} {
 		if got := r.String(); got != want {
 			t.Errorf("String = %q; want %q", got, want)
@@ -281,9 +307,10 @@ func TestText(t *testing.T) {
 		yes, no []string
 		inWords string
 	}{
-		"zero":       {requirement.Text{}, nil, []string{"", "a"}, ""},
-		"exact":      {requirement.Exactly("a*"), []string{"a*"}, []string{"a", "ab", ""}, "a*"},
-		"glob":       {requirement.Glob("https://a.b/*@c?"), []string{"https://a.b/@cd", "https://a.b/x/y\n@cd"}, []string{"https://aab/@cd", "https://a.b/@c", "xhttps://a.b/@cd", "https://a.b/@cd\n"}, "https://a.b/*@c?"},
+		"zero":  {requirement.Text{}, nil, []string{"", "a"}, ""},
+		"exact": {requirement.Exactly("a*"), []string{"a*"}, []string{"a", "ab", ""}, "a*"},
+		"glob": {requirement.Glob("https://a.b/*@c?"), []string{"https://a.b/@cd", "https://a.b/x/y\n@cd"},
+			[]string{"https://aab/@cd", "https://a.b/@c", "xhttps://a.b/@cd", "https://a.b/@cd\n"}, "https://a.b/*@c?"},
 		"expression": {expression("a|b+"), []string{"a", "bb"}, []string{"ab", "a\n", "", "xa"}, "matching a|b+"},
 	} {
 		for _, s := range tc.yes {

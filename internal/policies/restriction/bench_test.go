@@ -21,7 +21,8 @@ func many(tb testing.TB, n int, distinct bool) []restriction.File {
 		p, err := restriction.Parse(data)
 		must(tb, err)
 		p.Metadata.Name = fmt.Sprintf("policy-%d", i)
-		p.Spec.Metadata = &restriction.ObjectMetaRestriction{Labels: &restriction.StringMapRestriction{RequiredKeys: []string{"team"}}}
+		labels := &restriction.StringMapRestriction{RequiredKeys: []string{"team"}}
+		p.Spec.Metadata = &restriction.ObjectMetaRestriction{Labels: labels}
 		if i%10 == 0 {
 			p.Spec.Metadata.Labels.Values = map[string]restriction.StringRestriction{"team": {Regex: "team-[a-z]+"}}
 		}
@@ -30,7 +31,8 @@ func many(tb testing.TB, n int, distinct bool) []restriction.File {
 			own = fmt.Sprintf("registry-%d.test", i)
 			p.Spec.Spec.Volumes[0].VolumeType.Whitelist = append(p.Spec.Spec.Volumes[0].VolumeType.Whitelist, own)
 		}
-		p.Spec.Spec.Containers[0].Image = []restriction.ImageRestriction{{Registry: &restriction.StringRestriction{Whitelist: []string{own, "registry.test"}}}}
+		registry := &restriction.StringRestriction{Whitelist: []string{own, "registry.test"}}
+		p.Spec.Spec.Containers[0].Image = []restriction.ImageRestriction{{Registry: registry}}
 		text, err := yaml.Marshal(p)
 		must(tb, err)
 		files[i] = restriction.File{Name: p.Metadata.Name + ".yaml", Data: text}

@@ -40,13 +40,14 @@ func TestDocumentedFields(t *testing.T) {
 
 // The restrictions that replace admission plugins are valid.
 func TestDocumentedPlugins(t *testing.T) {
-	_, section, _ := strings.Cut(string(read(t, "../../../docs/restriction-fields.md")), "## What replaces admission plugins\n")
+	_, section, _ := strings.Cut(string(read(t, "../../../docs/restriction-fields.md")),
+		"## What replaces admission plugins\n")
 	snippets := regexp.MustCompile("`([a-zA-Z]+: [{\\[][^`]*)`").FindAllStringSubmatch(section, -1)
 	if len(snippets) == 0 {
 		t.Error("no restriction replaces a plugin")
 	}
 	for _, s := range snippets {
-		if _, err := restriction.Parse([]byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: a}\nspec: {spec: {" + s[1] + "}}\n")); err != nil {
+		if _, err := restriction.Parse([]byte(header + "spec: {spec: {" + s[1] + "}}\n")); err != nil {
 			t.Errorf("%s: %v", s[1], err)
 		}
 	}

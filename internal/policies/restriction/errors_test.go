@@ -59,10 +59,11 @@ func TestLoadReportsAllFiles(t *testing.T) {
 // The proposal has two examples. In the second, one item of a list is a mapping, and a colon is missing.
 func TestExamplesOfTheProposal(t *testing.T) {
 	for name, want := range map[string]string{
-		"proposal-restricted":              "",
-		"proposal-kube-system":             "",
-		"proposal-kube-system-malformed":   "yaml: line 16: mapping values are not allowed in this context",
-		"proposal-kube-system-item-is-map": "spec.metadata.labels.requireKeys[1]: Invalid type: object: must be a string, in quotes (line 13)",
+		"proposal-restricted":            "",
+		"proposal-kube-system":           "",
+		"proposal-kube-system-malformed": "yaml: line 16: mapping values are not allowed in this context",
+		"proposal-kube-system-item-is-map": "spec.metadata.labels.requireKeys[1]: Invalid type: object: must be a string, " +
+			"in quotes (line 13)",
 	} {
 		p, err := restriction.Parse(read(t, "testdata/"+name+".yaml"))
 		switch {
@@ -101,15 +102,19 @@ func read(tb testing.TB, name string) []byte {
 // Both spellings of the proposal are one policy.
 func TestSpellings(t *testing.T) {
 	for given, spelled := range map[string]string{
-		"{spec: {dnsPolicy: {allowNil: false}}}":                        "{spec: {dnsPolicy: {forbidNil: true}}}",
-		"{spec: {dnsPolicy: {allowNil: true}}}":                         "{spec: {dnsPolicy: {forbidNil: false}}}",
-		"{metadata: {labels: {requireKeys: [a]}}}":                      "{metadata: {labels: {requiredKeys: [a]}}}",
-		"{metadata: {labels: {valueRestrictions: {a: {regex: b}}}}}":    "{metadata: {labels: {values: {a: {regex: b}}}}}",
-		"{metadata: {labels: {values: {requireKeys: {regex: b}}}}}":     "{metadata: {labels: {values: {requireKeys: {regex: b}}}}}",
-		"{spec: {volumes: {volumeType: {whitelist: [secret]}}}}":        "{spec: {volumes: [{volumeType: {whitelist: [secret]}}]}}",
-		"{spec: {volumes: {volumeType: {values: {whitelist: [nfs]}}}}}": "{spec: {volumes: [{volumeType: {whitelist: [nfs]}}]}}",
+		"{spec: {dnsPolicy: {allowNil: false}}}":                     "{spec: {dnsPolicy: {forbidNil: true}}}",
+		"{spec: {dnsPolicy: {allowNil: true}}}":                      "{spec: {dnsPolicy: {forbidNil: false}}}",
+		"{metadata: {labels: {requireKeys: [a]}}}":                   "{metadata: {labels: {requiredKeys: [a]}}}",
+		"{metadata: {labels: {valueRestrictions: {a: {regex: b}}}}}": "{metadata: {labels: {values: {a: {regex: b}}}}}",
+		"{metadata: {labels: {values: {requireKeys: {regex: b}}}}}": "{metadata: {labels: {values: {requireKeys: " +
+			"{regex: b}}}}}",
+		"{spec: {volumes: {volumeType: {whitelist: [secret]}}}}": "{spec: {volumes: [{volumeType: {whitelist: " +
+			"[secret]}}]}}",
+		"{spec: {volumes: {volumeType: {values: {whitelist: [nfs]}}}}}": "{spec: {volumes: [{volumeType: {whitelist: " +
+			"[nfs]}}]}}",
 	} {
-		if got, want := parsed(t, file("a", "", given).Data), parsed(t, file("a", "", spelled).Data); !reflect.DeepEqual(got, want) {
+		if got, want := parsed(t, file("a", "", given).Data),
+			parsed(t, file("a", "", spelled).Data); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s is\n%+v\nwant\n%+v", given, got, want)
 		}
 	}

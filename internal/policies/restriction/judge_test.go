@@ -33,13 +33,17 @@ func TestBinding(t *testing.T) {
 		{"an empty selector", ", namespaceSelector: {}", unknown, true, true},
 		{"name or labels", ", namespaces: [team-b], namespaceSelector: {matchLabels: {team: a}}", known, true, true},
 		{"labels or name", ", namespaces: [team-a], namespaceSelector: {matchLabels: {team: b}}", known, true, true},
-		{"neither name nor labels", ", namespaces: [team-b], namespaceSelector: {matchLabels: {team: b}}", known, false, false},
+		{"neither name nor labels", ", namespaces: [team-b], namespaceSelector: {matchLabels: {team: b}}", known, false,
+			false},
 		{"In", ", namespaceSelector: {matchExpressions: [{key: team, operator: In, values: [b, a]}]}", known, true, true},
-		{"NotIn", ", namespaceSelector: {matchExpressions: [{key: team, operator: NotIn, values: [a]}]}", known, false, false},
-		{"NotIn without the label", ", namespaceSelector: {matchExpressions: [{key: tier, operator: NotIn, values: [a]}]}", known, true, true},
+		{"NotIn", ", namespaceSelector: {matchExpressions: [{key: team, operator: NotIn, values: [a]}]}", known, false,
+			false},
+		{"NotIn without the label", ", namespaceSelector: {matchExpressions: [{key: tier, operator: NotIn, values: [a]}]}",
+			known, true, true},
 		{"Exists", ", namespaceSelector: {matchExpressions: [{key: tier, operator: Exists}]}", known, false, false},
 		{"DoesNotExist", ", namespaceSelector: {matchExpressions: [{key: tier, operator: DoesNotExist}]}", known, true, true},
-		{"all conditions must be met", ", namespaceSelector: {matchLabels: {team: a}, matchExpressions: [{key: tier, operator: Exists}]}", known, false, false},
+		{"all conditions must be met", ", namespaceSelector: {matchLabels: {team: a}, matchExpressions: [{key: tier, " +
+			"operator: Exists}]}", known, false, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			pod := allowed()
@@ -49,7 +53,8 @@ func TestBinding(t *testing.T) {
 				t.Errorf("bound as Drop: %v; want %v", !d.Admitted, tc.drop)
 			}
 			accept := load(t, file("accept", "{mode: Accept"+tc.binding+"}", "{}"), file("deny", "", noWeb))
-			if d := accept.Judge(&pod, nil, restriction.Options{}); d.Admitted != tc.accept || (d.AcceptedBy == "accept") != tc.accept {
+			if d := accept.Judge(&pod, nil, restriction.Options{}); d.Admitted != tc.accept ||
+				(d.AcceptedBy == "accept") != tc.accept {
 				t.Errorf("bound as Accept: %v by %q; want %v", d.Admitted, d.AcceptedBy, tc.accept)
 			}
 		})
@@ -61,10 +66,12 @@ func TestUnknownNamespace(t *testing.T) {
 	pod := allowed()
 	pod.Namespace = ""
 	const no = noWeb
-	if d := load(t, file("drop", "{namespaces: [team-b]}", no)).Judge(&pod, nil, restriction.Options{From: atNode}); d.Admitted {
+	if d := load(t, file("drop", "{namespaces: [team-b]}", no)).Judge(&pod, nil,
+		restriction.Options{From: atNode}); d.Admitted {
 		t.Error("a Drop policy is not bound to an unknown namespace")
 	}
-	if d := load(t, file("accept", "{mode: Accept, namespaces: [team-b]}", "{}"), file("drop", "", no)).Judge(&pod, nil, restriction.Options{}); d.Admitted {
+	if d := load(t, file("accept", "{mode: Accept, namespaces: [team-b]}", "{}"), file("drop", "", no)).Judge(&pod, nil,
+		restriction.Options{}); d.Admitted {
 		t.Error("an Accept policy is bound to an unknown namespace")
 	}
 }
@@ -76,7 +83,8 @@ func TestAcceptIsForTheWholePod(t *testing.T) {
 	of := func(path string) string {
 		return "{spec: {containers: [{image: [{image: {whitelist: [" + path + "]}}]}]}}"
 	}
-	set := load(t, file("a", "{mode: Accept}", of("team/a")), file("b", "{mode: Accept}", of("team/b")), file("drop", "", noWeb))
+	set := load(t, file("a", "{mode: Accept}", of("team/a")), file("b", "{mode: Accept}", of("team/b")),
+		file("drop", "", noWeb))
 	pod, a, b := allowed(), container("a"), container("b")
 	a.Image, b.Image = admission.Set("repo.test/team/a:1"), admission.Set("repo.test/team/b:1")
 	for _, tc := range []struct {
@@ -87,9 +95,12 @@ func TestAcceptIsForTheWholePod(t *testing.T) {
 	}{
 		{"the webhook", []admission.Container{a, b}, restriction.Options{From: restriction.Admission}, ""},
 		{"the webhook, one container", []admission.Container{a}, restriction.Options{From: restriction.Admission}, "a"},
-		{"the pod source, a", []admission.Container{a}, restriction.Options{From: withPods, Others: []admission.Container{b}}, ""},
-		{"the pod source, b", []admission.Container{b}, restriction.Options{From: withPods, Others: []admission.Container{a}}, ""},
-		{"the pod source, equal containers", []admission.Container{b}, restriction.Options{From: withPods, Others: []admission.Container{b}}, "b"},
+		{"the pod source, a", []admission.Container{a}, restriction.Options{From: withPods, Others: []admission.Container{b}},
+			""},
+		{"the pod source, b", []admission.Container{b}, restriction.Options{From: withPods, Others: []admission.Container{a}},
+			""},
+		{"the pod source, equal containers", []admission.Container{b},
+			restriction.Options{From: withPods, Others: []admission.Container{b}}, "b"},
 		{"without the pod source, a", []admission.Container{a}, restriction.Options{From: atNode}, "a"},
 		{"without the pod source, b", []admission.Container{b}, restriction.Options{From: atNode}, "b"},
 	} {
@@ -98,7 +109,8 @@ func TestAcceptIsForTheWholePod(t *testing.T) {
 		}
 	}
 	drop := load(t, file("drop", "", of("team/a")))
-	if d := drop.Judge(&pod, []admission.Container{a}, restriction.Options{From: withPods, Others: []admission.Container{b}}); !d.Admitted {
+	if d := drop.Judge(&pod, []admission.Container{a},
+		restriction.Options{From: withPods, Others: []admission.Container{b}}); !d.Admitted {
 		t.Errorf("violations %v of another container", d.Violations)
 	}
 }
@@ -106,7 +118,8 @@ func TestAcceptIsForTheWholePod(t *testing.T) {
 func TestCombination(t *testing.T) {
 	const no, yes = noWeb, "{metadata: {name: {whitelist: [web]}}}"
 	audit := func(f restriction.File) restriction.File {
-		f.Data = []byte(strings.Replace(string(f.Data), "{name: "+f.Name[:len(f.Name)-5]+"}", "{name: "+f.Name[:len(f.Name)-5]+", annotations: {policy.pullgate.dev/mode: Audit}}", 1))
+		f.Data = []byte(strings.Replace(string(f.Data), "{name: "+f.Name[:len(f.Name)-5]+"}",
+			"{name: "+f.Name[:len(f.Name)-5]+", annotations: {policy.pullgate.dev/mode: Audit}}", 1))
 		return f
 	}
 	accept := func(name, spec string) restriction.File { return file(name, "{mode: Accept}", spec) }
@@ -120,13 +133,15 @@ func TestCombination(t *testing.T) {
 		{"no policy", nil, true, nil},
 		{"all Drop policies match", []restriction.File{drop("a", yes), drop("b", yes)}, true, nil},
 		{"one Drop policy does not", []restriction.File{drop("a", yes), drop("b", no)}, false, []string{"b"}},
-		{"every violated policy is named", []restriction.File{drop("c", no), drop("a", no), drop("b", yes)}, false, []string{"a", "c"}},
+		{"every violated policy is named", []restriction.File{drop("c", no), drop("a", no), drop("b", yes)}, false,
+			[]string{"a", "c"}},
 		{"any Accept policy is enough", []restriction.File{drop("a", no), accept("b", no), accept("c", yes)}, true, nil},
 		{"no Accept policy matches", []restriction.File{drop("a", no), accept("b", no)}, false, []string{"a"}},
 		{"an Accept policy alone denies no pod", []restriction.File{accept("b", no)}, true, nil},
 		{"audit reports", []restriction.File{audit(drop("a", no))}, true, []string{"a"}},
 		{"audit beside enforcement", []restriction.File{audit(drop("a", no)), drop("b", no)}, false, []string{"a", "b"}},
-		{"an audited Accept does not admit", []restriction.File{audit(accept("a", yes)), drop("b", no)}, false, []string{"b"}},
+		{"an audited Accept does not admit", []restriction.File{audit(accept("a", yes)), drop("b", no)}, false,
+			[]string{"b"}},
 		{"an audited Accept meets audit", []restriction.File{audit(accept("a", yes)), audit(drop("b", no))}, true, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -143,7 +158,8 @@ func TestCombination(t *testing.T) {
 	}
 	var none *restriction.Set
 	pod := allowed()
-	if d := none.Judge(&pod, nil, restriction.Options{}); !d.Admitted || none.Len() != 0 || none.Unjudged(atNode) != nil || none.Restricted() != nil {
+	if d := none.Judge(&pod, nil, restriction.Options{}); !d.Admitted || none.Len() != 0 || none.Unjudged(atNode) != nil ||
+		none.Restricted() != nil {
 		t.Errorf("a nil Set judges %+v; want the pod admitted and nothing else", d)
 	}
 	if (restriction.Decision{}).Admitted {
@@ -152,8 +168,10 @@ func TestCombination(t *testing.T) {
 }
 
 func TestUnjudgedNamesPolicyAndPath(t *testing.T) {
-	s := load(t, file("b", "{namespaceSelector: {matchLabels: {a: b}}}", "{spec: {restartPolicy: {whitelist: [Always]}, volumes: {forbidEmpty: true, hostPath: {type: {requireNil: true}}}}}"),
-		file("a", "{namespaceSelector: {}}", "{spec: {initContainers: [{imagePullPolicy: {whitelist: [Always]}, securityContext: {privileged: {allowNil: false, require: false}, runAsUser: {allowNil: false}}}]}}"))
+	s := load(t, file("b", "{namespaceSelector: {matchLabels: {a: b}}}",
+		"{spec: {restartPolicy: {whitelist: [Always]}, volumes: {forbidEmpty: true, hostPath: {type: {requireNil: true}}}}}"),
+		file("a", "{namespaceSelector: {}}", "{spec: {initContainers: [{imagePullPolicy: {whitelist: [Always]}, "+
+			"securityContext: {privileged: {allowNil: false, require: false}, runAsUser: {allowNil: false}}}]}}"))
 	for from, want := range map[restriction.Source][]restriction.PolicyField{
 		atNode: {
 			{Policy: "a", Path: "spec.spec.initContainers[0].imagePullPolicy"},
@@ -170,36 +188,27 @@ func TestUnjudgedNamesPolicyAndPath(t *testing.T) {
 			t.Errorf("Unjudged(%d) = %v; want %v", from, got, want)
 		}
 	}
-	if got := s.Restricted(); !slices.Contains(got, "spec.spec.containers[].securityContext.runAsUser") || slices.Contains(got, "spec.spec.dnsPolicy") {
+	if got := s.Restricted(); !slices.Contains(got, "spec.spec.containers[].securityContext.runAsUser") ||
+		slices.Contains(got, "spec.spec.dnsPolicy") {
 		t.Errorf("Restricted = %q; want the fields of the policies and no others", got)
-	}
-}
-
-// The node never knows these fields without the pod source; the documentation promises the list.
-func TestFieldsThatTheNodeNeverKnows(t *testing.T) {
-	var never []string
-	for _, f := range restriction.Fields() {
-		if f.Node > f.PodSource {
-			t.Errorf("%s is %s with the pod source and %s without", f.Path, f.PodSource, f.Node)
-		}
-		if f.Node == restriction.Never {
-			never = append(never, f.Path[strings.LastIndex(f.Path, ".")+1:])
-		}
-	}
-	if want := []string{"namespaceSelector", "restartPolicy", "dnsPolicy", "nodeSelector", "activeDeadlineSeconds", "type", "imagePullPolicy"}; !slices.Equal(never, want) {
-		t.Errorf("the node never knows %q; want %q", never, want)
 	}
 }
 
 // The table has the fields that policies can restrict, and no others.
 func TestTableOfFieldsIsComplete(t *testing.T) {
-	security := "{privileged: {}, runAsUser: {}, runAsGroup: {}, runAsNonRoot: {}, readOnlyRootFilesystem: {}, allowPrivilegeEscalation: {}, " +
+	security := "{privileged: {}, runAsUser: {}, runAsGroup: {}, runAsNonRoot: {}, readOnlyRootFilesystem: {}, " +
+		"allowPrivilegeEscalation: {}, " +
 		"capabilities: {add: {}, drop: {}}, seLinuxOptions: {user: {}, role: {}, type: {}, level: {}}}"
-	volume := "{forbidEmpty: true, volumeType: {}, hostPath: {path: {}, type: {}}, mount: {readOnly: {}, mountPropagation: {}}}"
-	s := load(t, file("all", "{namespaceSelector: {matchLabels: {a: b}}}", "{metadata: {name: {}, labels: {}, annotations: {}}, spec: {"+
-		"restartPolicy: {}, terminationGracePeriodSeconds: {}, activeDeadlineSeconds: {}, dnsPolicy: {}, nodeSelector: {}, automountServiceAccountToken: {}, "+
-		"securityContext: {hostNetwork: {}, hostPID: {}, hostIPC: {}, shareProcessNamespace: {}, supplementalGroups: {}, fsGroup: {}}, "+
-		"volumes: "+volume+", containers: [{image: [{registry: {}, image: {}, tag: {}}], imagePullPolicy: {}, securityContext: "+security+"}]}}"))
+	volume := "{forbidEmpty: true, volumeType: {}, hostPath: {path: {}, type: {}}, mount: {readOnly: {}, " +
+		"mountPropagation: {}}}"
+	s := load(t, file("all", "{namespaceSelector: {matchLabels: {a: b}}}",
+		"{metadata: {name: {}, labels: {}, annotations: {}}, spec: {"+
+			"restartPolicy: {}, terminationGracePeriodSeconds: {}, activeDeadlineSeconds: {}, dnsPolicy: {}, nodeSelector: {}, "+
+			"automountServiceAccountToken: {}, "+
+			"securityContext: {hostNetwork: {}, hostPID: {}, hostIPC: {}, shareProcessNamespace: {}, supplementalGroups: {}, "+
+			"fsGroup: {}}, "+
+			"volumes: "+volume+", containers: [{image: [{registry: {}, image: {}, tag: {}}], imagePullPolicy: {}, "+
+			"securityContext: "+security+"}]}}"))
 	var all []string
 	for _, f := range restriction.Fields() {
 		all = append(all, f.Path)
@@ -237,10 +246,12 @@ func TestFieldsReadWhatTheirNamesSay(t *testing.T) {
 }
 
 func TestPresetsJudge(t *testing.T) {
-	if got, want := restriction.Presets(), []string{"baseline", "restricted", "runtime-sockets"}; !slices.Equal(got, want) {
+	if got, want := restriction.Presets(), []string{"baseline", "restricted", "runtime-sockets"}; !slices.Equal(got,
+		want) {
 		t.Fatalf("Presets = %q; want %q", got, want)
 	}
-	if _, err := restriction.Preset("root"); err == nil || !strings.Contains(err.Error(), "there are baseline, restricted, runtime-sockets") {
+	if _, err := restriction.Preset("root"); err == nil ||
+		!strings.Contains(err.Error(), "there are baseline, restricted, runtime-sockets") {
 		t.Errorf("Preset(root) = %v; want the names that there are", err)
 	}
 	socket := container("web")
@@ -272,18 +283,21 @@ func TestPresetsJudge(t *testing.T) {
 
 // A tenant chooses the number and the size of annotations and mounts; the cost stays small and the report short.
 func TestLargePods(t *testing.T) {
-	s := policy(t, "{metadata: {annotations: {keyWhitelist: [a, b], values: {a: {whitelist: [x]}}}}, spec: {volumes: [{hostPath: {path: {whitelist: [/a]}}}]}}")
+	s := policy(t, "{metadata: {annotations: {keyWhitelist: [a, b], values: {a: {whitelist: [x]}}}}, spec: {volumes: "+
+		"[{hostPath: {path: {whitelist: [/a]}}}]}}")
 	pod, c := allowed(), container("web")
 	many := map[string]string{}
 	for i := range 10_000 {
 		many[strings.Repeat("k", 20)+string(rune('a'+i%26))+strings.Repeat("i", i%50)+string(rune(i+256))] = "v"
 	}
 	pod.Annotations = set(many)
-	if d := s.Judge(&pod, []admission.Container{c}, restriction.Options{}); d.Admitted || len(d.Violations[0].String()) > 500 {
+	if d := s.Judge(&pod, []admission.Container{c}, restriction.Options{}); d.Admitted ||
+		len(d.Violations[0].String()) > 500 {
 		t.Errorf("Judge of 10,000 annotations = %+v; want a short violation", d)
 	}
 	pod.Annotations = set(map[string]string{"a": strings.Repeat("v", 256<<10)})
-	if d := s.Judge(&pod, []admission.Container{c}, restriction.Options{}); d.Admitted || len(d.Violations[0].String()) > 500 {
+	if d := s.Judge(&pod, []admission.Container{c}, restriction.Options{}); d.Admitted ||
+		len(d.Violations[0].String()) > 500 {
 		t.Errorf("Judge of 256 KiB of annotations = %d violations; want a short one", len(d.Violations))
 	}
 	pod.Annotations = set(map[string]string{})
@@ -300,8 +314,10 @@ func TestLargePods(t *testing.T) {
 
 func TestPolicies(t *testing.T) {
 	audit := file("audit", "{mode: Accept, namespaces: [a, b]}", "{}")
-	audit.Data = []byte(strings.Replace(string(audit.Data), "{name: audit}", "{name: audit, annotations: {policy.pullgate.dev/mode: Audit}}", 1))
-	set := load(t, file("selected", "{namespaceSelector: {matchLabels: {z: '1', a: '2'}, matchExpressions: [{key: b, operator: In, values: [v, w]}, "+
+	audit.Data = []byte(strings.Replace(string(audit.Data), "{name: audit}",
+		"{name: audit, annotations: {policy.pullgate.dev/mode: Audit}}", 1))
+	set := load(t, file("selected", "{namespaceSelector: {matchLabels: {z: '1', a: '2'}, matchExpressions: [{key: b, "+
+		"operator: In, values: [v, w]}, "+
 		"{key: c, operator: NotIn, values: [x]}, {key: d, operator: Exists}, {key: e, operator: DoesNotExist}]}}", "{}"),
 		audit, file("everywhere", "", "{}"), file("empty", "{namespaces: [a], namespaceSelector: {}}", "{}"))
 	want := []restriction.Summary{
@@ -318,26 +334,10 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// The types of volumes are compared as sets. A type that is not known is in no set, whatever the list has.
-func TestUnknownTypeOfVolume(t *testing.T) {
-	set := policy(t, `{spec: {volumes: [{volumeType: {whitelist: ["", secret]}}]}}`)
-	pod, c := allowed(), container("web")
-	unknown := mount("/mnt", "secret")
-	unknown.Volume = admission.Volume{}
-	for name, test := range map[string]struct {
-		mount admission.Mount
-		want  bool
-	}{"secret": {mount("/mnt", "secret"), true}, "configMap": {mount("/mnt", "configMap"), false}, "unknown": {unknown, false}} {
-		c.Mounts = admission.Set([]admission.Mount{test.mount})
-		if d := set.Judge(&pod, []admission.Container{c}, restriction.Options{From: atNode}); d.Admitted != test.want {
-			t.Errorf("%s: admitted = %v; want %v: %v", name, d.Admitted, test.want, d.Violations)
-		}
-	}
-}
-
 // The report of one policy does not change what another one with an equal part answers.
 func TestReportsAreIndependent(t *testing.T) {
-	const lists = "containers: [{securityContext: {privileged: {require: false}}}], initContainers: [{securityContext: {privileged: {require: true}}}]"
+	const lists = "containers: [{securityContext: {privileged: {require: false}}}], initContainers: [{securityContext: " +
+		"{privileged: {require: true}}}]"
 	set := load(t,
 		file("a", "", "{spec: {securityContext: {hostNetwork: {require: true}}, "+lists+"}}"),
 		file("b", "", "{spec: {"+lists+"}}"))
@@ -359,7 +359,9 @@ func TestViolationsAreBounded(t *testing.T) {
 	const policies, most = 3, 100
 	var files []restriction.File
 	for i := range policies {
-		files = append(files, file(fmt.Sprintf("p%d", i), "", fmt.Sprintf("{spec: {volumes: [{hostPath: {path: {blacklist: [/a, /p%d]}}}, {volumeType: {whitelist: [secret]}}]}}", i)))
+		files = append(files, file(fmt.Sprintf("p%d", i), "",
+			fmt.Sprintf("{spec: {volumes: [{hostPath: {path: {blacklist: [/a, /p%d]}}}, {volumeType: {whitelist: [secret]}}]}}",
+				i)))
 	}
 	c := container("web")
 	var mounts []admission.Mount
@@ -373,7 +375,8 @@ func TestViolationsAreBounded(t *testing.T) {
 	pod := allowed()
 	d := load(t, files...).Judge(&pod, []admission.Container{c}, restriction.Options{From: atNode})
 	if d.Admitted || len(d.Violations) != policies*most {
-		t.Fatalf("Judge = %v with %d violations; want a denial with %d for each of %d policies", d.Admitted, len(d.Violations), most, policies)
+		t.Fatalf("Judge = %v with %d violations; want a denial with %d for each of %d policies", d.Admitted,
+			len(d.Violations), most, policies)
 	}
 	if text := d.Violations[0].String(); len(text) > 1000 || strings.Contains(text, "\n") {
 		t.Errorf("a message of %d bytes: %q", len(text), text)

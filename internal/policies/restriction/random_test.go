@@ -28,47 +28,62 @@ func some(r random, field, v string) string {
 }
 
 func (r random) str(values ...string) string {
-	return "{" + some(r, "whitelist", "["+pick(r, values...)+", "+pick(r, values...)+"]") + some(r, "blacklist", "["+pick(r, values...)+"]") +
+	return "{" + some(r, "whitelist", "["+pick(r, values...)+", "+pick(r, values...)+"]") + some(r, "blacklist",
+		"["+pick(r, values...)+"]") +
 		some(r, "regex", "'"+pick(r, values...)+".*'") + pick(r, "", "", "allowNil: false", "requireNil: true") + "}"
 }
 
 func (r random) number() string {
-	return "{" + some(r, "ranges", "[{min: "+pick(r, "0", "1", "1000")+"}, {max: 0}]") + pick(r, "", "", "forbidNil: true", "requireNil: true") + "}"
+	return "{" + some(r, "ranges", "[{min: "+pick(r, "0", "1", "1000")+"}, {max: 0}]") + pick(r, "", "", "forbidNil: true",
+		"requireNil: true") + "}"
 }
 
 func (r random) boolean() string {
-	return "{" + some(r, "require", pick(r, "true", "false")) + pick(r, "", "", "forbidNil: true", "requireNil: true") + "}"
+	return "{" + some(r, "require", pick(r, "true", "false")) + pick(r, "", "", "forbidNil: true", "requireNil: true") +
+		"}"
 }
 
 func (r random) mapping(keys, values []string) string {
-	return "{" + some(r, "requireKeys", "["+pick(r, keys...)+"]") + some(r, "keyWhitelist", "["+strings.Join(keys, ", ")+"]") +
-		some(r, "keyBlacklist", "["+pick(r, keys...)+"]") + some(r, "values", "{"+pick(r, keys...)+": "+r.str(values...)+"}") + "}"
+	return "{" + some(r, "requireKeys", "["+pick(r, keys...)+"]") + some(r, "keyWhitelist",
+		"["+strings.Join(keys, ", ")+"]") +
+		some(r, "keyBlacklist", "["+pick(r, keys...)+"]") + some(r, "values",
+		"{"+pick(r, keys...)+": "+r.str(values...)+"}") + "}"
 }
 
 func (r random) container() string {
-	caps := "{" + some(r, "add", "{values: {whitelist: [CHOWN, NET_RAW]}}") + some(r, "drop", "{requiredValues: ["+pick(r, "ALL", "KILL")+"]}") + "}"
-	security := "{" + some(r, "privileged", r.boolean()) + some(r, "runAsUser", r.number()) + some(r, "runAsNonRoot", r.boolean()) +
-		some(r, "readOnlyRootFilesystem", r.boolean()) + some(r, "allowPrivilegeEscalation", r.boolean()) + some(r, "capabilities", caps) +
+	caps := "{" + some(r, "add", "{values: {whitelist: [CHOWN, NET_RAW]}}") + some(r, "drop",
+		"{requiredValues: ["+pick(r, "ALL", "KILL")+"]}") + "}"
+	security := "{" + some(r, "privileged", r.boolean()) + some(r, "runAsUser", r.number()) + some(r, "runAsNonRoot",
+		r.boolean()) +
+		some(r, "readOnlyRootFilesystem", r.boolean()) + some(r, "allowPrivilegeEscalation", r.boolean()) + some(r,
+		"capabilities", caps) +
 		some(r, "seLinuxOptions", "{type: "+r.str("container_t", "spc_t")+"}") + "}"
-	return "{" + some(r, "image", "[{registry: "+r.str("docker.io", "registry.test")+", tag: "+r.str("latest", "v1")+"}]") +
+	return "{" + some(r, "image", "[{registry: "+r.str("docker.io", "registry.test")+", tag: "+r.str("latest",
+		"v1")+"}]") +
 		some(r, "imagePullPolicy", r.str("Always", "Never")) + some(r, "securityContext", security) + "}"
 }
 
 func (r random) spec() string {
-	security := "{" + some(r, "hostNetwork", r.boolean()) + some(r, "hostPID", r.boolean()) + some(r, "shareProcessNamespace", r.boolean()) +
+	security := "{" + some(r, "hostNetwork", r.boolean()) + some(r, "hostPID", r.boolean()) + some(r,
+		"shareProcessNamespace", r.boolean()) +
 		some(r, "supplementalGroups", r.number()) + some(r, "fsGroup", r.number()) + "}"
-	volume := "{" + some(r, "volumeType", r.str("secret", "hostPath", "emptyDir")) + some(r, "hostPath", "{path: {whitelist: ["+pick(r, "/a", "/a/b", "/")+"]}}") +
+	volume := "{" + some(r, "volumeType", r.str("secret", "hostPath", "emptyDir")) + some(r, "hostPath",
+		"{path: {whitelist: ["+pick(r, "/a", "/a/b", "/")+"]}}") +
 		some(r, "mount", "{readOnly: "+r.boolean()+"}") + "}"
-	pod := "{" + some(r, "restartPolicy", r.str("Always", "Never")) + some(r, "terminationGracePeriodSeconds", r.number()) +
-		some(r, "nodeSelector", r.mapping([]string{"disk", "zone"}, []string{"ssd", "b"})) + some(r, "securityContext", security) +
+	pod := "{" + some(r, "restartPolicy", r.str("Always", "Never")) + some(r, "terminationGracePeriodSeconds",
+		r.number()) +
+		some(r, "nodeSelector", r.mapping([]string{"disk", "zone"}, []string{"ssd", "b"})) + some(r, "securityContext",
+		security) +
 		some(r, "containers", "["+r.container()+", "+r.container()+"]") + some(r, "initContainers", "["+r.container()+"]") +
 		some(r, "volumes", pick(r, volume, "["+volume+", "+volume+"]")) + "}"
-	meta := "{" + some(r, "name", r.str("web", "db")) + some(r, "labels", r.mapping([]string{"app", "tier"}, []string{"web", "db"})) + "}"
+	meta := "{" + some(r, "name", r.str("web", "db")) + some(r, "labels",
+		r.mapping([]string{"app", "tier"}, []string{"web", "db"})) + "}"
 	return "{" + some(r, "metadata", meta) + "spec: " + pod + "}"
 }
 
 func (r random) file(name, mode string) restriction.File {
-	return file(name, "{mode: "+mode+pick(r, "", ", namespaces: [team-a]", ", namespaceSelector: {matchLabels: {team: a}}", ", namespaces: [team-b]")+"}", r.spec())
+	return file(name, "{mode: "+mode+pick(r, "", ", namespaces: [team-a]", ", namespaceSelector: {matchLabels: {team: a}}",
+		", namespaces: [team-b]")+"}", r.spec())
 }
 
 func value[T any](r random, from ...T) admission.Value[T] {
@@ -87,14 +102,18 @@ func value[T any](r random, from ...T) admission.Value[T] {
 func (r random) pod() (admission.Pod, []admission.Container) {
 	labels := []map[string]string{{}, {"app": "web"}, {"app": "db", "tier": "web"}, {"x": "y"}}
 	p := admission.Pod{
-		Namespace: "team-a", Name: pick(r, "web", "db"), Labels: value(r, labels...), NamespaceLabels: value(r, map[string]string{"team": "a"}, map[string]string{"team": "b"}),
-		HostNetwork: value(r, true, false), HostPID: value(r, true, false), ShareProcessNamespace: value(r, true, false),
-		FSGroup: value[int64](r, 0, 5), SupplementalGroups: value(r, []int64{0}, []int64{5, 2000}), Groups: value(r, []int64{0}, []int64{5}, nil),
+		Namespace: "team-a", Name: pick(r, "web", "db"), Labels: value(r, labels...),
+		NamespaceLabels: value(r, map[string]string{"team": "a"}, map[string]string{"team": "b"}),
+		HostNetwork:     value(r, true, false), HostPID: value(r, true, false), ShareProcessNamespace: value(r, true, false),
+		FSGroup: value[int64](r, 0, 5), SupplementalGroups: value(r, []int64{0}, []int64{5, 2000}),
+		Groups:        value(r, []int64{0}, []int64{5}, nil),
 		RestartPolicy: value(r, "Always", "Never"), TerminationGracePeriodSeconds: value[int64](r, 0, 30),
-		NodeSelector: value(r, map[string]string{"disk": "ssd"}, nil), Volumes: value(r, []admission.Volume{mount("", "secret").Volume}, nil),
+		NodeSelector: value(r, map[string]string{"disk": "ssd"}, nil),
+		Volumes:      value(r, []admission.Volume{mount("", "secret").Volume}, nil),
 	}
 	// A source that knows which groups are which does not contradict itself.
-	if fs, supplemental := p.FSGroup.State(), p.SupplementalGroups.State(); fs != admission.StateUnknown && supplemental != admission.StateUnknown {
+	if fs, supplemental := p.FSGroup.State(), p.SupplementalGroups.State(); fs != admission.StateUnknown &&
+		supplemental != admission.StateUnknown {
 		groups, _ := p.SupplementalGroups.Effective()
 		if g, set := p.FSGroup.Effective(); set {
 			groups = append(slices.Clip(groups), g)
@@ -106,12 +125,17 @@ func (r random) pod() (admission.Pod, []admission.Container) {
 	var containers []admission.Container
 	for range r.IntN(3) {
 		containers = append(containers, admission.Container{
-			Name: "c", Kind: value(r, admission.KindContainer, admission.KindInit, admission.KindEphemeral), Image: value(r, "busybox", "registry.test/a:v1", "sha256:12"),
-			ImagePullPolicy: value(r, "Always", "Never"), Privileged: value(r, true, false), ReadOnlyRootFilesystem: value(r, true, false),
-			AllowPrivilegeEscalation: value(r, true, false), RunAsNonRoot: value(r, true, false), RunAsUser: value[int64](r, 0, 1, 1000),
-			CapabilitiesAdd: value(r, []string{"CHOWN"}, nil), CapabilitiesDrop: value(r, []string{"ALL"}, []string{"KILL"}, nil),
-			SELinux: value(r, admission.SELinux{Type: "spc_t"}, admission.SELinux{}),
-			Mounts:  value(r, []admission.Mount{hostPath("/a"), mount("/b", "secret")}, []admission.Mount{hostPath("/a/b/c"), hostPath("/a/../b"), {}}, nil),
+			Name: "c", Kind: value(r, admission.KindContainer, admission.KindInit, admission.KindEphemeral),
+			Image:           value(r, "busybox", "registry.test/a:v1", "sha256:12"),
+			ImagePullPolicy: value(r, "Always", "Never"), Privileged: value(r, true, false),
+			ReadOnlyRootFilesystem:   value(r, true, false),
+			AllowPrivilegeEscalation: value(r, true, false), RunAsNonRoot: value(r, true, false),
+			RunAsUser:        value[int64](r, 0, 1, 1000),
+			CapabilitiesAdd:  value(r, []string{"CHOWN"}, nil),
+			CapabilitiesDrop: value(r, []string{"ALL"}, []string{"KILL"}, nil),
+			SELinux:          value(r, admission.SELinux{Type: "spc_t"}, admission.SELinux{}),
+			Mounts: value(r, []admission.Mount{hostPath("/a"), mount("/b", "secret")},
+				[]admission.Mount{hostPath("/a/b/c"), hostPath("/a/../b"), {}}, nil),
 		})
 	}
 	return p, containers
@@ -163,7 +187,8 @@ func TestPropertiesOfSets(t *testing.T) {
 		// Less knowledge never helps a pod against Drop policies whose fields the source carries.
 		if options.From == restriction.Admission && !want.Admitted {
 			blind := pod
-			blind.Labels, blind.RestartPolicy, blind.HostNetwork, blind.FSGroup = admission.Value[map[string]string]{}, admission.Value[string]{}, admission.Value[bool]{}, admission.Value[int64]{}
+			blind.Labels, blind.RestartPolicy, blind.HostNetwork, blind.FSGroup = admission.Value[map[string]string]{},
+				admission.Value[string]{}, admission.Value[bool]{}, admission.Value[int64]{}
 			blind.SupplementalGroups, blind.Groups = admission.Value[[]int64]{}, admission.Value[[]int64]{}
 			if got := load(t, files...).Judge(&blind, containers, options); got.Admitted {
 				t.Fatalf("seed %d: unknown fields admit a pod that was denied: %+v", seed, want)
@@ -189,7 +214,8 @@ func TestUnknownFieldsBoundTheAnswer(t *testing.T) {
 		least := set.Judge(&blind, blindContainers, restriction.Options{}).Admitted
 		most := set.Judge(&blind, blindContainers, restriction.Options{AssumeUnknown: true}).Admitted
 		if least && !want || want && !most {
-			t.Fatalf("seed %d: admitted with unknown fields: %v, with all values: %v, under the most favorable values: %v", seed, least, want, most)
+			t.Fatalf("seed %d: admitted with unknown fields: %v, with all values: %v, under the most favorable values: %v", seed,
+				least, want, most)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package restriction_test
 import (
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/pullgate/pullgate/internal/policies/admission"
@@ -42,9 +43,11 @@ func TestSamePodsHaveTheSameAnswer(t *testing.T) {
 			continue
 		}
 		same++
-		for _, scope := range []admission.Stage{admission.StageAdmission, admission.StageTemplate, admission.StageImageReview} {
+		for _, scope := range []admission.Stage{admission.StageAdmission, admission.StageTemplate,
+			admission.StageImageReview} {
 			options := restriction.Options{Stage: scope}
-			if x, y := set.Judge(&a, containersOfA, options), set.Judge(&b, containersOfB, options); x.Admitted != y.Admitted || x.AcceptedBy != y.AcceptedBy || len(x.Violations) != len(y.Violations) {
+			if x, y := set.Judge(&a, containersOfA, options), set.Judge(&b, containersOfB, options); x.Admitted != y.Admitted ||
+				x.AcceptedBy != y.AcceptedBy || len(x.Violations) != len(y.Violations) {
 				t.Fatalf("seed %d: the same pods get the answers %+v and %+v", seed, x, y)
 			}
 		}
@@ -84,7 +87,8 @@ func TestSame(t *testing.T) {
 		{"image", func(_ *admission.Pod, c *admission.Container) { c.Image = admission.Set("b.test/x:1") }, false},
 		{"unknown image", func(_ *admission.Pod, c *admission.Container) { c.Image = admission.Value[string]{} }, false},
 		{"kind", func(_ *admission.Pod, c *admission.Container) { c.Kind = admission.Set(admission.KindInit) }, false},
-		{"volumes", func(p *admission.Pod, _ *admission.Container) { p.Volumes = admission.Set([]admission.Volume{{}}) }, false},
+		{"volumes", func(p *admission.Pod, _ *admission.Container) { p.Volumes = admission.Set([]admission.Volume{{}}) },
+			false},
 		{"mounts", func(_ *admission.Pod, c *admission.Container) {
 			c.Mounts = admission.Set([]admission.Mount{{Path: "/x"}})
 		}, false},
@@ -106,44 +110,24 @@ func TestSame(t *testing.T) {
 
 // Every field that a policy can restrict makes pods differ that differ in it: a new field that Same forgets fails here.
 func TestSameKnowsEveryField(t *testing.T) {
-	for name, spec := range map[string]string{
-		"name":          "{metadata: {name: {blacklist: [x]}}}",
-		"labels":        "{metadata: {labels: {keyBlacklist: [x]}}}",
-		"annotations":   "{metadata: {annotations: {keyBlacklist: [x]}}}",
-		"restart":       "{spec: {restartPolicy: {blacklist: [x]}}}",
-		"dns":           "{spec: {dnsPolicy: {blacklist: [x]}}}",
-		"deadline":      "{spec: {activeDeadlineSeconds: {requireNil: true}}}",
-		"grace":         "{spec: {terminationGracePeriodSeconds: {requireNil: true}}}",
-		"node selector": "{spec: {nodeSelector: {requireEmpty: true}}}",
-		"token":         "{spec: {automountServiceAccountToken: {requireNil: true}}}",
-		"network":       "{spec: {securityContext: {hostNetwork: {require: false}}}}",
-		"pid":           "{spec: {securityContext: {hostPID: {require: false}}}}",
-		"ipc":           "{spec: {securityContext: {hostIPC: {require: false}}}}",
-		"processes":     "{spec: {securityContext: {shareProcessNamespace: {require: false}}}}",
-		"groups":        "{spec: {securityContext: {supplementalGroups: {requireNil: true}}}}",
-		"fsGroup":       "{spec: {securityContext: {fsGroup: {requireNil: true}}}}",
-		"volumes":       "{spec: {volumes: [{volumeType: {blacklist: [x]}}]}}",
-		"host path":     "{spec: {volumes: [{hostPath: {path: {blacklist: [/x]}}}]}}",
-		"containers":    "{spec: {containers: [{}]}}",
-		"image":         "{spec: {containers: [{image: [{}]}]}}",
-		"pull policy":   "{spec: {containers: [{imagePullPolicy: {blacklist: [x]}}]}}",
-		"capabilities":  "{spec: {containers: [{securityContext: {capabilities: {requireNil: true}}}]}}",
-		"add":           "{spec: {containers: [{securityContext: {capabilities: {add: {requireEmpty: true}}}}]}}",
-		"drop":          "{spec: {containers: [{securityContext: {capabilities: {drop: {requireEmpty: true}}}}]}}",
-		"privileged":    "{spec: {containers: [{securityContext: {privileged: {require: false}}}]}}",
-		"selinux":       "{spec: {containers: [{securityContext: {seLinuxOptions: {requireNil: true}}}]}}",
-		"user":          "{spec: {containers: [{securityContext: {runAsUser: {requireNil: true}}}]}}",
-		"group":         "{spec: {containers: [{securityContext: {runAsGroup: {requireNil: true}}}]}}",
-		"non-root":      "{spec: {containers: [{securityContext: {runAsNonRoot: {require: true}}}]}}",
-		"root file":     "{spec: {containers: [{securityContext: {readOnlyRootFilesystem: {require: true}}}]}}",
-		"escalation":    "{spec: {containers: [{securityContext: {allowPrivilegeEscalation: {require: false}}}]}}",
-	} {
-		set := policy(t, spec)
+	for _, f := range restriction.Fields() {
+		path, ok := strings.CutPrefix(f.Path, "spec.")
+		if !ok { // the binding
+			continue
+		}
+		spec, parts := "{}", strings.Split(path, ".")
+		for _, part := range slices.Backward(parts) {
+			name, list := strings.CutSuffix(part, "[]")
+			if list {
+				spec = "[" + spec + "]"
+			}
+			spec = "{" + name + ": " + spec + "}"
+		}
 		unknown := admission.Pod{Namespace: "team-a"}
 		known, web := allowed(), container("web")
 		known.AutomountServiceAccountToken, known.ActiveDeadlineSeconds = admission.Set(true), admission.Set[int64](1)
-		if set.Same(&unknown, &known, []admission.Container{{}}, []admission.Container{web}) {
-			t.Errorf("%s: a pod with all fields is the same as one without", name)
+		if policy(t, spec).Same(&unknown, &known, []admission.Container{{}}, []admission.Container{web}) {
+			t.Errorf("%s: a pod with all fields is the same as one without", f.Path)
 		}
 	}
 }
@@ -158,13 +142,14 @@ func TestScope(t *testing.T) {
 		image   string
 		want    bool
 	}{
-		"a template has no name":                   {"", admission.StageTemplate, "a.test/x:1", true},
-		"a pod without a name":                     {"", admission.StageAdmission, "a.test/x:1", false},
-		"image of a template":                      {"", admission.StageTemplate, "b.test/x:1", false},
-		"accepted template":                        {"{mode: Accept}", admission.StageTemplate, "a.test/x:1", true},
-		"image that is allowed":                    {"", admission.StageImageReview, "a.test/x:1", true},
-		"image that is denied":                     {"", admission.StageImageReview, "b.test/x:1", false},
-		"an image ID names no registry":            {"", admission.StageImageReview, "sha256:0123456789012345678901234567890123456789012345678901234567890123", false},
+		"a template has no name": {"", admission.StageTemplate, "a.test/x:1", true},
+		"a pod without a name":   {"", admission.StageAdmission, "a.test/x:1", false},
+		"image of a template":    {"", admission.StageTemplate, "b.test/x:1", false},
+		"accepted template":      {"{mode: Accept}", admission.StageTemplate, "a.test/x:1", true},
+		"image that is allowed":  {"", admission.StageImageReview, "a.test/x:1", true},
+		"image that is denied":   {"", admission.StageImageReview, "b.test/x:1", false},
+		"an image ID names no registry": {"", admission.StageImageReview,
+			"sha256:0123456789012345678901234567890123456789012345678901234567890123", false},
 		"an invalid image name names no registry":  {"", admission.StageImageReview, "a.test/x:1:2", false},
 		"no image name is no allowed image":        {"", admission.StageImageReview, "", false},
 		"an image that an Accept policy can match": {"{mode: Accept}", admission.StageImageReview, "a.test/x:1", true},
@@ -180,16 +165,19 @@ func TestScope(t *testing.T) {
 		}
 		files := []restriction.File{file("test", tc.binding, named)}
 		if tc.binding != "" {
-			files = append(files, file("none", "", "{metadata: {labels: {requireEmpty: true}}, spec: {containers: [{image: [{registry: {whitelist: [none.test]}}]}]}}"))
+			files = append(files, file("none", "", "{metadata: {labels: {requireEmpty: true}}, spec: {containers: [{image: "+
+				"[{registry: {whitelist: [none.test]}}]}]}}"))
 		}
 		if d := load(t, files...).Judge(&pod, containers, restriction.Options{Stage: tc.scope}); d.Admitted != tc.want {
 			t.Errorf("%s: admitted %v, %v; want %v", name, d.Admitted, d.Violations, tc.want)
 		}
 	}
-	either := policy(t, "{spec: {containers: [{image: [{registry: {whitelist: [a.test]}}]}], initContainers: [{image: [{registry: {whitelist: [b.test]}}]}]}}")
+	either := policy(t, "{spec: {containers: [{image: [{registry: {whitelist: [a.test]}}]}], initContainers: [{image: "+
+		"[{registry: {whitelist: [b.test]}}]}]}}")
 	for image, want := range map[string]bool{"a.test/x": true, "b.test/x": true, "c.test/x": false} {
 		pod := admission.Pod{Namespace: "team-a"}
-		if d := either.Judge(&pod, []admission.Container{{Image: admission.Set(image)}}, restriction.Options{Stage: admission.StageImageReview}); d.Admitted != want {
+		if d := either.Judge(&pod, []admission.Container{{Image: admission.Set(image)}},
+			restriction.Options{Stage: admission.StageImageReview}); d.Admitted != want {
 			t.Errorf("image %s in one of two lists: admitted %v; want %v", image, d.Admitted, want)
 		}
 	}

