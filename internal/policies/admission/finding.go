@@ -21,8 +21,7 @@ type Answer uint8
 
 // The answers. Every value other than Admit denies.
 const (
-	// Unverified is the zero value: evidence is missing, and a pull of the image can bring it.
-	Unverified Answer = iota
+	Unverified Answer = iota // evidence is missing, and a pull of the image can bring it
 	Deny
 	Admit
 )
@@ -45,12 +44,9 @@ type Stage uint8
 const (
 	// StageContainer is the creation or restoration of one container, whose image ID is known at no other stage.
 	StageContainer Stage = iota
-	// StageSandbox is the creation of the pod's sandbox. The subject has no container.
-	StageSandbox
-	// StageAdmission is the review of a pod by the API server.
-	StageAdmission
-	// StageTemplate is the review of a pod template by the API server. The pods that are made of it get names later.
-	StageTemplate
+	StageSandbox   // the creation of the pod's sandbox; the subject has no container
+	StageAdmission // the review of a pod by the API server
+	StageTemplate  // the review of a pod template by the API server, whose pods get names later
 	// StageImageReview is an image review for the API server. Only the names of images are known and judged.
 	StageImageReview
 )

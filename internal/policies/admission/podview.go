@@ -83,6 +83,7 @@ type Mount struct {
 // A State says what a source knows about a field of the pod.
 type State uint8
 
+// The states.
 const (
 	StateUnknown State = iota // the source does not say whether the pod sets the field
 	StateAbsent               // the source carries the field and the pod does not set it

@@ -181,9 +181,10 @@ func ask[R any](ctx context.Context, c *Client, limit time.Duration,
 		cause := c.causeOf(err, server.Addr != nil)
 		again := errors.Is(cause, ErrNotReached) || errors.Is(cause, ErrLost)
 		if again && limited.Err() == nil && time.Since(begin) < c.options.Reconnect {
-			select {
-			case <-limited.Done():
-			case <-time.After(reconnectEvery):
+			wait, done := context.WithTimeout(limited, reconnectEvery)
+			<-wait.Done()
+			done()
+			if limited.Err() == nil {
 				c.conn.ResetConnectBackoff()
 				continue
 			}

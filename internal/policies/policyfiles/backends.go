@@ -17,6 +17,7 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
 )
 
+// BackendKind is the name of the kind.
 const BackendKind = "ImagePolicy"
 
 const backendKey = "imagePolicy"

@@ -13,6 +13,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 )
 
+// CIPKind is the name of the kind.
 const CIPKind = "ClusterImagePolicy"
 
 func cipVersions() []string {

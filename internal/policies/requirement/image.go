@@ -131,6 +131,7 @@ func (p Pattern) matchesAnything() bool {
 	return false
 }
 
+// Matches reports whether an image name matches.
 func (p Pattern) Matches(n imageref.Name) bool { return p.matchesAny(spellings(n)) }
 
 func (p Pattern) matchesAny(spellings []string) bool {

@@ -190,14 +190,13 @@ func (r *Rule) NotMet(name imageref.Ref, reason, text string) admission.Finding 
 
 // reasonOf returns the reason of a finding. No access to signatures, or too many, is the same as none.
 func reasonOf(verified string) admission.Reason {
-	switch reason := admission.Reason(verified); reason {
-	case admission.SignatureInvalid, admission.IdentityMismatch, admission.ContentMismatch:
-		return reason
-	default:
-		return admission.SignatureMissing
+	if slices.Contains([]string{SignatureInvalid, IdentityMismatch, ContentMismatch}, verified) {
+		return admission.Reason(verified)
 	}
+	return admission.SignatureMissing
 }
 
+// Finding returns a finding of a rule.
 func (r *Rule) Finding(answer admission.Answer, reason admission.Reason, message string) admission.Finding {
 	return admission.Finding{
 		Validator: admission.SignatureValidator, Policy: r.Policy, Rule: r.Name, Answer: answer, Reason: reason,

@@ -12,6 +12,7 @@ import (
 // An Exactness says how a source knows a field.
 type Exactness uint8
 
+// The degrees of exactness.
 const (
 	Never     Exactness = iota // The source does not carry the field.
 	Derived                    // The value is computed from other data; whether the pod sets it is not known.
@@ -25,6 +26,7 @@ func (e Exactness) String() string { return [...]string{"–", "derived", "effec
 // A Source is where a view comes from.
 type Source uint8
 
+// The sources.
 const (
 	Admission         Source = iota // a complete Pod: an admission review, or a file
 	Node                            // the CRI messages of a kubelet
