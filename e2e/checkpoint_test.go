@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/e2e/node"
@@ -26,7 +27,8 @@ func TestCheckpointImageNamesAnotherImage(t *testing.T) {
 
 		s.claim("evil/base", app.Digest)
 		base := s.node.Public.Host() + "/evil/base@" + app.Digest
-		bait, trap := s.public("evil/bait:1", checkpointOf("bait", base)), s.public("evil/checkpoint:1", checkpointOf("trap", base))
+		bait := s.public("evil/bait:1", checkpoint("bait", base, base))
+		trap := s.public("evil/checkpoint:1", checkpoint("trap", base, base))
 
 		// The control: asked directly, containerd creates a container of team B on team A's image, for
 		// which no registry has seen a credential.
@@ -64,7 +66,8 @@ func TestCheckpointImageNamesAnotherImage(t *testing.T) {
 		// containerd has given team A's image another name meanwhile. Neither opens it.
 		s.run(pod("team-b", app, node.Never), app, node.NeverPulled, 0)
 		s.run(pod("team-b", app, node.IfNotPresent), app, node.PullFailed, 1)
-		s.run(pod("team-b", node.Pushed{Built: app.Built, Name: base, Repository: "evil/base"}, node.Never), app, node.NeverPulled, 0)
+		other := node.Pushed{Built: app.Built, Name: base, Repository: "evil/base"}
+		s.run(pod("team-b", other, node.Never), app, node.NeverPulled, 0)
 
 		// The owner may use the image, and may not restore a checkpoint of it either.
 		own := *owner
@@ -85,7 +88,8 @@ func TestCheckpointImageWithAllowRestores(t *testing.T) {
 		owner := pod("team-a", app, node.IfNotPresent, node.Alice())
 		s.keep(owner, app, node.Running, -1)
 		s.claim("allowed/base", app.Digest)
-		trap := s.public("allowed/checkpoint:1", checkpointOf("trap", s.node.Public.Host()+"/allowed/base@"+app.Digest))
+		base := s.node.Public.Host() + "/allowed/base@" + app.Digest
+		trap := s.public("allowed/checkpoint:1", checkpoint("trap", base, base))
 		s.restore(s.k, trap, func(o node.Outcome) {
 			if o.State != node.CreateFailed || !strings.Contains(o.Text, "PermissionDenied") {
 				t.Errorf("checkpoint image of team B: %v; want CreateContainerError with PermissionDenied", o)
@@ -116,9 +120,6 @@ func (s *suite) claim(repository, digest string) {
 	s.Cleanup(func() { s.node.Public.Fault(nil) })
 }
 
-// checkpointOf is an image that claims to be the checkpoint of a container on the base image.
-func checkpointOf(content, base string) node.Image { return checkpoint(content, base, base) }
-
 // checkpoint is an image that claims to be the checkpoint of a container on one image, which is to get a name.
 func checkpoint(content, base, name string) node.Image {
 	dump := func(v any) string {
@@ -148,15 +149,12 @@ func imageOf(s *suite, k *node.Kubelet, container string) string {
 	if container == "" {
 		return ""
 	}
-	status, err := k.Runtime.ContainerStatus(s.Context(), container, false)
-	s.must(err)
+	status := testkit.Value(k.Runtime.ContainerStatus(s.Context(), container, false))(s)
 	name := status.GetStatus().GetImageRef()
-	image, err := k.Images.ImageStatus(s.Context(), &runtimeapi.ImageSpec{Image: name}, false)
-	s.must(err)
+	image := testkit.Value(k.Images.ImageStatus(s.Context(), &runtimeapi.ImageSpec{Image: name}, false))(s)
 	return image.GetImage().GetId()
 }
 
-// containersOf returns the containers of a pod.
 func containersOf(s *suite, k *node.Kubelet, p *node.Pod) []*runtimeapi.Container {
 	s.Helper()
 	all, err := k.Runtime.ListContainers(s.Context(), &runtimeapi.ContainerFilter{PodSandboxId: p.SandboxID()})

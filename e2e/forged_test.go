@@ -2,12 +2,13 @@ package e2e_test
 
 import (
 	"encoding/json"
+	"regexp"
 	"strings"
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -46,7 +47,7 @@ func (s *suite) refused(t runtimeTest, image node.Pushed) (text string) {
 			if got := imageOf(s, s.k, o.Container); got != image.ID {
 				s.Errorf("%s: %v on %s; want a container on itself", image.Name, o, got)
 			}
-		case o.State != node.CreateFailed || !strings.Contains(o.Text, "PermissionDenied") || !strings.Contains(o.Text, "allowRestores"):
+		case o.State != node.CreateFailed || !regexp.MustCompile("(?s)PermissionDenied.*allowRestores").MatchString(o.Text):
 			s.Errorf("%s: %v; want CreateContainerError with PermissionDenied and allowRestores", image.Name, o)
 		}
 		text = strings.ReplaceAll(o.Text, image.Name, "IMAGE")
@@ -57,8 +58,7 @@ func (s *suite) refused(t runtimeTest, image node.Pushed) (text string) {
 // idUnder returns the ID of the image that containerd has under a name.
 func (s *suite) idUnder(k *node.Kubelet, name string) string {
 	s.Helper()
-	status, err := k.Images.ImageStatus(s.Context(), &runtimeapi.ImageSpec{Image: name}, false)
-	s.must(err)
+	status := testkit.Value(k.Images.ImageStatus(s.Context(), &runtimeapi.ImageSpec{Image: name}, false))(s)
 	return status.GetImage().GetId()
 }
 
@@ -73,7 +73,8 @@ func TestCheckpointForgesTheImageOfItsContainer(t *testing.T) {
 		s.keep(owner, app, node.Running, -1)
 		steps := func(name string) (images []node.Pushed) {
 			for i, c := range [][2]string{{app.Name, name}, {own.Name, "docker.io/library/" + name}, {name, "z:1"}} {
-				images = append(images, s.public(strings.ReplaceAll("forged/"+name, ":", string(rune('0'+i)))+":1", checkpoint(name, c[0], c[1])))
+				repository := strings.ReplaceAll("forged/"+name, ":", string(rune('0'+i)))
+				images = append(images, s.public(repository+":1", checkpoint(name, c[0], c[1])))
 			}
 			return images
 		}
@@ -102,14 +103,12 @@ func TestCheckpointForgesTheImageOfItsContainer(t *testing.T) {
 // wantRootOf wants that the root file system of a container is of an image.
 func (s *suite) wantRootOf(k *node.Kubelet, container string, image node.Pushed) {
 	s.Helper()
-	status, err := k.Images.ImageStatus(s.Context(), &runtimeapi.ImageSpec{Image: image.Name}, true)
-	s.must(err)
+	status := testkit.Value(k.Images.ImageStatus(s.Context(), &runtimeapi.ImageSpec{Image: image.Name}, true))(s)
 	var info struct {
 		ChainID string `json:"chainID"`
 	}
 	s.must(json.Unmarshal([]byte(status.GetInfo()["info"]), &info))
-	out, err := host.Run(s.Context(), "ctr", "--address", strings.TrimPrefix(s.node.Containerd.Endpoint(), "unix://"), "--namespace", "k8s.io", "snapshots", "info", container)
-	s.must(err)
+	out := testkit.Value(s.node.Containerd.Ctr(s.Context(), "snapshots", "info", container))(s)
 	if info.ChainID == "" || !strings.Contains(out, info.ChainID) {
 		s.Errorf("control: the snapshot of the container is %s; want one on %s, which is %s", out, info.ChainID, image.Name)
 	}
@@ -121,7 +120,8 @@ func TestCheckpointForgesAnAllowlistedName(t *testing.T) {
 		b := bare(t)
 		app := b.private("listed/app:1", node.Image{})
 		b.imported(app)
-		s := begin(t, "imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages", "preloadedImagesVerificationAllowlist: [docker.io/library/*]")
+		s := begin(t, "imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages",
+			"preloadedImagesVerificationAllowlist: [docker.io/library/*]")
 		direct := s.dial(s.node.Containerd.Endpoint())
 		given := node.Pushed{Built: app.Built, Name: "docker.io/library/given:1", Repository: "library/given"}
 		s.run(pod("team-b", app, node.Never), app, node.NeverPulled, 0)
@@ -138,7 +138,8 @@ func TestCheckpointPlantsAnImageUnderANameOfOthers(t *testing.T) {
 	onEachRestorer(t, func(t runtimeTest) {
 		s := begin(t)
 		direct := s.dial(s.node.Containerd.Endpoint())
-		app, payload := s.private("planted/app:1", node.Image{}), s.public("planted/payload:1", node.Image{Content: "payload"})
+		app := s.private("planted/app:1", node.Image{})
+		payload := s.public("planted/payload:1", node.Image{Content: "payload"})
 		marks := s.metric("pullgate_preloaded_marks")
 		s.refused(t, s.public("planted/checkpoint:1", checkpoint("planted", payload.Name, app.Name)))
 		if got := s.idUnder(direct, app.Name); t.forges() && got != payload.ID {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/testkit"
+
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 )
@@ -13,29 +15,11 @@ import (
 // handovers is how often pullgated is restarted during the calls of the kubelets, each time from another file.
 const handovers = 50
 
-// keepSocket lets the socket stay open over restarts, as systemd does.
-func (s *suite) keepSocket() {
-	s.Helper()
-	release, err := s.gate.KeepSocket(s.Context())
-	s.must(err)
-	host.AtEnd(s, release)
-}
-
-// end ends calls of which none may have failed.
-func (s *suite) end(c *node.Calls) {
-	s.Helper()
-	summary, failed := c.Stop()
-	s.Log(summary)
-	for _, err := range failed {
-		s.Error(err)
-	}
-}
-
 // With permanent calls of kubelets no call fails, and no pod with a grant has to pull its image again.
 func TestRestartsFailNoCall(t *testing.T) {
 	onEach(t, func(t runtimeTest) {
 		s := begin(t)
-		s.keepSocket()
+		host.AtEnd(s, testkit.Value(s.gate.KeepSocket(s.Context()))(s)) // it stays open over restarts, as with systemd
 		app := s.private("handover/app:1", node.Image{})
 		owner := pod("team-a", app, node.IfNotPresent, node.Alice())
 		s.keep(owner, app, node.Running, -1)
@@ -43,9 +27,7 @@ func TestRestartsFailNoCall(t *testing.T) {
 		c := node.NewCalls(t.Context())
 		for range 2 { // connections that stay
 			k := s.dial(s.gate.Endpoint())
-			c.Again("ListPodSandbox", func(ctx context.Context) error { _, err := k.Runtime.ListPodSandbox(ctx, nil); return err })
-			c.Again("ListContainers", func(ctx context.Context) error { _, err := k.Runtime.ListContainers(ctx, nil); return err })
-			c.Again("ListImages", func(ctx context.Context) error { _, err := k.Images.ListImages(ctx, nil); return err })
+			c.Lists(k)
 			c.Again("pre-check", func(ctx context.Context) error {
 				id, err := k.Precheck(ctx, owner)
 				if err == nil && id != app.ID {
@@ -78,7 +60,7 @@ func TestRestartsFailNoCall(t *testing.T) {
 			s.must(s.gate.Start(t.Context()))
 			c.Await(20)
 		}
-		s.end(c)
+		c.End(s)
 		t.Logf("in %d restarts, with %d pods that started during them", handovers, started)
 		s.must(s.k.Remove(t.Context(), owner))
 	})

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/pullgate/pullgate/e2e/node"
@@ -22,8 +23,7 @@ func TestNamesThatAreImageIDs(t *testing.T) {
 		byDigit := map[byte]*node.Built{}
 		var first, second *node.Built
 		for i := 0; second == nil; i++ {
-			b, err := node.Image{Content: fmt.Sprintf("%s %d", t.Name(), i)}.Build()
-			s.must(err)
+			b := testkit.Value(node.Image{Content: fmt.Sprintf("%s %d", t.Name(), i)}.Build())(s)
 			digit := b.ID[len("sha256:")]
 			if first = byDigit[digit]; first != nil {
 				second = b
@@ -35,13 +35,12 @@ func TestNamesThatAreImageIDs(t *testing.T) {
 			s.must(b.Archive(archive, fmt.Sprintf("imported.test/id/app%d:1", i)))
 			s.must(s.node.Containerd.Import(t.Context(), archive))
 		}
-		listed, err := direct.Images.ListImages(t.Context(), nil)
-		s.must(err)
+		listed := testkit.Value(direct.Images.ListImages(t.Context(), nil))(s)
 		unique, ambiguous, nothing := prefixes(listed)
-		if id, err := direct.Images.ImageStatus(t.Context(), &runtimeapi.ImageSpec{Image: unique}, false); err != nil || id.GetImage().GetId() == "" {
-			t.Fatalf("control: containerd resolves %s to %v, %v; want an image", unique, id, err)
+		if is, err := direct.HasImage(t.Context(), unique); err != nil || !is {
+			t.Fatalf("control: containerd resolves %s to an image: %v, %v; want one", unique, is, err)
 		}
-		if _, err := direct.Images.ImageStatus(t.Context(), &runtimeapi.ImageSpec{Image: ambiguous}, false); err == nil {
+		if _, err := direct.HasImage(t.Context(), ambiguous); err == nil {
 			t.Fatalf("control: containerd resolves %s without an error; want it ambiguous", ambiguous)
 		}
 
@@ -78,7 +77,7 @@ func TestNamesThatAreImageIDs(t *testing.T) {
 		for _, id := range []string{"sha256:" + strings.Repeat("0", 64), ambiguous, nothing, app.ID[:20]} {
 			o := s.k.Create(t.Context(), stranger, node.Outcome{ImageID: id})
 			if o.State != node.CreateFailed || !strings.Contains(o.Text, "PermissionDenied") || o.Text != present {
-				t.Errorf("container on the image %s = %v; want PermissionDenied, as for the image that is present: %s", id, o, present)
+				t.Errorf("container on the image %s = %v; want it denied as on one that is present: %s", id, o, present)
 			}
 		}
 		s.must(s.k.Remove(t.Context(), stranger))

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/testkit"
+
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -78,11 +80,9 @@ func (s *suite) pullAndCancel(p *node.Pod, after time.Duration) {
 	s.k.Pull(ctx, p)
 }
 
-// pullAndHangUp closes the connection under a pull.
 func (s *suite) pullAndHangUp(p *node.Pod, after time.Duration) {
 	s.Helper()
-	k, err := node.NewKubelet(s.Context(), s.gate.Endpoint())
-	s.must(err)
+	k := testkit.Value(node.NewKubelet(s.Context(), s.gate.Endpoint()))(s)
 	var pull sync.WaitGroup
 	pull.Go(func() { k.Pull(s.Context(), p) })
 	time.Sleep(after)

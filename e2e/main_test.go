@@ -2,10 +2,14 @@
 package e2e_test
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/pullgate/pullgate/internal/testkit"
 
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
@@ -40,7 +44,6 @@ type runtimeTest struct {
 	containerd string
 }
 
-// on runs a test on each of some containerds.
 func on(t *testing.T, test func(runtimeTest), containerds ...string) {
 	t.Helper()
 	for _, c := range containerds {
@@ -54,7 +57,6 @@ func onEach(t *testing.T, test func(runtimeTest)) {
 	on(t, test, debian, containerd24)
 }
 
-// run runs a part of the test.
 func (t runtimeTest) run(name string, test func(runtimeTest)) {
 	t.Helper()
 	t.Run(name, func(sub *testing.T) { test(runtimeTest{T: sub, containerd: t.containerd}) })
@@ -80,13 +82,12 @@ func begin(t runtimeTest, settings ...string) *suite {
 func (s *suite) protect(runtime string, settings ...string) {
 	s.Helper()
 	t := s.T
-	gate, err := s.node.ProtectRuntime(t.Context(), runtime, settings...)
-	s.must(err)
+	gate := testkit.Value(s.node.ProtectRuntime(t.Context(), runtime, settings...))(s)
 	s.gate = gate
 	s.k = s.dial(gate.Endpoint())
 	t.Cleanup(func() {
-		s.noCanary()
-		if err := gate.Stop(); err != nil {
+		page, _ := s.gate.Scrape() // it may be stopped
+		if err := errors.Join(node.Leaks(s.gate.Dir(), page), gate.Stop()); err != nil {
 			t.Error(err)
 		}
 		if t.Failed() {
@@ -95,13 +96,9 @@ func (s *suite) protect(runtime string, settings ...string) {
 	})
 }
 
-// bare has no pullgated yet.
 func bare(t runtimeTest) *suite {
 	t.Helper()
-	n, err := nodes.Get(t.containerd)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := testkit.Value(nodes.Get(t.containerd))(t)
 	t.Cleanup(func() { // so that one test that fails does not make the next ones fail
 		for _, r := range []*node.Registry{n.Private, n.Public} {
 			r.Fault(nil)
@@ -115,39 +112,27 @@ func bare(t runtimeTest) *suite {
 
 func (s *suite) dial(endpoint string) *node.Kubelet {
 	s.Helper()
-	k, err := node.NewKubelet(s.Context(), endpoint)
-	s.must(err)
+	k := testkit.Value(node.NewKubelet(s.Context(), endpoint))(s)
 	s.Cleanup(k.Close)
 	return k
 }
 
 func (s *suite) must(err error) {
 	s.Helper()
-	if err != nil {
-		s.Fatal(err)
-	}
+	testkit.Must(s, err)
 }
 
 // private pushes an image that only alice and dora may pull.
 func (s *suite) private(name string, i node.Image) node.Pushed {
 	s.Helper()
-	return s.push(s.node.PushPrivate, name, i)
+	i.Content = cmp.Or(i.Content, s.Name()+name)
+	return testkit.Value(s.node.PushPrivate(s.Context(), name, i))(s)
 }
 
-// public pushes an image that needs no credential.
 func (s *suite) public(name string, i node.Image) node.Pushed {
 	s.Helper()
-	return s.push(s.node.PushPublic, name, i)
-}
-
-func (s *suite) push(push func(context.Context, string, node.Image) (node.Pushed, error), name string, i node.Image) node.Pushed {
-	s.Helper()
-	if i.Content == "" {
-		i.Content = s.Name() + name
-	}
-	p, err := push(s.Context(), name, i)
-	s.must(err)
-	return p
+	i.Content = cmp.Or(i.Content, s.Name()+name)
+	return testkit.Value(s.node.PushPublic(s.Context(), name, i))(s)
 }
 
 func pod(namespace string, image node.Pushed, policy string, secrets ...node.Login) *node.Pod {
@@ -163,13 +148,13 @@ func (s *suite) run(p *node.Pod, image node.Pushed, state string, requests int) 
 	return o
 }
 
-// keep is run for a pod that stays.
 func (s *suite) keep(p *node.Pod, image node.Pushed, state string, requests int) node.Outcome {
 	s.Helper()
 	return s.asked(image, requests, func() node.Outcome {
 		o := s.k.Run(s.Context(), p)
 		if o.State != state {
-			s.Errorf("%s %s of %s with %d secrets: %v; want %s", p.Namespace, p.Policy, image.Repository, len(p.Secrets), o, state)
+			s.Errorf("%s %s of %s with %d secrets: %v; want %s",
+				p.Namespace, p.Policy, image.Repository, len(p.Secrets), o, state)
 		}
 		return o
 	})
@@ -191,26 +176,12 @@ func (s *suite) asked(image node.Pushed, want int, f func() node.Outcome) node.O
 
 func (s *suite) metric(name string, labels ...string) float64 {
 	s.Helper()
-	v, err := s.gate.Metric(name, labels...)
-	s.must(err)
-	return v
+	return testkit.Value(s.gate.Metric(name, labels...))(s)
 }
 
 func (s *suite) wantMetric(want float64, name string, labels ...string) {
 	s.Helper()
 	if got := s.metric(name, labels...); got != want {
 		s.Errorf("%s%v = %v; want %v", name, labels, got, want)
-	}
-}
-
-// noCanary looks for the passwords of the tests in everything that pullgated has written or serves.
-func (s *suite) noCanary() {
-	s.Helper()
-	page, err := s.gate.Scrape()
-	if err != nil {
-		page = "" // it may be stopped
-	}
-	if err := node.Leaks(s.gate.Dir(), page); err != nil {
-		s.Error(err)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"syscall"
+
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // onTmpfs moves pullgated's state onto a small file system of its own and returns what fills it up.
@@ -25,10 +27,8 @@ func (s *suite) onTmpfs() (fill func()) {
 		s.Fatalf("%v: %s", err, out)
 	}
 	return func() {
-		f, err := os.Create(filepath.Join(state, "ballast"))
-		s.must(err)
-		_, err = io.Copy(f, zeros{})
-		if err == nil {
+		f := testkit.Value(os.Create(filepath.Join(state, "ballast")))(s)
+		if _, err := io.Copy(f, zeros{}); err == nil {
 			s.Fatal("the file system does not fill up")
 		}
 		s.must(f.Close())
@@ -50,8 +50,7 @@ func (s *suite) damageStore(how string) {
 		s.must(os.Remove(store))
 		return
 	}
-	data, err := os.ReadFile(store)
-	s.must(err)
+	data := testkit.Value(os.ReadFile(store))(s)
 	for i := range data {
 		if i >= 2*4096 { // the meta pages still point into the tree
 			data[i] ^= 0x5a

@@ -33,7 +33,6 @@ type rule struct {
 	tests, reason string
 }
 
-// rules reads the table.
 func rules(t *testing.T) (all []rule) {
 	t.Helper()
 	for line := range strings.Lines(table) {

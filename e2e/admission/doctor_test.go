@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/pullgate/pullgate/internal/testkit"
+
 	"github.com/pullgate/pullgate/e2e/cluster"
 	"github.com/pullgate/pullgate/e2e/node"
 )
@@ -16,20 +18,20 @@ func doctor(r *row) {
 	h := r.startWebhook(r.T, r.namespace, r.path(clusterOne))
 	r.register(h.configuration(r.T))
 	r.wantDoctor("ok", h.name, "https://"+h.address+"/admission/validate: reached")
-	must(r.T, h.Stop())
-	r.wantDoctor("fail", h.name, "not reachable: dial tcp "+h.address, "connection refused", "no pod is created or changed (failurePolicy Fail)")
-	must(r.T, h.Start(r.Context()))
+	testkit.Must(r, h.Stop())
+	r.wantDoctor("fail", h.name, "not reachable: dial tcp "+h.address, "connection refused",
+		"no pod is created or changed (failurePolicy Fail)")
+	testkit.Must(r, h.Start(r.Context()))
 }
 
 // wantDoctor wants a finding about webhooks that has all of these words.
 func (r *row) wantDoctor(level string, words ...string) {
 	r.Helper()
-	program, err := node.Program("pullgatectl")
-	must(r.T, err)
+	program := testkit.Value(node.Program("pullgatectl"))(r)
 	kubeconfig := r.path(r.namespace + ".administrator")
-	must(r.T, os.WriteFile(kubeconfig, r.cluster.Kubeconfig("token: "+cluster.Administrator), 0o600))
+	testkit.Must(r, os.WriteFile(kubeconfig, r.cluster.Kubeconfig("token: "+cluster.Administrator), 0o600))
 	// It fails, because this machine is not a node.
-	out, err := exec.CommandContext(r.Context(), program, "doctor", "--kubeconfig", kubeconfig, "--output", "json").Output()
+	out, err := exec.Command(program, "doctor", "--kubeconfig", kubeconfig, "--output", "json").Output()
 	var answer struct {
 		Findings []struct{ Check, Level, Found string }
 	}
@@ -37,7 +39,8 @@ func (r *row) wantDoctor(level string, words ...string) {
 		r.Fatalf("doctor = %v: %v: %s", err, decodeErr, out)
 	}
 	for _, f := range answer.Findings {
-		if f.Check == "webhook" && f.Level == level && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(f.Found, w) }) {
+		missing := func(w string) bool { return !strings.Contains(f.Found, w) }
+		if f.Check == "webhook" && f.Level == level && !slices.ContainsFunc(words, missing) {
 			return
 		}
 	}

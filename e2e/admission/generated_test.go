@@ -14,6 +14,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/testkit"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/api/imagepolicy/v1alpha1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -36,9 +37,7 @@ const (
 func generated(r *row) {
 	seed := rand.Uint64()
 	if text := os.Getenv("GENERATED_SEED"); text != "" {
-		var err error
-		seed, err = strconv.ParseUint(text, 10, 64)
-		must(r.T, err)
+		seed = testkit.Value(strconv.ParseUint(text, 10, 64))(r)
 	}
 	r.Logf("GENERATED_SEED=%d", seed)
 	random := rand.New(rand.NewPCG(seed, 1))
@@ -56,13 +55,13 @@ func generated(r *row) {
 	byNode := map[string]int{}
 	for i, result := range node {
 		if !admission[i].Admitted {
-			r.Errorf("%s/%s: the webhook admits the pod, and pullgatectl policy test does not: %+v", result.Namespace, result.Name, admission[i].Violations)
+			r.Errorf("%s/%s: the webhook admits the pod, and pullgatectl policy test does not: %+v",
+				result.Namespace, result.Name, admission[i].Violations)
 		}
 		for _, v := range result.Violations {
 			reason := nodeReason(v, len(admission[i].AcceptedBy) > 0)
 			if reason == "" {
-				text, err := json.Marshal(admitted[i])
-				must(r.T, err)
+				text := testkit.Value(json.Marshal(admitted[i]))(r)
 				r.Errorf("the node denies a pod that the webhook admits: %s\n%s", v.Message, text)
 			}
 			byNode[reason]++
@@ -86,15 +85,14 @@ type generation struct {
 func (r *row) generate(random *rand.Rand) generation {
 	r.Helper()
 	g := generation{folder: r.path("generated"), labels: r.path("labels.yaml")}
-	must(r.T, os.Mkdir(g.folder, 0o700))
-	write := func(name string, text []byte) { must(r.T, os.WriteFile(filepath.Join(g.folder, name), text, 0o600)) }
+	testkit.Must(r, os.Mkdir(g.folder, 0o700))
+	write := func(name string, text []byte) {
+		testkit.Must(r, os.WriteFile(filepath.Join(g.folder, name), text, 0o600))
+	}
 	labels, reviewed := "", ""
 	for i := range generatedNamespaces {
 		namespace := fmt.Sprintf("generated-%d", i)
-		_, err := r.cluster.Client.CoreV1().Namespaces().Create(r.Context(), &corev1.Namespace{
-			ObjectMeta: metav1.ObjectMeta{Name: namespace, Labels: map[string]string{webhookLabel: "generated", "team": namespace}},
-		}, metav1.CreateOptions{})
-		must(r.T, err)
+		r.makeNamespace(namespace, map[string]string{webhookLabel: "generated", "team": namespace})
 		labels += namespace + ": {team: " + namespace + "}\n"
 		if i%2 == 0 {
 			reviewed += ", " + namespace
@@ -109,7 +107,7 @@ func (r *row) generate(random *rand.Rand) generation {
 	}
 	write("probe.yaml", []byte(restriction("probe", "", "namespaces: ["+r.namespace+"]", "hostNetwork")))
 	write("scanner.yaml", append(r.imagePolicy(clusterTwo), "match: {namespaces: ["+reviewed[2:]+"]}\n"...))
-	must(r.T, os.WriteFile(g.labels, []byte(labels), 0o600))
+	testkit.Must(r, os.WriteFile(g.labels, []byte(labels), 0o600))
 	return g
 }
 
@@ -122,7 +120,7 @@ func (r *row) createAll(pods []*corev1.Pod) []*corev1.Pod {
 	for i, p := range pods {
 		turns <- struct{}{}
 		all.Go(func() {
-			_, errs[i] = r.cluster.Client.CoreV1().Pods(p.Namespace).Create(r.Context(), p, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			_, errs[i] = r.core.Pods(p.Namespace).Create(r.Context(), p, dryRunOnly)
 			<-turns
 		})
 	}
@@ -142,23 +140,22 @@ func (r *row) createAll(pods []*corev1.Pod) []*corev1.Pod {
 // policyTest has pullgatectl judge pods, as a node or at admission.
 func (r *row) policyTest(at string, g generation, pods []*corev1.Pod) []policyfiles.TestedPod {
 	r.Helper()
-	program, err := node.Program("pullgatectl")
-	must(r.T, err)
+	program := testkit.Value(node.Program("pullgatectl"))(r)
 	list := corev1.PodList{}
 	list.APIVersion, list.Kind = "v1", "List"
 	for _, p := range pods {
 		list.Items = append(list.Items, *p)
 	}
 	file := r.path("pods.json")
-	text, err := json.Marshal(list)
-	must(r.T, err)
-	must(r.T, os.WriteFile(file, text, 0o600))
-	out, err := exec.CommandContext(r.Context(), program, "policy", "test", "--at", at, "--policies", g.folder, "--namespace-labels", g.labels, "-f", file, "-o", "json").Output()
+	text := testkit.Value(json.Marshal(list))(r)
+	testkit.Must(r, os.WriteFile(file, text, 0o600))
+	out, err := exec.Command(program, "policy", "test", "--at", at, "--policies", g.folder,
+		"--namespace-labels", g.labels, "-f", file, "-o", "json").Output()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() != 10 {
 		r.Fatalf("policy test: %v: %s", err, exit.Stderr)
 	}
 	var result policyfiles.TestResult
-	must(r.T, json.Unmarshal(out, &result))
+	testkit.Must(r, json.Unmarshal(out, &result))
 	if len(result.Pods) != len(pods) {
 		r.Fatalf("policy test has %d pods; want %d", len(result.Pods), len(pods))
 	}
@@ -178,11 +175,9 @@ func (r *row) reviewedByNode(h *webhook, pods []*corev1.Pod) {
 				continue
 			}
 			asked[q] = true
-			results, err := client.Review(r.Context(), policyclient.ReviewRequest{PolicyHash: hash, Namespace: q.namespace, Images: []string{q.image}, Annotations: p.Annotations})
-			if err != nil {
-				r.Fatal(err)
-			}
-			for _, result := range results {
+			about := policyclient.ReviewRequest{PolicyHash: hash, Namespace: q.namespace, Annotations: p.Annotations}
+			about.Images = []string{q.image}
+			for _, result := range testkit.Value(client.Review(r.Context(), about))(r) {
 				if !result.Allowed {
 					r.Errorf("the node denies the image %s in %s, and the webhook admits it: %+v", q.image, q.namespace, result)
 				}
@@ -198,7 +193,7 @@ func (r *row) admitsParts(h *webhook, pods []*corev1.Pod) {
 		template := &corev1.PodTemplate{ObjectMeta: metav1.ObjectMeta{Name: "app"}, Template: corev1.PodTemplateSpec{
 			ObjectMeta: metav1.ObjectMeta{Labels: p.Labels}, Spec: p.Spec,
 		}}
-		_, err := r.cluster.Client.CoreV1().PodTemplates(p.Namespace).Create(r.Context(), template, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		_, err := r.core.PodTemplates(p.Namespace).Create(r.Context(), template, dryRunOnly)
 		if err != nil {
 			r.Errorf("pod %d: %v; want a template that is admitted as its pod is", i, err)
 		}
@@ -208,8 +203,8 @@ func (r *row) admitsParts(h *webhook, pods []*corev1.Pod) {
 			review.Spec.Containers = append(review.Spec.Containers, v1alpha1.ImageReviewContainerSpec{Image: c.Image})
 		}
 		_, text, err := r.post(r.T, h, "/imagereview", bytes.NewReader(mustJSON(r.T, review)))
-		must(r.T, err)
-		if must(r.T, json.Unmarshal([]byte(text), &review)); !review.Status.Allowed {
+		testkit.Must(r, err)
+		if testkit.Must(r, json.Unmarshal([]byte(text), &review)); !review.Status.Allowed {
 			r.Errorf("pod %d: images are denied, %q, and the pod is not", i, review.Status.Reason)
 		}
 	}

@@ -24,15 +24,14 @@ const maxMemory = 256 << 20
 func TestHostileClients(t *testing.T) {
 	t.Parallel()
 	w := &world{dir: t.TempDir()}
-	var err error
-	w.authority, err = testkit.NewAuthority("authority of webhooks")
-	must(t, err)
-	must(t, os.Mkdir(w.path(clusterOne), 0o700))
-	must(t, os.WriteFile(w.path(clusterOne, "labels.yaml"), []byte(labelsRestricted), 0o600))
+	w.authority = testkit.Value(testkit.NewAuthority("authority of webhooks"))(t)
+	testkit.Must(t, os.Mkdir(w.path(clusterOne), 0o700))
+	testkit.Must(t, os.WriteFile(w.path(clusterOne, "labels.yaml"), []byte(labelsRestricted), 0o600))
 	h := w.startWebhook(t, "hostile", w.path(clusterOne))
 	answers := func(after string) {
 		t.Helper()
-		if status, text, err := w.post(t, h, "/admission/validate", strings.NewReader(review("{}", 1))); err != nil || status != http.StatusOK || !strings.Contains(text, `"allowed":true`) {
+		status, text, err := w.post(t, h, "/admission/validate", strings.NewReader(review("{}", 1)))
+		if err != nil || status != http.StatusOK || !strings.Contains(text, `"allowed":true`) {
 			t.Errorf("after %s: %d %s, %v; want an admission", after, status, text, err)
 		}
 	}
@@ -46,11 +45,12 @@ func TestHostileClients(t *testing.T) {
 	all.Wait()
 	answers("1,000 connections")
 
+	many := strings.Repeat
 	for name, body := range map[string]func() io.Reader{
 		"a body of 100 MiB": func() io.Reader { return io.LimitReader(zeros{}, 100<<20) },
-		"a large object":    func() io.Reader { return strings.NewReader(review(`{"x":"`+strings.Repeat("x", 2<<20)+`"}`, 1)) },
+		"a large object":    func() io.Reader { return strings.NewReader(review(`{"x":"`+many("x", 2<<20)+`"}`, 1)) },
 		"many containers":   func() io.Reader { return strings.NewReader(review("{}", 1<<19)) },
-		"an unclosed list":  func() io.Reader { return strings.NewReader(strings.Repeat("[{},", 1<<20)) },
+		"an unclosed list":  func() io.Reader { return strings.NewReader(many("[{},", 1<<20)) },
 	} {
 		for range 16 {
 			all.Go(func() { _, _, _ = w.post(t, h, "/admission/validate", body()) }) // of which some are refused
@@ -72,16 +72,15 @@ func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 // review returns the review of an update of a pod with a number of containers.
 func review(container string, n int) string {
 	object := `{"spec":{"containers":[` + strings.Repeat(container+",", n-1) + container + `]}}`
-	return fmt.Sprintf(`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u-1","kind":{"version":"v1","kind":"Pod"},`+
-		`"resource":{"version":"v1","resource":"pods"},"operation":"UPDATE","namespace":"hostile","name":"app","object":%s,"oldObject":%s}}`, object, object)
+	return fmt.Sprintf(`{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u-1",`+
+		`"kind":{"version":"v1","kind":"Pod"},"resource":{"version":"v1","resource":"pods"},"operation":"UPDATE",`+
+		`"namespace":"hostile","name":"app","object":%s,"oldObject":%s}}`, object, object)
 }
 
-// post sends a body on a connection of its own.
 func (w *world) post(t *testing.T, h *webhook, path string, body io.Reader) (int, string, error) {
 	t.Helper()
 	tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: w.authority.Pool()}, DisableKeepAlives: true}
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+h.address+path, body)
-	must(t, err)
+	req := testkit.Value(http.NewRequestWithContext(t.Context(), http.MethodPost, "https://"+h.address+path, body))(t)
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := tr.RoundTrip(req)
 	if err != nil {
@@ -101,15 +100,16 @@ func (w *world) misbehave(ctx context.Context, h *webhook, how int) error {
 	defer func() { _ = raw.Close() }()
 	limit := time.Now().Add(20 * time.Second)
 	_ = raw.SetDeadline(limit)
+	const post = "POST /admission/validate HTTP/1.1\r\nHost: x\r\n"
 	conn, trickled := raw, ""
 	switch how {
 	case 0: // sends nothing
 	case 1:
 		trickled = strings.Repeat("\x16\x03\x01\x40\x00\x01", 100) // a handshake that does not end
 	case 2:
-		trickled = "POST /admission/validate HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("x", 1000)
+		trickled = post + "X: " + strings.Repeat("x", 1000)
 	case 3:
-		trickled = "POST /admission/validate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n" + strings.Repeat("{", 1000)
+		trickled = post + "Content-Type: application/json\r\nContent-Length: 1000000\r\n\r\n" + strings.Repeat("{", 1000)
 	}
 	if how > 1 {
 		conn = tls.Client(raw, &tls.Config{RootCAs: w.authority.Pool(), ServerName: "localhost"})

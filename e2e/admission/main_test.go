@@ -56,10 +56,3 @@ func TestAPIServer(t *testing.T) {
 	})
 	t.Run("canaries", func(t *testing.T) { canaries(w.row(t, "canaries")) })
 }
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}

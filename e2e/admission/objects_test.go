@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -30,7 +31,8 @@ kind: PodRestriction
 metadata: {name: labels}
 binding:
   mode: Drop
-  namespaces: [bodies, two-clusters, resources, custom-resources, ephemeral, dry-run, audit-mode, audit-log, registration, timeout, service, files]
+  namespaces: [bodies, two-clusters, resources, custom-resources, ephemeral, dry-run, audit-mode, audit-log,
+    registration, timeout, service, files]
 spec:
   metadata: {labels: {keyBlacklist: [forbidden]}}
   spec: {containers: [{securityContext: {privileged: {require: false}}}]}
@@ -38,8 +40,12 @@ spec:
 
 // restriction returns a policy that denies pods with a field of the security context, which is a namespace of the node.
 func restriction(name, metadata, binding, field string) string {
-	return fmt.Sprintf("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: %s%s}\nbinding: {mode: Drop, %s}\n"+
-		"spec: {spec: {securityContext: {%s: {require: false}}}}\n", name, metadata, binding, field)
+	return fmt.Sprintf(`apiVersion: policy.pullgate.dev/v1alpha1
+kind: PodRestriction
+metadata: {name: %s%s}
+binding: {mode: Drop, %s}
+spec: {spec: {securityContext: {%s: {require: false}}}}
+`, name, metadata, binding, field)
 }
 
 // policies returns the files of the policy folders: of the webhook two all, of the other one those that need no API
@@ -48,7 +54,8 @@ func policies(name string) map[string]string {
 	all := map[string]string{"labels.yaml": labelsRestricted}
 	if name == clusterTwo {
 		all["network.yaml"] = restriction("network", "", "namespaces: [deployment, unchanged, mirror]", "hostNetwork")
-		all["processes.yaml"] = restriction("processes", ", annotations: {policy.pullgate.dev/mode: Audit}", "namespaces: [audit-mode]", "hostPID")
+		const audit = ", annotations: {policy.pullgate.dev/mode: Audit}"
+		all["processes.yaml"] = restriction("processes", audit, "namespaces: [audit-mode]", "hostPID")
 		all["strict.yaml"] = restriction("strict", "", "namespaceSelector: {matchLabels: {tier: strict}}", "hostIPC")
 	}
 	return all
@@ -57,19 +64,20 @@ func policies(name string) map[string]string {
 // podTemplates are the custom resources of the pullgate-policyd.
 const podTemplates = "podTemplates: [{group: example.com, resource: workers, path: spec.worker.template}]"
 
-// pod returns a pod with canaries. change may be nil.
 func pod(name, image string, change func(*corev1.Pod)) *corev1.Pod {
+	secret := corev1.LocalObjectReference{Name: secretName}
 	p := &corev1.Pod{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		ObjectMeta: metav1.ObjectMeta{
-			Name: name, Labels: map[string]string{"app": "a", "label": canary}, Annotations: map[string]string{"annotation": canary, "image-policy.k8s.io/nothing-before": canary},
+			Name: name, Labels: map[string]string{"app": "a", "label": canary},
+			Annotations: map[string]string{"annotation": canary, "image-policy.k8s.io/nothing-before": canary},
 		},
 		Spec: corev1.PodSpec{
 			Containers: []corev1.Container{{
 				Name: "main", Image: image, Args: []string{canary}, Env: []corev1.EnvVar{{Name: "PASSWORD", Value: canary}},
-				EnvFrom: []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: secretName}}}},
+				EnvFrom: []corev1.EnvFromSource{{SecretRef: &corev1.SecretEnvSource{LocalObjectReference: secret}}},
 			}},
-			ImagePullSecrets:             []corev1.LocalObjectReference{{Name: secretName}},
+			ImagePullSecrets:             []corev1.LocalObjectReference{secret},
 			AutomountServiceAccountToken: new(false),
 		},
 	}
@@ -79,19 +87,17 @@ func pod(name, image string, change func(*corev1.Pod)) *corev1.Pod {
 	return p
 }
 
-// createPod creates a pod.
 func (r *row) createPod(p *corev1.Pod) error {
-	_, err := r.cluster.Client.CoreV1().Pods(r.namespace).Create(r.Context(), p, metav1.CreateOptions{})
+	_, err := r.core.Pods(r.namespace).Create(r.Context(), p, metav1.CreateOptions{})
 	return err
 }
 
-// probe creates a pod that policies deny, as a dry run.
 func (r *row) probe() error {
 	p := pod("probe", good, func(p *corev1.Pod) {
 		p.Labels[forbidden] = "yes"
 		p.Spec.HostNetwork, p.Spec.HostIPC = true, true
 	})
-	_, err := r.cluster.Client.CoreV1().Pods(r.namespace).Create(r.Context(), p, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	_, err := r.core.Pods(r.namespace).Create(r.Context(), p, dryRunOnly)
 	return err
 }
 
@@ -102,25 +108,27 @@ type kind struct {
 	object   string   // in YAML, with %s where the pod template is
 }
 
-// kinds returns all built-in kinds, by resource.
 func kinds() map[string]kind {
 	in := func(group, resource, kindOf, object string, path ...string) kind {
 		version := schema.GroupVersionResource{Group: group, Version: "v1", Resource: resource}
 		return kind{version, path, "apiVersion: " + version.GroupVersion().String() + "\nkind: " + kindOf + "\n" + object}
 	}
+	at := []string{"spec", "template"}
 	const selector = "selector: {matchLabels: {app: a}}"
 	all := map[string]kind{}
 	for _, k := range []kind{
 		in("", "pods", "Pod", "%s"),
 		in("", "podtemplates", "PodTemplate", "template: %s", "template"),
-		in("", "replicationcontrollers", "ReplicationController", "spec: {replicas: 0, selector: {app: a}, template: %s}", "spec", "template"),
-		in("apps", "replicasets", "ReplicaSet", "spec: {replicas: 0, "+selector+", template: %s}", "spec", "template"),
-		in("apps", "daemonsets", "DaemonSet", "spec: {"+selector+", template: %s}", "spec", "template"),
-		in("apps", "statefulsets", "StatefulSet", "spec: {replicas: 0, serviceName: s, "+selector+", template: %s}", "spec", "template"),
-		in("apps", "deployments", "Deployment", "spec: {replicas: 0, "+selector+", template: %s}", "spec", "template"),
+		in("", "replicationcontrollers", "ReplicationController",
+			"spec: {replicas: 0, selector: {app: a}, template: %s}", at...),
+		in("apps", "replicasets", "ReplicaSet", "spec: {replicas: 0, "+selector+", template: %s}", at...),
+		in("apps", "daemonsets", "DaemonSet", "spec: {"+selector+", template: %s}", at...),
+		in("apps", "statefulsets", "StatefulSet", "spec: {replicas: 0, serviceName: s, "+selector+", template: %s}", at...),
+		in("apps", "deployments", "Deployment", "spec: {replicas: 0, "+selector+", template: %s}", at...),
 		// suspended, so that its template can be changed
-		in("batch", "jobs", "Job", "spec: {suspend: true, template: %s}", "spec", "template"),
-		in("batch", "cronjobs", "CronJob", "spec: {schedule: '0 0 * * *', jobTemplate: {spec: {template: %s}}}", "spec", "jobTemplate", "spec", "template"),
+		in("batch", "jobs", "Job", "spec: {suspend: true, template: %s}", at...),
+		in("batch", "cronjobs", "CronJob", "spec: {schedule: '0 0 * * *', jobTemplate: {spec: {template: %s}}}",
+			"spec", "jobTemplate", "spec", "template"),
 	} {
 		all[k.resource.Resource] = k
 	}
@@ -144,10 +152,9 @@ func (k kind) with(t *testing.T, p *corev1.Pod) *unstructured.Unstructured {
 		template.Spec.RestartPolicy = corev1.RestartPolicyNever
 	}
 	template.Name = ""
-	text, err := json.Marshal(map[string]any{"metadata": template.ObjectMeta, "spec": template.Spec})
-	must(t, err)
+	text := testkit.Value(json.Marshal(map[string]any{"metadata": template.ObjectMeta, "spec": template.Spec}))(t)
 	if len(k.path) == 0 {
-		text = []byte("metadata: " + string(mustJSON(t, template.ObjectMeta)) + "\nspec: " + string(mustJSON(t, template.Spec)))
+		text = fmt.Appendf(nil, "metadata: %s\nspec: %s", mustJSON(t, template.ObjectMeta), mustJSON(t, template.Spec))
 	}
 	object := parse(t, fmt.Sprintf(k.object, text))
 	object.SetName(p.Name)
@@ -166,12 +173,9 @@ func (k kind) labelPatch(t *testing.T, key string) string {
 
 func mustJSON(t *testing.T, value any) []byte {
 	t.Helper()
-	text, err := json.Marshal(value)
-	must(t, err)
-	return text
+	return testkit.Value(json.Marshal(value))(t)
 }
 
-// parse returns the object of a YAML text.
 func parse(t *testing.T, text string) *unstructured.Unstructured {
 	t.Helper()
 	object := &unstructured.Unstructured{}

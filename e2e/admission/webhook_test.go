@@ -3,6 +3,7 @@ package admission_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -23,9 +25,12 @@ import (
 )
 
 // labelDenied is the end of the message of a denial by labelsRestricted.
-const labelDenied = `policy labels: spec.metadata.labels: the key forbidden is not allowed; allowed: without the keys forbidden`
+const labelDenied = "policy labels: spec.metadata.labels: the key forbidden is not allowed; " +
+	"allowed: without the keys forbidden"
 
-// withLabel adds the label that is denied.
+// byScanner is in the message of a denial by the backend.
+const byScanner = "denied by the image review backend scanner after "
+
 func withLabel(p *corev1.Pod) { p.Labels[forbidden] = "yes" }
 
 // resources creates and updates objects of all kinds that are admitted and denied.
@@ -49,15 +54,11 @@ func (r *row) judged(k kind) {
 		r.Errorf("CREATE of %s: %v; want an admission", resource, err)
 		return
 	}
-	if err := denies(r.create(k, pod("denied", good, withLabel), false), says+"denied: "+labelDenied); err != nil {
-		r.Errorf("CREATE of %s: %v", resource, err)
-	}
+	check(r, denies(r.create(k, pod("denied", good, withLabel), false), says+"denied: "+labelDenied))
 	if err := r.patch(k.resource, "allowed", k.labelPatch(r.T, "other")); err != nil {
 		r.Errorf("UPDATE of %s: %v; want an admission", resource, err)
 	}
-	if err := denies(r.patch(k.resource, "allowed", k.labelPatch(r.T, forbidden)), says+"allowed: "+labelDenied); err != nil {
-		r.Errorf("UPDATE of %s: %v", resource, err)
-	}
+	check(r, denies(r.patch(k.resource, "allowed", k.labelPatch(r.T, forbidden)), says+"allowed: "+labelDenied))
 }
 
 // customResources are judged where the configuration says that a pod template is.
@@ -70,9 +71,13 @@ spec:
   group: example.com
   names: {kind: Worker, plural: workers}
   scope: Namespaced
-  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
 `), metav1.CreateOptions{})
-	must(r.T, err)
+	testkit.Must(r, err)
 	r.until("the API server serves the custom resource", func() error {
 		_, err := r.objects.Resource(workerKind().resource).Namespace(r.namespace).List(r.Context(), metav1.ListOptions{})
 		return err
@@ -85,15 +90,11 @@ spec:
 func ephemeral(r *row) {
 	const bad = "ephemeral.test/bad:1"
 	r.backend.Set(bad, reviewbackend.Answer{Deny: true, Reason: "not scanned", Client: clusterTwo}) // the plugin allows it
-	must(r.T, r.createPod(pod("app", good, nil)))
+	testkit.Must(r, r.createPod(pod("app", good, nil)))
 	r.judgedBy(r.two)
-	if err := denies(r.addEphemeral("app", good, true), "policy labels", "privileged"); err != nil {
-		r.Errorf("privileged: %v", err)
-	}
-	if err := denies(r.addEphemeral("app", bad, false), "pod ephemeral/app: denied by the image review backend scanner after ", ": not scanned"); err != nil {
-		r.Errorf("image: %v", err)
-	}
-	must(r.T, r.addEphemeral("app", "ephemeral.test/good:1", false))
+	check(r, denies(r.addEphemeral("app", good, true), "policy labels", "privileged"))
+	check(r, denies(r.addEphemeral("app", bad, false), "pod ephemeral/app: "+byScanner, ": not scanned"))
+	testkit.Must(r, r.addEphemeral("app", "ephemeral.test/good:1", false))
 	for _, image := range []string{bad, "ephemeral.test/good:1"} {
 		// of the plugin, and ours
 		if got := r.backend.Requests(image); len(got) != 2 || !slices.Equal(got[1].Images(), []string{image}) {
@@ -105,41 +106,39 @@ func ephemeral(r *row) {
 // deployment shows that restrictions deny a Deployment, and that a backend denies the pod of a Deployment.
 func deployment(r *row) {
 	const bad = "deployment.test/bad:1"
-	r.backend.Set(bad, reviewbackend.Answer{Deny: true, Reason: "not scanned", Client: clusterTwo, AuditAnnotations: map[string]string{"report": "7"}})
+	r.backend.Set(bad, reviewbackend.Answer{Deny: true, Reason: "not scanned", Client: clusterTwo})
 	r.judgedBy(r.two)
 	deployments := kinds()["deployments"]
 	onNetwork := func(p *corev1.Pod) { p.Spec.HostNetwork = true }
-	want := `pullgate: deployments.apps deployment/network: policy network: spec.spec.securityContext.hostNetwork: true is not allowed; allowed: false`
-	if err := denies(r.create(deployments, pod("network", good, onNetwork), false), want); err != nil {
-		r.Error(err)
-	}
-	must(r.T, r.create(deployments, pod("app", bad, nil), false))
+	const want = `pullgate: deployments.apps deployment/network: policy network: ` +
+		`spec.spec.securityContext.hostNetwork: true is not allowed; allowed: false`
+	check(r, denies(r.create(deployments, pod("network", good, onNetwork), false), want))
+	testkit.Must(r, r.create(deployments, pod("app", bad, nil), false))
 	if got := r.backend.Requests(bad); len(got) != 0 {
 		r.Errorf("the backend was asked about a template: %+v", got)
 	}
 	// A controller creates the pod of the template with its own name.
 	d, err := r.cluster.Client.AppsV1().Deployments(r.namespace).Get(r.Context(), "app", metav1.GetOptions{})
-	must(r.T, err)
+	testkit.Must(r, err)
 	p := &corev1.Pod{ObjectMeta: d.Spec.Template.ObjectMeta, Spec: d.Spec.Template.Spec}
 	p.GenerateName = "app-"
-	if err := denies(r.createPod(p), "pullgate: pod deployment/app-", ": denied by the image review backend scanner after ", ": not scanned"); err != nil {
-		r.Error(err)
-	}
+	check(r, denies(r.createPod(p), "pullgate: pod deployment/app-", ": "+byScanner, ": not scanned"))
 }
 
 // unchanged updates objects that violate a policy: what no policy judges can be changed.
 func unchanged(r *row) {
 	onNetwork := func(p *corev1.Pod) { p.Spec.HostNetwork, p.Finalizers = true, []string{"example.com/wait"} }
 	deployments := kinds()["deployments"]
-	must(r.T, r.create(kinds()["pods"], pod("old", good, onNetwork), false))
+	testkit.Must(r, r.create(kinds()["pods"], pod("old", good, onNetwork), false))
 	old := deployments.with(r.T, pod("old", good, func(p *corev1.Pod) { p.Spec.HostNetwork = true }))
 	old.SetFinalizers([]string{"example.com/wait"})
-	_, err := r.objects.Resource(deployments.resource).Namespace(r.namespace).Create(r.Context(), old, metav1.CreateOptions{})
-	must(r.T, err)
+	into := r.objects.Resource(deployments.resource).Namespace(r.namespace)
+	testkit.Value(into.Create(r.Context(), old, metav1.CreateOptions{}))(r)
 	r.judgedBy(r.two)
 	for _, k := range []kind{deployments, kinds()["pods"]} {
 		for _, patch := range []string{
-			`{"metadata":{"labels":{"new":"label"}}}`, `{"metadata":{"labels":{"new":null}}}`, `{"metadata":{"annotations":{"a":"b"}}}`, `{"metadata":{"finalizers":null}}`,
+			`{"metadata":{"labels":{"new":"label"}}}`, `{"metadata":{"labels":{"new":null}}}`,
+			`{"metadata":{"annotations":{"a":"b"}}}`, `{"metadata":{"finalizers":null}}`,
 		} {
 			if err := r.patch(k.resource, "old", patch); err != nil {
 				r.Errorf("%s of %s: %v; want an admission", patch, k.resource.Resource, err)
@@ -150,30 +149,33 @@ func unchanged(r *row) {
 	onNetworkAgain := func(is bool) error {
 		return r.patch(deployments.resource, "old", fmt.Sprintf(`{"spec":{"template":{"spec":{"hostNetwork":%t}}}}`, is))
 	}
-	must(r.T, onNetworkAgain(false))
-	if err := denies(onNetworkAgain(true), "deployments.apps unchanged/old: policy network"); err != nil {
-		r.Error(err)
-	}
-	must(r.T, r.cluster.Client.CoreV1().Pods(r.namespace).Delete(r.Context(), "old", metav1.DeleteOptions{}))
+	testkit.Must(r, onNetworkAgain(false))
+	check(r, denies(onNetworkAgain(true), "deployments.apps unchanged/old: policy network"))
+	testkit.Must(r, r.core.Pods(r.namespace).Delete(r.Context(), "old", metav1.DeleteOptions{}))
 }
 
 // mirror creates a mirror pod as the kubelet of its node does. No other pod can become one.
 func mirror(r *row) {
 	kubelet := r.as(worker)
-	n, err := kubelet.CoreV1().Nodes().Create(r.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: worker}}, metav1.CreateOptions{})
-	must(r.T, err)
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: worker}}
+	n = testkit.Value(kubelet.CoreV1().Nodes().Create(r.Context(), n, metav1.CreateOptions{}))(r)
 	r.judgedBy(r.two)
-	_, err = kubelet.CoreV1().Pods(r.namespace).Create(r.Context(), &corev1.Pod{
+	_, err := kubelet.CoreV1().Pods(r.namespace).Create(r.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: "static", Annotations: map[string]string{corev1.MirrorPodAnnotationKey: "hash"},
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: worker, UID: n.UID, Controller: new(true)}},
+			OwnerReferences: []metav1.OwnerReference{
+				{APIVersion: "v1", Kind: "Node", Name: worker, UID: n.UID, Controller: new(true)},
+			},
 		},
-		Spec: corev1.PodSpec{NodeName: worker, HostNetwork: true, Containers: []corev1.Container{{Name: "main", Image: good}}},
+		Spec: corev1.PodSpec{
+			NodeName: worker, HostNetwork: true, Containers: []corev1.Container{{Name: "main", Image: good}},
+		},
 	}, metav1.CreateOptions{})
-	must(r.T, err)
-	must(r.T, r.createPod(pod("app", good, nil)))
+	testkit.Must(r, err)
+	testkit.Must(r, r.createPod(pod("app", good, nil)))
 	for name, patch := range map[string]string{
-		"static": `{"metadata":{"annotations":{"kubernetes.io/config.mirror":null}}}`, "app": `{"metadata":{"annotations":{"kubernetes.io/config.mirror":"hash"}}}`,
+		"static": `{"metadata":{"annotations":{"kubernetes.io/config.mirror":null}}}`,
+		"app":    `{"metadata":{"annotations":{"kubernetes.io/config.mirror":"hash"}}}`,
 	} {
 		if err := r.patch(kinds()["pods"].resource, name, patch); !apierrors.IsInvalid(err) {
 			r.Errorf("%s of %s: %v; want the API server to deny it", patch, name, err)
@@ -205,12 +207,12 @@ func auditMode(r *row) {
 	config := r.cluster.Config(cluster.Administrator)
 	var got recorder
 	config.WarningHandlerWithContext = &got
-	client, err := kubernetes.NewForConfig(config)
-	must(r.T, err)
-	_, err = client.CoreV1().Pods(r.namespace).Create(r.Context(), pod("processes", good, func(p *corev1.Pod) { p.Spec.HostPID = true }), metav1.CreateOptions{})
-	must(r.T, err)
-	want := []string{"pullgate: audit: policy processes: spec.spec.securityContext.hostPID: true is not allowed; allowed: false"}
-	if !slices.Equal(got.warnings, want) {
+	client := testkit.Value(kubernetes.NewForConfig(config))(r)
+	processes := pod("processes", good, func(p *corev1.Pod) { p.Spec.HostPID = true })
+	testkit.Value(client.CoreV1().Pods(r.namespace).Create(r.Context(), processes, metav1.CreateOptions{}))(r)
+	const want = "pullgate: audit: policy processes: " +
+		"spec.spec.securityContext.hostPID: true is not allowed; allowed: false"
+	if !slices.Equal(got.warnings, []string{want}) {
 		r.Errorf("warnings %q; want %q", got.warnings, want)
 	}
 }
@@ -231,21 +233,20 @@ func (w *recorder) HandleWarningHeaderWithContext(_ context.Context, code int, _
 
 // namespaceLabels changes the labels of a namespace, which policies select.
 func namespaceLabels(r *row) {
-	create := func(name string) error {
-		return r.createPod(pod(name, good, func(p *corev1.Pod) { p.Spec.HostIPC = true }))
+	create := func() error {
+		p := pod("", good, func(p *corev1.Pod) { p.Spec.HostIPC = true })
+		p.GenerateName = "app-"
+		return r.createPod(p)
 	}
 	r.label("tier", "strict")
 	r.judgedBy(r.two) // by the label
-	if err := denies(create("a"), "policy strict: spec.spec.securityContext.hostIPC: true is not allowed"); err != nil {
-		r.Error(err)
-	}
-	n := 0
+	check(r, denies(create(), "policy strict: spec.spec.securityContext.hostIPC: true is not allowed"))
 	r.label("tier", "other")
-	r.until("the policy does not select the namespace", func() error { n++; return create(fmt.Sprint("b-", n)) })
+	r.until("the policy does not select the namespace", create)
 	r.label("tier", "strict")
-	r.until("the policy selects the namespace again", func() error { n++; return denies(create(fmt.Sprint("c-", n)), "policy strict") })
+	r.until("the policy selects the namespace again", func() error { return denies(create(), "policy strict") })
 	r.label("tier", "")
-	r.until("the policy does not select the namespace", func() error { n++; return create(fmt.Sprint("d-", n)) })
+	r.until("the policy does not select the namespace", create)
 }
 
 // auditLog has the annotations of backends, from the plugin and from the webhook, under the same prefix.
@@ -254,52 +255,52 @@ func auditLog(r *row) {
 	for _, client := range []string{clusterOne, clusterTwo} {
 		image, name := "audited.test/"+client, "audited-"+client
 		r.backend.Set(image, reviewbackend.Answer{Client: client, AuditAnnotations: map[string]string{"scanned-by": client}})
-		must(r.T, r.createPod(pod(name, image, nil)))
+		testkit.Must(r, r.createPod(pod(name, image, nil)))
 		want := fmt.Sprintf(`"imagepolicywebhook.image-policy.k8s.io/scanned-by":%q`, client)
 		if line := r.audited(name); !strings.Contains(line, want) {
 			r.Errorf("the audit log has\n%s\nwant %s", line, want)
 		}
 	}
-	r.backend.Set("audited.test/bad", reviewbackend.Answer{Client: clusterTwo, Deny: true, AuditAnnotations: map[string]string{"report": "7"}})
-	if err := denies(r.createPod(pod("audited-bad", "audited.test/bad", nil))); err != nil {
-		r.Error(err)
-	}
+	report := map[string]string{"report": "7"}
+	r.backend.Set("audited.test/bad", reviewbackend.Answer{Client: clusterTwo, Deny: true, AuditAnnotations: report})
+	check(r, denies(r.createPod(pod("audited-bad", "audited.test/bad", nil))))
 	if line := r.audited("audited-bad"); !strings.Contains(line, `"imagepolicywebhook.image-policy.k8s.io/report":"7"`) {
 		r.Errorf("the audit log has\n%s\nwant the annotation of a denial", line)
 	}
 }
 
-// audited returns the line of the audit log about the creation of a pod of the namespace.
-func (r *row) audited(name string) string {
+// audited returns the line of the audit log about the creation of a pod of the namespace, once it is there.
+func (r *row) audited(name string) (found string) {
 	r.Helper()
-	text, err := os.ReadFile(r.path("audit.log"))
-	must(r.T, err)
-	for line := range strings.Lines(string(text)) {
-		var event struct {
-			ObjectRef struct{ Namespace, Name string }
+	r.until("the creation of "+name+" is in the audit log", func() error {
+		text := testkit.Value(os.ReadFile(r.path("audit.log")))(r)
+		for line := range strings.Lines(string(text)) {
+			var event struct {
+				ObjectRef struct{ Namespace, Name string }
+			}
+			err := json.Unmarshal([]byte(line), &event) // the last line may be there in part
+			if o := event.ObjectRef; err == nil && o.Namespace == r.namespace && o.Name == name {
+				found = line
+				return nil
+			}
 		}
-		if must(r.T, json.Unmarshal([]byte(line), &event)); event.ObjectRef.Namespace == r.namespace && event.ObjectRef.Name == name {
-			return line
-		}
-	}
-	r.Fatalf("no line about %s in the audit log", name)
-	return ""
+		return errors.New("no line about it")
+	})
+	return found
 }
 
 // registration changes and deletes a webhook, and stops its server.
 func registration(r *row) {
 	h := r.startWebhook(r.T, "three", r.path(clusterOne))
-	configurations := r.cluster.Client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
+	configurations := r.webhooks
 	change := func(f func(*admissionregistrationv1.ValidatingWebhook)) {
 		r.Helper()
-		c, err := configurations.Get(r.Context(), h.name, metav1.GetOptions{})
-		must(r.T, err)
+		c := testkit.Value(configurations.Get(r.Context(), h.name, metav1.GetOptions{}))(r)
 		f(&c.Webhooks[0])
-		_, err = configurations.Update(r.Context(), c, metav1.UpdateOptions{})
-		must(r.T, err)
+		testkit.Value(configurations.Update(r.Context(), c, metav1.UpdateOptions{}))(r)
 	}
 	r.judgedBy(h)
-	must(r.T, h.Stop())
+	testkit.Must(r, h.Stop())
 	if err := r.probe(); err == nil || !strings.Contains(err.Error(), "failed calling webhook") {
 		r.Errorf("with failurePolicy Fail and a stopped server: %v", err)
 	}
@@ -307,13 +308,13 @@ func registration(r *row) {
 		w.FailurePolicy = new(admissionregistrationv1.Ignore)
 	})
 	r.until("failurePolicy Ignore admits while the server is stopped", r.probe)
-	must(r.T, h.Start(r.Context()))
+	testkit.Must(r, h.Start(r.Context()))
 	r.until("the webhook denies when its server is back", func() error { return denies(r.probe()) })
 	change(func(w *admissionregistrationv1.ValidatingWebhook) { w.Rules[0].Resources = []string{"podtemplates"} })
 	r.until("pods are not judged", r.probe)
 	change(func(w *admissionregistrationv1.ValidatingWebhook) { w.Rules[0].Resources = []string{"pods"} })
 	r.until("pods are judged again", func() error { return denies(r.probe()) })
-	must(r.T, configurations.Delete(r.Context(), h.name, metav1.DeleteOptions{}))
+	testkit.Must(r, configurations.Delete(r.Context(), h.name, metav1.DeleteOptions{}))
 	r.until("nothing is judged without the webhook", r.probe)
 }
 
@@ -329,28 +330,29 @@ func timeout(r *row) {
 	r.label(webhookLabel, c.Name)
 	r.until("the webhook judges the namespace", func() error { return denies(r.probe()) })
 	// Otherwise the API server would say that the webhook failed.
-	if err := denies(r.createPod(pod("app", image, nil)), "no valid answer from the image review backend scanner after 4", "; denied"); err != nil {
+	late := "no valid answer from the image review backend scanner after 4"
+	if err := denies(r.createPod(pod("app", image, nil)), late, "; denied"); err != nil {
 		r.Errorf("%v; want the webhook to answer in time", err)
 	}
 }
 
 // service has the webhook that is one for a cluster, by a service.
 func service(r *row) {
-	address, err := host.OwnAddress()
-	must(r.T, err)
+	address := testkit.Value(host.OwnAddress())(r)
 	h := r.startPolicyd(r.T, "service", r.path(clusterOne), r.free(r.T, address), r.pair(r.T))
 	_, port, err := net.SplitHostPort(h.address)
-	must(r.T, err)
+	testkit.Must(r, err)
 	// What the kubelets and the controllers of a cluster do.
 	slices := schema.GroupVersionResource{Group: "discovery.k8s.io", Version: "v1", Resource: "endpointslices"}
-	_, err = r.objects.Resource(slices).Namespace(installed).Create(r.Context(), parse(r.T, fmt.Sprintf(`apiVersion: discovery.k8s.io/v1
+	endpoints := parse(r.T, fmt.Sprintf(`apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata: {name: policyd, labels: {kubernetes.io/service-name: pullgate-policyd}}
 addressType: IPv4
 ports: [{name: https, protocol: TCP, port: %s}]
 endpoints: [{addresses: [%s], conditions: {ready: true}}]
-`, port, address)), metav1.CreateOptions{})
-	must(r.T, err)
+`, port, address))
+	into := r.objects.Resource(slices).Namespace(installed)
+	testkit.Value(into.Create(r.Context(), endpoints, metav1.CreateOptions{}))(r)
 	r.register(only(r.T, r.byService, r.namespace))
 	r.label(webhookLabel, r.namespace)
 	r.until("the webhook judges the namespace", func() error { return denies(r.probe()) })
@@ -365,8 +367,8 @@ func files(r *row) {
 		r.judged(k)
 	}
 	// It is no object that can be deleted.
-	list, err := r.cluster.Client.AdmissionregistrationV1().ValidatingWebhookConfigurations().List(r.Context(), metav1.ListOptions{})
-	must(r.T, err)
+	list, err := r.webhooks.List(r.Context(), metav1.ListOptions{})
+	testkit.Must(r, err)
 	for _, c := range list.Items {
 		if strings.HasSuffix(c.Name, ".static.k8s.io") {
 			r.Errorf("the API has the webhook %s", c.Name)
@@ -376,7 +378,7 @@ func files(r *row) {
 	r.until("pods are not judged", r.probe)
 	r.onDisk.write(r.T)
 	r.until("pods are judged again", func() error { return denies(r.probe()) })
-	must(r.T, r.onDisk.Stop())
+	testkit.Must(r, r.onDisk.Stop())
 	if err := r.probe(); err != nil {
 		r.Errorf("with failurePolicy Ignore and a stopped server: %v", err)
 	}

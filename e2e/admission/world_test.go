@@ -25,6 +25,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	registrationclient "k8s.io/client-go/kubernetes/typed/admissionregistration/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/e2e/cluster"
@@ -42,7 +44,7 @@ const (
 	worker = "worker"
 	// patience is how long a test waits for what has to come: an API server uses a changed webhook about a second
 	// later.
-	patience = 30 * time.Second
+	patience = time.Minute
 	// webhookLabel is the label of namespaces that says which webhooks judge them.
 	webhookLabel = "webhook"
 	// installed is the namespace of the manifests.
@@ -56,62 +58,63 @@ type world struct {
 	cluster   *cluster.Cluster
 	dir       string
 	backend   *reviewbackend.Backend
-	authority *testkit.Authority // of the webhooks
-	objects   dynamic.Interface  // a client of the administrator for all kinds
+	authority *testkit.Authority           // of the webhooks
+	core      corev1client.CoreV1Interface // clients of the administrator, the last one for all kinds
+	webhooks  registrationclient.ValidatingWebhookConfigurationInterface
+	objects   dynamic.Interface
 	one, two  *webhook
 	onDisk    *webhook                   // nil before 1.36
 	byService *unstructured.Unstructured // the webhook that is one for a cluster
 }
 
-// begin starts everything.
 func begin(t *testing.T, release string) *world {
 	t.Helper()
 	w := &world{dir: t.TempDir(), backend: reviewbackend.New(t)}
-	var err error
-	w.authority, err = testkit.NewAuthority("authority of webhooks")
-	must(t, err)
+	w.authority = testkit.Value(testkit.NewAuthority("authority of webhooks"))(t)
 	for _, name := range []string{clusterOne, clusterTwo} {
-		must(t, os.MkdirAll(w.path(name), 0o700))
-		must(t, w.backend.Kubeconfig(w.path(name+".kubeconfig"), name))
-		must(t, os.WriteFile(w.path(name, "scanner.yaml"), w.imagePolicy(name), 0o600))
+		testkit.Must(t, os.MkdirAll(w.path(name), 0o700))
+		testkit.Must(t, w.backend.Kubeconfig(w.path(name+".kubeconfig"), name))
+		testkit.Must(t, os.WriteFile(w.path(name, "scanner.yaml"), w.imagePolicy(name), 0o600))
 		for file, text := range policies(name) {
-			must(t, os.WriteFile(w.path(name, file), []byte(text), 0o600))
+			testkit.Must(t, os.WriteFile(w.path(name, file), []byte(text), 0o600))
 		}
 	}
-	must(t, os.WriteFile(w.path("audit.yaml"), []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata, verbs: [create]}]\n"), 0o600))
-	must(t, os.WriteFile(w.path("admission.yaml"), w.admissionConfiguration(release), 0o600))
+	const audit = "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata, verbs: [create]}]\n"
+	testkit.Must(t, os.WriteFile(w.path("audit.yaml"), []byte(audit), 0o600))
+	testkit.Must(t, os.WriteFile(w.path("admission.yaml"), w.admissionConfiguration(release), 0o600))
 	flags := []string{
 		"--enable-admission-plugins=ImagePolicyWebhook", "--admission-control-config-file=" + w.path("admission.yaml"),
 		"--audit-policy-file=" + w.path("audit.yaml"), "--audit-log-path=" + w.path("audit.log"),
 		"--enable-aggregator-routing", // a service of a webhook is one of endpoints here, without a network of services
 	}
-	must(t, os.WriteFile(w.path("authority.pem"), w.authority.PEM(), 0o600))
+	testkit.Must(t, os.WriteFile(w.path("authority.pem"), w.authority.PEM(), 0o600))
 	if release == kubernetes136 {
 		flags = append(flags, "--feature-gates=ManifestBasedAdmissionControlConfig=true")
 		w.onDisk = w.startWebhook(t, "on-disk", w.path(clusterOne))
-		must(t, os.Mkdir(w.path("manifests"), 0o700))
+		testkit.Must(t, os.Mkdir(w.path("manifests"), 0o700))
 		w.onDisk.write(t)
 	}
-	w.cluster, err = cluster.StartWith(t.Context(), w.path("cluster"), release, cluster.Options{Nodes: []string{worker}, Flags: flags})
-	must(t, err)
+	options := cluster.Options{Nodes: []string{worker}, Flags: flags}
+	w.cluster = testkit.Value(cluster.Start(t.Context(), w.path("cluster"), release, options))(t)
+	w.core = w.cluster.Client.CoreV1()
+	w.webhooks = w.cluster.Client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("kube-apiserver:\n%s", host.Tail(w.cluster.Log(), 15))
 		}
 		check(t, w.cluster.Close())
 	})
-	w.objects, err = dynamic.NewForConfig(w.cluster.Config(cluster.Administrator))
-	must(t, err)
+	w.objects = testkit.Value(dynamic.NewForConfig(w.cluster.Config(cluster.Administrator)))(t)
 	w.one = w.startWebhook(t, "one", w.path(clusterOne))
 	w.byService = w.install(t)
 	w.two = w.startWebhook(t, "two", w.path(clusterTwo), podTemplates, "kubeconfig: "+w.namespaceReader(t))
 	return w
 }
 
-func check(t *testing.T, err error) {
-	t.Helper()
+func check(tb testing.TB, err error) {
+	tb.Helper()
 	if err != nil {
-		t.Error(err)
+		tb.Error(err)
 	}
 }
 
@@ -122,36 +125,40 @@ func (w *world) path(parts ...string) string {
 // imagePolicy is the file of a backend, without a cache. That of clusterOne is read by the API server and by the
 // pullgate-policyd one.
 func (w *world) imagePolicy(client string) []byte {
-	return fmt.Appendf(nil, "imagePolicy:\n  kubeConfigFile: %s\n  allowTTL: -1\n  denyTTL: -1\n  retryBackoff: 100\n  defaultAllow: false\n", w.path(client+".kubeconfig"))
+	const fields = "\n  allowTTL: -1\n  denyTTL: -1\n  retryBackoff: 100\n  defaultAllow: false\n"
+	return []byte("imagePolicy:\n  kubeConfigFile: " + w.path(client+".kubeconfig") + fields)
 }
 
 func (w *world) admissionConfiguration(release string) []byte {
-	lines := []string{
-		"apiVersion: apiserver.config.k8s.io/v1", "kind: AdmissionConfiguration", "plugins:",
-		"- {name: ImagePolicyWebhook, path: " + w.path(clusterOne, "scanner.yaml") + "}",
-	}
+	text := fmt.Sprintf(`apiVersion: apiserver.config.k8s.io/v1
+kind: AdmissionConfiguration
+plugins:
+- {name: ImagePolicyWebhook, path: %s}
+`, w.path(clusterOne, "scanner.yaml"))
 	if release == kubernetes136 {
-		lines = append(
-			lines, "- name: ValidatingAdmissionWebhook",
-			"  configuration: {apiVersion: apiserver.config.k8s.io/v1, kind: WebhookAdmissionConfiguration, staticManifestsDir: "+w.path("manifests")+"}",
-		)
+		text += `- name: ValidatingAdmissionWebhook
+  configuration:
+    apiVersion: apiserver.config.k8s.io/v1
+    kind: WebhookAdmissionConfiguration
+    staticManifestsDir: ` + w.path("manifests") + "\n"
 	}
-	return []byte(strings.Join(lines, "\n") + "\n")
+	return []byte(text)
 }
 
 // install creates what pullgate-policyd manifests prints for a cluster with the policies of two, but the webhook, which
 // would judge all namespaces. It returns the webhook.
 func (w *world) install(t *testing.T) *unstructured.Unstructured {
 	t.Helper()
-	must(t, os.WriteFile(w.path("templates.yaml"), []byte("apiVersion: config.pullgate.dev/v1alpha1\nkind: PolicydConfiguration\n"+podTemplates+"\n"), 0o600))
-	objects := w.manifests(t, "--image", "pullgate.test/policyd:1", "--policies", w.path(clusterTwo), "--config", w.path("templates.yaml"))
+	config := "apiVersion: config.pullgate.dev/v1alpha1\nkind: PolicydConfiguration\n" + podTemplates + "\n"
+	testkit.Must(t, os.WriteFile(w.path("templates.yaml"), []byte(config), 0o600))
+	objects := w.manifests(t, "--image", "pullgate.test/policyd:1", "--policies", w.path(clusterTwo),
+		"--config", w.path("templates.yaml"))
 	last := len(objects) - 1
 	for _, o := range objects[:last] {
 		kind := o.GroupVersionKind()
 		resource := kind.GroupVersion().WithResource(strings.ToLower(kind.Kind) + "s")
-		if _, err := w.objects.Resource(resource).Namespace(o.GetNamespace()).Create(t.Context(), o, metav1.CreateOptions{}); err != nil {
-			t.Fatalf("%s %s: %v", kind.Kind, o.GetName(), err)
-		}
+		into := w.objects.Resource(resource).Namespace(o.GetNamespace())
+		testkit.Value(into.Create(t.Context(), o, metav1.CreateOptions{}))(t)
 	}
 	return objects[last]
 }
@@ -159,10 +166,9 @@ func (w *world) install(t *testing.T) *unstructured.Unstructured {
 // manifests returns what pullgate-policyd manifests prints.
 func (w *world) manifests(t *testing.T, args ...string) (all []*unstructured.Unstructured) {
 	t.Helper()
-	program, err := node.Program("pullgate-policyd")
-	must(t, err)
-	text, err := host.Run(t.Context(), program, append([]string{"manifests", "--ca-file", w.path("authority.pem")}, args...)...)
-	must(t, err)
+	program := testkit.Value(node.Program("pullgate-policyd"))(t)
+	args = append([]string{"manifests", "--ca-file", w.path("authority.pem")}, args...)
+	text := testkit.Value(host.Run(t.Context(), program, args...))(t)
 	for document := range strings.SplitSeq(text, "\n---\n") {
 		all = append(all, parse(t, document))
 	}
@@ -173,10 +179,10 @@ func (w *world) manifests(t *testing.T, args ...string) (all []*unstructured.Uns
 // else.
 func (w *world) namespaceReader(t *testing.T) string {
 	t.Helper()
-	token, err := w.cluster.Client.CoreV1().ServiceAccounts(installed).CreateToken(t.Context(), "pullgate-policyd", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	must(t, err)
+	accounts, request := w.core.ServiceAccounts(installed), &authenticationv1.TokenRequest{}
+	token := testkit.Value(accounts.CreateToken(t.Context(), "pullgate-policyd", request, metav1.CreateOptions{}))(t)
 	path := w.path("namespaces.kubeconfig")
-	must(t, os.WriteFile(path, w.cluster.Kubeconfig("token: "+token.Status.Token), 0o600))
+	testkit.Must(t, os.WriteFile(path, w.cluster.Kubeconfig("token: "+token.Status.Token), 0o600))
 	return path
 }
 
@@ -197,8 +203,7 @@ func (w *world) startWebhook(t *testing.T, name, policies string, settings ...st
 // free returns an address of a host that is free at the moment.
 func (*world) free(t *testing.T, ip string) string {
 	t.Helper()
-	port, err := host.FreePort()
-	must(t, err)
+	port := testkit.Value(host.FreePort())(t)
 	return net.JoinHostPort(ip, strconv.Itoa(port))
 }
 
@@ -206,18 +211,18 @@ func (*world) free(t *testing.T, ip string) string {
 func (w *world) pair(t *testing.T) testkit.Pair {
 	t.Helper()
 	pair, err := w.authority.Issue(pkix.Name{CommonName: "webhook"}, time.Time{}, "pullgate-policyd."+installed+".svc")
-	must(t, err)
+	testkit.Must(t, err)
 	return pair
 }
 
-func (w *world) startPolicyd(t *testing.T, name, policies, address string, pair testkit.Pair, settings ...string) *webhook {
+func (w *world) startPolicyd(
+	t *testing.T, name, policies, address string, pair testkit.Pair, settings ...string,
+) *webhook {
 	t.Helper()
 	dir := w.path("policyd-" + name)
-	must(t, os.MkdirAll(dir, 0o700))
-	https, err := node.HTTPS(dir, address, pair)
-	must(t, err)
-	p, err := node.StartPolicyd(t.Context(), dir, policies, append(settings, https)...)
-	must(t, err)
+	testkit.Must(t, os.MkdirAll(dir, 0o700))
+	https := testkit.Value(node.HTTPS(dir, address, pair))(t)
+	p := testkit.Value(node.StartPolicyd(t.Context(), dir, policies, append(settings, https)...))(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("pullgate-policyd %s:\n%s", name, p.Log())
@@ -229,24 +234,26 @@ func (w *world) startPolicyd(t *testing.T, name, policies, address string, pair 
 
 // printed returns the webhook that pullgate-policyd manifests prints for the URL of a pullgate-policyd, only for the
 // namespaces with its name as the label.
-func (h *webhook) printed(t *testing.T) *admissionregistrationv1.ValidatingWebhookConfiguration {
+func (h *webhook) printed(t *testing.T) *webhookConfiguration {
 	t.Helper()
 	objects := h.world.manifests(t, "--url", "https://"+h.address, "--config", filepath.Join(h.Dir(), "policyd.yaml"))
 	return only(t, objects[0], h.name)
 }
 
+type webhookConfiguration = admissionregistrationv1.ValidatingWebhookConfiguration
+
 // only restricts a webhook to the namespaces with a label.
-func only(t *testing.T, object *unstructured.Unstructured, label string) *admissionregistrationv1.ValidatingWebhookConfiguration {
+func only(t *testing.T, object *unstructured.Unstructured, label string) *webhookConfiguration {
 	t.Helper()
-	c := &admissionregistrationv1.ValidatingWebhookConfiguration{}
-	must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, c))
+	c := &webhookConfiguration{}
+	testkit.Must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, c))
 	c.Webhooks[0].NamespaceSelector.MatchLabels = map[string]string{webhookLabel: label}
 	return c
 }
 
 // configuration returns the webhook as an object that one of the API can be. What fails is denied, or it would look
 // admitted.
-func (h *webhook) configuration(t *testing.T) *admissionregistrationv1.ValidatingWebhookConfiguration {
+func (h *webhook) configuration(t *testing.T) *webhookConfiguration {
 	t.Helper()
 	c := h.printed(t)
 	c.Name, c.Webhooks[0].FailurePolicy = h.name, new(admissionregistrationv1.Fail)
@@ -260,10 +267,9 @@ func (h *webhook) write(t *testing.T, change ...func(*admissionregistrationv1.Va
 	for _, f := range change {
 		f(&c.Webhooks[0])
 	}
-	text, err := yaml.Marshal(c)
-	must(t, err)
+	text := testkit.Value(yaml.Marshal(c))(t)
 	hidden := h.world.path("pullgate.yaml")
-	must(t, errors.Join(os.WriteFile(hidden, text, 0o600), os.Rename(hidden, h.world.path("manifests", "pullgate.yaml"))))
+	testkit.Must(t, os.WriteFile(hidden, text, 0o600), os.Rename(hidden, h.world.path("manifests", "pullgate.yaml")))
 }
 
 // A row is a test with a namespace of its own.
@@ -273,25 +279,30 @@ type row struct {
 	namespace string
 }
 
-// row creates the namespace. No webhook judges it.
 func (w *world) row(t *testing.T, namespace string) *row {
 	t.Helper()
 	r := &row{T: t, world: w, namespace: namespace}
-	_, err := w.cluster.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
-	must(t, err)
-	_, err = w.cluster.Client.CoreV1().Secrets(namespace).Create(t.Context(), &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Name: secretName, Labels: map[string]string{"label": canary}}, StringData: map[string]string{"password": canary},
-	}, metav1.CreateOptions{})
-	must(t, err)
+	r.makeNamespace(namespace, nil)
+	secret := &corev1.Secret{StringData: map[string]string{"password": canary}}
+	secret.Name, secret.Labels = secretName, map[string]string{"label": canary}
+	testkit.Value(w.core.Secrets(namespace).Create(t.Context(), secret, metav1.CreateOptions{}))(t)
 	return r
 }
 
-// register registers a webhook, once for all rows.
-func (r *row) register(c *admissionregistrationv1.ValidatingWebhookConfiguration) {
+func (r *row) makeNamespace(name string, labels map[string]string) {
 	r.Helper()
-	_, err := r.cluster.Client.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(r.Context(), c, metav1.CreateOptions{})
+	object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}
+	testkit.Value(r.core.Namespaces().Create(r.Context(), object, metav1.CreateOptions{}))(r)
+}
+
+// dryRunOnly makes a creation a dry run.
+var dryRunOnly = metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+
+func (r *row) register(c *webhookConfiguration) {
+	r.Helper()
+	_, err := r.webhooks.Create(r.Context(), c, metav1.CreateOptions{})
 	if !apierrors.IsAlreadyExists(err) {
-		must(r.T, err)
+		testkit.Must(r, err)
 	}
 }
 
@@ -302,8 +313,8 @@ func (r *row) label(key, value string) {
 	if value == "" {
 		text = fmt.Sprintf(`{"metadata":{"labels":{%q:null}}}`, key)
 	}
-	_, err := r.cluster.Client.CoreV1().Namespaces().Patch(r.Context(), r.namespace, types.MergePatchType, []byte(text), metav1.PatchOptions{})
-	must(r.T, err)
+	patch := types.MergePatchType
+	testkit.Value(r.core.Namespaces().Patch(r.Context(), r.namespace, patch, []byte(text), metav1.PatchOptions{}))(r)
 }
 
 // judgedBy has a webhook judge the namespace, and waits until it does. A policy of the webhook must deny the probe
@@ -337,7 +348,6 @@ func denied(err error, texts ...string) error {
 // errAdmitted is in the place of an error that is missing.
 var errAdmitted = errors.New("admitted")
 
-// until waits until there is no error.
 func (r *row) until(what string, f func() error) {
 	r.Helper()
 	var err error
@@ -349,9 +359,7 @@ func (r *row) until(what string, f func() error) {
 // as is a client with a token, without the rights of the administrator.
 func (r *row) as(token string) *kubernetes.Clientset {
 	r.Helper()
-	c, err := kubernetes.NewForConfig(r.cluster.Config(token))
-	must(r.T, err)
-	return c
+	return testkit.Value(kubernetes.NewForConfig(r.cluster.Config(token)))(r)
 }
 
 // create creates an object of a kind with a pod or its template, as a dry run or not.
@@ -365,8 +373,8 @@ func (r *row) create(k kind, p *corev1.Pod, dryRun bool) error {
 	return err
 }
 
-// patch changes an object by a merge patch in JSON.
 func (r *row) patch(resource schema.GroupVersionResource, name, text string) error {
-	_, err := r.objects.Resource(resource).Namespace(r.namespace).Patch(r.Context(), name, types.MergePatchType, []byte(text), metav1.PatchOptions{})
+	in, patch := r.objects.Resource(resource).Namespace(r.namespace), types.MergePatchType
+	_, err := in.Patch(r.Context(), name, patch, []byte(text), metav1.PatchOptions{})
 	return err
 }

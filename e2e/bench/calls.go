@@ -142,7 +142,6 @@ func ratios(samples, direct []sample) (all []float64) {
 	return all
 }
 
-// sample calls for a while.
 func (t *target) sample(ctx context.Context, c cell, duration time.Duration) (s sample, err error) {
 	request, err := proto.Marshal(c.request)
 	if err != nil {

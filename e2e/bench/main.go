@@ -121,7 +121,6 @@ func machine(ctx context.Context) string {
 	return fmt.Sprintf("%d × %s, Linux %s, load %s at the end", runtime.NumCPU(), cpu, output(ctx, "uname", "-r"), lately)
 }
 
-// output returns the first line that a program prints.
 func output(ctx context.Context, program string, args ...string) string {
 	out, _ := exec.CommandContext(ctx, program, args...).CombinedOutput()
 	first, _, _ := strings.Cut(string(out), "\n")
@@ -133,18 +132,17 @@ func config(dir, listen, runtime string) (string, error) {
 	path := filepath.Join(dir, "config.yaml")
 	return path, os.WriteFile(path, fmt.Appendf(nil,
 		"apiVersion: config.pullgate.dev/v1alpha1\nkind: PullgateConfiguration\n"+
-			"listen: unix://%s\nruntimeEndpoint: unix://%s\nstateDir: %s/state\nmetrics: {listen: \"\"}\nadmin: {listen: \"\"}\n",
+			"listen: unix://%s\nruntimeEndpoint: unix://%s\nstateDir: %s/state\n"+
+			"metrics: {listen: \"\"}\nadmin: {listen: \"\"}\n",
 		listen, runtime, dir), 0o600)
 }
 
-// launch starts a program that runs until stop.
 func launch(ctx context.Context, program string, args ...string) (*exec.Cmd, func() error, error) {
 	p := exec.CommandContext(ctx, program, args...)
 	stop := func() error { return errors.Join(p.Process.Signal(syscall.SIGTERM), p.Wait()) }
 	return p, stop, p.Start()
 }
 
-// self starts this program as one of those of serve.
 func self(ctx context.Context, args ...string) (stop func(), err error) {
 	program, err := os.Executable()
 	if err != nil {
@@ -154,7 +152,6 @@ func self(ctx context.Context, args ...string) (stop func(), err error) {
 	return func() { _ = end() }, err // the signal ends it
 }
 
-// sorted returns a figure of all samples, in order.
 func sorted[T any, V cmp.Ordered](samples []T, of func(T) V) []V {
 	var all []V
 	for _, s := range samples {
@@ -168,5 +165,4 @@ func median[T any, V cmp.Ordered](samples []T, of func(T) V) V {
 	return sorted(samples, of)[len(samples)/2]
 }
 
-// ms returns a time in milliseconds.
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -208,7 +208,8 @@ func startTable(ways []*way, pods int) string {
 	direct, through, again := ways[0].took, ways[1].took, ways[2].took
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d pods in turns: directly, through pullgated, and directly again. Medians; the difference is the\n"+
-		"median of the differences of each pod, and the control is that of the two direct ones. A kubelet without pullgate sends\n"+
+		"median of the differences of each pod, and the control is that of the two direct ones. "+
+		"A kubelet without pullgate sends\n"+
 		"no `PullImage` for an image that is present.\n\n", pods)
 	b.WriteString("| call | direct | through pullgated | difference | control |\n| --- | --- | --- | --- | --- |\n")
 	var sum, control time.Duration
@@ -244,10 +245,10 @@ func difference(all, by []time.Duration) time.Duration {
 	return median(differences, func(d time.Duration) time.Duration { return d })
 }
 
-// crowdTable returns how long many pods at once take.
 func crowdTable(ways []*way, rounds int) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "\nPods at once, until the last one runs: median, shortest and longest of %d rounds, and the median of the\n"+
+	fmt.Fprintf(&b, "\nPods at once, until the last one runs: "+
+		"median, shortest and longest of %d rounds, and the median of the\n"+
 		"ratios to direct in the same round.\n\n", rounds)
 	b.WriteString("| pods | direct | through pullgated | × direct | control, × direct |\n" +
 		"| --- | --- | --- | --- | --- |\n")

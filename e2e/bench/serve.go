@@ -36,14 +36,12 @@ func precheck() *runtimeapi.ImageStatusRequest {
 	}}}
 }
 
-// dial connects to a socket, with messages as bytes.
 func dial(socket string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithAuthority("localhost"),
 		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(criproxytest.RawCodec{}), grpc.MaxCallRecvMsgSize(limit)))
 }
 
-// await waits until a socket accepts connections.
 func await(ctx context.Context, socket string) error {
 	ctx, cancel := context.WithTimeout(ctx, startLimit)
 	defer cancel()

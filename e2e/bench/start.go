@@ -33,7 +33,8 @@ type startSample struct {
 // measureStarts starts pullgated with each of the stores, in rounds.
 func measureStarts(ctx context.Context, dir string, o options) (string, error) {
 	var b strings.Builder
-	fmt.Fprintf(&b, "From exec of pullgated to its answers, in front of a fake runtime, with the file in the page cache:\n"+
+	fmt.Fprintf(&b, "From exec of pullgated to its answers, in front of a fake runtime, "+
+		"with the file in the page cache:\n"+
 		"median, shortest and longest of %d starts. The first judged answer waits for the sync with the runtime. Peak RSS\n"+
 		"includes pages of the file, which the kernel can drop.\n\n", o.rounds)
 	b.WriteString("| images × credentials | file | first answer | first judged answer | peak RSS | without the file |\n" +

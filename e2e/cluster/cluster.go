@@ -46,13 +46,8 @@ type Options struct {
 	Flags []string
 }
 
-// Start starts the control plane of a release of Kubernetes, such as "1.34", below dir, for nodes of these names.
-func Start(ctx context.Context, dir, version string, nodes ...string) (*Cluster, error) {
-	return StartWith(ctx, dir, version, Options{Nodes: nodes})
-}
-
-// StartWith is Start with options.
-func StartWith(ctx context.Context, dir, version string, o Options) (c *Cluster, err error) {
+// Start starts the control plane of a release of Kubernetes, such as "1.34", below dir.
+func Start(ctx context.Context, dir, version string, o Options) (c *Cluster, err error) {
 	programs, err := release.Kubernetes(ctx, version)
 	if err != nil {
 		return nil, err
@@ -149,8 +144,9 @@ func (c *Cluster) StartAPI(ctx context.Context) (err error) {
 		"--etcd-servers", c.etcdURL, "--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", c.port),
 		// Only advertised to other API servers, which do not exist; loopback is refused.
 		"--advertise-address=192.0.2.1", "--endpoint-reconciler-type=none",
-		"--cert-dir", c.path("certificates"), "--token-auth-file", c.path("tokens.csv"), "--client-ca-file", c.path("clients.pem"),
-		"--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--disable-admission-plugins=ServiceAccount",
+		"--cert-dir", c.path("certificates"), "--token-auth-file", c.path("tokens.csv"),
+		"--client-ca-file", c.path("clients.pem"), "--authorization-mode=Node,RBAC",
+		"--enable-admission-plugins=NodeRestriction", "--disable-admission-plugins=ServiceAccount",
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file", c.path("accounts.key"), "--service-account-signing-key-file", c.path("accounts.key"),
 		"--service-cluster-ip-range=10.96.0.0/16", "--allow-privileged", "--watch-cache=true", "--v=1",
@@ -174,9 +170,8 @@ func (c *Cluster) Log() string { return c.path("kube-apiserver.log") }
 // Close ends the control plane. Kubelets have to be closed before.
 func (c *Cluster) Close() error { return errors.Join(c.api.Kill(), c.etcd.Kill()) }
 
-// answers is ready once a URL answers with success.
 func answers(url string) func() error {
-	client := http.Client{Timeout: time.Second}
+	client := http.Client{Timeout: 10 * time.Second}
 	return func() error {
 		resp, err := client.Get(url)
 		if err != nil {

@@ -44,8 +44,9 @@ func (c *Cluster) NodeCertificate(node string, lifetime time.Duration, groups ..
 
 // PullSecret is a Secret with a login for a registry.
 func PullSecret(name, registry, username, password string) *corev1.Secret {
+	text := fmt.Appendf(nil, `{"auths": {%q: {"username": %q, "password": %q}}}`, registry, username, password)
 	return &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Type: corev1.SecretTypeDockerConfigJson,
-		Data: map[string][]byte{corev1.DockerConfigJsonKey: fmt.Appendf(nil, `{"auths": {%q: {"username": %q, "password": %q}}}`, registry, username, password)},
+		Data: map[string][]byte{corev1.DockerConfigJsonKey: text},
 	}
 }

@@ -21,13 +21,12 @@ import (
 type Kubelet struct {
 	*host.Process
 
-	cluster  *Cluster
-	name     string
-	dir      string
-	cgroup   string
-	ports    []int
-	settings map[string]any // of the last start
-	flags    []string
+	cluster *Cluster
+	name    string
+	dir     string
+	cgroup  string
+	ports   []int
+	flags   []string
 }
 
 // Settings are fields of a KubeletConfiguration.
@@ -38,7 +37,7 @@ type Settings map[string]any
 func (c *Cluster) NewKubelet(dir, name, cgroup string) (*Kubelet, error) {
 	k := &Kubelet{cluster: c, name: name, dir: dir, cgroup: cgroup}
 	if strings.HasPrefix(dir, "/var/lib/") || strings.HasPrefix(dir, "/var/log/") {
-		return nil, fmt.Errorf("%s: a kubelet in its namespace cannot see /var/lib and /var/log of the machine; set TMPDIR to another place", dir)
+		return nil, fmt.Errorf("%s: a kubelet does not see this place in its namespace; set TMPDIR to another one", dir)
 	}
 	for _, sub := range []string{"root", "manifests", "pods", "plugins"} {
 		if err := os.MkdirAll(k.path(sub), 0o711); err != nil {
@@ -97,8 +96,8 @@ func (k *Kubelet) Start(ctx context.Context, endpoint string, settings Settings)
 		"containerRuntimeEndpoint": endpoint,
 		"address":                  "127.0.0.1", "port": k.ports[0], "readOnlyPort": 0,
 		"healthzPort": k.ports[1], "healthzBindAddress": "127.0.0.1",
-		"authentication": map[string]any{"anonymous": map[string]any{"enabled": true}, "webhook": map[string]any{"enabled": false}},
-		"authorization":  map[string]any{"mode": "AlwaysAllow"},
+		"authentication": map[string]any{"anonymous": Settings{"enabled": true}, "webhook": Settings{"enabled": false}},
+		"authorization":  Settings{"mode": "AlwaysAllow"},
 		"staticPodPath":  k.path("manifests"), "fileCheckFrequency": "1s",
 		"podLogsDir": k.path("pods"), "volumePluginDir": k.path("plugins"),
 		// The machine is shared, and has cgroups of whatever version.
@@ -117,7 +116,6 @@ func (k *Kubelet) Start(ctx context.Context, endpoint string, settings Settings)
 	if err := os.WriteFile(k.path("config.yaml"), text, 0o600); err != nil {
 		return err
 	}
-	k.settings = settings
 	health := "http://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(k.ports[1])) + "/healthz"
 	address, err := host.OwnAddress()
 	if err != nil {
@@ -125,10 +123,11 @@ func (k *Kubelet) Start(ctx context.Context, endpoint string, settings Settings)
 	}
 	args := []string{
 		"--mount", "--propagation", "private", k.path("start"), filepath.Join(k.cluster.programs, "kubelet"),
-		"--config", k.path("config.yaml"), "--kubeconfig", k.path("kubeconfig"), "--root-dir", k.path("root"), "--cert-dir", k.path("pki"),
-		"--hostname-override", k.name, "--node-ip", address, "--v=2",
+		"--config", k.path("config.yaml"), "--kubeconfig", k.path("kubeconfig"), "--root-dir", k.path("root"),
+		"--cert-dir", k.path("pki"), "--hostname-override", k.name, "--node-ip", address, "--v=2",
 	}
-	k.Process, err = host.Start(ctx, "kubelet", k.path("kubelet.log"), answers(health), "unshare", append(args, k.flags...)...)
+	args = append(args, k.flags...)
+	k.Process, err = host.Start(ctx, "kubelet", k.path("kubelet.log"), answers(health), "unshare", args...)
 	return err
 }
 

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/testkit"
+
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
 	"github.com/pullgate/pullgate/e2e/release"
@@ -33,14 +35,11 @@ func TestCritest(t *testing.T) {
 	if os.Getenv("NODES") != "matrix" {
 		t.Skip("a part of make matrix")
 	}
-	program, err := release.Critest(t.Context())
-	must(t, err)
-	n, err := node.New(t.Context(), node.Options{Mirrored: []string{"registry.k8s.io", "gcr.io"}})
-	must(t, err)
+	program := testkit.Value(release.Critest(t.Context()))(t)
+	n := testkit.Value(node.New(t.Context(), node.Options{Mirrored: []string{"registry.k8s.io", "gcr.io"}}))(t)
 	host.AtEnd(t, n.Close)
 	pushImages(t, n)
-	gate, err := n.Protect(t.Context())
-	must(t, err)
+	gate := testkit.Value(n.Protect(t.Context()))(t)
 
 	seed := rand.Int32()
 	t.Logf("seed %d; to repeat one run: %s -ginkgo.skip=%q -ginkgo.seed=%d", seed, program, skipped, seed)
@@ -60,7 +59,8 @@ func TestCritest(t *testing.T) {
 	}
 	t.Logf("%d specs passed directly, of %d that ran", passed, len(direct))
 	if len(through) != len(direct) || passed < leastPassed {
-		t.Errorf("%d specs ran directly, of which %d passed, and %d through pullgated; want the same, and %d passed", len(direct), passed, len(through), leastPassed)
+		t.Errorf("%d specs ran directly, of which %d passed, and %d through pullgated; want the same, and %d passed",
+			len(direct), passed, len(through), leastPassed)
 	}
 	if len(differ) == 0 {
 		return
@@ -90,10 +90,11 @@ func pushImages(t *testing.T, n *node.Node) {
 	}
 	sleeps := []string{"/bin/sleep", "3600"}
 	page := map[string]string{"www/index.html": "<title>Welcome to nginx!</title>\n"}
+	works := map[string]string{"www/index.html": "<h1>It works!</h1>\n"}
 	images := map[string]node.Image{
 		kubernetes + "busybox:1.29-2":                         {Entrypoint: []string{}},
 		kubernetes + "nginx:1.14-2":                           {Entrypoint: web("nginx", 80), Files: page},
-		kubernetes + "httpd:2.4.39-4":                         {Entrypoint: web("httpd", 80), Files: map[string]string{"www/index.html": "<h1>It works!</h1>\n"}},
+		kubernetes + "httpd:2.4.39-4":                         {Entrypoint: web("httpd", 80), Files: works},
 		tests + "hostnet-nginx-" + runtime.GOARCH + ":latest": {Entrypoint: web("nginx", 12003), Files: page},
 		tests + "test-image-latest:latest":                    {Entrypoint: sleeps},
 		tests + "test-image-tag:test":                         {Entrypoint: sleeps},
@@ -108,13 +109,11 @@ func pushImages(t *testing.T, n *node.Node) {
 	}
 	for name, image := range images {
 		image.Content, image.AllApplets = name, true
-		_, err := n.PushPublic(t.Context(), name, image)
-		must(t, err)
+		testkit.Value(n.PushPublic(t.Context(), name, image))(t)
 	}
-	same, err := node.Image{Content: "test-image-tags", Entrypoint: sleeps}.Build()
-	must(t, err)
+	same := testkit.Value(node.Image{Content: "test-image-tags", Entrypoint: sleeps}.Build())(t)
 	for tag := 1; tag <= 3; tag++ {
-		must(t, same.Push(t.Context(), fmt.Sprintf("%s/%stest-image-tags:%d", n.Public.Host(), tests, tag), nil))
+		testkit.Must(t, same.Push(t.Context(), fmt.Sprintf("%s/%stest-image-tags:%d", n.Public.Host(), tests, tag), nil))
 	}
 }
 
@@ -132,7 +131,8 @@ func run(t *testing.T, n *node.Node, program, endpoint string, seed int32, more 
 	began := time.Now()
 	// It fails if a spec does; the report says which.
 	args := []string{
-		"-runtime-endpoint", endpoint, "-image-endpoint", endpoint, "-config", filepath.Join(n.Dir, "none.yaml"), "-ginkgo.skip", skipped,
+		"-runtime-endpoint", endpoint, "-image-endpoint", endpoint, "-config", filepath.Join(n.Dir, "none.yaml"),
+		"-ginkgo.skip", skipped,
 		"-ginkgo.seed", fmt.Sprint(seed), "-ginkgo.json-report", report, "-ginkgo.no-color", "-ginkgo.timeout", "8m",
 	}
 	output, failed := host.Run(ctx, program, append(args, more...)...)
@@ -148,7 +148,7 @@ func run(t *testing.T, n *node.Node, program, endpoint string, seed int32, more 
 			Failure                 struct{ Message string }
 		}
 	}
-	must(t, json.Unmarshal(data, &suites))
+	testkit.Must(t, json.Unmarshal(data, &suites))
 	results := map[string]result{}
 	for _, suite := range suites {
 		for _, spec := range suite.SpecReports {
@@ -164,11 +164,4 @@ func run(t *testing.T, n *node.Node, program, endpoint string, seed int32, more 
 // firstLines shortens a message of a failure, which can have a hundred lines.
 func firstLines(message string) string {
 	return strings.Join(strings.SplitN(message, "\n", 5)[:min(4, strings.Count(message, "\n")+1)], "\n")
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

@@ -75,7 +75,17 @@ func (s *demo) pod(namespace, name, policy string, secrets ...node.Login) *node.
 	return &node.Pod{Namespace: namespace, Name: name, Image: s.app.Name, Policy: policy, Secrets: secrets}
 }
 
-// dial points the kubelet's client at an endpoint.
+// owner is a pod of team A, with its secret, partner one of team C with the same credential, and thief one of team B.
+func (s *demo) owner(policy string) *node.Pod { return s.pod("team-a", "owner", policy, node.Alice()) }
+
+func (s *demo) partner(policy string) *node.Pod {
+	return s.pod("team-c", "partner", policy, node.Alice())
+}
+
+func (s *demo) thief(policy string, secrets ...node.Login) *node.Pod {
+	return s.pod("team-b", "thief", policy, secrets...)
+}
+
 func (s *demo) dial(ctx context.Context, endpoint string) error {
 	k, err := node.NewKubelet(ctx, endpoint)
 	if err != nil {
@@ -93,9 +103,9 @@ func (s *demo) unprotected(ctx context.Context) error {
 	if err := s.dial(ctx, s.node.Containerd.Endpoint()); err != nil {
 		return err
 	}
-	s.step(ctx, "control: A pulls with its secret", s.pod("team-a", "owner", node.IfNotPresent, node.Alice()), want{node.Running, download})
-	s.step(ctx, "control: B without a secret, IfNotPresent", s.pod("team-b", "thief", node.IfNotPresent), want{node.Running, nothing})
-	s.step(ctx, "control: B without a secret, Never", s.pod("team-b", "thief", node.Never), want{node.Running, nothing})
+	s.step(ctx, "control: A pulls with its secret", s.owner(node.IfNotPresent), node.Running, download)
+	s.step(ctx, "control: B without a secret, IfNotPresent", s.thief(node.IfNotPresent), node.Running, nothing)
+	s.step(ctx, "control: B without a secret, Never", s.thief(node.Never), node.Running, nothing)
 	fmt.Println("\n  B runs the program of A, and the registry was never asked.")
 	return s.kubelet.RemoveImage(ctx, s.app.Name) // the next chapter begins without it
 }
@@ -108,11 +118,11 @@ func (s *demo) protected(ctx context.Context) (err error) {
 	if err := s.dial(ctx, s.gate.Endpoint()); err != nil {
 		return err
 	}
-	s.step(ctx, "A pulls with its secret", s.pod("team-a", "owner", node.IfNotPresent, node.Alice()), want{node.Running, download})
-	s.step(ctx, "B without a secret, IfNotPresent", s.pod("team-b", "thief", node.IfNotPresent), want{node.PullFailed, refusals})
-	s.step(ctx, "B without a secret, Never", s.pod("team-b", "thief", node.Never), want{node.NeverPulled, nothing})
-	s.step(ctx, "C, the same credential in another secret", s.pod("team-c", "partner", node.IfNotPresent, node.Alice()), want{node.Running, nothing})
-	s.step(ctx, "B with a wrong credential", s.pod("team-b", "thief", node.IfNotPresent, node.Mallory()), want{node.PullFailed, refusals})
+	s.step(ctx, "A pulls with its secret", s.owner(node.IfNotPresent), node.Running, download)
+	s.step(ctx, "B without a secret, IfNotPresent", s.thief(node.IfNotPresent), node.PullFailed, refusals)
+	s.step(ctx, "B without a secret, Never", s.thief(node.Never), node.NeverPulled, nothing)
+	s.step(ctx, "C, the same credential in another secret", s.partner(node.IfNotPresent), node.Running, nothing)
+	s.step(ctx, "B with a wrong credential", s.thief(node.IfNotPresent, node.Mallory()), node.PullFailed, refusals)
 	return nil
 }
 
@@ -121,18 +131,19 @@ func (s *demo) outage(ctx context.Context) error {
 	if err := s.node.Private.Down(); err != nil {
 		return err
 	}
-	s.step(ctx, "outage: A starts", s.pod("team-a", "owner", node.IfNotPresent, node.Alice()), want{node.Running, nothing})
-	s.step(ctx, "outage: C starts", s.pod("team-c", "partner", node.IfNotPresent, node.Alice()), want{node.Running, nothing})
-	s.step(ctx, "outage: B does not", s.pod("team-b", "thief", node.IfNotPresent, node.Mallory()), want{node.PullFailed, nothing})
+	s.step(ctx, "outage: A starts", s.owner(node.IfNotPresent), node.Running, nothing)
+	s.step(ctx, "outage: C starts", s.partner(node.IfNotPresent), node.Running, nothing)
+	s.step(ctx, "outage: B does not", s.thief(node.IfNotPresent, node.Mallory()), node.PullFailed, nothing)
 	return s.node.Private.Up()
 }
 
 func (s *demo) crash(ctx context.Context) (err error) {
 	chapter("4. pullgated is killed in the middle of a pull")
-	if s.app, err = s.node.PushPrivate(ctx, "team-a/app:2", node.Image{Content: "the next program of team A"}); err != nil {
+	next := node.Image{Content: "the next program of team A"}
+	if s.app, err = s.node.PushPrivate(ctx, "team-a/app:2", next); err != nil {
 		return err
 	}
-	owner := s.pod("team-a", "owner", node.IfNotPresent, node.Alice())
+	owner := s.owner(node.IfNotPresent)
 	if err := s.kubelet.Sandbox(ctx, owner); err != nil {
 		return err
 	}
@@ -160,16 +171,17 @@ func (s *demo) crash(ctx context.Context) (err error) {
 	}
 	defer direct.Close()
 	o = direct.Pull(ctx, owner)
-	s.check("meanwhile: the pull is completed behind its back", "containerd has the image now, and pullgated no record of who proved it", o.State == node.Running)
+	s.check("meanwhile: the pull is completed behind its back",
+		"containerd has the image now, and pullgated no record of who proved it", o.State == node.Running)
 	if err := s.gate.Start(ctx); err != nil {
 		return err
 	}
 	if err := s.dial(ctx, s.gate.Endpoint()); err != nil {
 		return err
 	}
-	s.step(ctx, "restarted: B still needs proof, Never", s.pod("team-b", "thief", node.Never), want{node.NeverPulled, nothing})
-	s.step(ctx, "restarted: B still needs proof, IfNotPresent", s.pod("team-b", "thief", node.IfNotPresent), want{node.PullFailed, refusals})
-	s.step(ctx, "restarted: A proves it and runs", s.pod("team-a", "owner", node.IfNotPresent, node.Alice()), want{node.Running, question})
+	s.step(ctx, "restarted: B still needs proof, Never", s.thief(node.Never), node.NeverPulled, nothing)
+	s.step(ctx, "restarted: B still needs proof, IfNotPresent", s.thief(node.IfNotPresent), node.PullFailed, refusals)
+	s.step(ctx, "restarted: A proves it and runs", s.owner(node.IfNotPresent), node.Running, question)
 	return s.kubelet.Remove(ctx, owner)
 }
 
@@ -181,11 +193,12 @@ func (s *demo) shadow(ctx context.Context) error {
 	if err := s.dial(ctx, s.gate.Endpoint()); err != nil {
 		return err
 	}
-	s.step(ctx, "shadow: B runs, as without pullgate", s.pod("team-b", "thief", node.IfNotPresent), want{node.Running, nothing})
+	s.step(ctx, "shadow: B runs, as without pullgate", s.thief(node.IfNotPresent), node.Running, nothing)
 	missed, err := s.gate.Metric("image_pull_secret_recheck_miss_count", `outcome="unverified"`)
 	if err != nil {
 		return err
 	}
-	s.check("shadow: it is counted as one that would need proof", fmt.Sprintf("image_pull_secret_recheck_miss{outcome=\"unverified\"} = %v", missed), missed == 1)
+	s.check("shadow: it is counted as one that would need proof",
+		fmt.Sprintf("image_pull_secret_recheck_miss{outcome=\"unverified\"} = %v", missed), missed == 1)
 	return nil
 }

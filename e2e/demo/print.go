@@ -13,12 +13,6 @@ import (
 
 func chapter(title string) { fmt.Printf("\n%s\n", title) }
 
-// A want is the expected result of a step.
-type want struct {
-	state string
-	seen  seen
-}
-
 // seen checks the registry's own log; text describes what the log should contain.
 type seen struct {
 	text string
@@ -48,12 +42,13 @@ func count(requests []node.Request, method, path, status string) int {
 }
 
 // step runs a pod, prints the request and the outcome, and compares it with the expected one.
-func (s *demo) step(ctx context.Context, title string, pod *node.Pod, w want) {
+func (s *demo) step(ctx context.Context, title string, pod *node.Pod, want string, sees seen) {
 	secret := "no secret"
 	if len(pod.Secrets) > 0 {
 		secret = "a secret for " + pod.Secrets[0].Username
 	}
-	fmt.Printf("\n  %s\n    asked:     pod %s/%s, imagePullPolicy %s, %s\n", title, pod.Namespace, pod.Name, pod.Policy, secret)
+	fmt.Printf("\n  %s\n    asked:     pod %s/%s, imagePullPolicy %s, %s\n",
+		title, pod.Namespace, pod.Name, pod.Policy, secret)
 	mark := s.node.Private.Mark()
 	o := s.kubelet.Run(ctx, pod)
 	s.node.Private.Mark() // waits for the registry to have written its log
@@ -68,9 +63,9 @@ func (s *demo) step(ctx context.Context, title string, pod *node.Pod, w want) {
 			fmt.Printf("               its container prints %q\n", first)
 		}
 	}
-	ok := o.State == w.state && w.seen.as(requests)
+	ok := o.State == want && sees.as(requests)
 	if !ok {
-		fmt.Printf("    wanted:    %s, and %s at the registry\n", w.state, w.seen.text)
+		fmt.Printf("    wanted:    %s, and %s at the registry\n", want, sees.text)
 	}
 	s.row(title, o.State, fmt.Sprint(len(requests)), ok)
 	if err := s.kubelet.Remove(ctx, pod); err != nil {
@@ -78,7 +73,6 @@ func (s *demo) step(ctx context.Context, title string, pod *node.Pod, w want) {
 	}
 }
 
-// check is a step that is not about a pod.
 func (s *demo) check(title, outcome string, ok bool) {
 	fmt.Printf("\n  %s\n    outcome:   %s\n", title, outcome)
 	if clipped := []rune(outcome); len(clipped) > 40 {

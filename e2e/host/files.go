@@ -31,7 +31,9 @@ const cacheLimit = 30 * time.Minute
 
 // Cached returns the folder with this name in the cache folder of the user, with what fill has written there. It is
 // there whole or not at all. Two at a time wait for each other.
-func Cached(ctx context.Context, what, name string, fill func(ctx context.Context, dir string) error) (dir string, err error) {
+func Cached(
+	ctx context.Context, what, name string, fill func(ctx context.Context, dir string) error,
+) (dir string, err error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return "", fmt.Errorf("where to keep %s: %w; set XDG_CACHE_HOME", what, err)

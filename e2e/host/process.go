@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 )
@@ -26,13 +25,12 @@ type Process struct {
 	log  string
 	cmd  *exec.Cmd
 	done chan struct{} // closed when the process has ended
-
-	mu  sync.Mutex
-	err error
 }
 
 // Start runs a program with its output in a log file and waits until ready reports success.
-func Start(ctx context.Context, name, log string, ready func() error, program string, args ...string) (*Process, error) {
+func Start(
+	ctx context.Context, name, log string, ready func() error, program string, args ...string,
+) (*Process, error) {
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, args...)
 	if filepath.IsAbs(program) {
 		// What was built with it comes before what the machine has: a containerd finds its shim so.
@@ -56,10 +54,7 @@ func StartCommand(ctx context.Context, name, log string, ready func() error, cmd
 	}
 	p := &Process{name: name, log: log, cmd: cmd, done: make(chan struct{})}
 	go func() {
-		err := cmd.Wait()
-		p.mu.Lock()
-		p.err = err
-		p.mu.Unlock()
+		_ = cmd.Wait() // how it ended is in its log
 		close(p.done)
 	}()
 	if err := p.Wait(ctx, ready); err != nil {
@@ -73,25 +68,14 @@ func (p *Process) Wait(ctx context.Context, ready func() error) error {
 	if ready == nil {
 		return nil
 	}
-	deadline := time.NewTimer(startLimit)
-	defer deadline.Stop()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := ready()
-		if err == nil {
-			return nil
+	var err error
+	Within(startLimit, func() bool {
+		if err = ready(); err != nil && !p.Alive() {
+			err = errors.New("it ended")
 		}
-		select {
-		case <-p.done:
-			return errors.New("it ended")
-		case <-deadline.C:
-			return err
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
-		}
-	}
+		return err == nil || !p.Alive() || ctx.Err() != nil
+	})
+	return err
 }
 
 // Log returns all that the process has printed.
@@ -117,7 +101,7 @@ func (p *Process) Alive() bool {
 }
 
 // Kill ends the process with SIGKILL and waits for its end.
-func (p *Process) Kill() error { return p.signal(syscall.SIGKILL, 10*time.Second) }
+func (p *Process) Kill() error { return p.signal(syscall.SIGKILL, 30*time.Second) }
 
 // Stop ends the process with SIGTERM and waits for its end.
 func (p *Process) Stop() error { return p.signal(syscall.SIGTERM, 30*time.Second) }

@@ -1,23 +1,22 @@
 package kubelets_test
 
 import (
+	"github.com/pullgate/pullgate/internal/testkit"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/pullgate/pullgate/e2e/cluster"
 	"github.com/pullgate/pullgate/e2e/host"
-	"github.com/pullgate/pullgate/e2e/node"
 )
 
 // The kubelet removes images that no pod uses when space for images gets short. With an image its
 // records go, so that it needs proof once it is back; those of others stay.
 func collected(s *scenario) {
 	app, stays := s.private("app:1"), s.private("stays:1")
-	a, d := with(node.Alice()), with(node.Dora())
 	critical := func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-node-critical" } // which is never evicted
-	s.keep(step{name: "A, with its secret", pod: pod{team: "a", image: stays, secrets: a, change: critical}, want: running, requests: downloads})
+	s.keep(runs("A, with its secret", use("a", stays, alice).but(critical), downloads))
 	s.runSteps(
-		step{name: "A, with its secret", pod: pod{team: "a", image: app, secrets: a}, want: running, requests: downloads},
-		step{name: "D proves itself", pod: pod{team: "d", image: app, secrets: d}, want: running, requests: manifest},
+		runs("A, with its secret", use("a", app, alice), downloads),
+		runs("D proves itself", use("d", app, dora), manifest),
 	)
 	// More than there can be: the file system is the machine's, and a threshold near what is free would be met
 	// as soon as something else is removed. 100% would mean no threshold.
@@ -29,20 +28,19 @@ func collected(s *scenario) {
 	}))
 	k := s.runtimeClient()
 	removed := func() bool {
-		there, err := k.HasImage(s.Context(), app.Name)
-		s.must(err)
+		there := testkit.Value(k.HasImage(s.Context(), app.Name))(s)
 		return !there
 	}
 	if !host.Within(patience, removed) {
-		s.Fatalf("the kubelet does not remove %s\n%s", app.Name, s.lastOutput())
+		s.Fatalf("the kubelet does not remove %s", app.Name)
 	}
 	s.must(s.restartKubelet(s.Context(), quick()))
 
 	s.runSteps(
-		step{name: "C on the image that stayed", pod: pod{team: "c", image: stays, secrets: a}, want: running, requests: s.recheck()},
-		step{name: "B on the image that stayed", pod: pod{team: "b", image: stays}, want: pullFailed, requests: refusals, message: denied},
-		step{name: "A on the removed image", pod: pod{team: "a", image: app, secrets: a}, want: running, requests: downloads},
-		step{name: "B on the image that came back", pod: pod{team: "b", image: app}, want: pullFailed, requests: refusals, message: denied},
-		step{name: "D, proved before, has to prove itself again", pod: pod{team: "d", image: app, secrets: d}, want: running, requests: manifest},
+		runs("C on the image that stayed", use("c", stays, alice), s.recheck()),
+		refuses("B on the image that stayed", use("b", stays)),
+		runs("A on the removed image", use("a", app, alice), downloads),
+		refuses("B on the image that came back", use("b", app)),
+		runs("D, proved before, has to prove itself again", use("d", app, dora), manifest),
 	)
 }

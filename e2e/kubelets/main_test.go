@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/testkit"
+
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -21,10 +23,15 @@ type kind struct{ kubelet, runtime string }
 // `make matrix`, run what depends on their kubelet and runtime.
 func mainNode() kind { return kind{kubelet134, containerd16} }
 
-// nodes are all kinds of nodes, the slowest first.
 func nodes() []kind {
 	return []kind{
-		{kubelet130, containerd24}, {kubelet136, containerd24}, mainNode(), {kubelet130, containerd16}, {kubelet134, containerd24}, {kubelet136, containerd16}, {kubelet134, asCRIO},
+		{kubelet130, containerd24},
+		{kubelet136, containerd24},
+		mainNode(),
+		{kubelet130, containerd16},
+		{kubelet134, containerd24},
+		{kubelet136, containerd16},
+		{kubelet134, asCRIO},
 	}
 }
 
@@ -83,13 +90,12 @@ func testNode(t *testing.T, m *machine) {
 	m.protectInUse(t)
 	// These test cases affect the whole node.
 	first := m.firstOfKubelet() || everyPair()
-	m.runIf(t, m.crowds(), testCase{"crowd", crowdProtected})
 	m.runIf(t, m.isMain(), testCase{"expiry", expiry})
 	m.runIf(t, first, testCase{"policies", policies}, testCase{"restrictions", restrictions}, testCase{"reviews", reviews})
 	m.runIf(t, first, testCase{"signatures", signatures})
 	m.runIf(t, m.mountsImages() || everyPair(), testCase{"signed-restarts", signedRestarts})
-	m.runIf(t, first, testCase{"restarts", restarts}, testCase{"restricted-restarts", restrictedRestarts}, testCase{"kills", kills})
-	m.runIf(t, first, testCase{"static", static}, testCase{"node-credentials", nodeCredentials})
+	m.runIf(t, first, testCase{"restarts", restarts}, testCase{"restricted-restarts", restrictedRestarts})
+	m.runIf(t, first, testCase{"kills", kills}, testCase{"static", static}, testCase{"node-credentials", nodeCredentials})
 	if m.firstOfKubelet() {
 		m.withPodSource(t)
 	}
@@ -99,7 +105,7 @@ func testNode(t *testing.T, m *machine) {
 		t.Errorf("SCENARIO=%s matches no scenario on this node", m.wanted)
 	}
 	page, err := m.gate.Scrape()
-	must(t, errors.Join(err, node.Leaks(m.gate.Dir(), page)))
+	testkit.Must(t, errors.Join(err, node.Leaks(m.gate.Dir(), page)))
 }
 
 // protectInUse runs the scenarios without pullgate, installs it on the node, and runs those that do not disturb each
@@ -107,9 +113,9 @@ func testNode(t *testing.T, m *machine) {
 func (m *machine) protectInUse(t *testing.T) {
 	t.Helper()
 	// At first nothing protects it.
-	must(t, m.unprotected(t.Context()))
-	m.needs(t, testCase{"control", controlWithoutPullgate}, "without pullgate no pod used an image of another tenant: the other results prove nothing")
-	m.runIf(t, m.crowds(), testCase{"crowd-unprotected", crowdUnprotected})
+	testkit.Must(t, m.unprotected(t.Context()))
+	m.needs(t, testCase{"control", controlWithoutPullgate},
+		"without pullgate no pod used an image of another tenant: the other results prove nothing")
 
 	// Then pullgate is installed, beside images that are on the node by then.
 	m.needs(t, testCase{"installed", installed}, "without pullgated before the kubelet the rest is not protected")
@@ -127,7 +133,7 @@ func (m *machine) needs(t *testing.T, one testCase, why string) {
 }
 
 // firstOfKubelet reports whether the node is the one of its kubelet version that also runs what depends on the kubelet
-// alone: many pods at once, and the pod source, which judges before any runtime is asked.
+// alone: the pod source, which judges before any runtime is asked.
 func (m *machine) firstOfKubelet() bool {
 	if m.cluster.Release() == kubelet134 {
 		return m.runtime == containerd16
@@ -149,9 +155,6 @@ func testNodeAsCRIO(t *testing.T, m *machine) {
 // kills, static pods and node credentials run on the first node of each kubelet: both containerds are among these.
 func everyPair() bool { return os.Getenv("EVERY_PAIR") != "" }
 
-// crowds reports whether 60 pods start at once on the node, which takes minutes.
-func (m *machine) crowds() bool { return m.firstOfKubelet() && everyPair() }
-
 // isMain reports whether the node is mainNode, which also runs what waits long.
 func (m *machine) isMain() bool { return kind{m.cluster.Release(), m.runtime} == mainNode() }
 
@@ -164,15 +167,11 @@ func (m *machine) withPodSource(t *testing.T) {
 		again[i].name += "-source"
 	}
 	m.runParallel(t, "together-source", again)
-	m.runIf(t, m.crowds(), testCase{"crowd-source", crowdProtected})
 	m.runIf(t, m.isMain(), testCase{"expiry-source", expiry})
 	m.runIf(t, m.cluster.Release() == kubelet130, testCase{"reviews-source", reviews})
-	m.runIf(
-		t, true,
-		testCase{"policies-source", policies}, testCase{"restrictions-source", restrictionsOfSource}, testCase{"restarts-source", restarts},
-		testCase{"kills-source", kills}, testCase{"static-source", static}, testCase{"api-server-outage", apiServerOutage},
-		testCase{"restarted-kubelet", restartedKubelet},
-	)
+	m.runIf(t, true, testCase{"policies-source", policies}, testCase{"restrictions-source", restrictionsOfSource},
+		testCase{"restarts-source", restarts}, testCase{"kills-source", kills}, testCase{"static-source", static},
+		testCase{"api-server-outage", apiServerOutage}, testCase{"restarted-kubelet", restartedKubelet})
 }
 
 // runIf runs test cases one after the other on a node that is to run them.
@@ -185,7 +184,6 @@ func (m *machine) runIf(t *testing.T, on bool, all ...testCase) {
 	}
 }
 
-// runParallel runs test cases side by side.
 func (m *machine) runParallel(t *testing.T, name string, all []testCase) {
 	t.Helper()
 	t.Run(name, func(t *testing.T) {
@@ -222,7 +220,6 @@ func (m *machine) mountsImages() bool {
 	return m.cluster.Release() == kubelet136 && m.runtime == containerd24
 }
 
-// run runs one test case, if SCENARIO selects it.
 func (m *machine) run(t *testing.T, one testCase) {
 	t.Helper()
 	if !m.wanted.MatchString(one.name) {
@@ -232,17 +229,9 @@ func (m *machine) run(t *testing.T, one testCase) {
 	t.Run(one.name, func(t *testing.T) { m.begin(t, one.name, one.run) })
 }
 
-// begin runs a scenario, and deletes its pods at the end.
 func (m *machine) begin(t *testing.T, name string, f func(*scenario)) {
 	t.Helper()
 	s := &scenario{T: t, machine: m, name: name}
 	t.Cleanup(s.dropAll)
 	f(s)
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }

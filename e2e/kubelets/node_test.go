@@ -9,6 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/testkit"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+
 	"github.com/pullgate/pullgate/e2e/cluster"
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
@@ -32,6 +35,7 @@ const (
 type machine struct {
 	*node.Node
 	cluster   *cluster.Cluster
+	core      corev1client.CoreV1Interface // of the administrator
 	kubelet   *cluster.Kubelet
 	gate      *node.Pullgated
 	policyd   *node.Policyd // of the scenario that runs; nil without one
@@ -50,46 +54,31 @@ func newMachine(t *testing.T, version, runtime string) *machine {
 	t.Helper()
 	options := node.Options{ImageSpace: "3G"}
 	if runtime != containerd16 {
-		program, err := release.Containerd(t.Context(), strings.Replace(runtime, asCRIO, containerd24, 1))
-		if err != nil {
-			t.Fatal(err)
-		}
+		program := testkit.Value(release.Containerd(t.Context(), strings.Replace(runtime, asCRIO, containerd24, 1)))(t)
 		options.Containerd = program
 	}
-	n, err := node.New(t.Context(), options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := testkit.Value(node.New(t.Context(), options))(t)
 	m := &machine{Node: n, runtime: runtime, endpoint: n.Containerd.Endpoint(), wanted: whole(os.Getenv("SCENARIO"))}
-	t.Cleanup(func() {
-		var err error
+	host.AtEnd(t, func() (err error) {
 		if m.kubelet != nil {
 			err = m.kubelet.Kill()
 		}
 		if m.cluster != nil {
 			err = errors.Join(err, m.cluster.Close())
 		}
-		if err := errors.Join(err, n.Close()); err != nil {
-			t.Error(err)
-		}
+		return errors.Join(err, n.Close())
 	})
 	if runtime == asCRIO {
-		if m.crio, err = node.StartCRIO(t.Context(), n.Dir, m.endpoint); err != nil {
-			t.Fatal(err)
-		}
+		m.crio = testkit.Value(node.StartCRIO(t.Context(), n.Dir, m.endpoint))(t)
 		host.AtEnd(t, m.crio.Close)
 		m.endpoint = m.crio.Endpoint()
 	}
 	const name = "worker"
-	if m.cluster, err = cluster.Start(t.Context(), filepath.Join(n.Dir, "cluster"), version, name); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.cluster.LetNodesReadSecrets(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if m.kubelet, err = m.cluster.NewKubelet(filepath.Join(n.Dir, "kubelet"), name, n.Cgroup()); err != nil {
-		t.Fatal(err)
-	}
+	nodes := cluster.Options{Nodes: []string{name}}
+	m.cluster = testkit.Value(cluster.Start(t.Context(), filepath.Join(n.Dir, "cluster"), version, nodes))(t)
+	m.core = m.cluster.Client.CoreV1()
+	testkit.Must(t, m.cluster.LetNodesReadSecrets(t.Context()))
+	m.kubelet = testkit.Value(m.cluster.NewKubelet(filepath.Join(n.Dir, "kubelet"), name, n.Cgroup()))(t)
 	return m
 }
 
@@ -118,7 +107,7 @@ func (m *machine) protect(ctx context.Context, settings ...string) (err error) {
 }
 
 // quick is for scenarios that run in parallel: the kubelet's own limit of pulls, 5 in a second,
-// would make them wait for each other. The scenario of many pods has the default.
+// would make them wait for each other.
 func quick() cluster.Settings { return cluster.Settings{"registryPullQPS": 50, "registryBurst": 100} }
 
 // restartKubelet starts the kubelet before pullgated, after ending it if it runs.

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/pullgate/pullgate/internal/testkit"
+
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -17,7 +19,7 @@ import (
 func nodeCredentials(s *scenario) {
 	r := s.registry()
 	app, own := s.push(r, "node/app:1", node.Image{}), s.push(r, "own/app:1", node.Image{Content: "own"})
-	s.must(s.plugin(r.Host()+"/"+s.name+"/node", node.Alice()))
+	s.must(s.plugin(r.Host()+"/"+s.name+"/node", alice))
 	defer func() {
 		s.kubelet.SetFlags()
 		s.must(s.restartKubelet(context.WithoutCancel(s.Context()), quick()))
@@ -25,31 +27,30 @@ func nodeCredentials(s *scenario) {
 	s.must(s.restartKubelet(s.Context(), quick()))
 	before := s.reports()
 	s.runSteps(
-		step{name: "A without a secret", pod: pod{team: "a", image: app}, want: running, requests: downloads},
-		step{name: "B without a secret", pod: pod{team: "b", image: app}, want: running},
-		step{name: "B, Never", pod: pod{team: "b", image: app, policy: never}, want: running},
-		step{name: "B with an invalid secret", pod: pod{team: "b", image: app, secrets: with(node.Mallory())}, want: running},
-		step{name: "A, with a secret, what the node offers nothing for", pod: pod{team: "a", image: own, secrets: with(node.Alice())}, want: running, requests: downloads},
-		step{name: "B without a secret, on that", pod: pod{team: "b", image: own}, want: pullFailed, requests: refusals, message: denied},
-		step{name: "B, Never, on that", pod: pod{team: "b", image: own, policy: never}, want: neverPulled},
+		runs("A without a secret", use("a", app), downloads),
+		runs("B without a secret", use("b", app), nothing),
+		runs("B, Never", use("b", app).pulls(never), nothing),
+		runs("B with an invalid secret", use("b", app, mallory), nothing),
+		runs("A, with a secret, what the node offers nothing for", use("a", own, alice), downloads),
+		refuses("B without a secret, on that", use("b", own)),
+		hides("B, Never, on that", use("b", own).pulls(never)),
 	)
 	if got := s.reports() - before; got != 1 {
-		s.Errorf("%d credentials were reported to pullgated; want one\n%s", got, s.lastOutput())
+		s.Errorf("%d credentials were reported to pullgated; want one", got)
 	}
 	// A restart forgets the report, and not what was opened.
 	s.must(r.Down())
 	s.must(s.gate.Restart(s.Context()))
 	s.runSteps(
-		step{name: "C without a secret, without a registry", pod: pod{team: "c", image: app}, want: running},
-		step{name: "C, Never", pod: pod{team: "c", image: app, policy: never}, want: running},
+		runs("C without a secret, without a registry", use("c", app), nothing),
+		runs("C, Never", use("c", app).pulls(never), nothing),
 	)
 }
 
 // reports is how often pullgated has logged that a plugin returned new credentials.
 func (s *scenario) reports() int {
 	s.Helper()
-	log, err := os.ReadFile(filepath.Join(s.gate.Dir(), "pullgated.log"))
-	s.must(err)
+	log := testkit.Value(os.ReadFile(filepath.Join(s.gate.Dir(), "pullgated.log")))(s)
 	return strings.Count(string(log), "Node credentials reported by a credential provider")
 }
 
@@ -66,7 +67,8 @@ func (s *scenario) plugin(images string, login node.Login) error {
 	}
 	path := func(name string) string { return filepath.Join(dir, name) }
 	answer := fmt.Sprintf(`{"apiVersion": "credentialprovider.kubelet.k8s.io/v1", "kind": "CredentialProviderResponse",
-  "cacheKeyType": "Registry", "cacheDuration": "1h", "auth": {%q: {"username": %q, "password": %q}}}`, images, login.Username, login.Password)
+  "cacheKeyType": "Registry", "cacheDuration": "1h", "auth": {%q: {"username": %q, "password": %q}}}`,
+		images, login.Username, login.Password)
 	config := fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1
 kind: CredentialProviderConfig
 providers:
@@ -76,7 +78,8 @@ providers:
   defaultCacheDuration: 1h
   args: [credential-provider, --socket, %q, --state-dir, %q, --, %q]
 `, images, filepath.Join(s.gate.Dir(), "admin.sock"), filepath.Join(s.gate.Dir(), "state"), path("plugin"))
-	s.kubelet.SetFlags("--image-credential-provider-config", path("config.yaml"), "--image-credential-provider-bin-dir", dir)
+	const flag = "--image-credential-provider-"
+	s.kubelet.SetFlags(flag+"config", path("config.yaml"), flag+"bin-dir", dir)
 	return errors.Join(
 		os.Symlink(program, path("pullgate-plugin")),
 		os.WriteFile(path("plugin"), []byte("#!/bin/sh\ncat >/dev/null\ncat '"+path("answer.json")+"'\n"), 0o700),

@@ -13,8 +13,8 @@ import (
 func outage(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{})
-	owner := pod{team: "a", image: app, secrets: with(node.Alice())}
-	s.runSteps(step{name: "A, with its secret", pod: owner, want: running, requests: downloads})
+	owner := use("a", app, alice)
+	s.runSteps(runs("A, with its secret", owner, downloads))
 	answer := func(status int) func() { return func() { r.Answer(status) } }
 	for _, f := range []struct {
 		name  string
@@ -38,9 +38,9 @@ func outage(s *scenario) {
 		}
 		s.runStepsAtOnce(
 			step{name: "A, the registry " + f.name, pod: owner, want: proved},
-			step{name: "D, not proved, the registry " + f.name, pod: pod{team: "d", image: app, secrets: with(node.Dora())}, want: pullFailed, message: f.event},
-			step{name: "B without a secret, the registry " + f.name, pod: pod{team: "b", image: app}, want: pullFailed, message: f.event},
-			step{name: "B, Never, the registry " + f.name, pod: pod{team: "b", image: app, policy: never}, want: neverPulled},
+			fails("D, not proved, the registry "+f.name, use("d", app, dora), f.event),
+			fails("B without a secret, the registry "+f.name, use("b", app), f.event),
+			hides("B, Never, the registry "+f.name, use("b", app).pulls(never)),
 		)
 		r.Answer(0)
 		s.must(r.Up())
@@ -52,8 +52,8 @@ func outage(s *scenario) {
 		return false
 	})
 	s.runSteps(
-		step{name: "A, the registry slow", pod: owner, want: running, requests: s.recheck()},
-		step{name: "B without a secret, the registry slow", pod: pod{team: "b", image: app}, want: pullFailed, requests: refusals, message: denied},
-		step{name: "D, not proved, the registry slow", pod: pod{team: "d", image: app, secrets: with(node.Dora())}, want: running, requests: manifest},
+		runs("A, the registry slow", owner, s.recheck()),
+		refuses("B without a secret, the registry slow", use("b", app)),
+		runs("D, not proved, the registry slow", use("d", app, dora), manifest),
 	)
 }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/pullgate/pullgate/e2e/host"
@@ -58,20 +59,20 @@ func preloaded(s *scenario) {
 		s.Fatalf("image IDs %s and %s; want the same content", same.ID, app.ID)
 	}
 	s.runSteps(
-		step{name: "B, Never, on a preloaded image", pod: pod{team: "b", image: app, policy: never}, want: running},
-		step{name: "A pulls the same content under another name", pod: pod{team: "a", image: same, secrets: with(node.Alice())}, want: running, requests: anything},
+		runs("B, Never, on a preloaded image", use("b", app).pulls(never), nothing),
+		runs("A pulls the same content under another name", use("a", same, alice), anything),
 	)
 	if s.verifiesItself() {
 		// A kubelet that verifies has one record for all names of an image: to it, nothing of the
 		// content that A pulled is preloaded any more.
-		s.runSteps(step{name: "B on the preloaded name, refused by the kubelet", pod: pod{team: "b", image: app}, want: pullFailed, requests: refusals, message: denied})
+		s.runSteps(refuses("B on the preloaded name, refused by the kubelet", use("b", app)))
 		s.must(s.restartKubelet(s.Context(), s.withoutNative()))
 	}
 	s.runSteps(
-		step{name: "B on the preloaded name", pod: pod{team: "b", image: app}, want: running},
-		step{name: "B, Never, on the preloaded name", pod: pod{team: "b", image: app, policy: never}, want: running},
-		step{name: "B on A's name", pod: pod{team: "b", image: same}, want: pullFailed, requests: refusals, message: denied},
-		step{name: "B, Never, on A's name", pod: pod{team: "b", image: same, policy: never}, want: neverPulled},
+		runs("B on the preloaded name", use("b", app), nothing),
+		runs("B, Never, on the preloaded name", use("b", app).pulls(never), nothing),
+		refuses("B on A's name", use("b", same)),
+		hides("B, Never, on A's name", use("b", same).pulls(never)),
 	)
 	if s.verifiesItself() {
 		s.must(s.restartKubelet(s.Context(), quick()))
@@ -85,15 +86,16 @@ func policies(s *scenario) {
 	host.AtEnd(s, func() error {
 		return s.gate.Restart(context.WithoutCancel(s.Context()), s.settings("noPullImageSecretRecheck: false")...)
 	})
+	const key = "imagePullCredentialsVerificationPolicy: "
 	var rows []string
 	for i, tc := range []struct {
 		name     string
 		settings []string
 	}{
-		{"NeverVerify", []string{"imagePullCredentialsVerificationPolicy: NeverVerify"}},
-		{"NeverVerifyPreloadedImages", []string{"imagePullCredentialsVerificationPolicy: NeverVerifyPreloadedImages"}},
-		{"NeverVerifyAllowlistedImages", []string{"imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages", listed}},
-		{"AlwaysVerify", []string{"imagePullCredentialsVerificationPolicy: AlwaysVerify"}},
+		{"NeverVerify", []string{key + "NeverVerify"}},
+		{"NeverVerifyPreloadedImages", []string{key + "NeverVerifyPreloadedImages"}},
+		{"NeverVerifyAllowlistedImages", []string{key + "NeverVerifyAllowlistedImages", listed}},
+		{"AlwaysVerify", []string{key + "AlwaysVerify"}},
 		{"noPullImageSecretRecheck", []string{"noPullImageSecretRecheck: true"}},
 	} {
 		if s.sourced && (tc.name == "NeverVerify" || tc.name == "noPullImageSecretRecheck") {
@@ -117,15 +119,15 @@ func (s *scenario) matrix(prefix, policy string) []string {
 		login  []node.Login
 		public bool
 	}{
-		{name: "the credential that pulled it", login: []node.Login{node.Alice()}},
-		{name: "another good credential", login: []node.Login{node.Dora()}},
+		{name: "the credential that pulled it", login: []node.Login{alice}},
+		{name: "another good credential", login: []node.Login{dora}},
 		{name: "no credential"},
 		{name: "no credential, the image preloaded", folder: "preloaded"},
 		{name: "no credential, the image preloaded and listed", folder: "listed"},
 		{name: "no credential, the image pulled without one", public: true},
 	}
 	// One pod of A pulls all that has to be there.
-	first := pod{team: "a", secrets: with(node.Alice())}
+	first := use("a", node.Pushed{}, alice)
 	cells := map[string]*outcome{}
 	images := map[string]node.Pushed{}
 	var pulled []corev1.Container
@@ -140,28 +142,29 @@ func (s *scenario) matrix(prefix, policy string) []string {
 			if kind.public {
 				registry = s.Public
 			}
-			images[cell] = s.push(registry, fmt.Sprintf("%s/%d-%s:1", prefix, i, strings.ToLower(string(pullPolicy))), node.Image{})
+			name := fmt.Sprintf("%s/%d-%s:1", prefix, i, strings.ToLower(string(pullPolicy)))
+			images[cell] = s.push(registry, name, node.Image{})
 			if first.image.Built == nil {
 				first.image = images[cell]
 			}
-			pulled = append(pulled, corev1.Container{Name: fmt.Sprintf("c-%d", len(pulled)), Image: images[cell].Name, ImagePullPolicy: ifNotPresent})
+			pulled = append(pulled, containerOf(fmt.Sprintf("c-%d", len(pulled)), images[cell]))
 		}
 	}
 	first.change = func(p *corev1.Pod) { p.Spec.Containers = pulled }
-	s.runSteps(step{name: "A pulls", pod: first, want: running, requests: anything})
+	s.runSteps(runs("A pulls", first, anything))
 
 	since := map[string]node.Mark{}
 	for _, kind := range kinds {
 		for _, pullPolicy := range pullPolicies() {
 			cell := kind.name + string(pullPolicy)
 			since[cell] = s.registryOf(images[cell]).Mark()
-			p := pod{team: "x", image: images[cell], policy: pullPolicy, secrets: with(kind.login...)}
+			p := use("x", images[cell], kind.login...).pulls(pullPolicy)
 			cells[cell] = &outcome{image: p.image, pod: s.create(p)}
 		}
 	}
 	for cell, o := range cells {
 		if s.await(o); o.state == "" {
-			s.Fatalf("under %s the pod %q is not decided\n%s", policy, cell, s.lastOutput())
+			s.Fatalf("under %s the pod %q is not decided", policy, cell)
 		}
 	}
 	s.Private.Mark() // so that the logs are whole
@@ -181,7 +184,6 @@ func (s *scenario) matrix(prefix, policy string) []string {
 	return rows
 }
 
-// describe returns the words of the page for an outcome.
 func describe(state, asks string) string {
 	switch {
 	case state == running && asks == nothing:
@@ -196,16 +198,15 @@ func describe(state, asks string) string {
 	return state + ", asked for " + asks
 }
 
-// compare compares rows with those of the page.
 func (s *scenario) compare(rows []string) {
 	s.Helper()
-	text, err := os.ReadFile(casesFile)
-	s.must(err)
+	text := testkit.Value(os.ReadFile(casesFile))(s)
 	release := s.cluster.Release()
 	want := rowsFor(string(text), release, s.sourced)
 	for _, row := range rows {
 		if want[caseOf(row)] != row {
-			s.Errorf("on %s with kubelet %s, pod source %v, the outcome is\n%s\n%s has\n%s", s.runtime, release, s.sourced, row, casesFile, want[caseOf(row)])
+			s.Errorf("on %s with kubelet %s, pod source %v, the outcome is\n%s\n%s has\n%s",
+				s.runtime, release, s.sourced, row, casesFile, want[caseOf(row)])
 		}
 		delete(want, caseOf(row))
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -18,11 +19,11 @@ import (
 // present by then stays open to every pod, by default.
 func installed(s *scenario) {
 	app := s.private("app:1")
-	stay := []*outcome{s.keep(step{name: "A, with its secret", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, requests: downloads})}
+	stay := []*outcome{s.keep(runs("A, with its secret", use("a", app, alice), downloads))}
 	before := s.containers(stay)
 	s.must(s.preload(s.Context()))
 	s.must(s.protect(s.Context()))
-	s.runSteps(step{name: "B on an image from before", pod: pod{team: "b", image: app, policy: never}, want: running})
+	s.runSteps(runs("B on an image from before", use("b", app).pulls(never), nothing))
 	if after := s.containers(stay); !maps.Equal(before, after) {
 		s.Errorf("the pod that ran has the container %v; want %v, that from before", after, before)
 	}
@@ -33,20 +34,20 @@ func installed(s *scenario) {
 func restarts(s *scenario) {
 	r := s.registry()
 	app, free := s.push(r, "app:1", node.Image{}), s.public("free:1")
-	owner := pod{team: "a", image: app, secrets: with(node.Alice())}
+	owner := use("a", app, alice)
 	stay := []*outcome{
-		s.keep(step{name: "A, with its secret", pod: owner, want: running, requests: downloads}),
-		s.keep(step{name: "B on a public image", pod: pod{team: "b", image: free}, want: running, requests: downloads}),
+		s.keep(runs("A, with its secret", owner, downloads)),
+		s.keep(runs("B on a public image", use("b", free), downloads)),
 	}
 	s.must(r.Down())
 	before := s.containers(stay)
 	check := func(what string) {
 		s.Helper()
 		s.runStepsAtOnce(
-			step{name: "A, new, after " + what, pod: owner, want: running},
-			step{name: "B on the public image, after " + what, pod: pod{team: "b", image: free, policy: never}, want: running},
-			step{name: "B without a secret, after " + what, pod: pod{team: "b", image: app}, want: pullFailed, message: `connection refused`},
-			step{name: "B, Never, after " + what, pod: pod{team: "b", image: app, policy: never}, want: neverPulled},
+			runs("A, new, after "+what, owner, nothing),
+			runs("B on the public image, after "+what, use("b", free).pulls(never), nothing),
+			fails("B without a secret, after "+what, use("b", app), `connection refused`),
+			hides("B, Never, after "+what, use("b", app).pulls(never)),
 		)
 		if after := s.containers(stay); !maps.Equal(before, after) {
 			s.Errorf("after %s the pods that ran have containers %v; want %v, those from before", what, after, before)
@@ -101,17 +102,17 @@ func (s *scenario) containers(pods []*outcome) map[string]string {
 // should be.
 func kills(s *scenario) {
 	app := s.private("app:1")
-	owner := pod{team: "a", image: app, secrets: with(node.Alice())}
-	s.runSteps(step{name: "A, with its secret", pod: owner, want: running, requests: downloads})
+	owner := use("a", app, alice)
+	s.runSteps(runs("A, with its secret", owner, downloads))
 	var good, bad []*outcome
 	for i := range 5 {
 		fresh := s.private(fmt.Sprintf("fresh-%d:1", i))
 		for _, p := range []pod{
 			owner,
-			{team: "a", image: fresh, secrets: with(node.Alice())},
-			{team: "b", image: app},
-			{team: "b", image: fresh},
-			{team: "b", image: app, policy: never},
+			use("a", fresh, alice),
+			use("b", app),
+			use("b", fresh),
+			use("b", app).pulls(never),
 		} {
 			o := &outcome{image: p.image, pod: s.create(p), want: running}
 			if p.team == "a" {
@@ -145,14 +146,14 @@ func kills(s *scenario) {
 		for _, o := range slices.Concat(good, bad) {
 			s.Logf("%s; want %s", o, o.want)
 		}
-		s.Fatalf("%d pods are not what they should be\n%s", left, s.lastOutput())
+		s.Fatalf("%d pods are not what they should be", left)
 	}
 }
 
 // A static pod starts while there is no API server, whichever pod pulled its image.
 func static(s *scenario) {
 	app := s.private("app:1")
-	s.runSteps(step{name: "A, with its secret", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, requests: downloads})
+	s.runSteps(runs("A, with its secret", use("a", app, alice), downloads))
 	s.must(s.kubelet.Stop())
 	s.must(s.cluster.StopAPI())
 	s.must(s.kubelet.Start(s.Context(), s.gate.Endpoint(), quick()))
@@ -168,8 +169,8 @@ func static(s *scenario) {
 		s.waitUntilSynced()
 	}
 	s.runSteps(
-		step{name: "B without a secret, afterwards", pod: pod{team: "b", image: app}, want: pullFailed, requests: refusals, message: denied},
-		step{name: "A, afterwards", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, requests: s.recheck()},
+		refuses("B without a secret, afterwards", use("b", app)),
+		runs("A, afterwards", use("a", app, alice), s.recheck()),
 	)
 }
 
@@ -177,20 +178,18 @@ func static(s *scenario) {
 // ask), and removes it.
 func (s *scenario) runsStatic(image node.Pushed, policy corev1.PullPolicy) {
 	s.Helper()
-	name := s.manifest(pod{team: "kube", image: image, policy: policy}).Name
+	name := s.manifest(use("kube", image).pulls(policy)).Name
 	k := s.runtimeClient()
 	runs := func() bool {
-		n, err := k.RunningIn(s.Context(), name+"-"+s.kubelet.Name())
-		s.must(err)
+		n := testkit.Value(k.RunningIn(s.Context(), name+"-"+s.kubelet.Name()))(s)
 		return n > 0
 	}
 	if !host.Within(patience, runs) {
-		s.Fatalf("the static pod on %s, %s, does not run\n%s", image.Name, policy, s.lastOutput())
+		s.Fatalf("the static pod on %s, %s, does not run", image.Name, policy)
 	}
 	s.must(s.kubelet.RemoveManifest(name))
 }
 
-// manifest puts a static pod on the node.
 func (s *scenario) manifest(p pod) *corev1.Pod {
 	s.Helper()
 	s.pods++
@@ -201,11 +200,9 @@ func (s *scenario) manifest(p pod) *corev1.Pod {
 	return made
 }
 
-// runtimeClient talks to containerd, past pullgated.
 func (s *scenario) runtimeClient() *node.Kubelet {
 	s.Helper()
-	k, err := node.NewKubelet(s.Context(), s.Containerd.Endpoint())
-	s.must(err)
+	k := testkit.Value(node.NewKubelet(s.Context(), s.Containerd.Endpoint()))(s)
 	s.Cleanup(k.Close)
 	return k
 }

@@ -1,14 +1,9 @@
 package kubelets_test
 
 import (
-	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
-	"syscall"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -33,21 +28,25 @@ func restrictedRestarts(s *scenario) {
 		runtime = "a restart of containerd"
 		kubelet = "a restart of the kubelet"
 		recheck = "a reload that sets recheckRestarts"
+
+		readOnly = `read-only-root.*readOnlyRootFilesystem`
 	)
 	app := s.public("app:1")
-	plain := pod{team: "a", image: app}
-	folder := s.newPolicyFolder()
-	s.runSteps(step{name: "pulls", pod: plain, want: running, requests: downloads})
+	plain := use("a", app)
+	s.newPolicies()
+	s.Cleanup(s.withoutPolicies)
+	exempted := "exempt: {namespaces: [" + s.namespace(exempt) + "]}"
+	s.runSteps(runs("pulls", plain, downloads))
 	stay := s.stay(plain, nothing, set, gate, runtime, kubelet, recheck)
 	denied := func(after string) {
 		s.Helper()
-		s.runSteps(step{name: "new, after " + after, pod: plain, want: createFailed, message: `read-only-root.*readOnlyRootFilesystem`})
+		s.runSteps(step{name: "new, after " + after, pod: plain, want: createFailed, message: readOnly})
 	}
 
-	folder.write("read-only-root", "containers: [{securityContext: {readOnlyRootFilesystem: {require: true}}}]")
-	folder.reload(false)
+	s.restriction("read-only-root", "spec: "+onSecurity(`readOnlyRootFilesystem: {require: true}`))
+	s.configure(exempted)
 	// No validator was asked before, and none is asked about an exempt pod or a container that was started before.
-	s.runSteps(step{name: "in an exempt namespace", pod: pod{team: exempt, image: app}, want: running})
+	s.runSteps(runs("in an exempt namespace", use(exempt, app), nothing))
 	s.runsStatic(app, ifNotPresent)
 	s.restartsIn(stay, set)
 	if n := s.validations(); n != 0 {
@@ -67,13 +66,13 @@ func restrictedRestarts(s *scenario) {
 	s.restartsIn(stay, kubelet)
 	denied(kubelet)
 
-	folder.reload(true)
-	s.killIn(stay, recheck, func(o *outcome) { s.waitForEvent(o.pod, `Failed: .*read-only-root.*readOnlyRootFilesystem`) })
+	s.configure(exempted, "recheckRestarts: true")
+	s.killIn(stay, recheck, func(o *outcome) { s.waitForEvent(o.pod, `Failed: .*`+readOnly) })
 
 	// After a reboot all pods get new sandboxes, which a policy would deny by now. That comes last, because a kubelet
 	// waits before it restarts a container that a reboot has ended.
-	folder.write("no-host-network", "securityContext: {hostNetwork: {require: false}}")
-	folder.reload(false)
+	s.restriction("no-host-network", "spec: {spec: {securityContext: {hostNetwork: {require: false}}}}")
+	s.configure(exempted)
 	s.powerCycle()
 	for _, o := range stay {
 		s.replaced(o, "a reboot")
@@ -87,7 +86,7 @@ func restrictedRestarts(s *scenario) {
 func (s *scenario) waitForEvent(p *corev1.Pod, pattern string) {
 	s.Helper()
 	if !host.Within(patience, func() bool { return regexp.MustCompile(pattern).MatchString(s.events(p)) }) {
-		s.Fatalf("the events of %s are %s; want one that matches %s\n%s", p.Name, s.events(p), pattern, s.lastOutput())
+		s.Fatalf("the events of %s are %s; want one that matches %s", p.Name, s.events(p), pattern)
 	}
 }
 
@@ -98,7 +97,8 @@ func (s *scenario) replaced(o *outcome, after string) {
 	if !host.Within(patience, func() bool {
 		return s.look(o).state == running && o.pod.Status.ContainerStatuses[0].ContainerID != before
 	}) {
-		s.Fatalf("after %s: %s%s; want it running with another container than %s\n%s", after, o, s.events(o.pod), before, s.lastOutput())
+		s.Fatalf("after %s: %s%s; want it running with another container than %s",
+			after, o, s.events(o.pod), before)
 	}
 }
 
@@ -113,7 +113,7 @@ func (s *scenario) stay(p pod, requests string, cases ...string) map[string]*out
 	}
 	all := map[string]*outcome{}
 	for i, name := range cases {
-		all[name] = s.see(step{name: "for " + name, pod: p, want: running, requests: requests}, made[i], since)
+		all[name] = s.see(runs("for "+name, p, requests), made[i], since)
 	}
 	return all
 }
@@ -147,59 +147,10 @@ func (s *scenario) validations() float64 {
 	return s.metric("pullgate_admission_answers_total") + s.metric("pullgate_admission_seconds_count")
 }
 
-// A policyFolder is the folder of policies of a scenario.
-type policyFolder struct {
-	s   *scenario
-	dir string
-}
-
-// newPolicyFolder makes a folder of policies, which pullgated does not know before reload. At the end of the scenario
-// there are no policies.
-func (s *scenario) newPolicyFolder() policyFolder {
-	s.Helper()
-	p := policyFolder{s, filepath.Join(s.Dir, "policies-of-"+s.name)}
-	s.must(os.Mkdir(p.dir, 0o755))
-	s.Cleanup(func() {
-		if err := s.gate.Configure(s.settings()...); err != nil {
-			s.Error(err)
-		}
-		p.signal()
-	})
-	return p
-}
-
-// write writes a policy for the whole cluster.
-func (p policyFolder) write(name, spec string) {
-	p.s.Helper()
-	text := fmt.Sprintf("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: %s}\nspec: {spec: {%s}}\n", name, spec)
-	p.s.must(os.WriteFile(filepath.Join(p.dir, name+".yaml"), []byte(text), 0o600))
-}
-
-// reload makes pullgated use the folder, and waits until it does.
-func (p policyFolder) reload(recheckRestarts bool) {
-	p.s.Helper()
-	p.s.must(p.s.gate.Configure(p.s.settings(fmt.Sprintf("admission: {policies: %s, exempt: {namespaces: [%s]}, recheckRestarts: %v}", p.dir, p.s.namespace(exempt), recheckRestarts))...))
-	p.signal()
-}
-
-// signal sends SIGHUP to pullgated, and waits until it has read its configuration and its policies.
-func (p policyFolder) signal() {
-	p.s.Helper()
-	read := func() int {
-		log := p.s.gate.Log()
-		return strings.Count(log, "Policies read") + strings.Count(log, "Failed to read the policies") + strings.Count(log, "Policies disabled")
-	}
-	before := read()
-	p.s.must(syscall.Kill(p.s.gate.PID(), syscall.SIGHUP))
-	if !host.Within(patience, func() bool { return read() != before }) {
-		p.s.Fatalf("pullgated has not reloaded\n%s", p.s.lastOutput())
-	}
-}
-
 // waitFor waits until a metric has a value. pullgated reads the folder of policies every few seconds.
 func (s *scenario) waitFor(metric string, value float64) {
 	s.Helper()
 	if !host.Within(patience, func() bool { return s.metric(metric) == value }) {
-		s.Fatalf("%s is %v; want %v\n%s", metric, s.metric(metric), value, s.lastOutput())
+		s.Fatalf("%s is %v; want %v", metric, s.metric(metric), value)
 	}
 }

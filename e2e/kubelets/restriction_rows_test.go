@@ -37,8 +37,16 @@ type restrictionImages struct {
 	named  node.Pushed // USER app
 }
 
-// notPrivileged is the spec of the policy of several rows.
-const notPrivileged = `{spec: {containers: [{securityContext: {privileged: {require: false}}}]}}`
+// What policies say about each container.
+const (
+	notPrivileged = `privileged: {require: false}`
+	notRoot       = `runAsUser: {ranges: [{min: 1000}]}`
+)
+
+// onSecurity is the spec of a policy about the security context of each container.
+func onSecurity(text string) string {
+	return `{spec: {containers: [{securityContext: {` + text + `}}]}}`
+}
 
 // Changes of pods.
 
@@ -78,12 +86,23 @@ func hostPath(path string) corev1.VolumeSource {
 	return corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: path}}
 }
 
+func imageVolume(image node.Pushed, policy corev1.PullPolicy) corev1.VolumeSource {
+	return corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: image.Name, PullPolicy: policy}}
+}
+
+// onlyPath is the spec of a policy that allows one path of the node.
+func onlyPath(path string) string {
+	return `{spec: {volumes: [{hostPath: {path: {whitelist: ["` + path + `"]}}}]}}`
+}
+
 // filesOfKubelet mounts volumes of all types whose content a kubelet writes.
 func filesOfKubelet(p *corev1.Pod) {
-	name := []corev1.DownwardAPIVolumeFile{{Path: "name", FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}}
+	field := &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}
+	name := []corev1.DownwardAPIVolumeFile{{Path: "name", FieldRef: field}}
+	absent := corev1.LocalObjectReference{Name: "absent"}
 	for _, source := range []corev1.VolumeSource{
 		{EmptyDir: &corev1.EmptyDirVolumeSource{}},
-		{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "absent"}, Optional: new(true)}},
+		{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: absent, Optional: new(true)}},
 		{Secret: &corev1.SecretVolumeSource{SecretName: "absent", Optional: new(true)}},
 		{DownwardAPI: &corev1.DownwardAPIVolumeSource{Items: name}},
 		{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
@@ -104,10 +123,10 @@ func withToken(p *corev1.Pod) {
 	})(p)
 }
 
-// initContainer adds an init container that ends at once.
 func initContainer(changes ...func(*corev1.Container)) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
-		c := corev1.Container{Name: "prepare", Image: p.Spec.Containers[0].Image, ImagePullPolicy: ifNotPresent, Command: []string{"/bin/cat", "/content"}, SecurityContext: &corev1.SecurityContext{}}
+		c := p.Spec.Containers[0]
+		c.Name, c.Command, c.SecurityContext = "prepare", []string{"/bin/cat", "/content"}, &corev1.SecurityContext{}
 		for _, change := range changes {
 			change(&c)
 		}
@@ -121,25 +140,28 @@ func restrictionRows(i restrictionImages, folder string) []restrictionRow {
 	const security = "spec.spec.containers[0].securityContext."
 	return []restrictionRow{
 		{
-			name: "privileged", path: security + "privileged", value: "true", spec: notPrivileged,
+			name: "privileged", path: security + "privileged", value: "true", spec: onSecurity(notPrivileged),
 			violates: restrictedPod{change: privileged()},
 		},
 		{
 			name: "capabilities-add", path: security + "capabilities.add.values", value: `"SYS_PTRACE"`,
-			spec:     `{spec: {containers: [{securityContext: {capabilities: {add: {values: {whitelist: [NET_BIND_SERVICE]}}}}}]}}`,
-			violates: restrictedPod{change: adds("NET_BIND_SERVICE", "SYS_PTRACE")}, satisfies: restrictedPod{change: adds("NET_BIND_SERVICE")},
+			spec:      onSecurity(`capabilities: {add: {values: {whitelist: [NET_BIND_SERVICE]}}}`),
+			violates:  restrictedPod{change: adds("NET_BIND_SERVICE", "SYS_PTRACE")},
+			satisfies: restrictedPod{change: adds("NET_BIND_SERVICE")},
 		},
 		{
-			name: "user-of-image", path: security + "runAsUser", value: "0", spec: `{spec: {containers: [{securityContext: {runAsUser: {ranges: [{min: 1000}]}}}]}}`,
+			name: "user-of-image", path: security + "runAsUser", value: "0", spec: onSecurity(notRoot),
 			satisfies: restrictedPod{image: i.number},
 		},
 		{
-			name: "user-name-of-image", path: security + "runAsUser", spec: `{spec: {containers: [{securityContext: {runAsUser: {ranges: [{min: 1000}]}}}]}}`,
+			name: "user-name-of-image", path: security + "runAsUser", spec: onSecurity(notRoot),
 			violates: restrictedPod{image: i.named}, satisfies: restrictedPod{image: i.named, change: runAs(4711)},
 		},
 		{
-			name: "init-container", path: security + "privileged", value: "true", spec: notPrivileged,
-			violates:  restrictedPod{container: "prepare", change: initContainer(func(c *corev1.Container) { c.SecurityContext.Privileged = new(true) })},
+			name: "init-container", path: security + "privileged", value: "true", spec: onSecurity(notPrivileged),
+			violates: restrictedPod{container: "prepare", change: initContainer(func(c *corev1.Container) {
+				c.SecurityContext.Privileged = new(true)
+			})},
 			satisfies: restrictedPod{change: initContainer()},
 		},
 		{
@@ -149,26 +171,30 @@ func restrictionRows(i restrictionImages, folder string) []restrictionRow {
 		},
 		{
 			name: "volume-type", path: "spec.spec.volumes[0].volumeType", value: `"hostPath"`,
-			spec:     `{spec: {volumes: [{volumeType: {whitelist: [configMap, secret, emptyDir, downwardAPI, projected]}}]}}`,
-			violates: restrictedPod{change: func(p *corev1.Pod) { filesOfKubelet(p); mounts(hostPath(folder))(p) }}, satisfies: restrictedPod{change: filesOfKubelet},
+			spec:      `{spec: {volumes: [{volumeType: {whitelist: [configMap, secret, emptyDir, downwardAPI, projected]}}]}}`,
+			violates:  restrictedPod{change: func(p *corev1.Pod) { filesOfKubelet(p); mounts(hostPath(folder))(p) }},
+			satisfies: restrictedPod{change: filesOfKubelet},
 		},
 		{
-			name: "host-path-sub-path", path: "spec.spec.volumes[0].hostPath.path", spec: `{spec: {volumes: [{hostPath: {path: {whitelist: ["` + folder + `"]}}}]}}`,
+			name: "host-path-sub-path", path: "spec.spec.volumes[0].hostPath.path", spec: onlyPath(folder),
 			violates:  restrictedPod{change: mounts(hostPath(folder), func(m *corev1.VolumeMount) { m.SubPath = "below" })},
 			satisfies: restrictedPod{change: mounts(hostPath(folder))},
 		},
 		{
-			name: "token", path: "spec.spec.automountServiceAccountToken", value: "true", spec: `{spec: {automountServiceAccountToken: {require: false}}}`,
+			name: "token", path: "spec.spec.automountServiceAccountToken", value: "true",
+			spec:     `{spec: {automountServiceAccountToken: {require: false}}}`,
 			violates: restrictedPod{change: withToken},
 		},
 		{
-			name: "labels", path: "spec.metadata.labels", value: "without the key app", sandbox: true, spec: `{metadata: {labels: {requiredKeys: [app]}}}`,
+			name: "labels", path: "spec.metadata.labels", value: "without the key app", sandbox: true,
+			spec:      `{metadata: {labels: {requiredKeys: [app]}}}`,
 			violates:  restrictedPod{change: func(p *corev1.Pod) { p.Labels = map[string]string{"apps": "web"} }},
 			satisfies: restrictedPod{change: func(p *corev1.Pod) { p.Labels = map[string]string{"app": "web"} }},
 		},
 		{
 			name: "ephemeral", path: security + "capabilities.add", value: "not empty",
-			spec:     `{spec: {containers: [{securityContext: {capabilities: {add: {requireEmpty: true}}}}], securityContext: {shareProcessNamespace: {require: false}}}}`,
+			spec: `{spec: {containers: [{securityContext: {capabilities: {add: {requireEmpty: true}}}}],
+  securityContext: {shareProcessNamespace: {require: false}}}}`,
 			violates: restrictedPod{change: adds("SYS_PTRACE")},
 		},
 	}
@@ -178,15 +204,18 @@ func restrictionRows(i restrictionImages, folder string) []restrictionRow {
 func sourceRows(folder string) []restrictionRow {
 	return []restrictionRow{
 		{
-			name: "pull-policy", path: "spec.spec.containers[0].imagePullPolicy", value: `"IfNotPresent"`, spec: `{spec: {containers: [{imagePullPolicy: {whitelist: [Always]}}]}}`,
+			name: "pull-policy", path: "spec.spec.containers[0].imagePullPolicy", value: `"IfNotPresent"`,
+			spec:      `{spec: {containers: [{imagePullPolicy: {whitelist: [Always]}}]}}`,
 			satisfies: restrictedPod{change: func(p *corev1.Pod) { p.Spec.Containers[0].ImagePullPolicy = always }},
 		},
 		{
-			name: "restart-policy", path: "spec.spec.restartPolicy", value: `"Never"`, sandbox: true, spec: `{spec: {restartPolicy: {whitelist: [Always]}}}`,
+			name: "restart-policy", path: "spec.spec.restartPolicy", value: `"Never"`, sandbox: true,
+			spec:     `{spec: {restartPolicy: {whitelist: [Always]}}}`,
 			violates: restrictedPod{change: func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyNever }},
 		},
 		{
-			name: "known-sub-path", path: "spec.spec.volumes[0].hostPath.path", value: `"/etc"`, sandbox: true, spec: `{spec: {volumes: [{hostPath: {path: {whitelist: ["` + folder + `"]}}}]}}`,
+			name: "known-sub-path", path: "spec.spec.volumes[0].hostPath.path", value: `"/etc"`, sandbox: true,
+			spec:      onlyPath(folder),
 			violates:  restrictedPod{change: mounts(hostPath("/etc"), func(m *corev1.VolumeMount) { m.SubPath = "hosts" })},
 			satisfies: restrictedPod{change: mounts(hostPath(folder), func(m *corev1.VolumeMount) { m.SubPath = "below" })},
 		},

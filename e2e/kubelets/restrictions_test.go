@@ -8,8 +8,10 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,12 +32,12 @@ const (
 func restrictions(s *scenario) {
 	images := s.restrictionImages()
 	rows := restrictionRows(images, s.hostFolder())
-	s.enforce(rows, "exempt: {staticPods: false}")
+	s.restrict(rows, "exempt: {staticPods: false}")
 
-	crashing := s.come(pod{team: "privileged", image: images.app, change: func(p *corev1.Pod) {
+	crashing := s.come(use("privileged", images.app).but(func(p *corev1.Pod) {
 		p.Spec.Containers[0].Command = []string{"/bin/sh", "-c", "sleep 1; exit 7"}
-	}}, running)
-	static := s.comeStatic(pod{team: "privileged", image: images.app, change: privileged()}, refused)
+	}), running)
+	static := s.comeStatic(use("privileged", images.app).but(privileged()), refused)
 	satisfying := s.judge(rows, images.app)
 	if s.isDenied("the static pod", static, rowNamed(rows, "privileged").denial()); static.state != notCreated {
 		s.Errorf("the static pod: %s; want %s", static, notCreated)
@@ -45,7 +47,7 @@ func restrictions(s *scenario) {
 	row := rowNamed(rows, "ephemeral")
 	row.violates.container = "denied"
 	s.addEphemeral(satisfying["ephemeral"], ephemeralContainer{name: "allowed", image: images.app},
-		ephemeralContainer{name: "denied", image: images.number, capabilities: []corev1.Capability{"SYS_PTRACE"}, denied: row.denial()})
+		ephemeralContainer{name: "denied", image: images.number, capability: "SYS_PTRACE", denied: row.denial()})
 	s.restarted(crashing, 1)
 	s.dropAll()
 }
@@ -55,15 +57,15 @@ func restrictions(s *scenario) {
 func restrictionsOfSource(s *scenario) {
 	images := s.restrictionImages()
 	rows := sourceRows(s.hostFolder())
-	s.enforce(rows)
+	s.restrict(rows)
 	s.waitUntilSynced()
 	s.judge(rows, images.app)
 	if n := s.metric("pullgate_admission_view_conflicts_total"); n != 0 {
-		s.Errorf("kubelet and API server differ in %v fields of pods; want none\n%s", n, s.lastOutput())
+		s.Errorf("kubelet and API server differ in %v fields of pods; want none", n)
 	}
-	static := s.comeStatic(pod{team: "pull-policy", image: images.app}, running)
+	static := s.comeStatic(use("pull-policy", images.app), running)
 	if s.await(static); static.state != running {
-		s.Errorf("an exempt static pod: %s; want it running\n%s", static, s.lastOutput())
+		s.Errorf("an exempt static pod: %s; want it running", static)
 	}
 	s.leaveStatic(static)
 	s.dropAll()
@@ -84,11 +86,11 @@ func (s *scenario) restrictionImages() restrictionImages {
 // pull brings images on the node, so that no pod of a row waits for a pull.
 func (s *scenario) pull(images ...node.Pushed) {
 	s.Helper()
-	s.runSteps(step{name: "a pod of all images", want: running, requests: downloads, pod: pod{team: "pull", image: images[0], change: func(p *corev1.Pod) {
-		for _, image := range images[1:] {
-			p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: fmt.Sprintf("c-%d", len(p.Spec.Containers)), Image: image.Name, ImagePullPolicy: ifNotPresent})
+	s.runSteps(runs("a pod of all images", use("pull", images[0]).but(func(p *corev1.Pod) {
+		for i, image := range images[1:] {
+			p.Spec.Containers = append(p.Spec.Containers, containerOf(fmt.Sprintf("c-%d", i), image))
 		}
-	}}})
+	}), downloads))
 }
 
 // hostFolder makes a folder of the node for hostPath volumes. It has a folder "below".
@@ -99,27 +101,74 @@ func (s *scenario) hostFolder() string {
 	return folder
 }
 
-// enforce restarts pullgated with the policies of rows, and with more settings of its section admission. The policies
-// are in use until the end of the scenario.
-func (s *scenario) enforce(rows []restrictionRow, settings ...string) {
+// newPolicies makes the policy folder of the scenario, which pullgated does not know before enforce or configure.
+func (s *scenario) newPolicies() {
 	s.Helper()
-	folder := filepath.Join(s.Dir, "policies-of-"+s.name)
-	s.must(os.MkdirAll(folder, 0o755))
-	for _, r := range rows {
-		text := fmt.Sprintf("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: %s}\nbinding: {namespaces: [%s]}\nspec: %s\n", r.name, s.namespace(r.name), r.spec)
-		s.must(os.WriteFile(filepath.Join(folder, r.name+".yaml"), []byte(text), 0o600))
-	}
-	settings = append(settings, "policies: "+folder, "kubeletRoot: "+s.kubelet.Root())
-	s.must(s.gate.Restart(s.Context(), s.settings("admission: {"+strings.Join(settings, ", ")+"}")...))
-	s.Cleanup(func() {
-		s.dropAll() // before they can run
-		if err := s.gate.Restart(context.WithoutCancel(s.Context()), s.settings("admission: {policies: \"\"}")...); err != nil {
-			s.Error(err)
-		}
-	})
+	s.policies = filepath.Join(s.Dir, "policies-of-"+s.name)
+	s.must(os.Mkdir(s.policies, 0o755))
 }
 
-// dropAll deletes the pods that are left.
+func (s *scenario) restriction(name, text string) {
+	s.Helper()
+	text = "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: " + name + "}\n" + text + "\n"
+	s.must(os.WriteFile(filepath.Join(s.policies, name+".yaml"), []byte(text), 0o644))
+}
+
+// restrict has pullgated enforce the policies of rows until the end of the scenario.
+func (s *scenario) restrict(rows []restrictionRow, settings ...string) {
+	s.Helper()
+	s.newPolicies()
+	for _, r := range rows {
+		s.restriction(r.name, "binding: {namespaces: ["+s.namespace(r.name)+"]}\nspec: "+r.spec)
+	}
+	s.enforce(settings...)
+	s.Cleanup(s.withoutPolicies)
+}
+
+// enforce restarts pullgated with the policy folder, and with more settings of its section admission.
+func (s *scenario) enforce(settings ...string) {
+	s.Helper()
+	s.must(s.gate.Restart(s.Context(), s.admission(settings...)...))
+}
+
+func (s *scenario) configure(settings ...string) {
+	s.Helper()
+	s.must(s.gate.Configure(s.admission(settings...)...))
+	s.reload()
+}
+
+func (s *scenario) admission(settings ...string) []string {
+	settings = append(settings, "policies: "+s.policies, "kubeletRoot: "+s.kubelet.Root())
+	if s.policyd != nil {
+		settings = append(settings, "policydSocket: "+s.policyd.Endpoint())
+	}
+	return s.settings("admission: {"+strings.Join(settings, ", ")+"}", "decisionLog: {path: "+s.decisionLog()+"}")
+}
+
+func (s *scenario) decisionLog() string { return filepath.Join(s.gate.Dir(), s.name+".decisions") }
+
+// reload sends SIGHUP to pullgated, and waits until it has read its configuration and its policies.
+func (s *scenario) reload() {
+	s.Helper()
+	of := regexp.MustCompile("Policies read|Failed to read the policies|Policies disabled")
+	read := func() int { return len(of.FindAllString(s.gate.Log(), -1)) }
+	before := read()
+	s.must(syscall.Kill(s.gate.PID(), syscall.SIGHUP))
+	if !host.Within(patience, func() bool { return read() != before }) {
+		s.Fatalf("pullgated has not reloaded")
+	}
+}
+
+// withoutPolicies restarts pullgated without policies, at the end of a scenario.
+func (s *scenario) withoutPolicies() {
+	s.Helper()
+	s.dropAll() // before they can run
+	settings := s.settings(`admission: {policies: ""}`)
+	if err := s.gate.Restart(context.WithoutCancel(s.Context()), settings...); err != nil {
+		s.Error(err)
+	}
+}
+
 func (s *scenario) dropAll() {
 	s.Helper()
 	for len(s.kept) > 0 {
@@ -134,8 +183,7 @@ func (s *scenario) come(p pod, want string) *outcome {
 	s.kept = append(s.kept, o)
 	if name := o.pod.Spec.ServiceAccountName; name != "" { // no controller makes one
 		account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		_, err := s.cluster.Client.CoreV1().ServiceAccounts(o.pod.Namespace).Create(s.Context(), account, metav1.CreateOptions{})
-		s.must(err)
+		testkit.Value(s.core.ServiceAccounts(o.pod.Namespace).Create(s.Context(), account, metav1.CreateOptions{}))(s)
 	}
 	return o
 }
@@ -163,15 +211,13 @@ func (s *scenario) judge(rows []restrictionRow, image node.Pushed) map[string]*o
 	return satisfying
 }
 
-// pod returns one of the pods of a row.
 func (r restrictionRow) pod(p restrictedPod, image node.Pushed) pod {
 	if p.image.Name != "" {
 		image = p.image
 	}
-	return pod{team: r.name, image: image, change: p.change}
+	return use(r.name, image).but(p.change)
 }
 
-// await waits until a pod is decided.
 func (s *scenario) await(o *outcome) {
 	s.Helper()
 	host.Within(patience, func() bool { return s.look(o).state != "" })
@@ -189,7 +235,7 @@ func (s *scenario) isDenied(name string, o *outcome, pattern string) {
 		return isUp() || want.MatchString(o.text)
 	}
 	if !host.Within(patience, decided) || isUp() {
-		s.Errorf("%s: %s; want it denied: %s\n%s", name, o, want, s.lastOutput())
+		s.Errorf("%s: %s; want it denied: %s", name, o, want)
 	}
 }
 
@@ -215,10 +261,10 @@ func rowNamed(rows []restrictionRow, name string) restrictionRow {
 
 // An ephemeralContainer is one to be added to a pod. It must run, or wait with a reason that matches a pattern.
 type ephemeralContainer struct {
-	name         string
-	image        node.Pushed
-	capabilities []corev1.Capability
-	denied       string // the pattern
+	name       string
+	image      node.Pushed
+	capability corev1.Capability // that is added, if any
+	denied     string            // the pattern
 }
 
 // addEphemeral adds ephemeral containers to a pod that runs, and waits until each is as it must be. The pod continues.
@@ -231,25 +277,31 @@ func (s *scenario) addEphemeral(o *outcome, all ...ephemeralContainer) {
 		p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, corev1.EphemeralContainer{
 			TargetContainerName: "main", EphemeralContainerCommon: corev1.EphemeralContainerCommon{
 				Name: e.name, Image: e.image.Name, ImagePullPolicy: ifNotPresent,
-				SecurityContext: &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Add: e.capabilities}},
+				SecurityContext: &corev1.SecurityContext{},
 			},
 		})
+		if e.capability != "" {
+			adds := &corev1.Capabilities{Add: []corev1.Capability{e.capability}}
+			p.Spec.EphemeralContainers[len(p.Spec.EphemeralContainers)-1].SecurityContext.Capabilities = adds
+		}
 		if e.denied != "" {
 			o.want, o.image = refused, e.image // which must not run
 		}
 	}
-	_, err := s.cluster.Client.CoreV1().Pods(p.Namespace).UpdateEphemeralContainers(s.Context(), p.Name, p, metav1.UpdateOptions{})
-	s.must(err)
+	testkit.Value(s.core.Pods(p.Namespace).UpdateEphemeralContainers(s.Context(), p.Name, p, metav1.UpdateOptions{}))(s)
 	if !host.Within(patience, func() bool {
 		for _, c := range s.look(o).pod.Status.EphemeralContainerStatuses {
 			denied, w := left[c.Name].denied, c.State.Waiting
-			if denied == "" && c.State.Running != nil || denied != "" && w != nil && regexp.MustCompile(denied).MatchString(w.Reason+": "+w.Message) {
+			if denied == "" && c.State.Running != nil {
+				delete(left, c.Name)
+			} else if denied != "" && w != nil && regexp.MustCompile(denied).MatchString(w.Reason+": "+w.Message) {
 				delete(left, c.Name)
 			}
 		}
 		return len(left) == 0
 	}) {
-		s.Errorf("ephemeral containers %v are not as they must be: %v%s\n%s", left, o.pod.Status.EphemeralContainerStatuses, s.events(o.pod), s.lastOutput())
+		s.Errorf("ephemeral containers %v are not as they must be: %v%s",
+			left, o.pod.Status.EphemeralContainerStatuses, s.events(o.pod))
 	}
 	if o.state != running {
 		s.Errorf("after the ephemeral containers: %s; want the pod still running", o)
@@ -263,16 +315,16 @@ func (s *scenario) comeStatic(p pod, want string) *outcome {
 	o := &outcome{want: want, image: p.image}
 	var err error
 	copied := func() bool {
-		o.pod, err = s.cluster.Client.CoreV1().Pods(made.Namespace).Get(s.Context(), made.Name+"-"+s.kubelet.Name(), metav1.GetOptions{})
+		name := made.Name + "-" + s.kubelet.Name()
+		o.pod, err = s.core.Pods(made.Namespace).Get(s.Context(), name, metav1.GetOptions{})
 		return !apierrors.IsNotFound(err)
 	}
 	if host.Within(patience, copied); err != nil {
-		s.Fatalf("the API server has no copy of the static pod %s: %v\n%s", made.Name, err, s.lastOutput())
+		s.Fatalf("the API server has no copy of the static pod %s: %v", made.Name, err)
 	}
 	return o
 }
 
-// leaveStatic removes a static pod from the node.
 func (s *scenario) leaveStatic(o *outcome) {
 	s.Helper()
 	s.must(s.kubelet.RemoveManifest(strings.TrimSuffix(o.pod.Name, "-"+s.kubelet.Name())))

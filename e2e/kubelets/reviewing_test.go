@@ -3,7 +3,6 @@ package kubelets_test
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -11,10 +10,9 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/pullgate/pullgate/e2e/host"
@@ -32,7 +30,6 @@ const override = "x.image-policy.k8s.io/break-glass"
 // Its pods have a canary everywhere.
 type reviewing struct {
 	*scenario
-	policies string // the folder
 	backends []*reviewbackend.Backend
 }
 
@@ -40,16 +37,11 @@ type reviewing struct {
 // the end, pullgated has no policies, and no backend has seen a canary.
 func (s *scenario) newReviewing() *reviewing {
 	s.Helper()
-	r := &reviewing{scenario: s, policies: filepath.Join(s.Dir, "policies-of-"+s.name)}
-	s.must(os.Mkdir(r.policies, 0o755))
-	var err error
-	s.policyd, err = node.StartPolicyd(s.Context(), filepath.Join(s.Dir, "policyd-of-"+s.name), r.policies)
-	s.must(err)
+	r := &reviewing{scenario: s}
+	s.newPolicies()
+	s.policyd = testkit.Value(node.StartPolicyd(s.Context(), filepath.Join(s.Dir, "policyd-of-"+s.name), s.policies))(s)
 	s.Cleanup(func() {
-		s.dropAll() // before they can run
-		if err := s.gate.Restart(context.WithoutCancel(s.Context()), s.settings("admission: {policies: \"\"}")...); err != nil {
-			s.Error(err)
-		}
+		s.withoutPolicies()
 		if err := s.policyd.Close(); err != nil {
 			s.Error(err)
 		}
@@ -59,7 +51,6 @@ func (s *scenario) newReviewing() *reviewing {
 	return r
 }
 
-// backend starts a backend.
 func (r *reviewing) backend() *reviewbackend.Backend {
 	r.Helper()
 	b := reviewbackend.New(r)
@@ -75,32 +66,12 @@ func (r *reviewing) file(name string, b *reviewbackend.Backend, fields string, t
 	for _, team := range teams {
 		namespaces = append(namespaces, r.namespace(team))
 	}
-	r.must(b.PolicyFile(filepath.Join(r.policies, name+".yaml"), filepath.Join(r.policyd.Dir(), name+".kubeconfig"), r.kubelet.Name(), fields, namespaces...))
+	kubeconfig := filepath.Join(r.policyd.Dir(), name+".kubeconfig")
+	r.must(b.PolicyFile(filepath.Join(r.policies, name+".yaml"), kubeconfig, r.kubelet.Name(), fields, namespaces...))
 }
 
-// enforce restarts pullgated with the policies, and with more settings of its section admission.
-func (r *reviewing) enforce(settings ...string) {
-	r.Helper()
-	r.must(r.gate.Restart(r.Context(), r.admission(settings...)...))
-}
-
-// configure is enforce without a restart.
-func (r *reviewing) configure(settings ...string) {
-	r.Helper()
-	r.must(r.gate.Configure(r.admission(settings...)...))
-	policyFolder{r.scenario, r.policies}.signal()
-}
-
-func (r *reviewing) admission(settings ...string) []string {
-	settings = append(settings, "policies: "+r.policies, "policydSocket: "+r.policyd.Endpoint(), "kubeletRoot: "+r.kubelet.Root())
-	return r.settings("admission: {"+strings.Join(settings, ", ")+"}", "decisionLog: {path: "+r.decisionLog()+"}")
-}
-
-func (r *reviewing) decisionLog() string { return filepath.Join(r.gate.Dir(), r.name+".decisions") }
-
-// pod returns a pod with a canary.
 func (r *reviewing) pod(team string, image node.Pushed, changes ...func(*corev1.Pod)) pod {
-	return pod{team: team, image: image, change: func(p *corev1.Pod) {
+	return use(team, image).but(func(p *corev1.Pod) {
 		p.Labels = map[string]string{"label": reviewCanary}
 		p.Annotations = map[string]string{"example.test/annotation": reviewCanary}
 		for _, change := range changes {
@@ -115,22 +86,17 @@ func (r *reviewing) pod(team string, image node.Pushed, changes ...func(*corev1.
 				}}},
 			}
 		}
-	}}
+	})
 }
 
 // secret makes the Secret that the pods of some teams name.
 func (r *reviewing) secret(teams ...string) {
 	r.Helper()
-	core := r.cluster.Client.CoreV1()
 	for _, team := range teams {
-		name := r.namespace(team)
-		_, err := core.Namespaces().Create(r.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
-		if err != nil && !apierrors.IsAlreadyExists(err) {
-			r.Fatal(err)
-		}
-		object := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "canary"}, StringData: map[string]string{"key": reviewCanary}}
-		_, err = core.Secrets(name).Create(r.Context(), object, metav1.CreateOptions{})
-		r.must(err)
+		r.makeNamespace(r.namespace(team))
+		object := &corev1.Secret{StringData: map[string]string{"key": reviewCanary}}
+		object.Name = "canary"
+		testkit.Value(r.core.Secrets(r.namespace(team)).Create(r.Context(), object, metav1.CreateOptions{}))(r)
 	}
 }
 
@@ -151,11 +117,10 @@ func (r *reviewing) noCanary() {
 	}
 }
 
-// runs waits until a pod runs.
 func (r *reviewing) runs(name string, o *outcome) {
 	r.Helper()
 	if !host.Within(patience, func() bool { return r.look(o).state == running }) {
-		r.Errorf("%s: %s%s; want it running\n%s", name, o, r.events(o.pod), r.lastOutput())
+		r.Errorf("%s: %s%s; want it running", name, o, r.events(o.pod))
 	}
 }
 
@@ -188,8 +153,7 @@ func (d decision) failedOpen() bool {
 // decisions returns the decisions of pullgated about the containers of a pod.
 func (r *reviewing) decisions(o *outcome) []decision {
 	r.Helper()
-	text, err := os.ReadFile(r.decisionLog())
-	r.must(err)
+	text := testkit.Value(os.ReadFile(r.decisionLog()))(r)
 	var all []decision
 	for lines := bufio.NewScanner(bytes.NewReader(text)); lines.Scan(); {
 		var d decision
@@ -204,7 +168,7 @@ func (r *reviewing) decisions(o *outcome) []decision {
 // logs waits until the decision log has a decision about a pod that is as wanted. No decision waits for the log.
 func (r *reviewing) logs(name string, o *outcome, want string, is func(decision) bool) {
 	r.Helper()
-	if !host.Within(10*time.Second, func() bool { return slices.ContainsFunc(r.decisions(o), is) }) {
+	if !host.Within(patience, func() bool { return slices.ContainsFunc(r.decisions(o), is) }) {
 		r.Errorf("%s: the decision log has %+v; want %s", name, r.decisions(o), want)
 	}
 }
@@ -213,10 +177,11 @@ func (r *reviewing) logs(name string, o *outcome, want string, is func(decision)
 // answer, or one that was not.
 func (r *reviewing) markedFailedOpen(name string, o *outcome, want bool) {
 	r.Helper()
-	r.logs(name, o, fmt.Sprintf("an admitted container with failedOpen %v", want), func(d decision) bool { return d.Verdict == "Allow" && d.failedOpen() == want })
+	r.logs(name, o, fmt.Sprintf("an admitted container with failedOpen %v", want), func(d decision) bool {
+		return d.Verdict == "Allow" && d.failedOpen() == want
+	})
 }
 
-// hangup makes pullgate-policyd read its folder.
 func (r *reviewing) hangup() {
 	r.Helper()
 	r.must(syscall.Kill(r.policyd.PID(), syscall.SIGHUP))

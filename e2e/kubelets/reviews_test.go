@@ -30,7 +30,8 @@ func reviews(s *scenario) {
 	r := s.newReviewing()
 	r.pull(app, bad, fresh)
 	main, stopped, second := r.backend(), r.backend(), r.backend()
-	denial := reviewbackend.Answer{Deny: true, Reason: "not scanned", Override: override, AuditAnnotations: map[string]string{"scan": "none"}}
+	denial := reviewbackend.Answer{Deny: true, Reason: "not scanned", Override: override}
+	denial.AuditAnnotations = map[string]string{"scan": "none"}
 	main.Set(bad.Name, denial)
 	second.Set("", reviewbackend.Answer{Deny: true, Reason: "not scanned"})
 	teams := []string{"allowed", "denied", "two", "static"}
@@ -46,7 +47,7 @@ func reviews(s *scenario) {
 	began := time.Now()
 
 	// Each step that has to wait for something comes before those that do not.
-	static := r.comeStatic(pod{team: "static", image: bad}, refused)
+	static := r.comeStatic(use("static", bad), refused)
 	allowed := r.come(r.pod("allowed", app, initContainerOf(app)), running)
 	cached := map[string]*outcome{}
 	for _, value := range stopping {
@@ -77,7 +78,8 @@ func reviews(s *scenario) {
 	}
 
 	r.runs("allowed", allowed)
-	r.addEphemeral(allowed, ephemeralContainer{name: "allowed", image: app}, ephemeralContainer{name: "denied", image: bad, denied: deniedBy("main")})
+	r.addEphemeral(allowed, ephemeralContainer{name: "allowed", image: app},
+		ephemeralContainer{name: "denied", image: bad, denied: deniedBy("main")})
 	r.runs("with the override annotation", overridden)
 	r.isDenied("with an annotation that is not for backends", notOverridden, deniedBy("main"))
 	r.isDenied("denied", simple, deniedBy("main"))
@@ -103,7 +105,7 @@ func reviews(s *scenario) {
 		r.markedFailedOpen("not cached, defaultAllow "+value, unknown[value], true)
 	}
 	if got := s.metric("pullgate_admission_failed_open_total") - open; got != 2 {
-		r.Errorf("pullgate_admission_failed_open_total has grown by %v; want 2\n%s", got, r.lastOutput())
+		r.Errorf("pullgate_admission_failed_open_total has grown by %v; want 2", got)
 	}
 	r.logs("denied", simple, "REVIEW_DENIED by main with its audit annotations", func(d decision) bool {
 		return slices.ContainsFunc(d.Policies, func(p policyAnswer) bool {
@@ -115,12 +117,10 @@ func reviews(s *scenario) {
 	s.dropAll()
 }
 
-// annotated gives a pod an annotation.
 func annotated(key string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.Annotations[key] = "ticket 7" }
 }
 
-// initContainerOf gives a pod an init container.
 func initContainerOf(image node.Pushed) func(*corev1.Pod) {
 	return initContainer(func(c *corev1.Container) { c.Image = image.Name })
 }
@@ -133,12 +133,10 @@ func (r *reviewing) comeWithVolumes(p pod, bad node.Pushed) (allowed, denied *ou
 		return nil, nil
 	}
 	with := func(image node.Pushed) pod {
-		q := p
-		q.change = func(made *corev1.Pod) {
+		return p.but(func(made *corev1.Pod) {
 			p.change(made)
-			mounts(corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: image.Name, PullPolicy: ifNotPresent}})(made)
-		}
-		return q
+			mounts(imageVolume(image, ifNotPresent))(made)
+		})
 	}
 	return r.come(with(p.image), running), r.come(with(bad), refused)
 }

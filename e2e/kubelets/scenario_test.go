@@ -1,6 +1,7 @@
 package kubelets_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -55,31 +57,30 @@ type scenario struct {
 	pods int
 	// registries are those that only this scenario uses.
 	registries []*node.Registry
+	policies   string // the policy folder
 }
 
-// A secret is one that a pod names, for a registry.
-type secret struct {
-	login    node.Login
-	registry string // host; that of the image if empty
-	name     string // "" makes one up for each login
-}
-
-func with(logins ...node.Login) []secret {
-	var all []secret
-	for _, l := range logins {
-		all = append(all, secret{login: l})
-	}
-	return all
-}
+// The logins of tenants.
+var alice, dora, mallory = node.Alice(), node.Dora(), node.Mallory()
 
 // A pod is one to be created. It runs one container unless change changes that.
 type pod struct {
-	team    string
-	image   node.Pushed
-	policy  corev1.PullPolicy // IfNotPresent if empty
-	secrets []secret
-	change  func(p *corev1.Pod)
+	team     string
+	image    node.Pushed
+	policy   corev1.PullPolicy // IfNotPresent if empty
+	logins   []node.Login      // in a pull secret each
+	registry string            // that the secrets are for; that of the image if empty
+	change   func(p *corev1.Pod)
 }
+
+// use returns a pod of a team with a pull secret for each login.
+func use(team string, image node.Pushed, logins ...node.Login) pod {
+	return pod{team: team, image: image, logins: logins}
+}
+
+func (p pod) pulls(policy corev1.PullPolicy) pod { p.policy = policy; return p }
+
+func (p pod) but(change func(*corev1.Pod)) pod { p.change = change; return p }
 
 // A step is one pod to create, and its expected outcome.
 type step struct {
@@ -90,6 +91,30 @@ type step struct {
 	message  string // a pattern that status and events match, if not empty
 	text     string // that the pod's main container prints, if not empty
 }
+
+// runs is the step of a pod that runs after some requests.
+func runs(name string, p pod, requests string) step {
+	return step{name: name, pod: p, want: running, requests: requests}
+}
+
+// refuses is the step of a pod whose pull the registry refuses.
+func refuses(name string, p pod) step {
+	return step{name: name, pod: p, want: pullFailed, requests: refusals, message: denied}
+}
+
+// fails is the step of a pod whose pull fails, with a message, before the registry has a request.
+func fails(name string, p pod, message string) step {
+	return step{name: name, pod: p, want: pullFailed, message: message}
+}
+
+// hides is the step of a pod with the pull policy Never for which the image is not present.
+func hides(name string, p pod) step { return step{name: name, pod: p, want: neverPulled} }
+
+// says returns the step with a pattern for status and events.
+func (s step) says(message string) step { s.message = message; return s }
+
+// prints returns the step with what the main container prints.
+func (s step) prints(text string) step { s.text = text; return s }
 
 // An outcome is the result of a step.
 type outcome struct {
@@ -103,8 +128,7 @@ type outcome struct {
 func (s *scenario) runSteps(steps ...step) {
 	s.Helper()
 	for _, st := range steps {
-		o := s.keep(st)
-		s.drop(o)
+		s.drop(s.keep(st))
 	}
 }
 
@@ -133,19 +157,20 @@ func (s *scenario) keep(st step) *outcome {
 	return s.see(st, s.create(st.pod), since)
 }
 
-// see waits until a step's pod has the expected outcome.
+// see waits until a step's pod has the expected outcome, or another final one.
 func (s *scenario) see(st step, p *corev1.Pod, since node.Mark) *outcome {
 	s.Helper()
-	if st.requests == "" {
-		st.requests = nothing
-	}
+	st.requests = cmp.Or(st.requests, nothing)
 	registry := s.registryOf(st.pod.image)
-	o := s.wait(p, st.pod.image, st.want)
+	o := &outcome{want: st.want, pod: p, image: st.pod.image}
+	s.kept = append(s.kept, o)
+	host.Within(patience, func() bool { return s.look(o).state != "" && (o.state != running || st.want != succeeded) })
+	o.text += s.events(p)
 	if strings.Contains(o.text, "FailedToRetrieveImagePullSecret") {
 		s.Fatalf("%s: the kubelet did not get the pod's secret, so that nothing is proved: %s", st.name, o)
 	}
 	if o.state != st.want {
-		s.Fatalf("%s: %s; want %s\n%s", st.name, o, st.want, s.lastOutput())
+		s.Fatalf("%s: %s; want %s", st.name, o, st.want)
 	}
 	if !regexp.MustCompile(st.message).MatchString(o.text) {
 		s.Errorf("%s: the kubelet reports %q; want it to match %s", st.name, o.text, st.message)
@@ -156,7 +181,7 @@ func (s *scenario) see(st step, p *corev1.Pod, since node.Mark) *outcome {
 	registry.Mark()
 	requests := registry.Requests(since, st.pod.image.Repository)
 	if got := asked(requests); st.requests != anything && got != st.requests {
-		s.Errorf("%s asked the registry for %s: %v; want %s\n%s", st.name, got, requests, st.requests, s.lastOutput())
+		s.Errorf("%s asked the registry for %s: %v; want %s", st.name, got, requests, st.requests)
 	}
 	return o
 }
@@ -166,12 +191,10 @@ func (s *scenario) prints(o *outcome, container, line string) {
 	s.Helper()
 	got := ""
 	printed := func() bool {
-		var err error
-		got, err = s.kubelet.Output(o.pod.Namespace, o.pod.Name, string(o.pod.UID), container)
-		s.must(err)
+		got = testkit.Value(s.kubelet.Output(o.pod.Namespace, o.pod.Name, string(o.pod.UID), container))(s)
 		return slices.Contains(strings.Split(got, "\n"), line)
 	}
-	if !host.Within(10*time.Second, printed) {
+	if !host.Within(patience, printed) {
 		s.Errorf("container %s of %s/%s prints %q; want the line %q", container, o.pod.Namespace, o.pod.Name, got, line)
 	}
 }
@@ -188,7 +211,6 @@ func (s *scenario) registryOf(image node.Pushed) *node.Registry {
 	return s.Private
 }
 
-// asked describes some requests.
 func asked(requests []node.Request) string {
 	given, blobs := 0, false
 	for _, r := range requests {
@@ -210,7 +232,6 @@ func asked(requests []node.Request) string {
 	return fmt.Sprintf("%d manifests", given)
 }
 
-// namespace returns that of a team in this scenario.
 func (s *scenario) namespace(team string) string {
 	return strings.ToLower(s.name + "-" + team + "-" + s.kubelet.Name())
 }
@@ -220,30 +241,33 @@ func (s *scenario) create(p pod) *corev1.Pod {
 	s.Helper()
 	s.pods++
 	made := s.spec(fmt.Sprintf("pod-%d", s.pods), p)
-	core := s.cluster.Client.CoreV1()
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: made.Namespace}}
-	if _, err := core.Namespaces().Create(s.Context(), ns, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
-		s.Fatal(err)
+	s.makeNamespace(made.Namespace)
+	for i, l := range p.logins {
+		registry, _, _ := strings.Cut(p.image.Name, "/")
+		name := made.Spec.ImagePullSecrets[i].Name
+		object := cluster.PullSecret(name, cmp.Or(p.registry, registry), l.Username, l.Password)
+		_, err := s.core.Secrets(made.Namespace).Create(s.Context(), object, metav1.CreateOptions{})
+		s.mustExist(err)
 	}
-	for i, sec := range p.secrets {
-		if sec.registry == "" {
-			sec.registry, _, _ = strings.Cut(p.image.Name, "/")
-		}
-		object := cluster.PullSecret(made.Spec.ImagePullSecrets[i].Name, sec.registry, sec.login.Username, sec.login.Password)
-		if _, err := core.Secrets(made.Namespace).Create(s.Context(), object, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
-			s.Fatal(err)
-		}
-	}
-	made, err := core.Pods(made.Namespace).Create(s.Context(), made, metav1.CreateOptions{})
-	s.must(err)
-	return made
+	return testkit.Value(s.core.Pods(made.Namespace).Create(s.Context(), made, metav1.CreateOptions{}))(s)
 }
 
-// spec is what is sent to the API server for a pod.
-func (s *scenario) spec(name string, p pod) *corev1.Pod {
-	if p.policy == "" {
-		p.policy = ifNotPresent
+func (s *scenario) makeNamespace(name string) {
+	s.Helper()
+	object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	_, err := s.core.Namespaces().Create(s.Context(), object, metav1.CreateOptions{})
+	s.mustExist(err)
+}
+
+// mustExist fails unless an object was created, now or before.
+func (s *scenario) mustExist(err error) {
+	s.Helper()
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		s.Fatal(err)
 	}
+}
+
+func (s *scenario) spec(name string, p pod) *corev1.Pod {
 	no, soon := false, int64(1)
 	made := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: s.namespace(p.team)},
@@ -251,17 +275,17 @@ func (s *scenario) spec(name string, p pod) *corev1.Pod {
 			NodeName: s.kubelet.Name(), HostNetwork: true,
 			Tolerations:                  []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 			AutomountServiceAccountToken: &no, EnableServiceLinks: &no, TerminationGracePeriodSeconds: &soon,
-			Containers: []corev1.Container{{Name: "main", Image: p.image.Name, ImagePullPolicy: p.policy}},
+			Containers: []corev1.Container{
+				{Name: "main", Image: p.image.Name, ImagePullPolicy: cmp.Or(p.policy, ifNotPresent)},
+			},
 		},
 	}
-	for _, sec := range p.secrets {
-		if sec.name == "" {
-			sec.name = "pull-" + sec.login.Username
-			if sec.registry != "" {
-				sec.name += "-elsewhere"
-			}
+	for _, l := range p.logins {
+		name := "pull-" + l.Username
+		if p.registry != "" {
+			name += "-elsewhere"
 		}
-		made.Spec.ImagePullSecrets = append(made.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: sec.name})
+		made.Spec.ImagePullSecrets = append(made.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: name})
 	}
 	if p.change != nil {
 		p.change(made)
@@ -269,25 +293,11 @@ func (s *scenario) spec(name string, p pod) *corev1.Pod {
 	return made
 }
 
-// wait waits until a pod has the expected state, or another final one.
-func (s *scenario) wait(p *corev1.Pod, image node.Pushed, want string) *outcome {
-	s.Helper()
-	o := &outcome{want: want, pod: p, image: image}
-	s.kept = append(s.kept, o)
-	host.Within(patience, func() bool { return s.look(o).state != "" && (o.state != running || want != succeeded) })
-	o.text += s.events(p)
-	return o
-}
-
 // look reads the present outcome of a pod, and returns it.
 func (s *scenario) look(o *outcome) *outcome {
 	s.Helper()
-	p, err := s.cluster.Client.CoreV1().Pods(o.pod.Namespace).Get(s.Context(), o.pod.Name, metav1.GetOptions{})
-	if err != nil {
-		s.Fatal(err)
-	}
-	o.pod = p
-	o.state, o.text = stateOf(p)
+	o.pod = testkit.Value(s.core.Pods(o.pod.Namespace).Get(s.Context(), o.pod.Name, metav1.GetOptions{}))(s)
+	o.state, o.text = stateOf(o.pod)
 	return o
 }
 
@@ -324,9 +334,9 @@ func stateOf(p *corev1.Pod) (state, text string) {
 	return "", ""
 }
 
-// events are the messages of a pod's events.
 func (s *scenario) events(p *corev1.Pod) string {
-	list, err := s.cluster.Client.CoreV1().Events(p.Namespace).List(s.Context(), metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(p.UID)})
+	of := metav1.ListOptions{FieldSelector: "involvedObject.uid=" + string(p.UID)}
+	list, err := s.core.Events(p.Namespace).List(s.Context(), of)
 	if err != nil {
 		return "\nevents: " + err.Error()
 	}
@@ -338,11 +348,7 @@ func (s *scenario) events(p *corev1.Pod) string {
 }
 
 func (o *outcome) String() string {
-	state := o.state
-	if state == "" {
-		state = "not decided"
-	}
-	return fmt.Sprintf("%s/%s is %s: %s", o.pod.Namespace, o.pod.Name, state, o.text)
+	return fmt.Sprintf("%s/%s is %s: %s", o.pod.Namespace, o.pod.Name, cmp.Or(o.state, "not decided"), o.text)
 }
 
 // drop deletes a pod, after a last look whether one that was refused has run all the same.
@@ -350,25 +356,27 @@ func (s *scenario) drop(o *outcome) {
 	s.Helper()
 	s.kept = slices.DeleteFunc(s.kept, func(k *outcome) bool { return k == o })
 	s.neverRan(o)
-	now := int64(0)
 	// The scenario may be at its end, and its context with it.
-	err := s.cluster.Client.CoreV1().Pods(o.pod.Namespace).Delete(context.WithoutCancel(s.Context()), o.pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
+	now, ctx := metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}, context.WithoutCancel(s.Context())
+	err := s.core.Pods(o.pod.Namespace).Delete(ctx, o.pod.Name, now)
 	if err != nil && !apierrors.IsNotFound(err) {
 		s.Error(err)
 	}
 }
 
+// neverRan checks that a pod that must not run has not run.
 func (s *scenario) neverRan(o *outcome) {
 	s.Helper()
 	if o.want == running || o.want == succeeded {
 		return
 	}
-	p, err := s.cluster.Client.CoreV1().Pods(o.pod.Namespace).Get(context.WithoutCancel(s.Context()), o.pod.Name, metav1.GetOptions{})
+	p, err := s.core.Pods(o.pod.Namespace).Get(context.WithoutCancel(s.Context()), o.pod.Name, metav1.GetOptions{})
 	if err != nil {
 		s.Error(err)
 		return
 	}
-	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses, p.Status.EphemeralContainerStatuses) {
+	of := &p.Status
+	for _, c := range slices.Concat(of.InitContainerStatuses, of.ContainerStatuses, of.EphemeralContainerStatuses) {
 		if image := imageOf(p, c.Name); image == o.image.Name && (c.ContainerID != "" || c.RestartCount > 0) {
 			s.Errorf("container %s of %s/%s has run; want %s for ever", c.Name, p.Namespace, p.Name, o.want)
 		}
@@ -389,13 +397,11 @@ func imageOf(p *corev1.Pod, container string) string {
 	return ""
 }
 
-// private pushes an image that alice and dora may pull.
 func (s *scenario) private(name string) node.Pushed {
 	s.Helper()
 	return s.push(s.Private, name, node.Image{})
 }
 
-// public pushes an image that needs no credential.
 func (s *scenario) public(name string) node.Pushed {
 	s.Helper()
 	return s.push(s.Public, name, node.Image{})
@@ -407,27 +413,50 @@ func (s *scenario) push(r *node.Registry, name string, i node.Image) node.Pushed
 	if i.Content == "" {
 		i.Content = s.Name() + name
 	}
-	alice := node.Alice()
-	p, err := s.Push(s.Context(), r, s.name+"/"+name, i, &alice)
-	if err != nil {
-		s.Fatal(err)
-	}
-	return p
+	return testkit.Value(s.Push(s.Context(), r, s.name+"/"+name, i, &alice))(s)
 }
 
-func (s *scenario) must(err error) {
+func (s *scenario) must(errs ...error) {
 	s.Helper()
-	if err != nil {
-		s.Fatalf("%v\n%s", err, s.lastOutput())
-	}
+	testkit.Must(s, errs...)
+}
+
+// Fatal is that of the test, with what the parts of the node printed last; so are the others.
+func (s *scenario) Fatal(args ...any) {
+	s.Helper()
+	s.T.Fatal(append(args, "\n"+s.lastOutput())...)
+}
+
+func (s *scenario) Fatalf(format string, args ...any) {
+	s.Helper()
+	s.Fatal(fmt.Sprintf(format, args...))
+}
+
+func (s *scenario) Errorf(format string, args ...any) {
+	s.Helper()
+	s.Error(fmt.Sprintf(format, args...) + "\n" + s.lastOutput())
 }
 
 // registry starts a registry for this scenario alone, so that its failures do not disturb others.
 func (s *scenario) registry() *node.Registry {
 	s.Helper()
-	r, err := node.StartRegistry(s.Context(), filepath.Join(s.Dir, "registry-of-"+s.name), node.Alice(), node.Dora())
-	s.must(err)
+	r := testkit.Value(node.StartRegistry(s.Context(), filepath.Join(s.Dir, "registry-of-"+s.name), alice, dora))(s)
 	s.registries = append(s.registries, r)
 	host.AtEnd(s, r.Close)
 	return r
+}
+
+// gone waits until no container of a team runs any more.
+func (s *scenario) gone(team string) {
+	s.Helper()
+	k := s.runtimeClient()
+	left := func() []string { return testkit.Value(k.ReadySandboxes(s.Context(), s.namespace(team)))(s) }
+	if !host.Within(patience, func() bool { return len(left()) == 0 }) {
+		s.Fatalf("pods of %s are still on the node", team)
+	}
+}
+
+func (s *scenario) metric(name string) float64 {
+	s.Helper()
+	return testkit.Value(s.gate.Metric(name))(s)
 }

@@ -1,8 +1,6 @@
 package kubelets_test
 
 import (
-	"slices"
-
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/pullgate/pullgate/e2e/host"
@@ -14,10 +12,10 @@ import (
 func crashLoop(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /content; sleep 1; exit 7"}})
-	o := s.keep(step{name: "A's pod that ends at once", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, requests: downloads})
+	o := s.keep(runs("A's pod that ends at once", use("a", app, alice), downloads))
 	s.must(r.Down())
 	s.restarted(o, 2)
-	s.runSteps(step{name: "B without a secret", pod: pod{team: "b", image: app}, want: pullFailed, message: `connection refused`})
+	s.runSteps(fails("B without a secret", use("b", app), `connection refused`))
 	s.must(r.Up())
 }
 
@@ -26,7 +24,7 @@ func (s *scenario) restarted(o *outcome, times int32) {
 	s.Helper()
 	decided := func() bool { return s.look(o).restarts() >= times || o.state == pullFailed || o.state == neverPulled }
 	if !host.Within(patience, decided) || o.restarts() < times {
-		s.Fatalf("after %d restarts: %s%s; want %d restarts\n%s", o.restarts(), o, s.events(o.pod), times, s.lastOutput())
+		s.Fatalf("after %d restarts: %s%s; want %d restarts", o.restarts(), o, s.events(o.pod), times)
 	}
 }
 
@@ -35,40 +33,46 @@ func (o *outcome) restarts() int32 { return o.pod.Status.ContainerStatuses[0].Re
 
 // Init containers, and several containers with several images, are each judged by themselves.
 func severalContainers(s *scenario) {
-	app, prepare, free := s.private("app:1"), s.push(s.Private, "prepare:1", node.Image{Entrypoint: []string{"/bin/cat", "/content"}}), s.public("free:1")
+	cat := []string{"/bin/cat", "/content"}
+	app, free := s.private("app:1"), s.public("free:1")
+	prepare := s.push(s.Private, "prepare:1", node.Image{Entrypoint: cat})
 	more := func(init, second node.Pushed) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
-			p.Spec.InitContainers = []corev1.Container{{Name: "prepare", Image: init.Name, ImagePullPolicy: ifNotPresent, Command: []string{"/bin/cat", "/content"}}}
-			p.Spec.Containers = append(
-				p.Spec.Containers,
-				corev1.Container{Name: "second", Image: second.Name, ImagePullPolicy: ifNotPresent},
-				corev1.Container{Name: "third", Image: p.Spec.Containers[0].Image, ImagePullPolicy: ifNotPresent},
-			)
+			p.Spec.InitContainers = []corev1.Container{containerOf("prepare", init)}
+			p.Spec.InitContainers[0].Command = cat
+			third := p.Spec.Containers[0]
+			third.Name = "third"
+			p.Spec.Containers = append(p.Spec.Containers, containerOf("second", second), third)
 		}
 	}
-	alice := with(node.Alice())
+	publicMain := func(init, second node.Pushed) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Spec.Containers[0].Image = free.Name
+			more(init, second)(p)
+		}
+	}
+	other := refuses("B, its main image another's", use("b", app).but(more(free, free)))
+	other.requests = anything
 	s.runSteps(
-		step{name: "A, three images", pod: pod{team: "a", image: app, secrets: alice, change: more(prepare, free)}, want: running, requests: downloads},
-		step{name: "A again", pod: pod{team: "a", image: app, secrets: alice, change: more(prepare, free)}, want: running, requests: s.recheck()},
-		step{name: "B, its main image another's", pod: pod{team: "b", image: app, change: more(free, free)}, want: pullFailed, requests: anything, message: denied},
-		step{name: "B, its second image another's", pod: pod{team: "b", image: app, change: func(p *corev1.Pod) {
-			more(free, app)(p)
-			p.Spec.Containers[0].Image, p.Spec.Containers[2].Image = free.Name, free.Name
-		}}, want: pullFailed, requests: refusals, message: denied},
-		step{name: "B, its init image another's", pod: pod{team: "b", image: prepare, change: func(p *corev1.Pod) {
-			more(prepare, free)(p)
-			p.Spec.Containers[0].Image, p.Spec.Containers[2].Image = free.Name, free.Name
-		}}, want: pullFailed, requests: refusals, message: denied},
+		runs("A, three images", use("a", app, alice).but(more(prepare, free)), downloads),
+		runs("A again", use("a", app, alice).but(more(prepare, free)), s.recheck()),
+		other,
+		refuses("B, its second image another's", use("b", app).but(publicMain(free, app))),
+		refuses("B, its init image another's", use("b", prepare).but(publicMain(prepare, free))),
 	)
+}
+
+func containerOf(name string, image node.Pushed) corev1.Container {
+	return corev1.Container{Name: name, Image: image.Name, ImagePullPolicy: ifNotPresent}
 }
 
 // An ephemeral container is judged like any other, on a pod that runs already.
 func ephemeral(s *scenario) {
 	app, free := s.private("app:1"), s.public("free:1")
-	s.runSteps(step{name: "A, with its secret", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, requests: downloads})
+	s.runSteps(runs("A, with its secret", use("a", app, alice), downloads))
 	debug := ephemeralContainer{name: "debug", image: app}
-	for _, p := range []pod{{team: "a", image: free, secrets: with(node.Alice())}, {team: "b", image: free}} {
-		s.addEphemeral(s.keep(step{name: "a pod of " + p.team, pod: p, want: running, requests: anything}), debug)
+	for _, p := range []pod{use("a", free, alice), use("b", free)} {
+		s.addEphemeral(s.keep(runs("a pod of "+p.team, p, anything)), debug)
 		debug.denied = pullFailed + "|ImagePullBackOff"
 	}
 }
@@ -79,13 +83,7 @@ func users(s *scenario) {
 	number := s.push(s.Private, "number:1", node.Image{User: "4711:4711"})
 	name := s.push(s.Private, "name:1", node.Image{User: "app"})
 	root := s.push(s.Private, "root:1", node.Image{})
-	nonRoot := func(p *corev1.Pod) {
-		yes := true
-		p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{RunAsNonRoot: &yes}
-	}
-	as := func(uid int64) func(*corev1.Pod) {
-		return func(p *corev1.Pod) { p.Spec.Containers[0].SecurityContext = &corev1.SecurityContext{RunAsUser: &uid} }
-	}
+	nonRoot := onContainer(func(c *corev1.SecurityContext) { c.RunAsNonRoot = new(true) })
 	for _, again := range []string{"", ", its proof known"} {
 		for _, tc := range []struct {
 			image  node.Pushed
@@ -97,12 +95,12 @@ func users(s *scenario) {
 			{number, "USER 4711, runAsNonRoot", nonRoot, "4711"},
 			{name, "USER app", nil, "4711"},
 			{root, "no USER", nil, "0"},
-			{root, "no USER, runAsUser 5000", as(5000), "5000"},
+			{root, "no USER, runAsUser 5000", runAs(5000), "5000"},
 		} {
-			s.runSteps(step{name: tc.how + again, pod: pod{team: "a", image: tc.image, secrets: with(node.Alice()), change: tc.change}, want: running, requests: anything, text: tc.uid})
+			s.runSteps(runs(tc.how+again, use("a", tc.image, alice).but(tc.change), anything).prints(tc.uid))
 		}
 		s.runSteps(step{
-			name: "no USER, runAsNonRoot" + again, pod: pod{team: "a", image: root, secrets: with(node.Alice()), change: nonRoot},
+			name: "no USER, runAsNonRoot" + again, pod: use("a", root, alice).but(nonRoot),
 			want: "CreateContainerConfigError", requests: anything, message: "runAsNonRoot",
 		})
 	}
@@ -110,26 +108,29 @@ func users(s *scenario) {
 
 // An image that is mounted is judged like one that is run.
 func imageVolumes(s *scenario) {
-	data, free := s.push(s.Private, "data:1", node.Image{Files: map[string]string{"data": "the data of A\n"}}), s.public("free:1")
+	const line = "the data of A"
+	data := s.push(s.Private, "data:1", node.Image{Files: map[string]string{"data": line + "\n"}})
+	free := s.public("free:1")
 	mount := func(policy corev1.PullPolicy) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {
 			c := &p.Spec.Containers[0]
 			c.Image = free.Name
 			c.Command = []string{"/bin/cat", "/mounted/data"}
 			p.Spec.RestartPolicy = corev1.RestartPolicyNever
-			p.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: data.Name, PullPolicy: policy}}}}
-			c.VolumeMounts = []corev1.VolumeMount{{Name: "data", MountPath: "/mounted"}}
+			mounts(imageVolume(data, policy), func(m *corev1.VolumeMount) { m.MountPath = "/mounted" })(p)
 		}
 	}
-	alice := with(node.Alice())
+	ends := func(name string, p pod, requests string) step {
+		return step{name: name, pod: p.but(mount(ifNotPresent)), want: succeeded, requests: requests, text: line}
+	}
 	for _, st := range []step{
-		{name: "A mounts it", pod: pod{team: "a", image: data, secrets: alice, change: mount(ifNotPresent)}, want: succeeded, requests: downloads, text: "the data of A"},
-		{name: "C mounts it, with the same credential", pod: pod{team: "c", image: data, secrets: alice, change: mount(ifNotPresent)}, want: succeeded, text: "the data of A"},
-		{name: "B mounts it without a secret", pod: pod{team: "b", image: data, change: mount(ifNotPresent)}, want: pullFailed, requests: refusals, message: denied},
-		{name: "B mounts it without a secret, Never", pod: pod{team: "b", image: data, change: mount(never)}, want: neverPulled},
+		ends("A mounts it", use("a", data, alice), downloads),
+		ends("C mounts it, with the same credential", use("c", data, alice), nothing),
+		refuses("B mounts it without a secret", use("b", data).but(mount(ifNotPresent))),
+		hides("B mounts it without a secret, Never", use("b", data).but(mount(never))),
 	} {
 		o := s.keep(st)
-		if st.want != succeeded && slices.ContainsFunc(o.pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.ContainerID != "" }) {
+		if c := o.pod.Status.ContainerStatuses; st.want != succeeded && len(c) > 0 && c[0].ContainerID != "" {
 			s.Errorf("%s: a container was made", st.name)
 		}
 		s.drop(o)

@@ -26,8 +26,8 @@ func signatures(s *scenario) {
 	later := r.come(by("a", late), running)
 	other := r.come(by("b", cached), running)
 	waits := r.come(by("a", bad), refused)
-	staticBad := r.comeStatic(pod{team: "static", image: freeBad}, refused)
-	static := r.comeStatic(pod{team: "static", image: free}, running)
+	staticBad := r.comeStatic(use("static", freeBad), refused)
+	static := r.comeStatic(use("static", free), running)
 	signed := r.come(by("a", good), running)
 	platforms := r.come(by("a", multi), running)
 	r.isUnsigned("later signed, before that", later)
@@ -43,16 +43,17 @@ func signatures(s *scenario) {
 	r.isUnsigned("the unsigned image that another team has pulled", again)
 	r.runs("static pod", static)
 	r.isUnsigned("unsigned static pod", staticBad)
-	signedNever, badNever := r.come(pod{team: "a", image: free, policy: never}, running), r.come(pod{team: "a", image: freeBad, policy: never}, refused)
+	signedNever, badNever := r.come(use("a", free).pulls(never), running), r.come(use("a", freeBad).pulls(never), refused)
 	r.runs("signed, Never", signedNever)
 	r.isNeverUnsigned("unsigned, Never", badNever)
-	r.addEphemeral(signed, ephemeralContainer{name: "allowed", image: good}, ephemeralContainer{name: "denied", image: bad, denied: unverified + "|signature validation failed"})
+	r.addEphemeral(signed, ephemeralContainer{name: "allowed", image: good},
+		ephemeralContainer{name: "denied", image: bad, denied: unverified + "|signature validation failed"})
 	if volume != nil {
 		r.runs("image volume", volume)
 		r.isUnsigned("unsigned image volume", badVolume)
 	}
 	r.runs("later signed", later)
-	s.Logf("rows after %v; a pod ran %v after its image was signed", time.Since(began).Round(100*time.Millisecond), time.Since(since).Round(100*time.Millisecond))
+	s.Logf("rows after %v; a pod ran %v after its image was signed", time.Since(began), time.Since(since))
 	s.leaveStatic(static)
 	s.leaveStatic(staticBad)
 	s.dropAll()
@@ -81,7 +82,7 @@ func signedRestarts(s *scenario) {
 
 	second := sigstoretest.NewKey(s.T)
 	r.require(second, "a")
-	policyFolder{s, r.policies}.signal()
+	s.reload()
 	fresh := r.come(by("a", app), running)
 	s.restartsIn(stay, exchange)
 	r.isUnsigned("new, after "+exchange, fresh)
@@ -113,7 +114,7 @@ func signedRestarts(s *scenario) {
 	started := r.come(by("a", app), running)
 	refusedOnes := map[string]*outcome{
 		"unsigned":        r.come(by("a", bad), refused),
-		"unsigned, Never": r.come(pod{team: "a", image: bad, policy: never, secrets: with(node.Alice())}, refused),
+		"unsigned, Never": r.come(use("a", bad, alice).pulls(never), refused),
 		"not on the node": r.come(by("a", other), refused),
 	}
 	for _, o := range stay {

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 	corev1 "k8s.io/api/core/v1"
 
@@ -18,7 +18,8 @@ import (
 
 // unsigned is the pattern of what a kubelet reports of a container whose image has not the signatures that a policy
 // requires: the message of the container that waits, or the reason, of which there is an event.
-const unsigned = `because the signature validation failed: image .* rule by-the-team of policy signed is not met: |Failed: Error: SignatureValidationFailed`
+const unsigned = `because the signature validation failed: image .* rule by-the-team of policy signed is not met: |` +
+	`Failed: Error: SignatureValidationFailed`
 
 // A signer is a scenario with policies about signatures, and a pullgate-policyd that verifies them.
 type signer struct {
@@ -58,13 +59,9 @@ spec:
 
 func (r *signer) repository(image node.Pushed) *signing.Repository {
 	r.Helper()
-	alice := node.Alice()
-	repository, err := signing.Of(image, &alice)
-	r.must(err)
-	return repository
+	return testkit.Value(signing.Of(image, &alice))(r)
 }
 
-// sign signs an image.
 func (r *signer) sign(key *ecdsa.PrivateKey, images ...node.Pushed) {
 	r.Helper()
 	for _, image := range images {
@@ -75,22 +72,15 @@ func (r *signer) sign(key *ecdsa.PrivateKey, images ...node.Pushed) {
 // index pushes an index with an image for this machine and one for another.
 func (r *signer) index(name string) node.Pushed {
 	r.Helper()
-	other := "arm64"
-	if runtime.GOARCH == other {
-		other = "amd64"
-	}
 	image := r.private(name)
-	index, err := r.repository(image).Index(r.Context(), "multi", image.Digest, runtime.GOARCH, other)
-	r.must(err)
-	return index
+	return testkit.Value(r.repository(image).Index(r.Context(), "multi", image.Digest))(r)
 }
 
 // by returns a pod of a team, with the credential of the private images.
 func by(team string, image node.Pushed) pod {
-	return pod{team: team, image: image, secrets: with(node.Alice()), change: func(*corev1.Pod) {}}
+	return use(team, image, alice).but(func(*corev1.Pod) {})
 }
 
-// isUnsigned waits until a pod waits for signatures.
 func (r *signer) isUnsigned(name string, o *outcome) {
 	r.Helper()
 	r.isDenied(name, o, unsigned)
@@ -117,7 +107,5 @@ func (r *signer) isNeverUnsigned(name string, o *outcome) {
 // verifications is how many verifications pullgate-policyd has made.
 func (r *signer) verifications() float64 {
 	r.Helper()
-	n, err := r.policyd.Metric("pullgate_policyd_verifications_total")
-	r.must(err)
-	return n
+	return testkit.Value(r.policyd.Metric("pullgate_policyd_verifications_total"))(r)
 }

@@ -1,10 +1,9 @@
 package kubelets_test
 
 import (
-	"context"
 	"strings"
-	"time"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -25,7 +24,7 @@ func (m *machine) settings(lines ...string) []string {
 // pods continue.
 func sourced(s *scenario) {
 	app := s.private("app:1")
-	stay := []*outcome{s.keep(step{name: "A, with its secret", pod: pod{team: "a", image: app, secrets: with(node.Alice())}, want: running, requests: downloads})}
+	stay := []*outcome{s.keep(runs("A, with its secret", use("a", app, alice), downloads))}
 	before := s.containers(stay)
 	s.machine.sourced = true
 	s.must(s.gate.Restart(s.Context(), s.settings()...))
@@ -35,8 +34,8 @@ func sourced(s *scenario) {
 	}
 	// That credential was proved when its Secret was not known.
 	s.runSteps(
-		step{name: "A, Never", pod: pod{team: "a", image: app, policy: never, secrets: with(node.Alice())}, want: running},
-		step{name: "B, Never", pod: pod{team: "b", image: app, policy: never}, want: neverPulled},
+		runs("A, Never", use("a", app, alice).pulls(never), nothing),
+		hides("B, Never", use("b", app).pulls(never)),
 	)
 }
 
@@ -51,25 +50,25 @@ func exactly(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{})
 	a := func(team string, policy corev1.PullPolicy, l ...node.Login) pod {
-		return pod{team: team, image: app, policy: policy, secrets: with(l...)}
+		return use(team, app, l...).pulls(policy)
 	}
 	s.runSteps(
-		step{name: "A, Always", pod: a("a", always, node.Alice()), want: running, requests: downloads},
-		step{name: "A, Never", pod: a("a", never, node.Alice()), want: running},
-		step{name: "C, Never, the same credential in another namespace", pod: a("c", never, node.Alice()), want: running},
-		step{name: "C, Never, an invalid secret before the valid one", pod: a("c", never, node.Mallory(), node.Alice()), want: running},
-		step{name: "B, Never, without a secret", pod: a("b", never), want: neverPulled},
-		step{name: "B, Never, with an invalid secret", pod: a("b", never, node.Mallory()), want: neverPulled},
-		step{name: "D, Never, with a credential without a proof", pod: a("d", never, node.Dora()), want: neverPulled},
-		step{name: "D, IfNotPresent", pod: a("d", ifNotPresent, node.Dora()), want: running, requests: manifest},
-		step{name: "D, Never, afterwards", pod: a("d", never, node.Dora()), want: running},
-		step{name: "C, IfNotPresent", pod: a("c", ifNotPresent, node.Alice()), want: running, message: `already present on machine`},
-		step{name: "A, Always, again", pod: a("a", always, node.Alice()), want: running, requests: manifest},
+		runs("A, Always", a("a", always, alice), downloads),
+		runs("A, Never", a("a", never, alice), nothing),
+		runs("C, Never, the same credential in another namespace", a("c", never, alice), nothing),
+		runs("C, Never, an invalid secret before the valid one", a("c", never, mallory, alice), nothing),
+		hides("B, Never, without a secret", a("b", never)),
+		hides("B, Never, with an invalid secret", a("b", never, mallory)),
+		hides("D, Never, with a credential without a proof", a("d", never, dora)),
+		runs("D, IfNotPresent", a("d", ifNotPresent, dora), manifest),
+		runs("D, Never, afterwards", a("d", never, dora), nothing),
+		runs("C, IfNotPresent", a("c", ifNotPresent, alice), nothing).says(`already present on machine`),
+		runs("A, Always, again", a("a", always, alice), manifest),
 	)
 	s.must(r.Down())
 	s.runSteps(
-		step{name: "A, Always, the registry down", pod: a("a", always, node.Alice()), want: pullFailed, message: `connection refused`},
-		step{name: "A, IfNotPresent, the registry down", pod: a("a", ifNotPresent, node.Alice()), want: running},
+		fails("A, Always, the registry down", a("a", always, alice), `connection refused`),
+		runs("A, IfNotPresent, the registry down", a("a", ifNotPresent, alice), nothing),
 	)
 	s.must(r.Up())
 }
@@ -78,22 +77,20 @@ func exactly(s *scenario) {
 func rotation(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{})
-	owner := pod{team: "a", image: app, secrets: with(node.Alice())}
-	neverOwner := owner
-	neverOwner.policy = never
-	s.runSteps(step{name: "A, with its secret", pod: owner, want: running, requests: downloads})
+	owner := use("a", app, alice)
+	s.runSteps(runs("A, with its secret", owner, downloads))
 	s.must(r.Down())
-	name := "pull-" + node.Alice().Username
-	s.content(name, node.Login{Username: node.Alice().Username, Password: "canary-3b1e-rotated"}, false)
+	name := "pull-" + alice.Username
+	s.content(name, node.Login{Username: alice.Username, Password: "canary-3b1e-rotated"}, false)
 	s.runSteps(
-		step{name: "A, Never, its Secret rotated", pod: neverOwner, want: running},
-		step{name: "A, its Secret rotated", pod: owner, want: running},
-		step{name: "C with the content from before", pod: pod{team: "c", image: app, secrets: with(node.Alice())}, want: pullFailed, message: `connection refused`},
+		runs("A, Never, its Secret rotated", owner.pulls(never), nothing),
+		runs("A, its Secret rotated", owner, nothing),
+		fails("C with the content from before", use("c", app, alice), `connection refused`),
 	)
-	s.content(name, node.Login{Username: node.Alice().Username, Password: "canary-8c44-recreated"}, true)
+	s.content(name, node.Login{Username: alice.Username, Password: "canary-8c44-recreated"}, true)
 	s.runSteps(
-		step{name: "A, its Secret recreated", pod: owner, want: pullFailed, message: `connection refused`},
-		step{name: "A, Never, its Secret recreated", pod: neverOwner, want: neverPulled},
+		fails("A, its Secret recreated", owner, `connection refused`),
+		hides("A, Never, its Secret recreated", owner.pulls(never)),
 	)
 	s.must(r.Up())
 }
@@ -101,7 +98,7 @@ func rotation(s *scenario) {
 // content gives a Secret of team a another content, or recreates it.
 func (s *scenario) content(name string, l node.Login, recreate bool) {
 	s.Helper()
-	secrets := s.cluster.Client.CoreV1().Secrets(s.namespace("a"))
+	secrets := s.core.Secrets(s.namespace("a"))
 	next := cluster.PullSecret(name, s.registries[0].Host(), l.Username, l.Password)
 	var err error
 	if recreate {
@@ -118,22 +115,22 @@ func (s *scenario) content(name string, l node.Login, recreate bool) {
 func apiServerOutage(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /content; sleep 1; exit 7"}})
-	owner := pod{team: "a", image: app, secrets: with(node.Alice())}
-	o := s.keep(step{name: "A's pod that ends at once", pod: owner, want: running, requests: downloads})
+	owner := use("a", app, alice)
+	o := s.keep(runs("A's pod that ends at once", owner, downloads))
 	s.must(r.Down())
 	s.restarted(o, 1)
 	starts := func() int {
-		text, err := s.kubelet.Output(o.pod.Namespace, o.pod.Name, string(o.pod.UID), "main")
-		s.must(err)
+		text := testkit.Value(s.kubelet.Output(o.pod.Namespace, o.pod.Name, string(o.pod.UID), "main"))(s)
 		return strings.Count(text, "\n")
 	}
 	s.must(s.cluster.StopAPI())
 	for _, what := range []string{"stopped", "was down when pullgated started"} {
 		before := starts()
 		if !host.Within(2*patience, func() bool { return starts() != before }) {
-			s.Fatalf("no container was started after the API server %s\n%s", what, s.lastOutput())
+			s.Fatalf("no container was started after the API server %s", what)
 		}
-		if s.metric("pullgate_pod_source_synced") != 0 || s.metric("pullgate_pod_source_errors_total") == 0 {
+		s.waitFor("pullgate_pod_source_synced", 0)
+		if !host.Within(patience, func() bool { return s.metric("pullgate_pod_source_errors_total") > 0 }) {
 			s.Errorf("the metrics do not show that the API server %s", what)
 		}
 		s.must(s.gate.Ready())
@@ -142,10 +139,9 @@ func apiServerOutage(s *scenario) {
 	}
 	s.must(s.cluster.StartAPI(s.Context()))
 	s.waitUntilSynced()
-	owner.policy = never
 	s.runSteps(
-		step{name: "A, Never, the API server back", pod: owner, want: running},
-		step{name: "B, Never, the API server back", pod: pod{team: "b", image: app, policy: never}, want: neverPulled},
+		runs("A, Never, the API server back", owner.pulls(never), nothing),
+		hides("B, Never, the API server back", use("b", app).pulls(never)),
 	)
 }
 
@@ -154,8 +150,8 @@ func apiServerOutage(s *scenario) {
 func restartedKubelet(s *scenario) {
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{Entrypoint: []string{"/bin/sh", "-c", "cat /content; sleep 1; exit 7"}})
-	s.runSteps(step{name: "A pulls", pod: pod{team: "x", image: app, secrets: with(node.Alice())}, want: running, requests: downloads})
-	o := s.keep(step{name: "A's pod that ends at once, Never", pod: pod{team: "a", image: app, policy: never, secrets: with(node.Alice())}, want: running})
+	s.runSteps(runs("A pulls", use("x", app, alice), downloads))
+	o := s.keep(runs("A's pod that ends at once, Never", use("a", app, alice).pulls(never), nothing))
 	s.must(r.Down())
 	s.restarted(o, 1)
 	s.gone("x")
@@ -164,25 +160,6 @@ func restartedKubelet(s *scenario) {
 	s.must(s.runtimeClient().RemoveStopped(s.Context()))
 	before := s.look(o).restarts()
 	if !host.Within(2*patience, func() bool { return s.look(o).restarts() > before }) {
-		s.Fatalf("%s%s; want it still running\n%s", o, s.events(o.pod), s.lastOutput())
-	}
-}
-
-// pullSlowly has a pod pull an image for some time, in which a kubelet that pulls one after the other pulls no
-// other one. It returns when that has begun.
-func (s *scenario) pullSlowly(d time.Duration) {
-	s.Helper()
-	r := s.registry()
-	large := s.push(r, "large:1", node.Image{})
-	asked, release := r.HoldBlobs()
-	s.Cleanup(release)
-	s.kept = append(s.kept, &outcome{want: running, image: large, pod: s.create(pod{team: "l", image: large, secrets: with(node.Alice())})})
-	ctx, cancel := context.WithTimeout(s.Context(), patience)
-	defer cancel()
-	select {
-	case <-asked:
-		time.AfterFunc(d, release)
-	case <-ctx.Done():
-		s.Fatalf("the large image is not pulled\n%s", s.lastOutput())
+		s.Fatalf("%s%s; want it still running", o, s.events(o.pod))
 	}
 }

@@ -23,34 +23,32 @@ func expiry(s *scenario) {
 	s.Cleanup(func() { install("credentialValidity: 0s") })
 	r := s.registry()
 	app := s.push(r, "app:1", node.Image{})
-	owner := pod{team: "a", image: app, secrets: with(node.Alice())}
-	ownerNever := owner
-	ownerNever.policy = never
+	owner := use("a", app, alice)
 	want := neverPulled
 	if s.sourced { // the registry will not be asked for it, so that the grace has begun
 		want = running
 	}
 
 	install(expires, "registryUnavailableGrace: 1h")
-	s.runSteps(step{name: "A, with its secret", pod: owner, want: running, requests: downloads})
+	s.runSteps(runs("A, with its secret", owner, downloads))
 	expired()
 	s.runSteps(
-		step{name: "A, Never, its proof expired", pod: ownerNever, want: want},
-		step{name: "A, its proof expired", pod: owner, want: running, requests: manifest},
+		step{name: "A, Never, its proof expired", pod: owner.pulls(never), want: want},
+		runs("A, its proof expired", owner, manifest),
 	)
 	expired()
 	s.must(r.Down())
 	s.runSteps(
-		step{name: "A, its proof expired and the registry down", pod: owner, want: running},
-		step{name: "D, not proved", pod: pod{team: "d", image: app, secrets: with(node.Dora())}, want: pullFailed, message: `connection refused`},
-		step{name: "B without a secret", pod: pod{team: "b", image: app}, want: pullFailed, message: `connection refused`},
+		runs("A, its proof expired and the registry down", owner, nothing),
+		fails("D, not proved", use("d", app, dora), `connection refused`),
+		fails("B without a secret", use("b", app), `connection refused`),
 	)
 
 	install(expires)
 	s.runSteps(
-		step{name: "A, its proof expired, the registry down, no grace", pod: owner, want: pullFailed, message: `connection refused`},
-		step{name: "A, Never, its proof expired, no grace", pod: ownerNever, want: neverPulled},
+		fails("A, its proof expired, the registry down, no grace", owner, `connection refused`),
+		hides("A, Never, its proof expired, no grace", owner.pulls(never)),
 	)
 	s.must(r.Up())
-	s.runSteps(step{name: "A, the registry back", pod: owner, want: running, requests: manifest})
+	s.runSteps(runs("A, the registry back", owner, manifest))
 }

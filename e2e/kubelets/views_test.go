@@ -6,13 +6,14 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"time"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/pullgate/pullgate/e2e/cluster"
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/podviews"
 )
 
@@ -24,42 +25,34 @@ const volumeGroup = 5001
 func views(s *scenario) {
 	seed := rand.Uint64()
 	if text := os.Getenv("VIEWS_SEED"); text != "" {
-		var err error
-		seed, err = strconv.ParseUint(text, 10, 64)
-		s.must(err)
+		seed = testkit.Value(strconv.ParseUint(text, 10, 64))(s)
 	}
 	s.Logf("VIEWS_SEED=%d", seed)
 	world := s.viewWorld()
 
 	dir := filepath.Join(s.Dir, "views-runtime")
 	s.must(os.Mkdir(dir, 0o700))
-	runtime, err := podviews.StartRuntime(s.Context(), dir)
-	s.must(err)
+	runtime := testkit.Value(podviews.StartRuntime(s.Context(), dir))(s)
 	s.Cleanup(runtime.Close)
 	s.must(s.kubelet.Stop())
-	s.must(s.kubelet.Start(s.Context(), runtime.Endpoint(), cluster.Settings{"maxPods": 250, "containerLogMonitorInterval": "1h"}))
+	settings := cluster.Settings{"maxPods": 250, "containerLogMonitorInterval": "1h"}
+	s.must(s.kubelet.Start(s.Context(), runtime.Endpoint(), settings))
 
-	pods := s.cluster.Client.CoreV1().Pods(world.Namespace)
+	pods := s.core.Pods(world.Namespace)
 	all := podviews.Generate(seed, 100, world)
 	made := make([]*corev1.Pod, len(all))
 	for i, g := range all {
-		if made[i], err = pods.Create(s.Context(), g.Pod, metav1.CreateOptions{}); err == nil && len(g.Ephemeral) > 0 {
-			made[i].Spec.EphemeralContainers = g.Ephemeral
-			_, err = pods.UpdateEphemeralContainers(s.Context(), made[i].Name, made[i], metav1.UpdateOptions{})
+		made[i] = testkit.Value(pods.Create(s.Context(), g.Pod, metav1.CreateOptions{}))(s)
+		if made[i].Spec.EphemeralContainers = g.Ephemeral; len(g.Ephemeral) > 0 {
+			testkit.Value(pods.UpdateEphemeralContainers(s.Context(), made[i].Name, made[i], metav1.UpdateOptions{}))(s)
 		}
-		s.must(err)
 	}
 	comparison := podviews.Comparison{KubeletRoot: s.kubelet.Root(), VolumeGroups: []int64{volumeGroup}}
-	end := time.Now().Add(patience)
 	for i, p := range made {
-		for !runtime.Complete(string(p.UID), all[i].Containers()) {
-			if time.Now().After(end) {
-				s.Fatalf("the kubelet has not sent all containers of pod %s\n%s%s", p.Name, s.events(p), s.lastOutput())
-			}
-			time.Sleep(100 * time.Millisecond)
+		if !host.Within(patience, func() bool { return runtime.Complete(string(p.UID), all[i].Containers()) }) {
+			s.Fatalf("the kubelet has not sent all containers of pod %s\n%s", p.Name, s.events(p))
 		}
-		p, err = pods.Get(s.Context(), p.Name, metav1.GetOptions{})
-		s.must(err)
+		p = testkit.Value(pods.Get(s.Context(), p.Name, metav1.GetOptions{}))(s)
 		comparison.Pod(p, runtime)
 	}
 	s.Logf("compared\n%s", &comparison)
@@ -68,7 +61,6 @@ func views(s *scenario) {
 	}
 }
 
-// viewWorld makes what the generated pods refer to.
 func (s *scenario) viewWorld() podviews.World {
 	s.Helper()
 	w := podviews.World{
@@ -76,19 +68,16 @@ func (s *scenario) viewWorld() podviews.World {
 		Dir: filepath.Join(s.Dir, "views"),
 	}
 	s.must(os.MkdirAll(filepath.Join(w.Dir, "folder"), 0o755))
-	l, err := net.Listen("unix", filepath.Join(w.Dir, "socket"))
-	s.must(err)
+	l := testkit.Value(net.Listen("unix", filepath.Join(w.Dir, "socket")))(s)
 	s.Cleanup(func() { _ = l.Close() })
 
-	core, ctx, name := s.cluster.Client.CoreV1(), s.Context(), metav1.ObjectMeta{Name: w.Object}
-	_, err = core.Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: w.Namespace}}, metav1.CreateOptions{})
-	s.must(err)
-	_, err = core.ServiceAccounts(w.Namespace).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{})
-	s.must(err)
-	_, err = core.ConfigMaps(w.Namespace).Create(ctx, &corev1.ConfigMap{ObjectMeta: name, Data: map[string]string{"key": "value"}}, metav1.CreateOptions{})
-	s.must(err)
-	_, err = core.Secrets(w.Namespace).Create(ctx, &corev1.Secret{ObjectMeta: name, StringData: map[string]string{"key": "value"}}, metav1.CreateOptions{})
-	s.must(err)
+	s.makeNamespace(w.Namespace)
+	core, ctx, create := s.core, s.Context(), metav1.CreateOptions{}
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}
+	testkit.Value(core.ServiceAccounts(w.Namespace).Create(ctx, account, create))(s)
+	name, data := metav1.ObjectMeta{Name: w.Object}, map[string]string{"key": "value"}
+	testkit.Value(core.ConfigMaps(w.Namespace).Create(ctx, &corev1.ConfigMap{ObjectMeta: name, Data: data}, create))(s)
+	testkit.Value(core.Secrets(w.Namespace).Create(ctx, &corev1.Secret{ObjectMeta: name, StringData: data}, create))(s)
 	folder := filepath.Join(w.Dir, "folder")
 	s.claim(w.Namespace, w.Claims[0], nil, corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: folder}})
 	s.claim(w.Namespace, w.Claims[1], map[string]string{"pv.beta.kubernetes.io/gid": strconv.Itoa(volumeGroup)},
@@ -99,13 +88,15 @@ func (s *scenario) viewWorld() podviews.World {
 // claim makes a claim that is bound to a volume, as a controller does.
 func (s *scenario) claim(namespace, name string, annotations map[string]string, source corev1.PersistentVolumeSource) {
 	s.Helper()
-	core, ctx := s.cluster.Client.CoreV1(), s.Context()
+	core, ctx := s.core, s.Context()
 	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Mi")}
+	exists := corev1.NodeSelectorRequirement{Key: corev1.LabelOSStable, Operator: corev1.NodeSelectorOpExists}
 	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
 	c, err := core.PersistentVolumeClaims(namespace).Create(ctx, &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PersistentVolumeClaimSpec{
-			VolumeName: name, AccessModes: modes, StorageClassName: new(""), Resources: corev1.VolumeResourceRequirements{Requests: size},
+			VolumeName: name, AccessModes: modes, StorageClassName: new(""),
+			Resources: corev1.VolumeResourceRequirements{Requests: size},
 		},
 	}, metav1.CreateOptions{})
 	s.must(err)
@@ -114,13 +105,12 @@ func (s *scenario) claim(namespace, name string, annotations map[string]string, 
 		Spec: corev1.PersistentVolumeSpec{
 			Capacity: size, AccessModes: modes, PersistentVolumeSource: source,
 			ClaimRef: &corev1.ObjectReference{Kind: "PersistentVolumeClaim", Namespace: namespace, Name: name, UID: c.UID},
-			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelOSStable, Operator: corev1.NodeSelectorOpExists}},
-			}}}},
+			NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{
+				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{exists}}},
+			}},
 		},
 	}, metav1.CreateOptions{})
 	s.must(err)
 	c.Status.Phase, c.Status.Capacity, c.Status.AccessModes = corev1.ClaimBound, size, modes
-	_, err = core.PersistentVolumeClaims(namespace).UpdateStatus(ctx, c, metav1.UpdateOptions{})
-	s.must(err)
+	testkit.Value(core.PersistentVolumeClaims(namespace).UpdateStatus(ctx, c, metav1.UpdateOptions{}))(s)
 }

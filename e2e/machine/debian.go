@@ -31,7 +31,8 @@ func debian(ctx context.Context) (string, error) {
 	}
 	include := strings.Join(packages(), ",")
 	key := sha256.Sum256([]byte(include))
-	return host.Cached(ctx, "a Debian "+suite+" with systemd", "debian-"+suite+"-"+hex.EncodeToString(key[:4]), func(ctx context.Context, dir string) error {
+	what, name := "a Debian "+suite+" with systemd", "debian-"+suite+"-"+hex.EncodeToString(key[:4])
+	return host.Cached(ctx, what, name, func(ctx context.Context, dir string) error {
 		if _, err := host.Run(ctx, "debootstrap", "--variant=minbase", "--include="+include, suite, dir, mirror); err != nil {
 			return fmt.Errorf("%w\n%s", err, host.Tail(filepath.Join(dir, "debootstrap/debootstrap.log"), 15))
 		}

@@ -16,7 +16,7 @@ import (
 )
 
 // closeLimit is how long the processes of a machine that is off may take to end.
-const closeLimit = 10 * time.Second
+const closeLimit = 30 * time.Second
 
 // A Machine is one that has booted.
 type Machine struct {
@@ -59,7 +59,8 @@ func Start(ctx context.Context, o Options) (*Machine, error) {
 		// that ends with unshare, and unshare with this process. The mount namespace ends with it.
 		"unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc",
 		"systemd-nspawn", "--quiet", "--settings=no", "--register=no", "--keep-unit", "--boot", "--machine=pullgate",
-		"--directory=" + base, "--volatile=overlay", "--private-network", "--link-journal=no", "--resolv-conf=off", "--timezone=off", "--console=pipe",
+		"--directory=" + base, "--volatile=overlay", "--private-network", "--link-journal=no", "--resolv-conf=off",
+		"--timezone=off", "--console=pipe",
 	}
 	for inside, outside := range o.Binds {
 		args = append(args, "--bind="+outside+":"+inside)
@@ -67,12 +68,13 @@ func Start(ctx context.Context, o Options) (*Machine, error) {
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), "/bin/sh", args...)
 	cmd.Env = append(os.Environ(), "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=0")
 	m := &Machine{}
-	m.Process, err = host.StartCommand(ctx, "machine", filepath.Join(o.Dir, "console.log"), nil, cmd)
-	if err != nil {
+	log := filepath.Join(o.Dir, "console.log")
+	if m.Process, err = host.StartCommand(ctx, "machine", log, nil, cmd); err != nil {
 		return nil, err
 	}
 	if err := m.Wait(ctx, m.booted); err != nil {
-		return nil, errors.Join(fmt.Errorf("the machine does not boot: %w; its last output:\n%s", err, host.Tail(filepath.Join(o.Dir, "console.log"), 20)), m.Close())
+		err = fmt.Errorf("the machine does not boot: %w; its last output:\n%s", err, host.Tail(log, 20))
+		return nil, errors.Join(err, m.Close())
 	}
 	return m, nil
 }
@@ -93,7 +95,6 @@ func (m *Machine) Close() error {
 	return err
 }
 
-// booted finds PID 1 and asks it.
 func (m *Machine) booted() error {
 	pid := m.PID()
 	for range 2 { // unshare, nspawn

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"sigs.k8s.io/yaml"
 
 	"github.com/pullgate/pullgate/e2e/host"
@@ -36,22 +37,14 @@ type dashboard struct {
 	Panels []panel
 }
 
-// docs returns the path of a file of docs.
 func docs(t *testing.T, name string) string {
 	t.Helper()
-	path, err := host.Upward(filepath.Join("docs", name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return testkit.Value(host.Upward(filepath.Join("docs", name)))(t)
 }
 
 func read(t *testing.T, name string) string {
 	t.Helper()
-	text, err := os.ReadFile(docs(t, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Value(os.ReadFile(docs(t, name)))(t)
 	return string(text)
 }
 
@@ -63,9 +56,7 @@ func rules(t *testing.T) []rule {
 			Rules []rule
 		}
 	}
-	if err := yaml.UnmarshalStrict([]byte(read(t, "monitoring/alerts.yml")), &file); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, yaml.UnmarshalStrict([]byte(read(t, "monitoring/alerts.yml")), &file))
 	var all []rule
 	for _, g := range file.Groups {
 		all = append(all, g.Rules...)
@@ -79,9 +70,7 @@ func rules(t *testing.T) []rule {
 func board(t *testing.T) dashboard {
 	t.Helper()
 	var d dashboard
-	if err := json.Unmarshal([]byte(read(t, "monitoring/dashboard.json")), &d); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal([]byte(read(t, "monitoring/dashboard.json")), &d))
 	return d
 }
 
@@ -127,9 +116,7 @@ func TestEveryAlertIsTestedBothWays(t *testing.T) {
 			} `json:"alert_rule_test"`
 		}
 	}
-	if err := yaml.Unmarshal([]byte(read(t, "monitoring/alerts_test.yml")), &file); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, yaml.Unmarshal([]byte(read(t, "monitoring/alerts_test.yml")), &file))
 	fires, notFiring := map[string]int{}, map[string]int{}
 	for _, test := range file.Tests {
 		for _, c := range test.Cases {
@@ -142,7 +129,8 @@ func TestEveryAlertIsTestedBothWays(t *testing.T) {
 	}
 	for _, r := range rules(t) {
 		if fires[r.Alert] == 0 || notFiring[r.Alert] == 0 {
-			t.Errorf("%s has %d cases in which it fires and %d in which it does not; want some of both", r.Alert, fires[r.Alert], notFiring[r.Alert])
+			t.Errorf("%s has %d cases in which it fires and %d in which it does not; want some of both",
+				r.Alert, fires[r.Alert], notFiring[r.Alert])
 		}
 	}
 }
@@ -182,7 +170,8 @@ var (
 	codeBlock = regexp.MustCompile("(?s)```[a-z]*\n(.*?)```")
 	codeLine  = regexp.MustCompile(`(?m)^ {4,}(.+)$`)
 	// A query selects from a metric, has it as an argument, or compares it. Other code has only its name.
-	queryLike = regexp.MustCompile(`^[a-z_0-9., ()]*(image_pull_secret|pullgate|kubelet_imagemanager)_[a-z_]+ *[{[)<>=!].*$`)
+	queryLike = regexp.MustCompile(
+		`^[a-z_0-9., ()]*(image_pull_secret|pullgate|kubelet_imagemanager)_[a-z_]+ *[{[)<>=!].*$`)
 )
 
 // queriesOfDocs returns the queries of README.md and of every page of docs: what is written as code, and selects from a
@@ -192,23 +181,16 @@ func queriesOfDocs(t *testing.T) (all []written) {
 	root := filepath.Dir(filepath.Dir(docs(t, "metrics.md")))
 	pages := []string{filepath.Join(root, "README.md")}
 	for _, folder := range []string{"docs", "docs/monitoring"} {
-		found, err := filepath.Glob(filepath.Join(root, folder, "*.md"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		found := testkit.Value(filepath.Glob(filepath.Join(root, folder, "*.md")))(t)
 		pages = append(pages, found...)
 	}
 	for _, page := range pages {
-		text, err := os.ReadFile(page)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := testkit.Value(os.ReadFile(page))(t)
 		all = append(all, queriesOf(filepath.Base(page), string(text))...)
 	}
 	return all
 }
 
-// queriesOf returns the queries of a page.
 func queriesOf(page, text string) (all []written) {
 	code := codeLine.FindAllStringSubmatch(text, -1)
 	for _, block := range codeBlock.FindAllStringSubmatch(text, -1) {

@@ -1,7 +1,6 @@
 package monitoring_test
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,7 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
+
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 // counted matches what a query counts: a metric and its selector.
@@ -30,11 +30,9 @@ var never = []string{
 // has an increase for each. Calls are left out: the first of them come with the kubelet, and most pairs of method and
 // code never occur.
 func TestQueriesCountTheFirstEvent(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	work := busyDaemon(ctx, t)
+	work := busyDaemon(t)
 	before := work.series(t)
-	work.calls(ctx, t)
+	work.calls(t)
 	after := work.series(t)
 
 	all := queriesOfDocs(t)
@@ -87,10 +85,8 @@ func TestQueriesCountTheFirstEvent(t *testing.T) {
 		t.Errorf("%d queries that count were found; this test looks in the wrong place", len(tested))
 	}
 	path := filepath.Join(t.TempDir(), "first-event.yml")
-	if err := os.WriteFile(path, []byte("tests:\n"+tests), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := exec.CommandContext(ctx, "promtool", "test", "rules", path).CombinedOutput(); err != nil {
+	testkit.Must(t, os.WriteFile(path, []byte("tests:\n"+tests), 0o600))
+	if out, err := exec.CommandContext(t.Context(), "promtool", "test", "rules", path).CombinedOutput(); err != nil {
 		t.Errorf("promtool: %v\n%s", err, out)
 	}
 }
@@ -99,11 +95,8 @@ func TestQueriesCountTheFirstEvent(t *testing.T) {
 func (w workload) series(t *testing.T) map[string]float64 {
 	t.Helper()
 	all := map[string]float64{}
-	for _, scrape := range []func() (string, error){w.scrape, w.policyd.Policyd.Scrape} {
-		page, err := scrape()
-		if err != nil {
-			t.Fatal(err)
-		}
+	for _, scrape := range []func() (string, error){w.gate.Scrape, w.policyd.Policyd.Scrape} {
+		page := testkit.Value(scrape())(t)
 		for line := range strings.Lines(page) {
 			if series, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok && series != "#" {
 				all[series], _ = strconv.ParseFloat(value, 64)

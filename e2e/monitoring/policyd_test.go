@@ -1,12 +1,12 @@
 package monitoring_test
 
 import (
-	"context"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 
 	"github.com/pullgate/pullgate/e2e/node"
@@ -33,7 +33,8 @@ func policydMetrics(t *testing.T) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}
 	label := regexp.MustCompile("^ *`([a-z]+)`")
-	for _, row := range regexp.MustCompile("(?m)^\\| `(pullgate_policyd_[a-z_]+)` \\| ([^|]*)\\|").FindAllStringSubmatch(read(t, "pullgate-policyd.md"), -1) {
+	rows := regexp.MustCompile("(?m)^\\| `(pullgate_policyd_[a-z_]+)` \\| ([^|]*)\\|")
+	for _, row := range rows.FindAllStringSubmatch(read(t, "pullgate-policyd.md"), -1) {
 		all[row[1]] = nil
 		// Labels are separated by a semicolon if values are listed, else by a comma.
 		separator := ","
@@ -54,27 +55,24 @@ func policydMetrics(t *testing.T) map[string][]string {
 }
 
 // reviews makes a request to each path of the HTTPS server.
-func reviews(ctx context.Context, t *testing.T, h *node.Webhook) {
+func reviews(t *testing.T, h *node.Webhook) {
 	t.Helper()
 	for path, body := range map[string]string{
-		"/imagereview": `{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","metadata":{},"spec":{"containers":[{"image":"app:1"}],"namespace":"default"},"status":{"allowed":false}}`,
-		"/admission/validate": `{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{"uid":"u","kind":{"group":"","version":"v1","kind":"Pod"},` +
-			`"resource":{"group":"","version":"v1","resource":"pods"},"namespace":"default","operation":"CREATE","userInfo":{},` +
-			`"object":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","namespace":"default"},"spec":{"containers":[{"name":"c","image":"app:1"}]}}}}`,
+		"/imagereview": `{"kind":"ImageReview","apiVersion":"imagepolicy.k8s.io/v1alpha1","metadata":{},
+			"spec":{"containers":[{"image":"app:1"}],"namespace":"default"},"status":{"allowed":false}}`,
+		"/admission/validate": `{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{"uid":"u",
+			"kind":{"group":"","version":"v1","kind":"Pod"},"resource":{"group":"","version":"v1","resource":"pods"},
+			"namespace":"default","operation":"CREATE","userInfo":{},"object":{"apiVersion":"v1","kind":"Pod",
+			"metadata":{"name":"p","namespace":"default"},"spec":{"containers":[{"name":"c","image":"app:1"}]}}}}`,
 	} {
-		if err := h.Allows(ctx, path, []byte(body)); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, h.Allows(t.Context(), path, []byte(body)))
 	}
 }
 
 // labelsOf returns the labels of all metrics of pullgate, without le of histograms.
 func labelsOf(t *testing.T, p *node.Policyd) map[string][]string {
 	t.Helper()
-	page, err := p.Scrape()
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := testkit.Value(p.Scrape())(t)
 	all := map[string][]string{}
 	series := regexp.MustCompile(`^(pullgate_[a-z_]+?)(?:_bucket|_sum|_count)?(?:\{(.*)\})? `)
 	for line := range strings.Lines(page) {

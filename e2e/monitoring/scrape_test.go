@@ -1,7 +1,6 @@
 package monitoring_test
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -15,8 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -34,21 +33,26 @@ const (
 // label that they name is there, every query has an answer, every rule is evaluated, and none fires on a node
 // without problems.
 func TestDashboardAndRulesHoldOnARealScrape(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	work := busyDaemon(ctx, t)
-	p := startPrometheus(ctx, t, map[string]string{"pullgated": work.metrics, "pullgate-policyd": work.policyd.MetricsAddress()})
+	work := busyDaemon(t)
+	p := startPrometheus(t, map[string]string{
+		"pullgated": work.gate.MetricsAddress(), "pullgate-policyd": work.policyd.MetricsAddress(),
+	})
 	// A rate needs two scrapes with something between them.
-	for p.value(ctx, t, `sum(rate(image_pull_secret_recheck_hit_count[1m])) * sum(rate(image_pull_secret_recheck_miss_count[1m])) * sum(rate(pullgate_policyd_webhook_seconds_count{path="/imagereview"}[1m]))`) == 0 {
-		work.calls(ctx, t)
+	for _, counter := range []string{
+		"image_pull_secret_recheck_hit_count", "image_pull_secret_recheck_miss_count",
+		`pullgate_policyd_webhook_seconds_count{path="/imagereview"}`,
+	} {
+		for p.value(t, "sum(rate("+counter+"[1m]))") == 0 {
+			work.calls(t)
+		}
 	}
 
 	for _, panel := range board(t).Panels {
 		for _, q := range panel.Targets {
 			t.Run(panel.Title+"/"+q.RefID, func(t *testing.T) {
 				expr := strings.NewReplacer("$__rate_interval", "1m", "$instance", ".*").Replace(q.Expr)
-				p.hasAll(ctx, t, expr)
-				found := p.query(ctx, t, expr)
+				p.hasAll(t, expr)
+				found := p.query(t, expr)
 				if len(found) == 0 {
 					t.Fatalf("%s has no answer", expr)
 				}
@@ -66,7 +70,7 @@ func TestDashboardAndRulesHoldOnARealScrape(t *testing.T) {
 		}
 	}
 	for _, r := range rules(t) {
-		t.Run(r.Alert, func(t *testing.T) { p.hasAll(ctx, t, r.Expr) })
+		t.Run(r.Alert, func(t *testing.T) { p.hasAll(t, r.Expr) })
 	}
 	written := queriesOfDocs(t)
 	if len(written) < 5 {
@@ -74,25 +78,24 @@ func TestDashboardAndRulesHoldOnARealScrape(t *testing.T) {
 	}
 	for _, q := range written {
 		t.Run(q.page+"/"+q.expr, func(t *testing.T) {
-			p.hasAll(ctx, t, q.expr)
+			p.hasAll(t, q.expr)
 			// A selector may be of a value that has not occurred yet.
-			if strings.Contains(q.expr, "(") && len(p.query(ctx, t, q.expr)) == 0 {
+			if strings.Contains(q.expr, "(") && len(p.query(t, q.expr)) == 0 {
 				t.Errorf("%s of %s has no answer", q.expr, q.page)
 			}
 		})
 	}
-	p.rulesAreWell(ctx, t)
+	p.rulesAreWell(t)
 }
 
 // A workload is a daemon before a fake runtime and a fake API server, with a pullgate-policyd.
 type workload struct {
-	metrics string
-	scrape  func() (string, error)
+	gate    *node.Pullgated
 	kubelet *criproxytest.Kubelet
 	policyd *node.Webhook
 }
 
-func busyDaemon(ctx context.Context, t *testing.T) workload {
+func busyDaemon(t *testing.T) workload {
 	t.Helper()
 	r := criproxytest.NewRuntime(t)
 	r.Do(func(r *criproxytest.Runtime) {
@@ -106,13 +109,11 @@ func busyDaemon(ctx context.Context, t *testing.T) workload {
 	dir := criproxytest.SocketDir(t)
 	folder := policies(t)
 	w := workload{policyd: node.StartWebhook(t, filepath.Join(dir, "policyd"), folder)}
-	d, err := node.StartPullgated(ctx, dir, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true",
-		fmt.Sprintf("podSource: {kubeconfig: %q, nodeName: node}", emptyAPIServer(t)), fmt.Sprintf("admission: {policies: %q, policydSocket: %q}", folder, w.policyd.Endpoint()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = d.Stop() })
-	w.metrics, w.scrape, w.kubelet = d.MetricsAddress(), d.Scrape, criproxytest.NewKubelet(t, d.Endpoint())
+	w.gate = testkit.Value(node.StartPullgated(t.Context(), dir, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true",
+		fmt.Sprintf("podSource: {kubeconfig: %q, nodeName: node}", emptyAPIServer(t)),
+		fmt.Sprintf("admission: {policies: %q, policydSocket: %q}", folder, w.policyd.Endpoint())))(t)
+	t.Cleanup(func() { _ = w.gate.Stop() })
+	w.kubelet = criproxytest.NewKubelet(t, w.gate.Endpoint())
 	return w
 }
 
@@ -136,33 +137,29 @@ func policies(t *testing.T) string {
 	backend := reviewbackend.New(t)
 	dir := filepath.Join(t.TempDir(), "policies")
 	kubeconfig := filepath.Join(filepath.Dir(dir), "backend.kubeconfig")
-	for _, err := range []error{
-		os.Mkdir(dir, 0o755),
-		backend.Kubeconfig(kubeconfig, "node"),
-		os.WriteFile(filepath.Join(dir, "all.yaml"), []byte("apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: all}\nspec: {}\n"), 0o644),
-		os.WriteFile(filepath.Join(dir, "audited.yaml"), []byte(audited), 0o644),
-		os.WriteFile(filepath.Join(dir, "signed.yaml"), []byte(signed), 0o644),
-		os.WriteFile(filepath.Join(dir, "backend.yaml"), fmt.Appendf(nil, "imagePolicy: {kubeConfigFile: %q, defaultAllow: false}\n", kubeconfig), 0o644),
+	testkit.Must(t, os.Mkdir(dir, 0o755), backend.Kubeconfig(kubeconfig, "node"))
+	for name, text := range map[string]string{
+		"all":     "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: all}\nspec: {}\n",
+		"audited": audited, "signed": signed,
+		"backend": fmt.Sprintf("imagePolicy: {kubeConfigFile: %q, defaultAllow: false}\n", kubeconfig),
 	} {
-		if err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(t, os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(text), 0o644))
 	}
 	return dir
 }
 
 // calls makes a call that is not judged, a hit (a miss the first time) and a miss that is denied, with a fresh pod
 // each, and a request to each path of pullgate-policyd.
-func (w workload) calls(ctx context.Context, t *testing.T) {
+func (w workload) calls(t *testing.T) {
 	t.Helper()
-	reviews(ctx, t, w.policyd)
-	if _, err := w.kubelet.Runtime.Status(ctx, &runtimeapi.StatusRequest{}); err != nil {
+	reviews(t, w.policyd)
+	if _, err := w.kubelet.Runtime.Status(t.Context(), &runtimeapi.StatusRequest{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, password := range []string{"good", "bad"} {
 		pod := w.kubelet.Pod("tenant")
 		w.kubelet.Precheck(pod, app)
-		if _, err := w.kubelet.Pull(ctx, pod, app, password); (err == nil) != (password == "good") {
+		if _, err := w.kubelet.Pull(t.Context(), pod, app, password); (err == nil) != (password == "good") {
 			t.Fatalf("pull with %s = %v", password, err)
 		}
 	}
@@ -186,9 +183,7 @@ func emptyAPIServer(t *testing.T) string {
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	text := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters: [{name: c, cluster: {server: %q}}]\n"+
 		"users: [{name: u, user: {token: t}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n", server.URL)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.WriteFile(path, []byte(text), 0o600))
 	return path
 }
 
@@ -196,39 +191,30 @@ func emptyAPIServer(t *testing.T) string {
 type prometheus struct{ url string }
 
 // startPrometheus scrapes one target for each job. The instance of all is the node's name, as docs/monitoring has it.
-func startPrometheus(ctx context.Context, t *testing.T, targets map[string]string) prometheus {
+func startPrometheus(t *testing.T, targets map[string]string) prometheus {
 	t.Helper()
-	port, err := host.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	port := testkit.Value(host.FreePort())(t)
 	p := prometheus{fmt.Sprintf("http://127.0.0.1:%d", port)}
 	dir := t.TempDir()
 	config := filepath.Join(dir, "prometheus.yml")
-	text := fmt.Sprintf("global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [%q]\nscrape_configs:\n", docs(t, "monitoring/alerts.yml"))
+	text := fmt.Sprintf("global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [%q]\nscrape_configs:\n",
+		docs(t, "monitoring/alerts.yml"))
 	for job, target := range targets {
 		text += fmt.Sprintf("- {job_name: %s, static_configs: [{targets: [%q], labels: {instance: node}}]}\n", job, target)
 	}
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	process, err := host.Start(ctx, "prometheus", filepath.Join(dir, "log"), func() error {
-		_, err := p.get(ctx, "/-/ready")
+	testkit.Must(t, os.WriteFile(config, []byte(text), 0o600))
+	process, err := host.Start(t.Context(), "prometheus", filepath.Join(dir, "log"), func() error {
+		_, err := p.get("/-/ready")
 		return err
-	}, "prometheus", "--config.file="+config, "--storage.tsdb.path="+filepath.Join(dir, "data"), fmt.Sprintf("--web.listen-address=127.0.0.1:%d", port))
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, "prometheus", "--config.file="+config, "--storage.tsdb.path="+filepath.Join(dir, "data"),
+		fmt.Sprintf("--web.listen-address=127.0.0.1:%d", port))
+	testkit.Must(t, err)
 	t.Cleanup(func() { _ = process.Stop() })
 	return p
 }
 
-func (p prometheus) get(ctx context.Context, path string) ([]byte, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.url+path, nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := http.DefaultClient.Do(req)
+func (p prometheus) get(path string) ([]byte, error) {
+	resp, err := http.Get(p.url + path)
 	if err != nil {
 		return nil, err
 	}
@@ -246,23 +232,17 @@ type sample struct {
 	Value  [2]any
 }
 
-func (p prometheus) query(ctx context.Context, t *testing.T, expr string) []sample {
+func (p prometheus) query(t *testing.T, expr string) []sample {
 	t.Helper()
-	body, err := p.get(ctx, "/api/v1/query?query="+url.QueryEscape(expr))
-	if err != nil {
-		t.Fatal(err)
-	}
+	body := testkit.Value(p.get("/api/v1/query?query=" + url.QueryEscape(expr)))(t)
 	var answer struct{ Data struct{ Result []sample } }
-	if err := json.Unmarshal(body, &answer); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal(body, &answer))
 	return answer.Data.Result
 }
 
-// value returns the result of a query, 0 if it has none.
-func (p prometheus) value(ctx context.Context, t *testing.T, expr string) float64 {
+func (p prometheus) value(t *testing.T, expr string) float64 {
 	t.Helper()
-	found := p.query(ctx, t, expr)
+	found := p.query(t, expr)
 	if len(found) == 0 {
 		return 0
 	}
@@ -275,9 +255,9 @@ func (p prometheus) value(ctx context.Context, t *testing.T, expr string) float6
 
 // hasAll wants every metric of an expression, with every label that its selectors name, and each label of its
 // clauses on one of the metrics.
-func (p prometheus) hasAll(ctx context.Context, t *testing.T, expr string) {
+func (p prometheus) hasAll(t *testing.T, expr string) {
 	t.Helper()
-	has := func(selector string) bool { return p.value(ctx, t, "count("+selector+")") > 0 }
+	has := func(selector string) bool { return p.value(t, "count("+selector+")") > 0 }
 	u := usesOf(expr)
 	if len(u.labels) == 0 {
 		t.Errorf("no metric is found in %s", expr)
@@ -304,12 +284,9 @@ func (p prometheus) hasAll(ctx context.Context, t *testing.T, expr string) {
 }
 
 // rulesAreWell wants every rule evaluated without an error, and none to fire: a few denied pulls are no surge.
-func (p prometheus) rulesAreWell(ctx context.Context, t *testing.T) {
+func (p prometheus) rulesAreWell(t *testing.T) {
 	t.Helper()
-	body, err := p.get(ctx, "/api/v1/rules")
-	if err != nil {
-		t.Fatal(err)
-	}
+	body := testkit.Value(p.get("/api/v1/rules"))(t)
 	var answer struct {
 		Data struct {
 			Groups []struct {
@@ -317,9 +294,7 @@ func (p prometheus) rulesAreWell(ctx context.Context, t *testing.T) {
 			}
 		}
 	}
-	if err := json.Unmarshal(body, &answer); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, json.Unmarshal(body, &answer))
 	seen := 0
 	for _, g := range answer.Data.Groups {
 		for _, r := range g.Rules {

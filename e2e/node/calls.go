@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/pullgate/pullgate/e2e/host"
@@ -22,14 +23,14 @@ type Calls struct {
 	slowest string
 }
 
-// NewCalls returns calls that end with Stop, or with ctx.
+// NewCalls returns calls that end with End, or with ctx.
 func NewCalls(ctx context.Context) *Calls {
 	c := &Calls{}
 	c.ctx, c.stop = context.WithCancel(ctx)
 	return c
 }
 
-// Again makes a call until Stop is called, one after the other.
+// Again makes a call until End is called, one after the other.
 func (c *Calls) Again(name string, call func(ctx context.Context) error) {
 	c.group.Go(func() {
 		for c.ctx.Err() == nil {
@@ -64,9 +65,25 @@ func (c *Calls) Await(more int) {
 	host.Within(30*time.Second, func() bool { return made() >= until })
 }
 
-// Stop ends the calls, and returns a summary of the results, and the calls that failed.
-func (c *Calls) Stop() (summary string, failed []error) {
+// End ends the calls, of which none may have failed.
+func (c *Calls) End(tb testing.TB) {
+	tb.Helper()
 	c.stop()
 	c.group.Wait()
-	return fmt.Sprintf("%d calls: %d failed; the longest took %v: %s", c.made, len(c.failed), c.longest.Round(time.Millisecond), c.slowest), c.failed
+	tb.Logf("%d calls; the longest took %v: %s", c.made, c.longest.Round(time.Millisecond), c.slowest)
+	for _, err := range c.failed {
+		tb.Error(err)
+	}
+}
+
+// Lists repeats two calls that list what a runtime has.
+func (c *Calls) Lists(k *Kubelet) {
+	c.Again("ListContainers", func(ctx context.Context) error {
+		_, err := k.Runtime.ListContainers(ctx, nil)
+		return err
+	})
+	c.Again("ListImages", func(ctx context.Context) error {
+		_, err := k.Images.ListImages(ctx, nil)
+		return err
+	})
 }

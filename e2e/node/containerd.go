@@ -25,7 +25,10 @@ type Containerd struct {
 const containerdConfig = `version = 2
 root = %[1]q
 state = %[2]q
-disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.aufs", "io.containerd.nri.v1.nri"]
+disabled_plugins = [
+  "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper",
+  "io.containerd.snapshotter.v1.aufs", "io.containerd.nri.v1.nri",
+]
 [grpc]
   address = %[3]q
 [debug]
@@ -52,7 +55,8 @@ const cniConfig = `{"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": 
 // cniPlugin reports an address that no interface has: a runtime starts no pod without one.
 const cniPlugin = `#!/bin/sh
 [ "$CNI_COMMAND" != ADD ] || cat <<END
-{"cniVersion": "0.4.0", "interfaces": [{"name": "$CNI_IFNAME", "sandbox": "$CNI_NETNS"}], "ips": [{"version": "4", "interface": 0, "address": "192.0.2.1/32"}]}
+{"cniVersion": "0.4.0", "interfaces": [{"name": "$CNI_IFNAME", "sandbox": "$CNI_NETNS"}],
+ "ips": [{"version": "4", "interface": 0, "address": "192.0.2.1/32"}]}
 END
 `
 
@@ -68,7 +72,8 @@ func StartContainerd(ctx context.Context, dir, program, sandboxImage, hosts stri
 			return nil, err
 		}
 	}
-	text := fmt.Sprintf(containerdConfig, c.path("root"), c.path("state"), c.path("containerd.sock"), c.path("opt"), sandboxImage, c.path("cni"), c.path("runc"), c.path("cni-plugins"), hosts)
+	text := fmt.Sprintf(containerdConfig, c.path("root"), c.path("state"), c.path("containerd.sock"), c.path("opt"),
+		sandboxImage, c.path("cni"), c.path("runc"), c.path("cni-plugins"), hosts)
 	if err := os.WriteFile(c.path("config.toml"), []byte(text), 0o600); err != nil {
 		return nil, err
 	}
@@ -111,8 +116,14 @@ func (c *Containerd) Endpoint() string { return "unix://" + c.path("containerd.s
 
 // Import loads an image from an archive, directly in containerd.
 func (c *Containerd) Import(ctx context.Context, archive string) error {
-	_, err := host.Run(ctx, "ctr", "--address", c.path("containerd.sock"), "--namespace", "k8s.io", "images", "import", archive)
+	_, err := c.Ctr(ctx, "images", "import", archive)
 	return err
+}
+
+// Ctr runs ctr, and returns what it printed.
+func (c *Containerd) Ctr(ctx context.Context, args ...string) (string, error) {
+	args = append([]string{"--address", c.path("containerd.sock"), "--namespace", "k8s.io"}, args...)
+	return host.Run(ctx, "ctr", args...)
 }
 
 // Reboot has the effect of a reboot of the machine: containerd and all containers are killed, the state below /run is

@@ -21,8 +21,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A rewrite returns the replacement of a message. runtime is a connection for calls of its own.
-type rewrite func(ctx context.Context, runtime *grpc.ClientConn, message []byte) ([]byte, error)
+// A rewrite returns the replacement of a message.
+type rewrite func(ctx context.Context, message []byte) ([]byte, error)
 
 // CRIO is a program between pullgated and a containerd that makes it answer on the wire as CRI-O does: image IDs are 64
 // hexadecimal digits without "sha256:", and a prefix of three finds an image; a list of containers names the image by a
@@ -62,7 +62,8 @@ func StartCRIO(ctx context.Context, dir, containerd string) (*CRIO, error) {
 	}
 	c := &CRIO{endpoint: "unix://" + socket, runtime: conn}
 	c.requests, c.answers = c.rewrites()
-	c.server = grpc.NewServer(grpc.ForceServerCodecV2(criproxytest.RawCodec{}), grpc.UnknownServiceHandler(c.pass), grpc.MaxRecvMsgSize(sizeLimit))
+	c.server = grpc.NewServer(grpc.ForceServerCodecV2(criproxytest.RawCodec{}), grpc.UnknownServiceHandler(c.pass),
+		grpc.MaxRecvMsgSize(sizeLimit))
 	go func() { _ = c.server.Serve(l) }() // ends with Close
 	return c, nil
 }
@@ -77,11 +78,13 @@ func (c *CRIO) Close() error {
 }
 
 func (c *CRIO) rewrites() (requests, answers map[string]rewrite) {
+	image := func(method string) string { return "/runtime.v1.ImageService/" + method }
+	container := func(method string) string { return "/runtime.v1.RuntimeService/" + method }
 	requests = map[string]rewrite{
-		runtimeapi.ImageService_ImageStatus_FullMethodName: request(func(m *runtimeapi.ImageStatusRequest) { known(m.GetImage()) }),
-		runtimeapi.ImageService_RemoveImage_FullMethodName: request(func(m *runtimeapi.RemoveImageRequest) { known(m.GetImage()) }),
-		runtimeapi.ImageService_ListImages_FullMethodName:  request(func(m *runtimeapi.ListImagesRequest) { known(m.GetFilter().GetImage()) }),
-		runtimeapi.RuntimeService_CreateContainer_FullMethodName: request(func(m *runtimeapi.CreateContainerRequest) {
+		image("ImageStatus"): plain(func(m *runtimeapi.ImageStatusRequest) { known(m.GetImage()) }),
+		image("RemoveImage"): plain(func(m *runtimeapi.RemoveImageRequest) { known(m.GetImage()) }),
+		image("ListImages"):  plain(func(m *runtimeapi.ListImagesRequest) { known(m.GetFilter().GetImage()) }),
+		container("CreateContainer"): plain(func(m *runtimeapi.CreateContainerRequest) {
 			known(m.GetConfig().GetImage())
 			for _, mount := range m.GetConfig().GetMounts() {
 				known(mount.GetImage())
@@ -89,34 +92,35 @@ func (c *CRIO) rewrites() (requests, answers map[string]rewrite) {
 		}),
 	}
 	answers = map[string]rewrite{
-		runtimeapi.RuntimeService_Version_FullMethodName: request(func(m *runtimeapi.VersionResponse) { m.RuntimeName, m.RuntimeVersion = "cri-o", "1.36.3" }),
-		runtimeapi.ImageService_ImageStatus_FullMethodName: request(func(m *runtimeapi.ImageStatusResponse) {
-			answered(m.GetImage())
+		container("Version"): plain(func(m *runtimeapi.VersionResponse) {
+			m.RuntimeName, m.RuntimeVersion = "cri-o", "1.36.3"
 		}),
-		runtimeapi.ImageService_ListImages_FullMethodName: request(func(m *runtimeapi.ListImagesResponse) {
+		image("ImageStatus"): plain(func(m *runtimeapi.ImageStatusResponse) { answered(m.GetImage()) }),
+		image("ListImages"): plain(func(m *runtimeapi.ListImagesResponse) {
 			for _, i := range m.GetImages() {
 				answered(i)
 			}
 		}),
-		runtimeapi.ImageService_PullImage_FullMethodName: rewriting(func(ctx context.Context, runtime *grpc.ClientConn, m *runtimeapi.PullImageResponse) error {
+		image("PullImage"): rewriting(func(ctx context.Context, m *runtimeapi.PullImageResponse) (err error) {
 			if c.PullAnswersID.Load() {
 				m.ImageRef = strings.TrimPrefix(m.GetImageRef(), idPrefix)
 				return nil
 			}
-			return answerDigest(ctx, runtime, m)
+			m.ImageRef, err = c.repoDigest(ctx, m.GetImageRef())
+			return err
 		}),
-		runtimeapi.RuntimeService_ListContainers_FullMethodName: rewriting(func(ctx context.Context, runtime *grpc.ClientConn, m *runtimeapi.ListContainersResponse) error {
+		container("ListContainers"): rewriting(func(ctx context.Context, m *runtimeapi.ListContainersResponse) error {
 			for _, one := range m.GetContainers() {
 				if one.GetImage() != nil {
 					one.Image.UserSpecifiedImage = ""
 				}
-				one.ImageId, one.ImageRef = usedImage(ctx, runtime, one)
+				one.ImageId, one.ImageRef = c.usedImage(ctx, one)
 			}
 			return nil
 		}),
-		runtimeapi.RuntimeService_ContainerStatus_FullMethodName: rewriting(func(ctx context.Context, runtime *grpc.ClientConn, m *runtimeapi.ContainerStatusResponse) error {
+		container("ContainerStatus"): rewriting(func(ctx context.Context, m *runtimeapi.ContainerStatusResponse) error {
 			if one := m.GetStatus(); one != nil {
-				one.ImageId, one.ImageRef = usedImage(ctx, runtime, one)
+				one.ImageId, one.ImageRef = c.usedImage(ctx, one)
 			}
 			return nil
 		}),
@@ -124,7 +128,6 @@ func (c *CRIO) rewrites() (requests, answers map[string]rewrite) {
 	return requests, answers
 }
 
-// pass forwards one call, unary or streaming.
 func (c *CRIO) pass(_ any, client grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(client)
 	if err := refuseContentType(client.Context()); err != nil {
@@ -133,7 +136,9 @@ func (c *CRIO) pass(_ any, client grpc.ServerStream) error {
 	ctx, cancel := context.WithCancel(client.Context())
 	defer cancel()
 	md, _ := metadata.FromIncomingContext(ctx)
-	to, err := c.runtime.NewStream(metadata.NewOutgoingContext(ctx, md), &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method, grpc.ForceCodecV2(criproxytest.RawCodec{}))
+	both := &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}
+	codec := grpc.ForceCodecV2(criproxytest.RawCodec{})
+	to, err := c.runtime.NewStream(metadata.NewOutgoingContext(ctx, md), both, method, codec)
 	if err != nil {
 		return err
 	}
@@ -151,7 +156,6 @@ func (c *CRIO) pass(_ any, client grpc.ServerStream) error {
 	return err
 }
 
-// copy forwards messages until the end of the stream.
 func (c *CRIO) copy(ctx context.Context, from, to func(any) error, rewrite rewrite) error {
 	for {
 		var message []byte
@@ -162,7 +166,7 @@ func (c *CRIO) copy(ctx context.Context, from, to func(any) error, rewrite rewri
 		}
 		if rewrite != nil {
 			var err error
-			if message, err = rewrite(ctx, c.runtime, message); err != nil {
+			if message, err = rewrite(ctx, message); err != nil {
 				return err
 			}
 		}
@@ -179,22 +183,22 @@ type message[M any] interface {
 }
 
 // rewriting returns a rewrite that changes messages of one type.
-func rewriting[M any, P message[M]](change func(ctx context.Context, runtime *grpc.ClientConn, m P) error) rewrite {
-	return func(ctx context.Context, runtime *grpc.ClientConn, message []byte) ([]byte, error) {
+func rewriting[M any, P message[M]](change func(ctx context.Context, m P) error) rewrite {
+	return func(ctx context.Context, message []byte) ([]byte, error) {
 		m := P(new(M))
 		if err := proto.Unmarshal(message, m); err != nil {
 			return nil, err
 		}
 		// The metadata of the call are those of the client.
-		if err := change(metadata.NewOutgoingContext(ctx, nil), runtime, m); err != nil {
+		if err := change(metadata.NewOutgoingContext(ctx, nil), m); err != nil {
 			return nil, err
 		}
 		return proto.Marshal(m)
 	}
 }
 
-func request[M any, P message[M]](change func(m P)) rewrite {
-	return rewriting(func(_ context.Context, _ *grpc.ClientConn, m P) error {
+func plain[M any, P message[M]](change func(m P)) rewrite {
+	return rewriting(func(_ context.Context, m P) error {
 		change(m)
 		return nil
 	})
@@ -223,27 +227,22 @@ func answered(i *runtimeapi.Image) {
 }
 
 // usedImage returns how CRI-O names the image of a container.
-func usedImage(ctx context.Context, runtime *grpc.ClientConn, c interface {
+func (c *CRIO) usedImage(ctx context.Context, of interface {
 	GetImageId() string
 	GetImageRef() string
 },
 ) (id, ref string) {
-	ref = c.GetImageRef()
-	if digest, err := repoDigest(ctx, runtime, c.GetImageId()); err == nil { // else the image is gone
+	ref = of.GetImageRef()
+	if digest, err := c.repoDigest(ctx, of.GetImageId()); err == nil { // else the image is gone
 		ref = digest
 	}
-	return strings.TrimPrefix(c.GetImageId(), idPrefix), ref
-}
-
-// answerDigest makes the answer to a pull a repo digest of the image.
-func answerDigest(ctx context.Context, runtime *grpc.ClientConn, m *runtimeapi.PullImageResponse) (err error) {
-	m.ImageRef, err = repoDigest(ctx, runtime, m.GetImageRef())
-	return err
+	return strings.TrimPrefix(of.GetImageId(), idPrefix), ref
 }
 
 // repoDigest returns a repo digest of the image that containerd has under an ID.
-func repoDigest(ctx context.Context, runtime *grpc.ClientConn, id string) (string, error) {
-	i, err := runtimeapi.NewImageServiceClient(runtime).ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: id}})
+func (c *CRIO) repoDigest(ctx context.Context, id string) (string, error) {
+	request := &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: id}}
+	i, err := runtimeapi.NewImageServiceClient(c.runtime).ImageStatus(ctx, request)
 	if err != nil {
 		return "", err
 	}

@@ -49,10 +49,10 @@ func newDaemon(program, name, dir string) (*daemon, error) {
 	return &daemon{metricsServer: metrics, name: name, dir: dir, program: path}, os.MkdirAll(dir, 0o700)
 }
 
-// configure writes the configuration for the next start.
 func (d *daemon) configure(kind string, settings ...string) error {
-	lines := append([]string{"apiVersion: config.pullgate.dev/v1alpha1", "kind: " + kind, "metrics: {listen: " + d.MetricsAddress() + "}"}, settings...)
-	return os.WriteFile(d.path(d.name+".yaml"), []byte(strings.Join(lines, "\n")+"\n"), 0o600)
+	text := fmt.Sprintf("apiVersion: config.pullgate.dev/v1alpha1\nkind: %s\nmetrics: {listen: %s}\n%s\n",
+		kind, d.MetricsAddress(), strings.Join(settings, "\n"))
+	return os.WriteFile(d.path(d.name+".yaml"), []byte(text), 0o600)
 }
 
 // Start starts it, the first time or again after it was stopped or killed, with more arguments for this time.
@@ -60,7 +60,8 @@ func (d *daemon) Start(ctx context.Context, args ...string) (err error) {
 	args = slices.Concat([]string{"--config", d.path(d.name + ".yaml")}, d.flags, args)
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), d.program, args...)
 	if d.socket != nil { // only the process itself knows its ID before it runs
-		cmd = exec.CommandContext(context.WithoutCancel(ctx), "/bin/sh", append([]string{"-c", `LISTEN_PID=$$ exec "$0" "$@"`, d.program}, args...)...)
+		args = append([]string{"-c", `LISTEN_PID=$$ exec "$0" "$@"`, d.program}, args...)
+		cmd = exec.CommandContext(context.WithoutCancel(ctx), "/bin/sh", args...)
 		cmd.Env = append(os.Environ(), "LISTEN_FDS=1", "LISTEN_FDNAMES="+d.socketName)
 		cmd.ExtraFiles = []*os.File{d.socket}
 	}

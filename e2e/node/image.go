@@ -66,7 +66,8 @@ func (i Image) Build() (*Built, error) {
 	if err != nil {
 		return nil, err
 	}
-	image, err := mutate.ConfigFile(mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON), &v1.ConfigFile{
+	base := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
+	image, err := mutate.ConfigFile(base, &v1.ConfigFile{
 		Architecture: runtime.GOARCH, OS: "linux", RootFS: v1.RootFS{Type: "layers"},
 		Config: v1.Config{User: i.User, Entrypoint: i.Entrypoint, Env: []string{"PATH=/bin"}},
 	})
@@ -87,7 +88,6 @@ func (i Image) Build() (*Built, error) {
 	return &Built{image, id.String(), digest.String()}, err
 }
 
-// layer is the tar of a file system with a busybox.
 func (i Image) layer() ([]byte, error) {
 	path, err := busyboxPath()
 	if err != nil {
@@ -128,9 +128,9 @@ func (i Image) layer() ([]byte, error) {
 		files = append(files, file{name: name, data: []byte(i.Files[name]), mode: 0o644})
 	}
 	for _, f := range files {
-		h := &tar.Header{Name: f.name, Mode: f.mode, Size: int64(len(f.data)), ModTime: time.Unix(0, 0), Typeflag: tar.TypeReg}
-		if f.link != "" {
-			h.Typeflag, h.Linkname = tar.TypeLink, f.link
+		h := &tar.Header{Name: f.name, Mode: f.mode, Size: int64(len(f.data)), ModTime: time.Unix(0, 0), Linkname: f.link}
+		if h.Typeflag = tar.TypeReg; f.link != "" {
+			h.Typeflag = tar.TypeLink
 		}
 		if err := t.WriteHeader(h); err != nil {
 			return nil, err

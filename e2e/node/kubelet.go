@@ -1,9 +1,9 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -105,7 +105,6 @@ func (k *Kubelet) Close() {
 	_ = os.RemoveAll(k.logs)
 }
 
-// quiet keeps the CRI client from logging.
 func quiet(ctx context.Context) context.Context { return klog.NewContext(ctx, klog.Logger{}) }
 
 // RuntimeReady asks whether the runtime takes containers.
@@ -124,13 +123,9 @@ func (k *Kubelet) RuntimeReady(ctx context.Context) error {
 
 // Annotations are what a kubelet adds to those of the pod.
 func (p *Pod) Annotations() map[string]string {
-	source := p.Source
-	if source == "" {
-		source = "api"
-	}
 	return map[string]string{
 		"kubernetes.io/config.seen":   p.seen,
-		"kubernetes.io/config.source": source,
+		"kubernetes.io/config.source": cmp.Or(p.Source, "api"),
 		"example.test/owner":          p.Namespace,
 	}
 }
@@ -141,20 +136,18 @@ func (p *Pod) spec() *runtimeapi.ImageSpec {
 
 // Sandbox runs the pod's sandbox, on the host's network, so that no network plugin is needed.
 func (k *Kubelet) Sandbox(ctx context.Context, p *Pod) error {
-	if p.UID == "" {
-		var b [16]byte
-		_, _ = rand.Read(b[:])
-		p.UID = hex.EncodeToString(b[:])
-	}
+	p.UID = cmp.Or(p.UID, strings.ToLower(rand.Text()))
 	p.seen = time.Now().Format(time.RFC3339Nano)
 	p.config = &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: p.Name, Namespace: p.Namespace, Uid: p.UID},
 		Annotations:  p.Annotations(),
 		LogDirectory: filepath.Join(k.logs, p.UID),
 		Labels:       map[string]string{"io.kubernetes.pod.uid": p.UID},
-		Linux: &runtimeapi.LinuxPodSandboxConfig{CgroupParent: k.cgroup, SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
-			NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE},
-		}},
+		Linux: &runtimeapi.LinuxPodSandboxConfig{
+			CgroupParent: k.cgroup, SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
+				NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE},
+			},
+		},
 	}
 	if err := os.MkdirAll(p.config.LogDirectory, 0o755); err != nil {
 		return err
@@ -206,9 +199,7 @@ func (k *Kubelet) Start(ctx context.Context, p *Pod) Outcome {
 func (k *Kubelet) EnsureImage(ctx context.Context, p *Pod) Outcome {
 	ctx = quiet(ctx)
 	var o Outcome
-	if p.Policy == "" {
-		p.Policy = IfNotPresent
-	}
+	p.Policy = cmp.Or(p.Policy, IfNotPresent)
 	present := ""
 	if p.Policy != Always {
 		id, err := k.Precheck(ctx, p)
@@ -218,7 +209,8 @@ func (k *Kubelet) EnsureImage(ctx context.Context, p *Pod) Outcome {
 		present = id
 	}
 	if present == "" && p.Policy == Never {
-		return Outcome{State: NeverPulled, Text: fmt.Sprintf("Container image %q is not present with pull policy of Never", p.Image)}
+		text := fmt.Sprintf("Container image %q is not present with pull policy of Never", p.Image)
+		return Outcome{State: NeverPulled, Text: text}
 	}
 	if o.ImageID = present; present == "" || p.Policy == Always {
 		o = k.Pull(ctx, p)
@@ -308,7 +300,7 @@ func (k *Kubelet) Output(ctx context.Context, p *Pod, n int) (string, error) {
 		text, _ = host.ContainerLog(path) // it is not there at first
 		return strings.Count(text, "\n") >= n || ctx.Err() != nil
 	}
-	if !host.Within(10*time.Second, printed) || ctx.Err() != nil {
+	if !host.Within(time.Minute, printed) || ctx.Err() != nil {
 		return "", errors.Join(fmt.Errorf("container printed %q; want %d lines", text, n), ctx.Err())
 	}
 	return text, nil
@@ -357,7 +349,7 @@ func (k *Kubelet) ReadySandboxes(ctx context.Context, namespace string) ([]strin
 // tries again: containerd refuses the removal of a container whose end it has not noticed yet.
 func (k *Kubelet) RemoveStopped(ctx context.Context) error {
 	var err error
-	host.Within(10*time.Second, func() bool {
+	host.Within(time.Minute, func() bool {
 		var all []*runtimeapi.PodSandbox
 		all, err = k.Runtime.ListPodSandbox(quiet(ctx), &runtimeapi.PodSandboxFilter{
 			State: &runtimeapi.PodSandboxStateValue{State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY},
@@ -372,19 +364,20 @@ func (k *Kubelet) RemoveStopped(ctx context.Context) error {
 
 // RunningIn returns how many containers of a pod run.
 func (k *Kubelet) RunningIn(ctx context.Context, pod string) (int, error) {
-	all, err := k.Runtime.ListContainers(quiet(ctx), &runtimeapi.ContainerFilter{
-		State:         &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING},
-		LabelSelector: map[string]string{"io.kubernetes.pod.name": pod},
-	})
+	all, err := k.running(ctx, "io.kubernetes.pod.name", pod)
 	return len(all), err
+}
+
+func (k *Kubelet) running(ctx context.Context, label, value string) ([]*runtimeapi.Container, error) {
+	return k.Runtime.ListContainers(quiet(ctx), &runtimeapi.ContainerFilter{
+		State:         &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING},
+		LabelSelector: map[string]string{label: value},
+	})
 }
 
 // KillContainers kills the running containers of a pod.
 func (k *Kubelet) KillContainers(ctx context.Context, podUID string) error {
-	all, err := k.Runtime.ListContainers(quiet(ctx), &runtimeapi.ContainerFilter{
-		State:         &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING},
-		LabelSelector: map[string]string{"io.kubernetes.pod.uid": podUID},
-	})
+	all, err := k.running(ctx, "io.kubernetes.pod.uid", podUID)
 	if err == nil && len(all) == 0 {
 		return fmt.Errorf("no container of pod %s runs", podUID)
 	}

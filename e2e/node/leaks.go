@@ -49,7 +49,9 @@ func forms(secret string) map[string]string {
 	for before := range 3 {
 		padded := append(make([]byte, before), secret...)
 		head, tail := []int{0, 2, 3}[before], []int{0, 2, 1}[len(padded)%3]
-		for name, encoding := range map[string]*base64.Encoding{"base64": base64.RawStdEncoding, "base64 for URLs": base64.RawURLEncoding} {
+		for name, encoding := range map[string]*base64.Encoding{
+			"base64": base64.RawStdEncoding, "base64 for URLs": base64.RawURLEncoding,
+		} {
 			text := encoding.EncodeToString(padded)
 			all[fmt.Sprintf("%s after %d bytes", name, before)] = text[head : len(text)-tail]
 		}

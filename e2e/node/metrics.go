@@ -23,7 +23,7 @@ func newMetricsServer() (metricsServer, error) {
 func (m metricsServer) MetricsAddress() string { return m.metrics }
 
 func (m metricsServer) get(path string) (string, error) {
-	client := http.Client{Timeout: 5 * time.Second}
+	client := http.Client{Timeout: 30 * time.Second}
 	resp, err := client.Get("http://" + m.metrics + path)
 	if err != nil {
 		return "", err

@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pullgate/pullgate/e2e/host"
@@ -33,6 +34,11 @@ type Registry struct {
 	mu    sync.Mutex
 	fault func(w http.ResponseWriter, r *http.Request) (handled bool)
 	down  bool
+
+	passed atomic.Int64 // requests that the registry gets
+	// lines is how many requests are in the access log up to the byte read.
+	lines int64
+	read  int
 }
 
 const registryConfig = `version: 0.1
@@ -69,7 +75,8 @@ func StartRegistry(ctx context.Context, dir string, logins ...Login) (*Registry,
 		return nil, err
 	}
 	var err error
-	r.Process, err = host.Start(ctx, "docker-registry", r.path("registry.log"), r.listens, "docker-registry", "serve", r.path("config.yml"))
+	const program = "docker-registry"
+	r.Process, err = host.Start(ctx, program, r.path("registry.log"), r.listens, program, "serve", r.path("config.yml"))
 	if err != nil {
 		return nil, err
 	}
@@ -103,18 +110,20 @@ func (r *Registry) openFront(address string) error {
 		req.SetURL(&url.URL{Scheme: "http", Host: r.behind})
 		req.Out.Host = req.In.Host // so that redirects come back here
 	}, ErrorHandler: func(w http.ResponseWriter, _ *http.Request, _ error) {
+		r.passed.Add(-1)
 		w.WriteHeader(http.StatusBadGateway) // mostly, the client has gone
 	}}
 	r.addr = l.Addr().String()
-	r.front = &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+	serve := func(w http.ResponseWriter, req *http.Request) {
 		r.mu.Lock()
 		fault := r.fault
 		r.mu.Unlock()
-		if fault != nil && fault(w, req) {
-			return
+		if fault == nil || !fault(w, req) {
+			r.passed.Add(1)
+			proxy.ServeHTTP(w, req)
 		}
-		proxy.ServeHTTP(w, req)
-	})}
+	}
+	r.front = &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(serve)}
 	go func() { _ = r.front.Serve(l) }() // ends with Down or Close
 	return nil
 }
@@ -202,18 +211,24 @@ func (r *Registry) Requests(since Mark, repository string) []Request {
 // A Mark is a place in the access log.
 type Mark int
 
-// Mark returns the end of the access log. The registry writes a line after it has answered, so a
-// moment is given to the last one.
+// Mark returns the end of the access log once it has all requests that the registry got. It writes a line after it has
+// answered.
 func (r *Registry) Mark() Mark {
-	last := -1
-	for {
-		n := len(r.Log())
-		if n == last {
-			return Mark(n)
-		}
-		last = n
-		time.Sleep(30 * time.Millisecond)
+	want := r.passed.Load()
+	if !host.Within(5*time.Second, func() bool { return r.logged() >= want }) {
+		r.passed.Store(r.logged()) // a client that went away may leave no line
 	}
+	return Mark(len(r.Log()))
+}
+
+func (r *Registry) logged() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	text := r.Log()
+	end := strings.LastIndexByte(text, '\n') + 1
+	r.lines += int64(len(accessLine.FindAllStringIndex(text[r.read:end], -1)))
+	r.read = end
+	return r.lines
 }
 
 // Close ends proxy and registry.

@@ -51,7 +51,8 @@ func sweep(ctx context.Context) error {
 		}
 		if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil {
 			fmt.Fprintf(os.Stderr, "Cleaning up %s of an earlier run …\n", dir)
-			err = errors.Join(err, endContainers(ctx, filepath.Join(dir, "containerd")), unmountBelow(dir), removeCgroups(dir), os.RemoveAll(dir))
+			err = errors.Join(err, endContainers(ctx, filepath.Join(dir, "containerd")), unmountBelow(dir),
+				removeCgroups(dir), os.RemoveAll(dir))
 		}
 		err = errors.Join(err, f.Close())
 	}
@@ -66,12 +67,11 @@ func endContainers(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	socket := []byte(filepath.Join(dir, "containerd.sock"))
+	socket := []byte("\x00" + filepath.Join(dir, "containerd.sock"))
 	for _, path := range commands {
 		text, err := os.ReadFile(path)
-		if err != nil || !bytes.Contains(text, []byte("containerd-shim")) || !slices.ContainsFunc(bytes.Split(text, []byte{0}), func(arg []byte) bool {
-			return bytes.HasPrefix(arg, socket) // its other socket begins so too
-		}) {
+		// Its other socket begins so too.
+		if err != nil || !bytes.Contains(text, []byte("containerd-shim")) || !bytes.Contains(text, socket) {
 			continue // ended by now, or of another owner
 		}
 		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil {
@@ -121,7 +121,7 @@ func gone(pids []int) error {
 			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 			return err != nil || bytes.Contains(stat, []byte(") Z "))
 		}
-		if !host.Within(10*time.Second, ended) {
+		if !host.Within(time.Minute, ended) {
 			return fmt.Errorf("process %d does not end", pid)
 		}
 	}

@@ -31,27 +31,20 @@ type Webhook struct {
 func StartWebhook(tb testing.TB, dir, policies string) *Webhook {
 	tb.Helper()
 	authority, err := testkit.NewAuthority("authority of the webhook")
-	must(tb, err)
+	testkit.Must(tb, err)
 	pair, err := authority.Issue(pkix.Name{CommonName: "webhook"}, time.Now().Add(90*24*time.Hour))
-	must(tb, err)
+	testkit.Must(tb, err)
 	port, err := host.FreePort()
-	must(tb, err)
+	testkit.Must(tb, err)
 	address := fmt.Sprintf("127.0.0.1:%d", port)
 	https, err := HTTPS(tb.TempDir(), address, pair)
-	must(tb, err)
+	testkit.Must(tb, err)
 	p, err := StartPolicyd(tb.Context(), dir, policies, https)
-	must(tb, err)
+	testkit.Must(tb, err)
 	host.AtEnd(tb, p.Close)
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: authority.Pool()}, ForceAttemptHTTP2: true}
 	tb.Cleanup(transport.CloseIdleConnections)
 	return &Webhook{p, authority, "https://" + address, &http.Client{Transport: transport}}
-}
-
-func must(tb testing.TB, err error) {
-	tb.Helper()
-	if err != nil {
-		tb.Fatal(err)
-	}
 }
 
 // HTTPS writes a certificate with its key into dir, and returns the setting by which a pullgate-policyd serves with it

@@ -19,8 +19,8 @@ func generate(seed uint64) *corev1.Pod {
 		s.InitContainers = append(s.InitContainers, good())
 	}
 	if r.IntN(4) == 0 {
-		c := good()
-		s.EphemeralContainers = append(s.EphemeralContainers, corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon(c)})
+		c := corev1.EphemeralContainer{EphemeralContainerCommon: corev1.EphemeralContainerCommon(good())}
+		s.EphemeralContainers = append(s.EphemeralContainers, c)
 	}
 	for range r.IntN(4) {
 		if r.IntN(2) == 0 {
@@ -63,8 +63,10 @@ func maybe[T any](r *rand.Rand, values ...T) *T {
 func pick[T any](r *rand.Rand, values ...T) T { return values[r.IntN(len(values))] }
 
 func selinux(r *rand.Rand) *corev1.SELinuxOptions {
-	return maybe(r, corev1.SELinuxOptions{Type: "container_t"}, corev1.SELinuxOptions{Type: "container_engine_t", Level: "s0"}, corev1.SELinuxOptions{},
-		corev1.SELinuxOptions{Type: "spc_t"}, corev1.SELinuxOptions{User: "u"}, corev1.SELinuxOptions{Role: "r", Type: "container_init_t"})
+	return maybe(r, corev1.SELinuxOptions{Type: "container_t"}, corev1.SELinuxOptions{},
+		corev1.SELinuxOptions{Type: "container_engine_t", Level: "s0"},
+		corev1.SELinuxOptions{Type: "spc_t"}, corev1.SELinuxOptions{User: "u"},
+		corev1.SELinuxOptions{Role: "r", Type: "container_init_t"})
 }
 
 // podChanges change a pod; some make it one that a level denies.
@@ -98,15 +100,15 @@ var podChanges = []func(r *rand.Rand, s *corev1.PodSpec){
 }
 
 func addVolume(r *rand.Rand, s *corev1.PodSpec) {
-	s.Volumes = append(s.Volumes, corev1.Volume{Name: "v", VolumeSource: pick(r,
-		corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{}}, corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{}},
-		corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}, corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{}},
-		corev1.VolumeSource{DownwardAPI: &corev1.DownwardAPIVolumeSource{}}, corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{}},
-		corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{}}, corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}},
-		corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/a"}}, corev1.VolumeSource{NFS: &corev1.NFSVolumeSource{}},
-		corev1.VolumeSource{ISCSI: &corev1.ISCSIVolumeSource{}}, corev1.VolumeSource{Image: &corev1.ImageVolumeSource{}},
-		corev1.VolumeSource{FlexVolume: &corev1.FlexVolumeSource{}}, corev1.VolumeSource{RBD: &corev1.RBDVolumeSource{}},
-	)})
+	type v = corev1.VolumeSource
+	source := pick(r, v{ConfigMap: &corev1.ConfigMapVolumeSource{}}, v{Secret: &corev1.SecretVolumeSource{}},
+		v{EmptyDir: &corev1.EmptyDirVolumeSource{}}, v{Projected: &corev1.ProjectedVolumeSource{}},
+		v{DownwardAPI: &corev1.DownwardAPIVolumeSource{}}, v{CSI: &corev1.CSIVolumeSource{}},
+		v{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{}}, v{Ephemeral: &corev1.EphemeralVolumeSource{}},
+		v{HostPath: &corev1.HostPathVolumeSource{Path: "/a"}}, v{NFS: &corev1.NFSVolumeSource{}},
+		v{ISCSI: &corev1.ISCSIVolumeSource{}}, v{Image: &corev1.ImageVolumeSource{}},
+		v{FlexVolume: &corev1.FlexVolumeSource{}}, v{RBD: &corev1.RBDVolumeSource{}})
+	s.Volumes = append(s.Volumes, corev1.Volume{Name: "v", VolumeSource: source})
 }
 
 // containerChanges change a container.
@@ -118,10 +120,11 @@ var containerChanges = []func(r *rand.Rand, s *corev1.SecurityContext){
 	func(r *rand.Rand, s *corev1.SecurityContext) { s.SELinuxOptions = selinux(r) },
 	func(r *rand.Rand, s *corev1.SecurityContext) { s.Capabilities = nil },
 	func(r *rand.Rand, s *corev1.SecurityContext) {
+		type names = []corev1.Capability
 		s.Capabilities = &corev1.Capabilities{
-			Add: pick(r, nil, []corev1.Capability{"NET_BIND_SERVICE"}, []corev1.Capability{"CHOWN", "NET_BIND_SERVICE"}, []corev1.Capability{"SYS_ADMIN"},
-				[]corev1.Capability{"chown"}, []corev1.Capability{"CAP_NET_BIND_SERVICE"}, []corev1.Capability{"ALL"}),
-			Drop: pick(r, nil, []corev1.Capability{"ALL"}, []corev1.Capability{"ALL"}, []corev1.Capability{"KILL", "ALL"}, []corev1.Capability{"KILL"}, []corev1.Capability{"all"}),
+			Add: pick(r, nil, names{"NET_BIND_SERVICE"}, names{"CHOWN", "NET_BIND_SERVICE"}, names{"SYS_ADMIN"},
+				names{"chown"}, names{"CAP_NET_BIND_SERVICE"}, names{"ALL"}),
+			Drop: pick(r, nil, names{"ALL"}, names{"ALL"}, names{"KILL", "ALL"}, names{"KILL"}, names{"all"}),
 		}
 	},
 	func(r *rand.Rand, s *corev1.SecurityContext) {

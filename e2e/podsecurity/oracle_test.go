@@ -10,6 +10,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/policies/podfile"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
+	"github.com/pullgate/pullgate/internal/testkit"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/pod-security-admission/api"
 	"k8s.io/pod-security-admission/policy"
@@ -21,12 +22,12 @@ const pods = 10_000
 
 // notExpressible are the checks of the standards about fields that a PodRestriction does not have.
 var notExpressible = map[policy.CheckID]string{
-	"appArmorProfile":            "securityContext.appArmorProfile is not in the API; its old annotation can be restricted as an annotation",
+	"appArmorProfile":            "securityContext.appArmorProfile is not in the API, its old annotation is restrictable",
 	"hostPorts":                  "ports are not in the API",
 	"hostProbesAndHostLifecycle": "probes and lifecycle handlers are not in the API",
 	"procMount":                  "securityContext.procMount is not in the API",
 	"procMount_restricted":       "securityContext.procMount is not in the API",
-	"seccompProfile_baseline":    "securityContext.seccompProfile is not in the API; its old annotation can be restricted as an annotation",
+	"seccompProfile_baseline":    "securityContext.seccompProfile is not in the API, its old annotation is restrictable",
 	"seccompProfile_restricted":  "securityContext.seccompProfile is not in the API",
 	"sysctls":                    "securityContext.sysctls is not in the API",
 	"windowsHostProcess":         "windowsOptions is not in the API",
@@ -39,9 +40,12 @@ type difference struct {
 	remove        func(spec *corev1.PodSpec)
 }
 
+// overrides is the reason of several differences.
+const overrides = "a value of the pod that every container overrides has no effect, and is not judged"
+
 var differences = []difference{
 	{
-		"spec.securityContext.runAsUser", "a value of the pod that every container overrides has no effect, and is not judged",
+		"spec.securityContext.runAsUser", overrides,
 		[]string{"restricted"},
 		func(s *corev1.PodSpec) {
 			if overridden(s, func(c *corev1.SecurityContext) bool { return c.RunAsUser != nil }) {
@@ -50,7 +54,7 @@ var differences = []difference{
 		},
 	},
 	{
-		"spec.securityContext.runAsNonRoot", "a value of the pod that every container overrides has no effect, and is not judged",
+		"spec.securityContext.runAsNonRoot", overrides,
 		[]string{"restricted"},
 		func(s *corev1.PodSpec) {
 			if overridden(s, func(c *corev1.SecurityContext) bool { return c.RunAsNonRoot != nil }) {
@@ -59,7 +63,7 @@ var differences = []difference{
 		},
 	},
 	{
-		"spec.securityContext.seLinuxOptions", "options of the pod that every container overrides have no effect, and are not judged",
+		"spec.securityContext.seLinuxOptions", overrides,
 		[]string{"baseline", "restricted"},
 		func(s *corev1.PodSpec) {
 			if overridden(s, func(c *corev1.SecurityContext) bool { return c.SELinuxOptions != nil }) {
@@ -68,12 +72,13 @@ var differences = []difference{
 		},
 	},
 	{
-		"capabilities.add", "runtimes read a name without regard to case, and some without regard to the prefix CAP_, so the name is compared that way",
+		"capabilities.add", "runtimes read a name without regard to case, and some without the prefix CAP_",
 		[]string{"baseline", "restricted"},
 		func(s *corev1.PodSpec) {
 			for c := range containers(s) {
-				for i, name := range added(c) {
-					c.SecurityContext.Capabilities.Add[i] = corev1.Capability(strings.TrimPrefix(strings.ToUpper(string(name)), "CAP_"))
+				all := added(c)
+				for i, name := range all {
+					all[i] = corev1.Capability(strings.TrimPrefix(strings.ToUpper(string(name)), "CAP_"))
 				}
 			}
 		},
@@ -83,8 +88,9 @@ var differences = []difference{
 		[]string{"restricted"},
 		func(s *corev1.PodSpec) {
 			for c := range containers(s) {
-				for i, name := range dropped(c) {
-					c.SecurityContext.Capabilities.Drop[i] = corev1.Capability(strings.ToUpper(string(name)))
+				all := dropped(c)
+				for i, name := range all {
+					all[i] = corev1.Capability(strings.ToUpper(string(name)))
 				}
 			}
 		},
@@ -105,14 +111,8 @@ func TestPresetsAgreeWithPodSecurity(t *testing.T) {
 	for _, level := range []string{"baseline", "restricted"} {
 		t.Run(level, func(t *testing.T) {
 			t.Parallel()
-			preset, err := restriction.Preset(level)
-			if err != nil {
-				t.Fatal(err)
-			}
-			set, err := restriction.Load([]restriction.File{{Name: level, Data: preset}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			preset := testkit.Value(restriction.Preset(level))(t)
+			set := testkit.Value(restriction.Load([]restriction.File{{Name: level, Data: preset}}))(t)
 			checks := checksOf(level)
 			admitted := 0
 			seen := map[string]int{}
@@ -149,7 +149,6 @@ func TestPresetsAgreeWithPodSecurity(t *testing.T) {
 	}
 }
 
-// note counts the listed differences that a pod has.
 func note(seen map[string]int, level string, pod *corev1.Pod) {
 	for _, d := range differences {
 		changed := pod.DeepCopy()
@@ -194,7 +193,6 @@ func passes(checks map[policy.CheckID]policy.CheckPodFn, pod *corev1.Pod) bool {
 	return true
 }
 
-// containers iterates over all containers of a pod.
 func containers(s *corev1.PodSpec) func(yield func(*corev1.Container) bool) {
 	return func(yield func(*corev1.Container) bool) {
 		for i := range s.InitContainers {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/gate/podsource"
+	"github.com/pullgate/pullgate/internal/testkit"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -32,9 +33,8 @@ func TestARotatedCertificateTakesOverBeforeTheFirstExpires(t *testing.T) {
 	w := begin(t, kubernetes134)
 	old := w.secret("old", "old")
 	uid := w.pod("web", "old")
-	w.certify(5*time.Second, nodes)
-	first, err := filepath.EvalSymlinks(w.certificateFile())
-	w.must(err)
+	w.certify(20*time.Second, nodes)
+	first := testkit.Value(filepath.EvalSymlinks(w.certificateFile()))(w)
 	w.start()
 	w.learns(uid, old)
 	w.certify(day, nodes)
@@ -49,10 +49,9 @@ func TestARotatedCertificateTakesOverBeforeTheFirstExpires(t *testing.T) {
 // expires waits until the API server refuses a certificate.
 func (w *world) expires(file string) {
 	w.Helper()
-	config, err := clientcmd.RESTConfigFromKubeConfig(w.cluster.Kubeconfig("client-certificate: " + file + ", client-key: " + file))
-	w.must(err)
-	client, err := kubernetes.NewForConfig(config)
-	w.must(err)
+	text := w.cluster.Kubeconfig("client-certificate: " + file + ", client-key: " + file)
+	config := testkit.Value(clientcmd.RESTConfigFromKubeConfig(text))(w)
+	client := testkit.Value(kubernetes.NewForConfig(config))(w)
 	w.until("the certificate is refused", func() bool {
 		_, err := client.CoreV1().Nodes().Get(w.Context(), w.name, metav1.GetOptions{})
 		return apierrors.IsUnauthorized(err)

@@ -35,7 +35,8 @@ var clusters = host.NewShared(func(release string) (controlPlane, error) {
 	if err != nil {
 		return controlPlane{}, err
 	}
-	c, err := cluster.Start(context.Background(), dir, release, tokenNode) // it outlives the test that starts it
+	ctx := context.Background() // it outlives the test that starts it
+	c, err := cluster.Start(ctx, dir, release, cluster.Options{Nodes: []string{tokenNode}})
 	if err != nil {
 		return controlPlane{}, errors.Join(err, os.RemoveAll(dir))
 	}
@@ -44,7 +45,6 @@ var clusters = host.NewShared(func(release string) (controlPlane, error) {
 
 func TestMain(m *testing.M) { os.Exit(clusters.Main(m)) }
 
-// onEach runs a test before each release.
 func onEach(t *testing.T, test func(*world)) {
 	t.Helper()
 	for _, release := range []string{kubernetes134, kubernetes130} {

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -77,18 +78,21 @@ func (w *world) fill(n int, secret func(i int) *corev1.Secret) {
 // applied with kubectl.
 func (w *world) usualPod(i int, secret string) *corev1.Pod {
 	p := pod(w.name, w.name, fmt.Sprintf("web-5d8f7c9b4-%d", i), secret)
-	p.Labels = map[string]string{"app.kubernetes.io/name": "web", "app.kubernetes.io/instance": strconv.Itoa(i), "pod-template-hash": "5d8f7c9b4"}
+	const app = "app.kubernetes.io/"
+	p.Labels = map[string]string{app + "name": "web", app + "instance": strconv.Itoa(i), "pod-template-hash": "5d8f7c9b4"}
 	p.Annotations = map[string]string{
 		"kubectl.kubernetes.io/last-applied-configuration": strings.Repeat(`{"name":"SETTING","value":"some value"},`, 60),
 		"prometheus.io/scrape":                             "true", "prometheus.io/port": "9090",
-		"checksum/config": strings.Repeat("0123456789abcdef", 4), "sidecar.test/status": strings.Repeat(`{"version":"1"}`, 20),
+		"checksum/config":     strings.Repeat("0123456789abcdef", 4),
+		"sidecar.test/status": strings.Repeat(`{"version":"1"}`, 20),
 	}
 	for _, name := range []string{"sidecar", "log-shipper"} {
 		p.Spec.Containers = append(p.Spec.Containers, corev1.Container{Name: name, Image: image + "-" + name})
 	}
 	for c := range p.Spec.Containers {
 		for e := range 40 {
-			p.Spec.Containers[c].Env = append(p.Spec.Containers[c].Env, corev1.EnvVar{Name: fmt.Sprintf("APPLICATION_SETTING_%d", e), Value: strings.Repeat("value ", 6)})
+			value := corev1.EnvVar{Name: fmt.Sprintf("APPLICATION_SETTING_%d", e), Value: strings.Repeat("value ", 6)}
+			p.Spec.Containers[c].Env = append(p.Spec.Containers[c].Env, value)
 		}
 	}
 	return p
@@ -99,13 +103,12 @@ func (w *world) measure(secrets int) {
 	w.Helper()
 	w.certify(day, nodes)
 	before := w.secretsRead()
-	gate, err := node.StartPullgated(w.Context(), w.dir, "unix://"+w.dir+"/no-runtime.sock", "podSource: {kubeconfig: "+w.kubeconfig()+"}")
-	w.must(err)
+	runtime, source := "unix://"+w.dir+"/no-runtime.sock", "podSource: {kubeconfig: "+w.kubeconfig()+"}"
+	gate := testkit.Value(node.StartPullgated(w.Context(), w.dir, runtime, source))(w)
 	host.AtEnd(w, gate.Stop)
 	w.until("all Secrets are read", func() bool { return w.secretsRead()-before >= secrets })
-	used, err := host.UsageOf(gate.PID())
-	w.must(err)
-	w.Logf("Resident with %d pods and a Secret for each: %d MiB, at most %d MiB", secrets, used.Resident>>20, used.Peak>>20)
+	used := testkit.Value(host.UsageOf(gate.PID()))(w)
+	w.Logf("Resident with %d pods: %d MiB, at most %d MiB", secrets, used.Resident>>20, used.Peak>>20)
 	if used.Peak > memoryLimit {
 		w.Errorf("at most %d MiB were resident; want %d", used.Peak>>20, memoryLimit>>20)
 	}
@@ -114,12 +117,11 @@ func (w *world) measure(secrets int) {
 // secretsRead returns how many single Secrets the API server has served.
 func (w *world) secretsRead() int {
 	w.Helper()
-	page, err := w.cluster.Client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(w.Context())
-	w.must(err)
+	page := testkit.Value(w.cluster.Client.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(w.Context()))(w)
 	total := 0
-	for _, m := range regexp.MustCompile(`(?m)^apiserver_request_total\{code="200".*resource="secrets".*verb="GET".*\} (\d+)$`).FindAllSubmatch(page, -1) {
-		n, err := strconv.Atoi(string(m[1]))
-		w.must(err)
+	get := regexp.MustCompile(`(?m)^apiserver_request_total\{code="200".*resource="secrets".*verb="GET".*\} (\d+)$`)
+	for _, m := range get.FindAllSubmatch(page, -1) {
+		n := testkit.Value(strconv.Atoi(string(m[1])))(w)
 		total += n
 	}
 	return total

@@ -3,6 +3,7 @@ package podsource_test
 import (
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/tracker"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -27,9 +28,8 @@ func TestTheRightsOfAKubeletAreEnough(t *testing.T) {
 
 		// Without these the test would show nothing.
 		api := w.asNode().CoreV1()
-		_, err := api.Secrets(w.name).Get(w.Context(), "own", metav1.GetOptions{})
-		w.must(err)
-		_, err = api.Secrets(w.name).Get(w.Context(), "others", metav1.GetOptions{})
+		testkit.Value(api.Secrets(w.name).Get(w.Context(), "own", metav1.GetOptions{}))(w)
+		_, err := api.Secrets(w.name).Get(w.Context(), "others", metav1.GetOptions{})
 		w.forbidden("get of a Secret that pods of another node name", err)
 		_, err = api.Secrets("").List(w.Context(), metav1.ListOptions{})
 		w.forbidden("list of all Secrets", err)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/pullgate/pullgate/internal/gate/podsource"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/credential"
 	"github.com/pullgate/pullgate/pkg/imageref"
 	"github.com/pullgate/pullgate/pkg/tracker"
@@ -39,7 +41,7 @@ const (
 	nodes = "system:nodes"
 	// patience is how long a test waits for an expected change. The source pauses for half a minute at most
 	// between attempts to reach an unavailable API server.
-	patience = 40 * time.Second
+	patience = 90 * time.Second
 )
 
 // A world is one node and one namespace of a cluster, and the source that runs for the node.
@@ -55,19 +57,15 @@ type world struct {
 	log bytes.Buffer
 }
 
-// begin has no source yet.
 func begin(t *testing.T, release string) *world {
 	t.Helper()
-	c, err := clusters.Get(release)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := testkit.Value(clusters.Get(release))(t)
 	name := strings.ToLower(strings.NewReplacer("/", "-", ".", "-").Replace(t.Name()))
 	// With -count a test runs again on the same cluster.
 	name = strings.Trim(name[:min(len(name), 45)], "-") + "-" + strconv.FormatInt(time.Now().UnixNano(), 36)
 	w := &world{T: t, cluster: c.Cluster, name: name, dir: t.TempDir(), key: credential.NewKey()}
-	_, err = c.Client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
-	w.must(err)
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	testkit.Value(c.Client.CoreV1().Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the log of the source:\n%s\nkube-apiserver:\n%s", w.logged(), host.Tail(c.Log(), 10))
@@ -78,9 +76,7 @@ func begin(t *testing.T, release string) *world {
 
 func (w *world) must(err error) {
 	w.Helper()
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Must(w, err)
 }
 
 // certificateFile is where the node's certificate and key are, as kubelets name it.
@@ -90,8 +86,7 @@ func (w *world) certificateFile() string { return filepath.Join(w.dir, "kubelet-
 // and a link to it that replaces another.
 func (w *world) certify(lifetime time.Duration, groups ...string) {
 	w.Helper()
-	content, err := w.cluster.NodeCertificate(w.name, lifetime, groups...)
-	w.must(err)
+	content := testkit.Value(w.cluster.NodeCertificate(w.name, lifetime, groups...))(w)
 	file := filepath.Join(w.dir, time.Now().Format("kubelet-client-2006-01-02-15-04-05.000000000.pem"))
 	w.must(os.WriteFile(file, content, 0o600))
 	next := filepath.Join(w.dir, "kubelet-client-updated.pem")
@@ -120,13 +115,10 @@ func (w *world) start() {
 	w.run(podsource.Options{Kubeconfig: w.kubeconfig()})
 }
 
-// run runs a source until the test ends.
 func (w *world) run(o podsource.Options) {
 	w.Helper()
 	o.Key = w.key
-	var err error
-	w.source, err = podsource.New(o)
-	w.must(err)
+	w.source = testkit.Value(podsource.New(o))(w)
 	log := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(w), textlogger.Verbosity(2)))
 	ctx, cancel := context.WithCancel(klog.NewContext(w.Context(), log))
 	done := make(chan error, 1)
@@ -152,7 +144,6 @@ func (w *world) logged() string {
 	return w.log.String()
 }
 
-// until waits for something.
 func (w *world) until(what string, is func() bool) {
 	w.Helper()
 	if !host.Within(patience, is) {
@@ -160,7 +151,6 @@ func (w *world) until(what string, is func() bool) {
 	}
 }
 
-// pod creates a pod of the node and returns its UID.
 func (w *world) pod(name string, secrets ...string) string {
 	w.Helper()
 	return w.create(pod(w.name, w.name, name, secrets...))
@@ -168,15 +158,15 @@ func (w *world) pod(name string, secrets ...string) string {
 
 func (w *world) create(p *corev1.Pod) string {
 	w.Helper()
-	p, err := w.cluster.Client.CoreV1().Pods(p.Namespace).Create(w.Context(), p, metav1.CreateOptions{})
-	w.must(err)
-	return string(p.UID)
+	made := testkit.Value(w.cluster.Client.CoreV1().Pods(p.Namespace).Create(w.Context(), p, metav1.CreateOptions{}))(w)
+	return string(made.UID)
 }
 
 func pod(namespace, node, name string, secrets ...string) *corev1.Pod {
+	main := corev1.Container{Name: "main", Image: image, ImagePullPolicy: corev1.PullNever}
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
-		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main", Image: image, ImagePullPolicy: corev1.PullNever}}},
+		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{main}},
 	}
 	for _, s := range secrets {
 		p.Spec.ImagePullSecrets = append(p.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: s})
@@ -184,19 +174,17 @@ func pod(namespace, node, name string, secrets ...string) *corev1.Pod {
 	return p
 }
 
-// secret creates a pull secret for a password.
 func (w *world) secret(name, password string) tracker.Secret {
 	w.Helper()
-	s, err := w.cluster.Client.CoreV1().Secrets(w.name).Create(w.Context(), pullSecret(w.name, name, password), metav1.CreateOptions{})
-	w.must(err)
+	s := pullSecret(w.name, name, password)
+	s = testkit.Value(w.cluster.Client.CoreV1().Secrets(w.name).Create(w.Context(), s, metav1.CreateOptions{}))(w)
 	return w.secretWith(s, password)
 }
 
-// rotate changes the password in a Secret.
 func (w *world) rotate(name, password string) tracker.Secret {
 	w.Helper()
-	s, err := w.cluster.Client.CoreV1().Secrets(w.name).Update(w.Context(), pullSecret(w.name, name, password), metav1.UpdateOptions{})
-	w.must(err)
+	s := pullSecret(w.name, name, password)
+	s = testkit.Value(w.cluster.Client.CoreV1().Secrets(w.name).Update(w.Context(), s, metav1.UpdateOptions{}))(w)
 	return w.secretWith(s, password)
 }
 
@@ -226,7 +214,6 @@ func marshal(v any) []byte {
 	return data
 }
 
-// known reports whether the source knows a pod.
 func (w *world) known(uid string) bool {
 	_, ok := w.source.ByUID(uid)
 	return ok
@@ -245,23 +232,12 @@ func (w *world) has(uid string, want ...tracker.Secret) bool {
 		return false
 	}
 	got, err := p.Credentials(w.Context(), imageref.New(image))
-	if err != nil || len(got) != len(want) {
-		return false
-	}
-	for i := range got {
-		if got[i] != want[i] {
-			return false
-		}
-	}
-	return true
+	return err == nil && slices.Equal(got, want)
 }
 
 // asNode is a client with the identity of the kubeconfig that the source has.
 func (w *world) asNode() *kubernetes.Clientset {
 	w.Helper()
-	config, err := clientcmd.BuildConfigFromFlags("", filepath.Join(w.dir, "kubeconfig"))
-	w.must(err)
-	c, err := kubernetes.NewForConfig(config)
-	w.must(err)
-	return c
+	config := testkit.Value(clientcmd.BuildConfigFromFlags("", filepath.Join(w.dir, "kubeconfig")))(w)
+	return testkit.Value(kubernetes.NewForConfig(config))(w)
 }

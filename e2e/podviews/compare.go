@@ -19,13 +19,13 @@ type exception string
 
 // The exceptions.
 const (
-	imageUser     exception = "runAsUser: the pod sets no user, so the container has the user of the image, which the API server does not know"
+	imageUser     exception = "runAsUser: a pod without a user runs as that of its image, unknown to the API server"
 	runsAsNonRoot exception = "runAsNonRoot: the pod does not require it, and the container runs as another user than root"
 	volumeGroup   exception = "supplementalGroups: the group of a volume is added"
 	claim         exception = "volumes: a claim shows the volume behind it"
 	ownToken      exception = "automountServiceAccountToken: the pod says false and mounts a token itself"
 	noToken       exception = "automountServiceAccountToken: an ephemeral container gets no token"
-	claimedTwice  exception = "mount.readOnly: the kubelet mounts a claim once for all volumes of the pod that name it, also if only one of them is read-only"
+	claimedTwice  exception = "mount.readOnly: a claim is mounted once for all volumes of the pod that name it"
 )
 
 func exceptions() []exception {
@@ -67,7 +67,7 @@ func (c *Comparison) Pod(p *corev1.Pod, r *Runtime) {
 	shared := sharedClaims(p)
 	c.pod(who+" sandbox", criview.Sandbox(got.sandbox), api)
 	if len(got.containers) != len(all) {
-		c.differ(who, "the kubelet sent the containers %q; the pod has %d", slices.Sorted(maps.Keys(got.containers)), len(all))
+		c.differ(who, "the kubelet sent %d containers; the pod has %d", len(got.containers), len(all))
 	}
 	for i := range all {
 		name := who + " " + all[i].Name
@@ -163,7 +163,6 @@ func (c *Comparison) excuse(e exception) {
 	c.excused[e]++
 }
 
-// count notes that the CRI view knows a field.
 func (c *Comparison) count(field string, set bool) {
 	if c.known == nil {
 		c.known, c.set = map[string]int{}, map[string]int{}
@@ -176,7 +175,8 @@ func (c *Comparison) count(field string, set bool) {
 
 func (c *Comparison) pod(who string, cri, api admission.Pod) {
 	if cri.UID != api.UID || cri.Namespace != api.Namespace || cri.Static != api.Static {
-		c.differ(who, "the CRI has pod %s in %s, static %v; the API has %s in %s, static %v", cri.UID, cri.Namespace, cri.Static, api.UID, api.Namespace, api.Static)
+		c.differ(who, "the CRI has pod %s in %s, static %v; the API has %s in %s, static %v",
+			cri.UID, cri.Namespace, cri.Static, api.UID, api.Namespace, api.Static)
 	}
 	compare(c, who, "spec.metadata.name", admission.Set(cri.Name), admission.Set(api.Name), "", equal)
 	compare(c, who, "spec.metadata.labels", cri.Labels, api.Labels, nil, maps.Equal)
@@ -184,8 +184,9 @@ func (c *Comparison) pod(who string, cri, api admission.Pod) {
 	compare(c, who, podSecurity+"hostNetwork", cri.HostNetwork, api.HostNetwork, false, equal)
 	compare(c, who, podSecurity+"hostPID", cri.HostPID, api.HostPID, false, equal)
 	compare(c, who, podSecurity+"hostIPC", cri.HostIPC, api.HostIPC, false, equal)
-	compare(c, who, podSecurity+"shareProcessNamespace", cri.ShareProcessNamespace, api.ShareProcessNamespace, false, equal)
-	compare(c, who, podSpec+"terminationGracePeriodSeconds", cri.TerminationGracePeriodSeconds, api.TerminationGracePeriodSeconds, 0, equal)
+	shares, period := "shareProcessNamespace", "terminationGracePeriodSeconds"
+	compare(c, who, podSecurity+shares, cri.ShareProcessNamespace, api.ShareProcessNamespace, false, equal)
+	compare(c, who, podSpec+period, cri.TerminationGracePeriodSeconds, api.TerminationGracePeriodSeconds, 0, equal)
 	c.groups(who, cri, api)
 }
 
@@ -242,12 +243,14 @@ func (c *Comparison) container(who string, cri, api admission.Container, shared 
 	c.count(containers, true)
 	compare(c, who, containers+".image[]", cri.Image, api.Image, "", equal)
 	compare(c, who, security+"privileged", cri.Privileged, api.Privileged, false, equal)
-	compare(c, who, security+"readOnlyRootFilesystem", cri.ReadOnlyRootFilesystem, api.ReadOnlyRootFilesystem, false, equal)
-	compare(c, who, security+"allowPrivilegeEscalation", cri.AllowPrivilegeEscalation, api.AllowPrivilegeEscalation, true, equal)
+	readOnly, escalation := security+"readOnlyRootFilesystem", security+"allowPrivilegeEscalation"
+	compare(c, who, readOnly, cri.ReadOnlyRootFilesystem, api.ReadOnlyRootFilesystem, false, equal)
+	compare(c, who, escalation, cri.AllowPrivilegeEscalation, api.AllowPrivilegeEscalation, true, equal)
 	compare(c, who, security+"runAsGroup", cri.RunAsGroup, api.RunAsGroup, 0, equal)
 	compare(c, who, security+"capabilities.add", cri.CapabilitiesAdd, api.CapabilitiesAdd, nil, slices.Equal)
 	compare(c, who, security+"capabilities.drop", cri.CapabilitiesDrop, api.CapabilitiesDrop, nil, slices.Equal)
-	c.count(security+"capabilities", cri.CapabilitiesAdd.State() == admission.StateSet || cri.CapabilitiesDrop.State() == admission.StateSet)
+	add, drop := cri.CapabilitiesAdd.State(), cri.CapabilitiesDrop.State()
+	c.count(security+"capabilities", add == admission.StateSet || drop == admission.StateSet)
 	compare(c, who, security+"seLinuxOptions", cri.SELinux, api.SELinux, admission.SELinux{}, equal)
 	c.user(who, cri, api)
 	c.mounts(who, cri, api, shared)
@@ -267,7 +270,6 @@ func (c *Comparison) user(who string, cri, api admission.Container) {
 	}
 }
 
-// mounts compares the volumes that a container uses.
 func (c *Comparison) mounts(who string, cri, api admission.Container, shared []string) {
 	running, known := cri.Mounts.Effective()
 	if !known {
@@ -309,7 +311,9 @@ func (c *Comparison) mount(who string, cri, api admission.Mount, shared bool) {
 }
 
 // compare compares one field, if the CRI view knows it. byDefault is the value that runs if the pod sets none.
-func compare[T any](c *Comparison, who, field string, cri, api admission.Value[T], byDefault T, same func(a, b T) bool) {
+func compare[T any](
+	c *Comparison, who, field string, cri, api admission.Value[T], byDefault T, same func(a, b T) bool,
+) {
 	got, known := cri.Effective()
 	if !known && cri.State() == admission.StateUnknown {
 		return

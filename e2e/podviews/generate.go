@@ -55,12 +55,10 @@ type generator struct {
 	token   bool // a token of the service account is mounted
 }
 
-// chance reports true once in n times.
 func (g *generator) chance(n int) bool { return g.IntN(n) == 0 }
 
 func pick[T any](g *generator, values ...T) T { return values[g.IntN(len(values))] }
 
-// maybe returns a pointer to one of the values, or nil.
 func maybe[T any](g *generator, values ...T) *T {
 	i := g.IntN(len(values) + 1)
 	if i == len(values) {
@@ -100,7 +98,8 @@ func (g *generator) pod(name string) *Generated {
 	if g.chance(5) {
 		for _, readOnly := range []bool{true, false} {
 			twice := &corev1.PersistentVolumeClaimVolumeSource{ClaimName: g.Claims[0], ReadOnly: readOnly}
-			g.volumes = append(g.volumes, corev1.Volume{Name: fmt.Sprintf("twice-%v", readOnly), VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: twice}})
+			source := corev1.VolumeSource{PersistentVolumeClaim: twice}
+			g.volumes = append(g.volumes, corev1.Volume{Name: fmt.Sprintf("twice-%v", readOnly), VolumeSource: source})
 		}
 	}
 	// As the admission plugin ServiceAccount does.
@@ -113,9 +112,10 @@ func (g *generator) pod(name string) *Generated {
 	}
 	s.Volumes = g.volumes
 	if g.token {
-		s.Volumes = append(s.Volumes, corev1.Volume{Name: "token", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+		source := corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
 			Sources: []corev1.VolumeProjection{{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"}}},
-		}}})
+		}}
+		s.Volumes = append(s.Volumes, corev1.Volume{Name: "token", VolumeSource: source})
 	}
 	made := &Generated{Pod: p}
 	if g.chance(4) {
@@ -126,14 +126,15 @@ func (g *generator) pod(name string) *Generated {
 	return made
 }
 
-// labels include one that a kubelet overwrites.
 func (g *generator) labels() map[string]string {
-	return pick(g, nil, map[string]string{"app": "web"}, map[string]string{"app": "web", "tier.example/of": "back"}, map[string]string{"io.kubernetes.pod.name": "other", "app": ""})
+	return pick(g, nil, map[string]string{"app": "web"}, map[string]string{"app": "web", "tier.example/of": "back"},
+		map[string]string{"io.kubernetes.pod.name": "other", "app": ""})
 }
 
 // annotations include those of the kind that a kubelet writes, on pods and on containers.
 func (g *generator) annotations() map[string]string {
-	return pick(g, nil, map[string]string{"note": "some text: \"quoted\""}, map[string]string{"kubernetes.io/config.own": "x", "other": ""},
+	return pick(g, nil, map[string]string{"note": "some text: \"quoted\""},
+		map[string]string{"kubernetes.io/config.own": "x", "other": ""},
 		map[string]string{"io.kubernetes.pod.terminationGracePeriod": "77"})
 }
 
@@ -143,18 +144,20 @@ func (g *generator) podSecurity() *corev1.PodSecurityContext {
 	}
 	return &corev1.PodSecurityContext{
 		RunAsUser: maybe[int64](g, 0, 1000), RunAsGroup: maybe[int64](g, 0, 3000), RunAsNonRoot: maybe(g, true, false),
-		FSGroup: maybe[int64](g, 0, 2000), SupplementalGroups: pick(g, nil, []int64{4000}, []int64{2000, 4001}, []int64{4002, 4000}),
-		SELinuxOptions: g.seLinux(),
+		FSGroup: maybe[int64](g, 0, 2000), SELinuxOptions: g.seLinux(),
+		SupplementalGroups: pick(g, nil, []int64{4000}, []int64{2000, 4001}, []int64{4002, 4000}),
 	}
 }
 
 func (g *generator) seLinux() *corev1.SELinuxOptions {
-	return maybe(g, corev1.SELinuxOptions{}, corev1.SELinuxOptions{Type: "container_t", Level: "s0:c1,c2"}, corev1.SELinuxOptions{User: "u", Role: "r", Type: "t", Level: "s0"})
+	return maybe(g, corev1.SELinuxOptions{}, corev1.SELinuxOptions{Type: "container_t", Level: "s0:c1,c2"},
+		corev1.SELinuxOptions{User: "u", Role: "r", Type: "t", Level: "s0"})
 }
 
 func (g *generator) container(name string, pod *corev1.PodSecurityContext, subPaths bool) corev1.Container {
 	c := corev1.Container{
-		Name: name, Image: pick(g, image, numberedImage, namedImage), ImagePullPolicy: corev1.PullIfNotPresent, SecurityContext: g.security(),
+		Name: name, Image: pick(g, image, numberedImage, namedImage), ImagePullPolicy: corev1.PullIfNotPresent,
+		SecurityContext: g.security(),
 	}
 	g.letRun(&c, pod)
 	for i := range g.volumes {
@@ -163,7 +166,8 @@ func (g *generator) container(name string, pod *corev1.PodSecurityContext, subPa
 		}
 	}
 	if g.token {
-		c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "token", ReadOnly: true, MountPath: admission.ServiceAccountPath})
+		token := corev1.VolumeMount{Name: "token", ReadOnly: true, MountPath: admission.ServiceAccountPath}
+		c.VolumeMounts = append(c.VolumeMounts, token)
 	}
 	return c
 }
@@ -173,8 +177,9 @@ func (g *generator) security() *corev1.SecurityContext {
 		return nil
 	}
 	s := &corev1.SecurityContext{
-		Privileged: maybe(g, true, false), ReadOnlyRootFilesystem: maybe(g, true, false), AllowPrivilegeEscalation: maybe(g, true, false),
-		RunAsUser: maybe[int64](g, 0, 1001), RunAsGroup: maybe[int64](g, 0, 3001), RunAsNonRoot: maybe(g, true, false), SELinuxOptions: g.seLinux(),
+		Privileged: maybe(g, true, false), ReadOnlyRootFilesystem: maybe(g, true, false),
+		AllowPrivilegeEscalation: maybe(g, true, false), RunAsUser: maybe[int64](g, 0, 1001),
+		RunAsGroup: maybe[int64](g, 0, 3001), RunAsNonRoot: maybe(g, true, false), SELinuxOptions: g.seLinux(),
 		Capabilities: maybe(g, corev1.Capabilities{}, corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 			corev1.Capabilities{Add: []corev1.Capability{"NET_ADMIN", "CHOWN"}, Drop: []corev1.Capability{"KILL", "ALL"}},
 			corev1.Capabilities{Add: []corev1.Capability{"CAP_SYS_TIME", "net_raw"}}),
@@ -212,10 +217,12 @@ func first[T any](own, pod *T) *T {
 
 func (g *generator) volume() corev1.VolumeSource {
 	object := corev1.LocalObjectReference{Name: g.Object}
-	name := []corev1.DownwardAPIVolumeFile{{Path: "key", FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}}}
+	field := &corev1.ObjectFieldSelector{FieldPath: "metadata.name"}
+	name := []corev1.DownwardAPIVolumeFile{{Path: "key", FieldRef: field}}
 	switch g.IntN(10) {
 	case 0:
-		return corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: pick(g, corev1.StorageMediumDefault, corev1.StorageMediumMemory)}}
+		medium := pick(g, corev1.StorageMediumDefault, corev1.StorageMediumMemory)
+		return corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{Medium: medium}}
 	case 1:
 		return corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: object}}
 	case 2:
@@ -229,7 +236,8 @@ func (g *generator) volume() corev1.VolumeSource {
 				corev1.VolumeProjection{DownwardAPI: &corev1.DownwardAPIProjection{Items: name}}),
 		}}}
 	case 5, 6:
-		return corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: pick(g, g.Claims...), ReadOnly: g.chance(2)}}
+		claim := corev1.PersistentVolumeClaimVolumeSource{ClaimName: pick(g, g.Claims...), ReadOnly: g.chance(2)}
+		return corev1.VolumeSource{PersistentVolumeClaim: &claim}
 	case 7:
 		return corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: image, PullPolicy: corev1.PullIfNotPresent}}
 	default:

@@ -20,7 +20,7 @@ import (
 // Images that the runtime has, by the user that they run as: root, one with a number, and one with a name.
 const (
 	image         = "registry.example/root:1"
-	numberedImage = "registry.example/team/numbered@sha256:0f9b1b3f7c58c1b1d7f0c0f2ab8c7a4e5d6c3b2a190817263544362718f9e0d1"
+	numberedImage = "registry.example/numbered@sha256:0f9b1b3f7c58c1b1d7f0c0f2ab8c7a4e5d6c3b2a190817263544362718f9e0d1"
 	namedImage    = "registry.example/named"
 )
 
@@ -49,14 +49,17 @@ func StartRuntime(ctx context.Context, dir string) (*Runtime, error) {
 		return nil, err
 	}
 	r := &Runtime{
-		RemoteRuntime: fake.NewFakeRemoteRuntime(), endpoint: "unix://" + socket, server: grpc.NewServer(grpc.MaxRecvMsgSize(16 << 20)),
-		pods: map[string]*sent{},
+		RemoteRuntime: fake.NewFakeRemoteRuntime(), endpoint: "unix://" + socket, pods: map[string]*sent{},
+		server: grpc.NewServer(grpc.MaxRecvMsgSize(16 << 20)),
 	}
 	r.RuntimeService.FakeStatus = &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
 		{Type: runtimeapi.RuntimeReady, Status: true}, {Type: runtimeapi.NetworkReady, Status: true},
 	}}
 	r.ImageService.Images = images()
-	fs := []*runtimeapi.FilesystemUsage{{FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: "/"}, UsedBytes: &runtimeapi.UInt64Value{}, InodesUsed: &runtimeapi.UInt64Value{}}}
+	fs := []*runtimeapi.FilesystemUsage{{
+		FsId:      &runtimeapi.FilesystemIdentifier{Mountpoint: "/"},
+		UsedBytes: &runtimeapi.UInt64Value{}, InodesUsed: &runtimeapi.UInt64Value{},
+	}}
 	r.ImageService.SetFakeFilesystemUsage(fs)
 	r.ImageService.SetFakeContainerFilesystemUsage(fs)
 	runtimeapi.RegisterRuntimeServiceServer(r.server, r)
@@ -90,7 +93,9 @@ func (r *Runtime) of(uid string) *sent {
 }
 
 // RunPodSandbox notes the first sandbox of each pod.
-func (r *Runtime) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandboxRequest) (*runtimeapi.RunPodSandboxResponse, error) {
+func (r *Runtime) RunPodSandbox(
+	ctx context.Context, req *runtimeapi.RunPodSandboxRequest,
+) (*runtimeapi.RunPodSandboxResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if uid := req.GetConfig().GetMetadata().GetUid(); r.pods[uid] == nil {
@@ -100,7 +105,9 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandb
 }
 
 // CreateContainer notes the first request for each container.
-func (r *Runtime) CreateContainer(ctx context.Context, req *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
+func (r *Runtime) CreateContainer(
+	ctx context.Context, req *runtimeapi.CreateContainerRequest,
+) (*runtimeapi.CreateContainerResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	of, name := r.pods[req.GetSandboxConfig().GetMetadata().GetUid()].containers, req.GetConfig().GetMetadata().GetName()
@@ -111,9 +118,12 @@ func (r *Runtime) CreateContainer(ctx context.Context, req *runtimeapi.CreateCon
 }
 
 // StartContainer starts a container. An init container ends.
-func (r *Runtime) StartContainer(ctx context.Context, req *runtimeapi.StartContainerRequest) (*runtimeapi.StartContainerResponse, error) {
+func (r *Runtime) StartContainer(
+	ctx context.Context, req *runtimeapi.StartContainerRequest,
+) (*runtimeapi.StartContainerResponse, error) {
 	resp, err := r.RemoteRuntime.StartContainer(ctx, req)
-	if status, statusErr := r.RuntimeService.ContainerStatus(ctx, req.GetContainerId(), false); statusErr == nil && strings.HasPrefix(status.GetStatus().GetMetadata().GetName(), initPrefix) {
+	status, _ := r.RuntimeService.ContainerStatus(ctx, req.GetContainerId(), false) // nil if it is not there
+	if strings.HasPrefix(status.GetStatus().GetMetadata().GetName(), initPrefix) {
 		err = errors.Join(err, r.RuntimeService.StopContainer(ctx, req.GetContainerId(), 0))
 	}
 	return resp, err

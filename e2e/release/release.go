@@ -130,7 +130,6 @@ func (r recipe) pinned(sources string) (version, key string, err error) {
 	return string(m[1]), hex.EncodeToString(h.Sum(nil))[:8], nil
 }
 
-// compile builds the programs into a folder.
 func (r recipe) compile(ctx context.Context, sources, version, out string) error {
 	flags := []string{"-s", "-w"}
 	for _, s := range r.stamp(version) {

@@ -60,7 +60,6 @@ func (b *Backend) answerLocked(r *Request) Answer {
 	return all
 }
 
-// review returns the document of an answer.
 func (a *Answer) review() []byte {
 	text, err := json.Marshal(v1alpha1.ImageReview{
 		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "ImageReview"},

@@ -170,7 +170,6 @@ func (b *Backend) Restart() error {
 	return err
 }
 
-// serve serves in the background until Stop.
 func (b *Backend) serve(l net.Listener) {
 	server := &http.Server{
 		Handler: http.HandlerFunc(b.answer), ReadHeaderTimeout: 10 * time.Second,
@@ -186,7 +185,6 @@ func (b *Backend) serve(l net.Listener) {
 	go func() { served <- server.ServeTLS(l, "", "") }()
 }
 
-// answer records a request and answers it.
 func (b *Backend) answer(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody))
 	if err != nil {
@@ -211,7 +209,6 @@ func (b *Backend) answer(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// clientOf returns the name of a client by its token.
 func clientOf(r *http.Request) string {
 	token := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
 	if client, _, ok := strings.Cut(token, "."); ok && token == Token(client) {

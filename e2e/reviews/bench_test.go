@@ -14,7 +14,7 @@ import (
 //	go test -run '^$' -bench CreateContainer -benchtime 5000x ./reviews
 func BenchmarkCreateContainer(b *testing.B) {
 	main := reviewbackend.New(b)
-	w := start(b, func(w *world) { w.file(w.policies, "main", main, "defaultAllow: false", "reviewed") }, "", app)
+	w := start(b, func(w *world) { w.file("main", main, "defaultAllow: false", "reviewed") }, app)
 	create := func(p *criproxytest.Pod) func() {
 		return func() {
 			if denial := w.create(p, app); denial != "" {

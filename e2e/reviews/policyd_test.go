@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/testkit"
+
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )
@@ -52,12 +54,12 @@ func TestWithoutPolicyd(t *testing.T) {
 			t.Parallel()
 			b := reviewbackend.New(t)
 			b.Set(app, reviewbackend.Answer{Deny: true, Reason: "not scanned"})
-			policies := map[string]string{"true": "defaultAllow: true, denyTTL: -1", "false": "defaultAllow: false, denyTTL: -1", "absent": "denyTTL: -1"}
+			policies := map[string]string{"true": "defaultAllow: true, ", "false": "defaultAllow: false, ", "absent": ""}
 			w := start(t, func(w *world) {
 				for value, fields := range policies {
-					w.file(w.policies, "main-"+value, b, fields, value)
+					w.file("main-"+value, b, fields+"denyTTL: -1", value)
 				}
-			}, "", app)
+			}, app)
 			each := func(wanted func(value string) string) {
 				t.Helper()
 				var creations sync.WaitGroup
@@ -120,12 +122,11 @@ func TestWithoutPolicyd(t *testing.T) {
 func TestIdleMemory(t *testing.T) {
 	const most = 40 << 20
 	b := reviewbackend.New(t)
-	w := start(t, func(w *world) { w.file(w.policies, "main", b, "defaultAllow: false") }, "", app)
+	w := start(t, func(w *world) { w.file("main", b, "defaultAllow: false") }, app)
 	if denial := w.create(w.kubelet.Pod("a"), app); denial != "" {
 		t.Fatal(denial)
 	}
-	u, err := w.policyd.Usage()
-	w.must(err)
+	u := testkit.Value(w.policyd.Usage())(w)
 	if t.Logf("%d MB", u.Resident>>20); u.Resident > most {
 		t.Errorf("pullgate-policyd has %d MB of memory; want at most %d", u.Resident>>20, most>>20)
 	}

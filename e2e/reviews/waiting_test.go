@@ -7,10 +7,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
 )
 
@@ -19,8 +21,8 @@ import (
 func TestContainersThatWaitForAReviewStopNoOtherCall(t *testing.T) {
 	backend := reviewbackend.New(t)
 	w := start(t, func(w *world) {
-		w.file(w.policies, "scanner", backend, "defaultAllow: false", "mallory")
-	}, "", "slow.test/app:1", "busybox:1")
+		w.file("scanner", backend, "defaultAllow: false", "mallory")
+	}, "slow.test/app:1", "busybox:1")
 	backend.Set("slow.test/app:1", reviewbackend.Answer{Failure: reviewbackend.Hang})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -32,19 +34,18 @@ func TestContainersThatWaitForAReviewStopNoOtherCall(t *testing.T) {
 		env := &runtimeapi.KeyValue{Key: "A", Value: make([]byte, size/2)}
 		request := &runtimeapi.CreateContainerRequest{
 			PodSandboxId: p.Sandbox, SandboxConfig: p.Config, Config: &runtimeapi.ContainerConfig{
-				Metadata: &runtimeapi.ContainerMetadata{Name: "main"}, Image: &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: "slow.test/app:1"},
-				Envs: []*runtimeapi.KeyValue{env},
+				Metadata: &runtimeapi.ContainerMetadata{Name: "main"},
+				Image:    &runtimeapi.ImageSpec{Image: id, UserSpecifiedImage: "slow.test/app:1"},
+				Envs:     []*runtimeapi.KeyValue{env},
 			},
 		}
 		env.Value = bytes.Repeat([]byte{'x'}, size/2+size-proto.Size(request))
-		create, err := w.kubelet.Conn.NewStream(ctx, &grpc.StreamDesc{}, runtimeapi.RuntimeService_CreateContainer_FullMethodName)
-		w.must(err)
+		const method = runtimeapi.RuntimeService_CreateContainer_FullMethodName
+		create := testkit.Value(w.kubelet.Conn.NewStream(ctx, &grpc.StreamDesc{}, method))(w)
 		w.must(create.SendMsg(request))
 	}
-	for began := time.Now(); len(backend.Requests("slow.test/app:1")) == 0; time.Sleep(time.Millisecond) {
-		if time.Since(began) > 10*time.Second {
-			t.Fatal("the backend was not asked")
-		}
+	if !host.Within(time.Minute, func() bool { return len(backend.Requests("slow.test/app:1")) > 0 }) {
+		t.Fatal("the backend was not asked")
 	}
 	for range 30 {
 		for name, call := range map[string]func(context.Context) error{

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -29,32 +30,30 @@ type world struct {
 	policies string // the folder of pullgated
 }
 
-// start starts a world whose runtime has images of these names. prepare writes its policy files. policydPolicies is the
-// folder of pullgate-policyd, "" for that of pullgated.
-func start(tb testing.TB, prepare func(*world), policydPolicies string, images ...string) *world {
+// start starts a world whose runtime has images of these names. prepare writes its policy files.
+func start(tb testing.TB, prepare func(*world), images ...string) *world {
 	tb.Helper()
 	dir := criproxytest.SocketDir(tb)
 	w := &world{TB: tb, dir: dir, policies: filepath.Join(dir, "policies")}
 	w.must(os.Mkdir(w.policies, 0o755))
 	prepare(w)
-	if policydPolicies == "" {
-		policydPolicies = w.policies
-	}
 	runtime := criproxytest.NewRuntime(tb)
 	runtime.SetImages(criproxytest.Image{ID: id, Names: images})
 	var err error
-	w.policyd, err = node.StartPolicyd(tb.Context(), filepath.Join(dir, "policyd"), policydPolicies)
-	w.must(err)
+	w.policyd = testkit.Value(node.StartPolicyd(tb.Context(), filepath.Join(dir, "policyd"), w.policies))(w)
 	host.AtEnd(tb, w.policyd.Close)
 	w.gate, err = node.StartPullgated(tb.Context(), filepath.Join(dir, "pullgated"), runtime.Endpoint(),
-		"admission: {policies: "+w.policies+", policydSocket: "+w.policyd.Endpoint()+"}", "decisionLog: {path: "+filepath.Join(dir, "decisions.log")+"}")
+		"admission: {policies: "+w.policies+", policydSocket: "+w.policyd.Endpoint()+"}",
+		"decisionLog: {path: "+filepath.Join(dir, "decisions.log")+"}")
 	w.must(err)
 	tb.Cleanup(func() {
 		if err := w.gate.Stop(); err != nil {
 			tb.Error(err)
 		}
 		if tb.Failed() {
-			tb.Logf("the last output of pullgated:\n%s\nand of pullgate-policyd:\n%s", host.Tail(filepath.Join(w.gate.Dir(), "pullgated.log"), 30), host.Tail(filepath.Join(w.policyd.Dir(), "policyd.log"), 30))
+			tb.Logf("the last output of pullgated:\n%s\nand of pullgate-policyd:\n%s",
+				host.Tail(filepath.Join(w.gate.Dir(), "pullgated.log"), 30),
+				host.Tail(filepath.Join(w.policyd.Dir(), "policyd.log"), 30))
 		}
 	})
 	w.kubelet = criproxytest.NewKubelet(tb, w.gate.Endpoint())
@@ -63,9 +62,10 @@ func start(tb testing.TB, prepare func(*world), policydPolicies string, images .
 
 // file writes a policy file for a backend. fields are those of imagePolicy beside kubeConfigFile; with namespaces only
 // their pods are reviewed.
-func (w *world) file(folder, name string, b *reviewbackend.Backend, fields string, namespaces ...string) {
+func (w *world) file(name string, b *reviewbackend.Backend, fields string, namespaces ...string) {
 	w.Helper()
-	w.must(b.PolicyFile(filepath.Join(folder, name+".yaml"), filepath.Join(w.dir, name+".kubeconfig"), "node", fields, namespaces...))
+	path, kubeconfig := filepath.Join(w.policies, name+".yaml"), filepath.Join(w.dir, name+".kubeconfig")
+	w.must(b.PolicyFile(path, kubeconfig, "node", fields, namespaces...))
 }
 
 // create creates a container in a pod. It returns the message of a denial, "" if the container is created.
@@ -83,14 +83,10 @@ func (w *world) create(p *criproxytest.Pod, image string) (denial string) {
 
 func (w *world) must(err error) {
 	w.Helper()
-	if err != nil {
-		w.Fatal(err)
-	}
+	testkit.Must(w, err)
 }
 
 func (w *world) failedOpen() float64 {
 	w.Helper()
-	n, err := w.gate.Metric("pullgate_admission_failed_open_total", `validator="review"`)
-	w.must(err)
-	return n
+	return testkit.Value(w.gate.Metric("pullgate_admission_failed_open_total", `validator="review"`))(w)
 }

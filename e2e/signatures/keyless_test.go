@@ -22,7 +22,6 @@ type keyless struct {
 	legacy      bool
 }
 
-// sign signs the image of an attempt.
 func (k keyless) sign(a *attempt) {
 	authority := a.authority
 	if k.authority != nil {
@@ -32,7 +31,8 @@ func (k keyless) sign(a *attempt) {
 	at := time.Now().Add(k.at)
 	if k.legacy {
 		payload := sigstoretest.SimplePayload(a.image.Digest)
-		a.must(a.repository.AttachLegacy(a.Context(), a.image.Digest, payload, authority.SimpleAnnotations(a, certificate, key, payload, at)))
+		annotations := authority.SimpleAnnotations(a, certificate, key, payload, at)
+		a.must(a.repository.AttachLegacy(a.Context(), a.image.Digest, payload, annotations))
 		return
 	}
 	b := authority.KeylessBundle(a, certificate, key, a.statement(), at)
@@ -48,71 +48,77 @@ func byWorkflow(a *attempt) error {
 	a.must(os.WriteFile(file, a.trustedRoot, 0o600))
 	return a.cosign.VerifyWith(
 		a.Context(), a.repository, a.image.Digest, "--trusted-root", file,
-		"--certificate-identity", sigstoretest.Workflow, "--certificate-oidc-issuer", sigstoretest.Issuer, "--certificate-github-workflow-ref", "refs/tags/v1",
+		"--certificate-identity", sigstoretest.Workflow, "--certificate-oidc-issuer", sigstoretest.Issuer,
+		"--certificate-github-workflow-ref", "refs/tags/v1",
 	)
 }
 
 func (o *oracle) keylessRows() []row {
 	other := sigstoretest.NewAuthority(o.tb)
-	entry := func(change func(*protorekor.TransparencyLogEntry)) func(*attempt, *protobundle.Bundle) {
-		return func(_ *attempt, b *protobundle.Bundle) { change(b.GetVerificationMaterial().GetTlogEntries()[0]) }
+	second := func(a *attempt, authority *sigstoretest.Authority) []*protorekor.TransparencyLogEntry {
+		certificate, key := authority.Certificate(a, nil)
+		b := authority.KeylessBundle(a, certificate, key, a.statement(), time.Now())
+		return b.GetVerificationMaterial().GetTlogEntries()
 	}
 	flip := func(b []byte) { b[len(b)-1] ^= 1 }
-	all := []row{
-		{name: "right identity", sign: keyless{}.sign},
-		{name: "right identity, legacy", sign: keyless{legacy: true}.sign},
-		{name: "wrong workflow", reason: identity, sign: keyless{certificate: func(l *sigstoretest.LeafOptions) { l.Subject = "https://github.com/other/app" }}.sign},
-		{name: "wrong workflow, legacy", reason: identity, sign: keyless{legacy: true, certificate: func(l *sigstoretest.LeafOptions) {
-			l.Subject = "https://github.com/other/app"
-		}}.sign},
-		{name: "wrong issuer", reason: identity, sign: keyless{certificate: func(l *sigstoretest.LeafOptions) { l.Issuer = "https://issuer.test" }}.sign},
-		{name: "wrong ref", reason: identity, sign: keyless{certificate: func(l *sigstoretest.LeafOptions) { l.Extensions["6"] = "refs/heads/main" }}.sign},
-		{name: "expired certificate", reason: invalid, sign: keyless{at: 20 * time.Minute, change: withoutTimestamp}.sign},
-		{name: "missing log entry", reason: invalid, sign: keyless{change: func(_ *attempt, b *protobundle.Bundle) {
-			b.VerificationMaterial.TlogEntries = nil
-		}}.sign},
-		{name: "another authority", reason: invalid, sign: keyless{authority: other}.sign},
-		{name: "another authority, legacy", reason: invalid, sign: keyless{authority: other, legacy: true}.sign},
-		{name: "without SCT", reason: invalid, sign: keyless{certificate: func(l *sigstoretest.LeafOptions) { l.NoSCT = true }}.sign},
-		{name: "SCT of another log", reason: invalid, sign: keyless{certificate: func(l *sigstoretest.LeafOptions) { l.CTFE = other.CTFE }}.sign},
+	var all []row
+	add := func(name, reason string, k keyless) {
+		r := row{name: "keyless: " + name, reason: reason, sign: k.sign, accepted: byWorkflow}
+		r.attestors = fmt.Sprintf(`[{entries: [{keyless: {subject: %q, issuer: %q, additionalExtensions: %s}}]}]`,
+			sigstoretest.Workflow, sigstoretest.Issuer, `{githubWorkflowRef: refs/tags/v1}`)
+		all = append(all, r)
+	}
+	leaf := func(name, reason string, change func(*sigstoretest.LeafOptions)) {
+		add(name, reason, keyless{certificate: change})
+	}
+	changed := func(name string, change func(*attempt, *protobundle.Bundle)) {
+		add(name, invalid, keyless{change: change})
+	}
+	entry := func(name string, change func(*protorekor.TransparencyLogEntry)) {
+		changed(name, func(_ *attempt, b *protobundle.Bundle) { change(b.GetVerificationMaterial().GetTlogEntries()[0]) })
+	}
+	otherSubject := func(l *sigstoretest.LeafOptions) { l.Subject = "https://github.com/other/app" }
 
-		{name: "certificate changed", reason: invalid, sign: keyless{change: func(a *attempt, b *protobundle.Bundle) {
-			certificate, _ := a.authority.Certificate(a, nil)
-			b.GetVerificationMaterial().GetCertificate().RawBytes = certificate.Raw
-		}}.sign},
-		{name: "payload changed", reason: invalid, sign: keyless{change: func(_ *attempt, b *protobundle.Bundle) {
-			b.GetDsseEnvelope().Payload = append(b.GetDsseEnvelope().GetPayload(), ' ')
-		}}.sign},
-		{name: "signature changed", reason: invalid, sign: keyless{change: func(_ *attempt, b *protobundle.Bundle) {
-			flip(b.GetDsseEnvelope().GetSignatures()[0].GetSig())
-		}}.sign},
-		{name: "entry of another signature", reason: invalid, sign: keyless{change: func(a *attempt, b *protobundle.Bundle) {
-			certificate, key := a.authority.Certificate(a, nil)
-			second := a.authority.KeylessBundle(a, certificate, key, a.statement(), time.Now())
-			b.VerificationMaterial.TlogEntries = second.GetVerificationMaterial().GetTlogEntries()
-		}}.sign},
-		{name: "body of the entry changed", reason: invalid, sign: keyless{change: entry(func(e *protorekor.TransparencyLogEntry) {
-			e.CanonicalizedBody = append(e.GetCanonicalizedBody(), ' ')
-		})}.sign},
-		{name: "time of the entry changed", reason: invalid, sign: keyless{change: entry(func(e *protorekor.TransparencyLogEntry) { e.IntegratedTime++ })}.sign},
-		{name: "promise of the entry changed", reason: invalid, sign: keyless{change: entry(func(e *protorekor.TransparencyLogEntry) {
-			flip(e.GetInclusionPromise().GetSignedEntryTimestamp())
-		})}.sign},
-		{name: "root hash of the proof changed", reason: invalid, sign: keyless{change: entry(func(e *protorekor.TransparencyLogEntry) {
-			flip(e.GetInclusionProof().GetRootHash())
-		})}.sign},
-		{name: "checkpoint of another log", reason: invalid, sign: keyless{change: func(a *attempt, b *protobundle.Bundle) {
-			certificate, key := other.Certificate(a, nil)
-			second := other.KeylessBundle(a, certificate, key, a.statement(), time.Now())
-			b.VerificationMaterial.TlogEntries[0].InclusionProof = second.GetVerificationMaterial().GetTlogEntries()[0].GetInclusionProof()
-		}}.sign},
-		{name: "log of the entry changed", reason: invalid, sign: keyless{change: entry(func(e *protorekor.TransparencyLogEntry) { flip(e.GetLogId().GetKeyId()) })}.sign},
-	}
-	extensions := `{githubWorkflowRef: refs/tags/v1}`
-	for i := range all {
-		all[i].name, all[i].accepted = "keyless: "+all[i].name, byWorkflow
-		all[i].attestors = fmt.Sprintf(`[{entries: [{keyless: {subject: %q, issuer: %q, additionalExtensions: %s}}]}]`, sigstoretest.Workflow, sigstoretest.Issuer, extensions)
-	}
+	add("right identity", "", keyless{})
+	add("right identity, legacy", "", keyless{legacy: true})
+	leaf("wrong workflow", identity, otherSubject)
+	add("wrong workflow, legacy", identity, keyless{legacy: true, certificate: otherSubject})
+	leaf("wrong issuer", identity, func(l *sigstoretest.LeafOptions) { l.Issuer = "https://issuer.test" })
+	leaf("wrong ref", identity, func(l *sigstoretest.LeafOptions) { l.Extensions["6"] = "refs/heads/main" })
+	add("expired certificate", invalid, keyless{at: 20 * time.Minute, change: withoutTimestamp})
+	changed("missing log entry", func(_ *attempt, b *protobundle.Bundle) { b.VerificationMaterial.TlogEntries = nil })
+	add("another authority", invalid, keyless{authority: other})
+	add("another authority, legacy", invalid, keyless{authority: other, legacy: true})
+	leaf("without SCT", invalid, func(l *sigstoretest.LeafOptions) { l.NoSCT = true })
+	leaf("SCT of another log", invalid, func(l *sigstoretest.LeafOptions) { l.CTFE = other.CTFE })
+
+	changed("certificate changed", func(a *attempt, b *protobundle.Bundle) {
+		certificate, _ := a.authority.Certificate(a, nil)
+		b.GetVerificationMaterial().GetCertificate().RawBytes = certificate.Raw
+	})
+	changed("payload changed", func(_ *attempt, b *protobundle.Bundle) {
+		b.GetDsseEnvelope().Payload = append(b.GetDsseEnvelope().GetPayload(), ' ')
+	})
+	changed("signature changed", func(_ *attempt, b *protobundle.Bundle) {
+		flip(b.GetDsseEnvelope().GetSignatures()[0].GetSig())
+	})
+	changed("entry of another signature", func(a *attempt, b *protobundle.Bundle) {
+		b.VerificationMaterial.TlogEntries = second(a, a.authority)
+	})
+	changed("checkpoint of another log", func(a *attempt, b *protobundle.Bundle) {
+		b.VerificationMaterial.TlogEntries[0].InclusionProof = second(a, other)[0].GetInclusionProof()
+	})
+	entry("body of the entry changed", func(e *protorekor.TransparencyLogEntry) {
+		e.CanonicalizedBody = append(e.GetCanonicalizedBody(), ' ')
+	})
+	entry("time of the entry changed", func(e *protorekor.TransparencyLogEntry) { e.IntegratedTime++ })
+	entry("promise of the entry changed", func(e *protorekor.TransparencyLogEntry) {
+		flip(e.GetInclusionPromise().GetSignedEntryTimestamp())
+	})
+	entry("root hash of the proof changed", func(e *protorekor.TransparencyLogEntry) {
+		flip(e.GetInclusionProof().GetRootHash())
+	})
+	entry("log of the entry changed", func(e *protorekor.TransparencyLogEntry) { flip(e.GetLogId().GetKeyId()) })
 	return all
 }
 

@@ -4,11 +4,16 @@ import (
 	"context"
 	"crypto/ecdsa"
 	"fmt"
+	"io"
+	"log" //nolint:depguard // the registry takes its logger
+	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"runtime"
+	"strings"
 	"testing"
 
+	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 
 	"github.com/pullgate/pullgate/e2e/host"
@@ -51,7 +56,6 @@ type oracle struct {
 	tb          testing.TB
 }
 
-// key returns the public key of one of the keys.
 func (o *oracle) key(i int) string { return string(sigstoretest.PublicPEM(o.tb, o.keys[i])) }
 
 // Each row is judged by cosign and by pullgate-policyd, at a registry with the referrers API and at one without it.
@@ -59,25 +63,26 @@ func TestOracle(t *testing.T) {
 	if os.Getenv("NODES") != "matrix" {
 		t.Skip("a part of make matrix")
 	}
-	cosign, err := signing.NewCosign(t.Context(), t.TempDir())
-	must(t, err)
+	cosign := testkit.Value(signing.NewCosign(t.Context(), t.TempDir()))(t)
 	o := &oracle{cosign: cosign, authority: sigstoretest.NewAuthority(t), tb: t}
 	o.trustedRoot = o.authority.TrustedRoot(t, nil)
-	o.public, err = cosign.Public()
-	must(t, err)
+	o.public = testkit.Value(cosign.Public())(t)
 	for i := range o.keys {
 		o.keys[i] = sigstoretest.NewKey(t)
 	}
-	debian, err := node.StartRegistry(t.Context(), filepath.Join(t.TempDir(), "registry"), node.Alice())
-	must(t, err)
+	debian := testkit.Value(node.StartRegistry(t.Context(), filepath.Join(t.TempDir(), "registry"), node.Alice()))(t)
 	host.AtEnd(t, debian.Close)
+	// That of go-containerregistry has the referrers API.
+	quiet := registry.Logger(log.New(io.Discard, "", 0))
+	referrers := httptest.NewServer(registry.New(registry.WithReferrersSupport(true), quiet))
+	t.Cleanup(referrers.Close)
 	alice := node.Alice()
 	for name, at := range map[string]struct {
 		host  string
 		login *node.Login
 	}{
 		"docker-registry":      {debian.Host(), &alice},
-		"go-containerregistry": {serve(t, withReferrers()), nil},
+		"go-containerregistry": {strings.TrimPrefix(referrers.URL, "http://"), nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -104,10 +109,9 @@ func (o *oracle) compare(t *testing.T, host string, login *node.Login) {
 	for i, r := range rows {
 		t.Run(r.name, func(t *testing.T) {
 			t.Parallel()
-			a := &attempt{T: t, oracle: o, repository: open(t, fmt.Sprintf("%s/row-%d/app", host, i), login)}
-			var err error
-			a.image, err = a.repository.Image(t.Context(), "1", runtime.GOARCH, t.Name())
-			must(t, err)
+			repository := testkit.Value(signing.Open(fmt.Sprintf("%s/row-%d/app", host, i), login))(t)
+			a := &attempt{T: t, oracle: o, repository: repository}
+			a.image = testkit.Value(a.repository.Image(t.Context(), "1", t.Name()))(t)
 			r.sign(a)
 			accepted := r.accepted
 			if accepted == nil {
@@ -119,8 +123,7 @@ func (o *oracle) compare(t *testing.T, host string, login *node.Login) {
 			if (theirs == nil) != ((r.reason == "") != (r.difference != "")) {
 				t.Errorf("cosign: %v; want reason %q, difference %q", theirs, r.reason, r.difference)
 			}
-			got, err := w.verify(t.Context(), a.image, login, true)
-			must(t, err)
+			got := testkit.Value(w.verify(t.Context(), a.image, login))(t)
 			for _, result := range got.Results {
 				if result.Met != (r.reason == "") || result.Reason != r.reason {
 					t.Errorf("pullgate-policyd: %+v; want reason %q; cosign: %v\n%+v", result, r.reason, theirs, got.Signatures)
@@ -142,12 +145,5 @@ func (a *attempt) by(ctx context.Context, public string) bool {
 
 func (a *attempt) must(err error) {
 	a.Helper()
-	must(a.T, err)
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(a.T, err)
 }

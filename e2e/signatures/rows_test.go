@@ -6,12 +6,13 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
 	protobundle "github.com/sigstore/protobuf-specs/gen/pb-go/bundle/v1"
+	protodsse "github.com/sigstore/protobuf-specs/gen/pb-go/dsse"
 
 	"github.com/pullgate/pullgate/e2e/signing"
 )
@@ -25,10 +26,10 @@ const (
 
 // rows returns the table: keys, storage, object, tampering, keyless.
 func (o *oracle) rows() []row {
-	return slices.Concat(o.keyRows(), o.storageRows(), o.objectRows(), o.tamperedBundles(), o.tamperedPayloads(), o.keylessRows())
+	return slices.Concat(o.keyRows(), o.storageRows(), o.objectRows(), o.tamperedBundles(), o.tamperedPayloads(),
+		o.keylessRows())
 }
 
-// signed is sign for the present form and cosign's key.
 func signed(a *attempt) { a.must(a.cosign.Sign(a.Context(), a.repository, a.image.Digest)) }
 
 // signedLegacy is sign for the older form and cosign's key.
@@ -36,7 +37,6 @@ func signedLegacy(a *attempt) {
 	a.must(a.cosign.SignLegacy(a.Context(), a.repository, a.image.Digest))
 }
 
-// with returns a row for one key.
 func with(public string, r row) row {
 	r.attestors, r.authorities = kyvernoKeys(0, public), sigstoreKey(public)
 	return r
@@ -90,12 +90,12 @@ func (o *oracle) storageRows() []row {
 		}, accepted: byFirst}),
 		with(o.key(0), row{name: "wrong artifact type", sign: func(a *attempt) {
 			b := sigstoretest.KeyBundle(a, o.keys[0], a.statement())
-			a.must(a.repository.Attach(a.Context(), a.image.Digest, sigstoretest.BundleJSON(a, b), "application/vnd.example.test"))
+			data := sigstoretest.BundleJSON(a, b)
+			a.must(a.repository.Attach(a.Context(), a.image.Digest, data, "application/vnd.example.test"))
 		}, accepted: byFirst}),
 	}
 }
 
-// otherDigest is that of no image.
 func otherDigest() string { return "sha256:" + strings.Repeat("a", 64) }
 
 // byFirst is whether cosign verifies the image with the first key of the table.
@@ -106,7 +106,7 @@ func byFirst(a *attempt) error {
 func (o *oracle) objectRows() []row {
 	index := func(a *attempt) {
 		var err error
-		a.image, err = a.repository.Index(a.Context(), "multi", a.image.Digest, runtime.GOARCH, otherArchitecture())
+		a.image, err = a.repository.Index(a.Context(), "multi", a.image.Digest)
 		a.must(err)
 	}
 	attest := func(a *attempt) {
@@ -119,17 +119,18 @@ func (o *oracle) objectRows() []row {
 		with(o.public, row{name: "index signed, legacy", sign: func(a *attempt) { index(a); signedLegacy(a) }}),
 		with(o.public, row{
 			name: "platform manifest signed", sign: func(a *attempt) { signed(a); index(a) },
-			difference: "cosign looks for the signatures of the digest that it is asked about; every document that leads to the image counts here",
+			difference: "cosign looks for the signatures of the digest that it is asked about; " +
+				"every document that leads to the image counts here",
 		}),
 		with(o.public, row{
 			name: "attestation only", sign: attest, reason: missing,
-			difference: "cosign counts an attestation as a signature; an SBOM that the key has signed does not say that the image may run",
+			difference: "cosign counts an attestation as a signature; " +
+				"an SBOM that the key has signed does not say that the image may run",
 		}),
 		with(o.public, row{name: "attestation and signature", sign: func(a *attempt) { attest(a); signed(a) }}),
 		with(o.public, row{name: "signature of another image", sign: func(a *attempt) {
 			first := a.image
-			other, err := a.repository.Image(a.Context(), "other", runtime.GOARCH, "other")
-			a.must(err)
+			other := testkit.Value(a.repository.Image(a.Context(), "other", "other"))(a)
 			a.image = other
 			signed(a)
 			signedLegacy(a)
@@ -138,7 +139,6 @@ func (o *oracle) objectRows() []row {
 	}
 }
 
-// tamperedBundles has a row for each part of a bundle.
 func (o *oracle) tamperedBundles() []row {
 	key := o.keys[0]
 	store := func(a *attempt, data []byte) {
@@ -165,69 +165,75 @@ func (o *oracle) tamperedBundles() []row {
 			return bytes.ReplaceAll(text, []byte(old), []byte(with))
 		}
 	}
-	all := []row{
-		{name: "unchanged", sign: changed(func(*attempt, *protobundle.Bundle) {})},
-		{name: "payload", sign: changed(func(_ *attempt, b *protobundle.Bundle) {
-			b.GetDsseEnvelope().Payload = append(b.GetDsseEnvelope().GetPayload(), ' ')
-		}), reason: invalid},
-		{name: "payload of another signature", sign: changed(func(a *attempt, b *protobundle.Bundle) {
-			b.GetDsseEnvelope().Payload = ofAnother(a)
-		}), reason: invalid},
-		{name: "payload type", sign: changed(func(_ *attempt, b *protobundle.Bundle) { b.GetDsseEnvelope().PayloadType = "application/json" }), reason: missing},
-		{name: "signature", sign: changed(func(a *attempt, b *protobundle.Bundle) {
-			b.Content = sigstoretest.Envelope(a, o.keys[1], b.GetDsseEnvelope().GetPayload()).GetContent()
-		}), reason: invalid},
-		{name: "no signature", sign: changed(func(_ *attempt, b *protobundle.Bundle) { b.GetDsseEnvelope().Signatures = nil }), reason: invalid},
-		{name: "two signatures", sign: changed(func(_ *attempt, b *protobundle.Bundle) {
-			b.GetDsseEnvelope().Signatures = append(b.GetDsseEnvelope().GetSignatures(), b.GetDsseEnvelope().GetSignatures()[0])
-		}), reason: invalid},
-		{name: "media type", sign: changed(func(_ *attempt, b *protobundle.Bundle) { b.MediaType = "application/vnd.dev.sigstore.bundle.v9+json" }), reason: invalid},
-		{name: "no key", sign: changed(func(_ *attempt, b *protobundle.Bundle) { b.GetVerificationMaterial().GetPublicKey().Hint = "" })},
-		{name: "hint of another key", sign: changed(func(_ *attempt, b *protobundle.Bundle) { b.GetVerificationMaterial().GetPublicKey().Hint = "other" })},
-		{name: "digest of another image", sign: statement(func(a *attempt, _ []byte) []byte { return ofAnother(a) }), reason: invalid},
-		{
-			name: "predicate type", sign: statement(replace(sigstoretest.SignType, sigstoretest.AttestType)), reason: missing,
-			difference: "cosign counts an attestation as a signature",
-		},
-		{name: "statement type", sign: statement(replace("in-toto.io/Statement/v1", "example.test/Statement/v1")), reason: missing, difference: "cosign does not read the type of the statement"},
-		{name: "not JSON", sign: func(a *attempt) { store(a, []byte("a bundle")) }, reason: invalid},
-		{name: "empty", sign: func(a *attempt) { store(a, []byte("{}")) }, reason: invalid},
+	var all []row
+	add := func(name, reason string, sign func(*attempt), difference ...string) {
+		r := with(o.key(0), row{name: "bundle: " + name, sign: sign, reason: reason, accepted: byFirst})
+		r.difference = strings.Join(difference, "")
+		all = append(all, r)
 	}
-	for i := range all {
-		all[i] = with(o.key(0), all[i])
-		all[i].name, all[i].accepted = "bundle: "+all[i].name, byFirst
+	envelope := func(name, reason string, change func(a *attempt, e *protodsse.Envelope)) {
+		add(name, reason, changed(func(a *attempt, b *protobundle.Bundle) { change(a, b.GetDsseEnvelope()) }))
 	}
+	hint := func(text string) func(*attempt) {
+		return changed(func(_ *attempt, b *protobundle.Bundle) {
+			b.GetVerificationMaterial().GetPublicKey().Hint = text
+		})
+	}
+	add("unchanged", "", changed(func(*attempt, *protobundle.Bundle) {}))
+	envelope("payload", invalid, func(_ *attempt, e *protodsse.Envelope) { e.Payload = append(e.GetPayload(), ' ') })
+	envelope("payload of another signature", invalid, func(a *attempt, e *protodsse.Envelope) { e.Payload = ofAnother(a) })
+	envelope("payload type", missing, func(_ *attempt, e *protodsse.Envelope) { e.PayloadType = "application/json" })
+	envelope("no signature", invalid, func(_ *attempt, e *protodsse.Envelope) { e.Signatures = nil })
+	envelope("two signatures", invalid, func(_ *attempt, e *protodsse.Envelope) {
+		e.Signatures = append(e.GetSignatures(), e.GetSignatures()[0])
+	})
+	add("signature", invalid, changed(func(a *attempt, b *protobundle.Bundle) {
+		b.Content = sigstoretest.Envelope(a, o.keys[1], b.GetDsseEnvelope().GetPayload()).GetContent()
+	}))
+	add("media type", invalid, changed(func(_ *attempt, b *protobundle.Bundle) {
+		b.MediaType = "application/vnd.dev.sigstore.bundle.v9+json"
+	}))
+	add("no key", "", hint(""))
+	add("hint of another key", "", hint("other"))
+	add("digest of another image", invalid, statement(func(a *attempt, _ []byte) []byte { return ofAnother(a) }))
+	add("predicate type", missing, statement(replace(sigstoretest.SignType, sigstoretest.AttestType)),
+		"cosign counts an attestation as a signature")
+	add("statement type", missing, statement(replace("in-toto.io/Statement/v1", "example.test/Statement/v1")),
+		"cosign does not read the type of the statement")
+	add("not JSON", invalid, func(a *attempt) { store(a, []byte("a bundle")) })
+	add("empty", invalid, func(a *attempt) { store(a, []byte("{}")) })
 	return all
 }
 
 // tamperedPayloads has a row for each part of the older form.
 func (o *oracle) tamperedPayloads() []row {
 	key := o.keys[0]
-	attach := func(change func(a *attempt, payload []byte) []byte, signer *ecdsa.PrivateKey, after func([]byte) []byte) func(*attempt) {
+	attach := func(signed func(a *attempt) []byte, signer *ecdsa.PrivateKey, suffix string) func(*attempt) {
 		return func(a *attempt) {
-			payload := change(a, sigstoretest.SimplePayload(a.image.Digest))
-			a.must(a.repository.AttachLegacy(a.Context(), a.image.Digest, after(payload), signing.Annotation(sigstoretest.Sign(a, signer, payload))))
+			payload := signed(a)
+			signature := signing.Annotation(sigstoretest.Sign(a, signer, payload))
+			a.must(a.repository.AttachLegacy(a.Context(), a.image.Digest, append(payload, suffix...), signature))
 		}
 	}
-	same := func(b []byte) []byte { return b }
-	unchanged := func(_ *attempt, b []byte) []byte { return b }
-	replace := func(old, with string) func(*attempt, []byte) []byte {
-		return func(_ *attempt, b []byte) []byte { return bytes.ReplaceAll(b, []byte(old), []byte(with)) }
+	right := func(a *attempt) []byte { return sigstoretest.SimplePayload(a.image.Digest) }
+	var all []row
+	add := func(name, reason string, sign func(*attempt), difference ...string) {
+		r := with(o.key(0), row{name: "legacy: " + name, sign: sign, reason: reason, accepted: byFirst})
+		r.difference = strings.Join(difference, "")
+		all = append(all, r)
 	}
-	all := []row{
-		{name: "unchanged", sign: attach(unchanged, key, same)},
-		{name: "payload", sign: attach(unchanged, key, func(b []byte) []byte { return append(b, ' ') }), reason: invalid},
-		{name: "signature", sign: attach(unchanged, o.keys[1], same), reason: invalid},
-		{name: "digest of another image", sign: attach(func(*attempt, []byte) []byte { return sigstoretest.SimplePayload(otherDigest()) }, key, same), reason: invalid},
-		{name: "type", sign: attach(replace("cosign container image signature", "something else"), key, same), reason: missing, difference: "cosign does not read the type of the payload"},
-		{name: "not JSON", sign: attach(func(*attempt, []byte) []byte { return []byte("a payload") }, key, same), reason: invalid},
-		{name: "no signature", sign: func(a *attempt) {
-			a.must(a.repository.AttachLegacy(a.Context(), a.image.Digest, sigstoretest.SimplePayload(a.image.Digest), signing.Annotation(nil)))
-		}, reason: invalid},
-	}
-	for i := range all {
-		all[i] = with(o.key(0), all[i])
-		all[i].name, all[i].accepted = "legacy: "+all[i].name, byFirst
-	}
+	add("unchanged", "", attach(right, key, ""))
+	add("payload", invalid, attach(right, key, " "))
+	add("signature", invalid, attach(right, o.keys[1], ""))
+	add("digest of another image", invalid, attach(func(*attempt) []byte {
+		return sigstoretest.SimplePayload(otherDigest())
+	}, key, ""))
+	add("type", missing, attach(func(a *attempt) []byte {
+		return bytes.ReplaceAll(right(a), []byte("cosign container image signature"), []byte("something else"))
+	}, key, ""), "cosign does not read the type of the payload")
+	add("not JSON", invalid, attach(func(*attempt) []byte { return []byte("a payload") }, key, ""))
+	add("no signature", invalid, func(a *attempt) {
+		a.must(a.repository.AttachLegacy(a.Context(), a.image.Digest, right(a), signing.Annotation(nil)))
+	})
 	return all
 }

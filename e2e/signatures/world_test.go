@@ -6,28 +6,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"log" //nolint:depguard // the registry takes its logger
-	"net"
-	"net/http"
+	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/google/go-containerregistry/pkg/registry"
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/pkg/imageref"
 
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/node"
-	"github.com/pullgate/pullgate/e2e/signing"
 )
 
 // namespace is that of all pods.
@@ -46,7 +40,7 @@ type world struct {
 // start starts a pullgate-policyd with policy files by their names. settings are more lines of its configuration.
 func start(tb testing.TB, policies map[string]string, trustedRoot []byte, settings ...string) *world {
 	tb.Helper()
-	w := &world{TB: tb, dir: shortDir(tb)}
+	w := &world{TB: tb, dir: criproxytest.SocketDir(tb)}
 	paths := policyfiles.Paths{Folder: filepath.Join(w.dir, "policies")}
 	w.must(os.Mkdir(paths.Folder, 0o755))
 	for name, text := range policies {
@@ -58,8 +52,7 @@ func start(tb testing.TB, policies map[string]string, trustedRoot []byte, settin
 		settings = append(settings, "trustedRoot: "+paths.TrustedRoot)
 	}
 	var err error
-	w.set, err = policyfiles.Read(paths)
-	w.must(err)
+	w.set = testkit.Value(policyfiles.Read(paths))(w)
 	w.rules = policyfiles.Requirements(w.set)
 	w.policyd, err = node.StartPolicyd(tb.Context(), filepath.Join(w.dir, "policyd"), paths.Folder, settings...)
 	w.must(err)
@@ -71,20 +64,18 @@ func start(tb testing.TB, policies map[string]string, trustedRoot []byte, settin
 			tb.Logf("the last output of pullgate-policyd:\n%s", w.policyd.Log())
 		}
 	})
-	w.client, err = policyclient.New(w.policyd.Endpoint(), policyclient.Options{})
-	w.must(err)
+	w.client = testkit.Value(policyclient.New(w.policyd.Endpoint(), policyclient.Options{}))(w)
 	host.AtEnd(tb, w.client.Close)
 	return w
 }
 
-// verify asks whether an image meets the rules for it. Without list it is what pullgated asks after a pull, which ends
-// with enough signatures.
-func (w *world) verify(ctx context.Context, image node.Pushed, login *node.Login, list bool) (requirement.Report, error) {
+// verify asks whether an image meets the rules for it, and for all its signatures.
+func (w *world) verify(ctx context.Context, image node.Pushed, login *node.Login) (requirement.Report, error) {
 	applied := w.rules.For(namespace, imageref.New(image.Name))
 	repository := image.Name[:strings.LastIndex(image.Name, ":")]
 	request := policyclient.VerifyRequest{
 		PolicyHash: w.set.Hash, TrustedRoot: policyfiles.TrustedRootID(w.set), Name: image.Name, ImageID: image.ID,
-		Digests: []string{repository + "@" + image.Digest}, ListSignatures: list,
+		Digests: []string{repository + "@" + image.Digest}, ListSignatures: true,
 	}
 	if login != nil {
 		request.Credential = admission.Login{Username: login.Username, Password: login.Password}
@@ -102,20 +93,7 @@ func (w *world) verify(ctx context.Context, image node.Pushed, login *node.Login
 
 func (w *world) must(err error) {
 	w.Helper()
-	if err != nil {
-		w.Fatal(err)
-	}
-}
-
-// shortDir returns a folder whose path is short enough for sockets.
-func shortDir(tb testing.TB) string {
-	tb.Helper()
-	dir, err := os.MkdirTemp("", "signatures") //nolint:usetesting // a socket's path must be short
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
-	return dir
+	testkit.Must(w, err)
 }
 
 // kyvernoPolicy is a ClusterPolicy for the images of a repository.
@@ -153,49 +131,4 @@ func kyvernoKeys(count int, keys ...string) string {
 	return fmt.Sprintf("[{count: %d, entries: [%s]}]", count, strings.Join(entries, ", "))
 }
 
-// sigstoreKey is a list of one authority.
 func sigstoreKey(key string) string { return fmt.Sprintf("[{key: {data: %q}}]", key) }
-
-// serve serves a registry until the end of the test.
-func serve(tb testing.TB, handler http.Handler) (host string) {
-	tb.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = server.Serve(l) // ends with Close
-	}()
-	tb.Cleanup(func() {
-		if err := server.Close(); err != nil {
-			tb.Error(err)
-		}
-		<-done
-	})
-	return l.Addr().String()
-}
-
-// withReferrers returns go-containerregistry's registry, which has the referrers API.
-func withReferrers() http.Handler {
-	return registry.New(registry.WithReferrersSupport(true), registry.Logger(log.New(io.Discard, "", 0)))
-}
-
-// otherArchitecture is one that this machine does not have.
-func otherArchitecture() string {
-	if runtime.GOARCH == "arm64" {
-		return "amd64"
-	}
-	return "arm64"
-}
-
-func open(tb testing.TB, repository string, login *node.Login) *signing.Repository {
-	tb.Helper()
-	r, err := signing.Open(repository, login)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return r
-}

@@ -57,33 +57,29 @@ func (c *Cosign) Run(ctx context.Context, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-func (r *Repository) flags() []string {
-	flags := []string{"--allow-http-registry"}
-	if r.login != nil {
-		flags = append(flags, "--registry-username", r.login.Username, "--registry-password", r.login.Password)
-	}
-	return flags
-}
-
 // Sign signs the manifest or index with a digest in the present form, with its key and without any server.
 func (c *Cosign) Sign(ctx context.Context, r *Repository, digest string) error {
-	return c.sign(ctx, r, digest, "--signing-config", c.path("config.json"))
+	return c.on(ctx, r, digest, "sign", "--yes", "--key", c.path("cosign.key"), "--signing-config", c.path("config.json"))
 }
 
 // SignLegacy is Sign in the older form.
 func (c *Cosign) SignLegacy(ctx context.Context, r *Repository, digest string) error {
-	return c.sign(ctx, r, digest, "--use-signing-config=false", "--tlog-upload=false", "--new-bundle-format=false")
+	return c.on(ctx, r, digest, "sign", "--yes", "--key", c.path("cosign.key"),
+		"--use-signing-config=false", "--tlog-upload=false", "--new-bundle-format=false")
 }
 
 // Attest stores an SBOM, the content of a file, as an attestation of the manifest or index with a digest.
 func (c *Cosign) Attest(ctx context.Context, r *Repository, digest, sbom string) error {
-	args := append([]string{"attest", "--yes", "--key", c.path("cosign.key"), "--signing-config", c.path("config.json"), "--type", "spdxjson", "--predicate", sbom}, r.flags()...)
-	_, err := c.Run(ctx, append(args, r.String()+"@"+digest)...)
-	return err
+	return c.on(ctx, r, digest, "attest", "--yes", "--key", c.path("cosign.key"),
+		"--signing-config", c.path("config.json"), "--type", "spdxjson", "--predicate", sbom)
 }
 
-func (c *Cosign) sign(ctx context.Context, r *Repository, digest string, flags ...string) error {
-	args := append([]string{"sign", "--yes", "--key", c.path("cosign.key")}, append(r.flags(), flags...)...)
+// on runs a command about the manifest or index with a digest.
+func (c *Cosign) on(ctx context.Context, r *Repository, digest string, command ...string) error {
+	args := append([]string{command[0], "--allow-http-registry"}, command[1:]...)
+	if r.login != nil {
+		args = append(args, "--registry-username", r.login.Username, "--registry-password", r.login.Password)
+	}
 	_, err := c.Run(ctx, append(args, r.String()+"@"+digest)...)
 	return err
 }
@@ -103,7 +99,5 @@ func (c *Cosign) Verify(ctx context.Context, r *Repository, public, digest strin
 
 // VerifyWith is Verify with other flags than those for a key.
 func (c *Cosign) VerifyWith(ctx context.Context, r *Repository, digest string, flags ...string) error {
-	args := append([]string{"verify"}, append(r.flags(), flags...)...)
-	_, err := c.Run(ctx, append(args, r.String()+"@"+digest)...)
-	return err
+	return c.on(ctx, r, digest, append([]string{"verify"}, flags...)...)
 }

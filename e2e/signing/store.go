@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -15,6 +16,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/partial"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/static"
 	"github.com/google/go-containerregistry/pkg/v1/types"
@@ -51,32 +53,19 @@ func (r *Repository) options(ctx context.Context) []remote.Option {
 }
 
 // An artifact is a manifest as it is stored.
-type artifact struct {
-	mediaType types.MediaType
-	data      []byte
-}
+type artifact []byte
 
-func (a artifact) RawManifest() ([]byte, error)        { return a.data, nil }
-func (a artifact) MediaType() (types.MediaType, error) { return a.mediaType, nil }
-
-// PutManifest stores a manifest or an index under a tag, or under its digest if tag is "", and returns the digest.
-func (r *Repository) PutManifest(ctx context.Context, tag, mediaType string, data []byte) (digest string, err error) {
-	digest = Digest(data)
-	var to name.Reference = r.name.Digest(digest)
-	if tag != "" {
-		to = r.name.Tag(tag)
-	}
-	return digest, remote.Put(to, artifact{types.MediaType(mediaType), data}, r.options(ctx)...)
-}
+func (a artifact) RawManifest() ([]byte, error)      { return a, nil }
+func (artifact) MediaType() (types.MediaType, error) { return types.OCIManifestSchema1, nil }
 
 // PutBlob stores a blob, and returns its descriptor.
 func (r *Repository) PutBlob(ctx context.Context, mediaType string, data []byte) (v1.Descriptor, error) {
 	layer := static.NewLayer(data, types.MediaType(mediaType))
-	hash, err := layer.Digest()
+	descriptor, err := partial.Descriptor(layer)
 	if err != nil {
 		return v1.Descriptor{}, err
 	}
-	return v1.Descriptor{MediaType: types.MediaType(mediaType), Size: int64(len(data)), Digest: hash}, remote.WriteLayer(r.name, layer, r.options(ctx)...)
+	return *descriptor, remote.WriteLayer(r.name, layer, r.options(ctx)...)
 }
 
 // BundleMediaType is that of bundles, and the artifact type of the manifests that hold them.
@@ -109,8 +98,7 @@ func (r *Repository) Attach(ctx context.Context, digest string, bundle []byte, a
 	if err != nil {
 		return err
 	}
-	_, err = r.PutManifest(ctx, "", string(types.OCIManifestSchema1), data)
-	return err
+	return remote.Put(r.name.Digest(Digest(data)), artifact(data), r.options(ctx)...)
 }
 
 // Sign signs the manifest or index with a digest in the present form.
@@ -137,7 +125,9 @@ func Annotation(signature []byte) map[string]string {
 }
 
 // AttachLegacy stores a payload with the annotations that sign it, under the tag of the older form.
-func (r *Repository) AttachLegacy(ctx context.Context, digest string, payload []byte, annotations map[string]string) error {
+func (r *Repository) AttachLegacy(
+	ctx context.Context, digest string, payload []byte, annotations map[string]string,
+) error {
 	layer := static.NewLayer(payload, "application/vnd.dev.cosign.simplesigning.v1+json")
 	image, err := mutate.Append(mutate.MediaType(empty.Image, types.OCIManifestSchema1), mutate.Addendum{
 		Layer: layer, Annotations: annotations,
@@ -149,9 +139,9 @@ func (r *Repository) AttachLegacy(ctx context.Context, digest string, payload []
 	return remote.Write(r.name.Tag(strings.Replace(digest, ":", "-", 1)+".sig"), image, r.options(ctx)...)
 }
 
-// Image pushes a small image for the architecture under a tag. content makes it unique.
-func (r *Repository) Image(ctx context.Context, tag, architecture, content string) (node.Pushed, error) {
-	image, err := imageFor(mutate.MediaType(empty.Image, types.OCIManifestSchema1), architecture, content)
+// Image pushes a small image under a tag. content makes it unique.
+func (r *Repository) Image(ctx context.Context, tag, content string) (node.Pushed, error) {
+	image, err := imageFor(mutate.MediaType(empty.Image, types.OCIManifestSchema1), runtime.GOARCH, content)
 	if err != nil {
 		return node.Pushed{}, err
 	}
@@ -162,7 +152,9 @@ func (r *Repository) Image(ctx context.Context, tag, architecture, content strin
 }
 
 // imageFor returns an image with another configuration.
-func imageFor(base v1.Image, architecture, content string) (v1.Image, error) { //nolint:ireturn // the registry packages work with the interface
+//
+//nolint:ireturn // the registry packages work with the interface
+func imageFor(base v1.Image, architecture, content string) (v1.Image, error) {
 	config, err := base.ConfigFile()
 	if err != nil {
 		return nil, err
@@ -176,7 +168,7 @@ func imageFor(base v1.Image, architecture, content string) (v1.Image, error) { /
 	return mutate.ConfigMediaType(image, types.OCIConfigJSON), nil
 }
 
-func (r *Repository) pushed(tag string, top interface{ Digest() (v1.Hash, error) }, image v1.Image) (node.Pushed, error) {
+func (r *Repository) pushed(tag string, top partial.Describable, image v1.Image) (node.Pushed, error) {
 	id, err := image.ConfigName()
 	if err != nil {
 		return node.Pushed{}, err
@@ -191,9 +183,13 @@ func (r *Repository) pushed(tag string, top interface{ Digest() (v1.Hash, error)
 	}, nil
 }
 
-// Index pushes an index under a tag: the image that the repository has under a digest, for the architecture, and the
-// same for another architecture. It returns the index, with the ID of that image.
-func (r *Repository) Index(ctx context.Context, tag, digest, architecture, other string) (node.Pushed, error) {
+// Index pushes an index under a tag: the image that the repository has under a digest, for this machine, and the same
+// for another architecture. It returns the index, with the ID of that image.
+func (r *Repository) Index(ctx context.Context, tag, digest string) (node.Pushed, error) {
+	other := "arm64"
+	if runtime.GOARCH == other {
+		other = "amd64"
+	}
 	image, err := remote.Image(r.name.Digest(digest), r.options(ctx)...)
 	if err != nil {
 		return node.Pushed{}, err
@@ -203,26 +199,15 @@ func (r *Repository) Index(ctx context.Context, tag, digest, architecture, other
 		return node.Pushed{}, err
 	}
 	entry := func(i v1.Image, architecture string) mutate.IndexAddendum {
-		return mutate.IndexAddendum{Add: i, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: architecture}}}
+		platform := &v1.Platform{OS: "linux", Architecture: architecture}
+		return mutate.IndexAddendum{Add: i, Descriptor: v1.Descriptor{Platform: platform}}
 	}
-	index := mutate.AppendManifests(mutate.IndexMediaType(empty.Index, types.OCIImageIndex), entry(second, other), entry(image, architecture))
+	index := mutate.IndexMediaType(empty.Index, types.OCIImageIndex)
+	index = mutate.AppendManifests(index, entry(second, other), entry(image, runtime.GOARCH))
 	if err := remote.WriteIndex(r.name.Tag(tag), index, r.options(ctx)...); err != nil {
 		return node.Pushed{}, err
 	}
 	return r.pushed(tag, index, image)
-}
-
-// Manifest returns the bytes of a manifest or an index by tag or digest, and its media type.
-func (r *Repository) Manifest(ctx context.Context, reference string) (data []byte, mediaType string, err error) {
-	var from name.Reference = r.name.Tag(reference)
-	if strings.HasPrefix(reference, "sha256:") {
-		from = r.name.Digest(reference)
-	}
-	d, err := remote.Get(from, r.options(ctx)...)
-	if err != nil {
-		return nil, "", err
-	}
-	return d.Manifest, string(d.MediaType), nil
 }
 
 // Digest returns the digest of data.

@@ -44,7 +44,7 @@ func run() error {
 	}
 	runtime := runtimeapi.NewRuntimeServiceClient(conn)
 	ask := func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
 		defer cancel()
 		_, err := runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
 		return err

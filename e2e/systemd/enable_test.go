@@ -1,22 +1,20 @@
 package systemd_test
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/pullgate/pullgate/e2e/host"
+	"github.com/pullgate/pullgate/internal/testkit"
 )
 
 const shadow = configuration + "noPullImageSecretRecheck: true\n"
 
 // where are the folders in which the kubelet's configuration could be changed.
-const where = "find /etc /usr/lib/systemd /var/lib/kubelet -xdev -type f -not -name 'ld.so.cache' -exec sha256sum {} + | sort -k 2; " +
-	"find /etc /var/lib/kubelet -xdev -type d | sort"
+const where = "find /etc /usr/lib/systemd /var/lib/kubelet -xdev -type f -not -name 'ld.so.cache' " +
+	"-exec sha256sum {} + | sort -k 2; find /etc /var/lib/kubelet -xdev -type d | sort"
 
 // A kubelet is pointed at pullgate and back, and nothing but that is changed.
 func TestNodeEnable(t *testing.T) {
@@ -50,8 +48,7 @@ func (s *site) kubelets() {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		s.Fatalf("build the kubelet: %v\n%s", err, out)
 	}
-	program, err := os.ReadFile(built)
-	s.must(err)
+	program := testkit.Value(os.ReadFile(built))(s)
 	for _, name := range []string{"kubelet", "k3s"} {
 		s.must(os.WriteFile(s.machine.Path("/usr/bin/"+name), program, 0o755))
 	}
@@ -65,13 +62,14 @@ ExecStart=
 ExecStart=/usr/bin/kubelet $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
 `)
 	s.write("/var/lib/kubelet/config.yaml", "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n")
-	s.write("/var/lib/kubelet/kubeadm-flags.env", "KUBELET_KUBEADM_ARGS=\"--container-runtime-endpoint=unix:///run/containerd/containerd.sock\"\n")
-	s.write("/etc/systemd/system/scripted.service", service+"/bin/sh -c '/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml; true'\n")
+	s.write("/var/lib/kubelet/kubeadm-flags.env",
+		`KUBELET_KUBEADM_ARGS="--container-runtime-endpoint=unix:///run/containerd/containerd.sock"`+"\n")
+	s.write("/etc/systemd/system/scripted.service",
+		service+"/bin/sh -c '/usr/bin/kubelet --config=/var/lib/kubelet/config.yaml; true'\n")
 	s.write("/etc/systemd/system/k3s.service", service+"/usr/bin/k3s server\n")
 	s.write("/etc/rancher/k3s/config.yaml", "container-runtime-endpoint: /run/containerd/containerd.sock\n")
 }
 
-// files are the files that configure a kubelet.
 func (s *site) files() string {
 	s.Helper()
 	return s.do("/bin/sh", "-c", where)
@@ -96,24 +94,16 @@ func difference(before, after string) string {
 	return b.String()
 }
 
-// dials is the endpoint that the kubelet of a unit printed last.
-func (s *site) dials(unit string) string {
-	s.Helper()
-	endpoint := ""
-	host.Within(10*time.Second, func() (printed bool) {
-		// It fails where nothing is found.
-		line, _ := s.machine.Run(s.Context(), "journalctl", "--unit="+unit, "--output=cat", "--no-pager", "--grep=stubkubelet dials", "--lines=1")
-		_, endpoint, printed = strings.Cut(line, "dials ")
-		return printed
-	})
-	return strings.TrimSpace(endpoint)
-}
-
+// wantDials waits until the endpoint that the kubelet of a unit has printed last is a socket: the journal is behind.
 func (s *site) wantDials(unit, socket string) {
 	s.Helper()
-	if got := s.dials(unit); got != "unix://"+socket {
-		s.Errorf("the kubelet dials %s; want %s", got, socket)
-	}
+	s.until(unit+" to dial "+socket, func() bool {
+		// It fails where nothing is found.
+		line, _ := s.machine.Run(s.Context(), "journalctl", "--unit="+unit, "--output=cat", "--no-pager",
+			"--grep=stubkubelet dials", "--lines=1")
+		_, endpoint, _ := strings.Cut(line, "dials ")
+		return strings.TrimSpace(endpoint) == "unix://"+socket
+	})
 	s.wantState(unit, "active")
 }
 
@@ -127,19 +117,19 @@ func backAndForth(s *site) {
 	s.do("pullgatectl", "node", "enable", "--yes")
 	s.wantDials("kubelet.service", through)
 	invocation := s.shows("kubelet.service", "InvocationID")
-	if out := s.do("pullgatectl", "node", "enable", "--yes"); !strings.Contains(out, "Already enabled") || s.shows("kubelet.service", "InvocationID") != invocation {
-		s.Errorf("enable once more: %s", out)
+	s.wantPrinted(s.do("pullgatectl", "node", "enable", "--yes"), "Already enabled")
+	if s.shows("kubelet.service", "InvocationID") != invocation {
+		s.Error("enable has restarted the kubelet once more")
 	}
 	s.refused("90-pullgate.conf", "dpkg", "--remove", "pullgate")
 
 	s.do("systemctl", "disable", "--now", unit, socket)
 	s.do("pullgatectl", "node", "disable", "--yes")
 	s.wantDials("kubelet.service", direct)
-	if out := s.do("pullgatectl", "node", "disable", "--yes"); !strings.Contains(out, "Already disabled") {
-		s.Errorf("disable once more: %s", out)
-	}
-	if out, err := s.machine.Run(s.Context(), "pullgatectl", "node", "enable", "--yes"); err == nil || !strings.Contains(err.Error(), "exit status 3") {
-		s.Errorf("enable without pullgate = %v, %s; want exit code 3", err, out)
+	s.wantPrinted(s.do("pullgatectl", "node", "disable", "--yes"), "Already disabled")
+	_, err := s.machine.Run(s.Context(), "pullgatectl", "node", "enable", "--yes")
+	if err == nil || !strings.Contains(err.Error(), "exit status 3") {
+		s.Errorf("enable without pullgate = %v; want exit code 3", err)
 	}
 	s.do("systemctl", "enable", "--now", unit)
 	s.wantFiles(before)
@@ -158,7 +148,7 @@ func killedMidway(s *site) {
 	before := s.files()
 	enable := s.machine.Command(s.Context(), "pullgatectl", "node", "enable", "--yes")
 	s.must(enable.Start())
-	s.until("a restart of the kubelet", func() bool { return s.dials("kubelet.service") == "unix://"+through })
+	s.wantDials("kubelet.service", through)
 	s.do("/bin/sh", "-c", "kill -KILL $(pidof pullgatectl)") // what was started here only waits for it
 	_ = enable.Wait()                                        // it was killed
 	s.refused("was interrupted", "pullgatectl", "node", "status")
@@ -169,17 +159,14 @@ func killedMidway(s *site) {
 	s.wantFiles(before)
 }
 
-// other points the kubelet of another unit.
 func (s *site) other(name, file string) {
 	s.Helper()
 	s.do("systemctl", "stop", "kubelet.service")
 	s.do("systemctl", "start", name)
 	before := s.files()
 	s.wantDials(name, direct)
-	out := s.do("pullgatectl", "node", "enable", "--yes", "--unit", name)
-	if s.wantDials(name, through); !strings.Contains(out, fmt.Sprintf("write %s\n", file)) {
-		s.Errorf("enable prints\n%s\nwant it to write %s", out, file)
-	}
+	s.wantPrinted(s.do("pullgatectl", "node", "enable", "--yes", "--unit", name), "write "+file+"\n")
+	s.wantDials(name, through)
 	s.do("pullgatectl", "node", "disable", "--yes", "--unit", name)
 	s.wantDials(name, direct)
 	s.wantFiles(before)

@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/testkit"
+
 	"github.com/pullgate/pullgate/e2e/host"
 	"github.com/pullgate/pullgate/e2e/machine"
 	"github.com/pullgate/pullgate/e2e/node"
@@ -53,36 +55,25 @@ type site struct {
 
 func newSite(t *testing.T) *site {
 	t.Helper()
-	n, err := node.New(t.Context(), node.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := testkit.Value(node.New(t.Context(), node.Options{}))(t)
 	host.AtEnd(t, n.Close)
-	if err := pack(); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, pack())
 	dir := filepath.Join(n.Dir, "machine")
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, os.MkdirAll(dir, 0o700))
 	m, err := machine.Start(t.Context(), machine.Options{Dir: dir, Cgroup: n.Cgroup(), Binds: map[string]string{
 		"/run/containerd": filepath.Dir(strings.TrimPrefix(n.Containerd.Endpoint(), "unix://")), packed: packages,
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
+	host.AtEnd(t, m.Close)
 	t.Cleanup(func() {
 		if t.Failed() {
-			output, _ := m.Run(context.WithoutCancel(t.Context()), "journalctl", "--no-pager", "--lines=60", "--unit=pullgated.*")
+			ctx := context.WithoutCancel(t.Context())
+			output, _ := m.Run(ctx, "journalctl", "--no-pager", "--lines=60", "--unit=pullgated.*")
 			t.Logf("the end of the journal:\n%s", output)
-		}
-		if err := m.Close(); err != nil {
-			t.Error(err)
 		}
 	})
 	s := &site{T: t, outer: t, node: n, machine: m}
-	s.app, err = n.PushPrivate(t.Context(), "site/app:1", node.Image{Content: "site"})
-	s.must(err)
+	s.app = testkit.Value(n.PushPrivate(t.Context(), "site/app:1", node.Image{Content: "site"}))(s)
 	// The socket by a short path, beside which the kubelet's client keeps the logs of pods.
 	s.must(os.Symlink(m.Path("/run/pullgate/cri.sock"), filepath.Join(dir, "cri.sock")))
 	return s
@@ -128,9 +119,7 @@ func TestMain(m *testing.M) {
 
 func (s *site) must(err error) {
 	s.Helper()
-	if err != nil {
-		s.Fatal(err)
-	}
+	testkit.Must(s, err)
 }
 
 // step runs a part of the test; those after one that failed do not run.
@@ -148,12 +137,9 @@ func (s *site) step(name string, run func()) {
 	}
 }
 
-// do runs a program in the machine that has to succeed.
 func (s *site) do(program string, args ...string) string {
 	s.Helper()
-	out, err := s.machine.Run(s.Context(), program, args...)
-	s.must(err)
-	return out
+	return testkit.Value(s.machine.Run(s.Context(), program, args...))(s)
 }
 
 // refused runs a program in the machine that has to fail with a reason.
@@ -165,7 +151,6 @@ func (s *site) refused(words string, program string, args ...string) {
 	}
 }
 
-// write puts a file into the machine.
 func (s *site) write(path, content string) {
 	s.Helper()
 	s.must(os.MkdirAll(filepath.Dir(s.machine.Path(path)), 0o755))
@@ -177,7 +162,6 @@ func (s *site) exists(path string) bool {
 	return err == nil
 }
 
-// shows returns a property of a unit.
 func (s *site) shows(unit, property string) string {
 	s.Helper()
 	return strings.TrimSpace(s.do("systemctl", "show", "--value", "--property="+property, unit))
@@ -190,18 +174,16 @@ func (s *site) wantState(unit, want string) {
 	}
 }
 
-// pidOf is the process of a unit, in the machine.
 func (s *site) pidOf(unit string) int {
 	s.Helper()
-	pid, err := strconv.Atoi(s.shows(unit, "MainPID"))
-	s.must(err)
-	return pid
+	return testkit.Value(strconv.Atoi(s.shows(unit, "MainPID")))(s)
 }
 
 // insideOf runs a script as root in the file system that a unit sees.
 func (s *site) insideOf(unit, script string) (string, error) {
 	s.Helper()
-	return s.machine.Run(s.Context(), "nsenter", "--target", strconv.Itoa(s.pidOf(unit)), "--mount", "--", "/bin/sh", "-c", script)
+	pid := strconv.Itoa(s.pidOf(unit))
+	return s.machine.Run(s.Context(), "nsenter", "--target", pid, "--mount", "--", "/bin/sh", "-c", script)
 }
 
 // versionOf is the version of the program of a unit that runs.
@@ -222,19 +204,17 @@ func (s *site) wantVersion(unit, want string) {
 	}
 }
 
-// connect lets a kubelet connect.
 func (s *site) connect() {
 	s.Helper()
-	k, err := node.NewKubelet(s.Context(), "unix://"+filepath.Join(s.node.Dir, "machine", "cri.sock"))
-	s.must(err)
+	k := testkit.Value(node.NewKubelet(s.Context(), "unix://"+filepath.Join(s.node.Dir, "machine", "cri.sock")))(s)
 	s.k = k
 }
 
-// pod runs a pod to its end, and returns its outcome.
 func (s *site) pod(namespace, policy string, secrets ...node.Login) node.Outcome {
 	s.Helper()
 	s.pods++
-	p := &node.Pod{Namespace: fmt.Sprintf("%s-%d", namespace, s.pods), Name: "pod", Image: s.app.Name, Policy: policy, Secrets: secrets}
+	p := &node.Pod{Namespace: fmt.Sprintf("%s-%d", namespace, s.pods), Name: "pod", Image: s.app.Name, Policy: policy}
+	p.Secrets = secrets
 	o := s.k.Run(s.Context(), p)
 	s.must(s.k.Remove(s.Context(), p))
 	return o
@@ -258,18 +238,12 @@ func (s *site) underCalls(do func()) {
 	s.Helper()
 	c := node.NewCalls(s.Context())
 	for range 3 {
-		k, err := node.NewKubelet(s.Context(), "unix://"+filepath.Join(s.node.Dir, "machine", "cri.sock"))
-		s.must(err)
+		k := testkit.Value(node.NewKubelet(s.Context(), "unix://"+filepath.Join(s.node.Dir, "machine", "cri.sock")))(s)
 		defer k.Close()
-		c.Again("ListContainers", func(ctx context.Context) error { _, err := k.Runtime.ListContainers(ctx, nil); return err })
-		c.Again("ListImages", func(ctx context.Context) error { _, err := k.Images.ListImages(ctx, nil); return err })
+		c.Lists(k)
 	}
 	c.Await(20)
 	do()
 	c.Await(20)
-	summary, failed := c.Stop()
-	s.Log(summary)
-	for _, err := range failed {
-		s.Error(err)
-	}
+	c.End(s)
 }

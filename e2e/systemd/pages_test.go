@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/testkit"
+
 	"github.com/pullgate/pullgate/e2e/node"
 )
 
@@ -17,8 +19,7 @@ func TestGettingStarted(t *testing.T) {
 	s.kubelets()
 	s.do("systemctl", "daemon-reload")
 	s.do("systemctl", "start", "kubelet.service")
-	unprotected, err := node.NewKubelet(t.Context(), s.node.Containerd.Endpoint())
-	s.must(err)
+	unprotected := testkit.Value(node.NewKubelet(t.Context(), s.node.Containerd.Endpoint()))(s)
 	s.k = unprotected
 	s.want(node.Running, node.IfNotPresent, node.Alice())
 	unprotected.Close()
@@ -67,7 +68,6 @@ func TestGettingStarted(t *testing.T) {
 	}
 }
 
-// want runs a pod and compares its state.
 func (s *site) want(state, policy string, secrets ...node.Login) {
 	s.Helper()
 	if o := s.pod("team", policy, secrets...); o.State != state {
@@ -90,10 +90,7 @@ type block struct{ heading, script string }
 // commands returns the blocks of a page that are marked as sh.
 func commands(t *testing.T, page string) (all []block) {
 	t.Helper()
-	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := testkit.Value(os.ReadFile(page))(t)
 	fence := regexp.MustCompile("(?ms)^```sh\n(.*?)^```$")
 	for _, section := range strings.Split(string(text), "\n## ")[1:] {
 		heading, body, _ := strings.Cut(section, "\n")

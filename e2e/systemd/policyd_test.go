@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
+	"github.com/pullgate/pullgate/internal/testkit"
 
 	"github.com/pullgate/pullgate/e2e/node"
 	"github.com/pullgate/pullgate/e2e/reviewbackend"
@@ -25,7 +26,8 @@ const (
 	policySock    = "/run/pullgate/policy.sock"
 )
 
-const policydConfiguration = "apiVersion: config.pullgate.dev/v1alpha1\nkind: PolicydConfiguration\npolicies: /etc/pullgate/policies\n"
+const policydConfiguration = "apiVersion: config.pullgate.dev/v1alpha1\nkind: PolicydConfiguration\n" +
+	"policies: /etc/pullgate/policies\n"
 
 // reviews asks about an image on a connection of its own, with the client of pullgated, and wants it allowed by the
 // backend.
@@ -36,7 +38,8 @@ func (s *site) reviews(ctx context.Context, image string) error {
 		return err
 	}
 	defer func() { _ = c.Close() }() // the review has ended
-	results, err := c.Review(ctx, policyclient.ReviewRequest{PolicyHash: s.hash, Namespace: "team-a", Images: []string{image}})
+	about := policyclient.ReviewRequest{PolicyHash: s.hash, Namespace: "team-a", Images: []string{image}}
+	results, err := c.Review(ctx, about)
 	if err == nil && (len(results) != 1 || !results[0].Allowed || results[0].Failed) {
 		err = fmt.Errorf("results %v; want one by which the backend allows", results)
 	}
@@ -47,8 +50,7 @@ func (s *site) reviews(ctx context.Context, image string) error {
 func (s *site) startBackend() {
 	s.Helper()
 	b := reviewbackend.New(s.outer)
-	inside, err := s.machine.Listen(s.Context(), b.Address())
-	s.must(err)
+	inside := testkit.Value(s.machine.Listen(s.Context(), b.Address()))(s)
 	go forward(inside, b.Address())
 	s.outer.Cleanup(func() { s.must(inside.Close()) })
 	s.backend = b
@@ -75,11 +77,9 @@ func forward(from net.Listener, to string) {
 	}
 }
 
-// socketID identifies the socket, not only its path.
 func (s *site) socketID() uint64 {
 	s.Helper()
-	info, err := os.Lstat(s.machine.Path(policySock))
-	s.must(err)
+	info := testkit.Value(os.Lstat(s.machine.Path(policySock)))(s)
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || stat.Uid != 0 || info.Mode() != os.ModeSocket|0o600 {
 		s.Fatalf("%s: %v, user %d; want a socket of root with mode 0600", policySock, info.Mode(), stat.Uid)
@@ -89,8 +89,10 @@ func (s *site) socketID() uint64 {
 
 // A policy that needs a review is in the folder of pullgated, and the first pod makes it connect.
 func policydActivated(s *site) {
-	s.write("/etc/pullgate/policies/all.yaml", "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: all}\nspec: {}\n")
-	s.write("/etc/pullgate/policies/backend.yaml", "imagePolicy: {kubeConfigFile: /etc/pullgate/scanner.kubeconfig, defaultAllow: false}\n")
+	const restriction = "apiVersion: policy.pullgate.dev/v1alpha1\nkind: PodRestriction\nmetadata: {name: all}\nspec: {}\n"
+	const backend = "imagePolicy: {kubeConfigFile: /etc/pullgate/scanner.kubeconfig, defaultAllow: false}\n"
+	s.write("/etc/pullgate/policies/all.yaml", restriction)
+	s.write("/etc/pullgate/policies/backend.yaml", backend)
 	s.startBackend()
 	s.write(conf, configuration+"admission: {policies: /etc/pullgate/policies}\n")
 	s.do("systemctl", "reload", unit)
@@ -101,7 +103,8 @@ func policydActivated(s *site) {
 		}
 		return s.hash != ""
 	})
-	s.wantDoctor("fail", "policies", "/run/pullgate/policy.sock not found", "systemctl enable --now pullgate-policyd.socket")
+	s.wantDoctor("fail", "policies", "/run/pullgate/policy.sock not found",
+		"systemctl enable --now pullgate-policyd.socket")
 	s.wantDoctor("warn", "policies", "/etc/pullgate/policyd.yaml not found")
 
 	s.write(policydConf, policydConfiguration)
@@ -114,12 +117,14 @@ func policydActivated(s *site) {
 	s.wantState(policydSocket, "active")
 	s.wantState(policydUnit, "inactive")
 	s.socketID()
-	if o := s.pod("team-a", node.IfNotPresent, node.Alice()); o.State != node.Running || len(s.backend.Requests(s.app.Name)) != 1 {
-		s.Errorf("a pod whose image the backend allows: %v, %d requests; want it to run after one", o, len(s.backend.Requests(s.app.Name)))
+	o := s.pod("team-a", node.IfNotPresent, node.Alice())
+	if n := len(s.backend.Requests(s.app.Name)); o.State != node.Running || n != 1 {
+		s.Errorf("a pod whose image the backend allows: %v, %d requests; want it to run after one", o, n)
 	}
 	s.wantState(policydUnit, "active")
-	s.do("/bin/bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/9472; printf 'GET /readyz HTTP/1.0\\r\\n\\r\\n' >&3; grep -q '200 OK' <&3")
-	s.wantDoctor("ok", "policies", "pullgate-policyd answers at /run/pullgate/policy.sock, with the policy files of /etc/pullgate/policies")
+	s.ready(9472)
+	s.wantDoctor("ok", "policies", "pullgate-policyd answers at /run/pullgate/policy.sock, with the policy files of "+
+		"/etc/pullgate/policies")
 	s.wantDoctor("ok", "policies", "can read every file that the policies need")
 }
 
@@ -136,7 +141,8 @@ func (s *site) wantDoctor(level, check string, words ...string) {
 	}
 	for _, f := range answer.Findings {
 		text := f.Found + " -> " + f.Remediation
-		if f.Check == check && f.Level == level && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(text, w) }) {
+		missing := func(w string) bool { return !strings.Contains(text, w) }
+		if f.Check == check && f.Level == level && !slices.ContainsFunc(words, missing) {
 			return
 		}
 	}
@@ -148,33 +154,31 @@ func policydSandboxed(s *site) {
 	if user == "0" {
 		s.Error("it runs as root")
 	}
+	const none = ":\t0000000000000000"
 	s.confined(policydUnit, []string{
 		"Uid:\t" + strings.Repeat(user+"\t", 3) + user, "Seccomp:\t2", "NoNewPrivs:\t1",
-		"CapInh:\t0000000000000000", "CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "CapAmb:\t0000000000000000",
+		"CapInh" + none, "CapPrm" + none, "CapEff" + none, "CapBnd" + none, "CapAmb" + none,
 	}, "/", "/usr/bin", "/etc", "/etc/pullgate", "/etc/pullgate/policies", "/var", "/run", "/srv")
 	// Not even root would find these files there.
 	s.write("/var/lib/kubelet/pki/kubelet.key", "canary\n")
 	for _, path := range []string{
-		"/var/lib/kubelet", "/var/lib/pullgate", "/var/log/pullgate", "/run/containerd", "/run/pullgate", "/run/systemd/private", "/run/dbus",
-		"/etc/shadow", "/etc/systemd", "/etc/passwd", "/srv/packages",
+		"/var/lib/kubelet", "/var/lib/pullgate", "/var/log/pullgate", "/run/containerd", "/run/pullgate",
+		"/run/systemd/private", "/run/dbus", "/etc/shadow", "/etc/systemd", "/etc/passwd", "/srv/packages",
 	} {
 		if !s.exists(path) && path != "/run/dbus" {
 			s.Errorf("the machine has no %s, so nothing is shown", path)
 		}
-		if out, err := s.insideOf(policydUnit, "cat "+path+"; ls "+path); err == nil || !strings.Contains(out, "No such file") {
-			s.Errorf("pullgate-policyd can read %s: %v, %s", path, err, out)
-		}
+		s.refusedInside(policydUnit, "cat "+path+"; ls "+path, "No such file")
 	}
 	// What it needs, it reads as its own user.
-	asUser := fmt.Sprintf("setpriv --reuid=%s --regid=%s --clear-groups ", user, strings.TrimSpace(s.do("id", "-g", "pullgate-policyd")))
+	group := strings.TrimSpace(s.do("id", "-g", "pullgate-policyd"))
+	asUser := fmt.Sprintf("setpriv --reuid=%s --regid=%s --clear-groups ", user, group)
 	for _, path := range []string{policydConf, "/etc/pullgate/policies/all.yaml", "/etc/pullgate/scanner.kubeconfig"} {
 		if out, err := s.insideOf(policydUnit, asUser+"cat "+path); err != nil || out == "" {
 			s.Errorf("reading %s as pullgate-policyd = %v; want it to succeed", path, err)
 		}
 	}
-	if out, err := s.insideOf(policydUnit, asUser+"cat /proc/1/status"); err == nil || !strings.Contains(out, "No such file") {
-		s.Errorf("pullgate-policyd sees other processes: %v, %s", err, out)
-	}
+	s.refusedInside(policydUnit, asUser+"cat /proc/1/status", "No such file") // it sees no other process
 	s.do("systemd-analyze", "security", "--no-pager", "--threshold=14", policydUnit)
 }
 
@@ -210,11 +214,7 @@ func policydRestarted(s *site) {
 		s.Errorf("a pod while pullgate-policyd is restarted: %v; want it to run", o)
 	}
 	c.Await(20)
-	summary, failed := c.Stop()
-	s.Log(summary)
-	for _, err := range failed {
-		s.Error(err)
-	}
+	c.End(s)
 	if after := s.socketID(); after != before {
 		s.Error("the socket is another one after the restarts")
 	}
@@ -230,9 +230,7 @@ func policydUpgraded(s *site) {
 	before := s.pidOf(policydUnit)
 	s.write(policydConf, policydConfiguration+"ofAnotherVersion: true\n")
 	out := s.do("dpkg", "--install", packed+"/"+older+".deb")
-	if !strings.Contains(out, "/etc/pullgate/policyd.yaml is not valid for this version") || !strings.Contains(out, "ofAnotherVersion") {
-		s.Errorf("dpkg prints %s; want the invalid file and its error", out)
-	}
+	s.wantPrinted(out, "/etc/pullgate/policyd.yaml is not valid for this version", "ofAnotherVersion")
 	s.wantVersion(unit, older)
 	if after := s.pidOf(policydUnit); after != before {
 		s.Error("pullgate-policyd was restarted with a configuration that it refuses")

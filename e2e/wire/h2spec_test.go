@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/summerwind/h2spec/config"
 	"github.com/summerwind/h2spec/generic"
 	"github.com/summerwind/h2spec/hpack"
@@ -56,8 +57,9 @@ func TestH2spec(t *testing.T) {
 	for way, endpoint := range endpoints(t) {
 		t.Run(way, func(t *testing.T) {
 			c := &config.Config{
-				Host: "127.0.0.1", Port: bridge(t, strings.TrimPrefix(endpoint, "unix://")), Path: "/runtime.v1.RuntimeService/Version",
-				Timeout: 2 * time.Second, MaxHeaderLen: 4000, Strict: true,
+				Host: "127.0.0.1", Port: bridge(t, strings.TrimPrefix(endpoint, "unix://")),
+				Path:    "/runtime.v1.RuntimeService/Version",
+				Timeout: 5 * time.Second, MaxHeaderLen: 4000, Strict: true,
 			}
 			var all errgroup.Group
 			all.SetLimit(32) // most of them wait
@@ -108,10 +110,7 @@ func once(c *config.Config, tc *spec.TestCase) error {
 // requests becomes a call of gRPC, see asGRPC.
 func bridge(t *testing.T, socket string) (port int) {
 	t.Helper()
-	l, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := testkit.Value(net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}))(t)
 	var open sync.WaitGroup
 	open.Go(func() {
 		for {
@@ -130,7 +129,6 @@ func bridge(t *testing.T, socket string) (port int) {
 	return int(netip.MustParseAddrPort(l.Addr().String()).Port())
 }
 
-// splice copies both ways until both have ended.
 func splice(client *net.TCPConn, socket string) {
 	defer func() { _ = client.Close() }()
 	server, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: socket})

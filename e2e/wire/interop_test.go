@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	_ "google.golang.org/grpc/encoding/gzip" // the compressor of the cases that compress
@@ -19,9 +20,9 @@ import (
 
 // The cases of the client of grpc-go, without those that need TLS, credentials, a server with a name (pick_first_unary)
 // or a service that is not the CRI (orca_oob).
-var cases = map[string]func(
-	ctx context.Context, connect func() *grpc.ClientConn, opts ...grpc.CallOption,
-){
+type interopCase func(ctx context.Context, connect func() *grpc.ClientConn, opts ...grpc.CallOption)
+
+var cases = map[string]interopCase{
 	"empty_unary":                 on(interop.DoEmptyUnaryCall),
 	"large_unary":                 on(interop.DoLargeUnaryCall),
 	"client_streaming":            on(interop.DoClientStreaming),
@@ -57,12 +58,13 @@ var cases = map[string]func(
 
 func soak(ctx context.Context, channel func() (*grpc.ClientConn, func())) {
 	interop.DoSoakTest(ctx, interop.SoakTestConfig{
-		RequestSize: 271828, ResponseSize: 314159, PerIterationMaxAcceptableLatency: 10 * time.Second, OverallTimeout: time.Minute,
+		RequestSize: 271828, ResponseSize: 314159,
+		PerIterationMaxAcceptableLatency: 10 * time.Second, OverallTimeout: time.Minute,
 		NumWorkers: 8, Iterations: 32, ChannelForTest: channel,
 	})
 }
 
-func on(do func(context.Context, testpb.TestServiceClient, ...grpc.CallOption)) func(context.Context, func() *grpc.ClientConn, ...grpc.CallOption) {
+func on(do func(context.Context, testpb.TestServiceClient, ...grpc.CallOption)) interopCase {
 	return func(ctx context.Context, connect func() *grpc.ClientConn, opts ...grpc.CallOption) {
 		do(ctx, testpb.NewTestServiceClient(connect()), opts...)
 	}
@@ -101,15 +103,17 @@ func interopClient(t *testing.T, endpoint string) *grpc.ClientConn {
 	cc, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		// of orca_per_rpc
 		grpc.WithDefaultServiceConfig(`{"loadBalancingConfig": [{"test_backend_metrics_load_balancer": {}}]}`),
-		grpc.WithUnaryInterceptor(func(ctx context.Context, m string, req, reply any, cc *grpc.ClientConn, do grpc.UnaryInvoker, o ...grpc.CallOption) error {
+		grpc.WithUnaryInterceptor(func(
+			ctx context.Context, m string, req, reply any, cc *grpc.ClientConn, do grpc.UnaryInvoker, o ...grpc.CallOption,
+		) error {
 			return do(ctx, as(m), req, reply, cc, o...)
 		}),
-		grpc.WithStreamInterceptor(func(ctx context.Context, d *grpc.StreamDesc, cc *grpc.ClientConn, m string, do grpc.Streamer, o ...grpc.CallOption) (grpc.ClientStream, error) {
+		grpc.WithStreamInterceptor(func(
+			ctx context.Context, d *grpc.StreamDesc, cc *grpc.ClientConn, m string, do grpc.Streamer, o ...grpc.CallOption,
+		) (grpc.ClientStream, error) {
 			return do(ctx, d, cc, as(m), o...)
 		}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(t, err)
 	t.Cleanup(func() { _ = cc.Close() })
 	return cc
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/criproxytest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/interop"
@@ -32,10 +33,7 @@ func endpoints(t *testing.T) map[string]string {
 	l := criproxytest.Listen(t, strings.TrimPrefix(direct, "unix://"))
 	go func() { _ = server.Serve(l) }() // ends with Stop
 	t.Cleanup(server.Stop)
-	gate, err := node.StartPullgated(t.Context(), filepath.Join(dir, "pullgated"), direct)
-	if err != nil {
-		t.Fatal(err)
-	}
+	gate := testkit.Value(node.StartPullgated(t.Context(), filepath.Join(dir, "pullgated"), direct))(t)
 	host.AtEnd(t, gate.Stop)
 	return map[string]string{"direct": direct, "proxied": gate.Endpoint()}
 }
