@@ -63,9 +63,7 @@ func installed(s *site) {
 	s.wantPrinted(s.do("dpkg", "--install", packed+"/"+older+".deb"), "Nothing is started")
 	for _, u := range []string{unit, socket, policydUnit, policydSocket} {
 		s.wantState(u, "inactive")
-		if got := s.shows(u, "UnitFileState"); got != "disabled" {
-			s.Errorf("%s is %s; want disabled", u, got)
-		}
+		s.wantShown(u, "UnitFileState", "disabled")
 	}
 	s.wantPrinted(s.do("getent", "passwd", "pullgate-policyd"), ":/usr/sbin/nologin\n")
 	if s.exists("/run/pullgate") || s.exists("/var/lib/pullgate") {
@@ -91,11 +89,8 @@ func enabled(s *site) {
 	s.do("systemctl", "enable", "--now", unit)
 	s.wantState(unit, "active")
 	s.wantState(socket, "active")
-	for u, want := range map[string]string{unit: "enabled", socket: "enabled"} {
-		if got := s.shows(u, "UnitFileState"); got != want {
-			s.Errorf("%s is %s; want %s", u, got, want)
-		}
-	}
+	s.wantShown(unit, "UnitFileState", "enabled")
+	s.wantShown(socket, "UnitFileState", "enabled")
 	for path, want := range map[string]os.FileMode{
 		"/run/pullgate": 0o700, "/run/pullgate/cri.sock": 0o600, "/var/log/pullgate": 0o700,
 		"/var/lib/pullgate": 0o700, "/var/lib/pullgate/records.db": 0o600,
@@ -109,8 +104,7 @@ func enabled(s *site) {
 		s.Fatalf("alice's pod: %v; want it to run", o)
 	}
 	s.judges()
-	const serving = "Serving the kubelet (NeverVerifyPreloadedImages); the runtime is reached"
-	s.until("the state in the status", func() bool { return s.shows(unit, "StatusText") == serving })
+	s.wantShown(unit, "StatusText", "Serving the kubelet (NeverVerifyPreloadedImages); the runtime is reached")
 	s.ready(9471)
 }
 

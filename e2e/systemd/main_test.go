@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -167,10 +166,13 @@ func (s *site) shows(unit, property string) string {
 	return strings.TrimSpace(s.do("systemctl", "show", "--value", "--property="+property, unit))
 }
 
-func (s *site) wantState(unit, want string) {
+func (s *site) wantState(unit, want string) { s.wantShown(unit, "ActiveState", want) }
+
+func (s *site) wantShown(unit, property, want string) {
 	s.Helper()
-	if got := s.shows(unit, "ActiveState"); got != want {
-		s.Errorf("%s is %s; want %s", unit, got, want)
+	got := ""
+	if !host.Within(10*time.Second, func() bool { got = s.shows(unit, property); return got == want }) {
+		s.Errorf("%s of %s is %s; want %s", property, unit, got, want)
 	}
 }
 
@@ -186,28 +188,15 @@ func (s *site) insideOf(unit, script string) (string, error) {
 	return s.machine.Run(s.Context(), "nsenter", "--target", pid, "--mount", "--", "/bin/sh", "-c", script)
 }
 
-// versionOf is the version of the program of a unit that runs.
-func (s *site) versionOf(unit string) string {
-	s.Helper()
-	out := s.do(fmt.Sprintf("/proc/%d/exe", s.pidOf(unit)), "--version")
-	m := regexp.MustCompile(`^pullgate\S+ v(\S+) `).FindStringSubmatch(out)
-	if m == nil {
-		s.Fatalf("--version = %q; want a version", out)
-	}
-	return m[1]
-}
-
+// wantVersion wants the program of a unit that runs to have a version.
 func (s *site) wantVersion(unit, want string) {
 	s.Helper()
-	if got := s.versionOf(unit); got != want {
-		s.Errorf("version %s of %s runs; want %s", got, unit, want)
-	}
+	s.wantPrinted(s.do(fmt.Sprintf("/proc/%d/exe", s.pidOf(unit)), "--version"), " v"+want+" ")
 }
 
 func (s *site) connect() {
 	s.Helper()
-	k := testkit.Value(node.NewKubelet(s.Context(), "unix://"+filepath.Join(s.node.Dir, "machine", "cri.sock")))(s)
-	s.k = k
+	s.k = testkit.Value(node.NewKubelet(s.Context(), "unix://"+filepath.Join(s.node.Dir, "machine", "cri.sock")))(s)
 }
 
 func (s *site) pod(namespace, policy string, secrets ...node.Login) node.Outcome {
