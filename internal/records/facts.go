@@ -93,7 +93,6 @@ type Record struct {
 	Gone time.Time `json:"gone,omitzero"`
 }
 
-// clone returns a copy that shares nothing that can change.
 func (r *Record) clone() Record {
 	next := *r
 	next.Proofs = slices.Clone(r.Proofs)

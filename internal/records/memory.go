@@ -97,7 +97,6 @@ type tx struct {
 	ownImages, ownIntents, ownMarked, loading bool
 }
 
-// A change is a value to write in its stored form, or to delete if that is nil.
 type change struct {
 	bucket      string
 	key, stored []byte
@@ -149,7 +148,6 @@ func (t *tx) putRecord(r Record) {
 	t.count(r.Pair)
 }
 
-// count notes that something new about a pair was written.
 func (t *tx) count(p Pair) {
 	if t.err != nil {
 		return // the entry may be one that others read

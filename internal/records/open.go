@@ -151,7 +151,6 @@ func absent(path string, o Options) (*Distrust, error) {
 	return nil, nil //nolint:nilnil // trusted
 }
 
-// lastAside returns the name of the store that was set aside last, "" for none.
 func lastAside(path string) (last string, err error) {
 	entries, err := os.ReadDir(filepath.Dir(path))
 	for _, e := range entries {

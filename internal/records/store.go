@@ -164,7 +164,6 @@ func (s *Store) Ping() error {
 	return fmt.Errorf("begin a write: %w", err)
 }
 
-// errPing ends the transaction of Ping without a write.
 var errPing = errors.New("nothing to write")
 
 // Lookup returns the facts about a pair. After an error the pair needs proof whatever the policy. The caller must not

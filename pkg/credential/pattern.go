@@ -15,7 +15,6 @@ const maxPattern = 512
 // docker.io/….
 const defaultRegistry = "index.docker.io"
 
-// A pattern is the parsed key of an entry of a docker configuration.
 type pattern struct {
 	// key is host and path without scheme; it orders patterns.
 	key string
@@ -32,7 +31,6 @@ type entry struct {
 	value   ID
 }
 
-// parseKey reads a key of a docker configuration. It ignores the scheme and docker's API version.
 func parseKey(s string) (pattern, bool) {
 	if !strings.HasPrefix(s, "https://") && !strings.HasPrefix(s, "http://") {
 		s = "https://" + s
@@ -75,7 +73,6 @@ func (p pattern) clone() pattern {
 
 func (p pattern) size() int { return 72 + len(p.key) + len(p.host) + len(p.port) + len(p.path) }
 
-// mayMatch reports whether a pattern may match a repository, without comparing its wildcards.
 func (p pattern) mayMatch(repository pattern) bool {
 	return !p.broken && p.port == repository.port && strings.HasPrefix(repository.path, p.path) &&
 		strings.Count(p.host, ".") == strings.Count(repository.host, ".")

@@ -144,7 +144,6 @@ func (s *Server) Serve(l net.Listener) error {
 	return nil
 }
 
-// serve answers a call. It gets every call, because no service is registered.
 func (s *Server) serve(_ any, stream grpc.ServerStream) error {
 	began := time.Now()
 	method, _ := grpc.MethodFromServerStream(stream)

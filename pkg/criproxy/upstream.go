@@ -86,7 +86,6 @@ func (u *Upstream) Watch(ctx context.Context, f func(up bool)) {
 	}
 }
 
-// A connection is a [grpc.ClientConn], or a substitute for one.
 type connection interface { //nolint:interfacebloat // what is used of a grpc.ClientConn
 	grpc.ClientConnInterface
 	GetState() connectivity.State

@@ -207,7 +207,6 @@ func (t *Tracker) checkPair(ctx context.Context, q *question, p records.Pair) Ve
 	}
 }
 
-// progress is what a judgement has tried already, with or without success.
 type progress struct{ scanned, clamped, rotated bool }
 
 // repeated judges a pair. If the verdict has no effect but a later time of use, it notes that time and reports that
@@ -333,7 +332,6 @@ func evaluate(q *question, p records.Pair, f *facts, now time.Time) (j judgement
 	return j
 }
 
-// judge sets the evidence and the decision by a record, and returns the proof that counts most.
 func (j *judgement) judge(q *question, f *facts, record *records.Record, now time.Time) (by bestProof) {
 	if record != nil {
 		by = q.proof(record, now)

@@ -98,7 +98,6 @@ func (c *Create) From(ctx context.Context, img Image) {
 	c.note = note
 }
 
-// holdLocked prevents scans from marking anything until the create has ended.
 func (c *Create) holdLocked() {
 	if c.release == nil {
 		c.release = c.t.holdScansLocked()

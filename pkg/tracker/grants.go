@@ -192,7 +192,6 @@ func (t *Tracker) Grants() int {
 	return n
 }
 
-// noteUse notes that a pair and a credential were used now, and that a Secret holds the credential.
 func (t *Tracker) noteUse(p records.Pair, by credential.ID, from records.SecretRef, now time.Time) {
 	t.usesMu.Lock()
 	defer t.usesMu.Unlock()

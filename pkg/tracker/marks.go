@@ -91,7 +91,6 @@ func confirmation(a records.Acceptable) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// agree returns an error if the operator did not select what would be marked.
 func (a *Acceptance) agree(found records.Acceptable) error {
 	switch {
 	case a.DryRun:
@@ -170,7 +169,6 @@ func (t *Tracker) withoutRivals(selected, present []records.Pair) error {
 	return nil
 }
 
-// acceptUntracked marks by the rules of a scan: the images must not change before its turn.
 func (t *Tracker) acceptUntracked(a Acceptance, images []Image, unchanged func() bool) (Accepted, error) {
 	s := records.Scan{Pairs: pairsOf(images), Brought: broughtBy(images), Origin: byOperator, Now: time.Now()}
 	due, err := t.store.Due(s.Pairs, s.Brought)

@@ -14,7 +14,6 @@ func (t *Tracker) sent(c credential.Credential, p Pod) (id credential.ID, from [
 	return t.key.ID(c), nil
 }
 
-// ofNamespace returns the ID of the credential that the runtime may hold for the pod's namespace, "" if it holds none.
 func (t *Tracker) ofNamespace(p Pod) credential.ID {
 	if !t.perNamespace {
 		return ""

@@ -37,7 +37,6 @@ func (t *Tracker) scan(ctx context.Context) {
 	t.logPairs("Marked preloaded", due, "origin", s.Origin)
 }
 
-// A plannedScan is a scan with what ends it.
 type plannedScan struct {
 	records.Scan
 	unchanged func() bool // the images are still those of the list

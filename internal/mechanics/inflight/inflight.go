@@ -172,7 +172,6 @@ func (g *Group[K, R]) Close() {
 	g.running.Wait()
 }
 
-// joinLocked returns the flight with a key, or starts it.
 func (g *Group[K, R]) joinLocked(ctx context.Context, k K, w Work[R]) (*flight[R], error) {
 	if g.closed {
 		return nil, ErrClosed

@@ -18,7 +18,6 @@ import (
 // ErrInUse means that another process accepts connections on the socket.
 var ErrInUse = errors.New("sockets: socket in use")
 
-// dialLimit bounds the check whether a process answers on an existing socket.
 const dialLimit = 2 * time.Second
 
 // A Socket is a Unix socket of a program.

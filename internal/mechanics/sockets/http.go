@@ -141,7 +141,6 @@ func Wait(ctx context.Context) {
 	}
 }
 
-// recover answers a request whose handler panicked.
 func (o HTTPOptions) recover(w http.ResponseWriter, r *http.Request) {
 	p := recover()
 	if p == nil {

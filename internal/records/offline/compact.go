@@ -77,7 +77,6 @@ func compact(path string, file *os.File) (c Compaction, err error) {
 	return c, disk.SyncFolder(filepath.Dir(path))
 }
 
-// write writes the values of a file to a new one, and returns how many bytes of that are used.
 func write(from *boltfile.File, path string) (size int64, err error) {
 	to, err := boltfile.Create(path)
 	if err != nil {

@@ -27,7 +27,6 @@ const (
 	maxPageSize = 1 << 24
 )
 
-// A meta is one of the two pages at the beginning of a file. The newer one that is sound counts.
 type meta struct {
 	pageSize   uint64
 	pages      uint64 // that the file has, used and free
