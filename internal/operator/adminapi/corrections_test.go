@@ -143,8 +143,7 @@ func TestCorrectionsRefuseEmptySelections(t *testing.T) {
 		}
 	}
 	w.node.do(func(n *node) { n.err = status.Error(codes.Unavailable, "down") })
-	if _, err := w.AcceptPreloaded(ctx,
-		&acceptReq{ImageId: id1}); status.Code(err) != codes.Unavailable {
+	if _, err := w.AcceptPreloaded(ctx, &acceptReq{ImageId: id1}); status.Code(err) != codes.Unavailable {
 		t.Errorf("without a runtime = %v; want Unavailable", err)
 	}
 	must(t, w.store.Close())
@@ -326,8 +325,7 @@ func TestRevokeEndorsementsDeletesWhatItsDryRunListed(t *testing.T) {
 		})
 		tc.req.DryRun = true
 		would, err := w.RevokeEndorsements(t.Context(), tc.req)
-		if err != nil || len(would.GetEndorsements()) != tc.want ||
-			len(w.endorsements(&endorsedReq{})) != 4 {
+		if err != nil || len(would.GetEndorsements()) != tc.want || len(w.endorsements(&endorsedReq{})) != 4 {
 			t.Errorf("%s: dry run = %v, %v; want %d", name, would, err, tc.want)
 		}
 		tc.req.DryRun = false
@@ -368,8 +366,7 @@ func TestRevokeEndorsementsRefusesUnclearSelections(t *testing.T) {
 		}
 	}
 	must(t, w.store.Close())
-	if got, err := w.RevokeEndorsements(t.Context(),
-		&unendorseReq{All: true}); status.Code(err) != codes.Unavailable {
+	if got, err := w.RevokeEndorsements(t.Context(), &unendorseReq{All: true}); status.Code(err) != codes.Unavailable {
 		t.Errorf("RevokeEndorsements without a store = %v, %v; want Unavailable", got, err)
 	}
 }

@@ -79,9 +79,8 @@ func TestExplainReturnsVerdictAndEvidence(t *testing.T) {
 	}
 	ev := e.GetEvidence()
 	if ev.GetPullPolicy() != "Never" || !ev.GetCredentialsKnown() || len(ev.GetCredentials()) != 1 ||
-		ev.GetRecord().GetProofs()[0].GetExpires() == nil ||
-		ev.GetPolicy() != "NeverVerifyPreloadedImages" || !ev.GetEnforcing() ||
-		ev.GetPresence() != adminv1.Presence_PRESENCE_PRESENT {
+		ev.GetRecord().GetProofs()[0].GetExpires() == nil || ev.GetPolicy() != "NeverVerifyPreloadedImages" ||
+		!ev.GetEnforcing() || ev.GetPresence() != adminv1.Presence_PRESENCE_PRESENT {
 		t.Errorf("evidence = %v; want the record with what expires, and his credential", ev)
 	}
 	if len(e.GetConsequences()) != 3 || !strings.Contains(e.GetConsequences()[0], "ErrImageNeverPull") ||

@@ -690,12 +690,10 @@ func TestKeysThatAreNotUTF8AreReported(t *testing.T) {
 	if r, err := w.ListPreloaded(t.Context(), &adminv1.ListPreloadedRequest{}); err != nil || len(r.GetMarks()) != 1 {
 		t.Errorf("ListPreloaded = %v, %v; want one", r, err)
 	}
-	if r, err := w.Revoke(t.Context(), &revokeReq{ImageId: id1, DryRun: true}); err != nil ||
-		len(r.GetMarked()) != 1 {
+	if r, err := w.Revoke(t.Context(), &revokeReq{ImageId: id1, DryRun: true}); err != nil || len(r.GetMarked()) != 1 {
 		t.Errorf("Revoke = %v, %v; want the mark", r, err)
 	}
-	if r, err := w.ForgetPreloaded(t.Context(), &forgetReq{All: true}); err != nil ||
-		len(r.GetForgotten()) != 1 {
+	if r, err := w.ForgetPreloaded(t.Context(), &forgetReq{All: true}); err != nil || len(r.GetForgotten()) != 1 {
 		t.Errorf("ForgetPreloaded = %v, %v; want the mark", r, err)
 	}
 }

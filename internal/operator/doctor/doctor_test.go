@@ -325,13 +325,18 @@ func play(t *testing.T, rows []row, before ...func(n *testNode)) {
 			note(r.name, shown(append(before, r.change)...), base)
 		})
 	}
+	golden(t, got.String())
+}
+
+func golden(t *testing.T, got string) {
+	t.Helper()
 	file := filepath.Join("testdata", t.Name()+".txt")
 	if *update {
-		must(t, os.WriteFile(file, []byte(got.String()), 0o644))
+		must(t, os.WriteFile(file, []byte(got), 0o644))
 	}
 	want, err := os.ReadFile(file)
 	must(t, err)
-	if diff := cmp.Diff(string(want), got.String()); diff != "" {
+	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

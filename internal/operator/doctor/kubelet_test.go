@@ -334,67 +334,36 @@ func TestDiscoverReportsWhatItCannotDetermine(t *testing.T) {
 		return "-- systemctl --\nId=kubelet.service\nLoadState=loaded\nActiveState=" + kubelet +
 			"\n\nId=k3s.service\nLoadState=loaded\nActiveState=" + k3s + "\n"
 	}
-	for _, tc := range []struct {
-		name, archive, unit, want string
-		is                        error
-	}{
-		{"no unit", "", "", "systemd has none of the units kubelet.service, k3s.service", doctor.ErrNoKubelet},
-		{"no unit of that name", kubeletUnit, "other", "systemd has no unit other.service", doctor.ErrNoKubelet},
-		{"two that run", two("active", "active"), "", "kubelet.service and k3s.service", doctor.ErrSeveralKubelets},
-		{
-			"two of which none runs",
-			two("failed", "inactive"),
-			"", "kubelet.service and k3s.service", doctor.ErrSeveralKubelets,
-		},
-		{"no ExecStart", kubeletUnit, "", "kubelet.service has no ExecStart=", nil},
-		{
-			"a unit file that is gone", strings.Replace(kubeletUnit, "FragmentPath=/", "FragmentPath=/gone/", 1), "",
-			"no such file", nil,
-		},
-		{
-			"a line that is not a setting", kubeletUnit + "nonsense\n", "",
-			"read /etc/systemd/system/kubelet.service: unexpected newline", nil,
-		},
-		{
-			"a file of variables that is gone", kubeletUnit + "ExecStart=/usr/bin/kubelet\nEnvironmentFile=/gone.env\n", "",
-			"/gone.env: no such file", nil,
-		},
-		{
-			"a configuration that is gone", kubeletUnit + "ExecStart=/usr/bin/kubelet --config=/gone.yaml\n", "",
-			"/gone.yaml: no such file", nil,
-		},
-		{
-			"a configuration that is not YAML", kubeletUnit +
-				"ExecStart=/usr/bin/kubelet --config=/etc/k.yaml\n-- etc/k.yaml --\n: {\n", "",
-			"read the kubelet's configuration /etc/k.yaml", nil,
-		},
-		{
-			"a port that is not a number", kubeletUnit + "ExecStart=/usr/bin/kubelet --healthz-port=x\n", "", "--healthz-port",
-			nil,
-		},
-		{
-			"a script without a kubelet", kubeletUnit + "ExecStart=/usr/bin/start\n", "",
-			"no kubelet was found among its processes", nil,
-		},
-		{
-			"a configuration of k3s at a URL", kubeletUnit + "ExecStart=/usr/bin/k3s server --config=https://x/y\n", "",
-			"not an absolute path", nil,
-		},
-		{
-			"a configuration of k3s that is not YAML", kubeletUnit +
-				"ExecStart=/usr/bin/k3s server\n-- etc/rancher/k3s/config.yaml --\n: {\n", "",
-			"read configuration /etc/rancher/k3s/config.yaml", nil,
-		},
-		{"a unit without a name", "-- systemctl --\nId=kubelet.service\nMainPID=x\n", "", `MainPID="x" is not a number`, nil},
+	const kubelet, k3s = kubeletUnit + "ExecStart=/usr/bin/kubelet", kubeletUnit + "ExecStart=/usr/bin/k3s server"
+	var got strings.Builder
+	for _, tc := range []struct{ name, archive, unit string }{
+		{"no unit", "", ""},
+		{"no unit of that name", kubeletUnit, "other"},
+		{"two that run", two("active", "active"), ""},
+		{"two of which none runs", two("failed", "inactive"), ""},
+		{"no ExecStart", kubeletUnit, ""},
+		{"a unit file that is gone", strings.Replace(kubeletUnit, "FragmentPath=/", "FragmentPath=/gone/", 1), ""},
+		{"a line that is not a setting", kubeletUnit + "nonsense\n", ""},
+		{"a file of variables that is gone", kubelet + "\nEnvironmentFile=/gone.env\n", ""},
+		{"a configuration that is gone", kubelet + " --config=/gone.yaml\n", ""},
+		{"a configuration that is not YAML", kubelet + " --config=/etc/k.yaml\n-- etc/k.yaml --\n: {\n", ""},
+		{"a port that is not a number", kubelet + " --healthz-port=x\n", ""},
+		{"a script without a kubelet", kubeletUnit + "ExecStart=/usr/bin/start\n", ""},
+		{"a configuration of k3s at a URL", k3s + " --config=https://x/y\n", ""},
+		{"a configuration of k3s that is not YAML", k3s + "\n-- etc/rancher/k3s/config.yaml --\n: {\n", ""},
+		{"a process that is not a number", "-- systemctl --\nId=kubelet.service\nMainPID=x\n", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			h, _ := unpack(t, txtar.Parse([]byte(tc.archive)))
-			n, err := h.Discover(t.Context(), tc.unit)
-			if err == nil || !strings.Contains(err.Error(), tc.want) || tc.is != nil && !errors.Is(err, tc.is) {
-				t.Errorf("Discover = %+v, %v; want an error with %q", n, err, tc.want)
+			_, err := h.Discover(t.Context(), tc.unit)
+			if err == nil {
+				t.Fatal("Discover = nil; want an error")
 			}
+			_, _ = fmt.Fprintf(&got, "%s (no kubelet %v, several %v):\n  %s\n", tc.name, errors.Is(err, doctor.ErrNoKubelet),
+				errors.Is(err, doctor.ErrSeveralKubelets), strings.ReplaceAll(err.Error(), h.Root, ""))
 		})
 	}
+	golden(t, got.String())
 }
 
 func TestDiscoverReadsLongLines(t *testing.T) {

@@ -189,8 +189,7 @@ func TestWhatQueriesCountBeginsAtZero(t *testing.T) {
 		for _, r := range policy.Reasons() {
 			d := policy.Decision{Reason: r}
 			if slices.Contains(strings.Fields("exempt_static_pod exempt_namespace never_verify allowlisted preloaded open "+
-				"granted "+
-				"proved proved_in_grace"), string(r)) {
+				"granted proved proved_in_grace"), string(r)) {
 				d.Verdict = policy.Allow
 			}
 			m.Verdict(c, d)

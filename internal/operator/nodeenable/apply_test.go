@@ -566,9 +566,8 @@ func TestEnableAndDisableKeepSettingsOfOthers(t *testing.T) {
 	}
 	_, err = n.sw().Disable(t.Context())
 	advice := program.HintOf(err)
-	if advice == "" || !strings.Contains(err.Error(),
-		"by /var/lib/kubelet/config.yaml, which pullgatectl did not write") ||
-		!strings.Contains(advice, "from /var/lib/kubelet/config.yaml by hand") {
+	if advice == "" || !strings.Contains(err.Error(), "by /var/lib/kubelet/config.yaml, which pullgatectl did not "+
+		"write") || !strings.Contains(advice, "from /var/lib/kubelet/config.yaml by hand") {
 		t.Errorf("Disable = %v; want a hint what to do by hand", err)
 	}
 }
