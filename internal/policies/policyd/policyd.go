@@ -201,7 +201,7 @@ func serveHTTPS(ctx context.Context, o Options, l net.Listener, p *policies, cer
 	}
 	err = sockets.ServeHTTP(ctx, l, sockets.HTTPOptions{ // whose clients may be anyone who reaches the address
 		Handler: handler, TLS: certs.tlsConfig(), Connections: 512, Requests: 32, Waiting: 1024,
-		MaxBody:   7 << 20,                                       // an AdmissionReview with two objects of 3 MiB, the limit of an API server
+		MaxBody:   7 << 20,                                       // two objects of 3 MiB, the limit of an API server
 		ReadLimit: 5 * time.Second, WriteLimit: 35 * time.Second, // a webhook may be given 30 s
 		IdleLimit: 2 * time.Minute, StopLimit: stopLimit, // an API server keeps its connections
 		Panicked: m.panics.Inc, Log: o.Log.WithName("https"),
