@@ -58,13 +58,15 @@ func (p *process) operator() *operator {
 	conn, err := grpc.NewClient("unix://"+p.path("run/admin.sock"),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, resp any, cc *grpc.ClientConn,
-			invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			invoke grpc.UnaryInvoker, opts ...grpc.CallOption,
+		) error {
 			err := invoke(ctx, method, req, resp, cc, opts...)
 			keep(method, resp)
 			return err
 		}),
 		grpc.WithStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
-			open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+			open grpc.Streamer, opts ...grpc.CallOption,
+		) (grpc.ClientStream, error) {
 			s, err := open(ctx, desc, cc, method, opts...)
 			return kept{s, func(m any) { keep(method, m) }}, err
 		}))
@@ -126,8 +128,10 @@ func TestExplainShowsWhatPoliciesAnswer(t *testing.T) {
 	p, _, k := aTenantsNode(t, "admission: {policies: "+aPolicy(t)+"}")
 	o := p.operator()
 	bob := k.Pod("bob")
-	e := ask(o, o.Explain, &adminv1.ExplainRequest{Image: pre,
-		Who: &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Uid: bob.UID}}})
+	e := ask(o, o.Explain, &adminv1.ExplainRequest{
+		Image: pre,
+		Who:   &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Uid: bob.UID}},
+	})
 	a := e.GetPolicyAnswers()
 	if len(a) != 2 || e.GetUnjudgedRestrictions() != 1 {
 		t.Fatalf("Explain = %v; want the sandbox and a container, and one restriction that is not judged", e)
@@ -196,8 +200,10 @@ func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
 		d.GetVerdict() != adminv1.Verdict_VERDICT_REVERIFY {
 		t.Errorf("WatchDecisions = %v, %v; want bob's pre-check", d, err)
 	}
-	e := ask(o, o.Explain, &adminv1.ExplainRequest{Image: app,
-		Who: &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Uid: bob.UID}}})
+	e := ask(o, o.Explain, &adminv1.ExplainRequest{
+		Image: app,
+		Who:   &adminv1.ExplainRequest_Pod{Pod: &adminv1.PodRef{Uid: bob.UID}},
+	})
 	if e.GetReason() != "not_proved" || e.GetEvidence().GetRecord().GetProofs()[0].GetExpires() == nil ||
 		len(e.GetRemedies()) == 0 {
 		t.Errorf("Explain = %v; want no proof of bob's", e)
@@ -213,8 +219,10 @@ func TestEveryCallOfTheAdminAPIOverTheSocket(t *testing.T) {
 		t.Errorf("ListIntents = %v; want the lost pull", l)
 	}
 
-	if got := ask(o, o.AcceptPreloaded, &adminv1.AcceptPreloadedRequest{ImageId: id1,
-		IncludingProved: true}); len(got.GetAccepted()) != 1 || k.Precheck(bob, app) != id1 {
+	if got := ask(o, o.AcceptPreloaded, &adminv1.AcceptPreloadedRequest{
+		ImageId:         id1,
+		IncludingProved: true,
+	}); len(got.GetAccepted()) != 1 || k.Precheck(bob, app) != id1 {
 		t.Errorf("AcceptPreloaded = %v; want bob let in", got)
 	}
 	if got := ask(o, o.ForgetPreloaded, &adminv1.ForgetPreloadedRequest{All: true}); len(got.GetForgotten()) != 2 ||

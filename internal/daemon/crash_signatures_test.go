@@ -70,8 +70,10 @@ func TestKilledWhileSignaturesAreVerified(t *testing.T) {
 			p := prepare(t, r.Endpoint(), "kubeletSkipsAlwaysPrecheck: true")
 			p.configure("kubeletSkipsAlwaysPrecheck: true",
 				"admission: {policies: "+p.path("policies")+", policydSocket: \"unix://"+p.path("policy.sock")+"\"}")
-			for _, err := range []error{os.Mkdir(p.path("policies"), 0o755),
-				os.WriteFile(p.path("policies/signed.yaml"), []byte(signedOnly), 0o600)} {
+			for _, err := range []error{
+				os.Mkdir(p.path("policies"), 0o755),
+				os.WriteFile(p.path("policies/signed.yaml"), []byte(signedOnly), 0o600),
+			} {
 				testkit.Must(t, err)
 			}
 			listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", p.path("policy.sock"))

@@ -109,12 +109,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	var facts gate.PodSource
-	var views gate.ViewSource
-	keep := func([]string) {}
-	if source != nil {
-		facts, views, keep = source, source, source.KeepFields
-	}
+	facts, views, keep := forGate(source)
 	keep(admitting.fields())
 	index := podindex.New()
 	judge := gate.New(gate.Config{
@@ -136,11 +131,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		judge.SetAdmission(admitting.forGate(views))
 	}
 	server := criproxy.New(criproxy.Config{
-		Runtime:  conns.runtime,
-		Image:    conns.image,
-		Handlers: judge.Handlers(),
-		Metrics:  m,
-		Log:      o.Log.WithName("proxy"),
+		Runtime: conns.runtime, Image: conns.image, Handlers: judge.Handlers(), Metrics: m, Log: o.Log.WithName("proxy"),
 	})
 	observe(m, trk, o.Log)
 

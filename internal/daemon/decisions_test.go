@@ -48,8 +48,10 @@ func decide(t *testing.T, table testkit.Decisions, c testkit.Case, profile cripr
 	t.Parallel()
 	mode, allowlist, err := testkit.Policy(c.Policy)
 	testkit.Must(t, err)
-	settings := []string{"imagePullCredentialsVerificationPolicy: " + mode, "untrackedImages: Verify",
-		"kubeletSkipsAlwaysPrecheck: true"}
+	settings := []string{
+		"imagePullCredentialsVerificationPolicy: " + mode, "untrackedImages: Verify",
+		"kubeletSkipsAlwaysPrecheck: true",
+	}
 	if len(allowlist) > 0 {
 		settings = append(settings, "preloadedImagesVerificationAllowlist: ["+allowlist[0]+"]")
 	}
@@ -84,8 +86,10 @@ func decide(t *testing.T, table testkit.Decisions, c testkit.Case, profile cripr
 	var images []criproxytest.Image
 	switch {
 	case c.RuntimeError == "ambiguous":
-		images = []criproxytest.Image{{ID: testkit.ImageID("ID2"), Names: []string{"repo.test/a:1"}},
-			{ID: "sha256:7f" + id1[9:], Names: []string{"repo.test/b:1"}}}
+		images = []criproxytest.Image{
+			{ID: testkit.ImageID("ID2"), Names: []string{"repo.test/a:1"}},
+			{ID: "sha256:7f" + id1[9:], Names: []string{"repo.test/b:1"}},
+		}
 	case c.ResolvedAsID:
 		images = []criproxytest.Image{{ID: id, Names: []string{app}}}
 	case id != "":
@@ -186,8 +190,10 @@ func (p *process) store(table testkit.Decisions, c testkit.Case, profile criprox
 		result := records.Result{Pair: pair, Open: rec.Open, At: time.Now()}
 		for _, secret := range rec.Secrets {
 			result.Credential = key.ID(credential.New(credential.Login{Username: "tenant", Password: secret.Content}))
-			result.Secrets = append(result.Secrets, records.SecretRef{UID: secret.UID, Namespace: secret.Namespace,
-				Name: secret.Name})
+			result.Secrets = append(result.Secrets, records.SecretRef{
+				UID: secret.UID, Namespace: secret.Namespace,
+				Name: secret.Name,
+			})
 		}
 		if rec.Open || result.Credential != "" {
 			err = s.Prove(intent, result)

@@ -69,8 +69,10 @@ func newPolicyTest(t *testing.T, specs ...string) *policyTest {
 	for i, spec := range specs {
 		p.put(fmt.Sprintf("p%d", i), spec)
 	}
-	p.options = Options{Config: config.Default(),
-		Log: textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&p.log)))}
+	p.options = Options{
+		Config: config.Default(),
+		Log:    textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&p.log))),
+	}
 	p.options.Config.Admission.Policies = p.dir
 	return p
 }
@@ -102,10 +104,14 @@ func (p *policyTest) change(f func(c *config.Admission)) {
 // denies asks the chain about a pod on the network of the node.
 func (p *policyTest) denies(when string, want bool) {
 	p.Helper()
-	pod := admission.Pod{UID: "uid", Namespace: "team", Name: "app", HostNetwork: admission.Set(true),
-		NamespaceLabels: p.labels("team")}
-	if d := p.chain.Evaluate(p.Context(), admission.Subject{Stage: admission.StageSandbox,
-		Pod: pod}); d.Admitted() == want {
+	pod := admission.Pod{
+		UID: "uid", Namespace: "team", Name: "app", HostNetwork: admission.Set(true),
+		NamespaceLabels: p.labels("team"),
+	}
+	if d := p.chain.Evaluate(p.Context(), admission.Subject{
+		Stage: admission.StageSandbox,
+		Pod:   pod,
+	}); d.Admitted() == want {
 		p.Errorf("%s: %+v; want a denial: %v", when, d, want)
 	}
 }
@@ -155,8 +161,11 @@ func TestPoliciesCompareTheDirectoryOfTheKubelet(t *testing.T) {
 	}{
 		"another root directory": {doctor.Host{Root: root, Command: systemctl(unit)}, "/var/lib/kubelet", other},
 		"its root directory":     {doctor.Host{Root: root, Command: systemctl(unit)}, "/data/kubelet", ""},
-		"no kubelet": {doctor.Host{Root: root, Command: systemctl("")}, root + "/absent",
-			"admission.kubeletRoot: " + root + "/absent/pods not found"},
+		"no kubelet": {
+			doctor.Host{Root: root, Command: systemctl("")},
+			root + "/absent",
+			"admission.kubeletRoot: " + root + "/absent/pods not found",
+		},
 		"no kubelet, its pods": {doctor.Host{Root: root, Command: systemctl("")}, root, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -217,8 +226,10 @@ func TestNoPoliciesLeaveNoTrace(t *testing.T) {
 func TestInvalidPoliciesPreventTheStart(t *testing.T) {
 	p := newPolicyTest(t, "spec: {spec: {hostNetwrk: true}}\n", "spec: {}\nspek: {}\n")
 	_, err := openPolicies(p.options, p.metrics, nil)
-	for _, want := range []string{p.dir + "/p0.yaml: spec.spec.hostNetwrk: unknown field",
-		p.dir + "/p1.yaml: spek: unknown field; did you mean spec?"} {
+	for _, want := range []string{
+		p.dir + "/p0.yaml: spec.spec.hostNetwrk: unknown field",
+		p.dir + "/p1.yaml: spek: unknown field; did you mean spec?",
+	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("openPolicies = %v; want %s", err, want)
 		}
@@ -380,8 +391,10 @@ func TestPoliciesAreListed(t *testing.T) {
 	want := &adminv1.ListPoliciesResponse{Policies: []*adminv1.Policy{
 		{Kind: "PodRestriction", Name: "p0", Mode: "Drop", AllNamespaces: true},
 		{Kind: "PodRestriction", Name: "p1", Mode: "Drop", AllNamespaces: true, Unjudged: []string{"spec.spec.dnsPolicy"}},
-		{Kind: "PodRestriction", Name: "p2", Mode: "Accept", NamespaceSelector: "tier=dev",
-			Unjudged: []string{"binding.namespaceSelector"}},
+		{
+			Kind: "PodRestriction", Name: "p2", Mode: "Accept", NamespaceSelector: "tier=dev",
+			Unjudged: []string{"binding.namespaceSelector"},
+		},
 	}}
 	if !proto.Equal(&adminv1.ListPoliciesResponse{Policies: l.GetPolicies()}, want) {
 		t.Errorf("list has %v; want %v", l.GetPolicies(), want)

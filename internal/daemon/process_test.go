@@ -96,8 +96,10 @@ func (p *process) spawn(args ...string) {
 		p.activate()
 	}
 	if p.maxFiles > 0 {
-		p.cmd.Path, p.cmd.Args = "/bin/sh", append([]string{"sh", "-c",
-			fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, p.maxFiles)}, p.cmd.Args...)
+		p.cmd.Path, p.cmd.Args = "/bin/sh", append([]string{
+			"sh", "-c",
+			fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, p.maxFiles),
+		}, p.cmd.Args...)
 	}
 	p.cmd.Stdout, p.cmd.Stderr = p.out, p.out
 	testkit.Must(p.t, p.cmd.Start())

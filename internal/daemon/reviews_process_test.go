@@ -52,8 +52,10 @@ func newReviewedNode(t *testing.T, r *criproxytest.Runtime) *reviewedNode {
 			t.Errorf("the backend got %s", text)
 		}
 		denied := strings.Contains(fmt.Sprint(review["spec"]), ":bad")
-		review["status"] = map[string]any{"allowed": !denied, "reason": "the tag is bad",
-			"auditAnnotations": map[string]string{"scan": "S-1"}}
+		review["status"] = map[string]any{
+			"allowed": !denied, "reason": "the tag is bad",
+			"auditAnnotations": map[string]string{"scan": "S-1"},
+		}
 		_ = json.NewEncoder(w).Encode(review)
 	}))
 	t.Cleanup(n.backend.Close)

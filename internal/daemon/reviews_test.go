@@ -105,10 +105,14 @@ func (p *policyTest) socket() string {
 // review asks the chain about a container in a namespace.
 func (p *policyTest) review(namespace string) admission.Decision {
 	return p.chain.Evaluate(p.Context(), admission.Subject{
-		Pod: admission.Pod{UID: "uid", Namespace: namespace, Name: "app", HostNetwork: admission.Set(false),
-			ReviewAnnotations: admission.Set(map[string]string(nil))},
-		Container: &admission.Container{Name: "main", Image: admission.Set("app:1"),
-			Mounts: admission.Set([]admission.Mount{})},
+		Pod: admission.Pod{
+			UID: "uid", Namespace: namespace, Name: "app", HostNetwork: admission.Set(false),
+			ReviewAnnotations: admission.Set(map[string]string(nil)),
+		},
+		Container: &admission.Container{
+			Name: "main", Image: admission.Set("app:1"),
+			Mounts: admission.Set([]admission.Mount{}),
+		},
 	})
 }
 
@@ -144,8 +148,10 @@ func TestReviews(t *testing.T) {
 	d.denied = []string{"app:1"}
 	d.mu.Unlock()
 	p.reviews("denied", "team", admission.ReviewDenied)
-	if want := []string{"reviewAnnotations", "spec.spec.containers[].image[]",
-		"spec.spec.volumes[]"}; !slices.Equal(p.fields()[1:], want) {
+	if want := []string{
+		"reviewAnnotations", "spec.spec.containers[].image[]",
+		"spec.spec.volumes[]",
+	}; !slices.Equal(p.fields()[1:], want) {
 		t.Errorf("fields %q; want those of the restriction and %q", p.fields(), want)
 	}
 
@@ -227,8 +233,10 @@ func TestFailuresOfReviewsAreLoggedOnceAMinute(t *testing.T) {
 		p := newPolicyTest(t)
 		d := &policydClient{log: p.options.Log, failed: map[string]*failing{}}
 		report := func(backend string) {
-			d.notReviewed(policyclient.ReviewFailure{Answer: policyfiles.Answer{Backend: backend,
-				Failure: "cause of " + backend}})
+			d.notReviewed(policyclient.ReviewFailure{Answer: policyfiles.Answer{
+				Backend: backend,
+				Failure: "cause of " + backend,
+			}})
 		}
 		for range 5 {
 			report("a")
@@ -272,10 +280,12 @@ func TestBackendsAreListed(t *testing.T) {
 	putBackend(t, p.dir, "scanner", ", denyTTL: -1}\nincludeImageVolumes: false\nmatch: {namespaces: [team]}")
 	p.open()
 	l := p.list()
-	want := &adminv1.Policy{Kind: "ImagePolicy", Name: "scanner", Namespaces: []string{"team"},
+	want := &adminv1.Policy{
+		Kind: "ImagePolicy", Name: "scanner", Namespaces: []string{"team"},
 		ReviewBackend: &adminv1.ReviewBackend{
 			AllowTtl: durationpb.New(time.Hour), DenyTtl: durationpb.New(0), DefaultAllow: true, DefaultAllowAbsent: true,
-		}}
+		},
+	}
 	if got := l.GetPolicies(); len(got) != 2 || !proto.Equal(got[0], want) || got[1].GetReviewBackend() != nil ||
 		len(l.GetWarnings()) != 1 {
 		t.Errorf("list %v; want %v and a warning", l, want)

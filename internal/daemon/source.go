@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/pullgate/pullgate/internal/gate"
 	"github.com/pullgate/pullgate/internal/gate/podsource"
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/operator/adminapi"
@@ -31,6 +32,14 @@ func openSource(o Options, key credential.Key, m *metrics.Metrics) (*podsource.S
 	}
 	m.SetPodSource(source.Synced)
 	return source, nil
+}
+
+// forGate returns what the gate and the policies need of a source, which may be nil.
+func forGate(s *podsource.Source) (facts gate.PodSource, views gate.ViewSource, keep func(fields []string)) {
+	if s == nil {
+		return nil, nil, func([]string) {}
+	}
+	return s, s, s.KeepFields
 }
 
 // sourceState returns the line for /readyz. A node stays ready if the API server does not answer.

@@ -34,14 +34,18 @@ func newAPIServer(t *testing.T, x *criproxytest.Pod, c testkit.Case) *apiServer 
 		testkit.Must(t, err)
 		a.secrets[s.Name] = map[string]any{
 			"apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/dockerconfigjson",
-			"metadata": map[string]any{"name": s.Name, "namespace": x.Config.GetMetadata().GetNamespace(), "uid": s.UID,
-				"resourceVersion": "1"},
+			"metadata": map[string]any{
+				"name": s.Name, "namespace": x.Config.GetMetadata().GetNamespace(), "uid": s.UID,
+				"resourceVersion": "1",
+			},
 			"data": map[string]string{".dockerconfigjson": base64.StdEncoding.EncodeToString(config)},
 		}
 	}
 	a.pod = map[string]any{
-		"metadata": map[string]any{"name": x.UID, "namespace": x.Config.GetMetadata().GetNamespace(), "uid": x.UID,
-			"resourceVersion": "1"},
+		"metadata": map[string]any{
+			"name": x.UID, "namespace": x.Config.GetMetadata().GetNamespace(), "uid": x.UID,
+			"resourceVersion": "1",
+		},
 		"spec": map[string]any{
 			"nodeName": "node", "imagePullSecrets": named,
 			"containers": []map[string]string{{"name": "main", "image": c.Image, "imagePullPolicy": "Never"}},
@@ -69,16 +73,20 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer = a.secrets[name]
 	case r.URL.Path != "/api/v1/pods":
 		w.WriteHeader(http.StatusNotFound)
-		answer = map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound",
-			"code": http.StatusNotFound}
+		answer = map[string]any{
+			"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound",
+			"code": http.StatusNotFound,
+		}
 	case r.URL.Query().Get("watch") != "":
 		w.WriteHeader(http.StatusOK)
 		_ = http.NewResponseController(w).Flush()
 		<-r.Context().Done()
 		return
 	default:
-		answer = map[string]any{"kind": "PodList", "apiVersion": "v1", "metadata": map[string]any{"resourceVersion": "1"},
-			"items": []any{a.pod}}
+		answer = map[string]any{
+			"kind": "PodList", "apiVersion": "v1", "metadata": map[string]any{"resourceVersion": "1"},
+			"items": []any{a.pod},
+		}
 	}
 	_ = json.NewEncoder(w).Encode(answer) // the client may have gone
 }

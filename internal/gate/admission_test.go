@@ -44,8 +44,10 @@ func rulesOf(tb testing.TB, specs ...string) admission.Rules {
 	set := setOf(tb, specs...)
 	return admission.Rules{
 		PolicyHash: "hash of " + strings.Join(specs, ""), ExemptStaticPods: true,
-		Validators: []admission.Named{{Name: admission.RestrictionValidator,
-			Validator: restriction.NewValidator(set, restriction.Options{From: restriction.Node})}},
+		Validators: []admission.Named{{
+			Name:      admission.RestrictionValidator,
+			Validator: restriction.NewValidator(set, restriction.Options{From: restriction.Node}),
+		}},
 	}
 }
 
@@ -142,16 +144,26 @@ func TestPolicyDeniesACallBeforeItIsForwarded(t *testing.T) {
 		reason admission.Reason
 		field  string
 	}{
-		{"RunPodSandbox", func() error { return p.Sandbox(t.Context(), hostNetwork(p.PodFrom("team", "api"))) },
-			admission.RestrictionViolated, "hostNetwork"},
-		{"CreateContainer", func() error { _, err := p.create(p.Pod("team"), privileged()); return err },
-			admission.RestrictionViolated, "privileged"},
-		{"CreateContainer", func() error { _, err := p.create(p.Pod("team"), byName); return err }, admission.FieldUnknown,
-			"runAsUser"},
-		{"RestorePod", func() error { return restore(hostNetwork(p.PodFrom("team", "api")), ordinary()) },
-			admission.RestrictionViolated, "hostNetwork"},
-		{"RestorePod", func() error { return restore(p.PodFrom("team", "api"), privileged()) }, admission.RestrictionViolated,
-			"privileged"},
+		{
+			"RunPodSandbox", func() error { return p.Sandbox(t.Context(), hostNetwork(p.PodFrom("team", "api"))) },
+			admission.RestrictionViolated, "hostNetwork",
+		},
+		{
+			"CreateContainer", func() error { _, err := p.create(p.Pod("team"), privileged()); return err },
+			admission.RestrictionViolated, "privileged",
+		},
+		{
+			"CreateContainer", func() error { _, err := p.create(p.Pod("team"), byName); return err }, admission.FieldUnknown,
+			"runAsUser",
+		},
+		{
+			"RestorePod", func() error { return restore(hostNetwork(p.PodFrom("team", "api")), ordinary()) },
+			admission.RestrictionViolated, "hostNetwork",
+		},
+		{
+			"RestorePod", func() error { return restore(p.PodFrom("team", "api"), privileged()) }, admission.RestrictionViolated,
+			"privileged",
+		},
 	} {
 		wantDenied(t, tc.call, tc.do(), tc.reason, "pod team/team-", "policy policy-", tc.field, "allowed")
 	}
@@ -240,8 +252,10 @@ func TestAttacksOnPolicies(t *testing.T) {
 		_, err := p.create(x, ordinary(&runtimeapi.Mount{ContainerPath: "/data", HostPath: path}))
 		wantDenied(t, name, err, admission.RestrictionViolated, `container "main"`, `mount "/data"`)
 	}
-	_, err := p.create(x, ordinary(&runtimeapi.Mount{ContainerPath: "/data",
-		HostPath: "/var/lib/kubelet/pods/" + x.UID + "/volume-subpaths/data/main/0"}))
+	_, err := p.create(x, ordinary(&runtimeapi.Mount{
+		ContainerPath: "/data",
+		HostPath:      "/var/lib/kubelet/pods/" + x.UID + "/volume-subpaths/data/main/0",
+	}))
 	wantDenied(t, "a subPath", err, admission.FieldUnknown, "volumeType")
 	if _, err := p.create(x, ordinary(&runtimeapi.Mount{ContainerPath: "/data", HostPath: volumes(x.UID)})); err != nil {
 		t.Errorf("a volume of the pod itself: %v; want it admitted", err)
@@ -397,8 +411,10 @@ func (s *spy) Validate(_ context.Context, subject admission.Subject) []admission
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.asked = append(s.asked, subject)
-	return []admission.Finding{{Policy: "spy", Answer: admission.Deny, Reason: admission.RestrictionViolated,
-		Message: "spy"}}
+	return []admission.Finding{{
+		Policy: "spy", Answer: admission.Deny, Reason: admission.RestrictionViolated,
+		Message: "spy",
+	}}
 }
 
 func TestValidatorsAreNotAskedAboutExemptPods(t *testing.T) {
@@ -498,8 +514,10 @@ type apiViews map[string]admission.Pod
 
 func (v apiViews) View(_ context.Context, uid string) (admission.Pod, []admission.Container, bool) {
 	p, ok := v[uid]
-	return p, []admission.Container{{Name: "init", Kind: admission.Set(admission.KindInit),
-		Privileged: admission.Set(false)}}, ok
+	return p, []admission.Container{{
+		Name: "init", Kind: admission.Set(admission.KindInit),
+		Privileged: admission.Set(false),
+	}}, ok
 }
 
 func TestPodSourceAddsToTheView(t *testing.T) {
@@ -513,8 +531,10 @@ func TestPodSourceAddsToTheView(t *testing.T) {
 	a.Views, a.NamespaceLabels = views, map[string]map[string]string{"team": {"tier": "low"}}
 	p := newProxyWithPolicies(t, exact(), nil)
 	x, unknown := p.Pod("team"), p.Pod("else")
-	views[x.UID] = admission.Pod{RestartPolicy: admission.Set("Always"), HostNetwork: admission.Set(true),
-		Labels: admission.Set(map[string]string{"a": "b"})}
+	views[x.UID] = admission.Pod{
+		RestartPolicy: admission.Set("Always"), HostNetwork: admission.Set(true),
+		Labels: admission.Set(map[string]string{"a": "b"}),
+	}
 	p.gate.SetAdmission(a)
 	config := privileged()
 	config.Metadata.Name = "init"

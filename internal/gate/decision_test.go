@@ -111,7 +111,8 @@ func TestRefusalsOfTheGatesOwnAreNoted(t *testing.T) {
 	p.serves(app, "good", img(id1))
 	p.MustPull(p.Pod("alice"), app, "good")
 	all := []criproxytest.Image{
-		{ID: id1, Names: []string{app}}, {ID: id2, Names: []string{landing}, Restores: id1},
+		{ID: id1, Names: []string{app}},
+		{ID: id2, Names: []string{landing}, Restores: id1},
 		{ID: id3, Names: []string{gone}, Restores: "sha256:9"},
 	}
 	p.runtime.SetImages(all...)
@@ -162,8 +163,10 @@ func TestAPullThatTheStoreRefusesIsNoted(t *testing.T) {
 	p := newProxy(t, tracker.Options{}, c)
 	x := p.Pod("alice")
 	p.must(p.store.Close())
-	if _, err := p.Images.PullImage(t.Context(), &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: app},
-		SandboxConfig: x.Config}); err == nil {
+	if _, err := p.Images.PullImage(t.Context(), &runtimeapi.PullImageRequest{
+		Image:         &runtimeapi.ImageSpec{Image: app},
+		SandboxConfig: x.Config,
+	}); err == nil {
 		t.Error("a pull without an intent passes")
 	}
 	k.wants(t, "a pull without an intent", "PullImage alice: Reverify error unknown")

@@ -36,8 +36,10 @@ func TestJournalHasTheOutcomeOfACall(t *testing.T) {
 		{decisionlog.Decision{Call: "CreateContainer", Verdict: denied, Shadow: true}, `"msg"="Would deny"`},
 		{decisionlog.Decision{Call: "CreateContainer", Verdict: allowed, Shadow: true}, `"msg"="Allowed"`},
 		{decisionlog.Decision{Call: "RestorePod", Verdict: allowed, Admission: audited}, `"msg"="Would deny"`},
-		{decisionlog.Decision{Call: "RestorePod", Verdict: allowed, Admission: audited},
-			`"policies"="image: not signed; image: no rule"`},
+		{
+			decisionlog.Decision{Call: "RestorePod", Verdict: allowed, Admission: audited},
+			`"policies"="image: not signed; image: no rule"`,
+		},
 		{decisionlog.Decision{Call: "RestorePod", Verdict: allowed, Admission: unmatched}, `"msg"="Allowed"`},
 		{decisionlog.Decision{Call: "RestorePod", Verdict: allowed, Admission: unmatched}, `"policies"="image: no rule"`},
 		{decisionlog.Decision{Call: "PullImage", Verdict: denied}, `"msg"="Proof needed"`},
@@ -59,19 +61,25 @@ func TestJournalHasTheOutcomeOfACall(t *testing.T) {
 func TestJournalNamesThePolicyThatDenied(t *testing.T) {
 	g, lines, _ := journaling(0)
 	g.c.Shadow = true
-	d := decisionlog.Decision{Call: "CreateContainer", Container: "web",
+	d := decisionlog.Decision{
+		Call: "CreateContainer", Container: "web",
 		Verdict: overruled(tracker.Verdict{}, AdmissionDenied), Admission: admission.Decision{
-			Answer: admission.Deny, Findings: []admission.Finding{{Policy: "p", Answer: admission.Deny,
-				Message: "policy p: a field"}},
-		}}
+			Answer: admission.Deny, Findings: []admission.Finding{{
+				Policy: "p", Answer: admission.Deny,
+				Message: "policy p: a field",
+			}},
+		},
+	}
 	g.note(d)
 	d.Container = "other"
 	g.note(d)
 	if len(*lines) != 2 {
 		t.Fatalf("journal %q; want a line for each container", *lines)
 	}
-	for _, want := range []string{`"msg"="Denied"`, `"reason"="admission_denied"`, `"container"="web"`,
-		`"policies"="policy p: a field"`, `"shadow"=false`} {
+	for _, want := range []string{
+		`"msg"="Denied"`, `"reason"="admission_denied"`, `"container"="web"`,
+		`"policies"="policy p: a field"`, `"shadow"=false`,
+	} {
 		if !strings.Contains((*lines)[0], want) {
 			t.Errorf("journal %s; want %s", (*lines)[0], want)
 		}
@@ -102,8 +110,10 @@ func TestJournalCountsRepeatedDenials(t *testing.T) {
 	allowed := tracker.Verdict{Decision: policy.Decision{Verdict: policy.Allow, Reason: policy.Proved}}
 	otherImage := denied(policy.NotProved)
 	otherImage.Pair.ImageID = "other"
-	create := decisionlog.Decision{Call: "CreateContainer", Pod: tracker.Pod{UID: "1"}, Image: "busybox",
-		Verdict: denied(policy.NotProved)}
+	create := decisionlog.Decision{
+		Call: "CreateContainer", Pod: tracker.Pod{UID: "1"}, Image: "busybox",
+		Verdict: denied(policy.NotProved),
+	}
 	with := func(change func(*decisionlog.Decision)) decisionlog.Decision {
 		d := create
 		change(&d)
@@ -117,8 +127,10 @@ func TestJournalCountsRepeatedDenials(t *testing.T) {
 	}{
 		{"within a minute", 59 * time.Second, create, ""},
 		{"after a minute", time.Minute, create, `"repeated"=50`},
-		{"for another reason", 0, with(func(d *decisionlog.Decision) { d.Verdict = denied(policy.Untracked) }),
-			`"repeated"=50`},
+		{
+			"for another reason", 0, with(func(d *decisionlog.Decision) { d.Verdict = denied(policy.Untracked) }),
+			`"repeated"=50`,
+		},
 		{"of another image by that name", 0, with(func(d *decisionlog.Decision) { d.Verdict = otherImage }), `"repeated"=50`},
 		{"allowed", 0, with(func(d *decisionlog.Decision) { d.Verdict = allowed }), `"repeated"=50`},
 		{"of another call", 0, with(func(d *decisionlog.Decision) { d.Call = "ImageStatus" }), `"msg"="Hidden"`},
@@ -150,8 +162,10 @@ func TestJournalCountsRepeatedDenials(t *testing.T) {
 func TestJournalHasAnAuditFindingOnce(t *testing.T) {
 	g, lines, recorded := journaling(0)
 	audited := admission.Finding{Policy: "p", Answer: admission.Deny, Audit: true, Message: "policy p: a field"}
-	d := decisionlog.Decision{Call: "RunPodSandbox",
-		Admission: admission.Decision{Answer: admission.Admit, Findings: []admission.Finding{audited}}}
+	d := decisionlog.Decision{
+		Call:      "RunPodSandbox",
+		Admission: admission.Decision{Answer: admission.Admit, Findings: []admission.Finding{audited}},
+	}
 	d.Verdict.Verdict = policy.Allow
 	for range 3 {
 		g.note(d)
@@ -177,8 +191,10 @@ func TestJournalHasADenialThatFollowsAnAllow(t *testing.T) {
 func TestRepeatedDenialsAreBounded(t *testing.T) {
 	var s podStates
 	denied := func(uid string, image int) (repeated bool) {
-		_, repeated = s.repeats(decisionlog.Decision{Call: "CreateContainer", Pod: tracker.Pod{UID: uid},
-			Image: fmt.Sprint("busybox:", image)})
+		_, repeated = s.repeats(decisionlog.Decision{
+			Call: "CreateContainer", Pod: tracker.Pod{UID: uid},
+			Image: fmt.Sprint("busybox:", image),
+		})
 		return repeated
 	}
 	denied("victim", 0)
@@ -197,8 +213,10 @@ func TestRepeatedDenialsAreBounded(t *testing.T) {
 }
 
 func TestRepeatedAllowIsLoggedForDevelopers(t *testing.T) {
-	d := decisionlog.Decision{Call: "ImageStatus", Pod: tracker.Pod{UID: "1"},
-		Verdict: tracker.Verdict{Decision: policy.Decision{Verdict: policy.Allow}}}
+	d := decisionlog.Decision{
+		Call: "ImageStatus", Pod: tracker.Pod{UID: "1"},
+		Verdict: tracker.Verdict{Decision: policy.Decision{Verdict: policy.Allow}},
+	}
 	for level, want := range []string{"", "", `"msg"="Allowed again"`} {
 		g, lines, recorded := journaling(level)
 		g.c.Metrics = noMetrics{}

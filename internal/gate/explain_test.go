@@ -61,8 +61,10 @@ func TestExplainPolicies(t *testing.T) {
 		RunAsUser: admission.Absent[int64](), RunAsNonRoot: admission.Absent[bool](),
 		Mounts: admission.Set([]admission.Mount{}),
 	}
-	pod := admission.Pod{HostNetwork: admission.Set(false), ShareProcessNamespace: admission.Absent[bool](),
-		AutomountServiceAccountToken: admission.Absent[bool]()}
+	pod := admission.Pod{
+		HostNetwork: admission.Set(false), ShareProcessNamespace: admission.Absent[bool](),
+		AutomountServiceAccountToken: admission.Absent[bool](),
+	}
 	with := func(change func(c *admission.Container)) admission.Container {
 		c := main
 		change(&c)
@@ -78,33 +80,53 @@ func TestExplainPolicies(t *testing.T) {
 	}{
 		"no restriction of the pod": {notPrivileged, pod, main, "admit", "admit"},
 		"a value that is denied":    {notPrivileged, pod, isPrivileged, "admit", "deny" + violated},
-		"of the sandbox": {noHostNetwork, admission.Pod{HostNetwork: admission.Set(true)}, main, "deny" + violated,
-			"deny" + violated},
-		"the default is denied": {"{spec: {containers: [{securityContext: {readOnlyRootFilesystem: {require: true}}}]}}",
-			pod, main, "admit", "deny" + violated},
-		"the token is not mounted": {"{spec: {automountServiceAccountToken: {require: true}}}", pod, main, "admit",
-			"deny" + violated},
+		"of the sandbox": {
+			noHostNetwork,
+			admission.Pod{HostNetwork: admission.Set(true)},
+			main, "deny" + violated,
+			"deny" + violated,
+		},
+		"the default is denied": {
+			"{spec: {containers: [{securityContext: {readOnlyRootFilesystem: {require: true}}}]}}",
+			pod, main, "admit", "deny" + violated,
+		},
+		"the token is not mounted": {
+			"{spec: {automountServiceAccountToken: {require: true}}}", pod, main, "admit",
+			"deny" + violated,
+		},
 		"the user of the image": {notRoot, pod, main, "admit", "unknown" + unknown},
-		"not root by the image": {"{spec: {containers: [{securityContext: {runAsNonRoot: {require: true}}}]}}", pod, main,
-			"admit", "unknown" + unknown},
-		"a user of the pod": {notRoot, pod,
-			with(func(c *admission.Container) { c.RunAsUser = admission.Set[int64](0) }), "admit", "deny" + violated},
-		"denied and unknown": {notRoot + "\n" + notPrivileged, pod, isPrivileged, "admit",
-			"deny" + unknown + violated},
-		"can be accepted": {privilegedAccepted + "\n" + notPrivileged, pod, isPrivileged, "admit",
-			"unknown" + violated},
+		"not root by the image": {
+			"{spec: {containers: [{securityContext: {runAsNonRoot: {require: true}}}]}}", pod, main,
+			"admit", "unknown" + unknown,
+		},
+		"a user of the pod": {
+			notRoot, pod,
+			with(func(c *admission.Container) { c.RunAsUser = admission.Set[int64](0) }), "admit", "deny" + violated,
+		},
+		"denied and unknown": {
+			notRoot + "\n" + notPrivileged, pod, isPrivileged, "admit",
+			"deny" + unknown + violated,
+		},
+		"can be accepted": {
+			privilegedAccepted + "\n" + notPrivileged, pod, isPrivileged, "admit",
+			"unknown" + violated,
+		},
 		"cannot be accepted": {privilegedAccepted + "\n" + notPrivileged, pod, with(func(c *admission.Container) {
 			c.Privileged, c.RunAsUser = admission.Set(true), admission.Set[int64](0)
 		}), "admit", "deny" + violated},
 		"an image": {ownRegistry, pod, main, "admit", "admit"},
 		"audited":  {audited + notPrivileged, pod, isPrivileged, "admit", "admit" + violated},
-		"mounts": {noHostPath, pod, with(func(c *admission.Container) { c.Mounts = admission.Value[[]admission.Mount]{} }),
-			"admit", "unknown" + unknown},
+		"mounts": {
+			noHostPath, pod, with(func(c *admission.Container) { c.Mounts = admission.Value[[]admission.Mount]{} }),
+			"admit", "unknown" + unknown,
+		},
 		"not bound": {"elsewhere " + notPrivileged, pod, isPrivileged, "admit", "admit"},
-		"propagation": {"{spec: {volumes: [{mount: {mountPropagation: {whitelist: [HostToContainer]}}}]}}", pod,
+		"propagation": {
+			"{spec: {volumes: [{mount: {mountPropagation: {whitelist: [HostToContainer]}}}]}}", pod,
 			with(func(c *admission.Container) {
 				c.Mounts = admission.Set([]admission.Mount{{Path: "/a", Propagation: admission.Absent[string]()}})
-			}), "admit", "deny" + violated},
+			}), "admit", "deny" + violated,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := policies(t)
@@ -196,13 +218,20 @@ func TestExplainPoliciesHasNoEffect(t *testing.T) {
 			container string
 			want      []string
 		}{
-			"a container that was started": {running, "main",
-				[]string{"started_before" + violated, "started_before" + violated}},
-			"another one of the pod": {running, "other",
-				[]string{"started_before" + violated, "deny FIELD_UNKNOWN RESTRICTION_VIOLATED"}},
+			"a container that was started": {
+				running, "main",
+				[]string{"started_before" + violated, "started_before" + violated},
+			},
+			"another one of the pod": {
+				running, "other",
+				[]string{"started_before" + violated, "deny FIELD_UNKNOWN RESTRICTION_VIOLATED"},
+			},
 			"a new pod": {fresh, "main", []string{"unknown FIELD_UNKNOWN", "unknown FIELD_UNKNOWN"}},
-			"a static pod": {tracker.Pod{UID: x.UID, Namespace: "team", Static: true}, "main",
-				[]string{"exempt_static_pod", "exempt_static_pod"}},
+			"a static pod": {
+				tracker.Pod{UID: x.UID, Namespace: "team", Static: true},
+				"main",
+				[]string{"exempt_static_pod", "exempt_static_pod"},
+			},
 		} {
 			if d := cmp.Diff(tc.want, ask(tc.who, tc.container)); d != "" {
 				t.Errorf("%s (-want +got):\n%s", name, d)

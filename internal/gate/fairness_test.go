@@ -45,8 +45,10 @@ func globs(t *testing.T, key credential.Key, first, n int, right bool) credentia
 		if right && i == n/2 {
 			password = "good"
 		}
-		auths["r"+strings.Repeat("*", i%64)+"e"+strings.Repeat("*", i/64)+"po.test"] = map[string]string{"username": "tenant",
-			"password": password}
+		auths["r"+strings.Repeat("*", i%64)+"e"+strings.Repeat("*", i/64)+"po.test"] = map[string]string{
+			"username": "tenant",
+			"password": password,
+		}
 	}
 	payload, err := json.Marshal(map[string]any{"auths": auths})
 	if err != nil {
@@ -73,8 +75,10 @@ func TestAPodCannotGuessPasswordsByThousands(t *testing.T) {
 		ring = append(ring, globs(t, p.key, s*entries, entries, s == 7))
 	}
 	secret := func(o credential.SealedOffer) tracker.Secret {
-		return tracker.Secret{Credential: o.ID, Ref: records.SecretRef{UID: fmt.Sprint("s", o.From), Namespace: "mallory",
-			Name: fmt.Sprint("s", o.From)}}
+		return tracker.Secret{Credential: o.ID, Ref: records.SecretRef{
+			UID: fmt.Sprint("s", o.From), Namespace: "mallory",
+			Name: fmt.Sprint("s", o.From),
+		}}
 	}
 	var all []tracker.Secret
 	for _, o := range ring.Lookup("repo.test/team/app") {
@@ -87,8 +91,10 @@ func TestAPodCannotGuessPasswordsByThousands(t *testing.T) {
 	for _, o := range offers {
 		first = append(first, secret(o))
 	}
-	right := tracker.Secret{Credential: p.key.ID(credential.New(credential.Login{Username: "tenant", Password: "good"})),
-		Ref: records.SecretRef{UID: "s", Namespace: "mallory", Name: "s"}}
+	right := tracker.Secret{
+		Credential: p.key.ID(credential.New(credential.Login{Username: "tenant", Password: "good"})),
+		Ref:        records.SecretRef{UID: "s", Namespace: "mallory", Name: "s"},
+	}
 	wrong := first[:credential.MaxOffers-1]
 	for name, tc := range map[string]struct {
 		guesses []tracker.Secret
@@ -144,8 +150,10 @@ func TestHiddenPrechecksArePerPod(t *testing.T) {
 // A pull needs its intent on disk, for an exempt pod as well; a present image needs no disk.
 func TestAFullDiskStopsNoExemptPodWhoseImageIsThere(t *testing.T) {
 	const absent, present = "repo.test/sys/new:1", "repo.test/sys/old:1"
-	p := newProxy(t, tracker.Options{Rules: tracker.Rules{ExemptStaticPods: true,
-		ExemptNamespaces: []string{"kube-system"}}}, exact())
+	p := newProxy(t, tracker.Options{Rules: tracker.Rules{
+		ExemptStaticPods: true,
+		ExemptNamespaces: []string{"kube-system"},
+	}}, exact())
 	p.runtime.SetImages(img(id1, present))
 	p.serves(absent, "", img(id2))
 	static := p.PodFrom("kube-system", "file")

@@ -38,8 +38,10 @@ func TestCallsThatAreNoPrecheckAreNeverAltered(t *testing.T) {
 		"no annotations": {Image: &runtimeapi.ImageSpec{Image: app}},
 		"no source":      {Image: &runtimeapi.ImageSpec{Image: app, Annotations: seen}},
 		"no config.seen": {Image: &runtimeapi.ImageSpec{Image: app, Annotations: source}},
-		"verbose precheck": {Image: &runtimeapi.ImageSpec{Image: app, Annotations: bob.Config.GetAnnotations()},
-			Verbose: true},
+		"verbose precheck": {
+			Image:   &runtimeapi.ImageSpec{Image: app, Annotations: bob.Config.GetAnnotations()},
+			Verbose: true,
+		},
 	} {
 		resp, err := p.Images.ImageStatus(t.Context(), req)
 		if err != nil || resp.GetImage().GetId() != id2 {
@@ -168,8 +170,10 @@ func TestRemovalWhoseAnswerIsLostTakesTheRecords(t *testing.T) {
 }
 
 func TestSandboxesTellWhoAsks(t *testing.T) {
-	p, _ := newProxyOfAlice(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"system"},
-		ExemptStaticPods: true}, VerifyUntracked: true}, exact())
+	p, _ := newProxyOfAlice(t, tracker.Options{Rules: tracker.Rules{
+		ExemptNamespaces: []string{"system"},
+		ExemptStaticPods: true,
+	}, VerifyUntracked: true}, exact())
 	system := p.Pod("system")
 	p.wantPrecheck(system, app, id1, "exempt namespace's pre-check")
 	p.wantPrecheck(p.PodFrom("kube-system", "file"), app, id1, "static pod's pre-check (though its sandbox is not known)")

@@ -114,8 +114,10 @@ type proxy struct {
 func newProxy(tb testing.TB, o tracker.Options, c gate.Config) *proxy {
 	tb.Helper()
 	dir := criproxytest.SocketDir(tb)
-	p := &proxy{t: tb, runtime: criproxytest.NewRuntimeAs(tb, underTest()), options: o, config: c, dir: dir,
-		key: credential.NewKey()}
+	p := &proxy{
+		t: tb, runtime: criproxytest.NewRuntimeAs(tb, underTest()), options: o, config: c, dir: dir,
+		key: credential.NewKey(),
+	}
 	p.start()
 	tb.Cleanup(p.stop)
 	return p

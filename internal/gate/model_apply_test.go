@@ -217,7 +217,8 @@ func (w *modelWorld) honest(at uint8, name string) {
 // tryHonest does the calls of a kubelet for an honest pod, and returns what failed. again says that another attempt may
 // help.
 func (w *modelWorld) tryHonest(p *modelPod, name, password string, reachable, proved bool) (failure string,
-	again bool) {
+	again bool,
+) {
 	shown := w.doPrecheck(p, name, &interruption{})
 	if contentOf(shown) >= firstCheckpoint {
 		return "", false // if nothing is verified, a checkpoint that has got the name may be in its place

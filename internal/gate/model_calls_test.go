@@ -16,16 +16,20 @@ func (w *modelWorld) held(p *modelPod) (all []held) {
 	}
 	for i, s := range w.secrets[p.namespace] {
 		if s != nil {
-			all = append(all, held{ref: secretRef{UID: s.uid, Namespace: p.namespace, Name: fmt.Sprint("pull-", i)},
-				password: s.password})
+			all = append(all, held{
+				ref:      secretRef{UID: s.uid, Namespace: p.namespace, Name: fmt.Sprint("pull-", i)},
+				password: s.password,
+			})
 		}
 	}
 	return all
 }
 
 func (w *modelWorld) question(p *modelPod, c content, repository, password string) question {
-	q := question{uid: p.uid, namespace: p.namespace, static: p.source != "api", pair: pair{c, repository},
-		password: password}
+	q := question{
+		uid: p.uid, namespace: p.namespace, static: p.source != "api", pair: pair{c, repository},
+		password: password,
+	}
 	if !q.static {
 		q.secrets = w.held(p)
 	}
@@ -139,8 +143,10 @@ func (w *modelWorld) doPull(p *modelPod, name, password string, x *interruption)
 	x.pull = by
 	p.asksFor(name)
 	may := w.judged(p, name, password)
-	req := &runtimeapi.PullImageRequest{Image: &runtimeapi.ImageSpec{Image: name, Annotations: p.annotations()},
-		SandboxConfig: p.config()}
+	req := &runtimeapi.PullImageRequest{
+		Image:         &runtimeapi.ImageSpec{Image: name, Annotations: p.annotations()},
+		SandboxConfig: p.config(),
+	}
 	if password != "" {
 		req.Auth = &runtimeapi.AuthConfig{Username: "tenant", Password: password}
 	}
@@ -178,7 +184,8 @@ func (w *modelWorld) doPull(p *modelPod, name, password string, x *interruption)
 
 // doCreate creates a container; by is the name of the image as the kubelet resolved it.
 func (w *modelWorld) doCreate(p *modelPod, name, image string, mounts []string, x *interruption) (id string,
-	err error) {
+	err error,
+) {
 	req := &runtimeapi.CreateContainerRequest{
 		PodSandboxId: p.sandbox, SandboxConfig: p.config(),
 		Config: &runtimeapi.ContainerConfig{
@@ -188,8 +195,10 @@ func (w *modelWorld) doCreate(p *modelPod, name, image string, mounts []string, 
 	}
 	for _, m := range mounts {
 		c, _ := w.on(m)
-		req.Config.Mounts = append(req.Config.Mounts, &runtimeapi.Mount{ContainerPath: "/m",
-			Image: &runtimeapi.ImageSpec{Image: c.id(), UserSpecifiedImage: w.userImage(m)}})
+		req.Config.Mounts = append(req.Config.Mounts, &runtimeapi.Mount{
+			ContainerPath: "/m",
+			Image:         &runtimeapi.ImageSpec{Image: c.id(), UserSpecifiedImage: w.userImage(m)},
+		})
 	}
 	p.asksFor(name)
 	mounted := make([]content, len(mounts))

@@ -127,7 +127,8 @@ func (r *modelRuntime) fetch(name, password string) (content, error) {
 }
 
 func (r *modelRuntime) pullImage(q *runtimeapi.PullImageRequest, x *interruption) (*runtimeapi.PullImageResponse,
-	error) {
+	error,
+) {
 	name := q.GetImage().GetImage()
 	c, err := r.fetch(name, q.GetAuth().GetPassword())
 	if err != nil {

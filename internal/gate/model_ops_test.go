@@ -195,8 +195,10 @@ func weighted(r *rand.Rand, weights []int) int {
 func randomOps(r *rand.Rand, n int) []op {
 	ops := make([]op, 0, n)
 	for range r.IntN(4) {
-		ops = append(ops, op{kind: opImportFirst, content: content(1 + r.IntN(contents)),
-			name: uint8(weighted(r, nameWeights[:9]))})
+		ops = append(ops, op{
+			kind: opImportFirst, content: content(1 + r.IntN(contents)),
+			name: uint8(weighted(r, nameWeights[:9])),
+		})
 	}
 	for len(ops) < n {
 		o := op{
@@ -220,8 +222,10 @@ func randomOps(r *rand.Rand, n int) []op {
 }
 
 // modelPolicies are the verification policies that a world may have.
-var modelPolicies = []string{"NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages", "AlwaysVerify",
-	"NeverVerify"}
+var modelPolicies = []string{
+	"NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages", "AlwaysVerify",
+	"NeverVerify",
+}
 
 // A setting is the initial configuration of a world.
 type setting struct {

@@ -342,8 +342,10 @@ func (r *modelRuntime) do(method string, request []byte, x *interruption) ([]byt
 	case "Version":
 		return answers(request, &runtimeapi.VersionRequest{},
 			func(*runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
-				return &runtimeapi.VersionResponse{Version: "0.1.0", RuntimeName: "model", RuntimeVersion: "1",
-					RuntimeApiVersion: "v1"}, nil
+				return &runtimeapi.VersionResponse{
+					Version: "0.1.0", RuntimeName: "model", RuntimeVersion: "1",
+					RuntimeApiVersion: "v1",
+				}, nil
 			})
 	}
 	return nil, status.Error(codes.Unimplemented, method)
@@ -398,9 +400,11 @@ func (r *modelRuntime) create(sandbox string, config *runtimeapi.ContainerConfig
 		}
 		annotations = map[string]string{"restored": "true", "checkpointImage": config.GetImage().GetImage()}
 	}
-	c := &modelContainer{real: []content{on}, mounts: config.GetMounts(),
+	c := &modelContainer{
+		real: []content{on}, mounts: config.GetMounts(),
 		asked: []string{config.GetImage().GetUserSpecifiedImage()}, pod: r.sandboxes[sandbox].GetMetadata().GetUid(),
-		created: time.Now()}
+		created: time.Now(),
+	}
 	if x != nil {
 		c.may, c.key = x.may, x.key
 	}
@@ -428,7 +432,8 @@ func (r *modelRuntime) create(sandbox string, config *runtimeapi.ContainerConfig
 }
 
 func (r *modelRuntime) restorePod(q *runtimeapi.RestorePodRequest, x *interruption) (*runtimeapi.RestorePodResponse,
-	error) {
+	error,
+) {
 	resp := &runtimeapi.RestorePodResponse{PodSandboxId: r.sandbox(q.GetConfig())}
 	for _, config := range q.GetContainerConfigs() {
 		id, err := r.create(resp.GetPodSandboxId(), config, x)
@@ -474,7 +479,8 @@ func (r *modelRuntime) listContainers(q *runtimeapi.ListContainersRequest) (*run
 }
 
 func (r *modelRuntime) containerStatus(q *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse,
-	error) {
+	error,
+) {
 	c := r.containers[q.GetContainerId()]
 	if c == nil {
 		return nil, status.Errorf(codes.NotFound, "container %q: not found", q.GetContainerId())

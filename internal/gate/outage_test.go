@@ -37,15 +37,19 @@ func TestJudgedRequestReachesTheRuntimeAsItCame(t *testing.T) {
 			}
 		}, &runtimeapi.PullImageResponse{}},
 		{runtimeapi.RuntimeService_CreateContainer_FullMethodName, func() proto.Message {
-			return &runtimeapi.CreateContainerRequest{PodSandboxId: alice.Sandbox, SandboxConfig: alice.Config,
-				Config: container}
+			return &runtimeapi.CreateContainerRequest{
+				PodSandboxId: alice.Sandbox, SandboxConfig: alice.Config,
+				Config: container,
+			}
 		}, &created},
 		{runtimeapi.RuntimeService_StartContainer_FullMethodName, func() proto.Message {
 			return &runtimeapi.StartContainerRequest{ContainerId: created.GetContainerId()}
 		}, &runtimeapi.StartContainerResponse{}},
 		{runtimeapi.RuntimeService_RestorePod_FullMethodName, func() proto.Message {
-			return &runtimeapi.RestorePodRequest{Config: alice.Config,
-				ContainerConfigs: []*runtimeapi.ContainerConfig{container}}
+			return &runtimeapi.RestorePodRequest{
+				Config:           alice.Config,
+				ContainerConfigs: []*runtimeapi.ContainerConfig{container},
+			}
 		}, &runtimeapi.RestorePodResponse{}},
 	} {
 		name := tc.method[strings.LastIndex(tc.method, "/")+1:]

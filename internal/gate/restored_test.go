@@ -21,7 +21,8 @@ const checkpointImage = "repo.test/mallory/checkpoint:1"
 // aliceAndMallory returns a proxy with alice's image on the node, and a pod of mallory that may use mallory's
 // checkpoint image.
 func aliceAndMallory(t *testing.T, o tracker.Options, c gate.Config, checkpoint criproxytest.Image) (p *proxy,
-	mallory *criproxytest.Pod) {
+	mallory *criproxytest.Pod,
+) {
 	t.Helper()
 	p, _ = newProxyOfAlice(t, o, c)
 	return p, p.withCheckpoint(checkpoint)
@@ -56,8 +57,10 @@ func (p *proxy) pairs() (marked, closed []records.Pair) {
 
 // The runtime reports mallory's own image for a container with the root file system of alice's image.
 func TestRestoredContainerIsRefusedWhateverImageItReports(t *testing.T) {
-	for _, mode := range []policy.Mode{policy.ModeAlwaysVerify, policy.ModeNeverVerify,
-		policy.ModeNeverVerifyPreloadedImages} {
+	for _, mode := range []policy.Mode{
+		policy.ModeAlwaysVerify, policy.ModeNeverVerify,
+		policy.ModeNeverVerifyPreloadedImages,
+	} {
 		t.Run(string(mode), func(t *testing.T) {
 			rules, err := policy.New(string(mode), nil)
 			if err != nil {
@@ -135,8 +138,10 @@ func TestAllowRestoresTakesEffectWithoutARestart(t *testing.T) {
 const planted = "repo.test/team/app:2"
 
 func planting(fails error) criproxytest.Image {
-	return criproxytest.Image{Restores: id3, Brings: []criproxytest.Image{{ID: id3, Names: []string{planted}}},
-		Fails: fails}
+	return criproxytest.Image{
+		Restores: id3, Brings: []criproxytest.Image{{ID: id3, Names: []string{planted}}},
+		Fails: fails,
+	}
 }
 
 // A runtime itself pulls the image that a checkpoint names and gives it the name from the checkpoint. That image must
@@ -257,8 +262,10 @@ func TestErrorOfACreateFromAnOrdinaryImagePassesUnchanged(t *testing.T) {
 			p.must(err)
 			p.runtime.SetImages(img(id1, app, "repo.test/given:1"))
 		}},
-		"containerd 1.6": {release: [2]string{"containerd", "1.6.20~ds1"}, passes: true,
-			before: func(*proxy, *criproxytest.Pod) {}},
+		"containerd 1.6": {
+			release: [2]string{"containerd", "1.6.20~ds1"}, passes: true,
+			before: func(*proxy, *criproxytest.Pod) {},
+		},
 		"containerd 2.2": {release: [2]string{"containerd", "v2.2.3"}, before: func(*proxy, *criproxytest.Pod) {}},
 		"exempt":         {exempt: true, passes: true, before: func(*proxy, *criproxytest.Pod) {}},
 	} {

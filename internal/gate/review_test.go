@@ -32,7 +32,8 @@ type policyd struct {
 }
 
 func (p *policyd) Review(ctx context.Context, r policyclient.ReviewRequest) (all []policyclient.ReviewResult,
-	err error) {
+	err error,
+) {
 	p.mu.Lock()
 	p.asked = append(p.asked, r)
 	p.mu.Unlock()
@@ -64,15 +65,19 @@ func (p *policyd) requests() int {
 // reviewed returns rules by which a backend reviews the images of pods; beside says what stands in its file.
 func reviewed(tb testing.TB, p *policyd, beside string) admission.Rules {
 	tb.Helper()
-	set, err := policyfiles.LoadBackends([]policyfiles.File{{Name: "scanner.yaml",
-		Data: []byte("imagePolicy: {kubeConfigFile: /k, defaultAllow: " + beside)}})
+	set, err := policyfiles.LoadBackends([]policyfiles.File{{
+		Name: "scanner.yaml",
+		Data: []byte("imagePolicy: {kubeConfigFile: /k, defaultAllow: " + beside),
+	}})
 	if err != nil {
 		tb.Fatal(err)
 	}
 	return admission.Rules{
 		PolicyHash: beside, ExemptStaticPods: true, ExemptNamespaces: []string{"kube-system"},
-		Validators: []admission.Named{{Name: admission.ReviewValidator,
-			Validator: policyclient.NewReviewer(set, policyclient.ReviewerOptions{Client: p, PolicyHash: "h"})}},
+		Validators: []admission.Named{{
+			Name:      admission.ReviewValidator,
+			Validator: policyclient.NewReviewer(set, policyclient.ReviewerOptions{Client: p, PolicyHash: "h"}),
+		}},
 	}
 }
 
@@ -128,8 +133,10 @@ func TestReviewsOfRestoredContainers(t *testing.T) {
 	for _, byDefault := range []string{failOpen, failClosed} {
 		k, c := kept(restoring())
 		p := newProxyWithPolicies(t, c, chainOf(reviewed(t, &policyd{}, byDefault)))
-		checkpoint := []criproxytest.Image{{ID: id2, Names: []string{anyImage}, Restores: id3, Claims: id2},
-			{ID: id3, Names: []string{otherImage}}}
+		checkpoint := []criproxytest.Image{
+			{ID: id2, Names: []string{anyImage}, Restores: id3, Claims: id2},
+			{ID: id3, Names: []string{otherImage}},
+		}
 		p.runtime.SetImages(checkpoint...)
 		_, err := p.create(p.Pod("team"), ordinary())
 		p.wantCode(err, codes.PermissionDenied, "a restored container")
@@ -266,8 +273,10 @@ func TestOnlyReviewedCallsWait(t *testing.T) {
 	// A caller that does not wait any longer.
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	_, err = p.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{PodSandboxId: pods[0].Sandbox,
-		SandboxConfig: pods[0].Config, Config: ordinary()})
+	_, err = p.Runtime.CreateContainer(ctx, &runtimeapi.CreateContainerRequest{
+		PodSandboxId:  pods[0].Sandbox,
+		SandboxConfig: pods[0].Config, Config: ordinary(),
+	})
 	// Client and server see the deadline at the same time, so that either can be first.
 	if code := status.Code(err); code != codes.DeadlineExceeded && code != codes.PermissionDenied {
 		t.Errorf("a create that ends before the review: %v; want DeadlineExceeded, or the denial", err)

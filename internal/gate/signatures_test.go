@@ -104,8 +104,10 @@ func signedBy(tb testing.TB, key, images string) requirement.Rule {
 	}
 	return requirement.Rule{
 		Kind: "ClusterPolicy", Policy: "images", Name: "by-" + key, Images: []requirement.Pattern{p},
-		Requirement: &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: []byte(key),
-			Hash: "sha256"}}},
+		Requirement: &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{
+			Public: []byte(key),
+			Hash:   "sha256",
+		}}},
 	}
 }
 
@@ -148,8 +150,10 @@ func (c current) RevokeEndorsements(of records.EndorsementSelection) ([]records.
 // newSigning returns a proxy with rules about signatures. The registry gives app as id1 for the password good.
 func newSigning(tb testing.TB, c gate.Config, rules ...requirement.Rule) *signing {
 	tb.Helper()
-	s := &signing{notary: &notary{}, state: policyclient.NewEndorserState(),
-		rules: admission.Rules{ExemptStaticPods: true, ExemptNamespaces: []string{"kube-system"}}}
+	s := &signing{
+		notary: &notary{}, state: policyclient.NewEndorserState(),
+		rules: admission.Rules{ExemptStaticPods: true, ExemptNamespaces: []string{"kube-system"}},
+	}
 	s.proxy = newProxy(tb, tracker.Options{Rules: tracker.Rules{ExemptStaticPods: true}}, c)
 	s.serves(app, "good", img(id1))
 	s.use(rules...)
@@ -164,8 +168,10 @@ func (s *signing) use(rules ...requirement.Rule) {
 	for _, r := range set.Rules() {
 		hash += r.Hash
 	}
-	e := policyclient.NewEndorser(set, policyclient.EndorserOptions{Store: current{s}, Verifier: s.notary, State: s.state,
-		PolicyHash: hash, Validity: s.validity, Grace: s.grace})
+	e := policyclient.NewEndorser(set, policyclient.EndorserOptions{
+		Store: current{s}, Verifier: s.notary, State: s.state,
+		PolicyHash: hash, Validity: s.validity, Grace: s.grace,
+	})
 	s.rules.PolicyHash, s.rules.Validators = hash, []admission.Named{{Name: admission.SignatureValidator, Validator: e}}
 	chain := admission.New(s.rules, nil)
 	if s.config.Admission != nil {
@@ -205,7 +211,8 @@ func (s *signing) wantRun(x *criproxytest.Pod, container, name, password, what s
 
 // wantPulled is wantRun, and reports a pull that was not wanted, or one that is missing.
 func (s *signing) wantPulled(x *criproxytest.Pod, container, name, password string, want bool, what string,
-	args ...any) {
+	args ...any,
+) {
 	s.t.Helper()
 	if pulled, err := s.runs(x, container, name, password); err != nil || pulled != want {
 		s.t.Errorf("%s: pulled %v, %v; want the container, and a pull: %v", fmt.Sprintf(what, args...), pulled, err, want)
@@ -409,8 +416,10 @@ func TestExemptPodsAreNotVerified(t *testing.T) {
 	s.runtime.SetImages(img(id2, anyImage))
 	static := s.PodFrom("kube-public", "file")
 	s.must(s.Sandbox(t.Context(), static))
-	for name, x := range map[string]*criproxytest.Pod{"a static pod": static,
-		"an exempt namespace": s.Pod("kube-system")} {
+	for name, x := range map[string]*criproxytest.Pod{
+		"a static pod":        static,
+		"an exempt namespace": s.Pod("kube-system"),
+	} {
 		s.wantPulled(x, "main", anyImage, "", false, "%s", name)
 	}
 	if n := len(s.requests()); n != 0 {
@@ -828,8 +837,10 @@ func TestValidityOfEndorsements(t *testing.T) {
 // pullgated is killed between the answer of the runtime and its own. Afterwards no container starts without an
 // endorsement, and the next pull brings it.
 func TestKilledDuringAVerification(t *testing.T) {
-	for point, endorsed := range map[string]bool{"the runtime has answered": false, "verifying": false, "verified": false,
-		"written": true} {
+	for point, endorsed := range map[string]bool{
+		"the runtime has answered": false, "verifying": false, "verified": false,
+		"written": true,
+	} {
 		s := newSigning(t, exact(), signedBy(t, "a", "repo.test/*"))
 		s.sign(id1, "*")
 		left := ""

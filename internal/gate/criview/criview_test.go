@@ -28,11 +28,15 @@ func sandbox() *runtimeapi.PodSandboxConfig {
 		Labels: map[string]string{
 			"app": "web", "io.kubernetes.pod.name": "web", "io.kubernetes.pod.namespace": "team-a", "io.kubernetes.pod.uid": uid,
 		},
-		Annotations: map[string]string{"note": "x", "a.image-policy.k8s.io/b": "c",
-			"kubernetes.io/config.seen": "2026-01-02T03:04:05.6Z", "kubernetes.io/config.source": "api"},
+		Annotations: map[string]string{
+			"note": "x", "a.image-policy.k8s.io/b": "c",
+			"kubernetes.io/config.seen": "2026-01-02T03:04:05.6Z", "kubernetes.io/config.source": "api",
+		},
 		Linux: &runtimeapi.LinuxPodSandboxConfig{SecurityContext: &runtimeapi.LinuxSandboxSecurityContext{
-			NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE,
-				Pid: runtimeapi.NamespaceMode_CONTAINER},
+			NamespaceOptions: &runtimeapi.NamespaceOption{
+				Network: runtimeapi.NamespaceMode_NODE,
+				Pid:     runtimeapi.NamespaceMode_CONTAINER,
+			},
 			SupplementalGroups: []int64{2000, 5},
 		}},
 	}
@@ -45,8 +49,10 @@ func containerWith(mounts ...*runtimeapi.Mount) *runtimeapi.ContainerConfig {
 		Image:    &runtimeapi.ImageSpec{Image: "sha256:12", UserSpecifiedImage: "registry.test/web:1"},
 		Mounts:   mounts,
 		Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
-			NamespaceOptions: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE,
-				Pid: runtimeapi.NamespaceMode_CONTAINER},
+			NamespaceOptions: &runtimeapi.NamespaceOption{
+				Network: runtimeapi.NamespaceMode_NODE,
+				Pid:     runtimeapi.NamespaceMode_CONTAINER,
+			},
 			RunAsUser: &runtimeapi.Int64Value{Value: 0},
 		}},
 	}
@@ -98,18 +104,24 @@ func TestContainerWithDefaults(t *testing.T) {
 }
 
 func TestContainerWithEverything(t *testing.T) {
-	config := containerWith(&runtimeapi.Mount{ContainerPath: "/var/run/secrets/kubernetes.io/serviceaccount/",
-		HostPath: root + "/pods/" + uid + "/volumes/kubernetes.io~projected/token", Readonly: true})
+	config := containerWith(&runtimeapi.Mount{
+		ContainerPath: "/var/run/secrets/kubernetes.io/serviceaccount/",
+		HostPath:      root + "/pods/" + uid + "/volumes/kubernetes.io~projected/token", Readonly: true,
+	})
 	config.Annotations = map[string]string{"io.kubernetes.pod.terminationGracePeriod": "30"}
 	sc := config.Linux.SecurityContext
 	sc.Privileged, sc.ReadonlyRootfs, sc.NoNewPrivs = true, true, true
 	sc.RunAsUser, sc.RunAsGroup = &runtimeapi.Int64Value{Value: 1000}, &runtimeapi.Int64Value{Value: 7}
 	sc.SelinuxOptions = &runtimeapi.SELinuxOption{Type: "spc_t"}
-	sc.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"CHOWN"}, AddAmbientCapabilities: []string{"KILL"},
-		DropCapabilities: []string{"ALL"}}
+	sc.Capabilities = &runtimeapi.Capability{
+		AddCapabilities: []string{"CHOWN"}, AddAmbientCapabilities: []string{"KILL"},
+		DropCapabilities: []string{"ALL"},
+	}
 	sc.SupplementalGroups = []int64{9}
-	sc.NamespaceOptions = &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_POD,
-		Ipc: runtimeapi.NamespaceMode_NODE}
+	sc.NamespaceOptions = &runtimeapi.NamespaceOption{
+		Pid: runtimeapi.NamespaceMode_POD,
+		Ipc: runtimeapi.NamespaceMode_NODE,
+	}
 	p, c := criview.Container(sandbox(), config, root)
 	want := admission.Container{
 		Name: "web", Image: admission.Set("registry.test/web:1"),
@@ -120,8 +132,10 @@ func TestContainerWithEverything(t *testing.T) {
 		CapabilitiesAdd: admission.Set([]string{"CHOWN", "KILL"}), CapabilitiesDrop: admission.Set([]string{"ALL"}),
 		SELinux: admission.Set(admission.SELinux{Type: "spc_t"}),
 		Mounts: admission.Set([]admission.Mount{{
-			Volume: admission.Volume{Type: admission.Set("projected"), HostPath: admission.Absent[string](),
-				HostPathType: admission.Absent[string]()},
+			Volume: admission.Volume{
+				Type: admission.Set("projected"), HostPath: admission.Absent[string](),
+				HostPathType: admission.Absent[string](),
+			},
 			Path: "/var/run/secrets/kubernetes.io/serviceaccount/", ReadOnly: admission.Set(true),
 			Propagation: admission.Effective("None"), Image: admission.Absent[string](),
 		}}),
@@ -173,8 +187,10 @@ func TestVolumes(t *testing.T) {
 		return admission.Volume{Type: admission.Set("hostPath"), HostPath: admission.Set(p)}
 	}
 	volume := func(name string) admission.Volume {
-		return admission.Volume{Type: admission.Set(name), HostPath: admission.Absent[string](),
-			HostPathType: admission.Absent[string]()}
+		return admission.Volume{
+			Type: admission.Set(name), HostPath: admission.Absent[string](),
+			HostPathType: admission.Absent[string](),
+		}
 	}
 	volumes := map[string]admission.Volume{
 		own + "/volumes/kubernetes.io~secret/s":          volume("secret"),
@@ -251,17 +267,25 @@ func TestFilesOfTheKubeletAreNotVolumes(t *testing.T) {
 }
 
 func TestImageVolumesAndBlockDevices(t *testing.T) {
-	config := containerWith(&runtimeapi.Mount{ContainerPath: "/i", Image: &runtimeapi.ImageSpec{Image: "sha256:1"},
-		Readonly: true},
+	config := containerWith(&runtimeapi.Mount{
+		ContainerPath: "/i", Image: &runtimeapi.ImageSpec{Image: "sha256:1"},
+		Readonly: true,
+	},
 		&runtimeapi.Mount{ContainerPath: "/both", Image: &runtimeapi.ImageSpec{}, HostPath: "/etc"},
-		&runtimeapi.Mount{ContainerPath: "/named", Image: &runtimeapi.ImageSpec{Image: "sha256:1",
-			UserSpecifiedImage: "data:1"}, ImageSubPath: "sub"},
-		&runtimeapi.Mount{ContainerPath: "/etc/hosts", Image: &runtimeapi.ImageSpec{Image: "data:2"},
-			HostPath: root + "/pods/" + uid + "/etc-hosts"},
+		&runtimeapi.Mount{ContainerPath: "/named", Image: &runtimeapi.ImageSpec{
+			Image:              "sha256:1",
+			UserSpecifiedImage: "data:1",
+		}, ImageSubPath: "sub"},
+		&runtimeapi.Mount{
+			ContainerPath: "/etc/hosts", Image: &runtimeapi.ImageSpec{Image: "data:2"},
+			HostPath: root + "/pods/" + uid + "/etc-hosts",
+		},
 		&runtimeapi.Mount{ContainerPath: "/hex", Image: &runtimeapi.ImageSpec{Image: "abcdef"}})
 	config.Devices = []*runtimeapi.Device{
-		{ContainerPath: "/dev/block", HostPath: root + "/pods/" + uid + "/volumeDevices/kubernetes.io~csi/pv-1",
-			Permissions: "r"},
+		{
+			ContainerPath: "/dev/block", HostPath: root + "/pods/" + uid + "/volumeDevices/kubernetes.io~csi/pv-1",
+			Permissions: "r",
+		},
 		{ContainerPath: "/dev/gpu", HostPath: "/dev/gpu0", Permissions: "mrw"},
 	}
 	_, c := criview.Container(sandbox(), config, root)
@@ -277,8 +301,10 @@ func TestImageVolumesAndBlockDevices(t *testing.T) {
 	}
 	// An image ID does not count as the name in the pod.
 	unknown := admission.Value[string]{}
-	if d := diff([]admission.Value[string]{unknown, unknown, admission.Set("data:1"), admission.Set("data:2"), unknown,
-		admission.Absent[string]()}, images); d != "" {
+	if d := diff([]admission.Value[string]{
+		unknown, unknown, admission.Set("data:1"), admission.Set("data:2"), unknown,
+		admission.Absent[string](),
+	}, images); d != "" {
 		t.Errorf("names of images (-want +got):\n%s", d)
 	}
 }

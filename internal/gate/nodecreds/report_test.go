@@ -78,14 +78,18 @@ func TestReportHasTheCredentialsOfThePlugin(t *testing.T) {
 				`"c.test":{"username":"v","password":"p"}}`),
 			map[string]string{n.id("u", "p"): "a.test/x b.test", n.id("v", "p"): "c.test"},
 		},
-		"anonymous": {answer(`"auth":{"b.test":{"username":"","password":""},"c.test":{"username":"v","password":"p"}}`),
-			map[string]string{n.id("v", "p"): "c.test"}},
+		"anonymous": {
+			answer(`"auth":{"b.test":{"username":"","password":""},"c.test":{"username":"v","password":"p"}}`),
+			map[string]string{n.id("v", "p"): "c.test"},
+		},
 		"unknown fields, which a kubelet ignores": {
 			answer(`"more":1,"auth":{"c.test":{"username":"v","password":"p","more":{}}}`),
 			map[string]string{n.id("v", "p"): "c.test"},
 		},
-		"nothing but anonymous": {answer(`"auth":{"b.test":{"username":"","password":""}}`),
-			map[string]string{}},
+		"nothing but anonymous": {
+			answer(`"auth":{"b.test":{"username":"","password":""}}`),
+			map[string]string{},
+		},
 		"no entry": {answer(`"cacheDuration":"1h","auth":{}`), map[string]string{}},
 		"no auth":  {answer(`"auth":null`), map[string]string{}},
 	} {

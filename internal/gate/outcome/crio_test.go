@@ -30,16 +30,22 @@ var crioTexts = []struct {
 	want         outcome.Outcome
 }{
 	{"127.0.0.1:5101/e401:1", "reading manifest 1 in 127.0.0.1:5101/e401: unauthorized", true, outcome.Denied},
-	{"127.0.0.1:5101/e401plain:1", "reading manifest 1 in 127.0.0.1:5101/e401plain: authentication required", true,
-		outcome.Denied},
+	{
+		"127.0.0.1:5101/e401plain:1", "reading manifest 1 in 127.0.0.1:5101/e401plain: authentication required", true,
+		outcome.Denied,
+	},
 	{"127.0.0.1:5101/e401unauth:1", "reading manifest 1 in 127.0.0.1:5101/e401unauth: unauthorized: access to the " +
 		"requested resource is not authorized", true, outcome.Denied},
 	{"127.0.0.1:5101/e403:1", "reading manifest 1 in 127.0.0.1:5101/e403: denied", true, outcome.Denied},
-	{"127.0.0.1:5101/e403plain:1",
-		`reading manifest 1 in 127.0.0.1:5101/e403plain: StatusCode: 403, "<html>forbidden</html>"`, true, outcome.Denied},
+	{
+		"127.0.0.1:5101/e403plain:1",
+		`reading manifest 1 in 127.0.0.1:5101/e403plain: StatusCode: 403, "<html>forbidden</html>"`, true, outcome.Denied,
+	},
 	{"127.0.0.1:5101/e404:1", "reading manifest 1 in 127.0.0.1:5101/e404: name unknown", true, outcome.Denied},
-	{"127.0.0.1:5101/e404plain:1", `reading manifest 1 in 127.0.0.1:5101/e404plain: StatusCode: 404, "not here"`, true,
-		outcome.Denied},
+	{
+		"127.0.0.1:5101/e404plain:1", `reading manifest 1 in 127.0.0.1:5101/e404plain: StatusCode: 404, "not here"`, true,
+		outcome.Denied,
+	},
 	{"127.0.0.1:5101/e500:1", "reading manifest 1 in 127.0.0.1:5101/e500: received unexpected HTTP status: 500 Internal " +
 		"Server Error", true, outcome.Unavailable},
 	{"127.0.0.1:5101/e502:1", "reading manifest 1 in 127.0.0.1:5101/e502: received unexpected HTTP status: 502 Bad " +
@@ -47,29 +53,45 @@ var crioTexts = []struct {
 	{"127.0.0.1:5101/e503:1", "reading manifest 1 in 127.0.0.1:5101/e503: received unexpected HTTP status: 503 Service " +
 		"Unavailable", true, outcome.Unavailable},
 	{"127.0.0.1:5101/close:1", `Get "http://127.0.0.1:5101/v2/close/manifests/1": EOF`, false, outcome.Unavailable},
-	{"127.0.0.1:5101/e429:1", "reading manifest 1 in 127.0.0.1:5101/e429: toomanyrequests: slow down", true,
-		outcome.Unavailable},
-	{"127.0.0.1:5102/tok401:1", "unable to retrieve auth token: invalid username/password: unauthorized", true,
-		outcome.Denied},
-	{"127.0.0.1:5102/tok403:1", "Requesting bearer token: received unexpected HTTP status: 403 Forbidden", true,
-		outcome.Denied},
-	{"127.0.0.1:5102/tok500:1", "Requesting bearer token: received unexpected HTTP status: 500 Internal Server Error",
-		true, outcome.Unavailable},
+	{
+		"127.0.0.1:5101/e429:1", "reading manifest 1 in 127.0.0.1:5101/e429: toomanyrequests: slow down", true,
+		outcome.Unavailable,
+	},
+	{
+		"127.0.0.1:5102/tok401:1", "unable to retrieve auth token: invalid username/password: unauthorized", true,
+		outcome.Denied,
+	},
+	{
+		"127.0.0.1:5102/tok403:1", "Requesting bearer token: received unexpected HTTP status: 403 Forbidden", true,
+		outcome.Denied,
+	},
+	{
+		"127.0.0.1:5102/tok500:1", "Requesting bearer token: received unexpected HTTP status: 500 Internal Server Error",
+		true, outcome.Unavailable,
+	},
 	{"127.0.0.1:5999/x:1", strings.ReplaceAll(downHost, "http:", "https:"), false, outcome.Unreached},
 	{"mirr.test/e401:1", "(Mirrors also failed: [127.0.0.1:5999/e401:1: " + downHost +
 		"]): 127.0.0.1:5101/e401:1: reading manifest 1 in 127.0.0.1:5101/e401: unauthorized", true, outcome.Denied},
 	{"mirr.test/e404:1", "(Mirrors also failed: [127.0.0.1:5999/e404:1: " + downHost +
 		"]): 127.0.0.1:5101/e404:1: reading manifest 1 in 127.0.0.1:5101/e404: name unknown", true, outcome.Denied},
-	{"mirr2.test/e401plain:1", "(Mirrors also failed: [127.0.0.1:5101/e401plain:1: reading manifest 1 in " +
-		"127.0.0.1:5101/e401plain: authentication required]): 127.0.0.1:5999/e401plain:1: " + downHost, false,
-		outcome.Unreached},
-	{"nosuch.invalid/x:1",
+	{
+		"mirr2.test/e401plain:1", "(Mirrors also failed: [127.0.0.1:5101/e401plain:1: reading manifest 1 in " +
+			"127.0.0.1:5101/e401plain: authentication required]): 127.0.0.1:5999/e401plain:1: " + downHost, false,
+		outcome.Unreached,
+	},
+	{
+		"nosuch.invalid/x:1",
 		`pinging container registry nosuch.invalid: Get "https://nosuch.invalid/v2/": ` +
-			`dial tcp: lookup nosuch.invalid on 10.0.0.10:53: no such host`, false, outcome.Unreached},
-	{"127.0.0.1:5100/alice/app:2", "reading manifest 2 in 127.0.0.1:5100/alice/app: authentication required", true,
-		outcome.Denied},
-	{"127.0.0.1:5100/alice/app:zz", "reading manifest zz in 127.0.0.1:5100/alice/app: manifest unknown", true,
-		outcome.Denied},
+			`dial tcp: lookup nosuch.invalid on 10.0.0.10:53: no such host`, false, outcome.Unreached,
+	},
+	{
+		"127.0.0.1:5100/alice/app:2", "reading manifest 2 in 127.0.0.1:5100/alice/app: authentication required", true,
+		outcome.Denied,
+	},
+	{
+		"127.0.0.1:5100/alice/app:zz", "reading manifest zz in 127.0.0.1:5100/alice/app: manifest unknown", true,
+		outcome.Denied,
+	},
 }
 
 // crioError returns the error as a version of CRI-O reports it.
@@ -216,8 +238,10 @@ func TestRefusalOfAMirrorIsNotOneOfTheRegistry(t *testing.T) {
 
 // A tenant writes only the name of the image, and nothing else in the error that CRI-O reports.
 func TestNameForgesNothing(t *testing.T) {
-	for _, name := range []string{"401/unauthorized:denied", "[::1]:5000/denied/connection-refused:404",
-		"connection.refused/eof:EOF"} {
+	for _, name := range []string{
+		"401/unauthorized:denied", "[::1]:5000/denied/connection-refused:404",
+		"connection.refused/eof:EOF",
+	} {
 		for answer, want := range map[string]outcome.Outcome{
 			"reading manifest x in r.test/a: unknown: x":    outcome.Error,
 			"reading manifest x in r.test/a: denied":        outcome.Denied,

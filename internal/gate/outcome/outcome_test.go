@@ -18,34 +18,52 @@ func TestOfDistinguishesDeniedAndUnavailable(t *testing.T) {
 		text string
 		want outcome.Outcome
 	}{
-		{codes.Unknown, pulling + "pulling from host r.test failed with status code [manifests 1]: 401 Unauthorized",
-			outcome.Denied},
-		{codes.Unknown, pulling + "unexpected status from HEAD request to https://r.test/v2/a/manifests/1: 403 Forbidden",
-			outcome.Denied},
+		{
+			codes.Unknown, pulling + "pulling from host r.test failed with status code [manifests 1]: 401 Unauthorized",
+			outcome.Denied,
+		},
+		{
+			codes.Unknown, pulling + "unexpected status from HEAD request to https://r.test/v2/a/manifests/1: 403 Forbidden",
+			outcome.Denied,
+		},
 		{codes.Unknown, pulling + "pull access denied, repository does not exist or may require authorization: server " +
 			"message: insufficient_scope: authorization failed", outcome.Denied},
 		{codes.NotFound, pulling + "r.test/a:1: not found", outcome.Denied},
 		{codes.Unauthenticated, pulling + "unexpected status", outcome.Denied},
 		{codes.PermissionDenied, pulling + "unexpected status", outcome.Denied},
-		{codes.Unknown, pulling +
-			`failed to do request: Head "https://r.test/v2/a/manifests/1": dial tcp 10.0.0.1:443: connect: connection refused`,
-			outcome.Unreached},
-		{codes.Unknown, pulling +
-			`failed to do request: Head "https://r.test/v2/a/manifests/1": dial tcp: lookup r.test: no such host`,
-			outcome.Unreached},
-		{codes.Unknown, pulling +
-			`failed to do request: Head "https://r.test/v2/a/manifests/1": dial tcp 10.0.0.1:443: i/o timeout`,
-			outcome.Unreached},
-		{codes.Unknown, pulling + `failed to do request: Head "https://r.test/": net/http: TLS handshake timeout`,
-			outcome.Unreached},
-		{codes.Unknown, pulling + "pulling from host r.test failed with status code [manifests 1]: 500 Internal Server Error",
-			outcome.Unavailable},
-		{codes.Unknown, pulling + "pulling from host r.test failed with status code [manifests 1]: 503 Service Unavailable",
-			outcome.Unavailable},
+		{
+			codes.Unknown, pulling +
+				`failed to do request: Head "https://r.test/v2/a/manifests/1": dial tcp 10.0.0.1:443: connect: connection refused`,
+			outcome.Unreached,
+		},
+		{
+			codes.Unknown, pulling +
+				`failed to do request: Head "https://r.test/v2/a/manifests/1": dial tcp: lookup r.test: no such host`,
+			outcome.Unreached,
+		},
+		{
+			codes.Unknown, pulling +
+				`failed to do request: Head "https://r.test/v2/a/manifests/1": dial tcp 10.0.0.1:443: i/o timeout`,
+			outcome.Unreached,
+		},
+		{
+			codes.Unknown, pulling + `failed to do request: Head "https://r.test/": net/http: TLS handshake timeout`,
+			outcome.Unreached,
+		},
+		{
+			codes.Unknown, pulling + "pulling from host r.test failed with status code [manifests 1]: 500 Internal Server Error",
+			outcome.Unavailable,
+		},
+		{
+			codes.Unknown, pulling + "pulling from host r.test failed with status code [manifests 1]: 503 Service Unavailable",
+			outcome.Unavailable,
+		},
 		{codes.Unknown, pulling + "unexpected status from HEAD request to https://r.test/v2/a/manifests/1: 429 Too Many " +
 			"Requests", outcome.Unavailable},
-		{codes.Unknown, `failed to copy: read tcp 10.0.0.2:1->10.0.0.1:443: read: connection reset by peer`,
-			outcome.Unavailable},
+		{
+			codes.Unknown, `failed to copy: read tcp 10.0.0.2:1->10.0.0.1:443: read: connection reset by peer`,
+			outcome.Unavailable,
+		},
 		{codes.Unavailable, pulling + "unexpected status from HEAD request: 503 Service Unavailable", outcome.Unavailable},
 		// The result of these in the runtime is unknown.
 		{codes.Unavailable, `connection error: desc = "transport: Error while dialing: ` +
@@ -83,8 +101,10 @@ func TestOnlyAFailedResolveIsDefinite(t *testing.T) {
 	}{
 		{codes.Unknown, `failed to pull and unpack image "r.test/a:1": ` +
 			`failed to resolve reference "r.test/a:1": 401 Unauthorized`, true},
-		{codes.NotFound, `failed to pull and unpack image "r.test/a:1": failed to resolve image: r.test/a:1: not found`,
-			true},
+		{
+			codes.NotFound, `failed to pull and unpack image "r.test/a:1": failed to resolve image: r.test/a:1: not found`,
+			true,
+		},
 		{codes.Unknown, `failed to resolve reference "r.test/a:1": dial tcp 10.0.0.1:443: connect: connection refused`, true},
 		{codes.Unknown, `failed to resolve reference "r.test/a:1": 503 Service Unavailable`, false},
 		{codes.NotFound, `failed to get image from containerd "r.test/a:1": image "r.test/a:1": not found`, false},

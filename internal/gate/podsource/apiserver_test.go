@@ -84,8 +84,10 @@ func (a *apiserver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (a *apiserver) list(w http.ResponseWriter) {
 	a.mu.Lock()
-	l := corev1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"},
-		ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(a.version)}}
+	l := corev1.PodList{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"},
+		ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(a.version)},
+	}
 	for _, name := range slices.Sorted(maps.Keys(a.pods)) {
 		l.Items = append(l.Items, *a.pods[name])
 	}
@@ -147,10 +149,14 @@ func answer(w http.ResponseWriter, code int, v any) {
 }
 
 func status(code int) metav1.Status {
-	reasons := map[int]metav1.StatusReason{401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 410: "Expired",
-		500: "InternalError", 503: "ServiceUnavailable"}
-	return metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure",
-		Reason: reasons[code], Code: int32(code)}
+	reasons := map[int]metav1.StatusReason{
+		401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 410: "Expired",
+		500: "InternalError", 503: "ServiceUnavailable",
+	}
+	return metav1.Status{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure",
+		Reason: reasons[code], Code: int32(code),
+	}
 }
 
 // change changes the state of the server and sends the event to the watches.
@@ -321,8 +327,10 @@ type world struct {
 func inWorld(t *testing.T, f func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{T: t, api: newAPIServer(), key: credential.NewKey(), reasons: map[podsource.Reason]int{}, stop: func() {},
-			log: ktesting.NewLogger(t, ktesting.DefaultConfig)}
+		w := &world{
+			T: t, api: newAPIServer(), key: credential.NewKey(), reasons: map[podsource.Reason]int{}, stop: func() {},
+			log: ktesting.NewLogger(t, ktesting.DefaultConfig),
+		}
 		var end func()
 		w.net, end = w.api.serve()
 		o := podsource.Options{
@@ -404,10 +412,14 @@ func kubeconfig(tb testing.TB, server string, user map[string]any) string {
 // pod makes a pod with one container.
 func pod(name, uid, image string, secrets ...string) *corev1.Pod {
 	p := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: name, UID: types.UID(uid),
-			Annotations: map[string]string{"app": name}},
-		Spec: corev1.PodSpec{NodeName: "node-1", Containers: []corev1.Container{{Name: "main", Image: image,
-			ImagePullPolicy: "IfNotPresent"}}},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "team-a", Name: name, UID: types.UID(uid),
+			Annotations: map[string]string{"app": name},
+		},
+		Spec: corev1.PodSpec{NodeName: "node-1", Containers: []corev1.Container{{
+			Name: "main", Image: image,
+			ImagePullPolicy: "IfNotPresent",
+		}}},
 	}
 	for _, s := range secrets {
 		p.Spec.ImagePullSecrets = append(p.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: s})

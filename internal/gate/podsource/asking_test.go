@@ -13,8 +13,10 @@ import (
 
 func TestPodsMatchesByPresentAnnotationsAndImage(t *testing.T) {
 	inWorld(t, func(w *world) {
-		for _, p := range []*corev1.Pod{pod("a", "u1", app), pod("b", "u2", app), pod("c", "u3", app),
-			pod("d", "u4", "repo.test/other"), pod("m", "u5", app), pod("n", "u6", app)} {
+		for _, p := range []*corev1.Pod{
+			pod("a", "u1", app), pod("b", "u2", app), pod("c", "u3", app),
+			pod("d", "u4", "repo.test/other"), pod("m", "u5", app), pod("n", "u6", app),
+		} {
 			p.Annotations = map[string]string{"k": "v", "config.kubernetes.io/x": ""}
 			switch p.Name {
 			case "b": // a tenant that sets the kubelet's annotations
@@ -34,8 +36,10 @@ func TestPodsMatchesByPresentAnnotationsAndImage(t *testing.T) {
 		}
 		w.pass(time.Minute)
 		asks := func(extra ...string) map[string]string {
-			m := map[string]string{"k": "v", "config.kubernetes.io/x": "", podindex.SeenAnnotation: "2026-01-01T00:00:00.1Z",
-				podindex.SourceAnnotation: "api"}
+			m := map[string]string{
+				"k": "v", "config.kubernetes.io/x": "", podindex.SeenAnnotation: "2026-01-01T00:00:00.1Z",
+				podindex.SourceAnnotation: "api",
+			}
 			for i := 0; i < len(extra); i += 2 {
 				m[extra[i]] = extra[i+1]
 			}
@@ -52,8 +56,11 @@ func TestPodsMatchesByPresentAnnotationsAndImage(t *testing.T) {
 			"another value":            {asks("k", "w"), app, []string{"u3"}},
 			"another image":            {asks(), "repo.test/team/app:v2", []string{}},
 			"a hash is a tenant's own": {asks("kubernetes.io/config.hash", "h"), app, []string{}},
-			"none": {map[string]string{podindex.SeenAnnotation: "x", podindex.SourceAnnotation: "api"}, app,
-				[]string{"u6"}},
+			"none": {
+				map[string]string{podindex.SeenAnnotation: "x", podindex.SourceAnnotation: "api"},
+				app,
+				[]string{"u6"},
+			},
 			"moved between key, value": {map[string]string{"k": "vconfig.kubernetes.io/x"}, app, []string{}},
 		} {
 			found, ok := w.source.Candidates(tc.annotations, imageref.New(tc.image))

@@ -29,8 +29,10 @@ func certificate(tb testing.TB, user string, serial int) testkit.Pair {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	pair, err := by.Issue(pkix.Name{CommonName: user, Organization: []string{"system:nodes"},
-		SerialNumber: fmt.Sprint(serial)}, time.Time{})
+	pair, err := by.Issue(pkix.Name{
+		CommonName: user, Organization: []string{"system:nodes"},
+		SerialNumber: fmt.Sprint(serial),
+	}, time.Time{})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -47,8 +49,10 @@ func replace(tb testing.TB, path string, content []byte) {
 
 func TestNodeNameFollowsFromTheClientCertificate(t *testing.T) {
 	dir := t.TempDir()
-	for user, want := range map[string]string{"system:node:node-1": "node-1", "system:node:": "", "admin": "",
-		"system:nodes": ""} {
+	for user, want := range map[string]string{
+		"system:node:node-1": "node-1", "system:node:": "", "admin": "",
+		"system:nodes": "",
+	} {
 		pair := certificate(t, user, 1)
 		both := filepath.Join(dir, "both.pem") // key first, as in the kubelet's file after a manual rotation
 		replace(t, both, slices.Concat(pair.Key, pair.Certificate))
@@ -114,8 +118,10 @@ func TestNodeNameFollowsFromAReview(t *testing.T) {
 }
 
 func TestRunReportsWhyTheNodeNameIsUnknown(t *testing.T) {
-	for user, want := range map[string]string{"": "before 1.28",
-		"system:serviceaccount:ns:x": "system:serviceaccount:ns:x"} {
+	for user, want := range map[string]string{
+		"":                           "before 1.28",
+		"system:serviceaccount:ns:x": "system:serviceaccount:ns:x",
+	} {
 		inReview(t, func(api *apiserver, s *podsource.Source, run func() error) {
 			api.user = user
 			if err := run(); !errors.Is(err, podsource.ErrNodeName) || !strings.Contains(err.Error(), want) ||

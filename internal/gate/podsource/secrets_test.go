@@ -56,8 +56,10 @@ func TestNothingOfASecretIsLogged(t *testing.T) {
 		w.pass(time.Minute)
 		_, _ = w.byUID("u1").Credentials(w.Context(), imageref.New(app))
 		text := out.String()
-		for _, form := range []string{canary, base64.StdEncoding.EncodeToString([]byte(canary)),
-			base64.StdEncoding.EncodeToString(good.Data[corev1.DockerConfigJsonKey])[:80]} {
+		for _, form := range []string{
+			canary, base64.StdEncoding.EncodeToString([]byte(canary)),
+			base64.StdEncoding.EncodeToString(good.Data[corev1.DockerConfigJsonKey])[:80],
+		} {
 			if strings.Contains(text, form) {
 				t.Errorf("the log shows %s:\n%s", form, text)
 			}

@@ -40,15 +40,19 @@ func (w *world) wantCredentials(uid, image string, whole bool, want ...tracker.S
 }
 
 func (w *world) cred(secret, uid, registry string) tracker.Secret {
-	return tracker.Secret{Credential: w.id(registry, uid),
-		Ref: records.SecretRef{UID: uid, Namespace: "team-a", Name: secret}}
+	return tracker.Secret{
+		Credential: w.id(registry, uid),
+		Ref:        records.SecretRef{UID: uid, Namespace: "team-a", Name: secret},
+	}
 }
 
 func TestPullPoliciesOfEachUse(t *testing.T) {
 	inWorld(t, func(w *world) {
 		p := pod("web", "u1", app)
-		p.Spec.InitContainers = []corev1.Container{{Name: "prepare", Image: "repo.test/team/app:v1",
-			ImagePullPolicy: "Always"}, {Name: "other", Image: "busybox", ImagePullPolicy: "Never"}}
+		p.Spec.InitContainers = []corev1.Container{{
+			Name: "prepare", Image: "repo.test/team/app:v1",
+			ImagePullPolicy: "Always",
+		}, {Name: "other", Image: "busybox", ImagePullPolicy: "Never"}}
 		debug := corev1.EphemeralContainerCommon{Name: "debug", Image: "busybox:latest", ImagePullPolicy: "IfNotPresent"}
 		p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: debug}}
 		p.Spec.Volumes = []corev1.Volume{
@@ -282,10 +286,14 @@ func TestTheWatchSurvives(t *testing.T) {
 	}{
 		"a watch that ends":   {func(w *world) { w.api.hangUp() }, nil},
 		"a broken connection": {func(w *world) { w.net.cut(false) }, nil},
-		"410 in the stream": {func(w *world) { w.api.send(event{"ERROR", status(410)}) },
-			[]podsource.Reason{podsource.Expired}},
-		"500 in the stream": {func(w *world) { w.api.send(event{"ERROR", status(500)}) },
-			[]podsource.Reason{podsource.Server}},
+		"410 in the stream": {
+			func(w *world) { w.api.send(event{"ERROR", status(410)}) },
+			[]podsource.Reason{podsource.Expired},
+		},
+		"500 in the stream": {
+			func(w *world) { w.api.send(event{"ERROR", status(500)}) },
+			[]podsource.Reason{podsource.Server},
+		},
 		"invalid data in the stream": {func(w *world) { w.api.send(event{"ADDED", "x"}) }, nil},
 		"403 for a while":            {refusesFor(403), []podsource.Reason{podsource.Forbidden}},
 		"401 for a while":            {refusesFor(401), []podsource.Reason{podsource.Unauthorized}},

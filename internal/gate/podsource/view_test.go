@@ -19,8 +19,10 @@ import (
 
 func somePod() *corev1.Pod {
 	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{UID: "1", Namespace: "team-a", Name: "web", Labels: map[string]string{"app": "web"},
-			Annotations: map[string]string{"large": "x"}},
+		ObjectMeta: metav1.ObjectMeta{
+			UID: "1", Namespace: "team-a", Name: "web", Labels: map[string]string{"app": "web"},
+			Annotations: map[string]string{"large": "x"},
+		},
 		Spec: corev1.PodSpec{
 			InitContainers: []corev1.Container{{Name: "init", Image: "repo.test/init"}},
 			Containers:     []corev1.Container{{Name: "web", Image: "repo.test/web"}},
@@ -34,8 +36,10 @@ func TestViewHasTheFieldsThatPoliciesUse(t *testing.T) {
 	least := viewOf(somePod(), []string{"spec.metadata.name"})
 	want := &view{
 		pod: admission.Pod{UID: "1", Namespace: "team-a", Name: "web"},
-		containers: []admission.Container{{Name: "init", Kind: admission.Set(admission.KindInit)},
-			{Name: "web", Kind: admission.Set(admission.KindContainer)}},
+		containers: []admission.Container{
+			{Name: "init", Kind: admission.Set(admission.KindInit)},
+			{Name: "web", Kind: admission.Set(admission.KindContainer)},
+		},
 	}
 	if !reflect.DeepEqual(least, want) {
 		t.Errorf("view %+v; want names and kinds alone, %+v", least, want)
@@ -104,8 +108,10 @@ func TestViewsAreSmall(t *testing.T) {
 			p.Annotations["large"] = strings.Repeat("x", 4096)
 			for v := range 4 {
 				name := fmt.Sprintf("volume-%d-%d", i, v)
-				p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: name,
-					VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/data/" + name}}})
+				p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{
+					Name:         name,
+					VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/data/" + name}},
+				})
 				p.Spec.Containers[0].VolumeMounts = append(p.Spec.Containers[0].VolumeMounts,
 					corev1.VolumeMount{Name: name, MountPath: "/mnt/" + name})
 				p.Spec.InitContainers[0].VolumeMounts = p.Spec.Containers[0].VolumeMounts
