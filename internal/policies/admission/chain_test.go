@@ -44,8 +44,10 @@ func named(all ...admission.Validator) (list []admission.Named) {
 
 var (
 	admit = admission.Finding{Answer: admission.Admit}
-	deny  = admission.Finding{Answer: admission.Deny, Policy: "p", Reason: admission.RestrictionViolated,
-		Message: "no"}
+	deny  = admission.Finding{
+		Answer: admission.Deny, Policy: "p", Reason: admission.RestrictionViolated,
+		Message: "no",
+	}
 	unverified = admission.Finding{Message: "not yet"}
 	auditDeny  = admission.Finding{Answer: admission.Deny, Audit: true, Message: "would deny"}
 	noDuration = cmpopts.IgnoreFields(admission.Finding{}, "Duration")
@@ -60,6 +62,7 @@ func subject() admission.Subject {
 }
 
 func TestEvaluateCombinesFindings(t *testing.T) {
+	type of = []admission.Validator
 	panics := validator(func(context.Context, admission.Subject) []admission.Finding { panic("defect") })
 	for name, c := range map[string]struct {
 		validators []admission.Validator
@@ -67,32 +70,27 @@ func TestEvaluateCombinesFindings(t *testing.T) {
 		want       admission.Answer
 		findings   int
 	}{
-		"one admits": {validators: []admission.Validator{always(admit)}, want: admission.Admit, findings: 1},
-		"all admit": {validators: []admission.Validator{always(admit), always(admit, admit)},
-			want: admission.Admit, findings: 3},
-		"one denies": {validators: []admission.Validator{always(admit), always(admit, deny),
-			always(unverified)}, want: admission.Deny, findings: 4},
-		"unverified outweighs admit": {validators: []admission.Validator{always(unverified), always(admit)},
-			want: admission.Unverified, findings: 2},
-		"only reported": {validators: []admission.Validator{always(auditDeny), always(admit)},
-			want: admission.Admit, findings: 2},
-		"only reports": {validators: []admission.Validator{always(auditDeny)}, want: admission.Admit,
-			findings: 1},
-		"audit only": {validators: []admission.Validator{always(deny), always(unverified)}, auditOnly: true,
-			want: admission.Admit, findings: 2},
-		"no finding": {validators: []admission.Validator{always()}, want: admission.Deny, findings: 1},
-		"one without finding": {validators: []admission.Validator{always(admit), always()}, want: admission.Deny,
-			findings: 2},
-		"panic": {validators: []admission.Validator{panics}, want: admission.Deny, findings: 1},
-		"panic of the first": {validators: []admission.Validator{panics, always(admit)}, want: admission.Deny,
-			findings: 2},
-		"panic of another": {validators: []admission.Validator{always(admit), panics}, want: admission.Deny,
-			findings: 2},
-		"panic, audit only": {validators: []admission.Validator{always(deny), panics}, auditOnly: true,
-			want: admission.Admit, findings: 2},
-		"no validator in the list": {validators: []admission.Validator{nil}, want: admission.Deny, findings: 1},
-		"not an answer": {validators: []admission.Validator{always(admission.Finding{Answer: 7})},
-			want: admission.Unverified, findings: 1},
+		"one admits": {of{always(admit)}, false, admission.Admit, 1},
+		"all admit":  {of{always(admit), always(admit, admit)}, false, admission.Admit, 3},
+		"one denies": {validators: of{
+			always(admit), always(admit, deny),
+			always(unverified),
+		}, want: admission.Deny, findings: 4},
+		"unverified before admit": {
+			validators: of{always(unverified), always(admit)},
+			want:       admission.Unverified, findings: 2,
+		},
+		"only reported":            {of{always(auditDeny), always(admit)}, false, admission.Admit, 2},
+		"only reports":             {of{always(auditDeny)}, false, admission.Admit, 1},
+		"audit only":               {of{always(deny), always(unverified)}, true, admission.Admit, 2},
+		"no finding":               {of{always()}, false, admission.Deny, 1},
+		"one without finding":      {of{always(admit), always()}, false, admission.Deny, 2},
+		"panic":                    {of{panics}, false, admission.Deny, 1},
+		"panic of the first":       {of{panics, always(admit)}, false, admission.Deny, 2},
+		"panic of another":         {of{always(admit), panics}, false, admission.Deny, 2},
+		"panic, audit only":        {of{always(deny), panics}, true, admission.Admit, 2},
+		"no validator in the list": {of{nil}, false, admission.Deny, 1},
+		"not an answer":            {of{always(admission.Finding{Answer: 7})}, false, admission.Unverified, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			chain := admission.New(admission.Rules{Validators: named(c.validators...), AuditOnly: c.auditOnly, PolicyHash: "h"},
@@ -113,8 +111,10 @@ func TestEvaluateCombinesFindings(t *testing.T) {
 
 func TestEvaluateKeepsTheOrderOfValidatorsAndTheirSlices(t *testing.T) {
 	shared := []admission.Finding{admit, auditDeny}
-	chain := admission.New(admission.Rules{Validators: named(always(shared...), always(deny), always(unverified)),
-		AuditOnly: true}, nil)
+	chain := admission.New(admission.Rules{
+		Validators: named(always(shared...), always(deny), always(unverified)),
+		AuditOnly:  true,
+	}, nil)
 	d := chain.Evaluate(t.Context(), subject())
 	as := func(f admission.Finding, v string) admission.Finding {
 		f.Validator, f.Audit = v, true
@@ -132,10 +132,12 @@ func TestEvaluateKeepsTheOrderOfValidatorsAndTheirSlices(t *testing.T) {
 func TestEvaluateReportsPanics(t *testing.T) {
 	var validatorName, stack string
 	o := func(v string, value any, s []byte) { validatorName, stack = v+fmt.Sprint(value), string(s) }
-	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: "review",
+	chain := admission.New(admission.Rules{Validators: []admission.Named{{
+		Name: "review",
 		Validator: validator(func(context.Context, admission.Subject) []admission.Finding {
 			panic("defect")
-		})}}}, o)
+		}),
+	}}}, o)
 	reason, text := chain.Evaluate(t.Context(), subject()).Refusal()
 	if validatorName != "reviewdefect" || !strings.Contains(stack, "chain_test.go") {
 		t.Errorf("OnPanic got %q and the stack\n%s", validatorName, stack)
@@ -168,7 +170,8 @@ func TestEvaluateAsksInParallelAndOneWithoutGoroutine(t *testing.T) {
 	})
 	var on string
 	chain := admission.New(admission.Rules{Validators: named(validator(func(context.Context,
-		admission.Subject) []admission.Finding {
+		admission.Subject,
+	) []admission.Finding {
 		on = goroutine()
 		return []admission.Finding{admit}
 	}))}, nil)
@@ -321,8 +324,10 @@ func TestStartedContainersAreAdmitted(t *testing.T) {
 	check("the sandbox of another pod", of("uid-2", "", "", admission.StageSandbox), false)
 	check("the sandbox of an unknown pod", of("", "", "", admission.StageSandbox), false)
 	check("a review", of("uid-1", "main", "sha256:1", admission.StageAdmission), false)
-	for _, s := range []admission.Subject{of("", "main", "sha256:1", 0), of("uid-1", "", "sha256:1", 0),
-		of("uid-1", "main", "", 0)} {
+	for _, s := range []admission.Subject{
+		of("", "main", "sha256:1", 0), of("uid-1", "", "sha256:1", 0),
+		of("uid-1", "main", "", 0),
+	} {
 		check("incomplete", s, false)
 	}
 	noContainer := started
@@ -374,8 +379,11 @@ func TestEvaluateProperties(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	pool := []admission.Finding{admit, deny, unverified, auditDeny, {Answer: admission.Unverified, Audit: true},
-		{Answer: admission.Admit, FailedOpen: true}}
+	pool := []admission.Finding{
+		admit, deny, unverified, auditDeny,
+		{Answer: admission.Unverified, Audit: true},
+		{Answer: admission.Admit, FailedOpen: true},
+	}
 	answer := func(r admission.Rules) admission.Answer {
 		return admission.New(r, nil).Evaluate(t.Context(), subject()).Answer
 	}
@@ -441,8 +449,10 @@ func TestSetReplacesRulesAtOnce(t *testing.T) {
 
 func TestRefusal(t *testing.T) {
 	finding := func(i int) admission.Finding {
-		return admission.Finding{Answer: admission.Deny, Reason: admission.FieldUnknown,
-			Message: fmt.Sprintf("message %d", i)}
+		return admission.Finding{
+			Answer: admission.Deny, Reason: admission.FieldUnknown,
+			Message: fmt.Sprintf("message %d", i),
+		}
 	}
 	var many []admission.Finding
 	for i := range 6 {
@@ -546,8 +556,10 @@ func TestSame(t *testing.T) {
 		"no validator":       {admission.New(admission.Rules{}, nil), renamed, true},
 		"what is not judged": {admission.New(admission.Rules{Validators: named(names)}, nil), labelled, true},
 		"what is judged":     {admission.New(admission.Rules{Validators: named(names)}, nil), renamed, false},
-		"a validator that judges it all": {admission.New(admission.Rules{Validators: named(names, always(admit))}, nil),
-			labelled, false},
+		"a validator that judges it all": {
+			admission.New(admission.Rules{Validators: named(names, always(admit))}, nil),
+			labelled, false,
+		},
 	} {
 		if got := c.chain.Same(a, c.b); got != c.expect {
 			t.Errorf("%s: Same = %v; want %v", name, got, c.expect)

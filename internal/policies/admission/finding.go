@@ -44,9 +44,9 @@ type Stage uint8
 const (
 	// StageContainer is the creation or restoration of one container, whose image ID is known at no other stage.
 	StageContainer Stage = iota
-	StageSandbox   // the creation of the pod's sandbox; the subject has no container
-	StageAdmission // the review of a pod by the API server
-	StageTemplate  // the review of a pod template by the API server, whose pods get names later
+	StageSandbox         // the creation of the pod's sandbox; the subject has no container
+	StageAdmission       // the review of a pod by the API server
+	StageTemplate        // the review of a pod template by the API server, whose pods get names later
 	// StageImageReview is an image review for the API server. Only the names of images are known and judged.
 	StageImageReview
 )

@@ -37,10 +37,10 @@ func TestMergeOfBooleans(t *testing.T) {
 		cri, api, want admission.Value[bool]
 		conflict       bool
 	}{
-		{"the CRI fills in a default that the pod leaves out", admission.Effective(false), admission.Absent[bool](),
-			admission.AbsentAs(false), false},
-		{"the CRI fills in a default that the pod sets", admission.Effective(false), admission.Set(false),
-			admission.Set(false), false},
+		{"the CRI fills in a default that the pod leaves " +
+			"out", admission.Effective(false), admission.Absent[bool](), admission.AbsentAs(false), false},
+		{"the CRI fills in a default that the pod " +
+			"sets", admission.Effective(false), admission.Set(false), admission.Set(false), false},
 		{"the API does not know", admission.Effective(false), unknown, admission.Effective(false), false},
 		{"the CRI does not know", unknown, admission.Set(true), admission.Set(true), false},
 		{"both set it", admission.Set(true), admission.Set(true), admission.Set(true), false},
@@ -57,8 +57,10 @@ func TestMergeOfBooleans(t *testing.T) {
 }
 
 func TestMergeCompletesTheCRI(t *testing.T) {
-	cri := admission.Pod{UID: "1", Labels: admission.Set(map[string]string{"a": "b"}),
-		Groups: admission.Set([]int64{2000, 5, 77})}
+	cri := admission.Pod{
+		UID: "1", Labels: admission.Set(map[string]string{"a": "b"}),
+		Groups: admission.Set([]int64{2000, 5, 77}),
+	}
 	api := admission.Pod{
 		UID: "1", Labels: admission.Set(map[string]string{"a": "b"}), RestartPolicy: admission.Set("Never"),
 		FSGroup: admission.Set[int64](2000), SupplementalGroups: admission.Set([]int64{5}),
@@ -76,8 +78,10 @@ func TestMergeCompletesTheCRI(t *testing.T) {
 		RunAsNonRoot: admission.Absent[bool](),
 		Mounts: admission.Set([]admission.Mount{
 			{Path: "/claim", Volume: admission.Volume{Type: admission.Set("persistentVolumeClaim")}},
-			{Path: "/sub", Volume: admission.Volume{Type: admission.Set("hostPath"), HostPath: admission.Set("/var/log"),
-				HostPathType: admission.Absent[string]()}},
+			{Path: "/sub", Volume: admission.Volume{
+				Type: admission.Set("hostPath"), HostPath: admission.Set("/var/log"),
+				HostPathType: admission.Absent[string](),
+			}},
 			{Path: "/gone", Volume: admission.Volume{Type: admission.Set("secret")}},
 		}),
 	}
@@ -126,17 +130,25 @@ func TestMergeKeepsTheUserOfAnImageUnknown(t *testing.T) {
 
 func TestMergeReportsConflicts(t *testing.T) {
 	mount := func(volumeType, host string) admission.Value[[]admission.Mount] {
-		return admission.Set([]admission.Mount{{Path: "/m", ReadOnly: admission.Set(host == "/a"),
-			Volume: admission.Volume{Type: admission.Set(volumeType), HostPath: admission.Set(host)}}})
+		return admission.Set([]admission.Mount{{
+			Path: "/m", ReadOnly: admission.Set(host == "/a"),
+			Volume: admission.Volume{Type: admission.Set(volumeType), HostPath: admission.Set(host)},
+		}})
 	}
-	cri := admission.Pod{Labels: admission.Set(map[string]string{"a": "b"}), HostNetwork: admission.Set(true),
-		Groups: admission.Set([]int64{1})}
-	api := admission.Pod{Labels: admission.Set(map[string]string{"a": "c"}), HostNetwork: admission.Set(false),
-		SupplementalGroups: admission.Set([]int64{2}), FSGroup: admission.Absent[int64]()}
+	cri := admission.Pod{
+		Labels: admission.Set(map[string]string{"a": "b"}), HostNetwork: admission.Set(true),
+		Groups: admission.Set([]int64{1}),
+	}
+	api := admission.Pod{
+		Labels: admission.Set(map[string]string{"a": "c"}), HostNetwork: admission.Set(false),
+		SupplementalGroups: admission.Set([]int64{2}), FSGroup: admission.Absent[int64](),
+	}
 	p, c, conflicts := admission.Merge(cri, api, &admission.Container{Mounts: mount("hostPath", "/a")},
 		&admission.Container{Mounts: mount("hostPath", "/b")})
-	if want := []string{"labels", "hostNetwork", "supplementalGroups", "mount.readOnly",
-		"hostPath.path"}; !slices.Equal(conflicts, want) {
+	if want := []string{
+		"labels", "hostNetwork", "supplementalGroups", "mount.readOnly",
+		"hostPath.path",
+	}; !slices.Equal(conflicts, want) {
 		t.Errorf("conflicts %q; want %q", conflicts, want)
 	}
 	mounts, _ := c.Mounts.Get()

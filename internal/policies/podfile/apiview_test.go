@@ -42,8 +42,10 @@ func TestEmptyPod(t *testing.T) {
 
 func TestContainersHaveTheValuesOfThePod(t *testing.T) {
 	_, containers := podfile.ViewOf(&corev1.Pod{Spec: corev1.PodSpec{
-		SecurityContext: &corev1.PodSecurityContext{RunAsUser: new(int64(1)), RunAsNonRoot: new(true),
-			SELinuxOptions: &corev1.SELinuxOptions{Type: "a_t"}},
+		SecurityContext: &corev1.PodSecurityContext{
+			RunAsUser: new(int64(1)), RunAsNonRoot: new(true),
+			SELinuxOptions: &corev1.SELinuxOptions{Type: "a_t"},
+		},
 		InitContainers: []corev1.Container{{Name: "init"}},
 		Containers: []corev1.Container{{Name: "web", SecurityContext: &corev1.SecurityContext{
 			RunAsUser: new(int64(2)), RunAsNonRoot: new(false), SELinuxOptions: &corev1.SELinuxOptions{User: "u"},
@@ -87,15 +89,21 @@ func TestContainersHaveTheValuesOfThePod(t *testing.T) {
 }
 
 func TestVolumes(t *testing.T) {
+	hostPath := admission.Set("hostPath")
+	absent := admission.Absent[string]()
 	claim := &corev1.PersistentVolumeClaimVolumeSource{ReadOnly: true}
 	p, containers := podfile.ViewOf(&corev1.Pod{Spec: corev1.PodSpec{
 		Volumes: []corev1.Volume{
 			{Name: "s", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{}}},
-			{Name: "h", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "//var/log",
-				Type: new(corev1.HostPathDirectory)}}},
+			{Name: "h", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{
+				Path: "//var/log",
+				Type: new(corev1.HostPathDirectory),
+			}}},
 			{Name: "h-nil", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/"}}},
-			{Name: "h-empty", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/",
-				Type: new(corev1.HostPathUnset)}}},
+			{Name: "h-empty", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{
+				Path: "/",
+				Type: new(corev1.HostPathUnset),
+			}}},
 			{Name: "c", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: claim}},
 			{Name: "i", VolumeSource: corev1.VolumeSource{CSI: &corev1.CSIVolumeSource{ReadOnly: new(true)}}},
 			{Name: "none"},
@@ -116,34 +124,35 @@ func TestVolumes(t *testing.T) {
 		}},
 	}})
 	volume := func(name string) admission.Volume {
-		return admission.Volume{Type: admission.Set(name), HostPath: admission.Absent[string](),
-			HostPathType: admission.Absent[string]()}
+		return admission.Volume{Type: admission.Set(name), HostPath: absent, HostPathType: absent}
 	}
-	host := admission.Volume{Type: admission.Set("hostPath"), HostPath: admission.Set("//var/log"),
-		HostPathType: admission.Set("Directory")}
-	unchecked := admission.Volume{Type: admission.Set("hostPath"), HostPath: admission.Set("/"),
-		HostPathType: admission.AbsentAs("")}
-	none := admission.Volume{HostPath: admission.Absent[string](), HostPathType: admission.Absent[string]()}
+	unchecked := admission.Volume{Type: hostPath, HostPath: admission.Set("/"), HostPathType: admission.AbsentAs("")}
+	host := unchecked
+	host.HostPath, host.HostPathType = admission.Set("//var/log"), admission.Set("Directory")
+	none := admission.Volume{HostPath: absent, HostPathType: absent}
 	volumes, _ := p.Volumes.Get()
-	if d := diff([]admission.Volume{volume("secret"), host, unchecked, unchecked, volume("persistentVolumeClaim"),
-		volume("csi"), none, volume("image"), volume("image")}, volumes); d != "" {
+	if d := diff([]admission.Volume{
+		volume("secret"), host, unchecked, unchecked, volume("persistentVolumeClaim"),
+		volume("csi"), none, volume("image"), volume("image"),
+	}, volumes); d != "" {
 		t.Errorf("volumes (-want +got):\n%s", d)
 	}
 	mounts, _ := containers[0].Mounts.Get()
 	want := []admission.Mount{
-		{Volume: volume("secret"), Path: "/secret", ReadOnly: admission.Set(true), Propagation: admission.Absent[string](),
-			Image: admission.Absent[string]()},
-		{Volume: host, Path: "/h", ReadOnly: admission.Set(true), Propagation: admission.Set("Bidirectional"),
-			Image: admission.Absent[string]()},
-		{Volume: volume("csi"), Path: "/i", ReadOnly: admission.Set(true), Propagation: admission.Absent[string](),
-			Image: admission.Absent[string]()},
-		{Volume: none, Path: "/n", ReadOnly: admission.Set(false), Propagation: admission.Absent[string]()},
-		{Path: "/a", ReadOnly: admission.Set(false), Propagation: admission.Absent[string]()},
-		{Volume: volume("image"), Path: "/image", ReadOnly: admission.Set(true), Propagation: admission.Absent[string](),
-			Image: admission.Set("data:1")},
-		{Volume: volume("image"), Path: "/no-image", ReadOnly: admission.Set(true), Propagation: admission.Absent[string]()},
-		{Volume: volume("persistentVolumeClaim"), Path: "/dev/c", ReadOnly: admission.Set(true),
-			Propagation: admission.Absent[string](), Image: admission.Absent[string]()},
+		{Volume: volume("secret"), Path: "/secret", ReadOnly: admission.Set(true), Propagation: absent, Image: absent},
+		{Volume: host, Path: "/h", ReadOnly: admission.Set(true), Propagation: admission.Set("Bidirectional"), Image: absent},
+		{Volume: volume("csi"), Path: "/i", ReadOnly: admission.Set(true), Propagation: absent, Image: absent},
+		{Volume: none, Path: "/n", ReadOnly: admission.Set(false), Propagation: absent},
+		{Path: "/a", ReadOnly: admission.Set(false), Propagation: absent},
+		{
+			Volume: volume("image"), Path: "/image", ReadOnly: admission.Set(true), Propagation: absent,
+			Image: admission.Set("data:1"),
+		},
+		{Volume: volume("image"), Path: "/no-image", ReadOnly: admission.Set(true), Propagation: absent},
+		{
+			Volume: volume("persistentVolumeClaim"), Path: "/dev/c", ReadOnly: admission.Set(true),
+			Propagation: absent, Image: absent,
+		},
 	}
 	if d := diff(want, mounts); d != "" {
 		t.Errorf("mounts (-want +got):\n%s", d)
@@ -154,8 +163,10 @@ func TestVolumes(t *testing.T) {
 func TestWhatTheKubeletWrites(t *testing.T) {
 	p, _ := podfile.ViewOf(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		Labels: map[string]string{"app": "web", "io.kubernetes.pod.namespace": "kube-system"},
-		Annotations: map[string]string{"note": "x", "kubernetes.io/config.mirror": "1",
-			"kubernetes.io/config.source": "file"},
+		Annotations: map[string]string{
+			"note": "x", "kubernetes.io/config.mirror": "1",
+			"kubernetes.io/config.source": "file",
+		},
 	}})
 	if labels, _ := p.Labels.Get(); len(labels) != 1 || labels["app"] != "web" {
 		t.Errorf("labels %v; want app", labels)

@@ -64,13 +64,17 @@ spec:
 			Capabilities:   &runtimeapi.Capability{AddCapabilities: []string{"CHOWN"}, DropCapabilities: []string{"ALL"}},
 		}},
 		Mounts: []*runtimeapi.Mount{
-			{HostPath: "/var/log", ContainerPath: "/host",
-				Propagation: runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER},
+			{
+				HostPath: "/var/log", ContainerPath: "/host",
+				Propagation: runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER,
+			},
 			{HostPath: volumes + "kubernetes.io~empty-dir/scratch", ContainerPath: "/scratch", Readonly: true},
 			{HostPath: root + "/pods/" + uid + "/volume-subpaths/scratch/web/2", ContainerPath: "/part"},
 			{HostPath: volumes + "kubernetes.io~csi/pvc-1/mount", ContainerPath: "/claim"},
-			{HostPath: volumes + "kubernetes.io~projected/kube-api-access-x", ContainerPath: admission.ServiceAccountPath,
-				Readonly: true},
+			{
+				HostPath: volumes + "kubernetes.io~projected/kube-api-access-x", ContainerPath: admission.ServiceAccountPath,
+				Readonly: true,
+			},
 			{HostPath: root + "/pods/" + uid + "/etc-hosts", ContainerPath: "/etc/hosts"},
 		},
 	}

@@ -67,25 +67,21 @@ func TestRead(t *testing.T) {
 			"batch/v1 Job spec.template", "batch/v1 CronJob spec.jobTemplate.spec.template",
 			"v1 ReplicationController spec.template"), want: "team/PodTemplate team/Deployment team/StatefulSet " +
 			"team/DaemonSet team/ReplicaSet team/Job team/CronJob team/ReplicationController"},
-		"no template": {text: "{apiVersion: apps/v1, kind: Deployment, metadata: {name: a}}",
-			err: "spec.template: Required"},
-		"not a template": {text: "{apiVersion: apps/v1, kind: Deployment, metadata: {name: a}, spec: {template: x}}",
-			err: "spec.template is not an object"},
+		"no template": {text: "{apiVersion: apps/v1, kind: Deployment, metadata: {name: a}}", err: "spec.template: Required"},
+		"not a template": {text: "{apiVersion: apps/v1, kind: Deployment, metadata: {name: a}, spec: {template: " +
+			"x}}", err: "spec.template is not an object"},
 		"unknown in it": {text: "{apiVersion: apps/v1, kind: Deployment, metadata: {name: a}, spec: {template: {spec: " +
 			"{hostPIDs: true}}}}", err: `spec.template: unknown field "spec.hostPIDs"`},
-		"in a list": {text: "{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: Secret}]}",
-			err: "items[0]: "},
-		"a list in a list": {text: "{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: List, items: []}]}",
-			err: `items[0]: apiVersion "v1", kind "List": only Pods`},
-		"an unknown key": {text: strings.Replace(a, "image:", "privilged: true, image:", 1),
-			err: `unknown field "spec.containers[0].privilged"`},
-		"another case": {text: strings.Replace(a, "spec: {", "spec: {HostPID: true, ", 1),
-			err: `unknown field "spec.HostPID"`},
-		"no name": {text: "{apiVersion: v1, kind: Pod, spec: {containers: [{name: web}]}}",
-			err: "metadata.name: Required"},
-		"no container": {text: "{apiVersion: v1, kind: Pod, metadata: {name: a}}",
-			err: "pod a: spec.containers: Required"},
-		"no YAML": {text: "{", err: "yaml"},
+		"in a list": {text: "{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: Secret}]}", err: "items[0]: "},
+		"a list in a list": {text: "{apiVersion: v1, kind: List, items: [{apiVersion: v1, kind: List, items: " +
+			"[]}]}", err: `items[0]: apiVersion "v1", kind "List": only Pods`},
+		"an unknown key": {text: strings.Replace(a, "image:", "privilged: true, image:", 1), err: `unknown field ` +
+			`"spec.containers[0].privilged"`},
+		"another case": {text: strings.Replace(a, "spec: {", "spec: {HostPID: true, ", 1), err: `unknown field ` +
+			`"spec.HostPID"`},
+		"no name":      {text: "{apiVersion: v1, kind: Pod, spec: {containers: [{name: web}]}}", err: "name: Required"},
+		"no container": {text: "{apiVersion: v1, kind: Pod, metadata: {name: a}}", err: "pod a: spec.containers: Required"},
+		"no YAML":      {text: "{", err: "yaml"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pods, err := podfile.Read([]byte(tc.text), builtIn...)

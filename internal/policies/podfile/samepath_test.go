@@ -57,13 +57,17 @@ func TestMountsAtOnePathAreNotMistakenForEachOther(t *testing.T) {
 			cri: []*runtimeapi.Mount{csi, at("/data")},
 		},
 		"a claim last, with a slash at the end": {
-			other: claimed, mounts: []corev1.VolumeMount{{Name: "host", MountPath: "/data/"},
-				{Name: "other", MountPath: "/data"}},
+			other: claimed, mounts: []corev1.VolumeMount{
+				{Name: "host", MountPath: "/data/"},
+				{Name: "other", MountPath: "/data"},
+			},
 			cri: []*runtimeapi.Mount{at("/data/"), csi},
 		},
 		"an emptyDir first, both with a subPath": {
-			other: emptyDir, mounts: []corev1.VolumeMount{{Name: "other", MountPath: "/data", SubPath: "a"},
-				{Name: "host", MountPath: "data", SubPath: "pods"}},
+			other: emptyDir, mounts: []corev1.VolumeMount{
+				{Name: "other", MountPath: "/data", SubPath: "a"},
+				{Name: "host", MountPath: "data", SubPath: "pods"},
+			},
 			cri: []*runtimeapi.Mount{
 				{ContainerPath: "/data", HostPath: own + "/volume-subpaths/other/c/0"},
 				{ContainerPath: "/data", HostPath: own + "/volume-subpaths/host/c/1"},
@@ -72,18 +76,24 @@ func TestMountsAtOnePathAreNotMistakenForEachOther(t *testing.T) {
 		"a block device of a claim": {
 			other: claimed, mounts: []corev1.VolumeMount{{Name: "host", MountPath: "dev/x"}},
 			devices: []corev1.VolumeDevice{{Name: "other", DevicePath: "/dev/x"}},
-			cri:     []*runtimeapi.Mount{at("/dev/x")}, block: []*runtimeapi.Device{{ContainerPath: "/dev/x",
-				HostPath: own + "/volumeDevices/kubernetes.io~csi/pvc-1", Permissions: "mrw"}},
+			cri:     []*runtimeapi.Mount{at("/dev/x")}, block: []*runtimeapi.Device{{
+				ContainerPath: "/dev/x",
+				HostPath:      own + "/volumeDevices/kubernetes.io~csi/pvc-1", Permissions: "mrw",
+			}},
 		},
 		"an image": {
 			other:  corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "data:1"}},
 			mounts: []corev1.VolumeMount{{Name: "other", MountPath: "/data"}, {Name: "host", MountPath: "data"}},
-			cri: []*runtimeapi.Mount{{ContainerPath: "/data",
-				Image: &runtimeapi.ImageSpec{Image: "sha256:1", UserSpecifiedImage: "data:1"}, Readonly: true}, at("/data")},
+			cri: []*runtimeapi.Mount{{
+				ContainerPath: "/data",
+				Image:         &runtimeapi.ImageSpec{Image: "sha256:1", UserSpecifiedImage: "data:1"}, Readonly: true,
+			}, at("/data")},
 		},
 		"a claim, and a hostPath that the API server does not show": {
-			other: claimed, mounts: []corev1.VolumeMount{{Name: "host", MountPath: "/logs", ReadOnly: true},
-				{Name: "other", MountPath: "/data"}},
+			other: claimed, mounts: []corev1.VolumeMount{
+				{Name: "host", MountPath: "/logs", ReadOnly: true},
+				{Name: "other", MountPath: "/data"},
+			},
 			cri: []*runtimeapi.Mount{{ContainerPath: "/logs", HostPath: "/var/log", Readonly: true}, at("/data")}, alone: true,
 		},
 	} {
@@ -96,15 +106,19 @@ func TestMountsAtOnePathAreNotMistakenForEachOther(t *testing.T) {
 			},
 		} {
 			t.Run(name+", "+list, func(t *testing.T) {
-				pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid, Namespace: "team", Name: "p"},
+				pod := &corev1.Pod{
+					ObjectMeta: metav1.ObjectMeta{UID: uid, Namespace: "team", Name: "p"},
 					Spec: corev1.PodSpec{Volumes: []corev1.Volume{
 						{Name: "host", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/var/log"}}},
 						{Name: "other", VolumeSource: tc.other},
-					}}}
+					}},
+				}
 				add(&pod.Spec, corev1.Container{Name: "c", Image: "busybox", VolumeMounts: tc.mounts, VolumeDevices: tc.devices})
 				api, containers := podfile.ViewOf(pod)
-				cri, c := criview.Container(&runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{Uid: uid,
-					Namespace: "team", Name: "p"}}, &runtimeapi.ContainerConfig{
+				cri, c := criview.Container(&runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{
+					Uid:       uid,
+					Namespace: "team", Name: "p",
+				}}, &runtimeapi.ContainerConfig{
 					Metadata: &runtimeapi.ContainerMetadata{Name: "c"}, Mounts: tc.cri, Devices: tc.block,
 					Linux: &runtimeapi.LinuxContainerConfig{},
 				}, root)

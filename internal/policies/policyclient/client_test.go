@@ -45,7 +45,8 @@ func (f *fakeServer) Verify(ctx context.Context, r *policyv1.VerifyRequest) (*po
 
 // serve serves a fake on a socket until the returned function is called, or the test ends.
 func serve(t *testing.T, path string, answer func(context.Context, *policyv1.ReviewRequest) (*policyv1.ReviewResponse,
-	error)) (stop func()) {
+	error),
+) (stop func()) {
 	t.Helper()
 	return serveFake(t, path, &fakeServer{answer: answer})
 }
@@ -72,16 +73,20 @@ func dial(t *testing.T, path string, o policyclient.Options) *policyclient.Clien
 }
 
 func request() policyclient.ReviewRequest {
-	return policyclient.ReviewRequest{PolicyHash: "hash", Namespace: "team", Images: []string{"app:1"},
-		VolumeImages: []string{"vol:1"}, Annotations: map[string]string{"k": "v"}, Backends: 1}
+	return policyclient.ReviewRequest{
+		PolicyHash: "hash", Namespace: "team", Images: []string{"app:1"},
+		VolumeImages: []string{"vol:1"}, Annotations: map[string]string{"k": "v"}, Backends: 1,
+	}
 }
 
 // echo returns one result that allows each image.
 func echo(_ context.Context, r *policyv1.ReviewRequest) (*policyv1.ReviewResponse, error) {
 	resp := &policyv1.ReviewResponse{PolicyHash: r.GetPolicyHash()}
 	for _, image := range append(append([]string{}, r.GetImages()...), r.GetVolumeImages()...) {
-		resp.Results = append(resp.Results, &policyv1.ReviewResult{Backend: "b", Image: image, Allowed: true,
-			Reason: r.GetNamespace() + r.GetAnnotations()["k"]})
+		resp.Results = append(resp.Results, &policyv1.ReviewResult{
+			Backend: "b", Image: image, Allowed: true,
+			Reason: r.GetNamespace() + r.GetAnnotations()["k"],
+		})
 	}
 	return resp, nil
 }
@@ -112,13 +117,21 @@ func TestReviewChecksAnswers(t *testing.T) {
 	}{
 		{"empty", &policyv1.ReviewResponse{}, nil, policyclient.ErrOtherPolicies},
 		{"other policies", &policyv1.ReviewResponse{PolicyHash: "x"}, nil, policyclient.ErrOtherPolicies},
-		{"another image", &policyv1.ReviewResponse{PolicyHash: "hash",
-			Results: []*policyv1.ReviewResult{{Backend: "b", Image: "x", Allowed: true}}}, nil, policyclient.ErrFailed},
-		{"no backend", &policyv1.ReviewResponse{PolicyHash: "hash",
-			Results: []*policyv1.ReviewResult{{Image: "app:1", Allowed: true}}}, nil, policyclient.ErrFailed},
-		{"too large", &policyv1.ReviewResponse{PolicyHash: "hash",
-			Results: []*policyv1.ReviewResult{{Backend: "b", Image: "app:1", Reason: strings.Repeat("x", 5<<20)}}}, nil,
-			policyclient.ErrFailed},
+		{"another image", &policyv1.ReviewResponse{
+			PolicyHash: "hash",
+			Results:    []*policyv1.ReviewResult{{Backend: "b", Image: "x", Allowed: true}},
+		}, nil, policyclient.ErrFailed},
+		{"no backend", &policyv1.ReviewResponse{
+			PolicyHash: "hash",
+			Results:    []*policyv1.ReviewResult{{Image: "app:1", Allowed: true}},
+		}, nil, policyclient.ErrFailed},
+		{
+			"too large", &policyv1.ReviewResponse{
+				PolicyHash: "hash",
+				Results:    []*policyv1.ReviewResult{{Backend: "b", Image: "app:1", Reason: strings.Repeat("x", 5<<20)}},
+			}, nil,
+			policyclient.ErrFailed,
+		},
 		{"precondition", nil, status.Error(codes.FailedPrecondition, "x"), policyclient.ErrOtherPolicies},
 		{"internal", nil, status.Error(codes.Internal, "x"), policyclient.ErrFailed},
 		{"unimplemented", nil, status.Error(codes.Unimplemented, "x"), policyclient.ErrFailed},

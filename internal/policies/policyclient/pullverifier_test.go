@@ -36,7 +36,8 @@ type fakeVerifier struct {
 }
 
 func (v *fakeVerifier) Verify(ctx context.Context, r policyclient.VerifyRequest) (answer requirement.Report,
-	err error) {
+	err error,
+) {
 	v.mu.Lock()
 	v.asked = append(v.asked, r)
 	v.mu.Unlock()
@@ -72,8 +73,10 @@ func signedRule(tb testing.TB, key, images string) requirement.Rule {
 	must(tb, err)
 	return requirement.Rule{
 		Policy: "images", Name: "by-" + key, Images: []requirement.Pattern{p},
-		Requirement: &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: []byte(key),
-			Hash: "sha256"}}},
+		Requirement: &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{
+			Public: []byte(key),
+			Hash:   "sha256",
+		}}},
 	}
 }
 
@@ -92,8 +95,10 @@ func openStore(tb testing.TB) *records.Store {
 // fixture returns an Endorser with a rule for all images of repo.test, and what it uses.
 func fixture(tb testing.TB, v *fakeVerifier, change func(*policyclient.EndorserOptions)) *policyclient.Endorser {
 	tb.Helper()
-	o := policyclient.EndorserOptions{Store: openStore(tb), Verifier: v, State: policyclient.NewEndorserState(),
-		PolicyHash: "h"}
+	o := policyclient.EndorserOptions{
+		Store: openStore(tb), Verifier: v, State: policyclient.NewEndorserState(),
+		PolicyHash: "h",
+	}
 	if change != nil {
 		change(&o)
 	}
@@ -138,6 +143,7 @@ func unmet(reason string) requirement.Result {
 }
 
 func TestEveryResult(t *testing.T) {
+	const missing, unavailable = admission.EndorsementMissing, policyclient.Unavailable
 	for _, tc := range []struct {
 		name    string
 		result  requirement.Result
@@ -154,17 +160,13 @@ func TestEveryResult(t *testing.T) {
 		{"content", unmet("CONTENT_MISMATCH"), nil, admission.Deny, admission.ContentMismatch, policyclient.Denied, 0},
 		{"limit", unmet("LIMIT_EXCEEDED"), nil, admission.Deny, admission.SignatureMissing, policyclient.Denied, 0},
 		{"denied", unmet("REGISTRY_DENIED"), nil, admission.Deny, admission.SignatureMissing, policyclient.Denied, 0},
-		{"unavailable", unmet("REGISTRY_UNAVAILABLE"), nil, admission.Unverified, admission.EndorsementMissing,
-			policyclient.Unavailable, 1},
-		{"not reached", met, policyclient.ErrNotReached, admission.Unverified, admission.EndorsementMissing,
-			policyclient.Unavailable, 1},
-		{"timed out", met, policyclient.ErrTimedOut, admission.Unverified, admission.EndorsementMissing,
-			policyclient.Unavailable, 1},
-		{"other folder", met, policyclient.ErrOtherPolicies, admission.Unverified, admission.EndorsementMissing,
-			policyclient.Unavailable, 1},
-		{"lost", met, policyclient.ErrLost, admission.Unverified, admission.EndorsementMissing, policyclient.Unavailable, 1},
-		{"failed", met, policyclient.ErrFailed, admission.Unverified, admission.EndorsementMissing, policyclient.Unavailable,
-			1},
+		{"unavailable", unmet("REGISTRY_UNAVAILA" +
+			"BLE"), nil, admission.Unverified, missing, unavailable, 1},
+		{"not reached", met, policyclient.ErrNotReached, admission.Unverified, missing, unavailable, 1},
+		{"timed out", met, policyclient.ErrTimedOut, admission.Unverified, missing, unavailable, 1},
+		{"other folder", met, policyclient.ErrOtherPolicies, admission.Unverified, missing, unavailable, 1},
+		{"lost", met, policyclient.ErrLost, admission.Unverified, missing, unavailable, 1},
+		{"failed", met, policyclient.ErrFailed, admission.Unverified, missing, unavailable, 1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			v := &fakeVerifier{result: tc.result, err: tc.err}
@@ -234,12 +236,14 @@ func TestDenialsAreOfOneCredential(t *testing.T) {
 func TestADenialLeavesANewerEndorsement(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		denied := make(chan struct{})
-		v := &fakeVerifier{result: met, byUser: map[string]requirement.Result{"bob": unmet("SIGNATURE_MISSING")},
+		v := &fakeVerifier{
+			result: met, byUser: map[string]requirement.Result{"bob": unmet("SIGNATURE_MISSING")},
 			release: func(r policyclient.VerifyRequest) {
 				if r.Credential.Password == "bob" {
 					<-denied
 				}
-			}}
+			},
+		}
 		e := fixture(t, v, nil)
 		s := containerOf("team", name)
 		var all sync.WaitGroup
@@ -330,10 +334,14 @@ func TestAVerificationCompletesWithoutItsCaller(t *testing.T) {
 func TestAPanicEndsTheVerification(t *testing.T) {
 	v := &fakeVerifier{result: met, release: func(policyclient.VerifyRequest) { panic("defect") }}
 	e := fixture(t, v, nil)
-	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.SignatureValidator,
-		Validator: e}}}, nil)
-	d := chain.Ask(t.Context(), admission.Named{Name: admission.SignatureValidator,
-		Validator: e.PullVerifier(pulled("good"))}, containerOf("team", name))
+	chain := admission.New(admission.Rules{Validators: []admission.Named{{
+		Name:      admission.SignatureValidator,
+		Validator: e,
+	}}}, nil)
+	d := chain.Ask(t.Context(), admission.Named{
+		Name:      admission.SignatureValidator,
+		Validator: e.PullVerifier(pulled("good")),
+	}, containerOf("team", name))
 	if d.Admitted() || d.Findings[0].Reason != admission.ValidatorFailed {
 		t.Errorf("%+v; want VALIDATOR_FAILED", d)
 	}
@@ -380,8 +388,10 @@ func (f *faulty) RevokeEndorsements(of records.EndorsementSelection) ([]records.
 
 // Only what is not reached forgives an expired endorsement: a tenant can choose an image whose verification takes long.
 func TestATimeoutExtendsNoEndorsement(t *testing.T) {
-	for err, want := range map[error]bool{policyclient.ErrTimedOut: false, policyclient.ErrLost: false,
-		policyclient.ErrFailed: false, policyclient.ErrNotReached: true} {
+	for err, want := range map[error]bool{
+		policyclient.ErrTimedOut: false, policyclient.ErrLost: false,
+		policyclient.ErrFailed: false, policyclient.ErrNotReached: true,
+	} {
 		store := openStore(t)
 		e := fixture(t, &fakeVerifier{err: err}, func(o *policyclient.EndorserOptions) {
 			o.Store, o.Validity, o.Grace = store,

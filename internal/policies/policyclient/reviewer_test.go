@@ -57,8 +57,10 @@ func setOf(tb testing.TB, contents map[string]string) policyfiles.Backends {
 	tb.Helper()
 	var list []policyfiles.File
 	for _, name := range slices.Sorted(maps.Keys(contents)) {
-		list = append(list, policyfiles.File{Name: name + ".yaml",
-			Data: []byte("imagePolicy: {kubeConfigFile: /k" + contents[name])})
+		list = append(list, policyfiles.File{
+			Name: name + ".yaml",
+			Data: []byte("imagePolicy: {kubeConfigFile: /k" + contents[name]),
+		})
 	}
 	set, err := policyfiles.LoadBackends(list)
 	must(tb, err)
@@ -131,8 +133,10 @@ func TestRequestHasWhatBackendsMaySee(t *testing.T) {
 // A row is what pullgate-policyd answers about app:1 to the backends a and b, and the decision.
 func TestAnswers(t *testing.T) {
 	failed := func(name string, allowed bool) policyclient.ReviewResult {
-		return policyclient.ReviewResult{Backend: name, Failed: true, Allowed: allowed, Reason: "timed out",
-			Duration: 3 * time.Second}
+		return policyclient.ReviewResult{
+			Backend: name, Failed: true, Allowed: allowed, Reason: "timed out",
+			Duration: 3 * time.Second,
+		}
 	}
 	other := allows("a")
 	other.Image = "app:2"
@@ -150,39 +154,43 @@ func TestAnswers(t *testing.T) {
 		texts  []string
 	}{
 		{"all allow", closed, closed, by(allows("a"), allows("b")), "", nil, nil},
-		{"one denies", open, open, by(allows("a"), denies("b")), admission.ReviewDenied, nil,
-			[]string{`image "app:1": denied by the image review backend b after 12ms: not signed`}},
-		{"none answers, closed", closed, closed, fails(notReached), admission.ReviewUnavailable, nil,
-			[]string{"no valid answer from the image review backend a after 0s: pullgate-policyd not reached: no such file; " +
-				"denied"}},
+		{"one denies", open, open, by(allows("a"), denies("b")), admission.ReviewDenied, nil, []string{`image "app:1": ` +
+			`denied by the image review backend b after 12ms: not signed`}},
+		{"none answers, closed", closed, closed, fails(notReached), admission.ReviewUnavailable, nil, []string{"no valid " +
+			"answer from the image review backend a after 0s: pullgate-policyd not reached: no such file; denied"}},
 		{"none answers, open", open, absent, fails(notReached), "", []string{"a", "b"}, nil},
 		{"none answers, one is open", closed, absent, fails(notReached), admission.ReviewUnavailable, []string{"b"}, nil},
 		{"untrusted", absent, open, fails(policyclient.ErrUntrusted), admission.ReviewUnavailable, nil, nil},
 		{"timed out", absent, open, fails(policyclient.ErrTimedOut), admission.ReviewUnavailable, nil, nil},
-		{"lost", absent, open, fails(policyclient.ErrLost), admission.ReviewUnavailable, nil,
-			[]string{"connection to pullgate-policyd lost; denied"}},
+		{"lost", absent, open, fails(policyclient.ErrLost), admission.ReviewUnavailable, nil, []string{"connection to " +
+			"pullgate-policyd lost; denied"}},
 		{"failed", absent, open, fails(policyclient.ErrFailed), admission.ReviewUnavailable, nil, nil},
 		{"other policies", absent, open, fails(policyclient.ErrOtherPolicies), admission.ReviewUnavailable, nil, nil},
 		{"canceled", open, absent, fails(context.Canceled), admission.ReviewUnavailable, nil, nil},
 		{"a backend failed", open, closed, by(failed("a", true), allows("b")), "", []string{"a"}, nil},
-		{"a backend failed, closed", closed, closed, by(failed("a", false), allows("b")), admission.ReviewUnavailable, nil,
-			[]string{"backend a after 3s: timed out; denied"}},
+		{
+			"a backend failed, closed", closed, closed, by(failed("a", false), allows("b")), admission.ReviewUnavailable, nil,
+			[]string{"backend a after 3s: timed out; denied"},
+		},
 		{"policyd alone is open", closed, closed, by(failed("a", true), allows("b")), admission.ReviewUnavailable, nil, nil},
 		{"policyd alone is closed", open, closed, by(failed("a", false), allows("b")), admission.ReviewUnavailable, nil, nil},
 		{"missing", closed, closed, by(allows("a")), admission.ReviewUnavailable, nil, []string{"backend b"}},
 		{"missing, open", closed, open, by(allows("a")), admission.ReviewUnavailable, nil, nil},
 		{"none", closed, closed, list(), admission.ReviewUnavailable, nil, nil},
-		{"twice", closed, closed, by(allows("a"), allows("a"), allows("b")), admission.ReviewUnavailable, nil,
-			[]string{"backend a"}},
+		{"twice", closed, closed, by(allows("a"), allows("a"), allows("b")), admission.ReviewUnavailable, nil, []string{"ba" +
+			"ckend a"}},
 		{"twice, one denies", open, open, by(allows("a"), denies("a"), allows("b")), admission.ReviewDenied, nil, nil},
 		{"twice, open", open, closed, by(allows("a"), allows("a"), allows("b")), admission.ReviewUnavailable, nil, nil},
 		{"another backend", closed, open, by(allows("a"), allows("b"), allows("c")), admission.ReviewUnavailable, nil, nil},
-		{"another backend, a denial", open, open, by(denies("a"), allows("b"), allows("c")), admission.ReviewDenied, nil,
-			nil},
-		{"another image", closed, closed, list(about(allows("a")), other, about(allows("b"))), admission.ReviewUnavailable,
-			nil, []string{"backend a"}},
-		{"another image of an open one", open, closed, list(about(allows("a")), other, about(allows("b"))),
-			admission.ReviewUnavailable, nil, nil},
+		{"another backend, a " +
+			"denial", open, open, by(denies("a"), allows("b"), allows("c")), admission.ReviewDenied, nil, nil},
+		{
+			"another image", closed, closed, list(about(allows("a")), other, about(allows("b"))), admission.ReviewUnavailable,
+			nil,
+			[]string{"backend a"},
+		},
+		{"another image of an open " +
+			"one", open, closed, list(about(allows("a")), other, about(allows("b"))), admission.ReviewUnavailable, nil, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var failures []string
@@ -231,16 +239,20 @@ func TestWhatIsNotKnownIsDenied(t *testing.T) {
 		denied bool
 		of     string
 	}{
-		{"image", func(s *admission.Subject) { s.Container.Image = admission.Value[string]{} }, true,
-			"the name of its image"},
+		{"image", func(s *admission.Subject) { s.Container.Image = admission.Value[string]{} }, true, "the name of its " +
+			"image"},
 		{"empty image", func(s *admission.Subject) { s.Container.Image = admission.Set("") }, true, "the name of its image"},
-		{"mounts", func(s *admission.Subject) { s.Container.Mounts = admission.Value[[]admission.Mount]{} }, true,
-			"the images that it mounts"},
-		{"an image that it mounts",
+		{"mounts", func(s *admission.Subject) { s.Container.Mounts = admission.Value[[]admission.Mount]{} }, true, "the " +
+			"images that it mounts"},
+		{
+			"an image that it mounts",
 			func(s *admission.Subject) { s.Container.Mounts = admission.Set([]admission.Mount{{Path: "/x"}}) }, true,
-			"the images that it mounts"},
-		{"annotations", func(s *admission.Subject) { s.Pod.ReviewAnnotations = admission.Value[map[string]string]{} }, true,
-			"the annotations of its pod"},
+			"the images that it mounts",
+		},
+		{
+			"annotations", func(s *admission.Subject) { s.Pod.ReviewAnnotations = admission.Value[map[string]string]{} }, true,
+			"the annotations of its pod",
+		},
 		{"namespace", func(s *admission.Subject) { s.Pod.Namespace = "" }, true, "its namespace"},
 		{"of another namespace", func(s *admission.Subject) {
 			s.Pod.Namespace, s.Container.Image = "other",
@@ -265,7 +277,8 @@ func TestWhatIsNotKnownIsDenied(t *testing.T) {
 func TestImageVolumesAreReviewedByBackendsThatIncludeThem(t *testing.T) {
 	p := &fakePolicyd{answer: func(r policyclient.ReviewRequest) ([]policyclient.ReviewResult, error) {
 		return []policyclient.ReviewResult{
-			{Backend: "all", Image: "app:1", Allowed: true}, {Backend: "all", Image: "data:1", Allowed: true},
+			{Backend: "all", Image: "app:1", Allowed: true},
+			{Backend: "all", Image: "data:1", Allowed: true},
 			{Backend: "own", Image: "app:1", Allowed: true},
 		}, nil
 	}}
@@ -298,8 +311,10 @@ func TestPolicydIsAskedOnlyIfABackendApplies(t *testing.T) {
 	without := subject()
 	without.Container = nil
 	at := func(stage admission.Stage) admission.Subject { s := subject(); s.Stage = stage; return s }
-	for _, s := range []admission.Subject{without, at(admission.StageAdmission), at(admission.StageTemplate),
-		at(admission.StageImageReview), at(99)} {
+	for _, s := range []admission.Subject{
+		without, at(admission.StageAdmission), at(admission.StageTemplate),
+		at(admission.StageImageReview), at(99),
+	} {
 		if got := v.Validate(t.Context(), s); got != nil || p.asked != nil {
 			t.Errorf("stage %d: %+v; want no finding, which denies", s.Stage, got)
 		}
@@ -316,8 +331,10 @@ func TestARequestThatIsTooLargeIsDenied(t *testing.T) {
 	}
 	large := subject()
 	large.Pod.ReviewAnnotations = admission.Set(map[string]string{"a.image-policy.k8s.io/b": strings.Repeat("x", 513<<10)})
-	for name, s := range map[string]admission.Subject{"images": subject(many...), "annotations": large,
-		"a name": subject(mount(strings.Repeat("x", 513<<10)))} {
+	for name, s := range map[string]admission.Subject{
+		"images": subject(many...), "annotations": large,
+		"a name": subject(mount(strings.Repeat("x", 513<<10))),
+	} {
 		if reason, text := decide(t, v, s).Refusal(); reason != admission.ReviewUnavailable || p.asked != nil {
 			t.Errorf("%s: %s, %.80q; want a denial without a request", name, reason, text)
 		}
@@ -343,8 +360,10 @@ func TestWhatIsKeptOfAnswersIsBounded(t *testing.T) {
 // Text of backends and of pullgate-policyd gets into logs, events and terminals.
 func TestTextsAreOnePrintableLine(t *testing.T) {
 	const hostile = "line\nW1122 forged\x1b[2J\u202e\x00\xff"
-	failed := policyclient.ReviewResult{Backend: "a", Failed: true, Allowed: true,
-		Reason: hostile + strings.Repeat("x", 1<<20)}
+	failed := policyclient.ReviewResult{
+		Backend: "a", Failed: true, Allowed: true,
+		Reason: hostile + strings.Repeat("x", 1<<20),
+	}
 	silent := policyclient.ReviewResult{Backend: "a", Failed: true, Allowed: true}
 	denial := denies("a")
 	denial.Reason = hostile
@@ -384,8 +403,10 @@ func TestReviewerReadsOtherPoliciesAgain(t *testing.T) {
 		"new ones":            {setOf(t, map[string]string{"b": closed}), "h2", by(allows("b")), true, 2, true},
 		"new ones deny":       {setOf(t, map[string]string{"b": closed}), "h2", by(denies("b")), false, 2, true},
 		"new ones ask nobody": {nil, "h2", nil, true, 1, false},
-		"other ones again": {setOf(t, map[string]string{"b": closed}), "h2", fails(policyclient.ErrOtherPolicies), false,
-			2, true},
+		"other ones again": {
+			setOf(t, map[string]string{"b": closed}), "h2", fails(policyclient.ErrOtherPolicies), false,
+			2, true,
+		},
 	} {
 		p := &fakePolicyd{}
 		p.answer = func(r policyclient.ReviewRequest) ([]policyclient.ReviewResult, error) {
@@ -397,8 +418,10 @@ func TestReviewerReadsOtherPoliciesAgain(t *testing.T) {
 		calls := 0
 		var next *policyclient.Reviewer
 		follow := func(context.Context) *policyclient.Reviewer { calls++; return next }
-		next = policyclient.NewReviewer(tc.next, policyclient.ReviewerOptions{Client: p, PolicyHash: tc.hash,
-			Successor: follow})
+		next = policyclient.NewReviewer(tc.next, policyclient.ReviewerOptions{
+			Client: p, PolicyHash: tc.hash,
+			Successor: follow,
+		})
 		v := policyclient.NewReviewer(set, policyclient.ReviewerOptions{Client: p, PolicyHash: "h1", Successor: follow})
 		if d := decide(t, v, subject()); d.Admitted() != tc.admits || len(p.asked) != tc.asked || calls != 1 {
 			t.Errorf("%s: %+v after %d requests and %d readings; want %v after %d", name, d, len(p.asked), calls, tc.admits,
@@ -409,9 +432,11 @@ func TestReviewerReadsOtherPoliciesAgain(t *testing.T) {
 
 func TestExplain(t *testing.T) {
 	p := &fakePolicyd{answer: by(denies("a"))}
-	chain := admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.ReviewValidator,
+	chain := admission.New(admission.Rules{Validators: []admission.Named{{
+		Name: admission.ReviewValidator,
 		Validator: policyclient.NewReviewer(
-			setOf(t, map[string]string{"a": closed}), policyclient.ReviewerOptions{Client: p})}}}, nil)
+			setOf(t, map[string]string{"a": closed}), policyclient.ReviewerOptions{Client: p}),
+	}}}, nil)
 	s := subject()
 	s.Offline = true
 	e := chain.Explain(t.Context(), s)

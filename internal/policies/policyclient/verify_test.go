@@ -38,7 +38,8 @@ func verifier(t *testing.T, response **policyv1.VerifyResponse) *policyclient.Cl
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
 	serveFake(t, path, &fakeServer{verify: func(context.Context, *policyv1.VerifyRequest) (*policyv1.VerifyResponse,
-		error) {
+		error,
+	) {
 		return *response, nil
 	}})
 	return dial(t, path, policyclient.Options{Reconnect: time.Millisecond})
@@ -49,11 +50,14 @@ func TestVerify(t *testing.T) {
 	var asked *policyv1.VerifyRequest
 	response := verifyResponse()
 	response.Signatures = []*policyv1.FoundSignature{
-		{Repository: "registry.test/app", FoundBy: "referrers", Digest: "sha256:4", Subject: "sha256:2", Signer: "s",
-			Counts: true, Reason: "r"},
+		{
+			Repository: "registry.test/app", FoundBy: "referrers", Digest: "sha256:4", Subject: "sha256:2", Signer: "s",
+			Counts: true, Reason: "r",
+		},
 	}
 	serveFake(t, path, &fakeServer{verify: func(_ context.Context, r *policyv1.VerifyRequest) (*policyv1.VerifyResponse,
-		error) {
+		error,
+	) {
 		asked = r
 		return response, nil
 	}})
@@ -67,8 +71,10 @@ func TestVerify(t *testing.T) {
 			{Requirement: "v1:b", Reason: requirement.SignatureMissing, Message: "no signature"},
 		},
 		Signatures: []requirement.Signature{
-			{Repository: "registry.test/app", FoundBy: "referrers", Digest: "sha256:4", Subject: "sha256:2", Signer: "s",
-				Counts: true, Reason: "r"},
+			{
+				Repository: "registry.test/app", FoundBy: "referrers", Digest: "sha256:4", Subject: "sha256:2", Signer: "s",
+				Counts: true, Reason: "r",
+			},
 		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
@@ -89,7 +95,8 @@ func TestVerifyAsAnonymous(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	var asked *policyv1.VerifyRequest
 	serveFake(t, path, &fakeServer{verify: func(_ context.Context, r *policyv1.VerifyRequest) (*policyv1.VerifyResponse,
-		error) {
+		error,
+	) {
 		asked = r
 		return verifyResponse(), nil
 	}})
@@ -114,29 +121,39 @@ func TestVerifyChecksAnswers(t *testing.T) {
 		{"another trusted root", func(r *policyv1.VerifyResponse) { r.TrustedRoot = "" }, policyclient.ErrOtherPolicies},
 		{"no results", func(r *policyv1.VerifyResponse) { r.Results = nil }, policyclient.ErrFailed},
 		{"a result is missing", func(r *policyv1.VerifyResponse) { r.Results = r.GetResults()[:1] }, policyclient.ErrFailed},
-		{"a result more", func(r *policyv1.VerifyResponse) { r.Results = append(r.GetResults(), r.GetResults()[0]) },
-			policyclient.ErrFailed},
-		{"another requirement", func(r *policyv1.VerifyResponse) { r.GetResults()[0].Requirement = "v1:b" },
-			policyclient.ErrFailed},
+		{
+			"a result more", func(r *policyv1.VerifyResponse) { r.Results = append(r.GetResults(), r.GetResults()[0]) },
+			policyclient.ErrFailed,
+		},
+		{"another " +
+			"requirement", func(r *policyv1.VerifyResponse) { r.GetResults()[0].Requirement = "v1:b" }, policyclient.ErrFailed},
 		{"another order", func(r *policyv1.VerifyResponse) { slices.Reverse(r.GetResults()) }, policyclient.ErrFailed},
-		{"met, with a reason", func(r *policyv1.VerifyResponse) { r.GetResults()[0].Reason = "SIGNATURE_MISSING" },
-			policyclient.ErrFailed},
+		{"met, with a reason", func(r *policyv1.VerifyResponse) {
+			r.GetResults()[0].Reason = "SIGNATURE_MISS" +
+				"ING"
+		}, policyclient.ErrFailed},
 		{"no reason", func(r *policyv1.VerifyResponse) { r.GetResults()[1].Reason = "" }, policyclient.ErrFailed},
 		{"an unknown reason", func(r *policyv1.VerifyResponse) { r.GetResults()[1].Reason = "NEW" }, policyclient.ErrFailed},
-		{"a long message", func(r *policyv1.VerifyResponse) { r.GetResults()[1].Message = strings.Repeat("x", 3<<10) },
-			policyclient.ErrFailed},
+		{
+			"a long message", func(r *policyv1.VerifyResponse) { r.GetResults()[1].Message = strings.Repeat("x", 3<<10) },
+			policyclient.ErrFailed,
+		},
 		{"a long signer", func(r *policyv1.VerifyResponse) {
 			r.GetResults()[0].Signers = []string{strings.Repeat("x",
 				3<<10)}
 		}, policyclient.ErrFailed},
-		{"many signers", func(r *policyv1.VerifyResponse) { r.GetResults()[0].Signers = make([]string, 65) },
-			policyclient.ErrFailed},
-		{"a long digest", func(r *policyv1.VerifyResponse) { r.GetResults()[0].Digest = strings.Repeat("x", 257) },
-			policyclient.ErrFailed},
-		{"signatures, not wanted", func(r *policyv1.VerifyResponse) { r.Signatures = []*policyv1.FoundSignature{{}} },
-			policyclient.ErrFailed},
-		{"too large", func(r *policyv1.VerifyResponse) { r.GetResults()[1].Message = strings.Repeat("x", 128<<10) },
-			policyclient.ErrFailed},
+		{"many sign" +
+			"ers", func(r *policyv1.VerifyResponse) { r.GetResults()[0].Signers = make([]string, 65) }, policyclient.ErrFailed},
+		{
+			"a long digest", func(r *policyv1.VerifyResponse) { r.GetResults()[0].Digest = strings.Repeat("x", 257) },
+			policyclient.ErrFailed,
+		},
+		{"signatures, not wan" +
+			"ted", func(r *policyv1.VerifyResponse) { r.Signatures = []*policyv1.FoundSignature{{}} }, policyclient.ErrFailed},
+		{
+			"too large", func(r *policyv1.VerifyResponse) { r.GetResults()[1].Message = strings.Repeat("x", 128<<10) },
+			policyclient.ErrFailed,
+		},
 		{"too many fields", func(r *policyv1.VerifyResponse) {
 			r.ProtoReflect().SetUnknown([]byte(strings.Repeat("\x98\x06\x00", 30_000)))
 		}, policyclient.ErrFailed},
@@ -153,7 +170,8 @@ func TestVerifyChecksAnswers(t *testing.T) {
 func TestVerifyEnds(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	serveFake(t, path, &fakeServer{verify: func(ctx context.Context, _ *policyv1.VerifyRequest) (*policyv1.VerifyResponse,
-		error) {
+		error,
+	) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}})

@@ -335,10 +335,10 @@ func TestVolume(t *testing.T) {
 		{"with fsGroup", 0o777 | os.ModeSetgid, func(dir, data string) error {
 			return errors.Join(os.Chmod(data, 0o755|os.ModeSetgid), os.Chmod(data+"/a.yaml", 0o644))
 		}, ""},
-		{"its data is writable for others", 0o777, func(_, data string) error { return os.Chmod(data, 0o775) },
-			"mode 0775: writable by others than the owner; run chmod go-w"},
-		{"a file is writable for others", 0o777, func(_, data string) error { return os.Chmod(data+"/a.yaml", 0o666) },
-			"/a.yaml: mode 0666: writable by others than the owner; run chmod go-w"},
+		{"its data is writable for others", 0o777, func(_, data string) error { return os.Chmod(data, 0o775) }, "mode " +
+			"0775: writable by others than the owner; run chmod go-w"},
+		{"a file is writable for others", 0o777, func(_, data string) error { return os.Chmod(data+"/a.yaml", 0o666) }, "/a" +
+			".yaml: mode 0666: writable by others than the owner; run chmod go-w"},
 		{"not a volume", 0o777, func(dir, _ string) error {
 			return errors.Join(os.Remove(dir+"/..data"), os.Remove(dir+"/a.yaml"),
 				os.WriteFile(dir+"/a.yaml", []byte(note("a")), 0o644))

@@ -12,8 +12,10 @@ import (
 )
 
 func TestExamplesOfTheProposal(t *testing.T) {
-	for _, name := range []string{"digest-corrected", "key-corrected", "keyless", "one-of-three-corrected",
-		"tekton-corrected", "tekton-for-pods"} {
+	for _, name := range []string{
+		"digest-corrected", "key-corrected", "keyless", "one-of-three-corrected",
+		"tekton-corrected", "tekton-for-pods",
+	} {
 		p, err := kyverno.Load(readFile(t, "testdata/kyverno/proposal-"+name+".yaml"))
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -183,8 +185,8 @@ func TestMatchAndExclude(t *testing.T) {
 		{"match: {resources: {kinds: [Deployment], namespaces: [a]}}", ""},
 		{"match: {any: [{resources: {kinds: [Pod], namespaces: [a]}}, {resources: {kinds: [Job]}}]}", "a"},
 		{"match: {any: [{resources: {kinds: [Pod], namespaces: [a]}}, {resources: {kinds: [Pod]}}]}", "a ab b"},
-		{"match: {all: [{resources: {kinds: [Pod], namespaces: ['a*']}}, {resources: {kinds: ['*'], namespaces: ['*b']}}]}",
-			"ab"},
+		{"match: {all: [{resources: {kinds: [Pod], namespaces: ['a*']}}, {resources: {kinds: ['*'], namespaces: " +
+			"['*b']}}]}", "ab"},
 		{"match: {all: [{resources: {kinds: [Pod]}}, {resources: {kinds: [Job]}}]}", ""},
 		{exclude + "{resources: {namespaces: [a]}}", "ab b"},
 		{exclude + "{resources: {kinds: [Job], namespaces: [a]}}", "a ab b"},

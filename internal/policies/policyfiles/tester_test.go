@@ -26,8 +26,10 @@ func policyFolder(t *testing.T, policies ...string) string {
 
 func pods(t *testing.T, text string) (all []policyfiles.TestPod) {
 	t.Helper()
-	found, err := podfile.Read([]byte(text), podfile.Workload{Group: "apps", Resource: "deployments",
-		Path: "spec.template"})
+	found, err := podfile.Read([]byte(text), podfile.Workload{
+		Group: "apps", Resource: "deployments",
+		Path: "spec.template",
+	})
 	must(t, err)
 	for _, p := range found {
 		all = append(all, policyfiles.TestPod{Pod: p, File: "pods.yaml"})

@@ -34,44 +34,43 @@ func TestPattern(t *testing.T) {
 				"a/manager" + digest + " a/manager:1" + digest,
 			"repo.test/a/manager ba/manager a/other/manager a/amanager b/a/manager",
 		},
-		{"repo.test/a/manager*", requirement.KyvernoSyntax, "repo.test/a/manager repo.test/a/manager-b:1",
-			"repo.test/ba/manager repo.test/x/a/manager a/manager"},
+		{"repo.test/a/manager*", requirement.KyvernoSyntax, "repo.test/a/manager " +
+			"repo.test/a/manager-b:1", "repo.test/ba/manager repo.test/x/a/manager a/manager"},
 		{"nginx", requirement.KyvernoSyntax, "nginx nginx:1 docker.io/nginx library/nginx index.docker.io/library/nginx " +
 			"nginx" + digest, "repo.test/nginx a/nginx nginx-b library/nginx/x"},
-		{"nginx:1", requirement.KyvernoSyntax, "nginx:1 docker.io/library/nginx:1 nginx" + digest + " nginx:2" + digest,
-			"nginx nginx:2 nginx:12"},
+		{"nginx:1", requirement.KyvernoSyntax, "nginx:1 docker.io/library/nginx:1 " +
+			"nginx" + digest + " nginx:2" + digest, "nginx nginx:2 nginx:12"},
 		{"nginx:1*", requirement.KyvernoSyntax, "nginx:1 nginx:1.2 nginx:3" + digest, "nginx nginx:2"},
 		{"nginx*", requirement.KyvernoSyntax, "nginx nginx-a:1 library/nginx-b" + digest, "a/nginx nginx.test/a"},
-		{"docker.io/nginx*", requirement.KyvernoSyntax,
-			"nginx nginx-a:1 index.docker.io/nginx registry-1.docker.io/library/nginx registry.hub.docker.com/library/nginx",
-			"repo.test/nginx a/nginx"},
-		{"repo.test:5000/app", requirement.KyvernoSyntax, "repo.test:5000/app repo.test:5000/app:1",
-			"repo.test/app repo.test:5000/app/x"},
-		{"repo.test:443/app", requirement.KyvernoSyntax, "repo.test/app Repo.Test:443/app:1 repo.test:0443/app",
-			"repo.test:5000/app repo.test:4430/app"},
-		{"repo.test:443*", requirement.KyvernoSyntax, "repo.test/app repo.test:443/app:1 repo.test:4430/app repo.test:443",
-			"repo.test:5000/app repo.tests/app"},
-		{"repo.test:*", requirement.KyvernoSyntax, "repo.test/app repo.test:443/app:1 repo.test:5000/app repo.test:1",
-			"repo.tests/app"},
+		{"docker.io/nginx*", requirement.KyvernoSyntax, "nginx nginx-a:1 index.docker.io/nginx " +
+			"registry-1.docker.io/library/nginx registry.hub.docker.com/library/nginx", "repo.test/nginx a/nginx"},
+		{"repo.test:5000/app", requirement.KyvernoSyntax, "repo.test:5000/app repo.test:5000/app:1", "repo.test/app " +
+			"repo.test:5000/app/x"},
+		{"repo.test:443/app", requirement.KyvernoSyntax, "repo.test/app Repo.Test:443/app:1 " +
+			"repo.test:0443/app", "repo.test:5000/app repo.test:4430/app"},
+		{"repo.test:443*", requirement.KyvernoSyntax, "repo.test/app repo.test:443/app:1 repo.test:4430/app " +
+			"repo.test:443", "repo.test:5000/app repo.tests/app"},
+		{"repo.test:*", requirement.KyvernoSyntax, "repo.test/app repo.test:443/app:1 repo.test:5000/app " +
+			"repo.test:1", "repo.tests/app"},
 		{"repo.test:5*", requirement.KyvernoSyntax, "repo.test:5000/app repo.test:5", "repo.test/app repo.test:443/app"},
 		{"repo*:5000/app", requirement.KyvernoSyntax, "repo.test:5000/app:1", "repo.test/app repo.test:5001/app"},
 		{"repo.test", requirement.KyvernoSyntax, "repo.test docker.io/library/repo.test:1", "repo.test:5000/a repo.test/a"},
 		{"repo.test*", requirement.KyvernoSyntax, "repo.test/a repo.test:5000/a", "a.repo.test/a"},
-		{"*.test/app", requirement.KyvernoSyntax, "repo.test/app a.b.test/app:1",
-			"repo.tests/app test/app docker.io/x.test/apps"},
-		{"repo.test/app?1", requirement.KyvernoSyntax, "repo.test/app-1 repo.test/app-1:2",
-			"repo.test/app:1 repo.test/app1 repo.test/app/1"},
-		{"repo.test/app*-rc", requirement.KyvernoSyntax, "repo.test/app:1-rc repo.test/app-rc:1 repo.test/app" + digest,
-			"repo.test/app:1 repo.test/other" + digest},
+		{"*.test/app", requirement.KyvernoSyntax, "repo.test/app a.b.test/app:1", "repo.tests/app test/app " +
+			"docker.io/x.test/apps"},
+		{"repo.test/app?1", requirement.KyvernoSyntax, "repo.test/app-1 repo.test/app-1:2", "repo.test/app:1 " +
+			"repo.test/app1 repo.test/app/1"},
+		{"repo.test/app*-rc", requirement.KyvernoSyntax, "repo.test/app:1-rc repo.test/app-rc:1 " +
+			"repo.test/app" + digest, "repo.test/app:1 repo.test/other" + digest},
 		{"localhost/app", requirement.KyvernoSyntax, "localhost/app:1", "docker.io/localhost/app app"},
 
 		{"**", requirement.SigstoreSyntax, "nginx a/b repo.test/a/b:1", ""},
 		{"index.docker.io/**", requirement.SigstoreSyntax, "nginx a/b docker.io/a/b/c:1", "repo.test/a"},
-		{"index.docker.io/library/*", requirement.SigstoreSyntax, "nginx nginx:1 library/nginx" + digest,
-			"a/nginx library/a/b"},
+		{"index.docker.io/library/*", requirement.SigstoreSyntax, "nginx nginx:1 library/nginx" + digest, "a/nginx " +
+			"library/a/b"},
 		{"inde**", requirement.SigstoreSyntax, "nginx a/b", "repo.test/a"},
-		{"ghcr.io/*/*", requirement.SigstoreSyntax, "ghcr.io/a/b ghcr.io/a/b:1 ghcr.io/a/b" + digest,
-			"ghcr.io/a ghcr.io/a/b/c"},
+		{"ghcr.io/*/*", requirement.SigstoreSyntax, "ghcr.io/a/b ghcr.io/a/b:1 ghcr.io/a/b" + digest, "ghcr.io/a " +
+			"ghcr.io/a/b/c"},
 		{"ghcr.io/**", requirement.SigstoreSyntax, "ghcr.io/a ghcr.io/a/b/c:1", "ghcrxio/a ghcr.io.test/a"},
 		{"ghcr.io/a*", requirement.SigstoreSyntax, "ghcr.io/a ghcr.io/ab:1", "ghcr.io/a/b ghcr.io/ba"},
 		{"ghcr.io/a/b:v1", requirement.SigstoreSyntax, "ghcr.io/a/b:v1 ghcr.io/a/b" + digest, "ghcr.io/a/b:v2 ghcr.io/a/b"},
@@ -146,8 +145,10 @@ func TestPatternsOfTheConformanceTables(t *testing.T) {
 			ResolvedAsID bool     `json:"resolved_as_id"`
 		} `json:"matches"`
 	}
-	for file, into := range map[string]any{"../../../pkg/imageref/testdata/names.yaml": &names,
-		"../../../pkg/policy/testdata/policies.yaml": &allowlist} {
+	for file, into := range map[string]any{
+		"../../../pkg/imageref/testdata/names.yaml":  &names,
+		"../../../pkg/policy/testdata/policies.yaml": &allowlist,
+	} {
 		data, err := os.ReadFile(file)
 		if err == nil {
 			err = yaml.Unmarshal(data, into)
@@ -180,8 +181,10 @@ func TestPatternsOfTheConformanceTables(t *testing.T) {
 
 // A name is a pattern of itself, of all its tags and of its digests.
 func FuzzPattern(f *testing.F) {
-	for _, s := range []string{"nginx", "a/b:1", "repo.test:5000/a/b", "*", "*/a*b:c?", "REPO.test:443/a",
-		"docker.io/library/a", "**", "[::1]:5000/a", "a.b*", "localhost/x:V1"} {
+	for _, s := range []string{
+		"nginx", "a/b:1", "repo.test:5000/a/b", "*", "*/a*b:c?", "REPO.test:443/a",
+		"docker.io/library/a", "**", "[::1]:5000/a", "a.b*", "localhost/x:V1",
+	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

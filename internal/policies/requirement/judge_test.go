@@ -38,14 +38,24 @@ func TestJudge(t *testing.T) {
 		signed  int
 	}{
 		{"no rule", requirement.ImageRules{}, "app:1", nil, 0},
-		{"allowed by default", requirement.ImageRules{Default: requirement.AllowUnmatched, DefaultRule: byDefault}, "app:1",
+		{
+			"allowed by default",
+			requirement.ImageRules{Default: requirement.AllowUnmatched, DefaultRule: byDefault},
+			"app:1",
 			[]string{
 				"Admit SIGNATURE_MISSING " + noRule + "allows such images",
-			}, 0},
-		{"denied by default", requirement.ImageRules{Default: requirement.DenyUnmatched, DefaultRule: byDefault}, "app:1",
+			},
+			0,
+		},
+		{
+			"denied by default",
+			requirement.ImageRules{Default: requirement.DenyUnmatched, DefaultRule: byDefault},
+			"app:1",
 			[]string{
 				"Deny SIGNATURE_MISSING " + noRule + "denies such images; use an image that a policy has a rule for",
-			}, 0},
+			},
+			0,
+		},
 		{"by tag", requirement.ImageRules{Rules: rules}, "app:1", []string{
 			`Deny DIGEST_REQUIRED image "app:1": rule digest of policy p requires that the image is named by a digest; ` +
 				"write NAME@sha256:…",
@@ -57,11 +67,16 @@ func TestJudge(t *testing.T) {
 		{"by digest", requirement.ImageRules{Rules: rules[:2]}, "app:1@" + digest, []string{
 			`Admit image "app:1@` + digest + `": rule digest of policy p requires no signature`,
 		}, 1},
-		{"by image ID", requirement.ImageRules{Rules: append(rules[:4:4], rules[5], byDefault), Unknown: true}, "abcdef",
+		{
+			"by image ID",
+			requirement.ImageRules{Rules: append(rules[:4:4], rules[5], byDefault), Unknown: true},
+			"abcdef",
 			[]string{
 				unknown + "signed of policy p" + named, unknown + "digest of policy p" + named,
 				"audit " + unknown + "static of policy p" + named, unknown + "all of policy d" + named,
-			}, 0},
+			},
+			0,
+		},
 		{"without a name", requirement.ImageRules{Rules: rules[:1], Unknown: true}, "", []string{
 			"Deny FIELD_UNKNOWN an image of the container has a name that is not known, and rule signed of policy p" + named,
 		}, 0},
@@ -86,8 +101,10 @@ func TestJudge(t *testing.T) {
 
 func TestNotMet(t *testing.T) {
 	rule := &requirement.Rule{Policy: "p", Requirement: &requirement.Requirement{SignedBy: &requirement.Signer{}}}
-	for reason, want := range map[string]admission.Reason{"IDENTITY_MISMATCH": admission.IdentityMismatch,
-		"REGISTRY_DENIED": admission.SignatureMissing} {
+	for reason, want := range map[string]admission.Reason{
+		"IDENTITY_MISMATCH": admission.IdentityMismatch,
+		"REGISTRY_DENIED":   admission.SignatureMissing,
+	} {
 		got := rule.NotMet(imageref.New("app:1"), reason, "signed by x")
 		want := admission.Finding{
 			Validator: "endorsement", Policy: "p", Answer: admission.Deny, Reason: want,

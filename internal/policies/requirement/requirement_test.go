@@ -66,8 +66,10 @@ func different(t *testing.T) []struct {
 		{"a log", signed(requirement.Signer{Key: a.SignedBy.Key, Log: &requirement.Log{URL: "https://log.test"}})},
 		{"a log by key", signed(requirement.Signer{Key: a.SignedBy.Key, Log: &requirement.Log{Keys: [][]byte{[]byte("l")}}})},
 		{"timestamp", signed(requirement.Signer{Key: a.SignedBy.Key, Timestamp: &requirement.Timestamp{}})},
-		{"timestamp by", signed(requirement.Signer{Key: a.SignedBy.Key,
-			Timestamp: &requirement.Timestamp{Chain: [][]byte{[]byte("l")}}})},
+		{"timestamp by", signed(requirement.Signer{
+			Key:       a.SignedBy.Key,
+			Timestamp: &requirement.Timestamp{Chain: [][]byte{[]byte("l")}},
+		})},
 		{"identity", keyless(same)},
 		{"issuer", with(func(k *requirement.Keyless) { k.Issuer = requirement.Exactly("https://other.test") })},
 		{"subject", with(func(k *requirement.Keyless) { k.Subject = requirement.Glob("https://git.test/other/*") })},
@@ -78,8 +80,10 @@ func different(t *testing.T) []struct {
 		{"no subject", with(func(k *requirement.Keyless) { k.Subject = requirement.Text{} })},
 		{"extension", with(func(k *requirement.Keyless) { k.Extensions = map[string]string{"1.2.3": "a"} })},
 		{"extensions exchanged", with(func(k *requirement.Keyless) {
-			k.Extensions = map[string]string{"1.2.3": "b",
-				"1.2.4": "a"}
+			k.Extensions = map[string]string{
+				"1.2.3": "b",
+				"1.2.4": "a",
+			}
 		})},
 		{"roots", with(func(k *requirement.Keyless) { k.Roots = [][]byte{[]byte("r"), []byte("s")} })},
 		{"other roots", with(func(k *requirement.Keyless) { k.Roots = [][]byte{[]byte("rs")} })},
@@ -124,10 +128,14 @@ func TestHashIgnoresWhatDoesNotDecide(t *testing.T) {
 	a, b, c := key("a"), key("b"), key("c")
 	same := func(*requirement.Signer) {}
 	for name, pair := range map[string][2]requirement.Requirement{
-		"order": {requirement.AtLeast(2, a, b, requirement.AtLeast(1, b, c)),
-			requirement.AtLeast(2, requirement.AtLeast(1, c, b), b, a)},
-		"a list of one": {requirement.Requirement{AtLeast: 1,
-			Of: []requirement.Requirement{{AtLeast: 1, Of: []requirement.Requirement{a}}}}, a},
+		"order": {
+			requirement.AtLeast(2, a, b, requirement.AtLeast(1, b, c)),
+			requirement.AtLeast(2, requirement.AtLeast(1, c, b), b, a),
+		},
+		"a list of one": {requirement.Requirement{
+			AtLeast: 1,
+			Of:      []requirement.Requirement{{AtLeast: 1, Of: []requirement.Requirement{a}}},
+		}, a},
 		"message":   {static(false, "denied"), static(false, "")},
 		"never met": {static(false, ""), requirement.Requirement{Of: []requirement.Requirement{a}}},
 		"a text as a glob": {
@@ -214,8 +222,8 @@ func TestUsesTrustedRoot(t *testing.T) {
 		{"key with a log", signed(requirement.Signer{Key: a.SignedBy.Key, Log: &requirement.Log{}}), true},
 		{"own log", signed(requirement.Signer{Key: a.SignedBy.Key, Log: &requirement.Log{Keys: own}}), false},
 		{"timestamp", signed(requirement.Signer{Key: a.SignedBy.Key, Timestamp: &requirement.Timestamp{}}), true},
-		{"own timestamp", signed(requirement.Signer{Key: a.SignedBy.Key, Timestamp: &requirement.Timestamp{Chain: own}}),
-			false},
+		{"own " +
+			"timestamp", signed(requirement.Signer{Key: a.SignedBy.Key, Timestamp: &requirement.Timestamp{Chain: own}}), false},
 		{"keyless", keyless(func(*requirement.Signer) {}), true},
 		{"own roots only", keyless(func(s *requirement.Signer) { s.Keyless.Roots = own }), true},
 		{"everything own", keyless(complete), false},
@@ -224,8 +232,8 @@ func TestUsesTrustedRoot(t *testing.T) {
 			s.Keyless.CTLogKeys, s.Keyless.IgnoreSCT = nil,
 				true
 		}), false},
-		{"one of the nodes", requirement.AtLeast(1, a, requirement.AtLeast(1, a, keyless(func(*requirement.Signer) {}))),
-			true},
+		{"one of the " +
+			"nodes", requirement.AtLeast(1, a, requirement.AtLeast(1, a, keyless(func(*requirement.Signer) {}))), true},
 	} {
 		if got := tc.r.UsesTrustedRoot(); got != tc.want || (tc.r.Hash("r") != tc.r.Hash("s")) != tc.want {
 			t.Errorf("%s: UsesTrustedRoot = %v; want %v, and the root in the hash likewise", tc.name, got, tc.want)
@@ -244,15 +252,22 @@ func TestMet(t *testing.T) {
 		{"a key", a, map[string]bool{"": false, "a": true, "bc": false}},
 		{"one of two", requirement.AtLeast(1, a, b), map[string]bool{"": false, "a": true, "b": true, "c": false}},
 		{"all of two", requirement.AtLeast(2, a, b), map[string]bool{"": false, "a": false, "ab": true, "bc": false}},
-		{"two of three", requirement.AtLeast(2, a, b, c),
-			map[string]bool{"a": false, "ab": true, "ac": true, "bc": true, "abc": true}},
-		{"nested", requirement.AtLeast(2, a, requirement.AtLeast(1, b, c)),
-			map[string]bool{"a": false, "bc": false, "ab": true, "ac": true}},
-		{"more than all", requirement.Requirement{AtLeast: 3, Of: []requirement.Requirement{a, b}},
-			map[string]bool{"abc": false}},
+		{
+			"two of three", requirement.AtLeast(2, a, b, c),
+			map[string]bool{"a": false, "ab": true, "ac": true, "bc": true, "abc": true},
+		},
+		{
+			"nested", requirement.AtLeast(2, a, requirement.AtLeast(1, b, c)),
+			map[string]bool{"a": false, "bc": false, "ab": true, "ac": true},
+		},
+		{"more than " +
+			"all", requirement.Requirement{AtLeast: 3, Of: []requirement.Requirement{a, b}}, map[string]bool{"abc": false}},
 		{"none of", requirement.Requirement{Of: []requirement.Requirement{a, b}}, map[string]bool{"": false, "abc": false}},
-		{"negative", requirement.Requirement{AtLeast: -1, Of: []requirement.Requirement{a}},
-			map[string]bool{"": false, "abc": false}},
+		{
+			"negative",
+			requirement.Requirement{AtLeast: -1, Of: []requirement.Requirement{a}},
+			map[string]bool{"": false, "abc": false},
+		},
 		{"pass", static(true, ""), map[string]bool{"": true}},
 		{"fail", static(false, ""), map[string]bool{"abc": false}},
 		{"a key or pass", requirement.AtLeast(1, a, static(true, "")), map[string]bool{"": true}},
@@ -309,8 +324,8 @@ func TestText(t *testing.T) {
 	}{
 		"zero":  {requirement.Text{}, nil, []string{"", "a"}, ""},
 		"exact": {requirement.Exactly("a*"), []string{"a*"}, []string{"a", "ab", ""}, "a*"},
-		"glob": {requirement.Glob("https://a.b/*@c?"), []string{"https://a.b/@cd", "https://a.b/x/y\n@cd"},
-			[]string{"https://aab/@cd", "https://a.b/@c", "xhttps://a.b/@cd", "https://a.b/@cd\n"}, "https://a.b/*@c?"},
+		"glob": {requirement.Glob("https://a.b/*@c?"), []string{"https://a.b/@cd", "https://a.b/x/y\n@cd"}, []string{"https" +
+			"://aab/@cd", "https://a.b/@c", "xhttps://a.b/@cd", "https://a.b/@cd\n"}, "https://a.b/*@c?"},
 		"expression": {expression("a|b+"), []string{"a", "bb"}, []string{"ab", "a\n", "", "xa"}, "matching a|b+"},
 	} {
 		for _, s := range tc.yes {

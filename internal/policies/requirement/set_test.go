@@ -96,27 +96,32 @@ func TestDefaults(t *testing.T) {
 	}{
 		{"absent", []requirement.Rule{rule(t, "a", "repo.test/*", nil)}, "team", "nginx", ""},
 		{"deny", []requirement.Rule{rule(t, "a", "repo.test/*", with(deny, 0))}, "team", "nginx", "deny Enforce a"},
-		{"deny, audited", []requirement.Rule{rule(t, "a", "repo.test/*", with(deny, requirement.Audit))}, "team", "nginx",
-			"deny Audit a"},
+		{"deny, audited", []requirement.Rule{rule(t, "a", "repo.tes"+
+			"t/*", with(deny, requirement.Audit))}, "team", "nginx", "deny Audit a"},
 		{"allow", []requirement.Rule{rule(t, "a", "repo.test/*", with(allow, 0))}, "team", "nginx", "allow Enforce a"},
-		{"deny, of two", []requirement.Rule{rule(t, "a", "repo.test/*", with(deny, requirement.Audit)),
-			rule(t, "b", "b.test/*", with(deny, 0)), rule(t, "c", "c.test/*", with(deny, requirement.Audit))}, "team", "nginx",
-			"deny Enforce b"},
+		{"deny, of two", []requirement.Rule{rule(t, "a", "repo.test/*", with(deny, requirement.Audit)), rule(t, "b", "b.tes"+
+			"t/*", with(deny, 0)), rule(t, "c", "c.test/*", with(deny, requirement.Audit))}, "team", "nginx", "deny Enforce b"},
 		{"a rule matches", []requirement.Rule{rule(t, "a", "repo.test/*", with(deny, 0))}, "team", "repo.test/a", ""},
-		{"another rule matches", []requirement.Rule{rule(t, "a", "repo.test/*", with(deny, 0)), rule(t, "b", "nginx", nil)},
-			"team", "nginx", ""},
-		{"an audited rule matches", []requirement.Rule{rule(t, "a", "repo.test/*", with(deny, 0)),
-			rule(t, "b", "*", with(0, requirement.Audit))}, "team", "nginx", "deny Enforce a"},
-		{"both audited", []requirement.Rule{rule(t, "a", "repo.test/*", with(deny, requirement.Audit)),
-			rule(t, "b", "*", with(0, requirement.Audit))}, "team", "nginx", ""},
-		{"only a digest required", []requirement.Rule{rule(t, "a", "repo.test/*", with(deny, 0)),
-			rule(t, "b", "*", func(r *requirement.Rule) { r.Requirement, r.RequireDigest = nil, true })}, "team", "nginx",
-			"deny Enforce a"},
+		{"another rule matches", []requirement.Rule{rule(t, "a", "repo.tes"+
+			"t/*", with(deny, 0)), rule(t, "b", "nginx", nil)}, "team", "nginx", ""},
+		{"an audited rule matches", []requirement.Rule{rule(t, "a", "repo.tes"+
+			"t/*", with(deny, 0)), rule(t, "b", "*", with(0, requirement.Audit))}, "team", "nginx", "deny Enforce a"},
+		{"both audited", []requirement.Rule{rule(t, "a", "repo.tes"+
+			"t/*", with(deny, requirement.Audit)), rule(t, "b", "*", with(0, requirement.Audit))}, "team", "nginx", ""},
+		{
+			"only a digest required",
+			[]requirement.Rule{
+				rule(t, "a", "repo.test/*", with(deny, 0)),
+				rule(t, "b", "*", func(r *requirement.Rule) { r.Requirement, r.RequireDigest = nil, true }),
+			},
+			"team", "nginx",
+			"deny Enforce a",
+		},
 		{"in another namespace", []requirement.Rule{rule(t, "a", "repo.test/*", inTeam)}, "other", "nginx", ""},
 		{"in the namespace", []requirement.Rule{rule(t, "a", "repo.test/*", inTeam)}, "team", "nginx", "deny Enforce a"},
 		{"in an unknown namespace", []requirement.Rule{rule(t, "a", "repo.test/*", inTeam)}, "", "nginx", "deny Enforce a"},
-		{"matches elsewhere only", []requirement.Rule{rule(t, "a", "repo.test/*", with(deny, 0)),
-			rule(t, "b", "nginx", inTeam)}, "other", "nginx", "deny Enforce a"},
+		{"matches elsewhere only", []requirement.Rule{rule(t, "a", "repo.tes"+
+			"t/*", with(deny, 0)), rule(t, "b", "nginx", inTeam)}, "other", "nginx", "deny Enforce a"},
 		{"the image is not known", []requirement.Rule{rule(t, "a", "repo.test/*", with(deny, 0))}, "team", "", ""},
 	} {
 		a := requirement.NewSet("", &requirement.Policies{Rules: tc.rules}).For(tc.inNamespace, imageref.New(tc.image))
@@ -137,8 +142,10 @@ func BenchmarkFor(b *testing.B) {
 		pattern, err := requirement.ParsePattern(fmt.Sprintf("registry-%d.test/team/*", i), requirement.KyvernoSyntax)
 		testkit.Must(b, err)
 		k := key("a")
-		p.Rules = append(p.Rules, requirement.Rule{Policy: fmt.Sprint(i), Images: []requirement.Pattern{pattern},
-			Requirement: &k})
+		p.Rules = append(p.Rules, requirement.Rule{
+			Policy: fmt.Sprint(i), Images: []requirement.Pattern{pattern},
+			Requirement: &k,
+		})
 	}
 	set := requirement.NewSet("", &p)
 	image := imageref.New("registry-50.test/team/app:1")

@@ -33,13 +33,13 @@ func TestBinding(t *testing.T) {
 		{"an empty selector", ", namespaceSelector: {}", unknown, true, true},
 		{"name or labels", ", namespaces: [team-b], namespaceSelector: {matchLabels: {team: a}}", known, true, true},
 		{"labels or name", ", namespaces: [team-a], namespaceSelector: {matchLabels: {team: b}}", known, true, true},
-		{"neither name nor labels", ", namespaces: [team-b], namespaceSelector: {matchLabels: {team: b}}", known, false,
-			false},
+		{"neither name nor labels", ", namespaces: [team-b], namespaceSelector: {matchLabels: {team: " +
+			"b}}", known, false, false},
 		{"In", ", namespaceSelector: {matchExpressions: [{key: team, operator: In, values: [b, a]}]}", known, true, true},
-		{"NotIn", ", namespaceSelector: {matchExpressions: [{key: team, operator: NotIn, values: [a]}]}", known, false,
-			false},
-		{"NotIn without the label", ", namespaceSelector: {matchExpressions: [{key: tier, operator: NotIn, values: [a]}]}",
-			known, true, true},
+		{"NotIn", ", namespaceSelector: {matchExpressions: [{key: team, operator: NotIn, values: " +
+			"[a]}]}", known, false, false},
+		{"NotIn without the label", ", namespaceSelector: {matchExpressions: [{key: tier, operator: NotIn, values: " +
+			"[a]}]}", known, true, true},
 		{"Exists", ", namespaceSelector: {matchExpressions: [{key: tier, operator: Exists}]}", known, false, false},
 		{"DoesNotExist", ", namespaceSelector: {matchExpressions: [{key: tier, operator: DoesNotExist}]}", known, true, true},
 		{"all conditions must be met", ", namespaceSelector: {matchLabels: {team: a}, matchExpressions: [{key: tier, " +
@@ -95,12 +95,12 @@ func TestAcceptIsForTheWholePod(t *testing.T) {
 	}{
 		{"the webhook", []admission.Container{a, b}, restriction.Options{From: restriction.Admission}, ""},
 		{"the webhook, one container", []admission.Container{a}, restriction.Options{From: restriction.Admission}, "a"},
-		{"the pod source, a", []admission.Container{a}, restriction.Options{From: withPods, Others: []admission.Container{b}},
-			""},
-		{"the pod source, b", []admission.Container{b}, restriction.Options{From: withPods, Others: []admission.Container{a}},
-			""},
-		{"the pod source, equal containers", []admission.Container{b},
-			restriction.Options{From: withPods, Others: []admission.Container{b}}, "b"},
+		{"the pod " +
+			"source, a", []admission.Container{a}, restriction.Options{From: withPods, Others: []admission.Container{b}}, ""},
+		{"the pod " +
+			"source, b", []admission.Container{b}, restriction.Options{From: withPods, Others: []admission.Container{a}}, ""},
+		{"the pod source, equal " +
+			"containers", []admission.Container{b}, restriction.Options{From: withPods, Others: []admission.Container{b}}, "b"},
 		{"without the pod source, a", []admission.Container{a}, restriction.Options{From: atNode}, "a"},
 		{"without the pod source, b", []admission.Container{b}, restriction.Options{From: atNode}, "b"},
 	} {
@@ -133,15 +133,15 @@ func TestCombination(t *testing.T) {
 		{"no policy", nil, true, nil},
 		{"all Drop policies match", []restriction.File{drop("a", yes), drop("b", yes)}, true, nil},
 		{"one Drop policy does not", []restriction.File{drop("a", yes), drop("b", no)}, false, []string{"b"}},
-		{"every violated policy is named", []restriction.File{drop("c", no), drop("a", no), drop("b", yes)}, false,
-			[]string{"a", "c"}},
+		{"every violated policy is " +
+			"named", []restriction.File{drop("c", no), drop("a", no), drop("b", yes)}, false, []string{"a", "c"}},
 		{"any Accept policy is enough", []restriction.File{drop("a", no), accept("b", no), accept("c", yes)}, true, nil},
 		{"no Accept policy matches", []restriction.File{drop("a", no), accept("b", no)}, false, []string{"a"}},
 		{"an Accept policy alone denies no pod", []restriction.File{accept("b", no)}, true, nil},
 		{"audit reports", []restriction.File{audit(drop("a", no))}, true, []string{"a"}},
 		{"audit beside enforcement", []restriction.File{audit(drop("a", no)), drop("b", no)}, false, []string{"a", "b"}},
-		{"an audited Accept does not admit", []restriction.File{audit(accept("a", yes)), drop("b", no)}, false,
-			[]string{"b"}},
+		{"an audited Accept does not " +
+			"admit", []restriction.File{audit(accept("a", yes)), drop("b", no)}, false, []string{"b"}},
 		{"an audited Accept meets audit", []restriction.File{audit(accept("a", yes)), audit(drop("b", no))}, true, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -88,8 +88,10 @@ func container(name string) admission.Container {
 // mount returns a mount of a volume that is not a hostPath.
 func mount(path, volumeType string) admission.Mount {
 	return admission.Mount{
-		Volume: admission.Volume{Type: admission.Set(volumeType), HostPath: admission.Absent[string](),
-			HostPathType: admission.Absent[string]()},
+		Volume: admission.Volume{
+			Type: admission.Set(volumeType), HostPath: admission.Absent[string](),
+			HostPathType: admission.Absent[string](),
+		},
 		Path:        path,
 		ReadOnly:    admission.Set(false),
 		Propagation: admission.Absent[string](),

@@ -43,8 +43,10 @@ func TestSamePodsHaveTheSameAnswer(t *testing.T) {
 			continue
 		}
 		same++
-		for _, scope := range []admission.Stage{admission.StageAdmission, admission.StageTemplate,
-			admission.StageImageReview} {
+		for _, scope := range []admission.Stage{
+			admission.StageAdmission, admission.StageTemplate,
+			admission.StageImageReview,
+		} {
 			options := restriction.Options{Stage: scope}
 			if x, y := set.Judge(&a, containersOfA, options), set.Judge(&b, containersOfB, options); x.Admitted != y.Admitted ||
 				x.AcceptedBy != y.AcceptedBy || len(x.Violations) != len(y.Violations) {
@@ -87,8 +89,8 @@ func TestSame(t *testing.T) {
 		{"image", func(_ *admission.Pod, c *admission.Container) { c.Image = admission.Set("b.test/x:1") }, false},
 		{"unknown image", func(_ *admission.Pod, c *admission.Container) { c.Image = admission.Value[string]{} }, false},
 		{"kind", func(_ *admission.Pod, c *admission.Container) { c.Kind = admission.Set(admission.KindInit) }, false},
-		{"volumes", func(p *admission.Pod, _ *admission.Container) { p.Volumes = admission.Set([]admission.Volume{{}}) },
-			false},
+		{"volu" +
+			"mes", func(p *admission.Pod, _ *admission.Container) { p.Volumes = admission.Set([]admission.Volume{{}}) }, false},
 		{"mounts", func(_ *admission.Pod, c *admission.Container) {
 			c.Mounts = admission.Set([]admission.Mount{{Path: "/x"}})
 		}, false},
@@ -148,8 +150,8 @@ func TestScope(t *testing.T) {
 		"accepted template":      {"{mode: Accept}", admission.StageTemplate, "a.test/x:1", true},
 		"image that is allowed":  {"", admission.StageImageReview, "a.test/x:1", true},
 		"image that is denied":   {"", admission.StageImageReview, "b.test/x:1", false},
-		"an image ID names no registry": {"", admission.StageImageReview,
-			"sha256:0123456789012345678901234567890123456789012345678901234567890123", false},
+		"an image ID names no registry": {"", admission.StageImageReview, "sha256:01234567890123456789012345678901234567890" +
+			"12345678901234567890123", false},
 		"an invalid image name names no registry":  {"", admission.StageImageReview, "a.test/x:1:2", false},
 		"no image name is no allowed image":        {"", admission.StageImageReview, "", false},
 		"an image that an Accept policy can match": {"{mode: Accept}", admission.StageImageReview, "a.test/x:1", true},

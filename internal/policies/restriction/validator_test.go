@@ -21,8 +21,10 @@ func chainOf(tb testing.TB, options restriction.Options, policies ...[3]string) 
 	}
 	set, err := restriction.Load(list)
 	must(tb, err)
-	return admission.New(admission.Rules{Validators: []admission.Named{{Name: admission.RestrictionValidator,
-		Validator: restriction.NewValidator(set, options)}}}, nil)
+	return admission.New(admission.Rules{Validators: []admission.Named{{
+		Name:      admission.RestrictionValidator,
+		Validator: restriction.NewValidator(set, options),
+	}}}, nil)
 }
 
 const (
@@ -62,33 +64,60 @@ func TestValidate(t *testing.T) {
 		findings []string // policy, answer, reason and audit
 	}{
 		{"no policy", node, nil, subject(yes, yes), admission.Admit, []string{" Admit  false"}},
-		{"satisfied", node, [][3]string{{"a", plain, noHostNetwork}}, subject(no, yes), admission.Admit,
-			[]string{" Admit  false"}},
-		{"violated", node, [][3]string{{"a", plain, noHostNetwork}}, subject(yes, no), admission.Deny,
-			[]string{"a Deny RESTRICTION_VIOLATED false"}},
-		{"unknown here", node, [][3]string{{"a", plain, notPrivileged}}, subject(no, unknown), admission.Deny,
-			[]string{"a Deny FIELD_UNKNOWN false"}},
-		{"audit", node, [][3]string{{"a", audit, noHostNetwork}}, subject(yes, no), admission.Admit,
-			[]string{" Admit  false", "a Deny RESTRICTION_VIOLATED true"}},
-		{"accepted", node, [][3]string{{"a", plain, noHostNetwork}, {"b", accept, notPrivileged}}, subject(yes, no),
-			admission.Admit, []string{"b Admit  false"}},
-		{"two violated", node, [][3]string{{"a", plain, noHostNetwork}, {"b", plain, notPrivileged}}, subject(yes, yes),
-			admission.Deny, []string{"a Deny RESTRICTION_VIOLATED false", "b Deny RESTRICTION_VIOLATED false"}},
+		{"satisfied", node, [][3]string{{"a", plain, noHostNetwork}}, subject(no, yes), admission.Admit, []string{" Admit  " +
+			"false"}},
+		{"violated", node, [][3]string{{"a", plain, noHostNetwork}}, subject(yes, no), admission.Deny, []string{"a Deny " +
+			"RESTRICTION_VIOLATED false"}},
+		{"unknown here", node, [][3]string{{"a", plain, notPrivileged}}, subject(no, unknown), admission.Deny, []string{"a " +
+			"Deny FIELD_UNKNOWN false"}},
+		{"audit", node, [][3]string{{"a", audit, noHostNetwork}}, subject(yes, no), admission.Admit, []string{" Admit  " +
+			"false", "a Deny RESTRICTION_VIOLATED true"}},
+		{
+			"accepted", node,
+			[][3]string{{"a", plain, noHostNetwork}, {"b", accept, notPrivileged}},
+			subject(yes, no),
+			admission.Admit,
+			[]string{"b Admit  false"},
+		},
+		{
+			"two violated", node,
+			[][3]string{{"a", plain, noHostNetwork}, {"b", plain, notPrivileged}},
+			subject(yes, yes),
+			admission.Deny,
+			[]string{"a Deny RESTRICTION_VIOLATED false", "b Deny RESTRICTION_VIOLATED false"},
+		},
 		{"sandbox", node, [][3]string{{"a", plain, notPrivileged}}, sandbox, admission.Admit, []string{" Admit  false"}},
-		{"no container", node, [][3]string{{"a", plain, notPrivileged}}, noContainer, admission.Deny,
-			[]string{" Deny VALIDATOR_FAILED false"}},
-		{"no stage", node, [][3]string{{"a", plain, notPrivileged}}, noStage, admission.Deny,
-			[]string{" Deny VALIDATOR_FAILED false"}},
-		{"never carried", node, [][3]string{{"a", plain, never}}, subject(no, no), admission.Admit,
-			[]string{" Admit  false"}},
-		{"refused", restriction.Options{From: atNode, Refuse: true}, [][3]string{{"a", plain, never}}, subject(no, no),
-			admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
-		{"at the API", node, [][3]string{{"a", plain, never}}, review, admission.Deny,
-			[]string{"a Deny FIELD_UNKNOWN false"}},
-		{"carried by a Pod", restriction.Options{From: withPods}, [][3]string{{"a", plain, never}}, subject(no, no),
-			admission.Deny, []string{"a Deny FIELD_UNKNOWN false"}},
-		{"of a static Pod", restriction.Options{From: withPods}, [][3]string{{"a", plain, never}}, static, admission.Admit,
-			[]string{" Admit  false"}},
+		{"no container", node, [][3]string{{"a", plain, notPrivileged}}, noContainer, admission.Deny, []string{" Deny " +
+			"VALIDATOR_FAILED false"}},
+		{"no stage", node, [][3]string{{"a", plain, notPrivileged}}, noStage, admission.Deny, []string{" Deny " +
+			"VALIDATOR_FAILED false"}},
+		{"never carried", node, [][3]string{{"a", plain, never}}, subject(no, no), admission.Admit, []string{" Admit  " +
+			"false"}},
+		{
+			"refused",
+			restriction.Options{From: atNode, Refuse: true},
+			[][3]string{{"a", plain, never}},
+			subject(no, no),
+			admission.Deny,
+			[]string{"a Deny FIELD_UNKNOWN false"},
+		},
+		{"at the API", node, [][3]string{{"a", plain, never}}, review, admission.Deny, []string{"a Deny FIELD_UNKNOWN " +
+			"false"}},
+		{
+			"carried by a Pod",
+			restriction.Options{From: withPods},
+			[][3]string{{"a", plain, never}},
+			subject(no, no),
+			admission.Deny,
+			[]string{"a Deny FIELD_UNKNOWN false"},
+		},
+		{
+			"of a static Pod",
+			restriction.Options{From: withPods},
+			[][3]string{{"a", plain, never}},
+			static, admission.Admit,
+			[]string{" Admit  false"},
+		},
 	} {
 		d := chainOf(t, c.options, c.policies...).Evaluate(t.Context(), c.subject)
 		var got []string
@@ -113,8 +142,10 @@ func TestReviews(t *testing.T) {
 			"[web]}}"},
 		[3]string{"b", plain, noHostNetwork})
 	image := func(name string) admission.Container {
-		return admission.Container{Name: name, Kind: admission.Set(admission.KindContainer),
-			Image: admission.Set(name + ".test/x")}
+		return admission.Container{
+			Name: name, Kind: admission.Set(admission.KindContainer),
+			Image: admission.Set(name + ".test/x"),
+		}
 	}
 	for name, tc := range map[string]struct {
 		stage       admission.Stage
@@ -130,8 +161,10 @@ func TestReviews(t *testing.T) {
 		"image review":           {admission.StageImageReview, "", admission.Value[bool]{}, []string{"a"}, true},
 		"image review, violated": {admission.StageImageReview, "", admission.Value[bool]{}, []string{"b"}, false},
 	} {
-		s := admission.Subject{Stage: tc.stage, Pod: admission.Pod{Namespace: "team", Name: tc.pod,
-			HostNetwork: tc.hostNetwork}}
+		s := admission.Subject{Stage: tc.stage, Pod: admission.Pod{
+			Namespace: "team", Name: tc.pod,
+			HostNetwork: tc.hostNetwork,
+		}}
 		for _, name := range tc.images {
 			s.Containers = append(s.Containers, image(name))
 		}
@@ -150,8 +183,10 @@ func TestViolationsOfAPolicyAreBounded(t *testing.T) {
 	mounts := make([]admission.Mount, 5000)
 	for i := range mounts {
 		mounts[i] = admission.Mount{
-			Volume: admission.Volume{Type: admission.Set(admission.TypeHostPath),
-				HostPath: admission.Set(fmt.Sprintf("/data/%d", i))}, Path: fmt.Sprint(i),
+			Volume: admission.Volume{
+				Type:     admission.Set(admission.TypeHostPath),
+				HostPath: admission.Set(fmt.Sprintf("/data/%d", i)),
+			}, Path: fmt.Sprint(i),
 			ReadOnly: admission.Set(false), Propagation: admission.Set(admission.PropagationNone),
 		}
 	}
