@@ -18,7 +18,7 @@ import (
 )
 
 // testKey is the key of every configuration.
-var testKey = credential.NewKey() //nolint:gochecknoglobals // it does not change
+var testKey = credential.NewKey()
 
 // config makes a configuration. The user of each entry has the name of its key.
 func config(tb testing.TB, keys ...string) credential.Sealed {

@@ -153,7 +153,7 @@ func (e *Echo) play(stream grpc.ServerStream, md metadata.MD, saw *Seen) error {
 		return stream.Context().Err()
 	}
 	if len(md.Get(doFail)) > 0 {
-		return failure(number(md, doFail, 0))
+		return failure(uint32(number(md, doFail, 0))) //nolint:gosec // of a row
 	}
 	return nil
 }
@@ -182,8 +182,8 @@ func read(stream grpc.ServerStream, md metadata.MD, saw *Seen) error {
 }
 
 // failure is a status with details, one of them of a type that only the sender knows.
-func failure(code int) error {
-	s, err := status.New(codes.Code(uint32(code)),
+func failure(code uint32) error {
+	s, err := status.New(codes.Code(code),
 		"asked to fail: ÄÖ % \n").WithDetails(
 		&errdetails.ErrorInfo{Domain: "echo", Reason: "ASKED"}, &errdetails.RetryInfo{})
 	if err != nil {

@@ -60,7 +60,7 @@ func readMethods() []string {
 	}
 }
 
-func rows() []row {
+func rows() []row { //nolint:revive // a table
 	// Fields that no version of the CRI knows, and bytes that are not a message at all.
 	odd := []byte{0xfa, 0x3e, 0x03, 'n', 'e', 'w', 0x08, 0x96, 0x01}
 	garbage := []byte{0xff, 0xff, 0xff, 0xff}
