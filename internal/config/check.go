@@ -79,7 +79,6 @@ func isPath(s string) bool {
 	return filepath.IsAbs(s) && filepath.Clean(s) == s && s != "/"
 }
 
-// checkPath returns an error unless a value is "", which means without, or the path of a file.
 func checkPath(path, value, example, without string) field.ErrorList {
 	if value == "" || isPath(value) {
 		return nil
@@ -145,7 +144,6 @@ func checkAdmission(c *Config) (errs field.ErrorList) {
 	return errs
 }
 
-// checkAddress returns an error unless a value is "", or host:port with a port that can be listened on.
 func checkAddress(path, value, example string) field.ErrorList {
 	if value == "" {
 		return nil

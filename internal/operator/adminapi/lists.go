@@ -293,7 +293,6 @@ func (s *Server) ListImages(ctx context.Context, req *adminv1.ListImagesRequest)
 	return &adminv1.ListImagesResponse{Images: page, NextPageToken: next}, err
 }
 
-// images returns every image of the runtime or the store. asked reports whether the runtime answered.
 func (s *Server) images(ctx context.Context) (found []image, asked bool, err error) {
 	present, err := s.c.Runtime.Images(ctx)
 	if ctx.Err() != nil {

@@ -220,7 +220,6 @@ type stoppable struct {
 // Context returns the context of the stream.
 func (s stoppable) Context() context.Context { return s.ctx }
 
-// guard converts an error to the status for the caller, and recovers a panic of a call.
 func (s *Server) guard(method string, f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -69,7 +69,6 @@ func (c *Console) socket() (string, error) {
 // Default is the default endpoint of pullgated.
 const Default = "unix:///run/pullgate/admin.sock"
 
-// longestPath is the maximum length of a socket's path on Linux, without the zero at its end.
 const longestPath = 107
 
 // Path returns the path of an endpoint. Its usage error begins with the origin of the endpoint.

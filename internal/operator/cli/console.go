@@ -223,7 +223,6 @@ func (f *ExitError) Error() string {
 // Unwrap returns Err.
 func (f *ExitError) Unwrap() error { return f.Err }
 
-// complain prints what failed and what to do, one line each: a message may contain names from a tenant.
 func (c *Console) complain(f *ExitError) int {
 	if f.Err != nil {
 		_, _ = fmt.Fprintf(c.Err, "pullgatectl: %s\n", Safe(f.Err.Error()))

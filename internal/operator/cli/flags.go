@@ -19,7 +19,6 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// A source returns one kind of the daemon's data. It returns all of it, possibly with repetitions and empty strings.
 type source func(ctx context.Context, api adminv1.PullRecordsClient) ([]string, error)
 
 func ofFlags() map[string]source {

@@ -14,7 +14,6 @@ import (
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
 
-// maxWidth is the maximum width of prose; longer lines are hard to read.
 const maxWidth = 90
 
 // A Colour is the colour of a line.

@@ -52,7 +52,6 @@ func kubeletDefaults() Settings {
 	}
 }
 
-// kubeletFile has the fields that are read of a kubelet's configuration. Kubelets of other versions have others.
 type kubeletFile struct {
 	Runtime     *string `json:"containerRuntimeEndpoint"`
 	Image       *string `json:"imageServiceEndpoint"`

@@ -54,7 +54,6 @@ func (h Host) Units(ctx context.Context, names ...string) ([]Unit, error) {
 	return units, nil
 }
 
-// unit reads one block of what systemctl show prints.
 func (h Host) unit(block string) (Unit, error) {
 	value := map[string]string{}
 	for line := range strings.Lines(block) {
@@ -218,7 +217,6 @@ func logical(content []byte) string {
 	return regexp.MustCompile(`[ \t]*\\\n[ \t]*`).ReplaceAllString(text, " ")
 }
 
-// split returns the words of a value as systemd does: between blanks, with quotes taken off.
 func split(s string) []string { return unquotedWords(s, true) }
 
 // unquotedWords takes the quotes off a value, and splits it unless it is one word.

@@ -40,7 +40,6 @@ func without(reviews, signatures bool) string {
 	return strings.Join(effects, "; ")
 }
 
-// policies checks the policy files and, if one of them names a review backend, that pullgated can ask pullgate-policyd.
 func (n Node) policies(ctx context.Context) []Finding {
 	a := n.Config.Admission
 	if a.Policies == "" {
@@ -80,7 +79,6 @@ func (n Node) policyPaths() policyfiles.Paths {
 	}
 }
 
-// policyd checks the socket of pullgate-policyd, and asks the process that answers there for its policy files.
 func (n Node) policyd(ctx context.Context, path, hash, without string) []Finding {
 	info, err := n.socket(path)
 	switch {
@@ -243,7 +241,6 @@ func (n Node) readable(path string, uid, gid int, secret bool) []Finding {
 	return nil
 }
 
-// closedAbove returns the first folder to a path that a user cannot enter, with its permissions; "" for none.
 func (n Node) closedAbove(path string, uid, gid int) (closed string, mode fs.FileMode) {
 	for dir := filepath.Dir(path); ; dir = filepath.Dir(dir) {
 		if info, err := os.Stat(n.Path(dir)); err == nil && !accessOf(info).may(uid, gid, 0o1) {

@@ -290,7 +290,6 @@ func usableSocket(endpoint string) error {
 	return nil
 }
 
-// usableAddress reports why the daemon could not listen on an address, unless a pullgated already listens there.
 func usableAddress(ctx context.Context, address string) error {
 	err := bindable(ctx, address)
 	if err == nil || errors.Is(err, unix.EADDRINUSE) && isPullgated(ctx, address) {

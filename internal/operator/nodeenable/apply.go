@@ -19,7 +19,6 @@ import (
 	"github.com/pullgate/pullgate/internal/operator/doctor"
 )
 
-// tail is how many lines of the unit's log are shown if its kubelet does not become healthy.
 const tail = 15
 
 // Apply executes a plan. If a step of an Enable fails, or ctx ends, Apply reverts everything before it returns. An
@@ -118,7 +117,6 @@ func (s Enabler) step(ctx context.Context, step Step, w *watcher) error {
 
 func (s Step) isRestart() bool { return len(s.Command) > 1 && s.Command[1] == "restart" }
 
-// rollBack reverts the steps that an Enable has begun, and returns why, with the result of the revert.
 func (s Enabler) rollBack(ctx context.Context, p Plan, began int, why error) error {
 	// After an interrupt the operator wants the previous state of the node, not an intermediate one.
 	ctx = context.WithoutCancel(ctx)

@@ -29,7 +29,6 @@ func (s Enabler) ready(ctx context.Context, l inspection) error {
 	return nil
 }
 
-// runs refuses a node that is not healthy before any change, unless an earlier run was interrupted.
 func (s Enabler) runs(ctx context.Context, l inspection) error {
 	if l.journal != nil || len(l.files) > 0 {
 		return nil
@@ -52,7 +51,6 @@ func (s Enabler) runs(ctx context.Context, l inspection) error {
 	return nil
 }
 
-// unhealthy returns why a kubelet is not healthy; "" if it is healthy, or cannot be checked.
 func (s Enabler) unhealthy(ctx context.Context, healthz string) string {
 	if healthz == "" {
 		return ""
@@ -188,7 +186,6 @@ type watcher struct {
 	well     time.Time // since when it is healthy; the zero time means that it is not
 }
 
-// watch returns nil after the kubelet was healthy for a while, else the problem, as soon as it is certain.
 func (w *watcher) watch(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, w.s.wait(), errUnhealthy)
 	defer cancel()

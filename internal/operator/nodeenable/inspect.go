@@ -70,7 +70,6 @@ func (s Enabler) inspect(ctx context.Context) (l inspection, err error) {
 	return l, why
 }
 
-// own finds the files that this package wrote, by the journal or, without it, by their names and first lines.
 func (l *inspection) own(h doctor.Host) error {
 	ofUnit, ofConfig := ownFiles(l.node)
 	candidates := []string{ofUnit}

@@ -91,7 +91,6 @@ func (s Enabler) Enable(ctx context.Context) (Plan, error) {
 	return p, nil
 }
 
-// enabled reports whether the kubelet dials pullgated, now and after its next start.
 func (s Enabler) enabled(l inspection) bool {
 	e := s.Daemon.Listen
 	return l.node.Configured.Through(e) && l.node.Dials().Through(e)
