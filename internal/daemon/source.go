@@ -35,6 +35,8 @@ func openSource(o Options, key credential.Key, m *metrics.Metrics) (*podsource.S
 }
 
 // forGate returns what the gate and the policies need of a source, which may be nil.
+//
+//nolint:ireturn // a nil source is a nil interface
 func forGate(s *podsource.Source) (facts gate.PodSource, views gate.ViewSource, keep func(fields []string)) {
 	if s == nil {
 		return nil, nil, func([]string) {}
