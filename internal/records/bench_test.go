@@ -148,8 +148,10 @@ func manyRecords(tb testing.TB, path string, n, proofs int) {
 				r.Proofs = append(r.Proofs, records.Proof{
 					Credential: credential.ID(fmt.Sprintf("%064x", j)), FirstProved: noon(), LastProved: noon(), LastUsed: noon(),
 					Namespace: fmt.Sprintf("team-%d", j),
-					Secrets: []records.SecretRef{{UID: fmt.Sprintf("7f1d3c52-0000-4000-8000-%012d", j),
-						Namespace: fmt.Sprintf("team-%d", j), Name: "registry"}},
+					Secrets: []records.SecretRef{{
+						UID:       fmt.Sprintf("7f1d3c52-0000-4000-8000-%012d", j),
+						Namespace: fmt.Sprintf("team-%d", j), Name: "registry",
+					}},
 				})
 			}
 			stored, err := records.Encode("records", key(r.Pair), r)

@@ -22,8 +22,10 @@ const (
 )
 
 func endorsement(p records.Pair, requirement string) records.Endorsement {
-	return records.Endorsement{Pair: p, Requirement: requirement, Digest: "sha256:d1", Signers: []string{"key team.pub"},
-		At: noon()}
+	return records.Endorsement{
+		Pair: p, Requirement: requirement, Digest: "sha256:d1", Signers: []string{"key team.pub"},
+		At: noon(),
+	}
 }
 
 func endorse(tb testing.TB, s *records.Store, all ...records.Endorsement) {
@@ -170,8 +172,10 @@ func TestEndorsementsOfAPairAreBounded(t *testing.T) {
 	if got := s.Endorsements(p); len(got) != records.MaxEndorsements {
 		t.Errorf("%d endorsements; want %d", len(got), records.MaxEndorsements)
 	}
-	for requirement, want := range map[string]bool{"v1:new": true, all[0].Requirement: true,
-		all[len(all)-2].Requirement: true, all[len(all)-1].Requirement: false} {
+	for requirement, want := range map[string]bool{
+		"v1:new": true, all[0].Requirement: true,
+		all[len(all)-2].Requirement: true, all[len(all)-1].Requirement: false,
+	} {
 		if _, ok := s.Endorsed(p, requirement); ok != want {
 			t.Errorf("Endorsed(%s) = %v; want %v: the oldest one is deleted", requirement, ok, want)
 		}

@@ -54,10 +54,12 @@ func TestProveReplacesADamagedRecord(t *testing.T) {
 	prove(t, s, records.Result{Pair: p, Open: true})
 	damage(t, path, &s, key(p))
 	prove(t, s, records.Result{Pair: p, Credential: alice, At: at(9)})
-	want := known{Record: &records.Record{Pair: p, Created: at(9), LastUsed: at(9), Unlisted: true,
+	want := known{Record: &records.Record{
+		Pair: p, Created: at(9), LastUsed: at(9), Unlisted: true,
 		Proofs: []records.Proof{
 			{Credential: alice, FirstProved: at(9), LastProved: at(9), LastUsed: at(9)},
-		}}}
+		},
+	}}
 	testkit.Equal(t, "facts", lookup(t, s, p), want)
 }
 

@@ -47,8 +47,10 @@ func writeFormat(t *testing.T, path string, format int) {
 	lost := begin(t, s, "repo.test/lost")
 	settled := begin(t, s, "repo.test/settled")
 	testkit.Must(t, s.End(lost, at(3)))
-	testkit.Must(t, s.Settle(records.Settlement{Intents: []records.Intent{settled},
-		Present: []records.Pair{pair(id2, "repo.test/settled")}, Now: at(4)}))
+	testkit.Must(t, s.Settle(records.Settlement{
+		Intents: []records.Intent{settled},
+		Present: []records.Pair{pair(id2, "repo.test/settled")}, Now: at(4),
+	}))
 	if _, err := s.MarkPreloaded(records.Scan{
 		Pairs: []records.Pair{pair("sha256:3", app)}, Origin: "start", Now: at(5), First: true,
 	}); err != nil {
@@ -60,8 +62,10 @@ func writeFormat(t *testing.T, path string, format int) {
 		func(id uint64) error { _, err := s.SettleCreations([]uint64{id}, nil, at(7)); return err },
 		func(id uint64) error { return s.EndCreation(id, at(7)) },
 	} {
-		id, err := s.BeginCreation(records.Creation{Image: "lost", Listed: []records.Pair{pair("sha256:4", app)},
-			Begun: at(6)})
+		id, err := s.BeginCreation(records.Creation{
+			Image: "lost", Listed: []records.Pair{pair("sha256:4", app)},
+			Begun: at(6),
+		})
 		testkit.Must(t, errors.Join(err, end(id)))
 	}
 	if format >= 2 {

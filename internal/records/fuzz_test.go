@@ -64,8 +64,10 @@ func FuzzDecodeOfAnySummedJSONNeverPanics(f *testing.F) {
 	for _, seed := range stored(f) {
 		f.Add(string(seed[0]), seed[1], seed[2][4:])
 	}
-	for _, payload := range []string{"null", "[]", `"x"`, "{}", `{"proofs":[null]}`, `{"opened":"x"}`, `{"unknown":1}`,
-		"1e999"} {
+	for _, payload := range []string{
+		"null", "[]", `"x"`, "{}", `{"proofs":[null]}`, `{"opened":"x"}`, `{"unknown":1}`,
+		"1e999",
+	} {
 		f.Add("records", []byte("key"), []byte(payload))
 	}
 	f.Fuzz(func(t *testing.T, bucket string, key, payload []byte) {

@@ -195,8 +195,10 @@ func againstModel(t *testing.T, random *rand.Rand, steps int) {
 				t.Errorf("%s = %+v, and before it would be %+v; want %d, after %q", did, got, would, want, done)
 			}
 		case 12:
-			in, d := intent(), records.Denial{Pair: somePair(), Credential: []credential.ID{alice, bob}[random.IntN(2)],
-				At: at(now)}
+			in, d := intent(), records.Denial{
+				Pair: somePair(), Credential: []credential.ID{alice, bob}[random.IntN(2)],
+				At: at(now),
+			}
 			did, err = fmt.Sprintf("Deny(%d, %v)", in.ID, d), s.Deny(in, d)
 			m.deny(d)
 			delete(m.intents, in.ID)

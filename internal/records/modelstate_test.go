@@ -258,7 +258,8 @@ func (m *model) endAt(id uint64, now time.Time) {
 }
 
 func (m *model) settle(intents []records.Intent, present []records.Pair,
-	brought func(records.Intent, records.Pair) bool, now int) {
+	brought func(records.Intent, records.Pair) bool, now int,
+) {
 	for _, in := range intents {
 		if _, ok := m.intents[in.ID]; !ok {
 			continue

@@ -22,26 +22,42 @@ func TestRevokeTakesBackWhatIsSelectedAndNothingElse(t *testing.T) {
 		want map[records.Pair]string // what is left; the other pair is unchanged
 	}{
 		"nothing": {records.Revocation{}, nil},
-		"a credential": {records.Revocation{Credential: alice},
-			map[records.Pair]string{a: "b0b", b: "", open: "open"}},
-		"a credential in a repository": {records.Revocation{Credential: alice, Repository: app},
-			map[records.Pair]string{a: "b0b"}},
+		"a credential": {
+			records.Revocation{Credential: alice},
+			map[records.Pair]string{a: "b0b", b: "", open: "open"},
+		},
+		"a credential in a repository": {
+			records.Revocation{Credential: alice, Repository: app},
+			map[records.Pair]string{a: "b0b"},
+		},
 		"an unknown credential":   {records.Revocation{Credential: "none"}, nil},
 		"a repository":            {records.Revocation{Repository: other}, map[records.Pair]string{b: "", open: ""}},
 		"no part of a repository": {records.Revocation{Repository: "repo.test/team"}, nil},
 		"an image":                {records.Revocation{ImageID: id1}, map[records.Pair]string{a: "", b: ""}},
-		"an image in a repository": {records.Revocation{ImageID: id2, Repository: other},
-			map[records.Pair]string{open: ""}},
-		"a Secret by its uid": {records.Revocation{Secret: records.SecretRef{UID: "u2"}},
-			map[records.Pair]string{a: "a11ce"}},
-		"a Secret by its name": {records.Revocation{Secret: records.SecretRef{Namespace: "team-a", Name: "pull"}},
-			map[records.Pair]string{a: "b0b", b: "", open: "open"}},
-		"the name in no such namespace": {records.Revocation{Secret: records.SecretRef{Namespace: "team-x", Name: "pull"}},
-			nil},
-		"a namespace": {records.Revocation{Secret: records.SecretRef{Namespace: "team-b"}},
-			map[records.Pair]string{a: "a11ce"}},
-		"another uid of the same name": {records.Revocation{Secret: records.SecretRef{UID: "u9", Namespace: "team-b",
-			Name: "pull"}}, nil},
+		"an image in a repository": {
+			records.Revocation{ImageID: id2, Repository: other},
+			map[records.Pair]string{open: ""},
+		},
+		"a Secret by its uid": {
+			records.Revocation{Secret: records.SecretRef{UID: "u2"}},
+			map[records.Pair]string{a: "a11ce"},
+		},
+		"a Secret by its name": {
+			records.Revocation{Secret: records.SecretRef{Namespace: "team-a", Name: "pull"}},
+			map[records.Pair]string{a: "b0b", b: "", open: "open"},
+		},
+		"the name in no such namespace": {
+			records.Revocation{Secret: records.SecretRef{Namespace: "team-x", Name: "pull"}},
+			nil,
+		},
+		"a namespace": {
+			records.Revocation{Secret: records.SecretRef{Namespace: "team-b"}},
+			map[records.Pair]string{a: "a11ce"},
+		},
+		"another uid of the same name": {records.Revocation{Secret: records.SecretRef{
+			UID: "u9", Namespace: "team-b",
+			Name: "pull",
+		}}, nil},
 		"a credential of one Secret": {records.Revocation{Credential: bob, Secret: records.SecretRef{UID: "u1"}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -18,8 +18,10 @@ func secret(uid, namespace, name string) records.SecretRef {
 
 func TestRotateReplacesWhatTheSecretProved(t *testing.T) {
 	proof := func(id credential.ID, first, last, used int, secrets ...records.SecretRef) records.Proof {
-		return records.Proof{Credential: id, Secrets: secrets, FirstProved: at(first), LastProved: at(last),
-			LastUsed: at(used)}
+		return records.Proof{
+			Credential: id, Secrets: secrets, FirstProved: at(first), LastProved: at(last),
+			LastUsed: at(used),
+		}
 	}
 	rotated := func(p records.Proof, from ...credential.ID) records.Proof {
 		p.RotatedFrom, p.Namespace = from, pull.Namespace
@@ -131,8 +133,10 @@ func TestTouchNotesSecrets(t *testing.T) {
 	if len(got) != 1 || len(got[0].Secrets) != records.MaxSecrets || got[0].LastUsed != at(records.MaxSecrets-1) {
 		t.Fatalf("proofs = %+v; want one with %d Secrets", got, records.MaxSecrets)
 	}
-	if rotated, err := s.Rotate(records.Rotation{Pair: p, Secret: secret("7", "n", "s"), Credential: bob,
-		At: at(1)}); !rotated || err != nil {
+	if rotated, err := s.Rotate(records.Rotation{
+		Pair: p, Secret: secret("7", "n", "s"), Credential: bob,
+		At: at(1),
+	}); !rotated || err != nil {
 		t.Errorf("Rotate of a Secret that was noted = %v, %v; want true, nil", rotated, err)
 	}
 }

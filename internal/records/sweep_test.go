@@ -40,7 +40,8 @@ func TestFailedWriteLeavesEarlierFactsAndAUsableStore(t *testing.T) {
 
 // failsAt opens a store with this content and makes the writes from n on fail. It reports whether there were any.
 func failsAt(t *testing.T, what string, content []byte, n, burst int,
-	fail func(write records.WriteAt, b []byte, at int64)) (failed bool) {
+	fail func(write records.WriteAt, b []byte, at int64),
+) (failed bool) {
 	t.Helper()
 	path := newPath(t)
 	writeFile(t, path, content) // made once: each write transaction waits for the disk

@@ -206,8 +206,10 @@ func TestVerifyOfAStoreThatIsWrittenSeesOneMoment(t *testing.T) {
 		for n := 0; n < 400 && err == nil; n++ {
 			var intent records.Intent
 			if intent, err = s.Begin("any", "any", noon()); err == nil {
-				err = s.Prove(intent, records.Result{Pair: pair(fmt.Sprintf("sha256:%d", n%50), app), Credential: alice,
-					At: noon()})
+				err = s.Prove(intent, records.Result{
+					Pair: pair(fmt.Sprintf("sha256:%d", n%50), app), Credential: alice,
+					At: noon(),
+				})
 			}
 		}
 		ended <- err

@@ -21,8 +21,10 @@ type Authority struct {
 
 // NewAuthority returns an authority with a new key, valid for a day.
 func NewAuthority(name string) (*Authority, error) {
-	template := &x509.Certificate{Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageCertSign}
+	template := &x509.Certificate{
+		Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign,
+	}
 	der, key, err := sign(template, time.Time{}, nil)
 	if err != nil {
 		return nil, err
@@ -55,8 +57,10 @@ func (p Pair) TLS() (tls.Certificate, error) { return tls.X509KeyPair(p.Certific
 func (a *Authority) Issue(subject pkix.Name, until time.Time, names ...string) (Pair, error) {
 	der, key, err := sign(&x509.Certificate{
 		Subject: subject, DNSNames: append(names, "localhost"), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth,
-			x509.ExtKeyUsageClientAuth},
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{
+			x509.ExtKeyUsageServerAuth,
+			x509.ExtKeyUsageClientAuth,
+		},
 	}, until, a)
 	if err != nil {
 		return Pair{}, err

@@ -17,11 +17,15 @@ func TestFormsOfOneCredentialHaveOneID(t *testing.T) {
 	for name, c := range map[string]credential.Credential{
 		"the same again": credential.New(credential.Login{Username: "user", Password: "pa:ss"}),
 		"auth":           credential.New(credential.Login{Auth: auth("user:pa:ss")}),
-		"both forms": credential.New(credential.Login{Username: "user", Password: "pa:ss",
-			Auth: auth("user:pa:ss")}),
+		"both forms": credential.New(credential.Login{
+			Username: "user", Password: "pa:ss",
+			Auth: auth("user:pa:ss"),
+		}),
 		"auth padded with NUL": credential.New(credential.Login{Auth: auth("user:pa:ss\x00\x00")}),
-		"both, auth padded with NUL": credential.New(credential.Login{Username: "user", Password: "pa:ss",
-			Auth: auth("user:pa:ss\x00")}),
+		"both, auth padded with NUL": credential.New(credential.Login{
+			Username: "user", Password: "pa:ss",
+			Auth: auth("user:pa:ss\x00"),
+		}),
 		"auth on two lines": credential.New(credential.Login{Auth: auth("user:pa:ss")[:4] + "\r\n" +
 			auth("user:pa:ss")[4:]}),
 	} {
@@ -33,15 +37,23 @@ func TestFormsOfOneCredentialHaveOneID(t *testing.T) {
 		"another password": credential.New(credential.Login{Username: "user", Password: "pass"}),
 		"another user":     credential.New(credential.Login{Username: "User", Password: "pa:ss"}),
 		"auth of another":  credential.New(credential.Login{Auth: auth("user:pass")}),
-		"auth that differs from the two": credential.New(credential.Login{Username: "user", Password: "pa:ss",
-			Auth: auth("user:other")}),
+		"auth that differs from the two": credential.New(credential.Login{
+			Username: "user", Password: "pa:ss",
+			Auth: auth("user:other"),
+		}),
 		"no password": credential.New(credential.Login{Username: "user", Auth: auth("user:pa:ss")}),
-		"another server": credential.New(credential.Login{Username: "user", Password: "pa:ss",
-			ServerAddress: "repo.test"}),
-		"a token beside": credential.New(credential.Login{Username: "user", Password: "pa:ss",
-			IdentityToken: "token"}),
-		"a registry token beside": credential.New(credential.Login{Username: "user", Password: "pa:ss",
-			RegistryToken: "token"}),
+		"another server": credential.New(credential.Login{
+			Username: "user", Password: "pa:ss",
+			ServerAddress: "repo.test",
+		}),
+		"a token beside": credential.New(credential.Login{
+			Username: "user", Password: "pa:ss",
+			IdentityToken: "token",
+		}),
+		"a registry token beside": credential.New(credential.Login{
+			Username: "user", Password: "pa:ss",
+			RegistryToken: "token",
+		}),
 		"the text of auth as a password": credential.New(credential.Login{Username: "user", Password: auth("user:pa:ss")}),
 	} {
 		if got := key.ID(c); got == want || got == "" {
@@ -77,8 +89,10 @@ func TestAnonymous(t *testing.T) {
 		{auth: auth(":"), username: "u"},
 		{auth: auth(":"), password: "p"},
 	} {
-		got := credential.New(credential.Login{Username: c.username, Password: c.password, Auth: c.auth,
-			ServerAddress: c.server, IdentityToken: c.identity, RegistryToken: c.registry})
+		got := credential.New(credential.Login{
+			Username: c.username, Password: c.password, Auth: c.auth,
+			ServerAddress: c.server, IdentityToken: c.identity, RegistryToken: c.registry,
+		})
 		if got.Anonymous() != c.want || (key.ID(got) == "") != c.want {
 			t.Errorf("New(%+v): anonymous %v, ID %q; want %v", c, got.Anonymous(), key.ID(got), c.want)
 		}
@@ -99,8 +113,10 @@ func TestTuplesDoNotCollide(t *testing.T) {
 		for j := range f {
 			f[j] = values[i>>(2*j)&3]
 		}
-		c := credential.New(credential.Login{Username: f[0], Password: f[1], Auth: f[2], ServerAddress: f[3],
-			IdentityToken: f[4], RegistryToken: f[5]})
+		c := credential.New(credential.Login{
+			Username: f[0], Password: f[1], Auth: f[2], ServerAddress: f[3],
+			IdentityToken: f[4], RegistryToken: f[5],
+		})
 		if c.Anonymous() {
 			anonymous++
 			continue
@@ -116,8 +132,10 @@ func TestTuplesDoNotCollide(t *testing.T) {
 	}
 	// Lengths within a field do not replace missing ones.
 	a := credential.New(credential.Login{Username: "a", Password: "\x00\x00\x00\x00\x00\x00\x00\x01b"})
-	if b := credential.New(credential.Login{Username: "a\x00\x00\x00\x00\x00\x00\x00\x01",
-		Password: "b"}); key.ID(a) == key.ID(b) {
+	if b := credential.New(credential.Login{
+		Username: "a\x00\x00\x00\x00\x00\x00\x00\x01",
+		Password: "b",
+	}); key.ID(a) == key.ID(b) {
 		t.Error("a field that looks like the length of the next one collides")
 	}
 }
@@ -143,11 +161,15 @@ func FuzzNew(f *testing.F) {
 	f.Add("", "", "=", "", "", "registry token")
 	key := credential.NewKey()
 	f.Fuzz(func(t *testing.T, username, password, authForm, server, identity, registry string) {
-		c := credential.New(credential.Login{Username: username, Password: password, Auth: authForm, ServerAddress: server,
-			IdentityToken: identity, RegistryToken: registry})
+		c := credential.New(credential.Login{
+			Username: username, Password: password, Auth: authForm, ServerAddress: server,
+			IdentityToken: identity, RegistryToken: registry,
+		})
 		id := key.ID(c)
-		if again := key.ID(credential.New(credential.Login{Username: username, Password: password, Auth: authForm,
-			ServerAddress: server, IdentityToken: identity, RegistryToken: registry})); again != id ||
+		if again := key.ID(credential.New(credential.Login{
+			Username: username, Password: password, Auth: authForm,
+			ServerAddress: server, IdentityToken: identity, RegistryToken: registry,
+		})); again != id ||
 			(id == "") != c.Anonymous() {
 			t.Errorf("IDs %q and %q of one credential, anonymous %v", id, again, c.Anonymous())
 		}
@@ -163,10 +185,14 @@ func FuzzNew(f *testing.F) {
 		if strings.Contains(username, ":") || strings.Trim(password, "\x00") != password {
 			return
 		}
-		two, one := credential.New(credential.Login{Username: username, Password: password, ServerAddress: server,
-			IdentityToken: identity, RegistryToken: registry}),
-			credential.New(credential.Login{Auth: auth(username + ":" + password), ServerAddress: server,
-				IdentityToken: identity, RegistryToken: registry})
+		two, one := credential.New(credential.Login{
+			Username: username, Password: password, ServerAddress: server,
+			IdentityToken: identity, RegistryToken: registry,
+		}),
+			credential.New(credential.Login{
+				Auth: auth(username + ":" + password), ServerAddress: server,
+				IdentityToken: identity, RegistryToken: registry,
+			})
 		if key.ID(two) != key.ID(one) {
 			t.Errorf("%q and %q as auth have another ID than as two fields", username, password)
 		}
@@ -186,8 +212,10 @@ func TestHasUsername(t *testing.T) {
 		"auth":                    {credential.New(credential.Login{Auth: auth("u:p")}), true},
 		"auth without user name":  {credential.New(credential.Login{Auth: auth(":p")}), false},
 		"auth that is not base64": {credential.New(credential.Login{Auth: "?"}), false},
-		"user name and auth without one": {credential.New(credential.Login{Username: "u", Password: "p", Auth: auth(":x")}),
-			false},
+		"user name and auth without one": {
+			credential.New(credential.Login{Username: "u", Password: "p", Auth: auth(":x")}),
+			false,
+		},
 	} {
 		if got := tc.credential.HasUsername(); got != tc.want {
 			t.Errorf("HasUsername of %s = %v; want %v", name, got, tc.want)

@@ -169,21 +169,48 @@ func TestLookupOrdersByPatternThenBySecret(t *testing.T) {
 		image   string
 		want    []string
 	}{
-		{"the longer path first", [][]string{{"repo.test", "repo.test/team", "repo.test/team/app"}}, "repo.test/team/app",
-			[]string{"0:repo.test/team/app", "0:repo.test/team", "0:repo.test"}},
-		{"the pattern before the secret", [][]string{{"repo.test"}, {"repo.test/team"}}, "repo.test/team/app",
-			[]string{"1:repo.test/team", "0:repo.test"}},
-		{"one pattern, the secrets in their order", [][]string{{"repo.test"}, {"https://repo.test/v1/"},
-			{"http://repo.test"}}, "repo.test/app", []string{"0:repo.test", "1:https://repo.test/v1/", "2:http://repo.test"}},
+		{
+			"the longer path first",
+			[][]string{{"repo.test", "repo.test/team", "repo.test/team/app"}},
+			"repo.test/team/app",
+			[]string{"0:repo.test/team/app", "0:repo.test/team", "0:repo.test"},
+		},
+		{
+			"the pattern before the secret",
+			[][]string{{"repo.test"}, {"repo.test/team"}},
+			"repo.test/team/app",
+			[]string{"1:repo.test/team", "0:repo.test"},
+		},
+		{"one pattern, the secrets in their order", [][]string{
+			{"repo.test"},
+			{"https://repo.test/v1/"},
+			{"http://repo.test"},
+		}, "repo.test/app", []string{"0:repo.test", "1:https://repo.test/v1/", "2:http://repo.test"}},
 		{"a wildcard last", [][]string{{"*.test"}, {"repo.test"}}, "repo.test/app", []string{"1:repo.test", "0:*.test"}},
-		{"the order is that of bytes", [][]string{{"*.test/team"}, {"repo.test"}}, "repo.test/team/app",
-			[]string{"1:repo.test", "0:*.test/team"}},
-		{"docker's alias if nothing else", [][]string{{"index.docker.io"}, {"other.test"}}, "docker.io/library/b",
-			[]string{"0:index.docker.io"}},
-		{"and not beside anything else", [][]string{{"index.docker.io"}, {"docker.io"}}, "docker.io/library/b",
-			[]string{"1:docker.io"}},
-		{"docker's alias from all secrets", [][]string{{"index.docker.io"}, {"https://index.docker.io/v1/"}},
-			"docker.io/library/b", []string{"0:index.docker.io", "1:https://index.docker.io/v1/"}},
+		{
+			"the order is that of bytes",
+			[][]string{{"*.test/team"}, {"repo.test"}},
+			"repo.test/team/app",
+			[]string{"1:repo.test", "0:*.test/team"},
+		},
+		{
+			"docker's alias if nothing else",
+			[][]string{{"index.docker.io"}, {"other.test"}},
+			"docker.io/library/b",
+			[]string{"0:index.docker.io"},
+		},
+		{
+			"and not beside anything else",
+			[][]string{{"index.docker.io"}, {"docker.io"}},
+			"docker.io/library/b",
+			[]string{"1:docker.io"},
+		},
+		{
+			"docker's alias from all secrets",
+			[][]string{{"index.docker.io"}, {"https://index.docker.io/v1/"}},
+			"docker.io/library/b",
+			[]string{"0:index.docker.io", "1:https://index.docker.io/v1/"},
+		},
 		{"nothing", [][]string{{}, {"other.test"}}, "repo.test/app", []string{}},
 		{"no secrets", nil, "repo.test/app", []string{}},
 	} {
@@ -210,8 +237,10 @@ func TestEntriesAreReadAsKubeletsReadThem(t *testing.T) {
 		{"a NUL is part of the password", `{"auth":"` + auth("u:p\x00") + `"}`, "u", "p\x00"},
 		{"names in any case", `{"USERNAME":"u","PassWord":"p"}`, "u", "p"},
 		{"the last of two fields", `{"username":"x","username":"u","password":"p"}`, "u", "p"},
-		{"fields that are not sent are ignored",
-			`{"username":"u","password":"p","email":"e","identitytoken":"t","registrytoken":"t","extra":[1]}`, "u", "p"},
+		{
+			"fields that are not sent are ignored",
+			`{"username":"u","password":"p","email":"e","identitytoken":"t","registrytoken":"t","extra":[1]}`, "u", "p",
+		},
 		{"nulls", `{"username":"u","password":"p","auth":null,"email":null}`, "u", "p"},
 		{"no password", `{"username":"u"}`, "u", ""},
 	} {
@@ -229,8 +258,10 @@ func TestEntriesAreReadAsKubeletsReadThem(t *testing.T) {
 }
 
 func TestAnEmptyEntryIsAnonymousAndHasNoID(t *testing.T) {
-	for _, entry := range []string{`{}`, `null`, `{"username":"","password":""}`, `{"auth":"` + auth(":") + `"}`,
-		`{"email":"e"}`} {
+	for _, entry := range []string{
+		`{}`, `null`, `{"username":"","password":""}`, `{"auth":"` + auth(":") + `"}`,
+		`{"email":"e"}`,
+	} {
 		c := testkit.Value(credential.ParseDockercfg([]byte(`{"repo.test":`+entry+`}`), testKey))(t)
 		ring := credential.SealedKeyring{c}
 		if offers := ring.Lookup("repo.test/app"); len(offers) != 0 || c.Len() != 1 {
@@ -264,8 +295,10 @@ func TestMalformedPayloadsAreRefusedAsAWhole(t *testing.T) {
 			t.Errorf("%.80s: %d entries, %v; want ErrMalformed", payload, c.Len(), err)
 		}
 	}
-	for _, payload := range []string{`{}`, `null`, `{"auths":null}`, `{"auths":{}}`,
-		`{"credsStore":"x","HttpHeaders":{"a":"b"}}`} {
+	for _, payload := range []string{
+		`{}`, `null`, `{"auths":null}`, `{"auths":{}}`,
+		`{"credsStore":"x","HttpHeaders":{"a":"b"}}`,
+	} {
 		if c, err := credential.ParseDockerConfigJSON([]byte(payload), testKey); err != nil || c.Len() != 0 {
 			t.Errorf("%s: %d entries, %v; want none, nil", payload, c.Len(), err)
 		}
@@ -306,8 +339,10 @@ func TestPayloadsAreBounded(t *testing.T) {
 
 func TestNewSealedIsOneIDForSeveralPatterns(t *testing.T) {
 	ring := credential.SealedKeyring{credential.NewSealed([]string{"*.repo.test", "repo.test/team", "%zz"}, "id")}
-	for image, want := range map[string]int{"a.repo.test/x": 1, "repo.test/team/x": 1, "repo.test/x": 0,
-		"b.a.repo.test/x": 0} {
+	for image, want := range map[string]int{
+		"a.repo.test/x": 1, "repo.test/team/x": 1, "repo.test/x": 0,
+		"b.a.repo.test/x": 0,
+	} {
 		if got := ring.Lookup(image); len(got) != want || want == 1 && got[0] != (credential.SealedOffer{ID: "id"}) {
 			t.Errorf("Lookup(%s) = %v; want %d offers", image, got, want)
 		}
@@ -352,8 +387,10 @@ func TestFirstReturnsTheBeginningOfLookup(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	random := rand.New(rand.NewPCG(seed, 0))
-	keys := []string{"repo.test/team/app", "repo.test/team", "repo.test", "*.test", "docker.io", "docker.io/library",
-		"*.io", "index.docker.io", "https://index.docker.io/v1/"}
+	keys := []string{
+		"repo.test/team/app", "repo.test/team", "repo.test", "*.test", "docker.io", "docker.io/library",
+		"*.io", "index.docker.io", "https://index.docker.io/v1/",
+	}
 	users := []map[string]string{{}, {"username": "alice"}, {"username": "bob"}} // the first is anonymous
 	for range 500 {
 		ring := make(credential.SealedKeyring, random.IntN(4))
@@ -367,8 +404,10 @@ func TestFirstReturnsTheBeginningOfLookup(t *testing.T) {
 		rings = append(rings, ring)
 	}
 	for i, ring := range rings {
-		for _, repository := range []string{"repo.test/team/app", "repo.test/x", "docker.io/library/busybox",
-			"none.example/x"} {
+		for _, repository := range []string{
+			"repo.test/team/app", "repo.test/x", "docker.io/library/busybox",
+			"none.example/x",
+		} {
 			var all []credential.SealedOffer // without repetitions
 			for _, o := range ring.Lookup(repository) {
 				if !slices.Contains(all, o) {
@@ -420,8 +459,10 @@ func TestTheWorkOfFirstIsBounded(t *testing.T) {
 
 func BenchmarkFirstOf60000Wildcards(b *testing.B) {
 	key := credential.NewKey()
-	for name, ring := range map[string]credential.SealedKeyring{"match": globs(b, key, 15, "repo.test"),
-		"no match": globs(b, key, 15, "repx.test")} {
+	for name, ring := range map[string]credential.SealedKeyring{
+		"match":    globs(b, key, 15, "repo.test"),
+		"no match": globs(b, key, 15, "repx.test"),
+	} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
 				_, _ = ring.First("repo.test/team/app", credential.MaxOffers)

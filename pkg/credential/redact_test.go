@@ -90,8 +90,10 @@ func renderings(v any) map[string]string {
 	log("klog text", textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&b))))
 	log("slog JSON through logr", logr.FromSlogHandler(slog.NewJSONHandler(&b, nil)))
 	log("slog text through logr", logr.FromSlogHandler(slog.NewTextHandler(&b, nil)))
-	for name, h := range map[string]slog.Handler{"slog JSON": slog.NewJSONHandler(&b, nil),
-		"slog text": slog.NewTextHandler(&b, nil)} {
+	for name, h := range map[string]slog.Handler{
+		"slog JSON": slog.NewJSONHandler(&b, nil),
+		"slog text": slog.NewTextHandler(&b, nil),
+	} {
 		b.Reset()
 		slog.New(h).With("key", v).WithGroup("g").Info("Message", "key", v, slog.Group("h", "key", v))
 		out[name] = b.String()
@@ -214,8 +216,10 @@ func TestNothingShowsAKey(t *testing.T) {
 	loaded := testkit.Value(credential.LoadKey(path))(t)
 	mustNotShow(t, "created key", secret, shapesOf(created))
 	mustNotShow(t, "loaded key", secret, shapesOf(loaded))
-	for name, s := range map[string]string{"fingerprint": loaded.Fingerprint(),
-		"ID": string(loaded.ID(credential.New(credential.Login{Username: "u", Password: canary})))} {
+	for name, s := range map[string]string{
+		"fingerprint": loaded.Fingerprint(),
+		"ID":          string(loaded.ID(credential.New(credential.Login{Username: "u", Password: canary}))),
+	} {
 		if shown(s, formsOf(secret)) != "" || shown(s, formsOf([]byte(canary))) != "" {
 			t.Errorf("%s %s shows the key or the credential", name, s)
 		}

@@ -27,18 +27,28 @@ func TestBuffersAreReleased(t *testing.T) {
 		fails  bool
 	}{
 		"unary call": {method: "/runtime.v1.RuntimeService/Version"},
-		"unary call that fails": {method: "/runtime.v1.RuntimeService/Version",
-			do: []string{"do-replies", "0", "do-fail", "9"}, fails: true},
-		"unary call that fails after all": {method: "/runtime.v1.RuntimeService/Version", do: []string{"do-fail", "9"},
-			fails: true},
-		"unary call with an answer too many": {method: "/runtime.v1.RuntimeService/Version",
-			do: []string{"do-replies", "2", "do-size", strconv.Itoa(len(message))}, fails: true},
+		"unary call that fails": {
+			method: "/runtime.v1.RuntimeService/Version",
+			do:     []string{"do-replies", "0", "do-fail", "9"}, fails: true,
+		},
+		"unary call that fails after all": {
+			method: "/runtime.v1.RuntimeService/Version", do: []string{"do-fail", "9"},
+			fails: true,
+		},
+		"unary call with an answer too many": {
+			method: "/runtime.v1.RuntimeService/Version",
+			do:     []string{"do-replies", "2", "do-size", strconv.Itoa(len(message))}, fails: true,
+		},
 		"call that is read": {method: runtimeapi.ImageService_ImageStatus_FullMethodName},
-		"call that is read and fails": {method: runtimeapi.ImageService_ImageStatus_FullMethodName,
-			do: []string{"do-fail", "9"}, fails: true},
+		"call that is read and fails": {
+			method: runtimeapi.ImageService_ImageStatus_FullMethodName,
+			do:     []string{"do-fail", "9"}, fails: true,
+		},
 		"stream": {method: "/runtime.v1.RuntimeService/NotYetInvented"},
-		"stream that fails": {method: "/runtime.v1.RuntimeService/NotYetInvented",
-			do: []string{"do-fail", "9"}, fails: true},
+		"stream that fails": {
+			method: "/runtime.v1.RuntimeService/NotYetInvented",
+			do:     []string{"do-fail", "9"}, fails: true,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			echo := criproxytest.NewEcho(t)

@@ -26,7 +26,8 @@ func TestEndpointsThatDiffer(t *testing.T) {
 		Runtime: r, Image: i,
 		Handlers: map[string]criproxy.Handler{
 			runtimeapi.ImageService_ImageStatus_FullMethodName: func(ctx context.Context, c *criproxy.Call) ([]byte,
-				error) {
+				error,
+			) {
 				handled++
 				return c.Forward(ctx)
 			},
@@ -44,12 +45,23 @@ func TestEndpointsThatDiffer(t *testing.T) {
 		{runtimeapi.RuntimeService_Version_FullMethodName, runtime, nil, 1, codes.OK},
 		{runtimeapi.ImageService_ImageStatus_FullMethodName, images, nil, 1, codes.OK},
 		{runtimeapi.ImageService_ListImages_FullMethodName, images, nil, 1, codes.OK},
-		{runtimeapi.ImageService_ListImages_FullMethodName, images, []string{"do-replies", "0", "do-fail", "9"}, 0,
-			codes.FailedPrecondition},
-		{runtimeapi.ImageService_StreamImages_FullMethodName, images, []string{"do-replies", "500", "do-size", "0"}, 500,
-			codes.OK},
-		{runtimeapi.ImageService_StreamImages_FullMethodName, images,
-			[]string{"do-replies", "3", "do-size", "0", "do-fail", "9"}, 3, codes.FailedPrecondition},
+		{
+			runtimeapi.ImageService_ListImages_FullMethodName, images,
+			[]string{"do-replies", "0", "do-fail", "9"},
+			0,
+			codes.FailedPrecondition,
+		},
+		{
+			runtimeapi.ImageService_StreamImages_FullMethodName, images,
+			[]string{"do-replies", "500", "do-size", "0"},
+			500,
+			codes.OK,
+		},
+		{
+			runtimeapi.ImageService_StreamImages_FullMethodName, images,
+			[]string{"do-replies", "3", "do-size", "0", "do-fail", "9"},
+			3, codes.FailedPrecondition,
+		},
 		{"/runtime.v1.ImageService/NotYetInvented", images, nil, 1, codes.OK},
 		{"/runtime.v1.RuntimeService/NotYetInvented", runtime, nil, 1, codes.OK},
 	} {

@@ -47,7 +47,8 @@ func serveOn(tb testing.TB, l net.Listener, endpoint string) (server *criproxy.S
 		Runtime: up, Image: up,
 		Handlers: map[string]criproxy.Handler{
 			runtimeapi.ImageService_ImageStatus_FullMethodName: func(ctx context.Context, c *criproxy.Call) ([]byte,
-				error) {
+				error,
+			) {
 				return c.Forward(ctx)
 			},
 		},
@@ -198,7 +199,8 @@ func TestPanicIsAnsweredAndCounted(t *testing.T) {
 		Runtime: up, Image: up, Metrics: counted,
 		Handlers: map[string]criproxy.Handler{
 			runtimeapi.ImageService_PullImage_FullMethodName: func(context.Context, *criproxy.Call) ([]byte,
-				error) {
+				error,
+			) {
 				panic("a defect")
 			},
 		},
@@ -219,8 +221,10 @@ func TestPanicIsAnsweredAndCounted(t *testing.T) {
 }
 
 func TestCallsAreLoggedAtLevel4(t *testing.T) {
-	for level, want := range map[int]string{3: "",
-		4: `"msg"="Call ended" "method"="/other.Service/Call" "code"="Unimplemented" "judged"=false "took"=`} {
+	for level, want := range map[int]string{
+		3: "",
+		4: `"msg"="Call ended" "method"="/other.Service/Call" "code"="Unimplemented" "judged"=false "took"=`,
+	} {
 		up := upstream(t, criproxytest.NewEcho(t).Endpoint())
 		socket := t.TempDir() + "/proxy.sock"
 		var log strings.Builder // read when the server has ended
@@ -274,8 +278,10 @@ func benchmarkVersion(b *testing.B, through bool) {
 }
 
 func TestHandlerOfAnUnknownMethodIsRefused(t *testing.T) {
-	for _, method := range []string{"ImageStatus", "/runtime.v1.ImageService/imageStatus",
-		"/runtime.v1.RuntimeService/GetContainerEvents"} {
+	for _, method := range []string{
+		"ImageStatus", "/runtime.v1.ImageService/imageStatus",
+		"/runtime.v1.RuntimeService/GetContainerEvents",
+	} {
 		func() {
 			defer func() {
 				if recover() == nil {

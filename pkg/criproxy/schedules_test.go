@@ -119,8 +119,10 @@ func newRig(t *testing.T, proxied bool) *rig {
 	r.startRuntime()
 	if proxied {
 		var err error
-		if r.kept, err = net.ListenUnix("unix", &net.UnixAddr{Net: "unix",
-			Name: filepath.Join(dir, "proxy.sock")}); err != nil {
+		if r.kept, err = net.ListenUnix("unix", &net.UnixAddr{
+			Net:  "unix",
+			Name: filepath.Join(dir, "proxy.sock"),
+		}); err != nil {
 			t.Fatal(err)
 		}
 		r.startProxy()
@@ -335,8 +337,10 @@ func (p *player) data() []byte {
 func (p *player) start(ctx context.Context) *scheduled {
 	p.begun++
 	name := fmt.Sprintf("%s-%d", p.prefix, p.begun)
-	c := &scheduled{arrived: make(chan string, 1), commands: make(chan func(grpc.ServerStream) error, 100),
-		replies: make(chan string, 100), ended: make(chan struct{})}
+	c := &scheduled{
+		arrived: make(chan string, 1), commands: make(chan func(grpc.ServerStream) error, 100),
+		replies: make(chan string, 100), ended: make(chan struct{}),
+	}
 	desc := &grpc.StreamDesc{}
 	switch p.rand.IntN(5) {
 	case 0, 1:
@@ -437,8 +441,10 @@ func (p *player) end() {
 		s := status.New(codes.Code(1+p.rand.IntN(16)), strings.Repeat("Ä % \n", p.rand.IntN(20)))
 		if p.rand.IntN(2) == 0 {
 			var err error
-			if s, err = s.WithDetails(&errdetails.ErrorInfo{Domain: "runtime",
-				Reason: fmt.Sprint(p.rand.IntN(100))}); err != nil {
+			if s, err = s.WithDetails(&errdetails.ErrorInfo{
+				Domain: "runtime",
+				Reason: fmt.Sprint(p.rand.IntN(100)),
+			}); err != nil {
 				p.t.Error(err)
 			}
 		}

@@ -48,8 +48,10 @@ func TestShutdownServesOnUntilALongCallEnds(t *testing.T) {
 		server.Shutdown(ctx)
 	}()
 	for end := time.Now().Add(300 * time.Millisecond); time.Now().Before(end); {
-		for who, k := range map[string]runtimeapi.RuntimeServiceClient{"old": runs,
-			"new": runtimeapi.NewRuntimeServiceClient(client(t, proxied))} {
+		for who, k := range map[string]runtimeapi.RuntimeServiceClient{
+			"old": runs,
+			"new": runtimeapi.NewRuntimeServiceClient(client(t, proxied)),
+		} {
 			if _, err := k.Version(t.Context(), &runtimeapi.VersionRequest{}); err != nil {
 				t.Errorf("Version on a %s connection = %v; want it served", who, err)
 			}

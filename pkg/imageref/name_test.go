@@ -160,8 +160,10 @@ func FuzzParse(f *testing.F) {
 	for _, l := range names(f) {
 		f.Add(l.In)
 	}
-	for _, s := range []string{"", "sha256:7692", "[::1]:5000/app", "index.docker.io/x",
-		"a@sha512:" + strings.Repeat("0", 128), "docker.io/a/b/c"} {
+	for _, s := range []string{
+		"", "sha256:7692", "[::1]:5000/app", "index.docker.io/x",
+		"a@sha512:" + strings.Repeat("0", 128), "docker.io/a/b/c",
+	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

@@ -55,11 +55,13 @@ var grounds = []struct {
 	is      func(policy.Policy, policy.Evidence) bool
 }{
 	{"exempt_static_pod", policy.Allow, func(_ policy.Policy,
-		e policy.Evidence) bool {
+		e policy.Evidence,
+	) bool {
 		return e.Exempt == policy.StaticPod
 	}},
 	{"exempt_namespace", policy.Allow, func(_ policy.Policy,
-		e policy.Evidence) bool {
+		e policy.Evidence,
+	) bool {
 		return e.Exempt == policy.ExemptedNamespace
 	}},
 	{"record_unreadable", policy.Reverify, func(_ policy.Policy, e policy.Evidence) bool { return e.Unreadable }},
@@ -144,8 +146,10 @@ func TestJudgeIsMonotonic(t *testing.T) {
 }
 
 func TestZeroValuesAreSafe(t *testing.T) {
-	if got := (policy.Policy{}).Judge(policy.Evidence{}); got != (policy.Decision{Verdict: policy.Reverify,
-		Reason: policy.Untracked}) {
+	if got := (policy.Policy{}).Judge(policy.Evidence{}); got != (policy.Decision{
+		Verdict: policy.Reverify,
+		Reason:  policy.Untracked,
+	}) {
 		t.Errorf("zero Policy of zero Evidence = %v by %s; want Reverify by untracked", got.Verdict, got.Reason)
 	}
 	if (policy.Decision{}).Verdict == policy.Allow || (policy.Policy{}).Mode() != policy.ModeNeverVerifyPreloadedImages {

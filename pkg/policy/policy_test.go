@@ -96,8 +96,10 @@ func TestConformanceOfCombinations(t *testing.T) {
 			}
 			continue
 		case "names the four valid values":
-			says = []string{`"` + l.Policy + `"`, "NeverVerify", "NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages",
-				"AlwaysVerify"}
+			says = []string{
+				`"` + l.Policy + `"`, "NeverVerify", "NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages",
+				"AlwaysVerify",
+			}
 		case "the list needs NeverVerifyAllowlistedImages":
 			says = []string{"preloadedImagesVerificationAllowlist", "needs NeverVerifyAllowlistedImages"}
 		default:
@@ -123,8 +125,10 @@ func TestAllowlistMatchesNormalisedRepositories(t *testing.T) {
 		{"index.docker.io/busybox", "docker.io/library/busybox", "index.docker.io/busybox"},
 		{"index.docker.io/team/app", "docker.io/team/app", "docker.io/team/app/x"},
 		{"team/app", "docker.io/team/app", "team/app repo.test/team/app"},
-		{"team/*", "docker.io/team/app docker.io/team/deep/app",
-			"docker.io/team docker.io/teammate/app docker.io/library/team repo.test/team/app"},
+		{
+			"team/*", "docker.io/team/app docker.io/team/deep/app",
+			"docker.io/team docker.io/teammate/app docker.io/library/team repo.test/team/app",
+		},
 		{"library/*", "docker.io/library/busybox", "docker.io/team/app"},
 		{"docker.io/library/*", "docker.io/library/busybox", "docker.io/library docker.io/team/app"},
 		{"docker.io/*", "docker.io/library/busybox docker.io/team/app", "repo.test/app docker.io.evil.test/app"},
@@ -161,8 +165,10 @@ func TestAllowlistMatchesNormalisedRepositories(t *testing.T) {
 func TestNewReportsAllErrors(t *testing.T) {
 	const allowed = "; allowed is a repository, as in repo.test/team/app, or everything below a registry or a path, as " +
 		"in repo.test/team/*"
-	p, err := policy.New(allowlisted, []string{"", "repo.test/fine", "repo.test/app:1", " a", "repo.test/a*", "/*",
-		"repo.test/App", "repo.test//*", "repo.test/a:1/*"})
+	p, err := policy.New(allowlisted, []string{
+		"", "repo.test/fine", "repo.test/app:1", " a", "repo.test/a*", "/*",
+		"repo.test/App", "repo.test//*", "repo.test/a:1/*",
+	})
 	want := strings.Join([]string{
 		`preloadedImagesVerificationAllowlist[0]: "" is not allowed: it is empty` + allowed,
 		`preloadedImagesVerificationAllowlist[2]: "repo.test/app:1" is not allowed: no tag may be given` + allowed,
@@ -205,8 +211,10 @@ func FuzzPattern(f *testing.F) {
 	for _, l := range all.Invalid {
 		f.Add(l.Pattern, "repo.test/app")
 	}
-	for _, s := range []string{"docker.io/*", "index.docker.io/*", "team/*", "localhost:5000/*", "[::1]:5000/*", "x/x/*",
-		"//*", "*/*"} {
+	for _, s := range []string{
+		"docker.io/*", "index.docker.io/*", "team/*", "localhost:5000/*", "[::1]:5000/*", "x/x/*",
+		"//*", "*/*",
+	} {
 		f.Add(s, "docker.io/library/busybox")
 	}
 	f.Fuzz(func(t *testing.T, s, name string) {

@@ -25,8 +25,10 @@ import (
 // proofOf returns proof i of a record in a benchmark, as a pull with a pull secret writes it.
 func proofOf(i int) records.Proof {
 	t := time.Now().Add(-time.Duration(i+1)*time.Second - 123456).Round(0)
-	ref := records.SecretRef{UID: fmt.Sprintf("7f1d3c52-0000-4000-8000-%012d", i), Namespace: fmt.Sprintf("team-%d", i),
-		Name: "registry"}
+	ref := records.SecretRef{
+		UID: fmt.Sprintf("7f1d3c52-0000-4000-8000-%012d", i), Namespace: fmt.Sprintf("team-%d", i),
+		Name: "registry",
+	}
 	return records.Proof{
 		Credential:  credential.ID(fmt.Sprintf("%016x%048x", uint64(i)*0x9e3779b97f4a7c15, i)),
 		Secrets:     []records.SecretRef{ref},
@@ -64,7 +66,8 @@ func writeRecords(b *testing.B, path string, all []records.Record) {
 // newJudge returns a tracker on a store with images, each with a record of a number of proofs, and a request for each
 // image by the Secret of the last proof.
 func newJudge(b *testing.B, images, proofs int, o tracker.Options) (*tracker.Tracker, *records.Store,
-	[]tracker.Request) {
+	[]tracker.Request,
+) {
 	b.Helper()
 	var all []records.Record
 	var requests []tracker.Request

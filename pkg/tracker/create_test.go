@@ -57,12 +57,14 @@ func TestScanMarksWhatWasThereBeforeACreate(t *testing.T) {
 func TestConcurrentCreatesDoNotHideWhatTheOtherBrought(t *testing.T) {
 	for name, end := range map[string]func(ctx context.Context, restored, other *tracker.Create){
 		"the other ends first": func(ctx context.Context, restored,
-			other *tracker.Create) {
+			other *tracker.Create,
+		) {
 			other.Created()
 			restored.Restored(ctx)
 		},
 		"the other ends last": func(ctx context.Context, restored,
-			other *tracker.Create) {
+			other *tracker.Create,
+		) {
 			restored.Failed(ctx)
 			other.Created()
 		},

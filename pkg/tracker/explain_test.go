@@ -55,8 +55,11 @@ func explainedOverTime(t *testing.T, random *rand.Rand) {
 	modes := policy.Modes()
 	w := newWorld(t, tracker.Options{VerifyUntracked: pick(3) == 0})
 	names := []string{app + ":1", app + ":2", "repo.test/other:1", app + ":1", app + ":2", app + ":1", id1, "UPPER"}
-	images := []tracker.Image{{}, image(id1, app+":1", "repo.test/other:1"), image(id2, app+":2", "repo.test/third:1"),
-		image(id1, app+":1")}
+	images := []tracker.Image{
+		{},
+		image(id1, app+":1", "repo.test/other:1"), image(id2, app+":2", "repo.test/third:1"),
+		image(id1, app+":1"),
+	}
 	passwords := []string{"alice", "bob", "carol"}
 	ref := func() records.SecretRef {
 		return records.SecretRef{UID: fmt.Sprintf("u%d", pick(2)), Namespace: "team", Name: "pull"}
@@ -102,8 +105,10 @@ func explainedOverTime(t *testing.T, random *rand.Rand) {
 		case 5:
 			time.Sleep(time.Duration(pick(90)) * time.Minute)
 		case 6:
-			_, _ = w.Revoke(t.Context(), tracker.Revocation{Revocation: records.Revocation{Repository: []string{app,
-				"repo.test/other"}[pick(2)]}})
+			_, _ = w.Revoke(t.Context(), tracker.Revocation{Revocation: records.Revocation{Repository: []string{
+				app,
+				"repo.test/other",
+			}[pick(2)]}})
 		case 7:
 			_, _ = w.ForgetMarks(t.Context(), records.Selection{ImageID: []string{id1, id2}[pick(2)]}, false)
 		case 8:
@@ -134,8 +139,10 @@ func explainedOverTime(t *testing.T, random *rand.Rand) {
 		r := tracker.Request{
 			Name: imageref.New(names[pick(len(names))]), Image: images[pick(4)], Unasked: pick(2) == 0,
 			Substituted: pick(8) == 0,
-			Pod: tracker.Pod{UID: fmt.Sprintf("pod-%d", pick(20)), Namespace: []string{"team", "team-exempt"}[pick(12)/11],
-				Static: pick(12) == 0},
+			Pod: tracker.Pod{
+				UID: fmt.Sprintf("pod-%d", pick(20)), Namespace: []string{"team", "team-exempt"}[pick(12)/11],
+				Static: pick(12) == 0,
+			},
 		}
 		switch {
 		case pick(6) == 0:

@@ -23,8 +23,11 @@ func TestMarkEndsWithItsImageBeforeAPullBringsItAgain(t *testing.T) {
 		after   tracker.Image   // the image after the pull
 	}{
 		{"image removed", []tracker.Image{image(id3, "repo.test/any:1")}, image(id1, app+":1")},
-		{"same bytes present under another repository",
-			[]tracker.Image{image(id3, "repo.test/any:1"), image(id1, elsewhere+":1")}, image(id1, elsewhere+":1", app+":1")},
+		{
+			"same bytes present under another repository",
+			[]tracker.Image{image(id3, "repo.test/any:1"), image(id1, elsewhere+":1")},
+			image(id1, elsewhere+":1", app+":1"),
+		},
 	} {
 		for _, restart := range []bool{false, true} {
 			t.Run(tc.name, func(t *testing.T) {
@@ -101,10 +104,16 @@ func TestCancelledPullDoesNotCloseImportedImages(t *testing.T) {
 		meanwhile, after policy.Verdict
 	}{
 		{"imported after the pull", tracker.Image{}, image(id2, system+":new"), policy.Allow, policy.Allow},
-		{"imported before the pull", image(id2, system+":new", system+digest), image(id2, system+":new", system+digest),
-			policy.Allow, policy.Allow},
-		{"has the name of the pull", tracker.Image{}, image(id2, system+":lost", system+":new"), policy.Reverify,
-			policy.Reverify},
+		{
+			"imported before the pull", image(id2, system+":new", system+digest), image(id2, system+":new", system+digest),
+			policy.Allow, policy.Allow,
+		},
+		{
+			"has the name of the pull",
+			tracker.Image{},
+			image(id2, system+":lost", system+":new"), policy.Reverify,
+			policy.Reverify,
+		},
 		// Another pull may have moved the name, but not the digest.
 		{"has a digest", tracker.Image{}, image(id2, system+":new", system+digest), policy.Reverify, policy.Reverify},
 		{"has only a digest", tracker.Image{}, image(id2, system+digest), policy.Reverify, policy.Reverify},

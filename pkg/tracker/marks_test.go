@@ -164,8 +164,10 @@ func TestAcceptRefusesProvedImages(t *testing.T) {
 		len(plan.Proved[0].Proofs) != 1 {
 		t.Fatalf("dry run = %+v, %v; want two pairs, and the record of %s", plan, err, id1)
 	}
-	if got, err := w.AcceptMarks(t.Context(), tracker.Acceptance{Selection: of,
-		Confirmation: plan.Confirmation}); !errors.Is(err, tracker.ErrProved) || len(got.Pairs) > 0 {
+	if got, err := w.AcceptMarks(t.Context(), tracker.Acceptance{
+		Selection:    of,
+		Confirmation: plan.Confirmation,
+	}); !errors.Is(err, tracker.ErrProved) || len(got.Pairs) > 0 {
 		t.Errorf("AcceptMarks = %+v, %v; want ErrProved", got, err)
 	}
 	w.want(w.check(pod("bob"), app+":1", image(id1, app+":1")), policy.Reverify, policy.NotProved)

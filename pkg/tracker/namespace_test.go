@@ -63,8 +63,10 @@ func TestCredentialWithoutUserNameProvesForItsNamespace(t *testing.T) {
 	pull := w.begin(app + ":1")
 	testkit.Value(pull.Proved(tracker.Proof{ImageID: id1, Credential: token, Pod: inNamespace("a1", "team-a")}))(t)
 	ask := func(p tracker.Pod) tracker.Verdict {
-		return w.Check(t.Context(), tracker.Request{Pod: p, Name: imageref.New(app + ":1"), Image: img,
-			Credentials: []credential.Credential{token}})
+		return w.Check(t.Context(), tracker.Request{
+			Pod: p, Name: imageref.New(app + ":1"), Image: img,
+			Credentials: []credential.Credential{token},
+		})
 	}
 	w.want(ask(inNamespace("b1", "team-b")), policy.Reverify, policy.NotProved)
 	w.want(ask(inNamespace("a2", "team-a")), policy.Allow, policy.Proved)
@@ -119,8 +121,10 @@ func TestProofOfANamespaceExpiresAndLosesItsGrace(t *testing.T) {
 	})
 	testkit.Must(t, err)
 	ask := func() tracker.Verdict {
-		return w.Check(t.Context(), tracker.Request{Pod: inNamespace("", "team-a"), Name: imageref.New(app + ":1"),
-			Image: img, Unasked: true})
+		return w.Check(t.Context(), tracker.Request{
+			Pod: inNamespace("", "team-a"), Name: imageref.New(app + ":1"),
+			Image: img, Unasked: true,
+		})
 	}
 	w.want(ask(), policy.Allow, policy.ProvedInGrace)
 	pull := testkit.Value(w.BeginPull(t.Context(), imageref.New(app+":1"), img))(t)
@@ -131,8 +135,10 @@ func TestProofOfANamespaceExpiresAndLosesItsGrace(t *testing.T) {
 func TestExplainOfANamespacesProof(t *testing.T) {
 	w, img := namespaceWorld(t)
 	w.pulled(inNamespace("a1", "team-a"), app+":1", id1, "")
-	e := w.Explain(t.Context(), tracker.Request{Pod: inNamespace("", "team-a"), Name: imageref.New(app + ":1"),
-		Image: img})
+	e := w.Explain(t.Context(), tracker.Request{
+		Pod: inNamespace("", "team-a"), Name: imageref.New(app + ":1"),
+		Image: img,
+	})
 	w.want(e.Verdict, policy.Allow, policy.Proved)
 	want := []records.SecretRef{{Namespace: "team-a"}}
 	testkit.Equal(t, "what the proof is from", e.Known.Record.Proofs[0].Secrets, want)

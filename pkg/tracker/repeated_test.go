@@ -18,8 +18,10 @@ func TestJudgingAgainAllocatesNothing(t *testing.T) {
 	}
 	w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: time.Hour}})
 	w.pulled(pod("alice"), app+":1", id1, "alice")
-	own := []tracker.Secret{{Credential: w.key.ID(secret("alice")),
-		Ref: records.SecretRef{UID: "u", Namespace: "team-bob", Name: "registry"}}}
+	own := []tracker.Secret{{
+		Credential: w.key.ID(secret("alice")),
+		Ref:        records.SecretRef{UID: "u", Namespace: "team-bob", Name: "registry"},
+	}}
 	for name, r := range map[string]tracker.Request{
 		"granted":   {Pod: pod("alice")},
 		"proved":    {Pod: pod("bob"), Secrets: own},

@@ -134,10 +134,12 @@ func useBeforeRevocation(t *testing.T, between time.Duration) {
 		w := newWorld(t, tracker.Options{VerifyUntracked: true})
 		img := image(id1, app+":1")
 		by := func(uid, holds, password string) policy.Reason {
-			return w.Check(t.Context(), tracker.Request{Pod: pod(uid), Name: imageref.New(app + ":1"), Image: img,
+			return w.Check(t.Context(), tracker.Request{
+				Pod: pod(uid), Name: imageref.New(app + ":1"), Image: img,
 				Secrets: []tracker.Secret{{
 					Credential: w.key.ID(secret(password)), Ref: records.SecretRef{UID: holds, Namespace: "team", Name: "pull"},
-				}}}).Reason
+				}},
+			}).Reason
 		}
 		w.pulled(tracker.Pod{}, app+":1", id1, "alice")
 		if got := by("a", "u1", "alice"); got != policy.Proved {
@@ -158,15 +160,19 @@ func useBeforeRevocation(t *testing.T, between time.Duration) {
 
 // A grant that depends on another credential of the same pair stays.
 func TestRevocationEndsOnlyGrantsThatDependOnIt(t *testing.T) {
-	w := newWorld(t, tracker.Options{VerifyUntracked: true,
-		Rules: tracker.Rules{ExemptNamespaces: []string{"team-exempt"}}})
+	w := newWorld(t, tracker.Options{
+		VerifyUntracked: true,
+		Rules:           tracker.Rules{ExemptNamespaces: []string{"team-exempt"}},
+	})
 	other := "repo.test/team/other:1"
 	w.pulled(pod("alice"), app+":1", id1, "alice")
 	w.pulled(pod("bob"), app+":1", id1, "bob")
 	w.pulled(pod("alice"), other, id1, "alice")
 	w.pulled(pod("open"), "repo.test/pub:1", id2, "")
-	w.Check(t.Context(), tracker.Request{Pod: pod("exempt"), Name: imageref.New(app + ":1"), Image: image(id1, app+":1"),
-		Using: true})
+	w.Check(t.Context(), tracker.Request{
+		Pod: pod("exempt"), Name: imageref.New(app + ":1"), Image: image(id1, app+":1"),
+		Using: true,
+	})
 	if w.Grants() != 5 {
 		t.Fatalf("%d grants; want 5", w.Grants())
 	}

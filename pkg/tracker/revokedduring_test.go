@@ -92,8 +92,10 @@ func TestRestartDoesNotRestoreAGrantThatEndedWithoutAProof(t *testing.T) {
 		"its Secret holds another credential by now": {
 			func(w *world) {
 				w.pulledBy(pod("a"), "alice", "u1")
-				v := w.Check(w.t.Context(), tracker.Request{Pod: pod("b"), Name: imageref.New(app + ":1"), Image: img,
-					Secrets: []tracker.Secret{{Credential: w.key.ID(secret("bob")), Ref: ref("u1")}}})
+				v := w.Check(w.t.Context(), tracker.Request{
+					Pod: pod("b"), Name: imageref.New(app + ":1"), Image: img,
+					Secrets: []tracker.Secret{{Credential: w.key.ID(secret("bob")), Ref: ref("u1")}},
+				})
 				w.want(v, policy.Allow, policy.Proved)
 			},
 			func(w *world) records.Revocation { return records.Revocation{Credential: w.key.ID(secret("alice"))} },
@@ -139,10 +141,12 @@ func TestRevocationBySecretIncludesUsesThatAreNotWritten(t *testing.T) {
 	w := newWorld(t, tracker.Options{VerifyUntracked: true})
 	w.pulled(tracker.Pod{}, app+":1", id1, "alice")
 	by := func(uid string) tracker.Verdict {
-		return w.Check(t.Context(), tracker.Request{Pod: pod(uid), Name: imageref.New(app + ":1"),
+		return w.Check(t.Context(), tracker.Request{
+			Pod: pod(uid), Name: imageref.New(app + ":1"),
 			Image: image(id1, app+":1"), Secrets: []tracker.Secret{
 				{Credential: w.key.ID(secret("alice")), Ref: ref("u1")},
-			}})
+			},
+		})
 	}
 	w.want(by("a"), policy.Allow, policy.Proved)
 	r := records.Revocation{Secret: ref("u1")}
@@ -195,8 +199,10 @@ func TestRestoredGrantIsNotBasedOnARecordThatIsYoungerThanTheContainer(t *testin
 	for how, remove := range map[string]func(){
 		"directly in the runtime": removed,
 		"through pullgate": func() { // then the record that contains the revocation is deleted
-			gone := records.Pruning{Images: map[string]struct{}{id2: {}}, Before: w.store.Written(), Removed: id1,
-				Now: time.Now()}
+			gone := records.Pruning{
+				Images: map[string]struct{}{id2: {}}, Before: w.store.Written(), Removed: id1,
+				Now: time.Now(),
+			}
 			testkit.Value(w.store.Prune(gone))(t)
 		},
 	} {
@@ -295,10 +301,14 @@ func TestRevocationThatMatchesNothingChangesNothing(t *testing.T) {
 		name string // by which the container's image is known
 		by   records.Revocation
 	}{
-		"Secret": {app + ":1", records.Revocation{Secret: records.SecretRef{Namespace: "team-x",
-			Name: "typo"}}},
-		"Secret, grant without a name": {"", records.Revocation{Secret: records.SecretRef{Namespace: "team-x",
-			Name: "typo"}}},
+		"Secret": {app + ":1", records.Revocation{Secret: records.SecretRef{
+			Namespace: "team-x",
+			Name:      "typo",
+		}}},
+		"Secret, grant without a name": {"", records.Revocation{Secret: records.SecretRef{
+			Namespace: "team-x",
+			Name:      "typo",
+		}}},
 		"credential":                     {app + ":1", records.Revocation{Credential: "typo"}},
 		"credential, without a name":     {"", records.Revocation{Credential: "typo"}},
 		"repository":                     {app + ":1", records.Revocation{Repository: "repo.test/typo"}},
@@ -401,8 +411,10 @@ func TestWhatIsTakenAwayIsNotOlderThanAContainerOfAClockThatRanAhead(t *testing.
 			func(w *world) { w.pulled(pod("alice"), app+":1", id1, "alice") },
 			func(w *world) {
 				w.revokes(records.Revocation{Repository: app})
-				gone := records.Pruning{Images: map[string]struct{}{id2: {}}, Before: w.store.Written(), Removed: id1,
-					Now: time.Now()}
+				gone := records.Pruning{
+					Images: map[string]struct{}{id2: {}}, Before: w.store.Written(), Removed: id1,
+					Now: time.Now(),
+				}
 				if _, err := w.store.Prune(gone); err != nil {
 					w.t.Fatal(err)
 				}

@@ -28,8 +28,10 @@ func (w *world) pulledWith(uid string, ref records.SecretRef, password string) {
 	w.t.Helper()
 	pull := w.begin(app + ":1")
 	from := []tracker.Secret{{Credential: w.key.ID(secret(password)), Ref: ref}}
-	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret(password), Secrets: from,
-		Pod: pod(uid)}); err != nil {
+	if _, err := pull.Proved(tracker.Proof{
+		ImageID: id1, Credential: secret(password), Secrets: from,
+		Pod: pod(uid),
+	}); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -175,8 +177,10 @@ func TestUseWithoutANameLeavesNoGrantByAMark(t *testing.T) {
 	img := image(id1, app+":1")
 	w.runtime.set(img)
 	testkit.Must(t, w.Sync(t.Context()))
-	if v := w.Check(t.Context(), tracker.Request{Pod: pod("mallory"), Image: img,
-		Using: true}); v.Reason != policy.Preloaded {
+	if v := w.Check(t.Context(), tracker.Request{
+		Pod: pod("mallory"), Image: img,
+		Using: true,
+	}); v.Reason != policy.Preloaded {
 		t.Errorf("use without a name = %v by %s; want Allow by preloaded", v.Verdict, v.Reason)
 	}
 	w.want(w.check(pod("user"), app+":1", img), policy.Allow, policy.Preloaded)

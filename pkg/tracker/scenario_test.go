@@ -74,8 +74,10 @@ func (w *world) play(t *testing.T, d *datadriven.TestData) string {
 	case "pull":
 		return w.playPull(name, arg, who, w.held(t, d))
 	case "check":
-		r := tracker.Request{Pod: who, Name: imageref.New(name), Image: w.find(scenarioID(arg("id"))),
-			Except: full(arg("except")), Unasked: d.HasArg("unasked")}
+		r := tracker.Request{
+			Pod: who, Name: imageref.New(name), Image: w.find(scenarioID(arg("id"))),
+			Except: full(arg("except")), Unasked: d.HasArg("unasked"),
+		}
 		if name == full("-") {
 			r.Name = imageref.Ref{}
 		}
@@ -179,8 +181,10 @@ func (w *world) playPull(name string, arg func(string) string, who tracker.Pod, 
 	case "crash":
 		return "" // the end is not reported
 	}
-	v, err := pull.Proved(tracker.Proof{ImageID: scenarioID(arg("id")), Credential: secret(arg("secret")), Secrets: held,
-		Pod: who})
+	v, err := pull.Proved(tracker.Proof{
+		ImageID: scenarioID(arg("id")), Credential: secret(arg("secret")), Secrets: held,
+		Pod: who,
+	})
 	if err != nil {
 		return said(err)
 	}

@@ -67,8 +67,10 @@ func TestFailedFlushKeepsEarlierAndLaterNotes(t *testing.T) {
 	id := w.key.ID(secret("alice"))
 	check := func(uid, name string) records.SecretRef {
 		ref := records.SecretRef{UID: uid, Namespace: "team", Name: name}
-		w.Check(t.Context(), tracker.Request{Pod: pod(uid), Name: imageref.New(app + ":1"), Image: img,
-			Secrets: []tracker.Secret{{Credential: id, Ref: ref}}})
+		w.Check(t.Context(), tracker.Request{
+			Pod: pod(uid), Name: imageref.New(app + ":1"), Image: img,
+			Secrets: []tracker.Secret{{Credential: id, Ref: ref}},
+		})
 		return ref
 	}
 	first := check("u1", "first")

@@ -21,8 +21,10 @@ func TestNameFromACheckpointDoesNotExemptAProvedImage(t *testing.T) {
 	img := image(id1, app+":1", added)
 	w.runtime.set(img)
 	w.want(w.check(pod("mallory"), added, img), policy.Reverify, policy.Untracked)
-	v := w.Check(t.Context(), tracker.Request{Pod: pod("mallory"), Image: img, Except: "repo.test/mallory/checkpoint",
-		Substituted: true})
+	v := w.Check(t.Context(), tracker.Request{
+		Pod: pod("mallory"), Image: img, Except: "repo.test/mallory/checkpoint",
+		Substituted: true,
+	})
 	if v.Allowed() {
 		t.Errorf("read back: %v by %s; want Reverify", v.Verdict, v.Reason)
 	}

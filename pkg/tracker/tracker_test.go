@@ -151,8 +151,10 @@ func TestPruneNeedsTwoEqualLists(t *testing.T) {
 
 // After any failure of the store images need proof, and exempt pods still run.
 func TestStoreThatFailsOpensNothing(t *testing.T) {
-	w := newWorld(t, tracker.Options{Rules: tracker.Rules{ExemptNamespaces: []string{"kube-system"},
-		ExemptStaticPods: true}})
+	w := newWorld(t, tracker.Options{Rules: tracker.Rules{
+		ExemptNamespaces: []string{"kube-system"},
+		ExemptStaticPods: true,
+	}})
 	img := image(id1, app+":1")
 	w.pulled(pod("alice"), app+":1", id1, "alice")
 	w.want(w.check(pod("alice"), app+":1", img, "alice"), policy.Allow, policy.Granted)

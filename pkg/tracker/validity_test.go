@@ -131,8 +131,10 @@ func TestProofFromTheFutureIsValidNoLongerThanOneFromNow(t *testing.T) {
 	begin := func(t *testing.T, ahead time.Duration) *world {
 		t.Helper()
 		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: validity, Grace: grace}, VerifyUntracked: true})
-		err := w.store.Prove(records.Intent{}, records.Result{Pair: records.Pair{ImageID: id1, Repository: app},
-			Credential: w.key.ID(secret("alice")), At: time.Now().Add(ahead)})
+		err := w.store.Prove(records.Intent{}, records.Result{
+			Pair:       records.Pair{ImageID: id1, Repository: app},
+			Credential: w.key.ID(secret("alice")), At: time.Now().Add(ahead),
+		})
 		testkit.Must(t, err)
 		return w
 	}
@@ -170,11 +172,15 @@ func TestProofFromTheFutureIsValidNoLongerThanOneFromNow(t *testing.T) {
 // A denial by a registry counts, also if the clock was set back to before the proof.
 func TestDenialBeforeAProofFromTheFutureEndsItsGrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, tracker.Options{Rules: tracker.Rules{Validity: 2 * time.Hour, Grace: time.Hour},
-			VerifyUntracked: true})
+		w := newWorld(t, tracker.Options{
+			Rules:           tracker.Rules{Validity: 2 * time.Hour, Grace: time.Hour},
+			VerifyUntracked: true,
+		})
 		img := image(id1, app+":1")
-		err := w.store.Prove(records.Intent{}, records.Result{Pair: records.Pair{ImageID: id1, Repository: app},
-			Credential: w.key.ID(secret("alice")), At: time.Now().Add(time.Hour)})
+		err := w.store.Prove(records.Intent{}, records.Result{
+			Pair:       records.Pair{ImageID: id1, Repository: app},
+			Credential: w.key.ID(secret("alice")), At: time.Now().Add(time.Hour),
+		})
 		testkit.Must(t, err)
 		pull := testkit.Value(w.BeginPull(t.Context(), imageref.New(app+":1"), img))(t)
 		testkit.Must(t, pull.Denied(img, secret("alice"), tracker.Pod{}))
@@ -183,8 +189,10 @@ func TestDenialBeforeAProofFromTheFutureEndsItsGrace(t *testing.T) {
 		defer cancel()
 		w.Run(ctx) // sets the time of the proof back to the clock
 		time.Sleep(2*time.Hour + time.Minute)
-		v := w.Check(t.Context(), tracker.Request{Pod: pod("a"), Name: imageref.New(app + ":1"), Image: img,
-			Credentials: []credential.Credential{secret("alice")}, Unasked: true})
+		v := w.Check(t.Context(), tracker.Request{
+			Pod: pod("a"), Name: imageref.New(app + ":1"), Image: img,
+			Credentials: []credential.Credential{secret("alice")}, Unasked: true,
+		})
 		w.want(v, policy.Reverify, policy.ProofExpired)
 	})
 }
@@ -211,10 +219,12 @@ func TestSecretThatStillHoldsTheCredentialIsNotRotated(t *testing.T) {
 		w.pulledBy(pod("a"), "alice", "u1")
 		time.Sleep(time.Hour)
 		for i := range 3 {
-			v := w.Check(t.Context(), tracker.Request{Pod: pod(fmt.Sprint(i)), Name: imageref.New(app + ":1"),
+			v := w.Check(t.Context(), tracker.Request{
+				Pod: pod(fmt.Sprint(i)), Name: imageref.New(app + ":1"),
 				Image: image(id1, app+":1"), Secrets: []tracker.Secret{
 					{Credential: w.key.ID(secret("alice")), Ref: ref("u1")}, {Credential: w.key.ID(secret("bob")), Ref: ref("u1")},
-				}})
+				},
+			})
 			w.want(v, policy.Reverify, policy.ProofExpired)
 			f, err := w.store.Describe(records.Pair{ImageID: id1, Repository: app})
 			if err != nil || len(f.Record.Proofs) != 1 || f.Record.Proofs[0].Credential != w.key.ID(secret("alice")) {
@@ -229,8 +239,10 @@ func (w *world) pulledBy(p tracker.Pod, password, uid string) {
 	w.t.Helper()
 	pull := w.begin(app + ":1")
 	held := []tracker.Secret{{Credential: w.key.ID(secret(password)), Ref: ref(uid)}}
-	if _, err := pull.Proved(tracker.Proof{ImageID: id1, Credential: secret(password), Secrets: held,
-		Pod: p}); err != nil {
+	if _, err := pull.Proved(tracker.Proof{
+		ImageID: id1, Credential: secret(password), Secrets: held,
+		Pod: p,
+	}); err != nil {
 		w.t.Fatal(err)
 	}
 }

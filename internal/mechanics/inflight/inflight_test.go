@@ -49,8 +49,10 @@ func TestLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		failures := 0
 		var mu sync.Mutex
-		g := inflight.New[string, int](inflight.Limits{PerTenant: 1, Total: 2, TenantSize: 2, TotalSize: 4,
-			Wait: time.Second}, func(error) {
+		g := inflight.New[string, int](inflight.Limits{
+			PerTenant: 1, Total: 2, TenantSize: 2, TotalSize: 4,
+			Wait: time.Second,
+		}, func(error) {
 			mu.Lock()
 			defer mu.Unlock()
 			failures++

@@ -14,12 +14,18 @@ func TestHintIsFoundThroughWrapping(t *testing.T) {
 		err        error
 		text, hint string
 	}{
-		"wrapped": {fmt.Errorf("start: %w", program.WithHint(fs.ErrExist, "remove it")), "start: file already exists",
-			"remove it"},
-		"formatted": {program.Hintf("remove it", "make %s: %w", "a", fs.ErrExist), "make a: file already exists",
-			"remove it"},
-		"joined": {errors.Join(fs.ErrExist, program.WithHint(fs.ErrExist, "remove it")),
-			"file already exists\nfile already exists", "remove it"},
+		"wrapped": {
+			fmt.Errorf("start: %w", program.WithHint(fs.ErrExist, "remove it")), "start: file already exists",
+			"remove it",
+		},
+		"formatted": {
+			program.Hintf("remove it", "make %s: %w", "a", fs.ErrExist), "make a: file already exists",
+			"remove it",
+		},
+		"joined": {
+			errors.Join(fs.ErrExist, program.WithHint(fs.ErrExist, "remove it")),
+			"file already exists\nfile already exists", "remove it",
+		},
 		"the first": {program.WithHint(program.WithHint(fs.ErrExist, "second"), "first"), "file already exists", "first"},
 		"none":      {fs.ErrExist, "file already exists", ""},
 	} {

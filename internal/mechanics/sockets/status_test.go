@@ -21,8 +21,10 @@ func TestHeldConnectionsKeepNoProbeOut(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		ready := func() (string, bool) { return "ok", true }
-		done <- sockets.ServeStatus(ctx, l, sockets.Status{Metrics: http.NotFoundHandler(), Ready: ready,
-			Log: klog.Background().V(99)})
+		done <- sockets.ServeStatus(ctx, l, sockets.Status{
+			Metrics: http.NotFoundHandler(), Ready: ready,
+			Log: klog.Background().V(99),
+		})
 	}()
 	probe := func() (net.Conn, error) {
 		c := testkit.Value((&net.Dialer{}).DialContext(ctx, "tcp", l.Addr().String()))(t)

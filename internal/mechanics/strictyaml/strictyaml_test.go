@@ -40,8 +40,10 @@ func TestDecode(t *testing.T) {
 	errs, err := d.Decode([]byte("flag: true\ncount: 3\nname:\nitems: null\ntexts: {a: b}\nsub: {path: /x}\nown: abc\n"),
 		&got)
 	three := int64(3)
-	want := document{inner: inner{true}, Name: "kept", Count: &three, Texts: map[string]string{"a": "b"}, Sub: &item{"/x"},
-		Own: "ABC"}
+	want := document{
+		inner: inner{true}, Name: "kept", Count: &three, Texts: map[string]string{"a": "b"}, Sub: &item{"/x"},
+		Own: "ABC",
+	}
 	if err != nil || len(errs) > 0 || !reflect.DeepEqual(got, want) {
 		t.Errorf("Decode = %+v, %v, %v; want %+v", got, errs, err, want)
 	}
@@ -143,8 +145,10 @@ func TestRefuseNull(t *testing.T) {
 
 func TestNearest(t *testing.T) {
 	names := []string{"path", "pattern", "image"}
-	for mistyped, want := range map[string]string{"Path": "path", "paht": "", "imag": "image", "immage": "image",
-		"patern": "pattern", "x": "", "": ""} {
+	for mistyped, want := range map[string]string{
+		"Path": "path", "paht": "", "imag": "image", "immage": "image",
+		"patern": "pattern", "x": "", "": "",
+	} {
 		if got := strictyaml.Nearest(mistyped, names); got != want {
 			t.Errorf("Nearest(%q) = %q; want %q", mistyped, got, want)
 		}
@@ -215,8 +219,10 @@ func TestWritten(t *testing.T) {
 	d := strictyaml.Decoder{Rewrites: map[reflect.Type]func(*strictyaml.Mapping){
 		reflect.TypeFor[renamed](): func(m *strictyaml.Mapping) { m.Rename("title", "name") },
 	}}
-	for text, want := range map[string]string{"title: a\npath: b": "title path", "name: a\npath: b": "name path",
-		"": "name path"} {
+	for text, want := range map[string]string{
+		"title: a\npath: b": "title path", "name: a\npath: b": "name path",
+		"": "name path",
+	} {
 		var got renamed
 		if errs, err := d.Decode([]byte(text), &got); err != nil || len(errs) > 0 ||
 			got.Written.Name("name")+" "+got.Written.Name("path") != want {

@@ -50,8 +50,10 @@ func fill(t *testing.T, path string) {
 		Pair: records.Pair{ImageID: id1, Repository: app}, Credential: "a11ce", At: noon(),
 		Secrets: []records.SecretRef{{UID: "7b0a7a3c", Namespace: "team", Name: "pull"}},
 	}
-	endorsed := records.Endorsement{Pair: proved.Pair, Requirement: "v1:team", Digest: "sha256:d1",
-		Signers: []string{"key <team>"}, At: noon()}
+	endorsed := records.Endorsement{
+		Pair: proved.Pair, Requirement: "v1:team", Digest: "sha256:d1",
+		Signers: []string{"key <team>"}, At: noon(),
+	}
 	err = errors.Join(err, beginErr, s.Prove(intent, proved), s.SetKeyFingerprint("f00d"),
 		s.Endorse([]records.Endorsement{endorsed}))
 	_, _, beginErr = s.BeginListed("repo.test/lost:\u202ev1\u009b", "repo.test/lost", noon(), nil)

@@ -65,11 +65,15 @@ func NewEcho(tb testing.TB) *Echo {
 func NewEchoAs(tb testing.TB, profile Profile) *Echo {
 	tb.Helper()
 	dir := SocketDir(tb)
-	e := &Echo{endpoint: "unix://" + filepath.Join(dir, "echo.sock"), seen: map[string]chan Seen{},
-		hangs: map[string]chan struct{}{}}
+	e := &Echo{
+		endpoint: "unix://" + filepath.Join(dir, "echo.sock"), seen: map[string]chan Seen{},
+		hangs: map[string]chan struct{}{},
+	}
 	l := Listen(tb, filepath.Join(dir, "echo.sock"))
-	options := []grpc.ServerOption{grpc.ForceServerCodecV2(RawCodec{}), grpc.UnknownServiceHandler(e.handle),
-		grpc.MaxRecvMsgSize(16 << 20)}
+	options := []grpc.ServerOption{
+		grpc.ForceServerCodecV2(RawCodec{}), grpc.UnknownServiceHandler(e.handle),
+		grpc.MaxRecvMsgSize(16 << 20),
+	}
 	if profile != Containerd {
 		e.exact = true
 		options = append(options, exactContentType()...)

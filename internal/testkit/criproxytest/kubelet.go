@@ -35,8 +35,10 @@ func NewKubelet(tb testing.TB, endpoint string) *Kubelet {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(limit)))
 	testkit.Must(tb, err)
 	tb.Cleanup(func() { _ = conn.Close() })
-	return &Kubelet{Conn: conn, Images: runtimeapi.NewImageServiceClient(conn),
-		Runtime: runtimeapi.NewRuntimeServiceClient(conn), t: tb}
+	return &Kubelet{
+		Conn: conn, Images: runtimeapi.NewImageServiceClient(conn),
+		Runtime: runtimeapi.NewRuntimeServiceClient(conn), t: tb,
+	}
 }
 
 // A Pod is one pod as its kubelet knows it.

@@ -129,8 +129,10 @@ func (r *Runtime) Start(tb testing.TB) {
 	tb.Helper()
 	l := Listen(tb, r.socket)
 	const limit = 16 << 20
-	options := []grpc.ServerOption{grpc.MaxRecvMsgSize(limit), grpc.UnaryInterceptor(r.note),
-		grpc.ForceServerCodecV2(&r.codec)}
+	options := []grpc.ServerOption{
+		grpc.MaxRecvMsgSize(limit), grpc.UnaryInterceptor(r.note),
+		grpc.ForceServerCodecV2(&r.codec),
+	}
 	if r.profile != Containerd {
 		options = append(options, exactContentType()...)
 	}
@@ -188,7 +190,8 @@ func (r *Runtime) Containers() []string {
 }
 
 func (r *Runtime) note(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any,
-	error) {
+	error,
+) {
 	method := info.FullMethod[strings.LastIndex(info.FullMethod, "/")+1:]
 	r.mu.Lock()
 	r.calls = append(r.calls, received{method: method, request: r.codec.take(req)})
@@ -338,7 +341,8 @@ func (*Runtime) StopPodSandbox(context.Context, *cri.StopPodSandboxRequest) (*cr
 
 // RemovePodSandbox removes a sandbox and its containers.
 func (r *Runtime) RemovePodSandbox(_ context.Context, req *cri.RemovePodSandboxRequest) (*cri.RemovePodSandboxResponse,
-	error) {
+	error,
+) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.sandboxes, req.GetPodSandboxId())
@@ -352,7 +356,8 @@ func (r *Runtime) RemovePodSandbox(_ context.Context, req *cri.RemovePodSandboxR
 
 // ListPodSandbox returns the sandboxes that a filter by ID lets through.
 func (r *Runtime) ListPodSandbox(_ context.Context, req *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse,
-	error) {
+	error,
+) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	resp := &cri.ListPodSandboxResponse{}
@@ -367,7 +372,8 @@ func (r *Runtime) ListPodSandbox(_ context.Context, req *cri.ListPodSandboxReque
 // CreateContainer puts a container on the image, or on what a checkpoint image names. The runtime then
 // also gives that image the name that was asked for, as containerd does.
 func (r *Runtime) CreateContainer(_ context.Context, req *cri.CreateContainerRequest) (*cri.CreateContainerResponse,
-	error) {
+	error,
+) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	id, err := r.createLocked(req.GetPodSandboxId(), req.GetConfig())
@@ -403,8 +409,10 @@ func (r *Runtime) RestorePod(_ context.Context, req *cri.RestorePodRequest) (*cr
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	sandbox := r.idLocked("sandbox")
-	r.sandboxes[sandbox] = &cri.PodSandbox{Id: sandbox, Metadata: req.GetConfig().GetMetadata(),
-		Annotations: req.GetConfig().GetAnnotations()}
+	r.sandboxes[sandbox] = &cri.PodSandbox{
+		Id: sandbox, Metadata: req.GetConfig().GetMetadata(),
+		Annotations: req.GetConfig().GetAnnotations(),
+	}
 	resp := &cri.RestorePodResponse{PodSandboxId: sandbox}
 	for _, c := range req.GetContainerConfigs() {
 		id, err := r.createLocked(sandbox, c)
@@ -419,7 +427,8 @@ func (r *Runtime) RestorePod(_ context.Context, req *cri.RestorePodRequest) (*cr
 
 // StartContainer starts a created container.
 func (r *Runtime) StartContainer(_ context.Context, req *cri.StartContainerRequest) (*cri.StartContainerResponse,
-	error) {
+	error,
+) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var c *cri.Container
@@ -448,7 +457,8 @@ func (r *Runtime) StopContainer(_ context.Context, req *cri.StopContainerRequest
 
 // RemoveContainer removes a container.
 func (r *Runtime) RemoveContainer(_ context.Context, req *cri.RemoveContainerRequest) (*cri.RemoveContainerResponse,
-	error) {
+	error,
+) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.containers, req.GetContainerId())
@@ -457,7 +467,8 @@ func (r *Runtime) RemoveContainer(_ context.Context, req *cri.RemoveContainerReq
 
 // ListContainers returns the containers that a filter by ID lets through.
 func (r *Runtime) ListContainers(_ context.Context, req *cri.ListContainersRequest) (*cri.ListContainersResponse,
-	error) {
+	error,
+) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	resp := &cri.ListContainersResponse{}
@@ -471,7 +482,8 @@ func (r *Runtime) ListContainers(_ context.Context, req *cri.ListContainersReque
 
 // ContainerStatus says whether a container was ever started.
 func (r *Runtime) ContainerStatus(_ context.Context, req *cri.ContainerStatusRequest) (*cri.ContainerStatusResponse,
-	error) {
+	error,
+) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c := r.containers[req.GetContainerId()]
@@ -479,8 +491,10 @@ func (r *Runtime) ContainerStatus(_ context.Context, req *cri.ContainerStatusReq
 		return nil, status.Errorf(codes.NotFound, "container %q: not found", req.GetContainerId())
 	}
 	c = r.asListedLocked(c)
-	s := &cri.ContainerStatus{Id: c.GetId(), State: c.GetState(), Image: c.GetImage(), ImageRef: c.GetImageRef(),
-		CreatedAt: c.GetCreatedAt(), Mounts: r.mounts[c.GetId()]}
+	s := &cri.ContainerStatus{
+		Id: c.GetId(), State: c.GetState(), Image: c.GetImage(), ImageRef: c.GetImageRef(),
+		CreatedAt: c.GetCreatedAt(), Mounts: r.mounts[c.GetId()],
+	}
 	if r.started[c.GetId()] {
 		s.StartedAt = 1
 	}

@@ -76,8 +76,10 @@ func (s Statement) JSON(tb testing.TB) []byte {
 	for _, d := range s.Digests {
 		subjects = append(subjects, map[string]any{"digest": map[string]string{"sha256": d[len("sha256:"):]}})
 	}
-	return testkit.Value(json.Marshal(map[string]any{"_type": s.Kind, "subject": subjects, "predicateType": s.Predicate,
-		"predicate": map[string]any{}}))(tb)
+	return testkit.Value(json.Marshal(map[string]any{
+		"_type": s.Kind, "subject": subjects, "predicateType": s.Predicate,
+		"predicate": map[string]any{},
+	}))(tb)
 }
 
 // Sign returns the signature of data.
@@ -138,13 +140,16 @@ func NewAuthority(tb testing.TB) *Authority {
 	testkit.Must(tb, err)
 	issuer, key, err := ca.GenerateFulcioIntermediate(rootCert, rootKey)
 	testkit.Must(tb, err)
-	return &Authority{VirtualSigstore: virtual, Root: rootCert, RootKey: rootKey, Issuer: issuer, Key: key,
-		CTFE: NewKey(tb)}
+	return &Authority{
+		VirtualSigstore: virtual, Root: rootCert, RootKey: rootKey, Issuer: issuer, Key: key,
+		CTFE: NewKey(tb),
+	}
 }
 
 // TrustedRoot returns the trusted_root.json of the authority, after a change of its parts.
 func (a *Authority) TrustedRoot(tb testing.TB, change func(*root.FulcioCertificateAuthority,
-	*root.TransparencyLog)) []byte {
+	*root.TransparencyLog),
+) []byte {
 	tb.Helper()
 	authority := &root.FulcioCertificateAuthority{
 		Root: a.Root, Intermediates: []*x509.Certificate{a.Issuer}, URI: "https://ca.test",
@@ -233,17 +238,23 @@ func (a *Authority) Certificate(tb testing.TB, change func(*LeafOptions)) (*x509
 
 func (a *Authority) timestampOf(tb testing.TB, key *ecdsa.PrivateKey, cert *x509.Certificate) []byte {
 	tb.Helper()
-	sct := ct.SignedCertificateTimestamp{SCTVersion: ct.V1, LogID: ct.LogID{KeyID: [32]byte(logID(tb, key))},
-		Timestamp: uint64(time.Now().UnixMilli())}
+	sct := ct.SignedCertificateTimestamp{
+		SCTVersion: ct.V1, LogID: ct.LogID{KeyID: [32]byte(logID(tb, key))},
+		Timestamp: uint64(time.Now().UnixMilli()),
+	}
 	input := testkit.Value(ct.SerializeSCTSignatureInput(sct, ct.LogEntry{Leaf: ct.MerkleTreeLeaf{
 		Version: ct.V1, LeafType: ct.TimestampedEntryLeafType, TimestampedEntry: &ct.TimestampedEntry{
 			Timestamp: sct.Timestamp, EntryType: ct.PrecertLogEntryType,
-			PrecertEntry: &ct.PreCert{IssuerKeyHash: sha256.Sum256(a.Issuer.RawSubjectPublicKeyInfo),
-				TBSCertificate: cert.RawTBSCertificate},
+			PrecertEntry: &ct.PreCert{
+				IssuerKeyHash:  sha256.Sum256(a.Issuer.RawSubjectPublicKeyInfo),
+				TBSCertificate: cert.RawTBSCertificate,
+			},
 		},
 	}}))(tb)
-	sct.Signature = ct.DigitallySigned{Algorithm: tls.SignatureAndHashAlgorithm{Hash: tls.SHA256, Signature: tls.ECDSA},
-		Signature: Sign(tb, key, input)}
+	sct.Signature = ct.DigitallySigned{
+		Algorithm: tls.SignatureAndHashAlgorithm{Hash: tls.SHA256, Signature: tls.ECDSA},
+		Signature: Sign(tb, key, input),
+	}
 	list := testkit.Value(x509util.MarshalSCTsIntoSCTList([]*ct.SignedCertificateTimestamp{&sct}))(tb)
 	bytes := testkit.Value(tls.Marshal(*list))(tb)
 	return testkit.Value(asn1.Marshal(bytes))(tb)
@@ -282,11 +293,14 @@ func SHA256Of(data []byte) map[string]string {
 
 // EnvelopeEntry returns the log entry of a bundle whose key or certificate is verifier, in PEM form.
 func (a *Authority) EnvelopeEntry(tb testing.TB, b *protobundle.Bundle, verifier []byte,
-	at time.Time) *protorekor.TransparencyLogEntry {
+	at time.Time,
+) *protorekor.TransparencyLogEntry {
 	tb.Helper()
 	e := b.GetDsseEnvelope()
-	whole := testkit.Value(json.Marshal(map[string]any{"payload": e.Payload, "payloadType": e.PayloadType,
-		"signatures": []any{map[string]any{"sig": e.Signatures[0].Sig}}}))(tb)
+	whole := testkit.Value(json.Marshal(map[string]any{
+		"payload": e.Payload, "payloadType": e.PayloadType,
+		"signatures": []any{map[string]any{"sig": e.Signatures[0].Sig}},
+	}))(tb)
 	return a.Entry(tb, "dsse", map[string]any{
 		"envelopeHash": SHA256Of(whole), "payloadHash": SHA256Of(e.Payload),
 		"signatures": []any{map[string]any{"signature": e.Signatures[0].Sig, "verifier": verifier}},
@@ -295,7 +309,8 @@ func (a *Authority) EnvelopeEntry(tb testing.TB, b *protobundle.Bundle, verifier
 
 // KeylessBundle returns a bundle that is signed by the identity of a certificate, with log entry and timestamp.
 func (a *Authority) KeylessBundle(tb testing.TB, cert *x509.Certificate, key *ecdsa.PrivateKey, payload []byte,
-	at time.Time) *protobundle.Bundle {
+	at time.Time,
+) *protobundle.Bundle {
 	tb.Helper()
 	b := Envelope(tb, key, payload)
 	stamp := testkit.Value(a.TimestampResponse(b.GetDsseEnvelope().Signatures[0].Sig))(tb)
@@ -313,7 +328,8 @@ func (a *Authority) KeylessBundle(tb testing.TB, cert *x509.Certificate, key *ec
 
 // SimpleAnnotations makes a signature of the older form, with certificate and log entry if cert is given.
 func (a *Authority) SimpleAnnotations(tb testing.TB, cert *x509.Certificate, key *ecdsa.PrivateKey, payload []byte,
-	at time.Time) map[string]string {
+	at time.Time,
+) map[string]string {
 	tb.Helper()
 	sig := Sign(tb, key, payload)
 	annotations := map[string]string{"dev.cosignproject.cosign/signature": base64.StdEncoding.EncodeToString(sig)}
@@ -332,8 +348,10 @@ func (a *Authority) SimpleAnnotations(tb testing.TB, cert *x509.Certificate, key
 		},
 	}))(tb)
 	annotations["dev.sigstore.cosign/certificate"] = string(CertificatePEM(cert))
-	annotations["dev.sigstore.cosign/chain"] = string(bytes.Join([][]byte{CertificatePEM(a.Issuer),
-		CertificatePEM(a.Root)}, nil))
+	annotations["dev.sigstore.cosign/chain"] = string(bytes.Join([][]byte{
+		CertificatePEM(a.Issuer),
+		CertificatePEM(a.Root),
+	}, nil))
 	annotations["dev.sigstore.cosign/bundle"] = string(log)
 	return annotations
 }
