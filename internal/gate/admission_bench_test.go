@@ -1,0 +1,128 @@
+package gate
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/pullgate/pullgate/internal/gate/podindex"
+	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/policyclient"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+	"github.com/pullgate/pullgate/internal/policies/restriction"
+	"github.com/pullgate/pullgate/internal/records"
+	"github.com/pullgate/pullgate/pkg/tracker"
+)
+
+// hundredPolicies returns the preset restricted 100 times. Each policy allows another type of volumes, so that no two
+// are equal.
+func hundredPolicies(b *testing.B) *Admission {
+	b.Helper()
+	preset, err := restriction.Preset("restricted")
+	if err != nil {
+		b.Fatal(err)
+	}
+	files := make([]restriction.File, 100)
+	for i := range files {
+		text := strings.Replace(string(preset), "name: restricted", fmt.Sprintf("name: restricted-%d", i), 1)
+		text = strings.Replace(text, "- ephemeral\n", fmt.Sprintf("- ephemeral\n        - driver-%d\n", i), 1)
+		files[i] = restriction.File{Name: fmt.Sprintf("%d.yaml", i), Data: []byte(text)}
+	}
+	set, err := restriction.Load(files)
+	if err != nil {
+		b.Fatal(err)
+	}
+	rules := admission.Rules{Validators: []admission.Named{{
+		Name:      admission.RestrictionValidator,
+		Validator: restriction.NewValidator(set, restriction.Options{From: restriction.Node}),
+	}}}
+	return &Admission{Chain: admission.New(rules, nil), KubeletRoot: "/var/lib/kubelet"}
+}
+
+// nothing drops all that a gate counts and notes.
+type nothing struct{ Metrics }
+
+func (nothing) Admission(string, admission.Decision) {}
+
+// What 100 policies add to RunPodSandbox and to CreateContainer, for a container with 30 mounts of 5 types. The budget
+// of each is 50 µs.
+func BenchmarkAdmission(b *testing.B) {
+	g := New(Config{Pods: podindex.New(), Metrics: nothing{}, Admission: hundredPolicies(b)})
+	who := tracker.Pod{UID: "7f1d3c52-0000-4000-8000-000000000001", Namespace: "team", Name: "app"}
+	sandbox := &runtimeapi.PodSandboxConfig{
+		Metadata: &runtimeapi.PodSandboxMetadata{Name: who.Name, Namespace: who.Namespace, Uid: who.UID},
+		Labels:   map[string]string{"app": "web", "team": "a", "io.kubernetes.pod.uid": who.UID},
+	}
+	config := &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: "main"},
+		Image:    &runtimeapi.ImageSpec{Image: "sha256:1", UserSpecifiedImage: "registry.test/app:1"},
+		Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
+			RunAsUser: &runtimeapi.Int64Value{Value: 1000}, NoNewPrivs: true,
+			Capabilities: &runtimeapi.Capability{DropCapabilities: []string{"ALL"}},
+		}},
+	}
+	for i := range 30 {
+		kind := []string{"configmap", "secret", "empty-dir", "projected", "downward-api"}[i%5]
+		config.Mounts = append(config.Mounts, &runtimeapi.Mount{
+			ContainerPath: fmt.Sprintf("/mnt/%d", i),
+			HostPath:      fmt.Sprintf("/var/lib/kubelet/pods/%s/volumes/kubernetes.io~%s/v%d", who.UID, kind, i), Readonly: true,
+		})
+	}
+	for name, container := range map[string]*runtimeapi.ContainerConfig{"RunPodSandbox": nil, "CreateContainer": config} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := g.admit(b.Context(), g.candidate(g.newCall(b.Context(), name), who, sandbox, container)); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// endorsedImage is a store in which one image has every endorsement.
+type endorsedImage struct{ policyclient.EndorsementStore }
+
+func (endorsedImage) Endorsed(p records.Pair, requirement string) (records.Endorsement, bool) {
+	return records.Endorsement{Pair: p, Requirement: requirement, Signers: []string{"key a"}}, true
+}
+
+// What a policy about signatures adds to CreateContainer, beside one that only has a chain. The budget is 20 µs.
+func BenchmarkAdmissionEndorsed(b *testing.B) {
+	pattern, err := requirement.ParsePattern("registry.test/*", requirement.KyvernoSyntax)
+	if err != nil {
+		b.Fatal(err)
+	}
+	e := policyclient.NewEndorser(requirement.NewSet("", &requirement.Policies{Rules: []requirement.Rule{{
+		Policy: "signed", Images: []requirement.Pattern{pattern},
+		Requirement: &requirement.Requirement{SignedBy: &requirement.Signer{Key: &requirement.Key{Public: []byte("a")}}},
+	}}}), policyclient.EndorserOptions{Store: endorsedImage{}, State: policyclient.NewEndorserState()})
+	who := tracker.Pod{UID: "7f1d3c52-0000-4000-8000-000000000001", Namespace: "team", Name: "app"}
+	sandbox := &runtimeapi.PodSandboxConfig{Metadata: &runtimeapi.PodSandboxMetadata{
+		Name:      who.Name,
+		Namespace: who.Namespace, Uid: who.UID,
+	}}
+	config := &runtimeapi.ContainerConfig{
+		Metadata: &runtimeapi.ContainerMetadata{Name: "main"},
+		Image:    &runtimeapi.ImageSpec{Image: "sha256:1", UserSpecifiedImage: "registry.test/app:1"},
+	}
+	for name, validators := range map[string][]admission.Named{
+		"none":   nil,
+		"signed": {{Name: admission.SignatureValidator, Validator: e}},
+	} {
+		b.Run(name, func(b *testing.B) {
+			chain := admission.New(admission.Rules{Validators: validators}, nil)
+			g := New(Config{Pods: podindex.New(), Metrics: nothing{}, Admission: &Admission{Chain: chain, Endorser: e}})
+			b.ReportAllocs()
+			for b.Loop() {
+				c := g.candidate(g.newCall(b.Context(), "CreateContainer"), who, sandbox, config)
+				c.image = tracker.Image{ID: "sha256:1"}
+				if err := g.admit(b.Context(), c); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
