@@ -18,8 +18,8 @@ func TestAsUnit(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can act as another user")
 	}
-	dir, err := os.MkdirTemp("",
-		"unit") //nolint:usetesting // other users can enter only a folder that is not below that of the test
+	//nolint:usetesting // other users can enter only a folder that is not below that of the test
+	dir, err := os.MkdirTemp("", "unit")
 	testkit.Must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	testkit.Must(t, os.Chmod(dir, 0o755))
