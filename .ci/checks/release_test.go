@@ -26,15 +26,15 @@ func TestReleaseFollowsItsChecklist(t *testing.T) {
 }
 
 func TestChangelogIsReadyOrHasAnError(t *testing.T) {
-	const ready = "# Changelog\n\n## 1.2.3 – 2026-12-24\n\nStore format: 2.\n\n### Added\n\n- Something.\n\n" +
+	const ready = "# Changelog\n\n## 1.2.3 – 2026-12-24\n\nStore format: 3.\n\n### Added\n\n- Something.\n\n" +
 		"## 1.2.2 – 2026-11-24\n"
 	for name, tc := range map[string]struct{ old, new, want string }{
 		"ready":                  {"", "", ""},
 		"still unreleased":       {"1.2.3 – 2026-12-24", "Unreleased", "newest section is '## Unreleased'"},
 		"of another version":     {"1.2.3 –", "1.2.4 –", "newest section is '## 1.2.4"},
 		"without a date":         {" – 2026-12-24", "", "newest section is '## 1.2.3'"},
-		"without a store format": {"Store format: 2.", "", "does not contain 'Store format: 2.'"},
-		"of another format":      {"format: 2.", "format: 1.", "does not contain 'Store format: 2.'"},
+		"without a store format": {"Store format: 3.", "", "does not contain 'Store format: 3.'"},
+		"of another format":      {"format: 3.", "format: 1.", "does not contain 'Store format: 3.'"},
 		"without a change":       {"- Something.", "", "names no change"},
 	} {
 		t.Run(name, func(t *testing.T) {

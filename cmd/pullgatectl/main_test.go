@@ -463,7 +463,7 @@ const docs = "../../docs"
 // The output in the manual is the real output. `UPDATE=1 go test` writes it again.
 func TestManualShowsWhatIsPrinted(t *testing.T) {
 	pages := map[string]int{
-		"pullgatectl.md": 6, "restrictions.md": 1, "require-signatures.md": 1,
+		"pullgatectl.md": 6, "restrictions.md": 1, "require-signatures.md": 1, "allow-scanned-images.md": 1,
 		"leaked-credential.md": 2, "troubleshooting.md": 1,
 	}
 	for page, commands := range pages {
@@ -513,13 +513,18 @@ func testPage(t *testing.T, manual string, atLeast int) {
 	testkit.Must(t, os.WriteFile(manual, []byte(want.String()), 0o644))
 }
 
-// The policy in the page about signatures is the one that is tested there.
-func TestSignaturePageShowsItsPolicy(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join(docs, "require-signatures.md"))
-	testkit.Must(t, err)
-	policy, err := os.ReadFile(filepath.Join(docs, "examples/signature/policies/team-a.yaml"))
-	if err != nil || !strings.Contains(string(page), "```yaml\n"+string(policy)+"```\n") {
-		t.Errorf("the page does not show %s, %v", policy, err)
+// The policy in each page about signatures is the one that is tested there.
+func TestSignaturePagesShowTheirPolicies(t *testing.T) {
+	for name, example := range map[string]string{
+		"require-signatures.md":   "signature/policies/team-a.yaml",
+		"allow-scanned-images.md": "attestation/policies/scanned.yaml",
+	} {
+		page, err := os.ReadFile(filepath.Join(docs, name))
+		testkit.Must(t, err)
+		policy, err := os.ReadFile(filepath.Join(docs, "examples", example))
+		if err != nil || !strings.Contains(string(page), "```yaml\n"+string(policy)+"```\n") {
+			t.Errorf("%s does not show %s, %v", name, policy, err)
+		}
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/pullgate/pullgate/internal/mechanics/program"
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/operator/cli"
+	"github.com/pullgate/pullgate/internal/policies/condition"
 	"github.com/pullgate/pullgate/internal/policies/podfile"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
@@ -256,6 +257,9 @@ func policyTestCommand(c *cli.Console) *cobra.Command {
 			return err
 		}
 		policies, err := policyfiles.NewTester(settings)
+		if err == nil {
+			err = condition.Check(policyfiles.Requirements(policies.Set).Rules())
+		}
 		if err != nil {
 			return t.invalid(err)
 		}

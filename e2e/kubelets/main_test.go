@@ -94,6 +94,7 @@ func testNode(t *testing.T, m *machine) {
 	m.runIf(t, first, testCase{"policies", policies}, testCase{"restrictions", restrictions}, testCase{"reviews", reviews})
 	m.runIf(t, first, testCase{"signatures", signatures})
 	m.runIf(t, m.mountsImages() || everyPair(), testCase{"signed-restarts", signedRestarts})
+	m.runIf(t, m.mountsImages() || everyPair(), testCase{"scanned", scanned})
 	m.runIf(t, first, testCase{"restarts", restarts}, testCase{"restricted-restarts", restrictedRestarts})
 	m.runIf(t, first, testCase{"kills", kills}, testCase{"static", static}, testCase{"node-credentials", nodeCredentials})
 	if m.firstOfKubelet() {

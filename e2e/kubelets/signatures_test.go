@@ -125,3 +125,41 @@ func signedRestarts(s *scenario) {
 		r.isDenied(name+", after "+reboot, o, `RegistryUnavailable|SignatureValidationFailed|ErrImagePull|ErrImageNeverPull`)
 	}
 }
+
+// A pod whose image has a fresh scan without findings runs. When the scan gets too old, new pods wait, also while the
+// registry is down, those that run continue, and a new scan starts the others.
+func scanned(s *scenario) {
+	const fresh = 90 * time.Second
+	registry := s.registry()
+	app, bad := s.push(registry, "app:1", node.Image{}), s.push(registry, "bad:1", node.Image{})
+	r := s.newSigner()
+	r.requireScan(fresh, "a")
+	r.enforce()
+	r.scan(bad, 9)
+	r.scan(app, 5)
+	taken := time.Now()
+	good, found := r.come(by("a", app), running), r.come(by("a", bad), refused)
+	r.runs("scanned", good)
+	r.isDenied("with a finding", found, `does not meet its conditions: found 1; want`)
+	verified := r.verifications()
+	again := r.come(by("a", app), running)
+	r.runs("scanned, again", again)
+	if n := r.verifications() - verified; n > 1 { // one of the image with the finding may be between
+		s.Errorf("%v verifications of a scan that is fresh; want none", n)
+	}
+
+	s.must(registry.Down())
+	time.Sleep(time.Until(taken.Add(fresh + time.Second)))
+	late := r.come(by("a", app), running)
+	s.waitForEvent(late.pod, `Failed to pull image|ErrImagePull`)
+	s.must(registry.Up())
+	r.isDenied("with an old scan", late, `scan it again; found \\?"1m`)
+	r.scan(app, 5)
+	r.runs("with a new scan", late)
+	for name, o := range map[string]*outcome{"the first": good, "the second": again} {
+		if r.look(o).state != running {
+			s.Errorf("%s pod, which ran before its scan got too old: %s; want it running", name, o)
+		}
+	}
+	s.dropAll()
+}

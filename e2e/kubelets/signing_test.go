@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/pullgate/pullgate/internal/testkit"
 	"github.com/pullgate/pullgate/internal/testkit/sigstoretest"
@@ -108,4 +109,40 @@ func (r *signer) isNeverUnsigned(name string, o *outcome) {
 func (r *signer) verifications() float64 {
 	r.Helper()
 	return testkit.Value(r.policyd.Metric("pullgate_policyd_verifications_total"))(r)
+}
+
+// requireScan makes the policy that the images of the scenario have a scan by the scenario's key, in the pods of a
+// team: younger than a time, and without a finding above 8.
+func (r *signer) requireScan(youngerThan time.Duration, team string) {
+	r.Helper()
+	text := fmt.Sprintf(`apiVersion: kyverno.io/v1
+kind: ClusterPolicy
+metadata: {name: signed}
+spec:
+  rules:
+  - name: by-the-team
+    match: {any: [{resources: {kinds: [Pod], namespaces: [%s]}}]}
+    verifyImages:
+    - imageReferences: ["*/%s/*"]
+      attestations:
+      - predicateType: https://trivy.aquasec.com/scan/v2
+        attestors: [{entries: [{keys: {publicKeys: %q}}]}]
+        conditions:
+        - all:
+          - {key: "{{ time_since('', timestamp, '') }}", operator: LessThan, value: %v, message: scan it again}
+          - {key: "{{ Results[].Vulnerabilities[?Score > `+"`8.0`"+`][] | length(@) }}", operator: Equals, value: 0}
+`, r.namespace(team), r.name, sigstoretest.PublicPEM(r.T, r.key), youngerThan)
+	r.must(os.WriteFile(filepath.Join(r.policies, "signed.yaml"), []byte(text), 0o644))
+	r.hangup()
+}
+
+// scan attests a scan of an image that is taken now, with one finding.
+func (r *signer) scan(image node.Pushed, score float64) {
+	r.Helper()
+	payload := fmt.Sprintf(`{"_type":"https://in-toto.io/Statement/v1",`+
+		`"predicateType":"https://trivy.aquasec.com/scan/v2","subject":[{"digest":{"sha256":%q}}],`+
+		`"predicate":{"timestamp":%q,"Results":[{"Vulnerabilities":[{"Score":%v}]}]}}`,
+		strings.TrimPrefix(image.Digest, "sha256:"), time.Now().UTC().Format(time.RFC3339), score)
+	bundle := sigstoretest.BundleJSON(r.T, sigstoretest.KeyBundle(r.T, r.key, []byte(payload)))
+	r.must(r.repository(image).Attach(r.Context(), image.Digest, bundle, signing.BundleMediaType))
 }

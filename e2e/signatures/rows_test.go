@@ -27,7 +27,7 @@ const (
 // rows returns the table: keys, storage, object, tampering, keyless.
 func (o *oracle) rows() []row {
 	return slices.Concat(o.keyRows(), o.storageRows(), o.objectRows(), o.tamperedBundles(), o.tamperedPayloads(),
-		o.keylessRows())
+		o.keylessRows(), o.attestationRows())
 }
 
 func signed(a *attempt) { a.must(a.cosign.Sign(a.Context(), a.repository, a.image.Digest)) }
@@ -112,7 +112,7 @@ func (o *oracle) objectRows() []row {
 	attest := func(a *attempt) {
 		predicate := filepath.Join(a.TempDir(), "sbom.json")
 		a.must(os.WriteFile(predicate, []byte(`{"spdxVersion":"SPDX-2.3"}`), 0o600))
-		a.must(a.cosign.Attest(a.Context(), a.repository, a.image.Digest, predicate))
+		a.must(a.cosign.Attest(a.Context(), a.repository, a.image.Digest, "spdxjson", predicate, false))
 	}
 	return []row{
 		with(o.public, row{name: "index signed", sign: func(a *attempt) { index(a); signed(a) }}),

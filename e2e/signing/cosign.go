@@ -68,10 +68,15 @@ func (c *Cosign) SignLegacy(ctx context.Context, r *Repository, digest string) e
 		"--use-signing-config=false", "--tlog-upload=false", "--new-bundle-format=false")
 }
 
-// Attest stores an SBOM, the content of a file, as an attestation of the manifest or index with a digest.
-func (c *Cosign) Attest(ctx context.Context, r *Repository, digest, sbom string) error {
-	return c.on(ctx, r, digest, "attest", "--yes", "--key", c.path("cosign.key"),
-		"--signing-config", c.path("config.json"), "--type", "spdxjson", "--predicate", sbom)
+// Attest stores the content of a file as an attestation of a type, of the manifest or index with a digest.
+func (c *Cosign) Attest(ctx context.Context, r *Repository, digest, predicateType, file string, legacy bool) error {
+	form := []string{"--signing-config", c.path("config.json")}
+	if legacy {
+		form = []string{"--use-signing-config=false", "--tlog-upload=false", "--new-bundle-format=false"}
+	}
+	return c.on(ctx, r, digest, append([]string{
+		"attest", "--yes", "--key", c.path("cosign.key"), "--type", predicateType, "--predicate", file,
+	}, form...)...)
 }
 
 // on runs a command about the manifest or index with a digest.
@@ -86,6 +91,15 @@ func (c *Cosign) on(ctx context.Context, r *Repository, digest string, command .
 
 // Verify returns nil if cosign accepts the manifest or index with a digest by a key, and why it does not otherwise.
 func (c *Cosign) Verify(ctx context.Context, r *Repository, public, digest string) error {
+	return c.verify(ctx, r, public, digest, "verify")
+}
+
+// VerifyAttestation is Verify for an attestation of a type.
+func (c *Cosign) VerifyAttestation(ctx context.Context, r *Repository, public, digest, predicateType string) error {
+	return c.verify(ctx, r, public, digest, "verify-attestation", "--type", predicateType)
+}
+
+func (c *Cosign) verify(ctx context.Context, r *Repository, public, digest string, command ...string) error {
 	key, err := os.CreateTemp(c.dir, "verify-*.pub")
 	if err != nil {
 		return err
@@ -94,7 +108,7 @@ func (c *Cosign) Verify(ctx context.Context, r *Repository, public, digest strin
 	if err := errors.Join(err, key.Close()); err != nil {
 		return err
 	}
-	return c.VerifyWith(ctx, r, digest, "--key", key.Name(), "--insecure-ignore-tlog")
+	return c.on(ctx, r, digest, append(command, "--key", key.Name(), "--insecure-ignore-tlog")...)
 }
 
 // VerifyWith is Verify with other flags than those for a key.

@@ -20,6 +20,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/admission"
 	"github.com/pullgate/pullgate/internal/policies/policyclient"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/internal/policies/restriction"
 	adminv1 "github.com/pullgate/pullgate/proto/pullgate/admin/v1"
 )
@@ -57,6 +58,7 @@ type policies struct {
 	config    config.Admission
 	grace     time.Duration    // registryUnavailableGrace
 	set       *policyfiles.Set // the last valid one; nil while there are no policies
+	waiting   *policyfiles.Set // a newer one whose expressions pullgate-policyd has not compiled yet; mostly nil
 	chain     *admission.Chain // nil while there are no policies
 	review    *policyclient.Reviewer
 	published func() // called after each change, with mu held; nil until the gate exists
@@ -125,18 +127,56 @@ func (p *policies) poll() {
 }
 
 func (p *policies) pollLocked() {
-	if set, changed, err := p.watcher.Poll(); changed {
+	set, changed, err := p.watcher.Poll()
+	if !changed && p.waiting != nil && p.compiled(p.waiting) == nil {
+		set, changed = p.waiting, true
+	}
+	if changed {
 		p.apply(set, err)
 	}
 }
 
 // apply uses a set that was read, or after an error the last valid one.
 func (p *policies) apply(set *policyfiles.Set, err error) {
+	if p.waiting = nil; err == nil {
+		if err = p.compiled(set); err != nil {
+			p.waiting = set
+		}
+	}
 	p.use(set, err)
 	if p.published != nil {
 		p.published()
 	}
 	p.keepList(err)
+}
+
+// compiledLimit bounds how long pullgate-policyd may take to say that it has the same policy files.
+const compiledLimit = 2 * time.Second
+
+// compiled returns an error if a set has other conditions than the one in force, and pullgate-policyd, which compiles
+// them, does not have the set. The set in force stays until then.
+//
+//nolint:contextcheck,nolintlint // files are read by a loop, and the question is short
+func (p *policies) compiled(set *policyfiles.Set) error {
+	if set == nil || p.set == nil {
+		return nil
+	}
+	known := map[string]bool{}
+	for _, r := range p.Rules().Rules() {
+		known[r.Hash] = true
+	}
+	if !slices.ContainsFunc(policyfiles.Requirements(set).Rules(), func(r requirement.Rule) bool {
+		return r.Requirement != nil && r.Requirement.HasConditions() && !known[r.Hash]
+	}) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), compiledLimit)
+	defer cancel()
+	_, err := p.policyd.Review(ctx, policyclient.ReviewRequest{PolicyHash: set.Hash, Namespace: "default"})
+	if err != nil {
+		return fmt.Errorf("the policies have conditions, and pullgate-policyd has not accepted them: %w", err)
+	}
+	return nil
 }
 
 func (p *policies) use(set *policyfiles.Set, err error) {

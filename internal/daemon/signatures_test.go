@@ -111,3 +111,77 @@ func TestValidityTakesEffectOnReload(t *testing.T) {
 		t.Error("another validity has the same endorser")
 	}
 }
+
+// scannedImages is a policy with an expression, whose value is what a test changes.
+const scannedImages = `apiVersion: kyverno.io/v1
+kind: ClusterPolicy
+metadata: {name: scanned}
+spec:
+  validationFailureAction: Enforce
+  rules:
+  - name: scan
+    match: {any: [{resources: {kinds: [Pod], namespaces: [team]}}]}
+    verifyImages:
+    - imageReferences: ["repo.test/team/*"]
+      attestations:
+      - type: https://scan.test
+        attestors: [{entries: [{keyless: {issuer: https://issuer.test, subject: me@team.test}}]}]
+        conditions: [{all: [{key: "{{ scanner }}", operator: Equals, value: VALUE}]}]
+`
+
+// pullgated cannot tell whether an expression is one. New files with conditions come into force when pullgate-policyd
+// has accepted them, and until then those from before stay.
+func TestConditionsWaitForPolicyd(t *testing.T) {
+	p, d := newReviewTest(t)
+	p.put("r", noHostNetwork)
+	p.open()
+	file := filepath.Join(p.dir, "scanned.yaml")
+	write := func(value string) {
+		t.Helper()
+		testkit.Must(t, os.WriteFile(file, []byte(strings.Replace(scannedImages, "VALUE", value, 1)), 0o644))
+		p.poll()
+		p.poll()
+	}
+	rules := func(when string, want int) {
+		t.Helper()
+		if got := len(p.Rules().Rules()); got != want {
+			t.Errorf("%s: %d rules about signatures; want %d", when, got, want)
+		}
+		p.denies(when, true) // by the other file
+	}
+	write("trivy")
+	rules("without pullgate-policyd", 0)
+	p.poll()
+	p.poll()
+	const waits = "the policies have conditions, and pullgate-policyd has not accepted them"
+	p.says("without pullgate-policyd", 1, waits)
+	p.shows("without pullgate-policyd", "pullgate_admission_last_reload_success 0")
+
+	stop := d.serve(t, p.socket())
+	p.poll()
+	rules("with pullgate-policyd", 1)
+	p.shows("with pullgate-policyd", "pullgate_admission_last_reload_success 1")
+
+	d.folder = t.TempDir() // it did not compile the newer ones
+	write("grype")
+	before := p.Rules().Rules()[0].Hash
+	d.folder = p.dir
+	p.poll()
+	if p.Rules().Rules()[0].Hash == before {
+		t.Error("pullgate-policyd has accepted other conditions, and they are not in use")
+	}
+	stop()
+	testkit.Must(t, os.Remove(file))
+	p.poll()
+	p.poll()
+	rules("without conditions", 0)
+
+	// At a start there are no files from before, and what is required of images is known without compiling it.
+	write("syft")
+	opened, err := openPolicies(p.options, p.metrics, nil)
+	testkit.Must(t, err)
+	defer func() { testkit.Must(t, opened.close()) }()
+	if got := len(opened.Rules().Rules()); got != 1 {
+		t.Errorf("after a start: %d rules; want 1", got)
+	}
+}

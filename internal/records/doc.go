@@ -8,7 +8,7 @@
 // # Format
 //
 //	meta
-//	  format            1, or 2 while the store has endorsements
+//	  format            1, 2 while the store has endorsements, or 3 from the first one by an attestation on
 //	  distrust          Distrust, while the store is distrusted; a copy is from the moment that it is made
 //	  scanned           the time of the first scan
 //	  key               fingerprint of the node's key
@@ -24,9 +24,9 @@
 //	endorsements        one per image ID, repository and requirement; absent while there is none
 //	  <image ID> 00 <repository> 00 <requirement>    Endorsement
 //
-// A version that reads only format 1 refuses a store of format 2. The first endorsement raises the number, and the
-// deletion of the last one lowers it again, each in the transaction that makes the change. So a node that verifies no
-// signatures, or whose endorsements were revoked, can go back to such a version.
+// A version that reads only format 1 refuses a store of format 2 or 3, and leaves it as it is. The first endorsement
+// raises the number, and the deletion of the last one lowers it to 1 again, each in the transaction that makes the
+// change. So a node that verifies no signatures, or whose endorsements were revoked, can go back to such a version.
 //
 // Every value is a CRC-32C of its bucket, its key and its payload (4 bytes, big endian), then the payload as JSON. A
 // value with a wrong checksum is unreadable: a flipped bit, or a value under another key.

@@ -19,6 +19,15 @@ const (
 	MaxSignerBytes = 512
 )
 
+// MaxAttestations bounds the attestations of an endorsement. Endorse cuts off what is beyond.
+const MaxAttestations = 16
+
+// An Attestation is a statement about an image: the type of its predicate, and its digest.
+type Attestation struct {
+	PredicateType string `json:"predicateType"`
+	Digest        string `json:"digest"`
+}
+
 // An Endorsement states that the signatures of a pair were verified and met a requirement. It is about the content of
 // the image and not about credentials.
 type Endorsement struct {
@@ -27,8 +36,11 @@ type Endorsement struct {
 	// Digest is the digest of the manifest or index that was signed and that leads to the image ID.
 	Digest string `json:"digest"`
 	// Signers are the keys and identities that were found. They are for people: no decision depends on them.
-	Signers []string  `json:"signers,omitempty"`
-	At      time.Time `json:"at"` // when it was verified
+	Signers []string `json:"signers,omitempty"`
+	// Attestations are the statements that count, at most MaxAttestations. They are for people too.
+	Attestations []Attestation `json:"attestations,omitempty"`
+
+	At time.Time `json:"at"` // when it was verified
 	// Until is the time after which the endorsement may not be used; zero means that there is none. The store does not
 	// compare it with the clock.
 	Until time.Time `json:"until,omitzero"`
@@ -86,6 +98,11 @@ func (s *Store) Endorse(all []Endorsement) error {
 		written, pairs := map[string]bool{}, map[Pair]bool{}
 		for _, e := range all {
 			e.Signers = bounded(e.Signers)
+			e.Attestations = slices.Clone(e.Attestations[:min(len(e.Attestations), MaxAttestations)])
+			for i := range e.Attestations {
+				a := &e.Attestations[i]
+				a.PredicateType = strings.ToValidUTF8(a.PredicateType[:min(len(a.PredicateType), MaxSignerBytes)], "")
+			}
 			written[string(e.key())], pairs[e.Pair] = true, true
 			t.putEndorsement(e)
 		}

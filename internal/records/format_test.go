@@ -22,16 +22,22 @@ import (
 var update = flag.Bool("update", false, "rewrite testdata/format-2.db; not allowed once format 2 is released")
 
 // formats are the formats of the files in testdata.
-func formats() []int { return []int{1, 2} }
+func formats() []int { return []int{1, 2, 3} }
 
 func goldenOf(format int) string {
 	return filepath.Join("testdata", fmt.Sprintf("format-%d.db", format))
 }
 
-// endorsedInFormat2 are the endorsements of the store in testdata.
-func endorsedInFormat2() []records.Endorsement {
+// endorsedIn are the endorsements of the store in testdata.
+func endorsedIn(format int) []records.Endorsement {
+	if format < 2 {
+		return nil
+	}
 	full := endorsement(pair(id1, app), signedByTeam)
 	full.Until = at(9)
+	if format > 2 {
+		full.Attestations = []records.Attestation{{PredicateType: "https://scan.test", Digest: "sha256:d3"}}
+	}
 	return []records.Endorsement{full, {Pair: pair(id2, other), Requirement: signedByTeam, Digest: "sha256:d2", At: at(8)}}
 }
 
@@ -69,7 +75,7 @@ func writeFormat(t *testing.T, path string, format int) {
 		testkit.Must(t, errors.Join(err, end(id)))
 	}
 	if format >= 2 {
-		endorse(t, s, endorsedInFormat2()...)
+		endorse(t, s, endorsedIn(format)...)
 	}
 	closeStore(t, s)
 }
@@ -109,11 +115,7 @@ func wantFormat(t *testing.T, s *records.Store, format int) {
 		t.Errorf("Creations (-want +got), %v:\n%s", err, diff)
 	}
 	testkit.Equal(t, "format", formatOf(t, s), format)
-	var wantEndorsed []records.Endorsement
-	if format >= 2 {
-		wantEndorsed = endorsedInFormat2()
-	}
-	testkit.Equal(t, "endorsements", endorsed(t, s), wantEndorsed)
+	testkit.Equal(t, "endorsements", endorsed(t, s), endorsedIn(format))
 	if f, err := s.KeyFingerprint(); f != "f00d" || err != nil {
 		t.Errorf("KeyFingerprint() = %q, %v; want f00d, nil", f, err)
 	}
@@ -122,8 +124,8 @@ func wantFormat(t *testing.T, s *records.Store, format int) {
 func TestEveryFormatOpens(t *testing.T) {
 	if *update {
 		path := newPath(t)
-		writeFormat(t, path, 2)
-		writeFile(t, goldenOf(2), readFile(t, path))
+		writeFormat(t, path, records.Format)
+		writeFile(t, goldenOf(records.Format), readFile(t, path))
 	}
 	for _, format := range formats() {
 		path := newPath(t)
@@ -192,6 +194,20 @@ func TestStoreWithoutEndorsementsOpensInTheVersionBeforeThem(t *testing.T) {
 				t.Error(err)
 			}
 		}, false},
+		"first attestation": {2, func(s *records.Store) {
+			attested := endorsement(pair(id1, app), signedByBoth)
+			attested.Attestations = []records.Attestation{{PredicateType: "https://scan.test", Digest: "sha256:d3"}}
+			endorse(t, s, attested)
+			endorse(t, s, endorsement(pair(id1, other), signedByBoth))
+			if got := formatOf(t, s); got != 3 {
+				t.Errorf("format %d with an attestation; want 3, which the version before refuses", got)
+			}
+		}, false},
+		"all revoked, of format 3": {3, func(s *records.Store) {
+			if _, err := s.RevokeEndorsements(records.EndorsementSelection{All: true}); err != nil {
+				t.Error(err)
+			}
+		}, true},
 		"all revoked": {2, func(s *records.Store) {
 			if _, err := s.RevokeEndorsements(records.EndorsementSelection{All: true}); err != nil {
 				t.Error(err)

@@ -179,7 +179,11 @@ func (t *tx) deleteCreation(id uint64) { t.remove(bucketCreations, creationKey(i
 func (t *tx) putEndorsement(e Endorsement) {
 	t.put(bucketEndorsements, e.key(), e)
 	t.count(e.Pair)
-	t.setFormat(formatEndorsing)
+	if len(e.Attestations) > 0 {
+		t.setFormat(formatAttesting)
+	} else if t.meta.format != formatAttesting {
+		t.setFormat(formatEndorsing)
+	}
 }
 
 // rewriteEndorsement is what rewriteRecord is for a record.

@@ -19,13 +19,14 @@ import (
 )
 
 // Format is the newest version of the file that this code reads and writes. A store has format 1 as long as it has no
-// endorsement, so that a version that knows no endorsements can open it.
-const Format = 2
+// endorsement, and 2 until it gets one by an attestation, so that a version that knows less can open it.
+const Format = 3
 
 // The versions of the file.
 const (
 	formatPlain     = 1
 	formatEndorsing = 2
+	formatAttesting = 3
 )
 
 const asideInfix = ".damaged-"

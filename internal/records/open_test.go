@@ -78,7 +78,7 @@ func TestLostStoreBeginsInDistrustThatOnlyTrustEnds(t *testing.T) {
 }
 
 func TestOpenRefusesNewerFormat(t *testing.T) {
-	for _, newer := range []string{"3", "10", "2147483647"} {
+	for _, newer := range []string{"4", "10", "2147483647"} {
 		path := newPath(t)
 		s, _ := open(t, path, records.Options{})
 		prove(t, s, records.Result{Pair: pair(id1, app), Open: true})

@@ -78,6 +78,9 @@ func (s *Server) endorsements() func(records.Endorsement) *adminv1.Endorsement {
 		return &adminv1.Endorsement{
 			Pair: pairTo(e.Pair), Requirement: text(e.Requirement), Digest: text(e.Digest), Signers: all(e.Signers, text),
 			Verified: timestamp(e.At), Expires: timestamp(expires), Rules: rules[e.Requirement],
+			Attestations: all(e.Attestations, func(a records.Attestation) *adminv1.Attestation {
+				return &adminv1.Attestation{PredicateType: text(a.PredicateType), Digest: text(a.Digest)}
+			}),
 		}
 	}
 }

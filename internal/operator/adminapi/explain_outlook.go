@@ -378,7 +378,7 @@ func reviewed(f admission.Finding) bool {
 func signatures(f admission.Finding) bool {
 	return slices.Contains([]admission.Reason{
 		admission.EndorsementMissing, admission.SignatureMissing, admission.SignatureInvalid, admission.IdentityMismatch,
-		admission.ContentMismatch,
+		admission.AttestationMissing, admission.ConditionNotMet, admission.ContentMismatch,
 	}, f.Reason)
 }
 

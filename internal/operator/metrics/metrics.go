@@ -519,7 +519,7 @@ func (m *Metrics) Policies(number func(kind string) int, unjudged int) {
 	}
 	if slices.ContainsFunc(policyfiles.SignatureKinds(), func(kind string) bool { return number(kind) > 0 }) {
 		m.findings(admission.SignatureValidator, AdmissionCalls(), admission.EndorsementMissing, admission.SignatureMissing,
-			admission.SignatureInvalid,
+			admission.SignatureInvalid, admission.AttestationMissing, admission.ConditionNotMet,
 			admission.IdentityMismatch, admission.DigestRequired, admission.ContentMismatch, admission.FieldUnknown)
 		for _, call := range AdmissionCalls() { // an image that a default admits
 			m.admission.answers.WithLabelValues(call, admission.SignatureValidator, admission.Admit.String(),

@@ -86,6 +86,8 @@ const (
 	EndorsementMissing  Reason = "ENDORSEMENT_MISSING"  // whether signatures are present is not known; a pull can help
 	SignatureMissing    Reason = "SIGNATURE_MISSING"    // no signature, or fewer than a policy requires
 	SignatureInvalid    Reason = "SIGNATURE_INVALID"    // by key, certificate, transparency log or timestamp
+	AttestationMissing  Reason = "ATTESTATION_MISSING"  // no statement of the required type by a required signer
+	ConditionNotMet     Reason = "CONDITION_NOT_MET"    // there is such a statement, and it does not meet a condition
 	IdentityMismatch    Reason = "IDENTITY_MISMATCH"    // a valid signature of someone else
 	DigestRequired      Reason = "DIGEST_REQUIRED"      // the image must be named by a digest
 	ContentMismatch     Reason = "CONTENT_MISMATCH"     // the image differs from what its registry has
@@ -97,7 +99,8 @@ const (
 func Reasons() []Reason {
 	return []Reason{
 		RestrictionViolated, FieldUnknown, ReviewDenied, ReviewUnavailable, EndorsementMissing, SignatureMissing,
-		SignatureInvalid, IdentityMismatch, DigestRequired, ContentMismatch, ValidatorFailed,
+		SignatureInvalid, AttestationMissing, ConditionNotMet, IdentityMismatch, DigestRequired, ContentMismatch,
+		ValidatorFailed,
 	}
 }
 

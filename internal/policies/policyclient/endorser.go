@@ -1,6 +1,7 @@
 package policyclient
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -115,19 +116,52 @@ const (
 
 func (e *Endorser) find(p records.Pair, hash string, now time.Time) (records.Endorsement, endorsementState) {
 	got, ok := e.options.Store.Endorsed(p, hash)
-	if !ok || !got.Until.IsZero() && !now.Before(got.Until) {
+	if !ok {
 		return records.Endorsement{}, missing
 	}
+	ends := endOf(got, e.options.Validity)
 	// One from the future has expired: the clock was set back, and it would count for too long.
-	age := now.Sub(got.At)
 	switch {
-	case e.options.Validity <= 0, age >= 0 && age < e.options.Validity:
+	case ends.IsZero(), !got.At.After(now) && now.Before(ends):
 		return got, valid
-	case age < e.options.Validity+e.options.Grace && e.options.State.unavailable(fact{p, hash}, now):
+	case now.Before(ends.Add(e.options.Grace)) && e.options.State.unavailable(fact{p, hash}, now):
 		return got, inGrace
 	default:
 		return got, expired
 	}
+}
+
+// endOf returns when an endorsement expires; the zero time if it does not.
+func endOf(e records.Endorsement, validity time.Duration) time.Time {
+	if validity <= 0 {
+		return e.Until
+	}
+	return earlier(e.Until, e.At.Add(validity))
+}
+
+// earlier returns the earlier one of two times; the zero time is later than all others.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// clockValidity is how long a result counts that depends on the clock in a way that is not known, without a Validity.
+const clockValidity = time.Hour
+
+// endorsement returns what is stored of a requirement that is met. begun is the time before it was verified.
+func (e *Endorser) endorsement(p records.Pair, r requirement.Result, begun time.Time) records.Endorsement {
+	out := records.Endorsement{
+		Pair: p, Requirement: r.Requirement, Digest: r.Digest, Signers: r.Signers, At: begun, Until: r.Until,
+	}
+	if r.ReadsClock {
+		out.Until = earlier(out.Until, begun.Add(cmp.Or(max(e.options.Validity, 0), clockValidity)))
+	}
+	for _, a := range r.Attestations {
+		out.Attestations = append(out.Attestations, records.Attestation(a))
+	}
+	return out
 }
 
 func (e *Endorser) judge(r *requirement.Rule, name imageref.Ref, id string, now time.Time) admission.Finding {

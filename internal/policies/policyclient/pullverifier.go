@@ -167,9 +167,7 @@ func (v *pullVerifier) verify(ctx context.Context, s *admission.Subject, q *pull
 		got.of[r.Requirement] = r
 		switch {
 		case r.Met:
-			met = append(met, records.Endorsement{
-				Pair: q.pair, Requirement: r.Requirement, Digest: r.Digest, Signers: r.Signers, At: begun,
-			})
+			met = append(met, e.endorsement(q.pair, r, begun))
 		case r.Unavailable():
 			e.options.State.noteOutage(fact{q.pair, r.Requirement}, begun)
 		default:

@@ -70,7 +70,14 @@ func verificationOf(r VerifyRequest, response *policyv1.VerifyResponse) (require
 	for i, got := range response.GetResults() {
 		result := requirement.Result{
 			Requirement: got.GetRequirement(), Met: got.GetMet(), Reason: got.GetReason(), Message: got.GetMessage(),
-			Signers: got.GetSigners(), Digest: got.GetDigest(),
+			Signers: got.GetSigners(), Digest: got.GetDigest(), ReadsClock: got.GetReadsClock(),
+		}
+		if until := got.GetUntil(); until != nil {
+			result.Until = until.AsTime()
+		}
+		for _, a := range got.GetAttestations() {
+			result.Attestations = append(result.Attestations,
+				requirement.Attestation{PredicateType: a.GetPredicateType(), Digest: a.GetDigest()})
 		}
 		if err := check(result, r.Requirements[i]); err != nil {
 			return requirement.Report{}, fmt.Errorf("%w: result %d: %w", ErrFailed, i, err)
@@ -96,7 +103,9 @@ func check(r requirement.Result, hash string) error {
 		return fmt.Errorf("is met, and has the reason %.64q", r.Reason)
 	case !r.Met && !slices.Contains(requirement.Reasons(), r.Reason):
 		return fmt.Errorf("has the reason %.64q, which is not known", r.Reason)
-	case len(r.Digest) > maxDigest, len(r.Message) > maxText, len(r.Signers) > maxSigners,
+	case slices.ContainsFunc(r.Attestations, func(a requirement.Attestation) bool {
+		return len(a.PredicateType) > maxText || len(a.Digest) > maxDigest
+	}), len(r.Attestations) > maxSigners, len(r.Digest) > maxDigest, len(r.Message) > maxText, len(r.Signers) > maxSigners,
 		slices.ContainsFunc(r.Signers, func(s string) bool { return len(s) > maxText }):
 		return errors.New("is larger than allowed")
 	}

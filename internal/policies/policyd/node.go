@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/klog/v2"
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
@@ -325,7 +326,14 @@ func responseOf(v policyfiles.Version, report requirement.Report) *policyv1.Veri
 	response := &policyv1.VerifyResponse{PolicyHash: v.Hash, TrustedRoot: v.TrustedRoot}
 	left := budget(maxTexts)
 	for _, r := range report.Results {
-		result := &policyv1.VerifyResult{Requirement: r.Requirement, Met: r.Met, Digest: r.Digest}
+		result := &policyv1.VerifyResult{Requirement: r.Requirement, Met: r.Met, Digest: r.Digest, ReadsClock: r.ReadsClock}
+		if !r.Until.IsZero() {
+			result.Until = timestamppb.New(r.Until)
+		}
+		for _, a := range r.Attestations[:min(len(r.Attestations), maxSigners)] {
+			result.Attestations = append(result.Attestations,
+				&policyv1.Attestation{PredicateType: left.clean(a.PredicateType, maxSigner), Digest: a.Digest})
+		}
 		if !r.Met {
 			result.Reason, result.Message = r.Reason, left.clean(r.Message, maxMessage)
 		}

@@ -121,10 +121,10 @@ func (c *cipCompiler) authority(at *field.Path, a *cipAuthority) []requirementNo
 		c.OneOf(at.Child("signatureFormat"), a.SignatureFormat, "legacy", "bundle")
 		c.Note(at.Child("signatureFormat"), "no effect; signatures of both forms count")
 	}
-	if a.Source == nil {
-		return signers
+	if a.Source != nil {
+		signers = c.sources(at.Child("source"), *a.Source, signers)
 	}
-	return c.sources(at.Child("source"), *a.Source, signers)
+	return c.attested(at.Child("attestations"), a.Attestations, signers)
 }
 
 func (c *cipCompiler) sources(at *field.Path, list []cipSource, signers []requirementNode) []requirementNode {
@@ -148,12 +148,41 @@ func (c *cipCompiler) sources(at *field.Path, list []cipSource, signers []requir
 	return all
 }
 
+// attested returns the requirement that each signer has signed all attestations, if there are any.
+func (c *cipCompiler) attested(at *field.Path, list *[]cipAttestation, signers []requirementNode) []requirementNode {
+	if list == nil {
+		return signers
+	}
+	if len(*list) == 0 {
+		c.Required(at, "must have at least one entry")
+	}
+	var statements []*requirement.Statement
+	for i, a := range *list {
+		at := at.Index(i)
+		if a.Name == nil || *a.Name == "" {
+			c.Required(at.Child("name"), "must be a name")
+		}
+		statements = append(statements, &requirement.Statement{
+			PredicateType: c.PredicateType(at.Child("predicateType"), a.PredicateType),
+		})
+	}
+	for i := range signers {
+		var all []requirement.Requirement
+		for _, s := range statements {
+			all = append(all, signers[i].Attesting(s))
+		}
+		signers[i].Requirement = requirement.AtLeast(len(all), all...)
+	}
+	return signers
+}
+
 func (c *cipCompiler) static(at *field.Path, a *cipAuthority) []requirementNode {
 	for _, other := range given([]alternative{
 		{"source", a.Source != nil},
 		{"ctlog", a.CTLog != nil},
 		{"rfc3161timestamp", a.RFC3161Timestamp != nil},
 		{"signatureFormat", a.SignatureFormat != nil},
+		{"attestations", a.Attestations != nil},
 	}) {
 		c.Invalid(at.Child(other), other, "must be absent beside static, which no signature decides")
 	}
@@ -278,6 +307,13 @@ type cipAuthority struct {
 	CTLog            *cipLog       `json:"ctlog"`
 	RFC3161Timestamp *cipTimestamp `json:"rfc3161timestamp"`
 	SignatureFormat  *string       `json:"signatureFormat"`
+	// Attestations are required instead of a signature of the image.
+	Attestations *[]cipAttestation `json:"attestations"`
+}
+
+type cipAttestation struct {
+	Name          *string `json:"name"`
+	PredicateType *string `json:"predicateType"`
 }
 
 type cipKey struct {
@@ -317,9 +353,7 @@ func cipDecoder() *strictyaml.Decoder {
 			"selector": "selectors of labels are not supported; remove it, or write the policy as a ClusterPolicy of " +
 				"kyverno.io/v1 with namespaces",
 		}),
-		reflect.TypeFor[cipAuthority](): refuseFields(map[string]string{
-			"attestations": "not supported yet; remove it, and the authority requires a signature of the image",
-		}),
+		reflect.TypeFor[cipAttestation](): refuseCIPPolicy,
 		reflect.TypeFor[cipKey](): refuseFields(map[string]string{
 			"kms": "KMS is not supported, because only the registry is asked; write the public key in data, as cosign " +
 				"public-key --key prints it",

@@ -196,8 +196,13 @@ func (c *kyvernoCompiler) verification(at *field.Path, v *kyvernoVerification, o
 	if v.Repository != nil {
 		repository = c.Repository(at.Child("repository"), *v.Repository)
 	}
+	var nodes []requirementNode
 	if len(v.Attestors) > 0 {
-		out.Requirement = new(c.attestors(at.Child("attestors"), v.Attestors, repository))
+		signed := c.attestors(at.Child("attestors"), v.Attestors, repository)
+		nodes = append(nodes, requirementNode{Requirement: signed, At: at.Child("attestors")})
+	}
+	if nodes = append(nodes, c.attestations(at, v, repository)...); len(nodes) > 0 {
+		out.Requirement = new(requirement.AtLeast(len(nodes), c.Distinct(nodes)...))
 	}
 	hasEffect := out.Requirement != nil || out.RequireDigest || out.Default != requirement.NoDefault
 	switch {

@@ -14,7 +14,7 @@ import (
 func TestExamplesOfTheProposal(t *testing.T) {
 	for _, name := range []string{
 		"digest-corrected", "key-corrected", "keyless", "one-of-three-corrected",
-		"tekton-corrected", "tekton-for-pods",
+		"tekton-corrected", "tekton-for-pods", "trivy-corrected",
 	} {
 		p, err := kyverno.Load(readFile(t, "testdata/kyverno/proposal-"+name+".yaml"))
 		if err != nil {
@@ -28,7 +28,7 @@ func TestExamplesOfTheProposal(t *testing.T) {
 // The other examples of the proposal use what is not supported yet, or are malformed.
 func TestMalformedExamplesOfTheProposal(t *testing.T) {
 	var text strings.Builder
-	for _, name := range []string{"structure", "digest", "key", "one-of-three", "tekton", "trivy", "trivy-corrected"} {
+	for _, name := range []string{"structure", "digest", "key", "one-of-three", "tekton", "trivy"} {
 		p, err := kyverno.Load(readFile(t, "testdata/kyverno/proposal-"+name+".yaml"))
 		if err == nil {
 			t.Errorf("%s is valid: %v", name, p)

@@ -65,6 +65,8 @@ type kyvernoVerification struct {
 	Repository      *string            `json:"repository"`
 	Attestors       []kyvernoAttestors `json:"attestors"`
 	ImagePaths      any                `json:"imagePaths"` // of custom resources
+	// Attestations are statements that the image must have, beside the signatures of Attestors.
+	Attestations []kyvernoAttestation `json:"attestations"`
 }
 
 type kyvernoAttestors struct {
@@ -132,8 +134,9 @@ func kyvernoDecoder() *strictyaml.Decoder {
 		reflect.TypeFor[kyvernoAttestors](): refuseFields(map[string]string{
 			"match": "belongs to the rule, beside verifyImages; remove it here",
 		}),
-		reflect.TypeFor[kyvernoEntry](): rewriteEntry,
-		reflect.TypeFor[kyvernoKey]():   rewriteStaticKey,
+		reflect.TypeFor[kyvernoAttestation](): rewriteAttestation,
+		reflect.TypeFor[kyvernoEntry]():       rewriteEntry,
+		reflect.TypeFor[kyvernoKey]():         rewriteStaticKey,
 	}}
 }
 
@@ -171,7 +174,8 @@ func rewriteVerification(m *strictyaml.Mapping) {
 	m.Rename("images", "imageReferences")
 	m.Rename("digestVerify", "verifyDigest")
 	m.Rename("digestMutate", "mutateDigest")
-	refuseAll(notYet, "mutate", "validate", "attestations", "attestions")(m)
+	m.Rename("attestions", "attestations")
+	refuseAll(notYet, "mutate", "validate")(m)
 	refuseAll("not supported; write an entry of attestors", "key", "roots", "subject", "issuer", "additionalExtensions")(m)
 	refuseFields(map[string]string{
 		"skipImageReferences": "not supported; write imageReferences that do not match these images",

@@ -58,6 +58,9 @@ func (s *Signer) canonical() string {
 	if t := s.Timestamp; t != nil {
 		parts = append(parts, call("timestamp", blobs(t.Chain)))
 	}
+	if s.Statement != nil {
+		parts = append(parts, s.Statement.canonical())
+	}
 	return call("signed", parts...)
 }
 

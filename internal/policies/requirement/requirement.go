@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // A Requirement is a tree of which signatures an image must have. One of Of, SignedBy and Static is set. The zero
@@ -31,6 +32,8 @@ type Static struct {
 type Signer struct {
 	Key     *Key
 	Keyless *Keyless
+	// Statement is what must have been signed about the image: nil for its signature, else an attestation.
+	Statement *Statement
 	// Repository is where signatures count beside the repository of the image itself, normalised; "" if only there.
 	Repository string
 	// Log and Timestamp require an entry in a transparency log, and a timestamp. A keyless signature needs one of them.
@@ -156,8 +159,13 @@ func (s *Signer) Overlaps(o *Signer) bool {
 	return a.Issuer.overlaps(b.Issuer) && a.Subject.overlaps(b.Subject)
 }
 
-// String names the signer: the SHA-256 of a key, or issuer and subject.
+// String names the signer: the SHA-256 of a key, or issuer and subject, and the type of the statement.
 func (s *Signer) String() string {
+	if s.Statement != nil {
+		signer := *s
+		signer.Statement = nil
+		return fmt.Sprintf("an attestation of type %s by %s", s.Statement.PredicateType, &signer)
+	}
 	switch {
 	case s.Key != nil:
 		return "key sha256:" + fingerprint(s.Key.Public)
@@ -176,6 +184,10 @@ func fingerprint(data []byte) string {
 // The reasons of results. RegistryUnavailable is a failure, which says nothing about the image; the others are denials.
 const (
 	SignatureMissing = "SIGNATURE_MISSING"
+	// AttestationMissing is for an image without a statement of the required type by a required signer.
+	AttestationMissing = "ATTESTATION_MISSING"
+	// ConditionNotMet is for an image whose statements of the type meet not all conditions.
+	ConditionNotMet  = "CONDITION_NOT_MET"
 	SignatureInvalid = "SIGNATURE_INVALID"
 	IdentityMismatch = "IDENTITY_MISMATCH"
 	ContentMismatch  = "CONTENT_MISMATCH"
@@ -188,8 +200,8 @@ const (
 // Reasons returns all reasons.
 func Reasons() []string {
 	return []string{
-		SignatureMissing, SignatureInvalid, IdentityMismatch, ContentMismatch, RegistryDenied,
-		RegistryUnavailable, LimitExceeded,
+		SignatureMissing, AttestationMissing, ConditionNotMet, SignatureInvalid, IdentityMismatch, ContentMismatch,
+		RegistryDenied, RegistryUnavailable, LimitExceeded,
 	}
 }
 
@@ -207,6 +219,12 @@ type Result struct {
 	Reason, Message string
 	Signers         []string // that the requirement names and that have signed, also if they are too few
 	Digest          string   // of the signed manifest or index that leads to the image; "" if there is none
+	// Attestations are those that count, also if they are too few.
+	Attestations []Attestation
+	// Until is when a condition of an attestation need no longer be met; the zero time if there is none. ReadsClock says
+	// that this may be earlier, at a time that is not known.
+	Until      time.Time
+	ReadsClock bool
 }
 
 // Unavailable reports whether the result is a failure, which says nothing about the image.

@@ -190,7 +190,9 @@ func (r *Rule) NotMet(name imageref.Ref, reason, text string) admission.Finding 
 
 // reasonOf returns the reason of a finding. No access to signatures, or too many, is the same as none.
 func reasonOf(verified string) admission.Reason {
-	if slices.Contains([]string{SignatureInvalid, IdentityMismatch, ContentMismatch}, verified) {
+	if slices.Contains([]string{
+		SignatureInvalid, IdentityMismatch, ContentMismatch, AttestationMissing, ConditionNotMet,
+	}, verified) {
 		return admission.Reason(verified)
 	}
 	return admission.SignatureMissing

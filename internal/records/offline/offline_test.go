@@ -150,7 +150,7 @@ func TestCheckReportsDamageAndChangesNothing(t *testing.T) {
 				t.Helper()
 				change(t, path, func(tx *bolt.Tx) error { return tx.Bucket([]byte("meta")).Put([]byte("format"), []byte("7")) })
 			},
-			wantErr: records.ErrNewerFormat, text: "format 7, this version reads up to 2",
+			wantErr: records.ErrNewerFormat, text: "format 7, this version reads up to 3",
 		},
 		"absent": {
 			damage: func(t *testing.T, path string) {

@@ -17,7 +17,7 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 )
 
-const bySigTag = "sig-tag"
+const bySigTag, byAttTag = "sig-tag", "att-tag"
 
 // Annotations of the manifests that hold bundles, as cosign writes them.
 const (
@@ -39,7 +39,7 @@ type candidate struct {
 // search reads the signatures of what leads to the image, referrers first: cosign stores signatures so today.
 func (r *run) search(ctx context.Context, c chain) {
 	for _, repository := range r.repositories() {
-		for _, find := range []func(context.Context, string, string) ([]candidate, error){r.referrers, r.sigTag} {
+		for _, find := range []func(context.Context, string, string) ([]candidate, error){r.referrers, r.sigTag, r.attTag} {
 			for _, digest := range c.digests {
 				if r.done() || ctx.Err() != nil {
 					return
@@ -86,7 +86,7 @@ func (r *run) referrers(ctx context.Context, repository, digest string) ([]candi
 	for _, d := range list {
 		rank := 1
 		switch predicate := d.Annotations[predicateAnnotation]; {
-		case predicate == predicateType:
+		case predicate == predicateType, slices.Contains(r.accepted, predicate):
 			rank = 0
 		case predicate != "":
 			rank = 2
@@ -123,14 +123,19 @@ func fromBothEnds[T any](list []T) []T {
 }
 
 func (r *run) sigTag(ctx context.Context, repository, digest string) ([]candidate, error) {
-	m, err := r.manifest(ctx, repository, strings.Replace(digest, ":", "-", 1)+".sig")
+	return r.tagged(ctx, repository, digest, bySigTag, ".sig")
+}
+
+// tagged returns the layers of the image that the older forms attach by a tag.
+func (r *run) tagged(ctx context.Context, repository, digest, by, suffix string) ([]candidate, error) {
+	m, err := r.manifest(ctx, repository, strings.Replace(digest, ":", "-", 1)+suffix)
 	if err != nil {
 		return nil, err
 	}
-	return layers(place{repository: repository, by: bySigTag, digest: m.Digest, subject: digest}, m.Data)
+	return r.layers(place{repository: repository, by: by, digest: m.Digest, subject: digest}, m.Data)
 }
 
-func layers(at place, data []byte) ([]candidate, error) {
+func (r *run) layers(at place, data []byte) ([]candidate, error) {
 	d, err := parseDocument(data)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", at.digest, err)
@@ -138,6 +143,7 @@ func layers(at place, data []byte) ([]candidate, error) {
 	var all []candidate
 	for i, layer := range d.Layers {
 		_, simple := layer.Annotations[signatureAnnotation]
+		simple = simple || r.accepted != nil && layer.MediaType == envelopeMediaType
 		if (simple || strings.HasPrefix(layer.MediaType, bundleMediaType)) && isDigest(layer.Digest.String()) {
 			at.layer = i
 			all = append(all, candidate{place: at, holds: &layer})
@@ -180,7 +186,7 @@ func (r *run) readCandidate(ctx context.Context, c candidate) {
 			r.unreadable(ctx, c.place, err)
 			return
 		}
-		list, err := layers(c.place, m.Data)
+		list, err := r.layers(c.place, m.Data)
 		if err != nil || len(list) == 0 { // something else is attached, such as an index or a file
 			r.read++
 			return
@@ -203,13 +209,28 @@ func (r *run) readLayer(ctx context.Context, c candidate) {
 		r.unreadable(ctx, c.place, err)
 		return
 	}
+	if r.accepted != nil && len(data) > maxStatement {
+		if r.large++; r.large > maxLarge {
+			r.unreadable(ctx, c.place, fmt.Errorf("%w: more than %d attestations have more than %d bytes",
+				registry.ErrTooLarge, maxLarge, maxStatement))
+			return
+		}
+	}
 	r.judgeSignature(ctx, c.place, func() (*signature, error) {
-		if _, simple := c.holds.Annotations[signatureAnnotation]; simple {
+		_, simple := c.holds.Annotations[signatureAnnotation]
+		switch {
+		case c.holds.MediaType == envelopeMediaType && r.accepted != nil:
+			return parseEnvelope(data, c.holds.Annotations, r.accepted)
+		case simple:
 			return parseSimple(data, c.holds.Annotations)
 		}
-		return parseBundle(data)
+		return parseBundle(data, r.accepted)
 	})
 }
+
+// maxLarge is how many large attestations are read: who has signed one is known only after it is decoded, which takes a
+// good part of a second.
+const maxLarge = 8
 
 func (r *run) unreadable(ctx context.Context, at place, err error) {
 	r.failed(ctx, at.repository, err)

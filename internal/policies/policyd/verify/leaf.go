@@ -20,6 +20,7 @@ import (
 	sigverify "github.com/sigstore/sigstore-go/pkg/verify"
 	sigstore "github.com/sigstore/sigstore/pkg/signature"
 
+	"github.com/pullgate/pullgate/internal/policies/condition"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 )
 
@@ -28,10 +29,15 @@ type leaf struct {
 	signed   *requirement.Signer
 	verifier *sigverify.Verifier
 	err      error // why no signature can be verified; nil if it can be
+	// conditions are those of the statement that must be signed, if there is one.
+	conditions *condition.Compiled
 
 	// signer is who has signed, "" as long as no signature counts, and digest what.
 	signer, digest string
 	miss           miss // the signature that comes closest to one that counts
+	// attested is the digest of the statement that counts, and evaluated the result of its conditions.
+	attested  string
+	evaluated condition.Result
 }
 
 type miss struct{ reason, text string }
@@ -43,7 +49,12 @@ func newLeaf(s *requirement.Signer, trusted *root.TrustedRoot) *leaf {
 	if m, l.err = newMaterial(s, trusted); l.err != nil {
 		return l
 	}
-	var options []sigverify.VerifierOption
+	if s.Statement != nil {
+		if l.conditions, l.err = condition.CompileStatement(s.Statement); l.err != nil {
+			return l
+		}
+	}
+	options := []sigverify.VerifierOption{sigverify.WithoutStatementPredicate()}
 	if s.Log != nil {
 		options = append(options, sigverify.WithTransparencyLog(1))
 	}
@@ -256,6 +267,9 @@ var errKind = errors.New("signed")
 func (l *leaf) verify(s *signature, digest string) (signer string, err error) {
 	if l.err != nil {
 		return "", l.err
+	}
+	if err := l.is(s); err != nil {
+		return "", err
 	}
 	switch {
 	case l.signed.Keyless != nil && s.certificate == nil:

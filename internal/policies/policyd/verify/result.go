@@ -14,8 +14,9 @@ import (
 // should, can cause is above a registry that does not answer: that may be forgiven for a while, a denial is not.
 func rank(reason string) int {
 	return slices.Index([]string{
-		"", requirement.SignatureMissing, requirement.SignatureInvalid, requirement.IdentityMismatch,
-		requirement.RegistryDenied, requirement.RegistryUnavailable, requirement.ContentMismatch, requirement.LimitExceeded,
+		"", requirement.SignatureMissing, requirement.AttestationMissing, requirement.SignatureInvalid,
+		requirement.IdentityMismatch, requirement.ConditionNotMet, requirement.RegistryDenied,
+		requirement.RegistryUnavailable, requirement.ContentMismatch, requirement.LimitExceeded,
 	}, reason)
 }
 
@@ -32,6 +33,14 @@ func (r *run) result(w *requirement.Rule) requirement.Result {
 		if out.Digest == "" {
 			out.Digest = l.digest
 		}
+		if s.Statement != nil {
+			out.Attestations = append(out.Attestations,
+				requirement.Attestation{PredicateType: s.Statement.PredicateType, Digest: l.attested})
+			if u := l.evaluated.Until; out.Until.IsZero() || !u.IsZero() && u.Before(out.Until) {
+				out.Until = u
+			}
+			out.ReadsClock = out.ReadsClock || l.evaluated.Open
+		}
 	}
 	out.Signers = unique(out.Signers)
 	if out.Met {
@@ -45,6 +54,9 @@ func (r *run) result(w *requirement.Rule) requirement.Result {
 	}
 	out.Reason = requirement.SignatureMissing
 	for _, l := range missing {
+		if l.signed.Statement != nil && rank(out.Reason) < rank(requirement.AttestationMissing) {
+			out.Reason = requirement.AttestationMissing
+		}
 		if rank(l.miss.reason) > rank(out.Reason) {
 			out.Reason = l.miss.reason
 		}
@@ -53,6 +65,10 @@ func (r *run) result(w *requirement.Rule) requirement.Result {
 	if len(r.links) == 0 || rank(p.reason) > rank(out.Reason) {
 		out.Reason = p.reason
 		out.Message = safetext.Shorten(fmt.Sprintf("signatures of %s could not be verified: %s", name, p.text), maxMessage)
+		return out
+	}
+	if out.Reason == requirement.ConditionNotMet {
+		out.Message = safetext.Shorten(name+": "+strings.Join(texts(missing), "; "), maxMessage)
 		return out
 	}
 	out.Message = safetext.Shorten(sentence(name, w.Requirement, out.Signers, missing, p.text), maxMessage)
@@ -77,9 +93,12 @@ func (r *run) problem(missing []*leaf) (worst problem) {
 
 func sentence(name string, want *requirement.Requirement, signers []string, missing []*leaf, problem string) string {
 	var b strings.Builder
-	if total := len(want.Signers()); total == 1 {
+	switch {
+	case len(want.Signers()) == 1 && want.ReadsStatements():
+		fmt.Fprintf(&b, "%s has no %s", name, shortDigests(strings.TrimPrefix(want.String(), "an ")))
+	case len(want.Signers()) == 1:
 		fmt.Fprintf(&b, "%s is not signed with %s", name, shortDigests(want.String()))
-	} else {
+	default:
 		fmt.Fprintf(&b, "%s needs signatures of %s; %d found", name, shortDigests(want.String()), len(signers))
 		if len(signers) > 0 {
 			fmt.Fprintf(&b, " (%s)", shortDigests(strings.Join(signers, ", ")))
@@ -90,23 +109,33 @@ func sentence(name string, want *requirement.Requirement, signers []string, miss
 		}
 		fmt.Fprintf(&b, ", %d missing (%s)", len(missing), strings.Join(names, ", "))
 	}
-	var texts []string
-	for _, l := range missing {
-		if l.miss.text != "" {
-			texts = append(texts, l.miss.text)
-		}
-	}
-	switch texts = unique(texts); {
+	switch texts := texts(missing); {
 	case texts != nil:
-		fmt.Fprintf(&b, "; a signature that was found does not count: %s", strings.Join(texts, "; "))
+		what := "a signature"
+		if want.ReadsStatements() {
+			what = "one"
+		}
+		fmt.Fprintf(&b, "; %s that was found does not count: %s", what, strings.Join(texts, "; "))
 	case problem != "":
 		fmt.Fprintf(&b, "; %s", problem)
 	case len(signers) > 0:
 		b.WriteString("; no other signature was found")
+	case want.ReadsStatements():
+		b.WriteString("; none was found")
 	default:
 		b.WriteString("; no signature was found")
 	}
 	return b.String()
+}
+
+// texts says why leaves are not met.
+func texts(missing []*leaf) (all []string) {
+	for _, l := range missing {
+		if l.miss.text != "" {
+			all = append(all, l.miss.text)
+		}
+	}
+	return unique(all)
 }
 
 var longDigest = regexp.MustCompile(`(sha256:[0-9a-f]{12})[0-9a-f]+`)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pullgate/pullgate/internal/mechanics/safetext"
 	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/condition"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
 	"github.com/pullgate/pullgate/pkg/imageref"
@@ -22,7 +23,10 @@ type run struct {
 	list       bool
 	want       []*requirement.Rule
 	leaves     map[*requirement.Signer]*leaf
-	order      []*leaf // of leaves
+	order      []*leaf  // of leaves
+	accepted   []string // predicate types of attestations that are read
+	evaluated  map[evaluation]evaluated
+	large      int // how many large attestations were read
 
 	opened    map[string]Repository
 	resolved  map[string]bool // digests of documents that were resolved
@@ -186,19 +190,32 @@ func (r *run) judgeSignature(ctx context.Context, at place, parse func() (*signa
 			continue
 		}
 		signer, err := guarded(func() (string, error) { return l.verify(s, digest) })
+		var evaluated condition.Result
+		if err == nil && l.signed.Statement != nil {
+			evaluated, err = guarded(func() (condition.Result, error) { return r.evaluate(ctx, l, s) })
+		}
 		if err != nil {
 			misses[l] = err
 			continue
 		}
 		signers = append(signers, signer)
 		if l.signer == "" {
-			l.signer, l.digest = signer, digest
+			l.signer, l.digest, l.evaluated = signer, digest, evaluated
+			if l.signed.Statement != nil {
+				l.attested = s.payloadDigest
+			}
 		}
 	}
 	if signers == nil {
 		r.missed(at, s, func(l *leaf) error { return misses[l] })
 		return
 	}
+	r.closest(at, func(l *leaf) error { // of the same signer
+		if err := misses[l]; errors.Is(err, errCondition) || errors.Is(err, registry.ErrTooLarge) {
+			return err
+		}
+		return nil
+	})
 	r.note(at, strings.Join(unique(signers), ", "), true, "valid for "+digest)
 }
 
@@ -206,10 +223,15 @@ func (r *run) accepts(l *leaf, at place) bool {
 	return at.repository == r.repository || at.repository == l.signed.Repository
 }
 
-func (r *run) missed(at place, s *signature, why func(*leaf) error) {
-	var closest miss
+// closest notes why a signature does not count for leaves, and returns the reason that comes closest to one that does.
+// why returns nil for a leaf that it counts for.
+func (r *run) closest(at place, why func(*leaf) error) (closest miss) {
 	for _, l := range r.order {
-		m := missOf(why(l))
+		err := why(l)
+		if err == nil {
+			continue
+		}
+		m := missOf(err)
 		if r.accepts(l, at) && rank(m.reason) > rank(l.miss.reason) {
 			l.miss = m
 		}
@@ -217,6 +239,11 @@ func (r *run) missed(at place, s *signature, why func(*leaf) error) {
 			closest = m
 		}
 	}
+	return closest
+}
+
+func (r *run) missed(at place, s *signature, why func(*leaf) error) {
+	closest := r.closest(at, why)
 	if len(r.order) == 0 {
 		closest.text = "no policy asks for signatures of this image"
 	}
@@ -234,6 +261,10 @@ func missOf(err error) miss {
 		m.reason = requirement.IdentityMismatch
 	case errors.Is(err, errNotSignature), errors.Is(err, errKind):
 		m.reason = requirement.SignatureMissing
+	case errors.Is(err, errOther):
+		m.reason = requirement.AttestationMissing
+	case errors.Is(err, errCondition):
+		m.reason = requirement.ConditionNotMet
 	case errors.Is(err, registry.ErrTooLarge):
 		m.reason = requirement.LimitExceeded
 	}

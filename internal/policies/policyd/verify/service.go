@@ -16,6 +16,7 @@ import (
 	"github.com/pullgate/pullgate/internal/config"
 	"github.com/pullgate/pullgate/internal/mechanics/inflight"
 	"github.com/pullgate/pullgate/internal/policies/admission"
+	"github.com/pullgate/pullgate/internal/policies/condition"
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 	"github.com/pullgate/pullgate/internal/policies/policyfiles"
 	"github.com/pullgate/pullgate/internal/policies/requirement"
@@ -136,6 +137,9 @@ func (s *Service) Compile(set *policyfiles.Set) (*Rules, error) {
 		r.verify, r.webhook = v, v
 		return r, nil
 	}
+	if err := condition.Check(r.set.Rules()); err != nil {
+		return nil, err
+	}
 	var err error
 	if r.verify, err = s.newVerifier(s.registry, root); err == nil {
 		r.webhook, err = s.newVerifier(s.webhook, root)
@@ -236,6 +240,9 @@ func Examine(c config.Policyd, set *policyfiles.Set, now time.Time) (warnings []
 		for _, part := range expired {
 			warnings = append(warnings, fmt.Sprintf("trustedRoot %s: %s", c.TrustedRoot, part))
 		}
+	}
+	if err := condition.Check(policyfiles.Requirements(set).Rules()); err != nil {
+		errs = append(errs, fmt.Errorf("policies:\n%w", err))
 	}
 	if dir := c.Registries.HostsDir; dir != "" {
 		if err := registry.CheckHosts(dir); err != nil {

@@ -41,6 +41,11 @@ type signature struct {
 	// bundle is what is verified, and keyed the same as a signature that is made with a key.
 	bundle, keyed sigverify.SignedEntity
 	payload       []byte // what is signed, if it is not in the bundle
+
+	statement     *statement     // nil for a signature of the older form
+	payloadDigest string         // of the statement
+	predicate     map[string]any // of the statement, decoded when it is needed first
+	unread        error          // why it is not
 }
 
 var errNotSignature = errors.New("not a signature of an image")
@@ -49,17 +54,9 @@ var errNotSignature = errors.New("not a signature of an image")
 // bytes; this is enough for 1,000 subjects. Decoded, a statement takes many times its size.
 const maxStatement = 256 << 10
 
-// A statement is the part of an in-toto statement that decides.
-type statement struct {
-	Type          string `json:"_type"`
-	PredicateType string `json:"predicateType"`
-	Subject       []struct {
-		Digest map[string]string `json:"digest"`
-	} `json:"subject"`
-}
-
-// parseBundle reads a bundle of any version. Its predicate type alone says whether it is a signature.
-func parseBundle(data []byte) (*signature, error) {
+// parseBundle reads a bundle of any version. Its predicate type alone says whether it is a signature, or one of the
+// accepted attestations.
+func parseBundle(data []byte, accepted []string) (*signature, error) {
 	if err := registry.Bounded(data); err != nil {
 		return nil, err
 	}
@@ -83,27 +80,12 @@ func parseBundle(data []byte) (*signature, error) {
 	if envelope == nil {
 		return nil, fmt.Errorf("%w: a bundle of a file", errNotSignature)
 	}
-	var said statement
-	if size := len(envelope.GetPayload()); size > maxStatement {
-		return nil, fmt.Errorf("%w: a statement of %d bytes, such as an attestation; one that signs an image has at most %d",
-			errNotSignature, size, maxStatement)
+	said, err := parseStatement(envelope.GetPayloadType(), envelope.GetPayload(), accepted)
+	if err != nil {
+		return nil, err
 	}
-	if err := registry.Bounded(envelope.GetPayload()); err != nil {
-		return nil, fmt.Errorf("%w: %w", errNotSignature, err) // a large attestation
-	}
-	err = json.Unmarshal(envelope.GetPayload(), &said)
-	if err != nil || envelope.GetPayloadType() != bundle.IntotoMediaType {
-		return nil, fmt.Errorf("%w: its payload is not a statement", errNotSignature)
-	}
-	if said.PredicateType != predicateType {
-		return nil, fmt.Errorf("%w: an attestation of type %s", errNotSignature, clean(said.PredicateType))
-	}
-	if !slices.Contains([]string{"https://in-toto.io/Statement/v1", "https://in-toto.io/Statement/v0.1"}, said.Type) {
-		return nil, fmt.Errorf("%w: a statement of type %s", errNotSignature, clean(said.Type))
-	}
-	s := &signature{bundle: b, keyed: b}
-	for _, subject := range said.Subject {
-		s.digests = append(s.digests, digestPrefix+subject.Digest["sha256"])
+	s := &signature{
+		digests: said.digests, statement: said, payloadDigest: digestOf(envelope.GetPayload()), bundle: b, keyed: b,
 	}
 	content, err := b.VerificationContent()
 	if err != nil {
@@ -187,11 +169,6 @@ func parseSimple(payload []byte, annotations map[string]string) (*signature, err
 	if err := registry.Bounded(payload); err != nil {
 		return nil, err
 	}
-	for _, key := range []string{signatureAnnotation, certificateAnnotation, timestampAnnotation} {
-		if len(annotations[key]) > maxField {
-			return nil, fmt.Errorf("%w: the annotation %s has more than %d bytes", registry.ErrTooLarge, key, maxField)
-		}
-	}
 	var said simplePayload
 	if err := json.Unmarshal(payload, &said); err != nil {
 		return nil, fmt.Errorf("invalid payload: %w", err)
@@ -203,19 +180,36 @@ func parseSimple(payload []byte, annotations map[string]string) (*signature, err
 	if err != nil {
 		return nil, fmt.Errorf("invalid signature: %w", err)
 	}
+	s := &signature{digests: []string{said.Critical.Image.Digest}, payload: payload}
+	return s, s.annotate(annotations, func(b *protobundle.Bundle, algorithm string) {
+		b.Content = &protobundle.Bundle_MessageSignature{MessageSignature: &protocommon.MessageSignature{
+			Signature: made, MessageDigest: sum(algorithm, payload),
+		}}
+	})
+}
+
+// annotate makes the bundle of a signature of the older form from its annotations. content adds what is signed; the
+// algorithm is that of the log entry.
+func (s *signature) annotate(annotations map[string]string,
+	content func(b *protobundle.Bundle, algorithm string),
+) error {
+	for _, key := range []string{signatureAnnotation, certificateAnnotation, timestampAnnotation} {
+		if len(annotations[key]) > maxField {
+			return fmt.Errorf("%w: the annotation %s has more than %d bytes", registry.ErrTooLarge, key, maxField)
+		}
+	}
 	byKey := &protobundle.VerificationMaterial_PublicKey{PublicKey: &protocommon.PublicKeyIdentifier{}}
 	material := &protobundle.VerificationMaterial{Content: byKey}
-	s := &signature{digests: []string{said.Critical.Image.Digest}, payload: payload}
 	var chain []*x509.Certificate
 	if text := annotations[certificateAnnotation]; text != "" {
 		list, err := parseCertificates(text)
 		if err != nil {
-			return nil, fmt.Errorf("invalid certificate: %w", err)
+			return fmt.Errorf("invalid certificate: %w", err)
 		}
 		s.certificate = list[0]
 		if text := annotations[chainAnnotation]; text != "" {
 			if chain, err = parseCertificates(text); err != nil {
-				return nil, fmt.Errorf("invalid certificate chain: %w", err)
+				return fmt.Errorf("invalid certificate chain: %w", err)
 			}
 		}
 	}
@@ -223,7 +217,7 @@ func parseSimple(payload []byte, annotations map[string]string) (*signature, err
 	if text := annotations[logAnnotation]; text != "" {
 		entry, hash, err := parseEntry([]byte(text))
 		if err != nil {
-			return nil, fmt.Errorf("invalid log entry: %w", err)
+			return fmt.Errorf("invalid log entry: %w", err)
 		}
 		material.TlogEntries = append(material.TlogEntries, entry)
 		algorithm = cmp.Or(hash, algorithm)
@@ -231,30 +225,26 @@ func parseSimple(payload []byte, annotations map[string]string) (*signature, err
 	if text := annotations[timestampAnnotation]; text != "" {
 		var t struct{ SignedRFC3161Timestamp []byte }
 		if err := json.Unmarshal([]byte(text), &t); err != nil {
-			return nil, fmt.Errorf("invalid timestamp: %w", err)
+			return fmt.Errorf("invalid timestamp: %w", err)
 		}
 		material.TimestampVerificationData = &protobundle.TimestampVerificationData{
 			Rfc3161Timestamps: []*protocommon.RFC3161SignedTimestamp{{SignedTimestamp: t.SignedRFC3161Timestamp}},
 		}
 	}
-	message := &protobundle.Bundle{
-		MediaType: bundleMediaType + "+json;version=0.1", VerificationMaterial: material,
-		Content: &protobundle.Bundle_MessageSignature{MessageSignature: &protocommon.MessageSignature{
-			Signature: made, MessageDigest: sum(algorithm, payload),
-		}},
-	}
+	message := &protobundle.Bundle{MediaType: bundleMediaType + "+json;version=0.1", VerificationMaterial: material}
+	content(message, algorithm)
 	if err := bound(message); err != nil {
-		return nil, err
+		return err
 	}
 	b, err := bundle.NewBundle(message)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	s.bundle, s.keyed = b, b // a certificate beside a signature that is made with a key says nothing about the key
 	if s.certificate != nil {
 		s.bundle = &simple{b, chained{bundle.NewCertificate(s.certificate), chain}}
 	}
-	return s, nil
+	return nil
 }
 
 // A simple signature is a bundle with a certificate, and with those between it and the root.

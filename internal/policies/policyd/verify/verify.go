@@ -44,6 +44,7 @@ type Verifier struct {
 	trusted  *root.TrustedRoot // nil if there is none
 	limits   config.SignatureLimits
 	platform platforms.MatchComparer
+	now      func() time.Time
 }
 
 // New returns a Verifier. It is an error if the trusted root is not valid or has expired.
@@ -52,7 +53,7 @@ func New(o Options) (*Verifier, error) {
 	if err != nil {
 		return nil, fmt.Errorf("platform %q: %w", o.Platform, err)
 	}
-	v := &Verifier{open: o.Open, limits: o.Limits, platform: platforms.Only(platform)}
+	v := &Verifier{open: o.Open, limits: o.Limits, platform: platforms.Only(platform), now: time.Now}
 	if o.TrustedRoot != nil {
 		v.trusted, err = parseTrustedRoot(o.TrustedRoot, time.Now())
 	}
@@ -85,7 +86,7 @@ func (v *Verifier) Verify(ctx context.Context, image Image, want []*requirement.
 	r := &run{
 		v: v, image: image, repository: image.Name.Repository(), credential: cred, list: list, want: want,
 		leaves: map[*requirement.Signer]*leaf{}, opened: map[string]Repository{}, resolved: map[string]bool{},
-		seen: map[place]bool{},
+		seen: map[place]bool{}, evaluated: map[evaluation]evaluated{},
 	}
 	for _, w := range want {
 		for _, s := range w.Requirement.Signers() {
@@ -97,6 +98,7 @@ func (v *Verifier) Verify(ctx context.Context, image Image, want []*requirement.
 			r.order = append(r.order, l)
 		}
 	}
+	r.accepted = acceptedTypes(r.order)
 	if !r.done() {
 		limited, cancel := context.WithTimeout(ctx, v.limits.Time.Value())
 		defer cancel()

@@ -127,7 +127,7 @@ func (a answer) unknown(r requirement.Result, ok bool, name imageref.Ref, requir
 	switch r.Reason {
 	case requirement.RegistryUnavailable, requirement.RegistryDenied, requirement.ContentMismatch:
 		return cmp.Or(r.Message, r.Reason)
-	case requirement.SignatureMissing:
+	case requirement.SignatureMissing, requirement.AttestationMissing:
 		// A registry can answer 404 for a repository that the credential does not allow. That of the image was read.
 		elsewhere := func(s *requirement.Signer) bool { return s.Repository != "" && s.Repository != name.Repository() }
 		if slices.ContainsFunc(required.Signers(), elsewhere) {
@@ -230,7 +230,11 @@ func (s *Service) known(repository, digest string, want []*requirement.Rule) (
 
 func (s *Service) keep(f fact, r requirement.Result) {
 	if r.Met {
-		s.results.Add(f, r, metFor)
+		keep := metFor
+		if !r.Until.IsZero() {
+			keep = min(keep, time.Until(r.Until))
+		}
+		s.results.Add(f, r, keep)
 	} else if r.Reason != requirement.RegistryUnavailable {
 		s.results.Add(f, r, deniedFor)
 	}

@@ -884,7 +884,9 @@ type Endorsement struct {
 	Expires *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=expires,proto3" json:"expires,omitempty"`
 	// The rules of the policies in use that have this requirement, as "policy" or "policy, rule name". Without one the endorsement
 	// has no effect, until a policy has the requirement again.
-	Rules         []string `protobuf:"bytes,7,rep,name=rules,proto3" json:"rules,omitempty"`
+	Rules []string `protobuf:"bytes,7,rep,name=rules,proto3" json:"rules,omitempty"`
+	// The attestations that count for the requirement, at most 16.
+	Attestations  []*Attestation `protobuf:"bytes,8,rep,name=attestations,proto3" json:"attestations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -968,6 +970,68 @@ func (x *Endorsement) GetRules() []string {
 	return nil
 }
 
+func (x *Endorsement) GetAttestations() []*Attestation {
+	if x != nil {
+		return x.Attestations
+	}
+	return nil
+}
+
+// Attestation is a signed statement about an image.
+type Attestation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The type of its predicate, a URI.
+	PredicateType string `protobuf:"bytes,1,opt,name=predicate_type,json=predicateType,proto3" json:"predicate_type,omitempty"`
+	// The SHA-256 of the statement, as it was signed.
+	Digest        string `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Attestation) Reset() {
+	*x = Attestation{}
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Attestation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Attestation) ProtoMessage() {}
+
+func (x *Attestation) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Attestation.ProtoReflect.Descriptor instead.
+func (*Attestation) Descriptor() ([]byte, []int) {
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Attestation) GetPredicateType() string {
+	if x != nil {
+		return x.PredicateType
+	}
+	return ""
+}
+
+func (x *Attestation) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
 // An Image is an image with its records.
 type Image struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -991,7 +1055,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[9]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1003,7 +1067,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[9]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1016,7 +1080,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{9}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Image) GetImageId() string {
@@ -1077,7 +1141,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[10]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1089,7 +1153,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[10]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1102,7 +1166,7 @@ func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetStatusRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{10}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{11}
 }
 
 // GetStatusResponse is the status of the daemon.
@@ -1144,7 +1208,7 @@ type GetStatusResponse struct {
 
 func (x *GetStatusResponse) Reset() {
 	*x = GetStatusResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[11]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1156,7 +1220,7 @@ func (x *GetStatusResponse) String() string {
 func (*GetStatusResponse) ProtoMessage() {}
 
 func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[11]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1169,7 +1233,7 @@ func (x *GetStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetStatusResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{11}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GetStatusResponse) GetVersion() string {
@@ -1290,7 +1354,7 @@ type NotListening struct {
 
 func (x *NotListening) Reset() {
 	*x = NotListening{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[12]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1302,7 +1366,7 @@ func (x *NotListening) String() string {
 func (*NotListening) ProtoMessage() {}
 
 func (x *NotListening) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[12]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1315,7 +1379,7 @@ func (x *NotListening) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotListening.ProtoReflect.Descriptor instead.
 func (*NotListening) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{12}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *NotListening) GetField() string {
@@ -1345,7 +1409,7 @@ type Reload struct {
 
 func (x *Reload) Reset() {
 	*x = Reload{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[13]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1357,7 +1421,7 @@ func (x *Reload) String() string {
 func (*Reload) ProtoMessage() {}
 
 func (x *Reload) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[13]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1370,7 +1434,7 @@ func (x *Reload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reload.ProtoReflect.Descriptor instead.
 func (*Reload) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{13}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Reload) GetAt() *timestamppb.Timestamp {
@@ -1412,7 +1476,7 @@ type StoreStatus struct {
 
 func (x *StoreStatus) Reset() {
 	*x = StoreStatus{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[14]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1424,7 +1488,7 @@ func (x *StoreStatus) String() string {
 func (*StoreStatus) ProtoMessage() {}
 
 func (x *StoreStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[14]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1437,7 +1501,7 @@ func (x *StoreStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreStatus.ProtoReflect.Descriptor instead.
 func (*StoreStatus) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{14}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StoreStatus) GetPath() string {
@@ -1509,7 +1573,7 @@ type Distrust struct {
 
 func (x *Distrust) Reset() {
 	*x = Distrust{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[15]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1521,7 +1585,7 @@ func (x *Distrust) String() string {
 func (*Distrust) ProtoMessage() {}
 
 func (x *Distrust) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[15]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1534,7 +1598,7 @@ func (x *Distrust) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Distrust.ProtoReflect.Descriptor instead.
 func (*Distrust) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{15}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Distrust) GetSince() *timestamppb.Timestamp {
@@ -1568,7 +1632,7 @@ type RuntimeStatus struct {
 
 func (x *RuntimeStatus) Reset() {
 	*x = RuntimeStatus{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[16]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1580,7 +1644,7 @@ func (x *RuntimeStatus) String() string {
 func (*RuntimeStatus) ProtoMessage() {}
 
 func (x *RuntimeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[16]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1593,7 +1657,7 @@ func (x *RuntimeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuntimeStatus.ProtoReflect.Descriptor instead.
 func (*RuntimeStatus) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{16}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *RuntimeStatus) GetEndpoint() string {
@@ -1639,7 +1703,7 @@ type PodSourceStatus struct {
 
 func (x *PodSourceStatus) Reset() {
 	*x = PodSourceStatus{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[17]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1651,7 +1715,7 @@ func (x *PodSourceStatus) String() string {
 func (*PodSourceStatus) ProtoMessage() {}
 
 func (x *PodSourceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[17]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1664,7 +1728,7 @@ func (x *PodSourceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodSourceStatus.ProtoReflect.Descriptor instead.
 func (*PodSourceStatus) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{17}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PodSourceStatus) GetNode() string {
@@ -1701,7 +1765,7 @@ type DecisionLogStatus struct {
 
 func (x *DecisionLogStatus) Reset() {
 	*x = DecisionLogStatus{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[18]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +1777,7 @@ func (x *DecisionLogStatus) String() string {
 func (*DecisionLogStatus) ProtoMessage() {}
 
 func (x *DecisionLogStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[18]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +1790,7 @@ func (x *DecisionLogStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecisionLogStatus.ProtoReflect.Descriptor instead.
 func (*DecisionLogStatus) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{18}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DecisionLogStatus) GetPath() string {
@@ -1766,7 +1830,7 @@ type ImageFilter struct {
 
 func (x *ImageFilter) Reset() {
 	*x = ImageFilter{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[19]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1778,7 +1842,7 @@ func (x *ImageFilter) String() string {
 func (*ImageFilter) ProtoMessage() {}
 
 func (x *ImageFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[19]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1791,7 +1855,7 @@ func (x *ImageFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageFilter.ProtoReflect.Descriptor instead.
 func (*ImageFilter) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{19}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ImageFilter) GetRepository() string {
@@ -1851,7 +1915,7 @@ type ListImagesRequest struct {
 
 func (x *ListImagesRequest) Reset() {
 	*x = ListImagesRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[20]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1863,7 +1927,7 @@ func (x *ListImagesRequest) String() string {
 func (*ListImagesRequest) ProtoMessage() {}
 
 func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[20]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1876,7 +1940,7 @@ func (x *ListImagesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesRequest.ProtoReflect.Descriptor instead.
 func (*ListImagesRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{20}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListImagesRequest) GetFilter() *ImageFilter {
@@ -1913,7 +1977,7 @@ type ListImagesResponse struct {
 
 func (x *ListImagesResponse) Reset() {
 	*x = ListImagesResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[21]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1925,7 +1989,7 @@ func (x *ListImagesResponse) String() string {
 func (*ListImagesResponse) ProtoMessage() {}
 
 func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[21]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1938,7 +2002,7 @@ func (x *ListImagesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListImagesResponse.ProtoReflect.Descriptor instead.
 func (*ListImagesResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{21}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListImagesResponse) GetImages() []*Image {
@@ -1966,7 +2030,7 @@ type GetImageRequest struct {
 
 func (x *GetImageRequest) Reset() {
 	*x = GetImageRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[22]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1978,7 +2042,7 @@ func (x *GetImageRequest) String() string {
 func (*GetImageRequest) ProtoMessage() {}
 
 func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[22]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1991,7 +2055,7 @@ func (x *GetImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageRequest.ProtoReflect.Descriptor instead.
 func (*GetImageRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{22}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GetImageRequest) GetImage() string {
@@ -2012,7 +2076,7 @@ type GetImageResponse struct {
 
 func (x *GetImageResponse) Reset() {
 	*x = GetImageResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[23]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2024,7 +2088,7 @@ func (x *GetImageResponse) String() string {
 func (*GetImageResponse) ProtoMessage() {}
 
 func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[23]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2037,7 +2101,7 @@ func (x *GetImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetImageResponse.ProtoReflect.Descriptor instead.
 func (*GetImageResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{23}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *GetImageResponse) GetImage() *Image {
@@ -2062,7 +2126,7 @@ type ListIntentsRequest struct {
 
 func (x *ListIntentsRequest) Reset() {
 	*x = ListIntentsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[24]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2074,7 +2138,7 @@ func (x *ListIntentsRequest) String() string {
 func (*ListIntentsRequest) ProtoMessage() {}
 
 func (x *ListIntentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[24]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2087,7 +2151,7 @@ func (x *ListIntentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIntentsRequest.ProtoReflect.Descriptor instead.
 func (*ListIntentsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{24}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListIntentsRequest) GetRepository() string {
@@ -2124,7 +2188,7 @@ type ListIntentsResponse struct {
 
 func (x *ListIntentsResponse) Reset() {
 	*x = ListIntentsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[25]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2136,7 +2200,7 @@ func (x *ListIntentsResponse) String() string {
 func (*ListIntentsResponse) ProtoMessage() {}
 
 func (x *ListIntentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[25]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2149,7 +2213,7 @@ func (x *ListIntentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListIntentsResponse.ProtoReflect.Descriptor instead.
 func (*ListIntentsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{25}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListIntentsResponse) GetIntents() []*Intent {
@@ -2183,7 +2247,7 @@ type ListGrantsRequest struct {
 
 func (x *ListGrantsRequest) Reset() {
 	*x = ListGrantsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[26]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2195,7 +2259,7 @@ func (x *ListGrantsRequest) String() string {
 func (*ListGrantsRequest) ProtoMessage() {}
 
 func (x *ListGrantsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[26]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2208,7 +2272,7 @@ func (x *ListGrantsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGrantsRequest.ProtoReflect.Descriptor instead.
 func (*ListGrantsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{26}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListGrantsRequest) GetPod() *PodRef {
@@ -2252,7 +2316,7 @@ type ListGrantsResponse struct {
 
 func (x *ListGrantsResponse) Reset() {
 	*x = ListGrantsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[27]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2264,7 +2328,7 @@ func (x *ListGrantsResponse) String() string {
 func (*ListGrantsResponse) ProtoMessage() {}
 
 func (x *ListGrantsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[27]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2277,7 +2341,7 @@ func (x *ListGrantsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGrantsResponse.ProtoReflect.Descriptor instead.
 func (*ListGrantsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{27}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListGrantsResponse) GetGrants() []*Grant {
@@ -2318,7 +2382,7 @@ type ExplainRequest struct {
 
 func (x *ExplainRequest) Reset() {
 	*x = ExplainRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[28]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2330,7 +2394,7 @@ func (x *ExplainRequest) String() string {
 func (*ExplainRequest) ProtoMessage() {}
 
 func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[28]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2343,7 +2407,7 @@ func (x *ExplainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainRequest.ProtoReflect.Descriptor instead.
 func (*ExplainRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{28}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExplainRequest) GetImage() string {
@@ -2445,7 +2509,7 @@ type ExplainResponse struct {
 
 func (x *ExplainResponse) Reset() {
 	*x = ExplainResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2457,7 +2521,7 @@ func (x *ExplainResponse) String() string {
 func (*ExplainResponse) ProtoMessage() {}
 
 func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[29]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2470,7 +2534,7 @@ func (x *ExplainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainResponse.ProtoReflect.Descriptor instead.
 func (*ExplainResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{29}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ExplainResponse) GetVerdict() Verdict {
@@ -2572,7 +2636,7 @@ type PolicyAnswer struct {
 
 func (x *PolicyAnswer) Reset() {
 	*x = PolicyAnswer{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2584,7 +2648,7 @@ func (x *PolicyAnswer) String() string {
 func (*PolicyAnswer) ProtoMessage() {}
 
 func (x *PolicyAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[30]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2597,7 +2661,7 @@ func (x *PolicyAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyAnswer.ProtoReflect.Descriptor instead.
 func (*PolicyAnswer) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{30}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PolicyAnswer) GetCall() string {
@@ -2666,7 +2730,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2678,7 +2742,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[31]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2691,7 +2755,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{31}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Finding) GetValidator() string {
@@ -2786,7 +2850,7 @@ type ListPodsRequest struct {
 
 func (x *ListPodsRequest) Reset() {
 	*x = ListPodsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2798,7 +2862,7 @@ func (x *ListPodsRequest) String() string {
 func (*ListPodsRequest) ProtoMessage() {}
 
 func (x *ListPodsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[32]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2811,7 +2875,7 @@ func (x *ListPodsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPodsRequest.ProtoReflect.Descriptor instead.
 func (*ListPodsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{32}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListPodsRequest) GetDenied() bool {
@@ -2852,7 +2916,7 @@ type ListPodsResponse struct {
 
 func (x *ListPodsResponse) Reset() {
 	*x = ListPodsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2864,7 +2928,7 @@ func (x *ListPodsResponse) String() string {
 func (*ListPodsResponse) ProtoMessage() {}
 
 func (x *ListPodsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[33]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2877,7 +2941,7 @@ func (x *ListPodsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPodsResponse.ProtoReflect.Descriptor instead.
 func (*ListPodsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{33}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListPodsResponse) GetImages() []*PodImage {
@@ -2934,7 +2998,7 @@ type PodImage struct {
 
 func (x *PodImage) Reset() {
 	*x = PodImage{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2946,7 +3010,7 @@ func (x *PodImage) String() string {
 func (*PodImage) ProtoMessage() {}
 
 func (x *PodImage) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[34]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2959,7 +3023,7 @@ func (x *PodImage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodImage.ProtoReflect.Descriptor instead.
 func (*PodImage) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{34}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PodImage) GetNamespace() string {
@@ -3060,7 +3124,7 @@ type Evidence struct {
 
 func (x *Evidence) Reset() {
 	*x = Evidence{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3072,7 +3136,7 @@ func (x *Evidence) String() string {
 func (*Evidence) ProtoMessage() {}
 
 func (x *Evidence) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[35]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3085,7 +3149,7 @@ func (x *Evidence) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Evidence.ProtoReflect.Descriptor instead.
 func (*Evidence) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{35}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Evidence) GetPresence() Presence {
@@ -3215,7 +3279,7 @@ type PodCredential struct {
 
 func (x *PodCredential) Reset() {
 	*x = PodCredential{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3227,7 +3291,7 @@ func (x *PodCredential) String() string {
 func (*PodCredential) ProtoMessage() {}
 
 func (x *PodCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[36]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3240,7 +3304,7 @@ func (x *PodCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodCredential.ProtoReflect.Descriptor instead.
 func (*PodCredential) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{36}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PodCredential) GetCredentialId() string {
@@ -3285,7 +3349,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3297,7 +3361,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[37]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3310,7 +3374,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{37}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RevokeRequest) GetCredentialId() string {
@@ -3373,7 +3437,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3385,7 +3449,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[38]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3398,7 +3462,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{38}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RevokeResponse) GetProofs() []*RevokedProof {
@@ -3442,7 +3506,7 @@ type RevokedProof struct {
 
 func (x *RevokedProof) Reset() {
 	*x = RevokedProof{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3454,7 +3518,7 @@ func (x *RevokedProof) String() string {
 func (*RevokedProof) ProtoMessage() {}
 
 func (x *RevokedProof) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[39]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3467,7 +3531,7 @@ func (x *RevokedProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedProof.ProtoReflect.Descriptor instead.
 func (*RevokedProof) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{39}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RevokedProof) GetPair() *Pair {
@@ -3501,7 +3565,7 @@ type ListPreloadedRequest struct {
 
 func (x *ListPreloadedRequest) Reset() {
 	*x = ListPreloadedRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3513,7 +3577,7 @@ func (x *ListPreloadedRequest) String() string {
 func (*ListPreloadedRequest) ProtoMessage() {}
 
 func (x *ListPreloadedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[40]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3526,7 +3590,7 @@ func (x *ListPreloadedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPreloadedRequest.ProtoReflect.Descriptor instead.
 func (*ListPreloadedRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{40}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListPreloadedRequest) GetRepository() string {
@@ -3570,7 +3634,7 @@ type ListPreloadedResponse struct {
 
 func (x *ListPreloadedResponse) Reset() {
 	*x = ListPreloadedResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3582,7 +3646,7 @@ func (x *ListPreloadedResponse) String() string {
 func (*ListPreloadedResponse) ProtoMessage() {}
 
 func (x *ListPreloadedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[41]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3595,7 +3659,7 @@ func (x *ListPreloadedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPreloadedResponse.ProtoReflect.Descriptor instead.
 func (*ListPreloadedResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{41}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListPreloadedResponse) GetMarks() []*Mark {
@@ -3633,7 +3697,7 @@ type AcceptPreloadedRequest struct {
 
 func (x *AcceptPreloadedRequest) Reset() {
 	*x = AcceptPreloadedRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3645,7 +3709,7 @@ func (x *AcceptPreloadedRequest) String() string {
 func (*AcceptPreloadedRequest) ProtoMessage() {}
 
 func (x *AcceptPreloadedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[42]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3658,7 +3722,7 @@ func (x *AcceptPreloadedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptPreloadedRequest.ProtoReflect.Descriptor instead.
 func (*AcceptPreloadedRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{42}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *AcceptPreloadedRequest) GetRepository() string {
@@ -3719,7 +3783,7 @@ type AcceptPreloadedResponse struct {
 
 func (x *AcceptPreloadedResponse) Reset() {
 	*x = AcceptPreloadedResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3731,7 +3795,7 @@ func (x *AcceptPreloadedResponse) String() string {
 func (*AcceptPreloadedResponse) ProtoMessage() {}
 
 func (x *AcceptPreloadedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[43]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3744,7 +3808,7 @@ func (x *AcceptPreloadedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceptPreloadedResponse.ProtoReflect.Descriptor instead.
 func (*AcceptPreloadedResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{43}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *AcceptPreloadedResponse) GetAccepted() []*Pair {
@@ -3786,7 +3850,7 @@ type ForgetPreloadedRequest struct {
 
 func (x *ForgetPreloadedRequest) Reset() {
 	*x = ForgetPreloadedRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3798,7 +3862,7 @@ func (x *ForgetPreloadedRequest) String() string {
 func (*ForgetPreloadedRequest) ProtoMessage() {}
 
 func (x *ForgetPreloadedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[44]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3811,7 +3875,7 @@ func (x *ForgetPreloadedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetPreloadedRequest.ProtoReflect.Descriptor instead.
 func (*ForgetPreloadedRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{44}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ForgetPreloadedRequest) GetRepository() string {
@@ -3857,7 +3921,7 @@ type ForgetPreloadedResponse struct {
 
 func (x *ForgetPreloadedResponse) Reset() {
 	*x = ForgetPreloadedResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3869,7 +3933,7 @@ func (x *ForgetPreloadedResponse) String() string {
 func (*ForgetPreloadedResponse) ProtoMessage() {}
 
 func (x *ForgetPreloadedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[45]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3882,7 +3946,7 @@ func (x *ForgetPreloadedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetPreloadedResponse.ProtoReflect.Descriptor instead.
 func (*ForgetPreloadedResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{45}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ForgetPreloadedResponse) GetForgotten() []*Mark {
@@ -3927,7 +3991,7 @@ type ListEndorsementsRequest struct {
 
 func (x *ListEndorsementsRequest) Reset() {
 	*x = ListEndorsementsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3939,7 +4003,7 @@ func (x *ListEndorsementsRequest) String() string {
 func (*ListEndorsementsRequest) ProtoMessage() {}
 
 func (x *ListEndorsementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[46]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3952,7 +4016,7 @@ func (x *ListEndorsementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndorsementsRequest.ProtoReflect.Descriptor instead.
 func (*ListEndorsementsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{46}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListEndorsementsRequest) GetRepository() string {
@@ -4010,7 +4074,7 @@ type ListEndorsementsResponse struct {
 
 func (x *ListEndorsementsResponse) Reset() {
 	*x = ListEndorsementsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4022,7 +4086,7 @@ func (x *ListEndorsementsResponse) String() string {
 func (*ListEndorsementsResponse) ProtoMessage() {}
 
 func (x *ListEndorsementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[47]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4035,7 +4099,7 @@ func (x *ListEndorsementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEndorsementsResponse.ProtoReflect.Descriptor instead.
 func (*ListEndorsementsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{47}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListEndorsementsResponse) GetEndorsements() []*Endorsement {
@@ -4075,7 +4139,7 @@ type RevokeEndorsementsRequest struct {
 
 func (x *RevokeEndorsementsRequest) Reset() {
 	*x = RevokeEndorsementsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4087,7 +4151,7 @@ func (x *RevokeEndorsementsRequest) String() string {
 func (*RevokeEndorsementsRequest) ProtoMessage() {}
 
 func (x *RevokeEndorsementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[48]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4100,7 +4164,7 @@ func (x *RevokeEndorsementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeEndorsementsRequest.ProtoReflect.Descriptor instead.
 func (*RevokeEndorsementsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{48}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RevokeEndorsementsRequest) GetRepository() string {
@@ -4163,7 +4227,7 @@ type RevokeEndorsementsResponse struct {
 
 func (x *RevokeEndorsementsResponse) Reset() {
 	*x = RevokeEndorsementsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4175,7 +4239,7 @@ func (x *RevokeEndorsementsResponse) String() string {
 func (*RevokeEndorsementsResponse) ProtoMessage() {}
 
 func (x *RevokeEndorsementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[49]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4188,7 +4252,7 @@ func (x *RevokeEndorsementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeEndorsementsResponse.ProtoReflect.Descriptor instead.
 func (*RevokeEndorsementsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{49}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RevokeEndorsementsResponse) GetEndorsements() []*Endorsement {
@@ -4209,7 +4273,7 @@ type EndDistrustRequest struct {
 
 func (x *EndDistrustRequest) Reset() {
 	*x = EndDistrustRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4221,7 +4285,7 @@ func (x *EndDistrustRequest) String() string {
 func (*EndDistrustRequest) ProtoMessage() {}
 
 func (x *EndDistrustRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[50]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4234,7 +4298,7 @@ func (x *EndDistrustRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDistrustRequest.ProtoReflect.Descriptor instead.
 func (*EndDistrustRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{50}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *EndDistrustRequest) GetDryRun() bool {
@@ -4257,7 +4321,7 @@ type EndDistrustResponse struct {
 
 func (x *EndDistrustResponse) Reset() {
 	*x = EndDistrustResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4269,7 +4333,7 @@ func (x *EndDistrustResponse) String() string {
 func (*EndDistrustResponse) ProtoMessage() {}
 
 func (x *EndDistrustResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[51]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4282,7 +4346,7 @@ func (x *EndDistrustResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndDistrustResponse.ProtoReflect.Descriptor instead.
 func (*EndDistrustResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{51}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *EndDistrustResponse) GetEnded() *Distrust {
@@ -4308,7 +4372,7 @@ type VerifyStoreRequest struct {
 
 func (x *VerifyStoreRequest) Reset() {
 	*x = VerifyStoreRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4320,7 +4384,7 @@ func (x *VerifyStoreRequest) String() string {
 func (*VerifyStoreRequest) ProtoMessage() {}
 
 func (x *VerifyStoreRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[52]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4333,7 +4397,7 @@ func (x *VerifyStoreRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyStoreRequest.ProtoReflect.Descriptor instead.
 func (*VerifyStoreRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{52}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{53}
 }
 
 // VerifyStoreResponse is what was read.
@@ -4353,7 +4417,7 @@ type VerifyStoreResponse struct {
 
 func (x *VerifyStoreResponse) Reset() {
 	*x = VerifyStoreResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4365,7 +4429,7 @@ func (x *VerifyStoreResponse) String() string {
 func (*VerifyStoreResponse) ProtoMessage() {}
 
 func (x *VerifyStoreResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[53]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4378,7 +4442,7 @@ func (x *VerifyStoreResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyStoreResponse.ProtoReflect.Descriptor instead.
 func (*VerifyStoreResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{53}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *VerifyStoreResponse) GetValues() int64 {
@@ -4422,7 +4486,7 @@ type StoreProblem struct {
 
 func (x *StoreProblem) Reset() {
 	*x = StoreProblem{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4434,7 +4498,7 @@ func (x *StoreProblem) String() string {
 func (*StoreProblem) ProtoMessage() {}
 
 func (x *StoreProblem) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[54]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4447,7 +4511,7 @@ func (x *StoreProblem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoreProblem.ProtoReflect.Descriptor instead.
 func (*StoreProblem) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{54}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *StoreProblem) GetWhere() string {
@@ -4473,7 +4537,7 @@ type BackupRequest struct {
 
 func (x *BackupRequest) Reset() {
 	*x = BackupRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[55]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4485,7 +4549,7 @@ func (x *BackupRequest) String() string {
 func (*BackupRequest) ProtoMessage() {}
 
 func (x *BackupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[55]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4498,7 +4562,7 @@ func (x *BackupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupRequest.ProtoReflect.Descriptor instead.
 func (*BackupRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{55}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{56}
 }
 
 // BackupResponse is a piece of the backup.
@@ -4514,7 +4578,7 @@ type BackupResponse struct {
 
 func (x *BackupResponse) Reset() {
 	*x = BackupResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[56]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4526,7 +4590,7 @@ func (x *BackupResponse) String() string {
 func (*BackupResponse) ProtoMessage() {}
 
 func (x *BackupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[56]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4539,7 +4603,7 @@ func (x *BackupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BackupResponse.ProtoReflect.Descriptor instead.
 func (*BackupResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{56}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *BackupResponse) GetChunk() []byte {
@@ -4571,7 +4635,7 @@ type ReportNodeCredentialsRequest struct {
 
 func (x *ReportNodeCredentialsRequest) Reset() {
 	*x = ReportNodeCredentialsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[57]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4583,7 +4647,7 @@ func (x *ReportNodeCredentialsRequest) String() string {
 func (*ReportNodeCredentialsRequest) ProtoMessage() {}
 
 func (x *ReportNodeCredentialsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[57]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4596,7 +4660,7 @@ func (x *ReportNodeCredentialsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNodeCredentialsRequest.ProtoReflect.Descriptor instead.
 func (*ReportNodeCredentialsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{57}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ReportNodeCredentialsRequest) GetKeyFingerprint() string {
@@ -4633,7 +4697,7 @@ type NodeCredential struct {
 
 func (x *NodeCredential) Reset() {
 	*x = NodeCredential{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[58]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4645,7 +4709,7 @@ func (x *NodeCredential) String() string {
 func (*NodeCredential) ProtoMessage() {}
 
 func (x *NodeCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[58]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4658,7 +4722,7 @@ func (x *NodeCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeCredential.ProtoReflect.Descriptor instead.
 func (*NodeCredential) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{58}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *NodeCredential) GetCredentialId() string {
@@ -4684,7 +4748,7 @@ type ReportNodeCredentialsResponse struct {
 
 func (x *ReportNodeCredentialsResponse) Reset() {
 	*x = ReportNodeCredentialsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[59]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4696,7 +4760,7 @@ func (x *ReportNodeCredentialsResponse) String() string {
 func (*ReportNodeCredentialsResponse) ProtoMessage() {}
 
 func (x *ReportNodeCredentialsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[59]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4709,7 +4773,7 @@ func (x *ReportNodeCredentialsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportNodeCredentialsResponse.ProtoReflect.Descriptor instead.
 func (*ReportNodeCredentialsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{59}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{60}
 }
 
 // WatchDecisionsRequest asks for decisions.
@@ -4725,7 +4789,7 @@ type WatchDecisionsRequest struct {
 
 func (x *WatchDecisionsRequest) Reset() {
 	*x = WatchDecisionsRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[60]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4737,7 +4801,7 @@ func (x *WatchDecisionsRequest) String() string {
 func (*WatchDecisionsRequest) ProtoMessage() {}
 
 func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[60]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4750,7 +4814,7 @@ func (x *WatchDecisionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsRequest.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{60}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *WatchDecisionsRequest) GetNamespace() string {
@@ -4804,7 +4868,7 @@ type WatchDecisionsResponse struct {
 
 func (x *WatchDecisionsResponse) Reset() {
 	*x = WatchDecisionsResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[61]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4816,7 +4880,7 @@ func (x *WatchDecisionsResponse) String() string {
 func (*WatchDecisionsResponse) ProtoMessage() {}
 
 func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[61]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4829,7 +4893,7 @@ func (x *WatchDecisionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchDecisionsResponse.ProtoReflect.Descriptor instead.
 func (*WatchDecisionsResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{61}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *WatchDecisionsResponse) GetTime() *timestamppb.Timestamp {
@@ -4943,7 +5007,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[62]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4955,7 +5019,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[62]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4968,7 +5032,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{62}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ListPoliciesRequest) GetPageSize() int32 {
@@ -5010,7 +5074,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[63]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5022,7 +5086,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[63]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5035,7 +5099,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{63}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*Policy {
@@ -5123,7 +5187,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[64]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5135,7 +5199,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[64]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5148,7 +5212,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{64}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *Policy) GetKind() string {
@@ -5246,7 +5310,7 @@ type SignatureRule struct {
 
 func (x *SignatureRule) Reset() {
 	*x = SignatureRule{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[65]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5258,7 +5322,7 @@ func (x *SignatureRule) String() string {
 func (*SignatureRule) ProtoMessage() {}
 
 func (x *SignatureRule) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[65]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5271,7 +5335,7 @@ func (x *SignatureRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignatureRule.ProtoReflect.Descriptor instead.
 func (*SignatureRule) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{65}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *SignatureRule) GetName() string {
@@ -5349,7 +5413,7 @@ type ReviewBackend struct {
 
 func (x *ReviewBackend) Reset() {
 	*x = ReviewBackend{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[66]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5361,7 +5425,7 @@ func (x *ReviewBackend) String() string {
 func (*ReviewBackend) ProtoMessage() {}
 
 func (x *ReviewBackend) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[66]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5374,7 +5438,7 @@ func (x *ReviewBackend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReviewBackend.ProtoReflect.Descriptor instead.
 func (*ReviewBackend) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{66}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ReviewBackend) GetDefaultAllow() bool {
@@ -5428,7 +5492,7 @@ type VerifyImageRequest struct {
 
 func (x *VerifyImageRequest) Reset() {
 	*x = VerifyImageRequest{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5440,7 +5504,7 @@ func (x *VerifyImageRequest) String() string {
 func (*VerifyImageRequest) ProtoMessage() {}
 
 func (x *VerifyImageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[67]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5453,7 +5517,7 @@ func (x *VerifyImageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyImageRequest.ProtoReflect.Descriptor instead.
 func (*VerifyImageRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{67}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *VerifyImageRequest) GetImage() string {
@@ -5490,7 +5554,7 @@ type RegistryLogin struct {
 
 func (x *RegistryLogin) Reset() {
 	*x = RegistryLogin{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[68]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5502,7 +5566,7 @@ func (x *RegistryLogin) String() string {
 func (*RegistryLogin) ProtoMessage() {}
 
 func (x *RegistryLogin) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[68]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5515,7 +5579,7 @@ func (x *RegistryLogin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegistryLogin.ProtoReflect.Descriptor instead.
 func (*RegistryLogin) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{68}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *RegistryLogin) GetUsername() string {
@@ -5549,7 +5613,7 @@ type VerifyImageResponse struct {
 
 func (x *VerifyImageResponse) Reset() {
 	*x = VerifyImageResponse{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[69]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5561,7 +5625,7 @@ func (x *VerifyImageResponse) String() string {
 func (*VerifyImageResponse) ProtoMessage() {}
 
 func (x *VerifyImageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[69]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5574,7 +5638,7 @@ func (x *VerifyImageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyImageResponse.ProtoReflect.Descriptor instead.
 func (*VerifyImageResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{69}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *VerifyImageResponse) GetImage() *Pair {
@@ -5634,7 +5698,7 @@ type VerifiedRule struct {
 
 func (x *VerifiedRule) Reset() {
 	*x = VerifiedRule{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[70]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5646,7 +5710,7 @@ func (x *VerifiedRule) String() string {
 func (*VerifiedRule) ProtoMessage() {}
 
 func (x *VerifiedRule) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[70]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5659,7 +5723,7 @@ func (x *VerifiedRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifiedRule.ProtoReflect.Descriptor instead.
 func (*VerifiedRule) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{70}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *VerifiedRule) GetKind() string {
@@ -5755,7 +5819,7 @@ type ImageSignature struct {
 
 func (x *ImageSignature) Reset() {
 	*x = ImageSignature{}
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[71]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5767,7 +5831,7 @@ func (x *ImageSignature) String() string {
 func (*ImageSignature) ProtoMessage() {}
 
 func (x *ImageSignature) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[71]
+	mi := &file_pullgate_admin_v1_pull_records_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5780,7 +5844,7 @@ func (x *ImageSignature) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageSignature.ProtoReflect.Descriptor instead.
 func (*ImageSignature) Descriptor() ([]byte, []int) {
-	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{71}
+	return file_pullgate_admin_v1_pull_records_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ImageSignature) GetRepository() string {
@@ -5884,7 +5948,7 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\x03pod\x18\x01 \x01(\v2\x19.pullgate.admin.v1.PodRefR\x03pod\x12+\n" +
 	"\x04pair\x18\x02 \x01(\v2\x17.pullgate.admin.v1.PairR\x04pair\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12#\n" +
-	"\rcredential_id\x18\x04 \x01(\tR\fcredentialId\"\x92\x02\n" +
+	"\rcredential_id\x18\x04 \x01(\tR\fcredentialId\"\xd6\x02\n" +
 	"\vEndorsement\x12+\n" +
 	"\x04pair\x18\x01 \x01(\v2\x17.pullgate.admin.v1.PairR\x04pair\x12 \n" +
 	"\vrequirement\x18\x02 \x01(\tR\vrequirement\x12\x16\n" +
@@ -5892,7 +5956,11 @@ const file_pullgate_admin_v1_pull_records_proto_rawDesc = "" +
 	"\asigners\x18\x04 \x03(\tR\asigners\x126\n" +
 	"\bverified\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\bverified\x124\n" +
 	"\aexpires\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12\x14\n" +
-	"\x05rules\x18\a \x03(\tR\x05rules\"\x93\x02\n" +
+	"\x05rules\x18\a \x03(\tR\x05rules\x12B\n" +
+	"\fattestations\x18\b \x03(\v2\x1e.pullgate.admin.v1.AttestationR\fattestations\"L\n" +
+	"\vAttestation\x12%\n" +
+	"\x0epredicate_type\x18\x01 \x01(\tR\rpredicateType\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\"\x93\x02\n" +
 	"\x05Image\x12\x19\n" +
 	"\bimage_id\x18\x01 \x01(\tR\aimageId\x127\n" +
 	"\bpresence\x18\x02 \x01(\x0e2\x1b.pullgate.admin.v1.PresenceR\bpresence\x12\x14\n" +
@@ -6344,7 +6412,7 @@ func file_pullgate_admin_v1_pull_records_proto_rawDescGZIP() []byte {
 }
 
 var file_pullgate_admin_v1_pull_records_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
+var file_pullgate_admin_v1_pull_records_proto_msgTypes = make([]protoimpl.MessageInfo, 74)
 var file_pullgate_admin_v1_pull_records_proto_goTypes = []any{
 	(Presence)(0),                         // 0: pullgate.admin.v1.Presence
 	(Verdict)(0),                          // 1: pullgate.admin.v1.Verdict
@@ -6359,217 +6427,219 @@ var file_pullgate_admin_v1_pull_records_proto_goTypes = []any{
 	(*Intent)(nil),                        // 10: pullgate.admin.v1.Intent
 	(*Grant)(nil),                         // 11: pullgate.admin.v1.Grant
 	(*Endorsement)(nil),                   // 12: pullgate.admin.v1.Endorsement
-	(*Image)(nil),                         // 13: pullgate.admin.v1.Image
-	(*GetStatusRequest)(nil),              // 14: pullgate.admin.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),             // 15: pullgate.admin.v1.GetStatusResponse
-	(*NotListening)(nil),                  // 16: pullgate.admin.v1.NotListening
-	(*Reload)(nil),                        // 17: pullgate.admin.v1.Reload
-	(*StoreStatus)(nil),                   // 18: pullgate.admin.v1.StoreStatus
-	(*Distrust)(nil),                      // 19: pullgate.admin.v1.Distrust
-	(*RuntimeStatus)(nil),                 // 20: pullgate.admin.v1.RuntimeStatus
-	(*PodSourceStatus)(nil),               // 21: pullgate.admin.v1.PodSourceStatus
-	(*DecisionLogStatus)(nil),             // 22: pullgate.admin.v1.DecisionLogStatus
-	(*ImageFilter)(nil),                   // 23: pullgate.admin.v1.ImageFilter
-	(*ListImagesRequest)(nil),             // 24: pullgate.admin.v1.ListImagesRequest
-	(*ListImagesResponse)(nil),            // 25: pullgate.admin.v1.ListImagesResponse
-	(*GetImageRequest)(nil),               // 26: pullgate.admin.v1.GetImageRequest
-	(*GetImageResponse)(nil),              // 27: pullgate.admin.v1.GetImageResponse
-	(*ListIntentsRequest)(nil),            // 28: pullgate.admin.v1.ListIntentsRequest
-	(*ListIntentsResponse)(nil),           // 29: pullgate.admin.v1.ListIntentsResponse
-	(*ListGrantsRequest)(nil),             // 30: pullgate.admin.v1.ListGrantsRequest
-	(*ListGrantsResponse)(nil),            // 31: pullgate.admin.v1.ListGrantsResponse
-	(*ExplainRequest)(nil),                // 32: pullgate.admin.v1.ExplainRequest
-	(*ExplainResponse)(nil),               // 33: pullgate.admin.v1.ExplainResponse
-	(*PolicyAnswer)(nil),                  // 34: pullgate.admin.v1.PolicyAnswer
-	(*Finding)(nil),                       // 35: pullgate.admin.v1.Finding
-	(*ListPodsRequest)(nil),               // 36: pullgate.admin.v1.ListPodsRequest
-	(*ListPodsResponse)(nil),              // 37: pullgate.admin.v1.ListPodsResponse
-	(*PodImage)(nil),                      // 38: pullgate.admin.v1.PodImage
-	(*Evidence)(nil),                      // 39: pullgate.admin.v1.Evidence
-	(*PodCredential)(nil),                 // 40: pullgate.admin.v1.PodCredential
-	(*RevokeRequest)(nil),                 // 41: pullgate.admin.v1.RevokeRequest
-	(*RevokeResponse)(nil),                // 42: pullgate.admin.v1.RevokeResponse
-	(*RevokedProof)(nil),                  // 43: pullgate.admin.v1.RevokedProof
-	(*ListPreloadedRequest)(nil),          // 44: pullgate.admin.v1.ListPreloadedRequest
-	(*ListPreloadedResponse)(nil),         // 45: pullgate.admin.v1.ListPreloadedResponse
-	(*AcceptPreloadedRequest)(nil),        // 46: pullgate.admin.v1.AcceptPreloadedRequest
-	(*AcceptPreloadedResponse)(nil),       // 47: pullgate.admin.v1.AcceptPreloadedResponse
-	(*ForgetPreloadedRequest)(nil),        // 48: pullgate.admin.v1.ForgetPreloadedRequest
-	(*ForgetPreloadedResponse)(nil),       // 49: pullgate.admin.v1.ForgetPreloadedResponse
-	(*ListEndorsementsRequest)(nil),       // 50: pullgate.admin.v1.ListEndorsementsRequest
-	(*ListEndorsementsResponse)(nil),      // 51: pullgate.admin.v1.ListEndorsementsResponse
-	(*RevokeEndorsementsRequest)(nil),     // 52: pullgate.admin.v1.RevokeEndorsementsRequest
-	(*RevokeEndorsementsResponse)(nil),    // 53: pullgate.admin.v1.RevokeEndorsementsResponse
-	(*EndDistrustRequest)(nil),            // 54: pullgate.admin.v1.EndDistrustRequest
-	(*EndDistrustResponse)(nil),           // 55: pullgate.admin.v1.EndDistrustResponse
-	(*VerifyStoreRequest)(nil),            // 56: pullgate.admin.v1.VerifyStoreRequest
-	(*VerifyStoreResponse)(nil),           // 57: pullgate.admin.v1.VerifyStoreResponse
-	(*StoreProblem)(nil),                  // 58: pullgate.admin.v1.StoreProblem
-	(*BackupRequest)(nil),                 // 59: pullgate.admin.v1.BackupRequest
-	(*BackupResponse)(nil),                // 60: pullgate.admin.v1.BackupResponse
-	(*ReportNodeCredentialsRequest)(nil),  // 61: pullgate.admin.v1.ReportNodeCredentialsRequest
-	(*NodeCredential)(nil),                // 62: pullgate.admin.v1.NodeCredential
-	(*ReportNodeCredentialsResponse)(nil), // 63: pullgate.admin.v1.ReportNodeCredentialsResponse
-	(*WatchDecisionsRequest)(nil),         // 64: pullgate.admin.v1.WatchDecisionsRequest
-	(*WatchDecisionsResponse)(nil),        // 65: pullgate.admin.v1.WatchDecisionsResponse
-	(*ListPoliciesRequest)(nil),           // 66: pullgate.admin.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),          // 67: pullgate.admin.v1.ListPoliciesResponse
-	(*Policy)(nil),                        // 68: pullgate.admin.v1.Policy
-	(*SignatureRule)(nil),                 // 69: pullgate.admin.v1.SignatureRule
-	(*ReviewBackend)(nil),                 // 70: pullgate.admin.v1.ReviewBackend
-	(*VerifyImageRequest)(nil),            // 71: pullgate.admin.v1.VerifyImageRequest
-	(*RegistryLogin)(nil),                 // 72: pullgate.admin.v1.RegistryLogin
-	(*VerifyImageResponse)(nil),           // 73: pullgate.admin.v1.VerifyImageResponse
-	(*VerifiedRule)(nil),                  // 74: pullgate.admin.v1.VerifiedRule
-	(*ImageSignature)(nil),                // 75: pullgate.admin.v1.ImageSignature
-	nil,                                   // 76: pullgate.admin.v1.Finding.AuditAnnotationsEntry
-	(*timestamppb.Timestamp)(nil),         // 77: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),           // 78: google.protobuf.Duration
+	(*Attestation)(nil),                   // 13: pullgate.admin.v1.Attestation
+	(*Image)(nil),                         // 14: pullgate.admin.v1.Image
+	(*GetStatusRequest)(nil),              // 15: pullgate.admin.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),             // 16: pullgate.admin.v1.GetStatusResponse
+	(*NotListening)(nil),                  // 17: pullgate.admin.v1.NotListening
+	(*Reload)(nil),                        // 18: pullgate.admin.v1.Reload
+	(*StoreStatus)(nil),                   // 19: pullgate.admin.v1.StoreStatus
+	(*Distrust)(nil),                      // 20: pullgate.admin.v1.Distrust
+	(*RuntimeStatus)(nil),                 // 21: pullgate.admin.v1.RuntimeStatus
+	(*PodSourceStatus)(nil),               // 22: pullgate.admin.v1.PodSourceStatus
+	(*DecisionLogStatus)(nil),             // 23: pullgate.admin.v1.DecisionLogStatus
+	(*ImageFilter)(nil),                   // 24: pullgate.admin.v1.ImageFilter
+	(*ListImagesRequest)(nil),             // 25: pullgate.admin.v1.ListImagesRequest
+	(*ListImagesResponse)(nil),            // 26: pullgate.admin.v1.ListImagesResponse
+	(*GetImageRequest)(nil),               // 27: pullgate.admin.v1.GetImageRequest
+	(*GetImageResponse)(nil),              // 28: pullgate.admin.v1.GetImageResponse
+	(*ListIntentsRequest)(nil),            // 29: pullgate.admin.v1.ListIntentsRequest
+	(*ListIntentsResponse)(nil),           // 30: pullgate.admin.v1.ListIntentsResponse
+	(*ListGrantsRequest)(nil),             // 31: pullgate.admin.v1.ListGrantsRequest
+	(*ListGrantsResponse)(nil),            // 32: pullgate.admin.v1.ListGrantsResponse
+	(*ExplainRequest)(nil),                // 33: pullgate.admin.v1.ExplainRequest
+	(*ExplainResponse)(nil),               // 34: pullgate.admin.v1.ExplainResponse
+	(*PolicyAnswer)(nil),                  // 35: pullgate.admin.v1.PolicyAnswer
+	(*Finding)(nil),                       // 36: pullgate.admin.v1.Finding
+	(*ListPodsRequest)(nil),               // 37: pullgate.admin.v1.ListPodsRequest
+	(*ListPodsResponse)(nil),              // 38: pullgate.admin.v1.ListPodsResponse
+	(*PodImage)(nil),                      // 39: pullgate.admin.v1.PodImage
+	(*Evidence)(nil),                      // 40: pullgate.admin.v1.Evidence
+	(*PodCredential)(nil),                 // 41: pullgate.admin.v1.PodCredential
+	(*RevokeRequest)(nil),                 // 42: pullgate.admin.v1.RevokeRequest
+	(*RevokeResponse)(nil),                // 43: pullgate.admin.v1.RevokeResponse
+	(*RevokedProof)(nil),                  // 44: pullgate.admin.v1.RevokedProof
+	(*ListPreloadedRequest)(nil),          // 45: pullgate.admin.v1.ListPreloadedRequest
+	(*ListPreloadedResponse)(nil),         // 46: pullgate.admin.v1.ListPreloadedResponse
+	(*AcceptPreloadedRequest)(nil),        // 47: pullgate.admin.v1.AcceptPreloadedRequest
+	(*AcceptPreloadedResponse)(nil),       // 48: pullgate.admin.v1.AcceptPreloadedResponse
+	(*ForgetPreloadedRequest)(nil),        // 49: pullgate.admin.v1.ForgetPreloadedRequest
+	(*ForgetPreloadedResponse)(nil),       // 50: pullgate.admin.v1.ForgetPreloadedResponse
+	(*ListEndorsementsRequest)(nil),       // 51: pullgate.admin.v1.ListEndorsementsRequest
+	(*ListEndorsementsResponse)(nil),      // 52: pullgate.admin.v1.ListEndorsementsResponse
+	(*RevokeEndorsementsRequest)(nil),     // 53: pullgate.admin.v1.RevokeEndorsementsRequest
+	(*RevokeEndorsementsResponse)(nil),    // 54: pullgate.admin.v1.RevokeEndorsementsResponse
+	(*EndDistrustRequest)(nil),            // 55: pullgate.admin.v1.EndDistrustRequest
+	(*EndDistrustResponse)(nil),           // 56: pullgate.admin.v1.EndDistrustResponse
+	(*VerifyStoreRequest)(nil),            // 57: pullgate.admin.v1.VerifyStoreRequest
+	(*VerifyStoreResponse)(nil),           // 58: pullgate.admin.v1.VerifyStoreResponse
+	(*StoreProblem)(nil),                  // 59: pullgate.admin.v1.StoreProblem
+	(*BackupRequest)(nil),                 // 60: pullgate.admin.v1.BackupRequest
+	(*BackupResponse)(nil),                // 61: pullgate.admin.v1.BackupResponse
+	(*ReportNodeCredentialsRequest)(nil),  // 62: pullgate.admin.v1.ReportNodeCredentialsRequest
+	(*NodeCredential)(nil),                // 63: pullgate.admin.v1.NodeCredential
+	(*ReportNodeCredentialsResponse)(nil), // 64: pullgate.admin.v1.ReportNodeCredentialsResponse
+	(*WatchDecisionsRequest)(nil),         // 65: pullgate.admin.v1.WatchDecisionsRequest
+	(*WatchDecisionsResponse)(nil),        // 66: pullgate.admin.v1.WatchDecisionsResponse
+	(*ListPoliciesRequest)(nil),           // 67: pullgate.admin.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),          // 68: pullgate.admin.v1.ListPoliciesResponse
+	(*Policy)(nil),                        // 69: pullgate.admin.v1.Policy
+	(*SignatureRule)(nil),                 // 70: pullgate.admin.v1.SignatureRule
+	(*ReviewBackend)(nil),                 // 71: pullgate.admin.v1.ReviewBackend
+	(*VerifyImageRequest)(nil),            // 72: pullgate.admin.v1.VerifyImageRequest
+	(*RegistryLogin)(nil),                 // 73: pullgate.admin.v1.RegistryLogin
+	(*VerifyImageResponse)(nil),           // 74: pullgate.admin.v1.VerifyImageResponse
+	(*VerifiedRule)(nil),                  // 75: pullgate.admin.v1.VerifiedRule
+	(*ImageSignature)(nil),                // 76: pullgate.admin.v1.ImageSignature
+	nil,                                   // 77: pullgate.admin.v1.Finding.AuditAnnotationsEntry
+	(*timestamppb.Timestamp)(nil),         // 78: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),           // 79: google.protobuf.Duration
 }
 var file_pullgate_admin_v1_pull_records_proto_depIdxs = []int32{
 	5,   // 0: pullgate.admin.v1.Proof.secrets:type_name -> pullgate.admin.v1.SecretRef
-	77,  // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
-	77,  // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
-	77,  // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
-	77,  // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
-	77,  // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
+	78,  // 1: pullgate.admin.v1.Proof.first_proved:type_name -> google.protobuf.Timestamp
+	78,  // 2: pullgate.admin.v1.Proof.last_proved:type_name -> google.protobuf.Timestamp
+	78,  // 3: pullgate.admin.v1.Proof.last_used:type_name -> google.protobuf.Timestamp
+	78,  // 4: pullgate.admin.v1.Proof.denied:type_name -> google.protobuf.Timestamp
+	78,  // 5: pullgate.admin.v1.Proof.expires:type_name -> google.protobuf.Timestamp
 	4,   // 6: pullgate.admin.v1.Record.pair:type_name -> pullgate.admin.v1.Pair
-	77,  // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
-	77,  // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
-	77,  // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
+	78,  // 7: pullgate.admin.v1.Record.opened:type_name -> google.protobuf.Timestamp
+	78,  // 8: pullgate.admin.v1.Record.created:type_name -> google.protobuf.Timestamp
+	78,  // 9: pullgate.admin.v1.Record.last_used:type_name -> google.protobuf.Timestamp
 	7,   // 10: pullgate.admin.v1.Record.proofs:type_name -> pullgate.admin.v1.Proof
-	77,  // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
+	78,  // 11: pullgate.admin.v1.Record.revoked:type_name -> google.protobuf.Timestamp
 	4,   // 12: pullgate.admin.v1.Mark.pair:type_name -> pullgate.admin.v1.Pair
-	77,  // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
-	77,  // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
-	77,  // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
+	78,  // 13: pullgate.admin.v1.Mark.set:type_name -> google.protobuf.Timestamp
+	78,  // 14: pullgate.admin.v1.Intent.begun:type_name -> google.protobuf.Timestamp
+	78,  // 15: pullgate.admin.v1.Intent.ended:type_name -> google.protobuf.Timestamp
 	6,   // 16: pullgate.admin.v1.Grant.pod:type_name -> pullgate.admin.v1.PodRef
 	4,   // 17: pullgate.admin.v1.Grant.pair:type_name -> pullgate.admin.v1.Pair
 	4,   // 18: pullgate.admin.v1.Endorsement.pair:type_name -> pullgate.admin.v1.Pair
-	77,  // 19: pullgate.admin.v1.Endorsement.verified:type_name -> google.protobuf.Timestamp
-	77,  // 20: pullgate.admin.v1.Endorsement.expires:type_name -> google.protobuf.Timestamp
-	0,   // 21: pullgate.admin.v1.Image.presence:type_name -> pullgate.admin.v1.Presence
-	8,   // 22: pullgate.admin.v1.Image.records:type_name -> pullgate.admin.v1.Record
-	9,   // 23: pullgate.admin.v1.Image.marks:type_name -> pullgate.admin.v1.Mark
-	77,  // 24: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
-	17,  // 25: pullgate.admin.v1.GetStatusResponse.reload:type_name -> pullgate.admin.v1.Reload
-	18,  // 26: pullgate.admin.v1.GetStatusResponse.store:type_name -> pullgate.admin.v1.StoreStatus
-	20,  // 27: pullgate.admin.v1.GetStatusResponse.runtime:type_name -> pullgate.admin.v1.RuntimeStatus
-	21,  // 28: pullgate.admin.v1.GetStatusResponse.pod_source:type_name -> pullgate.admin.v1.PodSourceStatus
-	22,  // 29: pullgate.admin.v1.GetStatusResponse.decision_log:type_name -> pullgate.admin.v1.DecisionLogStatus
-	16,  // 30: pullgate.admin.v1.GetStatusResponse.not_listening:type_name -> pullgate.admin.v1.NotListening
-	77,  // 31: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
-	19,  // 32: pullgate.admin.v1.StoreStatus.distrust:type_name -> pullgate.admin.v1.Distrust
-	77,  // 33: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
-	5,   // 34: pullgate.admin.v1.ImageFilter.secret:type_name -> pullgate.admin.v1.SecretRef
-	77,  // 35: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
-	77,  // 36: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
-	23,  // 37: pullgate.admin.v1.ListImagesRequest.filter:type_name -> pullgate.admin.v1.ImageFilter
-	13,  // 38: pullgate.admin.v1.ListImagesResponse.images:type_name -> pullgate.admin.v1.Image
-	13,  // 39: pullgate.admin.v1.GetImageResponse.image:type_name -> pullgate.admin.v1.Image
-	10,  // 40: pullgate.admin.v1.ListIntentsResponse.intents:type_name -> pullgate.admin.v1.Intent
-	6,   // 41: pullgate.admin.v1.ListGrantsRequest.pod:type_name -> pullgate.admin.v1.PodRef
-	11,  // 42: pullgate.admin.v1.ListGrantsResponse.grants:type_name -> pullgate.admin.v1.Grant
-	6,   // 43: pullgate.admin.v1.ExplainRequest.pod:type_name -> pullgate.admin.v1.PodRef
-	1,   // 44: pullgate.admin.v1.ExplainResponse.verdict:type_name -> pullgate.admin.v1.Verdict
-	4,   // 45: pullgate.admin.v1.ExplainResponse.pair:type_name -> pullgate.admin.v1.Pair
-	6,   // 46: pullgate.admin.v1.ExplainResponse.pod:type_name -> pullgate.admin.v1.PodRef
-	39,  // 47: pullgate.admin.v1.ExplainResponse.evidence:type_name -> pullgate.admin.v1.Evidence
-	34,  // 48: pullgate.admin.v1.ExplainResponse.policy_answers:type_name -> pullgate.admin.v1.PolicyAnswer
-	2,   // 49: pullgate.admin.v1.PolicyAnswer.admission:type_name -> pullgate.admin.v1.Admission
-	35,  // 50: pullgate.admin.v1.PolicyAnswer.findings:type_name -> pullgate.admin.v1.Finding
-	76,  // 51: pullgate.admin.v1.Finding.audit_annotations:type_name -> pullgate.admin.v1.Finding.AuditAnnotationsEntry
-	38,  // 52: pullgate.admin.v1.ListPodsResponse.images:type_name -> pullgate.admin.v1.PodImage
-	0,   // 53: pullgate.admin.v1.Evidence.presence:type_name -> pullgate.admin.v1.Presence
-	8,   // 54: pullgate.admin.v1.Evidence.record:type_name -> pullgate.admin.v1.Record
-	9,   // 55: pullgate.admin.v1.Evidence.mark:type_name -> pullgate.admin.v1.Mark
-	10,  // 56: pullgate.admin.v1.Evidence.intents:type_name -> pullgate.admin.v1.Intent
-	11,  // 57: pullgate.admin.v1.Evidence.grant:type_name -> pullgate.admin.v1.Grant
-	40,  // 58: pullgate.admin.v1.Evidence.credentials:type_name -> pullgate.admin.v1.PodCredential
-	5,   // 59: pullgate.admin.v1.PodCredential.secret:type_name -> pullgate.admin.v1.SecretRef
-	3,   // 60: pullgate.admin.v1.PodCredential.standing:type_name -> pullgate.admin.v1.CredentialStanding
-	5,   // 61: pullgate.admin.v1.RevokeRequest.secret:type_name -> pullgate.admin.v1.SecretRef
-	43,  // 62: pullgate.admin.v1.RevokeResponse.proofs:type_name -> pullgate.admin.v1.RevokedProof
-	4,   // 63: pullgate.admin.v1.RevokeResponse.closed:type_name -> pullgate.admin.v1.Pair
-	11,  // 64: pullgate.admin.v1.RevokeResponse.grants:type_name -> pullgate.admin.v1.Grant
-	9,   // 65: pullgate.admin.v1.RevokeResponse.marked:type_name -> pullgate.admin.v1.Mark
-	4,   // 66: pullgate.admin.v1.RevokedProof.pair:type_name -> pullgate.admin.v1.Pair
-	7,   // 67: pullgate.admin.v1.RevokedProof.proof:type_name -> pullgate.admin.v1.Proof
-	9,   // 68: pullgate.admin.v1.ListPreloadedResponse.marks:type_name -> pullgate.admin.v1.Mark
-	4,   // 69: pullgate.admin.v1.AcceptPreloadedResponse.accepted:type_name -> pullgate.admin.v1.Pair
-	8,   // 70: pullgate.admin.v1.AcceptPreloadedResponse.proved:type_name -> pullgate.admin.v1.Record
-	9,   // 71: pullgate.admin.v1.ForgetPreloadedResponse.forgotten:type_name -> pullgate.admin.v1.Mark
-	11,  // 72: pullgate.admin.v1.ForgetPreloadedResponse.grants:type_name -> pullgate.admin.v1.Grant
-	4,   // 73: pullgate.admin.v1.ForgetPreloadedResponse.still_open:type_name -> pullgate.admin.v1.Pair
-	12,  // 74: pullgate.admin.v1.ListEndorsementsResponse.endorsements:type_name -> pullgate.admin.v1.Endorsement
-	12,  // 75: pullgate.admin.v1.RevokeEndorsementsResponse.endorsements:type_name -> pullgate.admin.v1.Endorsement
-	19,  // 76: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
-	4,   // 77: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
-	58,  // 78: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
-	78,  // 79: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
-	77,  // 80: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
-	62,  // 81: pullgate.admin.v1.ReportNodeCredentialsRequest.credentials:type_name -> pullgate.admin.v1.NodeCredential
-	77,  // 82: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
-	6,   // 83: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
-	4,   // 84: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
-	1,   // 85: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
-	5,   // 86: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
-	78,  // 87: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
-	68,  // 88: pullgate.admin.v1.ListPoliciesResponse.policies:type_name -> pullgate.admin.v1.Policy
-	70,  // 89: pullgate.admin.v1.Policy.review_backend:type_name -> pullgate.admin.v1.ReviewBackend
-	69,  // 90: pullgate.admin.v1.Policy.signature_rules:type_name -> pullgate.admin.v1.SignatureRule
-	78,  // 91: pullgate.admin.v1.ReviewBackend.allow_ttl:type_name -> google.protobuf.Duration
-	78,  // 92: pullgate.admin.v1.ReviewBackend.deny_ttl:type_name -> google.protobuf.Duration
-	72,  // 93: pullgate.admin.v1.VerifyImageRequest.credential:type_name -> pullgate.admin.v1.RegistryLogin
-	4,   // 94: pullgate.admin.v1.VerifyImageResponse.image:type_name -> pullgate.admin.v1.Pair
-	74,  // 95: pullgate.admin.v1.VerifyImageResponse.rules:type_name -> pullgate.admin.v1.VerifiedRule
-	74,  // 96: pullgate.admin.v1.VerifyImageResponse.default_rule:type_name -> pullgate.admin.v1.VerifiedRule
-	75,  // 97: pullgate.admin.v1.VerifyImageResponse.signatures:type_name -> pullgate.admin.v1.ImageSignature
-	14,  // 98: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
-	24,  // 99: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
-	26,  // 100: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
-	28,  // 101: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
-	30,  // 102: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
-	32,  // 103: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
-	36,  // 104: pullgate.admin.v1.PullRecords.ListPods:input_type -> pullgate.admin.v1.ListPodsRequest
-	41,  // 105: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
-	44,  // 106: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
-	46,  // 107: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
-	48,  // 108: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
-	54,  // 109: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
-	56,  // 110: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
-	59,  // 111: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
-	61,  // 112: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
-	64,  // 113: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
-	66,  // 114: pullgate.admin.v1.PullRecords.ListPolicies:input_type -> pullgate.admin.v1.ListPoliciesRequest
-	71,  // 115: pullgate.admin.v1.PullRecords.VerifyImage:input_type -> pullgate.admin.v1.VerifyImageRequest
-	50,  // 116: pullgate.admin.v1.PullRecords.ListEndorsements:input_type -> pullgate.admin.v1.ListEndorsementsRequest
-	52,  // 117: pullgate.admin.v1.PullRecords.RevokeEndorsements:input_type -> pullgate.admin.v1.RevokeEndorsementsRequest
-	15,  // 118: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
-	25,  // 119: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
-	27,  // 120: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
-	29,  // 121: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
-	31,  // 122: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
-	33,  // 123: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
-	37,  // 124: pullgate.admin.v1.PullRecords.ListPods:output_type -> pullgate.admin.v1.ListPodsResponse
-	42,  // 125: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
-	45,  // 126: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
-	47,  // 127: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
-	49,  // 128: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
-	55,  // 129: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
-	57,  // 130: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
-	60,  // 131: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
-	63,  // 132: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
-	65,  // 133: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
-	67,  // 134: pullgate.admin.v1.PullRecords.ListPolicies:output_type -> pullgate.admin.v1.ListPoliciesResponse
-	73,  // 135: pullgate.admin.v1.PullRecords.VerifyImage:output_type -> pullgate.admin.v1.VerifyImageResponse
-	51,  // 136: pullgate.admin.v1.PullRecords.ListEndorsements:output_type -> pullgate.admin.v1.ListEndorsementsResponse
-	53,  // 137: pullgate.admin.v1.PullRecords.RevokeEndorsements:output_type -> pullgate.admin.v1.RevokeEndorsementsResponse
-	118, // [118:138] is the sub-list for method output_type
-	98,  // [98:118] is the sub-list for method input_type
-	98,  // [98:98] is the sub-list for extension type_name
-	98,  // [98:98] is the sub-list for extension extendee
-	0,   // [0:98] is the sub-list for field type_name
+	78,  // 19: pullgate.admin.v1.Endorsement.verified:type_name -> google.protobuf.Timestamp
+	78,  // 20: pullgate.admin.v1.Endorsement.expires:type_name -> google.protobuf.Timestamp
+	13,  // 21: pullgate.admin.v1.Endorsement.attestations:type_name -> pullgate.admin.v1.Attestation
+	0,   // 22: pullgate.admin.v1.Image.presence:type_name -> pullgate.admin.v1.Presence
+	8,   // 23: pullgate.admin.v1.Image.records:type_name -> pullgate.admin.v1.Record
+	9,   // 24: pullgate.admin.v1.Image.marks:type_name -> pullgate.admin.v1.Mark
+	78,  // 25: pullgate.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	18,  // 26: pullgate.admin.v1.GetStatusResponse.reload:type_name -> pullgate.admin.v1.Reload
+	19,  // 27: pullgate.admin.v1.GetStatusResponse.store:type_name -> pullgate.admin.v1.StoreStatus
+	21,  // 28: pullgate.admin.v1.GetStatusResponse.runtime:type_name -> pullgate.admin.v1.RuntimeStatus
+	22,  // 29: pullgate.admin.v1.GetStatusResponse.pod_source:type_name -> pullgate.admin.v1.PodSourceStatus
+	23,  // 30: pullgate.admin.v1.GetStatusResponse.decision_log:type_name -> pullgate.admin.v1.DecisionLogStatus
+	17,  // 31: pullgate.admin.v1.GetStatusResponse.not_listening:type_name -> pullgate.admin.v1.NotListening
+	78,  // 32: pullgate.admin.v1.Reload.at:type_name -> google.protobuf.Timestamp
+	20,  // 33: pullgate.admin.v1.StoreStatus.distrust:type_name -> pullgate.admin.v1.Distrust
+	78,  // 34: pullgate.admin.v1.Distrust.since:type_name -> google.protobuf.Timestamp
+	5,   // 35: pullgate.admin.v1.ImageFilter.secret:type_name -> pullgate.admin.v1.SecretRef
+	78,  // 36: pullgate.admin.v1.ImageFilter.created_before:type_name -> google.protobuf.Timestamp
+	78,  // 37: pullgate.admin.v1.ImageFilter.unused_since:type_name -> google.protobuf.Timestamp
+	24,  // 38: pullgate.admin.v1.ListImagesRequest.filter:type_name -> pullgate.admin.v1.ImageFilter
+	14,  // 39: pullgate.admin.v1.ListImagesResponse.images:type_name -> pullgate.admin.v1.Image
+	14,  // 40: pullgate.admin.v1.GetImageResponse.image:type_name -> pullgate.admin.v1.Image
+	10,  // 41: pullgate.admin.v1.ListIntentsResponse.intents:type_name -> pullgate.admin.v1.Intent
+	6,   // 42: pullgate.admin.v1.ListGrantsRequest.pod:type_name -> pullgate.admin.v1.PodRef
+	11,  // 43: pullgate.admin.v1.ListGrantsResponse.grants:type_name -> pullgate.admin.v1.Grant
+	6,   // 44: pullgate.admin.v1.ExplainRequest.pod:type_name -> pullgate.admin.v1.PodRef
+	1,   // 45: pullgate.admin.v1.ExplainResponse.verdict:type_name -> pullgate.admin.v1.Verdict
+	4,   // 46: pullgate.admin.v1.ExplainResponse.pair:type_name -> pullgate.admin.v1.Pair
+	6,   // 47: pullgate.admin.v1.ExplainResponse.pod:type_name -> pullgate.admin.v1.PodRef
+	40,  // 48: pullgate.admin.v1.ExplainResponse.evidence:type_name -> pullgate.admin.v1.Evidence
+	35,  // 49: pullgate.admin.v1.ExplainResponse.policy_answers:type_name -> pullgate.admin.v1.PolicyAnswer
+	2,   // 50: pullgate.admin.v1.PolicyAnswer.admission:type_name -> pullgate.admin.v1.Admission
+	36,  // 51: pullgate.admin.v1.PolicyAnswer.findings:type_name -> pullgate.admin.v1.Finding
+	77,  // 52: pullgate.admin.v1.Finding.audit_annotations:type_name -> pullgate.admin.v1.Finding.AuditAnnotationsEntry
+	39,  // 53: pullgate.admin.v1.ListPodsResponse.images:type_name -> pullgate.admin.v1.PodImage
+	0,   // 54: pullgate.admin.v1.Evidence.presence:type_name -> pullgate.admin.v1.Presence
+	8,   // 55: pullgate.admin.v1.Evidence.record:type_name -> pullgate.admin.v1.Record
+	9,   // 56: pullgate.admin.v1.Evidence.mark:type_name -> pullgate.admin.v1.Mark
+	10,  // 57: pullgate.admin.v1.Evidence.intents:type_name -> pullgate.admin.v1.Intent
+	11,  // 58: pullgate.admin.v1.Evidence.grant:type_name -> pullgate.admin.v1.Grant
+	41,  // 59: pullgate.admin.v1.Evidence.credentials:type_name -> pullgate.admin.v1.PodCredential
+	5,   // 60: pullgate.admin.v1.PodCredential.secret:type_name -> pullgate.admin.v1.SecretRef
+	3,   // 61: pullgate.admin.v1.PodCredential.standing:type_name -> pullgate.admin.v1.CredentialStanding
+	5,   // 62: pullgate.admin.v1.RevokeRequest.secret:type_name -> pullgate.admin.v1.SecretRef
+	44,  // 63: pullgate.admin.v1.RevokeResponse.proofs:type_name -> pullgate.admin.v1.RevokedProof
+	4,   // 64: pullgate.admin.v1.RevokeResponse.closed:type_name -> pullgate.admin.v1.Pair
+	11,  // 65: pullgate.admin.v1.RevokeResponse.grants:type_name -> pullgate.admin.v1.Grant
+	9,   // 66: pullgate.admin.v1.RevokeResponse.marked:type_name -> pullgate.admin.v1.Mark
+	4,   // 67: pullgate.admin.v1.RevokedProof.pair:type_name -> pullgate.admin.v1.Pair
+	7,   // 68: pullgate.admin.v1.RevokedProof.proof:type_name -> pullgate.admin.v1.Proof
+	9,   // 69: pullgate.admin.v1.ListPreloadedResponse.marks:type_name -> pullgate.admin.v1.Mark
+	4,   // 70: pullgate.admin.v1.AcceptPreloadedResponse.accepted:type_name -> pullgate.admin.v1.Pair
+	8,   // 71: pullgate.admin.v1.AcceptPreloadedResponse.proved:type_name -> pullgate.admin.v1.Record
+	9,   // 72: pullgate.admin.v1.ForgetPreloadedResponse.forgotten:type_name -> pullgate.admin.v1.Mark
+	11,  // 73: pullgate.admin.v1.ForgetPreloadedResponse.grants:type_name -> pullgate.admin.v1.Grant
+	4,   // 74: pullgate.admin.v1.ForgetPreloadedResponse.still_open:type_name -> pullgate.admin.v1.Pair
+	12,  // 75: pullgate.admin.v1.ListEndorsementsResponse.endorsements:type_name -> pullgate.admin.v1.Endorsement
+	12,  // 76: pullgate.admin.v1.RevokeEndorsementsResponse.endorsements:type_name -> pullgate.admin.v1.Endorsement
+	20,  // 77: pullgate.admin.v1.EndDistrustResponse.ended:type_name -> pullgate.admin.v1.Distrust
+	4,   // 78: pullgate.admin.v1.EndDistrustResponse.accepted:type_name -> pullgate.admin.v1.Pair
+	59,  // 79: pullgate.admin.v1.VerifyStoreResponse.problems:type_name -> pullgate.admin.v1.StoreProblem
+	79,  // 80: pullgate.admin.v1.VerifyStoreResponse.took:type_name -> google.protobuf.Duration
+	78,  // 81: pullgate.admin.v1.ReportNodeCredentialsRequest.expires:type_name -> google.protobuf.Timestamp
+	63,  // 82: pullgate.admin.v1.ReportNodeCredentialsRequest.credentials:type_name -> pullgate.admin.v1.NodeCredential
+	78,  // 83: pullgate.admin.v1.WatchDecisionsResponse.time:type_name -> google.protobuf.Timestamp
+	6,   // 84: pullgate.admin.v1.WatchDecisionsResponse.pod:type_name -> pullgate.admin.v1.PodRef
+	4,   // 85: pullgate.admin.v1.WatchDecisionsResponse.pair:type_name -> pullgate.admin.v1.Pair
+	1,   // 86: pullgate.admin.v1.WatchDecisionsResponse.verdict:type_name -> pullgate.admin.v1.Verdict
+	5,   // 87: pullgate.admin.v1.WatchDecisionsResponse.secret:type_name -> pullgate.admin.v1.SecretRef
+	79,  // 88: pullgate.admin.v1.WatchDecisionsResponse.took:type_name -> google.protobuf.Duration
+	69,  // 89: pullgate.admin.v1.ListPoliciesResponse.policies:type_name -> pullgate.admin.v1.Policy
+	71,  // 90: pullgate.admin.v1.Policy.review_backend:type_name -> pullgate.admin.v1.ReviewBackend
+	70,  // 91: pullgate.admin.v1.Policy.signature_rules:type_name -> pullgate.admin.v1.SignatureRule
+	79,  // 92: pullgate.admin.v1.ReviewBackend.allow_ttl:type_name -> google.protobuf.Duration
+	79,  // 93: pullgate.admin.v1.ReviewBackend.deny_ttl:type_name -> google.protobuf.Duration
+	73,  // 94: pullgate.admin.v1.VerifyImageRequest.credential:type_name -> pullgate.admin.v1.RegistryLogin
+	4,   // 95: pullgate.admin.v1.VerifyImageResponse.image:type_name -> pullgate.admin.v1.Pair
+	75,  // 96: pullgate.admin.v1.VerifyImageResponse.rules:type_name -> pullgate.admin.v1.VerifiedRule
+	75,  // 97: pullgate.admin.v1.VerifyImageResponse.default_rule:type_name -> pullgate.admin.v1.VerifiedRule
+	76,  // 98: pullgate.admin.v1.VerifyImageResponse.signatures:type_name -> pullgate.admin.v1.ImageSignature
+	15,  // 99: pullgate.admin.v1.PullRecords.GetStatus:input_type -> pullgate.admin.v1.GetStatusRequest
+	25,  // 100: pullgate.admin.v1.PullRecords.ListImages:input_type -> pullgate.admin.v1.ListImagesRequest
+	27,  // 101: pullgate.admin.v1.PullRecords.GetImage:input_type -> pullgate.admin.v1.GetImageRequest
+	29,  // 102: pullgate.admin.v1.PullRecords.ListIntents:input_type -> pullgate.admin.v1.ListIntentsRequest
+	31,  // 103: pullgate.admin.v1.PullRecords.ListGrants:input_type -> pullgate.admin.v1.ListGrantsRequest
+	33,  // 104: pullgate.admin.v1.PullRecords.Explain:input_type -> pullgate.admin.v1.ExplainRequest
+	37,  // 105: pullgate.admin.v1.PullRecords.ListPods:input_type -> pullgate.admin.v1.ListPodsRequest
+	42,  // 106: pullgate.admin.v1.PullRecords.Revoke:input_type -> pullgate.admin.v1.RevokeRequest
+	45,  // 107: pullgate.admin.v1.PullRecords.ListPreloaded:input_type -> pullgate.admin.v1.ListPreloadedRequest
+	47,  // 108: pullgate.admin.v1.PullRecords.AcceptPreloaded:input_type -> pullgate.admin.v1.AcceptPreloadedRequest
+	49,  // 109: pullgate.admin.v1.PullRecords.ForgetPreloaded:input_type -> pullgate.admin.v1.ForgetPreloadedRequest
+	55,  // 110: pullgate.admin.v1.PullRecords.EndDistrust:input_type -> pullgate.admin.v1.EndDistrustRequest
+	57,  // 111: pullgate.admin.v1.PullRecords.VerifyStore:input_type -> pullgate.admin.v1.VerifyStoreRequest
+	60,  // 112: pullgate.admin.v1.PullRecords.Backup:input_type -> pullgate.admin.v1.BackupRequest
+	62,  // 113: pullgate.admin.v1.PullRecords.ReportNodeCredentials:input_type -> pullgate.admin.v1.ReportNodeCredentialsRequest
+	65,  // 114: pullgate.admin.v1.PullRecords.WatchDecisions:input_type -> pullgate.admin.v1.WatchDecisionsRequest
+	67,  // 115: pullgate.admin.v1.PullRecords.ListPolicies:input_type -> pullgate.admin.v1.ListPoliciesRequest
+	72,  // 116: pullgate.admin.v1.PullRecords.VerifyImage:input_type -> pullgate.admin.v1.VerifyImageRequest
+	51,  // 117: pullgate.admin.v1.PullRecords.ListEndorsements:input_type -> pullgate.admin.v1.ListEndorsementsRequest
+	53,  // 118: pullgate.admin.v1.PullRecords.RevokeEndorsements:input_type -> pullgate.admin.v1.RevokeEndorsementsRequest
+	16,  // 119: pullgate.admin.v1.PullRecords.GetStatus:output_type -> pullgate.admin.v1.GetStatusResponse
+	26,  // 120: pullgate.admin.v1.PullRecords.ListImages:output_type -> pullgate.admin.v1.ListImagesResponse
+	28,  // 121: pullgate.admin.v1.PullRecords.GetImage:output_type -> pullgate.admin.v1.GetImageResponse
+	30,  // 122: pullgate.admin.v1.PullRecords.ListIntents:output_type -> pullgate.admin.v1.ListIntentsResponse
+	32,  // 123: pullgate.admin.v1.PullRecords.ListGrants:output_type -> pullgate.admin.v1.ListGrantsResponse
+	34,  // 124: pullgate.admin.v1.PullRecords.Explain:output_type -> pullgate.admin.v1.ExplainResponse
+	38,  // 125: pullgate.admin.v1.PullRecords.ListPods:output_type -> pullgate.admin.v1.ListPodsResponse
+	43,  // 126: pullgate.admin.v1.PullRecords.Revoke:output_type -> pullgate.admin.v1.RevokeResponse
+	46,  // 127: pullgate.admin.v1.PullRecords.ListPreloaded:output_type -> pullgate.admin.v1.ListPreloadedResponse
+	48,  // 128: pullgate.admin.v1.PullRecords.AcceptPreloaded:output_type -> pullgate.admin.v1.AcceptPreloadedResponse
+	50,  // 129: pullgate.admin.v1.PullRecords.ForgetPreloaded:output_type -> pullgate.admin.v1.ForgetPreloadedResponse
+	56,  // 130: pullgate.admin.v1.PullRecords.EndDistrust:output_type -> pullgate.admin.v1.EndDistrustResponse
+	58,  // 131: pullgate.admin.v1.PullRecords.VerifyStore:output_type -> pullgate.admin.v1.VerifyStoreResponse
+	61,  // 132: pullgate.admin.v1.PullRecords.Backup:output_type -> pullgate.admin.v1.BackupResponse
+	64,  // 133: pullgate.admin.v1.PullRecords.ReportNodeCredentials:output_type -> pullgate.admin.v1.ReportNodeCredentialsResponse
+	66,  // 134: pullgate.admin.v1.PullRecords.WatchDecisions:output_type -> pullgate.admin.v1.WatchDecisionsResponse
+	68,  // 135: pullgate.admin.v1.PullRecords.ListPolicies:output_type -> pullgate.admin.v1.ListPoliciesResponse
+	74,  // 136: pullgate.admin.v1.PullRecords.VerifyImage:output_type -> pullgate.admin.v1.VerifyImageResponse
+	52,  // 137: pullgate.admin.v1.PullRecords.ListEndorsements:output_type -> pullgate.admin.v1.ListEndorsementsResponse
+	54,  // 138: pullgate.admin.v1.PullRecords.RevokeEndorsements:output_type -> pullgate.admin.v1.RevokeEndorsementsResponse
+	119, // [119:139] is the sub-list for method output_type
+	99,  // [99:119] is the sub-list for method input_type
+	99,  // [99:99] is the sub-list for extension type_name
+	99,  // [99:99] is the sub-list for extension extendee
+	0,   // [0:99] is the sub-list for field type_name
 }
 
 func init() { file_pullgate_admin_v1_pull_records_proto_init() }
@@ -6577,7 +6647,7 @@ func file_pullgate_admin_v1_pull_records_proto_init() {
 	if File_pullgate_admin_v1_pull_records_proto != nil {
 		return
 	}
-	file_pullgate_admin_v1_pull_records_proto_msgTypes[28].OneofWrappers = []any{
+	file_pullgate_admin_v1_pull_records_proto_msgTypes[29].OneofWrappers = []any{
 		(*ExplainRequest_Pod)(nil),
 		(*ExplainRequest_Namespace)(nil),
 	}
@@ -6587,7 +6657,7 @@ func file_pullgate_admin_v1_pull_records_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pullgate_admin_v1_pull_records_proto_rawDesc), len(file_pullgate_admin_v1_pull_records_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   73,
+			NumMessages:   74,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

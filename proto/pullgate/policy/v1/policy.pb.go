@@ -17,6 +17,7 @@ import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
+	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -292,8 +293,8 @@ type VerifyResult struct {
 	Requirement string `protobuf:"bytes,1,opt,name=requirement,proto3" json:"requirement,omitempty"`
 	// Whether the image meets it. Every other field is about why, or why not.
 	Met bool `protobuf:"varint,2,opt,name=met,proto3" json:"met,omitempty"`
-	// The case of a requirement that is not met: SIGNATURE_MISSING, SIGNATURE_INVALID, IDENTITY_MISMATCH, CONTENT_MISMATCH,
-	// REGISTRY_DENIED, REGISTRY_UNAVAILABLE or LIMIT_EXCEEDED. REGISTRY_UNAVAILABLE is a failure, and says nothing about the image; all others
+	// The case of a requirement that is not met: SIGNATURE_MISSING, ATTESTATION_MISSING, CONDITION_NOT_MET, SIGNATURE_INVALID,
+	// IDENTITY_MISMATCH, CONTENT_MISMATCH, REGISTRY_DENIED, REGISTRY_UNAVAILABLE or LIMIT_EXCEEDED. REGISTRY_UNAVAILABLE is a failure, and says nothing about the image; all others
 	// are denials.
 	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	// A sentence for the user of the pod.
@@ -301,7 +302,14 @@ type VerifyResult struct {
 	// Who has signed, of those that the requirement names.
 	Signers []string `protobuf:"bytes,5,rep,name=signers,proto3" json:"signers,omitempty"`
 	// The digest of the manifest or index that is signed and leads to the image.
-	Digest        string `protobuf:"bytes,6,opt,name=digest,proto3" json:"digest,omitempty"`
+	Digest string `protobuf:"bytes,6,opt,name=digest,proto3" json:"digest,omitempty"`
+	// The attestations that count for it.
+	Attestations []*Attestation `protobuf:"bytes,7,rep,name=attestations,proto3" json:"attestations,omitempty"`
+	// When a condition of an attestation need no longer be met; absent if there is no such time.
+	Until *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=until,proto3" json:"until,omitempty"`
+	// Whether a condition depends on the time of day in a way that until does not express. The result then counts for the validity of
+	// endorsements, or for one hour.
+	ReadsClock    bool `protobuf:"varint,9,opt,name=reads_clock,json=readsClock,proto3" json:"reads_clock,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -378,6 +386,82 @@ func (x *VerifyResult) GetDigest() string {
 	return ""
 }
 
+func (x *VerifyResult) GetAttestations() []*Attestation {
+	if x != nil {
+		return x.Attestations
+	}
+	return nil
+}
+
+func (x *VerifyResult) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+func (x *VerifyResult) GetReadsClock() bool {
+	if x != nil {
+		return x.ReadsClock
+	}
+	return false
+}
+
+// Attestation is a statement that was signed.
+type Attestation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The type of its predicate.
+	PredicateType string `protobuf:"bytes,1,opt,name=predicate_type,json=predicateType,proto3" json:"predicate_type,omitempty"`
+	// The SHA-256 of the statement.
+	Digest        string `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Attestation) Reset() {
+	*x = Attestation{}
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Attestation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Attestation) ProtoMessage() {}
+
+func (x *Attestation) ProtoReflect() protoreflect.Message {
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Attestation.ProtoReflect.Descriptor instead.
+func (*Attestation) Descriptor() ([]byte, []int) {
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Attestation) GetPredicateType() string {
+	if x != nil {
+		return x.PredicateType
+	}
+	return ""
+}
+
+func (x *Attestation) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
 // FoundSignature is a signature, valid or not.
 type FoundSignature struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -401,7 +485,7 @@ type FoundSignature struct {
 
 func (x *FoundSignature) Reset() {
 	*x = FoundSignature{}
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[4]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -413,7 +497,7 @@ func (x *FoundSignature) String() string {
 func (*FoundSignature) ProtoMessage() {}
 
 func (x *FoundSignature) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[4]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -426,7 +510,7 @@ func (x *FoundSignature) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FoundSignature.ProtoReflect.Descriptor instead.
 func (*FoundSignature) Descriptor() ([]byte, []int) {
-	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{4}
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *FoundSignature) GetRepository() string {
@@ -498,7 +582,7 @@ type ReviewRequest struct {
 
 func (x *ReviewRequest) Reset() {
 	*x = ReviewRequest{}
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[5]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -510,7 +594,7 @@ func (x *ReviewRequest) String() string {
 func (*ReviewRequest) ProtoMessage() {}
 
 func (x *ReviewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[5]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -523,7 +607,7 @@ func (x *ReviewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReviewRequest.ProtoReflect.Descriptor instead.
 func (*ReviewRequest) Descriptor() ([]byte, []int) {
-	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{5}
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ReviewRequest) GetPolicyHash() string {
@@ -575,7 +659,7 @@ type ReviewResponse struct {
 
 func (x *ReviewResponse) Reset() {
 	*x = ReviewResponse{}
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[6]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -587,7 +671,7 @@ func (x *ReviewResponse) String() string {
 func (*ReviewResponse) ProtoMessage() {}
 
 func (x *ReviewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[6]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -600,7 +684,7 @@ func (x *ReviewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReviewResponse.ProtoReflect.Descriptor instead.
 func (*ReviewResponse) Descriptor() ([]byte, []int) {
-	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{6}
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ReviewResponse) GetPolicyHash() string {
@@ -644,7 +728,7 @@ type ReviewResult struct {
 
 func (x *ReviewResult) Reset() {
 	*x = ReviewResult{}
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[7]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -656,7 +740,7 @@ func (x *ReviewResult) String() string {
 func (*ReviewResult) ProtoMessage() {}
 
 func (x *ReviewResult) ProtoReflect() protoreflect.Message {
-	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[7]
+	mi := &file_pullgate_policy_v1_policy_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -669,7 +753,7 @@ func (x *ReviewResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReviewResult.ProtoReflect.Descriptor instead.
 func (*ReviewResult) Descriptor() ([]byte, []int) {
-	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{7}
+	return file_pullgate_policy_v1_policy_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ReviewResult) GetBackend() string {
@@ -739,7 +823,7 @@ var File_pullgate_policy_v1_policy_proto protoreflect.FileDescriptor
 
 const file_pullgate_policy_v1_policy_proto_rawDesc = "" +
 	"\n" +
-	"\x1fpullgate/policy/v1/policy.proto\x12\x12pullgate.policy.v1\x1a\x1egoogle/protobuf/duration.proto\"\xb1\x02\n" +
+	"\x1fpullgate/policy/v1/policy.proto\x12\x12pullgate.policy.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb1\x02\n" +
 	"\rVerifyRequest\x12\x1f\n" +
 	"\vpolicy_hash\x18\x01 \x01(\tR\n" +
 	"policyHash\x12!\n" +
@@ -764,14 +848,21 @@ const file_pullgate_policy_v1_policy_proto_rawDesc = "" +
 	"\aresults\x18\x03 \x03(\v2 .pullgate.policy.v1.VerifyResultR\aresults\x12B\n" +
 	"\n" +
 	"signatures\x18\x04 \x03(\v2\".pullgate.policy.v1.FoundSignatureR\n" +
-	"signatures\"\xa6\x01\n" +
+	"signatures\"\xbe\x02\n" +
 	"\fVerifyResult\x12 \n" +
 	"\vrequirement\x18\x01 \x01(\tR\vrequirement\x12\x10\n" +
 	"\x03met\x18\x02 \x01(\bR\x03met\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x04 \x01(\tR\amessage\x12\x18\n" +
 	"\asigners\x18\x05 \x03(\tR\asigners\x12\x16\n" +
-	"\x06digest\x18\x06 \x01(\tR\x06digest\"\xc5\x01\n" +
+	"\x06digest\x18\x06 \x01(\tR\x06digest\x12C\n" +
+	"\fattestations\x18\a \x03(\v2\x1f.pullgate.policy.v1.AttestationR\fattestations\x120\n" +
+	"\x05until\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x1f\n" +
+	"\vreads_clock\x18\t \x01(\bR\n" +
+	"readsClock\"L\n" +
+	"\vAttestation\x12%\n" +
+	"\x0epredicate_type\x18\x01 \x01(\tR\rpredicateType\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\"\xc5\x01\n" +
 	"\x0eFoundSignature\x12\x1e\n" +
 	"\n" +
 	"repository\x18\x01 \x01(\tR\n" +
@@ -826,37 +917,41 @@ func file_pullgate_policy_v1_policy_proto_rawDescGZIP() []byte {
 	return file_pullgate_policy_v1_policy_proto_rawDescData
 }
 
-var file_pullgate_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_pullgate_policy_v1_policy_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_pullgate_policy_v1_policy_proto_goTypes = []any{
-	(*VerifyRequest)(nil),       // 0: pullgate.policy.v1.VerifyRequest
-	(*RegistryCredential)(nil),  // 1: pullgate.policy.v1.RegistryCredential
-	(*VerifyResponse)(nil),      // 2: pullgate.policy.v1.VerifyResponse
-	(*VerifyResult)(nil),        // 3: pullgate.policy.v1.VerifyResult
-	(*FoundSignature)(nil),      // 4: pullgate.policy.v1.FoundSignature
-	(*ReviewRequest)(nil),       // 5: pullgate.policy.v1.ReviewRequest
-	(*ReviewResponse)(nil),      // 6: pullgate.policy.v1.ReviewResponse
-	(*ReviewResult)(nil),        // 7: pullgate.policy.v1.ReviewResult
-	nil,                         // 8: pullgate.policy.v1.ReviewRequest.AnnotationsEntry
-	nil,                         // 9: pullgate.policy.v1.ReviewResult.AuditAnnotationsEntry
-	(*durationpb.Duration)(nil), // 10: google.protobuf.Duration
+	(*VerifyRequest)(nil),         // 0: pullgate.policy.v1.VerifyRequest
+	(*RegistryCredential)(nil),    // 1: pullgate.policy.v1.RegistryCredential
+	(*VerifyResponse)(nil),        // 2: pullgate.policy.v1.VerifyResponse
+	(*VerifyResult)(nil),          // 3: pullgate.policy.v1.VerifyResult
+	(*Attestation)(nil),           // 4: pullgate.policy.v1.Attestation
+	(*FoundSignature)(nil),        // 5: pullgate.policy.v1.FoundSignature
+	(*ReviewRequest)(nil),         // 6: pullgate.policy.v1.ReviewRequest
+	(*ReviewResponse)(nil),        // 7: pullgate.policy.v1.ReviewResponse
+	(*ReviewResult)(nil),          // 8: pullgate.policy.v1.ReviewResult
+	nil,                           // 9: pullgate.policy.v1.ReviewRequest.AnnotationsEntry
+	nil,                           // 10: pullgate.policy.v1.ReviewResult.AuditAnnotationsEntry
+	(*timestamppb.Timestamp)(nil), // 11: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 12: google.protobuf.Duration
 }
 var file_pullgate_policy_v1_policy_proto_depIdxs = []int32{
 	1,  // 0: pullgate.policy.v1.VerifyRequest.credential:type_name -> pullgate.policy.v1.RegistryCredential
 	3,  // 1: pullgate.policy.v1.VerifyResponse.results:type_name -> pullgate.policy.v1.VerifyResult
-	4,  // 2: pullgate.policy.v1.VerifyResponse.signatures:type_name -> pullgate.policy.v1.FoundSignature
-	8,  // 3: pullgate.policy.v1.ReviewRequest.annotations:type_name -> pullgate.policy.v1.ReviewRequest.AnnotationsEntry
-	7,  // 4: pullgate.policy.v1.ReviewResponse.results:type_name -> pullgate.policy.v1.ReviewResult
-	9,  // 5: pullgate.policy.v1.ReviewResult.audit_annotations:type_name -> pullgate.policy.v1.ReviewResult.AuditAnnotationsEntry
-	10, // 6: pullgate.policy.v1.ReviewResult.duration:type_name -> google.protobuf.Duration
-	5,  // 7: pullgate.policy.v1.Policy.Review:input_type -> pullgate.policy.v1.ReviewRequest
-	0,  // 8: pullgate.policy.v1.Policy.Verify:input_type -> pullgate.policy.v1.VerifyRequest
-	6,  // 9: pullgate.policy.v1.Policy.Review:output_type -> pullgate.policy.v1.ReviewResponse
-	2,  // 10: pullgate.policy.v1.Policy.Verify:output_type -> pullgate.policy.v1.VerifyResponse
-	9,  // [9:11] is the sub-list for method output_type
-	7,  // [7:9] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	5,  // 2: pullgate.policy.v1.VerifyResponse.signatures:type_name -> pullgate.policy.v1.FoundSignature
+	4,  // 3: pullgate.policy.v1.VerifyResult.attestations:type_name -> pullgate.policy.v1.Attestation
+	11, // 4: pullgate.policy.v1.VerifyResult.until:type_name -> google.protobuf.Timestamp
+	9,  // 5: pullgate.policy.v1.ReviewRequest.annotations:type_name -> pullgate.policy.v1.ReviewRequest.AnnotationsEntry
+	8,  // 6: pullgate.policy.v1.ReviewResponse.results:type_name -> pullgate.policy.v1.ReviewResult
+	10, // 7: pullgate.policy.v1.ReviewResult.audit_annotations:type_name -> pullgate.policy.v1.ReviewResult.AuditAnnotationsEntry
+	12, // 8: pullgate.policy.v1.ReviewResult.duration:type_name -> google.protobuf.Duration
+	6,  // 9: pullgate.policy.v1.Policy.Review:input_type -> pullgate.policy.v1.ReviewRequest
+	0,  // 10: pullgate.policy.v1.Policy.Verify:input_type -> pullgate.policy.v1.VerifyRequest
+	7,  // 11: pullgate.policy.v1.Policy.Review:output_type -> pullgate.policy.v1.ReviewResponse
+	2,  // 12: pullgate.policy.v1.Policy.Verify:output_type -> pullgate.policy.v1.VerifyResponse
+	11, // [11:13] is the sub-list for method output_type
+	9,  // [9:11] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_pullgate_policy_v1_policy_proto_init() }
@@ -870,7 +965,7 @@ func file_pullgate_policy_v1_policy_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_pullgate_policy_v1_policy_proto_rawDesc), len(file_pullgate_policy_v1_policy_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

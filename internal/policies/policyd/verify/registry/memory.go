@@ -63,6 +63,15 @@ func (r *Reservation) grow(ctx context.Context, size int64) error {
 	return nil
 }
 
+// Reserve waits until there is memory for so many bytes beside the largest document that was read. Without a
+// reservation in ctx it does nothing.
+func Reserve(ctx context.Context, bytes int64) error {
+	if r, ok := ctx.Value(reservationKey{}).(*Reservation); ok {
+		return r.grow(ctx, (r.held+bytes)/perByte)
+	}
+	return nil
+}
+
 type reservationKey struct{}
 
 // WithReservation returns a context for one goroutine, whose requests read large documents within a reservation.

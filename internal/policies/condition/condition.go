@@ -1,0 +1,392 @@
+package condition
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+)
+
+// Compiled conditions can be evaluated. They are immutable. The zero value is met by every document.
+type Compiled struct {
+	blocks []block
+}
+
+type block struct{ all, any []condition }
+
+type condition struct {
+	text       requirement.Condition
+	key, value operand
+	literal    value // of value, if it has no expression
+	operator   operator
+}
+
+// An operand is a JSON value whose texts may contain expressions.
+type operand struct {
+	literal any
+	parts   []part // of a text with expressions; nil for any other value
+}
+
+// A part of a text is an expression, or a text before or after one.
+type part struct {
+	text string
+	*expression
+}
+
+// Compile returns conditions that can be evaluated, or an error for each one that cannot be. at is the place of the
+// conditions in their file.
+func Compile(list []requirement.Conditions, at *field.Path) (*Compiled, field.ErrorList) {
+	c := &Compiled{}
+	var errs field.ErrorList
+	compile := func(list []requirement.Condition, at *field.Path) (all []condition) {
+		for i, text := range list {
+			at := at.Index(i)
+			o, ok := operators[text.Operator]
+			if !ok {
+				errs = append(errs, field.NotSupported(at.Child("operator"), text.Operator, Operators()))
+				continue
+			}
+			key, err := compileOperand(text.Key)
+			if err != nil {
+				errs = append(errs, field.Invalid(at.Child("key"), text.Key, err.Error()))
+			}
+			value, invalid := compileOperand(text.Value)
+			if invalid == nil && value.parts == nil {
+				if invalid = o.check(value.literal); invalid == nil && (o.grows || o.shrinks) && key.isTimeSince() {
+					invalid = isDuration(value.literal)
+				}
+			}
+			if invalid != nil {
+				errs = append(errs, field.Invalid(at.Child("value"), text.Value, invalid.Error()))
+			}
+			if err == nil && key.parts == nil {
+				errs = append(errs, field.Invalid(at.Child("key"), text.Key,
+					"must contain an expression in {{ }}; without one the document does not decide"))
+			}
+			compiled := condition{text: text, key: key, value: value, operator: o}
+			if value.parts == nil {
+				compiled.literal = newValue(value.literal)
+			}
+			all = append(all, compiled)
+		}
+		return all
+	}
+	conditions := 0
+	for i, b := range list {
+		at := at.Index(i)
+		if conditions += len(b.All) + len(b.Any); conditions > maxConditions {
+			return nil, append(errs, field.TooMany(at, conditions, maxConditions))
+		}
+		if len(b.All)+len(b.Any) == 0 {
+			errs = append(errs, field.Required(at, "must have all or any, with at least one condition"))
+		}
+		c.blocks = append(c.blocks, block{all: compile(b.All, at.Child("all")), any: compile(b.Any, at.Child("any"))})
+	}
+	if len(errs) > 0 {
+		return nil, errs
+	}
+	return c, nil
+}
+
+func compileOperand(v any) (operand, error) {
+	text, ok := v.(string)
+	if !ok {
+		if containsExpression(v) {
+			return operand{}, fmt.Errorf("expressions inside of lists and objects are not supported")
+		}
+		return operand{literal: v}, nil
+	}
+	o := operand{literal: v}
+	for rest := text; ; {
+		before, after, found := strings.Cut(rest, "{{")
+		if before != "" {
+			o.parts = append(o.parts, part{text: before})
+		}
+		if !found {
+			break
+		}
+		inside, behind, closed := strings.Cut(after, "}}")
+		if !closed {
+			return operand{}, fmt.Errorf("{{ has no }}")
+		}
+		e, err := compileExpression(strings.TrimSpace(inside))
+		if err != nil {
+			return operand{}, err
+		}
+		o.parts = append(o.parts, part{expression: e})
+		rest = behind
+	}
+	if !slices.ContainsFunc(o.parts, func(p part) bool { return p.expression != nil }) {
+		o.parts = nil
+	}
+	return o, nil
+}
+
+func containsExpression(v any) bool {
+	text, err := json.Marshal(v)
+	return err != nil || strings.Contains(string(text), "{{")
+}
+
+// single returns the expression of a text that is nothing else.
+func (o operand) single() *expression {
+	if len(o.parts) == 1 {
+		return o.parts[0].expression
+	}
+	return nil
+}
+
+// isTimeSince reports whether the operand is the time since another one.
+func (o operand) isTimeSince() bool {
+	e := o.single()
+	return e != nil && isCall(e.node, timeSince)
+}
+
+func (o operand) readsClock() bool {
+	return slices.ContainsFunc(o.parts, func(p part) bool { return p.expression != nil && readsClock(p.node) })
+}
+
+// evaluate returns the value; nil if an expression has none.
+func (o operand) evaluate(data any, now time.Time) (any, error) {
+	if o.parts == nil {
+		return o.literal, nil
+	}
+	if e := o.single(); e != nil {
+		return e.evaluate(data, now)
+	}
+	var all strings.Builder
+	for _, p := range o.parts {
+		if p.expression == nil {
+			all.WriteString(p.text)
+			continue
+		}
+		v, err := p.evaluate(data, now)
+		if v == nil || err != nil {
+			return nil, err
+		}
+		all.WriteString(asText(v))
+	}
+	return all.String(), nil
+}
+
+// ReadsClock reports whether the answer can change without a change of the document.
+func (c *Compiled) ReadsClock() bool {
+	reads := func(c condition) bool { return c.key.readsClock() || c.value.readsClock() }
+	return slices.ContainsFunc(c.blocks, func(b block) bool {
+		return slices.ContainsFunc(b.all, reads) || slices.ContainsFunc(b.any, reads)
+	})
+}
+
+// A Result says whether a document meets conditions.
+type Result struct {
+	Met bool
+	// Until is the first time when conditions that are met need no longer be; the zero time if they are for ever.
+	Until time.Time
+	// Open says that a time may come before Until when they are not met, and that it is not known.
+	Open bool
+	// Seen are the conditions that were compared, in the order of the file, up to the block that is not met.
+	Seen []Seen
+}
+
+// Seen is a condition that was compared with a document.
+type Seen struct {
+	requirement.Condition
+	// Key and Value are what was compared, as JSON; Key is "" if the document does not have it.
+	Key, Value string
+	Met        bool
+	// Failed says why an expression failed; "" if none did.
+	Failed string
+}
+
+// Evaluate compares a document, as encoding/json decodes it, at a time. The error is that of ctx.
+func (c *Compiled) Evaluate(ctx context.Context, document any, now time.Time) (Result, error) {
+	r := Result{Met: true}
+	for _, b := range c.blocks {
+		all := Result{Met: true}
+		for _, c := range b.all {
+			all.and(c.evaluate(ctx, document, now))
+		}
+		r.and(all)
+		if len(b.any) > 0 {
+			var one Result
+			for _, c := range b.any {
+				one.or(c.evaluate(ctx, document, now))
+			}
+			r.and(one)
+		}
+		if err := ctx.Err(); err != nil {
+			return Result{}, err
+		}
+		if !r.Met {
+			break
+		}
+	}
+	return r, nil
+}
+
+func (r *Result) and(o Result) {
+	r.Met, r.Open, r.Seen = r.Met && o.Met, r.Open || o.Open, append(r.Seen, o.Seen...)
+	if r.Until.IsZero() || !o.Until.IsZero() && o.Until.Before(r.Until) {
+		r.Until = o.Until
+	}
+}
+
+// or keeps, of two results that are met, the one that is for longer.
+func (r *Result) or(o Result) {
+	o.Seen = append(r.Seen, o.Seen...)
+	longer := !r.Open && (o.Open || r.Until.IsZero() || !o.Until.IsZero() && o.Until.Before(r.Until))
+	if r.Met && (!o.Met || longer) {
+		r.Seen = o.Seen
+		return
+	}
+	*r = o
+}
+
+func (c condition) evaluate(ctx context.Context, document any, now time.Time) Result {
+	seen := Seen{Condition: c.text}
+	key, v, err := c.operands(document, now)
+	if err == nil {
+		err = ctx.Err()
+	}
+	seen.Key, seen.Value = shown(key), shown(v.any)
+	if err != nil {
+		seen.Failed = err.Error()
+		return Result{Seen: []Seen{seen}}
+	}
+	seen.Met = key != nil && v.any != nil && c.operator.compare(key, v)
+	r := Result{Met: seen.Met, Seen: []Seen{seen}}
+	if r.Met && (c.key.readsClock() || c.value.readsClock()) {
+		r.Until, r.Open = c.end(document, v.any, now)
+	}
+	return r
+}
+
+// operands returns what is compared; nil for what is absent. An error is for what must not be compared.
+func (c condition) operands(document any, now time.Time) (key any, v value, err error) {
+	if key, err = c.key.evaluate(document, now); err != nil {
+		return nil, v, err
+	}
+	if v = c.literal; c.value.parts != nil {
+		if v.any, err = c.value.evaluate(document, now); err != nil {
+			return key, v, err
+		}
+	}
+	for _, number := range []any{key, v.any} {
+		if f, ok := number.(float64); ok && (math.IsNaN(f) || math.IsInf(f, 0)) {
+			return nil, v, errors.New("a number is not finite")
+		}
+	}
+	if len(list(key))*len(list(v.any)) > maxComparisons {
+		return nil, v, errComparisons
+	}
+	return key, v, nil
+}
+
+// end returns when a condition that is met will not be any more. That is known of a time since a time in the document,
+// which is compared with a duration.
+func (c condition) end(document, value any, now time.Time) (until time.Time, open bool) {
+	limit, ok := duration(value)
+	if !ok || !c.key.isTimeSince() || c.value.readsClock() {
+		return time.Time{}, true
+	}
+	e := c.key.single()
+	if isText(e.node.Children[2]) || readsClock(e.node.Children[1]) {
+		return time.Time{}, true
+	}
+	if c.operator.grows { // it is met by any longer time too
+		return time.Time{}, false
+	}
+	layout, err := run(e.node.Children[0], document, now)
+	if !c.operator.shrinks || err != nil {
+		return time.Time{}, true
+	}
+	from, err := run(e.node.Children[1], document, now)
+	if err != nil {
+		return time.Time{}, true
+	}
+	text, _ := layout.(string)
+	t, err := parseTime(text, from, now)
+	return t.Add(limit), err != nil
+}
+
+const maxShown = 200 // bounds a value in messages, in bytes
+
+// shown returns the beginning of a value as JSON, for messages; "" for nil.
+func shown(v any) string {
+	if v == nil {
+		return ""
+	}
+	text := appendShown(nil, v)
+	if len(text) <= maxShown {
+		return string(text)
+	}
+	return string(text[:maxShown]) + "…"
+}
+
+// appendShown stops soon after maxShown bytes, because values can be large.
+func appendShown(b []byte, v any) []byte {
+	switch v := v.(type) {
+	case string:
+		text, _ := json.Marshal(v[:min(len(v), maxShown)]) // a text has a JSON form
+		return append(b, text...)
+	case []any:
+		b = append(b, '[')
+		for i := 0; i < len(v) && len(b) <= maxShown; i++ {
+			if i > 0 {
+				b = append(b, ',')
+			}
+			b = appendShown(b, v[i])
+		}
+		return append(b, ']')
+	case map[string]any:
+		b = append(b, '{')
+		for key, value := range v {
+			if len(b) > maxShown {
+				break
+			}
+			b = append(appendShown(append(appendShown(b, key), ':'), value), ',')
+		}
+		return append(bytes.TrimSuffix(b, []byte(",")), '}')
+	}
+	return fmt.Append(b, v)
+}
+
+// CompileStatement compiles the conditions of a statement. The error joins all errors, which name their places in the
+// file of the policy.
+func CompileStatement(s *requirement.Statement) (*Compiled, error) {
+	c, errs := Compile(s.Conditions, field.NewPath(s.At))
+	if errs != nil {
+		return nil, errs.ToAggregate()
+	}
+	return c, nil
+}
+
+// Check returns why conditions of rules cannot be evaluated: all errors, each of which begins with the name of a file.
+func Check(rules []requirement.Rule) error {
+	var errs []error
+	seen := map[*requirement.Statement]bool{}
+	for i := range rules {
+		if rules[i].Requirement == nil {
+			continue
+		}
+		for _, s := range rules[i].Requirement.Signers() {
+			if s.Statement == nil || seen[s.Statement] {
+				continue
+			}
+			seen[s.Statement] = true
+			_, invalid := Compile(s.Statement.Conditions, field.NewPath(s.Statement.At))
+			for _, err := range invalid {
+				errs = append(errs, fmt.Errorf("%s: %w", rules[i].File, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}

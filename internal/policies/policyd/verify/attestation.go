@@ -1,0 +1,252 @@
+package verify
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/secure-systems-lab/go-securesystemslib/dsse"
+	protobundle "github.com/sigstore/protobuf-specs/gen/pb-go/bundle/v1"
+	protodsse "github.com/sigstore/protobuf-specs/gen/pb-go/dsse"
+	"github.com/sigstore/sigstore-go/pkg/bundle"
+
+	"github.com/pullgate/pullgate/internal/mechanics/safetext"
+	"github.com/pullgate/pullgate/internal/policies/condition"
+	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+)
+
+// A statement is an in-toto statement, without its predicate.
+type statement struct {
+	Type          string          `json:"_type"`
+	PredicateType string          `json:"predicateType"`
+	Subject       json.RawMessage `json:"subject"`
+	Predicate     json.RawMessage `json:"predicate"`
+
+	digests []string // of its subjects
+}
+
+// parseStatement reads the payload of an envelope. accepted are the predicate types of the attestations that are read
+// beside signatures.
+func parseStatement(payloadType string, payload []byte, accepted []string) (*statement, error) {
+	if accepted == nil {
+		if size := len(payload); size > maxStatement {
+			return nil, fmt.Errorf(
+				"%w: a statement of %d bytes, such as an attestation; one that signs an image has at most %d",
+				errNotSignature, size, maxStatement)
+		}
+		if err := registry.Bounded(payload); err != nil {
+			return nil, fmt.Errorf("%w: %w", errNotSignature, err) // a large attestation
+		}
+	}
+	s := &statement{}
+	if err := json.Unmarshal(payload, s); err != nil || payloadType != bundle.IntotoMediaType {
+		return nil, fmt.Errorf("%w: its payload is not a statement", errNotSignature)
+	}
+	if s.PredicateType != predicateType && !slices.Contains(accepted, s.PredicateType) {
+		return nil, fmt.Errorf("%w: an attestation of type %s", errNotSignature, clean(s.PredicateType))
+	}
+	if !slices.Contains([]string{"https://in-toto.io/Statement/v1", "https://in-toto.io/Statement/v0.1"}, s.Type) {
+		return nil, fmt.Errorf("%w: a statement of type %s", errNotSignature, clean(s.Type))
+	}
+	if len(s.Subject) > maxStatement {
+		return nil, fmt.Errorf("%w: the subjects of a statement have %d bytes; at most %d are read",
+			registry.ErrTooLarge, len(s.Subject), maxStatement)
+	}
+	if err := registry.Bounded(s.Subject); err != nil {
+		return nil, err
+	}
+	var subjects []struct {
+		Digest map[string]string `json:"digest"`
+	}
+	if err := json.Unmarshal(s.Subject, &subjects); err != nil {
+		return nil, fmt.Errorf("%w: the subjects of a statement are not a list", errNotSignature)
+	}
+	for _, subject := range subjects {
+		s.digests = append(s.digests, digestPrefix+subject.Digest["sha256"])
+	}
+	return s, nil
+}
+
+// The older form of attestations: a layer is an envelope, and its annotations are the rest.
+const envelopeMediaType = "application/vnd.dsse.envelope.v1+json"
+
+// parseEnvelope reads an attestation of the older form.
+func parseEnvelope(data []byte, annotations map[string]string, accepted []string) (*signature, error) {
+	var envelope dsse.Envelope
+	if err := registry.Bounded(data); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(data, &envelope); err != nil {
+		return nil, fmt.Errorf("invalid envelope: %w", err)
+	}
+	if len(envelope.Signatures) != 1 || len(envelope.Signatures[0].Sig) > maxField {
+		return nil, fmt.Errorf("%w: an envelope must have one signature of at most %d bytes", registry.ErrTooLarge, maxField)
+	}
+	payload, err := base64.StdEncoding.DecodeString(envelope.Payload)
+	if err != nil {
+		return nil, fmt.Errorf("invalid envelope: %w", err)
+	}
+	said, err := parseStatement(envelope.PayloadType, payload, accepted)
+	if err != nil {
+		return nil, err
+	}
+	made, err := base64.StdEncoding.DecodeString(envelope.Signatures[0].Sig)
+	if err != nil {
+		return nil, fmt.Errorf("invalid envelope: %w", err)
+	}
+	s := &signature{digests: said.digests, statement: said, payloadDigest: digestOf(payload)}
+	return s, s.annotate(annotations, func(b *protobundle.Bundle, _ string) {
+		b.Content = &protobundle.Bundle_DsseEnvelope{DsseEnvelope: &protodsse.Envelope{
+			Payload: payload, PayloadType: envelope.PayloadType, Signatures: []*protodsse.Signature{{Sig: made}},
+		}}
+	})
+}
+
+// attTag returns the attestations of the older form, which are in an image of their own.
+func (r *run) attTag(ctx context.Context, repository, digest string) ([]candidate, error) {
+	if r.accepted == nil {
+		return nil, nil
+	}
+	return r.tagged(ctx, repository, digest, byAttTag, ".att")
+}
+
+// acceptedTypes returns the predicate types of the statements that leaves require.
+func acceptedTypes(leaves []*leaf) (types []string) {
+	for _, l := range leaves {
+		if l.signed.Statement != nil {
+			types = append(types, l.signed.Statement.PredicateType)
+		}
+	}
+	return unique(types)
+}
+
+// errOther is returned for a statement of another type than the leaf requires, or for a signature where it requires a
+// statement.
+var errOther = errors.New("not what is required")
+
+// is returns an error if a signature is not of what the leaf requires.
+func (l *leaf) is(s *signature) error {
+	want, got := predicateType, predicateType
+	if l.signed.Statement != nil {
+		want = l.signed.Statement.PredicateType
+	}
+	if s.statement != nil {
+		got = s.statement.PredicateType
+	}
+	switch {
+	case want == got:
+		return nil
+	case want == predicateType:
+		return fmt.Errorf("%w: an attestation of type %s", errNotSignature, clean(got))
+	case got == predicateType:
+		return fmt.Errorf("%w: a signature, and not an attestation", errOther)
+	}
+	return fmt.Errorf("%w: an attestation of type %s", errOther, clean(got))
+}
+
+// errCondition is returned for a statement that does not meet a condition.
+var errCondition = errors.New("does not meet its conditions")
+
+// An evaluation is a statement that was compared with the conditions of a policy.
+type evaluation struct {
+	payload string // its digest
+	wanted  *requirement.Statement
+}
+
+type evaluated struct {
+	condition.Result
+
+	err error
+}
+
+// evaluate compares the predicate of a statement with the conditions of a leaf. Copies of the statement are compared
+// once.
+func (r *run) evaluate(ctx context.Context, l *leaf, s *signature) (condition.Result, error) {
+	want := l.signed.Statement
+	if len(want.Conditions) == 0 {
+		return condition.Result{Met: true}, nil
+	}
+	key := evaluation{s.payloadDigest, want}
+	if known, ok := r.evaluated[key]; ok {
+		return known.Result, known.err
+	}
+	if s.predicate == nil && s.unread == nil {
+		s.predicate, s.unread = decodePredicate(ctx, s.statement.Predicate)
+	}
+	result, err := condition.Result{}, s.unread
+	if err == nil {
+		if result, err = l.conditions.Evaluate(ctx, s.predicate, r.v.now()); err == nil {
+			err = notMet(want, result)
+		}
+	}
+	if ctx.Err() == nil {
+		r.evaluated[key] = evaluated{result, err}
+	}
+	return result, err
+}
+
+const (
+	// maxPredicateParts bounds how many objects and elements a predicate has; a report of a scanner has about one for
+	// each 25 bytes of its text. maxPredicateDepth bounds how deep they are nested, and predicatePart is how much memory
+	// one takes.
+	maxPredicateParts, maxPredicateDepth = 120_000, 64
+	predicatePart                        = 350
+)
+
+// decodePredicate returns the predicate of a statement, which is an object.
+func decodePredicate(ctx context.Context, data json.RawMessage) (predicate map[string]any, err error) {
+	parts, depth, inText := 0, 0, false
+	for i := 0; i < len(data); i++ {
+		switch c := data[i]; {
+		case inText && c == '\\':
+			i++
+		case c == '"':
+			inText = !inText
+		case inText:
+		case c == '{', c == '[':
+			parts, depth = parts+1, depth+1
+		case c == ',':
+			parts++
+		case c == '}', c == ']':
+			depth--
+		}
+		if parts > maxPredicateParts || depth > maxPredicateDepth {
+			return nil, fmt.Errorf("%w: a predicate has more than %d parts, or is nested deeper than %d",
+				registry.ErrTooLarge, maxPredicateParts, maxPredicateDepth)
+		}
+	}
+	if err := registry.Reserve(ctx, int64(parts)*predicatePart); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(data, &predicate); err != nil || predicate == nil {
+		return nil, errors.New("the predicate of the attestation is not an object")
+	}
+	return predicate, nil
+}
+
+// notMet returns an error that names what was compared, and the condition that is not met. What was seen comes first,
+// because messages are cut.
+func notMet(s *requirement.Statement, result condition.Result) error {
+	if result.Met {
+		return nil
+	}
+	text := ""
+	if i := slices.IndexFunc(result.Seen, func(c condition.Seen) bool { return !c.Met }); i >= 0 {
+		c := result.Seen[i]
+		switch text = "found " + c.Key; {
+		case c.Failed != "":
+			text = c.Failed
+		case c.Key == "":
+			text = "nothing found"
+		}
+		text += "; want " + c.Condition.String()
+		if c.Message != "" {
+			text = c.Message + "; " + text
+		}
+	}
+	return fmt.Errorf("the attestation of type %s %w: %s", s.PredicateType, errCondition, safetext.ASCII(text, maxMiss))
+}

@@ -1,0 +1,145 @@
+package policyfiles
+
+import (
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/pullgate/pullgate/internal/mechanics/strictyaml"
+	"github.com/pullgate/pullgate/internal/policies/requirement"
+)
+
+// predicateTypes are the short names of predicate types that cosign has.
+//
+//nolint:gochecknoglobals // a constant table
+var predicateTypes = map[string]string{
+	"custom":           "https://cosign.sigstore.dev/attestation/v1",
+	"cyclonedx":        "https://cyclonedx.org/bom",
+	"link":             "https://in-toto.io/Link/v1",
+	"openvex":          "https://openvex.dev/ns",
+	"slsaprovenance":   "https://slsa.dev/provenance/v0.2",
+	"slsaprovenance02": "https://slsa.dev/provenance/v0.2",
+	"slsaprovenance1":  "https://slsa.dev/provenance/v1",
+	"spdx":             "https://spdx.dev/Document",
+	"spdxjson":         "https://spdx.dev/Document",
+	"vuln":             "https://cosign.sigstore.dev/attestation/vuln/v1",
+}
+
+// PredicateType returns a predicate type, which can be written as a short name of cosign.
+func (c *checker) PredicateType(at *field.Path, text *string) string {
+	if text == nil || *text == "" {
+		c.Required(at, "must be the type of the predicate, as in https://cosign.sigstore.dev/attestation/vuln/v1")
+		return ""
+	}
+	c.NoVariable(at, *text)
+	switch long, ok := predicateTypes[*text]; {
+	case ok:
+		return long
+	case *text == signatureType:
+		c.Invalid(at, *text, "is the type of a signature; write who must sign in attestors of the rule")
+	}
+	return *text
+}
+
+// signatureType is the predicate type of a signature; see package verify.
+const signatureType = "https://sigstore.dev/cosign/sign/v1"
+
+type kyvernoAttestation struct {
+	strictyaml.Written
+	PredicateType *string             `json:"predicateType"`
+	Attestors     []kyvernoAttestors  `json:"attestors"`
+	Conditions    []kyvernoConditions `json:"conditions"`
+}
+
+type kyvernoConditions struct {
+	All []kyvernoCondition `json:"all"`
+	Any []kyvernoCondition `json:"any"`
+}
+
+type kyvernoCondition struct {
+	Key      any     `json:"key"`
+	Operator *string `json:"operator"`
+	Value    any     `json:"value"`
+	Message  string  `json:"message"`
+}
+
+func rewriteAttestation(m *strictyaml.Mapping) {
+	m.Rename("type", "predicateType")
+	refuseFields(map[string]string{
+		"name": "names of attestations are for validate, which is not supported yet; remove it",
+	})(m)
+}
+
+// attestations returns what each attestation of a rule requires. An attestation without attestors of its own is by
+// those of the rule.
+func (c *kyvernoCompiler) attestations(below *field.Path, v *kyvernoVerification, repository string) []requirementNode {
+	var nodes []requirementNode
+	list := below.Child(v.Written.Name("attestations"))
+	for i := range v.Attestations {
+		a, at := &v.Attestations[i], list.Index(i)
+		s := &requirement.Statement{
+			PredicateType: c.PredicateType(at.Child(a.Written.Name("predicateType")), a.PredicateType),
+			At:            at.Child("conditions").String(),
+		}
+		for j, block := range a.Conditions {
+			at := at.Child("conditions").Index(j)
+			s.Conditions = append(s.Conditions, requirement.Conditions{
+				All: c.conditions(at.Child("all"), block.All), Any: c.conditions(at.Child("any"), block.Any),
+			})
+			if len(block.All)+len(block.Any) == 0 {
+				c.Required(at, "must have all or any, with at least one condition")
+			}
+		}
+		by, from := a.Attestors, at.Child("attestors")
+		if len(by) == 0 {
+			by, from = v.Attestors, below.Child("attestors")
+		}
+		if len(by) == 0 {
+			c.Required(at.Child("attestors"), "must say who signs the attestation, here or in attestors of the rule")
+			continue
+		}
+		signed := c.attestors(from, by, repository)
+		nodes = append(nodes, requirementNode{Requirement: signed.Attesting(s), At: at})
+	}
+	return nodes
+}
+
+func (c *kyvernoCompiler) conditions(at *field.Path, list []kyvernoCondition) (all []requirement.Condition) {
+	for i, in := range list {
+		if in.Operator == nil {
+			c.Required(at.Index(i).Child("operator"), "must be a comparison, as in Equals")
+			continue
+		}
+		all = append(all, requirement.Condition{
+			Key: asJSON(in.Key), Operator: *in.Operator, Value: asJSON(in.Value), Message: in.Message,
+		})
+	}
+	return all
+}
+
+// asJSON returns a value of a document as encoding/json decodes it.
+func asJSON(v any) any {
+	switch v := v.(type) {
+	case nil, bool, string, float64:
+		return v
+	case int:
+		return float64(v)
+	case int64:
+		return float64(v)
+	case uint64:
+		return float64(v)
+	case []any:
+		list := make([]any, len(v))
+		for i := range v {
+			list[i] = asJSON(v[i])
+		}
+		return list
+	case map[any]any:
+		object := make(map[string]any, len(v))
+		for key, value := range v {
+			object[fmt.Sprint(key)] = asJSON(value)
+		}
+		return object
+	}
+	return fmt.Sprint(v)
+}

@@ -1,0 +1,103 @@
+package requirement
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+)
+
+// A Statement is what an attestation must say: an in-toto statement about the image with a predicate that meets
+// conditions.
+type Statement struct {
+	// PredicateType is the type of the predicate, a URI.
+	PredicateType string
+	// Conditions must all be met by the predicate of one statement. Without conditions any predicate is enough.
+	Conditions []Conditions
+	// At is the place of the conditions in the file of the policy, for errors.
+	At string
+}
+
+// Attesting returns the requirement that each of the signers has signed a statement, instead of the image.
+func (r *Requirement) Attesting(s *Statement) Requirement {
+	out := *r
+	if r.SignedBy != nil {
+		signer := *r.SignedBy
+		signer.Statement = s
+		out.SignedBy = &signer
+	}
+	out.Of = slices.Clone(r.Of)
+	for i := range out.Of {
+		out.Of[i] = r.Of[i].Attesting(s)
+	}
+	return out
+}
+
+// Conditions are met if all of All are met, and one of Any unless Any is empty. Without any condition they are not met.
+type Conditions struct{ All, Any []Condition }
+
+// A Condition compares two values.
+type Condition struct {
+	// Key and Value are JSON values. Their texts may contain expressions in {{ }}; see package condition.
+	Key, Value any
+	Operator   string
+	// Message is for the user of a pod that is denied; it may be empty.
+	Message string
+}
+
+// HasConditions reports whether a leaf requires a statement that meets conditions.
+func (r *Requirement) HasConditions() bool {
+	has := func(s *Signer) bool { return s.Statement != nil && s.Statement.Conditions != nil }
+	return slices.ContainsFunc(r.Signers(), has)
+}
+
+// ReadsStatements reports whether a leaf requires a statement.
+func (r *Requirement) ReadsStatements() bool {
+	return slices.ContainsFunc(r.Signers(), func(s *Signer) bool { return s.Statement != nil })
+}
+
+func (s *Statement) canonical() string {
+	parts := []string{quote(s.PredicateType)}
+	for _, c := range s.Conditions {
+		parts = append(parts, call("conditions", conditions("all", c.All), conditions("any", c.Any)))
+	}
+	slices.Sort(parts[1:])
+	return call("statement", parts...)
+}
+
+func conditions(name string, list []Condition) string {
+	all := make([]string, len(list))
+	for i, c := range list {
+		all[i] = call("condition", literal(c.Key), quote(c.Operator), literal(c.Value))
+	}
+	slices.Sort(all)
+	return call(name, all...)
+}
+
+// literal returns the text of a JSON value, whose keys are in order.
+func literal(v any) string {
+	text, err := json.Marshal(v)
+	if err != nil { // it was decoded from JSON
+		return call("invalid")
+	}
+	return quote(string(text))
+}
+
+// String describes the condition as its file has it.
+func (c Condition) String() string {
+	return strings.Join([]string{display(c.Key), c.Operator, display(c.Value)}, " ")
+}
+
+func display(v any) string {
+	if s, ok := v.(string); ok {
+		return s
+	}
+	text, _ := json.Marshal(v)
+	return string(text)
+}
+
+// An Attestation is a statement that was signed.
+type Attestation struct {
+	PredicateType string `json:"predicateType"`
+	// Digest is the SHA-256 of the statement, as it was signed.
+	Digest string `json:"digest"`
+}
