@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -61,8 +60,10 @@ func Compile(list []requirement.Conditions, at *field.Path) (*Compiled, field.Er
 			}
 			value, invalid := compileOperand(text.Value)
 			if invalid == nil && value.parts == nil {
-				if invalid = o.check(value.literal); invalid == nil && (o.grows || o.shrinks) && key.isTimeSince() {
-					invalid = isDuration(value.literal)
+				_, isText := durationText(value.literal)
+				invalid = o.check(value.literal)
+				if (o.grows || o.shrinks) && key.isTimeSince() && !isText && !strings.HasPrefix(text.Operator, "Duration") {
+					invalid = errors.New("must be a duration, as in 24h")
 				}
 			}
 			if invalid != nil {
@@ -118,6 +119,9 @@ func compileOperand(v any) (operand, error) {
 		if !closed {
 			return operand{}, fmt.Errorf("{{ has no }}")
 		}
+		if len(o.parts) > maxParts {
+			return operand{}, fmt.Errorf("a text has more than %d parts", maxParts)
+		}
 		e, err := compileExpression(strings.TrimSpace(inside))
 		if err != nil {
 			return operand{}, err
@@ -169,8 +173,11 @@ func (o operand) evaluate(data any, now time.Time) (any, error) {
 			continue
 		}
 		v, err := p.evaluate(data, now)
-		if v == nil || err != nil {
+		switch {
+		case v == nil || err != nil:
 			return nil, err
+		case !isScalar(v) || all.Len() > maxText:
+			return nil, errors.New("a part of a text is no text, number or boolean, or the text is too long")
 		}
 		all.WriteString(asText(v))
 	}
@@ -252,16 +259,16 @@ func (r *Result) or(o Result) {
 
 func (c condition) evaluate(ctx context.Context, document any, now time.Time) Result {
 	seen := Seen{Condition: c.text}
-	key, v, err := c.operands(document, now)
-	if err == nil {
-		err = ctx.Err()
+	if err := ctx.Err(); err != nil {
+		return Result{}
 	}
+	key, v, err := c.operands(document, now)
 	seen.Key, seen.Value = shown(key), shown(v.any)
 	if err != nil {
 		seen.Failed = err.Error()
 		return Result{Seen: []Seen{seen}}
 	}
-	seen.Met = key != nil && v.any != nil && c.operator.compare(key, v)
+	seen.Met = key != nil && v.any != nil && c.operator.compare(ctx, key, v)
 	r := Result{Met: seen.Met, Seen: []Seen{seen}}
 	if r.Met && (c.key.readsClock() || c.value.readsClock()) {
 		r.Until, r.Open = c.end(document, v.any, now)
@@ -277,11 +284,6 @@ func (c condition) operands(document any, now time.Time) (key any, v value, err 
 	if v = c.literal; c.value.parts != nil {
 		if v.any, err = c.value.evaluate(document, now); err != nil {
 			return key, v, err
-		}
-	}
-	for _, number := range []any{key, v.any} {
-		if f, ok := number.(float64); ok && (math.IsNaN(f) || math.IsInf(f, 0)) {
-			return nil, v, errors.New("a number is not finite")
 		}
 	}
 	if len(list(key))*len(list(v.any)) > maxComparisons {
@@ -301,6 +303,10 @@ func (c condition) end(document, value any, now time.Time) (until time.Time, ope
 	if isText(e.node.Children[2]) || readsClock(e.node.Children[1]) {
 		return time.Time{}, true
 	}
+	later, err := run(e.node.Children[2], document, now)
+	if err != nil || later != "" { // a text of the document; what is between two times does not change
+		return time.Time{}, err != nil || isCall(e.node.Children[2], timeNow)
+	}
 	if c.operator.grows { // it is met by any longer time too
 		return time.Time{}, false
 	}
@@ -317,7 +323,11 @@ func (c condition) end(document, value any, now time.Time) (until time.Time, ope
 	return t.Add(limit), err != nil
 }
 
-const maxShown = 200 // bounds a value in messages, in bytes
+const (
+	maxShown = 200      // bounds a value in messages, in bytes
+	maxParts = 20       // bounds the expressions and texts of an operand
+	maxText  = 64 << 10 // bounds a text that is made of parts, in bytes
+)
 
 // shown returns the beginning of a value as JSON, for messages; "" for nil.
 func shown(v any) string {

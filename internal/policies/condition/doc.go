@@ -11,8 +11,9 @@
 // length of the expression.
 //
 // A condition is not met if its key is absent or null, whatever the operator is, nor if an expression fails. Two values
-// are compared as durations if both are, else as quantities or numbers, else as texts; in Equals, AnyIn and their
-// negations * and ? in a text of the value are wildcards.
+// are compared as durations if both are, else as quantities or numbers, else as times. Other texts are equal or not,
+// and none is before another. In Equals, AnyIn and their kin * and ? in a text of the file are wildcards; in a text of
+// the document they are not.
 //
 // The package uses no network, and keeps nothing between evaluations.
 package condition

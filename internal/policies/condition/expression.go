@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -168,10 +169,15 @@ type caller struct {
 // CallFunction calls a function by its name.
 func (c *caller) CallFunction(name string, arguments []any) (any, error) {
 	v, err := c.FunctionCaller.CallFunction(name, arguments)
-	if err != nil {
-		c.failed = err
+	if f, ok := v.(float64); ok && (math.IsNaN(f) || math.IsInf(f, 0)) {
+		err = errors.New("a number is not finite")
 	}
-	return v, err
+	if err != nil {
+		text := err.Error() // it has the whole argument
+		c.failed = errors.New(text[:min(len(text), maxShown)])
+		return nil, c.failed
+	}
+	return v, nil
 }
 
 func since(now time.Time) functions.JpFunction {
@@ -209,7 +215,7 @@ func parseTime(layout string, value any, now time.Time) (time.Time, error) {
 	t, err := time.Parse(layout, text)
 	switch {
 	case err != nil:
-		return time.Time{}, fmt.Errorf("%q is not a time as in %s", text, layout)
+		return time.Time{}, fmt.Errorf("%s is not a time as in %s", shown(text), shown(layout))
 	case t.Sub(now) > maxAhead:
 		return time.Time{}, fmt.Errorf("%s is in the future", text)
 	}

@@ -2,6 +2,7 @@ package condition
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -39,7 +40,8 @@ func newValue(literal any) value {
 
 // An operator compares a key with a value.
 type operator struct {
-	compare func(key any, v value) bool
+	// compare returns anything when ctx has ended.
+	compare func(ctx context.Context, key any, v value) bool
 	check   func(literal any) error // of a value without expressions
 	// grows says that what is met by a duration is met by every longer one, shrinks likewise for every shorter one.
 	grows, shrinks bool
@@ -47,6 +49,7 @@ type operator struct {
 
 //nolint:gochecknoglobals // a constant table
 var operators = func() map[string]operator {
+	table := map[string]operator{}
 	in := func(key any, v value) bool {
 		for i, element := range list(v.any) {
 			if equal(key, element, v.pattern(i)) {
@@ -55,20 +58,26 @@ var operators = func() map[string]operator {
 		}
 		return false
 	}
-	each := func(key any, v value, want bool) bool {
-		return !slices.ContainsFunc(list(key), func(k any) bool { return in(k, v) != want })
+	// each reports whether every element of the key is in the value, or none is.
+	each := func(ctx context.Context, key any, v value, want bool) bool {
+		return !slices.ContainsFunc(list(key), func(k any) bool { return ctx.Err() != nil || in(k, v) != want })
 	}
 	equals := func(k any, v value) bool { return equal(k, v.any, v.pattern(0)) }
-	table := map[string]operator{
-		"Equals": {compare: equals, check: anything},
-		"NotEquals": {compare: func(k any, v value) bool {
-			return isScalar(k) == isScalar(v.any) && !equals(k, v)
-		}, check: anything},
-		"AnyIn":    {compare: func(k any, v value) bool { return !each(k, v, false) }, check: notEmpty},
-		"AllIn":    {compare: func(k any, v value) bool { return len(list(k)) > 0 && each(k, v, true) }, check: notEmpty},
-		"AnyNotIn": {compare: func(k any, v value) bool { return !each(k, v, true) }, check: notEmpty},
-		"AllNotIn": {compare: func(k any, v value) bool { return each(k, v, false) }, check: notEmpty},
+	type compare = func(ctx context.Context, key any, v value) bool
+	for name, compare := range map[string]compare{
+		"AnyIn":    func(ctx context.Context, k any, v value) bool { return !each(ctx, k, v, false) },
+		"AllIn":    func(ctx context.Context, k any, v value) bool { return len(list(k)) > 0 && each(ctx, k, v, true) },
+		"AnyNotIn": func(ctx context.Context, k any, v value) bool { return alike(k, v) && !each(ctx, k, v, true) },
+		"AllNotIn": func(ctx context.Context, k any, v value) bool { return alike(k, v) && each(ctx, k, v, false) },
+	} {
+		table[name] = operator{compare: compare, check: notEmpty}
 	}
+	table["Equals"] = operator{compare: func(_ context.Context, k any, v value) bool {
+		return equals(k, v)
+	}, check: anything}
+	table["NotEquals"] = operator{compare: func(_ context.Context, k any, v value) bool {
+		return isScalar(k) == isScalar(v.any) && !equals(k, v)
+	}, check: anything}
 	for name, o := range map[string]struct {
 		operator
 		holds func(c int) bool
@@ -79,11 +88,14 @@ var operators = func() map[string]operator {
 		"LessThanOrEquals":    {operator{shrinks: true}, func(c int) bool { return c <= 0 }},
 	} {
 		order := o.operator
-		order.check = scalar
-		order.compare = func(k any, v value) bool { c, ok := ordered(k, v.any); return ok && o.holds(c) }
+		order.check = isMeasure
+		order.compare = func(_ context.Context, k any, v value) bool {
+			c, ok := ordered(k, v.any)
+			return ok && o.holds(c)
+		}
 		table[name] = order
 		order.check = isDuration
-		order.compare = func(k any, v value) bool {
+		order.compare = func(_ context.Context, k any, v value) bool {
 			key, isKey := duration(k)
 			limit, isLimit := duration(v.any)
 			return isKey && isLimit && o.holds(cmp.Compare(key, limit))
@@ -110,12 +122,11 @@ func notEmpty(v any) error {
 	return anything(v)
 }
 
-func scalar(v any) error {
-	switch v.(type) {
-	case string, float64:
-		return nil
+func isMeasure(v any) error {
+	if _, ok := ordered(v, v); !ok {
+		return errors.New("must be a number, a quantity, a duration or a time")
 	}
-	return errors.New("must be a number, a quantity, a duration or a text")
+	return nil
 }
 
 func isDuration(v any) error {
@@ -123,6 +134,14 @@ func isDuration(v any) error {
 		return errors.New("must be a duration, as in 24h, or a number of seconds")
 	}
 	return nil
+}
+
+// alike reports whether the elements of a key can be equal to those of a value: a list of lists is in no list of texts,
+// and that says nothing about its texts.
+func alike(key any, v value) bool {
+	elements := list(v.any)
+	other := func(k any) bool { return isScalar(k) != isScalar(elements[0]) }
+	return len(elements) > 0 && !slices.ContainsFunc(list(key), other)
 }
 
 // pattern returns the pattern of an element; nil for a value that was evaluated.
@@ -163,31 +182,13 @@ func isScalar(v any) bool {
 	return false
 }
 
-// ordered compares two values; ok is false if there is no order between them. Texts are compared as texts only if
-// neither is a measure: a document must not choose that "10/10" comes before "8.0".
+// ordered compares two values; ok is false if there is no order between them. Texts have none: a document must not
+// choose that "10/10" comes before "8.0", and "5004h0m0s" before "7 days".
 func ordered(key, v any) (c int, ok bool) {
-	if scalar(key) != nil || scalar(v) != nil {
-		return 0, false
-	}
 	if c, ok := byNumber(key, v); ok {
 		return c, true
 	}
-	if c, ok := byTime(key, v); ok {
-		return c, true
-	}
-	k, isText := key.(string)
-	text, areTexts := v.(string)
-	if !isText || !areTexts || isMeasure(k) || isMeasure(text) {
-		return 0, false
-	}
-	return strings.Compare(k, text), true
-}
-
-func isMeasure(text string) bool {
-	_, isDuration := durationText(text)
-	_, isQuantity := quantity(text)
-	_, err := time.Parse(time.RFC3339, text)
-	return isDuration || isQuantity || err == nil
+	return byTime(key, v)
 }
 
 func byTime(key, v any) (c int, ok bool) {
@@ -229,14 +230,14 @@ func duration(v any) (time.Duration, bool) {
 
 func durationText(v any) (time.Duration, bool) {
 	text, ok := v.(string)
-	if !ok {
+	if !ok || len(text) > maxQuantity {
 		return 0, false
 	}
 	d, err := time.ParseDuration(text)
 	return d, err == nil
 }
 
-// maxQuantity bounds the text of a quantity. One with a large exponent takes much memory to be compared.
+// maxQuantity bounds the texts of quantities and durations. One with a large exponent takes much memory to be compared.
 const maxQuantity = 32
 
 func quantity(v any) (resource.Quantity, bool) {

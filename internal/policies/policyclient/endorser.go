@@ -184,6 +184,9 @@ func (e *Endorser) judge(r *requirement.Rule, name imageref.Ref, id string, now 
 	why := "has not verified them for this image yet"
 	if state == expired {
 		why = "verified them too long ago, at " + got.At.UTC().Format(time.RFC3339)
+		if !got.Until.IsZero() && !now.Before(got.Until) {
+			why = "has an attestation that counted until " + got.Until.UTC().Format(time.RFC3339)
+		}
 	}
 	if d, ok := e.options.State.denial(fact{p, r.Hash}); ok {
 		why += fmt.Sprintf("; the last verification denied it (%s): %s", d.reason, d.message)

@@ -178,7 +178,8 @@ var matches = []struct {
 		m.Propagation = set("Bidirectional")
 		w.container.Mounts = set([]admission.Mount{m})
 	}, `mountPropagation: "Bidirectional" is not allowed`},
-	{"no volumes", volumes("{requireEmpty: true}"), mounts(mount("/a", "emptyDir")), "spec.spec.volumes[0]: not empty ≠ " +
+	{"no volumes", volumes("{requireEmpty: true}"), mounts(mount("/a", "emptyDir")), "spec.spec.volumes[0]: " +
+		"not empty ≠ " +
 		"empty"},
 	{"no volumes, and there are none", volumes("{requireEmpty: true}"), nil, ""},
 	{"volumes are required", volumes("{forbidEmpty: true}"), nil, "spec.spec.volumes[0]: empty is not allowed"},

@@ -52,9 +52,9 @@ func parseStatement(payloadType string, payload []byte, accepted []string) (*sta
 	if !slices.Contains([]string{"https://in-toto.io/Statement/v1", "https://in-toto.io/Statement/v0.1"}, s.Type) {
 		return nil, fmt.Errorf("%w: a statement of type %s", errNotSignature, clean(s.Type))
 	}
-	if len(s.Subject) > maxStatement {
-		return nil, fmt.Errorf("%w: the subjects of a statement have %d bytes; at most %d are read",
-			registry.ErrTooLarge, len(s.Subject), maxStatement)
+	if size := len(payload) - len(s.Predicate); size > maxStatement { // sigstore-go reads what is there twice
+		return nil, fmt.Errorf("%w: a statement has %d bytes beside its predicate; at most %d are read",
+			registry.ErrTooLarge, size, maxStatement)
 	}
 	if err := registry.Bounded(s.Subject); err != nil {
 		return nil, err
@@ -175,7 +175,7 @@ func (r *run) evaluate(ctx context.Context, l *leaf, s *signature) (condition.Re
 		return known.Result, known.err
 	}
 	if s.predicate == nil && s.unread == nil {
-		s.predicate, s.unread = decodePredicate(ctx, s.statement.Predicate)
+		s.unread = s.decode(ctx)
 	}
 	result, err := condition.Result{}, s.unread
 	if err == nil {
@@ -197,9 +197,9 @@ const (
 	predicatePart                        = 350
 )
 
-// decodePredicate returns the predicate of a statement, which is an object.
-func decodePredicate(ctx context.Context, data json.RawMessage) (predicate map[string]any, err error) {
-	parts, depth, inText := 0, 0, false
+// decode reads the predicate of the statement, which is an object. s.end ends what it occupies.
+func (s *signature) decode(ctx context.Context) (err error) {
+	data, parts, depth, inText := s.statement.Predicate, 0, 0, false
 	for i := 0; i < len(data); i++ {
 		switch c := data[i]; {
 		case inText && c == '\\':
@@ -215,17 +215,17 @@ func decodePredicate(ctx context.Context, data json.RawMessage) (predicate map[s
 			depth--
 		}
 		if parts > maxPredicateParts || depth > maxPredicateDepth {
-			return nil, fmt.Errorf("%w: a predicate has more than %d parts, or is nested deeper than %d",
+			return fmt.Errorf("%w: a predicate has more than %d parts, or is nested deeper than %d",
 				registry.ErrTooLarge, maxPredicateParts, maxPredicateDepth)
 		}
 	}
-	if err := registry.Reserve(ctx, int64(parts)*predicatePart); err != nil {
-		return nil, err
+	if s.end, err = registry.Decoding(ctx, int64(parts)*predicatePart); err != nil {
+		return err
 	}
-	if err := json.Unmarshal(data, &predicate); err != nil || predicate == nil {
-		return nil, errors.New("the predicate of the attestation is not an object")
+	if err := json.Unmarshal(data, &s.predicate); err != nil || s.predicate == nil {
+		return errors.New("the predicate of the attestation is not an object")
 	}
-	return predicate, nil
+	return nil
 }
 
 // notMet returns an error that names what was compared, and the condition that is not met. What was seen comes first,

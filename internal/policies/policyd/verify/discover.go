@@ -149,6 +149,9 @@ func (r *run) layers(at place, data []byte) ([]candidate, error) {
 			all = append(all, candidate{place: at, holds: &layer})
 		}
 	}
+	if at.by == byAttTag { // cosign adds the newest one at the end
+		slices.Reverse(all)
+	}
 	return fromBothEnds(all), nil
 }
 

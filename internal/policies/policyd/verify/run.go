@@ -178,6 +178,11 @@ func (r *run) judgeSignature(ctx context.Context, at place, parse func() (*signa
 		r.missed(at, s, func(*leaf) error { return err })
 		return
 	}
+	defer func() {
+		if s.end != nil {
+			s.end()
+		}
+	}()
 	digest := s.digests[i]
 	var signers []string
 	misses := map[*leaf]error{}

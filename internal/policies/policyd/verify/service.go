@@ -76,12 +76,13 @@ type Service struct {
 
 	inFlight *inflight.Group[key, requirement.Report]
 	memory   *semaphore.Weighted
+	decoding *semaphore.Weighted // see registry.Decoding
 }
 
 // NewService returns a service. It asks no registry. The caller must close it.
 func NewService(o ServiceOptions) (*Service, error) {
 	s := &Service{
-		options: o, memory: semaphore.NewWeighted(maxMemory),
+		options: o, memory: semaphore.NewWeighted(maxMemory), decoding: semaphore.NewWeighted(1),
 		results: cache.NewLRUExpireCache(cacheSize), digests: cache.NewLRUExpireCache(cacheSize),
 	}
 	options := registry.Options{HostsDir: o.Config.Registries.HostsDir, Bundles: o.Config.Bundles, Count: o.Requested}
@@ -306,6 +307,7 @@ func (s *Service) share(ctx context.Context, k key, work func(context.Context) (
 		ctx, giveUp := context.WithCancelCause(ctx)
 		defer giveUp(nil)
 		reservation := registry.NewReservation(memoryPerRegistry, turn.Memory, s.memory)
+		reservation.Turn = s.decoding
 		reservation.Busy = func() { giveUp(fmt.Errorf("%w: their large documents take all memory for them", ErrBusy)) }
 		defer reservation.Release()
 		return work(registry.WithReservation(ctx, reservation))

@@ -46,6 +46,7 @@ type signature struct {
 	payloadDigest string         // of the statement
 	predicate     map[string]any // of the statement, decoded when it is needed first
 	unread        error          // why it is not
+	end           func()         // ends the turn to decode it; nil without one
 }
 
 var errNotSignature = errors.New("not a signature of an image")

@@ -127,7 +127,7 @@ func (a answer) unknown(r requirement.Result, ok bool, name imageref.Ref, requir
 	switch r.Reason {
 	case requirement.RegistryUnavailable, requirement.RegistryDenied, requirement.ContentMismatch:
 		return cmp.Or(r.Message, r.Reason)
-	case requirement.SignatureMissing, requirement.AttestationMissing:
+	case requirement.SignatureMissing, requirement.AttestationMissing, requirement.ConditionNotMet:
 		// A registry can answer 404 for a repository that the credential does not allow. That of the image was read.
 		elsewhere := func(s *requirement.Signer) bool { return s.Repository != "" && s.Repository != name.Repository() }
 		if slices.ContainsFunc(required.Signers(), elsewhere) {

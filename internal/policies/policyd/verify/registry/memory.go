@@ -22,6 +22,8 @@ const (
 type Reservation struct {
 	// Busy is called when a wait for memory ends without it, because of other verifications. nil is allowed.
 	Busy func()
+	// Turn has one turn to decode; see Decoding. nil is allowed.
+	Turn *semaphore.Weighted
 
 	budgets []*semaphore.Weighted
 	limit   int64
@@ -63,13 +65,20 @@ func (r *Reservation) grow(ctx context.Context, size int64) error {
 	return nil
 }
 
-// Reserve waits until there is memory for so many bytes beside the largest document that was read. Without a
-// reservation in ctx it does nothing.
-func Reserve(ctx context.Context, bytes int64) error {
-	if r, ok := ctx.Value(reservationKey{}).(*Reservation); ok {
-		return r.grow(ctx, (r.held+bytes)/perByte)
+// Decoding waits for the turn to decode what takes so many bytes beside the document that holds it, and returns how to
+// end the turn. It is the only one of the process; little needs none. Without a reservation in ctx it does not wait.
+func Decoding(ctx context.Context, bytes int64) (end func(), err error) {
+	r, ok := ctx.Value(reservationKey{}).(*Reservation)
+	if !ok || r.Turn == nil || bytes <= free*perByte {
+		return func() {}, nil
 	}
-	return nil
+	if err := r.Turn.Acquire(ctx, 1); err != nil {
+		if r.Busy != nil {
+			r.Busy()
+		}
+		return nil, err
+	}
+	return func() { r.Turn.Release(1) }, nil
 }
 
 type reservationKey struct{}
