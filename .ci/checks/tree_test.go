@@ -48,8 +48,7 @@ func must(t *testing.T, err error) {
 }
 
 // Every line has at most 120 columns; a tab counts as one. In Markdown, code, tables and headings may be longer, and
-// the target of a link is not counted; in Go, generated files, preformatted text and what has no space to break at. The
-// code of tests of the main module may be longer, but not their comments.
+// the target of a link is not counted; in Go, generated files, preformatted text and what has no space to break at.
 func TestLinesHaveAtMost120Columns(t *testing.T) {
 	unbroken := regexp.MustCompile("\\]\\([^()\\s]*\\)|`[^`]{100,}`")
 	long := func(line string) bool { return utf8.RuneCountInString(line) > 120 }
@@ -67,11 +66,10 @@ func TestLinesHaveAtMost120Columns(t *testing.T) {
 			return
 		}
 		free := regexp.MustCompile(`^\s*//(\t|go:|nolint)`)
-		test := regexp.MustCompile(`^internal/testkit/|^(cmd|internal|pkg)/.*_test\.go$`).MatchString(name)
 		for n, line := range strings.Split(text, "\n") {
 			line = strings.TrimSuffix(line, "\r")
 			comment, isComment := strings.CutPrefix(strings.TrimSpace(line), "// ")
-			if long(line) && !free.MatchString(line) && (!test || isComment) && !(isComment && !strings.Contains(comment, " ")) {
+			if long(line) && !free.MatchString(line) && !(isComment && !strings.Contains(comment, " ")) {
 				t.Errorf("%s:%d: longer than 120 columns", name, n+1)
 			}
 		}

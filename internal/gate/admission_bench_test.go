@@ -67,7 +67,8 @@ func BenchmarkAdmission(b *testing.B) {
 		kind := []string{"configmap", "secret", "empty-dir", "projected", "downward-api"}[i%5]
 		config.Mounts = append(config.Mounts, &runtimeapi.Mount{
 			ContainerPath: fmt.Sprintf("/mnt/%d", i),
-			HostPath:      fmt.Sprintf("/var/lib/kubelet/pods/%s/volumes/kubernetes.io~%s/v%d", who.UID, kind, i), Readonly: true,
+			HostPath:      fmt.Sprintf("/var/lib/kubelet/pods/%s/volumes/kubernetes.io~%s/v%d", who.UID, kind, i),
+			Readonly:      true,
 		})
 	}
 	for name, container := range map[string]*runtimeapi.ContainerConfig{"RunPodSandbox": nil, "CreateContainer": config} {
