@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
@@ -57,6 +58,10 @@ policies do not deny it, as far as is known; 2 and 3 as for every command.`,
 	}
 	cmd.PreRunE = func(_ *cobra.Command, args []string) (err error) {
 		request.Image, request.Who = args[0], &adminv1.ExplainRequest_Pod{Pod: &pod}
+		given := []string{pod.GetName(), pod.GetUid(), namespace}
+		if len(slices.DeleteFunc(given, func(s string) bool { return s == "" })) != 1 {
+			return cli.Misused("the verdict depends on the pod", "give one of --pod, --pod-uid and --namespace")
+		}
 		if namespace != "" {
 			request.Who = &adminv1.ExplainRequest_Namespace{Namespace: namespace}
 		}
@@ -66,8 +71,6 @@ policies do not deny it, as far as is known; 2 and 3 as for every command.`,
 		pod.Namespace, pod.Name, err = coordinates("pod", pod.GetName())
 		return err
 	}
-	cmd.MarkFlagsOneRequired("pod", "pod-uid", "namespace")
-	cmd.MarkFlagsMutuallyExclusive("pod", "pod-uid", "namespace")
 	return cli.ShowCommand(c, cmd, cli.OutputFlags(cmd), explain, cli.View.Explanation,
 		func(e *adminv1.ExplainResponse) error { return exitOf(e, request.GetImage()) })
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
@@ -23,7 +24,7 @@ func listing[Q proto.Message, A cli.ListPage](c *cli.Console, cmd *cobra.Command
 ) *cobra.Command {
 	limit := cmd.Flags().Uint("limit", 0, "list `N` entries at most; 0 is all")
 	return cli.ShowCommand(c, cmd, o, func(ctx context.Context, api adminv1.PullRecordsClient, _ []string) (A, error) {
-		answer, count, err := cli.List(ctx, api, int(*limit), request, ask)
+		answer, count, err := cli.List(ctx, api, int(min(*limit, math.MaxInt32)), request, ask)
 		if err == nil && answer.GetNextPageToken() != "" {
 			_, _ = fmt.Fprintf(c.Err, "pullgatectl: there are more than these %d, --limit 0 lists all\n", count)
 		}

@@ -74,7 +74,8 @@ func decide(t *testing.T, table testkit.Decisions, c testkit.Case, profile cripr
 		settings = append(settings, api.settings())
 	}
 	if table.Records[c.Record].Unreadable {
-		t.Skip("pullgated has its facts in memory, and a start removes what cannot be read; pkg/tracker has these cases")
+		t.Skip("a start removes what cannot be read, and nothing is read later; " +
+			"TestStoreThatFailsOpensNothing in pkg/tracker has these cases")
 	}
 	p := prepare(t, r.Endpoint(), settings...)
 	p.store(table, c, profile)

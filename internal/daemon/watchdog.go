@@ -107,6 +107,11 @@ func (w *watchdog) answered(limited context.Context, name string, late bool) boo
 	case err = <-w.open[name]:
 		delete(w.open, name)
 	case <-limited.Done():
+		select {
+		case err = <-w.open[name]: // in the same moment
+			delete(w.open, name)
+		default:
+		}
 	}
 	if late || limited.Err() != nil {
 		return false

@@ -104,6 +104,21 @@ func TestCreateDoesNotRevealWhichImagesArePresent(t *testing.T) {
 	}
 }
 
+// A pod that was refused a container has to prove access, even for an image that its pre-check would show.
+func TestRefusedContainerHidesTheNextPrecheck(t *testing.T) {
+	p, _ := newProxyOfAlice(t, tracker.Options{}, restoring())
+	both := []criproxytest.Image{
+		{ID: id1, Names: []string{app}}, {ID: id2, Names: []string{"repo.test/any:2"}, Restores: id1},
+	}
+	p.runtime.SetImages(both...)
+	bob := p.Pod("bob")
+	p.wantPrecheck(bob, "repo.test/any:2", id2, "pre-check")
+	p.wantCreate(bob, id2, "repo.test/any:2", codes.PermissionDenied, "container that lands on alice's image")
+	p.runtime.SetImages(both...)
+	p.wantPrecheck(bob, "repo.test/any:2", "", "next pre-check")
+	p.wantPrecheck(bob, "repo.test/any:2", id2, "pre-check after that")
+}
+
 // containerd puts a container that is created from a checkpoint image on the image that the checkpoint names, and gives
 // that image the requested name.
 func TestCheckpointImageDoesNotRevealTheImageItNames(t *testing.T) {

@@ -26,7 +26,7 @@ func TestGateBeforeCRIO(t *testing.T) {
 			t.Parallel()
 			arguments := []string{
 				"-test.skip",
-				"^(TestGateBeforeCRIO|TestForwardingThroughTheGateIsTransparent|TestModel.*|Fuzz.*)$",
+				"^(TestGateBeforeCRIO|TestModel.*|Fuzz.*)$",
 			}
 			tests := exec.CommandContext(t.Context(), os.Args[0], arguments...)
 			tests.Env = append(os.Environ(), runtimeVariable+"="+profile.String())

@@ -162,6 +162,12 @@ func TestStoreThatFailsOpensNothing(t *testing.T) {
 	w.close()
 
 	w.want(w.check(pod("bob"), app+":1", img, "alice"), policy.Reverify, policy.RecordUnreadable)
+	rules := w.Rules()
+	lax := rules
+	lax.Policy = testkit.Value(policy.New("NeverVerify", nil))(t)
+	w.SetRules(lax)
+	w.want(w.check(pod("bob"), app+":1", img, "alice"), policy.Reverify, policy.RecordUnreadable)
+	w.SetRules(rules)
 	w.want(w.check(tracker.Pod{UID: "u", Namespace: "kube-system"}, app+":1", img), policy.Allow, policy.ExemptNamespace)
 	w.want(w.check(tracker.Pod{Static: true}, app+":1", img), policy.Allow, policy.ExemptStaticPod)
 	if _, err := w.BeginPull(t.Context(), imageref.New(app+":3"), tracker.Image{}); !errors.Is(err, tracker.ErrNoIntent) {

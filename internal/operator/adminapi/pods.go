@@ -64,6 +64,9 @@ func (s *Server) podImages() (rows []podImage) {
 		for _, p := range s.c.PodSource.Pods() {
 			sourced[p.UID] = true
 			for _, i := range p.Uses {
+				if name, err := imageref.KubeletName(i.Image.String()); err == nil { // as explain takes it
+					i.Image = imageref.New(name)
+				}
 				if !p.Ended {
 					rows = append(rows, podImage{p.Pod, i})
 				}

@@ -240,6 +240,10 @@ func age(d time.Duration) string { return duration.HumanDuration(max(0, d)) }
 // ParseAge reads a positive duration with days and years: 30d, 1y, 3d4h, 90m.
 func ParseAge(s string) (time.Duration, error) {
 	age, err := model.ParseDuration(s)
+	if err != nil {
+		d, invalid := time.ParseDuration(s) // 1.5h
+		age, err = model.Duration(d), invalid
+	}
 	if err != nil || age <= 0 {
 		return 0, fmt.Errorf("%q is not an age; write 30d, 12h or 3d4h", s)
 	}
