@@ -135,7 +135,8 @@ spec:
 }
 
 // verifyAtOnce has images of three registries verified, and compares how much the heap grows.
-func verifyAtOnce(t *testing.T, images int, s *verify.Service, rules *verify.Rules, hash string, h http.Handler, i verify.Image,
+func verifyAtOnce(t *testing.T, images int, s *verify.Service, rules *verify.Rules,
+	hash string, h http.Handler, i verify.Image,
 	most uint64, expected func(requirement.Result) bool,
 ) {
 	t.Helper()
