@@ -43,6 +43,14 @@ func (r *signer) require(key *ecdsa.PrivateKey, teams ...string) {
 	for _, registry := range append(r.registries, r.Private, r.Public) {
 		images = append(images, fmt.Sprintf("%q", registry.Host()+"/"+r.name+"/*"))
 	}
+	r.policy(strings.Join(namespaces, ", "), strings.Join(images, ", "), fmt.Sprintf(`
+      attestors: [{entries: [{keys: {publicKeys: %q}}]}]
+`, sigstoretest.PublicPEM(r.T, key)))
+}
+
+// policy writes the policy of the scenario, for the images and namespaces of two lists in YAML.
+func (r *signer) policy(namespaces, images, required string) {
+	r.Helper()
 	text := fmt.Sprintf(`apiVersion: kyverno.io/v1
 kind: ClusterPolicy
 metadata: {name: signed}
@@ -51,9 +59,7 @@ spec:
   - name: by-the-team
     match: {any: [{resources: {kinds: [Pod], namespaces: [%s]}}]}
     verifyImages:
-    - imageReferences: [%s]
-      attestors: [{entries: [{keys: {publicKeys: %q}}]}]
-`, strings.Join(namespaces, ", "), strings.Join(images, ", "), sigstoretest.PublicPEM(r.T, key))
+    - imageReferences: [%s]`, namespaces, images) + required
 	r.must(os.WriteFile(filepath.Join(r.policies, "signed.yaml"), []byte(text), 0o644))
 	r.hangup()
 }
@@ -115,15 +121,7 @@ func (r *signer) verifications() float64 {
 // team: younger than a time, and without a finding above 8.
 func (r *signer) requireScan(youngerThan time.Duration, team string) {
 	r.Helper()
-	text := fmt.Sprintf(`apiVersion: kyverno.io/v1
-kind: ClusterPolicy
-metadata: {name: signed}
-spec:
-  rules:
-  - name: by-the-team
-    match: {any: [{resources: {kinds: [Pod], namespaces: [%s]}}]}
-    verifyImages:
-    - imageReferences: ["*/%s/*"]
+	r.policy(r.namespace(team), fmt.Sprintf("%q", "*/"+r.name+"/*"), fmt.Sprintf(`
       attestations:
       - predicateType: https://trivy.aquasec.com/scan/v2
         attestors: [{entries: [{keys: {publicKeys: %q}}]}]
@@ -131,9 +129,7 @@ spec:
         - all:
           - {key: "{{ time_since('', timestamp, '') }}", operator: LessThan, value: %v, message: scan it again}
           - {key: "{{ Results[].Vulnerabilities[?Score > `+"`8.0`"+`][] | length(@) }}", operator: Equals, value: 0}
-`, r.namespace(team), r.name, sigstoretest.PublicPEM(r.T, r.key), youngerThan)
-	r.must(os.WriteFile(filepath.Join(r.policies, "signed.yaml"), []byte(text), 0o644))
-	r.hangup()
+`, sigstoretest.PublicPEM(r.T, r.key), youngerThan))
 }
 
 // scan attests a scan of an image that is taken now, with one finding.

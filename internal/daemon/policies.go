@@ -128,21 +128,26 @@ func (p *policies) poll() {
 
 func (p *policies) pollLocked() {
 	set, changed, err := p.watcher.Poll()
-	if !changed && p.waiting != nil && p.compiled(p.waiting) == nil {
-		set, changed = p.waiting, true
-	}
-	if changed {
+	switch waiting := p.waiting; {
+	case changed:
 		p.apply(set, err)
+	case waiting != nil && p.compiled(waiting) == nil:
+		p.waiting = nil
+		p.accept(waiting, nil)
 	}
 }
 
-// apply uses a set that was read, or after an error the last valid one.
+// apply uses a set that was read, unless it has to wait, or after an error the last valid one.
 func (p *policies) apply(set *policyfiles.Set, err error) {
 	if p.waiting = nil; err == nil {
 		if err = p.compiled(set); err != nil {
 			p.waiting = set
 		}
 	}
+	p.accept(set, err)
+}
+
+func (p *policies) accept(set *policyfiles.Set, err error) {
 	p.use(set, err)
 	if p.published != nil {
 		p.published()

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -26,18 +27,19 @@ const (
 	timeNow   = "time_now_utc"
 )
 
-// Functions returns the names of the functions of expressions.
-func Functions() []string {
-	return []string{
-		"contains", "ends_with", "length", "max", "min", "starts_with", timeNow, timeSince, "to_number",
-	}
+// argumentsOf says how many arguments each function of expressions has.
+//
+//nolint:gochecknoglobals // a constant table
+var argumentsOf = map[string]int{
+	"contains": 2, "ends_with": 2, "length": 1, "max": 1, "min": 1, "starts_with": 2, timeNow: 0, timeSince: 3,
+	"to_number": 1,
 }
 
+// Functions returns the names of the functions of expressions.
+func Functions() []string { return slices.Sorted(maps.Keys(argumentsOf)) }
+
 // An expression is a compiled expression.
-type expression struct {
-	text string
-	node parsing.ASTNode
-}
+type expression struct{ node parsing.ASTNode }
 
 func compileExpression(text string) (*expression, error) {
 	if len(text) > maxExpression {
@@ -51,7 +53,7 @@ func compileExpression(text string) (*expression, error) {
 	if err := check(node, &nodes); err != nil {
 		return nil, fmt.Errorf("{{%s}}: %w", text, err)
 	}
-	return &expression{text: text, node: node}, nil
+	return &expression{node}, nil
 }
 
 // syntax returns an error of the parser with its place as a number of characters; the parser draws it in a second line.
@@ -75,11 +77,11 @@ func check(n parsing.ASTNode, nodes *int) error {
 	switch n.NodeType { //nolint:exhaustive // the default is for the others
 	case parsing.ASTFunctionExpression:
 		name, _ := n.Value.(string)
-		if !slices.Contains(Functions(), name) {
+		switch want, ok := argumentsOf[name]; {
+		case !ok:
 			return fmt.Errorf("there is no function %s; use one of %s", name, strings.Join(Functions(), ", "))
-		}
-		if err := arguments(name, n.Children); err != nil {
-			return err
+		case len(n.Children) != want:
+			return fmt.Errorf("the function %s has %d arguments; must have %d", name, len(n.Children), want)
 		}
 	case parsing.ASTLiteral:
 		switch n.Value.(type) {
@@ -100,18 +102,6 @@ func check(n parsing.ASTNode, nodes *int) error {
 		if err := check(c, nodes); err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// arguments checks how many arguments a function has, so that a wrong number is an error of the file.
-func arguments(name string, given []parsing.ASTNode) error {
-	want := map[string]int{
-		"contains": 2, "ends_with": 2, "length": 1, "max": 1, "min": 1, "starts_with": 2, timeNow: 0, timeSince: 3,
-		"to_number": 1,
-	}[name]
-	if len(given) != want {
-		return fmt.Errorf("the function %s has %d arguments; must have %d", name, len(given), want)
 	}
 	return nil
 }
@@ -142,14 +132,8 @@ func run(node parsing.ASTNode, data any, now time.Time) (v any, err error) {
 			v, err = nil, errors.New("a function cannot be applied to the value")
 		}
 	}()
-	var known []functions.FunctionEntry
-	for _, f := range functions.GetDefaultFunctions() {
-		if slices.Contains(Functions(), f.Name) {
-			known = append(known, f)
-		}
-	}
 	text := functions.ArgSpec{Types: []functions.JpType{functions.JpString}}
-	known = append(known,
+	known := append(functions.GetDefaultFunctions(), // check has refused those that argumentsOf does not have
 		functions.FunctionEntry{Name: timeNow, Handler: func([]any) (any, error) {
 			return now.UTC().Format(time.RFC3339), nil
 		}},

@@ -35,14 +35,11 @@ func (c *checker) PredicateType(at *field.Path, text *string) string {
 	switch long, ok := predicateTypes[*text]; {
 	case ok:
 		return long
-	case *text == signatureType:
+	case *text == requirement.SignatureType:
 		c.Invalid(at, *text, "is the type of a signature; write who must sign in attestors of the rule")
 	}
 	return *text
 }
-
-// signatureType is the predicate type of a signature; see package verify.
-const signatureType = "https://sigstore.dev/cosign/sign/v1"
 
 type kyvernoAttestation struct {
 	strictyaml.Written
@@ -71,9 +68,10 @@ func rewriteAttestation(m *strictyaml.Mapping) {
 }
 
 // attestations returns what each attestation of a rule requires. An attestation without attestors of its own is by
-// those of the rule.
-func (c *kyvernoCompiler) attestations(below *field.Path, v *kyvernoVerification, repository string) []requirementNode {
-	var nodes []requirementNode
+// those of the rule, which signed has unless there are none.
+func (c *kyvernoCompiler) attestations(below *field.Path, v *kyvernoVerification, repository string,
+	signed []requirementNode,
+) (nodes []requirementNode) {
 	list := below.Child(v.Written.Name("attestations"))
 	for i := range v.Attestations {
 		a, at := &v.Attestations[i], list.Index(i)
@@ -90,16 +88,17 @@ func (c *kyvernoCompiler) attestations(below *field.Path, v *kyvernoVerification
 				c.Required(at, "must have all or any, with at least one condition")
 			}
 		}
-		by, from := a.Attestors, at.Child("attestors")
-		if len(by) == 0 {
-			by, from = v.Attestors, below.Child("attestors")
-		}
-		if len(by) == 0 {
+		var by requirement.Requirement
+		switch {
+		case len(a.Attestors) > 0:
+			by = c.attestors(at.Child("attestors"), a.Attestors, repository)
+		case len(signed) > 0:
+			by = signed[0].Requirement
+		default:
 			c.Required(at.Child("attestors"), "must say who signs the attestation, here or in attestors of the rule")
 			continue
 		}
-		signed := c.attestors(from, by, repository)
-		nodes = append(nodes, requirementNode{Requirement: signed.Attesting(s), At: at})
+		nodes = append(nodes, requirementNode{Requirement: by.Attesting(s), At: at})
 	}
 	return nodes
 }

@@ -201,7 +201,7 @@ func (c *kyvernoCompiler) verification(at *field.Path, v *kyvernoVerification, o
 		signed := c.attestors(at.Child("attestors"), v.Attestors, repository)
 		nodes = append(nodes, requirementNode{Requirement: signed, At: at.Child("attestors")})
 	}
-	if nodes = append(nodes, c.attestations(at, v, repository)...); len(nodes) > 0 {
+	if nodes = append(nodes, c.attestations(at, v, repository, nodes)...); len(nodes) > 0 {
 		out.Requirement = new(requirement.AtLeast(len(nodes), c.Distinct(nodes)...))
 	}
 	hasEffect := out.Requirement != nil || out.RequireDigest || out.Default != requirement.NoDefault

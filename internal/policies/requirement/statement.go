@@ -6,6 +6,9 @@ import (
 	"strings"
 )
 
+// SignatureType is the predicate type of a statement which says that an image is signed, and nothing else about it.
+const SignatureType = "https://sigstore.dev/cosign/sign/v1"
+
 // A Statement is what an attestation must say: an in-toto statement about the image with a predicate that meets
 // conditions.
 type Statement struct {

@@ -46,7 +46,7 @@ func parseStatement(payloadType string, payload []byte, accepted []string) (*sta
 	if err := json.Unmarshal(payload, s); err != nil || payloadType != bundle.IntotoMediaType {
 		return nil, fmt.Errorf("%w: its payload is not a statement", errNotSignature)
 	}
-	if s.PredicateType != predicateType && !slices.Contains(accepted, s.PredicateType) {
+	if s.PredicateType != requirement.SignatureType && !slices.Contains(accepted, s.PredicateType) {
 		return nil, fmt.Errorf("%w: an attestation of type %s", errNotSignature, clean(s.PredicateType))
 	}
 	if !slices.Contains([]string{"https://in-toto.io/Statement/v1", "https://in-toto.io/Statement/v0.1"}, s.Type) {
@@ -130,7 +130,7 @@ var errOther = errors.New("not what is required")
 
 // is returns an error if a signature is not of what the leaf requires.
 func (l *leaf) is(s *signature) error {
-	want, got := predicateType, predicateType
+	want, got := requirement.SignatureType, requirement.SignatureType
 	if l.signed.Statement != nil {
 		want = l.signed.Statement.PredicateType
 	}
@@ -140,9 +140,9 @@ func (l *leaf) is(s *signature) error {
 	switch {
 	case want == got:
 		return nil
-	case want == predicateType:
+	case want == requirement.SignatureType:
 		return fmt.Errorf("%w: an attestation of type %s", errNotSignature, clean(got))
-	case got == predicateType:
+	case got == requirement.SignatureType:
 		return fmt.Errorf("%w: a signature, and not an attestation", errOther)
 	}
 	return fmt.Errorf("%w: an attestation of type %s", errOther, clean(got))

@@ -86,7 +86,7 @@ func (r *run) referrers(ctx context.Context, repository, digest string) ([]candi
 	for _, d := range list {
 		rank := 1
 		switch predicate := d.Annotations[predicateAnnotation]; {
-		case predicate == predicateType, slices.Contains(r.accepted, predicate):
+		case predicate == requirement.SignatureType, slices.Contains(r.accepted, predicate):
 			rank = 0
 		case predicate != "":
 			rank = 2

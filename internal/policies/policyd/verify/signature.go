@@ -32,9 +32,6 @@ import (
 	"github.com/pullgate/pullgate/internal/policies/policyd/verify/registry"
 )
 
-// predicateType is that of a statement which says that an image is signed, and nothing else about it.
-const predicateType = "https://sigstore.dev/cosign/sign/v1"
-
 type signature struct {
 	digests     []string          // what it is about. They are of the bytes that are signed
 	certificate *x509.Certificate // nil if it is made with a key
