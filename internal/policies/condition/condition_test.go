@@ -3,6 +3,7 @@ package condition_test
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -298,6 +299,11 @@ func TestCompileRefuses(t *testing.T) {
 		if errs == nil || !strings.Contains(errs.ToAggregate().Error(), want) {
 			t.Errorf("%s: %v; want %s", text, errs, want)
 		}
+	}
+	many := conditions(t, "all", slices.Repeat([]string{`{key: "{{ a }}", operator: Equals, value: x}`}, 51)...)
+	if _, errs := condition.Compile(many, field.NewPath("conditions")); len(errs) != 1 ||
+		!strings.Contains(errs[0].Error(), "must have at most 50 items") {
+		t.Errorf("51 conditions: %v", errs)
 	}
 	if _, errs := condition.Compile([]requirement.Conditions{{}}, field.NewPath("conditions")); len(errs) != 1 {
 		t.Errorf("an empty block: %v", errs)

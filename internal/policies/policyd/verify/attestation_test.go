@@ -245,6 +245,40 @@ func TestAttestationsAreReadOnce(t *testing.T) {
 	}
 }
 
+// The newest attestation of the older form, which cosign adds at the end, decides how long the result counts.
+func TestNewestAttestationIsReadFirst(t *testing.T) {
+	key := sigstoretest.NewKey(t)
+	m, i := withImage(t)
+	for _, age := range []time.Duration{23 * time.Hour, 20 * time.Hour, time.Hour} {
+		scan{age: age}.attach(t, m, i.index, key, true)
+	}
+	if left := time.Until(newCheck(m, i, attestedBy(t, key)).result(t).Until); left < 22*time.Hour {
+		t.Errorf("counts for %v; want the 23 hours of the newest scan", left)
+	}
+}
+
+// Large attestations by others do not take all the time that there is.
+func TestFewLargeAttestationsAreRead(t *testing.T) {
+	key, other := sigstoretest.NewKey(t), sigstoretest.NewKey(t)
+	for n, want := range map[int]string{8: requirement.SignatureInvalid, 9: requirement.LimitExceeded} {
+		m, i := withImage(t)
+		for k := range n {
+			scan{age: time.Hour, padding: 300<<10 + k}.attach(t, m, i.index, other, false)
+		}
+		expect(t, newCheck(m, i, attestedBy(t, key)).result(t), want)
+	}
+}
+
+// Subjects are bounded, also those that a second list hides.
+func TestSubjectsOfAnAttestationAreBounded(t *testing.T) {
+	key := sigstoretest.NewKey(t)
+	m, i := withImage(t)
+	payload := string(scan{age: time.Hour}.payload(t, i.index))
+	hidden := `{"subject":[` + strings.Repeat(`{"digest":{}},`, 20_000) + `{}],` + payload[1:]
+	m.attach(t, i.index, sigstoretest.BundleJSON(t, sigstoretest.KeyBundle(t, key, []byte(hidden))), nil)
+	expect(t, newCheck(m, i, attestedBy(t, key)).result(t), "LIMIT_EXCEEDED; beside its predicate")
+}
+
 // Predicates that are large, deep or many end in bounded time and memory.
 func TestHostilePredicates(t *testing.T) {
 	key := sigstoretest.NewKey(t)

@@ -3,6 +3,14 @@ package verify
 // IsTimestamp is exported for a test of what costs nothing but time.
 func IsTimestamp(data []byte) (bool, error) { return isTimestamp(data) }
 
+// TakeDecoding takes the turn to decode a predicate, and returns how to give it back.
+func (s *Service) TakeDecoding() (release func()) {
+	if !s.decoding.TryAcquire(1) {
+		panic("the turn is taken")
+	}
+	return func() { s.decoding.Release(1) }
+}
+
 // TakeMemory takes the memory for large documents, and returns how to give it back.
 func (s *Service) TakeMemory() (release func()) {
 	if !s.memory.TryAcquire(maxMemory) {

@@ -104,6 +104,17 @@ func TestMemoryOfLargeAttestations(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
+	s, rules, hash, h, image := largeAttestations(t, config.DefaultPolicyd())
+	verifyAtOnce(t, 8, s, rules, hash, h, image, 160<<20,
+		func(r requirement.Result) bool { return r.Reason == requirement.ConditionNotMet })
+}
+
+// largeAttestations returns a service, and an image with an attestation of the largest size and number of parts that is
+// signed as the policy requires.
+func largeAttestations(t *testing.T, c config.Policyd) (
+	s *verify.Service, rules *verify.Rules, hash string, h http.Handler, i verify.Image,
+) {
+	t.Helper()
 	key := sigstoretest.NewKey(t)
 	policy := `apiVersion: kyverno.io/v1
 kind: ClusterPolicy
@@ -121,8 +132,9 @@ spec:
         conditions: [{all: [{key: "{{ list[?@ == 'x'][] | length(@) }}", operator: Equals, value: 1}]}]
 `
 	log := ktesting.NewLogger(t, ktesting.NewConfig())
-	s, rules, all := newService(t, verify.ServiceOptions{Config: config.DefaultPolicyd(), Log: log}, policy)
-	h, manifest, image := withBundles(func(manifest string) (statement, signature []byte) {
+	s, rules, all := newService(t, verify.ServiceOptions{Config: c, Log: log}, policy)
+	var manifest, image string
+	h, manifest, image = withBundles(func(manifest string) (statement, signature []byte) {
 		const kind = "application/vnd.in-toto+json"
 		payload := `{"_type":"https://in-toto.io/Statement/v1","predicateType":"` + scanType +
 			`","subject":[{"digest":{"sha256":"` +
@@ -130,8 +142,7 @@ spec:
 			strings.TrimSuffix(strings.Repeat(`{"":"`+strings.Repeat("x", 60)+`"},`, 59_000), ",") + `]}}`
 		return []byte(payload), sigstoretest.Sign(t, key, dsse.PAE(kind, []byte(payload)))
 	})
-	verifyAtOnce(t, 8, s, rules, all.Rules()[0].Hash, h, verify.Image{ID: image, Digests: []string{manifest}}, 160<<20,
-		func(r requirement.Result) bool { return r.Reason == requirement.ConditionNotMet })
+	return s, rules, all.Rules()[0].Hash, h, verify.Image{ID: image, Digests: []string{manifest}}
 }
 
 // verifyAtOnce has images of three registries verified, and compares how much the heap grows.
@@ -199,5 +210,20 @@ func TestWaitForMemoryIsNoAnswer(t *testing.T) {
 	defer s.TakeMemory()()
 	if report, err := s.Verify(t.Context(), rules, r); !errors.Is(err, verify.ErrBusy) {
 		t.Errorf("Verify without memory = %+v, %v; want ErrBusy", report.Results, err)
+	}
+}
+
+// One predicate is decoded at a time, and a wait for the turn is no answer either.
+func TestWaitToDecodeIsNoAnswer(t *testing.T) {
+	c := config.DefaultPolicyd()
+	c.Limits.Time = "2s"
+	s, rules, hash, h, image := largeAttestations(t, c)
+	server := httptest.NewServer(h)
+	defer server.Close()
+	image.Name = imageref.New(server.Listener.Addr().String() + "/app:1")
+	defer s.TakeDecoding()()
+	r := verify.Request{Image: image, Requirements: []string{hash}}
+	if report, err := s.Verify(t.Context(), rules, r); !errors.Is(err, verify.ErrBusy) {
+		t.Errorf("Verify without the turn = %+v, %v; want ErrBusy", report.Results, err)
 	}
 }

@@ -421,6 +421,13 @@ func TestResultsAreCached(t *testing.T) {
 		check("signed now", "Admit key", 5, 4)
 		time.Sleep(2 * time.Hour)
 		check("after two hours", "Admit key", 6, 5)
+		result.Until = time.Now().Add(2*time.Hour + 10*time.Minute)
+		time.Sleep(2 * time.Hour)
+		check("with an attestation", "Admit key", 7, 6)
+		time.Sleep(9 * time.Minute)
+		check("before it may be too old", "Admit key", 7, 7)
+		time.Sleep(2 * time.Minute)
+		check("after that", "Admit key", 8, 8)
 	})
 }
 
