@@ -257,6 +257,35 @@ func TestHTTPSReadsCertificatesAgain(t *testing.T) {
 	}
 }
 
+// One process serves the API servers of two clusters, each with a CA of its own. Pods of the same UID, namespace and
+// name are judged apart.
+func TestOneWebhookForTwoClusters(t *testing.T) {
+	ca, one, two := newAuthority(t), newAuthority(t), newAuthority(t)
+	p := prepareWith(t, serveBackend(t, func(_ string, s imagepolicyv1alpha1.ImageReviewSpec) verdict {
+		return &imagepolicyv1alpha1.ImageReviewStatus{Allowed: s.Containers[0].Image == "scanned:1", Reason: "not scanned"}
+	}))
+	p.https(issue(t, ca))
+	p.write("ca.crt", string(one.PEM())+string(two.PEM()))
+	p.config.HTTPS.ClientCAFile = p.path("ca.crt")
+	p.write("policies/no-host-network.yaml", noHostNetwork)
+	p.start()
+	scanned, other := `{"containers":[{"name":"c","image":"scanned:1"}]`, `{"containers":[{"name":"c","image":"other:1"}]`
+	for cluster, tc := range map[*testkit.Authority][]struct{ spec, want string }{
+		one: {{scanned + "}", `"allowed":true`}, {scanned + `,"hostNetwork":true}`, "no-host-network"}},
+		two: {{other + "}", "not scanned"}, {scanned + "}", `"allowed":true`}},
+	} {
+		cert := testkit.Value(issue(t, cluster).TLS())(t)
+		for _, pod := range tc {
+			client := &tls.Config{RootCAs: ca.Pool(), Certificates: []tls.Certificate{cert}}
+			body := strings.NewReader(admissionReview("team", false, pod.spec))
+			code, text, err := p.post(client, webhook.ValidatePath, body)
+			if err != nil || code != http.StatusOK || !strings.Contains(text, pod.want) {
+				t.Errorf("%s: %d %s, %v; want %s", pod.spec, code, text, err, pod.want)
+			}
+		}
+	}
+}
+
 func TestHTTPSClientCertificates(t *testing.T) {
 	ca, one, two := newAuthority(t), newAuthority(t), newAuthority(t) // of two clusters
 	p := prepare(t)
