@@ -320,12 +320,6 @@ func TestEndorsedIsOfTheLastWrite(t *testing.T) {
 
 func TestTenThousandEndorsementsAreSmall(t *testing.T) {
 	path, pairs := endorsedStore(t, benchEndorsements)
-	heap := func() int64 {
-		var m runtime.MemStats
-		runtime.GC()
-		runtime.ReadMemStats(&m)
-		return int64(m.HeapAlloc)
-	}
 	before := heap()
 	s, _ := open(t, path, records.Options{KeyExists: true})
 	for _, p := range pairs {
